@@ -1,0 +1,58 @@
+// What every engine header starts from: integer names, the function qualifier, and the ISA namespace.
+//
+// The engine compiles with a host compiler and with NVRTC, so it includes no standard header. Each CPU
+// instruction set is built from the same sources with different compiler flags; all that has a function
+// body therefore lives in an inline namespace named after the ISA, so that the linker can never pick an
+// AVX-512 copy of an inline function for an older machine. Plain data (no function bodies) lives in
+// `raddle` itself: it crosses from the host side into the kernels.
+#pragma once
+
+#if defined(__CUDACC_RTC__) || defined(__CUDACC__)
+#define RADDLE_FN __host__ __device__ __forceinline__
+#else
+#define RADDLE_FN inline __attribute__((always_inline))
+#endif
+
+#ifndef RADDLE_ISA
+#define RADDLE_ISA host
+#endif
+
+#define RADDLE_ENGINE_BEGIN \
+  namespace raddle {        \
+  inline namespace RADDLE_ISA {
+#define RADDLE_ENGINE_END \
+  }                       \
+  }
+
+namespace raddle {
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using i32 = int;
+using u32 = unsigned int;
+using i64 = long;  // LP64: the same type as std::int64_t on every supported platform
+using u64 = unsigned long;
+static_assert(sizeof(i64) == 8 && sizeof(i32) == 4, "Raddle needs an LP64 platform");
+
+}  // namespace raddle
+
+RADDLE_ENGINE_BEGIN
+
+template <class T>
+RADDLE_FN constexpr T min(T a, T b) {
+  return b < a ? b : a;
+}
+template <class T>
+RADDLE_FN constexpr T max(T a, T b) {
+  return a < b ? b : a;
+}
+template <class T>
+RADDLE_FN constexpr T ceil_div(T a, T b) {
+  return (a + b - 1) / b;
+}
+template <class T>
+RADDLE_FN constexpr T round_up(T a, T b) {
+  return ceil_div(a, b) * b;
+}
+
+RADDLE_ENGINE_END

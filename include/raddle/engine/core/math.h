@@ -1,0 +1,115 @@
+// Elementary functions that inline and vectorise: straight-line code, no tables, no branches, the same
+// operations in the same order on every backend (compile with floating-point contraction off).
+//
+// Errors stated are maxima measured over the range by tests/cpp/math_test.cpp.
+#pragma once
+
+#include "raddle/engine/core/dtype.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace math {
+
+constexpr float infinity = __builtin_huge_valf();
+constexpr float log2e = 1.44269504088896340736f;
+constexpr float ln2 = 0.69314718055994530942f;
+
+RADDLE_FN float abs(float x) { return bits_to_float(float_to_bits(x) & 0x7fffffffu); }
+
+/// 2^(n + f) for an integer n given as `n + 1.5·2^23` and |f| <= 1/2 (Cephes' polynomial of degree 6).
+RADDLE_FN float exp2_split(float shifted_n, float f) {
+  float p = 1.535336188e-4f;
+  p = p * f + 1.339887440e-3f;
+  p = p * f + 9.618437358e-3f;
+  p = p * f + 5.550332471e-2f;
+  p = p * f + 2.402264791e-1f;
+  p = p * f + 6.931472029e-1f;
+  p = p * f + 1.0f;
+  return bits_to_float(float_to_bits(p) + (float_to_bits(shifted_n) << 23));
+}
+
+/// Adding this leaves the nearest integer in the low mantissa bits (|x| < 2^22).
+constexpr float round_shift = 12582912.0f;  // 1.5·2^23
+
+/// 2^x, 2 ulp on [-126, 128); 0 below -126 and at -inf; +inf from 128 on; NaN stays NaN.
+RADDLE_FN float exp2(float x) {
+  const float clamped = x < -127.0f ? -127.0f : x > 128.0f ? 128.0f : x;
+  const float shifted = clamped + round_shift;
+  const float r = exp2_split(shifted, clamped - (shifted - round_shift));
+  return x != x ? x : x < -126.0f ? 0.0f : x >= 128.0f ? infinity : r;
+}
+
+/// e^x, 2 ulp; same edges as exp2. The reduction keeps ln 2 in two parts, so the error does not grow with |x|.
+RADDLE_FN float exp(float x) {
+  const float t = x * log2e;
+  const float shifted = (t < -127.0f ? -127.0f : t > 128.0f ? 128.0f : t) + round_shift;
+  const float n = shifted - round_shift;
+  const float f = ((x - n * 0.693359375f) + n * 2.12194440e-4f) * log2e;
+  const float r = exp2_split(shifted, f < -1.0f ? -1.0f : f > 1.0f ? 1.0f : f);
+  return x != x ? x : t < -126.0f ? 0.0f : t >= 128.0f ? infinity : r;
+}
+
+/// log2(x) for x > 0 (normal numbers), about 1 ulp of the result away from 1; -inf at 0.
+RADDLE_FN float log2(float x) {
+  const u32 u = float_to_bits(x) - 0x3f3504f3u;  // sqrt(1/2): mantissas in [sqrt(1/2), sqrt(2))
+  const float e = static_cast<float>(static_cast<i32>(u) >> 23);
+  const float m = bits_to_float((u & 0x007fffffu) + 0x3f3504f3u);
+  const float t = (m - 1.0f) / (m + 1.0f);
+  const float t2 = t * t;
+  float p = 0.3205989f;
+  p = p * t2 + 0.4121985f;
+  p = p * t2 + 0.5770780f;
+  p = p * t2 + 0.9617967f;
+  p = p * t2 + 2.8853900f;
+  const float r = e + t * p;
+  return x == 0.0f ? -infinity : x == infinity ? x : r;
+}
+
+RADDLE_FN float log(float x) { return log2(x) * ln2; }
+
+/// tanh(x), 3 ulp: an odd polynomial below 0.625, 1 - 2/(e^2x + 1) above.
+RADDLE_FN float tanh(float x) {
+  const float a = abs(x);
+  const float x2 = x * x;
+  float p = -5.70498872745e-3f;
+  p = p * x2 + 2.06390887954e-2f;
+  p = p * x2 - 5.37397155531e-2f;
+  p = p * x2 + 1.33314422036e-1f;
+  p = p * x2 - 3.33332819422e-1f;
+  const float small = x + x * (x2 * p);
+  const float bounded = a > 9.0f ? 9.0f : a;
+  const float large = 1.0f - 2.0f / (exp2(bounded * (2.0f * log2e)) + 1.0f);
+  const float sign_large = x < 0.0f ? -large : large;
+  return a < 0.625f ? small : x != x ? x : sign_large;
+}
+
+/// 1 / (1 + e^-x).
+RADDLE_FN float sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }
+
+struct SinCos {
+  float sin, cos;
+};
+
+/// Sine and cosine of `turn / 2^32` full turns: the phase is an integer, so its reduction is exact.
+RADDLE_FN SinCos sincos_turns(u32 turn) {
+  // The nearest quarter turn picks the quadrant; the rest lies in [-1/8, 1/8) turns.
+  const u32 quadrant = (turn + 0x20000000u) >> 30;
+  const float y = static_cast<float>(static_cast<i32>(turn - (quadrant << 30))) * 1.46291807926716e-9f;  // 2π / 2^32
+  const float y2 = y * y;
+  float s = -1.9515295891e-4f;
+  s = s * y2 + 8.3321608736e-3f;
+  s = s * y2 - 1.6666654611e-1f;
+  s = y + y * (y2 * s);
+  float c = 2.443315711809948e-5f;
+  c = c * y2 - 1.388731625493765e-3f;
+  c = c * y2 + 4.166664568298827e-2f;
+  c = (1.0f - 0.5f * y2) + (y2 * y2) * c;
+  const bool swap = (quadrant & 1u) != 0u;
+  const float a = swap ? c : s;
+  const float b = swap ? s : c;
+  return SinCos{(quadrant & 2u) != 0u ? -a : a, ((quadrant + 1u) & 2u) != 0u ? -b : b};
+}
+
+}  // namespace math
+
+RADDLE_ENGINE_END

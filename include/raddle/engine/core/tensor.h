@@ -1,0 +1,31 @@
+// Strided views. Offsets are 64-bit: a KV pool may hold more than 2^31 elements.
+#pragma once
+
+#include "raddle/engine/core/config.h"
+
+namespace raddle {
+
+/// A captured tensor of a variant: contiguous, with its extents, as a member of the variant's struct.
+template <class T, i32 rank>
+struct Tensor {
+  T* data;
+  i32 extent[rank];
+};
+
+/// Rows of heads: element (row, head, d) lies at data[row * row_stride + head * head_stride + d].
+struct RowsView {
+  void* data;
+  i64 row_stride;   ///< in elements
+  i64 head_stride;  ///< in elements
+};
+
+/// A pool of KV blocks: element (block, offset, head, d) at block * block_stride + offset * row_stride +
+/// head * head_stride + d, in elements. Ragged tensors are pools whose blocks are one row high.
+struct PoolView {
+  const void* data;
+  i64 block_stride;
+  i64 row_stride;
+  i64 head_stride;
+};
+
+}  // namespace raddle

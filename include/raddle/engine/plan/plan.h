@@ -1,0 +1,120 @@
+// A plan as the kernels read it: query tiles, their coverage runs, work items in queues, and how partial
+// states come together. Plain data; `plan/` makes it, `kernel/` consumes it.
+//
+// Work. A query tile (rows of one group, the heads of a KV head fused into rows) times a KV head times a
+// span of columns is a work item. Each worker has a queue of them.
+//
+// Contraction. An item of an unsplit tile on a single-level layout writes its final output (writethrough).
+// All others store a partial state. The chunks of one (tile, head) lie in the state buffer one after
+// another, `num_rows` rows each, in chunk order. A contraction composes all partial states of one query
+// tile of the last level: its own chunks and, in a cascade, the rows that tiles of earlier levels hold of
+// it, level by level, chunk by chunk. Each finished item counts up every contraction that depends on it;
+// whoever brings the counter to `expected` composes and resets it.
+#pragma once
+
+#include "raddle/engine/core/row.h"
+
+namespace raddle {
+
+/// Tq fused rows by Tkv keys.
+struct TileShape {
+  i32 rows;
+  i32 keys;
+};
+
+/// Columns [begin, end) of which a query tile keeps some (partial) or all (full) pairs. Both ends are
+/// multiples of the shape's `keys`, but for the end of the list.
+struct Run {
+  i32 begin;
+  i32 end;
+  Coverage kind;
+};
+
+struct QueryTile {
+  i32 level;
+  i32 group;
+  i32 row_begin;  ///< first fused row in the group: row · group_size + head
+  i32 num_rows;   ///< fused rows
+  i32 shape;      ///< index into PlanView::shapes
+  i32 run_begin;
+  i32 run_end;
+  i32 split;           ///< index of KV head 0's Split; -1: every head is written through
+  i32 dependents_begin;  ///< contractions that wait for this tile: a range of PlanView::dependents
+  i32 dependents_end;
+};
+
+struct WorkItem {
+  i32 query_tile;
+  i32 kv_head;
+  i32 col_begin;    ///< columns [col_begin, col_end), cut at multiples of the shape's `keys`; may be empty
+  i32 col_end;
+  i32 partial_row;  ///< first row of its partial state in the state buffer; -1: writethrough
+};
+
+/// The partial states of one (query tile, KV head); num_chunks is 0 where that head is written through.
+struct Split {
+  i32 partial_row;
+  i32 num_chunks;
+};
+
+/// Rows [row, row + num_rows) of a query tile are rows [dst_row, …) of the contracted tile.
+struct Source {
+  i32 query_tile;
+  i32 row;
+  i32 dst_row;
+  i32 num_rows;
+};
+
+struct Contraction {
+  i32 query_tile;  ///< of the last level: the rows whose output it writes
+  i32 source_begin;
+  i32 source_end;
+};
+
+enum class Schedule : i32 { automatic, linear, algorithm1, one_per_request };
+
+struct PlanView {
+  i32 num_workers;
+  i32 num_kv_heads;
+  i32 group_size;
+  i32 num_query_tiles;
+  i32 num_runs;
+  i32 num_items;
+  i32 num_splits;
+  i32 num_contractions;
+  i32 num_sources;
+  i32 num_dependents;
+  i32 num_partial_rows;  ///< rows of the state buffer in use
+  TileShape shapes[2];   ///< short queries, long queries
+  const QueryTile* query_tiles;
+  const Run* runs;
+  const WorkItem* items;
+  const i32* queue_indptr;  ///< [num_workers + 1] into items
+  const Split* splits;
+  const Contraction* contractions;
+  const i32* expected;    ///< [num_contractions · num_kv_heads] items a contraction waits for; 0: none needed
+  const Source* sources;
+  const i32* dependents;  ///< contraction numbers
+};
+
+/// Integer costs in units of 1/16 ns or whatever the tile rates were measured in: only ratios matter.
+struct CostModel {
+  i32 per_item;        ///< starting a work item: loading and transforming queries, storing the result
+  i32 per_item_row;    ///< the same, a fused row
+  i32 per_tile;        ///< a KV tile's share that does not depend on the query rows (loading K and V)
+  i32 per_tile_row;    ///< a KV tile's share a fused row
+  i32 per_merge_row;   ///< storing and composing one row of a partial state
+};
+
+struct PlanConfig {
+  i32 num_workers;
+  i32 num_kv_heads;
+  i32 group_size;
+  TileShape shapes[2];
+  CostModel costs[2];  ///< of each shape
+  Schedule schedule;
+  bool batch_invariant;
+  i32 invariant_chunk;  ///< batch-invariant mode cuts KV at absolute multiples of this many columns
+};
+
+}  // namespace raddle

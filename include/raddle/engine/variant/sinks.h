@@ -1,0 +1,15 @@
+// Attention sinks (gpt-oss): a learned logit a query head, a key without value in the softmax's denominator.
+#pragma once
+
+#include "raddle/engine/variant/contract.h"
+
+RADDLE_ENGINE_BEGIN
+
+struct Sinks {
+  Tensor<const float, 1> logit;  ///< [Hq]
+
+  RADDLE_FN float sink(const Row& r) const { return logit.data[r.q_head]; }
+};
+RADDLE_VARIANT(Sinks, "sinks", RADDLE_RUN_MEMBER(Sinks, logit));
+
+RADDLE_ENGINE_END

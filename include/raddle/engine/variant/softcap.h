@@ -1,0 +1,15 @@
+// Logit soft capping (Gemma 2): s -> cap · tanh(s / cap).
+#pragma once
+
+#include "raddle/engine/variant/contract.h"
+
+RADDLE_ENGINE_BEGIN
+
+struct SoftCap {
+  float cap;
+
+  RADDLE_FN float logits(float s, const Row&, const Key&) const { return cap * math::tanh(s / cap); }
+};
+RADDLE_VARIANT(SoftCap, "softcap", RADDLE_RUN_MEMBER(SoftCap, cap));
+
+RADDLE_ENGINE_END
