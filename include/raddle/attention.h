@@ -1,0 +1,138 @@
+// Raddle's public C++ API: a spec, an Attention made from it, plans, runs.
+//
+//   raddle::AttentionSpec spec;
+//   spec.num_qo_heads = 32; spec.num_kv_heads = 8; spec.head_dim_qk = spec.head_dim_vo = 128;
+//   spec.variant = {raddle::causal()};
+//   raddle::Attention attention(spec);
+//   auto plan = attention.plan(raddle::paged_kv(args));
+//   attention.run(*plan, run_args);     // once a layer; a plan serves all layers
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "raddle/engine/plan/plan.h"
+#include "raddle/layout.h"
+#include "raddle/tensor.h"
+#include "raddle/variant.h"
+
+namespace raddle {
+
+struct AttentionSpec {
+  i32 num_qo_heads = 1;
+  i32 num_kv_heads = 1;
+  i32 head_dim_qk = 128;  ///< a multiple of 8, at most 256
+  i32 head_dim_vo = 128;
+  DType dtype = DType::bfloat16;    ///< of Q, K, V and O
+  std::vector<Variant> variant;     ///< empty: plain attention
+  std::optional<float> scale;       ///< softmax scale; default 1/√head_dim_qk
+  bool batch_invariant = false;
+
+  i32 group_size() const { return num_qo_heads / num_kv_heads; }
+  float softmax_scale() const;
+};
+
+using Params = std::map<std::string, MemberValue>;  ///< "softcap.cap" -> value
+
+struct PlanOptions {
+  i32 num_workers = 0;  ///< 0: the worker pool's threads
+  Schedule schedule = Schedule::automatic;
+  Params params;        ///< plan members that differ from the spec's ("window.left")
+};
+
+/// Maxima of a batch, one set for everything that is sized ahead.
+struct Maxima {
+  i32 max_requests = 1;
+  i64 max_qo_tokens = 1;
+  i64 max_kv_tokens = 1;
+  i32 max_levels = 1;
+  i32 max_runs = 0;  ///< coverage runs a query tile; 0: no limit
+};
+
+class PlanArrays;
+class BoundVariant;
+
+/// How a batch will be computed: an immutable value without scratch, shared freely.
+class Plan {
+ public:
+  Plan(LayoutPtr layout, std::shared_ptr<const PlanArrays> arrays, std::shared_ptr<const BoundVariant> variant);
+  ~Plan();
+  const PlanView& view() const;
+  const Layout& layout() const { return *layout_; }
+  const BoundVariant& variant() const { return *variant_; }
+  /// Planned cost of the heaviest queue over the mean, contraction included.
+  double balance() const;
+  std::size_t state_bytes() const;
+  /// Which schedule and tile shapes were chosen, and why: text for people.
+  std::string explain() const;
+
+ private:
+  LayoutPtr layout_;
+  std::shared_ptr<const PlanArrays> arrays_;
+  std::shared_ptr<const BoundVariant> variant_;
+};
+
+using PlanPtr = std::shared_ptr<const Plan>;
+
+/// K and V of one level.
+struct KvRef {
+  TensorRef k, v;
+};
+
+struct RunArgs {
+  TensorRef q;             ///< [rows, Hq, Dqk]
+  std::vector<KvRef> kv;   ///< one pair for all levels, or one a level
+  TensorRef out;           ///< [rows, Hq, Dvo] in the spec's dtype; fp32 when return_state
+  TensorRef lse;           ///< [rows, Hq] fp32; data null: not wanted
+  bool return_state = false;  ///< (O, LSE) without sink and output parts, O in fp32, for merge_states
+  std::optional<float> scale;
+  const Params* params = nullptr;  ///< run members that differ from the spec's
+};
+
+/// Measured work of the last run on this thread's Attention call.
+struct RunStats {
+  std::vector<double> busy_us;  ///< of each worker thread
+};
+
+class Attention {
+ public:
+  explicit Attention(const AttentionSpec& spec);
+  ~Attention();
+  Attention(const Attention&) = delete;
+  Attention& operator=(const Attention&) = delete;
+
+  const AttentionSpec& spec() const { return spec_; }
+  PlanPtr plan(const LayoutPtr& layout, const PlanOptions& options = {}) const;
+  /// Thread-safe; concurrent calls use scratch of their own.
+  void run(const Plan& plan, const RunArgs& args, RunStats* stats = nullptr) const;
+
+ private:
+  struct Scratch;
+  AttentionSpec spec_;
+  std::shared_ptr<const BoundVariant> variant_;
+  std::unique_ptr<Scratch> scratch_;
+};
+
+/// Upper bound of the scratch that any plan within `maxima` needs; attained by some plan.
+std::size_t workspace_bytes(const AttentionSpec& spec, i32 num_workers, const Maxima& maxima);
+
+/// a ⊕ b, element by element: O [rows, H, D] fp32, LSE [rows, H] fp32.
+void merge_state(const TensorRef& o_a, const TensorRef& lse_a, const TensorRef& o_b, const TensorRef& lse_b,
+                 const TensorRef& out, const TensorRef& lse);
+
+/// ⊕ over n states: O [n, rows, H, D], LSE [n, rows, H]. With `finish`, sinks and output parts of that spec
+/// are applied to the result (rows count as tokens 0 … of one request).
+void merge_states(const TensorRef& o, const TensorRef& lse, const TensorRef& out, const TensorRef& lse_out,
+                  const AttentionSpec* finish = nullptr);
+
+/// Appends rows of new K and V [rows, Hkv, D]: row r of request i becomes key kv_len - qo_len + r of its pages.
+void append_kv(const Layout& layout, const TensorRef& k_new, const TensorRef& v_new, const KvRef& pool);
+
+/// The ISA that kernels run on ("avx512"), after RADDLE_CPU_ISA; and the number of worker threads.
+std::string cpu_isa();
+i32 cpu_threads();
+
+}  // namespace raddle

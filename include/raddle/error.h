@@ -1,0 +1,28 @@
+// The two errors that Raddle's host code raises. Each names the argument, what was found, and what was
+// expected; nothing has been written when one is thrown. The Python package maps them to ValueError and
+// TypeError.
+#pragma once
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace raddle {
+
+struct ValueError : std::invalid_argument {
+  using std::invalid_argument::invalid_argument;
+};
+
+struct TypeError : std::invalid_argument {
+  using std::invalid_argument::invalid_argument;
+};
+
+/// Throws `E` with all parts written one after another: fail<ValueError>("kv_len[", i, "] is ", n, "; expected …").
+template <class E, class... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  throw E(text.str());
+}
+
+}  // namespace raddle
