@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "raddle/engine/plan/plan.h"
+#include "raddle/engine/plan/bounds.h"
 #include "raddle/layout.h"
 #include "raddle/tensor.h"
 #include "raddle/variant.h"
@@ -43,15 +43,6 @@ struct PlanOptions {
   Params params;        ///< plan members that differ from the spec's ("window.left")
 };
 
-/// Maxima of a batch, one set for everything that is sized ahead.
-struct Maxima {
-  i32 max_requests = 1;
-  i64 max_qo_tokens = 1;
-  i64 max_kv_tokens = 1;
-  i32 max_levels = 1;
-  i32 max_runs = 0;  ///< coverage runs a query tile; 0: no limit
-};
-
 class PlanArrays;
 class BoundVariant;
 
@@ -60,12 +51,12 @@ class Plan {
  public:
   Plan(LayoutPtr layout, std::shared_ptr<const PlanArrays> arrays, std::shared_ptr<const BoundVariant> variant);
   ~Plan();
-  const PlanView& view() const;
+  const PlanView& view() const { return view_; }
+  const PlanArrays& arrays() const;
   const Layout& layout() const { return *layout_; }
   const BoundVariant& variant() const { return *variant_; }
   /// Planned cost of the heaviest queue over the mean, contraction included.
   double balance() const;
-  std::size_t state_bytes() const;
   /// Which schedule and tile shapes were chosen, and why: text for people.
   std::string explain() const;
 
@@ -73,6 +64,7 @@ class Plan {
   LayoutPtr layout_;
   std::shared_ptr<const PlanArrays> arrays_;
   std::shared_ptr<const BoundVariant> variant_;
+  PlanView view_;
 };
 
 using PlanPtr = std::shared_ptr<const Plan>;

@@ -38,6 +38,12 @@ static_assert(sizeof(i64) == 8 && sizeof(i32) == 4, "Raddle needs an LP64 platfo
 
 RADDLE_ENGINE_BEGIN
 
+/// A number as a type, to pass compile-time sizes to generic lambdas.
+template <i32 n>
+struct Int {
+  static constexpr i32 value = n;
+};
+
 template <class T>
 RADDLE_FN constexpr T min(T a, T b) {
   return b < a ? b : a;

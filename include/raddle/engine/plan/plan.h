@@ -115,6 +115,7 @@ struct PlanConfig {
   Schedule schedule;
   bool batch_invariant;
   i32 invariant_chunk;  ///< batch-invariant mode cuts KV at absolute multiples of this many columns
+  i32 max_runs;         ///< coverage runs of one query tile; surplus runs merge to partial. 0: 64
 };
 
 }  // namespace raddle

@@ -27,16 +27,26 @@
 
 namespace raddle {
 
-enum class MemberKind : i32 { f32, i32, f32_tensor, i32_tensor, u32_tensor };
+enum class MemberKind : i32 { float_scalar, int_scalar, float_tensor, int_tensor, uint_tensor };
 
 /// When a member's value is fixed.
 enum class MemberTime : i32 { plan, run };
+
+/// How many elements a captured tensor must have.
+enum class Extent : i32 {
+  any,             ///< whatever is given at first; a parameter keeps it
+  qo_heads,        ///< Hq
+  kv_heads,        ///< Hkv
+  half_head_dim,   ///< at most Dqk / 2
+  one_or_requests  ///< 1, or one a request of the batch
+};
 
 struct Member {
   const char* name;
   MemberKind kind;
   MemberTime time;
   i32 offset;  ///< in the variant's struct, in bytes
+  Extent extent;
 };
 
 }  // namespace raddle
@@ -47,33 +57,35 @@ template <class T>
 struct member_kind;
 template <>
 struct member_kind<float> {
-  static constexpr MemberKind value = MemberKind::f32;
+  static constexpr MemberKind value = MemberKind::float_scalar;
 };
 template <>
 struct member_kind<i32> {
-  static constexpr MemberKind value = MemberKind::i32;
+  static constexpr MemberKind value = MemberKind::int_scalar;
 };
 template <>
 struct member_kind<Tensor<const float, 1>> {
-  static constexpr MemberKind value = MemberKind::f32_tensor;
+  static constexpr MemberKind value = MemberKind::float_tensor;
 };
 template <>
 struct member_kind<Tensor<const i32, 1>> {
-  static constexpr MemberKind value = MemberKind::i32_tensor;
+  static constexpr MemberKind value = MemberKind::int_tensor;
 };
 template <>
 struct member_kind<Tensor<const u32, 1>> {
-  static constexpr MemberKind value = MemberKind::u32_tensor;
+  static constexpr MemberKind value = MemberKind::uint_tensor;
 };
 
 /// A variant's name and members; specialised by RADDLE_VARIANT at the end of the variant's file.
 template <class V>
 struct Describe;
 
-#define RADDLE_PLAN_MEMBER(V, m) \
-  Member { #m, member_kind<decltype(V::m)>::value, MemberTime::plan, static_cast<i32>(__builtin_offsetof(V, m)) }
-#define RADDLE_RUN_MEMBER(V, m) \
-  Member { #m, member_kind<decltype(V::m)>::value, MemberTime::run, static_cast<i32>(__builtin_offsetof(V, m)) }
+#define RADDLE_MEMBER(V, m, time, extent) \
+  Member { #m, member_kind<decltype(V::m)>::value, time, static_cast<i32>(__builtin_offsetof(V, m)), extent }
+#define RADDLE_PLAN_MEMBER(V, m) RADDLE_MEMBER(V, m, MemberTime::plan, Extent::any)
+#define RADDLE_RUN_MEMBER(V, m) RADDLE_MEMBER(V, m, MemberTime::run, Extent::any)
+/// A captured tensor with a stated extent.
+#define RADDLE_RUN_TENSOR(V, m, extent) RADDLE_MEMBER(V, m, MemberTime::run, Extent::extent)
 #define RADDLE_VARIANT(V, variant_name, ...)             \
   template <>                                            \
   struct Describe<V> {                                   \

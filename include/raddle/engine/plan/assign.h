@@ -1,0 +1,139 @@
+// Who gets which fixed piece. Placements are written in queue order.
+#pragma once
+
+#include "raddle/engine/plan/pieces.h"
+
+namespace raddle {
+
+struct Placement {
+  i32 piece;
+  i32 kv_head;
+  i32 worker;
+};
+
+struct Load {
+  i64 cost;
+  i32 worker;
+};
+
+struct RankedPiece {
+  i64 cost;
+  i32 piece;
+};
+
+}  // namespace raddle
+
+RADDLE_ENGINE_BEGIN
+
+/// Sorts by cost, dearest first, equal costs in their order: merges of doubling width, `spare` as scratch.
+/// The result is in `ranked`.
+RADDLE_FN void sort_dearest_first(RankedPiece* ranked, i32 count, RankedPiece* spare) {
+  RankedPiece* from = ranked;
+  RankedPiece* to = spare;
+  for (i32 width = 1; width < count; width *= 2) {
+    for (i32 begin = 0; begin < count; begin += 2 * width) {
+      const i32 middle = min(begin + width, count);
+      const i32 end = min(begin + 2 * width, count);
+      i32 a = begin;
+      i32 b = middle;
+      for (i32 i = begin; i < end; ++i) {
+        const bool take_a = a < middle && (b == end || from[a].cost >= from[b].cost);
+        to[i] = take_a ? from[a++] : from[b++];
+      }
+    }
+    RankedPiece* swap = from;
+    from = to;
+    to = swap;
+  }
+  if (from != ranked) {
+    for (i32 i = 0; i < count; ++i) ranked[i] = from[i];
+  }
+}
+
+RADDLE_FN bool lighter(const Load& a, const Load& b) {
+  return a.cost < b.cost || (a.cost == b.cost && a.worker < b.worker);
+}
+
+/// Restores the heap after its least load grew.
+RADDLE_FN void sift_down(Load* heap, i32 count) {
+  const Load moved = heap[0];
+  i32 at = 0;
+  for (i32 child = 1; child < count; child = 2 * at + 1) {
+    if (child + 1 < count && lighter(heap[child + 1], heap[child])) ++child;
+    if (!lighter(heap[child], moved)) break;
+    heap[at] = heap[child];
+    at = child;
+  }
+  heap[at] = moved;
+}
+
+/// Algorithm 1's assignment: the dearest piece next, to the least loaded worker. `heap` has num_workers
+/// entries. Returns the heaviest load.
+RADDLE_FN i64 assign_longest_first(const RankedPiece* ranked, i32 num_pieces, i32 num_kv_heads, i32 num_workers,
+                                   Load* heap, Placement* placements) {
+  for (i32 w = 0; w < num_workers; ++w) heap[w] = Load{0, w};  // equal loads in order are a heap
+  i64 heaviest = 0;
+  for (i32 i = 0; i < num_pieces; ++i) {
+    for (i32 h = 0; h < num_kv_heads; ++h) {
+      placements[i * num_kv_heads + h] = Placement{ranked[i].piece, h, heap[0].worker};
+      heap[0].cost += ranked[i].cost;
+      heaviest = max(heaviest, heap[0].cost);
+      sift_down(heap, num_workers);
+    }
+  }
+  return heaviest;
+}
+
+/// Pieces in linear order, each to the worker in whose equal span its middle lies.
+/// `piece_begin[t]` is the first piece of tile t. `loads` has num_workers entries. Returns the heaviest load.
+RADDLE_FN i64 assign_spans(const Units& units, const Piece* pieces, const i32* piece_begin, i64 total,
+                           i32 num_workers, i64* loads, Placement* placements) {
+  for (i32 w = 0; w < num_workers; ++w) loads[w] = 0;
+  i64 x = 0;
+  i64 heaviest = 0;
+  i32 count = 0;
+  const i64 span = max(i64{1}, ceil_div(total, i64{num_workers}));
+  for (UnitAt at{0, -1, -1}; at.group < units.num_groups; ++at.group) {
+    const i32 begin = units.group_tile[at.group];
+    const i32 end = units.group_tile[at.group + 1];
+    for (at.head = 0; at.head < units.num_kv_heads; ++at.head) {
+      for (at.tile = begin; at.tile < end; ++at.tile) {
+        const i32 chunks = piece_begin[at.tile + 1] - piece_begin[at.tile];
+        for (i32 p = piece_begin[at.tile]; p < piece_begin[at.tile + 1]; ++p) {
+          const i64 cost = piece_cost(units, pieces[p], chunks);
+          const i32 worker = static_cast<i32>((x + cost / 2) / span);
+          loads[worker] += cost;
+          heaviest = max(heaviest, loads[worker]);
+          placements[count++] = Placement{p, at.head, worker};
+          x += cost;
+        }
+      }
+    }
+  }
+  return heaviest;
+}
+
+/// The baseline: all pieces of a group to one worker, groups in turn.
+RADDLE_FN i64 assign_by_group(const Units& units, const Piece* pieces, const i32* piece_begin, i32 num_workers,
+                              i64* loads, Placement* placements) {
+  for (i32 w = 0; w < num_workers; ++w) loads[w] = 0;
+  i64 heaviest = 0;
+  i32 count = 0;
+  i32 worker = 0;
+  for (i32 g = 0; g < units.num_groups; ++g) {
+    if (units.group_tile[g] == units.group_tile[g + 1]) continue;
+    for (i32 h = 0; h < units.num_kv_heads; ++h) {
+      for (i32 t = units.group_tile[g]; t < units.group_tile[g + 1]; ++t) {
+        for (i32 p = piece_begin[t]; p < piece_begin[t + 1]; ++p) {
+          loads[worker] += piece_cost(units, pieces[p], piece_begin[t + 1] - piece_begin[t]);
+          placements[count++] = Placement{p, h, worker};
+        }
+      }
+    }
+    heaviest = max(heaviest, loads[worker]);
+    worker = worker + 1 < num_workers ? worker + 1 : 0;
+  }
+  return heaviest;
+}
+
+RADDLE_ENGINE_END

@@ -1,0 +1,170 @@
+// How large a plan is, where its arrays lie in one block of memory, and how large any plan can become
+// under given maxima.
+//
+// Partial states. W workers make at most W - 1 cuts, whatever they cut: linear split by construction, and
+// Algorithm 1 because a chunk limit of (all columns / W) leaves at most W - 1 full chunks before a tile's
+// last one. A cut adds one partial state of at most R rows, and each unit that is cut adds its own rows
+// once; a unit of a layout with several levels always does.
+//
+// Batch invariance cuts regardless of W. A group of n tiles and f ≤ n · R fused rows over c columns is cut
+// every n · C columns, so it stores at most f · (c / (n · C) + 1) ≤ R · c / C + f rows.
+#pragma once
+
+#include "raddle/engine/plan/coverage.h"
+#include "raddle/engine/plan/pieces.h"
+
+namespace raddle {
+
+/// What a reservation or a workspace is made for.
+struct Maxima {
+  i32 max_requests;    ///< groups of one level: requests, or row blocks of a BSR matrix
+  i32 max_qo_tokens;   ///< rows of the ragged query tensor
+  i64 max_kv_tokens;   ///< columns of all groups of one level: Σ kv_len where groups are requests
+  i32 max_levels;
+  i32 max_runs;        ///< coverage runs of one query tile, as PlanConfig::max_runs; 0: 64
+};
+
+/// Entries of every array of a plan, and rows of the state buffer.
+struct PlanSizes {
+  i64 query_tiles;
+  i64 runs;
+  i64 items;
+  i64 queue_indptr;
+  i64 splits;
+  i64 contractions;
+  i64 expected;  ///< also the number of counters
+  i64 sources;
+  i64 dependents;
+  i64 partial_rows;
+};
+
+/// Byte offsets of the arrays of a plan in one block, each aligned to 16 bytes.
+struct PlanOffsets {
+  i64 query_tiles;
+  i64 runs;
+  i64 items;
+  i64 queue_indptr;
+  i64 splits;
+  i64 contractions;
+  i64 expected;
+  i64 sources;
+  i64 dependents;
+  i64 bytes;  ///< of the whole block
+};
+
+}  // namespace raddle
+
+RADDLE_ENGINE_BEGIN
+
+RADDLE_FN i32 runs_limit(i32 max_runs) { return max_runs > 0 ? min(max_runs, max_spans) : default_max_runs; }
+
+RADDLE_FN PlanOffsets plan_offsets(const PlanSizes& n) {
+  PlanOffsets at{};
+  i64 end = 0;
+  const auto place = [&end](i64 count, i64 size) {
+    const i64 begin = end;
+    end = round_up(begin + count * size, i64{16});
+    return begin;
+  };
+  at.query_tiles = place(n.query_tiles, sizeof(QueryTile));
+  at.runs = place(n.runs, sizeof(Run));
+  at.items = place(n.items, sizeof(WorkItem));
+  at.queue_indptr = place(n.queue_indptr, sizeof(i32));
+  at.splits = place(n.splits, sizeof(Split));
+  at.contractions = place(n.contractions, sizeof(Contraction));
+  at.expected = place(n.expected, sizeof(i32));
+  at.sources = place(n.sources, sizeof(Source));
+  at.dependents = place(n.dependents, sizeof(i32));
+  at.bytes = end;
+  return at;
+}
+
+/// Query tiles of one level at most: ⌈f / R⌉ = ⌊(f - 1) / R⌋ + 1, summed over the groups.
+RADDLE_FN i64 max_level_tiles(const PlanConfig& config, const Maxima& m) {
+  const i64 fused = i64{m.max_qo_tokens} * config.group_size;
+  const i64 groups = min(m.max_requests, m.max_qo_tokens);
+  return groups + max(i64{0}, fused - groups) / config.shapes[1].rows;
+}
+
+/// Rows of the largest query tile.
+RADDLE_FN i64 max_tile_rows(const PlanConfig& config, const Maxima& m) {
+  const i64 rows = max(config.shapes[0].rows, config.shapes[1].rows);
+  return min(rows, i64{m.max_qo_tokens} * config.group_size);
+}
+
+/// Sizes that no plan under `m` exceeds, whatever its schedule.
+RADDLE_FN PlanSizes plan_bounds(const PlanConfig& config, const Maxima& m) {
+  const i64 heads = config.num_kv_heads;
+  const i64 cuts = config.num_workers - 1;
+  const i64 fused = i64{m.max_qo_tokens} * config.group_size;
+  const i64 level_tiles = max_level_tiles(config, m);
+  const i64 tile_rows = max_tile_rows(config, m);
+  const bool cascade = m.max_levels > 1;
+  PlanSizes n{};
+  n.query_tiles = level_tiles * m.max_levels;
+  n.runs = n.query_tiles * runs_limit(m.max_runs);
+  n.queue_indptr = i64{config.num_workers} + 1;
+  i64 split_tiles = 0;
+  if (config.batch_invariant) {
+    // C is at least the smaller of the two shapes' roundings; one long group reaches the bound.
+    const i64 chunk = min(absolute_chunk(config.invariant_chunk, config.shapes[0].keys, 1),
+                          absolute_chunk(config.invariant_chunk, config.shapes[1].keys, 1));
+    n.items = heads * (n.query_tiles + m.max_kv_tokens / chunk);
+    n.partial_rows = heads * (tile_rows * (m.max_kv_tokens / chunk) + fused);
+    split_tiles = level_tiles;
+  } else {
+    n.items = heads * n.query_tiles + cuts;
+    n.partial_rows = cuts * tile_rows +
+                     (cascade ? heads * fused * m.max_levels : min(cuts * tile_rows, heads * fused));
+    split_tiles = cascade ? n.query_tiles : min(level_tiles, cuts);
+  }
+  n.splits = heads * split_tiles;
+  n.contractions = cascade ? level_tiles : split_tiles;
+  n.expected = heads * n.contractions;
+  // A token's rows can straddle one boundary of its own tiles and one of the earlier level's.
+  n.sources = n.contractions + (m.max_levels - 1) * (m.max_qo_tokens + 2 * level_tiles);
+  n.dependents = n.sources;
+  return n;
+}
+
+/// Bytes of the partial states (O and LSE in fp32) that `partial_rows` rows take.
+RADDLE_FN i64 state_bytes(i64 partial_rows, i32 dim_vo) { return partial_rows * (i64{dim_vo} + 1) * 4; }
+
+/// Bytes of one set of scratch for any plan under `m`: partial states, then one counter a contraction and
+/// KV head.
+RADDLE_FN i64 workspace_bytes(const PlanConfig& config, const Maxima& m, i32 dim_vo) {
+  const PlanSizes n = plan_bounds(config, m);
+  return round_up(state_bytes(n.partial_rows, dim_vo), i64{16}) + n.expected * i64{sizeof(i32)};
+}
+
+/// A plan of these sizes whose block of arrays lies at `base`, on the host or on a device.
+RADDLE_FN PlanView view_at(const void* base, const PlanSizes& n, const PlanConfig& config) {
+  const PlanOffsets at = plan_offsets(n);
+  const u8* bytes = static_cast<const u8*>(base);
+  PlanView v{};
+  v.num_workers = config.num_workers;
+  v.num_kv_heads = config.num_kv_heads;
+  v.group_size = config.group_size;
+  v.num_query_tiles = static_cast<i32>(n.query_tiles);
+  v.num_runs = static_cast<i32>(n.runs);
+  v.num_items = static_cast<i32>(n.items);
+  v.num_splits = static_cast<i32>(n.splits);
+  v.num_contractions = static_cast<i32>(n.contractions);
+  v.num_sources = static_cast<i32>(n.sources);
+  v.num_dependents = static_cast<i32>(n.dependents);
+  v.num_partial_rows = static_cast<i32>(n.partial_rows);
+  v.shapes[0] = config.shapes[0];
+  v.shapes[1] = config.shapes[1];
+  v.query_tiles = reinterpret_cast<const QueryTile*>(bytes + at.query_tiles);
+  v.runs = reinterpret_cast<const Run*>(bytes + at.runs);
+  v.items = reinterpret_cast<const WorkItem*>(bytes + at.items);
+  v.queue_indptr = reinterpret_cast<const i32*>(bytes + at.queue_indptr);
+  v.splits = reinterpret_cast<const Split*>(bytes + at.splits);
+  v.contractions = reinterpret_cast<const Contraction*>(bytes + at.contractions);
+  v.expected = reinterpret_cast<const i32*>(bytes + at.expected);
+  v.sources = reinterpret_cast<const Source*>(bytes + at.sources);
+  v.dependents = reinterpret_cast<const i32*>(bytes + at.dependents);
+  return v;
+}
+
+RADDLE_ENGINE_END

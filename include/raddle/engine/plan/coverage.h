@@ -1,0 +1,213 @@
+// From a mask's answers about hulls to the coverage runs of one query tile.
+//
+// A cover answers two questions about a Tile: `KvSpan kv_span(tile)`, asked once, and `Coverage
+// coverage(tile)`, asked again for halves of what is partial. It is a variant itself, an evaluator of a
+// traced expression, or CoverAll where nothing is masked.
+#pragma once
+
+#include "raddle/engine/layout/layout.h"
+#include "raddle/engine/plan/plan.h"
+
+RADDLE_ENGINE_BEGIN
+
+constexpr i32 default_max_runs = 64;
+/// Spans under refinement. A mask that is still partial in half as many places is not worth finer
+/// questions: its runs would be merged again.
+constexpr i32 max_spans = 256;
+
+/// No mask: everything is kept.
+struct CoverAll {
+  RADDLE_FN KvSpan kv_span(const Tile&) const { return KvSpan{everything, everything}; }
+  RADDLE_FN Coverage coverage(const Tile&) const { return Coverage::full; }
+};
+
+/// Hulls over the query rows of a tile; the hulls over its keys are left open.
+RADDLE_FN Tile query_hull(const LayoutView& layout, const LevelView& level, const QueryTile& tile,
+                          i32 group_size, i32 num_kv_heads) {
+  Tile t{{int_max, int_min},    {int_max, int_min}, {int_max, int_min}, {0, num_kv_heads * group_size - 1},
+         everything, everything};
+  const i32 first = tile.row_begin / group_size;
+  const i32 last = (tile.row_begin + tile.num_rows - 1) / group_size;
+  if (level.groups_are_requests && !layout.qo_pos) {  // decode takes this way: O(1)
+    const i32 g = tile.group;
+    const i32 behind = layout.kv_len[g] - (layout.qo_indptr[g + 1] - layout.qo_indptr[g]);
+    t.request = Range{g, g};
+    t.q_index = Range{behind + first, behind + last};
+    t.q_pos = t.q_index;
+    return t;
+  }
+  for (i32 i = first; i <= last; ++i) {
+    const Row r = make_row(layout, level, tile.group, i * group_size, 0, group_size);
+    t.request = hull(t.request, Range{r.request, r.request});
+    t.q_index = hull(t.q_index, Range{r.q_index, r.q_index});
+    t.q_pos = hull(t.q_pos, Range{r.q_pos, r.q_pos});
+  }
+  return t;
+}
+
+/// Columns map to indices and positions by one addition.
+RADDLE_FN bool is_affine(const LevelView& level) {
+  return !level.blocks || (!level.block_index && !level.block_pos && !level.block_count);
+}
+
+/// Hulls of the keys at offsets [first, last] of the nth block of a group's list; holes do not count.
+RADDLE_FN KvSpan block_hull(const LevelView& level, i32 group, i32 nth, i32 first, i32 last) {
+  const i32 entry = level.block_begin[group] + nth;
+  if (level.block_count) last = min(last, level.block_count[entry] - 1);
+  const i32 base = level.kv_begin ? level.kv_begin[group] : 0;
+  const i32 index = base + (level.block_index ? level.block_index[entry] : nth * level.block_size);
+  const i32 pos = level.block_pos ? level.block_pos[entry] : index;
+  if (last < first) return KvSpan{{int_max, int_min}, {int_max, int_min}};
+  return KvSpan{{index + first, index + last}, {pos + first, pos + last}};
+}
+
+/// Hulls of the keys in columns [begin, end) of a group's list; empty where all are holes.
+RADDLE_FN KvSpan kv_hull(const LevelView& level, i32 group, i32 begin, i32 end) {
+  if (is_affine(level)) {
+    const i32 base = level.kv_begin ? level.kv_begin[group] : 0;
+    return KvSpan{{base + begin, base + end - 1}, {base + begin, base + end - 1}};
+  }
+  KvSpan all{{int_max, int_min}, {int_max, int_min}};
+  for (i32 nth = begin / level.block_size; nth * level.block_size < end; ++nth) {
+    const i32 start = nth * level.block_size;
+    const KvSpan one = block_hull(level, group, nth, max(begin - start, 0),
+                                  min(end - start, level.block_size) - 1);
+    all.index = hull(all.index, one.index);
+    all.pos = hull(all.pos, one.pos);
+  }
+  return all;
+}
+
+/// The columns [first, last] outside of which no key lies in `span`.
+RADDLE_FN Range clip_columns(const LevelView& level, i32 group, const KvSpan& span) {
+  const i32 columns = level.columns[group];
+  if (is_affine(level)) {
+    const i64 base = level.kv_begin ? level.kv_begin[group] : 0;
+    const Range keys = intersect(span.index, span.pos);
+    return Range{static_cast<i32>(min(max(keys.first - base, i64{0}), i64{columns})),
+                 static_cast<i32>(max(min(keys.last - base, i64{columns} - 1), i64{-1}))};
+  }
+  Range kept{columns, -1};
+  for (i32 nth = 0; nth * level.block_size < columns; ++nth) {
+    const i32 start = nth * level.block_size;
+    const i32 last = min(columns - start, level.block_size) - 1;
+    const KvSpan one = block_hull(level, group, nth, 0, last);
+    if (is_empty(intersect(one.index, span.index)) || is_empty(intersect(one.pos, span.pos))) continue;
+    kept = Range{min(kept.first, start), start + last};
+  }
+  return kept;
+}
+
+/// Joins neighbours until at most `max_runs` are left, those first that add least work.
+RADDLE_FN i32 join_surplus(Run* runs, i32 count, i32 max_runs) {
+  while (count > max_runs) {
+    i32 best = 0;
+    i64 best_loss = 0;
+    for (i32 i = 0; i + 1 < count; ++i) {
+      // A column that nobody keeps is loaded and computed for nothing; a full one only gains a mask.
+      i64 loss = 8 * static_cast<i64>(runs[i + 1].begin - runs[i].end);
+      for (i32 j = i; j < i + 2; ++j) {
+        if (runs[j].kind == Coverage::full) loss += runs[j].end - runs[j].begin;
+      }
+      if (i == 0 || loss < best_loss) {
+        best = i;
+        best_loss = loss;
+      }
+    }
+    runs[best] = Run{runs[best].begin, runs[best + 1].end, Coverage::partial};
+    for (i32 i = best + 1; i + 1 < count; ++i) runs[i] = runs[i + 1];
+    --count;
+  }
+  return count;
+}
+
+/// Asks for the coverage of columns [begin, end) and appends the span to `spans` unless it is empty.
+template <class Cover>
+RADDLE_FN i32 append_span(const Cover& cover, Tile& t, const LevelView& level, i32 group, i32 begin, i32 end,
+                          Run* spans, i32 count) {
+  const KvSpan keys = kv_hull(level, group, begin, end);
+  if (is_empty(keys.index)) return count;
+  t.kv_index = keys.index;
+  t.kv_pos = keys.pos;
+  const Coverage kind = cover.coverage(t);
+  if (kind == Coverage::empty) return count;
+  spans[count] = Run{begin, end, kind};
+  return count + 1;
+}
+
+/// Halves every partial span of more than one KV tile, round by round. The first cut of the whole takes
+/// off its first KV tile: for a decode row under a sliding window that settles it.
+template <class Cover>
+RADDLE_FN i32 refine_spans(const Cover& cover, Tile& t, const LevelView& level, i32 group, i32 keys,
+                           Run* spans, i32 count) {
+  Run finer[max_spans];
+  bool first_round = true;
+  bool changed = true;
+  while (changed && count <= max_spans / 2) {
+    changed = false;
+    i32 n = 0;
+    for (i32 i = 0; i < count; ++i) {
+      const Run s = spans[i];
+      const i32 tiles = ceil_div(s.end - s.begin, keys);
+      if (s.kind != Coverage::partial || tiles < 2) {
+        finer[n++] = s;
+        continue;
+      }
+      const i32 middle = s.begin + (first_round ? 1 : tiles / 2) * keys;
+      n = append_span(cover, t, level, group, s.begin, middle, finer, n);
+      n = append_span(cover, t, level, group, middle, s.end, finer, n);
+      changed = true;
+    }
+    for (i32 i = 0; i < n; ++i) spans[i] = finer[i];
+    count = n;
+    first_round = false;
+  }
+  return count;
+}
+
+/// The coverage runs of a query tile: maximal, sorted, disjoint, cut at multiples of `keys`. Writes at most
+/// `max_runs` of them and returns how many.
+template <class Cover>
+RADDLE_FN i32 cover_tile(const Cover& cover, const LayoutView& layout, const LevelView& level,
+                         const QueryTile& tile, i32 keys, i32 group_size, i32 num_kv_heads, i32 max_runs,
+                         Run* runs) {
+  const i32 group = tile.group;
+  const i32 columns = level.columns[group];
+  if (columns <= 0) return 0;
+  Tile t = query_hull(layout, level, tile, group_size, num_kv_heads);
+  const KvSpan all = kv_hull(level, group, 0, columns);
+  if (is_empty(all.index)) return 0;
+  t.kv_index = all.index;
+  t.kv_pos = all.pos;
+  const Range kept = clip_columns(level, group, cover.kv_span(t));
+  if (is_empty(kept)) return 0;
+  const i32 begin = kept.first / keys * keys;
+  const i32 end = min(columns, round_up(kept.last + 1, keys));
+
+  Run whole[1];
+  i32 count = append_span(cover, t, level, group, begin, end, whole, 0);
+  if (count == 0) return 0;
+  const Coverage full = level.mask_bits ? Coverage::partial : Coverage::full;
+  if (whole[0].kind == Coverage::full || end - begin <= keys) {
+    runs[0] = Run{begin, end, whole[0].kind == Coverage::full ? full : Coverage::partial};
+    return 1;
+  }
+  Run spans[max_spans];
+  spans[0] = whole[0];
+  count = refine_spans(cover, t, level, group, keys, spans, 1);
+  i32 n = 0;
+  for (i32 i = 0; i < count; ++i) {
+    Run s = spans[i];
+    if (s.kind == Coverage::full) s.kind = full;
+    if (n > 0 && spans[n - 1].end == s.begin && spans[n - 1].kind == s.kind) {
+      spans[n - 1].end = s.end;
+    } else {
+      spans[n++] = s;
+    }
+  }
+  n = join_surplus(spans, n, max_runs);
+  for (i32 i = 0; i < n; ++i) runs[i] = spans[i];
+  return n;
+}
+
+RADDLE_ENGINE_END

@@ -1,0 +1,236 @@
+// Linear split, the default schedule: the units laid end to end on a line, each as long as it costs, and
+// the line cut into equal spans at KV-tile boundaries. A worker finds where its span begins by binary
+// search and needs nothing of its neighbours but the other end, so the same functions serve a loop on the
+// host and a thread a worker on a GPU.
+//
+// A span reaches its ideal end to within half a KV tile, or the price of a contraction where the cut moved
+// to the nearest unit boundary; each of its two cut pieces costs at most one contraction. Hence
+//   heaviest ≤ mean + one KV tile + two contractions,
+// a contraction being UnitCost::resume.
+#pragma once
+
+#include "raddle/engine/plan/units.h"
+
+namespace raddle {
+
+/// Where a worker's span begins.
+struct Cut {
+  i64 x;      ///< cost of all that lies before, cuts not counted
+  UnitAt at;  ///< group is num_groups past the last unit
+  i32 unit;   ///< the unit's number in linear order
+  i32 k;      ///< KV tiles of the unit that lie before; 0: the cut is between units
+  i32 chunk;  ///< which chunk of the unit begins here
+};
+
+}  // namespace raddle
+
+RADDLE_ENGINE_BEGIN
+
+/// Integer square root, rounded down.
+RADDLE_FN i64 isqrt(i64 n) {
+  if (n < 2) return n;
+  i64 x = n;
+  for (i64 y = n / 2 + 1; y < x; y = (x + n / x) / 2) x = y;
+  return x;
+}
+
+/// The least number of KV tiles worth a chunk of a unit with n of them. Pieces of p tiles take p · tile in
+/// parallel, and then one worker composes n / p states: p = √(n · merge / tile) balances the two. Only
+/// where spans are shorter than that is it asked for; else cuts may fall anywhere.
+RADDLE_FN i32 least_piece(const UnitCost& cost, i64 merge, i32 n, i64 span) {
+  const i64 tiles = span / cost.tile;
+  if (tiles >= n || tiles * tiles >= n * merge / cost.tile) return 1;
+  return static_cast<i32>(max(i64{1}, isqrt(n * merge / cost.tile)));
+}
+
+/// KV tiles before the cut of a unit with n of them, ideally at `offset` from its beginning; n means that
+/// the cut moves to the unit's end, 0 to its beginning.
+RADDLE_FN i32 snap(const UnitCost& cost, i64 merge, i32 n, i64 offset, i64 span) {
+  if (offset <= cost.start) return 0;
+  i64 k = (offset - cost.start + cost.tile / 2) / cost.tile;
+  const i32 piece = least_piece(cost, merge, n, span);
+  if (piece > 1) k = (k + piece / 2) / piece * piece;
+  k = min(k, i64{n});
+  // A piece that costs less than cutting it off does stays with its neighbour.
+  const i64 before = k * cost.tile;
+  const i64 after = (n - k) * cost.tile;
+  if (before <= after) return before <= cost.resume ? 0 : static_cast<i32>(k);
+  return after <= cost.resume ? n : static_cast<i32>(k);
+}
+
+RADDLE_FN Cut first_cut(const Units& units) {
+  Cut cut{0, {0, 0, 0}, 0, 0, 0};
+  while (cut.at.group < units.num_groups && units.group_tile[cut.at.group + 1] == 0) ++cut.at.group;
+  return cut;
+}
+
+RADDLE_FN Cut last_cut(const Units& units) {
+  return Cut{total_cost(units), {units.num_groups, 0, units.num_tiles}, units.num_kv_heads * units.num_tiles, 0, 0};
+}
+
+/// The last group that begins at or before x, found from `hint`, a group that does.
+RADDLE_FN i32 group_at(const Units& units, i64 x, i32 hint) {
+  const i64 per_head = x / units.num_kv_heads;  // H · prefix ≤ x  ⇔  prefix ≤ x / H
+  i32 lo = hint;
+  i32 step = 1;
+  while (lo + step < units.num_groups && units.prefix[units.group_tile[lo + step]] <= per_head) {
+    lo += step;
+    step *= 2;
+  }
+  i32 hi = min(lo + step, units.num_groups);
+  while (lo + 1 < hi) {
+    const i32 middle = lo + (hi - lo) / 2;
+    if (units.prefix[units.group_tile[middle]] <= per_head) {
+      lo = middle;
+    } else {
+      hi = middle;
+    }
+  }
+  return lo;
+}
+
+/// The cut nearest to x. `span` is a worker's share; `hint` a group that begins at or before x.
+RADDLE_FN Cut cut_at(const Units& units, i64 x, i64 span, i32 hint) {
+  if (x <= 0) return first_cut(units);
+  if (x >= total_cost(units)) return last_cut(units);
+  UnitAt at{group_at(units, x, hint), 0, 0};
+  const i32 begin = units.group_tile[at.group];
+  const i32 end = units.group_tile[at.group + 1];
+  const i64 start = units.prefix[begin];
+  const i64 head_cost = units.prefix[end] - start;
+  const i64 in_group = x - units.num_kv_heads * start;
+  at.head = static_cast<i32>(in_group / head_cost);
+  const i64 in_head = in_group - at.head * head_cost;
+  i32 hi = end;
+  at.tile = begin;
+  while (at.tile + 1 < hi) {
+    const i32 middle = at.tile + (hi - at.tile) / 2;
+    if (units.prefix[middle] - start <= in_head) {
+      at.tile = middle;
+    } else {
+      hi = middle;
+    }
+  }
+  const UnitCost cost = unit_cost(units, at.tile);
+  const QueryTile& tile = units.tiles[at.tile];
+  const i64 merge = i64{units.costs[tile.shape].per_merge_row} * tile.num_rows;
+  const i64 offset = in_head - (units.prefix[at.tile] - start);
+  const i32 n = units.kv_tiles[at.tile];
+  const i32 k = snap(cost, merge, n, offset, span);
+  const i64 length = cost.start + n * cost.tile;
+  Cut cut{x - offset, at, units.num_kv_heads * begin + at.head * (end - begin) + (at.tile - begin), k, 0};
+  if (k == n && 2 * offset >= length) {
+    cut.x += length;
+    cut.at = next_unit(units, at);
+    ++cut.unit;
+    cut.k = 0;
+  } else if (k > 0) {
+    cut.x += cost.start + k * cost.tile;
+  }
+  return cut;
+}
+
+/// Cost of the items between two cuts, what the cuts themselves add included.
+RADDLE_FN i64 span_cost(const Units& units, const Cut& a, const Cut& b) {
+  if (a.unit == b.unit && a.k == b.k) return 0;
+  i64 cost = b.x - a.x;
+  if (a.k > 0) cost += unit_cost(units, a.at.tile).resume;
+  if (b.k > 0 && (a.k == 0 || a.unit != b.unit)) cost += unit_cost(units, b.at.tile).store;
+  return cost;
+}
+
+/// Items between two cuts.
+RADDLE_FN i32 span_items(const Cut& a, const Cut& b) {
+  if (a.unit == b.unit) return a.k < b.k ? 1 : 0;
+  return b.unit - a.unit + (b.k > 0 ? 1 : 0);
+}
+
+struct Balance {
+  i64 heaviest;
+  i64 total;
+};
+
+RADDLE_FN Balance balance_of(const Units& units, const Cut* cuts, i32 num_workers) {
+  Balance b{0, 0};
+  for (i32 w = 0; w < num_workers; ++w) {
+    const i64 cost = span_cost(units, cuts[w], cuts[w + 1]);
+    b.heaviest = max(b.heaviest, cost);
+    b.total += cost;
+  }
+  return b;
+}
+
+/// Cuts the line into equal spans. `cuts` has num_workers + 1 entries.
+RADDLE_FN void cut_evenly(const Units& units, i32 num_workers, Cut* cuts) {
+  const i64 total = total_cost(units);
+  const i64 whole = total / num_workers;
+  const i64 rest = total % num_workers;
+  cuts[0] = first_cut(units);
+  for (i32 w = 1; w < num_workers; ++w) {
+    const i64 x = whole * w + rest * w / num_workers;
+    cuts[w] = cut_at(units, x, whole, min(cuts[w - 1].at.group, units.num_groups - 1));
+  }
+  cuts[num_workers] = last_cut(units);
+}
+
+/// Cuts again, now that it is known what the cuts of each worker cost: workers with dearer cuts get shorter
+/// spans. Cuts that stay in their units make the costs even; `balance_of` tells whether they did.
+RADDLE_FN void cut_again(const Units& units, i32 num_workers, const Cut* before, const Balance& balance, Cut* cuts) {
+  const i64 mean = balance.total / num_workers;
+  i64 x = 0;
+  cuts[0] = first_cut(units);
+  for (i32 w = 0; w + 1 < num_workers; ++w) {
+    const i64 added = span_cost(units, before[w], before[w + 1]) - (before[w + 1].x - before[w].x);
+    x += max(i64{0}, mean - added);
+    const i32 hint = min(cuts[w].at.group, units.num_groups - 1);
+    // The cut before may have moved past x: begin there at the latest.
+    cuts[w + 1] = cut_at(units, max(x, cuts[w].x), mean, hint);
+    if (cuts[w + 1].x < cuts[w].x) cuts[w + 1] = cuts[w];
+  }
+  cuts[num_workers] = last_cut(units);
+}
+
+/// Numbers the chunks that begin at cuts.
+RADDLE_FN void number_chunks(Cut* cuts, i32 num_workers) {
+  for (i32 w = 1; w < num_workers; ++w) {
+    const Cut& p = cuts[w - 1];
+    Cut& c = cuts[w];
+    const bool same_unit = p.unit == c.unit && p.k > 0;
+    c.chunk = c.k == 0 ? 0 : same_unit ? p.chunk + (p.k != c.k ? 1 : 0) : 1;
+  }
+}
+
+/// Writes the items of the worker whose span lies between cuts a and b; returns how many.
+RADDLE_FN i32 write_span(const Units& units, const Split* splits, const Cut& a, const Cut& b, WorkItem* items) {
+  i32 count = 0;
+  UnitAt at = a.at;
+  i32 unit = a.unit;
+  i32 k = a.k;
+  while (unit < b.unit || (unit == b.unit && k < b.k)) {
+    const QueryTile& t = units.tiles[at.tile];
+    const bool to_end = unit < b.unit;
+    const bool whole = k == 0 && to_end;
+    const i32 first = t.run_end > t.run_begin ? units.runs[t.run_begin].begin : 0;
+    const i32 last = t.run_end > t.run_begin ? units.runs[t.run_end - 1].end : 0;
+    i32 partial = -1;
+    if (!whole || units.all_partial) {
+      partial = splits[t.split + at.head].partial_row + (k > 0 ? a.chunk : 0) * t.num_rows;
+    }
+    items[count++] = WorkItem{at.tile, at.head, k > 0 ? unit_column(units, at.tile, k) : first,
+                              to_end ? last : unit_column(units, at.tile, b.k), partial};
+    ++unit;
+    k = 0;
+    if (!to_end) break;
+    // Groups of one tile: the rest of its KV heads differ in nothing but the head.
+    if (whole && !units.all_partial && units.group_tile[at.group + 1] - units.group_tile[at.group] == 1) {
+      const i32 more = min(units.num_kv_heads - 1 - at.head, b.unit - unit);
+      for (i32 i = 1; i <= more; ++i) items[count++] = WorkItem{at.tile, at.head + i, first, last, -1};
+      at.head += more;
+      unit += more;
+    }
+    at = next_unit(units, at);
+  }
+  return count;
+}
+
+RADDLE_ENGINE_END

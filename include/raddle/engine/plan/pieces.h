@@ -1,0 +1,93 @@
+// Fixed pieces: schedules that first cut every query tile's KV and then hand the pieces to workers. All KV
+// heads of a tile are cut alike.
+#pragma once
+
+#include "raddle/engine/plan/units.h"
+
+namespace raddle {
+
+/// One chunk of a query tile's KV, for every KV head.
+struct Piece {
+  i32 tile;
+  i32 col_begin;
+  i32 col_end;
+  i32 kv_tiles;
+};
+
+/// How a tile's KV is cut.
+enum class Cutting : i32 {
+  none,
+  limit,    ///< after every `limit` columns' worth of KV tiles (Algorithm 1)
+  absolute  ///< at absolute columns (batch invariance)
+};
+
+}  // namespace raddle
+
+RADDLE_ENGINE_BEGIN
+
+/// Algorithm 1's limit on a chunk's columns: all columns over all workers.
+RADDLE_FN i64 chunk_limit(const Units& units, i32 num_workers) {
+  i64 columns = 0;
+  for (i32 t = 0; t < units.num_tiles; ++t) columns += i64{units.kv_tiles[t]} * tile_keys(units, t);
+  return max(i64{1}, ceil_div(columns * units.num_kv_heads, i64{num_workers}));
+}
+
+/// KV tiles of one chunk under a limit in columns.
+RADDLE_FN i32 limit_tiles(const Units& units, i32 tile, i64 limit) {
+  return static_cast<i32>(min(ceil_div(limit, i64{tile_keys(units, tile)}), i64{int_max}));
+}
+
+/// Columns between absolute cuts of a group of `num_tiles` query tiles. Many tiles are parallel enough by
+/// themselves, so their chunks are longer: partial states grow with the keys, not with rows times keys.
+RADDLE_FN i64 absolute_chunk(i32 invariant_chunk, i32 keys, i32 num_tiles) {
+  return i64{round_up(max(invariant_chunk, 1), keys)} * num_tiles;
+}
+
+/// Cuts one tile's KV; returns the number of pieces, at least one. `pieces` may be null, to count only.
+RADDLE_FN i32 cut_tile(const Units& units, i32 tile, Cutting cutting, i64 length, Piece* pieces) {
+  const QueryTile& t = units.tiles[tile];
+  const i32 n = units.kv_tiles[tile];
+  const i32 first = unit_column(units, tile, 0);
+  const i32 last = unit_column(units, tile, n);
+  if (cutting == Cutting::limit) {
+    const i32 step = limit_tiles(units, tile, length);
+    const i32 count = max(1, ceil_div(n, step));
+    for (i32 i = 0; pieces && i < count; ++i) {
+      const i32 end = i + 1 < count ? (i + 1) * step : n;
+      pieces[i] = Piece{tile, unit_column(units, tile, i * step), unit_column(units, tile, end), end - i * step};
+    }
+    return count;
+  }
+  if (cutting == Cutting::none || n == 0) {
+    if (pieces) pieces[0] = Piece{tile, first, last, n};
+    return 1;
+  }
+  const i32 keys = tile_keys(units, tile);
+  i32 count = 0;
+  i32 run = t.run_begin;
+  for (i64 begin = first / length * length; begin < last; begin += length) {
+    const i64 end = begin + length;
+    i32 tiles = 0;
+    for (; run < t.run_end; ++run) {
+      const Run& r = units.runs[run];
+      const i64 from = max(i64{r.begin}, begin);
+      const i64 to = min(i64{r.end}, end);
+      if (from < to) tiles += static_cast<i32>(ceil_div(to - from, i64{keys}));
+      if (r.end > end) break;
+    }
+    if (tiles == 0) continue;  // nothing is kept between these cuts
+    if (pieces) {
+      pieces[count] = Piece{tile, static_cast<i32>(max(begin, i64{first})), static_cast<i32>(min(end, i64{last})), tiles};
+    }
+    ++count;
+  }
+  return count;
+}
+
+/// Cost of one piece of a tile cut into `chunks` pieces.
+RADDLE_FN i64 piece_cost(const Units& units, const Piece& piece, i32 chunks) {
+  const UnitCost cost = unit_cost(units, piece.tile);
+  return (chunks > 1 ? cost.resume : cost.start) + piece.kv_tiles * cost.tile;
+}
+
+RADDLE_ENGINE_END

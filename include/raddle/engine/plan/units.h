@@ -1,0 +1,77 @@
+// Units and their costs. A unit is one (query tile, KV head). All schedules order units by level, group,
+// KV head, tile: the tiles of a KV head follow each other, so that its keys are still in the cache.
+#pragma once
+
+#include "raddle/engine/plan/tiles.h"
+
+namespace raddle {
+
+/// What a unit costs: start + (KV tiles) · tile, and what one cut through it adds.
+struct UnitCost {
+  i64 start;
+  i64 tile;
+  i64 store;   ///< added to the piece before the first cut: its partial state
+  i64 resume;  ///< added to the piece after a cut: one more item and its partial state
+};
+
+struct Units {
+  const QueryTile* tiles;
+  const Run* runs;
+  const i32* kv_tiles;    ///< [num_tiles] KV tiles of a query tile
+  const i64* prefix;      ///< [num_tiles + 1] cost of the tiles before, for one KV head
+  const i32* group_tile;  ///< [num_groups + 1] first tile of a group, counted over all levels
+  i32 num_tiles;
+  i32 num_groups;
+  i32 num_kv_heads;
+  bool all_partial;  ///< more than one level: every item stores a partial state
+  TileShape shapes[2];
+  CostModel costs[2];
+};
+
+}  // namespace raddle
+
+RADDLE_ENGINE_BEGIN
+
+RADDLE_FN UnitCost cost_of(const CostModel& model, i32 rows, bool all_partial) {
+  const i64 item = max(i64{1}, model.per_item + i64{model.per_item_row} * rows);
+  const i64 tile = max(i64{1}, model.per_tile + i64{model.per_tile_row} * rows);
+  const i64 merge = i64{model.per_merge_row} * rows;
+  return UnitCost{all_partial ? item + merge : item, tile, all_partial ? 0 : merge, item + merge};
+}
+
+RADDLE_FN UnitCost unit_cost(const Units& units, i32 tile) {
+  const QueryTile& t = units.tiles[tile];
+  return cost_of(units.costs[t.shape], t.num_rows, units.all_partial);
+}
+
+RADDLE_FN i64 total_cost(const Units& units) { return units.num_kv_heads * units.prefix[units.num_tiles]; }
+
+RADDLE_FN i32 tile_keys(const Units& units, i32 tile) { return units.shapes[units.tiles[tile].shape].keys; }
+
+/// First column of a unit's kth KV tile.
+RADDLE_FN i32 unit_column(const Units& units, i32 tile, i32 k) {
+  const QueryTile& t = units.tiles[tile];
+  return column_of(units.runs, t.run_begin, t.run_end, units.shapes[t.shape].keys, k);
+}
+
+/// A place between items: before KV tile k of a unit.
+struct UnitAt {
+  i32 group;
+  i32 head;
+  i32 tile;
+};
+
+/// The unit after `at`; past the last one, group is num_groups.
+RADDLE_FN UnitAt next_unit(const Units& units, UnitAt at) {
+  if (++at.tile < units.group_tile[at.group + 1]) return at;
+  if (++at.head < units.num_kv_heads) {
+    at.tile = units.group_tile[at.group];
+    return at;
+  }
+  at.head = 0;
+  do ++at.group;
+  while (at.group < units.num_groups && units.group_tile[at.group + 1] == units.group_tile[at.group]);
+  return at;
+}
+
+RADDLE_ENGINE_END

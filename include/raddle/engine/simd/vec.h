@@ -1,0 +1,121 @@
+// A vector of fp32 lanes, as wide as the ISA this is compiled for. The ISA files hold what needs an
+// intrinsic; everything else is written once with the compiler's vector extension.
+//
+// An ISA file defines: lanes, fma, max, load(const f16*), and registers (how many vector registers there are).
+#pragma once
+
+#include "raddle/engine/core/math.h"
+
+#if defined(__AVX512F__)
+#include "raddle/engine/simd/avx512.h"
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include "raddle/engine/simd/avx2.h"
+#else
+#include "raddle/engine/simd/generic.h"
+#endif
+
+RADDLE_ENGINE_BEGIN
+
+namespace simd {
+
+typedef i32 VecI __attribute__((vector_size(lanes * 4)));
+typedef u32 VecU __attribute__((vector_size(lanes * 4)));
+typedef u16 VecH __attribute__((vector_size(lanes * 2)));
+
+RADDLE_FN Vec broadcast(float x) { return Vec{} + x; }
+
+RADDLE_FN Vec load(const float* p) {
+  Vec v;
+  __builtin_memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+RADDLE_FN Vec load(const bf16* p) {
+  VecH h;
+  __builtin_memcpy(&h, p, sizeof(h));
+  return reinterpret_cast<Vec>(__builtin_convertvector(h, VecU) << 16);
+}
+
+RADDLE_FN void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof(v)); }
+
+/// 2^x per lane: math::exp2, lane by lane, without its handling of NaN and overflow (x <= 0 here, or -inf).
+RADDLE_FN Vec exp2_nonpositive(Vec x) {
+  const Vec clamped = max(x, broadcast(-127.0f));
+  const Vec shifted = clamped + math::round_shift;
+  const Vec f = clamped - (shifted - math::round_shift);
+  Vec p = broadcast(1.535336188e-4f);
+  p = fma(p, f, broadcast(1.339887440e-3f));
+  p = fma(p, f, broadcast(9.618437358e-3f));
+  p = fma(p, f, broadcast(5.550332471e-2f));
+  p = fma(p, f, broadcast(2.402264791e-1f));
+  p = fma(p, f, broadcast(6.931472029e-1f));
+  p = fma(p, f, broadcast(1.0f));
+  const VecI bits = reinterpret_cast<VecI>(p) + (reinterpret_cast<VecI>(shifted) << 23);
+  const VecI normal = x >= broadcast(-126.0f);
+  return reinterpret_cast<Vec>(bits & normal);
+}
+
+RADDLE_FN float reduce_sum(Vec v) {
+  float total = 0.0f;
+  for (i32 step = lanes / 2; step > 0; step /= 2) {
+    VecI swap{};
+    for (i32 i = 0; i < lanes; ++i) swap[i] = i ^ step;
+    v = v + __builtin_shuffle(v, swap);
+  }
+  total = v[0];
+  return total;
+}
+
+RADDLE_FN float reduce_max(Vec v) {
+  for (i32 step = lanes / 2; step > 0; step /= 2) {
+    VecI swap{};
+    for (i32 i = 0; i < lanes; ++i) swap[i] = i ^ step;
+    v = max(v, __builtin_shuffle(v, swap));
+  }
+  return v[0];
+}
+
+/// One step of a butterfly over `lanes` vectors: exchanges the halves of blocks of 2·step lanes.
+template <i32 step>
+RADDLE_FN void exchange(Vec& a, Vec& b) {
+  VecI low{}, high{};
+  for (i32 i = 0; i < lanes; ++i) {
+    low[i] = (i & step) == 0 ? i : lanes + (i ^ step);
+    high[i] = (i & step) == 0 ? (i ^ step) : lanes + i;
+  }
+  const Vec x = __builtin_shuffle(a, b, low);
+  b = __builtin_shuffle(a, b, high);
+  a = x;
+}
+
+/// Transposes a square of `lanes` vectors in registers.
+template <i32 step = lanes / 2>
+RADDLE_FN void transpose(Vec (&v)[lanes]) {
+  if constexpr (step > 0) {
+#pragma GCC unroll 16
+    for (i32 i = 0; i < lanes; ++i)
+      if ((i & step) == 0) exchange<step>(v[i], v[i + step]);
+    transpose<step / 2>(v);
+  }
+}
+
+/// Lane i of the result is the sum of v[i]'s lanes: a transposition that adds on the way.
+template <i32 step = lanes / 2>
+RADDLE_FN Vec sum_each(Vec (&v)[lanes]) {
+  if constexpr (step > 0) {
+#pragma GCC unroll 16
+    for (i32 i = 0; i < step; ++i) {
+      exchange<step>(v[i], v[i + step]);
+      v[i] = v[i] + v[i + step];
+    }
+    return sum_each<step / 2>(v);
+  } else {
+    return v[0];
+  }
+}
+
+RADDLE_FN void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+
+}  // namespace simd
+
+RADDLE_ENGINE_END

@@ -1,0 +1,18 @@
+// The table of variants that are compiled ahead. A new shipped variant is one file and one entry here.
+#pragma once
+
+#include "raddle/engine/variant/causal.h"
+#include "raddle/engine/variant/rope.h"
+#include "raddle/engine/variant/sigmoid.h"
+#include "raddle/engine/variant/sinks.h"
+#include "raddle/engine/variant/softcap.h"
+#include "raddle/engine/variant/window.h"
+
+RADDLE_ENGINE_BEGIN
+
+template <class... V>
+struct VariantList {};
+
+using ShippedVariants = VariantList<Causal, SlidingWindow, SoftCap, Sinks, Sigmoid, Rope>;
+
+RADDLE_ENGINE_END

@@ -1,0 +1,35 @@
+"""Finds the compiled library and loads it, once a process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import tvm_ffi
+
+_NAME = "libraddle_ffi.so"
+
+
+def find() -> Path:
+    """Path of the compiled library: ``RADDLE_LIBRARY`` if set, else the one installed with raddle.
+
+    Raises ``ImportError`` if there is none.
+    """
+    override = os.environ.get("RADDLE_LIBRARY")
+    if override:
+        # A wrong override is an error: a silent second choice would test the wrong library.
+        if not Path(override).is_file():
+            raise ImportError(f"RADDLE_LIBRARY names no file: {override}")
+        return Path(override)
+    # An editable install has two folders: the sources and the one with the library.
+    folders = [Path(entry) for entry in sys.modules["raddle"].__path__]
+    for folder in folders:
+        if (folder / _NAME).is_file():
+            return folder / _NAME
+    raise ImportError(f"{_NAME} is in none of {', '.join(map(str, folders))}; reinstall raddle")
+
+
+# Loading registers the functions "raddle.*". A second copy in the same process would end it.
+module = tvm_ffi.load_module(find())
+version = tvm_ffi.get_global_func("raddle.version")

@@ -1,0 +1,135 @@
+"""Request traces: when a request arrives, how long its prompt is, and how many tokens it generates."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import itertools
+import json
+import random
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Callable, Iterable, Iterator, TextIO
+
+EXCERPT = Path(__file__).parent.parent / "data" / "azure_llm_2023_conv_excerpt.csv"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request of a trace."""
+
+    arrival: float
+    """Seconds since the first request."""
+    input_tokens: int
+    output_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        """Room that the request needs in the pool: prompt and output."""
+        return self.input_tokens + self.output_tokens
+
+
+class TraceError(ValueError):
+    """A line of a trace that can't be read: file, line, what was found and what was expected."""
+
+    def __init__(self, path: Path, line: int, found: str) -> None:
+        super().__init__(f"{path.name}:{line}: {found}")
+
+
+def read_trace(path: Path) -> Iterator[Request]:
+    """The requests of a trace file, in the file's order.
+
+    The format is told from the first line: the Azure LLM inference CSV (``TIMESTAMP,ContextTokens,
+    GeneratedTokens``) or Mooncake's JSON lines (``timestamp`` in ms, ``input_length``, ``output_length``).
+    A name that ends in ``.gz`` is decompressed. Raises `TraceError`.
+    """
+    with _open(path) as lines:
+        first = lines.readline()
+        parse = _parser(path, first)
+        start = None
+        for number, line in enumerate(itertools.chain([first], lines), 1):
+            if number == 1 and parse is _azure or not line.strip():
+                continue
+            try:
+                time, prompt, output = parse(line)
+            except (ValueError, KeyError, TypeError) as error:
+                raise TraceError(path, number, f"{error}; found {_shown(line)}") from None
+            start = time if start is None else start
+            if prompt < 1 or output < 1:
+                found = f"found {prompt} prompt and {output} generated tokens; expected at least 1 each"
+                raise TraceError(path, number, found)
+            if time < start:
+                raise TraceError(path, number, "arrives before the first request")
+            yield Request(time - start, prompt, output)
+
+
+def synthetic(text: str, seed: int) -> Iterator[Request]:
+    """Requests without end, drawn as `text` says.
+
+    ``uniform:512:2048``: prompts of 512 to 2,048 tokens, all equally likely, outputs an eighth as long
+    (drawn apart), arrivals at random (exponential gaps), one a second in the mean. Raises ``ValueError``.
+    """
+    kind, *bounds = text.split(":")
+    if kind != "uniform" or len(bounds) != 2 or not all(b.isdigit() for b in bounds):
+        raise ValueError(f"found {text!r}; expected uniform:LOW:HIGH, for example uniform:512:2048")
+    low, high = map(int, bounds)
+    if not 1 <= low <= high:
+        raise ValueError(f"found {text!r}; expected 1 <= LOW <= HIGH")
+    return _uniform(low, high, random.Random(seed))
+
+
+def select(
+    requests: Iterable[Request], max_context: int | None = None, count: int | None = None
+) -> list[Request]:
+    """The first `count` requests of at most `max_context` tokens, prompt and output; time starts with them."""
+    fitting = (r for r in requests if max_context is None or r.tokens <= max_context)
+    chosen = sorted(itertools.islice(fitting, count), key=lambda r: r.arrival)
+    start = chosen[0].arrival if chosen else 0.0
+    return [Request(r.arrival - start, r.input_tokens, r.output_tokens) for r in chosen]
+
+
+def _open(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8", newline="")
+    return open(path, encoding="utf-8", newline="")
+
+
+def _parser(path: Path, first: str) -> Callable[[str], tuple[float, int, int]]:
+    if first.lstrip("\ufeff \t").startswith("{"):
+        return _mooncake
+    if first.lstrip("\ufeff").strip() == "TIMESTAMP,ContextTokens,GeneratedTokens":
+        return _azure
+    expected = "expected 'TIMESTAMP,ContextTokens,GeneratedTokens' (Azure) or a JSON object (Mooncake)"
+    raise TraceError(path, 1, f"{expected}; found {_shown(first)}")
+
+
+def _azure(line: str) -> tuple[float, int, int]:
+    fields = next(csv.reader([line]))
+    if len(fields) != 3:
+        raise ValueError(f"expected 3 fields, not {len(fields)}")
+    # Seven digits of a second; Python reads six.
+    stamp = datetime.strptime(fields[0][:26], "%Y-%m-%d %H:%M:%S.%f")
+    return (stamp - datetime(2000, 1, 1)).total_seconds(), int(fields[1]), int(fields[2])
+
+
+def _mooncake(line: str) -> tuple[float, int, int]:
+    record = json.loads(line)
+    fields = [record[name] for name in ("timestamp", "input_length", "output_length")]
+    for name, value in zip(("timestamp", "input_length", "output_length"), fields):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ValueError(f"{name} is {value!r}; expected a number")
+    return fields[0] / 1000.0, int(fields[1]), int(fields[2])
+
+
+def _uniform(low: int, high: int, draw: random.Random) -> Iterator[Request]:
+    arrival = 0.0
+    while True:
+        prompt, output = draw.randint(low, high), max(1, draw.randint(low, high) // 8)
+        yield Request(arrival, prompt, output)
+        arrival += draw.expovariate(1.0)
+
+
+def _shown(line: str) -> str:
+    text = line.rstrip("\n")
+    return repr(text if len(text) <= 60 else text[:57] + "...")

@@ -1,0 +1,261 @@
+// Attention: checks a spec, plans layouts, runs plans on the worker pool.
+#include "raddle/attention.h"
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <mutex>
+#include <sstream>
+
+#include "api/bound_variant.h"
+#include "api/kv_tensors.h"
+#include "device/cpu/isa.h"
+#include "device/cpu/pool.h"
+#include "device/cpu/queues.h"
+#include "plan/heuristics.h"
+#include "plan/planner.h"
+#include "raddle/error.h"
+
+namespace raddle {
+namespace {
+
+void check_spec(const AttentionSpec& spec) {
+  if (spec.num_qo_heads <= 0) fail<ValueError>("num_qo_heads is ", spec.num_qo_heads, "; expected at least 1");
+  if (spec.num_kv_heads <= 0) fail<ValueError>("num_kv_heads is ", spec.num_kv_heads, "; expected at least 1");
+  if (spec.num_qo_heads % spec.num_kv_heads != 0)
+    fail<ValueError>("num_qo_heads is ", spec.num_qo_heads, "; expected a multiple of num_kv_heads = ", spec.num_kv_heads);
+  const auto check_dim = [](const char* name, i32 dim) {
+    if (dim < 8 || dim > 256 || dim % 8 != 0)
+      fail<ValueError>(name, " is ", dim, "; expected a multiple of 8, at most 256");
+  };
+  check_dim("head_dim", spec.head_dim_qk);
+  check_dim("head_dim_vo", spec.head_dim_vo);
+  if (spec.scale && !std::isfinite(*spec.scale)) fail<ValueError>("scale is ", *spec.scale, "; expected a finite number");
+}
+
+CoverFns cover_fns(const BoundVariant& variant) {
+  if (!variant.has_masks()) return {};
+  return CoverFns{&variant,
+                  [](const void* self, const Tile& t) { return static_cast<const BoundVariant*>(self)->kv_span(t); },
+                  [](const void* self, const Tile& t) { return static_cast<const BoundVariant*>(self)->coverage(t); }};
+}
+
+/// Entries of -1 are allowed only where no tile's coverage reaches.
+void check_used_blocks(const Layout& layout, const PlanView& plan) {
+  for (i32 t = 0; t < plan.num_query_tiles; ++t) {
+    const QueryTile& tile = plan.query_tiles[t];
+    const Level& level = layout.levels()[static_cast<std::size_t>(tile.level)];
+    if (level.min_block >= 0 || level.blocks.empty()) continue;
+    const auto group = static_cast<std::size_t>(tile.group);
+    for (i32 r = tile.run_begin; r < tile.run_end; ++r)
+      for (i32 b = plan.runs[r].begin / level.block_size; b * static_cast<i64>(level.block_size) < plan.runs[r].end; ++b)
+        if (const i32 block = level.blocks[static_cast<std::size_t>(level.block_begin[group] + b)]; block < 0)
+          fail<ValueError>("page_indices: entry ", b, " of request ", tile.group, " is ", block,
+                           " and the mask keeps keys of that page; expected a page number");
+  }
+}
+
+/// Below this planned cost (in the units of heuristics.cpp, quarters of a nanosecond) waking a second thread does not pay.
+constexpr i64 single_thread_cost = 4 * 20'000;
+
+}  // namespace
+
+float AttentionSpec::softmax_scale() const {
+  return scale ? *scale : static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim_qk)));
+}
+
+// --- Plan ------------------------------------------------------------------------------------
+
+Plan::Plan(LayoutPtr layout, std::shared_ptr<const PlanArrays> arrays, std::shared_ptr<const BoundVariant> variant)
+    : layout_(std::move(layout)), arrays_(std::move(arrays)), variant_(std::move(variant)), view_(arrays_->view()) {}
+Plan::~Plan() = default;
+
+const PlanArrays& Plan::arrays() const { return *arrays_; }
+double Plan::balance() const { return arrays_->stats().heaviest_over_mean(); }
+
+std::string Plan::explain() const {
+  std::ostringstream text;
+  text << arrays_->stats().explain() << "\n"
+       << view_.num_query_tiles << " query tiles, " << view_.num_items << " work items for " << view_.num_workers
+       << " workers, " << view_.num_contractions << " contractions over " << view_.num_partial_rows
+       << " partial rows\n"
+       << "tiles of " << view_.shapes[0].rows << " x " << view_.shapes[0].keys << " (short queries) and "
+       << view_.shapes[1].rows << " x " << view_.shapes[1].keys << " (long queries); kernels: " << cpu_isa() << "\n";
+  return text.str();
+}
+
+// --- Attention -------------------------------------------------------------------------------
+
+/// Memory of one run: partial states, counters, queue heads, each thread's tile scratch. Sets are kept and
+/// handed to one run at a time, so that concurrent runs never share.
+struct Attention::Scratch {
+  struct Set {
+    std::vector<float> partial_o, partial_lse;
+    std::vector<i32> arrived;
+    std::vector<cpu::QueueHead> heads;
+    std::vector<std::unique_ptr<std::byte[]>> threads;
+    std::size_t thread_bytes = 0;
+  };
+
+  std::unique_ptr<Set> take() {
+    const std::lock_guard lock(mutex);
+    if (free.empty()) return std::make_unique<Set>();
+    auto set = std::move(free.back());
+    free.pop_back();
+    return set;
+  }
+  void give_back(std::unique_ptr<Set> set) {
+    const std::lock_guard lock(mutex);
+    free.push_back(std::move(set));
+  }
+
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Set>> free;
+};
+
+namespace {
+
+template <class Set>
+void reserve(Set& set, const PlanView& plan, const CpuLaunch& launch, const CpuKernels& kernels, i32 threads) {
+  const auto grow = [](auto& v, std::size_t n) {
+    if (v.size() < n) v.resize(n);
+  };
+  const auto rows = static_cast<std::size_t>(plan.num_partial_rows);
+  grow(set.partial_o, rows * static_cast<std::size_t>(launch.dim_vo));
+  grow(set.partial_lse, rows);
+  grow(set.arrived, static_cast<std::size_t>(plan.num_contractions) * static_cast<std::size_t>(plan.num_kv_heads));
+  if (set.heads.size() < static_cast<std::size_t>(plan.num_workers))
+    set.heads = std::vector<cpu::QueueHead>(static_cast<std::size_t>(plan.num_workers));
+  const auto bytes = static_cast<std::size_t>(kernels.scratch_bytes(launch)) + 64;
+  if (set.thread_bytes < bytes) set.threads.clear();
+  set.thread_bytes = std::max(set.thread_bytes, bytes);
+  while (set.threads.size() < static_cast<std::size_t>(threads))
+    set.threads.push_back(std::unique_ptr<std::byte[]>(new std::byte[set.thread_bytes]));
+}
+
+/// The first cache line inside a thread's memory.
+void* aligned(std::byte* p) {
+  const auto address = reinterpret_cast<std::uintptr_t>(p);
+  return p + ((64 - address % 64) % 64);
+}
+
+double microseconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+}
+
+RowsView rows_view(const TensorRef& t) { return RowsView{t.data, t.stride[0], t.stride[1]}; }
+
+void check_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args) {
+  const i64 rows = plan.layout().num_rows();
+  check_tensor("q", args.q, spec.dtype, {rows, spec.num_qo_heads, spec.head_dim_qk});
+  check_tensor("out", args.out, args.return_state ? DType::float32 : spec.dtype, {rows, spec.num_qo_heads, spec.head_dim_vo});
+  const bool sum = plan.variant().stages().scan == Scan::sum;
+  if (args.lse.data) {
+    if (sum) fail<ValueError>("lse: a Scan::sum variant has no LSE; expected return_lse=False and no lse");
+    if (args.lse.rank != 2 || args.lse.shape[0] != rows || args.lse.shape[1] != spec.num_qo_heads ||
+        args.lse.dtype != DType::float32)
+      fail<ValueError>("lse is ", describe(args.lse), "; expected [", rows, ", ", spec.num_qo_heads, "] float32");
+  } else if (args.return_state && !sum) {
+    fail<ValueError>("lse is missing; return_state needs it: a state is (O, LSE)");
+  }
+  if (args.scale && !std::isfinite(*args.scale)) fail<ValueError>("scale is ", *args.scale, "; expected a finite number");
+  const std::size_t levels = plan.layout().levels().size();
+  if (args.kv.size() != 1 && args.kv.size() != levels)
+    fail<ValueError>("kv has ", args.kv.size(), " pairs of K and V; expected 1, or one a level: ", levels);
+  const auto& plan_view = plan.view();
+  if (plan_view.num_kv_heads != spec.num_kv_heads || plan_view.group_size != spec.group_size())
+    fail<ValueError>("plan is for ", plan_view.num_kv_heads, " KV heads with groups of ", plan_view.group_size,
+                     "; expected a plan made by this Attention");
+}
+
+bool shares_keys(const Layout& layout) {
+  for (const Level& level : layout.levels())
+    if (!level.groups_are_requests) return true;
+  return false;
+}
+
+}  // namespace
+
+Attention::Attention(const AttentionSpec& spec) : spec_(spec), scratch_(std::make_unique<Scratch>()) {
+  check_spec(spec_);
+  variant_ = std::make_shared<const BoundVariant>(spec_);
+}
+Attention::~Attention() = default;
+
+PlanPtr Attention::plan(const LayoutPtr& layout, const PlanOptions& options) const {
+  if (!layout) fail<ValueError>("layout is missing");
+  if (options.num_workers < 0) fail<ValueError>("num_workers is ", options.num_workers, "; expected at least 1, or 0 for the default");
+  if (spec_.batch_invariant && layout->levels().size() > 1)
+    fail<ValueError>("layout is a cascade; expected a single level with batch_invariant=True, since which keys are shared depends on the batch");
+  auto variant = options.params.empty() ? variant_ : variant_->with(options.params, ParamScope::plan);
+  const i32 workers = options.num_workers > 0 ? options.num_workers : cpu_threads();
+  auto arrays = std::make_shared<const PlanArrays>(
+      make_plan(layout->view(), cpu_plan_config(spec_, workers, options.schedule), cover_fns(*variant)));
+  check_used_blocks(*layout, arrays->view());
+  return std::make_shared<const Plan>(layout, std::move(arrays), std::move(variant));
+}
+
+void Attention::run(const Plan& plan, const RunArgs& args, RunStats* stats) const {
+  check_run(spec_, plan, args);
+  const BoundVariant* variant = &plan.variant();
+  std::shared_ptr<const BoundVariant> changed;
+  if (args.params && !args.params->empty()) {
+    changed = variant->with(*args.params, ParamScope::run);
+    variant = changed.get();
+  }
+  variant->check_batch(plan.layout().num_requests(), shares_keys(plan.layout()));
+
+  const PlanView& view = plan.view();
+  CpuLaunch launch{};
+  launch.dim_qk = spec_.head_dim_qk;
+  launch.dim_vo = spec_.head_dim_vo;
+  launch.dtype = spec_.dtype;
+  launch.state_only = args.return_state;
+  launch.scale = args.scale ? *args.scale : spec_.softmax_scale();
+  launch.stages = &variant->stages();
+  launch.layout = &plan.layout().view();
+  launch.plan = &view;
+  for (std::size_t i = 0; i < plan.layout().levels().size(); ++i)
+    launch.kv[i] = view_kv(args.kv.size() == 1 ? "kv" : "kv[" + std::to_string(i) + "]",
+                           args.kv[args.kv.size() == 1 ? 0 : i], plan.layout().levels()[i], spec_);
+  launch.q = rows_view(args.q);
+  launch.out = rows_view(args.out);
+  launch.lse = static_cast<float*>(args.lse.data);
+  launch.lse_row_stride = args.lse.stride[0];
+  launch.lse_head_stride = args.lse.stride[1];
+
+  const CpuKernels& kernels = cpu::kernels(cpu::selected_isa());
+  auto& pool = cpu::WorkerPool::instance();
+  const bool small = plan.arrays().stats().total < single_thread_cost;
+  const i32 wanted = small ? 1 : std::min(pool.threads(), std::max(view.num_items, 1));
+  auto set = scratch_->take();
+  reserve(*set, view, launch, kernels, wanted);
+  launch.partial_o = set->partial_o.data();
+  launch.partial_lse = set->partial_lse.data();
+  launch.arrived = set->arrived.data();
+  if (stats) stats->busy_us.assign(static_cast<std::size_t>(wanted), 0.0);
+
+  std::optional<cpu::ItemQueues> queues;
+  std::once_flag started;
+  const i32 threads = pool.run(wanted, [&](i32 thread, i32 num_threads) {
+    // How many threads there are is known only here; whoever comes first sets the queues up.
+    std::call_once(started, [&] { queues.emplace(view.queue_indptr, view.num_workers, num_threads, set->heads.data()); });
+    const auto start = std::chrono::steady_clock::now();
+    void* memory = aligned(set->threads[static_cast<std::size_t>(thread)].get());
+    for (i32 item; queues->next(thread, item);) kernels.attend(launch, item, memory);
+    if (stats) stats->busy_us[static_cast<std::size_t>(thread)] = microseconds_since(start);
+  });
+  if (stats) stats->busy_us.resize(static_cast<std::size_t>(threads));
+  scratch_->give_back(std::move(set));
+}
+
+std::size_t workspace_bytes(const AttentionSpec& spec, i32 num_workers, const Maxima& maxima) {
+  check_spec(spec);
+  return static_cast<std::size_t>(
+      workspace_bytes(cpu_plan_config(spec, num_workers, Schedule::automatic), maxima, spec.head_dim_vo));
+}
+
+std::string cpu_isa() { return to_string(cpu::selected_isa()); }
+i32 cpu_threads() { return cpu::default_threads(); }
+
+}  // namespace raddle

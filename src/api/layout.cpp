@@ -1,0 +1,60 @@
+#include "raddle/layout.h"
+
+#include <utility>
+
+namespace raddle {
+
+namespace {
+
+/// An optional array: null when it holds nothing.
+template <class T>
+const T* optional(const std::vector<T>& v) {
+  return v.empty() ? nullptr : v.data();
+}
+
+i32 size(const std::vector<i32>& v) { return static_cast<i32>(v.size()); }
+
+}  // namespace
+
+LevelView Level::view() const {
+  // A null block list means contiguous keys; a level of blocks without any still has a list.
+  static constexpr i32 no_blocks = -1;
+  LevelView v{};
+  v.num_groups = size(columns);
+  v.block_size = block_size;
+  v.block_rows = block_rows;
+  v.groups_are_requests = groups_are_requests;
+  v.row_indptr = row_indptr.data();
+  v.rows = optional(rows);
+  v.columns = columns.data();
+  v.kv_begin = optional(kv_begin);
+  v.block_begin = block_begin.data();
+  v.blocks = storage == KvStorage::ragged ? nullptr : blocks.empty() ? &no_blocks : blocks.data();
+  v.block_index = optional(block_index);
+  v.block_pos = optional(block_pos);
+  v.block_first = optional(block_first);
+  v.block_count = optional(block_count);
+  v.mask_bits = optional(mask_bits);
+  return v;
+}
+
+Layout::Layout(std::vector<i32> qo_indptr, std::vector<i32> kv_len, std::vector<i32> qo_pos,
+               std::vector<i32> row_request, std::vector<Level> levels)
+    : qo_indptr_(std::move(qo_indptr)),
+      kv_len_(std::move(kv_len)),
+      qo_pos_(std::move(qo_pos)),
+      row_request_(std::move(row_request)),
+      levels_(std::move(levels)) {
+  level_views_.reserve(levels_.size());
+  for (const Level& level : levels_) level_views_.push_back(level.view());
+  view_.num_requests = size(kv_len_);
+  view_.num_rows = qo_indptr_.back();
+  view_.num_levels = static_cast<i32>(levels_.size());
+  view_.qo_indptr = qo_indptr_.data();
+  view_.kv_len = kv_len_.data();
+  view_.qo_pos = optional(qo_pos_);
+  view_.row_request = optional(row_request_);
+  view_.levels = level_views_.data();
+}
+
+}  // namespace raddle

@@ -1,0 +1,197 @@
+// Each worker has a mailbox word of its own:
+//
+//   idle --(worker tires of spinning)--> asleep        idle | asleep --(caller)--> work | stop
+//
+// The caller's exchange tells it whether the worker slept, so nobody pays for a wake-up that isn't
+// needed, and no job can be missed or seen twice. Ends are counted down in one word, on which the
+// caller may sleep.
+#include "device/cpu/crew.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <utility>
+
+#include "device/cpu/topology.h"
+
+namespace raddle::cpu {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Long enough to bridge the gap between two launches that follow each other; more would be stolen
+// from whatever else computes in the process.
+constexpr auto worker_spin = std::chrono::microseconds(20);
+// Longer: the workers are about to end, and a sleeping caller costs a wake-up.
+constexpr auto caller_spin = std::chrono::microseconds(50);
+// A sleeping worker is woken by its parent in a tree of this width, so that a caller with many
+// workers starts its own part after a few system calls.
+constexpr i32 wake_width = 8;
+
+enum Mail : u32 { idle, asleep, work, stop };
+constexpr u32 caller_sleeps = 1u << 31;
+
+thread_local bool is_worker = false;
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+static_assert(sizeof(std::atomic<u32>) == sizeof(u32), "a futex is a plain word");
+
+void futex_wait(std::atomic<u32>& word, u32 expected) {
+  ::syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
+}
+
+void futex_wake(std::atomic<u32>& word) {
+  ::syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+}
+
+/// Spins until `done()`, for about `limit` at most. Returns whether it came true.
+template <class Done>
+bool spin(Clock::duration limit, Done done) {
+  const auto end = Clock::now() + limit;
+  do {
+    for (int i = 0; i < 16; ++i) {
+      if (done()) return true;
+      relax();
+    }
+  } while (Clock::now() < end);
+  return done();
+}
+
+void pin_to(i32 cpu) {
+  const std::size_t size = CPU_ALLOC_SIZE(cpu + 1);
+  cpu_set_t* set = CPU_ALLOC(cpu + 1);
+  if (!set) return;
+  CPU_ZERO_S(size, set);
+  CPU_SET_S(static_cast<std::size_t>(cpu), size, set);
+  sched_setaffinity(0, size, set);  // best effort: the mask may have shrunk meanwhile
+  CPU_FREE(set);
+}
+
+}  // namespace
+
+Crew::Crew(i32 max_workers) : workers_(static_cast<std::size_t>(max_workers)) {
+  if (pinning_wanted()) pins_ = allowed_cpus();
+}
+
+bool Crew::on_worker() { return is_worker; }
+
+i32 Crew::grow(i32 wanted) {
+  wanted = std::min(wanted, max_workers());
+  while (started_ < wanted && start(worker(started_ + 1))) ++started_;
+  return std::min(started_, wanted);
+}
+
+bool Crew::start(Worker& self) {
+  self.crew = this;
+  self.thread = started_ + 1;
+  if (!pins_.empty()) self.cpu = pins_[static_cast<std::size_t>(self.thread) % pins_.size()];
+  // Signals belong to the threads that the program knows of.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const bool ok = pthread_create(&self.handle, nullptr, serve, &self) == 0;
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return ok;
+}
+
+void* Crew::serve(void* arg) {
+  Worker& self = *static_cast<Worker*>(arg);
+  Crew& crew = *self.crew;
+  is_worker = true;
+  if (self.cpu >= 0) pin_to(self.cpu);
+  while (crew.next_job(self)) {
+    crew.wake_children(self.thread);
+    crew.take_part(self.thread);
+    if (crew.pending_.fetch_sub(1, std::memory_order_acq_rel) == (caller_sleeps | 1u)) {
+      futex_wake(crew.pending_);
+    }
+  }
+  return nullptr;
+}
+
+/// Waits for mail; false: it says stop.
+bool Crew::next_job(Worker& self) {
+  const auto called = [&] { return self.mail.load(std::memory_order_acquire) >= work; };
+  if (!spin(worker_spin, called)) {
+    u32 expected = idle;
+    if (self.mail.compare_exchange_strong(expected, asleep, std::memory_order_acq_rel)) {
+      while (!called()) futex_wait(self.mail, asleep);
+    }
+  }
+  // Acquire once more, for the failed exchange above. Nobody else writes before this job's end is
+  // counted.
+  if (self.mail.load(std::memory_order_acquire) == stop) return false;
+  self.mail.store(idle, std::memory_order_relaxed);
+  return true;
+}
+
+void Crew::post(JobEntry entry, void* context, i32 num_threads) {
+  entry_ = entry;
+  context_ = context;
+  num_threads_ = num_threads;
+  pending_.store(static_cast<u32>(num_threads - 1), std::memory_order_relaxed);
+  // From the last to the first: a parent that starts at once then finds its children's `slept`
+  // written.
+  for (i32 t = num_threads - 1; t >= 1; --t) {
+    Worker& self = worker(t);
+    // Read apart from the exchange, for afterwards `slept` could race with the parent. A worker
+    // that falls asleep between the two is woken on the spot.
+    self.slept = self.mail.load(std::memory_order_relaxed) == asleep;
+    const bool slept = self.mail.exchange(work, std::memory_order_acq_rel) == asleep;
+    if (slept && !self.slept) futex_wake(self.mail);
+  }
+  wake_children(0);
+}
+
+void Crew::wake_children(i32 thread) {
+  const i32 first = wake_width * thread + 1;
+  const i32 end = std::min(num_threads_, first + wake_width);
+  for (i32 child = first; child < end; ++child) {
+    if (worker(child).slept) futex_wake(worker(child).mail);
+  }
+}
+
+void Crew::take_part(i32 thread) {
+  try {
+    entry_(context_, thread, num_threads_);
+  } catch (...) {
+    if (!failed_.exchange(true, std::memory_order_relaxed)) error_ = std::current_exception();
+  }
+}
+
+void Crew::wait() {
+  if (spin(caller_spin, [&] { return pending_.load(std::memory_order_acquire) == 0; })) return;
+  u32 now = pending_.fetch_or(caller_sleeps, std::memory_order_acq_rel) | caller_sleeps;
+  while (now != caller_sleeps) {
+    futex_wait(pending_, now);
+    now = pending_.load(std::memory_order_acquire);
+  }
+}
+
+std::exception_ptr Crew::take_error() {
+  if (!failed_.exchange(false, std::memory_order_relaxed)) return nullptr;
+  return std::exchange(error_, nullptr);
+}
+
+void Crew::dismiss() {
+  for (i32 t = 1; t <= started_; ++t) {
+    if (worker(t).mail.exchange(stop, std::memory_order_acq_rel) == asleep) {
+      futex_wake(worker(t).mail);
+    }
+  }
+  for (i32 t = 1; t <= started_; ++t) pthread_join(worker(t).handle, nullptr);
+  started_ = 0;
+}
+
+}  // namespace raddle::cpu

@@ -1,0 +1,38 @@
+// Compiled once an instruction set, with RADDLE_ISA naming the namespace of everything included here.
+#include "raddle/engine/kernel/cpu/attention.h"
+#include "raddle/engine/kernel/cpu/stages.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace cpu {
+namespace {
+
+void attend_any(const CpuLaunch& launch, i32 item, void* scratch) {
+  dispatch_dtype(launch.dtype, [&](auto t) { attend<decltype(t)>(launch, item, scratch); });
+}
+
+i64 scratch_bytes(const CpuLaunch& launch) {
+  return dispatch_dtype(launch.dtype, [&](auto t) { return Scratch<decltype(t)>(launch, nullptr).bytes; });
+}
+
+constexpr auto variants = variant_table(ShippedVariants{});
+
+#if defined(__AVX512F__)
+constexpr const char* isa_name = "avx512";
+#elif defined(__AVX2__)
+constexpr const char* isa_name = "avx2";
+#else
+constexpr const char* isa_name = "generic";
+#endif
+
+constexpr CpuKernels table{isa_name,     simd::lanes,  attend_any,
+                           scratch_bytes, finish_state, variants.ops,
+                           static_cast<i32>(sizeof(variants.ops) / sizeof(VariantOps))};
+
+}  // namespace
+}  // namespace cpu
+
+const CpuKernels& cpu_kernels();
+const CpuKernels& cpu_kernels() { return cpu::table; }
+
+RADDLE_ENGINE_END

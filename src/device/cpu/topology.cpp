@@ -1,0 +1,177 @@
+#include "device/cpu/topology.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <sstream>
+
+#include "raddle/error.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace raddle::cpu {
+namespace {
+
+constexpr Isa all_isas[] = {Isa::generic, Isa::avx2, Isa::avx512};
+constexpr i32 max_threads = 4096;
+
+#if defined(__x86_64__)
+bool has_f16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
+
+const char* environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value && *value ? value : nullptr;
+}
+
+std::string supported_names() {
+  std::string names;
+  for (const Isa isa : all_isas) {
+    if (supported(isa)) names += (names.empty() ? "" : ", ") + std::string(to_string(isa));
+  }
+  return names;
+}
+
+/// RADDLE_NUM_THREADS; 0 where it is not set.
+i32 threads_asked_for() {
+  const char* value = environment("RADDLE_NUM_THREADS");
+  if (!value) return 0;
+  char* end = nullptr;
+  const long n = std::strtol(value, &end, 10);
+  if (*end != '\0' || n < 1 || n > max_threads) {
+    fail<ValueError>("RADDLE_NUM_THREADS is \"", value, "\"; expected an integer from 1 to ",
+                     max_threads);
+  }
+  return static_cast<i32>(n);
+}
+
+i32 threads_of(std::size_t cpus, const CpuQuota& quota) {
+  double n = static_cast<double>(std::max<std::size_t>(cpus, 1));
+  if (quota.cpus > 0) n = std::min(n, std::max(1.0, std::ceil(quota.cpus)));
+  return static_cast<i32>(std::min<double>(n, max_threads));
+}
+
+std::atomic<i32> known_threads{0};
+
+}  // namespace
+
+const char* to_string(Isa isa) {
+  switch (isa) {
+    case Isa::avx512:
+      return "avx512";
+    case Isa::avx2:
+      return "avx2";
+    default:
+      return "generic";
+  }
+}
+
+bool supported(Isa isa) {
+#if defined(__x86_64__)
+  // The builtin asks the operating system too: wide registers must survive a context switch.
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  return isa == Isa::generic || (avx2 && (isa == Isa::avx2 || avx512));
+#else
+  return isa == Isa::generic;
+#endif
+}
+
+Isa choose_isa(const char* wanted) {
+  Isa best = Isa::generic;
+  for (const Isa isa : all_isas) {
+    if (supported(isa)) best = isa;
+    if (wanted && std::strcmp(wanted, to_string(isa)) == 0) {
+      if (supported(isa)) return isa;
+      fail<ValueError>("RADDLE_CPU_ISA is \"", wanted,
+                       "\", which this CPU cannot run; expected one of ", supported_names());
+    }
+  }
+  if (!wanted || !*wanted) return best;
+  const bool amx = std::strcmp(wanted, "amx") == 0;
+  fail<ValueError>("RADDLE_CPU_ISA is \"", wanted, "\"", amx ? ", which is not built yet" : "",
+                   "; expected one of ", supported_names());
+}
+
+Isa selected_isa() {
+  static std::atomic<i32> known{-1};
+  i32 isa = known.load(std::memory_order_relaxed);
+  if (isa < 0) {
+    isa = static_cast<i32>(choose_isa(std::getenv("RADDLE_CPU_ISA")));
+    known.store(isa, std::memory_order_relaxed);
+  }
+  return static_cast<Isa>(isa);
+}
+
+std::vector<i32> allowed_cpus() {
+  // The kernel refuses a set smaller than its own, whose size it doesn't tell.
+  for (int size = 1024; size <= (1 << 20); size *= 2) {
+    cpu_set_t* set = CPU_ALLOC(size);
+    const std::size_t bytes = CPU_ALLOC_SIZE(size);
+    std::vector<i32> cpus;
+    const bool ok = set && sched_getaffinity(0, bytes, set) == 0;
+    for (i32 cpu = 0; ok && cpu < size; ++cpu) {
+      if (CPU_ISSET_S(static_cast<std::size_t>(cpu), bytes, set)) cpus.push_back(cpu);
+    }
+    if (set) CPU_FREE(set);
+    if (ok) return cpus;
+  }
+  return {0};
+}
+
+i32 default_threads() {
+  i32 n = known_threads.load(std::memory_order_relaxed);
+  if (n == 0) {
+    n = threads_asked_for();
+    if (n == 0) n = threads_of(allowed_cpus().size(), cgroup_quota());
+    known_threads.store(n, std::memory_order_relaxed);
+  }
+  return n;
+}
+
+void forget_default_threads() { known_threads.store(0, std::memory_order_relaxed); }
+
+bool pinning_wanted() {
+  const char* value = environment("RADDLE_PIN");
+  if (!value || std::strcmp(value, "0") == 0) return false;
+  if (std::strcmp(value, "1") == 0) return true;
+  fail<ValueError>("RADDLE_PIN is \"", value, "\"; expected 0 or 1");
+}
+
+std::string describe() {
+  std::ostringstream text;
+  const char* isa = environment("RADDLE_CPU_ISA");
+  text << "instruction set: " << to_string(selected_isa()) << " ("
+       << (isa ? "RADDLE_CPU_ISA" : "the best this CPU runs")
+       << "; supported: " << supported_names() << ")\n";
+  const std::vector<i32> cpus = allowed_cpus();
+  const CpuQuota quota = cgroup_quota();
+  text << "threads: " << default_threads() << " ("
+       << (threads_asked_for() ? "RADDLE_NUM_THREADS"
+                               : "CPUs of the affinity mask, bounded by the quota")
+       << ")\n";
+  text << "CPUs in the affinity mask: " << cpus.size() << " of " << sysconf(_SC_NPROCESSORS_ONLN)
+       << " online\n";
+  text << "CPU quota: ";
+  if (quota.cpus > 0) {
+    text << quota.cpus << " CPUs (" << quota.source << ")\n";
+  } else {
+    text << "none\n";
+  }
+  text << "pinning: " << (pinning_wanted() ? "worker i to the i-th CPU of the mask" : "off")
+       << " (RADDLE_PIN)\n";
+  return text.str();
+}
+
+}  // namespace raddle::cpu

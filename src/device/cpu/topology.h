@@ -1,0 +1,50 @@
+// What this machine gives to this process: CPUs, a share of them, an instruction set.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "raddle/engine/core/config.h"
+
+namespace raddle::cpu {
+
+/// Instruction sets that kernels are built for, each one including those before it.
+/// avx2 means AVX2, FMA and F16C; avx512 means F, BW, DQ and VL on top.
+enum class Isa : i32 { generic, avx2, avx512 };
+
+const char* to_string(Isa isa);
+/// Whether this CPU and operating system can run it.
+bool supported(Isa isa);
+/// The instruction set that `wanted` names, or the best supported one where it is null or empty.
+/// Raises ValueError for a name that is unknown or that this CPU cannot run.
+Isa choose_isa(const char* wanted);
+/// choose_isa of RADDLE_CPU_ISA, once a process.
+Isa selected_isa();
+
+/// CPUs of the calling thread's affinity mask, ascending.
+std::vector<i32> allowed_cpus();
+
+/// A limit on CPU time, as a number of CPUs; 0 where there is none.
+struct CpuQuota {
+  double cpus = 0;
+  std::string source;  ///< the file that sets it
+};
+
+/// The tightest quota of this process's control group and its ancestors, version 1 or 2.
+/// `root` is put before every path that is read, for tests.
+CpuQuota cgroup_quota(const std::string& root = "");
+
+/// Number of threads: RADDLE_NUM_THREADS, else the CPUs of the affinity mask, bounded by the quota
+/// rounded up. Evaluated once, and once more in a forked child. Raises ValueError for a bad
+/// RADDLE_NUM_THREADS.
+i32 default_threads();
+/// Has default_threads look again.
+void forget_default_threads();
+
+/// RADDLE_PIN: 1 pins each worker to one CPU of the mask; 0 or unset leaves them to the system.
+bool pinning_wanted();
+
+/// Where instruction set and number of threads come from: lines of text for people.
+std::string describe();
+
+}  // namespace raddle::cpu

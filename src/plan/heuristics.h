@@ -1,0 +1,11 @@
+// Which tile shapes and costs a plan is made with. Pure functions of the spec; ask `raddle explain` why.
+#pragma once
+
+#include "raddle/attention.h"
+
+namespace raddle {
+
+/// Tile shapes, tile rates and chunk size for the CPU kernels.
+PlanConfig cpu_plan_config(const AttentionSpec& spec, i32 num_workers, Schedule schedule);
+
+}  // namespace raddle

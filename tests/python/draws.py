@@ -1,0 +1,145 @@
+"""Random problems: every layout kind, every shipped variant, unused K and V poisoned with NaN.
+
+`draw(rng, …)` makes one problem; what is not asked for is drawn. `covering(…)` picks combinations of factors such
+that every pair of values occurs; `problems()` is the same as a hypothesis strategy.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+from hypothesis import strategies as st
+from layout_draws import LAYOUTS, SHARED_ROWS
+from reference import Causal, Llama31Scaling, Problem, Rope, Sigmoid, Sinks, SlidingWindow, SoftCap
+
+DTYPES = ["float32", "float16", "bfloat16"]
+HEAD_DIMS = [8, 24, 64, 72, 80, 128, 192, 256]
+GROUPS = [1, 2, 3, 4, 7, 8, 16, 71]
+WORKERS = [1, 2, 7, 132]
+SCHEDULES = ["auto", "linear", "algorithm1", "one-per-request"]
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def sinks(rng, num_heads):
+    return Sinks(rng.normal(0.0, 3.0, num_heads).astype(np.float32))
+
+
+def rotary_dim(rng, dim):
+    return 2 * int(rng.integers(1, dim // 2 + 1))
+
+
+# name -> parts, given the heads, the head dim and the number of requests (None: rows of several share a level)
+VARIANTS = {
+    "plain": lambda rng, heads, dim, requests: [],
+    "causal": lambda rng, heads, dim, requests: [Causal()],
+    "window": lambda rng, heads, dim, requests: [SlidingWindow(int(rng.integers(0, 60)))],
+    "band": lambda rng, heads, dim, requests: [SlidingWindow(*(int(x) for x in rng.integers(0, 40, 2)))],
+    "softcap": lambda rng, heads, dim, requests: [SoftCap(float(rng.choice([2.0, 30.0])))],
+    "sinks": lambda rng, heads, dim, requests: [sinks(rng, heads)],
+    "sigmoid": lambda rng, heads, dim, requests: [Sigmoid(float(rng.normal())), Causal()],
+    "sigmoid_plain": lambda rng, heads, dim, requests: [Sigmoid(-1.0)],
+    "rope": lambda rng, heads, dim, requests: [Rope(dim, 10000.0), Causal()],
+    "rope_llama31": lambda rng, heads, dim, requests: [
+        Rope(rotary_dim(rng, dim), 500000.0, Llama31Scaling(8.0, 1.0, 4.0, 64.0), offsets(rng, requests))
+    ],
+    "gemma2": lambda rng, heads, dim, requests: [SoftCap(50.0), SlidingWindow(int(rng.integers(0, 80))), Causal()],
+    "gpt_oss": lambda rng, heads, dim, requests: [
+        sinks(rng, heads),
+        SlidingWindow(int(rng.integers(0, 80))),
+        Causal(),
+    ],
+    "either": lambda rng, heads, dim, requests: [(Causal() & SlidingWindow(9)) | SlidingWindow(3, 3)],
+    "everything": lambda rng, heads, dim, requests: [
+        Rope(dim, 500000.0, offset=1000000),
+        SoftCap(20.0),
+        sinks(rng, heads),
+        Causal(),
+        SlidingWindow(100),
+    ],
+}
+
+
+def offsets(rng, requests):
+    return int(rng.integers(0, 5000)) if requests is None else rng.integers(-50, 5000, requests).astype(np.int32)
+
+
+def draw_lengths(rng, most=5) -> list[tuple[int, int]]:
+    """(qo_len, kv_len) a request: decode, chunks, whole prompts, empty ones, and more rows than keys."""
+    kinds = [
+        lambda: (1, int(rng.integers(1, 400))),
+        lambda: (int(rng.integers(2, 40)), int(rng.integers(40, 300))),
+        lambda: (n := int(rng.integers(1, 70)), n),
+        lambda: (int(rng.integers(0, 30)), int(rng.integers(0, 8))),
+    ]
+    return [kinds[rng.integers(len(kinds))]() for _ in range(rng.integers(1, most + 1))]
+
+
+def draw(
+    rng,
+    layout="paged",
+    variant="causal",
+    dtype="float32",
+    dim=64,
+    dim_vo=None,
+    group=2,
+    num_kv_heads=None,
+    lengths=None,
+    peak=None,
+    **layout_options,
+) -> Problem:
+    """A problem. `peak` multiplies Q: 1 gives flat weights, 4 lets few keys dominate."""
+    dim_vo = dim_vo or dim
+    num_kv_heads = num_kv_heads or (1 if group > 16 else int(rng.integers(1, 4)))
+    lengths = draw_lengths(rng) if lengths is None else lengths
+    kind = numpy_dtype(dtype)
+    make, pools = LAYOUTS[layout]
+    plan = make(rng, lengths, **layout_options)
+    num_rows = int(plan.qo_indptr[-1])
+    peak = peak if peak is not None else float(rng.choice([1.0, 4.0]))
+    q = (peak * rng.standard_normal((num_rows, group * num_kv_heads, dim))).astype(kind)
+    requests = None if layout in SHARED_ROWS else len(plan.qo_indptr) - 1
+    listed = VARIANTS[variant](rng, group * num_kv_heads, dim, requests) if isinstance(variant, str) else variant
+    return Problem(q, pools(rng, plan, num_kv_heads, dim, dim_vo, kind), plan, listed)
+
+
+def covering(**factors) -> list[dict]:
+    """Few combinations in which every pair of values of two factors occurs, greedily and always the same."""
+    names = list(factors)
+    rng = np.random.default_rng(0)
+    missing = {
+        (a, i, b, j)
+        for a, b in itertools.combinations(range(len(names)), 2)
+        for i in range(len(factors[names[a]]))
+        for j in range(len(factors[names[b]]))
+    }
+    rows = []
+    while missing:
+        a, i, b, j = min(missing)
+        fresh = lambda row: sum((a, row[a], b, row[b]) in missing for a, b in itertools.combinations(range(len(row)), 2))  # noqa: E731
+        tries = [[int(rng.integers(len(factors[name]))) for name in names] for _ in range(30)]
+        for row in tries:
+            row[a], row[b] = i, j
+        best = max(tries, key=fresh)
+        missing -= {(a, best[a], b, best[b]) for a, b in itertools.combinations(range(len(names)), 2)}
+        rows.append({name: factors[name][n] for name, n in zip(names, best)})
+    return rows
+
+
+@st.composite
+def problems(draw_from, layouts=tuple(LAYOUTS), variants=tuple(VARIANTS), dtypes=tuple(DTYPES)):
+    lengths = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 200)), min_size=1, max_size=6)
+    return draw(
+        np.random.default_rng(draw_from(st.integers(0, 2**32 - 1))),
+        layout=draw_from(st.sampled_from(layouts)),
+        variant=draw_from(st.sampled_from(variants)),
+        dtype=draw_from(st.sampled_from(dtypes)),
+        dim=8 * draw_from(st.integers(1, 32)),
+        group=draw_from(st.integers(1, 9)),
+        num_kv_heads=draw_from(st.integers(1, 3)),
+        lengths=draw_from(lengths),
+    )

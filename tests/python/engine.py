@@ -1,0 +1,99 @@
+"""Runs a problem on Raddle, and compares with the reference."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import raddle
+from reference import Exact, Problem, Sigmoid, attention
+from reference.variants import AllOf, AnyOf, one
+
+
+def twin(x):
+    """The raddle object of a reference layout or variant: same name, same arguments."""
+    if isinstance(x, AllOf):
+        return twin(x.masks[0]) & twin(x.masks[1])
+    if isinstance(x, AnyOf):
+        return twin(x.masks[0]) | twin(x.masks[1])
+    if isinstance(x, list):
+        return [twin(each) for each in x]
+    if not dataclasses.is_dataclass(x):
+        return x
+    given = {f.name: getattr(x, f.name) for f in dataclasses.fields(x) if f.init}
+    # A padded table is given by leaving page_indptr out, so None is passed where it is the first meaning.
+    return getattr(raddle, type(x).__name__)(**{name: twin(value) for name, value in given.items() if value is not None})
+
+
+def spec_of(problem: Problem, **options) -> raddle.AttentionSpec:
+    q, (k, v) = problem.q, problem.kv[0]
+    levels = getattr(problem.layout, "levels", [problem.layout])
+    head_axis = 1 if k.ndim == 4 and getattr(levels[0], "kv_layout", "NHD") == "HND" else -2
+    return raddle.AttentionSpec(
+        num_qo_heads=q.shape[1],
+        num_kv_heads=k.shape[head_axis],
+        head_dim=q.shape[2],
+        head_dim_vo=v.shape[-1],
+        dtype=str(q.dtype),
+        variant=twin(problem.variant),
+        scale=problem.scale,
+        **options,
+    )
+
+
+class Engine:
+    """Raddle on one device."""
+
+    def __init__(self, device: str):
+        self.device = device
+
+    def attention(self, problem: Problem, **options) -> raddle.Attention:
+        return raddle.Attention(spec_of(problem, **options))
+
+    def run(self, problem: Problem, num_workers=None, schedule="auto", state=False, **options):
+        """(O, LSE) as numpy arrays, into poisoned outputs. LSE is None for sums, which have none."""
+        attn = self.attention(problem, **options)
+        plan = attn.plan(twin(problem.layout), num_workers=num_workers, schedule=schedule)
+        return self.run_plan(attn, plan, problem, state=state)
+
+    def run_plan(self, attn, plan, problem: Problem, state=False):
+        rows, heads, _ = problem.q.shape
+        has_lse = one(problem.variant, Sigmoid) is None
+        kind = np.float32 if state else problem.q.dtype
+        out = np.full((rows, heads, problem.kv[0][1].shape[-1]), np.nan, kind)
+        lse = np.full((rows, heads), np.nan, np.float32) if has_lse else None
+        kv = problem.kv[0] if len(problem.kv) == 1 else problem.kv
+        attn.run(plan, problem.q, kv, out=out, lse=lse, return_state=state)
+        return out, lse
+
+    def check(self, problem: Problem, state=False, **how):
+        """Runs the problem and holds every element against its budget; returns the worst error / budget."""
+        out, lse = self.run(problem, state=state, **how)
+        return within(attention(problem, state=state), out, lse)
+
+
+def within(exact: Exact, out, lse=None) -> float:
+    """Asserts that every element lies within its budget; returns the worst error / budget."""
+    worst = compare("O", out, exact.out, exact.out_budget)
+    if lse is not None:
+        worst = max(worst, compare("LSE", lse, exact.lse, exact.lse_budget))
+    return worst
+
+
+def compare(name: str, found, expected, budget) -> float:
+    ratio = excess(found, expected, budget)
+    worst = np.unravel_index(np.argmax(ratio), ratio.shape) if ratio.size else ()
+    assert not ratio.size or ratio[worst] <= 1.0, (
+        f"{name}{list(map(int, worst))} is {found[worst]}, expected {expected[worst]}: "
+        f"error / budget = {ratio[worst]:.3g}; {(ratio > 1).sum()} of {ratio.size} elements are off, "
+        f"rows {np.unique(np.nonzero(ratio > 1)[0])[:20]}"
+    )
+    return float(ratio.max(initial=0.0))
+
+
+def excess(found, expected, budget) -> np.ndarray:
+    """Error / budget; 0 where both are equal (both -inf, say), infinite where a budget of 0 or a NaN is met."""
+    found = np.asarray(found, np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.abs(found - expected) / budget
+    return np.where(found == expected, 0.0, np.where(np.isnan(ratio), np.inf, ratio))

@@ -1,0 +1,179 @@
+"""Attention in float64:  O = scan( mask( logits( q(Q) · k(K)ᵀ · scale ) ) ) · V,  LSE = log Σ exp."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from . import budgets
+from .layouts import Keys, keys_of_rows
+from .variants import Mask, Rope, Sigmoid, Sinks, SoftCap, one, parts
+
+
+@dataclass
+class Problem:
+    """What a call is asked: q [rows, Hq, Dqk], and K and V for each level (or one pair for all)."""
+
+    q: np.ndarray
+    kv: list
+    layout: object
+    variant: list
+    scale: float | None = None
+
+    @property
+    def softmax_scale(self) -> float:
+        return self.scale if self.scale is not None else 1.0 / np.sqrt(self.q.shape[2])
+
+
+@dataclass
+class Exact:
+    """The answer, and the error that a kernel of the problem's dtype may show."""
+
+    out: np.ndarray  # [rows, Hq, Dvo]
+    lse: np.ndarray  # [rows, Hq]
+    out_budget: np.ndarray
+    lse_budget: np.ndarray
+
+
+@dataclass
+class Work:
+    """Intermediate results of the rows that share their keys; heads are [Hkv, G], rows R, keys N."""
+
+    q: np.ndarray  # [Hkv, G, R, Dqk] transformed
+    k: np.ndarray  # [Hkv, N, Dqk] transformed
+    v: np.ndarray  # [Hkv, N, Dvo]
+    raw: np.ndarray  # [Hkv, G, R, N] scaled logits
+    s: np.ndarray  # [Hkv, G, R, N] after the logits parts; -inf where masked
+    sink: np.ndarray | None  # [Hkv, G, 1]
+
+
+def fetch(pool: np.ndarray, slot: np.ndarray, kv_layout: str) -> np.ndarray:
+    """Rows `slot` of K or V in float64 [N, Hkv, D]: [slots, Hkv, D], or pages of NHD or HND."""
+    if pool.ndim == 3:
+        return pool[slot].astype(np.float64)
+    pages = pool.swapaxes(1, 2) if kv_layout == "HND" else pool
+    return pages[slot // pages.shape[1], slot % pages.shape[1]].astype(np.float64)
+
+
+def gather(problem: Problem, keys: Keys, which: int) -> np.ndarray:
+    """All keys' K (0) or V (1) rows, each from its own level, in float64."""
+    levels = getattr(problem.layout, "levels", [problem.layout])
+    pools = problem.kv if len(problem.kv) == len(levels) else problem.kv * len(levels)
+    order = [getattr(level, "kv_layout", "NHD") for level in levels]
+    empty = fetch(pools[0][which], keys.slot[:0], order[0])
+    result = np.zeros((len(keys.slot), *empty.shape[1:]))
+    for n, pool in enumerate(pools):
+        here = (keys.level == n) & (keys.slot >= 0)
+        result[here] = fetch(pool[which], keys.slot[here], order[n])
+    return result
+
+
+def kept_pairs(variant, keys: Keys) -> np.ndarray:
+    place = keys.q_index[:, None], keys.q_pos[:, None], keys.kv_index[None], keys.kv_pos[None]
+    keep = keys.keep.copy()
+    for mask in parts(variant, Mask):
+        keep &= mask.keep(*place)
+    assert not keep[:, keys.slot < 0].any(), "the table has no page for a key that a row keeps"
+    return keep
+
+
+def evaluate(problem: Problem, keys: Keys) -> Work:
+    q = problem.q[keys.rows].astype(np.float64)
+    k, v = gather(problem, keys, 0), gather(problem, keys, 1)
+    for rope in parts(problem.variant, Rope):
+        q = rope.rotate(q, keys.q_pos, keys.request)
+        k = rope.rotate(k, keys.kv_pos, keys.request)
+    (num_rows, num_qo_heads, dim), num_kv_heads = q.shape, k.shape[1]
+    group = num_qo_heads // num_kv_heads
+    q = q.reshape(num_rows, num_kv_heads, group, dim).transpose(1, 2, 0, 3)
+    k, v = k.transpose(1, 0, 2), v.transpose(1, 0, 2)
+
+    raw = pairs(q, k) * problem.softmax_scale
+    s = raw
+    for cap in parts(problem.variant, SoftCap):
+        s = cap.logits(s)
+    s = np.where(kept_pairs(problem.variant, keys), s, -np.inf)
+    sinks = one(problem.variant, Sinks)
+    sink = None if sinks is None else np.asarray(sinks.logits, np.float64).reshape(num_kv_heads, group, 1)
+    return Work(q, k, v, raw, s, sink)
+
+
+def pairs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Σ_d a[h, g, r, d] · b[h, n, d] as one matrix product a KV head."""
+    h, g, r, d = a.shape
+    return (a.reshape(h, g * r, d) @ b.transpose(0, 2, 1)).reshape(h, g, r, -1)
+
+
+def weighted(p: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Σ_n p[h, g, r, n] · v[h, n, d]."""
+    h, g, r, n = p.shape
+    return (p.reshape(h, g * r, n) @ v).reshape(h, g, r, -1)
+
+
+def softmax(s: np.ndarray, sink: np.ndarray | None):
+    """Weights, LSE, and the sink's weight. A row without keys has weights 0 and LSE -inf (with a sink: the sink)."""
+    lse = log_sum_exp(s, axis=-1)
+    if sink is not None:
+        lse = np.logaddexp(lse, sink)
+    finite = np.where(np.isneginf(lse), 0.0, lse)
+    p = np.exp(s - finite[..., None])
+    p_sink = np.exp(sink - finite) if sink is not None else np.zeros(lse.shape)
+    return p, lse, p_sink
+
+
+def log_sum_exp(s: np.ndarray, axis: int) -> np.ndarray:
+    top = np.max(s, axis=axis, keepdims=True, initial=-np.inf)
+    top = np.where(np.isneginf(top), 0.0, top)
+    with np.errstate(divide="ignore"):
+        return np.squeeze(top, axis) + np.log(np.exp(s - top).sum(axis=axis))
+
+
+def attention(problem: Problem, state: bool = False) -> Exact:
+    """The exact answer; with `state`, (O, LSE) before sinks, as `return_state=True` gives it."""
+    num_rows, num_heads, _ = problem.q.shape
+    dim = problem.kv[0][1].shape[-1]
+    exact = Exact(
+        np.zeros((num_rows, num_heads, dim)),
+        np.full((num_rows, num_heads), -np.inf),
+        np.zeros((num_rows, num_heads, dim)),
+        np.zeros((num_rows, num_heads)),
+    )
+    dtype = "float32" if state else str(problem.q.dtype)
+    sigmoid = one(problem.variant, Sigmoid)
+    for keys in keys_of_rows(problem.layout):
+        work = evaluate(problem, keys)
+        delta = budgets.logit_error(problem, work)
+        if sigmoid is not None:
+            w = sigmoid.weight(work.s)
+            out, lse = weighted(w, work.v), np.full(work.s.shape[:-1], -np.inf)
+            budget = budgets.of_sum(w, work.v, delta, out, dtype), np.zeros(lse.shape)
+        else:
+            p, lse, p_sink = softmax(work.s, None if state else work.sink)
+            out = weighted(p, work.v)
+            budget = budgets.of_softmax(p, p_sink, work.v, delta, out, lse, dtype)
+        for target, value in zip((exact.out, exact.lse, *astuple(exact)[2:]), (out, lse, *budget)):
+            target[keys.rows] = by_row(value)
+    return exact
+
+
+def astuple(exact: Exact) -> tuple:
+    return exact.out, exact.lse, exact.out_budget, exact.lse_budget
+
+
+def by_row(x: np.ndarray) -> np.ndarray:
+    """[Hkv, G, R, …] -> [R, Hq, …]."""
+    x = np.moveaxis(x, 2, 0)
+    return x.reshape(x.shape[0], -1, *x.shape[3:])
+
+
+def merge_states(o: np.ndarray, lse: np.ndarray, sinks=None, dtype: str = "float32") -> Exact:
+    """⊕ over the first axis of O [n, rows, H, D] and LSE [n, rows, H]; with `sinks` [H], finished by them."""
+    lse = np.asarray(lse, np.float64).transpose(1, 2, 0)[:, :, None]  # [rows, H, 1, n]: states are keys
+    v = np.asarray(o, np.float64).transpose(1, 2, 0, 3)  # [rows, H, n, D]
+    sink = None if sinks is None else np.broadcast_to(np.asarray(sinks, np.float64)[:, None], lse.shape[1:3])
+    p, total, p_sink = softmax(lse, sink)
+    out = p @ v
+    delta = budgets.exp_error(lse)
+    budget = budgets.of_softmax(p, p_sink, v, delta, out, total, dtype, product=np.matmul)
+    return Exact(*(x[:, :, 0] for x in (out, total, *budget)))
