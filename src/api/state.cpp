@@ -50,7 +50,9 @@ void compose_rows(const std::vector<StateRows>& states, const TensorRef& out, co
         float sum[256] = {};
         for (const StateRows& s : states) {
           const float* from = s.o + r * s.o_row + h * s.o_head;
-          const Mix mix = compose(total, s.lse[r * s.lse_row + h * s.lse_head]);
+          const float lse = s.lse[r * s.lse_row + h * s.lse_head];
+          if (lse == -math::infinity) continue;  // whatever its O holds
+          const Mix mix = compose(total, lse);
           for (i64 d = 0; d < d_vo; ++d) sum[d] = sum[d] * mix.first + from[d] * mix.second;
           total = mix.lse;
         }

@@ -16,7 +16,7 @@ namespace {
 template <class T>
 class Buffer {
  public:
-  T* data() { return data_.get(); }
+  T* data() const { return data_.get(); }
   T& operator[](i64 i) { return data_[static_cast<std::size_t>(i)]; }
 
   /// Room for `count` entries, of which the first `used` are kept.
@@ -24,7 +24,7 @@ class Buffer {
     if (count > capacity_) {
       const i64 capacity = max(count, 2 * capacity_);
       auto data = std::make_unique_for_overwrite<T[]>(static_cast<std::size_t>(capacity));
-      if (used > 0) std::memcpy(data.get(), data_.get(), static_cast<std::size_t>(used) * sizeof(T));
+      if (data_ && used > 0) std::memcpy(data.get(), data_.get(), static_cast<std::size_t>(used) * sizeof(T));
       data_ = std::move(data);
       capacity_ = capacity;
     }
@@ -73,7 +73,7 @@ class Planner {
   i64 least_unsplit() const;
   i64 least_algorithm1() const;
   PlanArrays pack(const Outcome& outcome);
-  i32 fill_splits(const Outcome& outcome, Split* splits);
+  i32 fill_splits(const Outcome& outcome, i32 num_splits, Split* splits);
   void contract(const Split* splits, ContractionMap& map);
   void write_items(const Outcome& outcome, const Split* splits, WorkItem* items, i32* queue_indptr);
   i32 count_splits(const Outcome& outcome);
@@ -88,6 +88,7 @@ class Planner {
   Units units_{};
   i64 num_runs_ = 0;
   i64 longest_unit_ = 0;
+  i32 longest_tile_ = 0;
   i64 shortest_unit_ = 0;
   i64 num_pieces_ = 0;
   Method pieces_of_ = Method::linear;  // whose pieces and placements lie in the buffers
@@ -96,7 +97,7 @@ class Planner {
   Buffer<Run> runs_;
   Buffer<i32> kv_tiles_, group_tile_, piece_begin_, cursor_, seen_, row_group_, row_index_;
   Buffer<i64> prefix_, loads_;
-  Buffer<Cut> cuts_, trial_;
+  Buffer<Cut> cuts_;
   Buffer<Piece> pieces_;
   Buffer<RankedPiece> ranked_, spare_;
   Buffer<Load> heap_;
@@ -146,9 +147,12 @@ void Planner::make_tiles(const Cover& cover) {
         const i32 n = count_kv_tiles(runs, tile.run_begin, tile.run_end, keys);
         const UnitCost unit = cost_of(config_.costs[tile.shape], tile.num_rows, several_levels());
         const i64 cost = unit.start + n * unit.tile;
-        longest = max(longest, cost);
-        shortest = shortest < 0 ? cost : min(shortest, cost);
         const i32 t = units_.num_tiles++;
+        if (cost > longest) {
+          longest = cost;
+          longest_tile_ = t;
+        }
+        shortest = shortest < 0 ? cost : min(shortest, cost);
         tiles_[t] = tile;
         kv_tiles_[t] = n;
         prefix_[t + 1] = prefix_[t] + cost;
@@ -181,17 +185,8 @@ void Planner::summarise() {
 Outcome Planner::try_linear() {
   const i32 workers = config_.num_workers;
   cuts_.grow(workers + 1);
-  trial_.grow(workers + 1);
   cut_evenly(units_, workers, cuts_.data());
-  Balance best = balance_of(units_, cuts_.data(), workers);
-  // Cuts have a price, so equal spans are not yet equal queues.
-  for (i32 round = 0; round < 2 && !balanced(best.heaviest); ++round) {
-    cut_again(units_, workers, cuts_.data(), best, trial_.data());
-    const Balance again = balance_of(units_, trial_.data(), workers);
-    if (again.heaviest >= best.heaviest) break;
-    best = again;
-    std::swap(cuts_, trial_);
-  }
+  const Balance best = balance_of(units_, cuts_.data(), workers);
   number_chunks(cuts_.data(), workers);
   stats_.linear = best.heaviest;
   return Outcome{Method::linear, best.heaviest, best.total};
@@ -257,7 +252,7 @@ i64 Planner::least_unsplit() const {
   return max(max(mean(), longest_unit_), ceil_div(units, i64{config_.num_workers}) * shortest_unit_);
 }
 
-/// Nor has Algorithm 1: its own cuts cost too.
+/// Nor has Algorithm 1, whose own cuts cost too; without any cut it is the schedule above.
 i64 Planner::least_algorithm1() const {
   const i64 limit = chunk_limit(units_, config_.num_workers);
   i64 added = 0;
@@ -267,6 +262,7 @@ i64 Planner::least_algorithm1() const {
     const UnitCost cost = unit_cost(units_, t);
     added += cost.store + (ceil_div(units_.kv_tiles[t], step) - 1) * cost.resume;
   }
+  if (added == 0) return least_unsplit();
   return mean() + added * config_.num_kv_heads / config_.num_workers;
 }
 
@@ -291,6 +287,13 @@ Outcome Planner::choose() {
   if (config_.batch_invariant) return choose_fixed_chunks();
   if (config_.schedule == Schedule::one_per_request) return try_fixed(Method::by_group, Cutting::none);
   if (config_.schedule == Schedule::algorithm1) return try_fixed(Method::algorithm1, Cutting::limit);
+  // A worker for every unit, and a cut would cost more than the longest unit exceeds a fair share by.
+  const i64 units = i64{units_.num_tiles} * config_.num_kv_heads;
+  if (config_.schedule == Schedule::automatic && units > 0 && units <= config_.num_workers &&
+      longest_unit_ - mean() <= unit_cost(units_, longest_tile_).resume) {
+    stats_.reason = "splitting gains nothing: a worker for every tile";
+    return try_fixed(Method::longest_first, Cutting::none);
+  }
   Outcome best = try_linear();
   if (config_.schedule == Schedule::linear) return best;
   stats_.reason = "equal spans are balanced";
@@ -332,20 +335,18 @@ i32 Planner::count_splits(const Outcome& outcome) {
 i64 Planner::count_items(const Outcome& outcome) const {
   if (outcome.method != Method::linear) return num_pieces_ * config_.num_kv_heads;
   i64 items = 0;
-  const Cut* cuts = const_cast<Buffer<Cut>&>(cuts_).data();
+  const Cut* cuts = cuts_.data();
   for (i32 w = 0; w < config_.num_workers; ++w) items += span_items(cuts[w], cuts[w + 1]);
   return items;
 }
 
-i32 Planner::fill_splits(const Outcome& outcome, Split* splits) {
+i32 Planner::fill_splits(const Outcome& outcome, i32 num_splits, Split* splits) {
   const i32 workers = config_.num_workers;
   if (outcome.method != Method::linear) {
     return fill_piece_splits(tiles_.data(), units_.num_tiles, config_.num_kv_heads, piece_begin_.data(), splits);
   }
   if (several_levels()) return fill_all_splits(units_, cuts_.data(), workers, splits);
-  i32 count = 0;
-  for (i32 t = 0; t < units_.num_tiles; ++t) count = max(count, tiles_[t].split + config_.num_kv_heads);
-  return fill_cut_splits(cuts_.data(), workers, tiles_.data(), count, splits);
+  return fill_cut_splits(cuts_.data(), workers, tiles_.data(), num_splits, splits);
 }
 
 void Planner::contract(const Split* splits, ContractionMap& map) {
@@ -398,7 +399,7 @@ void Planner::write_items(const Outcome& outcome, const Split* splits, WorkItem*
 
 PlanArrays Planner::pack(const Outcome& outcome) {
   const i64 heads = config_.num_kv_heads;
-  const i64 num_splits = count_splits(outcome);
+  const i32 num_splits = count_splits(outcome);
   const i64 level_tiles = units_.num_tiles;
   PlanSizes n{};
   n.query_tiles = level_tiles;
@@ -414,7 +415,7 @@ PlanArrays Planner::pack(const Outcome& outcome) {
       several_levels() ? level_tiles + (layout_.num_levels - 1) * (layout_.num_rows + 2 * level_tiles) : num_splits / heads;
   ContractionMap map{contractions_.grow(level_tiles), expected_.grow(num_splits), sources_.grow(most_sources),
                      dependents_.grow(most_sources), 0, 0, 0};
-  n.partial_rows = fill_splits(outcome, splits.data());
+  n.partial_rows = fill_splits(outcome, num_splits, splits.data());
   contract(splits.data(), map);
   n.contractions = map.num_contractions;
   n.expected = map.num_contractions * heads;

@@ -89,15 +89,20 @@ def paged_pools(rng, plan, heads, dim, dim_vo, kind, interleaved=False):
 
 
 def block_sparse(rng, lengths, bits=False, Br=None, Bc=None):
-    """All requests read columns 0 … of one K and V; each row block keeps a random set of block columns."""
-    Br, Bc = Br or int(rng.integers(1, 6)), Bc or int(rng.choice([1, 2, 5, 16, 32]))
-    num_rows = sum(n for n, _ in lengths)
-    num_cols = max(n for _, n in lengths)
-    kept = rng.random((-(-num_rows // Br), -(-num_cols // Bc))) < 0.6
+    """All requests read columns 0 … of one K and V; each row block keeps a random set of block columns.
+
+    Row blocks of several rows may hold rows of several requests, which then have the same kv_len.
+    """
+    Br, Bc = Br or int(rng.choice([1, 1, 2, 3, 5])), Bc or int(rng.choice([1, 2, 5, 16, 32]))
+    num_cols = max(kv for _, kv in lengths)
+    kv_len = np.array([kv if Br == 1 else num_cols for _, kv in lengths], np.int32)
+    qo_indptr = indptr([qo for qo, _ in lengths])
+    row_kv_len = np.repeat(kv_len, np.diff(qo_indptr))[::Br]
+    kept = rng.random((len(row_kv_len), -(-num_cols // Bc))) < 0.6
+    kept &= np.arange(kept.shape[1]) * Bc < row_kv_len[:, None]
     indices = np.nonzero(kept)[1].astype(np.int32)
     mask_bits = np.packbits(rng.random(len(indices) * Br * Bc) < 0.7, bitorder="little") if bits else None
-    qo_indptr = indptr([n for n, _ in lengths])
-    return BlockSparse(Br, Bc, indptr(kept.sum(1)), indices, qo_indptr, num_cols=num_cols, mask_bits=mask_bits)
+    return BlockSparse(Br, Bc, indptr(kept.sum(1)), indices, qo_indptr, kv_len, mask_bits=mask_bits)
 
 
 def explicit_blocks(rng, lengths):

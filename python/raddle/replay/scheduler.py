@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import NamedTuple, Sequence
 
 from .traces import Request
@@ -132,7 +133,8 @@ class Scheduler:
             return False
         pages = self.pool.promise(self.requests[self.waiting[0]].tokens)
         if pages is None:
-            self.queued.update(i for i in self.waiting if self.requests[i].arrival <= now)
+            arrived = takewhile(lambda i: self.requests[i].arrival <= now, self.waiting)
+            self.queued.update(arrived)
             return False
         index = self.waiting.popleft()
         self.running[index] = Running(index, self.requests[index], pages)
@@ -162,8 +164,8 @@ class Playback(Scheduler):
                 raise ValueError(f"the log admits request {self.waiting[0]}, for which the pool has no room")
         for span in step:
             r = self.running.get(span.request)
-            if r is None or r.kv_len != span.begin:
-                raise ValueError(f"the log computes {span}, but the request is not at that row")
+            if r is None or span.begin != r.kv_len or not 1 <= span.length <= max(1, r.prefill_left):
+                raise ValueError(f"the log computes {span}, which is not what that request has next")
         self.steps.popleft()
         self._take_pages(step)
         return step

@@ -11,7 +11,7 @@ keys does a row attend to, and where do they lie), a variant (a list of parts), 
 Layouts and variants carry the names and the arguments of their raddle twins.
 """
 
-from .attention import Exact, Problem, attention, merge_states
+from .exact import Exact, Problem, attention, merge_states
 from .budgets import UNIT
 from .layouts import BlockSparse, Cascade, PagedKV, RaggedKV, keys_of_rows
 from .variants import Causal, Llama31Scaling, Rope, Sigmoid, Sinks, SlidingWindow, SoftCap

@@ -30,7 +30,7 @@ def accumulated(n: int) -> float:
 
 def logit_error(problem, work) -> np.ndarray:
     """δ [Hkv, G, R, N]: dot product, transforms, scale, soft cap (slope ≤ 1) and exponential."""
-    from .attention import pairs
+    from .exact import pairs
     from .variants import Rope, SoftCap, parts
 
     scale = problem.softmax_scale
@@ -68,7 +68,7 @@ def exp_error(s: np.ndarray) -> np.ndarray:
 
 def of_softmax(p, p_sink, v, delta, out, lse, dtype, product=None):
     """Budgets of O [.., R, Dvo] and LSE [.., R] for weights p [.., R, N] and values v."""
-    from .attention import weighted
+    from .exact import weighted
 
     product = product or weighted
     n = p.shape[-1]
@@ -91,7 +91,7 @@ def of_softmax(p, p_sink, v, delta, out, lse, dtype, product=None):
 
 def of_sum(w, v, delta, out, dtype):
     """Budget of O = Σ_j w_j v_j, where a logit's error moves its weight by at most a factor e^δ."""
-    from .attention import weighted
+    from .exact import weighted
 
     size = weighted(w * (np.expm1(delta) + 2.0 * FUNCTION * U32), np.abs(v))
     error = size + accumulated(w.shape[-1]) * U32 * weighted(w, np.abs(v))

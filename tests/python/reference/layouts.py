@@ -98,8 +98,9 @@ class BlockSparse:
     """A BSR matrix: rows of Q in blocks of Br, slots of K and V in blocks of Bc.
 
     Row block b keeps the block columns indices[indptr[b]] … indices[indptr[b + 1] - 1]. The key in column c has
-    index and position c. With explicit blocks, entry e holds block_count[e] keys, which lie from row
-    block_first[e] of its block on, have positions from block_pos[e] on, and are counted in list order.
+    index and position c; columns from kv_len on are none. With explicit blocks, entry e holds block_count[e] keys,
+    which lie from row block_first[e] of its block on, have positions from block_pos[e] on, and are counted in
+    list order.
     """
 
     Br: int
@@ -122,6 +123,7 @@ class BlockSparse:
 
     def groups(self) -> list[Group]:
         num_rows = self.qo_indptr[-1]
+        kv_len = self.request_kv_len()[request_of_rows(self)]
         blocks = len(self.indices)
         offsets = np.arange(self.Bc)
         bits = np.ones((blocks, self.Br, self.Bc), bool)
@@ -136,7 +138,7 @@ class BlockSparse:
             keep = bits[entries].transpose(1, 0, 2)[: len(rows)]  # [R, entries, Bc]
             if self.block_pos is None:
                 slot = index = pos = column
-                inside = column < (self.num_cols if self.num_cols is not None else np.inf)
+                inside = column < kv_len[rows].max()
             else:
                 count = np.asarray(self.block_count)[entries]
                 inside = offsets < count[:, None]

@@ -73,6 +73,12 @@ RADDLE_FN i64 assign_longest_first(const RankedPiece* ranked, i32 num_pieces, i3
                                    Load* heap, Placement* placements) {
   for (i32 w = 0; w < num_workers; ++w) heap[w] = Load{0, w};  // equal loads in order are a heap
   i64 heaviest = 0;
+  if (i64{num_pieces} * num_kv_heads <= num_workers) {  // a worker each, as the heap would find
+    for (i32 i = 0; i < num_pieces * num_kv_heads; ++i) {
+      placements[i] = Placement{ranked[i / num_kv_heads].piece, i % num_kv_heads, i};
+    }
+    return num_pieces > 0 ? ranked[0].cost : 0;
+  }
   for (i32 i = 0; i < num_pieces; ++i) {
     for (i32 h = 0; h < num_kv_heads; ++h) {
       placements[i * num_kv_heads + h] = Placement{ranked[i].piece, h, heap[0].worker};

@@ -38,8 +38,9 @@ RADDLE_FN i64 isqrt(i64 n) {
 /// parallel, and then one worker composes n / p states: p = √(n · merge / tile) balances the two. Only
 /// where spans are shorter than that is it asked for; else cuts may fall anywhere.
 RADDLE_FN i32 least_piece(const UnitCost& cost, i64 merge, i32 n, i64 span) {
+  if (span >= n * cost.tile) return 1;
   const i64 tiles = span / cost.tile;
-  if (tiles >= n || tiles * tiles >= n * merge / cost.tile) return 1;
+  if (tiles * tiles >= n * merge / cost.tile) return 1;
   return static_cast<i32>(max(i64{1}, isqrt(n * merge / cost.tile)));
 }
 
@@ -70,17 +71,16 @@ RADDLE_FN Cut last_cut(const Units& units) {
 
 /// The last group that begins at or before x, found from `hint`, a group that does.
 RADDLE_FN i32 group_at(const Units& units, i64 x, i32 hint) {
-  const i64 per_head = x / units.num_kv_heads;  // H · prefix ≤ x  ⇔  prefix ≤ x / H
   i32 lo = hint;
   i32 step = 1;
-  while (lo + step < units.num_groups && units.prefix[units.group_tile[lo + step]] <= per_head) {
+  while (lo + step < units.num_groups && units.num_kv_heads * units.prefix[units.group_tile[lo + step]] <= x) {
     lo += step;
     step *= 2;
   }
   i32 hi = min(lo + step, units.num_groups);
   while (lo + 1 < hi) {
     const i32 middle = lo + (hi - lo) / 2;
-    if (units.prefix[units.group_tile[middle]] <= per_head) {
+    if (units.num_kv_heads * units.prefix[units.group_tile[middle]] <= x) {
       lo = middle;
     } else {
       hi = middle;
@@ -169,23 +169,6 @@ RADDLE_FN void cut_evenly(const Units& units, i32 num_workers, Cut* cuts) {
   for (i32 w = 1; w < num_workers; ++w) {
     const i64 x = whole * w + rest * w / num_workers;
     cuts[w] = cut_at(units, x, whole, min(cuts[w - 1].at.group, units.num_groups - 1));
-  }
-  cuts[num_workers] = last_cut(units);
-}
-
-/// Cuts again, now that it is known what the cuts of each worker cost: workers with dearer cuts get shorter
-/// spans. Cuts that stay in their units make the costs even; `balance_of` tells whether they did.
-RADDLE_FN void cut_again(const Units& units, i32 num_workers, const Cut* before, const Balance& balance, Cut* cuts) {
-  const i64 mean = balance.total / num_workers;
-  i64 x = 0;
-  cuts[0] = first_cut(units);
-  for (i32 w = 0; w + 1 < num_workers; ++w) {
-    const i64 added = span_cost(units, before[w], before[w + 1]) - (before[w + 1].x - before[w].x);
-    x += max(i64{0}, mean - added);
-    const i32 hint = min(cuts[w].at.group, units.num_groups - 1);
-    // The cut before may have moved past x: begin there at the latest.
-    cuts[w + 1] = cut_at(units, max(x, cuts[w].x), mean, hint);
-    if (cuts[w + 1].x < cuts[w].x) cuts[w + 1] = cuts[w];
   }
   cuts[num_workers] = last_cut(units);
 }

@@ -14,7 +14,7 @@ constexpr i32 registers = 32;
 typedef float Vec __attribute__((vector_size(lanes * 4)));
 
 RADDLE_FN Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
-RADDLE_FN Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+RADDLE_FN Vec max(Vec a, Vec b) { return _mm512_maskz_max_ps(0xffff, a, b); }  // see load
 
 RADDLE_FN Vec load(const f16* p) {
   // The masked form: gcc 12 warns of its own undefined register in the plain one.

@@ -1,0 +1,163 @@
+"""One step of a replay on the attention engine: data, append, plan, and a run a layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Callable, Sequence
+
+import ml_dtypes
+import numpy as np
+
+import raddle
+
+from . import native
+from .models import LayerKind, Model, spec
+from .scheduler import Span
+
+_DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
+
+
+@dataclass
+class Batch:
+    """A step as arrays. Rows are the query rows of all spans, one span after another."""
+
+    spans: Sequence[Span]
+    tables: Sequence[Sequence[int]]
+    """Each span's pages, as many as its keys fill."""
+
+    def __post_init__(self) -> None:
+        lengths = np.array([span.length for span in self.spans], np.int32)
+        begins = np.array([span.begin for span in self.spans], np.int32)
+        requests = np.array([span.request for span in self.spans], np.int32)
+        self.qo_indptr = _indptr(lengths)
+        self.kv_len = begins + lengths
+        self.page_indptr = _indptr([len(table) for table in self.tables])
+        self.page_indices = np.fromiter((p for table in self.tables for p in table), np.int32)
+        self.request = np.repeat(requests, lengths)
+        first = np.repeat(begins - self.qo_indptr[:-1], lengths)
+        self.position = first + np.arange(self.rows, dtype=np.int32)
+
+    @property
+    def rows(self) -> int:
+        return int(self.qo_indptr[-1])
+
+    def layout(self, page_size: int) -> raddle.PagedKV:
+        return raddle.PagedKV(
+            self.qo_indptr, self.page_indptr, self.page_indices, self.kv_len, page_size=page_size
+        )
+
+
+@dataclass
+class StepCost:
+    """Measured microseconds of a step, all layers together, and how evenly its runs were spread."""
+
+    append_us: float = 0.0
+    plan_us: float = 0.0
+    run_us: float = 0.0
+    busy_us: list[tuple[float, float]] = field(default_factory=list)
+    """Of each run: the heaviest worker's, and the mean."""
+    planned: list[float] = field(default_factory=list)
+    """Of each run: the plan's own heaviest over mean."""
+
+    @property
+    def seconds(self) -> float:
+        return (self.append_us + self.plan_us + self.run_us) * 1e-6
+
+
+OnOutput = Callable[[int, Batch, raddle.Plan, np.ndarray], None]
+
+
+class Engine:
+    """Pools of all layers, and an ``Attention`` for each kind of layer."""
+
+    def __init__(
+        self,
+        model: Model,
+        num_layers: int,
+        num_pages: int,
+        page_size: int,
+        max_rows: int,
+        seed: int,
+        schedule: str = "auto",
+        num_workers: int | None = None,
+    ) -> None:
+        self.model, self.num_layers, self.page_size, self.seed = model, num_layers, page_size, seed
+        self.schedule, self.num_workers = schedule, num_workers
+        kinds = dict.fromkeys(model.kind(layer) for layer in range(num_layers))
+        self.attention = {kind: raddle.Attention(spec(model, kind)) for kind in kinds}
+        dtype = _DTYPES[model.dtype]
+        pool = (num_pages, page_size, model.num_kv_heads, model.head_dim)
+        self.pools = [(np.empty(pool, dtype), np.empty(pool, dtype)) for _ in range(num_layers)]
+        for pair in self.pools:
+            _poison(pair, slice(None))
+        self.q = np.empty((max_rows, model.num_qo_heads, model.head_dim), dtype)
+        self.k = np.empty((max_rows, model.num_kv_heads, model.head_dim), dtype)
+        self.v = np.empty_like(self.k)
+        self.out = np.empty_like(self.q)
+        self.sinks = [native.sinks(seed, layer, model.num_qo_heads) for layer in range(num_layers)]
+
+    def step(self, batch: Batch, on_output: OnOutput) -> StepCost:
+        """Computes a step; `on_output` sees each layer's output, and isn't counted."""
+        cost = StepCost()
+        start = perf_counter()
+        layout = batch.layout(self.page_size)
+        plans = self._plan(batch, layout)
+        cost.plan_us = (perf_counter() - start) * 1e6
+        rows = slice(0, batch.rows)
+        q, k, v, out = self.q[rows], self.k[rows], self.v[rows], self.out[rows]
+        for layer in range(self.num_layers):
+            kind = self.model.kind(layer)
+            for stream, rows_of in (("query", q), ("key", k), ("value", v)):
+                native.fill(stream, self.seed, layer, batch.request, batch.position, rows_of)
+            start = perf_counter()
+            self._append(batch, layout, layer, k, v)
+            appended = perf_counter()
+            self._run(batch, plans[kind], layer, q, out)
+            ended = perf_counter()
+            cost.append_us += (appended - start) * 1e6
+            cost.run_us += (ended - appended) * 1e6
+            busy = self.attention[kind].last_busy_us
+            cost.busy_us.append((max(busy), sum(busy) / len(busy)))
+            cost.planned.append(plans[kind].balance)
+            on_output(layer, batch, plans[kind], out)
+        return cost
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Pages that nobody holds any more: whoever reads them now gets NaN."""
+        for pair in self.pools:
+            _poison(pair, pages)
+
+    # The parts of a step, each a seam at which `faults` plants something wrong.
+
+    def _plan(self, batch: Batch, layout: raddle.PagedKV) -> dict[LayerKind, raddle.Plan]:
+        return {
+            kind: attention.plan(layout, num_workers=self.num_workers, schedule=self.schedule)
+            for kind, attention in self.attention.items()
+        }
+
+    def _append(
+        self, batch: Batch, layout: raddle.PagedKV, layer: int, k: np.ndarray, v: np.ndarray
+    ) -> None:
+        raddle.append_kv(layout, self.pools[layer], k, v)
+
+    def _run(
+        self, batch: Batch, plan: raddle.Plan, layer: int, q: np.ndarray, out: np.ndarray
+    ) -> None:
+        kind = self.model.kind(layer)
+        self.attention[kind].run(plan, q, self.pools[layer], out=out, params=self._params(layer))
+
+    def _params(self, layer: int) -> dict[str, Any] | None:
+        return {"sinks.logit": self.sinks[layer]} if self.model.kind(layer).sinks else None
+
+
+def _indptr(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    indptr = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=indptr[1:])
+    return indptr
+
+
+def _poison(pair: tuple[np.ndarray, np.ndarray], pages: slice | Sequence[int]) -> None:
+    for pool in pair:
+        # All bits set are a NaN in every dtype; integers are stored faster than ml_dtypes' floats.
+        pool.view(np.uint32 if pool.itemsize == 4 else np.uint16)[pages] = -1 & ((1 << 8 * pool.itemsize) - 1)

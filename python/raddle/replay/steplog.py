@@ -1,0 +1,59 @@
+"""The log of a replay's steps: with the seed in it, it repeats a replay exactly, data and batches."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from .scheduler import Span
+from .traces import Request
+
+_FORMAT = "raddle replay steps 1"
+
+
+@dataclass
+class StepLog:
+    """What fixes the work of a replay; model, schedule and threads are free."""
+
+    trace: str
+    """Where the requests came from, for people."""
+    seed: int
+    page_size: int
+    num_pages: int
+    token_budget: int
+    rate: float
+    requests: list[Request]
+    steps: list[list[Span]]
+
+
+def save(log: StepLog, path: Path) -> None:
+    """Writes JSON, compressed if the name ends in ``.gz``."""
+    record = {
+        "format": _FORMAT,
+        "trace": log.trace,
+        "seed": log.seed,
+        "page_size": log.page_size,
+        "num_pages": log.num_pages,
+        "token_budget": log.token_budget,
+        "rate": log.rate,
+        "requests": [[r.arrival, r.input_tokens, r.output_tokens] for r in log.requests],
+        "steps": log.steps,
+    }
+    text = json.dumps(record, separators=(",", ":")).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+
+
+def load(path: Path) -> StepLog:
+    """Reads what `save` wrote. Raises ``ValueError`` naming the file for anything else."""
+    try:
+        data = path.read_bytes()
+        record = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+        if record.pop("format") != _FORMAT:
+            raise ValueError("unknown format")
+        record["requests"] = [Request(float(a), int(n), int(m)) for a, n, m in record["requests"]]
+        record["steps"] = [[Span(int(r), int(b), int(n)) for r, b, n in step] for step in record["steps"]]
+        return StepLog(**record)
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise ValueError(f"{path.name} is not a log of steps as --save-steps writes it: {error!r}") from None

@@ -1,0 +1,208 @@
+#include "ffi/border.h"
+
+#include <cmath>
+#include <limits>
+
+namespace raddle::border {
+
+namespace {
+
+std::string dtype_text(DLDataType t) {
+  const char* code = t.code == kDLInt       ? "int"
+                     : t.code == kDLUInt    ? "uint"
+                     : t.code == kDLFloat   ? "float"
+                     : t.code == kDLBfloat  ? "bfloat"
+                     : t.code == kDLComplex ? "complex"
+                     : t.code == kDLBool    ? "bool"
+                                            : "another kind of ";
+  return t.code == kDLBool ? code : code + std::to_string(t.bits);
+}
+
+const DLTensor* as_tensor(const ffi::AnyView& value) {
+  switch (value.type_index()) {
+    case ffi::TypeIndex::kTVMFFITensor:
+      return value.cast<const ffi::TensorObj*>();
+    case ffi::TypeIndex::kTVMFFIDLTensorPtr:
+      return value.cast<DLTensor*>();
+    default:
+      return nullptr;
+  }
+}
+
+/// The tensor that an argument is; it must lie on the host.
+const DLTensor& host_tensor(const std::string& name, const ffi::AnyView& value) {
+  const DLTensor* t = as_tensor(value);
+  if (!t) fail<TypeError>(name, " is ", kind_of(value), "; expected an array or a tensor");
+  if (t->device.device_type != kDLCPU) {
+    fail<ValueError>(name, " lies on device ", t->device.device_type, ":", t->device.device_id,
+                     " (DLPack); expected 'cpu', the only device for now");
+  }
+  return *t;
+}
+
+void* first_element(const std::string& name, const DLTensor& t) {
+  // An empty tensor may have no address, which would read as "not given".
+  static char nothing[16] = {};
+  if (!t.data) {
+    i64 elements = 1;
+    for (int i = 0; i < t.ndim; ++i) elements *= t.shape[i];
+    if (elements > 0) fail<ValueError>(name, " has no data; expected a tensor with storage");
+    return nothing;
+  }
+  char* address = static_cast<char*>(t.data) + t.byte_offset;
+  const auto bytes = static_cast<std::uintptr_t>(t.dtype.bits / 8);
+  if (bytes > 1 && reinterpret_cast<std::uintptr_t>(address) % bytes != 0) {
+    fail<ValueError>(name, " is not aligned to its elements of ", bytes, " bytes");
+  }
+  return address;
+}
+
+void copy_shape(const DLTensor& t, i64* shape, i64* stride) {
+  i64 contiguous = 1;
+  for (int i = t.ndim - 1; i >= 0; --i) {
+    shape[i] = t.shape[i];
+    stride[i] = t.strides ? t.strides[i] : contiguous;
+    contiguous *= t.shape[i];
+  }
+}
+
+bool is(DLDataType t, int code, int bits) {
+  return t.code == code && t.bits == bits && t.lanes == 1;
+}
+
+DType to_dtype(const std::string& name, DLDataType t) {
+  if (is(t, kDLBfloat, 16)) return DType::bfloat16;
+  if (is(t, kDLFloat, 16)) return DType::float16;
+  if (is(t, kDLFloat, 32)) return DType::float32;
+  fail<TypeError>(name, " has dtype ", dtype_text(t), "; expected float32, float16 or bfloat16");
+}
+
+}  // namespace
+
+std::string kind_of(const ffi::AnyView& value) {
+  switch (value.type_index()) {
+    case ffi::TypeIndex::kTVMFFINone:
+      return "None";
+    case ffi::TypeIndex::kTVMFFIBool:
+      return "a bool";
+    case ffi::TypeIndex::kTVMFFIInt:
+      return "an int";
+    case ffi::TypeIndex::kTVMFFIFloat:
+      return "a float";
+    case ffi::TypeIndex::kTVMFFISmallStr:
+    case ffi::TypeIndex::kTVMFFIStr:
+      return "a string";
+    case ffi::TypeIndex::kTVMFFIArray:
+      return "a list or tuple";
+    case ffi::TypeIndex::kTVMFFIMap:
+      return "a dict";
+    case ffi::TypeIndex::kTVMFFITensor:
+    case ffi::TypeIndex::kTVMFFIDLTensorPtr:
+      return "a tensor";
+    case ffi::TypeIndex::kTVMFFIOpaquePyObject:
+      return "an object of another kind";
+    default:
+      return "a " + value.GetTypeKey();
+  }
+}
+
+ffi::AnyView Arguments::take() {
+  if (!more()) TVM_FFI_THROW(TypeError) << "a call from the Python package has too few arguments";
+  return args_[next_++];
+}
+
+i64 Arguments::integer(const char* name, i64 if_none) {
+  const ffi::AnyView value = take();
+  if (value == nullptr) return if_none;
+  const auto number =
+      value.type_index() == ffi::TypeIndex::kTVMFFIInt ? value.as<std::int64_t>() : std::nullopt;
+  if (!number) fail<TypeError>(name, " is ", kind_of(value), "; expected an int");
+  return *number;
+}
+
+i32 Arguments::integer32(const char* name, i32 if_none) {
+  const i64 value = integer(name, if_none);
+  if (value < std::numeric_limits<i32>::min() || value > std::numeric_limits<i32>::max()) {
+    fail<ValueError>(name, " is ", value, "; expected a 32-bit integer");
+  }
+  return static_cast<i32>(value);
+}
+
+bool Arguments::boolean(const char* name) {
+  const ffi::AnyView value = take();
+  const auto flag = value.as<bool>();
+  if (!flag) fail<TypeError>(name, " is ", kind_of(value), "; expected a bool");
+  return *flag;
+}
+
+std::optional<float> Arguments::number(const char* name) {
+  const ffi::AnyView value = take();
+  if (value == nullptr) return std::nullopt;
+  const auto number = value.as<double>();
+  if (!number) fail<TypeError>(name, " is ", kind_of(value), "; expected a number");
+  return static_cast<float>(*number);
+}
+
+std::string Arguments::string(const char* name) {
+  const ffi::AnyView value = take();
+  const auto text = value.as<ffi::String>();
+  if (!text) fail<TypeError>(name, " is ", kind_of(value), "; expected a string");
+  return *text;
+}
+
+TensorRef to_tensor(const std::string& name, const ffi::AnyView& value) {
+  const DLTensor& t = host_tensor(name, value);
+  TensorRef tensor;
+  tensor.dtype = to_dtype(name, t.dtype);
+  if (t.ndim > static_cast<int>(tensor.shape.size())) {
+    fail<ValueError>(name, " has ", t.ndim, " dimensions; expected at most ", tensor.shape.size());
+  }
+  tensor.data = first_element(name, t);
+  tensor.rank = t.ndim;
+  copy_shape(t, tensor.shape.data(), tensor.stride.data());
+  return tensor;
+}
+
+TensorRef Arguments::tensor(const std::string& name) {
+  const ffi::AnyView value = take();
+  return value == nullptr ? TensorRef{} : to_tensor(name, value);
+}
+
+IndexRef Arguments::index(const char* name) {
+  const ffi::AnyView value = take();
+  if (value == nullptr) return {};
+  const DLTensor& t = host_tensor(name, value);
+  IndexRef index;
+  index.is_64bit = is(t.dtype, kDLInt, 64);
+  if (!index.is_64bit && !is(t.dtype, kDLInt, 32)) {
+    fail<TypeError>(name, " has dtype ", dtype_text(t.dtype), "; expected int32 or int64");
+  }
+  if (t.ndim != 1 && t.ndim != 2) {
+    fail<ValueError>(name, " has ", t.ndim, " dimensions; expected 1");
+  }
+  index.data = first_element(name, t);
+  index.rank = t.ndim;
+  copy_shape(t, index.shape.data(), index.stride.data());
+  return index;
+}
+
+const DLTensor* Arguments::bytes(const char* name) {
+  const ffi::AnyView value = take();
+  if (value == nullptr) return nullptr;
+  const DLTensor& t = host_tensor(name, value);
+  if (!is(t.dtype, kDLUInt, 8) && !is(t.dtype, kDLBool, 8)) {
+    fail<TypeError>(name, " has dtype ", dtype_text(t.dtype), "; expected bool or uint8");
+  }
+  if (!ffi::IsContiguous(t)) fail<ValueError>(name, " is not contiguous");
+  return &t;
+}
+
+ffi::Map<ffi::String, ffi::Any> Arguments::map(const char* name) {
+  const ffi::AnyView value = take();
+  if (value == nullptr) return {};
+  const auto map = value.as<ffi::Map<ffi::String, ffi::Any>>();
+  if (!map) fail<TypeError>(name, " is ", kind_of(value), "; expected a dict with names as keys");
+  return *map;
+}
+
+}  // namespace raddle::border

@@ -1,0 +1,124 @@
+// What the exports share: objects that Python holds, and arguments taken by name.
+//
+// A call's arguments come in an order that only these files and the Python wrappers know; every
+// error speaks of them by the names that users write.
+#pragma once
+
+#include <tvm/ffi/tvm_ffi.h>
+
+#include <memory>
+#include <new>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "raddle/attention.h"
+#include "raddle/error.h"
+
+namespace raddle::border {
+
+namespace ffi = tvm::ffi;
+
+struct LayoutObj : ffi::Object {
+  LayoutPtr value;
+  TVM_FFI_DECLARE_OBJECT_INFO_FINAL("raddle.Layout", LayoutObj, ffi::Object);
+};
+
+struct VariantObj : ffi::Object {
+  Variant value;
+  TVM_FFI_DECLARE_OBJECT_INFO_FINAL("raddle.Variant", VariantObj, ffi::Object);
+};
+
+struct PlanObj : ffi::Object {
+  PlanPtr value;
+  i32 head_dim_vo = 0;
+  TVM_FFI_DECLARE_OBJECT_INFO_FINAL("raddle.Plan", PlanObj, ffi::Object);
+};
+
+struct AttentionObj : ffi::Object {
+  std::unique_ptr<Attention> value;
+  TVM_FFI_DECLARE_OBJECT_INFO_FINAL("raddle.Attention", AttentionObj, ffi::Object);
+};
+
+/// A new object that holds `value`.
+template <class Obj, class T>
+ffi::ObjectRef wrap(T value) {
+  auto object = ffi::make_object<Obj>();
+  object->value = std::move(value);
+  return ffi::ObjectRef(std::move(object));
+}
+
+/// "list", "torch tensor" …: what an argument is, for errors.
+std::string kind_of(const ffi::AnyView& value);
+
+/// The arguments of one call, taken in order. Each reader names what it takes.
+class Arguments {
+ public:
+  explicit Arguments(ffi::PackedArgs args) : args_(args) {}
+
+  bool more() const { return next_ < args_.size(); }
+  ffi::AnyView take();
+
+  template <class Obj>
+  const Obj& object(const char* name) {
+    const ffi::AnyView value = take();
+    const Obj* object = value.as<Obj>();
+    if (!object) fail<TypeError>(name, " is ", kind_of(value), "; expected a ", Obj::_type_key);
+    return *object;
+  }
+  i64 integer(const char* name, i64 if_none);
+  i32 integer32(const char* name, i32 if_none);
+  bool boolean(const char* name);
+  std::optional<float> number(const char* name);
+  std::string string(const char* name);
+  /// Without data where None is given.
+  TensorRef tensor(const std::string& name);
+  IndexRef index(const char* name);
+  /// Bytes or booleans, contiguous; null where None is given.
+  const DLTensor* bytes(const char* name);
+  ffi::Map<ffi::String, ffi::Any> map(const char* name);
+
+ private:
+  ffi::PackedArgs args_;
+  int next_ = 0;
+};
+
+TensorRef to_tensor(const std::string& name, const ffi::AnyView& value);
+/// A number, a list of numbers, or a tensor of rank 0 or 1.
+MemberValue to_member(const std::string& name, const ffi::AnyView& value);
+Params to_params(const ffi::Map<ffi::String, ffi::Any>& params);
+AttentionSpec to_spec(const ffi::Map<ffi::String, ffi::Any>& fields);
+Maxima to_maxima(const ffi::Map<ffi::String, ffi::Any>& fields);
+
+/// Runs `body` and turns Raddle's errors into Python's.
+template <class Body>
+auto guarded(Body&& body) {
+  try {
+    return body();
+  } catch (const ValueError& e) {
+    TVM_FFI_THROW(ValueError) << e.what();
+  } catch (const TypeError& e) {
+    TVM_FFI_THROW(TypeError) << e.what();
+  } catch (const std::bad_alloc&) {
+    TVM_FFI_THROW(MemoryError) << "out of memory";
+  }
+  throw;  // not reached; the compiler does not know that the macro throws
+}
+
+/// An export: takes its arguments by name, returns a value that a ffi::Any can hold.
+template <class Body>
+auto exported(Body body) {
+  return [body](ffi::PackedArgs args, ffi::Any* result) {
+    guarded([&] {
+      Arguments in(args);
+      if constexpr (std::is_void_v<decltype(body(in))>) {
+        body(in);
+        *result = nullptr;
+      } else {
+        *result = body(in);
+      }
+    });
+  };
+}
+
+}  // namespace raddle::border

@@ -1,0 +1,206 @@
+// Values that cross by name: members of variants, specs, maxima.
+#include <limits>
+#include <vector>
+
+#include "ffi/border.h"
+
+namespace raddle::border {
+
+namespace {
+
+using Fields = ffi::Map<ffi::String, ffi::Any>;
+
+template <class To, class From>
+std::vector<To> copy_strided(const DLTensor& t) {
+  const auto* data =
+      reinterpret_cast<const From*>(static_cast<const char*>(t.data) + t.byte_offset);
+  const i64 count = t.ndim == 0 ? 1 : t.shape[0];
+  const i64 step = t.ndim == 0 || !t.strides ? 1 : t.strides[0];
+  std::vector<To> values;
+  values.reserve(static_cast<std::size_t>(count));
+  for (i64 i = 0; i < count; ++i) {
+    if constexpr (std::is_same_v<From, f16> || std::is_same_v<From, bf16>) {
+      values.push_back(to_float(data[i * step]));
+    } else {
+      values.push_back(static_cast<To>(data[i * step]));
+    }
+  }
+  return values;
+}
+
+std::vector<std::int32_t> narrowed(const std::string& name,
+                                   const std::vector<std::int64_t>& values) {
+  std::vector<std::int32_t> narrow;
+  narrow.reserve(values.size());
+  for (const std::int64_t v : values) {
+    if (v < std::numeric_limits<i32>::min() || v > std::numeric_limits<i32>::max()) {
+      fail<ValueError>(name, " holds ", v, "; expected 32-bit integers");
+    }
+    narrow.push_back(static_cast<std::int32_t>(v));
+  }
+  return narrow;
+}
+
+MemberValue tensor_member(const std::string& name, const DLTensor& t) {
+  if (t.device.device_type != kDLCPU) {
+    fail<ValueError>(name, " lies on another device; expected 'cpu', the only device for now");
+  }
+  if (t.ndim > 1) fail<ValueError>(name, " has ", t.ndim, " dimensions; expected at most 1");
+  const auto is = [&t](int code, int bits) { return t.dtype.code == code && t.dtype.bits == bits; };
+  if (is(kDLFloat, 32)) return copy_strided<float, float>(t);
+  if (is(kDLFloat, 64)) return copy_strided<float, double>(t);
+  if (is(kDLFloat, 16)) return copy_strided<float, f16>(t);
+  if (is(kDLBfloat, 16)) return copy_strided<float, bf16>(t);
+  if (is(kDLInt, 32)) return copy_strided<std::int32_t, std::int32_t>(t);
+  if (is(kDLInt, 64)) return narrowed(name, copy_strided<std::int64_t, std::int64_t>(t));
+  if (is(kDLUInt, 32)) return copy_strided<std::uint32_t, std::uint32_t>(t);
+  fail<TypeError>(name, " has an unknown dtype; expected floats or integers");
+}
+
+/// A member of rank 0 in the caller's hands is a number.
+MemberValue scalar_if_rank_0(MemberValue value, int rank) {
+  if (rank != 0) return value;
+  return std::visit(
+      [](const auto& x) -> MemberValue {
+        if constexpr (std::is_same_v<std::decay_t<decltype(x)>, double>)
+          return x;
+        else
+          return static_cast<double>(x.front());
+      },
+      value);
+}
+
+MemberValue list_member(const std::string& name, const ffi::Array<ffi::Any>& list) {
+  std::vector<std::int64_t> integers;
+  std::vector<float> floats;
+  for (const ffi::Any& value : list) {
+    const auto number = value.as<double>();
+    if (!number) fail<TypeError>(name, " holds ", kind_of(value), "; expected numbers");
+    floats.push_back(static_cast<float>(*number));
+    if (value.type_index() == ffi::TypeIndex::kTVMFFIInt)
+      integers.push_back(value.cast<std::int64_t>());
+  }
+  if (integers.size() == floats.size() && !floats.empty()) return narrowed(name, integers);
+  return floats;
+}
+
+[[noreturn]] void wrong_type(const std::string& name, const ffi::AnyView& value,
+                             const char* expected) {
+  fail<TypeError>(name, " is ", kind_of(value), "; expected ", expected);
+}
+
+i64 integer_field(const std::string& name, const ffi::AnyView& value) {
+  if (value.type_index() != ffi::TypeIndex::kTVMFFIInt) wrong_type(name, value, "an int");
+  return value.cast<std::int64_t>();
+}
+
+i32 integer32_field(const std::string& name, const ffi::AnyView& value) {
+  const i64 n = integer_field(name, value);
+  if (n < std::numeric_limits<i32>::min() || n > std::numeric_limits<i32>::max()) {
+    fail<ValueError>(name, " is ", n, "; expected a 32-bit integer");
+  }
+  return static_cast<i32>(n);
+}
+
+DType dtype_field(const std::string& name, const ffi::AnyView& value) {
+  const auto text = value.as<ffi::String>();
+  if (!text) wrong_type(name, value, "a string");
+  if (*text == "bfloat16") return DType::bfloat16;
+  if (*text == "float16") return DType::float16;
+  if (*text == "float32") return DType::float32;
+  fail<ValueError>(name, " is '", std::string(*text),
+                   "'; expected 'float32', 'float16' or 'bfloat16'");
+}
+
+std::vector<Variant> variants_field(const std::string& name, const ffi::AnyView& value) {
+  const auto list = value.as<ffi::Array<ffi::Any>>();
+  if (!list) wrong_type(name, value, "a variant or a list of variants");
+  std::vector<Variant> variants;
+  for (const ffi::Any& each : *list) {
+    const VariantObj* variant = each.as<VariantObj>();
+    if (!variant) wrong_type(name + "[" + std::to_string(variants.size()) + "]", each, "a variant");
+    variants.push_back(variant->value);
+  }
+  return variants;
+}
+
+}  // namespace
+
+MemberValue to_member(const std::string& name, const ffi::AnyView& value) {
+  if (const auto number = value.as<double>()) return *number;
+  if (const auto tensor = value.as<ffi::Tensor>()) {
+    return scalar_if_rank_0(tensor_member(name, *tensor->GetDLTensorPtr()), tensor->ndim());
+  }
+  if (const auto view = value.as<ffi::TensorView>()) {
+    return scalar_if_rank_0(tensor_member(name, *value.cast<DLTensor*>()), view->ndim());
+  }
+  if (const auto list = value.as<ffi::Array<ffi::Any>>()) return list_member(name, *list);
+  wrong_type(name, value, "a number, a list of numbers or an array");
+}
+
+Params to_params(const Fields& params) {
+  Params values;
+  for (const auto& [name, value] : params) {
+    const std::string key = name;
+    values.emplace(key, to_member("params['" + key + "']", value));
+  }
+  return values;
+}
+
+AttentionSpec to_spec(const Fields& fields) {
+  AttentionSpec spec;
+  for (const auto& [key, value] : fields) {
+    const std::string name = key;
+    if (name == "num_qo_heads") {
+      spec.num_qo_heads = integer32_field(name, value);
+    } else if (name == "num_kv_heads") {
+      spec.num_kv_heads = integer32_field(name, value);
+    } else if (name == "head_dim") {
+      spec.head_dim_qk = integer32_field(name, value);
+    } else if (name == "head_dim_vo") {
+      spec.head_dim_vo = integer32_field(name, value);
+    } else if (name == "dtype") {
+      spec.dtype = dtype_field(name, value);
+    } else if (name == "variant") {
+      spec.variant = variants_field(name, value);
+    } else if (name == "scale") {
+      if (value == nullptr) continue;
+      const auto number = value.as<double>();
+      if (!number) wrong_type(name, value, "a number");
+      spec.scale = static_cast<float>(*number);
+    } else if (name == "batch_invariant") {
+      const auto flag = value.as<bool>();
+      if (!flag) wrong_type(name, value, "a bool");
+      spec.batch_invariant = *flag;
+    } else {
+      fail<TypeError>("AttentionSpec has no field '", name, "'");
+    }
+  }
+  return spec;
+}
+
+Maxima to_maxima(const Fields& fields) {
+  Maxima maxima{1, 1, 1, 1, 0};
+  for (const auto& [key, value] : fields) {
+    const std::string name = key;
+    if (integer_field(name, value) < 0) {
+      fail<ValueError>(name, " is ", integer_field(name, value), "; expected at least 0");
+    }
+    if (name == "max_requests") {
+      maxima.max_requests = integer32_field(name, value);
+    } else if (name == "max_qo_tokens") {
+      maxima.max_qo_tokens = integer32_field(name, value);
+    } else if (name == "max_kv_tokens") {
+      maxima.max_kv_tokens = integer_field(name, value);
+    } else if (name == "max_levels") {
+      maxima.max_levels = integer32_field(name, value);
+    } else if (name == "max_runs") {
+      maxima.max_runs = integer32_field(name, value);
+    } else {
+      fail<TypeError>("'", name, "' is no maximum");
+    }
+  }
+  return maxima;
+}
+
+}  // namespace raddle::border

@@ -1,0 +1,67 @@
+"""Every shipped variant × layout × dtype × head dim × group × workers × schedule: every pair of values occurs."""
+
+import pytest
+from draws import DTYPES, GROUPS, HEAD_DIMS, SCHEDULES, VARIANTS, WORKERS, covering, draw, problems
+from hypothesis import given
+from hypothesis import strategies as st
+from layout_draws import LAYOUTS
+
+MATRIX = covering(
+    variant=list(VARIANTS),
+    layout=list(LAYOUTS),
+    dtype=DTYPES,
+    dim=HEAD_DIMS,
+    dim_vo=["same", 8, 40, 256],
+    group=GROUPS,
+    workers=WORKERS,
+    schedule=SCHEDULES,
+)
+
+
+def label(row) -> str:
+    return "-".join(str(value) for value in row.values())
+
+
+@pytest.mark.parametrize("row", MATRIX, ids=label)
+def test_matrix(engine, rng, row):
+    row = dict(row)
+    how = {"num_workers": row.pop("workers"), "schedule": row.pop("schedule")}
+    dim_vo = row.pop("dim_vo")
+    # Interleaved K and V are one tensor, so their head dims are one.
+    same = dim_vo == "same" or row["layout"] == "paged_interleaved"
+    engine.check(draw(rng, dim_vo=None if same else dim_vo, **row), **how)
+
+
+@pytest.mark.every_isa
+@pytest.mark.parametrize("row", covering(variant=list(VARIANTS), dtype=DTYPES, dim=[24, 80, 128], workers=[2, 132]), ids=label)
+def test_on_every_isa(engine, rng, row):
+    row = dict(row)
+    workers = row.pop("workers")
+    engine.check(draw(rng, **row), num_workers=workers)
+
+
+@given(problem=problems(), workers=st.integers(1, 200), schedule=st.sampled_from(SCHEDULES))
+def test_any_problem(engine, problem, workers, schedule):
+    engine.check(problem, num_workers=workers, schedule=schedule)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_long_keys_are_split(engine, rng, dtype, schedule):
+    """Two decodes of thousands of keys on many workers: most of the output comes out of contractions."""
+    lengths = [(1, 3000), (1, 1111)]
+    problem = draw(rng, dtype=dtype, variant="plain", dim=64, group=4, num_kv_heads=1, lengths=lengths, peak=1.0)
+    engine.check(problem, num_workers=132, schedule=schedule)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_prompt_of_a_thousand_tokens(engine, rng, dtype):
+    problem = draw(rng, layout="ragged", dtype=dtype, dim=128, group=4, num_kv_heads=1, lengths=[(1000, 1000)])
+    engine.check(problem)
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.37, -0.2])
+def test_a_scale_of_the_callers_own(engine, rng, scale):
+    problem = draw(rng, lengths=[(3, 50)])
+    problem.scale = scale
+    engine.check(problem)
