@@ -45,6 +45,9 @@ struct PlanOptions {
 
 class PlanArrays;
 class BoundVariant;
+namespace cpu {
+class ScratchPool;
+}
 
 /// How a batch will be computed: an immutable value without scratch, shared freely.
 class Plan {
@@ -102,10 +105,9 @@ class Attention {
   void run(const Plan& plan, const RunArgs& args, RunStats* stats = nullptr) const;
 
  private:
-  struct Scratch;
   AttentionSpec spec_;
   std::shared_ptr<const BoundVariant> variant_;
-  std::unique_ptr<Scratch> scratch_;
+  std::unique_ptr<cpu::ScratchPool> scratch_;
 };
 
 /// Upper bound of the scratch that any plan within `maxima` needs; attained by some plan.

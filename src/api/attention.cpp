@@ -1,17 +1,13 @@
 // Attention: checks a spec, plans layouts, runs plans on the worker pool.
 #include "raddle/attention.h"
 
-#include <chrono>
 #include <cmath>
-#include <cstring>
-#include <mutex>
 #include <sstream>
 
 #include "api/bound_variant.h"
 #include "api/kv_tensors.h"
+#include "device/cpu/execute.h"
 #include "device/cpu/isa.h"
-#include "device/cpu/pool.h"
-#include "device/cpu/queues.h"
 #include "plan/heuristics.h"
 #include "plan/planner.h"
 #include "raddle/error.h"
@@ -86,62 +82,7 @@ std::string Plan::explain() const {
 
 // --- Attention -------------------------------------------------------------------------------
 
-/// Memory of one run: partial states, counters, queue heads, each thread's tile scratch. Sets are kept and
-/// handed to one run at a time, so that concurrent runs never share.
-struct Attention::Scratch {
-  struct Set {
-    std::vector<float> partial_o, partial_lse;
-    std::vector<i32> arrived;
-    std::vector<cpu::QueueHead> heads;
-    std::vector<std::unique_ptr<std::byte[]>> threads;
-    std::size_t thread_bytes = 0;
-  };
-
-  std::unique_ptr<Set> take() {
-    const std::lock_guard lock(mutex);
-    if (free.empty()) return std::make_unique<Set>();
-    auto set = std::move(free.back());
-    free.pop_back();
-    return set;
-  }
-  void give_back(std::unique_ptr<Set> set) {
-    const std::lock_guard lock(mutex);
-    free.push_back(std::move(set));
-  }
-
-  std::mutex mutex;
-  std::vector<std::unique_ptr<Set>> free;
-};
-
 namespace {
-
-template <class Set>
-void reserve(Set& set, const PlanView& plan, const CpuLaunch& launch, const CpuKernels& kernels, i32 threads) {
-  const auto grow = [](auto& v, std::size_t n) {
-    if (v.size() < n) v.resize(n);
-  };
-  const auto rows = static_cast<std::size_t>(plan.num_partial_rows);
-  grow(set.partial_o, rows * static_cast<std::size_t>(launch.dim_vo));
-  grow(set.partial_lse, rows);
-  grow(set.arrived, static_cast<std::size_t>(plan.num_contractions) * static_cast<std::size_t>(plan.num_kv_heads));
-  if (set.heads.size() < static_cast<std::size_t>(plan.num_workers))
-    set.heads = std::vector<cpu::QueueHead>(static_cast<std::size_t>(plan.num_workers));
-  const auto bytes = static_cast<std::size_t>(kernels.scratch_bytes(launch)) + 64;
-  if (set.thread_bytes < bytes) set.threads.clear();
-  set.thread_bytes = std::max(set.thread_bytes, bytes);
-  while (set.threads.size() < static_cast<std::size_t>(threads))
-    set.threads.push_back(std::unique_ptr<std::byte[]>(new std::byte[set.thread_bytes]));
-}
-
-/// The first cache line inside a thread's memory.
-void* aligned(std::byte* p) {
-  const auto address = reinterpret_cast<std::uintptr_t>(p);
-  return p + ((64 - address % 64) % 64);
-}
-
-double microseconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
-}
 
 RowsView rows_view(const TensorRef& t) { return RowsView{t.data, t.stride[0], t.stride[1]}; }
 
@@ -174,9 +115,30 @@ bool shares_keys(const Layout& layout) {
   return false;
 }
 
+/// Everything of a launch but the stages and the scratch.
+CpuLaunch make_launch(const AttentionSpec& spec, const Plan& plan, const RunArgs& args) {
+  CpuLaunch launch{};
+  launch.dim_qk = spec.head_dim_qk;
+  launch.dim_vo = spec.head_dim_vo;
+  launch.dtype = spec.dtype;
+  launch.state_only = args.return_state;
+  launch.scale = args.scale ? *args.scale : spec.softmax_scale();
+  launch.layout = &plan.layout().view();
+  launch.plan = &plan.view();
+  for (std::size_t i = 0; i < plan.layout().levels().size(); ++i)
+    launch.kv[i] = view_kv(args.kv.size() == 1 ? "kv" : "kv[" + std::to_string(i) + "]",
+                           args.kv[args.kv.size() == 1 ? 0 : i], plan.layout().levels()[i], spec);
+  launch.q = rows_view(args.q);
+  launch.out = rows_view(args.out);
+  launch.lse = static_cast<float*>(args.lse.data);
+  launch.lse_row_stride = args.lse.stride[0];
+  launch.lse_head_stride = args.lse.stride[1];
+  return launch;
+}
+
 }  // namespace
 
-Attention::Attention(const AttentionSpec& spec) : spec_(spec), scratch_(std::make_unique<Scratch>()) {
+Attention::Attention(const AttentionSpec& spec) : spec_(spec), scratch_(std::make_unique<cpu::ScratchPool>()) {
   check_spec(spec_);
   variant_ = std::make_shared<const BoundVariant>(spec_);
 }
@@ -205,48 +167,11 @@ void Attention::run(const Plan& plan, const RunArgs& args, RunStats* stats) cons
   }
   variant->check_batch(plan.layout().num_requests(), shares_keys(plan.layout()));
 
-  const PlanView& view = plan.view();
-  CpuLaunch launch{};
-  launch.dim_qk = spec_.head_dim_qk;
-  launch.dim_vo = spec_.head_dim_vo;
-  launch.dtype = spec_.dtype;
-  launch.state_only = args.return_state;
-  launch.scale = args.scale ? *args.scale : spec_.softmax_scale();
+  CpuLaunch launch = make_launch(spec_, plan, args);
   launch.stages = &variant->stages();
-  launch.layout = &plan.layout().view();
-  launch.plan = &view;
-  for (std::size_t i = 0; i < plan.layout().levels().size(); ++i)
-    launch.kv[i] = view_kv(args.kv.size() == 1 ? "kv" : "kv[" + std::to_string(i) + "]",
-                           args.kv[args.kv.size() == 1 ? 0 : i], plan.layout().levels()[i], spec_);
-  launch.q = rows_view(args.q);
-  launch.out = rows_view(args.out);
-  launch.lse = static_cast<float*>(args.lse.data);
-  launch.lse_row_stride = args.lse.stride[0];
-  launch.lse_head_stride = args.lse.stride[1];
-
-  const CpuKernels& kernels = cpu::kernels(cpu::selected_isa());
-  auto& pool = cpu::WorkerPool::instance();
   const bool small = plan.arrays().stats().total < single_thread_cost;
-  const i32 wanted = small ? 1 : std::min(pool.threads(), std::max(view.num_items, 1));
-  auto set = scratch_->take();
-  reserve(*set, view, launch, kernels, wanted);
-  launch.partial_o = set->partial_o.data();
-  launch.partial_lse = set->partial_lse.data();
-  launch.arrived = set->arrived.data();
-  if (stats) stats->busy_us.assign(static_cast<std::size_t>(wanted), 0.0);
-
-  std::optional<cpu::ItemQueues> queues;
-  std::once_flag started;
-  const i32 threads = pool.run(wanted, [&](i32 thread, i32 num_threads) {
-    // How many threads there are is known only here; whoever comes first sets the queues up.
-    std::call_once(started, [&] { queues.emplace(view.queue_indptr, view.num_workers, num_threads, set->heads.data()); });
-    const auto start = std::chrono::steady_clock::now();
-    void* memory = aligned(set->threads[static_cast<std::size_t>(thread)].get());
-    for (i32 item; queues->next(thread, item);) kernels.attend(launch, item, memory);
-    if (stats) stats->busy_us[static_cast<std::size_t>(thread)] = microseconds_since(start);
-  });
-  if (stats) stats->busy_us.resize(static_cast<std::size_t>(threads));
-  scratch_->give_back(std::move(set));
+  cpu::execute(launch, cpu::kernels(cpu::selected_isa()), small ? 1 : cpu_threads(), *scratch_,
+               stats ? &stats->busy_us : nullptr);
 }
 
 std::size_t workspace_bytes(const AttentionSpec& spec, i32 num_workers, const Maxima& maxima) {

@@ -138,9 +138,16 @@ bool Arguments::boolean(const char* name) {
 std::optional<float> Arguments::number(const char* name) {
   const ffi::AnyView value = take();
   if (value == nullptr) return std::nullopt;
-  const auto number = value.as<double>();
+  const auto number = value.try_cast<double>();
   if (!number) fail<TypeError>(name, " is ", kind_of(value), "; expected a number");
   return static_cast<float>(*number);
+}
+
+double Arguments::real(const char* name) {
+  const ffi::AnyView value = take();
+  const auto number = value.try_cast<double>();
+  if (!number) fail<TypeError>(name, " is ", kind_of(value), "; expected a number");
+  return *number;
 }
 
 std::string Arguments::string(const char* name) {

@@ -69,7 +69,9 @@ class Arguments {
   i64 integer(const char* name, i64 if_none);
   i32 integer32(const char* name, i32 if_none);
   bool boolean(const char* name);
+  /// Nothing where None is given.
   std::optional<float> number(const char* name);
+  double real(const char* name);
   std::string string(const char* name);
   /// Without data where None is given.
   TensorRef tensor(const std::string& name);

@@ -74,7 +74,7 @@ MemberValue list_member(const std::string& name, const ffi::Array<ffi::Any>& lis
   std::vector<std::int64_t> integers;
   std::vector<float> floats;
   for (const ffi::Any& value : list) {
-    const auto number = value.as<double>();
+    const auto number = value.try_cast<double>();
     if (!number) fail<TypeError>(name, " holds ", kind_of(value), "; expected numbers");
     floats.push_back(static_cast<float>(*number));
     if (value.type_index() == ffi::TypeIndex::kTVMFFIInt)
@@ -127,7 +127,7 @@ std::vector<Variant> variants_field(const std::string& name, const ffi::AnyView&
 }  // namespace
 
 MemberValue to_member(const std::string& name, const ffi::AnyView& value) {
-  if (const auto number = value.as<double>()) return *number;
+  if (const auto number = value.try_cast<double>()) return *number;
   if (const auto tensor = value.as<ffi::Tensor>()) {
     return scalar_if_rank_0(tensor_member(name, *tensor->GetDLTensorPtr()), tensor->ndim());
   }
@@ -165,7 +165,7 @@ AttentionSpec to_spec(const Fields& fields) {
       spec.variant = variants_field(name, value);
     } else if (name == "scale") {
       if (value == nullptr) continue;
-      const auto number = value.as<double>();
+      const auto number = value.try_cast<double>();
       if (!number) wrong_type(name, value, "a number");
       spec.scale = static_cast<float>(*number);
     } else if (name == "batch_invariant") {

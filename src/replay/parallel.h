@@ -1,25 +1,20 @@
-// Splits loops that prepare or check a replay over threads of their own. The engine's worker pool
-// is left alone: what it did last is what the replay reports.
+// Splits loops that prepare or check a replay over the worker pool.
 #pragma once
 
-#include <thread>
-#include <vector>
-
-#include "raddle/engine/core/config.h"
+#include "device/cpu/pool.h"
 
 namespace raddle::replay {
 
-/// body(i) for i in [0, n), in equal spans.
+/// body(i) for i in [0, n), in equal spans, one a thread.
 template <class Body>
-void parallel_for(i64 n, i32 threads, const Body& body) {
-  const i64 workers = max<i64>(1, min<i64>(n, threads));
-  const auto span = [&](i64 worker) {
-    for (i64 i = n * worker / workers; i < n * (worker + 1) / workers; ++i) body(i);
-  };
-  std::vector<std::thread> others;
-  for (i64 worker = 1; worker < workers; ++worker) others.emplace_back(span, worker);
-  span(0);
-  for (std::thread& other : others) other.join();
+void parallel_for(i64 n, const Body& body) {
+  cpu::WorkerPool& pool = cpu::WorkerPool::instance();
+  const i32 threads = static_cast<i32>(min<i64>(n, pool.threads()));
+  if (threads == 0) return;
+  pool.run(threads, [&](i32 thread, i32 num_threads) {
+    const i64 end = n * (thread + 1) / num_threads;
+    for (i64 i = n * thread / num_threads; i < end; ++i) body(i);
+  });
 }
 
 }  // namespace raddle::replay

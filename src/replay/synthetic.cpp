@@ -22,7 +22,7 @@ template void fill_row(const RowId&, i32, float*);
 template void fill_row(const RowId&, i32, f16*);
 template void fill_row(const RowId&, i32, bf16*);
 
-void fill(Stream stream, const Rows& rows, const TensorRef& out, i32 threads) {
+void fill(Stream stream, const Rows& rows, const TensorRef& out) {
   if (out.rank != 3 || out.stride[2] != 1) {
     fail<ValueError>("out has rank ", out.rank, "; expected [rows, heads, D], contiguous in D");
   }
@@ -30,7 +30,7 @@ void fill(Stream stream, const Rows& rows, const TensorRef& out, i32 threads) {
   const i32 head_dim = static_cast<i32>(out.shape[2]);
   dispatch_dtype(out.dtype, [&](auto zero) {
     using T = decltype(zero);
-    parallel_for(out.shape[0], threads, [&](i64 r) {
+    parallel_for(out.shape[0], [&](i64 r) {
       T* row = static_cast<T*>(out.data) + r * out.stride[0];
       for (i32 h = 0; h < heads; ++h) {
         fill_row({rows.seed, stream, rows.layer, rows.request[r], rows.position[r], h}, head_dim,

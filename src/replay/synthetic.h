@@ -18,6 +18,6 @@ struct Rows {
 };
 
 /// out [rows, heads, D] of the stream: row r is what request[r] holds at position[r].
-void fill(Stream stream, const Rows& rows, const TensorRef& out, i32 threads);
+void fill(Stream stream, const Rows& rows, const TensorRef& out);
 
 }  // namespace raddle::replay

@@ -217,11 +217,10 @@ class Row {
 
 }  // namespace
 
-std::vector<Verdict> verify(const LayerSpec& spec, const std::vector<Sample>& samples,
-                            i32 threads) {
+std::vector<Verdict> verify(const LayerSpec& spec, const std::vector<Sample>& samples) {
   const std::vector<double> freq = frequencies(spec.rope);
   std::vector<Verdict> verdicts(samples.size());
-  parallel_for(static_cast<i64>(samples.size()), threads, [&](i64 i) {
+  parallel_for(static_cast<i64>(samples.size()), [&](i64 i) {
     const auto index = static_cast<std::size_t>(i);
     verdicts[index] = Row(spec, freq, samples[index]).judge();
   });

@@ -41,6 +41,6 @@ struct Verdict {
   double found = 0.0, expected = 0.0, budget = 0.0;
 };
 
-std::vector<Verdict> verify(const LayerSpec& spec, const std::vector<Sample>& samples, i32 threads);
+std::vector<Verdict> verify(const LayerSpec& spec, const std::vector<Sample>& samples);
 
 }  // namespace raddle::replay

@@ -74,7 +74,7 @@ LayerSpec llama() {
 
 double ratio(const LayerSpec& spec, i32 request, i32 position, i32 head,
              const std::vector<float>& found) {
-  return verify(spec, {{request, position, head, found.data()}}, 1)[0].ratio;
+  return verify(spec, {{request, position, head, found.data()}})[0].ratio;
 }
 
 /// The first flat or peaked (position, head) at or after `position`.
@@ -110,13 +110,13 @@ TEST(ReplayHash, AQuarterOfTheQueriesIsPeaked) {
   EXPECT_EQ(row_key({1, Stream::key, 0, 0, 0, 0}).amplitude, 1.0f);
 }
 
-TEST(ReplayFill, WritesStridedRowsOnAnyNumberOfThreads) {
+TEST(ReplayFill, WritesStridedRows) {
   const i32 request[] = {5, 5, 9}, position[] = {0, 1, 70};
   std::vector<bf16> pool(3 * 400, bf16{0x7fc0});
   TensorRef out = TensorRef::contiguous(pool.data(), DType::bfloat16, 3, 2, 104);
   out.stride[0] = 400;
   out.stride[1] = 200;
-  fill(Stream::value, {3, 1, request, position}, out, 2);
+  fill(Stream::value, {3, 1, request, position}, out);
   std::vector<bf16> expected(104);
   for (i32 r = 0; r < 3; ++r) {
     for (i32 h = 0; h < 2; ++h) {

@@ -5,9 +5,10 @@ import mmap
 import numpy as np
 import pytest
 import raddle
+from checks import within
 from draws import DTYPES, SCHEDULES, WORKERS, draw, numpy_dtype
 from engine import spec_of, twin
-from layout_draws import LAYOUTS, fill, indptr
+from layout_draws import LAYOUTS, fill, paged_pools
 from reference import Causal, PagedKV, Problem, RaggedKV, Sinks, SlidingWindow, attention
 
 MAP_NORESERVE = 0x4000  # Linux: pages that are never touched cost nothing
@@ -187,19 +188,12 @@ def test_a_missing_page_that_a_row_keeps_is_an_error(rng, page):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_reference_budget_holds_a_prefix_of_one_layer_to_the_next(engine, rng, dtype):
-    """One plan serves all layers: fresh Q, K and V each."""
-    first, second = (draw(rng, "paged", "gemma2", dtype, lengths=[(3, 90), (1, 500)], page_size=16, group=2,
-                          num_kv_heads=2) for _ in range(2))
-    second.layout, second.variant = first.layout, first.variant
-    for pool in second.kv[0]:
-        pool[:] = rng.standard_normal(pool.shape)
-    pages = first.kv[0][0].shape[0]
-    grown = [np.resize(pool, (pages, *pool.shape[1:])) for pool in second.kv[0]]
-    second.kv = [tuple(grown)]
+def test_one_plan_serves_all_layers(engine, rng, dtype):
+    first = draw(rng, "paged", "gemma2", dtype, dim=64, group=2, num_kv_heads=2, lengths=[(3, 90), (1, 500)])
     attn = engine.attention(first)
     plan = attn.plan(twin(first.layout), num_workers=7)
-    from checks import within
-
-    for problem in (first, second):
-        within(attention(problem), *engine.run_plan(attn, plan, problem))
+    for _ in range(3):
+        q = rng.standard_normal(first.q.shape).astype(first.q.dtype)
+        kv = paged_pools(rng, first.layout, 2, 64, 64, first.q.dtype)
+        layer = Problem(q, kv, first.layout, first.variant)
+        within(attention(layer), *engine.run_plan(attn, plan, layer))

@@ -2,13 +2,59 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Mapping
 
 import numpy as np
 
 import raddle
 from raddle import _library
+from raddle._tensors import lend
 
 _fill = _library.function("raddle.replay.fill")
 _sinks = _library.function("raddle.replay.sinks")
 _verify = _library.function("raddle.replay.verify")
+_split_rows = _library.function("raddle.replay.split_rows")
+_read_bandwidth = _library.function("raddle.read_bandwidth_gbps")
+
+
+def fill(
+    stream: str, seed: int, layer: int, request: np.ndarray, position: np.ndarray, out: np.ndarray
+) -> None:
+    """Writes rows of ``"query"``, ``"key"`` or ``"value"``: out[r] is what request[r] has at position[r].
+
+    `request` and `position` are int32 [rows], `out` is [rows, heads, D] of any dtype.
+    """
+    _fill(stream, seed, layer, lend(out), request, position)
+
+
+def sinks(seed: int, layer: int, num_heads: int) -> np.ndarray:
+    """The layer's sink logits, fp32 [num_heads]."""
+    return np.array(_sinks(seed, layer, num_heads), np.float32)
+
+
+def verify(
+    reference: Mapping[str, Any],
+    found: np.ndarray,
+    request: np.ndarray,
+    position: np.ndarray,
+    head: np.ndarray,
+) -> list[dict[str, float]]:
+    """Compares outputs of one layer, fp32 [n, D], with fp64 attention computed from the hash alone.
+
+    One dict for each: the ``element`` that uses most of its budget, ``found``, ``expected`` and ``budget``
+    there, and their ``ratio``, above 1 if the output is wrong. src/replay/verify.cpp derives the budgets.
+    """
+    verdicts = _verify(dict(reference), found, request, position, head)
+    return [dict(verdict.items()) for verdict in verdicts]
+
+
+def split_rows(plan: raddle.Plan, rows: int, num_kv_heads: int) -> np.ndarray:
+    """Whether a row's output is composed of several chunks: bool [rows, num_kv_heads]."""
+    split = np.empty((rows, num_kv_heads), np.bool_)
+    _split_rows(plan, split)
+    return split
+
+
+def read_bandwidth() -> float:
+    """GB/s at which the worker pool reads main memory now."""
+    return float(_read_bandwidth(None, None))

@@ -41,8 +41,8 @@ class WorkerPool {
         const_cast<void*>(context));
   }
 
-  constexpr WorkerPool() =
-      default;  // one for the process; public so that it can be constant-initialised
+  // There is one a process; public only so that it can be constant-initialised.
+  constexpr WorkerPool() = default;
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 

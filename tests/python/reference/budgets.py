@@ -45,8 +45,9 @@ def logit_error(problem, work) -> np.ndarray:
     s = work.raw
     for cap in parts(problem.variant, SoftCap):
         s = cap.logits(s)
-        delta += (2.0 + 2.0 * FUNCTION) * U32 * np.abs(s)
-    return delta + exp_error(np.where(np.isneginf(work.s), -np.inf, s))
+        delta = np.minimum(delta + (2.0 + 2.0 * FUNCTION) * U32 * np.abs(s), 2.0 * cap.cap)
+    # Beyond e^300 a budget forbids nothing but infinities, which no budget allows.
+    return np.minimum(delta + exp_error(work.s), 300.0)
 
 
 def rotation_error(x: np.ndarray, rotary_dim: int, u: float) -> np.ndarray:

@@ -164,6 +164,8 @@ RADDLE_FN void append_sources(const QueryTile* tiles, const QueryTile& tile, con
       } else {
         map.sources[map.num_sources++] = Source{t, offset, done, count};
       }
+    } else if (g >= 0) {
+      count = 1;  // that tile keeps nothing, but the next may hold the rest of this token's rows
     }
     done += count;
   }

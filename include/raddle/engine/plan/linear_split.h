@@ -22,6 +22,12 @@ struct Cut {
   i32 chunk;  ///< which chunk of the unit begins here
 };
 
+/// Planned costs of queues.
+struct Balance {
+  i64 heaviest;
+  i64 total;
+};
+
 }  // namespace raddle
 
 RADDLE_ENGINE_BEGIN
@@ -144,11 +150,6 @@ RADDLE_FN i32 span_items(const Cut& a, const Cut& b) {
   if (a.unit == b.unit) return a.k < b.k ? 1 : 0;
   return b.unit - a.unit + (b.k > 0 ? 1 : 0);
 }
-
-struct Balance {
-  i64 heaviest;
-  i64 total;
-};
 
 RADDLE_FN Balance balance_of(const Units& units, const Cut* cuts, i32 num_workers) {
   Balance b{0, 0};

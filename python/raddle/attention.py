@@ -1,0 +1,182 @@
+"""Plan once a batch, run once a layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_ffi
+
+from raddle import _library
+from raddle.layouts import Layout
+from raddle.spec import AttentionSpec
+from raddle.tensors import finished, given, like, output
+from raddle.variants import members
+
+_attention = _library.function("attention")
+_plan = _library.function("plan")
+_run = _library.function("run")
+_plan_info = _library.function("plan_info")
+_plan_explain = _library.function("plan_explain")
+
+
+@tvm_ffi.register_object("raddle.Plan")
+class Plan(tvm_ffi.Object):
+    """How a batch will be computed: an immutable value without scratch, made by `Attention.plan`.
+
+    It keeps copies of the layout's arrays and serves every layer and any number of runs.
+    """
+
+    @property
+    def num_workers(self) -> int:
+        """Work queues that the plan fills."""
+        return _plan_info(self)["num_workers"]
+
+    @property
+    def num_items(self) -> int:
+        """Work items: spans of a query tile's keys for one KV head."""
+        return _plan_info(self)["num_items"]
+
+    @property
+    def num_query_tiles(self) -> int:
+        """Query tiles: rows of one group with their heads fused."""
+        return _plan_info(self)["num_query_tiles"]
+
+    @property
+    def num_contractions(self) -> int:
+        """Query tiles whose output is composed of partial states."""
+        return _plan_info(self)["num_contractions"]
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of partial states and counters that a run needs."""
+        return _plan_info(self)["workspace_bytes"]
+
+    @property
+    def balance(self) -> float:
+        """Planned cost of the heaviest queue over the mean, contraction included; 1 is perfect."""
+        return _plan_info(self)["balance"]
+
+    def explain(self) -> str:
+        """Which schedule and tile shapes were chosen, and why."""
+        return _plan_explain(self)
+
+    def __repr__(self) -> str:
+        info = _plan_info(self)
+        return f"Plan({info['num_items']} items, {info['num_workers']} workers, balance {info['balance']:.3f})"
+
+
+@tvm_ffi.register_object("raddle.Attention")
+class Attention(tvm_ffi.Object):
+    """The attention that a spec describes, ready to plan and run. Thread-safe.
+
+    Args:
+        spec: what to compute.
+        device: "cpu", the only one for now.
+
+    Raises ValueError for a spec that cannot be computed.
+
+    Plan and run follow the FlashInfer paper, section 3.3 (load-balanced scheduling; Listing 1).
+    """
+
+    __slots__ = ("spec",)
+
+    def __init__(self, spec: AttentionSpec, device: str = "cpu") -> None:
+        self.__init_handle_by_constructor__(_attention, spec.fields(), str(device))
+        self.spec = spec
+
+    def plan(
+        self,
+        layout: Layout,
+        num_workers: int | None = None,
+        schedule: str = "auto",
+        params: dict[str, Any] | None = None,
+    ) -> Plan:
+        """Decides how a batch is computed.
+
+        Args:
+            layout: what attends to what.
+            num_workers: work queues; None: the threads of the worker pool.
+            schedule: "auto" takes the cheapest; "linear" (equal spans of a prefix sum), "algorithm1" (of the
+                paper) and "one-per-request" (the baseline) insist on one.
+            params: plan members that differ from the spec's, such as ``{"window.left": 1023}``.
+
+        Raises ValueError for a layout that the spec cannot serve.
+        """
+        return _plan(self, layout, num_workers, schedule, members(params))
+
+    def run(
+        self,
+        plan: Plan,
+        q: Any,
+        kv: Any,
+        *,
+        out: Any = None,
+        lse: Any = None,
+        return_lse: bool = False,
+        return_state: bool = False,
+        scale: float | None = None,
+        params: dict[str, Any] | None = None,
+    ) -> Any:
+        """Computes attention for one layer.
+
+        Args:
+            plan: of this attention.
+            q: [rows, Hq, head_dim] in the spec's dtype.
+            kv: a tuple (k, v), or one tensor with K and V in dimension 1 ([pages, 2, page_size, Hkv, D],
+                [tokens, 2, Hkv, D]); or a list of those, one a level of the layout. Any strides with a
+                contiguous last dimension.
+            out: [rows, Hq, head_dim_vo] to write; None: a new tensor of q's kind.
+            lse: [rows, Hq] float32 to write; None: a new one if it is returned.
+            return_lse: return (out, lse); lse is the natural logarithm of the softmax's denominator,
+                sinks included, and -inf for a row without keys.
+            return_state: return the state (O, LSE) in float32, without sinks and output parts, for
+                `raddle.merge_states`. O alone for a `Sigmoid`.
+            scale: softmax scale of this layer; None: the spec's.
+            params: run members that differ from the spec's, such as ``{"softcap.cap": 50.0}``.
+
+        Returns out, or (out, lse). Raises ValueError or TypeError, naming the argument, before anything
+        is written.
+        """
+        spec = self.spec
+        result = out
+        if out is None:
+            result = like(q, (*q.shape[:1], spec.num_qo_heads, spec.head_dim_vo), "float32" if return_state else spec.dtype)
+        wants_lse = return_lse or (return_state and not spec.is_sum)
+        result_lse = lse
+        if lse is None and wants_lse:
+            result_lse = like(q, (*q.shape[:1], spec.num_qo_heads), "float32")
+        if type(kv) is tuple and len(kv) == 2:
+            k, v = kv
+            pools = (given("kv: k", k), given("kv: v", v))
+        else:
+            pools = _pools(kv)
+        _run(
+            self,
+            plan,
+            given("q", q),
+            output("out", result),
+            None if result_lse is None else output("lse", result_lse),
+            bool(return_state),
+            scale,
+            members(params),
+            *pools,
+        )
+        if out is None:
+            result = finished(q, result)
+        if not wants_lse:
+            return result
+        return result, (finished(q, result_lse) if lse is None else result_lse)
+
+
+def _pools(kv: Any) -> list[Any]:
+    """K and V of every level, one after another; None for V where one tensor holds both."""
+    pools: list[Any] = []
+    for number, level in enumerate(kv if isinstance(kv, list) else [kv]):
+        name = f"kv[{number}]" if isinstance(kv, list) else "kv"
+        if not isinstance(level, (tuple, list)):
+            pools += (given(name, level), None)
+        elif len(level) == 2:
+            pools += (given(f"{name}: k", level[0]), given(f"{name}: v", level[1]))
+        else:
+            raise ValueError(f"{name} has {len(level)} entries; expected a pair (k, v)")
+    return pools

@@ -1,0 +1,1 @@
+"""Benchmarks: ``raddle bench cpu``, ``raddle bench plan``, ``raddle bench balance``."""

@@ -1,0 +1,71 @@
+"""Timing that survives a noisy machine: engines take turns, and only what happened side by side is compared."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+#: Seconds between two calls. The idle threads of an OpenMP pool spin for some milliseconds after a call; without
+#: the pause each engine would be timed against the spinning of the one before it.
+SETTLE_S = 0.01
+
+
+def interleaved(
+    calls: Mapping[str, Callable[[int], object]],
+    rounds: int,
+    settle_s: float = SETTLE_S,
+    tick: Callable[[], None] = lambda: None,
+) -> dict[str, list[float]]:
+    """Microseconds of each call in each round, one list an engine, after one round that isn't counted.
+
+    ``calls[name](step)`` gets a number that grows by one from call to call of that engine and chooses its pool, so
+    that no call finds the keys of an earlier one in a cache. The engine that begins changes from round to round.
+    ``tick`` is called after every call.
+    """
+    names = list(calls)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for step in range(rounds + 1):
+        first = step % len(names)
+        for name in names[first:] + names[:first]:
+            time.sleep(settle_s)
+            start = time.perf_counter_ns()
+            calls[name](step)
+            us = (time.perf_counter_ns() - start) / 1e3
+            if step:
+                times[name].append(us)
+            tick()
+    return times
+
+
+def repeated(calls: Sequence[Callable[[], object]], rounds: int) -> list[list[float]]:
+    """Microseconds of short calls in turn, one list a call; the first tenth of the rounds isn't counted."""
+    times: list[list[float]] = [[] for _ in calls]
+    warm_up = max(1, rounds // 10)
+    for step in range(-warm_up, rounds):
+        for call, found in zip(calls, times):
+            start = time.perf_counter_ns()
+            call()
+            us = (time.perf_counter_ns() - start) / 1e3
+            if step >= 0:
+                found.append(us)
+    return times
+
+
+def median(values: Sequence[float]) -> float:
+    return float(statistics.median(values))
+
+
+def best(times: Mapping[str, Sequence[float]]) -> str:
+    """The engine with the least median."""
+    return min(times, key=lambda name: median(times[name]))
+
+
+def speedup(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """How many times faster ours is: the median over rounds of their time / our time in that round.
+
+    A disturbance that lasts longer than a round slows both, and leaves this ratio alone.
+    """
+    if len(ours) != len(theirs):
+        raise ValueError(f"{len(ours)} rounds of ours, {len(theirs)} of theirs; expected as many")
+    return median([b / a for a, b in zip(ours, theirs)])

@@ -1,0 +1,194 @@
+"""Layouts: which query rows attend to which keys, and where those lie.
+
+A layout checks its arrays, copies them, and is immutable; one layout serves any number of plans. Index
+arrays are int32 or int64, of numpy, torch (CPU) or a list; int32 numpy arrays are fastest. All constructors
+raise ValueError for bad values and TypeError for bad dtypes, naming the argument, what was found and
+what was expected.
+
+The formats are those of the FlashInfer paper, section 3.1 (block-sparse KV cache and composable formats).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import tvm_ffi
+
+from raddle import _library
+from raddle.tensors import given, index
+
+_ragged_kv = _library.function("ragged_kv")
+_paged_kv = _library.function("paged_kv")
+_block_sparse = _library.function("block_sparse")
+_block_sparse_from_mask = _library.function("block_sparse_from_mask")
+_page_table_to_bsr = _library.function("page_table_to_bsr")
+_cascade = _library.function("cascade")
+_layout_info = _library.function("layout_info")
+
+
+@tvm_ffi.register_object("raddle.Layout")
+class Layout(tvm_ffi.Object):
+    """What attends to what. Made by its subclasses."""
+
+    def _init(self, make: Any, *args: Any) -> None:
+        try:
+            self.__init_handle_by_constructor__(make, *args)
+        except (BufferError, TypeError, RuntimeError):
+            # Lists and read-only arrays do not cross as they are. Converting each argument costs more
+            # than a plan of a small batch, so it is done only when needed.
+            self.__init_handle_by_constructor__(make, *map(_converted, args))
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of the batch."""
+        return _layout_info(self)["num_requests"]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the query tensor."""
+        return _layout_info(self)["num_rows"]
+
+    @property
+    def num_levels(self) -> int:
+        """Levels; 1 but for a cascade."""
+        return _layout_info(self)["num_levels"]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.num_requests} requests, {self.num_rows} rows)"
+
+
+class RaggedKV(Layout):
+    """K and V as ragged tensors [tokens, Hkv, D]: request i's keys are rows kv_indptr[i] … kv_indptr[i + 1].
+
+    Args:
+        qo_indptr: [requests + 1] first row of each request in the query tensor.
+        kv_indptr: [requests + 1] first row of each request in K and V.
+        qo_pos: [rows] positions of the query rows in the text; None: their index,
+            ``kv_len - qo_len + r`` for row r of a request.
+    """
+
+    def __init__(self, qo_indptr: Any, kv_indptr: Any, qo_pos: Any = None) -> None:
+        self._init(_ragged_kv, qo_indptr, kv_indptr, qo_pos)
+
+
+class PagedKV(Layout):
+    """A page table: key j of request i is row ``j % page_size`` of page ``pages[j // page_size]`` of its list.
+
+    Args:
+        qo_indptr: [requests + 1] first row of each request in the query tensor.
+        page_indptr: [requests + 1] first entry of each request in page_indices; None: page_indices is
+            a padded block table.
+        page_indices: [entries] page numbers, or a block table [requests, max_pages]. Entries past a
+            request's length are never read and may be stale; a page that no row sees may be -1.
+        kv_len: [requests] keys of each request, those of its query rows included.
+        page_size: rows of a page.
+        kv_layout: "NHD" for pools [pages, page_size, Hkv, D], "HND" for [pages, Hkv, page_size, D].
+        kv_begin: [requests] index of the first key: the keys that earlier levels of a `Cascade` hold.
+            None: 0, or in a cascade what earlier levels hold.
+        qo_rows: [qo_indptr[-1]] the query rows of the groups, where they are not adjacent. For levels of a
+            `Cascade` whose groups are not requests: a shared prefix.
+        qo_pos: [rows] positions of the query rows in the text; None: their index,
+            ``kv_len - qo_len + r`` for row r of a request.
+    """
+
+    def __init__(
+        self,
+        qo_indptr: Any,
+        page_indptr: Any = None,
+        page_indices: Any = None,
+        kv_len: Any = None,
+        page_size: int = 16,
+        kv_layout: str = "NHD",
+        kv_begin: Any = None,
+        qo_rows: Any = None,
+        qo_pos: Any = None,
+    ) -> None:
+        # The hot path of serving: spelled out, because a call through _init costs as much as the arrays.
+        args = (qo_indptr, page_indptr, page_indices, kv_len, page_size, kv_layout, kv_begin, qo_rows, qo_pos)
+        try:
+            self.__init_handle_by_constructor__(_paged_kv, *args)
+        except (BufferError, TypeError, RuntimeError):
+            self.__init_handle_by_constructor__(_paged_kv, *map(_converted, args))
+
+    def to_block_sparse(self) -> Layout:
+        """The same attention as a block-sparse matrix: Br = 1, Bc = page_size, a row block a query row.
+
+        K and V are then given as [pages, page_size, Hkv, D]. Raises ValueError with qo_rows.
+        """
+        return _page_table_to_bsr(self)
+
+
+class BlockSparse(Layout):
+    """A block-sparse row matrix (BSR) over the rows of Q and the slots of K and V.
+
+    Row block b holds query rows ``b * Br …`` and keeps block columns ``indices[indptr[b]: indptr[b + 1]]``.
+    K and V are [slots, Hkv, D] or [blocks, Bc, Hkv, D]. The key in column c has index and position c.
+
+    Args:
+        Br, Bc: rows and columns of a block.
+        indptr: [ceil(rows / Br) + 1] first entry of each row block.
+        indices: [entries] block columns.
+        qo_indptr: [requests + 1] first row of each request; None: one request of num_rows rows.
+        kv_len: [requests] keys of each request; None: num_cols. Columns from there on are no keys.
+        num_rows: rows of Q; needed without qo_indptr.
+        num_cols: slots of K and V that count; a last block may be cut short by it. None: no bound.
+        mask_bits: [entries, Br, Bc] bits packed into uint8, least significant first, without padding
+            (``numpy.packbits(bits, bitorder="little")``); None: blocks are full.
+        block_pos, block_first, block_count: [entries] explicit blocks, all three or none: the position
+            of the block's first key, the row of the block where it lies, and how many keys there are. Keys then
+            count in list order.
+        kv_begin: [row blocks] as in `PagedKV`.
+        qo_pos: [rows] as in `PagedKV`.
+    """
+
+    def __init__(
+        self,
+        Br: int,
+        Bc: int,
+        indptr: Any,
+        indices: Any,
+        qo_indptr: Any = None,
+        kv_len: Any = None,
+        num_rows: int | None = None,
+        num_cols: int | None = None,
+        mask_bits: Any = None,
+        block_pos: Any = None,
+        block_first: Any = None,
+        block_count: Any = None,
+        kv_begin: Any = None,
+        qo_pos: Any = None,
+    ) -> None:
+        explicit = (block_pos, block_first, block_count)
+        sizes = (qo_indptr, kv_len, num_rows, num_cols)
+        self._init(_block_sparse, Br, Bc, indptr, indices, *sizes, mask_bits, *explicit, kv_begin, qo_pos)
+
+    @classmethod
+    def from_dense_mask(cls, mask: Any, Br: int, Bc: int, qo_indptr: Any = None) -> BlockSparse:
+        """The blocks of a boolean mask [rows, cols] (True = keep) that keep anything, with bits where partial.
+
+        Rows are those of one request, or of the requests of qo_indptr.
+        """
+        layout = cls.__new__(cls)
+        layout._init(_block_sparse_from_mask, mask, Br, Bc, qo_indptr)
+        return layout
+
+
+class Cascade(Layout):
+    """Composable formats: levels over the same query rows, disjoint in keys, composed into one result.
+
+    Args:
+        levels: layouts of one level each, in the order of their keys: shared prefixes first. Each row
+            lies in at most one group of a level. The last level's groups are the requests, in order, and hold
+            every row. A request's kv_len is the sum over the levels that hold it.
+
+    A cascade is planned as one problem and run by one call (FlashInfer paper, section 3.1.2).
+    """
+
+    def __init__(self, levels: Sequence[Layout]) -> None:
+        self.__init_handle_by_constructor__(_cascade, *levels)
+
+
+def _converted(x: Any) -> Any:
+    if isinstance(x, (list, tuple)):
+        return index("a list of indices", x)
+    return given("an index array", x) if hasattr(x, "__dlpack__") else x

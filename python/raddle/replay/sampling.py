@@ -1,0 +1,149 @@
+"""Which outputs of a replay are checked, and the check itself.
+
+Outputs are drawn while the replay runs, by reservoir sampling in each layer from each kind of row that has
+its own way to go wrong: rows of a prefill chunk, decode rows, rows that were split over workers and composed
+again, and rows at a page's edge.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+
+import raddle
+
+from . import native
+from .engine import Batch
+from .models import Model, reference
+
+STRATA = ("chunk", "decode", "split", "page edge")
+# From one layer's output and stratum; a run of few steps still fills its quota.
+_DRAWS_A_STEP = 4
+_WORST_SHOWN = 3
+
+
+@dataclass
+class Sample:
+    """One row and head of an output, as the engine gave it."""
+
+    step: int
+    layer: int
+    request: int
+    position: int
+    head: int
+    stratum: str
+    found: np.ndarray
+
+
+@dataclass
+class Verified:
+    """What the check found."""
+
+    checked: int
+    failed: int
+    worst: float | None
+    """Largest error over its budget; above 1 is wrong."""
+    strata: dict[str, int]
+    """Samples of each kind of row."""
+    worst_samples: list[str]
+    """The worst ones in words."""
+
+
+@dataclass
+class _Reservoir:
+    """A uniform choice of at most `size` of all that were offered."""
+
+    size: int
+    offered: int = 0
+    kept: list[Sample] = field(default_factory=list)
+
+    def place(self, draw: random.Random) -> int | None:
+        """Where the next one offered goes; None: it isn't kept."""
+        self.offered += 1
+        if len(self.kept) < self.size:
+            return len(self.kept)
+        place = draw.randrange(self.offered)
+        return place if place < self.size else None
+
+
+class Sampler:
+    """Draws outputs while a replay runs."""
+
+    def __init__(self, model: Model, num_layers: int, page_size: int, count: int, seed: int) -> None:
+        self.model, self.page_size, self.count, self.seed = model, page_size, count, seed
+        self.draw = random.Random(seed)
+        self.step = 0
+        self.reservoirs = {
+            (stratum, layer): _Reservoir(count) for layer in range(num_layers) for stratum in STRATA
+        }
+
+    def offer(self, layer: int, batch: Batch, plan: raddle.Plan, out: np.ndarray) -> None:
+        """Draws some rows and heads of a layer's output."""
+        if self.count == 0:
+            return
+        group = self.model.num_qo_heads // self.model.num_kv_heads
+        for stratum, member in self._strata(batch, plan).items():
+            candidates = np.flatnonzero(member)
+            reservoir = self.reservoirs[stratum, layer]
+            for _ in range(min(_DRAWS_A_STEP, len(candidates))):
+                place = reservoir.place(self.draw)
+                if place is None:
+                    continue
+                choice = int(candidates[self.draw.randrange(len(candidates))])
+                row, kv_head = divmod(choice, self.model.num_kv_heads)
+                head = kv_head * group + self.draw.randrange(group)
+                request, position = int(batch.request[row]), int(batch.position[row])
+                found = out[row, head].astype(np.float32)
+                sample = Sample(self.step, layer, request, position, head, stratum, found)
+                reservoir.kept[place : place + 1] = [sample]
+
+    def verify(self) -> Verified:
+        """Compares `count` of the outputs drawn, as many of each stratum and layer as there are."""
+        # Reservoirs take turns, so that one with few candidates leaves its share to the others.
+        turns = itertools.zip_longest(*(r.kept for r in self.reservoirs.values()))
+        drawn = [sample for turn in turns for sample in turn if sample is not None]
+        samples = sorted(drawn[: self.count], key=lambda s: s.layer)
+        judged = []
+        for layer, same in itertools.groupby(samples, key=lambda s: s.layer):
+            group = list(same)
+            verdicts = native.verify(
+                reference(self.model, layer, self.seed),
+                np.stack([s.found for s in group]),
+                np.array([s.request for s in group], np.int32),
+                np.array([s.position for s in group], np.int32),
+                np.array([s.head for s in group], np.int32),
+            )
+            judged += zip(verdicts, group)
+        judged.sort(key=lambda pair: -pair[0]["ratio"])
+        return Verified(
+            checked=len(judged),
+            failed=sum(not verdict["ratio"] <= 1.0 for verdict, _ in judged),
+            worst=judged[0][0]["ratio"] if judged else None,
+            strata={s: sum(sample.stratum == s for sample in samples) for s in STRATA},
+            worst_samples=[_in_words(v, s) for v, s in judged[:_WORST_SHOWN]],
+        )
+
+    def _strata(self, batch: Batch, plan: raddle.Plan) -> dict[str, np.ndarray]:
+        """Which rows and KV heads belong to a stratum: bool [rows, Hkv] each."""
+        every_head = np.ones(self.model.num_kv_heads, np.bool_)
+        lengths = np.diff(batch.qo_indptr)
+        decode = np.outer(np.repeat(lengths == 1, lengths), every_head)
+        edge = (batch.position + 1) % self.page_size <= 1
+        return {
+            "chunk": ~decode,
+            "decode": decode,
+            "split": native.split_rows(plan, batch.rows, self.model.num_kv_heads),
+            "page edge": np.outer(edge, every_head),
+        }
+
+
+def _in_words(verdict: dict[str, float], s: Sample) -> str:
+    return (
+        f"step {s.step}, layer {s.layer}, request {s.request}, position {s.position}, head {s.head} "
+        f"({s.stratum}), element {verdict['element']}: found {verdict['found']:.6g}, "
+        f"expected {verdict['expected']:.6g} ± {verdict['budget']:.2g}, "
+        f"{verdict['ratio']:.2f} of its budget"
+    )

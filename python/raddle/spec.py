@@ -1,0 +1,46 @@
+"""What attention is computed: heads, dtype, variant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Sequence
+
+from raddle.variants import Variant
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """The attention that one or more layers compute.
+
+    Args:
+        num_qo_heads: query heads Hq, a multiple of num_kv_heads.
+        num_kv_heads: KV heads Hkv; ``Hq / Hkv`` query heads share one (GQA).
+        head_dim: of Q and K: a multiple of 8, at most 256.
+        head_dim_vo: of V and the output; None: head_dim.
+        dtype: "bfloat16", "float16" or "float32", of Q, K, V and the output.
+        variant: a variant or a list of them (`raddle.variants`); empty: plain attention.
+        scale: softmax scale; None: ``1 / sqrt(head_dim)``.
+        batch_invariant: a request's bits do not depend on the rest of the batch.
+
+    The values are checked when an `Attention` is made.
+    """
+
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim: int
+    head_dim_vo: int | None = None
+    dtype: str = "bfloat16"
+    variant: Sequence[Variant] | Variant = field(default=())
+    scale: float | None = None
+    batch_invariant: bool = False
+
+    def __post_init__(self) -> None:
+        variant = (self.variant,) if isinstance(self.variant, Variant) else tuple(self.variant)
+        object.__setattr__(self, "variant", variant)
+        object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))
+        if self.head_dim_vo is None:
+            object.__setattr__(self, "head_dim_vo", self.head_dim)
+
+    def fields(self) -> dict[str, Any]:
+        """All fields by name, as they cross to C++."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}

@@ -1,0 +1,120 @@
+"""Tensors in and out of the library: DLPack, without copies.
+
+Inputs may be of torch, numpy (bfloat16 by ml_dtypes) or JAX; outputs that Raddle allocates are of the same
+kind. What shape, dtype and strides a tensor must have is checked in C++; only what DLPack does not carry
+is checked here.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from tvm_ffi import Tensor as FfiTensor
+from tvm_ffi import from_dlpack
+
+from raddle import _library
+
+_as_bfloat16 = _library.function("as_bfloat16")
+
+# tvm_ffi imports torch where it is installed, so it is known now whether there is one.
+_torch = sys.modules.get("torch")
+_TorchTensor = _torch.Tensor if _torch is not None else type(None)
+
+_NUMPY_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+def given(name: str, x: Any) -> Any:
+    """An input or output tensor as the library takes it; errors speak of it as ``name``."""
+    if type(x) is _TorchTensor:
+        if x.requires_grad or x.is_neg():
+            _refuse_torch(name, x)
+        return x
+    return None if x is None else _slow(name, x)
+
+
+def output(name: str, x: Any) -> Any:
+    """The same for a tensor that is written."""
+    if isinstance(x, np.ndarray) and not x.flags.writeable:
+        raise ValueError(f"{name} is a read-only array; expected one that can be written")
+    if _is_jax(x):
+        raise TypeError(f"{name} is a JAX array, which is immutable; leave {name} out")
+    return given(name, x)
+
+
+def index(name: str, x: Any) -> Any:
+    """An array of integers: as `given`, and lists of integers too."""
+    if isinstance(x, (list, tuple)):
+        x = np.asarray(x, dtype=np.int64)
+    return given(name, x)
+
+
+def like(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    """An uninitialised tensor of the kind of ``x``. For JAX a numpy array, which `finished` converts."""
+    if isinstance(x, _TorchTensor):
+        return _torch.empty(shape, dtype=getattr(_torch, dtype))
+    return np.empty(shape, dtype=_NUMPY_DTYPES[dtype])
+
+
+def finished(x: Any, result: Any) -> Any:
+    """A result that `like` made for ``x``, as the caller's kind."""
+    if _is_jax(x):
+        return sys.modules["jax"].numpy.asarray(result)
+    return result
+
+
+def _slow(name: str, x: Any) -> Any:
+    if isinstance(x, np.ndarray):
+        return _from_numpy(name, x)
+    if isinstance(x, _TorchTensor):
+        return _from_torch_subclass(name, x)
+    if isinstance(x, FfiTensor):
+        return x
+    if hasattr(x, "__dlpack__"):
+        return _imported(name, x, x)
+    raise TypeError(f"{name} is a {type(x).__name__}; expected a tensor of torch, numpy or JAX")
+
+
+def _from_numpy(name: str, x: np.ndarray) -> FfiTensor:
+    if x.dtype == ml_dtypes.bfloat16:
+        return _as_bfloat16(_from_numpy(name, x.view(np.uint16)))
+    if x.flags.writeable:
+        return _imported(name, x, x)
+    try:
+        capsule = x.__dlpack__(max_version=(1, 0))
+    except TypeError:  # numpy before 2.1 exports no read-only array
+        capsule = x.copy()
+    except (BufferError, RuntimeError) as error:
+        raise TypeError(f"{name} cannot be used: {error}") from None
+    return _imported(name, x, capsule)
+
+
+def _from_torch_subclass(name: str, x: Any) -> Any:
+    if any(base.__name__ == "FakeTensor" for base in type(x).__mro__):
+        raise TypeError(f"{name} is a FakeTensor, which holds no data")
+    if x.requires_grad or x.is_neg():
+        _refuse_torch(name, x)
+    return x
+
+
+def _imported(name: str, x: Any, exporter: Any) -> FfiTensor:
+    try:
+        return from_dlpack(exporter)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        kind = f"{type(x).__module__}.{type(x).__name__} of {getattr(x, 'dtype', 'unknown dtype')}"
+        raise TypeError(f"{name} is a {kind}, which cannot be used: {error}") from None
+
+
+def _refuse_torch(name: str, x: Any) -> None:
+    if x.requires_grad:
+        raise ValueError(
+            f"{name} requires a gradient; Raddle is forward-only: pass {name}.detach()"
+        )
+    raise ValueError(f"{name} has its negative bit set; pass {name}.resolve_neg()")
+
+
+def _is_jax(x: Any) -> bool:
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(x, jax.Array)

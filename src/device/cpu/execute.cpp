@@ -1,0 +1,83 @@
+#include "device/cpu/execute.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <optional>
+
+#include "device/cpu/pool.h"
+
+namespace raddle::cpu {
+namespace {
+
+template <class Vector>
+void grow(Vector& v, i64 n) {
+  if (v.size() < static_cast<std::size_t>(n)) v.resize(static_cast<std::size_t>(n));
+}
+
+constexpr std::size_t cache_line = 64;
+
+}  // namespace
+
+void Scratch::prepare(CpuLaunch& launch, const CpuKernels& kernels, i32 num_threads) {
+  const PlanView& plan = *launch.plan;
+  grow(partial_o, i64{plan.num_partial_rows} * launch.dim_vo);
+  grow(partial_lse, plan.num_partial_rows);
+  grow(arrived, i64{plan.num_contractions} * plan.num_kv_heads);
+  const auto workers = static_cast<std::size_t>(plan.num_workers);
+  if (heads.size() < workers) heads = std::vector<QueueHead>(workers);
+  const auto bytes = static_cast<std::size_t>(kernels.scratch_bytes(launch)) + cache_line;
+  if (thread_bytes < bytes) {
+    threads.clear();
+    thread_bytes = bytes;
+  }
+  // Left uninitialised: each thread touches its own first.
+  while (threads.size() < static_cast<std::size_t>(num_threads))
+    threads.push_back(std::unique_ptr<std::byte[]>(new std::byte[thread_bytes]));
+  launch.partial_o = partial_o.data();
+  launch.partial_lse = partial_lse.data();
+  launch.arrived = arrived.data();
+}
+
+void* Scratch::thread_memory(i32 thread) const {
+  std::byte* p = threads[static_cast<std::size_t>(thread)].get();
+  return p + (cache_line - reinterpret_cast<std::uintptr_t>(p) % cache_line) % cache_line;
+}
+
+std::unique_ptr<Scratch> ScratchPool::take() {
+  const std::lock_guard lock(mutex_);
+  if (free_.empty()) return std::make_unique<Scratch>();
+  auto scratch = std::move(free_.back());
+  free_.pop_back();
+  return scratch;
+}
+
+void ScratchPool::give_back(std::unique_ptr<Scratch> scratch) {
+  const std::lock_guard lock(mutex_);
+  free_.push_back(std::move(scratch));
+}
+
+void execute(CpuLaunch& launch, const CpuKernels& kernels, i32 num_threads, ScratchPool& pool,
+             std::vector<double>* busy_us) {
+  const PlanView& plan = *launch.plan;
+  num_threads = std::clamp(num_threads, 1, std::max(plan.num_items, 1));
+  auto scratch = pool.take();
+  scratch->prepare(launch, kernels, num_threads);
+  if (busy_us) busy_us->assign(static_cast<std::size_t>(num_threads), 0.0);
+
+  std::optional<ItemQueues> queues;
+  std::once_flag set_up;
+  const i32 threads = WorkerPool::instance().run(num_threads, [&](i32 thread, i32 n) {
+    // How many threads take part is known only here; whoever comes first sets the queues up.
+    std::call_once(set_up, [&] { queues.emplace(plan.queue_indptr, plan.num_workers, n, scratch->heads.data()); });
+    const auto start = std::chrono::steady_clock::now();
+    for (i32 item; queues->next(thread, item);) kernels.attend(launch, item, scratch->thread_memory(thread));
+    if (busy_us)
+      (*busy_us)[static_cast<std::size_t>(thread)] =
+          std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+  });
+  if (busy_us) busy_us->resize(static_cast<std::size_t>(threads));
+  pool.give_back(std::move(scratch));
+}
+
+}  // namespace raddle::cpu

@@ -1,0 +1,44 @@
+// Runs a plan's queues on the worker pool, in scratch memory that is kept from run to run.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "device/cpu/queues.h"
+#include "raddle/engine/kernel/cpu/launch.h"
+
+namespace raddle::cpu {
+
+/// Memory of one run: partial states, counters, queue heads, each thread's tiles.
+struct Scratch {
+  std::vector<float> partial_o, partial_lse;
+  std::vector<i32> arrived;  ///< zero between runs
+  std::vector<QueueHead> heads;
+  std::vector<std::unique_ptr<std::byte[]>> threads;
+  std::size_t thread_bytes = 0;
+
+  /// Grows to what `launch` needs on `num_threads` threads, and points the launch at it.
+  void prepare(CpuLaunch& launch, const CpuKernels& kernels, i32 num_threads);
+  /// The first whole cache line of a thread's memory.
+  void* thread_memory(i32 thread) const;
+};
+
+/// Hands out scratch to one run at a time, so that concurrent runs never share.
+class ScratchPool {
+ public:
+  std::unique_ptr<Scratch> take();
+  void give_back(std::unique_ptr<Scratch> scratch);
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Scratch>> free_;
+};
+
+/// Computes all items of the launch's plan with up to `num_threads` threads. `busy_us`, where wanted, gets
+/// each thread's time from its first item to its last.
+void execute(CpuLaunch& launch, const CpuKernels& kernels, i32 num_threads, ScratchPool& scratch,
+             std::vector<double>* busy_us);
+
+}  // namespace raddle::cpu

@@ -1,0 +1,138 @@
+// Attention objects, plans and runs.
+#include "raddle/attention.h"
+
+#include <tvm/ffi/reflection/registry.h>
+
+#include "ffi/border.h"
+
+namespace raddle::border {
+
+namespace {
+
+Schedule parse_schedule(const std::string& text) {
+  if (text == "auto") return Schedule::automatic;
+  if (text == "linear") return Schedule::linear;
+  if (text == "algorithm1") return Schedule::algorithm1;
+  if (text == "one-per-request") return Schedule::one_per_request;
+  fail<ValueError>("schedule is '", text,
+                   "'; expected 'auto', 'linear', 'algorithm1' or 'one-per-request'");
+}
+
+ffi::ObjectRef make_attention(Arguments& in) {
+  const AttentionSpec spec = to_spec(in.map("spec"));
+  const std::string device = in.string("device");
+  if (device != "cpu")
+    fail<ValueError>("device is '", device, "'; expected 'cpu', the only device for now");
+  return wrap<AttentionObj>(std::make_unique<Attention>(spec));
+}
+
+ffi::ObjectRef make_plan(Arguments& in) {
+  const Attention& attention = *in.object<AttentionObj>("attention").value;
+  const LayoutPtr& layout = in.object<LayoutObj>("layout").value;
+  PlanOptions options;
+  options.num_workers = in.integer32("num_workers", 0);
+  options.schedule = parse_schedule(in.string("schedule"));
+  options.params = to_params(in.map("params"));
+  auto plan = ffi::make_object<PlanObj>();
+  plan->value = attention.plan(layout, options);
+  plan->head_dim_vo = attention.spec().head_dim_vo;
+  return ffi::ObjectRef(std::move(plan));
+}
+
+/// K or V of one tensor that holds both: [blocks, 2, …].
+TensorRef half_of(const std::string& name, const TensorRef& both, i64 which) {
+  if (both.rank < 2 || both.shape[1] != 2) {
+    fail<ValueError>(
+        name, " is one tensor",
+        both.rank < 2 ? " of less than 2 dimensions"
+                      : " whose dimension 1 is " + std::to_string(both.shape[1]),
+        "; expected a pair (k, v), or one tensor with K and V in dimension 1: [pages, 2, …]");
+  }
+  TensorRef half = both;
+  half.data = static_cast<char*>(both.data) + which * both.stride[1] * dtype_bytes(both.dtype);
+  half.rank = both.rank - 1;
+  for (std::size_t i = 1; i < static_cast<std::size_t>(half.rank); ++i) {
+    half.shape[i] = both.shape[i + 1];
+    half.stride[i] = both.stride[i + 1];
+  }
+  return half;
+}
+
+/// One level's K and V: two tensors, or one and None.
+KvRef take_pair(Arguments& in, const std::string& name) {
+  const TensorRef k = in.tensor(name + ": k");
+  const TensorRef v = in.tensor(name + ": v");
+  if (!k.data) fail<TypeError>(name, ": k is None; expected a tensor");
+  if (v.data) return KvRef{k, v};
+  return KvRef{half_of(name, k, 0), half_of(name, k, 1)};
+}
+
+void run(Arguments& in) {
+  const Attention& attention = *in.object<AttentionObj>("attention").value;
+  const Plan& plan = *in.object<PlanObj>("plan").value;
+  RunArgs args;
+  args.q = in.tensor("q");
+  args.out = in.tensor("out");
+  args.lse = in.tensor("lse");
+  args.return_state = in.boolean("return_state");
+  args.scale = in.number("scale");
+  const Params params = to_params(in.map("params"));
+  if (!params.empty()) args.params = &params;
+  while (in.more()) args.kv.push_back(take_pair(in, "kv"));
+  attention.run(plan, args);
+}
+
+void append(Arguments& in) {
+  const Layout& layout = *in.object<LayoutObj>("layout").value;
+  const TensorRef k_new = in.tensor("k_new");
+  const TensorRef v_new = in.tensor("v_new");
+  append_kv(layout, k_new, v_new, take_pair(in, "kv_pool"));
+}
+
+i64 scratch_bytes(const PlanObj& plan) {
+  const PlanView& view = plan.value->view();
+  const i64 counters = i64{view.num_contractions} * view.num_kv_heads;
+  return round_up(state_bytes(view.num_partial_rows, plan.head_dim_vo), i64{16}) +
+         counters * i64{sizeof(i32)};
+}
+
+ffi::Map<ffi::String, ffi::Any> plan_info(Arguments& in) {
+  const PlanObj& plan = in.object<PlanObj>("plan");
+  const PlanView& view = plan.value->view();
+  ffi::Map<ffi::String, ffi::Any> fields;
+  fields.Set("num_workers", view.num_workers);
+  fields.Set("num_query_tiles", view.num_query_tiles);
+  fields.Set("num_items", view.num_items);
+  fields.Set("num_contractions", view.num_contractions);
+  fields.Set("num_partial_rows", view.num_partial_rows);
+  fields.Set("workspace_bytes", scratch_bytes(plan));
+  fields.Set("balance", plan.value->balance());
+  return fields;
+}
+
+ffi::String explain(Arguments& in) { return in.object<PlanObj>("plan").value->explain(); }
+
+i64 bound_on_workspace(Arguments& in) {
+  const AttentionSpec spec = to_spec(in.map("spec"));
+  const i32 num_workers = in.integer32("num_workers", cpu_threads());
+  if (num_workers < 1) fail<ValueError>("num_workers is ", num_workers, "; expected at least 1");
+  return static_cast<i64>(workspace_bytes(spec, num_workers, to_maxima(in.map("maxima"))));
+}
+
+}  // namespace
+
+TVM_FFI_STATIC_INIT_BLOCK() {
+  namespace refl = ffi::reflection;
+  refl::ObjectDef<AttentionObj>();
+  refl::ObjectDef<PlanObj>();
+  refl::GlobalDef()
+      .def_packed("raddle.attention", exported(make_attention))
+      .def_packed("raddle.plan", exported(make_plan))
+      .def_packed("raddle.run", exported(run))
+      .def_packed("raddle.append_kv", exported(append))
+      .def_packed("raddle.plan_info", exported(plan_info))
+      .def_packed("raddle.plan_explain", exported(explain))
+      .def_packed("raddle.workspace_bytes", exported(bound_on_workspace));
+}
+
+}  // namespace raddle::border

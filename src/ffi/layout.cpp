@@ -1,0 +1,130 @@
+// Layouts.
+#include "raddle/layout.h"
+
+#include <tvm/ffi/reflection/registry.h>
+
+#include <vector>
+
+#include "ffi/border.h"
+
+namespace raddle::border {
+
+namespace {
+
+HeadOrder parse_order(const std::string& text) {
+  if (text == "NHD") return HeadOrder::nhd;
+  if (text == "HND") return HeadOrder::hnd;
+  fail<ValueError>("kv_layout is '", text, "'; expected 'NHD' or 'HND'");
+}
+
+ffi::ObjectRef ragged(Arguments& in) {
+  const IndexRef qo_indptr = in.index("qo_indptr");
+  const IndexRef kv_indptr = in.index("kv_indptr");
+  const IndexRef qo_pos = in.index("qo_pos");
+  return wrap<LayoutObj>(ragged_kv(qo_indptr, kv_indptr, qo_pos));
+}
+
+ffi::ObjectRef paged(Arguments& in) {
+  PagedArgs args;
+  args.qo_indptr = in.index("qo_indptr");
+  args.page_indptr = in.index("page_indptr");
+  args.page_indices = in.index("page_indices");
+  args.kv_len = in.index("kv_len");
+  args.page_size = in.integer32("page_size", 16);
+  args.order = parse_order(in.string("kv_layout"));
+  args.kv_begin = in.index("kv_begin");
+  args.qo_rows = in.index("qo_rows");
+  args.qo_pos = in.index("qo_pos");
+  return wrap<LayoutObj>(paged_kv(args));
+}
+
+ffi::ObjectRef sparse(Arguments& in) {
+  BlockSparseArgs args;
+  args.block_rows = in.integer32("Br", 1);
+  args.block_cols = in.integer32("Bc", 1);
+  args.indptr = in.index("indptr");
+  args.indices = in.index("indices");
+  args.qo_indptr = in.index("qo_indptr");
+  args.kv_len = in.index("kv_len");
+  args.num_rows = in.integer("num_rows", -1);
+  args.num_cols = in.integer("num_cols", -1);
+  if (const DLTensor* bits = in.bytes("mask_bits")) {
+    args.mask_bits = static_cast<const u8*>(bits->data) + bits->byte_offset;
+    args.mask_bytes = 1;
+    for (int i = 0; i < bits->ndim; ++i) args.mask_bytes *= bits->shape[i];
+    if (args.mask_bytes == 0) args.mask_bits = nullptr;
+  }
+  args.block_pos = in.index("block_pos");
+  args.block_first = in.index("block_first");
+  args.block_count = in.index("block_count");
+  args.kv_begin = in.index("kv_begin");
+  args.qo_pos = in.index("qo_pos");
+  return wrap<LayoutObj>(block_sparse(args));
+}
+
+IndexRef whole(const std::vector<i32>& v) { return {v.data(), static_cast<i64>(v.size())}; }
+
+ffi::ObjectRef sparse_from_mask(Arguments& in) {
+  const DLTensor* mask = in.bytes("mask");
+  if (!mask) fail<TypeError>("mask is None; expected a boolean array [rows, cols]");
+  if (mask->ndim != 2) {
+    fail<ValueError>("mask has ", mask->ndim, " dimensions; expected 2 [rows, cols]");
+  }
+  BlockSparseArgs args;
+  args.block_rows = in.integer32("Br", 1);
+  args.block_cols = in.integer32("Bc", 1);
+  args.qo_indptr = in.index("qo_indptr");
+  args.num_rows = mask->shape[0];
+  args.num_cols = mask->shape[1];
+  const auto* bytes = static_cast<const u8*>(mask->data) + mask->byte_offset;
+  const Bsr bsr =
+      dense_mask_to_bsr(bytes, args.num_rows, args.num_cols, args.block_rows, args.block_cols);
+  // An empty list must still count as given.
+  static constexpr i32 none = 0;
+  args.indptr = whole(bsr.indptr);
+  args.indices = bsr.indices.empty() ? IndexRef{&none, 0} : whole(bsr.indices);
+  if (!bsr.mask_bits.empty()) {
+    args.mask_bits = bsr.mask_bits.data();
+    args.mask_bytes = static_cast<i64>(bsr.mask_bits.size());
+  }
+  return wrap<LayoutObj>(block_sparse(args));
+}
+
+ffi::ObjectRef joined(Arguments& in) {
+  std::vector<LayoutPtr> levels;
+  while (in.more()) {
+    const std::string name = "levels[" + std::to_string(levels.size()) + "]";
+    levels.push_back(in.object<LayoutObj>(name.c_str()).value);
+  }
+  return wrap<LayoutObj>(cascade(levels));
+}
+
+ffi::ObjectRef to_block_sparse(Arguments& in) {
+  return wrap<LayoutObj>(page_table_to_bsr(in.object<LayoutObj>("layout").value));
+}
+
+ffi::Map<ffi::String, ffi::Any> info(Arguments& in) {
+  const Layout& layout = *in.object<LayoutObj>("layout").value;
+  ffi::Map<ffi::String, ffi::Any> fields;
+  fields.Set("num_requests", layout.num_requests());
+  fields.Set("num_rows", layout.num_rows());
+  fields.Set("num_levels", layout.view().num_levels);
+  return fields;
+}
+
+}  // namespace
+
+TVM_FFI_STATIC_INIT_BLOCK() {
+  namespace refl = ffi::reflection;
+  refl::ObjectDef<LayoutObj>();
+  refl::GlobalDef()
+      .def_packed("raddle.ragged_kv", exported(ragged))
+      .def_packed("raddle.paged_kv", exported(paged))
+      .def_packed("raddle.block_sparse", exported(sparse))
+      .def_packed("raddle.block_sparse_from_mask", exported(sparse_from_mask))
+      .def_packed("raddle.cascade", exported(joined))
+      .def_packed("raddle.page_table_to_bsr", exported(to_block_sparse))
+      .def_packed("raddle.layout_info", exported(info));
+}
+
+}  // namespace raddle::border

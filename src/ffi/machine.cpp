@@ -1,0 +1,35 @@
+// What this machine offers, and the one conversion that DLPack lacks.
+#include <tvm/ffi/reflection/registry.h>
+
+#include "device/cpu/topology.h"
+#include "ffi/border.h"
+
+namespace raddle::border {
+
+namespace {
+
+/// ml_dtypes' bfloat16 arrays come as uint16 views, because numpy cannot export them. The tensor is
+/// the wrapper's own and nobody else has seen it, so its dtype is changed in place.
+ffi::Tensor as_bfloat16(Arguments& in) {
+  const auto tensor = in.take().as<ffi::Tensor>();
+  if (!tensor || tensor->dtype().bits != 16)
+    fail<TypeError>("expected a tensor of 16-bit elements");
+  const_cast<DLTensor*>(tensor->GetDLTensorPtr())->dtype = DLDataType{kDLBfloat, 16, 1};
+  return *tensor;
+}
+
+ffi::String isa(Arguments&) { return cpu_isa(); }
+i64 threads(Arguments&) { return cpu_threads(); }
+ffi::String describe(Arguments&) { return cpu::describe(); }
+
+}  // namespace
+
+TVM_FFI_STATIC_INIT_BLOCK() {
+  ffi::reflection::GlobalDef()
+      .def_packed("raddle.as_bfloat16", exported(as_bfloat16))
+      .def_packed("raddle.cpu_isa", exported(isa))
+      .def_packed("raddle.cpu_threads", exported(threads))
+      .def_packed("raddle.cpu_describe", exported(describe));
+}
+
+}  // namespace raddle::border

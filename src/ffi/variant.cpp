@@ -1,0 +1,145 @@
+// Variants as values.
+#include "raddle/variant.h"
+
+#include <tvm/ffi/reflection/registry.h>
+
+#include <sstream>
+#include <type_traits>
+#include <vector>
+
+#include "ffi/border.h"
+
+namespace raddle::border {
+
+namespace {
+
+std::vector<float> float_list(const char* name, const ffi::AnyView& value) {
+  const MemberValue member = to_member(name, value);
+  if (const auto* floats = std::get_if<std::vector<float>>(&member)) return *floats;
+  if (const auto* integers = std::get_if<std::vector<std::int32_t>>(&member)) {
+    return {integers->begin(), integers->end()};
+  }
+  fail<TypeError>(name, " is ", kind_of(value), "; expected an array of floats");
+}
+
+std::vector<std::int32_t> integer_list(const char* name, const ffi::AnyView& value) {
+  if (value.type_index() == ffi::TypeIndex::kTVMFFIInt) {
+    return {static_cast<std::int32_t>(value.cast<std::int64_t>())};
+  }
+  const MemberValue member = to_member(name, value);
+  if (const auto* integers = std::get_if<std::vector<std::int32_t>>(&member)) return *integers;
+  fail<TypeError>(name, " is ", kind_of(value), "; expected an int or an array of ints");
+}
+
+ffi::ObjectRef make_causal(Arguments&) { return wrap<VariantObj>(causal()); }
+
+ffi::ObjectRef make_window(Arguments& in) {
+  const i32 left = in.integer32("left", -1);
+  return wrap<VariantObj>(sliding_window(left, in.integer32("right", -1)));
+}
+
+ffi::ObjectRef make_soft_cap(Arguments& in) {
+  return wrap<VariantObj>(soft_cap(static_cast<float>(in.real("cap"))));
+}
+
+ffi::ObjectRef make_sinks(Arguments& in) {
+  return wrap<VariantObj>(sinks(float_list("logits", in.take())));
+}
+
+ffi::ObjectRef make_sigmoid(Arguments& in) {
+  return wrap<VariantObj>(sigmoid(static_cast<float>(in.real("bias"))));
+}
+
+ffi::ObjectRef make_rope(Arguments& in) {
+  RopeArgs args;
+  args.rotary_dim = in.integer32("rotary_dim", 0);
+  args.theta = in.real("theta");
+  args.offset = integer_list("offset", in.take());
+  for (const auto& [key, value] : in.map("scaling")) {
+    const std::string name = key;
+    const auto number = value.try_cast<double>();
+    if (!number) fail<TypeError>("scaling.", name, " is ", kind_of(value), "; expected a number");
+    args.scaled = true;
+    if (name == "factor") {
+      args.scaling.factor = *number;
+    } else if (name == "low_freq_factor") {
+      args.scaling.low_freq_factor = *number;
+    } else if (name == "high_freq_factor") {
+      args.scaling.high_freq_factor = *number;
+    } else if (name == "original_max_position") {
+      args.scaling.original_max_position = *number;
+    } else {
+      fail<TypeError>("scaling has no field '", name, "'");
+    }
+  }
+  return wrap<VariantObj>(rope(args));
+}
+
+ffi::ObjectRef make_all_of(Arguments& in) {
+  const Variant& a = in.object<VariantObj>("the left side of &").value;
+  return wrap<VariantObj>(a & in.object<VariantObj>("the right side of &").value);
+}
+
+ffi::ObjectRef make_any_of(Arguments& in) {
+  const Variant& a = in.object<VariantObj>("the left side of |").value;
+  return wrap<VariantObj>(a | in.object<VariantObj>("the right side of |").value);
+}
+
+void write(std::ostream& text, const MemberValue& value) {
+  std::visit(
+      [&text](const auto& x) {
+        if constexpr (std::is_same_v<std::decay_t<decltype(x)>, double>) {
+          text << x;
+        } else if (x.size() == 1) {
+          text << x.front();
+        } else {
+          text << '[' << x.size() << " values]";
+        }
+      },
+      value);
+}
+
+void write(std::ostream& text, const Variant& variant) {
+  if (variant.kind == Variant::Kind::leaf) {
+    text << variant.name << '(';
+    const char* separator = "";
+    for (const auto& [name, value] : variant.members) {
+      text << separator << name << '=';
+      write(text, value);
+      separator = ", ";
+    }
+    text << ')';
+    return;
+  }
+  text << '(';
+  for (std::size_t i = 0; i < variant.masks.size(); ++i) {
+    if (i > 0) text << (variant.kind == Variant::Kind::all_of ? " & " : " | ");
+    write(text, variant.masks[i]);
+  }
+  text << ')';
+}
+
+ffi::String describe(Arguments& in) {
+  std::ostringstream text;
+  write(text, in.object<VariantObj>("variant").value);
+  return text.str();
+}
+
+}  // namespace
+
+TVM_FFI_STATIC_INIT_BLOCK() {
+  namespace refl = ffi::reflection;
+  refl::ObjectDef<VariantObj>();
+  refl::GlobalDef()
+      .def_packed("raddle.variant.causal", exported(make_causal))
+      .def_packed("raddle.variant.window", exported(make_window))
+      .def_packed("raddle.variant.softcap", exported(make_soft_cap))
+      .def_packed("raddle.variant.sinks", exported(make_sinks))
+      .def_packed("raddle.variant.sigmoid", exported(make_sigmoid))
+      .def_packed("raddle.variant.rope", exported(make_rope))
+      .def_packed("raddle.variant.all_of", exported(make_all_of))
+      .def_packed("raddle.variant.any_of", exported(make_any_of))
+      .def_packed("raddle.variant.describe", exported(describe));
+}
+
+}  // namespace raddle::border
