@@ -32,4 +32,5 @@ def find() -> Path:
 
 # Loading registers the functions "raddle.*". A second copy in the same process would end it.
 module = tvm_ffi.load_module(find())
-version = tvm_ffi.get_global_func("raddle.version")
+function = tvm_ffi.get_global_func
+version = function("raddle.version")

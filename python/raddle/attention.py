@@ -7,16 +7,16 @@ from typing import Any
 import tvm_ffi
 
 from raddle import _library
+from raddle._tensors import finished, lend, lend_output, like
 from raddle.layouts import Layout
 from raddle.spec import AttentionSpec
-from raddle.tensors import finished, given, like, output
 from raddle.variants import members
 
-_attention = _library.function("attention")
-_plan = _library.function("plan")
-_run = _library.function("run")
-_plan_info = _library.function("plan_info")
-_plan_explain = _library.function("plan_explain")
+_attention = _library.function("raddle.attention")
+_plan = _library.function("raddle.plan")
+_run = _library.function("raddle.run")
+_plan_info = _library.function("raddle.plan_info")
+_plan_explain = _library.function("raddle.plan_explain")
 
 
 @tvm_ffi.register_object("raddle.Plan")
@@ -78,11 +78,12 @@ class Attention(tvm_ffi.Object):
     Plan and run follow the FlashInfer paper, section 3.3 (load-balanced scheduling; Listing 1).
     """
 
-    __slots__ = ("spec",)
+    __slots__ = ("spec", "_has_lse")
 
     def __init__(self, spec: AttentionSpec, device: str = "cpu") -> None:
         self.__init_handle_by_constructor__(_attention, spec.fields(), str(device))
         self.spec = spec
+        self._has_lse = all(part.has_lse for part in spec.variant)
 
     def plan(
         self,
@@ -141,21 +142,21 @@ class Attention(tvm_ffi.Object):
         result = out
         if out is None:
             result = like(q, (*q.shape[:1], spec.num_qo_heads, spec.head_dim_vo), "float32" if return_state else spec.dtype)
-        wants_lse = return_lse or (return_state and not spec.is_sum)
+        wants_lse = return_lse or (return_state and self._has_lse)
         result_lse = lse
         if lse is None and wants_lse:
             result_lse = like(q, (*q.shape[:1], spec.num_qo_heads), "float32")
         if type(kv) is tuple and len(kv) == 2:
             k, v = kv
-            pools = (given("kv: k", k), given("kv: v", v))
+            pools = (lend(k, "kv: k"), lend(v, "kv: v"))
         else:
             pools = _pools(kv)
         _run(
             self,
             plan,
-            given("q", q),
-            output("out", result),
-            None if result_lse is None else output("lse", result_lse),
+            lend(q, "q"),
+            lend_output(result, "out"),
+            None if result_lse is None else lend_output(result_lse, "lse"),
             bool(return_state),
             scale,
             members(params),
@@ -174,9 +175,9 @@ def _pools(kv: Any) -> list[Any]:
     for number, level in enumerate(kv if isinstance(kv, list) else [kv]):
         name = f"kv[{number}]" if isinstance(kv, list) else "kv"
         if not isinstance(level, (tuple, list)):
-            pools += (given(name, level), None)
+            pools += (lend(level, name), None)
         elif len(level) == 2:
-            pools += (given(f"{name}: k", level[0]), given(f"{name}: v", level[1]))
+            pools += (lend(level[0], f"{name}: k"), lend(level[1], f"{name}: v"))
         else:
             raise ValueError(f"{name} has {len(level)} entries; expected a pair (k, v)")
     return pools

@@ -15,15 +15,15 @@ from typing import Any, Sequence
 import tvm_ffi
 
 from raddle import _library
-from raddle.tensors import given, index
+from raddle._tensors import lend, lend_index
 
-_ragged_kv = _library.function("ragged_kv")
-_paged_kv = _library.function("paged_kv")
-_block_sparse = _library.function("block_sparse")
-_block_sparse_from_mask = _library.function("block_sparse_from_mask")
-_page_table_to_bsr = _library.function("page_table_to_bsr")
-_cascade = _library.function("cascade")
-_layout_info = _library.function("layout_info")
+_ragged_kv = _library.function("raddle.ragged_kv")
+_paged_kv = _library.function("raddle.paged_kv")
+_block_sparse = _library.function("raddle.block_sparse")
+_block_sparse_from_mask = _library.function("raddle.block_sparse_from_mask")
+_page_table_to_bsr = _library.function("raddle.page_table_to_bsr")
+_cascade = _library.function("raddle.cascade")
+_layout_info = _library.function("raddle.layout_info")
 
 
 @tvm_ffi.register_object("raddle.Layout")
@@ -190,5 +190,5 @@ class Cascade(Layout):
 
 def _converted(x: Any) -> Any:
     if isinstance(x, (list, tuple)):
-        return index("a list of indices", x)
-    return given("an index array", x) if hasattr(x, "__dlpack__") else x
+        return lend_index(x, "a list of indices")
+    return lend(x, "an index array") if hasattr(x, "__dlpack__") else x

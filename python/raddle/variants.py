@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 import tvm_ffi
 
 from raddle import _library
-from raddle.tensors import index
-from raddle.tensors import given
+from raddle._tensors import lend, lend_index
 
 _make = {
-    name: _library.function(f"variant.{name}")
+    name: _library.function(f"raddle.variant.{name}")
     for name in ("causal", "window", "softcap", "sinks", "sigmoid", "rope", "all_of", "any_of", "describe")
 }
 
@@ -25,6 +24,9 @@ _make = {
 @tvm_ffi.register_object("raddle.Variant")
 class Variant(tvm_ffi.Object):
     """A part of an attention variant."""
+
+    has_lse = True
+    """False for a scan that is no softmax: its result has no log-sum-exp."""
 
     def __and__(self, other: Variant) -> Variant:
         """A mask that keeps what both masks keep. Raises TypeError if ``other`` is no variant."""
@@ -83,7 +85,7 @@ class Sinks(Variant):
     """
 
     def __init__(self, logits: Any) -> None:
-        self.__init_handle_by_constructor__(_make["sinks"], numbers("logits", logits))
+        self.__init_handle_by_constructor__(_make["sinks"], numbers(logits, "logits"))
 
 
 class Sigmoid(Variant):
@@ -91,6 +93,8 @@ class Sigmoid(Variant):
 
     Run member: ``sigmoid.bias``.
     """
+
+    has_lse = False
 
     def __init__(self, bias: float = 0.0) -> None:
         self.__init_handle_by_constructor__(_make["sigmoid"], bias)
@@ -125,18 +129,18 @@ class Rope(Variant):
         offset: Any = 0,
     ) -> None:
         if not isinstance(offset, int):
-            offset = index("offset", offset)
+            offset = lend_index(offset, "offset")
         fields = None if scaling is None else scaling._asdict()
         self.__init_handle_by_constructor__(_make["rope"], rotary_dim, theta, offset, fields)
 
 
-def numbers(name: str, x: Any) -> Any:
+def numbers(x: Any, name: str) -> Any:
     """A member's value: a number, a list of numbers, or a tensor of rank 0 or 1."""
-    return x if isinstance(x, (int, float, list, tuple)) else given(name, x)
+    return x if isinstance(x, (int, float, list, tuple)) else lend(x, name)
 
 
 def members(params: dict[str, Any] | None) -> dict[str, Any] | None:
     """``params`` of plan and run: values of members by name."""
     if not params:
         return None
-    return {name: numbers(f"params['{name}']", value) for name, value in params.items()}
+    return {name: numbers(value, f"params['{name}']") for name, value in params.items()}

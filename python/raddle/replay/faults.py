@@ -1,8 +1,10 @@
-"""Faults to plant in a replay (``--inject``). Each is of a kind that a serving engine really has, small, and
-never shows as a crash: verification must find it.
+"""Faults to plant in a replay (``--inject``): small ones of kinds that serving engines really have. None of
+them crashes or is visible in a time: only the verification finds them.
 """
 
 from __future__ import annotations
+
+from typing import Sequence
 
 import numpy as np
 
@@ -10,10 +12,11 @@ import raddle
 
 from .engine import Batch, Engine
 from .models import LayerKind, spec
+from .scheduler import Span
 
 
 class AppendFault(Engine):
-    """The last key of each request's first chunk, and its value, are written as zeros."""
+    """The last row of each request's first chunk is written to the pool as zeros."""
 
     def _append(
         self, batch: Batch, layout: raddle.PagedKV, layer: int, k: np.ndarray, v: np.ndarray
@@ -26,39 +29,57 @@ class AppendFault(Engine):
 
 
 class PageFault(Engine):
-    """The second entry of every request's page table repeats its first."""
+    """The second entry of each request's page table repeats the first."""
 
     def _plan(self, batch: Batch, layout: raddle.PagedKV) -> dict[LayerKind, raddle.Plan]:
-        tables = [[table[0], *table[:1], *table[2:]][: len(table)] for table in batch.tables]
+        tables = [[*table[:1], *table[: len(table) > 1], *table[2:]] for table in batch.tables]
         return super()._plan(batch, Batch(batch.spans, tables).layout(self.page_size))
 
 
 class MaskFault(Engine):
-    """The mask is off by one: every row misses its own key, and a window begins one key too early."""
+    """The mask is off by one: no row sees its own key."""
 
     def _plan(self, batch: Batch, layout: raddle.PagedKV) -> dict[LayerKind, raddle.Plan]:
         spans = [span._replace(begin=span.begin - 1) for span in batch.spans]
-        shifted = Batch(spans, [self._pages(span, table) for span, table in zip(spans, batch.tables)])
-        return super()._plan(batch, shifted.layout(self.page_size))
-
-    def _pages(self, span, table):
-        return table[: -(-(span.begin + span.length) // self.page_size)]
+        pages = [-(-(span.begin + span.length) // self.page_size) for span in spans]
+        tables = [table[:n] for table, n in zip(batch.tables, pages)]
+        return super()._plan(batch, Batch(spans, tables).layout(self.page_size))
 
 
 class MergeFault(Engine):
-    """Decode rows are computed in two parts, and ⊕ takes the first with twice its weight."""
+    """Decode rows come from two partial states, and ⊕ takes the first with twice its weight."""
 
     def _run(
         self, batch: Batch, plan: raddle.Plan, layer: int, q: np.ndarray, out: np.ndarray
     ) -> None:
         super()._run(batch, plan, layer, q, out)
         kind = self.model.kind(layer)
+        finish = spec(self.model, kind, self.sinks[layer])
         for i, (span, table) in enumerate(zip(batch.spans, batch.tables)):
-            # The second part is the last page that isn't empty and the one before it, if there are three.
-            cut = (len(table) - 2) * self.page_size
-            if span.length > 1 or cut <= 0:
+            # The second part is the last two pages, so that a short window has keys in both.
+            if span.length > 1 or len(table) < 3:
                 continue
             row = slice(batch.qo_indptr[i], batch.qo_indptr[i] + 1)
-            first = self._part(kind, layer, q[row], table[:-2], cut)
-            second = self._part(kind, layer, q[row], table[-2:], span.begin + 1 - cut)
-            first[1] += np.log(np.float32(2.0))
+            first = self._part(layer, q[row], span, table, 0, len(table) - 2)
+            second = self._part(layer, q[row], span, table, len(table) - 2, len(table))
+            lse = np.stack([first[1] + np.log(np.float32(2.0)), second[1]])
+            merged = raddle.merge_states(np.stack([first[0], second[0]]), lse, finish=finish)
+            out[row] = merged[0].astype(out.dtype)
+
+    def _part(
+        self, layer: int, q: np.ndarray, span: Span, table: Sequence[int], begin: int, end: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The state (O, LSE) of one decode row over the keys of pages begin … end of its table."""
+        keys = min(end * self.page_size, span.begin + 1) - begin * self.page_size
+        pages = np.array(table[begin:end], np.int32)
+        # Positions count from the part's first key; a window and RoPE see only distances.
+        position = np.array([span.begin - begin * self.page_size], np.int32)
+        layout = raddle.PagedKV(
+            [0, 1], [0, len(pages)], pages, [keys], page_size=self.page_size, qo_pos=position
+        )
+        attention = self.attention[self.model.kind(layer)]
+        pool = self.pools[layer]
+        return attention.run(attention.plan(layout), q, pool, return_state=True)
+
+
+INJECT = {"append": AppendFault, "page": PageFault, "mask": MaskFault, "merge": MergeFault}

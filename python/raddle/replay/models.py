@@ -81,16 +81,16 @@ MODELS = {
 }
 
 
-def spec(model: Model, kind: LayerKind, **options: Any) -> raddle.AttentionSpec:
-    """The layer's spec. Sinks differ from layer to layer: they are given to each run."""
+def spec(model: Model, kind: LayerKind, sinks: Any = None) -> raddle.AttentionSpec:
+    """The spec of a kind of layers. Sinks differ from layer to layer: without `sinks`, each run gives them."""
     variant: list[Any] = []
     if kind.rope:
-        scaling = raddle.RopeScaling() if kind.rope.scaled else None
-        variant.append(raddle.RoPE(model.head_dim, theta=kind.rope.theta, scaling=scaling))
+        scaling = raddle.Llama31Scaling() if kind.rope.scaled else None
+        variant.append(raddle.Rope(model.head_dim, theta=kind.rope.theta, scaling=scaling))
     if kind.soft_cap:
         variant.append(raddle.SoftCap(kind.soft_cap))
     if kind.sinks:
-        variant.append(raddle.Sinks([0.0] * model.num_qo_heads))
+        variant.append(raddle.Sinks([0.0] * model.num_qo_heads if sinks is None else sinks))
     variant.append(raddle.Causal())
     if kind.window:
         variant.append(raddle.SlidingWindow(kind.window - 1))
@@ -100,7 +100,6 @@ def spec(model: Model, kind: LayerKind, **options: Any) -> raddle.AttentionSpec:
         head_dim=model.head_dim,
         dtype=model.dtype,
         variant=variant,
-        **options,
     )
 
 

@@ -121,6 +121,19 @@ RADDLE_FN i32 join_surplus(Run* runs, i32 count, i32 max_runs) {
   return count;
 }
 
+/// Joins touching spans of one kind.
+RADDLE_FN i32 join_alike(Run* runs, i32 count) {
+  i32 n = 0;
+  for (i32 i = 0; i < count; ++i) {
+    if (n > 0 && runs[n - 1].end == runs[i].begin && runs[n - 1].kind == runs[i].kind) {
+      runs[n - 1].end = runs[i].end;
+    } else {
+      runs[n++] = runs[i];
+    }
+  }
+  return n;
+}
+
 /// Asks for the coverage of columns [begin, end) and appends the span to `spans` unless it is empty.
 template <class Cover>
 RADDLE_FN i32 append_span(const Cover& cover, Tile& t, const LevelView& level, i32 group, i32 begin, i32 end,
@@ -195,19 +208,13 @@ RADDLE_FN i32 cover_tile(const Cover& cover, const LayoutView& layout, const Lev
   Run spans[max_spans];
   spans[0] = whole[0];
   count = refine_spans(cover, t, level, group, keys, spans, 1);
-  i32 n = 0;
   for (i32 i = 0; i < count; ++i) {
-    Run s = spans[i];
-    if (s.kind == Coverage::full) s.kind = full;
-    if (n > 0 && spans[n - 1].end == s.begin && spans[n - 1].kind == s.kind) {
-      spans[n - 1].end = s.end;
-    } else {
-      spans[n++] = s;
-    }
+    if (spans[i].kind == Coverage::full) spans[i].kind = full;
   }
-  n = join_surplus(spans, n, max_runs);
-  for (i32 i = 0; i < n; ++i) runs[i] = spans[i];
-  return n;
+  count = join_surplus(spans, join_alike(spans, count), max_runs);
+  count = join_alike(spans, count);
+  for (i32 i = 0; i < count; ++i) runs[i] = spans[i];
+  return count;
 }
 
 RADDLE_ENGINE_END

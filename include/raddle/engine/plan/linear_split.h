@@ -75,9 +75,10 @@ RADDLE_FN Cut last_cut(const Units& units) {
   return Cut{total_cost(units), {units.num_groups, 0, units.num_tiles}, units.num_kv_heads * units.num_tiles, 0, 0};
 }
 
-/// The last group that begins at or before x, found from `hint`, a group that does.
+/// The last group that begins at or before x. Looking from `hint`, a group not far before it, on saves most
+/// of the search.
 RADDLE_FN i32 group_at(const Units& units, i64 x, i32 hint) {
-  i32 lo = hint;
+  i32 lo = units.num_kv_heads * units.prefix[units.group_tile[hint]] <= x ? hint : 0;
   i32 step = 1;
   while (lo + step < units.num_groups && units.num_kv_heads * units.prefix[units.group_tile[lo + step]] <= x) {
     lo += step;
@@ -95,7 +96,8 @@ RADDLE_FN i32 group_at(const Units& units, i64 x, i32 hint) {
   return lo;
 }
 
-/// The cut nearest to x. `span` is a worker's share; `hint` a group that begins at or before x.
+/// The cut nearest to x; never before the cut nearest to a lesser x. `span` is a worker's share, `hint` any
+/// group.
 RADDLE_FN Cut cut_at(const Units& units, i64 x, i64 span, i32 hint) {
   if (x <= 0) return first_cut(units);
   if (x >= total_cost(units)) return last_cut(units);
@@ -125,7 +127,7 @@ RADDLE_FN Cut cut_at(const Units& units, i64 x, i64 span, i32 hint) {
   const i32 k = snap(cost, merge, n, offset, span);
   const i64 length = cost.start + n * cost.tile;
   Cut cut{x - offset, at, units.num_kv_heads * begin + at.head * (end - begin) + (at.tile - begin), k, 0};
-  if (k == n && 2 * offset >= length) {
+  if (n > 0 ? k == n : 2 * offset >= length) {  // a unit without keys goes to the nearer side
     cut.x += length;
     cut.at = next_unit(units, at);
     ++cut.unit;

@@ -17,7 +17,7 @@ from tvm_ffi import from_dlpack
 
 from raddle import _library
 
-_as_bfloat16 = _library.function("as_bfloat16")
+_as_bfloat16 = _library.function("raddle.as_bfloat16")
 
 # tvm_ffi imports torch where it is installed, so it is known now whether there is one.
 _torch = sys.modules.get("torch")
@@ -26,29 +26,29 @@ _TorchTensor = _torch.Tensor if _torch is not None else type(None)
 _NUMPY_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
-def given(name: str, x: Any) -> Any:
+def lend(x: Any, name: str = "a tensor") -> Any:
     """An input or output tensor as the library takes it; errors speak of it as ``name``."""
     if type(x) is _TorchTensor:
         if x.requires_grad or x.is_neg():
-            _refuse_torch(name, x)
+            _refuse_torch(x, name)
         return x
-    return None if x is None else _slow(name, x)
+    return None if x is None else _lend_other(x, name)
 
 
-def output(name: str, x: Any) -> Any:
+def lend_output(x: Any, name: str) -> Any:
     """The same for a tensor that is written."""
     if isinstance(x, np.ndarray) and not x.flags.writeable:
         raise ValueError(f"{name} is a read-only array; expected one that can be written")
     if _is_jax(x):
         raise TypeError(f"{name} is a JAX array, which is immutable; leave {name} out")
-    return given(name, x)
+    return lend(x, name)
 
 
-def index(name: str, x: Any) -> Any:
-    """An array of integers: as `given`, and lists of integers too."""
+def lend_index(x: Any, name: str) -> Any:
+    """An array of integers: as `lend`, and lists of integers too."""
     if isinstance(x, (list, tuple)):
         x = np.asarray(x, dtype=np.int64)
-    return given(name, x)
+    return lend(x, name)
 
 
 def like(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
@@ -65,41 +65,41 @@ def finished(x: Any, result: Any) -> Any:
     return result
 
 
-def _slow(name: str, x: Any) -> Any:
+def _lend_other(x: Any, name: str) -> Any:
     if isinstance(x, np.ndarray):
-        return _from_numpy(name, x)
+        return _from_numpy(x, name)
     if isinstance(x, _TorchTensor):
-        return _from_torch_subclass(name, x)
+        return _from_torch_subclass(x, name)
     if isinstance(x, FfiTensor):
         return x
     if hasattr(x, "__dlpack__"):
-        return _imported(name, x, x)
+        return _imported(x, name, x)
     raise TypeError(f"{name} is a {type(x).__name__}; expected a tensor of torch, numpy or JAX")
 
 
-def _from_numpy(name: str, x: np.ndarray) -> FfiTensor:
+def _from_numpy(x: np.ndarray, name: str) -> FfiTensor:
     if x.dtype == ml_dtypes.bfloat16:
-        return _as_bfloat16(_from_numpy(name, x.view(np.uint16)))
+        return _as_bfloat16(_from_numpy(x.view(np.uint16), name))
     if x.flags.writeable:
-        return _imported(name, x, x)
+        return _imported(x, name, x)
     try:
         capsule = x.__dlpack__(max_version=(1, 0))
     except TypeError:  # numpy before 2.1 exports no read-only array
         capsule = x.copy()
     except (BufferError, RuntimeError) as error:
         raise TypeError(f"{name} cannot be used: {error}") from None
-    return _imported(name, x, capsule)
+    return _imported(x, name, capsule)
 
 
-def _from_torch_subclass(name: str, x: Any) -> Any:
+def _from_torch_subclass(x: Any, name: str) -> Any:
     if any(base.__name__ == "FakeTensor" for base in type(x).__mro__):
         raise TypeError(f"{name} is a FakeTensor, which holds no data")
     if x.requires_grad or x.is_neg():
-        _refuse_torch(name, x)
+        _refuse_torch(x, name)
     return x
 
 
-def _imported(name: str, x: Any, exporter: Any) -> FfiTensor:
+def _imported(x: Any, name: str, exporter: Any) -> FfiTensor:
     try:
         return from_dlpack(exporter)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
@@ -107,7 +107,7 @@ def _imported(name: str, x: Any, exporter: Any) -> FfiTensor:
         raise TypeError(f"{name} is a {kind}, which cannot be used: {error}") from None
 
 
-def _refuse_torch(name: str, x: Any) -> None:
+def _refuse_torch(x: Any, name: str) -> None:
     if x.requires_grad:
         raise ValueError(
             f"{name} requires a gradient; Raddle is forward-only: pass {name}.detach()"
