@@ -1,5 +1,62 @@
-"""An attention engine for LLM inference serving."""
+"""Raddle: an attention engine for LLM inference serving.
+
+    spec = raddle.AttentionSpec(num_qo_heads=32, num_kv_heads=8, head_dim=128, variant=[raddle.Causal()])
+    attn = raddle.Attention(spec)
+    plan = attn.plan(raddle.PagedKV(qo_indptr, page_indptr, page_indices, kv_len, page_size=16))
+    out, lse = attn.run(plan, q, (k_pool, v_pool), return_lse=True)   # once a layer
+
+q, out: [tokens, Hq, D]; lse: [tokens, Hq] float32; pools: [pages, page_size, Hkv, D].
+"""
 
 from raddle import _library
+from raddle.attention import Attention, Plan
+from raddle.doctor import cpu_isa, cpu_threads
+from raddle.functional import (
+    append_kv,
+    attention,
+    merge_state,
+    merge_states,
+    support_matrix,
+    workspace_bytes,
+)
+from raddle.layouts import BlockSparse, Cascade, Layout, PagedKV, RaggedKV
+from raddle.spec import AttentionSpec
+from raddle.variants import (
+    Causal,
+    Llama31Scaling,
+    Rope,
+    Sigmoid,
+    Sinks,
+    SlidingWindow,
+    SoftCap,
+    Variant,
+)
 
 __version__: str = _library.version()
+
+__all__ = [
+    "Attention",
+    "AttentionSpec",
+    "BlockSparse",
+    "Cascade",
+    "Causal",
+    "Layout",
+    "Llama31Scaling",
+    "PagedKV",
+    "Plan",
+    "RaggedKV",
+    "Rope",
+    "Sigmoid",
+    "Sinks",
+    "SlidingWindow",
+    "SoftCap",
+    "Variant",
+    "append_kv",
+    "attention",
+    "cpu_isa",
+    "cpu_threads",
+    "merge_state",
+    "merge_states",
+    "support_matrix",
+    "workspace_bytes",
+]

@@ -32,7 +32,7 @@ def lend(x: Any, name: str = "a tensor") -> Any:
         if x.requires_grad or x.is_neg():
             _refuse_torch(x, name)
         return x
-    return None if x is None else _lend_other(x, name)
+    return _lend_other(x, name)
 
 
 def lend_output(x: Any, name: str) -> Any:
@@ -49,6 +49,20 @@ def lend_index(x: Any, name: str) -> Any:
     if isinstance(x, (list, tuple)):
         x = np.asarray(x, dtype=np.int64)
     return lend(x, name)
+
+
+def lend_pools(kv: Any) -> list[Any]:
+    """K and V of every level, one after another; None for V where one tensor holds both."""
+    pools: list[Any] = []
+    for number, level in enumerate(kv if isinstance(kv, list) else [kv]):
+        name = f"kv[{number}]" if isinstance(kv, list) else "kv"
+        if not isinstance(level, (tuple, list)):
+            pools += (lend(level, name), None)
+        elif len(level) == 2:
+            pools += (lend(level[0], f"{name}: k"), lend(level[1], f"{name}: v"))
+        else:
+            raise ValueError(f"{name} has {len(level)} entries; expected a pair (k, v)")
+    return pools
 
 
 def like(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
@@ -110,9 +124,9 @@ def _imported(x: Any, name: str, exporter: Any) -> FfiTensor:
 def _refuse_torch(x: Any, name: str) -> None:
     if x.requires_grad:
         raise ValueError(
-            f"{name} requires a gradient; Raddle is forward-only: pass {name}.detach()"
+            f"{name} requires a gradient; Raddle is forward-only: pass {name.split()[-1]}.detach()"
         )
-    raise ValueError(f"{name} has its negative bit set; pass {name}.resolve_neg()")
+    raise ValueError(f"{name} has its negative bit set; pass {name.split()[-1]}.resolve_neg()")
 
 
 def _is_jax(x: Any) -> bool:

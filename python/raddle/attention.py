@@ -7,7 +7,7 @@ from typing import Any
 import tvm_ffi
 
 from raddle import _library
-from raddle._tensors import finished, lend, lend_output, like
+from raddle._tensors import finished, lend, lend_output, lend_pools, like
 from raddle.layouts import Layout
 from raddle.spec import AttentionSpec
 from raddle.variants import members
@@ -138,23 +138,23 @@ class Attention(tvm_ffi.Object):
         Returns out, or (out, lse). Raises ValueError or TypeError, naming the argument, before anything
         is written.
         """
+        q_lent = lend(q, "q")
+        if type(kv) is tuple and len(kv) == 2:
+            pools = (lend(kv[0], "kv: k"), lend(kv[1], "kv: v"))
+        else:
+            pools = lend_pools(kv)
         spec = self.spec
-        result = out
-        if out is None:
-            result = like(q, (*q.shape[:1], spec.num_qo_heads, spec.head_dim_vo), "float32" if return_state else spec.dtype)
         wants_lse = return_lse or (return_state and self._has_lse)
-        result_lse = lse
+        result, result_lse = out, lse
+        if out is None:
+            dtype = "float32" if return_state else spec.dtype
+            result = like(q, (*q.shape[:1], spec.num_qo_heads, spec.head_dim_vo), dtype)
         if lse is None and wants_lse:
             result_lse = like(q, (*q.shape[:1], spec.num_qo_heads), "float32")
-        if type(kv) is tuple and len(kv) == 2:
-            k, v = kv
-            pools = (lend(k, "kv: k"), lend(v, "kv: v"))
-        else:
-            pools = _pools(kv)
         _run(
             self,
             plan,
-            lend(q, "q"),
+            q_lent,
             lend_output(result, "out"),
             None if result_lse is None else lend_output(result_lse, "lse"),
             bool(return_state),
@@ -167,17 +167,3 @@ class Attention(tvm_ffi.Object):
         if not wants_lse:
             return result
         return result, (finished(q, result_lse) if lse is None else result_lse)
-
-
-def _pools(kv: Any) -> list[Any]:
-    """K and V of every level, one after another; None for V where one tensor holds both."""
-    pools: list[Any] = []
-    for number, level in enumerate(kv if isinstance(kv, list) else [kv]):
-        name = f"kv[{number}]" if isinstance(kv, list) else "kv"
-        if not isinstance(level, (tuple, list)):
-            pools += (lend(level, name), None)
-        elif len(level) == 2:
-            pools += (lend(level[0], f"{name}: k"), lend(level[1], f"{name}: v"))
-        else:
-            raise ValueError(f"{name} has {len(level)} entries; expected a pair (k, v)")
-    return pools

@@ -61,8 +61,7 @@ TensorRef half_of(const std::string& name, const TensorRef& both, i64 which) {
 /// One level's K and V: two tensors, or one and None.
 KvRef take_pair(Arguments& in, const std::string& name) {
   const TensorRef k = in.tensor(name + ": k");
-  const TensorRef v = in.tensor(name + ": v");
-  if (!k.data) fail<TypeError>(name, ": k is None; expected a tensor");
+  const TensorRef v = in.optional_tensor(name + ": v");
   if (v.data) return KvRef{k, v};
   return KvRef{half_of(name, k, 0), half_of(name, k, 1)};
 }
@@ -73,7 +72,7 @@ void run(Arguments& in) {
   RunArgs args;
   args.q = in.tensor("q");
   args.out = in.tensor("out");
-  args.lse = in.tensor("lse");
+  args.lse = in.optional_tensor("lse");
   args.return_state = in.boolean("return_state");
   args.scale = in.number("scale");
   const Params params = to_params(in.map("params"));

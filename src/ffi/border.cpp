@@ -40,13 +40,18 @@ const DLTensor& host_tensor(const std::string& name, const ffi::AnyView& value) 
   return *t;
 }
 
+i64 count_elements(const DLTensor& t) {
+  i64 elements = 1;
+  for (int i = 0; i < t.ndim; ++i) elements *= t.shape[i];
+  return elements;
+}
+
 void* first_element(const std::string& name, const DLTensor& t) {
   // An empty tensor may have no address, which would read as "not given".
   static char nothing[16] = {};
   if (!t.data) {
-    i64 elements = 1;
-    for (int i = 0; i < t.ndim; ++i) elements *= t.shape[i];
-    if (elements > 0) fail<ValueError>(name, " has no data; expected a tensor with storage");
+    if (count_elements(t) > 0)
+      fail<ValueError>(name, " has no data; expected a tensor with storage");
     return nothing;
   }
   char* address = static_cast<char*>(t.data) + t.byte_offset;
@@ -58,10 +63,12 @@ void* first_element(const std::string& name, const DLTensor& t) {
 }
 
 void copy_shape(const DLTensor& t, i64* shape, i64* stride) {
+  // Strides of an empty tensor mean nothing, and numpy makes them 0.
+  const bool given = t.strides && count_elements(t) > 0;
   i64 contiguous = 1;
   for (int i = t.ndim - 1; i >= 0; --i) {
     shape[i] = t.shape[i];
-    stride[i] = t.strides ? t.strides[i] : contiguous;
+    stride[i] = given ? t.strides[i] : contiguous;
     contiguous *= t.shape[i];
   }
 }
@@ -170,7 +177,9 @@ TensorRef to_tensor(const std::string& name, const ffi::AnyView& value) {
   return tensor;
 }
 
-TensorRef Arguments::tensor(const std::string& name) {
+TensorRef Arguments::tensor(const std::string& name) { return to_tensor(name, take()); }
+
+TensorRef Arguments::optional_tensor(const std::string& name) {
   const ffi::AnyView value = take();
   return value == nullptr ? TensorRef{} : to_tensor(name, value);
 }

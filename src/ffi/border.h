@@ -73,8 +73,9 @@ class Arguments {
   std::optional<float> number(const char* name);
   double real(const char* name);
   std::string string(const char* name);
-  /// Without data where None is given.
   TensorRef tensor(const std::string& name);
+  /// Without data where None is given.
+  TensorRef optional_tensor(const std::string& name);
   IndexRef index(const char* name);
   /// Bytes or booleans, contiguous; null where None is given.
   const DLTensor* bytes(const char* name);

@@ -3,6 +3,7 @@
 
 #include "device/cpu/topology.h"
 #include "ffi/border.h"
+#include "raddle/support.h"
 
 namespace raddle::border {
 
@@ -22,6 +23,17 @@ ffi::String isa(Arguments&) { return cpu_isa(); }
 i64 threads(Arguments&) { return cpu_threads(); }
 ffi::String describe(Arguments&) { return cpu::describe(); }
 
+ffi::Array<ffi::Map<ffi::String, ffi::Any>> support(Arguments&) {
+  ffi::Array<ffi::Map<ffi::String, ffi::Any>> rows;
+  for (const Support& row : support_matrix()) {
+    rows.push_back({{"feature", ffi::String(row.feature)},
+                    {"backend", ffi::String(row.backend)},
+                    {"works", row.works},
+                    {"reason", ffi::String(row.reason)}});
+  }
+  return rows;
+}
+
 }  // namespace
 
 TVM_FFI_STATIC_INIT_BLOCK() {
@@ -29,7 +41,8 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def_packed("raddle.as_bfloat16", exported(as_bfloat16))
       .def_packed("raddle.cpu_isa", exported(isa))
       .def_packed("raddle.cpu_threads", exported(threads))
-      .def_packed("raddle.cpu_describe", exported(describe));
+      .def_packed("raddle.cpu_describe", exported(describe))
+      .def_packed("raddle.support_matrix", exported(support));
 }
 
 }  // namespace raddle::border

@@ -45,7 +45,7 @@ void check_plan(const LayoutView& layout, const PlanConfig& config, const V& v) 
              [](const void* self, const Row& r, const Key& k) { return static_cast<const V*>(self)->mask(r, k); });
   check_work(layout, config, plan.view());
   check_bounds(layout, config, plan);
-  const Balance balance = cost_of_plan(layout, config, plan.view());
+  const Balance balance = cost_of_plan(config, plan.view());
   EXPECT_EQ(balance.heaviest, plan.stats().heaviest);
   EXPECT_EQ(balance.total, plan.stats().total);
   const PlanArrays again = make_plan(layout, config, cover_of(v));

@@ -338,7 +338,7 @@ void check_bounds(const LayoutView& layout, const PlanConfig& config, const Plan
   EXPECT_LE(n.partial_rows, bound.partial_rows);
 }
 
-Balance cost_of_plan(const LayoutView& layout, const PlanConfig& config, const PlanView& plan) {
+Balance cost_of_plan(const PlanConfig& config, const PlanView& plan) {
   Balance balance{0, 0};
   for (i32 w = 0; w < plan.num_workers; ++w) {
     i64 load = 0;
@@ -357,7 +357,6 @@ Balance cost_of_plan(const LayoutView& layout, const PlanConfig& config, const P
     balance.heaviest = std::max(balance.heaviest, load);
     balance.total += load;
   }
-  (void)layout;
   return balance;
 }
 

@@ -65,7 +65,7 @@ void check_work(const LayoutView& layout, const PlanConfig& config, const PlanVi
 void check_bounds(const LayoutView& layout, const PlanConfig& config, const PlanArrays& plan);
 
 /// The planned cost of the plan's queues, computed from its items alone.
-Balance cost_of_plan(const LayoutView& layout, const PlanConfig& config, const PlanView& plan);
+Balance cost_of_plan(const PlanConfig& config, const PlanView& plan);
 
 inline i32 between(std::mt19937& random, i32 first, i32 last) {
   return std::uniform_int_distribution<i32>(first, last)(random);

@@ -1,4 +1,4 @@
-"""Timing that survives a noisy machine: engines take turns, and only what happened side by side is compared."""
+"""Timing on a noisy machine: engines take turns, and only what happened side by side is compared."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-#: Seconds between two calls. The idle threads of an OpenMP pool spin for some milliseconds after a call; without
-#: the pause each engine would be timed against the spinning of the one before it.
+#: Seconds between two calls. The idle threads of an OpenMP pool spin for some milliseconds after a
+#: call; without the pause each engine would be timed against the spinning of the one before it.
 SETTLE_S = 0.01
 
 
@@ -17,11 +17,11 @@ def interleaved(
     settle_s: float = SETTLE_S,
     tick: Callable[[], None] = lambda: None,
 ) -> dict[str, list[float]]:
-    """Microseconds of each call in each round, one list an engine, after one round that isn't counted.
+    """Microseconds of each call in each round, one list an engine; a first round isn't counted.
 
-    ``calls[name](step)`` gets a number that grows by one from call to call of that engine and chooses its pool, so
-    that no call finds the keys of an earlier one in a cache. The engine that begins changes from round to round.
-    ``tick`` is called after every call.
+    ``calls[name](step)`` gets a number that grows by one from call to call of that engine and
+    chooses its pool, so that no call finds the keys of an earlier one in a cache. The engine that
+    begins changes from round to round. ``tick`` is called after every call.
     """
     names = list(calls)
     times: dict[str, list[float]] = {name: [] for name in names}
@@ -38,17 +38,15 @@ def interleaved(
     return times
 
 
-def repeated(calls: Sequence[Callable[[], object]], rounds: int) -> list[list[float]]:
-    """Microseconds of short calls in turn, one list a call; the first tenth of the rounds isn't counted."""
-    times: list[list[float]] = [[] for _ in calls]
-    warm_up = max(1, rounds // 10)
-    for step in range(-warm_up, rounds):
-        for call, found in zip(calls, times):
-            start = time.perf_counter_ns()
-            call()
-            us = (time.perf_counter_ns() - start) / 1e3
-            if step >= 0:
-                found.append(us)
+def repeated(call: Callable[[], object], rounds: int) -> list[float]:
+    """Microseconds of each of ``rounds`` short calls, after a tenth as many that aren't counted."""
+    times = []
+    for step in range(-max(1, rounds // 10), rounds):
+        start = time.perf_counter_ns()
+        call()
+        us = (time.perf_counter_ns() - start) / 1e3
+        if step >= 0:
+            times.append(us)
     return times
 
 

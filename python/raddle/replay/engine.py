@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Callable, Sequence
@@ -77,8 +78,7 @@ class Engine:
         num_layers: int,
         num_pages: int,
         page_size: int,
-        max_rows: int,
-        seed: int,
+        seed: int = 0,
         schedule: str = "auto",
         num_workers: int | None = None,
     ) -> None:
@@ -87,15 +87,12 @@ class Engine:
         kinds = dict.fromkeys(model.kind(layer) for layer in range(num_layers))
         self.attention = {kind: raddle.Attention(spec(model, kind)) for kind in kinds}
         dtype = _DTYPES[model.dtype]
-        pool = (num_pages, page_size, model.num_kv_heads, model.head_dim)
-        self.pools = [(np.empty(pool, dtype), np.empty(pool, dtype)) for _ in range(num_layers)]
-        for pair in self.pools:
-            _poison(pair, slice(None))
-        self.q = np.empty((max_rows, model.num_qo_heads, model.head_dim), dtype)
-        self.k = np.empty((max_rows, model.num_kv_heads, model.head_dim), dtype)
-        self.v = np.empty_like(self.k)
-        self.out = np.empty_like(self.q)
+        shape = (num_pages, page_size, model.num_kv_heads, model.head_dim)
+        self.pools = [(np.empty(shape, dtype), np.empty(shape, dtype)) for _ in range(num_layers)]
+        for pool in itertools.chain(*self.pools):
+            _poison(pool)
         self.sinks = [native.sinks(seed, layer, model.num_qo_heads) for layer in range(num_layers)]
+        self._resize(1)
 
     def step(self, batch: Batch, on_output: OnOutput) -> StepCost:
         """Computes a step; `on_output` sees each layer's output, and isn't counted."""
@@ -104,12 +101,9 @@ class Engine:
         layout = batch.layout(self.page_size)
         plans = self._plan(batch, layout)
         cost.plan_us = (perf_counter() - start) * 1e6
-        rows = slice(0, batch.rows)
-        q, k, v, out = self.q[rows], self.k[rows], self.v[rows], self.out[rows]
         for layer in range(self.num_layers):
             kind = self.model.kind(layer)
-            for stream, rows_of in (("query", q), ("key", k), ("value", v)):
-                native.fill(stream, self.seed, layer, batch.request, batch.position, rows_of)
+            q, k, v, out = self._data(batch, layer)
             start = perf_counter()
             self._append(batch, layout, layer, k, v)
             appended = perf_counter()
@@ -117,16 +111,17 @@ class Engine:
             ended = perf_counter()
             cost.append_us += (appended - start) * 1e6
             cost.run_us += (ended - appended) * 1e6
-            busy = self.attention[kind].last_busy_us
-            cost.busy_us.append((max(busy), sum(busy) / len(busy)))
+            busy = getattr(self.attention[kind], "last_busy_us", None)
+            if busy:
+                cost.busy_us.append((max(busy), sum(busy) / len(busy)))
             cost.planned.append(plans[kind].balance)
             on_output(layer, batch, plans[kind], out)
         return cost
 
     def release(self, pages: Sequence[int]) -> None:
         """Pages that nobody holds any more: whoever reads them now gets NaN."""
-        for pair in self.pools:
-            _poison(pair, pages)
+        for pool in itertools.chain(*self.pools):
+            _poison(pool, pages)
 
     # The parts of a step, each a seam at which `faults` plants something wrong.
 
@@ -151,13 +146,30 @@ class Engine:
         return {"sinks.logit": self.sinks[layer]} if self.model.kind(layer).sinks else None
 
 
+    def _data(self, batch: Batch, layer: int) -> tuple[np.ndarray, ...]:
+        """Q, K and V of a step's rows, and where its output goes: NaN until it is written."""
+        if batch.rows > len(self._buffers[0]):
+            self._resize(batch.rows)
+        q, k, v, out = (buffer[: batch.rows] for buffer in self._buffers)
+        for stream, rows in (("query", q), ("key", k), ("value", v)):
+            native.fill(stream, self.seed, layer, batch.request, batch.position, rows)
+        _poison(out)
+        return q, k, v, out
+
+    def _resize(self, rows: int) -> None:
+        # Kept from step to step: the first touch of fresh memory would count as a run's time.
+        heads = (self.model.num_qo_heads, *2 * (self.model.num_kv_heads,), self.model.num_qo_heads)
+        dtype, dim = _DTYPES[self.model.dtype], self.model.head_dim
+        self._buffers = [np.empty((rows, h, dim), dtype) for h in heads]
+
+
 def _indptr(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     indptr = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=indptr[1:])
     return indptr
 
 
-def _poison(pair: tuple[np.ndarray, np.ndarray], pages: slice | Sequence[int]) -> None:
-    for pool in pair:
-        # All bits set are a NaN in every dtype; integers are stored faster than ml_dtypes' floats.
-        pool.view(np.uint32 if pool.itemsize == 4 else np.uint16)[pages] = -1 & ((1 << 8 * pool.itemsize) - 1)
+def _poison(array: np.ndarray, pages: slice | Sequence[int] = slice(None)) -> None:
+    # All bits set are a NaN in every dtype, and integers are stored faster than ml_dtypes' floats.
+    bits = array.view(np.uint32 if array.itemsize == 4 else np.uint16)
+    bits[pages] = np.iinfo(bits.dtype).max

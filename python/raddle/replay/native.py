@@ -8,13 +8,13 @@ import numpy as np
 
 import raddle
 from raddle import _library
-from raddle.tensors import given
+from raddle._tensors import lend
 
-_fill = _library.function("replay.fill")
-_sinks = _library.function("replay.sinks")
-_verify = _library.function("replay.verify")
-_split_rows = _library.function("replay.split_rows")
-_read_bandwidth = _library.function("read_bandwidth_gbps")
+_fill = _library.function("raddle.replay.fill")
+_sinks = _library.function("raddle.replay.sinks")
+_verify = _library.function("raddle.replay.verify")
+_split_rows = _library.function("raddle.replay.split_rows")
+_read_bandwidth = _library.function("raddle.read_bandwidth_gbps")
 
 
 def fill(
@@ -24,7 +24,7 @@ def fill(
 
     `request` and `position` are int32 [rows], `out` is [rows, heads, D] of any dtype.
     """
-    _fill(stream, seed, layer, given("out", out), request, position)
+    _fill(stream, seed, layer, lend(out, "out"), request, position)
 
 
 def sinks(seed: int, layer: int, num_heads: int) -> np.ndarray:

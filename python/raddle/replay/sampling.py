@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -50,6 +52,17 @@ class Verified:
     """Samples of each kind of row."""
     worst_samples: list[str]
     """The worst ones in words."""
+
+    def report(self) -> dict[str, Any]:
+        """For JSON, which has no infinity: an output that is NaN is wrong by the largest number there is."""
+        worst = None if self.worst is None else min(self.worst, sys.float_info.max)
+        return {
+            "checked": self.checked,
+            "failed": self.failed,
+            "worst": worst,
+            "strata": self.strata,
+            "worst_samples": self.worst_samples,
+        }
 
 
 @dataclass

@@ -154,7 +154,7 @@ class Playback(Scheduler):
         self.steps = deque(steps)
 
     def schedule(self, now: float) -> list[Span]:
-        """The log's next step, once all its requests have arrived. Raises ``ValueError`` if it makes no sense."""
+        """The log's next step, once all its requests have arrived. Raises ``ValueError`` for nonsense."""
         step = list(self.steps[0])
         new: deque[Running] = deque()
         while self.waiting and any(span.request == self.waiting[0] for span in step):

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <optional>
 
 #include "device/cpu/pool.h"
 
@@ -65,13 +64,11 @@ void execute(CpuLaunch& launch, const CpuKernels& kernels, i32 num_threads, Scra
   scratch->prepare(launch, kernels, num_threads);
   if (busy_us) busy_us->assign(static_cast<std::size_t>(num_threads), 0.0);
 
-  std::optional<ItemQueues> queues;
-  std::once_flag set_up;
-  const i32 threads = WorkerPool::instance().run(num_threads, [&](i32 thread, i32 n) {
-    // How many threads take part is known only here; whoever comes first sets the queues up.
-    std::call_once(set_up, [&] { queues.emplace(plan.queue_indptr, plan.num_workers, n, scratch->heads.data()); });
+  // Should the pool give fewer threads than asked for, those that come take over the others' queues.
+  ItemQueues queues(plan.queue_indptr, plan.num_workers, num_threads, scratch->heads.data());
+  const i32 threads = WorkerPool::instance().run(num_threads, [&](i32 thread, i32) {
     const auto start = std::chrono::steady_clock::now();
-    for (i32 item; queues->next(thread, item);) kernels.attend(launch, item, scratch->thread_memory(thread));
+    for (i32 item; queues.next(thread, item);) kernels.attend(launch, item, scratch->thread_memory(thread));
     if (busy_us)
       (*busy_us)[static_cast<std::size_t>(thread)] =
           std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();

@@ -58,11 +58,10 @@ RADDLE_FN i32 snap(const UnitCost& cost, i64 merge, i32 n, i64 offset, i64 span)
   const i32 piece = least_piece(cost, merge, n, span);
   if (piece > 1) k = (k + piece / 2) / piece * piece;
   k = min(k, i64{n});
-  // A piece that costs less than cutting it off does stays with its neighbour.
-  const i64 before = k * cost.tile;
-  const i64 after = (n - k) * cost.tile;
-  if (before <= after) return before <= cost.resume ? 0 : static_cast<i32>(k);
-  return after <= cost.resume ? n : static_cast<i32>(k);
+  // A last piece that costs less than resuming it would stays with the first. A first piece stays with the
+  // last where the state between them is dearer: the item would have to be started for either.
+  if ((n - k) * cost.tile <= cost.resume) return n;
+  return k * cost.tile <= cost.resume - cost.start ? 0 : static_cast<i32>(k);
 }
 
 RADDLE_FN Cut first_cut(const Units& units) {

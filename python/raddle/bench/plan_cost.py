@@ -1,0 +1,78 @@
+"""What a serving engine pays on the host: `plan` from call to return, and what Python adds to `run`."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import torch
+
+import raddle
+from raddle import _library
+from raddle.bench import timing
+from raddle.bench.bars import Measured
+
+_run_cpp = _library.function("raddle.bench_run_cpp")
+
+WORKERS = 132
+PAGE_SIZE = 16
+#: Different batches in turn, lest a planner that is asked the same again and again learns the branches.
+_BATCHES = 16
+#: Calls of `run` in a row that are timed as one, so that reading the clock doesn't count.
+_CALLS = 100
+
+
+def plan_cost(requests: int, bar_us: float, rounds: int) -> Measured:
+    """Median time of ``attn.plan(raddle.PagedKV(…))`` for a decode batch with lengths of U(1024, 2048)."""
+    attention = raddle.Attention(
+        raddle.AttentionSpec(num_qo_heads=32, num_kv_heads=8, head_dim=128, variant=[raddle.Causal()])
+    )
+    rng = np.random.default_rng(0)
+    batches = itertools.cycle([_batch(rng, requests) for _ in range(_BATCHES)])
+
+    def plan() -> None:
+        qo_indptr, page_indptr, page_indices, kv_len = next(batches)
+        layout = raddle.PagedKV(qo_indptr, page_indptr, page_indices, kv_len, page_size=PAGE_SIZE)
+        attention.plan(layout, num_workers=WORKERS)
+
+    us = timing.median(timing.repeated(plan, rounds))
+    return Measured(f"plan, {requests} requests, {WORKERS} workers, layout included", us, us, "us", bar_us)
+
+
+def run_overhead(bar_us: float, rounds: int) -> list[Measured]:
+    """What a `run` with ``out=`` on torch tensors costs more than `Attention::run` in C++, on a tiny batch.
+
+    The batch is so small that one thread computes it; both are timed in turn, and the difference is the median of
+    the rounds' differences.
+    """
+    spec = raddle.AttentionSpec(num_qo_heads=1, num_kv_heads=1, head_dim=8, variant=[raddle.Causal()])
+    attention = raddle.Attention(spec)
+    one = np.array([1], np.int32)
+    ends = np.array([0, 1], np.int32)
+    plan = attention.plan(raddle.PagedKV(ends, ends, one - 1, one, page_size=PAGE_SIZE), num_workers=1)
+    q, out = (torch.zeros(1, 1, 8, dtype=torch.bfloat16) for _ in range(2))
+    pools = tuple(torch.zeros(1, PAGE_SIZE, 1, 8, dtype=torch.bfloat16) for _ in "kv")
+
+    def run() -> None:
+        for _ in range(_CALLS):
+            attention.run(plan, q, pools, out=out)
+
+    python, cpp = [], []
+    for _ in range(rounds):
+        python.append(timing.repeated(run, 1)[0] / _CALLS)
+        cpp.append(_run_cpp(attention, plan, q, out, *pools, _CALLS))
+    extra = timing.median([a - b for a, b in zip(python, cpp)])
+    call = timing.median(python)
+    return [
+        Measured("run from C++, one key", timing.median(cpp), timing.median(cpp), "us"),
+        Measured("run from Python on torch tensors, one key", call, call, "us"),
+        Measured("run, what Python adds", extra, extra, "us", bar_us),
+    ]
+
+
+def _batch(rng: np.random.Generator, requests: int) -> tuple[np.ndarray, ...]:
+    """(qo_indptr, page_indptr, page_indices, kv_len), int32, pages shuffled."""
+    kv_len = rng.integers(1024, 2049, requests).astype(np.int32)
+    page_indptr = np.concatenate([[0], np.cumsum(-(-kv_len // PAGE_SIZE))]).astype(np.int32)
+    page_indices = rng.permutation(page_indptr[-1]).astype(np.int32)
+    return np.arange(requests + 1, dtype=np.int32), page_indptr, page_indices, kv_len

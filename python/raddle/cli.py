@@ -1,0 +1,100 @@
+"""The command `raddle`."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+
+class _Lazy(click.Group):
+    """Subcommands whose modules are imported when they run: `raddle doctor` must work without them."""
+
+    _modules = {"replay": "raddle.replay.cli:replay", "bench": "raddle.bench.cli:bench"}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *self._modules])
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in self._modules:
+            return super().get_command(ctx, name)
+        module, command = self._modules[name].split(":")
+        return getattr(importlib.import_module(module), command)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        # The help of a lazy command is not worth its imports.
+        rows = [(name, command.get_short_help_str()) for name, command in sorted(self.commands.items())]
+        rows += [("replay", "Serve a trace of requests and report."), ("bench", "Compare with other engines.")]
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(rows))
+
+
+@click.group(cls=_Lazy)
+@click.version_option(package_name="raddle")
+def main() -> None:
+    """Raddle, an attention engine for LLM inference serving."""
+
+
+@main.command()
+def doctor() -> None:
+    """Show library, versions, instruction set and threads, and where they come from."""
+    from raddle.doctor import report
+
+    click.echo(report())
+
+
+@main.command()
+@click.argument("lengths", nargs=-1, required=True, metavar="QO:KV…")
+@click.option("--heads", default="32:8", show_default=True, help="Query heads : KV heads.")
+@click.option("--head-dim", default=128, show_default=True)
+@click.option("--dtype", default="bfloat16", show_default=True)
+@click.option("--window", type=int, help="Sliding window: tokens behind a row that it sees.")
+@click.option("--causal/--no-causal", default=True, show_default=True)
+@click.option("--page-size", default=16, show_default=True)
+@click.option("--workers", type=int, help="Work queues; default: the threads of the worker pool.")
+@click.option("--schedule", default="auto", show_default=True)
+def explain(
+    lengths: tuple[str, ...],
+    heads: str,
+    head_dim: int,
+    dtype: str,
+    window: int | None,
+    causal: bool,
+    page_size: int,
+    workers: int | None,
+    schedule: str,
+) -> None:
+    """Show how a batch would be computed, and why.
+
+    Each QO:KV is a request with QO query rows and KV keys: `raddle explain 512:512 1:4096 1:90`.
+    """
+    import numpy as np
+
+    import raddle
+
+    try:
+        num_qo_heads, num_kv_heads = _numbers(heads)
+        qo_len, kv_len = np.array([_numbers(text) for text in lengths], np.int32).T
+        variant = [raddle.Causal()] if causal else []
+        if window is not None:
+            variant.append(raddle.SlidingWindow(window))
+        spec = raddle.AttentionSpec(num_qo_heads, num_kv_heads, head_dim, dtype=dtype, variant=variant)
+        pages = -(-kv_len // page_size)
+        page_indptr = np.concatenate([[0], np.cumsum(pages)])
+        qo_indptr = np.concatenate([[0], np.cumsum(qo_len)])
+        layout = raddle.PagedKV(
+            qo_indptr, page_indptr, np.arange(page_indptr[-1]), np.ascontiguousarray(kv_len), page_size
+        )
+        plan = raddle.Attention(spec).plan(layout, num_workers=workers, schedule=schedule)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(plan.explain().rstrip())
+    click.echo(f"balance: {plan.balance:.3f} (heaviest queue over the mean)")
+    click.echo(f"workspace: {plan.workspace_bytes:,} bytes")
+
+
+def _numbers(text: str) -> tuple[int, int]:
+    first, colon, second = text.partition(":")
+    if not (first.isdigit() and second.isdigit()):
+        raise ValueError(f"'{text}' is no pair of numbers; expected two with a colon between, such as 1:4096")
+    return int(first), int(second)

@@ -1,0 +1,35 @@
+"""What `raddle doctor` prints: which library, which versions, what this machine offers, and why."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+from raddle import _library
+
+cpu_isa = _library.function("raddle.cpu_isa")
+cpu_threads = _library.function("raddle.cpu_threads")
+_cpu_describe = _library.function("raddle.cpu_describe")
+
+_PACKAGES = ("apache-tvm-ffi", "numpy", "ml_dtypes", "torch", "jax")
+
+
+def report() -> str:
+    """Lines of text for people, and for bug reports."""
+    packages = ", ".join(f"{name} {_version_of(name)}" for name in _PACKAGES)
+    return "\n".join(
+        [
+            f"raddle {_library.version()} on Python {platform.python_version()}, {platform.platform()}",
+            f"library: {_library.find()}",
+            f"packages: {packages}",
+            "devices: cpu",
+            _cpu_describe().rstrip(),
+        ]
+    )
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "(not installed)"

@@ -1,0 +1,174 @@
+"""Functions that need no plan: attention in one call, states, the KV cache, sizes."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Sequence
+
+import numpy as np
+
+from raddle import _library
+from raddle._tensors import finished, lend, lend_output, lend_pools, like
+from raddle.attention import Attention
+from raddle.layouts import Layout, PagedKV, RaggedKV
+from raddle.spec import AttentionSpec
+from raddle.variants import Causal, Variant
+
+_merge_state = _library.function("raddle.merge_state")
+_merge_states = _library.function("raddle.merge_states")
+_append_kv = _library.function("raddle.append_kv")
+_workspace_bytes = _library.function("raddle.workspace_bytes")
+_support_matrix = _library.function("raddle.support_matrix")
+
+_CAUSAL = Causal()
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    variant: Sequence[Variant] | Variant = (),
+    scale: float | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """Attention of one sequence, or of a batch of equally long ones.
+
+    Args:
+        q: [tokens, Hq, D] or [B, S, Hq, D], float32, float16 or bfloat16.
+        k: [tokens, Hkv, D] or [B, Skv, Hkv, D]; Hkv divides Hq.
+        v: like k, with a head dimension of its own.
+        causal: the last query row sees all keys, each row before it one key less.
+        variant: further parts (`raddle.variants`); pass the same objects again to have the compiled
+            attention reused.
+        scale: softmax scale; None: ``1 / sqrt(D)``.
+        return_lse: return (out, lse) with lse [tokens, Hq] or [B, S, Hq] float32, a natural logarithm.
+
+    K and V are read where they are, whatever their strides. q is copied if its batch and sequence cannot be
+    seen as one dimension. Raises ValueError or TypeError, naming the argument.
+    """
+    lend(q, "q"), lend(k, "k"), lend(v, "v")
+    if q.ndim not in (3, 4) or k.ndim != q.ndim or v.ndim != q.ndim:
+        raise ValueError(
+            f"q, k and v have {q.ndim}, {k.ndim} and {v.ndim} dimensions; expected 3 [tokens, H, D] or 4 [B, S, H, D] each"
+        )
+    parts = (variant,) if isinstance(variant, Variant) else tuple(variant)
+    if causal:
+        parts += (_CAUSAL,)
+    attn = _attention_of(q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1], str(q.dtype), parts)
+    if q.ndim == 3:
+        plan = attn.plan(RaggedKV(_indptr(1, q.shape[0]), _indptr(1, k.shape[0])))
+        return attn.run(plan, q, (k, v), scale=scale, return_lse=return_lse)
+    batch, length = q.shape[:2]
+    if k.shape[0] != batch or v.shape[0] != batch:
+        raise ValueError(f"k and v have batches of {k.shape[0]} and {v.shape[0]}; expected {batch}, as q has")
+    if v.shape[1] != k.shape[1]:
+        raise ValueError(f"v has {v.shape[1]} keys a sequence; expected {k.shape[1]}, as k has")
+    rows = q.reshape(batch * length, *q.shape[2:])
+    plan = attn.plan(_one_page_each(batch, length, k.shape[1]))
+    result = attn.run(plan, rows, (k, v), scale=scale, return_lse=return_lse)
+    if not return_lse:
+        return result.reshape(batch, length, *result.shape[1:])
+    return tuple(each.reshape(batch, length, *each.shape[1:]) for each in result)
+
+
+@functools.lru_cache(maxsize=64)
+def _attention_of(*spec: Any) -> Attention:
+    num_qo_heads, num_kv_heads, head_dim, head_dim_vo, dtype, variant = spec
+    return Attention(AttentionSpec(num_qo_heads, num_kv_heads, head_dim, head_dim_vo, dtype, variant))
+
+
+def _indptr(requests: int, length: int) -> np.ndarray:
+    return np.arange(requests + 1, dtype=np.int64) * length
+
+
+@functools.lru_cache(maxsize=64)
+def _one_page_each(batch: int, length: int, kv_length: int) -> Layout:
+    """K and V [B, Skv, Hkv, D] are a pool of B pages, one a sequence: any strides do."""
+    pages = np.arange(batch, dtype=np.int32)[:, None]
+    kv_len = np.full(batch, kv_length, np.int32)
+    return PagedKV(_indptr(batch, length), None, pages, kv_len, page_size=max(kv_length, 1))
+
+
+def merge_state(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[Any, Any]:
+    """The state of two disjoint sets of keys: ``a ⊕ b`` (FlashInfer paper, section 2.2).
+
+    Args:
+        o_a, o_b: [rows, H, D] float32, as `Attention.run` returns them with return_state.
+        lse_a, lse_b: [rows, H] float32.
+
+    Returns (o, lse), new tensors of o_a's kind. Two empty states (lse = -inf) compose to the empty state.
+    """
+    inputs = (lend(o_a, "o_a"), lend(lse_a, "lse_a"), lend(o_b, "o_b"), lend(lse_b, "lse_b"))
+    o, lse = like(o_a, tuple(o_a.shape), "float32"), like(o_a, tuple(o_a.shape[:-1]), "float32")
+    _merge_state(*inputs, lend_output(o, "out"), lend_output(lse, "lse"))
+    return finished(o_a, o), finished(o_a, lse)
+
+
+def merge_states(o: Any, lse: Any, finish: AttentionSpec | None = None) -> tuple[Any, Any]:
+    """The composition of n states, in order.
+
+    Args:
+        o: [n, rows, H, D] float32.
+        lse: [n, rows, H] float32.
+        finish: a spec whose sinks and output parts are applied to the result; None: the result is a
+            state again.
+
+    Returns (o [rows, H, D], lse [rows, H]), float32, new tensors of o's kind.
+    """
+    inputs = (lend(o, "o"), lend(lse, "lse"))
+    merged, merged_lse = like(o, tuple(o.shape[1:]), "float32"), like(o, tuple(o.shape[1:-1]), "float32")
+    fields = None if finish is None else finish.fields()
+    _merge_states(*inputs, lend_output(merged, "out"), lend_output(merged_lse, "lse_out"), fields)
+    return finished(o, merged), finished(o, merged_lse)
+
+
+def append_kv(layout: PagedKV, kv_pool: Any, k_new: Any, v_new: Any) -> None:
+    """Writes new keys and values into their pages: row r of request i becomes its key ``kv_len - qo_len + r``.
+
+    Args:
+        layout: the page table of the step that follows: kv_len counts the new keys, qo_indptr has a row for each.
+        kv_pool: (k_pool, v_pool), or one tensor with K and V in dimension 1; written.
+        k_new, v_new: [rows, Hkv, D] in the pool's dtype.
+    """
+    pools = lend_pools(kv_pool)
+    for pool in kv_pool if isinstance(kv_pool, (tuple, list)) else [kv_pool]:
+        lend_output(pool, "kv_pool")
+    _append_kv(layout, lend(k_new, "k_new"), lend(v_new, "v_new"), *pools)
+
+
+def workspace_bytes(
+    spec: AttentionSpec,
+    num_workers: int | None = None,
+    *,
+    max_requests: int,
+    max_qo_tokens: int,
+    max_kv_tokens: int,
+    max_levels: int = 1,
+    max_runs: int = 0,
+) -> int:
+    """Bytes of scratch that no plan within the maxima exceeds, and that some plan attains.
+
+    Args:
+        spec: what is computed.
+        num_workers: work queues; None: the threads of the worker pool.
+        max_requests: groups of one level: requests, or row blocks of a block-sparse matrix.
+        max_qo_tokens: query rows of a batch.
+        max_kv_tokens: keys of all requests together.
+        max_levels: levels of a cascade.
+        max_runs: coverage runs of a query tile; 0: the planner's own limit.
+    """
+    maxima = {
+        "max_requests": max_requests,
+        "max_qo_tokens": max_qo_tokens,
+        "max_kv_tokens": max_kv_tokens,
+        "max_levels": max_levels,
+        "max_runs": max_runs,
+    }
+    return _workspace_bytes(spec.fields(), num_workers, maxima)
+
+
+def support_matrix() -> list[dict[str, Any]]:
+    """What works on which backend, found by trying: dicts of feature, backend, works and reason."""
+    return [dict(row.items()) for row in _support_matrix()]

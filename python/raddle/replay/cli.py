@@ -1,0 +1,296 @@
+"""The command ``raddle replay``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+from rich.console import Console
+
+import raddle
+
+from . import native, report, steplog, traces
+from .engine import Engine
+from .faults import INJECT
+from .metrics import summary
+from .models import MODELS, Model
+from .progress import Progress
+from .sampling import Sampler, Verified
+from .scheduler import PagePool, Playback, Scheduler
+from .serving import serve
+
+_NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+_FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
+_POSITIVE = click.IntRange(min=1)
+_SYNTHETIC_REQUESTS = 64
+# A log of steps has its own, so these can't be given beside it.
+_FIXED_BY_LOG = (
+    *("trace", "synthetic", "requests", "max_context", "rate"),
+    *("page_size", "pool_tokens", "token_budget", "seed", "save_steps"),
+)
+
+
+class BadInput(click.ClickException):
+    """Something that the user gave can't be replayed."""
+
+    exit_code = 2
+
+
+def _option(*names: str, **settings: Any) -> Any:
+    return click.option(*names, show_default="default" in settings, **settings)
+
+
+@click.command("replay")
+# What arrives
+@_option(
+    "--trace",
+    type=_FILE,
+    help="Requests: an Azure LLM inference CSV or a Mooncake JSONL file, .gz too. Without: an excerpt of "
+    "the Azure conversation trace that comes with Raddle.",
+)
+@_option(
+    "--synthetic",
+    metavar="uniform:LOW:HIGH",
+    help="Draw requests instead: LOW to HIGH prompt tokens, an eighth as many generated ones, one request "
+    f"a second in the mean, {_SYNTHETIC_REQUESTS} of them unless --requests says otherwise.",
+)
+@_option("--requests", type=_POSITIVE, help="Take the first so many requests. [default: all]")
+@_option(
+    "--max-context",
+    type=_POSITIVE,
+    help="Drop requests with more prompt and output tokens together, before --requests counts.",
+)
+@_option(
+    "--rate",
+    type=click.FloatRange(min=0, min_open=True),
+    default=16.0,
+    help="Divide arrival times by this. A trace of a whole service comes in slowly for one machine: at 16 "
+    "the default excerpt keeps a queue.",
+)
+# What is computed
+@_option(
+    "--model",
+    type=click.Choice(list(MODELS)),
+    default="llama-3.1-8b",
+    help="Heads, head dimension, and each layer's variant; the next seven change parts of it.",
+)
+@_option("--num-qo-heads", type=_POSITIVE, help="Query heads.")
+@_option("--num-kv-heads", type=_POSITIVE, help="KV heads.")
+@_option("--head-dim", type=_POSITIVE, help="Head dimension.")
+@_option("--window", type=click.IntRange(min=0), help="Tokens a row sees, itself included; 0: all.")
+@_option("--soft-cap", type=click.FloatRange(min=0), help="Soft cap of the logits; 0: none.")
+@_option("--sinks/--no-sinks", default=None, help="A sink for each query head, or none.")
+@_option(
+    "--rope", is_flag=True, help="Fuse the model's RoPE into Q and K. Without, both come rotated already."
+)
+@_option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), default="bfloat16")
+@_option("--layers", type=_POSITIVE, default=2, help="Layers a step; equal ones share a plan.")
+@_option(
+    "--seed",
+    type=click.IntRange(0, 2**63 - 1),
+    default=0,
+    help="Of Q, K, V, synthetic requests, and the choice of outputs to verify.",
+)
+# How it is served
+@_option("--page-size", type=_POSITIVE, default=16, help="Tokens a page.")
+@_option(
+    "--pool-tokens",
+    type=_POSITIVE,
+    default=16384,
+    help="Tokens that the pool holds. Requests queue for room for all their tokens.",
+)
+@_option(
+    "--token-budget",
+    type=_POSITIVE,
+    default=512,
+    help="Query rows a step: one for each request that decodes, the rest for prefill, in chunks.",
+)
+@_option(
+    "--schedule",
+    type=click.Choice(["auto", "linear", "algorithm1", "one-per-request"]),
+    default="auto",
+    help="How plans spread the work.",
+)
+@_option("--num-workers", type=_POSITIVE, help="Workers to plan for. [default: all threads]")
+@_option(
+    "--save-steps",
+    type=_NEW_FILE,
+    help="Write the log of steps (seed, requests, the rows of each step), .gz too.",
+)
+@_option(
+    "--steps",
+    type=_FILE,
+    help="Repeat a log that --save-steps wrote: the same data in the same batches, whatever they cost now. "
+    "Compare schedules, dtypes or machines with it.",
+)
+# What is said about it
+@_option(
+    "--verify",
+    "num_verified",
+    type=click.IntRange(min=0),
+    default=200,
+    help="Outputs to check against fp64. If one leaves its error budget, the command fails.",
+)
+@_option(
+    "--inject",
+    type=click.Choice(list(INJECT)),
+    help="Plant a fault of this kind, to see that the verification finds it.",
+)
+@_option("--json", "json_path", type=_NEW_FILE, help="Write the report here, too.")
+@click.pass_context
+def replay(ctx: click.Context, **options: Any) -> None:
+    """Replay a request trace through the attention engine.
+
+    A serving loop over attention alone: continuous batching, chunked prefill, a paged pool; each step appends
+    new K and V, plans once, and runs its layers. Data is a hash of where it belongs, so that outputs drawn
+    from the run can be checked against fp64 that knows nothing of pool, pages and plan.
+
+    Exits with 1 if verification fails, with 2 on bad input.
+    """
+    _check_options(ctx, options)
+    try:
+        log = _load_log(options) if options["steps"] else _new_log(options)
+        result, verified = _run(log, _model(options), options)
+    except (ValueError, MemoryError) as error:
+        raise BadInput(str(error) or "out of memory") from error
+    if options["json_path"]:
+        options["json_path"].write_text(json.dumps(result, indent=2) + "\n")
+    Console().print(report.table(result))
+    if verified.failed:
+        worst = "\n".join(f"  {sample}" for sample in verified.worst_samples)
+        click.echo(f"verification failed; the worst:\n{worst}", err=True)
+        ctx.exit(1)
+
+
+def _check_options(ctx: click.Context, options: dict[str, Any]) -> None:
+    given = {
+        name for name in options if ctx.get_parameter_source(name) == ParameterSource.COMMANDLINE
+    }
+    if options["steps"]:
+        for name in _FIXED_BY_LOG:
+            if name in given:
+                flag = "--" + name.replace("_", "-")
+                raise click.UsageError(f"{flag} can't be combined with --steps: the log decides it")
+    if options["trace"] and options["synthetic"]:
+        raise click.UsageError("--trace and --synthetic can't be combined")
+    for name, flag in (("save_steps", "--save-steps"), ("json_path", "--json")):
+        if options[name] and not options[name].parent.is_dir():
+            raise click.UsageError(f"{flag}: there is no folder {options[name].parent}")
+
+
+def _load_log(options: dict[str, Any]) -> steplog.StepLog:
+    return steplog.load(options["steps"])
+
+
+def _new_log(options: dict[str, Any]) -> steplog.StepLog:
+    """The log of a replay that is still to come: without steps."""
+    count = options["requests"]
+    if options["synthetic"]:
+        name = options["synthetic"]
+        source = traces.synthetic(name, options["seed"])
+        count = count or _SYNTHETIC_REQUESTS
+        if options["max_context"] is not None and options["max_context"] < 2:
+            raise ValueError("--max-context leaves no request")
+    else:
+        path = options["trace"] or traces.EXCERPT
+        name, source = path.name, traces.read_trace(path)
+    requests = traces.select(source, options["max_context"], count)
+    if not requests:
+        raise ValueError(f"{name} has no request for these options")
+    rate = options["rate"]
+    page_size = options["page_size"]
+    return steplog.StepLog(
+        trace=name,
+        seed=options["seed"],
+        page_size=page_size,
+        num_pages=options["pool_tokens"] // page_size,
+        token_budget=options["token_budget"],
+        rate=rate,
+        requests=[replace(r, arrival=r.arrival / rate) for r in requests],
+        steps=[],
+    )
+
+
+def _model(options: dict[str, Any]) -> Model:
+    model = MODELS[options["model"]]
+    shape = {
+        name: options[name]
+        for name in ("num_qo_heads", "num_kv_heads", "head_dim")
+        if options[name] is not None
+    }
+    model = replace(model, dtype=options["dtype"], **shape)
+    if model.num_qo_heads % model.num_kv_heads:
+        heads = f"{model.num_qo_heads} query and {model.num_kv_heads} KV heads"
+        raise ValueError(f"found {heads}; expected query heads to be a multiple of KV heads")
+    parts = {
+        "window": options["window"],
+        "soft_cap": options["soft_cap"],
+        "sinks": options["sinks"],
+    }
+    model = model.with_kinds(**{name: x or None for name, x in parts.items() if x is not None})
+    if not options["rope"]:
+        return model
+    if model.rope is None:
+        raise ValueError(f"--rope: Raddle does not ship the RoPE of {model.name} (YaRN)")
+    return model.with_kinds(rope=model.rope)
+
+
+def _run(
+    log: steplog.StepLog, model: Model, options: dict[str, Any]
+) -> tuple[dict[str, Any], Verified]:
+    pool = PagePool(log.num_pages, log.page_size)
+    if options["steps"]:
+        scheduler: Scheduler = Playback(log.requests, pool, log.steps)
+    else:
+        scheduler = Scheduler(log.requests, pool, log.token_budget)
+    layers = options["layers"]
+    engine = INJECT.get(options["inject"], Engine)(
+        model,
+        layers,
+        log.num_pages,
+        log.page_size,
+        seed=log.seed,
+        schedule=options["schedule"],
+        num_workers=options["num_workers"],
+    )
+    sampler = Sampler(model, layers, log.page_size, options["num_verified"], log.seed)
+    with Progress(len(log.requests)) as progress:
+        history = serve(scheduler, engine, sampler, progress.on_step)
+        progress.say("verifying")
+        verified = sampler.verify()
+        progress.say("measuring the memory's read bandwidth")
+        read_gbps = native.read_bandwidth()
+    if options["save_steps"]:
+        log.steps = [step.spans for step in history.steps]
+        steplog.save(log, options["save_steps"])
+    result = {
+        "trace": log.trace,
+        **summary(history, scheduler, model, layers, read_gbps),
+        "verified": verified.report(),
+        "config": _config(log, model, options),
+    }
+    return result, verified
+
+
+def _config(log: steplog.StepLog, model: Model, options: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "model": model.name,
+        "num_qo_heads": model.num_qo_heads,
+        "num_kv_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "dtype": model.dtype,
+        "layers": options["layers"],
+        "schedule": options["schedule"],
+        "num_workers": options["num_workers"],
+        "rate": log.rate,
+        "token_budget": log.token_budget,
+        "seed": log.seed,
+        "repeated": options["steps"] is not None,
+        "inject": options["inject"],
+        "isa": raddle.cpu_isa(),
+        "threads": raddle.cpu_threads(),
+    }

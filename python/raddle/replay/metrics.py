@@ -1,0 +1,111 @@
+"""What a replay's history amounts to, as plain numbers: the JSON report."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Sequence
+
+import numpy as np
+
+from .models import LayerKind, Model
+from .scheduler import Scheduler, Span
+from .serving import History, Step
+from .traces import Request
+
+
+def summary(
+    history: History, scheduler: Scheduler, model: Model, num_layers: int, read_gbps: float | None
+) -> dict[str, Any]:
+    """The report without configuration and verification. A value that had nothing to measure is None."""
+    requests = scheduler.requests
+    steps = history.steps
+    decode = [s for s in steps if all(_is_decode(span, requests) for span in s.spans)]
+    prefill = [s for s in steps if not any(_is_decode(span, requests) for span in s.spans)]
+    chunks = _chunks(steps, requests)
+    tokens = sum(len(r.token_times) for r in history.finished)
+    kinds = [model.kind(layer) for layer in range(num_layers)]
+    decode_bytes = model.kv_bytes(sum(_keys(s.spans, kind) for s in decode for kind in kinds))
+    prefill_flops = model.flops(sum(_pairs(s.spans, kind) for s in prefill for kind in kinds))
+    return {
+        "requests": len(requests),
+        "tokens": tokens,
+        "prompt_tokens": sum(r.input_tokens for r in requests),
+        "seconds": history.seconds,
+        "tokens_per_s": _ratio(tokens, history.seconds),
+        "itl_us": _percentiles(np.diff(r.token_times) * 1e6 for r in history.finished),
+        "ttft_us": _percentiles(
+            [(r.token_times[0] - r.request.arrival) * 1e6] for r in history.finished
+        ),
+        "decode_gbps": _ratio(decode_bytes * 1e-3, sum(s.cost.run_us for s in decode)),
+        "read_gbps": read_gbps,
+        "prefill_gflops": _ratio(prefill_flops * 1e-3, sum(s.cost.run_us for s in prefill)),
+        "plan_us": _percentiles([s.cost.plan_us] for s in steps),
+        "append_us": _percentiles([s.cost.append_us] for s in steps),
+        "run_us": _percentiles([s.cost.run_us] for s in steps),
+        **_balance(steps),
+        "steps": len(steps),
+        "decode_steps": len(decode),
+        "prefill_steps": len(prefill),
+        "mean_batch": _ratio(sum(len(s.spans) for s in steps), len(steps)),
+        "queued_requests": len(scheduler.queued),
+        "chunked_prefills": sum(n > 1 for n in chunks.values()),
+        "pool": {
+            "pages": scheduler.pool.num_pages,
+            "page_size": scheduler.pool.page_size,
+            "peak": max((s.pages_in_use for s in steps), default=0) / scheduler.pool.num_pages,
+            "mean": _ratio(
+                sum(s.pages_in_use for s in steps), len(steps) * scheduler.pool.num_pages
+            ),
+        },
+    }
+
+
+def _is_decode(span: Span, requests: Sequence[Request]) -> bool:
+    return span.begin >= requests[span.request].input_tokens
+
+
+def _chunks(steps: Sequence[Step], requests: Sequence[Request]) -> dict[int, int]:
+    """Steps that each request's prefill took."""
+    chunks: dict[int, int] = {}
+    for step in steps:
+        for span in step.spans:
+            if not _is_decode(span, requests):
+                chunks[span.request] = chunks.get(span.request, 0) + 1
+    return chunks
+
+
+def _keys(spans: Iterable[Span], kind: LayerKind) -> int:
+    """Keys that a run of decode rows reads."""
+    lengths = (span.begin + 1 for span in spans)
+    return sum(lengths) if kind.window is None else sum(min(n, kind.window) for n in lengths)
+
+
+def _pairs(spans: Iterable[Span], kind: LayerKind) -> int:
+    """Pairs of a row and a key that it sees."""
+
+    def up_to(row: int) -> int:  # rows 0 … row - 1 of a request
+        full = row if kind.window is None else min(row, kind.window)
+        return full * (full + 1) // 2 + (row - full) * full
+
+    return sum(up_to(span.begin + span.length) - up_to(span.begin) for span in spans)
+
+
+def _balance(steps: Sequence[Step]) -> dict[str, float | None]:
+    """Heaviest worker over mean, measured and planned, each run weighted with its busy time."""
+    runs = [(*busy, plan) for s in steps for busy, plan in zip(s.cost.busy_us, s.cost.planned)]
+    work = sum(mean for _, mean, _ in runs)
+    return {
+        "balance": _ratio(sum(heaviest for heaviest, _, _ in runs), work),
+        "planned_balance": _ratio(sum(plan * mean for _, mean, plan in runs), work),
+    }
+
+
+def _ratio(amount: float, of: float) -> float | None:
+    return amount / of if of else None
+
+
+def _percentiles(groups: Iterable[Sequence[float]]) -> dict[str, float] | None:
+    values = np.concatenate([np.zeros(0), *(np.asarray(g, float) for g in groups)])
+    if values.size == 0:
+        return None
+    p50, p99 = np.percentile(values, [50, 99])
+    return {"p50": float(p50), "p99": float(p99), "mean": float(values.mean())}

@@ -1,0 +1,80 @@
+"""What `raddle replay` says: a table that explains itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+
+
+def table(report: dict[str, Any]) -> Table:
+    """The report of `cli.replay` for people."""
+    config, verified = report["config"], report["verified"]
+    layers = f"{config['layers']} layers"
+    result = Table(
+        title=f"{report['trace']}: {report['requests']} requests on {config['model']}, {config['dtype']}",
+        caption=_caption(report),
+        caption_justify="left",
+    )
+    result.add_column("measured")
+    result.add_column("p50", justify="right")
+    result.add_column("p99", justify="right")
+    result.add_column("unit")
+    for name, key, unit, scale in (
+        (f"inter-token latency, attention of {layers}", "itl_us", "ms", 1e-3),
+        ("time to first token, queueing included", "ttft_us", "ms", 1e-3),
+        (f"a step's runs, {layers}", "run_us", "ms", 1e-3),
+        ("a step's plan, layout included", "plan_us", "µs", 1.0),
+        (f"a step's appends, {layers}", "append_us", "µs", 1.0),
+    ):
+        value = report[key] or {"p50": None, "p99": None}
+        result.add_row(name, _number(value["p50"], scale), _number(value["p99"], scale), unit)
+    result.add_section()
+    for name, value, unit in _single_numbers(report):
+        result.add_row(name, value, "", unit)
+    result.add_section()
+    state = "passed" if verified["failed"] == 0 else "[bold red]FAILED[/]"
+    result.add_row(
+        f"verification {state}, {verified['failed']} of {verified['checked']} outputs wrong",
+        _number(verified["worst"]),
+        "",
+        "worst error / budget",
+    )
+    return result
+
+
+def _single_numbers(report: dict[str, Any]) -> list[tuple[str, str, str]]:
+    pool = report["pool"]
+    return [
+        ("generated tokens", _number(report["tokens_per_s"]), "tokens/s"),
+        ("KV read by decode steps", _number(report["decode_gbps"]), "GB/s"),
+        ("  memory read at best, same run", _number(report["read_gbps"]), "GB/s"),
+        ("prefill steps", _number(report["prefill_gflops"]), "GFLOP/s"),
+        ("balance: busiest worker over mean", _number(report["balance"]), ""),
+        ("  as planned", _number(report["planned_balance"]), ""),
+        ("running requests, mean", _number(report["mean_batch"]), "a step"),
+        ("pool in use, mean", _number(pool["mean"], 100), f"% of {pool['pages']} pages"),
+        ("pool in use, peak", _number(pool["peak"], 100), "%"),
+    ]
+
+
+def _caption(report: dict[str, Any]) -> str:
+    config, counted = report["config"], report["verified"]["strata"]
+    strata = ", ".join(f"{n} {name}" for name, n in counted.items())
+    return (
+        f"{report['steps']:,} steps ({report['decode_steps']:,} of decode alone, "
+        f"{report['prefill_steps']:,} of prefill alone), {report['prompt_tokens']:,} prompt and "
+        f"{report['tokens']:,} generated tokens; {report['queued_requests']} requests waited for pages, "
+        f"{report['chunked_prefills']} prompts came in chunks. The clock counts append, plan and runs "
+        f"({report['seconds']:.1f} s); arrivals are {config['rate']:g} times as fast as the trace's. "
+        f"GB/s and GFLOP/s count what the masks keep, in steps of one kind. "
+        f"Outputs checked against fp64: {strata}. "
+        f"{config['isa']}, {config['threads']} threads, schedule {config['schedule']}, seed {config['seed']}."
+    )
+
+
+def _number(value: float | None, scale: float = 1.0) -> str:
+    if value is None:
+        return "–"
+    value *= scale
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

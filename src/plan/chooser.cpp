@@ -1,0 +1,162 @@
+#include "plan/chooser.h"
+
+namespace raddle {
+
+Outcome Chooser::try_linear() {
+  const i32 workers = config_->num_workers;
+  cuts.grow(workers + 1);
+  cut_evenly(tiling_->units, workers, cuts.data());
+  number_chunks(cuts.data(), workers);
+  const Balance balance = balance_of(tiling_->units, cuts.data(), workers);
+  stats.linear = balance.heaviest;
+  return Outcome{Method::linear, balance.heaviest, balance.total};
+}
+
+/// Cuts every tile and returns the cost of all pieces.
+i64 Chooser::cut_pieces(Cutting cutting) {
+  const Units& units = tiling_->units;
+  const i64 limit = cutting == Cutting::limit ? chunk_limit(units, config_->num_workers) : 0;
+  piece_begin.grow(units.num_tiles + 1)[0] = 0;
+  num_pieces = 0;
+  i64 total = 0;
+  for (i32 g = 0; g < units.num_groups; ++g) {
+    const i32 begin = units.group_tile[g];
+    const i32 end = units.group_tile[g + 1];
+    for (i32 t = begin; t < end; ++t) {
+      const i64 length = cutting == Cutting::absolute
+                             ? absolute_chunk(config_->invariant_chunk, tile_keys(units, t), end - begin)
+                             : limit;
+      const i32 count = cut_tile(units, t, cutting, length, nullptr);
+      Piece* all = pieces.grow(num_pieces + count, num_pieces);
+      cut_tile(units, t, cutting, length, all + num_pieces);
+      for (i32 i = 0; i < count; ++i) total += piece_cost(units, all[num_pieces + i], count);
+      num_pieces += count;
+      piece_begin[t + 1] = static_cast<i32>(num_pieces);
+    }
+  }
+  return total * config_->num_kv_heads;
+}
+
+Outcome Chooser::try_fixed(Method method, Cutting cutting) {
+  const Units& units = tiling_->units;
+  const i32 heads = config_->num_kv_heads;
+  const i32 workers = config_->num_workers;
+  Outcome result{method, 0, cut_pieces(cutting)};
+  const i32 count = static_cast<i32>(num_pieces);
+  placements.grow(num_pieces * heads);
+  pieces_of_ = method;
+  if (method == Method::spans) {
+    result.heaviest = assign_spans(units, pieces.data(), piece_begin.data(), result.total, workers,
+                                   loads_.grow(workers), placements.data());
+    stats.linear = result.heaviest;
+  } else if (method == Method::by_group) {
+    result.heaviest = assign_by_group(units, pieces.data(), piece_begin.data(), workers, loads_.grow(workers),
+                                      placements.data());
+  } else {
+    ranked_.grow(count);
+    for (i32 p = 0; p < count; ++p) {
+      const i32 t = pieces[p].tile;
+      ranked_[p] = RankedPiece{piece_cost(units, pieces[p], piece_begin[t + 1] - piece_begin[t]), p};
+    }
+    sort_dearest_first(ranked_.data(), count, spare_.grow(count));
+    result.heaviest = assign_longest_first(ranked_.data(), count, heads, workers, heap_.grow(workers),
+                                           placements.data());
+    (method == Method::algorithm1 ? stats.algorithm1 : stats.longest_first) = result.heaviest;
+  }
+  return result;
+}
+
+/// No assignment of whole units has a lighter heaviest queue than this.
+i64 Chooser::least_unsplit() const {
+  return max(max(mean(), tiling_->longest_unit),
+             ceil_div(num_units(), i64{config_->num_workers}) * tiling_->shortest_unit);
+}
+
+/// Nor has Algorithm 1, whose own cuts cost too; without any cut it is the schedule above.
+i64 Chooser::least_algorithm1() const {
+  const Units& units = tiling_->units;
+  const i64 limit = chunk_limit(units, config_->num_workers);
+  i64 added = 0;
+  for (i32 t = 0; t < units.num_tiles; ++t) {
+    const i32 step = limit_tiles(units, t, limit);
+    if (units.kv_tiles[t] <= step) continue;
+    const UnitCost cost = unit_cost(units, t);
+    added += cost.store + (ceil_div(units.kv_tiles[t], step) - 1) * cost.resume;
+  }
+  if (added == 0) return least_unsplit();
+  return mean() + added * config_->num_kv_heads / config_->num_workers;
+}
+
+/// Batch invariance: the chunks are given, only their order and places are free.
+Outcome Chooser::choose_fixed_chunks() {
+  if (config_->schedule == Schedule::one_per_request) return try_fixed(Method::by_group, Cutting::absolute);
+  if (config_->schedule == Schedule::algorithm1) return try_fixed(Method::longest_first, Cutting::absolute);
+  const Outcome spans = try_fixed(Method::spans, Cutting::absolute);
+  if (config_->schedule == Schedule::linear) return spans;
+  stats.reason = "chunks of fixed boundaries in equal spans";
+  if (balanced(spans.heaviest)) return spans;
+  const Outcome sorted = try_fixed(Method::longest_first, Cutting::absolute);
+  if (sorted.heaviest >= spans.heaviest) return try_fixed(Method::spans, Cutting::absolute);
+  stats.reason = "chunks of fixed boundaries, longest first";
+  return sorted;
+}
+
+Outcome Chooser::choose_automatic() {
+  // A worker for every unit, and a cut would cost more than the longest unit exceeds a fair share by.
+  if (num_units() > 0 && num_units() <= config_->num_workers &&
+      tiling_->longest_unit - mean() <= unit_cost(tiling_->units, tiling_->longest_tile).resume) {
+    stats.reason = "splitting gains nothing: a worker for every tile";
+    return try_fixed(Method::longest_first, Cutting::none);
+  }
+  Outcome best = try_linear();
+  stats.reason = "equal spans are balanced";
+  if (balanced(best.heaviest)) return best;
+  stats.reason = "nothing else is lighter than equal spans";
+  if (least_unsplit() < best.heaviest) {
+    const Outcome unsplit = try_fixed(Method::longest_first, Cutting::none);
+    if (unsplit.heaviest < best.heaviest) {
+      best = unsplit;
+      stats.reason = "splitting gains nothing: whole tiles, longest first";
+    }
+  }
+  // Sorting takes longer than cutting: a gain below one percent does not pay for it.
+  if (least_algorithm1() * 101 < best.heaviest * 100) {
+    const Outcome listed = try_fixed(Method::algorithm1, Cutting::limit);
+    if (listed.heaviest < best.heaviest) {
+      best = listed;
+      stats.reason = "Algorithm 1's chunks balance better than equal spans";
+    }
+  }
+  if (best.method == Method::longest_first && pieces_of_ != best.method) try_fixed(best.method, Cutting::none);
+  return best;
+}
+
+Outcome Chooser::choose(const Tiling& tiling, const PlanConfig& config) {
+  tiling_ = &tiling;
+  config_ = &config;
+  stats = PlanStats{};
+  stats.num_workers = config.num_workers;
+  stats.uncut = total_cost(tiling.units);
+  stats.reason = "asked for";
+  Outcome outcome{};
+  if (config.batch_invariant) {
+    outcome = choose_fixed_chunks();
+  } else if (config.schedule == Schedule::one_per_request) {
+    outcome = try_fixed(Method::by_group, Cutting::none);
+  } else if (config.schedule == Schedule::algorithm1) {
+    outcome = try_fixed(Method::algorithm1, Cutting::limit);
+  } else if (config.schedule == Schedule::linear) {
+    outcome = try_linear();
+  } else {
+    outcome = choose_automatic();
+  }
+  const bool spans = outcome.method == Method::linear || outcome.method == Method::spans;
+  stats.heaviest = outcome.heaviest;
+  stats.total = outcome.total;
+  stats.used = spans                                ? Schedule::linear
+               : outcome.method == Method::by_group ? Schedule::one_per_request
+                                                    : Schedule::algorithm1;
+  return outcome;
+}
+
+}  // namespace raddle

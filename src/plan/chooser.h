@@ -1,0 +1,52 @@
+// The second half of planning: candidate schedules, their costs, and the choice among them.
+#pragma once
+
+#include "plan/buffer.h"
+#include "plan/tiling.h"
+#include "raddle/engine/plan/assign.h"
+#include "raddle/engine/plan/linear_split.h"
+
+namespace raddle {
+
+/// What hands the work out. All but linear hand out fixed pieces.
+enum class Method { linear, spans, longest_first, algorithm1, by_group };
+
+struct Outcome {
+  Method method;
+  i64 heaviest;
+  i64 total;
+};
+
+struct Chooser {
+  Buffer<Cut> cuts;              ///< of the linear split
+  Buffer<Piece> pieces;          ///< of the schedules with fixed pieces,
+  Buffer<i32> piece_begin;       ///< [num_tiles + 1] by query tile,
+  Buffer<Placement> placements;  ///< and who gets which
+  i64 num_pieces = 0;
+  PlanStats stats;
+
+  /// Leaves the chosen schedule in the buffers.
+  Outcome choose(const Tiling& tiling, const PlanConfig& config);
+
+ private:
+  Outcome choose_automatic();
+  Outcome choose_fixed_chunks();
+  Outcome try_linear();
+  Outcome try_fixed(Method method, Cutting cutting);
+  i64 cut_pieces(Cutting cutting);
+  i64 least_unsplit() const;
+  i64 least_algorithm1() const;
+  i64 mean() const { return ceil_div(stats.uncut, i64{config_->num_workers}); }
+  /// Within three percent of what no schedule can beat.
+  bool balanced(i64 heaviest) const { return heaviest * 100 <= mean() * 103; }
+  i64 num_units() const { return i64{tiling_->units.num_tiles} * config_->num_kv_heads; }
+
+  const Tiling* tiling_ = nullptr;
+  const PlanConfig* config_ = nullptr;
+  Method pieces_of_ = Method::linear;  // whose pieces lie in the buffers
+  Buffer<RankedPiece> ranked_, spare_;
+  Buffer<Load> heap_;
+  Buffer<i64> loads_;
+};
+
+}  // namespace raddle

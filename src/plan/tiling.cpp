@@ -1,0 +1,89 @@
+#include "plan/tiling.h"
+
+#include "raddle/engine/plan/coverage.h"
+
+namespace raddle {
+namespace {
+
+struct HostCover {
+  CoverFns fns;
+  KvSpan kv_span(const Tile& t) const {
+    return fns.kv_span ? fns.kv_span(fns.self, t) : KvSpan{everything, everything};
+  }
+  Coverage coverage(const Tile& t) const { return fns.coverage ? fns.coverage(fns.self, t) : Coverage::full; }
+};
+
+}  // namespace
+
+template <class Cover>
+void Tiling::make_group(const LayoutView& layout, const PlanConfig& config, const Cover& cover, i32 level, i32 group) {
+  const LevelView& at = layout.levels[level];
+  const bool last_level = level + 1 == layout.num_levels;
+  const i32 max_runs = runs_limit(config.max_runs);
+  const i32 fused = group_rows(at, group) * config.group_size;
+  const i32 count = count_tiles(config, fused);
+  const i64 used = units.num_tiles;
+  tiles.grow(used + count, used);
+  kv_tiles_.grow(used + count, used);
+  prefix_.grow(used + count + 1, used + 1);
+  for (i32 i = 0; i < count; ++i) {
+    QueryTile tile = make_tile(config, level, group, fused, i);
+    const i32 keys = config.shapes[tile.shape].keys;
+    Run* all = runs.grow(num_runs + max_runs, num_runs);
+    tile.run_begin = static_cast<i32>(num_runs);
+    tile.run_end = tile.run_begin + cover_tile(cover, layout, at, tile, keys, config.group_size,
+                                               config.num_kv_heads, max_runs, all + num_runs);
+    if (!last_level && tile.run_end == tile.run_begin) continue;  // nothing to do, nothing to contract
+    const i32 n = count_kv_tiles(all, tile.run_begin, tile.run_end, keys);
+    const UnitCost unit = cost_of(config.costs[tile.shape], tile.num_rows, layout.num_levels > 1);
+    const i64 cost = unit.start + n * unit.tile;
+    const i32 t = units.num_tiles++;
+    tiles[t] = tile;
+    kv_tiles_[t] = n;
+    prefix_[t + 1] = prefix_[t] + cost;
+    num_runs = tile.run_end;
+    if (cost > longest_unit) {
+      longest_unit = cost;
+      longest_tile = t;
+    }
+    shortest_unit = t == 0 ? cost : min(shortest_unit, cost);
+  }
+}
+
+template <class Cover>
+void Tiling::make_levels(const LayoutView& layout, const PlanConfig& config, const Cover& cover) {
+  for (i32 l = 0; l < layout.num_levels; ++l) {
+    for (i32 g = 0; g < layout.levels[l].num_groups; ++g) {
+      make_group(layout, config, cover, l, g);
+      group_tile_[++units.num_groups] = units.num_tiles;
+    }
+  }
+}
+
+void Tiling::make(const LayoutView& layout, const PlanConfig& config, const CoverFns& cover) {
+  i64 groups = 0;
+  for (i32 l = 0; l < layout.num_levels; ++l) groups += layout.levels[l].num_groups;
+  units = Units{};
+  num_runs = longest_unit = shortest_unit = 0;
+  longest_tile = 0;
+  group_tile_.grow(groups + 1)[0] = 0;
+  prefix_.grow(groups + 1)[0] = 0;
+  if (cover.kv_span || cover.coverage) {
+    make_levels(layout, config, HostCover{cover});
+  } else {
+    make_levels(layout, config, CoverAll{});
+  }
+  units.tiles = tiles.data();
+  units.runs = runs.data();
+  units.kv_tiles = kv_tiles_.data();
+  units.prefix = prefix_.data();
+  units.group_tile = group_tile_.data();
+  units.num_kv_heads = config.num_kv_heads;
+  units.all_partial = layout.num_levels > 1;
+  for (i32 s = 0; s < 2; ++s) {
+    units.shapes[s] = config.shapes[s];
+    units.costs[s] = config.costs[s];
+  }
+}
+
+}  // namespace raddle

@@ -1,0 +1,182 @@
+// How evenly plans hand out work, and how much scratch they need.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "plan_testing.h"
+#include "raddle/engine/variant/causal.h"
+
+namespace raddle::plan_testing {
+namespace {
+
+OwnedLayout decode(const std::vector<i32>& kv_len) { return paged(std::vector<i32>(kv_len.size(), 1), kv_len); }
+
+PlanConfig with(PlanConfig config, Schedule schedule) {
+  config.schedule = schedule;
+  return config;
+}
+
+// Zipf-distributed lengths (exponent 1.5) scaled to a mean: bench/workloads draws the same.
+const std::vector<i32> skewed_1024{455, 65, 1885, 3185, 845, 3445, 130, 65, 390, 650, 65, 260, 4161, 325, 390, 65};
+const std::vector<i32> skewed_8192{3640, 520,  15083, 25486, 6761,  27566, 1040, 520,
+                                   3120, 5201, 520,   2080,  33288, 2600,  3120, 520};
+
+TEST(PlanBalance, SkewedDecode) {
+  for (const auto& lengths : {skewed_1024, skewed_8192}) {
+    OwnedLayout layout = decode(lengths);
+    for (i32 workers : {2, 16, 132}) {
+      const PlanConfig config = config_for(workers, 8, 4);
+      const PlanArrays plan = make_plan(layout.view(), config, cover_of(Causal{}));
+      check_work(layout.view(), config, plan.view());
+      EXPECT_LE(plan.stats().heaviest_over_mean(), 1.15) << workers << " workers: " << plan.stats().explain();
+    }
+  }
+}
+
+TEST(PlanBalance, LinearSplitKeepsItsBound) {
+  const u32 seed = std::random_device{}();
+  for (u32 i = 0; i < 300; ++i) {
+    SCOPED_TRACE("seed " + std::to_string(seed + i));
+    std::mt19937 random(seed + i);
+    const i32 requests = between(random, 1, 12);
+    std::vector<i32> qo, kv;
+    for (i32 r = 0; r < requests; ++r) {
+      qo.push_back(between(random, 0, 2) ? 1 : between(random, 1, 200));
+      kv.push_back(between(random, 0, 2) ? between(random, 0, 300) : between(random, 300, 20000));
+    }
+    OwnedLayout layout = paged(qo, kv);
+    PlanConfig config = with(config_for(between(random, 1, 140), between(random, 1, 8), between(random, 1, 8)), Schedule::linear);
+    config.costs[0].per_merge_row = config.costs[1].per_merge_row = between(random, 0, 3000);
+    const PlanArrays plan = make_plan(layout.view(), config, cover_of(Causal{}));
+    const PlanView view = plan.view();
+    const i64 mean = plan.stats().total / config.num_workers;
+    i64 tile = 0, contraction = 0;
+    for (i32 q = 0; q < view.num_query_tiles; ++q) {
+      const QueryTile& t = view.query_tiles[q];
+      const CostModel& model = config.costs[t.shape];
+      const UnitCost cost = cost_of(model, t.num_rows, false);
+      const i32 n = count_kv_tiles(view.runs, t.run_begin, t.run_end, view.shapes[t.shape].keys);
+      const i32 piece = least_piece(cost, i64{model.per_merge_row} * t.num_rows, n, plan.stats().uncut / config.num_workers);
+      tile = std::max(tile, cost.tile * piece);
+      contraction = std::max(contraction, cost.resume);
+    }
+    EXPECT_LE(plan.stats().heaviest, mean + tile + 2 * contraction + 1) << plan.stats().explain();
+    i32 most = 0;  // partial tiles of a worker
+    for (i32 w = 0; w < config.num_workers; ++w) {
+      i32 partial = 0;
+      for (i32 item = view.queue_indptr[w]; item < view.queue_indptr[w + 1]; ++item) partial += view.items[item].partial_row >= 0;
+      most = std::max(most, partial);
+    }
+    EXPECT_LE(most, 2);
+    EXPECT_LE(make_plan(layout.view(), with(config, Schedule::automatic), cover_of(Causal{})).stats().heaviest,
+              plan.stats().heaviest + contraction);
+  }
+}
+
+/// The least heaviest load of any assignment.
+i64 best_assignment(const std::vector<i64>& costs, std::size_t at, std::vector<i64>& loads, i64 best) {
+  if (at == costs.size()) return std::min(best, *std::max_element(loads.begin(), loads.end()));
+  for (std::size_t w = 0; w < loads.size(); ++w) {
+    if (w > 0 && loads[w] == loads[w - 1]) continue;
+    loads[w] += costs[at];
+    if (loads[w] < best) best = best_assignment(costs, at + 1, loads, best);
+    loads[w] -= costs[at];
+  }
+  return best;
+}
+
+TEST(PlanBalance, Algorithm1KeepsTheLongestFirstGuarantee) {
+  const u32 seed = std::random_device{}();
+  for (u32 i = 0; i < 100; ++i) {
+    SCOPED_TRACE("seed " + std::to_string(seed + i));
+    std::mt19937 random(seed + i);
+    std::vector<i32> lengths(static_cast<std::size_t>(between(random, 1, 5)));
+    for (i32& l : lengths) l = between(random, 1, 1500);
+    OwnedLayout layout = decode(lengths);
+    const i32 workers = between(random, 2, 4);
+    const PlanConfig config = with(config_for(workers, 1, 4), Schedule::algorithm1);
+    const PlanArrays plan = make_plan(layout.view(), config);
+    const PlanView view = plan.view();
+    std::vector<i64> costs;
+    for (i32 item = 0; item < view.num_items; ++item) {
+      PlanView one = view;
+      const i32 queue[] = {item, item + 1};
+      one.num_workers = 1;
+      one.queue_indptr = queue;
+      costs.push_back(cost_of_plan(config, one).total);
+    }
+    std::vector<i64> loads(static_cast<std::size_t>(workers), 0);
+    const i64 best = best_assignment(costs, 0, loads, plan.stats().total + 1);
+    EXPECT_LE(3 * workers * plan.stats().heaviest, (4 * workers - 1) * best);  // Graham: 4/3 - 1/(3 W)
+    EXPECT_GE(plan.stats().heaviest, best);
+  }
+}
+
+TEST(PlanBalance, SeventeenEqualRequestsDefeatAlgorithm1) {
+  OwnedLayout layout = decode(std::vector<i32>(17, 4096));
+  const PlanConfig config = config_for(132, 8, 4);
+  // 136 units just below the chunk limit on 132 workers: four workers get two.
+  EXPECT_GT(make_plan(layout.view(), with(config, Schedule::algorithm1)).stats().heaviest_over_mean(), 1.9);
+  EXPECT_LT(make_plan(layout.view(), config).stats().heaviest_over_mean(), 1.02);
+}
+
+TEST(PlanBalance, WholeTilesWhereSplittingGainsNothing) {
+  OwnedLayout layout = decode(std::vector<i32>(16, 1024));
+  const PlanArrays plan = make_plan(layout.view(), config_for(132, 8, 4));
+  EXPECT_EQ(plan.view().num_contractions, 0) << plan.stats().explain();
+  EXPECT_EQ(plan.view().num_items, 128);
+}
+
+TEST(PlanBalance, OnePerRequestKeepsARequestTogether) {
+  OwnedLayout layout = paged({1, 30, 0, 7}, {100, 40, 50, 2000});
+  const PlanConfig config = with(config_for(2), Schedule::one_per_request);
+  const PlanArrays plan = make_plan(layout.view(), config);
+  check_work(layout.view(), config, plan.view());
+  std::vector<i32> worker_of(4, -1);
+  for (i32 w = 0; w < 2; ++w) {
+    for (i32 i = plan.view().queue_indptr[w]; i < plan.view().queue_indptr[w + 1]; ++i) {
+      i32& worker = worker_of[static_cast<std::size_t>(plan.view().query_tiles[plan.view().items[i].query_tile].group)];
+      EXPECT_TRUE(worker == -1 || worker == w);
+      worker = w;
+    }
+  }
+  EXPECT_EQ(worker_of, (std::vector<i32>{0, 1, -1, 0}));
+}
+
+/// State rows of the plan, and the bound for maxima that just hold the layout.
+void expect_attained(OwnedLayout& layout, const PlanConfig& config, i64 kv_tokens) {
+  const LayoutView view = layout.view();
+  const PlanArrays plan = make_plan(view, config);
+  check_work(view, config, plan.view());
+  const Maxima maxima{view.num_requests, view.num_rows, kv_tokens, view.num_levels, 0};
+  EXPECT_EQ(plan.sizes().partial_rows, plan_bounds(config, maxima).partial_rows);
+}
+
+TEST(PlanBounds, ArePartialStatesOfSomePlan) {
+  // 16 tokens of 4 heads fill a long tile of 64 rows.
+  OwnedLayout level = paged(std::vector<i32>(8, 16), std::vector<i32>(8, 8192));
+  expect_attained(level, with(config_for(9, 1, 4), Schedule::linear), 8 * 8192);
+
+  OwnedLayout cascade = paged({16}, {8192});
+  cascade.levels.insert(cascade.levels.begin(), cascade.levels.front());
+  cascade.levels[0].columns = {4096};
+  cascade.levels[1].columns = {4096};
+  cascade.levels[1].kv_begin = {4096};
+  expect_attained(cascade, with(config_for(3, 1, 4), Schedule::linear), 4096);
+
+  OwnedLayout invariant = paged({16}, {1000});
+  PlanConfig config = config_for(3, 1, 4);
+  config.batch_invariant = true;
+  expect_attained(invariant, config, 1000);
+}
+
+TEST(PlanBounds, WorkspaceBytes) {
+  const PlanConfig config = config_for(132, 8, 4);
+  const Maxima maxima{16, 16, 16 * 8192, 1, 0};
+  const PlanSizes n = plan_bounds(config, maxima);
+  EXPECT_EQ(n.partial_rows, 131 * 64 + 8 * 64);
+  EXPECT_EQ(workspace_bytes(config, maxima, 128), n.partial_rows * 129 * 4 + n.expected * 4);
+}
+
+}  // namespace
+}  // namespace raddle::plan_testing
