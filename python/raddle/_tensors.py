@@ -8,7 +8,7 @@ is checked here.
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, Callable
 
 import ml_dtypes
 import numpy as np
@@ -21,7 +21,7 @@ _as_bfloat16 = _library.function("raddle.as_bfloat16")
 
 # tvm_ffi imports torch where it is installed, so it is known now whether there is one.
 _torch = sys.modules.get("torch")
-_TorchTensor = _torch.Tensor if _torch is not None else type(None)
+_TorchTensor = _torch.Tensor if _torch is not None else type("NoTorch", (), {})
 
 _NUMPY_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -29,7 +29,7 @@ _NUMPY_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dt
 def lend(x: Any, name: str = "a tensor") -> Any:
     """An input or output tensor as the library takes it; errors speak of it as ``name``."""
     if type(x) is _TorchTensor:
-        if x.requires_grad or x.is_neg():
+        if x.requires_grad or not x.is_cpu or x.is_neg():
             _refuse_torch(x, name)
         return x
     return _lend_other(x, name)
@@ -40,18 +40,19 @@ def lend_output(x: Any, name: str) -> Any:
     if isinstance(x, np.ndarray) and not x.flags.writeable:
         raise ValueError(f"{name} is a read-only array; expected one that can be written")
     if _is_jax(x):
-        raise TypeError(f"{name} is a JAX array, which is immutable; leave {name} out")
+        raise TypeError(f"{name} is a JAX array, which is immutable; expected None, or an array of numpy or torch")
     return lend(x, name)
 
 
 def lend_index(x: Any, name: str) -> Any:
     """An array of integers: as `lend`, and lists of integers too."""
     if isinstance(x, (list, tuple)):
-        x = np.asarray(x, dtype=np.int64)
+        # Without a dtype, so that 0.5 is an error and not 0; numpy has no better guess for no entries.
+        x = np.asarray(x) if len(x) else np.zeros(0, np.int64)
     return lend(x, name)
 
 
-def lend_pools(kv: Any) -> list[Any]:
+def lend_pools(kv: Any, lend: Callable[[Any, str], Any] = lend) -> list[Any]:
     """K and V of every level, one after another; None for V where one tensor holds both."""
     pools: list[Any] = []
     for number, level in enumerate(kv if isinstance(kv, list) else [kv]):
@@ -108,7 +109,7 @@ def _from_numpy(x: np.ndarray, name: str) -> FfiTensor:
 def _from_torch_subclass(x: Any, name: str) -> Any:
     if any(base.__name__ == "FakeTensor" for base in type(x).__mro__):
         raise TypeError(f"{name} is a FakeTensor, which holds no data")
-    if x.requires_grad or x.is_neg():
+    if x.requires_grad or not x.is_cpu or x.is_neg():
         _refuse_torch(x, name)
     return x
 
@@ -122,11 +123,12 @@ def _imported(x: Any, name: str, exporter: Any) -> FfiTensor:
 
 
 def _refuse_torch(x: Any, name: str) -> None:
+    argument = name.split()[-1]
     if x.requires_grad:
-        raise ValueError(
-            f"{name} requires a gradient; Raddle is forward-only: pass {name.split()[-1]}.detach()"
-        )
-    raise ValueError(f"{name} has its negative bit set; pass {name.split()[-1]}.resolve_neg()")
+        raise ValueError(f"{name} requires a gradient; Raddle is forward-only: pass {argument}.detach()")
+    if not x.is_cpu:
+        raise ValueError(f"{name} lies on device '{x.device}'; expected 'cpu', the only device for now")
+    raise ValueError(f"{name} has its negative bit set; pass {argument}.resolve_neg()")
 
 
 def _is_jax(x: Any) -> bool:

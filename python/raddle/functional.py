@@ -66,7 +66,11 @@ def attention(
     if v.shape[1] != k.shape[1]:
         raise ValueError(f"v has {v.shape[1]} keys a sequence; expected {k.shape[1]}, as k has")
     rows = q.reshape(batch * length, *q.shape[2:])
-    plan = attn.plan(_one_page_each(batch, length, k.shape[1]))
+    if k.shape[1] == 0:  # pages of no rows cannot be
+        plan = attn.plan(RaggedKV(_indptr(batch, length), _indptr(batch, 0)))
+        k, v = k.reshape(0, *k.shape[2:]), v.reshape(0, *v.shape[2:])
+    else:
+        plan = attn.plan(_one_page_each(batch, length, k.shape[1]))
     result = attn.run(plan, rows, (k, v), scale=scale, return_lse=return_lse)
     if not return_lse:
         return result.reshape(batch, length, *result.shape[1:])
@@ -88,7 +92,7 @@ def _one_page_each(batch: int, length: int, kv_length: int) -> Layout:
     """K and V [B, Skv, Hkv, D] are a pool of B pages, one a sequence: any strides do."""
     pages = np.arange(batch, dtype=np.int32)[:, None]
     kv_len = np.full(batch, kv_length, np.int32)
-    return PagedKV(_indptr(batch, length), None, pages, kv_len, page_size=max(kv_length, 1))
+    return PagedKV(_indptr(batch, length), None, pages, kv_len, page_size=kv_length)
 
 
 def merge_state(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[Any, Any]:
@@ -132,9 +136,7 @@ def append_kv(layout: PagedKV, kv_pool: Any, k_new: Any, v_new: Any) -> None:
         kv_pool: (k_pool, v_pool), or one tensor with K and V in dimension 1; written.
         k_new, v_new: [rows, Hkv, D] in the pool's dtype.
     """
-    pools = lend_pools(kv_pool)
-    for pool in kv_pool if isinstance(kv_pool, (tuple, list)) else [kv_pool]:
-        lend_output(pool, "kv_pool")
+    pools = lend_pools(kv_pool, lend_output)
     _append_kv(layout, lend(k_new, "k_new"), lend(v_new, "v_new"), *pools)
 
 

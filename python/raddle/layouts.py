@@ -26,17 +26,32 @@ _cascade = _library.function("raddle.cascade")
 _layout_info = _library.function("raddle.layout_info")
 
 
+_PAGED_NAMES = (
+    "qo_indptr",
+    "page_indptr",
+    "page_indices",
+    "kv_len",
+    "page_size",
+    "kv_layout",
+    "kv_begin",
+    "qo_rows",
+    "qo_pos",
+)
+
+
 @tvm_ffi.register_object("raddle.Layout")
 class Layout(tvm_ffi.Object):
     """What attends to what. Made by its subclasses."""
 
-    def _init(self, make: Any, *args: Any) -> None:
+    def _init(self, make: Any, **args: Any) -> None:
+        """Makes the object of arguments in the order in which ``make`` takes them."""
         try:
-            self.__init_handle_by_constructor__(make, *args)
+            return self.__init_handle_by_constructor__(make, *args.values())
         except (BufferError, TypeError, RuntimeError):
-            # Lists and read-only arrays do not cross as they are. Converting each argument costs more
-            # than a plan of a small batch, so it is done only when needed.
-            self.__init_handle_by_constructor__(make, *map(_converted, args))
+            # Lists and read-only arrays do not cross as they are. Converting every argument costs more
+            # than planning a small batch, so it is done only when needed.
+            pass
+        self.__init_handle_by_constructor__(make, *(_converted(x, name) for name, x in args.items()))
 
     @property
     def num_requests(self) -> int:
@@ -68,7 +83,7 @@ class RaggedKV(Layout):
     """
 
     def __init__(self, qo_indptr: Any, kv_indptr: Any, qo_pos: Any = None) -> None:
-        self._init(_ragged_kv, qo_indptr, kv_indptr, qo_pos)
+        self._init(_ragged_kv, qo_indptr=qo_indptr, kv_indptr=kv_indptr, qo_pos=qo_pos)
 
 
 class PagedKV(Layout):
@@ -103,12 +118,13 @@ class PagedKV(Layout):
         qo_rows: Any = None,
         qo_pos: Any = None,
     ) -> None:
-        # The hot path of serving: spelled out, because a call through _init costs as much as the arrays.
         args = (qo_indptr, page_indptr, page_indices, kv_len, page_size, kv_layout, kv_begin, qo_rows, qo_pos)
         try:
-            self.__init_handle_by_constructor__(_paged_kv, *args)
+            # The hot path of serving: names, as _init takes them, would cost as much as an array.
+            return self.__init_handle_by_constructor__(_paged_kv, *args)
         except (BufferError, TypeError, RuntimeError):
-            self.__init_handle_by_constructor__(_paged_kv, *map(_converted, args))
+            pass
+        self._init(_paged_kv, **dict(zip(_PAGED_NAMES, args)))
 
     def to_block_sparse(self) -> Layout:
         """The same attention as a block-sparse matrix: Br = 1, Bc = page_size, a row block a query row.
@@ -158,9 +174,23 @@ class BlockSparse(Layout):
         kv_begin: Any = None,
         qo_pos: Any = None,
     ) -> None:
-        explicit = (block_pos, block_first, block_count)
-        sizes = (qo_indptr, kv_len, num_rows, num_cols)
-        self._init(_block_sparse, Br, Bc, indptr, indices, *sizes, mask_bits, *explicit, kv_begin, qo_pos)
+        self._init(
+            _block_sparse,
+            Br=Br,
+            Bc=Bc,
+            indptr=indptr,
+            indices=indices,
+            qo_indptr=qo_indptr,
+            kv_len=kv_len,
+            num_rows=num_rows,
+            num_cols=num_cols,
+            mask_bits=mask_bits,
+            block_pos=block_pos,
+            block_first=block_first,
+            block_count=block_count,
+            kv_begin=kv_begin,
+            qo_pos=qo_pos,
+        )
 
     @classmethod
     def from_dense_mask(cls, mask: Any, Br: int, Bc: int, qo_indptr: Any = None) -> BlockSparse:
@@ -169,7 +199,7 @@ class BlockSparse(Layout):
         Rows are those of one request, or of the requests of qo_indptr.
         """
         layout = cls.__new__(cls)
-        layout._init(_block_sparse_from_mask, mask, Br, Bc, qo_indptr)
+        layout._init(_block_sparse_from_mask, mask=mask, Br=Br, Bc=Bc, qo_indptr=qo_indptr)
         return layout
 
 
@@ -188,7 +218,7 @@ class Cascade(Layout):
         self.__init_handle_by_constructor__(_cascade, *levels)
 
 
-def _converted(x: Any) -> Any:
+def _converted(x: Any, name: str) -> Any:
     if isinstance(x, (list, tuple)):
-        return lend_index(x, "a list of indices")
-    return lend(x, "an index array") if hasattr(x, "__dlpack__") else x
+        return lend_index(x, name)
+    return lend(x, name) if hasattr(x, "__dlpack__") else x

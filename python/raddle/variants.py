@@ -8,6 +8,7 @@ Logits parts apply in written order, then all masks, joined by and. Masks also c
 
 from __future__ import annotations
 
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import tvm_ffi
@@ -128,7 +129,7 @@ class Rope(Variant):
         scaling: Llama31Scaling | None = None,
         offset: Any = 0,
     ) -> None:
-        if not isinstance(offset, int):
+        if not isinstance(offset, Integral):
             offset = lend_index(offset, "offset")
         fields = None if scaling is None else scaling._asdict()
         self.__init_handle_by_constructor__(_make["rope"], rotary_dim, theta, offset, fields)
@@ -136,7 +137,7 @@ class Rope(Variant):
 
 def numbers(x: Any, name: str) -> Any:
     """A member's value: a number, a list of numbers, or a tensor of rank 0 or 1."""
-    return x if isinstance(x, (int, float, list, tuple)) else lend(x, name)
+    return x if isinstance(x, (Real, list, tuple)) else lend(x, name)
 
 
 def members(params: dict[str, Any] | None) -> dict[str, Any] | None:

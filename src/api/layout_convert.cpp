@@ -84,8 +84,8 @@ void append_bits(const MaskBlock& block, i64 entry, i32 block_rows, i32 block_co
 }  // namespace
 
 Bsr dense_mask_to_bsr(const u8* mask, i64 rows, i64 cols, i32 block_rows, i32 block_cols) {
-  if (block_rows < 1) fail<ValueError>("block_rows is ", block_rows, "; expected at least 1");
-  if (block_cols < 1) fail<ValueError>("block_cols is ", block_cols, "; expected at least 1");
+  if (block_rows < 1) fail<ValueError>("Br is ", block_rows, "; expected at least 1");
+  if (block_cols < 1) fail<ValueError>("Bc is ", block_cols, "; expected at least 1");
   if (rows < 0 || cols < 0 || std::max(rows, cols) > std::numeric_limits<i32>::max()) {
     fail<ValueError>("mask has shape [", rows, ", ", cols, "]; expected at most 2^31 - 1 each");
   }

@@ -23,9 +23,10 @@ i64 Chooser::cut_pieces(Cutting cutting) {
     const i32 begin = units.group_tile[g];
     const i32 end = units.group_tile[g + 1];
     for (i32 t = begin; t < end; ++t) {
-      const i64 length = cutting == Cutting::absolute
-                             ? absolute_chunk(config_->invariant_chunk, tile_keys(units, t), end - begin)
-                             : limit;
+      const i64 length =
+          cutting == Cutting::absolute
+              ? absolute_chunk(config_->invariant_chunk, tile_keys(units, t), end - begin)
+              : limit;
       const i32 count = cut_tile(units, t, cutting, length, nullptr);
       Piece* all = pieces.grow(num_pieces + count, num_pieces);
       cut_tile(units, t, cutting, length, all + num_pieces);
@@ -50,17 +51,18 @@ Outcome Chooser::try_fixed(Method method, Cutting cutting) {
                                    loads_.grow(workers), placements.data());
     stats.linear = result.heaviest;
   } else if (method == Method::by_group) {
-    result.heaviest = assign_by_group(units, pieces.data(), piece_begin.data(), workers, loads_.grow(workers),
-                                      placements.data());
+    result.heaviest = assign_by_group(units, pieces.data(), piece_begin.data(), workers,
+                                      loads_.grow(workers), placements.data());
   } else {
     ranked_.grow(count);
     for (i32 p = 0; p < count; ++p) {
       const i32 t = pieces[p].tile;
-      ranked_[p] = RankedPiece{piece_cost(units, pieces[p], piece_begin[t + 1] - piece_begin[t]), p};
+      ranked_[p] =
+          RankedPiece{piece_cost(units, pieces[p], piece_begin[t + 1] - piece_begin[t]), p};
     }
     sort_dearest_first(ranked_.data(), count, spare_.grow(count));
-    result.heaviest = assign_longest_first(ranked_.data(), count, heads, workers, heap_.grow(workers),
-                                           placements.data());
+    result.heaviest = assign_longest_first(ranked_.data(), count, heads, workers,
+                                           heap_.grow(workers), placements.data());
     (method == Method::algorithm1 ? stats.algorithm1 : stats.longest_first) = result.heaviest;
   }
   return result;
@@ -89,8 +91,10 @@ i64 Chooser::least_algorithm1() const {
 
 /// Batch invariance: the chunks are given, only their order and places are free.
 Outcome Chooser::choose_fixed_chunks() {
-  if (config_->schedule == Schedule::one_per_request) return try_fixed(Method::by_group, Cutting::absolute);
-  if (config_->schedule == Schedule::algorithm1) return try_fixed(Method::longest_first, Cutting::absolute);
+  if (config_->schedule == Schedule::one_per_request)
+    return try_fixed(Method::by_group, Cutting::absolute);
+  if (config_->schedule == Schedule::algorithm1)
+    return try_fixed(Method::longest_first, Cutting::absolute);
   const Outcome spans = try_fixed(Method::spans, Cutting::absolute);
   if (config_->schedule == Schedule::linear) return spans;
   stats.reason = "chunks of fixed boundaries in equal spans";
@@ -102,7 +106,7 @@ Outcome Chooser::choose_fixed_chunks() {
 }
 
 Outcome Chooser::choose_automatic() {
-  // A worker for every unit, and a cut would cost more than the longest unit exceeds a fair share by.
+  // A worker for every unit, and a cut would cost more than the longest unit has beyond its share.
   if (num_units() > 0 && num_units() <= config_->num_workers &&
       tiling_->longest_unit - mean() <= unit_cost(tiling_->units, tiling_->longest_tile).resume) {
     stats.reason = "splitting gains nothing: a worker for every tile";
@@ -127,7 +131,8 @@ Outcome Chooser::choose_automatic() {
       stats.reason = "Algorithm 1's chunks balance better than equal spans";
     }
   }
-  if (best.method == Method::longest_first && pieces_of_ != best.method) try_fixed(best.method, Cutting::none);
+  if (best.method == Method::longest_first && pieces_of_ != best.method)
+    try_fixed(best.method, Cutting::none);
   return best;
 }
 

@@ -45,7 +45,8 @@ i32 Planner::mark_splits() {
     mark_cut_tiles(chooser_.cuts.data(), config_.num_workers, tiles);
   } else {
     for (i32 t = 0; t < units().num_tiles; ++t) {
-      const bool split = units().all_partial || chooser_.piece_begin[t + 1] - chooser_.piece_begin[t] > 1;
+      const bool split =
+          units().all_partial || chooser_.piece_begin[t + 1] - chooser_.piece_begin[t] > 1;
       tiles[t].split = split ? 0 : -1;
     }
   }
@@ -55,7 +56,8 @@ i32 Planner::mark_splits() {
 i64 Planner::count_items() const {
   if (!is_linear()) return chooser_.num_pieces * config_.num_kv_heads;
   i64 items = 0;
-  for (i32 w = 0; w < config_.num_workers; ++w) items += span_items(chooser_.cuts[w], chooser_.cuts[w + 1]);
+  for (i32 w = 0; w < config_.num_workers; ++w)
+    items += span_items(chooser_.cuts[w], chooser_.cuts[w + 1]);
   return items;
 }
 
@@ -65,7 +67,8 @@ i32 Planner::fill_splits(i32 num_splits) {
   const QueryTile* tiles = tiling_.tiles.data();
   Split* splits = splits_.grow(num_splits);
   if (!is_linear()) {
-    return fill_piece_splits(tiles, units().num_tiles, config_.num_kv_heads, chooser_.piece_begin.data(), splits);
+    return fill_piece_splits(tiles, units().num_tiles, config_.num_kv_heads,
+                             chooser_.piece_begin.data(), splits);
   }
   if (units().all_partial) return fill_all_splits(units(), cuts, config_.num_workers, splits);
   return fill_cut_splits(cuts, config_.num_workers, tiles, num_splits, splits);
@@ -74,11 +77,18 @@ i32 Planner::fill_splits(i32 num_splits) {
 ContractionMap Planner::contract(i32 num_splits) {
   const i64 tiles = units().num_tiles;
   const i32 levels = layout_.num_levels;
-  const i64 most_sources = levels > 1 ? tiles + (levels - 1) * (layout_.num_rows + 2 * tiles) : tiles;
-  ContractionMap map{contractions_.grow(tiles),       expected_.grow(num_splits), sources_.grow(most_sources),
-                     dependents_.grow(most_sources), 0,                          0, 0};
+  const i64 most_sources =
+      levels > 1 ? tiles + (levels - 1) * (layout_.num_rows + 2 * tiles) : tiles;
+  ContractionMap map{contractions_.grow(tiles),
+                     expected_.grow(num_splits),
+                     sources_.grow(most_sources),
+                     dependents_.grow(most_sources),
+                     0,
+                     0,
+                     0};
   if (levels <= 1) {
-    contract_tiles(tiling_.tiles.data(), units().num_tiles, config_.num_kv_heads, splits_.data(), map);
+    contract_tiles(tiling_.tiles.data(), units().num_tiles, config_.num_kv_heads, splits_.data(),
+                   map);
     return map;
   }
   const i64 rows = layout_.num_rows;
@@ -89,8 +99,9 @@ ContractionMap Planner::contract(i32 num_splits) {
     row_maps_[l] = RowMap{row_group_.data() + rows * l, row_index_.data() + rows * l};
     map_rows(layout_.levels[l], layout_.num_rows, row_maps_[l]);
   }
-  contract_levels(layout_, tiling_.tiles.data(), units().num_tiles, units().group_tile, config_.num_kv_heads,
-                  config_.group_size, row_maps_.data(), splits_.data(), seen_.grow(tiles), map);
+  contract_levels(layout_, tiling_.tiles.data(), units().num_tiles, units().group_tile,
+                  config_.num_kv_heads, config_.group_size, row_maps_.data(), splits_.data(),
+                  seen_.grow(tiles), map);
   return map;
 }
 
@@ -99,8 +110,9 @@ void Planner::write_items(WorkItem* items, i32* queue_indptr) {
   queue_indptr[0] = 0;
   if (is_linear()) {
     for (i32 w = 0; w < workers; ++w) {
-      queue_indptr[w + 1] = queue_indptr[w] + write_span(units(), splits_.data(), chooser_.cuts[w],
-                                                         chooser_.cuts[w + 1], items + queue_indptr[w]);
+      queue_indptr[w + 1] =
+          queue_indptr[w] + write_span(units(), splits_.data(), chooser_.cuts[w],
+                                       chooser_.cuts[w + 1], items + queue_indptr[w]);
     }
     return;
   }
@@ -122,7 +134,8 @@ void Planner::write_items(WorkItem* items, i32* queue_indptr) {
       const i32 chunk = p.piece - chooser_.piece_begin[piece.tile];
       partial = splits_[tile.split + p.kv_head].partial_row + chunk * tile.num_rows;
     }
-    items[cursor[p.worker]++] = WorkItem{piece.tile, p.kv_head, piece.col_begin, piece.col_end, partial};
+    items[cursor[p.worker]++] =
+        WorkItem{piece.tile, p.kv_head, piece.col_begin, piece.col_end, partial};
   }
 }
 
@@ -161,13 +174,15 @@ PlanArrays Planner::pack() {
   copy(at.expected, map.expected, n.expected);
   copy(at.sources, map.sources, n.sources);
   copy(at.dependents, map.dependents, n.dependents);
-  write_items(reinterpret_cast<WorkItem*>(base + at.items), reinterpret_cast<i32*>(base + at.queue_indptr));
+  write_items(reinterpret_cast<WorkItem*>(base + at.items),
+              reinterpret_cast<i32*>(base + at.queue_indptr));
   clear_gap(at.items + n.items * i64{sizeof(WorkItem)});
   clear_gap(at.queue_indptr + n.queue_indptr * i64{sizeof(i32)});
   return PlanArrays(std::move(block), n, config_, chooser_.stats);
 }
 
-PlanArrays Planner::make(const LayoutView& layout, const PlanConfig& config, const CoverFns& cover) {
+PlanArrays Planner::make(const LayoutView& layout, const PlanConfig& config,
+                         const CoverFns& cover) {
   layout_ = layout;
   config_ = config;
   tiling_.make(layout_, config_, cover);
@@ -179,9 +194,10 @@ PlanArrays Planner::make(const LayoutView& layout, const PlanConfig& config, con
 
 std::string PlanStats::explain() const {
   static constexpr const char* names[] = {"automatic", "linear", "algorithm1", "one_per_request"};
-  std::string text = std::string("schedule ") + names[static_cast<i32>(used)] + ": " + reason + "; heaviest queue " +
-                     std::to_string(heaviest) + ", " + std::to_string(heaviest_over_mean()) +
-                     " times the mean of " + std::to_string(num_workers) + " workers";
+  std::string text = std::string("schedule ") + names[static_cast<i32>(used)] + ": " + reason +
+                     "; heaviest queue " + std::to_string(heaviest) + ", " +
+                     std::to_string(heaviest_over_mean()) + " times the mean of " +
+                     std::to_string(num_workers) + " workers";
   const auto tried = [&text](const char* name, i64 cost) {
     if (cost >= 0) text += std::string("; ") + name + " " + std::to_string(cost);
   };

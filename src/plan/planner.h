@@ -20,30 +20,32 @@ struct CoverFns {
 
 /// How a plan was chosen. Costs are in the units of the CostModel, contraction included.
 struct PlanStats {
-  i64 heaviest = 0;       ///< planned cost of the heaviest queue
-  i64 total = 0;          ///< planned cost of all queues
-  i64 uncut = 0;          ///< cost of the same work without any cut
-  i64 linear = -1;        ///< heaviest queue of each schedule that was tried; -1: it was not
+  i64 heaviest = 0;  ///< planned cost of the heaviest queue
+  i64 total = 0;     ///< planned cost of all queues
+  i64 uncut = 0;     ///< cost of the same work without any cut
+  i64 linear = -1;   ///< heaviest queue of each schedule that was tried; -1: it was not
   i64 algorithm1 = -1;
-  i64 longest_first = -1;  ///< pieces of no schedule's making: whole tiles, or batch-invariant chunks
+  i64 longest_first =
+      -1;  ///< pieces of no schedule's making: whole tiles, or batch-invariant chunks
   i32 num_workers = 0;
   Schedule used = Schedule::linear;
   const char* reason = "";
 
   double heaviest_over_mean() const {
-    return total == 0 ? 1.0 : static_cast<double>(heaviest) * num_workers / static_cast<double>(total);
+    return total == 0 ? 1.0
+                      : static_cast<double>(heaviest) * num_workers / static_cast<double>(total);
   }
   /// One sentence for `raddle explain`.
   std::string explain() const;
 };
 
-/// A plan: all arrays in one block of memory, laid out by plan_offsets. An immutable value; copies share
-/// the block.
+/// A plan: all arrays in one block of memory, laid out by plan_offsets. An immutable value; copies
+/// share the block.
 class PlanArrays {
  public:
   PlanArrays() = default;
-  PlanArrays(std::shared_ptr<const std::byte[]> block, const PlanSizes& sizes, const PlanConfig& config,
-             const PlanStats& stats)
+  PlanArrays(std::shared_ptr<const std::byte[]> block, const PlanSizes& sizes,
+             const PlanConfig& config, const PlanStats& stats)
       : block_(std::move(block)), sizes_(sizes), config_(config), stats_(stats) {}
 
   PlanView view() const { return view_at(block_.get(), sizes_, config_); }
@@ -62,8 +64,10 @@ class PlanArrays {
   PlanStats stats_;
 };
 
-/// Plans a layout. Reads only what is on the host: lengths, row lists and block descriptions, never keys.
-/// The caller has checked layout and config; batch invariance on several levels is refused there.
-PlanArrays make_plan(const LayoutView& layout, const PlanConfig& config, const CoverFns& cover = {});
+/// Plans a layout. Reads only what is on the host: lengths, row lists and block descriptions, never
+/// keys. The caller has checked layout and config; batch invariance on several levels is refused
+/// there.
+PlanArrays make_plan(const LayoutView& layout, const PlanConfig& config,
+                     const CoverFns& cover = {});
 
 }  // namespace raddle

@@ -10,13 +10,16 @@ struct HostCover {
   KvSpan kv_span(const Tile& t) const {
     return fns.kv_span ? fns.kv_span(fns.self, t) : KvSpan{everything, everything};
   }
-  Coverage coverage(const Tile& t) const { return fns.coverage ? fns.coverage(fns.self, t) : Coverage::full; }
+  Coverage coverage(const Tile& t) const {
+    return fns.coverage ? fns.coverage(fns.self, t) : Coverage::full;
+  }
 };
 
 }  // namespace
 
 template <class Cover>
-void Tiling::make_group(const LayoutView& layout, const PlanConfig& config, const Cover& cover, i32 level, i32 group) {
+void Tiling::make_group(const LayoutView& layout, const PlanConfig& config, const Cover& cover,
+                        i32 level, i32 group) {
   const LevelView& at = layout.levels[level];
   const bool last_level = level + 1 == layout.num_levels;
   const i32 max_runs = runs_limit(config.max_runs);
@@ -33,7 +36,8 @@ void Tiling::make_group(const LayoutView& layout, const PlanConfig& config, cons
     tile.run_begin = static_cast<i32>(num_runs);
     tile.run_end = tile.run_begin + cover_tile(cover, layout, at, tile, keys, config.group_size,
                                                config.num_kv_heads, max_runs, all + num_runs);
-    if (!last_level && tile.run_end == tile.run_begin) continue;  // nothing to do, nothing to contract
+    if (!last_level && tile.run_end == tile.run_begin)
+      continue;  // nothing to do, nothing to contract
     const i32 n = count_kv_tiles(all, tile.run_begin, tile.run_end, keys);
     const UnitCost unit = cost_of(config.costs[tile.shape], tile.num_rows, layout.num_levels > 1);
     const i64 cost = unit.start + n * unit.tile;

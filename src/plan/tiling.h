@@ -23,7 +23,8 @@ struct Tiling {
   template <class Cover>
   void make_levels(const LayoutView& layout, const PlanConfig& config, const Cover& cover);
   template <class Cover>
-  void make_group(const LayoutView& layout, const PlanConfig& config, const Cover& cover, i32 level, i32 group);
+  void make_group(const LayoutView& layout, const PlanConfig& config, const Cover& cover, i32 level,
+                  i32 group);
 
   Buffer<i32> kv_tiles_, group_tile_;
   Buffer<i64> prefix_;

@@ -2,21 +2,22 @@
 // roundoff and u for the dtype's. Q, K and V are exact in the dtype. With weights p_j = exp(s_j -
 // LSE), o = Σ p_j v_j:
 //
-//   logits    s_j is a sum of D products. A sum of n rounded terms is off by λ·√n·e·Σ|terms|
-//   (Higham and
-//             Mary, "A new approach to probabilistic rounding error analysis", 2019): n·e is never
-//             met. Scaling, soft cap and the distance to the running maximum add a few e·|s_j|.
-//   RoPE      Q and K are rounded to the dtype once more; the 2·D independent roundings spread a
-//   logit by
-//             u·scale·√(2/3·Σ(q_d k_d)²).
-//   weights   an error δ_j of s_j and a relative one of exp change p_j by that factor, and o by
-//             p_j·(v_j - o)·δ_j: in the mean of the weights, only the distance to o counts. A sink
-//             is a key with v = 0. Chunks that ⊕ composes are weighted by exp of an fp32 LSE:
-//             e·|LSE| more.
-//   P·V, Σp   sums of n terms again. A kernel that rounds P to the dtype adds u·√(Σ(p_j v_j)²/3).
+//   sums      n roundings, each at most e of a partial sum, and a partial sum of independent terms
+//   is about
+//             as large as the total and the root of the terms' squares: √n·e·(|Σ t| + √Σ t²) in the
+//             mean square, in any order (Higham and Mary, "A new approach to probabilistic rounding
+//             error analysis", 2019).
+//   logits    s_j is a sum of D products. Scaling, soft cap, the distance to the running maximum,
+//   and the
+//             fp32 LSE by which ⊕ weights chunks each add some e of their own size.
+//   RoPE      Q and K are rounded to the dtype once more, 2·D roundings: u·scale·√(2/3·Σ(q_d
+//   k_d)²). weights   an error δ_j of the logit moves o by p_j·(v_j - o)·δ_j: only the distance to
+//   o counts. V is
+//             random, so these add by squares. A sink is a key with v = 0.
+//   P·V, Σp   sums of n terms. A kernel that rounds P to the dtype adds u·√(Σ(p_j v_j)²/3).
 //   output    rounding to the dtype, u·|o|.
 //
-// Independent errors are taken λ standard deviations wide. One key too many or too few moves o by
+// All but the last are standard deviations, taken λ-fold. One key too many or too few moves o by
 // p_j·(v_j - o): at 1,000 keys and bf16 several times the budget in a row that is flat.
 #include "replay/verify.h"
 
@@ -34,10 +35,14 @@ namespace {
 
 constexpr double fp32_roundoff = 0x1p-24;
 constexpr double lambda = 4.0;
-/// exp, tanh and the scaling before them err by at most this many e.
-constexpr double function_error = 8.0;
+/// exp, tanh and the operations before them err by so many e of what they work on.
+constexpr double function_error = 2.0;
 /// On the whole, so that a tie in the output's rounding, which is right, reads 0.67 and not 1.
 constexpr double slack = 1.5;
+
+double sum_error(std::size_t n, double total, double square) {
+  return std::sqrt(static_cast<double>(n)) * fp32_roundoff * (std::abs(total) + std::sqrt(square));
+}
 
 double roundoff(DType dtype) {
   switch (dtype) {
@@ -136,24 +141,21 @@ class Row {
   }
 
   void push_logit(const double* q, const double* k) {
-    double dot = 0.0, size = 0.0, square = 0.0;
+    double dot = 0.0, square = 0.0;
     for (std::size_t d = 0; d < dim_; ++d) {
       const double product = q[d] * k[d];
       dot += product;
-      size += std::abs(product);
       square += product * product;
     }
-    const double terms = static_cast<double>(dim_);
     double s = spec_.scale * dot;
-    double off = lambda * std::sqrt(terms) * fp32_roundoff * spec_.scale * size;
+    double off = spec_.scale * sum_error(dim_, dot, square);
     if (!freq_.empty()) {
-      off += lambda * roundoff(spec_.dtype) * spec_.scale * std::sqrt(2.0 / 3.0 * square);
-      off += function_error * fp32_roundoff * spec_.scale * size;
+      const double sines = function_error * fp32_roundoff;
+      off += (roundoff(spec_.dtype) + sines) * spec_.scale * std::sqrt(2.0 / 3.0 * square);
     }
     if (spec_.soft_cap > 0.0) s = spec_.soft_cap * std::tanh(s / spec_.soft_cap);
-    off += function_error * fp32_roundoff * std::abs(s);
     logit_.push_back(s);
-    error_.push_back(off);
+    error_.push_back(off + function_error * fp32_roundoff * std::abs(s));
   }
 
   void normalise() {
@@ -184,24 +186,25 @@ class Row {
   }
 
   Elements<double> budget(const Elements<double>& o) const {
-    Elements<double> weights{}, size{}, square{}, result{};
+    Elements<double> weights{}, square{}, result{};
+    double total_square = 0.0;
     for (std::size_t j = 0; j < weight_.size(); ++j) {
-      const double p = weight_[j], off = p * error_[j];
+      const double p = weight_[j];
+      total_square += p * p;
       for (std::size_t d = 0; d < dim_; ++d) {
         const double v = value_[j * dim_ + d];
-        weights[d] += off * std::abs(v - o[d]);
-        size[d] += p * std::abs(v);
+        const double off = p * (v - o[d]) * error_[j];
+        weights[d] += off * off;
         square[d] += p * p * v * v;
       }
     }
     const double u = roundoff(spec_.dtype);
-    const double sum = lambda * std::sqrt(static_cast<double>(weight_.size())) * fp32_roundoff;
+    const double total = sum_error(weight_.size(), 1.0, total_square) + sink_error_;
     for (std::size_t d = 0; d < dim_; ++d) {
-      const double sums = sum * (size[d] + std::abs(o[d]));
-      const double rounded = spec_.rounds_weights ? lambda * u * std::sqrt(square[d] / 3.0) : 0.0;
-      const double sink = sink_error_ * std::abs(o[d]);
-      const double stored = u * std::abs(o[d]) + smallest(spec_.dtype);
-      result[d] = slack * (weights[d] + sink + sums + rounded + stored);
+      const double sums = sum_error(weight_.size(), o[d], square[d]) + total * std::abs(o[d]);
+      const double rounded = spec_.rounds_weights ? u * std::sqrt(square[d] / 3.0) : 0.0;
+      const double spread = std::sqrt(weights[d]) + sums + rounded;
+      result[d] = slack * (lambda * spread + u * std::abs(o[d]) + smallest(spec_.dtype));
     }
     return result;
   }

@@ -9,7 +9,9 @@
 namespace raddle::plan_testing {
 namespace {
 
-OwnedLayout decode(const std::vector<i32>& kv_len) { return paged(std::vector<i32>(kv_len.size(), 1), kv_len); }
+OwnedLayout decode(const std::vector<i32>& kv_len) {
+  return paged(std::vector<i32>(kv_len.size(), 1), kv_len);
+}
 
 PlanConfig with(PlanConfig config, Schedule schedule) {
   config.schedule = schedule;
@@ -17,7 +19,8 @@ PlanConfig with(PlanConfig config, Schedule schedule) {
 }
 
 // Zipf-distributed lengths (exponent 1.5) scaled to a mean: bench/workloads draws the same.
-const std::vector<i32> skewed_1024{455, 65, 1885, 3185, 845, 3445, 130, 65, 390, 650, 65, 260, 4161, 325, 390, 65};
+const std::vector<i32> skewed_1024{455, 65,  1885, 3185, 845,  3445, 130, 65,
+                                   390, 650, 65,   260,  4161, 325,  390, 65};
 const std::vector<i32> skewed_8192{3640, 520,  15083, 25486, 6761,  27566, 1040, 520,
                                    3120, 5201, 520,   2080,  33288, 2600,  3120, 520};
 
@@ -28,7 +31,8 @@ TEST(PlanBalance, SkewedDecode) {
       const PlanConfig config = config_for(workers, 8, 4);
       const PlanArrays plan = make_plan(layout.view(), config, cover_of(Causal{}));
       check_work(layout.view(), config, plan.view());
-      EXPECT_LE(plan.stats().heaviest_over_mean(), 1.15) << workers << " workers: " << plan.stats().explain();
+      EXPECT_LE(plan.stats().heaviest_over_mean(), 1.15)
+          << workers << " workers: " << plan.stats().explain();
     }
   }
 }
@@ -45,7 +49,9 @@ TEST(PlanBalance, LinearSplitKeepsItsBound) {
       kv.push_back(between(random, 0, 2) ? between(random, 0, 300) : between(random, 300, 20000));
     }
     OwnedLayout layout = paged(qo, kv);
-    PlanConfig config = with(config_for(between(random, 1, 140), between(random, 1, 8), between(random, 1, 8)), Schedule::linear);
+    PlanConfig config =
+        with(config_for(between(random, 1, 140), between(random, 1, 8), between(random, 1, 8)),
+             Schedule::linear);
     config.costs[0].per_merge_row = config.costs[1].per_merge_row = between(random, 0, 3000);
     const PlanArrays plan = make_plan(layout.view(), config, cover_of(Causal{}));
     const PlanView view = plan.view();
@@ -56,7 +62,8 @@ TEST(PlanBalance, LinearSplitKeepsItsBound) {
       const CostModel& model = config.costs[t.shape];
       const UnitCost cost = cost_of(model, t.num_rows, false);
       const i32 n = count_kv_tiles(view.runs, t.run_begin, t.run_end, view.shapes[t.shape].keys);
-      const i32 piece = least_piece(cost, i64{model.per_merge_row} * t.num_rows, n, plan.stats().uncut / config.num_workers);
+      const i32 piece = least_piece(cost, i64{model.per_merge_row} * t.num_rows, n,
+                                    plan.stats().uncut / config.num_workers);
       tile = std::max(tile, cost.tile * piece);
       contraction = std::max(contraction, cost.resume);
     }
@@ -64,17 +71,21 @@ TEST(PlanBalance, LinearSplitKeepsItsBound) {
     i32 most = 0;  // partial tiles of a worker
     for (i32 w = 0; w < config.num_workers; ++w) {
       i32 partial = 0;
-      for (i32 item = view.queue_indptr[w]; item < view.queue_indptr[w + 1]; ++item) partial += view.items[item].partial_row >= 0;
+      for (i32 item = view.queue_indptr[w]; item < view.queue_indptr[w + 1]; ++item)
+        partial += view.items[item].partial_row >= 0;
       most = std::max(most, partial);
     }
     EXPECT_LE(most, 2);
-    EXPECT_LE(make_plan(layout.view(), with(config, Schedule::automatic), cover_of(Causal{})).stats().heaviest,
+    EXPECT_LE(make_plan(layout.view(), with(config, Schedule::automatic), cover_of(Causal{}))
+                  .stats()
+                  .heaviest,
               plan.stats().heaviest + contraction);
   }
 }
 
 /// The least heaviest load of any assignment.
-i64 best_assignment(const std::vector<i64>& costs, std::size_t at, std::vector<i64>& loads, i64 best) {
+i64 best_assignment(const std::vector<i64>& costs, std::size_t at, std::vector<i64>& loads,
+                    i64 best) {
   if (at == costs.size()) return std::min(best, *std::max_element(loads.begin(), loads.end()));
   for (std::size_t w = 0; w < loads.size(); ++w) {
     if (w > 0 && loads[w] == loads[w - 1]) continue;
@@ -107,7 +118,8 @@ TEST(PlanBalance, Algorithm1KeepsTheLongestFirstGuarantee) {
     }
     std::vector<i64> loads(static_cast<std::size_t>(workers), 0);
     const i64 best = best_assignment(costs, 0, loads, plan.stats().total + 1);
-    EXPECT_LE(3 * workers * plan.stats().heaviest, (4 * workers - 1) * best);  // Graham: 4/3 - 1/(3 W)
+    EXPECT_LE(3 * workers * plan.stats().heaviest,
+              (4 * workers - 1) * best);  // Graham: 4/3 - 1/(3 W)
     EXPECT_GE(plan.stats().heaviest, best);
   }
 }
@@ -116,7 +128,9 @@ TEST(PlanBalance, SeventeenEqualRequestsDefeatAlgorithm1) {
   OwnedLayout layout = decode(std::vector<i32>(17, 4096));
   const PlanConfig config = config_for(132, 8, 4);
   // 136 units just below the chunk limit on 132 workers: four workers get two.
-  EXPECT_GT(make_plan(layout.view(), with(config, Schedule::algorithm1)).stats().heaviest_over_mean(), 1.9);
+  EXPECT_GT(
+      make_plan(layout.view(), with(config, Schedule::algorithm1)).stats().heaviest_over_mean(),
+      1.9);
   EXPECT_LT(make_plan(layout.view(), config).stats().heaviest_over_mean(), 1.02);
 }
 
@@ -135,7 +149,8 @@ TEST(PlanBalance, OnePerRequestKeepsARequestTogether) {
   std::vector<i32> worker_of(4, -1);
   for (i32 w = 0; w < 2; ++w) {
     for (i32 i = plan.view().queue_indptr[w]; i < plan.view().queue_indptr[w + 1]; ++i) {
-      i32& worker = worker_of[static_cast<std::size_t>(plan.view().query_tiles[plan.view().items[i].query_tile].group)];
+      i32& worker = worker_of[static_cast<std::size_t>(
+          plan.view().query_tiles[plan.view().items[i].query_tile].group)];
       EXPECT_TRUE(worker == -1 || worker == w);
       worker = w;
     }

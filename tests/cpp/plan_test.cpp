@@ -1,6 +1,7 @@
 // What every plan promises, on random layouts. A failure prints the seed; RADDLE_SEED repeats it.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
@@ -26,7 +27,9 @@ struct CausalWindow {
     const KvSpan a = causal.kv_span(t), b = window.kv_span(t);
     return KvSpan{intersect(a.index, b.index), intersect(a.pos, b.pos)};
   }
-  Coverage coverage(const Tile& t) const { return std::min(causal.coverage(t), window.coverage(t)); }
+  Coverage coverage(const Tile& t) const {
+    return std::min(causal.coverage(t), window.coverage(t));
+  }
 };
 
 struct Blocky {  // keeps every other span of 48 keys: more runs than a small limit allows
@@ -41,8 +44,9 @@ struct Blocky {  // keeps every other span of 48 keys: more runs than a small li
 template <class V>
 void check_plan(const LayoutView& layout, const PlanConfig& config, const V& v) {
   const PlanArrays plan = make_plan(layout, config, cover_of(v));
-  check_runs(layout, config, plan.view(), &v,
-             [](const void* self, const Row& r, const Key& k) { return static_cast<const V*>(self)->mask(r, k); });
+  check_runs(layout, config, plan.view(), &v, [](const void* self, const Row& r, const Key& k) {
+    return static_cast<const V*>(self)->mask(r, k);
+  });
   check_work(layout, config, plan.view());
   check_bounds(layout, config, plan);
   const Balance balance = cost_of_plan(config, plan.view());
@@ -62,14 +66,16 @@ void check_all_masks(std::mt19937& random, const LayoutView& layout, PlanConfig 
 }
 
 PlanConfig random_config(std::mt19937& random) {
-  PlanConfig config = config_for(between(random, 1, 20), between(random, 1, 3), between(random, 1, 7));
+  PlanConfig config =
+      config_for(between(random, 1, 20), between(random, 1, 3), between(random, 1, 7));
   config.schedule = static_cast<Schedule>(between(random, 0, 3));
   return config;
 }
 
 std::vector<i32> random_lengths(std::mt19937& random, i32 count, i32 most) {
   std::vector<i32> lengths(static_cast<std::size_t>(count));
-  for (i32& l : lengths) l = between(random, 0, 3) == 0 ? between(random, 0, 1) : between(random, 0, most);
+  for (i32& l : lengths)
+    l = between(random, 0, 3) == 0 ? between(random, 0, 1) : between(random, 0, most);
   return lengths;
 }
 
@@ -86,7 +92,8 @@ void repeat(i32 times, F&& f) {
 TEST(Plan, RaggedAndPaged) {
   repeat(150, [](std::mt19937& random) {
     const i32 requests = between(random, 0, 8);
-    OwnedLayout layout = paged(random_lengths(random, requests, 60), random_lengths(random, requests, 900));
+    OwnedLayout layout =
+        paged(random_lengths(random, requests, 60), random_lengths(random, requests, 900));
     check_all_masks(random, layout.view(), random_config(random));
   });
 }
@@ -94,7 +101,8 @@ TEST(Plan, RaggedAndPaged) {
 TEST(Plan, BatchInvariantPieces) {
   repeat(60, [](std::mt19937& random) {
     const i32 requests = between(random, 1, 8);
-    OwnedLayout layout = paged(random_lengths(random, requests, 60), random_lengths(random, requests, 900));
+    OwnedLayout layout =
+        paged(random_lengths(random, requests, 60), random_lengths(random, requests, 900));
     PlanConfig config = random_config(random);
     config.batch_invariant = true;
     config.invariant_chunk = between(random, 1, 200);
@@ -119,7 +127,8 @@ TEST(Plan, ExplicitBlocksWithHolesAndMaskBits) {
 TEST(Plan, OwnPositions) {
   repeat(30, [](std::mt19937& random) {
     OwnedLayout layout = paged(random_lengths(random, 4, 40), random_lengths(random, 4, 500));
-    for (i32 r = 0; r < layout.qo_indptr.back(); ++r) layout.qo_pos.push_back(between(random, 0, 600));
+    for (i32 r = 0; r < layout.qo_indptr.back(); ++r)
+      layout.qo_pos.push_back(between(random, 0, 600));
     check_all_masks(random, layout.view(), random_config(random));
   });
 }
@@ -179,7 +188,9 @@ TEST(Plan, ARequestIsChunkedAlikeAloneAndInABatch) {
       for (i32 i = 0; i < plan.num_items; ++i) {
         const WorkItem& item = plan.items[i];
         const QueryTile& t = plan.query_tiles[item.query_tile];
-        if (t.group == group) chunks.push_back({t.row_begin, t.num_rows, t.shape, item.kv_head, item.col_begin, item.col_end});
+        if (t.group == group)
+          chunks.push_back(
+              {t.row_begin, t.num_rows, t.shape, item.kv_head, item.col_begin, item.col_end});
       }
       std::sort(chunks.begin(), chunks.end());
       return chunks;

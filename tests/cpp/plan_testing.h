@@ -29,7 +29,8 @@ struct OwnedLayout {
 };
 
 /// A page table (or ragged keys with page 0): one level whose groups are the requests.
-OwnedLayout paged(const std::vector<i32>& qo_len, const std::vector<i32>& kv_len, i32 page_size = 16);
+OwnedLayout paged(const std::vector<i32>& qo_len, const std::vector<i32>& kv_len,
+                  i32 page_size = 16);
 
 /// A cascade of two or three levels: random sets of requests, not adjacent, share random prefixes.
 OwnedLayout random_cascade(std::mt19937& random, i32 num_levels);
@@ -42,8 +43,12 @@ template <class V>
 CoverFns cover_of(const V& v) {
   CoverFns fns;
   fns.self = &v;
-  fns.kv_span = [](const void* self, const Tile& t) { return static_cast<const V*>(self)->kv_span(t); };
-  fns.coverage = [](const void* self, const Tile& t) { return static_cast<const V*>(self)->coverage(t); };
+  fns.kv_span = [](const void* self, const Tile& t) {
+    return static_cast<const V*>(self)->kv_span(t);
+  };
+  fns.coverage = [](const void* self, const Tile& t) {
+    return static_cast<const V*>(self)->coverage(t);
+  };
   return fns;
 }
 
@@ -54,11 +59,11 @@ using MaskFn = bool (*)(const void* self, const Row& row, const Key& key);
 PlanConfig config_for(i32 num_workers, i32 num_kv_heads = 2, i32 group_size = 4);
 
 /// Runs: every kept pair lies in exactly one run, full runs are full, bounds and order hold.
-void check_runs(const LayoutView& layout, const PlanConfig& config, const PlanView& plan, const void* mask,
-                MaskFn keeps);
+void check_runs(const LayoutView& layout, const PlanConfig& config, const PlanView& plan,
+                const void* mask, MaskFn keeps);
 
-/// Items, splits and contractions: every KV tile of every (tile, head) once, every partial row composed
-/// exactly once into its own output row, every output row written once.
+/// Items, splits and contractions: every KV tile of every (tile, head) once, every partial row
+/// composed exactly once into its own output row, every output row written once.
 void check_work(const LayoutView& layout, const PlanConfig& config, const PlanView& plan);
 
 /// No array and no state exceeds what plan_bounds promised for maxima that just hold this layout.

@@ -56,3 +56,13 @@ def engine(request):
     from engine import Engine
 
     return Engine(request.param)
+
+
+@pytest.fixture
+def small_problem(rng):
+    """Q, K and V for `small.paged()`."""
+    return {
+        "q": rng.standard_normal((3, 4, 16)).astype(np.float32),
+        "k": rng.standard_normal((6, 16, 2, 16)).astype(np.float32),
+        "v": rng.standard_normal((6, 16, 2, 16)).astype(np.float32),
+    }

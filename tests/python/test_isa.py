@@ -32,7 +32,6 @@ def run(isa, *arguments):
     return subprocess.run([sys.executable, *arguments], env=env, capture_output=True, text=True)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("isa", HERE)
 def test_every_isa(isa, request):
     root = Path(__file__).parent

@@ -50,6 +50,18 @@ def test_strided_outputs_hold_the_same_bits(engine, rng):
     np.testing.assert_array_equal(np.isnan(loose.base.astype(np.float32)), np.isnan(around.astype(np.float32)))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", ["ragged", "paged", "paged_hnd"])
+def test_one_tensor_of_k_and_v_equals_two(engine, rng, dtype, layout):
+    problem = draw(rng, layout, "causal", dtype)
+    both = np.stack(problem.kv[0], axis=1)
+    expected = engine.run(problem)
+    attn = engine.attention(problem)
+    plan = attn.plan(twin(problem.layout))
+    same(expected, attn.run(plan, problem.q, both, return_lse=True))
+    same(expected, engine.run(Problem(problem.q, [(both[:, 0], both[:, 1])], problem.layout, problem.variant)))
+
+
 def reshaped(rng, problem: Problem, page_size: int, kv_layout="NHD", interleaved=False) -> Problem:
     """The same keys in pages of another size and order."""
     from reference.exact import fetch

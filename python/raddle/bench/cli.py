@@ -25,10 +25,9 @@ def _threads_option(default: Optional[int], shown: Any) -> Any:
     )
 
 
-def _rounds_option(default: int, least: int = 1) -> Any:
-    return click.option(
-        "--rounds", type=click.IntRange(min=least), default=default, show_default=True, help="Rounds to time."
-    )
+def _rounds_option(default: int) -> Any:
+    rounds = click.IntRange(min=1)
+    return click.option("--rounds", type=rounds, default=default, show_default=True, help="Rounds to time.")
 
 
 _json_option = click.option("--json", "json_path", type=_JSON, help="Write the figures here, too.")

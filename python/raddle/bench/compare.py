@@ -45,7 +45,7 @@ def measure(
     peers: Sequence[str],
     rounds: int,
     progress: Progress,
-    pool_bytes: int = engines.POOL_BYTES,
+    pool_bytes: Optional[int] = None,
 ) -> Result:
     """Prepares, verifies and times one workload.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Optional
 
 import torch
 import torch.nn.functional as F
@@ -73,15 +74,15 @@ class Engine:
         return float(difference.square().mean().sqrt() / reference.square().mean().sqrt())
 
 
-def copies(kv_bytes: int, pool_bytes: int = POOL_BYTES) -> int:
-    """How many copies of K and V fill ``pool_bytes``; at least two, that a call never rereads its own."""
-    return max(2, -(-pool_bytes // kv_bytes))
+def copies(kv_bytes: int, pool_bytes: Optional[int] = None) -> int:
+    """How many copies of K and V fill ``pool_bytes`` (default `POOL_BYTES`); at least two."""
+    return max(2, -(-(pool_bytes or POOL_BYTES) // kv_bytes))
 
 
 class PagedBatch:
     """Raddle on pages of 16 in one shuffled pool, with a page table and a plan for each copy of the batch."""
 
-    def __init__(self, batch: Batch, pool_bytes: int = POOL_BYTES) -> None:
+    def __init__(self, batch: Batch, pool_bytes: Optional[int] = None) -> None:
         w = batch.workload
         self.batch, self.copies = batch, copies(w.kv_bytes, pool_bytes)
         spec = raddle.AttentionSpec(
@@ -126,11 +127,11 @@ class PagedBatch:
                 pool.view(-1, *rows.shape[1:]).index_copy_(0, slot, rows)
 
 
-def raddle_engine(batch: Batch, pool_bytes: int = POOL_BYTES) -> Engine:
+def raddle_engine(batch: Batch, pool_bytes: Optional[int] = None) -> Engine:
     return Engine("raddle", PagedBatch(batch, pool_bytes).run, lambda out: out)
 
 
-def torch_engines(batch: Batch, pool_bytes: int = POOL_BYTES) -> list[Engine]:
+def torch_engines(batch: Batch, pool_bytes: Optional[int] = None) -> list[Engine]:
     """PyTorch's SDPA on dense K and V, in every form that may be its fastest for this batch."""
     if not batch.workload.is_decode:
         return _torch_prefill(batch, pool_bytes)
@@ -139,7 +140,7 @@ def torch_engines(batch: Batch, pool_bytes: int = POOL_BYTES) -> list[Engine]:
     return _torch_decode(batch, pool_bytes)
 
 
-def _torch_decode(batch: Batch, pool_bytes: int) -> list[Engine]:
+def _torch_decode(batch: Batch, pool_bytes: Optional[int]) -> list[Engine]:
     w, shape = batch.workload, batch.q.shape
     n = len(w.kv_len)
     k, v = (x.view(n, -1, *x.shape[1:]).transpose(1, 2) for x in (batch.k, batch.v))
@@ -158,8 +159,8 @@ def _torch_decode(batch: Batch, pool_bytes: int) -> list[Engine]:
     return [Engine(name, call, lambda out: out.reshape(shape)) for name, call in forms]
 
 
-def _torch_ragged_decode(batch: Batch, pool_bytes: int) -> Engine:
-    """A loop over requests: SDPA has no ragged form on a CPU, and padding would read up to four times as much."""
+def _torch_ragged_decode(batch: Batch, pool_bytes: Optional[int]) -> Engine:
+    """A loop over requests: SDPA has no ragged form on a CPU, and padding would multiply what is read."""
     w = batch.workload
     q = [each.view(1, w.num_kv_heads, w.group_size, w.head_dim) for each, _, _ in batch.requests()]
     one = [(k.transpose(0, 1)[None], v.transpose(0, 1)[None]) for _, k, v in batch.requests()]
@@ -172,7 +173,7 @@ def _torch_ragged_decode(batch: Batch, pool_bytes: int) -> Engine:
     return Engine("torch sdpa grouped loop", loop, lambda out: out.reshape(batch.q.shape))
 
 
-def _torch_prefill(batch: Batch, pool_bytes: int) -> list[Engine]:
+def _torch_prefill(batch: Batch, pool_bytes: Optional[int]) -> list[Engine]:
     w, n = batch.workload, len(batch.workload.kv_len)
     q, k, v = (x.view(n, -1, *x.shape[1:]).transpose(1, 2).contiguous() for x in (batch.q, batch.k, batch.v))
     pools = _dense_pools(k, v, copies(w.kv_bytes, pool_bytes))
@@ -187,7 +188,11 @@ def _torch_prefill(batch: Batch, pool_bytes: int) -> list[Engine]:
         return F.scaled_dot_product_attention(q, *repeated_pools[step % len(repeated_pools)], is_causal=True)
 
     forms = (("torch sdpa gqa", gqa), ("torch sdpa repeated", repeat))
-    return [Engine(name, call, lambda out: out.transpose(1, 2).reshape(batch.q.shape)) for name, call in forms]
+
+    def rows(out: torch.Tensor) -> torch.Tensor:
+        return out.transpose(1, 2).reshape(batch.q.shape)
+
+    return [Engine(name, call, rows) for name, call in forms]
 
 
 def _dense_pools(k: torch.Tensor, v: torch.Tensor, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

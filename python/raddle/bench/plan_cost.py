@@ -42,8 +42,8 @@ def plan_cost(requests: int, bar_us: float, rounds: int) -> Measured:
 def run_overhead(bar_us: float, rounds: int) -> list[Measured]:
     """What a `run` with ``out=`` on torch tensors costs more than `Attention::run` in C++, on a tiny batch.
 
-    The batch is so small that one thread computes it; both are timed in turn, and the difference is the median of
-    the rounds' differences.
+    The batch is so small that one thread computes it; both are timed in turn, and the difference is
+    the median of the rounds' differences.
     """
     spec = raddle.AttentionSpec(num_qo_heads=1, num_kv_heads=1, head_dim=8, variant=[raddle.Causal()])
     attention = raddle.Attention(spec)

@@ -25,8 +25,8 @@ struct RankedPiece {
 
 RADDLE_ENGINE_BEGIN
 
-/// Sorts by cost, dearest first, equal costs in their order: merges of doubling width, `spare` as scratch.
-/// The result is in `ranked`.
+/// Sorts by cost, dearest first, equal costs in their order: merges of doubling width, `spare` as
+/// scratch. The result is in `ranked`.
 RADDLE_FN void sort_dearest_first(RankedPiece* ranked, i32 count, RankedPiece* spare) {
   RankedPiece* from = ranked;
   RankedPiece* to = spare;
@@ -67,10 +67,10 @@ RADDLE_FN void sift_down(Load* heap, i32 count) {
   heap[at] = moved;
 }
 
-/// Algorithm 1's assignment: the dearest piece next, to the least loaded worker. `heap` has num_workers
-/// entries. Returns the heaviest load.
-RADDLE_FN i64 assign_longest_first(const RankedPiece* ranked, i32 num_pieces, i32 num_kv_heads, i32 num_workers,
-                                   Load* heap, Placement* placements) {
+/// Algorithm 1's assignment: the dearest piece next, to the least loaded worker. `heap` has
+/// num_workers entries. Returns the heaviest load.
+RADDLE_FN i64 assign_longest_first(const RankedPiece* ranked, i32 num_pieces, i32 num_kv_heads,
+                                   i32 num_workers, Load* heap, Placement* placements) {
   for (i32 w = 0; w < num_workers; ++w) heap[w] = Load{0, w};  // equal loads in order are a heap
   i64 heaviest = 0;
   if (i64{num_pieces} * num_kv_heads <= num_workers) {  // a worker each, as the heap would find
@@ -91,9 +91,10 @@ RADDLE_FN i64 assign_longest_first(const RankedPiece* ranked, i32 num_pieces, i3
 }
 
 /// Pieces in linear order, each to the worker in whose equal span its middle lies.
-/// `piece_begin[t]` is the first piece of tile t. `loads` has num_workers entries. Returns the heaviest load.
-RADDLE_FN i64 assign_spans(const Units& units, const Piece* pieces, const i32* piece_begin, i64 total,
-                           i32 num_workers, i64* loads, Placement* placements) {
+/// `piece_begin[t]` is the first piece of tile t. `loads` has num_workers entries. Returns the
+/// heaviest load.
+RADDLE_FN i64 assign_spans(const Units& units, const Piece* pieces, const i32* piece_begin,
+                           i64 total, i32 num_workers, i64* loads, Placement* placements) {
   for (i32 w = 0; w < num_workers; ++w) loads[w] = 0;
   i64 x = 0;
   i64 heaviest = 0;
@@ -120,8 +121,8 @@ RADDLE_FN i64 assign_spans(const Units& units, const Piece* pieces, const i32* p
 }
 
 /// The baseline: all pieces of a group to one worker, groups in turn.
-RADDLE_FN i64 assign_by_group(const Units& units, const Piece* pieces, const i32* piece_begin, i32 num_workers,
-                              i64* loads, Placement* placements) {
+RADDLE_FN i64 assign_by_group(const Units& units, const Piece* pieces, const i32* piece_begin,
+                              i32 num_workers, i64* loads, Placement* placements) {
   for (i32 w = 0; w < num_workers; ++w) loads[w] = 0;
   i64 heaviest = 0;
   i32 count = 0;

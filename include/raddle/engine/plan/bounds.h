@@ -1,13 +1,13 @@
-// How large a plan is, where its arrays lie in one block of memory, and how large any plan can become
-// under given maxima.
+// How large a plan is, where its arrays lie in one block of memory, and how large any plan can
+// become under given maxima.
 //
-// Partial states. W workers make at most W - 1 cuts, whatever they cut: linear split by construction, and
-// Algorithm 1 because a chunk limit of (all columns / W) leaves at most W - 1 full chunks before a tile's
-// last one. A cut adds one partial state of at most R rows, and each unit that is cut adds its own rows
-// once; a unit of a layout with several levels always does.
+// Partial states. W workers make at most W - 1 cuts, whatever they cut: linear split by
+// construction, and Algorithm 1 because a chunk limit of (all columns / W) leaves at most W - 1
+// full chunks before a tile's last one. A cut adds one partial state of at most R rows, and each
+// unit that is cut adds its own rows once; a unit of a layout with several levels always does.
 //
-// Batch invariance cuts regardless of W. A group of n tiles and f ≤ n · R fused rows over c columns is cut
-// every n · C columns, so it stores at most f · (c / (n · C) + 1) ≤ R · c / C + f rows.
+// Batch invariance cuts regardless of W. A group of n tiles and f ≤ n · R fused rows over c columns
+// is cut every n · C columns, so it stores at most f · (c / (n · C) + 1) ≤ R · c / C + f rows.
 #pragma once
 
 #include "raddle/engine/plan/coverage.h"
@@ -17,11 +17,11 @@ namespace raddle {
 
 /// What a reservation or a workspace is made for.
 struct Maxima {
-  i32 max_requests;    ///< groups of one level: requests, or row blocks of a BSR matrix
-  i32 max_qo_tokens;   ///< rows of the ragged query tensor
-  i64 max_kv_tokens;   ///< columns of all groups of one level: Σ kv_len where groups are requests
+  i32 max_requests;   ///< groups of one level: requests, or row blocks of a BSR matrix
+  i32 max_qo_tokens;  ///< rows of the ragged query tensor
+  i64 max_kv_tokens;  ///< columns of all groups of one level: Σ kv_len where groups are requests
   i32 max_levels;
-  i32 max_runs;        ///< coverage runs of one query tile, as PlanConfig::max_runs; 0: 64
+  i32 max_runs;  ///< coverage runs of one query tile, as PlanConfig::max_runs; 0: 64
 };
 
 /// Entries of every array of a plan, and rows of the state buffer.
@@ -56,7 +56,9 @@ struct PlanOffsets {
 
 RADDLE_ENGINE_BEGIN
 
-RADDLE_FN i32 runs_limit(i32 max_runs) { return max_runs > 0 ? min(max_runs, max_spans) : default_max_runs; }
+RADDLE_FN i32 runs_limit(i32 max_runs) {
+  return max_runs > 0 ? min(max_runs, max_spans) : default_max_runs;
+}
 
 RADDLE_FN PlanOffsets plan_offsets(const PlanSizes& n) {
   PlanOffsets at{};
@@ -114,8 +116,8 @@ RADDLE_FN PlanSizes plan_bounds(const PlanConfig& config, const Maxima& m) {
     split_tiles = level_tiles;
   } else {
     n.items = heads * n.query_tiles + cuts;
-    n.partial_rows = cuts * tile_rows +
-                     (cascade ? heads * fused * m.max_levels : min(cuts * tile_rows, heads * fused));
+    n.partial_rows = cuts * tile_rows + (cascade ? heads * fused * m.max_levels
+                                                 : min(cuts * tile_rows, heads * fused));
     split_tiles = cascade ? n.query_tiles : min(level_tiles, cuts);
   }
   n.splits = heads * split_tiles;
@@ -128,10 +130,12 @@ RADDLE_FN PlanSizes plan_bounds(const PlanConfig& config, const Maxima& m) {
 }
 
 /// Bytes of the partial states (O and LSE in fp32) that `partial_rows` rows take.
-RADDLE_FN i64 state_bytes(i64 partial_rows, i32 dim_vo) { return partial_rows * (i64{dim_vo} + 1) * 4; }
+RADDLE_FN i64 state_bytes(i64 partial_rows, i32 dim_vo) {
+  return partial_rows * (i64{dim_vo} + 1) * 4;
+}
 
-/// Bytes of one set of scratch for any plan under `m`: partial states, then one counter a contraction and
-/// KV head.
+/// Bytes of one set of scratch for any plan under `m`: partial states, then one counter a
+/// contraction and KV head.
 RADDLE_FN i64 workspace_bytes(const PlanConfig& config, const Maxima& m, i32 dim_vo) {
   const PlanSizes n = plan_bounds(config, m);
   return round_up(state_bytes(n.partial_rows, dim_vo), i64{16}) + n.expected * i64{sizeof(i32)};

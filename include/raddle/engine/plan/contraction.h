@@ -6,7 +6,8 @@
 
 namespace raddle {
 
-/// The arrays of a contraction map while it is made; counts are advanced, capacities are the caller's.
+/// The arrays of a contraction map while it is made; counts are advanced, capacities are the
+/// caller's.
 struct ContractionMap {
   Contraction* contractions;
   i32* expected;
@@ -17,8 +18,8 @@ struct ContractionMap {
   i32 num_dependents;
 };
 
-/// Where every query row lies in an earlier level of a cascade; group -1: nowhere. A row lies in at most one
-/// group of a level.
+/// Where every query row lies in an earlier level of a cascade; group -1: nowhere. A row lies in at
+/// most one group of a level.
 struct RowMap {
   i32* group;  ///< [num_rows]
   i32* index;  ///< [num_rows] row in the group
@@ -28,7 +29,8 @@ struct RowMap {
 
 RADDLE_ENGINE_BEGIN
 
-/// Gives the tiles marked by split ≥ 0 their places in the splits, in tile order; returns how many there are.
+/// Gives the tiles marked by split ≥ 0 their places in the splits, in tile order; returns how many
+/// there are.
 RADDLE_FN i32 number_splits(QueryTile* tiles, i32 num_tiles, i32 num_kv_heads) {
   i32 count = 0;
   for (i32 t = 0; t < num_tiles; ++t) {
@@ -44,9 +46,10 @@ RADDLE_FN void mark_cut_tiles(const Cut* cuts, i32 num_workers, QueryTile* tiles
   }
 }
 
-/// The splits of a linear split on one level: partial rows in the order of the cuts. Returns the rows.
-RADDLE_FN i32 fill_cut_splits(const Cut* cuts, i32 num_workers, const QueryTile* tiles, i32 num_splits,
-                              Split* splits) {
+/// The splits of a linear split on one level: partial rows in the order of the cuts. Returns the
+/// rows.
+RADDLE_FN i32 fill_cut_splits(const Cut* cuts, i32 num_workers, const QueryTile* tiles,
+                              i32 num_splits, Split* splits) {
   for (i32 i = 0; i < num_splits; ++i) splits[i] = Split{-1, 0};
   i32 rows = 0;
   for (i32 w = 1; w < num_workers; ++w) {
@@ -71,7 +74,8 @@ RADDLE_FN i32 fill_all_splits(const Units& units, const Cut* cuts, i32 num_worke
   i32 rows = 0;
   i32 w = 1;
   i32 unit = 0;
-  for (UnitAt at = first_cut(units).at; at.group < units.num_groups; at = next_unit(units, at), ++unit) {
+  for (UnitAt at = first_cut(units).at; at.group < units.num_groups;
+       at = next_unit(units, at), ++unit) {
     i32 chunks = 1;
     for (; w < num_workers && cuts[w].unit <= unit; ++w) {
       if (cuts[w].unit == unit && cuts[w].k > 0) chunks = cuts[w].chunk + 1;
@@ -84,8 +88,8 @@ RADDLE_FN i32 fill_all_splits(const Units& units, const Cut* cuts, i32 num_worke
 }
 
 /// The splits of fixed pieces: rows in tile order.
-RADDLE_FN i32 fill_piece_splits(const QueryTile* tiles, i32 num_tiles, i32 num_kv_heads, const i32* piece_begin,
-                                Split* splits) {
+RADDLE_FN i32 fill_piece_splits(const QueryTile* tiles, i32 num_tiles, i32 num_kv_heads,
+                                const i32* piece_begin, Split* splits) {
   i32 rows = 0;
   for (i32 t = 0; t < num_tiles; ++t) {
     if (tiles[t].split < 0) continue;
@@ -99,8 +103,8 @@ RADDLE_FN i32 fill_piece_splits(const QueryTile* tiles, i32 num_tiles, i32 num_k
 }
 
 /// One level: every split tile contracts its own chunks.
-RADDLE_FN void contract_tiles(QueryTile* tiles, i32 num_tiles, i32 num_kv_heads, const Split* splits,
-                              ContractionMap& map) {
+RADDLE_FN void contract_tiles(QueryTile* tiles, i32 num_tiles, i32 num_kv_heads,
+                              const Split* splits, ContractionMap& map) {
   for (i32 t = 0; t < num_tiles; ++t) {
     if (tiles[t].split < 0) continue;
     const i32 c = map.num_contractions++;
@@ -143,8 +147,9 @@ RADDLE_FN i32 tile_holding(const QueryTile* tiles, i32 begin, i32 end, i32 row) 
 }
 
 /// Appends what one earlier level holds of query tile `tile` of the last level, neighbours joined.
-RADDLE_FN void append_sources(const QueryTile* tiles, const QueryTile& tile, const LevelView& last, i32 group_size,
-                              const RowMap& rows, const i32* group_tile, ContractionMap& map) {
+RADDLE_FN void append_sources(const QueryTile* tiles, const QueryTile& tile, const LevelView& last,
+                              i32 group_size, const RowMap& rows, const i32* group_tile,
+                              ContractionMap& map) {
   const i32 first_source = map.num_sources;
   i32 done = 0;
   while (done < tile.num_rows) {
@@ -159,7 +164,8 @@ RADDLE_FN void append_sources(const QueryTile* tiles, const QueryTile& tile, con
       const i32 offset = at - tiles[t].row_begin;
       count = min(count, tiles[t].num_rows - offset);
       Source* s = map.num_sources > first_source ? map.sources + map.num_sources - 1 : nullptr;
-      if (s && s->query_tile == t && s->row + s->num_rows == offset && s->dst_row + s->num_rows == done) {
+      if (s && s->query_tile == t && s->row + s->num_rows == offset &&
+          s->dst_row + s->num_rows == done) {
         s->num_rows += count;
       } else {
         map.sources[map.num_sources++] = Source{t, offset, done, count};
@@ -172,11 +178,12 @@ RADDLE_FN void append_sources(const QueryTile* tiles, const QueryTile& tile, con
 }
 
 /// Several levels: every query tile of the last level contracts what all levels hold of its rows.
-/// `group_tile` counts groups over all levels; `rows` has an entry for every level but the last; `seen` is
-/// scratch of num_tiles entries.
-RADDLE_FN void contract_levels(const LayoutView& layout, QueryTile* tiles, i32 num_tiles, const i32* group_tile,
-                               i32 num_kv_heads, i32 group_size, const RowMap* rows, const Split* splits,
-                               i32* seen, ContractionMap& map) {
+/// `group_tile` counts groups over all levels; `rows` has an entry for every level but the last;
+/// `seen` is scratch of num_tiles entries.
+RADDLE_FN void contract_levels(const LayoutView& layout, QueryTile* tiles, i32 num_tiles,
+                               const i32* group_tile, i32 num_kv_heads, i32 group_size,
+                               const RowMap* rows, const Split* splits, i32* seen,
+                               ContractionMap& map) {
   const LevelView& last = layout.levels[layout.num_levels - 1];
   for (i32 t = 0; t < num_tiles; ++t) {
     seen[t] = -1;

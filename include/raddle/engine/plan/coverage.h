@@ -1,8 +1,8 @@
 // From a mask's answers about hulls to the coverage runs of one query tile.
 //
 // A cover answers two questions about a Tile: `KvSpan kv_span(tile)`, asked once, and `Coverage
-// coverage(tile)`, asked again for halves of what is partial. It is a variant itself, an evaluator of a
-// traced expression, or CoverAll where nothing is masked.
+// coverage(tile)`, asked again for halves of what is partial. It is a variant itself, an evaluator
+// of a traced expression, or CoverAll where nothing is masked.
 #pragma once
 
 #include "raddle/engine/layout/layout.h"
@@ -24,8 +24,9 @@ struct CoverAll {
 /// Hulls over the query rows of a tile; the hulls over its keys are left open.
 RADDLE_FN Tile query_hull(const LayoutView& layout, const LevelView& level, const QueryTile& tile,
                           i32 group_size, i32 num_kv_heads) {
-  Tile t{{int_max, int_min},    {int_max, int_min}, {int_max, int_min}, {0, num_kv_heads * group_size - 1},
-         everything, everything};
+  Tile t{{int_max, int_min}, {int_max, int_min},
+         {int_max, int_min}, {0, num_kv_heads * group_size - 1},
+         everything,         everything};
   const i32 first = tile.row_begin / group_size;
   const i32 last = (tile.row_begin + tile.num_rows - 1) / group_size;
   if (level.groups_are_requests && !layout.qo_pos) {  // decode takes this way: O(1)
@@ -50,7 +51,8 @@ RADDLE_FN bool is_affine(const LevelView& level) {
   return !level.blocks || (!level.block_index && !level.block_pos && !level.block_count);
 }
 
-/// Hulls of the keys at offsets [first, last] of the nth block of a group's list; holes do not count.
+/// Hulls of the keys at offsets [first, last] of the nth block of a group's list; holes do not
+/// count.
 RADDLE_FN KvSpan block_hull(const LevelView& level, i32 group, i32 nth, i32 first, i32 last) {
   const i32 entry = level.block_begin[group] + nth;
   if (level.block_count) last = min(last, level.block_count[entry] - 1);
@@ -92,7 +94,8 @@ RADDLE_FN Range clip_columns(const LevelView& level, i32 group, const KvSpan& sp
     const i32 start = nth * level.block_size;
     const i32 last = min(columns - start, level.block_size) - 1;
     const KvSpan one = block_hull(level, group, nth, 0, last);
-    if (is_empty(intersect(one.index, span.index)) || is_empty(intersect(one.pos, span.pos))) continue;
+    if (is_empty(intersect(one.index, span.index)) || is_empty(intersect(one.pos, span.pos)))
+      continue;
     kept = Range{min(kept.first, start), start + last};
   }
   return kept;
@@ -104,7 +107,8 @@ RADDLE_FN i32 join_surplus(Run* runs, i32 count, i32 max_runs) {
     i32 best = 0;
     i64 best_loss = 0;
     for (i32 i = 0; i + 1 < count; ++i) {
-      // A column that nobody keeps is loaded and computed for nothing; a full one only gains a mask.
+      // A column that nobody keeps is loaded and computed for nothing; a full one only gains a
+      // mask.
       i64 loss = 8 * static_cast<i64>(runs[i + 1].begin - runs[i].end);
       for (i32 j = i; j < i + 2; ++j) {
         if (runs[j].kind == Coverage::full) loss += runs[j].end - runs[j].begin;
@@ -134,10 +138,11 @@ RADDLE_FN i32 join_alike(Run* runs, i32 count) {
   return n;
 }
 
-/// Asks for the coverage of columns [begin, end) and appends the span to `spans` unless it is empty.
+/// Asks for the coverage of columns [begin, end) and appends the span to `spans` unless it is
+/// empty.
 template <class Cover>
-RADDLE_FN i32 append_span(const Cover& cover, Tile& t, const LevelView& level, i32 group, i32 begin, i32 end,
-                          Run* spans, i32 count) {
+RADDLE_FN i32 append_span(const Cover& cover, Tile& t, const LevelView& level, i32 group, i32 begin,
+                          i32 end, Run* spans, i32 count) {
   const KvSpan keys = kv_hull(level, group, begin, end);
   if (is_empty(keys.index)) return count;
   t.kv_index = keys.index;
@@ -148,8 +153,8 @@ RADDLE_FN i32 append_span(const Cover& cover, Tile& t, const LevelView& level, i
   return count + 1;
 }
 
-/// Halves every partial span of more than one KV tile, round by round. The first cut of the whole takes
-/// off its first KV tile: for a decode row under a sliding window that settles it.
+/// Halves every partial span of more than one KV tile, round by round. The first cut of the whole
+/// takes off its first KV tile: for a decode row under a sliding window that settles it.
 template <class Cover>
 RADDLE_FN i32 refine_spans(const Cover& cover, Tile& t, const LevelView& level, i32 group, i32 keys,
                            Run* spans, i32 count) {
@@ -178,12 +183,12 @@ RADDLE_FN i32 refine_spans(const Cover& cover, Tile& t, const LevelView& level, 
   return count;
 }
 
-/// The coverage runs of a query tile: maximal, sorted, disjoint, cut at multiples of `keys`. Writes at most
-/// `max_runs` of them and returns how many.
+/// The coverage runs of a query tile: maximal, sorted, disjoint, cut at multiples of `keys`. Writes
+/// at most `max_runs` of them and returns how many.
 template <class Cover>
 RADDLE_FN i32 cover_tile(const Cover& cover, const LayoutView& layout, const LevelView& level,
-                         const QueryTile& tile, i32 keys, i32 group_size, i32 num_kv_heads, i32 max_runs,
-                         Run* runs) {
+                         const QueryTile& tile, i32 keys, i32 group_size, i32 num_kv_heads,
+                         i32 max_runs, Run* runs) {
   const i32 group = tile.group;
   const i32 columns = level.columns[group];
   if (columns <= 0) return 0;

@@ -1,10 +1,11 @@
-// Linear split, the default schedule: the units laid end to end on a line, each as long as it costs, and
-// the line cut into equal spans at KV-tile boundaries. A worker finds where its span begins by binary
-// search and needs nothing of its neighbours but the other end, so the same functions serve a loop on the
-// host and a thread a worker on a GPU.
+// Linear split, the default schedule: the units laid end to end on a line, each as long as it
+// costs, and the line cut into equal spans at KV-tile boundaries. A worker finds where its span
+// begins by binary search and needs nothing of its neighbours but the other end, so the same
+// functions serve a loop on the host and a thread a worker on a GPU.
 //
-// A span reaches its ideal end to within half a KV tile, or the price of a contraction where the cut moved
-// to the nearest unit boundary; each of its two cut pieces costs at most one contraction. Hence
+// A span reaches its ideal end to within half a KV tile, or the price of a contraction where the
+// cut moved to the nearest unit boundary; each of its two cut pieces costs at most one contraction.
+// Hence
 //   heaviest ≤ mean + one KV tile + two contractions,
 // a contraction being UnitCost::resume.
 #pragma once
@@ -40,9 +41,9 @@ RADDLE_FN i64 isqrt(i64 n) {
   return x;
 }
 
-/// The least number of KV tiles worth a chunk of a unit with n of them. Pieces of p tiles take p · tile in
-/// parallel, and then one worker composes n / p states: p = √(n · merge / tile) balances the two. Only
-/// where spans are shorter than that is it asked for; else cuts may fall anywhere.
+/// The least number of KV tiles worth a chunk of a unit with n of them. Pieces of p tiles take p ·
+/// tile in parallel, and then one worker composes n / p states: p = √(n · merge / tile) balances
+/// the two. Only where spans are shorter than that is it asked for; else cuts may fall anywhere.
 RADDLE_FN i32 least_piece(const UnitCost& cost, i64 merge, i32 n, i64 span) {
   if (span >= n * cost.tile) return 1;
   const i64 tiles = span / cost.tile;
@@ -50,16 +51,17 @@ RADDLE_FN i32 least_piece(const UnitCost& cost, i64 merge, i32 n, i64 span) {
   return static_cast<i32>(max(i64{1}, isqrt(n * merge / cost.tile)));
 }
 
-/// KV tiles before the cut of a unit with n of them, ideally at `offset` from its beginning; n means that
-/// the cut moves to the unit's end, 0 to its beginning.
+/// KV tiles before the cut of a unit with n of them, ideally at `offset` from its beginning; n
+/// means that the cut moves to the unit's end, 0 to its beginning.
 RADDLE_FN i32 snap(const UnitCost& cost, i64 merge, i32 n, i64 offset, i64 span) {
   if (offset <= cost.start) return 0;
   i64 k = (offset - cost.start + cost.tile / 2) / cost.tile;
   const i32 piece = least_piece(cost, merge, n, span);
   if (piece > 1) k = (k + piece / 2) / piece * piece;
   k = min(k, i64{n});
-  // A last piece that costs less than resuming it would stays with the first. A first piece stays with the
-  // last where the state between them is dearer: the item would have to be started for either.
+  // A last piece that costs less than resuming it would stays with the first. A first piece stays
+  // with the last where the state between them is dearer: the item would have to be started for
+  // either.
   if ((n - k) * cost.tile <= cost.resume) return n;
   return k * cost.tile <= cost.resume - cost.start ? 0 : static_cast<i32>(k);
 }
@@ -71,15 +73,20 @@ RADDLE_FN Cut first_cut(const Units& units) {
 }
 
 RADDLE_FN Cut last_cut(const Units& units) {
-  return Cut{total_cost(units), {units.num_groups, 0, units.num_tiles}, units.num_kv_heads * units.num_tiles, 0, 0};
+  return Cut{total_cost(units),
+             {units.num_groups, 0, units.num_tiles},
+             units.num_kv_heads * units.num_tiles,
+             0,
+             0};
 }
 
-/// The last group that begins at or before x. Looking from `hint`, a group not far before it, on saves most
-/// of the search.
+/// The last group that begins at or before x. Looking from `hint`, a group not far before it, on
+/// saves most of the search.
 RADDLE_FN i32 group_at(const Units& units, i64 x, i32 hint) {
   i32 lo = units.num_kv_heads * units.prefix[units.group_tile[hint]] <= x ? hint : 0;
   i32 step = 1;
-  while (lo + step < units.num_groups && units.num_kv_heads * units.prefix[units.group_tile[lo + step]] <= x) {
+  while (lo + step < units.num_groups &&
+         units.num_kv_heads * units.prefix[units.group_tile[lo + step]] <= x) {
     lo += step;
     step *= 2;
   }
@@ -95,8 +102,8 @@ RADDLE_FN i32 group_at(const Units& units, i64 x, i32 hint) {
   return lo;
 }
 
-/// The cut nearest to x; never before the cut nearest to a lesser x. `span` is a worker's share, `hint` any
-/// group.
+/// The cut nearest to x; never before the cut nearest to a lesser x. `span` is a worker's share,
+/// `hint` any group.
 RADDLE_FN Cut cut_at(const Units& units, i64 x, i64 span, i32 hint) {
   if (x <= 0) return first_cut(units);
   if (x >= total_cost(units)) return last_cut(units);
@@ -125,7 +132,8 @@ RADDLE_FN Cut cut_at(const Units& units, i64 x, i64 span, i32 hint) {
   const i32 n = units.kv_tiles[at.tile];
   const i32 k = snap(cost, merge, n, offset, span);
   const i64 length = cost.start + n * cost.tile;
-  Cut cut{x - offset, at, units.num_kv_heads * begin + at.head * (end - begin) + (at.tile - begin), k, 0};
+  Cut cut{x - offset, at, units.num_kv_heads * begin + at.head * (end - begin) + (at.tile - begin),
+          k, 0};
   if (n > 0 ? k == n : 2 * offset >= length) {  // a unit without keys goes to the nearer side
     cut.x += length;
     cut.at = next_unit(units, at);
@@ -186,7 +194,8 @@ RADDLE_FN void number_chunks(Cut* cuts, i32 num_workers) {
 }
 
 /// Writes the items of the worker whose span lies between cuts a and b; returns how many.
-RADDLE_FN i32 write_span(const Units& units, const Split* splits, const Cut& a, const Cut& b, WorkItem* items) {
+RADDLE_FN i32 write_span(const Units& units, const Split* splits, const Cut& a, const Cut& b,
+                         WorkItem* items) {
   i32 count = 0;
   UnitAt at = a.at;
   i32 unit = a.unit;
@@ -207,9 +216,11 @@ RADDLE_FN i32 write_span(const Units& units, const Split* splits, const Cut& a, 
     k = 0;
     if (!to_end) break;
     // Groups of one tile: the rest of its KV heads differ in nothing but the head.
-    if (whole && !units.all_partial && units.group_tile[at.group + 1] - units.group_tile[at.group] == 1) {
+    if (whole && !units.all_partial &&
+        units.group_tile[at.group + 1] - units.group_tile[at.group] == 1) {
       const i32 more = min(units.num_kv_heads - 1 - at.head, b.unit - unit);
-      for (i32 i = 1; i <= more; ++i) items[count++] = WorkItem{at.tile, at.head + i, first, last, -1};
+      for (i32 i = 1; i <= more; ++i)
+        items[count++] = WorkItem{at.tile, at.head + i, first, last, -1};
       at.head += more;
       unit += more;
     }

@@ -1,5 +1,5 @@
-// Fixed pieces: schedules that first cut every query tile's KV and then hand the pieces to workers. All KV
-// heads of a tile are cut alike.
+// Fixed pieces: schedules that first cut every query tile's KV and then hand the pieces to workers.
+// All KV heads of a tile are cut alike.
 #pragma once
 
 #include "raddle/engine/plan/units.h"
@@ -37,13 +37,15 @@ RADDLE_FN i32 limit_tiles(const Units& units, i32 tile, i64 limit) {
   return static_cast<i32>(min(ceil_div(limit, i64{tile_keys(units, tile)}), i64{int_max}));
 }
 
-/// Columns between absolute cuts of a group of `num_tiles` query tiles. Many tiles are parallel enough by
-/// themselves, so their chunks are longer: partial states grow with the keys, not with rows times keys.
+/// Columns between absolute cuts of a group of `num_tiles` query tiles. Many tiles are parallel
+/// enough by themselves, so their chunks are longer: partial states grow with the keys, not with
+/// rows times keys.
 RADDLE_FN i64 absolute_chunk(i32 invariant_chunk, i32 keys, i32 num_tiles) {
   return i64{round_up(max(invariant_chunk, 1), keys)} * num_tiles;
 }
 
-/// Cuts one tile's KV; returns the number of pieces, at least one. `pieces` may be null, to count only.
+/// Cuts one tile's KV; returns the number of pieces, at least one. `pieces` may be null, to count
+/// only.
 RADDLE_FN i32 cut_tile(const Units& units, i32 tile, Cutting cutting, i64 length, Piece* pieces) {
   const QueryTile& t = units.tiles[tile];
   const i32 n = units.kv_tiles[tile];
@@ -54,7 +56,8 @@ RADDLE_FN i32 cut_tile(const Units& units, i32 tile, Cutting cutting, i64 length
     const i32 count = max(1, ceil_div(n, step));
     for (i32 i = 0; pieces && i < count; ++i) {
       const i32 end = i + 1 < count ? (i + 1) * step : n;
-      pieces[i] = Piece{tile, unit_column(units, tile, i * step), unit_column(units, tile, end), end - i * step};
+      pieces[i] = Piece{tile, unit_column(units, tile, i * step), unit_column(units, tile, end),
+                        end - i * step};
     }
     return count;
   }
@@ -77,7 +80,8 @@ RADDLE_FN i32 cut_tile(const Units& units, i32 tile, Cutting cutting, i64 length
     }
     if (tiles == 0) continue;  // nothing is kept between these cuts
     if (pieces) {
-      pieces[count] = Piece{tile, static_cast<i32>(max(begin, i64{first})), static_cast<i32>(min(end, i64{last})), tiles};
+      pieces[count] = Piece{tile, static_cast<i32>(max(begin, i64{first})),
+                            static_cast<i32>(min(end, i64{last})), tiles};
     }
     ++count;
   }

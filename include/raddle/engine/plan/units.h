@@ -1,5 +1,6 @@
-// Units and their costs. A unit is one (query tile, KV head). All schedules order units by level, group,
-// KV head, tile: the tiles of a KV head follow each other, so that its keys are still in the cache.
+// Units and their costs. A unit is one (query tile, KV head). All schedules order units by level,
+// group, KV head, tile: the tiles of a KV head follow each other, so that its keys are still in the
+// cache.
 #pragma once
 
 #include "raddle/engine/plan/tiles.h"
@@ -44,9 +45,13 @@ RADDLE_FN UnitCost unit_cost(const Units& units, i32 tile) {
   return cost_of(units.costs[t.shape], t.num_rows, units.all_partial);
 }
 
-RADDLE_FN i64 total_cost(const Units& units) { return units.num_kv_heads * units.prefix[units.num_tiles]; }
+RADDLE_FN i64 total_cost(const Units& units) {
+  return units.num_kv_heads * units.prefix[units.num_tiles];
+}
 
-RADDLE_FN i32 tile_keys(const Units& units, i32 tile) { return units.shapes[units.tiles[tile].shape].keys; }
+RADDLE_FN i32 tile_keys(const Units& units, i32 tile) {
+  return units.shapes[units.tiles[tile].shape].keys;
+}
 
 /// First column of a unit's kth KV tile.
 RADDLE_FN i32 unit_column(const Units& units, i32 tile, i32 k) {
@@ -70,7 +75,8 @@ RADDLE_FN UnitAt next_unit(const Units& units, UnitAt at) {
   }
   at.head = 0;
   do ++at.group;
-  while (at.group < units.num_groups && units.group_tile[at.group + 1] == units.group_tile[at.group]);
+  while (at.group < units.num_groups &&
+         units.group_tile[at.group + 1] == units.group_tile[at.group]);
   return at;
 }
 

@@ -1,0 +1,241 @@
+"""The Python package: what it returns for which inputs, its functions, and what a call costs."""
+
+import itertools
+import time
+
+import ml_dtypes
+import numpy as np
+import pytest
+import raddle
+from small import SPEC, attention, paged, refuses, run
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+needs_torch = pytest.mark.skipif(torch is None, reason="needs torch")
+
+
+def test_results_of_numpy(small_problem):
+    out, lse = run(**small_problem, return_lse=True)
+    assert isinstance(out, np.ndarray) and out.shape == (3, 4, 16) and out.dtype == np.float32
+    assert isinstance(lse, np.ndarray) and lse.shape == (3, 4) and lse.dtype == np.float32
+    state, state_lse = run(**small_problem, return_state=True)
+    assert state.dtype == np.float32 and state_lse.shape == (3, 4)
+    given, given_lse = np.empty_like(out), np.empty_like(lse)
+    assert run(**small_problem, out=given, lse=given_lse) is given
+    np.testing.assert_array_equal(given, out)
+    np.testing.assert_array_equal(given_lse, lse)
+
+
+def test_bfloat16_of_numpy(small_problem):
+    half = {name: x.astype(ml_dtypes.bfloat16) for name, x in small_problem.items()}
+    out = run(**half, spec={**SPEC, "dtype": "bfloat16"})
+    assert out.dtype == ml_dtypes.bfloat16
+    np.testing.assert_allclose(out.astype(np.float32), run(**small_problem), atol=0.05)
+
+
+def test_a_sigmoid_has_no_lse(small_problem):
+    spec = {**SPEC, "variant": raddle.Sigmoid(-1.0)}
+    assert isinstance(run(**small_problem, spec=spec, return_state=True), np.ndarray)
+    with refuses(ValueError, "lse"):
+        run(**small_problem, spec=spec, return_lse=True)
+
+
+def test_a_head_dim_of_v_of_its_own(small_problem):
+    v = np.ascontiguousarray(small_problem["v"][..., :8])
+    out = run(small_problem["q"], small_problem["k"], v, spec={**SPEC, "head_dim_vo": 8})
+    np.testing.assert_array_equal(out, run(**small_problem)[..., :8])
+
+
+def test_k_and_v_in_one_tensor(small_problem):
+    both = np.stack([small_problem["k"], small_problem["v"]], axis=1)
+    attn = attention()
+    plan = attn.plan(paged())
+    for kv in (both, [both], (both[:, 0], both[:, 1])):
+        np.testing.assert_array_equal(attn.run(plan, small_problem["q"], kv), run(**small_problem))
+    with refuses(ValueError, "kv is one tensor", "dimension 1 is 16"):
+        attn.run(plan, small_problem["q"], small_problem["k"])
+    rows = np.stack([small_problem["k"][0], small_problem["v"][0]], axis=1)
+    layout = raddle.RaggedKV([0, 3], [0, 16])
+    expected = run(small_problem["q"], small_problem["k"][0], small_problem["v"][0], layout=layout)
+    np.testing.assert_array_equal(attn.run(attn.plan(layout), small_problem["q"], rows), expected)
+
+
+def test_strided_broadcast_and_read_only_views(rng, small_problem):
+    expected = run(**small_problem)
+    wide = rng.standard_normal((3, 4, 40)).astype(np.float32)
+    wide[..., 7:23] = small_problem["q"]
+    k = np.ascontiguousarray(small_problem["k"][::-1])[::-1]  # pages from back to front in memory
+    v = np.frombuffer(small_problem["v"].tobytes(), np.float32).reshape(small_problem["v"].shape)
+    assert not v.flags.writeable and k.strides[0] < 0
+    np.testing.assert_array_equal(run(wide[..., 7:23], k, v), expected)
+    one_page = np.broadcast_to(small_problem["k"][:1], small_problem["k"].shape)
+    np.testing.assert_array_equal(
+        run(small_problem["q"], one_page, small_problem["v"]), run(small_problem["q"], one_page.copy(), small_problem["v"])
+    )
+    out = np.full((3, 8, 16), np.nan, np.float32)
+    run(**small_problem, out=out[:, ::2])
+    np.testing.assert_array_equal(out[:, ::2], expected)
+    assert np.isnan(out[:, 1::2]).all()
+
+
+@needs_torch
+def test_results_of_torch(small_problem):
+    tensors = {name: torch.from_numpy(x) for name, x in small_problem.items()}
+    out, lse = run(**tensors, return_lse=True)
+    assert isinstance(out, torch.Tensor) and isinstance(lse, torch.Tensor)
+    np.testing.assert_array_equal(out.numpy(), run(**small_problem))
+    mixed = run(tensors["q"], small_problem["k"], small_problem["v"])
+    assert isinstance(mixed, torch.Tensor) and torch.equal(mixed, out)
+
+
+@needs_torch
+@pytest.mark.parametrize("name, called", [("q", "q"), ("k", "kv: k"), ("v", "kv: v"), ("out", "out"), ("lse", "lse")])
+def test_gradients_are_refused_by_name(small_problem, name, called):
+    tensors = {each: torch.from_numpy(x) for each, x in small_problem.items()}
+    tensors.update(out=torch.empty(3, 4, 16), lse=torch.empty(3, 4))
+    tensors[name].requires_grad_()
+    with refuses(ValueError, f"{called} requires a gradient", f"pass {name}.detach()"):
+        run(**tensors)
+    with torch.no_grad(), refuses(ValueError, f"{called} requires a gradient"):
+        run(**{**tensors, name: torch.nn.Parameter(tensors[name])})
+
+
+@needs_torch
+def test_torch_tensors_that_are_not_what_they_hold(small_problem):
+    q, k, v = (torch.from_numpy(x) for x in small_problem.values())
+    negative = torch.complex(q, q).conj().imag
+    assert negative.is_neg()
+    with refuses(ValueError, "q", "negative bit", "resolve_neg"):
+        run(negative, k, v)
+    with refuses(TypeError, "q has dtype complex64"):
+        run(torch.complex(q, q).conj(), k, v)
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(), refuses(TypeError, "q is a FakeTensor"):
+        run(torch.empty(3, 4, 16), k, v)
+    with refuses(ValueError, "q lies on device 'meta'", "'cpu'"):
+        run(q.to("meta"), k, v)
+
+
+def test_attention_in_one_call(rng):
+    q, k, v = (rng.standard_normal((2, 5, heads, 16)).astype(np.float32) for heads in (4, 2, 2))
+    out, lse = raddle.attention(q, k, v, causal=True, return_lse=True)
+    assert out.shape == q.shape and lse.shape == (2, 5, 4)
+    for b in range(2):
+        alone, alone_lse = raddle.attention(q[b], k[b], v[b], causal=True, return_lse=True)
+        np.testing.assert_allclose(out[b], alone, atol=1e-6)
+        np.testing.assert_allclose(lse[b], alone_lse, atol=1e-6)
+    heads_first = [np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (q, k, v)]
+    np.testing.assert_array_equal(raddle.attention(*heads_first, causal=True), out)
+    capped = raddle.attention(q[0], k[0], v[0], variant=[raddle.SoftCap(2.0)], scale=0.5)
+    assert not np.array_equal(capped, raddle.attention(q[0], k[0], v[0], scale=0.5))
+
+
+def test_attention_of_nothing():
+    empty = np.empty((2, 0, 1, 8), np.float32)
+    q = np.ones((2, 3, 1, 8), np.float32)
+    np.testing.assert_array_equal(raddle.attention(q, empty, empty), 0.0)
+    assert raddle.attention(empty, q, q).shape == empty.shape
+
+
+def test_bad_calls_of_attention(rng):
+    q, k, v = (rng.standard_normal((2, 5, heads, 16)).astype(np.float32) for heads in (4, 2, 2))
+    with refuses(ValueError, "4, 3 and 4 dimensions"):
+        raddle.attention(q, k[0], v)
+    with refuses(ValueError, "batches of 1 and 2", "expected 2"):
+        raddle.attention(q, k[:1], v)
+    with refuses(ValueError, "v has 4 keys", "expected 5"):
+        raddle.attention(q, k, v[:, :4])
+    with refuses(ValueError, "num_qo_heads is 4", "3"):
+        raddle.attention(q, np.concatenate([k, k[:, :, :1]], 2), v)
+    with refuses(ValueError, "dtype is 'float64'"):
+        raddle.attention(q.astype(np.float64), k, v)
+    with refuses(TypeError, "v is a str"):
+        raddle.attention(q, k, "v")
+
+
+def test_appended_keys_are_attended_to(rng, small_problem):
+    new = rng.standard_normal((2, 3, 2, 16)).astype(np.float32)
+    pools = np.full((6, 2, 16, 2, 16), np.nan, np.float32)
+    raddle.append_kv(paged(), pools, *new)
+    # Row r of request i is its key kv_len - qo_len + r: 19 of pages 1 and 4, 3 and 4 of page 2.
+    np.testing.assert_array_equal(pools[4, :, 3], new[:, 0])
+    np.testing.assert_array_equal(pools[2, :, 3:5], new[:, 1:])
+    assert np.isfinite(pools).sum() == new.size
+    pools.flags.writeable = False
+    with refuses(ValueError, "kv", "read-only"):
+        raddle.append_kv(paged(), pools, *new)
+    with refuses(ValueError, "k_new", "2"):
+        raddle.append_kv(paged(), (small_problem["k"], small_problem["v"]), new[0, :2], new[1])
+
+
+def test_bad_states(rng):
+    o, lse = np.zeros((2, 3, 4, 8), np.float32), np.zeros((2, 3, 4), np.float32)
+    with refuses(TypeError, "o is float16"):
+        raddle.merge_states(o.astype(np.float16), lse)
+    with refuses(ValueError, "lse", "[2, 3]"):
+        raddle.merge_states(o, lse[..., 0].copy())
+    with refuses(ValueError, "o_b"):
+        raddle.merge_state(o[0], lse[0], o[1, :2], lse[1])
+    with refuses(ValueError, "finish has 2 query heads"):
+        raddle.merge_states(o, lse, finish=raddle.AttentionSpec(2, 2, 8))
+
+
+def test_every_row_of_the_support_matrix_has_a_reason_or_works():
+    matrix = raddle.support_matrix()
+    assert any(row["works"] for row in matrix)
+    for row in matrix:
+        assert row["works"] == (not row["reason"]), row
+
+
+def test_command_line():
+    from click.testing import CliRunner
+
+    from raddle.cli import main
+
+    text = CliRunner().invoke(main, ["doctor"]).output
+    assert raddle.__version__ in text and raddle.cpu_isa() in text and "libraddle_ffi" in text
+    shown = CliRunner().invoke(main, ["explain", "512:512", "1:4096", "--window", "128", "--workers", "5"])
+    assert shown.exit_code == 0 and "5 workers" in shown.output and "balance" in shown.output
+    wrong = CliRunner().invoke(main, ["explain", "512"])
+    assert wrong.exit_code != 0 and "'512'" in wrong.output
+    assert "replay" in CliRunner().invoke(main, ["--help"]).output
+
+
+# --- the wrapper is thin ----------------------------------------------------------------------
+
+
+def best_us(call, repeat=200, rounds=20):
+    """Microseconds of a call in the best of many rounds: what it costs when nothing disturbs it."""
+
+    def once():
+        start = time.perf_counter()
+        for _ in itertools.repeat(None, repeat):
+            call()
+        return (time.perf_counter() - start) / repeat * 1e6
+
+    return min(once() for _ in range(rounds))
+
+
+@needs_torch
+def test_python_adds_little_to_a_run(small_problem):
+    from raddle.attention import _run
+
+    q, k, v = (torch.from_numpy(x) for x in small_problem.values())
+    attn, out = attention(), torch.empty(3, 4, 16)
+    plan = attn.plan(paged())
+    bare = best_us(lambda: _run(attn, plan, q, out, None, False, None, None, k, v))
+    assert best_us(lambda: attn.run(plan, q, (k, v), out=out)) < bare + 10
+
+
+def test_a_small_batch_is_planned_in_no_time(rng):
+    kv_len = rng.integers(1, 3072, 16).astype(np.int32)
+    page_indptr = np.r_[0, np.cumsum(-(-kv_len // 16))].astype(np.int32)
+    pages = rng.permutation(page_indptr[-1]).astype(np.int32)
+    qo_indptr = np.arange(17, dtype=np.int32)
+    attn = raddle.Attention(raddle.AttentionSpec(32, 8, 128, variant=[raddle.Causal()]))
+    # 4 µs on an idle machine of 2026; ten times that catches a wrapper that grew fat, not a busy machine.
+    assert best_us(lambda: attn.plan(raddle.PagedKV(qo_indptr, page_indptr, pages, kv_len))) < 40

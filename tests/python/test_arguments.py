@@ -1,0 +1,160 @@
+"""Specs, variants, plans and runs: what they refuse, and by which name."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+import raddle
+from small import PAGED, SPEC, attention, paged, refuses, run
+
+
+@pytest.mark.parametrize(
+    "changes, error, words",
+    [
+        ({"num_qo_heads": 0}, ValueError, ["num_qo_heads is 0"]),
+        ({"num_qo_heads": 3}, ValueError, ["num_qo_heads is 3", "num_kv_heads"]),
+        ({"num_qo_heads": "4"}, TypeError, ["num_qo_heads", "string"]),
+        ({"head_dim": 12}, ValueError, ["head_dim is 12"]),
+        ({"head_dim_vo": 512}, ValueError, ["head_dim_vo is 512"]),
+        ({"dtype": "float64"}, ValueError, ["dtype is 'float64'", "bfloat16"]),
+        ({"variant": [raddle.Causal(), 3]}, TypeError, ["variant[1]", "int"]),
+        ({"variant": [raddle.SoftCap(1.0) & raddle.Causal()]}, ValueError, ["softcap", "no mask"]),
+        ({"variant": [raddle.Sinks([1.0])]}, ValueError, ["sinks.logit has 1", "4"]),
+        ({"variant": [raddle.Sinks([1.0] * 4)] * 2}, ValueError, ["sink"]),
+        ({"scale": float("nan")}, ValueError, ["scale"]),
+        ({"scale": "big"}, TypeError, ["scale", "string"]),
+    ],
+)
+def test_bad_specs(changes, error, words):
+    with refuses(error, *words):
+        attention(**changes)
+
+
+def test_other_devices_are_refused():
+    with refuses(ValueError, "device is 'cuda'", "'cpu'"):
+        raddle.Attention(raddle.AttentionSpec(**SPEC), device="cuda")
+
+
+@pytest.mark.parametrize(
+    "make, error, words",
+    [
+        (lambda: raddle.SoftCap(0.0), ValueError, ["cap is 0"]),
+        (lambda: raddle.SoftCap("x"), TypeError, ["cap", "string"]),
+        (lambda: raddle.SlidingWindow(1.5), TypeError, ["left", "float"]),
+        (lambda: raddle.SlidingWindow(2**40), ValueError, ["left", "32-bit"]),
+        (lambda: raddle.Sinks(["a"]), TypeError, ["logits", "string"]),
+        (lambda: raddle.Sinks(np.ones((2, 2))), ValueError, ["logits has 2 dimensions"]),
+        (lambda: raddle.Rope(7), ValueError, ["rotary_dim is 7"]),
+        (lambda: raddle.Rope(8, theta=0.5), ValueError, ["theta is 0.5"]),
+        (lambda: raddle.Rope(8, offset=[0.5]), TypeError, ["offset"]),
+        (lambda: raddle.Causal() & 3, TypeError, ["right side of &", "int"]),
+    ],
+)
+def test_bad_variants(make, error, words):
+    with refuses(error, *words):
+        make()
+
+
+def test_variants_and_specs_show_their_values():
+    assert repr(raddle.SoftCap(30.0)) == "softcap(cap=30)"
+    assert "causal() | window(left=3, right=-1)" in repr(raddle.Causal() | raddle.SlidingWindow(3))
+    assert "softcap(cap=30)" in repr(raddle.AttentionSpec(4, 2, 16, variant=raddle.SoftCap(30.0)))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, ml_dtypes.bfloat16])
+def test_sinks_of_any_float_dtype(small_problem, dtype):
+    logits = [0.5, -1.0, 2.0, 0.25]
+    expected = run(**small_problem, spec={**SPEC, "variant": raddle.Sinks(logits)})
+    sinks = raddle.Sinks(np.array(logits, dtype))
+    np.testing.assert_array_equal(run(**small_problem, spec={**SPEC, "variant": sinks}), expected)
+
+
+def test_bad_plans():
+    attn = attention(variant=[raddle.SlidingWindow(4), raddle.SoftCap(9.0)])
+    with refuses(TypeError, "layout", "dict"):
+        attn.plan(PAGED)
+    with refuses(ValueError, "schedule is 'best'", "linear"):
+        attn.plan(paged(), schedule="best")
+    with refuses(TypeError, "num_workers", "float"):
+        attn.plan(paged(), num_workers=2.0)
+    with refuses(ValueError, "window.middle"):
+        attn.plan(paged(), params={"window.middle": 1})
+    with refuses(ValueError, "softcap.cap", "run member"):
+        attn.plan(paged(), params={"softcap.cap": 1.0})
+    with refuses(TypeError, "params['window.left']", "str"):
+        attn.plan(paged(), params={"window.left": "far"})
+
+
+def test_params_override_members(small_problem):
+    kv = (small_problem["k"], small_problem["v"])
+    attn = attention(variant=[raddle.SlidingWindow(4), raddle.SoftCap(9.0)])
+    plan = attn.plan(paged(), params={"window.left": 9})
+    out = attn.run(plan, small_problem["q"], kv, params={"softcap.cap": np.float32(2.0)})
+    other = attention(variant=[raddle.SlidingWindow(9), raddle.SoftCap(2.0)])
+    np.testing.assert_array_equal(out, other.run(other.plan(paged()), small_problem["q"], kv))
+    with refuses(ValueError, "window.left", "plan member"):
+        attn.run(plan, small_problem["q"], kv, params={"window.left": 3})
+
+
+def test_a_plan_shows_how():
+    plan = attention().plan(paged(), num_workers=3)
+    assert plan.num_workers == 3 and plan.num_items >= 1 and plan.num_query_tiles >= 1
+    assert plan.balance >= 1.0 and plan.num_contractions >= 0
+    assert "work items" in plan.explain() and "workers" in repr(plan)
+    maxima = {"max_requests": 2, "max_qo_tokens": 3, "max_kv_tokens": 25}
+    bound = raddle.workspace_bytes(raddle.AttentionSpec(**SPEC), 3, **maxima)
+    assert 0 <= plan.workspace_bytes <= bound
+    with refuses(ValueError, "max_requests is -1"):
+        raddle.workspace_bytes(raddle.AttentionSpec(**SPEC), 3, **{**maxima, "max_requests": -1})
+
+
+
+
+def bad_runs():
+    def change(name, f):
+        return lambda p: p.update({name: f(p.get(name))})
+
+    yield change("q", lambda q: q[:2]), ValueError, ["q", "[2, 4, 16]", "[3, 4, 16]"]
+    yield change("q", lambda q: q.astype(np.float16)), TypeError, ["q is float16", "float32"]
+    yield change("q", lambda q: q.astype(np.int32)), TypeError, ["q has dtype int32"]
+    yield change("q", lambda q: q.astype(np.complex64)), TypeError, ["q has dtype complex64"]
+    yield change("q", lambda q: q.astype(">f4")), TypeError, ["q is", ">f4"]
+    yield change("q", lambda q: np.repeat(q, 2, axis=-1)[..., ::2]), ValueError, ["q", "stride 2"]
+    yield change("q", lambda q: q[None, None, None, None]), ValueError, ["q has 7 dimensions"]
+    yield change("q", lambda q: None), TypeError, ["q is a NoneType"]
+    yield change("q", lambda q: q.tolist()), TypeError, ["q is a list"]
+    yield change("k", lambda k: k[:3]), ValueError, ["kv: k has 3 pages", "page 4"]
+    yield change("v", lambda v: v[:, :8]), ValueError, ["kv: v", "[6, 8, 2, 16]"]
+    yield change("v", lambda v: v[..., :8].copy()), ValueError, ["kv: v", "8", "16"]
+    yield change("k", lambda k: None), TypeError, ["kv: k is a NoneType"]
+    yield change("out", lambda _: np.empty((3, 4, 16), np.float16)), TypeError, ["out is float16"]
+    yield change("out", lambda _: np.empty((3, 4, 15), np.float32)), ValueError, ["out", "[3, 4, 15]"]
+    yield change("out", lambda _: np.broadcast_to(np.float32(0), (3, 4, 16))), ValueError, ["out", "read-only"]
+    yield change("lse", lambda _: np.empty((3, 4), np.float64)), TypeError, ["lse has dtype float64"]
+    yield change("lse", lambda _: np.empty((4, 3), np.float32)), ValueError, ["lse", "[4, 3]"]
+    yield change("scale", lambda _: "large"), TypeError, ["scale", "string"]
+    yield change("scale", lambda _: float("inf")), ValueError, ["scale is inf"]
+    yield change("params", lambda _: {"softcap.cap": 3.0}), ValueError, ["softcap.cap"]
+
+
+@pytest.mark.parametrize("change, error, words", bad_runs(), ids=lambda x: x[0] if isinstance(x, list) else "")
+def test_bad_runs_write_nothing(small_problem, change, error, words):
+    out = np.full((3, 4, 16), np.nan, np.float32)
+    args = {**small_problem, "out": out}
+    change(args)
+    with refuses(error, *words):
+        run(**args)
+    assert np.isnan(out).all()
+
+
+def test_bad_kv(small_problem):
+    attn = attention()
+    plan = attn.plan(paged())
+    q, k, v = small_problem.values()
+    with refuses(ValueError, "kv has 3 entries"):
+        attn.run(plan, q, (k, v, v))
+    with refuses(ValueError, "kv has 2 pairs", "1"):
+        attn.run(plan, q, [(k, v), (k, v)])
+    with refuses(TypeError, "plan", "a raddle.Layout"):
+        attn.run(paged(), q, (k, v))
+    with refuses(ValueError, "plan is for 2 KV heads"):
+        attention(num_kv_heads=4).run(plan, q, (np.repeat(k, 2, 2), np.repeat(v, 2, 2)))

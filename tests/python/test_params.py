@@ -1,0 +1,62 @@
+"""Plan members and run members: values that differ from the spec's, for a batch or for a layer."""
+
+import numpy as np
+import pytest
+from checks import within
+from draws import draw
+from engine import twin
+from reference import Causal, Problem, Rope, Sigmoid, Sinks, SlidingWindow, SoftCap, attention
+
+HEADS = dict(dim=32, group=2, num_kv_heads=2)
+
+
+def changed(problem, *variant, scale=None):
+    return Problem(problem.q, problem.kv, problem.layout, list(variant), scale)
+
+
+@pytest.mark.parametrize(
+    ("variant", "params", "meant"),
+    [
+        ([SoftCap(30.0)], {"softcap.cap": 2.0}, [SoftCap(2.0)]),
+        ([SoftCap(30.0), SoftCap(9.0)], {"softcap#2.cap": 1.5}, [SoftCap(30.0), SoftCap(1.5)]),
+        ([Sinks([0.0] * 4)], {"sinks.logit": np.float32([1, -2, 3, 0])}, [Sinks([1, -2, 3, 0])]),
+        ([Rope(16)], {"rope.offset": np.int32([77])}, [Rope(16, offset=77)]),
+        ([Sigmoid(0.0)], {"sigmoid.bias": -3.0}, [Sigmoid(-3.0)]),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else None,
+)
+def test_run_members(engine, rng, variant, params, meant):
+    problem = draw(rng, "paged", variant, **HEADS)
+    attn = engine.attention(problem)
+    plan = attn.plan(twin(problem.layout))
+    out = attn.run(plan, problem.q, problem.kv[0], params=params)
+    within(attention(changed(problem, *meant)), out)
+    # The spec's own values are in force again.
+    within(attention(problem), attn.run(plan, problem.q, problem.kv[0]))
+
+
+def test_plan_members(engine, rng):
+    problem = draw(rng, "paged", [SlidingWindow(5), Causal()], lengths=[(3, 200), (40, 40)], **HEADS)
+    attn = engine.attention(problem)
+    plan = attn.plan(twin(problem.layout), num_workers=7, params={"window.left": 90, "window.right": 0})
+    found = attn.run(plan, problem.q, problem.kv[0], return_lse=True)
+    within(attention(changed(problem, SlidingWindow(90, 0), Causal())), *found)
+
+
+def test_a_layers_own_scale(engine, rng):
+    problem = draw(rng, "paged", "causal", **HEADS)
+    attn = engine.attention(problem)
+    plan = attn.plan(twin(problem.layout))
+    found = attn.run(plan, problem.q, problem.kv[0], scale=0.05, return_lse=True)
+    within(attention(changed(problem, Causal(), scale=0.05)), *found)
+
+
+def test_rope_offsets_are_one_or_one_a_request(engine, rng):
+    problem = draw(rng, "paged", [Rope(8, offset=np.int32([0, 5, 9]))], lengths=[(1, 4)] * 3, **HEADS)
+    engine.check(problem)
+    two = draw(rng, "paged", problem.variant, lengths=[(1, 4)] * 2, **HEADS)
+    with pytest.raises(ValueError, match="rope.offset has 3.*2"):
+        engine.run(two)
+    shared = draw(rng, "cascade", [Rope(8, offset=np.int32([0, 5]))], lengths=[(1, 4)] * 2, **HEADS)
+    with pytest.raises(ValueError, match="rope.offset.*share"):
+        engine.run(shared)

@@ -1,0 +1,94 @@
+"""The support matrix is true: what it says works is computed right, what it refuses is refused in its own words,
+and nothing is refused that the project does not allow to be."""
+
+import pytest
+import raddle
+from draws import draw
+from engine import spec_of, twin
+from reference import Causal, Rope, Sigmoid, Sinks, SlidingWindow, SoftCap
+
+MATRIX = {(row["feature"], row["backend"]): row for row in raddle.support_matrix()}
+
+# Head dims are multiples of 8 up to 256; the others follow from what the features mean.
+MAY_BE_REFUSED = {
+    "head_dim: 4",
+    "head_dim: 20",
+    "head_dim: 264",
+    "head_dim: 512",
+    "return_lse with a Scan::sum variant",
+    "sink with a Scan::sum variant",
+    "two sinks",
+    "layout: cascade with batch_invariant",
+}
+
+SINKS = Sinks([0.5, -1.0, 2.0, 0.0])
+SHIPPED = {
+    "causal": [Causal()],
+    "window": [SlidingWindow(20)],
+    "softcap": [SoftCap(5.0)],
+    "sinks": [SINKS],
+    "sigmoid": [Sigmoid(-1.0)],
+    "rope": [Rope(8)],
+    "softcap + window + causal (Gemma 2)": [SoftCap(5.0), SlidingWindow(20), Causal()],
+    "sinks + window + causal (gpt-oss)": [SINKS, SlidingWindow(20), Causal()],
+}
+MASKS = {"causal": Causal(), "window": SlidingWindow(20)}
+LAYOUTS = {
+    "ragged": "ragged",
+    "paged, NHD": "paged",
+    "paged, HND": "paged_hnd",
+    "block sparse": "bsr",
+    "block sparse, mask bits": "bsr_bits",
+    "block sparse, explicit blocks": "bsr_blocks",
+    "cascade": "cascade",
+}
+
+
+def checks(**drawn):
+    """Draws a problem of four query heads, runs it and compares it with the reference."""
+    options = {"batch_invariant": drawn.pop("batch_invariant", False)}
+    drawn = {"layout": "ragged", "dim": 16, "group": 2, "num_kv_heads": 2, "lengths": [(5, 90), (1, 30)], **drawn}
+    return lambda engine, rng: engine.check(draw(rng, **drawn), **options)
+
+
+def asks_for_lse_of_a_sum(engine, rng):
+    problem = draw(rng, variant=[Sigmoid()], dim=16)
+    attn = raddle.Attention(spec_of(problem))
+    attn.run(attn.plan(twin(problem.layout)), problem.q, problem.kv[0], return_lse=True)
+
+
+FEATURES = {
+    **{f"dtype: {dtype}": checks(dtype=dtype) for dtype in ("float32", "float16", "bfloat16")},
+    **{f"head_dim: {n}": checks(dim=n) for n in (8, 24, 64, 72, 80, 128, 192, 256, 4, 20, 264, 512)},
+    "head_dim_vo different from head_dim": checks(dim=16, dim_vo=24),
+    **{f"group size: {n}": checks(group=n) for n in (1, 2, 3, 4, 7, 8, 16, 71)},
+    "batch_invariant": checks(batch_invariant=True),
+    **{f"variant: {name}": checks(variant=parts) for name, parts in SHIPPED.items()},
+    **{f"mask in & and |: {name}": checks(variant=[(mask & Causal()) | mask]) for name, mask in MASKS.items()},
+    "return_lse with a Scan::sum variant": asks_for_lse_of_a_sum,
+    "sink with a Scan::sum variant": checks(variant=[Sigmoid(), SINKS]),
+    "two sinks": checks(variant=[SINKS, SINKS]),
+    **{f"layout: {name}": checks(layout=kind) for name, kind in LAYOUTS.items()},
+    "layout: cascade with batch_invariant": checks(layout="cascade", batch_invariant=True),
+}
+
+
+@pytest.mark.parametrize(("feature", "backend"), MATRIX)
+def test_row(engine, rng, feature, backend):
+    assert backend == engine.device
+    row = MATRIX[feature, backend]
+    try_it = FEATURES[feature]
+    if row["works"]:
+        assert not row["reason"]
+        try_it(engine, rng)
+        return
+    assert feature in MAY_BE_REFUSED, f"{feature} is refused: {row['reason']}"
+    with pytest.raises((ValueError, TypeError)) as refusal:
+        try_it(engine, rng)
+    assert row["reason"] and row["reason"] in str(refusal.value)
+
+
+def test_every_shipped_thing_has_a_row():
+    named = [*(f"variant: {name}" for name in SHIPPED), *(f"layout: {name}" for name in LAYOUTS)]
+    named += [*(f"mask in & and |: {name}" for name in MASKS), *MAY_BE_REFUSED]
+    assert not set(named) - {feature for feature, _ in MATRIX}
