@@ -1,6 +1,7 @@
 // Attention: checks a spec, plans layouts, runs plans on the worker pool.
 #include "raddle/attention.h"
 
+#include <algorithm>
 #include <cmath>
 #include <sstream>
 
@@ -43,11 +44,14 @@ void check_used_blocks(const Layout& layout, const PlanView& plan) {
     const Level& level = layout.levels()[static_cast<std::size_t>(tile.level)];
     if (level.min_block >= 0 || level.blocks.empty()) continue;
     const auto group = static_cast<std::size_t>(tile.group);
-    for (i32 r = tile.run_begin; r < tile.run_end; ++r)
-      for (i32 b = plan.runs[r].begin / level.block_size; b * static_cast<i64>(level.block_size) < plan.runs[r].end; ++b)
+    for (i32 r = tile.run_begin; r < tile.run_end; ++r) {
+      const i32 begin = std::max(plan.runs[r].begin, tile.col_begin);
+      const i32 end = std::min(plan.runs[r].end, tile.col_end);
+      for (i32 b = begin / level.block_size; i64{b} * level.block_size < end; ++b)
         if (const i32 block = level.blocks[static_cast<std::size_t>(level.block_begin[group] + b)]; block < 0)
           fail<ValueError>("page_indices: entry ", b, " of request ", tile.group, " is ", block,
                            " and the mask keeps keys of that page; expected a page number");
+    }
   }
 }
 
@@ -146,6 +150,8 @@ Attention::~Attention() = default;
 
 PlanPtr Attention::plan(const LayoutPtr& layout, const PlanOptions& options) const {
   if (!layout) fail<ValueError>("layout is missing");
+  if (!layout->levels().back().rows.empty())
+    fail<ValueError>("layout has qo_rows, so its groups are no requests; expected it as a level of a cascade");
   if (options.num_workers < 0) fail<ValueError>("num_workers is ", options.num_workers, "; expected at least 1, or 0 for the default");
   if (spec_.batch_invariant && layout->levels().size() > 1)
     fail<ValueError>("layout is a cascade; expected a single level with batch_invariant=True, since which keys are shared depends on the batch");

@@ -14,7 +14,7 @@
 //   k_d)²). weights   an error δ_j of the logit moves o by p_j·(v_j - o)·δ_j: only the distance to
 //   o counts. V is
 //             random, so these add by squares. A sink is a key with v = 0.
-//   P·V, Σp   sums of n terms. A kernel that rounds P to the dtype adds u·√(Σ(p_j v_j)²/3).
+//   P·V, Σp   sums of n terms.
 //   output    rounding to the dtype, u·|o|.
 //
 // All but the last are standard deviations, taken λ-fold. One key too many or too few moves o by
@@ -202,8 +202,7 @@ class Row {
     const double total = sum_error(weight_.size(), 1.0, total_square) + sink_error_;
     for (std::size_t d = 0; d < dim_; ++d) {
       const double sums = sum_error(weight_.size(), o[d], square[d]) + total * std::abs(o[d]);
-      const double rounded = spec_.rounds_weights ? u * std::sqrt(square[d] / 3.0) : 0.0;
-      const double spread = std::sqrt(weights[d]) + sums + rounded;
+      const double spread = std::sqrt(weights[d]) + sums;
       result[d] = slack * (lambda * spread + u * std::abs(o[d]) + smallest(spec_.dtype));
     }
     return result;

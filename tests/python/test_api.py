@@ -17,6 +17,9 @@ except ImportError:
 needs_torch = pytest.mark.skipif(torch is None, reason="needs torch")
 
 
+# --- numpy ------------------------------------------------------------------------------------
+
+
 def test_results_of_numpy(small_problem):
     out, lse = run(**small_problem, return_lse=True)
     assert isinstance(out, np.ndarray) and out.shape == (3, 4, 16) and out.dtype == np.float32
@@ -81,6 +84,9 @@ def test_strided_broadcast_and_read_only_views(rng, small_problem):
     assert np.isnan(out[:, 1::2]).all()
 
 
+# --- torch ------------------------------------------------------------------------------------
+
+
 @needs_torch
 def test_results_of_torch(small_problem):
     tensors = {name: torch.from_numpy(x) for name, x in small_problem.items()}
@@ -118,6 +124,26 @@ def test_torch_tensors_that_are_not_what_they_hold(small_problem):
         run(torch.empty(3, 4, 16), k, v)
     with refuses(ValueError, "q lies on device 'meta'", "'cpu'"):
         run(q.to("meta"), k, v)
+
+
+# --- JAX --------------------------------------------------------------------------------------
+
+
+def test_results_of_jax(small_problem):
+    jax = pytest.importorskip("jax")
+    arrays = {name: jax.numpy.asarray(x) for name, x in small_problem.items()}
+    out, lse = run(**arrays, return_lse=True)
+    assert isinstance(out, jax.Array) and isinstance(lse, jax.Array)
+    np.testing.assert_array_equal(np.asarray(out), run(**small_problem))
+    half = {name: x.astype(jax.numpy.bfloat16) for name, x in arrays.items()}
+    assert run(**half, spec={**SPEC, "dtype": "bfloat16"}).dtype == jax.numpy.bfloat16
+    with refuses(TypeError, "out is a JAX array"):
+        run(**arrays, out=out)
+    with refuses(TypeError, "q is a", "Tracer"):
+        jax.jit(lambda q: run(q, small_problem["k"], small_problem["v"]))(arrays["q"])
+
+
+# --- functions --------------------------------------------------------------------------------
 
 
 def test_attention_in_one_call(rng):

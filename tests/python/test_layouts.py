@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import raddle
-from small import PAGED, ints, paged, refuses, run
+from small import PAGED, attention, ints, paged, refuses, run
 
 try:
     import torch
@@ -175,3 +175,9 @@ def test_bad_cascades():
         raddle.Cascade([prefix([1, 0])])
     with refuses(ValueError, "levels[0] is itself a cascade"):
         raddle.Cascade([raddle.Cascade([prefix([0, 1, 2]), paged()]), paged()])
+
+
+def test_a_level_of_scattered_rows_is_no_layout_by_itself():
+    level = raddle.PagedKV([0, 2], [0, 1], [0], [16], qo_rows=[1, 0])
+    with refuses(ValueError, "layout has qo_rows", "cascade"):
+        attention().plan(level)

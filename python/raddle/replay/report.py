@@ -17,7 +17,7 @@ def table(report: dict[str, Any]) -> Table:
         caption_justify="left",
     )
     result.add_column("measured")
-    result.add_column("p50", justify="right")
+    result.add_column("value, p50", justify="right")
     result.add_column("p99", justify="right")
     result.add_column("unit")
     for name, key, unit, scale in (

@@ -10,7 +10,7 @@ RADDLE_ENGINE_BEGIN
 
 namespace math {
 
-constexpr float infinity = __builtin_huge_valf();
+constexpr float infinity = __builtin_bit_cast(float, 0x7f800000u);
 constexpr float log2e = 1.44269504088896340736f;
 constexpr float ln2 = 0.69314718055994530942f;
 

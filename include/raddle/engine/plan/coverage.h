@@ -184,10 +184,10 @@ RADDLE_FN i32 refine_spans(const Cover& cover, Tile& t, const LevelView& level, 
 }
 
 /// The coverage runs of a query tile: maximal, sorted, disjoint, cut at multiples of `keys`. Writes
-/// at most `max_runs` of them and returns how many.
+/// at most `max_runs` of them, sets the tile's column bounds, and returns how many.
 template <class Cover>
 RADDLE_FN i32 cover_tile(const Cover& cover, const LayoutView& layout, const LevelView& level,
-                         const QueryTile& tile, i32 keys, i32 group_size, i32 num_kv_heads,
+                         QueryTile& tile, i32 keys, i32 group_size, i32 num_kv_heads,
                          i32 max_runs, Run* runs) {
   const i32 group = tile.group;
   const i32 columns = level.columns[group];
@@ -199,6 +199,8 @@ RADDLE_FN i32 cover_tile(const Cover& cover, const LayoutView& layout, const Lev
   t.kv_pos = all.pos;
   const Range kept = clip_columns(level, group, cover.kv_span(t));
   if (is_empty(kept)) return 0;
+  tile.col_begin = kept.first;
+  tile.col_end = kept.last + 1;
   const i32 begin = kept.first / keys * keys;
   const i32 end = min(columns, round_up(kept.last + 1, keys));
 

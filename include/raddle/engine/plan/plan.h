@@ -36,6 +36,8 @@ struct QueryTile {
   i32 row_begin;  ///< first fused row in the group: row · group_size + head
   i32 num_rows;   ///< fused rows
   i32 shape;      ///< index into PlanView::shapes
+  i32 col_begin;  ///< no column outside [col_begin, col_end) is ever read: the variant's kv_span
+  i32 col_end;    ///< keeps none, though runs are cut at whole KV tiles
   i32 run_begin;
   i32 run_end;
   i32 split;           ///< index of KV head 0's Split; -1: every head is written through

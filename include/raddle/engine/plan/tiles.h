@@ -22,8 +22,8 @@ RADDLE_FN QueryTile make_tile(const PlanConfig& config, i32 level, i32 group, i3
   const i32 shape = shape_of(config, fused_rows);
   const i32 begin = nth * config.shapes[shape].rows;
   return QueryTile{level, group, begin, min(config.shapes[shape].rows, fused_rows - begin),
-                   shape, 0,     0,     -1,
-                   0,     0};
+                   shape, 0,     0,     0,
+                   0,     -1,    0,     0};
 }
 
 /// KV tiles in a tile's runs.

@@ -94,7 +94,8 @@ class ItemKernel {
 
   void gather(const Span& span, KeyTile<T>& keys) const {
     const KvView& kv = launch_.kv[tile_.level];
-    gather_keys(level_, kv.k, kv.v, tile_.group, item_.kv_head, span.begin, span.end, keys);
+    gather_keys(level_, kv.k, kv.v, tile_.group, item_.kv_head, max(span.begin, tile_.col_begin),
+                min(span.end, tile_.col_end), keys);
   }
 
   /// The request of the tile's keys; -1 on a level whose rows belong to several.
