@@ -77,7 +77,11 @@ void run(Arguments& in) {
   args.scale = in.number("scale");
   const Params params = to_params(in.map("params"));
   if (!params.empty()) args.params = &params;
-  while (in.more()) args.kv.push_back(take_pair(in, "kv"));
+  const bool one_level = in.left() == 2;
+  while (in.more()) {
+    const std::string name = one_level ? "kv" : "kv[" + std::to_string(args.kv.size()) + "]";
+    args.kv.push_back(take_pair(in, name));
+  }
   attention.run(plan, args);
 }
 

@@ -56,7 +56,8 @@ class Arguments {
  public:
   explicit Arguments(ffi::PackedArgs args) : args_(args) {}
 
-  bool more() const { return next_ < args_.size(); }
+  int left() const { return args_.size() - next_; }
+  bool more() const { return left() > 0; }
   ffi::AnyView take();
 
   template <class Obj>

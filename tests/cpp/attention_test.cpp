@@ -1,4 +1,7 @@
-// The public C++ API end to end against the fp64 reference: layouts, dtypes, variants, splits, states.
+// The public C++ API end to end against the fp64 reference: layouts, dtypes, variants, splits,
+// states.
+#include "raddle/attention.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -6,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "raddle/attention.h"
 #include "reference.h"
 
 namespace raddle {
@@ -27,7 +29,8 @@ struct Owned {
     std::normal_distribution<float> normal;
     dispatch_dtype(dtype, [&](auto zero) {
       using T = decltype(zero);
-      for (i64 i = 0; i < count; ++i) reinterpret_cast<T*>(bytes.data())[i] = from_float<T>(normal(random));
+      for (i64 i = 0; i < count; ++i)
+        reinterpret_cast<T*>(bytes.data())[i] = from_float<T>(normal(random));
     });
   }
 };
@@ -58,10 +61,15 @@ std::vector<Case> cases() {
   reference::Parts plain, causal_parts, gemma, oss, sigmoid_parts;
   causal_parts.mask = is_causal;
   gemma.logits = capped;
-  gemma.mask = oss.mask = [](const Row& r, const Key& c) { return is_causal(r, c) && in_window(r, c); };
+  gemma.mask =
+      oss.mask = [](const Row& r, const Key& c) { return is_causal(r, c) && in_window(r, c); };
   const std::vector<float> logit{0.5f, -1.0f, 2.0f, 0.0f, 1.0f, -3.0f};
-  oss.sink = [=](const Row& r) { return static_cast<double>(logit[static_cast<std::size_t>(r.q_head)]); };
-  sigmoid_parts.logits = [](double s, const Row&, const Key&) { return 1.0 / (1.0 + std::exp(1.0 - s)); };
+  oss.sink = [=](const Row& r) {
+    return static_cast<double>(logit[static_cast<std::size_t>(r.q_head)]);
+  };
+  sigmoid_parts.logits = [](double s, const Row&, const Key&) {
+    return 1.0 / (1.0 + std::exp(1.0 - s));
+  };
   sigmoid_parts.scan = Scan::sum;
   return {{"plain", {}, plain},
           {"causal", {causal()}, causal_parts},
@@ -73,7 +81,8 @@ std::vector<Case> cases() {
 /// Requests of 1, 5 and 12 rows; 61, 2 and 30 keys in scattered pages.
 LayoutPtr pages() {
   static const i32 qo[] = {0, 1, 6, 18}, len[] = {61, 2, 30}, indptr[] = {0, 16, 17, 25};
-  static const i32 list[] = {7, 3, 39, 1, 20, 21, 4, 0, 9, 10, 13, 12, 30, 31, 2, 5, 8, 16, 15, 14, 33, 35, 34, 36, 38};
+  static const i32 list[] = {7,  3, 39, 1, 20, 21, 4,  0,  9,  10, 13, 12, 30,
+                             31, 2, 5,  8, 16, 15, 14, 33, 35, 34, 36, 38};
   PagedArgs args;
   args.qo_indptr = IndexRef(qo, 4);
   args.page_indptr = IndexRef(indptr, 4);
@@ -104,10 +113,12 @@ LayoutPtr blocks(std::mt19937& random) {
 
 /// Rows 0 … 5 and 17 share 12 keys; the others belong to requests of their own.
 LayoutPtr two_levels() {
-  static const i32 shared_qo[] = {0, 7}, shared_rows[] = {0, 17, 2, 1, 4, 3, 5}, shared_indptr[] = {0, 3};
+  static const i32 shared_qo[] = {0, 7}, shared_rows[] = {0, 17, 2, 1, 4, 3, 5},
+                   shared_indptr[] = {0, 3};
   static const i32 shared_list[] = {6, 11, 17}, shared_len[] = {12};
   static const i32 qo[] = {0, 1, 6, 17, 18}, len[] = {61, 2, 30, 0}, indptr[] = {0, 16, 17, 25, 25};
-  static const i32 list[] = {7, 3, 39, 1, 20, 21, 4, 0, 9, 10, 13, 12, 30, 31, 2, 5, 8, 16, 15, 14, 33, 35, 34, 36, 38};
+  static const i32 list[] = {7,  3, 39, 1, 20, 21, 4,  0,  9,  10, 13, 12, 30,
+                             31, 2, 5,  8, 16, 15, 14, 33, 35, 34, 36, 38};
   static const i32 begin[] = {12, 12, 0, 12};
   PagedArgs shared, own;
   shared.qo_indptr = IndexRef(shared_qo, 2);
@@ -128,8 +139,16 @@ PoolView pool_of(const TensorRef& t) { return {t.data, t.stride[0], t.stride[1],
 
 reference::Problem problem_of(const Layout& layout, const Tensors& t, DType dtype, const Case& c) {
   const reference::LevelKv kv{pool_of(t.k.ref), pool_of(t.v.ref)};
-  reference::Problem p{layout.view(), qo_heads, kv_heads, dim_qk, dim_vo, dtype, 1.0 / std::sqrt(dim_qk),
-                       RowsView{t.q.ref.data, t.q.ref.stride[0], t.q.ref.stride[1]}, {}, c.parts};
+  reference::Problem p{layout.view(),
+                       qo_heads,
+                       kv_heads,
+                       dim_qk,
+                       dim_vo,
+                       dtype,
+                       1.0 / std::sqrt(dim_qk),
+                       RowsView{t.q.ref.data, t.q.ref.stride[0], t.q.ref.stride[1]},
+                       {},
+                       c.parts};
   p.kv.assign(layout.levels().size(), kv);
   return p;
 }
@@ -140,13 +159,15 @@ void expect_within(const reference::Problem& p, const Tensors& t, DType dtype, b
       const reference::Exact e = reference::attend(p, row, head);
       const i64 at = (row * qo_heads + head);
       if (has_lse && e.lse == -reference::infinity) {
-        ASSERT_EQ(reference::element(t.lse.ref.data, DType::float32, at), e.lse) << row << ", " << head;
+        ASSERT_EQ(reference::element(t.lse.ref.data, DType::float32, at), e.lse)
+            << row << ", " << head;
       } else if (has_lse) {
-        ASSERT_NEAR(reference::element(t.lse.ref.data, DType::float32, at), e.lse, e.lse_budget) << row << ", " << head;
+        ASSERT_NEAR(reference::element(t.lse.ref.data, DType::float32, at), e.lse, e.lse_budget)
+            << row << ", " << head;
       }
       for (i32 d = 0; d < dim_vo; ++d)
-        ASSERT_NEAR(reference::element(t.out.ref.data, dtype, at * dim_vo + d), e.o[static_cast<std::size_t>(d)],
-                    e.o_budget[static_cast<std::size_t>(d)])
+        ASSERT_NEAR(reference::element(t.out.ref.data, dtype, at * dim_vo + d),
+                    e.o[static_cast<std::size_t>(d)], e.o_budget[static_cast<std::size_t>(d)])
             << "row " << row << ", head " << head << ", element " << d;
     }
 }
@@ -198,7 +219,8 @@ TEST_P(AttentionTest, TwoLevels) {
   check(two_levels(), GetParam(), random);
 }
 
-INSTANTIATE_TEST_SUITE_P(DTypes, AttentionTest, testing::Values(DType::float32, DType::float16, DType::bfloat16));
+INSTANTIATE_TEST_SUITE_P(DTypes, AttentionTest,
+                         testing::Values(DType::float32, DType::float16, DType::bfloat16));
 
 }  // namespace
 }  // namespace raddle

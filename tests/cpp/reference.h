@@ -1,5 +1,5 @@
-// The fp64 reference as plain loops over the engine's normal form: the C++ twin of tests/python/reference,
-// with the same error budgets. For tests alone; nothing here is fast.
+// The fp64 reference as plain loops over the engine's normal form: the C++ twin of
+// tests/python/reference, with the same error budgets. For tests alone; nothing here is fast.
 #pragma once
 
 #include <algorithm>
@@ -71,11 +71,13 @@ struct Term {
   std::vector<double> v;
 };
 
-inline Term term(const Problem& p, const Row& row, const Key& key, const LevelKv& kv, const Column& at) {
+inline Term term(const Problem& p, const Row& row, const Key& key, const LevelKv& kv,
+                 const Column& at) {
   constexpr double u32_ = 0x1p-24;
   const i64 q = row.row * p.q.row_stride + row.q_head * p.q.head_stride;
   const auto place = [&](const PoolView& pool) {
-    return at.block * pool.block_stride + at.offset * pool.row_stride + key.kv_head * pool.head_stride;
+    return at.block * pool.block_stride + at.offset * pool.row_stride +
+           key.kv_head * pool.head_stride;
   };
   double dot = 0.0, size = 0.0;
   for (i32 d = 0; d < p.head_dim_qk; ++d) {

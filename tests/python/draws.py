@@ -120,14 +120,18 @@ def covering(**factors) -> list[dict]:
     rows = []
     while missing:
         a, i, b, j = min(missing)
-        fresh = lambda row: sum((a, row[a], b, row[b]) in missing for a, b in itertools.combinations(range(len(row)), 2))  # noqa: E731
         tries = [[int(rng.integers(len(factors[name]))) for name in names] for _ in range(30)]
         for row in tries:
             row[a], row[b] = i, j
-        best = max(tries, key=fresh)
-        missing -= {(a, best[a], b, best[b]) for a, b in itertools.combinations(range(len(names)), 2)}
+        best = max(tries, key=lambda row: len(pairs_of(row) & missing))
+        missing -= pairs_of(best)
         rows.append({name: factors[name][n] for name, n in zip(names, best)})
     return rows
+
+
+def pairs_of(row) -> set:
+    """(factor, value, factor, value), all as numbers."""
+    return {(a, row[a], b, row[b]) for a, b in itertools.combinations(range(len(row)), 2)}
 
 
 @st.composite

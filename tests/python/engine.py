@@ -22,8 +22,8 @@ def twin(x):
     if not dataclasses.is_dataclass(x):
         return x
     given = {f.name: getattr(x, f.name) for f in dataclasses.fields(x) if f.init}
-    # A padded table is given by leaving page_indptr out, so None is passed where it is the first meaning.
-    return getattr(raddle, type(x).__name__)(**{name: twin(value) for name, value in given.items() if value is not None})
+    arguments = {name: twin(value) for name, value in given.items() if value is not None}
+    return getattr(raddle, type(x).__name__)(**arguments)
 
 
 def spec_of(problem: Problem, **options) -> raddle.AttentionSpec:

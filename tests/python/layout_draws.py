@@ -75,12 +75,12 @@ def positioned(rng, lengths, **more):
 def paged_pools(rng, plan, heads, dim, dim_vo, kind, interleaved=False):
     size, order = plan.page_size, plan.kv_layout
     pages = -(-slots_of(plan) // size) + 2
-    rows = lambda d: (size, heads, d) if order == "NHD" else (heads, size, d)  # noqa: E731
+    page = (size, heads) if order == "NHD" else (heads, size)
     if interleaved and dim == dim_vo:
-        both = poisoned((pages, 2, *rows(dim)), kind)
+        both = poisoned((pages, 2, *page, dim), kind)
         k, v = both[:, 0], both[:, 1]
     else:
-        k, v = poisoned((pages, *rows(dim)), kind), poisoned((pages, *rows(dim_vo)), kind)
+        k, v = poisoned((pages, *page, dim), kind), poisoned((pages, *page, dim_vo), kind)
     fill(rng, plan, k), fill(rng, plan, v)
     return [(k, v)]
 

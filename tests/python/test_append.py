@@ -6,7 +6,7 @@ import raddle
 from draws import DTYPES, draw, numpy_dtype
 from engine import twin
 from layout_draws import paged, paged_pools
-from reference import Problem
+from reference import PagedKV, Problem
 from reference.exact import fetch
 
 
@@ -43,7 +43,8 @@ def test_decoding_token_by_token_equals_the_whole_prompt(engine, rng):
     expected, _ = engine.run(whole)
     k[...], v[...] = np.nan, np.nan
     for t in range(12):
-        step = type(whole.layout)(np.array([0, 1]), whole.layout.page_indptr, whole.layout.page_indices, np.array([t + 1]), 5)
+        table = whole.layout.page_indptr, whole.layout.page_indices
+        step = PagedKV(np.array([0, 1]), *table, np.array([t + 1]), 5)
         raddle.append_kv(twin(step), (k, v), *(x[t : t + 1] for x in keys))
         out, _ = engine.run(Problem(whole.q[t : t + 1], [(k, v)], step, whole.variant))
         np.testing.assert_allclose(out[0], expected[t], atol=2e-6)

@@ -136,7 +136,7 @@ def bad_runs():
     yield change("params", lambda _: {"softcap.cap": 3.0}), ValueError, ["softcap.cap"]
 
 
-@pytest.mark.parametrize("change, error, words", bad_runs(), ids=lambda x: x[0] if isinstance(x, list) else "")
+@pytest.mark.parametrize("change, error, words", list(bad_runs()), ids=lambda x: x[0] if isinstance(x, list) else "")
 def test_bad_runs_write_nothing(small_problem, change, error, words):
     out = np.full((3, 4, 16), np.nan, np.float32)
     args = {**small_problem, "out": out}
@@ -152,6 +152,8 @@ def test_bad_kv(small_problem):
     q, k, v = small_problem.values()
     with refuses(ValueError, "kv has 3 entries"):
         attn.run(plan, q, (k, v, v))
+    with refuses(TypeError, "kv[1]: v has dtype int32"):
+        attn.run(plan, q, [(k, v), (k, v.astype(np.int32))])
     with refuses(ValueError, "kv has 2 pairs", "1"):
         attn.run(plan, q, [(k, v), (k, v)])
     with refuses(TypeError, "plan", "a raddle.Layout"):

@@ -75,7 +75,10 @@ def test_soft_cap_and_sigmoid_of_one_key():
     q, k, v = np.full((1, 1, 8), 2.0), np.full((1, 1, 8), 3.0), np.full((1, 1, 8), 5.0)
     layout = RaggedKV(np.array([0, 1]), np.array([0, 1]))
     arrays = [x.astype(np.float32) for x in (q, k, v)]
-    make = lambda *variant: Problem(arrays[0], [tuple(arrays[1:])], layout, list(variant), scale=0.5)  # noqa: E731
+
+    def make(*variant):
+        return Problem(arrays[0], [tuple(arrays[1:])], layout, list(variant), scale=0.5)
+
     assert attention(make()).lse == pytest.approx(24.0)
     assert attention(make(SoftCap(10.0))).lse == pytest.approx(10.0 * np.tanh(2.4))
     assert attention(make(Sigmoid(-24.0))).out[0, 0, 0] == pytest.approx(2.5)
@@ -129,7 +132,7 @@ def test_every_layout_describes_the_same_attention(rng):
 
 
 def explicit_blocks():
-    """Keys 0…2 from row 0 of block 0, 3…5 from row 0 of block 1; blocks of 3, of which the first is in two parts."""
+    """Blocks of 3 keys, of which the first is listed in two parts."""
     return BlockSparse(
         Br=3,
         Bc=3,

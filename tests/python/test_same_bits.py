@@ -135,7 +135,8 @@ def alone(problem: Problem, i: int) -> Problem:
     layout = problem.layout
     rows = slice(layout.qo_indptr[i], layout.qo_indptr[i + 1])
     pages = layout.pages(i)
-    own = PagedKV(np.array([0, rows.stop - rows.start]), np.array([0, len(pages)]), pages, layout.kv_len[i : i + 1], layout.page_size)
+    indptrs = np.array([0, rows.stop - rows.start]), np.array([0, len(pages)])
+    own = PagedKV(*indptrs, pages, layout.kv_len[i : i + 1], layout.page_size)
     return Problem(problem.q[rows], problem.kv, own, problem.variant)
 
 
@@ -158,7 +159,13 @@ def reordered(problem: Problem, order) -> Problem:
 def test_batch_invariance(engine, rng, variant):
     """A request's bits depend on nothing but itself: not on neighbours, order, page size, workers or schedule."""
     problem = draw(rng, "paged", variant, "bfloat16", lengths=LENGTHS, group=4, num_kv_heads=2, dim=64)
-    run = lambda p, **how: engine.run(p, batch_invariant=True, **how)  # noqa: E731
+
+    def run(p, **how):
+        return engine.run(p, batch_invariant=True, **how)
+
+    def cut(state, where):
+        return tuple(None if x is None else x[where] for x in state)
+
     whole = run(problem, num_workers=2)
     engine.check(problem, num_workers=2, batch_invariant=True)
     for workers in (1, 7, 132):
@@ -168,7 +175,6 @@ def test_batch_invariance(engine, rng, variant):
     for page_size in (1, 10, 64):
         same(whole, run(reshaped(rng, problem, page_size), num_workers=7))
     rows = [slice(*problem.layout.qo_indptr[i : i + 2]) for i in range(len(LENGTHS))]
-    cut = lambda states, where: tuple(None if x is None else x[where] for x in states)  # noqa: E731
     for i, where in enumerate(rows):
         same(cut(whole, where), run(alone(problem, i), num_workers=132))
     order = rng.permutation(len(LENGTHS))

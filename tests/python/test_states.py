@@ -146,7 +146,8 @@ def test_levels_that_share_one_pool(engine, rng):
         level.kv_len = np.array(kv_len, np.int32)
     prefix.qo_indptr, prefix.qo_rows = indptr([3]), np.arange(3, dtype=np.int32)
     prefix.page_indptr, prefix.page_indices = indptr([3]), np.array([5, 9, 0], np.int32)
-    suffix.page_indptr, suffix.page_indices = indptr([4, 9]), np.array([1, 2, 3, 4, 6, 7, 8, 10, 11, 12, 13, 14, 15], np.int32)
+    suffix.page_indptr = indptr([4, 9])
+    suffix.page_indices = np.array([1, 2, 3, 4, 6, 7, 8, 10, 11, 12, 13, 14, 15], np.int32)
     suffix.kv_begin = np.array([24, 24], np.int32)
     heads, dim = problem.kv[0][0].shape[-2:]
     k, v = (np.full((16, 8, heads, dim), np.nan, np.float32) for _ in range(2))

@@ -16,6 +16,7 @@ MATRIX = covering(
     workers=WORKERS,
     schedule=SCHEDULES,
 )
+SMALL = covering(variant=list(VARIANTS), dtype=DTYPES, dim=[24, 80, 128], workers=[2, 132])
 
 
 def label(row) -> str:
@@ -33,7 +34,7 @@ def test_matrix(engine, rng, row):
 
 
 @pytest.mark.every_isa
-@pytest.mark.parametrize("row", covering(variant=list(VARIANTS), dtype=DTYPES, dim=[24, 80, 128], workers=[2, 132]), ids=label)
+@pytest.mark.parametrize("row", SMALL, ids=label)
 def test_on_every_isa(engine, rng, row):
     row = dict(row)
     workers = row.pop("workers")

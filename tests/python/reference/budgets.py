@@ -7,8 +7,8 @@ of key j's logit, weights' own roundings included. Then, exactly and not only to
     |Δo|   ≤  Σ_j p_j (e^δ_j - 1) |v_j - o| / Σ_j p_j e^-δ_j   +  c(n) u32 (Σ_j p_j |v_j| + |o|)  +  u_out |o|
     |ΔLSE| ≤  Σ_j p_j (e^δ_j - 1)  +  c(n) u32  +  c u32 |LSE|
 
-where the first sum is bounded by Cauchy-Schwarz, Σ w|v - o| ≤ √(Σw · Σw(v - o)²), so that all of it is a handful
-of matrix products. Roundings are taken as independent (Hoeffding): n of them add up to LAMBDA·√n rather than n.
+where the first sum is bounded by Cauchy-Schwarz, Σ w|v - o| ≤ √(Σw · Σw(v - o)²), so that all of it is a few
+matrix products. Roundings are taken as independent (Hoeffding): n of them add up to LAMBDA·√n rather than n.
 That fails once in 10⁷ elements at the very bound, and every term is itself a bound.
 """
 

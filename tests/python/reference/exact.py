@@ -152,13 +152,10 @@ def attention(problem: Problem, state: bool = False) -> Exact:
             p, lse, p_sink = softmax(work.s, None if state else work.sink)
             out = weighted(p, work.v)
             budget = budgets.of_softmax(p, p_sink, work.v, delta, out, lse, dtype)
-        for target, value in zip((exact.out, exact.lse, *astuple(exact)[2:]), (out, lse, *budget)):
-            target[keys.rows] = by_row(value)
+        rows = keys.rows
+        exact.out[rows], exact.lse[rows] = by_row(out), by_row(lse)
+        exact.out_budget[rows], exact.lse_budget[rows] = map(by_row, budget)
     return exact
-
-
-def astuple(exact: Exact) -> tuple:
-    return exact.out, exact.lse, exact.out_budget, exact.lse_budget
 
 
 def by_row(x: np.ndarray) -> np.ndarray:

@@ -202,24 +202,32 @@ def keys_of_rows(layout) -> list[Keys]:
     for number, kind in enumerate(kinds.T):
         rows = np.flatnonzero(kind_of.ravel() == number)
         held = [(n, levels[n][g]) for n, g in enumerate(kind[:-1]) if g >= 0]
-        ones = np.ones((len(rows), 1), bool)
-        keep = [ones & True if g.keep is None else g.keep[place[n, rows]] for n, g in held]
-        join = lambda parts: np.concatenate(parts) if parts else np.zeros(0, np.int64)  # noqa: E731
         result.append(
             Keys(
                 request=int(kind[-1]),
                 rows=rows,
                 q_index=q_index[rows],
                 q_pos=q_pos[rows],
-                level=join([np.full(len(g.slot), n) for n, g in held]),
-                slot=join([g.slot for _, g in held]),
-                kv_index=join([g.kv_index for _, g in held]),
-                kv_pos=join([g.kv_pos for _, g in held]),
-                keep=np.concatenate(
-                    [np.broadcast_to(m, (len(rows), len(g.slot))) for m, (_, g) in zip(keep, held)]
-                    or [np.zeros((len(rows), 0), bool)],
-                    axis=1,
-                ),
+                level=join([np.full(len(group.slot), n) for n, group in held]),
+                slot=join([group.slot for _, group in held]),
+                kv_index=join([group.kv_index for _, group in held]),
+                kv_pos=join([group.kv_pos for _, group in held]),
+                keep=np.hstack([no_keys(rows)] + [bits_of(group, place[n, rows]) for n, group in held]),
             )
         )
     return result
+
+
+def join(arrays: list) -> np.ndarray:
+    return np.concatenate([np.zeros(0, np.int64), *arrays])
+
+
+def no_keys(rows) -> np.ndarray:
+    return np.zeros((len(rows), 0), bool)
+
+
+def bits_of(group: Group, places: np.ndarray) -> np.ndarray:
+    """Mask bits of some rows of a group."""
+    if group.keep is None:
+        return np.ones((len(places), len(group.slot)), bool)
+    return group.keep[places]
