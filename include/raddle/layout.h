@@ -45,6 +45,8 @@ class Layout {
  public:
   Layout(std::vector<i32> qo_indptr, std::vector<i32> kv_len, std::vector<i32> qo_pos,
          std::vector<i32> row_request, std::vector<Level> levels);
+  Layout(const Layout&) = delete;  // its view points into its own arrays
+  Layout& operator=(const Layout&) = delete;
 
   const LayoutView& view() const { return view_; }
   const std::vector<Level>& levels() const { return levels_; }

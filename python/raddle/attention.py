@@ -15,6 +15,7 @@ from raddle.variants import members
 _attention = _library.function("raddle.attention")
 _plan = _library.function("raddle.plan")
 _run = _library.function("raddle.run")
+_busy_us = _library.function("raddle.busy_us")
 _plan_info = _library.function("raddle.plan_info")
 _plan_explain = _library.function("raddle.plan_explain")
 
@@ -104,6 +105,11 @@ class Attention(tvm_ffi.Object):
         Raises ValueError for a layout that the spec cannot serve.
         """
         return _plan(self, layout, num_workers, schedule, members(params))
+
+    @property
+    def last_busy_us(self) -> list[float]:
+        """Microseconds that each worker thread was busy in the calling thread's last `run`."""
+        return list(_busy_us())
 
     def run(
         self,

@@ -66,6 +66,9 @@ KvRef take_pair(Arguments& in, const std::string& name) {
   return KvRef{half_of(name, k, 0), half_of(name, k, 1)};
 }
 
+/// Of this thread, so that concurrent runs do not mix. Two clock readings a worker: too little to ask first.
+thread_local RunStats last_run;
+
 void run(Arguments& in) {
   const Attention& attention = *in.object<AttentionObj>("attention").value;
   const Plan& plan = *in.object<PlanObj>("plan").value;
@@ -82,7 +85,12 @@ void run(Arguments& in) {
     const std::string name = one_level ? "kv" : "kv[" + std::to_string(args.kv.size()) + "]";
     args.kv.push_back(take_pair(in, name));
   }
-  attention.run(plan, args);
+  attention.run(plan, args, &last_run);
+}
+
+/// Microseconds that each thread of the calling thread's last run was busy.
+ffi::Array<double> busy_us(Arguments&) {
+  return ffi::Array<double>(last_run.busy_us.begin(), last_run.busy_us.end());
 }
 
 void append(Arguments& in) {
@@ -132,6 +140,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def_packed("raddle.attention", exported(make_attention))
       .def_packed("raddle.plan", exported(make_plan))
       .def_packed("raddle.run", exported(run))
+      .def_packed("raddle.busy_us", exported(busy_us))
       .def_packed("raddle.append_kv", exported(append))
       .def_packed("raddle.plan_info", exported(plan_info))
       .def_packed("raddle.plan_explain", exported(explain))
