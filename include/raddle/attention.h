@@ -26,9 +26,9 @@ struct AttentionSpec {
   i32 num_kv_heads = 1;
   i32 head_dim_qk = 128;  ///< a multiple of 8, at most 256
   i32 head_dim_vo = 128;
-  DType dtype = DType::bfloat16;    ///< of Q, K, V and O
-  std::vector<Variant> variant;     ///< empty: plain attention
-  std::optional<float> scale;       ///< softmax scale; default 1/√head_dim_qk
+  DType dtype = DType::bfloat16;  ///< of Q, K, V and O
+  std::vector<Variant> variant;   ///< empty: plain attention
+  std::optional<float> scale;     ///< softmax scale; default 1/√head_dim_qk
   bool batch_invariant = false;
 
   i32 group_size() const { return num_qo_heads / num_kv_heads; }
@@ -40,7 +40,7 @@ using Params = std::map<std::string, MemberValue>;  ///< "softcap.cap" -> value
 struct PlanOptions {
   i32 num_workers = 0;  ///< 0: the worker pool's threads
   Schedule schedule = Schedule::automatic;
-  Params params;        ///< plan members that differ from the spec's ("window.left")
+  Params params;  ///< plan members that differ from the spec's ("window.left")
 };
 
 class PlanArrays;
@@ -52,7 +52,8 @@ class ScratchPool;
 /// How a batch will be computed: an immutable value without scratch, shared freely.
 class Plan {
  public:
-  Plan(LayoutPtr layout, std::shared_ptr<const PlanArrays> arrays, std::shared_ptr<const BoundVariant> variant);
+  Plan(LayoutPtr layout, std::shared_ptr<const PlanArrays> arrays,
+       std::shared_ptr<const BoundVariant> variant);
   ~Plan();
   const PlanView& view() const { return view_; }
   const PlanArrays& arrays() const;
@@ -78,11 +79,12 @@ struct KvRef {
 };
 
 struct RunArgs {
-  TensorRef q;             ///< [rows, Hq, Dqk]
-  std::vector<KvRef> kv;   ///< one pair for all levels, or one a level
-  TensorRef out;           ///< [rows, Hq, Dvo] in the spec's dtype; fp32 when return_state
-  TensorRef lse;           ///< [rows, Hq] fp32; data null: not wanted
-  bool return_state = false;  ///< (O, LSE) without sink and output parts, O in fp32, for merge_states
+  TensorRef q;            ///< [rows, Hq, Dqk]
+  std::vector<KvRef> kv;  ///< one pair for all levels, or one a level
+  TensorRef out;          ///< [rows, Hq, Dvo] in the spec's dtype; fp32 when return_state
+  TensorRef lse;          ///< [rows, Hq] fp32; data null: not wanted
+  bool return_state =
+      false;  ///< (O, LSE) without sink and output parts, O in fp32, for merge_states
   std::optional<float> scale;
   const Params* params = nullptr;  ///< run members that differ from the spec's
 };
@@ -114,16 +116,18 @@ class Attention {
 std::size_t workspace_bytes(const AttentionSpec& spec, i32 num_workers, const Maxima& maxima);
 
 /// a ⊕ b, element by element: O [rows, H, D] fp32, LSE [rows, H] fp32.
-void merge_state(const TensorRef& o_a, const TensorRef& lse_a, const TensorRef& o_b, const TensorRef& lse_b,
-                 const TensorRef& out, const TensorRef& lse);
+void merge_state(const TensorRef& o_a, const TensorRef& lse_a, const TensorRef& o_b,
+                 const TensorRef& lse_b, const TensorRef& out, const TensorRef& lse);
 
-/// ⊕ over n states: O [n, rows, H, D], LSE [n, rows, H]. With `finish`, sinks and output parts of that spec
-/// are applied to the result (rows count as tokens 0 … of one request).
-void merge_states(const TensorRef& o, const TensorRef& lse, const TensorRef& out, const TensorRef& lse_out,
-                  const AttentionSpec* finish = nullptr);
+/// ⊕ over n states: O [n, rows, H, D], LSE [n, rows, H]. With `finish`, sinks and output parts of
+/// that spec are applied to the result (rows count as tokens 0 … of one request).
+void merge_states(const TensorRef& o, const TensorRef& lse, const TensorRef& out,
+                  const TensorRef& lse_out, const AttentionSpec* finish = nullptr);
 
-/// Appends rows of new K and V [rows, Hkv, D]: row r of request i becomes key kv_len - qo_len + r of its pages.
-void append_kv(const Layout& layout, const TensorRef& k_new, const TensorRef& v_new, const KvRef& pool);
+/// Appends rows of new K and V [rows, Hkv, D]: row r of request i becomes key kv_len - qo_len + r
+/// of its pages.
+void append_kv(const Layout& layout, const TensorRef& k_new, const TensorRef& v_new,
+               const KvRef& pool);
 
 /// The ISA that kernels run on ("avx512"), after RADDLE_CPU_ISA; and the number of worker threads.
 std::string cpu_isa();

@@ -1,6 +1,6 @@
-// The two errors that Raddle's host code raises. Each names the argument, what was found, and what was
-// expected; nothing has been written when one is thrown. The Python package maps them to ValueError and
-// TypeError.
+// The two errors that Raddle's host code raises. Each names the argument, what was found, and what
+// was expected; nothing has been written when one is thrown. The Python package maps them to
+// ValueError and TypeError.
 #pragma once
 
 #include <sstream>
@@ -17,7 +17,8 @@ struct TypeError : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-/// Throws `E` with all parts written one after another: fail<ValueError>("kv_len[", i, "] is ", n, "; expected …").
+/// Throws `E` with all parts written one after another: fail<ValueError>("kv_len[", i, "] is ", n,
+/// "; expected …").
 template <class E, class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
   std::ostringstream text;

@@ -1,5 +1,6 @@
-// Layouts: what attends to what. Each constructor checks its arguments, copies them, and brings them into
-// the engine's normal form (engine/layout/layout.h); `Attention::plan` decides how the work is done.
+// Layouts: what attends to what. Each constructor checks its arguments, copies them, and brings
+// them into the engine's normal form (engine/layout/layout.h); `Attention::plan` decides how the
+// work is done.
 //
 // Common words: `qo_indptr` [requests + 1] are the requests' first rows in the ragged query tensor.
 // All constructors raise ValueError naming the argument, what was found and what was expected.
@@ -34,7 +35,7 @@ struct Level {
   std::vector<i32> row_indptr, rows, columns, kv_begin, block_begin, blocks;
   std::vector<i32> block_index, block_pos, block_first, block_count;
   std::vector<u8> mask_bits;
-  i32 min_block = 0;      ///< smallest and largest used entry of `blocks` (of the KV rows when ragged)
+  i32 min_block = 0;  ///< smallest and largest used entry of `blocks` (of the KV rows when ragged)
   i32 max_block = -1;
 
   LevelView view() const;
@@ -62,51 +63,61 @@ class Layout {
 
 using LayoutPtr = std::shared_ptr<const Layout>;
 
-/// K and V as ragged tensors [tokens, Hkv, D]: request i's keys are rows kv_indptr[i] … kv_indptr[i+1].
-LayoutPtr ragged_kv(const IndexRef& qo_indptr, const IndexRef& kv_indptr, const IndexRef& qo_pos = {});
+/// K and V as ragged tensors [tokens, Hkv, D]: request i's keys are rows kv_indptr[i] …
+/// kv_indptr[i+1].
+LayoutPtr ragged_kv(const IndexRef& qo_indptr, const IndexRef& kv_indptr,
+                    const IndexRef& qo_pos = {});
 
 struct PagedArgs {
-  IndexRef qo_indptr;     ///< [groups + 1]
-  IndexRef page_indptr;   ///< [groups + 1] into page_indices; empty when page_indices is a padded table
-  IndexRef page_indices;  ///< [entries], or a padded block table [groups, max_pages]; entries past a row's length are never read
+  IndexRef qo_indptr;  ///< [groups + 1]
+  IndexRef
+      page_indptr;  ///< [groups + 1] into page_indices; empty when page_indices is a padded table
+  IndexRef page_indices;  ///< [entries], or a padded block table [groups, max_pages]; entries past
+                          ///< a row's length are never read
   IndexRef kv_len;        ///< [groups] keys (of this level, in a cascade)
   i32 page_size = 16;
   HeadOrder order = HeadOrder::nhd;
-  IndexRef kv_begin;      ///< [groups] kv_index of the first key; empty: 0. For levels of a cascade
-  IndexRef qo_rows;       ///< [qo_indptr[groups]] query rows of the groups, when they aren't adjacent; levels of a cascade only
-  IndexRef qo_pos;        ///< [rows] positions of the query rows; empty: their index
+  IndexRef kv_begin;  ///< [groups] kv_index of the first key; empty: 0. For levels of a cascade
+  IndexRef qo_rows;   ///< [qo_indptr[groups]] query rows of the groups, when they aren't adjacent;
+                      ///< levels of a cascade only
+  IndexRef qo_pos;    ///< [rows] positions of the query rows; empty: their index
 };
 
-/// A page table: key j of request i is row j % page_size of page page_indices[page_indptr[i] + j / page_size].
+/// A page table: key j of request i is row j % page_size of page page_indices[page_indptr[i] + j /
+/// page_size].
 LayoutPtr paged_kv(const PagedArgs& args);
 
 struct BlockSparseArgs {
-  i32 block_rows = 1;   ///< Br
-  i32 block_cols = 1;   ///< Bc
-  IndexRef indptr;      ///< [ceil(rows / Br) + 1]
-  IndexRef indices;     ///< [blocks] block columns: slots index * Bc … of K and V
-  IndexRef qo_indptr;   ///< [requests + 1]; empty: one request of all rows (num_rows)
-  IndexRef kv_len;      ///< [requests]; empty: num_cols for every request
-  i64 num_rows = -1;    ///< rows of Q; may be -1 when qo_indptr is given
-  i64 num_cols = -1;    ///< slots of K and V that count; -1: no bound. A last block may be cut short by it
-  const u8* mask_bits = nullptr;  ///< [blocks, Br, Bc] bits, LSB first, packed without padding; null: all kept
+  i32 block_rows = 1;  ///< Br
+  i32 block_cols = 1;  ///< Bc
+  IndexRef indptr;     ///< [ceil(rows / Br) + 1]
+  IndexRef indices;    ///< [blocks] block columns: slots index * Bc … of K and V
+  IndexRef qo_indptr;  ///< [requests + 1]; empty: one request of all rows (num_rows)
+  IndexRef kv_len;     ///< [requests]; empty: num_cols for every request
+  i64 num_rows = -1;   ///< rows of Q; may be -1 when qo_indptr is given
+  i64 num_cols =
+      -1;  ///< slots of K and V that count; -1: no bound. A last block may be cut short by it
+  const u8* mask_bits =
+      nullptr;  ///< [blocks, Br, Bc] bits, LSB first, packed without padding; null: all kept
   i64 mask_bytes = 0;
-  /// Explicit blocks, all three or none: position of the first key, first row used, and count of keys.
-  /// Their keys count in list order (kv_index). Without them key (column) c has index and position c.
+  /// Explicit blocks, all three or none: position of the first key, first row used, and count of
+  /// keys. Their keys count in list order (kv_index). Without them key (column) c has index and
+  /// position c.
   IndexRef block_pos, block_first, block_count;
-  IndexRef kv_begin;    ///< [row blocks] see PagedArgs; levels of a cascade only
+  IndexRef kv_begin;  ///< [row blocks] see PagedArgs; levels of a cascade only
   IndexRef qo_pos;
 };
 
 /// A block-sparse row matrix over the rows of Q and the slots of K and V.
 LayoutPtr block_sparse(const BlockSparseArgs& args);
 
-/// Composable formats: several levels over the same query rows, disjoint in keys, composed by ⊕. The last
-/// level's groups are the requests, in order; a request's kv_len is the sum over the levels that hold it.
+/// Composable formats: several levels over the same query rows, disjoint in keys, composed by ⊕.
+/// The last level's groups are the requests, in order; a request's kv_len is the sum over the
+/// levels that hold it.
 LayoutPtr cascade(const std::vector<LayoutPtr>& levels);
 
-/// The same attention as `layout` (one level, plain page table) as a BSR matrix with Br = 1 row blocks a
-/// request's row and Bc = page_size.
+/// The same attention as `layout` (one level, plain page table) as a BSR matrix with Br = 1 row
+/// blocks a request's row and Bc = page_size.
 LayoutPtr page_table_to_bsr(const LayoutPtr& layout);
 
 struct Bsr {
@@ -114,7 +125,8 @@ struct Bsr {
   std::vector<u8> mask_bits;  ///< empty when every kept block is full
 };
 
-/// A dense boolean mask [rows, cols] (row-major bytes, nonzero = keep) as BSR; bits where a block is partial.
+/// A dense boolean mask [rows, cols] (row-major bytes, nonzero = keep) as BSR; bits where a block
+/// is partial.
 Bsr dense_mask_to_bsr(const u8* mask, i64 rows, i64 cols, i32 block_rows, i32 block_cols);
 
 }  // namespace raddle

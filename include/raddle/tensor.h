@@ -1,4 +1,5 @@
-// How callers hand tensors to Raddle: borrowed, strided, typed. The caller keeps the memory alive for the call.
+// How callers hand tensors to Raddle: borrowed, strided, typed. The caller keeps the memory alive
+// for the call.
 #pragma once
 
 #include <array>
@@ -33,7 +34,8 @@ struct TensorRef {
   }
 };
 
-/// A borrowed array of 32- or 64-bit integers of rank 1 or 2 (lengths, row pointers, page tables), on the host.
+/// A borrowed array of 32- or 64-bit integers of rank 1 or 2 (lengths, row pointers, page tables),
+/// on the host.
 struct IndexRef {
   const void* data = nullptr;
   bool is_64bit = false;

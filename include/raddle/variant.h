@@ -1,4 +1,5 @@
-// Attention variants as values: which functor of engine/variant, with which members, in which order.
+// Attention variants as values: which functor of engine/variant, with which members, in which
+// order.
 #pragma once
 
 #include <map>
@@ -19,9 +20,9 @@ using MemberValue =
 struct Variant {
   enum class Kind { leaf, all_of, any_of };
   Kind kind = Kind::leaf;
-  std::string name;                          ///< leaf: the functor's name ("softcap")
+  std::string name;                            ///< leaf: the functor's name ("softcap")
   std::map<std::string, MemberValue> members;  ///< leaf: every member has a value
-  std::vector<Variant> masks;                ///< all_of, any_of: the joined masks
+  std::vector<Variant> masks;                  ///< all_of, any_of: the joined masks
 };
 
 Variant operator&(const Variant& a, const Variant& b);

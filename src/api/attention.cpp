@@ -17,24 +17,32 @@ namespace raddle {
 namespace {
 
 void check_spec(const AttentionSpec& spec) {
-  if (spec.num_qo_heads <= 0) fail<ValueError>("num_qo_heads is ", spec.num_qo_heads, "; expected at least 1");
-  if (spec.num_kv_heads <= 0) fail<ValueError>("num_kv_heads is ", spec.num_kv_heads, "; expected at least 1");
+  if (spec.num_qo_heads <= 0)
+    fail<ValueError>("num_qo_heads is ", spec.num_qo_heads, "; expected at least 1");
+  if (spec.num_kv_heads <= 0)
+    fail<ValueError>("num_kv_heads is ", spec.num_kv_heads, "; expected at least 1");
   if (spec.num_qo_heads % spec.num_kv_heads != 0)
-    fail<ValueError>("num_qo_heads is ", spec.num_qo_heads, "; expected a multiple of num_kv_heads = ", spec.num_kv_heads);
+    fail<ValueError>("num_qo_heads is ", spec.num_qo_heads,
+                     "; expected a multiple of num_kv_heads = ", spec.num_kv_heads);
   const auto check_dim = [](const char* name, i32 dim) {
     if (dim < 8 || dim > 256 || dim % 8 != 0)
       fail<ValueError>(name, " is ", dim, "; expected a multiple of 8, at most 256");
   };
   check_dim("head_dim", spec.head_dim_qk);
   check_dim("head_dim_vo", spec.head_dim_vo);
-  if (spec.scale && !std::isfinite(*spec.scale)) fail<ValueError>("scale is ", *spec.scale, "; expected a finite number");
+  if (spec.scale && !std::isfinite(*spec.scale))
+    fail<ValueError>("scale is ", *spec.scale, "; expected a finite number");
 }
 
 CoverFns cover_fns(const BoundVariant& variant) {
   if (!variant.has_masks()) return {};
   return CoverFns{&variant,
-                  [](const void* self, const Tile& t) { return static_cast<const BoundVariant*>(self)->kv_span(t); },
-                  [](const void* self, const Tile& t) { return static_cast<const BoundVariant*>(self)->coverage(t); }};
+                  [](const void* self, const Tile& t) {
+                    return static_cast<const BoundVariant*>(self)->kv_span(t);
+                  },
+                  [](const void* self, const Tile& t) {
+                    return static_cast<const BoundVariant*>(self)->coverage(t);
+                  }};
 }
 
 /// Entries of -1 are allowed only where no tile's coverage reaches.
@@ -48,14 +56,16 @@ void check_used_blocks(const Layout& layout, const PlanView& plan) {
       const i32 begin = std::max(plan.runs[r].begin, tile.col_begin);
       const i32 end = std::min(plan.runs[r].end, tile.col_end);
       for (i32 b = begin / level.block_size; i64{b} * level.block_size < end; ++b)
-        if (const i32 block = level.blocks[static_cast<std::size_t>(level.block_begin[group] + b)]; block < 0)
+        if (const i32 block = level.blocks[static_cast<std::size_t>(level.block_begin[group] + b)];
+            block < 0)
           fail<ValueError>("page_indices: entry ", b, " of request ", tile.group, " is ", block,
                            " and the mask keeps keys of that page; expected a page number");
     }
   }
 }
 
-/// Below this planned cost (in the units of heuristics.cpp, quarters of a nanosecond) waking a second thread does not pay.
+/// Below this planned cost (in the units of heuristics.cpp, quarters of a nanosecond) waking a
+/// second thread does not pay.
 constexpr i64 single_thread_cost = 4 * 20'000;
 
 }  // namespace
@@ -66,8 +76,12 @@ float AttentionSpec::softmax_scale() const {
 
 // --- Plan ------------------------------------------------------------------------------------
 
-Plan::Plan(LayoutPtr layout, std::shared_ptr<const PlanArrays> arrays, std::shared_ptr<const BoundVariant> variant)
-    : layout_(std::move(layout)), arrays_(std::move(arrays)), variant_(std::move(variant)), view_(arrays_->view()) {}
+Plan::Plan(LayoutPtr layout, std::shared_ptr<const PlanArrays> arrays,
+           std::shared_ptr<const BoundVariant> variant)
+    : layout_(std::move(layout)),
+      arrays_(std::move(arrays)),
+      variant_(std::move(variant)),
+      view_(arrays_->view()) {}
 Plan::~Plan() = default;
 
 const PlanArrays& Plan::arrays() const { return *arrays_; }
@@ -76,11 +90,12 @@ double Plan::balance() const { return arrays_->stats().heaviest_over_mean(); }
 std::string Plan::explain() const {
   std::ostringstream text;
   text << arrays_->stats().explain() << "\n"
-       << view_.num_query_tiles << " query tiles, " << view_.num_items << " work items for " << view_.num_workers
-       << " workers, " << view_.num_contractions << " contractions over " << view_.num_partial_rows
-       << " partial rows\n"
-       << "tiles of " << view_.shapes[0].rows << " x " << view_.shapes[0].keys << " (short queries) and "
-       << view_.shapes[1].rows << " x " << view_.shapes[1].keys << " (long queries); kernels: " << cpu_isa() << "\n";
+       << view_.num_query_tiles << " query tiles, " << view_.num_items << " work items for "
+       << view_.num_workers << " workers, " << view_.num_contractions << " contractions over "
+       << view_.num_partial_rows << " partial rows\n"
+       << "tiles of " << view_.shapes[0].rows << " x " << view_.shapes[0].keys
+       << " (short queries) and " << view_.shapes[1].rows << " x " << view_.shapes[1].keys
+       << " (long queries); kernels: " << cpu_isa() << "\n";
   return text.str();
 }
 
@@ -93,24 +108,29 @@ RowsView rows_view(const TensorRef& t) { return RowsView{t.data, t.stride[0], t.
 void check_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args) {
   const i64 rows = plan.layout().num_rows();
   check_tensor("q", args.q, spec.dtype, {rows, spec.num_qo_heads, spec.head_dim_qk});
-  check_tensor("out", args.out, args.return_state ? DType::float32 : spec.dtype, {rows, spec.num_qo_heads, spec.head_dim_vo});
+  check_tensor("out", args.out, args.return_state ? DType::float32 : spec.dtype,
+               {rows, spec.num_qo_heads, spec.head_dim_vo});
   const bool sum = plan.variant().stages().scan == Scan::sum;
   if (args.lse.data) {
-    if (sum) fail<ValueError>("lse: a Scan::sum variant has no LSE; expected return_lse=False and no lse");
+    if (sum)
+      fail<ValueError>("lse: a Scan::sum variant has no LSE; expected return_lse=False and no lse");
     if (args.lse.rank != 2 || args.lse.shape[0] != rows || args.lse.shape[1] != spec.num_qo_heads ||
         args.lse.dtype != DType::float32)
-      fail<ValueError>("lse is ", describe(args.lse), "; expected [", rows, ", ", spec.num_qo_heads, "] float32");
+      fail<ValueError>("lse is ", describe(args.lse), "; expected [", rows, ", ", spec.num_qo_heads,
+                       "] float32");
   } else if (args.return_state && !sum) {
     fail<ValueError>("lse is missing; return_state needs it: a state is (O, LSE)");
   }
-  if (args.scale && !std::isfinite(*args.scale)) fail<ValueError>("scale is ", *args.scale, "; expected a finite number");
+  if (args.scale && !std::isfinite(*args.scale))
+    fail<ValueError>("scale is ", *args.scale, "; expected a finite number");
   const std::size_t levels = plan.layout().levels().size();
   if (args.kv.size() != 1 && args.kv.size() != levels)
-    fail<ValueError>("kv has ", args.kv.size(), " pairs of K and V; expected 1, or one a level: ", levels);
+    fail<ValueError>("kv has ", args.kv.size(),
+                     " pairs of K and V; expected 1, or one a level: ", levels);
   const auto& plan_view = plan.view();
   if (plan_view.num_kv_heads != spec.num_kv_heads || plan_view.group_size != spec.group_size())
-    fail<ValueError>("plan is for ", plan_view.num_kv_heads, " KV heads with groups of ", plan_view.group_size,
-                     "; expected a plan made by this Attention");
+    fail<ValueError>("plan is for ", plan_view.num_kv_heads, " KV heads with groups of ",
+                     plan_view.group_size, "; expected a plan made by this Attention");
 }
 
 bool shares_keys(const Layout& layout) {
@@ -142,7 +162,8 @@ CpuLaunch make_launch(const AttentionSpec& spec, const Plan& plan, const RunArgs
 
 }  // namespace
 
-Attention::Attention(const AttentionSpec& spec) : spec_(spec), scratch_(std::make_unique<cpu::ScratchPool>()) {
+Attention::Attention(const AttentionSpec& spec)
+    : spec_(spec), scratch_(std::make_unique<cpu::ScratchPool>()) {
   check_spec(spec_);
   variant_ = std::make_shared<const BoundVariant>(spec_);
 }
@@ -151,14 +172,20 @@ Attention::~Attention() = default;
 PlanPtr Attention::plan(const LayoutPtr& layout, const PlanOptions& options) const {
   if (!layout) fail<ValueError>("layout is missing");
   if (!layout->levels().back().rows.empty())
-    fail<ValueError>("layout has qo_rows, so its groups are no requests; expected it as a level of a cascade");
-  if (options.num_workers < 0) fail<ValueError>("num_workers is ", options.num_workers, "; expected at least 1, or 0 for the default");
+    fail<ValueError>(
+        "layout has qo_rows, so its groups are no requests; expected it as a level of a cascade");
+  if (options.num_workers < 0)
+    fail<ValueError>("num_workers is ", options.num_workers,
+                     "; expected at least 1, or 0 for the default");
   if (spec_.batch_invariant && layout->levels().size() > 1)
-    fail<ValueError>("layout is a cascade; expected a single level with batch_invariant=True, since which keys are shared depends on the batch");
-  auto variant = options.params.empty() ? variant_ : variant_->with(options.params, ParamScope::plan);
+    fail<ValueError>(
+        "layout is a cascade; expected a single level with batch_invariant=True, since which keys "
+        "are shared depends on the batch");
+  auto variant =
+      options.params.empty() ? variant_ : variant_->with(options.params, ParamScope::plan);
   const i32 workers = options.num_workers > 0 ? options.num_workers : cpu_threads();
-  auto arrays = std::make_shared<const PlanArrays>(
-      make_plan(layout->view(), cpu_plan_config(spec_, workers, options.schedule), cover_fns(*variant)));
+  auto arrays = std::make_shared<const PlanArrays>(make_plan(
+      layout->view(), cpu_plan_config(spec_, workers, options.schedule), cover_fns(*variant)));
   check_used_blocks(*layout, arrays->view());
   return std::make_shared<const Plan>(layout, std::move(arrays), std::move(variant));
 }
@@ -182,8 +209,8 @@ void Attention::run(const Plan& plan, const RunArgs& args, RunStats* stats) cons
 
 std::size_t workspace_bytes(const AttentionSpec& spec, i32 num_workers, const Maxima& maxima) {
   check_spec(spec);
-  return static_cast<std::size_t>(
-      workspace_bytes(cpu_plan_config(spec, num_workers, Schedule::automatic), maxima, spec.head_dim_vo));
+  return static_cast<std::size_t>(workspace_bytes(
+      cpu_plan_config(spec, num_workers, Schedule::automatic), maxima, spec.head_dim_vo));
 }
 
 std::string cpu_isa() { return to_string(cpu::selected_isa()); }

@@ -56,7 +56,8 @@ bool write_member(void* base, const Member& member, const MemberValue& value) {
       if (number) write(base, member.offset, static_cast<float>(*number));
       return number != nullptr;
     case MemberKind::int_scalar:
-      if (!number || *number != std::floor(*number) || std::abs(*number) > 2147483647.0) return false;
+      if (!number || *number != std::floor(*number) || std::abs(*number) > 2147483647.0)
+        return false;
       write(base, member.offset, static_cast<i32>(*number));
       return true;
     case MemberKind::float_tensor:
@@ -122,14 +123,16 @@ void BoundVariant::add_mask(const Variant& variant) {
 std::size_t BoundVariant::add_part(const Variant& variant) {
   Part part;
   part.ops = &find_ops(variant.name);
-  const auto same = std::count_if(parts_.begin(), parts_.end(), [&](const Part& p) { return p.ops == part.ops; });
+  const auto same =
+      std::count_if(parts_.begin(), parts_.end(), [&](const Part& p) { return p.ops == part.ops; });
   part.name = variant.name + (same ? "#" + std::to_string(same + 1) : "");
   part.memory.resize(static_cast<std::size_t>(part.ops->bytes + 7) / 8);
   part.values.resize(static_cast<std::size_t>(part.ops->num_members));
   for (std::size_t m = 0; m < part.values.size(); ++m) {
     const auto found = variant.members.find(part.ops->members[m].name);
     const std::string argument = part.name + "." + part.ops->members[m].name;
-    if (found == variant.members.end()) fail<ValueError>(argument, " has no value; expected ", describe(part.ops->members[m].kind));
+    if (found == variant.members.end())
+      fail<ValueError>(argument, " has no value; expected ", describe(part.ops->members[m].kind));
     assign(part, m, found->second, argument);
   }
   for (const auto& [name, value] : variant.members) {
@@ -141,7 +144,8 @@ std::size_t BoundVariant::add_part(const Variant& variant) {
   return parts_.size() - 1;
 }
 
-void BoundVariant::assign(Part& part, std::size_t member, const MemberValue& value, const std::string& argument) const {
+void BoundVariant::assign(Part& part, std::size_t member, const MemberValue& value,
+                          const std::string& argument) const {
   const Member& m = part.ops->members[member];
   check_extent(m, value, argument);
   // Tensors point into `values`, so the value is stored before its address is written.
@@ -153,14 +157,17 @@ void BoundVariant::assign(Part& part, std::size_t member, const MemberValue& val
   }
 }
 
-void BoundVariant::check_extent(const Member& member, const MemberValue& value, const std::string& argument) const {
+void BoundVariant::check_extent(const Member& member, const MemberValue& value,
+                                const std::string& argument) const {
   const i64 n = length(value);
   if (member.extent == Extent::qo_heads && n != spec_.qo_heads)
-    fail<ValueError>(argument, " has ", n, " elements; expected one a query head, ", spec_.qo_heads);
+    fail<ValueError>(argument, " has ", n, " elements; expected one a query head, ",
+                     spec_.qo_heads);
   if (member.extent == Extent::kv_heads && n != spec_.kv_heads)
     fail<ValueError>(argument, " has ", n, " elements; expected one a KV head, ", spec_.kv_heads);
   if (member.extent == Extent::half_head_dim && 2 * n > spec_.head_dim)
-    fail<ValueError>(argument, " has ", n, " elements; expected at most head_dim / 2 = ", spec_.head_dim / 2);
+    fail<ValueError>(argument, " has ", n,
+                     " elements; expected at most head_dim / 2 = ", spec_.head_dim / 2);
 }
 
 void BoundVariant::check() const {
@@ -171,7 +178,8 @@ void BoundVariant::check() const {
   }
   if (sinks > 1) fail<ValueError>("variant: ", sinks, " parts have a sink; expected at most one");
   if (sums > 1) fail<ValueError>("variant: ", sums, " parts are scans; expected at most one");
-  if (sums > 0 && sinks > 0) fail<ValueError>("variant: a sink needs a softmax; it cannot be used with a Scan::sum variant");
+  if (sums > 0 && sinks > 0)
+    fail<ValueError>("variant: a sink needs a softmax; it cannot be used with a Scan::sum variant");
   if (parts_.size() > static_cast<std::size_t>(max_stages))
     fail<ValueError>("variant: ", parts_.size(), " parts; expected at most ", max_stages);
   i32 depth = 0;
@@ -201,13 +209,16 @@ void BoundVariant::bind() {
   for (const MaskNode& node : masks_) {
     MaskStep& step = stages_.mask[stages_.num_mask++];
     if (node.join == MaskJoin::leaf)
-      step = MaskStep{MaskStep::Kind::leaf, {parts_[node.part].ops, parts_[node.part].memory.data()}};
+      step =
+          MaskStep{MaskStep::Kind::leaf, {parts_[node.part].ops, parts_[node.part].memory.data()}};
     else
-      step = MaskStep{node.join == MaskJoin::all_of ? MaskStep::Kind::all_of : MaskStep::Kind::any_of, {}};
+      step = MaskStep{
+          node.join == MaskJoin::all_of ? MaskStep::Kind::all_of : MaskStep::Kind::any_of, {}};
   }
 }
 
-std::shared_ptr<const BoundVariant> BoundVariant::with(const Params& params, ParamScope scope) const {
+std::shared_ptr<const BoundVariant> BoundVariant::with(const Params& params,
+                                                       ParamScope scope) const {
   auto changed = std::make_shared<BoundVariant>(*this);
   for (const auto& [name, value] : params) changed->change(name, value, scope);
   return changed;
@@ -222,15 +233,20 @@ void BoundVariant::change(const std::string& name, const MemberValue& value, Par
       known += (known.empty() ? "" : ", ") + full;
       if (name != full) continue;
       if (member.time == MemberTime::plan && scope == ParamScope::run)
-        fail<ValueError>("params: '", name, "' is a plan member, read by the mask; expected in plan(params=…), not in run");
+        fail<ValueError>(
+            "params: '", name,
+            "' is a plan member, read by the mask; expected in plan(params=…), not in run");
       if (member.time == MemberTime::run && scope == ParamScope::plan)
-        fail<ValueError>("params: '", name, "' is a run member; expected in run(params=…), not in plan");
+        fail<ValueError>("params: '", name,
+                         "' is a run member; expected in run(params=…), not in plan");
       if (member.extent != Extent::one_or_requests && length(value) != length(part.values[i]))
-        fail<ValueError>("params: '", name, "' has ", length(value), " elements; expected ", length(part.values[i]));
+        fail<ValueError>("params: '", name, "' has ", length(value), " elements; expected ",
+                         length(part.values[i]));
       return assign(part, i, value, "params: '" + name + "'");
     }
   }
-  fail<ValueError>("params: no member is named '", name, "'; the spec's variant has ", known.empty() ? "none" : known);
+  fail<ValueError>("params: no member is named '", name, "'; the spec's variant has ",
+                   known.empty() ? "none" : known);
 }
 
 KvSpan BoundVariant::kv_span(const Tile& tile) const {
@@ -240,7 +256,8 @@ KvSpan BoundVariant::kv_span(const Tile& tile) const {
     const MaskStep& step = stages_.mask[i];
     if (step.kind == MaskStep::Kind::leaf) {
       const BoundStage& s = step.stage;
-      stack[depth++] = s.ops->kv_span ? s.ops->kv_span(s.self, tile) : KvSpan{everything, everything};
+      stack[depth++] =
+          s.ops->kv_span ? s.ops->kv_span(s.self, tile) : KvSpan{everything, everything};
       continue;
     }
     --depth;
@@ -265,9 +282,11 @@ Coverage BoundVariant::coverage(const Tile& tile) const {
       continue;
     }
     --depth;
-    // Coverage is ordered empty < partial < full: all-of is at most the lower, any-of at least the higher.
-    stack[depth - 1] = step.kind == MaskStep::Kind::all_of ? std::min(stack[depth - 1], stack[depth])
-                                                           : std::max(stack[depth - 1], stack[depth]);
+    // Coverage is ordered empty < partial < full: all-of is at most the lower, any-of at least the
+    // higher.
+    stack[depth - 1] = step.kind == MaskStep::Kind::all_of
+                           ? std::min(stack[depth - 1], stack[depth])
+                           : std::max(stack[depth - 1], stack[depth]);
   }
   return depth > 0 ? stack[0] : Coverage::full;
 }
@@ -279,9 +298,12 @@ void BoundVariant::check_batch(i32 requests, bool shared_levels) const {
       const i64 n = length(part.values[i]);
       if (member.extent != Extent::one_or_requests || n == 1) continue;
       if (n != requests)
-        fail<ValueError>(part.name, ".", member.name, " has ", n, " elements; expected 1, or one a request, ", requests);
+        fail<ValueError>(part.name, ".", member.name, " has ", n,
+                         " elements; expected 1, or one a request, ", requests);
       if (shared_levels)
-        fail<ValueError>(part.name, ".", member.name, " differs by request; expected one value on a layout whose requests share keys");
+        fail<ValueError>(
+            part.name, ".", member.name,
+            " differs by request; expected one value on a layout whose requests share keys");
     }
 }
 

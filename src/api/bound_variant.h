@@ -21,7 +21,8 @@ class BoundVariant {
   BoundVariant(const BoundVariant& other);
   BoundVariant& operator=(const BoundVariant&) = delete;
 
-  /// A copy with some members changed. Raises ValueError where a name is unknown, or belongs to the other scope.
+  /// A copy with some members changed. Raises ValueError where a name is unknown, or belongs to the
+  /// other scope.
   std::shared_ptr<const BoundVariant> with(const Params& params, ParamScope scope) const;
 
   const Stages& stages() const { return stages_; }
@@ -34,9 +35,9 @@ class BoundVariant {
 
  private:
   struct Part {
-    std::string name;        ///< "softcap"; a second one is "softcap#2"
+    std::string name;  ///< "softcap"; a second one is "softcap#2"
     const VariantOps* ops;
-    std::vector<u64> memory;  ///< the variant's struct
+    std::vector<u64> memory;          ///< the variant's struct
     std::vector<MemberValue> values;  ///< by member; owns what captured tensors point to
   };
   enum class MaskJoin { leaf, all_of, any_of };
@@ -48,8 +49,10 @@ class BoundVariant {
   void add(const Variant& variant);
   void add_mask(const Variant& variant);
   std::size_t add_part(const Variant& variant);
-  void assign(Part& part, std::size_t member, const MemberValue& value, const std::string& argument) const;
-  void check_extent(const Member& member, const MemberValue& value, const std::string& argument) const;
+  void assign(Part& part, std::size_t member, const MemberValue& value,
+              const std::string& argument) const;
+  void check_extent(const Member& member, const MemberValue& value,
+                    const std::string& argument) const;
   void change(const std::string& name, const MemberValue& value, ParamScope scope);
   void check() const;
   void bind();

@@ -35,8 +35,10 @@ Pool paged_pool(const TensorRef& t, HeadOrder order) {
   return {PoolView{t.data, step(t, 0), step(t, row), step(t, head)}, dim(t, 0)};
 }
 
-/// Blocks of Bc rows in a tensor of slots, or in a page pool whose pages follow one another without gaps.
-Pool block_pool(const std::string& name, const TensorRef& t, const Level& level, const AttentionSpec& spec, i32 head_dim) {
+/// Blocks of Bc rows in a tensor of slots, or in a page pool whose pages follow one another without
+/// gaps.
+Pool block_pool(const std::string& name, const TensorRef& t, const Level& level,
+                const AttentionSpec& spec, i32 head_dim) {
   const i64 bc = level.block_size;
   if (t.rank == 3) {
     check_tensor(name, t, spec.dtype, {-1, spec.num_kv_heads, head_dim});
@@ -46,12 +48,13 @@ Pool block_pool(const std::string& name, const TensorRef& t, const Level& level,
   check_tensor(name, t, spec.dtype, {-1, -1, spec.num_kv_heads, head_dim});
   if (dim(t, 1) == bc) return paged_pool(t, HeadOrder::nhd);
   if (step(t, 0) != dim(t, 1) * step(t, 1))
-    fail<ValueError>(name, " has pages of ", dim(t, 1), " rows with gaps between them; blocks of ", bc,
-                     " rows need pages of ", bc, " rows, or slots without gaps");
+    fail<ValueError>(name, " has pages of ", dim(t, 1), " rows with gaps between them; blocks of ",
+                     bc, " rows need pages of ", bc, " rows, or slots without gaps");
   return {PoolView{t.data, bc * step(t, 1), step(t, 1), step(t, 2)}, dim(t, 0) * dim(t, 1) / bc};
 }
 
-Pool pool_of(const std::string& name, const TensorRef& t, const Level& level, const AttentionSpec& spec, i32 head_dim) {
+Pool pool_of(const std::string& name, const TensorRef& t, const Level& level,
+             const AttentionSpec& spec, i32 head_dim) {
   const i64 heads = spec.num_kv_heads;
   switch (level.storage) {
     case KvStorage::ragged:
@@ -68,12 +71,15 @@ Pool pool_of(const std::string& name, const TensorRef& t, const Level& level, co
   }
 }
 
-PoolView checked_pool(const std::string& name, const TensorRef& t, const Level& level, const AttentionSpec& spec,
-                      i32 head_dim) {
+PoolView checked_pool(const std::string& name, const TensorRef& t, const Level& level,
+                      const AttentionSpec& spec, i32 head_dim) {
   const Pool pool = pool_of(name, t, level, spec, head_dim);
   if (level.max_block >= pool.blocks) {
-    const char* what = level.storage == KvStorage::ragged ? "row" : level.storage == KvStorage::paged ? "page" : "block";
-    fail<ValueError>(name, " has ", pool.blocks, " ", what, "s; the layout uses ", what, " ", level.max_block);
+    const char* what = level.storage == KvStorage::ragged  ? "row"
+                       : level.storage == KvStorage::paged ? "page"
+                                                           : "block";
+    fail<ValueError>(name, " has ", pool.blocks, " ", what, "s; the layout uses ", what, " ",
+                     level.max_block);
   }
   return pool.view;
 }
@@ -84,17 +90,24 @@ std::string describe(const TensorRef& t) {
   return shape_text({t.shape.begin(), t.shape.begin() + t.rank}) + " " + name_of(t.dtype);
 }
 
-void check_tensor(const std::string& name, const TensorRef& t, DType dtype, const std::vector<i64>& expected) {
+void check_tensor(const std::string& name, const TensorRef& t, DType dtype,
+                  const std::vector<i64>& expected) {
   bool ok = t.rank == static_cast<int>(expected.size());
-  for (std::size_t i = 0; ok && i < expected.size(); ++i) ok = expected[i] < 0 || t.shape[i] == expected[i];
-  if (!ok) fail<ValueError>(name, " is ", describe(t), "; expected ", shape_text(expected), " ", name_of(dtype));
-  if (t.dtype != dtype) fail<TypeError>(name, " is ", name_of(t.dtype), "; expected ", name_of(dtype));
+  for (std::size_t i = 0; ok && i < expected.size(); ++i)
+    ok = expected[i] < 0 || t.shape[i] == expected[i];
+  if (!ok)
+    fail<ValueError>(name, " is ", describe(t), "; expected ", shape_text(expected), " ",
+                     name_of(dtype));
+  if (t.dtype != dtype)
+    fail<TypeError>(name, " is ", name_of(t.dtype), "; expected ", name_of(dtype));
   const auto last = static_cast<std::size_t>(t.rank - 1);
   if (t.rank > 0 && t.shape[last] > 1 && t.stride[last] != 1)
-    fail<ValueError>(name, " has a last dimension of stride ", t.stride[last], "; expected 1: make it contiguous");
+    fail<ValueError>(name, " has a last dimension of stride ", t.stride[last],
+                     "; expected 1: make it contiguous");
 }
 
-KvView view_kv(const std::string& name, const KvRef& kv, const Level& level, const AttentionSpec& spec) {
+KvView view_kv(const std::string& name, const KvRef& kv, const Level& level,
+               const AttentionSpec& spec) {
   return KvView{checked_pool(name + ": k", kv.k, level, spec, spec.head_dim_qk),
                 checked_pool(name + ": v", kv.v, level, spec, spec.head_dim_vo)};
 }

@@ -28,7 +28,8 @@ LayoutPtr small_layout() {
 }
 
 PagedArgs small_pages(i32 page_size) {
-  static const i32 qo[] = {0, 1, 2}, pages[] = {0, 3, 5}, indices[] = {4, 3, 2, 1, 0}, len[] = {3, 2};
+  static const i32 qo[] = {0, 1, 2}, pages[] = {0, 3, 5}, indices[] = {4, 3, 2, 1, 0},
+                   len[] = {3, 2};
   PagedArgs args;
   args.qo_indptr = IndexRef(qo, 3);
   args.page_indptr = IndexRef(pages, 3);
@@ -39,8 +40,8 @@ PagedArgs small_pages(i32 page_size) {
 }
 
 LayoutPtr small_blocks(bool bits, bool explicit_blocks) {
-  static const i32 indptr[] = {0, 2, 4}, indices[] = {0, 2, 1, 2}, pos[] = {0, 4, 2, 4}, first[] = {0, 1, 0, 0},
-                   count[] = {2, 1, 2, 2};
+  static const i32 indptr[] = {0, 2, 4}, indices[] = {0, 2, 1, 2}, pos[] = {0, 4, 2, 4},
+                   first[] = {0, 1, 0, 0}, count[] = {2, 1, 2, 2};
   static const u8 mask[] = {0xff};
   BlockSparseArgs args;
   args.block_cols = 2;
@@ -61,8 +62,9 @@ LayoutPtr small_blocks(bool bits, bool explicit_blocks) {
 }
 
 LayoutPtr small_cascade() {
-  static const i32 qo[] = {0, 2}, qo_each[] = {0, 1, 2}, pages[] = {0, 2}, indices[] = {0, 1}, len[] = {2},
-                   own[] = {0, 1, 2}, own_indices[] = {2, 3}, own_len[] = {1, 1}, begin[] = {2, 2};
+  static const i32 qo[] = {0, 2}, qo_each[] = {0, 1, 2}, pages[] = {0, 2}, indices[] = {0, 1},
+                   len[] = {2}, own[] = {0, 1, 2}, own_indices[] = {2, 3}, own_len[] = {1, 1},
+                   begin[] = {2, 2};
   PagedArgs shared, rest;
   shared.qo_indptr = IndexRef(qo, 2);
   shared.page_indptr = IndexRef(pages, 2);
@@ -78,12 +80,14 @@ LayoutPtr small_cascade() {
 }
 
 /// Plans and runs a problem of five keys whose K and V lie in slots of one head vector each.
-void attempt(const AttentionSpec& spec, const LayoutPtr& layout, bool want_lse = true, bool hnd = false) {
+void attempt(const AttentionSpec& spec, const LayoutPtr& layout, bool want_lse = true,
+             bool hnd = false) {
   const Attention attention(spec);
   const PlanPtr plan = attention.plan(layout);
   std::vector<float> q(256 * 64), k(256 * 64), v(256 * 64), out(256 * 64), lse(64);
   const auto slots = [&](std::vector<float>& x, i32 dim) {
-    if (layout->levels()[0].storage != KvStorage::paged) return TensorRef::contiguous(x.data(), spec.dtype, 6, spec.num_kv_heads, dim);
+    if (layout->levels()[0].storage != KvStorage::paged)
+      return TensorRef::contiguous(x.data(), spec.dtype, 6, spec.num_kv_heads, dim);
     return hnd ? TensorRef::contiguous(x.data(), spec.dtype, 5, spec.num_kv_heads, 1, dim)
                : TensorRef::contiguous(x.data(), spec.dtype, 5, 1, spec.num_kv_heads, dim);
   };
@@ -101,7 +105,8 @@ void attempt_spec(const std::function<void(AttentionSpec&)>& change, bool want_l
   attempt(spec, small_layout(), want_lse);
 }
 
-/// A value for every shipped variant, by name; a variant without one here has no row, and a test says so.
+/// A value for every shipped variant, by name; a variant without one here has no row, and a test
+/// says so.
 Variant sample(const std::string& name) {
   if (name == "window") return sliding_window(2);
   if (name == "softcap") return soft_cap(30.0f);
@@ -133,16 +138,23 @@ class Table {
 };
 
 void add_specs(Table& table) {
-  table.add("dtype: float32", [] { attempt_spec([](AttentionSpec& s) { s.dtype = DType::float32; }); });
-  table.add("dtype: float16", [] { attempt_spec([](AttentionSpec& s) { s.dtype = DType::float16; }); });
-  table.add("dtype: bfloat16", [] { attempt_spec([](AttentionSpec& s) { s.dtype = DType::bfloat16; }); });
+  table.add("dtype: float32",
+            [] { attempt_spec([](AttentionSpec& s) { s.dtype = DType::float32; }); });
+  table.add("dtype: float16",
+            [] { attempt_spec([](AttentionSpec& s) { s.dtype = DType::float16; }); });
+  table.add("dtype: bfloat16",
+            [] { attempt_spec([](AttentionSpec& s) { s.dtype = DType::bfloat16; }); });
   for (const i32 dim : {8, 24, 64, 72, 128, 192, 256, 4, 20, 264, 512})
-    table.add("head_dim: " + std::to_string(dim),
-              [=] { attempt_spec([=](AttentionSpec& s) { s.head_dim_qk = s.head_dim_vo = dim; }); });
-  table.add("head_dim_vo different from head_dim", [] { attempt_spec([](AttentionSpec& s) { s.head_dim_vo = 24; }); });
+    table.add("head_dim: " + std::to_string(dim), [=] {
+      attempt_spec([=](AttentionSpec& s) { s.head_dim_qk = s.head_dim_vo = dim; });
+    });
+  table.add("head_dim_vo different from head_dim",
+            [] { attempt_spec([](AttentionSpec& s) { s.head_dim_vo = 24; }); });
   for (const i32 group : {1, 3, 4, 8, 16})
-    table.add("group size: " + std::to_string(group), [=] { attempt_spec([=](AttentionSpec& s) { s.num_qo_heads = 2 * group; }); });
-  table.add("batch_invariant", [] { attempt_spec([](AttentionSpec& s) { s.batch_invariant = true; }); });
+    table.add("group size: " + std::to_string(group),
+              [=] { attempt_spec([=](AttentionSpec& s) { s.num_qo_heads = 2 * group; }); });
+  table.add("batch_invariant",
+            [] { attempt_spec([](AttentionSpec& s) { s.batch_invariant = true; }); });
 }
 
 void add_variants(Table& table) {
@@ -150,20 +162,32 @@ void add_variants(Table& table) {
   for (i32 i = 0; i < kernels.num_variants; ++i) {
     const std::string name = kernels.variants[i].name;
     const bool sum = kernels.variants[i].scan == Scan::sum;
-    table.add("variant: " + name, [=] { attempt_spec([=](AttentionSpec& s) { s.variant = {sample(name)}; }, !sum); });
+    table.add("variant: " + name,
+              [=] { attempt_spec([=](AttentionSpec& s) { s.variant = {sample(name)}; }, !sum); });
     if (kernels.variants[i].mask)
       table.add("mask in & and |: " + name, [=] {
-        attempt_spec([=](AttentionSpec& s) { s.variant = {(sample(name) & causal()) | sample(name)}; });
+        attempt_spec(
+            [=](AttentionSpec& s) { s.variant = {(sample(name) & causal()) | sample(name)}; });
       });
   }
-  table.add("variant: softcap + window + causal (Gemma 2)",
-            [] { attempt_spec([](AttentionSpec& s) { s.variant = {soft_cap(50.0f), sliding_window(2), causal()}; }); });
-  table.add("variant: sinks + window + causal (gpt-oss)",
-            [] { attempt_spec([](AttentionSpec& s) { s.variant = {sample("sinks"), sliding_window(2), causal()}; }); });
-  table.add("return_lse with a Scan::sum variant", [] { attempt_spec([](AttentionSpec& s) { s.variant = {sigmoid()}; }); });
-  table.add("sink with a Scan::sum variant",
-            [] { attempt_spec([](AttentionSpec& s) { s.variant = {sigmoid(), sample("sinks")}; }, false); });
-  table.add("two sinks", [] { attempt_spec([](AttentionSpec& s) { s.variant = {sample("sinks"), sample("sinks")}; }); });
+  table.add("variant: softcap + window + causal (Gemma 2)", [] {
+    attempt_spec([](AttentionSpec& s) {
+      s.variant = {soft_cap(50.0f), sliding_window(2), causal()};
+    });
+  });
+  table.add("variant: sinks + window + causal (gpt-oss)", [] {
+    attempt_spec([](AttentionSpec& s) {
+      s.variant = {sample("sinks"), sliding_window(2), causal()};
+    });
+  });
+  table.add("return_lse with a Scan::sum variant",
+            [] { attempt_spec([](AttentionSpec& s) { s.variant = {sigmoid()}; }); });
+  table.add("sink with a Scan::sum variant", [] {
+    attempt_spec([](AttentionSpec& s) { s.variant = {sigmoid(), sample("sinks")}; }, false);
+  });
+  table.add("two sinks", [] {
+    attempt_spec([](AttentionSpec& s) { s.variant = {sample("sinks"), sample("sinks")}; });
+  });
 }
 
 void add_layouts(Table& table) {
@@ -177,7 +201,8 @@ void add_layouts(Table& table) {
   });
   table.add("layout: block sparse", [=] { attempt(spec, small_blocks(false, false)); });
   table.add("layout: block sparse, mask bits", [=] { attempt(spec, small_blocks(true, false)); });
-  table.add("layout: block sparse, explicit blocks", [=] { attempt(spec, small_blocks(false, true)); });
+  table.add("layout: block sparse, explicit blocks",
+            [=] { attempt(spec, small_blocks(false, true)); });
   table.add("layout: cascade", [=] { attempt(spec, small_cascade()); });
   table.add("layout: cascade with batch_invariant", [=] {
     AttentionSpec invariant = spec;

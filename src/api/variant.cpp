@@ -24,8 +24,8 @@ Variant join(Variant::Kind kind, const Variant& a, const Variant& b) {
 
 constexpr double pi = 3.14159265358979323846;
 
-/// Llama 3.1: frequencies whose wavelength exceeds the original context are divided by `factor`, short
-/// ones stay, those between are interpolated (Llama 3.1's reference code, apply_scaling).
+/// Llama 3.1: frequencies whose wavelength exceeds the original context are divided by `factor`,
+/// short ones stay, those between are interpolated (Llama 3.1's reference code, apply_scaling).
 double scaled(double freq, const RopeScaling& s) {
   const double wavelength = 2.0 * pi / freq;
   if (wavelength > s.original_max_position / s.low_freq_factor) return freq / s.factor;
@@ -43,11 +43,13 @@ Variant operator|(const Variant& a, const Variant& b) { return join(Variant::Kin
 Variant causal() { return leaf("causal"); }
 
 Variant sliding_window(i32 left, i32 right) {
-  return leaf("window", {{"left", static_cast<double>(left)}, {"right", static_cast<double>(right)}});
+  return leaf("window",
+              {{"left", static_cast<double>(left)}, {"right", static_cast<double>(right)}});
 }
 
 Variant soft_cap(float cap) {
-  if (!(cap > 0.0f) || !std::isfinite(cap)) fail<ValueError>("cap is ", cap, "; expected a finite number above 0");
+  if (!(cap > 0.0f) || !std::isfinite(cap))
+    fail<ValueError>("cap is ", cap, "; expected a finite number above 0");
   return leaf("softcap", {{"cap", static_cast<double>(cap)}});
 }
 
@@ -59,7 +61,8 @@ Variant rope(const RopeArgs& args) {
   if (args.rotary_dim <= 0 || args.rotary_dim % 2 != 0)
     fail<ValueError>("rotary_dim is ", args.rotary_dim, "; expected an even number above 0");
   if (!(args.theta > 1.0)) fail<ValueError>("theta is ", args.theta, "; expected a number above 1");
-  if (args.offset.empty()) fail<ValueError>("offset is empty; expected one integer, or one a request");
+  if (args.offset.empty())
+    fail<ValueError>("offset is empty; expected one integer, or one a request");
   std::vector<std::uint32_t> hi, lo;
   for (i32 i = 0; i < args.rotary_dim / 2; ++i) {
     double freq = std::pow(args.theta, -2.0 * i / args.rotary_dim);
@@ -70,7 +73,8 @@ Variant rope(const RopeArgs& args) {
     hi.push_back(static_cast<std::uint32_t>(scaled_hi));
     lo.push_back(static_cast<std::uint32_t>(std::ldexp(std::ldexp(turns, 32) - scaled_hi, 32)));
   }
-  return leaf("rope", {{"freq_hi", std::move(hi)}, {"freq_lo", std::move(lo)}, {"offset", args.offset}});
+  return leaf("rope",
+              {{"freq_hi", std::move(hi)}, {"freq_lo", std::move(lo)}, {"offset", args.offset}});
 }
 
 }  // namespace raddle

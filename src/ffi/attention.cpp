@@ -66,7 +66,8 @@ KvRef take_pair(Arguments& in, const std::string& name) {
   return KvRef{half_of(name, k, 0), half_of(name, k, 1)};
 }
 
-/// Of this thread, so that concurrent runs do not mix. Two clock readings a worker: too little to ask first.
+/// Of this thread, so that concurrent runs do not mix. Two clock readings a worker: too little to
+/// ask first.
 thread_local RunStats last_run;
 
 void run(Arguments& in) {

@@ -1,4 +1,5 @@
-// Which tile shapes and costs a plan is made with. Pure functions of the spec; ask `raddle explain` why.
+// Which tile shapes and costs a plan is made with. Pure functions of the spec; ask `raddle explain`
+// why.
 #pragma once
 
 #include "raddle/attention.h"

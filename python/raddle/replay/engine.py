@@ -111,9 +111,8 @@ class Engine:
             ended = perf_counter()
             cost.append_us += (appended - start) * 1e6
             cost.run_us += (ended - appended) * 1e6
-            busy = getattr(self.attention[kind], "last_busy_us", None)
-            if busy:
-                cost.busy_us.append((max(busy), sum(busy) / len(busy)))
+            busy = self.attention[kind].last_busy_us
+            cost.busy_us.append((max(busy), sum(busy) / len(busy)))
             cost.planned.append(plans[kind].balance)
             on_output(layer, batch, plans[kind], out)
         return cost

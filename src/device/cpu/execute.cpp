@@ -64,14 +64,17 @@ void execute(CpuLaunch& launch, const CpuKernels& kernels, i32 num_threads, Scra
   scratch->prepare(launch, kernels, num_threads);
   if (busy_us) busy_us->assign(static_cast<std::size_t>(num_threads), 0.0);
 
-  // Should the pool give fewer threads than asked for, those that come take over the others' queues.
+  // Should the pool give fewer threads than asked for, those that come take over the others'
+  // queues.
   ItemQueues queues(plan.queue_indptr, plan.num_workers, num_threads, scratch->heads.data());
   const i32 threads = WorkerPool::instance().run(num_threads, [&](i32 thread, i32) {
     const auto start = std::chrono::steady_clock::now();
-    for (i32 item; queues.next(thread, item);) kernels.attend(launch, item, scratch->thread_memory(thread));
+    for (i32 item; queues.next(thread, item);)
+      kernels.attend(launch, item, scratch->thread_memory(thread));
     if (busy_us)
       (*busy_us)[static_cast<std::size_t>(thread)] =
-          std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+          std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start)
+              .count();
   });
   if (busy_us) busy_us->resize(static_cast<std::size_t>(threads));
   pool.give_back(std::move(scratch));

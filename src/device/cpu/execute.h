@@ -36,8 +36,8 @@ class ScratchPool {
   std::vector<std::unique_ptr<Scratch>> free_;
 };
 
-/// Computes all items of the launch's plan with up to `num_threads` threads. `busy_us`, where wanted, gets
-/// each thread's time from its first item to its last.
+/// Computes all items of the launch's plan with up to `num_threads` threads. `busy_us`, where
+/// wanted, gets each thread's time from its first item to its last.
 void execute(CpuLaunch& launch, const CpuKernels& kernels, i32 num_threads, ScratchPool& scratch,
              std::vector<double>* busy_us);
 

@@ -1,4 +1,5 @@
-// Compiled once an instruction set, with RADDLE_ISA naming the namespace of everything included here.
+// Compiled once an instruction set, with RADDLE_ISA naming the namespace of everything included
+// here.
 #include "raddle/engine/kernel/cpu/attention.h"
 #include "raddle/engine/kernel/cpu/stages.h"
 
@@ -12,7 +13,8 @@ void attend_any(const CpuLaunch& launch, i32 item, void* scratch) {
 }
 
 i64 scratch_bytes(const CpuLaunch& launch) {
-  return dispatch_dtype(launch.dtype, [&](auto t) { return Scratch<decltype(t)>(launch, nullptr).bytes; });
+  return dispatch_dtype(launch.dtype,
+                        [&](auto t) { return Scratch<decltype(t)>(launch, nullptr).bytes; });
 }
 
 constexpr auto variants = variant_table(ShippedVariants{});
@@ -25,8 +27,12 @@ constexpr const char* isa_name = "avx2";
 constexpr const char* isa_name = "generic";
 #endif
 
-constexpr CpuKernels table{isa_name,     simd::lanes,  attend_any,
-                           scratch_bytes, finish_state, variants.ops,
+constexpr CpuKernels table{isa_name,
+                           simd::lanes,
+                           attend_any,
+                           scratch_bytes,
+                           finish_state,
+                           variants.ops,
                            static_cast<i32>(sizeof(variants.ops) / sizeof(VariantOps))};
 
 }  // namespace

@@ -1,10 +1,11 @@
-// What every engine header starts from: integer names, the function qualifier, and the ISA namespace.
+// What every engine header starts from: integer names, the function qualifier, and the ISA
+// namespace.
 //
-// The engine compiles with a host compiler and with NVRTC, so it includes no standard header. Each CPU
-// instruction set is built from the same sources with different compiler flags; all that has a function
-// body therefore lives in an inline namespace named after the ISA, so that the linker can never pick an
-// AVX-512 copy of an inline function for an older machine. Plain data (no function bodies) lives in
-// `raddle` itself: it crosses from the host side into the kernels.
+// The engine compiles with a host compiler and with NVRTC, so it includes no standard header. Each
+// CPU instruction set is built from the same sources with different compiler flags; all that has a
+// function body therefore lives in an inline namespace named after the ISA, so that the linker can
+// never pick an AVX-512 copy of an inline function for an older machine. Plain data (no function
+// bodies) lives in `raddle` itself: it crosses from the host side into the kernels.
 #pragma once
 
 #if defined(__CUDACC_RTC__) || defined(__CUDACC__)

@@ -1,4 +1,5 @@
-// The element types of Q, K, V and O, and their conversions to and from fp32 (round to nearest, ties to even).
+// The element types of Q, K, V and O, and their conversions to and from fp32 (round to nearest,
+// ties to even).
 #pragma once
 
 #include "raddle/engine/core/config.h"
@@ -29,8 +30,8 @@ RADDLE_FN float to_float(bf16 x) { return bits_to_float(static_cast<u32>(x.bits)
 RADDLE_FN float to_float(f16 x) {
   const u32 sign = static_cast<u32>(x.bits & 0x8000u) << 16;
   const u32 body = static_cast<u32>(x.bits & 0x7fffu) << 13;
-  // Shifting the exponent field into place leaves it 112 too small; one multiplication by 2^112 mends
-  // normal and subnormal numbers alike. Infinities and NaN keep their all-ones exponent.
+  // Shifting the exponent field into place leaves it 112 too small; one multiplication by 2^112
+  // mends normal and subnormal numbers alike. Infinities and NaN keep their all-ones exponent.
   const float scaled = bits_to_float(body) * bits_to_float((127u + 112u) << 23);
   const u32 bits = (x.bits & 0x7c00u) == 0x7c00u ? body | 0x7f800000u : float_to_bits(scaled);
   return bits_to_float(sign | bits);

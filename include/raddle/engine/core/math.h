@@ -1,5 +1,5 @@
-// Elementary functions that inline and vectorise: straight-line code, no tables, no branches, the same
-// operations in the same order on every backend (compile with floating-point contraction off).
+// Elementary functions that inline and vectorise: straight-line code, no tables, no branches, the
+// same operations in the same order on every backend (compile with floating-point contraction off).
 //
 // Errors stated are maxima measured over the range by tests/cpp/math_test.cpp.
 #pragma once
@@ -16,7 +16,8 @@ constexpr float ln2 = 0.69314718055994530942f;
 
 RADDLE_FN float abs(float x) { return bits_to_float(float_to_bits(x) & 0x7fffffffu); }
 
-/// 2^(n + f) for an integer n given as `n + 1.5·2^23` and |f| <= 1/2 (Cephes' polynomial of degree 6).
+/// 2^(n + f) for an integer n given as `n + 1.5·2^23` and |f| <= 1/2 (Cephes' polynomial of degree
+/// 6).
 RADDLE_FN float exp2_split(float shifted_n, float f) {
   float p = 1.535336188e-4f;
   p = p * f + 1.339887440e-3f;
@@ -39,7 +40,8 @@ RADDLE_FN float exp2(float x) {
   return x != x ? x : x < -126.0f ? 0.0f : x >= 128.0f ? infinity : r;
 }
 
-/// e^x, 2 ulp; same edges as exp2. The reduction keeps ln 2 in two parts, so the error does not grow with |x|.
+/// e^x, 2 ulp; same edges as exp2. The reduction keeps ln 2 in two parts, so the error does not
+/// grow with |x|.
 RADDLE_FN float exp(float x) {
   const float t = x * log2e;
   const float shifted = (t < -127.0f ? -127.0f : t > 128.0f ? 128.0f : t) + round_shift;
@@ -94,7 +96,8 @@ struct SinCos {
 RADDLE_FN SinCos sincos_turns(u32 turn) {
   // The nearest quarter turn picks the quadrant; the rest lies in [-1/8, 1/8) turns.
   const u32 quadrant = (turn + 0x20000000u) >> 30;
-  const float y = static_cast<float>(static_cast<i32>(turn - (quadrant << 30))) * 1.46291807926716e-9f;  // 2π / 2^32
+  const float y = static_cast<float>(static_cast<i32>(turn - (quadrant << 30))) *
+                  1.46291807926716e-9f;  // 2π / 2^32
   const float y2 = y * y;
   float s = -1.9515295891e-4f;
   s = s * y2 + 8.3321608736e-3f;

@@ -1,4 +1,5 @@
-// What a variant sees: a query row, a key, a tile of both, and what it may answer about a tile. Plain data.
+// What a variant sees: a query row, a key, a tile of both, and what it may answer about a tile.
+// Plain data.
 #pragma once
 
 #include "raddle/engine/core/config.h"
@@ -66,7 +67,9 @@ constexpr Range everything{int_min, int_max};
 RADDLE_FN constexpr Range intersect(Range a, Range b) {
   return Range{max(a.first, b.first), min(a.last, b.last)};
 }
-RADDLE_FN constexpr Range hull(Range a, Range b) { return Range{min(a.first, b.first), max(a.last, b.last)}; }
+RADDLE_FN constexpr Range hull(Range a, Range b) {
+  return Range{min(a.first, b.first), max(a.last, b.last)};
+}
 RADDLE_FN constexpr bool is_empty(Range r) { return r.last < r.first; }
 
 RADDLE_ENGINE_END

@@ -1,6 +1,6 @@
-// The attention state (O, LSE) over a set of keys and its composition ⊕ (FlashInfer paper, section 2.2):
-// states of disjoint key sets compose to the state of their union. LSE is a natural logarithm; the empty
-// state is (0, -inf).
+// The attention state (O, LSE) over a set of keys and its composition ⊕ (FlashInfer paper,
+// section 2.2): states of disjoint key sets compose to the state of their union. LSE is a natural
+// logarithm; the empty state is (0, -inf).
 #pragma once
 
 #include "raddle/engine/core/math.h"

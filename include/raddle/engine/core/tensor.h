@@ -5,7 +5,8 @@
 
 namespace raddle {
 
-/// A captured tensor of a variant: contiguous, with its extents, as a member of the variant's struct.
+/// A captured tensor of a variant: contiguous, with its extents, as a member of the variant's
+/// struct.
 template <class T, i32 rank>
 struct Tensor {
   T* data;
@@ -19,8 +20,9 @@ struct RowsView {
   i64 head_stride;  ///< in elements
 };
 
-/// A pool of KV blocks: element (block, offset, head, d) at block * block_stride + offset * row_stride +
-/// head * head_stride + d, in elements. Ragged tensors are pools whose blocks are one row high.
+/// A pool of KV blocks: element (block, offset, head, d) at block * block_stride + offset *
+/// row_stride + head * head_stride + d, in elements. Ragged tensors are pools whose blocks are one
+/// row high.
 struct PoolView {
   const void* data;
   i64 block_stride;

@@ -1,10 +1,10 @@
-// The one normal form of every layout. Ragged tensors, page tables, BSR matrices and cascades all become a
-// list of levels; planner and kernels know only this.
+// The one normal form of every layout. Ragged tensors, page tables, BSR matrices and cascades all
+// become a list of levels; planner and kernels know only this.
 //
-// A level is a list of groups. A group is a set of query rows that share one list of KV blocks: a request
-// of a page table, a row block of a BSR matrix, or all the requests that share a prefix. The keys of a
-// group are counted by **columns** of its block list: column c is key c % block_size of block
-// c / block_size, and is a hole where an explicit block is shorter than that.
+// A level is a list of groups. A group is a set of query rows that share one list of KV blocks: a
+// request of a page table, a row block of a BSR matrix, or all the requests that share a prefix.
+// The keys of a group are counted by **columns** of its block list: column c is key c % block_size
+// of block c / block_size, and is a hole where an explicit block is shorter than that.
 #pragma once
 
 #include "raddle/engine/core/row.h"
@@ -14,31 +14,35 @@ namespace raddle {
 
 struct LevelView {
   i32 num_groups;
-  i32 block_size;            ///< Bc: rows of a KV block; for ragged keys any value, blocks is null
-  i32 block_rows;            ///< Br: query rows that one bit-masked block covers; used with `mask_bits` only
+  i32 block_size;  ///< Bc: rows of a KV block; for ragged keys any value, blocks is null
+  i32 block_rows;  ///< Br: query rows that one bit-masked block covers; used with `mask_bits` only
   bool groups_are_requests;  ///< group g is exactly request g, rows in order
   const i32* row_indptr;     ///< [num_groups + 1] into `rows`
   const i32* rows;           ///< rows of the ragged query tensor; null: entry i is row i
   const i32* columns;        ///< [num_groups] number of columns, holes included
   const i32* kv_begin;       ///< [num_groups] kv_index of column 0 (a cascade's suffix); null: 0
-  const i32* block_begin;    ///< [num_groups] first entry of the group's list; the first KV row when ragged
-  const i32* blocks;         ///< block numbers, -1 where never read; null: the group's keys are contiguous rows
-  const i32* block_index;    ///< [entries] kv_index of a block's first key (kv_begin not added); null: order in the list
-  const i32* block_pos;      ///< [entries] kv_pos of a block's first key; null: the kv_index
-  const i32* block_first;    ///< [entries] first row used in the block; null: 0
-  const i32* block_count;    ///< [entries] keys in the block; null: block_size
-  const u8* mask_bits;       ///< bit ((entry * block_rows + row in group) * block_size + offset), LSB first; null: all kept
+  const i32*
+      block_begin;  ///< [num_groups] first entry of the group's list; the first KV row when ragged
+  const i32*
+      blocks;  ///< block numbers, -1 where never read; null: the group's keys are contiguous rows
+  const i32* block_index;  ///< [entries] kv_index of a block's first key (kv_begin not added);
+                           ///< null: order in the list
+  const i32* block_pos;    ///< [entries] kv_pos of a block's first key; null: the kv_index
+  const i32* block_first;  ///< [entries] first row used in the block; null: 0
+  const i32* block_count;  ///< [entries] keys in the block; null: block_size
+  const u8* mask_bits;     ///< bit ((entry * block_rows + row in group) * block_size + offset), LSB
+                           ///< first; null: all kept
 };
 
 struct LayoutView {
   i32 num_requests;
-  i32 num_rows;            ///< rows of the ragged query tensor
+  i32 num_rows;  ///< rows of the ragged query tensor
   i32 num_levels;
-  const i32* qo_indptr;    ///< [num_requests + 1]
-  const i32* kv_len;       ///< [num_requests] keys over all levels
-  const i32* qo_pos;       ///< [num_rows] position in the text; null: q_index
-  const i32* row_request;  ///< [num_rows]; null where every level's groups are the requests
-  const LevelView* levels; ///< the last level holds every query row in exactly one group
+  const i32* qo_indptr;     ///< [num_requests + 1]
+  const i32* kv_len;        ///< [num_requests] keys over all levels
+  const i32* qo_pos;        ///< [num_rows] position in the text; null: q_index
+  const i32* row_request;   ///< [num_rows]; null where every level's groups are the requests
+  const LevelView* levels;  ///< the last level holds every query row in exactly one group
 };
 
 }  // namespace raddle
@@ -60,9 +64,10 @@ RADDLE_FN i32 request_of(const LayoutView& layout, const LevelView& level, i32 g
   return level.groups_are_requests ? group : layout.row_request[row];
 }
 
-/// The row of a tile that holds fused row `fused` (= row in group · group_size + head in group) of a group.
-RADDLE_FN Row make_row(const LayoutView& layout, const LevelView& level, i32 group, i32 fused, i32 kv_head,
-                       i32 group_size) {
+/// The row of a tile that holds fused row `fused` (= row in group · group_size + head in group) of
+/// a group.
+RADDLE_FN Row make_row(const LayoutView& layout, const LevelView& level, i32 group, i32 fused,
+                       i32 kv_head, i32 group_size) {
   const i32 row = query_row(level, group, fused / group_size);
   const i32 request = request_of(layout, level, group, row);
   const i32 first = layout.qo_indptr[request];
@@ -70,16 +75,17 @@ RADDLE_FN Row make_row(const LayoutView& layout, const LevelView& level, i32 gro
   const i32 kv_len = layout.kv_len[request];
   const i32 q_index = kv_len - qo_len + (row - first);
   const i32 q_pos = layout.qo_pos ? layout.qo_pos[row] : q_index;
-  return Row{request, row, q_index, q_pos, kv_head * group_size + fused % group_size, kv_head, qo_len, kv_len};
+  return Row{request, row,    q_index, q_pos, kv_head * group_size + fused % group_size,
+             kv_head, qo_len, kv_len};
 }
 
 /// Where one column of a group's list lies and which key it is.
 struct Column {
-  i32 block;     ///< block of the pool; -1 where the table has none
-  i32 offset;    ///< row in the block
+  i32 block;   ///< block of the pool; -1 where the table has none
+  i32 offset;  ///< row in the block
   i32 kv_index;
   i32 kv_pos;
-  bool valid;    ///< false for a hole
+  bool valid;  ///< false for a hole
 };
 
 RADDLE_FN Column column_at(const LevelView& level, i32 group, i32 c) {
@@ -88,7 +94,8 @@ RADDLE_FN Column column_at(const LevelView& level, i32 group, i32 c) {
   const i32 nth = c / level.block_size;
   const i32 offset = c - nth * level.block_size;
   const i32 entry = level.block_begin[group] + nth;
-  const i32 index = base + (level.block_index ? level.block_index[entry] : nth * level.block_size) + offset;
+  const i32 index =
+      base + (level.block_index ? level.block_index[entry] : nth * level.block_size) + offset;
   const i32 pos = level.block_pos ? level.block_pos[entry] + offset : index;
   const i32 first = level.block_first ? level.block_first[entry] : 0;
   const bool valid = !level.block_count || offset < level.block_count[entry];

@@ -187,8 +187,8 @@ RADDLE_FN i32 refine_spans(const Cover& cover, Tile& t, const LevelView& level, 
 /// at most `max_runs` of them, sets the tile's column bounds, and returns how many.
 template <class Cover>
 RADDLE_FN i32 cover_tile(const Cover& cover, const LayoutView& layout, const LevelView& level,
-                         QueryTile& tile, i32 keys, i32 group_size, i32 num_kv_heads,
-                         i32 max_runs, Run* runs) {
+                         QueryTile& tile, i32 keys, i32 group_size, i32 num_kv_heads, i32 max_runs,
+                         Run* runs) {
   const i32 group = tile.group;
   const i32 columns = level.columns[group];
   if (columns <= 0) return 0;

@@ -1,15 +1,16 @@
-// A plan as the kernels read it: query tiles, their coverage runs, work items in queues, and how partial
-// states come together. Plain data; `plan/` makes it, `kernel/` consumes it.
+// A plan as the kernels read it: query tiles, their coverage runs, work items in queues, and how
+// partial states come together. Plain data; `plan/` makes it, `kernel/` consumes it.
 //
-// Work. A query tile (rows of one group, the heads of a KV head fused into rows) times a KV head times a
-// span of columns is a work item. Each worker has a queue of them.
+// Work. A query tile (rows of one group, the heads of a KV head fused into rows) times a KV head
+// times a span of columns is a work item. Each worker has a queue of them.
 //
-// Contraction. An item of an unsplit tile on a single-level layout writes its final output (writethrough).
-// All others store a partial state. The chunks of one (tile, head) lie in the state buffer one after
-// another, `num_rows` rows each, in chunk order. A contraction composes all partial states of one query
-// tile of the last level: its own chunks and, in a cascade, the rows that tiles of earlier levels hold of
-// it, level by level, chunk by chunk. Each finished item counts up every contraction that depends on it;
-// whoever brings the counter to `expected` composes and resets it.
+// Contraction. An item of an unsplit tile on a single-level layout writes its final output
+// (writethrough). All others store a partial state. The chunks of one (tile, head) lie in the state
+// buffer one after another, `num_rows` rows each, in chunk order. A contraction composes all
+// partial states of one query tile of the last level: its own chunks and, in a cascade, the rows
+// that tiles of earlier levels hold of it, level by level, chunk by chunk. Each finished item
+// counts up every contraction that depends on it; whoever brings the counter to `expected` composes
+// and resets it.
 #pragma once
 
 #include "raddle/engine/core/row.h"
@@ -22,8 +23,8 @@ struct TileShape {
   i32 keys;
 };
 
-/// Columns [begin, end) of which a query tile keeps some (partial) or all (full) pairs. Both ends are
-/// multiples of the shape's `keys`, but for the end of the list.
+/// Columns [begin, end) of which a query tile keeps some (partial) or all (full) pairs. Both ends
+/// are multiples of the shape's `keys`, but for the end of the list.
 struct Run {
   i32 begin;
   i32 end;
@@ -40,7 +41,7 @@ struct QueryTile {
   i32 col_end;    ///< keeps none, though runs are cut at whole KV tiles
   i32 run_begin;
   i32 run_end;
-  i32 split;           ///< index of KV head 0's Split; -1: every head is written through
+  i32 split;             ///< index of KV head 0's Split; -1: every head is written through
   i32 dependents_begin;  ///< contractions that wait for this tile: a range of PlanView::dependents
   i32 dependents_end;
 };
@@ -48,12 +49,14 @@ struct QueryTile {
 struct WorkItem {
   i32 query_tile;
   i32 kv_head;
-  i32 col_begin;    ///< columns [col_begin, col_end), cut at multiples of the shape's `keys`; may be empty
+  i32 col_begin;  ///< columns [col_begin, col_end), cut at multiples of the shape's `keys`; may be
+                  ///< empty
   i32 col_end;
   i32 partial_row;  ///< first row of its partial state in the state buffer; -1: writethrough
 };
 
-/// The partial states of one (query tile, KV head); num_chunks is 0 where that head is written through.
+/// The partial states of one (query tile, KV head); num_chunks is 0 where that head is written
+/// through.
 struct Split {
   i32 partial_row;
   i32 num_chunks;
@@ -94,18 +97,20 @@ struct PlanView {
   const i32* queue_indptr;  ///< [num_workers + 1] into items
   const Split* splits;
   const Contraction* contractions;
-  const i32* expected;    ///< [num_contractions · num_kv_heads] items a contraction waits for; 0: none needed
+  const i32* expected;  ///< [num_contractions · num_kv_heads] items a contraction waits for; 0:
+                        ///< none needed
   const Source* sources;
   const i32* dependents;  ///< contraction numbers
 };
 
-/// Integer costs in units of 1/16 ns or whatever the tile rates were measured in: only ratios matter.
+/// Integer costs in units of 1/16 ns or whatever the tile rates were measured in: only ratios
+/// matter.
 struct CostModel {
-  i32 per_item;        ///< starting a work item: loading and transforming queries, storing the result
-  i32 per_item_row;    ///< the same, a fused row
-  i32 per_tile;        ///< a KV tile's share that does not depend on the query rows (loading K and V)
-  i32 per_tile_row;    ///< a KV tile's share a fused row
-  i32 per_merge_row;   ///< storing and composing one row of a partial state
+  i32 per_item;      ///< starting a work item: loading and transforming queries, storing the result
+  i32 per_item_row;  ///< the same, a fused row
+  i32 per_tile;      ///< a KV tile's share that does not depend on the query rows (loading K and V)
+  i32 per_tile_row;  ///< a KV tile's share a fused row
+  i32 per_merge_row;  ///< storing and composing one row of a partial state
 };
 
 struct PlanConfig {

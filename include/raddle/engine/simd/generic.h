@@ -14,7 +14,9 @@ typedef float Vec __attribute__((vector_size(lanes * 4)));
 RADDLE_FN Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
 RADDLE_FN Vec max(Vec a, Vec b) { return a > b ? a : b; }
 
-RADDLE_FN Vec load(const f16* p) { return Vec{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])}; }
+RADDLE_FN Vec load(const f16* p) {
+  return Vec{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])};
+}
 
 }  // namespace simd
 

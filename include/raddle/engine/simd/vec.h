@@ -1,7 +1,8 @@
 // A vector of fp32 lanes, as wide as the ISA this is compiled for. The ISA files hold what needs an
 // intrinsic; everything else is written once with the compiler's vector extension.
 //
-// An ISA file defines: lanes, fma, max, load(const f16*), and registers (how many vector registers there are).
+// An ISA file defines: lanes, fma, max, load(const f16*), and registers (how many vector registers
+// there are).
 #pragma once
 
 #include "raddle/engine/core/math.h"
@@ -38,7 +39,8 @@ RADDLE_FN Vec load(const bf16* p) {
 
 RADDLE_FN void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof(v)); }
 
-/// 2^x per lane: math::exp2, lane by lane, without its handling of NaN and overflow (x <= 0 here, or -inf).
+/// 2^x per lane: math::exp2, lane by lane, without its handling of NaN and overflow (x <= 0 here,
+/// or -inf).
 RADDLE_FN Vec exp2_nonpositive(Vec x) {
   const Vec clamped = max(x, broadcast(-127.0f));
   const Vec shifted = clamped + math::round_shift;

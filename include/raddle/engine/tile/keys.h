@@ -36,8 +36,8 @@ RADDLE_FN void add_key(KeyTile<T>& tile, const T* k, const T* v, i32 index, i32 
 
 /// Gathers columns [begin, end) of a group's list for one KV head; end - begin <= max_tile_keys.
 template <class T>
-inline void gather_keys(const LevelView& level, const PoolView& pool_k, const PoolView& pool_v, i32 group, i32 kv_head,
-                        i32 begin, i32 end, KeyTile<T>& tile) {
+inline void gather_keys(const LevelView& level, const PoolView& pool_k, const PoolView& pool_v,
+                        i32 group, i32 kv_head, i32 begin, i32 end, KeyTile<T>& tile) {
   tile.n = 0;
   const T* k = static_cast<const T*>(pool_k.data) + kv_head * pool_k.head_stride;
   const T* v = static_cast<const T*>(pool_v.data) + kv_head * pool_v.head_stride;
@@ -46,7 +46,8 @@ inline void gather_keys(const LevelView& level, const PoolView& pool_k, const Po
       const Column at = column_at(level, group, c);
       if (!at.valid) continue;
       add_key(tile, k + at.block * pool_k.block_stride + at.offset * pool_k.row_stride,
-              v + at.block * pool_v.block_stride + at.offset * pool_v.row_stride, at.kv_index, at.kv_pos, c);
+              v + at.block * pool_v.block_stride + at.offset * pool_v.row_stride, at.kv_index,
+              at.kv_pos, c);
     }
     return;
   }
@@ -54,7 +55,8 @@ inline void gather_keys(const LevelView& level, const PoolView& pool_k, const Po
   if (!level.blocks) {
     const i64 first = level.block_begin[group];
     for (i32 c = begin; c < end; ++c)
-      add_key(tile, k + (first + c) * pool_k.block_stride, v + (first + c) * pool_v.block_stride, base + c, base + c, c);
+      add_key(tile, k + (first + c) * pool_k.block_stride, v + (first + c) * pool_v.block_stride,
+              base + c, base + c, c);
     return;
   }
   // Page by page: one division and one table look-up a page, additions for its rows.

@@ -6,8 +6,10 @@
 
 RADDLE_ENGINE_BEGIN
 
-/// keep[j] = whether the composition's masks keep key j of the row: a postfix expression over byte rows.
-RADDLE_FN void evaluate_mask(const Stages& stages, const Row& row, const KeyLanes& keys, i32 n, u8* keep) {
+/// keep[j] = whether the composition's masks keep key j of the row: a postfix expression over byte
+/// rows.
+RADDLE_FN void evaluate_mask(const Stages& stages, const Row& row, const KeyLanes& keys, i32 n,
+                             u8* keep) {
   u8 stack[max_mask_depth][max_tile_keys];
   i32 depth = 0;
   for (i32 i = 0; i < stages.num_mask; ++i) {
@@ -28,11 +30,13 @@ RADDLE_FN void evaluate_mask(const Stages& stages, const Row& row, const KeyLane
 }
 
 /// keep[j] &= the bit that a BSR block stores for (row of the group, column).
-RADDLE_FN void apply_mask_bits(const LevelView& level, i32 group, i32 row_in_group, const i32* column, i32 n, u8* keep) {
+RADDLE_FN void apply_mask_bits(const LevelView& level, i32 group, i32 row_in_group,
+                               const i32* column, i32 n, u8* keep) {
   for (i32 j = 0; j < n; ++j) {
     const i32 nth = column[j] / level.block_size;
     const i64 entry = level.block_begin[group] + nth;
-    const i64 bit = (entry * level.block_rows + row_in_group) * level.block_size + (column[j] - nth * level.block_size);
+    const i64 bit = (entry * level.block_rows + row_in_group) * level.block_size +
+                    (column[j] - nth * level.block_size);
     keep[j] &= static_cast<u8>((level.mask_bits[bit >> 3] >> (bit & 7)) & 1);
   }
 }

@@ -1,5 +1,5 @@
-// Online softmax on a tile of fp32 logits (FlashAttention-2, algorithm 1): a row's running maximum, sum and
-// unnormalised output.
+// Online softmax on a tile of fp32 logits (FlashAttention-2, algorithm 1): a row's running maximum,
+// sum and unnormalised output.
 #pragma once
 
 #include "raddle/engine/simd/vec.h"
@@ -17,13 +17,14 @@ RADDLE_FN void pad_row(float* s, i32 n, float value) {
   for (const i32 end = round_up(n, simd::lanes); n < end; ++n) s[n] = value;
 }
 
-/// s[j] -> exp(s[j] - max) for one row; updates the row's state and returns the factor by which its output
-/// so far must be multiplied. `s` is padded with -inf to a whole vector.
+/// s[j] -> exp(s[j] - max) for one row; updates the row's state and returns the factor by which its
+/// output so far must be multiplied. `s` is padded with -inf to a whole vector.
 RADDLE_FN float softmax_step(float* s, i32 n, RowState& row) {
   simd::Vec top = simd::broadcast(row.max);
   for (i32 j = 0; j < n; j += simd::lanes) top = simd::max(simd::load(s + j), top);
   const float new_max = simd::reduce_max(top);
-  // A row with nothing kept so far: subtracting 0 leaves every logit at -inf, hence every weight at 0.
+  // A row with nothing kept so far: subtracting 0 leaves every logit at -inf, hence every weight at
+  // 0.
   const simd::Vec shift = simd::broadcast(new_max == -math::infinity ? 0.0f : new_max);
   simd::Vec total{};
   for (i32 j = 0; j < n; j += simd::lanes) {

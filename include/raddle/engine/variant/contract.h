@@ -1,24 +1,24 @@
-// The variant contract. A variant is a struct of small functions, the same source on every backend; all
-// parts are optional, and what is absent costs nothing:
+// The variant contract. A variant is a struct of small functions, the same source on every backend;
+// all parts are optional, and what is absent costs nothing:
 //
 //   struct MyVariant {
-//     float cap;                                                       // members: run-time scalars and
-//     Tensor<const float, 1> slopes;                                   // captured tensors
+//     float cap;                                                       // members: run-time scalars
+//     and Tensor<const float, 1> slopes;                                   // captured tensors
 //     static constexpr Scan scan = Scan::softmax;                      // Scan::sum: O = Σ f(s)·v
-//     template <class Vec> void query(Vec& q, const Row& r) const;     // a head vector: map, pairs, sum
-//     template <class Vec> void key(Vec& k, const Key& c) const;
-//     template <class Vec> void value(Vec& v, const Key& c) const;
-//     float logits(float s, const Row& r, const Key& c) const;         // s is already scaled
-//     bool mask(const Row& r, const Key& c) const;                     // true = keep; after logits
-//     KvSpan kv_span(const Tile& t) const;                             // O(1) bounds on what a tile keeps
-//     Coverage coverage(const Tile& t) const;                          // must hold on the whole hull
-//     float sink(const Row& r) const;                                  // logit of a key without value
-//     template <class Vec> void output(Vec& o, const Row& r, float lse) const;   // after the last ⊕
+//     template <class Vec> void query(Vec& q, const Row& r) const;     // a head vector: map,
+//     pairs, sum template <class Vec> void key(Vec& k, const Key& c) const; template <class Vec>
+//     void value(Vec& v, const Key& c) const; float logits(float s, const Row& r, const Key& c)
+//     const;         // s is already scaled bool mask(const Row& r, const Key& c) const; // true =
+//     keep; after logits KvSpan kv_span(const Tile& t) const;                             // O(1)
+//     bounds on what a tile keeps Coverage coverage(const Tile& t) const; // must hold on the whole
+//     hull float sink(const Row& r) const;                                  // logit of a key
+//     without value template <class Vec> void output(Vec& o, const Row& r, float lse) const;   //
+//     after the last ⊕
 //   };
 //
-// A variant's file ends with its member list (RADDLE_VARIANT), by which the host finds members by name.
-// Members that mask, kv_span or coverage read are plan members: they are fixed by `plan`. All others are
-// run members and may differ from layer to layer.
+// A variant's file ends with its member list (RADDLE_VARIANT), by which the host finds members by
+// name. Members that mask, kv_span or coverage read are plan members: they are fixed by `plan`. All
+// others are run members and may differ from layer to layer.
 #pragma once
 
 #include "raddle/engine/core/math.h"
@@ -80,17 +80,20 @@ struct member_kind<Tensor<const u32, 1>> {
 template <class V>
 struct Describe;
 
-#define RADDLE_MEMBER(V, m, time, extent) \
-  Member { #m, member_kind<decltype(V::m)>::value, time, static_cast<i32>(__builtin_offsetof(V, m)), extent }
+#define RADDLE_MEMBER(V, m, time, extent)                                                          \
+  Member {                                                                                         \
+#m, member_kind < decltype(V::m)> ::value, time, static_cast < i32>(__builtin_offsetof(V, m)), \
+        extent                                                                                     \
+  }
 #define RADDLE_PLAN_MEMBER(V, m) RADDLE_MEMBER(V, m, MemberTime::plan, Extent::any)
 #define RADDLE_RUN_MEMBER(V, m) RADDLE_MEMBER(V, m, MemberTime::run, Extent::any)
 /// A captured tensor with a stated extent.
 #define RADDLE_RUN_TENSOR(V, m, extent) RADDLE_MEMBER(V, m, MemberTime::run, Extent::extent)
-#define RADDLE_VARIANT(V, variant_name, ...)             \
-  template <>                                            \
-  struct Describe<V> {                                   \
-    static constexpr const char* name = variant_name;    \
-    static constexpr Member members[] = {__VA_ARGS__};   \
+#define RADDLE_VARIANT(V, variant_name, ...)                             \
+  template <>                                                            \
+  struct Describe<V> {                                                   \
+    static constexpr const char* name = variant_name;                    \
+    static constexpr Member members[] = {__VA_ARGS__};                   \
     static constexpr i32 num_members = sizeof(members) / sizeof(Member); \
   }
 /// For a variant without members.
@@ -102,7 +105,8 @@ struct Describe;
     static constexpr i32 num_members = 0;             \
   }
 
-/// A head vector in contiguous fp32 memory, as `query`, `key`, `value` and `output` see it on a CPU.
+/// A head vector in contiguous fp32 memory, as `query`, `key`, `value` and `output` see it on a
+/// CPU.
 class HeadVector {
  public:
   RADDLE_FN HeadVector(float* data, i32 size) : data_(data), size_(size) {}

@@ -1,9 +1,10 @@
 // Rotary position embedding fused into Q and K, half-split pairs (x[i], x[i + rotary_dim/2]).
 //
-// The angle is kept in turns as a 64-bit fixed-point number: frequency i turns `freq_hi·2^-32 + freq_lo·2^-64`
-// of a full turn a position, and position · frequency modulo one turn is a wrapping integer product. So the
-// rotation is as exact at position one million as at zero, and has the same bits on every backend.
-// The host fills the tables (src/api/rope.cpp): theta, and Llama 3.1's frequency scaling.
+// The angle is kept in turns as a 64-bit fixed-point number: frequency i turns `freq_hi·2^-32 +
+// freq_lo·2^-64` of a full turn a position, and position · frequency modulo one turn is a wrapping
+// integer product. So the rotation is as exact at position one million as at zero, and has the same
+// bits on every backend. The host fills the tables (src/api/rope.cpp): theta, and Llama 3.1's
+// frequency scaling.
 #pragma once
 
 #include "raddle/engine/variant/contract.h"
@@ -42,6 +43,7 @@ struct Rope {
   }
 };
 RADDLE_VARIANT(Rope, "rope", RADDLE_RUN_TENSOR(Rope, freq_hi, half_head_dim),
-               RADDLE_RUN_TENSOR(Rope, freq_lo, half_head_dim), RADDLE_RUN_TENSOR(Rope, offset, one_or_requests));
+               RADDLE_RUN_TENSOR(Rope, freq_lo, half_head_dim),
+               RADDLE_RUN_TENSOR(Rope, offset, one_or_requests));
 
 RADDLE_ENGINE_END

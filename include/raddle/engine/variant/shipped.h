@@ -1,4 +1,5 @@
-// The table of variants that are compiled ahead. A new shipped variant is one file and one entry here.
+// The table of variants that are compiled ahead. A new shipped variant is one file and one entry
+// here.
 #pragma once
 
 #include "raddle/engine/variant/causal.h"

@@ -1,4 +1,5 @@
-// Attention sinks (gpt-oss): a learned logit a query head, a key without value in the softmax's denominator.
+// Attention sinks (gpt-oss): a learned logit a query head, a key without value in the softmax's
+// denominator.
 #pragma once
 
 #include "raddle/engine/variant/contract.h"

@@ -8,7 +8,9 @@ RADDLE_ENGINE_BEGIN
 struct SoftCap {
   float cap;
 
-  RADDLE_FN float logits(float s, const Row&, const Key&) const { return cap * math::tanh(s / cap); }
+  RADDLE_FN float logits(float s, const Row&, const Key&) const {
+    return cap * math::tanh(s / cap);
+  }
 };
 RADDLE_VARIANT(SoftCap, "softcap", RADDLE_RUN_MEMBER(SoftCap, cap));
 

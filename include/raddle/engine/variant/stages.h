@@ -1,6 +1,6 @@
-// A composition of variants as the stages that a kernel without its own compiled variant runs: the contract's
-// parts as functions over fp32 rows, in the order written. Plain data; each CPU ISA fills the functions in
-// (kernel/cpu/stages.h).
+// A composition of variants as the stages that a kernel without its own compiled variant runs: the
+// contract's parts as functions over fp32 rows, in the order written. Plain data; each CPU ISA
+// fills the functions in (kernel/cpu/stages.h).
 #pragma once
 
 #include "raddle/engine/variant/contract.h"
@@ -15,7 +15,8 @@ struct KeyLanes {
   i32 kv_head;
 };
 
-/// A variant's parts as stages over fp32 rows. Absent parts are null. `self` is the variant's struct.
+/// A variant's parts as stages over fp32 rows. Absent parts are null. `self` is the variant's
+/// struct.
 struct VariantOps {
   const char* name;
   const Member* members;

@@ -1,5 +1,6 @@
-// Sliding window: a row at position p keeps the keys at positions p - left … p + right. A negative bound
-// is none. Mistral and Gemma count the row itself in their window: a window of 4096 tokens is left = 4095.
+// Sliding window: a row at position p keeps the keys at positions p - left … p + right. A negative
+// bound is none. Mistral and Gemma count the row itself in their window: a window of 4096 tokens is
+// left = 4095.
 #pragma once
 
 #include "raddle/engine/variant/contract.h"
@@ -29,6 +30,7 @@ struct SlidingWindow {
     return left_full && right_full ? Coverage::full : Coverage::partial;
   }
 };
-RADDLE_VARIANT(SlidingWindow, "window", RADDLE_PLAN_MEMBER(SlidingWindow, left), RADDLE_PLAN_MEMBER(SlidingWindow, right));
+RADDLE_VARIANT(SlidingWindow, "window", RADDLE_PLAN_MEMBER(SlidingWindow, left),
+               RADDLE_PLAN_MEMBER(SlidingWindow, right));
 
 RADDLE_ENGINE_END

@@ -1,5 +1,5 @@
-// Attention on a CPU: one work item at a time, FlashAttention-2's loop over KV tiles (algorithm 1) with the
-// variant's parts as stages between the matrix products.
+// Attention on a CPU: one work item at a time, FlashAttention-2's loop over KV tiles (algorithm 1)
+// with the variant's parts as stages between the matrix products.
 #pragma once
 
 #include "raddle/engine/kernel/cpu/finish.h"
@@ -20,9 +20,12 @@ struct Span {
 class TileWalk {
  public:
   TileWalk(const PlanView& plan, const WorkItem& item)
-      : plan_(plan), item_(item), run_(plan.query_tiles[item.query_tile].run_begin),
+      : plan_(plan),
+        item_(item),
+        run_(plan.query_tiles[item.query_tile].run_begin),
         run_end_(plan.query_tiles[item.query_tile].run_end),
-        keys_(plan.shapes[plan.query_tiles[item.query_tile].shape].keys), at_(item.col_begin) {}
+        keys_(plan.shapes[plan.query_tiles[item.query_tile].shape].keys),
+        at_(item.col_begin) {}
 
   bool next(Span& span) {
     for (; run_ < run_end_ && at_ < item_.col_end; ++run_) {
@@ -47,8 +50,13 @@ template <class T>
 class ItemKernel {
  public:
   ItemKernel(const CpuLaunch& launch, const WorkItem& item, Scratch<T>& scratch)
-      : launch_(launch), plan_(*launch.plan), item_(item), tile_(plan_.query_tiles[item.query_tile]),
-        level_(launch.layout->levels[tile_.level]), stages_(*launch.stages), x_(scratch) {}
+      : launch_(launch),
+        plan_(*launch.plan),
+        item_(item),
+        tile_(plan_.query_tiles[item.query_tile]),
+        level_(launch.layout->levels[tile_.level]),
+        stages_(*launch.stages),
+        x_(scratch) {}
 
   void run() {
     load_queries();
@@ -70,15 +78,18 @@ class ItemKernel {
       accumulate(keys, next);
     }
     normalize(launch_, x_, tile_.num_rows);
-    if (item_.partial_row >= 0) return store_partial(launch_, x_, tile_.num_rows, item_.partial_row);
-    for (i32 m = 0; m < tile_.num_rows; ++m) write_row<T>(launch_, x_.rows[m], x_.o + m * x_.ldo, x_.lse[m]);
+    if (item_.partial_row >= 0)
+      return store_partial(launch_, x_, tile_.num_rows, item_.partial_row);
+    for (i32 m = 0; m < tile_.num_rows; ++m)
+      write_row<T>(launch_, x_.rows[m], x_.o + m * x_.ldo, x_.lse[m]);
   }
 
  private:
   void load_queries() {
     for (i32 m = 0; m < tile_.num_rows; ++m) {
       Row& row = x_.rows[m];
-      row = make_row(*launch_.layout, level_, tile_.group, tile_.row_begin + m, item_.kv_head, plan_.group_size);
+      row = make_row(*launch_.layout, level_, tile_.group, tile_.row_begin + m, item_.kv_head,
+                     plan_.group_size);
       float* q = x_.q + m * x_.ldq;
       widen_row(static_cast<const T*>(launch_.q.data) + row.row * launch_.q.row_stride +
                     row.q_head * launch_.q.head_stride,
@@ -101,10 +112,11 @@ class ItemKernel {
   /// The request of the tile's keys; -1 on a level whose rows belong to several.
   i32 key_request() const { return level_.groups_are_requests ? tile_.group : -1; }
 
-  /// Copies rows to fp32 scratch, runs `stages` on them, and rounds what they changed to the matrix dtype.
+  /// Copies rows to fp32 scratch, runs `stages` on them, and rounds what they changed to the matrix
+  /// dtype.
   template <void (*VariantOps::*part)(const void*, float*, i32, const Key&)>
-  void stage_rows(const BoundStage* stages, i32 num_stages, const T* const* from, const KeyTile<T>& keys, i32 dim,
-                  i32 padded, float* to, Upcoming<T> next) const {
+  void stage_rows(const BoundStage* stages, i32 num_stages, const T* const* from,
+                  const KeyTile<T>& keys, i32 dim, i32 padded, float* to, Upcoming<T> next) const {
     for (i32 j = 0; j < keys.n; ++j) {
       next.fetch(j, 1, dim);
       float* row = to + j * padded;
@@ -119,11 +131,12 @@ class ItemKernel {
   void logits(const KeyTile<T>& keys, const KeyTile<T>& next) {
     const Upcoming<T> ahead{next.k, next.n};
     if (stages_.num_key == 0 && launch_.dim_qk % lanes == 0)
-      return multiply_qk(x_.q, x_.ldq, tile_.num_rows, keys.k, keys.n, x_.ldq, launch_.scale, x_.s, x_.lds, ahead,
-                         x_.panel);
-    stage_rows<&VariantOps::key>(stages_.key, stages_.num_key, keys.k, keys, launch_.dim_qk, x_.ldq, x_.k, ahead);
-    multiply_qk(x_.q, x_.ldq, tile_.num_rows, x_.rows_k, keys.n, x_.ldq, launch_.scale, x_.s, x_.lds,
-                Upcoming<float>{nullptr, 0}, x_.panel);
+      return multiply_qk(x_.q, x_.ldq, tile_.num_rows, keys.k, keys.n, x_.ldq, launch_.scale, x_.s,
+                         x_.lds, ahead, x_.panel);
+    stage_rows<&VariantOps::key>(stages_.key, stages_.num_key, keys.k, keys, launch_.dim_qk, x_.ldq,
+                                 x_.k, ahead);
+    multiply_qk(x_.q, x_.ldq, tile_.num_rows, x_.rows_k, keys.n, x_.ldq, launch_.scale, x_.s,
+                x_.lds, Upcoming<float>{nullptr, 0}, x_.panel);
   }
 
   /// f_logits, then f_mask: a dropped pair becomes -inf, or 0 under a plain sum.
@@ -138,7 +151,8 @@ class ItemKernel {
         u8 keep[max_tile_keys];
         evaluate_mask(stages_, x_.rows[m], lanes_of_tile, keys.n, keep);
         if (level_.mask_bits)
-          apply_mask_bits(level_, tile_.group, (tile_.row_begin + m) / plan_.group_size, keys.column, keys.n, keep);
+          apply_mask_bits(level_, tile_.group, (tile_.row_begin + m) / plan_.group_size,
+                          keys.column, keys.n, keep);
         for (i32 j = 0; j < keys.n; ++j) s[j] = keep[j] ? s[j] : dropped;
       }
       pad_row(s, keys.n, dropped);
@@ -159,8 +173,10 @@ class ItemKernel {
     const bool reused = tile_.num_rows > 2 * block_rows && sizeof(T) < sizeof(float);
     if (stages_.num_value == 0 && launch_.dim_vo % lanes == 0 && !reused)
       return multiply_pv(x_.s, x_.lds, tile_.num_rows, keys.v, keys.n, x_.ldo, x_.o, x_.ldo, ahead);
-    stage_rows<&VariantOps::value>(stages_.value, stages_.num_value, keys.v, keys, launch_.dim_vo, x_.ldo, x_.v, ahead);
-    multiply_pv(x_.s, x_.lds, tile_.num_rows, x_.rows_v, keys.n, x_.ldo, x_.o, x_.ldo, Upcoming<float>{nullptr, 0});
+    stage_rows<&VariantOps::value>(stages_.value, stages_.num_value, keys.v, keys, launch_.dim_vo,
+                                   x_.ldo, x_.v, ahead);
+    multiply_pv(x_.s, x_.lds, tile_.num_rows, x_.rows_v, keys.n, x_.ldo, x_.o, x_.ldo,
+                Upcoming<float>{nullptr, 0});
   }
 
   const CpuLaunch& launch_;

@@ -1,4 +1,5 @@
-// From partial results to the caller's tensors: finishing a row, storing a state, contracting a tile.
+// From partial results to the caller's tensors: finishing a row, storing a state, contracting a
+// tile.
 #pragma once
 
 #include "raddle/engine/core/state.h"
@@ -30,10 +31,12 @@ inline void write_row(const CpuLaunch& launch, const Row& row, float* o, float l
     narrow_row(o, static_cast<float*>(launch.out.data) + at, launch.dim_vo);
   else
     narrow_row(o, static_cast<T*>(launch.out.data) + at, launch.dim_vo);
-  if (launch.lse) launch.lse[row.row * launch.lse_row_stride + row.q_head * launch.lse_head_stride] = lse;
+  if (launch.lse)
+    launch.lse[row.row * launch.lse_row_stride + row.q_head * launch.lse_head_stride] = lse;
 }
 
-/// Normalises the tile's rows: O / Σ and LSE = max + ln Σ; a row with nothing kept becomes (0, -inf).
+/// Normalises the tile's rows: O / Σ and LSE = max + ln Σ; a row with nothing kept becomes (0,
+/// -inf).
 template <class T>
 inline void normalize(const CpuLaunch& launch, Scratch<T>& x, i32 num_rows) {
   if (launch.stages->scan == Scan::sum) return;
@@ -45,9 +48,11 @@ inline void normalize(const CpuLaunch& launch, Scratch<T>& x, i32 num_rows) {
 }
 
 template <class T>
-inline void store_partial(const CpuLaunch& launch, const Scratch<T>& x, i32 num_rows, i64 partial_row) {
+inline void store_partial(const CpuLaunch& launch, const Scratch<T>& x, i32 num_rows,
+                          i64 partial_row) {
   for (i32 m = 0; m < num_rows; ++m) {
-    narrow_row(x.o + m * x.ldo, launch.partial_o + (partial_row + m) * launch.dim_vo, launch.dim_vo);
+    narrow_row(x.o + m * x.ldo, launch.partial_o + (partial_row + m) * launch.dim_vo,
+               launch.dim_vo);
     launch.partial_lse[partial_row + m] = x.lse[m];
   }
 }
@@ -64,7 +69,8 @@ RADDLE_FN void compose_partial(const CpuLaunch& launch, i64 partial_row, float* 
 
 /// Composes all partial states of one query tile of the last level, in level and chunk order.
 template <class T>
-inline void contract(const CpuLaunch& launch, const Contraction& contraction, i32 kv_head, Scratch<T>& x) {
+inline void contract(const CpuLaunch& launch, const Contraction& contraction, i32 kv_head,
+                     Scratch<T>& x) {
   const PlanView& plan = *launch.plan;
   const QueryTile& tile = plan.query_tiles[contraction.query_tile];
   const float empty = launch.stages->scan == Scan::softmax ? -math::infinity : 0.0f;
@@ -79,17 +85,20 @@ inline void contract(const CpuLaunch& launch, const Contraction& contraction, i3
     for (i32 chunk = 0; chunk < split.num_chunks; ++chunk) {
       const i64 first = split.partial_row + static_cast<i64>(chunk) * from.num_rows + source.row;
       for (i32 m = 0; m < source.num_rows; ++m)
-        compose_partial(launch, first + m, x.o + (source.dst_row + m) * x.ldo, x.lse[source.dst_row + m]);
+        compose_partial(launch, first + m, x.o + (source.dst_row + m) * x.ldo,
+                        x.lse[source.dst_row + m]);
     }
   }
   const LevelView& level = launch.layout->levels[tile.level];
   for (i32 m = 0; m < tile.num_rows; ++m)
-    write_row<T>(launch,
-                 make_row(*launch.layout, level, tile.group, tile.row_begin + m, kv_head, plan.group_size),
-                 x.o + m * x.ldo, x.lse[m]);
+    write_row<T>(
+        launch,
+        make_row(*launch.layout, level, tile.group, tile.row_begin + m, kv_head, plan.group_size),
+        x.o + m * x.ldo, x.lse[m]);
 }
 
-/// Counts one finished item up at every contraction that waits for it, and composes those it completes.
+/// Counts one finished item up at every contraction that waits for it, and composes those it
+/// completes.
 template <class T>
 inline void arrive(const CpuLaunch& launch, const WorkItem& item, Scratch<T>& x) {
   const PlanView& plan = *launch.plan;

@@ -1,4 +1,5 @@
-// What the host hands to the CPU kernels of one ISA: bound variant stages, tensors, the plan. Plain data.
+// What the host hands to the CPU kernels of one ISA: bound variant stages, tensors, the plan. Plain
+// data.
 #pragma once
 
 #include "raddle/engine/core/dtype.h"

@@ -1,9 +1,10 @@
-// The matrix micro-kernels: Q·Kᵀ and P·V on one tile, on fp32 lanes. This is the seam at which an ISA
-// brings kernels of its own: everything above calls only `multiply_qk` and `multiply_pv`.
+// The matrix micro-kernels: Q·Kᵀ and P·V on one tile, on fp32 lanes. This is the seam at which an
+// ISA brings kernels of its own: everything above calls only `multiply_qk` and `multiply_pv`.
 //
-// Two forms of Q·Kᵀ. Few query rows (decode): keys are read where they lie, in squares of dot products
-// that are summed across lanes together. Many rows (prefill): the tile's keys are transposed once into
-// panels and reused by all rows. P·V needs only one form, since V's rows already run along the lanes.
+// Two forms of Q·Kᵀ. Few query rows (decode): keys are read where they lie, in squares of dot
+// products that are summed across lanes together. Many rows (prefill): the tile's keys are
+// transposed once into panels and reused by all rows. P·V needs only one form, since V's rows
+// already run along the lanes.
 #pragma once
 
 #include "raddle/engine/simd/vec.h"
@@ -34,7 +35,8 @@ struct Upcoming {
   }
 };
 
-/// Calls f(first, Int<count>) for blocks of `size`, then of half that, … down to 1, that cover [0, n).
+/// Calls f(first, Int<count>) for blocks of `size`, then of half that, … down to 1, that cover [0,
+/// n).
 template <i32 size, class F>
 RADDLE_FN void for_blocks(i32 n, F f, i32 first = 0) {
   for (; first + size <= n; first += size) f(first, Int<size>{});
@@ -43,7 +45,8 @@ RADDLE_FN void for_blocks(i32 n, F f, i32 first = 0) {
 
 /// Dot products of `rows` queries with `keys` keys; rows · keys <= lanes.
 template <class T, i32 rows, i32 keys>
-RADDLE_FN void dot_block(const float* q, i32 ldq, const T* const* k, i32 dim, float scale, float* s, i32 lds) {
+RADDLE_FN void dot_block(const float* q, i32 ldq, const T* const* k, i32 dim, float scale, float* s,
+                         i32 lds) {
   Vec acc[lanes] = {};
   for (i32 d = 0; d < dim; d += lanes) {
     Vec kv[keys];
@@ -65,14 +68,15 @@ RADDLE_FN void dot_block(const float* q, i32 ldq, const T* const* k, i32 dim, fl
 }
 
 template <class T>
-RADDLE_FN void multiply_qk_in_place(const float* q, i32 ldq, i32 rows, const T* const* k, i32 n, i32 dim, float scale,
-                                    float* s, i32 lds, Upcoming<T> next) {
+RADDLE_FN void multiply_qk_in_place(const float* q, i32 ldq, i32 rows, const T* const* k, i32 n,
+                                    i32 dim, float scale, float* s, i32 lds, Upcoming<T> next) {
   for_blocks<4>(rows, [&](i32 m, auto r) {
     constexpr i32 block = decltype(r)::value;
     constexpr i32 keys = min(lanes / block, 4);
     for_blocks<keys>(n, [&](i32 j, auto c) {
       if (m == 0) next.fetch(j, decltype(c)::value, dim);
-      dot_block<T, block, decltype(c)::value>(q + m * ldq, ldq, k + j, dim, scale, s + m * lds + j, lds);
+      dot_block<T, block, decltype(c)::value>(q + m * ldq, ldq, k + j, dim, scale, s + m * lds + j,
+                                              lds);
     });
     if (m == 0) next.fetch(n, next.n - n, dim);
   });
@@ -94,7 +98,8 @@ RADDLE_FN void pack_panel(const T* const* k, i32 n, i32 dim, float* panel) {
 
 /// One register block of Q · panel: `rows` queries by panel_keys keys.
 template <i32 rows>
-RADDLE_FN void panel_block(const float* q, i32 ldq, const float* panel, i32 dim, float scale, float* s, i32 lds) {
+RADDLE_FN void panel_block(const float* q, i32 ldq, const float* panel, i32 dim, float scale,
+                           float* s, i32 lds) {
   Vec acc[rows][block_vecs] = {};
   for (i32 d = 0; d < dim; ++d) {
     Vec kv[block_vecs];
@@ -113,27 +118,29 @@ RADDLE_FN void panel_block(const float* q, i32 ldq, const float* panel, i32 dim,
     for (i32 v = 0; v < block_vecs; ++v) simd::store(s + m * lds + v * lanes, acc[m][v] * scale);
 }
 
-/// S[rows, n] = scale · Q[rows, dim] · K[n, dim]ᵀ. `dim` is a multiple of `lanes`; S has room for n rounded
-/// up to panel_keys columns; `panel` for dim · panel_keys floats.
+/// S[rows, n] = scale · Q[rows, dim] · K[n, dim]ᵀ. `dim` is a multiple of `lanes`; S has room for n
+/// rounded up to panel_keys columns; `panel` for dim · panel_keys floats.
 template <class T>
-RADDLE_FN void multiply_qk(const float* q, i32 ldq, i32 rows, const T* const* k, i32 n, i32 dim, float scale, float* s,
-                           i32 lds, Upcoming<T> next, float* panel) {
-  if (rows <= max_dot_rows) return multiply_qk_in_place(q, ldq, rows, k, n, dim, scale, s, lds, next);
+RADDLE_FN void multiply_qk(const float* q, i32 ldq, i32 rows, const T* const* k, i32 n, i32 dim,
+                           float scale, float* s, i32 lds, Upcoming<T> next, float* panel) {
+  if (rows <= max_dot_rows)
+    return multiply_qk_in_place(q, ldq, rows, k, n, dim, scale, s, lds, next);
   for (i32 j = 0; j < n; j += panel_keys) {
     pack_panel(k + j, n - j, dim, panel);
     i32 m = 0;
     for (; m + block_rows <= rows; m += block_rows)
       panel_block<block_rows>(q + m * ldq, ldq, panel, dim, scale, s + m * lds + j, lds);
     for_blocks<block_rows / 2>(rows - m, [&](i32 i, auto r) {
-      panel_block<decltype(r)::value>(q + (m + i) * ldq, ldq, panel, dim, scale, s + (m + i) * lds + j, lds);
+      panel_block<decltype(r)::value>(q + (m + i) * ldq, ldq, panel, dim, scale,
+                                      s + (m + i) * lds + j, lds);
     });
   }
 }
 
 /// One register block of P·V: O[rows, vecs · lanes] += P[rows, n] · V[n, …].
 template <class T, i32 rows, i32 vecs>
-RADDLE_FN void pv_block(const float* p, i32 ldp, const T* const* v, i32 n, i32 d, float* o, i32 ldo, Upcoming<T> next,
-                        i32 dim) {
+RADDLE_FN void pv_block(const float* p, i32 ldp, const T* const* v, i32 n, i32 d, float* o, i32 ldo,
+                        Upcoming<T> next, i32 dim) {
   Vec acc[rows][vecs];
 #pragma GCC unroll 8
   for (i32 m = 0; m < rows; ++m)
@@ -159,12 +166,13 @@ RADDLE_FN void pv_block(const float* p, i32 ldp, const T* const* v, i32 n, i32 d
 
 /// O[rows, dim] += P[rows, n] · V[n, dim]; `dim` is a multiple of `lanes`.
 template <class T>
-RADDLE_FN void multiply_pv(const float* p, i32 ldp, i32 rows, const T* const* v, i32 n, i32 dim, float* o, i32 ldo,
-                           Upcoming<T> next) {
+RADDLE_FN void multiply_pv(const float* p, i32 ldp, i32 rows, const T* const* v, i32 n, i32 dim,
+                           float* o, i32 ldo, Upcoming<T> next) {
   const auto stripes = [&](i32 m, auto r, Upcoming<T> ahead) {
     for_blocks<block_vecs>(dim / lanes, [&](i32 x, auto c) {
-      pv_block<T, decltype(r)::value, decltype(c)::value>(p + m * ldp, ldp, v, n, x * lanes, o + m * ldo, ldo,
-                                                          x == 0 ? ahead : Upcoming<T>{nullptr, 0}, dim);
+      pv_block<T, decltype(r)::value, decltype(c)::value>(
+          p + m * ldp, ldp, v, n, x * lanes, o + m * ldo, ldo,
+          x == 0 ? ahead : Upcoming<T>{nullptr, 0}, dim);
     });
   };
   i32 m = 0;

@@ -10,7 +10,8 @@ RADDLE_ENGINE_BEGIN
 
 namespace cpu {
 
-/// Hands out consecutive pieces of a block, each on a cache line of its own; with a null base it only counts.
+/// Hands out consecutive pieces of a block, each on a cache line of its own; with a null base it
+/// only counts.
 class Carver {
  public:
   explicit Carver(void* base) : base_(static_cast<u8*>(base)) {}
@@ -29,14 +30,14 @@ class Carver {
 
 template <class T>
 struct Scratch {
-  i32 ldq, ldo, lds;  ///< row lengths of q, o, s in floats: whole vectors, whole panels
-  float* q;           ///< [Tq, ldq]
-  float* s;           ///< [Tq, lds] logits, then weights
-  float* o;           ///< [Tq, ldo] unnormalised output
-  float* lse;         ///< [Tq]
-  float* k;           ///< [Tkv, ldq] keys staged in fp32
-  float* v;           ///< [Tkv, ldo]
-  float* panel;       ///< [ldq, panel_keys]
+  i32 ldq, ldo, lds;     ///< row lengths of q, o, s in floats: whole vectors, whole panels
+  float* q;              ///< [Tq, ldq]
+  float* s;              ///< [Tq, lds] logits, then weights
+  float* o;              ///< [Tq, ldo] unnormalised output
+  float* lse;            ///< [Tq]
+  float* k;              ///< [Tkv, ldq] keys staged in fp32
+  float* v;              ///< [Tkv, ldo]
+  float* panel;          ///< [ldq, panel_keys]
   const float** rows_k;  ///< [Tkv] rows of `k` and `v`
   const float** rows_v;
   Row* rows;          ///< [Tq]

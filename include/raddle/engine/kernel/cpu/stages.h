@@ -1,6 +1,6 @@
-// The contract's parts as stages: one function a part, looping over key lanes or head elements, made from
-// the variant's own functions. The variant is copied to a local first, so that the compiler knows that
-// nothing the loop writes can change its members.
+// The contract's parts as stages: one function a part, looping over key lanes or head elements,
+// made from the variant's own functions. The variant is copied to a local first, so that the
+// compiler knows that nothing the loop writes can change its members.
 #pragma once
 
 #include "raddle/engine/variant/shipped.h"
@@ -44,7 +44,8 @@ constexpr VariantOps variant_ops() {
       const Row r = row;
       const KeyLanes k = keys;
 #pragma GCC ivdep
-      for (i32 j = 0; j < n; ++j) s[j] = v.logits(s[j], r, Key{k.request, k.kv_index[j], k.kv_pos[j], k.kv_head});
+      for (i32 j = 0; j < n; ++j)
+        s[j] = v.logits(s[j], r, Key{k.request, k.kv_index[j], k.kv_pos[j], k.kv_head});
     };
   if constexpr (requires(const V v, Row r, Key c) { v.mask(r, c); })
     ops.mask = [](const void* self, u8* keep, i32 n, const Row& row, const KeyLanes& keys) {
@@ -56,9 +57,13 @@ constexpr VariantOps variant_ops() {
         keep[j] = v.mask(r, Key{k.request, k.kv_index[j], k.kv_pos[j], k.kv_head}) ? u8{1} : u8{0};
     };
   if constexpr (requires(const V v, Tile t) { v.kv_span(t); })
-    ops.kv_span = [](const void* self, const Tile& t) { return static_cast<const V*>(self)->kv_span(t); };
+    ops.kv_span = [](const void* self, const Tile& t) {
+      return static_cast<const V*>(self)->kv_span(t);
+    };
   if constexpr (requires(const V v, Tile t) { v.coverage(t); })
-    ops.coverage = [](const void* self, const Tile& t) { return static_cast<const V*>(self)->coverage(t); };
+    ops.coverage = [](const void* self, const Tile& t) {
+      return static_cast<const V*>(self)->coverage(t);
+    };
   if constexpr (requires(const V v, Row r) { v.sink(r); })
     ops.sink = [](const void* self, const Row& r) { return static_cast<const V*>(self)->sink(r); };
   if constexpr (requires(const V v, HeadVector o, Row r) { v.output(o, r, 0.0f); })

@@ -1,0 +1,199 @@
+"""`raddle replay` end to end, on small models: what it reports, that it repeats, and that no fault passes."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from raddle.replay import cli, metrics, native
+from raddle.replay.engine import Batch, Engine
+from raddle.replay.faults import INJECT
+from raddle.replay.models import MODELS, LayerKind, Model
+from raddle.replay.scheduler import Span
+
+SMALL = ["--synthetic", "uniform:60:200", "--requests", "10", "--pool-tokens", "800", "--token-budget", "64"]
+HEADS = ["--num-qo-heads", "8", "--num-kv-heads", "2", "--head-dim", "64"]
+
+
+@pytest.fixture(autouse=True)
+def no_bandwidth(monkeypatch):
+    """The measurement takes seconds and a gigabyte."""
+    monkeypatch.setattr(native, "read_bandwidth", lambda: 12.5)
+
+
+@pytest.fixture
+def replayed(tmp_path):
+    def run(*arguments, exit_code=0):
+        path = tmp_path / "report.json"
+        path.unlink(missing_ok=True)
+        arguments = [str(a) for a in (*arguments, "--json", path)]
+        result = CliRunner().invoke(cli.replay, arguments)
+        if result.exception and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == exit_code, result.output
+        return (json.loads(path.read_text()) if path.exists() else None), result.output
+
+    return run
+
+
+def test_the_report(replayed):
+    report, output = replayed(*SMALL, *HEADS)
+    assert report["requests"] == 10 and report["trace"] == "uniform:60:200"
+    verified = report["verified"]
+    assert verified["checked"] == 200 and verified["failed"] == 0 and 0 < verified["worst"] < 1
+    assert all(verified["strata"][s] > 0 for s in ("chunk", "decode", "page edge"))
+    for key in ("itl_us", "ttft_us", "plan_us"):
+        assert 0 < report[key]["p50"] <= report[key]["p99"]
+    assert report["decode_gbps"] > 0 and report["prefill_gflops"] > 0
+    assert report["read_gbps"] == 12.5
+    assert report["tokens"] > 0 and report["tokens_per_s"] > 0
+    assert report["queued_requests"] > 0 and report["chunked_prefills"] > 0
+    assert report["mean_batch"] > 1 and 0 < report["pool"]["mean"] <= report["pool"]["peak"] <= 1
+    assert report["balance"] >= 1 and report["planned_balance"] >= 1
+    assert "verification passed" in output
+
+
+def test_values_without_such_a_step_are_null(replayed, tmp_path):
+    trace = tmp_path / "one.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 20, "output_length": 1}\n')
+    report, _ = replayed("--trace", trace, *HEADS, "--verify", 0)
+    assert report["decode_gbps"] is None and report["itl_us"] is None
+    assert report["prefill_gflops"] > 0 and report["tokens"] == 1
+    assert report["verified"] == {"checked": 0, "failed": 0, "worst": None} | {
+        key: report["verified"][key] for key in ("strata", "worst_samples")
+    }
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_models_pass(replayed, model, dtype):
+    report, _ = replayed(*SMALL, "--requests", 4, "--model", model, "--dtype", dtype)
+    assert report["verified"]["checked"] == 200
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--rope",
+        "--dtype float16 --page-size 1",
+        "--window 20 --soft-cap 5 --sinks --layers 1",
+        "--model gpt-oss-20b --no-sinks --window 0 --layers 3",
+        "--model gemma-2-9b --rope --page-size 7",
+        "--num-workers 5 --schedule algorithm1",
+    ],
+)
+def test_flags_pass(replayed, flags):
+    replayed(*SMALL, "--requests", 4, *HEADS, *flags.split())
+
+
+# --- faults ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", INJECT)
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "gpt-oss-20b"])
+def test_a_planted_fault_fails(replayed, fault, model):
+    report, output = replayed(*SMALL, "--model", model, *HEADS, "--inject", fault, exit_code=1)
+    assert report["verified"]["failed"] > 0 and report["verified"]["worst"] > 1
+    assert "verification failed; the worst:" in output and "of its budget" in output
+
+
+def test_nan_is_a_number_in_the_report(replayed, monkeypatch):
+    real = Engine._run
+
+    def broken(self, batch, plan, layer, q, out):
+        real(self, batch, plan, layer, q, out)
+        out[:] = math.nan
+
+    monkeypatch.setattr(Engine, "_run", broken)
+    report, _ = replayed(*SMALL, *HEADS, exit_code=1)
+    assert report["verified"]["failed"] == 200 and report["verified"]["worst"] > 1e300
+
+
+# --- repeating ---------------------------------------------------------------------------------
+
+
+def test_steps_repeat_exactly(replayed, tmp_path, monkeypatch):
+    found = []
+    verify = native.verify
+    monkeypatch.setattr(native, "verify", lambda *args: found.append(args) or verify(*args))
+    log = tmp_path / "steps.json.gz"
+    first, _ = replayed(*SMALL, *HEADS, "--seed", 7, "--save-steps", log)
+    again, _ = replayed("--steps", log, *HEADS)
+    other, _ = replayed("--steps", log, *HEADS, "--schedule", "one-per-request", "--num-workers", 3)
+    for report in (again, other):
+        for key in ("trace", "requests", "tokens", "steps", "mean_batch", "chunked_prefills", "pool"):
+            assert report[key] == first[key]
+        assert report["config"]["seed"] == 7 and report["config"]["repeated"]
+    # The same outputs of the same rows: two layers a replay.
+    for one, two in zip(found[:2], found[2:4]):
+        assert one[0] == two[0]
+        for x, y in zip(one[1:], two[1:]):
+            np.testing.assert_array_equal(x, y)
+
+
+def test_another_seed_is_another_replay(replayed):
+    worst = {replayed(*SMALL, *HEADS, "--seed", seed)[0]["verified"]["worst"] for seed in (1, 2)}
+    assert len(worst) == 2
+
+
+# --- bad input ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--trace", "{broken}"], "broken.csv:2: "),
+        (["--synthetic", "normal:1:2"], "expected uniform:LOW:HIGH"),
+        (["--pool-tokens", "1000"], "the pool has 62; raise --pool-tokens"),
+        (["--max-context", "1"], "has no request"),
+        (["--synthetic", "uniform:5:9", "--max-context", "2"], "--max-context"),
+        (["--num-qo-heads", "9"], "a multiple of KV heads"),
+        (["--head-dim", "9"], "head_dim"),
+        (["--model", "gpt-oss-20b", "--rope"], "YaRN"),
+        (["--trace", "{broken}", "--synthetic", "uniform:5:9"], "can't be combined"),
+        (["--steps", "{broken}"], "is not a log of steps"),
+        (["--steps", "{broken}", "--seed", "3"], "--seed can't be combined with --steps"),
+        (["--save-steps", "/nowhere/at/all"], "there is no folder"),
+        (["--trace", "nowhere.csv"], "does not exist"),
+    ],
+)
+def test_bad_input_exits_with_2(replayed, tmp_path, arguments, message):
+    broken = tmp_path / "broken.csv"
+    broken.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\nno time,1,2\n")
+    report, output = replayed(*(a.format(broken=broken) for a in arguments), exit_code=2)
+    assert report is None
+    assert message in " ".join(output.split())
+
+
+# --- the parts ---------------------------------------------------------------------------------
+
+
+def test_work_is_counted_as_the_masks_keep_it():
+    spans = [Span(0, 0, 30), Span(1, 17, 12), Span(2, 90, 1)]
+    for window in (None, 1, 20, 200):
+        kind = LayerKind(window=window)
+        pairs = sum(min(row + 1, window or row + 1) for s in spans for row in range(s.begin, s.begin + s.length))
+        assert metrics._pairs(spans, kind) == pairs
+        assert metrics._keys(spans[2:], kind) == min(91, window or 91)
+
+
+def test_pages_are_poisoned_when_nobody_holds_them():
+    engine = Engine(Model("tiny", 2, 1, 8, dtype="float16"), num_layers=1, num_pages=4, page_size=4)
+    assert np.isnan(engine.pools[0][0]).all() and np.isnan(engine.pools[0][1]).all()
+    engine.step(Batch([Span(0, 0, 6)], [[3, 1]]), lambda *_: None)
+    k, v = engine.pools[0]
+    assert not np.isnan(k[3]).any() and np.isnan(k[1, 2:]).all() and not np.isnan(v[1, :2]).any()
+    engine.release([3, 1])
+    assert np.isnan(k).all() and np.isnan(v).all()
+
+
+def test_data_does_not_depend_on_the_batch():
+    request, position = np.array([4, 9, 4], np.int32), np.array([0, 7, 30], np.int32)
+    together, alone = np.empty((3, 2, 16), np.float32), np.empty((1, 2, 16), np.float32)
+    native.fill("key", 1, 0, request, position, together)
+    for i in range(3):
+        native.fill("key", 1, 0, request[i : i + 1], position[i : i + 1], alone)
+        np.testing.assert_array_equal(together[i], alone[0])
+    native.fill("value", 1, 0, request, position, together[..., :8])
+    assert not (together[0, :, :8] == alone[0, :, :8]).all()
