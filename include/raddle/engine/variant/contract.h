@@ -80,11 +80,13 @@ struct member_kind<Tensor<const u32, 1>> {
 template <class V>
 struct Describe;
 
-#define RADDLE_MEMBER(V, m, time, extent)                                                          \
-  Member {                                                                                         \
-#m, member_kind < decltype(V::m)> ::value, time, static_cast < i32>(__builtin_offsetof(V, m)), \
-        extent                                                                                     \
-  }
+template <class T>
+constexpr Member make_member(const char* name, MemberTime time, u64 offset, Extent extent) {
+  return Member{name, member_kind<T>::value, time, static_cast<i32>(offset), extent};
+}
+
+#define RADDLE_MEMBER(V, m, time, extent) \
+  make_member<decltype(V::m)>(#m, time, __builtin_offsetof(V, m), extent)
 #define RADDLE_PLAN_MEMBER(V, m) RADDLE_MEMBER(V, m, MemberTime::plan, Extent::any)
 #define RADDLE_RUN_MEMBER(V, m) RADDLE_MEMBER(V, m, MemberTime::run, Extent::any)
 /// A captured tensor with a stated extent.
