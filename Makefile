@@ -40,7 +40,7 @@ install: $(VENV)/installed  ## build raddle and install it into .venv (editable)
 replay: install  ## replay a request trace: make replay ARGS="--help"
 	$(BIN)/raddle replay $(ARGS)
 
-test: test-cpp test-python test-sanitize  ## run all tests
+test: test-cpp test-python test-sanitize test-wheel  ## run all tests
 
 test-cpp: install  ## C++ tests: make test-cpp ARGS="--gtest_filter=Plan*"
 	$(BIN)/cmake -S . -B $(BUILD) $(CMAKE_FLAGS)
@@ -71,9 +71,9 @@ wheel: install $(VENV)/tools  ## build a manylinux wheel in dist/
 	$(BIN)/auditwheel repair --exclude libtvm_ffi.so -w dist build/wheel/*.whl
 	@ls -l dist
 
-test-wheel: wheel  ## install that wheel where there is no compiler, and compute an attention
+test-wheel: wheel  ## install that wheel where there is no compiler, and run every shipped variant
 	rm -rf build/test-wheel && $(PYTHON) -m venv build/test-wheel
-	build/test-wheel/bin/python -m pip --disable-pip-version-check install -q dist/*.whl
+	build/test-wheel/bin/python -m pip --disable-pip-version-check install -q dist/*.whl hypothesis
 	cd build/test-wheel && env -i HOME="$$HOME" PATH=/nowhere bin/python -I $(CURDIR)/tests/wheel_check.py
 
 clean:  ## remove what was built, and .venv
