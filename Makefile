@@ -56,8 +56,8 @@ test-sanitize: $(VENV)/created  ## C++ tests under the address and undefined-beh
 	$(BIN)/cmake --build $(SANITIZED) --target raddle_tests
 	$(SANITIZED)/raddle_tests --gtest_brief=1 $(ARGS)
 
-bench: install $(VENV)/tested-$(TEST_EXTRAS)  ## benchmarks: make bench ARGS="--help"
-	$(BIN)/python -m bench $(ARGS)
+bench: install $(VENV)/tested-$(TEST_EXTRAS)  ## benchmarks: make bench ARGS="cpu --against torch"
+	$(BIN)/raddle bench $(ARGS)
 
 format: $(VENV)/tools  ## format the C++ sources
 	$(BIN)/clang-format -i $(FORMATTED)

@@ -70,7 +70,7 @@ def cpu(
     """Decode and prefill on the CPU, KV cold, beside the memory's read bandwidth.
 
     Engines take turns, each call on the next of many pools (2 GB an engine), and their outputs are
-    compared before anything is timed. Needs 10 GB of memory.
+    compared before anything is timed. Needs 8 GB of memory.
     """
     if list_only:
         for workload in ALL:
