@@ -172,5 +172,5 @@ LAYOUTS = {
     "bsr_blocks": (explicit_blocks, block_pools),
     "cascade": (cascade, cascade_pools),
 }
-# A row block or a level of these holds rows of several requests: what differs between requests cannot enter a key.
-SHARED_ROWS = {"bsr", "bsr_bits", "cascade"}
+# Groups of rows that need not be requests: what differs between requests cannot enter a key there.
+SHARED_ROWS = {"bsr", "bsr_bits", "bsr_blocks", "cascade"}

@@ -12,7 +12,8 @@ from raddle.replay.faults import INJECT
 from raddle.replay.models import MODELS, LayerKind, Model
 from raddle.replay.scheduler import Span
 
-SMALL = ["--synthetic", "uniform:60:200", "--requests", "10", "--pool-tokens", "800", "--token-budget", "64"]
+# All arrive at once, in a pool that holds about four of them.
+SMALL = "--synthetic uniform:60:200 --requests 10 --rate 10000 --pool-tokens 800 --token-budget 64".split()
 HEADS = ["--num-qo-heads", "8", "--num-kv-heads", "2", "--head-dim", "64"]
 
 
@@ -60,9 +61,7 @@ def test_values_without_such_a_step_are_null(replayed, tmp_path):
     report, _ = replayed("--trace", trace, *HEADS, "--verify", 0)
     assert report["decode_gbps"] is None and report["itl_us"] is None
     assert report["prefill_gflops"] > 0 and report["tokens"] == 1
-    assert report["verified"] == {"checked": 0, "failed": 0, "worst": None} | {
-        key: report["verified"][key] for key in ("strata", "worst_samples")
-    }
+    assert report["verified"]["checked"] == 0 and report["verified"]["worst"] is None
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -122,7 +121,7 @@ def test_steps_repeat_exactly(replayed, tmp_path, monkeypatch):
     again, _ = replayed("--steps", log, *HEADS)
     other, _ = replayed("--steps", log, *HEADS, "--schedule", "one-per-request", "--num-workers", 3)
     for report in (again, other):
-        for key in ("trace", "requests", "tokens", "steps", "mean_batch", "chunked_prefills", "pool"):
+        for key in ("trace", "requests", "tokens", "steps", "mean_batch", "queued_requests", "pool"):
             assert report[key] == first[key]
         assert report["config"]["seed"] == 7 and report["config"]["repeated"]
     # The same outputs of the same rows: two layers a replay.
@@ -147,7 +146,7 @@ def test_another_seed_is_another_replay(replayed):
         (["--synthetic", "normal:1:2"], "expected uniform:LOW:HIGH"),
         (["--pool-tokens", "1000"], "the pool has 62; raise --pool-tokens"),
         (["--max-context", "1"], "has no request"),
-        (["--synthetic", "uniform:5:9", "--max-context", "2"], "--max-context"),
+        (["--synthetic", "uniform:5:9", "--max-context", "2"], "has no request"),
         (["--num-qo-heads", "9"], "a multiple of KV heads"),
         (["--head-dim", "9"], "head_dim"),
         (["--model", "gpt-oss-20b", "--rope"], "YaRN"),

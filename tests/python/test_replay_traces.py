@@ -186,7 +186,8 @@ def test_a_log_that_makes_no_sense_is_refused(steps):
 
 
 def test_a_log_survives_its_file(tmp_path):
-    log = steplog.StepLog("trace", 5, 16, 8, 512, 2.0, [Request(0.5, 8, 4)], [[Span(0, 0, 8)], [Span(0, 8, 1)]])
+    steps = [[Span(0, 0, 8)], [Span(0, 8, 1)]]
+    log = steplog.StepLog("trace", 5, 16, 8, 512, 2.0, [Request(0.5, 8, 4)], steps, [0])
     for name in ("log.json", "log.json.gz"):
         steplog.save(log, tmp_path / name)
         assert steplog.load(tmp_path / name) == log

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -191,10 +192,9 @@ def _new_log(options: dict[str, Any]) -> steplog.StepLog:
     count = options["requests"]
     if options["synthetic"]:
         name = options["synthetic"]
-        source = traces.synthetic(name, options["seed"])
         count = count or _SYNTHETIC_REQUESTS
-        if options["max_context"] is not None and options["max_context"] < 2:
-            raise ValueError("--max-context leaves no request")
+        # Bounded, since --max-context may leave out all of them.
+        source = itertools.islice(traces.synthetic(name, options["seed"]), 1000 * count)
     else:
         path = options["trace"] or traces.EXCERPT
         name, source = path.name, traces.read_trace(path)
@@ -212,6 +212,7 @@ def _new_log(options: dict[str, Any]) -> steplog.StepLog:
         rate=rate,
         requests=[replace(r, arrival=r.arrival / rate) for r in requests],
         steps=[],
+        queued=[],
     )
 
 
@@ -226,12 +227,12 @@ def _model(options: dict[str, Any]) -> Model:
     if model.num_qo_heads % model.num_kv_heads:
         heads = f"{model.num_qo_heads} query and {model.num_kv_heads} KV heads"
         raise ValueError(f"found {heads}; expected query heads to be a multiple of KV heads")
-    parts = {
-        "window": options["window"],
-        "soft_cap": options["soft_cap"],
-        "sinks": options["sinks"],
-    }
-    model = model.with_kinds(**{name: x or None for name, x in parts.items() if x is not None})
+    if options["window"] is not None:
+        model = model.with_kinds(window=options["window"] or None)
+    if options["soft_cap"] is not None:
+        model = model.with_kinds(soft_cap=options["soft_cap"] or None)
+    if options["sinks"] is not None:
+        model = model.with_kinds(sinks=options["sinks"])
     if not options["rope"]:
         return model
     if model.rope is None:
@@ -244,7 +245,7 @@ def _run(
 ) -> tuple[dict[str, Any], Verified]:
     pool = PagePool(log.num_pages, log.page_size)
     if options["steps"]:
-        scheduler: Scheduler = Playback(log.requests, pool, log.steps)
+        scheduler: Scheduler = Playback(log.requests, pool, log.steps, log.queued)
     else:
         scheduler = Scheduler(log.requests, pool, log.token_budget)
     layers = options["layers"]
@@ -266,6 +267,7 @@ def _run(
         read_gbps = native.read_bandwidth()
     if options["save_steps"]:
         log.steps = [step.spans for step in history.steps]
+        log.queued = sorted(scheduler.queued)
         steplog.save(log, options["save_steps"])
     result = {
         "trace": log.trace,
@@ -291,6 +293,7 @@ def _config(log: steplog.StepLog, model: Model, options: dict[str, Any]) -> dict
         "seed": log.seed,
         "repeated": options["steps"] is not None,
         "inject": options["inject"],
+        "version": raddle.__version__,
         "isa": raddle.cpu_isa(),
         "threads": raddle.cpu_threads(),
     }

@@ -10,9 +10,9 @@ from rich.table import Table
 def table(report: dict[str, Any]) -> Table:
     """The report of `cli.replay` for people."""
     config, verified = report["config"], report["verified"]
-    layers = f"{config['layers']} layers"
     result = Table(
-        title=f"{report['trace']}: {report['requests']} requests on {config['model']}, {config['dtype']}",
+        title=f"{report['trace']}: {report['requests']} requests, attention of {config['layers']} "
+        f"layers of {config['model']}, {config['dtype']}",
         caption=_caption(report),
         caption_justify="left",
     )
@@ -21,25 +21,21 @@ def table(report: dict[str, Any]) -> Table:
     result.add_column("p99", justify="right")
     result.add_column("unit")
     for name, key, unit, scale in (
-        (f"inter-token latency, attention of {layers}", "itl_us", "ms", 1e-3),
-        ("time to first token, queueing included", "ttft_us", "ms", 1e-3),
-        (f"a step's runs, {layers}", "run_us", "ms", 1e-3),
-        ("a step's plan, layout included", "plan_us", "µs", 1.0),
-        (f"a step's appends, {layers}", "append_us", "µs", 1.0),
+        ("inter-token latency", "itl_us", "ms", 1e-3),
+        ("time to first token, queue included", "ttft_us", "ms", 1e-3),
+        ("runs of a step, all layers", "run_us", "ms", 1e-3),
+        ("appends of a step, all layers", "append_us", "µs", 1.0),
+        ("plan of a step", "plan_us", "µs", 1.0),
     ):
         value = report[key] or {"p50": None, "p99": None}
         result.add_row(name, _number(value["p50"], scale), _number(value["p99"], scale), unit)
     result.add_section()
-    for name, value, unit in _single_numbers(report):
-        result.add_row(name, value, "", unit)
+    for name, number, unit in _single_numbers(report):
+        result.add_row(name, number, "", unit)
     result.add_section()
-    state = "passed" if verified["failed"] == 0 else "[bold red]FAILED[/]"
-    result.add_row(
-        f"verification {state}, {verified['failed']} of {verified['checked']} outputs wrong",
-        _number(verified["worst"]),
-        "",
-        "worst error / budget",
-    )
+    state = "[bold red]FAILED[/]" if verified["failed"] else "passed" if verified["checked"] else "off"
+    result.add_row(f"verification {state}", _number(verified["worst"]), "", "worst error / budget")
+    result.add_row("  outputs checked", f"{verified['checked']:,}", "", f"{verified['failed']} wrong")
     return result
 
 
@@ -47,14 +43,14 @@ def _single_numbers(report: dict[str, Any]) -> list[tuple[str, str, str]]:
     pool = report["pool"]
     return [
         ("generated tokens", _number(report["tokens_per_s"]), "tokens/s"),
-        ("KV read by decode steps", _number(report["decode_gbps"]), "GB/s"),
-        ("  memory read at best, same run", _number(report["read_gbps"]), "GB/s"),
-        ("prefill steps", _number(report["prefill_gflops"]), "GFLOP/s"),
-        ("balance: busiest worker over mean", _number(report["balance"]), ""),
+        ("KV read, decode steps", _number(report["decode_gbps"]), "GB/s"),
+        ("  read bandwidth, same run", _number(report["read_gbps"]), "GB/s"),
+        ("Q·K and P·V, prefill steps", _number(report["prefill_gflops"]), "GFLOP/s"),
+        ("busiest worker over mean", _number(report["balance"]), ""),
         ("  as planned", _number(report["planned_balance"]), ""),
         ("running requests, mean", _number(report["mean_batch"]), "a step"),
         ("pool in use, mean", _number(pool["mean"], 100), f"% of {pool['pages']} pages"),
-        ("pool in use, peak", _number(pool["peak"], 100), "%"),
+        ("  peak", _number(pool["peak"], 100), "%"),
     ]
 
 
@@ -67,7 +63,7 @@ def _caption(report: dict[str, Any]) -> str:
         f"{report['tokens']:,} generated tokens; {report['queued_requests']} requests waited for pages, "
         f"{report['chunked_prefills']} prompts came in chunks. The clock counts append, plan and runs "
         f"({report['seconds']:.1f} s); arrivals are {config['rate']:g} times as fast as the trace's. "
-        f"GB/s and GFLOP/s count what the masks keep, in steps of one kind. "
+        f"GB/s and GFLOP/s count what the masks keep, over the runs of such steps. "
         f"Outputs checked against fp64: {strata}. "
         f"{config['isa']}, {config['threads']} threads, schedule {config['schedule']}, seed {config['seed']}."
     )
@@ -77,4 +73,4 @@ def _number(value: float | None, scale: float = 1.0) -> str:
     if value is None:
         return "–"
     value *= scale
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}"

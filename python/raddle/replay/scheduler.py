@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import NamedTuple, Sequence
+from typing import Iterable, NamedTuple, Sequence
 
 from .traces import Request
 
@@ -149,9 +149,16 @@ class Scheduler:
 class Playback(Scheduler):
     """Repeats the steps of a log, whatever they cost now."""
 
-    def __init__(self, requests: Sequence[Request], pool: PagePool, steps: Sequence[Sequence[Span]]) -> None:
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        pool: PagePool,
+        steps: Sequence[Sequence[Span]],
+        queued: Iterable[int] = (),
+    ) -> None:
         super().__init__(requests, pool, token_budget=1)
         self.steps = deque(steps)
+        self.queued.update(queued)
 
     def schedule(self, now: float) -> list[Span]:
         """The log's next step, once all its requests have arrived. Raises ``ValueError`` for nonsense."""

@@ -26,6 +26,8 @@ class StepLog:
     rate: float
     requests: list[Request]
     steps: list[list[Span]]
+    queued: list[int]
+    """Requests that waited for pages."""
 
 
 def save(log: StepLog, path: Path) -> None:
@@ -40,6 +42,7 @@ def save(log: StepLog, path: Path) -> None:
         "rate": log.rate,
         "requests": [[r.arrival, r.input_tokens, r.output_tokens] for r in log.requests],
         "steps": log.steps,
+        "queued": log.queued,
     }
     text = json.dumps(record, separators=(",", ":")).encode()
     path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
