@@ -5,8 +5,6 @@ PYTHON ?= python3
 ARGS ?=
 # `make test WERROR=1`: warnings are errors.
 WERROR ?= 0
-# `make test TEST_EXTRAS=test`: without torch (3 GB); tests that need it are skipped.
-TEST_EXTRAS ?= test,bench
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -48,7 +46,7 @@ test-cpp: install  ## C++ tests: make test-cpp ARGS="--gtest_filter=Plan*"
 	tests/isa_symbols.sh $(BUILD)
 	$(BUILD)/raddle_tests --gtest_brief=1 $(ARGS)
 
-test-python: install $(VENV)/tested-$(TEST_EXTRAS)  ## Python tests: make test-python ARGS="-k plan"
+test-python: install $(VENV)/tested  ## Python tests: make test-python ARGS="-k plan"
 	$(BIN)/python -m pytest $(ARGS)
 
 test-sanitize: $(VENV)/created  ## C++ tests under the address and undefined-behaviour sanitizers
@@ -56,7 +54,7 @@ test-sanitize: $(VENV)/created  ## C++ tests under the address and undefined-beh
 	$(BIN)/cmake --build $(SANITIZED) --target raddle_tests
 	$(SANITIZED)/raddle_tests --gtest_brief=1 $(ARGS)
 
-bench: install $(VENV)/tested-$(TEST_EXTRAS)  ## benchmarks: make bench ARGS="cpu --against torch"
+bench: install $(VENV)/tested  ## benchmarks: make bench ARGS="cpu --against torch"
 	$(BIN)/raddle bench $(ARGS)
 
 format: $(VENV)/tools  ## format the C++ sources
@@ -93,8 +91,8 @@ $(VENV)/installed: $(VENV)/created CMakeLists.txt $(NATIVE)
 	@touch $@
 
 # raddle itself is there already: this adds what the extras ask for.
-$(VENV)/tested-$(TEST_EXTRAS): pyproject.toml | $(VENV)/installed
-	$(PIP) install -q "raddle[$(TEST_EXTRAS)]"
+$(VENV)/tested: pyproject.toml | $(VENV)/installed
+	$(PIP) install -q "raddle[test,bench]"
 	@touch $@
 
 # Pinned, because every version of clang-format formats a little differently.

@@ -133,10 +133,9 @@ void check_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args)
                      plan_view.group_size, "; expected a plan made by this Attention");
 }
 
-bool shares_keys(const Layout& layout) {
-  for (const Level& level : layout.levels())
-    if (!level.groups_are_requests) return true;
-  return false;
+bool shares_keys(const LayoutView& layout) {
+  return std::any_of(layout.levels, layout.levels + layout.num_levels,
+                     [](const LevelView& level) { return level.keys_are_shared; });
 }
 
 /// Everything of a launch but the stages and the scratch.
@@ -165,6 +164,7 @@ CpuLaunch make_launch(const AttentionSpec& spec, const Plan& plan, const RunArgs
 Attention::Attention(const AttentionSpec& spec)
     : spec_(spec), scratch_(std::make_unique<cpu::ScratchPool>()) {
   check_spec(spec_);
+  cpu::selected_isa();  // a bad RADDLE_CPU_ISA is refused here, not at the first run
   variant_ = std::make_shared<const BoundVariant>(spec_);
 }
 Attention::~Attention() = default;
@@ -198,7 +198,7 @@ void Attention::run(const Plan& plan, const RunArgs& args, RunStats* stats) cons
     changed = variant->with(*args.params, ParamScope::run);
     variant = changed.get();
   }
-  variant->check_batch(plan.layout().num_requests(), shares_keys(plan.layout()));
+  variant->check_batch(plan.layout().num_requests(), shares_keys(plan.layout().view()));
 
   CpuLaunch launch = make_launch(spec_, plan, args);
   launch.stages = &variant->stages();

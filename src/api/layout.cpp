@@ -14,6 +14,20 @@ const T* optional(const std::vector<T>& v) {
 
 i32 size(const std::vector<i32>& v) { return static_cast<i32>(v.size()); }
 
+/// Whether rows of several requests share a group's keys.
+bool keys_are_shared(const Level& level, const std::vector<i32>& row_request) {
+  // Without row_request the layout is a level that only a cascade can use.
+  if (level.groups_are_requests || row_request.empty()) return false;
+  const auto request = [&](i32 i) {
+    const auto at = static_cast<std::size_t>(i);
+    return row_request[static_cast<std::size_t>(level.rows.empty() ? i : level.rows[at])];
+  };
+  for (std::size_t g = 0; g + 1 < level.row_indptr.size(); ++g)
+    for (i32 i = level.row_indptr[g] + 1; i < level.row_indptr[g + 1]; ++i)
+      if (request(i) != request(i - 1)) return true;
+  return false;
+}
+
 }  // namespace
 
 LevelView Level::view() const {
@@ -46,7 +60,10 @@ Layout::Layout(std::vector<i32> qo_indptr, std::vector<i32> kv_len, std::vector<
       row_request_(std::move(row_request)),
       levels_(std::move(levels)) {
   level_views_.reserve(levels_.size());
-  for (const Level& level : levels_) level_views_.push_back(level.view());
+  for (const Level& level : levels_) {
+    level_views_.push_back(level.view());
+    level_views_.back().keys_are_shared = keys_are_shared(level, row_request_);
+  }
   view_.num_requests = size(kv_len_);
   view_.num_rows = qo_indptr_.back();
   view_.num_levels = static_cast<i32>(levels_.size());

@@ -6,9 +6,8 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
-
-torch = pytest.importorskip("torch")
 
 from raddle.bench import balance, cli, compare, engines, plan_cost, report, timing, workloads
 from raddle.bench.bars import Measured

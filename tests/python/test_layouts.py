@@ -3,12 +3,8 @@
 import numpy as np
 import pytest
 import raddle
+import torch
 from small import PAGED, attention, ints, paged, refuses, run
-
-try:
-    import torch
-except ImportError:
-    torch = None
 
 
 def test_index_arrays_of_any_kind_mean_the_same(small_problem):
@@ -24,7 +20,7 @@ def test_index_arrays_of_any_kind_mean_the_same(small_problem):
         return np.repeat(x, 2)[::2]
 
     kinds = [lists, read_only, strided, lambda x: x.astype(np.int64), lambda x: tuple(x.tolist())]
-    kinds += [torch.from_numpy] if torch else []
+    kinds += [torch.from_numpy]
     expected = run(**small_problem)
     for kind in kinds:
         arrays = {name: kind(x) if isinstance(x, np.ndarray) else x for name, x in PAGED.items()}

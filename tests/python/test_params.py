@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import raddle
 from checks import within
 from draws import draw
 from engine import twin
@@ -57,6 +58,16 @@ def test_rope_offsets_are_one_or_one_a_request(engine, rng):
     two = draw(rng, "paged", problem.variant, lengths=[(1, 4)] * 2, **HEADS)
     with pytest.raises(ValueError, match="rope.offset has 3.*2"):
         engine.run(two)
-    shared = draw(rng, "cascade", [Rope(8, offset=np.int32([0, 5]))], lengths=[(1, 4)] * 2, **HEADS)
+
+
+def test_rope_offsets_by_request_need_keys_of_one_request(engine, rng):
+    rope = [Rope(8, offset=np.int32([0, 5]))]
+    # Row blocks of one row each: no key belongs to both requests.
+    engine.check(draw(rng, "bsr", rope, lengths=[(2, 7), (3, 6)], Br=1, Bc=2, **HEADS))
+    pool = np.zeros((3, 4, 1, 8), np.float32)
+    prefix = raddle.PagedKV([0, 2], [0, 1], [0], [4], page_size=4)
+    rest = raddle.PagedKV([0, 1, 2], [0, 1, 2], [1, 2], [2, 3], page_size=4)
+    spec = raddle.AttentionSpec(1, 1, 8, dtype="float32", variant=[raddle.Rope(8, offset=np.int32([0, 5]))])
+    attn = raddle.Attention(spec)
     with pytest.raises(ValueError, match="rope.offset.*share"):
-        engine.run(shared)
+        attn.run(attn.plan(raddle.Cascade([prefix, rest])), np.zeros((2, 1, 8), np.float32), (pool, pool))

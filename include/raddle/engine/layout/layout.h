@@ -17,6 +17,7 @@ struct LevelView {
   i32 block_size;  ///< Bc: rows of a KV block; for ragged keys any value, blocks is null
   i32 block_rows;  ///< Br: query rows that one bit-masked block covers; used with `mask_bits` only
   bool groups_are_requests;  ///< group g is exactly request g, rows in order
+  bool keys_are_shared;      ///< some group's rows belong to several requests
   const i32* row_indptr;     ///< [num_groups + 1] into `rows`
   const i32* rows;           ///< rows of the ragged query tensor; null: entry i is row i
   const i32* columns;        ///< [num_groups] number of columns, holes included

@@ -109,8 +109,8 @@ class ItemKernel {
                 min(span.end, tile_.col_end), keys);
   }
 
-  /// The request of the tile's keys; -1 on a level whose rows belong to several.
-  i32 key_request() const { return level_.groups_are_requests ? tile_.group : -1; }
+  /// The request of the tile's keys; -1 on a level whose groups hold rows of several.
+  i32 key_request() const { return level_.keys_are_shared ? -1 : x_.rows[0].request; }
 
   /// Copies rows to fp32 scratch, runs `stages` on them, and rounds what they changed to the matrix
   /// dtype.
