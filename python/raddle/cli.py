@@ -44,6 +44,14 @@ def doctor() -> None:
 
 
 @main.command()
+def support() -> None:
+    """Show what works on which backend, and what is refused for which reason."""
+    from raddle.doctor import support_page
+
+    click.echo(support_page())
+
+
+@main.command()
 @click.argument("lengths", nargs=-1, required=True, metavar="QO:KV…")
 @click.option("--heads", default="32:8", show_default=True, help="Query heads : KV heads.")
 @click.option("--head-dim", default=128, show_default=True)

@@ -1,4 +1,4 @@
-"""What `raddle doctor` prints: which library, which versions, what this machine offers, and why."""
+"""What `raddle doctor` and `raddle support` print: this machine and why, and what works on which backend."""
 
 from __future__ import annotations
 
@@ -26,6 +26,24 @@ def report() -> str:
             _cpu_describe().rstrip(),
         ]
     )
+
+
+def support_page() -> str:
+    """docs/support.md: the support matrix, in Markdown."""
+    from raddle.functional import support_matrix
+
+    lines = [
+        "# What works, and what is refused",
+        "",
+        "Printed by `raddle support`, which tries each feature on a small problem; a refusal's reason is its message.",
+        "",
+        "| feature | backend | |",
+        "| --- | --- | --- |",
+    ]
+    for row in support_matrix():
+        verdict = "works" if row["status"] == "works" else f"refused: {row['reason']}"
+        lines.append(f"| {row['feature']} | {row['backend']} | {verdict} |".replace("and |:", "and \\|:"))
+    return "\n".join(lines)
 
 
 def _version_of(package: str) -> str:

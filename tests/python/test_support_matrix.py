@@ -1,10 +1,13 @@
 """The support matrix is true: what it says works is computed right, what it refuses is refused in its own words,
 and nothing is refused that the project does not allow to be."""
 
+from pathlib import Path
+
 import pytest
 import raddle
 from draws import draw
 from engine import spec_of, twin
+from raddle.doctor import support_page
 from reference import Causal, Rope, Sigmoid, Sinks, SlidingWindow, SoftCap
 
 MATRIX = {(row["feature"], row["backend"]): row for row in raddle.support_matrix()}
@@ -92,3 +95,8 @@ def test_every_shipped_thing_has_a_row():
     named = [*(f"variant: {name}" for name in SHIPPED), *(f"layout: {name}" for name in LAYOUTS)]
     named += [*(f"mask in & and |: {name}" for name in MASKS), *MAY_BE_REFUSED]
     assert not set(named) - {feature for feature, _ in MATRIX}
+
+
+def test_the_page_in_the_docs_is_current():
+    page = Path(__file__).parents[2] / "docs" / "support.md"
+    assert page.read_text() == support_page() + "\n", "refresh it: raddle support > docs/support.md"
