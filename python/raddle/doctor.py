@@ -41,7 +41,7 @@ def support_page() -> str:
         "| --- | --- | --- |",
     ]
     for row in support_matrix():
-        verdict = "works" if row["status"] == "works" else f"refused: {row['reason']}"
+        verdict = "works" if row["works"] else f"refused: {row['reason']}"
         lines.append(f"| {row['feature']} | {row['backend']} | {verdict} |".replace("and |:", "and \\|:"))
     return "\n".join(lines)
 

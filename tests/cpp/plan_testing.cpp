@@ -25,21 +25,23 @@ void add_group(OwnedLevel& level, const std::vector<i32>& rows, i32 columns) {
 }  // namespace
 
 LevelView OwnedLevel::view() const {
-  return LevelView{static_cast<i32>(columns.size()),
-                   block_size,
-                   block_rows,
-                   groups_are_requests,
-                   row_indptr.data(),
-                   pointer(rows),
-                   columns.data(),
-                   pointer(kv_begin),
-                   block_begin.data(),
-                   pointer(blocks),
-                   pointer(block_index),
-                   pointer(block_pos),
-                   nullptr,
-                   pointer(block_count),
-                   pointer(mask_bits)};
+  LevelView v{};
+  v.num_groups = static_cast<i32>(columns.size());
+  v.block_size = block_size;
+  v.block_rows = block_rows;
+  v.groups_are_requests = groups_are_requests;
+  v.keys_are_shared = !groups_are_requests;
+  v.row_indptr = row_indptr.data();
+  v.rows = pointer(rows);
+  v.columns = columns.data();
+  v.kv_begin = pointer(kv_begin);
+  v.block_begin = block_begin.data();
+  v.blocks = pointer(blocks);
+  v.block_index = pointer(block_index);
+  v.block_pos = pointer(block_pos);
+  v.block_count = pointer(block_count);
+  v.mask_bits = pointer(mask_bits);
+  return v;
 }
 
 LayoutView OwnedLayout::view() {

@@ -112,7 +112,7 @@ inline std::vector<Term> terms(const Problem& p, i32 row, i32 head, Row* found) 
         *found = r;
         for (i32 c = 0; c < level.columns[g]; ++c) {
           const Column at = column_at(level, g, c);
-          const i32 request = level.groups_are_requests ? r.request : -1;
+          const i32 request = level.keys_are_shared ? -1 : r.request;
           const Key key{request, at.kv_index, at.kv_pos, r.kv_head};
           if (!at.valid || !kept_by_bits(level, g, i, c)) continue;
           if (p.parts.mask && !p.parts.mask(r, key)) continue;
