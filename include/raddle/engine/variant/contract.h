@@ -76,6 +76,11 @@ struct member_kind<Tensor<const u32, 1>> {
   static constexpr MemberKind value = MemberKind::uint_tensor;
 };
 
+#if defined(__CUDACC_RTC__)
+// Names are the host's business: device code meets a variant's members at their offsets.
+#define RADDLE_VARIANT(V, variant_name, ...) static_assert(sizeof(V) > 0)
+#define RADDLE_VARIANT_PLAIN(V, variant_name) static_assert(sizeof(V) > 0)
+#else
 /// A variant's name and members; specialised by RADDLE_VARIANT at the end of the variant's file.
 template <class V>
 struct Describe;
@@ -106,6 +111,7 @@ constexpr Member make_member(const char* name, MemberTime time, u64 offset, Exte
     static constexpr const Member* members = nullptr; \
     static constexpr i32 num_members = 0;             \
   }
+#endif
 
 /// A head vector in contiguous fp32 memory, as `query`, `key`, `value` and `output` see it on a
 /// CPU.
