@@ -53,12 +53,14 @@ class ScratchPool;
 class Plan {
  public:
   Plan(LayoutPtr layout, std::shared_ptr<const PlanArrays> arrays,
-       std::shared_ptr<const BoundVariant> variant);
+       std::shared_ptr<const BoundVariant> origin, std::shared_ptr<const BoundVariant> variant);
   ~Plan();
   const PlanView& view() const { return view_; }
   const PlanArrays& arrays() const;
   const Layout& layout() const { return *layout_; }
+  /// The composition with this plan's members, and the one of the Attention that made it.
   const BoundVariant& variant() const { return *variant_; }
+  const BoundVariant& origin() const { return *origin_; }
   /// Planned cost of the heaviest queue over the mean, contraction included.
   double balance() const;
   /// Which schedule and tile shapes were chosen, and why: text for people.
@@ -67,7 +69,7 @@ class Plan {
  private:
   LayoutPtr layout_;
   std::shared_ptr<const PlanArrays> arrays_;
-  std::shared_ptr<const BoundVariant> variant_;
+  std::shared_ptr<const BoundVariant> origin_, variant_;
   PlanView view_;
 };
 

@@ -37,6 +37,7 @@ struct Level {
   std::vector<u8> mask_bits;
   i32 min_block = 0;  ///< smallest and largest used entry of `blocks` (of the KV rows when ragged)
   i32 max_block = -1;
+  i64 max_slot = -1;  ///< largest KV slot that is read; known once a Layout holds the level
 
   LevelView view() const;
 };

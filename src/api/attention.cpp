@@ -16,24 +16,6 @@
 namespace raddle {
 namespace {
 
-void check_spec(const AttentionSpec& spec) {
-  if (spec.num_qo_heads <= 0)
-    fail<ValueError>("num_qo_heads is ", spec.num_qo_heads, "; expected at least 1");
-  if (spec.num_kv_heads <= 0)
-    fail<ValueError>("num_kv_heads is ", spec.num_kv_heads, "; expected at least 1");
-  if (spec.num_qo_heads % spec.num_kv_heads != 0)
-    fail<ValueError>("num_qo_heads is ", spec.num_qo_heads,
-                     "; expected a multiple of num_kv_heads = ", spec.num_kv_heads);
-  const auto check_dim = [](const char* name, i32 dim) {
-    if (dim < 8 || dim > 256 || dim % 8 != 0)
-      fail<ValueError>(name, " is ", dim, "; expected a multiple of 8, at most 256");
-  };
-  check_dim("head_dim", spec.head_dim_qk);
-  check_dim("head_dim_vo", spec.head_dim_vo);
-  if (spec.scale && !std::isfinite(*spec.scale))
-    fail<ValueError>("scale is ", *spec.scale, "; expected a finite number");
-}
-
 CoverFns cover_fns(const BoundVariant& variant) {
   if (!variant.has_masks()) return {};
   return CoverFns{&variant,
@@ -64,11 +46,32 @@ void check_used_blocks(const Layout& layout, const PlanView& plan) {
   }
 }
 
+/// More than any device has; keeps the planner's integers far from their ends.
+constexpr i32 max_workers = 65536;
+
 /// Below this planned cost (in the units of heuristics.cpp, quarters of a nanosecond) waking a
 /// second thread does not pay.
 constexpr i64 single_thread_cost = 4 * 20'000;
 
 }  // namespace
+
+void check_spec(const AttentionSpec& spec) {
+  if (spec.num_qo_heads <= 0)
+    fail<ValueError>("num_qo_heads is ", spec.num_qo_heads, "; expected at least 1");
+  if (spec.num_kv_heads <= 0)
+    fail<ValueError>("num_kv_heads is ", spec.num_kv_heads, "; expected at least 1");
+  if (spec.num_qo_heads % spec.num_kv_heads != 0)
+    fail<ValueError>("num_qo_heads is ", spec.num_qo_heads,
+                     "; expected a multiple of num_kv_heads = ", spec.num_kv_heads);
+  const auto check_dim = [](const char* name, i32 dim) {
+    if (dim < 8 || dim > 256 || dim % 8 != 0)
+      fail<ValueError>(name, " is ", dim, "; expected a multiple of 8, at most 256");
+  };
+  check_dim("head_dim", spec.head_dim_qk);
+  check_dim("head_dim_vo", spec.head_dim_vo);
+  if (spec.scale && !std::isfinite(*spec.scale))
+    fail<ValueError>("scale is ", *spec.scale, "; expected a finite number");
+}
 
 float AttentionSpec::softmax_scale() const {
   return scale ? *scale : static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim_qk)));
@@ -77,9 +80,10 @@ float AttentionSpec::softmax_scale() const {
 // --- Plan ------------------------------------------------------------------------------------
 
 Plan::Plan(LayoutPtr layout, std::shared_ptr<const PlanArrays> arrays,
-           std::shared_ptr<const BoundVariant> variant)
+           std::shared_ptr<const BoundVariant> origin, std::shared_ptr<const BoundVariant> variant)
     : layout_(std::move(layout)),
       arrays_(std::move(arrays)),
+      origin_(std::move(origin)),
       variant_(std::move(variant)),
       view_(arrays_->view()) {}
 Plan::~Plan() = default;
@@ -108,16 +112,13 @@ RowsView rows_view(const TensorRef& t) { return RowsView{t.data, t.stride[0], t.
 void check_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args) {
   const i64 rows = plan.layout().num_rows();
   check_tensor("q", args.q, spec.dtype, {rows, spec.num_qo_heads, spec.head_dim_qk});
-  check_tensor("out", args.out, args.return_state ? DType::float32 : spec.dtype,
+  check_output("out", args.out, args.return_state ? DType::float32 : spec.dtype,
                {rows, spec.num_qo_heads, spec.head_dim_vo});
   const bool sum = plan.variant().stages().scan == Scan::sum;
   if (args.lse.data) {
     if (sum)
       fail<ValueError>("lse: a Scan::sum variant has no LSE; expected return_lse=False and no lse");
-    if (args.lse.rank != 2 || args.lse.shape[0] != rows || args.lse.shape[1] != spec.num_qo_heads ||
-        args.lse.dtype != DType::float32)
-      fail<ValueError>("lse is ", describe(args.lse), "; expected [", rows, ", ", spec.num_qo_heads,
-                       "] float32");
+    check_output("lse", args.lse, DType::float32, {rows, spec.num_qo_heads});
   } else if (args.return_state && !sum) {
     fail<ValueError>("lse is missing; return_state needs it: a state is (O, LSE)");
   }
@@ -127,10 +128,6 @@ void check_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args)
   if (args.kv.size() != 1 && args.kv.size() != levels)
     fail<ValueError>("kv has ", args.kv.size(),
                      " pairs of K and V; expected 1, or one a level: ", levels);
-  const auto& plan_view = plan.view();
-  if (plan_view.num_kv_heads != spec.num_kv_heads || plan_view.group_size != spec.group_size())
-    fail<ValueError>("plan is for ", plan_view.num_kv_heads, " KV heads with groups of ",
-                     plan_view.group_size, "; expected a plan made by this Attention");
 }
 
 bool shares_keys(const LayoutView& layout) {
@@ -174,6 +171,8 @@ PlanPtr Attention::plan(const LayoutPtr& layout, const PlanOptions& options) con
   if (!layout->levels().back().rows.empty())
     fail<ValueError>(
         "layout has qo_rows, so its groups are no requests; expected it as a level of a cascade");
+  if (options.num_workers > max_workers)
+    fail<ValueError>("num_workers is ", options.num_workers, "; expected at most ", max_workers);
   if (options.num_workers < 0)
     fail<ValueError>("num_workers is ", options.num_workers,
                      "; expected at least 1, or 0 for the default");
@@ -187,10 +186,14 @@ PlanPtr Attention::plan(const LayoutPtr& layout, const PlanOptions& options) con
   auto arrays = std::make_shared<const PlanArrays>(make_plan(
       layout->view(), cpu_plan_config(spec_, workers, options.schedule), cover_fns(*variant)));
   check_used_blocks(*layout, arrays->view());
-  return std::make_shared<const Plan>(layout, std::move(arrays), std::move(variant));
+  return std::make_shared<const Plan>(layout, std::move(arrays), variant_, std::move(variant));
 }
 
 void Attention::run(const Plan& plan, const RunArgs& args, RunStats* stats) const {
+  if (&plan.origin() != variant_.get() && !plan.origin().same_as(*variant_))
+    fail<ValueError>(
+        "plan is of another attention; expected one made by this Attention, or by one of an equal "
+        "spec");
   check_run(spec_, plan, args);
   const BoundVariant* variant = &plan.variant();
   std::shared_ptr<const BoundVariant> changed;
@@ -209,6 +212,8 @@ void Attention::run(const Plan& plan, const RunArgs& args, RunStats* stats) cons
 
 std::size_t workspace_bytes(const AttentionSpec& spec, i32 num_workers, const Maxima& maxima) {
   check_spec(spec);
+  if (num_workers < 1 || num_workers > max_workers)
+    fail<ValueError>("num_workers is ", num_workers, "; expected 1 to ", max_workers);
   return static_cast<std::size_t>(workspace_bytes(
       cpu_plan_config(spec, num_workers, Schedule::automatic), maxima, spec.head_dim_vo));
 }

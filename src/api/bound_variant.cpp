@@ -83,7 +83,7 @@ i64 length(const MemberValue& value) {
 }  // namespace
 
 BoundVariant::BoundVariant(const AttentionSpec& spec)
-    : spec_{spec.num_qo_heads, spec.num_kv_heads, spec.head_dim_qk} {
+    : spec_{spec.num_qo_heads, spec.num_kv_heads, spec.head_dim_qk, spec.head_dim_vo, spec.dtype} {
   for (const Variant& v : spec.variant) add(v);
   check();
   bind();
@@ -113,6 +113,8 @@ void BoundVariant::add_mask(const Variant& variant) {
     masks_.push_back({MaskJoin::leaf, add_part(variant)});
     return;
   }
+  if (variant.masks.empty())
+    fail<ValueError>("variant: an & or | of no masks; expected at least one");
   const MaskJoin join = variant.kind == Variant::Kind::all_of ? MaskJoin::all_of : MaskJoin::any_of;
   for (std::size_t i = 0; i < variant.masks.size(); ++i) {
     add_mask(variant.masks[i]);
@@ -247,6 +249,13 @@ void BoundVariant::change(const std::string& name, const MemberValue& value, Par
   }
   fail<ValueError>("params: no member is named '", name, "'; the spec's variant has ",
                    known.empty() ? "none" : known);
+}
+
+bool BoundVariant::same_as(const BoundVariant& other) const {
+  return spec_ == other.spec_ && masks_ == other.masks_ &&
+         std::equal(
+             parts_.begin(), parts_.end(), other.parts_.begin(), other.parts_.end(),
+             [](const Part& a, const Part& b) { return a.ops == b.ops && a.values == b.values; });
 }
 
 KvSpan BoundVariant::kv_span(const Tile& tile) const {

@@ -10,6 +10,9 @@
 
 namespace raddle {
 
+/// Raises ValueError where a spec cannot be computed, whatever its variant.
+void check_spec(const AttentionSpec& spec);
+
 /// Which members a set of parameters may change.
 enum class ParamScope { plan, run };
 
@@ -29,6 +32,8 @@ class BoundVariant {
   /// Conservative coverage of the whole mask expression.
   KvSpan kv_span(const Tile& tile) const;
   Coverage coverage(const Tile& tile) const;
+  /// Whether both compute the same: sizes, parts, values of all members.
+  bool same_as(const BoundVariant& other) const;
   bool has_masks() const { return stages_.num_mask > 0; }
   /// Refuses what a batch of `requests` requests, shared levels or not, cannot have.
   void check_batch(i32 requests, bool shared_levels) const;
@@ -44,6 +49,7 @@ class BoundVariant {
   struct MaskNode {
     MaskJoin join;
     std::size_t part;
+    bool operator==(const MaskNode&) const = default;
   };
 
   void add(const Variant& variant);
@@ -58,7 +64,9 @@ class BoundVariant {
   void bind();
 
   struct Sizes {
-    i32 qo_heads, kv_heads, head_dim;
+    i32 qo_heads, kv_heads, head_dim, head_dim_vo;
+    DType dtype;
+    bool operator==(const Sizes&) const = default;
   } spec_;
   std::vector<Part> parts_;
   std::vector<MaskNode> masks_;  ///< postfix

@@ -40,17 +40,28 @@ Pool paged_pool(const TensorRef& t, HeadOrder order) {
 Pool block_pool(const std::string& name, const TensorRef& t, const Level& level,
                 const AttentionSpec& spec, i32 head_dim) {
   const i64 bc = level.block_size;
+  const auto check_slots = [&](i64 slots) {
+    if (level.max_slot >= slots)
+      fail<ValueError>(name, " has ", slots, " slots; the layout uses slot ", level.max_slot);
+  };
   if (t.rank == 3) {
     check_tensor(name, t, spec.dtype, {-1, spec.num_kv_heads, head_dim});
-    // A last block may be cut short by num_cols: it counts.
+    check_slots(dim(t, 0));
+    // A last block may be cut short: it counts.
     return {PoolView{t.data, bc * step(t, 0), step(t, 0), step(t, 1)}, (dim(t, 0) + bc - 1) / bc};
+  }
+  if (level.order == HeadOrder::hnd) {
+    check_tensor(name, t, spec.dtype, {-1, spec.num_kv_heads, bc, head_dim});
+    return paged_pool(t, HeadOrder::hnd);
   }
   check_tensor(name, t, spec.dtype, {-1, -1, spec.num_kv_heads, head_dim});
   if (dim(t, 1) == bc) return paged_pool(t, HeadOrder::nhd);
   if (step(t, 0) != dim(t, 1) * step(t, 1))
     fail<ValueError>(name, " has pages of ", dim(t, 1), " rows with gaps between them; blocks of ",
                      bc, " rows need pages of ", bc, " rows, or slots without gaps");
-  return {PoolView{t.data, bc * step(t, 1), step(t, 1), step(t, 2)}, dim(t, 0) * dim(t, 1) / bc};
+  check_slots(dim(t, 0) * dim(t, 1));
+  return {PoolView{t.data, bc * step(t, 1), step(t, 1), step(t, 2)},
+          (dim(t, 0) * dim(t, 1) + bc - 1) / bc};
 }
 
 Pool pool_of(const std::string& name, const TensorRef& t, const Level& level,
@@ -100,10 +111,22 @@ void check_tensor(const std::string& name, const TensorRef& t, DType dtype,
                      name_of(dtype));
   if (t.dtype != dtype)
     fail<TypeError>(name, " is ", name_of(t.dtype), "; expected ", name_of(dtype));
+  bool any = true;
+  for (int i = 0; i < t.rank; ++i) any = any && dim(t, i) > 0;
+  if (any && !t.data) fail<ValueError>(name, " has no data");
   const auto last = static_cast<std::size_t>(t.rank - 1);
   if (t.rank > 0 && t.shape[last] > 1 && t.stride[last] != 1)
     fail<ValueError>(name, " has a last dimension of stride ", t.stride[last],
                      "; expected 1: make it contiguous");
+}
+
+void check_output(const std::string& name, const TensorRef& t, DType dtype,
+                  const std::vector<i64>& expected) {
+  check_tensor(name, t, dtype, expected);
+  for (int i = 0; i < t.rank; ++i)
+    if (dim(t, i) > 1 && step(t, i) == 0)
+      fail<ValueError>(name, " has stride 0 in dimension ", i,
+                       "; expected rows that do not overlap");
 }
 
 KvView view_kv(const std::string& name, const KvRef& kv, const Level& level,

@@ -13,6 +13,10 @@ namespace raddle {
 void check_tensor(const std::string& name, const TensorRef& t, DType dtype,
                   const std::vector<i64>& expected);
 
+/// The same for a tensor that is written: its elements must not coincide.
+void check_output(const std::string& name, const TensorRef& t, DType dtype,
+                  const std::vector<i64>& expected);
+
 /// "[4, 8, 128] bfloat16"
 std::string describe(const TensorRef& t);
 

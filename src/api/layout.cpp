@@ -28,6 +28,22 @@ bool keys_are_shared(const Level& level, const std::vector<i32>& row_request) {
   return false;
 }
 
+/// The largest slot of any key of a level of blocks.
+i64 max_slot(const Level& level) {
+  i64 largest = -1;
+  for (std::size_t g = 0; g < level.columns.size(); ++g) {
+    for (i32 c = 0; c < level.columns[g]; c += min(level.block_size, level.columns[g] - c)) {
+      const auto e = static_cast<std::size_t>(level.block_begin[g] + c / level.block_size);
+      const i64 first = level.block_first.empty() ? 0 : level.block_first[e];
+      const i64 count = min(level.block_count.empty() ? level.block_size : level.block_count[e],
+                            level.columns[g] - c);
+      if (level.blocks[e] >= 0 && count > 0)
+        largest = max(largest, i64{level.blocks[e]} * level.block_size + first + count - 1);
+    }
+  }
+  return largest;
+}
+
 }  // namespace
 
 LevelView Level::view() const {
@@ -60,7 +76,8 @@ Layout::Layout(std::vector<i32> qo_indptr, std::vector<i32> kv_len, std::vector<
       row_request_(std::move(row_request)),
       levels_(std::move(levels)) {
   level_views_.reserve(levels_.size());
-  for (const Level& level : levels_) {
+  for (Level& level : levels_) {
+    if (level.storage == KvStorage::blocks) level.max_slot = max_slot(level);
     level_views_.push_back(level.view());
     level_views_.back().keys_are_shared = keys_are_shared(level, row_request_);
   }

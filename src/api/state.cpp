@@ -29,6 +29,12 @@ void check_state(const std::string& o_name, const TensorRef& o, const std::strin
   check_tensor(lse_name, lse, DType::float32, {shape.begin(), shape.end() - 1});
 }
 
+void check_outputs(const std::string& lse_name, const TensorRef& out, const TensorRef& lse,
+                   const std::vector<i64>& shape) {
+  check_output("out", out, DType::float32, shape);
+  check_output(lse_name, lse, DType::float32, {shape.begin(), shape.end() - 1});
+}
+
 StateRows rows_of(const TensorRef& o, const TensorRef& lse) {
   return StateRows{static_cast<const float*>(o.data),
                    static_cast<const float*>(lse.data),
@@ -87,7 +93,7 @@ void merge_state(const TensorRef& o_a, const TensorRef& lse_a, const TensorRef& 
     fail<ValueError>("o_a is ", describe(o_a), "; expected a last dimension of at most 256");
   check_state("o_a", o_a, "lse_a", lse_a, shape);
   check_state("o_b", o_b, "lse_b", lse_b, shape);
-  check_state("out", out, "lse", lse, shape);
+  check_outputs("lse", out, lse, shape);
   compose_rows({rows_of(o_a, lse_a), rows_of(o_b, lse_b)}, out, lse, nullptr, nullptr);
 }
 
@@ -98,9 +104,10 @@ void merge_states(const TensorRef& o, const TensorRef& lse, const TensorRef& out
   if (shape[2] > 256)
     fail<ValueError>("o is ", describe(o), "; expected a last dimension of at most 256");
   check_tensor("lse", lse, DType::float32, {dim(o, 0), shape[0], shape[1]});
-  check_state("out", out, "lse_out", lse_out, shape);
+  check_outputs("lse_out", out, lse_out, shape);
   std::optional<BoundVariant> variant;
   if (finish) {
+    check_spec(*finish);
     if (finish->num_qo_heads != shape[1])
       fail<ValueError>("finish has ", finish->num_qo_heads, " query heads; o has ", shape[1]);
     variant.emplace(*finish);

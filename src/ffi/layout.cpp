@@ -52,7 +52,8 @@ ffi::ObjectRef sparse(Arguments& in) {
     args.mask_bits = static_cast<const u8*>(bits->data) + bits->byte_offset;
     args.mask_bytes = 1;
     for (int i = 0; i < bits->ndim; ++i) args.mask_bytes *= bits->shape[i];
-    if (args.mask_bytes == 0) args.mask_bits = nullptr;
+    static const u8 none = 0;  // an empty array may have no address, yet it is given
+    if (args.mask_bytes == 0) args.mask_bits = &none;
   }
   args.block_pos = in.index("block_pos");
   args.block_first = in.index("block_first");

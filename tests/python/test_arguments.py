@@ -158,5 +158,74 @@ def test_bad_kv(small_problem):
         attn.run(plan, q, [(k, v), (k, v)])
     with refuses(TypeError, "plan", "a raddle.Layout"):
         attn.run(paged(), q, (k, v))
-    with refuses(ValueError, "plan is for 2 KV heads"):
+    with refuses(ValueError, "plan is of another attention"):
         attention(num_kv_heads=4).run(plan, q, (np.repeat(k, 2, 2), np.repeat(v, 2, 2)))
+
+
+# --- bounds that once were missing ------------------------------------------------------------
+
+
+def test_more_levels_than_a_cascade_can_have():
+    level = raddle.PagedKV([0, 1], [0, 1], [0], [1], page_size=1)
+    with refuses(ValueError, "levels has 9", "8"):
+        raddle.Cascade([level] * 9)
+
+
+def test_blocks_beyond_the_slots_of_kv():
+    layout = raddle.BlockSparse(1, 4, [0, 3], [0, 1, 2], num_rows=1)
+    attn = raddle.Attention(raddle.AttentionSpec(1, 1, 8, dtype="float32"))
+    q, pool = np.zeros((1, 1, 8), np.float32), np.zeros((10, 1, 8), np.float32)
+    with refuses(ValueError, "10 slots", "slot 11"):
+        attn.run(attn.plan(layout), q, (pool, pool))
+
+
+def test_a_plan_of_another_attention():
+    layout = raddle.RaggedKV([0, 1], [0, 3])
+    wide = raddle.Attention(raddle.AttentionSpec(1, 1, 256, dtype="float32", variant=[raddle.Rope(256)]))
+    narrow = raddle.Attention(raddle.AttentionSpec(1, 1, 8, dtype="float32"))
+    twin = raddle.Attention(raddle.AttentionSpec(1, 1, 8, dtype="float32"))
+    q, kv = np.ones((1, 1, 8), np.float32), np.ones((3, 1, 8), np.float32)
+    with refuses(ValueError, "plan is of another attention"):
+        narrow.run(wide.plan(layout), q, (kv, kv))
+    np.testing.assert_array_equal(narrow.run(twin.plan(layout), q, (kv, kv)), q)
+
+
+def test_a_spec_to_finish_with_is_checked():
+    o, lse = np.zeros((2, 1, 1, 8), np.float32), np.zeros((2, 1, 1), np.float32)
+    with refuses(ValueError, "num_kv_heads"):
+        raddle.merge_states(o, lse, finish=raddle.AttentionSpec(1, 3, 8))
+
+
+def test_too_many_workers():
+    attn = raddle.Attention(raddle.AttentionSpec(1, 1, 8, dtype="float32"))
+    with refuses(ValueError, "num_workers is 2147483647", "65536"):
+        attn.plan(raddle.RaggedKV([0, 1], [0, 3]), num_workers=2**31 - 1)
+
+
+def test_empty_mask_bits_are_not_no_mask_bits():
+    with refuses(ValueError, "mask_bits", "0 bytes"):
+        raddle.BlockSparse(1, 4, [0, 1], [0], num_rows=1, num_cols=4, mask_bits=np.zeros(0, np.uint8))
+
+
+def test_outputs_whose_rows_coincide():
+    attn = raddle.Attention(raddle.AttentionSpec(1, 1, 8, dtype="float32"))
+    q, kv = np.zeros((2, 1, 8), np.float32), np.zeros((3, 1, 8), np.float32)
+    out = np.lib.stride_tricks.as_strided(np.zeros((1, 1, 8), np.float32), (2, 1, 8), (0, 32, 4))
+    with refuses(ValueError, "out has stride 0"):
+        attn.run(attn.plan(raddle.RaggedKV([0, 2], [0, 3])), q, (kv, kv), out=out)
+
+
+def test_hnd_pages_as_blocks(rng):
+    """As many heads as rows a page: a pool read in the wrong order would not be noticed by its shape."""
+    paged = raddle.PagedKV([0, 1], [0, 2], [1, 0], [7], page_size=4, kv_layout="HND")
+    attn = raddle.Attention(raddle.AttentionSpec(4, 4, 8, dtype="float32"))
+    q, k, v = (rng.standard_normal(s).astype(np.float32) for s in ((1, 4, 8), (2, 4, 4, 8), (2, 4, 4, 8)))
+    expected = attn.run(attn.plan(paged), q, (k, v))
+    np.testing.assert_array_equal(attn.run(attn.plan(paged.to_block_sparse()), q, (k, v)), expected)
+
+
+def test_nan_in_q_is_not_swallowed():
+    attn = raddle.Attention(raddle.AttentionSpec(1, 1, 8, dtype="float32"))
+    q, kv = np.full((1, 1, 8), np.nan, np.float32), np.ones((3, 1, 8), np.float32)
+    out, lse = attn.run(attn.plan(raddle.RaggedKV([0, 1], [0, 3])), q, (kv, kv), return_lse=True)
+    assert np.isnan(out).all() and np.isnan(lse).all()

@@ -64,7 +64,7 @@ RADDLE_FN float log2(float x) {
   p = p * t2 + 0.9617967f;
   p = p * t2 + 2.8853900f;
   const float r = e + t * p;
-  return x == 0.0f ? -infinity : x == infinity ? x : r;
+  return x == 0.0f ? -infinity : x == infinity || x != x ? x : r;
 }
 
 RADDLE_FN float log(float x) { return log2(x) * ln2; }

@@ -12,6 +12,9 @@
 
 namespace raddle {
 
+/// The most levels of a cascade.
+constexpr i32 max_levels = 8;
+
 struct LevelView {
   i32 num_groups;
   i32 block_size;  ///< Bc: rows of a KV block; for ragged keys any value, blocks is null

@@ -39,10 +39,10 @@ RADDLE_FN Vec load(const bf16* p) {
 
 RADDLE_FN void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof(v)); }
 
-/// 2^x per lane: math::exp2, lane by lane, without its handling of NaN and overflow (x <= 0 here,
+/// 2^x per lane: math::exp2, lane by lane, without its handling of overflow (x <= 0 here,
 /// or -inf).
 RADDLE_FN Vec exp2_nonpositive(Vec x) {
-  const Vec clamped = max(x, broadcast(-127.0f));
+  const Vec clamped = max(broadcast(-127.0f), x);  // in this order NaN passes
   const Vec shifted = clamped + math::round_shift;
   const Vec f = clamped - (shifted - math::round_shift);
   Vec p = broadcast(1.535336188e-4f);
@@ -53,8 +53,8 @@ RADDLE_FN Vec exp2_nonpositive(Vec x) {
   p = fma(p, f, broadcast(6.931472029e-1f));
   p = fma(p, f, broadcast(1.0f));
   const VecI bits = reinterpret_cast<VecI>(p) + (reinterpret_cast<VecI>(shifted) << 23);
-  const VecI normal = x >= broadcast(-126.0f);
-  return reinterpret_cast<Vec>(bits & normal);
+  const VecI vanishes = x < broadcast(-126.0f);
+  return reinterpret_cast<Vec>(bits & ~vanishes);
 }
 
 RADDLE_FN float reduce_sum(Vec v) {

@@ -66,7 +66,7 @@ inline void gather_keys(const LevelView& level, const PoolView& pool_k, const Po
     const i64 block = level.blocks[level.block_begin[group] + nth];
     const T* kr = k + block * pool_k.block_stride + offset * pool_k.row_stride;
     const T* vr = v + block * pool_v.block_stride + offset * pool_v.row_stride;
-    for (const i32 stop = min(end, c + level.block_size - offset); c < stop; ++c) {
+    for (const i32 stop = c + min(end - c, level.block_size - offset); c < stop; ++c) {
       add_key(tile, kr, vr, base + c, base + c, c);
       kr += pool_k.row_stride;
       vr += pool_v.row_stride;

@@ -42,8 +42,12 @@ inline void normalize(const CpuLaunch& launch, Scratch<T>& x, i32 num_rows) {
   if (launch.stages->scan == Scan::sum) return;
   for (i32 m = 0; m < num_rows; ++m) {
     const RowState& row = x.state[m];
+    float* o = x.o + m * x.ldo;
     x.lse[m] = row.max + math::log(row.sum);
-    scale_row(x.o + m * x.ldo, x.ldo, row.sum == 0.0f ? 0.0f : 1.0f / row.sum);
+    if (row.sum == 0.0f)  // exactly 0, whatever the values of dropped keys have left there
+      for (i32 d = 0; d < x.ldo; ++d) o[d] = 0.0f;
+    else
+      scale_row(o, x.ldo, 1.0f / row.sum);
   }
 }
 

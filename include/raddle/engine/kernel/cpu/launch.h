@@ -17,8 +17,6 @@ struct KvView {
   PoolView v;
 };
 
-constexpr i32 max_levels = 8;
-
 struct CpuLaunch {
   i32 dim_qk;
   i32 dim_vo;
