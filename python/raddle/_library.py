@@ -34,3 +34,18 @@ def find() -> Path:
 module = tvm_ffi.load_module(find())
 function = tvm_ffi.get_global_func
 version = function("raddle.version")
+
+
+class Handle(tvm_ffi.Object):
+    """An immutable object of the library. A copy is the object itself, and it does not pickle."""
+
+    __slots__ = ()
+
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __reduce__(self):
+        raise TypeError(f"a {type(self).__name__} cannot be pickled; make it again from its arguments")

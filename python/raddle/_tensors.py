@@ -48,7 +48,10 @@ def lend_index(x: Any, name: str) -> Any:
     """An array of integers: as `lend`, and lists of integers too."""
     if isinstance(x, (list, tuple)):
         # Without a dtype, so that 0.5 is an error and not 0; numpy has no better guess for no entries.
-        x = np.asarray(x) if len(x) else np.zeros(0, np.int64)
+        try:
+            x = np.asarray(x) if len(x) else np.zeros(0, np.int64)
+        except ValueError:
+            raise ValueError(f"{name} has rows of unequal length; expected equal ones: pad with -1") from None
     return lend(x, name)
 
 

@@ -21,7 +21,7 @@ _plan_explain = _library.function("raddle.plan_explain")
 
 
 @tvm_ffi.register_object("raddle.Plan")
-class Plan(tvm_ffi.Object):
+class Plan(_library.Handle):
     """How a batch will be computed: an immutable value without scratch, made by `Attention.plan`.
 
     It keeps copies of the layout's arrays and serves every layer and any number of runs.
@@ -67,7 +67,7 @@ class Plan(tvm_ffi.Object):
 
 
 @tvm_ffi.register_object("raddle.Attention")
-class Attention(tvm_ffi.Object):
+class Attention(_library.Handle):
     """The attention that a spec describes, ready to plan and run. Thread-safe.
 
     Args:

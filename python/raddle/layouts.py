@@ -40,7 +40,7 @@ _PAGED_NAMES = (
 
 
 @tvm_ffi.register_object("raddle.Layout")
-class Layout(tvm_ffi.Object):
+class Layout(_library.Handle):
     """What attends to what. Made by its subclasses."""
 
     def _init(self, make: Any, **args: Any) -> None:

@@ -23,7 +23,7 @@ _make = {
 
 
 @tvm_ffi.register_object("raddle.Variant")
-class Variant(tvm_ffi.Object):
+class Variant(_library.Handle):
     """A part of an attention variant."""
 
     has_lse = True

@@ -65,6 +65,9 @@ class Arguments {
     const ffi::AnyView value = take();
     const Obj* object = value.as<Obj>();
     if (!object) fail<TypeError>(name, " is ", kind_of(value), "; expected a ", Obj::_type_key);
+    // Python can make a handle of nothing by skipping the constructor.
+    if constexpr (requires { object->value == nullptr; })
+      if (object->value == nullptr) fail<ValueError>(name, " is empty; expected one that was made");
     return *object;
   }
   i64 integer(const char* name, i64 if_none);

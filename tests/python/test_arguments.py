@@ -1,5 +1,8 @@
 """Specs, variants, plans and runs: what they refuse, and by which name."""
 
+import copy
+import pickle
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -229,3 +232,22 @@ def test_nan_in_q_is_not_swallowed():
     q, kv = np.full((1, 1, 8), np.nan, np.float32), np.ones((3, 1, 8), np.float32)
     out, lse = attn.run(attn.plan(raddle.RaggedKV([0, 1], [0, 3])), q, (kv, kv), return_lse=True)
     assert np.isnan(out).all() and np.isnan(lse).all()
+
+
+def test_handles_copy_as_themselves_and_do_not_pickle():
+    layout = raddle.RaggedKV([0, 1], [0, 3])
+    plan = raddle.Attention(raddle.AttentionSpec(1, 1, 8)).plan(layout)
+    for handle in (layout, plan, raddle.Causal()):
+        assert copy.deepcopy(handle) is handle and copy.copy(handle) is handle
+        with refuses(TypeError, "cannot be pickled"):
+            pickle.dumps(handle)
+
+
+def test_rows_of_unequal_length():
+    with refuses(ValueError, "page_indices has rows of unequal length", "pad with -1"):
+        raddle.PagedKV([0, 1, 2], page_indices=[[1, 2, 3], [1]], kv_len=[3, 1], page_size=1)
+
+
+def test_lengths_near_the_end_of_32_bits():
+    with refuses(ValueError, "kv_len[0] is 2147483647", "at most"):
+        raddle.PagedKV([0, 1], page_indices=[[0]], kv_len=[2**31 - 1], page_size=2**31 - 1)

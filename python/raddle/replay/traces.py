@@ -45,7 +45,10 @@ def read_trace(path: Path) -> Iterator[Request]:
     A name that ends in ``.gz`` is decompressed. Raises `TraceError`.
     """
     with _open(path) as lines:
-        first = lines.readline()
+        try:
+            first = lines.readline()
+        except (UnicodeDecodeError, OSError, EOFError) as error:
+            raise TraceError(path, 1, f"{error}; expected lines of text, or a gzip file named .gz") from None
         parse = _parser(path, first)
         start = None
         for number, line in enumerate(itertools.chain([first], lines), 1):
