@@ -129,7 +129,7 @@ class PagedKV(Layout):
     def to_block_sparse(self) -> Layout:
         """The same attention as a block-sparse matrix: Br = 1, Bc = page_size, a row block a query row.
 
-        K and V are then given as [pages, page_size, Hkv, D]. Raises ValueError with qo_rows.
+        K and V are given as for the page table, in its `kv_layout`. Raises ValueError with qo_rows.
         """
         return _page_table_to_bsr(self)
 
