@@ -129,8 +129,8 @@ TEST_F(LayoutTest, ErrorsNameWhatIsWrong) {
   t.pages.pop_back();
   refused("page_indices has 7 entries; expected at least 8", t);
   t = good;
-  t.kv_len = {2147483647, 10};
-  refused("needs 134217728", t);
+  t.kv_len = {2147418111, 10};
+  refused("needs 134213632", t);
   const Ints three{0, 1, 2}, two{0, 5};
   expect_error("kv_indptr has 2 entries; expected 3",
                [&] { ragged_kv(index_of(three), index_of(two)); });
