@@ -30,6 +30,9 @@ struct AttentionSpec {
   std::vector<Variant> variant;   ///< empty: plain attention
   std::optional<float> scale;     ///< softmax scale; default 1/√head_dim_qk
   bool batch_invariant = false;
+  /// Compile the composition as one functor, with the same bits: one pass over the logits instead
+  /// of one a part. Needs a C++ compiler unless it is in the cache.
+  bool fuse = false;
 
   i32 group_size() const { return num_qo_heads / num_kv_heads; }
   float softmax_scale() const;

@@ -2,28 +2,77 @@
 // order.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
 #include <variant>
 #include <vector>
 
-#include "raddle/engine/core/config.h"
+#include "raddle/engine/variant/contract.h"
 
 namespace raddle {
 
-/// The value of a variant's member: a scalar, or a captured tensor of rank 1.
-using MemberValue =
-    std::variant<double, std::vector<float>, std::vector<std::int32_t>, std::vector<std::uint32_t>>;
+/// A captured tensor's values, row-major. Copies share them.
+template <class T>
+class Array {
+ public:
+  Array() : Array(std::vector<T>{}) {}
+  /// Rank 1.
+  Array(std::vector<T> values)  // NOLINT: a list is an array
+      : Array(std::move(values), {}) {
+    shape_ = {static_cast<std::int64_t>(size())};
+  }
+  Array(std::vector<T> values, std::vector<std::int64_t> shape)
+      : values_(std::make_shared<const std::vector<T>>(std::move(values))),
+        shape_(std::move(shape)) {}
+
+  const T* data() const { return values_->data(); }
+  std::size_t size() const { return values_->size(); }
+  const T& front() const { return values_->front(); }
+  const std::vector<std::int64_t>& shape() const { return shape_; }
+  bool operator==(const Array& other) const {
+    return shape_ == other.shape_ && (values_ == other.values_ || *values_ == *other.values_);
+  }
+
+ private:
+  std::shared_ptr<const std::vector<T>> values_;
+  std::vector<std::int64_t> shape_;
+};
+
+/// The value of a variant's member: a scalar, or a captured tensor of rank 1 to 4.
+using MemberValue = std::variant<double, Array<float>, Array<std::int32_t>, Array<std::uint32_t>,
+                                 Array<std::uint8_t>>;
+
+/// A member of a variant written as source: its type, and the extents it must have.
+struct VariantParam {
+  std::string name;
+  MemberType type{};
+  Extents extents{};
+};
+
+/// A variant written as C++ source: `struct <name>` of the variant contract
+/// (engine/variant/contract.h).
+struct VariantSource {
+  std::string name;
+  std::string text;
+  std::vector<VariantParam> params;
+};
 
 /// One functor with values for its members, or masks joined by & and |.
 struct Variant {
   enum class Kind { leaf, all_of, any_of };
   Kind kind = Kind::leaf;
-  std::string name;                            ///< leaf: the functor's name ("softcap")
-  std::map<std::string, MemberValue> members;  ///< leaf: every member has a value
-  std::vector<Variant> masks;                  ///< all_of, any_of: the joined masks
+  std::string name;                             ///< leaf: the functor's name ("softcap")
+  std::map<std::string, MemberValue> members;   ///< leaf: every member has a value
+  std::vector<Variant> masks;                   ///< all_of, any_of: the joined masks
+  std::shared_ptr<const VariantSource> source;  ///< leaf: null where the functor is shipped
 };
+
+/// A variant of the user's own: source that defines `struct <name>`. The members that mask, kv_span
+/// or coverage mention become plan members, all others run members. It is compiled when an
+/// Attention is made of it.
+Variant variant_from_source(VariantSource source, std::map<std::string, MemberValue> members = {});
 
 Variant operator&(const Variant& a, const Variant& b);
 Variant operator|(const Variant& a, const Variant& b);

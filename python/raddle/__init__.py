@@ -9,6 +9,7 @@ q, out: [tokens, Hq, D]; lse: [tokens, Hq] float32; pools: [pages, page_size, Hk
 """
 
 from raddle import _library
+from raddle._library import CompileError
 from raddle.attention import Attention, Plan
 from raddle.doctor import cpu_isa, cpu_threads
 from raddle.functional import (
@@ -29,6 +30,7 @@ from raddle.variants import (
     Sinks,
     SlidingWindow,
     SoftCap,
+    Tensor,
     Variant,
 )
 
@@ -40,6 +42,7 @@ __all__ = [
     "BlockSparse",
     "Cascade",
     "Causal",
+    "CompileError",
     "Layout",
     "Llama31Scaling",
     "PagedKV",
@@ -50,6 +53,7 @@ __all__ = [
     "Sinks",
     "SlidingWindow",
     "SoftCap",
+    "Tensor",
     "Variant",
     "append_kv",
     "attention",

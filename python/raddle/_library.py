@@ -30,6 +30,11 @@ def find() -> Path:
     raise ImportError(f"{_NAME} is in none of {', '.join(map(str, folders))}; reinstall raddle")
 
 
+@tvm_ffi.register_error("CompileError")
+class CompileError(RuntimeError):
+    """A variant's source does not compile, or there is no compiler; the message shows your own lines first."""
+
+
 # Loading registers the functions "raddle.*". A second copy in the same process would end it.
 module = tvm_ffi.load_module(find())
 function = tvm_ffi.get_global_func

@@ -21,6 +21,8 @@ class AttentionSpec:
         variant: a variant or a list of them (`raddle.variants`); empty: plain attention.
         scale: softmax scale; None: ``1 / sqrt(head_dim)``.
         batch_invariant: a request's bits do not depend on the rest of the batch.
+        fuse: compile the variant's parts into one function: the same bits, one pass over the logits. Needs
+            a C++ compiler the first time.
 
     The values are checked when an `Attention` is made.
     """
@@ -33,6 +35,7 @@ class AttentionSpec:
     variant: Sequence[Variant] | Variant = field(default=())
     scale: float | None = None
     batch_invariant: bool = False
+    fuse: bool = False
 
     def __post_init__(self) -> None:
         variant = (self.variant,) if isinstance(self.variant, Variant) else tuple(self.variant)

@@ -19,15 +19,80 @@ from raddle._tensors import lend, lend_index
 _make = {
     name: _library.function(f"raddle.variant.{name}")
     for name in ("causal", "window", "softcap", "sinks", "sigmoid", "rope", "all_of", "any_of", "describe")
+    + ("source", "source_of", "bind")
 }
+
+_ELEMENTS = {float: "float32", int: "int32", bool: "uint8"}
+_EXTENTS = {None: "any", "Hq": "qo_heads", "Hkv": "kv_heads", "requests": "one_or_requests"}
+
+
+class TensorType(NamedTuple):
+    """The type of a captured tensor: element dtype, and the extent of each of its 1 to 4 dimensions."""
+
+    dtype: str
+    extents: tuple
+
+
+class Tensor:
+    """Types of captured tensors, for the ``params`` of a `Variant`.
+
+    ``Tensor["Hq"]`` has one float32 a query head; ``Tensor[int, None, "Hkv"]`` is int32 with two dimensions.
+    Elements: float (float32, the default), int (int32), bool (uint8), or the names "float32", "int32",
+    "uint32", "uint8". Extents: "Hq", "Hkv", "requests" (1, or one a request of the batch), None (any).
+    """
+
+    def __class_getitem__(cls, items: Any) -> TensorType:
+        items = items if isinstance(items, tuple) else (items,)
+        dtype = _ELEMENTS.get(items[0], items[0]) if items[0] is not None else None
+        named = dtype in ("float32", "int32", "uint32", "uint8")
+        extents = items[1:] if named else items
+        if not 1 <= len(extents) <= 4 or any(each not in _EXTENTS for each in extents):
+            raise ValueError(f"Tensor{list(items)}: expected 1 to 4 extents of {list(_EXTENTS)}")
+        return TensorType(dtype if named else "float32", tuple(extents))
 
 
 @tvm_ffi.register_object("raddle.Variant")
 class Variant(_library.Handle):
-    """A part of an attention variant."""
+    """A part of an attention variant: a shipped one (the subclasses), or C++ source of your own.
 
-    has_lse = True
-    """False for a scan that is no softmax: its result has no log-sum-exp."""
+    Args:
+        name: of the struct that source defines; its members are known as "name.member".
+        source: C++20 that defines ``struct <name>`` of the variant contract, described in
+            ``raddle/engine/variant/contract.h``; `raddle.math` functions are in namespace ``math``.
+        params: members by name, with their types: float, int, or `Tensor` with extents.
+
+    ``variant(bias=0.5)`` gives members their values. Those that mask, kv_span or coverage read are plan
+    members, all others run members. It is compiled when an `Attention` is made of it, once a machine (see
+    ``raddle cache``); `CompileError` shows your own lines::
+
+        FlashSigmoid = raddle.Variant("FlashSigmoid", '''
+            struct FlashSigmoid {
+              static constexpr Scan scan = Scan::sum;
+              float bias;
+              RADDLE_FN float logits(float s, const Row&, const Key&) const { return math::sigmoid(s + bias); }
+            };''', params={"bias": float})
+        spec = raddle.AttentionSpec(32, 8, 128, variant=[FlashSigmoid(bias=-1.0)])
+
+    The idea, and FlashSigmoid, are those of the FlashInfer paper, section 3.2.3.
+    """
+
+    def __init__(self, name: str, source: str, params: dict[str, Any] | None = None) -> None:
+        types = {member: _type_of(member, kind) for member, kind in (params or {}).items()}
+        self.__init_handle_by_constructor__(_make["source"], name, source, types)
+
+    def __call__(self, **values: Any) -> Variant:
+        """The same variant with values for some of its members: numbers, or arrays, which are copied."""
+        return _make["bind"](self, {name: numbers(value, name) for name, value in values.items()})
+
+    @property
+    def source(self) -> str:
+        """The C++ of a variant of your own; empty for shipped ones, whose files come with Raddle."""
+        return _make["source_of"](self)
+
+    @property
+    def has_lse(self) -> bool:
+        """False for a scan that is no softmax: its result has no log-sum-exp."""
+        return "Scan::sum" not in self.source
 
     def __and__(self, other: Variant) -> Variant:
         """A mask that keeps what both masks keep. Raises TypeError if ``other`` is no variant."""
@@ -135,8 +200,16 @@ class Rope(Variant):
         self.__init_handle_by_constructor__(_make["rope"], rotary_dim, theta, offset, fields)
 
 
+def _type_of(name: str, kind: Any) -> Any:
+    if kind in (float, int):
+        return kind.__name__
+    if isinstance(kind, TensorType):
+        return {"dtype": kind.dtype, "extents": [_EXTENTS[each] for each in kind.extents]}
+    raise TypeError(f"params['{name}'] is {kind!r}; expected float, int, or a raddle.Tensor[...]")
+
+
 def numbers(x: Any, name: str) -> Any:
-    """A member's value: a number, a list of numbers, or a tensor of rank 0 or 1."""
+    """A member's value: a number, a list of numbers, or a tensor of rank 0 to 4."""
     return x if isinstance(x, (Real, list, tuple)) else lend(x, name)
 
 

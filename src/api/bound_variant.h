@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "api/member.h"
+#include "jit/source.h"
 #include "raddle/attention.h"
 #include "raddle/engine/variant/stages.h"
 
@@ -19,7 +21,8 @@ enum class ParamScope { plan, run };
 /// Functors with their members' values. A value: parameters make a changed copy.
 class BoundVariant {
  public:
-  /// Resolves names against the table of the selected ISA and checks that the composition is one.
+  /// Resolves shipped names against the table of the selected ISA, compiles what is source, and
+  /// checks that the composition is one.
   explicit BoundVariant(const AttentionSpec& spec);
   BoundVariant(const BoundVariant& other);
   BoundVariant& operator=(const BoundVariant&) = delete;
@@ -37,31 +40,37 @@ class BoundVariant {
   bool has_masks() const { return stages_.num_mask > 0; }
   /// Refuses what a batch of `requests` requests, shared levels or not, cannot have.
   void check_batch(i32 requests, bool shared_levels) const;
+  /// What a kernel of this composition is compiled from.
+  jit::CompositionSource source() const;
+  /// The struct of source()'s Composition, with all members' values.
+  const void* memory() const { return memory_.data(); }
+  i32 memory_bytes() const { return static_cast<i32>(memory_.size() * sizeof(Slot)); }
 
  private:
+  struct alignas(16) Slot {
+    u8 bytes[16];
+  };
   struct Part {
     std::string name;  ///< "softcap"; a second one is "softcap#2"
     const VariantOps* ops;
-    std::vector<u64> memory;          ///< the variant's struct
-    std::vector<MemberValue> values;  ///< by member; owns what captured tensors point to
-  };
-  enum class MaskJoin { leaf, all_of, any_of };
-  struct MaskNode {
-    MaskJoin join;
-    std::size_t part;
-    bool operator==(const MaskNode&) const = default;
+    std::shared_ptr<const VariantSource> source;  ///< null: shipped
+    std::size_t slot;                             ///< of the variant's struct in memory_
+    std::vector<BoundMember> members;             ///< own what captured tensors point to
   };
 
   void add(const Variant& variant);
   void add_mask(const Variant& variant);
   std::size_t add_part(const Variant& variant);
+  void* self(const Part& part) { return &memory_[part.slot]; }
   void assign(Part& part, std::size_t member, const MemberValue& value,
-              const std::string& argument) const;
-  void check_extent(const Member& member, const MemberValue& value,
-                    const std::string& argument) const;
+              const std::string& argument);
+  void check_extents(const Member& member, const MemberValue& value,
+                     const std::string& argument) const;
   void change(const std::string& name, const MemberValue& value, ParamScope scope);
   void check() const;
   void bind();
+  template <class Answer, class Ask>
+  Answer fold_masks(Answer none, const Ask& ask) const;
 
   struct Sizes {
     i32 qo_heads, kv_heads, head_dim, head_dim_vo;
@@ -69,7 +78,10 @@ class BoundVariant {
     bool operator==(const Sizes&) const = default;
   } spec_;
   std::vector<Part> parts_;
-  std::vector<MaskNode> masks_;  ///< postfix
+  std::vector<Slot> memory_;  ///< the parts' structs, as Composition lays them out
+  std::vector<jit::MaskNode> masks_;
+  const VariantOps* fused_ =
+      nullptr;  ///< the composition as one functor, where the spec asks for it
   Stages stages_{};
 };
 

@@ -1,6 +1,8 @@
 // Constructors of the shipped variants.
 #include "raddle/variant.h"
 
+#include <algorithm>
+#include <cctype>
 #include <cmath>
 
 #include "raddle/error.h"
@@ -36,6 +38,24 @@ double scaled(double freq, const RopeScaling& s) {
 }
 
 }  // namespace
+
+Variant variant_from_source(VariantSource source, std::map<std::string, MemberValue> members) {
+  const auto is_identifier = [](const std::string& s) {
+    return !s.empty() && !std::isdigit(static_cast<unsigned char>(s[0])) &&
+           std::all_of(s.begin(), s.end(),
+                       [](unsigned char c) { return std::isalnum(c) || c == '_'; });
+  };
+  if (!is_identifier(source.name))
+    fail<ValueError>("name is '", source.name, "'; expected the name of the struct in source");
+  if (source.text.find("struct " + source.name) == std::string::npos)
+    fail<ValueError>("source defines no struct ", source.name, "; expected one, as name says");
+  for (const VariantParam& param : source.params)
+    if (!is_identifier(param.name))
+      fail<ValueError>("params: '", param.name, "' is no name of a member");
+  Variant v = leaf(source.name, std::move(members));
+  v.source = std::make_shared<const VariantSource>(std::move(source));
+  return v;
+}
 
 Variant operator&(const Variant& a, const Variant& b) { return join(Variant::Kind::all_of, a, b); }
 Variant operator|(const Variant& a, const Variant& b) { return join(Variant::Kind::any_of, a, b); }

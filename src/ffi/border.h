@@ -91,7 +91,7 @@ class Arguments {
 };
 
 TensorRef to_tensor(const std::string& name, const ffi::AnyView& value);
-/// A number, a list of numbers, or a tensor of rank 0 or 1.
+/// A number, a list of numbers, or a tensor of rank 0 to 4.
 MemberValue to_member(const std::string& name, const ffi::AnyView& value);
 Params to_params(const ffi::Map<ffi::String, ffi::Any>& params);
 AttentionSpec to_spec(const ffi::Map<ffi::String, ffi::Any>& fields);
@@ -106,6 +106,8 @@ auto guarded(Body&& body) {
     TVM_FFI_THROW(ValueError) << e.what();
   } catch (const TypeError& e) {
     TVM_FFI_THROW(TypeError) << e.what();
+  } catch (const CompileError& e) {
+    TVM_FFI_THROW(CompileError) << e.what();
   } catch (const std::bad_alloc&) {
     TVM_FFI_THROW(MemoryError) << "out of memory";
   }

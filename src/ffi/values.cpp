@@ -10,51 +10,57 @@ namespace {
 
 using Fields = ffi::Map<ffi::String, ffi::Any>;
 
-template <class To, class From>
-std::vector<To> copy_strided(const DLTensor& t) {
+/// The elements in row-major order, whatever the strides; `to` converts one.
+template <class From, class Convert>
+auto copy_strided(const DLTensor& t, const Convert& to) {
   const auto* data =
       reinterpret_cast<const From*>(static_cast<const char*>(t.data) + t.byte_offset);
-  const i64 count = t.ndim == 0 ? 1 : t.shape[0];
-  const i64 step = t.ndim == 0 || !t.strides ? 1 : t.strides[0];
-  std::vector<To> values;
-  values.reserve(static_cast<std::size_t>(count));
-  for (i64 i = 0; i < count; ++i) {
-    if constexpr (std::is_same_v<From, f16> || std::is_same_v<From, bf16>) {
-      values.push_back(to_float(data[i * step]));
-    } else {
-      values.push_back(static_cast<To>(data[i * step]));
+  std::vector<std::int64_t> shape(t.shape, t.shape + t.ndim), at(shape.size(), 0);
+  i64 total = 1, step = 1;
+  for (const i64 extent : shape) total *= extent;
+  std::vector<std::int64_t> stride(shape.size());
+  for (std::size_t d = shape.size(); d-- > 0; step *= shape[d])
+    stride[d] = t.strides ? t.strides[d] : step;
+  std::vector<decltype(to(From{}))> values;
+  values.reserve(static_cast<std::size_t>(total));
+  i64 offset = 0;
+  for (i64 i = 0; i < total; ++i) {
+    values.push_back(to(data[offset]));
+    for (std::size_t d = shape.size(); d-- > 0;) {  // the next index, last dimension first
+      offset += stride[d];
+      if (++at[d] < shape[d]) break;
+      offset -= stride[d] * shape[d];
+      at[d] = 0;
     }
   }
-  return values;
-}
-
-std::vector<std::int32_t> narrowed(const std::string& name,
-                                   const std::vector<std::int64_t>& values) {
-  std::vector<std::int32_t> narrow;
-  narrow.reserve(values.size());
-  for (const std::int64_t v : values) {
-    if (v < std::numeric_limits<i32>::min() || v > std::numeric_limits<i32>::max()) {
-      fail<ValueError>(name, " holds ", v, "; expected 32-bit integers");
-    }
-    narrow.push_back(static_cast<std::int32_t>(v));
-  }
-  return narrow;
+  return Array(std::move(values), std::move(shape));
 }
 
 MemberValue tensor_member(const std::string& name, const DLTensor& t) {
   if (t.device.device_type != kDLCPU) {
     fail<ValueError>(name, " lies on another device; expected 'cpu', the only device for now");
   }
-  if (t.ndim > 1) fail<ValueError>(name, " has ", t.ndim, " dimensions; expected at most 1");
+  if (t.ndim > max_tensor_rank)
+    fail<ValueError>(name, " has ", t.ndim, " dimensions; expected at most ", max_tensor_rank);
   const auto is = [&t](int code, int bits) { return t.dtype.code == code && t.dtype.bits == bits; };
-  if (is(kDLFloat, 32)) return copy_strided<float, float>(t);
-  if (is(kDLFloat, 64)) return copy_strided<float, double>(t);
-  if (is(kDLFloat, 16)) return copy_strided<float, f16>(t);
-  if (is(kDLBfloat, 16)) return copy_strided<float, bf16>(t);
-  if (is(kDLInt, 32)) return copy_strided<std::int32_t, std::int32_t>(t);
-  if (is(kDLInt, 64)) return narrowed(name, copy_strided<std::int64_t, std::int64_t>(t));
-  if (is(kDLUInt, 32)) return copy_strided<std::uint32_t, std::uint32_t>(t);
-  fail<TypeError>(name, " has an unknown dtype; expected floats or integers");
+  const auto same = [](auto x) { return x; };
+  const auto narrow = [](auto x) { return static_cast<float>(x); };
+  const auto widen = [](auto x) { return to_float(x); };
+  const auto narrow_integer = [&name](std::int64_t x) {
+    if (x < std::numeric_limits<i32>::min() || x > std::numeric_limits<i32>::max())
+      fail<ValueError>(name, " holds ", x, "; expected 32-bit integers");
+    return static_cast<std::int32_t>(x);
+  };
+  if (is(kDLFloat, 32)) return copy_strided<float>(t, same);
+  if (is(kDLFloat, 64)) return copy_strided<double>(t, narrow);
+  if (is(kDLFloat, 16)) return copy_strided<f16>(t, widen);
+  if (is(kDLBfloat, 16)) return copy_strided<bf16>(t, widen);
+  if (is(kDLInt, 32)) return copy_strided<std::int32_t>(t, same);
+  if (is(kDLInt, 64)) return copy_strided<std::int64_t>(t, narrow_integer);
+  if (is(kDLUInt, 32)) return copy_strided<std::uint32_t>(t, same);
+  if (is(kDLUInt, 8) || is(kDLBool, 8)) return copy_strided<std::uint8_t>(t, same);
+  fail<TypeError>(name, " has dtype ", ffi::DLDataTypeToString(t.dtype),
+                  "; expected floats, bools, or integers of 8 (unsigned), 32 or 64 bits");
 }
 
 /// A member of rank 0 in the caller's hands is a number.
@@ -80,8 +86,14 @@ MemberValue list_member(const std::string& name, const ffi::Array<ffi::Any>& lis
     if (value.type_index() == ffi::TypeIndex::kTVMFFIInt)
       integers.push_back(value.cast<std::int64_t>());
   }
-  if (integers.size() == floats.size() && !floats.empty()) return narrowed(name, integers);
-  return floats;
+  if (integers.size() < floats.size() || floats.empty()) return Array(std::move(floats));
+  std::vector<std::int32_t> narrow;
+  for (const std::int64_t v : integers) {
+    if (v < std::numeric_limits<i32>::min() || v > std::numeric_limits<i32>::max())
+      fail<ValueError>(name, " holds ", v, "; expected 32-bit integers");
+    narrow.push_back(static_cast<std::int32_t>(v));
+  }
+  return Array(std::move(narrow));
 }
 
 [[noreturn]] void wrong_type(const std::string& name, const ffi::AnyView& value,
@@ -100,6 +112,12 @@ i32 integer32_field(const std::string& name, const ffi::AnyView& value) {
     fail<ValueError>(name, " is ", n, "; expected a 32-bit integer");
   }
   return static_cast<i32>(n);
+}
+
+bool boolean_field(const std::string& name, const ffi::AnyView& value) {
+  const auto flag = value.as<bool>();
+  if (!flag) wrong_type(name, value, "a bool");
+  return *flag;
 }
 
 DType dtype_field(const std::string& name, const ffi::AnyView& value) {
@@ -169,9 +187,9 @@ AttentionSpec to_spec(const Fields& fields) {
       if (!number) wrong_type(name, value, "a number");
       spec.scale = static_cast<float>(*number);
     } else if (name == "batch_invariant") {
-      const auto flag = value.as<bool>();
-      if (!flag) wrong_type(name, value, "a bool");
-      spec.batch_invariant = *flag;
+      spec.batch_invariant = boolean_field(name, value);
+    } else if (name == "fuse") {
+      spec.fuse = boolean_field(name, value);
     } else {
       fail<TypeError>("AttentionSpec has no field '", name, "'");
     }

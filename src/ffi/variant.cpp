@@ -3,6 +3,7 @@
 
 #include <tvm/ffi/reflection/registry.h>
 
+#include <array>
 #include <sstream>
 #include <type_traits>
 #include <vector>
@@ -15,10 +16,10 @@ namespace {
 
 std::vector<float> float_list(const char* name, const ffi::AnyView& value) {
   const MemberValue member = to_member(name, value);
-  if (const auto* floats = std::get_if<std::vector<float>>(&member)) return *floats;
-  if (const auto* integers = std::get_if<std::vector<std::int32_t>>(&member)) {
-    return {integers->begin(), integers->end()};
-  }
+  if (const auto* floats = std::get_if<Array<float>>(&member))
+    return {floats->data(), floats->data() + floats->size()};
+  if (const auto* integers = std::get_if<Array<std::int32_t>>(&member))
+    return {integers->data(), integers->data() + integers->size()};
   fail<TypeError>(name, " is ", kind_of(value), "; expected an array of floats");
 }
 
@@ -27,7 +28,8 @@ std::vector<std::int32_t> integer_list(const char* name, const ffi::AnyView& val
     return {static_cast<std::int32_t>(value.cast<std::int64_t>())};
   }
   const MemberValue member = to_member(name, value);
-  if (const auto* integers = std::get_if<std::vector<std::int32_t>>(&member)) return *integers;
+  if (const auto* integers = std::get_if<Array<std::int32_t>>(&member))
+    return {integers->data(), integers->data() + integers->size()};
   fail<TypeError>(name, " is ", kind_of(value), "; expected an int or an array of ints");
 }
 
@@ -73,6 +75,58 @@ ffi::ObjectRef make_rope(Arguments& in) {
     }
   }
   return wrap<VariantObj>(rope(args));
+}
+
+/// "float", "int", or {"dtype": "float32", "extents": ["qo_heads", "any"]}.
+VariantParam to_param(const std::string& name, const ffi::AnyView& value) {
+  VariantParam param;
+  param.name = name;
+  if (const auto text = value.as<ffi::String>()) {
+    param.type.kind = *text == "int" ? MemberKind::int_scalar : MemberKind::float_scalar;
+    return param;
+  }
+  const auto fields = value.cast<ffi::Map<ffi::String, ffi::Any>>();
+  const auto find = [](const std::string& wanted, const auto& names) {
+    i32 i = 0;
+    for (const char* each : names) {
+      if (wanted == each) return i;
+      ++i;
+    }
+    fail<ValueError>("'", wanted, "' is no dtype or extent of a tensor parameter");
+  };
+  constexpr std::array dtypes = {"float32", "int32", "uint32", "uint8"};
+  constexpr std::array extents = {"any", "qo_heads", "kv_heads", "half_head_dim",
+                                  "one_or_requests"};
+  const auto first = static_cast<i32>(MemberKind::float_tensor);
+  param.type.kind =
+      static_cast<MemberKind>(first + find(fields.at("dtype").cast<ffi::String>(), dtypes));
+  for (const ffi::Any& each : fields.at("extents").cast<ffi::Array<ffi::Any>>())
+    param.extents.of[param.type.rank++] =
+        static_cast<Extent>(find(each.cast<ffi::String>(), extents));
+  return param;
+}
+
+ffi::ObjectRef make_source(Arguments& in) {
+  VariantSource source;
+  source.name = in.string("name");
+  source.text = in.string("source");
+  for (const auto& [name, type] : in.map("params")) source.params.push_back(to_param(name, type));
+  return wrap<VariantObj>(variant_from_source(std::move(source)));
+}
+
+/// The variant with values for some of its members.
+ffi::ObjectRef bind(Arguments& in) {
+  Variant variant = in.object<VariantObj>("variant").value;
+  for (const auto& [name, value] : in.map("values"))
+    variant.members.insert_or_assign(name,
+                                     to_member(variant.name + "." + std::string(name), value));
+  return wrap<VariantObj>(std::move(variant));
+}
+
+/// The variant's C++: a user's own text, or the engine header of a shipped one.
+ffi::String source_of(Arguments& in) {
+  const Variant& variant = in.object<VariantObj>("variant").value;
+  return variant.source ? variant.source->text : "";
 }
 
 ffi::ObjectRef make_all_of(Arguments& in) {
@@ -137,6 +191,9 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def_packed("raddle.variant.sinks", exported(make_sinks))
       .def_packed("raddle.variant.sigmoid", exported(make_sigmoid))
       .def_packed("raddle.variant.rope", exported(make_rope))
+      .def_packed("raddle.variant.source", exported(make_source))
+      .def_packed("raddle.variant.bind", exported(bind))
+      .def_packed("raddle.variant.source_of", exported(source_of))
       .def_packed("raddle.variant.all_of", exported(make_all_of))
       .def_packed("raddle.variant.any_of", exported(make_any_of))
       .def_packed("raddle.variant.describe", exported(describe));

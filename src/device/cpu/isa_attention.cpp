@@ -2,6 +2,7 @@
 // here.
 #include "raddle/engine/kernel/cpu/attention.h"
 #include "raddle/engine/kernel/cpu/stages.h"
+#include "raddle/engine/variant/shipped.h"
 
 RADDLE_ENGINE_BEGIN
 
@@ -15,6 +16,14 @@ void attend_any(const CpuLaunch& launch, i32 item, void* scratch) {
 i64 scratch_bytes(const CpuLaunch& launch) {
   return dispatch_dtype(launch.dtype,
                         [&](auto t) { return Scratch<decltype(t)>(launch, nullptr).bytes; });
+}
+
+template <class... V>
+constexpr auto variant_table(VariantList<V...>) {
+  struct Table {
+    VariantOps ops[sizeof...(V)];
+  };
+  return Table{{variant_ops<V>()...}};
 }
 
 constexpr auto variants = variant_table(ShippedVariants{});

@@ -72,4 +72,15 @@ RADDLE_FN constexpr Range hull(Range a, Range b) {
 }
 RADDLE_FN constexpr bool is_empty(Range r) { return r.last < r.first; }
 
+/// What a tile keeps at most where two masks are and-ed, and where they are or-ed: Coverage is
+/// ordered empty < partial < full.
+RADDLE_FN constexpr Coverage both(Coverage a, Coverage b) { return min(a, b); }
+RADDLE_FN constexpr Coverage either(Coverage a, Coverage b) { return max(a, b); }
+RADDLE_FN constexpr KvSpan both(const KvSpan& a, const KvSpan& b) {
+  return KvSpan{intersect(a.index, b.index), intersect(a.pos, b.pos)};
+}
+RADDLE_FN constexpr KvSpan either(const KvSpan& a, const KvSpan& b) {
+  return KvSpan{hull(a.index, b.index), hull(a.pos, b.pos)};
+}
+
 RADDLE_ENGINE_END

@@ -1,20 +1,23 @@
 // The variant contract. A variant is a struct of small functions, the same source on every backend;
-// all parts are optional, and what is absent costs nothing:
+// all parts are optional, and what is absent costs nothing.
 //
+// clang-format off
 //   struct MyVariant {
-//     float cap;                                                       // members: run-time scalars
-//     and Tensor<const float, 1> slopes;                                   // captured tensors
-//     static constexpr Scan scan = Scan::softmax;                      // Scan::sum: O = Σ f(s)·v
-//     template <class Vec> void query(Vec& q, const Row& r) const;     // a head vector: map,
-//     pairs, sum template <class Vec> void key(Vec& k, const Key& c) const; template <class Vec>
-//     void value(Vec& v, const Key& c) const; float logits(float s, const Row& r, const Key& c)
-//     const;         // s is already scaled bool mask(const Row& r, const Key& c) const; // true =
-//     keep; after logits KvSpan kv_span(const Tile& t) const;                             // O(1)
-//     bounds on what a tile keeps Coverage coverage(const Tile& t) const; // must hold on the whole
-//     hull float sink(const Row& r) const;                                  // logit of a key
-//     without value template <class Vec> void output(Vec& o, const Row& r, float lse) const;   //
-//     after the last ⊕
+//     float cap;                        // members: run-time scalars (float, i32),
+//     Tensor<const float, 1> slopes;    //   captured tensors with their extents,
+//     SpanTensor<const i32, 1> doc;     //   captured tensors whose spans coverage asks about
+//     static constexpr Scan scan = Scan::softmax;                             // Scan::sum: O = Σ f(s)·v
+//     template <class Vec> RADDLE_FN void query(Vec& q, const Row& r) const;  // a head vector: map, pairs, sum
+//     template <class Vec> RADDLE_FN void key(Vec& k, const Key& c) const;
+//     template <class Vec> RADDLE_FN void value(Vec& v, const Key& c) const;
+//     RADDLE_FN float logits(float s, const Row& r, const Key& c) const;      // s is already scaled
+//     RADDLE_FN bool mask(const Row& r, const Key& c) const;                  // true = keep; after logits
+//     RADDLE_FN KvSpan kv_span(const Tile& t) const;                          // O(1) bounds on what a tile keeps
+//     RADDLE_FN Coverage coverage(const Tile& t) const;                       // must hold on the whole hull
+//     RADDLE_FN float sink(const Row& r) const;                               // logit of a key without value
+//     template <class Vec> RADDLE_FN void output(Vec& o, const Row& r, float lse) const;  // after the last ⊕
 //   };
+// clang-format on
 //
 // A variant's file ends with its member list (RADDLE_VARIANT), by which the host finds members by
 // name. Members that mask, kv_span or coverage read are plan members: they are fixed by `plan`. All
@@ -27,26 +30,44 @@
 
 namespace raddle {
 
-enum class MemberKind : i32 { float_scalar, int_scalar, float_tensor, int_tensor, uint_tensor };
+enum class MemberKind : i32 {
+  float_scalar,
+  int_scalar,
+  float_tensor,
+  int_tensor,
+  uint_tensor,
+  byte_tensor
+};
 
 /// When a member's value is fixed.
 enum class MemberTime : i32 { plan, run };
 
-/// How many elements a captured tensor must have.
+/// How many elements one dimension of a captured tensor must have.
 enum class Extent : i32 {
-  any,             ///< whatever is given at first; a parameter keeps it
+  any,             ///< whatever is given
   qo_heads,        ///< Hq
   kv_heads,        ///< Hkv
   half_head_dim,   ///< at most Dqk / 2
   one_or_requests  ///< 1, or one a request of the batch
 };
 
+struct Extents {
+  Extent of[max_tensor_rank];
+};
+
+/// What a member's C++ type says about it.
+struct MemberType {
+  MemberKind kind;
+  i32 rank;   ///< 0: a scalar
+  bool hull;  ///< a SpanTensor: the host adds its pyramid of minima and maxima
+};
+
 struct Member {
   const char* name;
-  MemberKind kind;
+  MemberType type;
   MemberTime time;
   i32 offset;  ///< in the variant's struct, in bytes
-  Extent extent;
+  Extents extents;
 };
 
 }  // namespace raddle
@@ -54,26 +75,42 @@ struct Member {
 RADDLE_ENGINE_BEGIN
 
 template <class T>
-struct member_kind;
+struct element_kind;
 template <>
-struct member_kind<float> {
-  static constexpr MemberKind value = MemberKind::float_scalar;
-};
-template <>
-struct member_kind<i32> {
-  static constexpr MemberKind value = MemberKind::int_scalar;
-};
-template <>
-struct member_kind<Tensor<const float, 1>> {
+struct element_kind<float> {
   static constexpr MemberKind value = MemberKind::float_tensor;
 };
 template <>
-struct member_kind<Tensor<const i32, 1>> {
+struct element_kind<i32> {
   static constexpr MemberKind value = MemberKind::int_tensor;
 };
 template <>
-struct member_kind<Tensor<const u32, 1>> {
+struct element_kind<u32> {
   static constexpr MemberKind value = MemberKind::uint_tensor;
+};
+template <>
+struct element_kind<u8> {
+  static constexpr MemberKind value = MemberKind::byte_tensor;
+};
+
+/// The members a variant may have.
+template <class T>
+struct member_type;
+template <>
+struct member_type<float> {
+  static constexpr MemberType value{MemberKind::float_scalar, 0, false};
+};
+template <>
+struct member_type<i32> {
+  static constexpr MemberType value{MemberKind::int_scalar, 0, false};
+};
+template <class T, i32 rank>
+struct member_type<Tensor<const T, rank>> {
+  static constexpr MemberType value{element_kind<T>::value, rank, false};
+};
+template <class T, i32 rank>
+struct member_type<SpanTensor<const T, rank>> {
+  static constexpr MemberType value{element_kind<T>::value, rank, true};
 };
 
 #if defined(__CUDACC_RTC__)
@@ -86,20 +123,28 @@ template <class V>
 struct Describe;
 
 template <class T>
-constexpr Member make_member(const char* name, MemberTime time, u64 offset, Extent extent) {
-  return Member{name, member_kind<T>::value, time, static_cast<i32>(offset), extent};
+constexpr Member make_member(const char* name, MemberTime time, u64 offset, Extents extents) {
+  return Member{name, member_type<T>::value, time, static_cast<i32>(offset), extents};
 }
 
-#define RADDLE_MEMBER(V, m, time, extent) \
-  make_member<decltype(V::m)>(#m, time, __builtin_offsetof(V, m), extent)
-#define RADDLE_PLAN_MEMBER(V, m) RADDLE_MEMBER(V, m, MemberTime::plan, Extent::any)
-#define RADDLE_RUN_MEMBER(V, m) RADDLE_MEMBER(V, m, MemberTime::run, Extent::any)
-/// A captured tensor with a stated extent.
-#define RADDLE_RUN_TENSOR(V, m, extent) RADDLE_MEMBER(V, m, MemberTime::run, Extent::extent)
+#define RADDLE_EXTENTS(...)      \
+  [] {                           \
+    using enum Extent;           \
+    return Extents{__VA_ARGS__}; \
+  }()
+#define RADDLE_MEMBER(V, m, time, ...) \
+  make_member<decltype(V::m)>(#m, time, __builtin_offsetof(V, m), RADDLE_EXTENTS(__VA_ARGS__))
+/// A scalar, or a captured tensor of any extents.
+#define RADDLE_PLAN_MEMBER(V, m) RADDLE_MEMBER(V, m, MemberTime::plan, any)
+#define RADDLE_RUN_MEMBER(V, m) RADDLE_MEMBER(V, m, MemberTime::run, any)
+/// A captured tensor with an extent stated for each dimension.
+#define RADDLE_PLAN_TENSOR(V, m, ...) RADDLE_MEMBER(V, m, MemberTime::plan, __VA_ARGS__)
+#define RADDLE_RUN_TENSOR(V, m, ...) RADDLE_MEMBER(V, m, MemberTime::run, __VA_ARGS__)
 #define RADDLE_VARIANT(V, variant_name, ...)                             \
   template <>                                                            \
   struct Describe<V> {                                                   \
     static constexpr const char* name = variant_name;                    \
+    static constexpr const char* type = #V;                              \
     static constexpr Member members[] = {__VA_ARGS__};                   \
     static constexpr i32 num_members = sizeof(members) / sizeof(Member); \
   }
@@ -108,6 +153,7 @@ constexpr Member make_member(const char* name, MemberTime time, u64 offset, Exte
   template <>                                         \
   struct Describe<V> {                                \
     static constexpr const char* name = variant_name; \
+    static constexpr const char* type = #V;           \
     static constexpr const Member* members = nullptr; \
     static constexpr i32 num_members = 0;             \
   }

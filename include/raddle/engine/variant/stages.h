@@ -19,6 +19,7 @@ struct KeyLanes {
 /// struct.
 struct VariantOps {
   const char* name;
+  const char* type;  ///< the struct's name in C++
   const Member* members;
   i32 num_members;
   i32 bytes;  ///< size of the variant's struct

@@ -3,42 +3,39 @@
 // compiler knows that nothing the loop writes can change its members.
 #pragma once
 
-#include "raddle/engine/variant/shipped.h"
+#include "raddle/engine/variant/parts.h"
 #include "raddle/engine/variant/stages.h"
 
 RADDLE_ENGINE_BEGIN
 
 namespace cpu {
 
+/// The stages of V, all but its name and members.
 template <class V>
-constexpr VariantOps variant_ops() {
+constexpr VariantOps stages_of() {
   VariantOps ops{};
-  ops.name = Describe<V>::name;
-  ops.members = Describe<V>::members;
-  ops.num_members = Describe<V>::num_members;
   ops.bytes = static_cast<i32>(sizeof(V));
-  ops.scan = Scan::softmax;
-  if constexpr (requires { V::scan; }) ops.scan = V::scan;
+  ops.scan = scan_of<V>();
 
-  if constexpr (requires(const V v, HeadVector q, Row r) { v.query(q, r); })
+  if constexpr (has_query<V>)
     ops.query = [](const void* self, float* q, i32 dim, const Row& row) {
       const V v = *static_cast<const V*>(self);
       HeadVector vec(q, dim);
       v.query(vec, row);
     };
-  if constexpr (requires(const V v, HeadVector k, Key c) { v.key(k, c); })
+  if constexpr (has_key<V>)
     ops.key = [](const void* self, float* k, i32 dim, const Key& key) {
       const V v = *static_cast<const V*>(self);
       HeadVector vec(k, dim);
       v.key(vec, key);
     };
-  if constexpr (requires(const V v, HeadVector x, Key c) { v.value(x, c); })
+  if constexpr (has_value<V>)
     ops.value = [](const void* self, float* x, i32 dim, const Key& key) {
       const V v = *static_cast<const V*>(self);
       HeadVector vec(x, dim);
       v.value(vec, key);
     };
-  if constexpr (requires(const V v, Row r, Key c) { v.logits(0.0f, r, c); })
+  if constexpr (has_logits<V>)
     ops.logits = [](const void* self, float* s, i32 n, const Row& row, const KeyLanes& keys) {
       const V v = *static_cast<const V*>(self);
       const Row r = row;
@@ -47,7 +44,7 @@ constexpr VariantOps variant_ops() {
       for (i32 j = 0; j < n; ++j)
         s[j] = v.logits(s[j], r, Key{k.request, k.kv_index[j], k.kv_pos[j], k.kv_head});
     };
-  if constexpr (requires(const V v, Row r, Key c) { v.mask(r, c); })
+  if constexpr (has_mask<V>)
     ops.mask = [](const void* self, u8* keep, i32 n, const Row& row, const KeyLanes& keys) {
       const V v = *static_cast<const V*>(self);
       const Row r = row;
@@ -56,17 +53,17 @@ constexpr VariantOps variant_ops() {
       for (i32 j = 0; j < n; ++j)
         keep[j] = v.mask(r, Key{k.request, k.kv_index[j], k.kv_pos[j], k.kv_head}) ? u8{1} : u8{0};
     };
-  if constexpr (requires(const V v, Tile t) { v.kv_span(t); })
+  if constexpr (has_kv_span<V>)
     ops.kv_span = [](const void* self, const Tile& t) {
       return static_cast<const V*>(self)->kv_span(t);
     };
-  if constexpr (requires(const V v, Tile t) { v.coverage(t); })
+  if constexpr (has_coverage<V>)
     ops.coverage = [](const void* self, const Tile& t) {
       return static_cast<const V*>(self)->coverage(t);
     };
-  if constexpr (requires(const V v, Row r) { v.sink(r); })
+  if constexpr (has_sink<V>)
     ops.sink = [](const void* self, const Row& r) { return static_cast<const V*>(self)->sink(r); };
-  if constexpr (requires(const V v, HeadVector o, Row r) { v.output(o, r, 0.0f); })
+  if constexpr (has_output<V>)
     ops.output = [](const void* self, float* o, i32 dim, const Row& row, float lse) {
       const V v = *static_cast<const V*>(self);
       HeadVector vec(o, dim);
@@ -75,12 +72,14 @@ constexpr VariantOps variant_ops() {
   return ops;
 }
 
-template <class... V>
-constexpr auto variant_table(VariantList<V...>) {
-  struct Table {
-    VariantOps ops[sizeof...(V)];
-  };
-  return Table{{variant_ops<V>()...}};
+template <class V>
+constexpr VariantOps variant_ops() {
+  VariantOps ops = stages_of<V>();
+  ops.name = Describe<V>::name;
+  ops.type = Describe<V>::type;
+  ops.members = Describe<V>::members;
+  ops.num_members = Describe<V>::num_members;
+  return ops;
 }
 
 }  // namespace cpu

@@ -1,0 +1,170 @@
+// A composition of variants as one struct of the contract: what a GPU kernel is compiled with, and
+// what a fused CPU stage is made of. Parts lie one after another, each in a slot of whole 16 bytes,
+// so that the host knows their offsets without compiling anything. A part of the contract is there
+// only if some variant has it.
+//
+//   Composition<AllOf<Leaf<1>, Leaf<2>>, SoftCap, Causal, SlidingWindow>
+#pragma once
+
+#include "raddle/engine/variant/parts.h"
+
+RADDLE_ENGINE_BEGIN
+
+/// Bytes of a variant's slot in a composition.
+constexpr i32 slot_bytes(i32 bytes) { return round_up(bytes, 16); }
+
+/// The variants' structs in order.
+template <class... V>
+struct Pack;
+template <>
+struct Pack<> {};
+template <class First, class... Rest>
+struct Pack<First, Rest...> {
+  alignas(16) First first;
+  [[no_unique_address]] Pack<Rest...> rest;
+};
+
+template <i32 index, class First, class... Rest>
+RADDLE_FN constexpr const auto& part_of(const Pack<First, Rest...>& pack) {
+  if constexpr (index == 0)
+    return pack.first;
+  else
+    return part_of<index - 1>(pack.rest);
+}
+
+/// Calls f with every variant, in order.
+template <class F>
+RADDLE_FN constexpr void for_each_part(const Pack<>&, F&&) {}
+template <class First, class... Rest, class F>
+RADDLE_FN constexpr void for_each_part(const Pack<First, Rest...>& pack, F&& f) {
+  f(pack.first);
+  for_each_part(pack.rest, f);
+}
+
+// --- mask expressions: types that say how the variants' masks join -----------------------------
+
+/// The mask of the variant at `index`.
+template <i32 index>
+struct Leaf {
+  template <class P>
+  RADDLE_FN static bool mask(const P& parts, const Row& r, const Key& c) {
+    return part_of<index>(parts).mask(r, c);
+  }
+  template <class P>
+  RADDLE_FN static KvSpan kv_span(const P& parts, const Tile& t) {
+    const auto& v = part_of<index>(parts);
+    if constexpr (requires { v.kv_span(t); })
+      return v.kv_span(t);
+    else
+      return KvSpan{everything, everything};
+  }
+  template <class P>
+  RADDLE_FN static Coverage coverage(const P& parts, const Tile& t) {
+    const auto& v = part_of<index>(parts);
+    if constexpr (requires { v.coverage(t); })
+      return v.coverage(t);
+    else
+      return Coverage::partial;
+  }
+};
+
+/// Both sides keep.
+template <class A, class B>
+struct AllOf {
+  template <class P>
+  RADDLE_FN static bool mask(const P& parts, const Row& r, const Key& c) {
+    return A::mask(parts, r, c) & B::mask(parts, r, c);
+  }
+  template <class P>
+  RADDLE_FN static KvSpan kv_span(const P& parts, const Tile& t) {
+    return both(A::kv_span(parts, t), B::kv_span(parts, t));
+  }
+  template <class P>
+  RADDLE_FN static Coverage coverage(const P& parts, const Tile& t) {
+    return both(A::coverage(parts, t), B::coverage(parts, t));
+  }
+};
+
+/// Either side keeps.
+template <class A, class B>
+struct AnyOf {
+  template <class P>
+  RADDLE_FN static bool mask(const P& parts, const Row& r, const Key& c) {
+    return A::mask(parts, r, c) | B::mask(parts, r, c);
+  }
+  template <class P>
+  RADDLE_FN static KvSpan kv_span(const P& parts, const Tile& t) {
+    return either(A::kv_span(parts, t), B::kv_span(parts, t));
+  }
+  template <class P>
+  RADDLE_FN static Coverage coverage(const P& parts, const Tile& t) {
+    return either(A::coverage(parts, t), B::coverage(parts, t));
+  }
+};
+
+/// No variant has a mask.
+struct NoMask {};
+
+template <class Mask, class... Parts>
+struct Composition {
+  Pack<Parts...> parts;
+
+  static constexpr Scan scan = ((scan_of<Parts>() == Scan::sum) || ...) ? Scan::sum : Scan::softmax;
+  static constexpr bool masked = !requires(NoMask * none, Mask* mask) { none = mask; };
+
+  template <class Vec>
+  requires(has_query<Parts> || ...) RADDLE_FN void query(Vec& q, const Row& r) const {
+    for_each_part(parts, [&](const auto& v) {
+      if constexpr (requires { v.query(q, r); }) v.query(q, r);
+    });
+  }
+
+  template <class Vec>
+  requires(has_key<Parts> || ...) RADDLE_FN void key(Vec& k, const Key& c) const {
+    for_each_part(parts, [&](const auto& v) {
+      if constexpr (requires { v.key(k, c); }) v.key(k, c);
+    });
+  }
+
+  template <class Vec>
+  requires(has_value<Parts> || ...) RADDLE_FN void value(Vec& x, const Key& c) const {
+    for_each_part(parts, [&](const auto& v) {
+      if constexpr (requires { v.value(x, c); }) v.value(x, c);
+    });
+  }
+
+  RADDLE_FN float logits(float s, const Row& r, const Key& c) const
+      requires(has_logits<Parts> || ...) {
+    for_each_part(parts, [&](const auto& v) {
+      if constexpr (requires { v.logits(s, r, c); }) s = v.logits(s, r, c);
+    });
+    return s;
+  }
+
+  RADDLE_FN bool mask(const Row& r, const Key& c) const requires masked {
+    return Mask::mask(parts, r, c);
+  }
+
+  RADDLE_FN KvSpan kv_span(const Tile& t) const requires masked { return Mask::kv_span(parts, t); }
+
+  RADDLE_FN Coverage coverage(const Tile& t) const requires masked {
+    return Mask::coverage(parts, t);
+  }
+
+  RADDLE_FN float sink(const Row& r) const requires(has_sink<Parts> || ...) {
+    float logit = -math::infinity;
+    for_each_part(parts, [&](const auto& v) {
+      if constexpr (requires { v.sink(r); }) logit = v.sink(r);
+    });
+    return logit;
+  }
+
+  template <class Vec>
+  requires(has_output<Parts> || ...) RADDLE_FN void output(Vec& o, const Row& r, float lse) const {
+    for_each_part(parts, [&](const auto& v) {
+      if constexpr (requires { v.output(o, r, lse); }) v.output(o, r, lse);
+    });
+  }
+};
+
+RADDLE_ENGINE_END

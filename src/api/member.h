@@ -1,0 +1,31 @@
+// Values of variants' members: checked, converted, written into the variant's struct.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "raddle/variant.h"
+
+namespace raddle {
+
+/// A member's value, and what was made of it: a SpanTensor's pyramid. Copies share both.
+struct BoundMember {
+  MemberValue value = 0.0;
+  std::shared_ptr<const void> hull;
+};
+
+/// What a member of that type is, for messages: "an int32 array of rank 2".
+std::string describe(const MemberType& type);
+
+/// The value as the member holds it: integers become floats where floats are asked for, narrow
+/// integers wide ones. Raises TypeError, naming `argument`, where the value is of another kind.
+BoundMember bind_member(const Member& member, const MemberValue& value,
+                        const std::string& argument);
+
+/// Writes a bound value into a variant's struct. The struct points to the value's memory.
+void write_member(void* self, const Member& member, const BoundMember& bound);
+
+/// The extents of a value; empty for a scalar.
+std::vector<std::int64_t> shape_of(const MemberValue& value);
+
+}  // namespace raddle

@@ -1,0 +1,48 @@
+// What was compiled, on disk: a folder of finished folders. An entry is named by its content's
+// hash, written under another name and published by one atomic rename, so that a reader sees a
+// whole entry or none. One process a host compiles an entry (a file lock, which the kernel releases
+// when its holder dies); a duplicate from another host is harmless.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace raddle::jit {
+
+/// What to look up, and how to make it if it is not there.
+struct Request {
+  std::string key;     ///< everything that the result depends on: source, options, compiler, target
+  std::string name;    ///< for people: "FlashSigmoid"
+  std::string target;  ///< for people: "avx512", "sm_90a"
+  std::string source;  ///< kept beside the binary
+  /// Compiles into memory. Raises where it cannot.
+  std::function<std::string()> compile;
+};
+
+/// A compiled binary, and where it lies: empty where it is only in memory.
+struct Binary {
+  std::string path;
+  std::string bytes;
+  bool compiled = false;  ///< by this call
+};
+
+/// RADDLE_CACHE_DIR, else XDG_CACHE_HOME/raddle, else ~/.cache/raddle.
+std::string cache_folder();
+
+/// The entry of that key: found and intact, or compiled now. A damaged entry, or one of another
+/// user, is refused and made again; where the folder cannot be written, the result stays in memory
+/// and a warning is printed once a process.
+Binary find_or_compile(const Request& request);
+
+struct CacheEntry {
+  std::string name, target, path;
+  long bytes = 0;  ///< of the binary
+};
+
+/// Finished entries of the cache folder, by name.
+std::vector<CacheEntry> list_cache();
+/// Removes all entries; returns how many there were.
+int clear_cache();
+
+}  // namespace raddle::jit

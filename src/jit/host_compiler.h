@@ -1,0 +1,30 @@
+// The user's own C++ compiler, which variants of the user's own are compiled with for the CPU.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace raddle::jit {
+
+struct HostCompiler {
+  std::string path;      ///< absolute; empty: none was found
+  std::string identity;  ///< what it says about itself: version and target machine
+  std::string origin;    ///< "RADDLE_CXX", "CXX" or "PATH"
+};
+
+/// The first of RADDLE_CXX, CXX, c++, g++, clang++ that is there. Looked for once a process.
+const HostCompiler& host_compiler();
+
+/// The flags of an instruction set ("avx512"): those that the shipped kernels are compiled with.
+std::vector<std::string> isa_flags(const std::string& isa);
+
+/// Compiles one translation unit to a shared library and returns its bytes. `name` is the file name
+/// of the user's own lines: they come first in the error that is raised where they do not compile.
+/// Prints what it is doing when that takes more than a second.
+std::string compile_shared(const HostCompiler& compiler, const std::vector<std::string>& flags,
+                           const std::string& source, const std::string& name);
+
+/// The options of every compilation; part of the cache's key.
+const std::vector<std::string>& common_flags();
+
+}  // namespace raddle::jit

@@ -1,0 +1,202 @@
+#include "jit/source.h"
+
+#include <algorithm>
+#include <set>
+#include <sstream>
+
+#include "jit/headers.h"
+#include "raddle/error.h"
+
+namespace raddle::jit {
+namespace {
+
+std::string_view find_header(std::string_view path) {
+  const auto& headers = engine_headers();
+  const auto at = std::lower_bound(headers.begin(), headers.end(), path,
+                                   [](const Header& h, std::string_view p) { return h.path < p; });
+  if (at == headers.end() || at->path != path)
+    fail<ValueError>("source includes \"", path, "\"; the engine has no such header");
+  return at->text;
+}
+
+constexpr std::string_view include_prefix = "#include \"raddle/";
+
+void inline_text(std::string_view text, std::string_view name, std::set<std::string_view>& seen,
+                 std::string& out) {
+  int line_number = 0;
+  bool resume = true;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find('\n'), text.size() - 1);
+    const std::string_view line = text.substr(0, end + 1);
+    text.remove_prefix(end + 1);
+    ++line_number;
+    if (line.starts_with("#pragma once")) continue;
+    if (line.starts_with(include_prefix)) {
+      const std::size_t open = line.find('"') + 1;
+      const std::string_view path = line.substr(open, line.find('"', open) - open);
+      const std::string_view header = find_header(path);
+      // Views of the embedded headers' own paths live as long as the program.
+      if (seen.insert(header).second) inline_text(header, path, seen, out);
+      resume = true;
+      continue;
+    }
+    if (resume && !name.empty())
+      out += "#line " + std::to_string(line_number) + " \"" + std::string(name) + "\"\n";
+    resume = false;
+    out += line;
+  }
+}
+
+// --- which members a mask reads ------------------------------------------------------------------
+
+bool starts_word(char c) { return std::isalpha(static_cast<unsigned char>(c)) || c == '_'; }
+bool in_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; }
+
+/// Words and single punctuation characters of C++ source; comments and strings left out.
+std::vector<std::string> tokens(const std::string& text) {
+  std::vector<std::string> found;
+  for (std::size_t i = 0; i < text.size();) {
+    if (text.compare(i, 2, "//") == 0) {
+      i = std::min(text.find('\n', i), text.size());
+    } else if (text.compare(i, 2, "/*") == 0) {
+      const std::size_t end = text.find("*/", i + 2);
+      i = end == std::string::npos ? text.size() : end + 2;
+    } else if (text[i] == '"' || text[i] == '\'') {
+      const char quote = text[i++];
+      while (i < text.size() && text[i] != quote) i += text[i] == '\\' ? 2 : 1;
+      ++i;
+    } else if (starts_word(text[i])) {
+      std::size_t end = i;
+      while (end < text.size() && in_word(text[end])) ++end;
+      found.push_back(text.substr(i, end - i));
+      i = end;
+    } else if (std::isdigit(static_cast<unsigned char>(text[i]))) {
+      while (i < text.size() && (in_word(text[i]) || text[i] == '.')) ++i;
+    } else {
+      if (!std::isspace(static_cast<unsigned char>(text[i]))) found.emplace_back(1, text[i]);
+      ++i;
+    }
+  }
+  return found;
+}
+
+/// Index after the bracket that closes the one at `at`.
+std::size_t after_bracket(const std::vector<std::string>& t, std::size_t at) {
+  const std::string open = t[at], close = open == "(" ? ")" : "}";
+  int depth = 0;
+  for (; at < t.size(); ++at) {
+    depth += t[at] == open ? 1 : t[at] == close ? -1 : 0;
+    if (depth == 0) return at + 1;
+  }
+  return at;
+}
+
+/// The words in the bodies of all functions called `name`.
+std::set<std::string> words_of(const std::vector<std::string>& t, const std::string& name) {
+  std::set<std::string> words;
+  for (std::size_t i = 0; i + 1 < t.size(); ++i) {
+    if (t[i] != name || t[i + 1] != "(") continue;
+    std::size_t at = after_bracket(t, i + 1);
+    while (at < t.size() && (t[at] == "const" || t[at] == "noexcept")) ++at;
+    if (at >= t.size() || t[at] != "{") continue;  // a call, not a definition
+    for (const std::size_t end = after_bracket(t, at); at < end; ++at) words.insert(t[at]);
+  }
+  return words;
+}
+
+const char* extent_name(Extent extent) {
+  static constexpr const char* names[] = {"any", "qo_heads", "kv_heads", "half_head_dim",
+                                          "one_or_requests"};
+  return names[static_cast<i32>(extent)];
+}
+
+/// The user's text, with lines that diagnostics name as the user counts them.
+std::string numbered(const VariantSource& source) {
+  return "#line 1 \"" + source.name + "\"\n" + source.text + "\n";
+}
+
+std::string mask_type(const std::vector<MaskNode>& masks) {
+  std::vector<std::string> stack;
+  for (const MaskNode& node : masks) {
+    if (node.join == MaskNode::Join::leaf) {
+      stack.push_back("Leaf<" + std::to_string(node.part) + ">");
+      continue;
+    }
+    const std::string b = std::move(stack.back());
+    stack.pop_back();
+    stack.back() =
+        (node.join == MaskNode::Join::all_of ? "AllOf<" : "AnyOf<") + stack.back() + ", " + b + ">";
+  }
+  return stack.empty() ? "NoMask" : stack.back();
+}
+
+}  // namespace
+
+std::string amalgamate(const std::string& text) {
+  std::set<std::string_view> seen;
+  std::string out;
+  inline_text(text, "", seen, out);
+  return out;
+}
+
+std::vector<std::string> plan_members(const VariantSource& source) {
+  const std::vector<std::string> t = tokens(source.text);
+  std::set<std::string> reached = {"mask", "kv_span", "coverage"};
+  std::vector<std::string> open(reached.begin(), reached.end());
+  while (!open.empty()) {
+    const std::string name = std::move(open.back());
+    open.pop_back();
+    for (const std::string& word : words_of(t, name))
+      if (reached.insert(word).second) open.push_back(word);
+  }
+  std::vector<std::string> members;
+  for (const VariantParam& param : source.params)
+    if (reached.contains(param.name)) members.push_back(param.name);
+  return members;
+}
+
+std::string declare(const VariantSource& source) {
+  std::ostringstream out;
+  out << "#include \"raddle/engine/variant/parts.h\"\nRADDLE_ENGINE_BEGIN\n"
+      << numbered(source) << "#line 1 \"" << source.name << " (members)\"\n";
+  out << "template struct FollowsContract<" << source.name << ">;\n";
+  const std::vector<std::string> planned = plan_members(source);
+  if (source.params.empty()) {
+    out << "RADDLE_VARIANT_PLAIN(" << source.name << ", \"" << source.name << "\");\n";
+  } else {
+    out << "RADDLE_VARIANT(" << source.name << ", \"" << source.name << '"';
+    for (const VariantParam& param : source.params) {
+      const bool plan = std::find(planned.begin(), planned.end(), param.name) != planned.end();
+      out << ",\n  " << (plan ? "RADDLE_PLAN_TENSOR(" : "RADDLE_RUN_TENSOR(") << source.name << ", "
+          << param.name;
+      for (i32 i = 0; i < std::max(param.type.rank, 1); ++i)
+        out << ", " << extent_name(param.extents.of[i]);
+      out << ')';
+    }
+    out << ");\n";
+  }
+  out << "RADDLE_ENGINE_END\n";
+  return out.str();
+}
+
+std::string declare(const CompositionSource& composition, const std::string& name) {
+  std::string text = "#include \"raddle/engine/variant/composition.h\"\n";
+  std::string types;
+  for (std::size_t i = 0; i < composition.parts.size(); ++i) {
+    const Functor& part = composition.parts[i];
+    if (!part.source) {
+      text += "#include \"raddle/engine/variant/" + part.name + ".h\"\n";
+      types += ", " + part.type;
+      continue;
+    }
+    // Two parts may be of one name, above all functions that somebody called mask_mod.
+    const std::string space = "part" + std::to_string(i);
+    text += "RADDLE_ENGINE_BEGIN\nnamespace " + space + " {\n" + numbered(*part.source) +
+            "}\nRADDLE_ENGINE_END\n";
+    types += ", " + space + "::" + part.type;
+  }
+  return text + "RADDLE_ENGINE_BEGIN\nusing " + name + " = Composition<" +
+         mask_type(composition.masks) + types + ">;\nRADDLE_ENGINE_END\n";
+}
+
+}  // namespace raddle::jit

@@ -1,0 +1,48 @@
+// Source for just-in-time compilation, assembled from named parts. What comes out includes nothing
+// of Raddle's: every engine header is written into it once, so that a hash of the text identifies
+// the kernel and no include path is needed.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "raddle/variant.h"
+
+namespace raddle::jit {
+
+/// A variant as source: shipped ones by their engine header, a user's own by its text.
+struct Functor {
+  std::string type;  ///< the struct's name
+  std::string name;  ///< of a shipped variant; empty for a user's own
+  std::shared_ptr<const VariantSource> source;
+};
+
+/// A mask expression in postfix order over the functors of a composition.
+struct MaskNode {
+  enum class Join { leaf, all_of, any_of };
+  Join join;
+  std::size_t part;  ///< of a leaf
+  bool operator==(const MaskNode&) const = default;
+};
+
+/// What one kernel or stage is compiled from.
+struct CompositionSource {
+  std::vector<Functor> parts;
+  std::vector<MaskNode> masks;
+};
+
+/// Replaces each `#include "raddle/…"` by the header's text, the first time it is met.
+std::string amalgamate(const std::string& text);
+
+/// The user's text with what surrounds it: line numbers of its own, checks that parts have the
+/// contract's signatures, and its member list.
+std::string declare(const VariantSource& source);
+
+/// Names of the members that mask, kv_span or coverage mention, directly or through other functions
+/// of the struct.
+std::vector<std::string> plan_members(const VariantSource& source);
+
+/// Declarations of all parts, and `using <name> = Composition<…>;`.
+std::string declare(const CompositionSource& composition, const std::string& name);
+
+}  // namespace raddle::jit
