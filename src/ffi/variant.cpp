@@ -8,14 +8,21 @@
 #include <type_traits>
 #include <vector>
 
+#include "api/member.h"
 #include "ffi/border.h"
 
 namespace raddle::border {
 
 namespace {
 
+void check_rank(const char* name, const MemberValue& value) {
+  if (const std::size_t rank = shape_of(value).size(); rank > 1)
+    fail<ValueError>(name, " has ", rank, " dimensions; expected 1");
+}
+
 std::vector<float> float_list(const char* name, const ffi::AnyView& value) {
   const MemberValue member = to_member(name, value);
+  check_rank(name, member);
   if (const auto* floats = std::get_if<Array<float>>(&member))
     return {floats->data(), floats->data() + floats->size()};
   if (const auto* integers = std::get_if<Array<std::int32_t>>(&member))
@@ -28,6 +35,7 @@ std::vector<std::int32_t> integer_list(const char* name, const ffi::AnyView& val
     return {static_cast<std::int32_t>(value.cast<std::int64_t>())};
   }
   const MemberValue member = to_member(name, value);
+  check_rank(name, member);
   if (const auto* integers = std::get_if<Array<std::int32_t>>(&member))
     return {integers->data(), integers->data() + integers->size()};
   fail<TypeError>(name, " is ", kind_of(value), "; expected an int or an array of ints");
