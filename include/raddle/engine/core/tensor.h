@@ -5,11 +5,25 @@
 
 namespace raddle {
 
-/// A captured tensor of a variant: contiguous, with its extents, as a member of the variant's
-/// struct.
+/// The most dimensions of a captured tensor.
+constexpr i32 max_tensor_rank = 4;
+
+/// A captured tensor of a variant: contiguous, row-major, with its extents, as a member of the
+/// variant's struct.
 template <class T, i32 rank>
 struct Tensor {
+  static_assert(rank >= 1 && rank <= max_tensor_rank);
   T* data;
+  i32 extent[rank];
+};
+
+/// A captured tensor whose values coverage asks about: the same, with a pyramid of minima and maxima
+/// over the flattened elements (core/interval.h), which the host builds when it sets the member.
+template <class T, i32 rank>
+struct SpanTensor {
+  static_assert(rank >= 1 && rank <= max_tensor_rank);
+  T* data;
+  T* hull;
   i32 extent[rank];
 };
 
