@@ -6,6 +6,7 @@
 #include <optional>
 #include <type_traits>
 
+#include "raddle/engine/core/span.h"
 #include "raddle/error.h"
 
 namespace raddle {
@@ -43,7 +44,14 @@ template <class T>
 std::optional<BoundMember> bind_tensor(const MemberType& type, const MemberValue& value) {
   const auto array = convert<T>(value);
   if (!array || array->shape().size() != static_cast<std::size_t>(type.rank)) return std::nullopt;
-  return BoundMember{*array, nullptr};
+  BoundMember bound{*array, nullptr};
+  if (type.hull) {
+    const auto n = static_cast<i64>(array->size());
+    std::shared_ptr<T[]> hull(new T[static_cast<std::size_t>(hull_size(n))]);
+    build_hull(array->data(), n, hull.get());
+    bound.hull = std::move(hull);
+  }
+  return bound;
 }
 
 std::optional<BoundMember> try_bind(const MemberType& type, const MemberValue& value) {

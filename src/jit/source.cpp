@@ -157,7 +157,7 @@ std::vector<std::string> plan_members(const VariantSource& source) {
 
 std::string declare(const VariantSource& source) {
   std::ostringstream out;
-  out << "#include \"raddle/engine/variant/parts.h\"\nRADDLE_ENGINE_BEGIN\n"
+  out << "#include \"raddle/engine/variant/parts.h\"\n#include \"raddle/engine/variant/traced.h\"\nRADDLE_ENGINE_BEGIN\n"
       << numbered(source) << "#line 1 \"" << source.name << " (members)\"\n";
   out << "template struct FollowsContract<" << source.name << ">;\n";
   const std::vector<std::string> planned = plan_members(source);
@@ -180,7 +180,9 @@ std::string declare(const VariantSource& source) {
 }
 
 std::string declare(const CompositionSource& composition, const std::string& name) {
-  std::string text = "#include \"raddle/engine/variant/composition.h\"\n";
+  std::string text =
+      "#include \"raddle/engine/variant/composition.h\"\n"
+      "#include \"raddle/engine/variant/traced.h\"\n";
   std::string types;
   for (std::size_t i = 0; i < composition.parts.size(); ++i) {
     const Functor& part = composition.parts[i];

@@ -18,7 +18,7 @@ struct Tensor {
 };
 
 /// A captured tensor whose values coverage asks about: the same, with a pyramid of minima and
-/// maxima over the flattened elements (core/interval.h), which the host builds when it sets the
+/// maxima over the flattened elements (core/span.h), which the host builds when it sets the
 /// member.
 template <class T, i32 rank>
 struct SpanTensor {

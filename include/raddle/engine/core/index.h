@@ -1,0 +1,117 @@
+// Integer arithmetic as Python and numpy define it for int32: results wrap, division rounds towards
+// minus infinity, and nothing traps. Overflow and division by 0 would be undefined in C++, and an
+// optimiser that assumes they never happen may drop the bounds of an index.
+#pragma once
+
+#include "raddle/engine/core/math.h"
+#include "raddle/engine/core/tensor.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace traced {
+
+RADDLE_FN constexpr i32 add(i32 a, i32 b) {
+  return static_cast<i32>(static_cast<u32>(a) + static_cast<u32>(b));
+}
+RADDLE_FN constexpr i32 sub(i32 a, i32 b) {
+  return static_cast<i32>(static_cast<u32>(a) - static_cast<u32>(b));
+}
+RADDLE_FN constexpr i32 mul(i32 a, i32 b) {
+  return static_cast<i32>(static_cast<u32>(a) * static_cast<u32>(b));
+}
+RADDLE_FN constexpr i32 neg(i32 a) { return sub(0, a); }
+RADDLE_FN constexpr i32 abs(i32 a) { return a < 0 ? neg(a) : a; }
+
+/// a // b; 0 where b is 0.
+RADDLE_FN i32 floor_div(i32 a, i32 b) {
+#if defined(__CUDA_ARCH__)
+  if (b == 0) return 0;
+  if (b == -1) return neg(a);
+  const i32 q = a / b;
+  return a % b != 0 && (a < 0) != (b < 0) ? q - 1 : q;
+#else
+  // Doubles vectorise where integer division does not, and are exact: a quotient of int32s that is
+  // no integer is further from the next one than a double's rounding.
+  const double q = math::floor(static_cast<double>(a) / static_cast<double>(b == 0 ? 1 : b));
+  const i32 wrapped = static_cast<i32>(q > 2147483647.0 ? -2147483648.0 : q);
+  return b == 0 ? 0 : wrapped;
+#endif
+}
+
+/// a % b with the sign of b; 0 where b is 0.
+RADDLE_FN i32 floor_mod(i32 a, i32 b) { return b == 0 ? 0 : sub(a, mul(floor_div(a, b), b)); }
+
+/// a // n for a constant n > 0.
+template <i32 n>
+RADDLE_FN constexpr i32 floor_div(i32 a) {
+  static_assert(n > 0);
+  if constexpr ((n & (n - 1)) == 0) {
+    return a >> __builtin_ctz(static_cast<u32>(n));
+  } else {
+    return a / n - (a % n < 0 ? 1 : 0);
+  }
+}
+
+/// a % n for a constant n > 0.
+template <i32 n>
+RADDLE_FN constexpr i32 floor_mod(i32 a) {
+  static_assert(n > 0);
+  if constexpr ((n & (n - 1)) == 0) {
+    return a & (n - 1);
+  } else {
+    const i32 rest = a % n;
+    return rest < 0 ? rest + n : rest;
+  }
+}
+
+/// a << n; 0 where n is not in [0, 31].
+RADDLE_FN constexpr i32 shift_left(i32 a, i32 n) {
+  return n < 0 || n > 31 ? 0 : static_cast<i32>(static_cast<u32>(a) << (n & 31));
+}
+
+/// a >> n, arithmetic; the sign of a where n is not in [0, 31].
+RADDLE_FN constexpr i32 shift_right(i32 a, i32 n) { return a >> (n < 0 || n > 31 ? 31 : n); }
+
+/// Truncation towards 0, held within int32; 0 for NaN.
+RADDLE_FN constexpr i32 to_int(float x) {
+  const float held = x < -2147483648.0f ? -2147483648.0f : x > 2147483520.0f ? 2147483520.0f : x;
+  return x != x ? 0 : x >= 2147483648.0f ? 0x7fffffff : static_cast<i32>(x != x ? 0.0f : held);
+}
+
+/// An index as Python reads it: a negative one counts from the end.
+RADDLE_FN constexpr i32 wrap(i32 i, i32 n) { return i < 0 ? i + n : i; }
+
+/// The index in [0, n) nearest to i: no captured tensor is read out of bounds. n is at least 1.
+RADDLE_FN constexpr i32 clamp_index(i32 i, i32 n) { return max(0, min(i, n - 1)); }
+
+/// The element of a captured tensor at clamped indices.
+template <class Captured>
+RADDLE_FN auto at(const Captured& t, i32 i) {
+  return t.data[clamp_index(i, t.extent[0])];
+}
+template <class Captured, class... More>
+RADDLE_FN auto at(const Captured& t, i32 i, More... more) {
+  i64 offset = clamp_index(i, t.extent[0]);
+  i32 d = 0;
+  ((++d, offset = offset * t.extent[d] + clamp_index(more, t.extent[d])), ...);
+  return t.data[offset];
+}
+
+// Floats as numpy and PyTorch define them.
+
+RADDLE_FN float floor_div(float a, float b) { return math::floor(a / b); }
+RADDLE_FN float floor_mod(float a, float b) { return a - math::floor(a / b) * b; }
+
+/// NaN where either is NaN.
+RADDLE_FN constexpr float minimum(float a, float b) { return a < b || a != a ? a : b; }
+RADDLE_FN constexpr float maximum(float a, float b) { return a > b || a != a ? a : b; }
+RADDLE_FN constexpr i32 minimum(i32 a, i32 b) { return min(a, b); }
+RADDLE_FN constexpr i32 maximum(i32 a, i32 b) { return max(a, b); }
+
+/// NaN below 0.
+RADDLE_FN float log2(float x) { return x < 0.0f ? bits_to_float(0x7fc00000u) : math::log2(x); }
+RADDLE_FN float log(float x) { return x < 0.0f ? bits_to_float(0x7fc00000u) : math::log(x); }
+
+}  // namespace traced
+
+RADDLE_ENGINE_END

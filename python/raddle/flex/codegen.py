@@ -1,0 +1,270 @@
+"""From an expression to the struct of the variant contract, as C++ text.
+
+Every node that is used twice becomes a local; the others are written in place, in the order and with the
+operators that the Python code had, so that the bits are those of a hand-written variant.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+
+from raddle.flex.evaluate import order
+from raddle.flex.expr import Node
+
+_types = {"bool": "bool", "int": "i32", "float": "float"}
+_interval_types = {"bool": "Truth", "int": "IntInterval", "float": "FloatInterval"}
+_row = {"b": "r.request", "h": "r.q_head", "q": "r.q_pos", "kv": "c.kv_pos", "score": "s"}
+_tile = {"b": "t.request", "h": "t.q_head", "q": "t.q_pos", "kv": "t.kv_pos"}
+_infix = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|", "xor": "^"}
+_compare = {"lt": "<", "le": "<=", "eq": "=="}
+_interval_names = {"lt": "less", "le": "less_equal", "eq": "equal"}
+_math = {"exp", "exp2", "tanh", "tanh_approx", "sigmoid", "sin", "cos", "floor", "sqrt"}
+
+KEYWORDS = set(
+    "alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class compl "
+    "concept const consteval constexpr constinit const_cast continue co_await co_return co_yield decltype default delete "
+    "do double dynamic_cast else enum explicit export extern false float for friend goto if inline int long mutable "
+    "namespace new noexcept not not_eq nullptr operator or or_eq private protected public register reinterpret_cast "
+    "requires return short signed sizeof static static_assert static_cast struct switch template this thread_local throw "
+    "true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq".split()
+)
+_taken = KEYWORDS | set(
+    "r c s t i32 i64 u8 u32 Row Key Tile Tensor SpanTensor Coverage KvSpan Range Truth IntInterval FloatInterval math "
+    "traced interval raddle logits mask coverage kv_span query key value sink output scan min max hull".split()
+)
+
+
+def identifier(name: str, fallback: str) -> str:
+    """``name`` as a C++ identifier that is no keyword."""
+    name = re.sub(r"_+", "_", re.sub(r"\W", "_", name, flags=re.ASCII)).strip("_")
+    if not name or name[0].isdigit():
+        name = f"{fallback}_{name}".rstrip("_")
+    return name + "_mod" if name in _taken else name
+
+
+class Members:
+    """Names for what an expression captured, in the order of use."""
+
+    def __init__(self, root: Node):
+        self.names: dict[int, str] = {}
+        self.payloads: dict[str, Any] = {}
+        for node in order(root):
+            if node.op == "load" or node.op == "param" and not node.payload.baked:
+                self._add(node.payload)
+
+    def _add(self, payload: Any) -> None:
+        if id(payload) in self.names:
+            return
+        base = identifier(payload.hint, "captured")
+        if re.fullmatch(r"[ti]\d+", base):  # the names of locals
+            base += "_mod"
+        name, n = base, 2
+        while name in self.payloads:
+            name, n = f"{base}_{n}", n + 1
+        self.names[id(payload)], self.payloads[name] = name, payload
+
+
+def number(x: bool | int | float) -> str:
+    """A literal with the value's own bits in float32."""
+    if isinstance(x, bool):
+        return "true" if x else "false"
+    if isinstance(x, int):
+        return "int_min" if x == -(2**31) else str(x)
+    with np.errstate(over="ignore"):
+        x = float(np.float32(x))
+    if math.isnan(x):
+        return "bits_to_float(0x7fc00000u)"
+    if math.isinf(x):
+        return "math::infinity" if x > 0 else "-math::infinity"
+    text = repr(np.float32(x).item()) if x == int(x) and abs(x) < 1e6 else np.format_float_scientific(np.float32(x))
+    return f"{text}f"
+
+
+class _Scalar:
+    """One function body over scalars: locals in `lines`, the result by `text`."""
+
+    def __init__(self, root: Node, members: Members):
+        self._members, self._names = members, {}
+        self.lines: list[str] = []
+        self.reads: set[str] = set()
+        uses: dict[int, int] = {}
+        nodes = order(root)
+        for node in nodes:
+            for a in node.args:
+                uses[id(a)] = uses.get(id(a), 0) + 1
+        for node in nodes:
+            if node.args and uses.get(id(node), 0) > 1:
+                text = self._write(node)
+                self._names[id(node)] = f"t{len(self.lines)}"
+                self.lines.append(f"const {_types[node.dtype]} {self._names[id(node)]} = {text};")
+        self.result = self.text(root)
+
+    def text(self, node: Node) -> str:
+        return self._names.get(id(node)) or self._write(node)
+
+    def _operand(self, node: Node) -> str:
+        """With parentheses where it is more than a name or a call."""
+        text = self.text(node)
+        return text if re.fullmatch(r"[\w.:]+", text) or _is_call(text) else f"({text})"
+
+    def _write(self, node: Node) -> str:
+        op, args = node.op, node.args
+        if op in _row:
+            self.reads.add(_row[op][0])
+            return _row[op]
+        if op == "const":
+            return number(node.payload)
+        if op == "param":
+            return self._members.names.get(id(node.payload)) or number(
+                int(node.payload.value) if node.dtype == "int" else float(node.payload.value)
+            )
+        if op == "load":
+            return self._load(node)
+        if op == "cast":
+            if node.dtype == "int" and args[0].dtype == "float":
+                return f"traced::to_int({self.text(args[0])})"
+            return f"static_cast<{_types[node.dtype]}>({self.text(args[0])})"
+        if op == "where":
+            a, b, c = map(self._operand, args)
+            return f"{a} ? {b} : {c}"
+        if op in _compare or op in _infix and (op in ("and", "or", "xor") or node.dtype == "float"):
+            symbol = _compare.get(op) or _infix[op]
+            return f"{self._operand(args[0])} {symbol} {self._operand(args[1])}"
+        if op == "not":
+            return ("!" if node.dtype == "bool" else "~") + self._operand(args[0])
+        if op == "neg" and node.dtype == "float":
+            return "-" + self._operand(args[0])
+        if op in ("floor_div", "floor_mod") and node.dtype == "int" and args[1].op == "const" and args[1].payload > 0:
+            return f"traced::{op}<{args[1].payload}>({self.text(args[0])})"
+        space = "math" if op in _math or op == "abs" and node.dtype == "float" else "traced"
+        return f"{space}::{op}({', '.join(map(self.text, args))})"
+
+    def _load(self, node: Node) -> str:
+        name = self._members.names[id(node.payload)]
+        index = [
+            self.text(a) if is_nonnegative(a) else f"traced::wrap({self.text(a)}, {name}.extent[{d}])"
+            for d, a in enumerate(node.args)
+        ]
+        text = f"traced::at({name}, {', '.join(index)})"
+        return f"{text} != 0" if node.dtype == "bool" else text
+
+
+def _is_call(text: str) -> bool:
+    """``name(...)`` whose first bracket closes at the end."""
+    opened = re.match(r"[\w:<>]+\(", text)
+    if not opened:
+        return False
+    depth = 0
+    for i, letter in enumerate(text):
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if depth == 0 and letter == ")":
+            return i == len(text) - 1
+    return False
+
+
+def is_nonnegative(node: Node) -> bool:
+    """Whether an index cannot be negative, so that it need not be wrapped. Positions can: rows that stand
+    before the first key of their request are counted from below 0."""
+    op, args = node.op, node.args
+    if op in ("b", "h"):
+        return True
+    if op == "const":
+        return node.payload >= 0
+    if op == "cast":
+        return args[0].dtype == "bool"
+    if op == "floor_mod":
+        return args[1].op == "const" and args[1].payload > 0
+    if op == "floor_div":
+        return is_nonnegative(args[0]) and args[1].op == "const" and args[1].payload >= 0
+    if op == "and":
+        return any(map(is_nonnegative, args))
+    if op in ("or", "xor", "minimum"):
+        return all(map(is_nonnegative, args))
+    if op == "maximum":
+        return any(map(is_nonnegative, args))
+    if op == "shift_right":
+        return is_nonnegative(args[0])
+    return op == "where" and all(map(is_nonnegative, args[1:]))
+
+
+class _Intervals:
+    """The same expression over the hulls of a tile."""
+
+    def __init__(self, root: Node, members: Members):
+        self._members, self._names = members, {}
+        self.lines: list[str] = []
+        self.reads: set[str] = set()
+        for node in order(root):
+            text = self._write(node)
+            name = f"i{len(self.lines)}"
+            self._names[id(node)] = name
+            self.lines.append(f"const {_interval_types[node.dtype]} {name} = {text};")
+        self.result = f"interval::coverage({self._names[id(root)]})"
+
+    def _write(self, node: Node) -> str:
+        op = node.op
+        args = [self._names[id(a)] for a in node.args]
+        if op in _tile:
+            self.reads.add("t")
+            return f"interval::of({_tile[op]})"
+        if op == "const":
+            return f"interval::of({number(node.payload)})"
+        if op == "param":
+            name = self._members.names.get(id(node.payload))
+            return f"interval::of({name or number(node.payload.value)})"
+        if op == "load":
+            text = f"interval::at({self._members.names[id(node.payload)]}, {', '.join(args)})"
+            zero = "interval::of(0)"
+            return f"interval::logical_not(interval::equal({text}, {zero}))" if node.dtype == "bool" else text
+        if op == "cast":
+            return f"interval::to_{node.dtype}({args[0]})"
+        if len(args) == 2 and args[0] == args[1]:
+            # One thing twice is no two independent things.
+            if op == "mul":
+                return f"interval::square({args[0]})"
+            if op == "sub" and node.dtype == "int":
+                return "interval::of(0)"
+            if op in ("minimum", "maximum", "and", "or"):
+                return args[0]
+        if op in ("and", "or", "xor", "not"):
+            return f"interval::{'logical' if node.dtype == 'bool' else 'bit'}_{op}({', '.join(args)})"
+        return f"interval::{_interval_names.get(op, op)}({', '.join(args)})"
+
+
+def _function(head: str, body: Any) -> list[str]:
+    lines = [f"    {line}" for line in body.lines]
+    return [f"  RADDLE_FN {head} const {{", *lines, f"    return {body.result};", "  }"]
+
+
+def _parameter(kind: str, name: str, reads: set[str]) -> str:
+    return f"const {kind}& {name}" if name in reads else f"const {kind}&"
+
+
+def member_type(payload: Any, is_mask: bool) -> str:
+    """The C++ type of a member."""
+    if not hasattr(payload, "array"):
+        return "i32" if isinstance(payload.value, int) else "float"
+    array = payload.array
+    element = {"f": "float", "i": "i32", "u": "u8"}[array.dtype.kind]
+    return f"{'SpanTensor' if is_mask else 'Tensor'}<const {element}, {array.ndim}>"
+
+
+def struct(name: str, root: Node, members: Members, is_mask: bool) -> str:
+    """The variant's C++ text."""
+    out = [f"struct {name} {{"]
+    out += [f"  {member_type(payload, is_mask)} {member};" for member, payload in members.payloads.items()]
+    out += [""] if members.payloads else []
+    body = _Scalar(root, members)
+    row_and_key = f"{_parameter('Row', 'r', body.reads)}, {_parameter('Key', 'c', body.reads)}"
+    if is_mask:
+        out += _function(f"bool mask({row_and_key})", body)
+        intervals = _Intervals(root, members)
+        out += ["", *_function(f"Coverage coverage({_parameter('Tile', 't', intervals.reads)})", intervals)]
+    else:
+        score = "float s" if "s" in body.reads else "float"
+        out += _function(f"float logits({score}, {row_and_key})", body)
+    return "\n".join([*out, "};", ""])

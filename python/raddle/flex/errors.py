@@ -1,0 +1,105 @@
+"""What the tracer says when it cannot go on: the user's own line, what was found, what to write instead."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sys
+from types import CodeType, FrameType, TracebackType
+
+_here = os.path.dirname(os.path.abspath(__file__))
+_ours = {
+    os.path.join(_here, name + ".py")
+    for name in ("errors", "expr", "ops", "capture", "rebuild", "foreign", "evaluate", "codegen", "trace")
+}
+_libraries = re.compile(r"[/\\](torch|numpy|jax|jaxlib|functools\.py)([/\\]|$)")
+
+
+class TraceError(TypeError):
+    """A Python function does something that cannot become a kernel."""
+
+
+def refuse(found: str, instead: str) -> TraceError:
+    """The error for the user's line that is running now."""
+    return TraceError(f"{describe_line(_calling_frame())}{found}; {instead}")
+
+
+def refuse_in(code: CodeType | None, found: str, instead: str) -> TraceError:
+    """The error for a function as a whole, such as a result of the wrong type."""
+    where = "" if code is None else f"{code.co_filename}:{code.co_firstlineno}: {code.co_name}\n  "
+    return TraceError(f"{where}{found}; {instead}")
+
+
+def wrap(error: Exception) -> TraceError:
+    """Any other exception of the user's function, with the line that raised it."""
+    if isinstance(error, TraceError):
+        return error
+    where, at = None, error.__traceback__
+    while at is not None:
+        if not _is_internal(at.tb_frame):
+            where = at
+        at = at.tb_next
+    text = describe_line(where)
+    traced = TraceError(
+        f"{text}tracing raised {type(error).__name__}: {error}; expected arithmetic, comparisons, "
+        "indexing of captured arrays and the functions of raddle.flex"
+    )
+    traced.__cause__ = error
+    return traced
+
+
+def describe_line(at: FrameType | TracebackType | None) -> str:
+    """``file:line: source text`` and a new line; empty where there is none."""
+    if at is None:
+        return ""
+    frame, line = (at, at.f_lineno) if isinstance(at, FrameType) else (at.tb_frame, at.tb_lineno)
+    name = frame.f_code.co_filename
+    return f"{name}:{line}: {source_line(frame, line)}\n  "
+
+
+def source_line(frame: FrameType, line: int) -> str:
+    text = linecache.getline(frame.f_code.co_filename, line, frame.f_globals).strip()
+    return text or f"(in {frame.f_code.co_name})"
+
+
+def user_line() -> str:
+    """The text of the user's line that is running now."""
+    frame = _calling_frame()
+    return "" if frame is None else source_line(frame, frame.f_lineno)
+
+
+def condition_advice() -> str:
+    """What to write instead of a condition on a traced value, guessed from the line."""
+    line = user_line()
+    if re.search(r"\band\b", line):
+        return "write `a & b` (with parentheses) instead of `a and b`"
+    if re.search(r"\bor\b", line):
+        return "write `a | b` (with parentheses) instead of `a or b`"
+    if re.search(r"\bnot\b", line):
+        return "write `~a` instead of `not a`"
+    if re.search(r"[<>]=?[^<>=]+[<>]=?", line) and not re.search(r"\b(if|while)\b", line):
+        return "write `(a < b) & (b < c)` instead of `a < b < c`"
+    if re.search(r"\b(if|while)\b", line):
+        return "write raddle.flex.where(condition, a, b) instead of if"
+    return "combine conditions with & | ~, and choose between values with raddle.flex.where"
+
+
+def float_advice() -> str:
+    """What to write instead of a function that wants a Python number."""
+    found = re.search(r"\bmath\.(\w+)", user_line())
+    if found:
+        return f"write raddle.flex.{found.group(1)} instead of math.{found.group(1)}"
+    return "write x.float() or raddle.flex.cast(x, 'float32')"
+
+
+def _is_internal(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    return os.path.abspath(name) in _ours or _libraries.search(name) is not None
+
+
+def _calling_frame() -> FrameType | None:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_internal(frame):
+        frame = frame.f_back
+    return frame

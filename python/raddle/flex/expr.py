@@ -1,0 +1,321 @@
+"""Symbolic values: what a traced function computes with.
+
+An expression is a graph of nodes; equal nodes are one node, so that a common subexpression is computed
+once. dtypes are "bool", "int" (int32) and "float" (float32), promoted in this order as PyTorch does.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Iterable
+
+import numpy as np
+
+from raddle.flex import errors
+
+_rank = {"bool": 0, "int": 1, "float": 2}
+_int32 = np.iinfo(np.int32)
+
+
+class Node:
+    """One operation. ``payload``: a constant's value, a `Parameter`, or a captured array."""
+
+    __slots__ = ("op", "dtype", "args", "payload", "varies")
+
+    def __init__(self, op: str, dtype: str, args: tuple[Node, ...], payload: Any):
+        self.op, self.dtype, self.args, self.payload = op, dtype, args, payload
+        # Whether it depends on the pair or on a captured array: if not, Python may know its value.
+        self.varies = op in ("b", "h", "q", "kv", "score", "load") or any(a.varies for a in args)
+
+
+class Parameter:
+    """A number that the function captured: a run-time member."""
+
+    __slots__ = ("hint", "value", "baked")
+
+    def __init__(self, hint: str, value: int | float):
+        self.hint, self.value = hint, value
+        self.baked = False  # True: Python needed its value, so the code holds for this one alone
+
+
+class Graph:
+    """The nodes of one trace."""
+
+    def __init__(self, numbers_as_parameters: bool = True):
+        self.numbers_as_parameters = numbers_as_parameters
+        self.captures: dict[int, Any] = {}
+        self._nodes: dict[Any, Node] = {}
+
+    def node(self, op: str, dtype: str, args: Iterable[Node] = (), payload: Any = None) -> Node:
+        args = tuple(args)
+        # repr tells -0.0 from 0.0 and finds NaN again.
+        mark = repr(payload) if op == "const" else id(payload)
+        key = (op, dtype, tuple(map(id, args)), mark)
+        if key not in self._nodes:
+            self._nodes[key] = Node(op, dtype, args, payload)
+        return self._nodes[key]
+
+    def constant(self, x: bool | int | float) -> Node:
+        if isinstance(x, bool):
+            return self.node("const", "bool", payload=x)
+        if isinstance(x, int):
+            if not _int32.min <= x <= _int32.max:
+                raise errors.refuse(f"the integer {x} does not fit in 32 bits", "write a float, or a smaller number")
+            return self.node("const", "int", payload=x)
+        return self.node("const", "float", payload=float(x))
+
+    def cast(self, node: Node, dtype: str) -> Node:
+        if node.dtype == dtype:
+            return node
+        if node.op == "const":
+            convert = {"bool": bool, "int": int, "float": float}[dtype]
+            return self.constant(convert(node.payload)) if np.isfinite(node.payload) else self.node(
+                "cast", dtype, (node,)
+            )
+        if dtype == "bool":
+            zero = self.constant(0 if node.dtype == "int" else 0.0)
+            return self.node("not", "bool", (self.node("eq", "bool", (node, zero)),))
+        return self.node("cast", dtype, (node,))
+
+    def concretise(self, node: Node) -> Any:
+        """The present value of an expression of numbers alone, which the code is then fixed to."""
+        from raddle.flex.evaluate import evaluate, order
+
+        for each in order(node):
+            if each.op == "param":
+                each.payload.baked = True
+        return evaluate(node, {}, np.float64).item()
+
+
+def dtype_name(dtype: Any) -> str:
+    """"bool", "int" or "float" for a dtype of torch, numpy, Python or its name."""
+    if dtype in (bool, int, float):
+        return dtype.__name__
+    name = getattr(dtype, "__name__", None) or str(getattr(dtype, "name", dtype))
+    name = name.rsplit(".", 1)[-1]
+    if name.startswith("bool"):
+        return "bool"
+    if name.startswith(("int", "uint", "long")):
+        return "int"
+    if name.startswith(("float", "bfloat", "half", "double")):
+        return "float"
+    raise errors.refuse(f"{dtype!r} is no dtype of a traced value", "expected bool, int32 or float32")
+
+
+def scalar(x: Any) -> Any:
+    """A Python number for anything that is one: numpy, torch and JAX scalars included; else None."""
+    if isinstance(x, (bool, int, float)):
+        return x
+    if isinstance(x, np.generic) or getattr(x, "shape", None) == () and hasattr(x, "item"):
+        x = x.item()
+        return x if isinstance(x, (bool, int, float)) else None
+    return None
+
+
+class Value:
+    """A bool, int32 or float32 that is known when the kernel runs."""
+
+    __slots__ = ("node", "graph")
+    __hash__ = object.__hash__
+    __array_priority__ = 1000
+
+    def __init__(self, graph: Graph, node: Node):
+        self.graph, self.node = graph, node
+
+    # --- what Python would have to know now --------------------------------------------------------
+
+    def _known(self, found: str, instead: str) -> Any:
+        if self.node.varies:
+            raise errors.refuse(found, instead)
+        return self.graph.concretise(self.node)
+
+    def __bool__(self) -> bool:
+        if self.node.varies:
+            raise errors.refuse("a condition on a traced value has no truth value here", errors.condition_advice())
+        return bool(self.graph.concretise(self.node))
+
+    def __index__(self) -> int:
+        value = self._known(
+            "a traced value is used where Python needs an integer now (a list's index, range(), the index of "
+            "an array that the tracer does not see)",
+            "capture a tensor or numpy array in a variable of its own and index that",
+        )
+        return value.__index__()
+
+    def __int__(self) -> int:
+        return int(self._known("int() of a traced value", "write x.int() or raddle.flex.cast(x, 'int32')"))
+
+    def __float__(self) -> float:
+        if self.node.varies:
+            raise errors.refuse("a traced value is used where Python needs a float now", errors.float_advice())
+        return float(self.graph.concretise(self.node))
+
+    def item(self) -> Any:
+        return self._known(".item() of a traced value", "compute with the value itself")
+
+    def tolist(self) -> Any:
+        return self.item()
+
+    def __round__(self, digits: Any = None) -> Any:
+        return round(self._known("round() of a traced value", "write raddle.flex.floor(x + 0.5)"))
+
+    def __iter__(self) -> Any:
+        raise errors.refuse("a traced value is a scalar and cannot be iterated", "compute with the value itself")
+
+    def __len__(self) -> int:
+        raise errors.refuse("a traced value is a scalar without a length", "compute with the value itself")
+
+    def __getitem__(self, index: Any) -> Any:
+        raise errors.refuse("a traced value is a scalar and cannot be indexed", "index a captured tensor with it")
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise errors.refuse("a traced value cannot become a numpy array", "use the functions of raddle.flex")
+
+    # --- as a tensor of rank 0 ---------------------------------------------------------------------
+
+    shape = ()
+    ndim = 0
+
+    @property
+    def dtype(self) -> Any:
+        name = {"bool": "bool", "int": "int32", "float": "float32"}[self.node.dtype]
+        torch = sys.modules.get("torch")
+        return getattr(torch, name) if torch is not None else np.dtype(name)
+
+    @property
+    def device(self) -> str:
+        return "cpu"
+
+    def to(self, *args: Any, **kwargs: Any) -> Value:
+        """A cast; devices are ignored."""
+        for x in (*args, *kwargs.values()):
+            if isinstance(x, Value):
+                x = x.dtype
+            if not isinstance(x, bool) and x is not None and ("device" not in type(x).__name__ and x not in (
+                "cpu", "cuda"
+            )):
+                return self.astype(x)
+        return self
+
+    def astype(self, dtype: Any) -> Value:
+        return Value(self.graph, self.graph.cast(self.node, dtype_name(dtype)))
+
+    type = astype
+
+    def float(self) -> Value:
+        return self.astype("float32")
+
+    def int(self) -> Value:
+        return self.astype("int32")
+
+    def bool(self) -> Value:
+        return self.astype("bool")
+
+    def new_full(self, size: Any, value: Any, **kwargs: Any) -> Value:
+        if tuple(size) != ():
+            raise errors.refuse(f"a tensor of shape {tuple(size)} is made while tracing", "expected shape ()")
+        dtype = kwargs.get("dtype")
+        known = scalar(value)
+        return self.astype(self.dtype)._constant(known).astype(dtype if dtype is not None else self.dtype)
+
+    def new_ones(self, size: Any = (), **kwargs: Any) -> Value:
+        return self.new_full(size, 1, **kwargs)
+
+    def new_zeros(self, size: Any = (), **kwargs: Any) -> Value:
+        return self.new_full(size, 0, **kwargs)
+
+    def new_tensor(self, value: Any, **kwargs: Any) -> Value:
+        return self.new_full((), value, **kwargs)
+
+    def _constant(self, x: Any) -> Value:
+        return Value(self.graph, self.graph.constant(x))
+
+    def __getattr__(self, name: str) -> Any:
+        from raddle.flex import foreign
+
+        if name.startswith("__"):
+            raise AttributeError(name)
+        function = foreign.find(name)
+        if function is None:
+            raise errors.refuse(f"a traced value has no .{name}", "use arithmetic or the functions of raddle.flex")
+        return lambda *args, **kwargs: function(self, *args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<traced {self.node.dtype}: {self.node.op}>"
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        from raddle.flex import foreign
+
+        return foreign.call(getattr(func, "__name__", str(func)), args, kwargs or {})
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        from raddle.flex import foreign
+
+        return foreign.call(ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}", args, kwargs)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        from raddle.flex import foreign
+
+        return foreign.call(func.__name__, args, kwargs)
+
+
+def lift(graph: Graph, x: Any) -> Node:
+    """The node of an operand: a traced value or a number."""
+    if isinstance(x, Value):
+        return x.node
+    known = scalar(x)
+    if known is None:
+        kind = getattr(x, "dtype", None)
+        what = f"an array of shape {tuple(x.shape)}" if kind is not None and hasattr(x, "shape") else repr(x)[:60]
+        raise errors.refuse(f"{what} meets a traced value", "expected a number; index an array with b, h, q_idx or kv_idx")
+    return graph.constant(known)
+
+
+def promoted(nodes: Iterable[Node], least: str = "bool") -> str:
+    return max((n.dtype for n in nodes), key=_rank.__getitem__, default=least) if least == "bool" else max(
+        [least, *(n.dtype for n in nodes)], key=_rank.__getitem__
+    )
+
+
+_bool_twin = {"add": "or", "mul": "and", "minimum": "and", "maximum": "or"}
+_floats_only = {"exp", "exp2", "log", "log2", "tanh", "tanh_approx", "sigmoid", "sin", "cos", "sqrt", "div"}
+
+
+def build(op: str, *operands: Any) -> Value:
+    """The value of an operation, of which at least one operand is traced."""
+    graph = next(x.graph for x in operands if isinstance(x, Value))
+    args = [lift(graph, x) for x in operands]
+    if op in ("gt", "ge"):
+        op, args = {"gt": "lt", "ge": "le"}[op], args[::-1]
+    if op == "ne":
+        return Value(graph, graph.node("not", "bool", (build("eq", *operands).node,)))
+    if op == "where":
+        args[0] = graph.cast(args[0], "bool")
+        dtype = promoted(args[1:])
+        args[1:] = [graph.cast(a, dtype) for a in args[1:]]
+        return Value(graph, graph.node(op, dtype, args))
+    if op in ("logical_and", "logical_or", "logical_xor", "logical_not"):
+        op, args = op[len("logical_") :], [graph.cast(a, "bool") for a in args]
+    dtype = _operand_dtype(op, args)
+    op = _bool_twin.get(op, op) if dtype == "bool" else op
+    args = [graph.cast(a, dtype) for a in args]
+    if op == "floor" and dtype == "int":
+        return Value(graph, args[0])
+    if op == "eq" and dtype == "bool":
+        return Value(graph, graph.node("not", "bool", (graph.node("xor", "bool", args),)))
+    return Value(graph, graph.node(op, "bool" if op in ("lt", "le", "eq") else dtype, args))
+
+
+def _operand_dtype(op: str, args: list[Node]) -> str:
+    """What the operands become."""
+    dtype = promoted(args)
+    if op in _floats_only:
+        return "float"
+    if op in ("and", "or", "xor", "not", "shift_left", "shift_right") and dtype == "float":
+        raise errors.refuse(f"`{op}` of a float", "bitwise operators take bools or ints; cast with .int()")
+    if op == "sub" and dtype == "bool":
+        raise errors.refuse("the difference of two bools", "write a & ~b, or a ^ b")
+    if dtype == "bool" and op in ("neg", "abs", "floor", "floor_div", "floor_mod", "shift_left", "shift_right", "lt", "le"):
+        return "int"
+    return dtype
