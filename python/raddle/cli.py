@@ -101,6 +101,48 @@ def explain(
     click.echo(f"workspace: {plan.workspace_bytes:,} bytes")
 
 
+@main.group()
+def cache() -> None:
+    """What was compiled just in time on this machine."""
+
+
+@cache.command("list")
+def cache_list() -> None:
+    """Show the entries: name, target, size and folder."""
+    from raddle import cache as store
+
+    for entry in store.entries():
+        click.echo(f"{entry['name']:32} {entry['target']:10} {entry['bytes']:>10,} bytes  {entry['path']}")
+    click.echo(f"{len(store.entries())} entries in {store.folder()}")
+
+
+@cache.command("clear")
+def cache_clear() -> None:
+    """Remove all entries."""
+    from raddle import cache as store
+
+    click.echo(f"{store.clear()} entries removed from {store.folder()}")
+
+
+@cache.command("warm")
+@click.argument("specs", nargs=-1, required=True, metavar="MODULE:NAME…")
+def cache_warm(specs: tuple[str, ...]) -> None:
+    """Compile what attention specs need, before anybody waits for it.
+
+    Each argument names a raddle.AttentionSpec, a list of them, or a function that returns one or the other:
+    `raddle cache warm my_model.attention:SPECS` or `raddle cache warm specs.py:all_layers`.
+    """
+    from raddle import cache as store
+
+    for target in specs:
+        try:
+            found = store.find_specs(target)
+            compiled = store.warm(found)
+        except (ValueError, TypeError, ImportError, RuntimeError) as error:
+            raise click.ClickException(f"{target}: {error}") from None
+        click.echo(f"{target}: {len(found)} specs, {compiled} compiled, the rest was there")
+
+
 def _numbers(text: str) -> tuple[int, int]:
     first, colon, second = text.partition(":")
     if not (first.isdigit() and second.isdigit()):

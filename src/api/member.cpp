@@ -6,6 +6,7 @@
 #include <optional>
 #include <type_traits>
 
+#include "jit/source.h"
 #include "raddle/engine/core/span.h"
 #include "raddle/error.h"
 
@@ -88,15 +89,6 @@ std::string found(const MemberValue& value) {
 }
 
 }  // namespace
-
-std::string describe(const MemberType& type) {
-  static constexpr const char* names[] = {"a number",        "an integer",
-                                          "a float32 array", "an int32 array",
-                                          "a uint32 array",  "a uint8 or bool array"};
-  std::string text = names[static_cast<i32>(type.kind)];
-  if (type.rank > 0) text += " of rank " + std::to_string(type.rank);
-  return text;
-}
 
 std::vector<std::int64_t> shape_of(const MemberValue& value) {
   return std::visit(

@@ -14,9 +14,6 @@ struct BoundMember {
   std::shared_ptr<const void> hull;
 };
 
-/// What a member of that type is, for messages: "an int32 array of rank 2".
-std::string describe(const MemberType& type);
-
 /// The value as the member holds it: integers become floats where floats are asked for, narrow
 /// integers wide ones. Raises TypeError, naming `argument`, where the value is of another kind.
 BoundMember bind_member(const Member& member, const MemberValue& value,

@@ -132,6 +132,15 @@ std::string mask_type(const std::vector<MaskNode>& masks) {
 
 }  // namespace
 
+std::string describe(const MemberType& type) {
+  static constexpr const char* names[] = {"a number",        "an integer",
+                                          "a float32 array", "an int32 array",
+                                          "a uint32 array",  "a uint8 or bool array"};
+  std::string text = names[static_cast<i32>(type.kind)];
+  if (type.rank > 0) text += " of rank " + std::to_string(type.rank);
+  return text;
+}
+
 std::string amalgamate(const std::string& text) {
   std::set<std::string_view> seen;
   std::string out;
@@ -157,7 +166,8 @@ std::vector<std::string> plan_members(const VariantSource& source) {
 
 std::string declare(const VariantSource& source) {
   std::ostringstream out;
-  out << "#include \"raddle/engine/variant/parts.h\"\n#include \"raddle/engine/variant/traced.h\"\nRADDLE_ENGINE_BEGIN\n"
+  out << "#include \"raddle/engine/variant/parts.h\"\n#include "
+         "\"raddle/engine/variant/traced.h\"\nRADDLE_ENGINE_BEGIN\n"
       << numbered(source) << "#line 1 \"" << source.name << " (members)\"\n";
   out << "template struct FollowsContract<" << source.name << ">;\n";
   const std::vector<std::string> planned = plan_members(source);

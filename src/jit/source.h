@@ -31,6 +31,9 @@ struct CompositionSource {
   std::vector<MaskNode> masks;
 };
 
+/// What a member of that type is, for messages: "an int32 array of rank 2".
+std::string describe(const MemberType& type);
+
 /// Replaces each `#include "raddle/…"` by the header's text, the first time it is met.
 std::string amalgamate(const std::string& text);
 

@@ -1,0 +1,48 @@
+// The cache of what was compiled, and what compiles.
+#include <tvm/ffi/reflection/registry.h>
+
+#include "ffi/border.h"
+#include "jit/cache.h"
+#include "jit/cpu_stages.h"
+#include "jit/host_compiler.h"
+
+namespace raddle::border {
+
+namespace {
+
+using Row = ffi::Map<ffi::String, ffi::Any>;
+
+ffi::String folder(Arguments&) { return jit::cache_folder(); }
+
+ffi::Array<Row> list(Arguments&) {
+  ffi::Array<Row> rows;
+  for (const jit::CacheEntry& entry : jit::list_cache())
+    rows.push_back({{"name", ffi::String(entry.name)},
+                    {"target", ffi::String(entry.target)},
+                    {"path", ffi::String(entry.path)},
+                    {"bytes", static_cast<i64>(entry.bytes)}});
+  return rows;
+}
+
+i64 clear(Arguments&) { return jit::clear_cache(); }
+i64 num_compiled(Arguments&) { return jit::num_compiled(); }
+
+Row compiler(Arguments&) {
+  const jit::HostCompiler& found = jit::host_compiler();
+  return {{"path", ffi::String(found.path)},
+          {"identity", ffi::String(found.identity)},
+          {"origin", ffi::String(found.origin)}};
+}
+
+}  // namespace
+
+TVM_FFI_STATIC_INIT_BLOCK() {
+  ffi::reflection::GlobalDef()
+      .def_packed("raddle.cache.folder", exported(folder))
+      .def_packed("raddle.cache.list", exported(list))
+      .def_packed("raddle.cache.clear", exported(clear))
+      .def_packed("raddle.jit.num_compiled", exported(num_compiled))
+      .def_packed("raddle.jit.compiler", exported(compiler));
+}
+
+}  // namespace raddle::border
