@@ -91,7 +91,8 @@ std::size_t BoundVariant::add_part(const Variant& variant) {
     const auto found = variant.members.find(part.ops->members[m].name);
     const std::string argument = part.name + "." + part.ops->members[m].name;
     if (found == variant.members.end())
-      fail<ValueError>(argument, " has no value; expected ", describe(part.ops->members[m].type));
+      fail<ValueError>(argument, " has no value; expected ",
+                       jit::describe(part.ops->members[m].type));
     assign(part, m, found->second, argument);
   }
   for (const auto& [name, value] : variant.members) {

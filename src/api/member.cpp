@@ -104,7 +104,8 @@ std::vector<std::int64_t> shape_of(const MemberValue& value) {
 BoundMember bind_member(const Member& member, const MemberValue& value,
                         const std::string& argument) {
   const auto bound = try_bind(member.type, value);
-  if (!bound) fail<TypeError>(argument, " is ", found(value), "; expected ", describe(member.type));
+  if (!bound)
+    fail<TypeError>(argument, " is ", found(value), "; expected ", jit::describe(member.type));
   for (const i64 extent : shape_of(value))
     if (extent > std::numeric_limits<i32>::max())
       fail<ValueError>(argument, " has an extent of ", extent, "; expected 32-bit extents");
