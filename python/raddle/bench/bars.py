@@ -1,4 +1,4 @@
-"""A figure and the most it may be."""
+"""A figure and its bar."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ class Measured:
     us: Optional[float]
     value: float
     unit: str
-    bar: Optional[float] = None
+    bar: Optional[float] = None  #: the most that the value may be
+    at_least: bool = False  #: or, if this is set, the least
 
     @property
     def met(self) -> Optional[bool]:
         """Whether the value keeps its bar; None where there is none."""
-        return None if self.bar is None else self.value <= self.bar
+        if self.bar is None:
+            return None
+        return self.value >= self.bar if self.at_least else self.value <= self.bar

@@ -145,6 +145,49 @@ def balance(rounds: int, threads: int, json_path: Optional[Path]) -> None:
     _print_bars("Balance: busiest worker over the mean, contraction included", found, json_path)
 
 
+@bench.command("flex-cpu")
+@click.option("--against", type=click.Choice(["torch"]), multiple=True, help="torch: its compiled FlexAttention.")
+@click.option("--dtype", "dtypes", type=click.Choice(["fp32", "bf16"]), multiple=True, help="Default: both.")
+@_rounds_option(7)
+@_threads_option(None, "all CPUs of this process")
+@_json_option
+def flex_cpu(
+    against: tuple[str, ...], dtypes: tuple[str, ...], rounds: int, threads: Optional[int], json_path: Optional[Path]
+) -> None:
+    """Prefill with masks and scores written in Python, traced and as shipped."""
+    threads, torch_version = _prepare(threads, json_path)
+    from raddle.bench import compare, flex, report
+    from raddle.bench.progress import Progress
+
+    out = report.console()
+    out.print(report.header(threads, torch=torch_version))
+    with Progress() as progress:
+        try:
+            found = flex.measure(against, rounds, dtypes or ("fp32", "bf16"), progress)
+        except compare.WrongOutput as error:
+            raise click.ClickException(str(error)) from None
+        found += flex.kept_tiles(rounds, progress)
+    _print_bars(f"Prefill of {flex.LENGTH} tokens with functions of Python; rates count kept pairs", found, json_path)
+
+
+@bench.command("first-use")
+@_rounds_option(5)
+@click.option("--seed", type=int, default=lambda: int.from_bytes(os.urandom(3), "little"), help="Of the expressions.")
+@_json_option
+def first_use(rounds: int, seed: int, json_path: Optional[Path]) -> None:
+    """Compiling a new variant, starting warm, and preparing masks over a million tokens."""
+    threads, torch_version = _prepare(None, json_path)
+    from raddle.bench import first_use as first
+    from raddle.bench import report
+    from raddle.bench.progress import Progress
+
+    out = report.console()
+    out.print(report.header(threads, torch=torch_version, seed=str(seed)))
+    with Progress() as progress:
+        found = first.compiles(rounds, seed, progress) + first.masks(progress)
+    _print_bars("First use, each in a process of its own", found, json_path)
+
+
 def _print_bars(title: str, found: Any, json_path: Optional[Path]) -> None:
     from raddle.bench import report
 

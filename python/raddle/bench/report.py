@@ -97,7 +97,7 @@ def bars(title: str, found: Sequence[Measured]) -> Table:
     table.add_column("unit")
     table.add_column("bar", justify="right")
     for each in found:
-        bar = "" if each.bar is None else f"≤ {each.bar:g} {verdict(each.met)}"
+        bar = "" if each.bar is None else f"{'≥' if each.at_least else '≤'} {each.bar:g} {verdict(each.met)}"
         table.add_row(each.name, f"{each.value:.4g}", each.unit, bar)
     return table
 
