@@ -34,6 +34,16 @@ from raddle.variants import (
     Variant,
 )
 
+
+def __getattr__(name: str):
+    # Not everybody needs them, and `import raddle` should stay light.
+    if name in ("cache", "flex"):
+        import importlib
+
+        return importlib.import_module(f"raddle.{name}")
+    raise AttributeError(f"module 'raddle' has no attribute '{name}'")
+
+
 __version__: str = _library.version()
 
 __all__ = [
