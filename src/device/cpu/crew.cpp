@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "device/cpu/topology.h"
+#include "raddle/engine/simd/pause.h"
 
 namespace raddle::cpu {
 namespace {
@@ -37,14 +38,6 @@ constexpr u32 caller_sleeps = 1u << 31;
 
 thread_local bool is_worker = false;
 
-void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
 static_assert(sizeof(std::atomic<u32>) == sizeof(u32), "a futex is a plain word");
 
 void futex_wait(std::atomic<u32>& word, u32 expected) {
@@ -62,7 +55,7 @@ bool spin(Clock::duration limit, Done done) {
   do {
     for (int i = 0; i < 16; ++i) {
       if (done()) return true;
-      relax();
+      simd::pause();
     }
   } while (Clock::now() < end);
   return done();
