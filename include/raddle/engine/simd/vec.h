@@ -58,14 +58,12 @@ RADDLE_FN Vec exp2_nonpositive(Vec x) {
 }
 
 RADDLE_FN float reduce_sum(Vec v) {
-  float total = 0.0f;
   for (i32 step = lanes / 2; step > 0; step /= 2) {
     VecI swap{};
     for (i32 i = 0; i < lanes; ++i) swap[i] = i ^ step;
     v = v + __builtin_shuffle(v, swap);
   }
-  total = v[0];
-  return total;
+  return v[0];
 }
 
 RADDLE_FN float reduce_max(Vec v) {
