@@ -4,6 +4,7 @@
 #include <atomic>
 #include <string>
 
+#include "api/kv_tensors.h"
 #include "device/cpu/pool.h"
 #include "raddle/attention.h"
 #include "raddle/error.h"
@@ -17,53 +18,12 @@ constexpr i64 parallel_bytes = i64{512} << 10;
 // cheap.
 constexpr i64 chunk_bytes = i64{64} << 10;
 
-const char* dtype_name(DType dtype) {
-  switch (dtype) {
-    case DType::float16:
-      return "float16";
-    case DType::bfloat16:
-      return "bfloat16";
-    default:
-      return "float32";
-  }
-}
-
-std::string shape_text(const TensorRef& t) {
-  std::string text = "[";
-  for (std::size_t i = 0; i < static_cast<std::size_t>(t.rank); ++i) {
-    text += (i ? ", " : "") + std::to_string(t.shape[i]);
-  }
-  return text + "]";
-}
-
-i64 num_elements(const TensorRef& t) {
-  i64 n = 1;
-  for (std::size_t i = 0; i < static_cast<std::size_t>(t.rank); ++i) n *= t.shape[i];
-  return n;
-}
-
-void check_tensor(const char* name, const TensorRef& t, int rank, const char* expected) {
+/// Of any shape of that rank: what fits what is checked afterwards.
+void check_rank(const std::string& name, const TensorRef& t, int rank, const char* expected) {
   if (t.rank != rank) {
     fail<ValueError>(name, " has ", t.rank, " dimensions; expected ", rank, " ", expected);
   }
-  const auto last = static_cast<std::size_t>(rank - 1);
-  for (std::size_t i = 0; i <= last; ++i) {
-    if (t.shape[i] < 0)
-      fail<ValueError>(name, " has shape ", shape_text(t), "; expected none below 0");
-  }
-  if (t.shape[last] > 1 && t.stride[last] != 1) {
-    fail<ValueError>(name, " has stride ", t.stride[last], " in its last dimension; expected 1");
-  }
-  if (!t.data && num_elements(t) > 0) fail<ValueError>(name, " has no data");
-}
-
-/// Where heads and slots stand in a pool's shape.
-struct PoolAxes {
-  std::size_t slot, head;
-};
-
-PoolAxes pool_axes(HeadOrder order) {
-  return order == HeadOrder::nhd ? PoolAxes{1, 2} : PoolAxes{2, 1};
+  check_storage(name, t);
 }
 
 /// One of K and V: the new rows fit the pool, and the pool fits the layout.
@@ -73,36 +33,30 @@ void check_pair(const std::string& letter, const Layout& layout, const TensorRef
   const bool nhd = level.order == HeadOrder::nhd;
   const std::string rows_name = letter + "_new";
   const std::string pool_name = "pool." + letter;
-  check_tensor(rows_name.c_str(), rows, 3, "[rows, heads, head_dim]");
-  check_tensor(pool_name.c_str(), pool, 4,
-               nhd ? "[pages, page_size, heads, head_dim] (NHD)"
-                   : "[pages, heads, page_size, head_dim] (HND)");
+  check_rank(rows_name, rows, 3, "[rows, heads, head_dim]");
+  check_rank(pool_name, pool, 4,
+             nhd ? "[pages, page_size, heads, head_dim] (NHD)"
+                 : "[pages, heads, page_size, head_dim] (HND)");
   const PoolAxes axes = pool_axes(level.order);
   if (rows.dtype != pool.dtype) {
-    fail<TypeError>(rows_name, " is ", dtype_name(rows.dtype), "; expected ",
-                    dtype_name(pool.dtype), ", as ", pool_name, " is");
+    fail<TypeError>(rows_name, " is ", name_of(rows.dtype), "; expected ", name_of(pool.dtype),
+                    ", as ", pool_name, " is");
   }
   if (rows.shape[0] != layout.num_rows()) {
     fail<ValueError>(rows_name, " has ", rows.shape[0], " rows; expected ", layout.num_rows(),
                      ", the last of qo_indptr");
   }
-  if (pool.shape[axes.slot] != level.block_size) {
+  if (dim(pool, axes.slot) != level.block_size) {
     fail<ValueError>(pool_name, " has shape ", shape_text(pool), ", so page_size ",
-                     pool.shape[axes.slot], " (", nhd ? "NHD" : "HND", "); expected ",
+                     dim(pool, axes.slot), " (", nhd ? "NHD" : "HND", "); expected ",
                      level.block_size, ", the layout's");
   }
-  if (pool.shape[axes.head] != rows.shape[1] || pool.shape[3] != rows.shape[2]) {
-    fail<ValueError>(pool_name, " has ", pool.shape[axes.head], " heads of ", pool.shape[3],
+  if (dim(pool, axes.head) != rows.shape[1] || pool.shape[3] != rows.shape[2]) {
+    fail<ValueError>(pool_name, " has ", dim(pool, axes.head), " heads of ", pool.shape[3],
                      "; expected ", rows.shape[1], " heads of ", rows.shape[2], ", as ", rows_name,
                      " has");
   }
-  for (std::size_t i = 0; i < 3; ++i) {
-    // A broadcast pool would have several threads write one place.
-    if (pool.shape[i] > 1 && pool.stride[i] == 0) {
-      fail<ValueError>(pool_name, " has stride 0 in dimension ", i,
-                       "; expected distinct elements, as they are written");
-    }
-  }
+  check_distinct(pool_name, pool);
 }
 
 void check_layout(const Layout& layout) {
@@ -152,8 +106,8 @@ AppendView append_view(const TensorRef& rows, const TensorRef& pool, HeadOrder o
   view.head_step = rows.stride[1] * bytes;
   view.pool = static_cast<u8*>(pool.data);
   view.page_step = pool.stride[0] * bytes;
-  view.slot_step = pool.stride[axes.slot] * bytes;
-  view.pool_head_step = pool.stride[axes.head] * bytes;
+  view.slot_step = step(pool, axes.slot) * bytes;
+  view.pool_head_step = step(pool, axes.head) * bytes;
   view.head_bytes = rows.shape[2] * bytes;
   view.num_heads = static_cast<i32>(rows.shape[1]);
   return view;

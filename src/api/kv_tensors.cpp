@@ -5,19 +5,15 @@
 namespace raddle {
 namespace {
 
-const char* name_of(DType t) {
-  return t == DType::float32 ? "float32" : t == DType::float16 ? "float16" : "bfloat16";
-}
-
-std::string shape_text(const std::vector<i64>& shape) {
+/// `below_0` stands for an extent below 0; null: the number itself.
+std::string extents_text(const i64* extents, std::size_t count, const char* below_0) {
   std::string text = "[";
-  for (std::size_t i = 0; i < shape.size(); ++i)
-    text += (i ? ", " : "") + (shape[i] < 0 ? std::string("*") : std::to_string(shape[i]));
+  for (std::size_t i = 0; i < count; ++i) {
+    if (i > 0) text += ", ";
+    text += below_0 && extents[i] < 0 ? below_0 : std::to_string(extents[i]);
+  }
   return text + "]";
 }
-
-i64 dim(const TensorRef& t, int i) { return t.shape[static_cast<std::size_t>(i)]; }
-i64 step(const TensorRef& t, int i) { return t.stride[static_cast<std::size_t>(i)]; }
 
 /// The pool of one tensor, and how many blocks of the level it holds.
 struct Pool {
@@ -30,9 +26,8 @@ Pool ragged_pool(const TensorRef& t) {
 }
 
 Pool paged_pool(const TensorRef& t, HeadOrder order) {
-  const int row = order == HeadOrder::nhd ? 1 : 2;
-  const int head = order == HeadOrder::nhd ? 2 : 1;
-  return {PoolView{t.data, step(t, 0), step(t, row), step(t, head)}, dim(t, 0)};
+  const PoolAxes axes = pool_axes(order);
+  return {PoolView{t.data, step(t, 0), step(t, axes.slot), step(t, axes.head)}, dim(t, 0)};
 }
 
 /// Blocks of Bc rows in a tensor of slots, or in a page pool whose pages follow one another without
@@ -97,8 +92,35 @@ PoolView checked_pool(const std::string& name, const TensorRef& t, const Level& 
 
 }  // namespace
 
-std::string describe(const TensorRef& t) {
-  return shape_text({t.shape.begin(), t.shape.begin() + t.rank}) + " " + name_of(t.dtype);
+const char* name_of(DType dtype) {
+  return dtype == DType::float32 ? "float32" : dtype == DType::float16 ? "float16" : "bfloat16";
+}
+
+std::string shape_text(const TensorRef& t) {
+  return extents_text(t.shape.data(), static_cast<std::size_t>(t.rank), nullptr);
+}
+
+std::string describe(const TensorRef& t) { return shape_text(t) + " " + name_of(t.dtype); }
+
+void check_storage(const std::string& name, const TensorRef& t) {
+  bool any = true;
+  for (int i = 0; i < t.rank; ++i) {
+    if (dim(t, i) < 0)
+      fail<ValueError>(name, " has shape ", shape_text(t), "; expected none below 0");
+    any = any && dim(t, i) > 0;
+  }
+  if (any && !t.data) fail<ValueError>(name, " has no data");
+  const int last = t.rank - 1;
+  if (t.rank > 0 && dim(t, last) > 1 && step(t, last) != 1)
+    fail<ValueError>(name, " has a last dimension of stride ", step(t, last),
+                     "; expected 1: make it contiguous");
+}
+
+void check_distinct(const std::string& name, const TensorRef& t) {
+  for (int i = 0; i < t.rank; ++i)
+    if (dim(t, i) > 1 && step(t, i) == 0)
+      fail<ValueError>(name, " has stride 0 in dimension ", i,
+                       "; expected rows that do not overlap");
 }
 
 void check_tensor(const std::string& name, const TensorRef& t, DType dtype,
@@ -107,26 +129,17 @@ void check_tensor(const std::string& name, const TensorRef& t, DType dtype,
   for (std::size_t i = 0; ok && i < expected.size(); ++i)
     ok = expected[i] < 0 || t.shape[i] == expected[i];
   if (!ok)
-    fail<ValueError>(name, " is ", describe(t), "; expected ", shape_text(expected), " ",
-                     name_of(dtype));
+    fail<ValueError>(name, " is ", describe(t), "; expected ",
+                     extents_text(expected.data(), expected.size(), "*"), " ", name_of(dtype));
   if (t.dtype != dtype)
     fail<TypeError>(name, " is ", name_of(t.dtype), "; expected ", name_of(dtype));
-  bool any = true;
-  for (int i = 0; i < t.rank; ++i) any = any && dim(t, i) > 0;
-  if (any && !t.data) fail<ValueError>(name, " has no data");
-  const auto last = static_cast<std::size_t>(t.rank - 1);
-  if (t.rank > 0 && t.shape[last] > 1 && t.stride[last] != 1)
-    fail<ValueError>(name, " has a last dimension of stride ", t.stride[last],
-                     "; expected 1: make it contiguous");
+  check_storage(name, t);
 }
 
 void check_output(const std::string& name, const TensorRef& t, DType dtype,
                   const std::vector<i64>& expected) {
   check_tensor(name, t, dtype, expected);
-  for (int i = 0; i < t.rank; ++i)
-    if (dim(t, i) > 1 && step(t, i) == 0)
-      fail<ValueError>(name, " has stride 0 in dimension ", i,
-                       "; expected rows that do not overlap");
+  check_distinct(name, t);
 }
 
 KvView view_kv(const std::string& name, const KvRef& kv, const Level& level,

@@ -8,6 +8,26 @@
 
 namespace raddle {
 
+inline i64 dim(const TensorRef& t, int i) { return t.shape[static_cast<std::size_t>(i)]; }
+inline i64 step(const TensorRef& t, int i) { return t.stride[static_cast<std::size_t>(i)]; }
+
+/// Which dimensions of a page pool are the slots of a page and the heads.
+struct PoolAxes {
+  int slot, head;
+};
+inline PoolAxes pool_axes(HeadOrder order) {
+  return order == HeadOrder::nhd ? PoolAxes{1, 2} : PoolAxes{2, 1};
+}
+
+/// "float16"
+const char* name_of(DType dtype);
+
+/// "[4, 8, 128]"
+std::string shape_text(const TensorRef& t);
+
+/// "[4, 8, 128] bfloat16"
+std::string describe(const TensorRef& t);
+
 /// Raises where `name` is not `[expected…]` in `dtype` with a contiguous last dimension; -1 stands
 /// for any extent.
 void check_tensor(const std::string& name, const TensorRef& t, DType dtype,
@@ -17,8 +37,12 @@ void check_tensor(const std::string& name, const TensorRef& t, DType dtype,
 void check_output(const std::string& name, const TensorRef& t, DType dtype,
                   const std::vector<i64>& expected);
 
-/// "[4, 8, 128] bfloat16"
-std::string describe(const TensorRef& t);
+/// What holds for tensors of every shape: no extent below 0, elements where there should be some,
+/// and a contiguous last dimension.
+void check_storage(const std::string& name, const TensorRef& t);
+
+/// A tensor that is written: two threads must not find themselves at one place.
+void check_distinct(const std::string& name, const TensorRef& t);
 
 /// K and V of one level as the kernels see them. `name` is the argument ("kv" or "kv[1]").
 KvView view_kv(const std::string& name, const KvRef& kv, const Level& level,

@@ -13,9 +13,6 @@
 namespace raddle {
 namespace {
 
-i64 dim(const TensorRef& t, int i) { return t.shape[static_cast<std::size_t>(i)]; }
-i64 step(const TensorRef& t, int i) { return t.stride[static_cast<std::size_t>(i)]; }
-
 /// One state of the list that is composed: O [rows, heads, D] and LSE [rows, heads].
 struct StateRows {
   const float* o;
