@@ -9,10 +9,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from raddle._progress import Progress
 from raddle.bench import balance, cli, compare, engines, plan_cost, report, timing, workloads
 from raddle.bench.bars import Measured
 from raddle.bench.compare import Result
-from raddle.bench.progress import Progress
 from raddle.bench.workloads import Workload
 
 KEYS = {"workload", "engine", "us", "value", "unit"}

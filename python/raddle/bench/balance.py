@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import raddle
+from raddle._progress import Progress
 from raddle.bench import engines, timing
 from raddle.bench.bars import Measured
-from raddle.bench.progress import Progress
 from raddle.bench.workloads import Workload
 
 WORKERS = (2, 16, 132)

@@ -82,8 +82,8 @@ def cpu(
         raise click.UsageError(str(error)) from None
     threads, torch_version = _prepare(threads, json_path)
     from raddle import _library
+    from raddle._progress import Progress
     from raddle.bench import compare, report
-    from raddle.bench.progress import Progress
 
     out = report.console()
     out.print(report.header(threads, torch=torch_version))
@@ -111,8 +111,8 @@ def cpu(
 def plan(rounds: int, json_path: Optional[Path]) -> None:
     """Host time of `plan` with its layout, and what Python adds to `run`."""
     threads, torch_version = _prepare(None, json_path)
+    from raddle._progress import Progress
     from raddle.bench import plan_cost, report
-    from raddle.bench.progress import Progress
 
     out = report.console()
     out.print(report.header(threads, torch=torch_version))
@@ -131,9 +131,9 @@ def plan(rounds: int, json_path: Optional[Path]) -> None:
 def balance(rounds: int, threads: int, json_path: Optional[Path]) -> None:
     """Planned and measured balance of decodes with skewed lengths."""
     threads, torch_version = _prepare(threads, json_path)
+    from raddle._progress import Progress
     from raddle.bench import balance as spread
     from raddle.bench import report
-    from raddle.bench.progress import Progress
 
     out = report.console()
     out.print(report.header(threads, torch=torch_version))
@@ -157,7 +157,7 @@ def flex_cpu(
     """Prefill with masks and scores written in Python, traced and as shipped."""
     threads, torch_version = _prepare(threads, json_path)
     from raddle.bench import compare, flex, report
-    from raddle.bench.progress import Progress
+    from raddle._progress import Progress
 
     out = report.console()
     out.print(report.header(threads, torch=torch_version))
@@ -179,7 +179,7 @@ def first_use(rounds: int, seed: int, json_path: Optional[Path]) -> None:
     threads, torch_version = _prepare(None, json_path)
     from raddle.bench import first_use as first
     from raddle.bench import report
-    from raddle.bench.progress import Progress
+    from raddle._progress import Progress
 
     out = report.console()
     out.print(report.header(threads, torch=torch_version, seed=str(seed)))

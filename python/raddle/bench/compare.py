@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Optional
 
+from raddle._progress import Progress
 from raddle.bench import engines, timing
-from raddle.bench.progress import Progress
 from raddle.bench.workloads import Workload
 
 RADDLE = "raddle"

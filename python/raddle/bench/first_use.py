@@ -15,7 +15,7 @@ from typing import Any
 
 from raddle.bench import timing
 from raddle.bench.bars import Measured
-from raddle.bench.progress import Progress
+from raddle._progress import Progress
 
 #: Milliseconds from Attention(spec) to the first result.
 BAR_COLD_MS, BAR_WARM_MS = 3000.0, 30.0

@@ -14,7 +14,7 @@ from raddle import flex
 from raddle.bench import engines, timing
 from raddle.bench.bars import Measured
 from raddle.bench.compare import WrongOutput
-from raddle.bench.progress import Progress
+from raddle._progress import Progress
 from raddle.bench.workloads import HKV, HQ, D
 
 LENGTH = 4096

@@ -13,13 +13,13 @@ from click.core import ParameterSource
 from rich.console import Console
 
 import raddle
+from raddle._progress import Progress
 
 from . import native, report, steplog, traces
 from .engine import Engine
 from .faults import INJECT
 from .metrics import summary
 from .models import MODELS, Model
-from .progress import Progress
 from .sampling import Sampler, Verified
 from .scheduler import PagePool, Playback, Scheduler
 from .serving import serve
@@ -259,8 +259,9 @@ def _run(
         num_workers=options["num_workers"],
     )
     sampler = Sampler(model, layers, log.page_size, options["num_verified"], log.seed)
-    with Progress(len(log.requests)) as progress:
-        history = serve(scheduler, engine, sampler, progress.on_step)
+    with Progress(counts=True) as progress:
+        progress.say("serving", total=len(log.requests))
+        history = serve(scheduler, engine, sampler, report.shown_by(progress))
         progress.say("verifying")
         verified = sampler.verify()
         progress.say("measuring the memory's read bandwidth")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable
 
 from rich.table import Table
+
+from raddle._progress import Progress
+
+from .serving import History
 
 
 def table(report: dict[str, Any]) -> Table:
@@ -67,6 +71,19 @@ def _caption(report: dict[str, Any]) -> str:
         f"Outputs checked against fp64: {strata}. "
         f"{config['isa']}, {config['threads']} threads, schedule {config['schedule']}, seed {config['seed']}."
     )
+
+
+def shown_by(progress: Progress) -> Callable[[History], None]:
+    """What `serve` calls after each step, so that ``progress`` shows how far it is."""
+
+    def on_step(history: History) -> None:
+        steps, running = len(history.steps), len(history.steps[-1].spans)
+        progress.show(
+            f"step {steps:,}, {running} running, clock {history.seconds:.1f} s, requests",
+            done=len(history.finished),
+        )
+
+    return on_step
 
 
 def _number(value: float | None, scale: float = 1.0) -> str:
