@@ -23,13 +23,14 @@ _as_bfloat16 = _library.function("raddle.as_bfloat16")
 _torch = sys.modules.get("torch")
 _TorchTensor = _torch.Tensor if _torch is not None else type("NoTorch", (), {})
 
+_STRIDED = _torch.strided if _torch is not None else None
 _NUMPY_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
 def lend(x: Any, name: str = "a tensor") -> Any:
     """An input or output tensor as the library takes it; errors speak of it as ``name``."""
     if type(x) is _TorchTensor:
-        if x.requires_grad or not x.is_cpu or x.is_neg():
+        if x.layout is not _STRIDED or x.requires_grad or not x.is_cpu or x.is_neg():
             _refuse_torch(x, name)
         return x
     return _lend_other(x, name)
@@ -83,6 +84,28 @@ def finished(x: Any, result: Any) -> Any:
     return result
 
 
+def dtype_name(dtype: Any) -> str:
+    """"float32" for that string, and for the dtype as numpy, torch, JAX and ml_dtypes have it."""
+    if isinstance(dtype, str) or type(dtype).__module__ == "torch":
+        return str(dtype).removeprefix("torch.")
+    try:
+        if dtype is not None:  # which numpy takes for float64
+            return np.dtype(dtype).name
+    except TypeError:
+        pass
+    raise TypeError(f"dtype is {kind_of(dtype)}; expected 'float32', 'float16' or 'bfloat16'")
+
+
+def kind_of(x: Any) -> str:
+    """What ``x`` is, for an error message."""
+    if x is None:
+        return "None"
+    if isinstance(x, type):
+        return f"the class {x.__name__}"
+    word = type(x).__name__
+    return f"{'an' if word[0] in 'aeiouAEIOU' else 'a'} {word}"
+
+
 def _lend_other(x: Any, name: str) -> Any:
     if isinstance(x, np.ndarray):
         return _from_numpy(x, name)
@@ -112,7 +135,7 @@ def _from_numpy(x: np.ndarray, name: str) -> FfiTensor:
 def _from_torch_subclass(x: Any, name: str) -> Any:
     if any(base.__name__ == "FakeTensor" for base in type(x).__mro__):
         raise TypeError(f"{name} is a FakeTensor, which holds no data")
-    if x.requires_grad or not x.is_cpu or x.is_neg():
+    if x.layout is not _STRIDED or x.requires_grad or not x.is_cpu or x.is_neg():
         _refuse_torch(x, name)
     return x
 
@@ -127,6 +150,8 @@ def _imported(x: Any, name: str, exporter: Any) -> FfiTensor:
 
 def _refuse_torch(x: Any, name: str) -> None:
     argument = name.split()[-1]
+    if x.layout is not _STRIDED:
+        raise TypeError(f"{name} has layout {x.layout}; expected a dense tensor: pass {argument}.to_dense()")
     if x.requires_grad:
         raise ValueError(f"{name} requires a gradient; Raddle is forward-only: pass {argument}.detach()")
     if not x.is_cpu:

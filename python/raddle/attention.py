@@ -9,7 +9,7 @@ import tvm_ffi
 from raddle import _library
 from raddle._tensors import finished, lend, lend_output, lend_pools, like
 from raddle.layouts import Layout
-from raddle.spec import AttentionSpec
+from raddle.spec import AttentionSpec, fields_of
 from raddle.variants import members
 
 _attention = _library.function("raddle.attention")
@@ -82,7 +82,7 @@ class Attention(_library.Handle):
     __slots__ = ("spec", "_has_lse")
 
     def __init__(self, spec: AttentionSpec, device: str = "cpu") -> None:
-        self.__init_handle_by_constructor__(_attention, spec.fields(), str(device))
+        self.__init_handle_by_constructor__(_attention, fields_of(spec, "spec"), str(device))
         self.spec = spec
         self._has_lse = all(part.has_lse for part in spec.variant)
 

@@ -7,6 +7,10 @@ import importlib
 import click
 
 
+_MAX_LENGTH = 2**31 - 1
+_MAX_PAGES = 2**28  # 2 GiB of page numbers
+
+
 class _Lazy(click.Group):
     """Subcommands whose modules are imported when they run: `raddle doctor` must work without them."""
 
@@ -58,8 +62,8 @@ def support() -> None:
 @click.option("--dtype", default="bfloat16", show_default=True)
 @click.option("--window", type=int, help="Sliding window: tokens behind a row that it sees.")
 @click.option("--causal/--no-causal", default=True, show_default=True)
-@click.option("--page-size", default=16, show_default=True)
-@click.option("--workers", type=int, help="Work queues; default: the threads of the worker pool.")
+@click.option("--page-size", type=click.IntRange(min=1), default=16, show_default=True)
+@click.option("--workers", type=click.IntRange(min=1), help="Work queues; default: the threads of the worker pool.")
 @click.option("--schedule", default="auto", show_default=True)
 def explain(
     lengths: tuple[str, ...],
@@ -82,19 +86,22 @@ def explain(
 
     try:
         num_qo_heads, num_kv_heads = _numbers(heads)
-        qo_len, kv_len = np.array([_numbers(text) for text in lengths], np.int32).T
+        qo_len, kv_len = np.array([_numbers(text) for text in lengths], np.int32).T.astype(np.int64)
         variant = [raddle.Causal()] if causal else []
         if window is not None:
             variant.append(raddle.SlidingWindow(window))
         spec = raddle.AttentionSpec(num_qo_heads, num_kv_heads, head_dim, dtype=dtype, variant=variant)
         pages = -(-kv_len // page_size)
+        if pages.sum() > _MAX_PAGES:
+            found = f"the requests have {pages.sum():,} pages"
+            raise ValueError(f"{found}; expected at most {_MAX_PAGES:,}: a larger --page-size")
         page_indptr = np.concatenate([[0], np.cumsum(pages)])
         qo_indptr = np.concatenate([[0], np.cumsum(qo_len)])
         layout = raddle.PagedKV(
             qo_indptr, page_indptr, np.arange(page_indptr[-1]), np.ascontiguousarray(kv_len), page_size
         )
         plan = raddle.Attention(spec).plan(layout, num_workers=workers, schedule=schedule)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise click.ClickException(str(error)) from None
     click.echo(plan.explain().rstrip())
     click.echo(f"balance: {plan.balance:.3f} (heaviest queue over the mean)")
@@ -145,6 +152,8 @@ def cache_warm(specs: tuple[str, ...]) -> None:
 
 def _numbers(text: str) -> tuple[int, int]:
     first, colon, second = text.partition(":")
-    if not (first.isdigit() and second.isdigit()):
+    if not (first.isdecimal() and second.isdecimal()):
         raise ValueError(f"'{text}' is no pair of numbers; expected two with a colon between, such as 1:4096")
+    if max(int(first), int(second)) > _MAX_LENGTH:
+        raise ValueError(f"'{text}' has a number above {_MAX_LENGTH}; expected 32-bit integers")
     return int(first), int(second)

@@ -11,8 +11,8 @@ from raddle import _library
 from raddle._tensors import finished, lend, lend_output, lend_pools, like
 from raddle.attention import Attention
 from raddle.layouts import Layout, PagedKV, RaggedKV
-from raddle.spec import AttentionSpec
-from raddle.variants import Causal, Variant
+from raddle.spec import AttentionSpec, fields_of
+from raddle.variants import Causal, Variant, parts
 
 _merge_state = _library.function("raddle.merge_state")
 _merge_states = _library.function("raddle.merge_states")
@@ -53,10 +53,8 @@ def attention(
         raise ValueError(
             f"q, k and v have {q.ndim}, {k.ndim} and {v.ndim} dimensions; expected 3 [tokens, H, D] or 4 [B, S, H, D] each"
         )
-    parts = (variant,) if isinstance(variant, Variant) else tuple(variant)
-    if causal:
-        parts += (_CAUSAL,)
-    attn = _attention_of(q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1], str(q.dtype), parts)
+    composition = parts(variant) + ((_CAUSAL,) if causal else ())
+    attn = _attention_of(q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1], str(q.dtype), composition)
     if q.ndim == 3:
         plan = attn.plan(RaggedKV(_indptr(1, q.shape[0]), _indptr(1, k.shape[0])))
         return attn.run(plan, q, (k, v), scale=scale, return_lse=return_lse)
@@ -123,7 +121,7 @@ def merge_states(o: Any, lse: Any, finish: AttentionSpec | None = None) -> tuple
     """
     inputs = (lend(o, "o"), lend(lse, "lse"))
     merged, merged_lse = like(o, tuple(o.shape[1:]), "float32"), like(o, tuple(o.shape[1:-1]), "float32")
-    fields = None if finish is None else finish.fields()
+    fields = None if finish is None else fields_of(finish, "finish")
     _merge_states(*inputs, lend_output(merged, "out"), lend_output(merged_lse, "lse_out"), fields)
     return finished(o, merged), finished(o, merged_lse)
 
@@ -168,7 +166,7 @@ def workspace_bytes(
         "max_levels": max_levels,
         "max_runs": max_runs,
     }
-    return _workspace_bytes(spec.fields(), num_workers, maxima)
+    return _workspace_bytes(fields_of(spec, "spec"), num_workers, maxima)
 
 
 def support_matrix() -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from typing import Any, Sequence
 import tvm_ffi
 
 from raddle import _library
-from raddle._tensors import lend, lend_index
+from raddle._tensors import kind_of, lend, lend_index
 
 _ragged_kv = _library.function("raddle.ragged_kv")
 _paged_kv = _library.function("raddle.paged_kv")
@@ -215,6 +215,8 @@ class Cascade(Layout):
     """
 
     def __init__(self, levels: Sequence[Layout]) -> None:
+        if not isinstance(levels, (list, tuple)):
+            raise TypeError(f"levels is {kind_of(levels)}; expected a list of layouts, shared prefixes first")
         self.__init_handle_by_constructor__(_cascade, *levels)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Sequence
 
-from raddle.variants import Variant
+from raddle._tensors import dtype_name, kind_of
+from raddle.variants import Variant, parts
 
 
 @dataclass(frozen=True)
@@ -17,33 +18,41 @@ class AttentionSpec:
         num_kv_heads: KV heads Hkv; ``Hq / Hkv`` query heads share one (GQA).
         head_dim: of Q and K: a multiple of 8, at most 256.
         head_dim_vo: of V and the output; None: head_dim.
-        dtype: "bfloat16", "float16" or "float32", of Q, K, V and the output.
+        dtype: "bfloat16", "float16" or "float32", of Q, K, V and the output; or that dtype of numpy or torch.
+            It is kept as the string.
         variant: a variant or a list of them (`raddle.variants`); empty: plain attention.
         scale: softmax scale; None: ``1 / sqrt(head_dim)``.
         batch_invariant: a request's bits do not depend on the rest of the batch.
         fuse: compile the variant's parts into one function: the same bits, one pass over the logits. Needs
             a C++ compiler the first time.
 
-    The values are checked when an `Attention` is made.
+    The values are checked when an `Attention` is made; types that cannot be right raise TypeError here.
     """
 
     num_qo_heads: int
     num_kv_heads: int
     head_dim: int
     head_dim_vo: int | None = None
-    dtype: str = "bfloat16"
+    dtype: Any = "bfloat16"
     variant: Sequence[Variant] | Variant = field(default=())
     scale: float | None = None
     batch_invariant: bool = False
     fuse: bool = False
 
     def __post_init__(self) -> None:
-        variant = (self.variant,) if isinstance(self.variant, Variant) else tuple(self.variant)
-        object.__setattr__(self, "variant", variant)
-        object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))
+        object.__setattr__(self, "variant", parts(self.variant))
+        object.__setattr__(self, "dtype", dtype_name(self.dtype))
         if self.head_dim_vo is None:
             object.__setattr__(self, "head_dim_vo", self.head_dim)
 
     def fields(self) -> dict[str, Any]:
         """All fields by name, as they cross to C++."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def fields_of(spec: Any, name: str) -> dict[str, Any]:
+    """The fields of the argument ``name``, which must be a spec."""
+    if isinstance(spec, AttentionSpec):
+        return spec.fields()
+    hint = ": pass its .spec" if isinstance(getattr(spec, "spec", None), AttentionSpec) else ""
+    raise TypeError(f"{name} is {kind_of(spec)}; expected an AttentionSpec{hint}")

@@ -9,12 +9,12 @@ Logits parts apply in written order, then all masks, joined by and. Masks also c
 from __future__ import annotations
 
 from numbers import Integral, Real
-from typing import Any, NamedTuple
+from typing import Any, Iterable, Mapping, NamedTuple
 
 import tvm_ffi
 
 from raddle import _library
-from raddle._tensors import lend, lend_index
+from raddle._tensors import kind_of, lend, lend_index
 
 _make = {
     name: _library.function(f"raddle.variant.{name}")
@@ -210,11 +210,39 @@ def _type_of(name: str, kind: Any) -> Any:
 
 def numbers(x: Any, name: str) -> Any:
     """A member's value: a number, a list of numbers, or a tensor of rank 0 to 4."""
+    if isinstance(x, bool):
+        raise TypeError(f"{name} is a bool; expected a number, a list of numbers or an array")
     return x if isinstance(x, (Real, list, tuple)) else lend(x, name)
 
 
 def members(params: dict[str, Any] | None) -> dict[str, Any] | None:
     """``params`` of plan and run: values of members by name."""
-    if not params:
+    if params is None:
         return None
+    if not isinstance(params, Mapping):
+        raise TypeError(f"params is {kind_of(params)}; expected a dict of members by name: {{'window.left': 1023}}")
+    for name in params:
+        if not isinstance(name, str):
+            raise TypeError(f"params has {name!r} as a key; expected names of members, such as 'window.left'")
     return {name: numbers(value, f"params['{name}']") for name, value in params.items()}
+
+
+def parts(variant: Any) -> tuple[Any, ...]:
+    """``variant`` of a spec as a tuple of parts."""
+    if isinstance(variant, Variant):
+        return (variant,)
+    if isinstance(variant, (type, str)) or not isinstance(variant, Iterable):
+        _refuse_part(variant, "variant", "a variant or a list of variants")
+    found = tuple(variant)
+    for number, part in enumerate(found):
+        if isinstance(part, type):
+            _refuse_part(part, f"variant[{number}]", "a variant")
+    return found
+
+
+def _refuse_part(part: Any, name: str, expected: str) -> None:
+    if isinstance(part, type) and issubclass(part, Variant):
+        expected = f"one made of it, with parentheses: {part.__name__}(…)"
+    if part is None:
+        expected += "; () for plain attention"
+    raise TypeError(f"{name} is {kind_of(part)}; expected {expected}")

@@ -53,6 +53,22 @@ constexpr i32 max_workers = 65536;
 /// second thread does not pay.
 constexpr i64 single_thread_cost = 4 * 20'000;
 
+/// RoPE's members are frequencies; their users speak of rotary_dim.
+void check_rotary_dim(const Variant& variant, i32 head_dim) {
+  const auto freq = variant.members.find("freq_hi");
+  if (variant.name != "rope" || freq == variant.members.end()) return;
+  const auto pairs = std::visit(
+      [](const auto& x) -> std::size_t {
+        if constexpr (requires { x.size(); })
+          return x.size();
+        else
+          return 0;
+      },
+      freq->second);
+  if (2 * pairs > static_cast<std::size_t>(head_dim))
+    fail<ValueError>("rotary_dim is ", 2 * pairs, "; expected at most head_dim = ", head_dim);
+}
+
 }  // namespace
 
 void check_spec(const AttentionSpec& spec) {
@@ -71,6 +87,7 @@ void check_spec(const AttentionSpec& spec) {
   check_dim("head_dim_vo", spec.head_dim_vo);
   if (spec.scale && !std::isfinite(*spec.scale))
     fail<ValueError>("scale is ", *spec.scale, "; expected a finite number");
+  for (const Variant& v : spec.variant) check_rotary_dim(v, spec.head_dim_qk);
 }
 
 float AttentionSpec::softmax_scale() const {

@@ -109,6 +109,7 @@ std::string kind_of(const ffi::AnyView& value) {
     case ffi::TypeIndex::kTVMFFIOpaquePyObject:
       return "an object of another kind";
     default:
+      if (value.GetTypeKey() == "ffi.BigInt") return "an int of more than 64 bits";
       return "a " + value.GetTypeKey();
   }
 }
@@ -142,20 +143,21 @@ bool Arguments::boolean(const char* name) {
   return *flag;
 }
 
-std::optional<float> Arguments::number(const char* name) {
-  const ffi::AnyView value = take();
-  if (value == nullptr) return std::nullopt;
-  const auto number = value.try_cast<double>();
-  if (!number) fail<TypeError>(name, " is ", kind_of(value), "; expected a number");
-  return static_cast<float>(*number);
-}
-
-double Arguments::real(const char* name) {
-  const ffi::AnyView value = take();
-  const auto number = value.try_cast<double>();
+double to_number(const std::string& name, const ffi::AnyView& value) {
+  // A bool would convert, and is never what a number was meant to be.
+  const bool flag = value.type_index() == ffi::TypeIndex::kTVMFFIBool;
+  const auto number = flag ? std::nullopt : value.try_cast<double>();
   if (!number) fail<TypeError>(name, " is ", kind_of(value), "; expected a number");
   return *number;
 }
+
+std::optional<float> Arguments::number(const char* name) {
+  const ffi::AnyView value = take();
+  if (value == nullptr) return std::nullopt;
+  return static_cast<float>(to_number(name, value));
+}
+
+double Arguments::real(const char* name) { return to_number(name, take()); }
 
 std::string Arguments::string(const char* name) {
   const ffi::AnyView value = take();

@@ -91,6 +91,7 @@ class Arguments {
 };
 
 TensorRef to_tensor(const std::string& name, const ffi::AnyView& value);
+double to_number(const std::string& name, const ffi::AnyView& value);
 /// A number, a list of numbers, or a tensor of rank 0 to 4.
 MemberValue to_member(const std::string& name, const ffi::AnyView& value);
 Params to_params(const ffi::Map<ffi::String, ffi::Any>& params);

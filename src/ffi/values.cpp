@@ -183,9 +183,7 @@ AttentionSpec to_spec(const Fields& fields) {
       spec.variant = variants_field(name, value);
     } else if (name == "scale") {
       if (value == nullptr) continue;
-      const auto number = value.try_cast<double>();
-      if (!number) wrong_type(name, value, "a number");
-      spec.scale = static_cast<float>(*number);
+      spec.scale = static_cast<float>(to_number(name, value));
     } else if (name == "batch_invariant") {
       spec.batch_invariant = boolean_field(name, value);
     } else if (name == "fuse") {

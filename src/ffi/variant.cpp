@@ -4,6 +4,7 @@
 #include <tvm/ffi/reflection/registry.h>
 
 #include <array>
+#include <limits>
 #include <sstream>
 #include <type_traits>
 #include <vector>
@@ -32,7 +33,10 @@ std::vector<float> float_list(const char* name, const ffi::AnyView& value) {
 
 std::vector<std::int32_t> integer_list(const char* name, const ffi::AnyView& value) {
   if (value.type_index() == ffi::TypeIndex::kTVMFFIInt) {
-    return {static_cast<std::int32_t>(value.cast<std::int64_t>())};
+    const i64 n = value.cast<std::int64_t>();
+    if (n < std::numeric_limits<i32>::min() || n > std::numeric_limits<i32>::max())
+      fail<ValueError>(name, " is ", n, "; expected a 32-bit integer");
+    return {static_cast<std::int32_t>(n)};
   }
   const MemberValue member = to_member(name, value);
   check_rank(name, member);
@@ -67,17 +71,16 @@ ffi::ObjectRef make_rope(Arguments& in) {
   args.offset = integer_list("offset", in.take());
   for (const auto& [key, value] : in.map("scaling")) {
     const std::string name = key;
-    const auto number = value.try_cast<double>();
-    if (!number) fail<TypeError>("scaling.", name, " is ", kind_of(value), "; expected a number");
+    const double number = to_number("scaling." + name, value);
     args.scaled = true;
     if (name == "factor") {
-      args.scaling.factor = *number;
+      args.scaling.factor = number;
     } else if (name == "low_freq_factor") {
-      args.scaling.low_freq_factor = *number;
+      args.scaling.low_freq_factor = number;
     } else if (name == "high_freq_factor") {
-      args.scaling.high_freq_factor = *number;
+      args.scaling.high_freq_factor = number;
     } else if (name == "original_max_position") {
-      args.scaling.original_max_position = *number;
+      args.scaling.original_max_position = number;
     } else {
       fail<TypeError>("scaling has no field '", name, "'");
     }

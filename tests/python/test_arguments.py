@@ -3,10 +3,14 @@
 import copy
 import pickle
 
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 import raddle
+import torch
+from click.testing import CliRunner
+from raddle.cli import main
 from small import PAGED, SPEC, attention, paged, refuses, run
 
 
@@ -25,6 +29,17 @@ from small import PAGED, SPEC, attention, paged, refuses, run
         ({"variant": [raddle.Sinks([1.0] * 4)] * 2}, ValueError, ["sink"]),
         ({"scale": float("nan")}, ValueError, ["scale"]),
         ({"scale": "big"}, TypeError, ["scale", "string"]),
+        ({"scale": True}, TypeError, ["scale is a bool"]),
+        ({"dtype": np.float64}, ValueError, ["dtype is 'float64'", "bfloat16"]),
+        ({"dtype": torch.int8}, ValueError, ["dtype is 'int8'"]),
+        ({"dtype": None}, TypeError, ["dtype is None", "float32"]),
+        ({"dtype": 16}, TypeError, ["dtype is an int", "float32"]),
+        ({"variant": None}, TypeError, ["variant is None", "()"]),
+        ({"variant": raddle.Causal}, TypeError, ["variant is the class Causal", "parentheses: Causal("]),
+        ({"variant": [raddle.Causal(), raddle.SoftCap]}, TypeError, ["variant[1] is the class SoftCap"]),
+        ({"variant": "causal"}, TypeError, ["variant is a str", "list of variants"]),
+        ({"variant": 3}, TypeError, ["variant is an int"]),
+        ({"variant": raddle.Rope(128)}, ValueError, ["rotary_dim is 128", "head_dim = 16"]),
     ],
 )
 def test_bad_specs(changes, error, words):
@@ -42,6 +57,8 @@ def test_other_devices_are_refused():
     [
         (lambda: raddle.SoftCap(0.0), ValueError, ["cap is 0"]),
         (lambda: raddle.SoftCap("x"), TypeError, ["cap", "string"]),
+        (lambda: raddle.SoftCap(True), TypeError, ["cap is a bool"]),
+        (lambda: raddle.SoftCap(10**400), TypeError, ["cap is an int of more than 64 bits"]),
         (lambda: raddle.SlidingWindow(1.5), TypeError, ["left", "float"]),
         (lambda: raddle.SlidingWindow(2**40), ValueError, ["left", "32-bit"]),
         (lambda: raddle.Sinks(["a"]), TypeError, ["logits", "string"]),
@@ -49,6 +66,7 @@ def test_other_devices_are_refused():
         (lambda: raddle.Rope(7), ValueError, ["rotary_dim is 7"]),
         (lambda: raddle.Rope(8, theta=0.5), ValueError, ["theta is 0.5"]),
         (lambda: raddle.Rope(8, offset=[0.5]), TypeError, ["offset"]),
+        (lambda: raddle.Rope(8, offset=2**40), ValueError, ["offset is 1099511627776", "32-bit"]),
         (lambda: raddle.Causal() & 3, TypeError, ["right side of &", "int"]),
     ],
 )
@@ -85,6 +103,15 @@ def test_bad_plans():
         attn.plan(paged(), params={"softcap.cap": 1.0})
     with refuses(TypeError, "params['window.left']", "str"):
         attn.plan(paged(), params={"window.left": "far"})
+    with refuses(TypeError, "params['window.left']", "bool"):
+        attn.plan(paged(), params={"window.left": True})
+    for too_large in (2**40, 2**70):
+        with refuses(TypeError, "window.left", "expected"):
+            attn.plan(paged(), params={"window.left": too_large})
+    with refuses(TypeError, "params is a list", "dict"):
+        attn.plan(paged(), params=[1])
+    with refuses(TypeError, "params has 1 as a key", "names"):
+        attn.plan(paged(), params={1: 2})
 
 
 def test_params_override_members(small_problem):
@@ -137,6 +164,9 @@ def bad_runs():
     yield change("scale", lambda _: "large"), TypeError, ["scale", "string"]
     yield change("scale", lambda _: float("inf")), ValueError, ["scale is inf"]
     yield change("params", lambda _: {"softcap.cap": 3.0}), ValueError, ["softcap.cap"]
+    yield change("params", lambda _: [1]), TypeError, ["params is a list"]
+    yield change("q", lambda q: torch.tensor(q).to_sparse()), TypeError, ["q has layout", "q.to_dense()"]
+    yield change("k", lambda k: torch.tensor(k).to_sparse()), TypeError, ["kv: k has layout", "k.to_dense()"]
 
 
 @pytest.mark.parametrize("change, error, words", list(bad_runs()), ids=lambda x: x[0] if isinstance(x, list) else "")
@@ -251,3 +281,60 @@ def test_rows_of_unequal_length():
 def test_lengths_near_the_end_of_32_bits():
     with refuses(ValueError, "kv_len[0] is 2147483647", "at most"):
         raddle.PagedKV([0, 1], page_indices=[[0]], kv_len=[2**31 - 1], page_size=2**31 - 1)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.dtype("float16"), torch.float16, jnp.float16, "torch.float16"])
+def test_dtypes_of_every_library(dtype):
+    assert raddle.AttentionSpec(**{**SPEC, "dtype": dtype}).dtype == "float16"
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, jnp.bfloat16, torch.bfloat16])
+def test_bfloat16_of_every_library(dtype):
+    assert raddle.AttentionSpec(**{**SPEC, "dtype": dtype}).dtype == "bfloat16"
+
+
+def test_variants_of_the_one_call_function(small_problem):
+    q, k = small_problem["q"], small_problem["q"]
+    for variant, words in ((None, ["variant is None"]), (raddle.Causal, ["variant is the class Causal"])):
+        with refuses(TypeError, *words):
+            raddle.attention(q, k, k, variant=variant)
+
+
+def test_a_cascade_of_no_list():
+    with refuses(TypeError, "levels is a PagedKV", "list of layouts"):
+        raddle.Cascade(paged())
+
+
+def test_a_sparse_index_array():
+    with refuses(TypeError, "kv_indptr has layout", "dense"):
+        raddle.RaggedKV(torch.tensor([0, 1]), torch.tensor([0, 1]).to_sparse())
+
+
+def test_what_is_no_spec():
+    attn = attention()
+    o, lse = np.zeros((2, 1, 4, 16), np.float32), np.zeros((2, 1, 4), np.float32)
+    with refuses(TypeError, "finish is an Attention", "AttentionSpec", ".spec"):
+        raddle.merge_states(o, lse, finish=attn)
+    with refuses(TypeError, "finish is a Sinks", "AttentionSpec"):
+        raddle.merge_states(o, lse, finish=raddle.Sinks([1.0] * 4))
+    with refuses(TypeError, "spec is the class AttentionSpec"):
+        raddle.Attention(raddle.AttentionSpec)
+    with refuses(TypeError, "spec is an Attention"):
+        raddle.workspace_bytes(attn, max_requests=1, max_qo_tokens=1, max_kv_tokens=1)
+
+
+@pytest.mark.parametrize(
+    "args, words",
+    [
+        (["1:99999999999"], ["1:99999999999", "32-bit"]),
+        (["1:2147483000"] * 5, ["pages", "--page-size"]),
+        (["--page-size", "0", "1:1"], ["--page-size", "0"]),
+        (["--workers", "0", "1:1"], ["--workers", "0"]),
+        (["1:\N{SUPERSCRIPT TWO}"], ["no pair of numbers"]),
+        (["--heads", "3:2", "1:1"], ["num_qo_heads is 3"]),
+    ],
+)
+def test_bad_arguments_of_explain(args, words):
+    result = CliRunner().invoke(main, ["explain", *args])
+    assert result.exit_code != 0 and isinstance(result.exception, SystemExit)
+    assert all(word in result.output for word in words), result.output
