@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 
 import click
 
@@ -40,11 +41,12 @@ def main() -> None:
 
 
 @main.command()
-def doctor() -> None:
-    """Show library, versions, instruction set and threads, and where they come from."""
-    from raddle.doctor import report
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
+def doctor(as_json: bool) -> None:
+    """Show what this machine can do, and why something is off."""
+    from raddle.doctor import facts, report
 
-    click.echo(report())
+    click.echo(json.dumps(facts(), indent=2) if as_json else report())
 
 
 @main.command()

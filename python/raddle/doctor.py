@@ -4,28 +4,95 @@ from __future__ import annotations
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
-from raddle import _library
+from raddle import _library, _toolchain
 
 cpu_isa = _library.function("raddle.cpu_isa")
 cpu_threads = _library.function("raddle.cpu_threads")
-_cpu_describe = _library.function("raddle.cpu_describe")
+_cpu_report = _library.function("raddle.cpu_report")
 
 _PACKAGES = ("apache-tvm-ffi", "numpy", "ml_dtypes", "torch", "jax")
 
 
+def facts() -> dict[str, Any]:
+    """What this machine can do, by stable names: what `raddle doctor --json` prints.
+
+    ``problem`` is a sentence where something is off, else None; paths and versions of what is not there are
+    None. Sizes are bytes.
+    """
+    return {
+        "raddle": {"version": _library.version(), "library": str(_library.find())},
+        "python": {"version": platform.python_version(), "platform": platform.platform()},
+        "packages": {name: _version_of(name) for name in _PACKAGES},
+        "devices": ["cpu"],
+        "cpu": _cpu(),
+        "compiler": _toolchain.compiler(),
+        "nvrtc": _toolchain.nvrtc(),
+        "driver": _toolchain.driver(),
+        "cache": _toolchain.cache(),
+    }
+
+
 def report() -> str:
-    """Lines of text for people, and for bug reports."""
-    packages = ", ".join(f"{name} {_version_of(name)}" for name in _PACKAGES)
+    """The same as lines of text for people, and for bug reports."""
+    found = facts()
+    packages = ", ".join(f"{name} {number or '(not installed)'}" for name, number in found["packages"].items())
+    python = f"Python {found['python']['version']}, {found['python']['platform']}"
     return "\n".join(
         [
-            f"raddle {_library.version()} on Python {platform.python_version()}, {platform.platform()}",
-            f"library: {_library.find()}",
+            f"raddle {found['raddle']['version']} on {python}",
+            f"library: {found['raddle']['library']}",
             f"packages: {packages}",
-            "devices: cpu",
-            _cpu_describe().rstrip(),
+            f"devices: {', '.join(found['devices'])}",
+            *_cpu_lines(found["cpu"]),
+            f"C++ compiler: {_tool_text(found['compiler'])}",
+            f"NVRTC: {_tool_text(found['nvrtc'])}",
+            f"NVIDIA driver: {_driver_text(found['driver'])}",
+            f"cache: {_cache_text(found['cache'])}",
         ]
     )
+
+
+def _cpu() -> dict[str, Any]:
+    try:
+        found = dict(_cpu_report().items())
+    except ValueError as error:  # of an environment variable
+        return {"problem": str(error)}
+    found["supported_isas"] = list(found["supported_isas"])
+    found["quota_cpus"] = found["quota_cpus"] or None
+    found["quota_source"] = found["quota_source"] or None
+    return {**found, "problem": None}
+
+
+def _cpu_lines(cpu: dict[str, Any]) -> list[str]:
+    if cpu["problem"]:
+        return [f"CPU: {cpu['problem']}"]
+    quota = f"{cpu['quota_cpus']:g} CPUs ({cpu['quota_source']})" if cpu["quota_cpus"] else "none"
+    pinning = "worker i to the i-th CPU of the mask" if cpu["pinned"] else "off"
+    return [
+        f"instruction set: {cpu['isa']} ({cpu['isa_reason']}; supported: {', '.join(cpu['supported_isas'])})",
+        f"threads: {cpu['threads']} ({cpu['threads_reason']})",
+        f"CPUs in the affinity mask: {cpu['affinity_cpus']} of {cpu['online_cpus']} online",
+        f"CPU quota: {quota}",
+        f"pinning: {pinning} (RADDLE_PIN)",
+    ]
+
+
+def _tool_text(tool: dict[str, Any]) -> str:
+    return tool["problem"] or f"{tool['path']}, {tool['version']} ({tool['origin']})"
+
+
+def _driver_text(driver: dict[str, Any]) -> str:
+    if driver["problem"]:
+        return driver["problem"]
+    gpus = ", ".join(f"{gpu['name']} ({gpu['arch']})" for gpu in driver["gpus"]) or "no GPU"
+    return f"CUDA {driver['version']}; {gpus}"
+
+
+def _cache_text(cache: dict[str, Any]) -> str:
+    state = f"{cache['bytes'] / 1e6:.1f} MB" if cache["found"] else "nothing yet"
+    return f"{cache['path']} ({cache['origin']}), {state}" + (f"; {cache['problem']}" if cache["problem"] else "")
 
 
 def support_page() -> str:
@@ -46,8 +113,8 @@ def support_page() -> str:
     return "\n".join(lines)
 
 
-def _version_of(package: str) -> str:
+def _version_of(package: str) -> str | None:
     try:
         return version(package)
     except PackageNotFoundError:
-        return "(not installed)"
+        return None

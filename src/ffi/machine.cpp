@@ -21,7 +21,21 @@ ffi::Tensor as_bfloat16(Arguments& in) {
 
 ffi::String isa(Arguments&) { return cpu_isa(); }
 i64 threads(Arguments&) { return cpu_threads(); }
-ffi::String describe(Arguments&) { return cpu::describe(); }
+ffi::Map<ffi::String, ffi::Any> report(Arguments&) {
+  const cpu::Report found = cpu::report();
+  ffi::Array<ffi::String> supported;
+  for (const std::string& name : found.supported_isas) supported.push_back(name);
+  return {{"isa", ffi::String(found.isa)},
+          {"isa_reason", ffi::String(found.isa_reason)},
+          {"supported_isas", supported},
+          {"threads", found.threads},
+          {"threads_reason", ffi::String(found.threads_reason)},
+          {"affinity_cpus", found.affinity_cpus},
+          {"online_cpus", found.online_cpus},
+          {"quota_cpus", found.quota.cpus},
+          {"quota_source", ffi::String(found.quota.source)},
+          {"pinned", found.pinned}};
+}
 
 ffi::Array<ffi::Map<ffi::String, ffi::Any>> support(Arguments&) {
   ffi::Array<ffi::Map<ffi::String, ffi::Any>> rows;
@@ -41,7 +55,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def_packed("raddle.as_bfloat16", exported(as_bfloat16))
       .def_packed("raddle.cpu_isa", exported(isa))
       .def_packed("raddle.cpu_threads", exported(threads))
-      .def_packed("raddle.cpu_describe", exported(describe))
+      .def_packed("raddle.cpu_report", exported(report))
       .def_packed("raddle.support_matrix", exported(support));
 }
 

@@ -102,7 +102,8 @@ TEST(Topology, ThreadsFitTheMask) {
   EXPECT_LE(default_threads(), static_cast<i32>(allowed_cpus().size())) << "evaluated once";
   forget_default_threads();
   EXPECT_EQ(default_threads(), 3);
-  EXPECT_NE(describe().find("threads: 3 (RADDLE_NUM_THREADS)"), std::string::npos) << describe();
+  EXPECT_EQ(report().threads, 3);
+  EXPECT_EQ(report().threads_reason, "RADDLE_NUM_THREADS");
   unsetenv("RADDLE_NUM_THREADS");
   forget_default_threads();
 }

@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <sstream>
 
 #include "raddle/error.h"
 
@@ -149,29 +148,21 @@ bool pinning_wanted() {
   fail<ValueError>("RADDLE_PIN is \"", value, "\"; expected 0 or 1");
 }
 
-std::string describe() {
-  std::ostringstream text;
-  const char* isa = environment("RADDLE_CPU_ISA");
-  text << "instruction set: " << to_string(selected_isa()) << " ("
-       << (isa ? "RADDLE_CPU_ISA" : "the best this CPU runs")
-       << "; supported: " << supported_names() << ")\n";
-  const std::vector<i32> cpus = allowed_cpus();
-  const CpuQuota quota = cgroup_quota();
-  text << "threads: " << default_threads() << " ("
-       << (threads_asked_for() ? "RADDLE_NUM_THREADS"
-                               : "CPUs of the affinity mask, bounded by the quota")
-       << ")\n";
-  text << "CPUs in the affinity mask: " << cpus.size() << " of " << sysconf(_SC_NPROCESSORS_ONLN)
-       << " online\n";
-  text << "CPU quota: ";
-  if (quota.cpus > 0) {
-    text << quota.cpus << " CPUs (" << quota.source << ")\n";
-  } else {
-    text << "none\n";
-  }
-  text << "pinning: " << (pinning_wanted() ? "worker i to the i-th CPU of the mask" : "off")
-       << " (RADDLE_PIN)\n";
-  return text.str();
+Report report() {
+  Report found;
+  found.isa = to_string(selected_isa());
+  found.isa_reason = environment("RADDLE_CPU_ISA") ? "RADDLE_CPU_ISA" : "the best this CPU runs";
+  for (const Isa isa : all_isas)
+    if (supported(isa)) found.supported_isas.push_back(to_string(isa));
+  found.threads = default_threads();
+  found.affinity_cpus = static_cast<i32>(allowed_cpus().size());
+  found.online_cpus = static_cast<i32>(sysconf(_SC_NPROCESSORS_ONLN));
+  found.quota = cgroup_quota();
+  found.threads_reason = threads_asked_for() > 0               ? "RADDLE_NUM_THREADS"
+                         : found.threads < found.affinity_cpus ? "the CPU quota"
+                                                               : "CPUs of the affinity mask";
+  found.pinned = pinning_wanted();
+  return found;
 }
 
 }  // namespace raddle::cpu

@@ -44,7 +44,18 @@ void forget_default_threads();
 /// RADDLE_PIN: 1 pins each worker to one CPU of the mask; 0 or unset leaves them to the system.
 bool pinning_wanted();
 
-/// Where instruction set and number of threads come from: lines of text for people.
-std::string describe();
+/// Instruction set and number of threads, and where they come from.
+struct Report {
+  std::string isa, isa_reason;
+  std::vector<std::string> supported_isas;
+  i32 threads = 0;
+  std::string threads_reason;
+  i32 affinity_cpus = 0, online_cpus = 0;
+  CpuQuota quota;
+  bool pinned = false;
+};
+
+/// Raises ValueError for a bad RADDLE_CPU_ISA or RADDLE_NUM_THREADS.
+Report report();
 
 }  // namespace raddle::cpu
