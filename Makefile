@@ -11,14 +11,15 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 BUILD := build/release
 SANITIZED := build/sanitize
+SHARED := build/shared
 CMAKE_FLAGS := -G Ninja -DRADDLE_TESTS=ON -DRADDLE_WERROR=$(WERROR)
 
 # The recipes share build folders, and Ninja already uses every core.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install replay test test-cpp test-python test-sanitize bench format check-format \
-        wheel test-wheel clean
+.PHONY: help install replay test test-cpp test-python test-sanitize test-install bench format \
+        check-format wheel test-wheel clean
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
@@ -38,7 +39,7 @@ install: $(VENV)/installed  ## build raddle and install it into .venv (editable)
 replay: install  ## replay a request trace: make replay ARGS="--help"
 	$(BIN)/raddle replay $(ARGS)
 
-test: test-cpp test-python test-sanitize test-wheel  ## run all tests
+test: test-cpp test-python test-sanitize test-install test-wheel  ## run all tests
 
 test-cpp: install  ## C++ tests: make test-cpp ARGS="--gtest_filter=Plan*"
 	$(BIN)/cmake -S . -B $(BUILD) $(CMAKE_FLAGS)
@@ -53,6 +54,10 @@ test-sanitize: $(VENV)/created  ## C++ tests under the address and undefined-beh
 	$(BIN)/cmake -S . -B $(SANITIZED) $(CMAKE_FLAGS) -DRADDLE_SANITIZE=address,undefined
 	$(BIN)/cmake --build $(SANITIZED) --target raddle_tests
 	$(SANITIZED)/raddle_tests --gtest_brief=1 $(ARGS)
+
+test-install: install  ## install libraddle, static and shared, and build examples/cpp against it
+	tests/find_package.sh $(BUILD)
+	tests/find_package.sh $(SHARED) -DBUILD_SHARED_LIBS=ON -DRADDLE_WERROR=$(WERROR)
 
 bench: install $(VENV)/tested  ## benchmarks: make bench ARGS="cpu --against torch"
 	$(BIN)/raddle bench $(ARGS)
