@@ -57,11 +57,22 @@ RADDLE_FN Vec exp2_nonpositive(Vec x) {
   return reinterpret_cast<Vec>(bits & ~vanishes);
 }
 
+/// Lane i of the result is lane index[i] of `a` and `b`, one after the other.
+RADDLE_FN Vec shuffle(Vec a, Vec b, VecI index) {
+#if defined(__clang__)
+  Vec result{};
+  for (i32 i = 0; i < lanes; ++i) result[i] = index[i] < lanes ? a[index[i]] : b[index[i] - lanes];
+  return result;
+#else
+  return __builtin_shuffle(a, b, index);
+#endif
+}
+
 RADDLE_FN float reduce_sum(Vec v) {
   for (i32 step = lanes / 2; step > 0; step /= 2) {
     VecI swap{};
     for (i32 i = 0; i < lanes; ++i) swap[i] = i ^ step;
-    v = v + __builtin_shuffle(v, swap);
+    v = v + shuffle(v, v, swap);
   }
   return v[0];
 }
@@ -70,7 +81,7 @@ RADDLE_FN float reduce_max(Vec v) {
   for (i32 step = lanes / 2; step > 0; step /= 2) {
     VecI swap{};
     for (i32 i = 0; i < lanes; ++i) swap[i] = i ^ step;
-    v = max(v, __builtin_shuffle(v, swap));
+    v = max(v, shuffle(v, v, swap));
   }
   return v[0];
 }
@@ -83,8 +94,8 @@ RADDLE_FN void exchange(Vec& a, Vec& b) {
     low[i] = (i & step) == 0 ? i : lanes + (i ^ step);
     high[i] = (i & step) == 0 ? (i ^ step) : lanes + i;
   }
-  const Vec x = __builtin_shuffle(a, b, low);
-  b = __builtin_shuffle(a, b, high);
+  const Vec x = shuffle(a, b, low);
+  b = shuffle(a, b, high);
   a = x;
 }
 
