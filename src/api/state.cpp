@@ -112,6 +112,7 @@ void merge_states(const TensorRef& o, const TensorRef& lse, const TensorRef& out
       fail<ValueError>("finish is a Scan::sum variant; its states are summed, not composed");
   }
   std::vector<StateRows> states;
+  states.reserve(static_cast<std::size_t>(dim(o, 0)));
   for (i64 i = 0; i < dim(o, 0); ++i)
     states.push_back(StateRows{static_cast<const float*>(o.data) + i * step(o, 0),
                                static_cast<const float*>(lse.data) + i * step(lse, 0), step(o, 1),

@@ -41,6 +41,7 @@ Outcome run(const std::vector<std::string>& command, const std::string& doing) {
   posix_spawn_file_actions_adddup2(&actions, ends[1], 1);
   posix_spawn_file_actions_adddup2(&actions, ends[1], 2);
   std::vector<char*> args;
+  args.reserve(command.size() + 1);
   for (const std::string& arg : command) args.push_back(const_cast<char*>(arg.c_str()));
   args.push_back(nullptr);
   pid_t child = 0;

@@ -82,7 +82,8 @@ std::vector<std::string> tokens(const std::string& text) {
 
 /// Index after the bracket that closes the one at `at`.
 std::size_t after_bracket(const std::vector<std::string>& t, std::size_t at) {
-  const std::string open = t[at], close = open == "(" ? ")" : "}";
+  const std::string& open = t[at];
+  const std::string close = open == "(" ? ")" : "}";
   int depth = 0;
   for (; at < t.size(); ++at) {
     depth += t[at] == open ? 1 : t[at] == close ? -1 : 0;
