@@ -115,7 +115,7 @@ std::string kind_of(const ffi::AnyView& value) {
 }
 
 ffi::AnyView Arguments::take() {
-  if (!more()) TVM_FFI_THROW(TypeError) << "a call from the Python package has too few arguments";
+  if (!more()) fail<TypeError>("a call from the Python package has too few arguments");
   return args_[next_++];
 }
 

@@ -98,21 +98,23 @@ Params to_params(const ffi::Map<ffi::String, ffi::Any>& params);
 AttentionSpec to_spec(const ffi::Map<ffi::String, ffi::Any>& fields);
 Maxima to_maxima(const ffi::Map<ffi::String, ffi::Any>& fields);
 
-/// Runs `body` and turns Raddle's errors into Python's.
+/// Runs `body` and turns Raddle's errors into Python's, without a C++ backtrace: to find its symbols
+/// reads the debug data of every library of the process, seconds where torch is one of them.
 template <class Body>
 auto guarded(Body&& body) {
+  const auto raise = [](const char* kind, const char* text) { throw ffi::Error(kind, text, ""); };
   try {
     return body();
   } catch (const ValueError& e) {
-    TVM_FFI_THROW(ValueError) << e.what();
+    raise("ValueError", e.what());
   } catch (const TypeError& e) {
-    TVM_FFI_THROW(TypeError) << e.what();
+    raise("TypeError", e.what());
   } catch (const CompileError& e) {
-    TVM_FFI_THROW(CompileError) << e.what();
+    raise("CompileError", e.what());
   } catch (const std::bad_alloc&) {
-    TVM_FFI_THROW(MemoryError) << "out of memory";
+    raise("MemoryError", "out of memory");
   }
-  throw;  // not reached; the compiler does not know that the macro throws
+  throw;  // not reached; the compiler does not know that raise throws
 }
 
 /// An export: takes its arguments by name, returns a value that a ffi::Any can hold.
