@@ -135,6 +135,9 @@ class _Scalar:
             symbol = _compare.get(op) or _infix[op]
             return f"{self._operand(args[0])} {symbol} {self._operand(args[1])}"
         if op == "not":
+            inner = args[0]
+            if inner.op == "eq" and id(inner) not in self._names:
+                return f"{self._operand(inner.args[0])} != {self._operand(inner.args[1])}"
             return ("!" if node.dtype == "bool" else "~") + self._operand(args[0])
         if op == "neg" and node.dtype == "float":
             return "-" + self._operand(args[0])

@@ -13,7 +13,7 @@ _ours = {
     os.path.join(_here, name + ".py")
     for name in ("errors", "expr", "ops", "capture", "rebuild", "foreign", "evaluate", "codegen", "trace")
 }
-_libraries = re.compile(r"[/\\](torch|numpy|jax|jaxlib|functools\.py)([/\\]|$)")
+_libraries = re.compile(r"(site|dist)-packages[/\\](torch|numpy|jax|jaxlib)[/\\]")
 
 
 class TraceError(TypeError):

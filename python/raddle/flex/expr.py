@@ -289,7 +289,7 @@ def build(op: str, *operands: Any) -> Value:
     if op in ("gt", "ge"):
         op, args = {"gt": "lt", "ge": "le"}[op], args[::-1]
     if op == "ne":
-        return Value(graph, graph.node("not", "bool", (build("eq", *operands).node,)))
+        return build("not", build("eq", *operands))
     if op == "where":
         args[0] = graph.cast(args[0], "bool")
         dtype = promoted(args[1:])
@@ -302,6 +302,8 @@ def build(op: str, *operands: Any) -> Value:
     args = [graph.cast(a, dtype) for a in args]
     if op == "floor" and dtype == "int":
         return Value(graph, args[0])
+    if op in ("eq", "lt", "le") and args[0] is args[1] and dtype != "float":  # compilers warn of it
+        return Value(graph, graph.constant(op != "lt"))
     if op == "eq" and dtype == "bool":
         return Value(graph, graph.node("not", "bool", (graph.node("xor", "bool", args),)))
     return Value(graph, graph.node(op, "bool" if op in ("lt", "le", "eq") else dtype, args))

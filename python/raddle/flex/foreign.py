@@ -66,11 +66,11 @@ def _full_like(x: Any, value: Any, dtype: Any = None, **_: Any) -> Value:
 
 
 def _add(a: Any, b: Any, alpha: Any = 1) -> Value:
-    return build("add", a, b if alpha == 1 else build("mul", b, alpha))
+    return build("add", a, b if alpha == 1 else b * alpha)
 
 
 def _sub(a: Any, b: Any, alpha: Any = 1) -> Value:
-    return build("sub", a, b if alpha == 1 else build("mul", b, alpha))
+    return build("sub", a, b if alpha == 1 else b * alpha)
 
 
 def _same(x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -89,7 +89,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "clamp_max": lambda x, max: ops.clamp(x, None, max),
     "where": lambda c, a, b: build("where", c, a, b),
     "masked_fill": lambda x, mask, value: build("where", mask, value, x),
-    "relu": lambda x: build("maximum", x, 0),
+    "relu": lambda x, inplace=False: build("maximum", x, 0),
     "square": lambda x: build("mul", x, x),
     "rsqrt": lambda x: build("div", 1.0, build("sqrt", x)),
     "reciprocal": lambda x: build("div", 1.0, x),

@@ -1,0 +1,402 @@
+"""Traced functions: the C++ they become computes what Python does, pair by pair."""
+
+from __future__ import annotations
+
+import functools
+import math
+import types
+
+import numpy as np
+import pytest
+import torch
+
+import flex_draws as draws
+from flex_compiled import Compiled
+from raddle.flex import ops
+from raddle.flex.trace import Traced, takes_score, trace_mask, trace_score
+
+SLOPES = np.exp2(-np.arange(1, 9)).astype(np.float64)
+TABLE = np.random.default_rng(0).standard_normal((8, 64))
+CUBE = np.random.default_rng(1).integers(-9, 9, (3, 8, 64))
+HYPER = np.random.default_rng(2).standard_normal((2, 3, 4, 8))
+FLAGS = np.random.default_rng(3).integers(0, 2, 64).astype(bool)
+DOC = np.repeat(np.arange(8), 8)
+SCALE = 0.125
+T_SLOPES, T_DOC, T_FLAGS, T_TABLE = (torch.from_numpy(x) for x in (SLOPES, DOC, FLAGS, TABLE))
+T_BF16 = torch.from_numpy(TABLE).bfloat16()
+
+
+def parts(width, b, h, q, kv, *, back):
+    return (q - kv < width) & (kv - q < back)
+
+
+def make_functions():
+    """Score and mask functions as people write them. Evaluated with Python's own numbers they are the reference."""
+    cap, window, bias, step = 7.5, 5, np.float32(0.25), 3
+    offsets = {"left": 4, "right": (2, 1)}
+
+    def alibi(score, b, h, q, kv):
+        return score + SLOPES[h] * (kv - q)
+
+    def soft_cap(score, b, h, q, kv):
+        return cap * ops.tanh(score / cap)
+
+    def relative(score, b, h, q, kv):
+        return score + TABLE[h, ops.clamp(q - kv, -31, 31) + 31]
+
+    def nested_index(score, b, h, q, kv):
+        return score * HYPER[1][b][q % 4, h]
+
+    def piecewise(score, b, h, q, kv):
+        return ops.where(kv > q, -math.inf, ops.where(h < 4, score * SCALE, score - bias))
+
+    def elementary(score, b, h, q, kv):
+        return ops.exp(-abs(score)) + ops.exp2(score / 4) + ops.log(1 + score * score) + ops.log2(2 + abs(score))
+
+    def trigonometric(score, b, h, q, kv):
+        return ops.sin(score) * ops.cos(q / 8) + ops.sigmoid(score) + ops.sqrt(abs(score))
+
+    def rounding(score, b, h, q, kv):
+        return ops.floor(score * 3) + math.floor(score) + math.ceil(score) - math.trunc(score) + ops.cast(score, "int32")
+
+    def division(score, b, h, q, kv):
+        return score + (q - kv) / 3 + (q - kv) // 4 + (q - kv) % 5 + q // -3 + kv % -7 + q // (b + 1) - (q - 9) % (h + 1)
+
+    def shifts(score, b, h, q, kv):
+        return score + ((q << 2) ^ (kv >> 1)) + ((q & 7) | (h << b)) + ~kv + (-q & 12)
+
+    def extremes(score, b, h, q, kv):
+        return min(score, 1.5) + max(q, kv, 7) + ops.maximum(score, -0.5) - abs(q - kv)
+
+    def powers(score, b, h, q, kv):
+        return score**3 + q**2 - (q - kv) ** 2 + kv**0 + 2.0 ** (-(h + 1) * 8.0 / 8)
+
+    def with_default(score, b, h, q, kv, gain=1.5, shift=2):
+        return score * gain + (q - shift)
+
+    def loops(score, b, h, q, kv):
+        for i in range(step):
+            score = score * 0.5 + helper(q, i)
+        return score if step > 1 else q
+
+    def containers(score, b, h, q, kv):
+        return ops.where((q - kv <= offsets["left"]) & (kv - q <= offsets["right"][0]), score, -1e9)
+
+    def helper(q, i):
+        return q * i + cap
+
+    def same_twice(score, b, h, q, kv):
+        d = (q - kv) * 0.5
+        return ops.where(d > 1, d, d * d) + score
+
+    def bools(score, b, h, q, kv):
+        return score + (q > kv) + (q >= kv) * 2 - ((q == kv) | (q != 3)) * (b > 0)
+
+    def constant(score, b, h, q, kv):
+        return 0
+
+    def unchanged(score, b, h, q, kv):
+        return score
+
+    def only_head(score, b, h, q, kv):
+        return SLOPES[h]
+
+    def negative_index(score, b, h, q, kv):
+        return score + SLOPES[-1] + SLOPES[h - 8] + TABLE[-2, -kv]
+
+    def tanh_cheap(score, b, h, q, kv):
+        return ops.tanh_approx(score)
+
+    def reserved(score, b, h, q, kv):
+        s = double = score  # noqa: F841
+        return double + class_
+
+    class_ = 0.5
+
+    def causal(b, h, q, kv):
+        return q >= kv
+
+    def sliding(b, h, q, kv):
+        return (q >= kv) & (q - kv <= window)
+
+    def prefix(b, h, q, kv):
+        return (kv < window + b) | (kv <= q)
+
+    def document(b, h, q, kv):
+        return (DOC[q] == DOC[kv]) & (q >= kv)
+
+    def dilated(b, h, q, kv):
+        return ((q - kv) % step == 0) & (abs(q - kv) <= step * window)
+
+    def flags(b, h, q, kv):
+        return FLAGS[kv] | ~FLAGS[q] & (q > kv)
+
+    def cube(b, h, q, kv):
+        return CUBE[b, h, kv] > CUBE[b][h][q]
+
+    def natten(b, h, q, kv):
+        x, y, u, v = q % 8, q // 8, kv % 8, kv // 8
+        return (abs(x - u) <= 2) & (abs(y - v) <= 1)
+
+    def integer_mask(b, h, q, kv):
+        return (q - kv) & 1
+
+    def always(b, h, q, kv):
+        return True
+
+    def either(b, h, q, kv):
+        return causal(b, h, q, kv) & sliding(b, h, q, kv) | prefix(b, h, q - 2, kv)
+
+    def xor_masks(b, h, q, kv):
+        return (q > kv) ^ (h % 2 == 1)
+
+    def divmods(b, h, q, kv):
+        n, r = divmod(q, 7)
+        return n * 7 + r - kv > -3
+
+    class Window:
+        def __init__(self, width, table):
+            self.width, self.table = width, table
+
+        def __call__(self, b, h, q, kv):
+            return (q - kv) < self.width + self.table[h]
+
+        def method(self, b, h, q, kv):
+            return (kv - q) < self.width
+
+    config = types.SimpleNamespace(width=6)
+
+    def configured(b, h, q, kv):
+        return q - kv < config.width
+
+    window_object = Window(3, np.arange(8))
+    return [value for value in locals().values() if isinstance(value, types.FunctionType) and value is not helper] + [
+        window_object,
+        window_object.method,
+        functools.partial(parts, 4, back=9),
+        lambda b, h, q, kv: q - kv < 2,
+    ]
+
+
+def make_torch_functions():
+    """Functions written for PyTorch. Torch itself is their reference."""
+    number, zero_dim = 3.0, torch.tensor(0.5)
+    F = torch.nn.functional
+
+    def t_alibi(score, b, h, q, kv):
+        return score + T_SLOPES[h] * (kv - q)
+
+    def t_soft_cap(score, b, h, q, kv):
+        return torch.tanh(score / number) * number
+
+    def t_where(score, b, h, q, kv):
+        return torch.where(q >= kv, score, float("-inf"))
+
+    def t_where_scalars(score, b, h, q, kv):
+        return torch.where((q - kv).abs() <= 3, score + zero_dim, torch.tensor(-1.0)) + torch.zeros_like(score)
+
+    def t_methods(score, b, h, q, kv):
+        return score.exp().clamp(min=0.1, max=5.0) + q.to(torch.float32).sqrt() + (q - kv).float().abs().add(1, alpha=2)
+
+    def t_named(score, b, h, q, kv):
+        x = torch.div(q, 3, rounding_mode="floor") + torch.div(q - kv, 3, rounding_mode="trunc")
+        return torch.minimum(score, torch.sigmoid(score)) + F.relu(score) + torch.remainder(q, 5) + x
+
+    def t_bf16(score, b, h, q, kv):
+        return score + T_BF16[h, kv].to(score.dtype)
+
+    def t_reflected(score, b, h, q, kv):
+        return torch.tensor(2.0) * score + torch.tensor(3) - torch.rsub(score, 1.0) + torch.square(score)
+
+    def t_sliced(score, b, h, q, kv):
+        return score + T_TABLE[2:6][h % 4, kv] + (T_SLOPES * 2)[h] + torch.exp(T_SLOPES)[h]
+
+    def t_inside(score, b, h, q, kv):
+        local = torch.tensor([0.5, 1.0, 2.0])
+        return score * local[b]
+
+    def t_document(b, h, q, kv):
+        return torch.logical_and(T_DOC[q] == T_DOC[kv], kv <= q)
+
+    def t_flags(b, h, q, kv):
+        return torch.bitwise_or(T_FLAGS[kv], q.ge(kv)) & torch.logical_not(q.eq(3))
+
+    def t_noop(b, h, q, kv):
+        return b.new_ones(size=(), dtype=torch.bool)
+
+    def t_shift(b, h, q, kv):
+        return torch.bitwise_right_shift(q, 2) == (kv >> 2).long()
+
+    return [value for value in locals().values() if isinstance(value, types.FunctionType)]
+
+
+def trace(fn) -> Traced:
+    return trace_score(fn) if takes_score(fn) else trace_mask(fn)
+
+
+def reference(fn, at, score, convert=lambda x: x):
+    """The user's function evaluated element by element."""
+    convert_score = (lambda s: convert(float(s))) if convert is not torch.tensor else torch.tensor
+    given = [[convert_score(s)] if takes_score(fn) else [] for s in score]
+    return np.array([float(fn(*s, *map(convert, map(int, row)))) for s, row in zip(given, at)])
+
+
+@pytest.fixture(scope="module")
+def functions():
+    return make_functions() + make_torch_functions()
+
+
+@pytest.fixture(scope="module")
+def compiled(functions, tmp_path_factory):
+    return Compiled(tmp_path_factory.mktemp("traced"), [trace(fn) for fn in functions])
+
+
+def test_every_function_gives_what_python_gives(functions, compiled, rng):
+    at, score = draws.draw_points(rng, 300), (4 * rng.standard_normal(300)).astype(np.float32)
+    for i, fn in enumerate(functions):
+        name = compiled.traced[i].name
+        expected = reference(fn, at, score, torch.tensor if name.startswith("t_") else lambda x: x)
+        found = compiled.run(i, at, score)
+        elementwise = compiled.traced[i].evaluate(*at.T, score)
+        for result in (found, elementwise):
+            differs = ~((result == expected) | np.isinf(expected))
+            error = np.abs(result[differs] - expected[differs])
+            assert error.size == 0 or not compiled.traced[i].is_mask, name
+            scale = 1e-4 if "cheap" in name or "bf16" in name else 3e-6
+            assert np.nanmax(error, initial=0) <= scale * np.abs(expected[np.isfinite(expected)]).max(), name
+            assert np.array_equal(np.isnan(result), np.isnan(expected)), name
+            assert np.array_equal(result[np.isinf(expected)], expected[np.isinf(expected)]), name
+
+
+def test_random_expressions_have_the_same_bits(rng, tmp_path):
+    arrays = draws.draw_arrays(rng)
+    masks = [draws.draw_mask(rng, arrays) for _ in range(30)]
+    scores = [draws.draw_score(rng, arrays) for _ in range(30)]
+    compiled = Compiled(tmp_path, [trace_mask(m) for m in masks] + [trace_score(s) for s in scores])
+    at, score = draws.draw_points(rng, 500), rng.standard_normal(500).astype(np.float32)
+    for i, fn in enumerate(masks + scores):
+        found = compiled.run(i, at, score)
+        direct = draws.with_numpy(fn, at, None if compiled.traced[i].is_mask else score)
+        np.testing.assert_array_equal(found, compiled.traced[i].evaluate(*at.T, score), compiled.traced[i].source)
+        np.testing.assert_array_equal(found, direct, compiled.traced[i].source)
+
+
+def test_no_index_reads_out_of_bounds():
+    table = np.arange(12.0).reshape(3, 4)
+    traced = trace_score(lambda score, b, h, q, kv: table[q, kv])
+    at = np.array([(0, 0, q, kv) for q in (-(2**31), -4, -3, -1, 0, 2, 3, 2**31 - 1) for kv in (-5, -4, 0, 3, 4)])
+    expected = [table[np.clip(q + 3 * (q < 0), 0, 2), np.clip(kv + 4 * (kv < 0), 0, 3)] for _, _, q, kv in at]
+    np.testing.assert_array_equal(traced.evaluate(*at.T), expected)
+    assert "traced::wrap" in traced.source
+
+
+def body(traced):
+    return traced.source.split("const {\n")[1].split("\n  }")[0].strip()
+
+
+def test_a_function_becomes_what_one_would_write_by_hand():
+    cap, window = 30.0, 4
+    assert body(trace_score(lambda score, b, h, q, kv: cap * ops.tanh(score / cap))) == (
+        "return cap * math::tanh(s / cap);"
+    )
+    assert body(trace_score(lambda score, b, h, q, kv: score + SLOPES[h] * (kv - q))) == (
+        "return s + (traced::at(SLOPES, r.q_head) * static_cast<float>(traced::sub(c.kv_pos, r.q_pos)));"
+    )
+    assert body(trace_mask(lambda b, h, q, kv: q - kv <= window)) == (
+        "return traced::sub(r.q_pos, c.kv_pos) <= window;"
+    )
+
+
+def test_a_common_subexpression_is_computed_once():
+    def twice(score, b, h, q, kv):
+        return ops.exp(score - q) + ops.exp(score - q)
+
+    source = trace_score(twice).source
+    assert source.count("math::exp") == 1 and source.count("static_cast") == 1
+
+
+def test_numbers_are_members_and_arrays_are_copies():
+    width, scale, table, flag = 7, 0.5, np.arange(8), True
+
+    def mod(score, b, h, q, kv):
+        if flag:
+            score = score * scale
+        return ops.where(q - kv < width, score, table[h])
+
+    traced = trace_score(mod)
+    assert traced.values["width"] == 7 and traced.values["scale"] == 0.5 and "flag" not in traced.values
+    assert traced.values["table"].dtype == np.int32
+    table[:] = 0
+    assert traced.values["table"][3] == 3
+    changed = traced.evaluate(0, 0, 9, np.arange(9), 1.0, values={"width": 2})
+    np.testing.assert_array_equal(changed, [0] * 8 + [0.5])
+    width = 9
+    assert trace_score(mod).values["width"] == 9 and trace_score(mod).source == traced.source
+
+
+def test_a_number_that_python_needs_is_fixed():
+    window, steps = 4, 2
+
+    def mod(b, h, q, kv):
+        keep = q >= kv
+        for i in range(steps):
+            keep = keep & (q - kv != i)
+        return keep & (q - kv < window) if window > 0 else keep
+
+    traced = trace_mask(mod)
+    assert traced.values == {} and "< 4" in traced.source
+
+
+def test_numbers_become_constants_where_parameters_fail():
+    size = 3
+
+    def mod(b, h, q, kv):
+        assert isinstance(size, int)
+        return q - kv < size
+
+    traced = trace_mask(mod)
+    assert traced.values == {} and "< 3" in traced.source
+
+
+def test_names_are_identifiers_of_their_own():
+    def named(name):
+        def mod(score, b, h, q, kv):
+            return score
+
+        mod.__name__ = name
+        return trace_score(mod).name
+
+    assert named("<lambda>") == "lambda"
+    assert named("double") == "double_mod"
+    assert named("softcap") == "softcap_mod"
+    assert named("größe x") == "gr_e_x"
+    assert named("2d") == "mod_2d"
+
+
+def test_members_that_share_a_name_are_told_apart():
+    def window(width):
+        return lambda b, h, q, kv: q - kv < width
+
+    first, second = window(3), window(5)
+    traced = trace_mask(lambda b, h, q, kv: first(b, h, q, kv) | second(b, h, q, kv) & first(b, h, kv, q))
+    assert traced.values == {"width": 3, "width_2": 5}
+
+
+def test_the_function_itself_is_unchanged():
+    scale, table = 2.0, np.arange(4.0)
+
+    def mod(score, b, h, q, kv):
+        return score * scale + table[h]
+
+    before = [cell.cell_contents for cell in mod.__closure__]
+    trace_score(mod)
+    assert all(a is b for a, b in zip(before, (cell.cell_contents for cell in mod.__closure__)))
+    assert mod(1.0, 0, 3, 0, 0) == 5.0
+
+
+def test_jax_arrays_are_captured():
+    import jax.numpy as jnp
+
+    table = jnp.arange(8.0)
+    traced = trace_score(lambda score, b, h, q, kv: score + table[h])
+    np.testing.assert_array_equal(traced.evaluate(0, np.arange(8), 0, 0, 1.0), np.arange(8) + 1.0)
