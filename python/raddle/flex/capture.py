@@ -130,8 +130,7 @@ class Capture:
             )
         if any(isinstance(x, Value) for x in (*args, *kwargs.values())):
             raise errors.refuse(
-                f"captured array {self._source.hint} as a whole meets a traced value",
-                "index it with b, h, q_idx or kv_idx first",
+                f"{self.described} meets a traced value", "expected a number; index arrays with b, h, q_idx or kv_idx"
             )
         return self._wrap(function(self._source.original, *map(unwrap, args), **kwargs))
 
@@ -150,6 +149,10 @@ class Capture:
         if not callable(found):
             return self._wrap(found)
         return lambda *args, **kwargs: self._now(lambda _, *a, **k: found(*a, **k), *args, **kwargs)
+
+    @property
+    def described(self) -> str:
+        return f"captured array {self._source.hint} as a whole"
 
     def __len__(self) -> int:
         return int(self.shape[0])

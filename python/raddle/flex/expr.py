@@ -266,16 +266,16 @@ def lift(graph: Graph, x: Any) -> Node:
         return x.node
     known = scalar(x)
     if known is None:
-        kind = getattr(x, "dtype", None)
-        what = f"an array of shape {tuple(x.shape)}" if kind is not None and hasattr(x, "shape") else repr(x)[:60]
-        raise errors.refuse(f"{what} meets a traced value", "expected a number; index an array with b, h, q_idx or kv_idx")
+        what = getattr(x, "described", None) or (
+            f"an array of shape {tuple(x.shape)}" if hasattr(x, "shape") else f"{x!r:.60}"
+        )
+        raise errors.refuse(f"{what} meets a traced value", "expected a number; index arrays with b, h, q_idx or kv_idx")
     return graph.constant(known)
 
 
-def promoted(nodes: Iterable[Node], least: str = "bool") -> str:
-    return max((n.dtype for n in nodes), key=_rank.__getitem__, default=least) if least == "bool" else max(
-        [least, *(n.dtype for n in nodes)], key=_rank.__getitem__
-    )
+def promoted(nodes: Iterable[Node]) -> str:
+    """The dtype that holds all of them."""
+    return max((n.dtype for n in nodes), key=_rank.__getitem__)
 
 
 _bool_twin = {"add": "or", "mul": "and", "minimum": "and", "maximum": "or"}

@@ -1,0 +1,182 @@
+"""Coverage of traced masks by brute force: Empty tiles keep no pair, Full ones all, and the usual masks are tight."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import flex_draws as draws
+from flex_compiled import Compiled
+from raddle.flex import ops
+from raddle.flex.trace import trace_mask
+
+EMPTY, PARTIAL, FULL = range(3)
+LENGTH = 64
+
+
+def make_masks(rng):
+    """Masks by name; those in `TIGHT` answer exactly."""
+    window, left, step, image = (int(rng.integers(1, n)) for n in (20, 9, 5, 9))
+    doc = np.repeat(np.arange(LENGTH), rng.integers(1, 16, LENGTH))[:LENGTH]
+    prefix_len = rng.integers(0, 40, 3)
+    is_global = rng.integers(0, 9, LENGTH) == 0
+    head_window = rng.integers(1, 30, 8)
+    starts = np.sort(rng.integers(0, LENGTH, (3, LENGTH)), axis=1)
+    weight = np.sort(rng.standard_normal(LENGTH))
+    half = window * 0.5 + 0.25
+
+    def causal(b, h, q, kv):
+        return q >= kv
+
+    def sliding(b, h, q, kv):
+        return (q >= kv) & (q - kv <= window)
+
+    def two_sided(b, h, q, kv):
+        return abs(q - kv) <= window
+
+    def prefix(b, h, q, kv):
+        return (kv < prefix_len[b]) | (kv <= q)
+
+    def prefix_constant(b, h, q, kv):
+        return (kv < 11) | (kv <= q)
+
+    def document(b, h, q, kv):
+        return doc[q] == doc[kv]
+
+    def causal_document(b, h, q, kv):
+        return (doc[q] == doc[kv]) & (q >= kv)
+
+    def dilated(b, h, q, kv):
+        return (abs(q - kv) <= window) & ((q - kv) % step == 0)
+
+    def natten(b, h, q, kv):
+        return (abs(q // image - kv // image) <= 1) & (abs(q % image - kv % image) <= 2)
+
+    def natten_tiled(b, h, q, kv):
+        x, y, u, v = q >> 3, q & 7, kv >> 3, kv & 7
+        return (abs(x - u) <= 2) & (abs(y - v) <= 3)
+
+    def morton(b, h, q, kv):
+        def coordinate(i, shift):
+            i = i >> shift
+            return (i & 1) | ((i >> 1) & 2) | ((i >> 2) & 4)
+
+        return (abs(coordinate(q, 0) - coordinate(kv, 0)) <= 2) & (abs(coordinate(q, 1) - coordinate(kv, 1)) <= 2)
+
+    def longformer(b, h, q, kv):
+        return two_sided(b, h, q, kv) | is_global[q] | is_global[kv]
+
+    def strided_global(b, h, q, kv):
+        return sliding(b, h, q, kv) | (kv % 16 == 0)
+
+    def by_head(b, h, q, kv):
+        return q - kv < head_window[h]
+
+    def by_request(b, h, q, kv):
+        return kv >= starts[b, q]
+
+    def sinks_and_window(b, h, q, kv):
+        return ((kv < left) | (q - kv <= window)) & (q >= kv)
+
+    def floats(b, h, q, kv):
+        return (q / 2 - kv * 0.5 < half) & (weight[kv] < ops.exp(weight[q])) | (ops.sqrt(kv + 1.0) > 7.5)
+
+    def rounded(b, h, q, kv):
+        return ops.floor(q / 8) == ops.cast(kv / 8, "int32")
+
+    def choice(b, h, q, kv):
+        return kv <= ops.where(h < 4, q, q - window)
+
+    def squares(b, h, q, kv):
+        d = q - kv
+        return (d * d < window * window) & (d - d == 0)
+
+    def never(b, h, q, kv):
+        return (q < kv) & (q >= kv + window)
+
+    def negated(b, h, q, kv):
+        return ~(doc[q] != doc[kv]) & ~(kv > q)
+
+    def wrapping(b, h, q, kv):
+        return (q - 1000) * 3000000 > kv
+
+    return [value for value in locals().values() if callable(value) and value is not rng]
+
+
+TIGHT = {"causal_mod", "sliding", "two_sided", "prefix", "prefix_constant", "document", "causal_document", "negated"}
+
+
+def draw_tiles(rng, n):
+    """[n, 4, 2] hulls of b, h, q_idx and kv_idx: one request and all heads, as the planner asks, or any."""
+    tiles = np.zeros((n, 4, 2), np.int32)
+    for tile, plain in zip(tiles, rng.random(n) < 0.7):
+        b, q, kv = (rng.integers(0, k) for k in (3, LENGTH, LENGTH))
+        tile[0] = (b, b) if plain else np.sort(rng.integers(0, 3, 2))
+        tile[1] = (0, 7) if plain else np.sort(rng.integers(0, 8, 2))
+        tile[2] = q, min(q + rng.integers(0, 16), LENGTH - 1)
+        tile[3] = kv, min(kv + rng.integers(0, 16), LENGTH - 1)
+    return tiles
+
+
+def kept(traced, tile):
+    """What the mask keeps of a tile, pair by pair."""
+    axes = [np.arange(first, last + 1) for first, last in tile]
+    return traced.evaluate(*np.meshgrid(*axes, indexing="ij", sparse=True))
+
+
+def check(compiled, i, tiles):
+    """Raises where coverage is wrong; the share of tiles whose answer is exact."""
+    traced, exact = compiled.traced[i], []
+    for tile, coverage in zip(tiles, compiled.cover(i, tiles)):
+        keep = kept(traced, tile)
+        truth = EMPTY if not keep.any() else FULL if keep.all() else PARTIAL
+        assert coverage in (PARTIAL, truth), f"{tile.tolist()}: {coverage}, not {truth}\n{traced.source}"
+        exact.append(coverage == truth)
+    return np.mean(exact)
+
+
+@pytest.fixture(scope="module")
+def masks(request, tmp_path_factory):
+    rng = np.random.default_rng(request.config.option.seed)
+    return Compiled(tmp_path_factory.mktemp("masks"), [trace_mask(fn) for fn in make_masks(rng)])
+
+
+def test_masks_are_covered_and_the_usual_ones_tightly(masks, rng):
+    tiles = draw_tiles(rng, 150)
+    for i, traced in enumerate(masks.traced):
+        exact = check(masks, i, tiles[tiles[:, 0, 0] == tiles[:, 0, 1]] if traced.name in TIGHT else tiles)
+        assert exact == 1 or traced.name not in TIGHT, (traced.name, exact)
+
+
+def test_usual_names_are_the_masks_that_were_drawn(masks):
+    assert TIGHT <= {traced.name for traced in masks.traced}
+
+
+def test_single_pairs_are_exact(masks, rng):
+    """On a tile of one pair intervals are points: only float approximations and overflow may be unsure."""
+    at = draws.draw_points(rng, 200)
+    at[:, 2:] = np.maximum(at[:, 2:], 0)
+    for i, traced in enumerate(masks.traced):
+        coverage = masks.cover(i, np.stack([at, at], axis=2))
+        expected = np.where(masks.run(i, at, np.zeros(len(at))), FULL, EMPTY)
+        if traced.name in ("floats", "wrapping"):
+            assert traced.name == "wrapping" or np.mean(coverage == PARTIAL) < 0.05
+            coverage = np.where(coverage == PARTIAL, expected, coverage)
+        np.testing.assert_array_equal(coverage, expected, traced.source)
+
+
+def test_random_masks_are_covered(rng, tmp_path):
+    arrays = draws.draw_arrays(rng)
+    compiled = Compiled(tmp_path, [trace_mask(draws.draw_mask(rng, arrays, depth=3)) for _ in range(60)])
+    tiles = draw_tiles(rng, 40)
+    tiles[::5, 2] -= 6  # rows before the first key
+    for i in range(60):
+        check(compiled, i, tiles)
+
+
+def test_coverage_reads_no_more_than_the_scalar_function(masks, rng):
+    """Hulls that reach far outside of captured arrays are clamped."""
+    far = np.array([[[0, 0], [0, 7], [-(2**31), 2**31 - 1], [-5, 2**31 - 1]]])
+    for i, traced in enumerate(masks.traced):
+        if traced.name not in ("never", "rounded"):
+            assert masks.cover(i, far)[0] == PARTIAL, traced.source
