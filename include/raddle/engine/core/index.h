@@ -22,33 +22,51 @@ RADDLE_FN constexpr i32 mul(i32 a, i32 b) {
 RADDLE_FN constexpr i32 neg(i32 a) { return sub(0, a); }
 RADDLE_FN constexpr i32 abs(i32 a) { return a < 0 ? neg(a) : a; }
 
-/// a // b; 0 where b is 0.
-RADDLE_FN i32 floor_div(i32 a, i32 b) {
+/// a / b rounded towards 0, for b other than 0 and -1.
+RADDLE_FN constexpr i32 quotient(i32 a, i32 b) {
 #if defined(__CUDA_ARCH__)
-  if (b == 0) return 0;
-  if (b == -1) return neg(a);
-  const i32 q = a / b;
-  return a % b != 0 && (a < 0) != (b < 0) ? q - 1 : q;
+  return a / b;
 #else
   // Doubles vectorise where integer division does not, and are exact: a quotient of int32s that is
   // no integer is further from the next one than a double's rounding.
-  const double q = math::floor(static_cast<double>(a) / static_cast<double>(b == 0 ? 1 : b));
-  const i32 wrapped = static_cast<i32>(q > 2147483647.0 ? -2147483648.0 : q);
-  return b == 0 ? 0 : wrapped;
+  return static_cast<i32>(static_cast<double>(a) / static_cast<double>(b));
 #endif
 }
 
+/// All bits where a remainder of division towards 0 has not the divisor's sign; else none.
+RADDLE_FN constexpr i32 below(i32 rest, i32 divisor) {
+  return ((rest ^ divisor) & (rest | neg(rest))) >> 31;
+}
+
+/// a // b; 0 where b is 0.
+RADDLE_FN constexpr i32 floor_div(i32 a, i32 b) {
+  const i32 divisor = b == 0 || b == -1 ? 1 : b;
+  const i32 q = quotient(a, divisor);
+  const i32 rest = sub(a, mul(q, divisor));
+  const i32 down = q + below(rest, divisor);
+  return b == 0 ? 0 : b == -1 ? neg(a) : down;
+}
+
 /// a % b with the sign of b; 0 where b is 0.
-RADDLE_FN i32 floor_mod(i32 a, i32 b) { return b == 0 ? 0 : sub(a, mul(floor_div(a, b), b)); }
+RADDLE_FN constexpr i32 floor_mod(i32 a, i32 b) {
+  const i32 divisor = b == 0 || b == -1 ? 1 : b;
+  const i32 rest = sub(a, mul(quotient(a, divisor), divisor));
+  return rest + (divisor & below(rest, divisor));
+}
 
 /// a // n for a constant n > 0.
 template <i32 n>
 RADDLE_FN constexpr i32 floor_div(i32 a) {
   static_assert(n > 0);
   if constexpr ((n & (n - 1)) == 0) {
-    return a >> __builtin_ctz(static_cast<u32>(n));
+    constexpr i32 bits = [] {
+      i32 k = 0;
+      while (n >> k > 1) ++k;
+      return k;
+    }();
+    return a >> bits;
   } else {
-    return a / n - (a % n < 0 ? 1 : 0);
+    return a / n + ((a % n) >> 31);
   }
 }
 
@@ -60,7 +78,7 @@ RADDLE_FN constexpr i32 floor_mod(i32 a) {
     return a & (n - 1);
   } else {
     const i32 rest = a % n;
-    return rest < 0 ? rest + n : rest;
+    return rest + (n & (rest >> 31));
   }
 }
 

@@ -144,12 +144,13 @@ RADDLE_FN SinCos sincos_turns(u32 turn) {
 /// x itself makes them meaningless; NaN for infinities.
 RADDLE_FN SinCos sincos(float x) {
   // The product with 2/π in double has 24 + 29 exact bits, so that no reduction in parts is needed.
-  constexpr double shift = 6755399441055744.0;  // 1.5·2^52: leaves the nearest integer in low bits
+  constexpr double shift = 6755399441055744.0;  // 1.5·2^52: adding it rounds to an integer
   const double quarters = static_cast<double>(x) * 0.63661977236758134308;
-  const double shifted = quarters + shift;
-  const float rest = static_cast<float>((quarters - (shifted - shift)) * 1.57079632679489661923);
-  const float y = rest < -0.79f ? -0.79f : rest > 0.79f ? 0.79f : rest;
-  return sincos_quadrant(static_cast<u32>(__builtin_bit_cast(u64, shifted)), y);
+  const double n = (quarters + shift) - shift;
+  const float rest = static_cast<float>((quarters - n) * 1.57079632679489661923);
+  const float y = rest < -0.79f ? -0.79f : rest > 0.79f ? 0.79f : rest;  // NaN passes
+  const double held = n > -2147483648.0 ? n < 2147483647.0 ? n : 2147483647.0 : -2147483648.0;
+  return sincos_quadrant(static_cast<u32>(static_cast<i32>(held)), y);
 }
 
 RADDLE_FN float sin(float x) { return sincos(x).sin; }
