@@ -97,6 +97,14 @@ def make_masks(rng):
     def negated(b, h, q, kv):
         return ~(doc[q] != doc[kv]) & ~(kv > q)
 
+    def mixed(b, h, q, kv):
+        return (q > kv) * 1.5 + ops.cast(h > 3, "int32") * (b == 1) - abs(-weight[q]) % 0.7 > (q <= kv) & (kv > 9)
+
+    def long_chain(b, h, q, kv):
+        for i in range(400):
+            q = q ^ (kv + i)
+        return q > 20
+
     def wrapping(b, h, q, kv):
         return (q - 1000) * 3000000 > kv
 

@@ -57,10 +57,12 @@ def make_functions():
         return ops.sin(score) * ops.cos(q / 8) + ops.sigmoid(score) + ops.sqrt(abs(score))
 
     def rounding(score, b, h, q, kv):
-        return ops.floor(score * 3) + math.floor(score) + math.ceil(score) - math.trunc(score) + ops.cast(score, "int32")
+        whole = math.floor(score) + math.ceil(score) - math.trunc(score)
+        return ops.floor(score * 3) + whole + ops.cast(score, "int32")
 
     def division(score, b, h, q, kv):
-        return score + (q - kv) / 3 + (q - kv) // 4 + (q - kv) % 5 + q // -3 + kv % -7 + q // (b + 1) - (q - 9) % (h + 1)
+        d = q - kv
+        return score + d / 3 + d // 4 + d % 5 + q // -3 + kv % -7 + q // (b + 1) - (q - 9) % (h + 1)
 
     def shifts(score, b, h, q, kv):
         return score + ((q << 2) ^ (kv >> 1)) + ((q & 7) | (h << b)) + ~kv + (-q & 12)

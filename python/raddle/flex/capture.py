@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from raddle.flex import errors
-from raddle.flex.expr import Graph, Node, Value, scalar
+from raddle.flex.expr import Value, scalar
+from raddle.flex.graph import Graph, Node
 
 MAX_RANK = 4
 
@@ -57,7 +58,9 @@ def member_array(x: Any, name: str) -> np.ndarray:
     least, most = array.min(), array.max()
     if least < info.min or most > info.max:
         found = int(least if least < info.min else most)
-        raise errors.refuse(f"captured array {name} holds {found}, which does not fit in 32 bits", "expected int32 values")
+        raise errors.refuse(
+            f"captured array {name} holds {found}, which does not fit in 32 bits", "expected int32 values"
+        )
     return np.array(array, np.int32, order="C")
 
 

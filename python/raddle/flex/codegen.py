@@ -1,7 +1,8 @@
 """From an expression to the struct of the variant contract, as C++ text.
 
-Every node that is used twice becomes a local; the others are written in place, in the order and with the
-operators that the Python code had, so that the bits are those of a hand-written variant.
+Every node that is used twice becomes a local; the others are written in place (up to a depth that can be
+read), in the order and with the operators that the Python code had, so that the bits are those of a
+hand-written variant.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from raddle.flex.evaluate import order
-from raddle.flex.expr import Node
+from raddle.flex.graph import Node
+
+_MAX_DEPTH = 10  # of what is written in place
 
 _types = {"bool": "bool", "int": "i32", "float": "float"}
 _interval_types = {"bool": "Truth", "int": "IntInterval", "float": "FloatInterval"}
@@ -24,17 +27,20 @@ _compare = {"lt": "<", "le": "<=", "eq": "=="}
 _interval_names = {"lt": "less", "le": "less_equal", "eq": "equal"}
 _math = {"exp", "exp2", "tanh", "tanh_approx", "sigmoid", "sin", "cos", "floor", "sqrt"}
 
-KEYWORDS = set(
-    "alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class compl "
-    "concept const consteval constexpr constinit const_cast continue co_await co_return co_yield decltype default delete "
-    "do double dynamic_cast else enum explicit export extern false float for friend goto if inline int long mutable "
-    "namespace new noexcept not not_eq nullptr operator or or_eq private protected public register reinterpret_cast "
-    "requires return short signed sizeof static static_assert static_cast struct switch template this thread_local throw "
-    "true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq".split()
+_keywords = set(
+    "alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t "
+    "class compl concept const consteval constexpr constinit const_cast continue co_await co_return co_yield "
+    "decltype default delete do double dynamic_cast else enum explicit export extern false float for friend "
+    "goto if inline int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private "
+    "protected public register reinterpret_cast requires return short signed sizeof static static_assert "
+    "static_cast struct switch template this thread_local throw true try typedef typeid typename union "
+    "unsigned using virtual void volatile wchar_t while xor xor_eq".split()
 )
-_taken = KEYWORDS | set(
+_taken = _keywords | set(
     "r c s t i32 i64 u8 u32 Row Key Tile Tensor SpanTensor Coverage KvSpan Range Truth IntInterval FloatInterval math "
-    "traced interval raddle logits mask coverage kv_span query key value sink output scan min max hull".split()
+    "traced interval raddle logits mask coverage kv_span query key value sink output scan min max hull both either "
+    "intersect everything compose is_empty int_min int_max bits_to_float to_float from_float round_up ceil_div cpu "
+    "Scan Mix Member Variant Causal SlidingWindow SoftCap Sinks Sigmoid Rope Alibi AllOf AnyOf Leaf Composition".split()
 )
 
 
@@ -92,12 +98,15 @@ class _Scalar:
         self.lines: list[str] = []
         self.reads: set[str] = set()
         uses: dict[int, int] = {}
+        depth: dict[int, int] = {}
         nodes = order(root)
         for node in nodes:
             for a in node.args:
                 uses[id(a)] = uses.get(id(a), 0) + 1
         for node in nodes:
-            if node.args and uses.get(id(node), 0) > 1:
+            depth[id(node)] = 1 + max((depth[id(a)] for a in node.args), default=0)
+            if node.args and (uses.get(id(node), 0) > 1 or depth[id(node)] > _MAX_DEPTH):
+                depth[id(node)] = 0
                 text = self._write(node)
                 self._names[id(node)] = f"t{len(self.lines)}"
                 self.lines.append(f"const {_types[node.dtype]} {self._names[id(node)]} = {text};")

@@ -11,7 +11,7 @@ from types import CodeType, FrameType, TracebackType
 _here = os.path.dirname(os.path.abspath(__file__))
 _ours = {
     os.path.join(_here, name + ".py")
-    for name in ("errors", "expr", "ops", "capture", "rebuild", "foreign", "evaluate", "codegen", "trace")
+    for name in ("errors", "expr", "graph", "ops", "capture", "rebuild", "foreign", "evaluate", "codegen", "trace")
 }
 _libraries = re.compile(r"(site|dist)-packages[/\\](torch|numpy|jax|jaxlib)[/\\]")
 

@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from raddle.flex.expr import Node
+from raddle.flex.graph import Node
 
 
 def order(root: Node) -> list[Node]:

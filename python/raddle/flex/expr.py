@@ -1,7 +1,6 @@
 """Symbolic values: what a traced function computes with.
 
-An expression is a graph of nodes; equal nodes are one node, so that a common subexpression is computed
-once. dtypes are "bool", "int" (int32) and "float" (float32), promoted in this order as PyTorch does.
+dtypes are "bool", "int" (int32) and "float" (float32), promoted in this order as PyTorch does.
 """
 
 from __future__ import annotations
@@ -12,79 +11,9 @@ from typing import Any, Iterable
 import numpy as np
 
 from raddle.flex import errors
+from raddle.flex.graph import Graph, Node
 
 _rank = {"bool": 0, "int": 1, "float": 2}
-_int32 = np.iinfo(np.int32)
-
-
-class Node:
-    """One operation. ``payload``: a constant's value, a `Parameter`, or a captured array."""
-
-    __slots__ = ("op", "dtype", "args", "payload", "varies")
-
-    def __init__(self, op: str, dtype: str, args: tuple[Node, ...], payload: Any):
-        self.op, self.dtype, self.args, self.payload = op, dtype, args, payload
-        # Whether it depends on the pair or on a captured array: if not, Python may know its value.
-        self.varies = op in ("b", "h", "q", "kv", "score", "load") or any(a.varies for a in args)
-
-
-class Parameter:
-    """A number that the function captured: a run-time member."""
-
-    __slots__ = ("hint", "value", "baked")
-
-    def __init__(self, hint: str, value: int | float):
-        self.hint, self.value = hint, value
-        self.baked = False  # True: Python needed its value, so the code holds for this one alone
-
-
-class Graph:
-    """The nodes of one trace."""
-
-    def __init__(self, numbers_as_parameters: bool = True):
-        self.numbers_as_parameters = numbers_as_parameters
-        self.captures: dict[int, Any] = {}
-        self._nodes: dict[Any, Node] = {}
-
-    def node(self, op: str, dtype: str, args: Iterable[Node] = (), payload: Any = None) -> Node:
-        args = tuple(args)
-        # repr tells -0.0 from 0.0 and finds NaN again.
-        mark = repr(payload) if op == "const" else id(payload)
-        key = (op, dtype, tuple(map(id, args)), mark)
-        if key not in self._nodes:
-            self._nodes[key] = Node(op, dtype, args, payload)
-        return self._nodes[key]
-
-    def constant(self, x: bool | int | float) -> Node:
-        if isinstance(x, bool):
-            return self.node("const", "bool", payload=x)
-        if isinstance(x, int):
-            if not _int32.min <= x <= _int32.max:
-                raise errors.refuse(f"the integer {x} does not fit in 32 bits", "write a float, or a smaller number")
-            return self.node("const", "int", payload=x)
-        return self.node("const", "float", payload=float(x))
-
-    def cast(self, node: Node, dtype: str) -> Node:
-        if node.dtype == dtype:
-            return node
-        if node.op == "const":
-            convert = {"bool": bool, "int": int, "float": float}[dtype]
-            return self.constant(convert(node.payload)) if np.isfinite(node.payload) else self.node(
-                "cast", dtype, (node,)
-            )
-        if dtype == "bool":
-            zero = self.constant(0 if node.dtype == "int" else 0.0)
-            return self.node("not", "bool", (self.node("eq", "bool", (node, zero)),))
-        return self.node("cast", dtype, (node,))
-
-    def concretise(self, node: Node) -> Any:
-        """The present value of an expression of numbers alone, which the code is then fixed to."""
-        from raddle.flex.evaluate import evaluate, order
-
-        for each in order(node):
-            if each.op == "param":
-                each.payload.baked = True
-        return evaluate(node, {}, np.float64).item()
 
 
 def dtype_name(dtype: Any) -> str:
@@ -269,7 +198,9 @@ def lift(graph: Graph, x: Any) -> Node:
         what = getattr(x, "described", None) or (
             f"an array of shape {tuple(x.shape)}" if hasattr(x, "shape") else f"{x!r:.60}"
         )
-        raise errors.refuse(f"{what} meets a traced value", "expected a number; index arrays with b, h, q_idx or kv_idx")
+        raise errors.refuse(
+            f"{what} meets a traced value", "expected a number; index arrays with b, h, q_idx or kv_idx"
+        )
     return graph.constant(known)
 
 
@@ -280,6 +211,9 @@ def promoted(nodes: Iterable[Node]) -> str:
 
 _bool_twin = {"add": "or", "mul": "and", "minimum": "and", "maximum": "or"}
 _floats_only = {"exp", "exp2", "log", "log2", "tanh", "tanh_approx", "sigmoid", "sin", "cos", "sqrt", "div"}
+
+
+_no_bools = {"neg", "abs", "floor", "floor_div", "floor_mod", "shift_left", "shift_right", "lt", "le"}
 
 
 def build(op: str, *operands: Any) -> Value:
@@ -318,6 +252,4 @@ def _operand_dtype(op: str, args: list[Node]) -> str:
         raise errors.refuse(f"`{op}` of a float", "bitwise operators take bools or ints; cast with .int()")
     if op == "sub" and dtype == "bool":
         raise errors.refuse("the difference of two bools", "write a & ~b, or a ^ b")
-    if dtype == "bool" and op in ("neg", "abs", "floor", "floor_div", "floor_mod", "shift_left", "shift_right", "lt", "le"):
-        return "int"
-    return dtype
+    return "int" if dtype == "bool" and op in _no_bools else dtype

@@ -8,7 +8,8 @@ from typing import Any, Callable
 
 from raddle.flex import errors, ops
 from raddle.flex.capture import capture
-from raddle.flex.expr import Graph, Value, build, scalar
+from raddle.flex.expr import Value, build, scalar
+from raddle.flex.graph import Graph
 
 
 def _binary(op: str) -> Callable[..., Any]:
@@ -197,7 +198,7 @@ def _method(name: str, reflected: bool = False) -> Any:
     return method
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift", "divmod"):
+for _name in "add sub mul truediv floordiv mod pow and or xor lshift rshift divmod".split():
     setattr(Value, f"__{_name}__", _method(_name))
     setattr(Value, f"__r{_name}__", _method(_name, True))
 for _name in ("lt", "le", "gt", "ge", "eq", "ne", "neg", "invert", "abs", "pos", "trunc", "ceil", "floor"):

@@ -15,7 +15,8 @@ import numpy as np
 
 from raddle.flex import ops
 from raddle.flex.capture import capture, is_array
-from raddle.flex.expr import Graph, Parameter, Value, scalar
+from raddle.flex.expr import Value, scalar
+from raddle.flex.graph import Graph, Parameter
 
 _foreign = ("torch", "numpy", "jax", "jaxlib", "functools", "math", "raddle.flex.ops", "raddle.flex.expr")
 _injected = {"min": ops.smallest, "max": ops.largest}

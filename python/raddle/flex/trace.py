@@ -23,7 +23,8 @@ import numpy as np
 
 from raddle.flex import codegen, errors, evaluate, foreign
 from raddle.flex.errors import TraceError
-from raddle.flex.expr import Graph, Node, Value, lift
+from raddle.flex.expr import Value, lift
+from raddle.flex.graph import Graph, Node
 from raddle.flex.rebuild import Rebuilder
 
 __all__ = ["TraceError", "Traced", "as_variant", "trace_mask", "trace_score"]
@@ -34,7 +35,7 @@ _shipped = frozenset(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Traced:
     """A traced function.
 
@@ -144,13 +145,12 @@ def variant_name(fn: Callable[..., Any]) -> str:
     while hasattr(inner, "func"):
         inner = inner.func
     name = codegen.identifier(getattr(inner, "__name__", type(inner).__name__), "mod")
-    return name + "_mod" if name in _shipped or name[0].isupper() and name in codegen.KEYWORDS else name
+    return name + "_mod" if name in _shipped else name
 
 
 def _param_type(payload: Any) -> Any:
     if not hasattr(payload, "array"):
         return int if isinstance(payload.value, int) else float
-    import raddle
+    from raddle import Tensor
 
-    array = payload.array
-    return raddle.Tensor[(None,) * array.ndim] if hasattr(raddle, "Tensor") else (array.dtype.name, array.ndim)
+    return Tensor[(payload.array.dtype.name, *(None,) * payload.array.ndim)]

@@ -242,7 +242,9 @@ RADDLE_FN FloatInterval floor(FloatInterval a) {
   return is_tame(a) ? tame(math::floor(a.first), math::floor(a.last)) : any_float;
 }
 RADDLE_FN FloatInterval floor_div(FloatInterval a, FloatInterval b) { return floor(div(a, b)); }
-RADDLE_FN FloatInterval floor_mod(FloatInterval, FloatInterval) { return any_float; }
+RADDLE_FN FloatInterval floor_mod(FloatInterval a, FloatInterval b) {
+  return sub(a, mul(floor_div(a, b), b));
+}
 RADDLE_FN FloatInterval sqrt(FloatInterval a) {
   return is_tame(a) && a.first >= 0.0f ? tame(math::sqrt(a.first), math::sqrt(a.last)) : any_float;
 }

@@ -1,0 +1,82 @@
+"""Expressions as a graph of nodes; equal nodes are one node, so that a common subexpression is computed once."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable
+
+import numpy as np
+
+from raddle.flex import errors
+
+_int32 = np.iinfo(np.int32)
+
+
+class Node:
+    """One operation. ``payload``: a constant's value, a `Parameter`, or a captured array."""
+
+    __slots__ = ("op", "dtype", "args", "payload", "varies")
+
+    def __init__(self, op: str, dtype: str, args: tuple[Node, ...], payload: Any):
+        self.op, self.dtype, self.args, self.payload = op, dtype, args, payload
+        # Whether it depends on the pair or on a captured array: if not, Python may know its value.
+        self.varies = op in ("b", "h", "q", "kv", "score", "load") or any(a.varies for a in args)
+
+
+class Parameter:
+    """A number that the function captured: a run-time member."""
+
+    __slots__ = ("hint", "value", "baked")
+
+    def __init__(self, hint: str, value: int | float):
+        self.hint, self.value = hint, value
+        self.baked = False  # True: Python needed its value, so the code holds for this one alone
+
+
+class Graph:
+    """The nodes of one trace."""
+
+    def __init__(self, numbers_as_parameters: bool = True):
+        self.numbers_as_parameters = numbers_as_parameters
+        self.captures: dict[int, Any] = {}
+        self._nodes: dict[Any, Node] = {}
+
+    def node(self, op: str, dtype: str, args: Iterable[Node] = (), payload: Any = None) -> Node:
+        args = tuple(args)
+        # repr tells -0.0 from 0.0 and finds NaN again.
+        mark = repr(payload) if op == "const" else id(payload)
+        key = (op, dtype, tuple(map(id, args)), mark)
+        if key not in self._nodes:
+            self._nodes[key] = Node(op, dtype, args, payload)
+        return self._nodes[key]
+
+    def constant(self, x: bool | int | float) -> Node:
+        if isinstance(x, bool):
+            return self.node("const", "bool", payload=x)
+        if isinstance(x, int):
+            if not _int32.min <= x <= _int32.max:
+                raise errors.refuse(f"the integer {x} does not fit in 32 bits", "write a float, or a smaller number")
+            return self.node("const", "int", payload=x)
+        return self.node("const", "float", payload=float(x))
+
+    def cast(self, node: Node, dtype: str) -> Node:
+        if node.dtype == dtype:
+            return node
+        if node.op == "const":
+            convert = {"bool": bool, "int": int, "float": float}[dtype]
+            finite = np.isfinite(node.payload)
+            return self.constant(convert(node.payload)) if finite else self.node("cast", dtype, (node,))
+        if dtype == "bool":
+            zero = self.constant(0 if node.dtype == "int" else 0.0)
+            return self.node("not", "bool", (self.node("eq", "bool", (node, zero)),))
+        if node.dtype == "bool" and dtype == "float":
+            node = self.cast(node, "int")
+        return self.node("cast", dtype, (node,))
+
+    def concretise(self, node: Node) -> Any:
+        """The present value of an expression of numbers alone, which the code is then fixed to."""
+        from raddle.flex.evaluate import evaluate, order
+
+        for each in order(node):
+            if each.op == "param":
+                each.payload.baked = True
+        return evaluate(node, {}, np.float64).item()
