@@ -175,10 +175,10 @@ def test_single_pairs_are_exact(masks, rng):
 
 def test_random_masks_are_covered(rng, tmp_path):
     arrays = draws.draw_arrays(rng)
-    compiled = Compiled(tmp_path, [trace_mask(draws.draw_mask(rng, arrays, depth=3)) for _ in range(60)])
+    compiled = Compiled(tmp_path, [trace_mask(draws.draw_mask(rng, arrays, depth=3)) for _ in range(40)])
     tiles = draw_tiles(rng, 40)
     tiles[::5, 2] -= 6  # rows before the first key
-    for i in range(60):
+    for i in range(40):
         check(compiled, i, tiles)
 
 

@@ -272,8 +272,8 @@ def test_every_function_gives_what_python_gives(functions, compiled, rng):
 
 def test_random_expressions_have_the_same_bits(rng, tmp_path):
     arrays = draws.draw_arrays(rng)
-    masks = [draws.draw_mask(rng, arrays) for _ in range(30)]
-    scores = [draws.draw_score(rng, arrays) for _ in range(30)]
+    masks = [draws.draw_mask(rng, arrays) for _ in range(24)]
+    scores = [draws.draw_score(rng, arrays) for _ in range(24)]
     compiled = Compiled(tmp_path, [trace_mask(m) for m in masks] + [trace_score(s) for s in scores])
     at, score = draws.draw_points(rng, 500), rng.standard_normal(500).astype(np.float32)
     for i, fn in enumerate(masks + scores):

@@ -208,20 +208,23 @@ class _Intervals:
 
     def __init__(self, root: Node, members: Members):
         self._members, self._names = members, {}
+        steps = []
+        for n, node in enumerate(order(root)):
+            steps.append((f"i{n}", _interval_types[node.dtype], self._write(node)))
+            self._names[id(node)] = f"i{n}"
+        needed = {self._names[id(root)]}
         self.lines: list[str] = []
-        self.reads: set[str] = set()
-        for node in order(root):
-            text = self._write(node)
-            name = f"i{len(self.lines)}"
-            self._names[id(node)] = name
-            self.lines.append(f"const {_interval_types[node.dtype]} {name} = {text};")
+        for name, kind, text in reversed(steps):  # what a shorter form left unused is not written
+            if name in needed:
+                self.lines.insert(0, f"const {kind} {name} = {text};")
+                needed.update(re.findall(r"\w+", text))
+        self.reads = needed & {"t"}
         self.result = f"interval::coverage({self._names[id(root)]})"
 
     def _write(self, node: Node) -> str:
         op = node.op
         args = [self._names[id(a)] for a in node.args]
         if op in _tile:
-            self.reads.add("t")
             return f"interval::of({_tile[op]})"
         if op == "const":
             return f"interval::of({number(node.payload)})"
