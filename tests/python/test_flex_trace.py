@@ -396,6 +396,20 @@ def test_the_function_itself_is_unchanged():
     assert mod(1.0, 0, 3, 0, 0) == 5.0
 
 
+def test_masks_joined_by_torch_are_looked_into():
+    from torch.nn.attention.flex_attention import and_masks, noop_mask, or_masks
+
+    def window(width):
+        return lambda b, h, q, kv: q - kv < width
+
+    joined = and_masks(lambda b, h, q, kv: DOC[q] == DOC[kv], or_masks(window(3), window(5)), noop_mask)
+    traced = trace_mask(joined)
+    assert traced.values["width"] == 3 and traced.values["width_2"] == 5
+    np.testing.assert_array_equal(traced.values["DOC"], DOC)
+    q, kv = np.arange(64)[:, None], np.arange(64)
+    np.testing.assert_array_equal(traced.evaluate(0, 0, q, kv), (DOC[q] == DOC[kv]) & (q - kv < 5))
+
+
 def test_jax_arrays_are_captured():
     import jax.numpy as jnp
 

@@ -77,7 +77,8 @@ class Rebuilder:
 
     def _function(self, fn: types.FunctionType) -> types.FunctionType:
         module = fn.__module__ or ""
-        if any(module == name or module.startswith(name + ".") for name in _foreign):
+        is_foreign = any(module == name or module.startswith(name + ".") for name in _foreign)
+        if is_foreign and not fn.__closure__:  # with one, it may be torch's and_masks over the user's functions
             return fn
         if ("function", id(fn)) in self._memo:
             return self._memo["function", id(fn)]
@@ -92,7 +93,7 @@ class Rebuilder:
             except ValueError:  # not assigned yet
                 continue
             cells[i].cell_contents = self._once(("cell", id(cell)), cell, lambda: self.value(content, name))
-        for name in _names(fn.__code__):
+        for name in () if is_foreign else _names(fn.__code__):
             if name in names:
                 owner = fn.__globals__
                 names[name] = self._once(("global", id(owner), name), owner, lambda: self.value(owner[name], name))
