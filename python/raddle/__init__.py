@@ -21,17 +21,18 @@ from raddle.functional import (
     workspace_bytes,
 )
 from raddle.layouts import BlockSparse, Cascade, Layout, PagedKV, RaggedKV
+from raddle.rotary import Llama31Scaling, Rope, YarnScaling
 from raddle.spec import AttentionSpec
 from raddle.variants import (
+    Alibi,
     Causal,
-    Llama31Scaling,
-    Rope,
     Sigmoid,
     Sinks,
     SlidingWindow,
     SoftCap,
     Tensor,
     Variant,
+    alibi_slopes,
 )
 
 
@@ -47,6 +48,7 @@ def __getattr__(name: str):
 __version__: str = _library.version()
 
 __all__ = [
+    "Alibi",
     "Attention",
     "AttentionSpec",
     "BlockSparse",
@@ -65,6 +67,8 @@ __all__ = [
     "SoftCap",
     "Tensor",
     "Variant",
+    "YarnScaling",
+    "alibi_slopes",
     "append_kv",
     "attention",
     "cpu_isa",

@@ -112,9 +112,11 @@ Variant sample(const std::string& name) {
   if (name == "softcap") return soft_cap(30.0f);
   if (name == "sinks") return sinks({0.0f, 0.1f, 0.2f, 0.3f});
   if (name == "sigmoid") return sigmoid(-1.0f);
-  if (name == "rope") {
+  if (name == "alibi") return alibi(alibi_slopes(4));
+  if (name == "rope" || name == "rope_interleaved") {
     RopeArgs args;
     args.rotary_dim = 8;
+    args.interleaved = name == "rope_interleaved";
     return rope(args);
   }
   Variant v;
@@ -179,6 +181,14 @@ void add_variants(Table& table) {
     attempt_spec([](AttentionSpec& s) {
       s.variant = {sample("sinks"), sliding_window(2), causal()};
     });
+  });
+  table.add("variant: rope with YaRN scaling", [] {
+    YarnScaling yarn;
+    yarn.factor = 4.0;
+    RopeArgs args;
+    args.rotary_dim = 8;
+    args.scaling = yarn;
+    attempt_spec([&args](AttentionSpec& s) { s.variant = {rope(args)}; });
   });
   table.add("return_lse with a Scan::sum variant",
             [] { attempt_spec([](AttentionSpec& s) { s.variant = {sigmoid()}; }); });

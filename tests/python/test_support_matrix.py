@@ -8,7 +8,7 @@ import raddle
 from draws import draw
 from engine import spec_of, twin
 from raddle.doctor import support_page
-from reference import Causal, Rope, Sigmoid, Sinks, SlidingWindow, SoftCap
+from reference import Alibi, Causal, Rope, Sigmoid, Sinks, SlidingWindow, SoftCap, YarnScaling
 
 MATRIX = {(row["feature"], row["backend"]): row for row in raddle.support_matrix()}
 
@@ -31,7 +31,10 @@ SHIPPED = {
     "softcap": [SoftCap(5.0)],
     "sinks": [SINKS],
     "sigmoid": [Sigmoid(-1.0)],
+    "alibi": [Alibi(raddle.alibi_slopes(4))],
     "rope": [Rope(8)],
+    "rope_interleaved": [Rope(8, interleaved=True)],
+    "rope with YaRN scaling": [Rope(8, scaling=YarnScaling(4.0, 64.0))],
     "softcap + window + causal (Gemma 2)": [SoftCap(5.0), SlidingWindow(20), Causal()],
     "sinks + window + causal (gpt-oss)": [SINKS, SlidingWindow(20), Causal()],
 }

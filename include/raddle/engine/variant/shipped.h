@@ -2,6 +2,7 @@
 // here.
 #pragma once
 
+#include "raddle/engine/variant/alibi.h"
 #include "raddle/engine/variant/causal.h"
 #include "raddle/engine/variant/rope.h"
 #include "raddle/engine/variant/sigmoid.h"
@@ -14,6 +15,7 @@ RADDLE_ENGINE_BEGIN
 template <class... V>
 struct VariantList {};
 
-using ShippedVariants = VariantList<Causal, SlidingWindow, SoftCap, Sinks, Sigmoid, Rope>;
+using ShippedVariants =
+    VariantList<Causal, SlidingWindow, SoftCap, Alibi, Sinks, Sigmoid, Rope, RopeInterleaved>;
 
 RADDLE_ENGINE_END
