@@ -14,7 +14,7 @@ from typing import Any, Iterable, Mapping, NamedTuple
 import tvm_ffi
 
 from raddle import _library
-from raddle._tensors import kind_of, lend
+from raddle._tensors import kind_of, lend, refuse_tracer
 
 _make = {
     name: _library.function(f"raddle.variant.{name}")
@@ -139,6 +139,7 @@ class SoftCap(Variant):
     """
 
     def __init__(self, cap: float) -> None:
+        refuse_tracer(cap, "cap")
         self.__init_handle_by_constructor__(_make["softcap"], cap)
 
 
@@ -164,6 +165,7 @@ class Sigmoid(Variant):
     has_lse = False
 
     def __init__(self, bias: float = 0.0) -> None:
+        refuse_tracer(bias, "bias")
         self.__init_handle_by_constructor__(_make["sigmoid"], bias)
 
 

@@ -152,6 +152,12 @@ void add_specs(Table& table) {
     });
   table.add("head_dim_vo different from head_dim",
             [] { attempt_spec([](AttentionSpec& s) { s.head_dim_vo = 24; }); });
+  table.add("head_dim 192 with head_dim_vo 128", [] {
+    attempt_spec([](AttentionSpec& s) {
+      s.head_dim_qk = 192;
+      s.head_dim_vo = 128;
+    });
+  });
   for (const i32 group : {1, 3, 4, 8, 16})
     table.add("group size: " + std::to_string(group),
               [=] { attempt_spec([=](AttentionSpec& s) { s.num_qo_heads = 2 * group; }); });

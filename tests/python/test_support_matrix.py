@@ -67,6 +67,7 @@ FEATURES = {
     **{f"dtype: {dtype}": checks(dtype=dtype) for dtype in ("float32", "float16", "bfloat16")},
     **{f"head_dim: {n}": checks(dim=n) for n in (8, 24, 64, 72, 80, 128, 192, 256, 4, 20, 264, 512)},
     "head_dim_vo different from head_dim": checks(dim=16, dim_vo=24),
+    "head_dim 192 with head_dim_vo 128": checks(dim=192, dim_vo=128),
     **{f"group size: {n}": checks(group=n) for n in (1, 2, 3, 4, 7, 8, 16, 71)},
     "batch_invariant": checks(batch_invariant=True),
     **{f"variant: {name}": checks(variant=parts) for name, parts in SHIPPED.items()},
