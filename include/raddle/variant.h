@@ -89,6 +89,9 @@ Variant sinks(std::vector<float> logit);
 /// O = Σ sigmoid(s + bias)·v.
 Variant sigmoid(float bias = 0.0f);
 
+/// Bit by bit: for request i a matrix [qo_len, kv_len] of bits from byte indptr[i] on, row-major,
+/// LSB first, of ceil(qo_len·kv_len / 8) bytes; indptr [requests + 1].
+Variant packed_mask(std::vector<std::uint8_t> bits, std::vector<std::int32_t> indptr);
 /// logits + slope·(kv_pos - q_pos); one slope a query head ([Hq]).
 Variant alibi(std::vector<float> slopes);
 /// The slopes of the ALiBi paper (arXiv 2108.12409, section 3) for any number of heads.
@@ -123,5 +126,14 @@ struct RopeArgs {
 
 /// Rotary position embedding of Q and K.
 Variant rope(const RopeArgs& args);
+
+struct RopeTablesArgs {
+  Array<float> cos, sin;  ///< [positions, rotary_dim / 2]: row p turns what lies at position p
+  std::vector<std::int32_t> offset{0};  ///< one for all, or one a request, added to every position
+  bool interleaved = false;
+};
+
+/// Rotary position embedding by given tables. A batch with positions beyond them is refused.
+Variant rope_tables(const RopeTablesArgs& args);
 
 }  // namespace raddle

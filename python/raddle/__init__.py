@@ -21,7 +21,8 @@ from raddle.functional import (
     workspace_bytes,
 )
 from raddle.layouts import BlockSparse, Cascade, Layout, PagedKV, RaggedKV
-from raddle.rotary import Llama31Scaling, Rope, YarnScaling
+from raddle.packed_mask import PackedMask, pack_masks
+from raddle.rotary import Llama31Scaling, Rope, RopeTables, YarnScaling
 from raddle.spec import AttentionSpec
 from raddle.variants import (
     Alibi,
@@ -57,10 +58,12 @@ __all__ = [
     "CompileError",
     "Layout",
     "Llama31Scaling",
+    "PackedMask",
     "PagedKV",
     "Plan",
     "RaggedKV",
     "Rope",
+    "RopeTables",
     "Sigmoid",
     "Sinks",
     "SlidingWindow",
@@ -75,6 +78,7 @@ __all__ = [
     "cpu_threads",
     "merge_state",
     "merge_states",
+    "pack_masks",
     "support_matrix",
     "workspace_bytes",
 ]

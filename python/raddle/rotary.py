@@ -6,10 +6,11 @@ from numbers import Integral
 from typing import Any, NamedTuple, Optional
 
 from raddle import _library
-from raddle._tensors import lend_index
+from raddle._tensors import lend, lend_index
 from raddle.variants import Variant
 
 _make_rope = _library.function("raddle.variant.rope")
+_make_rope_tables = _library.function("raddle.variant.rope_tables")
 
 
 class Llama31Scaling(NamedTuple):
@@ -75,4 +76,27 @@ class Rope(Variant):
         fields = {name: value for name, value in given.items() if value is not None}
         self.__init_handle_by_constructor__(
             _make_rope, rotary_dim, theta, offset, interleaved, type(scaling).__name__, fields
+        )
+
+
+class RopeTables(Variant):
+    """Rotary position embedding by cosines and sines of your own: the row of a position turns what lies there.
+
+    Args:
+        cos, sin: [positions, rotary_dim / 2] floats, of equal shapes; rotary_dim at most head_dim, the elements
+            beyond it pass unchanged. They are copied. transformers keeps every column twice: pass the first half.
+        interleaved: rotate pairs ``(x[2i], x[2i + 1])`` instead of ``(x[i], x[i + rotary_dim / 2])``.
+        offset: added to every position: an int, or one int32 or int64 a request.
+
+    `Attention.run` raises ValueError for a batch that has a position, its offset added, outside of the tables.
+
+    Run members: ``rope_tables.cos``, ``rope_tables.sin``, ``rope_tables.offset`` (``rope_tables_interleaved…``).
+    Raises ValueError for tables that are empty, of unequal shapes, or of another rank.
+    """
+
+    def __init__(self, cos: Any, sin: Any, interleaved: bool = False, offset: Any = 0) -> None:
+        if not isinstance(offset, Integral):
+            offset = lend_index(offset, "offset")
+        self.__init_handle_by_constructor__(
+            _make_rope_tables, lend(cos, "cos"), lend(sin, "sin"), offset, interleaved
         )

@@ -128,4 +128,25 @@ Variant rope(const RopeArgs& args) {
   return v;
 }
 
+Variant rope_tables(const RopeTablesArgs& args) {
+  const auto check_table = [](const char* name, const Array<float>& table) {
+    if (table.shape().size() != 2)
+      fail<ValueError>(name, " has ", table.shape().size(),
+                       " dimensions; expected 2, [positions, rotary_dim / 2]");
+    if (table.size() == 0) fail<ValueError>(name, " is empty; expected at least one row");
+  };
+  check_table("cos", args.cos);
+  check_table("sin", args.sin);
+  if (args.cos.shape() != args.sin.shape())
+    fail<ValueError>("sin is [", args.sin.shape()[0], ", ", args.sin.shape()[1],
+                     "]; expected the shape of cos, [", args.cos.shape()[0], ", ",
+                     args.cos.shape()[1], "]");
+  if (args.offset.empty())
+    fail<ValueError>("offset is empty; expected one integer, or one a request");
+  Variant v;
+  v.name = args.interleaved ? "rope_tables_interleaved" : "rope_tables";
+  v.members = {{"cos", args.cos}, {"sin", args.sin}, {"offset", args.offset}};
+  return v;
+}
+
 }  // namespace raddle

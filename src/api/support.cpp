@@ -112,6 +112,11 @@ Variant sample(const std::string& name) {
   if (name == "softcap") return soft_cap(30.0f);
   if (name == "sinks") return sinks({0.0f, 0.1f, 0.2f, 0.3f});
   if (name == "sigmoid") return sigmoid(-1.0f);
+  if (name == "packed_mask") return packed_mask({7, 3}, {0, 1, 2});
+  if (name.starts_with("rope_tables")) {
+    const Array<float> table(std::vector<float>(3 * 4, 0.5f), {3, 4});
+    return rope_tables({table, table, {0}, name == "rope_tables_interleaved"});
+  }
   if (name == "alibi") return alibi(alibi_slopes(4));
   if (name == "rope" || name == "rope_interleaved") {
     RopeArgs args;

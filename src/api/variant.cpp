@@ -5,6 +5,7 @@
 #include <cctype>
 #include <cmath>
 
+#include "api/member.h"
 #include "raddle/error.h"
 
 namespace raddle {
@@ -55,16 +56,31 @@ Variant sliding_window(i32 left, i32 right) {
 }
 
 Variant soft_cap(float cap) {
-  if (!(cap > 0.0f) || !std::isfinite(cap))
-    fail<ValueError>("cap is ", cap, "; expected a finite number above 0");
+  check_value(Check::positive, static_cast<double>(cap), "cap");
   return leaf("softcap", {{"cap", static_cast<double>(cap)}});
 }
 
-Variant sinks(std::vector<float> logit) { return leaf("sinks", {{"logit", std::move(logit)}}); }
+Variant sinks(std::vector<float> logit) {
+  Array<float> logits(std::move(logit));
+  check_value(Check::number, logits, "logits");
+  return leaf("sinks", {{"logit", std::move(logits)}});
+}
 
-Variant sigmoid(float bias) { return leaf("sigmoid", {{"bias", static_cast<double>(bias)}}); }
+Variant sigmoid(float bias) {
+  check_value(Check::finite, static_cast<double>(bias), "bias");
+  return leaf("sigmoid", {{"bias", static_cast<double>(bias)}});
+}
 
-Variant alibi(std::vector<float> slopes) { return leaf("alibi", {{"slopes", std::move(slopes)}}); }
+Variant packed_mask(std::vector<std::uint8_t> bits, std::vector<std::int32_t> indptr) {
+  return leaf("packed_mask",
+              {{"bits", Array(std::move(bits))}, {"indptr", Array(std::move(indptr))}});
+}
+
+Variant alibi(std::vector<float> slopes) {
+  Array<float> values(std::move(slopes));
+  check_value(Check::finite, values, "slopes");
+  return leaf("alibi", {{"slopes", std::move(values)}});
+}
 
 std::vector<float> alibi_slopes(i32 num_heads) {
   if (num_heads <= 0) fail<ValueError>("num_heads is ", num_heads, "; expected at least 1");

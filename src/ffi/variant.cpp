@@ -75,6 +75,30 @@ ffi::Array<double> slopes_for(Arguments& in) {
   return slopes;
 }
 
+ffi::ObjectRef make_packed_mask(Arguments& in) {
+  const MemberValue bits = to_member("bits", in.take());
+  const auto* bytes = std::get_if<Array<std::uint8_t>>(&bits);
+  if (!bytes || bytes->shape().size() != 1)
+    fail<TypeError>("bits has the wrong kind; expected a uint8 array of rank 1");
+  return wrap<VariantObj>(packed_mask({bytes->data(), bytes->data() + bytes->size()},
+                                      integer_list("indptr", in.take())));
+}
+
+Array<float> float_table(const char* name, const ffi::AnyView& value) {
+  const MemberValue table = to_member(name, value);
+  if (const auto* floats = std::get_if<Array<float>>(&table)) return *floats;
+  fail<TypeError>(name, " has the wrong kind; expected an array of floats of rank 2");
+}
+
+ffi::ObjectRef make_rope_tables(Arguments& in) {
+  RopeTablesArgs args;
+  args.cos = float_table("cos", in.take());
+  args.sin = float_table("sin", in.take());
+  args.offset = integer_list("offset", in.take());
+  args.interleaved = in.boolean("interleaved");
+  return wrap<VariantObj>(rope_tables(args));
+}
+
 /// Sets the fields that `map` names, or says which it does not know.
 template <class Fields>
 void read_numbers(const ffi::Map<ffi::String, ffi::Any>& map, const Fields& fields) {
@@ -243,6 +267,8 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def_packed("raddle.variant.softcap", exported(make_soft_cap))
       .def_packed("raddle.variant.sinks", exported(make_sinks))
       .def_packed("raddle.variant.sigmoid", exported(make_sigmoid))
+      .def_packed("raddle.variant.packed_mask", exported(make_packed_mask))
+      .def_packed("raddle.variant.rope_tables", exported(make_rope_tables))
       .def_packed("raddle.variant.alibi", exported(make_alibi))
       .def_packed("raddle.alibi_slopes", exported(slopes_for))
       .def_packed("raddle.variant.rope", exported(make_rope))

@@ -18,13 +18,16 @@ from reference import (
     Alibi,
     Causal,
     Llama31Scaling,
+    PackedMask,
     Problem,
     Rope,
+    RopeTables,
     Sigmoid,
     Sinks,
     SlidingWindow,
     SoftCap,
     YarnScaling,
+    keys_of_rows,
 )
 
 DTYPES = ["float32", "float16", "bfloat16"]
@@ -75,6 +78,25 @@ def alibi(at):
     return Alibi(at.rng.normal(0.0, 0.1, at.heads).astype(np.float32))
 
 
+def packed_mask(at, keep=0.7):
+    """A random matrix of bits for every request."""
+    qo_len, kv_len = np.diff(at.layout.qo_indptr), at.layout.request_kv_len()
+    masks = [at.rng.random((int(qo), int(kv))) < keep for qo, kv in zip(qo_len, kv_len)]
+    rows = [np.packbits(mask.ravel(), bitorder="little") for mask in masks]
+    indptr = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int32)
+    return PackedMask(np.concatenate([np.zeros(0, np.uint8), *rows]), indptr)
+
+
+def rope_tables(at, interleaved=False):
+    """Tables that just hold the positions of a layout: any angles, lengthened by up to a half."""
+    every = [np.concatenate([keys.q_pos, keys.kv_pos]) for keys in keys_of_rows(at.layout)]
+    every = np.concatenate([[0], *every]).astype(int)
+    angle = at.rng.uniform(-np.pi, np.pi, (np.ptp(every) + 1, rotary_dim(at.rng, at.dim) // 2))
+    size = at.rng.uniform(0.5, 1.5, angle.shape)
+    cos, sin = (size * f(angle) for f in (np.cos, np.sin))
+    return RopeTables(cos.astype(np.float32), sin.astype(np.float32), interleaved, -int(every.min()))
+
+
 # name -> parts of a variant for a place
 VARIANTS = {
     "plain": lambda at: [],
@@ -91,6 +113,10 @@ VARIANTS = {
     "rope_llama31": lambda at: [rope_llama31(at)],
     "rope_interleaved": lambda at: [Rope(rotary_dim(at.rng, at.dim), interleaved=True), Causal()],
     "rope_yarn": lambda at: [rope_yarn(at), Causal()],
+    "rope_tables": lambda at: [rope_tables(at), Causal()],
+    "rope_tables_interleaved": lambda at: [rope_tables(at, True)],
+    "packed_mask": lambda at: [packed_mask(at)],
+    "packed_or_window": lambda at: [packed_mask(at, 0.1) | SlidingWindow(20), Causal()],
     "gemma2": lambda at: [SoftCap(50.0), SlidingWindow(int(at.rng.integers(0, 80))), Causal()],
     "gpt_oss": lambda at: [sinks(at.rng, at.heads), SlidingWindow(int(at.rng.integers(0, 80))), Causal()],
     "either": lambda at: [(Causal() & SlidingWindow(9)) | SlidingWindow(3, 3)],

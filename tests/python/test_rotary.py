@@ -1,4 +1,4 @@
-"""Rotary embeddings: interleaved pairs, YaRN, the bits of frequencies far away."""
+"""Rotary embeddings: interleaved pairs, YaRN, far positions, tables of the caller's own."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import raddle
 from draws import DTYPES, draw
 from engine import twin
 from layout_draws import LAYOUTS
-from reference import Llama31Scaling, Problem, Rope, YarnScaling
+from reference import Causal, Llama31Scaling, Problem, Rope, RopeTables, YarnScaling
 from small import refuses
 
 HEADS = dict(dim=32, group=2, num_kv_heads=2)
@@ -98,3 +98,94 @@ def yarn(**changes):
 def test_bad_rotary_arguments(make, error, words):
     with refuses(error, *words):
         make()
+
+
+# --- tables -----------------------------------------------------------------------------------
+
+
+def tables_of(rope, positions):
+    """What a model keeps: cosines and sines of a rope, rounded to float32."""
+    cos, sin = rope.cos_sin(np.arange(positions))
+    return RopeTables(cos.astype(np.float32), sin.astype(np.float32), rope.interleaved, rope.offset)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tables_of_a_rope_are_the_rope(engine, rng, dtype, interleaved):
+    rope = Rope(24, 10000.0, YarnScaling(4.0, 64.0), 5, interleaved)
+    problem = draw(rng, "paged", [rope, Causal()], dtype, lengths=[(3, 90), (1, 300), (20, 20)], **HEADS)
+    tables = Problem(problem.q, problem.kv, problem.layout, [tables_of(rope, 305), Causal()])
+    engine.check(tables, num_workers=7)
+    tolerance = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 8e-2}[dtype]
+    for a, b in zip(engine.run(problem), engine.run(tables)):
+        np.testing.assert_allclose(a.astype(np.float32), b.astype(np.float32), atol=tolerance)
+
+
+def test_offsets_of_each_request(engine, rng):
+    """The table just holds the positions of every request."""
+    problem = draw(rng, "ragged", "plain", lengths=[(1, 50), (9, 20)], **HEADS)
+    tables = tables_of(Rope(32, offset=np.int32([0, 30])), 50)
+    engine.check(Problem(problem.q, problem.kv, problem.layout, [tables]))
+    tables.offset = np.int32([30, 0])
+    with refuses(ValueError, "rope_tables.cos has 50 rows", "request 0 has positions 30 to 79"):
+        engine.run(Problem(problem.q, problem.kv, problem.layout, [tables]))
+
+
+@pytest.mark.parametrize(
+    "lengths, layout, words",
+    [
+        ([(1, 20), (1, 21)], "paged", ["20 rows", "request 1 has positions 0 to 20"]),
+        ([(5, 3)], "paged", ["20 rows", "request 0 has positions -2 to 2"]),
+        ([(2, 20)], "paged_positions", ["20 rows", "request 0 has positions"]),
+        ([(1, 30)], "bsr", ["20 rows", "request 0 has positions 0 to 29"]),
+    ],
+)
+def test_positions_beyond_the_tables(engine, rng, lengths, layout, words):
+    problem = draw(rng, layout, "plain", lengths=lengths, **HEADS)
+    if layout == "paged_positions":
+        problem.layout.qo_pos[:] = 20
+    if layout == "bsr":  # whatever its blocks are, the row is beyond
+        words = words[:1]
+    variant = [tables_of(Rope(8), 20)]
+    with refuses(ValueError, "rope_tables.cos", *words):
+        engine.run(Problem(problem.q, problem.kv, problem.layout, variant))
+
+
+def test_requests_without_rows_ask_for_no_positions(engine, rng):
+    problem = draw(rng, "paged", "plain", lengths=[(0, 500), (2, 20)], **HEADS)
+    engine.check(Problem(problem.q, problem.kv, problem.layout, [tables_of(Rope(8), 20)]))
+
+
+def test_tables_of_a_layer(engine, rng):
+    problem = draw(rng, "paged", [tables_of(Rope(16), 60)], lengths=[(3, 60)], **HEADS)
+    other = tables_of(Rope(16, 500.0), 99)
+    attn = engine.attention(problem)
+    plan = attn.plan(twin(problem.layout))
+    params = {"rope_tables.cos": other.cos, "rope_tables.sin": other.sin}
+    out = attn.run(plan, problem.q, problem.kv[0], params=params)
+    np.testing.assert_array_equal(
+        out, engine.run(Problem(problem.q, problem.kv, problem.layout, [other]))[0]
+    )
+    with refuses(ValueError, "rope_tables.sin is [60, 8]", "rope_tables.cos, [99, 8]"):
+        attn.run(plan, problem.q, problem.kv[0], params={"rope_tables.cos": other.cos})
+    with refuses(ValueError, "rope_tables.cos", "dimension 1"):
+        attn.run(plan, problem.q, problem.kv[0], params={"rope_tables.cos": np.ones((60, 17), np.float32)})
+    with refuses(ValueError, "rope_tables.cos has 60 rows", "offset 1"):
+        attn.run(plan, problem.q, problem.kv[0], params={"rope_tables.offset": np.int32([1])})
+
+
+@pytest.mark.parametrize(
+    "cos, sin, error, words",
+    [
+        (np.ones(8), np.ones(8), ValueError, ["cos has 1 dimensions", "2"]),
+        (np.ones((4, 8)), np.ones((4, 7)), ValueError, ["sin is [4, 7]", "[4, 8]"]),
+        (np.ones((0, 8)), np.ones((0, 8)), ValueError, ["cos is empty"]),
+        (np.ones((4, 8), np.int32), np.ones((4, 8)), TypeError, ["cos", "floats"]),
+        (None, np.ones((4, 8)), TypeError, ["cos is a NoneType"]),
+    ],
+)
+def test_bad_tables(cos, sin, error, words):
+    with refuses(error, *words):
+        raddle.RopeTables(cos, sin)
+    with refuses(ValueError, "rope_tables.cos, dimension 1, has 8"):
+        raddle.Attention(raddle.AttentionSpec(1, 1, 8, variant=[raddle.RopeTables(np.ones((4, 8)), np.ones((4, 8)))]))

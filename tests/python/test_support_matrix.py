@@ -3,12 +3,24 @@ and nothing is refused that the project does not allow to be."""
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import raddle
 from draws import draw
 from engine import spec_of, twin
 from raddle.doctor import support_page
-from reference import Alibi, Causal, Rope, Sigmoid, Sinks, SlidingWindow, SoftCap, YarnScaling
+from reference import (
+    Alibi,
+    Causal,
+    PackedMask,
+    Rope,
+    RopeTables,
+    Sigmoid,
+    Sinks,
+    SlidingWindow,
+    SoftCap,
+    YarnScaling,
+)
 
 MATRIX = {(row["feature"], row["backend"]): row for row in raddle.support_matrix()}
 
@@ -25,20 +37,26 @@ MAY_BE_REFUSED = {
 }
 
 SINKS = Sinks([0.5, -1.0, 2.0, 0.0])
+LENGTHS = [(5, 90), (1, 30)]
+PACKED = PackedMask(*raddle.pack_masks([np.add.outer(np.arange(qo), np.arange(kv)) % 3 > 0 for qo, kv in LENGTHS]))
+TABLES = np.cos(np.arange(90 * 4)).reshape(90, 4), np.sin(np.arange(90 * 4)).reshape(90, 4)
 SHIPPED = {
     "causal": [Causal()],
     "window": [SlidingWindow(20)],
+    "packed_mask": [PACKED],
     "softcap": [SoftCap(5.0)],
     "sinks": [SINKS],
     "sigmoid": [Sigmoid(-1.0)],
     "alibi": [Alibi(raddle.alibi_slopes(4))],
     "rope": [Rope(8)],
     "rope_interleaved": [Rope(8, interleaved=True)],
+    "rope_tables": [RopeTables(*TABLES)],
+    "rope_tables_interleaved": [RopeTables(*TABLES, interleaved=True)],
     "rope with YaRN scaling": [Rope(8, scaling=YarnScaling(4.0, 64.0))],
     "softcap + window + causal (Gemma 2)": [SoftCap(5.0), SlidingWindow(20), Causal()],
     "sinks + window + causal (gpt-oss)": [SINKS, SlidingWindow(20), Causal()],
 }
-MASKS = {"causal": Causal(), "window": SlidingWindow(20)}
+MASKS = {"causal": Causal(), "window": SlidingWindow(20), "packed_mask": PACKED}
 LAYOUTS = {
     "ragged": "ragged",
     "paged, NHD": "paged",
@@ -53,7 +71,7 @@ LAYOUTS = {
 def checks(**drawn):
     """Draws a problem of four query heads, runs it and compares it with the reference."""
     options = {"batch_invariant": drawn.pop("batch_invariant", False)}
-    drawn = {"layout": "ragged", "dim": 16, "group": 2, "num_kv_heads": 2, "lengths": [(5, 90), (1, 30)], **drawn}
+    drawn = {"layout": "ragged", "dim": 16, "group": 2, "num_kv_heads": 2, "lengths": LENGTHS, **drawn}
     return lambda engine, rng: engine.check(draw(rng, **drawn), **options)
 
 

@@ -14,7 +14,19 @@ Layouts and variants carry the names and the arguments of their raddle twins.
 from .exact import Exact, Problem, attention, merge_states
 from .budgets import UNIT
 from .layouts import BlockSparse, Cascade, PagedKV, RaggedKV, keys_of_rows
-from .variants import Alibi, Causal, Llama31Scaling, Rope, Sigmoid, Sinks, SlidingWindow, SoftCap, YarnScaling
+from .variants import (
+    Alibi,
+    Causal,
+    Llama31Scaling,
+    PackedMask,
+    Rope,
+    RopeTables,
+    Sigmoid,
+    Sinks,
+    SlidingWindow,
+    SoftCap,
+    YarnScaling,
+)
 
 __all__ = [
     "UNIT",
@@ -24,10 +36,12 @@ __all__ = [
     "Causal",
     "Exact",
     "Llama31Scaling",
+    "PackedMask",
     "PagedKV",
     "Problem",
     "RaggedKV",
     "Rope",
+    "RopeTables",
     "Sigmoid",
     "Sinks",
     "SlidingWindow",

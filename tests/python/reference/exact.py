@@ -70,10 +70,9 @@ def gather(problem: Problem, keys: Keys, which: int) -> np.ndarray:
 
 
 def kept_pairs(variant, keys: Keys) -> np.ndarray:
-    place = keys.q_index[:, None], keys.q_pos[:, None], keys.kv_index[None], keys.kv_pos[None]
     keep = keys.keep.copy()
     for mask in parts(variant, Mask):
-        keep &= mask.keep(*place)
+        keep &= mask.pairs(keys)
     assert not keep[:, keys.slot < 0].any(), "the table has no page for a key that a row keeps"
     return keep
 

@@ -13,6 +13,10 @@ class Mask:
     def keep(self, q_index, q_pos, kv_index, kv_pos):
         raise NotImplementedError
 
+    def pairs(self, keys):
+        """Which pairs of the rows and keys of one request are kept [R, N]."""
+        return self.keep(keys.q_index[:, None], keys.q_pos[:, None], keys.kv_index[None], keys.kv_pos[None])
+
     def __and__(self, other):
         return AllOf([self, other])
 
@@ -48,16 +52,30 @@ class SlidingWindow(Mask):
 class AllOf(Mask):
     masks: list
 
-    def keep(self, *place):
-        return np.logical_and.reduce([mask.keep(*place) for mask in self.masks])
+    def pairs(self, keys):
+        return np.logical_and.reduce([mask.pairs(keys) for mask in self.masks])
 
 
 @dataclass
 class AnyOf(Mask):
     masks: list
 
-    def keep(self, *place):
-        return np.logical_or.reduce([mask.keep(*place) for mask in self.masks])
+    def pairs(self, keys):
+        return np.logical_or.reduce([mask.pairs(keys) for mask in self.masks])
+
+
+@dataclass
+class PackedMask(Mask):
+    """Request i keeps (row, kv_index) by bit row · kv_len + kv_index from byte indptr[i] on, lowest bit first."""
+
+    bits: np.ndarray
+    indptr: np.ndarray
+
+    def pairs(self, keys):
+        own = self.bits[self.indptr[keys.request] : self.indptr[keys.request + 1]]
+        matrix = np.unpackbits(own, bitorder="little")[: keys.qo_len * keys.kv_len].astype(bool)
+        row = keys.q_index - (keys.kv_len - keys.qo_len)
+        return matrix.reshape(keys.qo_len, keys.kv_len)[row[:, None], keys.kv_index[None]]
 
 
 @dataclass
@@ -199,6 +217,24 @@ class Rope(Rotation):
         angle = place[:, None].astype(np.float64) * self.frequencies()
         magnitude = 1.0 if self.scaling is None else self.scaling.magnitude
         return magnitude * np.cos(angle), magnitude * np.sin(angle)
+
+
+@dataclass
+class RopeTables(Rotation):
+    """Rows of tables are the cosines and sines of positions."""
+
+    cos: np.ndarray
+    sin: np.ndarray
+    interleaved: bool = False
+    offset: object = 0
+
+    @property
+    def rotary_dim(self):
+        return 2 * self.cos.shape[1]
+
+    def cos_sin(self, place):
+        assert (place >= 0).all(), "a position before the table"
+        return self.cos[place].astype(np.float64), self.sin[place].astype(np.float64)
 
 
 def parts(variant, kind) -> list:

@@ -15,6 +15,6 @@ struct Alibi {
     return s + slopes.data[r.q_head] * static_cast<float>(c.kv_pos - r.q_pos);
   }
 };
-RADDLE_VARIANT(Alibi, "alibi", RADDLE_RUN_TENSOR(Alibi, slopes, qo_heads));
+RADDLE_VARIANT(Alibi, "alibi", checked(RADDLE_RUN_TENSOR(Alibi, slopes, qo_heads), Check::finite));
 
 RADDLE_ENGINE_END

@@ -45,14 +45,11 @@ struct RopeOf {
 };
 
 using Rope = RopeOf<Pairs::half>;
-using RopeInterleaved = RopeOf<Pairs::interleaved>;
 
-#define RADDLE_ROPE(V, variant_name)                                            \
-  RADDLE_VARIANT(V, variant_name, RADDLE_RUN_TENSOR(V, freq_hi, half_head_dim), \
-                 RADDLE_RUN_TENSOR(V, freq_lo, half_head_dim),                  \
-                 RADDLE_RUN_TENSOR(V, offset, one_or_requests), RADDLE_RUN_MEMBER(V, magnitude))
-RADDLE_ROPE(Rope, "rope");
-RADDLE_ROPE(RopeInterleaved, "rope_interleaved");
-#undef RADDLE_ROPE
+#define RADDLE_ROPE_MEMBERS(V)                                                                \
+  RADDLE_RUN_TENSOR(V, freq_hi, half_head_dim), RADDLE_RUN_TENSOR(V, freq_lo, half_head_dim), \
+      RADDLE_RUN_TENSOR(V, offset, one_or_requests),                                          \
+      checked(RADDLE_RUN_MEMBER(V, magnitude), Check::positive)
+RADDLE_VARIANT(Rope, "rope", RADDLE_ROPE_MEMBERS(Rope));
 
 RADDLE_ENGINE_END
