@@ -94,10 +94,10 @@ def test_bad_values_are_refused_wherever_they_come_in(variant, member, good, bad
     for value in bad:
         with pytest.raises(ValueError, match="(is|holds) .*expected a (finite )?number") as refusal:
             variant(value)
-        words = str(refusal.value).split(maxsplit=1)[1]
+        expected = str(refusal.value).split(";")[1]
         with pytest.raises(ValueError) as other:
             attn.run(plan, q, (kv, kv), out=out, params={member: value})
-        assert str(other.value) == f"params: '{member}' {words}"
+        assert str(other.value).startswith(f"params: '{member}' ") and str(other.value).endswith(expected)
         assert np.isnan(out).all()
     attn.run(plan, q, (kv, kv), out=out, params={member: good})
     assert np.isfinite(out).all()
