@@ -56,7 +56,8 @@ class ScratchPool;
 class Plan {
  public:
   Plan(LayoutPtr layout, std::shared_ptr<const PlanArrays> arrays,
-       std::shared_ptr<const BoundVariant> origin, std::shared_ptr<const BoundVariant> variant);
+       std::shared_ptr<const BoundVariant> origin, std::shared_ptr<const BoundVariant> variant,
+       std::vector<Range> positions);
   ~Plan();
   const PlanView& view() const { return view_; }
   const PlanArrays& arrays() const;
@@ -64,6 +65,8 @@ class Plan {
   /// The composition with this plan's members, and the one of the Attention that made it.
   const BoundVariant& variant() const { return *variant_; }
   const BoundVariant& origin() const { return *origin_; }
+  /// Hull of the positions of each request's rows and keys; empty where no variant asks.
+  const std::vector<Range>& positions() const { return positions_; }
   /// Planned cost of the heaviest queue over the mean, contraction included.
   double balance() const;
   /// Which schedule and tile shapes were chosen, and why: text for people.
@@ -73,6 +76,7 @@ class Plan {
   LayoutPtr layout_;
   std::shared_ptr<const PlanArrays> arrays_;
   std::shared_ptr<const BoundVariant> origin_, variant_;
+  std::vector<Range> positions_;
   PlanView view_;
 };
 

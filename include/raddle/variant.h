@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -88,6 +89,14 @@ Variant sinks(std::vector<float> logit);
 /// O = Σ sigmoid(s + bias)·v.
 Variant sigmoid(float bias = 0.0f);
 
+/// Bit by bit: for request i a matrix [qo_len, kv_len] of bits from byte indptr[i] on, row-major,
+/// LSB first, of ceil(qo_len·kv_len / 8) bytes; indptr [requests + 1].
+Variant packed_mask(std::vector<std::uint8_t> bits, std::vector<std::int32_t> indptr);
+/// logits + slope·(kv_pos - q_pos); one slope a query head ([Hq]).
+Variant alibi(std::vector<float> slopes);
+/// The slopes of the ALiBi paper (arXiv 2108.12409, section 3) for any number of heads.
+std::vector<float> alibi_slopes(i32 num_heads);
+
 /// Llama 3.1's frequency scaling.
 struct RopeScaling {
   double factor = 8.0;
@@ -96,15 +105,35 @@ struct RopeScaling {
   double original_max_position = 8192.0;
 };
 
+/// YaRN's frequency scaling and attention temperature (arXiv 2309.00071).
+struct YarnScaling {
+  double factor = 1.0;
+  double original_max_position = 4096.0;
+  double beta_fast = 32.0;  ///< turns over the original context from which a pair keeps its speed
+  double beta_slow = 1.0;   ///< … and below which it is slowed by `factor`
+  std::optional<double> attention_factor;        ///< of cosine and sine; default by the next two
+  std::optional<double> mscale, mscale_all_dim;  ///< both or neither
+  bool truncate = true;                          ///< the ramp begins and ends at whole pairs
+};
+
 struct RopeArgs {
   i32 rotary_dim = 0;  ///< even, at most Dqk; the remaining elements pass unchanged
   double theta = 10000.0;
   std::vector<std::int32_t> offset{0};  ///< one for all, or one a request, added to every position
-  bool scaled = false;
-  RopeScaling scaling;
+  std::variant<std::monostate, RopeScaling, YarnScaling> scaling;
+  bool interleaved = false;  ///< pairs (x[2i], x[2i + 1]) instead of (x[i], x[i + rotary_dim / 2])
 };
 
-/// Rotary position embedding of Q and K, half-split pairs.
+/// Rotary position embedding of Q and K.
 Variant rope(const RopeArgs& args);
+
+struct RopeTablesArgs {
+  Array<float> cos, sin;  ///< [positions, rotary_dim / 2]: row p turns what lies at position p
+  std::vector<std::int32_t> offset{0};  ///< one for all, or one a request, added to every position
+  bool interleaved = false;
+};
+
+/// Rotary position embedding by given tables. A batch with positions beyond them is refused.
+Variant rope_tables(const RopeTablesArgs& args);
 
 }  // namespace raddle

@@ -21,17 +21,19 @@ from raddle.functional import (
     workspace_bytes,
 )
 from raddle.layouts import BlockSparse, Cascade, Layout, PagedKV, RaggedKV
+from raddle.packed_mask import PackedMask, pack_masks
+from raddle.rotary import Llama31Scaling, Rope, RopeTables, YarnScaling
 from raddle.spec import AttentionSpec
 from raddle.variants import (
+    Alibi,
     Causal,
-    Llama31Scaling,
-    Rope,
     Sigmoid,
     Sinks,
     SlidingWindow,
     SoftCap,
     Tensor,
     Variant,
+    alibi_slopes,
 )
 
 
@@ -47,6 +49,7 @@ def __getattr__(name: str):
 __version__: str = _library.version()
 
 __all__ = [
+    "Alibi",
     "Attention",
     "AttentionSpec",
     "BlockSparse",
@@ -55,22 +58,27 @@ __all__ = [
     "CompileError",
     "Layout",
     "Llama31Scaling",
+    "PackedMask",
     "PagedKV",
     "Plan",
     "RaggedKV",
     "Rope",
+    "RopeTables",
     "Sigmoid",
     "Sinks",
     "SlidingWindow",
     "SoftCap",
     "Tensor",
     "Variant",
+    "YarnScaling",
+    "alibi_slopes",
     "append_kv",
     "attention",
     "cpu_isa",
     "cpu_threads",
     "merge_state",
     "merge_states",
+    "pack_masks",
     "support_matrix",
     "workspace_bytes",
 ]

@@ -56,6 +56,16 @@ def lend_index(x: Any, name: str) -> Any:
     return lend(x, name)
 
 
+def refuse_tracer(x: Any, name: str) -> None:
+    """Raises TypeError for what stands for a JAX array while a function is traced."""
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(x, jax.core.Tracer):
+        raise TypeError(
+            f"{name} is a JAX tracer, which holds no values: expected an array; call Raddle outside jit, vmap and grad, "
+            "between jitted functions (it is forward-only and runs at once)"
+        )
+
+
 def lend_pools(kv: Any, lend: Callable[[Any, str], Any] = lend) -> list[Any]:
     """K and V of every level, one after another; None for V where one tensor holds both."""
     pools: list[Any] = []
@@ -80,7 +90,8 @@ def like(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
 def finished(x: Any, result: Any) -> Any:
     """A result that `like` made for ``x``, as the caller's kind."""
     if _is_jax(x):
-        return sys.modules["jax"].numpy.asarray(result)
+        jax = sys.modules["jax"]
+        return jax.device_put(jax.numpy.asarray(result), next(iter(x.devices())))
     return result
 
 
@@ -144,6 +155,7 @@ def _imported(x: Any, name: str, exporter: Any) -> FfiTensor:
     try:
         return from_dlpack(exporter)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        refuse_tracer(x, name)
         kind = f"{type(x).__module__}.{type(x).__name__} of {getattr(x, 'dtype', 'unknown dtype')}"
         raise TypeError(f"{name} is a {kind}, which cannot be used: {error}") from None
 

@@ -7,7 +7,7 @@ from typing import Any
 import tvm_ffi
 
 from raddle import _library
-from raddle._tensors import finished, lend, lend_output, lend_pools, like
+from raddle._tensors import finished, lend, lend_output, lend_pools, like, refuse_tracer
 from raddle.layouts import Layout
 from raddle.spec import AttentionSpec, fields_of
 from raddle.variants import members
@@ -150,6 +150,8 @@ class Attention(_library.Handle):
         else:
             pools = lend_pools(kv)
         spec = self.spec
+        if scale is not None:
+            refuse_tracer(scale, "scale")
         wants_lse = return_lse or (return_state and self._has_lse)
         result, result_lse = out, lse
         if out is None:

@@ -8,19 +8,20 @@ Logits parts apply in written order, then all masks, joined by and. Masks also c
 
 from __future__ import annotations
 
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, Iterable, Mapping, NamedTuple
 
 import tvm_ffi
 
 from raddle import _library
-from raddle._tensors import kind_of, lend, lend_index
+from raddle._tensors import kind_of, lend, refuse_tracer
 
 _make = {
     name: _library.function(f"raddle.variant.{name}")
-    for name in ("causal", "window", "softcap", "sinks", "sigmoid", "rope", "all_of", "any_of", "describe")
+    for name in ("causal", "window", "softcap", "alibi", "sinks", "sigmoid", "all_of", "any_of", "describe")
     + ("source", "source_of", "bind")
 }
+_alibi_slopes = _library.function("raddle.alibi_slopes")
 
 _ELEMENTS = {float: "float32", int: "int32", bool: "uint8"}
 _EXTENTS = {None: "any", "Hq": "qo_heads", "Hkv": "kv_heads", "requests": "one_or_requests"}
@@ -138,6 +139,7 @@ class SoftCap(Variant):
     """
 
     def __init__(self, cap: float) -> None:
+        refuse_tracer(cap, "cap")
         self.__init_handle_by_constructor__(_make["softcap"], cap)
 
 
@@ -163,41 +165,33 @@ class Sigmoid(Variant):
     has_lse = False
 
     def __init__(self, bias: float = 0.0) -> None:
+        refuse_tracer(bias, "bias")
         self.__init_handle_by_constructor__(_make["sigmoid"], bias)
 
 
-class Llama31Scaling(NamedTuple):
-    """Llama 3.1's scaling of RoPE frequencies for contexts longer than the trained one."""
-
-    factor: float = 8.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position: float = 8192.0
-
-
-class Rope(Variant):
-    """Rotary position embedding, fused: rotates Q by ``q_pos`` and K by ``kv_pos`` (RoFormer), half-split pairs.
+class Alibi(Variant):
+    """Logits: ``s -> s + slope * (kv_pos - q_pos)``, a penalty that grows with distance (Press et al. 2021,
+    arXiv 2108.12409).
 
     Args:
-        rotary_dim: elements of a head that rotate, even, at most head_dim; the others pass unchanged.
-        theta: base of the frequencies ``theta ** (-2 i / rotary_dim)``.
-        scaling: `Llama31Scaling`, or None.
-        offset: added to every position: an int, or one int32 or int64 a request.
+        slopes: [num_qo_heads] floats: a list or a tensor of any float dtype; they are copied.
+            `alibi_slopes` has the paper's.
 
-    Run member: ``rope.offset``. Raises ValueError for a bad rotary_dim, theta or offset.
+    The bias is added after the softmax scale. Run member: ``alibi.slopes``. Raises ValueError for slopes that
+    are not finite.
     """
 
-    def __init__(
-        self,
-        rotary_dim: int,
-        theta: float = 10000.0,
-        scaling: Llama31Scaling | None = None,
-        offset: Any = 0,
-    ) -> None:
-        if not isinstance(offset, Integral):
-            offset = lend_index(offset, "offset")
-        fields = None if scaling is None else scaling._asdict()
-        self.__init_handle_by_constructor__(_make["rope"], rotary_dim, theta, offset, fields)
+    def __init__(self, slopes: Any) -> None:
+        self.__init_handle_by_constructor__(_make["alibi"], numbers(slopes, "slopes"))
+
+
+def alibi_slopes(num_heads: int) -> list[float]:
+    """The slopes of the ALiBi paper, one a head: ``2 ** (-8 h / n)`` for h = 1 … n, n a power of two.
+
+    Between powers of two, the heads beyond the largest one take every second slope of twice as many heads, as
+    the authors' code does. Raises ValueError unless num_heads > 0.
+    """
+    return list(_alibi_slopes(num_heads))
 
 
 def _type_of(name: str, kind: Any) -> Any:

@@ -97,11 +97,13 @@ float AttentionSpec::softmax_scale() const {
 // --- Plan ------------------------------------------------------------------------------------
 
 Plan::Plan(LayoutPtr layout, std::shared_ptr<const PlanArrays> arrays,
-           std::shared_ptr<const BoundVariant> origin, std::shared_ptr<const BoundVariant> variant)
+           std::shared_ptr<const BoundVariant> origin, std::shared_ptr<const BoundVariant> variant,
+           std::vector<Range> positions)
     : layout_(std::move(layout)),
       arrays_(std::move(arrays)),
       origin_(std::move(origin)),
       variant_(std::move(variant)),
+      positions_(std::move(positions)),
       view_(arrays_->view()) {}
 Plan::~Plan() = default;
 
@@ -199,11 +201,17 @@ PlanPtr Attention::plan(const LayoutPtr& layout, const PlanOptions& options) con
         "are shared depends on the batch");
   auto variant =
       options.params.empty() ? variant_ : variant_->with(options.params, ParamScope::plan);
+  // Coverage reads plan members, so they are checked first.
+  auto positions =
+      variant->needs_positions() ? positions_by_request(layout->view()) : std::vector<Range>{};
+  variant->check_batch(Batch{layout->view(), shares_keys(layout->view()), positions},
+                       MemberTime::plan);
   const i32 workers = options.num_workers > 0 ? options.num_workers : cpu_threads();
   auto arrays = std::make_shared<const PlanArrays>(make_plan(
       layout->view(), cpu_plan_config(spec_, workers, options.schedule), cover_fns(*variant)));
   check_used_blocks(*layout, arrays->view());
-  return std::make_shared<const Plan>(layout, std::move(arrays), variant_, std::move(variant));
+  return std::make_shared<const Plan>(layout, std::move(arrays), variant_, std::move(variant),
+                                      std::move(positions));
 }
 
 void Attention::run(const Plan& plan, const RunArgs& args, RunStats* stats) const {
@@ -218,7 +226,8 @@ void Attention::run(const Plan& plan, const RunArgs& args, RunStats* stats) cons
     changed = variant->with(*args.params, ParamScope::run);
     variant = changed.get();
   }
-  variant->check_batch(plan.layout().num_requests(), shares_keys(plan.layout().view()));
+  const LayoutView& layout = plan.layout().view();
+  variant->check_batch(Batch{layout, shares_keys(layout), plan.positions()}, MemberTime::run);
 
   CpuLaunch launch = make_launch(spec_, plan, args);
   launch.stages = &variant->stages();

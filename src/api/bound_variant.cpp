@@ -269,21 +269,21 @@ Coverage BoundVariant::coverage(const Tile& tile) const {
   });
 }
 
-void BoundVariant::check_batch(i32 requests, bool shared_levels) const {
-  for (const Part& part : parts_)
+void BoundVariant::check_batch(const Batch& batch, MemberTime time) const {
+  for (const Part& part : parts_) {
     for (std::size_t i = 0; i < part.members.size(); ++i) {
       const Member& member = part.ops->members[i];
-      if (member.extents.of[0] != Extent::one_or_requests) continue;
-      const i64 n = shape_of(part.members[i].value)[0];
-      if (n == 1) continue;
-      if (n != requests)
-        fail<ValueError>(part.name, ".", member.name, " has ", n,
-                         " elements; expected 1, or one a request, ", requests);
-      if (shared_levels)
-        fail<ValueError>(
-            part.name, ".", member.name,
-            " differs by request; expected one value on a layout whose requests share keys");
+      if (member.time == time && member.extents.of[0] == Extent::one_or_requests)
+        check_one_or_requests(part.name + "." + member.name, part.members[i].value, batch);
     }
+    if (!part.source) check_shipped(part.ops->name, part.name, part.members, batch, time);
+  }
+}
+
+bool BoundVariant::needs_positions() const {
+  return std::any_of(parts_.begin(), parts_.end(), [](const Part& part) {
+    return !part.source && raddle::needs_positions(part.ops->name);
+  });
 }
 
 }  // namespace raddle

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "api/batch_checks.h"
 #include "api/member.h"
 #include "jit/source.h"
 #include "raddle/attention.h"
@@ -38,8 +39,11 @@ class BoundVariant {
   /// Whether both compute the same: sizes, parts, values of all members.
   bool same_as(const BoundVariant& other) const;
   bool has_masks() const { return stages_.num_mask > 0; }
-  /// Refuses what a batch of `requests` requests, shared levels or not, cannot have.
-  void check_batch(i32 requests, bool shared_levels) const;
+  /// Refuses values of plan members, or of run members, that a batch cannot have. `positions` may
+  /// be empty unless needs_positions().
+  void check_batch(const Batch& batch, MemberTime time) const;
+  /// Whether a run member must suit the positions of a batch.
+  bool needs_positions() const;
   /// What a kernel of this composition is compiled from.
   jit::CompositionSource source() const;
   /// The struct of source()'s Composition, with all members' values.

@@ -101,6 +101,27 @@ std::vector<std::int64_t> shape_of(const MemberValue& value) {
       value);
 }
 
+void check_value(Check check, const MemberValue& value, const std::string& argument) {
+  if (check == Check::any) return;
+  // As the member holds it: a large double is an infinite float.
+  const auto one = [check](float x) {
+    if (check == Check::number) return !std::isnan(x);
+    return std::isfinite(x) && (check == Check::finite || x > 0.0f);
+  };
+  const char* expected = check == Check::number   ? "a number"
+                         : check == Check::finite ? "a finite number"
+                                                  : "a finite number above 0";
+  if (const auto* number = std::get_if<double>(&value)) {
+    if (!one(static_cast<float>(*number)))
+      fail<ValueError>(argument, " is ", *number, "; expected ", expected);
+  } else if (const auto* floats = std::get_if<Array<float>>(&value)) {
+    for (std::size_t i = 0; i < floats->size(); ++i)
+      if (!one(floats->data()[i]))
+        fail<ValueError>(argument, " holds ", floats->data()[i], " at ", i, "; expected ", expected,
+                         " everywhere");
+  }
+}
+
 BoundMember bind_member(const Member& member, const MemberValue& value,
                         const std::string& argument) {
   const auto bound = try_bind(member.type, value);
@@ -109,6 +130,7 @@ BoundMember bind_member(const Member& member, const MemberValue& value,
   for (const i64 extent : shape_of(value))
     if (extent > std::numeric_limits<i32>::max())
       fail<ValueError>(argument, " has an extent of ", extent, "; expected 32-bit extents");
+  check_value(member.check, bound->value, argument);
   return *bound;
 }
 

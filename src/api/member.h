@@ -19,6 +19,9 @@ struct BoundMember {
 BoundMember bind_member(const Member& member, const MemberValue& value,
                         const std::string& argument);
 
+/// Raises ValueError, naming `argument`, where a value is not what a member's check asks for.
+void check_value(Check check, const MemberValue& value, const std::string& argument);
+
 /// Writes a bound value into a variant's struct. The struct points to the value's memory.
 void write_member(void* self, const Member& member, const BoundMember& bound);
 

@@ -112,9 +112,16 @@ Variant sample(const std::string& name) {
   if (name == "softcap") return soft_cap(30.0f);
   if (name == "sinks") return sinks({0.0f, 0.1f, 0.2f, 0.3f});
   if (name == "sigmoid") return sigmoid(-1.0f);
-  if (name == "rope") {
+  if (name == "packed_mask") return packed_mask({7, 3}, {0, 1, 2});
+  if (name.starts_with("rope_tables")) {
+    const Array<float> table(std::vector<float>(3 * 4, 0.5f), {3, 4});
+    return rope_tables({table, table, {0}, name == "rope_tables_interleaved"});
+  }
+  if (name == "alibi") return alibi(alibi_slopes(4));
+  if (name == "rope" || name == "rope_interleaved") {
     RopeArgs args;
     args.rotary_dim = 8;
+    args.interleaved = name == "rope_interleaved";
     return rope(args);
   }
   Variant v;
@@ -150,6 +157,12 @@ void add_specs(Table& table) {
     });
   table.add("head_dim_vo different from head_dim",
             [] { attempt_spec([](AttentionSpec& s) { s.head_dim_vo = 24; }); });
+  table.add("head_dim 192 with head_dim_vo 128", [] {
+    attempt_spec([](AttentionSpec& s) {
+      s.head_dim_qk = 192;
+      s.head_dim_vo = 128;
+    });
+  });
   for (const i32 group : {1, 3, 4, 8, 16})
     table.add("group size: " + std::to_string(group),
               [=] { attempt_spec([=](AttentionSpec& s) { s.num_qo_heads = 2 * group; }); });
@@ -179,6 +192,14 @@ void add_variants(Table& table) {
     attempt_spec([](AttentionSpec& s) {
       s.variant = {sample("sinks"), sliding_window(2), causal()};
     });
+  });
+  table.add("variant: rope with YaRN scaling", [] {
+    YarnScaling yarn;
+    yarn.factor = 4.0;
+    RopeArgs args;
+    args.rotary_dim = 8;
+    args.scaling = yarn;
+    attempt_spec([&args](AttentionSpec& s) { s.variant = {rope(args)}; });
   });
   table.add("return_lse with a Scan::sum variant",
             [] { attempt_spec([](AttentionSpec& s) { s.variant = {sigmoid()}; }); });

@@ -5,6 +5,7 @@
 #include <cctype>
 #include <cmath>
 
+#include "api/member.h"
 #include "raddle/error.h"
 
 namespace raddle {
@@ -22,19 +23,6 @@ Variant join(Variant::Kind kind, const Variant& a, const Variant& b) {
   v.kind = kind;
   v.masks = {a, b};
   return v;
-}
-
-constexpr double pi = 3.14159265358979323846;
-
-/// Llama 3.1: frequencies whose wavelength exceeds the original context are divided by `factor`,
-/// short ones stay, those between are interpolated (Llama 3.1's reference code, apply_scaling).
-double scaled(double freq, const RopeScaling& s) {
-  const double wavelength = 2.0 * pi / freq;
-  if (wavelength > s.original_max_position / s.low_freq_factor) return freq / s.factor;
-  if (wavelength < s.original_max_position / s.high_freq_factor) return freq;
-  const double smooth = (s.original_max_position / wavelength - s.low_freq_factor) /
-                        (s.high_freq_factor - s.low_freq_factor);
-  return (1.0 - smooth) * freq / s.factor + smooth * freq;
 }
 
 }  // namespace
@@ -68,33 +56,43 @@ Variant sliding_window(i32 left, i32 right) {
 }
 
 Variant soft_cap(float cap) {
-  if (!(cap > 0.0f) || !std::isfinite(cap))
-    fail<ValueError>("cap is ", cap, "; expected a finite number above 0");
+  check_value(Check::positive, static_cast<double>(cap), "cap");
   return leaf("softcap", {{"cap", static_cast<double>(cap)}});
 }
 
-Variant sinks(std::vector<float> logit) { return leaf("sinks", {{"logit", std::move(logit)}}); }
+Variant sinks(std::vector<float> logit) {
+  Array<float> logits(std::move(logit));
+  check_value(Check::number, logits, "logits");
+  return leaf("sinks", {{"logit", std::move(logits)}});
+}
 
-Variant sigmoid(float bias) { return leaf("sigmoid", {{"bias", static_cast<double>(bias)}}); }
+Variant sigmoid(float bias) {
+  check_value(Check::finite, static_cast<double>(bias), "bias");
+  return leaf("sigmoid", {{"bias", static_cast<double>(bias)}});
+}
 
-Variant rope(const RopeArgs& args) {
-  if (args.rotary_dim <= 0 || args.rotary_dim % 2 != 0)
-    fail<ValueError>("rotary_dim is ", args.rotary_dim, "; expected an even number above 0");
-  if (!(args.theta > 1.0)) fail<ValueError>("theta is ", args.theta, "; expected a number above 1");
-  if (args.offset.empty())
-    fail<ValueError>("offset is empty; expected one integer, or one a request");
-  std::vector<std::uint32_t> hi, lo;
-  for (i32 i = 0; i < args.rotary_dim / 2; ++i) {
-    double freq = std::pow(args.theta, -2.0 * i / args.rotary_dim);
-    if (args.scaled) freq = scaled(freq, args.scaling);
-    // Turns a position as a 64-bit fixed-point fraction; a double holds its 53 leading bits.
-    const double turns = freq / (2.0 * pi);
-    const double scaled_hi = std::floor(std::ldexp(turns, 32));
-    hi.push_back(static_cast<std::uint32_t>(scaled_hi));
-    lo.push_back(static_cast<std::uint32_t>(std::ldexp(std::ldexp(turns, 32) - scaled_hi, 32)));
-  }
-  return leaf("rope",
-              {{"freq_hi", std::move(hi)}, {"freq_lo", std::move(lo)}, {"offset", args.offset}});
+Variant packed_mask(std::vector<std::uint8_t> bits, std::vector<std::int32_t> indptr) {
+  return leaf("packed_mask",
+              {{"bits", Array(std::move(bits))}, {"indptr", Array(std::move(indptr))}});
+}
+
+Variant alibi(std::vector<float> slopes) {
+  Array<float> values(std::move(slopes));
+  check_value(Check::finite, values, "slopes");
+  return leaf("alibi", {{"slopes", std::move(values)}});
+}
+
+std::vector<float> alibi_slopes(i32 num_heads) {
+  if (num_heads <= 0) fail<ValueError>("num_heads is ", num_heads, "; expected at least 1");
+  i32 whole = 1;  // the largest power of two that is not above num_heads
+  while (2 * whole <= num_heads) whole *= 2;
+  std::vector<float> slopes;
+  for (i32 h = 1; h <= whole; ++h)
+    slopes.push_back(static_cast<float>(std::exp2(-8.0 * h / whole)));
+  // The other heads take every second slope of twice as many, which lie between these.
+  for (i32 h = 0; h < num_heads - whole; ++h)
+    slopes.push_back(static_cast<float>(std::exp2(-4.0 * (2 * h + 1) / whole)));
+  return slopes;
 }
 
 }  // namespace raddle

@@ -42,7 +42,7 @@ replay::LayerSpec to_layer_spec(const Fields& fields) {
   spec.sinks = field<bool>(fields, "sinks");
   spec.rope.rotary_dim = int_field(fields, "rotary_dim");
   spec.rope.theta = field<double>(fields, "rope_theta");
-  spec.rope.scaled = field<bool>(fields, "rope_scaled");
+  if (field<bool>(fields, "rope_scaled")) spec.rope.scaling = RopeScaling{};
   return spec;
 }
 

@@ -64,26 +64,92 @@ ffi::ObjectRef make_sigmoid(Arguments& in) {
   return wrap<VariantObj>(sigmoid(static_cast<float>(in.real("bias"))));
 }
 
+ffi::ObjectRef make_alibi(Arguments& in) {
+  return wrap<VariantObj>(alibi(float_list("slopes", in.take())));
+}
+
+ffi::Array<double> slopes_for(Arguments& in) {
+  ffi::Array<double> slopes;
+  for (const float slope : alibi_slopes(in.integer32("num_heads", 0)))
+    slopes.push_back(static_cast<double>(slope));
+  return slopes;
+}
+
+ffi::ObjectRef make_packed_mask(Arguments& in) {
+  const MemberValue bits = to_member("bits", in.take());
+  const auto* bytes = std::get_if<Array<std::uint8_t>>(&bits);
+  if (!bytes || bytes->shape().size() != 1)
+    fail<TypeError>("bits has the wrong kind; expected a uint8 array of rank 1");
+  return wrap<VariantObj>(packed_mask({bytes->data(), bytes->data() + bytes->size()},
+                                      integer_list("indptr", in.take())));
+}
+
+Array<float> float_table(const char* name, const ffi::AnyView& value) {
+  const MemberValue table = to_member(name, value);
+  if (const auto* floats = std::get_if<Array<float>>(&table)) return *floats;
+  fail<TypeError>(name, " has the wrong kind; expected an array of floats of rank 2");
+}
+
+ffi::ObjectRef make_rope_tables(Arguments& in) {
+  RopeTablesArgs args;
+  args.cos = float_table("cos", in.take());
+  args.sin = float_table("sin", in.take());
+  args.offset = integer_list("offset", in.take());
+  args.interleaved = in.boolean("interleaved");
+  return wrap<VariantObj>(rope_tables(args));
+}
+
+/// Sets the fields that `map` names, or says which it does not know.
+template <class Fields>
+void read_numbers(const ffi::Map<ffi::String, ffi::Any>& map, const Fields& fields) {
+  for (const auto& [key, value] : map) {
+    const std::string name = key;
+    if (!fields(name, to_number("scaling." + name, value))) fail<TypeError>("scaling has no field '", name, "'");
+  }
+}
+
+RopeScaling llama31_scaling(const ffi::Map<ffi::String, ffi::Any>& map) {
+  RopeScaling s;
+  read_numbers(map, [&s](const std::string& name, double value) {
+    if (name == "factor") return s.factor = value, true;
+    if (name == "low_freq_factor") return s.low_freq_factor = value, true;
+    if (name == "high_freq_factor") return s.high_freq_factor = value, true;
+    if (name == "original_max_position") return s.original_max_position = value, true;
+    return false;
+  });
+  return s;
+}
+
+YarnScaling yarn_scaling(const ffi::Map<ffi::String, ffi::Any>& map) {
+  YarnScaling s;
+  read_numbers(map, [&s](const std::string& name, double value) {
+    if (name == "factor") return s.factor = value, true;
+    if (name == "original_max_position") return s.original_max_position = value, true;
+    if (name == "beta_fast") return s.beta_fast = value, true;
+    if (name == "beta_slow") return s.beta_slow = value, true;
+    if (name == "attention_factor") return s.attention_factor = value, true;
+    if (name == "mscale") return s.mscale = value, true;
+    if (name == "mscale_all_dim") return s.mscale_all_dim = value, true;
+    if (name == "truncate") return s.truncate = value != 0.0, true;
+    return false;
+  });
+  return s;
+}
+
 ffi::ObjectRef make_rope(Arguments& in) {
   RopeArgs args;
   args.rotary_dim = in.integer32("rotary_dim", 0);
   args.theta = in.real("theta");
   args.offset = integer_list("offset", in.take());
-  for (const auto& [key, value] : in.map("scaling")) {
-    const std::string name = key;
-    const double number = to_number("scaling." + name, value);
-    args.scaled = true;
-    if (name == "factor") {
-      args.scaling.factor = number;
-    } else if (name == "low_freq_factor") {
-      args.scaling.low_freq_factor = number;
-    } else if (name == "high_freq_factor") {
-      args.scaling.high_freq_factor = number;
-    } else if (name == "original_max_position") {
-      args.scaling.original_max_position = number;
-    } else {
-      fail<TypeError>("scaling has no field '", name, "'");
-    }
+  args.interleaved = in.boolean("interleaved");
+  const std::string scheme = in.string("scaling");
+  const auto fields = in.map("scaling");
+  if (scheme == "Llama31Scaling") {
+    args.scaling = llama31_scaling(fields);
+  } else if (scheme == "YarnScaling") {
+    args.scaling = yarn_scaling(fields);
+  } else if (scheme != "NoneType") {
+    fail<TypeError>("scaling is a ", scheme, "; expected Llama31Scaling, YarnScaling or None");
   }
   return wrap<VariantObj>(rope(args));
 }
@@ -201,6 +267,10 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def_packed("raddle.variant.softcap", exported(make_soft_cap))
       .def_packed("raddle.variant.sinks", exported(make_sinks))
       .def_packed("raddle.variant.sigmoid", exported(make_sigmoid))
+      .def_packed("raddle.variant.packed_mask", exported(make_packed_mask))
+      .def_packed("raddle.variant.rope_tables", exported(make_rope_tables))
+      .def_packed("raddle.variant.alibi", exported(make_alibi))
+      .def_packed("raddle.alibi_slopes", exported(slopes_for))
       .def_packed("raddle.variant.rope", exported(make_rope))
       .def_packed("raddle.variant.source", exported(make_source))
       .def_packed("raddle.variant.bind", exported(bind))

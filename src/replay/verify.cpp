@@ -62,9 +62,9 @@ std::vector<double> frequencies(const RopeArgs& rope) {
   std::vector<double> result;
   for (i32 i = 0; i < rope.rotary_dim / 2; ++i) {
     double f = std::pow(rope.theta, -2.0 * i / rope.rotary_dim);
-    if (rope.scaled) {
+    if (const auto* scaling = std::get_if<RopeScaling>(&rope.scaling)) {
       // Llama 3.1: slow frequencies are divided, fast ones kept, those between interpolated.
-      const RopeScaling& s = rope.scaling;
+      const RopeScaling& s = *scaling;
       const double turns = s.original_max_position * f / (2 * std::numbers::pi);
       const double fast = (turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor);
       const double keep = std::clamp(fast, 0.0, 1.0);

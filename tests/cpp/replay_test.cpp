@@ -204,7 +204,7 @@ TEST(ReplayVerify, RotatesAsLlamaDoes) {
   spec.dtype = DType::float32;
   spec.rope.rotary_dim = 128;
   spec.rope.theta = 500000.0;
-  spec.rope.scaled = true;
+  spec.rope.scaling = RopeScaling{};
   const i32 head = head_of(spec, 0, 1, flat_amplitude), kv_head = head / 4;
   const std::vector<float> q = row(spec, Stream::query, 0, 1, head);
   std::vector<double> weight;

@@ -7,12 +7,28 @@ that every pair of values occurs; `problems()` is the same as a hypothesis strat
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
+import raddle
 from hypothesis import strategies as st
 from layout_draws import LAYOUTS, SHARED_ROWS
-from reference import Causal, Llama31Scaling, Problem, Rope, Sigmoid, Sinks, SlidingWindow, SoftCap
+from reference import (
+    Alibi,
+    Causal,
+    Llama31Scaling,
+    PackedMask,
+    Problem,
+    Rope,
+    RopeTables,
+    Sigmoid,
+    Sinks,
+    SlidingWindow,
+    SoftCap,
+    YarnScaling,
+    keys_of_rows,
+)
 
 DTYPES = ["float32", "float16", "bfloat16"]
 HEAD_DIMS = [8, 24, 64, 72, 80, 128, 192, 256]
@@ -33,39 +49,91 @@ def rotary_dim(rng, dim):
     return 2 * int(rng.integers(1, dim // 2 + 1))
 
 
-# name -> parts, given the heads, the head dim and the number of requests (None: rows of several share a level)
+@dataclass
+class Place:
+    """Where a drawn variant is to work."""
+
+    rng: np.random.Generator
+    heads: int
+    dim: int
+    requests: int | None  # None: rows of several share a level
+    layout: object
+
+
+def rope_llama31(at):
+    return Rope(rotary_dim(at.rng, at.dim), 500000.0, Llama31Scaling(8.0, 1.0, 4.0, 64.0), offsets(at))
+
+
+def rope_yarn(at):
+    """As gpt-oss, DeepSeek, or with a temperature of its own."""
+    ways = [{"truncate": False}, {"mscale": 1.0, "mscale_all_dim": 0.707}, {"attention_factor": 1.3, "beta_fast": 4.0}]
+    yarn = YarnScaling(float(at.rng.choice([1.0, 4.0, 32.0])), 64.0, **ways[at.rng.integers(3)])
+    return Rope(rotary_dim(at.rng, at.dim), 150000.0, yarn, int(at.rng.integers(0, 5000)), bool(at.rng.integers(2)))
+
+
+def alibi(at):
+    """The paper's slopes, or any, also of the other sign."""
+    if at.rng.integers(2):
+        return Alibi(np.float32(raddle.alibi_slopes(at.heads)))
+    return Alibi(at.rng.normal(0.0, 0.1, at.heads).astype(np.float32))
+
+
+def packed_mask(at, keep=0.7):
+    """A random matrix of bits for every request."""
+    qo_len, kv_len = np.diff(at.layout.qo_indptr), at.layout.request_kv_len()
+    masks = [at.rng.random((int(qo), int(kv))) < keep for qo, kv in zip(qo_len, kv_len)]
+    rows = [np.packbits(mask.ravel(), bitorder="little") for mask in masks]
+    indptr = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int32)
+    return PackedMask(np.concatenate([np.zeros(0, np.uint8), *rows]), indptr)
+
+
+def rope_tables(at, interleaved=False):
+    """Tables that just hold the positions of a layout: any angles, lengthened by up to a half."""
+    every = [np.concatenate([keys.q_pos, keys.kv_pos]) for keys in keys_of_rows(at.layout)]
+    every = np.concatenate([[0], *every]).astype(int)
+    angle = at.rng.uniform(-np.pi, np.pi, (np.ptp(every) + 1, rotary_dim(at.rng, at.dim) // 2))
+    size = at.rng.uniform(0.5, 1.5, angle.shape)
+    cos, sin = (size * f(angle) for f in (np.cos, np.sin))
+    return RopeTables(cos.astype(np.float32), sin.astype(np.float32), interleaved, -int(every.min()))
+
+
+# name -> parts of a variant for a place
 VARIANTS = {
-    "plain": lambda rng, heads, dim, requests: [],
-    "causal": lambda rng, heads, dim, requests: [Causal()],
-    "window": lambda rng, heads, dim, requests: [SlidingWindow(int(rng.integers(0, 60)))],
-    "band": lambda rng, heads, dim, requests: [SlidingWindow(*(int(x) for x in rng.integers(0, 40, 2)))],
-    "softcap": lambda rng, heads, dim, requests: [SoftCap(float(rng.choice([2.0, 30.0])))],
-    "sinks": lambda rng, heads, dim, requests: [sinks(rng, heads)],
-    "sigmoid": lambda rng, heads, dim, requests: [Sigmoid(float(rng.normal())), Causal()],
-    "sigmoid_plain": lambda rng, heads, dim, requests: [Sigmoid(-1.0)],
-    "rope": lambda rng, heads, dim, requests: [Rope(dim, 10000.0), Causal()],
-    "rope_llama31": lambda rng, heads, dim, requests: [
-        Rope(rotary_dim(rng, dim), 500000.0, Llama31Scaling(8.0, 1.0, 4.0, 64.0), offsets(rng, requests))
-    ],
-    "gemma2": lambda rng, heads, dim, requests: [SoftCap(50.0), SlidingWindow(int(rng.integers(0, 80))), Causal()],
-    "gpt_oss": lambda rng, heads, dim, requests: [
-        sinks(rng, heads),
-        SlidingWindow(int(rng.integers(0, 80))),
-        Causal(),
-    ],
-    "either": lambda rng, heads, dim, requests: [(Causal() & SlidingWindow(9)) | SlidingWindow(3, 3)],
-    "everything": lambda rng, heads, dim, requests: [
-        Rope(dim, 500000.0, offset=1000000),
+    "plain": lambda at: [],
+    "causal": lambda at: [Causal()],
+    "window": lambda at: [SlidingWindow(int(at.rng.integers(0, 60)))],
+    "band": lambda at: [SlidingWindow(*(int(x) for x in at.rng.integers(0, 40, 2)))],
+    "softcap": lambda at: [SoftCap(float(at.rng.choice([2.0, 30.0])))],
+    "alibi": lambda at: [alibi(at), Causal()],
+    "alibi_capped": lambda at: [alibi(at), SoftCap(5.0), alibi(at)],
+    "sinks": lambda at: [sinks(at.rng, at.heads)],
+    "sigmoid": lambda at: [Sigmoid(float(at.rng.normal())), Causal()],
+    "sigmoid_plain": lambda at: [Sigmoid(-1.0)],
+    "rope": lambda at: [Rope(at.dim, 10000.0), Causal()],
+    "rope_llama31": lambda at: [rope_llama31(at)],
+    "rope_interleaved": lambda at: [Rope(rotary_dim(at.rng, at.dim), interleaved=True), Causal()],
+    "rope_yarn": lambda at: [rope_yarn(at), Causal()],
+    "rope_tables": lambda at: [rope_tables(at), Causal()],
+    "rope_tables_interleaved": lambda at: [rope_tables(at, True)],
+    "packed_mask": lambda at: [packed_mask(at)],
+    "packed_or_window": lambda at: [packed_mask(at, 0.1) | SlidingWindow(20), Causal()],
+    "gemma2": lambda at: [SoftCap(50.0), SlidingWindow(int(at.rng.integers(0, 80))), Causal()],
+    "gpt_oss": lambda at: [sinks(at.rng, at.heads), SlidingWindow(int(at.rng.integers(0, 80))), Causal()],
+    "either": lambda at: [(Causal() & SlidingWindow(9)) | SlidingWindow(3, 3)],
+    "everything": lambda at: [
+        Rope(at.dim, 500000.0, offset=1000000),
         SoftCap(20.0),
-        sinks(rng, heads),
+        sinks(at.rng, at.heads),
         Causal(),
         SlidingWindow(100),
     ],
 }
 
 
-def offsets(rng, requests):
-    return int(rng.integers(0, 5000)) if requests is None else rng.integers(-50, 5000, requests).astype(np.int32)
+def offsets(at):
+    if at.requests is None:
+        return int(at.rng.integers(0, 5000))
+    return at.rng.integers(-50, 5000, at.requests).astype(np.int32)
 
 
 def draw_lengths(rng, most=5) -> list[tuple[int, int]]:
@@ -103,7 +171,8 @@ def draw(
     peak = peak if peak is not None else float(rng.choice([1.0, 4.0]))
     q = (peak * rng.standard_normal((num_rows, group * num_kv_heads, dim))).astype(kind)
     requests = None if layout in SHARED_ROWS else len(plan.qo_indptr) - 1
-    listed = VARIANTS[variant](rng, group * num_kv_heads, dim, requests) if isinstance(variant, str) else variant
+    place = Place(rng, group * num_kv_heads, dim, requests, plan)
+    listed = VARIANTS[variant](place) if isinstance(variant, str) else variant
     return Problem(q, pools(rng, plan, num_kv_heads, dim, dim_vo, kind), plan, listed)
 
 

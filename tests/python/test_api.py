@@ -116,23 +116,6 @@ def test_torch_tensors_that_are_not_what_they_hold(small_problem):
         run(q.to("meta"), k, v)
 
 
-# --- JAX --------------------------------------------------------------------------------------
-
-
-def test_results_of_jax(small_problem):
-    import jax  # here: it starts threads and takes a second
-    arrays = {name: jax.numpy.asarray(x) for name, x in small_problem.items()}
-    out, lse = run(**arrays, return_lse=True)
-    assert isinstance(out, jax.Array) and isinstance(lse, jax.Array)
-    np.testing.assert_array_equal(np.asarray(out), run(**small_problem))
-    half = {name: x.astype(jax.numpy.bfloat16) for name, x in arrays.items()}
-    assert run(**half, spec={**SPEC, "dtype": "bfloat16"}).dtype == jax.numpy.bfloat16
-    with refuses(TypeError, "out is a JAX array"):
-        run(**arrays, out=out)
-    with refuses(TypeError, "q is a", "Tracer"):
-        jax.jit(lambda q: run(q, small_problem["k"], small_problem["v"]))(arrays["q"])
-
-
 # --- functions --------------------------------------------------------------------------------
 
 

@@ -71,3 +71,40 @@ def test_rope_offsets_by_request_need_keys_of_one_request(engine, rng):
     attn = raddle.Attention(spec)
     with pytest.raises(ValueError, match="rope.offset.*share"):
         attn.run(attn.plan(raddle.Cascade([prefix, rest])), np.zeros((2, 1, 8), np.float32), (pool, pool))
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    "variant, member, good, bad",
+    [
+        (raddle.SoftCap, "softcap.cap", 3.0, [0.0, -1.0, NAN, INF, 1e300]),
+        (raddle.Sigmoid, "sigmoid.bias", -3.0, [NAN, INF, -INF, 1e300]),
+        (raddle.Sinks, "sinks.logit", [0.5, -INF], [[0.5, NAN], np.float64([NAN, 0.5])]),
+        (raddle.Alibi, "alibi.slopes", [0.5, -0.25], [[0.5, NAN], [INF, 0.0], np.float32([-INF, 1.0])]),
+    ],
+)
+def test_bad_values_are_refused_wherever_they_come_in(variant, member, good, bad):
+    """By the constructor, and by params of a run, in the same words."""
+    attn = raddle.Attention(raddle.AttentionSpec(2, 1, 8, dtype="float32", variant=[variant(good)]))
+    plan = attn.plan(raddle.RaggedKV([0, 1], [0, 3]))
+    q, kv = np.ones((1, 2, 8), np.float32), np.ones((3, 1, 8), np.float32)
+    out = np.full_like(q, np.nan)
+    for value in bad:
+        with pytest.raises(ValueError, match="(is|holds) .*expected a (finite )?number") as refusal:
+            variant(value)
+        expected = str(refusal.value).split(";")[1]
+        with pytest.raises(ValueError) as other:
+            attn.run(plan, q, (kv, kv), out=out, params={member: value})
+        assert str(other.value).startswith(f"params: '{member}' ") and str(other.value).endswith(expected)
+        assert np.isnan(out).all()
+    attn.run(plan, q, (kv, kv), out=out, params={member: good})
+    assert np.isfinite(out).all()
+
+
+def test_a_temperature_is_positive():
+    attn = raddle.Attention(raddle.AttentionSpec(1, 1, 8, dtype="float32", variant=[raddle.Rope(8)]))
+    x = np.ones((1, 1, 8), np.float32)
+    with pytest.raises(ValueError, match="rope.magnitude' is 0; expected a finite number above 0"):
+        attn.run(attn.plan(raddle.RaggedKV([0, 1], [0, 1])), x, (x, x), params={"rope.magnitude": 0})

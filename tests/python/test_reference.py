@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from reference import (
+    Alibi,
     BlockSparse,
     Cascade,
     Causal,
@@ -16,6 +17,7 @@ from reference import (
     Sinks,
     SlidingWindow,
     SoftCap,
+    YarnScaling,
     attention,
     merge_states,
 )
@@ -104,6 +106,35 @@ def test_llama_31_scaling_keeps_high_and_divides_low_frequencies():
     assert scale(1e-5) == pytest.approx(1e-5 / 8)
     middle = 2 * np.pi * 2.5 / 8192  # 2.5 turns: half way between 1 and 4
     assert scale(middle) == pytest.approx(middle * (0.5 + 0.5 / 8))
+
+
+def test_interleaved_pairs_are_neighbours():
+    x = np.zeros((1, 1, 8))
+    x[0, 0, 2] = 1.0
+    turned = Rope(6, 8.0, interleaved=True).rotate(x, np.array([3]), 0)  # the second pair: 3 / 8^(1/3)
+    np.testing.assert_allclose(turned[0, 0], [0, 0, np.cos(1.5), np.sin(1.5), 0, 0, 0, 0])
+
+
+def test_yarn_by_hand():
+    """theta 10000, 64 pairs, 4096 tokens: 32 turns end at pair 20.9, one turn at pair 45.03."""
+    yarn = YarnScaling(4.0, 4096.0)
+    plain, scaled = (Rope(128, 10000.0, scaling).frequencies() for scaling in (None, yarn))
+    np.testing.assert_allclose(scaled[:21], plain[:21])
+    np.testing.assert_allclose(scaled[46:], plain[46:] / 4)
+    np.testing.assert_allclose(scaled[33], plain[33] * (0.5 + 0.5 / 4))
+    assert yarn.magnitude == pytest.approx(1.138629436)
+    assert YarnScaling(32.0, 4096.0).magnitude == pytest.approx(1.346573590)  # gpt-oss
+    assert YarnScaling(40.0, 4096.0, mscale=0.707, mscale_all_dim=0.707).magnitude == 1.0  # DeepSeek-V2
+    x = np.ones((1, 1, 4))
+    np.testing.assert_allclose(Rope(2, scaling=yarn).rotate(x, np.array([0]), 0)[0, 0, :2], yarn.magnitude)
+
+
+def test_alibi_by_hand():
+    q, k, v = np.zeros((2, 2, 8)), np.zeros((3, 1, 8)), np.ones((3, 1, 8))
+    layout = RaggedKV(np.array([0, 2]), np.array([0, 3]))
+    lse = attention(Problem(q.astype(np.float32), [(k, v)], layout, [Alibi([1.0, -2.0])])).lse
+    np.testing.assert_allclose(lse[0], [np.log(np.exp(-1) + 1 + np.exp(1)), np.log(np.exp(2) + 1 + np.exp(-2))])
+    np.testing.assert_allclose(lse[1], [np.log(np.exp(-2) + np.exp(-1) + 1), np.log(np.exp(4) + np.exp(2) + 1)])
 
 
 def test_every_layout_describes_the_same_attention(rng):

@@ -3,12 +3,24 @@ and nothing is refused that the project does not allow to be."""
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import raddle
 from draws import draw
 from engine import spec_of, twin
 from raddle.doctor import support_page
-from reference import Causal, Rope, Sigmoid, Sinks, SlidingWindow, SoftCap
+from reference import (
+    Alibi,
+    Causal,
+    PackedMask,
+    Rope,
+    RopeTables,
+    Sigmoid,
+    Sinks,
+    SlidingWindow,
+    SoftCap,
+    YarnScaling,
+)
 
 MATRIX = {(row["feature"], row["backend"]): row for row in raddle.support_matrix()}
 
@@ -25,17 +37,26 @@ MAY_BE_REFUSED = {
 }
 
 SINKS = Sinks([0.5, -1.0, 2.0, 0.0])
+LENGTHS = [(5, 90), (1, 30)]
+PACKED = PackedMask(*raddle.pack_masks([np.add.outer(np.arange(qo), np.arange(kv)) % 3 > 0 for qo, kv in LENGTHS]))
+TABLES = np.cos(np.arange(90 * 4)).reshape(90, 4), np.sin(np.arange(90 * 4)).reshape(90, 4)
 SHIPPED = {
     "causal": [Causal()],
     "window": [SlidingWindow(20)],
+    "packed_mask": [PACKED],
     "softcap": [SoftCap(5.0)],
     "sinks": [SINKS],
     "sigmoid": [Sigmoid(-1.0)],
+    "alibi": [Alibi(raddle.alibi_slopes(4))],
     "rope": [Rope(8)],
+    "rope_interleaved": [Rope(8, interleaved=True)],
+    "rope_tables": [RopeTables(*TABLES)],
+    "rope_tables_interleaved": [RopeTables(*TABLES, interleaved=True)],
+    "rope with YaRN scaling": [Rope(8, scaling=YarnScaling(4.0, 64.0))],
     "softcap + window + causal (Gemma 2)": [SoftCap(5.0), SlidingWindow(20), Causal()],
     "sinks + window + causal (gpt-oss)": [SINKS, SlidingWindow(20), Causal()],
 }
-MASKS = {"causal": Causal(), "window": SlidingWindow(20)}
+MASKS = {"causal": Causal(), "window": SlidingWindow(20), "packed_mask": PACKED}
 LAYOUTS = {
     "ragged": "ragged",
     "paged, NHD": "paged",
@@ -50,7 +71,7 @@ LAYOUTS = {
 def checks(**drawn):
     """Draws a problem of four query heads, runs it and compares it with the reference."""
     options = {"batch_invariant": drawn.pop("batch_invariant", False)}
-    drawn = {"layout": "ragged", "dim": 16, "group": 2, "num_kv_heads": 2, "lengths": [(5, 90), (1, 30)], **drawn}
+    drawn = {"layout": "ragged", "dim": 16, "group": 2, "num_kv_heads": 2, "lengths": LENGTHS, **drawn}
     return lambda engine, rng: engine.check(draw(rng, **drawn), **options)
 
 
@@ -64,6 +85,7 @@ FEATURES = {
     **{f"dtype: {dtype}": checks(dtype=dtype) for dtype in ("float32", "float16", "bfloat16")},
     **{f"head_dim: {n}": checks(dim=n) for n in (8, 24, 64, 72, 80, 128, 192, 256, 4, 20, 264, 512)},
     "head_dim_vo different from head_dim": checks(dim=16, dim_vo=24),
+    "head_dim 192 with head_dim_vo 128": checks(dim=192, dim_vo=128),
     **{f"group size: {n}": checks(group=n) for n in (1, 2, 3, 4, 7, 8, 16, 71)},
     "batch_invariant": checks(batch_invariant=True),
     **{f"variant: {name}": checks(variant=parts) for name, parts in SHIPPED.items()},

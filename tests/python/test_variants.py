@@ -1,10 +1,13 @@
 """Every shipped variant × layout × dtype × head dim × group × workers × schedule: every pair of values occurs."""
 
 import pytest
+import raddle
+from checks import within
 from draws import DTYPES, GROUPS, HEAD_DIMS, SCHEDULES, VARIANTS, WORKERS, covering, draw, problems
 from hypothesis import given
 from hypothesis import strategies as st
 from layout_draws import LAYOUTS
+from reference import Causal, Rope, attention
 
 MATRIX = covering(
     variant=list(VARIANTS),
@@ -66,3 +69,24 @@ def test_a_scale_of_the_callers_own(engine, rng, scale):
     problem = draw(rng, lengths=[(3, 50)])
     problem.scale = scale
     engine.check(problem)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "paged_interleaved"])  # one tensor: one head dim
+@pytest.mark.parametrize(("dim", "dim_vo"), [(192, 128), (128, 192)])
+def test_head_dims_of_q_k_and_of_v_differ(engine, rng, dtype, layout, dim, dim_vo):
+    """192/128 is DeepSeek's prefill. Decode, chunks and prompts, split and not."""
+    rope = Rope(64, interleaved=True)
+    lengths = [(1, 300), (17, 150), (40, 40)]
+    problem = draw(rng, layout, [rope, Causal()], dtype, dim, dim_vo, group=4, num_kv_heads=1, lengths=lengths)
+    for workers in (1, 7):
+        engine.check(problem, num_workers=workers)
+    engine.check(problem, num_workers=7, state=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_head_dims_differ_in_one_call(rng, dtype):
+    problem = draw(rng, "ragged", [Causal()], dtype, 192, 128, lengths=[(30, 80)])
+    out, lse = raddle.attention(problem.q, *problem.kv[0], causal=True, return_lse=True)
+    assert out.shape == (*problem.q.shape[:2], 128)
+    within(attention(problem), out, lse)

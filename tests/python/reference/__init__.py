@@ -14,23 +14,39 @@ Layouts and variants carry the names and the arguments of their raddle twins.
 from .exact import Exact, Problem, attention, merge_states
 from .budgets import UNIT
 from .layouts import BlockSparse, Cascade, PagedKV, RaggedKV, keys_of_rows
-from .variants import Causal, Llama31Scaling, Rope, Sigmoid, Sinks, SlidingWindow, SoftCap
+from .variants import (
+    Alibi,
+    Causal,
+    Llama31Scaling,
+    PackedMask,
+    Rope,
+    RopeTables,
+    Sigmoid,
+    Sinks,
+    SlidingWindow,
+    SoftCap,
+    YarnScaling,
+)
 
 __all__ = [
     "UNIT",
+    "Alibi",
     "BlockSparse",
     "Cascade",
     "Causal",
     "Exact",
     "Llama31Scaling",
+    "PackedMask",
     "PagedKV",
     "Problem",
     "RaggedKV",
     "Rope",
+    "RopeTables",
     "Sigmoid",
     "Sinks",
     "SlidingWindow",
     "SoftCap",
+    "YarnScaling",
     "attention",
     "keys_of_rows",
     "merge_states",

@@ -28,35 +28,36 @@ def accumulated(n: int) -> float:
     return min(n, LAMBDA * np.sqrt(n)) + 4.0
 
 
-def logit_error(problem, work) -> np.ndarray:
-    """δ [Hkv, G, R, N]: dot product, transforms, scale, soft cap (slope ≤ 1) and exponential."""
+def logit_error(problem, keys, work) -> np.ndarray:
+    """δ [Hkv, G, R, N]: dot product, transforms, scale, logits parts and exponential."""
     from .exact import pairs
-    from .variants import Rope, SoftCap, parts
+    from .variants import Alibi, Rotation, SoftCap, parts
 
     scale = problem.softmax_scale
     dim = work.q.shape[-1]
     delta = accumulated(dim) * U32 * scale * pairs(np.abs(work.q), np.abs(work.k))
-    ropes = parts(problem.variant, Rope)
-    if ropes:
+    rotations = parts(problem.variant, Rotation)
+    if rotations:
         u = UNIT[str(problem.q.dtype)]
-        dq, dk = (rotation_error(x, ropes[-1].rotary_dim, u) for x in (work.q, work.k))
+        dq, dk = (rotation_error(x, rotations[-1], u) for x in (work.q, work.k))
         delta += LAMBDA * scale * np.sqrt(pairs(dq**2, work.k**2) + pairs(work.q**2, dk**2))
     delta += 2.0 * U32 * np.abs(work.raw)
     s = work.raw
-    for cap in parts(problem.variant, SoftCap):
-        s = cap.logits(s)
-        delta = np.minimum(delta + (2.0 + 2.0 * FUNCTION) * U32 * np.abs(s), 2.0 * cap.cap)
+    for part in parts(problem.variant, (SoftCap, Alibi)):
+        before, s = s, part.logits(s, keys)
+        if isinstance(part, SoftCap):  # its slope is at most 1, its size at most cap
+            delta = np.minimum(delta + (2.0 + 2.0 * FUNCTION) * U32 * np.abs(s), 2.0 * part.cap)
+        else:  # the distance as a float, the product, the sum
+            delta = delta + 2.0 * U32 * np.abs(part.bias(before, keys)) + U32 * np.abs(s)
     # Beyond e^300 a budget forbids nothing but infinities, which no budget allows.
     return np.minimum(delta + exp_error(work.s), 300.0)
 
 
-def rotation_error(x: np.ndarray, rotary_dim: int, u: float) -> np.ndarray:
+def rotation_error(x: np.ndarray, rotation, u: float) -> np.ndarray:
     """Of each element of a rotated vector: its rounding to the matrix dtype, and fp32 products and angles."""
-    half = rotary_dim // 2
-    error = u * np.abs(x)
-    pair = np.abs(x[..., :half]) + np.abs(x[..., half:rotary_dim])
-    error[..., :rotary_dim] += 2.0 * FUNCTION * U32 * np.concatenate([pair, pair], axis=-1)
-    return error
+    a, b, rest = rotation.pairs(np.abs(x))
+    turned = 2.0 * FUNCTION * U32 * (a + b)
+    return u * np.abs(x) + rotation.unpaired(turned, turned, np.zeros_like(rest))
 
 
 def exp_error(s: np.ndarray) -> np.ndarray:

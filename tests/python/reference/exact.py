@@ -8,7 +8,7 @@ import numpy as np
 
 from . import budgets
 from .layouts import Keys, keys_of_rows
-from .variants import Mask, Rope, Sigmoid, Sinks, SoftCap, one, parts
+from .variants import Alibi, Mask, Rotation, Sigmoid, Sinks, SoftCap, one, parts
 
 
 @dataclass
@@ -70,10 +70,9 @@ def gather(problem: Problem, keys: Keys, which: int) -> np.ndarray:
 
 
 def kept_pairs(variant, keys: Keys) -> np.ndarray:
-    place = keys.q_index[:, None], keys.q_pos[:, None], keys.kv_index[None], keys.kv_pos[None]
     keep = keys.keep.copy()
     for mask in parts(variant, Mask):
-        keep &= mask.keep(*place)
+        keep &= mask.pairs(keys)
     assert not keep[:, keys.slot < 0].any(), "the table has no page for a key that a row keeps"
     return keep
 
@@ -81,9 +80,9 @@ def kept_pairs(variant, keys: Keys) -> np.ndarray:
 def evaluate(problem: Problem, keys: Keys) -> Work:
     q = problem.q[keys.rows].astype(np.float64)
     k, v = gather(problem, keys, 0), gather(problem, keys, 1)
-    for rope in parts(problem.variant, Rope):
-        q = rope.rotate(q, keys.q_pos, keys.request)
-        k = rope.rotate(k, keys.kv_pos, keys.request)
+    for rotation in parts(problem.variant, Rotation):
+        q = rotation.rotate(q, keys.q_pos, keys.request)
+        k = rotation.rotate(k, keys.kv_pos, keys.request)
     (num_rows, num_qo_heads, dim), num_kv_heads = q.shape, k.shape[1]
     group = num_qo_heads // num_kv_heads
     q = q.reshape(num_rows, num_kv_heads, group, dim).transpose(1, 2, 0, 3)
@@ -91,8 +90,8 @@ def evaluate(problem: Problem, keys: Keys) -> Work:
 
     raw = pairs(q, k) * problem.softmax_scale
     s = raw
-    for cap in parts(problem.variant, SoftCap):
-        s = cap.logits(s)
+    for part in parts(problem.variant, (SoftCap, Alibi)):
+        s = part.logits(s, keys)
     s = np.where(kept_pairs(problem.variant, keys), s, -np.inf)
     sinks = one(problem.variant, Sinks)
     sink = None if sinks is None else np.asarray(sinks.logits, np.float64).reshape(num_kv_heads, group, 1)
@@ -143,7 +142,7 @@ def attention(problem: Problem, state: bool = False) -> Exact:
     sigmoid = one(problem.variant, Sigmoid)
     for keys in keys_of_rows(problem.layout):
         work = evaluate(problem, keys)
-        delta = budgets.logit_error(problem, work)
+        delta = budgets.logit_error(problem, keys, work)
         if sigmoid is not None:
             w = sigmoid.weight(work.s)
             out, lse = weighted(w, work.v), np.full(work.s.shape[:-1], -np.inf)

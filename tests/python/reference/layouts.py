@@ -27,6 +27,8 @@ class Keys:
     """Rows of one request, and all their keys over all levels."""
 
     request: int
+    qo_len: int  # of the request, also of rows that are not here
+    kv_len: int
     rows: np.ndarray  # [R]
     q_index: np.ndarray  # [R]
     q_pos: np.ndarray  # [R]
@@ -205,6 +207,8 @@ def keys_of_rows(layout) -> list[Keys]:
         result.append(
             Keys(
                 request=int(kind[-1]),
+                qo_len=int(np.diff(qo_indptr)[kind[-1]]),
+                kv_len=int(kv_len[kind[-1]]),
                 rows=rows,
                 q_index=q_index[rows],
                 q_pos=q_pos[rows],

@@ -13,6 +13,10 @@ class Mask:
     def keep(self, q_index, q_pos, kv_index, kv_pos):
         raise NotImplementedError
 
+    def pairs(self, keys):
+        """Which pairs of the rows and keys of one request are kept [R, N]."""
+        return self.keep(keys.q_index[:, None], keys.q_pos[:, None], keys.kv_index[None], keys.kv_pos[None])
+
     def __and__(self, other):
         return AllOf([self, other])
 
@@ -48,16 +52,30 @@ class SlidingWindow(Mask):
 class AllOf(Mask):
     masks: list
 
-    def keep(self, *place):
-        return np.logical_and.reduce([mask.keep(*place) for mask in self.masks])
+    def pairs(self, keys):
+        return np.logical_and.reduce([mask.pairs(keys) for mask in self.masks])
 
 
 @dataclass
 class AnyOf(Mask):
     masks: list
 
-    def keep(self, *place):
-        return np.logical_or.reduce([mask.keep(*place) for mask in self.masks])
+    def pairs(self, keys):
+        return np.logical_or.reduce([mask.pairs(keys) for mask in self.masks])
+
+
+@dataclass
+class PackedMask(Mask):
+    """Request i keeps (row, kv_index) by bit row · kv_len + kv_index from byte indptr[i] on, lowest bit first."""
+
+    bits: np.ndarray
+    indptr: np.ndarray
+
+    def pairs(self, keys):
+        own = self.bits[self.indptr[keys.request] : self.indptr[keys.request + 1]]
+        matrix = np.unpackbits(own, bitorder="little")[: keys.qo_len * keys.kv_len].astype(bool)
+        row = keys.q_index - (keys.kv_len - keys.qo_len)
+        return matrix.reshape(keys.qo_len, keys.kv_len)[row[:, None], keys.kv_index[None]]
 
 
 @dataclass
@@ -66,8 +84,22 @@ class SoftCap:
 
     cap: float
 
-    def logits(self, s):
+    def logits(self, s, keys):
         return self.cap * np.tanh(s / self.cap)
+
+
+@dataclass
+class Alibi:
+    """s -> s + slope · (kv_pos - q_pos), a slope a query head."""
+
+    slopes: np.ndarray
+
+    def logits(self, s, keys):
+        return s + self.bias(s, keys)
+
+    def bias(self, s, keys):
+        slopes = np.asarray(self.slopes, np.float64).reshape(*s.shape[:2], 1, 1)
+        return slopes * (keys.kv_pos[None, :] - keys.q_pos[:, None])
 
 
 @dataclass
@@ -97,7 +129,9 @@ class Llama31Scaling:
     high_freq_factor: float = 4.0
     original_max_position: float = 8192.0
 
-    def scale(self, frequency):
+    magnitude = 1.0
+
+    def scale(self, frequency, theta=None):
         turns = self.original_max_position * frequency / (2 * np.pi)  # over the original context
         smooth = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
         smooth = np.clip(smooth, 0.0, 1.0)
@@ -105,26 +139,102 @@ class Llama31Scaling:
 
 
 @dataclass
-class Rope:
-    """Pairs (x[i], x[i + rotary_dim/2]) turn by the angle position · theta^(-2i / rotary_dim)."""
+class YarnScaling:
+    """YaRN: pairs that turn slowly are divided by `factor`; cosine and sine are multiplied by `magnitude`."""
+
+    factor: float
+    original_max_position: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+    def scale(self, frequency, theta):
+        half = len(frequency)
+        # The pairs that make beta_fast and beta_slow turns over the original context: L theta^(-i/half) = 2 pi beta.
+        radians = 2 * np.pi * np.array([self.beta_fast, self.beta_slow])
+        first, last = half * np.log(self.original_max_position / radians) / np.log(theta)
+        if self.truncate:
+            first, last = np.floor(first), np.ceil(last)
+        first = max(first, 0.0)
+        last = max(first, min(last, 2 * half - 1.0))
+        slowed = np.clip((np.arange(half) - first) / (last - first or 0.001), 0.0, 1.0)
+        return frequency * (1.0 - slowed) + frequency / self.factor * slowed
+
+    @property
+    def magnitude(self):
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale is None:
+            return 1.0 + 0.1 * np.log(self.factor)
+        above, below = (1.0 + 0.1 * m * np.log(self.factor) for m in (self.mscale, self.mscale_all_dim))
+        return above / below
+
+
+class Rotation:
+    """Turns pairs of elements of Q and K: (x[i], x[i + n/2]) of the first n, or (x[2i], x[2i + 1])."""
+
+    def pairs(self, x):
+        """First and second elements of the pairs, and what does not rotate."""
+        n = self.rotary_dim
+        if self.interleaved:
+            return x[..., 0:n:2], x[..., 1:n:2], x[..., n:]
+        return x[..., : n // 2], x[..., n // 2 : n], x[..., n:]
+
+    def unpaired(self, a, b, rest):
+        n = self.rotary_dim
+        turned = np.stack([a, b], axis=-1 if self.interleaved else -2)
+        return np.concatenate([turned.reshape(*a.shape[:-1], n), rest], axis=-1)
+
+    def place(self, pos, request):
+        """Position plus offset, which is one for all, or one a request."""
+        offset = np.ravel(self.offset)
+        return np.asarray(pos, np.int64) + int(offset[0] if len(offset) == 1 else offset[request])
+
+    def rotate(self, x, pos, request):
+        cos, sin = (t[:, None, :] for t in self.cos_sin(self.place(pos, request)))  # [rows, 1, rotary_dim / 2]
+        a, b, rest = self.pairs(x)
+        return self.unpaired(a * cos - b * sin, b * cos + a * sin, rest)
+
+
+@dataclass
+class Rope(Rotation):
+    """A pair turns by the angle position · theta^(-2i / rotary_dim)."""
 
     rotary_dim: int
     theta: float = 10000.0
-    scaling: Llama31Scaling | None = None
+    scaling: Llama31Scaling | YarnScaling | None = None
     offset: object = 0  # one for all, or one a request
+    interleaved: bool = False
 
     def frequencies(self):
         frequency = float(self.theta) ** (-np.arange(0, self.rotary_dim, 2) / self.rotary_dim)
-        return frequency if self.scaling is None else self.scaling.scale(frequency)
+        return frequency if self.scaling is None else self.scaling.scale(frequency, self.theta)
 
-    def rotate(self, x, pos, request):
-        offset = np.ravel(self.offset)
-        pos = np.asarray(pos, np.float64) + (offset[0] if len(offset) == 1 else offset[request])
-        angle = (pos[:, None] * self.frequencies())[:, None, :]  # [rows, 1, rotary_dim / 2]
-        half = self.rotary_dim // 2
-        a, b = x[..., :half], x[..., half : 2 * half]
-        turned = [a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)]
-        return np.concatenate([*turned, x[..., 2 * half :]], axis=-1)
+    def cos_sin(self, place):
+        angle = place[:, None].astype(np.float64) * self.frequencies()
+        magnitude = 1.0 if self.scaling is None else self.scaling.magnitude
+        return magnitude * np.cos(angle), magnitude * np.sin(angle)
+
+
+@dataclass
+class RopeTables(Rotation):
+    """Rows of tables are the cosines and sines of positions."""
+
+    cos: np.ndarray
+    sin: np.ndarray
+    interleaved: bool = False
+    offset: object = 0
+
+    @property
+    def rotary_dim(self):
+        return 2 * self.cos.shape[1]
+
+    def cos_sin(self, place):
+        assert (place >= 0).all(), "a position before the table"
+        return self.cos[place].astype(np.float64), self.sin[place].astype(np.float64)
 
 
 def parts(variant, kind) -> list:

@@ -62,12 +62,21 @@ struct MemberType {
   bool hull;  ///< a SpanTensor: the host adds its pyramid of minima and maxima
 };
 
+/// What a member's value must be, beyond its type; the host checks it wherever a value is given.
+enum class Check : i32 {
+  any,
+  number,   ///< not NaN
+  finite,   ///< neither NaN nor infinite
+  positive  ///< finite and above 0
+};
+
 struct Member {
   const char* name;
   MemberType type;
   MemberTime time;
   i32 offset;  ///< in the variant's struct, in bytes
   Extents extents;
+  Check check = Check::any;
 };
 
 }  // namespace raddle
@@ -124,7 +133,7 @@ struct Describe;
 
 template <class T>
 constexpr Member make_member(const char* name, MemberTime time, u64 offset, Extents extents) {
-  return Member{name, member_type<T>::value, time, static_cast<i32>(offset), extents};
+  return Member{name, member_type<T>::value, time, static_cast<i32>(offset), extents, Check::any};
 }
 
 #define RADDLE_EXTENTS(...)      \
@@ -140,6 +149,11 @@ constexpr Member make_member(const char* name, MemberTime time, u64 offset, Exte
 /// A captured tensor with an extent stated for each dimension.
 #define RADDLE_PLAN_TENSOR(V, m, ...) RADDLE_MEMBER(V, m, MemberTime::plan, __VA_ARGS__)
 #define RADDLE_RUN_TENSOR(V, m, ...) RADDLE_MEMBER(V, m, MemberTime::run, __VA_ARGS__)
+/// The same member with a condition on its values: checked(RADDLE_RUN_MEMBER(…), Check::positive).
+constexpr Member checked(Member member, Check check) {
+  member.check = check;
+  return member;
+}
 #define RADDLE_VARIANT(V, variant_name, ...)                             \
   template <>                                                            \
   struct Describe<V> {                                                   \

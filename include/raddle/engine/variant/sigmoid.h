@@ -11,6 +11,6 @@ struct Sigmoid {
 
   RADDLE_FN float logits(float s, const Row&, const Key&) const { return math::sigmoid(s + bias); }
 };
-RADDLE_VARIANT(Sigmoid, "sigmoid", RADDLE_RUN_MEMBER(Sigmoid, bias));
+RADDLE_VARIANT(Sigmoid, "sigmoid", checked(RADDLE_RUN_MEMBER(Sigmoid, bias), Check::finite));
 
 RADDLE_ENGINE_END

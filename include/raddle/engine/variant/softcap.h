@@ -12,6 +12,6 @@ struct SoftCap {
     return cap * math::tanh(s / cap);
   }
 };
-RADDLE_VARIANT(SoftCap, "softcap", RADDLE_RUN_MEMBER(SoftCap, cap));
+RADDLE_VARIANT(SoftCap, "softcap", checked(RADDLE_RUN_MEMBER(SoftCap, cap), Check::positive));
 
 RADDLE_ENGINE_END

@@ -1,0 +1,20 @@
+// ALiBi (Press et al. 2021, arXiv 2108.12409): a logit falls linearly with the distance of its
+// key, at a slope of each query head's own.
+#pragma once
+
+#include "raddle/engine/variant/contract.h"
+
+RADDLE_ENGINE_BEGIN
+
+struct Alibi {
+  Tensor<const float, 1> slopes;  ///< [Hq]
+
+  // One product and one sum in this order: what a traced Python function of the same formula does,
+  // bit for bit.
+  RADDLE_FN float logits(float s, const Row& r, const Key& c) const {
+    return s + slopes.data[r.q_head] * static_cast<float>(c.kv_pos - r.q_pos);
+  }
+};
+RADDLE_VARIANT(Alibi, "alibi", checked(RADDLE_RUN_TENSOR(Alibi, slopes, qo_heads), Check::finite));
+
+RADDLE_ENGINE_END

@@ -1,0 +1,52 @@
+"""A mask given bit by bit."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import numpy as np
+
+from raddle import _library
+from raddle._tensors import lend, lend_index
+from raddle.variants import Variant
+
+_make_packed_mask = _library.function("raddle.variant.packed_mask")
+
+
+class PackedMask(Variant):
+    """Mask: one bit a pair of a query row and a key, for what no formula says (speculative trees, images).
+
+    Args:
+        bits: [bytes] uint8. Request i has a matrix [qo_len, kv_len] of bits, row-major, from byte ``indptr[i]``
+            on, the lowest bit of a byte first: ``numpy.packbits(mask, bitorder="little")``, each request
+            beginning at a whole byte. 1 keeps.
+        indptr: [requests + 1] int32 or int64, in bytes.
+
+    Columns are indices (``kv_index``): a request's keys over all levels of a layout, in order. The format is that
+    of FlashInfer's packed custom masks. Both arrays are copied.
+
+    Plan members: ``packed_mask.bits``, ``packed_mask.indptr``: a batch has its own, of any length, given by
+    ``attn.plan(layout, params={...})``. `Attention.plan` raises ValueError unless there are bits for exactly
+    ``qo_len * kv_len`` pairs of every request.
+    """
+
+    def __init__(self, bits: Any, indptr: Any) -> None:
+        bits = np.zeros(0, np.uint8) if isinstance(bits, (list, tuple)) and not bits else bits
+        self.__init_handle_by_constructor__(_make_packed_mask, lend(bits, "bits"), lend_index(indptr, "indptr"))
+
+    @classmethod
+    def from_masks(cls, masks: Sequence[Any]) -> PackedMask:
+        """Packs one boolean matrix [qo_len, kv_len] a request. Raises ValueError for what is no matrix."""
+        return cls(*pack_masks(masks))
+
+
+def pack_masks(masks: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """(bits, indptr) of one boolean matrix [qo_len, kv_len] a request, as `PackedMask` and its params take them."""
+    rows = []
+    for number, mask in enumerate(masks):
+        mask = np.asarray(mask)
+        if mask.ndim != 2:
+            raise ValueError(f"masks[{number}] has {mask.ndim} dimensions; expected 2, [qo_len, kv_len]")
+        rows.append(np.packbits(mask.astype(bool).ravel(), bitorder="little"))
+    indptr = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+    return np.concatenate([np.zeros(0, np.uint8), *rows]), indptr

@@ -1,0 +1,102 @@
+"""Rotary position embeddings, fused into attention: Q turns by ``q_pos``, K by ``kv_pos``."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any, NamedTuple, Optional
+
+from raddle import _library
+from raddle._tensors import lend, lend_index
+from raddle.variants import Variant
+
+_make_rope = _library.function("raddle.variant.rope")
+_make_rope_tables = _library.function("raddle.variant.rope_tables")
+
+
+class Llama31Scaling(NamedTuple):
+    """Llama 3.1's scaling of RoPE frequencies for contexts longer than the trained one."""
+
+    factor: float = 8.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: float = 8192.0
+
+
+class YarnScaling(NamedTuple):
+    """YaRN (arXiv 2309.00071): slows the slow pairs by ``factor``, and sharpens attention by a temperature.
+
+    A pair that makes more than ``beta_fast`` turns over the original context keeps its frequency, one that makes
+    fewer than ``beta_slow`` is divided by ``factor``, and those between are interpolated, linearly in the number
+    of the pair, as the authors' code and transformers do it.
+
+    Cosine and sine are multiplied by ``attention_factor``, for Q and K alike. None: ``0.1 ln(factor) + 1``, or,
+    where ``mscale`` and ``mscale_all_dim`` are given (DeepSeek), ``(0.1 mscale ln(factor) + 1)
+    / (0.1 mscale_all_dim ln(factor) + 1)``. DeepSeek's models also change the softmax scale; that is
+    ``AttentionSpec(scale=…)``.
+
+    ``truncate``: the interpolation begins and ends at whole pairs (gpt-oss: False).
+    """
+
+    factor: float
+    original_max_position: float
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: Optional[float] = None
+    mscale: Optional[float] = None
+    mscale_all_dim: Optional[float] = None
+    truncate: bool = True
+
+
+class Rope(Variant):
+    """Rotary position embedding (RoFormer, arXiv 2104.09864) of Q and K.
+
+    Args:
+        rotary_dim: elements of a head that rotate, even, at most head_dim; the others pass unchanged.
+        theta: base of the frequencies ``theta ** (-2 i / rotary_dim)``, above 1.
+        scaling: `Llama31Scaling`, `YarnScaling`, or None.
+        offset: added to every position: an int, or one int32 or int64 a request.
+        interleaved: rotate pairs ``(x[2i], x[2i + 1])``, as RoFormer, GPT-J and DeepSeek do, instead of
+            ``(x[i], x[i + rotary_dim / 2])``, as Llama in transformers does.
+
+    Run member: ``rope.offset`` (``rope_interleaved.offset``). Raises ValueError for a bad rotary_dim, theta,
+    scaling or offset.
+    """
+
+    def __init__(
+        self,
+        rotary_dim: int,
+        theta: float = 10000.0,
+        scaling: Llama31Scaling | YarnScaling | None = None,
+        offset: Any = 0,
+        interleaved: bool = False,
+    ) -> None:
+        if not isinstance(offset, Integral):
+            offset = lend_index(offset, "offset")
+        given = scaling._asdict() if isinstance(scaling, (Llama31Scaling, YarnScaling)) else {}
+        fields = {name: value for name, value in given.items() if value is not None}
+        self.__init_handle_by_constructor__(
+            _make_rope, rotary_dim, theta, offset, interleaved, type(scaling).__name__, fields
+        )
+
+
+class RopeTables(Variant):
+    """Rotary position embedding by cosines and sines of your own: the row of a position turns what lies there.
+
+    Args:
+        cos, sin: [positions, rotary_dim / 2] floats, of equal shapes; rotary_dim at most head_dim, the elements
+            beyond it pass unchanged. They are copied. transformers keeps every column twice: pass the first half.
+        interleaved: rotate pairs ``(x[2i], x[2i + 1])`` instead of ``(x[i], x[i + rotary_dim / 2])``.
+        offset: added to every position: an int, or one int32 or int64 a request.
+
+    `Attention.run` raises ValueError for a batch that has a position, its offset added, outside of the tables.
+
+    Run members: ``rope_tables.cos``, ``rope_tables.sin``, ``rope_tables.offset`` (``rope_tables_interleaved…``).
+    Raises ValueError for tables that are empty, of unequal shapes, or of another rank.
+    """
+
+    def __init__(self, cos: Any, sin: Any, interleaved: bool = False, offset: Any = 0) -> None:
+        if not isinstance(offset, Integral):
+            offset = lend_index(offset, "offset")
+        self.__init_handle_by_constructor__(
+            _make_rope_tables, lend(cos, "cos"), lend(sin, "sin"), offset, interleaved
+        )
