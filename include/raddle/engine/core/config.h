@@ -10,8 +10,10 @@
 
 #if defined(__CUDACC_RTC__) || defined(__CUDACC__)
 #define RADDLE_FN __host__ __device__ __forceinline__
+#define RADDLE_DEVICE __device__ __forceinline__
 #else
 #define RADDLE_FN inline __attribute__((always_inline))
+#define RADDLE_DEVICE inline  // GPU code that a test runs on emulated threads
 #endif
 
 #ifndef RADDLE_ISA
