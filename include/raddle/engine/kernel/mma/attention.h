@@ -13,19 +13,6 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-template <class V>
-constexpr bool has_query = requires(const V v, WarpVector x, Row r) {
-  v.query(x, r);
-};
-template <class V>
-constexpr bool has_key = requires(const V v, WarpVector x, Key c) {
-  v.key(x, c);
-};
-template <class V>
-constexpr bool has_value = requires(const V v, WarpVector x, Key c) {
-  v.value(x, c);
-};
-
 struct alignas(16) Bytes16 {
   u32 x[4];
 };
@@ -210,11 +197,11 @@ class ItemKernel {
       for (i32 e = 0; e < 4; ++e) s_[n][e] = 0.0f;
     const T* q = x_.q + (16 * warp_ + lane_ % 16) * pitch(dim_qk) + lane_ / 16 * 8;
     const T* k = x_.kv + (lane_ % 8 + lane_ / 16 * 8) * pitch(dim_qk) + lane_ / 8 % 2 * 8;
-#pragma unroll
+RADDLE_UNROLL
     for (i32 step = 0; step < k_steps; ++step) {
       u32 a[4];
       ptx::load_matrices(a, q + 16 * step);
-#pragma unroll
+RADDLE_UNROLL
       for (i32 n = 0; n < key_tiles; n += 2) {
         u32 b[4];
         ptx::load_matrices(b, k + 8 * n * pitch(dim_qk) + 16 * step);
@@ -228,9 +215,9 @@ class ItemKernel {
   /// do not exist are never shown to the variant.
   RADDLE_DEVICE void apply_variant(bool partial) {
     constexpr float dropped = scan == Scan::softmax ? -math::infinity : 0.0f;
-#pragma unroll
+RADDLE_UNROLL
     for (i32 n = 0; n < key_tiles; ++n)
-#pragma unroll
+RADDLE_UNROLL
       for (i32 e = 0; e < 4; ++e) {
         const i32 j = 8 * n + 2 * t_ + e % 2;
         const i32 half = e / 2;
@@ -238,7 +225,7 @@ class ItemKernel {
         if (row_in_tile(half) < tile_.num_rows && x_.column[j] >= 0 &&
             (!partial || keeps(half, j))) {
           s = launch_.scale * s_[n][e];
-          if constexpr (requires(const V v, Row r, Key c) { v.logits(0.0f, r, c); })
+          if constexpr (has_logits<V>)
             s = variant_.logits(s, rows_[half], key_of(j));
         }
         s_[n][e] = s;
@@ -246,7 +233,7 @@ class ItemKernel {
   }
 
   RADDLE_DEVICE bool keeps(i32 half, i32 j) const {
-    if constexpr (requires(const V v, Row r, Key c) { v.mask(r, c); })
+    if constexpr (has_mask<V>)
       if (!variant_.mask(rows_[half], key_of(j))) return false;
     const i32 row = (tile_.row_begin + row_in_tile(half)) / launch_.plan.group_size;
     return !level_.mask_bits || mask_bit(level_, tile_.group, row, x_.column[j]);
@@ -254,7 +241,7 @@ class ItemKernel {
 
   /// S -> exp(S - max); rescales what O and the row's sum (of this lane's keys) hold so far.
   RADDLE_DEVICE void softmax() {
-#pragma unroll
+RADDLE_UNROLL
     for (i32 half = 0; half < 2; ++half) {
       float top = top_[half];
       for (i32 n = 0; n < key_tiles; ++n) top = max(max(top, s_[n][2 * half]), s_[n][2 * half + 1]);
@@ -280,12 +267,12 @@ class ItemKernel {
   /// O += P · f_v(V), with P rounded to the matrix dtype: S's fragments are P's as they lie.
   RADDLE_DEVICE void accumulate() {
     const T* v = x_.kv + lane_ % 16 * pitch(dim_vo) + lane_ / 16 * 8;
-#pragma unroll
+RADDLE_UNROLL
     for (i32 n = 0; n < key_tiles; n += 2) {
       const u32 a[4] = {ptx::pack(s_[n][0], s_[n][1], T{}), ptx::pack(s_[n][2], s_[n][3], T{}),
                         ptx::pack(s_[n + 1][0], s_[n + 1][1], T{}),
                         ptx::pack(s_[n + 1][2], s_[n + 1][3], T{})};
-#pragma unroll
+RADDLE_UNROLL
       for (i32 d = 0; d < out_tiles; d += 2) {
         u32 b[4];
         ptx::load_matrices_transposed(b, v + 8 * n * pitch(dim_vo) + 8 * d);
@@ -298,7 +285,7 @@ class ItemKernel {
   /// O / Σ and LSE = max + ln Σ; a row with nothing kept becomes (0, -inf).
   RADDLE_DEVICE void normalize() {
     if (scan == Scan::sum) return;
-#pragma unroll
+RADDLE_UNROLL
     for (i32 half = 0; half < 2; ++half) {
       float sum = sum_[half];
       sum += ptx::shuffle_xor(sum, 1);
@@ -312,7 +299,7 @@ class ItemKernel {
 
   /// Stores the warp's rows, each through the fp32 vector: as partial states or as results.
   RADDLE_DEVICE void emit_rows() {
-#pragma unroll
+RADDLE_UNROLL
     for (i32 half = 0; half < 2; ++half)
       for (i32 g = 0; g < 8; ++g) {
         const i32 m = 16 * warp_ + 8 * half + g;

@@ -5,29 +5,22 @@
 #include "raddle/engine/core/state.h"
 #include "raddle/engine/kernel/mma/launch.h"
 #include "raddle/engine/tile/warp_vector.h"
+#include "raddle/engine/variant/parts.h"
 
 RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-template <class V>
-RADDLE_FN constexpr Scan scan_of() {
-  if constexpr (requires { V::scan; })
-    return V::scan;
-  else
-    return Scan::softmax;
-}
-
 /// Applies sink and output parts to a row's normalised state.
 template <class V>
 RADDLE_DEVICE void finish_state(const V& variant, const Row& row, WarpVector& o, float& lse) {
-  if constexpr (requires(const V v, Row r) { v.sink(r); }) {
+  if constexpr (has_sink<V>) {
     // ⊕ with the state (0, sink) of a key without value.
     const Mix mix = compose(lse, variant.sink(row));
     o.map([&](float x, i32) { return x * mix.first; });
     lse = mix.lse;
   }
-  if constexpr (requires(const V v, WarpVector x, Row r) { v.output(x, r, 0.0f); })
+  if constexpr (has_output<V>)
     variant.output(o, row, lse);
 }
 
