@@ -63,6 +63,7 @@ class Plan {
   const Layout& layout() const { return *layout_; }
   /// The composition with this plan's members, and the one of the Attention that made it.
   const BoundVariant& variant() const { return *variant_; }
+  const std::shared_ptr<const BoundVariant>& variant_ptr() const { return variant_; }
   const BoundVariant& origin() const { return *origin_; }
   /// Planned cost of the heaviest queue over the mean, contraction included.
   double balance() const;

@@ -7,6 +7,7 @@
 
 #include "api/bound_variant.h"
 #include "api/kv_tensors.h"
+#include "api/planning.h"
 #include "device/cpu/execute.h"
 #include "device/cpu/isa.h"
 #include "plan/heuristics.h"
@@ -109,6 +110,13 @@ namespace {
 
 RowsView rows_view(const TensorRef& t) { return RowsView{t.data, t.stride[0], t.stride[1]}; }
 
+bool shares_keys(const LayoutView& layout) {
+  return std::any_of(layout.levels, layout.levels + layout.num_levels,
+                     [](const LevelView& level) { return level.keys_are_shared; });
+}
+
+}  // namespace
+
 void check_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args) {
   const i64 rows = plan.layout().num_rows();
   check_tensor("q", args.q, spec.dtype, {rows, spec.num_qo_heads, spec.head_dim_qk});
@@ -130,10 +138,24 @@ void check_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args)
                      " pairs of K and V; expected 1, or one a level: ", levels);
 }
 
-bool shares_keys(const LayoutView& layout) {
-  return std::any_of(layout.levels, layout.levels + layout.num_levels,
-                     [](const LevelView& level) { return level.keys_are_shared; });
+std::vector<KvView> view_kv(const AttentionSpec& spec, const Plan& plan, const RunArgs& args) {
+  std::vector<KvView> views;
+  const bool one = args.kv.size() == 1;
+  for (std::size_t i = 0; i < plan.layout().levels().size(); ++i)
+    views.push_back(view_kv(one ? "kv" : "kv[" + std::to_string(i) + "]", args.kv[one ? 0 : i],
+                            plan.layout().levels()[i], spec));
+  return views;
 }
+
+std::shared_ptr<const BoundVariant> variant_of_run(const Plan& plan, const RunArgs& args) {
+  auto variant = plan.variant_ptr();
+  if (args.params && !args.params->empty())
+    variant = variant->with(*args.params, ParamScope::run);
+  variant->check_batch(plan.layout().num_requests(), shares_keys(plan.layout().view()));
+  return variant;
+}
+
+namespace {
 
 /// Everything of a launch but the stages and the scratch.
 CpuLaunch make_launch(const AttentionSpec& spec, const Plan& plan, const RunArgs& args) {
@@ -145,9 +167,8 @@ CpuLaunch make_launch(const AttentionSpec& spec, const Plan& plan, const RunArgs
   launch.scale = args.scale ? *args.scale : spec.softmax_scale();
   launch.layout = &plan.layout().view();
   launch.plan = &plan.view();
-  for (std::size_t i = 0; i < plan.layout().levels().size(); ++i)
-    launch.kv[i] = view_kv(args.kv.size() == 1 ? "kv" : "kv[" + std::to_string(i) + "]",
-                           args.kv[args.kv.size() == 1 ? 0 : i], plan.layout().levels()[i], spec);
+  const std::vector<KvView> kv = view_kv(spec, plan, args);
+  std::copy(kv.begin(), kv.end(), launch.kv);
   launch.q = rows_view(args.q);
   launch.out = rows_view(args.out);
   launch.lse = static_cast<float*>(args.lse.data);
@@ -166,27 +187,33 @@ Attention::Attention(const AttentionSpec& spec)
 }
 Attention::~Attention() = default;
 
-PlanPtr Attention::plan(const LayoutPtr& layout, const PlanOptions& options) const {
+PlanPtr plan_layout(const AttentionSpec& spec, const std::shared_ptr<const BoundVariant>& attention,
+                    const LayoutPtr& layout, const PlanOptions& options, const PlanConfig& config) {
   if (!layout) fail<ValueError>("layout is missing");
   if (!layout->levels().back().rows.empty())
     fail<ValueError>(
         "layout has qo_rows, so its groups are no requests; expected it as a level of a cascade");
+  if (spec.batch_invariant && layout->levels().size() > 1)
+    fail<ValueError>(
+        "layout is a cascade; expected a single level with batch_invariant=True, since which keys "
+        "are shared depends on the batch");
+  auto variant =
+      options.params.empty() ? attention : attention->with(options.params, ParamScope::plan);
+  auto arrays = std::make_shared<const PlanArrays>(
+      make_plan(layout->view(), config, cover_fns(*variant)));
+  check_used_blocks(*layout, arrays->view());
+  return std::make_shared<const Plan>(layout, std::move(arrays), attention, std::move(variant));
+}
+
+PlanPtr Attention::plan(const LayoutPtr& layout, const PlanOptions& options) const {
   if (options.num_workers > max_workers)
     fail<ValueError>("num_workers is ", options.num_workers, "; expected at most ", max_workers);
   if (options.num_workers < 0)
     fail<ValueError>("num_workers is ", options.num_workers,
                      "; expected at least 1, or 0 for the default");
-  if (spec_.batch_invariant && layout->levels().size() > 1)
-    fail<ValueError>(
-        "layout is a cascade; expected a single level with batch_invariant=True, since which keys "
-        "are shared depends on the batch");
-  auto variant =
-      options.params.empty() ? variant_ : variant_->with(options.params, ParamScope::plan);
   const i32 workers = options.num_workers > 0 ? options.num_workers : cpu_threads();
-  auto arrays = std::make_shared<const PlanArrays>(make_plan(
-      layout->view(), cpu_plan_config(spec_, workers, options.schedule), cover_fns(*variant)));
-  check_used_blocks(*layout, arrays->view());
-  return std::make_shared<const Plan>(layout, std::move(arrays), variant_, std::move(variant));
+  return plan_layout(spec_, variant_, layout, options,
+                     cpu_plan_config(spec_, workers, options.schedule));
 }
 
 void Attention::run(const Plan& plan, const RunArgs& args, RunStats* stats) const {
@@ -195,13 +222,7 @@ void Attention::run(const Plan& plan, const RunArgs& args, RunStats* stats) cons
         "plan is of another attention; expected one made by this Attention, or by one of an equal "
         "spec");
   check_run(spec_, plan, args);
-  const BoundVariant* variant = &plan.variant();
-  std::shared_ptr<const BoundVariant> changed;
-  if (args.params && !args.params->empty()) {
-    changed = variant->with(*args.params, ParamScope::run);
-    variant = changed.get();
-  }
-  variant->check_batch(plan.layout().num_requests(), shares_keys(plan.layout().view()));
+  const auto variant = variant_of_run(plan, args);
 
   CpuLaunch launch = make_launch(spec_, plan, args);
   launch.stages = &variant->stages();
