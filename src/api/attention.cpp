@@ -149,8 +149,7 @@ std::vector<KvView> view_kv(const AttentionSpec& spec, const Plan& plan, const R
 
 std::shared_ptr<const BoundVariant> variant_of_run(const Plan& plan, const RunArgs& args) {
   auto variant = plan.variant_ptr();
-  if (args.params && !args.params->empty())
-    variant = variant->with(*args.params, ParamScope::run);
+  if (args.params && !args.params->empty()) variant = variant->with(*args.params, ParamScope::run);
   variant->check_batch(plan.layout().num_requests(), shares_keys(plan.layout().view()));
   return variant;
 }
@@ -199,8 +198,8 @@ PlanPtr plan_layout(const AttentionSpec& spec, const std::shared_ptr<const Bound
         "are shared depends on the batch");
   auto variant =
       options.params.empty() ? attention : attention->with(options.params, ParamScope::plan);
-  auto arrays = std::make_shared<const PlanArrays>(
-      make_plan(layout->view(), config, cover_fns(*variant)));
+  auto arrays =
+      std::make_shared<const PlanArrays>(make_plan(layout->view(), config, cover_fns(*variant)));
   check_used_blocks(*layout, arrays->view());
   return std::make_shared<const Plan>(layout, std::move(arrays), attention, std::move(variant));
 }

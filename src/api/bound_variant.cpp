@@ -192,6 +192,23 @@ jit::CompositionSource BoundVariant::source() const {
   return source;
 }
 
+std::vector<Capture> BoundVariant::captures() const {
+  std::vector<Capture> captures;
+  for (const Part& part : parts_)
+    for (std::size_t m = 0; m < part.members.size(); ++m) {
+      const Member& member = part.ops->members[m];
+      if (member.type.rank == 0) continue;
+      const std::size_t at = part.slot * sizeof(Slot) + static_cast<std::size_t>(member.offset);
+      std::visit(
+          [&](const auto& x) {
+            if constexpr (!std::is_same_v<std::decay_t<decltype(x)>, double>)
+              captures.push_back({at, x.data(), x.size() * sizeof(x.front())});
+          },
+          part.members[m].value);
+    }
+  return captures;
+}
+
 std::shared_ptr<const BoundVariant> BoundVariant::with(const Params& params,
                                                        ParamScope scope) const {
   auto changed = std::make_shared<BoundVariant>(*this);
