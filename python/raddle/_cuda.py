@@ -11,6 +11,7 @@ from raddle.spec import AttentionSpec
 from raddle.variants import members
 
 _compile = _library.function("raddle.cuda.compile")
+_warm = _library.function("raddle.cuda.warm")
 _run = _library.function("raddle.cuda.run")
 _machine = _library.function("raddle.cuda.machine")
 _nvrtc_version = _library.function("raddle.cuda.nvrtc_version")
@@ -41,6 +42,11 @@ def compile_kernel(spec: AttentionSpec, arch: str) -> dict[str, Any]:
     Returns registers a thread, spill_bytes, shared_bytes a block, seconds, log. Raises CompileError.
     """
     return dict(_compile(spec.fields(), arch))
+
+
+def warm(spec: AttentionSpec, arch: str) -> None:
+    """Sees to it that the spec's kernel is in the cache; needs NVRTC, no GPU. Raises CompileError."""
+    _warm(spec.fields(), arch)
 
 
 def machine() -> dict[str, str]:

@@ -4,6 +4,7 @@
 
 #include "device/cpu/isa.h"
 #include "jit/cpu_stages.h"
+#include "raddle/engine/core/span.h"
 #include "raddle/engine/variant/composition.h"
 #include "raddle/error.h"
 
@@ -201,8 +202,13 @@ std::vector<Capture> BoundVariant::captures() const {
       const std::size_t at = part.slot * sizeof(Slot) + static_cast<std::size_t>(member.offset);
       std::visit(
           [&](const auto& x) {
-            if constexpr (!std::is_same_v<std::decay_t<decltype(x)>, double>)
+            if constexpr (!std::is_same_v<std::decay_t<decltype(x)>, double>) {
               captures.push_back({at, x.data(), x.size() * sizeof(x.front())});
+              if (!member.type.hull) return;
+              const auto entries = static_cast<std::size_t>(hull_size(static_cast<i64>(x.size())));
+              captures.push_back(
+                  {at + sizeof(void*), part.members[m].hull.get(), entries * sizeof(x.front())});
+            }
           },
           part.members[m].value);
     }

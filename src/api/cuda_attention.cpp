@@ -61,6 +61,11 @@ KernelReport compile(const AttentionSpec& spec, const std::string& arch) {
           took.count(), std::move(cubin.log)};
 }
 
+void warm(const AttentionSpec& spec, const std::string& arch) {
+  check_spec(spec);
+  jit::cubin_of(kernel_of(spec, BoundVariant(spec)), arch);
+}
+
 void attend(const AttentionSpec& spec, const LayoutPtr& layout, const PlanOptions& options,
             const RunArgs& args) {
   check_spec(spec);

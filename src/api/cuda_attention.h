@@ -21,6 +21,9 @@ struct KernelReport {
 /// spec that has no GPU kernel (float32).
 KernelReport compile(const AttentionSpec& spec, const std::string& arch);
 
+/// Sees to it that the kernel is in the cache; needs no GPU.
+void warm(const AttentionSpec& spec, const std::string& arch);
+
 /// Plans the layout for the GPU's kernel and runs it; options.num_workers 0: two blocks a
 /// multiprocessor. Raises DeviceError where there is no GPU.
 void attend(const AttentionSpec& spec, const LayoutPtr& layout, const PlanOptions& options,

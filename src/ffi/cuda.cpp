@@ -23,6 +23,11 @@ Fields compile(Arguments& in) {
   return fields;
 }
 
+void warm(Arguments& in) {
+  const AttentionSpec spec = to_spec(in.map("spec"));
+  cuda::warm(spec, in.string("arch"));
+}
+
 void run(Arguments& in) {
   const AttentionSpec spec = to_spec(in.map("spec"));
   const LayoutPtr layout = in.object<LayoutObj>("layout").value;
@@ -63,6 +68,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   namespace refl = ffi::reflection;
   refl::GlobalDef()
       .def_packed("raddle.cuda.compile", exported(compile))
+      .def_packed("raddle.cuda.warm", exported(warm))
       .def_packed("raddle.cuda.run", exported(run))
       .def_packed("raddle.cuda.machine", exported(machine))
       .def_packed("raddle.cuda.add_search_folder", exported(add_search_folder))
