@@ -13,7 +13,9 @@
 #include <functional>
 #include <vector>
 
+#ifndef RADDLE_AMALGAMATED  // there the text before this one holds it
 #include "raddle/engine/core/dtype.h"
+#endif
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
