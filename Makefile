@@ -18,7 +18,7 @@ CMAKE_FLAGS := -G Ninja -DRADDLE_TESTS=ON -DRADDLE_WERROR=$(WERROR)
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install replay test test-cpp test-python test-sanitize test-install bench format \
+.PHONY: help install replay gpu test test-cpp test-python test-sanitize test-install bench format \
         check-format tidy wheel test-wheel clean
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -58,6 +58,20 @@ test-sanitize: $(VENV)/created  ## C++ tests under the address and undefined-beh
 test-install: install  ## install libraddle, static and shared, and build examples/cpp against it
 	tests/find_package.sh $(BUILD)
 	tests/find_package.sh $(SHARED) -DBUILD_SHARED_LIBS=ON -DRADDLE_WERROR=$(WERROR)
+
+# The folder build/gpu is all that a machine with a GPU needs beside the sources: carry both, and
+# run tests/gpu/run.sh there. GPU_PYTHON is the Python over there.
+GPU_PYTHON ?= 3.12
+gpu: $(VENV)/created  ## variants on a GPU against the reference, or a folder to carry to one
+	$(BIN)/cmake -S . -B build/gpu -G Ninja -DRADDLE_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
+	$(BIN)/cmake --build build/gpu --target raddle_ffi
+	rm -rf build/gpu/wheels
+	$(PIP) download -q --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) -d build/gpu/wheels \
+	  --platform manylinux_2_28_x86_64 --platform manylinux_2_24_x86_64 --platform manylinux_2_17_x86_64 \
+	  --platform manylinux2014_x86_64 "apache-tvm-ffi>=0.1.15,<0.2"
+	@if test -e /dev/nvidia0; then \
+	  $(MAKE) -s $(VENV)/tested && PYTHON=$(BIN)/python tests/gpu/run.sh $(ARGS); else \
+	  echo "no GPU here: carry this folder to one, and run tests/gpu/run.sh there"; fi
 
 bench: install $(VENV)/tested  ## benchmarks: make bench ARGS="cpu --against torch"
 	$(BIN)/raddle bench $(ARGS)

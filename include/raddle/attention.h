@@ -64,6 +64,7 @@ class Plan {
   const Layout& layout() const { return *layout_; }
   /// The composition with this plan's members, and the one of the Attention that made it.
   const BoundVariant& variant() const { return *variant_; }
+  const std::shared_ptr<const BoundVariant>& variant_ptr() const { return variant_; }
   const BoundVariant& origin() const { return *origin_; }
   /// Hull of the positions of each request's rows and keys; empty where no variant asks.
   const std::vector<Range>& positions() const { return positions_; }

@@ -22,6 +22,11 @@ struct CompileError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// There is no GPU, or it failed.
+struct DeviceError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 /// Throws `E` with all parts written one after another: fail<ValueError>("kv_len[", i, "] is ", n,
 /// "; expected …").
 template <class E, class... Parts>

@@ -7,6 +7,7 @@
 
 #include "api/bound_variant.h"
 #include "api/kv_tensors.h"
+#include "api/planning.h"
 #include "device/cpu/execute.h"
 #include "device/cpu/isa.h"
 #include "plan/heuristics.h"
@@ -16,58 +17,12 @@
 namespace raddle {
 namespace {
 
-CoverFns cover_fns(const BoundVariant& variant) {
-  if (!variant.has_masks()) return {};
-  return CoverFns{&variant,
-                  [](const void* self, const Tile& t) {
-                    return static_cast<const BoundVariant*>(self)->kv_span(t);
-                  },
-                  [](const void* self, const Tile& t) {
-                    return static_cast<const BoundVariant*>(self)->coverage(t);
-                  }};
-}
-
-/// Entries of -1 are allowed only where no tile's coverage reaches.
-void check_used_blocks(const Layout& layout, const PlanView& plan) {
-  for (i32 t = 0; t < plan.num_query_tiles; ++t) {
-    const QueryTile& tile = plan.query_tiles[t];
-    const Level& level = layout.levels()[static_cast<std::size_t>(tile.level)];
-    if (level.min_block >= 0 || level.blocks.empty()) continue;
-    const auto group = static_cast<std::size_t>(tile.group);
-    for (i32 r = tile.run_begin; r < tile.run_end; ++r) {
-      const i32 begin = std::max(plan.runs[r].begin, tile.col_begin);
-      const i32 end = std::min(plan.runs[r].end, tile.col_end);
-      for (i32 b = begin / level.block_size; i64{b} * level.block_size < end; ++b)
-        if (const i32 block = level.blocks[static_cast<std::size_t>(level.block_begin[group] + b)];
-            block < 0)
-          fail<ValueError>("page_indices: entry ", b, " of request ", tile.group, " is ", block,
-                           " and the mask keeps keys of that page; expected a page number");
-    }
-  }
-}
-
 /// More than any device has; keeps the planner's integers far from their ends.
 constexpr i32 max_workers = 65536;
 
 /// Below this planned cost (in the units of heuristics.cpp, quarters of a nanosecond) waking a
 /// second thread does not pay.
 constexpr i64 single_thread_cost = 4 * 20'000;
-
-/// RoPE's members are frequencies; their users speak of rotary_dim.
-void check_rotary_dim(const Variant& variant, i32 head_dim) {
-  const auto freq = variant.members.find("freq_hi");
-  if (variant.name != "rope" || freq == variant.members.end()) return;
-  const auto pairs = std::visit(
-      [](const auto& x) -> std::size_t {
-        if constexpr (requires { x.size(); })
-          return x.size();
-        else
-          return 0;
-      },
-      freq->second);
-  if (2 * pairs > static_cast<std::size_t>(head_dim))
-    fail<ValueError>("rotary_dim is ", 2 * pairs, "; expected at most head_dim = ", head_dim);
-}
 
 }  // namespace
 
@@ -87,7 +42,6 @@ void check_spec(const AttentionSpec& spec) {
   check_dim("head_dim_vo", spec.head_dim_vo);
   if (spec.scale && !std::isfinite(*spec.scale))
     fail<ValueError>("scale is ", *spec.scale, "; expected a finite number");
-  for (const Variant& v : spec.variant) check_rotary_dim(v, spec.head_dim_qk);
 }
 
 float AttentionSpec::softmax_scale() const {
@@ -128,32 +82,6 @@ namespace {
 
 RowsView rows_view(const TensorRef& t) { return RowsView{t.data, t.stride[0], t.stride[1]}; }
 
-void check_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args) {
-  const i64 rows = plan.layout().num_rows();
-  check_tensor("q", args.q, spec.dtype, {rows, spec.num_qo_heads, spec.head_dim_qk});
-  check_output("out", args.out, args.return_state ? DType::float32 : spec.dtype,
-               {rows, spec.num_qo_heads, spec.head_dim_vo});
-  const bool sum = plan.variant().stages().scan == Scan::sum;
-  if (args.lse.data) {
-    if (sum)
-      fail<ValueError>("lse: a Scan::sum variant has no LSE; expected return_lse=False and no lse");
-    check_output("lse", args.lse, DType::float32, {rows, spec.num_qo_heads});
-  } else if (args.return_state && !sum) {
-    fail<ValueError>("lse is missing; return_state needs it: a state is (O, LSE)");
-  }
-  if (args.scale && !std::isfinite(*args.scale))
-    fail<ValueError>("scale is ", *args.scale, "; expected a finite number");
-  const std::size_t levels = plan.layout().levels().size();
-  if (args.kv.size() != 1 && args.kv.size() != levels)
-    fail<ValueError>("kv has ", args.kv.size(),
-                     " pairs of K and V; expected 1, or one a level: ", levels);
-}
-
-bool shares_keys(const LayoutView& layout) {
-  return std::any_of(layout.levels, layout.levels + layout.num_levels,
-                     [](const LevelView& level) { return level.keys_are_shared; });
-}
-
 /// Everything of a launch but the stages and the scratch.
 CpuLaunch make_launch(const AttentionSpec& spec, const Plan& plan, const RunArgs& args) {
   CpuLaunch launch{};
@@ -164,9 +92,8 @@ CpuLaunch make_launch(const AttentionSpec& spec, const Plan& plan, const RunArgs
   launch.scale = args.scale ? *args.scale : spec.softmax_scale();
   launch.layout = &plan.layout().view();
   launch.plan = &plan.view();
-  for (std::size_t i = 0; i < plan.layout().levels().size(); ++i)
-    launch.kv[i] = view_kv(args.kv.size() == 1 ? "kv" : "kv[" + std::to_string(i) + "]",
-                           args.kv[args.kv.size() == 1 ? 0 : i], plan.layout().levels()[i], spec);
+  const std::vector<KvView> kv = view_kv(spec, plan, args);
+  std::copy(kv.begin(), kv.end(), launch.kv);
   launch.q = rows_view(args.q);
   launch.out = rows_view(args.out);
   launch.lse = static_cast<float*>(args.lse.data);
@@ -186,32 +113,14 @@ Attention::Attention(const AttentionSpec& spec)
 Attention::~Attention() = default;
 
 PlanPtr Attention::plan(const LayoutPtr& layout, const PlanOptions& options) const {
-  if (!layout) fail<ValueError>("layout is missing");
-  if (!layout->levels().back().rows.empty())
-    fail<ValueError>(
-        "layout has qo_rows, so its groups are no requests; expected it as a level of a cascade");
   if (options.num_workers > max_workers)
     fail<ValueError>("num_workers is ", options.num_workers, "; expected at most ", max_workers);
   if (options.num_workers < 0)
     fail<ValueError>("num_workers is ", options.num_workers,
                      "; expected at least 1, or 0 for the default");
-  if (spec_.batch_invariant && layout->levels().size() > 1)
-    fail<ValueError>(
-        "layout is a cascade; expected a single level with batch_invariant=True, since which keys "
-        "are shared depends on the batch");
-  auto variant =
-      options.params.empty() ? variant_ : variant_->with(options.params, ParamScope::plan);
-  // Coverage reads plan members, so they are checked first.
-  auto positions =
-      variant->needs_positions() ? positions_by_request(layout->view()) : std::vector<Range>{};
-  variant->check_batch(Batch{layout->view(), shares_keys(layout->view()), positions},
-                       MemberTime::plan);
   const i32 workers = options.num_workers > 0 ? options.num_workers : cpu_threads();
-  auto arrays = std::make_shared<const PlanArrays>(make_plan(
-      layout->view(), cpu_plan_config(spec_, workers, options.schedule), cover_fns(*variant)));
-  check_used_blocks(*layout, arrays->view());
-  return std::make_shared<const Plan>(layout, std::move(arrays), variant_, std::move(variant),
-                                      std::move(positions));
+  return plan_layout(spec_, variant_, layout, options,
+                     cpu_plan_config(spec_, workers, options.schedule));
 }
 
 void Attention::run(const Plan& plan, const RunArgs& args, RunStats* stats) const {
@@ -220,14 +129,7 @@ void Attention::run(const Plan& plan, const RunArgs& args, RunStats* stats) cons
         "plan is of another attention; expected one made by this Attention, or by one of an equal "
         "spec");
   check_run(spec_, plan, args);
-  const BoundVariant* variant = &plan.variant();
-  std::shared_ptr<const BoundVariant> changed;
-  if (args.params && !args.params->empty()) {
-    changed = variant->with(*args.params, ParamScope::run);
-    variant = changed.get();
-  }
-  const LayoutView& layout = plan.layout().view();
-  variant->check_batch(Batch{layout, shares_keys(layout), plan.positions()}, MemberTime::run);
+  const auto variant = variant_of_run(plan, args);
 
   CpuLaunch launch = make_launch(spec_, plan, args);
   launch.stages = &variant->stages();

@@ -4,6 +4,7 @@
 
 #include "device/cpu/isa.h"
 #include "jit/cpu_stages.h"
+#include "raddle/engine/core/span.h"
 #include "raddle/engine/variant/composition.h"
 #include "raddle/error.h"
 
@@ -126,8 +127,8 @@ void BoundVariant::check_extents(const Member& member, const MemberValue& value,
     if (extent == Extent::kv_heads && n != spec_.kv_heads)
       fail<ValueError>(where, " has ", n, " elements; expected one a KV head, ", spec_.kv_heads);
     if (extent == Extent::half_head_dim && 2 * n > spec_.head_dim)
-      fail<ValueError>(where, " has ", n,
-                       " elements; expected at most head_dim / 2 = ", spec_.head_dim / 2);
+      fail<ValueError>(where, " has ", n, " rotating pairs: rotary_dim is ", 2 * n,
+                       "; expected at most head_dim = ", spec_.head_dim);
   }
 }
 
@@ -190,6 +191,28 @@ jit::CompositionSource BoundVariant::source() const {
     source.parts.push_back({part.ops->type, part.source ? "" : part.ops->name, part.source});
   source.masks = masks_;
   return source;
+}
+
+std::vector<Capture> BoundVariant::captures() const {
+  std::vector<Capture> captures;
+  for (const Part& part : parts_)
+    for (std::size_t m = 0; m < part.members.size(); ++m) {
+      const Member& member = part.ops->members[m];
+      if (member.type.rank == 0) continue;
+      const std::size_t at = part.slot * sizeof(Slot) + static_cast<std::size_t>(member.offset);
+      std::visit(
+          [&](const auto& x) {
+            if constexpr (!std::is_same_v<std::decay_t<decltype(x)>, double>) {
+              captures.push_back({at, x.data(), x.size() * sizeof(x.front())});
+              if (!member.type.hull) return;
+              const auto entries = static_cast<std::size_t>(hull_size(static_cast<i64>(x.size())));
+              captures.push_back(
+                  {at + sizeof(void*), part.members[m].hull.get(), entries * sizeof(x.front())});
+            }
+          },
+          part.members[m].value);
+    }
+  return captures;
 }
 
 std::shared_ptr<const BoundVariant> BoundVariant::with(const Params& params,

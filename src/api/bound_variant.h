@@ -19,6 +19,13 @@ void check_spec(const AttentionSpec& spec);
 /// Which members a set of parameters may change.
 enum class ParamScope { plan, run };
 
+/// A captured array that a composition's struct points to.
+struct Capture {
+  std::size_t offset;  ///< of the pointer in the struct
+  const void* data;
+  std::size_t bytes;
+};
+
 /// Functors with their members' values. A value: parameters make a changed copy.
 class BoundVariant {
  public:
@@ -49,6 +56,8 @@ class BoundVariant {
   /// The struct of source()'s Composition, with all members' values.
   const void* memory() const { return memory_.data(); }
   i32 memory_bytes() const { return static_cast<i32>(memory_.size() * sizeof(Slot)); }
+  /// The arrays that it points to: a device needs copies of its own.
+  std::vector<Capture> captures() const;
 
  private:
   struct alignas(16) Slot {

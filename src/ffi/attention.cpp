@@ -7,8 +7,6 @@
 
 namespace raddle::border {
 
-namespace {
-
 Schedule parse_schedule(const std::string& text) {
   if (text == "auto") return Schedule::automatic;
   if (text == "linear") return Schedule::linear;
@@ -18,26 +16,7 @@ Schedule parse_schedule(const std::string& text) {
                    "'; expected 'auto', 'linear', 'algorithm1' or 'one-per-request'");
 }
 
-ffi::ObjectRef make_attention(Arguments& in) {
-  const AttentionSpec spec = to_spec(in.map("spec"));
-  const std::string device = in.string("device");
-  if (device != "cpu")
-    fail<ValueError>("device is '", device, "'; expected 'cpu', the only device for now");
-  return wrap<AttentionObj>(std::make_unique<Attention>(spec));
-}
-
-ffi::ObjectRef make_plan(Arguments& in) {
-  const Attention& attention = *in.object<AttentionObj>("attention").value;
-  const LayoutPtr& layout = in.object<LayoutObj>("layout").value;
-  PlanOptions options;
-  options.num_workers = in.integer32("num_workers", 0);
-  options.schedule = parse_schedule(in.string("schedule"));
-  options.params = to_params(in.map("params"));
-  auto plan = ffi::make_object<PlanObj>();
-  plan->value = attention.plan(layout, options);
-  plan->head_dim_vo = attention.spec().head_dim_vo;
-  return ffi::ObjectRef(std::move(plan));
-}
+namespace {
 
 /// K or V of one tensor that holds both: [blocks, 2, …].
 TensorRef half_of(const std::string& name, const TensorRef& both, i64 which) {
@@ -58,12 +37,36 @@ TensorRef half_of(const std::string& name, const TensorRef& both, i64 which) {
   return half;
 }
 
-/// One level's K and V: two tensors, or one and None.
+}  // namespace
+
 KvRef take_pair(Arguments& in, const std::string& name) {
   const TensorRef k = in.tensor(name + ": k");
   const TensorRef v = in.optional_tensor(name + ": v");
   if (v.data) return KvRef{k, v};
   return KvRef{half_of(name, k, 0), half_of(name, k, 1)};
+}
+
+namespace {
+
+ffi::ObjectRef make_attention(Arguments& in) {
+  const AttentionSpec spec = to_spec(in.map("spec"));
+  const std::string device = in.string("device");
+  if (device != "cpu")
+    fail<ValueError>("device is '", device, "'; expected 'cpu', the only device for now");
+  return wrap<AttentionObj>(std::make_unique<Attention>(spec));
+}
+
+ffi::ObjectRef make_plan(Arguments& in) {
+  const Attention& attention = *in.object<AttentionObj>("attention").value;
+  const LayoutPtr& layout = in.object<LayoutObj>("layout").value;
+  PlanOptions options;
+  options.num_workers = in.integer32("num_workers", 0);
+  options.schedule = parse_schedule(in.string("schedule"));
+  options.params = to_params(in.map("params"));
+  auto plan = ffi::make_object<PlanObj>();
+  plan->value = attention.plan(layout, options);
+  plan->head_dim_vo = attention.spec().head_dim_vo;
+  return ffi::ObjectRef(std::move(plan));
 }
 
 /// Of this thread, so that concurrent runs do not mix. Two clock readings a worker: too little to

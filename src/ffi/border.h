@@ -97,9 +97,13 @@ MemberValue to_member(const std::string& name, const ffi::AnyView& value);
 Params to_params(const ffi::Map<ffi::String, ffi::Any>& params);
 AttentionSpec to_spec(const ffi::Map<ffi::String, ffi::Any>& fields);
 Maxima to_maxima(const ffi::Map<ffi::String, ffi::Any>& fields);
+Schedule parse_schedule(const std::string& text);
+/// One level's K and V: two tensors, or one and None.
+KvRef take_pair(Arguments& in, const std::string& name);
 
-/// Runs `body` and turns Raddle's errors into Python's, without a C++ backtrace: to find its symbols
-/// reads the debug data of every library of the process, seconds where torch is one of them.
+/// Runs `body` and turns Raddle's errors into Python's, without a C++ backtrace: to find its
+/// symbols reads the debug data of every library of the process, seconds where torch is one of
+/// them.
 template <class Body>
 auto guarded(Body&& body) {
   const auto raise = [](const char* kind, const char* text) { throw ffi::Error(kind, text, ""); };

@@ -104,7 +104,8 @@ template <class Fields>
 void read_numbers(const ffi::Map<ffi::String, ffi::Any>& map, const Fields& fields) {
   for (const auto& [key, value] : map) {
     const std::string name = key;
-    if (!fields(name, to_number("scaling." + name, value))) fail<TypeError>("scaling has no field '", name, "'");
+    if (!fields(name, to_number("scaling." + name, value)))
+      fail<TypeError>("scaling has no field '", name, "'");
   }
 }
 

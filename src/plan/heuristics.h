@@ -9,4 +9,7 @@ namespace raddle {
 /// Tile shapes, tile rates and chunk size for the CPU kernels.
 PlanConfig cpu_plan_config(const AttentionSpec& spec, i32 num_workers, Schedule schedule);
 
+/// The same for the GPU kernel on mma.sync; a worker is a thread block.
+PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 num_workers, Schedule schedule);
+
 }  // namespace raddle

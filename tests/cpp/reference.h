@@ -124,8 +124,26 @@ inline std::vector<Term> terms(const Problem& p, i32 row, i32 head, Row* found) 
   return result;
 }
 
-/// Attention of one row under one head; with `state`, before the sink and in fp32.
-inline Exact attend(const Problem& p, i32 row, i32 head, bool state = false) {
+/// What rounding the weights to the matrix dtype before P·V adds to an element's error: roundings
+/// of n weights are independent but for weights that are equal, and small fp16 weights underflow.
+inline double weight_rounding(const Problem& p, const std::vector<Term>& keys,
+                              const std::vector<double>& weights, std::size_t d, double o) {
+  const double u = unit_roundoff(p.dtype);
+  double squares = 0.0, largest = p.parts.scan == Scan::sum ? 1.0 : 0.0, v = 0.0;
+  for (std::size_t j = 0; j < keys.size(); ++j) {
+    squares += weights[j] * weights[j] * keys[j].v[d] * keys[j].v[d];
+    largest = std::max(largest, weights[j]);
+    v = std::max(v, std::abs(keys[j].v[d]));
+  }
+  const double underflow = p.dtype == DType::float16 ? 0x1p-25 : 0.0;
+  return u * (6.0 * std::sqrt(squares) + std::abs(o)) +
+         underflow * largest * v * accumulated(static_cast<double>(keys.size()));
+}
+
+/// Attention of one row under one head; with `state`, before the sink and in fp32. Kernels on
+/// matrix instructions have `rounded_weights`.
+inline Exact attend(const Problem& p, i32 row, i32 head, bool state = false,
+                    bool rounded_weights = false) {
   constexpr double u = 0x1p-24;
   const double u_out = state ? u : unit_roundoff(p.dtype);
   Row r{};
@@ -164,7 +182,8 @@ inline Exact attend(const Problem& p, i32 row, i32 head, bool state = false) {
       spread += p_of[j] * std::expm1(keys[j].delta) * std::abs(moved);
       size += p_of[j] * std::abs(keys[j].v[d]);
     }
-    const double error = spread / shrink + c * (size + std::abs(e.o[d]));
+    double error = spread / shrink + c * (size + std::abs(e.o[d]));
+    if (rounded_weights) error += weight_rounding(p, keys, p_of, d, e.o[d]);
     e.o_budget[d] = error + u_out * (std::abs(e.o[d]) + error) + 0x1p-24 * u_out;
   }
   return e;

@@ -68,8 +68,11 @@ def exp_error(s: np.ndarray) -> np.ndarray:
     return np.where(masked, 0.0, FUNCTION * U32 * (size + top + 2.0))
 
 
-def of_softmax(p, p_sink, v, delta, out, lse, dtype, product=None):
-    """Budgets of O [.., R, Dvo] and LSE [.., R] for weights p [.., R, N] and values v."""
+def of_softmax(p, p_sink, v, delta, out, lse, dtype, product=None, weights=None):
+    """Budgets of O [.., R, Dvo] and LSE [.., R] for weights p [.., R, N] and values v.
+
+    ``weights`` is the dtype that a kernel on matrix instructions rounds its weights to; None: they stay fp32.
+    """
     from .exact import weighted
 
     product = product or weighted
@@ -84,6 +87,8 @@ def of_softmax(p, p_sink, v, delta, out, lse, dtype, product=None):
     shrink = np.where(shrink > 0.0, shrink, 1.0)[..., None]
     size = product(p, np.abs(v))
     error = spread / shrink + accumulated(n) * U32 * (size + np.abs(out))
+    if weights:
+        error = error + weight_rounding(p, p.max(axis=-1, initial=0.0), v, out, weights)
     budget = error + round_off(out, error, v, dtype)
     empty = np.isneginf(lse)
     lse_error = total[..., 0] + sink[..., 0] + accumulated(n) * U32
@@ -91,12 +96,28 @@ def of_softmax(p, p_sink, v, delta, out, lse, dtype, product=None):
     return budget, np.where(empty, 0.0, lse_error)
 
 
-def of_sum(w, v, delta, out, dtype):
+def weight_rounding(p, largest, v, out, dtype):
+    """What rounding each weight once to a 16-bit dtype adds to an element's error.
+
+    Roundings of unequal weights are independent, equal weights round alike (the second term), and small weights
+    of float16 underflow; ``largest`` [.., R] is the weight that the kernel holds as 1.
+    """
+    from .exact import weighted
+
+    independent = LAMBDA * np.sqrt(weighted(p**2, v**2))
+    underflow = 2.0**-25 if dtype == "float16" else 0.0
+    lost = underflow * largest[..., None] * accumulated(p.shape[-1]) * np.max(np.abs(v), initial=0.0)
+    return UNIT[dtype] * (independent + np.abs(out)) + lost
+
+
+def of_sum(w, v, delta, out, dtype, weights=None):
     """Budget of O = Σ_j w_j v_j, where a logit's error moves its weight by at most a factor e^δ."""
     from .exact import weighted
 
     size = weighted(w * (np.expm1(delta) + 2.0 * FUNCTION * U32), np.abs(v))
     error = size + accumulated(w.shape[-1]) * U32 * weighted(w, np.abs(v))
+    if weights:
+        error = error + weight_rounding(w, np.ones(w.shape[:-1]), v, out, weights)
     return error + round_off(out, error, v, dtype)
 
 

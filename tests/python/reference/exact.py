@@ -128,8 +128,11 @@ def log_sum_exp(s: np.ndarray, axis: int) -> np.ndarray:
         return np.squeeze(top, axis) + np.log(np.exp(s - top).sum(axis=axis))
 
 
-def attention(problem: Problem, state: bool = False) -> Exact:
-    """The exact answer; with `state`, (O, LSE) before sinks, as `return_state=True` gives it."""
+def attention(problem: Problem, state: bool = False, rounded_weights: bool = False) -> Exact:
+    """The exact answer; with `state`, (O, LSE) before sinks, as `return_state=True` gives it.
+
+    With `rounded_weights` the budget lets a kernel round its weights to the problem's dtype, as matrix instructions do.
+    """
     num_rows, num_heads, _ = problem.q.shape
     dim = problem.kv[0][1].shape[-1]
     exact = Exact(
@@ -139,6 +142,7 @@ def attention(problem: Problem, state: bool = False) -> Exact:
         np.zeros((num_rows, num_heads)),
     )
     dtype = "float32" if state else str(problem.q.dtype)
+    weights = str(problem.q.dtype) if rounded_weights else None
     sigmoid = one(problem.variant, Sigmoid)
     for keys in keys_of_rows(problem.layout):
         work = evaluate(problem, keys)
@@ -146,11 +150,11 @@ def attention(problem: Problem, state: bool = False) -> Exact:
         if sigmoid is not None:
             w = sigmoid.weight(work.s)
             out, lse = weighted(w, work.v), np.full(work.s.shape[:-1], -np.inf)
-            budget = budgets.of_sum(w, work.v, delta, out, dtype), np.zeros(lse.shape)
+            budget = budgets.of_sum(w, work.v, delta, out, dtype, weights), np.zeros(lse.shape)
         else:
             p, lse, p_sink = softmax(work.s, None if state else work.sink)
             out = weighted(p, work.v)
-            budget = budgets.of_softmax(p, p_sink, work.v, delta, out, lse, dtype)
+            budget = budgets.of_softmax(p, p_sink, work.v, delta, out, lse, dtype, weights=weights)
         rows = keys.rows
         exact.out[rows], exact.lse[rows] = by_row(out), by_row(lse)
         exact.out_budget[rows], exact.lse_budget[rows] = map(by_row, budget)

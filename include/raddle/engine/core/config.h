@@ -10,8 +10,12 @@
 
 #if defined(__CUDACC_RTC__) || defined(__CUDACC__)
 #define RADDLE_FN __host__ __device__ __forceinline__
+#define RADDLE_DEVICE __device__ __forceinline__
+#define RADDLE_UNROLL _Pragma("unroll")
 #else
 #define RADDLE_FN inline __attribute__((always_inline))
+#define RADDLE_DEVICE inline  // GPU code that a test runs on emulated threads
+#define RADDLE_UNROLL
 #endif
 
 #ifndef RADDLE_ISA

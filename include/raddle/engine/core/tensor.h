@@ -45,4 +45,10 @@ struct PoolView {
   i64 head_stride;
 };
 
+/// K and V of one level.
+struct KvView {
+  PoolView k;
+  PoolView v;
+};
+
 }  // namespace raddle

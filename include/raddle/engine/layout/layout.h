@@ -106,4 +106,13 @@ RADDLE_FN Column column_at(const LevelView& level, i32 group, i32 c) {
   return Column{level.blocks[entry], first + offset, index, pos, valid};
 }
 
+/// The bit that a BSR block stores for (row of the group, column); the level has `mask_bits`.
+RADDLE_FN bool mask_bit(const LevelView& level, i32 group, i32 row_in_group, i32 column) {
+  const i32 nth = column / level.block_size;
+  const i64 entry = level.block_begin[group] + nth;
+  const i64 bit = (entry * level.block_rows + row_in_group) * level.block_size +
+                  (column - nth * level.block_size);
+  return ((level.mask_bits[bit >> 3] >> (bit & 7)) & 1) != 0;
+}
+
 RADDLE_ENGINE_END

@@ -32,13 +32,8 @@ RADDLE_FN void evaluate_mask(const Stages& stages, const Row& row, const KeyLane
 /// keep[j] &= the bit that a BSR block stores for (row of the group, column).
 RADDLE_FN void apply_mask_bits(const LevelView& level, i32 group, i32 row_in_group,
                                const i32* column, i32 n, u8* keep) {
-  for (i32 j = 0; j < n; ++j) {
-    const i32 nth = column[j] / level.block_size;
-    const i64 entry = level.block_begin[group] + nth;
-    const i64 bit = (entry * level.block_rows + row_in_group) * level.block_size +
-                    (column[j] - nth * level.block_size);
-    keep[j] &= static_cast<u8>((level.mask_bits[bit >> 3] >> (bit & 7)) & 1);
-  }
+  for (i32 j = 0; j < n; ++j)
+    keep[j] &= mask_bit(level, group, row_in_group, column[j]) ? u8{1} : u8{0};
 }
 
 RADDLE_ENGINE_END

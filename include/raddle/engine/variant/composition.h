@@ -11,7 +11,7 @@
 RADDLE_ENGINE_BEGIN
 
 /// Bytes of a variant's slot in a composition.
-constexpr i32 slot_bytes(i32 bytes) { return round_up(bytes, 16); }
+RADDLE_FN constexpr i32 slot_bytes(i32 bytes) { return round_up(bytes, 16); }
 
 /// The variants' structs in order.
 template <class... V>

@@ -47,7 +47,7 @@ enum class Extent : i32 {
   any,             ///< whatever is given
   qo_heads,        ///< Hq
   kv_heads,        ///< Hkv
-  half_head_dim,   ///< at most Dqk / 2
+  half_head_dim,   ///< one a rotating pair: at most Dqk / 2
   one_or_requests  ///< 1, or one a request of the batch
 };
 

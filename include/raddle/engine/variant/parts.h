@@ -43,7 +43,7 @@ concept has_output = requires(const V v, HeadVector x, Row r) {
 };
 
 template <class V>
-constexpr Scan scan_of() {
+RADDLE_FN constexpr Scan scan_of() {
   if constexpr (requires { V::scan; }) return V::scan;
   return Scan::softmax;
 }

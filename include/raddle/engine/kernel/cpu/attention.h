@@ -4,47 +4,11 @@
 
 #include "raddle/engine/kernel/cpu/finish.h"
 #include "raddle/engine/tile/mask.h"
+#include "raddle/engine/tile/walk.h"
 
 RADDLE_ENGINE_BEGIN
 
 namespace cpu {
-
-/// A tile of columns and whether it needs element masks.
-struct Span {
-  i32 begin;
-  i32 end;
-  bool partial;
-};
-
-/// Walks the KV tiles of a work item: its query tile's runs, clipped to the item's columns.
-class TileWalk {
- public:
-  TileWalk(const PlanView& plan, const WorkItem& item)
-      : plan_(plan),
-        item_(item),
-        run_(plan.query_tiles[item.query_tile].run_begin),
-        run_end_(plan.query_tiles[item.query_tile].run_end),
-        keys_(plan.shapes[plan.query_tiles[item.query_tile].shape].keys),
-        at_(item.col_begin) {}
-
-  bool next(Span& span) {
-    for (; run_ < run_end_ && at_ < item_.col_end; ++run_) {
-      const Run& run = plan_.runs[run_];
-      at_ = max(at_, run.begin);
-      const i32 end = min(run.end, item_.col_end);
-      if (at_ >= end) continue;
-      span = Span{at_, min(end, at_ + keys_), run.kind == Coverage::partial};
-      at_ = span.end;
-      return true;
-    }
-    return false;
-  }
-
- private:
-  const PlanView& plan_;
-  const WorkItem& item_;
-  i32 run_, run_end_, keys_, at_;
-};
 
 template <class T>
 class ItemKernel {

@@ -11,12 +11,6 @@
 
 namespace raddle {
 
-/// K and V of one level.
-struct KvView {
-  PoolView k;
-  PoolView v;
-};
-
 struct CpuLaunch {
   i32 dim_qk;
   i32 dim_vo;

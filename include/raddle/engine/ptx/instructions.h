@@ -1,0 +1,10 @@
+// All instructions of this folder; or those of a test that emulates a GPU's threads on the host.
+#pragma once
+
+#ifdef RADDLE_EMULATED_PTX
+#include RADDLE_EMULATED_PTX
+#else
+#include "raddle/engine/ptx/math.h"
+#include "raddle/engine/ptx/mma.h"
+#include "raddle/engine/ptx/thread.h"
+#endif

@@ -1,0 +1,32 @@
+// Arithmetic instructions.
+#pragma once
+
+#include "raddle/engine/core/dtype.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace ptx {
+
+/// 2^x within 2^-22.5 of its value; 0 at -inf.
+RADDLE_DEVICE float exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// Two numbers rounded to nearest: `low` in the lower half, `high` in the upper.
+RADDLE_DEVICE u32 pack(float low, float high, f16) {
+  u32 y;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+
+RADDLE_DEVICE u32 pack(float low, float high, bf16) {
+  u32 y;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+
+}  // namespace ptx
+
+RADDLE_ENGINE_END

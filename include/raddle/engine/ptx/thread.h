@@ -1,0 +1,52 @@
+// Threads of a block: who they are, how they wait for one another, how they exchange registers.
+#pragma once
+
+#include "raddle/engine/core/config.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace ptx {
+
+RADDLE_DEVICE i32 thread_index() { return static_cast<i32>(threadIdx.x); }
+RADDLE_DEVICE i32 block_index() { return static_cast<i32>(blockIdx.x); }
+
+struct alignas(16) SharedUnit {
+  u8 bytes[16];
+};
+
+/// The block's dynamic shared memory.
+RADDLE_DEVICE void* shared_memory() {
+  extern __shared__ SharedUnit memory[];
+  return memory;
+}
+
+RADDLE_DEVICE void sync_block() { asm volatile("bar.sync 0;" ::: "memory"); }
+RADDLE_DEVICE void sync_warp() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
+
+/// Orders this thread's accesses to device memory, before and after, for all threads of the device.
+RADDLE_DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+/// The value that lane (this lane ^ mask) holds.
+RADDLE_DEVICE float shuffle_xor(float x, i32 mask) {
+  float y;
+  asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 0x1f, 0xffffffff;" : "=f"(y) : "f"(x), "r"(mask));
+  return y;
+}
+
+/// The value that lane `lane` holds.
+RADDLE_DEVICE float shuffle(float x, i32 lane) {
+  float y;
+  asm volatile("shfl.sync.idx.b32 %0, %1, %2, 0x1f, 0xffffffff;" : "=f"(y) : "f"(x), "r"(lane));
+  return y;
+}
+
+/// Adds to a counter in device memory; returns what it held before.
+RADDLE_DEVICE i32 atomic_add(i32* counter, i32 x) {
+  i32 before;
+  asm volatile("atom.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(x) : "memory");
+  return before;
+}
+
+}  // namespace ptx
+
+RADDLE_ENGINE_END

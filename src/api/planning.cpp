@@ -1,0 +1,113 @@
+#include "api/planning.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "api/batch_checks.h"
+#include "api/kv_tensors.h"
+#include "plan/planner.h"
+#include "raddle/error.h"
+
+namespace raddle {
+namespace {
+
+CoverFns cover_fns(const BoundVariant& variant) {
+  if (!variant.has_masks()) return {};
+  return CoverFns{&variant,
+                  [](const void* self, const Tile& t) {
+                    return static_cast<const BoundVariant*>(self)->kv_span(t);
+                  },
+                  [](const void* self, const Tile& t) {
+                    return static_cast<const BoundVariant*>(self)->coverage(t);
+                  }};
+}
+
+/// Entries of -1 are allowed only where no tile's coverage reaches.
+void check_used_blocks(const Layout& layout, const PlanView& plan) {
+  for (i32 t = 0; t < plan.num_query_tiles; ++t) {
+    const QueryTile& tile = plan.query_tiles[t];
+    const Level& level = layout.levels()[static_cast<std::size_t>(tile.level)];
+    if (level.min_block >= 0 || level.blocks.empty()) continue;
+    const auto group = static_cast<std::size_t>(tile.group);
+    for (i32 r = tile.run_begin; r < tile.run_end; ++r) {
+      const i32 begin = std::max(plan.runs[r].begin, tile.col_begin);
+      const i32 end = std::min(plan.runs[r].end, tile.col_end);
+      for (i32 b = begin / level.block_size; i64{b} * level.block_size < end; ++b)
+        if (const i32 block = level.blocks[static_cast<std::size_t>(level.block_begin[group] + b)];
+            block < 0)
+          fail<ValueError>("page_indices: entry ", b, " of request ", tile.group, " is ", block,
+                           " and the mask keeps keys of that page; expected a page number");
+    }
+  }
+}
+
+bool shares_keys(const LayoutView& layout) {
+  return std::any_of(layout.levels, layout.levels + layout.num_levels,
+                     [](const LevelView& level) { return level.keys_are_shared; });
+}
+
+}  // namespace
+
+PlanPtr plan_layout(const AttentionSpec& spec, const std::shared_ptr<const BoundVariant>& attention,
+                    const LayoutPtr& layout, const PlanOptions& options, const PlanConfig& config) {
+  if (!layout) fail<ValueError>("layout is missing");
+  if (!layout->levels().back().rows.empty())
+    fail<ValueError>(
+        "layout has qo_rows, so its groups are no requests; expected it as a level of a cascade");
+  if (spec.batch_invariant && layout->levels().size() > 1)
+    fail<ValueError>(
+        "layout is a cascade; expected a single level with batch_invariant=True, since which keys "
+        "are shared depends on the batch");
+  auto variant =
+      options.params.empty() ? attention : attention->with(options.params, ParamScope::plan);
+  // Coverage reads plan members, so they are checked first.
+  auto positions =
+      variant->needs_positions() ? positions_by_request(layout->view()) : std::vector<Range>{};
+  variant->check_batch(Batch{layout->view(), shares_keys(layout->view()), positions},
+                       MemberTime::plan);
+  auto arrays =
+      std::make_shared<const PlanArrays>(make_plan(layout->view(), config, cover_fns(*variant)));
+  check_used_blocks(*layout, arrays->view());
+  return std::make_shared<const Plan>(layout, std::move(arrays), attention, std::move(variant),
+                                      std::move(positions));
+}
+
+void check_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args) {
+  const i64 rows = plan.layout().num_rows();
+  check_tensor("q", args.q, spec.dtype, {rows, spec.num_qo_heads, spec.head_dim_qk});
+  check_output("out", args.out, args.return_state ? DType::float32 : spec.dtype,
+               {rows, spec.num_qo_heads, spec.head_dim_vo});
+  const bool sum = plan.variant().stages().scan == Scan::sum;
+  if (args.lse.data) {
+    if (sum)
+      fail<ValueError>("lse: a Scan::sum variant has no LSE; expected return_lse=False and no lse");
+    check_output("lse", args.lse, DType::float32, {rows, spec.num_qo_heads});
+  } else if (args.return_state && !sum) {
+    fail<ValueError>("lse is missing; return_state needs it: a state is (O, LSE)");
+  }
+  if (args.scale && !std::isfinite(*args.scale))
+    fail<ValueError>("scale is ", *args.scale, "; expected a finite number");
+  const std::size_t levels = plan.layout().levels().size();
+  if (args.kv.size() != 1 && args.kv.size() != levels)
+    fail<ValueError>("kv has ", args.kv.size(),
+                     " pairs of K and V; expected 1, or one a level: ", levels);
+}
+
+std::vector<KvView> view_kv(const AttentionSpec& spec, const Plan& plan, const RunArgs& args) {
+  std::vector<KvView> views;
+  const bool one = args.kv.size() == 1;
+  for (std::size_t i = 0; i < plan.layout().levels().size(); ++i)
+    views.push_back(view_kv(one ? "kv" : "kv[" + std::to_string(i) + "]", args.kv[one ? 0 : i],
+                            plan.layout().levels()[i], spec));
+  return views;
+}
+
+std::shared_ptr<const BoundVariant> variant_of_run(const Plan& plan, const RunArgs& args) {
+  auto variant = plan.variant_ptr();
+  if (args.params && !args.params->empty()) variant = variant->with(*args.params, ParamScope::run);
+  const LayoutView& layout = plan.layout().view();
+  variant->check_batch(Batch{layout, shares_keys(layout), plan.positions()}, MemberTime::run);
+  return variant;
+}
+
+}  // namespace raddle

@@ -1,0 +1,49 @@
+#include "jit/gpu_kernel.h"
+
+#include <sstream>
+
+#include "jit/cache.h"
+
+namespace raddle::jit {
+namespace {
+
+std::string name_of(const GpuKernel& kernel) {
+  std::string name = kernel.dtype == DType::float16 ? "f16" : "bf16";
+  name += " " + std::to_string(kernel.dim_qk) + "/" + std::to_string(kernel.dim_vo);
+  for (const Functor& part : kernel.composition.parts) name += " " + part.type;
+  return name;
+}
+
+}  // namespace
+
+std::string source_of(const GpuKernel& kernel) {
+  std::ostringstream text;
+  text << "#define RADDLE_ISA gpu\n#include \"raddle/engine/kernel/mma/attention.h\"\n"
+       << declare(kernel.composition, "Variant");
+  if (kernel.variant_bytes > 0)
+    text << "static_assert(sizeof(raddle::Variant) == " << kernel.variant_bytes << ");\n";
+  text << "extern \"C\" __global__ void __launch_bounds__(raddle::mma::num_threads, 1)\n"
+       << gpu_entry_point << "(const __grid_constant__ raddle::MmaLaunch launch,\n"
+       << "    const __grid_constant__ raddle::Variant variant) {\n"
+       << "  raddle::mma::attend<raddle::" << (kernel.dtype == DType::float16 ? "f16" : "bf16")
+       << ", " << kernel.dim_qk << ", " << kernel.dim_vo << ">(launch, variant);\n}\n";
+  return amalgamate(text.str());
+}
+
+Cubin compile(const GpuKernel& kernel, const std::string& arch) {
+  return Nvrtc::instance().compile(source_of(kernel), arch);
+}
+
+std::string cubin_of(const GpuKernel& kernel, const std::string& arch) {
+  Request request;
+  request.key = "nvrtc " + Nvrtc::instance().version() + "\n";
+  for (const std::string& option : Nvrtc::options(arch)) request.key += option + " ";
+  request.source = source_of(kernel);
+  request.key += "\n" + request.source;
+  request.name = name_of(kernel);
+  request.target = arch;
+  request.compile = [&] { return Nvrtc::instance().compile(request.source, arch).bytes; };
+  return find_or_compile(request).bytes;
+}
+
+}  // namespace raddle::jit

@@ -1,0 +1,32 @@
+// GPU kernels: the source of one from a composition, and its compilation for an architecture.
+#pragma once
+
+#include <string>
+
+#include "jit/nvrtc.h"
+#include "jit/source.h"
+#include "raddle/engine/core/dtype.h"
+
+namespace raddle::jit {
+
+/// What one GPU kernel is compiled from. Group size, layout and lengths are run-time values.
+struct GpuKernel {
+  DType dtype;  ///< float16 or bfloat16
+  i32 dim_qk, dim_vo;
+  CompositionSource composition;
+  i32 variant_bytes;  ///< of the composition's struct; both compilers must agree
+};
+
+/// The kernel's entry point.
+constexpr const char* gpu_entry_point = "raddle_attention";
+
+/// Complete source, headers included.
+std::string source_of(const GpuKernel& kernel);
+
+/// Compiles, without looking into the cache. Raises CompileError.
+Cubin compile(const GpuKernel& kernel, const std::string& arch);
+
+/// The cubin from the cache, or compiled into it.
+std::string cubin_of(const GpuKernel& kernel, const std::string& arch);
+
+}  // namespace raddle::jit

@@ -1,0 +1,197 @@
+#include "jit/nvrtc.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <mutex>
+
+#include "device/library.h"
+#include "raddle/error.h"
+
+namespace raddle::jit {
+namespace {
+
+namespace fs = std::filesystem;
+
+using Program = struct OpaqueProgram*;
+
+/// The functions used, with the types of nvrtc.h (which users do not have).
+struct Functions {
+  int (*version)(int* major, int* minor);
+  const char* (*error_string)(int result);
+  int (*create)(Program*, const char* source, const char* name, int num_headers,
+                const char* const* headers, const char* const* include_names);
+  int (*destroy)(Program*);
+  int (*compile)(Program, int num_options, const char* const* options);
+  int (*log_size)(Program, std::size_t*);
+  int (*log)(Program, char*);
+  int (*cubin_size)(Program, std::size_t*);
+  int (*cubin)(Program, char*);
+};
+
+struct Loaded {
+  SharedLibrary builtins, library;
+  Functions call{};
+};
+
+Loaded& loaded() {
+  static Loaded& state = *new Loaded;  // never unloaded
+  return state;
+}
+
+std::vector<std::string>& search_folders() {
+  static std::vector<std::string> folders;
+  return folders;
+}
+
+/// libnvrtc.so.<major> in a folder, newest first.
+std::vector<std::string> libraries_in(const fs::path& folder) {
+  std::vector<std::string> found;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with("libnvrtc.so")) found.push_back(entry.path());
+  }
+  std::sort(found.rbegin(), found.rend());
+  return found;
+}
+
+/// The builtins lie beside the library, but some wheels do not say so to the loader.
+SharedLibrary load_builtins(const fs::path& library) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(library.parent_path(), error)) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with("libnvrtc-builtins.so."))
+      if (SharedLibrary builtins = SharedLibrary::open(entry.path())) return builtins;
+  }
+  return {};
+}
+
+std::vector<std::string> candidates() {
+  std::vector<std::string> paths;
+  std::vector<fs::path> wheels = {fs::path(own_folder()).parent_path() / "nvidia"};
+  for (const std::string& folder : search_folders()) wheels.emplace_back(folder);
+  for (const fs::path& wheel : wheels)
+    for (const char* lib : {"cu13/lib", "cuda_nvrtc/lib", "cu12/lib"})
+      for (std::string& path : libraries_in(wheel / lib)) paths.push_back(std::move(path));
+  for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12"}) paths.emplace_back(name);
+  for (const char* folder : {"/usr/local/cuda/lib64", "/usr/local/cuda/lib"})
+    for (std::string& path : libraries_in(folder)) paths.push_back(std::move(path));
+  return paths;
+}
+
+bool load(const std::string& path, Loaded& into, std::string& reasons) {
+  if (path.find('/') != std::string::npos) into.builtins = load_builtins(path);
+  into.library = SharedLibrary::open(path, &reasons);
+  if (!into.library) return false;
+  const SharedLibrary& lib = into.library;
+  Functions& call = into.call;
+  lib.find(call.version, "nvrtcVersion");
+  lib.find(call.error_string, "nvrtcGetErrorString");
+  lib.find(call.create, "nvrtcCreateProgram");
+  lib.find(call.destroy, "nvrtcDestroyProgram");
+  lib.find(call.compile, "nvrtcCompileProgram");
+  lib.find(call.log_size, "nvrtcGetProgramLogSize");
+  lib.find(call.log, "nvrtcGetProgramLog");
+  lib.find(call.cubin_size, "nvrtcGetCUBINSize");
+  lib.find(call.cubin, "nvrtcGetCUBIN");
+  const bool whole = call.version && call.error_string && call.create && call.destroy &&
+                     call.compile && call.log_size && call.log && call.cubin_size && call.cubin;
+  if (!whole) reasons += "\n  " + path + ": too old, it lacks nvrtcGetCUBIN";
+  return whole;
+}
+
+void check(int result, const char* what) {
+  if (result != 0)
+    fail<CompileError>("NVRTC: ", what, " failed: ", loaded().call.error_string(result));
+}
+
+/// The number that ends at `at`.
+i32 number_before(const std::string& log, std::size_t at) {
+  while (at > 0 && log[at - 1] == ' ') --at;
+  std::size_t begin = at;
+  while (begin > 0 && log[begin - 1] >= '0' && log[begin - 1] <= '9') --begin;
+  return begin == at ? 0 : std::stoi(log.substr(begin, at - begin));
+}
+
+}  // namespace
+
+Nvrtc::Nvrtc() {
+  std::string reasons;
+  const char* given = std::getenv("RADDLE_NVRTC");
+  if (given && *given) {
+    if (!load(given, loaded(), reasons))
+      fail<CompileError>("RADDLE_NVRTC is '", given, "', which cannot be loaded:", reasons);
+    path_ = given;
+    return;
+  }
+  for (const std::string& path : candidates())
+    if (load(path, loaded(), reasons)) {
+      path_ = path;
+      return;
+    }
+  fail<CompileError>(
+      "GPU kernels need NVRTC, which was not found; install it with `pip install "
+      "nvidia-cuda-nvrtc`, or name its libnvrtc.so in RADDLE_NVRTC. Tried:",
+      reasons);
+}
+
+const Nvrtc& Nvrtc::instance() {
+  static const Nvrtc nvrtc;
+  return nvrtc;
+}
+
+void Nvrtc::add_search_folder(const std::string& folder) { search_folders().push_back(folder); }
+
+std::string Nvrtc::version() const {
+  int major = 0, minor = 0;
+  check(loaded().call.version(&major, &minor), "nvrtcVersion");
+  return std::to_string(major) + "." + std::to_string(minor);
+}
+
+std::vector<std::string> Nvrtc::options(const std::string& arch) {
+  // No contraction: C++ and traced Python give the same bits, on every backend.
+  return {"--gpu-architecture=" + arch, "--std=c++20", "--fmad=false", "--ptxas-options=-v"};
+}
+
+Cubin Nvrtc::compile(const std::string& source, const std::string& arch) const {
+  const Functions& call = loaded().call;
+  Program program = nullptr;
+  check(call.create(&program, source.c_str(), "raddle.cu", 0, nullptr, nullptr), "creating");
+  const struct Destroy {
+    Program* program;
+    ~Destroy() { loaded().call.destroy(program); }
+  } destroy{&program};
+
+  const std::vector<std::string> texts = options(arch);
+  std::vector<const char*> list;
+  for (const std::string& text : texts) list.push_back(text.c_str());
+  const int result = call.compile(program, static_cast<int>(list.size()), list.data());
+
+  Cubin cubin;
+  std::size_t size = 0;
+  check(call.log_size(program, &size), "reading the log");
+  cubin.log.resize(size);
+  check(call.log(program, cubin.log.data()), "reading the log");
+  while (!cubin.log.empty() && (cubin.log.back() == '\0' || cubin.log.back() == '\n'))
+    cubin.log.pop_back();
+  if (result != 0)
+    fail<CompileError>("NVRTC cannot compile the kernel for ", arch, ": ",
+                       call.error_string(result), "\n", cubin.log);
+  check(call.cubin_size(program, &size), "reading the cubin");
+  cubin.bytes.resize(size);
+  check(call.cubin(program, cubin.bytes.data()), "reading the cubin");
+  return cubin;
+}
+
+Resources parse_resources(const std::string& log) {
+  Resources used;
+  if (const std::size_t at = log.find(" registers"); at != std::string::npos)
+    used.registers = number_before(log, at);
+  for (const char* key : {" bytes spill stores", " bytes spill loads"})
+    if (const std::size_t at = log.find(key); at != std::string::npos)
+      used.spill_bytes += number_before(log, at);
+  return used;
+}
+
+}  // namespace raddle::jit

@@ -1,0 +1,251 @@
+// A GPU's thread block on the host: every thread a fiber, and the instructions of engine/ptx as
+// functions that wait for one another where the hardware would. Lets a test run the GPU kernels
+// where there is no GPU. A barrier or a warp's instruction that not all its threads reach ends the
+// program, as it would hang the GPU.
+#pragma once
+
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#ifndef RADDLE_AMALGAMATED  // there the text before this one holds it
+#include "raddle/engine/core/dtype.h"
+#endif
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+namespace raddle::emulated {
+
+/// What a lane shows the others of its warp.
+struct Exchange {
+  float x;
+  u32 a[4], b[2];
+  const void* row;
+};
+
+class Block {
+ public:
+  Block(i32 index, i32 num_threads, i32 shared_bytes)
+      : index_(index),
+        fibers_(static_cast<std::size_t>(num_threads)),
+        slots_(fibers_.size()),
+        warps_(fibers_.size() / 32),
+        // Poisoned: all bits set are NaN in every dtype.
+        shared_(static_cast<std::size_t>(shared_bytes) / 16 + 1, Unit{~u64{0}, ~u64{0}}) {}
+
+  /// Runs body on every thread, one at a time, switching where one waits.
+  void run(const std::function<void()>& body) {
+    body_ = &body;
+    current() = this;
+    for (Fiber& fiber : fibers_) {
+      fiber.stack.resize(256 * 1024);
+      getcontext(&fiber.context);
+      fiber.context.uc_stack.ss_sp = fiber.stack.data();
+      fiber.context.uc_stack.ss_size = fiber.stack.size();
+      fiber.context.uc_link = &scheduler_;
+      makecontext(&fiber.context, &Block::start, 0);
+    }
+    std::size_t left = fibers_.size();
+    while (left > 0) {
+      const i64 before = progress_;
+      for (running_ = 0; running_ < fibers_.size(); ++running_) {
+        if (fibers_[running_].done) continue;
+        enter(fibers_[running_]);
+        if (fibers_[running_].done) --left, ++progress_;
+      }
+      if (progress_ == before) {
+        std::fputs("emulated GPU: threads wait for others that never come\n", stderr);
+        std::abort();
+      }
+    }
+    current() = nullptr;
+  }
+
+  static Block*& current() {
+    static thread_local Block* block = nullptr;
+    return block;
+  }
+  i32 index() const { return index_; }
+  i32 thread() const { return static_cast<i32>(running_); }
+  void* shared() { return shared_.data(); }
+  void wait_block() { wait(block_, fibers_.size()); }
+  void wait_warp() { wait(warps_[running_ / 32], 32); }
+
+  /// Shows `mine` to the warp; read(lane) is what a lane shows. Valid until the next exchange.
+  template <class Read>
+  void exchange(const Exchange& mine, Read&& read) {
+    slots_[running_] = mine;
+    wait_warp();
+    const Exchange* warp = &slots_[running_ / 32 * 32];
+    read([warp](i32 lane) -> const Exchange& { return warp[lane]; });
+    wait_warp();
+  }
+
+ private:
+  struct Fiber {
+    ucontext_t context;
+    std::vector<std::byte> stack;
+    bool done = false;
+  };
+  struct Barrier {
+    std::size_t arrived = 0;
+    i64 generation = 0;
+  };
+  struct alignas(16) Unit {
+    u64 x[2];
+  };
+
+  static void start() {
+    Block& block = *current();
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(nullptr, &block.host_stack_, &block.host_size_);
+#endif
+    (*block.body_)();
+    block.fibers_[block.running_].done = true;
+    block.leave(true);
+  }
+
+  void enter(Fiber& fiber) {
+#if defined(__SANITIZE_ADDRESS__)
+    void* fake = nullptr;
+    __sanitizer_start_switch_fiber(&fake, fiber.stack.data(), fiber.stack.size());
+#endif
+    swapcontext(&scheduler_, &fiber.context);
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
+#endif
+  }
+
+  void leave([[maybe_unused]] bool for_good) {
+    Fiber& fiber = fibers_[running_];
+#if defined(__SANITIZE_ADDRESS__)
+    void* fake = nullptr;
+    __sanitizer_start_switch_fiber(for_good ? nullptr : &fake, host_stack_, host_size_);
+#endif
+    swapcontext(&fiber.context, &scheduler_);
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(fake, &host_stack_, &host_size_);
+#endif
+  }
+
+  void wait(Barrier& barrier, std::size_t threads) {
+    const i64 generation = barrier.generation;
+    if (++barrier.arrived == threads) {
+      barrier.arrived = 0;
+      ++barrier.generation;
+      ++progress_;
+      return;
+    }
+    while (barrier.generation == generation) leave(false);
+  }
+
+  i32 index_;
+  std::vector<Fiber> fibers_;
+  std::vector<Exchange> slots_;
+  std::vector<Barrier> warps_;
+  std::vector<Unit> shared_;
+  Barrier block_;
+  const std::function<void()>* body_ = nullptr;
+  ucontext_t scheduler_{};
+  std::size_t running_ = 0;
+  i64 progress_ = 0;
+  const void* host_stack_ = nullptr;
+  std::size_t host_size_ = 0;
+};
+
+}  // namespace raddle::emulated
+
+RADDLE_ENGINE_BEGIN
+
+namespace ptx {
+
+using emulated::Block;
+using emulated::Exchange;
+
+inline i32 thread_index() { return Block::current()->thread(); }
+inline i32 block_index() { return Block::current()->index(); }
+inline void* shared_memory() { return Block::current()->shared(); }
+inline void sync_block() { Block::current()->wait_block(); }
+inline void sync_warp() { Block::current()->wait_warp(); }
+inline void fence_device() {}
+
+inline float shuffle(float x, i32 lane) {
+  Exchange mine{};
+  mine.x = x;
+  float result = 0.0f;
+  Block::current()->exchange(mine, [&](auto at) { result = at(lane).x; });
+  return result;
+}
+inline float shuffle_xor(float x, i32 mask) { return shuffle(x, (thread_index() % 32) ^ mask); }
+
+inline i32 atomic_add(i32* counter, i32 x) {
+  const i32 before = *counter;
+  *counter += x;
+  return before;
+}
+
+inline u32 element_of_row(const void* row, i32 i) {
+  return static_cast<const u16*>(row)[static_cast<std::size_t>(i)];
+}
+
+inline void load_matrices(u32 (&x)[4], const void* row) {
+  const i32 g = thread_index() % 32 / 4, t = thread_index() % 4;
+  Exchange mine{};
+  mine.row = row;
+  Block::current()->exchange(mine, [&](auto at) {
+    for (i32 i = 0; i < 4; ++i) {
+      const void* from = at(8 * i + g).row;
+      x[i] = element_of_row(from, 2 * t) | element_of_row(from, 2 * t + 1) << 16;
+    }
+  });
+}
+
+inline void load_matrices_transposed(u32 (&x)[4], const void* row) {
+  const i32 g = thread_index() % 32 / 4, t = thread_index() % 4;
+  Exchange mine{};
+  mine.row = row;
+  Block::current()->exchange(mine, [&](auto at) {
+    for (i32 i = 0; i < 4; ++i)
+      x[i] = element_of_row(at(8 * i + 2 * t).row, g) | element_of_row(at(8 * i + 2 * t + 1).row, g)
+                                                            << 16;
+  });
+}
+
+template <class T>
+inline float half_of(u32 packed, i32 which) {
+  return to_float(T{static_cast<u16>(packed >> (16 * which))});
+}
+
+template <class T>
+inline void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, T) {
+  const i32 g = thread_index() % 32 / 4, t = thread_index() % 4;
+  const Exchange mine{0.0f, {a[0], a[1], a[2], a[3]}, {b0, b1}, nullptr};
+  Block::current()->exchange(mine, [&](auto at) {
+    for (i32 e = 0; e < 4; ++e) {
+      const i32 column = 2 * t + e % 2;
+      for (i32 k = 0; k < 16; ++k) {
+        const u32 left = at(4 * g + k % 8 / 2).a[e / 2 + k / 8 * 2];
+        const u32 right = at(4 * column + k % 8 / 2).b[k / 8];
+        c[e] += half_of<T>(left, k % 2) * half_of<T>(right, k % 2);
+      }
+    }
+  });
+}
+
+inline float exp2(float x) { return std::exp2(x); }
+
+template <class T>
+inline u32 pack(float low, float high, T) {
+  return from_float<T>(low).bits | static_cast<u32>(from_float<T>(high).bits) << 16;
+}
+
+}  // namespace ptx
+
+RADDLE_ENGINE_END

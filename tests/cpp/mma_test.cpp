@@ -1,0 +1,133 @@
+// The GPU kernel on emulated threads, against the fp64 reference: the same plans, layouts and
+// variants as the CPU kernel's test.
+#define RADDLE_EMULATED_PTX "emulated_ptx.h"
+#include <algorithm>
+
+#include "attention_testing.h"
+#include "plan/heuristics.h"
+#include "plan/planner.h"
+#include "raddle/engine/kernel/mma/attention.h"
+#include "raddle/engine/variant/composition.h"
+#include "raddle/engine/variant/shipped.h"
+
+namespace raddle {
+namespace {
+
+using namespace testing_attention;
+
+/// Transforms of every kind that leave attention as it is.
+struct ThereAndBack {
+  template <class Vec>
+  RADDLE_FN void query(Vec& q, const Row&) const {
+    q.map([](float x, i32) { return 2.0f * x; });
+  }
+  template <class Vec>
+  RADDLE_FN void key(Vec& k, const Key&) const {
+    k.half_pairs(dim_qk, [](float& a, float& b, i32) { a *= 0.5f, b *= 0.5f; });
+  }
+  template <class Vec>
+  RADDLE_FN void value(Vec& v, const Key&) const {
+    v.interleaved_pairs(dim_vo, [](float& a, float& b, i32) { a *= 2.0f, b *= 2.0f; });
+  }
+  template <class Vec>
+  RADDLE_FN void output(Vec& o, const Row&, float) const {
+    const float ones = o.sum([](float) { return 1.0f; });
+    o.map([&](float x, i32) { return x * (0.5f * ones / static_cast<float>(dim_vo)); });
+  }
+};
+
+template <class V>
+CoverFns cover(const V& variant) {
+  CoverFns fns;
+  fns.self = &variant;
+  if constexpr (has_mask<V>) {
+    fns.kv_span = [](const void* v, const Tile& t) { return static_cast<const V*>(v)->kv_span(t); };
+    fns.coverage = [](const void* v, const Tile& t) {
+      return static_cast<const V*>(v)->coverage(t);
+    };
+  }
+  return fns;
+}
+
+/// Runs a layout on blocks of emulated threads and compares.
+template <class T, class V>
+void check(const LayoutPtr& layout, const V& variant, const reference::Parts& parts,
+           i32 num_workers, std::mt19937& random) {
+  constexpr DType dtype = dtype_of<T>::value;
+  AttentionSpec spec;
+  spec.num_qo_heads = qo_heads;
+  spec.num_kv_heads = kv_heads;
+  spec.head_dim_qk = dim_qk;
+  spec.head_dim_vo = dim_vo;
+  spec.dtype = dtype;
+  const bool has_lse = parts.scan == Scan::softmax;
+  Tensors t(random, dtype, layout->num_rows());
+  std::fill(t.out.bytes.begin(), t.out.bytes.end(), std::byte{0xff});
+  std::fill(t.lse.bytes.begin(), t.lse.bytes.end(), std::byte{0xff});
+  const PlanArrays plan = make_plan(
+      layout->view(), gpu_plan_config(spec, num_workers, Schedule::automatic), cover(variant));
+
+  MmaLaunch launch{};
+  launch.layout = layout->view();
+  launch.plan = plan.view();
+  const KvView kv{pool_of(t.k.ref), pool_of(t.v.ref)};
+  std::fill_n(launch.kv, layout->levels().size(), kv);
+  launch.q = RowsView{t.q.ref.data, t.q.ref.stride[0], t.q.ref.stride[1]};
+  launch.out = RowsView{t.out.ref.data, t.out.ref.stride[0], t.out.ref.stride[1]};
+  if (has_lse) launch.lse = static_cast<float*>(t.lse.ref.data);
+  launch.lse_row_stride = t.lse.ref.stride[0];
+  launch.lse_head_stride = t.lse.ref.stride[1];
+  const auto rows = static_cast<std::size_t>(launch.plan.num_partial_rows);
+  std::vector<float> partial_o(rows * dim_vo, NAN), partial_lse(rows, NAN);
+  std::vector<i32> arrived(static_cast<std::size_t>(launch.plan.num_contractions * kv_heads));
+  launch.partial_o = partial_o.data();
+  launch.partial_lse = partial_lse.data();
+  launch.arrived = arrived.data();
+  launch.scale = spec.softmax_scale();
+  // Blocks run one after another, in an order that no kernel may rely on.
+  std::vector<i32> order;
+  for (i32 w = 0; w < num_workers; ++w) order.push_back(w);
+  std::shuffle(order.begin(), order.end(), random);
+  for (const i32 worker : order) {
+    emulated::Block block(worker, mma::num_threads, mma::shared_bytes(dim_qk, dim_vo));
+    block.run([&] { mma::attend<T, dim_qk, dim_vo>(launch, variant); });
+  }
+  expect_within(problem_of(*layout, t, dtype, Case{"", {}, parts}), t, dtype, has_lse, true);
+  EXPECT_EQ(std::count(arrived.begin(), arrived.end(), 0), static_cast<i64>(arrived.size()));
+}
+
+template <class T>
+class MmaTest : public testing::Test {
+ protected:
+  /// The variants of attention_testing.h as compositions.
+  void check_all(const LayoutPtr& layout, i32 num_workers) {
+    const std::vector<Case> all = cases();
+    check<T>(layout, Composition<NoMask>{}, all[0].parts, num_workers, random);
+    check<T>(layout, Composition<Leaf<0>, Causal>{}, all[1].parts, num_workers, random);
+    Composition<AllOf<Leaf<1>, Leaf<2>>, SoftCap, SlidingWindow, Causal> gemma{};
+    gemma.parts.first.cap = 2.0f;
+    gemma.parts.rest.first = SlidingWindow{9, -1};
+    check<T>(layout, gemma, all[2].parts, num_workers, random);
+    const float logit[] = {0.5f, -1.0f, 2.0f, 0.0f, 1.0f, -3.0f};
+    Composition<AllOf<Leaf<1>, Leaf<2>>, Sinks, SlidingWindow, Causal> oss{};
+    oss.parts.first.logit = {logit, {6}};
+    oss.parts.rest.first = SlidingWindow{9, -1};
+    check<T>(layout, oss, all[3].parts, num_workers, random);
+    Composition<NoMask, Sigmoid> sigmoid_only{};
+    sigmoid_only.parts.first.bias = -1.0f;
+    check<T>(layout, sigmoid_only, all[4].parts, num_workers, random);
+    check<T>(layout, Composition<NoMask, ThereAndBack>{}, all[0].parts, num_workers, random);
+  }
+  std::mt19937 random{7};
+};
+
+using Halves = testing::Types<f16, bf16>;
+TYPED_TEST_SUITE(MmaTest, Halves);
+
+TYPED_TEST(MmaTest, Pages) { this->check_all(pages(), 1); }
+TYPED_TEST(MmaTest, PagesOnManyBlocks) { this->check_all(pages(), 9); }
+TYPED_TEST(MmaTest, BlocksWithMaskBits) { this->check_all(blocks(this->random), 3); }
+TYPED_TEST(MmaTest, TwoLevels) { this->check_all(two_levels(), 5); }
+
+}  // namespace
+}  // namespace raddle
