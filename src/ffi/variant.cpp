@@ -104,7 +104,9 @@ template <class Fields>
 void read_numbers(const ffi::Map<ffi::String, ffi::Any>& map, const Fields& fields) {
   for (const auto& [key, value] : map) {
     const std::string name = key;
-    if (!fields(name, to_number("scaling." + name, value)))
+    // The one switch among them; a bool is no number elsewhere.
+    const auto flag = name == "truncate" ? value.template as<bool>() : std::nullopt;
+    if (!fields(name, flag ? static_cast<double>(*flag) : to_number("scaling." + name, value)))
       fail<TypeError>("scaling has no field '", name, "'");
   }
 }
