@@ -1,0 +1,53 @@
+"""Captured arrays of the library's mods: checked once, when a mod is made."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+_INT32 = np.iinfo(np.int32)
+
+
+def integers(x: Any, name: str, ndim: int = 1) -> np.ndarray:
+    """``x`` as a contiguous int32 array of ``ndim`` dimensions, a copy."""
+    array = np.asarray(x)
+    if array.size == 0 and array.dtype.kind == "f":
+        array = array.astype(np.int32)  # numpy's guess for an empty list
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} has dtype {array.dtype}; expected integers")
+    if array.ndim != ndim:
+        raise ValueError(f"{name} has {array.ndim} dimensions; expected {ndim}")
+    if array.size and not (_INT32.min <= array.min() and array.max() <= _INT32.max):
+        raise ValueError(f"{name} has values outside of 32 bits")
+    return np.array(array, np.int32, order="C")
+
+
+def floats(x: Any, name: str, ndim: int = 1) -> np.ndarray:
+    """``x`` as a contiguous float32 array of ``ndim`` dimensions, a copy."""
+    if hasattr(x, "detach"):
+        x = x.detach().float()  # numpy does not know torch's bfloat16
+    array = np.array(x, np.float32, order="C")
+    if array.ndim != ndim:
+        raise ValueError(f"{name} has {array.ndim} dimensions; expected {ndim}")
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} has values that are not finite")
+    return array
+
+
+def integer(x: Any, name: str, least: int = 0) -> int:
+    """``x`` as an int of at least ``least``."""
+    if not isinstance(x, Integral) or isinstance(x, bool):
+        raise TypeError(f"{name} is a {type(x).__name__}; expected an integer")
+    if x < least:
+        raise ValueError(f"{name} is {x}; expected at least {least}")
+    return int(x)
+
+
+def pair(x: Any, name: str, least: int = 1) -> tuple[int, int]:
+    """An int that stands for both, or a pair of ints."""
+    both = (x, x) if isinstance(x, Integral) else tuple(x)
+    if len(both) != 2:
+        raise ValueError(f"{name} has {len(both)} entries; expected one or two")
+    return integer(both[0], name, least), integer(both[1], name, least)

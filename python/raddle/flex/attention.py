@@ -1,0 +1,182 @@
+"""`flex_attention`: attention with a score and a mask written in Python, by PyTorch's signature."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+
+from raddle._tensors import lend
+from raddle.attention import Attention
+from raddle.flex.block_mask import BlockMask
+from raddle.flex.offset import arguments
+from raddle.flex.trace import trace_mask, trace_score
+from raddle.layouts import Layout, PagedKV, RaggedKV
+from raddle.spec import AttentionSpec
+from raddle.variants import Variant
+
+
+class AuxRequest(NamedTuple):
+    """Which further results `flex_attention` returns."""
+
+    lse: bool = False
+    max_scores: bool = False
+
+
+class AuxOutput(NamedTuple):
+    """Further results of `flex_attention`; None where not asked for."""
+
+    lse: Any = None
+    max_scores: Any = None
+
+
+def flex_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    score_mod: Callable[..., Any] | None = None,
+    block_mask: BlockMask | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    kernel_options: dict[str, Any] | None = None,
+    *,
+    return_aux: AuxRequest | None = None,
+) -> Any:
+    """Attention of B equally long sequences with a score mod and a mask (FlexAttention, arXiv 2412.05496).
+
+    Args:
+        query: [B, Hq, L, E] in float32, float16 or bfloat16, of torch, numpy or JAX.
+        key: [B, Hkv, S, E], read where it lies: any strides with a contiguous last dimension.
+        value: [B, Hkv, S, Ev], likewise. With a block_mask for B sequences, key and value may be of one, which all share.
+        score_mod: ``(score, b, h, q_idx, kv_idx)`` -> score, traced; h counts query heads, q_idx rows from 0.
+        block_mask: of `create_block_mask` or `BlockMask.from_kv_blocks`; None: every pair.
+        scale: of the scores before score_mod; None: ``1 / sqrt(E)``.
+        enable_gqa: allow fewer KV heads than query heads.
+        return_lse: return (out, lse); lse is [B, Hq, L] float32, a natural logarithm, -inf for a row without keys.
+        kernel_options: PyTorch's hints for its own kernels; a dict, which is not looked at.
+        return_aux: return (out, AuxOutput); ``AuxRequest(lse=True)`` asks for lse. max_scores are refused.
+
+    Returns out [B, Hq, L, Ev] in query's dtype: a view of [B, L, Hq, Ev]. A row without keys is 0. Compiled once for
+    heads, dims, dtype and the structure of the functions; lengths, captured numbers and arrays may change. Never
+    computed densely: what cannot be traced raises TraceError. Forward only: inputs that require a gradient are refused.
+    Raises ValueError or TypeError, naming the argument, before anything is computed.
+    """
+    wants_lse = _wants_lse(return_lse, return_aux)
+    if kernel_options is not None and not isinstance(kernel_options, dict):
+        raise TypeError(f"kernel_options is a {type(kernel_options).__name__}; expected a dict or None")
+    _check_tensors(query, key, value, enable_gqa)
+    _check_block_mask(query, key, block_mask)
+    mods = _traced(score_mod, block_mask)
+    (batch, num_qo_heads, length, dim), num_kv_heads = query.shape, key.shape[1]
+    dtype = str(query.dtype).rpartition(".")[2]
+    heads = (num_qo_heads, num_kv_heads, dim, value.shape[3])
+    attn = _attention_of(*heads, dtype, tuple(_Structure(mod) for mod in mods))
+    shared = key.shape[0] != batch
+    plan_params = {name: x for mod in mods if _is_mask(mod) for name, x in _params(mod).items()}
+    run_params = {name: x for mod in mods if not _is_mask(mod) for name, x in _params(mod).items()}
+    plan = attn.plan(_layout(batch, length, key.shape[2], shared), params=plan_params)
+    rows = query.swapaxes(1, 2).reshape(batch * length, num_qo_heads, dim)
+    if key.shape[2] == 0:  # pages of no rows cannot be
+        key, value = key.reshape(0, num_kv_heads, dim), value.reshape(0, num_kv_heads, value.shape[3])
+    result = attn.run(plan, rows, (key, value), return_lse=wants_lse, scale=scale, params=run_params)
+    out, lse = result if wants_lse else (result, None)
+    out = out.reshape(batch, length, num_qo_heads, -1).swapaxes(1, 2)
+    if lse is not None:
+        lse = lse.reshape(batch, length, num_qo_heads).swapaxes(1, 2)
+    if return_aux is not None:
+        return out, AuxOutput(lse=lse)
+    return (out, lse) if wants_lse else out
+
+
+class _Structure:
+    """A traced mod as a key: equal where the compiled code is, whatever values it captures."""
+
+    def __init__(self, mod: Any) -> None:
+        self.mod = mod
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Structure) and self.mod.source == other.mod.source
+
+    def __hash__(self) -> int:
+        return hash(self.mod.source)
+
+
+@functools.lru_cache(maxsize=64)
+def _attention_of(*spec: Any) -> Attention:
+    num_qo_heads, num_kv_heads, dim, dim_vo, dtype, mods = spec
+    variant = [Variant(each.mod.name, each.mod.source, each.mod.params)(**each.mod.values) for each in mods]
+    return Attention(AttentionSpec(num_qo_heads, num_kv_heads, dim, dim_vo, dtype, variant))
+
+
+@functools.lru_cache(maxsize=64)
+def _layout(batch: int, length: int, kv_length: int, shared: bool) -> Layout:
+    """Key and value [B, Hkv, S, E] are a pool of B pages, one a sequence; all sequences may read the first."""
+    qo_indptr = np.arange(batch + 1, dtype=np.int64) * length
+    qo_pos = np.tile(np.arange(length, dtype=np.int32), batch)
+    if kv_length == 0:
+        return RaggedKV(qo_indptr, np.zeros(batch + 1, np.int64), qo_pos=qo_pos)
+    pages = np.zeros(batch, np.int32) if shared else np.arange(batch, dtype=np.int32)
+    kv_len = np.full(batch, kv_length, np.int32)
+    return PagedKV(qo_indptr, None, pages[:, None], kv_len, kv_length, "HND", qo_pos=qo_pos)
+
+
+def _traced(score_mod: Any, block_mask: BlockMask | None) -> list[Any]:
+    mods = []
+    if score_mod is not None:
+        if arguments(score_mod, "score_mod") != 5:
+            raise TypeError("score_mod is a mask mod; expected (score, b, h, q_idx, kv_idx)")
+        mods.append(trace_score(score_mod))
+    if block_mask is not None:
+        mods.append(trace_mask(block_mask.as_mask()))
+    return mods
+
+
+def _wants_lse(return_lse: bool, return_aux: Any) -> bool:
+    if return_aux is None:
+        return bool(return_lse)
+    if return_lse:
+        raise ValueError("return_lse and return_aux are both given; expected one: return_aux=AuxRequest(lse=True)")
+    if not (hasattr(return_aux, "lse") and hasattr(return_aux, "max_scores")):
+        raise TypeError(f"return_aux is a {type(return_aux).__name__}; expected an AuxRequest or None")
+    if return_aux.max_scores:
+        raise ValueError("return_aux.max_scores is True; expected False: only lse is kept of a softmax")
+    return bool(return_aux.lse)
+
+
+def _check_tensors(query: Any, key: Any, value: Any, enable_gqa: bool) -> None:
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        lend(x, name)
+        if x.ndim != 4:
+            raise ValueError(f"{name} has {x.ndim} dimensions; expected 4: [B, H, tokens, E]")
+        if x.dtype != query.dtype:
+            raise TypeError(f"{name} has dtype {x.dtype}; expected {query.dtype}, as query has")
+    if key.shape[3] != query.shape[3]:
+        raise ValueError(f"key has an embedding of {key.shape[3]}; expected {query.shape[3]}, as query has")
+    if tuple(value.shape[:3]) != tuple(key.shape[:3]):
+        raise ValueError(f"value has shape {tuple(value.shape)}; expected {tuple(key.shape[:3])} first, as key has")
+    heads, kv_heads = query.shape[1], key.shape[1]
+    if heads != kv_heads and not enable_gqa:
+        raise ValueError(f"key has {kv_heads} heads and query {heads}; expected as many, or enable_gqa=True")
+    if kv_heads == 0 or heads % kv_heads:
+        raise ValueError(f"key has {kv_heads} heads; expected a divisor of query's {heads}")
+
+
+def _check_block_mask(query: Any, key: Any, block_mask: BlockMask | None) -> None:
+    batch, heads, length = query.shape[:3]
+    if block_mask is not None and not isinstance(block_mask, BlockMask):
+        hint = "a raddle.flex.BlockMask, or None; BlockMask.from_kv_blocks takes the parts of PyTorch's"
+        raise TypeError(f"block_mask is a {type(block_mask).__module__}.{type(block_mask).__name__}; expected {hint}")
+    shares = key.shape[0] == 1 and block_mask is not None and block_mask.shape[0] == batch
+    if key.shape[0] != batch and not shares:
+        hint = ", or 1 with a block_mask for query's" if key.shape[0] == 1 else ", as query has"
+        raise ValueError(f"key has a batch of {key.shape[0]}; expected {batch}{hint}")
+    if block_mask is None:
+        return
+    lengths, expected = tuple(block_mask.seq_lengths), (length, key.shape[2])
+    if lengths != expected:
+        raise ValueError(f"block_mask is for lengths {lengths}; expected (query, key) = {expected}")
+    for name, found, wanted in (("B", block_mask.shape[0], batch), ("H", block_mask.shape[1], heads)):
+        if found not in (1, wanted):
+            raise ValueError(f"block_mask has {name} = {found}; expected 1 or {wanted}, as query has")

@@ -1,0 +1,325 @@
+"""`BlockMask`: a mask and its lengths, and if the user gives them, the blocks that count.
+
+`create_block_mask` stores a function, not blocks: coverage comes from the function itself, so that a mask over a
+million tokens takes no time and no memory. Blocks are computed when somebody looks at them.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Callable
+
+import numpy as np
+
+from raddle.flex import picture
+from raddle.flex._arrays import integer, integers, pair
+from raddle.flex.offset import arguments, noop_mask
+from raddle.flex.ops import minimum
+from raddle.flex.picture import EMPTY, FULL, PARTIAL
+from raddle.flex.trace import trace_mask
+
+_TO_SHOW = 1 << 26  # pairs of a mask whose blocks repr may compute
+
+
+class BlockMask:
+    """What attends to what, for `flex_attention` and as ``variant=`` of an `AttentionSpec`.
+
+    Made by `create_block_mask` or `BlockMask.from_kv_blocks`. Attributes follow PyTorch's: ``shape`` is
+    (B, H, Q_LEN, KV_LEN); ``kv_num_blocks`` [B, H, rows] and ``kv_indices`` [B, H, rows, columns] list the partial
+    blocks of each row of blocks, ``full_kv_num_blocks`` and ``full_kv_indices`` the full ones, ``q_…`` the same by
+    column; int32, of torch if it is imported, else of numpy. B and H of 1 stand for any number.
+    """
+
+    def __init__(self, mask_mod: Callable[..., Any], shape: tuple[int, ...], block_size: tuple[int, int], blocks: Any):
+        """``blocks``: kinds of blocks, uint8 [B, H, rows, columns], or a function that makes them; None: as the mask
+        says."""
+        self._traced = None if mask_mod is _sliced else trace_mask(mask_mod)
+        self._mask_mod = mask_mod
+        self._blocks = blocks
+        self._computed: np.ndarray | None = None
+        self.shape = shape
+        self.BLOCK_SIZE = block_size
+
+    @classmethod
+    def from_kv_blocks(
+        cls,
+        kv_num_blocks: Any,
+        kv_indices: Any,
+        full_kv_num_blocks: Any = None,
+        full_kv_indices: Any = None,
+        BLOCK_SIZE: int | tuple[int, int] = 128,
+        mask_mod: Callable[..., Any] | None = None,
+        seq_lengths: tuple[int, int] | None = None,
+        compute_q_blocks: bool = True,
+    ) -> BlockMask:
+        """A mask of given blocks. Other blocks are skipped whatever ``mask_mod`` says.
+
+        Args:
+            kv_num_blocks: [B, H, rows] (or without B, or both): partial blocks of each row of blocks.
+            kv_indices: [B, H, rows, columns]: their columns; entries past kv_num_blocks may hold anything.
+            full_kv_num_blocks, full_kv_indices: the same for blocks that are kept whatever ``mask_mod`` says.
+            BLOCK_SIZE: rows and keys of a block, or an int for both.
+            mask_mod: what partial blocks keep; None: everything.
+            seq_lengths: (Q_LEN, KV_LEN); None: all of the blocks.
+            compute_q_blocks: has no effect: blocks by column are computed when asked for.
+
+        Raises ValueError or TypeError, naming the argument.
+        """
+        if (full_kv_num_blocks is None) != (full_kv_indices is None):
+            raise ValueError("full_kv_num_blocks and full_kv_indices: one is given; expected both or none")
+        size = pair(BLOCK_SIZE, "BLOCK_SIZE")
+        rows, columns = tuple(np.shape(kv_indices)[-2:]) if np.ndim(kv_indices) >= 2 else (0, 0)
+        lengths = (rows * size[0], columns * size[1])
+        if seq_lengths is not None:
+            lengths = tuple(integer(n, f"seq_lengths[{i}]") for i, n in enumerate(seq_lengths))
+        if -(-lengths[0] // size[0]) != rows:
+            raise ValueError(f"kv_indices has {rows} rows of blocks; expected {-(-lengths[0] // size[0])}, as seq_lengths")
+        columns = -(-lengths[1] // size[1])
+        kinds = _listed(kv_num_blocks, kv_indices, columns, "kv_")
+        kinds[kinds != 0] = PARTIAL
+        if full_kv_indices is not None:
+            full = _listed(full_kv_num_blocks, full_kv_indices, columns, "full_kv_")
+            if full.shape != kinds.shape:
+                raise ValueError(f"full_kv_indices is for blocks {full.shape}; expected {kinds.shape}, as kv_indices")
+            kinds[full != 0] = FULL
+        return cls(mask_mod or noop_mask, (*kinds.shape[:2], *lengths), size, kinds)
+
+    @property
+    def seq_lengths(self) -> tuple[int, int]:
+        """(Q_LEN, KV_LEN)."""
+        return self.shape[2:]
+
+    @property
+    def mask_mod(self) -> Callable[..., Any]:
+        """What partial blocks keep. Another one may be set: the blocks stay."""
+        return self._mask_mod
+
+    @mask_mod.setter
+    def mask_mod(self, mask_mod: Callable[..., Any]) -> None:
+        _check_mask(mask_mod)
+        if self._blocks is None:
+            before = BlockMask(self._mask_mod, self.shape, self.BLOCK_SIZE, None)
+            self._blocks = before._kinds
+        self._traced, self._mask_mod = trace_mask(mask_mod), mask_mod
+
+    def as_mask(self) -> Callable[..., Any]:
+        """The whole as one mask function (b, h, q_idx, kv_idx): blocks, if they were given, and ``mask_mod``.
+
+        Raises ValueError for a slice that has no ``mask_mod`` yet.
+        """
+        if self._mask_mod is _sliced:
+            _sliced()
+        return self._mask_mod if self._blocks is None else _block_function(self)
+
+    def to_dense(self) -> Any:
+        """Which blocks keep anything: int32 [B, H, rows, columns] of 0 and 1."""
+        return _like_torch((self._kinds() != EMPTY).astype(np.int32))
+
+    def numel(self) -> int:
+        """Pairs, kept or not: the product of the shape."""
+        return int(np.prod(self.shape, dtype=object))
+
+    def sparsity(self) -> float:
+        """Percentage of blocks that keep nothing."""
+        kinds = self._kinds()
+        return 100.0 * (1.0 - np.count_nonzero(kinds) / kinds.size) if kinds.size else 0.0
+
+    def to(self, device: Any) -> BlockMask:
+        """The mask on a device; "cpu" is the only one for now. Raises ValueError for another."""
+        _check_device(device)
+        return self
+
+    def to_string(self, grid_size: int | tuple[int, int] = (20, 40), limit: int = 4) -> str:
+        """A picture, one character a block: █ full, ▒ partial, · empty; several blocks where the grid is smaller.
+
+        Args:
+            grid_size: lines and characters at most, or an int for both; -1: a character for each block.
+            limit: requests and heads that are shown.
+        """
+        kinds = self._kinds()
+        grid = (grid_size, grid_size) if isinstance(grid_size, int) else grid_size
+        grid = kinds.shape[2:] if grid[0] == -1 else grid
+        shown = list(np.ndindex(*kinds.shape[:2]))
+        parts = [f"{where}\n{picture.text(kinds[where], grid)}" for where in shown[:limit]]
+        return "\n".join(parts + ["…"] * (len(shown) > limit))
+
+    def __repr__(self) -> str:
+        name = getattr(self._mask_mod, "__name__", repr(self._mask_mod))
+        head = f"BlockMask(shape={self.shape}, BLOCK_SIZE={self.BLOCK_SIZE}, mask_mod={name}"
+        return f"{head}, sparsity={self.sparsity():.2f}%)" if self._cheap() else f"{head})"
+
+    def __str__(self) -> str:
+        return f"{self!r}\n{self.to_string()}" if self._cheap() else repr(self)
+
+    def __getitem__(self, index: Any) -> BlockMask:
+        """A selection ``[b, h, blocks of rows]`` by ints, slices or arrays of ints; ints keep their dimension.
+
+        Rows are packed: the first selected block of rows is the first of the result. Since the mask function would
+        now see other rows, a slice has none: set ``mask_mod``, for instance to ``with_offset(mask_mod, row)``.
+        Raises IndexError.
+        """
+        index = index if isinstance(index, tuple) else (index,)
+        if len(index) > 3:
+            raise IndexError(f"index has {len(index)} entries; expected at most 3: b, h, blocks of rows")
+        index = (*index, slice(None), slice(None))[:3] if len(index) < 3 else index
+        grid = (*self.shape[:2], -(-self.shape[2] // self.BLOCK_SIZE[0]))
+        chosen = [_selected(i, n) for i, n in zip(index, grid)]
+        lengths = np.minimum(self.BLOCK_SIZE[0], self.shape[2] - chosen[2] * self.BLOCK_SIZE[0])
+        exact = isinstance(index[2], (int, slice))  # of arrays, PyTorch does not look at the values
+        q_len = int(lengths.sum()) if exact else len(lengths) * self.BLOCK_SIZE[0]
+        shape = (len(chosen[0]), len(chosen[1]), q_len, self.shape[3])
+        return BlockMask(_sliced, shape, self.BLOCK_SIZE, lambda: self._kinds(*chosen))
+
+    def _adjust(self, new_q_len: int, new_kv_len: int) -> BlockMask:
+        """The upper left corner, for other lengths."""
+        q_len, kv_len = integer(new_q_len, "new_q_len"), integer(new_kv_len, "new_kv_len")
+        shape = (*self.shape[:2], q_len, kv_len)
+        if self._blocks is None:
+            return BlockMask(self._mask_mod, shape, self.BLOCK_SIZE, None)
+        rows, columns = -(-q_len // self.BLOCK_SIZE[0]), -(-kv_len // self.BLOCK_SIZE[1])
+        return BlockMask(self._mask_mod, shape, self.BLOCK_SIZE, self._kinds()[:, :, :rows, :columns])
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _LISTS:
+            number = name.endswith("num_blocks")
+            kinds = self._kinds() == (FULL if name.startswith("full") else PARTIAL)
+            kinds = kinds.swapaxes(2, 3) if "q_" in name else kinds
+            if number:
+                return _like_torch(kinds.sum(-1).astype(np.int32))
+            return _like_torch(np.argsort(~kinds, axis=-1, kind="stable").astype(np.int32))
+        raise AttributeError(f"BlockMask has no attribute '{name}'")
+
+    def _cheap(self) -> bool:
+        return self._computed is not None or isinstance(self._blocks, np.ndarray) or self.numel() <= _TO_SHOW
+
+    def _kinds(self, bs: Any = None, hs: Any = None, rows: Any = None) -> np.ndarray:
+        """Kinds of blocks, uint8 [B, H, rows, columns], or those of some requests, heads and rows."""
+        if self._computed is None and callable(self._blocks):
+            self._computed = self._blocks()
+        known = self._blocks if isinstance(self._blocks, np.ndarray) else self._computed
+        if known is not None:
+            return known if bs is None else known[np.ix_(bs, hs, rows)]
+        height, width = self.BLOCK_SIZE
+        everything = [np.arange(n) for n in (*self.shape[:2], -(-self.shape[2] // height))]
+        chosen = everything if bs is None else (bs, hs, rows)
+        kinds = np.zeros((*(len(part) for part in chosen), -(-self.shape[3] // width)), np.uint8)
+        q_idx = (chosen[2][:, None] * height + np.arange(height)).ravel()
+        q_idx[q_idx >= self.shape[2]] = -1
+        for i, j in np.ndindex(*kinds.shape[:2]):
+            where = (int(chosen[0][i]), int(chosen[1][j]), q_idx, self.shape[3], self.BLOCK_SIZE)
+            kinds[i, j] = picture.tile_kinds(self._traced.evaluate, *where)
+        if bs is None:
+            self._computed = kinds
+        return kinds
+
+
+_LISTS = {f"{full}{by}_{what}" for full in ("", "full_") for by in ("q", "kv") for what in ("num_blocks", "indices")}
+
+
+def create_block_mask(
+    mask_mod: Callable[..., Any],
+    B: int | None,
+    H: int | None,
+    Q_LEN: int,
+    KV_LEN: int,
+    device: Any = None,
+    BLOCK_SIZE: int | tuple[int, int] = 128,
+    _compile: bool = False,
+    separate_full_blocks: bool = True,
+) -> BlockMask:
+    """A mask function with its lengths. Nothing is computed: any length takes the same microseconds.
+
+    Args:
+        mask_mod: ``(b, h, q_idx, kv_idx)`` -> True = keep; what can be traced is in `raddle.flex`.
+        B, H: requests and query heads; None or 1: the mask is the same for all.
+        Q_LEN, KV_LEN: rows and keys.
+        device: "cpu" or None.
+        BLOCK_SIZE: of the blocks that the mask shows when asked; computing does not depend on it.
+        _compile, separate_full_blocks: PyTorch's; have no effect.
+
+    Raises ValueError or TypeError, naming the argument, and `TraceError` for a function that cannot be traced.
+    """
+    _check_mask(mask_mod)
+    _check_device(device)
+    shape = (1 if B is None else integer(B, "B", 1), 1 if H is None else integer(H, "H", 1))
+    shape += (integer(Q_LEN, "Q_LEN"), integer(KV_LEN, "KV_LEN"))
+    return BlockMask(mask_mod, shape, pair(BLOCK_SIZE, "BLOCK_SIZE"), None)
+
+
+def _block_function(block_mask: BlockMask) -> Callable[..., Any]:
+    """Blocks and mask as one function that captures the kinds of blocks.
+
+    Heads come last in the table: a tile's heads share its rows, so that what a tile reads is one run of the table,
+    whose bounds say what the tile keeps. Where a dimension is 1, every index reads the only entry.
+    """
+    kinds = np.ascontiguousarray(block_mask._kinds().transpose(0, 2, 3, 1)).astype(np.int32)
+    last_request, last_head = kinds.shape[0] - 1, kinds.shape[3] - 1
+    height, width = block_mask.BLOCK_SIZE
+    mask_mod = block_mask.mask_mod
+    row_bits, key_bits = height.bit_length() - 1, width.bit_length() - 1
+
+    def kind_by_shift(b, h, q_idx, kv_idx):
+        return kinds[minimum(b, last_request), q_idx >> row_bits, kv_idx >> key_bits, minimum(h, last_head)]
+
+    def kind_by_division(b, h, q_idx, kv_idx):
+        return kinds[minimum(b, last_request), q_idx // height, kv_idx // width, minimum(h, last_head)]
+
+    # Shifts vectorise where divisions do not.
+    shifts = height == 1 << row_bits and width == 1 << key_bits
+    kind_of = kind_by_shift if shifts else kind_by_division
+
+    def kept_blocks(b, h, q_idx, kv_idx):
+        return kind_of(b, h, q_idx, kv_idx) != EMPTY
+
+    def kept_pairs(b, h, q_idx, kv_idx):
+        kind = kind_of(b, h, q_idx, kv_idx)
+        return (kind == FULL) | ((kind == PARTIAL) & mask_mod(b, h, q_idx, kv_idx))
+
+    return kept_blocks if mask_mod is noop_mask else kept_pairs
+
+
+def _sliced(*_: Any) -> Any:
+    raise ValueError("block_mask is a slice, whose rows are packed; expected mask_mod to be set to one for these rows")
+
+
+def _listed(num_blocks: Any, indices: Any, columns: int, prefix: str) -> np.ndarray:
+    """1 where a block is listed, uint8 [B, H, rows, columns]."""
+    dims = np.ndim(indices)
+    if dims not in (2, 3, 4):
+        raise ValueError(f"{prefix}indices has {dims} dimensions; expected [B, H, rows, columns], or without B or both")
+    column, count = integers(indices, f"{prefix}indices", dims), integers(num_blocks, f"{prefix}num_blocks", dims - 1)
+    if count.shape != column.shape[:-1]:
+        raise ValueError(f"{prefix}num_blocks has shape {count.shape}; expected {column.shape[:-1]}, as {prefix}indices")
+    if count.size and not (0 <= count.min() and count.max() <= column.shape[-1]):
+        raise ValueError(f"{prefix}num_blocks has an entry outside of 0 … {column.shape[-1]}")
+    listed = np.arange(column.shape[-1]) < count[..., None]
+    if ((column < 0) | (column >= columns))[listed].any():
+        raise ValueError(f"{prefix}indices lists a block outside of 0 … {columns - 1}")
+    kinds = np.zeros((*column.shape[:-1], columns + 1), np.uint8)  # one column more, for what is not listed
+    np.put_along_axis(kinds, np.where(listed, column, columns), 1, -1)
+    return kinds[..., :columns].reshape((1,) * (4 - dims) + (*column.shape[:-1], columns)).copy()
+
+
+def _selected(index: Any, size: int) -> np.ndarray:
+    if isinstance(index, slice):
+        return np.arange(size)[index]
+    chosen = np.atleast_1d(np.asarray(index))
+    chosen = np.flatnonzero(chosen) if chosen.dtype == bool else chosen.astype(np.int64)
+    if ((chosen < -size) | (chosen >= size)).any():
+        raise IndexError(f"index {index} is out of range for {size} entries")
+    return np.where(chosen < 0, chosen + size, chosen)
+
+
+def _like_torch(x: np.ndarray) -> Any:
+    torch = sys.modules.get("torch")
+    return x if torch is None else torch.from_numpy(np.ascontiguousarray(x))
+
+
+def _check_mask(mask_mod: Any) -> None:
+    if arguments(mask_mod, "mask_mod") != 4:
+        raise TypeError("mask_mod is a score mod; expected (b, h, q_idx, kv_idx)")
+
+
+def _check_device(device: Any) -> None:
+    if device is not None and str(device).split(":")[0] != "cpu":
+        raise ValueError(f"device is '{device}'; expected 'cpu', the only device for now")

@@ -1,0 +1,35 @@
+"""Prefix-LM: the prompt sees all of itself, the rest is causal."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any, Callable
+
+from raddle.flex._arrays import integer, integers
+
+
+def prefix_lm(prefix_length: Any) -> Callable[..., Any]:
+    """Mask: keeps ``kv_idx < prefix_length`` and everything up to the row itself.
+
+    Args:
+        prefix_length: tokens that every row sees: an int, or an array [requests] of ints.
+
+    Raffel et al. 2019 (T5, arXiv 1910.10683), section 3.2.1. Raises TypeError or ValueError for lengths that
+    are no integers, or negative.
+    """
+    if isinstance(prefix_length, Integral):
+        length = integer(prefix_length, "prefix_length")
+
+        def prefix_lm(b, h, q_idx, kv_idx):
+            return (kv_idx < length) | (kv_idx <= q_idx)
+
+        return prefix_lm
+
+    lengths = integers(prefix_length, "prefix_length")
+    if lengths.size == 0 or lengths.min() < 0:
+        raise ValueError("prefix_length is empty or has a negative entry; expected a length of at least 0 a request")
+
+    def prefix_lm_by_request(b, h, q_idx, kv_idx):
+        return (kv_idx < lengths[b]) | (kv_idx <= q_idx)
+
+    return prefix_lm_by_request

@@ -1,0 +1,30 @@
+"""Logit soft capping (Gemma 2)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable
+
+from raddle.flex.ops import tanh, tanh_approx
+
+
+def softcap(cap: float, fast: bool = False) -> Callable[..., Any]:
+    """Score mod: ``cap * tanh(score / cap)``.
+
+    Args:
+        cap: bound of the score's magnitude, above 0.
+        fast: tanh by an approximation (`raddle.flex.ops.tanh_approx`) in place of one exact to a few ulp.
+
+    Gemma 2 (arXiv 2408.00118), section 2. Raises ValueError for another cap.
+    """
+    cap = float(cap)
+    if not (cap > 0.0 and math.isfinite(cap)):
+        raise ValueError(f"cap is {cap}; expected a finite number above 0")
+
+    def softcap(score, b, h, q_idx, kv_idx):
+        return cap * tanh(score / cap)
+
+    def fast_softcap(score, b, h, q_idx, kv_idx):
+        return cap * tanh_approx(score / cap)
+
+    return fast_softcap if fast else softcap
