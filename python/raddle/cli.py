@@ -15,7 +15,11 @@ _MAX_PAGES = 2**28  # 2 GiB of page numbers
 class _Lazy(click.Group):
     """Subcommands whose modules are imported when they run: `raddle doctor` must work without them."""
 
-    _modules = {"replay": "raddle.replay.cli:replay", "bench": "raddle.bench.cli:bench"}
+    _modules = {
+        "replay": "raddle.replay.cli:replay",
+        "bench": "raddle.bench.cli:bench",
+        "gallery": "raddle.flex.gallery:gallery",
+    }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted([*super().list_commands(ctx), *self._modules])
@@ -30,6 +34,7 @@ class _Lazy(click.Group):
         # The help of a lazy command is not worth its imports.
         rows = [(name, command.get_short_help_str()) for name, command in sorted(self.commands.items())]
         rows += [("replay", "Serve a trace of requests and report."), ("bench", "Compare with other engines.")]
+        rows += [("gallery", "Draw the masks of raddle.flex.masks.")]
         with formatter.section("Commands"):
             formatter.write_dl(sorted(rows))
 
