@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 from raddle._tensors import dtype_name, kind_of
 from raddle.variants import Variant, parts
@@ -20,7 +20,8 @@ class AttentionSpec:
         head_dim_vo: of V and the output; None: head_dim.
         dtype: "bfloat16", "float16" or "float32", of Q, K, V and the output; or that dtype of numpy or torch.
             It is kept as the string.
-        variant: a variant or a list of them (`raddle.variants`); empty: plain attention.
+        variant: a variant or a list of them (`raddle.variants`), among which may be score and mask functions
+            and a `BlockMask` (`raddle.flex`); empty: plain attention.
         scale: softmax scale; None: ``1 / sqrt(head_dim)``.
         batch_invariant: a request's bits do not depend on the rest of the batch.
         fuse: compile the variant's parts into one function: the same bits, one pass over the logits. Needs
@@ -34,7 +35,7 @@ class AttentionSpec:
     head_dim: int
     head_dim_vo: int | None = None
     dtype: Any = "bfloat16"
-    variant: Sequence[Variant] | Variant = field(default=())
+    variant: Sequence[Variant | Callable[..., Any]] | Variant | Callable[..., Any] = field(default=())
     scale: float | None = None
     batch_invariant: bool = False
     fuse: bool = False

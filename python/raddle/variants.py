@@ -222,16 +222,29 @@ def members(params: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def parts(variant: Any) -> tuple[Any, ...]:
-    """``variant`` of a spec as a tuple of parts."""
-    if isinstance(variant, Variant):
-        return (variant,)
+    """``variant`` of a spec as a tuple of parts; functions of Python and block masks are traced."""
+    if _is_part(variant):
+        return (_traced(variant),)
     if isinstance(variant, (type, str)) or not isinstance(variant, Iterable):
         _refuse_part(variant, "variant", "a variant or a list of variants")
     found = tuple(variant)
     for number, part in enumerate(found):
         if isinstance(part, type):
             _refuse_part(part, f"variant[{number}]", "a variant")
-    return found
+    return tuple(_traced(part) for part in found)
+
+
+def _is_part(x: Any) -> bool:
+    return isinstance(x, Variant) or not isinstance(x, type) and (callable(x) or hasattr(x, "as_mask"))
+
+
+def _traced(part: Any) -> Any:
+    """A variant for a function of Python or a `BlockMask`; anything else as it is."""
+    if isinstance(part, Variant) or not _is_part(part):
+        return part
+    from raddle.flex.trace import as_variant  # not before it is needed: most specs have no functions
+
+    return as_variant(part.as_mask() if hasattr(part, "as_mask") else part)
 
 
 def _refuse_part(part: Any, name: str, expected: str) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import raddle
 from checks import within
 from reference import Problem, Sigmoid, attention
-from reference.variants import AllOf, AnyOf, one
+from reference.variants import AllOf, AnyOf, Flex, one
 
 
 def twin(x):
@@ -17,6 +17,8 @@ def twin(x):
         return twin(x.masks[0]) & twin(x.masks[1])
     if isinstance(x, AnyOf):
         return twin(x.masks[0]) | twin(x.masks[1])
+    if isinstance(x, Flex):
+        return x.fn
     if isinstance(x, list):
         return [twin(each) for each in x]
     if not dataclasses.is_dataclass(x):

@@ -17,6 +17,7 @@ from .layouts import BlockSparse, Cascade, PagedKV, RaggedKV, keys_of_rows
 from .variants import (
     Alibi,
     Causal,
+    Flex,
     Llama31Scaling,
     PackedMask,
     Rope,
@@ -35,6 +36,7 @@ __all__ = [
     "Cascade",
     "Causal",
     "Exact",
+    "Flex",
     "Llama31Scaling",
     "PackedMask",
     "PagedKV",

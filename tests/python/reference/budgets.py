@@ -31,7 +31,7 @@ def accumulated(n: int) -> float:
 def logit_error(problem, keys, work) -> np.ndarray:
     """δ [Hkv, G, R, N]: dot product, transforms, scale, logits parts and exponential."""
     from .exact import pairs
-    from .variants import Alibi, Rotation, SoftCap, parts
+    from .variants import Flex, Rotation, SoftCap, logits_parts, parts
 
     scale = problem.softmax_scale
     dim = work.q.shape[-1]
@@ -43,10 +43,13 @@ def logit_error(problem, keys, work) -> np.ndarray:
         delta += LAMBDA * scale * np.sqrt(pairs(dq**2, work.k**2) + pairs(work.q**2, dk**2))
     delta += 2.0 * U32 * np.abs(work.raw)
     s = work.raw
-    for part in parts(problem.variant, (SoftCap, Alibi)):
+    for part in logits_parts(problem.variant):
         before, s = s, part.logits(s, keys)
         if isinstance(part, SoftCap):  # its slope is at most 1, its size at most cap
             delta = np.minimum(delta + (2.0 + 2.0 * FUNCTION) * U32 * np.abs(s), 2.0 * part.cap)
+        elif isinstance(part, Flex):  # its operations are few, and none is larger than what goes in and comes out
+            size = np.abs(before) + np.where(np.isneginf(s), 0.0, np.abs(s))
+            delta = part.moved(before, delta, keys) + 4.0 * FUNCTION * U32 * size
         else:  # the distance as a float, the product, the sum
             delta = delta + 2.0 * U32 * np.abs(part.bias(before, keys)) + U32 * np.abs(s)
     # Beyond e^300 a budget forbids nothing but infinities, which no budget allows.

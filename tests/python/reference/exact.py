@@ -8,7 +8,7 @@ import numpy as np
 
 from . import budgets
 from .layouts import Keys, keys_of_rows
-from .variants import Alibi, Mask, Rotation, Sigmoid, Sinks, SoftCap, one, parts
+from .variants import Flex, Mask, Rotation, Sigmoid, Sinks, logits_parts, one, parts
 
 
 @dataclass
@@ -69,11 +69,14 @@ def gather(problem: Problem, keys: Keys, which: int) -> np.ndarray:
     return result
 
 
-def kept_pairs(variant, keys: Keys) -> np.ndarray:
+def kept_pairs(variant, keys: Keys, heads: tuple[int, int]) -> np.ndarray:
+    """[R, N], or [Hkv, G, R, N] where a mask mod tells heads apart."""
     keep = keys.keep.copy()
     for mask in parts(variant, Mask):
         keep &= mask.pairs(keys)
-    assert not keep[:, keys.slot < 0].any(), "the table has no page for a key that a row keeps"
+    for mod in parts(variant, Flex):
+        keep = keep & mod.keep(keys, heads) if mod.is_mask else keep
+    assert not keep[..., keys.slot < 0].any(), "the table has no page for a key that a row keeps"
     return keep
 
 
@@ -90,9 +93,9 @@ def evaluate(problem: Problem, keys: Keys) -> Work:
 
     raw = pairs(q, k) * problem.softmax_scale
     s = raw
-    for part in parts(problem.variant, (SoftCap, Alibi)):
+    for part in logits_parts(problem.variant):
         s = part.logits(s, keys)
-    s = np.where(kept_pairs(problem.variant, keys), s, -np.inf)
+    s = np.where(kept_pairs(problem.variant, keys, s.shape[:2]), s, -np.inf)
     sinks = one(problem.variant, Sinks)
     sink = None if sinks is None else np.asarray(sinks.logits, np.float64).reshape(num_kv_heads, group, 1)
     return Work(q, k, v, raw, s, sink)

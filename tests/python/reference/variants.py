@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 
 import numpy as np
@@ -100,6 +101,36 @@ class Alibi:
     def bias(self, s, keys):
         slopes = np.asarray(self.slopes, np.float64).reshape(*s.shape[:2], 1, 1)
         return slopes * (keys.kv_pos[None, :] - keys.q_pos[:, None])
+
+
+@dataclass
+class Flex:
+    """A score mod (5 arguments) or a mask mod (4) of the user's: the function itself, called on float64 arrays."""
+
+    fn: object
+    error: float = 0.0  # what the engine may add to a score beside roundings: an approximation's own error
+
+    @property
+    def is_mask(self):
+        return len(inspect.signature(self.fn).parameters) == 4
+
+    def place(self, keys, heads):
+        """b, h, q_idx and kv_idx, which broadcast to [Hkv, G, R, N]."""
+        h = np.arange(heads[0] * heads[1]).reshape(*heads, 1, 1)
+        return np.int64(keys.request), h, keys.q_pos[:, None], keys.kv_pos[None, :]
+
+    def keep(self, keys, heads):
+        return np.asarray(self.fn(*self.place(keys, heads)), bool)
+
+    def logits(self, s, keys):
+        return self.fn(s, *self.place(keys, s.shape[:2]))
+
+    def moved(self, s, delta, keys):
+        """How far a score may be off if its argument is off by `delta`: by the function's own slope there."""
+        exact = self.logits(s, keys)
+        with np.errstate(invalid="ignore"):  # -inf stays where it is
+            moves = [np.abs(self.logits(s + t * delta, keys) - exact) for t in (-1.0, -0.5, 0.5, 1.0)]
+        return np.nan_to_num(np.maximum.reduce(moves), nan=0.0) + self.error
 
 
 @dataclass
@@ -239,6 +270,11 @@ class RopeTables(Rotation):
 
 def parts(variant, kind) -> list:
     return [part for part in variant if isinstance(part, kind)]
+
+
+def logits_parts(variant) -> list:
+    """The parts that change a score, in written order."""
+    return [part for part in parts(variant, (SoftCap, Alibi, Flex)) if not (isinstance(part, Flex) and part.is_mask)]
 
 
 def one(variant, kind):
