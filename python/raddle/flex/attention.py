@@ -11,7 +11,7 @@ from raddle._tensors import lend
 from raddle.attention import Attention
 from raddle.flex.block_mask import BlockMask
 from raddle.flex.offset import arguments
-from raddle.flex.trace import trace_mask, trace_score
+from raddle.flex.trace import Traced, trace_mask, trace_score
 from raddle.layouts import Layout, PagedKV, RaggedKV
 from raddle.spec import AttentionSpec
 from raddle.variants import Variant
@@ -74,13 +74,11 @@ def flex_attention(
     heads = (num_qo_heads, num_kv_heads, dim, value.shape[3])
     attn = _attention_of(*heads, dtype, tuple(_Structure(mod) for mod in mods))
     shared = key.shape[0] != batch
-    plan_params = {name: x for mod in mods if _is_mask(mod) for name, x in _params(mod).items()}
-    run_params = {name: x for mod in mods if not _is_mask(mod) for name, x in _params(mod).items()}
-    plan = attn.plan(_layout(batch, length, key.shape[2], shared), params=plan_params)
+    plan = attn.plan(_layout(batch, length, key.shape[2], shared), params=_params(mods, is_mask=True))
     rows = query.swapaxes(1, 2).reshape(batch * length, num_qo_heads, dim)
     if key.shape[2] == 0:  # pages of no rows cannot be
         key, value = key.reshape(0, num_kv_heads, dim), value.reshape(0, num_kv_heads, value.shape[3])
-    result = attn.run(plan, rows, (key, value), return_lse=wants_lse, scale=scale, params=run_params)
+    result = attn.run(plan, rows, (key, value), return_lse=wants_lse, scale=scale, params=_params(mods, is_mask=False))
     out, lse = result if wants_lse else (result, None)
     out = out.reshape(batch, length, num_qo_heads, -1).swapaxes(1, 2)
     if lse is not None:
@@ -93,7 +91,7 @@ def flex_attention(
 class _Structure:
     """A traced mod as a key: equal where the compiled code is, whatever values it captures."""
 
-    def __init__(self, mod: Any) -> None:
+    def __init__(self, mod: Traced) -> None:
         self.mod = mod
 
     def __eq__(self, other: object) -> bool:
@@ -122,15 +120,32 @@ def _layout(batch: int, length: int, kv_length: int, shared: bool) -> Layout:
     return PagedKV(qo_indptr, None, pages[:, None], kv_len, kv_length, "HND", qo_pos=qo_pos)
 
 
-def _traced(score_mod: Any, block_mask: BlockMask | None) -> list[Any]:
+def _traced(score_mod: Any, block_mask: BlockMask | None) -> list[Traced]:
     mods = []
     if score_mod is not None:
         if arguments(score_mod, "score_mod") != 5:
             raise TypeError("score_mod is a mask mod; expected (score, b, h, q_idx, kv_idx)")
         mods.append(trace_score(score_mod))
     if block_mask is not None:
-        mods.append(trace_mask(block_mask.as_mask()))
+        mask = trace_mask(block_mask.as_mask())
+        if mods and mods[0].name == mask.name:  # two lambdas, say: their members need names of their own
+            mask = trace_mask(_renamed(block_mask.as_mask(), f"{mask.name}_mask"))
+        mods.append(mask)
     return mods
+
+
+def _renamed(mask: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def renamed(b, h, q_idx, kv_idx):
+        return mask(b, h, q_idx, kv_idx)
+
+    renamed.__name__ = name
+    return renamed
+
+
+def _params(mods: list[Traced], is_mask: bool) -> dict[str, Any]:
+    """What the mods capture, by the names of members: plan members of masks, run members of scores."""
+    chosen = [mod for mod in mods if mod.is_mask == is_mask]
+    return {f"{mod.name}.{member}": value for mod in chosen for member, value in mod.values.items()}
 
 
 def _wants_lse(return_lse: bool, return_aux: Any) -> bool:

@@ -269,11 +269,13 @@ def _block_function(block_mask: BlockMask) -> Callable[..., Any]:
     kind_of = kind_by_shift if shifts else kind_by_division
 
     def kept_blocks(b, h, q_idx, kv_idx):
-        return kind_of(b, h, q_idx, kv_idx) != EMPTY
+        return kind_of(b, h, q_idx, kv_idx) > 0
 
     def kept_pairs(b, h, q_idx, kv_idx):
+        # Numbers, not names, since those would be captured. Both are bounds, so that a tile with partial and full
+        # blocks is full where the mask is.
         kind = kind_of(b, h, q_idx, kv_idx)
-        return (kind == FULL) | ((kind == PARTIAL) & mask_mod(b, h, q_idx, kv_idx))
+        return (kind > 1) | ((kind > 0) & mask_mod(b, h, q_idx, kv_idx))
 
     return kept_blocks if mask_mod is noop_mask else kept_pairs
 
