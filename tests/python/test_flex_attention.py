@@ -90,23 +90,19 @@ def test_as_pytorch(rng, monkeypatch, gqa):
     torch.testing.assert_close(aux.lse, their_aux.lse, rtol=1e-5, atol=2e-6)
 
 
-def test_given_blocks(rng, monkeypatch):
-    """Absent blocks are skipped and full ones kept, whatever the mask says: by head, as PyTorch does."""
-    monkeypatch.setattr(theirs, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
-    q, k, v = map(torch.tensor, draw(rng, kv_heads=4, rows=64, keys=96))
-    kinds = rng.integers(0, 3, (2, 4, 4, 6))
+@pytest.mark.parametrize("size", [16, (8, 24), 1])
+def test_given_blocks(rng, size):
+    """Absent blocks are skipped and full ones kept, whatever the mask says, head by head."""
+    q, k, v = draw(rng, rows=64, keys=96)
+    height, width = (size, size) if isinstance(size, int) else size
+    kinds = rng.integers(0, 3, (2, 4, 64 // height, 96 // width))
     lists = []
     for kind in (1, 2):
-        lists.append(torch.tensor((kinds == kind).sum(-1), dtype=torch.int32))
-        lists.append(torch.tensor(np.argsort(kinds != kind, axis=-1, kind="stable"), dtype=torch.int32))
-    how = {"BLOCK_SIZE": 16, "mask_mod": lambda b, h, q_idx, kv_idx: kv_idx <= q_idx}
-    ours, reference = BlockMask.from_kv_blocks(*lists, **how), theirs.BlockMask.from_kv_blocks(*lists, **how)
-    expected, lse = theirs.flex_attention(q, k, v, block_mask=reference, return_lse=True)
-    out, our_lse = flex_attention(q, k, v, block_mask=ours, return_lse=True)
-    torch.testing.assert_close(out, expected, rtol=1e-5, atol=2e-6)
-    torch.testing.assert_close(our_lse, lse, rtol=1e-5, atol=2e-6)
-    exact = exact_of(*(x.numpy() for x in (q, k, v)), Flex(ours.as_mask()))
-    within(exact, out.numpy(), our_lse.numpy())
+        lists += [(kinds == kind).sum(-1), np.argsort(kinds != kind, axis=-1, kind="stable")]
+    given = BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=size, mask_mod=masks.causal())
+    pairs = kinds.repeat(height, 2).repeat(width, 3)
+    kept = Flex(lambda b, h, q_idx, kv_idx: pairs[b, h, q_idx, kv_idx] > 1 - (kv_idx <= q_idx))
+    within(exact_of(q, k, v, kept), *flex_attention(q, k, v, block_mask=given, enable_gqa=True, return_lse=True))
 
 
 def test_absent_blocks_are_not_read(rng):

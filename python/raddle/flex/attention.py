@@ -80,7 +80,7 @@ def flex_attention(
         key, value = key.reshape(0, num_kv_heads, dim), value.reshape(0, num_kv_heads, value.shape[3])
     result = attn.run(plan, rows, (key, value), return_lse=wants_lse, scale=scale, params=_params(mods, is_mask=False))
     out, lse = result if wants_lse else (result, None)
-    out = out.reshape(batch, length, num_qo_heads, -1).swapaxes(1, 2)
+    out = out.reshape(batch, length, num_qo_heads, value.shape[-1]).swapaxes(1, 2)
     if lse is not None:
         lse = lse.reshape(batch, length, num_qo_heads).swapaxes(1, 2)
     if return_aux is not None:
