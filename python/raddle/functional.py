@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import numpy as np
 
@@ -29,7 +29,7 @@ def attention(
     v: Any,
     *,
     causal: bool = False,
-    variant: Sequence[Variant] | Variant = (),
+    variant: Sequence[Variant | Callable[..., Any]] | Variant | Callable[..., Any] = (),
     scale: float | None = None,
     return_lse: bool = False,
 ) -> Any:

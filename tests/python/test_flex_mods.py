@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from checks import within
 from draws import DTYPES, covering, draw
 from raddle.flex import gallery, masks, mods, noop_mask, picture, with_offset
 from raddle.flex.trace import trace_mask, trace_score
-from reference import Flex
+from reference import Flex, attention
 from small import refuses
 
 TOKENS = 144  # no test is longer: a canvas of 12 x 12
@@ -86,6 +87,27 @@ def test_on_every_layout(engine, rng, row):
     engine.check(draw(rng, variant=[part], dim=32, num_kv_heads=2, group=group, lengths=lengths, **row))
 
 
+@pytest.mark.parametrize(
+    ("made", "meant"),
+    [
+        (mods.softcap(3.7), mods.softcap(3.701)),
+        (mods.alibi([0.1] * 4), mods.alibi([0.1, 0.1, 0.1001, 0.1])),
+        (mods.relative_position_bias(np.zeros((4, 31))), mods.relative_position_bias(np.full((4, 31), 1e-3) * np.eye(31)[3])),
+        (masks.sliding_window(20), masks.sliding_window(21)),
+        (masks.document([0, 50, 144]), masks.document([0, 51, 144])),
+        (masks.natten(CANVAS, 5), masks.natten(CANVAS, (5, 3))),
+    ],
+)  # fmt: skip
+def test_budgets_have_teeth(engine, rng, made, meant):
+    """What is a little off leaves the budget of what was meant."""
+    problem = draw(rng, variant=[Flex(made)], num_kv_heads=2, group=2, lengths=[(90, 120)], peak=2.0)
+    found = engine.run(problem)
+    within(attention(problem), *found)
+    problem.variant = [Flex(meant)]
+    with pytest.raises(AssertionError, match="error / budget"):
+        within(attention(problem), *found)
+
+
 @pytest.fixture
 def place(rng):
     """Three requests with two heads."""
@@ -107,7 +129,7 @@ def test_scores_traced_and_as_they_stand(place, name):
     mod = SCORES[name](place)
     scores = 5.0 * place.rng.standard_normal((3, 2, TOKENS, TOKENS))
     traced = trace_score(mod).evaluate(*GRID, score=scores)
-    assert traced == pytest.approx(mod(scores, *GRID), rel=1e-5, abs=1e-5)
+    np.testing.assert_allclose(traced, mod(scores, *GRID), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [*MASKS, *SCORES])
