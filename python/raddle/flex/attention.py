@@ -49,7 +49,7 @@ def flex_attention(
     Args:
         query: [B, Hq, L, E] in float32, float16 or bfloat16, of torch, numpy or JAX.
         key: [B, Hkv, S, E], read where it lies: any strides with a contiguous last dimension.
-        value: [B, Hkv, S, Ev], likewise. With a block_mask for B sequences, key and value may be of one, which all share.
+        value: [B, Hkv, S, Ev], likewise. With a block_mask for B sequences, both may be of one that all share.
         score_mod: ``(score, b, h, q_idx, kv_idx)`` -> score, traced; h counts query heads, q_idx rows from 0.
         block_mask: of `create_block_mask` or `BlockMask.from_kv_blocks`; None: every pair.
         scale: of the scores before score_mod; None: ``1 / sqrt(E)``.

@@ -72,8 +72,9 @@ class BlockMask:
         lengths = (rows * size[0], columns * size[1])
         if seq_lengths is not None:
             lengths = tuple(integer(n, f"seq_lengths[{i}]") for i, n in enumerate(seq_lengths))
-        if -(-lengths[0] // size[0]) != rows:
-            raise ValueError(f"kv_indices has {rows} rows of blocks; expected {-(-lengths[0] // size[0])}, as seq_lengths")
+        expected = -(-lengths[0] // size[0])
+        if expected != rows:
+            raise ValueError(f"kv_indices has {rows} rows of blocks; expected {expected}, as seq_lengths")
         columns = -(-lengths[1] // size[1])
         kinds = _listed(kv_num_blocks, kv_indices, columns, "kv_")
         kinds[kinds != 0] = PARTIAL
@@ -291,7 +292,7 @@ def _listed(num_blocks: Any, indices: Any, columns: int, prefix: str) -> np.ndar
         raise ValueError(f"{prefix}indices has {dims} dimensions; expected [B, H, rows, columns], or without B or both")
     column, count = integers(indices, f"{prefix}indices", dims), integers(num_blocks, f"{prefix}num_blocks", dims - 1)
     if count.shape != column.shape[:-1]:
-        raise ValueError(f"{prefix}num_blocks has shape {count.shape}; expected {column.shape[:-1]}, as {prefix}indices")
+        raise ValueError(f"{prefix}num_blocks has shape {count.shape}; expected {column.shape[:-1]}")
     if count.size and not (0 <= count.min() and count.max() <= column.shape[-1]):
         raise ValueError(f"{prefix}num_blocks has an entry outside of 0 … {column.shape[-1]}")
     listed = np.arange(column.shape[-1]) < count[..., None]

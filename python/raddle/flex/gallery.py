@@ -75,8 +75,8 @@ def page(kinds: dict[str, np.ndarray]) -> str:
     lines = [
         "# Gallery of masks",
         "",
-        "Rows are queries, columns are keys. Dark tiles are full: they run without a mask. Light tiles are partial, with",
-        "the kept pairs in dark. Tiles left blank are never loaded. Drawn by `raddle gallery`, from the code shown.",
+        "Rows are queries, columns are keys. Dark tiles are full: they run without a mask. Light tiles are partial,",
+        "with the kept pairs in dark. Tiles left blank are never loaded. Drawn by `raddle gallery`, from the code shown.",
         "",
     ]
     for entry in ENTRIES:
@@ -85,8 +85,8 @@ def page(kinds: dict[str, np.ndarray]) -> str:
     lines += [
         "## natten",
         "",
-        "Neighbourhood attention on a canvas of 32 × 32 tokens with a kernel of 7 × 7: every token sees 49 of 1,024. How many",
-        "tiles of 16 × 16 are loaded is a matter of the tokens' order:",
+        "Neighbourhood attention on a canvas of 32 × 32 tokens with a kernel of 7 × 7: every token sees 49 of 1,024. How",
+        "many tiles of 16 × 16 are loaded is a matter of the tokens' order:",
         "",
         "| order | code | full | partial | kept of 4,096 |",
         "| --- | --- | --- | --- | --- |",

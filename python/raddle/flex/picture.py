@@ -73,7 +73,8 @@ def svg(kinds: np.ndarray, keep: np.ndarray | None = None, tile: int = 8, label:
     zoom = 288 / max(width, height)
     size = f'width="{width * zoom:.0f}" height="{height * zoom:.0f}" viewBox="0 0 {width} {height}"'
     title = f"<title>{label}</title>" if label else ""
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} shape-rendering="crispEdges">{title}{"".join(shapes)}</svg>\n'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} shape-rendering="crispEdges">{title}'
+    return f"{head}{''.join(shapes)}</svg>\n"
 
 
 def _common(square: np.ndarray) -> int:

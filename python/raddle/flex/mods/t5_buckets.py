@@ -36,8 +36,8 @@ def t5_bucket(distance: np.ndarray, num_buckets: int, max_distance: int, bidirec
     exact = buckets // 2
     if exact < 1 or max_distance <= exact:
         raise ValueError(
-            f"bias has {num_buckets} buckets and max_distance is {max_distance}; expected at least {2 * sides} buckets, "
-            "and max_distance above the number of single distances"
+            f"bias has {num_buckets} buckets and max_distance is {max_distance}; expected {2 * sides} buckets "
+            "or more, and max_distance above the number of single distances"
         )
     behind = np.abs(distance) if bidirectional else np.maximum(-distance, 0)
     growth = np.log(np.maximum(behind, 1) / exact) / np.log(max_distance / exact)
