@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -50,13 +51,14 @@ def spec(variant, head_dim=64, dtype="bfloat16", **more):
     return raddle.AttentionSpec(HEADS, 2, head_dim, dtype=dtype, variant=variant, **more)
 
 
+@pytest.mark.timeout(900)
 def test_shipped_variants_compile(capsys):
     """Prints what they take: a register spilled is memory traffic in the innermost loop."""
     specs = {"plain": spec([]), **{name: spec(parts) for name, parts in SHIPPED.items()}}
     specs["own source"] = spec([OWN])
     specs["plain, 256 wide"] = spec([], head_dim=256, dtype="float16")
     jobs = [(name, arch) for name in specs for arch in ("sm_80", "sm_90a")]
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         reports = list(pool.map(lambda job: _cuda.compile_kernel(specs[job[0]], job[1]), jobs))
     with capsys.disabled():
         print(f"\nGPU kernels by NVRTC {_cuda.nvrtc_version()}")
