@@ -13,14 +13,20 @@ import raddle
 from raddle import _cuda
 
 HEADS = 8
+TABLES = np.ones((4, 32), np.float32), np.zeros((4, 32), np.float32)
 # struct of engine/variant -> compositions that use it
 SHIPPED = {
     "Causal": [raddle.Causal()],
     "SlidingWindow": [(raddle.Causal() & raddle.SlidingWindow(9)) | raddle.SlidingWindow(3, 3)],
+    "PackedMask": [raddle.PackedMask.from_masks([np.ones((2, 3), bool)])],
     "SoftCap": [raddle.SoftCap(30.0), raddle.SlidingWindow(9), raddle.Causal()],
+    "Alibi": [raddle.Alibi(raddle.alibi_slopes(HEADS)), raddle.Causal()],
     "Sinks": [raddle.Sinks([0.5] * HEADS), raddle.Causal()],
     "Sigmoid": [raddle.Sigmoid(-1.0), raddle.Causal()],
     "Rope": [raddle.Rope(64), raddle.Causal()],
+    "RopeInterleaved": [raddle.Rope(32, interleaved=True), raddle.Causal()],
+    "RopeTables": [raddle.RopeTables(*TABLES), raddle.Causal()],
+    "RopeTablesInterleaved": [raddle.RopeTables(*TABLES, interleaved=True), raddle.Causal()],
 }
 
 OWN = raddle.Variant(
@@ -62,10 +68,10 @@ def test_shipped_variants_compile(capsys):
         reports = list(pool.map(lambda job: _cuda.compile_kernel(specs[job[0]], job[1]), jobs))
     with capsys.disabled():
         print(f"\nGPU kernels by NVRTC {_cuda.nvrtc_version()}")
-        print(f"{'variant':18}{'target':8}{'registers':>10}{'spilled':>9}{'shared':>8}{'seconds':>9}")
+        print(f"{'variant':24}{'target':8}{'registers':>10}{'spilled':>9}{'shared':>8}{'seconds':>9}")
         for (name, arch), got in zip(jobs, reports):
             numbers = f"{got['registers']:10}{got['spill_bytes']:9}{got['shared_bytes']:8}{got['seconds']:9.1f}"
-            print(f"{name:18}{arch:8}{numbers}")
+            print(f"{name:24}{arch:8}{numbers}")
     for (name, arch), got in zip(jobs, reports):
         assert 32 <= got["registers"] <= 255, (name, arch, got["log"])
         assert got["shared_bytes"] <= 99 * 1024, (name, arch)
