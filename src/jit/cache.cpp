@@ -69,11 +69,13 @@ std::string field(const std::string& manifest, const std::string& name) {
   return "";
 }
 
+/// A folder or file, no link.
 bool owned(const fs::path& path) {
   struct stat info {};
   if (lstat(path.c_str(), &info) != 0) return false;
   const bool writable_by_others = (info.st_mode & (S_IWGRP | S_IWOTH)) != 0;
-  return !writable_by_others && (info.st_uid == geteuid() || info.st_uid == 0);
+  const bool plain = S_ISREG(info.st_mode) || S_ISDIR(info.st_mode);
+  return plain && !writable_by_others && (info.st_uid == geteuid() || info.st_uid == 0);
 }
 
 /// The entry's binary if it is whole, and nobody but this user and root can have written it.
