@@ -82,7 +82,8 @@ class Attention(_library.Handle):
     __slots__ = ("spec", "_has_lse")
 
     def __init__(self, spec: AttentionSpec, device: str = "cpu") -> None:
-        self.__init_handle_by_constructor__(_attention, fields_of(spec, "spec"), str(device))
+        # A call, unlike a constructor, lets other threads run meanwhile: this one may compile.
+        self.__move_handle_from__(_attention(fields_of(spec, "spec"), str(device)))
         self.spec = spec
         self._has_lse = all(part.has_lse for part in spec.variant)
 

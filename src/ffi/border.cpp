@@ -5,8 +5,6 @@
 
 namespace raddle::border {
 
-namespace {
-
 std::string dtype_text(DLDataType t) {
   const char* code = t.code == kDLInt       ? "int"
                      : t.code == kDLUInt    ? "uint"
@@ -17,6 +15,8 @@ std::string dtype_text(DLDataType t) {
                                             : "another kind of ";
   return t.code == kDLBool ? code : code + std::to_string(t.bits);
 }
+
+namespace {
 
 const DLTensor* as_tensor(const ffi::AnyView& value) {
   switch (value.type_index()) {

@@ -50,6 +50,8 @@ ffi::ObjectRef wrap(T value) {
 
 /// "list", "torch tensor" …: what an argument is, for errors.
 std::string kind_of(const ffi::AnyView& value);
+/// "float32"; of any dtype, known to tvm-ffi or not.
+std::string dtype_text(DLDataType dtype);
 
 /// The arguments of one call, taken in order. Each reader names what it takes.
 class Arguments {

@@ -59,7 +59,7 @@ MemberValue tensor_member(const std::string& name, const DLTensor& t) {
   if (is(kDLInt, 64)) return copy_strided<std::int64_t>(t, narrow_integer);
   if (is(kDLUInt, 32)) return copy_strided<std::uint32_t>(t, same);
   if (is(kDLUInt, 8) || is(kDLBool, 8)) return copy_strided<std::uint8_t>(t, same);
-  fail<TypeError>(name, " has dtype ", ffi::DLDataTypeToString(t.dtype),
+  fail<TypeError>(name, " has dtype ", dtype_text(t.dtype),
                   "; expected floats, bools, or integers of 8 (unsigned), 32 or 64 bits");
 }
 

@@ -1,8 +1,5 @@
 #include "jit/cache.h"
 
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -20,6 +17,8 @@
 #include <tuple>
 
 #include "jit/hash.h"
+#include "jit/locks.h"
+#include "jit/process.h"
 
 namespace raddle::jit {
 namespace {
@@ -29,6 +28,15 @@ namespace fs = std::filesystem;
 constexpr const char* binary_file = "binary";
 constexpr const char* source_file = "source";
 constexpr const char* manifest_file = "manifest";
+constexpr const char* lock_suffix = ".lock";
+// What is on its way in or out. The folder may be shared with files of others, above all where
+// RADDLE_CACHE_DIR was set in haste: nothing is removed whose name is not one of these.
+constexpr const char* fresh_prefix = ".raddle-new-";
+constexpr const char* aside_prefix = ".raddle-old-";
+
+bool is_entry_name(const std::string& name) {
+  return name.size() == 32 && name.find_first_not_of("0123456789abcdef") == std::string::npos;
+}
 
 std::string read_file(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
@@ -37,18 +45,21 @@ std::string read_file(const fs::path& path) {
   return in ? text.str() : "";
 }
 
-/// Whole, or an error: a full disk shows at the end.
-bool write_file(const fs::path& path, const std::string& content) {
+/// Whole, or the errno: a full disk shows at the end. Only the owner may write it, whatever the
+/// umask, or the entry would be refused.
+int write_file(const fs::path& path, const std::string& content) {
+  errno = 0;
   std::ofstream out(path, std::ios::binary);
   out.write(content.data(), static_cast<std::streamsize>(content.size()));
   out.close();
-  return !out.fail();
+  if (out.fail()) return errno ? errno : EIO;
+  return chmod(path.c_str(), 0644) == 0 ? 0 : errno;
 }
 
-/// Lines "hash …", "name …", "target …": what the binary must be.
+/// Lines "hash …", "name …", "target …", "content …": what the binary must be.
 std::string manifest_of(const Request& request, const std::string& binary) {
   return "hash " + content_hash(binary) + "\nname " + request.name + "\ntarget " + request.target +
-         "\n";
+         "\ncontent " + content_hash(request.key) + "\n";
 }
 
 std::string field(const std::string& manifest, const std::string& name) {
@@ -58,14 +69,16 @@ std::string field(const std::string& manifest, const std::string& name) {
   return "";
 }
 
+/// A folder or file, no link.
 bool owned(const fs::path& path) {
   struct stat info {};
   if (lstat(path.c_str(), &info) != 0) return false;
-  const bool writable_by_others = (info.st_mode & (S_IWOTH)) != 0;
-  return !writable_by_others && (info.st_uid == geteuid() || info.st_uid == 0);
+  const bool writable_by_others = (info.st_mode & (S_IWGRP | S_IWOTH)) != 0;
+  const bool plain = S_ISREG(info.st_mode) || S_ISDIR(info.st_mode);
+  return plain && !writable_by_others && (info.st_uid == geteuid() || info.st_uid == 0);
 }
 
-/// The entry's binary if it is whole and ours.
+/// The entry's binary if it is whole, and nobody but this user and root can have written it.
 std::optional<Binary> read_entry(const fs::path& folder) {
   const fs::path binary = folder / binary_file;
   for (const fs::path& path : {folder, binary, folder / manifest_file})
@@ -76,73 +89,54 @@ std::optional<Binary> read_entry(const fs::path& folder) {
   return Binary{binary.string(), std::move(bytes), false};
 }
 
-/// A name that no other process or thread uses.
-std::string unique_suffix() {
-  static std::atomic<int> count = 0;
-  return std::to_string(getpid()) + "-" + std::to_string(++count);
+/// An entry of the same source and options by any compiler: for machines that have none.
+std::optional<Binary> find_any_compiler(const fs::path& root, const Request& request) {
+  const std::string content = content_hash(request.key);
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(root, ignored)) {
+    if (!is_entry_name(entry.path().filename().string())) continue;
+    if (field(read_file(entry.path() / manifest_file), "content") != content) continue;
+    if (auto found = read_entry(entry.path())) return found;
+  }
+  return std::nullopt;
 }
-
-/// An exclusive lock on a file; released by the destructor, or by death.
-class FileLock {
- public:
-  explicit FileLock(const fs::path& path)
-      : fd_(open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600)) {
-    while (fd_ >= 0 && flock(fd_, LOCK_EX) != 0 && errno == EINTR) {
-    }
-  }
-  ~FileLock() {
-    if (fd_ >= 0) close(fd_);
-  }
-  FileLock(const FileLock&) = delete;
-  FileLock& operator=(const FileLock&) = delete;
-  bool held() const { return fd_ >= 0; }
-
- private:
-  int fd_;
-};
 
 /// Moves whatever stands in the way aside, in one step, then deletes it.
 void discard(const fs::path& root, const fs::path& folder) {
   std::error_code ignored;
-  const fs::path aside = root / ("old-" + unique_suffix());
-  fs::rename(folder, aside, ignored);
-  fs::remove_all(aside, ignored);
+  if (!fs::exists(fs::symlink_status(folder, ignored))) return;
+  const PrivateFolder aside(root, aside_prefix);
+  if (aside.held()) fs::rename(folder, aside.path() / "entry", ignored);
 }
 
-/// Writes an entry and publishes it. False where the disk will not have it.
-bool publish(const fs::path& root, const fs::path& folder, const Request& request,
-             const std::string& binary) {
-  const fs::path fresh = root / ("new-" + unique_suffix());
-  std::error_code error;
-  if (!fs::create_directory(fresh, error)) return false;
-  const bool written = write_file(fresh / binary_file, binary) &&
-                       write_file(fresh / source_file, request.source) &&
-                       write_file(fresh / manifest_file, manifest_of(request, binary));
-  if (written) fs::rename(fresh, folder, error);
-  const bool published = written && !error;
-  std::error_code ignored;
-  if (!published) fs::remove_all(fresh, ignored);
-  return published || read_entry(folder).has_value();  // another host may have been faster
+/// Writes an entry and publishes it. Returns 0, or the errno where the disk will not have it.
+int publish(const fs::path& root, const fs::path& folder, const Request& request,
+            const std::string& binary) {
+  const PrivateFolder fresh(root, fresh_prefix);
+  if (!fresh.held()) return fresh.error();
+  int error = write_file(fresh.path() / binary_file, binary);
+  if (!error) error = write_file(fresh.path() / source_file, request.source);
+  if (!error) error = write_file(fresh.path() / manifest_file, manifest_of(request, binary));
+  if (!error && chmod(fresh.path().c_str(), 0755) != 0) error = errno;
+  if (!error && std::rename(fresh.path().c_str(), folder.c_str()) != 0) error = errno;
+  return error && read_entry(folder) ? 0 : error;  // another host may have been faster
 }
 
-void warn_once(const fs::path& root, const std::string& reason) {
+void warn_once(const fs::path& root, int error) {
   static std::atomic<bool> warned = false;
-  if (warned.exchange(true)) return;
-  std::fprintf(stderr,
-               "raddle: %s cannot be written (%s); what is compiled stays in memory. Set "
-               "RADDLE_CACHE_DIR to a folder that can.\n",
-               root.c_str(), reason.c_str());
+  if (!warned.exchange(true))
+    announce(root.string() + " cannot be written (" + std::strerror(error) +
+             "); what is compiled stays in memory. Set RADDLE_CACHE_DIR to a folder that can.");
 }
 
-/// Leftovers of processes that died while they wrote.
+/// Leftovers of processes that died.
 void sweep(const fs::path& root) {
+  PrivateFolder::sweep(root, fresh_prefix);
+  PrivateFolder::sweep(root, aside_prefix);
   std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(root, ignored)) {
-    const std::string name = entry.path().filename().string();
-    if (!name.starts_with("new-") && !name.starts_with("old-")) continue;
-    const int pid = std::atoi(name.c_str() + 4);
-    if (pid > 0 && kill(pid, 0) != 0 && errno == ESRCH) fs::remove_all(entry.path(), ignored);
-  }
+  for (const auto& entry : fs::directory_iterator(root, ignored))
+    if (entry.path().extension() == lock_suffix && is_entry_name(entry.path().stem().string()))
+      FileLock::sweep(entry.path());
 }
 
 Binary in_memory(const Request& request) { return Binary{"", request.compile(), true}; }
@@ -162,42 +156,46 @@ std::string cache_folder() {
 
 Binary find_or_compile(const Request& request) {
   const fs::path root = cache_folder();
-  const fs::path folder = root / content_hash(request.key);
+  const fs::path folder = root / content_hash(request.compiler + "\n" + request.key);
   if (auto found = read_entry(folder)) return *found;
+  if (request.compiler.empty()) {
+    if (auto found = find_any_compiler(root, request)) return *found;
+    return in_memory(request);  // which says that there is no compiler
+  }
 
   std::error_code error;
   fs::create_directories(root, error);
   if (!error && access(root.c_str(), W_OK) != 0)
     error = std::error_code(errno, std::generic_category());
   if (error) {
-    warn_once(root, error.message());
+    warn_once(root, error.value());
     return in_memory(request);
   }
-  const FileLock lock(folder.string() + ".lock");
+  const FileLock lock(folder.string() + lock_suffix, "waiting for variant '" + request.name +
+                                                         "', which another process compiles (" +
+                                                         folder.string() + ")");
   if (!lock.held()) {
-    warn_once(root, std::strerror(errno));
+    warn_once(root, lock.error());
     return in_memory(request);
   }
   if (auto found = read_entry(folder)) return *found;  // compiled while this process waited
+  sweep(root);
   std::string binary = request.compile();
   discard(root, folder);
-  sweep(root);
-  if (publish(root, folder, request, binary))
-    return Binary{(folder / binary_file).string(), std::move(binary), true};
-  warn_once(root, "disk full?");
-  return Binary{"", std::move(binary), true};
+  const int failed = publish(root, folder, request, binary);
+  if (failed) warn_once(root, failed);
+  return Binary{failed ? "" : (folder / binary_file).string(), std::move(binary), true};
 }
 
 std::vector<CacheEntry> list_cache() {
   std::vector<CacheEntry> entries;
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(cache_folder(), ignored)) {
-    if (!fs::exists(entry.path() / manifest_file, ignored)) continue;
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with("new-") || name.starts_with("old-")) continue;
+    if (!is_entry_name(entry.path().filename().string())) continue;
     const std::string manifest = read_file(entry.path() / manifest_file);
+    const auto bytes = fs::file_size(entry.path() / binary_file, ignored);
     entries.push_back({field(manifest, "name"), field(manifest, "target"), entry.path().string(),
-                       static_cast<long>(fs::file_size(entry.path() / binary_file, ignored))});
+                       ignored ? 0 : static_cast<long>(bytes)});
   }
   std::sort(entries.begin(), entries.end(), [](const CacheEntry& a, const CacheEntry& b) {
     return std::tie(a.name, a.target, a.path) < std::tie(b.name, b.target, b.path);
@@ -207,10 +205,8 @@ std::vector<CacheEntry> list_cache() {
 
 int clear_cache() {
   const std::vector<CacheEntry> entries = list_cache();
-  std::error_code ignored;
   for (const CacheEntry& entry : entries) discard(cache_folder(), entry.path);
-  for (const auto& left : fs::directory_iterator(cache_folder(), ignored))
-    if (left.path().extension() == ".lock") fs::remove(left.path(), ignored);
+  sweep(cache_folder());
   return static_cast<int>(entries.size());
 }
 

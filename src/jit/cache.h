@@ -12,10 +12,11 @@ namespace raddle::jit {
 
 /// What to look up, and how to make it if it is not there.
 struct Request {
-  std::string key;     ///< everything that the result depends on: source, options, compiler, target
-  std::string name;    ///< for people: "FlashSigmoid"
-  std::string target;  ///< for people: "avx512", "sm_90a"
-  std::string source;  ///< kept beside the binary
+  std::string key;       ///< everything that the result depends on but the compiler
+  std::string compiler;  ///< its identity; empty where this machine has none
+  std::string name;      ///< for people: "FlashSigmoid"
+  std::string target;    ///< for people: "avx512", "sm_90a"
+  std::string source;    ///< kept beside the binary
   /// Compiles into memory. Raises where it cannot.
   std::function<std::string()> compile;
 };

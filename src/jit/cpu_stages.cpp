@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <string>
@@ -20,43 +22,46 @@ constexpr const char* entry_point = "raddle_variant";
 
 std::atomic<int> compiled_count = 0;
 
-/// Loads a shared library from its file, or from memory where it has none.
-void* load(const Binary& binary, const std::string& name) {
-  int memory = -1;
-  std::string path = binary.path;
-  if (path.empty()) {
-    memory = memfd_create("raddle-variant", MFD_CLOEXEC);
-    const auto size = static_cast<ssize_t>(binary.bytes.size());
-    if (memory < 0 || write(memory, binary.bytes.data(), binary.bytes.size()) != size)
-      fail<CompileError>("variant '", name, "' cannot be kept in memory");
-    path = "/proc/self/fd/" + std::to_string(memory);
+/// Never unloaded: plans and compositions point into it.
+void* load_from_memory(const Binary& binary) {
+  const int memory = memfd_create("raddle-variant", MFD_CLOEXEC);
+  if (memory < 0) return nullptr;
+  for (std::size_t done = 0; done < binary.bytes.size();) {
+    const ssize_t n = write(memory, binary.bytes.data() + done, binary.bytes.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      close(memory);
+      return nullptr;
+    }
+    done += static_cast<std::size_t>(n);
   }
-  // Never unloaded: plans and compositions point into it.
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (memory >= 0) close(memory);
-  if (!library) fail<CompileError>("variant '", name, "' cannot be loaded: ", dlerror());
-  return library;
+  // The descriptor stays open: the loader knows libraries by their path, and the next file of this
+  // number would be taken for the same library.
+  return dlopen(("/proc/self/fd/" + std::to_string(memory)).c_str(), RTLD_NOW | RTLD_LOCAL);
 }
 
-/// `text` declares a functor and defines the entry point.
+void* load(const Binary& binary, const std::string& name) {
+  void* library =
+      binary.path.empty() ? nullptr : dlopen(binary.path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  // Without a file, or where the cache lies on a file system that nothing is executed from.
+  if (!library) library = load_from_memory(binary);
+  if (library) return library;
+  const char* why = dlerror();
+  fail<CompileError>("variant '", name, "' cannot be loaded: ", why ? why : std::strerror(errno));
+}
+
 const VariantOps& compile(const std::string& text, const std::string& name,
                           const std::string& isa) {
-  static std::mutex mutex;
-  static std::map<std::string, const VariantOps*> loaded;
   const std::string source =
       amalgamate("#define RADDLE_ISA jit_" + isa +
                  "\n#include \"raddle/engine/kernel/cpu/stages.h\"\n" + text);
-  const std::lock_guard lock(mutex);
-  const std::string memory_key = isa + "\n" + source;
-  if (const auto found = loaded.find(memory_key); found != loaded.end()) return *found->second;
-
   const HostCompiler& compiler = host_compiler();
   const std::vector<std::string> flags = isa_flags(isa);
   Request request;
-  request.key = compiler.identity + "\n";
   for (const auto* list : {&common_flags(), &flags})
     for (const std::string& flag : *list) request.key += flag + " ";
   request.key += "\n" + source;
+  request.compiler = compiler.identity;
   request.name = name;
   request.target = isa;
   request.source = source;
@@ -66,7 +71,27 @@ const VariantOps& compile(const std::string& text, const std::string& name,
   const auto entry =
       reinterpret_cast<const VariantOps* (*)()>(dlsym(load(binary, name), entry_point));
   if (!entry) fail<CompileError>("variant '", name, "' has no entry point");
-  return *loaded.emplace(memory_key, entry()).first->second;
+  return *entry();
+}
+
+/// Once a process: `text` declares a functor and defines the entry point. Threads compile different
+/// variants side by side, and the same one once.
+const VariantOps& compiled(const std::string& text, const std::string& name,
+                           const std::string& isa) {
+  struct Slot {
+    std::mutex mutex;
+    const VariantOps* ops = nullptr;
+  };
+  static std::mutex mutex;
+  static std::map<std::string, Slot> slots;
+  const auto slot_of = [&]() -> Slot& {
+    const std::lock_guard lock(mutex);
+    return slots[isa + "\n" + text];
+  };
+  Slot& slot = slot_of();
+  const std::lock_guard lock(slot.mutex);
+  if (!slot.ops) slot.ops = &compile(text, name, isa);
+  return *slot.ops;
 }
 
 std::string entry_for(const std::string& initialiser) {
@@ -79,7 +104,7 @@ std::string entry_for(const std::string& initialiser) {
 }  // namespace
 
 const VariantOps& compile_stages(const VariantSource& source, const std::string& isa) {
-  const VariantOps& ops = compile(
+  const VariantOps& ops = compiled(
       declare(source) + entry_for("raddle::cpu::variant_ops<raddle::" + source.name + ">()"),
       source.name, isa);
   for (i32 i = 0; i < ops.num_members; ++i) {
@@ -96,7 +121,7 @@ const VariantOps& compile_stages(const VariantSource& source, const std::string&
 const VariantOps& compile_stages(const CompositionSource& composition, const std::string& isa) {
   std::string name;
   for (const Functor& part : composition.parts) name += (name.empty() ? "" : "+") + part.type;
-  return compile(
+  return compiled(
       declare(composition, "Fused") + entry_for("raddle::cpu::stages_of<raddle::Fused>()"), name,
       isa);
 }

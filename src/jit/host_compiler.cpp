@@ -1,90 +1,75 @@
 #include "jit/host_compiler.h"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <spawn.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 
+#include "jit/locks.h"
+#include "jit/process.h"
 #include "raddle/error.h"
-
-extern char** environ;
 
 namespace raddle::jit {
 namespace {
 
 namespace fs = std::filesystem;
-using Clock = std::chrono::steady_clock;
-
-struct Outcome {
-  int status = -1;
-  std::string output;  ///< standard output and error
-};
-
-/// Runs a program and collects what it says; after a second prints `doing`, once.
-Outcome run(const std::vector<std::string>& command, const std::string& doing) {
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0)
-    fail<CompileError>("cannot start ", command[0], ": ", std::strerror(errno));
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_adddup2(&actions, ends[1], 1);
-  posix_spawn_file_actions_adddup2(&actions, ends[1], 2);
-  std::vector<char*> args;
-  args.reserve(command.size() + 1);
-  for (const std::string& arg : command) args.push_back(const_cast<char*>(arg.c_str()));
-  args.push_back(nullptr);
-  pid_t child = 0;
-  const int error =
-      posix_spawn(&child, command[0].c_str(), &actions, nullptr, args.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  close(ends[1]);
-  Outcome outcome;
-  if (error != 0) {
-    close(ends[0]);
-    fail<CompileError>("cannot start ", command[0], ": ", std::strerror(error));
-  }
-  const auto start = Clock::now();
-  bool said = doing.empty();
-  char buffer[4096];
-  for (;;) {
-    pollfd wait{ends[0], POLLIN, 0};
-    const int ready = poll(&wait, 1, said ? -1 : 100);
-    if (!said && Clock::now() - start > std::chrono::seconds(1)) {
-      std::fprintf(stderr, "raddle: %s\n", doing.c_str());
-      said = true;
-    }
-    if (ready == 0 || (ready < 0 && errno == EINTR)) continue;
-    const ssize_t n = read(ends[0], buffer, sizeof(buffer));
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) break;
-    outcome.output.append(buffer, static_cast<std::size_t>(n));
-  }
-  close(ends[0]);
-  while (waitpid(child, &outcome.status, 0) < 0 && errno == EINTR) {
-  }
-  return outcome;
-}
 
 /// The absolute path of a program; empty where there is none.
 std::string find_program(const std::string& name) {
-  const auto usable = [](const std::string& path) { return access(path.c_str(), X_OK) == 0; };
-  if (name.find('/') != std::string::npos) return usable(name) ? name : "";
+  const auto usable = [](const std::string& path) {
+    std::error_code error;
+    return access(path.c_str(), X_OK) == 0 && fs::is_regular_file(path, error);
+  };
+  std::error_code ignored;
+  if (name.find('/') != std::string::npos)
+    return usable(name) ? fs::absolute(name, ignored).string() : "";
   const char* path = std::getenv("PATH");
   std::istringstream folders(path ? path : "");
   for (std::string folder; std::getline(folders, folder, ':');)
-    if (!folder.empty() && usable(folder + "/" + name)) return folder + "/" + name;
+    if (!folder.empty() && usable(folder + "/" + name))
+      return fs::absolute(folder + "/" + name, ignored).string();
   return "";
+}
+
+/// A program, or one with arguments: "ccache g++". A path may hold blanks, so the whole comes
+/// first.
+HostCompiler named(const std::string& command, const char* origin) {
+  HostCompiler found;
+  found.origin = origin;
+  found.path = find_program(command);
+  std::istringstream words(command);
+  std::string first;
+  if (!found.path.empty() || !(words >> first)) return found;
+  found.path = find_program(first);
+  for (std::string word; words >> word;) found.arguments.push_back(word);
+  return found;
+}
+
+std::vector<std::string> command_of(const HostCompiler& compiler) {
+  std::vector<std::string> command = {compiler.path};
+  command.insert(command.end(), compiler.arguments.begin(), compiler.arguments.end());
+  return command;
+}
+
+/// What it says of itself. The target keeps machines apart that share a home folder.
+std::string identify(const HostCompiler& compiler) {
+  std::string identity;
+  for (const char* question : {"--version", "-dumpmachine"}) {
+    std::vector<std::string> command = command_of(compiler);
+    command.emplace_back(question);
+    const Outcome answer = run(command, {{"LC_ALL", "C"}}, "");
+    if (answer.status > 0)
+      fail<CompileError>(compiler.path, " ", question, " ends with ",
+                         describe_status(answer.status), "; expected a C++ compiler (",
+                         compiler.origin, ")\n", answer.output);
+    identity += (identity.empty() ? "" : ", ") + answer.output.substr(0, answer.output.find('\n'));
+  }
+  for (const std::string& argument : compiler.arguments) identity += " " + argument;
+  return identity.empty() ? compiler.path : identity;
 }
 
 HostCompiler find_compiler() {
@@ -92,7 +77,7 @@ HostCompiler find_compiler() {
   for (const char* variable : {"RADDLE_CXX", "CXX"}) {
     const char* value = std::getenv(variable);
     if (!value || !*value) continue;
-    found = {find_program(value), "", variable};
+    found = named(value, variable);
     // A compiler that was asked for by name and is not there is no reason to take another one.
     if (found.path.empty() && std::strcmp(variable, "RADDLE_CXX") == 0)
       fail<CompileError>("RADDLE_CXX is '", value,
@@ -100,39 +85,24 @@ HostCompiler find_compiler() {
     if (!found.path.empty()) break;
   }
   for (const char* name : {"c++", "g++", "clang++"})
-    if (found.path.empty()) found = {find_program(name), "", "PATH"};
+    if (found.path.empty()) found = named(name, "PATH");
   if (found.path.empty()) return {};
-  const Outcome version = run({found.path, "--version"}, "");
-  if (version.status != 0) fail<CompileError>(found.path, " --version fails:\n", version.output);
-  found.identity = version.output.substr(0, version.output.find('\n'));
+  found.identity = identify(found);
   return found;
 }
 
-/// A private folder that is gone when its owner is.
-class WorkFolder {
- public:
-  WorkFolder() {
-    std::error_code none;
-    for (const fs::path& base : {fs::temp_directory_path(none), fs::path("/dev/shm")}) {
-      std::string pattern = (base / "raddle-XXXXXX").string();
-      if (mkdtemp(pattern.data())) {
-        path_ = pattern;
-        return;
-      }
-    }
-    fail<CompileError>("no temporary folder can be written; set TMPDIR to one that can");
+/// Where a compilation's files lie; what killed processes left there goes.
+PrivateFolder work_folder() {
+  constexpr const char* prefix = ".raddle-compile-";
+  const char* wanted = std::getenv("TMPDIR");
+  for (const fs::path base : {wanted && *wanted ? wanted : "/tmp", "/tmp", "/dev/shm"}) {
+    PrivateFolder folder(base, prefix);
+    if (!folder.held()) continue;
+    PrivateFolder::sweep(base, prefix);
+    return folder;
   }
-  ~WorkFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  WorkFolder(const WorkFolder&) = delete;
-  WorkFolder& operator=(const WorkFolder&) = delete;
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
+  fail<CompileError>("no temporary folder can be written; set TMPDIR to one that can");
+}
 
 /// The compiler's words, those about the user's own lines first.
 std::string explain_failure(const std::string& output, const std::string& name) {
@@ -198,26 +168,39 @@ std::string compile_shared(const HostCompiler& compiler, const std::vector<std::
   if (compiler.path.empty())
     fail<CompileError>("variant '", name,
                        "' is not shipped and must be compiled, and there is no C++ compiler; "
-                       "install one (on Debian "
-                       "and Ubuntu: apt install g++), or set RADDLE_CXX");
-  const WorkFolder folder;
+                       "install one (on Debian and Ubuntu: apt install g++), or set RADDLE_CXX");
+  const PrivateFolder folder = work_folder();
   const fs::path input = folder.path() / "variant.cpp", output = folder.path() / "variant.so";
   if (!(std::ofstream(input) << source).flush())
-    fail<CompileError>(folder.path().string(), " is full; set TMPDIR to a folder with space");
-  std::vector<std::string> command = {compiler.path};
+    fail<CompileError>(folder.path().string(), " cannot be written (", std::strerror(errno),
+                       "); set TMPDIR to a folder with space");
+  std::vector<std::string> command = command_of(compiler);
   const bool clang = compiler.identity.find("clang") != std::string::npos;
   for (const std::string& flag : common_flags())
     if (!clang || flag != "-fmax-errors=20") command.push_back(flag);
   command.insert(command.end(), flags.begin(), flags.end());
   command.insert(command.end(), {input.string(), "-o", output.string()});
-  const Outcome outcome = run(command, "compiling variant '" + name + "' with " + compiler.path);
-  if (outcome.status != 0)
-    fail<CompileError>("variant '", name, "' does not compile:\n",
-                       explain_failure(outcome.output, name));
+  // Messages are read, so they must be in English; the compiler's own temporary files go when
+  // ours do.
+  const Outcome outcome = run(command, {{"LC_ALL", "C"}, {"TMPDIR", folder.path().string()}},
+                              "compiling variant '" + name + "' with " + compiler.path);
+  if (outcome.status > 0) {
+    const std::string why = explain_failure(outcome.output, name);
+    if (why.find("error") == std::string::npos)
+      fail<CompileError>("variant '", name, "': ", compiler.path, " ends with ",
+                         describe_status(outcome.status), "\n", why);
+    fail<CompileError>("variant '", name, "' does not compile:\n", why);
+  }
   std::ifstream in(output, std::ios::binary);
   std::ostringstream bytes;
   bytes << in.rdbuf();
-  return bytes.str();
+  std::string binary = bytes.str();
+  if (!binary.starts_with("\x7f"
+                          "ELF"))
+    fail<CompileError>("variant '", name, "': ", compiler.path,
+                       " wrote no shared library; expected a C++ compiler (", compiler.origin,
+                       ")\n", outcome.output);
+  return binary;
 }
 
 }  // namespace raddle::jit

@@ -7,9 +7,10 @@
 namespace raddle::jit {
 
 struct HostCompiler {
-  std::string path;      ///< absolute; empty: none was found
-  std::string identity;  ///< what it says about itself: version and target machine
-  std::string origin;    ///< "RADDLE_CXX", "CXX" or "PATH"
+  std::string path;                    ///< absolute; empty: none was found
+  std::vector<std::string> arguments;  ///< that precede all others: "g++" of "ccache g++"
+  std::string identity;                ///< what it says about itself: version and target machine
+  std::string origin;                  ///< "RADDLE_CXX", "CXX" or "PATH"
 };
 
 /// The first of RADDLE_CXX, CXX, c++, g++, clang++ that is there. Looked for once a process.

@@ -21,31 +21,47 @@ std::string_view find_header(std::string_view path) {
 
 constexpr std::string_view include_prefix = "#include \"raddle/";
 
-void inline_text(std::string_view text, std::string_view name, std::set<std::string_view>& seen,
-                 std::string& out) {
-  int line_number = 0;
-  bool resume = true;
-  while (!text.empty()) {
-    const std::size_t end = std::min(text.find('\n'), text.size() - 1);
-    const std::string_view line = text.substr(0, end + 1);
-    text.remove_prefix(end + 1);
-    ++line_number;
-    if (line.starts_with("#pragma once")) continue;
-    if (line.starts_with(include_prefix)) {
-      const std::size_t open = line.find('"') + 1;
-      const std::string_view path = line.substr(open, line.find('"', open) - open);
-      const std::string_view header = find_header(path);
-      // Views of the embedded headers' own paths live as long as the program.
-      if (seen.insert(header).second) inline_text(header, path, seen, out);
-      resume = true;
-      continue;
-    }
-    if (resume && !name.empty())
-      out += "#line " + std::to_string(line_number) + " \"" + std::string(name) + "\"\n";
-    resume = false;
-    out += line;
+/// Headers that stand under an #if may be left out by the preprocessor, so the next mention must
+/// bring them again: each is guarded by a macro, and `seen` holds those that stand free.
+struct Inliner {
+  std::string out;
+  std::set<std::string_view> seen;
+
+  void inline_header(std::string_view path, bool conditional) {
+    const std::string_view text = find_header(path);
+    // Views of the embedded headers' own paths live as long as the program.
+    if (seen.contains(text)) return;
+    if (!conditional) seen.insert(text);
+    std::string guard = "RADDLE_ONCE_";
+    for (const char c : path) guard += std::isalnum(static_cast<unsigned char>(c)) ? c : '_';
+    out += "#if !defined(" + guard + ")\n#define " + guard + "\n";
+    inline_text(text, path, conditional);
+    out += "#endif\n";
   }
-}
+
+  void inline_text(std::string_view text, std::string_view name, bool conditional) {
+    int line_number = 0, depth = 0;
+    bool resume = true;
+    while (!text.empty()) {
+      const std::size_t end = std::min(text.find('\n'), text.size() - 1);
+      const std::string_view line = text.substr(0, end + 1);
+      text.remove_prefix(end + 1);
+      ++line_number;
+      depth += line.starts_with("#if") ? 1 : line.starts_with("#endif") ? -1 : 0;
+      if (line.starts_with("#pragma once")) continue;
+      if (line.starts_with(include_prefix)) {
+        const std::size_t open = line.find('"') + 1;
+        inline_header(line.substr(open, line.find('"', open) - open), conditional || depth > 0);
+        resume = true;
+        continue;
+      }
+      if (resume && !name.empty())
+        out += "#line " + std::to_string(line_number) + " \"" + std::string(name) + "\"\n";
+      resume = false;
+      out += line;
+    }
+  }
+};
 
 // --- which members a mask reads ------------------------------------------------------------------
 
@@ -71,7 +87,8 @@ std::vector<std::string> tokens(const std::string& text) {
       found.push_back(text.substr(i, end - i));
       i = end;
     } else if (std::isdigit(static_cast<unsigned char>(text[i]))) {
-      while (i < text.size() && (in_word(text[i]) || text[i] == '.')) ++i;
+      // 1'000'000 holds no character literal.
+      while (i < text.size() && (in_word(text[i]) || text[i] == '.' || text[i] == '\'')) ++i;
     } else {
       if (!std::isspace(static_cast<unsigned char>(text[i]))) found.emplace_back(1, text[i]);
       ++i;
@@ -97,8 +114,10 @@ std::set<std::string> words_of(const std::vector<std::string>& t, const std::str
   std::set<std::string> words;
   for (std::size_t i = 0; i + 1 < t.size(); ++i) {
     if (t[i] != name || t[i + 1] != "(") continue;
+    // Between the parameters and the body: const, noexcept(…), a requires clause, "-> bool".
     std::size_t at = after_bracket(t, i + 1);
-    while (at < t.size() && (t[at] == "const" || t[at] == "noexcept")) ++at;
+    while (at < t.size() && t[at] != "{" && t[at] != ";" && t[at] != ")" && t[at] != "}")
+      at = t[at] == "(" ? after_bracket(t, at) : at + 1;
     if (at >= t.size() || t[at] != "{") continue;  // a call, not a definition
     for (const std::size_t end = after_bracket(t, at); at < end; ++at) words.insert(t[at]);
   }
@@ -111,10 +130,34 @@ const char* extent_name(Extent extent) {
   return names[static_cast<i32>(extent)];
 }
 
-/// The user's text, with lines that diagnostics name as the user counts them.
-std::string numbered(const VariantSource& source) {
-  return "#line 1 \"" + source.name + "\"\n" + source.text + "\n";
-}
+/// The user's includes and what else they wrote. Theirs is put into Raddle's namespace, where no
+/// header belongs, so includes are moved before it; line numbers stay.
+struct UserText {
+  std::string includes, rest;
+
+  explicit UserText(const VariantSource& source) {
+    // Names in #line are quoted; a name is an identifier.
+    rest = "#line 1 \"" + source.name + "\"\n";
+    std::istringstream lines(source.text);
+    int number = 0;
+    for (std::string line; std::getline(lines, line);) {
+      ++number;
+      const std::size_t hash = line.find_first_not_of(" \t");
+      const std::size_t word =
+          hash == std::string::npos ? hash : line.find_first_not_of(" \t", hash + 1);
+      const bool include =
+          word != std::string::npos && line[hash] == '#' && line.compare(word, 7, "include") == 0;
+      if (include)
+        includes += (line.find("\"raddle/") == std::string::npos
+                         ? "#line " + std::to_string(number) + " \"" + source.name + "\"\n"
+                         : "") +
+                    "#" + line.substr(word) + "\n";
+      else
+        rest += line;
+      rest += '\n';
+    }
+  }
+};
 
 std::string mask_type(const std::vector<MaskNode>& masks) {
   std::vector<std::string> stack;
@@ -143,16 +186,22 @@ std::string describe(const MemberType& type) {
 }
 
 std::string amalgamate(const std::string& text) {
-  std::set<std::string_view> seen;
-  std::string out;
-  inline_text(text, "", seen, out);
-  return out;
+  Inliner inliner;
+  inliner.inline_text(text, "", false);
+  return std::move(inliner.out);
 }
 
 std::vector<std::string> plan_members(const VariantSource& source) {
   const std::vector<std::string> t = tokens(source.text);
   std::set<std::string> reached = {"mask", "kv_span", "coverage"};
   std::vector<std::string> open(reached.begin(), reached.end());
+  // Where a macro is used is hard to tell; what it mentions counts as mentioned by the mask.
+  for (std::size_t at = 0; (at = source.text.find("#define", at)) != std::string::npos;) {
+    const std::size_t end = std::min(source.text.find('\n', at), source.text.size());
+    for (const std::string& word : tokens(source.text.substr(at, end - at))) open.push_back(word);
+    at = end;
+  }
+  reached.insert(open.begin(), open.end());
   while (!open.empty()) {
     const std::string name = std::move(open.back());
     open.pop_back();
@@ -167,9 +216,11 @@ std::vector<std::string> plan_members(const VariantSource& source) {
 
 std::string declare(const VariantSource& source) {
   std::ostringstream out;
+  const UserText user(source);
   out << "#include \"raddle/engine/variant/parts.h\"\n#include "
-         "\"raddle/engine/variant/traced.h\"\nRADDLE_ENGINE_BEGIN\n"
-      << numbered(source) << "#line 1 \"" << source.name << " (members)\"\n";
+         "\"raddle/engine/variant/traced.h\"\n"
+      << user.includes << "RADDLE_ENGINE_BEGIN\n"
+      << user.rest << "#line 1 \"" << source.name << " (members)\"\n";
   out << "template struct FollowsContract<" << source.name << ">;\n";
   const std::vector<std::string> planned = plan_members(source);
   if (source.params.empty()) {
@@ -204,7 +255,8 @@ std::string declare(const CompositionSource& composition, const std::string& nam
     }
     // Two parts may be of one name, above all functions that somebody called mask_mod.
     const std::string space = "part" + std::to_string(i);
-    text += "RADDLE_ENGINE_BEGIN\nnamespace " + space + " {\n" + numbered(*part.source) +
+    const UserText user(*part.source);
+    text += user.includes + "RADDLE_ENGINE_BEGIN\nnamespace " + space + " {\n" + user.rest +
             "}\nRADDLE_ENGINE_END\n";
     types += ", " + space + "::" + part.type;
   }

@@ -1,0 +1,29 @@
+// Runs a program and collects what it says.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace raddle::jit {
+
+struct Outcome {
+  int status = -1;  ///< as waitpid tells; -1: unknown, where the caller's program ignores SIGCHLD
+  std::string output;  ///< standard output and error
+  bool succeeded() const { return status == 0; }
+};
+
+/// Runs `command`, whose first word is a path, with a few variables of the environment changed.
+/// Prints `doing` to stderr once it takes more than a second. Raises CompileError where the program
+/// cannot start.
+Outcome run(const std::vector<std::string>& command,
+            const std::vector<std::pair<std::string, std::string>>& variables,
+            const std::string& doing);
+
+/// "exit status 1", "signal 9".
+std::string describe_status(int status);
+
+/// Says to the terminal what goes on, as one write.
+void announce(const std::string& doing);
+
+}  // namespace raddle::jit
