@@ -197,11 +197,11 @@ class ItemKernel {
       for (i32 e = 0; e < 4; ++e) s_[n][e] = 0.0f;
     const T* q = x_.q + (16 * warp_ + lane_ % 16) * pitch(dim_qk) + lane_ / 16 * 8;
     const T* k = x_.kv + (lane_ % 8 + lane_ / 16 * 8) * pitch(dim_qk) + lane_ / 8 % 2 * 8;
-RADDLE_UNROLL
+    RADDLE_UNROLL
     for (i32 step = 0; step < k_steps; ++step) {
       u32 a[4];
       ptx::load_matrices(a, q + 16 * step);
-RADDLE_UNROLL
+      RADDLE_UNROLL
       for (i32 n = 0; n < key_tiles; n += 2) {
         u32 b[4];
         ptx::load_matrices(b, k + 8 * n * pitch(dim_qk) + 16 * step);
@@ -215,9 +215,9 @@ RADDLE_UNROLL
   /// do not exist are never shown to the variant.
   RADDLE_DEVICE void apply_variant(bool partial) {
     constexpr float dropped = scan == Scan::softmax ? -math::infinity : 0.0f;
-RADDLE_UNROLL
-    for (i32 n = 0; n < key_tiles; ++n)
-RADDLE_UNROLL
+    RADDLE_UNROLL
+    for (i32 n = 0; n < key_tiles; ++n) {
+      RADDLE_UNROLL
       for (i32 e = 0; e < 4; ++e) {
         const i32 j = 8 * n + 2 * t_ + e % 2;
         const i32 half = e / 2;
@@ -225,11 +225,11 @@ RADDLE_UNROLL
         if (row_in_tile(half) < tile_.num_rows && x_.column[j] >= 0 &&
             (!partial || keeps(half, j))) {
           s = launch_.scale * s_[n][e];
-          if constexpr (has_logits<V>)
-            s = variant_.logits(s, rows_[half], key_of(j));
+          if constexpr (has_logits<V>) s = variant_.logits(s, rows_[half], key_of(j));
         }
         s_[n][e] = s;
       }
+    }
   }
 
   RADDLE_DEVICE bool keeps(i32 half, i32 j) const {
@@ -241,7 +241,7 @@ RADDLE_UNROLL
 
   /// S -> exp(S - max); rescales what O and the row's sum (of this lane's keys) hold so far.
   RADDLE_DEVICE void softmax() {
-RADDLE_UNROLL
+    RADDLE_UNROLL
     for (i32 half = 0; half < 2; ++half) {
       float top = top_[half];
       for (i32 n = 0; n < key_tiles; ++n) top = max(max(top, s_[n][2 * half]), s_[n][2 * half + 1]);
@@ -267,12 +267,12 @@ RADDLE_UNROLL
   /// O += P · f_v(V), with P rounded to the matrix dtype: S's fragments are P's as they lie.
   RADDLE_DEVICE void accumulate() {
     const T* v = x_.kv + lane_ % 16 * pitch(dim_vo) + lane_ / 16 * 8;
-RADDLE_UNROLL
+    RADDLE_UNROLL
     for (i32 n = 0; n < key_tiles; n += 2) {
       const u32 a[4] = {ptx::pack(s_[n][0], s_[n][1], T{}), ptx::pack(s_[n][2], s_[n][3], T{}),
                         ptx::pack(s_[n + 1][0], s_[n + 1][1], T{}),
                         ptx::pack(s_[n + 1][2], s_[n + 1][3], T{})};
-RADDLE_UNROLL
+      RADDLE_UNROLL
       for (i32 d = 0; d < out_tiles; d += 2) {
         u32 b[4];
         ptx::load_matrices_transposed(b, v + 8 * n * pitch(dim_vo) + 8 * d);
@@ -285,7 +285,7 @@ RADDLE_UNROLL
   /// O / Σ and LSE = max + ln Σ; a row with nothing kept becomes (0, -inf).
   RADDLE_DEVICE void normalize() {
     if (scan == Scan::sum) return;
-RADDLE_UNROLL
+    RADDLE_UNROLL
     for (i32 half = 0; half < 2; ++half) {
       float sum = sum_[half];
       sum += ptx::shuffle_xor(sum, 1);
@@ -299,7 +299,7 @@ RADDLE_UNROLL
 
   /// Stores the warp's rows, each through the fp32 vector: as partial states or as results.
   RADDLE_DEVICE void emit_rows() {
-RADDLE_UNROLL
+    RADDLE_UNROLL
     for (i32 half = 0; half < 2; ++half)
       for (i32 g = 0; g < 8; ++g) {
         const i32 m = 16 * warp_ + 8 * half + g;

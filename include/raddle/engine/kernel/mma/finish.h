@@ -20,8 +20,7 @@ RADDLE_DEVICE void finish_state(const V& variant, const Row& row, WarpVector& o,
     o.map([&](float x, i32) { return x * mix.first; });
     lse = mix.lse;
   }
-  if constexpr (has_output<V>)
-    variant.output(o, row, lse);
+  if constexpr (has_output<V>) variant.output(o, row, lse);
 }
 
 /// Writes a finished row, or its bare state, to the output tensors. `vector` is the warp's.
