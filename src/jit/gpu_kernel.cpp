@@ -36,7 +36,7 @@ Cubin compile(const GpuKernel& kernel, const std::string& arch) {
 
 std::string cubin_of(const GpuKernel& kernel, const std::string& arch) {
   Request request;
-  request.key = "nvrtc " + Nvrtc::instance().version() + "\n";
+  request.compiler = "nvrtc " + Nvrtc::instance().version();
   for (const std::string& option : Nvrtc::options(arch)) request.key += option + " ";
   request.source = source_of(kernel);
   request.key += "\n" + request.source;
