@@ -183,6 +183,47 @@ RADDLE_FN i32 refine_spans(const Cover& cover, Tile& t, const LevelView& level, 
   return count;
 }
 
+/// How many columns at one end of [begin, end) nobody keeps, by bisection: whether a part is empty
+/// is asked of hulls that only shrink. At most 7 questions for a KV tile of 128.
+template <class Cover>
+RADDLE_FN i32 empty_end(const Cover& cover, Tile& t, const LevelView& level, i32 group, i32 begin,
+                        i32 end, bool at_front) {
+  i32 empty = 0;
+  for (i32 step = (end - begin) / 2; step > 0; step = (end - begin - empty) / 2) {
+    const i32 from = at_front ? begin + empty : end - empty - step;
+    Run unused[1];
+    if (append_span(cover, t, level, group, from, from + step, unused, 0) > 0) {
+      if (step == 1) return empty;
+      (at_front ? end : begin) = at_front ? from + step : from;  // some key of this part is kept
+    } else {
+      empty += step;
+    }
+  }
+  return empty;
+}
+
+/// Whether a cover has no kv_span of its own.
+RADDLE_FN bool is_unbounded(const KvSpan& span) {
+  return span.index.first == int_min && span.index.last == int_max && span.pos.first == int_min &&
+         span.pos.last == int_max;
+}
+
+/// Takes the columns that nobody keeps off a tile's first and last run: what kv_span does for a
+/// mask that has one.
+template <class Cover>
+RADDLE_FN void trim_ends(const Cover& cover, Tile& t, const LevelView& level, QueryTile& tile,
+                         i32 keys, const Run* runs, i32 count) {
+  const Run& first = runs[0];
+  const Run& last = runs[count - 1];
+  if (first.kind == Coverage::partial)
+    tile.col_begin = first.begin + empty_end(cover, t, level, tile.group, first.begin,
+                                             min(first.begin + keys, first.end), true);
+  if (last.kind == Coverage::partial)
+    tile.col_end =
+        last.end - empty_end(cover, t, level, tile.group,
+                             max((last.end - 1) / keys * keys, last.begin), last.end, false);
+}
+
 /// The coverage runs of a query tile: maximal, sorted, disjoint, cut at multiples of `keys`. Writes
 /// at most `max_runs` of them, sets the tile's column bounds, and returns how many.
 template <class Cover>
@@ -197,7 +238,9 @@ RADDLE_FN i32 cover_tile(const Cover& cover, const LayoutView& layout, const Lev
   if (is_empty(all.index)) return 0;
   t.kv_index = all.index;
   t.kv_pos = all.pos;
-  const Range kept = clip_columns(level, group, cover.kv_span(t));
+  const KvSpan span = cover.kv_span(t);
+  const bool unbounded = is_unbounded(span);
+  const Range kept = clip_columns(level, group, span);
   if (is_empty(kept)) return 0;
   tile.col_begin = kept.first;
   tile.col_end = kept.last + 1;
@@ -210,11 +253,15 @@ RADDLE_FN i32 cover_tile(const Cover& cover, const LayoutView& layout, const Lev
   const Coverage full = level.mask_bits ? Coverage::partial : Coverage::full;
   if (whole[0].kind == Coverage::full || end - begin <= keys) {
     runs[0] = Run{begin, end, whole[0].kind == Coverage::full ? full : Coverage::partial};
+    if (unbounded && whole[0].kind == Coverage::partial)
+      trim_ends(cover, t, level, tile, keys, runs, 1);
     return 1;
   }
   Run spans[max_spans];
   spans[0] = whole[0];
   count = refine_spans(cover, t, level, group, keys, spans, 1);
+  if (count == 0) return 0;
+  if (unbounded) trim_ends(cover, t, level, tile, keys, spans, count);
   for (i32 i = 0; i < count; ++i) {
     if (spans[i].kind == Coverage::full) spans[i].kind = full;
   }
