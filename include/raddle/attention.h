@@ -112,6 +112,8 @@ class Attention {
   Attention& operator=(const Attention&) = delete;
 
   const AttentionSpec& spec() const { return spec_; }
+  /// False for a scan that is no softmax: its results have no log-sum-exp.
+  bool has_lse() const;
   PlanPtr plan(const LayoutPtr& layout, const PlanOptions& options = {}) const;
   /// Thread-safe; concurrent calls use scratch of their own.
   void run(const Plan& plan, const RunArgs& args, RunStats* stats = nullptr) const;

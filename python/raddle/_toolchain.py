@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Iterator
 
+from raddle import _library
+
+_compiler = _library.function("raddle.jit.compiler")
 _SYSTEM_NVRTC = ("libnvrtc.so.13", "libnvrtc.so.12", "/usr/local/cuda/lib64/libnvrtc.so")
 _NO_DRIVER = "no libcuda.so.1: GPUs need NVIDIA's driver"
 
@@ -20,18 +21,15 @@ _NO_DRIVER = "no libcuda.so.1: GPUs need NVIDIA's driver"
 def compiler() -> dict[str, Any]:
     """The C++ compiler for variants of the user's own on CPUs: RADDLE_CXX, CXX, c++, g++, clang++."""
     found = {"found": False, "path": None, "origin": None, "version": None, "problem": None}
-    for origin, name in (
-        ("RADDLE_CXX", os.environ.get("RADDLE_CXX")),
-        ("CXX", os.environ.get("CXX")),
-        *(("PATH", name) for name in ("c++", "g++", "clang++")),
-    ):
-        path = shutil.which(name) if name else None
-        if path:
-            return {**found, "path": path, "origin": origin, **_version_of(path)}
-        if name and origin == "RADDLE_CXX":  # asked for by name: no other will do
-            return {**found, "origin": origin, "problem": f"RADDLE_CXX is '{name}', which is no program"}
-    problem = "no C++ compiler for variants of your own: install g++ (Debian: apt install g++), or set RADDLE_CXX"
-    return {**found, "problem": problem}
+    try:
+        tool = _compiler()
+    except _library.CompileError as error:
+        return {**found, "problem": str(error).strip()}
+    if not tool["path"]:
+        problem = "no C++ compiler for variants of your own: install g++ (Debian: apt install g++), or set RADDLE_CXX"
+        return {**found, "problem": problem}
+    told = {"path": tool["path"], "origin": tool["origin"], "version": tool["identity"]}
+    return {**found, "found": True, **told}
 
 
 def nvrtc() -> dict[str, Any]:
@@ -88,16 +86,6 @@ def cache() -> dict[str, Any]:
     if not found["writable"]:
         problem = f"{nearest} cannot be written: what is compiled is kept in memory only; set RADDLE_CACHE_DIR"
     return {**found, "problem": problem}
-
-
-def _version_of(path: str) -> dict[str, Any]:
-    try:
-        told = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.SubprocessError) as error:
-        return {"problem": f"{path} --version fails: {error}"}
-    if told.returncode != 0:
-        return {"problem": f"{path} --version ends with {told.returncode}: {told.stderr.strip()[:200]}"}
-    return {"found": True, "version": told.stdout.partition("\n")[0]}
 
 
 def _nvrtc_candidates() -> Iterator[tuple[str, str]]:

@@ -15,6 +15,7 @@ from raddle.variants import members
 _attention = _library.function("raddle.attention")
 _plan = _library.function("raddle.plan")
 _run = _library.function("raddle.run")
+_has_lse = _library.function("raddle.has_lse")
 _busy_us = _library.function("raddle.busy_us")
 _plan_info = _library.function("raddle.plan_info")
 _plan_explain = _library.function("raddle.plan_explain")
@@ -85,7 +86,7 @@ class Attention(_library.Handle):
         # A call, unlike a constructor, lets other threads run meanwhile: this one may compile.
         self.__move_handle_from__(_attention(fields_of(spec, "spec"), str(device)))
         self.spec = spec
-        self._has_lse = all(part.has_lse for part in spec.variant)
+        self._has_lse = _has_lse(self)
 
     def plan(
         self,

@@ -90,11 +90,6 @@ class Variant(_library.Handle):
         """The C++ of a variant of your own; empty for shipped ones, whose files come with Raddle."""
         return _make["source_of"](self)
 
-    @property
-    def has_lse(self) -> bool:
-        """False for a scan that is no softmax: its result has no log-sum-exp."""
-        return "Scan::sum" not in self.source
-
     def __and__(self, other: Variant) -> Variant:
         """A mask that keeps what both masks keep. Raises TypeError if ``other`` is no variant."""
         return _make["all_of"](self, other)
@@ -161,8 +156,6 @@ class Sigmoid(Variant):
 
     Run member: ``sigmoid.bias``.
     """
-
-    has_lse = False
 
     def __init__(self, bias: float = 0.0) -> None:
         refuse_tracer(bias, "bias")

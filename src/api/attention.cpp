@@ -112,6 +112,8 @@ Attention::Attention(const AttentionSpec& spec)
 }
 Attention::~Attention() = default;
 
+bool Attention::has_lse() const { return variant_->stages().scan == Scan::softmax; }
+
 PlanPtr Attention::plan(const LayoutPtr& layout, const PlanOptions& options) const {
   if (options.num_workers > max_workers)
     fail<ValueError>("num_workers is ", options.num_workers, "; expected at most ", max_workers);

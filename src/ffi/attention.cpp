@@ -93,6 +93,8 @@ void run(Arguments& in) {
 }
 
 /// Microseconds that each thread of the calling thread's last run was busy.
+bool has_lse(Arguments& in) { return in.object<AttentionObj>("attention").value->has_lse(); }
+
 ffi::Array<double> busy_us(Arguments&) {
   return ffi::Array<double>(last_run.busy_us.begin(), last_run.busy_us.end());
 }
@@ -144,6 +146,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def_packed("raddle.attention", exported(make_attention))
       .def_packed("raddle.plan", exported(make_plan))
       .def_packed("raddle.run", exported(run))
+      .def_packed("raddle.has_lse", exported(has_lse))
       .def_packed("raddle.busy_us", exported(busy_us))
       .def_packed("raddle.append_kv", exported(append))
       .def_packed("raddle.plan_info", exported(plan_info))

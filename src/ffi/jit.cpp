@@ -28,7 +28,7 @@ i64 clear(Arguments&) { return jit::clear_cache(); }
 i64 num_compiled(Arguments&) { return jit::num_compiled(); }
 
 Row compiler(Arguments&) {
-  const jit::HostCompiler& found = jit::host_compiler();
+  const jit::HostCompiler found = jit::find_compiler();
   return {{"path", ffi::String(found.path)},
           {"identity", ffi::String(found.identity)},
           {"origin", ffi::String(found.origin)}};

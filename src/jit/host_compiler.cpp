@@ -72,25 +72,6 @@ std::string identify(const HostCompiler& compiler) {
   return identity.empty() ? compiler.path : identity;
 }
 
-HostCompiler find_compiler() {
-  HostCompiler found;
-  for (const char* variable : {"RADDLE_CXX", "CXX"}) {
-    const char* value = std::getenv(variable);
-    if (!value || !*value) continue;
-    found = named(value, variable);
-    // A compiler that was asked for by name and is not there is no reason to take another one.
-    if (found.path.empty() && std::strcmp(variable, "RADDLE_CXX") == 0)
-      fail<CompileError>("RADDLE_CXX is '", value,
-                         "', which is no program; expected a C++ compiler");
-    if (!found.path.empty()) break;
-  }
-  for (const char* name : {"c++", "g++", "clang++"})
-    if (found.path.empty()) found = named(name, "PATH");
-  if (found.path.empty()) return {};
-  found.identity = identify(found);
-  return found;
-}
-
 /// Where a compilation's files lie; what killed processes left there goes.
 PrivateFolder work_folder() {
   constexpr const char* prefix = ".raddle-compile-";
@@ -122,6 +103,25 @@ std::string explain_failure(const std::string& output, const std::string& name) 
 }
 
 }  // namespace
+
+HostCompiler find_compiler() {
+  HostCompiler found;
+  for (const char* variable : {"RADDLE_CXX", "CXX"}) {
+    const char* value = std::getenv(variable);
+    if (!value || !*value) continue;
+    found = named(value, variable);
+    // A compiler that was asked for by name and is not there is no reason to take another one.
+    if (found.path.empty() && std::strcmp(variable, "RADDLE_CXX") == 0)
+      fail<CompileError>("RADDLE_CXX is '", value,
+                         "', which is no program; expected a C++ compiler");
+    if (!found.path.empty()) break;
+  }
+  for (const char* name : {"c++", "g++", "clang++"})
+    if (found.path.empty()) found = named(name, "PATH");
+  if (found.path.empty()) return {};
+  found.identity = identify(found);
+  return found;
+}
 
 const HostCompiler& host_compiler() {
   static const HostCompiler compiler = find_compiler();

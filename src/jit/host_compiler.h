@@ -13,7 +13,10 @@ struct HostCompiler {
   std::string origin;                  ///< "RADDLE_CXX", "CXX" or "PATH"
 };
 
-/// The first of RADDLE_CXX, CXX, c++, g++, clang++ that is there. Looked for once a process.
+/// The first of RADDLE_CXX, CXX, c++, g++, clang++ that is there. Raises CompileError where it does
+/// not run.
+HostCompiler find_compiler();
+/// The same, looked for once a process.
 const HostCompiler& host_compiler();
 
 /// The flags of an instruction set ("avx512"): those that the shipped kernels are compiled with.
