@@ -188,7 +188,8 @@ void BoundVariant::bind() {
 jit::CompositionSource BoundVariant::source() const {
   jit::CompositionSource source;
   for (const Part& part : parts_)
-    source.parts.push_back({part.ops->type, part.source ? "" : part.ops->name, part.source});
+    source.parts.push_back({part.source ? part.source->name : part.ops->type,
+                            part.source ? "" : part.ops->name, part.source});
   source.masks = masks_;
   return source;
 }

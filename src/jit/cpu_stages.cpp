@@ -105,7 +105,7 @@ std::string entry_for(const std::string& initialiser) {
 
 const VariantOps& compile_stages(const VariantSource& source, const std::string& isa) {
   const VariantOps& ops = compiled(
-      declare(source) + entry_for("raddle::cpu::variant_ops<raddle::" + source.name + ">()"),
+      declare(source) + entry_for("raddle::cpu::variant_ops<raddle::user::" + source.name + ">()"),
       source.name, isa);
   for (i32 i = 0; i < ops.num_members; ++i) {
     const MemberType& said = source.params[static_cast<std::size_t>(i)].type;

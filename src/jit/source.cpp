@@ -217,19 +217,21 @@ std::vector<std::string> plan_members(const VariantSource& source) {
 std::string declare(const VariantSource& source) {
   std::ostringstream out;
   const UserText user(source);
+  const std::string type = "user::" + source.name;
+  // A namespace of its own: the struct may be called like something of the engine.
   out << "#include \"raddle/engine/variant/parts.h\"\n#include "
          "\"raddle/engine/variant/traced.h\"\n"
-      << user.includes << "RADDLE_ENGINE_BEGIN\n"
-      << user.rest << "#line 1 \"" << source.name << " (members)\"\n";
-  out << "template struct FollowsContract<" << source.name << ">;\n";
+      << user.includes << "RADDLE_ENGINE_BEGIN\nnamespace user {\n"
+      << user.rest << "#line 1 \"" << source.name << " (members)\"\n}\n";
+  out << "template struct FollowsContract<" << type << ">;\n";
   const std::vector<std::string> planned = plan_members(source);
   if (source.params.empty()) {
-    out << "RADDLE_VARIANT_PLAIN(" << source.name << ", \"" << source.name << "\");\n";
+    out << "RADDLE_VARIANT_PLAIN(" << type << ", \"" << source.name << "\");\n";
   } else {
-    out << "RADDLE_VARIANT(" << source.name << ", \"" << source.name << '"';
+    out << "RADDLE_VARIANT(" << type << ", \"" << source.name << '"';
     for (const VariantParam& param : source.params) {
       const bool plan = std::find(planned.begin(), planned.end(), param.name) != planned.end();
-      out << ",\n  " << (plan ? "RADDLE_PLAN_TENSOR(" : "RADDLE_RUN_TENSOR(") << source.name << ", "
+      out << ",\n  " << (plan ? "RADDLE_PLAN_TENSOR(" : "RADDLE_RUN_TENSOR(") << type << ", "
           << param.name;
       for (i32 i = 0; i < std::max(param.type.rank, 1); ++i)
         out << ", " << extent_name(param.extents.of[i]);

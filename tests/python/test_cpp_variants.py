@@ -385,3 +385,12 @@ def test_run_members_are_not_taken_for_plan_members(small_problem):
     attn = attention(variant=[variant("Mixed", body, by=float)(by=3.0)])
     plan = attn.plan(paged())
     assert np.isfinite(attn.run(plan, *qkv(small_problem), params={"Mixed.by": 1.0})).all()
+
+
+@pytest.mark.parametrize("name", ["both", "Leaf", "cpu", "Composition"])
+def test_names_of_the_engine_are_free(rng, name):
+    source = f"struct {name} {{ RADDLE_FN bool mask(const Row& r, const Key& c) const {{ return c.kv_pos <= r.q_pos; }} }};"
+    problem = draw_problem(rng)
+    shipped = compute([raddle.Causal(), raddle.SoftCap(5.0)], problem)
+    for fuse in (False, True):
+        same_bits(compute([raddle.Variant(name, source), raddle.SoftCap(5.0)], problem, fuse=fuse), shipped)
