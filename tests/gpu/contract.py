@@ -204,8 +204,11 @@ def run_on_gpu(case: Case, exact) -> float:
 
 
 def commit() -> str | None:
+    """RADDLE_COMMIT, else the checkout's: a folder that was carried to a GPU may have another's history."""
+    if os.environ.get("RADDLE_COMMIT"):
+        return os.environ["RADDLE_COMMIT"]
     found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
-    return found.stdout.strip() or os.environ.get("RADDLE_COMMIT")
+    return found.stdout.strip() or None
 
 
 def main() -> int:
@@ -227,6 +230,7 @@ def main() -> int:
     # The workers are there before the driver is loaded: a GPU's context does not survive a fork.
     pool = multiprocessing.get_context("spawn").Pool(arguments.processes)
     machine = {"arch": arguments.no_gpu, "nvrtc": _cuda.nvrtc_version()} if arguments.no_gpu else _cuda.machine()
+    machine.pop("nvrtc_path", None)
     print(f"seed {arguments.seed}; {machine}", flush=True)
     # The longest first, so that none of them is left alone at the end.
     cases = [
@@ -266,7 +270,7 @@ def main() -> int:
     if arguments.out:
         report = {
             "seed": arguments.seed,
-            "machine": {k: v for k, v in machine.items() if k != "nvrtc_path"},
+            "machine": machine,
             "commit": commit(),
             "seconds": round(time.time() - start),
             "results": table,
