@@ -109,6 +109,9 @@ void BoundVariant::assign(Part& part, std::size_t member, const MemberValue& val
                           const std::string& argument) {
   const Member& m = part.ops->members[member];
   check_extents(m, value, argument);
+  // Indices are clamped into the tensor: there must be something to clamp them to.
+  if (part.source && m.type.rank > 0 && count(value) == 0)
+    fail<ValueError>(argument, " is empty; expected at least one element");
   part.members[member] = bind_member(m, value, argument);
   write_member(self(part), m, part.members[member]);
 }

@@ -130,6 +130,8 @@ def test_captured_tensors_change_between_calls(rng):
         np.testing.assert_allclose(lse, (top[..., 0] + np.log(p.sum(-1))).T, atol=2e-5)
         with refuses(ValueError, "same_document.documents", "plan member"):
             attention.run(plan, q, (k, v), params={"same_document.documents": ids})
+        with refuses(ValueError, "same_document.documents", "is empty"):
+            attention.plan(raddle.RaggedKV([0, n], [0, n]), params={"same_document.documents": ids[:0]})
         with refuses(ValueError, "biased.bias", "run member"):
             attention.plan(raddle.RaggedKV([0, n], [0, n]), params={"biased.bias": shift})
     assert cache.num_compiled() == before
