@@ -14,6 +14,7 @@ from typing import Any, Iterator
 from raddle import _library
 
 _compiler = _library.function("raddle.jit.compiler")
+_folder = _library.function("raddle.cache.folder")
 _SYSTEM_NVRTC = ("libnvrtc.so.13", "libnvrtc.so.12", "/usr/local/cuda/lib64/libnvrtc.so")
 _NO_DRIVER = "no libcuda.so.1: GPUs need NVIDIA's driver"
 
@@ -116,13 +117,9 @@ def _gpu(cuda: ctypes.CDLL, index: int) -> dict[str, Any]:
 
 
 def _cache_folder() -> tuple[Path, str]:
-    if os.environ.get("RADDLE_CACHE_DIR"):
-        return Path(os.environ["RADDLE_CACHE_DIR"]), "RADDLE_CACHE_DIR"
-    if os.environ.get("XDG_CACHE_HOME"):
-        return Path(os.environ["XDG_CACHE_HOME"], "raddle"), "XDG_CACHE_HOME"
-    if os.environ.get("HOME"):
-        return Path(os.environ["HOME"], ".cache", "raddle"), "HOME"
-    return Path(f"/tmp/raddle-{os.geteuid()}", "raddle"), "no HOME is set"
+    """The library's own answer, and the variable that it comes from."""
+    names = (name for name in ("RADDLE_CACHE_DIR", "XDG_CACHE_HOME", "HOME") if os.environ.get(name))
+    return Path(_folder()), next(names, "no HOME is set")
 
 
 def _size(path: Path) -> int:

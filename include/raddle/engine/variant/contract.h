@@ -200,7 +200,8 @@ class HeadVector {
     for (i32 i = 0; i < n / 2; ++i) f(data_[2 * i], data_[2 * i + 1], i);
   }
 
-  /// Sum of f(x[i]) over all elements, in index order.
+  /// Sum of f(x[i]) over all elements, here in index order; on other backends in an order of
+  /// theirs.
   template <class F>
   RADDLE_FN float sum(F f) const {
     float total = 0.0f;
