@@ -80,25 +80,15 @@ std::string Plan::explain() const {
 
 namespace {
 
-RowsView rows_view(const TensorRef& t) { return RowsView{t.data, t.stride[0], t.stride[1]}; }
-
 /// Everything of a launch but the stages and the scratch.
 CpuLaunch make_launch(const AttentionSpec& spec, const Plan& plan, const RunArgs& args) {
   CpuLaunch launch{};
+  static_cast<RunView&>(launch) = view_run(spec, plan, args);
   launch.dim_qk = spec.head_dim_qk;
   launch.dim_vo = spec.head_dim_vo;
   launch.dtype = spec.dtype;
-  launch.state_only = args.return_state;
-  launch.scale = args.scale ? *args.scale : spec.softmax_scale();
   launch.layout = &plan.layout().view();
   launch.plan = &plan.view();
-  const std::vector<KvView> kv = view_kv(spec, plan, args);
-  std::copy(kv.begin(), kv.end(), launch.kv);
-  launch.q = rows_view(args.q);
-  launch.out = rows_view(args.out);
-  launch.lse = static_cast<float*>(args.lse.data);
-  launch.lse_row_stride = args.lse.stride[0];
-  launch.lse_head_stride = args.lse.stride[1];
   return launch;
 }
 
@@ -130,10 +120,8 @@ void Attention::run(const Plan& plan, const RunArgs& args, RunStats* stats) cons
     fail<ValueError>(
         "plan is of another attention; expected one made by this Attention, or by one of an equal "
         "spec");
-  check_run(spec_, plan, args);
-  const auto variant = variant_of_run(plan, args);
-
   CpuLaunch launch = make_launch(spec_, plan, args);
+  const auto variant = variant_of_run(plan, args);
   launch.stages = &variant->stages();
   const bool small = plan.arrays().stats().total < single_thread_cost;
   cpu::execute(launch, cpu::kernels(cpu::selected_isa()), small ? 1 : cpu_threads(), *scratch_,

@@ -46,8 +46,6 @@ HostSpan aligned_span(const std::string& name, const TensorRef& t) {
   return span_of(t);
 }
 
-RowsView rows_view(const TensorRef& t) { return RowsView{t.data, t.stride[0], t.stride[1]}; }
-
 }  // namespace
 
 KernelReport compile(const AttentionSpec& spec, const std::string& arch) {
@@ -76,29 +74,19 @@ void attend(const AttentionSpec& spec, const LayoutPtr& layout, const PlanOption
       options.num_workers > 0 ? options.num_workers : 2 * Device::instance().num_multiprocessors();
   const PlanPtr plan =
       plan_layout(spec, variant, layout, options, gpu_plan_config(spec, workers, options.schedule));
-  check_run(spec, *plan, args);
-  const auto of_run = variant_of_run(*plan, args);
-
   HostRun run{};
+  static_cast<RunView&>(run.launch) = view_run(spec, *plan, args);
+  const auto of_run = variant_of_run(*plan, args);
   run.layout = layout.get();
   run.plan = &plan->arrays();
-  run.launch.scale = args.scale ? *args.scale : spec.softmax_scale();
-  run.launch.state_only = args.return_state;
-  const std::vector<KvView> kv = view_kv(spec, *plan, args);
-  std::copy(kv.begin(), kv.end(), run.launch.kv);
-  for (std::size_t i = 0; i < kv.size(); ++i) {
+  for (std::size_t i = 0; i < layout->levels().size(); ++i) {
     const KvRef& pair = args.kv[args.kv.size() == 1 ? 0 : i];
     run.k.push_back(aligned_span("kv: k", pair.k));
     run.v.push_back(aligned_span("kv: v", pair.v));
   }
   run.q = aligned_span("q", args.q);
-  run.launch.q = rows_view(args.q);
   run.out = span_of(args.out);
-  run.launch.out = rows_view(args.out);
   run.lse = span_of(args.lse);
-  run.launch.lse = static_cast<float*>(args.lse.data);
-  run.launch.lse_row_stride = args.lse.stride[0];
-  run.launch.lse_head_stride = args.lse.stride[1];
   const auto* bytes = static_cast<const u8*>(of_run->memory());
   run.variant.assign(bytes, bytes + of_run->memory_bytes());
   for (const Capture& capture : of_run->captures())

@@ -41,6 +41,28 @@ void check_used_blocks(const Layout& layout, const PlanView& plan) {
   }
 }
 
+/// Raises where a run's tensors do not suit spec and plan.
+void check_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args) {
+  const i64 rows = plan.layout().num_rows();
+  check_tensor("q", args.q, spec.dtype, {rows, spec.num_qo_heads, spec.head_dim_qk});
+  check_output("out", args.out, args.return_state ? DType::float32 : spec.dtype,
+               {rows, spec.num_qo_heads, spec.head_dim_vo});
+  const bool sum = plan.variant().stages().scan == Scan::sum;
+  if (args.lse.data) {
+    if (sum)
+      fail<ValueError>("lse: a Scan::sum variant has no LSE; expected return_lse=False and no lse");
+    check_output("lse", args.lse, DType::float32, {rows, spec.num_qo_heads});
+  } else if (args.return_state && !sum) {
+    fail<ValueError>("lse is missing; return_state needs it: a state is (O, LSE)");
+  }
+  if (args.scale && !std::isfinite(*args.scale))
+    fail<ValueError>("scale is ", *args.scale, "; expected a finite number");
+  const std::size_t levels = plan.layout().levels().size();
+  if (args.kv.size() != 1 && args.kv.size() != levels)
+    fail<ValueError>("kv has ", args.kv.size(),
+                     " pairs of K and V; expected 1, or one a level: ", levels);
+}
+
 bool shares_keys(const LayoutView& layout) {
   return std::any_of(layout.levels, layout.levels + layout.num_levels,
                      [](const LevelView& level) { return level.keys_are_shared; });
@@ -72,34 +94,22 @@ PlanPtr plan_layout(const AttentionSpec& spec, const std::shared_ptr<const Bound
                                       std::move(positions));
 }
 
-void check_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args) {
-  const i64 rows = plan.layout().num_rows();
-  check_tensor("q", args.q, spec.dtype, {rows, spec.num_qo_heads, spec.head_dim_qk});
-  check_output("out", args.out, args.return_state ? DType::float32 : spec.dtype,
-               {rows, spec.num_qo_heads, spec.head_dim_vo});
-  const bool sum = plan.variant().stages().scan == Scan::sum;
-  if (args.lse.data) {
-    if (sum)
-      fail<ValueError>("lse: a Scan::sum variant has no LSE; expected return_lse=False and no lse");
-    check_output("lse", args.lse, DType::float32, {rows, spec.num_qo_heads});
-  } else if (args.return_state && !sum) {
-    fail<ValueError>("lse is missing; return_state needs it: a state is (O, LSE)");
-  }
-  if (args.scale && !std::isfinite(*args.scale))
-    fail<ValueError>("scale is ", *args.scale, "; expected a finite number");
-  const std::size_t levels = plan.layout().levels().size();
-  if (args.kv.size() != 1 && args.kv.size() != levels)
-    fail<ValueError>("kv has ", args.kv.size(),
-                     " pairs of K and V; expected 1, or one a level: ", levels);
-}
-
-std::vector<KvView> view_kv(const AttentionSpec& spec, const Plan& plan, const RunArgs& args) {
-  std::vector<KvView> views;
+RunView view_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args) {
+  check_run(spec, plan, args);
+  RunView view{};
+  const std::vector<Level>& levels = plan.layout().levels();
   const bool one = args.kv.size() == 1;
-  for (std::size_t i = 0; i < plan.layout().levels().size(); ++i)
-    views.push_back(view_kv(one ? "kv" : "kv[" + std::to_string(i) + "]", args.kv[one ? 0 : i],
-                            plan.layout().levels()[i], spec));
-  return views;
+  for (std::size_t i = 0; i < levels.size(); ++i)
+    view.kv[i] = view_kv(one ? "kv" : "kv[" + std::to_string(i) + "]", args.kv[one ? 0 : i],
+                         levels[i], spec);
+  view.q = RowsView{args.q.data, args.q.stride[0], args.q.stride[1]};
+  view.out = RowsView{args.out.data, args.out.stride[0], args.out.stride[1]};
+  view.lse = static_cast<float*>(args.lse.data);
+  view.lse_row_stride = args.lse.stride[0];
+  view.lse_head_stride = args.lse.stride[1];
+  view.scale = args.scale ? *args.scale : spec.softmax_scale();
+  view.state_only = args.return_state;
+  return view;
 }
 
 std::shared_ptr<const BoundVariant> variant_of_run(const Plan& plan, const RunArgs& args) {

@@ -5,6 +5,7 @@
 
 #include "api/bound_variant.h"
 #include "raddle/attention.h"
+#include "raddle/engine/kernel/run.h"
 
 namespace raddle {
 
@@ -13,11 +14,8 @@ namespace raddle {
 PlanPtr plan_layout(const AttentionSpec& spec, const std::shared_ptr<const BoundVariant>& attention,
                     const LayoutPtr& layout, const PlanOptions& options, const PlanConfig& config);
 
-/// Raises where a run's tensors do not suit spec and plan.
-void check_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args);
-
-/// K and V of every level, checked.
-std::vector<KvView> view_kv(const AttentionSpec& spec, const Plan& plan, const RunArgs& args);
+/// Checks a run's tensors against spec and plan, and views them; scratch is left null.
+RunView view_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args);
 
 /// The variant that a run computes: the plan's, with the run's members; checked against the batch.
 std::shared_ptr<const BoundVariant> variant_of_run(const Plan& plan, const RunArgs& args);

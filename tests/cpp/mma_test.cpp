@@ -69,6 +69,7 @@ void check(const LayoutPtr& layout, const V& variant, const reference::Parts& pa
 
   MmaLaunch launch{};
   launch.layout = layout->view();
+  std::copy_n(launch.layout.levels, launch.layout.num_levels, launch.levels);
   launch.plan = plan.view();
   const KvView kv{pool_of(t.k.ref), pool_of(t.v.ref)};
   std::fill_n(launch.kv, layout->levels().size(), kv);

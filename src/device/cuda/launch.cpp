@@ -1,5 +1,6 @@
 #include "device/cuda/launch.h"
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <utility>
@@ -21,7 +22,6 @@ class Packer {
   std::size_t add(const std::vector<T>& list) {
     return add(list.data(), list.size() * sizeof(T));
   }
-  void* at(std::size_t offset) { return bytes_.data() + offset; }
   std::size_t bytes() const { return bytes_.size(); }
   void upload(const Buffer& to) const { to.upload(bytes_.data(), bytes_.size()); }
 
@@ -48,23 +48,21 @@ class DeviceLayout {
     const std::size_t row_request =
         pack.add(host.row_request, host.row_request ? rows * sizeof(i32) : 0);
     std::vector<Offsets> offsets;
-    std::vector<LevelView> views;
     for (const Level& level : layout.levels()) {
       offsets.push_back(Offsets(pack, level));
-      views.push_back(level.view());
+      levels_.push_back(level.view());
     }
-    const std::size_t levels = pack.add(views);
     buffer_ = Buffer(pack.bytes());
-    for (std::size_t i = 0; i < views.size(); ++i) offsets[i].point(views[i], buffer_);
-    std::memcpy(pack.at(levels), views.data(), views.size() * sizeof(LevelView));
     pack.upload(buffer_);
+    for (std::size_t i = 0; i < levels_.size(); ++i) offsets[i].point(levels_[i], buffer_);
     set(view_.qo_indptr, buffer_, qo_indptr);
     set(view_.kv_len, buffer_, kv_len);
     if (view_.qo_pos) set(view_.qo_pos, buffer_, qo_pos);
     if (view_.row_request) set(view_.row_request, buffer_, row_request);
-    set(view_.levels, buffer_, levels);
+    view_.levels = nullptr;  // the kernel has them by value
   }
   const LayoutView& view() const { return view_; }
+  const std::vector<LevelView>& levels() const { return levels_; }
 
  private:
   /// Where a level's arrays lie in the buffer.
@@ -105,6 +103,7 @@ class DeviceLayout {
   };
 
   LayoutView view_;
+  std::vector<LevelView> levels_;
   Buffer buffer_;
 };
 
@@ -147,6 +146,7 @@ void run(const Module& module, const HostRun& run) {
   const DeviceLayout layout(*run.layout);
   MmaLaunch launch = run.launch;
   launch.layout = layout.view();
+  std::copy(layout.levels().begin(), layout.levels().end(), launch.levels);
   launch.plan = run.plan->view_of_copy(copies.of(run.plan->data(), run.plan->bytes()));
   for (std::size_t i = 0; i < run.k.size(); ++i) {
     launch.kv[i].k.data = copies.of(run.k[i]);

@@ -4,31 +4,19 @@
 
 #include "raddle/engine/core/dtype.h"
 #include "raddle/engine/core/row.h"
-#include "raddle/engine/core/tensor.h"
-#include "raddle/engine/layout/layout.h"
+#include "raddle/engine/kernel/run.h"
 #include "raddle/engine/plan/plan.h"
 #include "raddle/engine/variant/stages.h"
 
 namespace raddle {
 
-struct CpuLaunch {
+struct CpuLaunch : RunView {
   i32 dim_qk;
   i32 dim_vo;
   DType dtype;
-  bool state_only;  ///< the output is a state: fp32, without sink and output parts
-  float scale;
   const Stages* stages;
   const LayoutView* layout;
   const PlanView* plan;
-  KvView kv[max_levels];
-  RowsView q;
-  RowsView out;
-  float* lse;  ///< null: not wanted
-  i64 lse_row_stride;
-  i64 lse_head_stride;
-  float* partial_o;    ///< [num_partial_rows, dim_vo]
-  float* partial_lse;  ///< [num_partial_rows]
-  i32* arrived;        ///< [num_contractions · num_kv_heads], zero between launches
 };
 
 /// The entry points of one ISA.

@@ -48,7 +48,7 @@ class ItemKernel {
         variant_(variant),
         item_(item),
         tile_(launch.plan.query_tiles[item.query_tile]),
-        level_(launch.layout.levels[tile_.level]),
+        level_(launch.levels[tile_.level]),
         x_(shared),
         warp_(ptx::thread_index() / 32),
         lane_(ptx::thread_index() % 32),

@@ -62,7 +62,7 @@ RADDLE_DEVICE void contract(const MmaLaunch& launch, const V& variant,
   constexpr Scan scan = scan_of<V>();
   const PlanView& plan = launch.plan;
   const QueryTile& tile = plan.query_tiles[contraction.query_tile];
-  const LevelView& level = launch.layout.levels[tile.level];
+  const LevelView& level = launch.levels[tile.level];
   for (i32 m = ptx::thread_index() / 32; m < tile.num_rows; m += num_warps) {
     float lse = scan == Scan::softmax ? -math::infinity : 0.0f;
     for (i32 d = ptx::thread_index() % 32; d < dim_vo; d += 32) vector[d] = 0.0f;

@@ -2,31 +2,20 @@
 // Plain data, laid out alike by the host's compiler and NVRTC.
 #pragma once
 
-#include "raddle/engine/core/tensor.h"
-#include "raddle/engine/layout/layout.h"
+#include "raddle/engine/kernel/run.h"
 #include "raddle/engine/plan/plan.h"
 
 namespace raddle {
 
-struct MmaLaunch {
-  LayoutView layout;
+struct MmaLaunch : RunView {
+  LayoutView layout;  ///< its `levels` is not used:
+  LevelView levels[max_levels];
   PlanView plan;
-  KvView kv[max_levels];
-  RowsView q;
-  RowsView out;
-  float* lse;  ///< null: not wanted
-  i64 lse_row_stride;
-  i64 lse_head_stride;
-  float* partial_o;    ///< [num_partial_rows, dim_vo]
-  float* partial_lse;  ///< [num_partial_rows]
-  i32* arrived;        ///< [num_contractions · num_kv_heads], zero between launches
-  float scale;
-  bool state_only;  ///< the output is a state: fp32, without sink and output parts
 };
 
 // Both compilers see these numbers, so neither can lay the parameter out in its own way.
 static_assert(sizeof(LevelView) == 104 && sizeof(LayoutView) == 56 && sizeof(PlanView) == 136);
-static_assert(sizeof(KvView) == 64 && sizeof(MmaLaunch) == 808);
+static_assert(sizeof(KvView) == 64 && sizeof(RunView) == 616 && sizeof(MmaLaunch) == 1640);
 
 }  // namespace raddle
 
