@@ -25,7 +25,7 @@ jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant)
 const Module& module_of(const jit::GpuKernel& kernel) {
   static std::mutex mutex;
   static std::map<std::string, const Module*>& loaded = *new std::map<std::string, const Module*>;
-  const std::string source = jit::source_of(kernel);
+  const std::string source = jit::source_of(kernel, Device::instance().arch());
   const std::lock_guard lock(mutex);
   const Module*& module = loaded[source];
   if (!module) module = new Module(jit::cubin_of(kernel, Device::instance().arch()));
@@ -55,8 +55,10 @@ KernelReport compile(const AttentionSpec& spec, const std::string& arch) {
   jit::Cubin cubin = jit::compile(kernel, arch);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   const jit::Resources used = jit::parse_resources(cubin.log);
-  return {used.registers, used.spill_bytes, mma::shared_bytes(spec.head_dim_qk, spec.head_dim_vo),
-          took.count(), std::move(cubin.log)};
+  const mma::KernelConfig config =
+      mma::kernel_config(spec.head_dim_qk, spec.head_dim_vo, jit::arch_number(arch));
+  return {used.registers, used.spill_bytes, config.shared_bytes, took.count(),
+          std::move(cubin.log)};
 }
 
 void warm(const AttentionSpec& spec, const std::string& arch) {
@@ -70,10 +72,13 @@ void attend(const AttentionSpec& spec, const LayoutPtr& layout, const PlanOption
   const auto variant = std::make_shared<const BoundVariant>(spec);
   const jit::GpuKernel kernel = kernel_of(spec, *variant);
   const ContextScope context;
-  const i32 workers =
-      options.num_workers > 0 ? options.num_workers : 2 * Device::instance().num_multiprocessors();
-  const PlanPtr plan =
-      plan_layout(spec, variant, layout, options, gpu_plan_config(spec, workers, options.schedule));
+  const i32 arch = jit::arch_number(Device::instance().arch());
+  const mma::KernelConfig config = mma::kernel_config(spec.head_dim_qk, spec.head_dim_vo, arch);
+  const i32 workers = options.num_workers > 0 ? options.num_workers
+                                              : config.blocks_per_multiprocessor *
+                                                    Device::instance().num_multiprocessors();
+  const PlanPtr plan = plan_layout(spec, variant, layout, options,
+                                   gpu_plan_config(spec, arch, workers, options.schedule));
   HostRun run{};
   static_cast<RunView&>(run.launch) = view_run(spec, *plan, args);
   const auto of_run = variant_of_run(*plan, args);
@@ -92,7 +97,7 @@ void attend(const AttentionSpec& spec, const LayoutPtr& layout, const PlanOption
   for (const Capture& capture : of_run->captures())
     run.captured.push_back({capture.offset, capture.data, capture.bytes});
   run.dim_vo = spec.head_dim_vo;
-  run.shared_bytes = mma::shared_bytes(spec.head_dim_qk, spec.head_dim_vo);
+  run.shared_bytes = config.shared_bytes;
   if (run.shared_bytes > Device::instance().max_shared_bytes())
     fail<ValueError>("head_dim ", spec.head_dim_qk, " needs ", run.shared_bytes,
                      " bytes of shared memory; ", Device::instance().name(), " has ",

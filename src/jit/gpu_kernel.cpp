@@ -1,8 +1,10 @@
 #include "jit/gpu_kernel.h"
 
+#include <cstdlib>
 #include <sstream>
 
 #include "jit/cache.h"
+#include "raddle/engine/kernel/mma/config.h"
 
 namespace raddle::jit {
 namespace {
@@ -16,29 +18,39 @@ std::string name_of(const GpuKernel& kernel) {
 
 }  // namespace
 
-std::string source_of(const GpuKernel& kernel) {
+i32 arch_number(const std::string& arch) {
+  const std::size_t at = arch.find_first_of("0123456789");
+  return at == std::string::npos ? 0 : std::atoi(arch.c_str() + at);
+}
+
+std::string source_of(const GpuKernel& kernel, const std::string& arch) {
+  const mma::KernelConfig config =
+      mma::kernel_config(kernel.dim_qk, kernel.dim_vo, arch_number(arch));
   std::ostringstream text;
   text << "#define RADDLE_ISA gpu\n#include \"raddle/engine/kernel/mma/attention.h\"\n"
        << declare(kernel.composition, "Variant");
   if (kernel.variant_bytes > 0)
     text << "static_assert(sizeof(raddle::Variant) == " << kernel.variant_bytes << ");\n";
-  text << "extern \"C\" __global__ void __launch_bounds__(raddle::mma::num_threads, 1)\n"
+  text << "extern \"C\" __global__ void __launch_bounds__(raddle::mma::num_threads, "
+       << config.blocks_per_multiprocessor << ")\n"
        << gpu_entry_point << "(const __grid_constant__ raddle::MmaLaunch launch,\n"
        << "    const __grid_constant__ raddle::Variant variant) {\n"
-       << "  raddle::mma::attend<raddle::" << (kernel.dtype == DType::float16 ? "f16" : "bf16")
-       << ", " << kernel.dim_qk << ", " << kernel.dim_vo << ">(launch, variant);\n}\n";
+       << "  raddle::mma::attend<raddle::mma::Kernel<raddle::"
+       << (kernel.dtype == DType::float16 ? "f16" : "bf16") << ", " << kernel.dim_qk << ", "
+       << kernel.dim_vo << ", " << config.short_stages << ", " << config.long_rows << ", "
+       << config.long_keys << ", " << config.long_stages << ">>(launch, variant);\n}\n";
   return amalgamate(text.str());
 }
 
 Cubin compile(const GpuKernel& kernel, const std::string& arch) {
-  return Nvrtc::instance().compile(source_of(kernel), arch);
+  return Nvrtc::instance().compile(source_of(kernel, arch), arch);
 }
 
 std::string cubin_of(const GpuKernel& kernel, const std::string& arch) {
   Request request;
   request.compiler = "nvrtc " + Nvrtc::instance().version();
   for (const std::string& option : Nvrtc::options(arch)) request.key += option + " ";
-  request.source = source_of(kernel);
+  request.source = source_of(kernel, arch);
   request.key += "\n" + request.source;
   request.name = name_of(kernel);
   request.target = arch;

@@ -20,8 +20,11 @@ struct GpuKernel {
 /// The kernel's entry point.
 constexpr const char* gpu_entry_point = "raddle_attention";
 
+/// "sm_90a" as a number: 90.
+i32 arch_number(const std::string& arch);
+
 /// Complete source, headers included.
-std::string source_of(const GpuKernel& kernel);
+std::string source_of(const GpuKernel& kernel, const std::string& arch);
 
 /// Compiles, without looking into the cache. Raises CompileError.
 Cubin compile(const GpuKernel& kernel, const std::string& arch);

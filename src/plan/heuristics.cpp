@@ -1,6 +1,6 @@
 #include "plan/heuristics.h"
 
-#include "raddle/engine/kernel/mma/launch.h"
+#include "raddle/engine/kernel/mma/config.h"
 
 namespace raddle {
 namespace {
@@ -57,10 +57,11 @@ PlanConfig cpu_plan_config(const AttentionSpec& spec, i32 num_workers, Schedule 
   return plan_config(spec, num_workers, schedule, {16, 64}, {128, 128}, cpu_rates);
 }
 
-PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 num_workers, Schedule schedule) {
-  // One warp's rows, and a block's.
-  return plan_config(spec, num_workers, schedule, {16, mma::tile_keys},
-                     {mma::tile_rows, mma::tile_keys}, gpu_rates);
+PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 arch, i32 num_workers,
+                           Schedule schedule) {
+  const mma::KernelConfig kernel = mma::kernel_config(spec.head_dim_qk, spec.head_dim_vo, arch);
+  return plan_config(spec, num_workers, schedule, {kernel.short_rows, mma::short_keys},
+                     {kernel.long_rows, kernel.long_keys}, gpu_rates);
 }
 
 }  // namespace raddle

@@ -9,7 +9,8 @@ namespace raddle {
 /// Tile shapes, tile rates and chunk size for the CPU kernels.
 PlanConfig cpu_plan_config(const AttentionSpec& spec, i32 num_workers, Schedule schedule);
 
-/// The same for the GPU kernel on mma.sync; a worker is a thread block.
-PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 num_workers, Schedule schedule);
+/// The same for the GPU kernel on mma.sync of an architecture (80, 90 …); a worker is a thread
+/// block.
+PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 arch, i32 num_workers, Schedule schedule);
 
 }  // namespace raddle

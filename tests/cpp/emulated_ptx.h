@@ -10,7 +10,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #ifndef RADDLE_AMALGAMATED  // there the text before this one holds it
@@ -27,7 +29,9 @@ namespace raddle::emulated {
 struct Exchange {
   float x;
   u32 a[4], b[2];
-  const void* row;
+  u32 row;
+  const void* pointer;
+  bool flag;
 };
 
 class Block {
@@ -75,6 +79,26 @@ class Block {
   i32 index() const { return index_; }
   i32 thread() const { return static_cast<i32>(running_); }
   void* shared() { return shared_.data(); }
+  u32 shared_bytes() const { return static_cast<u32>(shared_.size() * sizeof(Unit)); }
+
+  /// Copies happen only when they are waited for, so that a wait that is missing shows.
+  void start_copy(u32 to, const void* from) {
+    fibers_[running_].groups.back().push_back({to, from});
+  }
+  void close_group() { fibers_[running_].groups.emplace_back(); }
+  void finish_copies(std::size_t pending) {
+    auto& groups = fibers_[running_].groups;  // the last one is still open
+    while (groups.size() > pending + 1) {
+      for (const auto& [to, from] : groups.front()) {
+        auto* at = static_cast<std::byte*>(shared()) + to;
+        if (from)
+          std::memcpy(at, from, 16);
+        else
+          std::memset(at, 0, 16);
+      }
+      groups.pop_front();
+    }
+  }
   void wait_block() { wait(block_, fibers_.size()); }
   void wait_warp() { wait(warps_[running_ / 32], 32); }
 
@@ -92,6 +116,7 @@ class Block {
   struct Fiber {
     ucontext_t context;
     std::vector<std::byte> stack;
+    std::deque<std::vector<std::pair<u32, const void*>>> groups{1};
     bool done = false;
   };
   struct Barrier {
@@ -183,6 +208,24 @@ inline float shuffle(float x, i32 lane) {
   Block::current()->exchange(mine, [&](auto at) { result = at(lane).x; });
   return result;
 }
+template <class T>
+inline T* shuffle(T* x, i32 lane) {
+  Exchange mine{};
+  mine.pointer = x;
+  T* result = nullptr;
+  Block::current()->exchange(
+      mine, [&](auto at) { result = static_cast<T*>(const_cast<void*>(at(lane).pointer)); });
+  return result;
+}
+inline bool any(bool condition) {
+  Exchange mine{};
+  mine.flag = condition;
+  bool result = false;
+  Block::current()->exchange(mine, [&](auto at) {
+    for (i32 lane = 0; lane < 32; ++lane) result = result || at(lane).flag;
+  });
+  return result;
+}
 inline float shuffle_xor(float x, i32 mask) { return shuffle(x, (thread_index() % 32) ^ mask); }
 
 inline i32 atomic_add(i32* counter, i32 x) {
@@ -191,23 +234,44 @@ inline i32 atomic_add(i32* counter, i32 x) {
   return before;
 }
 
-inline u32 element_of_row(const void* row, i32 i) {
-  return static_cast<const u16*>(row)[static_cast<std::size_t>(i)];
+inline u32 shared_address(const void* p) {
+  return static_cast<u32>(static_cast<const std::byte*>(p) -
+                          static_cast<const std::byte*>(shared_memory()));
 }
 
-inline void load_matrices(u32 (&x)[4], const void* row) {
+inline void copy_async(u32 to, const void* from, bool read) {
+  if (to % 16 != 0 || to + 16 > Block::current()->shared_bytes() ||
+      (read && reinterpret_cast<u64>(from) % 16 != 0)) {
+    std::fprintf(stderr, "emulated GPU: a copy of 16 bytes from %p to %u\n", from, to);
+    std::abort();
+  }
+  Block::current()->start_copy(to, read ? from : nullptr);
+}
+inline void copy_commit() { Block::current()->close_group(); }
+template <i32 pending>
+inline void copy_wait() {
+  Block::current()->finish_copies(pending);
+}
+
+inline u32 element_of_row(u32 row, i32 i) {
+  u16 x;
+  std::memcpy(&x, static_cast<const std::byte*>(shared_memory()) + row + 2 * i, 2);
+  return x;
+}
+
+inline void load_matrices(u32 (&x)[4], u32 row) {
   const i32 g = thread_index() % 32 / 4, t = thread_index() % 4;
   Exchange mine{};
   mine.row = row;
   Block::current()->exchange(mine, [&](auto at) {
     for (i32 i = 0; i < 4; ++i) {
-      const void* from = at(8 * i + g).row;
+      const u32 from = at(8 * i + g).row;
       x[i] = element_of_row(from, 2 * t) | element_of_row(from, 2 * t + 1) << 16;
     }
   });
 }
 
-inline void load_matrices_transposed(u32 (&x)[4], const void* row) {
+inline void load_matrices_transposed(u32 (&x)[4], u32 row) {
   const i32 g = thread_index() % 32 / 4, t = thread_index() % 4;
   Exchange mine{};
   mine.row = row;
@@ -226,7 +290,7 @@ inline float half_of(u32 packed, i32 which) {
 template <class T>
 inline void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, T) {
   const i32 g = thread_index() % 32 / 4, t = thread_index() % 4;
-  const Exchange mine{0.0f, {a[0], a[1], a[2], a[3]}, {b0, b1}, nullptr};
+  const Exchange mine{0.0f, {a[0], a[1], a[2], a[3]}, {b0, b1}, 0, nullptr, false};
   Block::current()->exchange(mine, [&](auto at) {
     for (i32 e = 0; e < 4; ++e) {
       const i32 column = 2 * t + e % 2;
@@ -240,6 +304,7 @@ inline void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, T) {
 }
 
 inline float exp2(float x) { return std::exp2(x); }
+inline float fma(float x, float y, float z) { return std::fma(x, y, z); }
 
 template <class T>
 inline u32 pack(float low, float high, T) {

@@ -65,7 +65,7 @@ void check(const LayoutPtr& layout, const V& variant, const reference::Parts& pa
   std::fill(t.out.bytes.begin(), t.out.bytes.end(), std::byte{0xff});
   std::fill(t.lse.bytes.begin(), t.lse.bytes.end(), std::byte{0xff});
   const PlanArrays plan = make_plan(
-      layout->view(), gpu_plan_config(spec, num_workers, Schedule::automatic), cover(variant));
+      layout->view(), gpu_plan_config(spec, 80, num_workers, Schedule::automatic), cover(variant));
 
   MmaLaunch launch{};
   launch.layout = layout->view();
@@ -90,8 +90,11 @@ void check(const LayoutPtr& layout, const V& variant, const reference::Parts& pa
   for (i32 w = 0; w < num_workers; ++w) order.push_back(w);
   std::shuffle(order.begin(), order.end(), random);
   for (const i32 worker : order) {
-    emulated::Block block(worker, mma::num_threads, mma::shared_bytes(dim_qk, dim_vo));
-    block.run([&] { mma::attend<T, dim_qk, dim_vo>(launch, variant); });
+    constexpr mma::KernelConfig config = mma::kernel_config(dim_qk, dim_vo, 80);
+    using Kernel = mma::Kernel<T, dim_qk, dim_vo, config.short_stages, config.long_rows,
+                               config.long_keys, config.long_stages>;
+    emulated::Block block(worker, mma::num_threads, config.shared_bytes);
+    block.run([&] { mma::attend<Kernel>(launch, variant); });
   }
   expect_within(problem_of(*layout, t, dtype, Case{"", {}, parts}), t, dtype, has_lse, true);
   EXPECT_EQ(std::count(arrived.begin(), arrived.end(), 0), static_cast<i64>(arrived.size()));

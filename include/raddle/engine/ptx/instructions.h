@@ -4,6 +4,7 @@
 #ifdef RADDLE_EMULATED_PTX
 #include RADDLE_EMULATED_PTX
 #else
+#include "raddle/engine/ptx/copy.h"
 #include "raddle/engine/ptx/math.h"
 #include "raddle/engine/ptx/mma.h"
 #include "raddle/engine/ptx/thread.h"

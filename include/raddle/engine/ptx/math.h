@@ -14,6 +14,13 @@ RADDLE_DEVICE float exp2(float x) {
   return y;
 }
 
+/// x · y + z, rounded once. Contraction is off, so that the only ones are those that are asked for.
+RADDLE_DEVICE float fma(float x, float y, float z) {
+  float r;
+  asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(x), "f"(y), "f"(z));
+  return r;
+}
+
 /// Two numbers rounded to nearest: `low` in the lower half, `high` in the upper.
 RADDLE_DEVICE u32 pack(float low, float high, f16) {
   u32 y;

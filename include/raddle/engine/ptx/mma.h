@@ -12,39 +12,38 @@ RADDLE_ENGINE_BEGIN
 
 namespace ptx {
 
+/// A generic pointer into shared memory as the address that instructions on it take.
 RADDLE_DEVICE u32 shared_address(const void* p) {
   return static_cast<u32>(__cvta_generic_to_shared(p));
 }
 
-/// Four 8 × 8 matrices; lane 8·i + r gives the address of row r of matrix i, and gets of each
-/// matrix elements (g, 2t) and (g, 2t + 1).
-RADDLE_DEVICE void load_matrices(u32 (&x)[4], const void* row) {
+/// Four 8 × 8 matrices; lane 8·i + r gives the shared address of row r of matrix i, and gets of
+/// each matrix elements (g, 2t) and (g, 2t + 1).
+RADDLE_DEVICE void load_matrices(u32 (&x)[4], u32 row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "r"(shared_address(row))
+               : "r"(row)
                : "memory");
 }
 
 /// The same, transposed: the lane gets elements (2t, g) and (2t + 1, g).
-RADDLE_DEVICE void load_matrices_transposed(u32 (&x)[4], const void* row) {
+RADDLE_DEVICE void load_matrices_transposed(u32 (&x)[4], u32 row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-               : "r"(shared_address(row))
+               : "r"(row)
                : "memory");
 }
 
 /// C += A · B, accumulated in fp32.
 RADDLE_DEVICE void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, f16) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 RADDLE_DEVICE void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, bf16) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));

@@ -7,11 +7,16 @@ RADDLE_ENGINE_BEGIN
 
 namespace ptx {
 
-RADDLE_DEVICE i32 thread_index() { return static_cast<i32>(threadIdx.x); }
+/// Read anew at every call, so that no compiler keeps what follows from it in registers throughout.
+RADDLE_DEVICE i32 thread_index() {
+  i32 x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+}
 RADDLE_DEVICE i32 block_index() { return static_cast<i32>(blockIdx.x); }
 
-struct alignas(16) SharedUnit {
-  u8 bytes[16];
+struct alignas(128) SharedUnit {
+  u8 bytes[128];
 };
 
 /// The block's dynamic shared memory.
@@ -38,6 +43,29 @@ RADDLE_DEVICE float shuffle(float x, i32 lane) {
   float y;
   asm volatile("shfl.sync.idx.b32 %0, %1, %2, 0x1f, 0xffffffff;" : "=f"(y) : "f"(x), "r"(lane));
   return y;
+}
+
+template <class T>
+RADDLE_DEVICE T* shuffle(T* x, i32 lane) {
+  T* y;
+  asm volatile(
+      "{\n.reg .b32 lo, hi;\nmov.b64 {lo, hi}, %1;\n"
+      "shfl.sync.idx.b32 lo, lo, %2, 0x1f, 0xffffffff;\n"
+      "shfl.sync.idx.b32 hi, hi, %2, 0x1f, 0xffffffff;\nmov.b64 %0, {lo, hi};\n}"
+      : "=l"(y)
+      : "l"(x), "r"(lane));
+  return y;
+}
+
+/// Whether the condition holds on some lane of the warp.
+RADDLE_DEVICE bool any(bool condition) {
+  i32 some;
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.s32 p, %1, 0;\nvote.sync.any.pred q, p, 0xffffffff;\n"
+      "selp.s32 %0, 1, 0, q;\n}"
+      : "=r"(some)
+      : "r"(static_cast<i32>(condition)));
+  return some != 0;
 }
 
 /// Adds to a counter in device memory; returns what it held before.

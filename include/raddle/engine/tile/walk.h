@@ -15,6 +15,7 @@ struct Span {
 /// Walks the KV tiles of a work item: its query tile's runs, clipped to the item's columns.
 class TileWalk {
  public:
+  TileWalk() = default;
   RADDLE_FN TileWalk(const PlanView& plan, const WorkItem& item)
       : runs_(plan.runs),
         run_(plan.query_tiles[item.query_tile].run_begin),

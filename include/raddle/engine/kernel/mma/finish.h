@@ -1,9 +1,9 @@
 // From partial results to the caller's tensors: finishing a row, contracting a tile. A warp holds a
-// row in its fp32 vector in shared memory.
+// row in registers, four elements a lane and step.
 #pragma once
 
 #include "raddle/engine/core/state.h"
-#include "raddle/engine/kernel/mma/launch.h"
+#include "raddle/engine/kernel/mma/shared.h"
 #include "raddle/engine/tile/warp_vector.h"
 #include "raddle/engine/variant/parts.h"
 
@@ -11,77 +11,224 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-/// Applies sink and output parts to a row's normalised state.
-template <class V>
-RADDLE_DEVICE void finish_state(const V& variant, const Row& row, WarpVector& o, float& lse) {
-  if constexpr (has_sink<V>) {
-    // ⊕ with the state (0, sink) of a key without value.
-    const Mix mix = compose(lse, variant.sink(row));
-    o.map([&](float x, i32) { return x * mix.first; });
-    lse = mix.lse;
+/// Four elements that are loaded or stored together.
+struct alignas(16) Four {
+  float x[4];
+};
+struct alignas(8) Packed4 {
+  u32 x[2];
+};
+struct alignas(16) Packed8 {
+  u32 x[4];
+};
+
+/// A row of `dim` elements in a warp: this lane's are 4 · (lane + 32 · i) + e.
+template <i32 dim>
+struct LaneRow {
+  static constexpr i32 steps = ceil_div(dim, 128);
+  Four of[steps];
+
+  /// f(i, first element) for every step in which this lane has elements.
+  template <class F>
+  RADDLE_DEVICE static void each(F f) {
+    RADDLE_UNROLL
+    for (i32 i = 0; i < steps; ++i) {
+      const i32 d = 4 * (ptx::thread_index() % 32 + 32 * i);
+      if (d < dim) f(i, d);
+    }
   }
-  if constexpr (has_output<V>) variant.output(o, row, lse);
+  template <class F>
+  RADDLE_DEVICE void map(F f) {
+    each([&](i32 i, i32) {
+      RADDLE_UNROLL
+      for (i32 e = 0; e < 4; ++e) of[i].x[e] = f(of[i].x[e]);
+    });
+  }
+};
+
+/// Writes four elements of an output row, rounded to the matrix dtype.
+template <class T>
+RADDLE_DEVICE void store_four(T* to, const Four& o) {
+  *reinterpret_cast<Packed4*>(to) =
+      Packed4{{ptx::pack(o.x[0], o.x[1], T{}), ptx::pack(o.x[2], o.x[3], T{})}};
 }
 
-/// Writes a finished row, or its bare state, to the output tensors. `vector` is the warp's.
-template <class T, i32 dim_vo, class V>
-RADDLE_DEVICE void write_row(const MmaLaunch& launch, const V& variant, const Row& row,
-                             float* vector, float lse) {
-  const i32 lane = ptx::thread_index() % 32;
-  if (!launch.state_only) {
-    WarpVector o(vector, dim_vo);
-    finish_state(variant, row, o, lse);
-  }
-  const i64 at = row.row * launch.out.row_stride + row.q_head * launch.out.head_stride;
-  for (i32 d = lane; d < dim_vo; d += 32)
-    if (launch.state_only)
-      static_cast<float*>(launch.out.data)[at + d] = vector[d];
-    else
-      static_cast<T*>(launch.out.data)[at + d] = from_float<T>(vector[d]);
-  if (launch.lse && lane == 0)
+/// Where a row of the output begins, in elements.
+RADDLE_DEVICE i64 out_offset(const MmaLaunch& launch, const Row& row) {
+  return row.row * launch.out.row_stride + row.q_head * launch.out.head_stride;
+}
+
+RADDLE_DEVICE void store_lse(const MmaLaunch& launch, const Row& row, float lse) {
+  if (launch.lse)
     launch.lse[row.row * launch.lse_row_stride + row.q_head * launch.lse_head_stride] = lse;
 }
 
-/// (vector, lse) ⊕= a stored partial state.
-template <Scan scan, i32 dim_vo>
-RADDLE_DEVICE void compose_partial(const MmaLaunch& launch, i64 partial_row, float* vector,
-                                   float& lse) {
-  Mix mix{1.0f, 1.0f, 0.0f};
-  if (scan == Scan::softmax) mix = compose(lse, launch.partial_lse[partial_row]);
-  const float* from = launch.partial_o + partial_row * dim_vo;
-  for (i32 d = ptx::thread_index() % 32; d < dim_vo; d += 32)
-    vector[d] = vector[d] * mix.first + from[d] * mix.second;
-  lse = mix.lse;
+/// The factor by which a sink shrinks a row's output, and the LSE with it: ⊕ with the state
+/// (0, sink) of a key without value. 1 for a bare state and for variants without sinks.
+template <class V>
+RADDLE_DEVICE float apply_sink(const MmaLaunch& launch, const V& variant, const Row& row,
+                               float& lse) {
+  if constexpr (has_sink<V>) {
+    if (!launch.state_only) {
+      const Mix mix = compose(lse, variant.sink(row));
+      lse = mix.lse;
+      return mix.first;
+    }
+  }
+  return 1.0f;
 }
+
+/// Writes a finished row, or its bare state, to the output tensors. `vector` is the warp's, in
+/// shared memory: what an output part sees.
+template <class K, class V>
+RADDLE_DEVICE void write_row(const MmaLaunch& launch, const V& variant, const Row& row,
+                             LaneRow<K::dim_vo>& o, float lse, float* vector) {
+  using T = typename K::T;
+  using Lanes = LaneRow<K::dim_vo>;
+  const i64 at = out_offset(launch, row);
+  if (launch.state_only) {
+    Lanes::each([&](i32 i, i32 d) {
+      *reinterpret_cast<Four*>(static_cast<float*>(launch.out.data) + at + d) = o.of[i];
+    });
+  } else {
+    const float factor = apply_sink(launch, variant, row, lse);
+    if constexpr (has_sink<V>) o.map([&](float x) { return x * factor; });
+    if constexpr (has_output<V>) {
+      Lanes::each([&](i32 i, i32 d) { *reinterpret_cast<Four*>(vector + d) = o.of[i]; });
+      ptx::sync_warp();
+      WarpVector x(vector, K::dim_vo);
+      variant.output(x, row, lse);
+      Lanes::each([&](i32 i, i32 d) { o.of[i] = *reinterpret_cast<const Four*>(vector + d); });
+      ptx::sync_warp();
+    }
+    Lanes::each(
+        [&](i32 i, i32 d) { store_four(static_cast<T*>(launch.out.data) + at + d, o.of[i]); });
+  }
+  if (ptx::thread_index() % 32 == 0) store_lse(launch, row, lse);
+}
+
+/// A row that is composed of partial states: O and Σ relative to a largest LSE.
+template <class K, Scan scan>
+class ComposedRow {
+ public:
+  RADDLE_DEVICE ComposedRow() {
+    RADDLE_UNROLL
+    for (i32 i = 0; i < LaneRow<K::dim_vo>::steps; ++i) o.of[i] = Four{};
+  }
+
+  /// ⊕= `count` states that lie `stride` rows apart, in their order.
+  RADDLE_DEVICE void compose(const MmaLaunch& launch, i64 first, i32 stride, i32 count) {
+    for (i32 done = 0; done < count; done += 32) {
+      const i32 n = min(32, count - done);
+      const i64 row = first + i64{done} * stride;
+      float weight = 1.0f;
+      if constexpr (scan == Scan::softmax) weight = weigh(launch, row, stride, n);
+      for (i32 c = 0; c < n; c += unrolled)
+        add(launch, row + i64{c} * stride, stride, weight, c, n);
+    }
+  }
+
+  /// O and LSE of the union; nothing kept is (0, -inf).
+  RADDLE_DEVICE float finish() {
+    if constexpr (scan == Scan::sum) return 0.0f;
+    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+    o.map([&](float x) { return x * inverse; });
+    return top == -math::infinity ? top : top + math::log(sum);
+  }
+
+  LaneRow<K::dim_vo> o;
+
+ private:
+  static constexpr i32 unrolled = 8;  ///< states whose loads are under way together
+
+  /// The weight of the lane's state, e^(LSE - top); the sum and O so far shrink to the new top.
+  RADDLE_DEVICE float weigh(const MmaLaunch& launch, i64 row, i32 stride, i32 n) {
+    const i32 lane = ptx::thread_index() % 32;
+    const float lse = lane < n ? launch.partial_lse[row + i64{lane} * stride] : -math::infinity;
+    float new_top = max(top, lse);
+    for (i32 step = 16; step > 0; step /= 2)
+      new_top = max(new_top, ptx::shuffle_xor(new_top, step));
+    const float shift = new_top == -math::infinity ? 0.0f : new_top;
+    const float rescale = math::exp(top - shift);
+    const float weight = math::exp(lse - shift);
+    float total = weight;
+    for (i32 step = 16; step > 0; step /= 2) total += ptx::shuffle_xor(total, step);
+    o.map([&](float x) { return x * rescale; });
+    sum = sum * rescale + total;
+    top = new_top;
+    return weight;
+  }
+
+  /// Adds states c … c + unrolled - 1 of a batch of n, weighted; `row` is that of state c.
+  RADDLE_DEVICE void add(const MmaLaunch& launch, i64 row, i32 stride, float weight, i32 c, i32 n) {
+    LaneRow<K::dim_vo> x[unrolled];
+    RADDLE_UNROLL
+    for (i32 u = 0; u < unrolled; ++u)
+      LaneRow<K::dim_vo>::each([&](i32 i, i32 d) {
+        const float* from = launch.partial_o + (row + i64{u} * stride) * K::dim_vo + d;
+        x[u].of[i] = c + u < n ? *reinterpret_cast<const Four*>(from) : Four{};
+      });
+    RADDLE_UNROLL
+    for (i32 u = 0; u < unrolled; ++u) {
+      const float w = scan == Scan::softmax ? ptx::shuffle(weight, (c + u) % 32) : 1.0f;
+      if (c + u >= n) continue;
+      LaneRow<K::dim_vo>::each([&](i32 i, i32) {
+        RADDLE_UNROLL
+        for (i32 e = 0; e < 4; ++e) o.of[i].x[e] = ptx::fma(x[u].of[i].x[e], w, o.of[i].x[e]);
+      });
+    }
+  }
+
+  float top = -math::infinity;
+  float sum = 0.0f;
+};
 
 /// Composes all partial states of one query tile of the last level, a warp a row, in level and
 /// chunk order.
-template <class T, i32 dim_vo, class V>
+template <class K, class V>
 RADDLE_DEVICE void contract(const MmaLaunch& launch, const V& variant,
                             const Contraction& contraction, i32 kv_head, float* vector) {
-  constexpr Scan scan = scan_of<V>();
   const PlanView& plan = launch.plan;
   const QueryTile& tile = plan.query_tiles[contraction.query_tile];
   const LevelView& level = launch.levels[tile.level];
   for (i32 m = ptx::thread_index() / 32; m < tile.num_rows; m += num_warps) {
-    float lse = scan == Scan::softmax ? -math::infinity : 0.0f;
-    for (i32 d = ptx::thread_index() % 32; d < dim_vo; d += 32) vector[d] = 0.0f;
+    ComposedRow<K, scan_of<V>()> composed;
     for (i32 i = contraction.source_begin; i < contraction.source_end; ++i) {
-      const Source& source = plan.sources[i];
+      const Source source = plan.sources[i];
       const i32 nth = m - source.dst_row;
       if (nth < 0 || nth >= source.num_rows) continue;
       const QueryTile& from = plan.query_tiles[source.query_tile];
-      const Split& split = plan.splits[from.split + kv_head];
-      for (i32 chunk = 0; chunk < split.num_chunks; ++chunk)
-        compose_partial<scan, dim_vo>(
-            launch, split.partial_row + i64{chunk} * from.num_rows + source.row + nth, vector, lse);
+      const Split split = plan.splits[from.split + kv_head];
+      composed.compose(launch, i64{split.partial_row} + source.row + nth, from.num_rows,
+                       split.num_chunks);
     }
-    ptx::sync_warp();
-    write_row<T, dim_vo>(
+    const float lse = composed.finish();
+    write_row<K>(
         launch, variant,
         make_row(launch.layout, level, tile.group, tile.row_begin + m, kv_head, plan.group_size),
-        vector, lse);
-    ptx::sync_warp();
+        composed.o, lse, vector);
+  }
+}
+
+/// Counts an item up at every contraction that waits for it, and composes those it completes. All
+/// threads of the block come here with the item's state stored.
+template <class K, class V>
+RADDLE_COLD void arrive(const MmaLaunch& launch, const V& variant, const QueryTile& tile,
+                        i32 kv_head, i32& completed, float* vector) {
+  ptx::fence_device();  // this thread's part of the state, before the block's arrival
+  ptx::sync_block();
+  for (i32 i = tile.dependents_begin; i < tile.dependents_end; ++i) {
+    const i32 which = launch.plan.dependents[i];
+    const i32 at = which * launch.plan.num_kv_heads + kv_head;
+    if (ptx::thread_index() == 0) {
+      completed = ptx::atomic_add(&launch.arrived[at], 1) + 1 == launch.plan.expected[at];
+      if (completed) launch.arrived[at] = 0;
+    }
+    ptx::sync_block();
+    const bool last = completed != 0;
+    ptx::fence_device();  // the others' states, after their arrival
+    if (last) contract<K>(launch, variant, launch.plan.contractions[which], kv_head, vector);
+    ptx::sync_block();
   }
 }
 

@@ -2,6 +2,7 @@
 // Plain data, laid out alike by the host's compiler and NVRTC.
 #pragma once
 
+#include "raddle/engine/kernel/mma/config.h"
 #include "raddle/engine/kernel/run.h"
 #include "raddle/engine/plan/plan.h"
 
@@ -23,22 +24,22 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-constexpr i32 num_warps = 4;
-constexpr i32 num_threads = 32 * num_warps;
-constexpr i32 tile_rows = 16 * num_warps;  ///< of the larger tile shape; the smaller has 16
-constexpr i32 tile_keys = 64;
-
-/// Rows in shared memory are 16 bytes longer than they need be, so that the eight rows of a matrix
-/// lie in different banks.
-RADDLE_FN constexpr i32 pitch(i32 dim) { return (dim + 15) / 16 * 16 + 8; }
-
-/// Dynamic shared memory of a block. K and V take turns in one buffer, so that 256-wide heads fit
-/// the 99 KiB that every sm_8x has.
-RADDLE_FN constexpr i32 shared_bytes(i32 dim_qk, i32 dim_vo) {
-  const i32 wider = dim_qk > dim_vo ? dim_qk : dim_vo;
-  return 2 * tile_rows * pitch(dim_qk) + 2 * tile_keys * pitch(wider) + 4 * num_warps * wider +
-         (8 + 8 + 4 + 4 + 4) * tile_keys + 16;
-}
+/// What a kernel is compiled for: the matrix dtype, head dimensions, and KernelConfig's choices.
+template <class Element, i32 qk, i32 vo, i32 stages_short, i32 rows_long, i32 keys_long,
+          i32 stages_long>
+struct Kernel {
+  using T = Element;
+  static constexpr i32 dim_qk = qk;
+  static constexpr i32 dim_vo = vo;
+  static constexpr i32 short_stages = stages_short;
+  static constexpr i32 long_rows = rows_long;
+  static constexpr i32 long_keys = keys_long;
+  static constexpr i32 long_stages = stages_long;
+  using QkRows = SharedRows<qk>;
+  using VoRows = SharedRows<vo>;
+  static constexpr i32 k_steps = QkRows::chunks / 2;  ///< products of 16 elements in a logit
+  static constexpr i32 out_tiles = VoRows::chunks;    ///< fragments 8 wide of an output row
+};
 
 }  // namespace mma
 

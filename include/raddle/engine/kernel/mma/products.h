@@ -1,0 +1,105 @@
+// The two matrix products of attention on a warp's fragments: S = Q · Kᵀ and O += P · V. `blocks`
+// are blocks of 16 query rows that share each fragment of K or V.
+#pragma once
+
+#include "raddle/engine/kernel/mma/shared.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace mma {
+
+/// S: logits, then weights, of 16 · blocks rows by 8 · tiles keys.
+template <i32 blocks, i32 tiles>
+using Logits = float[blocks][tiles][4];
+
+/// O: unnormalised output.
+template <class K, i32 blocks>
+using Output = float[blocks][K::out_tiles][4];
+
+template <i32 a, i32 b>
+RADDLE_DEVICE void clear(float (&x)[a][b][4]) {
+  RADDLE_UNROLL
+  for (i32 i = 0; i < a; ++i) {
+    RADDLE_UNROLL
+    for (i32 j = 0; j < b; ++j) {
+      RADDLE_UNROLL
+      for (i32 e = 0; e < 4; ++e) x[i][j][e] = 0.0f;
+    }
+  }
+}
+
+/// The shared address from which this lane takes its part of 16 × 16 elements of A, at the first
+/// of 16 rows: matrices in the order (rows 0–7, k 0–7), (8–15, 0–7), (0–7, 8–15), (8–15, 8–15).
+template <class Rows>
+RADDLE_DEVICE u32 a_address(const u8* rows) {
+  const i32 lane = ptx::thread_index() % 32;
+  return ptx::shared_address(rows) + Rows::at(lane % 16, lane / 16);
+}
+
+/// The same of B where its columns are rows in memory (K), 16 columns wide: (columns 0–7, k 0–7),
+/// (0–7, 8–15), (8–15, 0–7), (8–15, 8–15).
+template <class Rows>
+RADDLE_DEVICE u32 b_address(const u8* rows) {
+  const i32 lane = ptx::thread_index() % 32;
+  return ptx::shared_address(rows) + Rows::at(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+}
+
+/// S = Q · Kᵀ, with A's fragments from `query(step, block, a)`.
+template <class K, i32 blocks, i32 tiles, class Query>
+RADDLE_DEVICE void multiply_qk(Logits<blocks, tiles>& s, const u8* keys, Query query) {
+  using Rows = typename K::QkRows;
+  clear(s);
+  const u32 k = b_address<Rows>(keys);
+  RADDLE_UNROLL
+  for (i32 step = 0; step < K::k_steps; ++step) {
+    u32 a[blocks][4];
+    RADDLE_UNROLL
+    for (i32 r = 0; r < blocks; ++r) query(step, r, a[r]);
+    const u32 at = Rows::step_from(k, step);
+    RADDLE_UNROLL
+    for (i32 n = 0; n < tiles; n += 2) {
+      u32 b[4];
+      ptx::load_matrices(b, at + static_cast<u32>(8 * n * Rows::pitch));
+      RADDLE_UNROLL
+      for (i32 r = 0; r < blocks; ++r) {
+        ptx::multiply_add(s[r][n], a[r], b[0], b[1], typename K::T{});
+        ptx::multiply_add(s[r][n + 1], a[r], b[2], b[3], typename K::T{});
+      }
+    }
+  }
+}
+
+/// O += P · V, with P rounded to the matrix dtype: S's fragments are P's as they lie.
+template <class K, i32 blocks, i32 tiles>
+RADDLE_DEVICE void multiply_pv(Output<K, blocks>& o, const Logits<blocks, tiles>& p,
+                               const u8* values) {
+  using Rows = typename K::VoRows;
+  using T = typename K::T;
+  const u32 v = a_address<Rows>(values);  // transposed, matrices of V's rows are matrices of B
+  RADDLE_UNROLL
+  for (i32 n = 0; n < tiles; n += 2) {
+    u32 a[blocks][4];
+    RADDLE_UNROLL
+    for (i32 r = 0; r < blocks; ++r) {
+      a[r][0] = ptx::pack(p[r][n][0], p[r][n][1], T{});
+      a[r][1] = ptx::pack(p[r][n][2], p[r][n][3], T{});
+      a[r][2] = ptx::pack(p[r][n + 1][0], p[r][n + 1][1], T{});
+      a[r][3] = ptx::pack(p[r][n + 1][2], p[r][n + 1][3], T{});
+    }
+    RADDLE_UNROLL
+    for (i32 d = 0; d < K::out_tiles; d += 2) {
+      u32 b[4];
+      ptx::load_matrices_transposed(
+          b, Rows::step_from(v, d / 2) + static_cast<u32>(8 * n * Rows::pitch));
+      RADDLE_UNROLL
+      for (i32 r = 0; r < blocks; ++r) {
+        ptx::multiply_add(o[r][d], a[r], b[0], b[1], T{});
+        ptx::multiply_add(o[r][d + 1], a[r], b[2], b[3], T{});
+      }
+    }
+  }
+}
+
+}  // namespace mma
+
+RADDLE_ENGINE_END

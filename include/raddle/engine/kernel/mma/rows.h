@@ -1,0 +1,88 @@
+// Rows on their way through shared memory: loading queries, transforming rows in place.
+#pragma once
+
+#include "raddle/engine/kernel/mma/finish.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace mma {
+
+/// transform(vector) changes one row in shared memory through fp32; the result is rounded once. A
+/// warp's work; the row is complete for its lanes.
+template <class T, class Rows, i32 dim, class F>
+RADDLE_DEVICE void transform_row(u8* rows, i32 row, float* vector, F transform) {
+  const i32 lane = ptx::thread_index() % 32;
+  const auto element = [&](i32 d) -> T& {
+    return reinterpret_cast<T*>(rows + Rows::at(row, d / 8))[d % 8];
+  };
+  for (i32 d = lane; d < dim; d += 32) vector[d] = to_float(element(d));
+  ptx::sync_warp();
+  WarpVector x(vector, dim);
+  transform(x);
+  for (i32 d = lane; d < dim; d += 32) element(d) = from_float<T>(vector[d]);
+  ptx::sync_warp();
+}
+
+/// Loads `count` rows of a query tile, from row `first` on, to rows `to` … of shared memory,
+/// and applies f_q. Rows past the tile's become zero. A warp's work.
+template <i32 count, class K, class V>
+RADDLE_DEVICE void load_queries(const MmaLaunch& launch, const V& variant, const QueryTile& tile,
+                                i32 kv_head, i32 first, u8* shared, float* vector) {
+  static_assert(count <= 32);
+  using T = typename K::T;
+  using Rows = typename K::QkRows;
+  const i32 lane = ptx::thread_index() % 32;
+  const auto row_of = [&](i32 r) {
+    return make_row(launch.layout, launch.levels[tile.level], tile.group,
+                    tile.row_begin + first + r, kv_head, launch.plan.group_size);
+  };
+  const i32 rows = min(count, tile.num_rows - first);
+  const T* mine = nullptr;
+  if (lane < rows) {
+    const Row row = row_of(lane);
+    mine = static_cast<const T*>(launch.q.data) + row.row * launch.q.row_stride +
+           row.q_head * launch.q.head_stride;
+  }
+  RADDLE_UNROLL
+  for (i32 i = 0; i < ceil_div(count * Rows::chunks, 32); ++i) {
+    const i32 unit = 32 * i + lane;
+    const i32 r = unit / Rows::chunks, chunk = unit % Rows::chunks;
+    const T* from = ptx::shuffle(mine, min(r, 31));
+    if (r >= count) continue;
+    Packed8 x{};
+    if (from && 8 * chunk < K::dim_qk) x = *reinterpret_cast<const Packed8*>(from + 8 * chunk);
+    *reinterpret_cast<Packed8*>(shared + Rows::at(first + r, chunk)) = x;
+  }
+  ptx::sync_warp();
+  if constexpr (has_query<V>) {
+    for (i32 r = 0; r < rows; ++r) {
+      const Row row = row_of(r);
+      transform_row<T, Rows, K::dim_qk>(shared, first + r, vector,
+                                        [&](WarpVector& q) { variant.query(q, row); });
+    }
+  }
+}
+
+/// f_k or f_v of the keys of a tile that this warp loaded, in place.
+template <class T, class Rows, i32 dim, i32 tile_keys, class F>
+RADDLE_DEVICE void transform_keys(u8* rows, const TileKeys<tile_keys>& keys, i32 request,
+                                  i32 kv_head, float* vector, F transform) {
+  constexpr i32 warp_keys = tile_keys / num_warps;
+  const i32 first = ptx::thread_index() / 32 * warp_keys;
+  for (i32 j = first; j < first + warp_keys; ++j) {
+    if (keys.column[j] < 0) continue;
+    const Key key{request, keys.kv_index[j], keys.kv_pos[j], kv_head};
+    transform_row<T, Rows, dim>(rows, j, vector, [&](WarpVector& x) { transform(x, key); });
+  }
+}
+
+/// The request that all keys of a tile belong to; -1 where its rows are several requests'.
+RADDLE_DEVICE i32 request_of_keys(const MmaLaunch& launch, const QueryTile& tile) {
+  const LevelView& level = launch.levels[tile.level];
+  if (level.keys_are_shared) return -1;
+  return request_of(launch.layout, level, tile.group, query_row(level, tile.group, 0));
+}
+
+}  // namespace mma
+
+RADDLE_ENGINE_END

@@ -1,0 +1,85 @@
+// A block's shared memory: queries, a ring of KV tiles, what is known of their keys.
+#pragma once
+
+#include "raddle/engine/kernel/mma/launch.h"
+#include "raddle/engine/ptx/instructions.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace mma {
+
+/// What a KV tile is to the warp that computes it.
+struct TileFlags {
+  static constexpr i32 partial = 1;  ///< the mask keeps some of its pairs
+  static constexpr i32 ragged = 2;   ///< some of its columns have no key
+  static constexpr i32 last = 4;     ///< of its work item
+  static constexpr i32 empty = 8;    ///< no columns at all: the item has none
+};
+
+/// The keys of one KV tile.
+template <i32 tile_keys>
+struct TileKeys {
+  i32 column[tile_keys];  ///< -1: no key
+  i32 kv_index[tile_keys];
+  i32 kv_pos[tile_keys];
+  i32 flags[num_warps];  ///< one a warp, for a warp may be tiles ahead of another
+};
+
+/// The warps' states of one short query tile, a slab of rows and columns at a time.
+struct MergeBuffer {
+  float top[num_warps][short_rows];
+  float sum[num_warps][short_rows];
+  float o[num_warps][slab_rows][slab_pitch];
+};
+
+/// Where a tile shape keeps what; offsets into the block's dynamic shared memory.
+template <class K, i32 rows, i32 keys_of_tile, i32 num_stages>
+struct SharedLayout {
+  static constexpr i32 tile_keys = keys_of_tile;
+  static constexpr i32 warp_keys = tile_keys / num_warps;  ///< that one warp loads
+  static constexpr i32 stages = num_stages;
+  using Keys = TileKeys<tile_keys>;
+  static constexpr i32 stage_bytes = tile_keys * (K::QkRows::pitch + K::VoRows::pitch);
+  static constexpr i32 ring = rows * max(K::QkRows::pitch, K::VoRows::pitch);
+  static constexpr i32 keys = ring + stages * stage_bytes;
+  /// Keys are spoken of until their values are used, when the next keys are on their way already.
+  static constexpr i32 key_slots = stages + 1;
+  static constexpr i32 merge = keys + key_slots * static_cast<i32>(sizeof(Keys));
+  static constexpr i32 completed = merge + static_cast<i32>(sizeof(MergeBuffer));
+  static constexpr i32 end = completed + 16;
+  static_assert(ring % 128 == 0 && stage_bytes % 128 == 0);
+  static_assert(end <= shared_bytes(K::dim_qk, K::dim_vo, rows, tile_keys, stages));
+
+  RADDLE_DEVICE static i32 after(i32 at, i32 count) { return at + 1 == count ? 0 : at + 1; }
+  RADDLE_DEVICE static u8* base() { return static_cast<u8*>(ptx::shared_memory()); }
+  /// A row of Q, or of O on its way out.
+  RADDLE_DEVICE static u8* query_memory() { return base(); }
+  RADDLE_DEVICE static u8* key_memory(i32 stage) { return base() + ring + stage * stage_bytes; }
+  RADDLE_DEVICE static u8* value_memory(i32 stage) {
+    return key_memory(stage) + tile_keys * K::QkRows::pitch;
+  }
+  RADDLE_DEVICE static Keys& keys_at(i32 slot) {
+    return reinterpret_cast<Keys*>(base() + keys)[slot];
+  }
+  RADDLE_DEVICE static MergeBuffer& merge_buffer() {
+    return *reinterpret_cast<MergeBuffer*>(base() + merge);
+  }
+  /// Whether this block brought a contraction its last state.
+  RADDLE_DEVICE static i32& completed_flag() { return *reinterpret_cast<i32*>(base() + completed); }
+  /// A row in fp32 for the variant's transforms: a warp's part of the merge buffer's outputs, which
+  /// nobody else touches while some warp still computes.
+  RADDLE_DEVICE static float* vector(i32 warp) {
+    constexpr i32 wider = max(K::dim_qk, K::dim_vo);
+    static_assert(num_warps * wider * 4 <= static_cast<i32>(sizeof(MergeBuffer::o)));
+    return &merge_buffer().o[0][0][0] + warp * wider;
+  }
+};
+
+template <class K>
+using ShortLayout = SharedLayout<K, short_rows, short_keys, K::short_stages>;
+template <class K>
+using LongLayout = SharedLayout<K, K::long_rows, K::long_keys, K::long_stages>;
+
+}  // namespace mma
+
+RADDLE_ENGINE_END

@@ -1,0 +1,269 @@
+// Work items of up to 16 fused rows: decoding. What counts is to keep the memory busy.
+//
+// Every warp holds all rows and computes them against 16 keys of each KV tile, which it loaded
+// itself: no warp waits for another until an item ends, and the loads run on into the items that
+// follow. Then the warps' states are added up.
+#pragma once
+
+#include "raddle/engine/kernel/mma/key_stream.h"
+#include "raddle/engine/kernel/mma/rows.h"
+#include "raddle/engine/kernel/mma/softmax.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace mma {
+
+template <class K, class V>
+class ShortQueries {
+  using T = typename K::T;
+  using Layout = ShortLayout<K>;
+  static constexpr Scan scan = scan_of<V>();
+  static constexpr i32 warp_keys = Layout::warp_keys;
+  static constexpr i32 tiles = warp_keys / 8;
+  /// An output part sees whole rows, which are put together where the ring was.
+  static constexpr bool runs_on = !has_output<V>;
+
+ public:
+  /// Items [first, end), or up to the first of another shape.
+  RADDLE_DEVICE ShortQueries(const MmaLaunch& launch, const V& variant, i32 first, i32 end)
+      : launch_(launch),
+        variant_(variant),
+        next_(first),
+        end_(runs_on ? end : first + 1),
+        warp_(ptx::thread_index() / 32),
+        lane_(ptx::thread_index() % 32),
+        stream_(launch, first, end_) {}
+
+  /// Returns the item after the last one computed.
+  RADDLE_DEVICE i32 run() {
+    do {
+      const WorkItem item = launch_.plan.items[next_];
+      const QueryTile& tile = launch_.plan.query_tiles[item.query_tile];
+      attend(item, tile);
+      ++next_;
+    } while (next_ < end_ && is_short(next_));
+    return next_;
+  }
+
+ private:
+  RADDLE_DEVICE bool is_short(i32 i) const {
+    return launch_.plan.query_tiles[launch_.plan.items[i].query_tile].shape == 0;
+  }
+
+  RADDLE_DEVICE void attend(const WorkItem& item, const QueryTile& tile) {
+    constexpr i32 share = short_rows / num_warps;
+    u8* queries = Layout::query_memory();
+    load_queries<share, K>(launch_, variant_, tile, item.kv_head, share * warp_, queries,
+                           Layout::vector(warp_));
+    ptx::sync_block();
+    const u32 from = a_address<typename K::QkRows>(queries);
+    RADDLE_UNROLL
+    for (i32 i = 0; i < K::k_steps; ++i) ptx::load_matrices(q_[i], K::QkRows::step_from(from, i));
+    clear(o_);
+    stats_.clear();
+
+    Row rows[1][2];
+    i32 row_in_group[1][2];
+    RADDLE_UNROLL
+    for (i32 half = 0; half < 2; ++half) {
+      const i32 m = min(lane_ / 4 + 8 * half, tile.num_rows - 1);
+      row_in_group[0][half] = (tile.row_begin + m) / launch_.plan.group_size;
+      rows[0][half] = row_of(item, tile, m);
+    }
+    const ApplyVariant<K, V, 1, tiles> apply{
+        variant_,     launch_.plan, launch_.levels[tile.level],     tile,
+        rows,         row_in_group, request_of_keys(launch_, tile), item.kv_head,
+        launch_.scale};
+    to_log2_ = (apply.scales() ? 1.0f : launch_.scale) * math::log2e;
+    const i32 halves = tile.num_rows > 8 ? 2 : 1;
+    while (!step(apply, halves)) {
+    }
+    merge(item, tile, halves);
+    if (item.partial_row >= 0)
+      arrive<K>(launch_, variant_, tile, item.kv_head, Layout::completed_flag(),
+                Layout::vector(warp_));
+  }
+
+  RADDLE_DEVICE Row row_of(const WorkItem& item, const QueryTile& tile, i32 m) const {
+    return make_row(launch_.layout, launch_.levels[tile.level], tile.group, tile.row_begin + m,
+                    item.kv_head, launch_.plan.group_size);
+  }
+
+  /// One KV tile, and the loads of the one that takes its place; returns whether it is the item's
+  /// last.
+  template <class Apply>
+  RADDLE_DEVICE bool step(const Apply& apply, i32 halves) {
+    constexpr i32 pending = 2 * Layout::stages - 1;
+    const auto& keys = Layout::keys_at(slot_);
+    float* vector = Layout::vector(warp_);
+    Logits<1, tiles> s;
+    i32 flags = 0;
+    bool computes = false;
+    if (filling_ == 0) {
+      ptx::copy_wait<pending>();
+      ptx::sync_warp();
+      flags = keys.flags[warp_];
+      computes = !(flags & TileFlags::empty);
+    }
+    if (computes) {
+      u8* k = Layout::key_memory(stage_);
+      if constexpr (has_key<V>)
+        transform_keys<T, typename K::QkRows, K::dim_qk>(
+            k, keys, apply.request, apply.kv_head, vector,
+            [&](WarpVector& x, const Key& key) { variant_.key(x, key); });
+      multiply_qk<K, 1, tiles>(s, k + warp_keys * warp_ * K::QkRows::pitch,
+                               [&](i32 at, i32, u32(&a)[4]) {
+                                 RADDLE_UNROLL
+                                 for (i32 e = 0; e < 4; ++e) a[e] = q_[at][e];
+                               });
+    }
+    ptx::sync_warp();
+    stream_.load_keys();
+    if (computes) {
+      apply(s, keys, warp_keys * warp_, flags);
+      if constexpr (scan == Scan::softmax) softmax<K>(s, stats_, o_, to_log2_, halves);
+      ptx::copy_wait<pending>();
+      ptx::sync_warp();
+      u8* v = Layout::value_memory(stage_);
+      if constexpr (has_value<V>)
+        transform_keys<T, typename K::VoRows, K::dim_vo>(
+            v, keys, apply.request, apply.kv_head, vector,
+            [&](WarpVector& x, const Key& key) { variant_.value(x, key); });
+      multiply_pv<K, 1, tiles>(o_, s, v + warp_keys * warp_ * K::VoRows::pitch);
+      ptx::sync_warp();
+    }
+    stream_.load_values();
+    if (filling_ > 0) {
+      --filling_;
+      return false;
+    }
+    stage_ = Layout::after(stage_, Layout::stages);
+    slot_ = Layout::after(slot_, Layout::key_slots);
+    return (flags & TileFlags::last) != 0;
+  }
+
+  /// Adds up the warps' states and stores the result, a slab of 8 rows by 64 columns at a time.
+  RADDLE_DEVICE void merge(const WorkItem& item, const QueryTile& tile, i32 halves) {
+    MergeBuffer& buffer = Layout::merge_buffer();
+    const i32 g = lane_ / 4, t = lane_ % 4;
+    RADDLE_UNROLL
+    for (i32 half = 0; half < 2; ++half) {
+      float& sum = stats_.sum[0][half];
+      sum += ptx::shuffle_xor(sum, 1);
+      sum += ptx::shuffle_xor(sum, 2);
+      if (t != 0) continue;
+      buffer.top[warp_][g + 8 * half] = stats_.top[0][half];
+      buffer.sum[warp_][g + 8 * half] = sum;
+    }
+    ptx::sync_block();
+    float factor[2] = {1.0f, 1.0f};
+    if constexpr (scan == Scan::softmax) {
+      RADDLE_UNROLL
+      for (i32 half = 0; half < 2; ++half) {
+        const MergedRow mine = merged(buffer, g + 8 * half);
+        factor[half] = ptx::exp2(stats_.top[0][half] * to_log2_ - mine.shift) * mine.inverse;
+      }
+    }
+    constexpr i32 slabs = ceil_div(K::out_tiles, slab_columns / 8);
+    RADDLE_ROLLED
+    for (i32 i = 0; i < halves * slabs; ++i) {
+      const i32 half = i / slabs, first = i % slabs * (slab_columns / 8);
+      RADDLE_UNROLL
+      for (i32 n = 0; n < K::out_tiles; ++n) {
+        if (n < first || n >= first + slab_columns / 8) continue;
+        float* to = &buffer.o[warp_][g][8 * (n - first) + 2 * t];
+        to[0] = half == 0 ? o_[0][n][0] * factor[0] : o_[0][n][2] * factor[1];
+        to[1] = half == 0 ? o_[0][n][1] * factor[0] : o_[0][n][3] * factor[1];
+      }
+      ptx::sync_block();
+      store_slab(item, tile, half, 8 * first);
+      ptx::sync_block();
+    }
+    if constexpr (has_output<V>) {
+      if (item.partial_row < 0 && !launch_.state_only) write_rows(item, tile);
+    }
+  }
+
+  /// A row over all warps: what its outputs are relative to, 1/Σ, and the LSE.
+  struct MergedRow {
+    float shift, inverse, lse;
+  };
+
+  RADDLE_DEVICE MergedRow merged(const MergeBuffer& buffer, i32 m) const {
+    if constexpr (scan == Scan::sum) return MergedRow{0.0f, 1.0f, 0.0f};
+    float top = -math::infinity;
+    for (i32 w = 0; w < num_warps; ++w) top = max(top, buffer.top[w][m]);
+    const float shift = top == -math::infinity ? 0.0f : top * to_log2_;
+    float sum = 0.0f;
+    for (i32 w = 0; w < num_warps; ++w)
+      sum += buffer.sum[w][m] * ptx::exp2(buffer.top[w][m] * to_log2_ - shift);
+    return MergedRow{shift, sum == 0.0f ? 0.0f : 1.0f / sum,
+                     top == -math::infinity ? top : (shift + math::log2(sum)) * math::ln2};
+  }
+
+  /// Four columns of one row a thread: the sum of what the warps left of them.
+  RADDLE_DEVICE void store_slab(const WorkItem& item, const QueryTile& tile, i32 half, i32 first) {
+    const MergeBuffer& buffer = Layout::merge_buffer();
+    const i32 thread = ptx::thread_index();
+    const i32 r = thread / (slab_columns / 4), c = 4 * (thread % (slab_columns / 4));
+    const i32 m = 8 * half + r, d = first + c;
+    if (m >= tile.num_rows || d >= K::dim_vo) return;
+    Four o{};
+    for (i32 w = 0; w < num_warps; ++w)
+      for (i32 e = 0; e < 4; ++e) o.x[e] += buffer.o[w][r][c + e];
+    float lse = merged(buffer, m).lse;
+    if (item.partial_row >= 0) {
+      const i64 row = i64{item.partial_row} + m;
+      *reinterpret_cast<Four*>(launch_.partial_o + row * K::dim_vo + d) = o;
+      if (d == 0) launch_.partial_lse[row] = lse;
+      return;
+    }
+    if (has_output<V> && !launch_.state_only) {
+      *reinterpret_cast<Four*>(whole_row(m) + d) = o;
+      return;
+    }
+    const Row row = row_of(item, tile, m);
+    const i64 at = out_offset(launch_, row) + d;
+    const float factor = apply_sink(launch_, variant_, row, lse);
+    if (d == 0) store_lse(launch_, row, lse);
+    if (launch_.state_only) {
+      *reinterpret_cast<Four*>(static_cast<float*>(launch_.out.data) + at) = o;
+      return;
+    }
+    if constexpr (has_sink<V>)
+      for (i32 e = 0; e < 4; ++e) o.x[e] *= factor;
+    store_four(static_cast<T*>(launch_.out.data) + at, o);
+  }
+
+  /// Rows for an output part, where the ring was.
+  RADDLE_DEVICE static float* whole_row(i32 m) {
+    static_assert(short_rows * K::dim_vo * 4 <= Layout::stage_bytes);
+    return reinterpret_cast<float*>(Layout::key_memory(0)) + m * K::dim_vo;
+  }
+
+  RADDLE_DEVICE void write_rows(const WorkItem& item, const QueryTile& tile) const {
+    for (i32 m = warp_; m < tile.num_rows; m += num_warps) {
+      LaneRow<K::dim_vo> o;
+      o.each([&](i32 i, i32 d) { o.of[i] = *reinterpret_cast<const Four*>(whole_row(m) + d); });
+      const float lse = merged(Layout::merge_buffer(), m).lse;
+      write_row<K>(launch_, variant_, row_of(item, tile, m), o, lse, whole_row(m));
+    }
+    ptx::sync_block();
+  }
+
+  const MmaLaunch& launch_;
+  const V& variant_;
+  i32 next_;
+  const i32 end_, warp_, lane_;
+  KeyStream<K, Layout, QueueCursor<Layout>, true> stream_;
+  i32 stage_ = 0, slot_ = 0;
+  i32 filling_ = Layout::stages + 1;  // steps until the first tile: the ring fills meanwhile
+  float to_log2_;
+  u32 q_[K::k_steps][4];  // the rows' fragments
+  Output<K, 1> o_;
+  RowStats<1> stats_;
+};
+
+}  // namespace mma
+
+RADDLE_ENGINE_END

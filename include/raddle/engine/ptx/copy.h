@@ -1,0 +1,30 @@
+// Asynchronous copies of 16 bytes from device to shared memory (sm_80 on), in groups that complete
+// in order.
+#pragma once
+
+#include "raddle/engine/core/config.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace ptx {
+
+/// Starts copying 16 bytes to shared memory, or writing 16 zero bytes where `from` is not to be
+/// read.
+RADDLE_DEVICE void copy_async(u32 to, const void* from, bool read) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
+               "l"(__cvta_generic_to_global(from)), "r"(read ? 16 : 0)
+               : "memory");
+}
+
+/// Closes a group of this thread's copies; it may be empty.
+RADDLE_DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+/// Waits until at most `pending` of this thread's groups, the newest, are under way.
+template <i32 pending>
+RADDLE_DEVICE void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+}  // namespace ptx
+
+RADDLE_ENGINE_END

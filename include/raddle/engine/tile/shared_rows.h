@@ -1,0 +1,38 @@
+// Rows of 16-bit elements in shared memory, laid out so that eight rows of a matrix, and a row of
+// 16-byte units, lie in different banks.
+#pragma once
+
+#include "raddle/engine/core/config.h"
+
+RADDLE_ENGINE_BEGIN
+
+/// Rows of `dim` elements, padded to whole matrices 16 wide. A row is counted in chunks of 16
+/// bytes, eight elements. Where a row is whole lines of 128 bytes, chunk c lies at c ^ (row % 8);
+/// other rows are one chunk longer than they need be, which makes their pitch odd.
+template <i32 dim>
+struct SharedRows {
+  static constexpr i32 chunks = 2 * ceil_div(dim, 16);
+  static constexpr bool swizzled = chunks % 8 == 0;
+  static constexpr i32 pitch = 16 * (swizzled ? chunks : chunks + 1);  ///< bytes
+
+  /// Byte offset of a chunk.
+  RADDLE_FN static constexpr u32 at(i32 row, i32 chunk) {
+    return static_cast<u32>(row * pitch + 16 * (swizzled ? chunk ^ (row & 7) : chunk));
+  }
+
+  /// The same for chunk + 2 · step, given the offset of `chunk` < 2 in a block aligned to 128
+  /// bytes: one operation where the steps are unrolled.
+  RADDLE_FN static constexpr u32 step_from(u32 first, i32 step) {
+    if (!swizzled) return first + static_cast<u32>(32 * step);
+    return (first ^ static_cast<u32>(32 * (step & 3))) + static_cast<u32>(128 * (step >> 2));
+  }
+
+  /// The same for a row `rows` further down, where that is a multiple of a power of two above the
+  /// first one's row.
+  RADDLE_FN static constexpr u32 rows_after(u32 first, i32 rows) {
+    if (!swizzled) return first + static_cast<u32>(rows * pitch);
+    return (first ^ static_cast<u32>(16 * (rows & 7))) + static_cast<u32>(rows * pitch);
+  }
+};
+
+RADDLE_ENGINE_END
