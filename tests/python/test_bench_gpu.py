@@ -3,13 +3,15 @@
 import dataclasses
 import json
 import sys
+import time
+import types
 
 import pytest
 import torch
 from click.testing import CliRunner
 from raddle.bench import workloads
 from raddle.bench.cli import bench
-from raddle.bench.gpu import check, engines, measure, process, report, results, sections, timing
+from raddle.bench.gpu import check, engines, first_use, host, measure, process, report, results, sections, timing
 from raddle.bench.gpu.cases import Case, Section, lengths
 from raddle.bench.gpu.engines import Contestant, own, sdpa
 from raddle.bench.gpu.problem import Problem
@@ -93,8 +95,10 @@ def test_every_case_is_named_once_and_refers_to_a_case_of_its_section():
 def test_the_first_table_reads_what_it_says():
     table = {case.name: case.bytes_read / 1e6 for case in sections.chosen(["decode"])[0].cases}
     assert len(table) == 9
-    expected = {"constant 1024 B16": 67.1, "constant 8192 B1": 33.6, "constant 8192 B16": 536.9, "constant 4096 B64": 1073.7}
-    assert {name: round(table[name], 1) for name in expected} == expected
+    expected = {1024: ("B16", 67.1), 8192: ("B16", 536.9), 4096: ("B64", 1073.7)}
+    for length, (batch, megabytes) in expected.items():
+        assert round(table[f"constant {length} {batch}"], 1) == megabytes
+    assert round(table["constant 8192 B1"], 1) == 33.6
     assert 1500 < table["uniform 4096 B128"] < 1700
     prefix = {case.name: case.bytes_read / 1e6 for case in sections.chosen(["prefix"])[0].cases}
     assert round(prefix["8192 + 256 B16"], 1) == round((8192 + 16 * 256) * 4096 / 1e6, 1)
@@ -108,8 +112,9 @@ def test_kept_pairs_are_counted(variant, qo, kv):
     assert case.flops == 4 * kept
 
 
-def test_sections_are_chosen_by_name_or_beginning():
-    assert [s.name for s in sections.chosen(["decode"])] == ["decode", "decode-pages", "decode-variants"]
+def test_sections_are_chosen_by_name_or_pattern():
+    assert [s.name for s in sections.chosen(["decode"])] == ["decode"]
+    assert [s.name for s in sections.chosen(["decode*"])] == ["decode", "decode-pages", "decode-variants"]
     assert [s.name for s in sections.chosen(["long", "mixed"])] == ["mixed", "long"]
     assert sections.chosen([]) == list(sections.SECTIONS)
     with pytest.raises(ValueError, match="'fp4'.*decode, decode-pages"):
@@ -179,6 +184,27 @@ def test_wrong_outputs_are_named():
         check.verify("x", right * 2, problem, rows, reference)
 
 
+SQUARE = dataclasses.replace(PREFILL, qo_len=(150, 150), kv_len=(150, 150), peers=("flex", "fa2"))
+STEP = dataclasses.replace(DECODE, kv_len=(40, 40, 40), peers=("flex", "fa2"))
+
+
+@pytest.mark.parametrize("variant", ["causal", "softcap", "alibi", "window"])
+@pytest.mark.parametrize("case", [SQUARE, STEP], ids=["prefill", "decode"])
+def test_torch_engines_compute_the_same(case, variant, monkeypatch):
+    """Uncompiled, on the CPU: what is checked is how they are called."""
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    monkeypatch.setattr("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    case = dataclasses.replace(case, variant=variant)
+    if case.is_decode and variant != "causal":
+        case = dataclasses.replace(case, qo_len=(1,), kv_len=(40,))
+    problem = Problem(case, "cpu")
+    reference = check.exact(problem, case, check.all_rows(case))
+    made = dict(engines.makers(case, problem, ("flex", "fa2", "flashinfer")))
+    assert set(made) == {"raddle", "flex"} | ({"fa2"} if variant == "causal" else set())
+    for name, make in made.items():
+        assert check.error(make().outcome(), reference) < check.TOLERANCE, name
+
+
 # --- rounds and ratios ----------------------------------------------------------------------
 
 
@@ -231,7 +257,7 @@ def test_a_section_is_measured_with_stand_ins():
     assert set(failures) == {(w, e) for w in ("decode", "other") for e in ("wrong", "silent", "breaks")}
     assert failures["decode", "breaks"] == "RuntimeError: broke" and "WrongOutput" in failures["other", "wrong"]
     assert not results.raddle_failed(rows)
-    _shows(_section(base, other), rows, "0.50×", "3.00×", "0.500", "failed: breaks on decode")
+    _shows(_section(base, other), rows, "0.50× ✗", "3.00× ✗", "0.500 ✗", "failed: breaks on decode")
 
 
 def _shows(section, rows, *texts):
@@ -252,7 +278,8 @@ def test_rates_of_masks_are_set_against_each_other():
 def test_raddle_alone_decides_about_success():
     assert results.raddle_failed([results.failed("s", "w", "raddle", "x")])
     assert results.raddle_failed([results.failed("s", "all", "all", "x")])
-    assert not results.raddle_failed([results.failed("s", "w", "flashinfer", "x"), results.figure("s", "w", 3, "us", 1)])
+    missed = results.figure("s", "w", 3, "us", 1)
+    assert not results.raddle_failed([results.failed("s", "w", "flashinfer", "x"), missed])
 
 
 def test_errors_of_the_small_case_stand_beside_sdpa():
@@ -262,6 +289,83 @@ def test_errors_of_the_small_case_stand_beside_sdpa():
     assert set(found) == {"raddle", "torch sdpa"} and all(0 < row["value"] < check.TOLERANCE for row in rows)
     assert found["raddle"]["ratios"]["torch sdpa"] == found["raddle"]["value"] / found["torch sdpa"]["value"]
     _shows(section, rows, "error against fp64, small, ten draws")
+
+
+# --- a device that is none ------------------------------------------------------------------
+
+
+class Event:
+    """An event of the CPU."""
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        self.at = time.perf_counter()
+
+    def elapsed_time(self, other):
+        return 1e3 * (other.at - self.at)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    """The functions of torch.cuda that the bench calls, on the CPU."""
+    properties = types.SimpleNamespace(name="None", major=9, minor=0, multi_processor_count=2, L2_cache_size=1 << 16)
+    stand_ins = {
+        "get_device_properties": lambda device: properties,
+        "Event": Event,
+        **{name: lambda *_: None for name in ("_sleep", "synchronize", "set_device", "empty_cache")},
+    }
+    for name, stand in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand)
+
+
+def test_calls_are_timed_by_events(no_gpu):
+    timer = timing.Timer("cpu", least_samples=3, most_samples=7, sample_us=9000.0)
+    slow = timer.sampling(lambda: time.sleep(0.01))
+    assert slow.samples == 3 and timer.us(lambda: time.sleep(0.01), slow) >= 10_000
+    assert timer.sampling(lambda: None).samples == 7
+
+
+def test_a_process_measures_sections_and_keeps_them(no_gpu, monkeypatch, tmp_path, capfd):
+    case = dataclasses.replace(DECODE, floor=True, at_least={"floor": 0.5})
+    section = Section("try", "Trials", (case, dataclasses.replace(PREFILL, variant="softcap")), SQUARE)
+    broken = Section("broken", "Broken", (dataclasses.replace(DECODE, form="cascade", prefix=3),), None)
+    monkeypatch.setattr(sections, "SECTIONS", (section, broken))
+    for prepare in (True, False):
+        options = dataclasses.asdict(process.Options(("fa2",), 2, "cpu", prepare))
+        assert process.main([json.dumps(options), str(tmp_path), "try", "broken"]) == 0
+        rows = json.loads((tmp_path / "try.json").read_text())["rows"]
+        assert sum("rounds" in row for row in rows) == (0 if prepare else 2)
+    assert json.loads((tmp_path / "machine.json").read_text())["versions"]["fa2"] == torch.__version__
+    timed = [row for row in rows if "rounds" in row]
+    assert all(len(row["rounds"]) == 2 and row["us"] > 0 for row in timed)
+    assert [row["engine"] for row in rows if "failed" in row] == [results.FLOOR]  # without a GPU, CuPy has none
+    assert {row["engine"] for row in rows if row.get("kind") == "error"} == {"raddle", "torch sdpa", "fa2"}
+    (lost,) = json.loads((tmp_path / "broken.json").read_text())["rows"]
+    assert lost["engine"] == "all" and "ends within a page" in lost["failed"] and results.raddle_failed([lost])
+    assert "None, driver" in capfd.readouterr().out
+
+
+def test_host_times_are_measured(no_gpu, monkeypatch):
+    monkeypatch.setattr(host, "_LAYERS", 2)
+    monkeypatch.setattr(host, "_CALLS", 3)
+    rows = host.measure((), 1, "cpu")
+    assert not [row for row in rows if "failed" in row]
+    assert [row["workload"] for row in rows[:4]] == ["plan B16", "plan B256", "run out=", "run"]
+    assert all(row["value"] > 0 for row in rows) and len(rows) == 7
+    section = sections.chosen(["plan"])[0]
+    _shows(section, rows, "≤ 15", "of the step")
+
+
+def test_first_use_is_measured_in_processes(monkeypatch):
+    script = first_use._FIRST_RESULT.replace("torch.cuda.synchronize()", "pass")
+    monkeypatch.setattr(first_use, "_FIRST_RESULT", script)
+    monkeypatch.setattr(first_use, "VARIANTS", ("rope",))
+    rows = first_use.measure(1, Quiet(), "cpu")
+    assert [row["workload"].split(", ")[1] for row in rows] == ["cold cache"] * 2 + ["warm cache"] * 2, rows
+    monkeypatch.setattr(first_use, "VARIANTS", ("nothing",))
+    assert "KeyError: 'nothing'" in first_use.measure(1, Quiet(), "cpu")[0]["failed"]
 
 
 # --- processes, files, commands -------------------------------------------------------------

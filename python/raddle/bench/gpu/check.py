@@ -62,7 +62,9 @@ def flat_rows(problem: Problem, rows: list[tuple[int, int]]) -> list[int]:
     return [int(problem.qo_indptr[request]) + row for request, row in rows]
 
 
-def verify(name: str, out: torch.Tensor, problem: Problem, rows: list[tuple[int, int]], reference: torch.Tensor) -> float:
+def verify(
+    name: str, out: torch.Tensor, problem: Problem, rows: list[tuple[int, int]], reference: torch.Tensor
+) -> float:
     """The error on the sampled rows. Raises WrongOutput if it is too large, or an element was not written."""
     found = error(out[flat_rows(problem, rows)], reference)
     if not found <= TOLERANCE:

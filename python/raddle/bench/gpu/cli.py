@@ -23,7 +23,13 @@ def _split(context: click.Context, parameter: click.Parameter, value: tuple[str,
     metavar="NAMES",
     help=f"Engines to compare with, by commas: {', '.join(FAMILIES)}. Those that do not import are named as absent.",
 )
-@click.option("--only", multiple=True, callback=_split, metavar="NAMES", help="Only these sections; see --list.")
+@click.option(
+    "--only",
+    multiple=True,
+    callback=_split,
+    metavar="NAMES",
+    help="Only these sections, or patterns such as decode*; see --list.",
+)
 @click.option("--list", "list_only", is_flag=True, help="List the sections and their rows, and stop.")
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Rounds to time.")
 @click.option("--device", default="cuda", show_default=True, help="cuda, or cuda:1.")

@@ -69,7 +69,8 @@ def _flashinfer_plan(drawn: list[Any], rounds: int, device: str) -> float:
     for _, page_indptr, page_indices, kv_len in drawn:
         last = (kv_len - 1) % plan_cost.PAGE_SIZE + 1
         # Its own documentation advises offsets and last lengths on the host.
-        tables.append((torch.from_numpy(page_indptr), torch.from_numpy(page_indices).to(device), torch.from_numpy(last)))
+        host = torch.from_numpy(page_indptr), torch.from_numpy(last)
+        tables.append((host[0], torch.from_numpy(page_indices).to(device), host[1]))
     batches = itertools.cycle(tables)
     types = {"q_data_type": DTYPE, "kv_data_type": DTYPE}
     return _settled(lambda: wrapper.plan(*next(batches), *_HEADS, plan_cost.PAGE_SIZE, **types), 20 * rounds)

@@ -110,10 +110,12 @@ class SectionRun:
 
             floor = Floor(self.device, max(case.bytes_read for case in cases))
             nothing = self._timed(Contestant("nothing", floor.nothing))()
-            self.rows.append({**results.figure(self.section.name, "empty kernel", nothing, "us"), "engine": results.FLOOR})
+            empty = results.figure(self.section.name, "empty kernel", nothing, "us")
+            self.rows.append({**empty, "engine": results.FLOOR})
             for case in cases:
                 self._progress.say(f"{self.section.name}: {case.name}: floor")
-                timed = {name: self._timed(Contestant(name, call)) for name, call in floor.reads(case.bytes_read).items()}
+                reads = floor.reads(case.bytes_read)
+                timed = {name: self._timed(Contestant(name, call)) for name, call in reads.items()}
                 fastest = min(timed, key=lambda name: timed[name]())
                 calls[case.name, results.FLOOR] = timed[fastest]
         except Exception as error:  # noqa: BLE001: without CuPy, there are ratios to peers alone

@@ -29,6 +29,7 @@ class Problem:
 
     def __init__(self, case: Case, device: Any, seed: int = 0) -> None:
         self.case, self.device = case, torch.device(device)
+        self._copies: dict[str, torch.Tensor] = {}
         self._generator = torch.Generator(self.device).manual_seed(seed)
         rng = np.random.default_rng(seed)
         hq, hkv, dim = case.heads
@@ -70,10 +71,11 @@ class Problem:
         self.page_indptr = indptr([len(each) for each in lists])
         self.page_indices = np.concatenate(lists).astype(np.int32)
 
-    @functools.lru_cache(maxsize=None)  # noqa: B019: a problem lives as long as its section
     def on_device(self, name: str) -> torch.Tensor:
-        """The array of that name on the device."""
-        return torch.from_numpy(getattr(self, name)).to(self.device)
+        """The array of that name on the device, always the same copy."""
+        if name not in self._copies:
+            self._copies[name] = torch.from_numpy(getattr(self, name)).to(self.device)
+        return self._copies[name]
 
     def tokens(self, request: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of a request in the order of its keys, each [kv_len, Hkv, D]."""

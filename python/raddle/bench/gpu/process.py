@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import subprocess
 import sys
@@ -134,21 +135,25 @@ def main(arguments: Sequence[str]) -> int:
         _write(folder, section.name, {"name": section.name, "seconds": seconds, "rows": rows})
         if lost:
             return _CONTINUE
+        gc.collect()
         torch.cuda.empty_cache()
     return 0
 
 
-def _section(section: Any, families: tuple[str, ...], options: Options, progress: Any, lost: Any) -> tuple[Any, bool]:
+def _section(
+    section: Any, families: tuple[str, ...], options: Options, progress: Any, lost: Any
+) -> tuple[list[results.Row], bool]:
     """Rows of one section, and whether the device is lost."""
     from raddle.bench.gpu import first_use, host, measure
 
     if section.name == host.SECTION:
         return ([] if options.prepare else host.measure(families, options.rounds, options.device)), False
     if section.name == first_use.SECTION:
-        return ([] if options.prepare else first_use.measure(options.rounds, progress, options.device)), False
+        return ([] if options.prepare else first_use.measure(max(1, options.rounds // 3), progress, options.device)), False
     if options.prepare:
         section = dataclasses.replace(section, cases=tuple(case.shrunk() for case in section.cases))
-    run = measure.SectionRun(section, families, 0 if options.prepare else options.rounds, progress, options.device)
+    rounds = 0 if options.prepare else options.rounds
+    run = measure.SectionRun(section, families, rounds, progress, options.device)
     try:
         rows = run.run()
         if not options.prepare:

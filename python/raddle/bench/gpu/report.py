@@ -93,22 +93,22 @@ def _compared(section: Section, rows: Sequence[results.Row]) -> Table:
 
 def _caption(rounds: int) -> str:
     return (
-        f"Medians of {rounds} interleaved rounds, L2 overwritten before every call. Of others: rate, and how many times "
-        "faster Raddle is (median of the rounds' ratios). × own: share of the rate of the row that it is set against. "
-        "Green: target met, red: missed."
+        f"Medians of {rounds} interleaved rounds, L2 overwritten before every call. Of others: rate, and how many "
+        "times faster Raddle is (median of the rounds' ratios). × own: share of the rate of the row that it is set "
+        "against. ✓: target met, ✗: missed."
     )
 
 
-def _coloured(text: str, case: Case, ours: results.Row, *names: str) -> str:
+def _judged(text: str, case: Case, ours: results.Row, *names: str) -> str:
     for name in names:
         if name in ours.get("met", {}):
-            return f"[green]{text}[/]" if ours["met"][name] else f"[red]{text}[/]"
+            return f"[green]{text} ✓[/]" if ours["met"][name] else f"[red]{text} ✗[/]"
     return text
 
 
 def _share(case: Case, ours: results.Row) -> str:
     share = ours.get("ratios", {}).get(results.FLOOR)
-    return "" if share is None else _coloured(f"{100 * share:.1f} %", case, ours, results.FLOOR)
+    return "" if share is None else _judged(f"{100 * share:.1f} %", case, ours, results.FLOOR)
 
 
 def _other(case: Case, ours: results.Row, theirs: results.Row | None) -> str:
@@ -118,12 +118,12 @@ def _other(case: Case, ours: results.Row, theirs: results.Row | None) -> str:
     rate = f"{theirs['value']:,.0f}"
     if ratio is None:
         return rate
-    return f"{rate}  {_coloured(f'{ratio:.2f}×', case, ours, theirs['engine'], family(theirs['engine']))}"
+    return f"{rate}  {_judged(f'{ratio:.2f}×', case, ours, theirs['engine'], family(theirs['engine']))}"
 
 
 def _own(case: Case, ours: results.Row) -> str:
     share = ours.get("ratios", {}).get("versus")
-    return "" if share is None else _coloured(f"{share:.3f}", case, ours, "versus")
+    return "" if share is None else _judged(f"{share:.3f}", case, ours, "versus")
 
 
 def _figures(section: Section, rows: Sequence[results.Row]) -> Table:

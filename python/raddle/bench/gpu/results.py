@@ -49,7 +49,9 @@ def compared(cases: Sequence[Case], rows: Sequence[Row]) -> list[Row]:
     return found
 
 
-def _ratios(case: Case, cases: Mapping[str, Case], times: Mapping[tuple[str, str], Sequence[float]]) -> dict[str, float]:
+def _ratios(
+    case: Case, cases: Mapping[str, Case], times: Mapping[tuple[str, str], Sequence[float]]
+) -> dict[str, float]:
     ours = times[case.name, RADDLE]
     ratios = {
         engine: timing.speedup(ours, theirs)

@@ -29,7 +29,7 @@ class Timer:
     own time is not measured.
     """
 
-    def __init__(self, device: Any, least_samples: int = 3, most_samples: int = 12, sample_us: float = 4000.0) -> None:
+    def __init__(self, device: Any, least_samples: int = 3, most_samples: int = 20, sample_us: float = 4000.0) -> None:
         bytes_of_l2 = torch.cuda.get_device_properties(device).L2_cache_size
         self._flushed = torch.empty(2 * bytes_of_l2, dtype=torch.uint8, device=device)
         self._least, self._most, self._sample_us = least_samples, most_samples, sample_us
