@@ -149,7 +149,8 @@ def _section(
     if section.name == host.SECTION:
         return ([] if options.prepare else host.measure(families, options.rounds, options.device)), False
     if section.name == first_use.SECTION:
-        return ([] if options.prepare else first_use.measure(max(1, options.rounds // 3), progress, options.device)), False
+        rounds = max(1, options.rounds // 3)  # each is two new processes a variant
+        return ([] if options.prepare else first_use.measure(rounds, progress, options.device)), False
     if options.prepare:
         section = dataclasses.replace(section, cases=tuple(case.shrunk() for case in section.cases))
     rounds = 0 if options.prepare else options.rounds
