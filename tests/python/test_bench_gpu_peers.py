@@ -11,11 +11,11 @@ import types
 
 import pytest
 import torch
+from bench_gpu_cases import CASES, DECODE, PREFILL, Quiet
 from raddle.bench.gpu import check, engines, floor
 from raddle.bench.gpu.cases import Case
 from raddle.bench.gpu.problem import Problem
 from raddle.bench.gpu.variants import exact_row
-from test_bench_gpu import CASES, DECODE, PREFILL, Quiet
 
 
 def attend(q, k, v, causal, variant="causal"):

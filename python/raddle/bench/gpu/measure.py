@@ -63,14 +63,23 @@ class SectionRun:
         if self.rounds:
             calls.update(self._floors())
             self._progress.say(f"{self.section.name}: timing", total=self.rounds * len(calls))
-            times = interleaved(calls, self.rounds, self._fail, self._progress.advance)
-            by_name = {case.name: case for case in self.section.cases}
-            self.rows += [
-                results.measured(self.section.name, by_name[key[0]], key[1], rounds, self._errors.get(key))
-                for key, rounds in times.items()
-            ]
-        self.rows = results.compared(self.section.cases, self.rows)
+            times: dict[Key, list[float]] = {}
+            try:
+                interleaved(calls, self.rounds, self._fail, times, self._progress.advance)
+            finally:
+                self._keep(times)
         return self.rows
+
+    def _keep(self, times: dict[Key, list[float]]) -> None:
+        """Rows of the rounds in which everybody took part: all of them, unless the device was lost."""
+        whole = min(map(len, times.values()), default=0)
+        by_name = {case.name: case for case in self.section.cases}
+        self.rows += [
+            results.measured(self.section.name, by_name[key[0]], key[1], rounds[:whole], self._errors.get(key))
+            for key, rounds in times.items()
+            if whole
+        ]
+        self.rows = results.compared(self.section.cases, self.rows)
 
     def _prepare(self, case: Case, problem: Problem) -> dict[Key, Callable[[], float]]:
         """How to time each engine whose output is right."""

@@ -68,14 +68,15 @@ def interleaved(
     calls: Mapping[Any, Callable[[], float]],
     rounds: int,
     failed: Callable[[Any, Exception], None],
+    times: dict[Any, list[float]],
     tick: Callable[[], None] = lambda: None,
-) -> dict[Any, list[float]]:
-    """Microseconds of each engine in each round: every call measures itself once a round.
+) -> None:
+    """Fills ``times`` with the microseconds of each engine in each round: every call measures itself once a round.
 
     Who begins changes from round to round. A call that raises is handed to ``failed`` and takes no further part;
-    its times are dropped.
+    its times are dropped. What ``failed`` raises ends the rounds.
     """
-    times: dict[Any, list[float]] = {name: [] for name in calls}
+    times.update((name, []) for name in calls)
     for number in range(rounds):
         names = list(times)
         first = number % max(1, len(names))
@@ -86,4 +87,3 @@ def interleaved(
                 del times[name]
                 failed(name, error)
             tick()
-    return times
