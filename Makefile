@@ -59,19 +59,24 @@ test-install: install  ## install libraddle, static and shared, and build exampl
 	tests/find_package.sh $(BUILD)
 	tests/find_package.sh $(SHARED) -DBUILD_SHARED_LIBS=ON -DRADDLE_WERROR=$(WERROR)
 
-# The folder build/gpu is all that a machine with a GPU needs beside the sources: carry both, and
-# run tests/gpu/run.sh there. GPU_PYTHON is the Python over there.
+# The folder build/gpu is all that a machine with a GPU needs beside the sources: carry its library, wheels and
+# peers, and run tests/gpu/run.sh there. GPU_PYTHON is the Python over there. PEERS=1 brings FlashInfer, too.
 GPU_PYTHON ?= 3.12
-gpu: $(VENV)/created  ## variants on a GPU against the reference, or a folder to carry to one
+GPU_WHEELS := $(PIP) download -q --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) \
+  --platform manylinux_2_28_x86_64 --platform manylinux_2_24_x86_64 --platform manylinux_2_17_x86_64 \
+  --platform manylinux2014_x86_64
+PEERS ?= 0
+gpu: $(VENV)/created  ## test and bench on a GPU, or make a folder to carry to one (PEERS=1: with FlashInfer)
 	$(BIN)/cmake -S . -B build/gpu -G Ninja -DRADDLE_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
 	$(BIN)/cmake --build build/gpu --target raddle_ffi
-	rm -rf build/gpu/wheels
-	$(PIP) download -q --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) -d build/gpu/wheels \
-	  --platform manylinux_2_28_x86_64 --platform manylinux_2_24_x86_64 --platform manylinux_2_17_x86_64 \
-	  --platform manylinux2014_x86_64 "apache-tvm-ffi>=0.1.15,<0.2"
+	rm -rf build/gpu/wheels build/gpu/site
+	$(GPU_WHEELS) -d build/gpu/wheels "apache-tvm-ffi>=0.1.15,<0.2"
+	@if test $(PEERS) != 0 && ! ls build/gpu/peers/*.whl >/dev/null 2>&1; then \
+	  $(GPU_WHEELS) -d build/gpu/peers flashinfer-python==0.6.12; fi
 	@if test -e /dev/nvidia0; then \
-	  $(MAKE) -s $(VENV)/tested && PYTHON=$(BIN)/python tests/gpu/run.sh $(ARGS); else \
-	  echo "no GPU here: carry this folder to one, and run tests/gpu/run.sh there"; fi
+	  $(MAKE) -s $(VENV)/tested && PYTHON=$(CURDIR)/$(BIN)/python tests/gpu/run.sh $(ARGS); else \
+	  echo "no GPU here: carry these to one, and run tests/gpu/run.sh there"; \
+	  du -shc build/gpu/libraddle_ffi.so build/gpu/wheels $$(ls -d build/gpu/peers 2>/dev/null); fi
 
 bench: install $(VENV)/tested  ## benchmarks: make bench ARGS="cpu --against torch"
 	$(BIN)/raddle bench $(ARGS)

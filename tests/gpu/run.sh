@@ -1,14 +1,108 @@
-#!/bin/sh
-# Runs the variant contract on this machine's GPU: tests/gpu/run.sh --seed 1 --out result.json
-# Needs what `make gpu` leaves in build/gpu, Python 3.9 or later with numpy, ml_dtypes and hypothesis,
-# an NVIDIA driver, and NVRTC (a CUDA toolkit or the wheel nvidia-cuda-nvrtc).
-set -e
-cd "$(dirname "$0")/../.."
+#!/bin/bash
+# All that needs a GPU, in at most ten minutes; results go to the folder OUT, default build/gpu/results.
+#   tests/gpu/run.sh                              contract, tests and bench
+#   tests/gpu/run.sh contract --seed 1            the variant contract alone, with options of contract.py
+#   tests/gpu/run.sh tests -k plan                the test suite on the GPU, with options of pytest
+#   tests/gpu/run.sh bench --only decode          benchmarks, with options of `raddle bench gpu`
+# Needs what `make gpu` leaves in build/gpu, Python 3.9 or later with numpy, ml_dtypes and hypothesis (tests: pytest,
+# bench: torch and cupy), an NVIDIA driver, and NVRTC (a CUDA toolkit or the wheel nvidia-cuda-nvrtc). With FlashInfer
+# (`make gpu PEERS=1`), nvcc and ninja, too.
+set -eo pipefail
+self=$(readlink -f "$0")
+cd "$(dirname "$self")/../.."
+OUT=${OUT:-build/gpu/results}
+LIMIT=${LIMIT:-570}               # seconds for everything
+PREPARE_SECONDS=${PREPARE_SECONDS:-240} # for compiling FlashInfer's kernels, which goes on beside the tests
+TEST_SECONDS=${TEST_SECONDS:-150} # of them, for the test suite
+AGAINST=${AGAINST-flashinfer,cudnn,flex,fa2} # none, if it is empty
 PYTHON=${PYTHON:-python3}
-site=build/gpu/site
-if ! "$PYTHON" -c 'import tvm_ffi' 2>/dev/null; then
-  "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --upgrade --target "$site" build/gpu/wheels/*.whl
-fi
-export PYTHONPATH="$PWD/python:$PWD/tests/python:$PWD/$site${PYTHONPATH:+:$PYTHONPATH}"
-export RADDLE_LIBRARY="$PWD/build/gpu/libraddle_ffi.so"
-exec "$PYTHON" tests/gpu/contract.py "$@"
+root=$PWD
+site=$root/build/gpu/site
+mkdir -p "$OUT"
+OUT=$(cd "$OUT" && pwd)
+
+install_wheels() {
+  local wheels=()
+  "$PYTHON" -c 'import tvm_ffi' 2>/dev/null || wheels+=(build/gpu/wheels/*.whl)
+  ls build/gpu/peers/*.whl >/dev/null 2>&1 && wheels+=(build/gpu/peers/*.whl)
+  if [ ${#wheels[@]} -gt 0 ] && ! [ -e "$site/complete" ]; then
+    "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --upgrade --target "$site" "${wheels[@]}"
+    # What `keep_kernels` kept of an earlier run: FlashInfer loads what lies here and does not compile it again.
+    if ls build/gpu/peers/flashinfer-kernels.* >/dev/null 2>&1; then
+      mkdir -p "$site/flashinfer/data/aot"
+      cat build/gpu/peers/flashinfer-kernels.* | tar -xz -C "$site/flashinfer/data/aot"
+    fi
+    touch "$site/complete"
+  fi
+}
+
+environment() {
+  export PYTHONPATH="$root/python:$root/tests/python:$site${PYTHONPATH:+:$PYTHONPATH}"
+  export RADDLE_LIBRARY="$root/build/gpu/libraddle_ffi.so"
+  export PYTHONUNBUFFERED=1
+  export FLASHINFER_WORKSPACE_BASE="$root/build/gpu/flashinfer"
+}
+
+contract() {
+  "$PYTHON" tests/gpu/contract.py --out "$OUT/contract.json" "$@" 2>&1 | tee "$OUT/contract.txt"
+}
+
+tests() {
+  "$PYTHON" -m pytest tests/python --device cuda -x -q "$@" 2>&1 | tee "$OUT/tests.txt"
+}
+
+bench() {
+  "$PYTHON" -c 'from raddle.cli import main; main()' \
+    bench gpu --against "$AGAINST" --out "$OUT/bench.json" "$@" 2>&1 | tee "$OUT/bench.txt"
+}
+
+# FlashInfer's kernels take minutes of nvcc: a process a section compiles them while Raddle is tested.
+prepare_peers() {
+  "$PYTHON" -c 'import flashinfer' 2>/dev/null || return 0
+  mkdir -p build/gpu/flashinfer
+  for section in decode rope prefill prefill-ragged prefill-dims mixed prefix quest; do
+    timeout "$PREPARE_SECONDS" nice "$PYTHON" -c 'from raddle.cli import main; main()' \
+      bench gpu --against flashinfer --prepare --only "$section" >"build/gpu/flashinfer/$section.txt" 2>&1 &
+    preparing+=($!)
+  done
+}
+
+# In parts of 15 MB: put them into build/gpu/peers, and the next machine need not compile FlashInfer.
+keep_kernels() {
+  local built
+  built=$(find build/gpu/flashinfer -type d -name cached_ops 2>/dev/null | head -1)
+  [ -n "$built" ] || return 0
+  (cd "$built" && find . -name '*.so' -print0 | tar --null -cz -T -) | split -b 15M - "$OUT/flashinfer-kernels."
+}
+
+everything() {
+  local failed=0 preparing=()
+  prepare_peers
+  contract --cases 25 || failed=1
+  if "$PYTHON" -m pytest tests/python --help 2>/dev/null | grep -q -- '--device'; then
+    tests_within "$TEST_SECONDS" || failed=1
+  else
+    echo "tests: the suite knows no --device yet" | tee "$OUT/tests.txt"
+  fi
+  for each in "${preparing[@]}"; do wait "$each" || true; done
+  (keep_kernels) || true
+  bench_within $((LIMIT - SECONDS)) || failed=1
+  return $failed
+}
+
+# timeout knows no functions of the shell: these run the script again.
+tests_within() {
+  timeout "$1" "$self" tests || { echo "tests failed, or took more than $1 s"; return 1; }
+}
+
+bench_within() {
+  timeout "$1" "$self" bench || { echo "bench failed, or took more than $1 s"; return 1; }
+}
+
+install_wheels
+environment
+case ${1:-all} in
+  all) everything ;;
+  contract | tests | bench) "$@" ;;
+  *) echo "'$1' is none of: contract, tests, bench" >&2 && exit 2 ;;
+esac

@@ -231,7 +231,7 @@ def test_bench_plan(tmp_path):
 
 
 def test_plan_batches_are_decodes_of_1024_to_2048_keys():
-    qo_indptr, page_indptr, page_indices, kv_len = plan_cost._batch(np.random.default_rng(0), 16)
+    qo_indptr, page_indptr, page_indices, kv_len = plan_cost.batch(np.random.default_rng(0), 16)
     assert kv_len.min() >= 1024 and kv_len.max() <= 2048
     assert qo_indptr.tolist() == list(range(17))
     assert np.array_equal(np.sort(page_indices), np.arange(page_indptr[-1]))

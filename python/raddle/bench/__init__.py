@@ -1,1 +1,1 @@
-"""Benchmarks: ``raddle bench cpu``, ``raddle bench plan``, ``raddle bench balance``."""
+"""Benchmarks: ``raddle bench cpu``, ``raddle bench plan``, ``raddle bench balance``, ``raddle bench gpu``."""

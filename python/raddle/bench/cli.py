@@ -8,6 +8,7 @@ from typing import Any, Optional
 
 import click
 
+from raddle.bench.gpu.cli import gpu
 from raddle.bench.workloads import ALL, chosen
 
 _JSON = click.Path(dir_okay=False, writable=True, path_type=Path)
@@ -39,6 +40,9 @@ def bench() -> None:
 
     The tensors are torch's: pip install "raddle[bench]".
     """
+
+
+bench.add_command(gpu)
 
 
 @bench.command()

@@ -81,7 +81,8 @@ print(json.dumps({"seconds": seconds, "mb": (after - before) / 1024, "tiles": pl
 """
 
 
-def _run(script: str, arguments: Sequence[str], cache: str) -> str:
+def run_script(script: str, arguments: Sequence[str], cache: str) -> str:
+    """The last line that a script prints in a new process whose cache is that folder. Raises RuntimeError."""
     env = {**os.environ, "RADDLE_CACHE_DIR": cache}
     command = [sys.executable, "-c", script, *arguments]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
@@ -97,7 +98,7 @@ def compiles(rounds: int, seed: int, progress: Progress) -> list[Measured]:
     for n in range(rounds):
         with tempfile.TemporaryDirectory() as cache:
             for times, compiled in ((cold, "1"), (warm, "0")):
-                ms, finite, count = _run(_FIRST_RESULT, [str(seed + n)], cache).split()
+                ms, finite, count = run_script(_FIRST_RESULT, [str(seed + n)], cache).split()
                 if count != compiled:
                     raise RuntimeError(f"{count} variants were compiled; expected {compiled}")
                 times.append(float(ms))
@@ -117,7 +118,7 @@ def masks(progress: Progress, tokens: int = TOKENS) -> list[Measured]:
     progress.say(f"masks over {tokens} tokens", total=3)
     with tempfile.TemporaryDirectory() as cache:
         for name in ("causal", "window", "documents"):
-            got: dict[str, Any] = json.loads(_run(_MASK, [name, str(tokens)], cache))
+            got: dict[str, Any] = json.loads(run_script(_MASK, [name, str(tokens)], cache))
             where = f"{name} over {tokens:,} tokens"
             found.append(Measured(f"{where}: ready", 1e6 * got["seconds"], got["seconds"], "s", BAR_MASK_S))
             found.append(Measured(f"{where}: memory", None, got["mb"], "MB", BAR_MASK_MB))

@@ -28,7 +28,7 @@ def plan_cost(requests: int, bar_us: float, rounds: int) -> Measured:
         raddle.AttentionSpec(num_qo_heads=32, num_kv_heads=8, head_dim=128, variant=[raddle.Causal()])
     )
     rng = np.random.default_rng(0)
-    batches = itertools.cycle([_batch(rng, requests) for _ in range(_BATCHES)])
+    batches = itertools.cycle([batch(rng, requests) for _ in range(_BATCHES)])
 
     def plan() -> None:
         qo_indptr, page_indptr, page_indices, kv_len = next(batches)
@@ -70,7 +70,7 @@ def run_overhead(bar_us: float, rounds: int) -> list[Measured]:
     ]
 
 
-def _batch(rng: np.random.Generator, requests: int) -> tuple[np.ndarray, ...]:
+def batch(rng: np.random.Generator, requests: int) -> tuple[np.ndarray, ...]:
     """(qo_indptr, page_indptr, page_indices, kv_len), int32, pages shuffled."""
     kv_len = rng.integers(1024, 2049, requests).astype(np.int32)
     page_indptr = np.concatenate([[0], np.cumsum(-(-kv_len // PAGE_SIZE))]).astype(np.int32)

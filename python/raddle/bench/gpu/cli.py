@@ -1,0 +1,88 @@
+"""The command ``raddle bench gpu``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Optional
+
+import click
+
+from raddle.bench.gpu.engines import FAMILIES
+
+
+def _split(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    """Names given with commas, or by repeating the option."""
+    return tuple(dict.fromkeys(name for text in value for name in text.split(",") if name))
+
+
+@click.command()
+@click.option(
+    "--against",
+    multiple=True,
+    callback=_split,
+    metavar="NAMES",
+    help=f"Engines to compare with, by commas: {', '.join(FAMILIES)}. Those that do not import are named as absent.",
+)
+@click.option(
+    "--only",
+    multiple=True,
+    callback=_split,
+    metavar="NAMES",
+    help="Only these sections, or patterns such as decode*; see --list.",
+)
+@click.option("--list", "list_only", is_flag=True, help="List the sections and their rows, and stop.")
+@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Rounds to time.")
+@click.option("--device", default="cuda", show_default=True, help="cuda, or cuda:1.")
+@click.option("--out", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Write JSON here, too.")
+@click.option("--prepare", is_flag=True, help="Only compile and compare, on tiny batches: no times.")
+@click.option(
+    "--section-seconds", type=click.FloatRange(min=1), default=240.0, show_default=True, help="Limit of a section."
+)
+def gpu(
+    against: tuple[str, ...],
+    only: tuple[str, ...],
+    list_only: bool,
+    rounds: int,
+    device: str,
+    out: Optional[Path],
+    prepare: bool,
+    section_seconds: float,
+) -> None:
+    """Decode, prefill, mixed batches and more on an NVIDIA GPU, beside other engines and a read of as many bytes.
+
+    Engines take turns in rounds of one process; ratios are medians over rounds. All outputs are compared before
+    anything is timed. A peer that fails is a line in the table; if Raddle fails, the exit code is 1.
+    """
+    from raddle.bench.gpu import process, report, results, sections
+
+    unknown = [name for name in against if name not in FAMILIES]
+    if unknown:
+        raise click.UsageError(f"--against names {', '.join(unknown)}; expected some of: {', '.join(FAMILIES)}")
+    try:
+        chosen = sections.chosen(only)
+    except ValueError as error:
+        raise click.UsageError(f"--only: {error}") from None
+    if list_only:
+        click.echo(report.sections_listed(chosen))
+        return
+    if out and not out.parent.is_dir():
+        raise click.UsageError(f"--out: there is no folder {out.parent}")
+    try:
+        import torch
+    except ImportError:
+        raise click.ClickException('benchmarks need torch: pip install "raddle[bench]"') from None
+    if not torch.cuda.is_available():
+        raise click.ClickException("torch finds no NVIDIA GPU here: `raddle doctor` says what there is")
+
+    def keep(machine: dict, finished: list) -> None:
+        if out:
+            report.write(out, machine, finished)
+
+    options = process.Options(against, rounds, device, prepare, section_seconds)
+    _, finished = process.run_all([section.name for section in chosen], options, keep)
+    rows = [row for section in finished for row in section["rows"]]
+    lost = [row for row in rows if row.get("workload") == "all" and row["engine"] == "all"]
+    for row in lost:
+        click.echo(f"{row['section']}: {row['failed']}", err=True)
+    if results.raddle_failed(rows):
+        raise click.ClickException("Raddle failed on some workloads")

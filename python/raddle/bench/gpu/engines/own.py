@@ -1,0 +1,76 @@
+"""Raddle, planned once and run on the caller's stream; and RoPE as a pass of its own before it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+import raddle
+from raddle.bench.gpu.cases import Case
+from raddle.bench.gpu.engines import RADDLE, Contestant, Makers
+from raddle.bench.gpu.problem import Problem
+from raddle.bench.gpu.variants import PARTS, angles, rotated
+
+
+def attention(case: Case, device: Any) -> raddle.Attention:
+    hq, hkv, dim = case.heads
+    spec = raddle.AttentionSpec(hq, hkv, dim, dtype="bfloat16", variant=PARTS[case.variant](hq, dim))
+    return raddle.Attention(spec, device=str(device))
+
+
+def layout(problem: Problem, case: Case) -> raddle.Layout:
+    p = problem
+    if case.form == "ragged":
+        return raddle.RaggedKV(p.qo_indptr, p.kv_indptr)
+    if case.form == "blocks":
+        ends = np.array([0, len(p.kept_blocks)], np.int32)
+        return raddle.BlockSparse(1, case.page_size, ends, p.kept_blocks, qo_indptr=p.qo_indptr, kv_len=p.kv_len)
+    if case.form == "paged":
+        return raddle.PagedKV(p.qo_indptr, p.page_indptr, p.page_indices, p.kv_len, page_size=case.page_size)
+    ends = np.array([0, case.num_rows], np.int32)
+    pages = np.array([0, len(p.prefix_pages)], np.int32)
+    shared = np.array([case.prefix], np.int32)
+    first = raddle.PagedKV(ends, pages, p.prefix_pages, shared, page_size=case.page_size)
+    own = raddle.PagedKV(p.qo_indptr, p.own_indptr, p.own_pages, p.kv_len - case.prefix, page_size=case.page_size)
+    return raddle.Cascade([first, own])
+
+
+def contestants(problem: Problem, case: Case) -> Makers:
+    yield RADDLE, lambda: _prepared(problem, case)
+    if case.variant == "rope" and case.peers:
+        yield "rotation + raddle", lambda: _rotation(problem, case)
+
+
+def _prepared(problem: Problem, case: Case) -> Contestant:
+    attn = attention(case, problem.device)
+    plan = attn.plan(layout(problem, case))
+    kv: Any = (problem.k, problem.v)
+    if case.form == "cascade":
+        kv = [kv, kv]
+    out = problem.empty()
+    return Contestant(RADDLE, lambda: attn.run(plan, problem.q, kv, out=out), out)
+
+
+def _rotation(problem: Problem, case: Case) -> Contestant:
+    """Rotates Q and the pages of K by a compiled pass of PyTorch, then attends without RoPE."""
+    plain = Case(**{**case.__dict__, "variant": "causal"})
+    attn, out = attention(plain, problem.device), problem.empty()
+    plan = attn.plan(layout(problem, plain))
+    page, dim = case.page_size, case.heads[2]
+    position = torch.zeros(problem.num_pages, page, dtype=torch.int64, device=problem.device)
+    for request, length in enumerate(case.kv_len):
+        begin, end = (int(problem.page_indptr[n]) for n in (request, request + 1))
+        own = problem.on_device("page_indices")[begin:end].long()
+        position[own] = torch.arange(len(own) * page, device=problem.device).view(-1, page)
+    last = torch.from_numpy(problem.kv_len - 1).to(problem.device)
+    turns_k = [x.float() for x in angles(position.flatten(), dim)]
+    turns_q = [x.float() for x in angles(last, dim)]
+    turn = torch.compile(lambda x, cos, sin: rotated(x.float(), cos, sin).to(x.dtype), dynamic=True)
+
+    def call() -> Any:
+        k = turn(problem.k.flatten(0, 1), *turns_k).view_as(problem.k)
+        return attn.run(plan, turn(problem.q, *turns_q), (k, problem.v), out=out)
+
+    return Contestant("rotation + raddle", call, out)

@@ -1,0 +1,177 @@
+"""A section from tensors to rows: prepare every engine, compare their outputs, time them in turns."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from raddle._progress import Progress
+from raddle.bench.gpu import check, engines, results
+from raddle.bench.gpu.cases import Case, Section
+from raddle.bench.gpu.engines import RADDLE, Contestant, first_line
+from raddle.bench.gpu.problem import Problem
+from raddle.bench.gpu.timing import Timer, interleaved
+
+Key = tuple[str, str]  # (workload, engine)
+
+
+class DeviceLost(RuntimeError):
+    """The GPU's context is broken: nothing more can be measured in this process."""
+
+
+class SectionRun:
+    """One section on one device.
+
+    Args:
+        families: the engines to compare with; those that are absent are left out by the caller.
+        rounds: rounds to time; 0: only prepare and compare.
+        timer: times a call; None: a new `Timer`.
+        makers: what `engines.makers` is; tests give their own.
+    """
+
+    def __init__(
+        self,
+        section: Section,
+        families: tuple[str, ...],
+        rounds: int,
+        progress: Progress,
+        device: str = "cuda",
+        timer: Any = None,
+        makers: Callable[..., engines.Makers] = engines.makers,
+    ) -> None:
+        self.section, self.families, self.rounds = section, families, rounds
+        self.device, self.rows = device, []
+        self._progress, self._makers = progress, makers
+        self._timer = timer or Timer(device)
+        self._errors: dict[Key, float] = {}
+
+    def run(self) -> list[results.Row]:
+        """All rows. Raises DeviceLost; what was found until then is in ``rows``."""
+        calls: dict[Key, Callable[[], float]] = {}
+        problems: dict[Any, Problem] = {}
+        for case in self.section.cases:
+            self._progress.say(f"{self.section.name}: {case.name}: comparing outputs")
+            try:
+                if Problem.key(case) not in problems:
+                    problems[Problem.key(case)] = Problem(case, self.device)
+                calls.update(self._prepare(case, problems[Problem.key(case)]))
+            except Exception as error:  # noqa: BLE001: of tensors, or of the exact rows
+                self._fail((case.name, "all"), error)
+        if self.rounds:
+            calls.update(self._floors())
+            self._progress.say(f"{self.section.name}: timing", total=self.rounds * len(calls))
+            times: dict[Key, list[float]] = {}
+            try:
+                interleaved(calls, self.rounds, self._fail, times, self._progress.advance)
+            finally:
+                self._keep(times)
+        return self.rows
+
+    def _keep(self, times: dict[Key, list[float]]) -> None:
+        """Rows of the rounds in which everybody took part: all of them, unless the device was lost."""
+        whole = min(map(len, times.values()), default=0)
+        by_name = {case.name: case for case in self.section.cases}
+        self.rows += [
+            results.measured(self.section.name, by_name[key[0]], key[1], rounds[:whole], self._errors.get(key))
+            for key, rounds in times.items()
+            if whole
+        ]
+        self.rows = results.compared(self.section.cases, self.rows)
+
+    def _prepare(self, case: Case, problem: Problem) -> dict[Key, Callable[[], float]]:
+        """How to time each engine whose output is right."""
+        sample = check.sampled_rows(case)
+        reference = check.exact(problem, case, sample)
+        calls: dict[Key, Callable[[], float]] = {}
+        first = None
+        for name, make in self._makers(case, problem, self.families):
+            key = case.name, name
+            try:
+                contestant = make()
+                out = contestant.outcome()
+                self._errors[key] = check.verify(name, out, problem, sample, reference)
+                if first is None:
+                    first = out.clone()
+                else:
+                    check.agree(name, out, first)
+                calls[key] = self._timed(contestant)
+            except Exception as error:  # noqa: BLE001: an engine's failure is a result
+                self._fail(key, error)
+        return calls
+
+    def _timed(self, contestant: Contestant) -> Callable[[], float]:
+        if not self.rounds:
+            return lambda: 0.0
+        how = self._timer.sampling(contestant.call)
+        return lambda: self._timer.us(contestant.call, how)
+
+    def _floors(self) -> dict[Key, Callable[[], float]]:
+        """The fastest read of as many bytes as each case reads that asks for it."""
+        cases = [case for case in self.section.cases if case.floor]
+        calls: dict[Key, Callable[[], float]] = {}
+        if not cases:
+            return calls
+        try:
+            from raddle.bench.gpu.floor import Floor
+
+            floor = Floor(self.device, max(case.bytes_read for case in cases))
+            nothing = self._timed(Contestant("nothing", floor.nothing))()
+            empty = results.figure(self.section.name, "empty kernel", nothing, "us")
+            self.rows.append({**empty, "engine": results.FLOOR})
+            for case in cases:
+                self._progress.say(f"{self.section.name}: {case.name}: floor")
+                reads = floor.reads(case.bytes_read)
+                timed = {name: self._timed(Contestant(name, call)) for name, call in reads.items()}
+                fastest = min(timed, key=lambda name: timed[name]())
+                calls[case.name, results.FLOOR] = timed[fastest]
+        except Exception as error:  # noqa: BLE001: without CuPy, there are ratios to peers alone
+            self._fail(("all", results.FLOOR), error)
+        return calls
+
+    def _fail(self, key: Key, error: Exception) -> None:
+        self.rows.append(results.failed(self.section.name, *key, first_line(error)))
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            gc.collect()
+            torch.cuda.empty_cache()
+        elif torch.cuda.is_available():
+            try:
+                torch.cuda.synchronize()
+            except RuntimeError as lost:
+                raise DeviceLost(f"after {key[1]} on {key[0]}: {first_line(lost)}") from error
+
+
+def errors_of_small(
+    section: Section, families: tuple[str, ...], device: str, makers: Callable[..., engines.Makers] = engines.makers
+) -> list[results.Row]:
+    """RMS errors against fp64 over ten draws of the section's small case: Raddle's, the peers', and SDPA's."""
+    from raddle.bench.gpu.engines.sdpa import exact_enough
+
+    case = section.small
+    if case is None:
+        return []
+    found: dict[str, list[float]] = {}
+    failures: dict[str, str] = {}
+    for seed in range(10):
+        problem = Problem(case, device, seed)
+        reference = check.exact(problem, case, check.all_rows(case))
+        outputs = {"torch sdpa": lambda problem=problem: exact_enough(problem, case)}
+        for name, make in makers(case, problem, families):
+            outputs[name] = lambda make=make: make().outcome()
+        for name, compute in outputs.items():
+            try:
+                found.setdefault(name, []).append(check.error(compute(), reference))
+            except Exception as error:  # noqa: BLE001
+                failures[name] = first_line(error)
+    rows = [results.failed(section.name, case.name, name, why) for name, why in failures.items()]
+    for name, values in found.items():
+        squares = sum(value * value for value in values) / len(values)
+        row = {"section": section.name, "workload": case.name, "engine": name, "value": squares**0.5}
+        rows.append({**row, "unit": "RMS error / RMS", "kind": "error"})
+    ours = next((row for row in rows if row["engine"] == RADDLE and "value" in row), None)
+    if ours is not None and "torch sdpa" in found:
+        theirs = next(row["value"] for row in rows if row["engine"] == "torch sdpa")
+        ours["ratios"] = {"torch sdpa": ours["value"] / theirs}
+    return rows

@@ -1,0 +1,68 @@
+"""Small cases for the tests of `raddle bench gpu`, and stand-ins for what needs a GPU."""
+
+import dataclasses
+
+import torch
+from raddle.bench.gpu import report
+from raddle.bench.gpu.cases import Case
+from raddle.bench.gpu.engines import Contestant
+
+TINY = {"heads": (4, 2, 32), "page_size": 16}
+DECODE = Case("decode", (1, 1, 1), (33, 64, 5), **TINY)
+PREFILL = Case("prefill", (40, 9), (40, 9), form="ragged", unit="TFLOP/s", **TINY)
+CASES = [
+    DECODE,
+    PREFILL,
+    Case("mixed", (7, 1), (40, 18), **TINY),
+    Case("prefix", (1, 1, 1), (48, 41, 33), form="cascade", prefix=32, **TINY),
+    Case("blocks", (1,), (128,), (4, 4, 32), form="blocks", blocks=3, variant="plain"),
+    *(dataclasses.replace(DECODE, name=name, variant=name) for name in ("alibi", "sinks", "sigmoid", "rope")),
+    *(dataclasses.replace(PREFILL, name=name, variant=name) for name in ("wide window", "softcap")),
+    Case("window", (7, 1), (1500, 1100), variant="window", **TINY),
+    dataclasses.replace(DECODE, name="turned", variant="rope interleaved"),
+]
+
+SQUARE = dataclasses.replace(PREFILL, qo_len=(150, 150), kv_len=(150, 150), peers=("flex", "fa2"))
+STEP = dataclasses.replace(DECODE, kv_len=(40, 40, 40), peers=("flex", "fa2"))
+
+
+class Quiet:
+    def say(self, text, total=None):
+        pass
+
+    def advance(self):
+        pass
+
+
+class Clock:
+    """Stands in for the GPU's timer: an engine's time is written into its call."""
+
+    def sampling(self, call):
+        call()
+        return call.us
+
+    def us(self, call, how):
+        call()
+        return how
+
+
+def stand_in(name, out, us, fails_at=None):
+    """An engine that writes ``out`` and pretends to take ``us``; its call of that number raises."""
+    written = torch.empty_like(out)
+    count = [0]
+
+    def call():
+        count[0] += 1
+        if count[0] == fails_at:
+            raise RuntimeError("broke\nsecond line")
+        return written.copy_(out)
+
+    call.us = us
+    return name, lambda: Contestant(name, call, written)
+
+
+def shows(section, rows, *texts):
+    """What is printed of a section holds all the texts."""
+    with (out := report.console()).capture() as captured:
+        out.print(*report.tables(section, rows), sep="\n")
+    assert all(text in captured.get() for text in texts), captured.get()
