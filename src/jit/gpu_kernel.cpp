@@ -5,16 +5,12 @@
 #include "jit/cache.h"
 
 namespace raddle::jit {
-namespace {
-
-std::string name_of(const GpuKernel& kernel) {
+std::string label_of(const GpuKernel& kernel) {
   std::string name = kernel.dtype == DType::float16 ? "f16" : "bf16";
   name += " " + std::to_string(kernel.dim_qk) + "/" + std::to_string(kernel.dim_vo);
   for (const Functor& part : kernel.composition.parts) name += " " + part.type;
   return name;
 }
-
-}  // namespace
 
 std::string source_of(const GpuKernel& kernel) {
   std::ostringstream text;
@@ -40,7 +36,7 @@ std::string cubin_of(const GpuKernel& kernel, const std::string& arch) {
   for (const std::string& option : Nvrtc::options(arch)) request.key += option + " ";
   request.source = source_of(kernel);
   request.key += "\n" + request.source;
-  request.name = name_of(kernel);
+  request.name = label_of(kernel);
   request.target = arch;
   request.compile = [&] { return Nvrtc::instance().compile(request.source, arch).bytes; };
   return find_or_compile(request).bytes;

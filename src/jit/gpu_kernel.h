@@ -20,6 +20,9 @@ struct GpuKernel {
 /// The kernel's entry point.
 constexpr const char* gpu_entry_point = "raddle_attention";
 
+/// What it is called in errors and caches: "bf16 128/128 SoftCap Causal".
+std::string label_of(const GpuKernel& kernel);
+
 /// Complete source, headers included.
 std::string source_of(const GpuKernel& kernel);
 

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import raddle
 from checks import within
+from device_arrays import DeviceArray
 from reference import Problem, Sigmoid, attention
 from reference.variants import AllOf, AnyOf, Flex, one
 
@@ -45,17 +46,19 @@ def spec_of(problem: Problem, **options) -> raddle.AttentionSpec:
 
 
 class Engine:
-    """Raddle on one device."""
+    """Raddle on one device. On GPUs arrays go there before a run, and come back."""
 
     def __init__(self, device: str):
         self.device = device
 
     def attention(self, problem: Problem, **options) -> raddle.Attention:
-        return raddle.Attention(spec_of(problem, **options))
+        return raddle.Attention(spec_of(problem, **options), device=self.device)
 
     def run(self, problem: Problem, num_workers=None, schedule="auto", state=False, **options):
         """(O, LSE) as numpy arrays, into poisoned outputs. LSE is None for sums, which have none."""
-        attn = self.attention(problem, **options)
+        return self.run_on(self.attention(problem, **options), problem, num_workers, schedule, state)
+
+    def run_on(self, attn, problem: Problem, num_workers=None, schedule="auto", state=False):
         plan = attn.plan(twin(problem.layout), num_workers=num_workers, schedule=schedule)
         return self.run_plan(attn, plan, problem, state=state)
 
@@ -63,13 +66,20 @@ class Engine:
         rows, heads, _ = problem.q.shape
         has_lse = one(problem.variant, Sigmoid) is None
         kind = np.float32 if state else problem.q.dtype
-        out = np.full((rows, heads, problem.kv[0][1].shape[-1]), np.nan, kind)
-        lse = np.full((rows, heads), np.nan, np.float32) if has_lse else None
-        kv = problem.kv[0] if len(problem.kv) == 1 else problem.kv
-        attn.run(plan, problem.q, kv, out=out, lse=lse, return_state=state)
-        return out, lse
+        out = self.lend(np.full((rows, heads, problem.kv[0][1].shape[-1]), np.nan, kind))
+        lse = self.lend(np.full((rows, heads), np.nan, np.float32)) if has_lse else None
+        kv = [(self.lend(k), self.lend(v)) for k, v in problem.kv]
+        attn.run(plan, self.lend(problem.q), kv[0] if len(kv) == 1 else kv, out=out, lse=lse, return_state=state)
+        return self.back(out), None if lse is None else self.back(lse)
+
+    def lend(self, array: np.ndarray):
+        """The array on this device."""
+        return array if self.device == "cpu" else DeviceArray(array, int(self.device[5:] or 0))
+
+    def back(self, array) -> np.ndarray:
+        return array if self.device == "cpu" else array.numpy()
 
     def check(self, problem: Problem, state=False, **how):
         """Runs the problem and holds every element against its budget; returns the worst error / budget."""
         out, lse = self.run(problem, state=state, **how)
-        return within(attention(problem, state=state), out, lse)
+        return within(attention(problem, state=state, rounded_weights=self.device != "cpu"), out, lse)
