@@ -11,6 +11,8 @@ from raddle.spec import AttentionSpec
 _compile = _library.function("raddle.cuda.compile")
 _warm = _library.function("raddle.cuda.warm")
 _machine = _library.function("raddle.cuda.machine")
+_driver = _library.function("raddle.cuda.driver")
+_nvrtc = _library.function("raddle.cuda.nvrtc")
 _nvrtc_version = _library.function("raddle.cuda.nvrtc_version")
 _add_search_folder = _library.function("raddle.cuda.add_search_folder")
 
@@ -49,3 +51,14 @@ def warm(spec: AttentionSpec, arch: str) -> None:
 def machine() -> dict[str, str]:
     """The GPU's name and architecture, and the versions of driver and NVRTC. Raises RuntimeError without a GPU."""
     return dict(_machine())
+
+
+def driver() -> dict[str, Any]:
+    """Version of the CUDA driver, and its GPUs: dicts of name, arch and supported. Raises RuntimeError without a driver."""
+    found = dict(_driver())
+    return {**found, "gpus": [dict(gpu.items()) for gpu in found["gpus"]]}
+
+
+def find_nvrtc() -> dict[str, str]:
+    """Where NVRTC is (path, origin) and its version, looked for anew. Raises CompileError where there is none."""
+    return dict(_nvrtc())

@@ -71,8 +71,7 @@ CudaPlan::CudaPlan(const Kernel& kernel, const Layout& layout, const PlanArrays&
     at += aligned(bytes);
   });
   launch_.plan = arrays.view_of_copy(base);
-  upload.send(base, total, stream);
-  arrival_.record(stream);
+  upload.send(block_, total, stream);
 }
 
 DeviceId CudaPlan::device() const { return DeviceId::cuda(kernel_->device().ordinal()); }
@@ -84,11 +83,6 @@ std::string CudaPlan::explain() const {
          (any ? "1 launch of " + std::to_string(launch_.plan.num_workers) + " blocks of " +
                     std::to_string(kernel_->num_threads()) + " threads"
               : "0 launches");
-}
-
-void CudaPlan::use_on(StreamHandle stream) const {
-  arrival_.order(stream);
-  block_.used_by(stream);
 }
 
 }  // namespace raddle::cuda

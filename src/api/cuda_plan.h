@@ -23,13 +23,12 @@ class CudaPlan final : public PlanOnDevice {
   const MmaLaunch& launch() const { return launch_; }
   const std::shared_ptr<const CudaVariant>& variant() const { return variant_; }
   /// Before a launch on `stream`.
-  void use_on(StreamHandle stream) const;
+  void use_on(StreamHandle stream) const { block_.use_on(stream); }
 
  private:
   const Kernel* kernel_;
   std::shared_ptr<const CudaVariant> variant_;
   Block block_;
-  Arrival arrival_;
   MmaLaunch launch_{};
 };
 

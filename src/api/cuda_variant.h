@@ -14,7 +14,6 @@ namespace raddle::cuda {
 struct CapturedArray {
   Capture host;
   Block block;
-  Arrival arrival;
 };
 
 class CudaVariant {
@@ -23,10 +22,7 @@ class CudaVariant {
   void* bytes() const { return const_cast<Slot*>(struct_.data()); }
   /// Before a launch on `stream`.
   void use_on(StreamHandle stream) const {
-    for (const auto& array : arrays_) {
-      array->arrival.order(stream);
-      array->block.used_by(stream);
-    }
+    for (const auto& array : arrays_) array->block.use_on(stream);
   }
 
  private:

@@ -58,6 +58,16 @@ Fields driver(Arguments&) {
   return fields;
 }
 
+/// Where NVRTC is, looked for anew. Raises where it is not.
+Fields nvrtc(Arguments&) {
+  const jit::Nvrtc::Found found = jit::Nvrtc::find();
+  Fields fields;
+  fields.Set("path", found.path);
+  fields.Set("origin", found.origin);
+  fields.Set("version", found.version);
+  return fields;
+}
+
 void add_search_folder(Arguments& in) { jit::Nvrtc::add_search_folder(in.string("folder")); }
 
 ffi::String nvrtc_version(Arguments&) { return jit::Nvrtc::instance().version(); }
@@ -70,6 +80,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def_packed("raddle.cuda.compile", exported(compile))
       .def_packed("raddle.cuda.warm", exported(warm))
       .def_packed("raddle.cuda.machine", exported(machine))
+      .def_packed("raddle.cuda.nvrtc", exported(nvrtc))
       .def_packed("raddle.cuda.driver", exported(driver))
       .def_packed("raddle.cuda.add_search_folder", exported(add_search_folder))
       .def_packed("raddle.cuda.nvrtc_version", exported(nvrtc_version));

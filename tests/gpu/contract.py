@@ -30,7 +30,7 @@ import numpy as np  # noqa: E402
 import raddle  # noqa: E402
 from checks import excess  # noqa: E402
 from draws import draw  # noqa: E402
-from engine import Engine, spec_of  # noqa: E402
+from engine import Engine, OnDevice, spec_of, twin  # noqa: E402
 from raddle import _cuda  # noqa: E402
 from reference import Cascade, Causal, Llama31Scaling, Rope, Sigmoid, Sinks, SlidingWindow, SoftCap, attention  # noqa: E402
 from reference.variants import Mask  # noqa: E402
@@ -191,9 +191,9 @@ def prepare(job):
 def run_on_gpu(case: Case, exact) -> float:
     """Worst error over its budget; infinite where something was not written, or is NaN."""
     problem, how = case.draw()
-    state = how["return_state"]
-    attn = raddle.Attention(case.spec(problem), device="cuda")
-    out, lse = Engine("cuda").run_on(attn, problem, state=state, num_workers=how["num_workers"], schedule=how["schedule"])
+    attn = OnDevice(raddle.Attention(case.spec(problem), device="cuda"))
+    plan = attn.plan(twin(problem.layout), num_workers=how["num_workers"], schedule=how["schedule"])
+    out, lse = Engine("cuda").run_plan(attn, plan, problem, state=how["return_state"])
     worst = float(excess(out, exact.out, exact.out_budget).max(initial=0.0))
     if lse is not None:
         worst = max(worst, float(excess(lse, exact.lse, exact.lse_budget).max(initial=0.0)))

@@ -45,20 +45,47 @@ def spec_of(problem: Problem, **options) -> raddle.AttentionSpec:
     )
 
 
+class OnDevice:
+    """An attention on a GPU with the interface of one on the CPU: numpy arrays go there, and results come back."""
+
+    def __init__(self, attention: raddle.Attention):
+        self.attention, self.spec, self.plan = attention, attention.spec, attention.plan
+        self.ordinal = int(attention.device.partition(":")[2])
+
+    def lend(self, x):
+        if isinstance(x, np.ndarray):
+            return DeviceArray(x, self.ordinal)
+        return type(x)(map(self.lend, x)) if isinstance(x, (list, tuple)) else x
+
+    def run(self, plan, q, kv, out=None, lse=None, return_lse=False, return_state=False, **options):
+        spec, shape = self.spec, q.shape[:1]
+        wants_lse = return_lse or (return_state and self.attention._has_lse)
+        if out is None:
+            kind = np.float32 if return_state else q.dtype
+            out = np.full((*shape, spec.num_qo_heads, spec.head_dim_vo), np.nan, kind)
+        if lse is None and wants_lse:
+            lse = np.full((*shape, spec.num_qo_heads), np.nan, np.float32)
+        written = self.lend([out] if lse is None else [out, lse])
+        there = dict(zip(("out", "lse"), written))
+        self.attention.run(plan, self.lend(q), self.lend(kv), return_state=return_state, **there, **options)
+        for host, device in zip((out, lse), written):
+            host[...] = device.numpy()
+        return (out, lse) if wants_lse else out
+
+
 class Engine:
-    """Raddle on one device. On GPUs arrays go there before a run, and come back."""
+    """Raddle on one device."""
 
     def __init__(self, device: str):
         self.device = device
 
-    def attention(self, problem: Problem, **options) -> raddle.Attention:
-        return raddle.Attention(spec_of(problem, **options), device=self.device)
+    def attention(self, problem: Problem, **options):
+        attention = raddle.Attention(spec_of(problem, **options), device=self.device)
+        return attention if self.device == "cpu" else OnDevice(attention)
 
     def run(self, problem: Problem, num_workers=None, schedule="auto", state=False, **options):
         """(O, LSE) as numpy arrays, into poisoned outputs. LSE is None for sums, which have none."""
-        return self.run_on(self.attention(problem, **options), problem, num_workers, schedule, state)
-
-    def run_on(self, attn, problem: Problem, num_workers=None, schedule="auto", state=False):
+        attn = self.attention(problem, **options)
         plan = attn.plan(twin(problem.layout), num_workers=num_workers, schedule=schedule)
         return self.run_plan(attn, plan, problem, state=state)
 
@@ -66,20 +93,13 @@ class Engine:
         rows, heads, _ = problem.q.shape
         has_lse = one(problem.variant, Sigmoid) is None
         kind = np.float32 if state else problem.q.dtype
-        out = self.lend(np.full((rows, heads, problem.kv[0][1].shape[-1]), np.nan, kind))
-        lse = self.lend(np.full((rows, heads), np.nan, np.float32)) if has_lse else None
-        kv = [(self.lend(k), self.lend(v)) for k, v in problem.kv]
-        attn.run(plan, self.lend(problem.q), kv[0] if len(kv) == 1 else kv, out=out, lse=lse, return_state=state)
-        return self.back(out), None if lse is None else self.back(lse)
-
-    def lend(self, array: np.ndarray):
-        """The array on this device."""
-        return array if self.device == "cpu" else DeviceArray(array, int(self.device[5:] or 0))
-
-    def back(self, array) -> np.ndarray:
-        return array if self.device == "cpu" else array.numpy()
+        out = np.full((rows, heads, problem.kv[0][1].shape[-1]), np.nan, kind)
+        lse = np.full((rows, heads), np.nan, np.float32) if has_lse else None
+        kv = problem.kv[0] if len(problem.kv) == 1 else problem.kv
+        attn.run(plan, problem.q, kv, out=out, lse=lse, return_state=state)
+        return out, lse
 
     def check(self, problem: Problem, state=False, **how):
         """Runs the problem and holds every element against its budget; returns the worst error / budget."""
         out, lse = self.run(problem, state=state, **how)
-        return within(attention(problem, state=state, rounded_weights=self.device != "cpu"), out, lse)
+        return within(attention(problem, state=state), out, lse)

@@ -88,7 +88,7 @@ const Device& Device::get(i32 ordinal) {
   const i32 count = device_count();
   if (count == 0) fail<DeviceError>("there is a CUDA driver but no GPU that it may use");
   if (ordinal < 0 || ordinal >= count)
-    fail<DeviceError>("device is 'cuda:", ordinal, "'; expected 'cuda:0'",
+    fail<DeviceError>("CUDA: device is 'cuda:", ordinal, "'; expected 'cuda:0'",
                       count > 1 ? " to 'cuda:" + std::to_string(count - 1) + "'" : "",
                       ": GPUs that the driver shows: ", count);
   device.reset(new Device(ordinal));

@@ -1,6 +1,7 @@
 #include "device/cuda/memory.h"
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 
 #include "device/cuda/driver.h"
@@ -48,6 +49,10 @@ struct Block::State {
   std::mutex mutex;
   std::vector<Use> uses;  ///< the first num_uses are in use, the rest keep their events
   std::size_t num_uses = 0;
+  /// When what was sent up is there, and on which stream it went.
+  Event sent;
+  StreamHandle sent_on = nullptr;
+  std::atomic<bool> arrived = true;
 
   void add_use(StreamHandle stream) {
     const std::lock_guard lock(mutex);
@@ -56,6 +61,16 @@ struct Block::State {
     if (num_uses == uses.size()) uses.emplace_back();
     uses[num_uses].stream = stream;
     uses[num_uses++].recorded = false;
+  }
+  void order_after_upload(StreamHandle stream) {
+    if (arrived || stream == sent_on) return;
+    const OutsideCapture outside;
+    if (sent.has_passed())
+      arrived = true;
+    else if (is_capturing(stream))
+      sent.synchronize();
+    else
+      sent.delay(stream);
   }
   /// False where some stream is being captured just now: then nothing can be said of its work.
   bool record_uses() {
@@ -81,7 +96,10 @@ Block::~Block() {
 }
 void* Block::data() const { return state_ ? reinterpret_cast<void*>(state_->address) : nullptr; }
 std::size_t Block::bytes() const { return state_ ? state_->bytes : 0; }
-void Block::used_by(StreamHandle stream) const { state_->add_use(stream); }
+void Block::use_on(StreamHandle stream) const {
+  state_->order_after_upload(stream);
+  state_->add_use(stream);
+}
 
 DevicePool::DevicePool(const Device& device) : device_(&device) {}
 DevicePool::~DevicePool() = default;  // never: pools live as long as the process
@@ -96,7 +114,8 @@ Block DevicePool::take(std::size_t bytes, StreamHandle stream, const char* what)
   block.state_ = reuse(rounded(bytes), stream);
   if (!block.state_) block.state_ = allocate(rounded(bytes), what);
   block.state_->num_uses = 0;
-  block.used_by(stream);
+  block.state_->arrived = true;
+  block.use_on(stream);
   return block;
 }
 
@@ -207,30 +226,16 @@ Upload::~Upload() {
 
 std::byte* Upload::data() const { return static_cast<std::byte*>(pinned_->data); }
 
-void Upload::send(void* address, std::size_t bytes, StreamHandle stream) {
+void Upload::send(const Block& block, std::size_t bytes, StreamHandle stream) {
   const ContextScope context(*device_);
+  Block::State& to = *block.state_;
   if (bytes > 0)
-    check(driver().copy_to_device(address_of(address), pinned_->data, bytes, stream),
-          "copying to the GPU");
+    check(driver().copy_to_device(to.address, pinned_->data, bytes, stream), "copying to the GPU");
   pinned_->in_flight = true;
   pinned_->sent.record(stream);
-}
-
-void Arrival::record(StreamHandle stream) {
-  event_.record(stream);
-  stream_ = stream;
-  passed_ = false;
-}
-
-void Arrival::order(StreamHandle stream) const {
-  if (passed_ || stream == stream_) return;
-  const OutsideCapture outside;
-  if (event_.has_passed())
-    passed_ = true;
-  else if (is_capturing(stream))
-    event_.synchronize();
-  else
-    event_.delay(stream);
+  to.sent.record(stream);
+  to.sent_on = stream;
+  to.arrived = false;
 }
 
 void clear(void* address, std::size_t bytes, StreamHandle stream) {

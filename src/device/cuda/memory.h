@@ -3,7 +3,6 @@
 // host.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -26,12 +25,15 @@ class Block {
 
   void* data() const;
   std::size_t bytes() const;
-  /// Must be called with every stream that is given work on it, before or after: whoever gets the
-  /// memory next waits for that work. The stream must outlive the block.
-  void used_by(StreamHandle stream) const;
+  /// Must be called with every stream that is given work on it, before that work: it finds what
+  /// Upload has sent there, and whoever gets the memory next waits for it. A stream that is being
+  /// captured cannot wait for what is not part of its graph: there the host waits for the upload.
+  /// The stream must outlive the block.
+  void use_on(StreamHandle stream) const;
 
  private:
   friend class DevicePool;
+  friend class Upload;
   struct State;
   std::unique_ptr<State> state_;
 };
@@ -58,21 +60,6 @@ class DevicePool {
   std::vector<std::unique_ptr<Block::State>> free_;
 };
 
-/// When a copy to the device is there, for streams other than the one that it went up on.
-class Arrival {
- public:
-  /// The work of `stream` so far.
-  void record(StreamHandle stream);
-  /// Work that `stream` is given from now on finds the copy. A stream that is being captured cannot
-  /// wait for what is not part of its graph: there the host waits.
-  void order(StreamHandle stream) const;
-
- private:
-  Event event_;
-  StreamHandle stream_ = nullptr;
-  mutable std::atomic<bool> passed_ = true;
-};
-
 /// A block of pinned host memory to fill, and then to send in one asynchronous copy. The memory is
 /// not given to anybody else before that copy is through.
 class Upload {
@@ -83,8 +70,8 @@ class Upload {
   Upload& operator=(const Upload&) = delete;
 
   std::byte* data() const;
-  /// Copies the first `bytes` to `address` in stream order.
-  void send(void* address, std::size_t bytes, StreamHandle stream);
+  /// Copies the first `bytes` to `block` in stream order.
+  void send(const Block& block, std::size_t bytes, StreamHandle stream);
 
  private:
   struct Pinned;
