@@ -3,7 +3,7 @@
 //   raddle::AttentionSpec spec;
 //   spec.num_qo_heads = 32; spec.num_kv_heads = 8; spec.head_dim_qk = spec.head_dim_vo = 128;
 //   spec.variant = {raddle::causal()};
-//   raddle::Attention attention(spec);
+//   raddle::Attention attention(spec);   // or Attention(spec, raddle::DeviceId::cuda(0))
 //   auto plan = attention.plan(raddle::paged_kv(args));
 //   attention.run(*plan, run_args);     // once a layer; a plan serves all layers
 #pragma once
@@ -41,23 +41,25 @@ struct AttentionSpec {
 using Params = std::map<std::string, MemberValue>;  ///< "softcap.cap" -> value
 
 struct PlanOptions {
-  i32 num_workers = 0;  ///< 0: the worker pool's threads
+  /// 0: the worker pool's threads; on a GPU as many thread blocks as fit on it at once.
+  i32 num_workers = 0;
   Schedule schedule = Schedule::automatic;
   Params params;  ///< plan members that differ from the spec's ("window.left")
+  /// GPUs: the CUstream (cudaStream_t) that the plan's arrays go up on; null: the default stream.
+  void* stream = nullptr;
 };
 
-class PlanArrays;
+class AttentionBackend;
 class BoundVariant;
-namespace cpu {
-class ScratchPool;
-}
+class PlanArrays;
+class PlanOnDevice;
 
 /// How a batch will be computed: an immutable value without scratch, shared freely.
 class Plan {
  public:
   Plan(LayoutPtr layout, std::shared_ptr<const PlanArrays> arrays,
        std::shared_ptr<const BoundVariant> origin, std::shared_ptr<const BoundVariant> variant,
-       std::vector<Range> positions);
+       std::vector<Range> positions, std::shared_ptr<const PlanOnDevice> on_device);
   ~Plan();
   const PlanView& view() const { return view_; }
   const PlanArrays& arrays() const;
@@ -68,9 +70,13 @@ class Plan {
   const BoundVariant& origin() const { return *origin_; }
   /// Hull of the positions of each request's rows and keys; empty where no variant asks.
   const std::vector<Range>& positions() const { return positions_; }
+  /// The copy that kernels read; null where they read the host's.
+  const PlanOnDevice* on_device() const { return on_device_.get(); }
+  /// Where it can be run.
+  DeviceId device() const;
   /// Planned cost of the heaviest queue over the mean, contraction included.
   double balance() const;
-  /// Which schedule and tile shapes were chosen, and why: text for people.
+  /// Which schedule, tile shapes and kernels were chosen, and why: text for people.
   std::string explain() const;
 
  private:
@@ -78,6 +84,7 @@ class Plan {
   std::shared_ptr<const PlanArrays> arrays_;
   std::shared_ptr<const BoundVariant> origin_, variant_;
   std::vector<Range> positions_;
+  std::shared_ptr<const PlanOnDevice> on_device_;
   PlanView view_;
 };
 
@@ -97,35 +104,43 @@ struct RunArgs {
       false;  ///< (O, LSE) without sink and output parts, O in fp32, for merge_states
   std::optional<float> scale;
   const Params* params = nullptr;  ///< run members that differ from the spec's
+  void* stream = nullptr;          ///< GPUs: the CUstream to run on; null: the default stream
 };
 
 /// Measured work of the last run on this thread's Attention call.
 struct RunStats {
-  std::vector<double> busy_us;  ///< of each worker thread
+  std::vector<double> busy_us;  ///< of each worker thread of a CPU; empty for a GPU
 };
 
 class Attention {
  public:
-  explicit Attention(const AttentionSpec& spec);
+  /// Raises ValueError for a spec that the device cannot compute, DeviceError where there is no
+  /// such device, and CompileError where its kernel does not compile. On a GPU the kernel is
+  /// compiled here, unless the cache has it.
+  explicit Attention(const AttentionSpec& spec, DeviceId device = {});
   ~Attention();
   Attention(const Attention&) = delete;
   Attention& operator=(const Attention&) = delete;
 
   const AttentionSpec& spec() const { return spec_; }
+  DeviceId device() const;
   /// False for a scan that is no softmax: its results have no log-sum-exp.
   bool has_lse() const;
   PlanPtr plan(const LayoutPtr& layout, const PlanOptions& options = {}) const;
-  /// Thread-safe; concurrent calls use scratch of their own.
+  /// Thread-safe. CPU: concurrent calls use scratch of their own. GPU: the tensors lie there, the
+  /// call launches one kernel on args.stream and waits for nothing; each stream has scratch of its
+  /// own, and must outlive the plans that were run on it.
   void run(const Plan& plan, const RunArgs& args, RunStats* stats = nullptr) const;
 
  private:
   AttentionSpec spec_;
   std::shared_ptr<const BoundVariant> variant_;
-  std::unique_ptr<cpu::ScratchPool> scratch_;
+  std::unique_ptr<AttentionBackend> backend_;
 };
 
 /// Upper bound of the scratch that any plan within `maxima` needs; attained by some plan.
-std::size_t workspace_bytes(const AttentionSpec& spec, i32 num_workers, const Maxima& maxima);
+std::size_t workspace_bytes(const AttentionSpec& spec, i32 num_workers, const Maxima& maxima,
+                            DeviceId device = {});
 
 /// a ⊕ b, element by element: O [rows, H, D] fp32, LSE [rows, H] fp32.
 void merge_state(const TensorRef& o_a, const TensorRef& lse_a, const TensorRef& o_b,

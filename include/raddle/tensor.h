@@ -9,6 +9,16 @@
 
 namespace raddle {
 
+/// Where memory lies, and what computes.
+struct DeviceId {
+  enum class Kind { cpu, cuda };
+  Kind kind = Kind::cpu;
+  std::int32_t ordinal = 0;  ///< of a GPU, as the CUDA driver counts them
+
+  static DeviceId cuda(std::int32_t ordinal) { return {Kind::cuda, ordinal}; }
+  bool operator==(const DeviceId&) const = default;
+};
+
 /// A borrowed tensor of rank 0 to 5. Strides are in elements.
 struct TensorRef {
   void* data = nullptr;
@@ -16,6 +26,7 @@ struct TensorRef {
   int rank = 0;
   std::array<std::int64_t, 5> shape{};
   std::array<std::int64_t, 5> stride{};
+  DeviceId device{};  ///< that `data` is an address of
 
   /// A contiguous tensor of the given shape.
   template <class... N>

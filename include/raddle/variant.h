@@ -29,6 +29,8 @@ class Array {
         shape_(std::move(shape)) {}
 
   const T* data() const { return values_->data(); }
+  /// Keeps the values where they are.
+  std::shared_ptr<const void> owner() const { return values_; }
   std::size_t size() const { return values_->size(); }
   const T& front() const { return values_->front(); }
   const std::vector<std::int64_t>& shape() const { return shape_; }

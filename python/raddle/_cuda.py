@@ -1,4 +1,4 @@
-"""GPU kernels over tensors in host memory: a trial of the variant contract, until GPUs are a device of `Attention`."""
+"""GPU kernels without an `Attention`: compiled and reported on; and what this machine has for GPUs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import importlib.util
 from typing import Any
 
 from raddle import _library
-from raddle._tensors import lend, lend_output, lend_pools
 from raddle.spec import AttentionSpec
-from raddle.variants import members
 
 _compile = _library.function("raddle.cuda.compile")
 _warm = _library.function("raddle.cuda.warm")
-_run = _library.function("raddle.cuda.run")
 _machine = _library.function("raddle.cuda.machine")
+_driver = _library.function("raddle.cuda.driver")
+_nvrtc = _library.function("raddle.cuda.nvrtc")
 _nvrtc_version = _library.function("raddle.cuda.nvrtc_version")
 _add_search_folder = _library.function("raddle.cuda.add_search_folder")
 
@@ -54,37 +53,12 @@ def machine() -> dict[str, str]:
     return dict(_machine())
 
 
-def run(
-    spec: AttentionSpec,
-    layout: Any,
-    q: Any,
-    kv: Any,
-    out: Any,
-    lse: Any = None,
-    *,
-    return_state: bool = False,
-    num_workers: int | None = None,
-    schedule: str = "auto",
-    scale: float | None = None,
-    plan_params: dict[str, Any] | None = None,
-    params: dict[str, Any] | None = None,
-) -> None:
-    """Plans and runs attention on the first GPU; arguments as `Attention.plan` and `Attention.run`.
+def driver() -> dict[str, Any]:
+    """Version of the CUDA driver, and its GPUs: dicts of name, arch and supported. Raises RuntimeError without a driver."""
+    found = dict(_driver())
+    return {**found, "gpus": [dict(gpu.items()) for gpu in found["gpus"]]}
 
-    All tensors lie in host memory; they are copied to the GPU, and ``out`` and ``lse`` back. ``num_workers``
-    are thread blocks; None: two a multiprocessor. Raises RuntimeError where there is no GPU.
-    """
-    _run(
-        spec.fields(),
-        layout,
-        num_workers,
-        schedule,
-        lend(q, "q"),
-        lend_output(out, "out"),
-        None if lse is None else lend_output(lse, "lse"),
-        return_state,
-        scale,
-        members(plan_params),
-        members(params),
-        *lend_pools(kv),
-    )
+
+def find_nvrtc() -> dict[str, str]:
+    """Where NVRTC is (path, origin) and its version, looked for anew. Raises CompileError where there is none."""
+    return dict(_nvrtc())

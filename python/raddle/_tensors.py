@@ -1,12 +1,13 @@
 """Tensors in and out of the library: DLPack, without copies.
 
-Inputs may be of torch, numpy (bfloat16 by ml_dtypes) or JAX; outputs that Raddle allocates are of the same
-kind. What shape, dtype and strides a tensor must have is checked in C++; only what DLPack does not carry
+Inputs may be of torch, numpy (bfloat16 by ml_dtypes), JAX or CuPy; outputs that Raddle allocates are of the
+same kind and on the same device. What shape, dtype and strides a tensor must have is checked in C++; only what DLPack does not carry
 is checked here.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any, Callable
 
@@ -23,6 +24,8 @@ _as_bfloat16 = _library.function("raddle.as_bfloat16")
 _torch = sys.modules.get("torch")
 _TorchTensor = _torch.Tensor if _torch is not None else type("NoTorch", (), {})
 
+_torch_dtype = functools.lru_cache(maxsize=None)(lambda name: getattr(_torch, name))
+_CUDA, _CUDA_MANAGED = 2, 13  # DLPack's numbers
 _STRIDED = _torch.strided if _torch is not None else None
 _NUMPY_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -30,7 +33,7 @@ _NUMPY_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dt
 def lend(x: Any, name: str = "a tensor") -> Any:
     """An input or output tensor as the library takes it; errors speak of it as ``name``."""
     if type(x) is _TorchTensor:
-        if x.layout is not _STRIDED or x.requires_grad or not x.is_cpu or x.is_neg():
+        if x.layout is not _STRIDED or x.requires_grad or x.is_neg() or not (x.is_cpu or x.is_cuda):
             _refuse_torch(x, name)
         return x
     return _lend_other(x, name)
@@ -81,9 +84,13 @@ def lend_pools(kv: Any, lend: Callable[[Any, str], Any] = lend) -> list[Any]:
 
 
 def like(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
-    """An uninitialised tensor of the kind of ``x``. For JAX a numpy array, which `finished` converts."""
+    """An uninitialised tensor of the kind of ``x``, where ``x`` is. For JAX one that `finished` converts."""
     if isinstance(x, _TorchTensor):
-        return _torch.empty(shape, dtype=getattr(_torch, dtype))
+        return _torch.empty(shape, dtype=_torch_dtype(dtype), device=x.device)
+    if _is_cupy(x):
+        return _like_cupy(x, shape, dtype)
+    if device_of(x) != "cpu":
+        raise TypeError(f"out or lse is None and q is {kind_of(x)} on a GPU; expected a tensor to write: new ones are made for torch and CuPy")
     return np.empty(shape, dtype=_NUMPY_DTYPES[dtype])
 
 
@@ -93,6 +100,23 @@ def finished(x: Any, result: Any) -> Any:
         jax = sys.modules["jax"]
         return jax.device_put(jax.numpy.asarray(result), next(iter(x.devices())))
     return result
+
+
+def device_of(x: Any) -> str:
+    """Where a tensor lies: "cpu" or "cuda:0", as `Attention` takes it. Pinned memory is the host's."""
+    if isinstance(x, _TorchTensor):
+        return str(x.device)
+    if isinstance(x, np.ndarray) or not hasattr(x, "__dlpack_device__"):
+        return "cpu"
+    kind, ordinal = x.__dlpack_device__()
+    return f"cuda:{ordinal}" if kind in (_CUDA, _CUDA_MANAGED) else "cpu"
+
+
+def current_stream(device: str) -> int | None:
+    """torch's current stream on a GPU; None where torch is not in use: the library knows which one then."""
+    if _torch is None or device == "cpu" or not _torch.cuda.is_initialized():
+        return None
+    return _torch._C._cuda_getCurrentRawStream(int(device[5:])) or None
 
 
 def dtype_name(dtype: Any) -> str:
@@ -118,6 +142,9 @@ def kind_of(x: Any) -> str:
 
 
 def _lend_other(x: Any, name: str) -> Any:
+    if _is_jax(x) and device_of(x) != "cpu":
+        # XLA's streams are its own: without a wait on the host nobody knows when such an array is there.
+        raise TypeError(f"{name} is a JAX array on a GPU; expected a tensor of torch or CuPy there, or one on the host")
     if isinstance(x, np.ndarray):
         return _from_numpy(x, name)
     if isinstance(x, _TorchTensor):
@@ -146,7 +173,7 @@ def _from_numpy(x: np.ndarray, name: str) -> FfiTensor:
 def _from_torch_subclass(x: Any, name: str) -> Any:
     if any(base.__name__ == "FakeTensor" for base in type(x).__mro__):
         raise TypeError(f"{name} is a FakeTensor, which holds no data")
-    if x.layout is not _STRIDED or x.requires_grad or not x.is_cpu or x.is_neg():
+    if x.layout is not _STRIDED or x.requires_grad or x.is_neg() or not (x.is_cpu or x.is_cuda):
         _refuse_torch(x, name)
     return x
 
@@ -166,11 +193,22 @@ def _refuse_torch(x: Any, name: str) -> None:
         raise TypeError(f"{name} has layout {x.layout}; expected a dense tensor: pass {argument}.to_dense()")
     if x.requires_grad:
         raise ValueError(f"{name} requires a gradient; Raddle is forward-only: pass {argument}.detach()")
-    if not x.is_cpu:
-        raise ValueError(f"{name} lies on device '{x.device}'; expected 'cpu', the only device for now")
+    if not (x.is_cpu or x.is_cuda):
+        raise ValueError(f"{name} lies on device '{x.device}'; expected 'cpu' or 'cuda'")
     raise ValueError(f"{name} has its negative bit set; pass {argument}.resolve_neg()")
 
 
 def _is_jax(x: Any) -> bool:
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(x, jax.Array)
+
+
+def _is_cupy(x: Any) -> bool:
+    cupy = sys.modules.get("cupy")
+    return cupy is not None and isinstance(x, cupy.ndarray)
+
+
+def _like_cupy(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    cupy = sys.modules["cupy"]
+    with cupy.cuda.Device(x.device.id):
+        return cupy.empty(shape, dtype=_NUMPY_DTYPES[dtype])

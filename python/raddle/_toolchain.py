@@ -5,18 +5,14 @@ Keys that all have: ``found``; ``problem``, a sentence where something is off, e
 
 from __future__ import annotations
 
-import ctypes
 import os
-import sys
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
-from raddle import _library
+from raddle import _cuda, _library
 
 _compiler = _library.function("raddle.jit.compiler")
 _folder = _library.function("raddle.cache.folder")
-_SYSTEM_NVRTC = ("libnvrtc.so.13", "libnvrtc.so.12", "/usr/local/cuda/lib64/libnvrtc.so")
-_NO_DRIVER = "no libcuda.so.1: GPUs need NVIDIA's driver"
 
 
 def compiler() -> dict[str, Any]:
@@ -36,40 +32,24 @@ def compiler() -> dict[str, Any]:
 def nvrtc() -> dict[str, Any]:
     """NVIDIA's run-time compiler: RADDLE_NVRTC, the wheel nvidia-cuda-nvrtc, or the system's."""
     found = {"found": False, "path": None, "origin": None, "version": None, "problem": None}
-    reason = ""
-    for origin, path in _nvrtc_candidates():
-        try:
-            library = _load_nvrtc(path)
-        except (OSError, AttributeError) as error:
-            if origin == "RADDLE_NVRTC":
-                return {**found, "origin": origin, "problem": f"RADDLE_NVRTC cannot be loaded: {error}"}
-            if "/" in path:  # a file that is there and yet does not load
-                reason = reason or f" ({error})"
-            continue
-        major, minor = ctypes.c_int(), ctypes.c_int()
-        library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
-        version = f"{major.value}.{minor.value}"
-        return {**found, "found": True, "path": path, "origin": origin, "version": version}
-    problem = f"no NVRTC for kernels on GPUs: pip install nvidia-cuda-nvrtc, or set RADDLE_NVRTC{reason}"
-    return {**found, "problem": problem}
+    try:
+        return {**found, "found": True, **_cuda.find_nvrtc()}
+    except _library.CompileError as error:
+        return {**found, "problem": str(error).strip()}
 
 
 def driver() -> dict[str, Any]:
-    """NVIDIA's driver, the CUDA version it speaks, and its GPUs."""
+    """NVIDIA's driver, the CUDA version it speaks, and its GPUs: name, arch, and whether kernels run there."""
     found = {"found": False, "version": None, "gpus": [], "problem": None}
     try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return {**found, "problem": _NO_DRIVER}
-    found["found"] = True
-    number = ctypes.c_int()
-    if cuda.cuDriverGetVersion(ctypes.byref(number)) == 0:
-        found["version"] = f"{number.value // 1000}.{number.value % 1000 // 10}"
-    error = cuda.cuInit(0)
-    if error != 0:
-        return {**found, "problem": f"the NVIDIA driver does not start: cuInit returns {error}"}
-    cuda.cuDeviceGetCount(ctypes.byref(number))
-    return {**found, "gpus": [_gpu(cuda, index) for index in range(number.value)]}
+        told = _cuda.driver()
+    except RuntimeError as error:
+        return {**found, "problem": str(error).strip()}
+    found = {**found, "found": True, **told}
+    old = [f"{gpu['name']} ({gpu['arch']})" for gpu in told["gpus"] if not gpu["supported"]]
+    if not told["gpus"]:
+        return {**found, "problem": "there is a CUDA driver but no GPU that it may use (CUDA_VISIBLE_DEVICES hides some)"}
+    return {**found, "problem": f"kernels need sm_75 or later: not {', '.join(old)}" if old else None}
 
 
 def cache() -> dict[str, Any]:
@@ -87,33 +67,6 @@ def cache() -> dict[str, Any]:
     if not found["writable"]:
         problem = f"{nearest} cannot be written: what is compiled is kept in memory only; set RADDLE_CACHE_DIR"
     return {**found, "problem": problem}
-
-
-def _nvrtc_candidates() -> Iterator[tuple[str, str]]:
-    override = os.environ.get("RADDLE_NVRTC")
-    if override:
-        yield "RADDLE_NVRTC", override
-        return
-    for entry in filter(None, sys.path):
-        for path in sorted(Path(entry, "nvidia").glob("*/lib/libnvrtc.so.*"), reverse=True):
-            yield "the wheel nvidia-cuda-nvrtc", str(path)
-    for name in _SYSTEM_NVRTC:
-        yield "system", name
-
-
-def _load_nvrtc(path: str) -> ctypes.CDLL:
-    library = ctypes.CDLL(path)
-    library.nvrtcVersion, library.nvrtcGetCUBIN  # noqa: B018  (raises AttributeError where too old)
-    return library
-
-
-def _gpu(cuda: ctypes.CDLL, index: int) -> dict[str, Any]:
-    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-    name = ctypes.create_string_buffer(128)
-    cuda.cuDeviceGet(ctypes.byref(device), index)
-    cuda.cuDeviceGetName(name, len(name), device)
-    cuda.cuDeviceComputeCapability(ctypes.byref(major), ctypes.byref(minor), device)
-    return {"name": name.value.decode(errors="replace"), "arch": f"sm_{major.value}{minor.value}"}
 
 
 def _cache_folder() -> tuple[Path, str]:

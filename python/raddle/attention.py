@@ -7,7 +7,7 @@ from typing import Any
 import tvm_ffi
 
 from raddle import _library
-from raddle._tensors import finished, lend, lend_output, lend_pools, like, refuse_tracer
+from raddle._tensors import current_stream, finished, lend, lend_output, lend_pools, like, refuse_tracer
 from raddle.layouts import Layout
 from raddle.spec import AttentionSpec, fields_of
 from raddle.variants import members
@@ -16,6 +16,7 @@ _attention = _library.function("raddle.attention")
 _plan = _library.function("raddle.plan")
 _run = _library.function("raddle.run")
 _has_lse = _library.function("raddle.has_lse")
+_device = _library.function("raddle.device")
 _busy_us = _library.function("raddle.busy_us")
 _plan_info = _library.function("raddle.plan_info")
 _plan_explain = _library.function("raddle.plan_explain")
@@ -73,19 +74,22 @@ class Attention(_library.Handle):
 
     Args:
         spec: what to compute.
-        device: "cpu", the only one for now.
+        device: "cpu", "cuda" (the GPU that is current, else the first), "cuda:1", or a torch.device. On a GPU the
+            kernel is compiled here, unless the cache has it, by NVRTC (``pip install raddle[cuda]``).
 
-    Raises ValueError for a spec that cannot be computed.
+    Raises ValueError for a spec that the device cannot compute, RuntimeError where there is no such device, and
+    CompileError where a variant or its kernel does not compile. `raddle doctor` tells what is missing.
 
     Plan and run follow the FlashInfer paper, section 3.3 (load-balanced scheduling; Listing 1).
     """
 
-    __slots__ = ("spec", "_has_lse")
+    __slots__ = ("spec", "device", "_has_lse")
 
-    def __init__(self, spec: AttentionSpec, device: str = "cpu") -> None:
+    def __init__(self, spec: AttentionSpec, device: Any = "cpu") -> None:
         # A call, unlike a constructor, lets other threads run meanwhile: this one may compile.
         self.__move_handle_from__(_attention(fields_of(spec, "spec"), str(device)))
         self.spec = spec
+        self.device = _device(self)
         self._has_lse = _has_lse(self)
 
     def plan(
@@ -94,23 +98,29 @@ class Attention(_library.Handle):
         num_workers: int | None = None,
         schedule: str = "auto",
         params: dict[str, Any] | None = None,
+        stream: int | None = None,
     ) -> Plan:
         """Decides how a batch is computed.
 
         Args:
             layout: what attends to what.
-            num_workers: work queues; None: the threads of the worker pool.
+            num_workers: work queues; None: the threads of the worker pool, or on a GPU as many thread blocks as fit
+                on it at once.
             schedule: "auto" takes the cheapest; "linear" (equal spans of a prefix sum), "algorithm1" (of the
                 paper) and "one-per-request" (the baseline) insist on one.
             params: plan members that differ from the spec's, such as ``{"window.left": 1023}``.
+            stream: GPUs: the stream (a cudaStream_t's number) on which the plan goes up; None: torch's current one, or
+                tvm_ffi's. Runs on other streams wait for it there; nothing waits on the host.
 
         Raises ValueError for a layout that the spec cannot serve.
         """
-        return _plan(self, layout, num_workers, schedule, members(params))
+        if stream is None and self.device != "cpu":
+            stream = current_stream(self.device)
+        return _plan(self, layout, num_workers, schedule, members(params), stream)
 
     @property
     def last_busy_us(self) -> list[float]:
-        """Microseconds that each worker thread was busy in the calling thread's last `run`."""
+        """Microseconds that each worker thread was busy in the calling thread's last `run`; empty on a GPU."""
         return list(_busy_us())
 
     def run(
@@ -142,6 +152,10 @@ class Attention(_library.Handle):
                 `raddle.merge_states`. O alone for a `Sigmoid`.
             scale: softmax scale of this layer; None: the spec's.
             params: run members that differ from the spec's, such as ``{"softcap.cap": 50.0}``.
+
+        On a GPU all tensors lie there, rows are multiples of 16 bytes apart, and the call launches one kernel on the
+        current stream of q's framework (torch's current stream) and waits for nothing. Every stream has scratch of its
+        own. The stream must not be destroyed before the plans that ran on it.
 
         Returns out, or (out, lse). Raises ValueError or TypeError, naming the argument, before anything
         is written.

@@ -21,15 +21,16 @@ def facts() -> dict[str, Any]:
     ``problem`` is a sentence where something is off, else None; paths and versions of what is not there are
     None. Sizes are bytes.
     """
+    nvrtc, driver = _toolchain.nvrtc(), _toolchain.driver()
     return {
         "raddle": {"version": _library.version(), "library": str(_library.find())},
         "python": {"version": platform.python_version(), "platform": platform.platform()},
         "packages": {name: _version_of(name) for name in _PACKAGES},
-        "devices": ["cpu"],
+        "devices": _devices(nvrtc, driver),
         "cpu": _cpu(),
         "compiler": _toolchain.compiler(),
-        "nvrtc": _toolchain.nvrtc(),
-        "driver": _toolchain.driver(),
+        "nvrtc": nvrtc,
+        "driver": driver,
         "cache": _toolchain.cache(),
     }
 
@@ -52,6 +53,12 @@ def report() -> str:
             f"cache: {_cache_text(found['cache'])}",
         ]
     )
+
+
+def _devices(nvrtc: dict[str, Any], driver: dict[str, Any]) -> list[str]:
+    """What `Attention` takes as its device here."""
+    gpus = driver["gpus"] if nvrtc["found"] else []
+    return ["cpu", *(f"cuda:{number}" for number, gpu in enumerate(gpus) if gpu["supported"])]
 
 
 def _cpu() -> dict[str, Any]:
@@ -84,10 +91,10 @@ def _tool_text(tool: dict[str, Any]) -> str:
 
 
 def _driver_text(driver: dict[str, Any]) -> str:
-    if driver["problem"]:
+    if not driver["gpus"]:
         return driver["problem"]
-    gpus = ", ".join(f"{gpu['name']} ({gpu['arch']})" for gpu in driver["gpus"]) or "no GPU"
-    return f"CUDA {driver['version']}; {gpus}"
+    gpus = ", ".join(f"{gpu['name']} ({gpu['arch']})" for gpu in driver["gpus"])
+    return f"CUDA {driver['version']}; {gpus}" + (f"; {driver['problem']}" if driver["problem"] else "")
 
 
 def _cache_text(cache: dict[str, Any]) -> str:

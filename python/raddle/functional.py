@@ -8,7 +8,7 @@ from typing import Any, Callable, Sequence
 import numpy as np
 
 from raddle import _library
-from raddle._tensors import finished, lend, lend_output, lend_pools, like
+from raddle._tensors import device_of, finished, lend, lend_output, lend_pools, like
 from raddle.attention import Attention
 from raddle.layouts import Layout, PagedKV, RaggedKV
 from raddle.spec import AttentionSpec, fields_of
@@ -45,7 +45,7 @@ def attention(
         scale: softmax scale; None: ``1 / sqrt(D)``.
         return_lse: return (out, lse) with lse [tokens, Hq] or [B, S, Hq] float32, a natural logarithm.
 
-    K and V are read where they are, whatever their strides. q is copied if its batch and sequence cannot be
+    Computed on q's device. K and V are read where they are, whatever their strides. q is copied if its batch and sequence cannot be
     seen as one dimension. Raises ValueError or TypeError, naming the argument.
     """
     lend(q, "q"), lend(k, "k"), lend(v, "v")
@@ -54,7 +54,7 @@ def attention(
             f"q, k and v have {q.ndim}, {k.ndim} and {v.ndim} dimensions; expected 3 [tokens, H, D] or 4 [B, S, H, D] each"
         )
     composition = parts(variant) + ((_CAUSAL,) if causal else ())
-    attn = _attention_of(q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1], str(q.dtype), composition)
+    attn = _attention_of(q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1], str(q.dtype), composition, device_of(q))
     if q.ndim == 3:
         plan = attn.plan(RaggedKV(_indptr(1, q.shape[0]), _indptr(1, k.shape[0])))
         return attn.run(plan, q, (k, v), scale=scale, return_lse=return_lse)
@@ -77,8 +77,8 @@ def attention(
 
 @functools.lru_cache(maxsize=64)
 def _attention_of(*spec: Any) -> Attention:
-    num_qo_heads, num_kv_heads, head_dim, head_dim_vo, dtype, variant = spec
-    return Attention(AttentionSpec(num_qo_heads, num_kv_heads, head_dim, head_dim_vo, dtype, variant))
+    *heads_and_dims, dtype, variant, device = spec
+    return Attention(AttentionSpec(*heads_and_dims, dtype, variant), device)
 
 
 def _indptr(requests: int, length: int) -> np.ndarray:

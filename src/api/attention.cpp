@@ -1,15 +1,12 @@
-// Attention: checks a spec, plans layouts, runs plans on the worker pool.
+// Attention: checks a spec, plans layouts, runs plans; a backend a device does the rest.
 #include "raddle/attention.h"
 
-#include <algorithm>
 #include <cmath>
 #include <sstream>
 
+#include "api/attention_backend.h"
 #include "api/bound_variant.h"
-#include "api/kv_tensors.h"
 #include "api/planning.h"
-#include "device/cpu/execute.h"
-#include "device/cpu/isa.h"
 #include "plan/heuristics.h"
 #include "plan/planner.h"
 #include "raddle/error.h"
@@ -19,10 +16,6 @@ namespace {
 
 /// More than any device has; keeps the planner's integers far from their ends.
 constexpr i32 max_workers = 65536;
-
-/// Below this planned cost (in the units of heuristics.cpp, quarters of a nanosecond) waking a
-/// second thread does not pay.
-constexpr i64 single_thread_cost = 4 * 20'000;
 
 }  // namespace
 
@@ -52,16 +45,18 @@ float AttentionSpec::softmax_scale() const {
 
 Plan::Plan(LayoutPtr layout, std::shared_ptr<const PlanArrays> arrays,
            std::shared_ptr<const BoundVariant> origin, std::shared_ptr<const BoundVariant> variant,
-           std::vector<Range> positions)
+           std::vector<Range> positions, std::shared_ptr<const PlanOnDevice> on_device)
     : layout_(std::move(layout)),
       arrays_(std::move(arrays)),
       origin_(std::move(origin)),
       variant_(std::move(variant)),
       positions_(std::move(positions)),
+      on_device_(std::move(on_device)),
       view_(arrays_->view()) {}
 Plan::~Plan() = default;
 
 const PlanArrays& Plan::arrays() const { return *arrays_; }
+DeviceId Plan::device() const { return on_device_ ? on_device_->device() : DeviceId{}; }
 double Plan::balance() const { return arrays_->stats().heaviest_over_mean(); }
 
 std::string Plan::explain() const {
@@ -72,36 +67,24 @@ std::string Plan::explain() const {
        << view_.num_partial_rows << " partial rows\n"
        << "tiles of " << view_.shapes[0].rows << " x " << view_.shapes[0].keys
        << " (short queries) and " << view_.shapes[1].rows << " x " << view_.shapes[1].keys
-       << " (long queries); kernels: " << cpu_isa() << "\n";
+       << " (long queries); kernels: " << (on_device_ ? on_device_->explain() : cpu_isa()) << "\n";
   return text.str();
 }
 
 // --- Attention -------------------------------------------------------------------------------
 
-namespace {
-
-/// Everything of a launch but the stages and the scratch.
-CpuLaunch make_launch(const AttentionSpec& spec, const Plan& plan, const RunArgs& args) {
-  CpuLaunch launch{};
-  static_cast<RunView&>(launch) = view_run(spec, plan, args);
-  launch.dim_qk = spec.head_dim_qk;
-  launch.dim_vo = spec.head_dim_vo;
-  launch.dtype = spec.dtype;
-  launch.layout = &plan.layout().view();
-  launch.plan = &plan.view();
-  return launch;
-}
-
-}  // namespace
-
-Attention::Attention(const AttentionSpec& spec)
-    : spec_(spec), scratch_(std::make_unique<cpu::ScratchPool>()) {
+Attention::Attention(const AttentionSpec& spec, DeviceId device) : spec_(spec) {
   check_spec(spec_);
-  cpu::selected_isa();  // a bad RADDLE_CPU_ISA is refused here, not at the first run
-  variant_ = std::make_shared<const BoundVariant>(spec_);
+  const bool on_cpu = device.kind == DeviceId::Kind::cpu;
+  AttentionSpec composed = spec_;
+  // A GPU's kernel is compiled with its variant anyway.
+  composed.fuse = spec_.fuse && on_cpu;
+  variant_ = std::make_shared<const BoundVariant>(composed);
+  backend_ = on_cpu ? make_cpu_backend(spec_) : make_cuda_backend(spec_, *variant_, device);
 }
 Attention::~Attention() = default;
 
+DeviceId Attention::device() const { return backend_->device(); }
 bool Attention::has_lse() const { return variant_->stages().scan == Scan::softmax; }
 
 PlanPtr Attention::plan(const LayoutPtr& layout, const PlanOptions& options) const {
@@ -110,9 +93,7 @@ PlanPtr Attention::plan(const LayoutPtr& layout, const PlanOptions& options) con
   if (options.num_workers < 0)
     fail<ValueError>("num_workers is ", options.num_workers,
                      "; expected at least 1, or 0 for the default");
-  const i32 workers = options.num_workers > 0 ? options.num_workers : cpu_threads();
-  return plan_layout(spec_, variant_, layout, options,
-                     cpu_plan_config(spec_, workers, options.schedule));
+  return plan_layout(spec_, variant_, layout, options, *backend_);
 }
 
 void Attention::run(const Plan& plan, const RunArgs& args, RunStats* stats) const {
@@ -120,23 +101,27 @@ void Attention::run(const Plan& plan, const RunArgs& args, RunStats* stats) cons
     fail<ValueError>(
         "plan is of another attention; expected one made by this Attention, or by one of an equal "
         "spec");
-  CpuLaunch launch = make_launch(spec_, plan, args);
+  if (plan.device() != device())
+    fail<ValueError>("plan is for device '", name_of(plan.device()), "'; expected one for '",
+                     name_of(device()), "', this attention's device");
+  const RunView view = view_run(spec_, plan, args);
   const auto variant = variant_of_run(plan, args);
-  launch.stages = &variant->stages();
-  const bool small = plan.arrays().stats().total < single_thread_cost;
-  cpu::execute(launch, cpu::kernels(cpu::selected_isa()), small ? 1 : cpu_threads(), *scratch_,
-               stats ? &stats->busy_us : nullptr);
+  backend_->run(plan, view, *variant, args, stats);
 }
 
-std::size_t workspace_bytes(const AttentionSpec& spec, i32 num_workers, const Maxima& maxima) {
+std::string name_of(DeviceId device) {
+  return device.kind == DeviceId::Kind::cpu ? "cpu" : "cuda:" + std::to_string(device.ordinal);
+}
+
+std::size_t workspace_bytes(const AttentionSpec& spec, i32 num_workers, const Maxima& maxima,
+                            DeviceId device) {
   check_spec(spec);
   if (num_workers < 1 || num_workers > max_workers)
     fail<ValueError>("num_workers is ", num_workers, "; expected 1 to ", max_workers);
-  return static_cast<std::size_t>(workspace_bytes(
-      cpu_plan_config(spec, num_workers, Schedule::automatic), maxima, spec.head_dim_vo));
+  const PlanConfig config = device.kind == DeviceId::Kind::cpu
+                                ? cpu_plan_config(spec, num_workers, Schedule::automatic)
+                                : cuda_plan_config(spec, device, num_workers, Schedule::automatic);
+  return static_cast<std::size_t>(workspace_bytes(config, maxima, spec.head_dim_vo));
 }
-
-std::string cpu_isa() { return to_string(cpu::selected_isa()); }
-i32 cpu_threads() { return cpu::default_threads(); }
 
 }  // namespace raddle

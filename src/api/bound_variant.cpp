@@ -207,11 +207,12 @@ std::vector<Capture> BoundVariant::captures() const {
       std::visit(
           [&](const auto& x) {
             if constexpr (!std::is_same_v<std::decay_t<decltype(x)>, double>) {
-              captures.push_back({at, x.data(), x.size() * sizeof(x.front())});
+              captures.push_back({at, x.data(), x.size() * sizeof(x.front()), x.owner()});
               if (!member.type.hull) return;
               const auto entries = static_cast<std::size_t>(hull_size(static_cast<i64>(x.size())));
+              const auto& hull = part.members[m].hull;
               captures.push_back(
-                  {at + sizeof(void*), part.members[m].hull.get(), entries * sizeof(x.front())});
+                  {at + sizeof(void*), hull.get(), entries * sizeof(x.front()), hull});
             }
           },
           part.members[m].value);

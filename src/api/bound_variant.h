@@ -24,6 +24,7 @@ struct Capture {
   std::size_t offset;  ///< of the pointer in the struct
   const void* data;
   std::size_t bytes;
+  std::shared_ptr<const void> owner;  ///< of `data`
 };
 
 /// Functors with their members' values. A value: parameters make a changed copy.

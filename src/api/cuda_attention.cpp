@@ -1,18 +1,21 @@
+// Attention on a GPU.
 #include "api/cuda_attention.h"
 
-#include <algorithm>
 #include <chrono>
 #include <map>
 #include <mutex>
 
+#include "api/attention_backend.h"
+#include "api/bound_variant.h"
+#include "api/cuda_plan.h"
+#include "api/cuda_scratch.h"
 #include "api/kv_tensors.h"
-#include "api/planning.h"
-#include "device/cuda/launch.h"
 #include "jit/gpu_kernel.h"
 #include "plan/heuristics.h"
 #include "raddle/error.h"
 
-namespace raddle::cuda {
+namespace raddle {
+namespace cuda {
 namespace {
 
 jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant) {
@@ -21,30 +24,147 @@ jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant)
   return {spec.dtype, spec.head_dim_qk, spec.head_dim_vo, variant.source(), variant.memory_bytes()};
 }
 
-/// Loaded once a process, and never unloaded.
-const Module& module_of(const jit::GpuKernel& kernel) {
-  static std::mutex mutex;
-  static std::map<std::string, const Module*>& loaded = *new std::map<std::string, const Module*>;
-  const std::string source = jit::source_of(kernel, Device::instance().arch());
-  const std::lock_guard lock(mutex);
-  const Module*& module = loaded[source];
-  if (!module) module = new Module(jit::cubin_of(kernel, Device::instance().arch()));
-  return *module;
+/// What an attention's kernel takes of a multiprocessor.
+mma::KernelConfig config_of(const AttentionSpec& spec, const std::string& arch) {
+  return mma::kernel_config(spec.head_dim_qk, spec.head_dim_vo, jit::arch_number(arch));
 }
 
-/// The kernel reads rows of Q, K and V 16 bytes at a time.
-HostSpan aligned_span(const std::string& name, const TensorRef& t) {
-  for (std::size_t i = 0; i + 1 < static_cast<std::size_t>(t.rank); ++i) {
-    if (t.shape[i] <= 1) continue;
-    if (t.stride[i] < 0)
-      fail<ValueError>(name, " has stride ", t.stride[i], " in dimension ", i,
-                       "; expected at least 0 on a GPU");
-    if (t.stride[i] % 8 != 0)
-      fail<ValueError>(name, " has stride ", t.stride[i], " in dimension ", i,
-                       "; expected a multiple of 8 elements on a GPU: rows of 16-byte units");
-  }
-  return span_of(t);
+/// Compiled or found, and loaded: once a process and device, whoever asks first.
+const Kernel& loaded(const jit::GpuKernel& kernel, const Device& device, i32 shared_bytes) {
+  struct Slot {
+    std::mutex mutex;
+    std::unique_ptr<const Kernel> kernel;
+  };
+  static std::mutex mutex;
+  static std::map<std::string, Slot>& slots = *new std::map<std::string, Slot>;
+  const std::string key =
+      std::to_string(device.ordinal()) + "\n" + jit::source_of(kernel, device.info().arch);
+  const auto slot_of = [&]() -> Slot& {
+    const std::lock_guard lock(mutex);
+    return slots[key];
+  };
+  Slot& slot = slot_of();
+  const std::lock_guard lock(slot.mutex);
+  if (!slot.kernel)
+    slot.kernel = std::make_unique<const Kernel>(device, jit::cubin_of(kernel, device.info().arch),
+                                                 jit::gpu_entry_point, jit::label_of(kernel),
+                                                 mma::num_threads, shared_bytes);
+  return *slot.kernel;
 }
+
+/// Kernels take rows 16 bytes at a time. `run` calls this for every tensor: no string is made
+/// before something is wrong.
+void check_rows(const TensorRef& t, const char* what, i64 level = -1) {
+  const auto name = [&] {
+    return (level >= 0 ? "kv[" + std::to_string(level) + "]: " : std::string()) + what;
+  };
+  if (!t.data) return;
+  if (reinterpret_cast<std::uintptr_t>(t.data) % 16 != 0) [[unlikely]]
+    fail<ValueError>(name(),
+                     " begins at an address that is no multiple of 16 bytes; expected one "
+                     "on a GPU");
+  const i64 unit = 16 / dtype_bytes(t.dtype);
+  for (std::size_t i = 0; i + 1 < static_cast<std::size_t>(t.rank); ++i)
+    if (t.shape[i] > 1 && t.stride[i] % unit != 0) [[unlikely]]
+      fail<ValueError>(name(), " has stride ", t.stride[i], " in dimension ", i,
+                       "; expected a multiple of ", unit,
+                       " elements on a GPU: rows of 16-byte "
+                       "units");
+}
+
+void check_alignment(const RunArgs& args) {
+  check_rows(args.q, "q");
+  check_rows(args.out, "out");
+  if (args.kv.size() == 1) {
+    check_rows(args.kv[0].k, "kv: k");
+    check_rows(args.kv[0].v, "kv: v");
+    return;
+  }
+  for (std::size_t i = 0; i < args.kv.size(); ++i) {
+    check_rows(args.kv[i].k, "k", static_cast<i64>(i));
+    check_rows(args.kv[i].v, "v", static_cast<i64>(i));
+  }
+}
+
+class CudaBackend final : public AttentionBackend {
+ public:
+  CudaBackend(const AttentionSpec& spec, const BoundVariant& variant, const Device& device)
+      : spec_(spec),
+        device_(&device),
+        config_(config_of(spec, device.info().arch)),
+        captured_(device),
+        scratch_(device, spec.head_dim_vo) {
+    if (config_.shared_bytes > device.info().max_shared_bytes)
+      fail<ValueError>("head_dim ", spec.head_dim_qk, " needs ", config_.shared_bytes,
+                       " bytes of shared memory; ", device.info().name, " has ",
+                       device.info().max_shared_bytes);
+    kernel_ = &loaded(kernel_of(spec, variant), device, config_.shared_bytes);
+  }
+
+  DeviceId device() const override { return DeviceId::cuda(device_->ordinal()); }
+
+  PlanConfig plan_config(i32 num_workers, Schedule schedule) const override {
+    return cuda_plan_config(spec_, device(), num_workers, schedule);
+  }
+
+  std::shared_ptr<const PlanOnDevice> upload(const Layout& layout, const PlanArrays& arrays,
+                                             const BoundVariant& origin,
+                                             const BoundVariant& variant,
+                                             void* stream) const override {
+    const ContextScope context(*device_);
+    if (is_capturing(stream))
+      fail<ValueError>(
+          "the stream is capturing a graph, in which a new plan cannot be made; expected plan "
+          "before the capture, or update of a reservation");
+    auto on_device = spec_variant(origin, stream);
+    if (&variant != &origin) on_device = captured_.variant(variant, on_device.get(), stream);
+    return std::make_shared<const CudaPlan>(*kernel_, layout, arrays, std::move(on_device), stream);
+  }
+
+  void run(const Plan& plan, const RunView& view, const BoundVariant& variant, const RunArgs& args,
+           RunStats* stats) const override {
+    check_alignment(args);
+    if (stats) stats->busy_us.clear();
+    if (plan.view().num_items == 0) return;
+    const auto& on_device = static_cast<const CudaPlan&>(*plan.on_device());
+    const ContextScope context(*device_);
+    if (is_capturing(args.stream))
+      fail<ValueError>(
+          "plan is no reservation, and the stream is capturing a graph, which would keep its "
+          "addresses; expected a reservation of this attention");
+    MmaLaunch launch = on_device.launch();
+    static_cast<RunView&>(launch) = view;
+    const auto lock = scratch_.provide(plan.view(), args.stream, launch);
+    std::shared_ptr<const CudaVariant> changed;
+    const CudaVariant* of_run = on_device.variant().get();
+    if (&variant != &plan.variant()) {
+      changed = captured_.variant(variant, of_run, args.stream);
+      of_run = changed.get();
+    }
+    of_run->use_on(args.stream);
+    on_device.use_on(args.stream);
+    void* params[] = {&launch, of_run->bytes()};
+    kernel_->launch(launch.plan.num_workers, args.stream, params);
+  }
+
+ private:
+  /// The spec's own variant, which most plans and runs share.
+  std::shared_ptr<const CudaVariant> spec_variant(const BoundVariant& origin,
+                                                  StreamHandle stream) const {
+    const std::lock_guard lock(mutex_);
+    if (!spec_variant_) spec_variant_ = captured_.variant(origin, nullptr, stream);
+    return spec_variant_;
+  }
+
+  AttentionSpec spec_;
+  const Device* device_;
+  mma::KernelConfig config_;
+  const Kernel* kernel_ = nullptr;
+  mutable CapturedArrays captured_;
+  mutable StreamScratch scratch_;
+  mutable std::mutex mutex_;
+  mutable std::shared_ptr<const CudaVariant> spec_variant_;
+};
 
 }  // namespace
 
@@ -55,9 +175,7 @@ KernelReport compile(const AttentionSpec& spec, const std::string& arch) {
   jit::Cubin cubin = jit::compile(kernel, arch);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   const jit::Resources used = jit::parse_resources(cubin.log);
-  const mma::KernelConfig config =
-      mma::kernel_config(spec.head_dim_qk, spec.head_dim_vo, jit::arch_number(arch));
-  return {used.registers, used.spill_bytes, config.shared_bytes, took.count(),
+  return {used.registers, used.spill_bytes, config_of(spec, arch).shared_bytes, took.count(),
           std::move(cubin.log)};
 }
 
@@ -66,49 +184,20 @@ void warm(const AttentionSpec& spec, const std::string& arch) {
   jit::cubin_of(kernel_of(spec, BoundVariant(spec)), arch);
 }
 
-void attend(const AttentionSpec& spec, const LayoutPtr& layout, const PlanOptions& options,
-            const RunArgs& args) {
-  check_spec(spec);
-  const auto variant = std::make_shared<const BoundVariant>(spec);
-  const jit::GpuKernel kernel = kernel_of(spec, *variant);
-  const ContextScope context;
-  const i32 arch = jit::arch_number(Device::instance().arch());
-  const mma::KernelConfig config = mma::kernel_config(spec.head_dim_qk, spec.head_dim_vo, arch);
-  const i32 workers = options.num_workers > 0 ? options.num_workers
-                                              : config.blocks_per_multiprocessor *
-                                                    Device::instance().num_multiprocessors();
-  const PlanPtr plan = plan_layout(spec, variant, layout, options,
-                                   gpu_plan_config(spec, arch, workers, options.schedule));
-  HostRun run{};
-  static_cast<RunView&>(run.launch) = view_run(spec, *plan, args);
-  const auto of_run = variant_of_run(*plan, args);
-  run.layout = layout.get();
-  run.plan = &plan->arrays();
-  for (std::size_t i = 0; i < layout->levels().size(); ++i) {
-    const KvRef& pair = args.kv[args.kv.size() == 1 ? 0 : i];
-    run.k.push_back(aligned_span("kv: k", pair.k));
-    run.v.push_back(aligned_span("kv: v", pair.v));
-  }
-  run.q = aligned_span("q", args.q);
-  run.out = span_of(args.out);
-  run.lse = span_of(args.lse);
-  const auto* bytes = static_cast<const u8*>(of_run->memory());
-  run.variant.assign(bytes, bytes + of_run->memory_bytes());
-  for (const Capture& capture : of_run->captures())
-    run.captured.push_back({capture.offset, capture.data, capture.bytes});
-  run.dim_vo = spec.head_dim_vo;
-  run.shared_bytes = config.shared_bytes;
-  if (run.shared_bytes > Device::instance().max_shared_bytes())
-    fail<ValueError>("head_dim ", spec.head_dim_qk, " needs ", run.shared_bytes,
-                     " bytes of shared memory; ", Device::instance().name(), " has ",
-                     Device::instance().max_shared_bytes());
-  cuda::run(module_of(kernel), run);
+}  // namespace cuda
+
+PlanConfig cuda_plan_config(const AttentionSpec& spec, DeviceId device, i32 num_workers,
+                            Schedule schedule) {
+  const cuda::DeviceInfo& info = cuda::Device::get(device.ordinal).info();
+  const i32 all =
+      info.num_multiprocessors * cuda::config_of(spec, info.arch).blocks_per_multiprocessor;
+  return gpu_plan_config(spec, jit::arch_number(info.arch), num_workers > 0 ? num_workers : all,
+                         schedule);
 }
 
-Machine machine() {
-  const Device& device = Device::instance();
-  const jit::Nvrtc& nvrtc = jit::Nvrtc::instance();
-  return {device.name(), device.arch(), device.driver_version(), nvrtc.version(), nvrtc.path()};
+std::unique_ptr<AttentionBackend> make_cuda_backend(const AttentionSpec& spec,
+                                                    const BoundVariant& variant, DeviceId device) {
+  return std::make_unique<cuda::CudaBackend>(spec, variant, cuda::Device::get(device.ordinal));
 }
 
-}  // namespace raddle::cuda
+}  // namespace raddle

@@ -41,8 +41,22 @@ void check_used_blocks(const Layout& layout, const PlanView& plan) {
   }
 }
 
+void check_device(const char* name, const TensorRef& t, DeviceId expected) {
+  if (t.data && t.device != expected) [[unlikely]]
+    fail<ValueError>(name, " lies on device '", name_of(t.device), "'; expected '",
+                     name_of(expected), "', this attention's device");
+}
+
 /// Raises where a run's tensors do not suit spec and plan.
 void check_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args) {
+  const DeviceId device = plan.device();
+  check_device("q", args.q, device);
+  check_device("out", args.out, device);
+  check_device("lse", args.lse, device);
+  for (const KvRef& pair : args.kv) {
+    check_device("kv: k", pair.k, device);
+    check_device("kv: v", pair.v, device);
+  }
   const i64 rows = plan.layout().num_rows();
   check_tensor("q", args.q, spec.dtype, {rows, spec.num_qo_heads, spec.head_dim_qk});
   check_output("out", args.out, args.return_state ? DType::float32 : spec.dtype,
@@ -71,7 +85,8 @@ bool shares_keys(const LayoutView& layout) {
 }  // namespace
 
 PlanPtr plan_layout(const AttentionSpec& spec, const std::shared_ptr<const BoundVariant>& attention,
-                    const LayoutPtr& layout, const PlanOptions& options, const PlanConfig& config) {
+                    const LayoutPtr& layout, const PlanOptions& options,
+                    const AttentionBackend& backend) {
   if (!layout) fail<ValueError>("layout is missing");
   if (!layout->levels().back().rows.empty())
     fail<ValueError>(
@@ -87,11 +102,13 @@ PlanPtr plan_layout(const AttentionSpec& spec, const std::shared_ptr<const Bound
       variant->needs_positions() ? positions_by_request(layout->view()) : std::vector<Range>{};
   variant->check_batch(Batch{layout->view(), shares_keys(layout->view()), positions},
                        MemberTime::plan);
-  auto arrays =
-      std::make_shared<const PlanArrays>(make_plan(layout->view(), config, cover_fns(*variant)));
+  auto arrays = std::make_shared<const PlanArrays>(
+      make_plan(layout->view(), backend.plan_config(options.num_workers, options.schedule),
+                cover_fns(*variant)));
   check_used_blocks(*layout, arrays->view());
+  auto on_device = backend.upload(*layout, *arrays, *attention, *variant, options.stream);
   return std::make_shared<const Plan>(layout, std::move(arrays), attention, std::move(variant),
-                                      std::move(positions));
+                                      std::move(positions), std::move(on_device));
 }
 
 RunView view_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args) {

@@ -1,8 +1,12 @@
 // Attention objects, plans and runs.
 #include "raddle/attention.h"
 
+#include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/reflection/registry.h>
 
+#include <charconv>
+
+#include "device/cuda/device.h"
 #include "ffi/border.h"
 
 namespace raddle::border {
@@ -16,7 +20,28 @@ Schedule parse_schedule(const std::string& text) {
                    "'; expected 'auto', 'linear', 'algorithm1' or 'one-per-request'");
 }
 
+DeviceId parse_device(const std::string& text) {
+  if (text == "cpu") return {};
+  if (text == "cuda") return DeviceId::cuda(cuda::current_ordinal());
+  i32 ordinal = -1;
+  const std::string prefix = "cuda:";
+  if (text.rfind(prefix, 0) == 0) {
+    const char* end = text.data() + text.size();
+    const auto parsed = std::from_chars(text.data() + prefix.size(), end, ordinal);
+    if (parsed.ec != std::errc{} || parsed.ptr != end) ordinal = -1;
+  }
+  if (ordinal < 0)
+    fail<ValueError>("device is '", text, "'; expected 'cpu', 'cuda' or 'cuda:<number>'");
+  return DeviceId::cuda(ordinal);
+}
+
 namespace {
+
+/// The caller's current stream on a GPU: tvm-ffi takes it from the framework of a call's tensors.
+void* current_stream(DeviceId device) {
+  if (device.kind == DeviceId::Kind::cpu) return nullptr;
+  return TVMFFIEnvGetStream(kDLCUDA, device.ordinal);
+}
 
 /// K or V of one tensor that holds both: [blocks, 2, …].
 TensorRef half_of(const std::string& name, const TensorRef& both, i64 which) {
@@ -39,9 +64,9 @@ TensorRef half_of(const std::string& name, const TensorRef& both, i64 which) {
 
 }  // namespace
 
-KvRef take_pair(Arguments& in, const std::string& name) {
-  const TensorRef k = in.tensor(name + ": k");
-  const TensorRef v = in.optional_tensor(name + ": v");
+KvRef take_pair(Arguments& in, const std::string& name, Where where) {
+  const TensorRef k = in.tensor(name + ": k", where);
+  const TensorRef v = in.optional_tensor(name + ": v", where);
   if (v.data) return KvRef{k, v};
   return KvRef{half_of(name, k, 0), half_of(name, k, 1)};
 }
@@ -50,10 +75,8 @@ namespace {
 
 ffi::ObjectRef make_attention(Arguments& in) {
   const AttentionSpec spec = to_spec(in.map("spec"));
-  const std::string device = in.string("device");
-  if (device != "cpu")
-    fail<ValueError>("device is '", device, "'; expected 'cpu', the only device for now");
-  return wrap<AttentionObj>(std::make_unique<Attention>(spec));
+  const DeviceId device = parse_device(in.string("device"));
+  return wrap<AttentionObj>(std::make_unique<Attention>(spec, device));
 }
 
 ffi::ObjectRef make_plan(Arguments& in) {
@@ -63,6 +86,8 @@ ffi::ObjectRef make_plan(Arguments& in) {
   options.num_workers = in.integer32("num_workers", 0);
   options.schedule = parse_schedule(in.string("schedule"));
   options.params = to_params(in.map("params"));
+  const i64 stream = in.integer("stream", 0);
+  options.stream = stream ? reinterpret_cast<void*>(stream) : current_stream(attention.device());
   auto plan = ffi::make_object<PlanObj>();
   plan->value = attention.plan(layout, options);
   plan->head_dim_vo = attention.spec().head_dim_vo;
@@ -77,9 +102,10 @@ void run(Arguments& in) {
   const Attention& attention = *in.object<AttentionObj>("attention").value;
   const Plan& plan = *in.object<PlanObj>("plan").value;
   RunArgs args;
-  args.q = in.tensor("q");
-  args.out = in.tensor("out");
-  args.lse = in.optional_tensor("lse");
+  args.stream = current_stream(attention.device());
+  args.q = in.tensor("q", Where::anywhere);
+  args.out = in.tensor("out", Where::anywhere);
+  args.lse = in.optional_tensor("lse", Where::anywhere);
   args.return_state = in.boolean("return_state");
   args.scale = in.number("scale");
   const Params params = to_params(in.map("params"));
@@ -87,14 +113,21 @@ void run(Arguments& in) {
   const bool one_level = in.left() == 2;
   while (in.more()) {
     const std::string name = one_level ? "kv" : "kv[" + std::to_string(args.kv.size()) + "]";
-    args.kv.push_back(take_pair(in, name));
+    args.kv.push_back(take_pair(in, name, Where::anywhere));
   }
   attention.run(plan, args, &last_run);
 }
 
-/// Microseconds that each thread of the calling thread's last run was busy.
 bool has_lse(Arguments& in) { return in.object<AttentionObj>("attention").value->has_lse(); }
 
+/// "cuda:0": where an attention computes.
+ffi::String device_of(Arguments& in) {
+  const DeviceId device = in.object<AttentionObj>("attention").value->device();
+  if (device.kind == DeviceId::Kind::cpu) return "cpu";
+  return "cuda:" + std::to_string(device.ordinal);
+}
+
+/// Microseconds that each thread of the calling thread's last run was busy.
 ffi::Array<double> busy_us(Arguments&) {
   return ffi::Array<double>(last_run.busy_us.begin(), last_run.busy_us.end());
 }
@@ -147,6 +180,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def_packed("raddle.plan", exported(make_plan))
       .def_packed("raddle.run", exported(run))
       .def_packed("raddle.has_lse", exported(has_lse))
+      .def_packed("raddle.device", exported(device_of))
       .def_packed("raddle.busy_us", exported(busy_us))
       .def_packed("raddle.append_kv", exported(append))
       .def_packed("raddle.plan_info", exported(plan_info))

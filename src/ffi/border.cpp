@@ -29,15 +29,34 @@ const DLTensor* as_tensor(const ffi::AnyView& value) {
   }
 }
 
-/// The tensor that an argument is; it must lie on the host.
-const DLTensor& host_tensor(const std::string& name, const ffi::AnyView& value) {
+const DLTensor& any_tensor(const std::string& name, const ffi::AnyView& value) {
   const DLTensor* t = as_tensor(value);
   if (!t) fail<TypeError>(name, " is ", kind_of(value), "; expected an array or a tensor");
-  if (t->device.device_type != kDLCPU) {
-    fail<ValueError>(name, " lies on device ", t->device.device_type, ":", t->device.device_id,
-                     " (DLPack); expected 'cpu', the only device for now");
-  }
   return *t;
+}
+
+/// Where it lies; pinned memory is the host's.
+DeviceId device_of(const std::string& name, const DLTensor& t) {
+  switch (t.device.device_type) {
+    case kDLCPU:
+    case kDLCUDAHost:
+      return {};
+    case kDLCUDA:
+    case kDLCUDAManaged:
+      return DeviceId::cuda(t.device.device_id);
+    default:
+      fail<ValueError>(name, " lies on device ", t.device.device_type, ":", t.device.device_id,
+                       " (DLPack); expected 'cpu' or 'cuda'");
+  }
+}
+
+/// The tensor that an argument is; it must lie on the host.
+const DLTensor& host_tensor(const std::string& name, const ffi::AnyView& value) {
+  const DLTensor& t = any_tensor(name, value);
+  if (const DeviceId device = device_of(name, t); device.kind != DeviceId::Kind::cpu)
+    fail<ValueError>(name, " lies on device 'cuda:", device.ordinal,
+                     "'; expected host memory: pass a copy on 'cpu'");
+  return t;
 }
 
 i64 count_elements(const DLTensor& t) {
@@ -48,7 +67,7 @@ i64 count_elements(const DLTensor& t) {
 
 void* first_element(const std::string& name, const DLTensor& t) {
   // An empty tensor may have no address, which would read as "not given".
-  static char nothing[16] = {};
+  alignas(16) static char nothing[16] = {};
   if (!t.data) {
     if (count_elements(t) > 0)
       fail<ValueError>(name, " has no data; expected a tensor with storage");
@@ -166,9 +185,10 @@ std::string Arguments::string(const char* name) {
   return *text;
 }
 
-TensorRef to_tensor(const std::string& name, const ffi::AnyView& value) {
-  const DLTensor& t = host_tensor(name, value);
+TensorRef to_tensor(const std::string& name, const ffi::AnyView& value, Where where) {
+  const DLTensor& t = where == Where::host ? host_tensor(name, value) : any_tensor(name, value);
   TensorRef tensor;
+  tensor.device = device_of(name, t);
   tensor.dtype = to_dtype(name, t.dtype);
   if (t.ndim > static_cast<int>(tensor.shape.size())) {
     fail<ValueError>(name, " has ", t.ndim, " dimensions; expected at most ", tensor.shape.size());
@@ -179,11 +199,13 @@ TensorRef to_tensor(const std::string& name, const ffi::AnyView& value) {
   return tensor;
 }
 
-TensorRef Arguments::tensor(const std::string& name) { return to_tensor(name, take()); }
+TensorRef Arguments::tensor(const std::string& name, Where where) {
+  return to_tensor(name, take(), where);
+}
 
-TensorRef Arguments::optional_tensor(const std::string& name) {
+TensorRef Arguments::optional_tensor(const std::string& name, Where where) {
   const ffi::AnyView value = take();
-  return value == nullptr ? TensorRef{} : to_tensor(name, value);
+  return value == nullptr ? TensorRef{} : to_tensor(name, value, where);
 }
 
 IndexRef Arguments::index(const char* name) {

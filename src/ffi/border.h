@@ -53,6 +53,9 @@ std::string kind_of(const ffi::AnyView& value);
 /// "float32"; of any dtype, known to tvm-ffi or not.
 std::string dtype_text(DLDataType dtype);
 
+/// Which tensors an argument may be; the callee checks the device of those from anywhere.
+enum class Where { host, anywhere };
+
 /// The arguments of one call, taken in order. Each reader names what it takes.
 class Arguments {
  public:
@@ -79,9 +82,9 @@ class Arguments {
   std::optional<float> number(const char* name);
   double real(const char* name);
   std::string string(const char* name);
-  TensorRef tensor(const std::string& name);
+  TensorRef tensor(const std::string& name, Where where = Where::host);
   /// Without data where None is given.
-  TensorRef optional_tensor(const std::string& name);
+  TensorRef optional_tensor(const std::string& name, Where where = Where::host);
   IndexRef index(const char* name);
   /// Bytes or booleans, contiguous; null where None is given.
   const DLTensor* bytes(const char* name);
@@ -92,7 +95,7 @@ class Arguments {
   int next_ = 0;
 };
 
-TensorRef to_tensor(const std::string& name, const ffi::AnyView& value);
+TensorRef to_tensor(const std::string& name, const ffi::AnyView& value, Where where);
 double to_number(const std::string& name, const ffi::AnyView& value);
 /// A number, a list of numbers, or a tensor of rank 0 to 4.
 MemberValue to_member(const std::string& name, const ffi::AnyView& value);
@@ -101,7 +104,9 @@ AttentionSpec to_spec(const ffi::Map<ffi::String, ffi::Any>& fields);
 Maxima to_maxima(const ffi::Map<ffi::String, ffi::Any>& fields);
 Schedule parse_schedule(const std::string& text);
 /// One level's K and V: two tensors, or one and None.
-KvRef take_pair(Arguments& in, const std::string& name);
+KvRef take_pair(Arguments& in, const std::string& name, Where where = Where::host);
+/// "cpu", "cuda" (the GPU that is current, else the first) or "cuda:1".
+DeviceId parse_device(const std::string& text);
 
 /// Runs `body` and turns Raddle's errors into Python's, without a C++ backtrace: to find its
 /// symbols reads the debug data of every library of the process, seconds where torch is one of
@@ -117,6 +122,8 @@ auto guarded(Body&& body) {
     raise("TypeError", e.what());
   } catch (const CompileError& e) {
     raise("CompileError", e.what());
+  } catch (const DeviceError& e) {
+    raise("RuntimeError", e.what());
   } catch (const std::bad_alloc&) {
     raise("MemoryError", "out of memory");
   }

@@ -1,7 +1,8 @@
-// Attention on a GPU over tensors in host memory.
+// Kernels for GPUs, and what there is to compile and run them with.
 #include <tvm/ffi/reflection/registry.h>
 
 #include "api/cuda_attention.h"
+#include "device/cuda/device.h"
 #include "ffi/border.h"
 #include "jit/nvrtc.h"
 
@@ -28,33 +29,42 @@ void warm(Arguments& in) {
   cuda::warm(spec, in.string("arch"));
 }
 
-void run(Arguments& in) {
-  const AttentionSpec spec = to_spec(in.map("spec"));
-  const LayoutPtr layout = in.object<LayoutObj>("layout").value;
-  PlanOptions options;
-  options.num_workers = in.integer32("num_workers", 0);
-  options.schedule = parse_schedule(in.string("schedule"));
-  RunArgs args;
-  args.q = in.tensor("q");
-  args.out = in.tensor("out");
-  args.lse = in.optional_tensor("lse");
-  args.return_state = in.boolean("return_state");
-  args.scale = in.number("scale");
-  options.params = to_params(in.map("plan_params"));
-  const Params params = to_params(in.map("params"));
-  args.params = &params;
-  while (in.more()) args.kv.push_back(take_pair(in, "kv[" + std::to_string(args.kv.size()) + "]"));
-  cuda::attend(spec, layout, options, args);
+/// What runs: the first GPU, the driver, NVRTC.
+Fields machine(Arguments&) {
+  const cuda::DeviceInfo& gpu = cuda::Device::get(0).info();
+  const jit::Nvrtc& nvrtc = jit::Nvrtc::instance();
+  Fields fields;
+  fields.Set("gpu", gpu.name);
+  fields.Set("arch", gpu.arch);
+  fields.Set("driver", cuda::driver_version());
+  fields.Set("nvrtc", nvrtc.version());
+  fields.Set("nvrtc_path", nvrtc.path());
+  return fields;
 }
 
-Fields machine(Arguments&) {
-  const cuda::Machine machine = cuda::machine();
+/// Version of the driver, and its GPUs. Raises where there is no driver or it does not start.
+Fields driver(Arguments&) {
   Fields fields;
-  fields.Set("gpu", machine.gpu);
-  fields.Set("arch", machine.arch);
-  fields.Set("driver", machine.driver);
-  fields.Set("nvrtc", machine.nvrtc);
-  fields.Set("nvrtc_path", machine.nvrtc_path);
+  fields.Set("version", cuda::driver_version());
+  ffi::Array<Fields> gpus;
+  for (const cuda::DeviceInfo& info : cuda::devices()) {
+    Fields gpu;
+    gpu.Set("name", info.name);
+    gpu.Set("arch", info.arch);
+    gpu.Set("supported", info.compute >= cuda::oldest_compute);
+    gpus.push_back(gpu);
+  }
+  fields.Set("gpus", gpus);
+  return fields;
+}
+
+/// Where NVRTC is, looked for anew. Raises where it is not.
+Fields nvrtc(Arguments&) {
+  const jit::Nvrtc::Found found = jit::Nvrtc::find();
+  Fields fields;
+  fields.Set("path", found.path);
+  fields.Set("origin", found.origin);
+  fields.Set("version", found.version);
   return fields;
 }
 
@@ -69,8 +79,9 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   refl::GlobalDef()
       .def_packed("raddle.cuda.compile", exported(compile))
       .def_packed("raddle.cuda.warm", exported(warm))
-      .def_packed("raddle.cuda.run", exported(run))
       .def_packed("raddle.cuda.machine", exported(machine))
+      .def_packed("raddle.cuda.nvrtc", exported(nvrtc))
+      .def_packed("raddle.cuda.driver", exported(driver))
       .def_packed("raddle.cuda.add_search_folder", exported(add_search_folder))
       .def_packed("raddle.cuda.nvrtc_version", exported(nvrtc_version));
 }

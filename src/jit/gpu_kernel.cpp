@@ -7,16 +7,12 @@
 #include "raddle/engine/kernel/mma/config.h"
 
 namespace raddle::jit {
-namespace {
-
-std::string name_of(const GpuKernel& kernel) {
+std::string label_of(const GpuKernel& kernel) {
   std::string name = kernel.dtype == DType::float16 ? "f16" : "bf16";
   name += " " + std::to_string(kernel.dim_qk) + "/" + std::to_string(kernel.dim_vo);
   for (const Functor& part : kernel.composition.parts) name += " " + part.type;
   return name;
 }
-
-}  // namespace
 
 i32 arch_number(const std::string& arch) {
   const std::size_t at = arch.find_first_of("0123456789");
@@ -52,7 +48,7 @@ std::string cubin_of(const GpuKernel& kernel, const std::string& arch) {
   for (const std::string& option : Nvrtc::options(arch)) request.key += option + " ";
   request.source = source_of(kernel, arch);
   request.key += "\n" + request.source;
-  request.name = name_of(kernel);
+  request.name = label_of(kernel);
   request.target = arch;
   request.compile = [&] { return Nvrtc::instance().compile(request.source, arch).bytes; };
   return find_or_compile(request).bytes;

@@ -22,6 +22,8 @@ constexpr const char* gpu_entry_point = "raddle_attention";
 
 /// "sm_90a" as a number: 90.
 i32 arch_number(const std::string& arch);
+/// What it is called in errors and caches: "bf16 128/128 SoftCap Causal".
+std::string label_of(const GpuKernel& kernel);
 
 /// Complete source, headers included.
 std::string source_of(const GpuKernel& kernel, const std::string& arch);

@@ -67,17 +67,27 @@ SharedLibrary load_builtins(const fs::path& library) {
   return {};
 }
 
-std::vector<std::string> candidates() {
-  std::vector<std::string> paths;
+/// A library that may be there, and where that is.
+struct Candidate {
+  std::string path;
+  const char* origin;
+};
+
+std::vector<Candidate> candidates() {
+  const char* given = std::getenv("RADDLE_NVRTC");
+  if (given && *given) return {{given, "RADDLE_NVRTC"}};
+  std::vector<Candidate> all;
+  const auto add = [&all](const fs::path& folder, const char* origin) {
+    for (std::string& path : libraries_in(folder)) all.push_back({std::move(path), origin});
+  };
   std::vector<fs::path> wheels = {fs::path(own_folder()).parent_path() / "nvidia"};
   for (const std::string& folder : search_folders()) wheels.emplace_back(folder);
   for (const fs::path& wheel : wheels)
     for (const char* lib : {"cu13/lib", "cuda_nvrtc/lib", "cu12/lib"})
-      for (std::string& path : libraries_in(wheel / lib)) paths.push_back(std::move(path));
-  for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12"}) paths.emplace_back(name);
-  for (const char* folder : {"/usr/local/cuda/lib64", "/usr/local/cuda/lib"})
-    for (std::string& path : libraries_in(folder)) paths.push_back(std::move(path));
-  return paths;
+      add(wheel / lib, "the wheel nvidia-cuda-nvrtc");
+  for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12"}) all.push_back({name, "system"});
+  for (const char* folder : {"/usr/local/cuda/lib64", "/usr/local/cuda/lib"}) add(folder, "system");
+  return all;
 }
 
 bool load(const std::string& path, Loaded& into, std::string& reasons) {
@@ -101,6 +111,20 @@ bool load(const std::string& path, Loaded& into, std::string& reasons) {
   return whole;
 }
 
+/// Loads the first candidate that is one.
+Candidate load_first(Loaded& into) {
+  std::string reasons;
+  const std::vector<Candidate> all = candidates();
+  for (const Candidate& candidate : all)
+    if (load(candidate.path, into, reasons)) return candidate;
+  if (all.size() == 1)
+    fail<CompileError>("RADDLE_NVRTC is '", all[0].path, "', which cannot be loaded:", reasons);
+  fail<CompileError>(
+      "GPU kernels need NVRTC, which was not found; install it with `pip install "
+      "nvidia-cuda-nvrtc`, or name its libnvrtc.so in RADDLE_NVRTC. Tried:",
+      reasons);
+}
+
 void check(int result, const char* what) {
   if (result != 0)
     fail<CompileError>("NVRTC: ", what, " failed: ", loaded().call.error_string(result));
@@ -116,24 +140,14 @@ i32 number_before(const std::string& log, std::size_t at) {
 
 }  // namespace
 
-Nvrtc::Nvrtc() {
-  std::string reasons;
-  const char* given = std::getenv("RADDLE_NVRTC");
-  if (given && *given) {
-    if (!load(given, loaded(), reasons))
-      fail<CompileError>("RADDLE_NVRTC is '", given, "', which cannot be loaded:", reasons);
-    path_ = given;
-    return;
-  }
-  for (const std::string& path : candidates())
-    if (load(path, loaded(), reasons)) {
-      path_ = path;
-      return;
-    }
-  fail<CompileError>(
-      "GPU kernels need NVRTC, which was not found; install it with `pip install "
-      "nvidia-cuda-nvrtc`, or name its libnvrtc.so in RADDLE_NVRTC. Tried:",
-      reasons);
+Nvrtc::Nvrtc() : path_(load_first(loaded()).path) {}
+
+Nvrtc::Found Nvrtc::find() {
+  Loaded library;
+  const Candidate from = load_first(library);
+  int major = 0, minor = 0;
+  library.call.version(&major, &minor);
+  return {from.path, from.origin, std::to_string(major) + "." + std::to_string(minor)};
 }
 
 const Nvrtc& Nvrtc::instance() {

@@ -23,6 +23,14 @@ struct Resources {
 
 class Nvrtc {
  public:
+  /// Where it was found: "RADDLE_NVRTC", "the wheel nvidia-cuda-nvrtc" or "system".
+  struct Found {
+    std::string path, origin, version;
+  };
+
+  /// Looks for it anew and keeps nothing loaded. Raises CompileError as instance() does.
+  static Found find();
+
   /// The library that was found first: RADDLE_NVRTC (a file), the wheels nvidia-cuda-nvrtc beside
   /// this package or in search folders, the loader's path, /usr/local/cuda. Raises CompileError
   /// naming what to install.

@@ -30,10 +30,10 @@ import numpy as np  # noqa: E402
 import raddle  # noqa: E402
 from checks import excess  # noqa: E402
 from draws import draw  # noqa: E402
-from engine import spec_of, twin  # noqa: E402
+from engine import Engine, OnDevice, spec_of, twin  # noqa: E402
 from raddle import _cuda  # noqa: E402
 from reference import Cascade, Causal, Llama31Scaling, Rope, Sigmoid, Sinks, SlidingWindow, SoftCap, attention  # noqa: E402
-from reference.variants import Mask, one  # noqa: E402
+from reference.variants import Mask  # noqa: E402
 
 DTYPES = ["float16", "bfloat16"]
 DIMS = [(64, 64), (128, 128), (80, 80), (256, 256), (192, 128), (24, 40)]
@@ -191,12 +191,9 @@ def prepare(job):
 def run_on_gpu(case: Case, exact) -> float:
     """Worst error over its budget; infinite where something was not written, or is NaN."""
     problem, how = case.draw()
-    rows, heads, _ = problem.q.shape
-    state = how["return_state"]
-    out = np.full((rows, heads, problem.kv[0][1].shape[-1]), np.nan, np.float32 if state else problem.q.dtype)
-    lse = None if one(problem.variant, Sigmoid) else np.full((rows, heads), np.nan, np.float32)
-    kv = problem.kv[0] if len(problem.kv) == 1 else problem.kv
-    _cuda.run(case.spec(problem), twin(problem.layout), problem.q, kv, out, lse, **how)
+    attn = OnDevice(raddle.Attention(case.spec(problem), device="cuda"))
+    plan = attn.plan(twin(problem.layout), num_workers=how["num_workers"], schedule=how["schedule"])
+    out, lse = Engine("cuda").run_plan(attn, plan, problem, state=how["return_state"])
     worst = float(excess(out, exact.out, exact.out_budget).max(initial=0.0))
     if lse is not None:
         worst = max(worst, float(excess(lse, exact.lse, exact.lse_budget).max(initial=0.0)))

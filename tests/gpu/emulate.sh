@@ -1,14 +1,18 @@
 #!/bin/sh
-# Runs the variant contract where there is no GPU: its kernels by the host's C++ compiler, on emulated
-# threads. Slow, so ask for little:
-# tests/gpu/emulate.sh --only rope,cascade --cases 3 --longest 100
-# PYTHON and RADDLE_LIBRARY as for any test.
+# Runs a command where there is no GPU as if there were two: kernels by the host's C++ compiler, on
+# emulated threads. Slow, so ask for little:
+# tests/gpu/emulate.sh python tests/gpu/contract.py --only rope,cascade --cases 3 --longest 100
+# tests/gpu/emulate.sh python -m pytest --device cuda tests/python/test_edges.py
 set -e
-cd "$(dirname "$0")/../.."
-mkdir -p build/emulated
-${CXX:-c++} -std=c++20 -O2 -Wall -Wextra -Wconversion -Wshadow -fPIC -shared -o build/emulated/libcuda.so.1 tests/gpu/emulator.cpp
-export LD_LIBRARY_PATH="$PWD/build/emulated${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
-export RADDLE_NVRTC="$PWD/build/emulated/libcuda.so.1"
-export RADDLE_EMULATOR_INCLUDE="$PWD/tests/cpp"
-export RADDLE_CACHE_DIR="$PWD/build/emulated/cache"
-exec "${PYTHON:-python3}" tests/gpu/contract.py "$@"
+root=$(cd "$(dirname "$0")/../.." && pwd)
+built="$root/build/emulated"
+mkdir -p "$built"
+if ! test -e "$built/libcuda.so.1" || test "$root/tests/gpu/emulator.cpp" -nt "$built/libcuda.so.1"; then
+  ${CXX:-c++} -std=c++20 -O2 -Wall -Wextra -Wconversion -Wshadow -fPIC -shared \
+    -o "$built/libcuda.so.1" "$root/tests/gpu/emulator.cpp"
+fi
+export LD_LIBRARY_PATH="$built${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+export RADDLE_NVRTC="$built/libcuda.so.1"
+export RADDLE_EMULATOR_INCLUDE="$root/tests/cpp"
+export RADDLE_CACHE_DIR="$built/cache"
+exec "$@"

@@ -1,19 +1,34 @@
 // A CUDA driver and an NVRTC for machines without either: kernels are compiled by the host's C++
 // compiler and run on emulated threads (tests/cpp/emulated_ptx.h), device memory is the host's.
 // Everything else of Raddle's GPU path runs as it is. See tests/gpu/emulate.sh.
+//
+// There are two devices, whose memory nobody mistakes for the other's because tests ask for it by
+// number. Work is done as soon as it is given to a stream. Tests steer and watch the driver through
+// the functions raddle_emulator_*.
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <string>
+#include <vector>
 
 // The kernel's library is compiled with the emulated instructions, this one need not know them.
 using Attend = void (*)(int block, int threads, int shared_bytes, void** params);
 
 namespace {
+
+constexpr int num_devices = 2;
+constexpr int multiprocessors = 4, shared_bytes_of_a_block = 227 * 1024;
+int contexts[num_devices];
+thread_local int* current = nullptr;
+std::atomic<void*> capturing = nullptr;
+std::atomic<int> allocations = 0, launches = 0, uploads = 0;
+std::atomic<bool> events_pass = true, launch_nothing = false, launches_fail = false;
+std::atomic<std::size_t> memory_left = std::size_t{1} << 40;
 
 struct Program {
   std::string source, log, library;
@@ -27,6 +42,11 @@ std::string environment(const char* name, const char* otherwise) {
 std::string read(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::vector<int*>& pushed() {
+  thread_local std::vector<int*> stack;
+  return stack;
 }
 
 /// What turns the kernel's text into a library: CUDA's words, and an entry for one block.
@@ -114,12 +134,12 @@ int cuDriverGetVersion(int* version) {
   return 0;
 }
 int cuDeviceGetCount(int* count) {
-  *count = 1;
+  *count = num_devices;
   return 0;
 }
-int cuDeviceGet(int* device, int) {
-  *device = 0;
-  return 0;
+int cuDeviceGet(int* device, int ordinal) {
+  *device = ordinal;
+  return ordinal >= 0 && ordinal < num_devices ? 0 : 101;
 }
 int cuDeviceGetName(char* name, int length, int) {
   std::snprintf(name, static_cast<std::size_t>(length), "emulated threads");
@@ -127,16 +147,45 @@ int cuDeviceGetName(char* name, int length, int) {
 }
 int cuDeviceGetAttribute(int* value, int attribute, int) {
   // Multiprocessors, compute capability 8.0, shared memory of a block.
-  *value = attribute == 16 ? 4 : attribute == 75 ? 8 : attribute == 76 ? 0 : 99 * 1024;
+  *value = attribute == 16   ? multiprocessors
+           : attribute == 75 ? 8
+           : attribute == 76 ? 0
+                             : shared_bytes_of_a_block;
   return 0;
 }
-int cuDevicePrimaryCtxRetain(void** context, int) {
-  *context = nullptr;
+int cuDevicePrimaryCtxRetain(void** context, int device) {
+  *context = &contexts[device];
   return 0;
 }
-int cuCtxPushCurrent_v2(void*) { return 0; }
-int cuCtxPopCurrent_v2(void**) { return 0; }
+int cuCtxGetCurrent(void** context) {
+  *context = current;
+  return 0;
+}
+int cuCtxGetDevice(int* device) {
+  if (!current) return 201;
+  *device = static_cast<int>(current - contexts);
+  return 0;
+}
+int cuCtxPushCurrent_v2(void* context) {
+  pushed().push_back(current);
+  current = static_cast<int*>(context);
+  return 0;
+}
+int cuCtxPopCurrent_v2(void** context) {
+  *context = current;
+  current = pushed().back();
+  pushed().pop_back();
+  return 0;
+}
+int cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
+  *free = memory_left;
+  *total = std::size_t{1} << 40;
+  return 0;
+}
 int cuMemAlloc_v2(unsigned long* address, std::size_t bytes) {
+  if (!current) return 201;
+  if (bytes > memory_left) return 2;
+  ++allocations;
   *address = reinterpret_cast<unsigned long>(std::aligned_alloc(256, (bytes + 511) / 256 * 256));
   std::memset(reinterpret_cast<void*>(*address), 0xff, bytes);  // NaN
   return 0;
@@ -145,18 +194,48 @@ int cuMemFree_v2(unsigned long address) {
   std::free(reinterpret_cast<void*>(address));
   return 0;
 }
+int cuMemHostAlloc(void** address, std::size_t bytes, unsigned) {
+  ++allocations;
+  *address = std::aligned_alloc(256, (bytes + 511) / 256 * 256);
+  return 0;
+}
+int cuMemFreeHost(void* address) {
+  std::free(address);
+  return 0;
+}
 int cuMemcpyHtoD_v2(unsigned long to, const void* from, std::size_t bytes) {
   std::memcpy(reinterpret_cast<void*>(to), from, bytes);
   return 0;
+}
+int cuMemcpyHtoDAsync_v2(unsigned long to, const void* from, std::size_t bytes, void*) {
+  ++uploads;
+  return cuMemcpyHtoD_v2(to, from, bytes);
 }
 int cuMemcpyDtoH_v2(void* to, unsigned long from, std::size_t bytes) {
   std::memcpy(to, reinterpret_cast<void*>(from), bytes);
   return 0;
 }
-int cuMemsetD8_v2(unsigned long to, unsigned char value, std::size_t bytes) {
+int cuMemsetD8Async(unsigned long to, unsigned char value, std::size_t bytes, void*) {
   std::memset(reinterpret_cast<void*>(to), value, bytes);
   return 0;
 }
+int cuEventCreate(void** event, unsigned) {
+  if (!current) return 201;
+  static int one;
+  ++allocations;
+  *event = &one;
+  return 0;
+}
+int cuEventDestroy_v2(void*) { return 0; }
+int cuEventRecord(void*, void*) { return 0; }
+int cuEventQuery(void*) { return events_pass ? 0 : 600; }
+int cuEventSynchronize(void*) { return 0; }
+int cuStreamWaitEvent(void*, void*, unsigned) { return 0; }
+int cuStreamIsCapturing(void* stream, int* status) {
+  *status = capturing && capturing == stream;
+  return 0;
+}
+int cuThreadExchangeStreamCaptureMode(int*) { return 0; }
 int cuModuleLoadData(void** module, const void* image) {
   // A shared object's own header says how long it is: its section headers come last.
   const auto* bytes = static_cast<const unsigned char*>(image);
@@ -183,6 +262,9 @@ int cuModuleGetFunction(void** function, void* module, const char*) {
 int cuFuncSetAttribute(void*, int, int) { return 0; }
 int cuLaunchKernel(void* function, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned,
                    unsigned, unsigned shared_bytes, void*, void** params, void**) {
+  if (launches_fail) return 701;
+  ++launches;
+  if (launch_nothing) return 0;
   // Blocks in an order that no kernel may rely on.
   for (unsigned i = 0; i < blocks; ++i) {
     const unsigned block = (i * 7919u + 1u) % blocks;
@@ -193,12 +275,6 @@ int cuLaunchKernel(void* function, unsigned blocks, unsigned, unsigned, unsigned
   }
   return 0;
 }
-int cuStreamCreate(void** stream, unsigned) {
-  *stream = nullptr;
-  return 0;
-}
-int cuStreamDestroy_v2(void*) { return 0; }
-int cuStreamSynchronize(void*) { return 0; }
 int cuGetErrorName(int, const char** name) {
   *name = "EMULATED_ERROR";
   return 0;
@@ -207,4 +283,15 @@ int cuGetErrorString(int, const char** text) {
   *text = "the emulated driver failed";
   return 0;
 }
+
+// --- for tests -----------------------------------------------------------------------------------
+
+void raddle_emulator_capture(void* stream) { capturing = stream; }
+void raddle_emulator_events_pass(int pass) { events_pass = pass != 0; }
+void raddle_emulator_launch_nothing(int on) { launch_nothing = on != 0; }
+void raddle_emulator_launches_fail(int on) { launches_fail = on != 0; }
+void raddle_emulator_memory_left(std::size_t bytes) { memory_left = bytes; }
+int raddle_emulator_allocations() { return allocations; }
+int raddle_emulator_launches() { return launches; }
+int raddle_emulator_uploads() { return uploads; }
 }

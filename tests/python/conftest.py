@@ -5,12 +5,16 @@ Every session draws fresh problems. A failing test prints the command that draws
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
+
+NOT_ON_GPU = Path(__file__).parents[1] / "gpu" / "not_on_gpu.txt"
 
 settings.register_profile(
     "raddle", deadline=None, max_examples=40, print_blob=True, suppress_health_check=list(HealthCheck)
@@ -20,6 +24,7 @@ settings.load_profile("raddle")
 
 def pytest_addoption(parser):
     parser.addoption("--seed", type=int, default=None, help="draw the problems of an earlier session again")
+    parser.addoption("--device", default="cpu", help="where the engine's tests run: cpu, cuda, cuda:1")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -29,10 +34,16 @@ def pytest_configure(config):
         config.option.seed = int.from_bytes(os.urandom(4), "little")
     if config.getoption("--hypothesis-seed", None) is None:
         config.option.hypothesis_seed = str(config.option.seed)
+    if config.option.device != "cpu":
+        import draws
+        import reference.exact
+
+        draws.STAND_IN["float32"] = "float16"
+        reference.exact.ROUNDED_WEIGHTS = True
 
 
 def pytest_report_header(config):
-    return f"seed: {config.option.seed}"
+    return f"seed: {config.option.seed}, device: {config.option.device}"
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -41,7 +52,8 @@ def pytest_runtest_makereport(item):
     if report.failed:
         isa = os.environ.get("RADDLE_CPU_ISA")
         prefix = f"RADDLE_CPU_ISA={isa} " if isa else ""
-        command = f"{prefix}python -m pytest '{item.nodeid}' --seed {item.config.option.seed}"
+        device = "" if item.config.option.device == "cpu" else f" --device {item.config.option.device}"
+        command = f"{prefix}python -m pytest '{item.nodeid}' --seed {item.config.option.seed}{device}"
         report.sections.append(("to repeat", command))
 
 
@@ -51,11 +63,28 @@ def rng(request):
     return np.random.default_rng([request.config.option.seed, zlib.crc32(request.node.nodeid.encode())])
 
 
-@pytest.fixture(scope="session", params=["cpu"])
+@pytest.fixture(scope="session")
 def engine(request):
+    """Raddle on the device that --device names."""
     from engine import Engine
 
-    return Engine(request.param)
+    return Engine(request.config.option.device)
+
+
+def pytest_collection_modifyitems(config, items):
+    """On a GPU only tests of the engine run, without those that tests/gpu/not_on_gpu.txt lists with reasons."""
+    if config.option.device == "cpu":
+        return
+    listed = [line.split(maxsplit=1) for line in NOT_ON_GPU.read_text().splitlines() if line and line[0] != "#"]
+    kept, dropped = [], []
+    for item in items:
+        on_device = {"engine", "gpu"} & set(item.fixturenames)
+        (kept if on_device else dropped).append(item)
+        for pattern, reason in listed:
+            if fnmatch.fnmatch(item.nodeid.rpartition("/")[2], pattern):
+                item.add_marker(pytest.mark.skip(reason=reason))
+    items[:] = kept
+    config.hook.pytest_deselected(items=dropped)
 
 
 @pytest.fixture

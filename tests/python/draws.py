@@ -37,7 +37,11 @@ WORKERS = [1, 2, 7, 132]
 SCHEDULES = ["auto", "linear", "algorithm1", "one-per-request"]
 
 
+STAND_IN: dict[str, str] = {}  # dtypes that the device under test does not have -> those drawn instead
+
+
 def numpy_dtype(name: str) -> np.dtype:
+    name = STAND_IN.get(name, name)
     return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 

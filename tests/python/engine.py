@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import raddle
 from checks import within
+from device_arrays import DeviceArray
 from reference import Problem, Sigmoid, attention
 from reference.variants import AllOf, AnyOf, Flex, one
 
@@ -44,14 +45,43 @@ def spec_of(problem: Problem, **options) -> raddle.AttentionSpec:
     )
 
 
+class OnDevice:
+    """An attention on a GPU with the interface of one on the CPU: numpy arrays go there, and results come back."""
+
+    def __init__(self, attention: raddle.Attention):
+        self.attention, self.spec, self.plan = attention, attention.spec, attention.plan
+        self.ordinal = int(attention.device.partition(":")[2])
+
+    def lend(self, x):
+        if isinstance(x, np.ndarray):
+            return DeviceArray(x, self.ordinal)
+        return type(x)(map(self.lend, x)) if isinstance(x, (list, tuple)) else x
+
+    def run(self, plan, q, kv, out=None, lse=None, return_lse=False, return_state=False, **options):
+        spec, shape = self.spec, q.shape[:1]
+        wants_lse = return_lse or (return_state and self.attention._has_lse)
+        if out is None:
+            kind = np.float32 if return_state else q.dtype
+            out = np.full((*shape, spec.num_qo_heads, spec.head_dim_vo), np.nan, kind)
+        if lse is None and wants_lse:
+            lse = np.full((*shape, spec.num_qo_heads), np.nan, np.float32)
+        written = self.lend([out] if lse is None else [out, lse])
+        there = dict(zip(("out", "lse"), written))
+        self.attention.run(plan, self.lend(q), self.lend(kv), return_state=return_state, **there, **options)
+        for host, device in zip((out, lse), written):
+            host[...] = device.numpy()
+        return (out, lse) if wants_lse else out
+
+
 class Engine:
     """Raddle on one device."""
 
     def __init__(self, device: str):
         self.device = device
 
-    def attention(self, problem: Problem, **options) -> raddle.Attention:
-        return raddle.Attention(spec_of(problem, **options))
+    def attention(self, problem: Problem, **options):
+        attention = raddle.Attention(spec_of(problem, **options), device=self.device)
+        return attention if self.device == "cpu" else OnDevice(attention)
 
     def run(self, problem: Problem, num_workers=None, schedule="auto", state=False, **options):
         """(O, LSE) as numpy arrays, into poisoned outputs. LSE is None for sums, which have none."""

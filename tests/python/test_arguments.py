@@ -48,8 +48,11 @@ def test_bad_specs(changes, error, words):
 
 
 def test_other_devices_are_refused():
-    with refuses(ValueError, "device is 'cuda'", "'cpu'"):
-        raddle.Attention(raddle.AttentionSpec(**SPEC), device="cuda")
+    for device in ("tpu", "cuda:", "cuda:x", "cuda:-1", "cuda:1x", "CUDA"):
+        with refuses(ValueError, f"device is '{device}'", "'cpu', 'cuda' or 'cuda:<number>'"):
+            raddle.Attention(raddle.AttentionSpec(**SPEC), device=device)
+    with refuses(RuntimeError, "CUDA"):  # what is missing: a driver, a GPU, or that one of them
+        raddle.Attention(raddle.AttentionSpec(**{**SPEC, "dtype": "float16"}), device="cuda:99")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from raddle._tensors import lend
+from raddle._tensors import device_of, lend
 from raddle.attention import Attention
 from raddle.flex.block_mask import BlockMask
 from raddle.flex.offset import arguments
@@ -72,7 +72,7 @@ def flex_attention(
     (batch, num_qo_heads, length, dim), num_kv_heads = query.shape, key.shape[1]
     dtype = str(query.dtype).rpartition(".")[2]
     heads = (num_qo_heads, num_kv_heads, dim, value.shape[3])
-    attn = _attention_of(*heads, dtype, tuple(_Structure(mod) for mod in mods))
+    attn = _attention_of(*heads, dtype, tuple(_Structure(mod) for mod in mods), device_of(query))
     shared = key.shape[0] != batch
     plan = attn.plan(_layout(batch, length, key.shape[2], shared), params=_params(mods, is_mask=True))
     rows = query.swapaxes(1, 2).reshape(batch * length, num_qo_heads, dim)
@@ -103,9 +103,9 @@ class _Structure:
 
 @functools.lru_cache(maxsize=64)
 def _attention_of(*spec: Any) -> Attention:
-    num_qo_heads, num_kv_heads, dim, dim_vo, dtype, mods = spec
+    num_qo_heads, num_kv_heads, dim, dim_vo, dtype, mods, device = spec
     variant = [Variant(each.mod.name, each.mod.source, each.mod.params)(**each.mod.values) for each in mods]
-    return Attention(AttentionSpec(num_qo_heads, num_kv_heads, dim, dim_vo, dtype, variant))
+    return Attention(AttentionSpec(num_qo_heads, num_kv_heads, dim, dim_vo, dtype, variant), device)
 
 
 @functools.lru_cache(maxsize=64)

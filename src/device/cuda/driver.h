@@ -1,100 +1,69 @@
-// The CUDA driver: loaded when first needed (libcuda.so.1), never linked. Every failure is an error
-// with the driver's own text.
+// The CUDA driver's functions, loaded when first needed (libcuda.so.1), never linked. Types are
+// those of cuda.h, which users do not have. Only this folder includes this file.
 #pragma once
 
 #include <cstddef>
 #include <string>
-#include <utility>
 
+#include "device/library.h"
 #include "raddle/engine/core/config.h"
 
 namespace raddle::cuda {
 
-/// The first GPU of the process. Its primary context is kept for the life of the process and is the
-/// one that other libraries use too.
-class Device {
- public:
-  /// Raises DeviceError where there is no driver or no GPU.
-  static const Device& instance();
-
-  const std::string& name() const { return name_; }
-  /// "sm_90a": what kernels are compiled for.
-  const std::string& arch() const { return arch_; }
-  i32 num_multiprocessors() const { return num_multiprocessors_; }
-  i32 max_shared_bytes() const { return max_shared_bytes_; }
-  /// "13.0": the newest CUDA that the driver runs.
-  std::string driver_version() const;
-  void* context() const { return context_; }
-
- private:
-  Device();
-  std::string name_, arch_;
-  i32 num_multiprocessors_ = 0, max_shared_bytes_ = 0, driver_version_ = 0;
-  void* context_ = nullptr;
+struct Driver {
+  SharedLibrary library;
+  int (*init)(unsigned flags);
+  int (*driver_version)(int*);
+  int (*device_count)(int*);
+  int (*device_get)(int* device, int ordinal);
+  int (*device_name)(char*, int length, int device);
+  int (*device_attribute)(int*, int attribute, int device);
+  int (*retain_context)(void** context, int device);
+  int (*current_context)(void**);
+  int (*current_device)(int*);
+  int (*push_context)(void*);
+  int (*pop_context)(void**);
+  int (*memory_info)(std::size_t* free, std::size_t* total);
+  int (*allocate)(u64*, std::size_t);
+  int (*release)(u64);
+  int (*allocate_pinned)(void**, std::size_t, unsigned flags);
+  int (*release_pinned)(void*);
+  int (*copy_to_device)(u64, const void*, std::size_t, void* stream);
+  int (*set_bytes)(u64, unsigned char, std::size_t, void* stream);
+  int (*load_module)(void**, const void* image);
+  int (*unload_module)(void*);
+  int (*get_function)(void**, void* module, const char* name);
+  int (*set_function_attribute)(void* function, int attribute, int value);
+  int (*launch)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                unsigned shared_bytes, void* stream, void** params, void** extra);
+  int (*create_event)(void**, unsigned flags);
+  int (*destroy_event)(void*);
+  int (*record_event)(void* event, void* stream);
+  int (*query_event)(void*);
+  int (*synchronize_event)(void*);
+  int (*wait_event)(void* stream, void* event, unsigned flags);
+  int (*is_capturing)(void* stream, int* status);
+  int (*exchange_capture_mode)(int* mode);
+  int (*error_name)(int, const char**);
+  int (*error_string)(int, const char**);
 };
 
-/// Makes the device's context current on this thread, and the one before it again at the end.
-class ContextScope {
- public:
-  ContextScope();
-  ~ContextScope();
-  ContextScope(const ContextScope&) = delete;
-  ContextScope& operator=(const ContextScope&) = delete;
-};
+/// The driver of this machine. Raises DeviceError where there is none, naming what is missing.
+const Driver& driver();
 
-/// Device memory. Needs a ContextScope, as all that follows.
-class Buffer {
- public:
-  Buffer() = default;
-  explicit Buffer(std::size_t bytes);
-  Buffer(Buffer&& other) noexcept
-      : address_(std::exchange(other.address_, 0)), bytes_(other.bytes_) {}
-  Buffer& operator=(Buffer&& other) noexcept {
-    std::swap(address_, other.address_);
-    std::swap(bytes_, other.bytes_);
-    return *this;
-  }
-  ~Buffer();
+/// "CUDA_ERROR_OUT_OF_MEMORY (out of memory)".
+std::string error_text(int result);
 
-  void* data() const { return reinterpret_cast<void*>(address_); }
-  std::size_t bytes() const { return bytes_; }
-  void upload(const void* from, std::size_t bytes) const;
-  void download(void* to, std::size_t bytes) const;
-  void fill(u8 value) const;
+/// Raises DeviceError with the driver's own words: "CUDA: <what> failed: …".
+[[noreturn]] void raise(int result, const std::string& what);
+inline void check(int result, const char* what) {
+  if (result != 0) [[unlikely]]
+    raise(result, what);
+}
 
- private:
-  u64 address_ = 0;
-  std::size_t bytes_ = 0;
-};
-
-class Stream {
- public:
-  Stream();
-  ~Stream();
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
-  void* handle() const { return handle_; }
-  /// Waits for all that was launched; raises what went wrong on the way.
-  void synchronize() const;
-
- private:
-  void* handle_ = nullptr;
-};
-
-/// A loaded cubin.
-class Module {
- public:
-  explicit Module(const std::string& cubin);
-  ~Module();
-  Module(const Module&) = delete;
-  Module& operator=(const Module&) = delete;
-
-  /// Launches `kernel` with one parameter list and waits for nothing.
-  void launch(const char* kernel, i32 num_blocks, i32 num_threads, i32 shared_bytes,
-              const Stream& stream, void** params) const;
-
- private:
-  void* handle_ = nullptr;
-};
+// Results and attributes of cuda.h.
+constexpr int out_of_memory = 2, not_ready = 600;
+constexpr int multiprocessor_count = 16, compute_major = 75, compute_minor = 76,
+              max_shared_optin = 97, function_max_dynamic_shared = 8;
 
 }  // namespace raddle::cuda

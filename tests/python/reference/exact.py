@@ -124,6 +124,9 @@ def softmax(s: np.ndarray, sink: np.ndarray | None):
     return p, lse, p_sink
 
 
+ROUNDED_WEIGHTS = False
+
+
 def log_sum_exp(s: np.ndarray, axis: int) -> np.ndarray:
     top = np.max(s, axis=axis, keepdims=True, initial=-np.inf)
     top = np.where(np.isneginf(top), 0.0, top)
@@ -131,11 +134,13 @@ def log_sum_exp(s: np.ndarray, axis: int) -> np.ndarray:
         return np.squeeze(top, axis) + np.log(np.exp(s - top).sum(axis=axis))
 
 
-def attention(problem: Problem, state: bool = False, rounded_weights: bool = False) -> Exact:
+def attention(problem: Problem, state: bool = False, rounded_weights: bool | None = None) -> Exact:
     """The exact answer; with `state`, (O, LSE) before sinks, as `return_state=True` gives it.
 
-    With `rounded_weights` the budget lets a kernel round its weights to the problem's dtype, as matrix instructions do.
+    With `rounded_weights` the budget lets a kernel round its weights to the problem's dtype, as matrix instructions do;
+    None: ROUNDED_WEIGHTS, which tests set for the device that they run on.
     """
+    rounded_weights = ROUNDED_WEIGHTS if rounded_weights is None else rounded_weights
     num_rows, num_heads, _ = problem.q.shape
     dim = problem.kv[0][1].shape[-1]
     exact = Exact(

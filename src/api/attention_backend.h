@@ -1,0 +1,50 @@
+// What differs between devices once a layout is planned and a run's tensors are checked.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "raddle/attention.h"
+#include "raddle/engine/kernel/run.h"
+
+namespace raddle {
+
+/// A plan as a device's kernels read it, where that is not the host's own memory.
+class PlanOnDevice {
+ public:
+  virtual ~PlanOnDevice() = default;
+  virtual DeviceId device() const = 0;
+  /// Which kernels run it, and in how many launches.
+  virtual std::string explain() const = 0;
+};
+
+class AttentionBackend {
+ public:
+  virtual ~AttentionBackend() = default;
+  virtual DeviceId device() const = 0;
+  /// Tile shapes and costs; num_workers 0: the device's default.
+  virtual PlanConfig plan_config(i32 num_workers, Schedule schedule) const = 0;
+  /// The copy that kernels read; null where they read the host's. `origin` is the variant before
+  /// the plan's members. Returns before it is there.
+  virtual std::shared_ptr<const PlanOnDevice> upload(const Layout& layout, const PlanArrays& arrays,
+                                                     const BoundVariant& origin,
+                                                     const BoundVariant& variant,
+                                                     void* stream) const = 0;
+  /// Runs a plan of this device; `view` has all but scratch.
+  virtual void run(const Plan& plan, const RunView& view, const BoundVariant& variant,
+                   const RunArgs& args, RunStats* stats) const = 0;
+};
+
+std::unique_ptr<AttentionBackend> make_cpu_backend(const AttentionSpec& spec);
+/// Compiles the kernel or finds it, and loads it.
+std::unique_ptr<AttentionBackend> make_cuda_backend(const AttentionSpec& spec,
+                                                    const BoundVariant& variant, DeviceId device);
+
+/// Tile shapes and costs of that GPU's kernel; num_workers 0: as many blocks as it holds at a time.
+PlanConfig cuda_plan_config(const AttentionSpec& spec, DeviceId device, i32 num_workers,
+                            Schedule schedule);
+
+/// "cuda:0"
+std::string name_of(DeviceId device);
+
+}  // namespace raddle

@@ -1,0 +1,62 @@
+// Attention on the worker pool.
+#include "api/attention_backend.h"
+#include "api/bound_variant.h"
+#include "device/cpu/execute.h"
+#include "device/cpu/isa.h"
+#include "plan/heuristics.h"
+#include "plan/planner.h"
+
+namespace raddle {
+namespace {
+
+/// Below this planned cost (in the units of heuristics.cpp, quarters of a nanosecond) waking a
+/// second thread does not pay.
+constexpr i64 single_thread_cost = 4 * 20'000;
+
+class CpuBackend final : public AttentionBackend {
+ public:
+  explicit CpuBackend(const AttentionSpec& spec) : spec_(spec) {
+    cpu::selected_isa();  // a bad RADDLE_CPU_ISA is refused here, not at the first run
+  }
+
+  DeviceId device() const override { return {}; }
+
+  PlanConfig plan_config(i32 num_workers, Schedule schedule) const override {
+    return cpu_plan_config(spec_, num_workers > 0 ? num_workers : cpu_threads(), schedule);
+  }
+
+  std::shared_ptr<const PlanOnDevice> upload(const Layout&, const PlanArrays&, const BoundVariant&,
+                                             const BoundVariant&, void*) const override {
+    return nullptr;
+  }
+
+  void run(const Plan& plan, const RunView& view, const BoundVariant& variant, const RunArgs&,
+           RunStats* stats) const override {
+    CpuLaunch launch{};
+    static_cast<RunView&>(launch) = view;
+    launch.dim_qk = spec_.head_dim_qk;
+    launch.dim_vo = spec_.head_dim_vo;
+    launch.dtype = spec_.dtype;
+    launch.layout = &plan.layout().view();
+    launch.plan = &plan.view();
+    launch.stages = &variant.stages();
+    const bool small = plan.arrays().stats().total < single_thread_cost;
+    cpu::execute(launch, cpu::kernels(cpu::selected_isa()), small ? 1 : cpu_threads(), scratch_,
+                 stats ? &stats->busy_us : nullptr);
+  }
+
+ private:
+  AttentionSpec spec_;
+  mutable cpu::ScratchPool scratch_;
+};
+
+}  // namespace
+
+std::unique_ptr<AttentionBackend> make_cpu_backend(const AttentionSpec& spec) {
+  return std::make_unique<CpuBackend>(spec);
+}
+
+std::string cpu_isa() { return to_string(cpu::selected_isa()); }
+i32 cpu_threads() { return cpu::default_threads(); }
+
+}  // namespace raddle

@@ -1,0 +1,35 @@
+// A plan on a GPU: its arrays and its layout's in one block of device memory.
+#pragma once
+
+#include "api/attention_backend.h"
+#include "api/cuda_variant.h"
+#include "device/cuda/memory.h"
+#include "device/cuda/module.h"
+#include "plan/planner.h"
+#include "raddle/engine/kernel/mma/launch.h"
+
+namespace raddle::cuda {
+
+class CudaPlan final : public PlanOnDevice {
+ public:
+  /// Sends everything up in one asynchronous copy on `stream`. Needs a ContextScope.
+  CudaPlan(const Kernel& kernel, const Layout& layout, const PlanArrays& arrays,
+           std::shared_ptr<const CudaVariant> variant, StreamHandle stream);
+
+  DeviceId device() const override;
+  std::string explain() const override;
+
+  /// The kernel's parameter with layout and plan; the rest is a run's.
+  const MmaLaunch& launch() const { return launch_; }
+  const std::shared_ptr<const CudaVariant>& variant() const { return variant_; }
+  /// Before a launch on `stream`.
+  void use_on(StreamHandle stream) const { block_.use_on(stream); }
+
+ private:
+  const Kernel* kernel_;
+  std::shared_ptr<const CudaVariant> variant_;
+  Block block_;
+  MmaLaunch launch_{};
+};
+
+}  // namespace raddle::cuda

@@ -1,0 +1,67 @@
+// The GPUs of this machine, and the context that makes one current on a thread.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "raddle/engine/core/config.h"
+
+namespace raddle::cuda {
+
+/// What the driver tells of a GPU without opening it.
+struct DeviceInfo {
+  std::string name;
+  /// "sm_90a": what kernels are compiled for. The "a" features exist from Hopper on.
+  std::string arch;
+  i32 compute = 0;  ///< 90
+  i32 num_multiprocessors = 0;
+  i32 max_shared_bytes = 0;  ///< of a block
+};
+
+/// The oldest architecture that kernels are written for: 75, Turing.
+constexpr i32 oldest_compute = 75;
+
+/// All GPUs that this process may use. Raises DeviceError where there is no driver, or it does not
+/// start; no GPU is an empty list.
+std::vector<DeviceInfo> devices();
+
+/// "13.0": the newest CUDA that the driver runs.
+std::string driver_version();
+
+/// The GPU whose context is current on this thread (torch.cuda.set_device makes it so); 0 where
+/// there is none.
+i32 current_ordinal();
+
+/// A GPU in use. Its primary context, the one that other libraries use too, is kept for the life of
+/// the process.
+class Device {
+ public:
+  /// Opens GPU `ordinal` at the first call. Raises DeviceError where there is none of that number,
+  /// or its architecture is too old, and says what was found.
+  static const Device& get(i32 ordinal);
+
+  i32 ordinal() const { return ordinal_; }
+  const DeviceInfo& info() const { return info_; }
+  void* context() const { return context_; }
+
+ private:
+  explicit Device(i32 ordinal);
+  i32 ordinal_;
+  DeviceInfo info_;
+  void* context_ = nullptr;
+};
+
+/// Makes a device current on this thread, and what was current before it again at the end. All that
+/// touches a device needs one.
+class ContextScope {
+ public:
+  explicit ContextScope(const Device& device);
+  ~ContextScope();
+  ContextScope(const ContextScope&) = delete;
+  ContextScope& operator=(const ContextScope&) = delete;
+
+ private:
+  bool pushed_ = false;
+};
+
+}  // namespace raddle::cuda

@@ -1,0 +1,86 @@
+// Device memory and pinned host memory from pools, one pair a device. What is given back is reused
+// in stream order: after the first batches nothing is allocated, and nothing ever waits on the
+// host.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "device/cuda/device.h"
+#include "device/cuda/stream.h"
+
+namespace raddle::cuda {
+
+class DevicePool;
+
+/// Device memory on loan from a pool, at least 256-byte aligned; goes back at the end.
+class Block {
+ public:
+  Block();
+  Block(Block&& other) noexcept;
+  Block& operator=(Block&& other) noexcept;
+  ~Block();
+
+  void* data() const;
+  std::size_t bytes() const;
+  /// Must be called with every stream that is given work on it, before that work: it finds what
+  /// Upload has sent there, and whoever gets the memory next waits for it. A stream that is being
+  /// captured cannot wait for what is not part of its graph: there the host waits for the upload.
+  /// The stream must outlive the block.
+  void use_on(StreamHandle stream) const;
+
+ private:
+  friend class DevicePool;
+  friend class Upload;
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+class DevicePool {
+ public:
+  static DevicePool& of(const Device& device);
+
+  /// Memory that work on `stream` may use from now on; its contents are undefined. Raises
+  /// DeviceError where there is not enough, naming `what` it was for and how much is free.
+  Block take(std::size_t bytes, StreamHandle stream, const char* what);
+
+ private:
+  friend class Block;
+  explicit DevicePool(const Device& device);
+  ~DevicePool();
+  void give_back(std::unique_ptr<Block::State> state);
+  std::unique_ptr<Block::State> reuse(std::size_t bytes, StreamHandle stream);
+  std::unique_ptr<Block::State> allocate(std::size_t bytes, const char* what);
+  void release_idle();
+
+  const Device* device_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Block::State>> free_;
+};
+
+/// A block of pinned host memory to fill, and then to send in one asynchronous copy. The memory is
+/// not given to anybody else before that copy is through.
+class Upload {
+ public:
+  Upload(const Device& device, std::size_t bytes);
+  ~Upload();
+  Upload(const Upload&) = delete;
+  Upload& operator=(const Upload&) = delete;
+
+  std::byte* data() const;
+  /// Copies the first `bytes` to `block` in stream order.
+  void send(const Block& block, std::size_t bytes, StreamHandle stream);
+
+ private:
+  struct Pinned;
+  friend struct PinnedPool;
+  const Device* device_;
+  std::unique_ptr<Pinned> pinned_;
+};
+
+/// Zeroes in stream order.
+void clear(void* address, std::size_t bytes, StreamHandle stream);
+
+}  // namespace raddle::cuda

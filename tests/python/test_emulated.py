@@ -1,0 +1,21 @@
+"""The GPU path where there is no GPU: test_cuda.py on the emulated driver, in a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.mark.timeout(900)
+def test_cuda_on_emulated_threads(request):
+    command = [TESTS / "gpu/emulate.sh", sys.executable, "-m", "pytest", "-q", "--device", "cuda"]
+    seed = ["--seed", str(request.config.option.seed)]
+    environment = {**os.environ, "PYTHON": sys.executable}
+    ended = subprocess.run(
+        [*command, *seed, TESTS / "python/test_cuda.py"], env=environment, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
