@@ -195,6 +195,8 @@ using emulated::Block;
 using emulated::Exchange;
 
 inline i32 thread_index() { return Block::current()->thread(); }
+inline i32 lane_index() { return thread_index() & 31; }
+inline i32 warp_index() { return thread_index() >> 5; }
 inline i32 block_index() { return Block::current()->index(); }
 inline void* shared_memory() { return Block::current()->shared(); }
 inline void sync_block() { Block::current()->wait_block(); }

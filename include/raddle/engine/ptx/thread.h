@@ -13,6 +13,8 @@ RADDLE_DEVICE i32 thread_index() {
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
   return x;
 }
+RADDLE_DEVICE i32 lane_index() { return thread_index() & 31; }
+RADDLE_DEVICE i32 warp_index() { return thread_index() >> 5; }
 RADDLE_DEVICE i32 block_index() { return static_cast<i32>(blockIdx.x); }
 
 struct alignas(128) SharedUnit {

@@ -10,7 +10,7 @@ RADDLE_ENGINE_BEGIN
 class WarpVector {
  public:
   RADDLE_DEVICE WarpVector(float* data, i32 size)
-      : data_(data), size_(size), lane_(ptx::thread_index() % 32) {}
+      : data_(data), size_(size), lane_(ptx::lane_index()) {}
   RADDLE_DEVICE i32 size() const { return size_; }
 
   /// x[i] = f(x[i], i) for every element.

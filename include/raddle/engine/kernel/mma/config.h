@@ -24,7 +24,7 @@ constexpr i32 short_rows = 16;
 constexpr i32 short_keys = 16 * num_warps;  ///< Tkv of short queries
 constexpr i32 max_stages = 6;
 constexpr i32 slab_columns = 64;  ///< of outputs that warps add up at a time,
-constexpr i32 slab_pitch = slab_columns + 8;
+constexpr i32 slab_pitch = slab_columns + 4;
 constexpr i32 slab_rows = 8;  ///< and rows
 
 /// Bytes of a row of Q, K or V in shared memory.
@@ -39,7 +39,8 @@ RADDLE_FN constexpr i32 shared_bytes(i32 dim_qk, i32 dim_vo, i32 rows, i32 tile_
   const i32 stage = tile_keys * (row_bytes(dim_qk) + row_bytes(dim_vo));
   const i32 keys = (stages + 1) * (3 * tile_keys + num_warps) * 4;
   const i32 merge = (num_warps * slab_rows * slab_pitch + 2 * num_warps * short_rows) * 4;
-  return rows * row_bytes(max(dim_qk, dim_vo)) + stages * stage + keys + merge + 128;
+  constexpr i32 walks = num_warps * 176 + 16;
+  return rows * row_bytes(max(dim_qk, dim_vo)) + stages * stage + keys + merge + walks;
 }
 
 /// Shared memory of a multiprocessor of an architecture (75, 80, 90 …), of which every block takes

@@ -33,7 +33,7 @@ struct LaneRow {
   RADDLE_DEVICE static void each(F f) {
     RADDLE_UNROLL
     for (i32 i = 0; i < steps; ++i) {
-      const i32 d = 4 * (ptx::thread_index() % 32 + 32 * i);
+      const i32 d = 4 * (ptx::lane_index() + 32 * i);
       if (d < dim) f(i, d);
     }
   }
@@ -104,7 +104,7 @@ RADDLE_DEVICE void write_row(const MmaLaunch& launch, const V& variant, const Ro
     Lanes::each(
         [&](i32 i, i32 d) { store_four(static_cast<T*>(launch.out.data) + at + d, o.of[i]); });
   }
-  if (ptx::thread_index() % 32 == 0) store_lse(launch, row, lse);
+  if (ptx::lane_index() == 0) store_lse(launch, row, lse);
 }
 
 /// A row that is composed of partial states: O and Σ relative to a largest LSE.
@@ -143,7 +143,7 @@ class ComposedRow {
 
   /// The weight of the lane's state, e^(LSE - top); the sum and O so far shrink to the new top.
   RADDLE_DEVICE float weigh(const MmaLaunch& launch, i64 row, i32 stride, i32 n) {
-    const i32 lane = ptx::thread_index() % 32;
+    const i32 lane = ptx::lane_index();
     const float lse = lane < n ? launch.partial_lse[row + i64{lane} * stride] : -math::infinity;
     float new_top = max(top, lse);
     for (i32 step = 16; step > 0; step /= 2)
@@ -191,7 +191,7 @@ RADDLE_DEVICE void contract(const MmaLaunch& launch, const V& variant,
   const PlanView& plan = launch.plan;
   const QueryTile& tile = plan.query_tiles[contraction.query_tile];
   const LevelView& level = launch.levels[tile.level];
-  for (i32 m = ptx::thread_index() / 32; m < tile.num_rows; m += num_warps) {
+  for (i32 m = ptx::warp_index(); m < tile.num_rows; m += num_warps) {
     ComposedRow<K, scan_of<V>()> composed;
     for (i32 i = contraction.source_begin; i < contraction.source_end; ++i) {
       const Source source = plan.sources[i];

@@ -28,34 +28,30 @@ class LongQueries {
         variant_(variant),
         item_(launch.plan.items[item]),
         tile_(launch.plan.query_tiles[item_.query_tile]),
-        warp_(ptx::thread_index() / 32),
-        lane_(ptx::thread_index() % 32),
-        stream_(launch, item, item + 1) {}
+        warp_(ptx::warp_index()),
+        lane_(ptx::lane_index()),
+        stream_(launch, item, item + 1, tile_.shape) {}
 
   RADDLE_DEVICE void run() {
     RADDLE_UNROLL
     for (i32 r = 0; r < blocks; ++r)
       load_queries<16, K>(launch_, variant_, tile_, item_.kv_head, first_row(r),
-                          Layout::query_memory(), Layout::vector(warp_));
+                          Layout::query_memory(), Layout::scratch().row, Layout::vector(warp_));
     clear(o_);
     stats_.clear();
 
-    Row rows[blocks][2];
-    i32 row_in_group[blocks][2];
+    ApplyVariant<V, blocks, tiles> apply{variant_,
+                                         launch_,
+                                         tile_,
+                                         Layout::scratch().row,
+                                         {},
+                                         request_of_keys(launch_, tile_),
+                                         item_.kv_head,
+                                         launch_.scale};
     RADDLE_UNROLL
-    for (i32 r = 0; r < blocks; ++r) {
-      RADDLE_UNROLL
-      for (i32 half = 0; half < 2; ++half) {
-        const i32 m = min(row_in_tile(r, half), tile_.num_rows - 1);
-        row_in_group[r][half] = (tile_.row_begin + m) / launch_.plan.group_size;
-        rows[r][half] = row_of(m);
-      }
-    }
-    const ApplyVariant<K, V, blocks, tiles> apply{
-        variant_,     launch_.plan, launch_.levels[tile_.level],     tile_,
-        rows,         row_in_group, request_of_keys(launch_, tile_), item_.kv_head,
-        launch_.scale};
+    for (i32 r = 0; r < blocks; ++r) apply.first_row[r] = row_in_tile(r, 0);
     to_log2_ = (apply.scales() ? 1.0f : launch_.scale) * math::log2e;
+    ptx::sync_warp();
     while (!step(apply)) {
     }
     ptx::sync_block();  // O takes Q's place, and vectors that of the ring
@@ -92,6 +88,7 @@ class LongQueries {
     u8* v = Layout::value_memory(stage_);
     float* vector = Layout::vector(warp_);
     Logits<blocks, tiles> s;
+    Weights<blocks, tiles> p;
     i32 flags = 0;
     bool computes = false;
     if (filling_ == 0) {
@@ -116,6 +113,7 @@ class LongQueries {
       });
       apply(s, keys, 0, flags);
       if constexpr (scan == Scan::softmax) softmax<K>(s, stats_, o_, to_log2_, 2);
+      round_weights<T>(s, p);
       ptx::copy_wait<pending>();
       ptx::sync_warp();
       if constexpr (has_value<V>)
@@ -129,7 +127,7 @@ class LongQueries {
       --filling_;
       return false;
     }
-    if (computes) multiply_pv<K, blocks, tiles>(o_, s, v);
+    if (computes) multiply_pv<K, blocks, tiles>(o_, p, v);
     stage_ = Layout::after(stage_, Layout::stages);
     slot_ = Layout::after(slot_, Layout::key_slots);
     return (flags & TileFlags::last) != 0;
@@ -268,7 +266,7 @@ class LongQueries {
   const WorkItem& item_;
   const QueryTile& tile_;
   const i32 warp_, lane_;
-  KeyStream<K, Layout, ItemCursor<Layout>, false> stream_;
+  KeyStream<K, Layout, false> stream_;
   i32 stage_ = 0, slot_ = 0;
   i32 filling_ = Layout::stages;  // steps until the first tile: the ring fills meanwhile
   float to_log2_;

@@ -12,6 +12,10 @@ namespace mma {
 template <i32 blocks, i32 tiles>
 using Logits = float[blocks][tiles][4];
 
+/// P: weights rounded to the matrix dtype, as A's fragments of 16 keys each.
+template <i32 blocks, i32 tiles>
+using Weights = u32[blocks][tiles / 2][4];
+
 /// O: unnormalised output.
 template <class K, i32 blocks>
 using Output = float[blocks][K::out_tiles][4];
@@ -32,7 +36,7 @@ RADDLE_DEVICE void clear(float (&x)[a][b][4]) {
 /// of 16 rows: matrices in the order (rows 0–7, k 0–7), (8–15, 0–7), (0–7, 8–15), (8–15, 8–15).
 template <class Rows>
 RADDLE_DEVICE u32 a_address(const u8* rows) {
-  const i32 lane = ptx::thread_index() % 32;
+  const i32 lane = ptx::lane_index();
   return ptx::shared_address(rows) + Rows::at(lane % 16, lane / 16);
 }
 
@@ -40,7 +44,7 @@ RADDLE_DEVICE u32 a_address(const u8* rows) {
 /// (0–7, 8–15), (8–15, 0–7), (8–15, 8–15).
 template <class Rows>
 RADDLE_DEVICE u32 b_address(const u8* rows) {
-  const i32 lane = ptx::thread_index() % 32;
+  const i32 lane = ptx::lane_index();
   return ptx::shared_address(rows) + Rows::at(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
@@ -69,32 +73,36 @@ RADDLE_DEVICE void multiply_qk(Logits<blocks, tiles>& s, const u8* keys, Query q
   }
 }
 
-/// O += P · V, with P rounded to the matrix dtype: S's fragments are P's as they lie.
+/// S's fragments are P's as they lie.
+template <class T, i32 blocks, i32 tiles>
+RADDLE_DEVICE void round_weights(const Logits<blocks, tiles>& s, Weights<blocks, tiles>& p) {
+  RADDLE_UNROLL
+  for (i32 r = 0; r < blocks; ++r) {
+    RADDLE_UNROLL
+    for (i32 n = 0; n < tiles; ++n) {
+      p[r][n / 2][n % 2 * 2] = ptx::pack(s[r][n][0], s[r][n][1], T{});
+      p[r][n / 2][n % 2 * 2 + 1] = ptx::pack(s[r][n][2], s[r][n][3], T{});
+    }
+  }
+}
+
+/// O += P · V.
 template <class K, i32 blocks, i32 tiles>
-RADDLE_DEVICE void multiply_pv(Output<K, blocks>& o, const Logits<blocks, tiles>& p,
+RADDLE_DEVICE void multiply_pv(Output<K, blocks>& o, const Weights<blocks, tiles>& p,
                                const u8* values) {
   using Rows = typename K::VoRows;
-  using T = typename K::T;
   const u32 v = a_address<Rows>(values);  // transposed, matrices of V's rows are matrices of B
   RADDLE_UNROLL
-  for (i32 n = 0; n < tiles; n += 2) {
-    u32 a[blocks][4];
-    RADDLE_UNROLL
-    for (i32 r = 0; r < blocks; ++r) {
-      a[r][0] = ptx::pack(p[r][n][0], p[r][n][1], T{});
-      a[r][1] = ptx::pack(p[r][n][2], p[r][n][3], T{});
-      a[r][2] = ptx::pack(p[r][n + 1][0], p[r][n + 1][1], T{});
-      a[r][3] = ptx::pack(p[r][n + 1][2], p[r][n + 1][3], T{});
-    }
+  for (i32 n = 0; n < tiles / 2; ++n) {
     RADDLE_UNROLL
     for (i32 d = 0; d < K::out_tiles; d += 2) {
       u32 b[4];
       ptx::load_matrices_transposed(
-          b, Rows::step_from(v, d / 2) + static_cast<u32>(8 * n * Rows::pitch));
+          b, Rows::step_from(v, d / 2) + static_cast<u32>(16 * n * Rows::pitch));
       RADDLE_UNROLL
       for (i32 r = 0; r < blocks; ++r) {
-        ptx::multiply_add(o[r][d], a[r], b[0], b[1], T{});
-        ptx::multiply_add(o[r][d + 1], a[r], b[2], b[3], T{});
+        ptx::multiply_add(o[r][d], p[r][n], b[0], b[1], typename K::T{});
+        ptx::multiply_add(o[r][d + 1], p[r][n], b[2], b[3], typename K::T{});
       }
     }
   }

@@ -11,7 +11,7 @@ namespace mma {
 /// warp's work; the row is complete for its lanes.
 template <class T, class Rows, i32 dim, class F>
 RADDLE_DEVICE void transform_row(u8* rows, i32 row, float* vector, F transform) {
-  const i32 lane = ptx::thread_index() % 32;
+  const i32 lane = ptx::lane_index();
   const auto element = [&](i32 d) -> T& {
     return reinterpret_cast<T*>(rows + Rows::at(row, d / 8))[d % 8];
   };
@@ -23,25 +23,28 @@ RADDLE_DEVICE void transform_row(u8* rows, i32 row, float* vector, F transform) 
   ptx::sync_warp();
 }
 
-/// Loads `count` rows of a query tile, from row `first` on, to rows `to` … of shared memory,
-/// and applies f_q. Rows past the tile's become zero. A warp's work.
+/// Loads `count` rows of a query tile, from row `first` on, to the same rows of shared memory, and
+/// applies f_q; says what they are. Rows past the tile's become zero. A warp's work.
 template <i32 count, class K, class V>
 RADDLE_DEVICE void load_queries(const MmaLaunch& launch, const V& variant, const QueryTile& tile,
-                                i32 kv_head, i32 first, u8* shared, float* vector) {
+                                i32 kv_head, i32 first, u8* shared, Row* rows_of_tile,
+                                float* vector) {
   static_assert(count <= 32);
   using T = typename K::T;
   using Rows = typename K::QkRows;
-  const i32 lane = ptx::thread_index() % 32;
+  const i32 lane = ptx::lane_index();
   const auto row_of = [&](i32 r) {
     return make_row(launch.layout, launch.levels[tile.level], tile.group,
                     tile.row_begin + first + r, kv_head, launch.plan.group_size);
   };
   const i32 rows = min(count, tile.num_rows - first);
   const T* mine = nullptr;
-  if (lane < rows) {
-    const Row row = row_of(lane);
-    mine = static_cast<const T*>(launch.q.data) + row.row * launch.q.row_stride +
-           row.q_head * launch.q.head_stride;
+  if (lane < count) {
+    const Row row = row_of(min(lane, tile.num_rows - 1 - first));
+    rows_of_tile[first + lane] = row;
+    if (lane < rows)
+      mine = static_cast<const T*>(launch.q.data) + row.row * launch.q.row_stride +
+             row.q_head * launch.q.head_stride;
   }
   RADDLE_UNROLL
   for (i32 i = 0; i < ceil_div(count * Rows::chunks, 32); ++i) {
@@ -56,7 +59,7 @@ RADDLE_DEVICE void load_queries(const MmaLaunch& launch, const V& variant, const
   ptx::sync_warp();
   if constexpr (has_query<V>) {
     for (i32 r = 0; r < rows; ++r) {
-      const Row row = row_of(r);
+      const Row& row = rows_of_tile[first + r];
       transform_row<T, Rows, K::dim_qk>(shared, first + r, vector,
                                         [&](WarpVector& q) { variant.query(q, row); });
     }
@@ -68,7 +71,7 @@ template <class T, class Rows, i32 dim, i32 tile_keys, class F>
 RADDLE_DEVICE void transform_keys(u8* rows, const TileKeys<tile_keys>& keys, i32 request,
                                   i32 kv_head, float* vector, F transform) {
   constexpr i32 warp_keys = tile_keys / num_warps;
-  const i32 first = ptx::thread_index() / 32 * warp_keys;
+  const i32 first = ptx::warp_index() * warp_keys;
   for (i32 j = first; j < first + warp_keys; ++j) {
     if (keys.column[j] < 0) continue;
     const Key key{request, keys.kv_index[j], keys.kv_pos[j], kv_head};

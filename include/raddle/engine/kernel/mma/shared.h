@@ -3,6 +3,7 @@
 
 #include "raddle/engine/kernel/mma/launch.h"
 #include "raddle/engine/ptx/instructions.h"
+#include "raddle/engine/tile/walk.h"
 
 RADDLE_ENGINE_BEGIN
 
@@ -25,11 +26,45 @@ struct TileKeys {
   i32 flags[num_warps];  ///< one a warp, for a warp may be tiles ahead of another
 };
 
+/// Where the keys of an item lie: what finding them needs of its layout, worked out once.
+struct KeySource {
+  const u8* row[2];     ///< first row of block 0, of the item's head: K's and V's
+  i64 block_stride[2];  ///< bytes
+  i64 row_stride[2];    ///< bytes
+  const i32* blocks;    ///< the group's list; null: one block of rows
+  i32 block_size;
+  i32 block_shift;  ///< log2(block_size); -1: it is no power of two
+  i32 first_index;  ///< kv_index of column 0
+  i32 level, group;
+  i32 col_begin, col_end;
+  bool plain;  ///< positions are indices, indices count columns
+  bool holes;  ///< columns may have no key
+};
+
+/// A warp's walk through its tiles. In shared memory, for registers are what long queries lack.
+struct Walk {
+  i32 item, end;  ///< the next one to open, and where to stop
+  i32 shape;      ///< only items of this tile shape
+  bool inside;    ///< an item is open,
+  bool more;      ///< which has a next tile:
+  Span next;
+  TileWalk after;  ///< the tiles behind that one
+  KeySource source;
+};
+
 /// The warps' states of one short query tile, a slab of rows and columns at a time.
 struct MergeBuffer {
   float top[num_warps][short_rows];
   float sum[num_warps][short_rows];
   float o[num_warps][slab_rows][slab_pitch];
+};
+
+/// What an item's rows are to the variant, and a row in fp32 for each warp's transforms. Takes the
+/// place of the merge buffer's outputs, for it is used before these are.
+template <i32 rows, i32 dim>
+struct ItemScratch {
+  Row row[rows];  ///< padding repeats the last one
+  float vector[num_warps][dim];
 };
 
 /// Where a tile shape keeps what; offsets into the block's dynamic shared memory.
@@ -45,8 +80,11 @@ struct SharedLayout {
   /// Keys are spoken of until their values are used, when the next keys are on their way already.
   static constexpr i32 key_slots = stages + 1;
   static constexpr i32 merge = keys + key_slots * static_cast<i32>(sizeof(Keys));
-  static constexpr i32 completed = merge + static_cast<i32>(sizeof(MergeBuffer));
+  static constexpr i32 walks = merge + static_cast<i32>(sizeof(MergeBuffer));
+  static constexpr i32 completed = walks + num_warps * static_cast<i32>(sizeof(Walk));
   static constexpr i32 end = completed + 16;
+  using Scratch = ItemScratch<rows, max(K::dim_qk, K::dim_vo)>;
+  static_assert(sizeof(Scratch) <= sizeof(MergeBuffer::o));
   static_assert(ring % 128 == 0 && stage_bytes % 128 == 0);
   static_assert(end <= shared_bytes(K::dim_qk, K::dim_vo, rows, tile_keys, stages));
 
@@ -66,13 +104,11 @@ struct SharedLayout {
   }
   /// Whether this block brought a contraction its last state.
   RADDLE_DEVICE static i32& completed_flag() { return *reinterpret_cast<i32*>(base() + completed); }
-  /// A row in fp32 for the variant's transforms: a warp's part of the merge buffer's outputs, which
-  /// nobody else touches while some warp still computes.
-  RADDLE_DEVICE static float* vector(i32 warp) {
-    constexpr i32 wider = max(K::dim_qk, K::dim_vo);
-    static_assert(num_warps * wider * 4 <= static_cast<i32>(sizeof(MergeBuffer::o)));
-    return &merge_buffer().o[0][0][0] + warp * wider;
+  RADDLE_DEVICE static Walk& walk(i32 warp) {
+    return reinterpret_cast<Walk*>(base() + walks)[warp];
   }
+  RADDLE_DEVICE static Scratch& scratch() { return *reinterpret_cast<Scratch*>(&merge_buffer().o); }
+  RADDLE_DEVICE static float* vector(i32 warp) { return scratch().vector[warp]; }
 };
 
 template <class K>

@@ -30,9 +30,9 @@ class ShortQueries {
         variant_(variant),
         next_(first),
         end_(runs_on ? end : first + 1),
-        warp_(ptx::thread_index() / 32),
-        lane_(ptx::thread_index() % 32),
-        stream_(launch, first, end_) {}
+        warp_(ptx::warp_index()),
+        lane_(ptx::lane_index()),
+        stream_(launch, first, end_, 0) {}
 
   /// Returns the item after the last one computed.
   RADDLE_DEVICE i32 run() {
@@ -54,7 +54,7 @@ class ShortQueries {
     constexpr i32 share = short_rows / num_warps;
     u8* queries = Layout::query_memory();
     load_queries<share, K>(launch_, variant_, tile, item.kv_head, share * warp_, queries,
-                           Layout::vector(warp_));
+                           Layout::scratch().row, Layout::vector(warp_));
     ptx::sync_block();
     const u32 from = a_address<typename K::QkRows>(queries);
     RADDLE_UNROLL
@@ -62,18 +62,10 @@ class ShortQueries {
     clear(o_);
     stats_.clear();
 
-    Row rows[1][2];
-    i32 row_in_group[1][2];
-    RADDLE_UNROLL
-    for (i32 half = 0; half < 2; ++half) {
-      const i32 m = min(lane_ / 4 + 8 * half, tile.num_rows - 1);
-      row_in_group[0][half] = (tile.row_begin + m) / launch_.plan.group_size;
-      rows[0][half] = row_of(item, tile, m);
-    }
-    const ApplyVariant<K, V, 1, tiles> apply{
-        variant_,     launch_.plan, launch_.levels[tile.level],     tile,
-        rows,         row_in_group, request_of_keys(launch_, tile), item.kv_head,
-        launch_.scale};
+    const ApplyVariant<V, 1, tiles> apply{variant_,     launch_,
+                                          tile,         Layout::scratch().row,
+                                          {lane_ / 4},  request_of_keys(launch_, tile),
+                                          item.kv_head, launch_.scale};
     to_log2_ = (apply.scales() ? 1.0f : launch_.scale) * math::log2e;
     const i32 halves = tile.num_rows > 8 ? 2 : 1;
     while (!step(apply, halves)) {
@@ -122,6 +114,8 @@ class ShortQueries {
     if (computes) {
       apply(s, keys, warp_keys * warp_, flags);
       if constexpr (scan == Scan::softmax) softmax<K>(s, stats_, o_, to_log2_, halves);
+      Weights<1, tiles> p;
+      round_weights<T>(s, p);
       ptx::copy_wait<pending>();
       ptx::sync_warp();
       u8* v = Layout::value_memory(stage_);
@@ -129,7 +123,7 @@ class ShortQueries {
         transform_keys<T, typename K::VoRows, K::dim_vo>(
             v, keys, apply.request, apply.kv_head, vector,
             [&](WarpVector& x, const Key& key) { variant_.value(x, key); });
-      multiply_pv<K, 1, tiles>(o_, s, v + warp_keys * warp_ * K::VoRows::pitch);
+      multiply_pv<K, 1, tiles>(o_, p, v + warp_keys * warp_ * K::VoRows::pitch);
       ptx::sync_warp();
     }
     stream_.load_values();
@@ -255,7 +249,7 @@ class ShortQueries {
   const V& variant_;
   i32 next_;
   const i32 end_, warp_, lane_;
-  KeyStream<K, Layout, QueueCursor<Layout>, true> stream_;
+  KeyStream<K, Layout, true> stream_;
   i32 stage_ = 0, slot_ = 0;
   i32 filling_ = Layout::stages + 1;  // steps until the first tile: the ring fills meanwhile
   float to_log2_;

@@ -32,19 +32,18 @@ struct RowStats {
 };
 
 /// Scale, f_logits and f_mask of one tile, for the rows of a lane.
-template <class K, class V, i32 blocks, i32 tiles>
+template <class V, i32 blocks, i32 tiles>
 class ApplyVariant {
   static constexpr Scan scan = scan_of<V>();
   static constexpr float dropped = scan == Scan::softmax ? -math::infinity : 0.0f;
 
  public:
   const V& variant;
-  const PlanView& plan;
-  const LevelView& level;
+  const MmaLaunch& launch;
   const QueryTile& tile;
-  const Row (&rows)[blocks][2];  ///< padding rows repeat the last one
-  const i32 (&row_in_group)[blocks][2];
-  i32 request, kv_head;  ///< of the keys
+  const Row* rows;        ///< of the tile, padded
+  i32 first_row[blocks];  ///< this lane's first row of each block; the second is 8 further down
+  i32 request, kv_head;   ///< of the keys
   float scale;
 
   /// Whether logits come out scaled: a positive scale alone is left to the softmax.
@@ -55,13 +54,15 @@ class ApplyVariant {
   template <class Keys>
   RADDLE_DEVICE void operator()(Logits<blocks, tiles>& s, const Keys& keys, i32 first,
                                 i32 flags) const {
-    const i32 mine = first + ptx::thread_index() % 4 * 2;
+    const i32 mine = first + ptx::lane_index() % 4 * 2;
     if (scales()) apply_logits(s, keys, mine);
     if (flags & (TileFlags::partial | TileFlags::ragged))
       apply_mask(s, keys, mine, (flags & TileFlags::partial) != 0);
   }
 
  private:
+  RADDLE_DEVICE const Row& row(i32 r, i32 half) const { return rows[first_row[r] + 8 * half]; }
+
   template <class Keys>
   RADDLE_DEVICE Key key_of(const Keys& keys, i32 j) const {
     return Key{request, keys.kv_index[j], keys.kv_pos[j], kv_head};
@@ -80,7 +81,7 @@ class ApplyVariant {
           for (i32 half = 0; half < 2; ++half) {
             float& x = s[r][n][2 * half + e];
             x *= scale;
-            if constexpr (has_logits<V>) x = variant.logits(x, rows[r][half], key);
+            if constexpr (has_logits<V>) x = variant.logits(x, row(r, half), key);
           }
         }
       }
@@ -118,8 +119,11 @@ class ApplyVariant {
 
   RADDLE_DEVICE bool keeps(i32 r, i32 half, const Key& key, i32 column) const {
     if constexpr (has_mask<V>)
-      if (!variant.mask(rows[r][half], key)) return false;
-    return !level.mask_bits || mask_bit(level, tile.group, row_in_group[r][half], column);
+      if (!variant.mask(row(r, half), key)) return false;
+    const LevelView& level = launch.levels[tile.level];
+    if (!level.mask_bits) return true;
+    const i32 m = min(first_row[r] + 8 * half, tile.num_rows - 1);
+    return mask_bit(level, tile.group, (tile.row_begin + m) / launch.plan.group_size, column);
   }
 };
 
