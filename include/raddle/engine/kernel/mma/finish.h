@@ -11,17 +11,6 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-/// Four elements that are loaded or stored together.
-struct alignas(16) Four {
-  float x[4];
-};
-struct alignas(8) Packed4 {
-  u32 x[2];
-};
-struct alignas(16) Packed8 {
-  u32 x[4];
-};
-
 /// A row of `dim` elements in a warp: this lane's are 4 · (lane + 32 · i) + e.
 template <i32 dim>
 struct LaneRow {

@@ -51,6 +51,10 @@ RADDLE_DEVICE Column find_column(const MmaLaunch& launch, const KeySource& sourc
   return Column{source.blocks[nth], c - nth * source.block_size, index, index, true};
 }
 
+/// As long as the longest row.
+template <i32 dim>
+RADDLE_ZEROS(Packed8, zero_row, ceil_div(dim, 8));
+
 /// A warp's tiles: of items [item, end), or up to the first item of another tile shape. `ahead`:
 /// the next tile's rows are looked up when a tile has been loaded, so that nobody waits for the
 /// page table; else when it is loaded.
@@ -68,48 +72,69 @@ class KeyStream {
       walk_.end = end;
       walk_.shape = shape;
       walk_.inside = false;
+      walk_.loading = false;
+      walk_.filling = Layout::stages + (ahead ? 1 : 0);
     }
     ptx::sync_warp();
   }
 
-  /// Copies a tile's K to its stage, and says what there is to know of its keys.
-  RADDLE_DEVICE void load_keys() {
+  /// Whether a step only fills the ring; counts it.
+  RADDLE_DEVICE bool filling() {
+    const i32 left = walk_.filling;
+    if (left == 0) return false;
+    ptx::sync_warp();
+    if (ptx::lane_index() == 0) walk_.filling = left - 1;
+    ptx::sync_warp();
+    return true;
+  }
+
+  /// Copies a tile's K to `stage`, and says in `slot` what there is to know of its keys.
+  RADDLE_DEVICE void load_keys(i32 stage, i32 slot) {
     if (!ahead) find_tile();
     if (there_) {
-      const i32 lane = ptx::lane_index();
-      auto& keys = Layout::keys_at(slot_);
+      const i32 lane = ptx::lane_index(), warp = ptx::warp_index();
+      auto& keys = Layout::keys_at(slot);
       if (lane < warp_keys) {
-        const i32 j = warp_keys * ptx::warp_index() + lane;
+        const i32 j = warp_keys * warp + lane;
         keys.column[j] = at_.valid ? column_ : -1;
         keys.kv_index[j] = at_.kv_index;
         keys.kv_pos[j] = at_.kv_pos;
-        if (lane == 0) keys.flags[ptx::warp_index()] = flags_;
+        if (lane == 0) keys.flags[warp] = flags_;
       }
-      copies_ = !(flags_ & TileFlags::empty);
-      if (copies_) {
+      there_ = !(flags_ & TileFlags::empty);
+      if (there_) {
         const KeySource& source = walk_.source;
         const i32 which = lane >> 4;
-        row_ = at_.valid ? source.row[which] + at_.block * source.block_stride[which] +
-                               at_.offset * source.row_stride[which]
-                         : nullptr;
-        copy<typename K::QkRows, K::dim_qk>(Layout::key_memory(stage_), 0);
+        Layout::scratch().source[warp][lane] =
+            at_.valid ? source.row[which] + at_.block * source.block_stride[which] +
+                            at_.offset * source.row_stride[which]
+                      : zeros();
+        ptx::sync_warp();
+        copy<typename K::QkRows, K::dim_qk>(Layout::key_memory(stage), 0);
       }
-      slot_ = Layout::after(slot_, Layout::key_slots);
+    }
+    if (!ahead) {
+      ptx::sync_warp();  // all lanes have read what it was
+      if (ptx::lane_index() == 0) walk_.loading = there_;
     }
     ptx::copy_commit();
   }
 
   /// Copies that tile's V. The first call of all, before there is a tile, looks up the first one.
-  RADDLE_DEVICE void load_values() {
-    if (there_) {
-      if (copies_) copy<typename K::VoRows, K::dim_vo>(Layout::value_memory(stage_), 16);
-      stage_ = Layout::after(stage_, Layout::stages);
-    }
+  RADDLE_DEVICE void load_values(i32 stage) {
+    if (ahead ? there_ : walk_.loading)
+      copy<typename K::VoRows, K::dim_vo>(Layout::value_memory(stage), 16);
     ptx::copy_commit();
     if (ahead) find_tile();
   }
 
  private:
+  /// A row of zeros: where keys that are not there are copied from, for V's rows may hold anything
+  /// and meet weights of zero.
+  RADDLE_DEVICE static const u8* zeros() {
+    return reinterpret_cast<const u8*>(&zero_row<max(K::dim_qk, K::dim_vo)>);
+  }
+
   /// Finds the next tile and where this lane's row of it lies.
   RADDLE_DEVICE void find_tile() {
     if (!walk_.inside && !open_item()) {
@@ -171,37 +196,32 @@ class KeyStream {
     return ours;
   }
 
-  /// Copies this warp's rows; lane `first_lane` + r knows where row r lies. Rows that are not there
-  /// become zero, for V's may hold anything and meet weights of zero.
+  /// Copies this warp's rows; `first` is where the first one is among the warp's sources.
   template <class Rows, i32 dim>
-  RADDLE_DEVICE void copy(u8* stage, i32 first_lane) const {
+  RADDLE_DEVICE void copy(u8* stage, i32 first) const {
     constexpr i32 chunks = Rows::chunks;
-    const i32 lane = ptx::lane_index();
-    const u32 to =
-        ptx::shared_address(stage) + static_cast<u32>(warp_keys * ptx::warp_index() * Rows::pitch);
+    const i32 lane = ptx::lane_index(), warp = ptx::warp_index();
+    const u32 to = ptx::shared_address(stage) + static_cast<u32>(warp_keys * warp * Rows::pitch);
     const u32 to_first = to + Rows::at(lane / chunks, lane % chunks);
+    const u8* const* source = Layout::scratch().source[warp] + first;
     RADDLE_UNROLL
     for (i32 i = 0; i < ceil_div(warp_keys * chunks, 32); ++i) {
       // Where rows divide a warp, its lanes keep their chunk.
       constexpr bool even = 32 % chunks == 0;
       const i32 row = even ? lane / chunks + 32 / chunks * i : (32 * i + lane) / chunks;
       const i32 chunk = even ? lane % chunks : (32 * i + lane) % chunks;
-      const u8* from = ptx::shuffle(row_, first_lane + (row & 15));
       if (warp_keys * chunks % 32 != 0 && row >= warp_keys) continue;
-      const bool read = from != nullptr && (dim % 16 == 0 || 8 * chunk < dim);
       const u32 at = even ? Rows::rows_after(to_first, 32 / chunks * i) : to + Rows::at(row, chunk);
-      ptx::copy_async(at, from + 16 * chunk, read);
+      ptx::copy_async(at, source[row] + 16 * chunk, dim % 16 == 0 || 8 * chunk < dim);
     }
   }
 
   const MmaLaunch& launch_;
   Walk& walk_;
-  // The tile that is loaded next.
-  bool there_ = false, copies_ = false;
+  // The tile that is loaded next; with `ahead` also between the calls.
+  bool there_ = false;
   i32 flags_, column_;
   Column at_;
-  const u8* row_ = nullptr;
-  i32 stage_ = 0, slot_ = 0;
 };
 
 }  // namespace mma

@@ -91,7 +91,8 @@ class LongQueries {
     Weights<blocks, tiles> p;
     i32 flags = 0;
     bool computes = false;
-    if (filling_ == 0) {
+    const bool filling = stream_.filling();
+    if (!filling) {
       ptx::copy_wait<pending>();
       ptx::sync_warp();
       flags = keys.flags[warp_];
@@ -103,7 +104,7 @@ class LongQueries {
               [&](WarpVector& x, const Key& key) { variant_.key(x, key); });
       ptx::sync_block();  // K is there; the tile before is computed, its V's stage is free
     }
-    stream_.load_values();
+    stream_.load_values(Layout::before(stage_, Layout::stages));
     if (computes) {
       const u32 q = a_address<typename K::QkRows>(Layout::query_memory()) +
                     static_cast<u32>(first_row(0) * K::QkRows::pitch);
@@ -122,11 +123,7 @@ class LongQueries {
             [&](WarpVector& x, const Key& key) { variant_.value(x, key); });
       ptx::sync_block();  // V is there; K's stage is free
     }
-    stream_.load_keys();
-    if (filling_ > 0) {
-      --filling_;
-      return false;
-    }
+    stream_.load_keys(stage_, Layout::before(slot_, Layout::key_slots));
     if (computes) multiply_pv<K, blocks, tiles>(o_, p, v);
     stage_ = Layout::after(stage_, Layout::stages);
     slot_ = Layout::after(slot_, Layout::key_slots);
@@ -268,7 +265,6 @@ class LongQueries {
   const i32 warp_, lane_;
   KeyStream<K, Layout, false> stream_;
   i32 stage_ = 0, slot_ = 0;
-  i32 filling_ = Layout::stages;  // steps until the first tile: the ring fills meanwhile
   float to_log2_;
   Output<K, blocks> o_;
   RowStats<blocks> stats_;

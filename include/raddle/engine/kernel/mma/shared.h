@@ -9,6 +9,17 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
+/// Four elements that are loaded or stored together.
+struct alignas(16) Four {
+  float x[4];
+};
+struct alignas(8) Packed4 {
+  u32 x[2];
+};
+struct alignas(16) Packed8 {
+  u32 x[4];
+};
+
 /// What a KV tile is to the warp that computes it.
 struct TileFlags {
   static constexpr i32 partial = 1;  ///< the mask keeps some of its pairs
@@ -43,6 +54,8 @@ struct KeySource {
 
 /// A warp's walk through its tiles. In shared memory, for registers are what long queries lack.
 struct Walk {
+  i32 filling;    ///< steps until the first tile is there: the ring fills meanwhile
+  bool loading;   ///< the tile whose K was loaded last has rows of V, too
   i32 item, end;  ///< the next one to open, and where to stop
   i32 shape;      ///< only items of this tile shape
   bool inside;    ///< an item is open,
@@ -59,12 +72,14 @@ struct MergeBuffer {
   float o[num_warps][slab_rows][slab_pitch];
 };
 
-/// What an item's rows are to the variant, and a row in fp32 for each warp's transforms. Takes the
-/// place of the merge buffer's outputs, for it is used before these are.
+/// What an item is to the variant, a row in fp32 for each warp's transforms, and where the rows
+/// that a warp loads lie. Takes the place of the merge buffer's outputs, for it is used before
+/// these are.
 template <i32 rows, i32 dim>
 struct ItemScratch {
   Row row[rows];  ///< padding repeats the last one
   float vector[num_warps][dim];
+  const u8* source[num_warps][32];  ///< lanes 0–15: rows of K, lanes 16–31: of V
 };
 
 /// Where a tile shape keeps what; offsets into the block's dynamic shared memory.
@@ -89,6 +104,7 @@ struct SharedLayout {
   static_assert(end <= shared_bytes(K::dim_qk, K::dim_vo, rows, tile_keys, stages));
 
   RADDLE_DEVICE static i32 after(i32 at, i32 count) { return at + 1 == count ? 0 : at + 1; }
+  RADDLE_DEVICE static i32 before(i32 at, i32 count) { return at == 0 ? count - 1 : at - 1; }
   RADDLE_DEVICE static u8* base() { return static_cast<u8*>(ptx::shared_memory()); }
   /// A row of Q, or of O on its way out.
   RADDLE_DEVICE static u8* query_memory() { return base(); }

@@ -91,7 +91,8 @@ class ShortQueries {
     Logits<1, tiles> s;
     i32 flags = 0;
     bool computes = false;
-    if (filling_ == 0) {
+    const bool filling = stream_.filling();
+    if (!filling) {
       ptx::copy_wait<pending>();
       ptx::sync_warp();
       flags = keys.flags[warp_];
@@ -110,7 +111,7 @@ class ShortQueries {
                                });
     }
     ptx::sync_warp();
-    stream_.load_keys();
+    stream_.load_keys(stage_, Layout::before(slot_, Layout::key_slots));
     if (computes) {
       apply(s, keys, warp_keys * warp_, flags);
       if constexpr (scan == Scan::softmax) softmax<K>(s, stats_, o_, to_log2_, halves);
@@ -126,11 +127,7 @@ class ShortQueries {
       multiply_pv<K, 1, tiles>(o_, p, v + warp_keys * warp_ * K::VoRows::pitch);
       ptx::sync_warp();
     }
-    stream_.load_values();
-    if (filling_ > 0) {
-      --filling_;
-      return false;
-    }
+    stream_.load_values(stage_);
     stage_ = Layout::after(stage_, Layout::stages);
     slot_ = Layout::after(slot_, Layout::key_slots);
     return (flags & TileFlags::last) != 0;
@@ -250,8 +247,8 @@ class ShortQueries {
   i32 next_;
   const i32 end_, warp_, lane_;
   KeyStream<K, Layout, true> stream_;
-  i32 stage_ = 0, slot_ = 0;
-  i32 filling_ = Layout::stages + 1;  // steps until the first tile: the ring fills meanwhile
+  // The first steps, stages + 1 of them, fill the ring; the last of all stages follows them.
+  i32 stage_ = Layout::stages - 1, slot_ = 0;
   float to_log2_;
   u32 q_[K::k_steps][4];  // the rows' fragments
   Output<K, 1> o_;
