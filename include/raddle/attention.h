@@ -151,11 +151,6 @@ void merge_state(const TensorRef& o_a, const TensorRef& lse_a, const TensorRef& 
 void merge_states(const TensorRef& o, const TensorRef& lse, const TensorRef& out,
                   const TensorRef& lse_out, const AttentionSpec* finish = nullptr);
 
-/// Appends rows of new K and V [rows, Hkv, D]: row r of request i becomes key kv_len - qo_len + r
-/// of its pages.
-void append_kv(const Layout& layout, const TensorRef& k_new, const TensorRef& v_new,
-               const KvRef& pool);
-
 /// The ISA that kernels run on ("avx512"), after RADDLE_CPU_ISA; and the number of worker threads.
 std::string cpu_isa();
 i32 cpu_threads();

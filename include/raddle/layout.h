@@ -107,6 +107,7 @@ struct BlockSparseArgs {
   IndexRef block_pos, block_first, block_count;
   IndexRef kv_begin;  ///< [row blocks] see PagedArgs; levels of a cascade only
   IndexRef qo_pos;
+  HeadOrder order = HeadOrder::nhd;  ///< of K and V given as [blocks, …]; hnd: [blocks, Hkv, Bc, D]
 };
 
 /// A block-sparse row matrix over the rows of Q and the slots of K and V.

@@ -1,4 +1,4 @@
-"""Functions that need no plan: attention in one call, states, the KV cache, sizes."""
+"""Functions that need no plan: attention in one call, states, sizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Callable, Sequence
 import numpy as np
 
 from raddle import _library
-from raddle._tensors import device_of, finished, lend, lend_output, lend_pools, like
+from raddle._tensors import device_of, finished, lend, lend_output, like
 from raddle.attention import Attention
 from raddle.layouts import Layout, PagedKV, RaggedKV
 from raddle.spec import AttentionSpec, fields_of
@@ -16,7 +16,6 @@ from raddle.variants import Causal, Variant, parts
 
 _merge_state = _library.function("raddle.merge_state")
 _merge_states = _library.function("raddle.merge_states")
-_append_kv = _library.function("raddle.append_kv")
 _workspace_bytes = _library.function("raddle.workspace_bytes")
 _support_matrix = _library.function("raddle.support_matrix")
 
@@ -124,18 +123,6 @@ def merge_states(o: Any, lse: Any, finish: AttentionSpec | None = None) -> tuple
     fields = None if finish is None else fields_of(finish, "finish")
     _merge_states(*inputs, lend_output(merged, "out"), lend_output(merged_lse, "lse_out"), fields)
     return finished(o, merged), finished(o, merged_lse)
-
-
-def append_kv(layout: PagedKV, kv_pool: Any, k_new: Any, v_new: Any) -> None:
-    """Writes new keys and values into their pages: row r of request i becomes its key ``kv_len - qo_len + r``.
-
-    Args:
-        layout: the page table of the step that follows: kv_len counts the new keys, qo_indptr has a row for each.
-        kv_pool: (k_pool, v_pool), or one tensor with K and V in dimension 1; written.
-        k_new, v_new: [rows, Hkv, D] in the pool's dtype.
-    """
-    pools = lend_pools(kv_pool, lend_output)
-    _append_kv(layout, lend(k_new, "k_new"), lend(v_new, "v_new"), *pools)
 
 
 def workspace_bytes(

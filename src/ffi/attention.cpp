@@ -132,13 +132,6 @@ ffi::Array<double> busy_us(Arguments&) {
   return ffi::Array<double>(last_run.busy_us.begin(), last_run.busy_us.end());
 }
 
-void append(Arguments& in) {
-  const Layout& layout = *in.object<LayoutObj>("layout").value;
-  const TensorRef k_new = in.tensor("k_new");
-  const TensorRef v_new = in.tensor("v_new");
-  append_kv(layout, k_new, v_new, take_pair(in, "kv_pool"));
-}
-
 i64 scratch_bytes(const PlanObj& plan) {
   const PlanView& view = plan.value->view();
   const i64 counters = i64{view.num_contractions} * view.num_kv_heads;
@@ -182,7 +175,6 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def_packed("raddle.has_lse", exported(has_lse))
       .def_packed("raddle.device", exported(device_of))
       .def_packed("raddle.busy_us", exported(busy_us))
-      .def_packed("raddle.append_kv", exported(append))
       .def_packed("raddle.plan_info", exported(plan_info))
       .def_packed("raddle.plan_explain", exported(explain))
       .def_packed("raddle.workspace_bytes", exported(bound_on_workspace));

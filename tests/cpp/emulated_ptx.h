@@ -230,6 +230,17 @@ inline bool any(bool condition) {
 }
 inline float shuffle_xor(float x, i32 mask) { return shuffle(x, (thread_index() % 32) ^ mask); }
 
+inline u32 ballot(bool yes) {
+  Exchange mine{};
+  mine.x = yes ? 1.0f : 0.0f;
+  u32 votes = 0;
+  Block::current()->exchange(mine, [&](auto at) {
+    for (i32 lane = 0; lane < 32; ++lane) votes |= (at(lane).x != 0.0f ? 1u : 0u) << lane;
+  });
+  return votes;
+}
+inline i32 count_bits(u32 x) { return __builtin_popcount(x); }
+
 inline i32 atomic_add(i32* counter, i32 x) {
   const i32 before = *counter;
   *counter += x;

@@ -8,4 +8,5 @@
 #include "raddle/engine/ptx/math.h"
 #include "raddle/engine/ptx/mma.h"
 #include "raddle/engine/ptx/thread.h"
+#include "raddle/engine/ptx/vote.h"
 #endif
