@@ -4,6 +4,7 @@
 #include <tvm/ffi/reflection/registry.h>
 
 #include "api/kv_checks.h"
+#include "api/kv_device.h"
 #include "ffi/border.h"
 
 namespace raddle::border {
@@ -82,6 +83,12 @@ void accept(Arguments& in) {
   accept_tree(layout, pool, parents, accepted, take_result(in, "kv_len"));
 }
 
+/// What the assembler says of the GPU kernels for a spec's dtype and variant.
+ffi::String compile(Arguments& in) {
+  const AttentionSpec spec = to_spec(in.map("spec"));
+  return cuda::compile_kv(spec, in.string("arch"));
+}
+
 }  // namespace
 
 TVM_FFI_STATIC_INIT_BLOCK() {
@@ -92,7 +99,8 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def_packed("raddle.heads_of_pool", exported(heads_of_pool))
       .def_packed("raddle.select_pages", exported(select))
       .def_packed("raddle.selected_layout", exported(selected))
-      .def_packed("raddle.accept_tree", exported(accept));
+      .def_packed("raddle.accept_tree", exported(accept))
+      .def_packed("raddle.cuda.compile_kv", exported(compile));
 }
 
 }  // namespace raddle::border

@@ -42,7 +42,11 @@ RADDLE_FN void copy_bytes(const Lanes& lanes, const u8* from, u8* to, i64 bytes)
     for (i64 i = lanes.index(); i < bytes / 16; i += Lanes::count)
       reinterpret_cast<Unit*>(to)[i] = reinterpret_cast<const Unit*>(from)[i];
   } else {
+#if defined(__CUDACC_RTC__)
+    ::memcpy(to, from, static_cast<u64>(bytes));
+#else
     __builtin_memcpy(to, from, static_cast<u64>(bytes));
+#endif
   }
 }
 
