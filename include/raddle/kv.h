@@ -4,6 +4,9 @@
 // A page table (paged_kv) says where keys lie. Pools are [pages, page_size, Hkv, D] (NHD) or
 // [pages, Hkv, page_size, D] (HND), as the layout says. Everything is checked before anything is
 // written; errors name the argument, what was found and what was expected.
+//
+// Tensors lie together, on the host or on a GPU; index arrays and layouts are the host's. On a GPU
+// a call launches on `stream` (a CUstream; null: the default one) and waits for nothing.
 #pragma once
 
 #include "raddle/attention.h"
@@ -15,20 +18,20 @@ namespace raddle {
 /// row's position (the layout's qo_pos, by default the key's index): in fp32, rounded once.
 /// Refused: two rows for one slot.
 void append_kv(const Layout& layout, const TensorRef& k_new, const TensorRef& v_new,
-               const KvRef& pool, const Variant* rope = nullptr);
+               const KvRef& pool, const Variant* rope = nullptr, void* stream = nullptr);
 
 /// Copies K and V of page from_pages[i] of `from` to page to_pages[i] of `to`, for all i at once:
 /// no page is written twice, or both read and written. Tensors are [pages, …] of rank 2 to 4 and
 /// alike but for their number of pages. `to` may be `from`.
 void copy_pages(const KvRef& from, const KvRef& to, const IndexRef& from_pages,
-                const IndexRef& to_pages);
+                const IndexRef& to_pages, void* stream = nullptr);
 
 /// Writes the elementwise minimum and maximum of each page's keys to `summary` [pages, 2, Hkv, D],
 /// in K's dtype (Quest, arXiv 2406.10774). `new_only`: only of pages that hold rows of the batch.
 /// Pages that the layout does not list are left alone. Requests that share a page must agree on its
 /// number of keys.
 void summarize_pages(const Layout& layout, const TensorRef& k_pool, const TensorRef& summary,
-                     bool new_only = false);
+                     bool new_only = false, void* stream = nullptr);
 
 /// What select_pages is asked. A list is a request's, or with `per_head` a request's and KV head's.
 struct SelectArgs {
@@ -39,7 +42,9 @@ struct SelectArgs {
   bool keep_last = true;  ///< a request's last page is selected whatever its score
   i32* pages = nullptr;   ///< out: [requests(, Hkv), num_selected], in the request's order, then -1
   i32* pos = nullptr;     ///< out: position of the page's first key; 0 where there is no page
-  i32* count = nullptr;   ///< out: keys of the page; 0 where there is none
+  i32* count =
+      nullptr;  ///< out: keys of the page; 0 where there is none. All three lie where q does
+  void* stream = nullptr;
 };
 
 /// The pages of each request with the largest scores: Σ_d max(q_d·min_d, q_d·max_d), the largest
@@ -57,6 +62,6 @@ LayoutPtr selected_layout(const Layout& layout, const IndexRef& pages, const Ind
 ///   parents [rows]: each node's parent, an earlier node of its request, or -1
 ///   accepted [requests]: the last accepted node; -1: none
 void accept_tree(const Layout& layout, const KvRef& pool, const IndexRef& parents,
-                 const IndexRef& accepted, i32* kv_len = nullptr);
+                 const IndexRef& accepted, i32* kv_len = nullptr, void* stream = nullptr);
 
 }  // namespace raddle

@@ -92,22 +92,30 @@ def _one_page_each(batch: int, length: int, kv_length: int) -> Layout:
     return PagedKV(_indptr(batch, length), None, pages, kv_len, page_size=kv_length)
 
 
-def merge_state(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[Any, Any]:
+def merge_state(
+    o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, out: tuple[Any, Any] | None = None
+) -> tuple[Any, Any]:
     """The state of two disjoint sets of keys: ``a ⊕ b`` (FlashInfer paper, section 2.2).
 
     Args:
         o_a, o_b: [rows, H, D] float32, as `Attention.run` returns them with return_state.
         lse_a, lse_b: [rows, H] float32.
+        out: (o, lse) to write, which may be one of the states; None: new tensors of o_a's kind.
 
-    Returns (o, lse), new tensors of o_a's kind. Two empty states (lse = -inf) compose to the empty state.
+    Computed where the states lie. Returns (o, lse). Two empty states (lse = -inf) compose to the empty state.
     """
     inputs = (lend(o_a, "o_a"), lend(lse_a, "lse_a"), lend(o_b, "o_b"), lend(lse_b, "lse_b"))
+    if out is not None:
+        _merge_state(*inputs, *map(lend_output, out, ("out", "lse")))
+        return out
     o, lse = like(o_a, tuple(o_a.shape), "float32"), like(o_a, tuple(o_a.shape[:-1]), "float32")
     _merge_state(*inputs, lend_output(o, "out"), lend_output(lse, "lse"))
     return finished(o_a, o), finished(o_a, lse)
 
 
-def merge_states(o: Any, lse: Any, finish: AttentionSpec | None = None) -> tuple[Any, Any]:
+def merge_states(
+    o: Any, lse: Any, finish: AttentionSpec | None = None, out: tuple[Any, Any] | None = None
+) -> tuple[Any, Any]:
     """The composition of n states, in order.
 
     Args:
@@ -115,12 +123,16 @@ def merge_states(o: Any, lse: Any, finish: AttentionSpec | None = None) -> tuple
         lse: [n, rows, H] float32.
         finish: a spec whose sinks and output parts are applied to the result; None: the result is a
             state again.
+        out: (o, lse) to write; None: new tensors of o's kind.
 
-    Returns (o [rows, H, D], lse [rows, H]), float32, new tensors of o's kind.
+    Computed where the states lie. Returns (o [rows, H, D], lse [rows, H]), float32.
     """
     inputs = (lend(o, "o"), lend(lse, "lse"))
-    merged, merged_lse = like(o, tuple(o.shape[1:]), "float32"), like(o, tuple(o.shape[1:-1]), "float32")
     fields = None if finish is None else fields_of(finish, "finish")
+    if out is not None:
+        _merge_states(*inputs, *map(lend_output, out, ("out", "lse_out")), fields)
+        return out
+    merged, merged_lse = like(o, tuple(o.shape[1:]), "float32"), like(o, tuple(o.shape[1:-1]), "float32")
     _merge_states(*inputs, lend_output(merged, "out"), lend_output(merged_lse, "lse_out"), fields)
     return finished(o, merged), finished(o, merged_lse)
 

@@ -1,6 +1,7 @@
 """The KV cache: appending keys and values, copying pages, choosing pages by summaries, accepting drafts.
 
-A page table (`PagedKV`) says where keys lie. ``kv_pool`` is everywhere a pair (k_pool, v_pool), or one tensor with K and
+A page table (`PagedKV`) says where keys lie. Tensors lie together, on the host or on one GPU; layouts and index arrays are
+the host's, and go up to a GPU with the call, which runs on the caller's current stream and waits for nothing. ``kv_pool`` is everywhere a pair (k_pool, v_pool), or one tensor with K and
 V in dimension 1; pools are [pages, page_size, Hkv, D] (NHD) or [pages, Hkv, page_size, D] (HND), as the layout says.
 Everything is checked before anything is written: ValueError or TypeError name the argument.
 """
@@ -106,7 +107,14 @@ class SelectedPages(NamedTuple):
 
 
 def select_pages(
-    layout: PagedKV, q: Any, summary: Any, num_pages: int, *, per_head: bool = False, keep_last: bool = True
+    layout: PagedKV,
+    q: Any,
+    summary: Any,
+    num_pages: int,
+    *,
+    per_head: bool = False,
+    keep_last: bool = True,
+    out: SelectedPages | None = None,
 ) -> SelectedPages:
     """The pages of each request that may hold the largest logits (Quest).
 
@@ -121,13 +129,17 @@ def select_pages(
         num_pages: pages of a request to keep, at least 1; a request that has fewer keeps all of them.
         per_head: choose for each KV head by its own query heads, instead of one list for all heads of a request.
         keep_last: a request's last page, which is being written, is kept whatever its score.
+        out: contiguous int32 tensors where q lies, to write; None: new ones of q's kind.
 
-    Returns `SelectedPages`, new tensors of q's kind; ``.layout(layout)`` is what to plan. Raises ValueError or TypeError.
+    Returns `SelectedPages`; ``.layout(layout)`` is what to plan. Raises ValueError or TypeError.
     Source: Tang et al. 2024, arXiv 2406.10774, section 3.3, algorithm 1.
     """
     tensors = lend(q, "q"), lend(summary, "summary")
     lists = (layout.num_requests, summary.shape[2]) if per_head and summary.ndim == 4 else (layout.num_requests,)
     shape = (*lists, max(int(num_pages), 0))
+    if out is not None:
+        _select_pages(layout, *tensors, num_pages, per_head, keep_last, *map(lend_output, out, out._fields))
+        return out
     made = [like(q, (math.prod(shape),), "int32") for _ in SelectedPages._fields]
     _select_pages(layout, *tensors, num_pages, per_head, keep_last, *(lend(x, "a result") for x in made))
     return SelectedPages(*(finished(q, x).reshape(shape) for x in made))
@@ -147,7 +159,7 @@ def accept_tree(layout: PagedKV, kv_pool: Any, parents: Any, accepted: Any) -> A
             `raddle.flex.masks.tree`.
         accepted: [requests] the last accepted node of each request; -1: none.
 
-    Returns the requests' numbers of keys afterwards, int32 [requests], a new tensor of accepted's kind. Keys that RoPE
+    Returns the requests' numbers of keys afterwards, int32 [requests], a new tensor of accepted's kind, on the host. Keys that RoPE
     has turned stay right where their position was their depth (the layout's qo_pos). Raises ValueError for parents
     that are no tree, a node outside of its tree, or a page that is not there. Trees as in SpecInfer
     (arXiv 2305.09781), section 4.2.

@@ -5,6 +5,7 @@
 
 #include "api/bound_variant.h"
 #include "api/kv_checks.h"
+#include "api/kv_device.h"
 #include "raddle/error.h"
 #include "raddle/kv.h"
 
@@ -155,7 +156,7 @@ RowBytes row_bytes(const TensorRef& rows) {
 }  // namespace
 
 void append_kv(const Layout& layout, const TensorRef& k_new, const TensorRef& v_new,
-               const KvRef& pool, const Variant* rope) {
+               const KvRef& pool, const Variant* rope, void* stream) {
   const LevelView& level = check_page_table(layout, "to append to");
   check_pair("k", layout, k_new, pool.k);
   check_pair("v", layout, v_new, pool.v);
@@ -172,6 +173,10 @@ void append_kv(const Layout& layout, const TensorRef& k_new, const TensorRef& v_
                         pool_bytes(pool.v, order)};
   const i64 bytes = (view.k.head_bytes + view.v.head_bytes) * view.k.num_heads;
   if (bytes == 0) return;
+  const DeviceId device =
+      common_device({{"k_new", k_new}, {"v_new", v_new}, {"pool.k", pool.k}, {"pool.v", pool.v}});
+  if (is_gpu(device))
+    return cuda::append({device, stream}, layout, view, k_new.dtype, bound ? &*bound : nullptr);
   share_units(layout.num_rows(), bytes, [&](i64 begin, i64 end) {
     kv::for_new_rows(layout.view(), level, static_cast<i32>(begin), static_cast<i32>(end),
                      [&](i32 row, const kv::NewRow& at) {

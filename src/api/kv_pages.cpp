@@ -4,6 +4,7 @@
 
 #include "api/index.h"
 #include "api/kv_checks.h"
+#include "api/kv_device.h"
 #include "raddle/engine/kernel/kv/copy.h"
 #include "raddle/error.h"
 #include "raddle/kv.h"
@@ -92,11 +93,15 @@ void check_disjoint(const std::vector<i32>& from_pages, const std::vector<i32>& 
 }  // namespace
 
 void copy_pages(const KvRef& from, const KvRef& to, const IndexRef& from_pages,
-                const IndexRef& to_pages) {
+                const IndexRef& to_pages, void* stream) {
   const KvRef a{as_pool("from.k", from.k), as_pool("from.v", from.v)};
   const KvRef b{as_pool("to.k", to.k), as_pool("to.v", to.v)};
   check_alike("k", from.k, to.k);
   check_alike("v", from.v, to.v);
+  if (dim(a.v, 1) != dim(a.k, 1) || dim(a.v, 2) != dim(a.k, 2)) {
+    fail<ValueError>("from.v has shape ", shape_text(from.v), "; expected rows as in from.k, ",
+                     shape_text(from.k));
+  }
   const auto read = read_pages("from_pages", from_pages, std::min(dim(from.k, 0), dim(from.v, 0)));
   const auto written = read_pages("to_pages", to_pages, std::min(dim(to.k, 0), dim(to.v, 0)));
   if (read.size() != written.size()) {
@@ -111,15 +116,20 @@ void copy_pages(const KvRef& from, const KvRef& to, const IndexRef& from_pages,
   view.k_to = pool_bytes(b.k, HeadOrder::nhd);
   view.v_from = pool_bytes(a.v, HeadOrder::nhd);
   view.v_to = pool_bytes(b.v, HeadOrder::nhd);
-  const i64 k_slots = dim(a.k, 1), v_slots = dim(a.v, 1);
-  const i64 bytes = view.k_from.head_bytes * view.k_from.num_heads * k_slots +
-                    view.v_from.head_bytes * view.v_from.num_heads * v_slots;
-  share_units(static_cast<i64>(read.size()), bytes, [&](i64 begin, i64 end) {
+  view.from_pages = read.data();
+  view.to_pages = written.data();
+  view.num_copies = static_cast<i32>(read.size());
+  view.page_size = static_cast<i32>(dim(a.k, 1));
+  const DeviceId device =
+      common_device({{"from.k", from.k}, {"from.v", from.v}, {"to.k", to.k}, {"to.v", to.v}});
+  if (is_gpu(device)) return cuda::copy({device, stream}, view, from.k.dtype);
+  const i64 slots = view.page_size;
+  const i64 bytes =
+      (view.k_from.head_bytes + view.v_from.head_bytes) * view.k_from.num_heads * slots;
+  share_units(view.num_copies, bytes, [&](i64 begin, i64 end) {
     for (i64 i = begin; i < end; ++i) {
-      const i32 source = read[static_cast<std::size_t>(i)];
-      const i32 target = written[static_cast<std::size_t>(i)];
-      kv::copy_page(view.k_from, view.k_to, source, target, k_slots);
-      kv::copy_page(view.v_from, view.v_to, source, target, v_slots);
+      kv::copy_page(view.k_from, view.k_to, view.from_pages[i], view.to_pages[i], slots);
+      kv::copy_page(view.v_from, view.v_to, view.from_pages[i], view.to_pages[i], slots);
     }
   });
 }

@@ -3,6 +3,7 @@
 
 #include "api/index.h"
 #include "api/kv_checks.h"
+#include "api/kv_device.h"
 #include "raddle/engine/kernel/kv/select.h"
 #include "raddle/error.h"
 #include "raddle/kv.h"
@@ -101,7 +102,7 @@ void select_list(const SelectView& view, const LayoutView& layout, const LevelVi
 }  // namespace
 
 void summarize_pages(const Layout& layout, const TensorRef& k_pool, const TensorRef& summary,
-                     bool new_only) {
+                     bool new_only, void* stream) {
   const LevelView& level = check_page_table(layout, whose_pages);
   check_pool("pool.k", k_pool, layout);
   const HeadOrder order = layout.levels()[0].order;
@@ -114,6 +115,8 @@ void summarize_pages(const Layout& layout, const TensorRef& k_pool, const Tensor
       fail<ValueError>("kv_len[", i, "] is ", level.columns[i], "; expected at least ",
                        group_rows(level, i), ", the new rows of that request");
   const auto jobs = pages_to_summarize(view, level, std::min(dim(k_pool, 0), dim(summary, 0)));
+  const DeviceId device = common_device({{"pool.k", k_pool}, {"summary", summary}});
+  if (is_gpu(device)) return cuda::summarize({device, stream}, layout, view, k_pool.dtype);
   const i64 bytes = view.k.head_bytes * view.k.num_heads * level.block_size;
   share_units(static_cast<i64>(jobs.size()), bytes, [&](i64 begin, i64 end) {
     dispatch_dtype(k_pool.dtype, [&](auto t) {
@@ -151,6 +154,8 @@ void select_pages(const Layout& layout, const SelectArgs& args) {
   view.pages = args.pages;
   view.pos = args.pos;
   view.count = args.count;
+  const DeviceId device = common_device({{"q", args.q}, {"summary", args.summary}});
+  if (is_gpu(device)) return cuda::select({device, args.stream}, layout, view, args.q.dtype);
   const i64 lists = i64{level.num_groups} * kv::lists_of_request(view);
   const i64 list_bytes =
       2 * total * kv_heads * dim(args.summary, 3) * bytes / std::max<i64>(lists, 1);

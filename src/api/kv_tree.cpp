@@ -1,6 +1,7 @@
 // Accepting a path of a token tree.
 #include "api/index.h"
 #include "api/kv_checks.h"
+#include "api/kv_device.h"
 #include "raddle/engine/kernel/kv/accept.h"
 #include "raddle/error.h"
 #include "raddle/kv.h"
@@ -52,7 +53,7 @@ void check_path_pages(const LayoutView& layout, const LevelView& level,
 }  // namespace
 
 void accept_tree(const Layout& layout, const KvRef& pool, const IndexRef& parents,
-                 const IndexRef& accepted, i32* kv_len) {
+                 const IndexRef& accepted, i32* kv_len, void* stream) {
   const LevelView& level = check_page_table(layout, "of which the rows are a tree's nodes");
   const LayoutView& batch = layout.view();
   check_pool("pool.k", pool.k, layout);
@@ -68,9 +69,18 @@ void accept_tree(const Layout& layout, const KvRef& pool, const IndexRef& parent
   const i64 moved = check_trees(batch, level, tree, last);
   check_path_pages(batch, level, tree, last, std::min(dim(pool.k, 0), dim(pool.v, 0)));
 
+  const DeviceId device = common_device({{"pool.k", pool.k}, {"pool.v", pool.v}});
   const AcceptView view{pool_bytes(pool.k, order), pool_bytes(pool.v, order), tree.data(),
                         last.data(), kv_len};
   const i64 requests = batch.num_requests;
+  if (is_gpu(device)) {
+    // The paths are known here, so their lengths are, too.
+    for (i32 i = 0; kv_len && i < requests; ++i)
+      kv_len[i] = kv::length_after(view, batch, level, i);
+    AcceptView there = view;
+    there.kv_len = nullptr;
+    return cuda::accept({device, stream}, layout, there, pool.k.dtype);
+  }
   const i64 bytes = (view.k.head_bytes + view.v.head_bytes) * view.k.num_heads *
                     (moved / std::max<i64>(1, requests) + 1);
   share_units(requests, bytes, [&](i64 begin, i64 end) {

@@ -4,6 +4,7 @@
 
 #include "api/bound_variant.h"
 #include "api/kv_checks.h"
+#include "api/kv_device.h"
 #include "device/cpu/isa.h"
 #include "raddle/attention.h"
 #include "raddle/engine/kernel/kv/merge.h"
@@ -62,6 +63,16 @@ MergeView view_merge(const StatesView& first, const StatesView& rest, i64 num_st
   return view;
 }
 
+/// Where states and results lie: together, and on a GPU O's rows are whole 16-byte units.
+DeviceId device_of_states(const std::vector<NamedTensor>& o, const std::vector<NamedTensor>& lse) {
+  const DeviceId device = common_device(o);
+  for (const auto& [name, t] : lse)
+    if (t.device != device)
+      fail<ValueError>(name, " does not lie where ", o.front().name,
+                       " does; expected all states on one device");
+  return device;
+}
+
 /// out[row, head] = states[0] ⊕ states[1] ⊕ … ; then the sink and output parts of `finish`, if
 /// given.
 void merge_rows(const MergeView& view, const Stages* finish, i32 group_size) {
@@ -87,7 +98,7 @@ void merge_rows(const MergeView& view, const Stages* finish, i32 group_size) {
 }  // namespace
 
 void merge_state(const TensorRef& o_a, const TensorRef& lse_a, const TensorRef& o_b,
-                 const TensorRef& lse_b, const TensorRef& out, const TensorRef& lse) {
+                 const TensorRef& lse_b, const TensorRef& out, const TensorRef& lse, void* stream) {
   check_state("o_a", o_a, "lse_a", lse_a, {-1, -1, -1});
   const std::vector<i64> shape{dim(o_a, 0), dim(o_a, 1), dim(o_a, 2)};
   if (shape[2] > 256)
@@ -95,11 +106,15 @@ void merge_state(const TensorRef& o_a, const TensorRef& lse_a, const TensorRef& 
   check_state("o_a", o_a, "lse_a", lse_a, shape);
   check_state("o_b", o_b, "lse_b", lse_b, shape);
   check_outputs("lse", out, lse, shape);
-  merge_rows(view_merge(view_states(o_a, lse_a), view_states(o_b, lse_b), 2, out, lse), nullptr, 1);
+  const DeviceId device = device_of_states({{"o_a", o_a}, {"o_b", o_b}, {"out", out}},
+                                           {{"lse_a", lse_a}, {"lse_b", lse_b}, {"lse", lse}});
+  const MergeView view = view_merge(view_states(o_a, lse_a), view_states(o_b, lse_b), 2, out, lse);
+  if (is_gpu(device)) return cuda::merge({device, stream}, view, nullptr, 1);
+  merge_rows(view, nullptr, 1);
 }
 
 void merge_states(const TensorRef& o, const TensorRef& lse, const TensorRef& out,
-                  const TensorRef& lse_out, const AttentionSpec* finish) {
+                  const TensorRef& lse_out, const AttentionSpec* finish, void* stream) {
   check_tensor("o", o, DType::float32, {-1, -1, -1, -1});
   const std::vector<i64> shape{dim(o, 1), dim(o, 2), dim(o, 3)};
   if (shape[2] > 256)
@@ -115,9 +130,15 @@ void merge_states(const TensorRef& o, const TensorRef& lse, const TensorRef& out
     if (variant->stages().scan == Scan::sum)
       fail<ValueError>("finish is a Scan::sum variant; its states are summed, not composed");
   }
+  const DeviceId device =
+      device_of_states({{"o", o}, {"out", out}}, {{"lse", lse}, {"lse_out", lse_out}});
   const StatesView list = view_states(o, lse);
-  merge_rows(view_merge(list, dim(o, 0) > 1 ? rest_of(list) : list, dim(o, 0), out, lse_out),
-             variant ? &variant->stages() : nullptr, finish ? finish->group_size() : 1);
+  const MergeView view =
+      view_merge(list, dim(o, 0) > 1 ? rest_of(list) : list, dim(o, 0), out, lse_out);
+  const i32 group_size = finish ? finish->group_size() : 1;
+  if (is_gpu(device))
+    return cuda::merge({device, stream}, view, variant ? &*variant : nullptr, group_size);
+  merge_rows(view, variant ? &variant->stages() : nullptr, group_size);
 }
 
 }  // namespace raddle

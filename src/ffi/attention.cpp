@@ -20,6 +20,11 @@ Schedule parse_schedule(const std::string& text) {
                    "'; expected 'auto', 'linear', 'algorithm1' or 'one-per-request'");
 }
 
+void* current_stream(DeviceId device) {
+  if (device.kind == DeviceId::Kind::cpu) return nullptr;
+  return TVMFFIEnvGetStream(kDLCUDA, device.ordinal);
+}
+
 DeviceId parse_device(const std::string& text) {
   if (text == "cpu") return {};
   if (text == "cuda") return DeviceId::cuda(cuda::current_ordinal());
@@ -36,12 +41,6 @@ DeviceId parse_device(const std::string& text) {
 }
 
 namespace {
-
-/// The caller's current stream on a GPU: tvm-ffi takes it from the framework of a call's tensors.
-void* current_stream(DeviceId device) {
-  if (device.kind == DeviceId::Kind::cpu) return nullptr;
-  return TVMFFIEnvGetStream(kDLCUDA, device.ordinal);
-}
 
 /// K or V of one tensor that holds both: [blocks, 2, …].
 TensorRef half_of(const std::string& name, const TensorRef& both, i64 which) {

@@ -59,6 +59,15 @@ RADDLE_FN void move_path(const Lanes& lanes, const PoolBytes& pool, const LevelV
   }
 }
 
+/// Keys of a request when its path has moved; trees that are none accept nothing.
+RADDLE_FN i32 length_after(const AcceptView& view, const LayoutView& layout, const LevelView& level,
+                           i32 request) {
+  const i32 row = layout.qo_indptr[request];
+  const i32 length =
+      path_length(view.parents + row, layout.qo_indptr[request + 1] - row, view.accepted[request]);
+  return first_new_column(level, request) + max(length, 0);
+}
+
 /// One head of one request.
 template <class Lanes>
 RADDLE_FN void accept_head(const Lanes& lanes, const AcceptView& view, const LayoutView& layout,
@@ -73,7 +82,7 @@ RADDLE_FN void accept_head(const Lanes& lanes, const AcceptView& view, const Lay
     move_path(lanes, view.v, level, request, parents, last, length, head);
   }
   if (view.kv_len && head == 0 && lanes.index() == 0)
-    view.kv_len[request] = first_new_column(level, request) + max(length, 0);
+    view.kv_len[request] = length_after(view, layout, level, request);
 }
 
 }  // namespace kv

@@ -149,6 +149,8 @@ RADDLE_DEVICE void merge(const MergeLaunch& launch, const V& variant) {
     for (i32 i = 0; i < max_head_dim / Warp::count; ++i)
       sum[i] = vector[i * Warp::count + Warp{}.index()];
   }
+  // The outputs may be one of the inputs: no lane writes before all have read the LSEs.
+  ptx::sync_warp();
   float* out = view.out + row * view.out_row + head * view.out_head;
   RADDLE_UNROLL
   for (i32 i = 0; i < max_head_dim / Warp::count; ++i) {
