@@ -1,8 +1,10 @@
 """The KV cache: appending keys and values, copying pages, choosing pages by summaries, accepting drafts.
 
-A page table (`PagedKV`) says where keys lie. Tensors lie together, on the host or on one GPU; layouts and index arrays are
-the host's, and go up to a GPU with the call, which runs on the caller's current stream and waits for nothing. ``kv_pool`` is everywhere a pair (k_pool, v_pool), or one tensor with K and
+A page table (`PagedKV`) says where keys lie. ``kv_pool`` is everywhere a pair (k_pool, v_pool), or one tensor with K and
 V in dimension 1; pools are [pages, page_size, Hkv, D] (NHD) or [pages, Hkv, page_size, D] (HND), as the layout says.
+
+Tensors lie together, on the host or on one GPU. Layouts and index arrays are the host's; to a GPU they go up with the
+call, which runs on the caller's current stream and waits for nothing; a stream that captures a graph is refused.
 Everything is checked before anything is written: ValueError or TypeError name the argument.
 """
 
@@ -32,9 +34,9 @@ def append_kv(layout: PagedKV, kv_pool: Any, k_new: Any, v_new: Any, rope: Varia
         layout: the page table of the step that follows: kv_len counts the new keys, qo_indptr has a row for each.
         kv_pool: written.
         k_new, v_new: [rows, Hkv, D] in the pool's dtype.
-        rope: a variant that changes keys and at most queries (`Rope`, `RopeTables`, one of your own); its key part is
-            applied on the way, in fp32 and rounded once, at the row's position: the layout's qo_pos, or the key's index.
-            D is then a multiple of 8, at most 256. Attention over this cache must not turn keys again.
+        rope: a variant that changes keys and at most queries (`Rope`, `RopeTables`, one of your own); its key part
+            is applied on the way, in fp32 and rounded once, at the row's position: the layout's qo_pos, or the
+            key's index. D is then a multiple of 8, at most 256. Attention over this cache must not turn keys again.
 
     Slots that no row goes to keep what they hold. Raises ValueError where two rows would go to one slot.
     """
@@ -43,7 +45,7 @@ def append_kv(layout: PagedKV, kv_pool: Any, k_new: Any, v_new: Any, rope: Varia
 
 
 def copy_pages(kv_pool: Any, from_pages: Any, to_pages: Any, to: Any = None) -> None:
-    """Copies page ``from_pages[i]`` of a pool to page ``to_pages[i]`` of the same pool or another, for all i at once.
+    """Copies page ``from_pages[i]`` of a pool to page ``to_pages[i]`` of the same or another, for all i at once.
 
     Args:
         kv_pool: K and V that are read, [pages, …] of 2 to 4 dimensions each. A summary [pages, 2, Hkv, D] is one, too.
@@ -100,7 +102,8 @@ class SelectedPages(NamedTuple):
         """
         if self.pages.ndim != 2:
             raise ValueError(
-                f"pages has {self.pages.ndim} dimensions; expected 2 [requests, num_pages]: one layout holds no list a head"
+                f"pages has {self.pages.ndim} dimensions; expected 2 [requests, num_pages]: "
+                "a layout has one list for all heads"
             )
         arrays = (lend_index(x, name) for x, name in zip(self, self._fields))
         return _selected_layout(layout, *arrays)
@@ -131,7 +134,7 @@ def select_pages(
         keep_last: a request's last page, which is being written, is kept whatever its score.
         out: contiguous int32 tensors where q lies, to write; None: new ones of q's kind.
 
-    Returns `SelectedPages`; ``.layout(layout)`` is what to plan. Raises ValueError or TypeError.
+    Returns `SelectedPages`; ``.layout(layout)`` is what to plan.
     Source: Tang et al. 2024, arXiv 2406.10774, section 3.3, algorithm 1.
     """
     tensors = lend(q, "q"), lend(summary, "summary")
@@ -159,8 +162,8 @@ def accept_tree(layout: PagedKV, kv_pool: Any, parents: Any, accepted: Any) -> A
             `raddle.flex.masks.tree`.
         accepted: [requests] the last accepted node of each request; -1: none.
 
-    Returns the requests' numbers of keys afterwards, int32 [requests], a new tensor of accepted's kind, on the host. Keys that RoPE
-    has turned stay right where their position was their depth (the layout's qo_pos). Raises ValueError for parents
+    Returns the requests' numbers of keys afterwards, int32 [requests], a new tensor of accepted's kind, on the host.
+    Keys that RoPE has turned stay right where their position was their depth (the layout's qo_pos). Raises ValueError for parents
     that are no tree, a node outside of its tree, or a page that is not there. Trees as in SpecInfer
     (arXiv 2305.09781), section 4.2.
     """

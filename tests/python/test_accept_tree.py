@@ -64,7 +64,8 @@ def test_verifying_a_tree_and_decoding_on_equals_the_text(rng):
 
     def pool_of(rows):
         pools = tuple(np.full((6, 3, 2, dim), np.nan, np.float32) for _ in range(2))
-        raddle.append_kv(raddle.PagedKV([0, len(rows)], None, pages, [len(rows)], 3), pools, k[rows], v[rows], rope=rope)
+        table = raddle.PagedKV([0, len(rows)], None, pages, [len(rows)], 3)
+        raddle.append_kv(table, pools, k[rows], v[rows], rope=rope)
         return pools
 
     drafted = pool_of(np.arange(context))

@@ -161,8 +161,8 @@ def test_turned_keys_are_those_of_fused_rope(rng):
     raddle.append_kv(whole, tuple(pools[1]), *rows, rope=raddle.Rope(DIM))
     q = rng.standard_normal((4, 4, DIM)).astype(np.float32)
     pos = np.array([19, 42, 43, 44])
-    fused = raddle.Attention(raddle.AttentionSpec(4, 2, DIM, dtype="float32", variant=[raddle.Rope(DIM), raddle.Causal()]))
-    plain = raddle.Attention(raddle.AttentionSpec(4, 2, DIM, dtype="float32", variant=[raddle.Causal()]))
+    variants = [raddle.Rope(DIM), raddle.Causal()], [raddle.Causal()]
+    fused, plain = (raddle.Attention(raddle.AttentionSpec(4, 2, DIM, dtype="float32", variant=x)) for x in variants)
     out = fused.run(fused.plan(layout), q, tuple(pools[0]))
     q_turned = turned(q, pos, 10000.0, False).astype(np.float32)
     np.testing.assert_allclose(plain.run(plain.plan(layout), q_turned, tuple(pools[1])), out, rtol=2e-5, atol=2e-6)

@@ -33,6 +33,8 @@ RADDLE_DEVICE void append(const AppendLaunch& launch, const V& variant) {
   if (unit >= launch.num_units) return;
   const i32 row = static_cast<i32>(unit / view.k.num_heads);
   const i32 head = static_cast<i32>(unit % view.k.num_heads);
+  // A launch for the most rows that a batch may have: how many there are stands on the device.
+  if (row >= launch.layout.qo_indptr[launch.layout.num_requests]) return;
   const i32 request = find_request(launch.layout, row);
   if (first_new_column(launch.level, request) < 0) return;
   const NewRow at = new_row(launch.layout, launch.level, request, row);
