@@ -1,7 +1,8 @@
 """The KV cache: appending keys and values, copying pages, choosing pages by summaries, accepting drafts.
 
-A page table (`PagedKV`) says where keys lie. ``kv_pool`` is everywhere a pair (k_pool, v_pool), or one tensor with K and
-V in dimension 1; pools are [pages, page_size, Hkv, D] (NHD) or [pages, Hkv, page_size, D] (HND), as the layout says.
+A page table (`PagedKV`) says where keys lie. ``kv_pool`` is everywhere a pair (k_pool, v_pool), or one tensor with
+K and V in dimension 1; pools are [pages, page_size, Hkv, D] (NHD) or [pages, Hkv, page_size, D] (HND), as the layout
+says.
 
 Tensors lie together, on the host or on one GPU. Layouts and index arrays are the host's; to a GPU they go up with the
 call, which runs on the caller's current stream and waits for nothing; a stream that captures a graph is refused.
@@ -163,8 +164,8 @@ def accept_tree(layout: PagedKV, kv_pool: Any, parents: Any, accepted: Any) -> A
         accepted: [requests] the last accepted node of each request; -1: none.
 
     Returns the requests' numbers of keys afterwards, int32 [requests], a new tensor of accepted's kind, on the host.
-    Keys that RoPE has turned stay right where their position was their depth (the layout's qo_pos). Raises ValueError for parents
-    that are no tree, a node outside of its tree, or a page that is not there. Trees as in SpecInfer
+    Keys that RoPE has turned stay right where their position was their depth (the layout's qo_pos). Raises ValueError
+    for parents that are no tree, a node outside of its tree, or a page that is not there. Trees as in SpecInfer
     (arXiv 2305.09781), section 4.2.
     """
     pools = lend_pools(kv_pool, lend_output)

@@ -70,7 +70,22 @@ i64 check_select(const Layout& layout, const SelectArgs& args) {
   return kv_heads;
 }
 
-/// Scores and chooses for one list. `order` is scratch.
+/// All of [rows, heads, D] in fp32, contiguous.
+std::vector<float> widened(const TensorRef& q) {
+  std::vector<float> wide;
+  wide.reserve(static_cast<std::size_t>(dim(q, 0) * dim(q, 1) * dim(q, 2)));
+  dispatch_dtype(q.dtype, [&](auto t) {
+    for (i64 row = 0; row < dim(q, 0); ++row)
+      for (i64 head = 0; head < dim(q, 1); ++head) {
+        const auto* from =
+            static_cast<const decltype(t)*>(q.data) + row * step(q, 0) + head * step(q, 1);
+        for (i64 d = 0; d < dim(q, 2); ++d) wide.push_back(to_float(from[d]));
+      }
+  });
+  return wide;
+}
+
+/// Scores and chooses for one list; `view.q` is fp32. `order` is scratch.
 template <class T>
 void select_list(const SelectView& view, const LayoutView& layout, const LevelView& level, i64 list,
                  std::vector<u64>& order) {
@@ -83,10 +98,10 @@ void select_list(const SelectView& view, const LayoutView& layout, const LevelVi
     const bool kept = view.keep_last && nth == pages - 1;
     const u32 key =
         kept ? kv::kept_key
-             : kv::score_key(kv::page_score<T>(kv::Alone{}, view, layout.qo_indptr[request],
-                                               layout.qo_indptr[request + 1],
-                                               level.blocks[level.block_begin[request] + nth], head,
-                                               head + kv::heads_of_list(view)));
+             : kv::score_key(kv::page_score<float, T>(
+                   kv::Alone{}, view, layout.qo_indptr[request], layout.qo_indptr[request + 1],
+                   level.blocks[level.block_begin[request] + nth], head,
+                   head + kv::heads_of_list(view)));
     order.push_back(u64{~key} << 32 | static_cast<u32>(nth));
   }
   const auto best = order.begin() + std::min(view.num_selected, pages);
@@ -159,6 +174,11 @@ void select_pages(const Layout& layout, const SelectArgs& args) {
   const i64 lists = i64{level.num_groups} * kv::lists_of_request(view);
   const i64 list_bytes =
       2 * total * kv_heads * dim(args.summary, 3) * bytes / std::max<i64>(lists, 1);
+  // Widened once: every page meets every row.
+  const std::vector<float> q = widened(args.q);
+  view.q = RowBytes{reinterpret_cast<const u8*>(q.data()),
+                    dim(args.q, 1) * dim(args.q, 2) * i64{sizeof(float)},
+                    dim(args.q, 2) * i64{sizeof(float)}};
   share_units(lists, list_bytes, [&](i64 begin, i64 end) {
     std::vector<u64> order;
     dispatch_dtype(args.q.dtype, [&](auto t) {

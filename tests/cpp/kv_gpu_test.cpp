@@ -151,7 +151,7 @@ template <class T>
 class KvGpu : public testing::Test {
  protected:
   static constexpr DType dtype = dtype_of<T>::value;
-  static constexpr unsigned num_draws = 20;
+  static constexpr unsigned num_draws = 10;
 
   template <class V>
   void check_append(const Batch& batch, const V& variant, const Variant* rope,
@@ -162,7 +162,8 @@ class KvGpu : public testing::Test {
     Owned k = batch.pool(random, batch.dim), v = batch.pool(random, batch.dim_vo);
     Owned k_gpu = k, v_gpu = v;
     append_kv(*layout, k_new.ref, v_new.ref, {k.ref, v.ref}, rope);
-    auto args = start<AppendLaunch>(*layout, (batch.rows() + 5) * batch.heads);  // rows that are not
+    auto args =
+        start<AppendLaunch>(*layout, (batch.rows() + 5) * batch.heads);  // rows that are not
     args.view = {row_bytes(k_new.ref), row_bytes(v_new.ref), pool_bytes(k_gpu.ref, batch.order),
                  pool_bytes(v_gpu.ref, batch.order)};
     launch_units(args.num_units, random, [&] { kv::append<T>(args, variant); });

@@ -111,9 +111,9 @@ RADDLE_DEVICE void score(const SelectLaunch& launch) {
   const i32 page = level.blocks[level.block_begin[request] + nth];
   const bool there = page >= 0 && page < view.summary.num_pages;
   const i32 head = static_cast<i32>(list % lists);
-  const float best = page_score<T>(part, view, launch.layout.qo_indptr[request],
-                                   launch.layout.qo_indptr[request + 1], there ? page : 0, head,
-                                   head + heads_of_list(view));
+  const float best = page_score<T, T>(part, view, launch.layout.qo_indptr[request],
+                                      launch.layout.qo_indptr[request + 1], there ? page : 0, head,
+                                      head + heads_of_list(view));
   const bool kept = view.keep_last && nth == pages - 1;
   if (part.index() == 0 && mine < pages)
     view.scores[list * view.max_pages + nth] = !there ? 0u : kept ? kept_key : score_key(best);

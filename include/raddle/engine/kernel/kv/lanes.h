@@ -22,14 +22,18 @@ struct Alone {
   RADDLE_FN i32 index() const { return 0; }
   RADDLE_FN void sync() const {}
 
-  /// Sum of f(piece) over [0, pieces), as a tree over neighbours: f(0) + f(1), f(2) + f(3), …
-  /// first.
+  /// How many pieces of a head a lane holds at a time, and which is the `nth`.
+  static constexpr i32 held = max_pieces;
+  RADDLE_FN i32 piece(i32 nth) const { return nth; }
+
+  /// Sum of f(nth) over the held pieces below `pieces`, as a tree over neighbours: f(0) + f(1),
+  /// f(2) + f(3), … first.
   template <class F>
   RADDLE_FN float sum_pieces(i32 pieces, F f) const {
     float x[max_pieces] = {};
     for (i32 i = 0; i < pieces; ++i) x[i] = f(i);
-    for (i32 step = 1; step < max_pieces; step *= 2)
-      for (i32 i = 0; i < max_pieces; i += 2 * step) x[i] += x[i + step];
+    for (i32 step = 1; step < pieces; step *= 2)
+      for (i32 i = 0; i < pieces; i += 2 * step) x[i] += i + step < pieces ? x[i + step] : 0.0f;
     return x[0];
   }
 };

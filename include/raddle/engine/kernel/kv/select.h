@@ -48,30 +48,35 @@ RADDLE_FN float piece_bound(const float (&q)[piece_size], const float (&least)[p
                             const float (&most)[piece_size]) {
   float x[piece_size];
   RADDLE_UNROLL
-  for (i32 i = 0; i < piece_size; ++i) x[i] = q[i] * (q[i] < 0.0f ? least[i] : most[i]);
+  for (i32 i = 0; i < piece_size; ++i) x[i] = max(q[i] * least[i], q[i] * most[i]);
   return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
 }
 
 /// A page's score for KV heads [head_begin, head_end) of a request: the largest bound over its rows
-/// and query heads. -inf without rows. All lanes have it.
-template <class T, class Lanes>
+/// and query heads. -inf without rows. All lanes have it. Q and K are the elements of q and of the
+/// summary.
+template <class Q, class K, class Lanes>
 RADDLE_FN float page_score(const Lanes& lanes, const SelectView& view, i32 row_begin, i32 row_end,
                            i32 page, i32 head_begin, i32 head_end) {
   const i32 pieces = view.summary.dim / piece_size;
   float best = bits_to_float(0xff800000u);
   for (i32 head = head_begin; head < head_end; ++head) {
-    const T* least = summary_at<T>(view.summary, page, 0, head);
-    const T* most = summary_at<T>(view.summary, page, 1, head);
+    const K* least = summary_at<K>(view.summary, page, 0, head);
+    const K* most = summary_at<K>(view.summary, page, 1, head);
+    // All query heads meet the same minima and maxima.
+    float lo[Lanes::held][piece_size], hi[Lanes::held][piece_size];
+    for (i32 i = 0; i < Lanes::held && lanes.piece(i) < pieces; ++i) {
+      load_piece(lanes, least + lanes.piece(i) * piece_size, lo[i]);
+      load_piece(lanes, most + lanes.piece(i) * piece_size, hi[i]);
+    }
     for (i32 row = row_begin; row < row_end; ++row)
       for (i32 g = 0; g < view.group_size; ++g) {
-        const T* q = reinterpret_cast<const T*>(view.q.data + row * view.q.row_step +
+        const Q* q = reinterpret_cast<const Q*>(view.q.data + row * view.q.row_step +
                                                 (head * view.group_size + g) * view.q.head_step);
-        const float score = lanes.sum_pieces(pieces, [&](i32 p) {
-          float x[piece_size], lo[piece_size], hi[piece_size];
-          load_piece(lanes, q + p * piece_size, x);
-          load_piece(lanes, least + p * piece_size, lo);
-          load_piece(lanes, most + p * piece_size, hi);
-          return piece_bound(x, lo, hi);
+        const float score = lanes.sum_pieces(pieces, [&](i32 i) {
+          float x[piece_size];
+          load_piece(lanes, q + lanes.piece(i) * piece_size, x);
+          return piece_bound(x, lo[i], hi[i]);
         });
         best = score > best ? score : best;
       }

@@ -20,13 +20,15 @@ struct Warp {
 /// time. All of the warp's lanes must call sum_pieces equally often.
 struct Part {
   static constexpr bool aligned = true;
+  static constexpr i32 held = 1;
   i32 width;
   RADDLE_DEVICE i32 index() const { return ptx::thread_index() % width; }
+  RADDLE_DEVICE i32 piece(i32) const { return index(); }
 
   /// The tree of Alone::sum_pieces; every lane has the sum.
   template <class F>
   RADDLE_DEVICE float sum_pieces(i32 pieces, F f) const {
-    float x = index() < pieces ? f(index()) : 0.0f;
+    float x = index() < pieces ? f(0) : 0.0f;
     for (i32 step = 1; step < width; step *= 2) x += ptx::shuffle_xor(x, step);
     return x;
   }
