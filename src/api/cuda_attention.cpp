@@ -16,6 +16,25 @@
 
 namespace raddle {
 namespace cuda {
+
+void check_rows(const TensorRef& t, const char* what, i64 level) {
+  const auto name = [&] {
+    return (level >= 0 ? "kv[" + std::to_string(level) + "]: " : std::string()) + what;
+  };
+  if (!t.data) return;
+  if (reinterpret_cast<std::uintptr_t>(t.data) % 16 != 0) [[unlikely]]
+    fail<ValueError>(name(),
+                     " begins at an address that is no multiple of 16 bytes; expected one "
+                     "on a GPU");
+  const i64 unit = 16 / dtype_bytes(t.dtype);
+  for (std::size_t i = 0; i + 1 < static_cast<std::size_t>(t.rank); ++i)
+    if (t.shape[i] > 1 && t.stride[i] % unit != 0) [[unlikely]]
+      fail<ValueError>(name(), " has stride ", t.stride[i], " in dimension ", i,
+                       "; expected a multiple of ", unit,
+                       " elements on a GPU: rows of 16-byte "
+                       "units");
+}
+
 namespace {
 
 jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant) {
@@ -50,26 +69,6 @@ const Kernel& loaded(const jit::GpuKernel& kernel, const Device& device, i32 sha
                                                  jit::gpu_entry_point, jit::label_of(kernel),
                                                  mma::num_threads, shared_bytes);
   return *slot.kernel;
-}
-
-/// Kernels take rows 16 bytes at a time. `run` calls this for every tensor: no string is made
-/// before something is wrong.
-void check_rows(const TensorRef& t, const char* what, i64 level = -1) {
-  const auto name = [&] {
-    return (level >= 0 ? "kv[" + std::to_string(level) + "]: " : std::string()) + what;
-  };
-  if (!t.data) return;
-  if (reinterpret_cast<std::uintptr_t>(t.data) % 16 != 0) [[unlikely]]
-    fail<ValueError>(name(),
-                     " begins at an address that is no multiple of 16 bytes; expected one "
-                     "on a GPU");
-  const i64 unit = 16 / dtype_bytes(t.dtype);
-  for (std::size_t i = 0; i + 1 < static_cast<std::size_t>(t.rank); ++i)
-    if (t.shape[i] > 1 && t.stride[i] % unit != 0) [[unlikely]]
-      fail<ValueError>(name(), " has stride ", t.stride[i], " in dimension ", i,
-                       "; expected a multiple of ", unit,
-                       " elements on a GPU: rows of 16-byte "
-                       "units");
 }
 
 void check_alignment(const RunArgs& args) {

@@ -3,37 +3,10 @@
 #include <array>
 #include <cstring>
 
+#include "api/cuda_layout.h"
+
 namespace raddle::cuda {
 namespace {
-
-/// Calls visit(pointer, bytes) for each array of a level; absent ones are null.
-template <class Visit>
-void visit_arrays(LevelView& view, const Level& level, const Visit& visit) {
-  const auto array = [&visit](auto*& pointer, const auto& list) {
-    visit(pointer, list.size() * sizeof(list[0]));
-  };
-  array(view.row_indptr, level.row_indptr);
-  array(view.rows, level.rows);
-  array(view.columns, level.columns);
-  array(view.kv_begin, level.kv_begin);
-  array(view.block_begin, level.block_begin);
-  array(view.blocks, level.blocks);
-  array(view.block_index, level.block_index);
-  array(view.block_pos, level.block_pos);
-  array(view.block_first, level.block_first);
-  array(view.block_count, level.block_count);
-  array(view.mask_bits, level.mask_bits);
-}
-
-template <class Visit>
-void visit_arrays(LayoutView& view, const Visit& visit) {
-  const auto requests = static_cast<std::size_t>(view.num_requests);
-  const auto rows = static_cast<std::size_t>(view.num_rows);
-  visit(view.qo_indptr, (requests + 1) * sizeof(i32));
-  visit(view.kv_len, requests * sizeof(i32));
-  visit(view.qo_pos, rows * sizeof(i32));
-  visit(view.row_request, rows * sizeof(i32));
-}
 
 /// Calls visit(pointer, bytes) for each array of the layout that `launch` has views of.
 template <class Visit>
@@ -42,8 +15,6 @@ void visit_arrays(MmaLaunch& launch, const Layout& layout, const Visit& visit) {
   for (std::size_t i = 0; i < layout.levels().size(); ++i)
     visit_arrays(launch.levels[i], layout.levels()[i], visit);
 }
-
-constexpr std::size_t aligned(std::size_t bytes) { return (bytes + 15) / 16 * 16; }
 
 }  // namespace
 

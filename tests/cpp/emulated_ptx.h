@@ -12,6 +12,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -49,10 +50,11 @@ class Block {
     body_ = &body;
     current() = this;
     for (Fiber& fiber : fibers_) {
-      fiber.stack.resize(256 * 1024);
+      // Not filled: most of it is never touched.
+      if (!fiber.stack) fiber.stack.reset(new std::byte[stack_bytes]);
       getcontext(&fiber.context);
-      fiber.context.uc_stack.ss_sp = fiber.stack.data();
-      fiber.context.uc_stack.ss_size = fiber.stack.size();
+      fiber.context.uc_stack.ss_sp = fiber.stack.get();
+      fiber.context.uc_stack.ss_size = stack_bytes;
       fiber.context.uc_link = &scheduler_;
       makecontext(&fiber.context, &Block::start, 0);
     }
@@ -113,9 +115,10 @@ class Block {
   }
 
  private:
+  static constexpr std::size_t stack_bytes = 256 * 1024;
   struct Fiber {
     ucontext_t context;
-    std::vector<std::byte> stack;
+    std::unique_ptr<std::byte[]> stack;
     std::deque<std::vector<std::pair<u32, const void*>>> groups{1};
     bool done = false;
   };
@@ -140,7 +143,7 @@ class Block {
   void enter(Fiber& fiber) {
 #if defined(__SANITIZE_ADDRESS__)
     void* fake = nullptr;
-    __sanitizer_start_switch_fiber(&fake, fiber.stack.data(), fiber.stack.size());
+    __sanitizer_start_switch_fiber(&fake, fiber.stack.get(), stack_bytes);
 #endif
     swapcontext(&scheduler_, &fiber.context);
 #if defined(__SANITIZE_ADDRESS__)
@@ -229,6 +232,17 @@ inline bool any(bool condition) {
   return result;
 }
 inline float shuffle_xor(float x, i32 mask) { return shuffle(x, (thread_index() % 32) ^ mask); }
+
+inline u32 ballot(bool yes) {
+  Exchange mine{};
+  mine.x = yes ? 1.0f : 0.0f;
+  u32 votes = 0;
+  Block::current()->exchange(mine, [&](auto at) {
+    for (i32 lane = 0; lane < 32; ++lane) votes |= (at(lane).x != 0.0f ? 1u : 0u) << lane;
+  });
+  return votes;
+}
+inline i32 count_bits(u32 x) { return __builtin_popcount(x); }
 
 inline i32 atomic_add(i32* counter, i32 x) {
   const i32 before = *counter;

@@ -64,11 +64,20 @@ void run(void (*kernel)(Launch, Variant), int block, int threads, int shared, vo
            *static_cast<std::remove_cv_t<Variant>*>(params[1]));
   });
 }
+template <class Launch>
+void run(void (*kernel)(Launch), int block, int threads, int shared, void** params) {
+  raddle::emulated::Block emulated(block, threads, shared);
+  emulated.run([&] { kernel(*static_cast<std::remove_cv_t<Launch>*>(params[0])); });
 }
-extern "C" void raddle_emulated(int block, int threads, int shared, void** params) {
-  run(raddle_attention, block, threads, shared, params);
 }
 )";
+
+/// The entry of kernel `name` for one block.
+std::string entry_of(const std::string& name) {
+  return "extern \"C\" void raddle_emulated_" + name +
+         "(int block, int threads, int shared, void** params) {\n  run(" + name +
+         ", block, threads, shared, params);\n}\n";
+}
 
 }  // namespace
 
@@ -95,9 +104,14 @@ int nvrtcCompileProgram(Program* program, int, const char**) {
   if (!mkdtemp(folder)) return 1;
   const std::string base = std::string(folder) + "/kernel";
   std::string text = program->source;
-  for (std::size_t at; (at = text.find("extern \"C\" __global__")) != std::string::npos;)
+  std::string entries;
+  for (std::size_t at; (at = text.find("extern \"C\" __global__")) != std::string::npos;) {
+    // … __launch_bounds__(…)\nname(
+    const std::size_t begin = text.find('\n', at) + 1;
+    entries += entry_of(text.substr(begin, text.find('(', begin) - begin));
     text.replace(at, 10, "");
-  std::ofstream(base + ".cpp") << prologue << text << epilogue;
+  }
+  std::ofstream(base + ".cpp") << prologue << text << epilogue << entries;
   const std::string command =
       environment("CXX", "c++") + " -std=c++20 -O1 -fPIC -shared -w -ffp-contract=off -I" +
       environment("RADDLE_EMULATOR_INCLUDE", ".") +
@@ -255,8 +269,8 @@ int cuModuleLoadData(void** module, const void* image) {
   return *module ? 0 : 200;
 }
 int cuModuleUnload(void*) { return 0; }
-int cuModuleGetFunction(void** function, void* module, const char*) {
-  *function = dlsym(module, "raddle_emulated");
+int cuModuleGetFunction(void** function, void* module, const char* name) {
+  *function = dlsym(module, (std::string("raddle_emulated_") + name).c_str());
   return *function ? 0 : 500;
 }
 int cuFuncSetAttribute(void*, int, int) { return 0; }

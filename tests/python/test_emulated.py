@@ -16,6 +16,6 @@ def test_cuda_on_emulated_threads(request):
     seed = ["--seed", str(request.config.option.seed)]
     environment = {**os.environ, "PYTHON": sys.executable}
     ended = subprocess.run(
-        [*command, *seed, TESTS / "python/test_cuda.py"], env=environment, capture_output=True, text=True
+        [*command, *seed, TESTS / "python/test_cuda.py", TESTS / "python/test_kv_cuda.py"], env=environment, capture_output=True, text=True
     )
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]

@@ -1,0 +1,78 @@
+// A layout's arrays in a GPU's memory.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "device/cuda/memory.h"
+#include "raddle/layout.h"
+
+namespace raddle {
+namespace cuda {
+
+/// Calls visit(pointer, bytes) for each array of a level; absent ones are null.
+template <class Visit>
+void visit_arrays(LevelView& view, const Level& level, const Visit& visit) {
+  const auto array = [&visit](auto*& pointer, const auto& list) {
+    visit(pointer, list.size() * sizeof(list[0]));
+  };
+  array(view.row_indptr, level.row_indptr);
+  array(view.rows, level.rows);
+  array(view.columns, level.columns);
+  array(view.kv_begin, level.kv_begin);
+  array(view.block_begin, level.block_begin);
+  array(view.blocks, level.blocks);
+  array(view.block_index, level.block_index);
+  array(view.block_pos, level.block_pos);
+  array(view.block_first, level.block_first);
+  array(view.block_count, level.block_count);
+  array(view.mask_bits, level.mask_bits);
+}
+
+template <class Visit>
+void visit_arrays(LayoutView& view, const Visit& visit) {
+  const auto requests = static_cast<std::size_t>(view.num_requests);
+  const auto rows = static_cast<std::size_t>(view.num_rows);
+  visit(view.qo_indptr, (requests + 1) * sizeof(i32));
+  visit(view.kv_len, requests * sizeof(i32));
+  visit(view.qo_pos, rows * sizeof(i32));
+  visit(view.row_request, rows * sizeof(i32));
+}
+
+/// Arrays lie at multiples of 16 bytes.
+constexpr std::size_t aligned(std::size_t bytes) { return (bytes + 15) / 16 * 16; }
+
+/// A layout of one level on one GPU.
+class LayoutOnDevice {
+ public:
+  /// Sends everything up in one asynchronous copy on `stream`. Needs a ContextScope.
+  LayoutOnDevice(const Device& device, const Layout& layout, StreamHandle stream);
+
+  const Device& device() const { return *device_; }
+  const LayoutView& layout() const { return layout_; }
+  const LevelView& level() const { return level_; }
+  /// Before a launch on `stream`.
+  void use_on(StreamHandle stream) const { block_.use_on(stream); }
+
+ private:
+  const Device* device_;
+  LayoutView layout_;
+  LevelView level_;
+  Block block_;
+};
+
+}  // namespace cuda
+
+/// The copies of a layout, made when first asked for: a step's layers share one.
+class LayoutCopies {
+ public:
+  std::shared_ptr<const cuda::LayoutOnDevice> on(const cuda::Device& device, const Layout& layout,
+                                                 cuda::StreamHandle stream);
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<const cuda::LayoutOnDevice>> copies_;
+};
+
+}  // namespace raddle
