@@ -10,12 +10,6 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-/// Called, not inlined: together the three loops would keep each other's values in registers.
-template <class K, class V, i32 blocks>
-RADDLE_COLD void attend_long(const MmaLaunch& launch, const V& variant, i32 item) {
-  LongQueries<K, V, blocks>(launch, variant, item).run();
-}
-
 /// One worker's queue.
 template <class K, class V>
 RADDLE_DEVICE void attend(const MmaLaunch& launch, const V& variant) {
@@ -27,10 +21,7 @@ RADDLE_DEVICE void attend(const MmaLaunch& launch, const V& variant) {
     if (tile.shape == 0) {
       i = ShortQueries<K, V>(launch, variant, i, end).run();
     } else {
-      if (K::long_rows > 64 && tile.num_rows > 64)
-        attend_long<K, V, K::long_rows / 64>(launch, variant, i);
-      else
-        attend_long<K, V, 1>(launch, variant, i);
+      LongQueries<K, V, K::long_rows / 64>(launch, variant, i).run();
       ++i;
     }
   }

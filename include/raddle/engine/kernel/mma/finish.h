@@ -96,6 +96,16 @@ RADDLE_DEVICE void write_row(const MmaLaunch& launch, const V& variant, const Ro
   if (ptx::lane_index() == 0) store_lse(launch, row, lse);
 }
 
+/// Stores a row's state where contractions find it.
+template <class K>
+RADDLE_DEVICE void store_partial(const MmaLaunch& launch, i64 at, const LaneRow<K::dim_vo>& o,
+                                 float lse) {
+  LaneRow<K::dim_vo>::each([&](i32 i, i32 d) {
+    *reinterpret_cast<Four*>(launch.partial_o + at * K::dim_vo + d) = o.of[i];
+  });
+  if (ptx::lane_index() == 0) launch.partial_lse[at] = lse;
+}
+
 /// A row that is composed of partial states: O and Σ relative to a largest LSE.
 template <class K, Scan scan>
 class ComposedRow {
