@@ -33,8 +33,9 @@ std::string source_of(const GpuKernel& kernel, const std::string& arch) {
        << "    const __grid_constant__ raddle::Variant variant) {\n"
        << "  raddle::mma::attend<raddle::mma::Kernel<raddle::"
        << (kernel.dtype == DType::float16 ? "f16" : "bf16") << ", " << kernel.dim_qk << ", "
-       << kernel.dim_vo << ", " << config.short_stages << ", " << config.long_rows << ", "
-       << config.long_keys << ", " << config.long_stages << ">>(launch, variant);\n}\n";
+       << kernel.dim_vo << ", " << config.short_keys << ", " << config.short_slots << ", "
+       << config.long_rows << ", " << config.long_keys << ", " << config.long_slots
+       << ">>(launch, variant);\n}\n";
   return amalgamate(text.str());
 }
 

@@ -2,8 +2,7 @@
 // and loads its share of each tile's keys: K rows, then V rows, a group of asynchronous copies
 // each.
 //
-// Lanes 0–15 know where a key's K row lies, lanes 16–31 its V row, and tell the others when it is
-// copied.
+// A lane finds where its key's rows lie; a table tells the others, who copy the rows together.
 #pragma once
 
 #include "raddle/engine/kernel/mma/shared.h"
@@ -55,14 +54,14 @@ RADDLE_DEVICE Column find_column(const MmaLaunch& launch, const KeySource& sourc
 template <i32 dim>
 RADDLE_ZEROS(Packed8, zero_row, ceil_div(dim, 8));
 
-/// A warp's tiles: of items [item, end), or up to the first item of another tile shape. `ahead`:
-/// the next tile's rows are looked up when a tile has been loaded, so that nobody waits for the
-/// page table; else when it is loaded.
+/// A warp's tiles: of items [item, end), or up to the first item of another tile shape. K and V
+/// take turns in the slots of a ring. `ahead`: the next tile's rows are looked up when a tile has
+/// been loaded, so that nobody waits for the page table; else when it is loaded.
 template <class K, class Layout, bool ahead>
 class KeyStream {
   using T = typename K::T;
   static constexpr i32 warp_keys = Layout::warp_keys;
-  static_assert(warp_keys <= 16);
+  static_assert(warp_keys <= 32);
 
  public:
   RADDLE_DEVICE KeyStream(const MmaLaunch& launch, i32 item, i32 end, i32 shape)
@@ -73,27 +72,16 @@ class KeyStream {
       walk_.shape = shape;
       walk_.inside = false;
       walk_.loading = false;
-      walk_.filling = Layout::stages + (ahead ? 1 : 0);
     }
     ptx::sync_warp();
+    if (ahead) find_tile();
   }
 
-  /// Whether a step only fills the ring; counts it.
-  RADDLE_DEVICE bool filling() {
-    const i32 left = walk_.filling;
-    if (left == 0) return false;
-    ptx::sync_warp();
-    if (ptx::lane_index() == 0) walk_.filling = left - 1;
-    ptx::sync_warp();
-    return true;
-  }
-
-  /// Copies a tile's K to `stage`, and says in `slot` what there is to know of its keys.
-  RADDLE_DEVICE void load_keys(i32 stage, i32 slot) {
+  /// Copies a tile's K to `slot`, and says in `keys` what there is to know of its keys.
+  RADDLE_DEVICE void load_keys(i32 slot, typename Layout::Keys& keys) {
     if (!ahead) find_tile();
     if (there_) {
       const i32 lane = ptx::lane_index(), warp = ptx::warp_index();
-      auto& keys = Layout::keys_at(slot);
       if (lane < warp_keys) {
         const i32 j = warp_keys * warp + lane;
         keys.column[j] = at_.valid ? column_ : -1;
@@ -103,27 +91,23 @@ class KeyStream {
       }
       there_ = !(flags_ & TileFlags::empty);
       if (there_) {
-        const KeySource& source = walk_.source;
-        const i32 which = lane >> 4;
-        Layout::scratch().source[warp][lane] =
-            at_.valid ? source.row[which] + at_.block * source.block_stride[which] +
-                            at_.offset * source.row_stride[which]
-                      : zeros();
+        publish_rows();
         ptx::sync_warp();
-        copy<typename K::QkRows, K::dim_qk>(Layout::key_memory(stage), 0);
+        copy<typename K::QkRows, K::dim_qk>(Layout::slot_memory(slot), 0);
       }
     }
     if (!ahead) {
       ptx::sync_warp();  // all lanes have read what it was
       if (ptx::lane_index() == 0) walk_.loading = there_;
+      ptx::sync_warp();
     }
     ptx::copy_commit();
   }
 
-  /// Copies that tile's V. The first call of all, before there is a tile, looks up the first one.
-  RADDLE_DEVICE void load_values(i32 stage) {
+  /// Copies that tile's V to `slot`.
+  RADDLE_DEVICE void load_values(i32 slot) {
     if (ahead ? there_ : walk_.loading)
-      copy<typename K::VoRows, K::dim_vo>(Layout::value_memory(stage), 16);
+      copy<typename K::VoRows, K::dim_vo>(Layout::slot_memory(slot), 1);
     ptx::copy_commit();
     if (ahead) find_tile();
   }
@@ -133,6 +117,21 @@ class KeyStream {
   /// and meet weights of zero.
   RADDLE_DEVICE static const u8* zeros() {
     return reinterpret_cast<const u8*>(&zero_row<max(K::dim_qk, K::dim_vo)>);
+  }
+
+  /// Lanes of a warp with 16 keys see to one row each, with 32 to two.
+  RADDLE_DEVICE void publish_rows() const {
+    const KeySource& source = walk_.source;
+    auto& table = Layout::row_table().row[ptx::warp_index()];
+    RADDLE_UNROLL
+    for (i32 i = 0; i < ceil_div(2 * warp_keys, 32); ++i) {
+      const i32 which = (ptx::lane_index() + 32 * i) / warp_keys;
+      if (which > 1) continue;
+      table[which][ptx::lane_index() % warp_keys] =
+          at_.valid ? source.row[which] + at_.block * source.block_stride[which] +
+                          at_.offset * source.row_stride[which]
+                    : zeros();
+    }
   }
 
   /// Finds the next tile and where this lane's row of it lies.
@@ -163,11 +162,11 @@ class KeyStream {
   RADDLE_DEVICE void find_row(const Span& span, bool last) {
     const KeySource& source = walk_.source;
     const i32 begin = max(span.begin, source.col_begin), end = min(span.end, source.col_end);
-    const i32 j = ptx::lane_index() & 15;
+    const i32 j = ptx::lane_index() % warp_keys;
     column_ = span.begin + warp_keys * ptx::warp_index() + j;
     // A column without a key repeats one that has one: variants see only keys that exist.
     at_ = find_column(launch_, source, min(max(column_, begin), end - 1));
-    if (j >= warp_keys || column_ < begin || column_ >= end) at_.valid = false;
+    if (column_ < begin || column_ >= end) at_.valid = false;
     const bool ragged = end - begin < Layout::tile_keys || source.holes;
     flags_ = (span.partial ? TileFlags::partial : 0) | (ragged ? TileFlags::ragged : 0) |
              (last ? TileFlags::last : 0);
@@ -196,14 +195,14 @@ class KeyStream {
     return ours;
   }
 
-  /// Copies this warp's rows; `first` is where the first one is among the warp's sources.
+  /// Copies this warp's rows of K (`which` 0) or V.
   template <class Rows, i32 dim>
-  RADDLE_DEVICE void copy(u8* stage, i32 first) const {
+  RADDLE_DEVICE void copy(u8* slot, i32 which) const {
     constexpr i32 chunks = Rows::chunks;
     const i32 lane = ptx::lane_index(), warp = ptx::warp_index();
-    const u32 to = ptx::shared_address(stage) + static_cast<u32>(warp_keys * warp * Rows::pitch);
+    const u32 to = ptx::shared_address(slot) + static_cast<u32>(warp_keys * warp * Rows::pitch);
     const u32 to_first = to + Rows::at(lane / chunks, lane % chunks);
-    const u8* const* source = Layout::scratch().source[warp] + first;
+    const u8* const* source = Layout::row_table().row[warp][which];
     RADDLE_UNROLL
     for (i32 i = 0; i < ceil_div(warp_keys * chunks, 32); ++i) {
       // Where rows divide a warp, its lanes keep their chunk.

@@ -33,6 +33,8 @@ class LongQueries {
 
   RADDLE_DEVICE void run() {
     RADDLE_ROLLED
+    for (i32 i = 0; i + 1 < Layout::slots; ++i) load(i, i);
+    RADDLE_ROLLED
     for (i32 r = 0; r < blocks; ++r)
       load_queries<16, K>(launch_, variant_, tile_, item_.kv_head, first_row(r),
                           Layout::query_memory(), Layout::scratch().row, Layout::vector(warp_));
@@ -66,34 +68,41 @@ class LongQueries {
  private:
   RADDLE_DEVICE i32 first_row(i32 r) const { return block_rows * r + 16 * warp_; }
 
-  /// One KV tile, and the loads of the one that takes its place; returns whether it is the item's
-  /// last.
+  /// Load number `nth` of the stream, K and V in turns.
+  RADDLE_DEVICE void load(i32 nth, i32 slot) {
+    if (nth % 2 == 0) {
+      stream_.load_keys(slot, Layout::keys_at(loading_));
+      loading_ = Layout::after(loading_, Layout::key_slots);
+    } else {
+      stream_.load_values(slot);
+    }
+  }
+
+  /// One KV tile; returns whether it is the item's last.
   template <class Apply>
   RADDLE_DEVICE bool step(const Apply& apply) {
-    constexpr i32 pending = 2 * Layout::stages - 2;
-    const auto& keys = Layout::keys_at(slot_);
-    u8* k = Layout::key_memory(stage_);
-    u8* v = Layout::value_memory(stage_);
+    constexpr i32 pending = Layout::slots - 2;
+    static_assert(Layout::slots % 2 == 0);
+    const auto& keys = Layout::keys_at(computing_);
+    const i32 next = Layout::after(slot_, Layout::slots);
+    const i32 before = slot_ == 0 ? Layout::slots - 1 : slot_ - 1;
+    u8* k = Layout::slot_memory(slot_);
+    u8* v = Layout::slot_memory(next);
     float* vector = Layout::vector(warp_);
     Logits<blocks, tiles> s;
     Weights<blocks, tiles> p;
-    i32 flags = 0;
-    bool computes = false;
-    const bool filling = stream_.filling();
-    if (!filling) {
-      ptx::copy_wait<pending>();
-      ptx::sync_warp();
-      flags = keys.flags[warp_];
-      computes = !(flags & TileFlags::empty);
-      if constexpr (has_key<V>)
-        if (computes)
-          transform_keys<T, typename K::QkRows, K::dim_qk>(
-              k, keys, apply.request, apply.kv_head, vector,
-              [&](WarpVector& x, const Key& key) { variant_.key(x, key); });
-      ptx::sync_block();  // K is there; the tile before is computed, its V's stage is free
-    }
-    stream_.load_values(Layout::before(stage_, Layout::stages));
-    if (computes) {
+    ptx::copy_wait<pending>();
+    ptx::sync_warp();
+    const i32 flags = keys.flags[warp_];
+    const bool empty = (flags & TileFlags::empty) != 0;
+    if constexpr (has_key<V>)
+      if (!empty)
+        transform_keys<T, typename K::QkRows, K::dim_qk>(
+            k, keys, apply.request, apply.kv_head, vector,
+            [&](WarpVector& x, const Key& key) { variant_.key(x, key); });
+    ptx::sync_block();  // K is there; the tile before is computed, and its V's slot is free
+    load(Layout::slots - 1, before);
+    if (!empty) {
       const u32 q = a_address<typename K::QkRows>(Layout::query_memory()) +
                     static_cast<u32>(first_row(0) * K::QkRows::pitch);
       multiply_qk<K, blocks, tiles>(s, k, [&](i32 at, i32 r, u32(&a)[4]) {
@@ -109,12 +118,12 @@ class LongQueries {
         transform_keys<T, typename K::VoRows, K::dim_vo>(
             v, keys, apply.request, apply.kv_head, vector,
             [&](WarpVector& x, const Key& key) { variant_.value(x, key); });
-      ptx::sync_block();  // V is there; K's stage is free
+      ptx::sync_block();  // V is there; K's slot is free
     }
-    stream_.load_keys(stage_, Layout::before(slot_, Layout::key_slots));
-    if (computes) multiply_pv<K, blocks, tiles>(o_, p, v);
-    stage_ = Layout::after(stage_, Layout::stages);
-    slot_ = Layout::after(slot_, Layout::key_slots);
+    load(Layout::slots, slot_);
+    if (!empty) multiply_pv<K, blocks, tiles>(o_, p, v);
+    slot_ = Layout::after(next, Layout::slots);
+    computing_ = Layout::after(computing_, Layout::key_slots);
     return (flags & TileFlags::last) != 0;
   }
 
@@ -175,7 +184,8 @@ class LongQueries {
   const QueryTile& tile_;
   const i32 warp_;
   KeyStream<K, Layout, false> stream_;
-  i32 stage_ = 0, slot_ = 0;
+  i32 slot_ = 0;                     // of what is used next;
+  i32 computing_ = 0, loading_ = 0;  // where its keys are spoken of, and those loaded next
   float to_log2_;
   Output<K, blocks> o_;
   RowStats<blocks> stats_;

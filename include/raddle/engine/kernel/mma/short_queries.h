@@ -36,6 +36,8 @@ class ShortQueries {
 
   /// Returns the item after the last one computed.
   RADDLE_DEVICE i32 run() {
+    RADDLE_ROLLED
+    for (i32 i = 0; i < Layout::slots; ++i) load(i, i);
     do {
       const WorkItem item = launch_.plan.items[next_];
       const QueryTile& tile = launch_.plan.query_tiles[item.query_tile];
@@ -81,25 +83,30 @@ class ShortQueries {
                     item.kv_head, launch_.plan.group_size);
   }
 
-  /// One KV tile, and the loads of the one that takes its place; returns whether it is the item's
-  /// last.
+  /// Load number `nth` of the stream, K and V in turns.
+  RADDLE_DEVICE void load(i32 nth, i32 slot) {
+    if (nth % 2 == 0) {
+      stream_.load_keys(slot, Layout::keys_at(loading_));
+      loading_ = Layout::after(loading_, Layout::key_slots);
+    } else {
+      stream_.load_values(slot);
+    }
+  }
+
+  /// One KV tile. What has been used makes place for the load that is a ring further on. Returns
+  /// whether the tile is the item's last.
   template <class Apply>
   RADDLE_DEVICE bool step(const Apply& apply, i32 halves) {
-    constexpr i32 pending = 2 * Layout::stages - 1;
-    const auto& keys = Layout::keys_at(slot_);
+    constexpr i32 pending = Layout::slots - 1;
+    const auto& keys = Layout::keys_at(computing_);
     float* vector = Layout::vector(warp_);
     Logits<1, tiles> s;
-    i32 flags = 0;
-    bool computes = false;
-    const bool filling = stream_.filling();
-    if (!filling) {
-      ptx::copy_wait<pending>();
-      ptx::sync_warp();
-      flags = keys.flags[warp_];
-      computes = !(flags & TileFlags::empty);
-    }
-    if (computes) {
-      u8* k = Layout::key_memory(stage_);
+    ptx::copy_wait<pending>();
+    ptx::sync_warp();
+    const i32 flags = keys.flags[warp_];
+    const bool empty = (flags & TileFlags::empty) != 0;
+    if (!empty) {
+      u8* k = Layout::slot_memory(slot_);
       if constexpr (has_key<V>)
         transform_keys<T, typename K::QkRows, K::dim_qk>(
             k, keys, apply.request, apply.kv_head, vector,
@@ -111,25 +118,28 @@ class ShortQueries {
                                });
     }
     ptx::sync_warp();
-    stream_.load_keys(stage_, Layout::before(slot_, Layout::key_slots));
-    if (computes) {
+    load(Layout::slots, slot_);
+    slot_ = Layout::after(slot_, Layout::slots);
+    if (!empty) {
       apply(s, keys, warp_keys * warp_, flags);
       if constexpr (scan == Scan::softmax) softmax<K>(s, stats_, o_, to_log2_, halves);
-      Weights<1, tiles> p;
-      round_weights<T>(s, p);
-      ptx::copy_wait<pending>();
-      ptx::sync_warp();
-      u8* v = Layout::value_memory(stage_);
+    }
+    ptx::copy_wait<pending>();
+    ptx::sync_warp();
+    if (!empty) {
+      u8* v = Layout::slot_memory(slot_);
       if constexpr (has_value<V>)
         transform_keys<T, typename K::VoRows, K::dim_vo>(
             v, keys, apply.request, apply.kv_head, vector,
             [&](WarpVector& x, const Key& key) { variant_.value(x, key); });
+      Weights<1, tiles> p;
+      round_weights<T>(s, p);
       multiply_pv<K, 1, tiles>(o_, p, v + warp_keys * warp_ * K::VoRows::pitch);
-      ptx::sync_warp();
     }
-    stream_.load_values(stage_);
-    stage_ = Layout::after(stage_, Layout::stages);
-    slot_ = Layout::after(slot_, Layout::key_slots);
+    ptx::sync_warp();
+    load(Layout::slots + 1, slot_);
+    slot_ = Layout::after(slot_, Layout::slots);
+    computing_ = Layout::after(computing_, Layout::key_slots);
     return (flags & TileFlags::last) != 0;
   }
 
@@ -228,8 +238,8 @@ class ShortQueries {
 
   /// Rows for an output part, where the ring was.
   RADDLE_DEVICE static float* whole_row(i32 m) {
-    static_assert(short_rows * K::dim_vo * 4 <= Layout::stage_bytes);
-    return reinterpret_cast<float*>(Layout::key_memory(0)) + m * K::dim_vo;
+    static_assert(short_rows * K::dim_vo * 4 <= Layout::slot_bytes);
+    return reinterpret_cast<float*>(Layout::slot_memory(0)) + m * K::dim_vo;
   }
 
   RADDLE_DEVICE void write_rows(const WorkItem& item, const QueryTile& tile) const {
@@ -247,8 +257,8 @@ class ShortQueries {
   i32 next_;
   const i32 end_, warp_, lane_;
   KeyStream<K, Layout, true> stream_;
-  // The first steps, stages + 1 of them, fill the ring; the last of all stages follows them.
-  i32 stage_ = Layout::stages - 1, slot_ = 0;
+  i32 slot_ = 0;                     // of what is used next;
+  i32 computing_ = 0, loading_ = 0;  // where its keys are spoken of, and those loaded next
   float to_log2_;
   u32 q_[K::k_steps][4];  // the rows' fragments
   Output<K, 1> o_;
