@@ -23,8 +23,6 @@ struct ScanMemory {
 struct PlannerShared {
   ScanMemory scan;
   PlanReport report;
-  LayoutView layout;
-  LevelView levels[2];
   i32 word;  ///< what one thread tells the others
 };
 

@@ -47,8 +47,7 @@ class BlockPlanner {
   RADDLE_DEVICE void run() {
     start();
     if (!read_lengths()) return publish_nothing();
-    const i32 levels = x_.layout.num_levels;
-    for (i32 level = 0; level < levels; ++level) make_tiles(level);
+    for (i32 level = 0; level < num_levels(); ++level) make_tiles(level);
     units_ = make_units();
     cut();
     const i32 splits = place_cut_states();
@@ -71,19 +70,36 @@ class BlockPlanner {
   RADDLE_DEVICE void start() {
     const DeviceBatch& batch = launch_.batch;
     num_requests_ = batch.num_requests_at ? *batch.num_requests_at : batch.num_requests;
-    if (thread_ == 0) {
-      x_.report = PlanReport{0, int_max};
-      x_.layout = planned_layout(launch_, x_.levels);
-      // Planning reads its own copies.
-      x_.layout.num_requests = num_requests_;
-      x_.layout.qo_indptr = s_.qo_indptr;
-      x_.layout.kv_len = s_.kv_len;
-      x_.levels[0].num_groups = num_requests_;
-      x_.levels[0].row_indptr = s_.qo_indptr;
-      x_.levels[0].columns = s_.kv_len;
-    }
+    if (thread_ == 0) x_.report = PlanReport{0, int_max};
     ptx::sync_block();
   }
+
+  /// What planning sees of the layout: the planner's own copies of the lengths. Fields that no
+  /// batch on a device has are constants, so that the code for them falls away.
+  RADDLE_DEVICE LayoutView layout() const {
+    LayoutView view{};
+    view.num_requests = num_requests_;
+    view.num_rows = launch_.maxima.max_qo_tokens;
+    view.num_levels = num_levels();
+    view.qo_indptr = s_.qo_indptr;
+    view.kv_len = s_.kv_len;
+    return view;
+  }
+
+  RADDLE_DEVICE LevelView level_view(i32) const {
+    LevelView view{};
+    view.num_groups = num_requests_;
+    view.block_size = launch_.batch.page_size;
+    view.groups_are_requests = true;
+    view.row_indptr = s_.qo_indptr;
+    view.columns = s_.kv_len;
+    view.block_begin = layout_arrays(launch_).block_begin;
+    view.blocks = launch_.batch.pages;
+    return view;
+  }
+
+  RADDLE_DEVICE i32 num_levels() const { return 1; }
+  RADDLE_DEVICE i32 num_groups(i32) const { return num_requests_; }
 
   /// Copies and checks the lengths; counts the query tiles of every request. False where the batch
   /// exceeds the maxima.
@@ -129,17 +145,16 @@ class BlockPlanner {
     return fits_rows && fits_keys;
   }
 
-  RADDLE_DEVICE i32 first_group(i32 level) const {
-    return level == 0 ? 0 : x_.levels[0].num_groups;
-  }
+  RADDLE_DEVICE i32 first_group(i32 level) const { return level == 0 ? 0 : num_groups(0); }
 
   /// The query tiles of one level, a thread a tile: `candidates` counts them by group. On all
   /// levels but the last those that keep nothing are left out.
   RADDLE_DEVICE void make_tiles(i32 level) {
-    const LevelView& view = x_.levels[level];
-    const i32 groups = view.num_groups;
+    const LayoutView layout_view = layout();
+    const LevelView view = level_view(level);
+    const i32 groups = num_groups(level);
     const i32 total = groups > 0 ? s_.candidates[groups] : 0;
-    const bool last = level + 1 == x_.layout.num_levels;
+    const bool last = level + 1 == num_levels();
     all_partial_ = !last || num_tiles() > 0;
     i32* group_tile = s_.group_tile + first_group(level);
     Run* spans = reinterpret_cast<Run*>(launch_.scratch + launch_.scratch_at.spans) +
@@ -152,7 +167,7 @@ class BlockPlanner {
       Sums<2> mine{};
       if (c < total) {
         group = last_at_most(s_.candidates, groups, c);
-        covered = cover_nth(cover_, x_.layout, view, launch_.config, level, group,
+        covered = cover_nth(cover_, layout_view, view, launch_.config, level, group,
                             group_rows(view, group) * launch_.config.group_size,
                             c - s_.candidates[group], all_partial_, spans);
         const Run* runs = covered.in_spans ? spans : &covered.only;
@@ -223,8 +238,7 @@ class BlockPlanner {
     units.prefix = s_.prefix;
     units.group_tile = s_.group_tile;
     units.num_tiles = num_tiles();
-    units.num_groups =
-        first_group(x_.layout.num_levels - 1) + x_.levels[x_.layout.num_levels - 1].num_groups;
+    units.num_groups = first_group(num_levels() - 1) + num_groups(num_levels() - 1);
     units.num_kv_heads = config.num_kv_heads;
     units.all_partial = all_partial_;
     for (i32 i = 0; i < 2; ++i) {
