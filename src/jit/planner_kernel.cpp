@@ -16,7 +16,8 @@ std::string source_of(const PlannerKernel& kernel) {
   text << "extern \"C\" __global__ void __launch_bounds__(raddle::planner::num_threads, 1)\n"
        << planner_entry_point << "(const __grid_constant__ raddle::PlanLaunch launch,\n"
        << "    const __grid_constant__ raddle::Variant variant) {\n"
-       << "  raddle::planner::plan_batch(launch, variant);\n}\n";
+       << "  raddle::planner::plan_batch<" << (kernel.prefixes ? "true" : "false")
+       << ">(launch, variant);\n}\n";
   return amalgamate(text.str());
 }
 
@@ -30,7 +31,7 @@ std::string cubin_of(const PlannerKernel& kernel, const std::string& arch) {
   for (const std::string& option : Nvrtc::options(arch)) request.key += option + " ";
   request.source = source_of(kernel);
   request.key += "\n" + request.source;
-  request.name = "planner";
+  request.name = kernel.prefixes ? "planner with prefixes" : "planner";
   for (const Functor& part : kernel.composition.parts) request.name += " " + part.type;
   request.target = arch;
   request.compile = [&] { return Nvrtc::instance().compile(request.source, arch).bytes; };

@@ -11,6 +11,7 @@ namespace raddle::jit {
 struct PlannerKernel {
   CompositionSource composition;
   i32 variant_bytes;  ///< of the composition's struct; both compilers must agree
+  bool prefixes;      ///< finds equal leading pages: PlanLaunch::batch.min_prefix > 0
 };
 
 /// The kernel's entry point: (PlanLaunch, the composition's struct), both by value.

@@ -14,6 +14,9 @@ void check_batch(const DeviceBatch& batch, const Maxima& maxima) {
   if (batch.num_requests < 0 || batch.num_requests > maxima.max_requests)
     fail<ValueError>("num_requests is ", batch.num_requests,
                      "; expected 0 to max_requests = ", maxima.max_requests);
+  if (batch.min_prefix > 0 && !batch.pages)
+    fail<ValueError>("min_prefix is ", batch.min_prefix,
+                     "; expected 0: ragged keys share no pages");
   if (!batch.pages) {
     if (!batch.kv_indptr) fail<ValueError>("kv_indptr is missing: the keys are ragged");
     return;
@@ -35,7 +38,7 @@ PlanLaunch plan_launch(const DeviceBatch& batch, const PlanConfig& config, const
     fail<ValueError>(
         "batch_invariant is True; expected lengths on the host, since chunks of fixed "
         "boundaries are planned there");
-  const i32 levels = batch.max_prefix > 0 ? 2 : 1;
+  const i32 levels = batch.min_prefix > 0 ? 2 : 1;
   if (maxima.max_levels != levels)
     fail<ValueError>("max_levels is ", maxima.max_levels, "; expected ", levels,
                      levels > 1 ? ": prefixes are a level of their own" : " on the device");
@@ -51,10 +54,11 @@ PlanLaunch plan_launch(const DeviceBatch& batch, const PlanConfig& config, const
 }
 
 PlannerGrid planner_grid(const PlanLaunch& launch) {
-  const bool reads = launch.batch.pages && launch.batch.num_pages > 0;
+  const bool prefixes = launch.batch.min_prefix > 0;
+  const bool reads = launch.batch.pages && (prefixes || launch.batch.num_pages > 0);
   const i32 readers = reads ? min(max(launch.maxima.max_requests, 1), most_readers) : 0;
   const i64 scratch = launch.scratch_in_shared ? launch.scratch_at.bytes : 0;
-  return PlannerGrid{1 + readers, planner::num_threads,
+  return PlannerGrid{(prefixes ? 0 : 1) + readers, planner::num_threads,
                      planner::shared_header() + static_cast<i32>(scratch)};
 }
 

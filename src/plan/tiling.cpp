@@ -28,10 +28,14 @@ void Tiling::make_group(const LayoutView& layout, const PlanConfig& config, cons
   tiles.grow(used + count, used);
   kv_tiles_.grow(used + count, used);
   prefix_.grow(used + count + 1, used + 1);
+  const auto hull = [&](const QueryTile& tile) {
+    return query_hull(layout, at, tile, config.group_size, config.num_kv_heads);
+  };
   for (i32 i = 0; i < count; ++i) {
     Run* spans = runs.grow(num_runs + max_spans, num_runs) + num_runs;
     CoveredTile covered =
-        cover_nth(cover, layout, at, config, level, group, fused, i, units.all_partial, spans);
+        make_covered(cover, hull, at, config, make_tile(config, level, group, fused, i),
+                     units.all_partial, spans);
     const i32 num = covered.tile.run_end;
     if (!last_level && num == 0) continue;  // nothing to do, nothing to contract
     if (num > 0 && !covered.in_spans) spans[0] = covered.only;

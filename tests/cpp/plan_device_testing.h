@@ -67,7 +67,7 @@ class DevicePlanner {
     result.scratch = poisoned(launch.scratch_at.device_bytes);
     const i64 marks = launch.scratch_at.marks;
     std::memset(result.scratch.data() + marks, 0,
-                static_cast<std::size_t>(launch.scratch_at.links - marks));
+                static_cast<std::size_t>(launch.scratch_at.found - marks));
     launch.plan = result.plan.data();
     launch.layout = result.layout.data();
     launch.scratch = result.scratch.data();
@@ -86,7 +86,12 @@ class DevicePlanner {
     std::shuffle(order.begin(), order.end(), random);
     for (const i32 b : order) {
       emulated::Block block(b, threads, grid.shared_bytes, blocks);
-      block.run([&] { planner::plan_batch(result.launch, variant_); });
+      block.run([&] {
+        if (result.launch.batch.min_prefix > 0)
+          planner::plan_batch<true>(result.launch, variant_);
+        else
+          planner::plan_batch<false>(result.launch, variant_);
+      });
     }
     const auto* marks =
         reinterpret_cast<const i32*>(result.scratch.data() + result.launch.scratch_at.marks);

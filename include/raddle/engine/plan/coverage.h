@@ -25,12 +25,16 @@ struct CoverAll {
   RADDLE_FN Coverage coverage(const Tile&) const { return Coverage::full; }
 };
 
+/// Hulls over the heads of every request: what a tile's hulls over rows begin from.
+RADDLE_FN Tile open_hull(i32 num_qo_heads) {
+  return Tile{{int_max, int_min},    {int_max, int_min}, {int_max, int_min},
+              {0, num_qo_heads - 1}, everything,         everything};
+}
+
 /// Hulls over the query rows of a tile; the hulls over its keys are left open.
 RADDLE_FN Tile query_hull(const LayoutView& layout, const LevelView& level, const QueryTile& tile,
                           i32 group_size, i32 num_kv_heads) {
-  Tile t{{int_max, int_min}, {int_max, int_min},
-         {int_max, int_min}, {0, num_kv_heads * group_size - 1},
-         everything,         everything};
+  Tile t = open_hull(num_kv_heads * group_size);
   const i32 first = tile.row_begin / group_size;
   const i32 last = (tile.row_begin + tile.num_rows - 1) / group_size;
   if (level.groups_are_requests && !layout.qo_pos) {  // decode takes this way: O(1)
@@ -238,17 +242,16 @@ struct CoverStart {
   bool settled;    ///< `whole` is the only run
 };
 
-/// Asks for a query tile's kv_span and for the coverage of all that it leaves. Sets the tile's
-/// column bounds; returns whether anything is left.
-template <class Cover>
-RADDLE_FN bool start_cover(const Cover& cover, const LayoutView& layout, const LevelView& level,
-                           QueryTile& tile, i32 keys, i32 group_size, i32 num_kv_heads,
-                           CoverStart& start) {
+/// Asks for a query tile's kv_span and for the coverage of all that it leaves. `hull` finds the
+/// hulls over the tile's rows. Sets the tile's column bounds; returns whether anything is left.
+template <class Cover, class Hull>
+RADDLE_FN bool start_cover(const Cover& cover, const Hull& hull, const LevelView& level,
+                           QueryTile& tile, i32 keys, CoverStart& start) {
   const i32 group = tile.group;
   const i32 columns = level.columns[group];
   if (columns <= 0) return false;
   Tile& t = start.tile;
-  t = query_hull(layout, level, tile, group_size, num_kv_heads);
+  t = hull(tile);
   const KvSpan all = kv_hull(level, group, 0, columns);
   if (is_empty(all.index)) return false;
   t.kv_index = all.index;

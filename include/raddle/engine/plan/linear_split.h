@@ -243,6 +243,21 @@ RADDLE_FN i32 first_cut_behind(const Cut* cuts, i32 num_workers, i32 unit) {
   return lo;
 }
 
+/// The first cut w ≥ 1 that does not lie before `unit`, or num_workers.
+RADDLE_FN i32 first_cut_from(const Cut* cuts, i32 num_workers, i32 unit) {
+  i32 lo = 1;
+  i32 hi = num_workers;
+  while (lo < hi) {
+    const i32 middle = lo + (hi - lo) / 2;
+    if (cuts[middle].unit >= unit) {
+      hi = middle;
+    } else {
+      lo = middle + 1;
+    }
+  }
+  return lo;
+}
+
 /// The unit of a number in linear order.
 RADDLE_FN UnitAt unit_at(const Units& units, i32 unit) {
   i32 lo = 0;

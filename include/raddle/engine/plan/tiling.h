@@ -19,19 +19,19 @@ struct CoveredTile {
 
 RADDLE_ENGINE_BEGIN
 
-/// The nth query tile of a group of `fused` rows. `spans` is scratch of max_spans entries.
-template <class Cover>
-RADDLE_FN CoveredTile cover_nth(const Cover& cover, const LayoutView& layout,
-                                const LevelView& level, const PlanConfig& config, i32 nth_level,
-                                i32 group, i32 fused, i32 nth, bool all_partial, Run* spans) {
+/// A tile from make_tile with its runs. `hull(tile)` finds the hulls over its rows; `spans` is
+/// scratch of max_spans entries.
+template <class Cover, class Hull>
+RADDLE_FN CoveredTile make_covered(const Cover& cover, const Hull& hull, const LevelView& level,
+                                   const PlanConfig& config, const QueryTile& tile,
+                                   bool all_partial, Run* spans) {
   CoveredTile c;
-  c.tile = make_tile(config, nth_level, group, fused, nth);
+  c.tile = tile;
   c.in_spans = false;
   c.kv_tiles = 0;
   const i32 keys = config.shapes[c.tile.shape].keys;
   CoverStart start;
-  if (start_cover(cover, layout, level, c.tile, keys, config.group_size, config.num_kv_heads,
-                  start)) {
+  if (start_cover(cover, hull, level, c.tile, keys, start)) {
     if (start.settled) {
       c.only = start.whole;
       c.tile.run_end = 1;

@@ -22,7 +22,7 @@ struct DeviceBatch {
   i64 num_entries;             ///< of pages, or of one row of a block table
   i32 page_size;
   i32 num_pages;   ///< of the pool: entries below it are valid. 0: entries are not looked at
-  i32 max_prefix;  ///< > 0: equal leading pages become a level, from this many tokens on
+  i32 min_prefix;  ///< > 0: equal leading pages become a level, from this many tokens on
 };
 
 /// What is wrong with a batch: bits of PlanReport::errors.
@@ -54,10 +54,11 @@ struct PlannedOffsets {
 struct PlannerScratch {
   i64 candidates, group_tile, prefix, kv_tiles, tiles, cuts, rank, row_at, queue, splits;
   i64 qo_indptr, kv_len;
+  i64 links, depth, group, row_before, tiles_before, prefix_tiles, first_dependent, hulls;
   i64 bytes;  ///< of all these: in shared memory where that suffices, else in device memory
   i64 marks;  ///< what follows is in device memory: a counter and a word for all, then one a
               ///< request;
-  i64 links;  ///< with prefixes, the PrefixLink of every request;
+  i64 found;  ///< with prefixes, the PrefixLink of every request;
   i64 spans;  ///< where there is a mask, max_spans runs a thread
   i64 device_bytes;
 };

@@ -4,14 +4,9 @@
 
 #include "raddle/engine/kernel/plan/launch.h"
 #include "raddle/engine/plan/contraction.h"
+#include "raddle/engine/plan/prefixes.h"
 
 namespace raddle {
-
-/// A request's share in a prefix: the request whose leading pages it has, and how many.
-struct PrefixLink {
-  i32 leader;
-  i32 pages;
-};
 
 /// For prefix sums over a block's threads.
 struct ScanMemory {
@@ -24,6 +19,19 @@ struct PlannerShared {
   ScanMemory scan;
   PlanReport report;
   i32 word;  ///< what one thread tells the others
+};
+
+/// A group of requests that share a prefix, at its leader's place.
+struct PrefixGroup {
+  i32 number;  ///< in the level
+  i32 members;
+  i32 rows;
+};
+
+/// Hulls over the rows of a query tile.
+struct RowHull {
+  Range request;
+  Range q_index;
 };
 
 /// The layout's arrays that the kernel writes.
@@ -47,6 +55,16 @@ struct ScratchArrays {
   Split* splits;
   i32* qo_indptr;  ///< [requests + 1]
   i32* kv_len;     ///< [requests]
+  // With prefixes. [requests]:
+  PrefixLink* links;   ///< where two at least share; else pages is 0
+  i32* depth;          ///< of a leader: pages that all who are linked to it share
+  PrefixGroup* group;  ///< of a leader: what its group takes
+  i32* row_before;     ///< rows of the group before the request's
+  i32* tiles_before;   ///< query tiles of the group's earlier requests, on the last level
+  i32* prefix_tiles;   ///< [requests + 1] candidates of the first level
+  // [query tiles]:
+  i32* first_dependent;  ///< place of a prefix's tile's first dependent among its group's
+  RowHull* hulls;
 };
 
 }  // namespace raddle
@@ -119,9 +137,20 @@ RADDLE_FN PlannerScratch planner_scratch(const PlanConfig& config, const Maxima&
   at.splits = to.place(n.splits, sizeof(Split));
   at.qo_indptr = to.place(m.max_requests + 1, sizeof(i32));
   at.kv_len = to.place(m.max_requests, sizeof(i32));
+  const bool prefixes = m.max_levels > 1;
+  const i64 shared = prefixes ? m.max_requests : 0;
+  const i64 tiles = prefixes ? max_level_tiles(config, m) : 0;
+  at.links = to.place(shared, sizeof(PrefixLink));
+  at.depth = to.place(shared, sizeof(i32));
+  at.group = to.place(shared, sizeof(PrefixGroup));
+  at.row_before = to.place(shared, sizeof(i32));
+  at.tiles_before = to.place(shared, sizeof(i32));
+  at.prefix_tiles = to.place(shared + 1, sizeof(i32));
+  at.first_dependent = to.place(tiles, sizeof(i32));
+  at.hulls = to.place(tiles, sizeof(RowHull));
   at.bytes = to.end();
   at.marks = to.place(2 + m.max_requests, sizeof(i32));
-  at.links = to.place(m.max_levels > 1 ? m.max_requests : 0, sizeof(PrefixLink));
+  at.found = to.place(shared, sizeof(PrefixLink));
   at.spans = to.place(masked ? i64{num_threads} * max_spans : 0, sizeof(Run));
   at.device_bytes = to.end();
   return at;
@@ -152,6 +181,14 @@ RADDLE_FN ScratchArrays scratch_arrays(const PlannerScratch& at, u8* base) {
   a.splits = reinterpret_cast<Split*>(base + at.splits);
   a.qo_indptr = reinterpret_cast<i32*>(base + at.qo_indptr);
   a.kv_len = reinterpret_cast<i32*>(base + at.kv_len);
+  a.links = reinterpret_cast<PrefixLink*>(base + at.links);
+  a.depth = reinterpret_cast<i32*>(base + at.depth);
+  a.group = reinterpret_cast<PrefixGroup*>(base + at.group);
+  a.row_before = reinterpret_cast<i32*>(base + at.row_before);
+  a.tiles_before = reinterpret_cast<i32*>(base + at.tiles_before);
+  a.prefix_tiles = reinterpret_cast<i32*>(base + at.prefix_tiles);
+  a.first_dependent = reinterpret_cast<i32*>(base + at.first_dependent);
+  a.hulls = reinterpret_cast<RowHull*>(base + at.hulls);
   return a;
 }
 
