@@ -81,6 +81,7 @@ class Context {
 /// Sum over the lanes of a warp.
 RADDLE_DEVICE i32 add_lanes(i32 x) {
   const i32 lane = ptx::thread_index() % 32;
+  RADDLE_ROLLED
   for (i32 mask = 1; mask < 32; mask *= 2) x += ptx::shuffle(x, lane ^ mask);
   return x;
 }
@@ -88,6 +89,7 @@ RADDLE_DEVICE i32 add_lanes(i32 x) {
 /// Hull of the lanes' ranges.
 RADDLE_DEVICE Range join_lanes(Range r) {
   const i32 lane = ptx::thread_index() % 32;
+  RADDLE_ROLLED
   for (i32 mask = 1; mask < 32; mask *= 2)
     r = hull(r, Range{ptx::shuffle(r.first, lane ^ mask), ptx::shuffle(r.last, lane ^ mask)});
   return r;

@@ -23,11 +23,9 @@ class BlockPlanner {
     if (b_.thread == 0) b_.x.report = PlanReport{0, int_max};
     ptx::sync_block();
     if (!read_lengths()) return publish_nothing();
-    if constexpr (prefixes) {
-      make_prefixes(b_);
-      make_tiles(0);
-    }
-    make_tiles(num_levels - 1);
+    if constexpr (prefixes) make_prefixes(b_);
+    RADDLE_ROLLED
+    for (i32 level = 0; level < num_levels; ++level) make_tiles(level);
     const Units units = make_units();
     cut(units);
     PlanSizes sizes = prefixes && units.all_partial ? place_two_levels(units) : place_one(units);

@@ -4,6 +4,14 @@
 #include "raddle/engine/kernel/plan/memory.h"
 #include "raddle/engine/ptx/instructions.h"
 
+// A loop that stays one. The planner runs once: what it waits for is its own instructions, and
+// every copy of a loop's body is fetched for a single use.
+#if defined(__CUDACC_RTC__)
+#define RADDLE_ROLLED _Pragma("unroll 1")
+#else
+#define RADDLE_ROLLED
+#endif
+
 RADDLE_ENGINE_BEGIN
 
 namespace planner {
@@ -47,6 +55,7 @@ RADDLE_DEVICE Sums<n> shuffle(const Sums<n>& x, i32 lane) {
 template <i32 n>
 RADDLE_DEVICE Sums<n> scan_warp(Sums<n> x) {
   const i32 lane = ptx::thread_index() % 32;
+  RADDLE_ROLLED
   for (i32 delta = 1; delta < 32; delta *= 2) {
     const Sums<n> before = shuffle_up(x, delta);
     if (lane >= delta) x = x + before;
