@@ -1,89 +1,11 @@
 // The planner kernel, on emulated threads: the host's plan byte for byte. A failure prints the
 // seed; RADDLE_SEED repeats it.
-#include <cstdlib>
-#include <numeric>
-
 #include "plan_device_testing.h"
 #include "raddle/engine/variant/composition.h"
 #include "raddle/engine/variant/shipped.h"
 
 namespace raddle::plan_testing {
 namespace {
-
-u32 first_seed() {
-  const char* given = std::getenv("RADDLE_SEED");
-  return given ? static_cast<u32>(std::strtoul(given, nullptr, 10)) : std::random_device{}();
-}
-
-template <class F>
-void repeat(i32 times, F&& f) {
-  const u32 seed = first_seed();
-  for (u32 i = 0; i < static_cast<u32>(times) && !testing::Test::HasFailure(); ++i) {
-    SCOPED_TRACE("RADDLE_SEED=" + std::to_string(seed + i));
-    std::mt19937 random(seed + i);
-    f(random);
-  }
-}
-
-template <class V>
-CoverFns cover(const V& v) {
-  if constexpr (has_mask<V>) return cover_of(v);
-  return {};
-}
-
-/// Lengths, pages and the way they are listed, at random. Unused entries name no page.
-OwnedBatch random_batch(std::mt19937& random, i32 most_requests, i32 most_rows, i32 most_keys) {
-  OwnedBatch batch;
-  batch.kv_len.reserve(1);  // never null
-  const i32 requests = between(random, 0, most_requests);
-  const i32 kind = between(random, 0, 2);
-  batch.page_size = kind == 0 ? 0 : 1 << between(random, 0, 5);
-  if (kind > 0) batch.num_pages = between(random, 0, 1) * 1000;
-  batch.kv_indptr.push_back(0);
-  if (kind == 1) batch.page_indptr.push_back(0);
-  if (kind == 2) batch.row_stride = ceil_div(most_keys, batch.page_size) + between(random, 0, 3);
-  for (i32 i = 0; i < requests; ++i) {
-    const bool decode = between(random, 0, 1) == 1;
-    batch.qo_indptr.push_back(batch.qo_indptr.back() +
-                              (decode ? between(random, 0, 1) : between(random, 0, most_rows)));
-    batch.kv_len.push_back(between(random, 0, 5) == 0 ? 0 : between(random, 0, most_keys));
-    batch.kv_indptr.push_back(batch.kv_indptr.back() + batch.kv_len.back());
-    if (kind == 0) continue;
-    const i32 used = ceil_div(batch.kv_len.back(), batch.page_size);
-    const i32 listed =
-        kind == 2 ? static_cast<i32>(batch.row_stride) : used + between(random, 0, 2);
-    for (i32 p = 0; p < listed; ++p) batch.pages.push_back(p < used ? between(random, 0, 999) : -7);
-    if (kind == 1) batch.page_indptr.push_back(static_cast<i32>(batch.pages.size()));
-  }
-  batch.pages.push_back(-7);
-  return batch;
-}
-
-/// The same batch for the host's planner.
-OwnedLayout host_layout(const OwnedBatch& batch) {
-  std::vector<i32> qo_len;
-  for (i32 i = 0; i < batch.num_requests(); ++i)
-    qo_len.push_back(batch.qo_indptr[static_cast<std::size_t>(i) + 1] -
-                     batch.qo_indptr[static_cast<std::size_t>(i)]);
-  return paged(qo_len, batch.kv_len, std::max(batch.page_size, 1));
-}
-
-/// Maxima that hold the batch, and a little more.
-Maxima maxima_of(const OwnedBatch& batch, const PlanConfig& config, i32 spare) {
-  return Maxima{batch.num_requests() + spare,
-                *std::max_element(batch.qo_indptr.begin(), batch.qo_indptr.end()) + 3 * spare,
-                std::accumulate(batch.kv_len.begin(), batch.kv_len.end(), i64{0}) + 100 * spare, 1,
-                config.max_runs};
-}
-
-PlanConfig random_config(std::mt19937& random) {
-  PlanConfig config =
-      config_for(between(random, 1, 40), between(random, 1, 4), between(random, 1, 9));
-  config.schedule = Schedule::linear;
-  config.max_runs = between(random, 0, 1) * between(random, 1, 5);
-  if (between(random, 0, 1)) config.costs[0].per_item = between(random, 0, 100000);
-  return config;
-}
 
 template <class V>
 void check(std::mt19937& random, const OwnedBatch& batch, const PlanConfig& config, const V& v) {

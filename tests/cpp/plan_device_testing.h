@@ -8,35 +8,10 @@
 #include <cstring>
 
 #include "plan/device_planner.h"
-#include "plan_testing.h"
+#include "plan_batches.h"
 #include "raddle/engine/kernel/plan/kernel.h"
 
 namespace raddle::plan_testing {
-
-/// A batch as a caller holds it on the device.
-struct OwnedBatch {
-  std::vector<i32> qo_indptr{0}, kv_len, kv_indptr, page_indptr, pages;
-  i64 row_stride = 0;
-  i32 page_size = 0;  ///< 0: ragged keys
-  i32 num_pages = 0;
-
-  i32 num_requests() const { return static_cast<i32>(qo_indptr.size()) - 1; }
-  DeviceBatch view() const {
-    DeviceBatch b{};
-    b.num_requests = num_requests();
-    b.qo_indptr = qo_indptr.data();
-    b.kv_len = kv_len.data();
-    b.kv_indptr = kv_indptr.data();
-    if (page_size > 0) b.pages = pages.data();
-    if (!page_indptr.empty()) b.page_indptr = page_indptr.data();
-    b.row_stride = row_stride;
-    b.num_entries = page_indptr.empty() ? row_stride : static_cast<i64>(pages.size());
-    if (page_size == 0) b.num_entries = kv_indptr.back();
-    b.page_size = page_size;
-    b.num_pages = num_pages;
-    return b;
-  }
-};
 
 /// What the kernel left in device memory.
 struct DevicePlan {

@@ -1,9 +1,5 @@
 // Prefix discovery on host and device: the same cascade, the same plan. A failure prints the seed;
 // RADDLE_SEED repeats it.
-#include <cstdlib>
-#include <numeric>
-
-#include "plan/prefixes.h"
 #include "plan_device_testing.h"
 #include "raddle/engine/variant/composition.h"
 #include "raddle/engine/variant/shipped.h"
@@ -11,91 +7,9 @@
 namespace raddle::plan_testing {
 namespace {
 
-template <class F>
-void repeat(i32 times, F&& f) {
-  const char* given = std::getenv("RADDLE_SEED");
-  const u32 seed =
-      given ? static_cast<u32>(std::strtoul(given, nullptr, 10)) : std::random_device{}();
-  for (u32 i = 0; i < static_cast<u32>(times) && !testing::Test::HasFailure(); ++i) {
-    SCOPED_TRACE("RADDLE_SEED=" + std::to_string(seed + i));
-    std::mt19937 random(seed + i);
-    f(random);
-  }
-}
-
-std::size_t at(i32 i) { return static_cast<std::size_t>(i); }
-
-/// Requests whose lists begin with one of a few prefixes, cut short at random.
-OwnedBatch random_shared(std::mt19937& random, i32 most_requests, i32 most_rows) {
-  OwnedBatch batch;
-  batch.page_size = 1 << between(random, 0, 4);
-  batch.num_pages = between(random, 0, 1) * 100000;
-  batch.page_indptr.push_back(0);
-  batch.kv_indptr.push_back(0);
-  batch.kv_len.reserve(1);
-  const i32 requests = between(random, 0, most_requests);
-  i32 next = 1000;
-  for (i32 r = 0; r < requests; ++r) {
-    const i32 kind = between(random, 0, 3);
-    const i32 shared = kind == 0 ? 0 : between(random, 0, 40);
-    const i32 keys = between(random, 0, 60 * batch.page_size);
-    const i32 rows =
-        between(random, 0, 3) > 0 ? between(random, 0, 1) : between(random, 0, most_rows);
-    batch.qo_indptr.push_back(batch.qo_indptr.back() + rows);
-    batch.kv_len.push_back(keys);
-    for (i32 p = 0; p < ceil_div(keys, batch.page_size); ++p)
-      batch.pages.push_back(p < shared ? 100 * kind + p : next++);
-    batch.page_indptr.push_back(static_cast<i32>(batch.pages.size()));
-  }
-  batch.pages.push_back(-7);
-  return batch;
-}
-
-PageLists lists_of(const OwnedBatch& batch, const std::vector<i32>& begin) {
-  return PageLists{batch.qo_indptr, batch.kv_len, begin, batch.pages.data(), batch.page_size};
-}
-
-std::vector<i32> begins_of(const OwnedBatch& batch) {
-  return {batch.page_indptr.begin(), batch.page_indptr.end() - 1};
-}
-
-/// The cascade as the host plans it.
-OwnedLayout layout_of(const OwnedBatch& batch, const PrefixCascade& cascade) {
-  OwnedLayout layout;
-  layout.qo_indptr = batch.qo_indptr;
-  layout.kv_len = batch.kv_len;
-  layout.row_request = cascade.row_request;
-  OwnedLevel prefix, last;
-  prefix.groups_are_requests = false;
-  prefix.block_size = last.block_size = batch.page_size;
-  prefix.row_indptr = cascade.row_indptr;
-  prefix.rows = cascade.rows;
-  prefix.columns = cascade.columns;
-  prefix.block_begin = cascade.block_begin;
-  prefix.blocks = last.blocks = batch.pages;
-  last.row_indptr = batch.qo_indptr;
-  last.columns = cascade.suffix;
-  last.kv_begin = cascade.kv_begin;
-  last.block_begin = cascade.suffix_begin;
-  layout.levels = {prefix, last};
-  return layout;
-}
-
-Maxima maxima_of(const OwnedBatch& batch, const PlanConfig& config, i32 spare) {
-  return Maxima{batch.num_requests() + spare, batch.qo_indptr.back() + 3 * spare,
-                std::accumulate(batch.kv_len.begin(), batch.kv_len.end(), i64{0}), 2,
-                config.max_runs};
-}
-
 void expect_equal_list(const char* name, const i32* got, const std::vector<i32>& expected) {
   for (std::size_t i = 0; i < expected.size(); ++i)
     ASSERT_EQ(got[i], expected[i]) << name << "[" << i << "]";
-}
-
-template <class V>
-CoverFns cover(const V& v) {
-  if constexpr (has_mask<V>) return cover_of(v);
-  return {};
 }
 
 template <class V>
@@ -108,7 +22,7 @@ void check(std::mt19937& random, const OwnedBatch& batch, const PlanConfig& conf
   check_work(layout.view(), config, host.view());
   DeviceBatch on_device = batch.view();
   on_device.min_prefix = min_prefix;
-  DevicePlanner<V> planner(v, on_device, config, maxima_of(batch, config, between(random, 0, 3)),
+  DevicePlanner<V> planner(v, on_device, config, maxima_of(batch, config, between(random, 0, 3), 2),
                            between(random, 0, 1) == 1);
   for (i32 i = 0; i < 2; ++i) {
     planner.run(random, 32 * between(random, 1, 3));
@@ -124,13 +38,6 @@ void check(std::mt19937& random, const OwnedBatch& batch, const PlanConfig& conf
     expect_equal_list("suffix_begin", got.block_begin, cascade.suffix_begin);
     expect_equal_plans(planner.result, host);
   }
-}
-
-PlanConfig random_config(std::mt19937& random) {
-  PlanConfig config =
-      config_for(between(random, 1, 40), between(random, 1, 4), between(random, 1, 9));
-  config.schedule = Schedule::linear;
-  return config;
 }
 
 TEST(Prefixes, DeviceAndHostFindTheSame) {
