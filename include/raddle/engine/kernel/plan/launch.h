@@ -78,4 +78,9 @@ struct PlanLaunch {
   PlanReport* report;
 };
 
+// Both compilers see these numbers, so neither can lay the parameter out in its own way.
+static_assert(sizeof(DeviceBatch) == 88 && sizeof(PlanConfig) == 84 && sizeof(Maxima) == 24);
+static_assert(sizeof(PlannedOffsets) == 88 && sizeof(PlannerScratch) == 200);
+static_assert(sizeof(PlanLaunch) == 616);
+
 }  // namespace raddle
