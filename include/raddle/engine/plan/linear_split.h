@@ -46,12 +46,13 @@ struct CutAdds {
 
 RADDLE_ENGINE_BEGIN
 
-/// Integer square root, rounded down.
+/// Integer square root, rounded down, of n below 2^62: Newton's steps from the next power of two,
+/// for every step is a division.
 RADDLE_FN i64 isqrt(i64 n) {
-  if (n < 2) return n;
-  i64 x = n;
-  for (i64 y = n / 2 + 1; y < x; y = (x + n / x) / 2) x = y;
-  return x;
+  i64 x = 1;
+  while (x * x < n) x *= 2;
+  for (i64 y = n < 1 ? x : (x + n / x) / 2; y < x; y = (x + n / x) / 2) x = y;
+  return n < 1 ? 0 : x;
 }
 
 /// The least number of KV tiles worth a chunk of a unit with n of them. Pieces of p tiles take p ·
@@ -60,8 +61,8 @@ RADDLE_FN i64 isqrt(i64 n) {
 RADDLE_FN i32 least_piece(const UnitCost& cost, i64 merge, i32 n, i64 span) {
   if (span >= n * cost.tile) return 1;
   const i64 tiles = span / cost.tile;
-  if (tiles * tiles >= n * merge / cost.tile) return 1;
-  return static_cast<i32>(max(i64{1}, isqrt(n * merge / cost.tile)));
+  const i64 square = n * merge / cost.tile;
+  return tiles * tiles >= square ? 1 : static_cast<i32>(max(i64{1}, isqrt(square)));
 }
 
 /// KV tiles before the cut of a unit with n of them, ideally at `offset` from its beginning; n
