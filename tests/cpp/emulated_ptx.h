@@ -6,6 +6,7 @@
 
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -37,8 +38,9 @@ struct Exchange {
 
 class Block {
  public:
-  Block(i32 index, i32 num_threads, i32 shared_bytes)
+  Block(i32 index, i32 num_threads, i32 shared_bytes, i32 num_blocks = 1)
       : index_(index),
+        num_blocks_(num_blocks),
         fibers_(static_cast<std::size_t>(num_threads)),
         slots_(fibers_.size()),
         warps_(fibers_.size() / 32),
@@ -79,6 +81,8 @@ class Block {
     return block;
   }
   i32 index() const { return index_; }
+  i32 num_blocks() const { return num_blocks_; }
+  i32 num_threads() const { return static_cast<i32>(fibers_.size()); }
   i32 thread() const { return static_cast<i32>(running_); }
   void* shared() { return shared_.data(); }
   u32 shared_bytes() const { return static_cast<u32>(shared_.size() * sizeof(Unit)); }
@@ -174,7 +178,7 @@ class Block {
     while (barrier.generation == generation) leave(false);
   }
 
-  i32 index_;
+  i32 index_, num_blocks_;
   std::vector<Fiber> fibers_;
   std::vector<Exchange> slots_;
   std::vector<Barrier> warps_;
@@ -249,6 +253,24 @@ inline i32 atomic_add(i32* counter, i32 x) {
   *counter += x;
   return before;
 }
+
+inline i32 thread_count() { return Block::current()->num_threads(); }
+inline i32 block_count() { return Block::current()->num_blocks(); }
+
+inline i32 shuffle(i32 x, i32 lane) {
+  Exchange mine{};
+  mine.a[0] = static_cast<u32>(x);
+  i32 result = 0;
+  Block::current()->exchange(mine, [&](auto at) { result = static_cast<i32>(at(lane).a[0]); });
+  return result;
+}
+inline i32 shuffle_up(i32 x, i32 delta) {
+  const i32 lane = thread_index() % 32;
+  return shuffle(x, lane >= delta ? lane - delta : lane);
+}
+
+inline void atomic_or(i32* word, i32 bits) { *word |= bits; }
+inline void atomic_min(i32* number, i32 x) { *number = std::min(*number, x); }
 
 inline u32 shared_address(const void* p) {
   return static_cast<u32>(static_cast<const std::byte*>(p) -
