@@ -41,13 +41,20 @@ RADDLE_DEVICE void open_source(const MmaLaunch& launch, const QueryTile& tile, i
   source.holes = level.block_count != nullptr;
 }
 
-/// column_at, with what open_source worked out.
-RADDLE_DEVICE Column find_column(const MmaLaunch& launch, const KeySource& source, i32 c) {
+/// The block of the group's list that holds column c.
+RADDLE_DEVICE i32 nth_block(const KeySource& source, i32 c) {
+  return source.block_shift >= 0 ? c >> source.block_shift : c / source.block_size;
+}
+
+/// column_at, with what open_source worked out; `block` is what the list says, if that is known.
+RADDLE_DEVICE Column find_column(const MmaLaunch& launch, const KeySource& source, i32 c,
+                                 const i32* block) {
   if (!source.plain) return column_at(launch.levels[source.level], source.group, c);
   const i32 index = source.first_index + c;
   if (!source.blocks) return Column{0, c, index, index, true};
-  const i32 nth = source.block_shift >= 0 ? c >> source.block_shift : c / source.block_size;
-  return Column{source.blocks[nth], c - nth * source.block_size, index, index, true};
+  const i32 nth = nth_block(source, c);
+  return Column{block ? *block : source.blocks[nth], c - nth * source.block_size, index, index,
+                true};
 }
 
 /// As long as the longest row.
@@ -157,15 +164,30 @@ class KeyStream {
     at_ = Column{0, 0, 0, 0, false};
     flags_ = TileFlags::empty | TileFlags::last;  // an item without keys has one empty tile
     if (any) find_row(span, !more);
+    // The page table, one tile further ahead: memory is busy, and answers late.
+    block_known_ = ahead && more && walk_.source.plain && walk_.source.blocks;
+    if (block_known_) {
+      const KeySource& source = walk_.source;
+      next_block_ = source.blocks[nth_block(source, column_in(next))];
+    }
+  }
+
+  /// This lane's column of a tile; one that has no key repeats one that has, for variants see only
+  /// keys that exist.
+  RADDLE_DEVICE i32 column_in(const Span& span) const {
+    const KeySource& source = walk_.source;
+    const i32 begin = max(span.begin, source.col_begin), end = min(span.end, source.col_end);
+    return min(max(column_of(span), begin), end - 1);
+  }
+  RADDLE_DEVICE i32 column_of(const Span& span) const {
+    return span.begin + warp_keys * ptx::warp_index() + ptx::lane_index() % warp_keys;
   }
 
   RADDLE_DEVICE void find_row(const Span& span, bool last) {
     const KeySource& source = walk_.source;
     const i32 begin = max(span.begin, source.col_begin), end = min(span.end, source.col_end);
-    const i32 j = ptx::lane_index() % warp_keys;
-    column_ = span.begin + warp_keys * ptx::warp_index() + j;
-    // A column without a key repeats one that has one: variants see only keys that exist.
-    at_ = find_column(launch_, source, min(max(column_, begin), end - 1));
+    column_ = column_of(span);
+    at_ = find_column(launch_, source, column_in(span), block_known_ ? &next_block_ : nullptr);
     if (column_ < begin || column_ >= end) at_.valid = false;
     const bool ragged = end - begin < Layout::tile_keys || source.holes;
     flags_ = (span.partial ? TileFlags::partial : 0) | (ragged ? TileFlags::ragged : 0) |
@@ -179,6 +201,7 @@ class KeyStream {
     const WorkItem opened = launch_.plan.items[item];
     const QueryTile& tile = launch_.plan.query_tiles[opened.query_tile];
     const bool ours = tile.shape == walk_.shape;
+    block_known_ = false;
     TileWalk after(launch_.plan, opened);
     Span next{};
     const bool more = ours && after.next(next);
@@ -221,6 +244,8 @@ class KeyStream {
   bool there_ = false;
   i32 flags_, column_;
   Column at_;
+  bool block_known_ = false;  // next_block_ is what the page table says of the tile after it
+  i32 next_block_ = 0;
 };
 
 }  // namespace mma

@@ -33,8 +33,6 @@ class LongQueries {
 
   RADDLE_DEVICE void run() {
     RADDLE_ROLLED
-    for (i32 i = 0; i + 1 < Layout::slots; ++i) load(i, i);
-    RADDLE_ROLLED
     for (i32 r = 0; r < blocks; ++r)
       load_queries<16, K>(launch_, variant_, tile_, item_.kv_head, first_row(r),
                           Layout::query_memory(), Layout::scratch().row, Layout::vector(warp_));
@@ -78,7 +76,8 @@ class LongQueries {
     }
   }
 
-  /// One KV tile; returns whether it is the item's last.
+  /// One KV tile, whose slots then take what is a ring further on. The first steps only fill the
+  /// ring. Returns whether the tile is the item's last.
   template <class Apply>
   RADDLE_DEVICE bool step(const Apply& apply) {
     constexpr i32 pending = Layout::slots - 2;
@@ -91,18 +90,21 @@ class LongQueries {
     float* vector = Layout::vector(warp_);
     Logits<blocks, tiles> s;
     Weights<blocks, tiles> p;
-    ptx::copy_wait<pending>();
-    ptx::sync_warp();
-    const i32 flags = keys.flags[warp_];
-    const bool empty = (flags & TileFlags::empty) != 0;
-    if constexpr (has_key<V>)
-      if (!empty)
-        transform_keys<T, typename K::QkRows, K::dim_qk>(
-            k, keys, apply.request, apply.kv_head, vector,
-            [&](WarpVector& x, const Key& key) { variant_.key(x, key); });
-    ptx::sync_block();  // K is there; the tile before is computed, and its V's slot is free
-    load(Layout::slots - 1, before);
-    if (!empty) {
+    i32 flags = TileFlags::empty;
+    if (step_ == 0) {
+      ptx::copy_wait<pending>();
+      ptx::sync_warp();
+      flags = keys.flags[warp_];
+      if constexpr (has_key<V>)
+        if (!(flags & TileFlags::empty))
+          transform_keys<T, typename K::QkRows, K::dim_qk>(
+              k, keys, apply.request, apply.kv_head, vector,
+              [&](WarpVector& x, const Key& key) { variant_.key(x, key); });
+      ptx::sync_block();  // K is there; the tile before is computed, and its V's slot is free
+    }
+    const bool computes = !(flags & TileFlags::empty);
+    if (step_ > first_step) load(Layout::slots - 1, before);
+    if (computes) {
       const u32 q = a_address<typename K::QkRows>(Layout::query_memory()) +
                     static_cast<u32>(first_row(0) * K::QkRows::pitch);
       multiply_qk<K, blocks, tiles>(s, k, [&](i32 at, i32 r, u32(&a)[4]) {
@@ -121,8 +123,12 @@ class LongQueries {
       ptx::sync_block();  // V is there; K's slot is free
     }
     load(Layout::slots, slot_);
-    if (!empty) multiply_pv<K, blocks, tiles>(o_, p, v);
+    if (computes) multiply_pv<K, blocks, tiles>(o_, p, v);
     slot_ = Layout::after(next, Layout::slots);
+    if (step_ < 0) {
+      ++step_;
+      return false;
+    }
     computing_ = Layout::after(computing_, Layout::key_slots);
     return (flags & TileFlags::last) != 0;
   }
@@ -184,6 +190,8 @@ class LongQueries {
   const QueryTile& tile_;
   const i32 warp_;
   KeyStream<K, Layout, false> stream_;
+  static constexpr i32 first_step = -Layout::slots / 2;
+  i32 step_ = first_step;            // 0 once the ring is full
   i32 slot_ = 0;                     // of what is used next;
   i32 computing_ = 0, loading_ = 0;  // where its keys are spoken of, and those loaded next
   float to_log2_;

@@ -36,8 +36,6 @@ class ShortQueries {
 
   /// Returns the item after the last one computed.
   RADDLE_DEVICE i32 run() {
-    RADDLE_ROLLED
-    for (i32 i = 0; i < Layout::slots; ++i) load(i, i);
     do {
       const WorkItem item = launch_.plan.items[next_];
       const QueryTile& tile = launch_.plan.query_tiles[item.query_tile];
@@ -93,19 +91,22 @@ class ShortQueries {
     }
   }
 
-  /// One KV tile. What has been used makes place for the load that is a ring further on. Returns
-  /// whether the tile is the item's last.
+  /// One KV tile, whose slots then take what is a ring further on. The first steps only fill the
+  /// ring: they load what the steps before would have. Returns whether the tile is the item's last.
   template <class Apply>
   RADDLE_DEVICE bool step(const Apply& apply, i32 halves) {
     constexpr i32 pending = Layout::slots - 1;
     const auto& keys = Layout::keys_at(computing_);
     float* vector = Layout::vector(warp_);
     Logits<1, tiles> s;
-    ptx::copy_wait<pending>();
-    ptx::sync_warp();
-    const i32 flags = keys.flags[warp_];
-    const bool empty = (flags & TileFlags::empty) != 0;
-    if (!empty) {
+    i32 flags = TileFlags::empty;
+    if (step_ == 0) {
+      ptx::copy_wait<pending>();
+      ptx::sync_warp();
+      flags = keys.flags[warp_];
+    }
+    const bool computes = !(flags & TileFlags::empty);
+    if (computes) {
       u8* k = Layout::slot_memory(slot_);
       if constexpr (has_key<V>)
         transform_keys<T, typename K::QkRows, K::dim_qk>(
@@ -118,15 +119,17 @@ class ShortQueries {
                                });
     }
     ptx::sync_warp();
-    load(Layout::slots, slot_);
+    if (Layout::slots % 2 == 0 || step_ > first_step) load(Layout::slots, slot_);
     slot_ = Layout::after(slot_, Layout::slots);
-    if (!empty) {
+    if (computes) {
       apply(s, keys, warp_keys * warp_, flags);
       if constexpr (scan == Scan::softmax) softmax<K>(s, stats_, o_, to_log2_, halves);
     }
-    ptx::copy_wait<pending>();
-    ptx::sync_warp();
-    if (!empty) {
+    if (step_ == 0) {
+      ptx::copy_wait<pending>();
+      ptx::sync_warp();
+    }
+    if (computes) {
       u8* v = Layout::slot_memory(slot_);
       if constexpr (has_value<V>)
         transform_keys<T, typename K::VoRows, K::dim_vo>(
@@ -139,6 +142,10 @@ class ShortQueries {
     ptx::sync_warp();
     load(Layout::slots + 1, slot_);
     slot_ = Layout::after(slot_, Layout::slots);
+    if (step_ < 0) {
+      ++step_;
+      return false;
+    }
     computing_ = Layout::after(computing_, Layout::key_slots);
     return (flags & TileFlags::last) != 0;
   }
@@ -257,7 +264,10 @@ class ShortQueries {
   i32 next_;
   const i32 end_, warp_, lane_;
   KeyStream<K, Layout, true> stream_;
-  i32 slot_ = 0;                     // of what is used next;
+  static constexpr i32 first_step = -(Layout::slots + 1) / 2;
+  i32 step_ = first_step;  // 0 once the ring is full
+  // of what is used next; load 0 goes to slot 0, at the end of the first step if slots are odd
+  i32 slot_ = Layout::slots % 2 == 0 ? 0 : Layout::slots - 1;
   i32 computing_ = 0, loading_ = 0;  // where its keys are spoken of, and those loaded next
   float to_log2_;
   u32 q_[K::k_steps][4];  // the rows' fragments
