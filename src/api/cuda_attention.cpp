@@ -1,7 +1,9 @@
 // Attention on a GPU.
 #include "api/cuda_attention.h"
 
+#include <algorithm>
 #include <chrono>
+#include <future>
 #include <map>
 #include <mutex>
 
@@ -97,7 +99,14 @@ class CudaBackend final : public AttentionBackend {
       fail<ValueError>("head_dim ", spec.head_dim_qk, " needs ", config_.shared_bytes,
                        " bytes of shared memory; ", device.info().name, " has ",
                        device.info().max_shared_bytes);
-    kernel_ = &loaded(kernel_of(spec, variant), device, config_.shared_bytes);
+    // Both at the same time: the first use waits for the compiler.
+    jit::GpuKernel kernel = kernel_of(spec, variant);
+    const i32 bytes = config_.shared_bytes;
+    auto all = std::async(std::launch::async,
+                          [kernel, bytes, &device] { return &loaded(kernel, device, bytes); });
+    kernel.short_only = true;
+    short_kernel_ = &loaded(kernel, device, bytes);
+    kernel_ = all.get();
   }
 
   DeviceId device() const override { return DeviceId::cuda(device_->ordinal()); }
@@ -117,7 +126,8 @@ class CudaBackend final : public AttentionBackend {
           "before the capture, or update of a reservation");
     auto on_device = spec_variant(origin, stream);
     if (&variant != &origin) on_device = captured_.variant(variant, on_device.get(), stream);
-    return std::make_shared<const CudaPlan>(*kernel_, layout, arrays, std::move(on_device), stream);
+    return std::make_shared<const CudaPlan>(kernel_for(arrays.view()), layout, arrays,
+                                            std::move(on_device), stream);
   }
 
   void run(const Plan& plan, const RunView& view, const BoundVariant& variant, const RunArgs& args,
@@ -143,7 +153,7 @@ class CudaBackend final : public AttentionBackend {
     of_run->use_on(args.stream);
     on_device.use_on(args.stream);
     void* params[] = {&launch, of_run->bytes()};
-    kernel_->launch(launch.plan.num_workers, args.stream, params);
+    on_device.kernel().launch(launch.plan.num_workers, args.stream, params);
   }
 
  private:
@@ -155,10 +165,19 @@ class CudaBackend final : public AttentionBackend {
     return spec_variant_;
   }
 
+  /// Reservations take any batch; a plan is of one.
+  const Kernel& kernel_for(const PlanView& plan) const {
+    const QueryTile* end = plan.query_tiles + plan.num_query_tiles;
+    const bool all_short =
+        std::all_of(plan.query_tiles, end, [](const QueryTile& tile) { return tile.shape == 0; });
+    return all_short ? *short_kernel_ : *kernel_;
+  }
+
   AttentionSpec spec_;
   const Device* device_;
   mma::KernelConfig config_;
   const Kernel* kernel_ = nullptr;
+  const Kernel* short_kernel_ = nullptr;
   mutable CapturedArrays captured_;
   mutable StreamScratch scratch_;
   mutable std::mutex mutex_;
@@ -180,7 +199,10 @@ KernelReport compile(const AttentionSpec& spec, const std::string& arch) {
 
 void warm(const AttentionSpec& spec, const std::string& arch) {
   check_spec(spec);
-  jit::cubin_of(kernel_of(spec, BoundVariant(spec)), arch);
+  jit::GpuKernel kernel = kernel_of(spec, BoundVariant(spec));
+  jit::cubin_of(kernel, arch);
+  kernel.short_only = true;
+  jit::cubin_of(kernel, arch);
 }
 
 }  // namespace cuda

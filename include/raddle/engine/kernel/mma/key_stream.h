@@ -46,14 +46,14 @@ RADDLE_DEVICE i32 nth_block(const KeySource& source, i32 c) {
   return source.block_shift >= 0 ? c >> source.block_shift : c / source.block_size;
 }
 
-/// column_at, with what open_source worked out; `block` is what the list says, if that is known.
-RADDLE_DEVICE Column find_column(const MmaLaunch& launch, const KeySource& source, i32 c,
-                                 const i32* block) {
+/// column_at, with what open_source worked out; `block` is what the list says, if that is `known`.
+RADDLE_DEVICE Column find_column(const MmaLaunch& launch, const KeySource& source, i32 c, bool known,
+                                 i32 block) {
   if (!source.plain) return column_at(launch.levels[source.level], source.group, c);
   const i32 index = source.first_index + c;
   if (!source.blocks) return Column{0, c, index, index, true};
   const i32 nth = nth_block(source, c);
-  return Column{block ? *block : source.blocks[nth], c - nth * source.block_size, index, index,
+  return Column{known ? block : source.blocks[nth], c - nth * source.block_size, index, index,
                 true};
 }
 
@@ -187,7 +187,7 @@ class KeyStream {
     const KeySource& source = walk_.source;
     const i32 begin = max(span.begin, source.col_begin), end = min(span.end, source.col_end);
     column_ = column_of(span);
-    at_ = find_column(launch_, source, column_in(span), block_known_ ? &next_block_ : nullptr);
+    at_ = find_column(launch_, source, column_in(span), block_known_, next_block_);
     if (column_ < begin || column_ >= end) at_.valid = false;
     const bool ragged = end - begin < Layout::tile_keys || source.holes;
     flags_ = (span.partial ? TileFlags::partial : 0) | (ragged ? TileFlags::ragged : 0) |
