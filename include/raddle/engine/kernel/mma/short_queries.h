@@ -215,7 +215,7 @@ class ShortQueries {
     const i32 thread = ptx::thread_index();
     const i32 r = thread / (slab_columns / 4), c = 4 * (thread % (slab_columns / 4));
     const i32 m = 8 * half + r, d = first + c;
-    if (m >= tile.num_rows || d >= K::dim_vo) return;
+    if (r >= slab_rows || m >= tile.num_rows || d >= K::dim_vo) return;
     Four o{};
     for (i32 w = 0; w < num_warps; ++w)
       for (i32 e = 0; e < 4; ++e) o.x[e] += buffer.o[w][r][c + e];
