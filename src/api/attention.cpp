@@ -45,13 +45,15 @@ float AttentionSpec::softmax_scale() const {
 
 Plan::Plan(LayoutPtr layout, std::shared_ptr<const PlanArrays> arrays,
            std::shared_ptr<const BoundVariant> origin, std::shared_ptr<const BoundVariant> variant,
-           std::vector<Range> positions, std::shared_ptr<const PlanOnDevice> on_device)
+           std::vector<Range> positions, std::shared_ptr<const PlanOnDevice> on_device,
+           bool is_reserved)
     : layout_(std::move(layout)),
       arrays_(std::move(arrays)),
       origin_(std::move(origin)),
       variant_(std::move(variant)),
       positions_(std::move(positions)),
       on_device_(std::move(on_device)),
+      is_reserved_(is_reserved),
       view_(arrays_->view()) {}
 Plan::~Plan() = default;
 
@@ -87,13 +89,17 @@ Attention::~Attention() = default;
 DeviceId Attention::device() const { return backend_->device(); }
 bool Attention::has_lse() const { return variant_->stages().scan == Scan::softmax; }
 
-PlanPtr Attention::plan(const LayoutPtr& layout, const PlanOptions& options) const {
+void check_options(const PlanOptions& options) {
   if (options.num_workers > max_workers)
     fail<ValueError>("num_workers is ", options.num_workers, "; expected at most ", max_workers);
   if (options.num_workers < 0)
     fail<ValueError>("num_workers is ", options.num_workers,
                      "; expected at least 1, or 0 for the default");
-  return plan_layout(spec_, variant_, layout, options, *backend_);
+}
+
+PlanPtr Attention::plan(const LayoutPtr& layout, const PlanOptions& options) const {
+  check_options(options);
+  return plan_layout(variant_, layout, options, *backend_);
 }
 
 void Attention::run(const Plan& plan, const RunArgs& args, RunStats* stats) const {
