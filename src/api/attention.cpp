@@ -70,6 +70,9 @@ std::string Plan::explain() const {
        << "tiles of " << view_.shapes[0].rows << " x " << view_.shapes[0].keys
        << " (short queries) and " << view_.shapes[1].rows << " x " << view_.shapes[1].keys
        << " (long queries); kernels: " << (on_device_ ? on_device_->explain() : cpu_isa()) << "\n";
+  if (!variant_->unknown_masks().empty())
+    text << "coverage of " << variant_->unknown_masks()
+         << " is unknown: there is no C++ compiler on the host, so every tile is read and masked\n";
   return text.str();
 }
 
@@ -81,7 +84,7 @@ Attention::Attention(const AttentionSpec& spec, DeviceId device) : spec_(spec) {
   AttentionSpec composed = spec_;
   // A GPU's kernel is compiled with its variant anyway.
   composed.fuse = spec_.fuse && on_cpu;
-  variant_ = std::make_shared<const BoundVariant>(composed);
+  variant_ = std::make_shared<const BoundVariant>(composed, on_cpu ? "" : cuda_arch(device));
   backend_ = on_cpu ? make_cpu_backend(spec_) : make_cuda_backend(spec_, *variant_, device);
 }
 Attention::~Attention() = default;

@@ -55,6 +55,9 @@ std::unique_ptr<AttentionBackend> make_cuda_backend(const AttentionSpec& spec,
 PlanConfig cuda_plan_config(const AttentionSpec& spec, DeviceId device, i32 num_workers,
                             Schedule schedule);
 
+/// "sm_90a". Raises DeviceError where there is no such device.
+std::string cuda_arch(DeviceId device);
+
 /// "cuda:0"
 std::string name_of(DeviceId device);
 

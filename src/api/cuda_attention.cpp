@@ -193,7 +193,7 @@ class CudaBackend final : public AttentionBackend {
 
 KernelReport compile(const AttentionSpec& spec, const std::string& arch) {
   check_spec(spec);
-  const jit::GpuKernel kernel = kernel_of(spec, BoundVariant(spec));
+  const jit::GpuKernel kernel = kernel_of(spec, BoundVariant(spec, arch));
   const auto start = std::chrono::steady_clock::now();
   jit::Cubin cubin = jit::compile(kernel, arch);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
@@ -204,7 +204,7 @@ KernelReport compile(const AttentionSpec& spec, const std::string& arch) {
 
 void warm(const AttentionSpec& spec, const std::string& arch) {
   check_spec(spec);
-  jit::cubin_of(kernel_of(spec, BoundVariant(spec)), arch);
+  jit::cubin_of(kernel_of(spec, BoundVariant(spec, arch)), arch);
 }
 
 }  // namespace cuda
@@ -222,5 +222,7 @@ std::unique_ptr<AttentionBackend> make_cuda_backend(const AttentionSpec& spec,
                                                     const BoundVariant& variant, DeviceId device) {
   return std::make_unique<cuda::CudaBackend>(spec, variant, cuda::Device::get(device.ordinal));
 }
+
+std::string cuda_arch(DeviceId device) { return cuda::Device::get(device.ordinal).info().arch; }
 
 }  // namespace raddle

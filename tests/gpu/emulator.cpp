@@ -82,7 +82,7 @@ std::vector<int*>& pushed() {
 
 /// What turns the kernel's text into a library: CUDA's words, and an entry for one block.
 constexpr const char* prologue =
-    "#include <cstddef>\n#include <type_traits>\n#define __global__ static\n#define "
+    "#include <cstddef>\n#include <type_traits>\n#define __global__ static\n#define __device__\n#define "
     "__grid_constant__\n"
     "#define __launch_bounds__(...)\n";
 constexpr const char* epilogue = R"(
@@ -133,7 +133,8 @@ int nvrtcCompileProgram(Program* program, int, const char**) {
   std::string text = program->source;
   for (std::size_t at; (at = text.find("extern \"C\" __global__")) != std::string::npos;)
     text.replace(at, 10, "");
-  std::ofstream(base + ".cpp") << prologue << text << epilogue;
+  const bool is_kernel = text.find("raddle_attention(") != std::string::npos;
+  std::ofstream(base + ".cpp") << prologue << text << (is_kernel ? epilogue : "");
   const std::string command =
       environment("CXX", "c++") + " -std=c++20 -O1 -fPIC -shared -w -ffp-contract=off -I" +
       environment("RADDLE_EMULATOR_INCLUDE", ".") +

@@ -4,18 +4,23 @@ Without a GPU, `test_emulated.py` runs this file on the emulated driver, which t
 """
 
 import ctypes
+import dataclasses
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import raddle
+from checks import within
 from device_arrays import DeviceArray
 from draws import draw
 from engine import OnDevice, spec_of, twin
-from reference import attention
-from checks import within
+from reference import SlidingWindow, attention
 from small import refuses
 
 HEADS = {"dim": 64, "group": 2, "num_kv_heads": 2, "dtype": "bfloat16"}
+NOWHERE = "/nowhere/c++"
 STREAM = 0x100  # the emulated driver takes any number for a stream
 
 
@@ -190,6 +195,36 @@ def test_arrays_of_a_run_go_up_once(emulator, gpu, rng):
             problem.variant[0].logits = sinks
             within(attention(problem), run(attn, plan, **lent, params={"sinks.logit": sinks}))
     assert emulator.raddle_emulator_uploads() == before + 3
+
+
+NEAR = raddle.Variant(
+    "Near",
+    """struct Near {
+  float by;
+  i32 far;
+  Tensor<const float, 1> factor;
+  RADDLE_FN bool mask(const Row& r, const Key& c) const { return r.q_pos - c.kv_pos <= far; }
+  RADDLE_FN float logits(float s, const Row& r, const Key&) const { return by * factor.data[r.q_head] * s; }
+};""",
+    {"far": int, "factor": raddle.Tensor["Hq"], "by": float},
+)
+
+
+def test_own_source_without_a_cpp_compiler(gpu, rng):
+    """In a process that cannot find one: the same answer, every tile partial, and explain says so."""
+    if os.environ.get("RADDLE_CXX") != NOWHERE:
+        environment = {**os.environ, "RADDLE_CXX": NOWHERE, "CXX": os.environ.get("CXX", "c++")}
+        command = [sys.executable, "-m", "pytest", "-q", "--device", gpu, f"{__file__}::test_own_source_without_a_cpp_compiler"]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stdout
+        return
+    problem = draw(rng, "paged", [SlidingWindow(7)], lengths=[(1, 300), (30, 40)], page_size=16, **HEADS)
+    own = NEAR(far=7, by=0.5, factor=np.full(problem.q.shape[1], 2.0, np.float32))
+    spec = dataclasses.replace(spec_of(problem), variant=own)
+    attn = OnDevice(raddle.Attention(spec, device=gpu))
+    plan = attn.plan(twin(problem.layout))
+    assert "coverage of Near is unknown" in plan.explain()
+    within(attention(problem), attn.run(plan, problem.q, problem.kv[0]))
 
 
 def test_failures_say_what_was_launched(emulator, attn, problem):

@@ -1,6 +1,8 @@
 // All instructions of this folder; or those of a test that emulates a GPU's threads on the host.
 #pragma once
 
+#include "raddle/engine/core/dtype.h"
+
 #ifdef RADDLE_EMULATED_PTX
 #include RADDLE_EMULATED_PTX
 #else
