@@ -181,6 +181,7 @@ class Attention {
 };
 
 /// Upper bound of the scratch that any plan within `maxima` needs; attained by some plan.
+/// num_workers 0: the device's default.
 std::size_t workspace_bytes(const AttentionSpec& spec, i32 num_workers, const Maxima& maxima,
                             DeviceId device = {});
 

@@ -125,10 +125,12 @@ std::string name_of(DeviceId device) {
 std::size_t workspace_bytes(const AttentionSpec& spec, i32 num_workers, const Maxima& maxima,
                             DeviceId device) {
   check_spec(spec);
-  if (num_workers < 1 || num_workers > max_workers)
-    fail<ValueError>("num_workers is ", num_workers, "; expected 1 to ", max_workers);
+  if (num_workers < 0 || num_workers > max_workers)
+    fail<ValueError>("num_workers is ", num_workers, "; expected 1 to ", max_workers,
+                     ", or 0 for the device's default");
+  const i32 on_cpu = num_workers > 0 ? num_workers : cpu_threads();
   const PlanConfig config = device.kind == DeviceId::Kind::cpu
-                                ? cpu_plan_config(spec, num_workers, Schedule::automatic)
+                                ? cpu_plan_config(spec, on_cpu, Schedule::automatic)
                                 : cuda_plan_config(spec, device, num_workers, Schedule::automatic);
   return static_cast<std::size_t>(workspace_bytes(config, maxima, spec.head_dim_vo));
 }

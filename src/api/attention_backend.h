@@ -39,7 +39,7 @@ class AttentionBackend {
                                                      ReservedMemory* reserved,
                                                      void* stream) const = 0;
   /// Memory for any plan of `config` within `maxima`; null where plans need none.
-  virtual std::unique_ptr<ReservedMemory> reserve(const PlanConfig& config, const Maxima& maxima,
+  virtual std::shared_ptr<ReservedMemory> reserve(const PlanConfig& config, const Maxima& maxima,
                                                   void* stream) const = 0;
   /// Runs a plan of this device; `view` has all but scratch.
   virtual void run(const Plan& plan, const RunView& view, const BoundVariant& variant,

@@ -32,7 +32,7 @@ class CpuBackend final : public AttentionBackend {
     return nullptr;
   }
 
-  std::unique_ptr<ReservedMemory> reserve(const PlanConfig&, const Maxima&, void*) const override {
+  std::shared_ptr<ReservedMemory> reserve(const PlanConfig&, const Maxima&, void*) const override {
     return nullptr;
   }
 

@@ -129,10 +129,10 @@ class CudaBackend final : public AttentionBackend {
                                             reservation.place(layout, arrays, stream));
   }
 
-  std::unique_ptr<ReservedMemory> reserve(const PlanConfig& config, const Maxima& maxima,
+  std::shared_ptr<ReservedMemory> reserve(const PlanConfig& config, const Maxima& maxima,
                                           void* stream) const override {
     const ContextScope context(*device_);
-    return std::make_unique<CudaReservation>(*device_, config, maxima, spec_.head_dim_vo, stream);
+    return std::make_shared<CudaReservation>(*device_, config, maxima, spec_.head_dim_vo, stream);
   }
 
   void run(const Plan& plan, const RunView& view, const BoundVariant& variant, const RunArgs& args,

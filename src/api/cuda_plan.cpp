@@ -31,7 +31,7 @@ CudaPlan::CudaPlan(const Kernel& kernel, const Layout& layout, const PlanArrays&
 CudaPlan::CudaPlan(const Kernel& kernel, CudaReservation& reservation, const MmaLaunch& launch)
     : kernel_(&kernel),
       variant_(reservation.variant()),
-      reservation_(&reservation),
+      reservation_(reservation.shared_from_this()),
       launch_(launch) {}
 
 DeviceId CudaPlan::device() const { return DeviceId::cuda(kernel_->device().ordinal()); }

@@ -26,7 +26,7 @@ class CudaPlan final : public PlanOnDevice {
   const MmaLaunch& launch() const { return launch_; }
   const CudaVariant& variant() const { return *variant_; }
   /// Null where the plan has memory of its own.
-  CudaReservation* reservation() const { return reservation_; }
+  CudaReservation* reservation() const { return reservation_.get(); }
   /// Before a launch on `stream`.
   void use_on(StreamHandle stream) const {
     reservation_ ? reservation_->use_on(stream) : block_.use_on(stream);
@@ -35,7 +35,7 @@ class CudaPlan final : public PlanOnDevice {
  private:
   const Kernel* kernel_;
   std::shared_ptr<const CudaVariant> variant_;
-  CudaReservation* reservation_ = nullptr;
+  std::shared_ptr<CudaReservation> reservation_;
   Block block_;
   MmaLaunch launch_{};
 };

@@ -15,7 +15,8 @@
 
 namespace raddle::cuda {
 
-class CudaReservation final : public ReservedMemory {
+class CudaReservation final : public ReservedMemory,
+                              public std::enable_shared_from_this<CudaReservation> {
  public:
   /// Allocates what the maxima ask for. Needs a ContextScope, as all that follows.
   CudaReservation(const Device& device, const PlanConfig& config, const Maxima& maxima, i32 dim_vo,

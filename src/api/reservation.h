@@ -15,7 +15,7 @@ struct Reservation::State {
   Maxima maxima;
   PlanOptions options;
   PlanConfig config;
-  std::unique_ptr<ReservedMemory> memory;  ///< null on CPUs
+  std::shared_ptr<ReservedMemory> memory;  ///< null on CPUs
   std::mutex mutex;
   PlanPtr plan;
 };

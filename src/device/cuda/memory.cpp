@@ -56,7 +56,10 @@ struct Block::State {
     const std::lock_guard lock(mutex);
     for (std::size_t i = 0; i < num_uses; ++i)
       if (uses[i].stream == stream) return;
-    if (num_uses == uses.size()) uses.emplace_back();
+    if (num_uses == uses.size()) {
+      const OutsideCapture outside;
+      uses.emplace_back();
+    }
     uses[num_uses].stream = stream;
     uses[num_uses++].recorded = false;
   }
