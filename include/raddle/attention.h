@@ -59,7 +59,8 @@ class Plan {
  public:
   Plan(LayoutPtr layout, std::shared_ptr<const PlanArrays> arrays,
        std::shared_ptr<const BoundVariant> origin, std::shared_ptr<const BoundVariant> variant,
-       std::vector<Range> positions, std::shared_ptr<const PlanOnDevice> on_device);
+       std::vector<Range> positions, std::shared_ptr<const PlanOnDevice> on_device,
+       bool is_reserved);
   ~Plan();
   const PlanView& view() const { return view_; }
   const PlanArrays& arrays() const;
@@ -74,6 +75,9 @@ class Plan {
   const PlanOnDevice* on_device() const { return on_device_.get(); }
   /// Where it can be run.
   DeviceId device() const;
+  /// Whether a reservation holds it: then q, out and lse may have more rows than the layout; those
+  /// beyond are not touched.
+  bool is_reserved() const { return is_reserved_; }
   /// Planned cost of the heaviest queue over the mean, contraction included.
   double balance() const;
   /// Which schedule, tile shapes and kernels were chosen, and why: text for people.
@@ -85,6 +89,7 @@ class Plan {
   std::shared_ptr<const BoundVariant> origin_, variant_;
   std::vector<Range> positions_;
   std::shared_ptr<const PlanOnDevice> on_device_;
+  bool is_reserved_;
   PlanView view_;
 };
 
@@ -112,6 +117,41 @@ struct RunStats {
   std::vector<double> busy_us;  ///< of each worker thread of a CPU; empty for a GPU
 };
 
+/// Room for any plan within maxima at addresses that never change, with scratch of its own: what a
+/// graph captured from a run of it is replayed for. Graphs and all that they read must not outlive
+/// it, and none of them may run while another one does.
+class Reservation {
+ public:
+  ~Reservation();
+  Reservation(const Reservation&) = delete;
+  Reservation& operator=(const Reservation&) = delete;
+
+  const Maxima& maxima() const;
+  DeviceId device() const;
+  /// Bytes of plan and scratch; the layout's arrays come on top, with the first update.
+  std::size_t bytes() const;
+  /// Empty where the layout is within the maxima; else what is not.
+  std::string misfit(const Layout& layout) const;
+  /// Plans `layout`; runs on `stream` after it, and replays of their graphs, compute it. Raises
+  /// ValueError where it does not fit, and where it is of another kind than the first one (page
+  /// size, levels, explicit positions …); then the plan before stays in force.
+  void update(const LayoutPtr& layout, void* stream = nullptr);
+  /// The plan in force. Raises ValueError before the first update.
+  PlanPtr plan() const;
+
+ private:
+  friend class Attention;
+  struct State;
+  explicit Reservation(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+using ReservationPtr = std::shared_ptr<Reservation>;
+
+/// The smallest of several reservations that `layout` fits, as in Listing 1 of the FlashInfer
+/// paper; it is not updated. Raises ValueError where it fits none.
+ReservationPtr select(const std::vector<ReservationPtr>& reservations, const Layout& layout);
+
 class Attention {
  public:
   /// Raises ValueError for a spec that the device cannot compute, DeviceError where there is no
@@ -127,6 +167,8 @@ class Attention {
   /// False for a scan that is no softmax: its results have no log-sum-exp.
   bool has_lse() const;
   PlanPtr plan(const LayoutPtr& layout, const PlanOptions& options = {}) const;
+  /// options.params are plan members of all its plans.
+  ReservationPtr reserve(const Maxima& maxima, const PlanOptions& options = {}) const;
   /// Thread-safe. CPU: concurrent calls use scratch of their own. GPU: the tensors lie there, the
   /// call launches one kernel on args.stream and waits for nothing; each stream has scratch of its
   /// own, and must outlive the plans that were run on it.
@@ -135,10 +177,11 @@ class Attention {
  private:
   AttentionSpec spec_;
   std::shared_ptr<const BoundVariant> variant_;
-  std::unique_ptr<AttentionBackend> backend_;
+  std::shared_ptr<const AttentionBackend> backend_;
 };
 
 /// Upper bound of the scratch that any plan within `maxima` needs; attained by some plan.
+/// num_workers 0: the device's default.
 std::size_t workspace_bytes(const AttentionSpec& spec, i32 num_workers, const Maxima& maxima,
                             DeviceId device = {});
 

@@ -10,7 +10,7 @@ q, out: [tokens, Hq, D]; lse: [tokens, Hq] float32; pools: [pages, page_size, Hk
 
 from raddle import _library
 from raddle._library import CompileError
-from raddle.attention import Attention, Plan
+from raddle.attention import Attention, Plan, Reservation, select
 from raddle.doctor import cpu_isa, cpu_threads
 from raddle.functional import (
     attention,
@@ -62,6 +62,7 @@ __all__ = [
     "PagedKV",
     "Plan",
     "RaggedKV",
+    "Reservation",
     "Rope",
     "RopeTables",
     "SelectedPages",
@@ -82,6 +83,7 @@ __all__ = [
     "merge_state",
     "merge_states",
     "pack_masks",
+    "select",
     "select_pages",
     "summarize_pages",
     "support_matrix",

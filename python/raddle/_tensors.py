@@ -142,9 +142,6 @@ def kind_of(x: Any) -> str:
 
 
 def _lend_other(x: Any, name: str) -> Any:
-    if _is_jax(x) and device_of(x) != "cpu":
-        # XLA's streams are its own: without a wait on the host nobody knows when such an array is there.
-        raise TypeError(f"{name} is a JAX array on a GPU; expected a tensor of torch or CuPy there, or one on the host")
     if isinstance(x, np.ndarray):
         return _from_numpy(x, name)
     if isinstance(x, _TorchTensor):
@@ -152,7 +149,11 @@ def _lend_other(x: Any, name: str) -> Any:
     if isinstance(x, FfiTensor):
         return x
     if hasattr(x, "__dlpack__"):
-        return _imported(x, name, x)
+        lent = _imported(x, name, x)
+        if _is_jax(x) and device_of(lent) != "cpu":
+            # XLA's streams are its own: without a wait on the host nobody knows when such an array is there.
+            raise TypeError(f"{name} is a JAX array on a GPU; expected a tensor of torch or CuPy there, or a host array")
+        return lent
     raise TypeError(f"{name} is a {type(x).__name__}; expected a tensor of torch, numpy or JAX")
 
 

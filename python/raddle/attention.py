@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Sequence
 
 import tvm_ffi
 
@@ -14,6 +14,11 @@ from raddle.variants import members
 
 _attention = _library.function("raddle.attention")
 _plan = _library.function("raddle.plan")
+_reserve = _library.function("raddle.reserve")
+_update = _library.function("raddle.update")
+_plan_in_force = _library.function("raddle.plan_in_force")
+_reserved_bytes = _library.function("raddle.reserved_bytes")
+_select = _library.function("raddle.select")
 _run = _library.function("raddle.run")
 _has_lse = _library.function("raddle.has_lse")
 _device = _library.function("raddle.device")
@@ -68,6 +73,50 @@ class Plan(_library.Handle):
         return f"Plan({info['num_items']} items, {info['num_workers']} workers, balance {info['balance']:.3f})"
 
 
+@tvm_ffi.register_object("raddle.Reservation")
+class Reservation(_library.Handle):
+    """Room for every plan within maxima at addresses that never change, and scratch: made by `Attention.reserve`.
+
+    What a CUDA graph needs: `run` takes it in place of a plan, also while a graph is captured, and each replay
+    computes the layout of the last `update`. It must outlive the graph, and no graph of it may run while another
+    one does.
+    """
+
+    __slots__ = ("device",)
+
+    def update(self, layout: Layout, stream: int | None = None) -> None:
+        """Plans a batch into the reservation, on the host, and sends it up asynchronously.
+
+        Args:
+            layout: within the maxima, and of the kind of the first one: page size, levels, and which optional
+                arrays it has. Explicit query positions, for example, are then always given or never.
+            stream: GPUs: as of `Attention.plan`. Runs and replays on that stream after this call compute the layout.
+
+        Raises ValueError where it does not fit; the plan before then stays in force.
+        """
+        if stream is None and self.device != "cpu":
+            stream = current_stream(self.device)
+        _update(self, layout, stream)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan in force, to look at. Raises ValueError before the first update."""
+        return _plan_in_force(self, None)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of plan and scratch; the layout's arrays come on top."""
+        return _reserved_bytes(self)
+
+
+def select(reservations: Sequence[Reservation], layout: Layout) -> Reservation:
+    """The smallest of several reservations that a layout fits (FlashInfer paper, Listing 1); it is not updated.
+
+    Raises ValueError where it fits none, naming what is too large for the largest.
+    """
+    return reservations[_select(layout, *reservations)]
+
+
 @tvm_ffi.register_object("raddle.Attention")
 class Attention(_library.Handle):
     """The attention that a spec describes, ready to plan and run. Thread-safe.
@@ -118,6 +167,44 @@ class Attention(_library.Handle):
             stream = current_stream(self.device)
         return _plan(self, layout, num_workers, schedule, members(params), stream)
 
+    def reserve(
+        self,
+        *,
+        max_requests: int,
+        max_qo_tokens: int,
+        max_kv_tokens: int,
+        max_levels: int = 1,
+        max_runs: int = 0,
+        num_workers: int | None = None,
+        schedule: str = "auto",
+        params: dict[str, Any] | None = None,
+        stream: int | None = None,
+    ) -> Reservation:
+        """Room for all plans within maxima, so that `run` may be captured in a CUDA graph.
+
+        Args:
+            max_requests: requests of a batch, and groups of a level.
+            max_qo_tokens: query rows of a batch. q and out of a captured run have as many; rows that a batch does not
+                use are not touched.
+            max_kv_tokens: keys of all requests of a level together.
+            max_levels, max_runs: as of `raddle.workspace_bytes`.
+            num_workers, schedule, params, stream: as of `plan`, for all its plans.
+
+        Raises ValueError for maxima that cannot be, and RuntimeError where memory does not suffice, with the size.
+        """
+        maxima = {
+            "max_requests": max_requests,
+            "max_qo_tokens": max_qo_tokens,
+            "max_kv_tokens": max_kv_tokens,
+            "max_levels": max_levels,
+            "max_runs": max_runs,
+        }
+        if stream is None and self.device != "cpu":
+            stream = current_stream(self.device)
+        reservation = _reserve(self, maxima, num_workers, schedule, members(params), stream)
+        reservation.device = self.device
+        return reservation
+
     @property
     def last_busy_us(self) -> list[float]:
         """Microseconds that each worker thread was busy in the calling thread's last `run`; empty on a GPU."""
@@ -125,7 +212,7 @@ class Attention(_library.Handle):
 
     def run(
         self,
-        plan: Plan,
+        plan: Plan | Reservation,
         q: Any,
         kv: Any,
         *,
@@ -139,7 +226,7 @@ class Attention(_library.Handle):
         """Computes attention for one layer.
 
         Args:
-            plan: of this attention.
+            plan: of this attention, or a reservation of it. While a CUDA graph is captured, only a reservation.
             q: [rows, Hq, head_dim] in the spec's dtype.
             kv: a tuple (k, v), or one tensor with K and V in dimension 1 ([pages, 2, page_size, Hkv, D],
                 [tokens, 2, Hkv, D]); or a list of those, one a level of the layout. Any strides with a

@@ -146,17 +146,19 @@ def workspace_bytes(
     max_kv_tokens: int,
     max_levels: int = 1,
     max_runs: int = 0,
+    device: Any = "cpu",
 ) -> int:
     """Bytes of scratch that no plan within the maxima exceeds, and that some plan attains.
 
     Args:
         spec: what is computed.
-        num_workers: work queues; None: the threads of the worker pool.
+        num_workers: work queues; None: the device's default, as of `Attention.plan`.
         max_requests: groups of one level: requests, or row blocks of a block-sparse matrix.
         max_qo_tokens: query rows of a batch.
         max_kv_tokens: keys of all requests together.
         max_levels: levels of a cascade.
         max_runs: coverage runs of a query tile; 0: the planner's own limit.
+        device: as of `Attention`.
     """
     maxima = {
         "max_requests": max_requests,
@@ -165,7 +167,7 @@ def workspace_bytes(
         "max_levels": max_levels,
         "max_runs": max_runs,
     }
-    return _workspace_bytes(fields_of(spec, "spec"), num_workers, maxima)
+    return _workspace_bytes(fields_of(spec, "spec"), num_workers, maxima, str(device))
 
 
 def support_matrix() -> list[dict[str, Any]]:

@@ -45,13 +45,15 @@ float AttentionSpec::softmax_scale() const {
 
 Plan::Plan(LayoutPtr layout, std::shared_ptr<const PlanArrays> arrays,
            std::shared_ptr<const BoundVariant> origin, std::shared_ptr<const BoundVariant> variant,
-           std::vector<Range> positions, std::shared_ptr<const PlanOnDevice> on_device)
+           std::vector<Range> positions, std::shared_ptr<const PlanOnDevice> on_device,
+           bool is_reserved)
     : layout_(std::move(layout)),
       arrays_(std::move(arrays)),
       origin_(std::move(origin)),
       variant_(std::move(variant)),
       positions_(std::move(positions)),
       on_device_(std::move(on_device)),
+      is_reserved_(is_reserved),
       view_(arrays_->view()) {}
 Plan::~Plan() = default;
 
@@ -68,6 +70,9 @@ std::string Plan::explain() const {
        << "tiles of " << view_.shapes[0].rows << " x " << view_.shapes[0].keys
        << " (short queries) and " << view_.shapes[1].rows << " x " << view_.shapes[1].keys
        << " (long queries); kernels: " << (on_device_ ? on_device_->explain() : cpu_isa()) << "\n";
+  if (!variant_->unknown_masks().empty())
+    text << "coverage of " << variant_->unknown_masks()
+         << " is unknown: there is no C++ compiler on the host, so every tile is read and masked\n";
   return text.str();
 }
 
@@ -79,7 +84,7 @@ Attention::Attention(const AttentionSpec& spec, DeviceId device) : spec_(spec) {
   AttentionSpec composed = spec_;
   // A GPU's kernel is compiled with its variant anyway.
   composed.fuse = spec_.fuse && on_cpu;
-  variant_ = std::make_shared<const BoundVariant>(composed);
+  variant_ = std::make_shared<const BoundVariant>(composed, on_cpu ? "" : cuda_arch(device));
   backend_ = on_cpu ? make_cpu_backend(spec_) : make_cuda_backend(spec_, *variant_, device);
 }
 Attention::~Attention() = default;
@@ -87,13 +92,17 @@ Attention::~Attention() = default;
 DeviceId Attention::device() const { return backend_->device(); }
 bool Attention::has_lse() const { return variant_->stages().scan == Scan::softmax; }
 
-PlanPtr Attention::plan(const LayoutPtr& layout, const PlanOptions& options) const {
+void check_options(const PlanOptions& options) {
   if (options.num_workers > max_workers)
     fail<ValueError>("num_workers is ", options.num_workers, "; expected at most ", max_workers);
   if (options.num_workers < 0)
     fail<ValueError>("num_workers is ", options.num_workers,
                      "; expected at least 1, or 0 for the default");
-  return plan_layout(spec_, variant_, layout, options, *backend_);
+}
+
+PlanPtr Attention::plan(const LayoutPtr& layout, const PlanOptions& options) const {
+  check_options(options);
+  return plan_layout(variant_, layout, options, *backend_);
 }
 
 void Attention::run(const Plan& plan, const RunArgs& args, RunStats* stats) const {
@@ -116,10 +125,12 @@ std::string name_of(DeviceId device) {
 std::size_t workspace_bytes(const AttentionSpec& spec, i32 num_workers, const Maxima& maxima,
                             DeviceId device) {
   check_spec(spec);
-  if (num_workers < 1 || num_workers > max_workers)
-    fail<ValueError>("num_workers is ", num_workers, "; expected 1 to ", max_workers);
+  if (num_workers < 0 || num_workers > max_workers)
+    fail<ValueError>("num_workers is ", num_workers, "; expected 1 to ", max_workers,
+                     ", or 0 for the device's default");
+  const i32 on_cpu = num_workers > 0 ? num_workers : cpu_threads();
   const PlanConfig config = device.kind == DeviceId::Kind::cpu
-                                ? cpu_plan_config(spec, num_workers, Schedule::automatic)
+                                ? cpu_plan_config(spec, on_cpu, Schedule::automatic)
                                 : cuda_plan_config(spec, device, num_workers, Schedule::automatic);
   return static_cast<std::size_t>(workspace_bytes(config, maxima, spec.head_dim_vo));
 }

@@ -18,18 +18,29 @@ class PlanOnDevice {
   virtual std::string explain() const = 0;
 };
 
+/// A reservation's memory on a device.
+class ReservedMemory {
+ public:
+  virtual ~ReservedMemory() = default;
+};
+
 class AttentionBackend {
  public:
   virtual ~AttentionBackend() = default;
   virtual DeviceId device() const = 0;
+  virtual const AttentionSpec& spec() const = 0;
   /// Tile shapes and costs; num_workers 0: the device's default.
   virtual PlanConfig plan_config(i32 num_workers, Schedule schedule) const = 0;
   /// The copy that kernels read; null where they read the host's. `origin` is the variant before
-  /// the plan's members. Returns before it is there.
+  /// the plan's members. `reserved`: where it goes, or null. Returns before it is there.
   virtual std::shared_ptr<const PlanOnDevice> upload(const Layout& layout, const PlanArrays& arrays,
                                                      const BoundVariant& origin,
                                                      const BoundVariant& variant,
+                                                     ReservedMemory* reserved,
                                                      void* stream) const = 0;
+  /// Memory for any plan of `config` within `maxima`; null where plans need none.
+  virtual std::shared_ptr<ReservedMemory> reserve(const PlanConfig& config, const Maxima& maxima,
+                                                  void* stream) const = 0;
   /// Runs a plan of this device; `view` has all but scratch.
   virtual void run(const Plan& plan, const RunView& view, const BoundVariant& variant,
                    const RunArgs& args, RunStats* stats) const = 0;
@@ -43,6 +54,9 @@ std::unique_ptr<AttentionBackend> make_cuda_backend(const AttentionSpec& spec,
 /// Tile shapes and costs of that GPU's kernel; num_workers 0: as many blocks as it holds at a time.
 PlanConfig cuda_plan_config(const AttentionSpec& spec, DeviceId device, i32 num_workers,
                             Schedule schedule);
+
+/// "sm_90a". Raises DeviceError where there is no such device.
+std::string cuda_arch(DeviceId device);
 
 /// "cuda:0"
 std::string name_of(DeviceId device);

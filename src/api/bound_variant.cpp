@@ -4,6 +4,8 @@
 
 #include "device/cpu/isa.h"
 #include "jit/cpu_stages.h"
+#include "jit/gpu_description.h"
+#include "jit/host_compiler.h"
 #include "raddle/engine/core/span.h"
 #include "raddle/engine/variant/composition.h"
 #include "raddle/error.h"
@@ -13,15 +15,12 @@ namespace {
 
 using Join = jit::MaskNode::Join;
 
-const VariantOps& find_ops(const Variant& variant) {
-  if (variant.source) return jit::compile_stages(*variant.source, to_string(cpu::selected_isa()));
-  const CpuKernels& kernels = cpu::kernels(cpu::selected_isa());
-  std::string known;
-  for (i32 i = 0; i < kernels.num_variants; ++i) {
-    if (variant.name == kernels.variants[i].name) return kernels.variants[i];
-    known += (i ? ", " : "") + std::string(kernels.variants[i].name);
+bool has_host_compiler() {
+  try {
+    return !jit::host_compiler().path.empty();
+  } catch (const CompileError&) {
+    return false;
   }
-  fail<ValueError>("variant: no variant is named '", variant.name, "'; expected one of ", known);
 }
 
 /// How many elements a value has.
@@ -33,8 +32,28 @@ i64 count(const MemberValue& value) {
 
 }  // namespace
 
-BoundVariant::BoundVariant(const AttentionSpec& spec)
-    : spec_{spec.num_qo_heads, spec.num_kv_heads, spec.head_dim_qk, spec.head_dim_vo, spec.dtype} {
+const VariantOps& BoundVariant::find_ops(const Variant& variant) {
+  if (variant.source) {
+    const std::string isa = to_string(cpu::selected_isa());
+    if (gpu_arch_.empty() || has_host_compiler()) return jit::compile_stages(*variant.source, isa);
+    try {
+      return jit::compile_stages(*variant.source, isa);  // the cache may have it
+    } catch (const CompileError&) {
+      return jit::describe_on_gpu(*variant.source, gpu_arch_);
+    }
+  }
+  const CpuKernels& kernels = cpu::kernels(cpu::selected_isa());
+  std::string known;
+  for (i32 i = 0; i < kernels.num_variants; ++i) {
+    if (variant.name == kernels.variants[i].name) return kernels.variants[i];
+    known += (i ? ", " : "") + std::string(kernels.variants[i].name);
+  }
+  fail<ValueError>("variant: no variant is named '", variant.name, "'; expected one of ", known);
+}
+
+BoundVariant::BoundVariant(const AttentionSpec& spec, const std::string& gpu_arch)
+    : spec_{spec.num_qo_heads, spec.num_kv_heads, spec.head_dim_qk, spec.head_dim_vo, spec.dtype},
+      gpu_arch_(gpu_arch) {
   for (const Variant& v : spec.variant) add(v);
   check();
   if (spec.fuse && !parts_.empty())
@@ -44,6 +63,8 @@ BoundVariant::BoundVariant(const AttentionSpec& spec)
 
 BoundVariant::BoundVariant(const BoundVariant& other)
     : spec_(other.spec_),
+      gpu_arch_(other.gpu_arch_),
+      unknown_masks_(other.unknown_masks_),
       parts_(other.parts_),
       memory_(other.memory_),  // members point to values that both copies share
       masks_(other.masks_),
@@ -81,6 +102,9 @@ std::size_t BoundVariant::add_part(const Variant& variant) {
   Part part;
   part.ops = &find_ops(variant);
   part.source = variant.source;
+  if (part.ops->mask && !part.ops->coverage && variant.source && !gpu_arch_.empty() &&
+      part.ops->type == part.ops->name)
+    unknown_masks_ += (unknown_masks_.empty() ? "" : ", ") + variant.name;
   const auto same = std::count_if(parts_.begin(), parts_.end(), [&](const Part& p) {
     return std::string(p.ops->name) == part.ops->name;
   });

@@ -32,7 +32,10 @@ class BoundVariant {
  public:
   /// Resolves shipped names against the table of the selected ISA, compiles what is source, and
   /// checks that the composition is one.
-  explicit BoundVariant(const AttentionSpec& spec);
+  explicit BoundVariant(const AttentionSpec& spec) : BoundVariant(spec, "") {}
+  /// For a GPU of that architecture, where variants that are source need no host compiler: without
+  /// one the host does not know their coverage, and takes every tile for partial.
+  BoundVariant(const AttentionSpec& spec, const std::string& gpu_arch);
   BoundVariant(const BoundVariant& other);
   BoundVariant& operator=(const BoundVariant&) = delete;
 
@@ -47,6 +50,8 @@ class BoundVariant {
   /// Whether both compute the same: sizes, parts, values of all members.
   bool same_as(const BoundVariant& other) const;
   bool has_masks() const { return stages_.num_mask > 0; }
+  /// Names of the masks whose coverage nobody knows on the host; empty: all are known.
+  const std::string& unknown_masks() const { return unknown_masks_; }
   /// Refuses values of plan members, or of run members, that a batch cannot have. `positions` may
   /// be empty unless needs_positions().
   void check_batch(const Batch& batch, MemberTime time) const;
@@ -72,6 +77,7 @@ class BoundVariant {
     std::vector<BoundMember> members;             ///< own what captured tensors point to
   };
 
+  const VariantOps& find_ops(const Variant& variant);
   void add(const Variant& variant);
   void add_mask(const Variant& variant);
   std::size_t add_part(const Variant& variant);
@@ -91,6 +97,7 @@ class BoundVariant {
     DType dtype;
     bool operator==(const Sizes&) const = default;
   } spec_;
+  std::string gpu_arch_, unknown_masks_;
   std::vector<Part> parts_;
   std::vector<Slot> memory_;  ///< the parts' structs, as Composition lays them out
   std::vector<jit::MaskNode> masks_;

@@ -20,13 +20,19 @@ class CpuBackend final : public AttentionBackend {
   }
 
   DeviceId device() const override { return {}; }
+  const AttentionSpec& spec() const override { return spec_; }
 
   PlanConfig plan_config(i32 num_workers, Schedule schedule) const override {
     return cpu_plan_config(spec_, num_workers > 0 ? num_workers : cpu_threads(), schedule);
   }
 
   std::shared_ptr<const PlanOnDevice> upload(const Layout&, const PlanArrays&, const BoundVariant&,
-                                             const BoundVariant&, void*) const override {
+                                             const BoundVariant&, ReservedMemory*,
+                                             void*) const override {
+    return nullptr;
+  }
+
+  std::shared_ptr<ReservedMemory> reserve(const PlanConfig&, const Maxima&, void*) const override {
     return nullptr;
   }
 

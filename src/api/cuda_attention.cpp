@@ -110,6 +110,7 @@ class CudaBackend final : public AttentionBackend {
   }
 
   DeviceId device() const override { return DeviceId::cuda(device_->ordinal()); }
+  const AttentionSpec& spec() const override { return spec_; }
 
   PlanConfig plan_config(i32 num_workers, Schedule schedule) const override {
     return cuda_plan_config(spec_, device(), num_workers, schedule);
@@ -117,39 +118,61 @@ class CudaBackend final : public AttentionBackend {
 
   std::shared_ptr<const PlanOnDevice> upload(const Layout& layout, const PlanArrays& arrays,
                                              const BoundVariant& origin,
-                                             const BoundVariant& variant,
+                                             const BoundVariant& variant, ReservedMemory* memory,
                                              void* stream) const override {
     const ContextScope context(*device_);
     if (is_capturing(stream))
       fail<ValueError>(
-          "the stream is capturing a graph, in which a new plan cannot be made; expected plan "
-          "before the capture, or update of a reservation");
-    auto on_device = spec_variant(origin, stream);
-    if (&variant != &origin) on_device = captured_.variant(variant, on_device.get(), stream);
-    return std::make_shared<const CudaPlan>(kernel_for(arrays.view()), layout, arrays,
-                                            std::move(on_device), stream);
+          "the stream is capturing a graph, in which a new plan cannot be made; expected plan, or "
+          "update of a reservation, before the capture");
+    const auto on_device = [&] {
+      auto own = spec_variant(origin, stream);
+      return &variant == &origin ? own : captured_.variant(variant, own.get(), stream);
+    };
+    if (!memory)
+      return std::make_shared<const CudaPlan>(kernel_for(arrays.view()), layout, arrays,
+                                              on_device(), stream);
+    auto& reservation = static_cast<CudaReservation&>(*memory);
+    if (!reservation.variant()) reservation.set_variant(on_device());
+    return std::make_shared<const CudaPlan>(*kernel_, reservation,
+                                            reservation.place(layout, arrays, stream));
+  }
+
+  std::shared_ptr<ReservedMemory> reserve(const PlanConfig& config, const Maxima& maxima,
+                                          void* stream) const override {
+    const ContextScope context(*device_);
+    return std::make_shared<CudaReservation>(*device_, config, maxima, spec_.head_dim_vo, stream);
   }
 
   void run(const Plan& plan, const RunView& view, const BoundVariant& variant, const RunArgs& args,
            RunStats* stats) const override {
     check_alignment(args);
     if (stats) stats->busy_us.clear();
-    if (plan.view().num_items == 0) return;
     const auto& on_device = static_cast<const CudaPlan&>(*plan.on_device());
+    CudaReservation* reservation = on_device.reservation();
+    if (plan.view().num_items == 0 && !reservation) return;
     const ContextScope context(*device_);
-    if (is_capturing(args.stream))
+    const bool captured = is_capturing(args.stream);
+    if (captured && !reservation)
       fail<ValueError>(
           "plan is no reservation, and the stream is capturing a graph, which would keep its "
           "addresses; expected a reservation of this attention");
     MmaLaunch launch = on_device.launch();
     static_cast<RunView&>(launch) = view;
-    const auto lock = scratch_.provide(plan.view(), args.stream, launch);
+    std::unique_lock<std::mutex> lock;
+    if (reservation)
+      reservation->provide(launch);
+    else
+      lock = scratch_.provide(plan.view(), args.stream, launch);
+    const CudaVariant* of_run = &on_device.variant();
     std::shared_ptr<const CudaVariant> changed;
-    const CudaVariant* of_run = on_device.variant().get();
     if (&variant != &plan.variant()) {
-      changed = captured_.variant(variant, of_run, args.stream);
+      // What went up on a stream that is being captured would be a part of the graph.
+      StreamHandle up = captured ? upload_stream(*device_) : args.stream;
+      changed = captured_.variant(variant, of_run, up);
       of_run = changed.get();
     }
+    if (captured) reservation->capture(args, changed ? changed : reservation->variant());
     of_run->use_on(args.stream);
     on_device.use_on(args.stream);
     void* params[] = {&launch, of_run->bytes()};
@@ -188,7 +211,7 @@ class CudaBackend final : public AttentionBackend {
 
 KernelReport compile(const AttentionSpec& spec, const std::string& arch) {
   check_spec(spec);
-  const jit::GpuKernel kernel = kernel_of(spec, BoundVariant(spec));
+  const jit::GpuKernel kernel = kernel_of(spec, BoundVariant(spec, arch));
   const auto start = std::chrono::steady_clock::now();
   jit::Cubin cubin = jit::compile(kernel, arch);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
@@ -199,7 +222,7 @@ KernelReport compile(const AttentionSpec& spec, const std::string& arch) {
 
 void warm(const AttentionSpec& spec, const std::string& arch) {
   check_spec(spec);
-  jit::GpuKernel kernel = kernel_of(spec, BoundVariant(spec));
+  jit::GpuKernel kernel = kernel_of(spec, BoundVariant(spec, arch));
   jit::cubin_of(kernel, arch);
   kernel.short_only = true;
   jit::cubin_of(kernel, arch);
@@ -220,5 +243,7 @@ std::unique_ptr<AttentionBackend> make_cuda_backend(const AttentionSpec& spec,
                                                     const BoundVariant& variant, DeviceId device) {
   return std::make_unique<cuda::CudaBackend>(spec, variant, cuda::Device::get(device.ordinal));
 }
+
+std::string cuda_arch(DeviceId device) { return cuda::Device::get(device.ordinal).info().arch; }
 
 }  // namespace raddle

@@ -11,7 +11,7 @@ LayoutOnDevice::LayoutOnDevice(const Device& device, const Layout& layout, Strea
   layout_.levels = nullptr;  // kernels have them by value
   const Level& level = layout.levels()[0];
   std::size_t total = 0;
-  const auto add = [&total](const auto* pointer, std::size_t bytes) {
+  const auto add = [&total](const auto* pointer, std::size_t bytes, Of) {
     if (pointer) total += aligned(bytes);
   };
   visit_arrays(layout_, add);
@@ -19,7 +19,7 @@ LayoutOnDevice::LayoutOnDevice(const Device& device, const Layout& layout, Strea
   block_ = DevicePool::of(device).take(total, stream, "a layout");
   Upload upload(device, total);
   std::size_t at = 0;
-  const auto move = [&](auto*& pointer, std::size_t bytes) {
+  const auto move = [&](auto*& pointer, std::size_t bytes, Of) {
     if (!pointer) return;
     if (bytes > 0) std::memcpy(upload.data() + at, pointer, bytes);
     auto* there = static_cast<std::byte*>(block_.data()) + at;
@@ -28,7 +28,7 @@ LayoutOnDevice::LayoutOnDevice(const Device& device, const Layout& layout, Strea
   };
   visit_arrays(layout_, move);
   visit_arrays(level_, level, move);
-  upload.send(block_, total, stream);
+  upload.send(block_, {{0, total}}, stream);
 }
 
 }  // namespace cuda

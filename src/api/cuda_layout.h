@@ -6,42 +6,65 @@
 #include <vector>
 
 #include "device/cuda/memory.h"
+#include "raddle/engine/kernel/mma/launch.h"
 #include "raddle/layout.h"
 
 namespace raddle {
 namespace cuda {
 
-/// Calls visit(pointer, bytes) for each array of a level; absent ones are null.
+/// Arrays lie at multiples of 16 bytes.
+constexpr std::size_t aligned(std::size_t bytes) { return (bytes + 15) / 16 * 16; }
+
+/// What bounds the length of an array: entries are those of block lists.
+enum class Of { groups, rows, entries, requests };
+
+/// Calls visit(pointer, bytes, of) for each array of a level; absent ones are null. The order never
+/// changes.
 template <class Visit>
 void visit_arrays(LevelView& view, const Level& level, const Visit& visit) {
-  const auto array = [&visit](auto*& pointer, const auto& list) {
-    visit(pointer, list.size() * sizeof(list[0]));
+  const auto array = [&visit](auto*& pointer, const auto& list, Of of) {
+    visit(pointer, list.size() * sizeof(list[0]), of);
   };
-  array(view.row_indptr, level.row_indptr);
-  array(view.rows, level.rows);
-  array(view.columns, level.columns);
-  array(view.kv_begin, level.kv_begin);
-  array(view.block_begin, level.block_begin);
-  array(view.blocks, level.blocks);
-  array(view.block_index, level.block_index);
-  array(view.block_pos, level.block_pos);
-  array(view.block_first, level.block_first);
-  array(view.block_count, level.block_count);
-  array(view.mask_bits, level.mask_bits);
+  array(view.row_indptr, level.row_indptr, Of::groups);
+  array(view.rows, level.rows, Of::rows);
+  array(view.columns, level.columns, Of::groups);
+  array(view.kv_begin, level.kv_begin, Of::groups);
+  array(view.block_begin, level.block_begin, Of::groups);
+  array(view.blocks, level.blocks, Of::entries);
+  array(view.block_index, level.block_index, Of::entries);
+  array(view.block_pos, level.block_pos, Of::entries);
+  array(view.block_first, level.block_first, Of::entries);
+  array(view.block_count, level.block_count, Of::entries);
+  array(view.mask_bits, level.mask_bits, Of::entries);
 }
 
 template <class Visit>
 void visit_arrays(LayoutView& view, const Visit& visit) {
   const auto requests = static_cast<std::size_t>(view.num_requests);
   const auto rows = static_cast<std::size_t>(view.num_rows);
-  visit(view.qo_indptr, (requests + 1) * sizeof(i32));
-  visit(view.kv_len, requests * sizeof(i32));
-  visit(view.qo_pos, rows * sizeof(i32));
-  visit(view.row_request, rows * sizeof(i32));
+  visit(view.qo_indptr, (requests + 1) * sizeof(i32), Of::requests);
+  visit(view.kv_len, requests * sizeof(i32), Of::requests);
+  visit(view.qo_pos, rows * sizeof(i32), Of::rows);
+  visit(view.row_request, rows * sizeof(i32), Of::rows);
 }
 
-/// Arrays lie at multiples of 16 bytes.
-constexpr std::size_t aligned(std::size_t bytes) { return (bytes + 15) / 16 * 16; }
+/// The same for all arrays of the layout that `launch` has a view of.
+template <class Visit>
+void visit_arrays(MmaLaunch& launch, const Layout& layout, const Visit& visit) {
+  visit_arrays(launch.layout, visit);
+  for (std::size_t i = 0; i < layout.levels().size(); ++i)
+    visit_arrays(launch.levels[i], layout.levels()[i], visit);
+}
+
+/// A launch whose layout is the host's.
+inline MmaLaunch launch_of(const Layout& layout) {
+  MmaLaunch launch{};
+  launch.layout = layout.view();
+  for (std::size_t i = 0; i < layout.levels().size(); ++i)
+    launch.levels[i] = layout.view().levels[i];
+  launch.layout.levels = nullptr;  // the kernel has them by value
+  return launch;
+}
 
 /// A layout of one level on one GPU.
 class LayoutOnDevice {

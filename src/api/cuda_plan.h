@@ -2,6 +2,7 @@
 #pragma once
 
 #include "api/attention_backend.h"
+#include "api/cuda_reservation.h"
 #include "api/cuda_variant.h"
 #include "device/cuda/memory.h"
 #include "device/cuda/module.h"
@@ -15,6 +16,8 @@ class CudaPlan final : public PlanOnDevice {
   /// Sends everything up in one asynchronous copy on `stream`. Needs a ContextScope.
   CudaPlan(const Kernel& kernel, const Layout& layout, const PlanArrays& arrays,
            std::shared_ptr<const CudaVariant> variant, StreamHandle stream);
+  /// A plan whose arrays a reservation has.
+  CudaPlan(const Kernel& kernel, CudaReservation& reservation, const MmaLaunch& launch);
 
   DeviceId device() const override;
   std::string explain() const override;
@@ -23,13 +26,18 @@ class CudaPlan final : public PlanOnDevice {
   const Kernel& kernel() const { return *kernel_; }
   /// The kernel's parameter with layout and plan; the rest is a run's.
   const MmaLaunch& launch() const { return launch_; }
-  const std::shared_ptr<const CudaVariant>& variant() const { return variant_; }
+  const CudaVariant& variant() const { return *variant_; }
+  /// Null where the plan has memory of its own.
+  CudaReservation* reservation() const { return reservation_.get(); }
   /// Before a launch on `stream`.
-  void use_on(StreamHandle stream) const { block_.use_on(stream); }
+  void use_on(StreamHandle stream) const {
+    reservation_ ? reservation_->use_on(stream) : block_.use_on(stream);
+  }
 
  private:
   const Kernel* kernel_;
   std::shared_ptr<const CudaVariant> variant_;
+  std::shared_ptr<CudaReservation> reservation_;
   Block block_;
   MmaLaunch launch_{};
 };

@@ -58,7 +58,7 @@ std::shared_ptr<const CapturedArray> CapturedArrays::send(const Capture& capture
   array->block = DevicePool::of(*device_).take(capture.bytes, stream, "a captured tensor");
   Upload upload(*device_, capture.bytes);
   if (capture.bytes > 0) std::memcpy(upload.data(), capture.data, capture.bytes);
-  upload.send(array->block, capture.bytes, stream);
+  upload.send(array->block, {{0, capture.bytes}}, stream);
   if (capture.bytes > small_bytes) return array;
   const std::lock_guard lock(mutex_);
   if (recent_.size() < most_recent) {

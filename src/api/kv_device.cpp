@@ -120,7 +120,7 @@ class Call {
         DevicePool::of(device_).take(std::max<std::size_t>(bytes, 16), stream_, what));
     Upload upload(device_, std::max<std::size_t>(bytes, 16));
     if (bytes > 0) std::memcpy(upload.data(), list, bytes);
-    upload.send(blocks_.back(), bytes, stream_);
+    upload.send(blocks_.back(), {{0, bytes}}, stream_);
     blocks_.back().use_on(stream_);
     return static_cast<const i32*>(blocks_.back().data());
   }

@@ -47,6 +47,12 @@ void check_device(const char* name, const TensorRef& t, DeviceId expected) {
                      name_of(expected), "', this attention's device");
 }
 
+/// A reservation's tensors have room for larger batches than the present one.
+i64 rows_of_run(const Plan& plan, const TensorRef& q) {
+  const i64 rows = plan.layout().num_rows();
+  return plan.is_reserved() && q.rank > 0 ? std::max<i64>(rows, q.shape[0]) : rows;
+}
+
 /// Raises where a run's tensors do not suit spec and plan.
 void check_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args) {
   const DeviceId device = plan.device();
@@ -57,7 +63,7 @@ void check_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args)
     check_device("kv: k", pair.k, device);
     check_device("kv: v", pair.v, device);
   }
-  const i64 rows = plan.layout().num_rows();
+  const i64 rows = rows_of_run(plan, args.q);
   check_tensor("q", args.q, spec.dtype, {rows, spec.num_qo_heads, spec.head_dim_qk});
   check_output("out", args.out, args.return_state ? DType::float32 : spec.dtype,
                {rows, spec.num_qo_heads, spec.head_dim_vo});
@@ -84,14 +90,20 @@ bool shares_keys(const LayoutView& layout) {
 
 }  // namespace
 
-PlanPtr plan_layout(const AttentionSpec& spec, const std::shared_ptr<const BoundVariant>& attention,
-                    const LayoutPtr& layout, const PlanOptions& options,
-                    const AttentionBackend& backend) {
+PlanPtr plan_layout(const std::shared_ptr<const BoundVariant>& attention, const LayoutPtr& layout,
+                    const PlanOptions& options, const AttentionBackend& backend) {
+  const PlanConfig config = backend.plan_config(options.num_workers, options.schedule);
+  return plan_layout(attention, layout, options, backend, config, false, nullptr);
+}
+
+PlanPtr plan_layout(const std::shared_ptr<const BoundVariant>& attention, const LayoutPtr& layout,
+                    const PlanOptions& options, const AttentionBackend& backend,
+                    const PlanConfig& config, bool is_reserved, ReservedMemory* reserved) {
   if (!layout) fail<ValueError>("layout is missing");
   if (!layout->levels().back().rows.empty())
     fail<ValueError>(
         "layout has qo_rows, so its groups are no requests; expected it as a level of a cascade");
-  if (spec.batch_invariant && layout->levels().size() > 1)
+  if (backend.spec().batch_invariant && layout->levels().size() > 1)
     fail<ValueError>(
         "layout is a cascade; expected a single level with batch_invariant=True, since which keys "
         "are shared depends on the batch");
@@ -102,13 +114,12 @@ PlanPtr plan_layout(const AttentionSpec& spec, const std::shared_ptr<const Bound
       variant->needs_positions() ? positions_by_request(layout->view()) : std::vector<Range>{};
   variant->check_batch(Batch{layout->view(), shares_keys(layout->view()), positions},
                        MemberTime::plan);
-  auto arrays = std::make_shared<const PlanArrays>(
-      make_plan(layout->view(), backend.plan_config(options.num_workers, options.schedule),
-                cover_fns(*variant)));
+  auto arrays =
+      std::make_shared<const PlanArrays>(make_plan(layout->view(), config, cover_fns(*variant)));
   check_used_blocks(*layout, arrays->view());
-  auto on_device = backend.upload(*layout, *arrays, *attention, *variant, options.stream);
+  auto on_device = backend.upload(*layout, *arrays, *attention, *variant, reserved, options.stream);
   return std::make_shared<const Plan>(layout, std::move(arrays), attention, std::move(variant),
-                                      std::move(positions), std::move(on_device));
+                                      std::move(positions), std::move(on_device), is_reserved);
 }
 
 RunView view_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args) {

@@ -10,11 +10,18 @@
 
 namespace raddle {
 
+/// Raises ValueError where they ask for what no plan can be.
+void check_options(const PlanOptions& options);
+
 /// Checks `layout` and `options`, plans for `backend`, and sends the plan there; `attention` is the
 /// variant before the plan's members. Raises ValueError for a layout that the spec cannot serve.
-PlanPtr plan_layout(const AttentionSpec& spec, const std::shared_ptr<const BoundVariant>& attention,
-                    const LayoutPtr& layout, const PlanOptions& options,
-                    const AttentionBackend& backend);
+PlanPtr plan_layout(const std::shared_ptr<const BoundVariant>& attention, const LayoutPtr& layout,
+                    const PlanOptions& options, const AttentionBackend& backend);
+
+/// The same with a configuration of one's own, into a reservation's memory, which is null on CPUs.
+PlanPtr plan_layout(const std::shared_ptr<const BoundVariant>& attention, const LayoutPtr& layout,
+                    const PlanOptions& options, const AttentionBackend& backend,
+                    const PlanConfig& config, bool is_reserved, ReservedMemory* reserved);
 
 /// Checks a run's tensors against spec and plan, and views them; scratch is left null.
 RunView view_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args);

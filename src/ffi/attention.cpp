@@ -4,7 +4,9 @@
 #include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/reflection/registry.h>
 
+#include <algorithm>
 #include <charconv>
+#include <limits>
 
 #include "device/cuda/device.h"
 #include "ffi/border.h"
@@ -41,6 +43,12 @@ DeviceId parse_device(const std::string& text) {
 }
 
 namespace {
+
+/// The stream that Python names by number, else the current one.
+void* take_stream(Arguments& in, DeviceId device) {
+  const i64 stream = in.integer("stream", 0);
+  return stream ? reinterpret_cast<void*>(stream) : current_stream(device);
+}
 
 /// K or V of one tensor that holds both: [blocks, 2, …].
 TensorRef half_of(const std::string& name, const TensorRef& both, i64 which) {
@@ -93,13 +101,63 @@ ffi::ObjectRef make_plan(Arguments& in) {
   return ffi::ObjectRef(std::move(plan));
 }
 
+ffi::ObjectRef make_reservation(Arguments& in) {
+  const Attention& attention = *in.object<AttentionObj>("attention").value;
+  const Maxima maxima = to_maxima(in.map("maxima"));
+  PlanOptions options;
+  options.num_workers = in.integer32("num_workers", 0);
+  options.schedule = parse_schedule(in.string("schedule"));
+  options.params = to_params(in.map("params"));
+  options.stream = take_stream(in, attention.device());
+  return wrap<ReservationObj>(attention.reserve(maxima, options));
+}
+
+void update(Arguments& in) {
+  Reservation& reservation = *in.object<ReservationObj>("reservation").value;
+  const LayoutPtr& layout = in.object<LayoutObj>("layout").value;
+  reservation.update(layout, take_stream(in, reservation.device()));
+}
+
+ffi::ObjectRef plan_in_force(Arguments& in) {
+  auto plan = ffi::make_object<PlanObj>();
+  plan->value = in.object<ReservationObj>("reservation").value->plan();
+  plan->head_dim_vo = static_cast<i32>(in.integer("head_dim_vo", 0));
+  return ffi::ObjectRef(std::move(plan));
+}
+
+i64 reserved_bytes(Arguments& in) {
+  return static_cast<i64>(in.object<ReservationObj>("reservation").value->bytes());
+}
+
+/// Which of the reservations that follow the layout is the smallest that fits.
+i64 select_reservation(Arguments& in) {
+  const LayoutPtr layout = in.object<LayoutObj>("layout").value;
+  std::vector<ReservationPtr> all;
+  while (in.more())
+    all.push_back(
+        in.object<ReservationObj>(("reservations[" + std::to_string(all.size()) + "]").c_str())
+            .value);
+  const ReservationPtr chosen = select(all, *layout);
+  return std::find(all.begin(), all.end(), chosen) - all.begin();
+}
+
+/// A plan, or the one in force of a reservation.
+PlanPtr take_plan(Arguments& in) {
+  const ffi::AnyView value = in.take();
+  if (const auto* plan = value.as<PlanObj>()) return plan->value;
+  if (const auto* reservation = value.as<ReservationObj>())
+    if (reservation->value) return reservation->value->plan();
+  fail<TypeError>("plan is ", kind_of(value), "; expected a raddle.Plan or a raddle.Reservation");
+}
+
 /// Of this thread, so that concurrent runs do not mix. Two clock readings a worker: too little to
 /// ask first.
 thread_local RunStats last_run;
 
 void run(Arguments& in) {
   const Attention& attention = *in.object<AttentionObj>("attention").value;
-  const Plan& plan = *in.object<PlanObj>("plan").value;
+  const PlanPtr plan = take_plan(in);
+  if (!plan) fail<ValueError>("plan is empty; expected one that was made");
   RunArgs args;
   args.stream = current_stream(attention.device());
   args.q = in.tensor("q", Where::anywhere);
@@ -114,7 +172,7 @@ void run(Arguments& in) {
     const std::string name = one_level ? "kv" : "kv[" + std::to_string(args.kv.size()) + "]";
     args.kv.push_back(take_pair(in, name, Where::anywhere));
   }
-  attention.run(plan, args, &last_run);
+  attention.run(*plan, args, &last_run);
 }
 
 bool has_lse(Arguments& in) { return in.object<AttentionObj>("attention").value->has_lse(); }
@@ -156,9 +214,13 @@ ffi::String explain(Arguments& in) { return in.object<PlanObj>("plan").value->ex
 
 i64 bound_on_workspace(Arguments& in) {
   const AttentionSpec spec = to_spec(in.map("spec"));
-  const i32 num_workers = in.integer32("num_workers", cpu_threads());
-  if (num_workers < 1) fail<ValueError>("num_workers is ", num_workers, "; expected at least 1");
-  return static_cast<i64>(workspace_bytes(spec, num_workers, to_maxima(in.map("maxima"))));
+  constexpr i32 none = std::numeric_limits<i32>::min();
+  const i32 given = in.integer32("num_workers", none);
+  if (given < 1 && given != none)
+    fail<ValueError>("num_workers is ", given, "; expected at least 1");
+  const Maxima maxima = to_maxima(in.map("maxima"));
+  const DeviceId device = parse_device(in.string("device"));
+  return static_cast<i64>(workspace_bytes(spec, given == none ? 0 : given, maxima, device));
 }
 
 }  // namespace
@@ -167,9 +229,15 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   namespace refl = ffi::reflection;
   refl::ObjectDef<AttentionObj>();
   refl::ObjectDef<PlanObj>();
+  refl::ObjectDef<ReservationObj>();
   refl::GlobalDef()
       .def_packed("raddle.attention", exported(make_attention))
       .def_packed("raddle.plan", exported(make_plan))
+      .def_packed("raddle.reserve", exported(make_reservation))
+      .def_packed("raddle.update", exported(update))
+      .def_packed("raddle.plan_in_force", exported(plan_in_force))
+      .def_packed("raddle.reserved_bytes", exported(reserved_bytes))
+      .def_packed("raddle.select", exported(select_reservation))
       .def_packed("raddle.run", exported(run))
       .def_packed("raddle.has_lse", exported(has_lse))
       .def_packed("raddle.device", exported(device_of))

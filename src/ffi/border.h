@@ -40,6 +40,11 @@ struct AttentionObj : ffi::Object {
   TVM_FFI_DECLARE_OBJECT_INFO_FINAL("raddle.Attention", AttentionObj, ffi::Object);
 };
 
+struct ReservationObj : ffi::Object {
+  ReservationPtr value;
+  TVM_FFI_DECLARE_OBJECT_INFO_FINAL("raddle.Reservation", ReservationObj, ffi::Object);
+};
+
 /// A new object that holds `value`.
 template <class Obj, class T>
 ffi::ObjectRef wrap(T value) {

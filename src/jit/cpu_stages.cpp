@@ -107,14 +107,7 @@ const VariantOps& compile_stages(const VariantSource& source, const std::string&
   const VariantOps& ops = compiled(
       declare(source) + entry_for("raddle::cpu::variant_ops<raddle::user::" + source.name + ">()"),
       source.name, isa);
-  for (i32 i = 0; i < ops.num_members; ++i) {
-    const MemberType& said = source.params[static_cast<std::size_t>(i)].type;
-    const MemberType& is = ops.members[i].type;
-    if (said.kind != is.kind || said.rank != is.rank)
-      fail<TypeError>("params: '", ops.members[i].name, "' is said to be ", describe(said),
-                      "; expected ", describe(is), ", as the member of struct ", source.name,
-                      " is");
-  }
+  check_members(source, ops);
   return ops;
 }
 

@@ -185,6 +185,17 @@ std::string describe(const MemberType& type) {
   return text;
 }
 
+void check_members(const VariantSource& source, const VariantOps& ops) {
+  for (i32 i = 0; i < ops.num_members; ++i) {
+    const MemberType& said = source.params[static_cast<std::size_t>(i)].type;
+    const MemberType& is = ops.members[i].type;
+    if (said.kind != is.kind || said.rank != is.rank)
+      fail<TypeError>("params: '", ops.members[i].name, "' is said to be ", describe(said),
+                      "; expected ", describe(is), ", as the member of struct ", source.name,
+                      " is");
+  }
+}
+
 std::string amalgamate(const std::string& text) {
   Inliner inliner;
   inliner.inline_text(text, "", false);

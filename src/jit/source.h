@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "raddle/engine/variant/stages.h"
 #include "raddle/variant.h"
 
 namespace raddle::jit {
@@ -33,6 +34,9 @@ struct CompositionSource {
 
 /// What a member of that type is, for messages: "an int32 array of rank 2".
 std::string describe(const MemberType& type);
+
+/// Raises TypeError where the struct's members are not of the types that `source` says.
+void check_members(const VariantSource& source, const VariantOps& ops);
 
 /// Replaces each `#include "raddle/…"` by the header's text, the first time it is met.
 std::string amalgamate(const std::string& text);

@@ -14,5 +14,7 @@ fi
 export LD_LIBRARY_PATH="$built${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 export RADDLE_NVRTC="$built/libcuda.so.1"
 export RADDLE_EMULATOR_INCLUDE="$root/tests/cpp"
-export RADDLE_CACHE_DIR="$built/cache"
+# What compiles kernels there is no part of the cache's key.
+sum=$(cat "$root/tests/gpu/emulator.cpp" "$root/tests/cpp/emulated_ptx.h" | cksum | cut -d" " -f1)
+export RADDLE_CACHE_DIR="$built/cache-$sum"
 exec "$@"

@@ -9,15 +9,30 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <string>
 #include <vector>
 
 // The kernel's library is compiled with the emulated instructions, this one need not know them.
 using Attend = void (*)(int block, int threads, int shared_bytes, void** params);
+
+/// What a function's handle points to.
+struct Function {
+  Attend attend;
+  int (*param_bytes)(int param);
+};
+
+/// A launch of a graph: it keeps the values of the parameters.
+struct Node {
+  const Function* function;
+  unsigned blocks, threads, shared_bytes;
+  std::vector<std::max_align_t> params[2];
+};
 
 namespace {
 
@@ -44,6 +59,22 @@ std::string read(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+std::map<void*, std::vector<Node>>& graphs() {
+  static std::map<void*, std::vector<Node>> of_streams;
+  return of_streams;
+}
+
+/// Blocks in an order that no kernel may rely on.
+void run_blocks(const Function& function, unsigned blocks, unsigned threads, unsigned shared_bytes,
+                void** params) {
+  for (unsigned i = 0; i < blocks; ++i) {
+    const unsigned block = (i * 7919u + 1u) % blocks;
+    const bool coprime = blocks % 7919u != 0;
+    function.attend(static_cast<int>(coprime ? block : i), static_cast<int>(threads),
+                    static_cast<int>(shared_bytes), params);
+  }
+}
+
 std::vector<int*>& pushed() {
   thread_local std::vector<int*> stack;
   return stack;
@@ -52,6 +83,7 @@ std::vector<int*>& pushed() {
 /// What turns the kernel's text into a library: CUDA's words, and an entry for one block.
 constexpr const char* prologue =
     "#include <cstddef>\n#include <type_traits>\n#define __global__ static\n#define "
+    "__device__\n#define "
     "__grid_constant__\n"
     "#define __launch_bounds__(...)\n";
 constexpr const char* epilogue = R"(
@@ -69,14 +101,23 @@ void run(void (*kernel)(Launch), int block, int threads, int shared, void** para
   raddle::emulated::Block emulated(block, threads, shared);
   emulated.run([&] { kernel(*static_cast<std::remove_cv_t<Launch>*>(params[0])); });
 }
+template <class Launch, class Variant>
+constexpr int bytes_of(void (*)(Launch, Variant), int param) {
+  return param == 0 ? sizeof(Launch) : sizeof(Variant);
+}
+template <class Launch>
+constexpr int bytes_of(void (*)(Launch), int param) {
+  return param == 0 ? sizeof(Launch) : 0;
+}
 }
 )";
 
-/// The entry of kernel `name` for one block.
+/// The entry of kernel `name` for one block, and the sizes of its parameters.
 std::string entry_of(const std::string& name) {
   return "extern \"C\" void raddle_emulated_" + name +
          "(int block, int threads, int shared, void** params) {\n  run(" + name +
-         ", block, threads, shared, params);\n}\n";
+         ", block, threads, shared, params);\n}\n" + "extern \"C\" int raddle_emulated_" + name +
+         "_bytes(int param) { return bytes_of(" + name + ", param); }\n";
 }
 
 }  // namespace
@@ -111,7 +152,7 @@ int nvrtcCompileProgram(Program* program, int, const char**) {
     entries += entry_of(text.substr(begin, text.find('(', begin) - begin));
     text.replace(at, 10, "");
   }
-  std::ofstream(base + ".cpp") << prologue << text << epilogue << entries;
+  std::ofstream(base + ".cpp") << prologue << text << (entries.empty() ? "" : epilogue) << entries;
   const std::string command =
       environment("CXX", "c++") + " -std=c++20 -O1 -fPIC -shared -w -ffp-contract=off -I" +
       environment("RADDLE_EMULATOR_INCLUDE", ".") +
@@ -244,6 +285,11 @@ int cuEventDestroy_v2(void*) { return 0; }
 int cuEventRecord(void*, void*) { return 0; }
 int cuEventQuery(void*) { return events_pass ? 0 : 600; }
 int cuEventSynchronize(void*) { return 0; }
+int cuStreamCreate(void** stream, unsigned) {
+  static int one;
+  *stream = &one;
+  return 0;
+}
 int cuStreamWaitEvent(void*, void*, unsigned) { return 0; }
 int cuStreamIsCapturing(void* stream, int* status) {
   *status = capturing && capturing == stream;
@@ -270,23 +316,31 @@ int cuModuleLoadData(void** module, const void* image) {
 }
 int cuModuleUnload(void*) { return 0; }
 int cuModuleGetFunction(void** function, void* module, const char* name) {
-  *function = dlsym(module, (std::string("raddle_emulated_") + name).c_str());
-  return *function ? 0 : 500;
+  const std::string entry = std::string("raddle_emulated_") + name;
+  auto* found = new Function;
+  found->attend = reinterpret_cast<Attend>(dlsym(module, entry.c_str()));
+  found->param_bytes = reinterpret_cast<int (*)(int)>(dlsym(module, (entry + "_bytes").c_str()));
+  *function = found;
+  return found->attend && found->param_bytes ? 0 : 500;
 }
 int cuFuncSetAttribute(void*, int, int) { return 0; }
-int cuLaunchKernel(void* function, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned,
-                   unsigned, unsigned shared_bytes, void*, void** params, void**) {
+int cuLaunchKernel(void* handle, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned,
+                   unsigned, unsigned shared_bytes, void* stream, void** params, void**) {
   if (launches_fail) return 701;
   ++launches;
   if (launch_nothing) return 0;
-  // Blocks in an order that no kernel may rely on.
-  for (unsigned i = 0; i < blocks; ++i) {
-    const unsigned block = (i * 7919u + 1u) % blocks;
-    const bool coprime = blocks % 7919u != 0;
-    reinterpret_cast<Attend>(function)(static_cast<int>(coprime ? block : i),
-                                       static_cast<int>(threads), static_cast<int>(shared_bytes),
-                                       params);
+  const auto& function = *static_cast<const Function*>(handle);
+  if (capturing && capturing == stream) {
+    Node node{&function, blocks, threads, shared_bytes, {}};
+    for (int i = 0; i < 2; ++i) {
+      const auto bytes = static_cast<std::size_t>(function.param_bytes(i));
+      node.params[i].resize(bytes / sizeof(std::max_align_t) + 1);
+      if (bytes > 0) std::memcpy(node.params[i].data(), params[i], bytes);
+    }
+    graphs()[stream].push_back(std::move(node));
+    return 0;
   }
+  run_blocks(function, blocks, threads, shared_bytes, params);
   return 0;
 }
 int cuGetErrorName(int, const char** name) {
@@ -301,6 +355,12 @@ int cuGetErrorString(int, const char** text) {
 // --- for tests -----------------------------------------------------------------------------------
 
 void raddle_emulator_capture(void* stream) { capturing = stream; }
+void raddle_emulator_replay(void* stream) {
+  for (Node& node : graphs()[stream]) {
+    void* params[] = {node.params[0].data(), node.params[1].data()};
+    run_blocks(*node.function, node.blocks, node.threads, node.shared_bytes, params);
+  }
+}
 void raddle_emulator_events_pass(int pass) { events_pass = pass != 0; }
 void raddle_emulator_launch_nothing(int on) { launch_nothing = on != 0; }
 void raddle_emulator_launches_fail(int on) { launches_fail = on != 0; }

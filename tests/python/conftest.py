@@ -71,6 +71,14 @@ def engine(request):
     return Engine(request.config.option.device)
 
 
+@pytest.fixture
+def gpu(request):
+    """The GPU under test."""
+    if request.config.option.device == "cpu":
+        pytest.skip("needs --device cuda: a GPU, or tests/gpu/emulate.sh")
+    return request.config.option.device
+
+
 def pytest_collection_modifyitems(config, items):
     """On a GPU only tests of the engine run, without those that tests/gpu/not_on_gpu.txt lists with reasons."""
     if config.option.device == "cpu":

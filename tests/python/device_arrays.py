@@ -92,6 +92,12 @@ class DeviceArray:
         if self._base.value:
             _call(self.ordinal, "cuMemFree_v2", self._base)
 
+    def write(self, array: np.ndarray) -> None:
+        """Copies a contiguous array of the same shape into this one."""
+        assert array.shape == self.shape and array.strides == self.strides and array.flags.c_contiguous
+        host = ctypes.c_void_p(array.ctypes.data)
+        _call(self.ordinal, "cuMemcpyHtoD_v2", ctypes.c_uint64(self.address), host, ctypes.c_size_t(array.nbytes))
+
     def numpy(self) -> np.ndarray:
         """A copy on the host; waits for the default stream."""
         if not self._bytes:

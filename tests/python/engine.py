@@ -78,6 +78,7 @@ class Engine:
 
     def __init__(self, device: str):
         self.device = device
+        self.row_unit = 1 if device == "cpu" else 8  # rows of 16-bit numbers are multiples of 16 bytes apart on GPUs
 
     def attention(self, problem: Problem, **options):
         attention = raddle.Attention(spec_of(problem, **options), device=self.device)

@@ -4,26 +4,24 @@ Without a GPU, `test_emulated.py` runs this file on the emulated driver, which t
 """
 
 import ctypes
+import dataclasses
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import raddle
+from checks import within
 from device_arrays import DeviceArray
 from draws import draw
 from engine import OnDevice, spec_of, twin
-from reference import attention
-from checks import within
+from reference import SlidingWindow, attention
 from small import refuses
 
 HEADS = {"dim": 64, "group": 2, "num_kv_heads": 2, "dtype": "bfloat16"}
+NOWHERE = "/nowhere/c++"
 STREAM = 0x100  # the emulated driver takes any number for a stream
-
-
-@pytest.fixture
-def gpu(request):
-    if request.config.option.device == "cpu":
-        pytest.skip("needs --device cuda: a GPU, or tests/gpu/emulate.sh")
-    return request.config.option.device
 
 
 @pytest.fixture
@@ -192,6 +190,36 @@ def test_arrays_of_a_run_go_up_once(emulator, gpu, rng):
     assert emulator.raddle_emulator_uploads() == before + 3
 
 
+NEAR = raddle.Variant(
+    "Near",
+    """struct Near {
+  float by;
+  i32 far;
+  Tensor<const float, 1> factor;
+  RADDLE_FN bool mask(const Row& r, const Key& c) const { return r.q_pos - c.kv_pos <= far; }
+  RADDLE_FN float logits(float s, const Row& r, const Key&) const { return by * factor.data[r.q_head] * s; }
+};""",
+    {"far": int, "factor": raddle.Tensor["Hq"], "by": float},
+)
+
+
+def test_own_source_without_a_cpp_compiler(gpu, rng):
+    """In a process that cannot find one: the same answer, every tile partial, and explain says so."""
+    if os.environ.get("RADDLE_CXX") != NOWHERE:
+        environment = {**os.environ, "RADDLE_CXX": NOWHERE, "CXX": os.environ.get("CXX", "c++")}
+        command = [sys.executable, "-m", "pytest", "-q", "--device", gpu, f"{__file__}::test_own_source_without_a_cpp_compiler"]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stdout
+        return
+    problem = draw(rng, "paged", [SlidingWindow(7)], lengths=[(1, 300), (30, 40)], page_size=16, **HEADS)
+    own = NEAR(far=7, by=0.5, factor=np.full(problem.q.shape[1], 2.0, np.float32))
+    spec = dataclasses.replace(spec_of(problem), variant=own)
+    attn = OnDevice(raddle.Attention(spec, device=gpu))
+    plan = attn.plan(twin(problem.layout))
+    assert "coverage of Near is unknown" in plan.explain()
+    within(attention(problem), attn.run(plan, problem.q, problem.kv[0]))
+
+
 def test_failures_say_what_was_launched(emulator, attn, problem):
     plan, lent = attn.plan(twin(problem.layout), num_workers=6), tensors(problem)
     emulator.raddle_emulator_launches_fail(1)
@@ -212,27 +240,6 @@ def test_out_of_memory_says_how_much_it_takes(emulator, gpu, rng):
     assert emulator.raddle_emulator_launches() == before
     emulator.raddle_emulator_memory_left(2**40)
     attn.plan(twin(problem.layout))
-
-
-def test_torch_tensors(gpu, rng):
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("torch sees no GPU")
-    problem = draw(rng, "paged", "causal", lengths=[(1, 300), (3, 40)], page_size=16, **HEADS)
-    attn = raddle.Attention(spec_of(problem), device=torch.device("cuda"))
-    q, k, v = (torch.from_numpy(x.astype(np.float32)).cuda().bfloat16() for x in (problem.q, *problem.kv[0]))
-    exact = attention(problem)
-    for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            out, lse = attn.run(attn.plan(twin(problem.layout)), q, (k, v), return_lse=True)
-            assert out.device == q.device and out.dtype == q.dtype
-            within(exact, out.float().cpu().numpy(), lse.cpu().numpy())
-    plan = attn.plan(twin(problem.layout))
-    with pytest.raises(ValueError, match="no reservation"), torch.cuda.graph(torch.cuda.CUDAGraph()):
-        attn.run(plan, q, (k, v), out=out)
-    alone = raddle.attention(q, q[:, :2], q[:, :2], causal=True)
-    assert alone.device == q.device
 
 
 def test_dtypes_without_kernels(gpu):

@@ -1,4 +1,4 @@
-"""The GPU path where there is no GPU: test_cuda.py on the emulated driver, in a process of its own."""
+"""The GPU path where there is no GPU: what is its own, on the emulated driver, in a process of its own."""
 
 import os
 import subprocess
@@ -15,7 +15,6 @@ def test_cuda_on_emulated_threads(request):
     command = [TESTS / "gpu/emulate.sh", sys.executable, "-m", "pytest", "-q", "--device", "cuda"]
     seed = ["--seed", str(request.config.option.seed)]
     environment = {**os.environ, "PYTHON": sys.executable}
-    ended = subprocess.run(
-        [*command, *seed, TESTS / "python/test_cuda.py", TESTS / "python/test_kv_cuda.py"], env=environment, capture_output=True, text=True
-    )
+    files = [TESTS / "python" / f"test_{name}.py" for name in ("cuda", "kv_cuda", "reservation")]
+    ended = subprocess.run([*command, *seed, *files], env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -75,6 +77,35 @@ def test_shipped_variants_compile(capsys):
     for (name, arch), got in zip(jobs, reports):
         assert 32 <= got["registers"] <= 255, (name, arch, got["log"])
         assert got["shared_bytes"] <= 99 * 1024, (name, arch)
+
+
+NO_COMPILER = """
+import sys
+sys.modules["torch"] = None
+import numpy as np, raddle
+from raddle import _cuda
+own = raddle.Variant("Own", '''struct Own {
+  float by;
+  i32 far;
+  Tensor<const float, 1> slopes;
+  RADDLE_FN bool mask(const Row& r, const Key& c) const { return r.q_pos - c.kv_pos <= far; }
+  RADDLE_FN float logits(float s, const Row& r, const Key&) const { return by * slopes.data[r.q_head] * s; }
+};''', {"far": int, "slopes": raddle.Tensor["Hq"], "by": float})
+variant = [own(far=3, slopes=np.ones(4, np.float32), by=2.0), raddle.Causal()]
+_cuda.compile_kernel(raddle.AttentionSpec(4, 2, 64, variant=variant), "sm_80")
+try:
+    raddle.Attention(raddle.AttentionSpec(4, 2, 64, variant=variant))
+except raddle.CompileError as error:
+    print("CPU:", error)
+"""
+
+
+def test_own_source_needs_no_cpp_compiler(tmp_path):
+    """NVRTC tells what a C++ compiler would: which parts there are, and where the members lie."""
+    env = {**os.environ, "RADDLE_CXX": "/nowhere/c++", "RADDLE_CACHE_DIR": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", NO_COMPILER], env=env, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert "CPU: RADDLE_CXX is '/nowhere/c++'" in ended.stdout
 
 
 def test_dtypes_without_a_gpu_kernel_are_refused_by_name():

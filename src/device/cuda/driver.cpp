@@ -39,6 +39,7 @@ Driver load() {
   find(d.get_function, "cuModuleGetFunction");
   find(d.set_function_attribute, "cuFuncSetAttribute");
   find(d.launch, "cuLaunchKernel");
+  find(d.create_stream, "cuStreamCreate");
   find(d.create_event, "cuEventCreate");
   find(d.destroy_event, "cuEventDestroy_v2");
   find(d.record_event, "cuEventRecord");

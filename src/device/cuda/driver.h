@@ -36,6 +36,7 @@ struct Driver {
   int (*set_function_attribute)(void* function, int attribute, int value);
   int (*launch)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                 unsigned shared_bytes, void* stream, void** params, void** extra);
+  int (*create_stream)(void**, unsigned flags);
   int (*create_event)(void**, unsigned flags);
   int (*destroy_event)(void*);
   int (*record_event)(void* event, void* stream);

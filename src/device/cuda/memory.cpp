@@ -10,8 +10,6 @@
 namespace raddle::cuda {
 namespace {
 
-u64 address_of(const void* pointer) { return reinterpret_cast<u64>(pointer); }
-
 /// One of each kind a device, for the life of the process: blocks come back until its very end.
 template <class T>
 T& one_of(const Device& device, T* (*make)(const Device&)) {
@@ -58,7 +56,10 @@ struct Block::State {
     const std::lock_guard lock(mutex);
     for (std::size_t i = 0; i < num_uses; ++i)
       if (uses[i].stream == stream) return;
-    if (num_uses == uses.size()) uses.emplace_back();
+    if (num_uses == uses.size()) {
+      const OutsideCapture outside;
+      uses.emplace_back();
+    }
     uses[num_uses].stream = stream;
     uses[num_uses++].recorded = false;
   }
@@ -226,11 +227,13 @@ Upload::~Upload() {
 
 std::byte* Upload::data() const { return static_cast<std::byte*>(pinned_->data); }
 
-void Upload::send(const Block& block, std::size_t bytes, StreamHandle stream) {
+void Upload::send(const Block& block, const std::vector<Piece>& pieces, StreamHandle stream) {
   const ContextScope context(*device_);
   Block::State& to = *block.state_;
-  if (bytes > 0)
-    check(driver().copy_to_device(to.address, pinned_->data, bytes, stream), "copying to the GPU");
+  for (const Piece& piece : pieces)
+    if (piece.bytes > 0)
+      check(driver().copy_to_device(to.address + piece.at, data() + piece.at, piece.bytes, stream),
+            "copying to the GPU");
   pinned_->in_flight = true;
   pinned_->sent.record(stream);
   to.sent.record(stream);
@@ -238,9 +241,27 @@ void Upload::send(const Block& block, std::size_t bytes, StreamHandle stream) {
   to.arrived = false;
 }
 
+StreamHandle upload_stream(const Device& device) {
+  struct Own {
+    StreamHandle handle = nullptr;
+  };
+  return one_of<Own>(device,
+                     [](const Device& d) {
+                       const ContextScope context(d);
+                       const OutsideCapture outside;
+                       auto own = std::make_unique<Own>();
+                       constexpr unsigned non_blocking = 1;
+                       check(driver().create_stream(&own->handle, non_blocking),
+                             "creating a stream");
+                       return own.release();
+                     })
+      .handle;
+}
+
 void clear(void* address, std::size_t bytes, StreamHandle stream) {
   if (bytes > 0)
-    check(driver().set_bytes(address_of(address), 0, bytes, stream), "clearing device memory");
+    check(driver().set_bytes(reinterpret_cast<u64>(address), 0, bytes, stream),
+          "clearing device memory");
 }
 
 }  // namespace raddle::cuda

@@ -70,8 +70,11 @@ class Upload {
   Upload& operator=(const Upload&) = delete;
 
   std::byte* data() const;
-  /// Copies the first `bytes` to `block` in stream order.
-  void send(const Block& block, std::size_t bytes, StreamHandle stream);
+  struct Piece {
+    std::size_t at, bytes;
+  };
+  /// Copies pieces to the same places of `block` in stream order.
+  void send(const Block& block, const std::vector<Piece>& pieces, StreamHandle stream);
 
  private:
   struct Pinned;
@@ -79,6 +82,9 @@ class Upload {
   const Device* device_;
   std::unique_ptr<Pinned> pinned_;
 };
+
+/// A stream of Raddle's own, for uploads that must not be part of a graph.
+StreamHandle upload_stream(const Device& device);
 
 /// Zeroes in stream order.
 void clear(void* address, std::size_t bytes, StreamHandle stream);

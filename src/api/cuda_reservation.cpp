@@ -1,0 +1,223 @@
+#include "api/cuda_reservation.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "api/cuda_layout.h"
+#include "raddle/error.h"
+
+namespace raddle::cuda {
+namespace {
+
+/// Gaps up to this size are copied along: cheaper than a copy of their own.
+constexpr std::size_t small_gap = 16 * 1024;
+
+/// Fills pinned memory that lies as the device's does, and remembers what was filled.
+class Filler {
+ public:
+  explicit Filler(std::byte* base) : base_(base) {}
+  void put(std::size_t at, const void* from, std::size_t bytes) {
+    if (bytes == 0) return;
+    std::memcpy(base_ + at, from, bytes);
+    if (!pieces_.empty() && at >= pieces_.back().at &&
+        at <= pieces_.back().at + pieces_.back().bytes + small_gap)
+      pieces_.back().bytes = std::max(pieces_.back().bytes, at + bytes - pieces_.back().at);
+    else
+      pieces_.push_back({at, bytes});
+  }
+  const std::vector<Upload::Piece>& pieces() const { return pieces_; }
+
+ private:
+  std::byte* base_;
+  std::vector<Upload::Piece> pieces_;
+};
+
+/// The arrays of a plan, at the offsets of a block of other sizes.
+void put_plan(const PlanArrays& arrays, const PlanSizes& bounds, Filler& filler) {
+  const PlanSizes& n = arrays.sizes();
+  const PlanOffsets from = plan_offsets(n), to = plan_offsets(bounds);
+  const auto put = [&](i64 at, i64 source, i64 count, i64 most, std::size_t size) {
+    // plan_bounds is what no plan within the maxima exceeds; a write beyond it must never happen.
+    if (count > most) fail<ValueError>("layout takes a larger plan than the reservation has");
+    filler.put(static_cast<std::size_t>(at), arrays.data() + source,
+               static_cast<std::size_t>(count) * size);
+  };
+  put(to.query_tiles, from.query_tiles, n.query_tiles, bounds.query_tiles, sizeof(QueryTile));
+  put(to.runs, from.runs, n.runs, bounds.runs, sizeof(Run));
+  put(to.items, from.items, n.items, bounds.items, sizeof(WorkItem));
+  put(to.queue_indptr, from.queue_indptr, n.queue_indptr, bounds.queue_indptr, sizeof(i32));
+  put(to.splits, from.splits, n.splits, bounds.splits, sizeof(Split));
+  put(to.contractions, from.contractions, n.contractions, bounds.contractions, sizeof(Contraction));
+  put(to.expected, from.expected, n.expected, bounds.expected, sizeof(i32));
+  put(to.sources, from.sources, n.sources, bounds.sources, sizeof(Source));
+  put(to.dependents, from.dependents, n.dependents, bounds.dependents, sizeof(i32));
+  if (n.partial_rows > bounds.partial_rows)
+    fail<ValueError>("layout takes more partial states than the reservation has");
+}
+
+std::size_t plan_bytes(const PlanSizes& bounds) {
+  return aligned(static_cast<std::size_t>(plan_offsets(bounds).bytes));
+}
+
+}  // namespace
+
+CudaReservation::CudaReservation(const Device& device, const PlanConfig& config,
+                                 const Maxima& maxima, i32 dim_vo, StreamHandle stream)
+    : device_(&device),
+      config_(config),
+      maxima_(maxima),
+      bounds_(plan_bounds(config, maxima)),
+      dim_vo_(dim_vo) {
+  const i64 bytes = workspace_bytes(config, maxima, dim_vo);
+  scratch_ = DevicePool::of(device).take(static_cast<std::size_t>(bytes), stream,
+                                         "the workspace of this reservation");
+  const i64 states = round_up(state_bytes(bounds_.partial_rows, dim_vo), i64{16});
+  clear(static_cast<u8*>(scratch_.data()) + states, static_cast<std::size_t>(bytes - states),
+        stream);
+}
+
+std::size_t CudaReservation::capacity(const Level& level, Of of) const {
+  const auto requests = static_cast<std::size_t>(maxima_.max_requests) + 1;
+  if (of == Of::rows) return static_cast<std::size_t>(maxima_.max_qo_tokens) * sizeof(i32);
+  if (of != Of::entries) return requests * sizeof(i32);
+  const auto keys = static_cast<std::size_t>(maxima_.max_kv_tokens);
+  return (keys / static_cast<std::size_t>(level.block_size) + requests) * sizeof(i32);
+}
+
+void CudaReservation::allocate(const MmaLaunch& launch, const Layout& layout, StreamHandle stream) {
+  MmaLaunch first = launch;
+  std::vector<Place> places;
+  std::size_t total = plan_bytes(bounds_), nth = 0;
+  constexpr std::size_t arrays_of_layout = 4, arrays_of_level = 11;
+  visit_arrays(first, layout, [&](const auto* pointer, std::size_t, Of of) {
+    const std::size_t l = nth < arrays_of_layout ? 0 : (nth - arrays_of_layout) / arrays_of_level;
+    const Level& level = layout.levels()[l];
+    std::size_t bytes = pointer ? capacity(level, of) : 0;
+    if constexpr (sizeof(*pointer) == 1)  // mask bits
+      bytes = bytes / sizeof(i32) *
+              ((static_cast<std::size_t>(level.block_rows) *
+                    static_cast<std::size_t>(level.block_size) +
+                7) /
+               8);
+    places.push_back({total, bytes});
+    total += aligned(bytes);
+    ++nth;
+  });
+  block_ = DevicePool::of(*device_).take(total, stream, "this reservation");
+  auto* base = static_cast<std::byte*>(block_.data());
+  nth = 0;
+  visit_arrays(first, layout, [&](auto*& pointer, std::size_t, Of) {
+    if (pointer)
+      pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(base + places[nth].at);
+    ++nth;
+  });
+  first_ = first;
+  num_levels_ = static_cast<i32>(layout.levels().size());
+  places_ = std::move(places);
+  total_bytes_ = total;
+}
+
+void CudaReservation::check_kind(const MmaLaunch& launch, const Layout& layout) const {
+  const auto refuse = [](const std::string& what, const auto& found, const auto& expected) {
+    fail<ValueError>("layout is of another kind than the reservation's first: ", what, " is ",
+                     found, "; expected ", expected, ", since captured graphs keep it");
+  };
+  const auto same = [&](const std::string& what, auto found, auto expected) {
+    if (found != expected) refuse(what, found, expected);
+  };
+  same("its number of levels", static_cast<i32>(layout.levels().size()), num_levels_);
+  for (std::size_t i = 0; i < layout.levels().size(); ++i) {
+    const LevelView &found = launch.levels[i], &first = first_.levels[i];
+    const std::string level = num_levels_ > 1 ? "level " + std::to_string(i) + "'s " : "its ";
+    same(level + "page or block size", found.block_size, first.block_size);
+    same(level + "rows of a block", found.block_rows, first.block_rows);
+    same(level + "groups being requests", found.groups_are_requests, first.groups_are_requests);
+    same(level + "keys being shared", found.keys_are_shared, first.keys_are_shared);
+  }
+  std::vector<bool> present;
+  MmaLaunch before = first_;
+  visit_arrays(before, layout,
+               [&](const auto* pointer, std::size_t, Of) { present.push_back(pointer); });
+  MmaLaunch now = launch;
+  std::size_t nth = 0;
+  visit_arrays(now, layout, [&](const auto* pointer, std::size_t bytes, Of) {
+    const std::size_t n = nth++;
+    if (pointer && bytes > places_[n].bytes && present[n])
+      fail<ValueError>("layout has an array of ", bytes, " bytes; the reservation has room for ",
+                       places_[n].bytes, ": page lists without entries past kv_len fit");
+    if ((pointer != nullptr) != present[n] && (bytes > 0 || !pointer))
+      refuse("the set of its arrays (positions, explicit blocks, masks)", "another", "the same");
+  });
+}
+
+/// Pages of later layouts must lie in the pools that graphs captured.
+void CudaReservation::check_pools(const Layout& layout) const {
+  for (std::size_t i = 0; i < layout.levels().size() && !captured_kv_.empty(); ++i) {
+    const Level& level = layout.levels()[i];
+    const KvRef& kv = captured_kv_[captured_kv_.size() == 1 ? 0 : i];
+    for (const TensorRef* t : {&kv.k, &kv.v}) {
+      const bool blocks = level.storage == KvStorage::blocks;
+      const std::size_t rows_at = level.order == HeadOrder::hnd ? 2 : 1;
+      const i64 pool = blocks && t->rank == 4 ? t->shape[0] * t->shape[rows_at] : t->shape[0];
+      if (const i64 used = blocks ? level.max_slot : level.max_block; used >= pool)
+        fail<ValueError>("layout uses ", blocks ? "slot " : "page or row ", used,
+                         "; the pool of a captured run has ", pool);
+    }
+  }
+}
+
+MmaLaunch CudaReservation::place(const Layout& layout, const PlanArrays& arrays,
+                                 StreamHandle stream) {
+  const std::lock_guard lock(mutex_);
+  MmaLaunch launch = launch_of(layout);
+  if (total_bytes_ == 0) allocate(launch, layout, stream);
+  check_kind(launch, layout);
+  check_pools(layout);
+  Upload upload(*device_, total_bytes_);
+  Filler filler(upload.data());
+  put_plan(arrays, bounds_, filler);
+  std::size_t nth = 0;
+  visit_arrays(launch, layout, [&](const auto* pointer, std::size_t bytes, Of) {
+    if (pointer) filler.put(places_[nth].at, pointer, bytes);
+    ++nth;
+  });
+  const LayoutView counts = launch.layout;
+  launch = first_;
+  launch.layout.num_requests = counts.num_requests;
+  launch.layout.num_rows = counts.num_rows;
+  launch.plan = view_at(block_.data(), bounds_, config_);
+  // Every worker of a captured launch reads its own queue: the plan's lengths are all in memory.
+  block_.use_on(stream);
+  upload.send(block_, filler.pieces(), stream);
+  return launch;
+}
+
+void CudaReservation::provide(RunView& view) const {
+  auto* base = static_cast<u8*>(scratch_.data());
+  view.partial_o = reinterpret_cast<float*>(base);
+  view.partial_lse = view.partial_o + bounds_.partial_rows * dim_vo_;
+  view.arrived =
+      reinterpret_cast<i32*>(base + round_up(state_bytes(bounds_.partial_rows, dim_vo_), i64{16}));
+}
+
+void CudaReservation::use_on(StreamHandle stream) const {
+  block_.use_on(stream);
+  scratch_.use_on(stream);
+}
+
+void CudaReservation::capture(const RunArgs& args, std::shared_ptr<const CudaVariant> variant) {
+  if (args.q.shape[0] < maxima_.max_qo_tokens)
+    fail<ValueError>("q has ", args.q.shape[0],
+                     " rows; a captured run needs max_qo_tokens = ", maxima_.max_qo_tokens,
+                     ", as many as a later plan may have");
+  const std::lock_guard lock(mutex_);
+  if (std::find(captured_.begin(), captured_.end(), variant) == captured_.end())
+    captured_.push_back(std::move(variant));
+  if (captured_kv_.empty()) captured_kv_ = args.kv;
+  for (std::size_t i = 0; i < std::min(captured_kv_.size(), args.kv.size()); ++i) {
+    if (args.kv[i].k.shape[0] < captured_kv_[i].k.shape[0]) captured_kv_[i].k = args.kv[i].k;
+    if (args.kv[i].v.shape[0] < captured_kv_[i].v.shape[0]) captured_kv_[i].v = args.kv[i].v;
+  }
+}
+
+}  // namespace raddle::cuda

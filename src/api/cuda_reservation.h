@@ -1,0 +1,65 @@
+// A reservation's memory on a GPU: arrays of plan and layout at addresses that never change, and
+// scratch. A captured graph keeps the kernel's parameter as it was, so whatever is in it must hold
+// for every later plan.
+#pragma once
+
+#include <mutex>
+#include <vector>
+
+#include "api/attention_backend.h"
+#include "api/cuda_layout.h"
+#include "api/cuda_variant.h"
+#include "device/cuda/memory.h"
+#include "plan/planner.h"
+#include "raddle/engine/kernel/mma/launch.h"
+
+namespace raddle::cuda {
+
+class CudaReservation final : public ReservedMemory,
+                              public std::enable_shared_from_this<CudaReservation> {
+ public:
+  /// Allocates what the maxima ask for. Needs a ContextScope, as all that follows.
+  CudaReservation(const Device& device, const PlanConfig& config, const Maxima& maxima, i32 dim_vo,
+                  StreamHandle stream);
+
+  /// Sends a plan up in stream order; returns the launch with its views. Raises ValueError, and
+  /// changes nothing, where the layout's kind is not that of the first one.
+  MmaLaunch place(const Layout& layout, const PlanArrays& arrays, StreamHandle stream);
+
+  /// The variant of all its plans: their plan members are given once.
+  const std::shared_ptr<const CudaVariant>& variant() const { return variant_; }
+  void set_variant(std::shared_ptr<const CudaVariant> variant) { variant_ = std::move(variant); }
+
+  /// Points `view` to the reservation's scratch.
+  void provide(RunView& view) const;
+  void use_on(StreamHandle stream) const;
+  /// Checks that a captured run will do for later plans too, and keeps what its graph reads.
+  void capture(const RunArgs& args, std::shared_ptr<const CudaVariant> variant);
+
+ private:
+  struct Place {
+    std::size_t at, bytes;
+  };
+  void check_kind(const MmaLaunch& launch, const Layout& layout) const;
+  void check_pools(const Layout& layout) const;
+  void allocate(const MmaLaunch& launch, const Layout& layout, StreamHandle stream);
+  std::size_t capacity(const Level& level, Of of) const;
+
+  const Device* device_;
+  PlanConfig config_;
+  Maxima maxima_;
+  PlanSizes bounds_;
+  i32 dim_vo_;
+  Block block_, scratch_;
+  std::shared_ptr<const CudaVariant> variant_;
+  // The first layout decides:
+  MmaLaunch first_{};  ///< with device addresses
+  i32 num_levels_ = 0;
+  std::vector<Place> places_;  ///< of the layout's arrays, in visiting order
+  std::size_t total_bytes_ = 0;
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<const CudaVariant>> captured_;  ///< what graphs point into
+  std::vector<KvRef> captured_kv_;  ///< smallest pools of captured runs, one for all or a level
+};
+
+}  // namespace raddle::cuda

@@ -1,0 +1,105 @@
+#include "api/reservation.h"
+
+#include <algorithm>
+
+#include "api/planning.h"
+#include "raddle/error.h"
+
+namespace raddle {
+namespace {
+
+void check_maxima(const Maxima& m) {
+  const auto at_least = [](const char* name, i64 value, i64 least) {
+    if (value < least) fail<ValueError>(name, " is ", value, "; expected at least ", least);
+  };
+  at_least("max_requests", m.max_requests, 1);
+  at_least("max_qo_tokens", m.max_qo_tokens, 1);
+  at_least("max_kv_tokens", m.max_kv_tokens, 0);
+  at_least("max_levels", m.max_levels, 1);
+  at_least("max_runs", m.max_runs, 0);
+  if (m.max_levels > max_levels)
+    fail<ValueError>("max_levels is ", m.max_levels, "; expected at most ", max_levels);
+}
+
+}  // namespace
+
+Reservation::Reservation(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Reservation::~Reservation() = default;
+
+ReservationPtr Attention::reserve(const Maxima& maxima, const PlanOptions& options) const {
+  check_options(options);
+  check_maxima(maxima);
+  auto state = std::make_unique<Reservation::State>();
+  state->backend = backend_;
+  state->variant = variant_;
+  state->maxima = maxima;
+  state->options = options;
+  state->config = backend_->plan_config(options.num_workers, options.schedule);
+  state->config.max_runs = maxima.max_runs;
+  if (!options.params.empty()) variant_->with(options.params, ParamScope::plan);  // refused now
+  state->memory = backend_->reserve(state->config, maxima, options.stream);
+  return ReservationPtr(new Reservation(std::move(state)));
+}
+
+const Maxima& Reservation::maxima() const { return state_->maxima; }
+DeviceId Reservation::device() const { return state_->backend->device(); }
+
+std::size_t Reservation::bytes() const {
+  const PlanConfig& config = state_->config;
+  const i64 plan = plan_offsets(plan_bounds(config, state_->maxima)).bytes;
+  const i64 scratch = workspace_bytes(config, state_->maxima, state_->backend->spec().head_dim_vo);
+  return static_cast<std::size_t>(plan + scratch);
+}
+
+std::string Reservation::misfit(const Layout& layout) const {
+  const Maxima& m = state_->maxima;
+  const auto beyond = [](const std::string& what, i64 found, i64 most, const char* name) {
+    if (found <= most) return std::string();
+    return "layout has " + std::to_string(found) + " " + what + "; expected at most " + name +
+           " = " + std::to_string(most) + " of the reservation";
+  };
+  const auto levels = static_cast<i64>(layout.levels().size());
+  std::string text = beyond("levels", levels, m.max_levels, "max_levels");
+  if (text.empty())
+    text = beyond("query rows", layout.num_rows(), m.max_qo_tokens, "max_qo_tokens");
+  if (text.empty())
+    text = beyond("requests", layout.num_requests(), m.max_requests, "max_requests");
+  for (std::size_t i = 0; text.empty() && i < layout.levels().size(); ++i) {
+    const Level& level = layout.levels()[i];
+    const std::string where = levels > 1 ? " on level " + std::to_string(i) : "";
+    i64 keys = 0;
+    for (const i32 columns : level.columns) keys += columns;
+    text = beyond("keys" + where, keys, m.max_kv_tokens, "max_kv_tokens");
+    const auto groups = static_cast<i64>(level.columns.size());
+    if (text.empty()) text = beyond("groups" + where, groups, m.max_requests, "max_requests");
+  }
+  return text;
+}
+
+void Reservation::update(const LayoutPtr& layout, void* stream) {
+  if (!layout) fail<ValueError>("layout is missing");
+  if (const std::string text = misfit(*layout); !text.empty()) fail<ValueError>(text);
+  const std::lock_guard lock(state_->mutex);
+  state_->options.stream = stream;
+  state_->plan = plan_layout(state_->variant, layout, state_->options, *state_->backend,
+                             state_->config, true, state_->memory.get());
+}
+
+PlanPtr Reservation::plan() const {
+  const std::lock_guard lock(state_->mutex);
+  if (!state_->plan) fail<ValueError>("reservation has no plan yet; expected an update before");
+  return state_->plan;
+}
+
+ReservationPtr select(const std::vector<ReservationPtr>& reservations, const Layout& layout) {
+  std::vector<ReservationPtr> sorted = reservations;
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const auto& a, const auto& b) { return a->bytes() < b->bytes(); });
+  std::string last;
+  for (const ReservationPtr& each : sorted)
+    if ((last = each->misfit(layout)).empty()) return each;
+  fail<ValueError>("reservations: the layout fits none of ", sorted.size(),
+                   last.empty() ? "" : "; of the largest: ", last);
+}
+
+}  // namespace raddle

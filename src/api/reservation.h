@@ -1,0 +1,23 @@
+// What a reservation holds, whatever its device.
+#pragma once
+
+#include <memory>
+#include <mutex>
+
+#include "api/attention_backend.h"
+#include "api/bound_variant.h"
+
+namespace raddle {
+
+struct Reservation::State {
+  std::shared_ptr<const AttentionBackend> backend;
+  std::shared_ptr<const BoundVariant> variant;  ///< before the plan's members
+  Maxima maxima;
+  PlanOptions options;
+  PlanConfig config;
+  std::shared_ptr<ReservedMemory> memory;  ///< null on CPUs
+  std::mutex mutex;
+  PlanPtr plan;
+};
+
+}  // namespace raddle

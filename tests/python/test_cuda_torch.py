@@ -1,0 +1,72 @@
+"""torch's tensors, streams and graphs on a GPU. Run with --device cuda."""
+
+import numpy as np
+import pytest
+import raddle
+from checks import within
+from draws import draw
+from engine import spec_of, twin
+from reference import attention
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("torch sees no GPU", allow_module_level=True)
+
+HEADS = {"dim": 64, "group": 2, "num_kv_heads": 2, "dtype": "bfloat16"}
+
+
+def test_torch_tensors(gpu, rng):
+    problem = draw(rng, "paged", "causal", lengths=[(1, 300), (3, 40)], page_size=16, **HEADS)
+    attn = raddle.Attention(spec_of(problem), device=torch.device("cuda"))
+    q, k, v = (torch.from_numpy(x.astype(np.float32)).cuda().bfloat16() for x in (problem.q, *problem.kv[0]))
+    exact = attention(problem)
+    for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            out, lse = attn.run(attn.plan(twin(problem.layout)), q, (k, v), return_lse=True)
+            assert out.device == q.device and out.dtype == q.dtype
+            within(exact, out.float().cpu().numpy(), lse.cpu().numpy())
+    plan = attn.plan(twin(problem.layout))
+    with pytest.raises(ValueError, match="no reservation"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        attn.run(plan, q, (k, v), out=out)
+    alone = raddle.attention(q, q[:, :2], q[:, :2], causal=True)
+    assert alone.device == q.device
+
+
+def test_graphs_replay_changing_batches(gpu, rng):
+    """One capture of two layers, replayed over 200 batches of any lengths: equal bits with eager runs."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    rows, pages, heads = 32, 512, {"num_qo_heads": 8, "num_kv_heads": 2, "head_dim": 128}
+    attn = raddle.Attention(raddle.AttentionSpec(**heads, variant=[raddle.SoftCap(30.0), raddle.Causal()]), device=device)
+    maxima = {"max_requests": 16, "max_qo_tokens": rows, "max_kv_tokens": 16 * pages}
+    reservation = attn.reserve(**maxima)
+
+    def layout():
+        lengths = rng.integers(0, 3, rng.integers(1, 17)), rng.integers(1, 500, 16)
+        qo, kv = lengths[0], lengths[1][: len(lengths[0])]
+        indptr = np.concatenate([[0], np.cumsum(-(-kv // 16))]).astype(np.int32)
+        return raddle.PagedKV(
+            np.concatenate([[0], np.cumsum(qo)]).astype(np.int32),
+            indptr,
+            rng.integers(0, pages, indptr[-1]).astype(np.int32),
+            kv.astype(np.int32),
+        )
+
+    q = torch.randn(rows, 8, 128, device=device, dtype=torch.bfloat16)
+    pools = [torch.randn(2, pages, 16, 2, 128, device=device, dtype=torch.bfloat16) for _ in range(2)]
+    caps, outs = (50.0, 20.0), [torch.empty_like(q) for _ in range(2)]
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        reservation.update(layout())
+        with torch.cuda.graph(graph, stream=stream):
+            for (k, v), cap, out in zip(pools, caps, outs):
+                attn.run(reservation, q, (k, v), out=out, params={"softcap.cap": cap})
+        for _ in range(200):
+            now = layout()
+            reservation.update(now)
+            graph.replay()
+            plan = attn.plan(now)
+            for (k, v), cap, out in zip(pools, caps, outs):
+                expected = attn.run(plan, q[: now.num_rows], (k, v), params={"softcap.cap": cap})
+                assert torch.equal(expected, out[: now.num_rows])

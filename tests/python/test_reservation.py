@@ -1,0 +1,158 @@
+"""Reservations: later batches in the same memory, on the CPU and, as graphs need it, on GPUs."""
+
+import ctypes
+
+import numpy as np
+import pytest
+import raddle
+from checks import within
+from device_arrays import DeviceArray
+from draws import draw
+from engine import twin
+from reference import Problem, attention
+from small import refuses
+
+HEADS = {"dim": 64, "group": 2, "num_kv_heads": 2, "dtype": "bfloat16"}
+MAXIMA = {"max_requests": 6, "max_qo_tokens": 24, "max_kv_tokens": 1000}
+
+
+def batch(rng, most_rows=24, pages=200):
+    """A batch within MAXIMA, on pages of 16."""
+    while True:
+        lengths = [(int(rng.integers(0, 6)), int(rng.integers(0, 160))) for _ in range(rng.integers(1, 7))]
+        if sum(qo for qo, _ in lengths) <= most_rows:
+            return draw(rng, "paged", "causal", lengths=lengths, page_size=16, **HEADS)
+
+
+def padded(x: np.ndarray, rows: int) -> np.ndarray:
+    """With rows of NaN after its own."""
+    return np.concatenate([x, np.full((rows - len(x), *x.shape[1:]), np.nan, x.dtype)])
+
+
+def reserve(engine, problem, **changes):
+    attn = engine.attention(problem)
+    owner = attn if engine.device == "cpu" else attn.attention
+    return attn, owner.reserve(**{**MAXIMA, "num_workers": 5, **changes})
+
+
+def test_batches_one_after_another(engine, rng):
+    attn, reservation = reserve(engine, batch(rng))
+    for _ in range(6):
+        problem = batch(rng)
+        reservation.update(twin(problem.layout))
+        out = attn.run(reservation, problem.q, problem.kv[0])
+        within(attention(problem), out)
+        plan = attn.plan(twin(problem.layout), num_workers=5)
+        assert repr(reservation.plan) == repr(plan)
+
+
+def test_rows_beyond_the_batch_are_not_touched(engine, rng):
+    problem = batch(rng, most_rows=20)
+    attn, reservation = reserve(engine, problem)
+    reservation.update(twin(problem.layout))
+    q, rows = padded(problem.q, 24), len(problem.q)
+    out = np.full(q.shape, 7.0, q.dtype)
+    attn.run(reservation, q, problem.kv[0], out=out)
+    within(attention(problem), out[:rows])
+    assert (out[rows:] == 7.0).all()
+    with refuses(ValueError, "q is", "expected"):
+        attn.run(attn.plan(twin(problem.layout)), q, problem.kv[0])
+
+
+def test_what_does_not_fit_leaves_the_plan_in_force(engine, rng):
+    problem = draw(rng, "paged", "causal", lengths=[(2, 30), (1, 50)], page_size=16, **HEADS)
+    attn, reservation = reserve(engine, problem)
+    with refuses(ValueError, "reservation has no plan"):
+        attn.run(reservation, problem.q, problem.kv[0])
+    reservation.update(twin(problem.layout))
+    wrong = {
+        "25 query rows; expected at most max_qo_tokens = 24": [(25, 30)],
+        "7 requests; expected at most max_requests = 6": [(1, 1)] * 7,
+        "keys; expected at most max_kv_tokens = 1000": [(1, 1001)],
+    }
+    for words, lengths in wrong.items():
+        with refuses(ValueError, words):
+            reservation.update(twin(draw(rng, "paged", "causal", lengths=lengths, page_size=16, **HEADS).layout))
+    with refuses(ValueError, "2 levels", "max_levels"):
+        reservation.update(twin(draw(rng, "cascade", "causal", lengths=[(1, 9), (1, 9)], **HEADS).layout))
+    within(attention(problem), attn.run(reservation, problem.q, problem.kv[0]))
+    if engine.device != "cpu":
+        with refuses(ValueError, "another kind", "page or block size is 8; expected 16"):
+            reservation.update(twin(draw(rng, "paged", "causal", lengths=[(1, 9)], page_size=8, **HEADS).layout))
+        within(attention(problem), attn.run(reservation, problem.q, problem.kv[0]))
+
+
+def test_cascades(engine, rng):
+    first = draw(rng, "cascade", "causal", lengths=[(1, 30), (2, 70), (1, 5)], **HEADS)
+    attn, reservation = reserve(engine, first, max_levels=4)
+    reservation.update(twin(first.layout))
+    within(attention(first), attn.run(reservation, first.q, first.kv))
+
+
+def test_select(engine, rng):
+    problem = draw(rng, "paged", "causal", lengths=[(2, 30), (1, 50)], page_size=16, **HEADS)
+    attn = engine.attention(problem)
+    owner = attn if engine.device == "cpu" else attn.attention
+    sizes = [(1, 8), (4, 64), (16, 256), (4, 64)]
+    all_of = [owner.reserve(max_requests=n, max_qo_tokens=t, max_kv_tokens=500) for n, t in sizes]
+    chosen = raddle.select(all_of[::-1], twin(problem.layout))
+    assert chosen is all_of[3] and all_of[0].num_bytes < chosen.num_bytes < all_of[2].num_bytes
+    many = draw(rng, "paged", "causal", lengths=[(1, 3)] * 17, page_size=16, **HEADS)
+    with refuses(ValueError, "none of 4", "17 requests", "max_requests = 16"):
+        raddle.select(all_of, twin(many.layout))
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"max_requests": 0}, "max_requests is 0"),
+        ({"max_qo_tokens": 0}, "max_qo_tokens is 0"),
+        ({"max_levels": 9}, "max_levels is 9"),
+        ({"num_workers": -1}, "num_workers is -1"),
+        ({"params": {"softcap.cap": 1.0}}, "softcap.cap"),
+    ],
+)
+def test_bad_maxima(engine, rng, changes, words):
+    with refuses(ValueError, words):
+        reserve(engine, batch(rng), **changes)
+
+
+def test_a_captured_launch_serves_later_batches(engine, rng):
+    """What a graph keeps of a launch is its parameters: the emulated driver replays them."""
+    if engine.device == "cpu":
+        pytest.skip("graphs are captured on GPUs")
+    cuda = ctypes.CDLL("libcuda.so.1")
+    if not hasattr(cuda, "raddle_emulator_replay"):
+        pytest.skip("asks the emulated driver; on a GPU test_cuda.py captures with torch")
+    import tvm_ffi
+
+    cuda.raddle_emulator_capture.argtypes = [ctypes.c_void_p]
+    cuda.raddle_emulator_replay.argtypes = [ctypes.c_void_p]
+    first = batch(rng)
+    attn, reservation = reserve(engine, first)
+    reservation.update(twin(first.layout))
+    shape = first.q.shape[1:]
+    pools = [np.zeros((200, *x.shape[1:]), x.dtype) for x in first.kv[0]]
+    lent = {"q": np.zeros((24, *shape), first.q.dtype), "k": pools[0], "v": pools[1]}
+    lent = {name: DeviceArray(x) for name, x in lent.items()}
+    out = DeviceArray(np.zeros((24, *shape), first.q.dtype))
+    stream, plain = 0x300, attn.attention
+    cuda.raddle_emulator_capture(stream)
+    with tvm_ffi.use_raw_stream(tvm_ffi.device(plain.device), stream):
+        with refuses(ValueError, "q has", "max_qo_tokens = 24"):
+            plain.run(reservation, DeviceArray(first.q), (lent["k"], lent["v"]), out=DeviceArray(first.q))
+        plain.run(reservation, lent["q"], (lent["k"], lent["v"]), out=out)
+    cuda.raddle_emulator_capture(None)
+    for _ in range(5):
+        problem = batch(rng)
+        reservation.update(twin(problem.layout))
+        lent["q"].write(padded(problem.q, 24))
+        for name, pool in zip("kv", problem.kv[0]):
+            lent[name].write(padded(pool, 200))
+        cuda.raddle_emulator_replay(stream)
+        within(attention(problem), out.numpy()[: len(problem.q)])
+    far = Problem(problem.q, problem.kv, problem.layout, problem.variant)
+    far.layout.page_indices = far.layout.page_indices + 200
+    if far.layout.page_indices.size and (far.layout.kv_len > 0).any():
+        with refuses(ValueError, "layout uses page", "the pool of a captured run has 200"):
+            reservation.update(twin(far.layout))
