@@ -192,7 +192,7 @@ def test_batch_invariance_across_ragged_and_pages(engine, rng):
 
     problem = draw(rng, "paged", "causal", "float32", lengths=LENGTHS, group=2, num_kv_heads=1)
     kv = [
-        np.concatenate([fetch(pool, group.slot, "NHD") for group in problem.layout.groups()]).astype(np.float32)
+        np.concatenate([fetch(pool, group.slot, "NHD") for group in problem.layout.groups()]).astype(pool.dtype)
         for pool in problem.kv[0]
     ]
     ragged = RaggedKV(problem.layout.qo_indptr, indptr(problem.layout.kv_len))

@@ -160,7 +160,7 @@ def test_levels_that_share_one_pool(engine, rng):
     suffix.page_indices = np.array([1, 2, 3, 4, 6, 7, 8, 10, 11, 12, 13, 14, 15], np.int32)
     suffix.kv_begin = np.array([24, 24], np.int32)
     heads, dim = problem.kv[0][0].shape[-2:]
-    k, v = (np.full((16, 8, heads, dim), np.nan, np.float32) for _ in range(2))
+    k, v = (np.full((16, 8, heads, dim), np.nan, problem.q.dtype) for _ in range(2))
     for level in (prefix, suffix):
         fill(rng, level, k), fill(rng, level, v)
     engine.check(Problem(problem.q, [(k, v)], Cascade([prefix, suffix]), problem.variant))
