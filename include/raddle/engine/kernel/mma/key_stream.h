@@ -47,8 +47,8 @@ RADDLE_DEVICE i32 nth_block(const KeySource& source, i32 c) {
 }
 
 /// column_at, with what open_source worked out; `block` is what the list says, if that is `known`.
-RADDLE_DEVICE Column find_column(const MmaLaunch& launch, const KeySource& source, i32 c, bool known,
-                                 i32 block) {
+RADDLE_DEVICE Column find_column(const MmaLaunch& launch, const KeySource& source, i32 c,
+                                 bool known, i32 block) {
   if (!source.plain) return column_at(launch.levels[source.level], source.group, c);
   const i32 index = source.first_index + c;
   if (!source.blocks) return Column{0, c, index, index, true};

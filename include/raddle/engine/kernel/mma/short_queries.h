@@ -169,7 +169,7 @@ class ShortQueries {
       RADDLE_UNROLL
       for (i32 half = 0; half < 2; ++half) {
         const MergedRow mine = merged(buffer, g + 8 * half);
-        factor[half] = ptx::exp2(stats_.top[0][half] * to_log2_ - mine.shift) * mine.inverse;
+        factor[half] = ptx::exp2((stats_.top[0][half] - mine.shift) * to_log2_) * mine.inverse;
       }
     }
     constexpr i32 slabs = ceil_div(K::out_tiles, slab_columns / 8);
@@ -201,12 +201,13 @@ class ShortQueries {
     if constexpr (scan == Scan::sum) return MergedRow{0.0f, 1.0f, 0.0f};
     float top = -math::infinity;
     for (i32 w = 0; w < num_warps; ++w) top = max(top, buffer.top[w][m]);
-    const float shift = top == -math::infinity ? 0.0f : top * to_log2_;
+    const float shift = top == -math::infinity ? 0.0f : top;
     float sum = 0.0f;
     for (i32 w = 0; w < num_warps; ++w)
-      sum += buffer.sum[w][m] * ptx::exp2(buffer.top[w][m] * to_log2_ - shift);
-    return MergedRow{shift, sum == 0.0f ? 0.0f : 1.0f / sum,
-                     top == -math::infinity ? top : (shift + math::log2(sum)) * math::ln2};
+      sum += buffer.sum[w][m] * ptx::exp2((buffer.top[w][m] - shift) * to_log2_);
+    return MergedRow{
+        shift, sum == 0.0f ? 0.0f : 1.0f / sum,
+        top == -math::infinity ? top : (shift * to_log2_ + math::log2(sum)) * math::ln2};
   }
 
   /// Four columns of one row a thread: the sum of what the warps left of them.

@@ -151,7 +151,8 @@ RADDLE_DEVICE void shrink(RowStats<blocks>& stats, Output<K, blocks>& o,
 template <class K, i32 blocks, i32 tiles>
 RADDLE_DEVICE void softmax(Logits<blocks, tiles>& s, RowStats<blocks>& stats, Output<K, blocks>& o,
                            float to_log2, i32 halves) {
-  float shift[blocks][2];  // what is subtracted, in powers of two
+  // Subtracted before the product with to_log2: after it, huge logits would differ by its rounding.
+  float shift[blocks][2];
   float rescale[blocks][2];
   bool grew = false;
   RADDLE_UNROLL
@@ -169,8 +170,8 @@ RADDLE_DEVICE void softmax(Logits<blocks, tiles>& s, RowStats<blocks>& stats, Ou
       grew = grew || top > before;
       stats.top[r][half] = top;
       // A row with nothing kept so far: subtracting 0 leaves every logit at -inf, every weight 0.
-      shift[r][half] = top == -math::infinity ? 0.0f : top * to_log2;
-      rescale[r][half] = ptx::exp2(before * to_log2 - shift[r][half]);
+      shift[r][half] = top == -math::infinity ? 0.0f : top;
+      rescale[r][half] = ptx::exp2((before - shift[r][half]) * to_log2);
     }
   }
   if (ptx::any(grew)) shrink<K>(stats, o, rescale, halves);
@@ -184,7 +185,7 @@ RADDLE_DEVICE void softmax(Logits<blocks, tiles>& s, RowStats<blocks>& stats, Ou
       for (i32 n = 0; n < tiles; ++n) {
         RADDLE_UNROLL
         for (i32 e = 2 * half; e < 2 * half + 2; ++e) {
-          s[r][n][e] = ptx::exp2(ptx::fma(s[r][n][e], to_log2, -shift[r][half]));
+          s[r][n][e] = ptx::exp2((s[r][n][e] - shift[r][half]) * to_log2);
           sum += s[r][n][e];
         }
       }
