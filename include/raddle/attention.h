@@ -185,19 +185,17 @@ class Attention {
 std::size_t workspace_bytes(const AttentionSpec& spec, i32 num_workers, const Maxima& maxima,
                             DeviceId device = {});
 
-/// a ⊕ b, element by element: O [rows, H, D] fp32, LSE [rows, H] fp32.
+/// a ⊕ b, element by element: O [rows, H, D] fp32, LSE [rows, H] fp32. Tensors lie together; on a
+/// GPU one kernel is launched on `stream`, and nothing waits.
 void merge_state(const TensorRef& o_a, const TensorRef& lse_a, const TensorRef& o_b,
-                 const TensorRef& lse_b, const TensorRef& out, const TensorRef& lse);
+                 const TensorRef& lse_b, const TensorRef& out, const TensorRef& lse,
+                 void* stream = nullptr);
 
 /// ⊕ over n states: O [n, rows, H, D], LSE [n, rows, H]. With `finish`, sinks and output parts of
 /// that spec are applied to the result (rows count as tokens 0 … of one request).
 void merge_states(const TensorRef& o, const TensorRef& lse, const TensorRef& out,
-                  const TensorRef& lse_out, const AttentionSpec* finish = nullptr);
-
-/// Appends rows of new K and V [rows, Hkv, D]: row r of request i becomes key kv_len - qo_len + r
-/// of its pages.
-void append_kv(const Layout& layout, const TensorRef& k_new, const TensorRef& v_new,
-               const KvRef& pool);
+                  const TensorRef& lse_out, const AttentionSpec* finish = nullptr,
+                  void* stream = nullptr);
 
 /// The ISA that kernels run on ("avx512"), after RADDLE_CPU_ISA; and the number of worker threads.
 std::string cpu_isa();

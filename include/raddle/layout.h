@@ -42,11 +42,14 @@ struct Level {
   LevelView view() const;
 };
 
+class LayoutCopies;
+
 /// An immutable layout, shared by the plans made from it.
 class Layout {
  public:
   Layout(std::vector<i32> qo_indptr, std::vector<i32> kv_len, std::vector<i32> qo_pos,
          std::vector<i32> row_request, std::vector<Level> levels);
+  ~Layout();
   Layout(const Layout&) = delete;  // its view points into its own arrays
   Layout& operator=(const Layout&) = delete;
 
@@ -54,12 +57,15 @@ class Layout {
   const std::vector<Level>& levels() const { return levels_; }
   i32 num_requests() const { return view_.num_requests; }
   i32 num_rows() const { return view_.num_rows; }
+  /// What GPUs that have met it keep of it.
+  LayoutCopies& copies() const { return *copies_; }
 
  private:
   std::vector<i32> qo_indptr_, kv_len_, qo_pos_, row_request_;
   std::vector<Level> levels_;
   std::vector<LevelView> level_views_;
   LayoutView view_{};
+  std::unique_ptr<LayoutCopies> copies_;
 };
 
 using LayoutPtr = std::shared_ptr<const Layout>;
@@ -107,6 +113,7 @@ struct BlockSparseArgs {
   IndexRef block_pos, block_first, block_count;
   IndexRef kv_begin;  ///< [row blocks] see PagedArgs; levels of a cascade only
   IndexRef qo_pos;
+  HeadOrder order = HeadOrder::nhd;  ///< of K and V given as [blocks, …]; hnd: [blocks, Hkv, Bc, D]
 };
 
 /// A block-sparse row matrix over the rows of Q and the slots of K and V.

@@ -13,13 +13,13 @@ from raddle._library import CompileError
 from raddle.attention import Attention, Plan, Reservation, select
 from raddle.doctor import cpu_isa, cpu_threads
 from raddle.functional import (
-    append_kv,
     attention,
     merge_state,
     merge_states,
     support_matrix,
     workspace_bytes,
 )
+from raddle.kv import SelectedPages, accept_tree, append_kv, copy_pages, select_pages, summarize_pages
 from raddle.layouts import BlockSparse, Cascade, Layout, PagedKV, RaggedKV
 from raddle.packed_mask import PackedMask, pack_masks
 from raddle.rotary import Llama31Scaling, Rope, RopeTables, YarnScaling
@@ -65,6 +65,7 @@ __all__ = [
     "Reservation",
     "Rope",
     "RopeTables",
+    "SelectedPages",
     "Sigmoid",
     "Sinks",
     "SlidingWindow",
@@ -72,15 +73,19 @@ __all__ = [
     "Tensor",
     "Variant",
     "YarnScaling",
+    "accept_tree",
     "alibi_slopes",
     "append_kv",
     "attention",
+    "copy_pages",
     "cpu_isa",
     "cpu_threads",
     "merge_state",
     "merge_states",
     "pack_masks",
     "select",
+    "select_pages",
+    "summarize_pages",
     "support_matrix",
     "workspace_bytes",
 ]

@@ -27,7 +27,7 @@ _TorchTensor = _torch.Tensor if _torch is not None else type("NoTorch", (), {})
 _torch_dtype = functools.lru_cache(maxsize=None)(lambda name: getattr(_torch, name))
 _CUDA, _CUDA_MANAGED = 2, 13  # DLPack's numbers
 _STRIDED = _torch.strided if _torch is not None else None
-_NUMPY_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+_NUMPY_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "int32": np.int32}
 
 
 def lend(x: Any, name: str = "a tensor") -> Any:

@@ -1,4 +1,4 @@
-"""Functions that need no plan: attention in one call, states, the KV cache, sizes."""
+"""Functions that need no plan: attention in one call, states, sizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Callable, Sequence
 import numpy as np
 
 from raddle import _library
-from raddle._tensors import device_of, finished, lend, lend_output, lend_pools, like
+from raddle._tensors import device_of, finished, lend, lend_output, like
 from raddle.attention import Attention
 from raddle.layouts import Layout, PagedKV, RaggedKV
 from raddle.spec import AttentionSpec, fields_of
@@ -16,7 +16,6 @@ from raddle.variants import Causal, Variant, parts
 
 _merge_state = _library.function("raddle.merge_state")
 _merge_states = _library.function("raddle.merge_states")
-_append_kv = _library.function("raddle.append_kv")
 _workspace_bytes = _library.function("raddle.workspace_bytes")
 _support_matrix = _library.function("raddle.support_matrix")
 
@@ -93,22 +92,30 @@ def _one_page_each(batch: int, length: int, kv_length: int) -> Layout:
     return PagedKV(_indptr(batch, length), None, pages, kv_len, page_size=kv_length)
 
 
-def merge_state(o_a: Any, lse_a: Any, o_b: Any, lse_b: Any) -> tuple[Any, Any]:
+def merge_state(
+    o_a: Any, lse_a: Any, o_b: Any, lse_b: Any, out: tuple[Any, Any] | None = None
+) -> tuple[Any, Any]:
     """The state of two disjoint sets of keys: ``a ⊕ b`` (FlashInfer paper, section 2.2).
 
     Args:
         o_a, o_b: [rows, H, D] float32, as `Attention.run` returns them with return_state.
         lse_a, lse_b: [rows, H] float32.
+        out: (o, lse) to write, which may be one of the states; None: new tensors of o_a's kind.
 
-    Returns (o, lse), new tensors of o_a's kind. Two empty states (lse = -inf) compose to the empty state.
+    Computed where the states lie. Returns (o, lse). Two empty states (lse = -inf) compose to the empty state.
     """
     inputs = (lend(o_a, "o_a"), lend(lse_a, "lse_a"), lend(o_b, "o_b"), lend(lse_b, "lse_b"))
+    if out is not None:
+        _merge_state(*inputs, *map(lend_output, out, ("out", "lse")))
+        return out
     o, lse = like(o_a, tuple(o_a.shape), "float32"), like(o_a, tuple(o_a.shape[:-1]), "float32")
     _merge_state(*inputs, lend_output(o, "out"), lend_output(lse, "lse"))
     return finished(o_a, o), finished(o_a, lse)
 
 
-def merge_states(o: Any, lse: Any, finish: AttentionSpec | None = None) -> tuple[Any, Any]:
+def merge_states(
+    o: Any, lse: Any, finish: AttentionSpec | None = None, out: tuple[Any, Any] | None = None
+) -> tuple[Any, Any]:
     """The composition of n states, in order.
 
     Args:
@@ -116,26 +123,18 @@ def merge_states(o: Any, lse: Any, finish: AttentionSpec | None = None) -> tuple
         lse: [n, rows, H] float32.
         finish: a spec whose sinks and output parts are applied to the result; None: the result is a
             state again.
+        out: (o, lse) to write; None: new tensors of o's kind.
 
-    Returns (o [rows, H, D], lse [rows, H]), float32, new tensors of o's kind.
+    Computed where the states lie. Returns (o [rows, H, D], lse [rows, H]), float32.
     """
     inputs = (lend(o, "o"), lend(lse, "lse"))
-    merged, merged_lse = like(o, tuple(o.shape[1:]), "float32"), like(o, tuple(o.shape[1:-1]), "float32")
     fields = None if finish is None else fields_of(finish, "finish")
+    if out is not None:
+        _merge_states(*inputs, *map(lend_output, out, ("out", "lse_out")), fields)
+        return out
+    merged, merged_lse = like(o, tuple(o.shape[1:]), "float32"), like(o, tuple(o.shape[1:-1]), "float32")
     _merge_states(*inputs, lend_output(merged, "out"), lend_output(merged_lse, "lse_out"), fields)
     return finished(o, merged), finished(o, merged_lse)
-
-
-def append_kv(layout: PagedKV, kv_pool: Any, k_new: Any, v_new: Any) -> None:
-    """Writes new keys and values into their pages: row r of request i becomes its key ``kv_len - qo_len + r``.
-
-    Args:
-        layout: the page table of the step that follows: kv_len counts the new keys, qo_indptr has a row for each.
-        kv_pool: (k_pool, v_pool), or one tensor with K and V in dimension 1; written.
-        k_new, v_new: [rows, Hkv, D] in the pool's dtype.
-    """
-    pools = lend_pools(kv_pool, lend_output)
-    _append_kv(layout, lend(k_new, "k_new"), lend(v_new, "v_new"), *pools)
 
 
 def workspace_bytes(

@@ -1,43 +1,29 @@
+// Appending rows of K and V to a page table.
 #include "raddle/engine/kernel/kv/append.h"
 
-#include <algorithm>
-#include <atomic>
-#include <string>
+#include <optional>
 
-#include "api/kv_tensors.h"
-#include "device/cpu/pool.h"
-#include "raddle/attention.h"
+#include "api/bound_variant.h"
+#include "api/kv_checks.h"
+#include "api/kv_device.h"
 #include "raddle/error.h"
+#include "raddle/kv.h"
 
 namespace raddle {
 namespace {
 
-// A copy of this size takes about as long as waking the workers.
-constexpr i64 parallel_bytes = i64{512} << 10;
-// What a thread takes at a time: small enough to share evenly, large enough to make the counter
-// cheap.
-constexpr i64 chunk_bytes = i64{64} << 10;
-
-/// Of any shape of that rank: what fits what is checked afterwards.
-void check_rank(const std::string& name, const TensorRef& t, int rank, const char* expected) {
-  if (t.rank != rank) {
-    fail<ValueError>(name, " has ", t.rank, " dimensions; expected ", rank, " ", expected);
-  }
-  check_storage(name, t);
-}
-
 /// One of K and V: the new rows fit the pool, and the pool fits the layout.
 void check_pair(const std::string& letter, const Layout& layout, const TensorRef& rows,
                 const TensorRef& pool) {
-  const Level& level = layout.levels()[0];
-  const bool nhd = level.order == HeadOrder::nhd;
+  const PoolAxes axes = pool_axes(layout.levels()[0].order);
   const std::string rows_name = letter + "_new";
   const std::string pool_name = "pool." + letter;
-  check_rank(rows_name, rows, 3, "[rows, heads, head_dim]");
-  check_rank(pool_name, pool, 4,
-             nhd ? "[pages, page_size, heads, head_dim] (NHD)"
-                 : "[pages, heads, page_size, head_dim] (HND)");
-  const PoolAxes axes = pool_axes(level.order);
+  if (rows.rank != 3) {
+    fail<ValueError>(rows_name, " has ", rows.rank,
+                     " dimensions; expected 3 [rows, heads, head_dim]");
+  }
+  check_storage(rows_name, rows);
+  check_pool(pool_name, pool, layout);
   if (rows.dtype != pool.dtype) {
     fail<TypeError>(rows_name, " is ", name_of(rows.dtype), "; expected ", name_of(pool.dtype),
                     ", as ", pool_name, " is");
@@ -45,11 +31,6 @@ void check_pair(const std::string& letter, const Layout& layout, const TensorRef
   if (rows.shape[0] != layout.num_rows()) {
     fail<ValueError>(rows_name, " has ", rows.shape[0], " rows; expected ", layout.num_rows(),
                      ", the last of qo_indptr");
-  }
-  if (dim(pool, axes.slot) != level.block_size) {
-    fail<ValueError>(pool_name, " has shape ", shape_text(pool), ", so page_size ",
-                     dim(pool, axes.slot), " (", nhd ? "NHD" : "HND", "); expected ",
-                     level.block_size, ", the layout's");
   }
   if (dim(pool, axes.head) != rows.shape[1] || pool.shape[3] != rows.shape[2]) {
     fail<ValueError>(pool_name, " has ", dim(pool, axes.head), " heads of ", pool.shape[3],
@@ -59,91 +40,152 @@ void check_pair(const std::string& letter, const Layout& layout, const TensorRef
   check_distinct(pool_name, pool);
 }
 
-void check_layout(const Layout& layout) {
-  if (layout.levels().size() != 1) {
-    fail<ValueError>("layout has ", layout.levels().size(),
-                     " levels; expected one page table to append to");
-  }
-  const Level& level = layout.levels()[0];
-  const bool plain = level.storage == KvStorage::paged && level.groups_are_requests &&
-                     level.block_index.empty() && level.block_first.empty() &&
-                     level.block_count.empty() && level.mask_bits.empty();
-  if (!plain) {
-    fail<ValueError>(
-        "layout is not a plain page table of requests (paged_kv without qo_rows); "
-        "only such a layout says where new keys go");
-  }
-}
+/// The slots of one page that one request's new rows go to.
+struct NewSlots {
+  i32 page, request, begin, end;
+};
 
-/// Every page that a new row goes to exists. Other pages aren't touched and may be anything.
-void check_pages(const Layout& layout, i64 pages) {
-  const LevelView& level = layout.view().levels[0];
+/// Refuses two requests, or two places of one request's list, that write to one slot. A hash table
+/// with room for every page that is written: no sort on the path of every decode step.
+class SlotTable {
+ public:
+  explicit SlotTable(i64 pages) {
+    std::size_t size = 16;
+    while (size < static_cast<std::size_t>(2 * pages)) size *= 2;
+    slots_.assign(size, NewSlots{-1, 0, 0, 0});
+  }
+
+  void add(const NewSlots& more) {
+    const std::size_t mask = slots_.size() - 1;
+    std::size_t i = (static_cast<std::size_t>(more.page) * 0x9e3779b97f4a7c15u >> 32) & mask;
+    for (; slots_[i].page >= 0; i = (i + 1) & mask) {
+      const NewSlots& other = slots_[i];
+      if (other.page != more.page || other.end <= more.begin || more.end <= other.begin) continue;
+      fail<ValueError>("page_indices has page ", more.page, " where new rows of requests ",
+                       other.request, " and ", more.request, " go to slot ",
+                       std::max(other.begin, more.begin), " of it; expected a slot for each row");
+    }
+    slots_[i] = more;
+  }
+
+ private:
+  std::vector<NewSlots> slots_;
+};
+
+/// Every page that a new row goes to exists, and every slot gets one row. Other pages aren't
+/// touched and may be anything.
+void check_slots(const Layout& layout, const LevelView& level, i64 pages) {
+  i64 written = 0;
   for (i32 i = 0; i < layout.num_requests(); ++i) {
     const i32 rows = group_rows(level, i);
-    const i32 first = first_new_column(level, i);
+    const i32 first = kv::first_new_column(level, i);
     if (first < 0) {
       fail<ValueError>("kv_len[", i, "] is ", level.columns[i], "; expected at least ", rows,
                        ", the new rows of that request");
     }
-    if (rows == 0) continue;
-    for (i32 nth = first / level.block_size; nth <= (level.columns[i] - 1) / level.block_size;
-         ++nth) {
-      const i32 page = level.blocks[level.block_begin[i] + nth];
-      if (page < 0 || page >= pages) {
-        fail<ValueError>("page_indices has ", page, " as page ", nth, " of request ", i,
-                         ", which new rows go to; expected 0 to ", pages - 1);
-      }
+    if (rows > 0)
+      written += (level.columns[i] - 1) / level.block_size - first / level.block_size + 1;
+  }
+  SlotTable table(written);
+  for (i32 i = 0; i < layout.num_requests(); ++i) {
+    if (group_rows(level, i) == 0) continue;
+    const i32 first = kv::first_new_column(level, i);
+    const i32 last = (level.columns[i] - 1) / level.block_size;
+    for (i32 nth = first / level.block_size; nth <= last; ++nth) {
+      check_page(level, i, nth, pages, "new rows go to");
+      const i32 begin = nth * level.block_size;
+      table.add({level.blocks[level.block_begin[i] + nth], i, std::max(first - begin, 0),
+                 kv::keys_in_page(level, i, nth)});
     }
   }
 }
 
-AppendView append_view(const TensorRef& rows, const TensorRef& pool, HeadOrder order) {
+/// Hull of the positions of each request's new rows.
+std::vector<Range> new_positions(const LayoutView& layout, const LevelView& level) {
+  std::vector<Range> all(static_cast<std::size_t>(layout.num_requests), Range{int_max, int_min});
+  kv::for_new_rows(layout, level, 0, layout.num_rows, [&](i32, const kv::NewRow& at) {
+    Range& one = all[static_cast<std::size_t>(at.request)];
+    one = hull(one, Range{at.pos, at.pos});
+  });
+  return all;
+}
+
+/// The key part of `rope`, bound to the pool's sizes and checked against the batch.
+BoundVariant bind_rope(const Variant& rope, const Layout& layout, const LevelView& level,
+                       const TensorRef& k_new, const TensorRef& v_new) {
+  if (k_new.shape[2] > kv::max_head_dim || k_new.shape[2] % kv::piece_size != 0)
+    fail<ValueError>("k_new has a head_dim of ", k_new.shape[2],
+                     "; expected a multiple of 8, at most 256, where rope is given");
+  AttentionSpec spec;
+  spec.num_qo_heads = spec.num_kv_heads = static_cast<i32>(k_new.shape[1]);
+  spec.head_dim_qk = static_cast<i32>(k_new.shape[2]);
+  spec.head_dim_vo = static_cast<i32>(v_new.shape[2]);
+  spec.dtype = k_new.dtype;
+  spec.variant = {rope};
+  BoundVariant bound(spec);
+  const Stages& s = bound.stages();
+  if (s.num_key == 0 || s.num_value + s.num_logits + s.num_mask + s.num_output > 0 || s.sink.ops ||
+      s.scan != Scan::softmax)
+    fail<ValueError>("rope is '", rope.name,
+                     "'; expected a variant with a key part and at most a query part beside it");
+  const std::vector<Range> positions =
+      bound.needs_positions() ? new_positions(layout.view(), level) : std::vector<Range>{};
+  bound.check_batch(Batch{layout.view(), false, positions}, MemberTime::run);
+  return bound;
+}
+
+void append_turned_row(const AppendView& view, const Stages& stages, DType dtype, i64 row,
+                       const kv::NewRow& at) {
+  float vector[kv::max_head_dim];
+  const i32 size = static_cast<i32>(view.k.head_bytes) / dtype_bytes(dtype);
+  const auto turn = [&](float* x, const Key& key) {
+    for (i32 i = 0; i < stages.num_key; ++i)
+      stages.key[i].ops->key(stages.key[i].self, x, size, key);
+  };
+  dispatch_dtype(dtype, [&](auto t) {
+    for (i32 head = 0; head < view.k.num_heads; ++head)
+      kv::append_turned<decltype(t)>(kv::Alone{}, view.k_rows, view.k, row, head, at, vector, turn);
+  });
+}
+
+RowBytes row_bytes(const TensorRef& rows) {
   const i64 bytes = dtype_bytes(rows.dtype);
-  const PoolAxes axes = pool_axes(order);
-  AppendView view{};
-  view.rows = static_cast<const u8*>(rows.data);
-  view.row_step = rows.stride[0] * bytes;
-  view.head_step = rows.stride[1] * bytes;
-  view.pool = static_cast<u8*>(pool.data);
-  view.page_step = pool.stride[0] * bytes;
-  view.slot_step = step(pool, axes.slot) * bytes;
-  view.pool_head_step = step(pool, axes.head) * bytes;
-  view.head_bytes = rows.shape[2] * bytes;
-  view.num_heads = static_cast<i32>(rows.shape[1]);
-  return view;
+  return RowBytes{static_cast<const u8*>(rows.data), step(rows, 0) * bytes, step(rows, 1) * bytes};
 }
 
 }  // namespace
 
 void append_kv(const Layout& layout, const TensorRef& k_new, const TensorRef& v_new,
-               const KvRef& pool) {
-  check_layout(layout);
+               const KvRef& pool, const Variant* rope, void* stream) {
+  const LevelView& level = check_page_table(layout, "to append to");
   check_pair("k", layout, k_new, pool.k);
   check_pair("v", layout, v_new, pool.v);
   if (k_new.shape[1] != v_new.shape[1]) {
     fail<ValueError>("v_new has ", v_new.shape[1], " heads; expected ", k_new.shape[1],
                      ", as k_new has");
   }
-  check_pages(layout, std::min(pool.k.shape[0], pool.v.shape[0]));
+  check_slots(layout, level, std::min(pool.k.shape[0], pool.v.shape[0]));
+  std::optional<BoundVariant> bound;
+  if (rope) bound.emplace(bind_rope(*rope, layout, level, k_new, v_new));
 
   const HeadOrder order = layout.levels()[0].order;
-  const AppendView k = append_view(k_new, pool.k, order);
-  const AppendView v = append_view(v_new, pool.v, order);
-  const i64 row_bytes = (k.head_bytes + v.head_bytes) * k.num_heads;
-  const i64 rows = layout.num_rows();
-  if (rows == 0 || row_bytes == 0) return;
-  const i64 chunk = std::max<i64>(1, chunk_bytes / row_bytes);
-  const i64 chunks = ceil_div(rows, chunk);
-  auto& workers = cpu::WorkerPool::instance();
-  const i32 threads = rows * row_bytes < parallel_bytes
-                          ? 1
-                          : static_cast<i32>(std::min<i64>(workers.threads(), chunks));
-  std::atomic<i64> next{0};
-  workers.run(threads, [&](i32, i32) {
-    for (i64 c = next.fetch_add(1); c < chunks; c = next.fetch_add(1)) {
-      append_rows(layout.view(), k, v, static_cast<i32>(c * chunk),
-                  static_cast<i32>(std::min(rows, (c + 1) * chunk)));
-    }
+  const AppendView view{row_bytes(k_new), row_bytes(v_new), pool_bytes(pool.k, order),
+                        pool_bytes(pool.v, order)};
+  const i64 bytes = (view.k.head_bytes + view.v.head_bytes) * view.k.num_heads;
+  if (bytes == 0) return;
+  const DeviceId device =
+      common_device({{"k_new", k_new}, {"v_new", v_new}, {"pool.k", pool.k}, {"pool.v", pool.v}});
+  if (is_gpu(device))
+    return cuda::append({device, stream}, layout, view, k_new.dtype, bound ? &*bound : nullptr);
+  share_units(layout.num_rows(), bytes, [&](i64 begin, i64 end) {
+    kv::for_new_rows(layout.view(), level, static_cast<i32>(begin), static_cast<i32>(end),
+                     [&](i32 row, const kv::NewRow& at) {
+                       kv::append_row(view.v_rows, view.v, row, at);
+                       if (bound)
+                         append_turned_row(view, bound->stages(), k_new.dtype, row, at);
+                       else
+                         kv::append_row(view.k_rows, view.k, row, at);
+                     });
   });
 }
 

@@ -1,7 +1,9 @@
 // Attention on a GPU.
 #include "api/cuda_attention.h"
 
+#include <algorithm>
 #include <chrono>
+#include <future>
 #include <map>
 #include <mutex>
 
@@ -16,6 +18,25 @@
 
 namespace raddle {
 namespace cuda {
+
+void check_rows(const TensorRef& t, const char* what, i64 level) {
+  const auto name = [&] {
+    return (level >= 0 ? "kv[" + std::to_string(level) + "]: " : std::string()) + what;
+  };
+  if (!t.data) return;
+  if (reinterpret_cast<std::uintptr_t>(t.data) % 16 != 0) [[unlikely]]
+    fail<ValueError>(name(),
+                     " begins at an address that is no multiple of 16 bytes; expected one "
+                     "on a GPU");
+  const i64 unit = 16 / dtype_bytes(t.dtype);
+  for (std::size_t i = 0; i + 1 < static_cast<std::size_t>(t.rank); ++i)
+    if (t.shape[i] > 1 && t.stride[i] % unit != 0) [[unlikely]]
+      fail<ValueError>(name(), " has stride ", t.stride[i], " in dimension ", i,
+                       "; expected a multiple of ", unit,
+                       " elements on a GPU: rows of 16-byte "
+                       "units");
+}
+
 namespace {
 
 jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant) {
@@ -52,26 +73,6 @@ const Kernel& loaded(const jit::GpuKernel& kernel, const Device& device, i32 sha
   return *slot.kernel;
 }
 
-/// Kernels take rows 16 bytes at a time. `run` calls this for every tensor: no string is made
-/// before something is wrong.
-void check_rows(const TensorRef& t, const char* what, i64 level = -1) {
-  const auto name = [&] {
-    return (level >= 0 ? "kv[" + std::to_string(level) + "]: " : std::string()) + what;
-  };
-  if (!t.data) return;
-  if (reinterpret_cast<std::uintptr_t>(t.data) % 16 != 0) [[unlikely]]
-    fail<ValueError>(name(),
-                     " begins at an address that is no multiple of 16 bytes; expected one "
-                     "on a GPU");
-  const i64 unit = 16 / dtype_bytes(t.dtype);
-  for (std::size_t i = 0; i + 1 < static_cast<std::size_t>(t.rank); ++i)
-    if (t.shape[i] > 1 && t.stride[i] % unit != 0) [[unlikely]]
-      fail<ValueError>(name(), " has stride ", t.stride[i], " in dimension ", i,
-                       "; expected a multiple of ", unit,
-                       " elements on a GPU: rows of 16-byte "
-                       "units");
-}
-
 void check_alignment(const RunArgs& args) {
   check_rows(args.q, "q");
   check_rows(args.out, "out");
@@ -98,7 +99,14 @@ class CudaBackend final : public AttentionBackend {
       fail<ValueError>("head_dim ", spec.head_dim_qk, " needs ", config_.shared_bytes,
                        " bytes of shared memory; ", device.info().name, " has ",
                        device.info().max_shared_bytes);
-    kernel_ = &loaded(kernel_of(spec, variant), device, config_.shared_bytes);
+    // Both at the same time: the first use waits for the compiler.
+    jit::GpuKernel kernel = kernel_of(spec, variant);
+    const i32 bytes = config_.shared_bytes;
+    auto all = std::async(std::launch::async,
+                          [kernel, bytes, &device] { return &loaded(kernel, device, bytes); });
+    kernel.short_only = true;
+    short_kernel_ = &loaded(kernel, device, bytes);
+    kernel_ = all.get();
   }
 
   DeviceId device() const override { return DeviceId::cuda(device_->ordinal()); }
@@ -122,7 +130,8 @@ class CudaBackend final : public AttentionBackend {
       return &variant == &origin ? own : captured_.variant(variant, own.get(), stream);
     };
     if (!memory)
-      return std::make_shared<const CudaPlan>(*kernel_, layout, arrays, on_device(), stream);
+      return std::make_shared<const CudaPlan>(kernel_for(arrays.view()), layout, arrays,
+                                              on_device(), stream);
     auto& reservation = static_cast<CudaReservation&>(*memory);
     if (!reservation.variant()) reservation.set_variant(on_device());
     return std::make_shared<const CudaPlan>(*kernel_, reservation,
@@ -167,7 +176,7 @@ class CudaBackend final : public AttentionBackend {
     of_run->use_on(args.stream);
     on_device.use_on(args.stream);
     void* params[] = {&launch, of_run->bytes()};
-    kernel_->launch(launch.plan.num_workers, args.stream, params);
+    on_device.kernel().launch(launch.plan.num_workers, args.stream, params);
   }
 
  private:
@@ -179,10 +188,19 @@ class CudaBackend final : public AttentionBackend {
     return spec_variant_;
   }
 
+  /// Reservations take any batch; a plan is of one.
+  const Kernel& kernel_for(const PlanView& plan) const {
+    const QueryTile* end = plan.query_tiles + plan.num_query_tiles;
+    const bool all_short =
+        std::all_of(plan.query_tiles, end, [](const QueryTile& tile) { return tile.shape == 0; });
+    return all_short ? *short_kernel_ : *kernel_;
+  }
+
   AttentionSpec spec_;
   const Device* device_;
   mma::KernelConfig config_;
   const Kernel* kernel_ = nullptr;
+  const Kernel* short_kernel_ = nullptr;
   mutable CapturedArrays captured_;
   mutable StreamScratch scratch_;
   mutable std::mutex mutex_;
@@ -204,7 +222,10 @@ KernelReport compile(const AttentionSpec& spec, const std::string& arch) {
 
 void warm(const AttentionSpec& spec, const std::string& arch) {
   check_spec(spec);
-  jit::cubin_of(kernel_of(spec, BoundVariant(spec, arch)), arch);
+  jit::GpuKernel kernel = kernel_of(spec, BoundVariant(spec, arch));
+  jit::cubin_of(kernel, arch);
+  kernel.short_only = true;
+  jit::cubin_of(kernel, arch);
 }
 
 }  // namespace cuda

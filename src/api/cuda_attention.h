@@ -23,4 +23,9 @@ KernelReport compile(const AttentionSpec& spec, const std::string& arch);
 /// Sees to it that the kernel is in the cache; needs no GPU.
 void warm(const AttentionSpec& spec, const std::string& arch);
 
+/// Kernels take rows 16 bytes at a time: refuses tensors that do not allow it. Called for every
+/// tensor of a run, so no string is made before something is wrong. `level` at least 0 is part of
+/// the name.
+void check_rows(const TensorRef& t, const char* what, i64 level = -1);
+
 }  // namespace raddle::cuda

@@ -22,6 +22,8 @@ class CudaPlan final : public PlanOnDevice {
   DeviceId device() const override;
   std::string explain() const override;
 
+  /// Which runs it.
+  const Kernel& kernel() const { return *kernel_; }
   /// The kernel's parameter with layout and plan; the rest is a run's.
   const MmaLaunch& launch() const { return launch_; }
   const CudaVariant& variant() const { return *variant_; }

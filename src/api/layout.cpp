@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "api/cuda_layout.h"
+
 namespace raddle {
 
 namespace {
@@ -74,7 +76,8 @@ Layout::Layout(std::vector<i32> qo_indptr, std::vector<i32> kv_len, std::vector<
       kv_len_(std::move(kv_len)),
       qo_pos_(std::move(qo_pos)),
       row_request_(std::move(row_request)),
-      levels_(std::move(levels)) {
+      levels_(std::move(levels)),
+      copies_(std::make_unique<LayoutCopies>()) {
   level_views_.reserve(levels_.size());
   for (Level& level : levels_) {
     if (level.storage == KvStorage::blocks) level.max_slot = max_slot(level);
@@ -90,5 +93,7 @@ Layout::Layout(std::vector<i32> qo_indptr, std::vector<i32> kv_len, std::vector<
   view_.row_request = optional(row_request_);
   view_.levels = level_views_.data();
 }
+
+Layout::~Layout() = default;
 
 }  // namespace raddle

@@ -261,6 +261,7 @@ LayoutPtr block_sparse(const BlockSparseArgs& args) {
   Lists lists = read_lists(args, requests.num_rows());
   Level level;
   level.storage = KvStorage::blocks;
+  level.order = args.order;
   level.block_size = args.block_cols;
   level.block_rows = args.block_rows;
   level.row_indptr.resize(lists.indptr.size());

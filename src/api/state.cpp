@@ -1,24 +1,17 @@
 // Composition of states that the caller holds.
-#include "raddle/engine/core/state.h"
-
 #include <algorithm>
+#include <optional>
 
 #include "api/bound_variant.h"
-#include "api/kv_tensors.h"
+#include "api/kv_checks.h"
+#include "api/kv_device.h"
 #include "device/cpu/isa.h"
-#include "device/cpu/pool.h"
 #include "raddle/attention.h"
+#include "raddle/engine/kernel/kv/merge.h"
 #include "raddle/error.h"
 
 namespace raddle {
 namespace {
-
-/// One state of the list that is composed: O [rows, heads, D] and LSE [rows, heads].
-struct StateRows {
-  const float* o;
-  const float* lse;
-  i64 o_row, o_head, lse_row, lse_head;
-};
 
 void check_state(const std::string& o_name, const TensorRef& o, const std::string& lse_name,
                  const TensorRef& lse, const std::vector<i64>& shape) {
@@ -32,50 +25,72 @@ void check_outputs(const std::string& lse_name, const TensorRef& out, const Tens
   check_output(lse_name, lse, DType::float32, {shape.begin(), shape.end() - 1});
 }
 
-StateRows rows_of(const TensorRef& o, const TensorRef& lse) {
-  return StateRows{static_cast<const float*>(o.data),
-                   static_cast<const float*>(lse.data),
-                   step(o, 0),
-                   step(o, 1),
-                   step(lse, 0),
-                   step(lse, 1)};
+/// A state [rows, heads], or a list of them with another dimension before.
+StatesView view_states(const TensorRef& o, const TensorRef& lse) {
+  const bool list = o.rank == 4;
+  return StatesView{static_cast<const float*>(o.data),
+                    static_cast<const float*>(lse.data),
+                    list ? step(o, 0) : 0,
+                    step(o, o.rank - 3),
+                    step(o, o.rank - 2),
+                    list ? step(lse, 0) : 0,
+                    step(lse, lse.rank - 2),
+                    step(lse, lse.rank - 1)};
+}
+
+/// The list from its second state on.
+StatesView rest_of(StatesView list) {
+  list.o += list.o_state;
+  list.lse += list.lse_state;
+  return list;
+}
+
+MergeView view_merge(const StatesView& first, const StatesView& rest, i64 num_states,
+                     const TensorRef& out, const TensorRef& lse) {
+  MergeView view{};
+  view.first = first;
+  view.rest = rest;
+  view.num_states = static_cast<i32>(num_states);
+  view.out = static_cast<float*>(out.data);
+  view.lse_out = static_cast<float*>(lse.data);
+  view.out_row = step(out, 0);
+  view.out_head = step(out, 1);
+  view.lse_out_row = step(lse, 0);
+  view.lse_out_head = step(lse, 1);
+  view.num_rows = static_cast<i32>(dim(out, 0));
+  view.num_heads = static_cast<i32>(dim(out, 1));
+  view.dim = static_cast<i32>(dim(out, 2));
+  return view;
+}
+
+/// Where states and results lie: together, and on a GPU O's rows are whole 16-byte units.
+DeviceId device_of_states(const std::vector<NamedTensor>& o, const std::vector<NamedTensor>& lse) {
+  const DeviceId device = common_device(o);
+  for (const auto& [name, t] : lse)
+    if (t.device != device)
+      fail<ValueError>(name, " does not lie where ", o.front().name,
+                       " does; expected all states on one device");
+  return device;
 }
 
 /// out[row, head] = states[0] ⊕ states[1] ⊕ … ; then the sink and output parts of `finish`, if
 /// given.
-void compose_rows(const std::vector<StateRows>& states, const TensorRef& out,
-                  const TensorRef& lse_out, const Stages* finish, const AttentionSpec* spec) {
-  const i64 rows = dim(out, 0), heads = dim(out, 1), d_vo = dim(out, 2);
+void merge_rows(const MergeView& view, const Stages* finish, i32 group_size) {
   const CpuKernels& kernels = cpu::kernels(cpu::selected_isa());
-  // One row is a few hundred nanoseconds of memory traffic: below that many, threads do not pay.
-  constexpr i64 rows_a_thread = 256;
-  const i32 wanted =
-      static_cast<i32>(std::clamp<i64>(rows * heads / rows_a_thread, 1, cpu::default_threads()));
-  cpu::WorkerPool::instance().run(wanted, [&](i32 thread, i32 threads) {
-    for (i64 r = rows * thread / threads; r < rows * (thread + 1) / threads; ++r)
-      for (i64 h = 0; h < heads; ++h) {
-        float* o = static_cast<float*>(out.data) + r * step(out, 0) + h * step(out, 1);
-        float total = -math::infinity;
-        // The outputs may be one of the inputs: each state's row is read before the result is
-        // stored.
-        float sum[256] = {};
-        for (const StateRows& s : states) {
-          const float* from = s.o + r * s.o_row + h * s.o_head;
-          const float lse = s.lse[r * s.lse_row + h * s.lse_head];
-          if (lse == -math::infinity) continue;  // whatever its O holds
-          const Mix mix = compose(total, lse);
-          for (i64 d = 0; d < d_vo; ++d) sum[d] = sum[d] * mix.first + from[d] * mix.second;
-          total = mix.lse;
-        }
+  const i64 bytes = i64{view.num_states} * view.num_heads * view.dim * i64{sizeof(float)};
+  share_units(view.num_rows, bytes, [&](i64 begin, i64 end) {
+    float sum[kv::max_head_dim];
+    for (i64 r = begin; r < end; ++r)
+      for (i32 head = 0; head < view.num_heads; ++head) {
+        // The outputs may be one of the inputs: they are written when all is read.
+        float lse = kv::compose_row(kv::Alone{}, view, r, head, sum);
         if (finish) {
-          const i32 head = static_cast<i32>(h), row = static_cast<i32>(r),
-                    n = static_cast<i32>(rows);
-          kernels.finish_state(*finish,
-                               Row{0, row, row, row, head, head / spec->group_size(), n, n},
-                               static_cast<i32>(d_vo), sum, total);
+          const i32 row = static_cast<i32>(r), n = view.num_rows;
+          kernels.finish_state(*finish, Row{0, row, row, row, head, head / group_size, n, n},
+                               view.dim, sum, lse);
         }
-        std::copy_n(sum, d_vo, o);
-        static_cast<float*>(lse_out.data)[r * step(lse_out, 0) + h * step(lse_out, 1)] = total;
+        std::copy_n(sum, view.dim, view.out + r * view.out_row + head * view.out_head);
+        view.lse_out[r * view.lse_out_row + head * view.lse_out_head] = lse;
       }
   });
 }
@@ -83,7 +98,7 @@ void compose_rows(const std::vector<StateRows>& states, const TensorRef& out,
 }  // namespace
 
 void merge_state(const TensorRef& o_a, const TensorRef& lse_a, const TensorRef& o_b,
-                 const TensorRef& lse_b, const TensorRef& out, const TensorRef& lse) {
+                 const TensorRef& lse_b, const TensorRef& out, const TensorRef& lse, void* stream) {
   check_state("o_a", o_a, "lse_a", lse_a, {-1, -1, -1});
   const std::vector<i64> shape{dim(o_a, 0), dim(o_a, 1), dim(o_a, 2)};
   if (shape[2] > 256)
@@ -91,11 +106,15 @@ void merge_state(const TensorRef& o_a, const TensorRef& lse_a, const TensorRef& 
   check_state("o_a", o_a, "lse_a", lse_a, shape);
   check_state("o_b", o_b, "lse_b", lse_b, shape);
   check_outputs("lse", out, lse, shape);
-  compose_rows({rows_of(o_a, lse_a), rows_of(o_b, lse_b)}, out, lse, nullptr, nullptr);
+  const DeviceId device = device_of_states({{"o_a", o_a}, {"o_b", o_b}, {"out", out}},
+                                           {{"lse_a", lse_a}, {"lse_b", lse_b}, {"lse", lse}});
+  const MergeView view = view_merge(view_states(o_a, lse_a), view_states(o_b, lse_b), 2, out, lse);
+  if (is_gpu(device)) return cuda::merge({device, stream}, view, nullptr, 1);
+  merge_rows(view, nullptr, 1);
 }
 
 void merge_states(const TensorRef& o, const TensorRef& lse, const TensorRef& out,
-                  const TensorRef& lse_out, const AttentionSpec* finish) {
+                  const TensorRef& lse_out, const AttentionSpec* finish, void* stream) {
   check_tensor("o", o, DType::float32, {-1, -1, -1, -1});
   const std::vector<i64> shape{dim(o, 1), dim(o, 2), dim(o, 3)};
   if (shape[2] > 256)
@@ -111,13 +130,15 @@ void merge_states(const TensorRef& o, const TensorRef& lse, const TensorRef& out
     if (variant->stages().scan == Scan::sum)
       fail<ValueError>("finish is a Scan::sum variant; its states are summed, not composed");
   }
-  std::vector<StateRows> states;
-  states.reserve(static_cast<std::size_t>(dim(o, 0)));
-  for (i64 i = 0; i < dim(o, 0); ++i)
-    states.push_back(StateRows{static_cast<const float*>(o.data) + i * step(o, 0),
-                               static_cast<const float*>(lse.data) + i * step(lse, 0), step(o, 1),
-                               step(o, 2), step(lse, 1), step(lse, 2)});
-  compose_rows(states, out, lse_out, variant ? &variant->stages() : nullptr, finish);
+  const DeviceId device =
+      device_of_states({{"o", o}, {"out", out}}, {{"lse", lse}, {"lse_out", lse_out}});
+  const StatesView list = view_states(o, lse);
+  const MergeView view =
+      view_merge(list, dim(o, 0) > 1 ? rest_of(list) : list, dim(o, 0), out, lse_out);
+  const i32 group_size = finish ? finish->group_size() : 1;
+  if (is_gpu(device))
+    return cuda::merge({device, stream}, view, variant ? &*variant : nullptr, group_size);
+  merge_rows(view, variant ? &variant->stages() : nullptr, group_size);
 }
 
 }  // namespace raddle

@@ -22,6 +22,11 @@ Schedule parse_schedule(const std::string& text) {
                    "'; expected 'auto', 'linear', 'algorithm1' or 'one-per-request'");
 }
 
+void* current_stream(DeviceId device) {
+  if (device.kind == DeviceId::Kind::cpu) return nullptr;
+  return TVMFFIEnvGetStream(kDLCUDA, device.ordinal);
+}
+
 DeviceId parse_device(const std::string& text) {
   if (text == "cpu") return {};
   if (text == "cuda") return DeviceId::cuda(cuda::current_ordinal());
@@ -38,12 +43,6 @@ DeviceId parse_device(const std::string& text) {
 }
 
 namespace {
-
-/// The caller's current stream on a GPU: tvm-ffi takes it from the framework of a call's tensors.
-void* current_stream(DeviceId device) {
-  if (device.kind == DeviceId::Kind::cpu) return nullptr;
-  return TVMFFIEnvGetStream(kDLCUDA, device.ordinal);
-}
 
 /// The stream that Python names by number, else the current one.
 void* take_stream(Arguments& in, DeviceId device) {
@@ -94,8 +93,7 @@ ffi::ObjectRef make_plan(Arguments& in) {
   options.num_workers = in.integer32("num_workers", 0);
   options.schedule = parse_schedule(in.string("schedule"));
   options.params = to_params(in.map("params"));
-  const i64 stream = in.integer("stream", 0);
-  options.stream = stream ? reinterpret_cast<void*>(stream) : current_stream(attention.device());
+  options.stream = take_stream(in, attention.device());
   auto plan = ffi::make_object<PlanObj>();
   plan->value = attention.plan(layout, options);
   plan->head_dim_vo = attention.spec().head_dim_vo;
@@ -190,13 +188,6 @@ ffi::Array<double> busy_us(Arguments&) {
   return ffi::Array<double>(last_run.busy_us.begin(), last_run.busy_us.end());
 }
 
-void append(Arguments& in) {
-  const Layout& layout = *in.object<LayoutObj>("layout").value;
-  const TensorRef k_new = in.tensor("k_new");
-  const TensorRef v_new = in.tensor("v_new");
-  append_kv(layout, k_new, v_new, take_pair(in, "kv_pool"));
-}
-
 i64 scratch_bytes(const PlanObj& plan) {
   const PlanView& view = plan.value->view();
   const i64 counters = i64{view.num_contractions} * view.num_kv_heads;
@@ -250,7 +241,6 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def_packed("raddle.has_lse", exported(has_lse))
       .def_packed("raddle.device", exported(device_of))
       .def_packed("raddle.busy_us", exported(busy_us))
-      .def_packed("raddle.append_kv", exported(append))
       .def_packed("raddle.plan_info", exported(plan_info))
       .def_packed("raddle.plan_explain", exported(explain))
       .def_packed("raddle.workspace_bytes", exported(bound_on_workspace));

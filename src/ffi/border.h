@@ -112,6 +112,8 @@ Schedule parse_schedule(const std::string& text);
 KvRef take_pair(Arguments& in, const std::string& name, Where where = Where::host);
 /// "cpu", "cuda" (the GPU that is current, else the first) or "cuda:1".
 DeviceId parse_device(const std::string& text);
+/// The caller's current stream on a GPU: tvm-ffi takes it from the framework of a call's tensors.
+void* current_stream(DeviceId device);
 
 /// Runs `body` and turns Raddle's errors into Python's, without a C++ backtrace: to find its
 /// symbols reads the debug data of every library of the process, seconds where torch is one of

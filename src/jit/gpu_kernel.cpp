@@ -11,6 +11,7 @@ std::string label_of(const GpuKernel& kernel) {
   std::string name = kernel.dtype == DType::float16 ? "f16" : "bf16";
   name += " " + std::to_string(kernel.dim_qk) + "/" + std::to_string(kernel.dim_vo);
   for (const Functor& part : kernel.composition.parts) name += " " + part.type;
+  if (kernel.short_only) name += " (short queries)";
   return name;
 }
 
@@ -31,10 +32,11 @@ std::string source_of(const GpuKernel& kernel, const std::string& arch) {
        << config.blocks_per_multiprocessor << ")\n"
        << gpu_entry_point << "(const __grid_constant__ raddle::MmaLaunch launch,\n"
        << "    const __grid_constant__ raddle::Variant variant) {\n"
-       << "  raddle::mma::attend<raddle::mma::Kernel<raddle::"
-       << (kernel.dtype == DType::float16 ? "f16" : "bf16") << ", " << kernel.dim_qk << ", "
-       << kernel.dim_vo << ", " << config.short_stages << ", " << config.long_rows << ", "
-       << config.long_keys << ", " << config.long_stages << ">>(launch, variant);\n}\n";
+       << "  raddle::mma::" << (kernel.short_only ? "attend_short" : "attend")
+       << "<raddle::mma::Kernel<raddle::" << (kernel.dtype == DType::float16 ? "f16" : "bf16")
+       << ", " << kernel.dim_qk << ", " << kernel.dim_vo << ", " << config.short_keys << ", "
+       << config.short_slots << ", " << config.long_rows << ", " << config.long_keys << ", "
+       << config.long_slots << ">>(launch, variant);\n}\n";
   return amalgamate(text.str());
 }
 

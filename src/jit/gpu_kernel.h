@@ -14,7 +14,8 @@ struct GpuKernel {
   DType dtype;  ///< float16 or bfloat16
   i32 dim_qk, dim_vo;
   CompositionSource composition;
-  i32 variant_bytes;  ///< of the composition's struct; both compilers must agree
+  i32 variant_bytes;        ///< of the composition's struct; both compilers must agree
+  bool short_only = false;  ///< for plans without long query tiles
 };
 
 /// The kernel's entry point.

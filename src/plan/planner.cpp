@@ -71,12 +71,12 @@ i32 Planner::fill_splits(i32 num_splits) {
                              chooser_.piece_begin.data(), splits);
   }
   if (units().all_partial) return fill_all_splits(units(), cuts, config_.num_workers, splits);
-  return fill_cut_splits(cuts, config_.num_workers, tiles, num_splits, splits);
+  return fill_cut_splits(units(), cuts, config_.num_workers, num_splits, splits);
 }
 
 ContractionMap Planner::contract(i32 num_splits) {
   const i64 tiles = units().num_tiles;
-  const i32 levels = layout_.num_levels;
+  const i32 levels = units().all_partial ? layout_.num_levels : 1;
   const i64 most_sources =
       levels > 1 ? tiles + (levels - 1) * (layout_.num_rows + 2 * tiles) : tiles;
   ContractionMap map{contractions_.grow(tiles),
@@ -87,8 +87,7 @@ ContractionMap Planner::contract(i32 num_splits) {
                      0,
                      0};
   if (levels <= 1) {
-    contract_tiles(tiling_.tiles.data(), units().num_tiles, config_.num_kv_heads, splits_.data(),
-                   map);
+    contract_tiles(tiling_.tiles.data(), units().num_tiles, num_splits, splits_.data(), map);
     return map;
   }
   const i64 rows = layout_.num_rows;

@@ -1,6 +1,6 @@
 #include "plan/tiling.h"
 
-#include "raddle/engine/plan/coverage.h"
+#include "raddle/engine/plan/tiling.h"
 
 namespace raddle {
 namespace {
@@ -22,30 +22,31 @@ void Tiling::make_group(const LayoutView& layout, const PlanConfig& config, cons
                         i32 level, i32 group) {
   const LevelView& at = layout.levels[level];
   const bool last_level = level + 1 == layout.num_levels;
-  const i32 max_runs = runs_limit(config.max_runs);
   const i32 fused = group_rows(at, group) * config.group_size;
   const i32 count = count_tiles(config, fused);
   const i64 used = units.num_tiles;
   tiles.grow(used + count, used);
   kv_tiles_.grow(used + count, used);
   prefix_.grow(used + count + 1, used + 1);
+  const auto hull = [&](const QueryTile& tile) {
+    return query_hull(layout, at, tile, config.group_size, config.num_kv_heads);
+  };
   for (i32 i = 0; i < count; ++i) {
-    QueryTile tile = make_tile(config, level, group, fused, i);
-    const i32 keys = config.shapes[tile.shape].keys;
-    Run* all = runs.grow(num_runs + max_runs, num_runs);
-    tile.run_begin = static_cast<i32>(num_runs);
-    tile.run_end = tile.run_begin + cover_tile(cover, layout, at, tile, keys, config.group_size,
-                                               config.num_kv_heads, max_runs, all + num_runs);
-    if (!last_level && tile.run_end == tile.run_begin)
-      continue;  // nothing to do, nothing to contract
-    const i32 n = count_kv_tiles(all, tile.run_begin, tile.run_end, keys);
-    const UnitCost unit = cost_of(config.costs[tile.shape], tile.num_rows, layout.num_levels > 1);
-    const i64 cost = unit.start + n * unit.tile;
+    Run* spans = runs.grow(num_runs + max_spans, num_runs) + num_runs;
+    CoveredTile covered =
+        make_covered(cover, hull, at, config, make_tile(config, level, group, fused, i),
+                     units.all_partial, spans);
+    const i32 num = covered.tile.run_end;
+    if (!last_level && num == 0) continue;  // nothing to do, nothing to contract
+    if (num > 0 && !covered.in_spans) spans[0] = covered.only;
     const i32 t = units.num_tiles++;
-    tiles[t] = tile;
-    kv_tiles_[t] = n;
+    covered.tile.run_begin = static_cast<i32>(num_runs);
+    num_runs += num;
+    covered.tile.run_end = static_cast<i32>(num_runs);
+    tiles[t] = covered.tile;
+    kv_tiles_[t] = covered.kv_tiles;
+    const i64 cost = covered.cost;
     prefix_[t + 1] = prefix_[t] + cost;
-    num_runs = tile.run_end;
     if (cost > longest_unit) {
       longest_unit = cost;
       longest_tile = t;
@@ -57,6 +58,8 @@ void Tiling::make_group(const LayoutView& layout, const PlanConfig& config, cons
 template <class Cover>
 void Tiling::make_levels(const LayoutView& layout, const PlanConfig& config, const Cover& cover) {
   for (i32 l = 0; l < layout.num_levels; ++l) {
+    // Where earlier levels have nothing to do, the last one alone is an ordinary single level.
+    units.all_partial = l + 1 < layout.num_levels || units.num_tiles > 0;
     for (i32 g = 0; g < layout.levels[l].num_groups; ++g) {
       make_group(layout, config, cover, l, g);
       group_tile_[++units.num_groups] = units.num_tiles;
@@ -83,7 +86,6 @@ void Tiling::make(const LayoutView& layout, const PlanConfig& config, const Cove
   units.prefix = prefix_.data();
   units.group_tile = group_tile_.data();
   units.num_kv_heads = config.num_kv_heads;
-  units.all_partial = layout.num_levels > 1;
   for (i32 s = 0; s < 2; ++s) {
     units.shapes[s] = config.shapes[s];
     units.costs[s] = config.costs[s];

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "raddle/attention.h"
 #include "raddle/error.h"
+#include "raddle/kv.h"
 
 namespace raddle {
 namespace {

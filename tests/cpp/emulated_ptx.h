@@ -6,12 +6,14 @@
 
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -36,8 +38,9 @@ struct Exchange {
 
 class Block {
  public:
-  Block(i32 index, i32 num_threads, i32 shared_bytes)
+  Block(i32 index, i32 num_threads, i32 shared_bytes, i32 num_blocks = 1)
       : index_(index),
+        num_blocks_(num_blocks),
         fibers_(static_cast<std::size_t>(num_threads)),
         slots_(fibers_.size()),
         warps_(fibers_.size() / 32),
@@ -49,10 +52,11 @@ class Block {
     body_ = &body;
     current() = this;
     for (Fiber& fiber : fibers_) {
-      fiber.stack.resize(256 * 1024);
+      // Not filled: most of it is never touched.
+      if (!fiber.stack) fiber.stack.reset(new std::byte[stack_bytes]);
       getcontext(&fiber.context);
-      fiber.context.uc_stack.ss_sp = fiber.stack.data();
-      fiber.context.uc_stack.ss_size = fiber.stack.size();
+      fiber.context.uc_stack.ss_sp = fiber.stack.get();
+      fiber.context.uc_stack.ss_size = stack_bytes;
       fiber.context.uc_link = &scheduler_;
       makecontext(&fiber.context, &Block::start, 0);
     }
@@ -77,6 +81,8 @@ class Block {
     return block;
   }
   i32 index() const { return index_; }
+  i32 num_blocks() const { return num_blocks_; }
+  i32 num_threads() const { return static_cast<i32>(fibers_.size()); }
   i32 thread() const { return static_cast<i32>(running_); }
   void* shared() { return shared_.data(); }
   u32 shared_bytes() const { return static_cast<u32>(shared_.size() * sizeof(Unit)); }
@@ -113,9 +119,10 @@ class Block {
   }
 
  private:
+  static constexpr std::size_t stack_bytes = 256 * 1024;
   struct Fiber {
     ucontext_t context;
-    std::vector<std::byte> stack;
+    std::unique_ptr<std::byte[]> stack;
     std::deque<std::vector<std::pair<u32, const void*>>> groups{1};
     bool done = false;
   };
@@ -140,7 +147,7 @@ class Block {
   void enter(Fiber& fiber) {
 #if defined(__SANITIZE_ADDRESS__)
     void* fake = nullptr;
-    __sanitizer_start_switch_fiber(&fake, fiber.stack.data(), fiber.stack.size());
+    __sanitizer_start_switch_fiber(&fake, fiber.stack.get(), stack_bytes);
 #endif
     swapcontext(&scheduler_, &fiber.context);
 #if defined(__SANITIZE_ADDRESS__)
@@ -171,7 +178,7 @@ class Block {
     while (barrier.generation == generation) leave(false);
   }
 
-  i32 index_;
+  i32 index_, num_blocks_;
   std::vector<Fiber> fibers_;
   std::vector<Exchange> slots_;
   std::vector<Barrier> warps_;
@@ -230,11 +237,40 @@ inline bool any(bool condition) {
 }
 inline float shuffle_xor(float x, i32 mask) { return shuffle(x, (thread_index() % 32) ^ mask); }
 
+inline u32 ballot(bool yes) {
+  Exchange mine{};
+  mine.x = yes ? 1.0f : 0.0f;
+  u32 votes = 0;
+  Block::current()->exchange(mine, [&](auto at) {
+    for (i32 lane = 0; lane < 32; ++lane) votes |= (at(lane).x != 0.0f ? 1u : 0u) << lane;
+  });
+  return votes;
+}
+inline i32 count_bits(u32 x) { return __builtin_popcount(x); }
+
 inline i32 atomic_add(i32* counter, i32 x) {
   const i32 before = *counter;
   *counter += x;
   return before;
 }
+
+inline i32 thread_count() { return Block::current()->num_threads(); }
+inline i32 block_count() { return Block::current()->num_blocks(); }
+
+inline i32 shuffle(i32 x, i32 lane) {
+  Exchange mine{};
+  mine.a[0] = static_cast<u32>(x);
+  i32 result = 0;
+  Block::current()->exchange(mine, [&](auto at) { result = static_cast<i32>(at(lane).a[0]); });
+  return result;
+}
+inline i32 shuffle_up(i32 x, i32 delta) {
+  const i32 lane = thread_index() % 32;
+  return shuffle(x, lane >= delta ? lane - delta : lane);
+}
+
+inline void atomic_or(i32* word, i32 bits) { *word |= bits; }
+inline void atomic_min(i32* number, i32 x) { *number = std::min(*number, x); }
 
 inline u32 shared_address(const void* p) {
   return static_cast<u32>(static_cast<const std::byte*>(p) -

@@ -82,7 +82,8 @@ std::vector<int*>& pushed() {
 
 /// What turns the kernel's text into a library: CUDA's words, and an entry for one block.
 constexpr const char* prologue =
-    "#include <cstddef>\n#include <type_traits>\n#define __global__ static\n#define __device__\n#define "
+    "#include <cstddef>\n#include <type_traits>\n#define __global__ static\n#define "
+    "__device__\n#define "
     "__grid_constant__\n"
     "#define __launch_bounds__(...)\n";
 constexpr const char* epilogue = R"(
@@ -95,16 +96,27 @@ void run(void (*kernel)(Launch, Variant), int block, int threads, int shared, vo
            *static_cast<std::remove_cv_t<Variant>*>(params[1]));
   });
 }
+template <class Launch>
+void run(void (*kernel)(Launch), int block, int threads, int shared, void** params) {
+  raddle::emulated::Block emulated(block, threads, shared);
+  emulated.run([&] { kernel(*static_cast<std::remove_cv_t<Launch>*>(params[0])); });
 }
-template <class Launch, class Variant>
-constexpr int bytes_of(void (*)(Launch, Variant), int param) {
-  return param == 0 ? sizeof(Launch) : sizeof(Variant);
+/// sizeof of one parameter; 0 where the kernel has no such one.
+template <class... Params>
+constexpr int bytes_of(void (*)(Params...), int param) {
+  const int bytes[] = {sizeof(Params)...};
+  return param < int{sizeof...(Params)} ? bytes[param] : 0;
 }
-extern "C" int raddle_emulated_bytes(int param) { return bytes_of(raddle_attention, param); }
-extern "C" void raddle_emulated(int block, int threads, int shared, void** params) {
-  run(raddle_attention, block, threads, shared, params);
 }
 )";
+
+/// The entries of kernel `name`: for one block, and for what its parameters take.
+std::string entries_of(const std::string& name) {
+  return "extern \"C\" void raddle_emulated_" + name +
+         "(int block, int threads, int shared, void** params) {\n  run(" + name +
+         ", block, threads, shared, params);\n}\nextern \"C\" int raddle_emulated_bytes_" + name +
+         "(int param) { return bytes_of(" + name + ", param); }\n";
+}
 
 }  // namespace
 
@@ -131,10 +143,15 @@ int nvrtcCompileProgram(Program* program, int, const char**) {
   if (!mkdtemp(folder)) return 1;
   const std::string base = std::string(folder) + "/kernel";
   std::string text = program->source;
-  for (std::size_t at; (at = text.find("extern \"C\" __global__")) != std::string::npos;)
+  std::string entries;
+  for (std::size_t at; (at = text.find("extern \"C\" __global__")) != std::string::npos;) {
+    // … __launch_bounds__(…)\nname(
+    const std::size_t begin = text.find('\n', at) + 1;
+    entries += entries_of(text.substr(begin, text.find('(', begin) - begin));
     text.replace(at, 10, "");
-  const bool is_kernel = text.find("raddle_attention(") != std::string::npos;
-  std::ofstream(base + ".cpp") << prologue << text << (is_kernel ? epilogue : "");
+  }
+  // What only tells of a variant (src/jit/gpu_description.cpp) has no kernels.
+  std::ofstream(base + ".cpp") << prologue << text << (entries.empty() ? "" : epilogue) << entries;
   const std::string command =
       environment("CXX", "c++") + " -std=c++20 -O1 -fPIC -shared -w -ffp-contract=off -I" +
       environment("RADDLE_EMULATOR_INCLUDE", ".") +
@@ -297,10 +314,13 @@ int cuModuleLoadData(void** module, const void* image) {
   return *module ? 0 : 200;
 }
 int cuModuleUnload(void*) { return 0; }
-int cuModuleGetFunction(void** function, void* module, const char*) {
+int cuModuleGetFunction(void** function, void* module, const char* name) {
+  const auto find = [&](const char* prefix) {
+    return dlsym(module, (prefix + std::string(name)).c_str());
+  };
   auto* found = new Function;
-  found->attend = reinterpret_cast<Attend>(dlsym(module, "raddle_emulated"));
-  found->param_bytes = reinterpret_cast<int (*)(int)>(dlsym(module, "raddle_emulated_bytes"));
+  found->attend = reinterpret_cast<Attend>(find("raddle_emulated_"));
+  found->param_bytes = reinterpret_cast<int (*)(int)>(find("raddle_emulated_bytes_"));
   *function = found;
   return found->attend && found->param_bytes ? 0 : 500;
 }
@@ -316,7 +336,7 @@ int cuLaunchKernel(void* handle, unsigned blocks, unsigned, unsigned, unsigned t
     for (int i = 0; i < 2; ++i) {
       const auto bytes = static_cast<std::size_t>(function.param_bytes(i));
       node.params[i].resize(bytes / sizeof(std::max_align_t) + 1);
-      std::memcpy(node.params[i].data(), params[i], bytes);
+      if (bytes > 0) std::memcpy(node.params[i].data(), params[i], bytes);
     }
     graphs()[stream].push_back(std::move(node));
     return 0;

@@ -37,6 +37,16 @@ def test_merge_state_of_two(rng):
     within(merge_states(o, lse), *raddle.merge_state(o[0], lse[0], o[1], lse[1]))
 
 
+def test_merging_into_one_of_the_states(rng):
+    o, lse = random_states(rng, 3)
+    expected = raddle.merge_state(o[0], lse[0], o[1], lse[1]), raddle.merge_states(o, lse)
+    out = np.full_like(o[0], np.nan), np.full_like(lse[0], np.nan)
+    assert raddle.merge_states(o, lse, out=out) is out
+    raddle.merge_state(o[0], lse[0], o[1], lse[1], out=(o[1], lse[1]))
+    for got, want in zip((o[1], lse[1], *out), (*expected[0], *expected[1])):
+        np.testing.assert_array_equal(got, want)
+
+
 def test_two_empty_states_compose_to_the_empty_state():
     o, lse = np.zeros((2, 4, 3, 8), np.float32), np.full((2, 4, 3), -np.inf, np.float32)
     for merged in (raddle.merge_states(o, lse), raddle.merge_state(o[0], lse[0], o[1], lse[1])):

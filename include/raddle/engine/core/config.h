@@ -12,12 +12,14 @@
 #define RADDLE_FN __host__ __device__ __forceinline__
 #define RADDLE_DEVICE __device__ __forceinline__
 #define RADDLE_COLD static __device__ __noinline__  // what a kernel seldom does is called
+#define RADDLE_ZEROS(T, name, n) __device__ const T name[n] = {}
 #define RADDLE_UNROLL _Pragma("unroll")
 #define RADDLE_ROLLED _Pragma("unroll 1")  // where copies of the body would only cost
 #else
 #define RADDLE_FN inline __attribute__((always_inline))
 #define RADDLE_DEVICE inline  // GPU code that a test runs on emulated threads
 #define RADDLE_COLD inline
+#define RADDLE_ZEROS(T, name, n) inline const T name[n] = {}
 #define RADDLE_UNROLL
 #define RADDLE_ROLLED
 #endif

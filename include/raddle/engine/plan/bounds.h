@@ -56,10 +56,6 @@ struct PlanOffsets {
 
 RADDLE_ENGINE_BEGIN
 
-RADDLE_FN i32 runs_limit(i32 max_runs) {
-  return max_runs > 0 ? min(max_runs, max_spans) : default_max_runs;
-}
-
 RADDLE_FN PlanOffsets plan_offsets(const PlanSizes& n) {
   PlanOffsets at{};
   i64 end = 0;

@@ -48,23 +48,17 @@ RADDLE_FN void mark_cut_tiles(const Cut* cuts, i32 num_workers, QueryTile* tiles
 
 /// The splits of a linear split on one level: partial rows in the order of the cuts. Returns the
 /// rows.
-RADDLE_FN i32 fill_cut_splits(const Cut* cuts, i32 num_workers, const QueryTile* tiles,
-                              i32 num_splits, Split* splits) {
+RADDLE_FN i32 fill_cut_splits(const Units& units, const Cut* cuts, i32 num_workers, i32 num_splits,
+                              Split* splits) {
   for (i32 i = 0; i < num_splits; ++i) splits[i] = Split{-1, 0};
   i32 rows = 0;
   for (i32 w = 1; w < num_workers; ++w) {
     const Cut& c = cuts[w];
     if (c.k == 0) continue;
-    const QueryTile& t = tiles[c.at.tile];
-    Split& s = splits[t.split + c.at.head];
-    if (s.num_chunks == 0) {
-      s = Split{rows, 1};
-      rows += t.num_rows;
-    }
-    if (c.chunk == s.num_chunks) {
-      ++s.num_chunks;
-      rows += t.num_rows;
-    }
+    Split& s = splits[units.tiles[c.at.tile].split + c.at.head];
+    if (cut_adds(cuts, w).unit) s.partial_row = rows;
+    s.num_chunks = c.chunk + 1;
+    rows += cut_rows(units, cuts, w);
   }
   return rows;
 }
@@ -102,21 +96,23 @@ RADDLE_FN i32 fill_piece_splits(const QueryTile* tiles, i32 num_tiles, i32 num_k
   return rows;
 }
 
-/// One level: every split tile contracts its own chunks.
-RADDLE_FN void contract_tiles(QueryTile* tiles, i32 num_tiles, i32 num_kv_heads,
-                              const Split* splits, ContractionMap& map) {
+/// One level: split tile t is the cth, and contracts its own chunks.
+RADDLE_FN void contract_tile(QueryTile* tiles, i32 t, i32 c, const ContractionMap& map) {
+  map.contractions[c] = Contraction{t, c, c + 1};
+  map.sources[c] = Source{t, 0, 0, tiles[t].num_rows};
+  map.dependents[c] = c;
+  tiles[t].dependents_begin = c;
+  tiles[t].dependents_end = c + 1;
+}
+
+/// The same for every split tile. Splits and counters are numbered alike.
+RADDLE_FN void contract_tiles(QueryTile* tiles, i32 num_tiles, i32 num_splits, const Split* splits,
+                              ContractionMap& map) {
   for (i32 t = 0; t < num_tiles; ++t) {
-    if (tiles[t].split < 0) continue;
-    const i32 c = map.num_contractions++;
-    for (i32 h = 0; h < num_kv_heads; ++h) {
-      map.expected[c * num_kv_heads + h] = splits[tiles[t].split + h].num_chunks;
-    }
-    map.contractions[c] = Contraction{t, c, c + 1};
-    map.sources[map.num_sources++] = Source{t, 0, 0, tiles[t].num_rows};
-    map.dependents[map.num_dependents++] = c;
-    tiles[t].dependents_begin = c;
-    tiles[t].dependents_end = c + 1;
+    if (tiles[t].split >= 0) contract_tile(tiles, t, map.num_contractions++, map);
   }
+  for (i32 i = 0; i < num_splits; ++i) map.expected[i] = splits[i].num_chunks;
+  map.num_sources = map.num_dependents = map.num_contractions;
 }
 
 RADDLE_FN void map_rows(const LevelView& level, i32 num_rows, const RowMap& map) {

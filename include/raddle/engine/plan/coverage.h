@@ -15,18 +15,26 @@ constexpr i32 default_max_runs = 64;
 /// questions: its runs would be merged again.
 constexpr i32 max_spans = 256;
 
+RADDLE_FN i32 runs_limit(i32 max_runs) {
+  return max_runs > 0 ? min(max_runs, max_spans) : default_max_runs;
+}
+
 /// No mask: everything is kept.
 struct CoverAll {
   RADDLE_FN KvSpan kv_span(const Tile&) const { return KvSpan{everything, everything}; }
   RADDLE_FN Coverage coverage(const Tile&) const { return Coverage::full; }
 };
 
+/// Hulls over the heads of every request: what a tile's hulls over rows begin from.
+RADDLE_FN Tile open_hull(i32 num_qo_heads) {
+  return Tile{{int_max, int_min},    {int_max, int_min}, {int_max, int_min},
+              {0, num_qo_heads - 1}, everything,         everything};
+}
+
 /// Hulls over the query rows of a tile; the hulls over its keys are left open.
 RADDLE_FN Tile query_hull(const LayoutView& layout, const LevelView& level, const QueryTile& tile,
                           i32 group_size, i32 num_kv_heads) {
-  Tile t{{int_max, int_min}, {int_max, int_min},
-         {int_max, int_min}, {0, num_kv_heads * group_size - 1},
-         everything,         everything};
+  Tile t = open_hull(num_kv_heads * group_size);
   const i32 first = tile.row_begin / group_size;
   const i32 last = (tile.row_begin + tile.num_rows - 1) / group_size;
   if (level.groups_are_requests && !layout.qo_pos) {  // decode takes this way: O(1)
@@ -158,25 +166,27 @@ RADDLE_FN i32 append_span(const Cover& cover, Tile& t, const LevelView& level, i
 template <class Cover>
 RADDLE_FN i32 refine_spans(const Cover& cover, Tile& t, const LevelView& level, i32 group, i32 keys,
                            Run* spans, i32 count) {
-  Run finer[max_spans];
   bool first_round = true;
   bool changed = true;
   while (changed && count <= max_spans / 2) {
     changed = false;
+    // In place: a round reads its spans from the end of the array, and writes at most two for each
+    // to the beginning.
+    const i32 behind = max_spans - count;
+    for (i32 i = count - 1; i >= 0; --i) spans[behind + i] = spans[i];
     i32 n = 0;
-    for (i32 i = 0; i < count; ++i) {
+    for (i32 i = behind; i < max_spans; ++i) {
       const Run s = spans[i];
       const i32 tiles = ceil_div(s.end - s.begin, keys);
       if (s.kind != Coverage::partial || tiles < 2) {
-        finer[n++] = s;
+        spans[n++] = s;
         continue;
       }
       const i32 middle = s.begin + (first_round ? 1 : tiles / 2) * keys;
-      n = append_span(cover, t, level, group, s.begin, middle, finer, n);
-      n = append_span(cover, t, level, group, middle, s.end, finer, n);
+      n = append_span(cover, t, level, group, s.begin, middle, spans, n);
+      n = append_span(cover, t, level, group, middle, s.end, spans, n);
       changed = true;
     }
-    for (i32 i = 0; i < n; ++i) spans[i] = finer[i];
     count = n;
     first_round = false;
   }
@@ -224,51 +234,64 @@ RADDLE_FN void trim_ends(const Cover& cover, Tile& t, const LevelView& level, Qu
                              max((last.end - 1) / keys * keys, last.begin), last.end, false);
 }
 
-/// The coverage runs of a query tile: maximal, sorted, disjoint, cut at multiples of `keys`. Writes
-/// at most `max_runs` of them, sets the tile's column bounds, and returns how many.
-template <class Cover>
-RADDLE_FN i32 cover_tile(const Cover& cover, const LayoutView& layout, const LevelView& level,
-                         QueryTile& tile, i32 keys, i32 group_size, i32 num_kv_heads, i32 max_runs,
-                         Run* runs) {
+/// What is known of a query tile's coverage when its whole list of columns has been asked about.
+struct CoverStart {
+  Tile tile;       ///< the question: hulls of the tile's rows
+  Run whole;       ///< what is left of the list
+  bool unbounded;  ///< the cover has no kv_span of its own
+  bool settled;    ///< `whole` is the only run
+};
+
+/// Asks for a query tile's kv_span and for the coverage of all that it leaves. `hull` finds the
+/// hulls over the tile's rows. Sets the tile's column bounds; returns whether anything is left.
+template <class Cover, class Hull>
+RADDLE_FN bool start_cover(const Cover& cover, const Hull& hull, const LevelView& level,
+                           QueryTile& tile, i32 keys, CoverStart& start) {
   const i32 group = tile.group;
   const i32 columns = level.columns[group];
-  if (columns <= 0) return 0;
-  Tile t = query_hull(layout, level, tile, group_size, num_kv_heads);
+  if (columns <= 0) return false;
+  Tile& t = start.tile;
+  t = hull(tile);
   const KvSpan all = kv_hull(level, group, 0, columns);
-  if (is_empty(all.index)) return 0;
+  if (is_empty(all.index)) return false;
   t.kv_index = all.index;
   t.kv_pos = all.pos;
   const KvSpan span = cover.kv_span(t);
-  const bool unbounded = is_unbounded(span);
+  start.unbounded = is_unbounded(span);
   const Range kept = clip_columns(level, group, span);
-  if (is_empty(kept)) return 0;
+  if (is_empty(kept)) return false;
   tile.col_begin = kept.first;
   tile.col_end = kept.last + 1;
   const i32 begin = kept.first / keys * keys;
   const i32 end = min(columns, round_up(kept.last + 1, keys));
 
   Run whole[1];
-  i32 count = append_span(cover, t, level, group, begin, end, whole, 0);
-  if (count == 0) return 0;
-  const Coverage full = level.mask_bits ? Coverage::partial : Coverage::full;
-  if (whole[0].kind == Coverage::full || end - begin <= keys) {
-    runs[0] = Run{begin, end, whole[0].kind == Coverage::full ? full : Coverage::partial};
-    if (unbounded && whole[0].kind == Coverage::partial)
-      trim_ends(cover, t, level, tile, keys, runs, 1);
-    return 1;
+  if (append_span(cover, t, level, group, begin, end, whole, 0) == 0) return false;
+  start.whole = whole[0];
+  start.settled = whole[0].kind == Coverage::full || end - begin <= keys;
+  if (start.settled) {
+    if (start.unbounded && whole[0].kind == Coverage::partial)
+      trim_ends(cover, t, level, tile, keys, whole, 1);
+    if (level.mask_bits) start.whole.kind = Coverage::partial;
   }
-  Run spans[max_spans];
-  spans[0] = whole[0];
-  count = refine_spans(cover, t, level, group, keys, spans, 1);
+  return true;
+}
+
+/// The runs of a query tile that is not settled yet: maximal, sorted, disjoint, cut at multiples of
+/// `keys`. Returns how many, at most `max_runs`; `spans` has max_spans entries, the rest is
+/// scratch.
+template <class Cover>
+RADDLE_FN i32 finish_cover(const Cover& cover, const LevelView& level, QueryTile& tile, i32 keys,
+                           i32 max_runs, CoverStart& start, Run* spans) {
+  spans[0] = start.whole;
+  i32 count = refine_spans(cover, start.tile, level, tile.group, keys, spans, 1);
   if (count == 0) return 0;
-  if (unbounded) trim_ends(cover, t, level, tile, keys, spans, count);
-  for (i32 i = 0; i < count; ++i) {
-    if (spans[i].kind == Coverage::full) spans[i].kind = full;
+  if (start.unbounded) trim_ends(cover, start.tile, level, tile, keys, spans, count);
+  if (level.mask_bits) {
+    for (i32 i = 0; i < count; ++i) spans[i].kind = Coverage::partial;
   }
   count = join_surplus(spans, join_alike(spans, count), max_runs);
-  count = join_alike(spans, count);
-  for (i32 i = 0; i < count; ++i) runs[i] = spans[i];
-  return count;
+  return join_alike(spans, count);
 }
 
 RADDLE_ENGINE_END

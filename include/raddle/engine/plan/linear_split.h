@@ -29,16 +29,30 @@ struct Balance {
   i64 total;
 };
 
+/// A line's cost shared out among workers.
+struct Shares {
+  i64 whole;
+  i64 rest;
+  i32 num_workers;
+};
+
+/// What a cut adds to the partial states of its unit.
+struct CutAdds {
+  bool unit;   ///< it is the first cut through the unit
+  bool chunk;  ///< a chunk begins here, and at no cut before
+};
+
 }  // namespace raddle
 
 RADDLE_ENGINE_BEGIN
 
-/// Integer square root, rounded down.
+/// Integer square root, rounded down, of n below 2^62: Newton's steps from the next power of two,
+/// for every step is a division.
 RADDLE_FN i64 isqrt(i64 n) {
-  if (n < 2) return n;
-  i64 x = n;
-  for (i64 y = n / 2 + 1; y < x; y = (x + n / x) / 2) x = y;
-  return x;
+  i64 x = 1;
+  while (x * x < n) x *= 2;
+  for (i64 y = n < 1 ? x : (x + n / x) / 2; y < x; y = (x + n / x) / 2) x = y;
+  return n < 1 ? 0 : x;
 }
 
 /// The least number of KV tiles worth a chunk of a unit with n of them. Pieces of p tiles take p ·
@@ -47,8 +61,8 @@ RADDLE_FN i64 isqrt(i64 n) {
 RADDLE_FN i32 least_piece(const UnitCost& cost, i64 merge, i32 n, i64 span) {
   if (span >= n * cost.tile) return 1;
   const i64 tiles = span / cost.tile;
-  if (tiles * tiles >= n * merge / cost.tile) return 1;
-  return static_cast<i32>(max(i64{1}, isqrt(n * merge / cost.tile)));
+  const i64 square = n * merge / cost.tile;
+  return tiles * tiles >= square ? 1 : static_cast<i32>(max(i64{1}, isqrt(square)));
 }
 
 /// KV tiles before the cut of a unit with n of them, ideally at `offset` from its beginning; n
@@ -170,59 +184,135 @@ RADDLE_FN Balance balance_of(const Units& units, const Cut* cuts, i32 num_worker
   return b;
 }
 
+RADDLE_FN Shares shares_of(const Units& units, i32 num_workers) {
+  const i64 total = total_cost(units);
+  return Shares{total / num_workers, total % num_workers, num_workers};
+}
+
+/// Cut w of num_workers + 1 that make equal spans; `hint` is any group.
+RADDLE_FN Cut even_cut(const Units& units, const Shares& shares, i32 w, i32 hint) {
+  if (w == 0) return first_cut(units);
+  if (w == shares.num_workers) return last_cut(units);
+  return cut_at(units, shares.whole * w + shares.rest * w / shares.num_workers, shares.whole, hint);
+}
+
 /// Cuts the line into equal spans. `cuts` has num_workers + 1 entries.
 RADDLE_FN void cut_evenly(const Units& units, i32 num_workers, Cut* cuts) {
-  const i64 total = total_cost(units);
-  const i64 whole = total / num_workers;
-  const i64 rest = total % num_workers;
+  const Shares shares = shares_of(units, num_workers);
   cuts[0] = first_cut(units);
-  for (i32 w = 1; w < num_workers; ++w) {
-    const i64 x = whole * w + rest * w / num_workers;
-    cuts[w] = cut_at(units, x, whole, min(cuts[w - 1].at.group, units.num_groups - 1));
-  }
+  for (i32 w = 1; w < num_workers; ++w)
+    cuts[w] = even_cut(units, shares, w, min(cuts[w - 1].at.group, units.num_groups - 1));
   cuts[num_workers] = last_cut(units);
+}
+
+/// `w` is at least 1.
+RADDLE_FN CutAdds cut_adds(const Cut* cuts, i32 w) {
+  const Cut& p = cuts[w - 1];
+  const Cut& c = cuts[w];
+  const bool same_unit = p.unit == c.unit && p.k > 0;
+  return CutAdds{c.k > 0 && !same_unit, c.k > 0 && !(same_unit && p.k == c.k)};
+}
+
+/// Rows of partial states that cut w adds: a chunk's, and with a unit's first cut those of the
+/// chunk before it.
+RADDLE_FN i32 cut_rows(const Units& units, const Cut* cuts, i32 w) {
+  const CutAdds adds = cut_adds(cuts, w);
+  if (!adds.chunk) return 0;
+  return (adds.unit ? 2 : 1) * units.tiles[cuts[w].at.tile].num_rows;
 }
 
 /// Numbers the chunks that begin at cuts.
 RADDLE_FN void number_chunks(Cut* cuts, i32 num_workers) {
   for (i32 w = 1; w < num_workers; ++w) {
-    const Cut& p = cuts[w - 1];
-    Cut& c = cuts[w];
-    const bool same_unit = p.unit == c.unit && p.k > 0;
-    c.chunk = c.k == 0 ? 0 : same_unit ? p.chunk + (p.k != c.k ? 1 : 0) : 1;
+    const CutAdds adds = cut_adds(cuts, w);
+    cuts[w].chunk = cuts[w].k == 0 ? 0 : adds.unit ? 1 : cuts[w - 1].chunk + (adds.chunk ? 1 : 0);
   }
+}
+
+/// The first cut w ≥ 1 that lies behind the beginning of `unit`, or num_workers.
+RADDLE_FN i32 first_cut_behind(const Cut* cuts, i32 num_workers, i32 unit) {
+  i32 lo = 1;
+  i32 hi = num_workers;
+  while (lo < hi) {
+    const i32 middle = lo + (hi - lo) / 2;
+    if (cuts[middle].unit > unit || (cuts[middle].unit == unit && cuts[middle].k > 0)) {
+      hi = middle;
+    } else {
+      lo = middle + 1;
+    }
+  }
+  return lo;
+}
+
+/// The first cut w ≥ 1 that does not lie before `unit`, or num_workers.
+RADDLE_FN i32 first_cut_from(const Cut* cuts, i32 num_workers, i32 unit) {
+  i32 lo = 1;
+  i32 hi = num_workers;
+  while (lo < hi) {
+    const i32 middle = lo + (hi - lo) / 2;
+    if (cuts[middle].unit >= unit) {
+      hi = middle;
+    } else {
+      lo = middle + 1;
+    }
+  }
+  return lo;
+}
+
+/// The unit of a number in linear order.
+RADDLE_FN UnitAt unit_at(const Units& units, i32 unit) {
+  i32 lo = 0;
+  i32 hi = units.num_groups;
+  while (lo + 1 < hi) {
+    const i32 middle = lo + (hi - lo) / 2;
+    if (units.num_kv_heads * units.group_tile[middle] <= unit) {
+      lo = middle;
+    } else {
+      hi = middle;
+    }
+  }
+  const i32 begin = units.group_tile[lo];
+  const i32 tiles = units.group_tile[lo + 1] - begin;
+  const i32 rest = unit - units.num_kv_heads * begin;
+  return UnitAt{lo, rest / tiles, begin + rest % tiles};
+}
+
+/// The item of one unit of the span between cuts a and b.
+RADDLE_FN WorkItem make_item(const Units& units, const Split* splits, const Cut& a, const Cut& b,
+                             i32 unit, const UnitAt& at) {
+  const QueryTile& t = units.tiles[at.tile];
+  const i32 k = unit == a.unit ? a.k : 0;
+  const bool to_end = unit < b.unit;
+  i32 partial = -1;
+  if (k > 0 || !to_end || units.all_partial) {
+    partial = splits[t.split + at.head].partial_row + (k > 0 ? a.chunk : 0) * t.num_rows;
+  }
+  const bool any = t.run_end > t.run_begin;
+  const i32 first = k > 0 ? unit_column(units, at.tile, k)
+                    : any ? units.runs[t.run_begin].begin
+                          : 0;
+  const i32 last = !to_end ? unit_column(units, at.tile, b.k)
+                   : any   ? units.runs[t.run_end - 1].end
+                           : 0;
+  return WorkItem{at.tile, at.head, first, last, partial};
 }
 
 /// Writes the items of the worker whose span lies between cuts a and b; returns how many.
 RADDLE_FN i32 write_span(const Units& units, const Split* splits, const Cut& a, const Cut& b,
                          WorkItem* items) {
-  i32 count = 0;
+  const i32 count = span_items(a, b);
   UnitAt at = a.at;
-  i32 unit = a.unit;
-  i32 k = a.k;
-  while (unit < b.unit || (unit == b.unit && k < b.k)) {
-    const QueryTile& t = units.tiles[at.tile];
-    const bool to_end = unit < b.unit;
-    const bool whole = k == 0 && to_end;
-    const i32 first = t.run_end > t.run_begin ? units.runs[t.run_begin].begin : 0;
-    const i32 last = t.run_end > t.run_begin ? units.runs[t.run_end - 1].end : 0;
-    i32 partial = -1;
-    if (!whole || units.all_partial) {
-      partial = splits[t.split + at.head].partial_row + (k > 0 ? a.chunk : 0) * t.num_rows;
-    }
-    items[count++] = WorkItem{at.tile, at.head, k > 0 ? unit_column(units, at.tile, k) : first,
-                              to_end ? last : unit_column(units, at.tile, b.k), partial};
-    ++unit;
-    k = 0;
-    if (!to_end) break;
+  for (i32 i = 0; i < count;) {
+    items[i] = make_item(units, splits, a, b, a.unit + i, at);
+    const WorkItem first = items[i++];
     // Groups of one tile: the rest of its KV heads differ in nothing but the head.
-    if (whole && !units.all_partial &&
-        units.group_tile[at.group + 1] - units.group_tile[at.group] == 1) {
-      const i32 more = min(units.num_kv_heads - 1 - at.head, b.unit - unit);
-      for (i32 i = 1; i <= more; ++i)
-        items[count++] = WorkItem{at.tile, at.head + i, first, last, -1};
-      at.head += more;
-      unit += more;
+    if (first.partial_row < 0 && units.group_tile[at.group + 1] - units.group_tile[at.group] == 1) {
+      const i32 more = min(units.num_kv_heads - 1 - at.head, b.unit - a.unit - i);
+      for (i32 h = 1; h <= more; ++h) {
+        items[i] = first;
+        items[i++].kv_head += h;
+      }
+      at.head += max(more, 0);
     }
     at = next_unit(units, at);
   }

@@ -1,40 +1,39 @@
-// Writing new rows of K or V into the pages of a KV pool.
+// Writing new rows of K and V into the pages of a KV pool, with the key part of a variant (RoPE)
+// applied on the way where one is given.
 #pragma once
 
-#include "raddle/engine/core/dtype.h"
-#include "raddle/engine/layout/layout.h"
+#include "raddle/engine/core/row.h"
+#include "raddle/engine/kernel/kv/bytes.h"
 
 namespace raddle {
 
-/// New rows of one tensor and the pool that they go to. Steps are in bytes: the kernel moves bits
-/// and knows no dtype.
+/// What an append moves, for a layout of one level.
 struct AppendView {
-  const u8* rows;  ///< element (row, head, 0) lies at row * row_step + head * head_step
-  i64 row_step;
-  i64 head_step;
-  u8* pool;  ///< element (page, offset, head, 0) at page * page_step + offset * slot_step + head *
-             ///< pool_head_step
-  i64 page_step;
-  i64 slot_step;
-  i64 pool_head_step;
-  i64 head_bytes;  ///< of one head of one row
-  i32 num_heads;
+  RowBytes k_rows, v_rows;
+  PoolBytes k, v;
 };
 
 }  // namespace raddle
 
 RADDLE_ENGINE_BEGIN
 
-/// The column of its group's list that the first new row of request `group` becomes: new rows are
-/// the last keys.
-RADDLE_FN i32 first_new_column(const LevelView& level, i32 group) {
-  return level.columns[group] - group_rows(level, group);
-}
+namespace kv {
+
+/// Where a new row goes, and which key it becomes.
+struct NewRow {
+  i32 page;
+  i32 slot;
+  i32 request;
+  i32 kv_index;
+  i32 pos;  ///< of the row's token: the layout's qo_pos where it has them
+};
 
 /// The request of row `row`: the last one that begins at or before it and isn't empty.
 RADDLE_FN i32 find_request(const LayoutView& layout, i32 row) {
   i32 low = 0;
   i32 high = layout.num_requests;
+  // One row a request, as in decoding, needs no search.
+  if (row < high && layout.qo_indptr[row] == row && layout.qo_indptr[row + 1] > row) return row;
   while (high - low > 1) {
     const i32 middle = low + (high - low) / 2;
     if (layout.qo_indptr[middle] <= row) {
@@ -46,31 +45,68 @@ RADDLE_FN i32 find_request(const LayoutView& layout, i32 row) {
   return low;
 }
 
-RADDLE_FN void append_row(const AppendView& view, i64 row, i64 page, i64 offset) {
-  const u8* from = view.rows + row * view.row_step;
-  u8* to = view.pool + page * view.page_step + offset * view.slot_step;
-  if (view.head_step == view.head_bytes && view.pool_head_step == view.head_bytes) {
-    __builtin_memcpy(to, from, static_cast<u64>(view.head_bytes * view.num_heads));
-    return;
+RADDLE_FN NewRow new_row(const LayoutView& layout, const LevelView& level, i32 request, i32 row) {
+  const i32 column = first_new_column(level, request) + (row - layout.qo_indptr[request]);
+  const Column at = column_at(level, request, column);
+  // Trees: a draft's position is its depth, not its place in the cache.
+  const i32 pos = layout.qo_pos ? layout.qo_pos[row] : at.kv_pos;
+  return NewRow{at.block, at.offset, request, at.kv_index, pos};
+}
+
+/// Appends one head of one row of K or V as it is.
+template <class Lanes>
+RADDLE_FN void append_head(const Lanes& lanes, const RowBytes& rows, const PoolBytes& pool, i64 row,
+                           i64 head, const NewRow& at) {
+  copy_bytes(lanes, rows.data + row * rows.row_step + head * rows.head_step,
+             head_at(pool, at.page, at.slot, head), pool.head_bytes);
+}
+
+/// Appends one head of one row of K after `turn(vector, key)` has changed it: in fp32, rounded
+/// once. `vector` has room for a head; it is the lanes' own.
+template <class T, class Lanes, class Turn>
+RADDLE_FN void append_turned(const Lanes& lanes, const RowBytes& rows, const PoolBytes& pool,
+                             i64 row, i32 head, const NewRow& at, float* vector, Turn turn) {
+  const i32 pieces = static_cast<i32>(pool.head_bytes / static_cast<i64>(sizeof(T))) / piece_size;
+  const T* from =
+      reinterpret_cast<const T*>(rows.data + row * rows.row_step + head * rows.head_step);
+  T* to = reinterpret_cast<T*>(head_at(pool, at.page, at.slot, head));
+  float x[piece_size];
+  for (i32 p = lanes.index(); p < pieces; p += Lanes::count) {
+    load_piece(lanes, from + p * piece_size, x);
+    RADDLE_UNROLL
+    for (i32 i = 0; i < piece_size; ++i) vector[p * piece_size + i] = x[i];
   }
-  for (i64 head = 0; head < view.num_heads; ++head) {
-    __builtin_memcpy(to + head * view.pool_head_step, from + head * view.head_step,
-                     static_cast<u64>(view.head_bytes));
+  lanes.sync();
+  turn(vector, Key{at.request, at.kv_index, at.pos, head});
+  lanes.sync();
+  for (i32 p = lanes.index(); p < pieces; p += Lanes::count) {
+    RADDLE_UNROLL
+    for (i32 i = 0; i < piece_size; ++i) x[i] = vector[p * piece_size + i];
+    store_piece(lanes, x, to + p * piece_size);
   }
 }
 
-/// Appends rows [begin, end) of the ragged tensors to the pages of a layout's only level.
-RADDLE_FN void append_rows(const LayoutView& layout, const AppendView& k, const AppendView& v,
-                           i32 begin, i32 end) {
-  const LevelView& level = layout.levels[0];
+/// All heads of one row of K or V, by one thread.
+RADDLE_FN void append_row(const RowBytes& rows, const PoolBytes& pool, i64 row, const NewRow& at) {
+  if (rows.head_step == pool.head_bytes && pool.head_step == pool.head_bytes) {
+    copy_bytes(Alone{}, rows.data + row * rows.row_step, head_at(pool, at.page, at.slot, 0),
+               pool.head_bytes * pool.num_heads);
+    return;
+  }
+  for (i64 head = 0; head < pool.num_heads; ++head) append_head(Alone{}, rows, pool, row, head, at);
+}
+
+/// Calls f(row, where it goes) for rows [begin, end) of the ragged tensors, in order.
+template <class F>
+RADDLE_FN void for_new_rows(const LayoutView& layout, const LevelView& level, i32 begin, i32 end,
+                            F f) {
   i32 request = begin < end ? find_request(layout, begin) : 0;
   for (i32 row = begin; row < end; ++row) {
     while (row >= layout.qo_indptr[request + 1]) ++request;
-    const i32 column = first_new_column(level, request) + (row - layout.qo_indptr[request]);
-    const Column at = column_at(level, request, column);
-    append_row(k, row, at.block, at.offset);
-    append_row(v, row, at.block, at.offset);
+    f(row, new_row(layout, level, request, row));
   }
 }
+
+}  // namespace kv
 
 RADDLE_ENGINE_END

@@ -10,12 +10,6 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-/// Called, not inlined: together the three loops would keep each other's values in registers.
-template <class K, class V, i32 blocks>
-RADDLE_COLD void attend_long(const MmaLaunch& launch, const V& variant, i32 item) {
-  LongQueries<K, V, blocks>(launch, variant, item).run();
-}
-
 /// One worker's queue.
 template <class K, class V>
 RADDLE_DEVICE void attend(const MmaLaunch& launch, const V& variant) {
@@ -23,17 +17,21 @@ RADDLE_DEVICE void attend(const MmaLaunch& launch, const V& variant) {
   const i32 worker = ptx::block_index();
   const i32 end = plan.queue_indptr[worker + 1];
   for (i32 i = plan.queue_indptr[worker]; i < end;) {
-    const QueryTile& tile = plan.query_tiles[plan.items[i].query_tile];
-    if (tile.shape == 0) {
+    if (plan.query_tiles[plan.items[i].query_tile].shape == 0)
       i = ShortQueries<K, V>(launch, variant, i, end).run();
-    } else {
-      if (K::long_rows > 64 && tile.num_rows > 64)
-        attend_long<K, V, K::long_rows / 64>(launch, variant, i);
-      else
-        attend_long<K, V, 1>(launch, variant, i);
-      ++i;
-    }
+    else
+      LongQueries<K, V, K::long_rows / 64>(launch, variant, i++).run();
   }
+}
+
+/// The same where all items are of short queries, as in a batch that only decodes: a third of the
+/// code, none of it waiting behind registers of the other loop.
+template <class K, class V>
+RADDLE_DEVICE void attend_short(const MmaLaunch& launch, const V& variant) {
+  const i32 worker = ptx::block_index();
+  const i32 end = launch.plan.queue_indptr[worker + 1];
+  for (i32 i = launch.plan.queue_indptr[worker]; i < end;)
+    i = ShortQueries<K, V>(launch, variant, i, end).run();
 }
 
 }  // namespace mma

@@ -9,11 +9,12 @@ RADDLE_ENGINE_BEGIN
 namespace mma {
 
 struct KernelConfig {
-  i32 short_rows;    ///< Tq of short queries: every warp has keys of its own
-  i32 long_rows;     ///< Tq of long queries: every warp has rows of its own
-  i32 long_keys;     ///< Tkv of long queries
-  i32 short_stages;  ///< KV tiles of short queries that are in shared memory, or on their way
-  i32 long_stages;
+  i32 short_rows;   ///< Tq of short queries: every warp has keys of its own
+  i32 short_keys;   ///< Tkv of short queries
+  i32 long_rows;    ///< Tq of long queries: every warp has rows of its own
+  i32 long_keys;    ///< Tkv of long queries
+  i32 short_slots;  ///< K or V of a tile that are in shared memory, or on their way there
+  i32 long_slots;
   i32 shared_bytes;  ///< dynamic shared memory of a block
   i32 blocks_per_multiprocessor;
 };
@@ -21,9 +22,8 @@ struct KernelConfig {
 constexpr i32 num_warps = 4;
 constexpr i32 num_threads = 32 * num_warps;
 constexpr i32 short_rows = 16;
-constexpr i32 short_keys = 16 * num_warps;  ///< Tkv of short queries
-constexpr i32 max_stages = 6;
-constexpr i32 slab_columns = 64;  ///< of outputs that warps add up at a time,
+constexpr i32 max_slots = 8;
+constexpr i32 slab_columns = 32;  ///< of outputs that warps add up at a time,
 constexpr i32 slab_pitch = slab_columns + 4;
 constexpr i32 slab_rows = 8;  ///< and rows
 
@@ -33,14 +33,21 @@ RADDLE_FN constexpr i32 row_bytes(i32 dim) {
   return 16 * (chunks % 8 == 0 ? chunks : chunks + 1);
 }
 
-/// Shared memory of a block for a tile shape: Q or O, the ring of KV tiles, what is known of their
-/// keys (index, position, column, and a word a warp), and the warps' states on their way to one.
-RADDLE_FN constexpr i32 shared_bytes(i32 dim_qk, i32 dim_vo, i32 rows, i32 tile_keys, i32 stages) {
-  const i32 stage = tile_keys * (row_bytes(dim_qk) + row_bytes(dim_vo));
-  const i32 keys = (stages + 1) * (3 * tile_keys + num_warps) * 4;
-  const i32 merge = (num_warps * slab_rows * slab_pitch + 2 * num_warps * short_rows) * 4;
+/// How many tiles' keys are spoken of at a time, for a ring of that many slots: those whose K has
+/// been loaded and whose V has not been used.
+RADDLE_FN constexpr i32 key_slots(i32 slots) { return slots / 2 + 1; }
+
+/// Shared memory of a block for a tile shape: Q or O, the ring, what is known of the keys in it
+/// (index, position, column, and a word a warp), where rows that are loaded lie, the warps' walks,
+/// and scratch.
+RADDLE_FN constexpr i32 shared_bytes(i32 dim_qk, i32 dim_vo, i32 rows, i32 tile_keys, i32 slots) {
+  const i32 row = max(row_bytes(dim_qk), row_bytes(dim_vo));
+  const i32 keys = key_slots(slots) * (3 * tile_keys + num_warps) * 4;
+  const i32 statistics = 2 * num_warps * short_rows * 4;
+  const i32 outputs = num_warps * slab_rows * slab_pitch * 4;
+  const i32 scratch = max(32 * rows + 4 * num_warps * max(dim_qk, dim_vo), outputs) + statistics;
   constexpr i32 walks = num_warps * 176 + 16;
-  return rows * row_bytes(max(dim_qk, dim_vo)) + stages * stage + keys + merge + walks;
+  return rows * row + slots * tile_keys * row + keys + 16 * tile_keys + walks + scratch;
 }
 
 /// Shared memory of a multiprocessor of an architecture (75, 80, 90 …), of which every block takes
@@ -53,41 +60,50 @@ RADDLE_FN constexpr i32 shared_bytes_of(i32 arch) {
                                             : 228);
 }
 
-/// As many stages, at most `limit`, as fit `bytes`.
-RADDLE_FN constexpr i32 stages_in(i32 bytes, i32 dim_qk, i32 dim_vo, i32 rows, i32 keys,
-                                  i32 limit) {
+/// As many slots, at most `limit`, as fit `bytes`.
+RADDLE_FN constexpr i32 slots_in(i32 bytes, i32 dim_qk, i32 dim_vo, i32 rows, i32 keys, i32 limit) {
   i32 n = 0;
   while (n < limit && shared_bytes(dim_qk, dim_vo, rows, keys, n + 1) <= bytes) ++n;
   return n;
 }
 
 /// Two blocks share a multiprocessor where their rings fit, so that one computes while the other
-/// waits. A thread's accumulators bound the rows of a tile: 128 rows up to heads 128 wide.
+/// waits. A thread's accumulators bound the rows of a tile: 128 rows up to heads 128 wide. A ring
+/// has three slots at least, one to compute on and two under way; long queries' has an even number.
 RADDLE_FN constexpr KernelConfig kernel_config(i32 dim_qk, i32 dim_vo, i32 arch) {
-  constexpr i32 shapes[][2] = {{128, 64}, {64, 64}, {64, 32}};
+  constexpr i32 long_shapes[][2] = {{128, 64}, {64, 64}, {64, 32}};
   for (i32 blocks = 2; blocks >= 1; --blocks) {
     const i32 bytes = shared_bytes_of(arch) / blocks - 1024;
-    const i32 stages = stages_in(bytes, dim_qk, dim_vo, short_rows, short_keys, max_stages);
-    for (const auto& [rows, keys] : shapes) {
-      const i32 long_stages = stages_in(bytes, dim_qk, dim_vo, rows, keys, 2);
-      if (stages == 0 || long_stages == 0 || (rows > 64 && dim_vo > 128)) continue;
-      return KernelConfig{short_rows,
-                          rows,
-                          keys,
-                          stages,
-                          long_stages,
-                          max(shared_bytes(dim_qk, dim_vo, short_rows, short_keys, stages),
-                              shared_bytes(dim_qk, dim_vo, rows, keys, long_stages)),
-                          blocks};
+    for (i32 least = blocks == 2 ? 3 : 2; least >= 2; --least) {
+      i32 short_keys = 128;
+      i32 slots = slots_in(bytes, dim_qk, dim_vo, short_rows, short_keys, max_slots);
+      if (slots < least) {
+        short_keys = 64;
+        slots = slots_in(bytes, dim_qk, dim_vo, short_rows, short_keys, max_slots);
+      }
+      for (const auto& [rows, keys] : long_shapes) {
+        const i32 long_slots = slots_in(bytes, dim_qk, dim_vo, rows, keys, 4) / 2 * 2;
+        if (slots < least || long_slots == 0 || (rows > 64 && dim_vo > 128)) continue;
+        return KernelConfig{short_rows,
+                            short_keys,
+                            rows,
+                            keys,
+                            slots,
+                            long_slots,
+                            max(shared_bytes(dim_qk, dim_vo, short_rows, short_keys, slots),
+                                shared_bytes(dim_qk, dim_vo, rows, keys, long_slots)),
+                            blocks};
+      }
     }
   }
   return KernelConfig{};
 }
 
 static_assert(kernel_config(128, 128, 90).blocks_per_multiprocessor == 2);
-static_assert(kernel_config(128, 128, 90).short_stages == 3);
-static_assert(kernel_config(256, 256, 86).long_stages == 1,
-              "the smallest architecture since sm_80");
+static_assert(kernel_config(128, 128, 90).short_keys == 128);
+static_assert(kernel_config(128, 128, 90).short_slots == 3);
+static_assert(kernel_config(128, 128, 90).long_slots == 4);
+static_assert(kernel_config(256, 256, 86).long_slots == 2, "the smallest architecture since sm_80");
 
 }  // namespace mma
 

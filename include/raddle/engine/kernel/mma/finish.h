@@ -11,17 +11,6 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-/// Four elements that are loaded or stored together.
-struct alignas(16) Four {
-  float x[4];
-};
-struct alignas(8) Packed4 {
-  u32 x[2];
-};
-struct alignas(16) Packed8 {
-  u32 x[4];
-};
-
 /// A row of `dim` elements in a warp: this lane's are 4 · (lane + 32 · i) + e.
 template <i32 dim>
 struct LaneRow {
@@ -105,6 +94,16 @@ RADDLE_DEVICE void write_row(const MmaLaunch& launch, const V& variant, const Ro
         [&](i32 i, i32 d) { store_four(static_cast<T*>(launch.out.data) + at + d, o.of[i]); });
   }
   if (ptx::lane_index() == 0) store_lse(launch, row, lse);
+}
+
+/// Stores a row's state where contractions find it.
+template <class K>
+RADDLE_DEVICE void store_partial(const MmaLaunch& launch, i64 at, const LaneRow<K::dim_vo>& o,
+                                 float lse) {
+  LaneRow<K::dim_vo>::each([&](i32 i, i32 d) {
+    *reinterpret_cast<Four*>(launch.partial_o + at * K::dim_vo + d) = o.of[i];
+  });
+  if (ptx::lane_index() == 0) launch.partial_lse[at] = lse;
 }
 
 /// A row that is composed of partial states: O and Σ relative to a largest LSE.

@@ -2,8 +2,7 @@
 // and loads its share of each tile's keys: K rows, then V rows, a group of asynchronous copies
 // each.
 //
-// Lanes 0–15 know where a key's K row lies, lanes 16–31 its V row, and tell the others when it is
-// copied.
+// A lane finds where its key's rows lie; a table tells the others, who copy the rows together.
 #pragma once
 
 #include "raddle/engine/kernel/mma/shared.h"
@@ -42,23 +41,34 @@ RADDLE_DEVICE void open_source(const MmaLaunch& launch, const QueryTile& tile, i
   source.holes = level.block_count != nullptr;
 }
 
-/// column_at, with what open_source worked out.
-RADDLE_DEVICE Column find_column(const MmaLaunch& launch, const KeySource& source, i32 c) {
+/// The block of the group's list that holds column c.
+RADDLE_DEVICE i32 nth_block(const KeySource& source, i32 c) {
+  return source.block_shift >= 0 ? c >> source.block_shift : c / source.block_size;
+}
+
+/// column_at, with what open_source worked out; `block` is what the list says, if that is `known`.
+RADDLE_DEVICE Column find_column(const MmaLaunch& launch, const KeySource& source, i32 c, bool known,
+                                 i32 block) {
   if (!source.plain) return column_at(launch.levels[source.level], source.group, c);
   const i32 index = source.first_index + c;
   if (!source.blocks) return Column{0, c, index, index, true};
-  const i32 nth = source.block_shift >= 0 ? c >> source.block_shift : c / source.block_size;
-  return Column{source.blocks[nth], c - nth * source.block_size, index, index, true};
+  const i32 nth = nth_block(source, c);
+  return Column{known ? block : source.blocks[nth], c - nth * source.block_size, index, index,
+                true};
 }
 
-/// A warp's tiles: of items [item, end), or up to the first item of another tile shape. `ahead`:
-/// the next tile's rows are looked up when a tile has been loaded, so that nobody waits for the
-/// page table; else when it is loaded.
+/// As long as the longest row.
+template <i32 dim>
+RADDLE_ZEROS(Packed8, zero_row, ceil_div(dim, 8));
+
+/// A warp's tiles: of items [item, end), or up to the first item of another tile shape. K and V
+/// take turns in the slots of a ring. `ahead`: the next tile's rows are looked up when a tile has
+/// been loaded, so that nobody waits for the page table; else when it is loaded.
 template <class K, class Layout, bool ahead>
 class KeyStream {
   using T = typename K::T;
   static constexpr i32 warp_keys = Layout::warp_keys;
-  static_assert(warp_keys <= 16);
+  static_assert(warp_keys <= 32);
 
  public:
   RADDLE_DEVICE KeyStream(const MmaLaunch& launch, i32 item, i32 end, i32 shape)
@@ -68,48 +78,69 @@ class KeyStream {
       walk_.end = end;
       walk_.shape = shape;
       walk_.inside = false;
+      walk_.loading = false;
     }
     ptx::sync_warp();
+    if (ahead) find_tile();
   }
 
-  /// Copies a tile's K to its stage, and says what there is to know of its keys.
-  RADDLE_DEVICE void load_keys() {
+  /// Copies a tile's K to `slot`, and says in `keys` what there is to know of its keys.
+  RADDLE_DEVICE void load_keys(i32 slot, typename Layout::Keys& keys) {
     if (!ahead) find_tile();
     if (there_) {
-      const i32 lane = ptx::lane_index();
-      auto& keys = Layout::keys_at(slot_);
+      const i32 lane = ptx::lane_index(), warp = ptx::warp_index();
       if (lane < warp_keys) {
-        const i32 j = warp_keys * ptx::warp_index() + lane;
+        const i32 j = warp_keys * warp + lane;
         keys.column[j] = at_.valid ? column_ : -1;
         keys.kv_index[j] = at_.kv_index;
         keys.kv_pos[j] = at_.kv_pos;
-        if (lane == 0) keys.flags[ptx::warp_index()] = flags_;
+        if (lane == 0) keys.flags[warp] = flags_;
       }
-      copies_ = !(flags_ & TileFlags::empty);
-      if (copies_) {
-        const KeySource& source = walk_.source;
-        const i32 which = lane >> 4;
-        row_ = at_.valid ? source.row[which] + at_.block * source.block_stride[which] +
-                               at_.offset * source.row_stride[which]
-                         : nullptr;
-        copy<typename K::QkRows, K::dim_qk>(Layout::key_memory(stage_), 0);
+      there_ = !(flags_ & TileFlags::empty);
+      if (there_) {
+        publish_rows();
+        ptx::sync_warp();
+        copy<typename K::QkRows, K::dim_qk>(Layout::slot_memory(slot), 0);
       }
-      slot_ = Layout::after(slot_, Layout::key_slots);
+    }
+    if (!ahead) {
+      ptx::sync_warp();  // all lanes have read what it was
+      if (ptx::lane_index() == 0) walk_.loading = there_;
+      ptx::sync_warp();
     }
     ptx::copy_commit();
   }
 
-  /// Copies that tile's V. The first call of all, before there is a tile, looks up the first one.
-  RADDLE_DEVICE void load_values() {
-    if (there_) {
-      if (copies_) copy<typename K::VoRows, K::dim_vo>(Layout::value_memory(stage_), 16);
-      stage_ = Layout::after(stage_, Layout::stages);
-    }
+  /// Copies that tile's V to `slot`.
+  RADDLE_DEVICE void load_values(i32 slot) {
+    if (ahead ? there_ : walk_.loading)
+      copy<typename K::VoRows, K::dim_vo>(Layout::slot_memory(slot), 1);
     ptx::copy_commit();
     if (ahead) find_tile();
   }
 
  private:
+  /// A row of zeros: where keys that are not there are copied from, for V's rows may hold anything
+  /// and meet weights of zero.
+  RADDLE_DEVICE static const u8* zeros() {
+    return reinterpret_cast<const u8*>(&zero_row<max(K::dim_qk, K::dim_vo)>);
+  }
+
+  /// Lanes of a warp with 16 keys see to one row each, with 32 to two.
+  RADDLE_DEVICE void publish_rows() const {
+    const KeySource& source = walk_.source;
+    auto& table = Layout::row_table().row[ptx::warp_index()];
+    RADDLE_UNROLL
+    for (i32 i = 0; i < ceil_div(2 * warp_keys, 32); ++i) {
+      const i32 which = (ptx::lane_index() + 32 * i) / warp_keys;
+      if (which > 1) continue;
+      table[which][ptx::lane_index() % warp_keys] =
+          at_.valid ? source.row[which] + at_.block * source.block_stride[which] +
+                          at_.offset * source.row_stride[which]
+                    : zeros();
+    }
+  }
+
   /// Finds the next tile and where this lane's row of it lies.
   RADDLE_DEVICE void find_tile() {
     if (!walk_.inside && !open_item()) {
@@ -133,16 +164,31 @@ class KeyStream {
     at_ = Column{0, 0, 0, 0, false};
     flags_ = TileFlags::empty | TileFlags::last;  // an item without keys has one empty tile
     if (any) find_row(span, !more);
+    // The page table, one tile further ahead: memory is busy, and answers late.
+    block_known_ = ahead && more && walk_.source.plain && walk_.source.blocks;
+    if (block_known_) {
+      const KeySource& source = walk_.source;
+      next_block_ = source.blocks[nth_block(source, column_in(next))];
+    }
+  }
+
+  /// This lane's column of a tile; one that has no key repeats one that has, for variants see only
+  /// keys that exist.
+  RADDLE_DEVICE i32 column_in(const Span& span) const {
+    const KeySource& source = walk_.source;
+    const i32 begin = max(span.begin, source.col_begin), end = min(span.end, source.col_end);
+    return min(max(column_of(span), begin), end - 1);
+  }
+  RADDLE_DEVICE i32 column_of(const Span& span) const {
+    return span.begin + warp_keys * ptx::warp_index() + ptx::lane_index() % warp_keys;
   }
 
   RADDLE_DEVICE void find_row(const Span& span, bool last) {
     const KeySource& source = walk_.source;
     const i32 begin = max(span.begin, source.col_begin), end = min(span.end, source.col_end);
-    const i32 j = ptx::lane_index() & 15;
-    column_ = span.begin + warp_keys * ptx::warp_index() + j;
-    // A column without a key repeats one that has one: variants see only keys that exist.
-    at_ = find_column(launch_, source, min(max(column_, begin), end - 1));
-    if (j >= warp_keys || column_ < begin || column_ >= end) at_.valid = false;
+    column_ = column_of(span);
+    at_ = find_column(launch_, source, column_in(span), block_known_, next_block_);
+    if (column_ < begin || column_ >= end) at_.valid = false;
     const bool ragged = end - begin < Layout::tile_keys || source.holes;
     flags_ = (span.partial ? TileFlags::partial : 0) | (ragged ? TileFlags::ragged : 0) |
              (last ? TileFlags::last : 0);
@@ -155,6 +201,7 @@ class KeyStream {
     const WorkItem opened = launch_.plan.items[item];
     const QueryTile& tile = launch_.plan.query_tiles[opened.query_tile];
     const bool ours = tile.shape == walk_.shape;
+    block_known_ = false;
     TileWalk after(launch_.plan, opened);
     Span next{};
     const bool more = ours && after.next(next);
@@ -171,37 +218,34 @@ class KeyStream {
     return ours;
   }
 
-  /// Copies this warp's rows; lane `first_lane` + r knows where row r lies. Rows that are not there
-  /// become zero, for V's may hold anything and meet weights of zero.
+  /// Copies this warp's rows of K (`which` 0) or V.
   template <class Rows, i32 dim>
-  RADDLE_DEVICE void copy(u8* stage, i32 first_lane) const {
+  RADDLE_DEVICE void copy(u8* slot, i32 which) const {
     constexpr i32 chunks = Rows::chunks;
-    const i32 lane = ptx::lane_index();
-    const u32 to =
-        ptx::shared_address(stage) + static_cast<u32>(warp_keys * ptx::warp_index() * Rows::pitch);
+    const i32 lane = ptx::lane_index(), warp = ptx::warp_index();
+    const u32 to = ptx::shared_address(slot) + static_cast<u32>(warp_keys * warp * Rows::pitch);
     const u32 to_first = to + Rows::at(lane / chunks, lane % chunks);
+    const u8* const* source = Layout::row_table().row[warp][which];
     RADDLE_UNROLL
     for (i32 i = 0; i < ceil_div(warp_keys * chunks, 32); ++i) {
       // Where rows divide a warp, its lanes keep their chunk.
       constexpr bool even = 32 % chunks == 0;
       const i32 row = even ? lane / chunks + 32 / chunks * i : (32 * i + lane) / chunks;
       const i32 chunk = even ? lane % chunks : (32 * i + lane) % chunks;
-      const u8* from = ptx::shuffle(row_, first_lane + (row & 15));
       if (warp_keys * chunks % 32 != 0 && row >= warp_keys) continue;
-      const bool read = from != nullptr && (dim % 16 == 0 || 8 * chunk < dim);
       const u32 at = even ? Rows::rows_after(to_first, 32 / chunks * i) : to + Rows::at(row, chunk);
-      ptx::copy_async(at, from + 16 * chunk, read);
+      ptx::copy_async(at, source[row] + 16 * chunk, dim % 16 == 0 || 8 * chunk < dim);
     }
   }
 
   const MmaLaunch& launch_;
   Walk& walk_;
-  // The tile that is loaded next.
-  bool there_ = false, copies_ = false;
+  // The tile that is loaded next; with `ahead` also between the calls.
+  bool there_ = false;
   i32 flags_, column_;
   Column at_;
-  const u8* row_ = nullptr;
-  i32 stage_ = 0, slot_ = 0;
+  bool block_known_ = false;  // next_block_ is what the page table says of the tile after it
+  i32 next_block_ = 0;
 };
 
 }  // namespace mma

@@ -25,16 +25,17 @@ RADDLE_ENGINE_BEGIN
 namespace mma {
 
 /// What a kernel is compiled for: the matrix dtype, head dimensions, and KernelConfig's choices.
-template <class Element, i32 qk, i32 vo, i32 stages_short, i32 rows_long, i32 keys_long,
-          i32 stages_long>
+template <class Element, i32 qk, i32 vo, i32 keys_short, i32 slots_short, i32 rows_long,
+          i32 keys_long, i32 slots_long>
 struct Kernel {
   using T = Element;
   static constexpr i32 dim_qk = qk;
   static constexpr i32 dim_vo = vo;
-  static constexpr i32 short_stages = stages_short;
+  static constexpr i32 short_keys = keys_short;
+  static constexpr i32 short_slots = slots_short;
   static constexpr i32 long_rows = rows_long;
   static constexpr i32 long_keys = keys_long;
-  static constexpr i32 long_stages = stages_long;
+  static constexpr i32 long_slots = slots_long;
   using QkRows = SharedRows<qk>;
   using VoRows = SharedRows<vo>;
   static constexpr i32 k_steps = QkRows::chunks / 2;  ///< products of 16 elements in a logit

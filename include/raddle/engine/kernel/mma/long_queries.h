@@ -29,11 +29,10 @@ class LongQueries {
         item_(launch.plan.items[item]),
         tile_(launch.plan.query_tiles[item_.query_tile]),
         warp_(ptx::warp_index()),
-        lane_(ptx::lane_index()),
         stream_(launch, item, item + 1, tile_.shape) {}
 
   RADDLE_DEVICE void run() {
-    RADDLE_UNROLL
+    RADDLE_ROLLED
     for (i32 r = 0; r < blocks; ++r)
       load_queries<16, K>(launch_, variant_, tile_, item_.kv_head, first_row(r),
                           Layout::query_memory(), Layout::scratch().row, Layout::vector(warp_));
@@ -49,19 +48,15 @@ class LongQueries {
                                          item_.kv_head,
                                          launch_.scale};
     RADDLE_UNROLL
-    for (i32 r = 0; r < blocks; ++r) apply.first_row[r] = row_in_tile(r, 0);
+    for (i32 r = 0; r < blocks; ++r) apply.first_row[r] = first_row(r) + ptx::lane_index() / 4;
     to_log2_ = (apply.scales() ? 1.0f : launch_.scale) * math::log2e;
     ptx::sync_warp();
     while (!step(apply)) {
     }
-    ptx::sync_block();  // O takes Q's place, and vectors that of the ring
-    normalize();
-    if (item_.partial_row >= 0 || launch_.state_only)
-      store_states();
-    else if constexpr (has_output<V>)
-      emit_through_output();
-    else
-      emit_rounded();
+    ptx::sync_block();  // rows of O take the place of the ring
+    put_rows();
+    ptx::sync_warp();
+    write_rows();
     if (item_.partial_row >= 0)
       arrive<K>(launch_, variant_, tile_, item_.kv_head, Layout::completed_flag(),
                 Layout::vector(warp_));
@@ -70,40 +65,45 @@ class LongQueries {
 
  private:
   RADDLE_DEVICE i32 first_row(i32 r) const { return block_rows * r + 16 * warp_; }
-  RADDLE_DEVICE i32 row_in_tile(i32 r, i32 half) const {
-    return first_row(r) + lane_ / 4 + 8 * half;
-  }
-  RADDLE_DEVICE Row row_of(i32 m) const {
-    return make_row(launch_.layout, launch_.levels[tile_.level], tile_.group, tile_.row_begin + m,
-                    item_.kv_head, launch_.plan.group_size);
+
+  /// Load number `nth` of the stream, K and V in turns.
+  RADDLE_DEVICE void load(i32 nth, i32 slot) {
+    if (nth % 2 == 0) {
+      stream_.load_keys(slot, Layout::keys_at(loading_));
+      loading_ = Layout::after(loading_, Layout::key_slots);
+    } else {
+      stream_.load_values(slot);
+    }
   }
 
-  /// One KV tile, and the loads of the one that takes its place; returns whether it is the item's
-  /// last.
+  /// One KV tile, whose slots then take what is a ring further on. The first steps only fill the
+  /// ring. Returns whether the tile is the item's last.
   template <class Apply>
   RADDLE_DEVICE bool step(const Apply& apply) {
-    constexpr i32 pending = 2 * Layout::stages - 2;
-    const auto& keys = Layout::keys_at(slot_);
-    u8* k = Layout::key_memory(stage_);
-    u8* v = Layout::value_memory(stage_);
+    constexpr i32 pending = Layout::slots - 2;
+    static_assert(Layout::slots % 2 == 0);
+    const auto& keys = Layout::keys_at(computing_);
+    const i32 next = Layout::after(slot_, Layout::slots);
+    const i32 before = slot_ == 0 ? Layout::slots - 1 : slot_ - 1;
+    u8* k = Layout::slot_memory(slot_);
+    u8* v = Layout::slot_memory(next);
     float* vector = Layout::vector(warp_);
     Logits<blocks, tiles> s;
     Weights<blocks, tiles> p;
-    i32 flags = 0;
-    bool computes = false;
-    if (filling_ == 0) {
+    i32 flags = TileFlags::empty;
+    if (step_ == 0) {
       ptx::copy_wait<pending>();
       ptx::sync_warp();
       flags = keys.flags[warp_];
-      computes = !(flags & TileFlags::empty);
       if constexpr (has_key<V>)
-        if (computes)
+        if (!(flags & TileFlags::empty))
           transform_keys<T, typename K::QkRows, K::dim_qk>(
               k, keys, apply.request, apply.kv_head, vector,
               [&](WarpVector& x, const Key& key) { variant_.key(x, key); });
-      ptx::sync_block();  // K is there; the tile before is computed, its V's stage is free
+      ptx::sync_block();  // K is there; the tile before is computed, and its V's slot is free
     }
-    stream_.load_values();
+    const bool computes = !(flags & TileFlags::empty);
+    if (step_ > first_step) load(Layout::slots - 1, before);
     if (computes) {
       const u32 q = a_address<typename K::QkRows>(Layout::query_memory()) +
                     static_cast<u32>(first_row(0) * K::QkRows::pitch);
@@ -120,144 +120,67 @@ class LongQueries {
         transform_keys<T, typename K::VoRows, K::dim_vo>(
             v, keys, apply.request, apply.kv_head, vector,
             [&](WarpVector& x, const Key& key) { variant_.value(x, key); });
-      ptx::sync_block();  // V is there; K's stage is free
+      ptx::sync_block();  // V is there; K's slot is free
     }
-    stream_.load_keys();
-    if (filling_ > 0) {
-      --filling_;
+    load(Layout::slots, slot_);
+    if (computes) multiply_pv<K, blocks, tiles>(o_, p, v);
+    slot_ = Layout::after(next, Layout::slots);
+    if (step_ < 0) {
+      ++step_;
       return false;
     }
-    if (computes) multiply_pv<K, blocks, tiles>(o_, p, v);
-    stage_ = Layout::after(stage_, Layout::stages);
-    slot_ = Layout::after(slot_, Layout::key_slots);
+    computing_ = Layout::after(computing_, Layout::key_slots);
     return (flags & TileFlags::last) != 0;
   }
 
-  /// O / Σ and LSE; a row with nothing kept becomes (0, -inf). `top` holds the LSE from here on.
-  RADDLE_DEVICE void normalize() {
-    if (scan == Scan::sum) return;
+  /// A row of O on its way out, in fp32, and its LSE behind it.
+  static constexpr i32 row_floats = round_up(K::dim_vo, 8) + 4;
+  static_assert(K::long_rows * row_floats * 4 <= Layout::keys);
+  RADDLE_DEVICE static float* out_row(i32 m) {
+    return reinterpret_cast<float*>(Layout::base()) + m * row_floats;
+  }
+
+  /// O / Σ and LSE to shared memory; a row with nothing kept becomes (0, -inf).
+  RADDLE_DEVICE void put_rows() {
+    const i32 g = ptx::lane_index() / 4, t = ptx::lane_index() % 4;
     RADDLE_UNROLL
     for (i32 r = 0; r < blocks; ++r) {
       RADDLE_UNROLL
       for (i32 half = 0; half < 2; ++half) {
-        float sum = stats_.sum[r][half];
-        sum += ptx::shuffle_xor(sum, 1);
-        sum += ptx::shuffle_xor(sum, 2);
-        float& top = stats_.top[r][half];
-        if (top != -math::infinity) top = (top * to_log2_ + math::log2(sum)) * math::ln2;
-        scale_rows(r, half, sum == 0.0f ? 0.0f : 1.0f / sum);
-      }
-    }
-  }
-
-  RADDLE_DEVICE void scale_rows(i32 r, i32 half, float factor) {
-    RADDLE_UNROLL
-    for (i32 n = 0; n < K::out_tiles; ++n) {
-      o_[r][n][2 * half] *= factor;
-      o_[r][n][2 * half + 1] *= factor;
-    }
-  }
-
-  /// f(r, half, m) for the rows of the tile that this lane holds.
-  template <class F>
-  RADDLE_DEVICE void each_row(F f) {
-    RADDLE_UNROLL
-    for (i32 r = 0; r < blocks; ++r) {
-      RADDLE_UNROLL
-      for (i32 half = 0; half < 2; ++half) {
-        const i32 m = row_in_tile(r, half);
-        if (m < tile_.num_rows) f(r, half, m);
-      }
-    }
-  }
-
-  /// This lane's elements of a row, in fp32.
-  RADDLE_DEVICE void store_floats(i32 r, i32 half, float* to) const {
-    const i32 t = lane_ % 4;
-    RADDLE_UNROLL
-    for (i32 n = 0; n < K::out_tiles; ++n) {
-      if (8 * n >= K::dim_vo) continue;
-      to[8 * n + 2 * t] = o_[r][n][2 * half];
-      to[8 * n + 2 * t + 1] = o_[r][n][2 * half + 1];
-    }
-  }
-
-  /// Rows in fp32: partial states, or the state that the caller asked for.
-  RADDLE_DEVICE void store_states() {
-    each_row([&](i32 r, i32 half, i32 m) {
-      float* to;
-      if (item_.partial_row >= 0) {
-        const i64 row = i64{item_.partial_row} + m;
-        to = launch_.partial_o + row * K::dim_vo;
-        if (lane_ % 4 == 0) launch_.partial_lse[row] = stats_.top[r][half];
-      } else {
-        const Row row = row_of(m);
-        to = static_cast<float*>(launch_.out.data) + out_offset(launch_, row);
-        if (lane_ % 4 == 0) store_lse(launch_, row, stats_.top[r][half]);
-      }
-      store_floats(r, half, to);
-    });
-  }
-
-  /// Rounds the rows where their queries were, and stores them whole.
-  RADDLE_DEVICE void emit_rounded() {
-    using Rows = typename K::VoRows;
-    u8* shared = Layout::query_memory();
-    each_row([&](i32 r, i32 half, i32 m) {
-      if (!has_sink<V> && !launch_.lse) return;
-      const Row row = row_of(m);
-      float lse = stats_.top[r][half];
-      const float factor = apply_sink(launch_, variant_, row, lse);
-      if constexpr (has_sink<V>) scale_rows(r, half, factor);
-      if (lane_ % 4 == 0) store_lse(launch_, row, lse);
-    });
-    RADDLE_UNROLL
-    for (i32 r = 0; r < blocks; ++r) {
-      RADDLE_UNROLL
-      for (i32 half = 0; half < 2; ++half) {
-        RADDLE_UNROLL
-        for (i32 n = 0; n < K::out_tiles; ++n)
-          *reinterpret_cast<u32*>(shared + Rows::at(row_in_tile(r, half), n) + 4 * (lane_ % 4)) =
-              ptx::pack(o_[r][n][2 * half], o_[r][n][2 * half + 1], T{});
-      }
-    }
-    ptx::sync_warp();
-    for (i32 r = 0; r < blocks; ++r) {
-      const i32 first = first_row(r), rows = min(16, tile_.num_rows - first);
-      T* mine = nullptr;
-      if (lane_ < rows)
-        mine = static_cast<T*>(launch_.out.data) + out_offset(launch_, row_of(first + lane_));
-      RADDLE_UNROLL
-      for (i32 i = 0; i < Rows::chunks / 2; ++i) {
-        const i32 unit = 32 * i + lane_;
-        const i32 m = unit / Rows::chunks, chunk = unit % Rows::chunks;
-        T* to = ptx::shuffle(mine, m);
-        if (m < rows && 8 * chunk < K::dim_vo)
-          *reinterpret_cast<Packed8*>(to + 8 * chunk) =
-              *reinterpret_cast<const Packed8*>(shared + Rows::at(first + m, chunk));
-      }
-    }
-  }
-
-  /// Row after row through the warp's vector, where the output part sees it.
-  RADDLE_DEVICE void emit_through_output() {
-    float* vector = Layout::vector(warp_);
-    RADDLE_UNROLL
-    for (i32 r = 0; r < blocks; ++r) {
-      RADDLE_UNROLL
-      for (i32 half = 0; half < 2; ++half) {
-        for (i32 g = 0; g < 8; ++g) {
-          const i32 m = first_row(r) + 8 * half + g;
-          if (m >= tile_.num_rows) continue;
-          if (g == lane_ / 4) store_floats(r, half, vector);
-          const float lse = ptx::shuffle(stats_.top[r][half], 4 * g);
-          ptx::sync_warp();
-          LaneRow<K::dim_vo> o;
-          o.each([&](i32 i, i32 d) { o.of[i] = *reinterpret_cast<const Four*>(vector + d); });
-          ptx::sync_warp();
-          write_row<K>(launch_, variant_, row_of(m), o, lse, vector);
+        float* row = out_row(first_row(r) + g + 8 * half);
+        float factor = 1.0f, lse = 0.0f;
+        if constexpr (scan == Scan::softmax) {
+          float sum = stats_.sum[r][half];
+          sum += ptx::shuffle_xor(sum, 1);
+          sum += ptx::shuffle_xor(sum, 2);
+          const float top = stats_.top[r][half];
+          lse = top == -math::infinity ? top : (top * to_log2_ + math::log2(sum)) * math::ln2;
+          factor = sum == 0.0f ? 0.0f : 1.0f / sum;
         }
+        RADDLE_UNROLL
+        for (i32 n = 0; n < K::dim_vo / 8; ++n) {
+          row[8 * n + 2 * t] = o_[r][n][2 * half] * factor;
+          row[8 * n + 2 * t + 1] = o_[r][n][2 * half + 1] * factor;
+        }
+        if (t == 0) row[K::dim_vo] = lse;
       }
+    }
+  }
+
+  /// This warp's rows from there to where they belong.
+  RADDLE_DEVICE void write_rows() {
+    RADDLE_ROLLED
+    for (i32 i = 0; i < 16 * blocks; ++i) {
+      const i32 m = first_row(i / 16) + i % 16;
+      if (m >= tile_.num_rows) continue;
+      const float* row = out_row(m);
+      LaneRow<K::dim_vo> o;
+      o.each([&](i32 step, i32 d) { o.of[step] = *reinterpret_cast<const Four*>(row + d); });
+      const float lse = row[K::dim_vo];
+      if (item_.partial_row >= 0)
+        store_partial<K>(launch_, i64{item_.partial_row} + m, o, lse);
+      else
+        write_row<K>(launch_, variant_, Layout::scratch().row[m], o, lse, Layout::vector(warp_));
     }
   }
 
@@ -265,10 +188,12 @@ class LongQueries {
   const V& variant_;
   const WorkItem& item_;
   const QueryTile& tile_;
-  const i32 warp_, lane_;
+  const i32 warp_;
   KeyStream<K, Layout, false> stream_;
-  i32 stage_ = 0, slot_ = 0;
-  i32 filling_ = Layout::stages;  // steps until the first tile: the ring fills meanwhile
+  static constexpr i32 first_step = -Layout::slots / 2;
+  i32 step_ = first_step;            // 0 once the ring is full
+  i32 slot_ = 0;                     // of what is used next;
+  i32 computing_ = 0, loading_ = 0;  // where its keys are spoken of, and those loaded next
   float to_log2_;
   Output<K, blocks> o_;
   RowStats<blocks> stats_;

@@ -9,6 +9,17 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
+/// Four elements that are loaded or stored together.
+struct alignas(16) Four {
+  float x[4];
+};
+struct alignas(8) Packed4 {
+  u32 x[2];
+};
+struct alignas(16) Packed8 {
+  u32 x[4];
+};
+
 /// What a KV tile is to the warp that computes it.
 struct TileFlags {
   static constexpr i32 partial = 1;  ///< the mask keeps some of its pairs
@@ -43,6 +54,8 @@ struct KeySource {
 
 /// A warp's walk through its tiles. In shared memory, for registers are what long queries lack.
 struct Walk {
+  i32 filling;    ///< steps until the first tile is there: the ring fills meanwhile
+  bool loading;   ///< the tile whose K was loaded last has rows of V, too
   i32 item, end;  ///< the next one to open, and where to stop
   i32 shape;      ///< only items of this tile shape
   bool inside;    ///< an item is open,
@@ -60,42 +73,51 @@ struct MergeBuffer {
 };
 
 /// What an item's rows are to the variant, and a row in fp32 for each warp's transforms. Takes the
-/// place of the merge buffer's outputs, for it is used before these are.
+/// place of the merge buffer, for it is used before that.
 template <i32 rows, i32 dim>
 struct ItemScratch {
   Row row[rows];  ///< padding repeats the last one
   float vector[num_warps][dim];
 };
 
+/// Where the rows that a warp loads lie: K's and V's.
+template <i32 warp_keys>
+struct RowTable {
+  const u8* row[num_warps][2][warp_keys];
+};
+
 /// Where a tile shape keeps what; offsets into the block's dynamic shared memory.
-template <class K, i32 rows, i32 keys_of_tile, i32 num_stages>
+template <class K, i32 rows, i32 keys_of_tile, i32 num_slots>
 struct SharedLayout {
   static constexpr i32 tile_keys = keys_of_tile;
   static constexpr i32 warp_keys = tile_keys / num_warps;  ///< that one warp loads
-  static constexpr i32 stages = num_stages;
+  static constexpr i32 slots = num_slots;                  ///< K or V of a tile, in turns
   using Keys = TileKeys<tile_keys>;
-  static constexpr i32 stage_bytes = tile_keys * (K::QkRows::pitch + K::VoRows::pitch);
-  static constexpr i32 ring = rows * max(K::QkRows::pitch, K::VoRows::pitch);
-  static constexpr i32 keys = ring + stages * stage_bytes;
-  /// Keys are spoken of until their values are used, when the next keys are on their way already.
-  static constexpr i32 key_slots = stages + 1;
-  static constexpr i32 merge = keys + key_slots * static_cast<i32>(sizeof(Keys));
-  static constexpr i32 walks = merge + static_cast<i32>(sizeof(MergeBuffer));
-  static constexpr i32 completed = walks + num_warps * static_cast<i32>(sizeof(Walk));
-  static constexpr i32 end = completed + 16;
   using Scratch = ItemScratch<rows, max(K::dim_qk, K::dim_vo)>;
-  static_assert(sizeof(Scratch) <= sizeof(MergeBuffer::o));
-  static_assert(ring % 128 == 0 && stage_bytes % 128 == 0);
-  static_assert(end <= shared_bytes(K::dim_qk, K::dim_vo, rows, tile_keys, stages));
+  using Table = RowTable<warp_keys>;
+  static constexpr i32 row = max(K::QkRows::pitch, K::VoRows::pitch);
+  static constexpr i32 slot_bytes = tile_keys * row;
+  static constexpr i32 ring = rows * row;
+  static constexpr i32 keys = ring + slots * slot_bytes;
+  /// Keys are spoken of until their values are used, when the next keys are on their way already.
+  static constexpr i32 key_slots = mma::key_slots(slots);
+  static constexpr i32 table = keys + key_slots * static_cast<i32>(sizeof(Keys));
+  static constexpr i32 walks = table + static_cast<i32>(sizeof(Table));
+  static constexpr i32 completed = walks + num_warps * static_cast<i32>(sizeof(Walk));
+  static constexpr i32 merge = completed + 16;
+  /// Behind the buffer's statistics: a warp may be there while another still computes.
+  static constexpr i32 item =
+      merge + static_cast<i32>(sizeof(MergeBuffer) - sizeof(MergeBuffer::o));
+  static constexpr i32 end =
+      max(item + static_cast<i32>(sizeof(Scratch)), merge + static_cast<i32>(sizeof(MergeBuffer)));
+  static_assert(ring % 128 == 0 && slot_bytes % 128 == 0 && table % 16 == 0 && merge % 16 == 0);
+  static_assert(end <= shared_bytes(K::dim_qk, K::dim_vo, rows, tile_keys, slots));
 
   RADDLE_DEVICE static i32 after(i32 at, i32 count) { return at + 1 == count ? 0 : at + 1; }
   RADDLE_DEVICE static u8* base() { return static_cast<u8*>(ptx::shared_memory()); }
   /// A row of Q, or of O on its way out.
   RADDLE_DEVICE static u8* query_memory() { return base(); }
-  RADDLE_DEVICE static u8* key_memory(i32 stage) { return base() + ring + stage * stage_bytes; }
-  RADDLE_DEVICE static u8* value_memory(i32 stage) {
-    return key_memory(stage) + tile_keys * K::QkRows::pitch;
-  }
+  RADDLE_DEVICE static u8* slot_memory(i32 slot) { return base() + ring + slot * slot_bytes; }
   RADDLE_DEVICE static Keys& keys_at(i32 slot) {
     return reinterpret_cast<Keys*>(base() + keys)[slot];
   }
@@ -104,6 +126,7 @@ struct SharedLayout {
   }
   /// Whether this block brought a contraction its last state.
   RADDLE_DEVICE static i32& completed_flag() { return *reinterpret_cast<i32*>(base() + completed); }
+  RADDLE_DEVICE static Table& row_table() { return *reinterpret_cast<Table*>(base() + table); }
   RADDLE_DEVICE static Walk& walk(i32 warp) {
     return reinterpret_cast<Walk*>(base() + walks)[warp];
   }
@@ -112,9 +135,9 @@ struct SharedLayout {
 };
 
 template <class K>
-using ShortLayout = SharedLayout<K, short_rows, short_keys, K::short_stages>;
+using ShortLayout = SharedLayout<K, short_rows, K::short_keys, K::short_slots>;
 template <class K>
-using LongLayout = SharedLayout<K, K::long_rows, K::long_keys, K::long_stages>;
+using LongLayout = SharedLayout<K, K::long_rows, K::long_keys, K::long_slots>;
 
 }  // namespace mma
 

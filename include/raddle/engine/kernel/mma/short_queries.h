@@ -81,24 +81,33 @@ class ShortQueries {
                     item.kv_head, launch_.plan.group_size);
   }
 
-  /// One KV tile, and the loads of the one that takes its place; returns whether it is the item's
-  /// last.
+  /// Load number `nth` of the stream, K and V in turns.
+  RADDLE_DEVICE void load(i32 nth, i32 slot) {
+    if (nth % 2 == 0) {
+      stream_.load_keys(slot, Layout::keys_at(loading_));
+      loading_ = Layout::after(loading_, Layout::key_slots);
+    } else {
+      stream_.load_values(slot);
+    }
+  }
+
+  /// One KV tile, whose slots then take what is a ring further on. The first steps only fill the
+  /// ring: they load what the steps before would have. Returns whether the tile is the item's last.
   template <class Apply>
   RADDLE_DEVICE bool step(const Apply& apply, i32 halves) {
-    constexpr i32 pending = 2 * Layout::stages - 1;
-    const auto& keys = Layout::keys_at(slot_);
+    constexpr i32 pending = Layout::slots - 1;
+    const auto& keys = Layout::keys_at(computing_);
     float* vector = Layout::vector(warp_);
     Logits<1, tiles> s;
-    i32 flags = 0;
-    bool computes = false;
-    if (filling_ == 0) {
+    i32 flags = TileFlags::empty;
+    if (step_ == 0) {
       ptx::copy_wait<pending>();
       ptx::sync_warp();
       flags = keys.flags[warp_];
-      computes = !(flags & TileFlags::empty);
     }
+    const bool computes = !(flags & TileFlags::empty);
     if (computes) {
-      u8* k = Layout::key_memory(stage_);
+      u8* k = Layout::slot_memory(slot_);
       if constexpr (has_key<V>)
         transform_keys<T, typename K::QkRows, K::dim_qk>(
             k, keys, apply.request, apply.kv_head, vector,
@@ -110,29 +119,34 @@ class ShortQueries {
                                });
     }
     ptx::sync_warp();
-    stream_.load_keys();
+    if (Layout::slots % 2 == 0 || step_ > first_step) load(Layout::slots, slot_);
+    slot_ = Layout::after(slot_, Layout::slots);
     if (computes) {
       apply(s, keys, warp_keys * warp_, flags);
       if constexpr (scan == Scan::softmax) softmax<K>(s, stats_, o_, to_log2_, halves);
-      Weights<1, tiles> p;
-      round_weights<T>(s, p);
+    }
+    if (step_ == 0) {
       ptx::copy_wait<pending>();
       ptx::sync_warp();
-      u8* v = Layout::value_memory(stage_);
+    }
+    if (computes) {
+      u8* v = Layout::slot_memory(slot_);
       if constexpr (has_value<V>)
         transform_keys<T, typename K::VoRows, K::dim_vo>(
             v, keys, apply.request, apply.kv_head, vector,
             [&](WarpVector& x, const Key& key) { variant_.value(x, key); });
+      Weights<1, tiles> p;
+      round_weights<T>(s, p);
       multiply_pv<K, 1, tiles>(o_, p, v + warp_keys * warp_ * K::VoRows::pitch);
-      ptx::sync_warp();
     }
-    stream_.load_values();
-    if (filling_ > 0) {
-      --filling_;
+    ptx::sync_warp();
+    load(Layout::slots + 1, slot_);
+    slot_ = Layout::after(slot_, Layout::slots);
+    if (step_ < 0) {
+      ++step_;
       return false;
     }
-    stage_ = Layout::after(stage_, Layout::stages);
-    slot_ = Layout::after(slot_, Layout::key_slots);
+    computing_ = Layout::after(computing_, Layout::key_slots);
     return (flags & TileFlags::last) != 0;
   }
 
@@ -201,7 +215,7 @@ class ShortQueries {
     const i32 thread = ptx::thread_index();
     const i32 r = thread / (slab_columns / 4), c = 4 * (thread % (slab_columns / 4));
     const i32 m = 8 * half + r, d = first + c;
-    if (m >= tile.num_rows || d >= K::dim_vo) return;
+    if (r >= slab_rows || m >= tile.num_rows || d >= K::dim_vo) return;
     Four o{};
     for (i32 w = 0; w < num_warps; ++w)
       for (i32 e = 0; e < 4; ++e) o.x[e] += buffer.o[w][r][c + e];
@@ -231,8 +245,8 @@ class ShortQueries {
 
   /// Rows for an output part, where the ring was.
   RADDLE_DEVICE static float* whole_row(i32 m) {
-    static_assert(short_rows * K::dim_vo * 4 <= Layout::stage_bytes);
-    return reinterpret_cast<float*>(Layout::key_memory(0)) + m * K::dim_vo;
+    static_assert(short_rows * K::dim_vo * 4 <= Layout::slot_bytes);
+    return reinterpret_cast<float*>(Layout::slot_memory(0)) + m * K::dim_vo;
   }
 
   RADDLE_DEVICE void write_rows(const WorkItem& item, const QueryTile& tile) const {
@@ -250,8 +264,11 @@ class ShortQueries {
   i32 next_;
   const i32 end_, warp_, lane_;
   KeyStream<K, Layout, true> stream_;
-  i32 stage_ = 0, slot_ = 0;
-  i32 filling_ = Layout::stages + 1;  // steps until the first tile: the ring fills meanwhile
+  static constexpr i32 first_step = -(Layout::slots + 1) / 2;
+  i32 step_ = first_step;  // 0 once the ring is full
+  // of what is used next; load 0 goes to slot 0, at the end of the first step if slots are odd
+  i32 slot_ = Layout::slots % 2 == 0 ? 0 : Layout::slots - 1;
+  i32 computing_ = 0, loading_ = 0;  // where its keys are spoken of, and those loaded next
   float to_log2_;
   u32 q_[K::k_steps][4];  // the rows' fragments
   Output<K, 1> o_;

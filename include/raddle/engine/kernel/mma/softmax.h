@@ -94,6 +94,7 @@ class ApplyVariant {
   RADDLE_DEVICE void apply_mask(Logits<blocks, tiles>& s, const Keys& keys, i32 mine,
                                 bool partial) const {
     u32 kept[blocks][2] = {};
+    const u8* bits = launch.levels[tile.level].mask_bits;
     RADDLE_ROLLED
     for (i32 i = 0; i < 2 * tiles; ++i) {
       const i32 j = mine + 8 * (i / 2) + i % 2;
@@ -104,7 +105,7 @@ class ApplyVariant {
       for (i32 r = 0; r < blocks; ++r) {
         RADDLE_UNROLL
         for (i32 half = 0; half < 2; ++half)
-          if (!partial || keeps(r, half, key, column)) kept[r][half] |= 1u << i;
+          if (!partial || keeps(r, half, key, column, bits)) kept[r][half] |= 1u << i;
       }
     }
     RADDLE_UNROLL
@@ -117,13 +118,13 @@ class ApplyVariant {
     }
   }
 
-  RADDLE_DEVICE bool keeps(i32 r, i32 half, const Key& key, i32 column) const {
+  RADDLE_DEVICE bool keeps(i32 r, i32 half, const Key& key, i32 column, const u8* bits) const {
     if constexpr (has_mask<V>)
       if (!variant.mask(row(r, half), key)) return false;
-    const LevelView& level = launch.levels[tile.level];
-    if (!level.mask_bits) return true;
+    if (!bits) return true;
     const i32 m = min(first_row[r] + 8 * half, tile.num_rows - 1);
-    return mask_bit(level, tile.group, (tile.row_begin + m) / launch.plan.group_size, column);
+    return mask_bit(launch.levels[tile.level], tile.group,
+                    (tile.row_begin + m) / launch.plan.group_size, column);
   }
 };
 

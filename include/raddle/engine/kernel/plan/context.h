@@ -1,0 +1,100 @@
+// What the steps of the planner share: the block, its memory, and the batch's arrays.
+#pragma once
+
+#include "raddle/engine/kernel/plan/memory.h"
+#include "raddle/engine/kernel/plan/requests.h"
+#include "raddle/engine/kernel/plan/scan.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace planner {
+
+/// The last of n ascending numbers that is at most x; the first is.
+RADDLE_FN i32 last_at_most(const i32* numbers, i32 n, i32 x) {
+  i32 lo = 0;
+  i32 hi = n;
+  while (lo + 1 < hi) {
+    const i32 middle = lo + (hi - lo) / 2;
+    if (numbers[middle] <= x) {
+      lo = middle;
+    } else {
+      hi = middle;
+    }
+  }
+  return lo;
+}
+
+/// The number of requests that the batch says it has.
+RADDLE_FN i32 given_requests(const DeviceBatch& batch) {
+  return batch.num_requests_at ? *batch.num_requests_at : batch.num_requests;
+}
+
+class Context {
+ public:
+  /// `marks`: what is known of the requests' pages, or null.
+  RADDLE_DEVICE Context(const PlanLaunch& launch_, const i32* marks_, PlannerShared& shared,
+                        u8* memory)
+      : launch(launch_),
+        config(launch_.config),
+        marks(marks_),
+        x(shared),
+        s(scratch_arrays(launch_.scratch_at, memory)),
+        scan(shared.scan),
+        thread(ptx::thread_index()),
+        threads(ptx::thread_count()),
+        lane(thread % 32),
+        warp(thread / 32),
+        warps(threads / 32),
+        num_requests(given_requests(launch_.batch)) {}
+
+  template <class T>
+  RADDLE_DEVICE T* out(i64 offset) const {
+    return reinterpret_cast<T*>(launch.plan + offset);
+  }
+  RADDLE_DEVICE LayoutArrays arrays() const { return layout_arrays(launch); }
+
+  RADDLE_DEVICE void note(i32 errors, i32 request) {
+    ptx::atomic_or(&x.report.errors, errors);
+    if (request >= 0) ptx::atomic_min(&x.report.request, request);
+  }
+  RADDLE_DEVICE bool marked(i32 request, i32 bits) const {
+    return marks && (marks[request] & bits) != 0;
+  }
+
+  /// Query rows and tiles of a request; lengths have been read.
+  RADDLE_DEVICE i32 tiles_of(i32 r) const { return s.candidates[r + 1] - s.candidates[r]; }
+  RADDLE_DEVICE i32 rows_of(i32 r) const {
+    return tiles_of(r) > 0 ? s.qo_indptr[r + 1] - s.qo_indptr[r] : 0;
+  }
+
+  const PlanLaunch& launch;
+  const PlanConfig& config;
+  const i32* const marks;
+  PlannerShared& x;
+  const ScratchArrays s;
+  BlockScan scan;
+  const i32 thread, threads, lane, warp, warps;
+  const i32 num_requests;
+  i32 num_prefixes = 0;  ///< groups of the first of two levels
+};
+
+/// Sum over the lanes of a warp.
+RADDLE_DEVICE i32 add_lanes(i32 x) {
+  const i32 lane = ptx::thread_index() % 32;
+  RADDLE_ROLLED
+  for (i32 mask = 1; mask < 32; mask *= 2) x += ptx::shuffle(x, lane ^ mask);
+  return x;
+}
+
+/// Hull of the lanes' ranges.
+RADDLE_DEVICE Range join_lanes(Range r) {
+  const i32 lane = ptx::thread_index() % 32;
+  RADDLE_ROLLED
+  for (i32 mask = 1; mask < 32; mask *= 2)
+    r = hull(r, Range{ptx::shuffle(r.first, lane ^ mask), ptx::shuffle(r.last, lane ^ mask)});
+  return r;
+}
+
+}  // namespace planner
+
+RADDLE_ENGINE_END

@@ -1,0 +1,111 @@
+// The planner kernel. One block plans; where pages are to be checked, the others look at the
+// tables meanwhile. Whichever block finishes last plans once more if a page is bad: nobody waits
+// for another, and the common case pays for one counter. Where prefixes are to be found, all blocks
+// look at the tables first, and the last one plans.
+#pragma once
+
+#include "raddle/engine/kernel/plan/planner.h"
+#include "raddle/engine/variant/parts.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace planner {
+
+/// A composition's answers; everything is kept where it has no mask.
+template <class V>
+struct VariantCover {
+  const V& variant;
+  RADDLE_FN KvSpan kv_span(const Tile& t) const {
+    if constexpr (has_kv_span<V>)
+      return variant.kv_span(t);
+    else
+      return KvSpan{everything, everything};
+  }
+  RADDLE_FN Coverage coverage(const Tile& t) const {
+    if constexpr (has_coverage<V>)
+      return variant.coverage(t);
+    else
+      return has_mask<V> ? Coverage::partial : Coverage::full;
+  }
+};
+
+/// Marks a request whose list names pages outside the pool, or none; by a block.
+RADDLE_DEVICE void check_pages(const DeviceBatch& batch, const DeviceRequest& q, i32 r,
+                               i32* marks) {
+  const i32* pages = batch.pages + q.begin;
+  const i32 count = used_pages(batch, q);
+  i32 bad = 0;
+  for (i32 i = ptx::thread_index(); i < count; i += ptx::thread_count()) {
+    const i32 page = pages[i];
+    if (page < 0 || page >= batch.num_pages) bad |= page == -1 ? page_missing : page_outside;
+  }
+  if (bad) {
+    ptx::atomic_or(&marks[2 + r], bad);
+    ptx::atomic_or(&marks[1], 1);
+  }
+}
+
+/// Looks at the page lists of every step-th request.
+template <bool prefixes>
+RADDLE_DEVICE void read_tables(const PlanLaunch& launch, PlannerShared& shared, i32* marks,
+                               i32 first, i32 step) {
+  const i32 given = given_requests(launch.batch);
+  const i32 num_requests = given > launch.maxima.max_requests ? 0 : given;
+  for (i32 r = first; r < num_requests; r += step) {
+    if (launch.batch.num_pages > 0)
+      check_pages(launch.batch, read_request(launch.batch, launch.maxima.max_qo_tokens, r), r,
+                  marks);
+    if constexpr (prefixes) {
+      auto* found = reinterpret_cast<PrefixLink*>(launch.scratch + launch.scratch_at.found);
+      const PrefixLink link = find_link(launch, shared, r);
+      if (ptx::thread_index() == 0) found[r] = link;
+    }
+  }
+}
+
+/// Whether this block is the last to come here.
+RADDLE_DEVICE bool arrives_last(i32* arrivals, PlannerShared& shared) {
+  ptx::fence_device();  // what this thread wrote, before the block's arrival
+  ptx::sync_block();
+  if (ptx::thread_index() == 0)
+    shared.word = ptx::atomic_add(arrivals, 1) + 1 == ptx::block_count();
+  ptx::sync_block();
+  ptx::fence_device();  // what the others wrote, after theirs
+  return shared.word != 0;
+}
+
+/// The kernel's body. One block, or with pages to check at least two, or with prefixes any number.
+template <bool prefixes, class V>
+RADDLE_DEVICE void plan_batch(const PlanLaunch& launch, const V& variant) {
+  auto& shared = *static_cast<PlannerShared*>(ptx::shared_memory());
+  u8* memory = launch.scratch_in_shared ? static_cast<u8*>(ptx::shared_memory()) + shared_header()
+                                        : launch.scratch;
+  i32* marks = reinterpret_cast<i32*>(launch.scratch + launch.scratch_at.marks);
+  const VariantCover<V> cover{variant};
+  constexpr i32 planners = prefixes ? 0 : 1;  // blocks that plan at once
+  bool reads = ptx::block_index() >= planners;
+  bool again = false;  // the tables have been read
+  for (;;) {
+    if (reads) {
+      read_tables<prefixes>(launch, shared, marks, ptx::block_index() - planners,
+                            ptx::block_count() - planners);
+    } else {
+      Context context(launch, again && marks[1] != 0 ? marks + 2 : nullptr, shared, memory);
+      BlockPlanner<VariantCover<V>, prefixes>(cover, context).run();
+    }
+    if (again) break;
+    if (!prefixes && ptx::block_count() == 1) return;
+    if (!arrives_last(marks, shared)) return;
+    if (!prefixes && marks[1] == 0) break;
+    again = true;
+    reads = false;
+  }
+  ptx::sync_block();
+  // Zero again for the next launch.
+  for (i32 i = ptx::thread_index(); i < 2 + launch.maxima.max_requests; i += ptx::thread_count())
+    marks[i] = 0;
+}
+
+}  // namespace planner
+
+RADDLE_ENGINE_END

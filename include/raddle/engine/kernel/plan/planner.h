@@ -1,0 +1,318 @@
+// The planner on the GPU: one block computes the plan that the host computes under
+// Schedule::linear, byte for byte, from lengths and tables in device memory. Every step is a loop
+// over threads of the functions in engine/plan that the host calls one after another; what the
+// host carries along from element to element is a prefix sum here.
+#pragma once
+
+#include "raddle/engine/kernel/plan/prefixes.h"
+#include "raddle/engine/kernel/plan/states.h"
+#include "raddle/engine/plan/tiling.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace planner {
+
+/// A plan in the making, by one block. With `prefixes`, equal leading pages become a level.
+template <class Cover, bool prefixes>
+class BlockPlanner {
+ public:
+  RADDLE_DEVICE BlockPlanner(const Cover& cover, Context& context)
+      : cover_(cover), b_(context), s_(context.s) {}
+
+  RADDLE_DEVICE void run() {
+    if (b_.thread == 0) b_.x.report = PlanReport{0, int_max};
+    ptx::sync_block();
+    if (!read_lengths()) return publish_nothing();
+    if constexpr (prefixes) make_prefixes(b_);
+    RADDLE_ROLLED
+    for (i32 level = 0; level < num_levels; ++level) make_tiles(level);
+    const Units units = make_units();
+    cut(units);
+    PlanSizes sizes = prefixes && units.all_partial ? place_two_levels(units) : place_one(units);
+    write_items(units);
+    write_tiles(units, static_cast<i32>(sizes.splits));
+    sizes.query_tiles = units.num_tiles;
+    sizes.runs = num_runs();
+    sizes.items = s_.queue[b_.config.num_workers];
+    publish(sizes);
+  }
+
+ private:
+  static constexpr i32 num_levels = prefixes ? 2 : 1;
+
+  /// Copies and checks the lengths; counts the query tiles of every request. False where the batch
+  /// exceeds the maxima.
+  RADDLE_DEVICE bool read_lengths() {
+    const Maxima& most = b_.launch.maxima;
+    const LayoutArrays to = b_.arrays();
+    const i32 requests = b_.num_requests;
+    if (requests < 0 || requests > most.max_requests) {
+      if (b_.thread == 0) b_.note(too_many_requests, -1);
+      return false;
+    }
+    Sums<3> sums{};  // query tiles, rows, keys
+    for (i32 base = 0; base < requests; base += b_.threads) {
+      const i32 r = base + b_.thread;
+      DeviceRequest q{};
+      Sums<3> mine{};
+      if (r < requests) {
+        q = read_request(b_.launch.batch, most.max_qo_tokens, r);
+        if (b_.marked(r, page_outside)) q.keys = q.begin = 0, q.errors |= bad_page;
+        if (q.errors) b_.note(q.errors, r);
+        mine = Sums<3>{{count_tiles(b_.config, q.rows * b_.config.group_size), q.rows, q.keys}};
+      }
+      const Sums<3> before = b_.scan.exclusive(mine, sums);
+      if (r >= requests) continue;
+      s_.candidates[r] = static_cast<i32>(before.of[0]);
+      s_.qo_indptr[r] = to.qo_indptr[r] = q.first;
+      s_.kv_len[r] = to.kv_len[r] = q.keys;
+      to.block_begin[r] = q.begin;
+    }
+    const i32 end = b_.launch.batch.qo_indptr[requests];
+    const bool fits_rows = sums.of[1] <= most.max_qo_tokens && end <= most.max_qo_tokens;
+    const bool fits_keys = sums.of[2] <= most.max_kv_tokens;
+    if (b_.thread == 0) {
+      s_.qo_indptr[requests] = to.qo_indptr[requests] = end;
+      s_.candidates[requests] = static_cast<i32>(sums.of[0]);
+      if (!(fits_rows && fits_keys))  // says it all: nothing is planned
+        b_.x.report =
+            PlanReport{(fits_rows ? 0 : too_many_rows) | (fits_keys ? 0 : too_many_keys), int_max};
+    }
+    ptx::sync_block();
+    return fits_rows && fits_keys;
+  }
+
+  /// What planning sees of the layout: the planner's own copies of the lengths. Fields that no
+  /// batch on a device has are constants, so that the code for them falls away.
+  RADDLE_DEVICE LayoutView layout() const {
+    LayoutView view{};
+    view.num_requests = b_.num_requests;
+    view.num_rows = b_.launch.maxima.max_qo_tokens;
+    view.num_levels = num_levels;
+    view.qo_indptr = s_.qo_indptr;
+    view.kv_len = s_.kv_len;
+    return view;
+  }
+
+  RADDLE_DEVICE LevelView level_view(bool last) const {
+    const LayoutArrays a = b_.arrays();
+    LevelView view{};
+    view.block_size = b_.launch.batch.page_size;
+    view.groups_are_requests = true;
+    view.row_indptr = last ? s_.qo_indptr : a.prefix_indptr;
+    view.columns = !prefixes ? s_.kv_len : last ? a.suffix : a.prefix_len;
+    view.kv_begin = prefixes && last ? a.kv_begin : nullptr;
+    view.block_begin = last ? a.block_begin : a.prefix_begin;
+    view.blocks = b_.launch.batch.pages;
+    return view;
+  }
+
+  /// The query tiles of one level, a thread a tile. On the level of the prefixes those that keep
+  /// nothing are left out.
+  RADDLE_DEVICE void make_tiles(i32 level) {
+    const bool last = !prefixes || level == 1;
+    const LayoutView of_layout = layout();
+    const LevelView view = level_view(last);
+    const i32 groups = last ? b_.num_requests : b_.num_prefixes;
+    const i32* candidates = last ? s_.candidates : s_.prefix_tiles;
+    const i32 total = groups > 0 ? candidates[groups] : 0;
+    all_partial_ = !last || num_tiles() > 0;
+    i32* group_tile = s_.group_tile + (last ? b_.num_prefixes : 0);
+    Run* spans = reinterpret_cast<Run*>(b_.launch.scratch + b_.launch.scratch_at.spans) +
+                 i64{max_spans} * b_.thread;
+    for (i32 base = 0; base < total; base += b_.threads) {
+      const i32 c = base + b_.thread;
+      CoveredTile covered{};
+      bool kept = false;
+      i32 group = 0;
+      Sums<2> mine{};
+      if (c < total) {
+        group = last_at_most(candidates, groups, c);
+        const auto hull = [&](const QueryTile& tile) {
+          if (last)
+            return query_hull(of_layout, view, tile, b_.config.group_size, b_.config.num_kv_heads);
+          Tile t = open_hull(b_.config.num_kv_heads * b_.config.group_size);
+          t.request = s_.hulls[c].request;
+          t.q_index = t.q_pos = s_.hulls[c].q_index;
+          return t;
+        };
+        const QueryTile tile =
+            make_tile(b_.config, level, group, group_rows(view, group) * b_.config.group_size,
+                      c - candidates[group]);
+        covered = make_covered(cover_, hull, view, b_.config, tile, all_partial_, spans);
+        const Run* runs = covered.in_spans ? spans : &covered.only;
+        if (last && b_.marked(group, page_missing) && !has_pages(view, covered.tile, runs))
+          drop_keys(covered, group);
+        kept = last || covered.tile.run_end > 0;
+        if (kept) mine = Sums<2>{{join_words(covered.tile.run_end, 1), covered.cost}};
+      }
+      const Sums<2> before = b_.scan.exclusive(mine, tiles_);
+      if (c < total && c == candidates[group])
+        group_tile[group] = static_cast<i32>(before.of[0] >> 32);
+      if (kept) store_tile(covered, covered.in_spans ? spans : &covered.only, before);
+    }
+    ptx::sync_block();
+    // A group without tiles begins where the next one does.
+    for (i32 g = b_.thread; g < groups; g += b_.threads) {
+      const i32 c = candidates[g];
+      if (c == candidates[g + 1])
+        group_tile[g] = c == total ? num_tiles() : group_tile[last_at_most(candidates, groups, c)];
+    }
+    if (b_.thread == 0) {
+      group_tile[groups] = num_tiles();
+      s_.prefix[0] = 0;
+    }
+    ptx::sync_block();
+  }
+
+  RADDLE_DEVICE void store_tile(CoveredTile& covered, const Run* runs, const Sums<2>& before) {
+    const i32 t = static_cast<i32>(before.of[0] >> 32);
+    const i32 begin = static_cast<i32>(before.of[0]);
+    const i32 count = covered.tile.run_end;
+    covered.tile.run_begin = begin;
+    covered.tile.run_end = begin + count;
+    s_.tiles[t] = covered.tile;
+    s_.kv_tiles[t] = covered.kv_tiles;
+    s_.prefix[t + 1] = before.of[1] + covered.cost;
+    Run* to = b_.template out<Run>(b_.launch.at.runs) + begin;
+    for (i32 i = 0; i < count; ++i) to[i] = runs[i];
+  }
+
+  /// Whether every page is there of which a tile keeps keys.
+  RADDLE_DEVICE bool has_pages(const LevelView& view, const QueryTile& tile,
+                               const Run* runs) const {
+    for (i32 i = 0; i < tile.run_end; ++i) {
+      const i32 begin = max(runs[i].begin, tile.col_begin);
+      const i32 end = min(runs[i].end, tile.col_end);
+      for (i32 c = begin / view.block_size * view.block_size; c < end; c += view.block_size)
+        if (column_at(view, tile.group, c).block < 0) return false;
+    }
+    return true;
+  }
+
+  RADDLE_DEVICE void drop_keys(CoveredTile& covered, i32 group) {
+    b_.note(bad_page, group);
+    QueryTile& t = covered.tile;
+    t.col_begin = t.col_end = t.run_end = covered.kv_tiles = 0;
+    covered.cost = cost_of(b_.config.costs[t.shape], t.num_rows, all_partial_).start;
+  }
+
+  RADDLE_DEVICE i32 num_tiles() const { return static_cast<i32>(tiles_.of[0] >> 32); }
+  RADDLE_DEVICE i32 num_runs() const { return static_cast<i32>(tiles_.of[0]); }
+
+  RADDLE_DEVICE Units make_units() const {
+    Units units{};
+    units.tiles = s_.tiles;
+    units.runs = b_.template out<Run>(b_.launch.at.runs);
+    units.kv_tiles = s_.kv_tiles;
+    units.prefix = s_.prefix;
+    units.group_tile = s_.group_tile;
+    units.num_tiles = num_tiles();
+    units.num_groups = b_.num_prefixes + b_.num_requests;
+    units.num_kv_heads = b_.config.num_kv_heads;
+    units.all_partial = all_partial_;
+    for (i32 i = 0; i < 2; ++i) {
+      units.shapes[i] = b_.config.shapes[i];
+      units.costs[i] = b_.config.costs[i];
+    }
+    return units;
+  }
+
+  /// Every worker's span, and where its queue begins.
+  RADDLE_DEVICE void cut(const Units& units) {
+    const i32 workers = b_.config.num_workers;
+    const Shares shares = shares_of(units, workers);
+    for (i32 w = b_.thread; w <= workers; w += b_.threads)
+      s_.cuts[w] = even_cut(units, shares, w, 0);
+    ptx::sync_block();
+    i32* queue_indptr = b_.template out<i32>(b_.launch.at.queue_indptr);
+    for (i32 base = 0; base < workers; base += b_.threads) {
+      const i32 w = base + b_.thread;
+      Sums<2> mine{};
+      bool chunk = false;
+      if (w < workers) {
+        mine.of[0] = span_items(s_.cuts[w], s_.cuts[w + 1]);
+        chunk = w > 0 && cut_adds(s_.cuts, w).chunk;
+        mine.of[1] = join_words(w > 0 ? cut_rows(units, s_.cuts, w) : 0, chunk ? 1 : 0);
+      }
+      const Sums<2> before = b_.scan.exclusive(mine, cuts_);
+      if (w >= workers) continue;
+      s_.queue[w] = queue_indptr[w] = static_cast<i32>(before.of[0]);
+      s_.row_at[w] = static_cast<i32>(before.of[1]);
+      s_.rank[w] = static_cast<i32>(before.of[1] >> 32) + (chunk ? 1 : 0);
+      if (chunk) s_.tiles[s_.cuts[w].at.tile].split = 0;
+    }
+    if (b_.thread == 0) s_.queue[workers] = queue_indptr[workers] = static_cast<i32>(cuts_.of[0]);
+    ptx::sync_block();
+    for (i32 w = 1 + b_.thread; w < workers; w += b_.threads) {
+      Cut& c = s_.cuts[w];
+      if (c.k > 0) c.chunk = s_.rank[w] - s_.rank[first_cut_behind(s_.cuts, workers, c.unit)] + 1;
+    }
+  }
+
+  RADDLE_DEVICE PlanSizes place_one(const Units& units) {
+    const i64 n = place_cut_states(b_, units);
+    const i64 all = n * units.num_kv_heads;
+    return PlanSizes{0, 0, 0, 0, all, n, all, n, n, static_cast<i32>(cuts_.of[1])};
+  }
+
+  RADDLE_DEVICE PlanSizes place_two_levels(const Units& units) {
+    const i64 rows = place_all_states(b_, units);
+    const i64 sources = contract_two_levels(b_, units);
+    const i64 n = units.num_tiles - s_.group_tile[b_.num_prefixes];
+    const i64 heads = units.num_kv_heads;
+    return PlanSizes{0, 0, 0, 0, heads * units.num_tiles, n, heads * n, sources, sources, rows};
+  }
+
+  /// A thread an item.
+  RADDLE_DEVICE void write_items(const Units& units) {
+    const i32 workers = b_.config.num_workers;
+    const i32 count = s_.queue[workers];
+    WorkItem* items = b_.template out<WorkItem>(b_.launch.at.items);
+    for (i32 i = b_.thread; i < count; i += b_.threads) {
+      const i32 w = last_at_most(s_.queue, workers, i);
+      const i32 unit = s_.cuts[w].unit + i - s_.queue[w];
+      items[i] =
+          make_item(units, s_.splits, s_.cuts[w], s_.cuts[w + 1], unit, unit_at(units, unit));
+    }
+  }
+
+  RADDLE_DEVICE void write_tiles(const Units& units, i32 num_splits) {
+    Split* splits = b_.template out<Split>(b_.launch.at.splits);
+    for (i32 i = b_.thread; i < num_splits; i += b_.threads) splits[i] = s_.splits[i];
+    // Word by word: neighbours write neighbouring addresses.
+    const i32* from = reinterpret_cast<const i32*>(s_.tiles);
+    i32* to = b_.template out<i32>(b_.launch.at.query_tiles);
+    const i32 words = units.num_tiles * static_cast<i32>(sizeof(QueryTile) / sizeof(i32));
+    for (i32 i = b_.thread; i < words; i += b_.threads) to[i] = from[i];
+  }
+
+  /// Every queue empty.
+  RADDLE_DEVICE void publish_nothing() {
+    i32* queue_indptr = b_.template out<i32>(b_.launch.at.queue_indptr);
+    for (i32 w = b_.thread; w <= b_.config.num_workers; w += b_.threads) queue_indptr[w] = 0;
+    publish(PlanSizes{});
+  }
+
+  RADDLE_DEVICE void publish(PlanSizes sizes) {
+    ptx::sync_block();
+    if (b_.thread != 0) return;
+    sizes.queue_indptr = b_.config.num_workers + 1;
+    *b_.launch.sizes = sizes;
+    const PlanReport& report = b_.x.report;
+    if (report.errors == 0) return;
+    b_.launch.report->errors |= report.errors;
+    b_.launch.report->request = report.request == int_max ? -1 : report.request;
+  }
+
+  const Cover& cover_;
+  Context& b_;
+  const ScratchArrays& s_;
+  bool all_partial_ = false;
+  Sums<2> tiles_{};  // (tiles, runs) and costs so far
+  Sums<2> cuts_{};   // items, (chunks, rows)
+};
+
+}  // namespace planner
+
+RADDLE_ENGINE_END

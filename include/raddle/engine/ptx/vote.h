@@ -1,0 +1,27 @@
+// What the lanes of a warp say together.
+#pragma once
+
+#include "raddle/engine/core/config.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace ptx {
+
+/// Bit i is what lane i says.
+RADDLE_DEVICE u32 ballot(bool yes) {
+  u32 votes;
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %1, 0;\nvote.sync.ballot.b32 %0, p, 0xffffffff;\n}"
+               : "=r"(votes)
+               : "r"(yes ? 1u : 0u));
+  return votes;
+}
+
+RADDLE_DEVICE i32 count_bits(u32 x) {
+  u32 n;
+  asm("popc.b32 %0, %1;" : "=r"(n) : "r"(x));
+  return static_cast<i32>(n);
+}
+
+}  // namespace ptx
+
+RADDLE_ENGINE_END

@@ -1,0 +1,175 @@
+"""The KV cache: appending keys and values, copying pages, choosing pages by summaries, accepting drafts.
+
+A page table (`PagedKV`) says where keys lie. ``kv_pool`` is everywhere a pair (k_pool, v_pool), or one tensor with
+K and V in dimension 1; pools are [pages, page_size, Hkv, D] (NHD) or [pages, Hkv, page_size, D] (HND), as the layout
+says.
+
+Tensors lie together, on the host or on one GPU. Layouts and index arrays are the host's; to a GPU they go up with the
+call, which runs on the caller's current stream and waits for nothing; a stream that captures a graph is refused.
+Everything is checked before anything is written: ValueError or TypeError name the argument.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from raddle import _library
+from raddle._tensors import finished, lend, lend_index, lend_output, lend_pools, like
+from raddle.layouts import Layout, PagedKV
+from raddle.variants import Variant
+
+_append_kv = _library.function("raddle.append_kv")
+_copy_pages = _library.function("raddle.copy_pages")
+_summarize_pages = _library.function("raddle.summarize_pages")
+_select_pages = _library.function("raddle.select_pages")
+_selected_layout = _library.function("raddle.selected_layout")
+_heads_of_pool = _library.function("raddle.heads_of_pool")
+_accept_tree = _library.function("raddle.accept_tree")
+
+
+def append_kv(layout: PagedKV, kv_pool: Any, k_new: Any, v_new: Any, rope: Variant | None = None) -> None:
+    """Writes new keys and values into their pages: row r of request i becomes its key ``kv_len - qo_len + r``.
+
+    Args:
+        layout: the page table of the step that follows: kv_len counts the new keys, qo_indptr has a row for each.
+        kv_pool: written.
+        k_new, v_new: [rows, Hkv, D] in the pool's dtype.
+        rope: a variant that changes keys and at most queries (`Rope`, `RopeTables`, one of your own); its key part
+            is applied on the way, in fp32 and rounded once, at the row's position: the layout's qo_pos, or the
+            key's index. D is then a multiple of 8, at most 256. Attention over this cache must not turn keys again.
+
+    Slots that no row goes to keep what they hold. Raises ValueError where two rows would go to one slot.
+    """
+    pools = lend_pools(kv_pool, lend_output)
+    _append_kv(layout, lend(k_new, "k_new"), lend(v_new, "v_new"), *pools, rope)
+
+
+def copy_pages(kv_pool: Any, from_pages: Any, to_pages: Any, to: Any = None) -> None:
+    """Copies page ``from_pages[i]`` of a pool to page ``to_pages[i]`` of the same or another, for all i at once.
+
+    Args:
+        kv_pool: K and V that are read, [pages, …] of 2 to 4 dimensions each. A summary [pages, 2, Hkv, D] is one, too.
+        from_pages, to_pages: [copies] int32 or int64.
+        to: K and V that are written, alike but for their number of pages; None: kv_pool.
+
+    Raises ValueError for a page outside of its pool, one that is written twice, or one both read and written.
+    """
+    target = lend_pools(kv_pool if to is None else to, lend_output)
+    source = lend_pools(kv_pool)
+    _copy_pages(*source, *target, lend_index(from_pages, "from_pages"), lend_index(to_pages, "to_pages"))
+
+
+def summarize_pages(layout: PagedKV, kv_pool: Any, summary: Any = None, new_only: bool = False) -> Any:
+    """The elementwise minimum and maximum of each page's keys, by which Quest bounds its logits.
+
+    Args:
+        layout: the page table whose pages are summarised; slots past a request's kv_len do not count.
+        kv_pool: K is read, as attention meets it: turned already where there is RoPE (``append_kv(rope=…)``).
+        summary: [pages, 2, Hkv, D] in K's dtype, written: minimum, then maximum. Pages that the layout does not list
+            are left alone. None: a new tensor, whose other pages hold anything.
+        new_only: only pages that hold rows of this batch, as after `append_kv` of a step.
+
+    Returns summary. D is a multiple of 8, at most 256. Raises ValueError where requests that share a page disagree on
+    its number of keys. Source: Tang et al. 2024, arXiv 2406.10774, section 3.3.
+    """
+    pools = lend_pools(kv_pool)
+    if summary is not None:
+        _summarize_pages(layout, *pools, lend_output(summary, "summary"), new_only)
+        return summary
+    k = kv_pool[0] if isinstance(kv_pool, (tuple, list)) else kv_pool[:, 0]
+    heads = _heads_of_pool(layout, *pools)
+    made = like(k, (k.shape[0], 2, heads, k.shape[-1]), str(k.dtype).rpartition(".")[2])
+    _summarize_pages(layout, *pools, lend_output(made, "summary"), new_only)
+    return finished(k, made)
+
+
+class SelectedPages(NamedTuple):
+    """Pages of each request, in the order of the request: int32 [requests, num_pages], or [requests, Hkv, num_pages].
+
+    The three are what `BlockSparse` takes as indices, block_pos and block_count (block_first is 0).
+    """
+
+    pages: Any  # page numbers; -1 behind the last
+    pos: Any  # position of the page's first key; 0 where there is no page
+    count: Any  # keys of the page; 0 where there is none
+
+    def layout(self, layout: PagedKV) -> Layout:
+        """A block-sparse layout in which each row of `layout`'s requests sees its request's selected pages.
+
+        Rows keep their positions and keys theirs; indices count the selected keys. K and V are given as for `layout`.
+        Raises ValueError for a selection per head, which one layout cannot hold, and where a request of several rows
+        lacks a page of its own rows: causal masks go by index.
+        """
+        if self.pages.ndim != 2:
+            raise ValueError(
+                f"pages has {self.pages.ndim} dimensions; expected 2 [requests, num_pages]: "
+                "a layout has one list for all heads"
+            )
+        arrays = (lend_index(x, name) for x, name in zip(self, self._fields))
+        return _selected_layout(layout, *arrays)
+
+
+def select_pages(
+    layout: PagedKV,
+    q: Any,
+    summary: Any,
+    num_pages: int,
+    *,
+    per_head: bool = False,
+    keep_last: bool = True,
+    out: SelectedPages | None = None,
+) -> SelectedPages:
+    """The pages of each request that may hold the largest logits (Quest).
+
+    A page's score for a query head is ``Σ_d max(q_d · min_d, q_d · max_d)``, which no q·k of the page exceeds; scores
+    are fp32. A page counts with its largest score over the request's rows and query heads. Of equal scores earlier
+    pages win.
+
+    Args:
+        layout: the page table of this step.
+        q: [rows, Hq, D] in the summary's dtype, as attention meets it: turned already where there is RoPE.
+        summary: [pages, 2, Hkv, D] as `summarize_pages` gives it; Hkv divides Hq.
+        num_pages: pages of a request to keep, at least 1; a request that has fewer keeps all of them.
+        per_head: choose for each KV head by its own query heads, instead of one list for all heads of a request.
+        keep_last: a request's last page, which is being written, is kept whatever its score.
+        out: contiguous int32 tensors where q lies, to write; None: new ones of q's kind.
+
+    Returns `SelectedPages`; ``.layout(layout)`` is what to plan.
+    Source: Tang et al. 2024, arXiv 2406.10774, section 3.3, algorithm 1.
+    """
+    tensors = lend(q, "q"), lend(summary, "summary")
+    lists = (layout.num_requests, summary.shape[2]) if per_head and summary.ndim == 4 else (layout.num_requests,)
+    shape = (*lists, max(int(num_pages), 0))
+    if out is not None:
+        _select_pages(layout, *tensors, num_pages, per_head, keep_last, *map(lend_output, out, out._fields))
+        return out
+    made = [like(q, (math.prod(shape),), "int32") for _ in SelectedPages._fields]
+    _select_pages(layout, *tensors, num_pages, per_head, keep_last, *(lend(x, "a result") for x in made))
+    return SelectedPages(*(finished(q, x).reshape(shape) for x in made))
+
+
+def accept_tree(layout: PagedKV, kv_pool: Any, parents: Any, accepted: Any) -> Any:
+    """Keeps the accepted path of each request's tree of drafted tokens: its rows of K and V become the next keys.
+
+    The trees' nodes are the rows of the batch that verified them, in order: node n of request i was appended as key
+    ``kv_len - qo_len + n``. Rows on the path from a root to the last accepted node move to the front, root first; what
+    lies behind them then is no key any more.
+
+    Args:
+        layout: the page table of the batch that verified the trees.
+        kv_pool: written.
+        parents: [rows] int32 or int64: each node's parent, an earlier node of its request, or -1 for a root, as in
+            `raddle.flex.masks.tree`.
+        accepted: [requests] the last accepted node of each request; -1: none.
+
+    Returns the requests' numbers of keys afterwards, int32 [requests], a new tensor of accepted's kind, on the host.
+    Keys that RoPE has turned stay right where their position was their depth (the layout's qo_pos). Raises ValueError
+    for parents that are no tree, a node outside of its tree, or a page that is not there. Trees as in SpecInfer
+    (arXiv 2305.09781), section 4.2.
+    """
+    pools = lend_pools(kv_pool, lend_output)
+    trees = lend_index(parents, "parents"), lend_index(accepted, "accepted")
+    kv_len = like(accepted, (layout.num_requests,), "int32")
+    _accept_tree(layout, *pools, *trees, lend(kv_len, "kv_len"))
+    return finished(accepted, kv_len)

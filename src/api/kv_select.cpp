@@ -1,0 +1,191 @@
+// Page summaries and the choice of pages by them (Quest, arXiv 2406.10774).
+#include <numeric>
+
+#include "api/index.h"
+#include "api/kv_checks.h"
+#include "api/kv_device.h"
+#include "raddle/engine/kernel/kv/select.h"
+#include "raddle/error.h"
+#include "raddle/kv.h"
+
+namespace raddle {
+namespace {
+
+constexpr const char* whose_pages = "whose pages have summaries";
+
+SummaryBytes summary_bytes(const TensorRef& t) {
+  const i64 bytes = dtype_bytes(t.dtype);
+  return SummaryBytes{
+      static_cast<u8*>(t.data),    step(t, 0) * bytes,
+      step(t, 1) * bytes,          step(t, 2) * bytes,
+      static_cast<i32>(dim(t, 3)), static_cast<i32>(std::min<i64>(dim(t, 0), int_max))};
+}
+
+void check_head_dim(const std::string& name, i64 head_dim) {
+  if (head_dim < 1 || head_dim > kv::max_head_dim || head_dim % kv::piece_size != 0)
+    fail<ValueError>(name, " has a head_dim of ", head_dim,
+                     "; expected a multiple of 8, at most 256");
+}
+
+/// One page that is summarised.
+struct PageJob {
+  i32 page, keys;
+};
+
+/// The pages to summarise, each once. Requests that share a page must mean the same keys.
+std::vector<PageJob> pages_to_summarize(const SummarizeView& view, const LevelView& level,
+                                        i64 pages) {
+  std::vector<PageJob> jobs;
+  std::vector<i32> known(static_cast<std::size_t>(pages), -1);  // keys of a page
+  for (i32 i = 0; i < level.num_groups; ++i) {
+    for (i32 nth = kv::first_summarized(view, level, i); nth < kv::pages_of_group(level, i);
+         ++nth) {
+      check_page(level, i, nth, pages, "is summarised");
+      const PageJob job{level.blocks[level.block_begin[i] + nth], kv::keys_in_page(level, i, nth)};
+      i32& keys = known[static_cast<std::size_t>(job.page)];
+      if (keys >= 0 && keys != job.keys)
+        fail<ValueError>("page_indices has page ", job.page, " with ", job.keys, " keys as page ",
+                         nth, " of request ", i, "; expected ", keys,
+                         ", as where another request shares it");
+      if (keys < 0) jobs.push_back(job);
+      keys = job.keys;
+    }
+  }
+  return jobs;
+}
+
+/// The tensors of a choice suit one another and the layout; returns KV heads.
+i64 check_select(const Layout& layout, const SelectArgs& args) {
+  const TensorRef& q = args.q;
+  const TensorRef& s = args.summary;
+  check_tensor("summary", s, s.dtype, {-1, 2, -1, -1});
+  check_tensor("q", q, s.dtype, {layout.num_rows(), -1, dim(s, 3)});
+  check_head_dim("summary", dim(s, 3));
+  const i64 kv_heads = dim(s, 2);
+  if (kv_heads < 1 || dim(q, 1) % kv_heads != 0)
+    fail<ValueError>("q has ", dim(q, 1), " heads; expected a multiple of ", kv_heads,
+                     ", the heads of summary");
+  if (args.num_selected < 1)
+    fail<ValueError>("num_pages is ", args.num_selected, "; expected at least 1");
+  return kv_heads;
+}
+
+/// All of [rows, heads, D] in fp32, contiguous.
+std::vector<float> widened(const TensorRef& q) {
+  std::vector<float> wide;
+  wide.reserve(static_cast<std::size_t>(dim(q, 0) * dim(q, 1) * dim(q, 2)));
+  dispatch_dtype(q.dtype, [&](auto t) {
+    for (i64 row = 0; row < dim(q, 0); ++row)
+      for (i64 head = 0; head < dim(q, 1); ++head) {
+        const auto* from =
+            static_cast<const decltype(t)*>(q.data) + row * step(q, 0) + head * step(q, 1);
+        for (i64 d = 0; d < dim(q, 2); ++d) wide.push_back(to_float(from[d]));
+      }
+  });
+  return wide;
+}
+
+/// Scores and chooses for one list; `view.q` is fp32. `order` is scratch.
+template <class T>
+void select_list(const SelectView& view, const LayoutView& layout, const LevelView& level, i64 list,
+                 std::vector<u64>& order) {
+  const i32 lists = kv::lists_of_request(view);
+  const i32 request = static_cast<i32>(list / lists), head = static_cast<i32>(list % lists);
+  const i32 pages = kv::pages_of_group(level, request);
+  // Ascending: larger scores first, and earlier pages among equal ones.
+  order.clear();
+  for (i32 nth = 0; nth < pages; ++nth) {
+    const bool kept = view.keep_last && nth == pages - 1;
+    const u32 key =
+        kept ? kv::kept_key
+             : kv::score_key(kv::page_score<float, T>(
+                   kv::Alone{}, view, layout.qo_indptr[request], layout.qo_indptr[request + 1],
+                   level.blocks[level.block_begin[request] + nth], head,
+                   head + kv::heads_of_list(view)));
+    order.push_back(u64{~key} << 32 | static_cast<u32>(nth));
+  }
+  const auto best = order.begin() + std::min(view.num_selected, pages);
+  if (best != order.end()) std::nth_element(order.begin(), best, order.end());
+  std::sort(order.begin(), best,
+            [](u64 a, u64 b) { return static_cast<u32>(a) < static_cast<u32>(b); });
+  i32 rank = 0;
+  for (auto it = order.begin(); it != best; ++it)
+    kv::write_selected(view, level, request, list, rank++, static_cast<i32>(static_cast<u32>(*it)));
+  while (rank < view.num_selected) kv::write_none(view, list, rank++);
+}
+
+}  // namespace
+
+void summarize_pages(const Layout& layout, const TensorRef& k_pool, const TensorRef& summary,
+                     bool new_only, void* stream) {
+  const LevelView& level = check_page_table(layout, whose_pages);
+  check_pool("pool.k", k_pool, layout);
+  const HeadOrder order = layout.levels()[0].order;
+  check_head_dim("pool.k", dim(k_pool, 3));
+  check_output("summary", summary, k_pool.dtype,
+               {-1, 2, dim(k_pool, pool_axes(order).head), dim(k_pool, 3)});
+  const SummarizeView view{pool_bytes(k_pool, order), summary_bytes(summary), new_only};
+  for (i32 i = 0; i < layout.num_requests(); ++i)
+    if (new_only && kv::first_new_column(level, i) < 0)
+      fail<ValueError>("kv_len[", i, "] is ", level.columns[i], "; expected at least ",
+                       group_rows(level, i), ", the new rows of that request");
+  const auto jobs = pages_to_summarize(view, level, std::min(dim(k_pool, 0), dim(summary, 0)));
+  const DeviceId device = common_device({{"pool.k", k_pool}, {"summary", summary}});
+  if (is_gpu(device)) return cuda::summarize({device, stream}, layout, view, k_pool.dtype);
+  const i64 bytes = view.k.head_bytes * view.k.num_heads * level.block_size;
+  share_units(static_cast<i64>(jobs.size()), bytes, [&](i64 begin, i64 end) {
+    dispatch_dtype(k_pool.dtype, [&](auto t) {
+      for (i64 i = begin; i < end; ++i) {
+        const PageJob& job = jobs[static_cast<std::size_t>(i)];
+        for (i32 head = 0; head < view.k.num_heads; ++head)
+          kv::summarize_page<decltype(t)>(kv::Alone{}, view, job.page, job.keys, head);
+      }
+    });
+  });
+}
+
+void select_pages(const Layout& layout, const SelectArgs& args) {
+  const LevelView& level = check_page_table(layout, whose_pages);
+  const i64 kv_heads = check_select(layout, args);
+  i64 most = 0, total = 0;
+  for (i32 i = 0; i < level.num_groups; ++i) {
+    const i32 pages = kv::pages_of_group(level, i);
+    for (i32 nth = 0; nth < pages; ++nth)
+      check_page(level, i, nth, dim(args.summary, 0), "may be selected");
+    most = std::max<i64>(most, pages);
+    total += pages;
+  }
+  SelectView view{};
+  view.summary = summary_bytes(args.summary);
+  const i64 bytes = dtype_bytes(args.q.dtype);
+  view.q = RowBytes{static_cast<const u8*>(args.q.data), step(args.q, 0) * bytes,
+                    step(args.q, 1) * bytes};
+  view.num_kv_heads = static_cast<i32>(kv_heads);
+  view.group_size = static_cast<i32>(dim(args.q, 1) / kv_heads);
+  view.per_head = args.per_head;
+  view.keep_last = args.keep_last;
+  view.num_selected = args.num_selected;
+  view.max_pages = static_cast<i32>(most);
+  view.pages = args.pages;
+  view.pos = args.pos;
+  view.count = args.count;
+  const DeviceId device = common_device({{"q", args.q}, {"summary", args.summary}});
+  if (is_gpu(device)) return cuda::select({device, args.stream}, layout, view, args.q.dtype);
+  const i64 lists = i64{level.num_groups} * kv::lists_of_request(view);
+  const i64 list_bytes =
+      2 * total * kv_heads * dim(args.summary, 3) * bytes / std::max<i64>(lists, 1);
+  // Widened once: every page meets every row.
+  const std::vector<float> q = widened(args.q);
+  view.q = RowBytes{reinterpret_cast<const u8*>(q.data()),
+                    dim(args.q, 1) * dim(args.q, 2) * i64{sizeof(float)},
+                    dim(args.q, 2) * i64{sizeof(float)}};
+  share_units(lists, list_bytes, [&](i64 begin, i64 end) {
+    std::vector<u64> order;
+    dispatch_dtype(args.q.dtype, [&](auto t) {
+      for (i64 list = begin; list < end; ++list)
+        select_list<decltype(t)>(view, layout.view(), level, list, order);
+    });
+  });
+}
+
+}  // namespace raddle

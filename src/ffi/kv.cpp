@@ -1,0 +1,127 @@
+// The KV cache: appending, copying pages, choosing pages, accepting drafts.
+#include "raddle/kv.h"
+
+#include <tvm/ffi/reflection/registry.h>
+
+#include "api/kv_checks.h"
+#include "api/kv_device.h"
+#include "ffi/border.h"
+
+namespace raddle::border {
+
+namespace {
+
+const Layout& take_layout(Arguments& in) { return *in.object<LayoutObj>("layout").value; }
+
+/// A contiguous int32 array for a result, on the device where the result is made.
+i32* take_result(Arguments& in, const char* name, DeviceId device, i64 entries) {
+  const ffi::AnyView value = in.take();
+  const DLTensor* t = value.type_index() == ffi::TypeIndex::kTVMFFITensor
+                          ? static_cast<const DLTensor*>(value.cast<const ffi::TensorObj*>())
+                      : value.type_index() == ffi::TypeIndex::kTVMFFIDLTensorPtr
+                          ? value.cast<DLTensor*>()
+                          : nullptr;
+  if (!t) fail<TypeError>(name, " is ", kind_of(value), "; expected an int32 tensor");
+  if (t->dtype.code != kDLInt || t->dtype.bits != 32 || t->dtype.lanes != 1)
+    fail<TypeError>(name, " has dtype ", dtype_text(t->dtype), "; expected int32");
+  const bool gpu = t->device.device_type != kDLCPU && t->device.device_type != kDLCUDAHost;
+  const bool wants_gpu = device.kind == DeviceId::Kind::cuda;
+  if (gpu != wants_gpu || (gpu && t->device.device_id != device.ordinal))
+    fail<ValueError>(name, " lies on another device; expected the one of the other tensors");
+  i64 have = 1;
+  for (int i = 0; i < t->ndim; ++i) have *= t->shape[i];
+  if (have != entries) fail<ValueError>(name, " has ", have, " elements; expected ", entries);
+  if (!ffi::IsContiguous(*t)) fail<ValueError>(name, " is not contiguous");
+  return reinterpret_cast<i32*>(static_cast<char*>(t->data) + t->byte_offset);
+}
+
+void append(Arguments& in) {
+  const Layout& layout = take_layout(in);
+  const TensorRef k_new = in.tensor("k_new", Where::anywhere);
+  const TensorRef v_new = in.tensor("v_new", Where::anywhere);
+  const KvRef pool = take_pair(in, "kv_pool", Where::anywhere);
+  const ffi::AnyView rope = in.take();
+  void* stream = current_stream(k_new.device);
+  if (rope == nullptr) return append_kv(layout, k_new, v_new, pool, nullptr, stream);
+  const VariantObj* variant = rope.as<VariantObj>();
+  if (!variant) fail<TypeError>("rope is ", kind_of(rope), "; expected a raddle.Variant");
+  append_kv(layout, k_new, v_new, pool, &variant->value, stream);
+}
+
+void copy(Arguments& in) {
+  const KvRef from = take_pair(in, "kv_pool", Where::anywhere);
+  const KvRef to = take_pair(in, "to", Where::anywhere);
+  const IndexRef from_pages = in.index("from_pages");
+  copy_pages(from, to, from_pages, in.index("to_pages"), current_stream(from.k.device));
+}
+
+void summarize(Arguments& in) {
+  const Layout& layout = take_layout(in);
+  const KvRef pool = take_pair(in, "kv_pool", Where::anywhere);
+  const TensorRef summary = in.tensor("summary", Where::anywhere);
+  summarize_pages(layout, pool.k, summary, in.boolean("new_only"), current_stream(pool.k.device));
+}
+
+/// KV heads of a pool in the layout's order.
+i64 heads_of_pool(Arguments& in) {
+  const Layout& layout = take_layout(in);
+  const KvRef pool = take_pair(in, "kv_pool", Where::anywhere);
+  check_pool("kv_pool: k", pool.k, layout);
+  return pool.k.shape[layout.levels()[0].order == HeadOrder::nhd ? 2 : 1];
+}
+
+void select(Arguments& in) {
+  const Layout& layout = take_layout(in);
+  SelectArgs args;
+  args.q = in.tensor("q", Where::anywhere);
+  args.summary = in.tensor("summary", Where::anywhere);
+  args.num_selected = in.integer32("num_pages", 0);
+  args.per_head = in.boolean("per_head");
+  args.keep_last = in.boolean("keep_last");
+  args.stream = current_stream(args.q.device);
+  // Lists of requests; check_select names what is wrong with the sizes that they are made of.
+  const i64 heads = args.per_head && args.summary.rank == 4 ? args.summary.shape[2] : 1;
+  const i64 entries = layout.num_requests() * heads * std::max(args.num_selected, 0);
+  args.pages = take_result(in, "pages", args.q.device, entries);
+  args.pos = take_result(in, "pos", args.q.device, entries);
+  args.count = take_result(in, "count", args.q.device, entries);
+  select_pages(layout, args);
+}
+
+ffi::ObjectRef selected(Arguments& in) {
+  const Layout& layout = take_layout(in);
+  const IndexRef pages = in.index("pages");
+  const IndexRef pos = in.index("pos");
+  return wrap<LayoutObj>(selected_layout(layout, pages, pos, in.index("count")));
+}
+
+void accept(Arguments& in) {
+  const Layout& layout = take_layout(in);
+  const KvRef pool = take_pair(in, "kv_pool", Where::anywhere);
+  const IndexRef parents = in.index("parents");
+  const IndexRef accepted = in.index("accepted");
+  i32* kv_len = take_result(in, "kv_len", {}, layout.num_requests());
+  accept_tree(layout, pool, parents, accepted, kv_len, current_stream(pool.k.device));
+}
+
+/// What the assembler says of the GPU kernels for a spec's dtype and variant.
+ffi::String compile(Arguments& in) {
+  const AttentionSpec spec = to_spec(in.map("spec"));
+  return cuda::compile_kv(spec, in.string("arch"));
+}
+
+}  // namespace
+
+TVM_FFI_STATIC_INIT_BLOCK() {
+  ffi::reflection::GlobalDef()
+      .def_packed("raddle.append_kv", exported(append))
+      .def_packed("raddle.copy_pages", exported(copy))
+      .def_packed("raddle.summarize_pages", exported(summarize))
+      .def_packed("raddle.heads_of_pool", exported(heads_of_pool))
+      .def_packed("raddle.select_pages", exported(select))
+      .def_packed("raddle.selected_layout", exported(selected))
+      .def_packed("raddle.accept_tree", exported(accept))
+      .def_packed("raddle.cuda.compile_kv", exported(compile));
+}
+
+}  // namespace raddle::border

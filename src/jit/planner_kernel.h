@@ -1,0 +1,29 @@
+// The planner kernel of a composition: coverage and kv_span are the variant's.
+#pragma once
+
+#include <string>
+
+#include "jit/nvrtc.h"
+#include "jit/source.h"
+
+namespace raddle::jit {
+
+struct PlannerKernel {
+  CompositionSource composition;
+  i32 variant_bytes;  ///< of the composition's struct; both compilers must agree
+  bool prefixes;      ///< finds equal leading pages: PlanLaunch::batch.min_prefix > 0
+};
+
+/// The kernel's entry point: (PlanLaunch, the composition's struct), both by value.
+constexpr const char* planner_entry_point = "raddle_planner";
+
+/// Complete source, headers included.
+std::string source_of(const PlannerKernel& kernel);
+
+/// Compiles, without looking into the cache. Raises CompileError.
+Cubin compile(const PlannerKernel& kernel, const std::string& arch);
+
+/// The cubin from the cache, or compiled into it.
+std::string cubin_of(const PlannerKernel& kernel, const std::string& arch);
+
+}  // namespace raddle::jit

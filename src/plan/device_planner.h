@@ -1,0 +1,32 @@
+// The host's side of the planner on a GPU: checks what can be known before a launch, and fills in
+// its parameter but for addresses of memory. Pure functions.
+#pragma once
+
+#include "raddle/engine/kernel/plan/launch.h"
+
+namespace raddle {
+
+/// How the planner kernel is launched.
+struct PlannerGrid {
+  i32 blocks;
+  i32 threads;
+  i32 shared_bytes;  ///< dynamic shared memory of a block
+};
+
+/// The kernel's parameter for a reservation: `plan`, `layout`, `scratch`, `sizes` and `report` are
+/// left null. They need plan_bytes, launch.layout_at.bytes, launch.scratch_at.device_bytes (zeroed
+/// once), sizeof(PlanSizes) and sizeof(PlanReport).
+/// `masked`: the composition has a mask. `max_shared_bytes` is what a block can have on the device.
+/// Raises ValueError naming the argument where no plan can be made on the device.
+PlanLaunch plan_launch(const DeviceBatch& batch, const PlanConfig& config, const Maxima& maxima,
+                       bool masked, i32 max_shared_bytes);
+
+PlannerGrid planner_grid(const PlanLaunch& launch);
+
+/// Bytes of the block that holds a plan's arrays.
+i64 plan_bytes(const PlanLaunch& launch);
+
+/// The plan as attention kernels take it. Its counts are bounds; the plan's own are in `sizes`.
+PlanView planned_view(const PlanLaunch& launch);
+
+}  // namespace raddle

@@ -1,0 +1,72 @@
+#include "plan/prefixes.h"
+
+namespace raddle {
+namespace {
+
+std::size_t at(i32 i) { return static_cast<std::size_t>(i); }
+
+std::vector<PrefixLink> link_requests(const PageLists& lists, i32 depth) {
+  const i32 requests = static_cast<i32>(lists.kv_len.size());
+  const auto shareable = [&](i32 r) {
+    return shareable_pages(lists.qo_indptr[at(r) + 1] - lists.qo_indptr[at(r)], lists.kv_len[at(r)],
+                           lists.page_size);
+  };
+  const auto list = [&](i32 r) { return lists.pages + lists.block_begin[at(r)]; };
+  std::vector<i32> candidates;  // leaders: one for each pair of pages that lists begin with
+  std::vector<PrefixLink> links;
+  for (i32 r = 0; r < requests; ++r) {
+    i32 leader = r;
+    i32 common = shareable(r);
+    if (common >= depth) {
+      for (const i32 candidate : candidates) {
+        if (!may_share(list(r), list(candidate), depth)) continue;
+        leader = candidate;
+        const i32 most = min(common, shareable(candidate));
+        for (common = 0; common < most && shares_page(list(r), list(leader), common);) ++common;
+        break;
+      }
+      if (leader == r) candidates.push_back(r);
+    }
+    links.push_back(link_to(r, leader, common, depth));
+  }
+  return links;
+}
+
+}  // namespace
+
+PrefixCascade discover_prefixes(const PageLists& lists, i32 min_tokens) {
+  const i32 requests = static_cast<i32>(lists.kv_len.size());
+  const std::vector<PrefixLink> links =
+      link_requests(lists, least_prefix_pages(min_tokens, lists.page_size));
+  std::vector<std::vector<i32>> members(links.size());
+  std::vector<i32> depth(links.size(), int_max);
+  for (i32 r = 0; r < requests; ++r) {
+    const PrefixLink& link = links[at(r)];
+    if (link.pages == 0) continue;
+    members[at(link.leader)].push_back(r);
+    depth[at(link.leader)] = min(depth[at(link.leader)], link.pages);
+  }
+  PrefixCascade cascade;
+  cascade.suffix = lists.kv_len;
+  cascade.kv_begin.resize(links.size());
+  cascade.suffix_begin = lists.block_begin;
+  for (i32 r = 0; r < requests; ++r) {
+    for (i32 row = lists.qo_indptr[at(r)]; row < lists.qo_indptr[at(r) + 1]; ++row)
+      cascade.row_request.push_back(r);
+    if (members[at(r)].size() < 2) continue;
+    const i32 pages = depth[at(r)];
+    for (const i32 member : members[at(r)]) {
+      for (i32 row = lists.qo_indptr[at(member)]; row < lists.qo_indptr[at(member) + 1]; ++row)
+        cascade.rows.push_back(row);
+      cascade.suffix[at(member)] -= pages * lists.page_size;
+      cascade.kv_begin[at(member)] = pages * lists.page_size;
+      cascade.suffix_begin[at(member)] += pages;
+    }
+    cascade.row_indptr.push_back(static_cast<i32>(cascade.rows.size()));
+    cascade.columns.push_back(pages * lists.page_size);
+    cascade.block_begin.push_back(lists.block_begin[at(r)]);
+  }
+  return cascade;
+}
+
+}  // namespace raddle

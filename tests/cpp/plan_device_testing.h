@@ -1,0 +1,113 @@
+// The planner kernel on emulated threads, and a comparison with the host's plan.
+#pragma once
+
+#define RADDLE_EMULATED_PTX "emulated_ptx.h"
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "plan/device_planner.h"
+#include "plan_batches.h"
+#include "raddle/engine/kernel/plan/kernel.h"
+
+namespace raddle::plan_testing {
+
+/// What the kernel left in device memory.
+struct DevicePlan {
+  PlanLaunch launch;
+  std::vector<u8> plan, layout, scratch;
+  PlanSizes sizes{};
+  PlanReport report{};
+
+  template <class T>
+  const T* array(i64 offset) const {
+    return reinterpret_cast<const T*>(plan.data() + offset);
+  }
+};
+
+template <class V>
+class DevicePlanner {
+ public:
+  DevicePlanner(const V& variant, const DeviceBatch& batch, const PlanConfig& config,
+                const Maxima& maxima, bool in_shared = true)
+      : variant_(variant) {
+    PlanLaunch& launch = result.launch;
+    launch = plan_launch(batch, config, maxima, has_mask<V>, in_shared ? 1 << 30 : 0);
+    const auto poisoned = [](i64 bytes) {
+      return std::vector<u8>(static_cast<std::size_t>(bytes) + 16, 0xee);
+    };
+    result.plan = poisoned(plan_bytes(launch));
+    result.layout = poisoned(launch.layout_at.bytes);
+    result.scratch = poisoned(launch.scratch_at.device_bytes);
+    const i64 marks = launch.scratch_at.marks;
+    std::memset(result.scratch.data() + marks, 0,
+                static_cast<std::size_t>(launch.scratch_at.found - marks));
+    launch.plan = result.plan.data();
+    launch.layout = result.layout.data();
+    launch.scratch = result.scratch.data();
+    launch.sizes = &result.sizes;
+    launch.report = &result.report;
+  }
+  DevicePlanner(const DevicePlanner&) = delete;
+
+  /// Blocks run one after another, in an order that the kernel may not rely on.
+  void run(std::mt19937& random, i32 threads = 64, i32 max_blocks = 4) {
+    result.report = PlanReport{};
+    const PlannerGrid grid = planner_grid(result.launch);
+    const i32 blocks = std::min(grid.blocks, max_blocks);
+    std::vector<i32> order;
+    for (i32 b = 0; b < blocks; ++b) order.push_back(b);
+    std::shuffle(order.begin(), order.end(), random);
+    for (const i32 b : order) {
+      emulated::Block block(b, threads, grid.shared_bytes, blocks);
+      block.run([&] {
+        if (result.launch.batch.min_prefix > 0)
+          planner::plan_batch<true>(result.launch, variant_);
+        else
+          planner::plan_batch<false>(result.launch, variant_);
+      });
+    }
+    const auto* marks =
+        reinterpret_cast<const i32*>(result.scratch.data() + result.launch.scratch_at.marks);
+    for (i32 i = 0; i < 2 + result.launch.maxima.max_requests; ++i)
+      EXPECT_EQ(marks[i], 0) << "mark " << i << " is not ready for the next launch";
+  }
+
+  DevicePlan result;
+
+ private:
+  const V& variant_;
+};
+
+template <class T>
+void expect_equal_array(const char* name, const DevicePlan& got, i64 offset, i64 got_count,
+                        const T* expected, i64 count) {
+  ASSERT_EQ(got_count, count) << name;
+  const T* array = got.array<T>(offset);
+  for (i64 i = 0; i < count; ++i)
+    ASSERT_EQ(std::memcmp(array + i, expected + i, sizeof(T)), 0) << name << "[" << i << "]";
+}
+
+/// Byte for byte, array by array: the device's lie where the maxima put them.
+inline void expect_equal_plans(const DevicePlan& got, const PlanArrays& plan) {
+  const PlanView& host = plan.view();
+  const PlanOffsets& at = got.launch.at;
+  const PlanSizes& n = plan.sizes();
+  const PlanSizes& m = got.sizes;
+  expect_equal_array("query_tiles", got, at.query_tiles, m.query_tiles, host.query_tiles,
+                     n.query_tiles);
+  expect_equal_array("runs", got, at.runs, m.runs, host.runs, n.runs);
+  expect_equal_array("items", got, at.items, m.items, host.items, n.items);
+  expect_equal_array("queue_indptr", got, at.queue_indptr, m.queue_indptr, host.queue_indptr,
+                     n.queue_indptr);
+  expect_equal_array("splits", got, at.splits, m.splits, host.splits, n.splits);
+  expect_equal_array("contractions", got, at.contractions, m.contractions, host.contractions,
+                     n.contractions);
+  expect_equal_array("expected", got, at.expected, m.expected, host.expected, n.expected);
+  expect_equal_array("sources", got, at.sources, m.sources, host.sources, n.sources);
+  expect_equal_array("dependents", got, at.dependents, m.dependents, host.dependents, n.dependents);
+  EXPECT_EQ(m.partial_rows, n.partial_rows);
+}
+
+}  // namespace raddle::plan_testing

@@ -1,0 +1,114 @@
+"""The KV cache on a GPU: the same bits as on the CPU. Run with --device cuda; see test_cuda.py."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import raddle
+from device_arrays import DeviceArray
+from draws import numpy_dtype
+from engine import twin
+from layout_draws import paged, paged_pools
+
+LENGTHS = [(1, 1), (5, 70), (0, 30), (17, 33), (2, 100)]
+HEADS, DIM = 2, 64
+
+
+@pytest.fixture
+def gpu(request):
+    if request.config.option.device == "cpu":
+        pytest.skip("needs --device cuda: a GPU, or tests/gpu/emulate.sh")
+    return request.config.option.device
+
+
+def same_bits(on_gpu, on_cpu):
+    for device, host in zip(on_gpu, on_cpu):
+        np.testing.assert_array_equal(
+            np.ascontiguousarray(device.numpy()).view(np.uint8), np.ascontiguousarray(host).view(np.uint8)
+        )
+
+
+def drawn(rng, dtype, kv_layout, lengths=LENGTHS):
+    layout = paged(rng, lengths, kv_layout=kv_layout)
+    return layout, paged_pools(rng, layout, HEADS, DIM, 32, numpy_dtype(dtype))[0]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
+@pytest.mark.parametrize("rope", [None, raddle.Rope(DIM), raddle.Rope(32, interleaved=True)])
+def test_append(gpu, rng, dtype, kv_layout, rope):
+    layout, pools = drawn(rng, dtype, kv_layout)
+    new = [rng.standard_normal((25, HEADS, dim)).astype(numpy_dtype(dtype)) for dim in (DIM, 32)]
+    there, new_there = [DeviceArray(x) for x in pools], [DeviceArray(x) for x in new]
+    table = twin(layout)
+    for _ in range(2):  # the second call finds layout and variant up there
+        raddle.append_kv(table, tuple(there), *new_there, rope=rope)
+    raddle.append_kv(table, tuple(pools), *new, rope=rope)
+    same_bits(there, pools)
+
+
+def test_copy_pages(gpu, rng):
+    pools = [rng.standard_normal((12, 5, HEADS, dim)).astype(np.float16) for dim in (DIM, 32)]
+    there = [DeviceArray(x) for x in pools]
+    pages = rng.permutation(12)
+    raddle.copy_pages(tuple(there), pages[:6], pages[6:])
+    raddle.copy_pages(tuple(pools), pages[:6], pages[6:])
+    same_bits(there, pools)
+
+
+@pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
+def test_accept_tree(gpu, rng, kv_layout):
+    layout, pools = drawn(rng, "bfloat16", kv_layout)
+    there = [DeviceArray(x) for x in pools]
+    parents = np.concatenate([[rng.integers(-1, n) if n else -1 for n in range(qo)] for qo, _ in LENGTHS])
+    accepted = np.array([rng.integers(-1, qo) for qo, _ in LENGTHS])
+    table, parents = twin(layout), parents.astype(np.int32)
+    kv_len = raddle.accept_tree(table, tuple(there), parents, accepted)
+    np.testing.assert_array_equal(kv_len, raddle.accept_tree(table, tuple(pools), parents, accepted))
+    same_bits(there, pools)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("per_head", [False, True])
+def test_summaries_and_selected_pages(gpu, rng, dtype, per_head):
+    layout, (k, v) = drawn(rng, dtype, "NHD")
+    table = twin(layout)
+    summary = np.full((len(k), 2, HEADS, DIM), np.nan, k.dtype)
+    summary_there = DeviceArray(summary)
+    pools_there = tuple(DeviceArray(x) for x in (k, v))
+    for new_only in (False, True):
+        raddle.summarize_pages(table, pools_there, summary_there, new_only)
+        raddle.summarize_pages(table, (k, v), summary, new_only)
+        same_bits([summary_there], [summary])
+    q = rng.standard_normal((25, 3 * HEADS, DIM)).astype(k.dtype)
+    selected = raddle.select_pages(table, q, summary, 5, per_head=per_head)
+    out = raddle.SelectedPages(*(DeviceArray(np.full_like(x, -9)) for x in selected))
+    assert raddle.select_pages(table, DeviceArray(q), summary_there, 5, per_head=per_head, out=out) is out
+    same_bits(out, selected)
+
+
+@pytest.mark.parametrize("finish", [None, [raddle.Sinks(np.linspace(-1.0, 1.0, 4))]])
+def test_merge_states(gpu, rng, finish):
+    o = rng.standard_normal((3, 5, 4, 64)).astype(np.float32)
+    lse = rng.normal(0.0, 4.0, o.shape[:-1]).astype(np.float32)
+    lse[rng.random(lse.shape) < 0.3] = -np.inf
+    spec = None if finish is None else raddle.AttentionSpec(4, 2, 64, dtype="bfloat16", variant=finish)
+    out = DeviceArray(np.full_like(o[0], np.nan)), DeviceArray(np.full_like(lse[0], np.nan))
+    raddle.merge_states(DeviceArray(o), DeviceArray(lse), spec, out=out)
+    same_bits(out, raddle.merge_states(o, lse, spec))
+    two = [DeviceArray(x) for x in (o[0], lse[0], o[1], lse[1])]
+    raddle.merge_state(*two, out=(two[0], two[1]))  # in place
+    same_bits(two[:2], raddle.merge_state(o[0], lse[0], o[1], lse[1]))
+
+
+def test_what_cannot_be_is_named(gpu, rng):
+    layout, (k, v) = drawn(rng, "bfloat16", "NHD")
+    table, k_there, v_there = twin(layout), DeviceArray(k), DeviceArray(v)
+    new = [DeviceArray(np.zeros((25, HEADS, dim), k.dtype)) for dim in (DIM, 32)]
+    with pytest.raises(ValueError, match=r"pool\.v lies on 'cpu'; expected 'cuda:0', as k_new does"):
+        raddle.append_kv(table, (k_there, v), *new)
+    with pytest.raises(ValueError, match=r"pool\.k has stride 1 in dimension|multiple of 16 bytes"):
+        raddle.append_kv(table, (DeviceArray(k, shift=2), v_there), *new)
+    with pytest.raises(ValueError, match="page 0 where|to_pages"):
+        raddle.copy_pages((k_there, v_there), [0, 1], [2, 2])
+    same_bits([k_there, v_there], [k, v])
