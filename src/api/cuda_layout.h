@@ -6,20 +6,16 @@
 #include <vector>
 
 #include "device/cuda/memory.h"
-#include "raddle/engine/kernel/mma/launch.h"
 #include "raddle/layout.h"
 
 namespace raddle {
 namespace cuda {
 
-/// Arrays lie at multiples of 16 bytes.
-constexpr std::size_t aligned(std::size_t bytes) { return (bytes + 15) / 16 * 16; }
-
 /// What bounds the length of an array: entries are those of block lists.
 enum class Of { groups, rows, entries, requests };
 
-/// Calls visit(pointer, bytes, of) for each array of a level; absent ones are null. The order never
-/// changes.
+/// Calls visit(pointer, bytes, of) for each array of a level, in an order that never changes;
+/// absent ones are null.
 template <class Visit>
 void visit_arrays(LevelView& view, const Level& level, const Visit& visit) {
   const auto array = [&visit](auto*& pointer, const auto& list, Of of) {
@@ -38,6 +34,7 @@ void visit_arrays(LevelView& view, const Level& level, const Visit& visit) {
   array(view.mask_bits, level.mask_bits, Of::entries);
 }
 
+/// The same for a layout's own arrays.
 template <class Visit>
 void visit_arrays(LayoutView& view, const Visit& visit) {
   const auto requests = static_cast<std::size_t>(view.num_requests);
@@ -48,23 +45,8 @@ void visit_arrays(LayoutView& view, const Visit& visit) {
   visit(view.row_request, rows * sizeof(i32), Of::rows);
 }
 
-/// The same for all arrays of the layout that `launch` has a view of.
-template <class Visit>
-void visit_arrays(MmaLaunch& launch, const Layout& layout, const Visit& visit) {
-  visit_arrays(launch.layout, visit);
-  for (std::size_t i = 0; i < layout.levels().size(); ++i)
-    visit_arrays(launch.levels[i], layout.levels()[i], visit);
-}
-
-/// A launch whose layout is the host's.
-inline MmaLaunch launch_of(const Layout& layout) {
-  MmaLaunch launch{};
-  launch.layout = layout.view();
-  for (std::size_t i = 0; i < layout.levels().size(); ++i)
-    launch.levels[i] = layout.view().levels[i];
-  launch.layout.levels = nullptr;  // the kernel has them by value
-  return launch;
-}
+/// Arrays lie at multiples of 16 bytes.
+constexpr std::size_t aligned(std::size_t bytes) { return (bytes + 15) / 16 * 16; }
 
 /// A layout of one level on one GPU.
 class LayoutOnDevice {

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "api/cuda_layout.h"
+#include "api/cuda_launch.h"
 
 namespace raddle::cuda {
 

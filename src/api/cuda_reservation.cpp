@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "api/cuda_layout.h"
 #include "raddle/error.h"
 
 namespace raddle::cuda {
@@ -87,25 +86,26 @@ std::size_t CudaReservation::capacity(const Level& level, Of of) const {
 void CudaReservation::allocate(const MmaLaunch& launch, const Layout& layout, StreamHandle stream) {
   MmaLaunch first = launch;
   std::vector<Place> places;
-  std::size_t total = plan_bytes(bounds_), nth = 0;
-  constexpr std::size_t arrays_of_layout = 4, arrays_of_level = 11;
-  visit_arrays(first, layout, [&](const auto* pointer, std::size_t, Of of) {
-    const std::size_t l = nth < arrays_of_layout ? 0 : (nth - arrays_of_layout) / arrays_of_level;
-    const Level& level = layout.levels()[l];
-    std::size_t bytes = pointer ? capacity(level, of) : 0;
-    if constexpr (sizeof(*pointer) == 1)  // mask bits
-      bytes = bytes / sizeof(i32) *
-              ((static_cast<std::size_t>(level.block_rows) *
-                    static_cast<std::size_t>(level.block_size) +
-                7) /
-               8);
-    places.push_back({total, bytes});
-    total += aligned(bytes);
-    ++nth;
-  });
+  std::size_t total = plan_bytes(bounds_);
+  const auto places_of = [&](const Level& level) {
+    return [&](const auto* pointer, std::size_t, Of of) {
+      std::size_t bytes = pointer ? capacity(level, of) : 0;
+      if constexpr (sizeof(*pointer) == 1)  // mask bits
+        bytes = bytes / sizeof(i32) *
+                ((static_cast<std::size_t>(level.block_rows) *
+                      static_cast<std::size_t>(level.block_size) +
+                  7) /
+                 8);
+      places.push_back({total, bytes});
+      total += aligned(bytes);
+    };
+  };
+  visit_arrays(first.layout, places_of(layout.levels()[0]));
+  for (std::size_t i = 0; i < layout.levels().size(); ++i)
+    visit_arrays(first.levels[i], layout.levels()[i], places_of(layout.levels()[i]));
   block_ = DevicePool::of(*device_).take(total, stream, "this reservation");
   auto* base = static_cast<std::byte*>(block_.data());
-  nth = 0;
+  std::size_t nth = 0;
   visit_arrays(first, layout, [&](auto*& pointer, std::size_t, Of) {
     if (pointer)
       pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(base + places[nth].at);

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "api/attention_backend.h"
-#include "api/cuda_layout.h"
+#include "api/cuda_launch.h"
 #include "api/cuda_variant.h"
 #include "device/cuda/memory.h"
 #include "plan/planner.h"

@@ -93,8 +93,7 @@ ffi::ObjectRef make_plan(Arguments& in) {
   options.num_workers = in.integer32("num_workers", 0);
   options.schedule = parse_schedule(in.string("schedule"));
   options.params = to_params(in.map("params"));
-  const i64 stream = in.integer("stream", 0);
-  options.stream = stream ? reinterpret_cast<void*>(stream) : current_stream(attention.device());
+  options.stream = take_stream(in, attention.device());
   auto plan = ffi::make_object<PlanObj>();
   plan->value = attention.plan(layout, options);
   plan->head_dim_vo = attention.spec().head_dim_vo;

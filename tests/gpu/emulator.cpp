@@ -101,23 +101,21 @@ void run(void (*kernel)(Launch), int block, int threads, int shared, void** para
   raddle::emulated::Block emulated(block, threads, shared);
   emulated.run([&] { kernel(*static_cast<std::remove_cv_t<Launch>*>(params[0])); });
 }
-template <class Launch, class Variant>
-constexpr int bytes_of(void (*)(Launch, Variant), int param) {
-  return param == 0 ? sizeof(Launch) : sizeof(Variant);
-}
-template <class Launch>
-constexpr int bytes_of(void (*)(Launch), int param) {
-  return param == 0 ? sizeof(Launch) : 0;
+/// sizeof of one parameter; 0 where the kernel has no such one.
+template <class... Params>
+constexpr int bytes_of(void (*)(Params...), int param) {
+  const int bytes[] = {sizeof(Params)...};
+  return param < int{sizeof...(Params)} ? bytes[param] : 0;
 }
 }
 )";
 
-/// The entry of kernel `name` for one block, and the sizes of its parameters.
-std::string entry_of(const std::string& name) {
+/// The entries of kernel `name`: for one block, and for what its parameters take.
+std::string entries_of(const std::string& name) {
   return "extern \"C\" void raddle_emulated_" + name +
          "(int block, int threads, int shared, void** params) {\n  run(" + name +
-         ", block, threads, shared, params);\n}\n" + "extern \"C\" int raddle_emulated_" + name +
-         "_bytes(int param) { return bytes_of(" + name + ", param); }\n";
+         ", block, threads, shared, params);\n}\nextern \"C\" int raddle_emulated_bytes_" + name +
+         "(int param) { return bytes_of(" + name + ", param); }\n";
 }
 
 }  // namespace
@@ -149,9 +147,10 @@ int nvrtcCompileProgram(Program* program, int, const char**) {
   for (std::size_t at; (at = text.find("extern \"C\" __global__")) != std::string::npos;) {
     // … __launch_bounds__(…)\nname(
     const std::size_t begin = text.find('\n', at) + 1;
-    entries += entry_of(text.substr(begin, text.find('(', begin) - begin));
+    entries += entries_of(text.substr(begin, text.find('(', begin) - begin));
     text.replace(at, 10, "");
   }
+  // What only tells of a variant (src/jit/gpu_description.cpp) has no kernels.
   std::ofstream(base + ".cpp") << prologue << text << (entries.empty() ? "" : epilogue) << entries;
   const std::string command =
       environment("CXX", "c++") + " -std=c++20 -O1 -fPIC -shared -w -ffp-contract=off -I" +
@@ -316,10 +315,12 @@ int cuModuleLoadData(void** module, const void* image) {
 }
 int cuModuleUnload(void*) { return 0; }
 int cuModuleGetFunction(void** function, void* module, const char* name) {
-  const std::string entry = std::string("raddle_emulated_") + name;
+  const auto find = [&](const char* prefix) {
+    return dlsym(module, (prefix + std::string(name)).c_str());
+  };
   auto* found = new Function;
-  found->attend = reinterpret_cast<Attend>(dlsym(module, entry.c_str()));
-  found->param_bytes = reinterpret_cast<int (*)(int)>(dlsym(module, (entry + "_bytes").c_str()));
+  found->attend = reinterpret_cast<Attend>(find("raddle_emulated_"));
+  found->param_bytes = reinterpret_cast<int (*)(int)>(find("raddle_emulated_bytes_"));
   *function = found;
   return found->attend && found->param_bytes ? 0 : 500;
 }
