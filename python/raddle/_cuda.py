@@ -35,12 +35,13 @@ def nvrtc_version() -> str:
     return _nvrtc_version()
 
 
-def compile_kernel(spec: AttentionSpec, arch: str) -> dict[str, Any]:
+def compile_kernel(spec: AttentionSpec, arch: str, short_only: bool = False) -> dict[str, Any]:
     """Compiles the spec's GPU kernel for ``arch`` ("sm_80", "sm_90a"); needs NVRTC, no GPU.
 
-    Returns registers a thread, spill_bytes, shared_bytes a block, seconds, log. Raises CompileError.
+    With ``short_only`` the one of plans that have short queries only. Returns registers a thread, spill_bytes,
+    shared_bytes a block, seconds, log. Raises CompileError.
     """
-    return dict(_compile(spec.fields(), arch))
+    return dict(_compile(spec.fields(), arch, short_only))
 
 
 def warm(spec: AttentionSpec, arch: str) -> None:

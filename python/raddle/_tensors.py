@@ -1,8 +1,8 @@
 """Tensors in and out of the library: DLPack, without copies.
 
 Inputs may be of torch, numpy (bfloat16 by ml_dtypes), JAX or CuPy; outputs that Raddle allocates are of the
-same kind and on the same device. What shape, dtype and strides a tensor must have is checked in C++; only what DLPack does not carry
-is checked here.
+same kind and on the same device. What shape, dtype and strides a tensor must have is checked in C++; only what DLPack
+does not carry is checked here.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def refuse_tracer(x: Any, name: str) -> None:
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(x, jax.core.Tracer):
         raise TypeError(
-            f"{name} is a JAX tracer, which holds no values: expected an array; call Raddle outside jit, vmap and grad, "
-            "between jitted functions (it is forward-only and runs at once)"
+            f"{name} is a JAX tracer, which holds no values: expected an array; call Raddle outside jit, vmap and "
+            "grad, between jitted functions (it is forward-only and runs at once)"
         )
 
 
@@ -90,7 +90,10 @@ def like(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
     if _is_cupy(x):
         return _like_cupy(x, shape, dtype)
     if device_of(x) != "cpu":
-        raise TypeError(f"out or lse is None and q is {kind_of(x)} on a GPU; expected a tensor to write: new ones are made for torch and CuPy")
+        raise TypeError(
+            f"out or lse is None and q is {kind_of(x)} on a GPU; expected a tensor to write: new ones are made for torch "
+            "and CuPy"
+        )
     return np.empty(shape, dtype=_NUMPY_DTYPES[dtype])
 
 
@@ -152,7 +155,9 @@ def _lend_other(x: Any, name: str) -> Any:
         lent = _imported(x, name, x)
         if _is_jax(x) and device_of(lent) != "cpu":
             # XLA's streams are its own: without a wait on the host nobody knows when such an array is there.
-            raise TypeError(f"{name} is a JAX array on a GPU; expected a tensor of torch or CuPy there, or a host array")
+            raise TypeError(
+                f"{name} is a JAX array on a GPU; expected a tensor of torch or CuPy there, or a host array"
+            )
         return lent
     raise TypeError(f"{name} is a {type(x).__name__}; expected a tensor of torch, numpy or JAX")
 

@@ -44,13 +44,14 @@ def attention(
         scale: softmax scale; None: ``1 / sqrt(D)``.
         return_lse: return (out, lse) with lse [tokens, Hq] or [B, S, Hq] float32, a natural logarithm.
 
-    Computed on q's device. K and V are read where they are, whatever their strides. q is copied if its batch and sequence cannot be
-    seen as one dimension. Raises ValueError or TypeError, naming the argument.
+    Computed on q's device. K and V are read where they are, whatever their strides. q is copied if its batch and
+    sequence cannot be seen as one dimension. Raises ValueError or TypeError, naming the argument.
     """
     lend(q, "q"), lend(k, "k"), lend(v, "v")
     if q.ndim not in (3, 4) or k.ndim != q.ndim or v.ndim != q.ndim:
         raise ValueError(
-            f"q, k and v have {q.ndim}, {k.ndim} and {v.ndim} dimensions; expected 3 [tokens, H, D] or 4 [B, S, H, D] each"
+            f"q, k and v have {q.ndim}, {k.ndim} and {v.ndim} dimensions; expected 3 [tokens, H, D] or 4 [B, S, H, D] "
+            "each"
         )
     composition = parts(variant) + ((_CAUSAL,) if causal else ())
     attn = _attention_of(q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1], str(q.dtype), composition, device_of(q))

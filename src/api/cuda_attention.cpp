@@ -209,9 +209,10 @@ class CudaBackend final : public AttentionBackend {
 
 }  // namespace
 
-KernelReport compile(const AttentionSpec& spec, const std::string& arch) {
+KernelReport compile(const AttentionSpec& spec, const std::string& arch, bool short_only) {
   check_spec(spec);
-  const jit::GpuKernel kernel = kernel_of(spec, BoundVariant(spec, arch));
+  jit::GpuKernel kernel = kernel_of(spec, BoundVariant(spec, arch));
+  kernel.short_only = short_only;
   const auto start = std::chrono::steady_clock::now();
   jit::Cubin cubin = jit::compile(kernel, arch);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;

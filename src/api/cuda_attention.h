@@ -16,9 +16,9 @@ struct KernelReport {
   std::string log;
 };
 
-/// Compiles the spec's kernel with NVRTC; needs no GPU. Raises CompileError, and ValueError for a
-/// spec that has no GPU kernel (float32).
-KernelReport compile(const AttentionSpec& spec, const std::string& arch);
+/// Compiles the spec's kernel with NVRTC, or the one of plans with short queries only; needs no GPU.
+/// Raises CompileError, and ValueError for a spec that has no GPU kernel (float32).
+KernelReport compile(const AttentionSpec& spec, const std::string& arch, bool short_only);
 
 /// Sees to it that the kernel is in the cache; needs no GPU.
 void warm(const AttentionSpec& spec, const std::string& arch);

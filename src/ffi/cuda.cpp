@@ -14,7 +14,8 @@ using Fields = ffi::Map<ffi::String, ffi::Any>;
 
 Fields compile(Arguments& in) {
   const AttentionSpec spec = to_spec(in.map("spec"));
-  const cuda::KernelReport report = cuda::compile(spec, in.string("arch"));
+  const std::string arch = in.string("arch");
+  const cuda::KernelReport report = cuda::compile(spec, arch, in.boolean("short_only"));
   Fields fields;
   fields.Set("registers", report.registers);
   fields.Set("spill_bytes", report.spill_bytes);

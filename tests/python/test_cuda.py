@@ -144,7 +144,8 @@ def test_tensors_elsewhere_are_refused_by_name(attn, problem):
         attn.run(plan, lent["q"], (lent["k"], lent["v"]))
     with refuses(ValueError, "kv_len lies on device 'cuda:0'", "host"):
         layout = problem.layout
-        raddle.PagedKV(layout.qo_indptr, layout.page_indptr, layout.page_indices, DeviceArray(layout.kv_len), page_size=16)
+        lists = layout.qo_indptr, layout.page_indptr, layout.page_indices
+        raddle.PagedKV(*lists, DeviceArray(layout.kv_len), page_size=16)
 
 
 def _renamed(lent):
@@ -207,7 +208,8 @@ def test_own_source_without_a_cpp_compiler(gpu, rng):
     """In a process that cannot find one: the same answer, every tile partial, and explain says so."""
     if os.environ.get("RADDLE_CXX") != NOWHERE:
         environment = {**os.environ, "RADDLE_CXX": NOWHERE, "CXX": os.environ.get("CXX", "c++")}
-        command = [sys.executable, "-m", "pytest", "-q", "--device", gpu, f"{__file__}::test_own_source_without_a_cpp_compiler"]
+        test = f"{__file__}::test_own_source_without_a_cpp_compiler"
+        command = [sys.executable, "-m", "pytest", "-q", "--device", gpu, test]
         ended = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert ended.returncode == 0, ended.stdout
         return

@@ -37,7 +37,8 @@ def test_graphs_replay_changing_batches(gpu, rng):
     """One capture of two layers, replayed over 200 batches of any lengths: equal bits with eager runs."""
     device = torch.device("cuda", torch.cuda.current_device())
     rows, pages, heads = 32, 512, {"num_qo_heads": 8, "num_kv_heads": 2, "head_dim": 128}
-    attn = raddle.Attention(raddle.AttentionSpec(**heads, variant=[raddle.SoftCap(30.0), raddle.Causal()]), device=device)
+    variant = [raddle.SoftCap(30.0), raddle.Causal()]
+    attn = raddle.Attention(raddle.AttentionSpec(**heads, variant=variant), device=device)
     maxima = {"max_requests": 16, "max_qo_tokens": rows, "max_kv_tokens": 16 * pages}
     reservation = attn.reserve(**maxima)
 
