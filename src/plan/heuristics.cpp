@@ -15,8 +15,8 @@ struct Rates {
 /// A worker thread's, rounded from measurements on two-core AVX-512 machines. Only their
 /// ratios matter: they say how a long-query tile weighs against a decode tile.
 constexpr Rates cpu_rates{12.0, 80.0, 800.0};
-/// A thread block's on an H200 with two on each multiprocessor, rounded from measurements: a tile of
-/// 16 × 128 takes 4.5 µs where all decode, one of 128 × 64 takes 4.5 µs where all prefill.
+/// A thread block's on an H200 with two on each multiprocessor, rounded from measurements: a tile
+/// of 16 × 128 takes 4.5 µs where all decode, one of 128 × 64 takes 4.5 µs where all prefill.
 constexpr Rates gpu_rates{15.0, 1800.0, 4000.0};
 constexpr double units_per_ns = 4.0;  // CostModel counts quarters of a nanosecond
 

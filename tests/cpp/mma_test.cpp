@@ -91,9 +91,8 @@ void check(const LayoutPtr& layout, const V& variant, const reference::Parts& pa
   std::shuffle(order.begin(), order.end(), random);
   for (const i32 worker : order) {
     constexpr mma::KernelConfig config = mma::kernel_config(dim_qk, dim_vo, 80);
-    using Kernel =
-        mma::Kernel<T, dim_qk, dim_vo, config.short_keys, config.short_slots, config.long_rows,
-                    config.long_keys, config.long_slots>;
+    using Kernel = mma::Kernel<T, dim_qk, dim_vo, config.short_keys, config.short_slots,
+                               config.long_rows, config.long_keys, config.long_slots>;
     emulated::Block block(worker, mma::num_threads, config.shared_bytes);
     block.run([&] { mma::attend<Kernel>(launch, variant); });
   }

@@ -31,6 +31,11 @@ SHIPPED = {
     "RopeTablesInterleaved": [raddle.RopeTables(*TABLES, interleaved=True), raddle.Causal()],
 }
 
+# Shared memory that a block may ask for, and the bytes of spilled registers that are known and borne: one kernel holds
+# the loops of short and of long queries, and NVRTC keeps some values of both. Long queries lose time by it.
+ARCHS = {"sm_80": 163 * 1024, "sm_89": 99 * 1024, "sm_90a": 227 * 1024}
+MOST_SPILLED = 1024
+
 OWN = raddle.Variant(
     "ScaledValues",
     """struct ScaledValues {
@@ -64,8 +69,9 @@ def test_shipped_variants_compile(capsys):
     """Prints what they take: a register spilled is memory traffic in the innermost loop."""
     specs = {"plain": spec([]), **{name: spec(parts) for name, parts in SHIPPED.items()}}
     specs["own source"] = spec([OWN])
+    specs["causal, 128 wide"] = spec([raddle.Causal()], head_dim=128)
     specs["plain, 256 wide"] = spec([], head_dim=256, dtype="float16")
-    jobs = [(name, arch) for name in specs for arch in ("sm_80", "sm_90a")]
+    jobs = [(name, arch) for name in specs for arch in ARCHS if arch != "sm_89" or "wide" in name]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         reports = list(pool.map(lambda job: _cuda.compile_kernel(specs[job[0]], job[1]), jobs))
     with capsys.disabled():
@@ -76,7 +82,8 @@ def test_shipped_variants_compile(capsys):
             print(f"{name:24}{arch:8}{numbers}")
     for (name, arch), got in zip(jobs, reports):
         assert 32 <= got["registers"] <= 255, (name, arch, got["log"])
-        assert got["shared_bytes"] <= 99 * 1024, (name, arch)
+        assert got["shared_bytes"] <= ARCHS[arch], (name, arch)
+        assert got["spill_bytes"] <= MOST_SPILLED, (name, arch)
 
 
 NO_COMPILER = """

@@ -135,7 +135,7 @@ class LongQueries {
 
   /// A row of O on its way out, in fp32, and its LSE behind it.
   static constexpr i32 row_floats = round_up(K::dim_vo, 8) + 4;
-  static_assert(K::long_rows * row_floats * 4 <= Layout::keys);
+  static_assert(K::long_rows * row_floats * 4 <= Layout::walks);  // ring and keys are free by then
   RADDLE_DEVICE static float* out_row(i32 m) {
     return reinterpret_cast<float*>(Layout::base()) + m * row_floats;
   }
