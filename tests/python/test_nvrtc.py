@@ -73,8 +73,9 @@ class Kernel(NamedTuple):
 
 ROPE = [raddle.Rope(128), raddle.Causal()]
 KIB_OF_A_BLOCK = {"sm_80": 163, "sm_89": 99, "sm_90a": 227}
-# Tiles of long queries leave little: of a thread's 255 registers, O and S take 128 where heads are 64 wide, 192 where
-# they are 128 wide (128 rows of 64 keys), and 160 where they are 256 wide (64 rows). What spills more than this fails.
+# Spills that are known and borne, in bytes: one kernel holds the loops of short and of long queries, and NVRTC keeps some
+# values of both. Long queries leave little room: of a thread's 255 registers, O and S take 128 where heads are 64 wide,
+# 192 where they are 128 wide (128 rows of 64 keys), 160 where they are 256 wide (64 rows). More than listed fails.
 SPILLED = {"Causal": 8, "SlidingWindow": 8, "PackedMask": 8, "Sinks": 8}
 KERNELS = [
     Kernel("plain", spec([]), "sm_80"),

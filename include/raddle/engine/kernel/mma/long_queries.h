@@ -133,10 +133,9 @@ class LongQueries {
     return (flags & TileFlags::last) != 0;
   }
 
-  /// A row of O on its way out, in fp32, and its LSE behind it. Q, the ring and what is known of the
-  /// keys in it are done with by then.
+  /// A row of O on its way out, in fp32, and its LSE behind it.
   static constexpr i32 row_floats = round_up(K::dim_vo, 8) + 4;
-  static_assert(K::long_rows * row_floats * 4 <= Layout::walks);
+  static_assert(K::long_rows * row_floats * 4 <= Layout::walks);  // ring and keys are free by then
   RADDLE_DEVICE static float* out_row(i32 m) {
     return reinterpret_cast<float*>(Layout::base()) + m * row_floats;
   }
