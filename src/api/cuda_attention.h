@@ -16,8 +16,8 @@ struct KernelReport {
   std::string log;
 };
 
-/// Compiles the spec's kernel with NVRTC, or the one of plans with short queries only; needs no GPU.
-/// Raises CompileError, and ValueError for a spec that has no GPU kernel (float32).
+/// Compiles the spec's kernel with NVRTC, or the one of plans with short queries only; needs no
+/// GPU. Raises CompileError, and ValueError for a spec that has no GPU kernel (float32).
 KernelReport compile(const AttentionSpec& spec, const std::string& arch, bool short_only);
 
 /// Sees to it that the kernel is in the cache; needs no GPU.
