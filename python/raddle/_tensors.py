@@ -23,6 +23,19 @@ _as_bfloat16 = _library.function("raddle.as_bfloat16")
 # tvm_ffi imports torch where it is installed, so it is known now whether there is one.
 _torch = sys.modules.get("torch")
 _TorchTensor = _torch.Tensor if _torch is not None else type("NoTorch", (), {})
+# torch.compile of older ones falls back to running Raddle's calls as they are, outside its graphs.
+_compiles = hasattr(_torch, "compiler") and hasattr(_torch.library, "register_fake")
+if _compiles:
+    from raddle import _torch_op as compiled
+
+    is_traced = _torch.compiler.is_dynamo_compiling
+else:
+    compiled = None
+
+    def is_traced() -> bool:
+        """Whether torch.compile looks at the caller, rather than running it."""
+        return False
+
 
 _torch_dtype = functools.lru_cache(maxsize=None)(lambda name: getattr(_torch, name))
 _CUDA, _CUDA_MANAGED = 2, 13  # DLPack's numbers
@@ -91,8 +104,8 @@ def like(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
         return _like_cupy(x, shape, dtype)
     if device_of(x) != "cpu":
         raise TypeError(
-            f"out or lse is None and q is {kind_of(x)} on a GPU; expected a tensor to write: new ones are made for torch "
-            "and CuPy"
+            f"out or lse is None and q is {kind_of(x)} on a GPU; expected a tensor to write: new ones are made for "
+            "torch and CuPy"
         )
     return np.empty(shape, dtype=_NUMPY_DTYPES[dtype])
 
@@ -132,6 +145,11 @@ def dtype_name(dtype: Any) -> str:
     except TypeError:
         pass
     raise TypeError(f"dtype is {kind_of(dtype)}; expected 'float32', 'float16' or 'bfloat16'")
+
+
+def numbered(x: Any) -> Any:
+    """An attention, plan or reservation, which torch.compile knows by a number."""
+    return x if compiled is None else compiled.number(x)
 
 
 def kind_of(x: Any) -> str:

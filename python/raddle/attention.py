@@ -7,7 +7,18 @@ from typing import Any, Sequence
 import tvm_ffi
 
 from raddle import _library
-from raddle._tensors import current_stream, finished, lend, lend_output, lend_pools, like, refuse_tracer
+from raddle._tensors import (
+    compiled,
+    current_stream,
+    finished,
+    is_traced,
+    lend,
+    lend_output,
+    lend_pools,
+    like,
+    numbered,
+    refuse_tracer,
+)
 from raddle.layouts import Layout
 from raddle.spec import AttentionSpec, fields_of
 from raddle.variants import members
@@ -33,6 +44,8 @@ class Plan(_library.Handle):
 
     It keeps copies of the layout's arrays and serves every layer and any number of runs.
     """
+
+    __slots__ = ("number", "__weakref__")
 
     @property
     def num_workers(self) -> int:
@@ -82,7 +95,7 @@ class Reservation(_library.Handle):
     one does.
     """
 
-    __slots__ = ("device",)
+    __slots__ = ("device", "number", "__weakref__")
 
     def update(self, layout: Layout, stream: int | None = None) -> None:
         """Plans a batch into the reservation, on the host, and sends it up asynchronously.
@@ -101,7 +114,7 @@ class Reservation(_library.Handle):
     @property
     def plan(self) -> Plan:
         """The plan in force, to look at. Raises ValueError before the first update."""
-        return _plan_in_force(self, None)
+        return numbered(_plan_in_force(self, None))
 
     @property
     def num_bytes(self) -> int:
@@ -132,7 +145,7 @@ class Attention(_library.Handle):
     Plan and run follow the FlashInfer paper, section 3.3 (load-balanced scheduling; Listing 1).
     """
 
-    __slots__ = ("spec", "device", "_has_lse")
+    __slots__ = ("spec", "device", "_has_lse", "number", "__weakref__")
 
     def __init__(self, spec: AttentionSpec, device: Any = "cpu") -> None:
         # A call, unlike a constructor, lets other threads run meanwhile: this one may compile.
@@ -140,6 +153,7 @@ class Attention(_library.Handle):
         self.spec = spec
         self.device = _device(self)
         self._has_lse = _has_lse(self)
+        numbered(self)
 
     def plan(
         self,
@@ -165,7 +179,7 @@ class Attention(_library.Handle):
         """
         if stream is None and self.device != "cpu":
             stream = current_stream(self.device)
-        return _plan(self, layout, num_workers, schedule, members(params), stream)
+        return numbered(_plan(self, layout, num_workers, schedule, members(params), stream))
 
     def reserve(
         self,
@@ -203,7 +217,7 @@ class Attention(_library.Handle):
             stream = current_stream(self.device)
         reservation = _reserve(self, maxima, num_workers, schedule, members(params), stream)
         reservation.device = self.device
-        return reservation
+        return numbered(reservation)
 
     @property
     def last_busy_us(self) -> list[float]:
@@ -244,9 +258,13 @@ class Attention(_library.Handle):
         current stream of q's framework (torch's current stream) and waits for nothing. Every stream has scratch of its
         own. The stream must not be destroyed before the plans that ran on it.
 
+        torch.compile takes the call as an operator that it does not look into, whatever the plan; make plans outside.
+
         Returns out, or (out, lse). Raises ValueError or TypeError, naming the argument, before anything
         is written.
         """
+        if is_traced():
+            return compiled.run(self, plan, q, kv, out, lse, return_lse, return_state, scale, params)
         q_lent = lend(q, "q")
         if type(kv) is tuple and len(kv) == 2:
             pools = (lend(kv[0], "kv: k"), lend(kv[1], "kv: v"))

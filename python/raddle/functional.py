@@ -8,7 +8,7 @@ from typing import Any, Callable, Sequence
 import numpy as np
 
 from raddle import _library
-from raddle._tensors import device_of, finished, lend, lend_output, like
+from raddle._tensors import compiled, device_of, finished, is_traced, lend, lend_output, like
 from raddle.attention import Attention
 from raddle.layouts import Layout, PagedKV, RaggedKV
 from raddle.spec import AttentionSpec, fields_of
@@ -45,8 +45,11 @@ def attention(
         return_lse: return (out, lse) with lse [tokens, Hq] or [B, S, Hq] float32, a natural logarithm.
 
     Computed on q's device. K and V are read where they are, whatever their strides. q is copied if its batch and
-    sequence cannot be seen as one dimension. Raises ValueError or TypeError, naming the argument.
+    sequence cannot be seen as one dimension. torch.compile takes the call as one operator; there ``variant`` must be
+    empty. Raises ValueError or TypeError, naming the argument.
     """
+    if is_traced():
+        return compiled.attention(q, k, v, causal, variant, scale, return_lse)
     lend(q, "q"), lend(k, "k"), lend(v, "v")
     if q.ndim not in (3, 4) or k.ndim != q.ndim or v.ndim != q.ndim:
         raise ValueError(

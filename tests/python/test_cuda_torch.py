@@ -71,3 +71,26 @@ def test_graphs_replay_changing_batches(gpu, rng):
             for (k, v), cap, out in zip(pools, caps, outs):
                 expected = attn.run(plan, q[: now.num_rows], (k, v), params={"softcap.cap": cap})
                 assert torch.equal(expected, out[: now.num_rows])
+
+
+def test_compiled_graphs_replay_changing_batches(gpu, rng):
+    """torch.compile captures a reservation's runs in CUDA graphs of its own, between operators of its own."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    attn = raddle.Attention(raddle.AttentionSpec(8, 2, 128, variant=[raddle.Causal()]), device=device)
+    reservation = attn.reserve(max_requests=4, max_qo_tokens=16, max_kv_tokens=1024)
+    q = torch.randn(16, 8, 128, device=device, dtype=torch.bfloat16)
+    k, v = torch.randn(2, 1024, 2, 128, device=device, dtype=torch.bfloat16)
+    torch._dynamo.mark_static_address(k), torch._dynamo.mark_static_address(v)
+
+    def layer(plan, q, k, v):
+        return attn.run(plan, 2 * q, (k, v)) + 1
+
+    compiled = torch.compile(layer, mode="reduce-overhead", fullgraph=True)
+    for _ in range(10):
+        qo, kv = rng.integers(1, 5, 4), rng.integers(4, 256, 4)
+        layout = raddle.RaggedKV(np.r_[0, np.cumsum(qo)], np.r_[0, np.cumsum(kv)])
+        reservation.update(layout)
+        torch.compiler.cudagraph_mark_step_begin()
+        rows = layout.num_rows
+        found = compiled(reservation, q, k, v)[:rows].clone()
+        assert torch.equal(found, layer(attn.plan(layout), q[:rows], k, v))

@@ -1,0 +1,138 @@
+"""`Attention.run` and `raddle.attention` under torch.compile: operators that it does not look into.
+
+A graph cannot hold attentions and plans, so they have numbers, which the compiled code passes on. Those of plans and
+reservations become arguments of the graph when they change for the first time: a new plan a step compiles nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Any, Callable, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+# Numbers 0 and 1 would be compiled as constants, each time anew.
+_numbers = itertools.count(2)
+_numbered: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def number(x: T) -> T:
+    """Gives an attention, plan or reservation its number."""
+    x.number = next(_numbers)
+    _numbered[x.number] = x
+    return x
+
+
+def run(
+    attention: Any,
+    plan: Any,
+    q: Any,
+    kv: Any,
+    out: Any,
+    lse: Any,
+    return_lse: bool,
+    return_state: bool,
+    scale: float | None,
+    params: dict[str, Any] | None,
+) -> Any:
+    """`Attention.run` while it is traced."""
+    spec = attention.spec
+    wants_lse = return_lse or (return_state and attention._has_lse)
+    if out is None:
+        dtype = torch.float32 if return_state else getattr(torch, spec.dtype)
+        out = torch.empty((q.shape[0], spec.num_qo_heads, spec.head_dim_vo), dtype=dtype, device=q.device)
+    if lse is None and wants_lse:
+        lse = torch.empty((q.shape[0], spec.num_qo_heads), dtype=torch.float32, device=q.device)
+    pools: list[Any] = []
+    counts: list[int] = []  # tensors of each level: K and V, or one that holds both
+    for level in kv if isinstance(kv, list) else [kv]:
+        level = level if isinstance(level, (tuple, list)) else (level,)
+        counts.append(len(level))
+        pools.extend(level)
+    tensors: dict[str, Any] = {}
+    values: dict[str, float] = {}
+    for name, value in (params or {}).items():
+        if isinstance(value, (torch.Tensor, list, tuple)):
+            tensors[name] = value if isinstance(value, torch.Tensor) else torch.tensor(value)
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            values[name] = float(value)
+        else:
+            raise TypeError(f"params['{name}'] under torch.compile; expected a number, a list of numbers or a tensor")
+    names = "\n".join([*tensors, *values])
+    changing = list(tensors.values()), list(values.values())
+    numbers = attention.number, plan.number
+    torch.ops.raddle.run(*numbers, q, pools, counts, out, lse, return_state, scale, names, *changing)
+    return (out, lse) if wants_lse else out
+
+
+def attention(q: Any, k: Any, v: Any, causal: bool, variant: Any, scale: Any, return_lse: bool) -> Any:
+    """`raddle.attention` while it is traced."""
+    if not (isinstance(variant, (tuple, list)) and len(variant) == 0):
+        raise TypeError("variant of raddle.attention under torch.compile; expected none: make an Attention and a plan")
+    out, lse = torch.ops.raddle.attention(q, k, v, causal, scale, return_lse)
+    return (out, lse) if return_lse else out
+
+
+def _run(
+    attention: int,
+    plan: int,
+    q: Any,
+    pools: list[Any],
+    counts: list[int],
+    out: Any,
+    lse: Any,
+    return_state: bool,
+    scale: float | None,
+    names: str,
+    tensors: list[Any],
+    values: list[float],
+) -> None:
+    rest = iter(pools)
+    levels = [tuple(itertools.islice(rest, count)) if count != 1 else next(rest) for count in counts]
+    params = dict(zip(names.split("\n"), [*tensors, *values])) if names else None
+    _numbered[attention].run(
+        _numbered[plan],
+        q,
+        levels[0] if len(levels) == 1 else levels,
+        out=out,
+        lse=lse,
+        return_state=return_state,
+        scale=scale,
+        params=params,
+    )
+
+
+def _attention(q: Any, k: Any, v: Any, causal: bool, scale: float | None, return_lse: bool) -> tuple[Any, Any]:
+    from raddle.functional import attention
+
+    result = attention(q, k, v, causal=causal, scale=scale, return_lse=return_lse)
+    return result if return_lse else (result, q.new_empty(0, dtype=torch.float32))
+
+
+def _shapes_of_attention(q: Any, k: Any, v: Any, causal: bool, scale: Any, return_lse: bool) -> tuple[Any, Any]:
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    return out, q.new_empty(q.shape[:-1] if return_lse else (0,), dtype=torch.float32)
+
+
+def _define(name: str, schema: str, body: Callable[..., Any], shapes: Callable[..., Any]) -> None:
+    torch.library.define(name, schema)
+    torch.library.impl(name, "CompositeExplicitAutograd", body)
+    torch.library.register_fake(name, shapes)
+
+
+_define(
+    "raddle::run",
+    "(SymInt attention, SymInt plan, Tensor q, Tensor[] pools, int[] counts, Tensor(a!) out, Tensor(b!)? lse, "
+    "bool return_state, float? scale, str names, Tensor[] tensors, float[] values) -> ()",
+    _run,
+    lambda *args: None,
+)
+_define(
+    "raddle::attention",
+    "(Tensor q, Tensor k, Tensor v, bool causal, float? scale, bool return_lse) -> (Tensor, Tensor)",
+    _attention,
+    _shapes_of_attention,
+)

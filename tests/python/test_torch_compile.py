@@ -1,0 +1,110 @@
+"""torch.compile: calls are operators of its graphs, and a plan of another batch compiles nothing."""
+
+import pytest
+import raddle
+import torch
+from small import SPEC
+
+ROWS, KEYS = 3, 25
+compiling = pytest.mark.timeout(300)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+
+
+def tensors(rng, rows=ROWS, keys=KEYS):
+    torch.manual_seed(int(rng.integers(2**31)))
+    return torch.randn(rows, 4, 16), torch.randn(keys, 2, 16), torch.randn(keys, 2, 16)
+
+
+def ragged(rows=ROWS, keys=KEYS):
+    return raddle.RaggedKV([0, rows], [0, keys])
+
+
+def graphs():
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def equal(found, expected):
+    both = (x if isinstance(x, tuple) else (x,) for x in (found, expected))
+    for a, b in zip(*both):
+        assert torch.equal(a, b)
+
+
+@compiling
+def test_a_new_plan_compiles_nothing(rng):
+    attn = raddle.Attention(raddle.AttentionSpec(**SPEC, variant=[raddle.Causal()]))
+
+    def layer(plan, q, k, v):
+        return attn.run(plan, 2 * q, (k, v)) + q
+
+    compiled = torch.compile(layer, fullgraph=True)
+    for step, rows in enumerate((3, 4, 5, 7, 2)):
+        q, k, v = tensors(rng, rows, KEYS + step)
+        plan = attn.plan(ragged(rows, KEYS + step))
+        equal(compiled(plan, q, k, v), layer(plan, q, k, v))
+        if step == 1:
+            compiled_by_now = graphs()
+    assert graphs() == compiled_by_now
+
+
+@compiling
+def test_two_layers_of_one_plan(rng):
+    """Different members, scales and pools a layer; the mutated outputs are the caller's."""
+    variant = [raddle.Sinks([0.5] * 4), raddle.SoftCap(30.0), raddle.Causal()]
+    attn = raddle.Attention(raddle.AttentionSpec(**SPEC, variant=variant))
+
+    def layers(plan, q, pools, sinks, out):
+        for nth, kv in enumerate(pools):
+            params = {"softcap.cap": 20.0 + nth, "sinks.logit": sinks[nth]}
+            q = q + attn.run(plan, q, kv, scale=0.5 / (nth + 1), params=params)
+        attn.run(plan, q, pools[0], out=out, params={"sinks.logit": [0.25, 1.0, -1.0, 2.0]})
+        return q
+
+    q, k, v = tensors(rng)
+    one_tensor = torch.stack([v, k], 1)
+    args = attn.plan(ragged()), q, [(k, v), one_tensor], torch.randn(2, 4)
+    outs = [torch.full((ROWS, 4, 16), float("nan")) for _ in range(2)]
+    equal(torch.compile(layers, fullgraph=True)(*args, outs[0]), layers(*args, outs[1]))
+    equal(outs[0], outs[1])
+
+
+@compiling
+@pytest.mark.parametrize("how", [{}, {"return_lse": True}, {"return_state": True}], ids=str)
+def test_levels_states_and_reservations(rng, how):
+    attn = raddle.Attention(raddle.AttentionSpec(**{**SPEC, "dtype": "bfloat16"}, variant=[raddle.Causal()]))
+    q, k, v = (x.bfloat16() for x in tensors(rng))
+    reservation = attn.reserve(max_requests=2, max_qo_tokens=8, max_kv_tokens=64)
+    reservation.update(ragged())
+
+    def call(plan, q, kv):
+        return attn.run(plan, q, kv, **how)
+
+    equal(torch.compile(call, fullgraph=True)(reservation, q, [(k, v)]), call(reservation, q, [(k, v)]))
+
+
+@compiling
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_attention_without_a_plan(rng, return_lse):
+    q, k, v = tensors(rng)
+
+    def call(q, k, v):
+        return raddle.attention(q, k, v, causal=True, scale=0.3, return_lse=return_lse)
+
+    compiled = torch.compile(call, fullgraph=True)
+    equal(compiled(q, k, v), call(q, k, v))
+    batch = torch.randn(2, 3, 4, 16), torch.randn(2, 9, 2, 16), torch.randn(2, 9, 2, 16)
+    equal(compiled(*batch), call(*batch))
+
+
+@compiling
+def test_errors_keep_their_names(rng):
+    attn = raddle.Attention(raddle.AttentionSpec(**SPEC))
+    plan, (q, k, v) = attn.plan(ragged()), tensors(rng)
+    compiled = torch.compile(attn.run, fullgraph=True)
+    with pytest.raises(TypeError, match="kv: k has dtype float64; expected float32"):
+        compiled(plan, q, (k.double(), v))
+    with pytest.raises(ValueError, match="requires a gradient"):
+        compiled(plan, torch.nn.Parameter(q), (k, v))
