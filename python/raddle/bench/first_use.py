@@ -83,7 +83,8 @@ print(json.dumps({"seconds": seconds, "mb": (after - before) / 1024, "tiles": pl
 
 def run_script(script: str, arguments: Sequence[str], cache: str) -> str:
     """The last line that a script prints in a new process whose cache is that folder. Raises RuntimeError."""
-    env = {**os.environ, "RADDLE_CACHE_DIR": cache}
+    # NVRTC keeps a cache of its own (from CUDA 13 on), where the driver's is: a cold start has neither.
+    env = {**os.environ, "RADDLE_CACHE_DIR": cache, "CUDA_CACHE_PATH": os.path.join(cache, "cuda")}
     command = [sys.executable, "-c", script, *arguments]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     if done.returncode != 0:

@@ -46,15 +46,21 @@ RADDLE_DEVICE void load_queries(const MmaLaunch& launch, const V& variant, const
       mine = static_cast<const T*>(launch.q.data) + row.row * launch.q.row_stride +
              row.q_head * launch.q.head_stride;
   }
+  // All loads are under way before the first one is waited for.
+  constexpr i32 units = ceil_div(count * Rows::chunks, 32);
+  Packed8 x[units];
   RADDLE_UNROLL
-  for (i32 i = 0; i < ceil_div(count * Rows::chunks, 32); ++i) {
-    const i32 unit = 32 * i + lane;
-    const i32 r = unit / Rows::chunks, chunk = unit % Rows::chunks;
+  for (i32 i = 0; i < units; ++i) {
+    const i32 r = (32 * i + lane) / Rows::chunks, chunk = (32 * i + lane) % Rows::chunks;
     const T* from = ptx::shuffle(mine, min(r, 31));
-    if (r >= count) continue;
-    Packed8 x{};
-    if (from && 8 * chunk < K::dim_qk) x = *reinterpret_cast<const Packed8*>(from + 8 * chunk);
-    *reinterpret_cast<Packed8*>(shared + Rows::at(first + r, chunk)) = x;
+    x[i] = r < count && from && 8 * chunk < K::dim_qk
+               ? *reinterpret_cast<const Packed8*>(from + 8 * chunk)
+               : Packed8{};
+  }
+  RADDLE_UNROLL
+  for (i32 i = 0; i < units; ++i) {
+    const i32 r = (32 * i + lane) / Rows::chunks, chunk = (32 * i + lane) % Rows::chunks;
+    if (r < count) *reinterpret_cast<Packed8*>(shared + Rows::at(first + r, chunk)) = x[i];
   }
   ptx::sync_warp();
   if constexpr (has_query<V>) {

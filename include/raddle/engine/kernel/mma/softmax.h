@@ -146,13 +146,43 @@ RADDLE_DEVICE void shrink(RowStats<blocks>& stats, Output<K, blocks>& o,
   }
 }
 
+/// Largest logit, in powers of two, up to which weights take one fused multiply-add: the rounding
+/// of the product that is subtracted stays below 2^-17. Huge logits would differ by it, and have no
+/// winner.
+constexpr float fused_limit = 128.0f;
+
+/// S -> weights, 2^((S - shift) · to_log2), and their sums.
+template <bool fused, i32 blocks, i32 tiles>
+RADDLE_DEVICE void weigh(Logits<blocks, tiles>& s, RowStats<blocks>& stats,
+                         const float (&shift)[blocks][2], float to_log2, i32 halves) {
+  RADDLE_UNROLL
+  for (i32 r = 0; r < blocks; ++r) {
+    RADDLE_UNROLL
+    for (i32 half = 0; half < 2; ++half) {
+      if (half >= halves) continue;
+      const float product = shift[r][half] * to_log2;
+      float sum = stats.sum[r][half];
+      RADDLE_UNROLL
+      for (i32 n = 0; n < tiles; ++n) {
+        RADDLE_UNROLL
+        for (i32 e = 2 * half; e < 2 * half + 2; ++e) {
+          const float x = fused ? ptx::fma(s[r][n][e], to_log2, -product)
+                                : (s[r][n][e] - shift[r][half]) * to_log2;
+          s[r][n][e] = ptx::exp2(x);
+          sum += s[r][n][e];
+        }
+      }
+      stats.sum[r][half] = sum;
+    }
+  }
+}
+
 /// S -> exp(S - max); O and the sums so far shrink where the maximum grew. Logits times to_log2 are
 /// in powers of two. `halves` is 1 where the second half of every block is padding.
 template <class K, i32 blocks, i32 tiles>
 RADDLE_DEVICE void softmax(Logits<blocks, tiles>& s, RowStats<blocks>& stats, Output<K, blocks>& o,
                            float to_log2, i32 halves) {
-  // Subtracted before the product with to_log2: after it, huge logits would differ by its rounding.
-  float shift[blocks][2];
+  float shift[blocks][2];  // what is subtracted
   float rescale[blocks][2];
   bool grew = false;
   RADDLE_UNROLL
@@ -175,23 +205,18 @@ RADDLE_DEVICE void softmax(Logits<blocks, tiles>& s, RowStats<blocks>& stats, Ou
     }
   }
   if (ptx::any(grew)) shrink<K>(stats, o, rescale, halves);
+  // One multiply-add a weight is a tenth of a long tile's time; few tiles need the exact way.
+  bool fused = tiles >= 8;
   RADDLE_UNROLL
   for (i32 r = 0; r < blocks; ++r) {
     RADDLE_UNROLL
-    for (i32 half = 0; half < 2; ++half) {
-      if (half >= halves) continue;
-      float sum = stats.sum[r][half];
-      RADDLE_UNROLL
-      for (i32 n = 0; n < tiles; ++n) {
-        RADDLE_UNROLL
-        for (i32 e = 2 * half; e < 2 * half + 2; ++e) {
-          s[r][n][e] = ptx::exp2((s[r][n][e] - shift[r][half]) * to_log2);
-          sum += s[r][n][e];
-        }
-      }
-      stats.sum[r][half] = sum;
-    }
+    for (i32 half = 0; half < 2; ++half)
+      fused = fused && !(half < halves && math::abs(shift[r][half] * to_log2) > fused_limit);
   }
+  if (tiles >= 8 && !ptx::any(!fused))
+    weigh<true>(s, stats, shift, to_log2, halves);
+  else
+    weigh<false>(s, stats, shift, to_log2, halves);
 }
 
 }  // namespace mma
