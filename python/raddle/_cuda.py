@@ -55,7 +55,7 @@ def machine() -> dict[str, str]:
 
 
 def driver() -> dict[str, Any]:
-    """Version of the CUDA driver, and its GPUs: dicts of name, arch and supported. Raises RuntimeError without a driver."""
+    """Version of the CUDA driver, and its GPUs: dicts of name, arch and supported. Raises RuntimeError without one."""
     found = dict(_driver())
     return {**found, "gpus": [dict(gpu.items()) for gpu in found["gpus"]]}
 

@@ -48,7 +48,8 @@ def driver() -> dict[str, Any]:
     found = {**found, "found": True, **told}
     old = [f"{gpu['name']} ({gpu['arch']})" for gpu in told["gpus"] if not gpu["supported"]]
     if not told["gpus"]:
-        return {**found, "problem": "there is a CUDA driver but no GPU that it may use (CUDA_VISIBLE_DEVICES hides some)"}
+        problem = "there is a CUDA driver but no GPU that it may use (CUDA_VISIBLE_DEVICES hides some)"
+        return {**found, "problem": problem}
     return {**found, "problem": f"kernels need sm_75 or later: not {', '.join(old)}" if old else None}
 
 

@@ -68,9 +68,8 @@ def test_strided_broadcast_and_read_only_views(rng, small_problem):
     assert not v.flags.writeable and k.strides[0] < 0
     np.testing.assert_array_equal(run(wide[..., 7:23], k, v), expected)
     one_page = np.broadcast_to(small_problem["k"][:1], small_problem["k"].shape)
-    np.testing.assert_array_equal(
-        run(small_problem["q"], one_page, small_problem["v"]), run(small_problem["q"], one_page.copy(), small_problem["v"])
-    )
+    q, v = small_problem["q"], small_problem["v"]
+    np.testing.assert_array_equal(run(q, one_page, v), run(q, one_page.copy(), v))
     out = np.full((3, 8, 16), np.nan, np.float32)
     run(**small_problem, out=out[:, ::2])
     np.testing.assert_array_equal(out[:, ::2], expected)

@@ -73,9 +73,9 @@ class Kernel(NamedTuple):
 
 ROPE = [raddle.Rope(128), raddle.Causal()]
 KIB_OF_A_BLOCK = {"sm_80": 163, "sm_89": 99, "sm_90a": 227}
-# Spills that are known and borne, in bytes rounded up to 64: one kernel holds the loops of short and of long queries, and
-# NVRTC keeps some values of both. Of a thread's 255 registers, O and S of long queries take 128 where heads are 64 wide,
-# 192 where they are 128 wide (128 rows of 64 keys), 160 where they are 256 wide (64 rows). More than listed fails.
+# Spills that are known and borne, in bytes rounded up to 64: one kernel holds the loops of short and of long queries,
+# and NVRTC keeps some values of both. Of a thread's 255 registers, O and S of long queries take 128 where heads are 64
+# wide, 192 where they are 128 wide (128 rows of 64 keys), 160 where they are 256 wide (64 rows). More than listed fails.
 KERNELS = [
     Kernel("plain", spec([]), "sm_80"),
     Kernel("plain", spec([]), "sm_90a"),

@@ -36,7 +36,8 @@ def strided(engine, rng, x: np.ndarray) -> np.ndarray:
 def test_strided_equals_contiguous(engine, rng, dtype, layout):
     problem = draw(rng, layout, "everything", dtype, dim=72)
     q, (k, v) = problem.q, problem.kv[0]
-    loose = Problem(strided(engine, rng, q), [(strided(engine, rng, k), strided(engine, rng, v))], problem.layout, problem.variant)
+    kv = strided(engine, rng, k), strided(engine, rng, v)
+    loose = Problem(strided(engine, rng, q), [kv], problem.layout, problem.variant)
     same(engine.run(problem, num_workers=3), engine.run(loose, num_workers=3))
 
 
