@@ -209,24 +209,32 @@ RADDLE_DEVICE void contract(const MmaLaunch& launch, const V& variant,
   }
 }
 
-/// Counts an item up at every contraction that waits for it, and composes those it completes. All
-/// threads of the block come here with the item's state stored.
+/// Counts an item up at every contraction that waits for it, a thread each, and composes those it
+/// completes. All threads of the block come here with the item's state stored. `completed`, in
+/// shared memory, has a word a warp.
 template <class K, class V>
 RADDLE_COLD void arrive(const MmaLaunch& launch, const V& variant, const QueryTile& tile,
-                        i32 kv_head, i32& completed, float* vector) {
+                        i32 kv_head, u32* completed, float* vector) {
   ptx::fence_device();  // this thread's part of the state, before the block's arrival
   ptx::sync_block();
-  for (i32 i = tile.dependents_begin; i < tile.dependents_end; ++i) {
-    const i32 which = launch.plan.dependents[i];
-    const i32 at = which * launch.plan.num_kv_heads + kv_head;
-    if (ptx::thread_index() == 0) {
-      completed = ptx::atomic_add(&launch.arrived[at], 1) + 1 == launch.plan.expected[at];
-      if (completed) launch.arrived[at] = 0;
+  const i32 end = tile.dependents_end;
+  for (i32 begin = tile.dependents_begin; begin < end; begin += num_threads) {
+    const i32 mine = begin + ptx::thread_index();
+    bool last = false;
+    if (mine < end) {
+      const i32 at = launch.plan.dependents[mine] * launch.plan.num_kv_heads + kv_head;
+      last = ptx::atomic_add(&launch.arrived[at], 1) + 1 == launch.plan.expected[at];
+      if (last) launch.arrived[at] = 0;
     }
+    const u32 of_warp = ptx::ballot(last);
+    if (ptx::lane_index() == 0) completed[ptx::warp_index()] = of_warp;
     ptx::sync_block();
-    const bool last = completed != 0;
     ptx::fence_device();  // the others' states, after their arrival
-    if (last) contract<K>(launch, variant, launch.plan.contractions[which], kv_head, vector);
+    for (i32 i = 0; i < min(num_threads, end - begin); ++i) {
+      if (!(completed[i / 32] >> (i % 32) & 1)) continue;
+      const i32 which = launch.plan.dependents[begin + i];
+      contract<K>(launch, variant, launch.plan.contractions[which], kv_head, vector);
+    }
     ptx::sync_block();
   }
 }

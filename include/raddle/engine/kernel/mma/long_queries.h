@@ -58,7 +58,7 @@ class LongQueries {
     ptx::sync_warp();
     write_rows();
     if (item_.partial_row >= 0)
-      arrive<K>(launch_, variant_, tile_, item_.kv_head, Layout::completed_flag(),
+      arrive<K>(launch_, variant_, tile_, item_.kv_head, Layout::completed_bits(),
                 Layout::vector(warp_));
     ptx::sync_block();  // the next item reuses shared memory
   }

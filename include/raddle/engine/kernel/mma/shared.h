@@ -124,8 +124,8 @@ struct SharedLayout {
   RADDLE_DEVICE static MergeBuffer& merge_buffer() {
     return *reinterpret_cast<MergeBuffer*>(base() + merge);
   }
-  /// Whether this block brought a contraction its last state.
-  RADDLE_DEVICE static i32& completed_flag() { return *reinterpret_cast<i32*>(base() + completed); }
+  /// Which contractions this block brought their last state: a bit each, a word a warp.
+  RADDLE_DEVICE static u32* completed_bits() { return reinterpret_cast<u32*>(base() + completed); }
   RADDLE_DEVICE static Table& row_table() { return *reinterpret_cast<Table*>(base() + table); }
   RADDLE_DEVICE static Walk& walk(i32 warp) {
     return reinterpret_cast<Walk*>(base() + walks)[warp];

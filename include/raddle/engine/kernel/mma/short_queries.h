@@ -72,7 +72,7 @@ class ShortQueries {
     }
     merge(item, tile, halves);
     if (item.partial_row >= 0)
-      arrive<K>(launch_, variant_, tile, item.kv_head, Layout::completed_flag(),
+      arrive<K>(launch_, variant_, tile, item.kv_head, Layout::completed_bits(),
                 Layout::vector(warp_));
   }
 
