@@ -6,7 +6,7 @@
 #include <mutex>
 #include <sstream>
 
-#include "jit/cache.h"
+#include "jit/cubin.h"
 #include "jit/nvrtc.h"
 #include "raddle/error.h"
 
@@ -48,18 +48,6 @@ std::string source_of(const VariantSource& source) {
     text << "raddle::has_" << part << "<" << v << ">, ";
   text << "0}" << values.str() << "};\n";
   return amalgamate(text.str());
-}
-
-std::string compiled(const VariantSource& source, const std::string& arch) {
-  Request request;
-  request.compiler = "nvrtc " + Nvrtc::instance().version();
-  for (const std::string& option : Nvrtc::options(arch)) request.key += option + " ";
-  request.source = source_of(source);
-  request.key += "\n" + request.source;
-  request.name = source.name + " (members)";
-  request.target = arch;
-  request.compile = [&] { return Nvrtc::instance().compile(request.source, arch).bytes; };
-  return find_or_compile(request).bytes;
 }
 
 /// A description with all that it points to.
@@ -120,7 +108,7 @@ const VariantOps& describe_on_gpu(const VariantSource& source, const std::string
   if (!found) {
     auto description = std::make_unique<Description>();
     description->source = source;
-    description->read(compiled(source, arch));
+    description->read(find_or_compile_cubin(source.name + " (members)", source_of(source), arch));
     found = std::move(description);
   }
   check_members(source, found->ops);

@@ -3,10 +3,11 @@
 #include <cstdlib>
 #include <sstream>
 
-#include "jit/cache.h"
+#include "jit/cubin.h"
 #include "raddle/engine/kernel/mma/config.h"
 
 namespace raddle::jit {
+
 std::string label_of(const GpuKernel& kernel) {
   std::string name = kernel.dtype == DType::float16 ? "f16" : "bf16";
   name += " " + std::to_string(kernel.dim_qk) + "/" + std::to_string(kernel.dim_vo);
@@ -25,10 +26,8 @@ std::string source_of(const GpuKernel& kernel, const std::string& arch) {
       mma::kernel_config(kernel.dim_qk, kernel.dim_vo, arch_number(arch));
   std::ostringstream text;
   text << "#define RADDLE_ISA gpu\n#include \"raddle/engine/kernel/mma/attention.h\"\n"
-       << declare(kernel.composition, "Variant");
-  if (kernel.variant_bytes > 0)
-    text << "static_assert(sizeof(raddle::Variant) == " << kernel.variant_bytes << ");\n";
-  text << "extern \"C\" __global__ void __launch_bounds__(raddle::mma::num_threads, "
+       << declare_variant(kernel.composition, kernel.variant_bytes)
+       << "extern \"C\" __global__ void __launch_bounds__(raddle::mma::num_threads, "
        << config.blocks_per_multiprocessor << ")\n"
        << gpu_entry_point << "(const __grid_constant__ raddle::MmaLaunch launch,\n"
        << "    const __grid_constant__ raddle::Variant variant) {\n"
@@ -45,15 +44,7 @@ Cubin compile(const GpuKernel& kernel, const std::string& arch) {
 }
 
 std::string cubin_of(const GpuKernel& kernel, const std::string& arch) {
-  Request request;
-  request.compiler = "nvrtc " + Nvrtc::instance().version();
-  for (const std::string& option : Nvrtc::options(arch)) request.key += option + " ";
-  request.source = source_of(kernel, arch);
-  request.key += "\n" + request.source;
-  request.name = label_of(kernel);
-  request.target = arch;
-  request.compile = [&] { return Nvrtc::instance().compile(request.source, arch).bytes; };
-  return find_or_compile(request).bytes;
+  return find_or_compile_cubin(label_of(kernel), source_of(kernel, arch), arch);
 }
 
 }  // namespace raddle::jit

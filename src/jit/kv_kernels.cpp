@@ -2,7 +2,7 @@
 
 #include <sstream>
 
-#include "jit/cache.h"
+#include "jit/cubin.h"
 
 namespace raddle::jit {
 namespace {
@@ -53,9 +53,7 @@ std::string source_of(const KvKernels& kernels) {
   std::ostringstream text;
   text << "#define RADDLE_ISA gpu\n#include \"raddle/engine/kernel/kv/gpu.h\"\n"
        << "#include \"raddle/engine/kernel/kv/gpu_select.h\"\n"
-       << declare(kernels.composition, "Variant");
-  if (kernels.variant_bytes > 0)
-    text << "static_assert(sizeof(raddle::Variant) == " << kernels.variant_bytes << ");\n";
+       << declare_variant(kernels.composition, kernels.variant_bytes);
   for (const Entry& entry : entries) write(text, entry, type_of(kernels.dtype));
   return amalgamate(text.str());
 }
@@ -65,15 +63,7 @@ Cubin compile(const KvKernels& kernels, const std::string& arch) {
 }
 
 std::string cubin_of(const KvKernels& kernels, const std::string& arch) {
-  Request request;
-  request.compiler = "nvrtc " + Nvrtc::instance().version();
-  for (const std::string& option : Nvrtc::options(arch)) request.key += option + " ";
-  request.source = source_of(kernels);
-  request.key += "\n" + request.source;
-  request.name = name_of(kernels);
-  request.target = arch;
-  request.compile = [&] { return Nvrtc::instance().compile(request.source, arch).bytes; };
-  return find_or_compile(request).bytes;
+  return find_or_compile_cubin(name_of(kernels), source_of(kernels), arch);
 }
 
 }  // namespace raddle::jit

@@ -277,4 +277,11 @@ std::string declare(const CompositionSource& composition, const std::string& nam
          mask_type(composition.masks) + types + ">;\nRADDLE_ENGINE_END\n";
 }
 
+std::string declare_variant(const CompositionSource& composition, i32 bytes) {
+  std::string text = declare(composition, "Variant");
+  if (bytes > 0)
+    text += "static_assert(sizeof(raddle::Variant) == " + std::to_string(bytes) + ");\n";
+  return text;
+}
+
 }  // namespace raddle::jit

@@ -52,4 +52,8 @@ std::vector<std::string> plan_members(const VariantSource& source);
 /// Declarations of all parts, and `using <name> = Composition<…>;`.
 std::string declare(const CompositionSource& composition, const std::string& name);
 
+/// The same as a GPU kernel's `Variant`, which is its parameter: NVRTC must find it as large as the
+/// host does. `bytes` is 0 where there are no members.
+std::string declare_variant(const CompositionSource& composition, i32 bytes);
+
 }  // namespace raddle::jit

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "owned_tensor.h"
 #include "raddle/error.h"
 #include "raddle/kv.h"
 
@@ -61,24 +62,8 @@ struct Batch {
   }
 };
 
-/// A tensor with memory of its own; `gap` elements lie unused after each index of every dimension
-/// but the last.
-struct Owned {
-  std::vector<u8> bytes;
-  TensorRef ref;
-
-  Owned(DType dtype, std::vector<i64> shape, i64 gap, u8 fill) {
-    ref.dtype = dtype;
-    ref.rank = static_cast<int>(shape.size());
-    i64 step = 1;
-    for (size_t i = shape.size(); i-- > 0;) {
-      ref.shape[i] = shape[i];
-      ref.stride[i] = step;
-      step = step * shape[i] + gap;
-    }
-    bytes.assign(static_cast<size_t>(step * dtype_bytes(dtype)), fill);
-    ref.data = bytes.data();
-  }
+struct Owned : testing_tensors::OwnedTensor {
+  using OwnedTensor::OwnedTensor;
   void number(std::mt19937& random) {
     for (u8& b : bytes) b = static_cast<u8>(random());
   }
@@ -135,8 +120,6 @@ TEST(Append, MatchesTheDefinition) {
     t.k_new.number(random);
     t.v_new.number(random);
     Owned k_expected = t.k_pool, v_expected = t.v_pool;
-    k_expected.ref.data = k_expected.bytes.data();
-    v_expected.ref.data = v_expected.bytes.data();
     append_by_hand(batch, t.k_new.ref, k_expected.ref);
     append_by_hand(batch, t.v_new.ref, v_expected.ref);
     append_kv(*batch.layout(), t.k_new.ref, t.v_new.ref, {t.k_pool.ref, t.v_pool.ref});
@@ -162,7 +145,6 @@ TEST(Append, LargeBatchesGoToThePool) {
   t.k_new.number(random);
   t.v_new.number(random);
   Owned expected = t.k_pool;
-  expected.ref.data = expected.bytes.data();
   append_by_hand(batch, t.k_new.ref, expected.ref);
   append_kv(*batch.layout(), t.k_new.ref, t.v_new.ref, {t.k_pool.ref, t.v_pool.ref});
   EXPECT_EQ(t.k_pool.bytes, expected.bytes);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "api/kv_checks.h"
+#include "owned_tensor.h"
 #include "raddle/engine/kernel/kv/gpu.h"
 #include "raddle/engine/variant/composition.h"
 #include "raddle/engine/variant/shipped.h"
@@ -20,26 +21,8 @@ namespace raddle::testing_kv {
 
 using std::size_t;
 
-/// A tensor that owns its memory, with `gap` unused elements after each index of every dimension
-/// but the last. Everything is a NaN at first.
-struct Owned {
-  std::vector<u8> bytes;
-  TensorRef ref;
-
-  Owned(DType dtype, const std::vector<i64>& shape, i64 gap = 0) {
-    ref.dtype = dtype;
-    ref.rank = static_cast<int>(shape.size());
-    i64 step = 1;
-    for (size_t i = shape.size(); i-- > 0;) {
-      ref.shape[i] = shape[i];
-      ref.stride[i] = step;
-      step = step * shape[i] + gap;
-    }
-    bytes.assign(static_cast<size_t>(step * dtype_bytes(dtype)), 0xff);
-    ref.data = bytes.data();
-  }
-  Owned(const Owned& other) : bytes(other.bytes), ref(other.ref) { ref.data = bytes.data(); }
-
+struct Owned : testing_tensors::OwnedTensor {
+  using OwnedTensor::OwnedTensor;
   void draw(std::mt19937& random) {
     std::normal_distribution<float> normal;
     dispatch_dtype(ref.dtype, [&](auto zero) {

@@ -2,21 +2,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <numeric>
 
-#include "plan_testing.h"
+#include "plan_batches.h"
 #include "raddle/engine/variant/causal.h"
 #include "raddle/engine/variant/window.h"
 
 namespace raddle::plan_testing {
 namespace {
-
-u32 first_seed() {
-  const char* given = std::getenv("RADDLE_SEED");
-  return given ? static_cast<u32>(std::strtoul(given, nullptr, 10)) : std::random_device{}();
-}
 
 /// Both masks at once, and a mask that only functions can answer for.
 struct CausalWindow {
@@ -77,16 +71,6 @@ std::vector<i32> random_lengths(std::mt19937& random, i32 count, i32 most) {
   for (i32& l : lengths)
     l = between(random, 0, 3) == 0 ? between(random, 0, 1) : between(random, 0, most);
   return lengths;
-}
-
-template <class F>
-void repeat(i32 times, F&& f) {
-  const u32 seed = first_seed();
-  for (u32 i = 0; i < static_cast<u32>(times) && !testing::Test::HasFailure(); ++i) {
-    SCOPED_TRACE("RADDLE_SEED=" + std::to_string(seed + i));
-    std::mt19937 random(seed + i);
-    f(random);
-  }
 }
 
 TEST(Plan, RaggedAndPaged) {

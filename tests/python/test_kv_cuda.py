@@ -14,13 +14,6 @@ LENGTHS = [(1, 1), (5, 70), (0, 30), (17, 33), (2, 100)]
 HEADS, DIM = 2, 64
 
 
-@pytest.fixture
-def gpu(request):
-    if request.config.option.device == "cpu":
-        pytest.skip("needs --device cuda: a GPU, or tests/gpu/emulate.sh")
-    return request.config.option.device
-
-
 def same_bits(on_gpu, on_cpu):
     for device, host in zip(on_gpu, on_cpu):
         np.testing.assert_array_equal(

@@ -59,17 +59,6 @@ RADDLE_DEVICE T* shuffle(T* x, i32 lane) {
   return y;
 }
 
-/// Whether the condition holds on some lane of the warp.
-RADDLE_DEVICE bool any(bool condition) {
-  i32 some;
-  asm volatile(
-      "{\n.reg .pred p, q;\nsetp.ne.s32 p, %1, 0;\nvote.sync.any.pred q, p, 0xffffffff;\n"
-      "selp.s32 %0, 1, 0, q;\n}"
-      : "=r"(some)
-      : "r"(static_cast<i32>(condition)));
-  return some != 0;
-}
-
 /// Adds to a counter in device memory; returns what it held before.
 RADDLE_DEVICE i32 atomic_add(i32* counter, i32 x) {
   i32 before;

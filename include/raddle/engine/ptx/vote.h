@@ -7,6 +7,17 @@ RADDLE_ENGINE_BEGIN
 
 namespace ptx {
 
+/// Whether the condition holds on some lane of the warp.
+RADDLE_DEVICE bool any(bool condition) {
+  i32 some;
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.s32 p, %1, 0;\nvote.sync.any.pred q, p, 0xffffffff;\n"
+      "selp.s32 %0, 1, 0, q;\n}"
+      : "=r"(some)
+      : "r"(static_cast<i32>(condition)));
+  return some != 0;
+}
+
 /// Bit i is what lane i says.
 RADDLE_DEVICE u32 ballot(bool yes) {
   u32 votes;

@@ -66,7 +66,6 @@ RADDLE_ZEROS(Packed8, zero_row, ceil_div(dim, 8));
 /// been loaded, so that nobody waits for the page table; else when it is loaded.
 template <class K, class Layout, bool ahead>
 class KeyStream {
-  using T = typename K::T;
   static constexpr i32 warp_keys = Layout::warp_keys;
   static_assert(warp_keys <= 32);
 
@@ -84,10 +83,21 @@ class KeyStream {
     if (ahead) find_tile();
   }
 
-  /// Copies a tile's K to `slot`, and says in `keys` what there is to know of its keys.
-  RADDLE_DEVICE void load_keys(i32 slot, typename Layout::Keys& keys) {
+  /// Load number `nth`, of K and V in turns, to `slot`: a group of copies. `nth` is known when this
+  /// is compiled.
+  RADDLE_DEVICE void load(i32 nth, i32 slot) {
+    if (nth % 2 == 0)
+      load_keys(slot);
+    else
+      load_values(slot);
+  }
+
+ private:
+  /// Copies a tile's K, and says what there is to know of its keys.
+  RADDLE_DEVICE void load_keys(i32 slot) {
     if (!ahead) find_tile();
     if (there_) {
+      auto& keys = Layout::keys_at(keys_slot_);
       const i32 lane = ptx::lane_index(), warp = ptx::warp_index();
       if (lane < warp_keys) {
         const i32 j = warp_keys * warp + lane;
@@ -109,9 +119,10 @@ class KeyStream {
       ptx::sync_warp();
     }
     ptx::copy_commit();
+    keys_slot_ = Layout::after(keys_slot_, Layout::key_slots);
   }
 
-  /// Copies that tile's V to `slot`.
+  /// Copies that tile's V.
   RADDLE_DEVICE void load_values(i32 slot) {
     if (ahead ? there_ : walk_.loading)
       copy<typename K::VoRows, K::dim_vo>(Layout::slot_memory(slot), 1);
@@ -119,7 +130,6 @@ class KeyStream {
     if (ahead) find_tile();
   }
 
- private:
   /// A row of zeros: where keys that are not there are copied from, for V's rows may hold anything
   /// and meet weights of zero.
   RADDLE_DEVICE static const u8* zeros() {
@@ -175,9 +185,13 @@ class KeyStream {
   /// This lane's column of a tile; one that has no key repeats one that has, for variants see only
   /// keys that exist.
   RADDLE_DEVICE i32 column_in(const Span& span) const {
+    const Span read = columns_read(span);
+    return min(max(column_of(span), read.begin), read.end - 1);
+  }
+  /// The columns of a tile that may be read.
+  RADDLE_DEVICE Span columns_read(const Span& span) const {
     const KeySource& source = walk_.source;
-    const i32 begin = max(span.begin, source.col_begin), end = min(span.end, source.col_end);
-    return min(max(column_of(span), begin), end - 1);
+    return Span{max(span.begin, source.col_begin), min(span.end, source.col_end), span.partial};
   }
   RADDLE_DEVICE i32 column_of(const Span& span) const {
     return span.begin + warp_keys * ptx::warp_index() + ptx::lane_index() % warp_keys;
@@ -185,11 +199,11 @@ class KeyStream {
 
   RADDLE_DEVICE void find_row(const Span& span, bool last) {
     const KeySource& source = walk_.source;
-    const i32 begin = max(span.begin, source.col_begin), end = min(span.end, source.col_end);
+    const Span read = columns_read(span);
     column_ = column_of(span);
     at_ = find_column(launch_, source, column_in(span), block_known_, next_block_);
-    if (column_ < begin || column_ >= end) at_.valid = false;
-    const bool ragged = end - begin < Layout::tile_keys || source.holes;
+    if (column_ < read.begin || column_ >= read.end) at_.valid = false;
+    const bool ragged = read.end - read.begin < Layout::tile_keys || source.holes;
     flags_ = (span.partial ? TileFlags::partial : 0) | (ragged ? TileFlags::ragged : 0) |
              (last ? TileFlags::last : 0);
   }
@@ -246,6 +260,7 @@ class KeyStream {
   Column at_;
   bool block_known_ = false;  // next_block_ is what the page table says of the tile after it
   i32 next_block_ = 0;
+  i32 keys_slot_ = 0;  // where the keys loaded next are spoken of
 };
 
 }  // namespace mma

@@ -3,7 +3,7 @@
 //
 // Warp w holds rows 16 w … of every 64, `blocks` times 16 rows, and computes them against whole KV
 // tiles, which all warps load together. Two barriers a tile say when K, and when V, is there and
-// the stage before it is free.
+// the slot before it is free.
 #pragma once
 
 #include "raddle/engine/kernel/mma/key_stream.h"
@@ -66,16 +66,6 @@ class LongQueries {
  private:
   RADDLE_DEVICE i32 first_row(i32 r) const { return block_rows * r + 16 * warp_; }
 
-  /// Load number `nth` of the stream, K and V in turns.
-  RADDLE_DEVICE void load(i32 nth, i32 slot) {
-    if (nth % 2 == 0) {
-      stream_.load_keys(slot, Layout::keys_at(loading_));
-      loading_ = Layout::after(loading_, Layout::key_slots);
-    } else {
-      stream_.load_values(slot);
-    }
-  }
-
   /// One KV tile, whose slots then take what is a ring further on. The first steps only fill the
   /// ring. Returns whether the tile is the item's last.
   template <class Apply>
@@ -103,7 +93,7 @@ class LongQueries {
       ptx::sync_block();  // K is there; the tile before is computed, and its V's slot is free
     }
     const bool computes = !(flags & TileFlags::empty);
-    if (step_ > first_step) load(Layout::slots - 1, before);
+    if (step_ > first_step) stream_.load(Layout::slots - 1, before);
     if (computes) {
       const u32 q = a_address<typename K::QkRows>(Layout::query_memory()) +
                     static_cast<u32>(first_row(0) * K::QkRows::pitch);
@@ -122,7 +112,7 @@ class LongQueries {
             [&](WarpVector& x, const Key& key) { variant_.value(x, key); });
       ptx::sync_block();  // V is there; K's slot is free
     }
-    load(Layout::slots, slot_);
+    stream_.load(Layout::slots, slot_);
     if (computes) multiply_pv<K, blocks, tiles>(o_, p, v);
     slot_ = Layout::after(next, Layout::slots);
     if (step_ < 0) {
@@ -191,9 +181,9 @@ class LongQueries {
   const i32 warp_;
   KeyStream<K, Layout, false> stream_;
   static constexpr i32 first_step = -Layout::slots / 2;
-  i32 step_ = first_step;            // 0 once the ring is full
-  i32 slot_ = 0;                     // of what is used next;
-  i32 computing_ = 0, loading_ = 0;  // where its keys are spoken of, and those loaded next
+  i32 step_ = first_step;  // 0 once the ring is full
+  i32 slot_ = 0;           // of what is used next;
+  i32 computing_ = 0;      // where its keys are spoken of
   float to_log2_;
   Output<K, blocks> o_;
   RowStats<blocks> stats_;

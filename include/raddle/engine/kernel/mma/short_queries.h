@@ -1,8 +1,8 @@
 // Work items of up to 16 fused rows: decoding. What counts is to keep the memory busy.
 //
-// Every warp holds all rows and computes them against 16 keys of each KV tile, which it loaded
-// itself: no warp waits for another until an item ends, and the loads run on into the items that
-// follow. Then the warps' states are added up.
+// Every warp holds all rows and computes them against a quarter of each KV tile's keys, which
+// it loaded itself: no warp waits for another until an item ends, and the loads run on into the
+// items that follow. Then the warps' states are added up.
 #pragma once
 
 #include "raddle/engine/kernel/mma/key_stream.h"
@@ -81,16 +81,6 @@ class ShortQueries {
                     item.kv_head, launch_.plan.group_size);
   }
 
-  /// Load number `nth` of the stream, K and V in turns.
-  RADDLE_DEVICE void load(i32 nth, i32 slot) {
-    if (nth % 2 == 0) {
-      stream_.load_keys(slot, Layout::keys_at(loading_));
-      loading_ = Layout::after(loading_, Layout::key_slots);
-    } else {
-      stream_.load_values(slot);
-    }
-  }
-
   /// One KV tile, whose slots then take what is a ring further on. The first steps only fill the
   /// ring: they load what the steps before would have. Returns whether the tile is the item's last.
   template <class Apply>
@@ -119,7 +109,7 @@ class ShortQueries {
                                });
     }
     ptx::sync_warp();
-    if (Layout::slots % 2 == 0 || step_ > first_step) load(Layout::slots, slot_);
+    if (Layout::slots % 2 == 0 || step_ > first_step) stream_.load(Layout::slots, slot_);
     slot_ = Layout::after(slot_, Layout::slots);
     if (computes) {
       apply(s, keys, warp_keys * warp_, flags);
@@ -140,7 +130,7 @@ class ShortQueries {
       multiply_pv<K, 1, tiles>(o_, p, v + warp_keys * warp_ * K::VoRows::pitch);
     }
     ptx::sync_warp();
-    load(Layout::slots + 1, slot_);
+    stream_.load(Layout::slots + 1, slot_);
     slot_ = Layout::after(slot_, Layout::slots);
     if (step_ < 0) {
       ++step_;
@@ -269,7 +259,7 @@ class ShortQueries {
   i32 step_ = first_step;  // 0 once the ring is full
   // of what is used next; load 0 goes to slot 0, at the end of the first step if slots are odd
   i32 slot_ = Layout::slots % 2 == 0 ? 0 : Layout::slots - 1;
-  i32 computing_ = 0, loading_ = 0;  // where its keys are spoken of, and those loaded next
+  i32 computing_ = 0;  // where its keys are spoken of
   float to_log2_;
   u32 q_[K::k_steps][4];  // the rows' fragments
   Output<K, 1> o_;

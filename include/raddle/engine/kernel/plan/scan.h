@@ -1,16 +1,11 @@
 // Prefix sums over the threads of a block.
+//
+// Loops here and in the planner stay loops (RADDLE_ROLLED). It runs once: what it waits for is its
+// own instructions, and every copy of a loop's body is fetched for a single use.
 #pragma once
 
 #include "raddle/engine/kernel/plan/memory.h"
 #include "raddle/engine/ptx/instructions.h"
-
-// A loop that stays one. The planner runs once: what it waits for is its own instructions, and
-// every copy of a loop's body is fetched for a single use.
-#if defined(__CUDACC_RTC__)
-#define RADDLE_ROLLED _Pragma("unroll 1")
-#else
-#define RADDLE_ROLLED
-#endif
 
 RADDLE_ENGINE_BEGIN
 

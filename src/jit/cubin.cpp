@@ -1,0 +1,21 @@
+#include "jit/cubin.h"
+
+#include "jit/cache.h"
+#include "jit/nvrtc.h"
+
+namespace raddle::jit {
+
+std::string find_or_compile_cubin(const std::string& name, const std::string& source,
+                                  const std::string& arch) {
+  Request request;
+  request.compiler = "nvrtc " + Nvrtc::instance().version();
+  for (const std::string& option : Nvrtc::options(arch)) request.key += option + " ";
+  request.key += "\n" + source;
+  request.name = name;
+  request.target = arch;
+  request.source = source;
+  request.compile = [&] { return Nvrtc::instance().compile(source, arch).bytes; };
+  return find_or_compile(request).bytes;
+}
+
+}  // namespace raddle::jit
