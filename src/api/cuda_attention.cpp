@@ -87,6 +87,15 @@ void check_alignment(const RunArgs& args) {
   }
 }
 
+TimelineView view_timeline(const TensorRef& t, i32 num_workers) {
+  if (!t.data) return {};
+  check_output("timeline", t, DType::float32, {num_workers, -1, 2});
+  const i64 capacity = dim(t, 1);
+  if (capacity < 2 || capacity >= i64{1} << 31 || step(t, 1) != 2 || step(t, 0) != 2 * capacity)
+    fail<ValueError>("timeline is ", shape_text(t), "; expected a contiguous tensor of two marks a worker or more");
+  return {static_cast<TimelineView::Mark*>(t.data), static_cast<i32>(capacity)};
+}
+
 class CudaBackend final : public AttentionBackend {
  public:
   CudaBackend(const AttentionSpec& spec, const BoundVariant& variant, const Device& device)
@@ -175,6 +184,7 @@ class CudaBackend final : public AttentionBackend {
     if (captured) reservation->capture(args, changed ? changed : reservation->variant());
     of_run->use_on(args.stream);
     on_device.use_on(args.stream);
+    launch.timeline = view_timeline(args.timeline, launch.plan.num_workers);
     void* params[] = {&launch, of_run->bytes()};
     on_device.kernel().launch(launch.plan.num_workers, args.stream, params);
   }

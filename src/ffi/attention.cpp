@@ -164,6 +164,7 @@ void run(Arguments& in) {
   args.lse = in.optional_tensor("lse", Where::anywhere);
   args.return_state = in.boolean("return_state");
   args.scale = in.number("scale");
+  args.timeline = in.optional_tensor("timeline", Where::anywhere);
   const Params params = to_params(in.map("params"));
   if (!params.empty()) args.params = &params;
   const bool one_level = in.left() == 2;

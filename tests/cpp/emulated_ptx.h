@@ -13,6 +13,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -85,6 +86,7 @@ class Block {
   i32 num_threads() const { return static_cast<i32>(fibers_.size()); }
   i32 thread() const { return static_cast<i32>(running_); }
   void* shared() { return shared_.data(); }
+  i64 time = 0;  // counts how often it is asked for
   u32 shared_bytes() const { return static_cast<u32>(shared_.size() * sizeof(Unit)); }
 
   /// Copies happen only when they are waited for, so that a wait that is missing shows.
@@ -95,15 +97,37 @@ class Block {
   void finish_copies(std::size_t pending) {
     auto& groups = fibers_[running_].groups;  // the last one is still open
     while (groups.size() > pending + 1) {
-      for (const auto& [to, from] : groups.front()) {
-        auto* at = static_cast<std::byte*>(shared()) + to;
-        if (from)
-          std::memcpy(at, from, 16);
-        else
-          std::memset(at, 0, 16);
-      }
+      for (const auto& [to, from] : groups.front()) copy(to, from);
       groups.pop_front();
     }
+  }
+  /// Barriers in shared memory, by address.
+  void create_barrier(u32 at, i32 arrivals) {
+    if (memory_barriers_.count(at)) broken("a barrier is created where one is");
+    memory_barriers_[at] = {arrivals, arrivals, 0, {}};
+  }
+  void destroy_barrier(u32 at) {
+    if (memory_barriers_.erase(at) == 0) broken("no barrier is where one is destroyed");
+  }
+  void arrive(u32 at) {
+    MemoryBarrier& barrier = barrier_at(at);
+    if (--barrier.missing > 0) return;
+    for (const auto& [to, from] : barrier.copies) copy(to, from);
+    barrier.copies.clear();
+    barrier.missing = barrier.arrivals;
+    ++barrier.phase;
+    ++progress_;
+  }
+  /// The thread's copies are done when the phase ends, no sooner.
+  void arrive_after_copies(u32 at) {
+    auto& copies = barrier_at(at).copies;
+    for (auto& group : fibers_[running_].groups)
+      copies.insert(copies.end(), group.begin(), group.end());
+    fibers_[running_].groups.assign(1, {});
+    arrive(at);
+  }
+  void wait_barrier(u32 at, i32 parity) {
+    while (barrier_at(at).phase % 2 == parity) leave(false);
   }
   void wait_block() { wait(block_, fibers_.size()); }
   void wait_warp() { wait(warps_[running_ / 32], 32); }
@@ -133,6 +157,29 @@ class Block {
   struct alignas(16) Unit {
     u64 x[2];
   };
+
+  struct MemoryBarrier {
+    i32 arrivals, missing;
+    i64 phase;
+    std::vector<std::pair<u32, const void*>> copies;
+  };
+
+  [[noreturn]] static void broken(const char* what) {
+    std::fprintf(stderr, "emulated GPU: %s\n", what);
+    std::abort();
+  }
+  MemoryBarrier& barrier_at(u32 at) {
+    const auto found = memory_barriers_.find(at);
+    if (found == memory_barriers_.end()) broken("no barrier is where one is expected");
+    return found->second;
+  }
+  void copy(u32 to, const void* from) {
+    auto* at = static_cast<std::byte*>(shared()) + to;
+    if (from)
+      std::memcpy(at, from, 16);
+    else
+      std::memset(at, 0, 16);
+  }
 
   static void start() {
     Block& block = *current();
@@ -184,6 +231,7 @@ class Block {
   std::vector<Barrier> warps_;
   std::vector<Unit> shared_;
   Barrier block_;
+  std::map<u32, MemoryBarrier> memory_barriers_;
   const std::function<void()>* body_ = nullptr;
   ucontext_t scheduler_{};
   std::size_t running_ = 0;
@@ -209,6 +257,7 @@ inline void* shared_memory() { return Block::current()->shared(); }
 inline void sync_block() { Block::current()->wait_block(); }
 inline void sync_warp() { Block::current()->wait_warp(); }
 inline void fence_device() {}
+inline i64 global_time() { return ++Block::current()->time; }
 
 inline float shuffle(float x, i32 lane) {
   Exchange mine{};
@@ -291,6 +340,18 @@ inline void copy_wait() {
   Block::current()->finish_copies(pending);
 }
 
+inline void barrier_create(u32 barrier, i32 arrivals) {
+  Block::current()->create_barrier(barrier, arrivals);
+}
+inline void barrier_destroy(u32 barrier) { Block::current()->destroy_barrier(barrier); }
+inline void barrier_arrive(u32 barrier) { Block::current()->arrive(barrier); }
+inline void barrier_arrive_after_copies(u32 barrier) {
+  Block::current()->arrive_after_copies(barrier);
+}
+inline void barrier_wait(u32 barrier, i32 parity) {
+  Block::current()->wait_barrier(barrier, parity);
+}
+
 inline u32 element_of_row(u32 row, i32 i) {
   u16 x;
   std::memcpy(&x, static_cast<const std::byte*>(shared_memory()) + row + 2 * i, 2);
@@ -342,6 +403,7 @@ inline void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, T) {
 }
 
 inline float exp2(float x) { return std::exp2(x); }
+inline float max(float x, float y) { return std::fmax(x, y); }
 inline float fma(float x, float y, float z) { return std::fma(x, y, z); }
 
 template <class T>

@@ -6,6 +6,7 @@
 #ifdef RADDLE_EMULATED_PTX
 #include RADDLE_EMULATED_PTX
 #else
+#include "raddle/engine/ptx/barrier.h"
 #include "raddle/engine/ptx/block.h"
 #include "raddle/engine/ptx/copy.h"
 #include "raddle/engine/ptx/math.h"

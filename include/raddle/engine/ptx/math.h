@@ -21,6 +21,13 @@ RADDLE_DEVICE float fma(float x, float y, float z) {
   return r;
 }
 
+/// The larger number; the other one where one is NaN.
+RADDLE_DEVICE float max(float x, float y) {
+  float r;
+  asm("max.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(y));
+  return r;
+}
+
 /// Two numbers rounded to nearest: `low` in the lower half, `high` in the upper.
 RADDLE_DEVICE u32 pack(float low, float high, f16) {
   u32 y;

@@ -30,6 +30,13 @@ RADDLE_DEVICE void* shared_memory() {
 RADDLE_DEVICE void sync_block() { asm volatile("bar.sync 0;" ::: "memory"); }
 RADDLE_DEVICE void sync_warp() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
 
+/// Nanoseconds on a clock that all multiprocessors share.
+RADDLE_DEVICE i64 global_time() {
+  i64 t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+  return t;
+}
+
 /// Orders this thread's accesses to device memory, before and after, for all threads of the device.
 RADDLE_DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 

@@ -12,34 +12,58 @@ struct Span {
   bool partial;
 };
 
-/// Walks the KV tiles of a work item: its query tile's runs, clipped to the item's columns.
-class TileWalk {
+/// Walks the coverage runs of a work item: its query tile's, clipped to the item's columns.
+class RunWalk {
  public:
-  TileWalk() = default;
-  RADDLE_FN TileWalk(const PlanView& plan, const WorkItem& item)
+  RunWalk() = default;
+  RADDLE_FN RunWalk(const PlanView& plan, const WorkItem& item, const QueryTile& tile)
       : runs_(plan.runs),
-        run_(plan.query_tiles[item.query_tile].run_begin),
-        run_end_(plan.query_tiles[item.query_tile].run_end),
-        keys_(plan.shapes[plan.query_tiles[item.query_tile].shape].keys),
-        at_(item.col_begin),
+        run_(tile.run_begin),
+        run_end_(tile.run_end),
+        begin_(item.col_begin),
         end_(item.col_end) {}
 
-  RADDLE_FN bool next(Span& span) {
-    for (; run_ < run_end_ && at_ < end_; ++run_) {
-      const Run& run = runs_[run_];
-      at_ = max(at_, run.begin);
-      const i32 end = min(run.end, end_);
-      if (at_ >= end) continue;
-      span = Span{at_, min(end, at_ + keys_), run.kind == Coverage::partial};
-      at_ = span.end;
-      return true;
+  /// The next one that holds columns; an empty span at the end.
+  RADDLE_FN Span next() {
+    while (run_ < run_end_) {
+      const Run& run = runs_[run_++];
+      const Span span{max(begin_, run.begin), min(end_, run.end), run.kind == Coverage::partial};
+      if (span.begin < span.end) return span;
     }
-    return false;
+    return Span{end_, end_, false};
   }
 
  private:
   const Run* runs_;
-  i32 run_, run_end_, keys_, at_, end_;
+  i32 run_, run_end_, begin_, end_;
+};
+
+/// Takes a tile of at most `keys` columns off the front of a run.
+RADDLE_FN Span take_tile(Span& run, i32 keys) {
+  const Span tile{run.begin, min(run.end, run.begin + keys), run.partial};
+  run.begin = tile.end;
+  return tile;
+}
+
+/// Walks the KV tiles of a work item.
+class TileWalk {
+ public:
+  RADDLE_FN TileWalk(const PlanView& plan, const WorkItem& item)
+      : runs_(plan, item, plan.query_tiles[item.query_tile]),
+        rest_(runs_.next()),
+        keys_(plan.shapes[plan.query_tiles[item.query_tile].shape].keys) {}
+
+  RADDLE_FN bool next(Span& span) {
+    if (rest_.begin == rest_.end) return false;
+    span = take_tile(rest_, keys_);
+    if (rest_.begin == rest_.end) rest_ = runs_.next();
+    return true;
+  }
+
+ private:
+  RunWalk runs_;
+  Span rest_;  ///< of the run that the walk is in
+  i32 keys_;
 };
 
 RADDLE_ENGINE_END

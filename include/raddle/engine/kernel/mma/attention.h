@@ -10,18 +10,21 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-/// One worker's queue.
+/// One worker's queue: its long queries, then its short ones. Two loops one after the other leave
+/// each of them all registers; as branches of one loop, they spill.
 template <class K, class V>
 RADDLE_DEVICE void attend(const MmaLaunch& launch, const V& variant) {
   const PlanView& plan = launch.plan;
   const i32 worker = ptx::block_index();
-  const i32 end = plan.queue_indptr[worker + 1];
-  for (i32 i = plan.queue_indptr[worker]; i < end;) {
-    if (plan.query_tiles[plan.items[i].query_tile].shape == 0)
-      i = ShortQueries<K, V>(launch, variant, i, end).run();
-    else
-      LongQueries<K, V, K::long_rows / 64>(launch, variant, i++).run();
-  }
+  const i32 begin = plan.queue_indptr[worker], end = plan.queue_indptr[worker + 1];
+  const auto is_short = [&](i32 i) {
+    return plan.query_tiles[plan.items[i].query_tile].shape == 0;
+  };
+  mark(launch, TimelineStage::started, begin);
+  for (i32 i = begin; i < end; ++i)
+    if (!is_short(i)) LongQueries<K, V, K::long_rows / 64>(launch, variant, i).run();
+  for (i32 i = begin; i < end;)
+    i = is_short(i) ? ShortQueries<K, V>(launch, variant, i, end).run() : i + 1;
 }
 
 /// The same where all items are of short queries, as in a batch that only decodes: a third of the
@@ -30,7 +33,9 @@ template <class K, class V>
 RADDLE_DEVICE void attend_short(const MmaLaunch& launch, const V& variant) {
   const i32 worker = ptx::block_index();
   const i32 end = launch.plan.queue_indptr[worker + 1];
-  for (i32 i = launch.plan.queue_indptr[worker]; i < end;)
+  i32 i = launch.plan.queue_indptr[worker];
+  mark(launch, TimelineStage::started, i);
+  while (i < end)
     i = ShortQueries<K, V>(launch, variant, i, end).run();
 }
 

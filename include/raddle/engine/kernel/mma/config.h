@@ -34,20 +34,21 @@ RADDLE_FN constexpr i32 row_bytes(i32 dim) {
 }
 
 /// How many tiles' keys are spoken of at a time, for a ring of that many slots: those whose K has
-/// been loaded and whose V has not been used.
-RADDLE_FN constexpr i32 key_slots(i32 slots) { return slots / 2 + 1; }
+/// been loaded and whose V has not been used. Three are counted more easily as four.
+RADDLE_FN constexpr i32 key_slots(i32 slots) { return slots / 2 == 2 ? 4 : slots / 2 + 1; }
 
 /// Shared memory of a block for a tile shape: Q or O, the ring, what is known of the keys in it
-/// (index, position, column, and a word a warp), where rows that are loaded lie, the warps' walks,
-/// and scratch.
+/// (index, position, column, and a word a warp), where rows that are loaded lie, where the warps'
+/// items have their keys, barriers, and scratch.
 RADDLE_FN constexpr i32 shared_bytes(i32 dim_qk, i32 dim_vo, i32 rows, i32 tile_keys, i32 slots) {
   const i32 row = max(row_bytes(dim_qk), row_bytes(dim_vo));
   const i32 keys = key_slots(slots) * (3 * tile_keys + num_warps) * 4;
   const i32 statistics = 2 * num_warps * short_rows * 4;
   const i32 outputs = num_warps * slab_rows * slab_pitch * 4;
-  const i32 scratch = max(32 * rows + 4 * num_warps * max(dim_qk, dim_vo), outputs) + statistics;
-  constexpr i32 walks = num_warps * 176 + 16;
-  return rows * row + slots * tile_keys * row + keys + 16 * tile_keys + walks + scratch;
+  const i32 item = 32 * rows + 4 * num_warps * max(dim_qk, dim_vo) + 16;
+  const i32 scratch = max(item, outputs) + statistics;
+  const i32 sources = num_warps * 144 + 16 + 16 * slots;
+  return rows * row + slots * tile_keys * row + keys + 16 * tile_keys + sources + scratch;
 }
 
 /// Shared memory of a multiprocessor of an architecture (75, 80, 90 …), of which every block takes

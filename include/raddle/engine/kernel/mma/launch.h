@@ -8,15 +8,30 @@
 
 namespace raddle {
 
+/// What a worker has come to: first its start, then these of every item.
+enum class TimelineStage : i32 { started, opened, computed, stored, finished };
+
+/// When each worker did what, for those who ask.
+struct TimelineView {
+  /// The GPU's clock in ns, of which 32 bits are kept, and a TimelineStage with the item's number
+  /// above it.
+  struct Mark {
+    i32 time, what;
+  };
+  Mark* marks;  ///< [num_workers, capacity]; null: nobody asks
+  i32 capacity;
+};
+
 struct MmaLaunch : RunView {
   LayoutView layout;  ///< its `levels` is not used:
   LevelView levels[max_levels];
   PlanView plan;
+  TimelineView timeline;
 };
 
 // Both compilers see these numbers, so neither can lay the parameter out in its own way.
 static_assert(sizeof(LevelView) == 104 && sizeof(LayoutView) == 56 && sizeof(PlanView) == 136);
-static_assert(sizeof(KvView) == 64 && sizeof(RunView) == 616 && sizeof(MmaLaunch) == 1640);
+static_assert(sizeof(KvView) == 64 && sizeof(RunView) == 616 && sizeof(MmaLaunch) == 1656);
 
 }  // namespace raddle
 

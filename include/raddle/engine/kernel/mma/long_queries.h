@@ -2,8 +2,8 @@
 // the tensor cores busy.
 //
 // Warp w holds rows 16 w … of every 64, `blocks` times 16 rows, and computes them against whole KV
-// tiles, which all warps load together. Two barriers a tile say when K, and when V, is there and
-// the slot before it is free.
+// tiles, which all warps load together. No warp waits for all others: barriers in shared memory say
+// when a slot is filled, and when all have used it.
 #pragma once
 
 #include "raddle/engine/kernel/mma/key_stream.h"
@@ -26,112 +26,154 @@ class LongQueries {
   RADDLE_DEVICE LongQueries(const MmaLaunch& launch, const V& variant, i32 item)
       : launch_(launch),
         variant_(variant),
-        item_(launch.plan.items[item]),
-        tile_(launch.plan.query_tiles[item_.query_tile]),
+        item_(item),
         warp_(ptx::warp_index()),
-        stream_(launch, item, item + 1, tile_.shape) {}
+        stream_(launch, item),
+        q_address_(ptx::shared_address(Layout::query_memory()) +
+                   static_cast<u32>(first_row(0) * K::QkRows::pitch) +
+                   a_offset<typename K::QkRows>(ptx::lane_index())),
+        k_offset_(b_offset<typename K::QkRows>(ptx::lane_index())),
+        v_offset_(a_offset<typename K::VoRows>(ptx::lane_index())) {}
 
   RADDLE_DEVICE void run() {
+    create_barriers();
+    ptx::sync_block();
     RADDLE_ROLLED
-    for (i32 r = 0; r < blocks; ++r)
-      load_queries<16, K>(launch_, variant_, tile_, item_.kv_head, first_row(r),
-                          Layout::query_memory(), Layout::scratch().row, Layout::vector(warp_));
+    for (i32 n = 0; n < Layout::slots - lag; ++n) load(n % 2, n, n / 2);
+    load_queries();
+    mark(launch_, TimelineStage::opened, item_);
     clear(o_);
     stats_.clear();
-
-    ApplyVariant<V, blocks, tiles> apply{variant_,
-                                         launch_,
-                                         tile_,
-                                         Layout::scratch().row,
-                                         {},
-                                         request_of_keys(launch_, tile_),
-                                         item_.kv_head,
-                                         launch_.scale};
-    RADDLE_UNROLL
-    for (i32 r = 0; r < blocks; ++r) apply.first_row[r] = first_row(r) + ptx::lane_index() / 4;
-    to_log2_ = (apply.scales() ? 1.0f : launch_.scale) * math::log2e;
-    ptx::sync_warp();
-    while (!step(apply)) {
+    ptx::sync_block();  // what is said of the item
+    while (!step()) {
     }
+    mark(launch_, TimelineStage::computed, item_);
     ptx::sync_block();  // rows of O take the place of the ring
-    put_rows();
-    ptx::sync_warp();
-    write_rows();
-    if (item_.partial_row >= 0)
-      arrive<K>(launch_, variant_, tile_, item_.kv_head, Layout::completed_bits(),
-                Layout::vector(warp_));
+    destroy_barriers();
+    finish();
+    mark(launch_, TimelineStage::finished, item_);
     ptx::sync_block();  // the next item reuses shared memory
   }
 
  private:
   RADDLE_DEVICE i32 first_row(i32 r) const { return block_rows * r + 16 * warp_; }
+  // Looked up anew where they are asked for: in the loop, registers are O's.
+  RADDLE_DEVICE const WorkItem& item() const { return launch_.plan.items[item_]; }
+  RADDLE_DEVICE const QueryTile& tile() const {
+    return launch_.plan.query_tiles[item().query_tile];
+  }
 
-  /// One KV tile, whose slots then take what is a ring further on. The first steps only fill the
-  /// ring. Returns whether the tile is the item's last.
-  template <class Apply>
-  RADDLE_DEVICE bool step(const Apply& apply) {
-    constexpr i32 pending = Layout::slots - 2;
-    static_assert(Layout::slots % 2 == 0);
-    const auto& keys = Layout::keys_at(computing_);
-    const i32 next = Layout::after(slot_, Layout::slots);
-    const i32 before = slot_ == 0 ? Layout::slots - 1 : slot_ - 1;
-    u8* k = Layout::slot_memory(slot_);
-    u8* v = Layout::slot_memory(next);
-    float* vector = Layout::vector(warp_);
+  RADDLE_DEVICE void load_queries() const {
+    auto& facts = Layout::scratch();
+    describe_item(launch_, tile(), item().kv_head, facts);
+    RADDLE_ROLLED
+    for (i32 r = 0; r < blocks; ++r)
+      mma::load_queries<16, K>(launch_, variant_, tile(), item().kv_head, first_row(r),
+                               Layout::query_memory(), facts, Layout::vector(warp_));
+  }
+
+  /// Uses count K and V of the tiles in turns, and so do loads: load n takes slot n % slots when
+  /// use n - slots is over. A warp begins it when its own use n - slots + lag is: the others are
+  /// done with theirs by then, as a rule.
+  static constexpr i32 lag = Layout::slots > 2 ? 1 : 0;
+  static constexpr i32 tiles_in_ring = Layout::slots / 2;
+  static_assert(Layout::slots % 2 == 0);
+
+  RADDLE_DEVICE void create_barriers() const {
+    if (ptx::thread_index() >= Layout::slots) return;
+    const i32 slot = ptx::thread_index();
+    ptx::barrier_create(Layout::filled(slot), num_threads + num_warps);
+    ptx::barrier_create(Layout::freed(slot), num_warps);
+  }
+  RADDLE_DEVICE void destroy_barriers() const {
+    if (ptx::thread_index() >= Layout::slots) return;
+    ptx::barrier_destroy(Layout::filled(ptx::thread_index()));
+    ptx::barrier_destroy(Layout::freed(ptx::thread_index()));
+  }
+
+  /// Starts loading K (`which` 0) or V of tile number `nth`, if there is one.
+  RADDLE_DEVICE void load(i32 which, i32 slot, i32 nth) {
+    const bool loads = which == 0 ? stream_.load_keys(slot, nth % Layout::key_slots)
+                                  : stream_.load_values(slot);
+    if (!loads) return;
+    ptx::barrier_arrive_after_copies(Layout::filled(slot));
+    ptx::sync_warp();
+    if (ptx::lane_index() == 0) ptx::barrier_arrive(Layout::filled(slot));  // what is said of keys
+  }
+
+  /// This warp has used a slot, and starts loading the next K or V into one that all have used.
+  RADDLE_DEVICE void pass_on(i32 used, i32 which, i32 slot, i32 parity) {
+    ptx::sync_warp();
+    if (ptx::lane_index() == 0) ptx::barrier_arrive(Layout::freed(used));
+    ptx::barrier_wait(Layout::freed(slot), parity);
+    load(which, slot, tile_number_ + tiles_in_ring);
+  }
+
+  /// One KV tile, whose slots then take what is a ring further on. Returns whether it is the item's
+  /// last.
+  RADDLE_DEVICE bool step() {
+    const ApplyVariant<V, blocks, tiles> apply(launch_, variant_, item_);
+    [[maybe_unused]] auto& facts = Layout::scratch();
+    const auto& keys = Layout::keys_at(tile_number_ % Layout::key_slots);
+    const i32 k_slot = 2 * (tile_number_ % tiles_in_ring), v_slot = k_slot + 1;
+    const i32 v_before = (k_slot == 0 ? Layout::slots : k_slot) - 1;
+    const i32 parity = tile_number_ / tiles_in_ring % 2;  // of the ring's round
+    [[maybe_unused]] float* vector = Layout::vector(warp_);
+    ptx::barrier_wait(Layout::filled(k_slot), parity);
+    const i32 flags = keys.flags[warp_];
+    if (flags & TileFlags::empty) return true;
+    if constexpr (has_key<V>) {
+      transform_keys<T, typename K::QkRows, K::dim_qk>(
+          Layout::slot_memory(k_slot), keys, facts, vector,
+          [&](WarpVector& x, const Key& key) { variant_.key(x, key); });
+      ptx::sync_block();
+    }
     Logits<blocks, tiles> s;
+    multiply_qk<K, blocks, tiles>(
+        s, Layout::slot_address(k_slot) + k_offset_, [&](i32 at, i32 r, u32(&a)[4]) {
+          ptx::load_matrices(a, K::QkRows::step_from(q_address_, at) +
+                                    static_cast<u32>(r * block_rows * K::QkRows::pitch));
+        });
+    // Of the first tile, no V is before: barriers answer at once for the round before the first.
+    pass_on(k_slot, lag, lag == 0 ? k_slot : v_before, k_slot < 2 * lag ? parity ^ 1 : parity);
+    apply(s, keys, 0, flags, facts,
+          [&](i32 r) { return first_row(r) + ptx::lane_index() / 4; });
+    if constexpr (scan == Scan::softmax) softmax<K>(s, stats_, o_, apply.to_log2(), 2);
     Weights<blocks, tiles> p;
-    i32 flags = TileFlags::empty;
-    if (step_ == 0) {
-      ptx::copy_wait<pending>();
-      ptx::sync_warp();
-      flags = keys.flags[warp_];
-      if constexpr (has_key<V>)
-        if (!(flags & TileFlags::empty))
-          transform_keys<T, typename K::QkRows, K::dim_qk>(
-              k, keys, apply.request, apply.kv_head, vector,
-              [&](WarpVector& x, const Key& key) { variant_.key(x, key); });
-      ptx::sync_block();  // K is there; the tile before is computed, and its V's slot is free
+    round_weights<T>(s, p);
+    ptx::barrier_wait(Layout::filled(v_slot), parity);
+    if constexpr (has_value<V>) {
+      transform_keys<T, typename K::VoRows, K::dim_vo>(
+          Layout::slot_memory(v_slot), keys, facts, vector,
+          [&](WarpVector& x, const Key& key) { variant_.value(x, key); });
+      ptx::sync_block();
     }
-    const bool computes = !(flags & TileFlags::empty);
-    if (step_ > first_step) stream_.load(Layout::slots - 1, before);
-    if (computes) {
-      const u32 q = a_address<typename K::QkRows>(Layout::query_memory()) +
-                    static_cast<u32>(first_row(0) * K::QkRows::pitch);
-      multiply_qk<K, blocks, tiles>(s, k, [&](i32 at, i32 r, u32(&a)[4]) {
-        ptx::load_matrices(
-            a, K::QkRows::step_from(q, at) + static_cast<u32>(r * block_rows * K::QkRows::pitch));
-      });
-      apply(s, keys, 0, flags);
-      if constexpr (scan == Scan::softmax) softmax<K>(s, stats_, o_, to_log2_, 2);
-      round_weights<T>(s, p);
-      ptx::copy_wait<pending>();
-      ptx::sync_warp();
-      if constexpr (has_value<V>)
-        transform_keys<T, typename K::VoRows, K::dim_vo>(
-            v, keys, apply.request, apply.kv_head, vector,
-            [&](WarpVector& x, const Key& key) { variant_.value(x, key); });
-      ptx::sync_block();  // V is there; K's slot is free
-    }
-    stream_.load(Layout::slots, slot_);
-    if (computes) multiply_pv<K, blocks, tiles>(o_, p, v);
-    slot_ = Layout::after(next, Layout::slots);
-    if (step_ < 0) {
-      ++step_;
-      return false;
-    }
-    computing_ = Layout::after(computing_, Layout::key_slots);
+    multiply_pv<K, blocks, tiles>(o_, p, Layout::slot_address(v_slot) + v_offset_);
+    pass_on(v_slot, 1 - lag, lag == 0 ? v_slot : k_slot, parity);
+    ++tile_number_;
     return (flags & TileFlags::last) != 0;
   }
 
   /// A row of O on its way out, in fp32, and its LSE behind it.
   static constexpr i32 row_floats = round_up(K::dim_vo, 8) + 4;
-  static_assert(K::long_rows * row_floats * 4 <= Layout::walks);  // ring and keys are free by then
+  static_assert(K::long_rows * row_floats * 4 <= Layout::sources);  // ring and keys are free by then
   RADDLE_DEVICE static float* out_row(i32 m) {
     return reinterpret_cast<float*>(Layout::base()) + m * row_floats;
   }
 
+  RADDLE_DEVICE void finish() {
+    put_rows();
+    ptx::sync_warp();
+    write_rows();
+    mark(launch_, TimelineStage::stored, item_);
+    if (item().partial_row >= 0)
+      arrive<K>(launch_, variant_, tile(), item().kv_head, Layout::completed_bits(),
+                Layout::vector(warp_));
+  }
+
   /// O / Σ and LSE to shared memory; a row with nothing kept becomes (0, -inf).
   RADDLE_DEVICE void put_rows() {
+    const float to_log2 = ApplyVariant<V, blocks, tiles>(launch_, variant_, item_).to_log2();
     const i32 g = ptx::lane_index() / 4, t = ptx::lane_index() % 4;
     RADDLE_UNROLL
     for (i32 r = 0; r < blocks; ++r) {
@@ -144,7 +186,7 @@ class LongQueries {
           sum += ptx::shuffle_xor(sum, 1);
           sum += ptx::shuffle_xor(sum, 2);
           const float top = stats_.top[r][half];
-          lse = top == -math::infinity ? top : (top * to_log2_ + math::log2(sum)) * math::ln2;
+          lse = top == -math::infinity ? top : (top * to_log2 + math::log2(sum)) * math::ln2;
           factor = sum == 0.0f ? 0.0f : 1.0f / sum;
         }
         RADDLE_UNROLL
@@ -159,16 +201,17 @@ class LongQueries {
 
   /// This warp's rows from there to where they belong.
   RADDLE_DEVICE void write_rows() {
+    const i32 num_rows = tile().num_rows, partial_row = item().partial_row;
     RADDLE_ROLLED
     for (i32 i = 0; i < 16 * blocks; ++i) {
       const i32 m = first_row(i / 16) + i % 16;
-      if (m >= tile_.num_rows) continue;
+      if (m >= num_rows) continue;
       const float* row = out_row(m);
       LaneRow<K::dim_vo> o;
       o.each([&](i32 step, i32 d) { o.of[step] = *reinterpret_cast<const Four*>(row + d); });
       const float lse = row[K::dim_vo];
-      if (item_.partial_row >= 0)
-        store_partial<K>(launch_, i64{item_.partial_row} + m, o, lse);
+      if (partial_row >= 0)
+        store_partial<K>(launch_, i64{partial_row} + m, o, lse);
       else
         write_row<K>(launch_, variant_, Layout::scratch().row[m], o, lse, Layout::vector(warp_));
     }
@@ -176,15 +219,12 @@ class LongQueries {
 
   const MmaLaunch& launch_;
   const V& variant_;
-  const WorkItem& item_;
-  const QueryTile& tile_;
+  const i32 item_;
   const i32 warp_;
   KeyStream<K, Layout, false> stream_;
-  static constexpr i32 first_step = -Layout::slots / 2;
-  i32 step_ = first_step;  // 0 once the ring is full
-  i32 slot_ = 0;           // of what is used next;
-  i32 computing_ = 0;      // where its keys are spoken of
-  float to_log2_;
+  i32 tile_number_ = 0;  // of the item's tiles
+  // Where this lane takes its matrices.
+  const u32 q_address_, k_offset_, v_offset_;
   Output<K, blocks> o_;
   RowStats<blocks> stats_;
 };

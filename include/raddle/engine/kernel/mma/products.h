@@ -32,34 +32,32 @@ RADDLE_DEVICE void clear(float (&x)[a][b][4]) {
   }
 }
 
-/// The shared address from which this lane takes its part of 16 × 16 elements of A, at the first
-/// of 16 rows: matrices in the order (rows 0–7, k 0–7), (8–15, 0–7), (0–7, 8–15), (8–15, 8–15).
+/// Where, from the first of 16 rows on, a lane takes its part of 16 × 16 elements of A: matrices in
+/// the order (rows 0–7, k 0–7), (8–15, 0–7), (0–7, 8–15), (8–15, 8–15). Of V's rows, transposed,
+/// these are B's.
 template <class Rows>
-RADDLE_DEVICE u32 a_address(const u8* rows) {
-  const i32 lane = ptx::lane_index();
-  return ptx::shared_address(rows) + Rows::at(lane % 16, lane / 16);
+RADDLE_DEVICE u32 a_offset(i32 lane) {
+  return Rows::at(lane % 16, lane / 16);
 }
 
 /// The same of B where its columns are rows in memory (K), 16 columns wide: (columns 0–7, k 0–7),
 /// (0–7, 8–15), (8–15, 0–7), (8–15, 8–15).
 template <class Rows>
-RADDLE_DEVICE u32 b_address(const u8* rows) {
-  const i32 lane = ptx::lane_index();
-  return ptx::shared_address(rows) + Rows::at(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+RADDLE_DEVICE u32 b_offset(i32 lane) {
+  return Rows::at(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
-/// S = Q · Kᵀ, with A's fragments from `query(step, block, a)`.
+/// S = Q · Kᵀ, with A's fragments from `query(step, block, a)`; `keys` is this lane's address in K.
 template <class K, i32 blocks, i32 tiles, class Query>
-RADDLE_DEVICE void multiply_qk(Logits<blocks, tiles>& s, const u8* keys, Query query) {
+RADDLE_DEVICE void multiply_qk(Logits<blocks, tiles>& s, u32 keys, Query query) {
   using Rows = typename K::QkRows;
   clear(s);
-  const u32 k = b_address<Rows>(keys);
   RADDLE_UNROLL
   for (i32 step = 0; step < K::k_steps; ++step) {
     u32 a[blocks][4];
     RADDLE_UNROLL
     for (i32 r = 0; r < blocks; ++r) query(step, r, a[r]);
-    const u32 at = Rows::step_from(k, step);
+    const u32 at = Rows::step_from(keys, step);
     RADDLE_UNROLL
     for (i32 n = 0; n < tiles; n += 2) {
       u32 b[4];
@@ -86,19 +84,17 @@ RADDLE_DEVICE void round_weights(const Logits<blocks, tiles>& s, Weights<blocks,
   }
 }
 
-/// O += P · V.
+/// O += P · V; `values` is this lane's address in V.
 template <class K, i32 blocks, i32 tiles>
-RADDLE_DEVICE void multiply_pv(Output<K, blocks>& o, const Weights<blocks, tiles>& p,
-                               const u8* values) {
+RADDLE_DEVICE void multiply_pv(Output<K, blocks>& o, const Weights<blocks, tiles>& p, u32 values) {
   using Rows = typename K::VoRows;
-  const u32 v = a_address<Rows>(values);  // transposed, matrices of V's rows are matrices of B
   RADDLE_UNROLL
   for (i32 n = 0; n < tiles / 2; ++n) {
     RADDLE_UNROLL
     for (i32 d = 0; d < K::out_tiles; d += 2) {
       u32 b[4];
       ptx::load_matrices_transposed(
-          b, Rows::step_from(v, d / 2) + static_cast<u32>(16 * n * Rows::pitch));
+          b, Rows::step_from(values, d / 2) + static_cast<u32>(16 * n * Rows::pitch));
       RADDLE_UNROLL
       for (i32 r = 0; r < blocks; ++r) {
         ptx::multiply_add(o[r][d], p[r][n], b[0], b[1], typename K::T{});

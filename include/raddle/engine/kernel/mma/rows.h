@@ -24,11 +24,10 @@ RADDLE_DEVICE void transform_row(u8* rows, i32 row, float* vector, F transform) 
 }
 
 /// Loads `count` rows of a query tile, from row `first` on, to the same rows of shared memory, and
-/// applies f_q; says what they are. Rows past the tile's become zero. A warp's work.
-template <i32 count, class K, class V>
+/// applies f_q; says what they are in `facts`. Rows past the tile's become zero. A warp's work.
+template <i32 count, class K, class V, class Facts>
 RADDLE_DEVICE void load_queries(const MmaLaunch& launch, const V& variant, const QueryTile& tile,
-                                i32 kv_head, i32 first, u8* shared, Row* rows_of_tile,
-                                float* vector) {
+                                i32 kv_head, i32 first, u8* shared, Facts& facts, float* vector) {
   static_assert(count <= 32);
   using T = typename K::T;
   using Rows = typename K::QkRows;
@@ -41,7 +40,7 @@ RADDLE_DEVICE void load_queries(const MmaLaunch& launch, const V& variant, const
   const T* mine = nullptr;
   if (lane < count) {
     const Row row = row_of(min(lane, tile.num_rows - 1 - first));
-    rows_of_tile[first + lane] = row;
+    facts.row[first + lane] = row;
     if (lane < rows)
       mine = static_cast<const T*>(launch.q.data) + row.row * launch.q.row_stride +
              row.q_head * launch.q.head_stride;
@@ -65,7 +64,7 @@ RADDLE_DEVICE void load_queries(const MmaLaunch& launch, const V& variant, const
   ptx::sync_warp();
   if constexpr (has_query<V>) {
     for (i32 r = 0; r < rows; ++r) {
-      const Row& row = rows_of_tile[first + r];
+      const Row& row = facts.row[first + r];
       transform_row<T, Rows, K::dim_qk>(shared, first + r, vector,
                                         [&](WarpVector& q) { variant.query(q, row); });
     }
@@ -73,23 +72,29 @@ RADDLE_DEVICE void load_queries(const MmaLaunch& launch, const V& variant, const
 }
 
 /// f_k or f_v of the keys of a tile that this warp loaded, in place.
-template <class T, class Rows, i32 dim, i32 tile_keys, class F>
-RADDLE_DEVICE void transform_keys(u8* rows, const TileKeys<tile_keys>& keys, i32 request,
-                                  i32 kv_head, float* vector, F transform) {
+template <class T, class Rows, i32 dim, i32 tile_keys, class Facts, class F>
+RADDLE_DEVICE void transform_keys(u8* rows, const TileKeys<tile_keys>& keys, const Facts& facts,
+                                  float* vector, F transform) {
   constexpr i32 warp_keys = tile_keys / num_warps;
   const i32 first = ptx::warp_index() * warp_keys;
   for (i32 j = first; j < first + warp_keys; ++j) {
     if (keys.column[j] < 0) continue;
-    const Key key{request, keys.kv_index[j], keys.kv_pos[j], kv_head};
+    const Key key{facts.request, keys.kv_index[j], keys.kv_pos[j], facts.kv_head};
     transform_row<T, Rows, dim>(rows, j, vector, [&](WarpVector& x) { transform(x, key); });
   }
 }
 
-/// The request that all keys of a tile belong to; -1 where its rows are several requests'.
-RADDLE_DEVICE i32 request_of_keys(const MmaLaunch& launch, const QueryTile& tile) {
+/// Says what all keys of an item share; the request is -1 where its rows are several requests'.
+template <class Facts>
+RADDLE_DEVICE void describe_item(const MmaLaunch& launch, const QueryTile& tile, i32 kv_head,
+                                 Facts& facts) {
+  if (ptx::thread_index() != 0) return;
   const LevelView& level = launch.levels[tile.level];
-  if (level.keys_are_shared) return -1;
-  return request_of(launch.layout, level, tile.group, query_row(level, tile.group, 0));
+  facts.kv_head = kv_head;
+  facts.request =
+      level.keys_are_shared
+          ? -1
+          : request_of(launch.layout, level, tile.group, query_row(level, tile.group, 0));
 }
 
 }  // namespace mma

@@ -1,8 +1,7 @@
 // A block's shared memory: queries, a ring of KV tiles, what is known of their keys.
 #pragma once
 
-#include "raddle/engine/kernel/mma/launch.h"
-#include "raddle/engine/ptx/instructions.h"
+#include "raddle/engine/kernel/mma/timeline.h"
 #include "raddle/engine/tile/walk.h"
 
 RADDLE_ENGINE_BEGIN
@@ -37,7 +36,8 @@ struct TileKeys {
   i32 flags[num_warps];  ///< one a warp, for a warp may be tiles ahead of another
 };
 
-/// Where the keys of an item lie: what finding them needs of its layout, worked out once.
+/// Where the keys of an item lie: what finding them needs of its layout, worked out once. A warp's
+/// own, in shared memory, for registers are what long queries lack.
 struct KeySource {
   const u8* row[2];     ///< first row of block 0, of the item's head: K's and V's
   i64 block_stride[2];  ///< bytes
@@ -50,19 +50,7 @@ struct KeySource {
   i32 col_begin, col_end;
   bool plain;  ///< positions are indices, indices count columns
   bool holes;  ///< columns may have no key
-};
-
-/// A warp's walk through its tiles. In shared memory, for registers are what long queries lack.
-struct Walk {
-  i32 filling;    ///< steps until the first tile is there: the ring fills meanwhile
-  bool loading;   ///< the tile whose K was loaded last has rows of V, too
-  i32 item, end;  ///< the next one to open, and where to stop
-  i32 shape;      ///< only items of this tile shape
-  bool inside;    ///< an item is open,
-  bool more;      ///< which has a next tile:
-  Span next;
-  TileWalk after;  ///< the tiles behind that one
-  KeySource source;
+  RunWalk runs;  ///< those behind the one that the warp is in
 };
 
 /// The warps' states of one short query tile, a slab of rows and columns at a time.
@@ -72,12 +60,13 @@ struct MergeBuffer {
   float o[num_warps][slab_rows][slab_pitch];
 };
 
-/// What an item's rows are to the variant, and a row in fp32 for each warp's transforms. Takes the
-/// place of the merge buffer, for it is used before that.
+/// What an item's rows and keys are to the variant, and a row in fp32 for each warp's transforms.
+/// Takes the place of the merge buffer, for it is used before that.
 template <i32 rows, i32 dim>
 struct ItemScratch {
   Row row[rows];  ///< padding repeats the last one
   float vector[num_warps][dim];
+  i32 request, kv_head;  ///< of the keys
 };
 
 /// Where the rows that a warp loads lie: K's and V's.
@@ -102,9 +91,10 @@ struct SharedLayout {
   /// Keys are spoken of until their values are used, when the next keys are on their way already.
   static constexpr i32 key_slots = mma::key_slots(slots);
   static constexpr i32 table = keys + key_slots * static_cast<i32>(sizeof(Keys));
-  static constexpr i32 walks = table + static_cast<i32>(sizeof(Table));
-  static constexpr i32 completed = walks + num_warps * static_cast<i32>(sizeof(Walk));
-  static constexpr i32 merge = completed + 16;
+  static constexpr i32 sources = table + static_cast<i32>(sizeof(Table));
+  static constexpr i32 completed = sources + num_warps * static_cast<i32>(sizeof(KeySource));
+  static constexpr i32 barriers = completed + 16;
+  static constexpr i32 merge = barriers + 16 * slots;
   /// Behind the buffer's statistics: a warp may be there while another still computes.
   static constexpr i32 item =
       merge + static_cast<i32>(sizeof(MergeBuffer) - sizeof(MergeBuffer::o));
@@ -118,6 +108,9 @@ struct SharedLayout {
   /// A row of Q, or of O on its way out.
   RADDLE_DEVICE static u8* query_memory() { return base(); }
   RADDLE_DEVICE static u8* slot_memory(i32 slot) { return base() + ring + slot * slot_bytes; }
+  RADDLE_DEVICE static u32 slot_address(i32 slot) {
+    return ptx::shared_address(base()) + static_cast<u32>(ring + slot * slot_bytes);
+  }
   RADDLE_DEVICE static Keys& keys_at(i32 slot) {
     return reinterpret_cast<Keys*>(base() + keys)[slot];
   }
@@ -127,9 +120,14 @@ struct SharedLayout {
   /// Which contractions this block brought their last state: a bit each, a word a warp.
   RADDLE_DEVICE static u32* completed_bits() { return reinterpret_cast<u32*>(base() + completed); }
   RADDLE_DEVICE static Table& row_table() { return *reinterpret_cast<Table*>(base() + table); }
-  RADDLE_DEVICE static Walk& walk(i32 warp) {
-    return reinterpret_cast<Walk*>(base() + walks)[warp];
+  RADDLE_DEVICE static KeySource& source(i32 warp) {
+    return reinterpret_cast<KeySource*>(base() + sources)[warp];
   }
+  /// Whether a slot is filled, and whether it is free: two barriers a slot.
+  RADDLE_DEVICE static u32 filled(i32 slot) {
+    return ptx::shared_address(base() + barriers) + static_cast<u32>(16 * slot);
+  }
+  RADDLE_DEVICE static u32 freed(i32 slot) { return filled(slot) + 8; }
   RADDLE_DEVICE static Scratch& scratch() { return *reinterpret_cast<Scratch*>(&merge_buffer().o); }
   RADDLE_DEVICE static float* vector(i32 warp) { return scratch().vector[warp]; }
 };

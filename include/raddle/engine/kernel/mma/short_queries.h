@@ -32,7 +32,14 @@ class ShortQueries {
         end_(runs_on ? end : first + 1),
         warp_(ptx::warp_index()),
         lane_(ptx::lane_index()),
-        stream_(launch, first, end_, 0) {}
+        stream_(launch, first, end_),
+        k_offset_(static_cast<u32>(warp_keys * warp_ * K::QkRows::pitch) +
+                  b_offset<typename K::QkRows>(lane_)),
+        v_offset_(static_cast<u32>(warp_keys * warp_ * K::VoRows::pitch) +
+                  a_offset<typename K::VoRows>(lane_)) {
+    RADDLE_ROLLED
+    for (i32 n = 0; n < Layout::slots; ++n) load(n, n);
+  }
 
   /// Returns the item after the last one computed.
   RADDLE_DEVICE i32 run() {
@@ -53,27 +60,28 @@ class ShortQueries {
   RADDLE_DEVICE void attend(const WorkItem& item, const QueryTile& tile) {
     constexpr i32 share = short_rows / num_warps;
     u8* queries = Layout::query_memory();
+    describe_item(launch_, tile, item.kv_head, Layout::scratch());
     load_queries<share, K>(launch_, variant_, tile, item.kv_head, share * warp_, queries,
-                           Layout::scratch().row, Layout::vector(warp_));
+                           Layout::scratch(), Layout::vector(warp_));
     ptx::sync_block();
-    const u32 from = a_address<typename K::QkRows>(queries);
+    const u32 from = ptx::shared_address(queries) + a_offset<typename K::QkRows>(lane_);
     RADDLE_UNROLL
     for (i32 i = 0; i < K::k_steps; ++i) ptx::load_matrices(q_[i], K::QkRows::step_from(from, i));
+    mark(launch_, TimelineStage::opened, next_);
     clear(o_);
     stats_.clear();
-
-    const ApplyVariant<V, 1, tiles> apply{variant_,     launch_,
-                                          tile,         Layout::scratch().row,
-                                          {lane_ / 4},  request_of_keys(launch_, tile),
-                                          item.kv_head, launch_.scale};
-    to_log2_ = (apply.scales() ? 1.0f : launch_.scale) * math::log2e;
+    const ApplyVariant<V, 1, tiles> apply(launch_, variant_, next_);
+    to_log2_ = apply.to_log2();
     const i32 halves = tile.num_rows > 8 ? 2 : 1;
     while (!step(apply, halves)) {
     }
+    mark(launch_, TimelineStage::computed, next_);
     merge(item, tile, halves);
+    mark(launch_, TimelineStage::stored, next_);
     if (item.partial_row >= 0)
       arrive<K>(launch_, variant_, tile, item.kv_head, Layout::completed_bits(),
                 Layout::vector(warp_));
+    mark(launch_, TimelineStage::finished, next_);
   }
 
   RADDLE_DEVICE Row row_of(const WorkItem& item, const QueryTile& tile, i32 m) const {
@@ -81,61 +89,62 @@ class ShortQueries {
                     item.kv_head, launch_.plan.group_size);
   }
 
-  /// One KV tile, whose slots then take what is a ring further on. The first steps only fill the
-  /// ring: they load what the steps before would have. Returns whether the tile is the item's last.
+  /// Load number `nth`, of K and V in turns: a group of copies.
+  RADDLE_DEVICE void load(i32 nth, i32 slot) {
+    if (nth % 2 == 0) {
+      stream_.load_keys(slot, loading_);
+      loading_ = Layout::after(loading_, Layout::key_slots);
+    } else {
+      stream_.load_values(slot);
+    }
+    ptx::copy_commit();
+  }
+
+  /// One KV tile, whose slots then take what is a ring further on. Returns whether it is the item's
+  /// last.
   template <class Apply>
   RADDLE_DEVICE bool step(const Apply& apply, i32 halves) {
     constexpr i32 pending = Layout::slots - 1;
     const auto& keys = Layout::keys_at(computing_);
-    float* vector = Layout::vector(warp_);
+    const auto& facts = Layout::scratch();
+    [[maybe_unused]] float* vector = Layout::vector(warp_);
     Logits<1, tiles> s;
-    i32 flags = TileFlags::empty;
-    if (step_ == 0) {
-      ptx::copy_wait<pending>();
-      ptx::sync_warp();
-      flags = keys.flags[warp_];
-    }
+    ptx::copy_wait<pending>();
+    ptx::sync_warp();
+    const i32 flags = keys.flags[warp_];
     const bool computes = !(flags & TileFlags::empty);
     if (computes) {
-      u8* k = Layout::slot_memory(slot_);
       if constexpr (has_key<V>)
         transform_keys<T, typename K::QkRows, K::dim_qk>(
-            k, keys, apply.request, apply.kv_head, vector,
+            Layout::slot_memory(slot_), keys, facts, vector,
             [&](WarpVector& x, const Key& key) { variant_.key(x, key); });
-      multiply_qk<K, 1, tiles>(s, k + warp_keys * warp_ * K::QkRows::pitch,
+      multiply_qk<K, 1, tiles>(s, Layout::slot_address(slot_) + k_offset_,
                                [&](i32 at, i32, u32(&a)[4]) {
                                  RADDLE_UNROLL
                                  for (i32 e = 0; e < 4; ++e) a[e] = q_[at][e];
                                });
     }
     ptx::sync_warp();
-    if (Layout::slots % 2 == 0 || step_ > first_step) stream_.load(Layout::slots, slot_);
+    load(Layout::slots, slot_);
     slot_ = Layout::after(slot_, Layout::slots);
     if (computes) {
-      apply(s, keys, warp_keys * warp_, flags);
+      apply(s, keys, warp_keys * warp_, flags, facts, [&](i32) { return lane_ / 4; });
       if constexpr (scan == Scan::softmax) softmax<K>(s, stats_, o_, to_log2_, halves);
     }
-    if (step_ == 0) {
-      ptx::copy_wait<pending>();
-      ptx::sync_warp();
-    }
+    ptx::copy_wait<pending>();
+    ptx::sync_warp();
     if (computes) {
-      u8* v = Layout::slot_memory(slot_);
       if constexpr (has_value<V>)
         transform_keys<T, typename K::VoRows, K::dim_vo>(
-            v, keys, apply.request, apply.kv_head, vector,
+            Layout::slot_memory(slot_), keys, facts, vector,
             [&](WarpVector& x, const Key& key) { variant_.value(x, key); });
       Weights<1, tiles> p;
       round_weights<T>(s, p);
-      multiply_pv<K, 1, tiles>(o_, p, v + warp_keys * warp_ * K::VoRows::pitch);
+      multiply_pv<K, 1, tiles>(o_, p, Layout::slot_address(slot_) + v_offset_);
     }
     ptx::sync_warp();
-    stream_.load(Layout::slots + 1, slot_);
+    load(Layout::slots + 1, slot_);
     slot_ = Layout::after(slot_, Layout::slots);
-    if (step_ < 0) {
-      ++step_;
-      return false;
-    }
     computing_ = Layout::after(computing_, Layout::key_slots);
     return (flags & TileFlags::last) != 0;
   }
@@ -255,11 +264,10 @@ class ShortQueries {
   i32 next_;
   const i32 end_, warp_, lane_;
   KeyStream<K, Layout, true> stream_;
-  static constexpr i32 first_step = -(Layout::slots + 1) / 2;
-  i32 step_ = first_step;  // 0 once the ring is full
-  // of what is used next; load 0 goes to slot 0, at the end of the first step if slots are odd
-  i32 slot_ = Layout::slots % 2 == 0 ? 0 : Layout::slots - 1;
-  i32 computing_ = 0;  // where its keys are spoken of
+  i32 slot_ = 0;       // of what is used next
+  i32 computing_ = 0;  // where its keys are spoken of,
+  i32 loading_ = 0;    // and those that are loaded next
+  const u32 k_offset_, v_offset_;  // where this lane takes its matrices
   float to_log2_;
   u32 q_[K::k_steps][4];  // the rows' fragments
   Output<K, 1> o_;

@@ -31,57 +31,74 @@ struct RowStats {
   }
 };
 
-/// Scale, f_logits and f_mask of one tile, for the rows of a lane.
+/// Scale, f_logits and f_mask of a tile of item `item`, for the rows of a lane. Holds almost
+/// nothing: what a variant or a mask asks for is looked up then, and registers are left to O.
 template <class V, i32 blocks, i32 tiles>
 class ApplyVariant {
   static constexpr Scan scan = scan_of<V>();
   static constexpr float dropped = scan == Scan::softmax ? -math::infinity : 0.0f;
 
  public:
-  const V& variant;
-  const MmaLaunch& launch;
-  const QueryTile& tile;
-  const Row* rows;        ///< of the tile, padded
-  i32 first_row[blocks];  ///< this lane's first row of each block; the second is 8 further down
-  i32 request, kv_head;   ///< of the keys
-  float scale;
+  RADDLE_DEVICE ApplyVariant(const MmaLaunch& launch, const V& variant, i32 item)
+      : launch_(launch), variant_(variant), item_(item) {}
 
   /// Whether logits come out scaled: a positive scale alone is left to the softmax.
-  RADDLE_DEVICE bool scales() const { return has_logits<V> || scan == Scan::sum || scale <= 0.0f; }
+  RADDLE_DEVICE bool scales() const {
+    return has_logits<V> || scan == Scan::sum || launch_.scale <= 0.0f;
+  }
+  /// What makes logits powers of two.
+  RADDLE_DEVICE float to_log2() const { return (scales() ? 1.0f : launch_.scale) * math::log2e; }
 
   /// `first`: the tile's key that is this warp's first. Keys that do not exist repeat one that
-  /// does.
-  template <class Keys>
-  RADDLE_DEVICE void operator()(Logits<blocks, tiles>& s, const Keys& keys, i32 first,
-                                i32 flags) const {
+  /// does. `facts` are the item's; row_of(r) is this lane's first row of a block, the second is 8
+  /// further down.
+  template <class Keys, class Facts, class RowOf>
+  RADDLE_DEVICE void operator()(Logits<blocks, tiles>& s, const Keys& keys, i32 first, i32 flags,
+                                const Facts& facts, RowOf row_of) const {
     const i32 mine = first + ptx::lane_index() % 4 * 2;
-    if (scales()) apply_logits(s, keys, mine);
+    if (scales()) apply_logits(s, keys, mine, facts, row_of);
     if (flags & (TileFlags::partial | TileFlags::ragged))
-      apply_mask(s, keys, mine, (flags & TileFlags::partial) != 0);
+      apply_mask(s, keys, mine, (flags & TileFlags::partial) != 0, facts, row_of);
   }
 
  private:
-  RADDLE_DEVICE const Row& row(i32 r, i32 half) const { return rows[first_row[r] + 8 * half]; }
-
-  template <class Keys>
-  RADDLE_DEVICE Key key_of(const Keys& keys, i32 j) const {
-    return Key{request, keys.kv_index[j], keys.kv_pos[j], kv_head};
+  /// This lane's rows, taken out of shared memory: of their members, what the variant reads stays
+  /// in registers throughout a loop.
+  struct LaneRows {
+    Row of[blocks][2];
+  };
+  template <class Facts, class RowOf>
+  RADDLE_DEVICE static LaneRows lane_rows(const Facts& facts, RowOf row_of) {
+    LaneRows mine;
+    RADDLE_UNROLL
+    for (i32 r = 0; r < blocks; ++r) {
+      RADDLE_UNROLL
+      for (i32 half = 0; half < 2; ++half) mine.of[r][half] = facts.row[row_of(r) + 8 * half];
+    }
+    return mine;
   }
 
-  template <class Keys>
-  RADDLE_DEVICE void apply_logits(Logits<blocks, tiles>& s, const Keys& keys, i32 mine) const {
+  template <class Keys, class Facts>
+  RADDLE_DEVICE static Key key_of(const Keys& keys, i32 j, const Facts& facts) {
+    return Key{facts.request, keys.kv_index[j], keys.kv_pos[j], facts.kv_head};
+  }
+
+  template <class Keys, class Facts, class RowOf>
+  RADDLE_DEVICE void apply_logits(Logits<blocks, tiles>& s, const Keys& keys, i32 mine,
+                                  const Facts& facts, RowOf row_of) const {
+    [[maybe_unused]] const LaneRows lane = lane_rows(facts, row_of);
     RADDLE_UNROLL
     for (i32 n = 0; n < tiles; ++n) {
       RADDLE_UNROLL
       for (i32 e = 0; e < 2; ++e) {
-        [[maybe_unused]] const Key key = key_of(keys, mine + 8 * n + e);
+        [[maybe_unused]] const Key key = key_of(keys, mine + 8 * n + e, facts);
         RADDLE_UNROLL
         for (i32 r = 0; r < blocks; ++r) {
           RADDLE_UNROLL
           for (i32 half = 0; half < 2; ++half) {
             float& x = s[r][n][2 * half + e];
-            x *= scale;
-            if constexpr (has_logits<V>) x = variant.logits(x, row(r, half), key);
+            x *= launch_.scale;
+            if constexpr (has_logits<V>) x = variant_.logits(x, lane.of[r][half], key);
           }
         }
       }
@@ -90,22 +107,29 @@ class ApplyVariant {
 
   /// First which pairs are kept, a bit a key, in a loop over keys; then what is not is dropped, in
   /// straight code.
-  template <class Keys>
-  RADDLE_DEVICE void apply_mask(Logits<blocks, tiles>& s, const Keys& keys, i32 mine,
-                                bool partial) const {
+  template <class Keys, class Facts, class RowOf>
+  RADDLE_DEVICE void apply_mask(Logits<blocks, tiles>& s, const Keys& keys, i32 mine, bool partial,
+                                const Facts& facts, RowOf row_of) const {
     u32 kept[blocks][2] = {};
-    const u8* bits = launch.levels[tile.level].mask_bits;
+    const LaneRows lane = lane_rows(facts, row_of);
+    const QueryTile& tile = launch_.plan.query_tiles[launch_.plan.items[item_].query_tile];
+    const LevelView& level = launch_.levels[tile.level];
     RADDLE_ROLLED
     for (i32 i = 0; i < 2 * tiles; ++i) {
       const i32 j = mine + 8 * (i / 2) + i % 2;
       const i32 column = keys.column[j];
       if (column < 0) continue;
-      const Key key = key_of(keys, j);
+      const Key key = key_of(keys, j, facts);
       RADDLE_UNROLL
       for (i32 r = 0; r < blocks; ++r) {
         RADDLE_UNROLL
-        for (i32 half = 0; half < 2; ++half)
-          if (!partial || keeps(r, half, key, column, bits)) kept[r][half] |= 1u << i;
+        for (i32 half = 0; half < 2; ++half) {
+          bool keeps = true;
+          if constexpr (has_mask<V>) keeps = !partial || variant_.mask(lane.of[r][half], key);
+          if (keeps && partial && level.mask_bits)
+            keeps = bit_of(level, tile, row_of(r) + 8 * half, column);
+          if (keeps) kept[r][half] |= 1u << i;
+        }
       }
     }
     RADDLE_UNROLL
@@ -118,14 +142,15 @@ class ApplyVariant {
     }
   }
 
-  RADDLE_DEVICE bool keeps(i32 r, i32 half, const Key& key, i32 column, const u8* bits) const {
-    if constexpr (has_mask<V>)
-      if (!variant.mask(row(r, half), key)) return false;
-    if (!bits) return true;
-    const i32 m = min(first_row[r] + 8 * half, tile.num_rows - 1);
-    return mask_bit(launch.levels[tile.level], tile.group,
-                    (tile.row_begin + m) / launch.plan.group_size, column);
+  RADDLE_DEVICE bool bit_of(const LevelView& level, const QueryTile& tile, i32 row,
+                            i32 column) const {
+    const i32 m = min(row, tile.num_rows - 1);
+    return mask_bit(level, tile.group, (tile.row_begin + m) / launch_.plan.group_size, column);
   }
+
+  const MmaLaunch& launch_;
+  const V& variant_;
+  const i32 item_;
 };
 
 template <class K, i32 blocks>
@@ -146,29 +171,30 @@ RADDLE_DEVICE void shrink(RowStats<blocks>& stats, Output<K, blocks>& o,
   }
 }
 
+/// A row's maximum stays what it was until the logits outgrow it by this power of two: weights may
+/// reach 2^8, which no dtype minds, and O is seldom rescaled.
+constexpr float patience = 8.0f;
+
 /// Largest logit, in powers of two, up to which weights take one fused multiply-add: the rounding
 /// of the product that is subtracted stays below 2^-17. Huge logits would differ by it, and have no
 /// winner.
 constexpr float fused_limit = 128.0f;
 
-/// S -> weights, 2^((S - shift) · to_log2), and their sums.
-template <bool fused, i32 blocks, i32 tiles>
+/// S -> weights, 2^(S · to_log2 - product), and their sums.
+template <i32 blocks, i32 tiles>
 RADDLE_DEVICE void weigh(Logits<blocks, tiles>& s, RowStats<blocks>& stats,
-                         const float (&shift)[blocks][2], float to_log2, i32 halves) {
+                         const float (&product)[blocks][2], float to_log2, i32 halves) {
   RADDLE_UNROLL
   for (i32 r = 0; r < blocks; ++r) {
     RADDLE_UNROLL
     for (i32 half = 0; half < 2; ++half) {
       if (half >= halves) continue;
-      const float product = shift[r][half] * to_log2;
       float sum = stats.sum[r][half];
       RADDLE_UNROLL
       for (i32 n = 0; n < tiles; ++n) {
         RADDLE_UNROLL
         for (i32 e = 2 * half; e < 2 * half + 2; ++e) {
-          const float x = fused ? ptx::fma(s[r][n][e], to_log2, -product)
-                                : (s[r][n][e] - shift[r][half]) * to_log2;
-          s[r][n][e] = ptx::exp2(x);
+          s[r][n][e] = ptx::exp2(ptx::fma(s[r][n][e], to_log2, -product[r][half]));
           sum += s[r][n][e];
         }
       }
@@ -177,8 +203,18 @@ RADDLE_DEVICE void weigh(Logits<blocks, tiles>& s, RowStats<blocks>& stats,
   }
 }
 
-/// S -> exp(S - max); O and the sums so far shrink where the maximum grew. Logits times to_log2 are
-/// in powers of two. `halves` is 1 where the second half of every block is padding.
+/// S -= shift.
+template <i32 blocks, i32 tiles>
+RADDLE_DEVICE void subtract(Logits<blocks, tiles>& s, const float (&shift)[blocks][2]) {
+  RADDLE_UNROLL
+  for (i32 r = 0; r < blocks; ++r) {
+    RADDLE_UNROLL
+    for (i32 i = 0; i < 4 * tiles; ++i) s[r][i / 4][i % 4] -= shift[r][i % 4 / 2];
+  }
+}
+
+/// S -> exp(S - max); O and the sums so far shrink where the maximum grew by much. Logits times
+/// to_log2 are in powers of two. `halves` is 1 where the second half of every block is padding.
 template <class K, i32 blocks, i32 tiles>
 RADDLE_DEVICE void softmax(Logits<blocks, tiles>& s, RowStats<blocks>& stats, Output<K, blocks>& o,
                            float to_log2, i32 halves) {
@@ -190,14 +226,16 @@ RADDLE_DEVICE void softmax(Logits<blocks, tiles>& s, RowStats<blocks>& stats, Ou
     RADDLE_UNROLL
     for (i32 half = 0; half < 2; ++half) {
       if (half >= halves) continue;
-      float top = max(s[r][0][2 * half], s[r][0][2 * half + 1]);
+      float top = ptx::max(s[r][0][2 * half], s[r][0][2 * half + 1]);
       RADDLE_UNROLL
-      for (i32 n = 1; n < tiles; ++n) top = max(max(top, s[r][n][2 * half]), s[r][n][2 * half + 1]);
-      top = max(top, ptx::shuffle_xor(top, 1));
-      top = max(top, ptx::shuffle_xor(top, 2));
+      for (i32 n = 1; n < tiles; ++n)
+        top = ptx::max(ptx::max(top, s[r][n][2 * half]), s[r][n][2 * half + 1]);
+      top = ptx::max(top, ptx::shuffle_xor(top, 1));
+      top = ptx::max(top, ptx::shuffle_xor(top, 2));
       const float before = stats.top[r][half];
-      top = max(before, top);
-      grew = grew || top > before;
+      const bool grows = (top - before) * to_log2 > patience;  // of -inf and -inf it does not
+      top = grows ? top : before;
+      grew = grew || grows;
       stats.top[r][half] = top;
       // A row with nothing kept so far: subtracting 0 leaves every logit at -inf, every weight 0.
       shift[r][half] = top == -math::infinity ? 0.0f : top;
@@ -207,16 +245,22 @@ RADDLE_DEVICE void softmax(Logits<blocks, tiles>& s, RowStats<blocks>& stats, Ou
   if (ptx::any(grew)) shrink<K>(stats, o, rescale, halves);
   // One multiply-add a weight is a tenth of a long tile's time; few tiles need the exact way.
   bool fused = tiles >= 8;
+  float product[blocks][2];
   RADDLE_UNROLL
   for (i32 r = 0; r < blocks; ++r) {
     RADDLE_UNROLL
-    for (i32 half = 0; half < 2; ++half)
-      fused = fused && !(half < halves && math::abs(shift[r][half] * to_log2) > fused_limit);
+    for (i32 half = 0; half < 2; ++half) {
+      if (half >= halves) shift[r][half] = 0.0f;
+      product[r][half] = shift[r][half] * to_log2;
+      fused = fused && math::abs(product[r][half]) <= fused_limit;
+    }
   }
-  if (tiles >= 8 && !ptx::any(!fused))
-    weigh<true>(s, stats, shift, to_log2, halves);
-  else
-    weigh<false>(s, stats, shift, to_log2, halves);
+  if (ptx::any(!fused)) {
+    subtract(s, shift);
+    RADDLE_UNROLL
+    for (i32 i = 0; i < 2 * blocks; ++i) product[i / 2][i % 2] = 0.0f;
+  }
+  weigh(s, stats, product, to_log2, halves);
 }
 
 }  // namespace mma

@@ -1,0 +1,25 @@
+// When a worker did what: marks for people who look for lost time.
+#pragma once
+
+#include "raddle/engine/kernel/mma/launch.h"
+#include "raddle/engine/ptx/instructions.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace mma {
+
+/// Marks that the block has reached a stage of an item; what a row has no room for is dropped.
+RADDLE_DEVICE void mark(const MmaLaunch& launch, TimelineStage stage, i32 item) {
+  const TimelineView& timeline = launch.timeline;
+  if (!timeline.marks || ptx::thread_index() != 0) return;
+  constexpr i32 stages = static_cast<i32>(TimelineStage::finished);
+  const i32 first = launch.plan.queue_indptr[ptx::block_index()];
+  const i32 nth = stages * (item - first) + static_cast<i32>(stage);
+  if (nth >= timeline.capacity) return;
+  timeline.marks[i64{ptx::block_index()} * timeline.capacity + nth] = {
+      static_cast<i32>(ptx::global_time()), static_cast<i32>(stage) | item << 3};
+}
+
+}  // namespace mma
+
+RADDLE_ENGINE_END
