@@ -222,8 +222,7 @@ class BlockPlanner {
   RADDLE_DEVICE void cut(const Units& units) {
     const i32 workers = b_.config.num_workers;
     const Shares shares = shares_of(units, workers);
-    for (i32 w = b_.thread; w <= workers; w += b_.threads)
-      s_.cuts[w] = even_cut(units, shares, w, 0);
+    for (i32 w = b_.thread; w <= workers; w += b_.threads) s_.cuts[w] = even_cut(units, shares, w);
     ptx::sync_block();
     i32* queue_indptr = b_.template out<i32>(b_.launch.at.queue_indptr);
     for (i32 base = 0; base < workers; base += b_.threads) {
