@@ -157,20 +157,14 @@ RADDLE_FN Cut cut_near(const Units& units, const LinePoint& point, const Grid& g
   const UnitAt& at = point.at;
   const i32 begin = units.group_tile[at.group];
   const i32 tiles = units.group_tile[at.group + 1] - begin;
+  const i32 unit = units.num_kv_heads * begin + at.head * tiles + (at.tile - begin);
   const i32 k = snap(grid, point.offset);
+  const i64 start = point.x - point.offset;
   const i64 length = grid.cost.start + grid.n * grid.cost.tile;
-  Cut cut{point.x - point.offset, at,
-          units.num_kv_heads * begin + at.head * tiles + (at.tile - begin), k, 0};
   // A unit without keys goes to the nearer side.
-  if (grid.n > 0 ? k == grid.n : 2 * point.offset >= length) {
-    cut.x += length;
-    cut.at = next_unit(units, at);
-    ++cut.unit;
-    cut.k = 0;
-  } else if (k > 0) {
-    cut.x += grid.cost.start + k * grid.cost.tile;
-  }
-  return cut;
+  if (grid.n > 0 ? k == grid.n : 2 * point.offset >= length)
+    return Cut{start + length, next_unit(units, at), unit + 1, 0, 0};
+  return Cut{k > 0 ? start + grid.cost.start + k * grid.cost.tile : start, at, unit, k, 0};
 }
 
 /// Cost of the items between two cuts, what the cuts themselves add included.
@@ -320,19 +314,21 @@ RADDLE_FN UnitAt unit_at(const Units& units, i32 unit) {
   return UnitAt{lo, rest / tiles, begin + rest % tiles};
 }
 
-/// The item of one unit of the span between cuts a and b.
-RADDLE_FN WorkItem make_item(const Units& units, const Split* splits, const Cut& a, const Cut& b,
-                             i32 unit, const UnitAt& at) {
+/// The item of one unit of the span between cuts a and b. Written field by field: a CPU waits where
+/// it loads as one what it has just stored as several.
+RADDLE_FN void write_item(const Units& units, const Split* splits, const Cut& a, const Cut& b,
+                          i32 unit, const UnitAt& at, WorkItem& item) {
   const QueryTile& t = units.tiles[at.tile];
   const i32 k = unit == a.unit ? a.k : 0;
   const bool to_end = unit < b.unit;
-  const i32 end = to_end ? units.kv_tiles[at.tile] : b.k;
-  i32 partial = -1;
-  if (k > 0 || !to_end || units.all_partial) {
-    partial = splits[t.split + at.head].partial_row + (k > 0 ? a.chunk : 0) * t.num_rows;
-  }
-  return WorkItem{at.tile, at.head, unit_column(units, at.tile, k),
-                  unit_column(units, at.tile, end), partial};
+  item.query_tile = at.tile;
+  item.kv_head = at.head;
+  item.col_begin = unit_column(units, at.tile, k);
+  item.col_end = unit_column(units, at.tile, to_end ? units.kv_tiles[at.tile] : b.k);
+  item.partial_row =
+      k == 0 && to_end && !units.all_partial
+          ? -1
+          : splits[t.split + at.head].partial_row + (k > 0 ? a.chunk : 0) * t.num_rows;
 }
 
 /// Writes the items of the worker whose span lies between cuts a and b; returns how many.
@@ -341,15 +337,15 @@ RADDLE_FN i32 write_span(const Units& units, const Split* splits, const Cut& a, 
   const i32 count = span_items(a, b);
   UnitAt at = a.at;
   for (i32 i = 0; i < count;) {
-    items[i] = make_item(units, splits, a, b, a.unit + i, at);
-    const WorkItem first = items[i++];
+    const WorkItem& item = items[i];
+    write_item(units, splits, a, b, a.unit + i, at, items[i]);
+    ++i;
     // Groups of one tile: the rest of its KV heads differ in nothing but the head.
-    if (first.partial_row < 0 && units.group_tile[at.group + 1] - units.group_tile[at.group] == 1) {
+    if (item.partial_row < 0 && units.group_tile[at.group + 1] - units.group_tile[at.group] == 1) {
       const i32 more = min(units.num_kv_heads - 1 - at.head, b.unit - a.unit - i);
-      for (i32 h = 1; h <= more; ++h) {
-        items[i] = first;
-        items[i++].kv_head += h;
-      }
+      const i32 begin = item.col_begin;
+      const i32 end = item.col_end;
+      for (i32 h = 1; h <= more; ++h) items[i++] = WorkItem{at.tile, at.head + h, begin, end, -1};
       at.head += max(more, 0);
     }
     at = next_unit(units, at);

@@ -271,8 +271,8 @@ class BlockPlanner {
     for (i32 i = b_.thread; i < count; i += b_.threads) {
       const i32 w = last_at_most(s_.queue, workers, i);
       const i32 unit = s_.cuts[w].unit + i - s_.queue[w];
-      items[i] =
-          make_item(units, s_.splits, s_.cuts[w], s_.cuts[w + 1], unit, unit_at(units, unit));
+      write_item(units, s_.splits, s_.cuts[w], s_.cuts[w + 1], unit, unit_at(units, unit),
+                 items[i]);
     }
   }
 
