@@ -116,21 +116,6 @@ RADDLE_FN Cut last_cut(const Units& units) {
              0};
 }
 
-/// The last group that begins at or before x.
-RADDLE_FN i32 group_at(const Units& units, i64 x) {
-  i32 lo = 0;
-  i32 hi = units.num_groups;
-  while (lo + 1 < hi) {
-    const i32 middle = lo + (hi - lo) / 2;
-    if (units.num_kv_heads * units.prefix[units.group_tile[middle]] <= x) {
-      lo = middle;
-    } else {
-      hi = middle;
-    }
-  }
-  return lo;
-}
-
 /// The point x of the line, 0 < x < total_cost; `group` is the one that it lies in.
 RADDLE_FN LinePoint point_at(const Units& units, i64 x, i32 group) {
   const i32 begin = units.group_tile[group];
@@ -198,12 +183,25 @@ RADDLE_FN Shares shares_of(const Units& units, i32 num_workers) {
   return Shares{whole, total - whole * num_workers, num_workers};
 }
 
-/// Cut w of num_workers + 1 that make equal spans, for a thread of its own.
-RADDLE_FN Cut even_cut(const Units& units, const Shares& shares, i32 w) {
+/// Cut w of num_workers + 1 that make equal spans, for a thread of its own. `group_of(tile)` is the
+/// group of a query tile.
+template <class GroupOf>
+RADDLE_FN Cut even_cut(const Units& units, const Shares& shares, i32 w, const GroupOf& group_of) {
   const i64 x = shares.whole * w + quotient(shares.rest * w, shares.num_workers);
   if (w == shares.num_workers) return last_cut(units);
   if (x == 0) return first_cut(units);
-  const LinePoint point = point_at(units, x, group_at(units, x));
+  // One KV head's share of the line has the groups' bounds at the same places: one search.
+  const i64 in_head = quotient(x, units.num_kv_heads);
+  i32 lo = 0;
+  for (i32 hi = units.num_tiles; lo + 1 < hi;) {
+    const i32 middle = lo + (hi - lo) / 2;
+    if (units.prefix[middle] <= in_head) {
+      lo = middle;
+    } else {
+      hi = middle;
+    }
+  }
+  const LinePoint point = point_at(units, x, group_of(lo));
   return cut_near(units, point, grid_of(units, point.at.tile, shares.whole));
 }
 
@@ -272,7 +270,7 @@ RADDLE_FN i32 first_cut_behind(const Cut* cuts, i32 num_workers, i32 unit) {
   i32 hi = num_workers;
   while (lo < hi) {
     const i32 middle = lo + (hi - lo) / 2;
-    if (cuts[middle].unit > unit || (cuts[middle].unit == unit && cuts[middle].k > 0)) {
+    if (cuts[middle].unit + (cuts[middle].k > 0 ? 1 : 0) > unit) {
       hi = middle;
     } else {
       lo = middle + 1;

@@ -74,14 +74,28 @@ RADDLE_DEVICE bool arrives_last(i32* arrivals, PlannerShared& shared) {
   return shared.word != 0;
 }
 
+/// One plan by this block. Where the planner's arrays lie is a branch around all of it, lest every
+/// access have to find out.
+template <bool prefixes, class V>
+RADDLE_DEVICE void plan_once(const PlanLaunch& launch, const V& variant, const i32* marks,
+                             PlannerShared& shared) {
+  const VariantCover<V> cover{variant};
+  const auto plan = [&](u8* memory) {
+    Context context(launch, marks, shared, memory);
+    BlockPlanner<VariantCover<V>, prefixes>(cover, context).run();
+  };
+  if (launch.scratch_in_shared) {
+    plan(static_cast<u8*>(ptx::shared_memory()) + shared_header());
+  } else {
+    plan(launch.scratch);
+  }
+}
+
 /// The kernel's body. One block, or with pages to check at least two, or with prefixes any number.
 template <bool prefixes, class V>
 RADDLE_DEVICE void plan_batch(const PlanLaunch& launch, const V& variant) {
   auto& shared = *static_cast<PlannerShared*>(ptx::shared_memory());
-  u8* memory = launch.scratch_in_shared ? static_cast<u8*>(ptx::shared_memory()) + shared_header()
-                                        : launch.scratch;
   i32* marks = reinterpret_cast<i32*>(launch.scratch + launch.scratch_at.marks);
-  const VariantCover<V> cover{variant};
   constexpr i32 planners = prefixes ? 0 : 1;  // blocks that plan at once
   bool reads = ptx::block_index() >= planners;
   bool again = false;  // the tables have been read
@@ -90,8 +104,7 @@ RADDLE_DEVICE void plan_batch(const PlanLaunch& launch, const V& variant) {
       read_tables<prefixes>(launch, shared, marks, ptx::block_index() - planners,
                             ptx::block_count() - planners);
     } else {
-      Context context(launch, again && marks[1] != 0 ? marks + 2 : nullptr, shared, memory);
-      BlockPlanner<VariantCover<V>, prefixes>(cover, context).run();
+      plan_once<prefixes>(launch, variant, again && marks[1] != 0 ? marks + 2 : nullptr, shared);
     }
     if (again) break;
     if (!prefixes && ptx::block_count() == 1) return;

@@ -21,7 +21,6 @@ class BlockPlanner {
 
   RADDLE_DEVICE void run() {
     if (b_.thread == 0) b_.x.report = PlanReport{0, int_max};
-    ptx::sync_block();
     if (!read_lengths()) return publish_nothing();
     if constexpr (prefixes) make_prefixes(b_);
     RADDLE_ROLLED
@@ -58,11 +57,11 @@ class BlockPlanner {
       if (r < requests) {
         q = read_request(b_.launch.batch, most.max_qo_tokens, r);
         if (b_.marked(r, page_outside)) q.keys = q.begin = 0, q.errors |= bad_page;
-        if (q.errors) b_.note(q.errors, r);
         mine = Sums<3>{{count_tiles(b_.config, q.rows * b_.config.group_size), q.rows, q.keys}};
       }
-      const Sums<3> before = b_.scan.exclusive(mine, sums);
+      const Sums<3> before = b_.scan.exclusive(mine, sums, requests - base);
       if (r >= requests) continue;
+      if (q.errors) b_.note(q.errors, r);  // into what thread 0 has cleared before the scan
       s_.candidates[r] = static_cast<i32>(before.of[0]);
       s_.qo_indptr[r] = to.qo_indptr[r] = q.first;
       s_.kv_len[r] = to.kv_len[r] = q.keys;
@@ -74,11 +73,11 @@ class BlockPlanner {
     if (b_.thread == 0) {
       s_.qo_indptr[requests] = to.qo_indptr[requests] = end;
       s_.candidates[requests] = static_cast<i32>(sums.of[0]);
-      if (!(fits_rows && fits_keys))  // says it all: nothing is planned
-        b_.x.report =
-            PlanReport{(fits_rows ? 0 : too_many_rows) | (fits_keys ? 0 : too_many_keys), int_max};
     }
     ptx::sync_block();
+    if (b_.thread == 0 && !(fits_rows && fits_keys))  // says it all: nothing is planned
+      b_.x.report =
+          PlanReport{(fits_rows ? 0 : too_many_rows) | (fits_keys ? 0 : too_many_keys), int_max};
     return fits_rows && fits_keys;
   }
 
@@ -127,7 +126,9 @@ class BlockPlanner {
       i32 group = 0;
       Sums<2> mine{};
       if (c < total) {
-        group = last_at_most(candidates, groups, c);
+        // Where every group has one tile, no search is needed.
+        const bool is_own = c < groups && candidates[c] == c && candidates[c + 1] == c + 1;
+        group = is_own ? c : last_at_most(candidates, groups, c);
         const auto hull = [&](const QueryTile& tile) {
           if (last)
             return query_hull(of_layout, view, tile, b_.config.group_size, b_.config.num_kv_heads);
@@ -146,7 +147,7 @@ class BlockPlanner {
         kept = last || covered.tile.run_end > 0;
         if (kept) mine = Sums<2>{{join_words(covered.tile.run_end, 1), covered.cost}};
       }
-      const Sums<2> before = b_.scan.exclusive(mine, tiles_);
+      const Sums<2> before = b_.scan.exclusive(mine, tiles_, total - base);
       if (c < total && c == candidates[group])
         group_tile[group] = static_cast<i32>(before.of[0] >> 32);
       if (kept) store_tile(covered, covered.in_spans ? spans : &covered.only, before);
@@ -218,41 +219,51 @@ class BlockPlanner {
     return units;
   }
 
+  /// The group of a query tile, counted over all levels.
+  RADDLE_DEVICE i32 group_of(i32 tile) const {
+    const QueryTile& t = s_.tiles[tile];
+    return t.group + (t.level + 1 == num_levels ? b_.num_prefixes : 0);
+  }
+
   /// Every worker's span, and where its queue begins.
   RADDLE_DEVICE void cut(const Units& units) {
     const i32 workers = b_.config.num_workers;
     const Shares shares = shares_of(units, workers);
-    for (i32 w = b_.thread; w <= workers; w += b_.threads) s_.cuts[w] = even_cut(units, shares, w);
+    for (i32 w = b_.thread; w <= workers; w += b_.threads)
+      s_.cuts[w] = even_cut(units, shares, w, [this](i32 tile) { return group_of(tile); });
     ptx::sync_block();
     i32* queue_indptr = b_.template out<i32>(b_.launch.at.queue_indptr);
     for (i32 base = 0; base < workers; base += b_.threads) {
       const i32 w = base + b_.thread;
-      Sums<2> mine{};
+      Sums<3, i32> mine{};
       bool chunk = false;
       if (w < workers) {
-        mine.of[0] = span_items(s_.cuts[w], s_.cuts[w + 1]);
         chunk = w > 0 && cut_adds(s_.cuts, w).chunk;
-        mine.of[1] = join_words(w > 0 ? cut_rows(units, s_.cuts, w) : 0, chunk ? 1 : 0);
+        mine = Sums<3, i32>{{span_items(s_.cuts[w], s_.cuts[w + 1]),
+                             w > 0 ? cut_rows(units, s_.cuts, w) : 0, chunk ? 1 : 0}};
       }
-      const Sums<2> before = b_.scan.exclusive(mine, cuts_);
+      const Sums<3, i32> before = b_.scan.exclusive(mine, cuts_, workers - base);
       if (w >= workers) continue;
-      s_.queue[w] = queue_indptr[w] = static_cast<i32>(before.of[0]);
-      s_.row_at[w] = static_cast<i32>(before.of[1]);
-      s_.rank[w] = static_cast<i32>(before.of[1] >> 32) + (chunk ? 1 : 0);
+      s_.queue[w] = queue_indptr[w] = before.of[0];
+      s_.row_at[w] = before.of[1];
+      s_.rank[w] = before.of[2] + (chunk ? 1 : 0);
       if (chunk) s_.tiles[s_.cuts[w].at.tile].split = 0;
     }
-    if (b_.thread == 0) s_.queue[workers] = queue_indptr[workers] = static_cast<i32>(cuts_.of[0]);
+    if (b_.thread == 0) s_.queue[workers] = queue_indptr[workers] = cuts_.of[0];
     ptx::sync_block();
     for (i32 w = 1 + b_.thread; w < workers; w += b_.threads) {
       Cut& c = s_.cuts[w];
-      if (c.k > 0) c.chunk = s_.rank[w] - s_.rank[first_cut_behind(s_.cuts, workers, c.unit)] + 1;
+      if (c.k == 0) continue;
+      const Cut& p = s_.cuts[w - 1];
+      const bool is_first = p.unit != c.unit || p.k == 0;
+      c.chunk = is_first ? 1 : s_.rank[w] - s_.rank[first_cut_behind(s_.cuts, workers, c.unit)] + 1;
     }
   }
 
   RADDLE_DEVICE PlanSizes place_one(const Units& units) {
     const i64 n = place_cut_states(b_, units);
     const i64 all = n * units.num_kv_heads;
-    return PlanSizes{0, 0, 0, 0, all, n, all, n, n, static_cast<i32>(cuts_.of[1])};
+    return PlanSizes{0, 0, 0, 0, all, n, all, n, n, cuts_.of[1]};
   }
 
   RADDLE_DEVICE PlanSizes place_two_levels(const Units& units) {
@@ -263,16 +274,27 @@ class BlockPlanner {
     return PlanSizes{0, 0, 0, 0, heads * units.num_tiles, n, heads * n, sources, sources, rows};
   }
 
-  /// A thread an item.
+  /// A thread a unit: it has an item more than cuts, one in each of the spans that meet it.
   RADDLE_DEVICE void write_items(const Units& units) {
-    const i32 workers = b_.config.num_workers;
-    const i32 count = s_.queue[workers];
+    const i32 heads = units.num_kv_heads;
+    const i32 count = heads * units.num_tiles;
     WorkItem* items = b_.template out<WorkItem>(b_.launch.at.items);
     for (i32 i = b_.thread; i < count; i += b_.threads) {
-      const i32 w = last_at_most(s_.queue, workers, i);
-      const i32 unit = s_.cuts[w].unit + i - s_.queue[w];
-      write_item(units, s_.splits, s_.cuts[w], s_.cuts[w + 1], unit, unit_at(units, unit),
-                 items[i]);
+      UnitAt at{};
+      at.tile = static_cast<i32>(static_cast<u32>(i) / static_cast<u32>(heads));
+      at.head = i - at.tile * heads;
+      at.group = group_of(at.tile);
+      const i32 begin = s_.group_tile[at.group];
+      const i32 tiles = s_.group_tile[at.group + 1] - begin;
+      const i32 unit = heads * begin + at.head * tiles + at.tile - begin;
+      const Cut* a = s_.cuts + first_cut_behind(s_.cuts, b_.config.num_workers, unit) - 1;
+      for (bool to_end = false; !to_end; ++a) {
+        const Cut* b = a + 1;
+        to_end = b->unit > unit;
+        if (a->unit == b->unit && a->k == b->k) continue;  // a worker without work
+        write_item(units, s_.splits, *a, *b, unit, at,
+                   items[s_.queue[a - s_.cuts] + unit - a->unit]);
+      }
     }
   }
 
@@ -308,8 +330,8 @@ class BlockPlanner {
   Context& b_;
   const ScratchArrays& s_;
   bool all_partial_ = false;
-  Sums<2> tiles_{};  // (tiles, runs) and costs so far
-  Sums<2> cuts_{};   // items, (chunks, rows)
+  Sums<2> tiles_{};      // (tiles, runs) and costs so far
+  Sums<3, i32> cuts_{};  // items, rows, chunks
 };
 
 }  // namespace planner

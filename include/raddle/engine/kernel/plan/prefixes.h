@@ -128,27 +128,27 @@ RADDLE_DEVICE void make_prefixes(Context& b) {
     ptx::atomic_add(&b.s.group[link.leader].rows, b.rows_of(r));
   }
   ptx::sync_block();
-  Sums<3> sums{};  // groups, rows, query tiles
+  Sums<3, i32> sums{};  // groups, rows, query tiles
   for (i32 base = 0; base < b.num_requests; base += b.threads) {
     const i32 r = base + b.thread;
     const bool leads = r < b.num_requests && b.s.links[r].leader == r && b.s.group[r].members > 1;
-    Sums<3> mine{};
+    Sums<3, i32> mine{};
     if (leads)
-      mine = Sums<3>{
+      mine = Sums<3, i32>{
           {1, b.s.group[r].rows, count_tiles(b.config, b.s.group[r].rows * b.config.group_size)}};
-    const Sums<3> before = b.scan.exclusive(mine, sums);
+    const Sums<3, i32> before = b.scan.exclusive(mine, sums, b.num_requests - base);
     if (!leads) continue;
-    const i32 g = static_cast<i32>(before.of[0]);
+    const i32 g = before.of[0];
     b.s.group[r].number = g;
-    b.s.prefix_tiles[g] = static_cast<i32>(before.of[2]);
-    to.prefix_indptr[g] = static_cast<i32>(before.of[1]);
+    b.s.prefix_tiles[g] = before.of[2];
+    to.prefix_indptr[g] = before.of[1];
     to.prefix_len[g] = b.s.depth[r] * b.launch.batch.page_size;
     to.prefix_begin[g] = to.block_begin[r];
   }
-  b.num_prefixes = static_cast<i32>(sums.of[0]);
+  b.num_prefixes = sums.of[0];
   if (b.thread == 0) {
-    b.s.prefix_tiles[b.num_prefixes] = static_cast<i32>(sums.of[2]);
-    to.prefix_indptr[b.num_prefixes] = static_cast<i32>(sums.of[1]);
+    b.s.prefix_tiles[b.num_prefixes] = sums.of[2];
+    to.prefix_indptr[b.num_prefixes] = sums.of[1];
   }
   ptx::sync_block();
   place_members(b);
