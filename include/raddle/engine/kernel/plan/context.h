@@ -24,6 +24,20 @@ RADDLE_FN i32 last_at_most(const i32* numbers, i32 n, i32 x) {
   return lo;
 }
 
+/// Divides by the same number again and again: a multiplication, at most one too low.
+class Divider {
+ public:
+  RADDLE_FN explicit Divider(i32 by) : by_(static_cast<u32>(by)), factor_(~u32{0} / by_) {}
+  RADDLE_FN i32 quotient(i32 x) const {
+    const u32 a = static_cast<u32>(x);
+    const u32 q = static_cast<u32>(static_cast<u64>(a) * factor_ >> 32);
+    return static_cast<i32>(a - q * by_ >= by_ ? q + 1 : q);
+  }
+
+ private:
+  u32 by_, factor_;
+};
+
 /// The number of requests that the batch says it has.
 RADDLE_FN i32 given_requests(const DeviceBatch& batch) {
   return batch.num_requests_at ? *batch.num_requests_at : batch.num_requests;

@@ -141,8 +141,7 @@ class BlockPlanner {
             make_tile(b_.config, level, group, group_rows(view, group) * b_.config.group_size,
                       c - candidates[group]);
         covered = make_covered(cover_, hull, view, b_.config, tile, all_partial_, spans);
-        const Run* runs = covered.in_spans ? spans : &covered.only;
-        if (last && b_.marked(group, page_missing) && !has_pages(view, covered.tile, runs))
+        if (last && b_.marked(group, page_missing) && !has_pages(view, covered, spans))
           drop_keys(covered, group);
         kept = last || covered.tile.run_end > 0;
         if (kept) mine = Sums<2>{{join_words(covered.tile.run_end, 1), covered.cost}};
@@ -150,7 +149,7 @@ class BlockPlanner {
       const Sums<2> before = b_.scan.exclusive(mine, tiles_, total - base);
       if (c < total && c == candidates[group])
         group_tile[group] = static_cast<i32>(before.of[0] >> 32);
-      if (kept) store_tile(covered, covered.in_spans ? spans : &covered.only, before);
+      if (kept) store_tile(covered, spans, before);
     }
     ptx::sync_block();
     // A group without tiles begins where the next one does.
@@ -166,7 +165,13 @@ class BlockPlanner {
     ptx::sync_block();
   }
 
-  RADDLE_DEVICE void store_tile(CoveredTile& covered, const Run* runs, const Sums<2>& before) {
+  /// The nth run of a tile; by value, so that a single one stays in registers.
+  RADDLE_DEVICE static Run run_of(const CoveredTile& covered, const Run* spans, i32 n) {
+    if (covered.in_spans) return spans[n];
+    return covered.only;
+  }
+
+  RADDLE_DEVICE void store_tile(CoveredTile& covered, const Run* spans, const Sums<2>& before) {
     const i32 t = static_cast<i32>(before.of[0] >> 32);
     const i32 begin = static_cast<i32>(before.of[0]);
     const i32 count = covered.tile.run_end;
@@ -176,15 +181,19 @@ class BlockPlanner {
     s_.kv_tiles[t] = covered.kv_tiles;
     s_.prefix[t + 1] = before.of[1] + covered.cost;
     Run* to = b_.template out<Run>(b_.launch.at.runs) + begin;
-    for (i32 i = 0; i < count; ++i) to[i] = runs[i];
+    RADDLE_ROLLED
+    for (i32 i = 0; i < count; ++i) to[i] = run_of(covered, spans, i);
   }
 
   /// Whether every page is there of which a tile keeps keys.
-  RADDLE_DEVICE bool has_pages(const LevelView& view, const QueryTile& tile,
-                               const Run* runs) const {
+  RADDLE_DEVICE bool has_pages(const LevelView& view, const CoveredTile& covered,
+                               const Run* spans) const {
+    const QueryTile& tile = covered.tile;
+    RADDLE_ROLLED
     for (i32 i = 0; i < tile.run_end; ++i) {
-      const i32 begin = max(runs[i].begin, tile.col_begin);
-      const i32 end = min(runs[i].end, tile.col_end);
+      const Run run = run_of(covered, spans, i);
+      const i32 begin = max(run.begin, tile.col_begin);
+      const i32 end = min(run.end, tile.col_end);
       for (i32 c = begin / view.block_size * view.block_size; c < end; c += view.block_size)
         if (column_at(view, tile.group, c).block < 0) return false;
     }
@@ -248,6 +257,7 @@ class BlockPlanner {
       s_.row_at[w] = before.of[1];
       s_.rank[w] = before.of[2] + (chunk ? 1 : 0);
       if (chunk) s_.tiles[s_.cuts[w].at.tile].split = 0;
+      for (i32 i = 0; i < mine.of[0]; ++i) s_.owners[before.of[0] + i] = static_cast<u16>(w);
     }
     if (b_.thread == 0) s_.queue[workers] = queue_indptr[workers] = cuts_.of[0];
     ptx::sync_block();
@@ -274,27 +284,25 @@ class BlockPlanner {
     return PlanSizes{0, 0, 0, 0, heads * units.num_tiles, n, heads * n, sources, sources, rows};
   }
 
-  /// A thread a unit: it has an item more than cuts, one in each of the spans that meet it.
+  /// Where a unit lies. Among groups of one tile no search is needed.
+  RADDLE_DEVICE UnitAt place_of(const Units& units, const Divider& heads, i32 unit) const {
+    const i32 g = heads.quotient(unit);
+    if (g < units.num_groups && s_.group_tile[g] == g && s_.group_tile[g + 1] == g + 1)
+      return UnitAt{g, unit - g * units.num_kv_heads, g};
+    return unit_at(units, unit);
+  }
+
+  /// A thread an item.
   RADDLE_DEVICE void write_items(const Units& units) {
-    const i32 heads = units.num_kv_heads;
-    const i32 count = heads * units.num_tiles;
+    const i32 count = s_.queue[b_.config.num_workers];
+    const Divider heads(units.num_kv_heads);
     WorkItem* items = b_.template out<WorkItem>(b_.launch.at.items);
+    RADDLE_ROLLED
     for (i32 i = b_.thread; i < count; i += b_.threads) {
-      UnitAt at{};
-      at.tile = static_cast<i32>(static_cast<u32>(i) / static_cast<u32>(heads));
-      at.head = i - at.tile * heads;
-      at.group = group_of(at.tile);
-      const i32 begin = s_.group_tile[at.group];
-      const i32 tiles = s_.group_tile[at.group + 1] - begin;
-      const i32 unit = heads * begin + at.head * tiles + at.tile - begin;
-      const Cut* a = s_.cuts + first_cut_behind(s_.cuts, b_.config.num_workers, unit) - 1;
-      for (bool to_end = false; !to_end; ++a) {
-        const Cut* b = a + 1;
-        to_end = b->unit > unit;
-        if (a->unit == b->unit && a->k == b->k) continue;  // a worker without work
-        write_item(units, s_.splits, *a, *b, unit, at,
-                   items[s_.queue[a - s_.cuts] + unit - a->unit]);
-      }
+      const i32 w = s_.owners[i];
+      const i32 unit = s_.cuts[w].unit + i - s_.queue[w];
+      write_item(units, s_.splits, s_.cuts[w], s_.cuts[w + 1], unit, place_of(units, heads, unit),
+                 items[i]);
     }
   }
 

@@ -20,6 +20,8 @@ RADDLE_DEVICE PrefixLink find_link(const PlanLaunch& launch, PlannerShared& x, i
   const i32 depth = least_prefix_pages(batch.min_prefix, batch.page_size);
   const i32 max_rows = launch.maxima.max_qo_tokens;
   const DeviceRequest q = read_request(batch, max_rows, r);
+  // A first other one beside it: one trip to memory.
+  DeviceRequest o = thread < r ? read_request(batch, max_rows, thread) : DeviceRequest{};
   const i32* list = batch.pages + q.begin;
   i32 common = shareable(batch, q);
   if (common < depth) return PrefixLink{r, 0};
@@ -29,7 +31,7 @@ RADDLE_DEVICE PrefixLink find_link(const PlanLaunch& launch, PlannerShared& x, i
   i32& differs = x.report.errors;  // the block does not plan while it looks
   i32& leader = x.report.request;
   for (i32 other = thread; other < r; other += threads) {
-    const DeviceRequest o = read_request(batch, max_rows, other);
+    if (other > thread) o = read_request(batch, max_rows, other);
     if (shareable(batch, o) < depth) continue;
     if (may_share(list, batch.pages + o.begin, depth)) {
       ptx::atomic_min(&leader, other);
@@ -39,7 +41,7 @@ RADDLE_DEVICE PrefixLink find_link(const PlanLaunch& launch, PlannerShared& x, i
   ptx::sync_block();
   const i32 found = leader;
   if (found == r) return link_to(r, r, common, depth);
-  const DeviceRequest o = read_request(batch, max_rows, found);
+  o = read_request(batch, max_rows, found);
   common = min(common, shareable(batch, o));
   for (i32 i = thread; i < common; i += threads) {
     if (shares_page(list, batch.pages + o.begin, i)) continue;
@@ -76,7 +78,7 @@ RADDLE_DEVICE void place_members(Context& b) {
       to.block_begin[r] += pages;
     }
     const i32 first = b.s.qo_indptr[r];
-    const i32 begin = grouped ? to.prefix_indptr[group.number] + rows : 0;
+    const i32 begin = grouped ? group.row_begin + rows : 0;
     for (i32 i = b.lane; i < b.rows_of(r); i += 32) {
       to.row_request[first + i] = r;
       if (grouped) to.prefix_rows[begin + i] = first + i;
@@ -117,7 +119,7 @@ RADDLE_DEVICE void make_prefixes(Context& b) {
     if (b.marked(r, page_outside) || b.marked(link.leader, page_outside)) link = PrefixLink{r, 0};
     b.s.links[r] = link;
     b.s.depth[r] = int_max;
-    b.s.group[r] = PrefixGroup{0, 0, 0};
+    b.s.group[r] = PrefixGroup{0, 0, 0, 0};
   }
   ptx::sync_block();
   for (i32 r = b.thread; r < b.num_requests; r += b.threads) {
@@ -140,6 +142,7 @@ RADDLE_DEVICE void make_prefixes(Context& b) {
     if (!leads) continue;
     const i32 g = before.of[0];
     b.s.group[r].number = g;
+    b.s.group[r].row_begin = before.of[1];
     b.s.prefix_tiles[g] = before.of[2];
     to.prefix_indptr[g] = before.of[1];
     to.prefix_len[g] = b.s.depth[r] * b.launch.batch.page_size;
