@@ -93,7 +93,7 @@ RADDLE_FN i32 snap(const Grid& grid, i64 offset) {
   const UnitCost& cost = grid.cost;
   if (offset <= cost.start) return 0;
   i64 k = quotient(offset - cost.start + cost.tile / 2, cost.tile);
-  if (grid.piece > 1) k = quotient(k + grid.piece / 2, grid.piece) * grid.piece;
+  if (grid.piece > 1) k = quotient(k + grid.piece / 2, i64{grid.piece}) * grid.piece;
   k = min(k, i64{grid.n});
   // A last piece that costs less than resuming it would stays with the first. A first piece stays
   // with the last where the state between them is dearer: the item would have to be started for
@@ -179,7 +179,7 @@ RADDLE_FN Balance balance_of(const Units& units, const Cut* cuts, i32 num_worker
 
 RADDLE_FN Shares shares_of(const Units& units, i32 num_workers) {
   const i64 total = total_cost(units);
-  const i64 whole = quotient(total, num_workers);
+  const i64 whole = quotient(total, i64{num_workers});
   return Shares{whole, total - whole * num_workers, num_workers};
 }
 
@@ -187,11 +187,11 @@ RADDLE_FN Shares shares_of(const Units& units, i32 num_workers) {
 /// group of a query tile.
 template <class GroupOf>
 RADDLE_FN Cut even_cut(const Units& units, const Shares& shares, i32 w, const GroupOf& group_of) {
-  const i64 x = shares.whole * w + quotient(shares.rest * w, shares.num_workers);
+  const i64 x = shares.whole * w + quotient(shares.rest * w, i64{shares.num_workers});
   if (w == shares.num_workers) return last_cut(units);
   if (x == 0) return first_cut(units);
   // One KV head's share of the line has the groups' bounds at the same places: one search.
-  const i64 in_head = quotient(x, units.num_kv_heads);
+  const i64 in_head = quotient(x, i64{units.num_kv_heads});
   i32 lo = 0;
   for (i32 hi = units.num_tiles; lo + 1 < hi;) {
     const i32 middle = lo + (hi - lo) / 2;
@@ -292,24 +292,6 @@ RADDLE_FN i32 first_cut_from(const Cut* cuts, i32 num_workers, i32 unit) {
     }
   }
   return lo;
-}
-
-/// The unit of a number in linear order.
-RADDLE_FN UnitAt unit_at(const Units& units, i32 unit) {
-  i32 lo = 0;
-  i32 hi = units.num_groups;
-  while (lo + 1 < hi) {
-    const i32 middle = lo + (hi - lo) / 2;
-    if (units.num_kv_heads * units.group_tile[middle] <= unit) {
-      lo = middle;
-    } else {
-      hi = middle;
-    }
-  }
-  const i32 begin = units.group_tile[lo];
-  const i32 tiles = units.group_tile[lo + 1] - begin;
-  const i32 rest = unit - units.num_kv_heads * begin;
-  return UnitAt{lo, rest / tiles, begin + rest % tiles};
 }
 
 /// The item of one unit of the span between cuts a and b. Written field by field: a CPU waits where

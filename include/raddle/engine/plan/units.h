@@ -59,7 +59,7 @@ RADDLE_FN i32 unit_column(const Units& units, i32 tile, i32 k) {
   const Run* run = units.runs + t.run_begin;
   if (k >= units.kv_tiles[tile]) return t.run_end > t.run_begin ? units.runs[t.run_end - 1].end : 0;
   const i32 keys = units.shapes[t.shape].keys;
-  if (i64{k} * keys < run->end - run->begin) return run->begin + k * keys;  // no division
+  if (k * keys < run->end - run->begin) return run->begin + k * keys;  // no division
   return column_of(units.runs, t.run_begin, t.run_end, keys, k);
 }
 

@@ -81,6 +81,25 @@ class Context {
     return tiles_of(r) > 0 ? s.qo_indptr[r + 1] - s.qo_indptr[r] : 0;
   }
 
+  /// The group of a query tile, counted over all levels.
+  RADDLE_DEVICE i32 group_of(i32 tile) const {
+    const QueryTile& t = s.tiles[tile];
+    return t.group + (t.level + 1 == launch.maxima.max_levels ? num_prefixes : 0);
+  }
+
+  /// The unit of a number in linear order. A group's units are as many as its tiles, so the tile of
+  /// `heads` times that number is in the same group.
+  RADDLE_DEVICE UnitAt unit_at(const Divider& heads, i32 unit) const {
+    const i32 near = heads.quotient(unit);
+    const i32 group = group_of(near);
+    const i32 begin = s.group_tile[group];
+    const i32 tiles = s.group_tile[group + 1] - begin;
+    const i32 rest = unit - config.num_kv_heads * begin;
+    if (tiles == 1) return UnitAt{group, rest, begin};
+    const i32 head = quotient(rest, tiles);
+    return UnitAt{group, head, begin + rest - head * tiles};
+  }
+
   const PlanLaunch& launch;
   const PlanConfig& config;
   const i32* const marks;

@@ -27,6 +27,7 @@ struct PrefixGroup {
   i32 members;
   i32 rows;
   i32 row_begin;  ///< of its rows among all groups'
+  i32 leader;     ///< of the group whose number this place has
 };
 
 /// Hulls over the rows of a query tile.

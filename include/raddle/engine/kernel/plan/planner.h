@@ -228,18 +228,12 @@ class BlockPlanner {
     return units;
   }
 
-  /// The group of a query tile, counted over all levels.
-  RADDLE_DEVICE i32 group_of(i32 tile) const {
-    const QueryTile& t = s_.tiles[tile];
-    return t.group + (t.level + 1 == num_levels ? b_.num_prefixes : 0);
-  }
-
   /// Every worker's span, and where its queue begins.
   RADDLE_DEVICE void cut(const Units& units) {
     const i32 workers = b_.config.num_workers;
     const Shares shares = shares_of(units, workers);
     for (i32 w = b_.thread; w <= workers; w += b_.threads)
-      s_.cuts[w] = even_cut(units, shares, w, [this](i32 tile) { return group_of(tile); });
+      s_.cuts[w] = even_cut(units, shares, w, [this](i32 t) { return b_.group_of(t); });
     ptx::sync_block();
     i32* queue_indptr = b_.template out<i32>(b_.launch.at.queue_indptr);
     for (i32 base = 0; base < workers; base += b_.threads) {
@@ -257,6 +251,7 @@ class BlockPlanner {
       s_.row_at[w] = before.of[1];
       s_.rank[w] = before.of[2] + (chunk ? 1 : 0);
       if (chunk) s_.tiles[s_.cuts[w].at.tile].split = 0;
+      RADDLE_ROLLED
       for (i32 i = 0; i < mine.of[0]; ++i) s_.owners[before.of[0] + i] = static_cast<u16>(w);
     }
     if (b_.thread == 0) s_.queue[workers] = queue_indptr[workers] = cuts_.of[0];
@@ -284,14 +279,6 @@ class BlockPlanner {
     return PlanSizes{0, 0, 0, 0, heads * units.num_tiles, n, heads * n, sources, sources, rows};
   }
 
-  /// Where a unit lies. Among groups of one tile no search is needed.
-  RADDLE_DEVICE UnitAt place_of(const Units& units, const Divider& heads, i32 unit) const {
-    const i32 g = heads.quotient(unit);
-    if (g < units.num_groups && s_.group_tile[g] == g && s_.group_tile[g + 1] == g + 1)
-      return UnitAt{g, unit - g * units.num_kv_heads, g};
-    return unit_at(units, unit);
-  }
-
   /// A thread an item.
   RADDLE_DEVICE void write_items(const Units& units) {
     const i32 count = s_.queue[b_.config.num_workers];
@@ -301,7 +288,7 @@ class BlockPlanner {
     for (i32 i = b_.thread; i < count; i += b_.threads) {
       const i32 w = s_.owners[i];
       const i32 unit = s_.cuts[w].unit + i - s_.queue[w];
-      write_item(units, s_.splits, s_.cuts[w], s_.cuts[w + 1], unit, place_of(units, heads, unit),
+      write_item(units, s_.splits, s_.cuts[w], s_.cuts[w + 1], unit, b_.unit_at(heads, unit),
                  items[i]);
     }
   }

@@ -86,22 +86,27 @@ RADDLE_DEVICE void place_members(Context& b) {
   }
 }
 
-/// Hulls over the rows of every query tile of the prefixes; a warp a tile.
+/// Hulls over the rows of every query tile of the prefixes: of each request that has some, the ends
+/// say it all. A warp a tile.
 RADDLE_DEVICE void find_hulls(Context& b) {
-  const LayoutArrays from = b.arrays();
   const i32 total = b.s.prefix_tiles[b.num_prefixes];
   for (i32 c = b.warp; c < total; c += b.warps) {
     const i32 g = last_at_most(b.s.prefix_tiles, b.num_prefixes, c);
-    const i32 begin = from.prefix_indptr[g];
-    const i32 fused = (from.prefix_indptr[g + 1] - begin) * b.config.group_size;
+    const i32 leader = b.s.group[g].leader;
+    const i32 fused = b.s.group[leader].rows * b.config.group_size;
     const QueryTile tile = make_tile(b.config, 0, g, fused, c - b.s.prefix_tiles[g]);
-    const i32 last = (tile.row_begin + tile.num_rows - 1) / b.config.group_size;
+    const Range rows{tile.row_begin / b.config.group_size,
+                     (tile.row_begin + tile.num_rows - 1) / b.config.group_size};
     RowHull h{{int_max, int_min}, {int_max, int_min}};
-    for (i32 i = tile.row_begin / b.config.group_size + b.lane; i <= last; i += 32) {
-      const i32 row = from.prefix_rows[begin + i];
-      const i32 r = from.row_request[row];
-      const i32 q_index = b.s.kv_len[r] - (b.s.qo_indptr[r + 1] - row);
-      h = RowHull{hull(h.request, Range{r, r}), hull(h.q_index, Range{q_index, q_index})};
+    for (i32 r = leader + b.lane; r < b.num_requests; r += 32) {
+      if (b.s.links[r].leader != leader || b.s.row_before[r] < 0) continue;
+      const i32 begin = b.s.row_before[r];
+      const i32 count = b.rows_of(r);
+      const Range held = intersect(rows, Range{begin, begin + count - 1});
+      if (is_empty(held)) continue;
+      const i32 q_index = b.s.kv_len[r] - count - begin;  // of the group's row 0
+      h = RowHull{hull(h.request, Range{r, r}),
+                  hull(h.q_index, Range{q_index + held.first, q_index + held.last})};
     }
     h = RowHull{join_lanes(h.request), join_lanes(h.q_index)};
     if (b.lane == 0) b.s.hulls[c] = h;
@@ -119,7 +124,7 @@ RADDLE_DEVICE void make_prefixes(Context& b) {
     if (b.marked(r, page_outside) || b.marked(link.leader, page_outside)) link = PrefixLink{r, 0};
     b.s.links[r] = link;
     b.s.depth[r] = int_max;
-    b.s.group[r] = PrefixGroup{0, 0, 0, 0};
+    b.s.group[r] = PrefixGroup{0, 0, 0, 0, 0};
   }
   ptx::sync_block();
   for (i32 r = b.thread; r < b.num_requests; r += b.threads) {
@@ -143,6 +148,7 @@ RADDLE_DEVICE void make_prefixes(Context& b) {
     const i32 g = before.of[0];
     b.s.group[r].number = g;
     b.s.group[r].row_begin = before.of[1];
+    b.s.group[g].leader = r;
     b.s.prefix_tiles[g] = before.of[2];
     to.prefix_indptr[g] = before.of[1];
     to.prefix_len[g] = b.s.depth[r] * b.launch.batch.page_size;

@@ -29,6 +29,7 @@ RADDLE_DEVICE i32 place_cut_states(Context& b, const Units& units) {
         b.scan.exclusive(Sums<1, i32>{{split ? 1 : 0}}, splits, units.num_tiles - base).of[0];
     if (!split) continue;
     b.s.tiles[t].split = heads * c;
+    RADDLE_ROLLED
     for (i32 h = 0; h < heads; ++h) b.s.splits[heads * c + h] = Split{-1, 0};
     contract_tile(b.s.tiles, t, c, map);
   }
@@ -57,13 +58,14 @@ RADDLE_DEVICE i64 place_all_states(Context& b, const Units& units) {
   }
   ptx::sync_block();
   Sums<1> rows{};
+  const Divider by_heads(heads);
   const i32 num_units = heads * units.num_tiles;
   for (i32 base = 0; base < num_units; base += b.threads) {
     const i32 u = base + b.thread;
     i32 chunks = 1;
     UnitAt at{};
     if (u < num_units) {
-      at = unit_at(units, u);
+      at = b.unit_at(by_heads, u);
       const i32 last = first_cut_from(b.s.cuts, workers, u + 1) - 1;
       if (b.s.cuts[last].unit == u && b.s.cuts[last].k > 0) chunks = b.s.cuts[last].chunk + 1;
     }
