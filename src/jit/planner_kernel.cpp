@@ -8,14 +8,15 @@ namespace raddle::jit {
 
 std::string source_of(const PlannerKernel& kernel) {
   std::ostringstream text;
+  const auto name = [](bool yes) { return yes ? "true" : "false"; };
   text << "#define RADDLE_ISA gpu\n#include \"raddle/engine/variant/composition.h\"\n"
        << "#include \"raddle/engine/kernel/plan/kernel.h\"\n"
        << declare_variant(kernel.composition, kernel.variant_bytes)
        << "extern \"C\" __global__ void __launch_bounds__(raddle::planner::num_threads, 1)\n"
        << planner_entry_point << "(const __grid_constant__ raddle::PlanLaunch launch,\n"
        << "    const __grid_constant__ raddle::Variant variant) {\n"
-       << "  raddle::planner::plan_batch<" << (kernel.prefixes ? "true" : "false")
-       << ">(launch, variant);\n}\n";
+       << "  raddle::planner::plan_batch<" << name(kernel.prefixes) << ", "
+       << name(kernel.in_shared) << ">(launch, variant);\n}\n";
   return amalgamate(text.str());
 }
 

@@ -10,8 +10,10 @@ namespace raddle::jit {
 
 struct PlannerKernel {
   CompositionSource composition;
-  i32 variant_bytes;  ///< of the composition's struct; both compilers must agree
-  bool prefixes;      ///< finds equal leading pages: PlanLaunch::batch.min_prefix > 0
+  i32 variant_bytes;       ///< of the composition's struct; both compilers must agree
+  bool prefixes;           ///< finds equal leading pages: PlanLaunch::batch.min_prefix > 0
+  bool in_shared = false;  ///< knows that PlanLaunch::scratch_in_shared is set; without, any launch
+                           ///< is right, and takes longer
 };
 
 /// The kernel's entry point: (PlanLaunch, the composition's struct), both by value.

@@ -6,7 +6,7 @@ Outcome Chooser::try_linear() {
   const i32 workers = config_->num_workers;
   cuts.grow(workers + 1);
   cut_evenly(tiling_->units, workers, cuts.data());
-  number_chunks(cuts.data(), workers);
+  num_cut_chunks = number_chunks(cuts.data(), workers);
   const Balance balance = balance_of(tiling_->units, cuts.data(), workers);
   stats.linear = balance.heaviest;
   return Outcome{Method::linear, balance.heaviest, balance.total};
@@ -74,19 +74,29 @@ i64 Chooser::least_unsplit() const {
              ceil_div(num_units(), i64{config_->num_workers}) * tiling_->shortest_unit);
 }
 
-/// Nor has Algorithm 1, whose own cuts cost too; without any cut it is the schedule above.
-i64 Chooser::least_algorithm1() const {
+/// Whether Algorithm 1 may be lighter than that by more than its sorting costs.
+bool Chooser::may_gain_by_algorithm1(i64 heaviest) const {
   const Units& units = tiling_->units;
   const i64 limit = chunk_limit(units, config_->num_workers);
+  i64 chunks = 0;
   i64 added = 0;
+  i64 longest = 0;
   for (i32 t = 0; t < units.num_tiles; ++t) {
     const i32 step = limit_tiles(units, t, limit);
-    if (units.kv_tiles[t] <= step) continue;
+    const i32 count = max(1, ceil_div(units.kv_tiles[t], step));
     const UnitCost cost = unit_cost(units, t);
-    added += cost.store + (ceil_div(units.kv_tiles[t], step) - 1) * cost.resume;
+    const bool is_cut = count > 1;
+    chunks += count;
+    added += is_cut ? cost.store + (count - 1) * cost.resume : 0;
+    longest = max(longest, is_cut ? cost.resume + step * cost.tile
+                                  : cost.start + units.kv_tiles[t] * cost.tile);
   }
-  if (added == 0) return least_unsplit();
-  return mean() + added * config_->num_kv_heads / config_->num_workers;
+  // Without any cut it is the schedule above.
+  if (added == 0) return least_unsplit() * 101 < heaviest * 100;
+  // Where everybody has one chunk at most, there is nothing to sort.
+  if (chunks * config_->num_kv_heads <= config_->num_workers) return longest < heaviest;
+  const i64 least = mean() + added * config_->num_kv_heads / config_->num_workers;
+  return max(least, longest) * 101 < heaviest * 100;
 }
 
 /// Batch invariance: the chunks are given, only their order and places are free.
@@ -123,8 +133,7 @@ Outcome Chooser::choose_automatic() {
       stats.reason = "splitting gains nothing: whole tiles, longest first";
     }
   }
-  // Sorting takes longer than cutting: a gain below one percent does not pay for it.
-  if (least_algorithm1() * 101 < best.heaviest * 100) {
+  if (may_gain_by_algorithm1(best.heaviest)) {
     const Outcome listed = try_fixed(Method::algorithm1, Cutting::limit);
     if (listed.heaviest < best.heaviest) {
       best = listed;

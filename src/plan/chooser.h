@@ -23,6 +23,7 @@ struct Chooser {
   Buffer<i32> piece_begin;       ///< [num_tiles + 1] by query tile,
   Buffer<Placement> placements;  ///< and who gets which
   i64 num_pieces = 0;
+  i64 num_cut_chunks = 0;  ///< of the linear split: those that begin at cuts
   PlanStats stats;
 
   /// Leaves the chosen schedule in the buffers.
@@ -35,7 +36,7 @@ struct Chooser {
   Outcome try_fixed(Method method, Cutting cutting);
   i64 cut_pieces(Cutting cutting);
   i64 least_unsplit() const;
-  i64 least_algorithm1() const;
+  bool may_gain_by_algorithm1(i64 heaviest) const;
   i64 mean() const { return ceil_div(stats.uncut, i64{config_->num_workers}); }
   /// Within three percent of what no schedule can beat.
   bool balanced(i64 heaviest) const { return heaviest * 100 <= mean() * 103; }

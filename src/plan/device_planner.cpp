@@ -38,6 +38,9 @@ PlanLaunch plan_launch(const DeviceBatch& batch, const PlanConfig& config, const
     fail<ValueError>(
         "batch_invariant is True; expected lengths on the host, since chunks of fixed "
         "boundaries are planned there");
+  if (config.num_workers > planner::max_workers)
+    fail<ValueError>("num_workers is ", config.num_workers, "; expected at most ",
+                     planner::max_workers, " on the device");
   const i32 levels = batch.min_prefix > 0 ? 2 : 1;
   if (maxima.max_levels != levels)
     fail<ValueError>("max_levels is ", maxima.max_levels, "; expected ", levels,

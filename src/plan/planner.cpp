@@ -55,10 +55,7 @@ i32 Planner::mark_splits() {
 
 i64 Planner::count_items() const {
   if (!is_linear()) return chooser_.num_pieces * config_.num_kv_heads;
-  i64 items = 0;
-  for (i32 w = 0; w < config_.num_workers; ++w)
-    items += span_items(chooser_.cuts[w], chooser_.cuts[w + 1]);
-  return items;
+  return i64{units().num_tiles} * config_.num_kv_heads + chooser_.num_cut_chunks;
 }
 
 /// Places the partial states; returns the rows they take.

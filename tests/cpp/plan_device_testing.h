@@ -62,10 +62,14 @@ class DevicePlanner {
     for (const i32 b : order) {
       emulated::Block block(b, threads, grid.shared_bytes, blocks);
       block.run([&] {
-        if (result.launch.batch.min_prefix > 0)
-          planner::plan_batch<true>(result.launch, variant_);
-        else
-          planner::plan_batch<false>(result.launch, variant_);
+        const bool prefixes = result.launch.batch.min_prefix > 0;
+        if (result.launch.scratch_in_shared) {
+          prefixes ? planner::plan_batch<true, true>(result.launch, variant_)
+                   : planner::plan_batch<false, true>(result.launch, variant_);
+        } else {
+          prefixes ? planner::plan_batch<true, false>(result.launch, variant_)
+                   : planner::plan_batch<false, false>(result.launch, variant_);
+        }
       });
     }
     const auto* marks =

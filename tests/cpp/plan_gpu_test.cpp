@@ -106,11 +106,14 @@ class GpuPlanner {
     spec.num_kv_heads = 1;
     spec.variant = std::move(variant);
     variant_ = std::make_unique<BoundVariant>(spec);
-    const std::string cubin = jit::cubin_of(
-        jit::PlannerKernel{variant_->source(), variant_->memory_bytes(), prefixes}, gpu.arch());
-    void* module = nullptr;
-    gpu.call("cuModuleLoadData", &module, static_cast<const void*>(cubin.data()));
-    gpu.call("cuModuleGetFunction", &function_, module, jit::planner_entry_point);
+    for (const bool in_shared : {false, true}) {
+      const std::string cubin = jit::cubin_of(
+          jit::PlannerKernel{variant_->source(), variant_->memory_bytes(), prefixes, in_shared},
+          gpu.arch());
+      void* module = nullptr;
+      gpu.call("cuModuleLoadData", &module, static_cast<const void*>(cubin.data()));
+      gpu.call("cuModuleGetFunction", &functions_[in_shared], module, jit::planner_entry_point);
+    }
     gpu.call("cuStreamCreate", &stream_, 1u);
   }
 
@@ -157,7 +160,8 @@ class GpuPlanner {
  private:
   float replay(PlanLaunch& launch, i32 launches, i32 replays) {
     const PlannerGrid grid = planner_grid(launch);
-    gpu_.call("cuFuncSetAttribute", function_, 8, grid.shared_bytes);
+    void* function = functions_[launch.scratch_in_shared];
+    gpu_.call("cuFuncSetAttribute", function, 8, grid.shared_bytes);
     std::vector<u8> variant(static_cast<std::size_t>(std::max(variant_->memory_bytes(), 16)));
     if (variant_->memory_bytes() > 0)
       std::memcpy(variant.data(), variant_->memory(),
@@ -166,7 +170,7 @@ class GpuPlanner {
     void *graph = nullptr, *ready = nullptr, *start = nullptr, *stop = nullptr;
     gpu_.call("cuStreamBeginCapture_v2", stream_, 2);
     for (i32 i = 0; i < launches; ++i)
-      gpu_.call("cuLaunchKernel", function_, static_cast<unsigned>(grid.blocks), 1u, 1u,
+      gpu_.call("cuLaunchKernel", function, static_cast<unsigned>(grid.blocks), 1u, 1u,
                 static_cast<unsigned>(grid.threads), 1u, 1u,
                 static_cast<unsigned>(grid.shared_bytes), stream_, static_cast<void**>(params),
                 static_cast<void**>(nullptr));
@@ -191,7 +195,8 @@ class GpuPlanner {
 
   Gpu& gpu_;
   std::unique_ptr<BoundVariant> variant_;
-  void *function_ = nullptr, *stream_ = nullptr;
+  void* functions_[2] = {};  // the second for launches with scratch in shared memory
+  void* stream_ = nullptr;
 };
 
 std::vector<std::vector<Variant>> variants() {

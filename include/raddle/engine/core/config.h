@@ -72,4 +72,16 @@ RADDLE_FN constexpr T round_up(T a, T b) {
   return ceil_div(a, b) * b;
 }
 
+/// a / b of numbers that are not negative, which is cheaper than with signs.
+RADDLE_FN constexpr i32 quotient(i32 a, i32 b) {
+  return static_cast<i32>(static_cast<u32>(a) / static_cast<u32>(b));
+}
+
+/// The same of longer ones. Nearly all of them have 32 bits, and dividing those
+/// takes a third of the time on a CPU, a fifth on a GPU.
+RADDLE_FN constexpr i64 quotient(i64 a, i64 b) {
+  const bool is_small = (static_cast<u64>(a | b) >> 32) == 0;
+  return is_small ? static_cast<i64>(static_cast<u32>(a) / static_cast<u32>(b)) : a / b;
+}
+
 RADDLE_ENGINE_END

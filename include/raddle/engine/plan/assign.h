@@ -67,25 +67,38 @@ RADDLE_FN void sift_down(Load* heap, i32 count) {
   heap[at] = moved;
 }
 
+/// Gives the first num_workers placements to a worker each, as a heap of idle workers would, and
+/// makes the heap of what they then have.
+RADDLE_FN void assign_first(const RankedPiece* ranked, i32 num_kv_heads, i32 num_workers,
+                            Load* heap, Placement* placements) {
+  const auto cost = [&](i32 worker) { return ranked[worker / num_kv_heads].cost; };
+  for (i32 w = 0; w < num_workers; ++w)
+    placements[w] = Placement{ranked[w / num_kv_heads].piece, w % num_kv_heads, w};
+  // Ascending loads are a heap. They lie in falling order, and equal ones from the lowest worker
+  // on.
+  i32 count = 0;
+  for (i32 end = num_workers; end > 0;) {
+    i32 begin = end - 1;
+    while (begin > 0 && cost(begin - 1) == cost(end - 1)) --begin;
+    for (i32 w = begin; w < end; ++w) heap[count++] = Load{cost(w), w};
+    end = begin;
+  }
+}
+
 /// Algorithm 1's assignment: the dearest piece next, to the least loaded worker. `heap` has
 /// num_workers entries. Returns the heaviest load.
 RADDLE_FN i64 assign_longest_first(const RankedPiece* ranked, i32 num_pieces, i32 num_kv_heads,
                                    i32 num_workers, Load* heap, Placement* placements) {
-  for (i32 w = 0; w < num_workers; ++w) heap[w] = Load{0, w};  // equal loads in order are a heap
-  i64 heaviest = 0;
-  if (i64{num_pieces} * num_kv_heads <= num_workers) {  // a worker each, as the heap would find
-    for (i32 i = 0; i < num_pieces * num_kv_heads; ++i) {
-      placements[i] = Placement{ranked[i / num_kv_heads].piece, i % num_kv_heads, i};
-    }
-    return num_pieces > 0 ? ranked[0].cost : 0;
-  }
-  for (i32 i = 0; i < num_pieces; ++i) {
-    for (i32 h = 0; h < num_kv_heads; ++h) {
-      placements[i * num_kv_heads + h] = Placement{ranked[i].piece, h, heap[0].worker};
-      heap[0].cost += ranked[i].cost;
-      heaviest = max(heaviest, heap[0].cost);
-      sift_down(heap, num_workers);
-    }
+  if (num_pieces == 0) return 0;
+  const i32 count = num_pieces * num_kv_heads;
+  assign_first(ranked, num_kv_heads, min(count, num_workers), heap, placements);
+  i64 heaviest = ranked[0].cost;
+  for (i32 i = num_workers; i < count; ++i) {
+    const RankedPiece& piece = ranked[i / num_kv_heads];
+    placements[i] = Placement{piece.piece, i % num_kv_heads, heap[0].worker};
+    heap[0].cost += piece.cost;
+    heaviest = max(heaviest, heap[0].cost);
+    sift_down(heap, num_workers);
   }
   return heaviest;
 }

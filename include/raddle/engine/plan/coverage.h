@@ -3,6 +3,9 @@
 // A cover answers two questions about a Tile: `KvSpan kv_span(tile)`, asked once, and `Coverage
 // coverage(tile)`, asked again for halves of what is partial. It is a variant itself, an evaluator
 // of a traced expression, or CoverAll where nothing is masked.
+//
+// Few tiles come to refining, so its loops stay loops on a GPU: copies of their bodies would lie
+// between the instructions that all tiles need.
 #pragma once
 
 #include "raddle/engine/layout/layout.h"
@@ -35,8 +38,8 @@ RADDLE_FN Tile open_hull(i32 num_qo_heads) {
 RADDLE_FN Tile query_hull(const LayoutView& layout, const LevelView& level, const QueryTile& tile,
                           i32 group_size, i32 num_kv_heads) {
   Tile t = open_hull(num_kv_heads * group_size);
-  const i32 first = tile.row_begin / group_size;
-  const i32 last = (tile.row_begin + tile.num_rows - 1) / group_size;
+  const i32 first = quotient(tile.row_begin, group_size);
+  const i32 last = quotient(tile.row_begin + tile.num_rows - 1, group_size);
   if (level.groups_are_requests && !layout.qo_pos) {  // decode takes this way: O(1)
     const i32 g = tile.group;
     const i32 behind = layout.kv_len[g] - (layout.qo_indptr[g + 1] - layout.qo_indptr[g]);
@@ -111,13 +114,16 @@ RADDLE_FN Range clip_columns(const LevelView& level, i32 group, const KvSpan& sp
 
 /// Joins neighbours until at most `max_runs` are left, those first that add least work.
 RADDLE_FN i32 join_surplus(Run* runs, i32 count, i32 max_runs) {
+  RADDLE_ROLLED
   while (count > max_runs) {
     i32 best = 0;
     i64 best_loss = 0;
+    RADDLE_ROLLED
     for (i32 i = 0; i + 1 < count; ++i) {
       // A column that nobody keeps is loaded and computed for nothing; a full one only gains a
       // mask.
       i64 loss = 8 * static_cast<i64>(runs[i + 1].begin - runs[i].end);
+      RADDLE_ROLLED
       for (i32 j = i; j < i + 2; ++j) {
         if (runs[j].kind == Coverage::full) loss += runs[j].end - runs[j].begin;
       }
@@ -127,6 +133,7 @@ RADDLE_FN i32 join_surplus(Run* runs, i32 count, i32 max_runs) {
       }
     }
     runs[best] = Run{runs[best].begin, runs[best + 1].end, Coverage::partial};
+    RADDLE_ROLLED
     for (i32 i = best + 1; i + 1 < count; ++i) runs[i] = runs[i + 1];
     --count;
   }
@@ -136,6 +143,7 @@ RADDLE_FN i32 join_surplus(Run* runs, i32 count, i32 max_runs) {
 /// Joins touching spans of one kind.
 RADDLE_FN i32 join_alike(Run* runs, i32 count) {
   i32 n = 0;
+  RADDLE_ROLLED
   for (i32 i = 0; i < count; ++i) {
     if (n > 0 && runs[n - 1].end == runs[i].begin && runs[n - 1].kind == runs[i].kind) {
       runs[n - 1].end = runs[i].end;
@@ -168,13 +176,16 @@ RADDLE_FN i32 refine_spans(const Cover& cover, Tile& t, const LevelView& level, 
                            Run* spans, i32 count) {
   bool first_round = true;
   bool changed = true;
+  RADDLE_ROLLED
   while (changed && count <= max_spans / 2) {
     changed = false;
     // In place: a round reads its spans from the end of the array, and writes at most two for each
     // to the beginning.
     const i32 behind = max_spans - count;
+    RADDLE_ROLLED
     for (i32 i = count - 1; i >= 0; --i) spans[behind + i] = spans[i];
     i32 n = 0;
+    RADDLE_ROLLED
     for (i32 i = behind; i < max_spans; ++i) {
       const Run s = spans[i];
       const i32 tiles = ceil_div(s.end - s.begin, keys);
@@ -199,6 +210,7 @@ template <class Cover>
 RADDLE_FN i32 empty_end(const Cover& cover, Tile& t, const LevelView& level, i32 group, i32 begin,
                         i32 end, bool at_front) {
   i32 empty = 0;
+  RADDLE_ROLLED
   for (i32 step = (end - begin) / 2; step > 0; step = (end - begin - empty) / 2) {
     const i32 from = at_front ? begin + empty : end - empty - step;
     Run unused[1];
@@ -262,8 +274,8 @@ RADDLE_FN bool start_cover(const Cover& cover, const Hull& hull, const LevelView
   if (is_empty(kept)) return false;
   tile.col_begin = kept.first;
   tile.col_end = kept.last + 1;
-  const i32 begin = kept.first / keys * keys;
-  const i32 end = min(columns, round_up(kept.last + 1, keys));
+  const i32 begin = quotient(kept.first, keys) * keys;
+  const i32 end = min(columns, (quotient(kept.last, keys) + 1) * keys);
 
   Run whole[1];
   if (append_span(cover, t, level, group, begin, end, whole, 0) == 0) return false;
@@ -288,6 +300,7 @@ RADDLE_FN i32 finish_cover(const Cover& cover, const LevelView& level, QueryTile
   if (count == 0) return 0;
   if (start.unbounded) trim_ends(cover, start.tile, level, tile, keys, spans, count);
   if (level.mask_bits) {
+    RADDLE_ROLLED
     for (i32 i = 0; i < count; ++i) spans[i].kind = Coverage::partial;
   }
   count = join_surplus(spans, join_alike(spans, count), max_runs);

@@ -36,6 +36,20 @@ struct Shares {
   i32 num_workers;
 };
 
+/// Where the units of a query tile may be cut.
+struct Grid {
+  UnitCost cost;
+  i32 n;      ///< KV tiles
+  i32 piece;  ///< cuts fall on multiples of this many of them
+};
+
+/// A point of the line.
+struct LinePoint {
+  i64 x;
+  UnitAt at;   ///< the unit that it lies in
+  i64 offset;  ///< from where that begins
+};
+
 /// What a cut adds to the partial states of its unit.
 struct CutAdds {
   bool unit;   ///< it is the first cut through the unit
@@ -59,24 +73,32 @@ RADDLE_FN i64 isqrt(i64 n) {
 /// tile in parallel, and then one worker composes n / p states: p = √(n · merge / tile) balances
 /// the two. Only where spans are shorter than that is it asked for; else cuts may fall anywhere.
 RADDLE_FN i32 least_piece(const UnitCost& cost, i64 merge, i32 n, i64 span) {
-  if (span >= n * cost.tile) return 1;
-  const i64 tiles = span / cost.tile;
-  const i64 square = n * merge / cost.tile;
-  return tiles * tiles >= square ? 1 : static_cast<i32>(max(i64{1}, isqrt(square)));
+  // Longer spans have no piece that compares; their square would not fit.
+  if (span >= n * cost.tile || span > int_max || span * span >= n * merge * cost.tile) return 1;
+  return static_cast<i32>(max(i64{1}, isqrt(quotient(n * merge, cost.tile))));
 }
 
-/// KV tiles before the cut of a unit with n of them, ideally at `offset` from its beginning; n
-/// means that the cut moves to the unit's end, 0 to its beginning.
-RADDLE_FN i32 snap(const UnitCost& cost, i64 merge, i32 n, i64 offset, i64 span) {
+/// `span` is a worker's share.
+RADDLE_FN Grid grid_of(const Units& units, i32 tile, i64 span) {
+  const QueryTile& t = units.tiles[tile];
+  const i64 merge = i64{units.costs[t.shape].per_merge_row} * t.num_rows;
+  Grid grid{unit_cost(units, tile), units.kv_tiles[tile], 1};
+  grid.piece = least_piece(grid.cost, merge, grid.n, span);
+  return grid;
+}
+
+/// KV tiles before the cut of a unit that is ideally at `offset` from its beginning; n means that
+/// the cut moves to the unit's end, 0 to its beginning.
+RADDLE_FN i32 snap(const Grid& grid, i64 offset) {
+  const UnitCost& cost = grid.cost;
   if (offset <= cost.start) return 0;
-  i64 k = (offset - cost.start + cost.tile / 2) / cost.tile;
-  const i32 piece = least_piece(cost, merge, n, span);
-  if (piece > 1) k = (k + piece / 2) / piece * piece;
-  k = min(k, i64{n});
+  i64 k = quotient(offset - cost.start + cost.tile / 2, cost.tile);
+  if (grid.piece > 1) k = quotient(k + grid.piece / 2, i64{grid.piece}) * grid.piece;
+  k = min(k, i64{grid.n});
   // A last piece that costs less than resuming it would stays with the first. A first piece stays
   // with the last where the state between them is dearer: the item would have to be started for
   // either.
-  if ((n - k) * cost.tile <= cost.resume) return n;
+  if ((grid.n - k) * cost.tile <= cost.resume) return grid.n;
   return k * cost.tile <= cost.resume - cost.start ? 0 : static_cast<i32>(k);
 }
 
@@ -94,69 +116,40 @@ RADDLE_FN Cut last_cut(const Units& units) {
              0};
 }
 
-/// The last group that begins at or before x. Looking from `hint`, a group not far before it, on
-/// saves most of the search.
-RADDLE_FN i32 group_at(const Units& units, i64 x, i32 hint) {
-  i32 lo = units.num_kv_heads * units.prefix[units.group_tile[hint]] <= x ? hint : 0;
-  i32 step = 1;
-  while (lo + step < units.num_groups &&
-         units.num_kv_heads * units.prefix[units.group_tile[lo + step]] <= x) {
-    lo += step;
-    step *= 2;
-  }
-  i32 hi = min(lo + step, units.num_groups);
-  while (lo + 1 < hi) {
-    const i32 middle = lo + (hi - lo) / 2;
-    if (units.num_kv_heads * units.prefix[units.group_tile[middle]] <= x) {
-      lo = middle;
-    } else {
-      hi = middle;
-    }
-  }
-  return lo;
-}
-
-/// The cut nearest to x; never before the cut nearest to a lesser x. `span` is a worker's share,
-/// `hint` any group.
-RADDLE_FN Cut cut_at(const Units& units, i64 x, i64 span, i32 hint) {
-  if (x <= 0) return first_cut(units);
-  if (x >= total_cost(units)) return last_cut(units);
-  UnitAt at{group_at(units, x, hint), 0, 0};
-  const i32 begin = units.group_tile[at.group];
-  const i32 end = units.group_tile[at.group + 1];
+/// The point x of the line, 0 < x < total_cost; `group` is the one that it lies in.
+RADDLE_FN LinePoint point_at(const Units& units, i64 x, i32 group) {
+  const i32 begin = units.group_tile[group];
+  i32 end = units.group_tile[group + 1];
   const i64 start = units.prefix[begin];
   const i64 head_cost = units.prefix[end] - start;
   const i64 in_group = x - units.num_kv_heads * start;
-  at.head = static_cast<i32>(in_group / head_cost);
-  const i64 in_head = in_group - at.head * head_cost;
-  i32 hi = end;
-  at.tile = begin;
-  while (at.tile + 1 < hi) {
-    const i32 middle = at.tile + (hi - at.tile) / 2;
+  const i32 head = static_cast<i32>(quotient(in_group, head_cost));
+  const i64 in_head = in_group - head * head_cost;
+  i32 tile = begin;
+  while (tile + 1 < end) {
+    const i32 middle = tile + (end - tile) / 2;
     if (units.prefix[middle] - start <= in_head) {
-      at.tile = middle;
+      tile = middle;
     } else {
-      hi = middle;
+      end = middle;
     }
   }
-  const UnitCost cost = unit_cost(units, at.tile);
-  const QueryTile& tile = units.tiles[at.tile];
-  const i64 merge = i64{units.costs[tile.shape].per_merge_row} * tile.num_rows;
-  const i64 offset = in_head - (units.prefix[at.tile] - start);
-  const i32 n = units.kv_tiles[at.tile];
-  const i32 k = snap(cost, merge, n, offset, span);
-  const i64 length = cost.start + n * cost.tile;
-  Cut cut{x - offset, at, units.num_kv_heads * begin + at.head * (end - begin) + (at.tile - begin),
-          k, 0};
-  if (n > 0 ? k == n : 2 * offset >= length) {  // a unit without keys goes to the nearer side
-    cut.x += length;
-    cut.at = next_unit(units, at);
-    ++cut.unit;
-    cut.k = 0;
-  } else if (k > 0) {
-    cut.x += cost.start + k * cost.tile;
-  }
-  return cut;
+  return LinePoint{x, {group, head, tile}, in_head - (units.prefix[tile] - start)};
+}
+
+/// The cut nearest to a point; never before the cut nearest to a lesser one. `grid` is its tile's.
+RADDLE_FN Cut cut_near(const Units& units, const LinePoint& point, const Grid& grid) {
+  const UnitAt& at = point.at;
+  const i32 begin = units.group_tile[at.group];
+  const i32 tiles = units.group_tile[at.group + 1] - begin;
+  const i32 unit = units.num_kv_heads * begin + at.head * tiles + (at.tile - begin);
+  const i32 k = snap(grid, point.offset);
+  const i64 start = point.x - point.offset;
+  const i64 length = grid.cost.start + grid.n * grid.cost.tile;
+  // A unit without keys goes to the nearer side.
+  if (grid.n > 0 ? k == grid.n : 2 * point.offset >= length)
+    return Cut{start + length, next_unit(units, at), unit + 1, 0, 0};
+  return Cut{k > 0 ? start + grid.cost.start + k * grid.cost.tile : start, at, unit, k, 0};
 }
 
 /// Cost of the items between two cuts, what the cuts themselves add included.
@@ -186,22 +179,61 @@ RADDLE_FN Balance balance_of(const Units& units, const Cut* cuts, i32 num_worker
 
 RADDLE_FN Shares shares_of(const Units& units, i32 num_workers) {
   const i64 total = total_cost(units);
-  return Shares{total / num_workers, total % num_workers, num_workers};
+  const i64 whole = quotient(total, i64{num_workers});
+  return Shares{whole, total - whole * num_workers, num_workers};
 }
 
-/// Cut w of num_workers + 1 that make equal spans; `hint` is any group.
-RADDLE_FN Cut even_cut(const Units& units, const Shares& shares, i32 w, i32 hint) {
-  if (w == 0) return first_cut(units);
+/// Cut w of num_workers + 1 that make equal spans, for a thread of its own. `group_of(tile)` is the
+/// group of a query tile.
+template <class GroupOf>
+RADDLE_FN Cut even_cut(const Units& units, const Shares& shares, i32 w, const GroupOf& group_of) {
+  const i64 x = shares.whole * w + quotient(shares.rest * w, i64{shares.num_workers});
   if (w == shares.num_workers) return last_cut(units);
-  return cut_at(units, shares.whole * w + shares.rest * w / shares.num_workers, shares.whole, hint);
+  if (x == 0) return first_cut(units);
+  // One KV head's share of the line has the groups' bounds at the same places: one search.
+  const i64 in_head = quotient(x, i64{units.num_kv_heads});
+  i32 lo = 0;
+  for (i32 hi = units.num_tiles; lo + 1 < hi;) {
+    const i32 middle = lo + (hi - lo) / 2;
+    if (units.prefix[middle] <= in_head) {
+      lo = middle;
+    } else {
+      hi = middle;
+    }
+  }
+  const LinePoint point = point_at(units, x, group_of(lo));
+  return cut_near(units, point, grid_of(units, point.at.tile, shares.whole));
 }
 
-/// Cuts the line into equal spans. `cuts` has num_workers + 1 entries.
+/// All of them, from the first to the last: what even_cut searches, the cut before has found
+/// nearly. `cuts` has num_workers + 1 entries.
 RADDLE_FN void cut_evenly(const Units& units, i32 num_workers, Cut* cuts) {
   const Shares shares = shares_of(units, num_workers);
   cuts[0] = first_cut(units);
-  for (i32 w = 1; w < num_workers; ++w)
-    cuts[w] = even_cut(units, shares, w, min(cuts[w - 1].at.group, units.num_groups - 1));
+  i32 group = 0;
+  i32 tile = -1;  // whose grid it is
+  Grid grid{};
+  i64 x = 0;
+  i64 rest = 0;  // of the next whole number, in parts of num_workers
+  for (i32 w = 1; w < num_workers; ++w) {
+    x += shares.whole;
+    rest += shares.rest;
+    if (rest >= num_workers) {
+      rest -= num_workers;
+      ++x;
+    }
+    if (x == 0) {
+      cuts[w] = cuts[0];
+      continue;
+    }
+    while (units.num_kv_heads * units.prefix[units.group_tile[group + 1]] <= x) ++group;
+    const LinePoint point = point_at(units, x, group);
+    if (point.at.tile != tile) {
+      tile = point.at.tile;
+      grid = grid_of(units, tile, shares.whole);
+    }
+    cuts[w] = cut_near(units, point, grid);
+  }
   cuts[num_workers] = last_cut(units);
 }
 
@@ -221,12 +253,15 @@ RADDLE_FN i32 cut_rows(const Units& units, const Cut* cuts, i32 w) {
   return (adds.unit ? 2 : 1) * units.tiles[cuts[w].at.tile].num_rows;
 }
 
-/// Numbers the chunks that begin at cuts.
-RADDLE_FN void number_chunks(Cut* cuts, i32 num_workers) {
+/// Numbers the chunks that begin at cuts; returns how many there are. Every unit has one more.
+RADDLE_FN i32 number_chunks(Cut* cuts, i32 num_workers) {
+  i32 count = 0;
   for (i32 w = 1; w < num_workers; ++w) {
     const CutAdds adds = cut_adds(cuts, w);
     cuts[w].chunk = cuts[w].k == 0 ? 0 : adds.unit ? 1 : cuts[w - 1].chunk + (adds.chunk ? 1 : 0);
+    count += adds.chunk ? 1 : 0;
   }
+  return count;
 }
 
 /// The first cut w ≥ 1 that lies behind the beginning of `unit`, or num_workers.
@@ -235,7 +270,7 @@ RADDLE_FN i32 first_cut_behind(const Cut* cuts, i32 num_workers, i32 unit) {
   i32 hi = num_workers;
   while (lo < hi) {
     const i32 middle = lo + (hi - lo) / 2;
-    if (cuts[middle].unit > unit || (cuts[middle].unit == unit && cuts[middle].k > 0)) {
+    if (cuts[middle].unit + (cuts[middle].k > 0 ? 1 : 0) > unit) {
       hi = middle;
     } else {
       lo = middle + 1;
@@ -259,42 +294,21 @@ RADDLE_FN i32 first_cut_from(const Cut* cuts, i32 num_workers, i32 unit) {
   return lo;
 }
 
-/// The unit of a number in linear order.
-RADDLE_FN UnitAt unit_at(const Units& units, i32 unit) {
-  i32 lo = 0;
-  i32 hi = units.num_groups;
-  while (lo + 1 < hi) {
-    const i32 middle = lo + (hi - lo) / 2;
-    if (units.num_kv_heads * units.group_tile[middle] <= unit) {
-      lo = middle;
-    } else {
-      hi = middle;
-    }
-  }
-  const i32 begin = units.group_tile[lo];
-  const i32 tiles = units.group_tile[lo + 1] - begin;
-  const i32 rest = unit - units.num_kv_heads * begin;
-  return UnitAt{lo, rest / tiles, begin + rest % tiles};
-}
-
-/// The item of one unit of the span between cuts a and b.
-RADDLE_FN WorkItem make_item(const Units& units, const Split* splits, const Cut& a, const Cut& b,
-                             i32 unit, const UnitAt& at) {
+/// The item of one unit of the span between cuts a and b. Written field by field: a CPU waits where
+/// it loads as one what it has just stored as several.
+RADDLE_FN void write_item(const Units& units, const Split* splits, const Cut& a, const Cut& b,
+                          i32 unit, const UnitAt& at, WorkItem& item) {
   const QueryTile& t = units.tiles[at.tile];
   const i32 k = unit == a.unit ? a.k : 0;
   const bool to_end = unit < b.unit;
-  i32 partial = -1;
-  if (k > 0 || !to_end || units.all_partial) {
-    partial = splits[t.split + at.head].partial_row + (k > 0 ? a.chunk : 0) * t.num_rows;
-  }
-  const bool any = t.run_end > t.run_begin;
-  const i32 first = k > 0 ? unit_column(units, at.tile, k)
-                    : any ? units.runs[t.run_begin].begin
-                          : 0;
-  const i32 last = !to_end ? unit_column(units, at.tile, b.k)
-                   : any   ? units.runs[t.run_end - 1].end
-                           : 0;
-  return WorkItem{at.tile, at.head, first, last, partial};
+  item.query_tile = at.tile;
+  item.kv_head = at.head;
+  item.col_begin = unit_column(units, at.tile, k);
+  item.col_end = unit_column(units, at.tile, to_end ? units.kv_tiles[at.tile] : b.k);
+  item.partial_row =
+      k == 0 && to_end && !units.all_partial
+          ? -1
+          : splits[t.split + at.head].partial_row + (k > 0 ? a.chunk : 0) * t.num_rows;
 }
 
 /// Writes the items of the worker whose span lies between cuts a and b; returns how many.
@@ -303,15 +317,15 @@ RADDLE_FN i32 write_span(const Units& units, const Split* splits, const Cut& a, 
   const i32 count = span_items(a, b);
   UnitAt at = a.at;
   for (i32 i = 0; i < count;) {
-    items[i] = make_item(units, splits, a, b, a.unit + i, at);
-    const WorkItem first = items[i++];
+    const WorkItem& item = items[i];
+    write_item(units, splits, a, b, a.unit + i, at, items[i]);
+    ++i;
     // Groups of one tile: the rest of its KV heads differ in nothing but the head.
-    if (first.partial_row < 0 && units.group_tile[at.group + 1] - units.group_tile[at.group] == 1) {
+    if (item.partial_row < 0 && units.group_tile[at.group + 1] - units.group_tile[at.group] == 1) {
       const i32 more = min(units.num_kv_heads - 1 - at.head, b.unit - a.unit - i);
-      for (i32 h = 1; h <= more; ++h) {
-        items[i] = first;
-        items[i++].kv_head += h;
-      }
+      const i32 begin = item.col_begin;
+      const i32 end = item.col_end;
+      for (i32 h = 1; h <= more; ++h) items[i++] = WorkItem{at.tile, at.head + h, begin, end, -1};
       at.head += max(more, 0);
     }
     at = next_unit(units, at);

@@ -33,13 +33,18 @@ RADDLE_FN i32 shareable_pages(i32 rows, i32 keys, i32 page_size) {
   return rows > 0 && keys > rows ? (keys - rows) / page_size : 0;
 }
 
-/// Whether two lists may have `depth` ≥ 1 leading pages in common.
+/// Whether two lists may have `depth` ≥ 1 leading pages in common. All four entries are asked for
+/// at once: on a GPU each is a trip to memory.
 RADDLE_FN bool may_share(const i32* a, const i32* b, i32 depth) {
-  return a[0] >= 0 && a[0] == b[0] && a[depth - 1] == b[depth - 1];
+  const i32 first = a[0];
+  const i32 last = a[depth - 1];
+  return (first >= 0) & (first == b[0]) & (last == b[depth - 1]);
 }
 
 /// Whether entry i is the same page in both.
-RADDLE_FN bool shares_page(const i32* a, const i32* b, i32 i) { return a[i] >= 0 && a[i] == b[i]; }
+RADDLE_FN bool shares_page(const i32* a, const i32* b, i32 i) {
+  return (a[i] >= 0) & (a[i] == b[i]);
+}
 
 /// What `common` leading pages make of a request and its leader.
 RADDLE_FN PrefixLink link_to(i32 request, i32 leader, i32 common, i32 depth) {

@@ -13,7 +13,8 @@ RADDLE_FN i32 shape_of(const PlanConfig& config, i32 fused_rows) {
 }
 
 RADDLE_FN i32 count_tiles(const PlanConfig& config, i32 fused_rows) {
-  return ceil_div(fused_rows, config.shapes[shape_of(config, fused_rows)].rows);
+  const i32 rows = config.shapes[shape_of(config, fused_rows)].rows;
+  return quotient(fused_rows + rows - 1, rows);
 }
 
 /// The nth query tile of a group, without its runs.
@@ -29,15 +30,17 @@ RADDLE_FN QueryTile make_tile(const PlanConfig& config, i32 level, i32 group, i3
 /// KV tiles in a tile's runs.
 RADDLE_FN i32 count_kv_tiles(const Run* runs, i32 begin, i32 end, i32 keys) {
   i32 total = 0;
-  for (i32 i = begin; i < end; ++i) total += ceil_div(runs[i].end - runs[i].begin, keys);
+  RADDLE_ROLLED
+  for (i32 i = begin; i < end; ++i) total += quotient(runs[i].end - runs[i].begin + keys - 1, keys);
   return total;
 }
 
 /// The column at which the kth KV tile of a tile's runs begins; the end of the last run for k past
 /// the end.
 RADDLE_FN i32 column_of(const Run* runs, i32 begin, i32 end, i32 keys, i32 k) {
+  RADDLE_ROLLED
   for (i32 i = begin; i < end; ++i) {
-    const i32 tiles = ceil_div(runs[i].end - runs[i].begin, keys);
+    const i32 tiles = quotient(runs[i].end - runs[i].begin + keys - 1, keys);
     if (k < tiles) return runs[i].begin + k * keys;
     k -= tiles;
   }

@@ -53,10 +53,14 @@ RADDLE_FN i32 tile_keys(const Units& units, i32 tile) {
   return units.shapes[units.tiles[tile].shape].keys;
 }
 
-/// First column of a unit's kth KV tile.
+/// First column of a unit's kth KV tile; the end of its last run for k past the end.
 RADDLE_FN i32 unit_column(const Units& units, i32 tile, i32 k) {
   const QueryTile& t = units.tiles[tile];
-  return column_of(units.runs, t.run_begin, t.run_end, units.shapes[t.shape].keys, k);
+  const Run* run = units.runs + t.run_begin;
+  if (k >= units.kv_tiles[tile]) return t.run_end > t.run_begin ? units.runs[t.run_end - 1].end : 0;
+  const i32 keys = units.shapes[t.shape].keys;
+  if (k * keys < run->end - run->begin) return run->begin + k * keys;  // no division
+  return column_of(units.runs, t.run_begin, t.run_end, keys, k);
 }
 
 /// A place between items: before KV tile k of a unit.

@@ -24,6 +24,20 @@ RADDLE_FN i32 last_at_most(const i32* numbers, i32 n, i32 x) {
   return lo;
 }
 
+/// Divides by the same number again and again: a multiplication, at most one too low.
+class Divider {
+ public:
+  RADDLE_FN explicit Divider(i32 by) : by_(static_cast<u32>(by)), factor_(~u32{0} / by_) {}
+  RADDLE_FN i32 quotient(i32 x) const {
+    const u32 a = static_cast<u32>(x);
+    const u32 q = static_cast<u32>(static_cast<u64>(a) * factor_ >> 32);
+    return static_cast<i32>(a - q * by_ >= by_ ? q + 1 : q);
+  }
+
+ private:
+  u32 by_, factor_;
+};
+
 /// The number of requests that the batch says it has.
 RADDLE_FN i32 given_requests(const DeviceBatch& batch) {
   return batch.num_requests_at ? *batch.num_requests_at : batch.num_requests;
@@ -65,6 +79,25 @@ class Context {
   RADDLE_DEVICE i32 tiles_of(i32 r) const { return s.candidates[r + 1] - s.candidates[r]; }
   RADDLE_DEVICE i32 rows_of(i32 r) const {
     return tiles_of(r) > 0 ? s.qo_indptr[r + 1] - s.qo_indptr[r] : 0;
+  }
+
+  /// The group of a query tile, counted over all levels.
+  RADDLE_DEVICE i32 group_of(i32 tile) const {
+    const QueryTile& t = s.tiles[tile];
+    return t.group + (t.level + 1 == launch.maxima.max_levels ? num_prefixes : 0);
+  }
+
+  /// The unit of a number in linear order. A group's units are as many as its tiles, so the tile of
+  /// `heads` times that number is in the same group.
+  RADDLE_DEVICE UnitAt unit_at(const Divider& heads, i32 unit) const {
+    const i32 near = heads.quotient(unit);
+    const i32 group = group_of(near);
+    const i32 begin = s.group_tile[group];
+    const i32 tiles = s.group_tile[group + 1] - begin;
+    const i32 rest = unit - config.num_kv_heads * begin;
+    if (tiles == 1) return UnitAt{group, rest, begin};
+    const i32 head = quotient(rest, tiles);
+    return UnitAt{group, head, begin + rest - head * tiles};
   }
 
   const PlanLaunch& launch;

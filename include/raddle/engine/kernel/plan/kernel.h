@@ -74,14 +74,24 @@ RADDLE_DEVICE bool arrives_last(i32* arrivals, PlannerShared& shared) {
   return shared.word != 0;
 }
 
+/// One plan by this block. A compiler that knows that the planner's arrays lie in shared memory has
+/// shorter addresses, and need not find out at every access.
+template <bool prefixes, bool in_shared, class V>
+RADDLE_DEVICE void plan_once(const PlanLaunch& launch, const V& variant, const i32* marks,
+                             PlannerShared& shared) {
+  u8* memory = static_cast<u8*>(ptx::shared_memory()) + shared_header();
+  if (!in_shared && !launch.scratch_in_shared) memory = launch.scratch;
+  const VariantCover<V> cover{variant};
+  Context context(launch, marks, shared, memory);
+  BlockPlanner<VariantCover<V>, prefixes>(cover, context).run();
+}
+
 /// The kernel's body. One block, or with pages to check at least two, or with prefixes any number.
-template <bool prefixes, class V>
+/// `in_shared` says beforehand what launch.scratch_in_shared says; without it both are right.
+template <bool prefixes, bool in_shared, class V>
 RADDLE_DEVICE void plan_batch(const PlanLaunch& launch, const V& variant) {
   auto& shared = *static_cast<PlannerShared*>(ptx::shared_memory());
-  u8* memory = launch.scratch_in_shared ? static_cast<u8*>(ptx::shared_memory()) + shared_header()
-                                        : launch.scratch;
   i32* marks = reinterpret_cast<i32*>(launch.scratch + launch.scratch_at.marks);
-  const VariantCover<V> cover{variant};
   constexpr i32 planners = prefixes ? 0 : 1;  // blocks that plan at once
   bool reads = ptx::block_index() >= planners;
   bool again = false;  // the tables have been read
@@ -90,8 +100,8 @@ RADDLE_DEVICE void plan_batch(const PlanLaunch& launch, const V& variant) {
       read_tables<prefixes>(launch, shared, marks, ptx::block_index() - planners,
                             ptx::block_count() - planners);
     } else {
-      Context context(launch, again && marks[1] != 0 ? marks + 2 : nullptr, shared, memory);
-      BlockPlanner<VariantCover<V>, prefixes>(cover, context).run();
+      plan_once<prefixes, in_shared>(launch, variant, again && marks[1] != 0 ? marks + 2 : nullptr,
+                                     shared);
     }
     if (again) break;
     if (!prefixes && ptx::block_count() == 1) return;

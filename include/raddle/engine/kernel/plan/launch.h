@@ -52,7 +52,7 @@ struct PlannedOffsets {
 
 /// Byte offsets of what the planner keeps for itself.
 struct PlannerScratch {
-  i64 candidates, group_tile, prefix, kv_tiles, tiles, cuts, rank, row_at, queue, splits;
+  i64 candidates, group_tile, prefix, kv_tiles, tiles, cuts, rank, row_at, queue, owners, splits;
   i64 qo_indptr, kv_len;
   i64 links, depth, group, row_before, tiles_before, prefix_tiles, first_dependent, hulls;
   i64 bytes;  ///< of all these: in shared memory where that suffices, else in device memory
@@ -80,7 +80,7 @@ struct PlanLaunch {
 
 // Both compilers see these numbers, so neither can lay the parameter out in its own way.
 static_assert(sizeof(DeviceBatch) == 88 && sizeof(PlanConfig) == 84 && sizeof(Maxima) == 24);
-static_assert(sizeof(PlannedOffsets) == 88 && sizeof(PlannerScratch) == 200);
-static_assert(sizeof(PlanLaunch) == 616);
+static_assert(sizeof(PlannedOffsets) == 88 && sizeof(PlannerScratch) == 208);
+static_assert(sizeof(PlanLaunch) == 624);
 
 }  // namespace raddle

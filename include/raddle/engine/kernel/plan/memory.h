@@ -26,6 +26,8 @@ struct PrefixGroup {
   i32 number;  ///< in the level
   i32 members;
   i32 rows;
+  i32 row_begin;  ///< of its rows among all groups'
+  i32 leader;     ///< of the group whose number this place has
 };
 
 /// Hulls over the rows of a query tile.
@@ -52,6 +54,7 @@ struct ScratchArrays {
   i32* rank;    ///< [num_workers + 1] chunks that begin at cuts up to this one
   i32* row_at;  ///< [num_workers + 1] partial rows before this cut's
   i32* queue;   ///< [num_workers + 1] queue_indptr
+  u16* owners;  ///< [items] whose queue it lies in
   Split* splits;
   i32* qo_indptr;  ///< [requests + 1]
   i32* kv_len;     ///< [requests]
@@ -74,6 +77,9 @@ RADDLE_ENGINE_BEGIN
 namespace planner {
 
 constexpr i32 num_threads = 512;
+
+/// Workers that ScratchArrays::owners can name.
+constexpr i32 max_workers = 1 << 16;
 
 /// What is known of a request's pages: bits of its mark.
 constexpr i32 page_missing = 1;  ///< some entry is -1: wrong only where keys are kept
@@ -134,6 +140,7 @@ RADDLE_FN PlannerScratch planner_scratch(const PlanConfig& config, const Maxima&
   at.rank = to.place(cuts, sizeof(i32));
   at.row_at = to.place(cuts, sizeof(i32));
   at.queue = to.place(cuts, sizeof(i32));
+  at.owners = to.place(n.items, sizeof(u16));
   at.splits = to.place(n.splits, sizeof(Split));
   at.qo_indptr = to.place(m.max_requests + 1, sizeof(i32));
   at.kv_len = to.place(m.max_requests, sizeof(i32));
@@ -178,6 +185,7 @@ RADDLE_FN ScratchArrays scratch_arrays(const PlannerScratch& at, u8* base) {
   a.rank = reinterpret_cast<i32*>(base + at.rank);
   a.row_at = reinterpret_cast<i32*>(base + at.row_at);
   a.queue = reinterpret_cast<i32*>(base + at.queue);
+  a.owners = reinterpret_cast<u16*>(base + at.owners);
   a.splits = reinterpret_cast<Split*>(base + at.splits);
   a.qo_indptr = reinterpret_cast<i32*>(base + at.qo_indptr);
   a.kv_len = reinterpret_cast<i32*>(base + at.kv_len);

@@ -21,7 +21,6 @@ class BlockPlanner {
 
   RADDLE_DEVICE void run() {
     if (b_.thread == 0) b_.x.report = PlanReport{0, int_max};
-    ptx::sync_block();
     if (!read_lengths()) return publish_nothing();
     if constexpr (prefixes) make_prefixes(b_);
     RADDLE_ROLLED
@@ -58,11 +57,11 @@ class BlockPlanner {
       if (r < requests) {
         q = read_request(b_.launch.batch, most.max_qo_tokens, r);
         if (b_.marked(r, page_outside)) q.keys = q.begin = 0, q.errors |= bad_page;
-        if (q.errors) b_.note(q.errors, r);
         mine = Sums<3>{{count_tiles(b_.config, q.rows * b_.config.group_size), q.rows, q.keys}};
       }
-      const Sums<3> before = b_.scan.exclusive(mine, sums);
+      const Sums<3> before = b_.scan.exclusive(mine, sums, requests - base);
       if (r >= requests) continue;
+      if (q.errors) b_.note(q.errors, r);  // into what thread 0 has cleared before the scan
       s_.candidates[r] = static_cast<i32>(before.of[0]);
       s_.qo_indptr[r] = to.qo_indptr[r] = q.first;
       s_.kv_len[r] = to.kv_len[r] = q.keys;
@@ -74,11 +73,11 @@ class BlockPlanner {
     if (b_.thread == 0) {
       s_.qo_indptr[requests] = to.qo_indptr[requests] = end;
       s_.candidates[requests] = static_cast<i32>(sums.of[0]);
-      if (!(fits_rows && fits_keys))  // says it all: nothing is planned
-        b_.x.report =
-            PlanReport{(fits_rows ? 0 : too_many_rows) | (fits_keys ? 0 : too_many_keys), int_max};
     }
     ptx::sync_block();
+    if (b_.thread == 0 && !(fits_rows && fits_keys))  // says it all: nothing is planned
+      b_.x.report =
+          PlanReport{(fits_rows ? 0 : too_many_rows) | (fits_keys ? 0 : too_many_keys), int_max};
     return fits_rows && fits_keys;
   }
 
@@ -127,7 +126,9 @@ class BlockPlanner {
       i32 group = 0;
       Sums<2> mine{};
       if (c < total) {
-        group = last_at_most(candidates, groups, c);
+        // Where every group has one tile, no search is needed.
+        const bool is_own = c < groups && candidates[c] == c && candidates[c + 1] == c + 1;
+        group = is_own ? c : last_at_most(candidates, groups, c);
         const auto hull = [&](const QueryTile& tile) {
           if (last)
             return query_hull(of_layout, view, tile, b_.config.group_size, b_.config.num_kv_heads);
@@ -140,16 +141,15 @@ class BlockPlanner {
             make_tile(b_.config, level, group, group_rows(view, group) * b_.config.group_size,
                       c - candidates[group]);
         covered = make_covered(cover_, hull, view, b_.config, tile, all_partial_, spans);
-        const Run* runs = covered.in_spans ? spans : &covered.only;
-        if (last && b_.marked(group, page_missing) && !has_pages(view, covered.tile, runs))
+        if (last && b_.marked(group, page_missing) && !has_pages(view, covered, spans))
           drop_keys(covered, group);
         kept = last || covered.tile.run_end > 0;
         if (kept) mine = Sums<2>{{join_words(covered.tile.run_end, 1), covered.cost}};
       }
-      const Sums<2> before = b_.scan.exclusive(mine, tiles_);
+      const Sums<2> before = b_.scan.exclusive(mine, tiles_, total - base);
       if (c < total && c == candidates[group])
         group_tile[group] = static_cast<i32>(before.of[0] >> 32);
-      if (kept) store_tile(covered, covered.in_spans ? spans : &covered.only, before);
+      if (kept) store_tile(covered, spans, before);
     }
     ptx::sync_block();
     // A group without tiles begins where the next one does.
@@ -165,7 +165,13 @@ class BlockPlanner {
     ptx::sync_block();
   }
 
-  RADDLE_DEVICE void store_tile(CoveredTile& covered, const Run* runs, const Sums<2>& before) {
+  /// The nth run of a tile; by value, so that a single one stays in registers.
+  RADDLE_DEVICE static Run run_of(const CoveredTile& covered, const Run* spans, i32 n) {
+    if (covered.in_spans) return spans[n];
+    return covered.only;
+  }
+
+  RADDLE_DEVICE void store_tile(CoveredTile& covered, const Run* spans, const Sums<2>& before) {
     const i32 t = static_cast<i32>(before.of[0] >> 32);
     const i32 begin = static_cast<i32>(before.of[0]);
     const i32 count = covered.tile.run_end;
@@ -175,15 +181,19 @@ class BlockPlanner {
     s_.kv_tiles[t] = covered.kv_tiles;
     s_.prefix[t + 1] = before.of[1] + covered.cost;
     Run* to = b_.template out<Run>(b_.launch.at.runs) + begin;
-    for (i32 i = 0; i < count; ++i) to[i] = runs[i];
+    RADDLE_ROLLED
+    for (i32 i = 0; i < count; ++i) to[i] = run_of(covered, spans, i);
   }
 
   /// Whether every page is there of which a tile keeps keys.
-  RADDLE_DEVICE bool has_pages(const LevelView& view, const QueryTile& tile,
-                               const Run* runs) const {
+  RADDLE_DEVICE bool has_pages(const LevelView& view, const CoveredTile& covered,
+                               const Run* spans) const {
+    const QueryTile& tile = covered.tile;
+    RADDLE_ROLLED
     for (i32 i = 0; i < tile.run_end; ++i) {
-      const i32 begin = max(runs[i].begin, tile.col_begin);
-      const i32 end = min(runs[i].end, tile.col_end);
+      const Run run = run_of(covered, spans, i);
+      const i32 begin = max(run.begin, tile.col_begin);
+      const i32 end = min(run.end, tile.col_end);
       for (i32 c = begin / view.block_size * view.block_size; c < end; c += view.block_size)
         if (column_at(view, tile.group, c).block < 0) return false;
     }
@@ -223,37 +233,42 @@ class BlockPlanner {
     const i32 workers = b_.config.num_workers;
     const Shares shares = shares_of(units, workers);
     for (i32 w = b_.thread; w <= workers; w += b_.threads)
-      s_.cuts[w] = even_cut(units, shares, w, 0);
+      s_.cuts[w] = even_cut(units, shares, w, [this](i32 t) { return b_.group_of(t); });
     ptx::sync_block();
     i32* queue_indptr = b_.template out<i32>(b_.launch.at.queue_indptr);
     for (i32 base = 0; base < workers; base += b_.threads) {
       const i32 w = base + b_.thread;
-      Sums<2> mine{};
+      Sums<3, i32> mine{};
       bool chunk = false;
       if (w < workers) {
-        mine.of[0] = span_items(s_.cuts[w], s_.cuts[w + 1]);
         chunk = w > 0 && cut_adds(s_.cuts, w).chunk;
-        mine.of[1] = join_words(w > 0 ? cut_rows(units, s_.cuts, w) : 0, chunk ? 1 : 0);
+        mine = Sums<3, i32>{{span_items(s_.cuts[w], s_.cuts[w + 1]),
+                             w > 0 ? cut_rows(units, s_.cuts, w) : 0, chunk ? 1 : 0}};
       }
-      const Sums<2> before = b_.scan.exclusive(mine, cuts_);
+      const Sums<3, i32> before = b_.scan.exclusive(mine, cuts_, workers - base);
       if (w >= workers) continue;
-      s_.queue[w] = queue_indptr[w] = static_cast<i32>(before.of[0]);
-      s_.row_at[w] = static_cast<i32>(before.of[1]);
-      s_.rank[w] = static_cast<i32>(before.of[1] >> 32) + (chunk ? 1 : 0);
+      s_.queue[w] = queue_indptr[w] = before.of[0];
+      s_.row_at[w] = before.of[1];
+      s_.rank[w] = before.of[2] + (chunk ? 1 : 0);
       if (chunk) s_.tiles[s_.cuts[w].at.tile].split = 0;
+      RADDLE_ROLLED
+      for (i32 i = 0; i < mine.of[0]; ++i) s_.owners[before.of[0] + i] = static_cast<u16>(w);
     }
-    if (b_.thread == 0) s_.queue[workers] = queue_indptr[workers] = static_cast<i32>(cuts_.of[0]);
+    if (b_.thread == 0) s_.queue[workers] = queue_indptr[workers] = cuts_.of[0];
     ptx::sync_block();
     for (i32 w = 1 + b_.thread; w < workers; w += b_.threads) {
       Cut& c = s_.cuts[w];
-      if (c.k > 0) c.chunk = s_.rank[w] - s_.rank[first_cut_behind(s_.cuts, workers, c.unit)] + 1;
+      if (c.k == 0) continue;
+      const Cut& p = s_.cuts[w - 1];
+      const bool is_first = p.unit != c.unit || p.k == 0;
+      c.chunk = is_first ? 1 : s_.rank[w] - s_.rank[first_cut_behind(s_.cuts, workers, c.unit)] + 1;
     }
   }
 
   RADDLE_DEVICE PlanSizes place_one(const Units& units) {
     const i64 n = place_cut_states(b_, units);
     const i64 all = n * units.num_kv_heads;
-    return PlanSizes{0, 0, 0, 0, all, n, all, n, n, static_cast<i32>(cuts_.of[1])};
+    return PlanSizes{0, 0, 0, 0, all, n, all, n, n, cuts_.of[1]};
   }
 
   RADDLE_DEVICE PlanSizes place_two_levels(const Units& units) {
@@ -266,14 +281,15 @@ class BlockPlanner {
 
   /// A thread an item.
   RADDLE_DEVICE void write_items(const Units& units) {
-    const i32 workers = b_.config.num_workers;
-    const i32 count = s_.queue[workers];
+    const i32 count = s_.queue[b_.config.num_workers];
+    const Divider heads(units.num_kv_heads);
     WorkItem* items = b_.template out<WorkItem>(b_.launch.at.items);
+    RADDLE_ROLLED
     for (i32 i = b_.thread; i < count; i += b_.threads) {
-      const i32 w = last_at_most(s_.queue, workers, i);
+      const i32 w = s_.owners[i];
       const i32 unit = s_.cuts[w].unit + i - s_.queue[w];
-      items[i] =
-          make_item(units, s_.splits, s_.cuts[w], s_.cuts[w + 1], unit, unit_at(units, unit));
+      write_item(units, s_.splits, s_.cuts[w], s_.cuts[w + 1], unit, b_.unit_at(heads, unit),
+                 items[i]);
     }
   }
 
@@ -309,8 +325,8 @@ class BlockPlanner {
   Context& b_;
   const ScratchArrays& s_;
   bool all_partial_ = false;
-  Sums<2> tiles_{};  // (tiles, runs) and costs so far
-  Sums<2> cuts_{};   // items, (chunks, rows)
+  Sums<2> tiles_{};      // (tiles, runs) and costs so far
+  Sums<3, i32> cuts_{};  // items, rows, chunks
 };
 
 }  // namespace planner

@@ -37,7 +37,8 @@ RADDLE_FN DeviceRequest read_request(const DeviceBatch& batch, i32 max_rows, i32
     listed = batch.page_indptr ? batch.page_indptr[r + 1] - begin : batch.num_entries;
     if (!batch.page_indptr) size = begin + batch.num_entries;
   }
-  const i64 needed = batch.pages ? (keys + batch.page_size - 1) / batch.page_size : keys;
+  const i64 needed =
+      batch.pages && keys > 0 ? quotient(keys + batch.page_size - 1, i64{batch.page_size}) : keys;
   if (keys < 0) {
     q.errors |= bad_keys;
   } else if (begin < 0 || listed < needed || begin + needed > size || begin + needed > int_max) {

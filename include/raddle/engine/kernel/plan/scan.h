@@ -11,10 +11,10 @@ RADDLE_ENGINE_BEGIN
 
 namespace planner {
 
-/// Several sums at once.
-template <i32 n>
+/// Several sums at once, of i32 or i64.
+template <i32 n, class T = i64>
 struct Sums {
-  i64 of[n];
+  T of[n];
   RADDLE_FN Sums operator+(const Sums& other) const {
     Sums sum;
     for (i32 i = 0; i < n; ++i) sum.of[i] = of[i] + other.of[i];
@@ -26,33 +26,21 @@ RADDLE_DEVICE i64 join_words(i32 low, i32 high) {
   return static_cast<i64>(static_cast<u64>(static_cast<u32>(high)) << 32 | static_cast<u32>(low));
 }
 
-template <i32 n>
-RADDLE_DEVICE Sums<n> shuffle_up(const Sums<n>& x, i32 delta) {
-  Sums<n> y;
-  RADDLE_UNROLL
-  for (i32 i = 0; i < n; ++i)
-    y.of[i] = join_words(ptx::shuffle_up(static_cast<i32>(x.of[i]), delta),
-                         ptx::shuffle_up(static_cast<i32>(x.of[i] >> 32), delta));
-  return y;
+RADDLE_DEVICE i32 shuffle_up(i32 x, i32 delta) { return ptx::shuffle_up(x, delta); }
+RADDLE_DEVICE i64 shuffle_up(i64 x, i32 delta) {
+  return join_words(ptx::shuffle_up(static_cast<i32>(x), delta),
+                    ptx::shuffle_up(static_cast<i32>(x >> 32), delta));
 }
 
-template <i32 n>
-RADDLE_DEVICE Sums<n> shuffle(const Sums<n>& x, i32 lane) {
-  Sums<n> y;
-  RADDLE_UNROLL
-  for (i32 i = 0; i < n; ++i)
-    y.of[i] = join_words(ptx::shuffle(static_cast<i32>(x.of[i]), lane),
-                         ptx::shuffle(static_cast<i32>(x.of[i] >> 32), lane));
-  return y;
-}
-
-/// Sums over the lanes up to and with this one.
-template <i32 n>
-RADDLE_DEVICE Sums<n> scan_warp(Sums<n> x) {
-  const i32 lane = ptx::thread_index() % 32;
+/// Sums over the lanes up to and with this one; all lanes call it.
+template <i32 n, class T>
+RADDLE_DEVICE Sums<n, T> scan_warp(Sums<n, T> x, i32 lanes = 32) {
+  const i32 lane = ptx::lane_index();
   RADDLE_ROLLED
-  for (i32 delta = 1; delta < 32; delta *= 2) {
-    const Sums<n> before = shuffle_up(x, delta);
+  for (i32 delta = 1; delta < lanes; delta *= 2) {
+    Sums<n, T> before;
+    RADDLE_UNROLL
+    for (i32 i = 0; i < n; ++i) before.of[i] = shuffle_up(x.of[i], delta);
     if (lane >= delta) x = x + before;
   }
   return x;
@@ -64,28 +52,45 @@ class BlockScan {
   RADDLE_DEVICE explicit BlockScan(ScanMemory& memory) : memory_(memory) {}
 
   /// Sums over the threads before this one, added to `total`; then adds all threads' to `total`.
-  /// Every thread calls it. All that threads wrote before is seen by all after it.
-  template <i32 n>
-  RADDLE_DEVICE Sums<n> exclusive(const Sums<n>& mine, Sums<n>& total) {
+  /// Every thread calls it; threads from `count` on have nothing to add. All that threads wrote
+  /// before is seen by all after it.
+  ///
+  /// One warp adds up the warps for all: were each to do it, their shuffles would wait for one
+  /// another longer than for a second barrier.
+  template <i32 n, class T>
+  RADDLE_DEVICE Sums<n, T> exclusive(const Sums<n, T>& mine, Sums<n, T>& total, i32 count) {
     static_assert(n <= ScanMemory::max_sums);
-    const i32 lane = ptx::thread_index() % 32;
-    const i32 warp = ptx::thread_index() / 32;
-    i64* of_warps = memory_.of[turn_];
+    const i32 lane = ptx::lane_index();
+    const i32 warp = ptx::warp_index();
+    const i32 warps = (min(count, ptx::thread_count()) + 31) / 32;  // that have something to add
+    T* of_warps = reinterpret_cast<T*>(memory_.of[turn_]);
     turn_ ^= 1;
-    const Sums<n> here = scan_warp(mine);
-    if (lane == 31)
-      for (i32 i = 0; i < n; ++i) of_warps[n * warp + i] = here.of[i];
-    ptx::sync_block();
-    Sums<n> warps{};
-    if (lane < ptx::thread_count() / 32)
-      for (i32 i = 0; i < n; ++i) warps.of[i] = of_warps[n * lane + i];
-    warps = scan_warp(warps);
-    const Sums<n> all = shuffle(warps, 31);
-    const Sums<n> others = shuffle(warps, warp > 0 ? warp - 1 : 0);
-    Sums<n> before = total;
-    for (i32 i = 0; i < n; ++i)
-      before.of[i] += here.of[i] - mine.of[i] + (warp > 0 ? others.of[i] : 0);
-    total = total + all;
+    Sums<n, T> here{};
+    if (warp < warps) here = scan_warp(mine);
+    if (warps <= 1) {  // only the first warp's sums are wanted outside of it
+      if (warp == 0 && lane == 31)
+        for (i32 i = 0; i < n; ++i) of_warps[i] = here.of[i];
+      ptx::sync_block();
+    } else {
+      if (lane == 31 && warp < warps)
+        for (i32 i = 0; i < n; ++i) of_warps[n * warp + i] = here.of[i];
+      ptx::sync_block();
+      if (warp == 0) {
+        Sums<n, T> sum{};
+        if (lane < warps)
+          for (i32 i = 0; i < n; ++i) sum.of[i] = of_warps[n * lane + i];
+        sum = scan_warp(sum, warps);
+        if (lane < warps)
+          for (i32 i = 0; i < n; ++i) of_warps[n * lane + i] = sum.of[i];
+      }
+      ptx::sync_block();
+    }
+    Sums<n, T> before = total;
+    for (i32 i = 0; i < n; ++i) {
+      before.of[i] += here.of[i] - mine.of[i];
+      if (warp > 0 && warp < warps) before.of[i] += of_warps[n * (warp - 1) + i];
+      if (warps > 0) total.of[i] += of_warps[n * (warps - 1) + i];
+    }
     return before;
   }
 

@@ -21,13 +21,15 @@ RADDLE_DEVICE i32 place_cut_states(Context& b, const Units& units) {
                            0,
                            0,
                            0};
-  Sums<1> splits{};
+  Sums<1, i32> splits{};
   for (i32 base = 0; base < units.num_tiles; base += b.threads) {
     const i32 t = base + b.thread;
     const bool split = t < units.num_tiles && b.s.tiles[t].split >= 0;
-    const i32 c = static_cast<i32>(b.scan.exclusive(Sums<1>{{split ? 1 : 0}}, splits).of[0]);
+    const i32 c =
+        b.scan.exclusive(Sums<1, i32>{{split ? 1 : 0}}, splits, units.num_tiles - base).of[0];
     if (!split) continue;
     b.s.tiles[t].split = heads * c;
+    RADDLE_ROLLED
     for (i32 h = 0; h < heads; ++h) b.s.splits[heads * c + h] = Split{-1, 0};
     contract_tile(b.s.tiles, t, c, map);
   }
@@ -40,7 +42,7 @@ RADDLE_DEVICE i32 place_cut_states(Context& b, const Units& units) {
     if (b.s.cuts[w + 1].unit != c.unit) s.num_chunks = c.chunk + 1;
   }
   ptx::sync_block();
-  const i32 num = static_cast<i32>(splits.of[0]);
+  const i32 num = splits.of[0];
   for (i32 i = b.thread; i < heads * num; i += b.threads)
     map.expected[i] = b.s.splits[i].num_chunks;
   return num;
@@ -56,18 +58,19 @@ RADDLE_DEVICE i64 place_all_states(Context& b, const Units& units) {
   }
   ptx::sync_block();
   Sums<1> rows{};
+  const Divider by_heads(heads);
   const i32 num_units = heads * units.num_tiles;
   for (i32 base = 0; base < num_units; base += b.threads) {
     const i32 u = base + b.thread;
     i32 chunks = 1;
     UnitAt at{};
     if (u < num_units) {
-      at = unit_at(units, u);
+      at = b.unit_at(by_heads, u);
       const i32 last = first_cut_from(b.s.cuts, workers, u + 1) - 1;
       if (b.s.cuts[last].unit == u && b.s.cuts[last].k > 0) chunks = b.s.cuts[last].chunk + 1;
     }
     const i64 mine = u < num_units ? i64{chunks} * units.tiles[at.tile].num_rows : 0;
-    const Sums<1> before = b.scan.exclusive(Sums<1>{{mine}}, rows);
+    const Sums<1> before = b.scan.exclusive(Sums<1>{{mine}}, rows, num_units - base);
     if (u < num_units)
       b.s.splits[heads * at.tile + at.head] = Split{static_cast<i32>(before.of[0]), chunks};
   }
@@ -113,7 +116,7 @@ RADDLE_DEVICE i32 contract_two_levels(Context& b, const Units& units) {
     const i32 r = b.s.tiles[t].group;
     return b.s.tiles_before[r] + t - b.s.group_tile[b.num_prefixes + r];
   };
-  Sums<1> sources{};
+  Sums<1, i32> sources{};
   for (i32 base = 0; base < count; base += b.threads) {
     const i32 c = base + b.thread;
     const i32 t = first + c;
@@ -128,7 +131,7 @@ RADDLE_DEVICE i32 contract_two_levels(Context& b, const Units& units) {
         if (s.row == 0) b.s.first_dependent[s.query_tile] = place_in_group(t);
       });
     }
-    i32 place = static_cast<i32>(b.scan.exclusive(Sums<1>{{mine}}, sources).of[0]);
+    i32 place = b.scan.exclusive(Sums<1, i32>{{mine}}, sources, count - base).of[0];
     if (c >= count) continue;
     b.out<Contraction>(at.contractions)[c] = Contraction{t, place, place + mine};
     for (i32 h = 0; h < heads; ++h) {
@@ -141,11 +144,12 @@ RADDLE_DEVICE i32 contract_two_levels(Context& b, const Units& units) {
     b.out<Source>(at.sources)[place] = Source{t, 0, 0, b.s.tiles[t].num_rows};
   }
   ptx::sync_block();
-  Sums<1> dependents{};
+  Sums<1, i32> dependents{};
   for (i32 base = 0; base < units.num_tiles; base += b.threads) {
     const i32 t = base + b.thread;
     const i32 mine = t >= units.num_tiles ? 0 : t < first ? b.s.tiles[t].dependents_end : 1;
-    const i32 begin = static_cast<i32>(b.scan.exclusive(Sums<1>{{mine}}, dependents).of[0]);
+    const i32 begin =
+        b.scan.exclusive(Sums<1, i32>{{mine}}, dependents, units.num_tiles - base).of[0];
     if (t >= units.num_tiles) continue;
     b.s.tiles[t].dependents_begin = begin;
     b.s.tiles[t].dependents_end = begin + mine;
@@ -160,7 +164,7 @@ RADDLE_DEVICE i32 contract_two_levels(Context& b, const Units& units) {
       to[b.s.tiles[p].dependents_begin + place_in_group(t) - b.s.first_dependent[p]] = c;
     });
   }
-  return static_cast<i32>(sources.of[0]);
+  return sources.of[0];
 }
 
 }  // namespace planner
