@@ -59,10 +59,16 @@ Plan::~Plan() = default;
 
 const PlanArrays& Plan::arrays() const { return *arrays_; }
 DeviceId Plan::device() const { return on_device_ ? on_device_->device() : DeviceId{}; }
+bool Plan::made_on_device() const { return on_device_ && on_device_->made_there(); }
 double Plan::balance() const { return arrays_->stats().heaviest_over_mean(); }
 
 std::string Plan::explain() const {
   std::ostringstream text;
+  if (made_on_device()) {
+    text << "schedule linear: lengths are known on the device, where the plan is made for "
+         << view_.num_workers << " workers; kernels: " << on_device_->explain() << "\n";
+    return text.str();
+  }
   text << arrays_->stats().explain() << "\n"
        << view_.num_query_tiles << " query tiles, " << view_.num_items << " work items for "
        << view_.num_workers << " workers, " << view_.num_contractions << " contractions over "

@@ -26,14 +26,15 @@ class Block {
   void* data() const;
   std::size_t bytes() const;
   /// Must be called with every stream that is given work on it, before that work: it finds what
-  /// Upload has sent there, and whoever gets the memory next waits for it. A stream that is being
-  /// captured cannot wait for what is not part of its graph: there the host waits for the upload.
-  /// The stream must outlive the block.
+  /// Upload or clear has sent there, and whoever gets the memory next waits for it. A stream that
+  /// is being captured cannot wait for what is not part of its graph: there the host waits for the
+  /// upload. The stream must outlive the block.
   void use_on(StreamHandle stream) const;
 
  private:
   friend class DevicePool;
   friend class Upload;
+  friend void clear(const Block&, std::size_t, std::size_t, StreamHandle);
   struct State;
   std::unique_ptr<State> state_;
 };
@@ -86,7 +87,11 @@ class Upload {
 /// A stream of Raddle's own, for uploads that must not be part of a graph.
 StreamHandle upload_stream(const Device& device);
 
-/// Zeroes in stream order.
-void clear(void* address, std::size_t bytes, StreamHandle stream);
+/// Zeroes bytes of a block in stream order.
+void clear(const Block& block, std::size_t at, std::size_t bytes, StreamHandle stream);
+
+/// Copies from a block, in stream order, and waits on the host until it is there: the only call
+/// that does.
+void download(void* to, const Block& block, std::size_t at, std::size_t bytes, StreamHandle stream);
 
 }  // namespace raddle::cuda
