@@ -28,8 +28,9 @@ PlannerMemory planner_memory(const PlanConfig& config, const Maxima& maxima, boo
 
 /// The kernel's parameter for a reservation: `plan`, `layout`, `scratch`, `sizes` and `report` are
 /// left null. They need planner_memory, sizeof(PlanSizes) and sizeof(PlanReport).
-/// `masked`: the composition has a mask. `max_shared_bytes` is what a block can have on the device.
-/// Raises ValueError naming the argument where no plan can be made on the device.
+/// batch.num_requests says how many its arrays hold, also where num_requests_at says how many there
+/// are. `masked`: the composition has a mask. `max_shared_bytes` is what a block can have on the
+/// device. Raises ValueError naming the argument where no plan can be made on the device.
 PlanLaunch plan_launch(const DeviceBatch& batch, const PlanConfig& config, const Maxima& maxima,
                        bool masked, i32 max_shared_bytes);
 

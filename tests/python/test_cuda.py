@@ -142,10 +142,8 @@ def test_tensors_elsewhere_are_refused_by_name(attn, problem):
         run(attn, on_host.plan(twin(problem.layout)), **lent)
     with refuses(TypeError, "out", "DeviceArray"):
         attn.run(plan, lent["q"], (lent["k"], lent["v"]))
-    with refuses(ValueError, "kv_len lies on device 'cuda:0'", "host"):
-        layout = problem.layout
-        lists = layout.qo_indptr, layout.page_indptr, layout.page_indices
-        raddle.PagedKV(*lists, DeviceArray(layout.kv_len), page_size=16)
+    with refuses(ValueError, "kv_indptr lies on device 'cuda:0'", "host"):
+        raddle.RaggedKV(np.zeros(2, np.int32), DeviceArray(np.zeros(2, np.int32)))
 
 
 def _renamed(lent):
