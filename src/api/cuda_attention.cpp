@@ -45,6 +45,20 @@ jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant)
   return {spec.dtype, spec.head_dim_qk, spec.head_dim_vo, variant.source(), variant.memory_bytes()};
 }
 
+jit::PlannerKernel planner_of(const BoundVariant& variant, bool prefixes) {
+  return {variant.source(), variant.memory_bytes(), prefixes};
+}
+
+/// Compiles a kernel, without looking into the cache.
+template <class Source>
+KernelReport report_of(const Source& kernel, const std::string& arch, i32 shared_bytes) {
+  const auto start = std::chrono::steady_clock::now();
+  jit::Cubin cubin = jit::compile(kernel, arch);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  const jit::Resources used = jit::parse_resources(cubin.log);
+  return {used.registers, used.spill_bytes, shared_bytes, took.count(), std::move(cubin.log)};
+}
+
 /// What an attention's kernel takes of a multiprocessor.
 mma::KernelConfig config_of(const AttentionSpec& spec, const std::string& arch) {
   return mma::kernel_config(spec.head_dim_qk, spec.head_dim_vo, jit::arch_number(arch));
@@ -123,9 +137,7 @@ class CudaBackend final : public AttentionBackend {
                                                   const BoundVariant& origin,
                                                   const BoundVariant& variant,
                                                   void* stream) const override {
-    const Kernel& kernel =
-        loaded(jit::PlannerKernel{variant.source(), variant.memory_bytes(), maxima.max_levels > 1},
-               *device_);
+    const Kernel& kernel = loaded(planner_of(variant, maxima.max_levels > 1), *device_);
     auto memory = reserve(config, maxima, stream);
     const ContextScope context(*device_);
     auto& reservation = static_cast<CudaReservation&>(*memory);
@@ -224,12 +236,12 @@ KernelReport compile(const AttentionSpec& spec, const std::string& arch, bool sh
   check_spec(spec);
   jit::GpuKernel kernel = kernel_of(spec, BoundVariant(spec, arch));
   kernel.short_only = short_only;
-  const auto start = std::chrono::steady_clock::now();
-  jit::Cubin cubin = jit::compile(kernel, arch);
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-  const jit::Resources used = jit::parse_resources(cubin.log);
-  return {used.registers, used.spill_bytes, config_of(spec, arch).shared_bytes, took.count(),
-          std::move(cubin.log)};
+  return report_of(kernel, arch, config_of(spec, arch).shared_bytes);
+}
+
+KernelReport compile_planner(const AttentionSpec& spec, const std::string& arch, bool prefixes) {
+  check_spec(spec);
+  return report_of(planner_of(BoundVariant(spec, arch), prefixes), arch, 0);
 }
 
 void warm(const AttentionSpec& spec, const std::string& arch) {

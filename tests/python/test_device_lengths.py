@@ -15,12 +15,19 @@ from device_arrays import DeviceArray
 from draws import draw
 from engine import Engine, spec_of, twin
 from reference import Causal, Problem, SlidingWindow, SoftCap, attention
+from reference.variants import Flex
 from small import refuses
 
 HEADS = {"dim": 64, "group": 2, "num_kv_heads": 2, "dtype": "bfloat16"}
 MAXIMA = {"max_requests": 6, "max_qo_tokens": 24, "max_kv_tokens": 1000, "num_workers": 5}
 PAGES, WIDTH = 200, 80
 FORMS = ("lists", "table")
+WIDTHS = np.array([3, 60, 200, 20], np.int32)
+
+
+def window_by_head(b, h, q_idx, kv_idx):
+    """A mask of a user's own: its array is read by the planner, which derives coverage from the expression."""
+    return (q_idx - kv_idx < WIDTHS[h]) & (q_idx >= kv_idx)
 
 
 class Table:
@@ -100,7 +107,7 @@ def host_plans(attn, problem, tensors, **changes):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("prefixes", [False, True])
-@pytest.mark.parametrize("variant", [[], [SoftCap(30.0), SlidingWindow(40), Causal()]])
+@pytest.mark.parametrize("variant", [[], [SoftCap(30.0), SlidingWindow(40), Causal()], [Flex(window_by_head)]])
 def test_bits_are_those_of_the_hosts_plan(gpu, rng, form, prefixes, variant):
     levels = {"max_levels": 2 if prefixes else 1}
     attn, reservation = reserve(gpu, variant, **levels)
@@ -117,6 +124,19 @@ def test_bits_are_those_of_the_hosts_plan(gpu, rng, form, prefixes, variant):
         assert (out[rows:] == 7.0).all()
         tensors.write(problem)
         np.testing.assert_array_equal(out.view(np.uint16), host_plans(attn, problem, tensors, **levels).view(np.uint16))
+
+
+def test_plan_members_of_a_reservation(gpu, rng):
+    attn, reservation = reserve(gpu, [SlidingWindow(3)], params={"window.left": 50})
+    table, tensors = Table("lists"), Tensors()
+    problem = batch(rng, variant=[SlidingWindow(50)])
+    table.write(problem.layout), tensors.write(problem)
+    reservation.update(table.layout)
+    attn.run(reservation, tensors.q, tensors.kv, out=tensors.out)
+    reservation.check()
+    within(attention(problem), tensors.out.numpy()[: len(problem.q)])
+    with refuses(ValueError, "window.left"):
+        attn.run(reservation, tensors.q, tensors.kv, out=tensors.out, params={"window.left": 5})
 
 
 def test_decode_without_a_count(gpu, rng):
