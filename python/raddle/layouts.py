@@ -121,7 +121,7 @@ class PagedKV(Layout):
             ``kv_len - qo_len + r`` for row r of a request.
         discover_prefixes: True makes leading pages that requests have in common a level of a `Cascade`, read once
             for all of them; a number is the least number of tokens that makes one (True: 512). The layout has two
-            levels then, whatever the batch. Not with kv_begin or qo_rows.
+            levels then, whatever the batch, and `append_kv` takes one without. Not with kv_begin or qo_rows.
         num_pages: pages of the pools. Page tables on a GPU are checked against it there; None: their entries are
             used as they are.
         num_requests: [1] on the same GPU, how many of the requests there are; None: all. The arrays' other entries

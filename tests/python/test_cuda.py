@@ -25,21 +25,6 @@ STREAM = 0x100  # the emulated driver takes any number for a stream
 
 
 @pytest.fixture
-def emulator(gpu):
-    """The emulated driver, as it was, at the end."""
-    cuda = ctypes.CDLL("libcuda.so.1")
-    if not hasattr(cuda, "raddle_emulator_capture"):
-        pytest.skip("asks the emulated driver: tests/gpu/emulate.sh")
-    cuda.raddle_emulator_capture.argtypes = [ctypes.c_void_p]
-    cuda.raddle_emulator_memory_left.argtypes = [ctypes.c_size_t]
-    yield cuda
-    cuda.raddle_emulator_capture(None)
-    cuda.raddle_emulator_events_pass(1)
-    cuda.raddle_emulator_launches_fail(0)
-    cuda.raddle_emulator_memory_left(2**40)
-
-
-@pytest.fixture
 def problem(rng):
     return draw(rng, "paged", "causal", lengths=[(1, 300), (3, 40), (0, 5), (2, 1)], page_size=16, **HEADS)
 

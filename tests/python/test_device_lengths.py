@@ -1,10 +1,8 @@
-"""Lengths and page tables that only the GPU knows: the host's plan, made there; and what is wrong with them.
+"""Lengths and page tables that only the GPU knows: the host's plan, made there, in graphs too.
 
-Everything but the last tests needs --device cuda; test_emulated.py runs this file on the emulated driver.
+All but the last tests need --device cuda; test_emulated.py runs this file on the emulated driver.
 """
 
-import ctypes
-import dataclasses
 import gc
 
 import numpy as np
@@ -12,15 +10,13 @@ import pytest
 import raddle
 from checks import within
 from device_arrays import DeviceArray
+from device_table import HEADS, MAXIMA, PAGES, Table, Tensors, batch, reserve
 from draws import draw
-from engine import Engine, spec_of, twin
-from reference import Causal, Problem, SlidingWindow, SoftCap, attention
+from engine import Engine, twin
+from reference import Causal, SlidingWindow, SoftCap, attention
 from reference.variants import Flex
 from small import refuses
 
-HEADS = {"dim": 64, "group": 2, "num_kv_heads": 2, "dtype": "bfloat16"}
-MAXIMA = {"max_requests": 6, "max_qo_tokens": 24, "max_kv_tokens": 1000, "num_workers": 5}
-PAGES, WIDTH = 200, 80
 FORMS = ("lists", "table")
 WIDTHS = np.array([3, 60, 200, 20], np.int32)
 
@@ -28,73 +24,6 @@ WIDTHS = np.array([3, 60, 200, 20], np.int32)
 def window_by_head(b, h, q_idx, kv_idx):
     """A mask of a user's own: its array is read by the planner, which derives coverage from the expression."""
     return (q_idx - kv_idx < WIDTHS[h]) & (q_idx >= kv_idx)
-
-
-class Table:
-    """A page table of up to 6 requests at fixed addresses of a GPU, written anew for every batch."""
-
-    def __init__(self, form, page_size=16, counted=True, **options):
-        requests = MAXIMA["max_requests"]
-        self.qo_indptr, self.kv_len = ints(np.zeros(requests + 1)), ints(np.zeros(requests))
-        self.page_indptr = ints(np.zeros(requests + 1)) if form == "lists" else None
-        self.pages = ints(np.zeros(requests * WIDTH if form == "lists" else (requests, WIDTH)))
-        self.count = ints([0]) if counted else None
-        arrays = self.qo_indptr, self.page_indptr, self.pages, self.kv_len, page_size
-        self.layout = raddle.PagedKV(*arrays, num_requests=self.count, **options)
-
-    def write(self, layout):
-        """The arrays of a reference layout; what lies behind them is bad."""
-        arrays = {"qo_indptr": layout.qo_indptr, "kv_len": layout.kv_len}
-        arrays.update(page_indptr=layout.page_indptr, pages=layout.page_indices)
-        if self.page_indptr is None:
-            table = np.full(self.pages.shape, -7, np.int32)
-            for i in range(len(layout.kv_len)):
-                pages = layout.pages(i)
-                table[i, : len(pages)] = pages
-            arrays["pages"] = table
-        for name, array in arrays.items():
-            if getattr(self, name) is not None:
-                self._fill(getattr(self, name), array)
-        if self.count is not None:
-            self._fill(self.count, np.array([len(layout.kv_len)]))
-
-    def _fill(self, there, array):
-        all_of = np.full(there.shape, -9, np.int32)
-        all_of[tuple(slice(n) for n in array.shape)] = array
-        there.write(all_of)
-
-
-class Tensors:
-    """Q, pools and the output of any batch at fixed addresses."""
-
-    def __init__(self, heads=4, kv_heads=2, dim=64, page_size=16):
-        kind = draw(np.random.default_rng(0), lengths=[(1, 1)], **HEADS).q.dtype
-        self.q, self.out = (DeviceArray(np.zeros((MAXIMA["max_qo_tokens"], heads, dim), kind)) for _ in range(2))
-        self.kv = tuple(DeviceArray(np.zeros((PAGES, page_size, kv_heads, dim), kind)) for _ in range(2))
-
-    def write(self, problem):
-        self.out.write(np.full(self.out.shape, 7.0, self.out.dtype))
-        for there, array in zip((self.q, *self.kv), (problem.q, *problem.kv[0])):
-            rest = np.full((there.shape[0] - len(array), *array.shape[1:]), np.nan, array.dtype)
-            there.write(np.concatenate([array, rest]))
-
-
-def ints(values):
-    return DeviceArray(np.asarray(values, np.int32))
-
-
-def batch(rng, kind="paged", variant=None, page_size=16):
-    """A batch within MAXIMA."""
-    while True:
-        lengths = [(int(rng.integers(0, 6)), int(rng.integers(0, 160))) for _ in range(rng.integers(1, 7))]
-        if sum(qo for qo, _ in lengths) <= MAXIMA["max_qo_tokens"]:
-            return draw(rng, kind, variant or [Causal()], lengths=lengths, page_size=page_size, **HEADS)
-
-
-def reserve(gpu, variant=None, **changes):
-    spec = spec_of(draw(np.random.default_rng(0), "paged", variant or [Causal()], lengths=[(1, 1)], **HEADS))
-    attn = raddle.Attention(spec, device=gpu)
-    return attn, attn.reserve(**{**MAXIMA, "device_lengths": True, **changes})
 
 
 def host_plans(attn, problem, tensors, **changes):
@@ -169,17 +98,6 @@ def test_nothing_is_copied_or_allocated(gpu, rng, emulator):
         attn.run(reservation, tensors.q, tensors.kv, out=tensors.out)
     assert [count() for count in counts] == before
     assert emulator.raddle_emulator_launches() == launches + 6, "a launch an update, a launch a run"
-
-
-@pytest.fixture
-def emulator(gpu):
-    cuda = ctypes.CDLL("libcuda.so.1")
-    if not hasattr(cuda, "raddle_emulator_replay"):
-        pytest.skip("asks the emulated driver; on a GPU test_cuda_torch.py captures with torch")
-    for name in ("capture", "replay"):
-        getattr(cuda, f"raddle_emulator_{name}").argtypes = [ctypes.c_void_p]
-    yield cuda
-    cuda.raddle_emulator_capture(None)
 
 
 @pytest.mark.parametrize("prefixes", [False, True])
@@ -260,181 +178,6 @@ def test_a_run_captured_alone_keeps_its_table(gpu, rng, emulator):
         reservation.update(table.layout)
         emulator.raddle_emulator_replay(stream)
         within(attention(problem), tensors.out.numpy()[: len(problem.q)])
-
-
-# --- what is wrong shows in check ------------------------------------------------------------------
-
-
-def with_(array, at, value):
-    array = array.copy()
-    array[at] = value
-    return array
-
-
-# what check says -> the arrays that are wrong, and the request that is then taken for one without keys (None: rows)
-SPOILED = {
-    "request 1: kv_len is below 0": (lambda x: {"kv_len": with_(x.kv_len, 1, -5)}, 1),
-    "request 1: page_indices has fewer pages than kv_len needs": (
-        lambda x: {"kv_len": with_(x.kv_len, 1, 16 * WIDTH + 1)},
-        1,
-    ),
-    "request 1: page_indices names a page that is not in the pool": (
-        lambda x: {"page_indices": with_(x.page_indices, x.page_indptr[1], PAGES)},
-        1,
-    ),
-    "request 2: page_indices names a page that is not in the pool of num_pages, or is -1": (
-        lambda x: {"page_indices": with_(x.page_indices, x.page_indptr[2], -1)},
-        2,
-    ),
-    "request 1: qo_indptr decreases, or leaves 0 to max_qo_tokens = 24: rows there are left alone": (
-        lambda x: {"qo_indptr": with_(x.qo_indptr, 2, 30)},
-        None,
-    ),
-}
-
-
-@pytest.mark.parametrize("words", SPOILED)
-def test_a_bad_request_is_taken_for_one_without_keys(gpu, rng, words):
-    attn, reservation = reserve(gpu)
-    table, tensors = Table("table", num_pages=PAGES), Tensors()
-    problem = draw(rng, "paged", "causal", lengths=[(2, 40), (1, 70), (1, 20)], page_size=16, **HEADS)
-    spoiled, without_keys = SPOILED[words]
-    tensors.write(problem)
-    table.write(dataclasses.replace(problem.layout, **spoiled(problem.layout)))
-    reservation.update(table.layout)
-    attn.run(reservation, tensors.q, tensors.kv, out=tensors.out)
-    with refuses(ValueError, words):
-        reservation.check()
-    reservation.check()  # it has been said
-    out, planned, rows = tensors.out.numpy()[:4], problem.layout, 4
-    if without_keys is None:
-        assert (out[2:] == 7.0).all()
-        rows, planned = 2, dataclasses.replace(planned, qo_indptr=np.array([0, 2, 2, 2], np.int32))
-    else:
-        planned = dataclasses.replace(planned, kv_len=with_(planned.kv_len, without_keys, 0))
-    within(attention(Problem(problem.q[:rows], problem.kv, planned, problem.variant)), out[:rows])
-    table.write(problem.layout)
-    reservation.update(table.layout)
-    attn.run(reservation, tensors.q, tensors.kv, out=tensors.out)
-    reservation.check()
-    within(attention(problem), tensors.out.numpy()[:4])
-
-
-@pytest.mark.parametrize(
-    "words, lengths",
-    [
-        ("qo_indptr has more rows than max_qo_tokens = 24", [(20, 30), (5, 9)]),
-        ("kv_len has more keys than max_kv_tokens = 1000", [(1, 400), (2, 601)]),
-    ],
-)
-def test_a_batch_beyond_the_maxima_is_not_computed(gpu, rng, words, lengths):
-    attn, reservation = reserve(gpu)
-    table, tensors = Table("lists"), Tensors()
-    problem = draw(rng, "paged", "causal", lengths=lengths, page_size=16, **HEADS)
-    table.write(problem.layout), tensors.write(draw(rng, lengths=[(1, 1)], page_size=16, **HEADS))
-    reservation.update(table.layout)
-    attn.run(reservation, tensors.q, tensors.kv, out=tensors.out)
-    assert (tensors.out.numpy() == 7.0).all()
-    with refuses(ValueError, words, "of the reservation: the plan is empty"):
-        reservation.check()
-
-
-def test_more_requests_than_the_arrays_have(gpu, rng):
-    attn, reservation = reserve(gpu)
-    table = Table("lists")
-    table.write(batch(rng).layout)
-    table.count.write(np.array([7], np.int32))
-    reservation.update(table.layout)
-    with refuses(ValueError, "num_requests", "max_requests = 6", "plan is empty"):
-        reservation.check()
-
-
-# --- what the host sees is refused by name -----------------------------------------------------------
-
-
-ZEROS = {"qo_indptr": 3, "page_indptr": 3, "page_indices": 4, "kv_len": 2}
-
-
-def page_table(**changes):
-    arrays = {name: ints(np.zeros(n)) for name, n in ZEROS.items()}
-    return raddle.PagedKV(**{**arrays, "page_size": 16, **changes})
-
-
-@pytest.mark.parametrize(
-    "changes, error, words",
-    [
-        ({"qo_indptr": np.zeros(3, np.int32)}, ValueError, ["qo_indptr lies on 'cpu'", "'cuda:0'", "kv_len"]),
-        ({"kv_len": np.zeros(2, np.int32)}, ValueError, ["qo_indptr lies on 'cuda:0'", "host"]),
-        ({"page_indices": lambda: DeviceArray(np.zeros(4, np.int64))}, TypeError, ["page_indices has dtype int64"]),
-        ({"kv_len": lambda: DeviceArray(np.zeros(2, np.float32))}, TypeError, ["kv_len has dtype float32"]),
-        ({"page_indices": lambda: ints(np.zeros((2, 4)))}, ValueError, ["page_indices has 2 dimensions; expected 1"]),
-        ({"page_indptr": None}, ValueError, ["page_indices has 1 dimensions; expected 2"]),
-        ({"qo_indptr": lambda: ints(np.zeros(2))}, ValueError, ["qo_indptr has 2 entries; expected 3"]),
-        ({"page_indptr": lambda: ints(np.zeros(4))}, ValueError, ["page_indptr has 4 entries; expected 3"]),
-        ({"page_indptr": None, "page_indices": lambda: ints(np.zeros((3, 4)))}, ValueError, ["page_indices", "3", "2"]),
-        ({"kv_len": lambda: DeviceArray(np.zeros(4, np.int32)[::2])}, ValueError, ["kv_len has stride 2"]),
-        ({"page_size": 0}, ValueError, ["page_size is 0"]),
-        ({"num_pages": -1}, ValueError, ["num_pages is -1"]),
-        ({"discover_prefixes": -2}, ValueError, ["discover_prefixes is"]),
-        ({"qo_pos": np.zeros(1, np.int32)}, ValueError, ["qo_pos is given"]),
-        ({"num_requests": lambda: ints([1, 2])}, ValueError, ["num_requests has 2 entries; expected 1"]),
-    ],
-)
-def test_bad_page_tables(gpu, changes, error, words):
-    with refuses(error, *words):
-        page_table(**{name: value() if callable(value) else value for name, value in changes.items()})
-
-
-def test_arrays_of_two_gpus(emulator):
-    with refuses(ValueError, "qo_indptr lies on 'cuda:0'", "'cuda:1', where kv_len lies"):
-        page_table(kv_len=DeviceArray(np.zeros(2, np.int32), 1))
-
-
-def test_reservations_and_layouts_of_other_kinds(gpu, rng):
-    attn, reservation = reserve(gpu)
-    problem = batch(rng)
-    with refuses(ValueError, "layout has its lengths on a GPU", "device_lengths=True"):
-        attn.plan(page_table())
-    with refuses(ValueError, "layout lies on 'cuda:0'", "device_lengths=True"):
-        attn.reserve(**MAXIMA).update(page_table())
-    with refuses(ValueError, "layout lies on the host", "'cuda:0'", "device_lengths=True"):
-        reservation.update(twin(problem.layout))
-    with refuses(ValueError, "layout has 7 requests", "max_requests = 6"):
-        arrays = {"qo_indptr": ints(np.zeros(8)), "page_indptr": ints(np.zeros(8)), "kv_len": ints(np.zeros(7))}
-        reservation.update(page_table(**arrays))
-    with refuses(ValueError, "discover_prefixes is 512; expected False", "max_levels", "1"):
-        reservation.update(page_table(discover_prefixes=True))
-    with refuses(ValueError, "discover_prefixes is 0; expected more", "max_levels", "2"):
-        reserve(gpu, max_levels=2)[1].update(page_table())
-    on_cpu = raddle.Attention(raddle.AttentionSpec(4, 2, 64))
-    with refuses(ValueError, "layout lies on 'cuda:0'; expected 'cpu'"):
-        on_cpu.reserve(**MAXIMA, device_lengths=True).update(page_table())
-    for changes, words in (
-        ({"schedule": "algorithm1"}, ["schedule is 'algorithm1'", "'linear'"]),
-        ({"max_levels": 3}, ["max_levels is 3", "2"]),
-    ):
-        with refuses(ValueError, *words):
-            attn.reserve(**{**MAXIMA, "device_lengths": True, **changes})
-    invariant = raddle.Attention(raddle.AttentionSpec(4, 2, 64, batch_invariant=True), device=gpu)
-    with refuses(ValueError, "batch_invariant is True", "host"):
-        invariant.reserve(**MAXIMA, device_lengths=True)
-
-
-def test_runs_have_room_for_any_batch(gpu, rng):
-    attn, reservation = reserve(gpu)
-    tensors, problem = Tensors(), batch(rng)
-    reservation.update(page_table(num_pages=PAGES + 1))
-    with refuses(ValueError, "q is [23, 4, 64]", "expected [24, 4, 64]"):
-        attn.run(reservation, DeviceArray(np.zeros((23, 4, 64), problem.q.dtype)), tensors.kv, out=tensors.out)
-    with refuses(ValueError, "kv: k has 200 pages", "page 200"):
-        attn.run(reservation, tensors.q, tensors.kv, out=tensors.out)
-
-
-def test_bits_of_a_batch_are_refused(gpu):
-    mask = raddle.PackedMask(np.zeros(1, np.uint8), np.zeros(3, np.int32))
-    attn = raddle.Attention(raddle.AttentionSpec(4, 2, 64, variant=[mask]), device=gpu)
-    with refuses(ValueError, "packed_mask has bits for every pair", "host"):
-        attn.reserve(**MAXIMA, device_lengths=True).update(page_table())
 
 
 # --- where the device is the host ------------------------------------------------------------------
