@@ -40,6 +40,7 @@ MmaLaunch CudaPlanner::plan(const DeviceLayout& layout, const CudaVariant& varia
   const PlannerGrid grid = planner_grid(launch);
   void* params[] = {&launch, variant.bytes()};
   kernel_->launch(grid.blocks, grid.shared_bytes, stream, params);
+  if (!is_capturing(stream)) block_.written_on(stream);
   MmaLaunch attention{};
   attention.layout = planner::planned_layout(launch, attention.levels);
   attention.layout.levels = nullptr;  // the kernel has them by value

@@ -198,8 +198,7 @@ void CudaReservation::check_table(const DeviceBatch& batch) const {
     if (batch.pages != layout->batch.pages || batch.page_size != layout->batch.page_size)
       fail<ValueError>(
           "page_indices is another array, or page_size another number, than those of a captured "
-          "run; "
-          "expected the same, which its graph keeps: or capture update and run together");
+          "run; expected the same, which its graph keeps: or capture update and run together");
 }
 
 MmaLaunch CudaReservation::plan(const DeviceLayoutPtr& layout, const Layout& shape,

@@ -108,6 +108,8 @@ void Block::use_on(StreamHandle stream) const {
   state_->add_use(stream);
 }
 
+void Block::written_on(StreamHandle stream) const { state_->mark_sent(stream); }
+
 DevicePool::DevicePool(const Device& device) : device_(&device) {}
 DevicePool::~DevicePool() = default;  // never: pools live as long as the process
 DevicePool& DevicePool::of(const Device& device) {
@@ -265,7 +267,7 @@ StreamHandle upload_stream(const Device& device) {
 void clear(const Block& block, std::size_t at, std::size_t bytes, StreamHandle stream) {
   if (bytes == 0) return;
   check(driver().set_bytes(block.state_->address + at, 0, bytes, stream), "clearing device memory");
-  block.state_->mark_sent(stream);
+  block.written_on(stream);
 }
 
 void download(void* to, const Block& block, std::size_t at, std::size_t bytes,

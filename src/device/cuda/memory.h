@@ -26,10 +26,13 @@ class Block {
   void* data() const;
   std::size_t bytes() const;
   /// Must be called with every stream that is given work on it, before that work: it finds what
-  /// Upload or clear has sent there, and whoever gets the memory next waits for it. A stream that
-  /// is being captured cannot wait for what is not part of its graph: there the host waits for the
-  /// upload. The stream must outlive the block.
+  /// Upload, clear or a kernel has written there, and whoever gets the memory next waits for it. A
+  /// stream that is being captured cannot wait for what is not part of its graph: there the host
+  /// waits for the upload. The stream must outlive the block.
   void use_on(StreamHandle stream) const;
+  /// What `stream` was given last writes the block: other streams wait for it as for an upload. Not
+  /// while it is being captured.
+  void written_on(StreamHandle stream) const;
 
  private:
   friend class DevicePool;
