@@ -266,7 +266,8 @@ StreamHandle upload_stream(const Device& device) {
 
 void clear(const Block& block, std::size_t at, std::size_t bytes, StreamHandle stream) {
   if (bytes == 0) return;
-  check(driver().set_bytes(block.state_->address + at, 0, bytes, stream), "clearing device memory");
+  check(driver().set_bytes(reinterpret_cast<u64>(block.data()) + at, 0, bytes, stream),
+        "clearing device memory");
   block.written_on(stream);
 }
 

@@ -26,9 +26,9 @@ class Block {
   void* data() const;
   std::size_t bytes() const;
   /// Must be called with every stream that is given work on it, before that work: it finds what
-  /// Upload, clear or a kernel has written there, and whoever gets the memory next waits for it. A
-  /// stream that is being captured cannot wait for what is not part of its graph: there the host
-  /// waits for the upload. The stream must outlive the block.
+  /// Upload and `written_on` speak of, and whoever gets the memory next waits for it. A stream that
+  /// is being captured cannot wait for what is not part of its graph: there the host waits. The
+  /// stream must outlive the block.
   void use_on(StreamHandle stream) const;
   /// What `stream` was given last writes the block: other streams wait for it as for an upload. Not
   /// while it is being captured.
@@ -37,7 +37,6 @@ class Block {
  private:
   friend class DevicePool;
   friend class Upload;
-  friend void clear(const Block&, std::size_t, std::size_t, StreamHandle);
   struct State;
   std::unique_ptr<State> state_;
 };
