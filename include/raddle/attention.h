@@ -49,6 +49,12 @@ struct PlanOptions {
   void* stream = nullptr;
 };
 
+struct ReserveOptions : PlanOptions {
+  /// GPUs: plans are made there, of DeviceLayouts: the planner kernel is compiled and its memory
+  /// taken now. With max_levels 2 it discovers prefixes. On a CPU this changes nothing.
+  bool device_lengths = false;
+};
+
 class AttentionBackend;
 class BoundVariant;
 class PlanArrays;
@@ -75,6 +81,8 @@ class Plan {
   const PlanOnDevice* on_device() const { return on_device_.get(); }
   /// Where it can be run.
   DeviceId device() const;
+  /// Whether a kernel made it, of lengths that the host does not know: then view() is empty.
+  bool made_on_device() const;
   /// Whether a reservation holds it: then q, out and lse may have more rows than the layout; those
   /// beyond are not touched.
   bool is_reserved() const { return is_reserved_; }
@@ -139,6 +147,16 @@ class Reservation {
   /// ValueError where it does not fit, and where it is of another kind than the first one (page
   /// size, levels, explicit positions …); then the plan before stays in force.
   void update(const LayoutPtr& layout, void* stream = nullptr);
+  /// The same for lengths that only the device knows: one kernel plans on `stream`, which may be
+  /// capturing, then at every replay again. The host copies nothing and waits for nothing. The
+  /// layout's arrays are read until the last run, and graphs that captured them keep the layout.
+  /// What the arrays should not hold makes an empty plan, or is taken for no keys: see check.
+  /// Raises ValueError where the reservation was not made with device_lengths, or the layout's
+  /// shapes exceed its maxima.
+  void update(const DeviceLayoutPtr& layout, void* stream = nullptr);
+  /// Waits for `stream`; raises ValueError where lengths or tables on the device were bad since the
+  /// last check. Where plans are made on the host there is nothing to wait for.
+  void check(void* stream = nullptr) const;
   /// The plan in force. Raises ValueError before the first update.
   PlanPtr plan() const;
 
@@ -171,7 +189,7 @@ class Attention {
   bool has_lse() const;
   PlanPtr plan(const LayoutPtr& layout, const PlanOptions& options = {}) const;
   /// options.params are plan members of all its plans.
-  ReservationPtr reserve(const Maxima& maxima, const PlanOptions& options = {}) const;
+  ReservationPtr reserve(const Maxima& maxima, const ReserveOptions& options = {}) const;
   /// Thread-safe. CPU: concurrent calls use scratch of their own. GPU: the tensors lie there, the
   /// call launches one kernel on args.stream and waits for nothing; each stream has scratch of its
   /// own, and must outlive the plans that were run on it.

@@ -32,6 +32,7 @@ struct Level {
   i32 block_size = 1;
   i32 block_rows = 1;
   bool groups_are_requests = true;
+  bool keys_are_shared = false;  ///< of several requests; a Layout finds out where it is false
   std::vector<i32> row_indptr, rows, columns, kv_begin, block_begin, blocks;
   std::vector<i32> block_index, block_pos, block_first, block_count;
   std::vector<u8> mask_bits;
@@ -88,11 +89,35 @@ struct PagedArgs {
   IndexRef qo_rows;   ///< [qo_indptr[groups]] query rows of the groups, when they aren't adjacent;
                       ///< levels of a cascade only
   IndexRef qo_pos;    ///< [rows] positions of the query rows; empty: their index
+  /// Above 0: leading pages that requests share, of at least so many tokens, become a level of
+  /// their own, and the layout has two. Not with kv_begin or qo_rows.
+  i32 min_prefix = 0;
 };
 
 /// A page table: key j of request i is row j % page_size of page page_indices[page_indptr[i] + j /
 /// page_size].
 LayoutPtr paged_kv(const PagedArgs& args);
+
+/// A good `min_prefix`: composing two states costs a row less than reading so many keys once more.
+constexpr i32 default_min_prefix = 512;
+
+/// A page table that only a GPU knows. The planner kernel reads it when a reservation is updated
+/// with it, and again at every replay of a graph that captured the update. Its shapes are known.
+struct DeviceLayout;
+using DeviceLayoutPtr = std::shared_ptr<const DeviceLayout>;
+
+/// As PagedArgs, in the memory of one GPU: int32, contiguous but for the rows of a block table.
+/// Without kv_begin, qo_rows and qo_pos.
+struct DevicePagedArgs : PagedArgs {
+  IndexRef num_requests;  ///< [1] how many of the requests there are; empty: all
+  i32 num_pages = 0;      ///< of the pools: entries are below it, and are checked. 0: they are not
+  /// Kept as long as the layout: what keeps the arrays, which are borrowed, alive.
+  std::shared_ptr<const void> owner;
+};
+
+/// The page table of paged_kv. Raises TypeError and ValueError as the other layouts; what the
+/// arrays hold is checked on the device (Reservation::check).
+DeviceLayoutPtr device_paged_kv(const DevicePagedArgs& args);
 
 struct BlockSparseArgs {
   i32 block_rows = 1;  ///< Br

@@ -45,14 +45,15 @@ struct TensorRef {
   }
 };
 
-/// A borrowed array of 32- or 64-bit integers of rank 1 or 2 (lengths, row pointers, page tables),
-/// on the host.
+/// A borrowed array of 32- or 64-bit integers of rank 1 or 2 (lengths, row pointers, page tables):
+/// on the host, but for the layouts that say otherwise.
 struct IndexRef {
   const void* data = nullptr;
   bool is_64bit = false;
   int rank = 1;
   std::array<std::int64_t, 2> shape{};
   std::array<std::int64_t, 2> stride{1, 1};
+  DeviceId device{};  ///< that `data` is an address of
 
   IndexRef() = default;
   IndexRef(const std::int32_t* p, std::int64_t n) : data(p), shape{n, 1} {}

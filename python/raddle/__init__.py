@@ -10,7 +10,7 @@ q, out: [tokens, Hq, D]; lse: [tokens, Hq] float32; pools: [pages, page_size, Hk
 
 from raddle import _library
 from raddle._library import CompileError
-from raddle.attention import Attention, Plan, Reservation, select
+from raddle.attention import Attention
 from raddle.doctor import cpu_isa, cpu_threads
 from raddle.functional import (
     attention,
@@ -22,6 +22,7 @@ from raddle.functional import (
 from raddle.kv import SelectedPages, accept_tree, append_kv, copy_pages, select_pages, summarize_pages
 from raddle.layouts import BlockSparse, Cascade, Layout, PagedKV, RaggedKV
 from raddle.packed_mask import PackedMask, pack_masks
+from raddle.plans import Plan, Reservation, select
 from raddle.rotary import Llama31Scaling, Rope, RopeTables, YarnScaling
 from raddle.spec import AttentionSpec
 from raddle.variants import (

@@ -9,6 +9,7 @@ from raddle import _library
 from raddle.spec import AttentionSpec
 
 _compile = _library.function("raddle.cuda.compile")
+_compile_planner = _library.function("raddle.cuda.compile_planner")
 _warm = _library.function("raddle.cuda.warm")
 _machine = _library.function("raddle.cuda.machine")
 _driver = _library.function("raddle.cuda.driver")
@@ -42,6 +43,14 @@ def compile_kernel(spec: AttentionSpec, arch: str, short_only: bool = False) -> 
     shared_bytes a block, seconds, log. Raises CompileError.
     """
     return dict(_compile(spec.fields(), arch, short_only))
+
+
+def compile_planner(spec: AttentionSpec, arch: str, prefixes: bool = False) -> dict[str, Any]:
+    """The same for the kernel that plans on the GPU (`Attention.reserve` with ``device_lengths=True``).
+
+    With ``prefixes`` the one of reservations with max_levels=2. What it takes of shared memory depends on the maxima.
+    """
+    return dict(_compile_planner(spec.fields(), arch, prefixes))
 
 
 def warm(spec: AttentionSpec, arch: str) -> None:

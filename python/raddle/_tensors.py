@@ -128,6 +128,13 @@ def device_of(x: Any) -> str:
     return f"cuda:{ordinal}" if kind in (_CUDA, _CUDA_MANAGED) else "cpu"
 
 
+def is_on_gpu(x: Any) -> bool:
+    """Whether a tensor lies in a GPU's memory."""
+    if isinstance(x, np.ndarray):
+        return False
+    return x.is_cuda if isinstance(x, _TorchTensor) else device_of(x) != "cpu"
+
+
 def current_stream(device: str) -> int | None:
     """torch's current stream on a GPU; None where torch is not in use: the library knows which one then."""
     if _torch is None or device == "cpu" or not _torch.cuda.is_initialized():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any
 
 import tvm_ffi
 
@@ -20,114 +20,17 @@ from raddle._tensors import (
     refuse_tracer,
 )
 from raddle.layouts import Layout
+from raddle.plans import Plan, Reservation
 from raddle.spec import AttentionSpec, fields_of
 from raddle.variants import members
 
 _attention = _library.function("raddle.attention")
 _plan = _library.function("raddle.plan")
 _reserve = _library.function("raddle.reserve")
-_update = _library.function("raddle.update")
-_plan_in_force = _library.function("raddle.plan_in_force")
-_reserved_bytes = _library.function("raddle.reserved_bytes")
-_select = _library.function("raddle.select")
 _run = _library.function("raddle.run")
 _has_lse = _library.function("raddle.has_lse")
 _device = _library.function("raddle.device")
 _busy_us = _library.function("raddle.busy_us")
-_plan_info = _library.function("raddle.plan_info")
-_plan_explain = _library.function("raddle.plan_explain")
-
-
-@tvm_ffi.register_object("raddle.Plan")
-class Plan(_library.Handle):
-    """How a batch will be computed: an immutable value without scratch, made by `Attention.plan`.
-
-    It keeps copies of the layout's arrays and serves every layer and any number of runs.
-    """
-
-    __slots__ = ("number", "__weakref__")
-
-    @property
-    def num_workers(self) -> int:
-        """Work queues that the plan fills."""
-        return _plan_info(self)["num_workers"]
-
-    @property
-    def num_items(self) -> int:
-        """Work items: spans of a query tile's keys for one KV head."""
-        return _plan_info(self)["num_items"]
-
-    @property
-    def num_query_tiles(self) -> int:
-        """Query tiles: rows of one group with their heads fused."""
-        return _plan_info(self)["num_query_tiles"]
-
-    @property
-    def num_contractions(self) -> int:
-        """Query tiles whose output is composed of partial states."""
-        return _plan_info(self)["num_contractions"]
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Bytes of partial states and counters that a run needs."""
-        return _plan_info(self)["workspace_bytes"]
-
-    @property
-    def balance(self) -> float:
-        """Planned cost of the heaviest queue over the mean, contraction included; 1 is perfect."""
-        return _plan_info(self)["balance"]
-
-    def explain(self) -> str:
-        """Which schedule and tile shapes were chosen, and why."""
-        return _plan_explain(self)
-
-    def __repr__(self) -> str:
-        info = _plan_info(self)
-        return f"Plan({info['num_items']} items, {info['num_workers']} workers, balance {info['balance']:.3f})"
-
-
-@tvm_ffi.register_object("raddle.Reservation")
-class Reservation(_library.Handle):
-    """Room for every plan within maxima at addresses that never change, and scratch: made by `Attention.reserve`.
-
-    What a CUDA graph needs: `run` takes it in place of a plan, also while a graph is captured, and each replay
-    computes the layout of the last `update`. It must outlive the graph, and no graph of it may run while another
-    one does.
-    """
-
-    __slots__ = ("device", "number", "__weakref__")
-
-    def update(self, layout: Layout, stream: int | None = None) -> None:
-        """Plans a batch into the reservation, on the host, and sends it up asynchronously.
-
-        Args:
-            layout: within the maxima, and of the kind of the first one: page size, levels, and which optional
-                arrays it has. Explicit query positions, for example, are then always given or never.
-            stream: GPUs: as of `Attention.plan`. Runs and replays on that stream after this call compute the layout.
-
-        Raises ValueError where it does not fit; the plan before then stays in force.
-        """
-        if stream is None and self.device != "cpu":
-            stream = current_stream(self.device)
-        _update(self, layout, stream)
-
-    @property
-    def plan(self) -> Plan:
-        """The plan in force, to look at. Raises ValueError before the first update."""
-        return numbered(_plan_in_force(self, None))
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of plan and scratch; the layout's arrays come on top."""
-        return _reserved_bytes(self)
-
-
-def select(reservations: Sequence[Reservation], layout: Layout) -> Reservation:
-    """The smallest of several reservations that a layout fits (FlashInfer paper, Listing 1); it is not updated.
-
-    Raises ValueError where it fits none, naming what is too large for the largest.
-    """
-    return reservations[_select(layout, *reservations)]
 
 
 @tvm_ffi.register_object("raddle.Attention")
@@ -193,6 +96,7 @@ class Attention(_library.Handle):
         schedule: str = "auto",
         params: dict[str, Any] | None = None,
         stream: int | None = None,
+        device_lengths: bool = False,
     ) -> Reservation:
         """Room for all plans within maxima, so that `run` may be captured in a CUDA graph.
 
@@ -200,9 +104,15 @@ class Attention(_library.Handle):
             max_requests: requests of a batch, and groups of a level.
             max_qo_tokens: query rows of a batch. q and out of a captured run have as many; rows that a batch does not
                 use are not touched.
-            max_kv_tokens: keys of all requests of a level together.
+            max_kv_tokens: keys of all requests of a level together; with device_lengths of all requests, those that
+                prefix discovery makes a level of included.
             max_levels, max_runs: as of `raddle.workspace_bytes`.
             num_workers, schedule, params, stream: as of `plan`, for all its plans.
+            device_lengths: lengths and page tables lie on the GPU and are planned there (`Reservation.update`). Its
+                kernel is compiled here, and memory for it taken. The schedule is linear: the plan, and so every bit of
+                the output, is that of the host under ``schedule="linear"``. With max_levels=2 layouts have
+                ``discover_prefixes``. Not with batch_invariant or a `PackedMask`. On a CPU layouts lie on the host
+                as ever, and the schedule is linear.
 
         Raises ValueError for maxima that cannot be, and RuntimeError where memory does not suffice, with the size.
         """
@@ -215,7 +125,7 @@ class Attention(_library.Handle):
         }
         if stream is None and self.device != "cpu":
             stream = current_stream(self.device)
-        reservation = _reserve(self, maxima, num_workers, schedule, members(params), stream)
+        reservation = _reserve(self, maxima, num_workers, schedule, members(params), stream, device_lengths)
         reservation.device = self.device
         return numbered(reservation)
 

@@ -70,6 +70,7 @@ def support() -> None:
 @click.option("--window", type=int, help="Sliding window: tokens behind a row that it sees.")
 @click.option("--causal/--no-causal", default=True, show_default=True)
 @click.option("--page-size", type=click.IntRange(min=1), default=16, show_default=True)
+@click.option("--shared", type=click.IntRange(min=0), default=0, help="Leading tokens whose pages all requests share.")
 @click.option("--workers", type=click.IntRange(min=1), help="Work queues; default: the threads of the worker pool.")
 @click.option("--schedule", default="auto", show_default=True)
 def explain(
@@ -80,12 +81,14 @@ def explain(
     window: int | None,
     causal: bool,
     page_size: int,
+    shared: int,
     workers: int | None,
     schedule: str,
 ) -> None:
     """Show how a batch would be computed, and why.
 
-    Each QO:KV is a request with QO query rows and KV keys: `raddle explain 512:512 1:4096 1:90`.
+    Each QO:KV is a request with QO query rows and KV keys: `raddle explain 512:512 1:4096 1:90`. With --shared 2048
+    prefixes are discovered.
     """
     import numpy as np
 
@@ -104,9 +107,12 @@ def explain(
             raise ValueError(f"{found}; expected at most {_MAX_PAGES:,}: a larger --page-size")
         page_indptr = np.concatenate([[0], np.cumsum(pages)])
         qo_indptr = np.concatenate([[0], np.cumsum(qo_len)])
-        layout = raddle.PagedKV(
-            qo_indptr, page_indptr, np.arange(page_indptr[-1]), np.ascontiguousarray(kv_len), page_size
-        )
+        page_indices = np.arange(page_indptr[-1])
+        if shared:
+            in_list = page_indices - np.repeat(page_indptr[:-1], pages)
+            page_indices = np.where(in_list < shared // page_size, in_list, page_indices)
+        lists = qo_indptr, page_indptr, page_indices, np.ascontiguousarray(kv_len), page_size
+        layout = raddle.PagedKV(*lists, discover_prefixes=shared > 0)
         plan = raddle.Attention(spec).plan(layout, num_workers=workers, schedule=schedule)
     except (TypeError, ValueError) as error:
         raise click.ClickException(str(error)) from None

@@ -15,7 +15,7 @@ from typing import Any, Sequence
 import tvm_ffi
 
 from raddle import _library
-from raddle._tensors import kind_of, lend, lend_index
+from raddle._tensors import is_on_gpu, kind_of, lend, lend_index
 
 _ragged_kv = _library.function("raddle.ragged_kv")
 _paged_kv = _library.function("raddle.paged_kv")
@@ -36,7 +36,20 @@ _PAGED_NAMES = (
     "kv_begin",
     "qo_rows",
     "qo_pos",
+    "discover_prefixes",
+    "num_pages",
+    "num_requests",
+    "owner",
 )
+
+
+class _Owner:
+    """Keeps arrays alive that a layout borrows; to the library an object that it does not look into."""
+
+    __slots__ = ("arrays",)
+
+    def __init__(self, arrays: Any) -> None:
+        self.arrays = arrays
 
 
 @tvm_ffi.register_object("raddle.Layout")
@@ -55,21 +68,23 @@ class Layout(_library.Handle):
 
     @property
     def num_requests(self) -> int:
-        """Requests of the batch."""
+        """Requests of the batch; for a page table on a GPU the entries of kv_len."""
         return _layout_info(self)["num_requests"]
 
     @property
-    def num_rows(self) -> int:
-        """Rows of the query tensor."""
-        return _layout_info(self)["num_rows"]
+    def num_rows(self) -> int | None:
+        """Rows of the query tensor; None where only a GPU knows."""
+        return _layout_info(self).get("num_rows")
 
     @property
     def num_levels(self) -> int:
-        """Levels; 1 but for a cascade."""
+        """Levels; 1 but for a cascade, and 2 where prefixes are discovered."""
         return _layout_info(self)["num_levels"]
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.num_requests} requests, {self.num_rows} rows)"
+        info = _layout_info(self)
+        rest = f"on {info['device']}" if "device" in info else f"{info['num_rows']} rows"
+        return f"{type(self).__name__}({info['num_requests']} requests, {rest})"
 
 
 class RaggedKV(Layout):
@@ -104,6 +119,18 @@ class PagedKV(Layout):
             `Cascade` whose groups are not requests: a shared prefix.
         qo_pos: [rows] positions of the query rows in the text; None: their index,
             ``kv_len - qo_len + r`` for row r of a request.
+        discover_prefixes: True makes leading pages that requests have in common a level of a `Cascade`, read once
+            for all of them; a number is the least number of tokens that makes one (True: 512). The layout has two
+            levels then, whatever the batch, and `append_kv` takes one without. Not with kv_begin or qo_rows.
+        num_pages: pages of the pools. Page tables on a GPU are checked against it there; None: their entries are
+            used as they are.
+        num_requests: [1] on the same GPU, how many of the requests there are; None: all. The arrays' other entries
+            may then hold anything.
+
+    The page table may lie on a GPU, all of it: qo_indptr, page_indptr or None, page_indices and kv_len, int32, the
+    lists contiguous and the rows of a block table any stride apart. The layout borrows these arrays and knows only
+    their shapes. A `Reservation` made with ``device_lengths=True`` plans with it, on the GPU: see
+    `Reservation.update`. There is no kv_begin, qo_rows and qo_pos then.
     """
 
     def __init__(
@@ -117,8 +144,13 @@ class PagedKV(Layout):
         kv_begin: Any = None,
         qo_rows: Any = None,
         qo_pos: Any = None,
+        discover_prefixes: bool | int = False,
+        num_pages: int | None = None,
+        num_requests: Any = None,
     ) -> None:
         args = (qo_indptr, page_indptr, page_indices, kv_len, page_size, kv_layout, kv_begin, qo_rows, qo_pos)
+        args += (discover_prefixes, num_pages, num_requests)
+        args += (_Owner(args) if is_on_gpu(kv_len) else None,)
         try:
             # The hot path of serving: names, as _init takes them, would cost as much as an array.
             return self.__init_handle_by_constructor__(_paged_kv, *args)

@@ -2,6 +2,7 @@
 #include "raddle/attention.h"
 
 #include <cmath>
+#include <numeric>
 #include <sstream>
 
 #include "api/attention_backend.h"
@@ -59,10 +60,16 @@ Plan::~Plan() = default;
 
 const PlanArrays& Plan::arrays() const { return *arrays_; }
 DeviceId Plan::device() const { return on_device_ ? on_device_->device() : DeviceId{}; }
+bool Plan::made_on_device() const { return on_device_ && on_device_->made_there(); }
 double Plan::balance() const { return arrays_->stats().heaviest_over_mean(); }
 
 std::string Plan::explain() const {
   std::ostringstream text;
+  if (made_on_device()) {
+    text << "schedule linear: lengths are known on the device, where the plan is made for "
+         << view_.num_workers << " workers; kernels: " << on_device_->explain() << "\n";
+    return text.str();
+  }
   text << arrays_->stats().explain() << "\n"
        << view_.num_query_tiles << " query tiles, " << view_.num_items << " work items for "
        << view_.num_workers << " workers, " << view_.num_contractions << " contractions over "
@@ -70,6 +77,12 @@ std::string Plan::explain() const {
        << "tiles of " << view_.shapes[0].rows << " x " << view_.shapes[0].keys
        << " (short queries) and " << view_.shapes[1].rows << " x " << view_.shapes[1].keys
        << " (long queries); kernels: " << (on_device_ ? on_device_->explain() : cpu_isa()) << "\n";
+  const std::vector<Level>& levels = layout_->levels();
+  for (std::size_t i = 0; levels.size() > 1 && i < levels.size(); ++i) {
+    const auto keys = std::accumulate(levels[i].columns.begin(), levels[i].columns.end(), i64{0});
+    text << "level " << i << ": " << levels[i].columns.size() << " groups over " << keys
+         << " keys\n";
+  }
   if (!variant_->unknown_masks().empty())
     text << "coverage of " << variant_->unknown_masks()
          << " is unknown: there is no C++ compiler on the host, so every tile is read and masked\n";

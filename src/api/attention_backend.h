@@ -16,12 +16,17 @@ class PlanOnDevice {
   virtual DeviceId device() const = 0;
   /// Which kernels run it, and in how many launches.
   virtual std::string explain() const = 0;
+  /// Whether a kernel made it, of lengths that the host does not know.
+  virtual bool made_there() const { return false; }
 };
 
 /// A reservation's memory on a device.
 class ReservedMemory {
  public:
   virtual ~ReservedMemory() = default;
+  /// What was wrong with plans made on the device since the last call, in words; waits for
+  /// `stream`.
+  virtual std::string check(void* stream) = 0;
 };
 
 class AttentionBackend {
@@ -41,6 +46,18 @@ class AttentionBackend {
   /// Memory for any plan of `config` within `maxima`; null where plans need none.
   virtual std::shared_ptr<ReservedMemory> reserve(const PlanConfig& config, const Maxima& maxima,
                                                   void* stream) const = 0;
+  /// The same for plans that a kernel makes there of a DeviceLayout; `variant` is that of all of
+  /// them, `origin` as of upload.
+  virtual std::shared_ptr<ReservedMemory> reserve_planner(const PlanConfig& config,
+                                                          const Maxima& maxima,
+                                                          const BoundVariant& origin,
+                                                          const BoundVariant& variant,
+                                                          void* stream) const = 0;
+  /// Has the kernel make a plan, in stream order; `shape` is the layout's stand_in.
+  virtual std::shared_ptr<const PlanOnDevice> plan_there(const DeviceLayoutPtr& layout,
+                                                         const Layout& shape,
+                                                         ReservedMemory& reserved,
+                                                         void* stream) const = 0;
   /// Runs a plan of this device; `view` has all but scratch.
   virtual void run(const Plan& plan, const RunView& view, const BoundVariant& variant,
                    const RunArgs& args, RunStats* stats) const = 0;

@@ -93,6 +93,10 @@ void check_one_or_requests(const std::string& argument, const MemberValue& value
 
 void check_shipped(const std::string& name, const std::string& part,
                    const std::vector<BoundMember>& members, const Batch& batch, MemberTime time) {
+  if (name == "packed_mask" && time == MemberTime::plan && !batch.lengths_are_known)
+    fail<ValueError>(part,
+                     " has bits for every pair of a batch; expected lengths on the host, "
+                     "where their number can be checked");
   if (name == "packed_mask" && time == MemberTime::plan)
     check_packed_mask(part, array_of<std::uint8_t>(members[0]), array_of<std::int32_t>(members[1]),
                       batch.layout);

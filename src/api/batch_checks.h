@@ -14,6 +14,7 @@ struct Batch {
   const LayoutView& layout;
   bool shared_keys;                     ///< some level's keys belong to several requests
   const std::vector<Range>& positions;  ///< by request, see positions_by_request
+  bool lengths_are_known = true;        ///< false where only the device knows them
 };
 
 /// Hull of the positions of each request's query rows and of the keys that they may see.

@@ -36,6 +36,18 @@ class CpuBackend final : public AttentionBackend {
     return nullptr;
   }
 
+  // On a CPU the device's lengths are the host's: its reservations plan as ever.
+  std::shared_ptr<ReservedMemory> reserve_planner(const PlanConfig&, const Maxima&,
+                                                  const BoundVariant&, const BoundVariant&,
+                                                  void*) const override {
+    return nullptr;
+  }
+
+  std::shared_ptr<const PlanOnDevice> plan_there(const DeviceLayoutPtr&, const Layout&,
+                                                 ReservedMemory&, void*) const override {
+    return nullptr;
+  }
+
   void run(const Plan& plan, const RunView& view, const BoundVariant& variant, const RunArgs&,
            RunStats* stats) const override {
     CpuLaunch launch{};

@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <chrono>
 #include <future>
-#include <map>
 #include <mutex>
 
 #include "api/attention_backend.h"
 #include "api/bound_variant.h"
+#include "api/cuda_kernels.h"
 #include "api/cuda_plan.h"
 #include "api/cuda_scratch.h"
 #include "api/kv_tensors.h"
@@ -45,32 +45,23 @@ jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant)
   return {spec.dtype, spec.head_dim_qk, spec.head_dim_vo, variant.source(), variant.memory_bytes()};
 }
 
+jit::PlannerKernel planner_of(const BoundVariant& variant, bool prefixes) {
+  return {variant.source(), variant.memory_bytes(), prefixes};
+}
+
+/// Compiles a kernel, without looking into the cache.
+template <class Source>
+KernelReport report_of(const Source& kernel, const std::string& arch, i32 shared_bytes) {
+  const auto start = std::chrono::steady_clock::now();
+  jit::Cubin cubin = jit::compile(kernel, arch);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  const jit::Resources used = jit::parse_resources(cubin.log);
+  return {used.registers, used.spill_bytes, shared_bytes, took.count(), std::move(cubin.log)};
+}
+
 /// What an attention's kernel takes of a multiprocessor.
 mma::KernelConfig config_of(const AttentionSpec& spec, const std::string& arch) {
   return mma::kernel_config(spec.head_dim_qk, spec.head_dim_vo, jit::arch_number(arch));
-}
-
-/// Compiled or found, and loaded: once a process and device, whoever asks first.
-const Kernel& loaded(const jit::GpuKernel& kernel, const Device& device, i32 shared_bytes) {
-  struct Slot {
-    std::mutex mutex;
-    std::unique_ptr<const Kernel> kernel;
-  };
-  static std::mutex mutex;
-  static std::map<std::string, Slot>& slots = *new std::map<std::string, Slot>;
-  const std::string key =
-      std::to_string(device.ordinal()) + "\n" + jit::source_of(kernel, device.info().arch);
-  const auto slot_of = [&]() -> Slot& {
-    const std::lock_guard lock(mutex);
-    return slots[key];
-  };
-  Slot& slot = slot_of();
-  const std::lock_guard lock(slot.mutex);
-  if (!slot.kernel)
-    slot.kernel = std::make_unique<const Kernel>(device, jit::cubin_of(kernel, device.info().arch),
-                                                 jit::gpu_entry_point, jit::label_of(kernel),
-                                                 mma::num_threads, shared_bytes);
-  return *slot.kernel;
 }
 
 void check_alignment(const RunArgs& args) {
@@ -134,15 +125,11 @@ class CudaBackend final : public AttentionBackend {
       fail<ValueError>(
           "the stream is capturing a graph, in which a new plan cannot be made; expected plan, or "
           "update of a reservation, before the capture");
-    const auto on_device = [&] {
-      auto own = spec_variant(origin, stream);
-      return &variant == &origin ? own : captured_.variant(variant, own.get(), stream);
-    };
     if (!memory)
       return std::make_shared<const CudaPlan>(kernel_for(arrays.view()), layout, arrays,
-                                              on_device(), stream);
+                                              variant_there(origin, variant, stream), stream);
     auto& reservation = static_cast<CudaReservation&>(*memory);
-    if (!reservation.variant()) reservation.set_variant(on_device());
+    if (!reservation.variant()) reservation.set_variant(variant_there(origin, variant, stream));
     return std::make_shared<const CudaPlan>(*kernel_, reservation,
                                             reservation.place(layout, arrays, stream));
   }
@@ -150,7 +137,32 @@ class CudaBackend final : public AttentionBackend {
   std::shared_ptr<ReservedMemory> reserve(const PlanConfig& config, const Maxima& maxima,
                                           void* stream) const override {
     const ContextScope context(*device_);
+    if (is_capturing(stream))
+      fail<ValueError>("the stream is capturing a graph; expected reserve before the capture");
     return std::make_shared<CudaReservation>(*device_, config, maxima, spec_.head_dim_vo, stream);
+  }
+
+  std::shared_ptr<ReservedMemory> reserve_planner(const PlanConfig& config, const Maxima& maxima,
+                                                  const BoundVariant& origin,
+                                                  const BoundVariant& variant,
+                                                  void* stream) const override {
+    const Kernel& kernel = loaded(planner_of(variant, maxima.max_levels > 1), *device_);
+    auto memory = reserve(config, maxima, stream);
+    const ContextScope context(*device_);
+    auto& reservation = static_cast<CudaReservation&>(*memory);
+    reservation.set_variant(variant_there(origin, variant, stream));
+    reservation.plan_with(
+        std::make_unique<CudaPlanner>(kernel, config, maxima, variant.has_masks(), stream));
+    return memory;
+  }
+
+  std::shared_ptr<const PlanOnDevice> plan_there(const DeviceLayoutPtr& layout, const Layout& shape,
+                                                 ReservedMemory& memory,
+                                                 void* stream) const override {
+    const ContextScope context(*device_);
+    auto& reservation = static_cast<CudaReservation&>(memory);
+    return std::make_shared<const CudaPlan>(
+        *kernel_, reservation, reservation.plan(layout, shape, stream), layout, capture_of(stream));
   }
 
   void run(const Plan& plan, const RunView& view, const BoundVariant& variant, const RunArgs& args,
@@ -181,7 +193,11 @@ class CudaBackend final : public AttentionBackend {
       changed = captured_.variant(variant, of_run, up);
       of_run = changed.get();
     }
-    if (captured) reservation->capture(args, changed ? changed : reservation->variant());
+    if (captured) {
+      reservation->capture(args, changed ? changed : reservation->variant());
+      const bool planned_in_graph = on_device.capture() == capture_of(args.stream);
+      if (on_device.layout() && !planned_in_graph) reservation->capture(on_device.layout());
+    }
     of_run->use_on(args.stream);
     on_device.use_on(args.stream);
     launch.timeline = view_timeline(args.timeline, launch.plan.num_workers);
@@ -190,6 +206,13 @@ class CudaBackend final : public AttentionBackend {
   }
 
  private:
+  std::shared_ptr<const CudaVariant> variant_there(const BoundVariant& origin,
+                                                   const BoundVariant& variant,
+                                                   StreamHandle stream) const {
+    auto own = spec_variant(origin, stream);
+    return &variant == &origin ? own : captured_.variant(variant, own.get(), stream);
+  }
+
   /// The spec's own variant, which most plans and runs share.
   std::shared_ptr<const CudaVariant> spec_variant(const BoundVariant& origin,
                                                   StreamHandle stream) const {
@@ -223,12 +246,12 @@ KernelReport compile(const AttentionSpec& spec, const std::string& arch, bool sh
   check_spec(spec);
   jit::GpuKernel kernel = kernel_of(spec, BoundVariant(spec, arch));
   kernel.short_only = short_only;
-  const auto start = std::chrono::steady_clock::now();
-  jit::Cubin cubin = jit::compile(kernel, arch);
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-  const jit::Resources used = jit::parse_resources(cubin.log);
-  return {used.registers, used.spill_bytes, config_of(spec, arch).shared_bytes, took.count(),
-          std::move(cubin.log)};
+  return report_of(kernel, arch, config_of(spec, arch).shared_bytes);
+}
+
+KernelReport compile_planner(const AttentionSpec& spec, const std::string& arch, bool prefixes) {
+  check_spec(spec);
+  return report_of(planner_of(BoundVariant(spec, arch), prefixes), arch, 0);
 }
 
 void warm(const AttentionSpec& spec, const std::string& arch) {

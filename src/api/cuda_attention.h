@@ -20,6 +20,9 @@ struct KernelReport {
 /// GPU. Raises CompileError, and ValueError for a spec that has no GPU kernel (float32).
 KernelReport compile(const AttentionSpec& spec, const std::string& arch, bool short_only);
 
+/// The same for the kernel that plans on the device; its shared memory depends on the maxima: 0.
+KernelReport compile_planner(const AttentionSpec& spec, const std::string& arch, bool prefixes);
+
 /// Sees to it that the kernel is in the cache; needs no GPU.
 void warm(const AttentionSpec& spec, const std::string& arch);
 

@@ -34,11 +34,20 @@ CudaPlan::CudaPlan(const Kernel& kernel, CudaReservation& reservation, const Mma
       reservation_(reservation.shared_from_this()),
       launch_(launch) {}
 
+CudaPlan::CudaPlan(const Kernel& kernel, CudaReservation& reservation, const MmaLaunch& launch,
+                   DeviceLayoutPtr layout, u64 capture)
+    : CudaPlan(kernel, reservation, launch) {
+  layout_ = std::move(layout);
+  capture_ = capture;
+}
+
 DeviceId CudaPlan::device() const { return DeviceId::cuda(kernel_->device().ordinal()); }
 
 std::string CudaPlan::explain() const {
   const bool launches = launch_.plan.num_items > 0 || reservation_;
-  return kernel_->label() + " for " + kernel_->device().info().arch + " on " +
+  const std::string plan =
+      made_there() ? reservation_->planner()->kernel().label() + " (1 launch an update), " : "";
+  return plan + kernel_->label() + " for " + kernel_->device().info().arch + " on " +
          kernel_->device().info().name + "; a run is " +
          (launches ? "1 launch of " + std::to_string(launch_.plan.num_workers) + " blocks of " +
                          std::to_string(kernel_->num_threads()) + " threads"

@@ -19,7 +19,13 @@ class CudaPlan final : public PlanOnDevice {
   /// A plan whose arrays a reservation has.
   CudaPlan(const Kernel& kernel, CudaReservation& reservation, const MmaLaunch& launch);
 
+  /// A plan that a reservation's planner makes there of `layout`; `capture`: of the graph that
+  /// does.
+  CudaPlan(const Kernel& kernel, CudaReservation& reservation, const MmaLaunch& launch,
+           DeviceLayoutPtr layout, u64 capture);
+
   DeviceId device() const override;
+  bool made_there() const override { return layout_ != nullptr; }
   std::string explain() const override;
 
   /// Which runs it.
@@ -29,6 +35,9 @@ class CudaPlan final : public PlanOnDevice {
   const CudaVariant& variant() const { return *variant_; }
   /// Null where the plan has memory of its own.
   CudaReservation* reservation() const { return reservation_.get(); }
+  /// What it was made of there, or null, and by which captured graph, or 0.
+  const DeviceLayoutPtr& layout() const { return layout_; }
+  u64 capture() const { return capture_; }
   /// Before a launch on `stream`.
   void use_on(StreamHandle stream) const {
     reservation_ ? reservation_->use_on(stream) : block_.use_on(stream);
@@ -40,6 +49,8 @@ class CudaPlan final : public PlanOnDevice {
   std::shared_ptr<CudaReservation> reservation_;
   Block block_;
   MmaLaunch launch_{};
+  DeviceLayoutPtr layout_;
+  u64 capture_ = 0;
 };
 
 }  // namespace raddle::cuda

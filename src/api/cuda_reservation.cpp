@@ -71,7 +71,7 @@ CudaReservation::CudaReservation(const Device& device, const PlanConfig& config,
   scratch_ = DevicePool::of(device).take(static_cast<std::size_t>(bytes), stream,
                                          "the workspace of this reservation");
   const i64 states = round_up(state_bytes(bounds_.partial_rows, dim_vo), i64{16});
-  clear(static_cast<u8*>(scratch_.data()) + states, static_cast<std::size_t>(bytes - states),
+  clear(scratch_, static_cast<std::size_t>(states), static_cast<std::size_t>(bytes - states),
         stream);
 }
 
@@ -192,6 +192,33 @@ MmaLaunch CudaReservation::place(const Layout& layout, const PlanArrays& arrays,
   return launch;
 }
 
+/// A run that was captured without its update reads one page table for good.
+void CudaReservation::check_table(const DeviceBatch& batch) const {
+  for (const DeviceLayoutPtr& layout : captured_tables_)
+    if (batch.pages != layout->batch.pages || batch.page_size != layout->batch.page_size)
+      fail<ValueError>(
+          "page_indices is another array, or page_size another number, than those of a captured "
+          "run; expected the same, which its graph keeps: or capture update and run together");
+}
+
+MmaLaunch CudaReservation::plan(const DeviceLayoutPtr& layout, const Layout& shape,
+                                StreamHandle stream) {
+  const std::lock_guard lock(mutex_);
+  check_table(layout->batch);
+  check_pools(shape);
+  const MmaLaunch launch = planner_->plan(*layout, *variant_, stream);
+  if (is_capturing(stream)) captured_updates_.push_back(layout);
+  return launch;
+}
+
+std::string CudaReservation::check(void* stream) {
+  if (!planner_) return {};
+  const ContextScope context(*device_);
+  if (is_capturing(stream))
+    fail<ValueError>("the stream is capturing a graph; expected check after its replays");
+  return describe(planner_->take_report(stream), maxima_);
+}
+
 void CudaReservation::provide(RunView& view) const {
   auto* base = static_cast<u8*>(scratch_.data());
   view.partial_o = reinterpret_cast<float*>(base);
@@ -201,7 +228,7 @@ void CudaReservation::provide(RunView& view) const {
 }
 
 void CudaReservation::use_on(StreamHandle stream) const {
-  block_.use_on(stream);
+  planner_ ? planner_->use_on(stream) : block_.use_on(stream);
   scratch_.use_on(stream);
 }
 
@@ -218,6 +245,12 @@ void CudaReservation::capture(const RunArgs& args, std::shared_ptr<const CudaVar
     if (args.kv[i].k.shape[0] < captured_kv_[i].k.shape[0]) captured_kv_[i].k = args.kv[i].k;
     if (args.kv[i].v.shape[0] < captured_kv_[i].v.shape[0]) captured_kv_[i].v = args.kv[i].v;
   }
+}
+
+void CudaReservation::capture(const DeviceLayoutPtr& layout) {
+  const std::lock_guard lock(mutex_);
+  check_table(layout->batch);
+  captured_tables_.push_back(layout);
 }
 
 }  // namespace raddle::cuda

@@ -8,6 +8,7 @@
 
 #include "api/attention_backend.h"
 #include "api/cuda_launch.h"
+#include "api/cuda_planner.h"
 #include "api/cuda_variant.h"
 #include "device/cuda/memory.h"
 #include "plan/planner.h"
@@ -22,6 +23,16 @@ class CudaReservation final : public ReservedMemory,
   CudaReservation(const Device& device, const PlanConfig& config, const Maxima& maxima, i32 dim_vo,
                   StreamHandle stream);
 
+  /// Plans are made on the device from here on. Once, before the first.
+  void plan_with(std::unique_ptr<const CudaPlanner> planner) { planner_ = std::move(planner); }
+  /// Null where the host plans.
+  const CudaPlanner* planner() const { return planner_.get(); }
+  /// Has the planner make a plan of lengths that only the device knows, in stream order; returns
+  /// the launch with its views. Raises ValueError, and launches nothing, where graphs read another
+  /// page table. `shape` is its stand_in.
+  MmaLaunch plan(const DeviceLayoutPtr& layout, const Layout& shape, StreamHandle stream);
+  std::string check(void* stream) override;
+
   /// Sends a plan up in stream order; returns the launch with its views. Raises ValueError, and
   /// changes nothing, where the layout's kind is not that of the first one.
   MmaLaunch place(const Layout& layout, const PlanArrays& arrays, StreamHandle stream);
@@ -35,6 +46,9 @@ class CudaReservation final : public ReservedMemory,
   void use_on(StreamHandle stream) const;
   /// Checks that a captured run will do for later plans too, and keeps what its graph reads.
   void capture(const RunArgs& args, std::shared_ptr<const CudaVariant> variant);
+  /// The same for the page table of a plan that was made on the device, outside of the run's graph:
+  /// later plans must be of that table.
+  void capture(const DeviceLayoutPtr& layout);
 
  private:
   struct Place {
@@ -42,6 +56,7 @@ class CudaReservation final : public ReservedMemory,
   };
   void check_kind(const MmaLaunch& launch, const Layout& layout) const;
   void check_pools(const Layout& layout) const;
+  void check_table(const DeviceBatch& batch) const;
   void allocate(const MmaLaunch& launch, const Layout& layout, StreamHandle stream);
   std::size_t capacity(const Level& level, Of of) const;
 
@@ -51,6 +66,7 @@ class CudaReservation final : public ReservedMemory,
   PlanSizes bounds_;
   i32 dim_vo_;
   Block block_, scratch_;
+  std::unique_ptr<const CudaPlanner> planner_;
   std::shared_ptr<const CudaVariant> variant_;
   // The first layout decides:
   MmaLaunch first_{};  ///< with device addresses
@@ -59,6 +75,8 @@ class CudaReservation final : public ReservedMemory,
   std::size_t total_bytes_ = 0;
   std::mutex mutex_;
   std::vector<std::shared_ptr<const CudaVariant>> captured_;  ///< what graphs point into
+  std::vector<DeviceLayoutPtr> captured_updates_;             ///< whose graphs plan anew,
+  std::vector<DeviceLayoutPtr> captured_tables_;              ///< and of runs whose graphs do not
   std::vector<KvRef> captured_kv_;  ///< smallest pools of captured runs, one for all or a level
 };
 

@@ -22,7 +22,7 @@ std::unique_lock<std::mutex> StreamScratch::provide(const PlanView& plan, Stream
     set->rows = set->counters = 0;
     set->block = DevicePool::of(*device_).take(static_cast<std::size_t>(bytes), stream,
                                                "the workspace of this plan");
-    clear(static_cast<u8*>(set->block.data()) + states,
+    clear(set->block, static_cast<std::size_t>(states),
           static_cast<std::size_t>(more_counters) * sizeof(i32), stream);
     set->rows = more_rows;
     set->counters = more_counters;

@@ -14,6 +14,12 @@ const T* optional(const std::vector<T>& v) {
   return v.empty() ? nullptr : v.data();
 }
 
+/// An array that is always there, if only to hold nothing.
+const i32* always(const std::vector<i32>& v) {
+  static constexpr i32 nothing = 0;
+  return v.empty() ? &nothing : v.data();
+}
+
 i32 size(const std::vector<i32>& v) { return static_cast<i32>(v.size()); }
 
 /// Whether rows of several requests share a group's keys.
@@ -58,9 +64,9 @@ LevelView Level::view() const {
   v.groups_are_requests = groups_are_requests;
   v.row_indptr = row_indptr.data();
   v.rows = optional(rows);
-  v.columns = columns.data();
+  v.columns = always(columns);
   v.kv_begin = optional(kv_begin);
-  v.block_begin = block_begin.data();
+  v.block_begin = always(block_begin);
   v.blocks = storage == KvStorage::ragged ? nullptr : blocks.empty() ? &no_blocks : blocks.data();
   v.block_index = optional(block_index);
   v.block_pos = optional(block_pos);
@@ -82,13 +88,14 @@ Layout::Layout(std::vector<i32> qo_indptr, std::vector<i32> kv_len, std::vector<
   for (Level& level : levels_) {
     if (level.storage == KvStorage::blocks) level.max_slot = max_slot(level);
     level_views_.push_back(level.view());
-    level_views_.back().keys_are_shared = keys_are_shared(level, row_request_);
+    level_views_.back().keys_are_shared =
+        level.keys_are_shared || keys_are_shared(level, row_request_);
   }
   view_.num_requests = size(kv_len_);
   view_.num_rows = qo_indptr_.back();
   view_.num_levels = static_cast<i32>(levels_.size());
   view_.qo_indptr = qo_indptr_.data();
-  view_.kv_len = kv_len_.data();
+  view_.kv_len = always(kv_len_);
   view_.qo_pos = optional(qo_pos_);
   view_.row_request = optional(row_request_);
   view_.levels = level_views_.data();

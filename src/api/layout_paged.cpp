@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "api/index.h"
+#include "plan/prefixes.h"
 #include "raddle/error.h"
 #include "raddle/layout.h"
 
@@ -116,6 +117,59 @@ LayoutPtr single_level(std::vector<i32> qo_indptr, std::vector<i32> qo_pos, Leve
                                         std::vector<i32>{}, std::move(levels));
 }
 
+void check_prefix_args(const PagedArgs& args) {
+  if (args.min_prefix < 0)
+    fail<ValueError>("discover_prefixes is ", args.min_prefix,
+                     "; expected the least number of tokens that makes a level, or 0");
+  if (args.min_prefix == 0) return;
+  for (const auto& [name, ref] : {std::pair{"kv_begin", args.kv_begin}, {"qo_rows", args.qo_rows}})
+    if (!ref.empty())
+      fail<ValueError>(name,
+                       " is given with discover_prefixes; expected a page table of requests, "
+                       "with all their keys");
+}
+
+/// The blocks of a level whose lists begin and end as `begin` and `columns` say, and no others.
+void take_blocks(const Level& from, const std::vector<i32>& begin, Level& to) {
+  for (std::size_t g = 0; g < to.columns.size(); ++g) {
+    const i32* list = from.blocks.data() + begin[g];
+    to.block_begin.push_back(static_cast<i32>(to.blocks.size()));
+    to.blocks.insert(to.blocks.end(), list, list + pages_of(to.columns[g], to.block_size));
+  }
+}
+
+/// The same page table as two levels: what requests share of their leading pages, and the rest.
+LayoutPtr two_levels(std::vector<i32> qo_indptr, std::vector<i32> qo_pos, const Level& level,
+                     i32 min_prefix) {
+  PrefixCascade found = discover_prefixes(
+      PageLists{qo_indptr, level.columns, level.block_begin, level.blocks.data(), level.block_size},
+      min_prefix);
+  std::vector<Level> levels(2);
+  for (Level& each : levels) {
+    each.storage = level.storage;
+    each.order = level.order;
+    each.block_size = level.block_size;
+  }
+  Level &prefixes = levels[0], &requests = levels[1];
+  prefixes.groups_are_requests = false;
+  // Reservations keep which arrays a layout has and what its variants may read: so it is with and
+  // without anything to share.
+  prefixes.keys_are_shared = true;
+  for (std::vector<i32>* list : {&found.rows, &found.kv_begin, &found.row_request})
+    if (list->empty()) list->push_back(0);
+  prefixes.row_indptr = std::move(found.row_indptr);
+  prefixes.rows = std::move(found.rows);
+  prefixes.columns = std::move(found.columns);
+  take_blocks(level, found.block_begin, prefixes);
+  requests.row_indptr = qo_indptr;
+  requests.columns = std::move(found.suffix);
+  requests.kv_begin = std::move(found.kv_begin);
+  take_blocks(level, found.suffix_begin, requests);
+  for (Level& each : levels) check_pages(each);
+  return std::make_shared<const Layout>(std::move(qo_indptr), level.columns, std::move(qo_pos),
+                                        std::move(found.row_request), std::move(levels));
+}
+
 }  // namespace
 
 LayoutPtr ragged_kv(const IndexRef& qo_indptr, const IndexRef& kv_indptr, const IndexRef& qo_pos) {
@@ -138,6 +192,7 @@ LayoutPtr ragged_kv(const IndexRef& qo_indptr, const IndexRef& kv_indptr, const 
 LayoutPtr paged_kv(const PagedArgs& args) {
   if (args.page_size < 1)
     fail<ValueError>("page_size is ", args.page_size, "; expected at least 1");
+  check_prefix_args(args);
   std::vector<i32> qo_indptr = copy_indptr("qo_indptr", args.qo_indptr);
   const std::size_t groups = qo_indptr.size() - 1;
   Level level;
@@ -162,6 +217,8 @@ LayoutPtr paged_kv(const PagedArgs& args) {
     level.groups_are_requests = false;
   }
   std::vector<i32> positions = copy_positions(args.qo_pos, qo_indptr.back());
+  if (args.min_prefix > 0)
+    return two_levels(std::move(qo_indptr), std::move(positions), level, args.min_prefix);
   return single_level(std::move(qo_indptr), std::move(positions), std::move(level));
 }
 

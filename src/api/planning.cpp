@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "api/batch_checks.h"
+#include "api/device_layout.h"
 #include "api/kv_tensors.h"
 #include "plan/planner.h"
 #include "raddle/error.h"
@@ -120,6 +121,22 @@ PlanPtr plan_layout(const std::shared_ptr<const BoundVariant>& attention, const 
   auto on_device = backend.upload(*layout, *arrays, *attention, *variant, reserved, options.stream);
   return std::make_shared<const Plan>(layout, std::move(arrays), attention, std::move(variant),
                                       std::move(positions), std::move(on_device), is_reserved);
+}
+
+PlanPtr plan_there(const std::shared_ptr<const BoundVariant>& attention,
+                   const DeviceLayoutPtr& layout, const PlanOptions& options,
+                   const AttentionBackend& backend, const PlanConfig& config, i32 max_qo_tokens,
+                   ReservedMemory& reserved) {
+  auto variant =
+      options.params.empty() ? attention : attention->with(options.params, ParamScope::plan);
+  LayoutPtr shape = stand_in(*layout, max_qo_tokens);
+  variant->check_batch(Batch{shape->view(), shares_keys(shape->view()), {}, false},
+                       MemberTime::plan);
+  auto on_device = backend.plan_there(layout, *shape, reserved, options.stream);
+  auto arrays = std::make_shared<const PlanArrays>(nullptr, PlanSizes{}, config, PlanStats{});
+  return std::make_shared<const Plan>(std::move(shape), std::move(arrays), attention,
+                                      std::move(variant), std::vector<Range>{},
+                                      std::move(on_device), true);
 }
 
 RunView view_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args) {

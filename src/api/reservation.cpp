@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "api/device_layout.h"
 #include "api/planning.h"
+#include "plan/device_planner.h"
 #include "raddle/error.h"
 
 namespace raddle {
@@ -26,7 +28,7 @@ void check_maxima(const Maxima& m) {
 Reservation::Reservation(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Reservation::~Reservation() = default;
 
-ReservationPtr Attention::reserve(const Maxima& maxima, const PlanOptions& options) const {
+ReservationPtr Attention::reserve(const Maxima& maxima, const ReserveOptions& options) const {
   check_options(options);
   check_maxima(maxima);
   auto state = std::make_unique<Reservation::State>();
@@ -36,8 +38,17 @@ ReservationPtr Attention::reserve(const Maxima& maxima, const PlanOptions& optio
   state->options = options;
   state->config = backend_->plan_config(options.num_workers, options.schedule);
   state->config.max_runs = maxima.max_runs;
-  if (!options.params.empty()) variant_->with(options.params, ParamScope::plan);  // refused now
-  state->memory = backend_->reserve(state->config, maxima, options.stream);
+  const auto variant =  // members are refused now
+      options.params.empty() ? variant_ : variant_->with(options.params, ParamScope::plan);
+  state->device_lengths = options.device_lengths && device().kind != DeviceId::Kind::cpu;
+  if (options.device_lengths) {
+    check_device_planning(state->config, maxima);
+    state->config.schedule = Schedule::linear;
+  }
+  state->memory =
+      state->device_lengths
+          ? backend_->reserve_planner(state->config, maxima, *variant_, *variant, options.stream)
+          : backend_->reserve(state->config, maxima, options.stream);
   return ReservationPtr(new Reservation(std::move(state)));
 }
 
@@ -48,7 +59,9 @@ std::size_t Reservation::bytes() const {
   const PlanConfig& config = state_->config;
   const i64 plan = plan_offsets(plan_bounds(config, state_->maxima)).bytes;
   const i64 scratch = workspace_bytes(config, state_->maxima, state_->backend->spec().head_dim_vo);
-  return static_cast<std::size_t>(plan + scratch);
+  if (!state_->device_lengths) return static_cast<std::size_t>(plan + scratch);
+  const PlannerMemory there = planner_memory(config, state_->maxima, state_->variant->has_masks());
+  return static_cast<std::size_t>(there.plan + there.layout + there.scratch + scratch);
 }
 
 std::string Reservation::misfit(const Layout& layout) const {
@@ -78,11 +91,42 @@ std::string Reservation::misfit(const Layout& layout) const {
 
 void Reservation::update(const LayoutPtr& layout, void* stream) {
   if (!layout) fail<ValueError>("layout is missing");
+  if (state_->device_lengths)
+    fail<ValueError>("layout lies on the host; expected arrays on '", name_of(device()),
+                     "', since the reservation was made with device_lengths=True");
   if (const std::string text = misfit(*layout); !text.empty()) fail<ValueError>(text);
   const std::lock_guard lock(state_->mutex);
   state_->options.stream = stream;
   state_->plan = plan_layout(state_->variant, layout, state_->options, *state_->backend,
                              state_->config, true, state_->memory.get());
+}
+
+void Reservation::update(const DeviceLayoutPtr& layout, void* stream) {
+  if (!layout) fail<ValueError>("layout is missing");
+  const Maxima& m = state_->maxima;
+  if (layout->device != device())
+    fail<ValueError>("layout lies on '", name_of(layout->device), "'; expected '",
+                     name_of(device()), "', the reservation's device");
+  if (!state_->device_lengths)
+    fail<ValueError>("layout lies on '", name_of(layout->device),
+                     "'; expected host arrays, or a reservation made with device_lengths=True");
+  if (layout->batch.num_requests > m.max_requests)
+    fail<ValueError>("layout has ", layout->batch.num_requests,
+                     " requests; expected at most max_requests = ", m.max_requests,
+                     " of the reservation");
+  if (layout->num_levels() != m.max_levels)
+    fail<ValueError>("discover_prefixes is ", layout->batch.min_prefix,
+                     m.max_levels > 1 ? "; expected more than 0" : "; expected False",
+                     ", since max_levels of the reservation is ", m.max_levels);
+  const std::lock_guard lock(state_->mutex);
+  state_->options.stream = stream;
+  state_->plan = plan_there(state_->variant, layout, state_->options, *state_->backend,
+                            state_->config, m.max_qo_tokens, *state_->memory);
+}
+
+void Reservation::check(void* stream) const {
+  if (!state_->device_lengths) return;
+  if (const std::string text = state_->memory->check(stream); !text.empty()) fail<ValueError>(text);
 }
 
 PlanPtr Reservation::plan() const {

@@ -15,6 +15,7 @@ struct Reservation::State {
   Maxima maxima;
   PlanOptions options;
   PlanConfig config;
+  bool device_lengths;                     ///< GPUs: plans are made there
   std::shared_ptr<ReservedMemory> memory;  ///< null on CPUs
   std::mutex mutex;
   PlanPtr plan;

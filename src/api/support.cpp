@@ -220,6 +220,13 @@ void add_layouts(Table& table) {
     args.order = HeadOrder::hnd;
     attempt(spec, paged_kv(args), true, true);
   });
+  table.add("layout: paged, prefixes discovered", [=] {
+    static const i32 shared[] = {4, 3, 2, 4, 0};
+    PagedArgs args = small_pages(1);
+    args.page_indices = IndexRef(shared, 5);
+    args.min_prefix = 1;
+    attempt(spec, paged_kv(args));
+  });
   table.add("layout: block sparse", [=] { attempt(spec, small_blocks(false, false)); });
   table.add("layout: block sparse, mask bits", [=] { attempt(spec, small_blocks(true, false)); });
   table.add("layout: block sparse, explicit blocks",

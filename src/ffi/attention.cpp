@@ -103,18 +103,28 @@ ffi::ObjectRef make_plan(Arguments& in) {
 ffi::ObjectRef make_reservation(Arguments& in) {
   const Attention& attention = *in.object<AttentionObj>("attention").value;
   const Maxima maxima = to_maxima(in.map("maxima"));
-  PlanOptions options;
+  ReserveOptions options;
   options.num_workers = in.integer32("num_workers", 0);
   options.schedule = parse_schedule(in.string("schedule"));
   options.params = to_params(in.map("params"));
   options.stream = take_stream(in, attention.device());
+  options.device_lengths = in.boolean("device_lengths");
   return wrap<ReservationObj>(attention.reserve(maxima, options));
 }
 
 void update(Arguments& in) {
   Reservation& reservation = *in.object<ReservationObj>("reservation").value;
-  const LayoutPtr& layout = in.object<LayoutObj>("layout").value;
-  reservation.update(layout, take_stream(in, reservation.device()));
+  const LayoutObj& layout = in.any_layout("layout");
+  void* stream = take_stream(in, reservation.device());
+  if (layout.on_device)
+    reservation.update(layout.on_device, stream);
+  else
+    reservation.update(layout.value, stream);
+}
+
+void check(Arguments& in) {
+  const Reservation& reservation = *in.object<ReservationObj>("reservation").value;
+  reservation.check(take_stream(in, reservation.device()));
 }
 
 ffi::ObjectRef plan_in_force(Arguments& in) {
@@ -201,6 +211,7 @@ ffi::Map<ffi::String, ffi::Any> plan_info(Arguments& in) {
   const PlanView& view = plan.value->view();
   ffi::Map<ffi::String, ffi::Any> fields;
   fields.Set("num_workers", view.num_workers);
+  if (plan.value->made_on_device()) return fields;  // which alone knows the rest
   fields.Set("num_query_tiles", view.num_query_tiles);
   fields.Set("num_items", view.num_items);
   fields.Set("num_contractions", view.num_contractions);
@@ -235,6 +246,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def_packed("raddle.plan", exported(make_plan))
       .def_packed("raddle.reserve", exported(make_reservation))
       .def_packed("raddle.update", exported(update))
+      .def_packed("raddle.check", exported(check))
       .def_packed("raddle.plan_in_force", exported(plan_in_force))
       .def_packed("raddle.reserved_bytes", exported(reserved_bytes))
       .def_packed("raddle.select", exported(select_reservation))

@@ -208,11 +208,12 @@ TensorRef Arguments::optional_tensor(const std::string& name, Where where) {
   return value == nullptr ? TensorRef{} : to_tensor(name, value, where);
 }
 
-IndexRef Arguments::index(const char* name) {
+IndexRef Arguments::index(const char* name, Where where) {
   const ffi::AnyView value = take();
   if (value == nullptr) return {};
-  const DLTensor& t = host_tensor(name, value);
+  const DLTensor& t = where == Where::host ? host_tensor(name, value) : any_tensor(name, value);
   IndexRef index;
+  index.device = device_of(name, t);
   index.is_64bit = is(t.dtype, kDLInt, 64);
   if (!index.is_64bit && !is(t.dtype, kDLInt, 32)) {
     fail<TypeError>(name, " has dtype ", dtype_text(t.dtype), "; expected int32 or int64");
@@ -224,6 +225,15 @@ IndexRef Arguments::index(const char* name) {
   index.rank = t.ndim;
   copy_shape(t, index.shape.data(), index.stride.data());
   return index;
+}
+
+const LayoutObj& Arguments::any_layout(const char* name) {
+  const ffi::AnyView value = take();
+  const auto* layout = value.as<LayoutObj>();
+  if (!layout) fail<TypeError>(name, " is ", kind_of(value), "; expected a ", LayoutObj::_type_key);
+  if (!layout->value && !layout->on_device)
+    fail<ValueError>(name, " is empty; expected one that was made");
+  return *layout;
 }
 
 const DLTensor* Arguments::bytes(const char* name) {

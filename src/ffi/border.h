@@ -21,6 +21,7 @@ namespace ffi = tvm::ffi;
 
 struct LayoutObj : ffi::Object {
   LayoutPtr value;
+  DeviceLayoutPtr on_device;  ///< one of the two
   TVM_FFI_DECLARE_OBJECT_INFO_FINAL("raddle.Layout", LayoutObj, ffi::Object);
 };
 
@@ -76,10 +77,18 @@ class Arguments {
     const Obj* object = value.as<Obj>();
     if (!object) fail<TypeError>(name, " is ", kind_of(value), "; expected a ", Obj::_type_key);
     // Python can make a handle of nothing by skipping the constructor.
-    if constexpr (requires { object->value == nullptr; })
+    if constexpr (requires { object->value == nullptr; }) {
+      if constexpr (requires { object->on_device; })
+        if (object->on_device)
+          fail<ValueError>(name,
+                           " has its lengths on a GPU; expected host arrays, or the update of a "
+                           "reservation made with device_lengths=True");
       if (object->value == nullptr) fail<ValueError>(name, " is empty; expected one that was made");
+    }
     return *object;
   }
+  /// A layout of either kind.
+  const LayoutObj& any_layout(const char* name);
   i64 integer(const char* name, i64 if_none);
   i32 integer32(const char* name, i32 if_none);
   bool boolean(const char* name);
@@ -90,7 +99,7 @@ class Arguments {
   TensorRef tensor(const std::string& name, Where where = Where::host);
   /// Without data where None is given.
   TensorRef optional_tensor(const std::string& name, Where where = Where::host);
-  IndexRef index(const char* name);
+  IndexRef index(const char* name, Where where = Where::host);
   /// Bytes or booleans, contiguous; null where None is given.
   const DLTensor* bytes(const char* name);
   ffi::Map<ffi::String, ffi::Any> map(const char* name);

@@ -12,10 +12,7 @@ namespace {
 
 using Fields = ffi::Map<ffi::String, ffi::Any>;
 
-Fields compile(Arguments& in) {
-  const AttentionSpec spec = to_spec(in.map("spec"));
-  const std::string arch = in.string("arch");
-  const cuda::KernelReport report = cuda::compile(spec, arch, in.boolean("short_only"));
+Fields fields_of(const cuda::KernelReport& report) {
   Fields fields;
   fields.Set("registers", report.registers);
   fields.Set("spill_bytes", report.spill_bytes);
@@ -23,6 +20,18 @@ Fields compile(Arguments& in) {
   fields.Set("seconds", report.seconds);
   fields.Set("log", report.log);
   return fields;
+}
+
+Fields compile(Arguments& in) {
+  const AttentionSpec spec = to_spec(in.map("spec"));
+  const std::string arch = in.string("arch");
+  return fields_of(cuda::compile(spec, arch, in.boolean("short_only")));
+}
+
+Fields compile_planner(Arguments& in) {
+  const AttentionSpec spec = to_spec(in.map("spec"));
+  const std::string arch = in.string("arch");
+  return fields_of(cuda::compile_planner(spec, arch, in.boolean("prefixes")));
 }
 
 void warm(Arguments& in) {
@@ -79,6 +88,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   namespace refl = ffi::reflection;
   refl::GlobalDef()
       .def_packed("raddle.cuda.compile", exported(compile))
+      .def_packed("raddle.cuda.compile_planner", exported(compile_planner))
       .def_packed("raddle.cuda.warm", exported(warm))
       .def_packed("raddle.cuda.machine", exported(machine))
       .def_packed("raddle.cuda.nvrtc", exported(nvrtc))

@@ -3,8 +3,12 @@
 
 #include <tvm/ffi/reflection/registry.h>
 
+#include <algorithm>
+#include <utility>
 #include <vector>
 
+#include "api/attention_backend.h"
+#include "api/device_layout.h"
 #include "ffi/border.h"
 
 namespace raddle::border {
@@ -24,17 +28,48 @@ ffi::ObjectRef ragged(Arguments& in) {
   return wrap<LayoutObj>(ragged_kv(qo_indptr, kv_indptr, qo_pos));
 }
 
+/// True: the default; else the least number of tokens that makes a level.
+i32 take_min_prefix(Arguments& in) {
+  const ffi::AnyView value = in.take();
+  if (value.type_index() == ffi::TypeIndex::kTVMFFIBool)
+    return value.cast<bool>() ? default_min_prefix : 0;
+  const auto tokens =
+      value.type_index() == ffi::TypeIndex::kTVMFFIInt ? value.as<std::int64_t>() : std::nullopt;
+  if (!tokens)
+    fail<TypeError>("discover_prefixes is ", kind_of(value), "; expected a bool or an int");
+  return static_cast<i32>(std::clamp<i64>(*tokens, -1, 1 << 30));
+}
+
+/// The page table may lie on a GPU, if all of it does; `owner` keeps it alive.
 ffi::ObjectRef paged(Arguments& in) {
-  PagedArgs args;
-  args.qo_indptr = in.index("qo_indptr");
-  args.page_indptr = in.index("page_indptr");
-  args.page_indices = in.index("page_indices");
-  args.kv_len = in.index("kv_len");
+  DevicePagedArgs args;
+  args.qo_indptr = in.index("qo_indptr", Where::anywhere);
+  args.page_indptr = in.index("page_indptr", Where::anywhere);
+  args.page_indices = in.index("page_indices", Where::anywhere);
+  args.kv_len = in.index("kv_len", Where::anywhere);
   args.page_size = in.integer32("page_size", 16);
   args.order = parse_order(in.string("kv_layout"));
   args.kv_begin = in.index("kv_begin");
   args.qo_rows = in.index("qo_rows");
   args.qo_pos = in.index("qo_pos");
+  args.min_prefix = take_min_prefix(in);
+  args.num_pages = in.integer32("num_pages", 0);
+  args.num_requests = in.index("num_requests", Where::anywhere);
+  const ffi::AnyView owner = in.take();
+  if (args.kv_len.device.kind == DeviceId::Kind::cuda) {
+    args.owner = std::make_shared<const ffi::Any>(owner);
+    auto layout = ffi::make_object<LayoutObj>();
+    layout->on_device = device_paged_kv(args);
+    return ffi::ObjectRef(std::move(layout));
+  }
+  for (const auto& [name, ref] : {std::pair{"qo_indptr", args.qo_indptr},
+                                  {"page_indptr", args.page_indptr},
+                                  {"page_indices", args.page_indices}})
+    if (ref.device != args.kv_len.device)
+      fail<ValueError>(name, " lies on 'cuda:", ref.device.ordinal,
+                       "'; expected host memory, where kv_len lies");
+  if (!args.num_requests.empty())
+    fail<ValueError>("num_requests is given; expected None where lengths lie on the host");
   return wrap<LayoutObj>(paged_kv(args));
 }
 
@@ -105,8 +140,15 @@ ffi::ObjectRef to_block_sparse(Arguments& in) {
 }
 
 ffi::Map<ffi::String, ffi::Any> info(Arguments& in) {
-  const Layout& layout = *in.object<LayoutObj>("layout").value;
+  const LayoutObj& object = in.any_layout("layout");
   ffi::Map<ffi::String, ffi::Any> fields;
+  if (object.on_device) {
+    fields.Set("num_requests", object.on_device->batch.num_requests);
+    fields.Set("num_levels", object.on_device->num_levels());
+    fields.Set("device", name_of(object.on_device->device));
+    return fields;
+  }
+  const Layout& layout = *object.value;
   fields.Set("num_requests", layout.num_requests());
   fields.Set("num_rows", layout.num_rows());
   fields.Set("num_levels", layout.view().num_levels);

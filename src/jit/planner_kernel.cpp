@@ -6,6 +6,12 @@
 
 namespace raddle::jit {
 
+std::string label_of(const PlannerKernel& kernel) {
+  std::string label = kernel.prefixes ? "planner with prefixes" : "planner";
+  for (const Functor& part : kernel.composition.parts) label += " " + part.type;
+  return label;
+}
+
 std::string source_of(const PlannerKernel& kernel) {
   std::ostringstream text;
   const auto name = [](bool yes) { return yes ? "true" : "false"; };
@@ -25,9 +31,7 @@ Cubin compile(const PlannerKernel& kernel, const std::string& arch) {
 }
 
 std::string cubin_of(const PlannerKernel& kernel, const std::string& arch) {
-  std::string name = kernel.prefixes ? "planner with prefixes" : "planner";
-  for (const Functor& part : kernel.composition.parts) name += " " + part.type;
-  return find_or_compile_cubin(name, source_of(kernel), arch);
+  return find_or_compile_cubin(label_of(kernel), source_of(kernel), arch);
 }
 
 }  // namespace raddle::jit

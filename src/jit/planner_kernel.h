@@ -19,6 +19,9 @@ struct PlannerKernel {
 /// The kernel's entry point: (PlanLaunch, the composition's struct), both by value.
 constexpr const char* planner_entry_point = "raddle_planner";
 
+/// What it is called in errors and caches: "planner with prefixes Causal".
+std::string label_of(const PlannerKernel& kernel);
+
 /// Complete source, headers included.
 std::string source_of(const PlannerKernel& kernel);
 

@@ -24,16 +24,11 @@ void check_batch(const DeviceBatch& batch, const Maxima& maxima) {
   if (!batch.kv_len) fail<ValueError>("kv_len is missing");
   if (batch.page_size < 1)
     fail<ValueError>("page_size is ", batch.page_size, "; expected at least 1");
-  if (!batch.page_indptr && batch.row_stride * maxima.max_requests > 0x7fffffff)
-    fail<ValueError>("page_indices has ", maxima.max_requests, " rows ", batch.row_stride,
-                     " entries apart; expected less than 2^31 entries");
 }
 
 }  // namespace
 
-PlanLaunch plan_launch(const DeviceBatch& batch, const PlanConfig& config, const Maxima& maxima,
-                       bool masked, i32 max_shared_bytes) {
-  check_batch(batch, maxima);
+void check_device_planning(const PlanConfig& config, const Maxima& maxima) {
   if (config.batch_invariant)
     fail<ValueError>(
         "batch_invariant is True; expected lengths on the host, since chunks of fixed "
@@ -41,6 +36,25 @@ PlanLaunch plan_launch(const DeviceBatch& batch, const PlanConfig& config, const
   if (config.num_workers > planner::max_workers)
     fail<ValueError>("num_workers is ", config.num_workers, "; expected at most ",
                      planner::max_workers, " on the device");
+  if (config.schedule != Schedule::automatic && config.schedule != Schedule::linear)
+    fail<ValueError>("schedule is ",
+                     config.schedule == Schedule::algorithm1 ? "'algorithm1'" : "'one-per-request'",
+                     "; expected 'linear' or 'auto', which is linear on a device");
+  if (maxima.max_levels > 2)
+    fail<ValueError>("max_levels is ", maxima.max_levels,
+                     "; expected 1, or 2 where prefixes are discovered, for lengths on a device");
+}
+
+PlannerMemory planner_memory(const PlanConfig& config, const Maxima& maxima, bool masked) {
+  return PlannerMemory{plan_offsets(plan_bounds(config, maxima)).bytes,
+                       planner::planned_offsets(maxima).bytes,
+                       planner::planner_scratch(config, maxima, masked).device_bytes};
+}
+
+PlanLaunch plan_launch(const DeviceBatch& batch, const PlanConfig& config, const Maxima& maxima,
+                       bool masked, i32 max_shared_bytes) {
+  check_batch(batch, maxima);
+  check_device_planning(config, maxima);
   const i32 levels = batch.min_prefix > 0 ? 2 : 1;
   if (maxima.max_levels != levels)
     fail<ValueError>("max_levels is ", maxima.max_levels, "; expected ", levels,
@@ -52,6 +66,8 @@ PlanLaunch plan_launch(const DeviceBatch& batch, const PlanConfig& config, const
   launch.at = plan_offsets(plan_bounds(config, maxima));
   launch.layout_at = planner::planned_offsets(maxima);
   launch.scratch_at = planner::planner_scratch(config, maxima, masked);
+  // A count on the device may not exceed the arrays that it counts.
+  if (batch.num_requests_at) launch.maxima.max_requests = batch.num_requests;
   launch.scratch_in_shared = planner::shared_header() + launch.scratch_at.bytes <= max_shared_bytes;
   return launch;
 }
@@ -65,10 +81,34 @@ PlannerGrid planner_grid(const PlanLaunch& launch) {
                      planner::shared_header() + static_cast<i32>(scratch)};
 }
 
-i64 plan_bytes(const PlanLaunch& launch) { return launch.at.bytes; }
-
-PlanView planned_view(const PlanLaunch& launch) {
-  return view_at(launch.plan, plan_bounds(launch.config, launch.maxima), launch.config);
+std::string describe(const PlanReport& report, const Maxima& maxima) {
+  std::string text;
+  const auto add = [&](i32 bit, const std::string& words) {
+    if ((report.errors & bit) != 0) text += (text.empty() ? "" : "; ") + words;
+  };
+  const auto beyond = [](const char* what, i64 most, const char* name) {
+    return std::string(what) + " than " + name + " = " + std::to_string(most) +
+           " of the reservation: the plan is empty";
+  };
+  add(too_many_requests,
+      beyond("num_requests is below 0 or larger", maxima.max_requests, "max_requests") +
+          ", as where it exceeds the entries of kv_len");
+  add(too_many_rows, beyond("qo_indptr has more rows", maxima.max_qo_tokens, "max_qo_tokens"));
+  add(too_many_keys, beyond("kv_len has more keys", maxima.max_kv_tokens, "max_kv_tokens"));
+  add(bad_rows, "qo_indptr decreases, or leaves 0 to max_qo_tokens = " +
+                    std::to_string(maxima.max_qo_tokens) + ": rows there are left alone");
+  add(bad_keys, "kv_len is below 0: taken for no keys");
+  add(bad_table,
+      "page_indices has fewer pages than kv_len needs, or page_indptr leaves it: taken for no "
+      "keys");
+  add(bad_page,
+      "page_indices names a page that is not in the pool of num_pages, or is -1 where the mask "
+      "keeps keys: taken for no keys");
+  if (!text.empty() && report.request >= 0)
+    text = "request " + std::to_string(report.request) + ": " + text;
+  return text;
 }
+
+i64 plan_bytes(const PlanLaunch& launch) { return launch.at.bytes; }
 
 }  // namespace raddle

@@ -2,6 +2,8 @@
 // its parameter but for addresses of memory. Pure functions.
 #pragma once
 
+#include <string>
+
 #include "raddle/engine/kernel/plan/launch.h"
 
 namespace raddle {
@@ -13,11 +15,22 @@ struct PlannerGrid {
   i32 shared_bytes;  ///< dynamic shared memory of a block
 };
 
+/// Raises ValueError naming the argument where such a reservation's plans cannot be made on a
+/// device.
+void check_device_planning(const PlanConfig& config, const Maxima& maxima);
+
+/// Bytes of device memory that the planner kernel takes, whatever the batch.
+struct PlannerMemory {
+  i64 plan, layout;
+  i64 scratch;  ///< zeroed once
+};
+PlannerMemory planner_memory(const PlanConfig& config, const Maxima& maxima, bool masked);
+
 /// The kernel's parameter for a reservation: `plan`, `layout`, `scratch`, `sizes` and `report` are
-/// left null. They need plan_bytes, launch.layout_at.bytes, launch.scratch_at.device_bytes (zeroed
-/// once), sizeof(PlanSizes) and sizeof(PlanReport).
-/// `masked`: the composition has a mask. `max_shared_bytes` is what a block can have on the device.
-/// Raises ValueError naming the argument where no plan can be made on the device.
+/// left null. They need planner_memory, sizeof(PlanSizes) and sizeof(PlanReport).
+/// batch.num_requests says how many its arrays hold, also where num_requests_at says how many there
+/// are. `masked`: the composition has a mask. `max_shared_bytes` is what a block can have on the
+/// device. Raises ValueError naming the argument where no plan can be made on the device.
 PlanLaunch plan_launch(const DeviceBatch& batch, const PlanConfig& config, const Maxima& maxima,
                        bool masked, i32 max_shared_bytes);
 
@@ -26,7 +39,7 @@ PlannerGrid planner_grid(const PlanLaunch& launch);
 /// Bytes of the block that holds a plan's arrays.
 i64 plan_bytes(const PlanLaunch& launch);
 
-/// The plan as attention kernels take it. Its counts are bounds; the plan's own are in `sizes`.
-PlanView planned_view(const PlanLaunch& launch);
+/// What a report says, in words; empty where nothing is wrong.
+std::string describe(const PlanReport& report, const Maxima& maxima);
 
 }  // namespace raddle

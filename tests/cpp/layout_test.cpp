@@ -98,6 +98,42 @@ TEST_F(LayoutTest, PositionsOfRowsAreTheCallers) {
   expect_rows(*paged_kv(args), positions);
 }
 
+TEST_F(LayoutTest, DiscoveredPrefixesHoldTheSameKeys) {
+  i32 prefixes = 0;
+  for (int repeat = 0; repeat < 40; ++repeat) {
+    Table t = draw_table(draw(1, 9), [this](i32 a, i32 b) { return draw(a, b); });
+    for (std::size_t g = 1; g < t.kv_len.size(); ++g)  // lists that begin as the one before
+      for (i32 p = 0, n = draw(0, 9); p < n; ++p)
+        if (t.page_indptr[g] + p < t.page_indptr[g + 1] &&
+            t.page_indptr[g - 1] + p < t.page_indptr[g])
+          t.pages[at(t.page_indptr[g] + p)] = t.pages[at(t.page_indptr[g - 1] + p)];
+    PagedArgs args = t.args();
+    args.min_prefix = draw(1, 40);
+    const LayoutPtr layout = paged_kv(args);
+    expect_rows(*layout);
+    const LevelView &first = layout->view().levels[0], &last = layout->view().levels[1];
+    ASSERT_TRUE(first.keys_are_shared && first.rows && last.kv_begin && last.groups_are_requests);
+    std::vector<i32> shared(t.kv_len.size(), 0);
+    for (i32 g = 0; g < first.num_groups; ++g, ++prefixes) {
+      ASSERT_GE(first.columns[g], args.min_prefix);
+      for (i32 i = 0; i < group_rows(first, g); ++i) {
+        const i32 r = layout->view().row_request[query_row(first, g, i)];
+        shared[at(r)] = first.columns[g];
+        for (i32 c = 0; c < first.columns[g]; ++c)
+          expect_column(first, g, c, {t.page(r, c), c % t.page_size, c, c, true});
+      }
+    }
+    for (i32 r = 0; r < last.num_groups; ++r) {
+      ASSERT_EQ(last.columns[r] + shared[at(r)], t.kv_len[at(r)]);
+      for (i32 c = 0; c < last.columns[r]; ++c) {
+        const i32 j = c + shared[at(r)];
+        expect_column(last, r, c, {t.page(r, j), j % t.page_size, j, j, true});
+      }
+    }
+  }
+  EXPECT_GT(prefixes, 10);
+}
+
 TEST_F(LayoutTest, ErrorsNameWhatIsWrong) {
   const Table good{16, {0, 1, 2}, {100, 10}, {0, 7, 8}, Ints(8, 3)};
   const auto refused = [](const std::string& words, const Table& t) {

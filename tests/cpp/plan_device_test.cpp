@@ -66,7 +66,6 @@ TEST(DevicePlan, WhatExceedsTheMaximaIsNotPlanned) {
     // How many requests there are, only the device knows.
     DeviceBatch counted = batch.view();
     i32 count = fits.max_requests + between(random, 1, 3);
-    counted.num_requests = 0;
     counted.num_requests_at = &count;
     DevicePlanner planner(causal, counted, config, fits);
     planner.run(random);

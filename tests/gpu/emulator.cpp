@@ -19,7 +19,7 @@
 #include <vector>
 
 // The kernel's library is compiled with the emulated instructions, this one need not know them.
-using Attend = void (*)(int block, int threads, int shared_bytes, void** params);
+using Attend = void (*)(int block, int blocks, int threads, int shared_bytes, void** params);
 
 /// What a function's handle points to.
 struct Function {
@@ -41,6 +41,7 @@ constexpr int multiprocessors = 4, shared_bytes_of_a_block = 227 * 1024;
 int contexts[num_devices];
 thread_local int* current = nullptr;
 std::atomic<void*> capturing = nullptr;
+std::atomic<unsigned long> capture_number = 0;
 std::atomic<int> allocations = 0, launches = 0, uploads = 0;
 std::atomic<bool> events_pass = true, launch_nothing = false, launches_fail = false;
 std::atomic<std::size_t> memory_left = std::size_t{1} << 40;
@@ -70,8 +71,8 @@ void run_blocks(const Function& function, unsigned blocks, unsigned threads, uns
   for (unsigned i = 0; i < blocks; ++i) {
     const unsigned block = (i * 7919u + 1u) % blocks;
     const bool coprime = blocks % 7919u != 0;
-    function.attend(static_cast<int>(coprime ? block : i), static_cast<int>(threads),
-                    static_cast<int>(shared_bytes), params);
+    function.attend(static_cast<int>(coprime ? block : i), static_cast<int>(blocks),
+                    static_cast<int>(threads), static_cast<int>(shared_bytes), params);
   }
 }
 
@@ -89,16 +90,17 @@ constexpr const char* prologue =
 constexpr const char* epilogue = R"(
 namespace {
 template <class Launch, class Variant>
-void run(void (*kernel)(Launch, Variant), int block, int threads, int shared, void** params) {
-  raddle::emulated::Block emulated(block, threads, shared);
+void run(void (*kernel)(Launch, Variant), int block, int blocks, int threads, int shared,
+         void** params) {
+  raddle::emulated::Block emulated(block, threads, shared, blocks);
   emulated.run([&] {
     kernel(*static_cast<std::remove_cv_t<Launch>*>(params[0]),
            *static_cast<std::remove_cv_t<Variant>*>(params[1]));
   });
 }
 template <class Launch>
-void run(void (*kernel)(Launch), int block, int threads, int shared, void** params) {
-  raddle::emulated::Block emulated(block, threads, shared);
+void run(void (*kernel)(Launch), int block, int blocks, int threads, int shared, void** params) {
+  raddle::emulated::Block emulated(block, threads, shared, blocks);
   emulated.run([&] { kernel(*static_cast<std::remove_cv_t<Launch>*>(params[0])); });
 }
 /// sizeof of one parameter; 0 where the kernel has no such one.
@@ -113,9 +115,9 @@ constexpr int bytes_of(void (*)(Params...), int param) {
 /// The entries of kernel `name`: for one block, and for what its parameters take.
 std::string entries_of(const std::string& name) {
   return "extern \"C\" void raddle_emulated_" + name +
-         "(int block, int threads, int shared, void** params) {\n  run(" + name +
-         ", block, threads, shared, params);\n}\nextern \"C\" int raddle_emulated_bytes_" + name +
-         "(int param) { return bytes_of(" + name + ", param); }\n";
+         "(int block, int blocks, int threads, int shared, void** params) {\n  run(" + name +
+         ", block, blocks, threads, shared, params);\n}\nextern \"C\" int raddle_emulated_bytes_" +
+         name + "(int param) { return bytes_of(" + name + ", param); }\n";
 }
 
 }  // namespace
@@ -269,6 +271,9 @@ int cuMemcpyDtoH_v2(void* to, unsigned long from, std::size_t bytes) {
   std::memcpy(to, reinterpret_cast<void*>(from), bytes);
   return 0;
 }
+int cuMemcpyDtoHAsync_v2(void* to, unsigned long from, std::size_t bytes, void*) {
+  return cuMemcpyDtoH_v2(to, from, bytes);
+}
 int cuMemsetD8Async(unsigned long to, unsigned char value, std::size_t bytes, void*) {
   std::memset(reinterpret_cast<void*>(to), value, bytes);
   return 0;
@@ -293,6 +298,10 @@ int cuStreamWaitEvent(void*, void*, unsigned) { return 0; }
 int cuStreamIsCapturing(void* stream, int* status) {
   *status = capturing && capturing == stream;
   return 0;
+}
+int cuStreamGetCaptureInfo_v2(void* stream, int* status, unsigned long* id, void*, void*, void*) {
+  *id = capture_number;
+  return cuStreamIsCapturing(stream, status);
 }
 int cuThreadExchangeStreamCaptureMode(int*) { return 0; }
 int cuModuleLoadData(void** module, const void* image) {
@@ -355,7 +364,10 @@ int cuGetErrorString(int, const char** text) {
 
 // --- for tests -----------------------------------------------------------------------------------
 
-void raddle_emulator_capture(void* stream) { capturing = stream; }
+void raddle_emulator_capture(void* stream) {
+  capturing = stream;
+  ++capture_number;
+}
 void raddle_emulator_replay(void* stream) {
   for (Node& node : graphs()[stream]) {
     void* params[] = {node.params[0].data(), node.params[1].data()};

@@ -5,6 +5,7 @@ Every session draws fresh problems. A failing test prints the command that draws
 
 from __future__ import annotations
 
+import ctypes
 import fnmatch
 import os
 import zlib
@@ -77,6 +78,22 @@ def gpu(request):
     if request.config.option.device == "cpu":
         pytest.skip("needs --device cuda: a GPU, or tests/gpu/emulate.sh")
     return request.config.option.device
+
+
+@pytest.fixture
+def emulator(gpu):
+    """The emulated driver, as it was, at the end."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+    if not hasattr(cuda, "raddle_emulator_capture"):
+        pytest.skip("asks the emulated driver: tests/gpu/emulate.sh")
+    for name in ("capture", "replay"):
+        getattr(cuda, f"raddle_emulator_{name}").argtypes = [ctypes.c_void_p]
+    cuda.raddle_emulator_memory_left.argtypes = [ctypes.c_size_t]
+    yield cuda
+    cuda.raddle_emulator_capture(None)
+    cuda.raddle_emulator_events_pass(1)
+    cuda.raddle_emulator_launches_fail(0)
+    cuda.raddle_emulator_memory_left(2**40)
 
 
 def pytest_collection_modifyitems(config, items):

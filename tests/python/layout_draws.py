@@ -56,6 +56,20 @@ def paged(rng, lengths, page_size=None, kv_layout="NHD", **more):
     return PagedKV(indptr([n for n, _ in lengths]), indptr(counts), pages, kv_len, page_size, kv_layout, **more)
 
 
+def shared_prefixes(rng, lengths, page_size=None, **more):
+    """Some requests' page lists begin alike; `discover_prefixes` makes a level of that."""
+    size = page_size or int(rng.choice([1, 3, 16]))
+    plan = paged(rng, lengths, page_size=size, discover_prefixes=int(rng.integers(1, 2 * size + 1)), **more)
+    common = int(rng.integers(1, 8))
+    first = plan.pages(int(np.argmax(plan.kv_len))).copy()
+    for i, (qo, kv) in enumerate(lengths):
+        # Appended keys are a request's own, as are pages that others would read beyond its length.
+        pages = min(common, len(first), max(0, kv - qo) // size)
+        if rng.random() < 0.7 and qo <= kv:
+            plan.pages(i)[:pages] = first[:pages]
+    return plan
+
+
 def padded_table(rng, lengths, **more):
     """The same as rows of a block table, stale past a row's length."""
     csr = paged(rng, lengths, **more)
@@ -167,10 +181,11 @@ LAYOUTS = {
     "paged_interleaved": (paged, lambda *a: paged_pools(*a, interleaved=True)),
     "paged_table": (padded_table, paged_pools),
     "paged_positions": (positioned, paged_pools),
+    "paged_prefixes": (shared_prefixes, paged_pools),
     "bsr": (block_sparse, block_pools),
     "bsr_bits": (lambda rng, n, **o: block_sparse(rng, n, bits=True, **o), block_pools),
     "bsr_blocks": (explicit_blocks, block_pools),
     "cascade": (cascade, cascade_pools),
 }
 # Groups of rows that need not be requests: what differs between requests cannot enter a key there.
-SHARED_ROWS = {"bsr", "bsr_bits", "bsr_blocks", "cascade"}
+SHARED_ROWS = {"bsr", "bsr_bits", "bsr_blocks", "cascade", "paged_prefixes"}

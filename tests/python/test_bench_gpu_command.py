@@ -11,7 +11,7 @@ import torch
 from bench_gpu_cases import DECODE, PREFILL, SQUARE, Quiet, shows
 from click.testing import CliRunner
 from raddle.bench.cli import bench
-from raddle.bench.gpu import engines, first_use, host, process, report, results, sections, timing
+from raddle.bench.gpu import engines, first_use, host, planner, process, report, results, sections, timing
 from raddle.bench.gpu.cases import Section
 
 
@@ -80,6 +80,15 @@ def test_host_times_are_measured(no_gpu, monkeypatch):
     assert all(row["value"] > 0 for row in rows) and len(rows) == 7
     section = sections.chosen(["plan"])[0]
     shows(section, rows, "≤ 15", "of the step")
+
+
+def test_plans_on_the_device_are_measured(no_gpu, monkeypatch):
+    """On a CPU the same calls are planned by the host."""
+    monkeypatch.setattr(planner, "_HEADS", (2, 1, 16))
+    rows = planner.measure("plan", 2, "cpu")
+    assert not [row for row in rows if "failed" in row], rows
+    assert len(rows) == 7 and all(row["value"] > 0 for row in rows) and rows[-1]["unit"] == "of the time"
+    shows(sections.chosen(["plan"])[0], rows, "≤ 10", "≤ 0.333", "until enqueued")
 
 
 def test_first_use_is_measured_in_processes(monkeypatch):

@@ -25,21 +25,6 @@ STREAM = 0x100  # the emulated driver takes any number for a stream
 
 
 @pytest.fixture
-def emulator(gpu):
-    """The emulated driver, as it was, at the end."""
-    cuda = ctypes.CDLL("libcuda.so.1")
-    if not hasattr(cuda, "raddle_emulator_capture"):
-        pytest.skip("asks the emulated driver: tests/gpu/emulate.sh")
-    cuda.raddle_emulator_capture.argtypes = [ctypes.c_void_p]
-    cuda.raddle_emulator_memory_left.argtypes = [ctypes.c_size_t]
-    yield cuda
-    cuda.raddle_emulator_capture(None)
-    cuda.raddle_emulator_events_pass(1)
-    cuda.raddle_emulator_launches_fail(0)
-    cuda.raddle_emulator_memory_left(2**40)
-
-
-@pytest.fixture
 def problem(rng):
     return draw(rng, "paged", "causal", lengths=[(1, 300), (3, 40), (0, 5), (2, 1)], page_size=16, **HEADS)
 
@@ -142,10 +127,8 @@ def test_tensors_elsewhere_are_refused_by_name(attn, problem):
         run(attn, on_host.plan(twin(problem.layout)), **lent)
     with refuses(TypeError, "out", "DeviceArray"):
         attn.run(plan, lent["q"], (lent["k"], lent["v"]))
-    with refuses(ValueError, "kv_len lies on device 'cuda:0'", "host"):
-        layout = problem.layout
-        lists = layout.qo_indptr, layout.page_indptr, layout.page_indices
-        raddle.PagedKV(*lists, DeviceArray(layout.kv_len), page_size=16)
+    with refuses(ValueError, "kv_indptr lies on device 'cuda:0'", "host"):
+        raddle.RaggedKV(np.zeros(2, np.int32), DeviceArray(np.zeros(2, np.int32)))
 
 
 def _renamed(lent):

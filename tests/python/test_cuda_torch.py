@@ -1,12 +1,14 @@
 """torch's tensors, streams and graphs on a GPU. Run with --device cuda."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 import raddle
 from checks import within
+from device_batches import MAX_REQUESTS, MAX_ROWS, PAGES, batches
 from draws import draw
 from engine import spec_of, twin
-from reference import attention
+from reference import Causal, PagedKV, Problem, SoftCap, attention
 
 torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
@@ -34,7 +36,7 @@ def test_torch_tensors(gpu, rng):
 
 
 def test_graphs_replay_changing_batches(gpu, rng):
-    """One capture of two layers, replayed over 200 batches of any lengths: equal bits with eager runs."""
+    """One capture of two layers, replayed over 1,000 batches of any lengths: equal bits with eager runs."""
     device = torch.device("cuda", torch.cuda.current_device())
     rows, pages, heads = 32, 512, {"num_qo_heads": 8, "num_kv_heads": 2, "head_dim": 128}
     variant = [raddle.SoftCap(30.0), raddle.Causal()]
@@ -63,7 +65,7 @@ def test_graphs_replay_changing_batches(gpu, rng):
         with torch.cuda.graph(graph, stream=stream):
             for (k, v), cap, out in zip(pools, caps, outs):
                 attn.run(reservation, q, (k, v), out=out, params={"softcap.cap": cap})
-        for _ in range(200):
+        for _ in range(1000):
             now = layout()
             reservation.update(now)
             graph.replay()
@@ -71,6 +73,57 @@ def test_graphs_replay_changing_batches(gpu, rng):
             for (k, v), cap, out in zip(pools, caps, outs):
                 expected = attn.run(plan, q[: now.num_rows], (k, v), params={"softcap.cap": cap})
                 assert torch.equal(expected, out[: now.num_rows])
+
+
+@pytest.mark.parametrize("prefixes", [0, 64])
+def test_graphs_plan_by_themselves(gpu, rng, prefixes):
+    """One capture of an update and a run, replayed over 1,000 batches that are only known on the GPU.
+
+    Every one has the bits of the host's plan; every 50th is compared with the reference.
+    """
+    device = torch.device("cuda", torch.cuda.current_device())
+    attn = raddle.Attention(raddle.AttentionSpec(8, 2, 128, variant=twin(_VARIANT)), device=device)
+    maxima = {"max_requests": MAX_REQUESTS, "max_qo_tokens": MAX_ROWS, "max_kv_tokens": 16 * PAGES}
+    maxima["max_levels"] = 2 if prefixes else 1
+    there = attn.reserve(**maxima, device_lengths=True)
+    host = attn.reserve(**maxima, schedule="linear")
+    drawn = batches(rng, 1000, shared=prefixes > 0)
+    all_of = [{name: torch.from_numpy(x).to(device) for name, x in batch.items()} for batch in drawn]
+    now = {name: x.clone() for name, x in all_of[0].items()}
+    q = torch.randn(MAX_ROWS, 8, 128, device=device, dtype=torch.bfloat16)
+    k, v = torch.randn(2, PAGES, 16, 2, 128, device=device, dtype=torch.bfloat16)
+    out, expected = torch.zeros_like(q), torch.zeros_like(q)
+    lists = now["qo_indptr"], None, now["table"], now["kv_len"]
+    layout = raddle.PagedKV(*lists, num_requests=now["count"], num_pages=PAGES, discover_prefixes=prefixes)
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        with torch.cuda.graph(graph, stream=stream):
+            there.update(layout)
+            attn.run(there, q, (k, v), out=out)
+        for number, batch in enumerate(drawn):
+            for name, x in all_of[number].items():
+                now[name].copy_(x)
+            graph.replay()
+            requests = int(batch["count"][0])
+            indptr, table, kv_len = batch["qo_indptr"][: requests + 1], batch["table"][:requests], batch["kv_len"]
+            host.update(raddle.PagedKV(indptr, None, table, kv_len[:requests], discover_prefixes=prefixes))
+            attn.run(host, q, (k, v), out=expected)
+            rows = int(indptr[-1])
+            assert torch.equal(out[:rows], expected[:rows]), f"batch {number}"
+            if number % 50 == 0:
+                there.check()
+                exact = attention(_problem(q[:rows], k, v, indptr, table, kv_len[:requests]))
+                within(exact, out[:rows].float().cpu().numpy())
+        there.check()
+
+
+_VARIANT = [SoftCap(30.0), Causal()]
+
+
+def _problem(q, k, v, indptr, table, kv_len):
+    q, k, v = (x.float().cpu().numpy().astype(ml_dtypes.bfloat16) for x in (q, k, v))
+    return Problem(q, [(k, v)], PagedKV(indptr, None, table, kv_len, 16), _VARIANT)
 
 
 def test_compiled_graphs_replay_changing_batches(gpu, rng):

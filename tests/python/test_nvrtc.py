@@ -115,6 +115,23 @@ def test_kernels_compile(capsys):
         assert got["shared_bytes"] <= 1024 * KIB_OF_A_BLOCK[kernel.arch], (which, got["shared_bytes"])
 
 
+PLANNERS = [
+    *(([], arch, prefixes) for arch in ("sm_80", "sm_90a") for prefixes in (False, True)),
+    *((SHIPPED[name], "sm_90a", True) for name in ("SlidingWindow", "PackedMask", "Alibi")),
+    ([OWN], "sm_90a", False),
+]
+
+
+@pytest.mark.timeout(300)
+def test_planners_compile():
+    """The kernel of `reserve(device_lengths=True)`: whole blocks of 512 threads, so at most 128 registers."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        reports = list(pool.map(lambda each: _cuda.compile_planner(spec(each[0]), *each[1:]), PLANNERS))
+    for (_, arch, prefixes), got in zip(PLANNERS, reports):
+        assert 32 <= got["registers"] <= 128, (arch, prefixes, got["log"])
+        assert got["spill_bytes"] == 0, (arch, prefixes, got["log"])
+
+
 NO_COMPILER = """
 import sys
 sys.modules["torch"] = None

@@ -61,6 +61,7 @@ LAYOUTS = {
     "ragged": "ragged",
     "paged, NHD": "paged",
     "paged, HND": "paged_hnd",
+    "paged, prefixes discovered": "paged_prefixes",
     "block sparse": "bsr",
     "block sparse, mask bits": "bsr_bits",
     "block sparse, explicit blocks": "bsr_blocks",

@@ -33,6 +33,8 @@ Driver load() {
   find(d.allocate_pinned, "cuMemHostAlloc");
   find(d.release_pinned, "cuMemFreeHost");
   find(d.copy_to_device, "cuMemcpyHtoDAsync_v2");
+  find(d.copy_from_device, "cuMemcpyDtoHAsync_v2");
+  find(d.capture_info, "cuStreamGetCaptureInfo_v2");
   find(d.set_bytes, "cuMemsetD8Async");
   find(d.load_module, "cuModuleLoadData");
   find(d.unload_module, "cuModuleUnload");

@@ -29,6 +29,7 @@ struct Driver {
   int (*allocate_pinned)(void**, std::size_t, unsigned flags);
   int (*release_pinned)(void*);
   int (*copy_to_device)(u64, const void*, std::size_t, void* stream);
+  int (*copy_from_device)(void*, u64, std::size_t, void* stream);
   int (*set_bytes)(u64, unsigned char, std::size_t, void* stream);
   int (*load_module)(void**, const void* image);
   int (*unload_module)(void*);
@@ -44,6 +45,7 @@ struct Driver {
   int (*synchronize_event)(void*);
   int (*wait_event)(void* stream, void* event, unsigned flags);
   int (*is_capturing)(void* stream, int* status);
+  int (*capture_info)(void* stream, int* status, u64* id, void* graph, void* nodes, void* count);
   int (*exchange_capture_mode)(int* mode);
   int (*error_name)(int, const char**);
   int (*error_string)(int, const char**);

@@ -52,6 +52,12 @@ struct Block::State {
   StreamHandle sent_on = nullptr;
   std::atomic<bool> arrived = true;
 
+  /// What `stream` was given last is what others must wait for.
+  void mark_sent(StreamHandle stream) {
+    sent.record(stream);
+    sent_on = stream;
+    arrived = false;
+  }
   void add_use(StreamHandle stream) {
     const std::lock_guard lock(mutex);
     for (std::size_t i = 0; i < num_uses; ++i)
@@ -101,6 +107,8 @@ void Block::use_on(StreamHandle stream) const {
   state_->order_after_upload(stream);
   state_->add_use(stream);
 }
+
+void Block::written_on(StreamHandle stream) const { state_->mark_sent(stream); }
 
 DevicePool::DevicePool(const Device& device) : device_(&device) {}
 DevicePool::~DevicePool() = default;  // never: pools live as long as the process
@@ -236,9 +244,7 @@ void Upload::send(const Block& block, const std::vector<Piece>& pieces, StreamHa
             "copying to the GPU");
   pinned_->in_flight = true;
   pinned_->sent.record(stream);
-  to.sent.record(stream);
-  to.sent_on = stream;
-  to.arrived = false;
+  to.mark_sent(stream);
 }
 
 StreamHandle upload_stream(const Device& device) {
@@ -258,10 +264,21 @@ StreamHandle upload_stream(const Device& device) {
       .handle;
 }
 
-void clear(void* address, std::size_t bytes, StreamHandle stream) {
-  if (bytes > 0)
-    check(driver().set_bytes(reinterpret_cast<u64>(address), 0, bytes, stream),
-          "clearing device memory");
+void clear(const Block& block, std::size_t at, std::size_t bytes, StreamHandle stream) {
+  if (bytes == 0) return;
+  check(driver().set_bytes(reinterpret_cast<u64>(block.data()) + at, 0, bytes, stream),
+        "clearing device memory");
+  block.written_on(stream);
+}
+
+void download(void* to, const Block& block, std::size_t at, std::size_t bytes,
+              StreamHandle stream) {
+  block.use_on(stream);
+  const auto address = reinterpret_cast<u64>(block.data()) + at;
+  check(driver().copy_from_device(to, address, bytes, stream), "copying from the GPU");
+  const Event copied;
+  copied.record(stream);
+  copied.synchronize();
 }
 
 }  // namespace raddle::cuda

@@ -26,10 +26,13 @@ class Block {
   void* data() const;
   std::size_t bytes() const;
   /// Must be called with every stream that is given work on it, before that work: it finds what
-  /// Upload has sent there, and whoever gets the memory next waits for it. A stream that is being
-  /// captured cannot wait for what is not part of its graph: there the host waits for the upload.
-  /// The stream must outlive the block.
+  /// Upload and `written_on` speak of, and whoever gets the memory next waits for it. A stream that
+  /// is being captured cannot wait for what is not part of its graph: there the host waits. The
+  /// stream must outlive the block.
   void use_on(StreamHandle stream) const;
+  /// What `stream` was given last writes the block: other streams wait for it as for an upload. Not
+  /// while it is being captured.
+  void written_on(StreamHandle stream) const;
 
  private:
   friend class DevicePool;
@@ -86,7 +89,11 @@ class Upload {
 /// A stream of Raddle's own, for uploads that must not be part of a graph.
 StreamHandle upload_stream(const Device& device);
 
-/// Zeroes in stream order.
-void clear(void* address, std::size_t bytes, StreamHandle stream);
+/// Zeroes bytes of a block in stream order.
+void clear(const Block& block, std::size_t at, std::size_t bytes, StreamHandle stream);
+
+/// Copies from a block, in stream order, and waits on the host until it is there: the only call
+/// that does.
+void download(void* to, const Block& block, std::size_t at, std::size_t bytes, StreamHandle stream);
 
 }  // namespace raddle::cuda

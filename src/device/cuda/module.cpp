@@ -22,10 +22,10 @@ Kernel::Kernel(const Device& device, const std::string& cubin, const char* entry
     raise(result, "asking for the shared memory of " + describe(0));
 }
 
-void Kernel::launch(i32 num_blocks, StreamHandle stream, void** params) const {
+void Kernel::launch(i32 num_blocks, i32 shared_bytes, StreamHandle stream, void** params) const {
   const int result = driver().launch(function_, static_cast<unsigned>(num_blocks), 1, 1,
                                      static_cast<unsigned>(num_threads_), 1, 1,
-                                     static_cast<unsigned>(shared_bytes_), stream, params, nullptr);
+                                     static_cast<unsigned>(shared_bytes), stream, params, nullptr);
   if (result != 0) [[unlikely]]
     raise(result, "launching " + describe(num_blocks));
 }

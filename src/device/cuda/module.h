@@ -24,7 +24,11 @@ class Kernel {
 
   /// Launches `num_blocks` in stream order and waits for nothing. Raises DeviceError with the
   /// kernel's name, its configuration and the driver's own message.
-  void launch(i32 num_blocks, StreamHandle stream, void** params) const;
+  void launch(i32 num_blocks, StreamHandle stream, void** params) const {
+    launch(num_blocks, shared_bytes_, stream, params);
+  }
+  /// The same with less than shared_bytes() of shared memory a block.
+  void launch(i32 num_blocks, i32 shared_bytes, StreamHandle stream, void** params) const;
 
  private:
   std::string describe(i32 num_blocks) const;

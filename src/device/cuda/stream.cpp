@@ -10,6 +10,13 @@ bool is_capturing(StreamHandle stream) {
   return driver().is_capturing(stream, &status) == 0 && status != 0;
 }
 
+u64 capture_of(StreamHandle stream) {
+  int status = 0;
+  u64 id = 0;
+  const int result = driver().capture_info(stream, &status, &id, nullptr, nullptr, nullptr);
+  return result == 0 && status != 0 ? id : 0;
+}
+
 Event::Event() {
   constexpr unsigned disable_timing = 2;  // such events are cheaper
   check(driver().create_event(&handle_, disable_timing), "creating an event");

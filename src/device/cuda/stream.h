@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "raddle/engine/core/config.h"
+
 namespace raddle::cuda {
 
 /// A CUstream, or null for the default one. torch's and the runtime API's are the same handles.
@@ -10,6 +12,9 @@ using StreamHandle = void*;
 
 /// Whether the stream's work is being recorded for a graph instead of run.
 bool is_capturing(StreamHandle stream);
+
+/// A number of the capture that records the stream's work; 0: it is run.
+u64 capture_of(StreamHandle stream);
 
 /// A point in a stream's work.
 class Event {

@@ -72,6 +72,7 @@ class PagedKV:
     kv_begin: np.ndarray | None = None
     qo_rows: np.ndarray | None = None
     qo_pos: np.ndarray | None = None
+    discover_prefixes: int = 0  # changes no result
 
     def pages(self, i: int) -> np.ndarray:
         if self.page_indptr is None:

@@ -15,6 +15,7 @@ from raddle.bench import plan_cost, timing
 from raddle.bench.gpu import results
 from raddle.bench.gpu.engines import first_line
 from raddle.bench.gpu.problem import DTYPE, indptr
+from raddle.bench.gpu.timing import host_us
 
 SECTION = "plan"
 _HEADS = 32, 8, 128
@@ -51,7 +52,7 @@ def _plan(
     def plan() -> None:
         attn.plan(raddle.PagedKV(*next(batches), page_size=plan_cost.PAGE_SIZE))
 
-    us = _settled(plan, 40 * rounds)
+    us = host_us(plan, 40 * rounds)
     rows = [results.figure(SECTION, f"plan B{requests}", us, "us", bar_us)]
     if "flashinfer" in families:
         theirs = _flashinfer_plan(drawn, rounds, device)
@@ -73,20 +74,7 @@ def _flashinfer_plan(drawn: list[Any], rounds: int, device: str) -> float:
         tables.append((host[0], torch.from_numpy(page_indices).to(device), host[1]))
     batches = itertools.cycle(tables)
     types = {"q_data_type": DTYPE, "kv_data_type": DTYPE}
-    return _settled(lambda: wrapper.plan(*next(batches), *_HEADS, plan_cost.PAGE_SIZE, **types), 20 * rounds)
-
-
-def _settled(call: Callable[[], object], rounds: int) -> float:
-    """Median microseconds of a call on the host; the GPU is idle before each."""
-    times = []
-    for step in range(-5, rounds):
-        torch.cuda.synchronize()
-        start = time.perf_counter_ns()
-        call()
-        us = (time.perf_counter_ns() - start) / 1e3
-        if step >= 0:
-            times.append(us)
-    return timing.median(times)
+    return host_us(lambda: wrapper.plan(*next(batches), *_HEADS, plan_cost.PAGE_SIZE, **types), 20 * rounds)
 
 
 def _tensors(requests: int, length: int, device: str) -> tuple[Any, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
@@ -111,7 +99,7 @@ def _run(attn: Any, rounds: int, device: str) -> list[results.Row]:
             for _ in range(_CALLS):
                 call()
 
-        return _settled(many, 4 * rounds) / _CALLS
+        return host_us(many, 4 * rounds) / _CALLS
 
     given = per_call(lambda: attn.run(plan, q, kv, out=out))
     made = per_call(lambda: attn.run(plan, q, kv))

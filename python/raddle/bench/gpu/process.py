@@ -144,10 +144,13 @@ def _section(
     section: Any, families: tuple[str, ...], options: Options, progress: Any, lost: Any
 ) -> tuple[list[results.Row], bool]:
     """Rows of one section, and whether the device is lost."""
-    from raddle.bench.gpu import first_use, host, measure
+    from raddle.bench.gpu import first_use, host, measure, planner
 
     if section.name == host.SECTION:
-        return ([] if options.prepare else host.measure(families, options.rounds, options.device)), False
+        if options.prepare:
+            return [], False
+        rows = host.measure(families, options.rounds, options.device)
+        return rows + planner.measure(section.name, options.rounds, options.device), False
     if section.name == first_use.SECTION:
         rounds = max(1, options.rounds // 3)  # each is two new processes a variant
         return ([] if options.prepare else first_use.measure(rounds, progress, options.device)), False

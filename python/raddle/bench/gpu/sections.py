@@ -165,6 +165,7 @@ _SMALL_MIXED = Case("65, 1 and 1 rows", (65, 1, 1), (300, 700, 129), peers=("fla
 _SMALL_PREFIX = Case("prefix 512 + 64", (1,) * 8, (576,) * 8, form="cascade", prefix=512, peers=("flashinfer",))
 _SMALL_BLOCKS = Case("12 of 64 pages", (1,), (1024,), (32, 32, 128), form="blocks", blocks=12, variant="plain")
 _HOST_ROWS = ("plan B16", "plan B256", "run", "run out=", "32 layers, eager, B16")
+_PLANNER_ROWS = ("update on the GPU, B256", "update on the GPU, prefixes found", "decode, 64 share 8192, prefix found")
 
 SECTIONS: tuple[Section, ...] = (
     Section("decode", "Decode, 32/8/128, pages of 16", _first_table(), _SMALL_DECODE),
@@ -179,7 +180,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("rope", "Decode with fused RoPE", _rope()),
     Section("quest", "Selected pages, 32/32/128", _quest(), _SMALL_BLOCKS),
     Section("long", "One long request", _long()),
-    Section("plan", "Host time of a serving step", rows=_HOST_ROWS),
+    Section("plan", "Planning: a serving step's host time, and plans made on the GPU", rows=_HOST_ROWS + _PLANNER_ROWS),
     Section("first-use", "First use, new processes", rows=("cold cache", "warm cache")),
 )
 

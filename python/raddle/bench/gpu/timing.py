@@ -64,6 +64,19 @@ class Timer:
         return median([1e3 * before.elapsed_time(after) for before, after in events])
 
 
+def host_us(call: Callable[[], object], rounds: int) -> float:
+    """Median microseconds of a call on the host; the GPU is idle before each."""
+    times = []
+    for step in range(-5, rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter_ns()
+        call()
+        us = (time.perf_counter_ns() - start) / 1e3
+        if step >= 0:
+            times.append(us)
+    return median(times)
+
+
 def interleaved(
     calls: Mapping[Any, Callable[[], float]],
     rounds: int,

@@ -1,0 +1,113 @@
+"""Planning on the GPU, through reservations whose lengths and page tables lie there; and what prefix discovery saves.
+
+Its rows belong to the section "plan".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import raddle
+from raddle.bench import timing
+from raddle.bench.gpu import results
+from raddle.bench.gpu.engines import first_line
+from raddle.bench.gpu.problem import DTYPE
+from raddle.bench.gpu.timing import Timer, host_us, interleaved
+
+_HEADS = 32, 8, 128
+_PAGE_SIZE = 16
+_MIN_PREFIX = 1024
+
+
+def measure(section: str, rounds: int, device: str = "cuda") -> list[results.Row]:
+    """All figures; a part that fails is a row that says so."""
+    attn = raddle.Attention(raddle.AttentionSpec(*_HEADS, variant=[raddle.Causal()]), device=device)
+    timer = Timer(device)
+    decode, found = "update on the GPU, B256 decode", "update on the GPU, 64 rows of 600 pages, prefixes found"
+    parts: dict[str, Callable[[], list[results.Row]]] = {
+        decode: lambda: _updates(section, decode, attn, timer, rounds, prefixes=False, bar_us=10.0),
+        found: lambda: _updates(section, found, attn, timer, rounds, prefixes=True, bar_us=None),
+        "decode, prefix found": lambda: _shared_decode(section, attn, timer, rounds),
+    }
+    rows = []
+    for name, part in parts.items():
+        try:
+            rows += part()
+        except Exception as error:  # noqa: BLE001
+            rows.append(results.failed(section, name, "raddle", first_line(error)))
+    return rows
+
+
+def _decode(attn: Any, lengths: torch.Tensor, shared: int, min_prefix: int) -> tuple[Any, Any, int]:
+    """A reservation and a layout of one row a request, of whose pages the first ``shared`` are everybody's, and how
+    many pages there are."""
+    requests, width = len(lengths), -(-int(lengths.max()) // _PAGE_SIZE)
+    own = width - shared
+    table = torch.arange(width, dtype=torch.int32).repeat(requests, 1)
+    table[:, shared:] += own * torch.arange(requests, dtype=torch.int32)[:, None]
+    qo_indptr = torch.arange(requests + 1, dtype=torch.int32)
+    there = (x.to(attn.device) for x in (qo_indptr, table, lengths.to(torch.int32)))
+    qo_indptr, table, lengths = there
+    reservation = attn.reserve(
+        max_requests=requests,
+        max_qo_tokens=requests,
+        max_kv_tokens=requests * width * _PAGE_SIZE,
+        max_levels=2 if min_prefix else 1,
+        device_lengths=True,
+    )
+    options = {"page_size": _PAGE_SIZE, "discover_prefixes": min_prefix}
+    return reservation, raddle.PagedKV(qo_indptr, None, table, lengths, **options), shared + own * requests
+
+
+def _updates(
+    section: str, name: str, attn: Any, timer: Timer, rounds: int, prefixes: bool, bar_us: float | None
+) -> list[results.Row]:
+    """Time of `update` on the GPU, whose cache has forgotten the batch, as it has after a model's layers."""
+    torch.manual_seed(0)
+    lengths = torch.randint(9500, 9601, (64,)) if prefixes else torch.randint(1024, 2049, (256,))
+    reservation, layout, _ = _decode(attn, lengths, 512 if prefixes else 0, _MIN_PREFIX if prefixes else 0)
+    how = timer.sampling(lambda: reservation.update(layout))
+    us = timing.median([timer.us(lambda: reservation.update(layout), how) for _ in range(rounds)])
+    reservation.check()
+    enqueued = host_us(lambda: reservation.update(layout), 40 * rounds)
+    host = results.figure(section, f"{name}: until enqueued", enqueued, "us")
+    return [results.figure(section, name, us, "us", bar_us), host]
+
+
+def _shared_decode(section: str, attn: Any, timer: Timer, rounds: int) -> list[results.Row]:
+    """`run` of requests that share 8,192 tokens in pages known only to the GPU, with discovery and without."""
+    requests, shared, own = 64, 8192, 256
+    lengths = torch.full((requests,), shared + own)
+    hq, hkv, dim = _HEADS
+    q = torch.randn(requests, hq, dim, dtype=DTYPE, device=attn.device)
+    out = {name: torch.empty_like(q) for name in ("found", "not looked for")}
+    kv: tuple[torch.Tensor, ...] = ()
+    calls = {}
+    for name, min_prefix in (("found", _MIN_PREFIX), ("not looked for", 0)):
+        reservation, layout, pages = _decode(attn, lengths, shared // _PAGE_SIZE, min_prefix)
+        kv = kv or tuple(torch.randn(pages, _PAGE_SIZE, hkv, dim, dtype=DTYPE, device=attn.device) for _ in "kv")
+        reservation.update(layout)
+        reservation.check()
+
+        def run(reservation: Any = reservation, name: str = name) -> None:
+            attn.run(reservation, q, kv, out=out[name])
+
+        how = timer.sampling(run)
+        calls[name] = lambda run=run, how=how: timer.us(run, how)
+    off = (out["found"].float() - out["not looked for"].float()).abs().max()
+    if not off < 0.02 * out["found"].float().abs().max():
+        raise RuntimeError(f"outputs with and without discovered prefixes differ by {off}")
+
+    def fail(_: Any, error: Exception) -> None:
+        raise error
+
+    times: dict[Any, list[float]] = {}
+    interleaved(calls, rounds, fail, times)
+    medians = {name: timing.median(each) for name, each in times.items()}
+    share = timing.median([a / b for a, b in zip(times["found"], times["not looked for"])])
+    workload = f"decode, {requests} share {shared} + {own}, prefix"
+    rows = [results.figure(section, f"{workload} {name}", us, "us") for name, us in medians.items()]
+    return [*rows, results.figure(section, f"{workload} found: share", share, "of the time", 1 / 3)]

@@ -1,0 +1,143 @@
+"""Plans and reservations: what `Attention.plan` and `Attention.reserve` make."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import tvm_ffi
+
+from raddle import _library
+from raddle._tensors import current_stream, numbered
+from raddle.layouts import Layout
+
+_update = _library.function("raddle.update")
+_check = _library.function("raddle.check")
+_plan_in_force = _library.function("raddle.plan_in_force")
+_reserved_bytes = _library.function("raddle.reserved_bytes")
+_select = _library.function("raddle.select")
+_plan_info = _library.function("raddle.plan_info")
+_plan_explain = _library.function("raddle.plan_explain")
+
+
+@tvm_ffi.register_object("raddle.Plan")
+class Plan(_library.Handle):
+    """How a batch will be computed: an immutable value without scratch, made by `Attention.plan`.
+
+    It keeps copies of the layout's arrays and serves every layer and any number of runs. Of a plan that a GPU made of
+    lengths that only it knows, the counts below are None.
+    """
+
+    __slots__ = ("number", "__weakref__")
+
+    @property
+    def num_workers(self) -> int:
+        """Work queues that the plan fills."""
+        return _plan_info(self)["num_workers"]
+
+    @property
+    def num_items(self) -> int | None:
+        """Work items: spans of a query tile's keys for one KV head."""
+        return _plan_info(self).get("num_items")
+
+    @property
+    def num_query_tiles(self) -> int | None:
+        """Query tiles: rows of one group with their heads fused."""
+        return _plan_info(self).get("num_query_tiles")
+
+    @property
+    def num_contractions(self) -> int | None:
+        """Query tiles whose output is composed of partial states."""
+        return _plan_info(self).get("num_contractions")
+
+    @property
+    def workspace_bytes(self) -> int | None:
+        """Bytes of partial states and counters that a run needs."""
+        return _plan_info(self).get("workspace_bytes")
+
+    @property
+    def balance(self) -> float | None:
+        """Planned cost of the heaviest queue over the mean, contraction included; 1 is perfect."""
+        return _plan_info(self).get("balance")
+
+    def explain(self) -> str:
+        """Which schedule and tile shapes were chosen, and why."""
+        return _plan_explain(self)
+
+    def __repr__(self) -> str:
+        info = _plan_info(self)
+        if "num_items" not in info:
+            return f"Plan(made on the device, {info['num_workers']} workers)"
+        return f"Plan({info['num_items']} items, {info['num_workers']} workers, balance {info['balance']:.3f})"
+
+
+@tvm_ffi.register_object("raddle.Reservation")
+class Reservation(_library.Handle):
+    """Room for every plan within maxima at addresses that never change, and scratch: made by `Attention.reserve`.
+
+    What a CUDA graph needs: `run` takes it in place of a plan, also while a graph is captured, and each replay
+    computes the layout of the last `update`. It must outlive the graph, and no graph of it may run while another
+    one does.
+    """
+
+    __slots__ = ("device", "number", "__weakref__")
+
+    def update(self, layout: Layout, stream: int | None = None) -> None:
+        """Plans a batch into the reservation.
+
+        A layout on the host is planned there and goes up asynchronously. A `PagedKV` whose page table lies on the GPU
+        is planned there, if the reservation was made with ``device_lengths=True``: one kernel on the stream reads
+        lengths and pages and writes the plan. The host copies nothing, waits for nothing and allocates nothing on the
+        GPU, and a stream that captures a graph may take the call: captured with the runs, it plans anew at every
+        replay, from what the arrays hold then::
+
+            layout = raddle.PagedKV(qo_indptr, None, block_table, seq_lens, page_size=16)
+            with torch.cuda.graph(graph):
+                reservation.update(layout)
+                attn.run(reservation, q, (k_pool, v_pool), out=out)  # once a layer
+            seq_lens += 1
+            graph.replay()
+
+        The arrays are read until the last run of the plan, and graphs keep them alive. A run captured without its
+        update fixes the block table for later updates. q and out have max_qo_tokens rows, since the host does not know
+        how many there are; rows that a batch does not use are not touched.
+
+        Args:
+            layout: within the maxima, and of the kind of the first one: page size, levels, and which optional
+                arrays it has. Explicit query positions, for example, are then always given or never.
+            stream: GPUs: as of `Attention.plan`. Runs and replays on that stream after this call compute the layout.
+
+        Raises ValueError where it does not fit; the plan before then stays in force. What is wrong with lengths that
+        only the GPU knows shows in `check`: a batch beyond the maxima makes an empty plan, whose runs write nothing,
+        and a request with a bad length or page is taken for one without keys, whose output is 0.
+        """
+        if stream is None and self.device != "cpu":
+            stream = current_stream(self.device)
+        _update(self, layout, stream)
+
+    def check(self, stream: int | None = None) -> None:
+        """Waits for the stream, and raises ValueError if lengths or tables on the GPU were bad since the last check.
+
+        The message names the arrays, the first bad request of the last bad plan, and what was made of it. Only plans
+        made on the GPU need it: `update` itself raises for a layout on the host.
+        """
+        if stream is None and self.device != "cpu":
+            stream = current_stream(self.device)
+        _check(self, stream)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan in force, to look at. Raises ValueError before the first update."""
+        return numbered(_plan_in_force(self, None))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of plan and scratch; the layout's arrays come on top."""
+        return _reserved_bytes(self)
+
+
+def select(reservations: Sequence[Reservation], layout: Layout) -> Reservation:
+    """The smallest of several reservations that a layout fits (FlashInfer paper, Listing 1); it is not updated.
+
+    Raises ValueError where it fits none, naming what is too large for the largest.
+    """
+    return reservations[_select(layout, *reservations)]

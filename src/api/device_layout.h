@@ -1,0 +1,23 @@
+// A page table in a GPU's memory: shapes and addresses are all that the host knows of it.
+#pragma once
+
+#include "raddle/engine/kernel/plan/launch.h"
+#include "raddle/layout.h"
+
+namespace raddle {
+
+struct DeviceLayout {
+  DeviceId device;
+  DeviceBatch batch;
+  HeadOrder order;
+  std::shared_ptr<const void> owner;
+
+  i32 num_levels() const { return batch.min_prefix > 0 ? 2 : 1; }
+};
+
+/// A layout for what is asked of layouts beside their lengths: how K and V are stored, how many
+/// requests and levels there are, which pages they may use. It has as many query rows as there may
+/// be, and no keys.
+LayoutPtr stand_in(const DeviceLayout& layout, i32 max_qo_tokens);
+
+}  // namespace raddle

@@ -1,0 +1,222 @@
+"""Lengths and page tables that only the GPU knows: the host's plan, made there, in graphs too.
+
+All but the last tests need --device cuda; test_emulated.py runs this file on the emulated driver.
+"""
+
+import gc
+
+import numpy as np
+import pytest
+import raddle
+from checks import within
+from device_arrays import DeviceArray
+from device_table import HEADS, MAXIMA, PAGES, Table, Tensors, batch, reserve
+from draws import draw
+from engine import Engine, twin
+from reference import Causal, SlidingWindow, SoftCap, attention
+from reference.variants import Flex
+from small import refuses
+
+FORMS = ("lists", "table")
+WIDTHS = np.array([3, 60, 200, 20], np.int32)
+
+
+def window_by_head(b, h, q_idx, kv_idx):
+    """A mask of a user's own: its array is read by the planner, which derives coverage from the expression."""
+    return (q_idx - kv_idx < WIDTHS[h]) & (q_idx >= kv_idx)
+
+
+def host_plans(attn, problem, tensors, **changes):
+    """Output bits of the reservation that the host plans."""
+    host = attn.reserve(**{**MAXIMA, "schedule": "linear", **changes})
+    host.update(twin(problem.layout))
+    attn.run(host, tensors.q, tensors.kv, out=tensors.out)
+    return tensors.out.numpy()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("prefixes", [False, True])
+@pytest.mark.parametrize("variant", [[], [SoftCap(30.0), SlidingWindow(40), Causal()], [Flex(window_by_head)]])
+def test_bits_are_those_of_the_hosts_plan(gpu, rng, form, prefixes, variant):
+    levels = {"max_levels": 2 if prefixes else 1}
+    attn, reservation = reserve(gpu, variant, **levels)
+    table, tensors = Table(form, num_pages=PAGES, discover_prefixes=16 if prefixes else False), Tensors()
+    for _ in range(5):
+        problem = batch(rng, "paged_prefixes" if prefixes else "paged", variant)
+        problem.layout.discover_prefixes = 16 if prefixes else 0
+        table.write(problem.layout), tensors.write(problem)
+        reservation.update(table.layout)
+        attn.run(reservation, tensors.q, tensors.kv, out=tensors.out)
+        out, rows = tensors.out.numpy(), len(problem.q)
+        reservation.check()
+        within(attention(problem), out[:rows])
+        assert (out[rows:] == 7.0).all()
+        tensors.write(problem)
+        np.testing.assert_array_equal(out.view(np.uint16), host_plans(attn, problem, tensors, **levels).view(np.uint16))
+
+
+def test_plan_members_of_a_reservation(gpu, rng):
+    attn, reservation = reserve(gpu, [SlidingWindow(3)], params={"window.left": 50})
+    table, tensors = Table("lists"), Tensors()
+    problem = batch(rng, variant=[SlidingWindow(50)])
+    table.write(problem.layout), tensors.write(problem)
+    reservation.update(table.layout)
+    attn.run(reservation, tensors.q, tensors.kv, out=tensors.out)
+    reservation.check()
+    within(attention(problem), tensors.out.numpy()[: len(problem.q)])
+    with refuses(ValueError, "window.left"):
+        attn.run(reservation, tensors.q, tensors.kv, out=tensors.out, params={"window.left": 5})
+
+
+def test_decode_without_a_count(gpu, rng):
+    """As serving engines call it: one row a request, requests that are none have no keys."""
+    attn, reservation = reserve(gpu)
+    table, tensors = Table("table", counted=False), Tensors()
+    problem = draw(rng, "paged", "causal", lengths=[(1, n) for n in (70, 0, 1, 160, 33, 0)], page_size=16, **HEADS)
+    table.write(problem.layout), tensors.write(problem)
+    reservation.update(table.layout)
+    attn.run(reservation, tensors.q, tensors.kv, out=tensors.out)
+    reservation.check()
+    within(attention(problem), tensors.out.numpy()[:6])
+    assert "Plan(made on the device, 5 workers)" == repr(reservation.plan)
+    assert "planner Causal (1 launch an update)" in reservation.plan.explain()
+    assert reservation.plan.num_workers == 5 and reservation.plan.num_items is None
+    assert repr(table.layout) == f"PagedKV(6 requests, on {attn.device})" and table.layout.num_rows is None
+
+
+def test_nothing_is_copied_or_allocated(gpu, rng, emulator):
+    attn, reservation = reserve(gpu, max_levels=2)
+    table, tensors = Table("table", discover_prefixes=True), Tensors()
+    problem = batch(rng)
+    table.write(problem.layout), tensors.write(problem)
+    counts = emulator.raddle_emulator_allocations, emulator.raddle_emulator_uploads
+    reservation.update(table.layout)
+    attn.run(reservation, tensors.q, tensors.kv, out=tensors.out)
+    before, launches = [count() for count in counts], emulator.raddle_emulator_launches()
+    for _ in range(3):
+        reservation.update(table.layout)
+        attn.run(reservation, tensors.q, tensors.kv, out=tensors.out)
+    assert [count() for count in counts] == before
+    assert emulator.raddle_emulator_launches() == launches + 6, "a launch an update, a launch a run"
+
+
+@pytest.mark.parametrize("prefixes", [False, True])
+def test_a_captured_update_plans_at_every_replay(gpu, rng, emulator, prefixes):
+    import tvm_ffi
+
+    attn, reservation = reserve(gpu, max_levels=2 if prefixes else 1)
+    table, tensors, stream = Table("table", discover_prefixes=16 if prefixes else False), Tensors(), 0x700 + prefixes
+    emulator.raddle_emulator_capture(stream)
+    with tvm_ffi.use_raw_stream(tvm_ffi.device(attn.device), stream):
+        reservation.update(table.layout)
+        attn.run(reservation, tensors.q, tensors.kv, out=tensors.out)
+        with refuses(ValueError, "capturing", "check after"):
+            reservation.check()
+        with refuses(ValueError, "capturing", "reserve before"):
+            reserve(gpu)
+    emulator.raddle_emulator_capture(None)
+    table.layout = None
+    for _ in range(4):
+        problem = batch(rng, "paged_prefixes" if prefixes else "paged")
+        table.write(problem.layout), tensors.write(problem)
+        emulator.raddle_emulator_replay(stream)
+        within(attention(problem), tensors.out.numpy()[: len(problem.q)])
+    reservation.check()
+    # Another table is another graph's: this one brings its own along.
+    reservation.update(Table("table", discover_prefixes=16 if prefixes else False).layout)
+
+
+def test_a_graph_keeps_its_arrays(gpu, rng, emulator):
+    import tvm_ffi
+
+    class Watched(DeviceArray):
+        freed = 0
+
+        def __del__(self):
+            Watched.freed += 1
+            super().__del__()
+
+    attn, reservation = reserve(gpu)
+    zeros = np.zeros((3, 4), np.int32)
+
+    def layout():
+        lists = (zeros[0, :3], None, zeros[:2], zeros[0, :2])
+        return raddle.PagedKV(*(None if x is None else Watched(x) for x in lists), page_size=16)
+
+    emulator.raddle_emulator_capture(0x710)
+    with tvm_ffi.use_raw_stream(tvm_ffi.device(attn.device), 0x710):
+        reservation.update(layout())
+    emulator.raddle_emulator_capture(None)
+    reservation.update(layout())
+    gc.collect()
+    assert Watched.freed == 0
+    reservation.update(layout())
+    gc.collect()
+    assert Watched.freed == 3, "an update's arrays are borrowed until the next one"
+    del reservation
+    gc.collect()
+    assert Watched.freed == 9
+
+
+def test_a_run_captured_alone_keeps_its_table(gpu, rng, emulator):
+    import tvm_ffi
+
+    attn, reservation = reserve(gpu)
+    table, tensors, stream = Table("table"), Tensors(), 0x720
+    problem = batch(rng)
+    table.write(problem.layout), tensors.write(problem)
+    reservation.update(table.layout)
+    emulator.raddle_emulator_capture(stream)
+    with tvm_ffi.use_raw_stream(tvm_ffi.device(attn.device), stream):
+        attn.run(reservation, tensors.q, tensors.kv, out=tensors.out)
+    emulator.raddle_emulator_capture(None)
+    with refuses(ValueError, "page_indices is another array", "captured run"):
+        reservation.update(Table("table").layout)
+    for _ in range(3):
+        problem = batch(rng)
+        table.write(problem.layout), tensors.write(problem)
+        reservation.update(table.layout)
+        emulator.raddle_emulator_replay(stream)
+        within(attention(problem), tensors.out.numpy()[: len(problem.q)])
+
+
+# --- where the device is the host ------------------------------------------------------------------
+
+
+def test_on_a_cpu_the_host_plans(rng):
+    problem = batch(rng)
+    attn = Engine("cpu").attention(problem)
+    reservation = attn.reserve(**{**MAXIMA, "device_lengths": True})
+    for _ in range(3):
+        reservation.update(twin(problem.layout))
+        reservation.check()
+        within(attention(problem), attn.run(reservation, problem.q, problem.kv[0]))
+        problem = batch(rng)
+
+
+def test_discovered_prefixes_in_a_reservation_of_the_host(engine, rng):
+    """With and without anything shared: one kind of layout."""
+    first = batch(rng, "paged_prefixes")
+    attn = engine.attention(first)
+    owner = attn if engine.device == "cpu" else attn.attention
+    reservation = owner.reserve(**MAXIMA, max_levels=2)
+    for number in range(8):
+        problem = batch(rng, "paged_prefixes" if number % 2 else "paged")
+        problem.layout.discover_prefixes = problem.layout.discover_prefixes or 1
+        reservation.update(twin(problem.layout))
+        within(attention(problem), attn.run(reservation, problem.q, problem.kv[0]))
+
+
+def test_what_prefix_discovery_refuses():
+    arrays = {"qo_indptr": [0, 1], "page_indptr": [0, 1], "page_indices": [0], "kv_len": [3]}
+    assert raddle.PagedKV(**arrays, discover_prefixes=True).num_levels == 2
+    for name in ("kv_begin", "qo_rows"):
+        with refuses(ValueError, f"{name} is given with discover_prefixes"):
+            raddle.PagedKV(**arrays, discover_prefixes=True, **{name: [0]})
+    with refuses(TypeError, "discover_prefixes is a string"):
+        raddle.PagedKV(**arrays, discover_prefixes="yes")
+    with refuses(ValueError, "num_requests is given", "host"):
+        raddle.PagedKV(**arrays, num_requests=np.array([1], np.int32))
+    attn = raddle.Attention(raddle.AttentionSpec(4, 2, 64, batch_invariant=True))
+    with refuses(ValueError, "cascade", "batch_invariant"):
+        attn.plan(raddle.PagedKV(**arrays, discover_prefixes=True))
