@@ -1,5 +1,7 @@
 #include "plan/chooser.h"
 
+#include <algorithm>
+
 namespace raddle {
 
 Outcome Chooser::try_linear() {
@@ -10,6 +12,52 @@ Outcome Chooser::try_linear() {
   const Balance balance = balance_of(tiling_->units, cuts.data(), workers);
   stats.linear = balance.heaviest;
   return Outcome{Method::linear, balance.heaviest, balance.total};
+}
+
+/// Where it pays to deal: the units of a cascade's last level, and many tiles of long queries. What
+/// only decodes has few units, each with keys of its own.
+bool Chooser::may_deal(Front& front, i32& num_long) const {
+  const Units& units = tiling_->units;
+  if (!config_->deals || units.num_groups == 0) return false;
+  num_long = 0;
+  if (units.all_partial) {
+    front = front_before(units, tiling_->last_level_group);
+    return front.num_units > 0 && front.num_units < num_units();
+  }
+  i64 long_cost = 0;
+  for (i32 g = 0; g < units.num_groups; ++g) {
+    const i32 begin = units.group_tile[g];
+    const i32 end = units.group_tile[g + 1];
+    if (begin < end && units.tiles[begin].shape == 1)
+      long_cost += units.num_kv_heads * (units.prefix[end] - units.prefix[begin]);
+  }
+  if (long_cost == 0) return false;
+  // What is cut evens out what is dealt, whose loads differ by a unit at most.
+  front = front_of(units, config_->num_workers * tiling_->longest_unit / 2);
+  const i32 workers = config_->num_workers;
+  if (long_cost < stats.uncut)
+    num_long = static_cast<i32>(
+        std::clamp(long_cost * workers / stats.uncut, i64{1}, i64{workers} - 1));
+  return 2 * front.cost < stats.uncut;
+}
+
+Outcome Chooser::try_dealt(const Front& front, i32 num_long) {
+  const Units& units = tiling_->units;
+  const i32 workers = config_->num_workers;
+  num_dealt = static_cast<i32>(num_units()) - front.num_units;
+  i64* loads = loads_.grow(workers);
+  deal_units(units, front, num_long, workers, heap_.grow(workers), loads, dealt.grow(num_dealt));
+  cuts.grow(workers + 1);
+  cut_front(units, front, loads, workers, cuts.data());
+  num_cut_chunks = number_chunks(cuts.data(), workers);
+  Outcome result{Method::dealt, 0, 0};
+  for (i32 w = 0; w < workers; ++w) {
+    const i64 cost = loads[w] + span_cost(units, cuts[w], cuts[w + 1]);
+    result.heaviest = std::max(result.heaviest, cost);
+    result.total += cost;
+  }
+  stats.dealt = result.heaviest;
+  return result;
 }
 
 /// Cuts every tile and returns the cost of all pieces.
@@ -116,11 +164,21 @@ Outcome Chooser::choose_fixed_chunks() {
 }
 
 Outcome Chooser::choose_automatic() {
+  const Units& units = tiling_->units;
   // A worker for every unit, and a cut would cost more than the longest unit has beyond its share.
   if (num_units() > 0 && num_units() <= config_->num_workers &&
       tiling_->longest_unit - mean() <= unit_cost(tiling_->units, tiling_->longest_tile).resume) {
     stats.reason = "splitting gains nothing: a worker for every tile";
     return try_fixed(Method::longest_first, Cutting::none);
+  }
+  Front front;
+  i32 num_long = 0;
+  if (may_deal(front, num_long)) {
+    // In a cascade the end counts for more than the balance: who contracts, and how many do.
+    const Outcome outcome = try_dealt(front, num_long);
+    stats.reason = units.all_partial ? "rows of one's own come last, so that all workers contract"
+                                     : "tiles of one KV head at one time share its keys";
+    if (outcome.heaviest * 100 <= mean() * (units.all_partial ? 150 : 103)) return outcome;
   }
   Outcome best = try_linear();
   stats.reason = "equal spans are balanced";
@@ -164,7 +222,9 @@ Outcome Chooser::choose(const Tiling& tiling, const PlanConfig& config) {
   } else {
     outcome = choose_automatic();
   }
-  const bool spans = outcome.method == Method::linear || outcome.method == Method::spans;
+  const bool spans = outcome.method == Method::linear || outcome.method == Method::dealt ||
+                     outcome.method == Method::spans;
+  if (outcome.method != Method::dealt) num_dealt = 0;
   stats.heaviest = outcome.heaviest;
   stats.total = outcome.total;
   stats.used = spans                                ? Schedule::linear

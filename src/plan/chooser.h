@@ -3,13 +3,13 @@
 
 #include "plan/buffer.h"
 #include "plan/tiling.h"
-#include "raddle/engine/plan/assign.h"
+#include "raddle/engine/plan/deal.h"
 #include "raddle/engine/plan/linear_split.h"
 
 namespace raddle {
 
 /// What hands the work out. All but linear hand out fixed pieces.
-enum class Method { linear, spans, longest_first, algorithm1, by_group };
+enum class Method { linear, dealt, spans, longest_first, algorithm1, by_group };
 
 struct Outcome {
   Method method;
@@ -18,7 +18,9 @@ struct Outcome {
 };
 
 struct Chooser {
-  Buffer<Cut> cuts;              ///< of the linear split
+  Buffer<Cut> cuts;              ///< of the linear split, or of a dealt line's front
+  Buffer<DealtUnit> dealt;       ///< and what lies behind that
+  i32 num_dealt = 0;
   Buffer<Piece> pieces;          ///< of the schedules with fixed pieces,
   Buffer<i32> piece_begin;       ///< [num_tiles + 1] by query tile,
   Buffer<Placement> placements;  ///< and who gets which
@@ -33,6 +35,8 @@ struct Chooser {
   Outcome choose_automatic();
   Outcome choose_fixed_chunks();
   Outcome try_linear();
+  bool may_deal(Front& front, i32& num_long) const;
+  Outcome try_dealt(const Front& front, i32 num_long);
   Outcome try_fixed(Method method, Cutting cutting);
   i64 cut_pieces(Cutting cutting);
   i64 least_unsplit() const;

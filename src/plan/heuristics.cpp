@@ -16,8 +16,8 @@ struct Rates {
 /// ratios matter: they say how a long-query tile weighs against a decode tile.
 constexpr Rates cpu_rates{12.0, 80.0, 800.0};
 /// A thread block's on an H200 with two on each multiprocessor, rounded from measurements: a tile
-/// of 16 × 128 takes 4.5 µs where all decode, one of 128 × 64 takes 4.5 µs where all prefill.
-constexpr Rates gpu_rates{15.0, 1800.0, 4000.0};
+/// of 16 × 128 takes 4.5 µs where all decode, one of 128 × 64 takes 3.5 µs where all prefill.
+constexpr Rates gpu_rates{15.0, 3000.0, 4000.0};
 constexpr double units_per_ns = 4.0;  // CostModel counts quarters of a nanosecond
 
 CostModel costs(const AttentionSpec& spec, TileShape shape, const Rates& rates) {
@@ -60,8 +60,11 @@ PlanConfig cpu_plan_config(const AttentionSpec& spec, i32 num_workers, Schedule 
 PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 arch, i32 num_workers,
                            Schedule schedule) {
   const mma::KernelConfig kernel = mma::kernel_config(spec.head_dim_qk, spec.head_dim_vo, arch);
-  return plan_config(spec, num_workers, schedule, {kernel.short_rows, kernel.short_keys},
-                     {kernel.long_rows, kernel.long_keys}, gpu_rates);
+  PlanConfig config =
+      plan_config(spec, num_workers, schedule, {kernel.short_rows, kernel.short_keys},
+                  {kernel.long_rows, kernel.long_keys}, gpu_rates);
+  config.deals = true;
+  return config;
 }
 
 }  // namespace raddle

@@ -22,9 +22,13 @@ class Planner {
   i32 fill_splits(i32 num_splits);
   ContractionMap contract(i32 num_splits);
   void write_items(WorkItem* items, i32* queue_indptr);
+  void write_dealt(WorkItem* items, i32* queue_indptr);
   PlanArrays pack();
   const Units& units() const { return tiling_.units; }
-  bool is_linear() const { return outcome_.method == Method::linear; }
+  /// The line, or its front, is cut.
+  bool is_linear() const {
+    return outcome_.method == Method::linear || outcome_.method == Method::dealt;
+  }
 
   LayoutView layout_{};
   PlanConfig config_{};
@@ -104,6 +108,7 @@ ContractionMap Planner::contract(i32 num_splits) {
 void Planner::write_items(WorkItem* items, i32* queue_indptr) {
   const i32 workers = config_.num_workers;
   queue_indptr[0] = 0;
+  if (outcome_.method == Method::dealt) return write_dealt(items, queue_indptr);
   if (is_linear()) {
     for (i32 w = 0; w < workers; ++w) {
       queue_indptr[w + 1] =
@@ -132,6 +137,28 @@ void Planner::write_items(WorkItem* items, i32* queue_indptr) {
     }
     items[cursor[p.worker]++] =
         WorkItem{piece.tile, p.kv_head, piece.col_begin, piece.col_end, partial};
+  }
+}
+
+/// What was cut to fill up comes first: others wait for its partial states.
+void Planner::write_dealt(WorkItem* items, i32* queue_indptr) {
+  const i32 workers = config_.num_workers;
+  const Cut* cuts = chooser_.cuts.data();
+  i32* cursor = cursor_.grow(workers);
+  for (i32 w = 0; w < workers; ++w) cursor[w] = span_items(cuts[w], cuts[w + 1]);
+  for (i32 i = 0; i < chooser_.num_dealt; ++i) ++cursor[chooser_.dealt[i].worker];
+  for (i32 w = 0; w < workers; ++w) {
+    queue_indptr[w + 1] = queue_indptr[w] + cursor[w];
+    cursor[w] = queue_indptr[w] + write_span(units(), splits_.data(), cuts[w], cuts[w + 1],
+                                             items + queue_indptr[w]);
+  }
+  for (i32 i = 0; i < chooser_.num_dealt; ++i) {
+    const DealtUnit& unit = chooser_.dealt[i];
+    const QueryTile& tile = units().tiles[unit.tile];
+    const i32 partial = units().all_partial ? splits_[tile.split + unit.kv_head].partial_row : -1;
+    items[cursor[unit.worker]++] =
+        WorkItem{unit.tile, unit.kv_head, unit_column(units(), unit.tile, 0),
+                 unit_column(units(), unit.tile, units().kv_tiles[unit.tile]), partial};
   }
 }
 
@@ -197,6 +224,7 @@ std::string PlanStats::explain() const {
   const auto tried = [&text](const char* name, i64 cost) {
     if (cost >= 0) text += std::string("; ") + name + " " + std::to_string(cost);
   };
+  tried("dealt", dealt);
   tried("linear", linear);
   tried("algorithm1", algorithm1);
   tried("longest first", longest_first);

@@ -121,6 +121,7 @@ struct PlanConfig {
   CostModel costs[2];  ///< of each shape
   Schedule schedule;
   bool batch_invariant;
+  bool deals;           ///< there are workers enough to deal whole units and fill up (deal.h)
   i32 invariant_chunk;  ///< batch-invariant mode cuts KV at absolute multiples of this many columns
   i32 max_runs;         ///< coverage runs of one query tile; surplus runs merge to partial. 0: 64
 };

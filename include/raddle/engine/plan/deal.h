@@ -1,0 +1,127 @@
+// Deal and fill: a schedule for many workers. The back of the line of units is dealt whole, each
+// unit to the least loaded worker; the front is cut into spans that fill every worker up to the
+// same load.
+//
+// Against equal spans of the whole line it has two merits. Units next to each other on the line,
+// the tiles of one KV head, are computed at the same time by different workers, so that their keys
+// are read into the L2 cache once. And in a cascade every worker ends with rows of its own: the
+// states of a shared prefix are there by then, and the contractions that wait for them are spread
+// over all workers instead of falling to the prefix's last piece.
+#pragma once
+
+#include "raddle/engine/plan/assign.h"
+#include "raddle/engine/plan/linear_split.h"
+
+namespace raddle {
+
+struct DealtUnit {
+  i32 tile;
+  i32 kv_head;
+  i32 worker;
+};
+
+/// Where the dealt part of the line begins: with the first tile of a group's KV head.
+struct Front {
+  UnitAt end;
+  i32 num_units;
+  i64 cost;
+};
+
+}  // namespace raddle
+
+RADDLE_ENGINE_BEGIN
+
+/// The shortest front that costs at least `cost`; at most the whole line.
+RADDLE_FN Front front_of(const Units& units, i64 cost) {
+  Front front{first_cut(units).at, 0, 0};
+  while (front.cost < cost && front.end.group < units.num_groups) {
+    const i32 begin = units.group_tile[front.end.group];
+    const i32 end = units.group_tile[front.end.group + 1];
+    front.cost += units.prefix[end] - units.prefix[begin];
+    front.num_units += end - begin;
+    front.end.tile = end - 1;
+    front.end = next_unit(units, front.end);
+  }
+  return front;
+}
+
+/// All that lies before a group.
+RADDLE_FN Front front_before(const Units& units, i32 group) {
+  const i32 tile = units.group_tile[group];
+  return Front{
+      {group, 0, tile}, units.num_kv_heads * tile, units.num_kv_heads * units.prefix[tile]};
+}
+
+/// Deals the units behind a front, a KV head's last tile first: under a causal mask that is the
+/// dearest. Tiles of shape 1 go to the first `num_long` workers and tiles of shape 0 to the others;
+/// where either has none, to all. Workers' loads are left in `loads`; `heap` has num_workers
+/// entries, too. Returns how many are dealt.
+RADDLE_FN i32 deal_units(const Units& units, const Front& front, i32 num_long, i32 num_workers,
+                         Load* heap, i64* loads, DealtUnit* dealt) {
+  for (i32 w = 0; w < num_workers; ++w) heap[w] = Load{0, w};  // equal loads in order are a heap
+  const bool apart = num_long > 0 && num_long < num_workers;
+  i32 count = 0;
+  UnitAt at = front.end;
+  while (at.group < units.num_groups) {
+    const i32 begin = units.group_tile[at.group];
+    const i32 end = units.group_tile[at.group + 1];
+    for (i32 t = end - 1; t >= begin; --t) {
+      const bool is_long = units.tiles[t].shape == 1;
+      Load* of = apart && !is_long ? heap + num_long : heap;
+      const i32 among = !apart ? num_workers : is_long ? num_long : num_workers - num_long;
+      dealt[count++] = DealtUnit{t, at.head, of[0].worker};
+      const UnitCost cost = unit_cost(units, t);
+      of[0].cost += cost.start + units.kv_tiles[t] * cost.tile;
+      sift_down(of, among);
+    }
+    at.tile = end - 1;
+    at = next_unit(units, at);
+  }
+  for (i32 w = 0; w < num_workers; ++w) loads[heap[w].worker] = heap[w].cost;
+  return count;
+}
+
+/// The load up to which `cost` fills workers of these loads.
+RADDLE_FN i64 fill_level(const i64* loads, i32 num_workers, i64 cost) {
+  i64 level = int_max * i64{int_max};
+  for (;;) {
+    i64 total = cost;
+    i32 below = 0;
+    for (i32 w = 0; w < num_workers; ++w) {
+      if (loads[w] >= level) continue;
+      total += loads[w];
+      ++below;
+    }
+    const i64 next = below > 0 ? ceil_div(total, i64{below}) : 0;
+    if (next >= level || below == 0) return level;
+    level = next;
+  }
+}
+
+/// Cuts a front into spans that fill the workers. `cuts` has num_workers + 1 entries.
+RADDLE_FN void cut_front(const Units& units, const Front& front, const i64* loads, i32 num_workers,
+                         Cut* cuts) {
+  const i64 level = fill_level(loads, num_workers, front.cost);
+  const i64 mean = front.cost / num_workers;  // one for all, or cuts of a unit might change places
+  const Cut end{front.cost, front.end, front.num_units, 0, 0};
+  cuts[0] = first_cut(units);
+  i64 x = 0;
+  i32 group = 0;
+  for (i32 w = 1; w < num_workers; ++w) {
+    x += max(i64{0}, level - loads[w - 1]);
+    if (x == 0) {
+      cuts[w] = cuts[0];
+      continue;
+    }
+    if (x >= front.cost) {
+      cuts[w] = end;
+      continue;
+    }
+    while (units.num_kv_heads * units.prefix[units.group_tile[group + 1]] <= x) ++group;
+    const LinePoint point = point_at(units, x, group);
+    cuts[w] = cut_near(units, point, grid_of(units, point.at.tile, mean));
+  }
+  cuts[num_workers] = end;
+}
+
+RADDLE_ENGINE_END
