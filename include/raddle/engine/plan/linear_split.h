@@ -299,21 +299,23 @@ RADDLE_FN i32 first_cut_from(const Cut* cuts, i32 num_workers, i32 unit) {
   return lo;
 }
 
-/// The item of one unit of the span between cuts a and b. Written field by field: a CPU waits where
-/// it loads as one what it has just stored as several.
+/// The item of one unit of the span between cuts a and b. Written field by field, and last: a CPU
+/// waits where it loads as one what it has just stored as several.
 RADDLE_FN void write_item(const Units& units, const Split* splits, const Cut& a, const Cut& b,
                           i32 unit, const UnitAt& at, WorkItem& item) {
   const QueryTile& t = units.tiles[at.tile];
   const i32 k = unit == a.unit ? a.k : 0;
   const bool to_end = unit < b.unit;
+  const i32 begin = unit_column(units, at.tile, k);
+  const i32 end = unit_column(units, at.tile, to_end ? units.kv_tiles[at.tile] : b.k);
+  i32 partial = -1;
+  if (k > 0 || !to_end || units.all_partial)
+    partial = splits[t.split + at.head].partial_row + (k > 0 ? a.chunk : 0) * t.num_rows;
   item.query_tile = at.tile;
   item.kv_head = at.head;
-  item.col_begin = unit_column(units, at.tile, k);
-  item.col_end = unit_column(units, at.tile, to_end ? units.kv_tiles[at.tile] : b.k);
-  item.partial_row =
-      k == 0 && to_end && !units.all_partial
-          ? -1
-          : splits[t.split + at.head].partial_row + (k > 0 ? a.chunk : 0) * t.num_rows;
+  item.col_begin = begin;
+  item.col_end = end;
+  item.partial_row = partial;
 }
 
 /// Writes the items of the worker whose span lies between cuts a and b; returns how many.
