@@ -306,8 +306,13 @@ RADDLE_FN void write_item(const Units& units, const Split* splits, const Cut& a,
   const QueryTile& t = units.tiles[at.tile];
   const i32 k = unit == a.unit ? a.k : 0;
   const bool to_end = unit < b.unit;
-  const i32 begin = unit_column(units, at.tile, k);
-  const i32 end = unit_column(units, at.tile, to_end ? units.kv_tiles[at.tile] : b.k);
+  const bool any = t.run_end > t.run_begin;
+  const i32 begin = k > 0 ? unit_column(units, at.tile, k)
+                    : any ? units.runs[t.run_begin].begin
+                          : 0;
+  const i32 end = !to_end ? unit_column(units, at.tile, b.k)
+                  : any   ? units.runs[t.run_end - 1].end
+                          : 0;
   i32 partial = -1;
   if (k > 0 || !to_end || units.all_partial)
     partial = splits[t.split + at.head].partial_row + (k > 0 ? a.chunk : 0) * t.num_rows;
