@@ -7,11 +7,10 @@ namespace raddle {
 Outcome Chooser::try_linear() {
   const i32 workers = config_->num_workers;
   cuts.grow(workers + 1);
-  cut_evenly(tiling_->units, workers, cuts.data());
-  num_cut_chunks = number_chunks(cuts.data(), workers);
-  const Balance balance = balance_of(tiling_->units, cuts.data(), workers);
-  stats.linear = balance.heaviest;
-  return Outcome{Method::linear, balance.heaviest, balance.total};
+  const LinearSplit split = cut_evenly(tiling_->units, workers, cuts.data());
+  num_cut_chunks = split.num_chunks;
+  stats.linear = split.heaviest;
+  return Outcome{Method::linear, split.heaviest, split.total};
 }
 
 /// Where it pays to deal: the units of a cascade's last level, and many tiles of long queries. What

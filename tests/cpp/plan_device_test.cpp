@@ -3,6 +3,7 @@
 #include "plan_device_testing.h"
 #include "raddle/engine/variant/composition.h"
 #include "raddle/engine/variant/shipped.h"
+#include "raddle/error.h"
 
 namespace raddle::plan_testing {
 namespace {
@@ -183,6 +184,18 @@ TEST(DevicePlan, UnusedPagesMayBeMissing) {
     const QueryTile* tiles = planner.result.array<QueryTile>(planner.result.launch.at.query_tiles);
     for (i32 t = 0; t < 5; ++t) EXPECT_EQ(tiles[t].run_end > tiles[t].run_begin, t != 3);
   });
+}
+
+TEST(DevicePlan, ItsWorkersHave16Bits) {
+  std::mt19937 random(1);
+  const OwnedBatch batch = random_batch(random, 9, 9, 300);
+  const PlanConfig config = config_for(65537);
+  try {
+    plan_launch(batch.view(), config, maxima_of(batch, config, 0), false, 0);
+    FAIL() << "planned";
+  } catch (const ValueError& e) {
+    EXPECT_STREQ(e.what(), "num_workers is 65537; expected at most 65536 on the device");
+  }
 }
 
 TEST(DevicePlan, ManyRequests) {

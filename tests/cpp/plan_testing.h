@@ -69,6 +69,12 @@ void check_work(const LayoutView& layout, const PlanConfig& config, const PlanVi
 /// No array and no state exceeds what plan_bounds promised for maxima that just hold this layout.
 void check_bounds(const LayoutView& layout, const PlanConfig& config, const PlanArrays& plan);
 
+/// Planned costs of queues.
+struct Balance {
+  i64 heaviest;
+  i64 total;
+};
+
 /// The planned cost of the plan's queues, computed from its items alone.
 Balance cost_of_plan(const PlanConfig& config, const PlanView& plan);
 

@@ -23,10 +23,11 @@ struct Cut {
   i32 chunk;  ///< which chunk of the unit begins here
 };
 
-/// Planned costs of queues.
-struct Balance {
-  i64 heaviest;
-  i64 total;
+/// What cutting the line came to.
+struct LinearSplit {
+  i64 heaviest;    ///< planned cost of the heaviest queue, what the cuts add included
+  i64 total;       ///< and of all queues
+  i64 num_chunks;  ///< that begin at cuts; every unit has one more
 };
 
 /// A line's cost shared out among workers.
@@ -152,29 +153,10 @@ RADDLE_FN Cut cut_near(const Units& units, const LinePoint& point, const Grid& g
   return Cut{k > 0 ? start + grid.cost.start + k * grid.cost.tile : start, at, unit, k, 0};
 }
 
-/// Cost of the items between two cuts, what the cuts themselves add included.
-RADDLE_FN i64 span_cost(const Units& units, const Cut& a, const Cut& b) {
-  if (a.unit == b.unit && a.k == b.k) return 0;
-  i64 cost = b.x - a.x;
-  if (a.k > 0) cost += unit_cost(units, a.at.tile).resume;
-  if (b.k > 0 && (a.k == 0 || a.unit != b.unit)) cost += unit_cost(units, b.at.tile).store;
-  return cost;
-}
-
 /// Items between two cuts.
 RADDLE_FN i32 span_items(const Cut& a, const Cut& b) {
   if (a.unit == b.unit) return a.k < b.k ? 1 : 0;
   return b.unit - a.unit + (b.k > 0 ? 1 : 0);
-}
-
-RADDLE_FN Balance balance_of(const Units& units, const Cut* cuts, i32 num_workers) {
-  Balance b{0, 0};
-  for (i32 w = 0; w < num_workers; ++w) {
-    const i64 cost = span_cost(units, cuts[w], cuts[w + 1]);
-    b.heaviest = max(b.heaviest, cost);
-    b.total += cost;
-  }
-  return b;
 }
 
 RADDLE_FN Shares shares_of(const Units& units, i32 num_workers) {
@@ -205,11 +187,49 @@ RADDLE_FN Cut even_cut(const Units& units, const Shares& shares, i32 w, const Gr
   return cut_near(units, point, grid_of(units, point.at.tile, shares.whole));
 }
 
-/// All of them, from the first to the last: what even_cut searches, the cut before has found
-/// nearly. `cuts` has num_workers + 1 entries.
-RADDLE_FN void cut_evenly(const Units& units, i32 num_workers, Cut* cuts) {
+/// What cut c adds, p being the one before it.
+RADDLE_FN CutAdds cut_adds(const Cut& p, const Cut& c) {
+  const bool same_unit = p.unit == c.unit && p.k > 0;
+  return CutAdds{c.k > 0 && !same_unit, c.k > 0 && !(same_unit && p.k == c.k)};
+}
+
+/// `w` is at least 1.
+RADDLE_FN CutAdds cut_adds(const Cut* cuts, i32 w) { return cut_adds(cuts[w - 1], cuts[w]); }
+
+/// Goes along the cuts, from one to the next, and adds up what lies between.
+class CutWalk {
+ public:
+  RADDLE_FN explicit CutWalk(const Cut& first) : last_(first) {}
+
+  /// The next cut, whose chunk is numbered; `cost` is its unit's where it cuts one.
+  RADDLE_FN void step(Cut& cut, const UnitCost& cost) {
+    const CutAdds adds = cut_adds(last_, cut);
+    const bool is_empty = cut.unit == last_.unit && cut.k == last_.k;
+    const i64 span = is_empty ? 0 : cut.x - last_.x + resume_ + (adds.unit ? cost.store : 0);
+    cut.chunk = cut.k == 0 ? 0 : (adds.unit ? 0 : last_.chunk) + (adds.chunk ? 1 : 0);
+    split_.heaviest = max(split_.heaviest, span);
+    split_.total += span;
+    split_.num_chunks += adds.chunk ? 1 : 0;
+    resume_ = cut.k > 0 ? cost.resume : 0;
+    last_.x = cut.x;
+    last_.unit = cut.unit;
+    last_.k = cut.k;
+    last_.chunk = cut.chunk;
+  }
+  RADDLE_FN LinearSplit split() const { return split_; }
+
+ private:
+  Cut last_;
+  i64 resume_ = 0;  // what the last cut costs the piece behind it
+  LinearSplit split_{0, 0, 0};
+};
+
+/// All cuts, from the first to the last: what even_cut searches, the cut before has found nearly.
+/// `cuts` has num_workers + 1 entries.
+RADDLE_FN LinearSplit cut_evenly(const Units& units, i32 num_workers, Cut* cuts) {
   const Shares shares = shares_of(units, num_workers);
   cuts[0] = first_cut(units);
+  CutWalk walk(cuts[0]);
   i32 group = 0;
   i32 tile = -1;  // whose grid it is
   Grid grid{};
@@ -232,17 +252,13 @@ RADDLE_FN void cut_evenly(const Units& units, i32 num_workers, Cut* cuts) {
       tile = point.at.tile;
       grid = grid_of(units, tile, shares.whole);
     }
-    cuts[w] = cut_near(units, point, grid);
+    Cut cut = cut_near(units, point, grid);
+    walk.step(cut, grid.cost);
+    cuts[w] = cut;
   }
   cuts[num_workers] = last_cut(units);
-}
-
-/// `w` is at least 1.
-RADDLE_FN CutAdds cut_adds(const Cut* cuts, i32 w) {
-  const Cut& p = cuts[w - 1];
-  const Cut& c = cuts[w];
-  const bool same_unit = p.unit == c.unit && p.k > 0;
-  return CutAdds{c.k > 0 && !same_unit, c.k > 0 && !(same_unit && p.k == c.k)};
+  walk.step(cuts[num_workers], grid.cost);
+  return walk.split();
 }
 
 /// Rows of partial states that cut w adds: a chunk's, and with a unit's first cut those of the
@@ -251,17 +267,6 @@ RADDLE_FN i32 cut_rows(const Units& units, const Cut* cuts, i32 w) {
   const CutAdds adds = cut_adds(cuts, w);
   if (!adds.chunk) return 0;
   return (adds.unit ? 2 : 1) * units.tiles[cuts[w].at.tile].num_rows;
-}
-
-/// Numbers the chunks that begin at cuts; returns how many there are. Every unit has one more.
-RADDLE_FN i32 number_chunks(Cut* cuts, i32 num_workers) {
-  i32 count = 0;
-  for (i32 w = 1; w < num_workers; ++w) {
-    const CutAdds adds = cut_adds(cuts, w);
-    cuts[w].chunk = cuts[w].k == 0 ? 0 : adds.unit ? 1 : cuts[w - 1].chunk + (adds.chunk ? 1 : 0);
-    count += adds.chunk ? 1 : 0;
-  }
-  return count;
 }
 
 /// The first cut w ≥ 1 that lies behind the beginning of `unit`, or num_workers.
@@ -294,21 +299,28 @@ RADDLE_FN i32 first_cut_from(const Cut* cuts, i32 num_workers, i32 unit) {
   return lo;
 }
 
-/// The item of one unit of the span between cuts a and b. Written field by field: a CPU waits where
-/// it loads as one what it has just stored as several.
+/// The item of one unit of the span between cuts a and b. Written field by field, and last: a CPU
+/// waits where it loads as one what it has just stored as several.
 RADDLE_FN void write_item(const Units& units, const Split* splits, const Cut& a, const Cut& b,
                           i32 unit, const UnitAt& at, WorkItem& item) {
   const QueryTile& t = units.tiles[at.tile];
   const i32 k = unit == a.unit ? a.k : 0;
   const bool to_end = unit < b.unit;
+  const bool any = t.run_end > t.run_begin;
+  const i32 begin = k > 0 ? unit_column(units, at.tile, k)
+                    : any ? units.runs[t.run_begin].begin
+                          : 0;
+  const i32 end = !to_end ? unit_column(units, at.tile, b.k)
+                  : any   ? units.runs[t.run_end - 1].end
+                          : 0;
+  i32 partial = -1;
+  if (k > 0 || !to_end || units.all_partial)
+    partial = splits[t.split + at.head].partial_row + (k > 0 ? a.chunk : 0) * t.num_rows;
   item.query_tile = at.tile;
   item.kv_head = at.head;
-  item.col_begin = unit_column(units, at.tile, k);
-  item.col_end = unit_column(units, at.tile, to_end ? units.kv_tiles[at.tile] : b.k);
-  item.partial_row =
-      k == 0 && to_end && !units.all_partial
-          ? -1
-          : splits[t.split + at.head].partial_row + (k > 0 ? a.chunk : 0) * t.num_rows;
+  item.col_begin = begin;
+  item.col_end = end;
+  item.partial_row = partial;
 }
 
 /// Writes the items of the worker whose span lies between cuts a and b; returns how many.
