@@ -25,6 +25,8 @@ CudaPlan::CudaPlan(const Kernel& kernel, const Layout& layout, const PlanArrays&
     at += aligned(bytes);
   });
   launch_.plan = arrays.view_of_copy(base);
+  launch_.arrays = reinterpret_cast<const u8*>(base);
+  launch_.array_bytes = static_cast<i64>(total);
   upload.send(block_, {{0, total}}, stream);
 }
 

@@ -111,6 +111,8 @@ void CudaReservation::allocate(const MmaLaunch& launch, const Layout& layout, St
       pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(base + places[nth].at);
     ++nth;
   });
+  first.arrays = reinterpret_cast<const u8*>(base);
+  first.array_bytes = static_cast<i64>(total);
   first_ = first;
   num_levels_ = static_cast<i32>(layout.levels().size());
   places_ = std::move(places);

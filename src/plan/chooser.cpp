@@ -13,16 +13,12 @@ Outcome Chooser::try_linear() {
   return Outcome{Method::linear, split.heaviest, split.total};
 }
 
-/// Where it pays to deal: the units of a cascade's last level, and many tiles of long queries. What
-/// only decodes has few units, each with keys of its own.
+/// Where it pays to deal: where there are many tiles of long queries on one level. What only decodes
+/// has few units, each with keys of its own.
 bool Chooser::may_deal(Front& front, i32& num_long) const {
   const Units& units = tiling_->units;
-  if (!config_->deals || units.num_groups == 0) return false;
+  if (!config_->deals || units.num_groups == 0 || units.all_partial) return false;
   num_long = 0;
-  if (units.all_partial) {
-    front = front_before(units, tiling_->last_level_group);
-    return front.num_units > 0 && front.num_units < num_units();
-  }
   i64 long_cost = 0;
   for (i32 g = 0; g < units.num_groups; ++g) {
     const i32 begin = units.group_tile[g];
@@ -47,16 +43,10 @@ Outcome Chooser::try_dealt(const Front& front, i32 num_long) {
   i64* loads = loads_.grow(workers);
   deal_units(units, front, num_long, workers, heap_.grow(workers), loads, dealt.grow(num_dealt));
   cuts.grow(workers + 1);
-  cut_front(units, front, loads, workers, cuts.data());
-  num_cut_chunks = number_chunks(cuts.data(), workers);
-  Outcome result{Method::dealt, 0, 0};
-  for (i32 w = 0; w < workers; ++w) {
-    const i64 cost = loads[w] + span_cost(units, cuts[w], cuts[w + 1]);
-    result.heaviest = std::max(result.heaviest, cost);
-    result.total += cost;
-  }
-  stats.dealt = result.heaviest;
-  return result;
+  const LinearSplit split = cut_front(units, front, loads, workers, cuts.data());
+  num_cut_chunks = split.num_chunks;
+  stats.dealt = split.heaviest;
+  return Outcome{Method::dealt, split.heaviest, split.total};
 }
 
 /// Cuts every tile and returns the cost of all pieces.
@@ -163,7 +153,6 @@ Outcome Chooser::choose_fixed_chunks() {
 }
 
 Outcome Chooser::choose_automatic() {
-  const Units& units = tiling_->units;
   // A worker for every unit, and a cut would cost more than the longest unit has beyond its share.
   if (num_units() > 0 && num_units() <= config_->num_workers &&
       tiling_->longest_unit - mean() <= unit_cost(tiling_->units, tiling_->longest_tile).resume) {
@@ -173,11 +162,9 @@ Outcome Chooser::choose_automatic() {
   Front front;
   i32 num_long = 0;
   if (may_deal(front, num_long)) {
-    // In a cascade the end counts for more than the balance: who contracts, and how many do.
     const Outcome outcome = try_dealt(front, num_long);
-    stats.reason = units.all_partial ? "rows of one's own come last, so that all workers contract"
-                                     : "tiles of one KV head at one time share its keys";
-    if (outcome.heaviest * 100 <= mean() * (units.all_partial ? 150 : 103)) return outcome;
+    stats.reason = "tiles of one KV head at one time share its keys";
+    if (balanced(outcome.heaviest)) return outcome;
   }
   Outcome best = try_linear();
   stats.reason = "equal spans are balanced";

@@ -154,11 +154,9 @@ void Planner::write_dealt(WorkItem* items, i32* queue_indptr) {
   }
   for (i32 i = 0; i < chooser_.num_dealt; ++i) {
     const DealtUnit& unit = chooser_.dealt[i];
-    const QueryTile& tile = units().tiles[unit.tile];
-    const i32 partial = units().all_partial ? splits_[tile.split + unit.kv_head].partial_row : -1;
     items[cursor[unit.worker]++] =
         WorkItem{unit.tile, unit.kv_head, unit_column(units(), unit.tile, 0),
-                 unit_column(units(), unit.tile, units().kv_tiles[unit.tile]), partial};
+                 unit_column(units(), unit.tile, units().kv_tiles[unit.tile]), -1};
   }
 }
 

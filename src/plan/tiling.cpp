@@ -60,7 +60,6 @@ void Tiling::make_levels(const LayoutView& layout, const PlanConfig& config, con
   for (i32 l = 0; l < layout.num_levels; ++l) {
     // Where earlier levels have nothing to do, the last one alone is an ordinary single level.
     units.all_partial = l + 1 < layout.num_levels || units.num_tiles > 0;
-    last_level_group = units.num_groups;
     for (i32 g = 0; g < layout.levels[l].num_groups; ++g) {
       make_group(layout, config, cover, l, g);
       group_tile_[++units.num_groups] = units.num_tiles;

@@ -14,7 +14,6 @@ struct Tiling {
   i64 longest_unit = 0;   ///< cost of the dearest unit, and which query tile that is
   i64 shortest_unit = 0;  ///< cost of the cheapest unit
   i32 longest_tile = 0;
-  i32 last_level_group = 0;  ///< the last level's first group, counted over all levels
   Units units{};  ///< views of these buffers
 
   /// Starts afresh; the buffers keep their memory.

@@ -2,11 +2,9 @@
 // unit to the least loaded worker; the front is cut into spans that fill every worker up to the
 // same load.
 //
-// Against equal spans of the whole line it has two merits. Units next to each other on the line,
-// the tiles of one KV head, are computed at the same time by different workers, so that their keys
-// are read into the L2 cache once. And in a cascade every worker ends with rows of its own: the
-// states of a shared prefix are there by then, and the contractions that wait for them are spread
-// over all workers instead of falling to the prefix's last piece.
+// Against equal spans of the whole line: units next to each other on the line, the tiles of one KV
+// head, are computed at the same time by different workers, so that their keys are read into the L2
+// cache once.
 #pragma once
 
 #include "raddle/engine/plan/assign.h"
@@ -43,13 +41,6 @@ RADDLE_FN Front front_of(const Units& units, i64 cost) {
     front.end = next_unit(units, front.end);
   }
   return front;
-}
-
-/// All that lies before a group.
-RADDLE_FN Front front_before(const Units& units, i32 group) {
-  const i32 tile = units.group_tile[group];
-  return Front{
-      {group, 0, tile}, units.num_kv_heads * tile, units.num_kv_heads * units.prefix[tile]};
 }
 
 /// Deals the units behind a front, a KV head's last tile first: under a causal mask that is the
@@ -98,30 +89,36 @@ RADDLE_FN i64 fill_level(const i64* loads, i32 num_workers, i64 cost) {
   }
 }
 
-/// Cuts a front into spans that fill the workers. `cuts` has num_workers + 1 entries.
-RADDLE_FN void cut_front(const Units& units, const Front& front, const i64* loads, i32 num_workers,
-                         Cut* cuts) {
+/// Cuts a front into spans that fill the workers; what was dealt counts in the result, too. `cuts`
+/// has num_workers + 1 entries.
+RADDLE_FN LinearSplit cut_front(const Units& units, const Front& front, const i64* loads,
+                                i32 num_workers, Cut* cuts) {
   const i64 level = fill_level(loads, num_workers, front.cost);
   const i64 mean = front.cost / num_workers;  // one for all, or cuts of a unit might change places
   const Cut end{front.cost, front.end, front.num_units, 0, 0};
+  LinearSplit split{0, 0, 0};
   cuts[0] = first_cut(units);
+  CutWalk walk(cuts[0]);
   i64 x = 0;
   i32 group = 0;
-  for (i32 w = 1; w < num_workers; ++w) {
+  for (i32 w = 1; w <= num_workers; ++w) {
     x += max(i64{0}, level - loads[w - 1]);
-    if (x == 0) {
-      cuts[w] = cuts[0];
-      continue;
+    Cut cut = x == 0 ? cuts[0] : end;
+    UnitCost cost{};
+    if (x > 0 && x < front.cost && w < num_workers) {
+      while (units.num_kv_heads * units.prefix[units.group_tile[group + 1]] <= x) ++group;
+      const LinePoint point = point_at(units, x, group);
+      const Grid grid = grid_of(units, point.at.tile, mean);
+      cut = cut_near(units, point, grid);
+      cost = grid.cost;
     }
-    if (x >= front.cost) {
-      cuts[w] = end;
-      continue;
-    }
-    while (units.num_kv_heads * units.prefix[units.group_tile[group + 1]] <= x) ++group;
-    const LinePoint point = point_at(units, x, group);
-    cuts[w] = cut_near(units, point, grid_of(units, point.at.tile, mean));
+    const i64 load = loads[w - 1] + walk.step(cut, cost);
+    split.heaviest = max(split.heaviest, load);
+    split.total += load;
+    cuts[w] = cut;
   }
-  cuts[num_workers] = end;
+  split.num_chunks = walk.split().num_chunks;
+  return split;
 }
 
 RADDLE_ENGINE_END

@@ -201,8 +201,9 @@ class CutWalk {
  public:
   RADDLE_FN explicit CutWalk(const Cut& first) : last_(first) {}
 
-  /// The next cut, whose chunk is numbered; `cost` is its unit's where it cuts one.
-  RADDLE_FN void step(Cut& cut, const UnitCost& cost) {
+  /// The next cut, whose chunk is numbered; `cost` is its unit's where it cuts one. Returns what
+  /// lies before it.
+  RADDLE_FN i64 step(Cut& cut, const UnitCost& cost) {
     const CutAdds adds = cut_adds(last_, cut);
     const bool is_empty = cut.unit == last_.unit && cut.k == last_.k;
     const i64 span = is_empty ? 0 : cut.x - last_.x + resume_ + (adds.unit ? cost.store : 0);
@@ -215,6 +216,7 @@ class CutWalk {
     last_.unit = cut.unit;
     last_.k = cut.k;
     last_.chunk = cut.chunk;
+    return span;
   }
   RADDLE_FN LinearSplit split() const { return split_; }
 

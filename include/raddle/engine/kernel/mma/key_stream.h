@@ -68,15 +68,15 @@ class KeyStream {
   static_assert(warp_keys <= 32);
 
  public:
+  /// Opens the first item. The page table's answer is not waited for.
   RADDLE_DEVICE KeyStream(const MmaLaunch& launch, i32 item, i32 end)
       : launch_(launch), source_(Layout::source(ptx::warp_index())), item_(item), end_(end) {
-    static_assert(runs_on);
-    find_tile();
-  }
-  RADDLE_DEVICE KeyStream(const MmaLaunch& launch, i32 item)
-      : launch_(launch), source_(Layout::source(ptx::warp_index())), item_(item), end_(item + 1) {
-    static_assert(!runs_on);
     open_ = open_item();
+  }
+
+  /// Before the first load.
+  RADDLE_DEVICE void start() {
+    if (runs_on) find_tile();
   }
 
   /// Starts copying a tile's K, and says what there is to know of its keys. False where there is no

@@ -26,12 +26,14 @@ struct MmaLaunch : RunView {
   LayoutView layout;  ///< its `levels` is not used:
   LevelView levels[max_levels];
   PlanView plan;
+  const u8* arrays;  ///< the memory in which all of layout and plan lies
+  i64 array_bytes;
   TimelineView timeline;
 };
 
 // Both compilers see these numbers, so neither can lay the parameter out in its own way.
 static_assert(sizeof(LevelView) == 104 && sizeof(LayoutView) == 56 && sizeof(PlanView) == 136);
-static_assert(sizeof(KvView) == 64 && sizeof(RunView) == 616 && sizeof(MmaLaunch) == 1656);
+static_assert(sizeof(KvView) == 64 && sizeof(RunView) == 616 && sizeof(MmaLaunch) == 1672);
 
 }  // namespace raddle
 

@@ -28,7 +28,7 @@ class LongQueries {
         variant_(variant),
         item_(item),
         warp_(ptx::warp_index()),
-        stream_(launch, item),
+        stream_(launch, item, item + 1),
         q_address_(ptx::shared_address(Layout::query_memory()) +
                    static_cast<u32>(first_row(0) * K::QkRows::pitch) +
                    a_offset<typename K::QkRows>(ptx::lane_index())),
@@ -67,9 +67,11 @@ class LongQueries {
     auto& facts = Layout::scratch();
     describe_item(launch_, tile(), item().kv_head, facts);
     RADDLE_ROLLED
-    for (i32 r = 0; r < blocks; ++r)
-      mma::load_queries<16, K>(launch_, variant_, tile(), item().kv_head, first_row(r),
-                               Layout::query_memory(), facts, Layout::vector(warp_));
+    for (i32 r = 0; r < blocks; ++r) {
+      QueryRows<16, K> rows;
+      rows.fetch(launch_, tile(), item().kv_head, first_row(r));
+      rows.store(variant_, first_row(r), Layout::query_memory(), facts, Layout::vector(warp_));
+    }
   }
 
   /// Uses count K and V of the tiles in turns, and so do loads: load n takes slot n % slots when

@@ -23,53 +23,66 @@ RADDLE_DEVICE void transform_row(u8* rows, i32 row, float* vector, F transform) 
   ptx::sync_warp();
 }
 
-/// Loads `count` rows of a query tile, from row `first` on, to the same rows of shared memory, and
-/// applies f_q; says what they are in `facts`. Rows past the tile's become zero. A warp's work.
-template <i32 count, class K, class V, class Facts>
-RADDLE_DEVICE void load_queries(const MmaLaunch& launch, const V& variant, const QueryTile& tile,
-                                i32 kv_head, i32 first, u8* shared, Facts& facts, float* vector) {
-  static_assert(count <= 32);
+/// `count` rows of a query tile on their way to shared memory; a warp's work. Between fetch and
+/// store, which waits, there is time for something else.
+template <i32 count, class K>
+class QueryRows {
   using T = typename K::T;
   using Rows = typename K::QkRows;
-  const i32 lane = ptx::lane_index();
-  const auto row_of = [&](i32 r) {
-    return make_row(launch.layout, launch.levels[tile.level], tile.group,
-                    tile.row_begin + first + r, kv_head, launch.plan.group_size);
-  };
-  const i32 rows = min(count, tile.num_rows - first);
-  const T* mine = nullptr;
-  if (lane < count) {
-    const Row row = row_of(min(lane, tile.num_rows - 1 - first));
-    facts.row[first + lane] = row;
-    if (lane < rows)
-      mine = static_cast<const T*>(launch.q.data) + row.row * launch.q.row_stride +
-             row.q_head * launch.q.head_stride;
-  }
-  // All loads are under way before the first one is waited for.
-  constexpr i32 units = ceil_div(count * Rows::chunks, 32);
-  Packed8 x[units];
-  RADDLE_UNROLL
-  for (i32 i = 0; i < units; ++i) {
-    const i32 r = (32 * i + lane) / Rows::chunks, chunk = (32 * i + lane) % Rows::chunks;
-    const T* from = ptx::shuffle(mine, min(r, 31));
-    x[i] = r < count && from && 8 * chunk < K::dim_qk
-               ? *reinterpret_cast<const Packed8*>(from + 8 * chunk)
-               : Packed8{};
-  }
-  RADDLE_UNROLL
-  for (i32 i = 0; i < units; ++i) {
-    const i32 r = (32 * i + lane) / Rows::chunks, chunk = (32 * i + lane) % Rows::chunks;
-    if (r < count) *reinterpret_cast<Packed8*>(shared + Rows::at(first + r, chunk)) = x[i];
-  }
-  ptx::sync_warp();
-  if constexpr (has_query<V>) {
-    for (i32 r = 0; r < rows; ++r) {
-      const Row& row = facts.row[first + r];
-      transform_row<T, Rows, K::dim_qk>(shared, first + r, vector,
-                                        [&](WarpVector& q) { variant.query(q, row); });
+  static constexpr i32 units = ceil_div(count * Rows::chunks, 32);
+  static_assert(count <= 32);
+
+ public:
+  /// Starts loading rows `first` … of a tile.
+  RADDLE_DEVICE void fetch(const MmaLaunch& launch, const QueryTile& tile, i32 kv_head, i32 first) {
+    const i32 lane = ptx::lane_index();
+    rows_ = min(count, tile.num_rows - first);
+    const T* mine = nullptr;
+    if (lane < count) {
+      row_ = make_row(launch.layout, launch.levels[tile.level], tile.group,
+                      tile.row_begin + first + min(lane, tile.num_rows - 1 - first), kv_head,
+                      launch.plan.group_size);
+      if (lane < rows_)
+        mine = static_cast<const T*>(launch.q.data) + row_.row * launch.q.row_stride +
+               row_.q_head * launch.q.head_stride;
+    }
+    RADDLE_UNROLL
+    for (i32 i = 0; i < units; ++i) {
+      const i32 r = (32 * i + lane) / Rows::chunks, chunk = (32 * i + lane) % Rows::chunks;
+      const T* from = ptx::shuffle(mine, min(r, 31));
+      x_[i] = r < count && from && 8 * chunk < K::dim_qk
+                  ? *reinterpret_cast<const Packed8*>(from + 8 * chunk)
+                  : Packed8{};
     }
   }
-}
+
+  /// Puts them into the same rows of shared memory, applies f_q, and says what they are in `facts`.
+  /// Rows past the tile's become zero.
+  template <class V, class Facts>
+  RADDLE_DEVICE void store(const V& variant, i32 first, u8* shared, Facts& facts,
+                           float* vector) const {
+    const i32 lane = ptx::lane_index();
+    if (lane < count) facts.row[first + lane] = row_;
+    RADDLE_UNROLL
+    for (i32 i = 0; i < units; ++i) {
+      const i32 r = (32 * i + lane) / Rows::chunks, chunk = (32 * i + lane) % Rows::chunks;
+      if (r < count) *reinterpret_cast<Packed8*>(shared + Rows::at(first + r, chunk)) = x_[i];
+    }
+    ptx::sync_warp();
+    if constexpr (has_query<V>) {
+      for (i32 r = 0; r < rows_; ++r) {
+        const Row& row = facts.row[first + r];
+        transform_row<T, Rows, K::dim_qk>(shared, first + r, vector,
+                                          [&](WarpVector& q) { variant.query(q, row); });
+      }
+    }
+  }
+
+ private:
+  i32 rows_ = 0;  // that are the tile's
+  Row row_{};     // this lane's; padding repeats the tile's last one
+  Packed8 x_[units];
+};
 
 /// f_k or f_v of the keys of a tile that this warp loaded, in place.
 template <class T, class Rows, i32 dim, i32 tile_keys, class Facts, class F>

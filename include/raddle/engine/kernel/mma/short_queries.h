@@ -37,51 +37,62 @@ class ShortQueries {
                   b_offset<typename K::QkRows>(lane_)),
         v_offset_(static_cast<u32>(warp_keys * warp_ * K::VoRows::pitch) +
                   a_offset<typename K::VoRows>(lane_)) {
+    fetch_queries();
+    stream_.start();
     RADDLE_ROLLED
     for (i32 n = 0; n < Layout::slots; ++n) load(n, n);
   }
 
   /// Returns the item after the last one computed.
   RADDLE_DEVICE i32 run() {
-    do {
-      const WorkItem item = launch_.plan.items[next_];
-      const QueryTile& tile = launch_.plan.query_tiles[item.query_tile];
-      attend(item, tile);
-      ++next_;
-    } while (next_ < end_ && is_short(next_));
+    while (attend()) {
+    }
     return next_;
   }
 
  private:
-  RADDLE_DEVICE bool is_short(i32 i) const {
-    return launch_.plan.query_tiles[launch_.plan.items[i].query_tile].shape == 0;
+  static constexpr i32 share = short_rows / num_warps;  ///< of the queries: rows that a warp loads
+
+  RADDLE_DEVICE const QueryTile& tile_of(const WorkItem& item) const {
+    return launch_.plan.query_tiles[item.query_tile];
   }
 
-  RADDLE_DEVICE void attend(const WorkItem& item, const QueryTile& tile) {
-    constexpr i32 share = short_rows / num_warps;
+  /// The next item's, which arrive while the last one's states are added up.
+  RADDLE_DEVICE void fetch_queries() {
+    const WorkItem item = launch_.plan.items[next_];
+    queries_.fetch(launch_, tile_of(item), item.kv_head, share * warp_);
+  }
+
+  /// Computes the next item; returns whether there is one after it.
+  RADDLE_DEVICE bool attend() {
+    const i32 number = next_++;
+    const WorkItem item = launch_.plan.items[number];
+    const QueryTile& tile = tile_of(item);
     u8* queries = Layout::query_memory();
     describe_item(launch_, tile, item.kv_head, Layout::scratch());
-    load_queries<share, K>(launch_, variant_, tile, item.kv_head, share * warp_, queries,
-                           Layout::scratch(), Layout::vector(warp_));
+    queries_.store(variant_, share * warp_, queries, Layout::scratch(), Layout::vector(warp_));
     ptx::sync_block();
     const u32 from = ptx::shared_address(queries) + a_offset<typename K::QkRows>(lane_);
     RADDLE_UNROLL
     for (i32 i = 0; i < K::k_steps; ++i) ptx::load_matrices(q_[i], K::QkRows::step_from(from, i));
-    mark(launch_, TimelineStage::opened, next_);
+    mark(launch_, TimelineStage::opened, number);
     clear(o_);
     stats_.clear();
-    const ApplyVariant<V, 1, tiles> apply(launch_, variant_, next_);
+    const ApplyVariant<V, 1, tiles> apply(launch_, variant_, number);
     to_log2_ = apply.to_log2();
     const i32 halves = tile.num_rows > 8 ? 2 : 1;
     while (!step(apply, halves)) {
     }
-    mark(launch_, TimelineStage::computed, next_);
+    mark(launch_, TimelineStage::computed, number);
+    const bool more = next_ < end_ && tile_of(launch_.plan.items[next_]).shape == 0;
+    if (more) fetch_queries();
     merge(item, tile, halves);
-    mark(launch_, TimelineStage::stored, next_);
+    mark(launch_, TimelineStage::stored, number);
     if (item.partial_row >= 0)
       arrive<K>(launch_, variant_, tile, item.kv_head, Layout::completed_bits(),
                 Layout::vector(warp_));
-    mark(launch_, TimelineStage::finished, next_);
+    mark(launch_, TimelineStage::finished, number);
+    return more;
   }
 
   RADDLE_DEVICE Row row_of(const WorkItem& item, const QueryTile& tile, i32 m) const {
@@ -267,6 +278,7 @@ class ShortQueries {
   i32 slot_ = 0;       // of what is used next
   i32 computing_ = 0;  // where its keys are spoken of,
   i32 loading_ = 0;    // and those that are loaded next
+  QueryRows<share, K> queries_;
   const u32 k_offset_, v_offset_;  // where this lane takes its matrices
   float to_log2_;
   u32 q_[K::k_steps][4];  // the rows' fragments
