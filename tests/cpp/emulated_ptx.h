@@ -260,12 +260,7 @@ inline void fence_device() {}
 inline i64 global_time() { return ++Block::current()->time; }
 inline void prefetch(const void*) {}
 inline void sleep(i32 ns) { Block::current()->time += ns; }
-inline u32 load_acquire(const u32* word) { return *word; }
-inline u32 atomic_exchange_if(u32* word, u32 expected, u32 x) {
-  const u32 before = *word;
-  if (before == expected) *word = x;
-  return before;
-}
+inline i32 load_acquire(const i32* word) { return *word; }
 
 inline float shuffle(float x, i32 lane) {
   Exchange mine{};

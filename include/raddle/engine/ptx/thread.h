@@ -73,19 +73,9 @@ RADDLE_DEVICE i32 atomic_add(i32* counter, i32 x) {
   return before;
 }
 
-/// Sets a word of device memory that holds `expected` to x; returns what it held.
-RADDLE_DEVICE u32 atomic_exchange_if(u32* word, u32 expected, u32 x) {
-  u32 before;
-  asm volatile("atom.acq_rel.gpu.cas.b32 %0, [%1], %2, %3;"
-               : "=r"(before)
-               : "l"(word), "r"(expected), "r"(x)
-               : "memory");
-  return before;
-}
-
 /// A word that other multiprocessors write, and what they wrote before it.
-RADDLE_DEVICE u32 load_acquire(const u32* word) {
-  u32 x;
+RADDLE_DEVICE i32 load_acquire(const i32* word) {
+  i32 x;
   asm volatile("ld.acquire.gpu.b32 %0, [%1];" : "=r"(x) : "l"(word) : "memory");
   return x;
 }

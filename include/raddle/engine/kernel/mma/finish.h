@@ -212,60 +212,40 @@ RADDLE_DEVICE void contract(const MmaLaunch& launch, const V& variant,
 /// What a contraction's word in `arrived` says: how many items have, and which worker has said that
 /// it will contract, plus one.
 struct Arrivals {
-  u32 word;
-  RADDLE_DEVICE i32 count() const { return static_cast<i32>(word & 0xffff); }
-  RADDLE_DEVICE i32 claimed_by() const { return static_cast<i32>(word >> 16) - 1; }
-  RADDLE_DEVICE Arrivals with_one_more() const { return {word + 1}; }
-  RADDLE_DEVICE Arrivals claimed(i32 worker) const {
-    return {(word & 0xffff) | static_cast<u32>(worker + 1) << 16};
-  }
-  RADDLE_DEVICE Arrivals unclaimed() const { return {word & 0xffff}; }
+  i32 word;
+  RADDLE_DEVICE static i32 claim(i32 worker) { return (worker + 1) << 16; }
+  RADDLE_DEVICE i32 count() const { return word & 0xffff; }
+  RADDLE_DEVICE bool is_claimed() const { return word >> 16 != 0; }
+  RADDLE_DEVICE bool is_claimed_by(i32 worker) const { return word >> 16 == worker + 1; }
 };
 
-/// Replaces a word by change(word); returns what it is then.
-template <class F>
-RADDLE_DEVICE Arrivals update(u32* word, F change) {
-  Arrivals seen{ptx::load_acquire(word)};
-  for (;;) {
-    const Arrivals next = change(seen);
-    const u32 before = ptx::atomic_exchange_if(word, seen.word, next.word);
-    if (before == seen.word) return next;
-    seen.word = before;
-  }
-}
-
 /// In a cascade, who computes rows of their own contracts them at the end of its queue: the last
-/// item to arrive may be a piece of a prefix that hundreds of contractions wait for.
-RADDLE_DEVICE bool claims(const MmaLaunch& launch, const QueryTile& tile) {
-  return launch.layout.num_levels > 1 && tile.level + 1 == launch.layout.num_levels;
-}
-
-RADDLE_DEVICE u32* arrived_word(const MmaLaunch& launch, i32 at) {
-  return reinterpret_cast<u32*>(launch.arrived) + at;
+/// item to arrive may be a piece of a prefix that hundreds of contractions wait for. Of several
+/// pieces the first one's worker does.
+RADDLE_DEVICE bool claims(const MmaLaunch& launch, const WorkItem& item, const QueryTile& tile) {
+  const bool last_level = tile.level + 1 == launch.layout.num_levels;
+  if (launch.layout.num_levels < 2 || !last_level || item.partial_row < 0) return false;
+  return launch.plan.splits[tile.split + item.kv_head].partial_row == item.partial_row;
 }
 
 /// Counts an item up at every contraction that waits for it, a thread each, and composes those it
 /// completes and nobody has claimed. All threads of the block come here with the item's state
 /// stored. `completed`, in shared memory, has a word a warp.
 template <class K, class V>
-RADDLE_COLD void arrive(const MmaLaunch& launch, const V& variant, const QueryTile& tile,
-                        i32 kv_head, u32* completed, float* vector) {
+RADDLE_COLD void arrive(const MmaLaunch& launch, const V& variant, const WorkItem& item,
+                        u32* completed, float* vector) {
   ptx::fence_device();  // this thread's part of the state, before the block's arrival
   ptx::sync_block();
+  const QueryTile& tile = launch.plan.query_tiles[item.query_tile];
   const i32 end = tile.dependents_end, worker = ptx::block_index();
-  const bool claiming = claims(launch, tile);
+  const i32 mark = claims(launch, item, tile) ? Arrivals::claim(worker) : 0;
   for (i32 begin = tile.dependents_begin; begin < end; begin += num_threads) {
     const i32 mine = begin + ptx::thread_index();
     bool last = false;
     if (mine < end) {
-      const i32 at = launch.plan.dependents[mine] * launch.plan.num_kv_heads + kv_head;
-      const i32 expected = launch.plan.expected[at];
-      const Arrivals now = update(arrived_word(launch, at), [&](Arrivals before) {
-        const Arrivals next = before.with_one_more();
-        const bool waits = next.count() < expected && next.claimed_by() < 0;
-        return claiming && waits ? next.claimed(worker) : next;
-      });
-      last = now.count() == expected && now.claimed_by() < 0;
+      const i32 at = launch.plan.dependents[mine] * launch.plan.num_kv_heads + item.kv_head;
+      const Arrivals before{ptx::atomic_add(&launch.arrived[at], 1 + mark)};
+      last = before.count() + 1 == launch.plan.expected[at] && !before.is_claimed();
       if (last) launch.arrived[at] = 0;
     }
     const u32 of_warp = ptx::ballot(last);
@@ -275,7 +255,7 @@ RADDLE_COLD void arrive(const MmaLaunch& launch, const V& variant, const QueryTi
     for (i32 i = 0; i < min(num_threads, end - begin); ++i) {
       if (!(completed[i / 32] >> (i % 32) & 1)) continue;
       const i32 which = launch.plan.dependents[begin + i];
-      contract<K>(launch, variant, launch.plan.contractions[which], kv_head, vector);
+      contract<K>(launch, variant, launch.plan.contractions[which], item.kv_head, vector);
     }
     ptx::sync_block();
   }
@@ -288,17 +268,16 @@ constexpr i64 patience_ns = 10'000'000;
 /// Whether this worker has claimed a contraction, and all it waits for has arrived. One thread's
 /// work; the word is zero afterwards, or no longer this worker's.
 RADDLE_DEVICE bool await_claimed(const MmaLaunch& launch, i32 at) {
-  u32* word = arrived_word(launch, at);
+  i32* word = launch.arrived + at;
   const i32 worker = ptx::block_index(), expected = launch.plan.expected[at];
   Arrivals seen{ptx::load_acquire(word)};
-  if (seen.claimed_by() != worker) return false;
+  if (!seen.is_claimed_by(worker)) return false;
   const i64 deadline = ptx::global_time() + patience_ns;
   while (seen.count() < expected && ptx::global_time() < deadline) {
     ptx::sleep(100);
     seen.word = ptx::load_acquire(word);
   }
-  if (seen.count() < expected)
-    seen = update(word, [](Arrivals before) { return before.unclaimed(); });
+  if (seen.count() < expected) seen.word = ptx::atomic_add(word, -Arrivals::claim(worker));
   if (seen.count() < expected) return false;
   *word = 0;
   return true;
@@ -311,7 +290,7 @@ RADDLE_COLD void contract_claimed(const MmaLaunch& launch, const V& variant, i32
   for (i32 i = begin; i < end; ++i) {
     const WorkItem item = launch.plan.items[i];
     const QueryTile& tile = launch.plan.query_tiles[item.query_tile];
-    if (!claims(launch, tile) || item.partial_row < 0) continue;
+    if (!claims(launch, item, tile)) continue;
     const i32 which = launch.plan.dependents[tile.dependents_begin];
     ptx::sync_block();  // `ready` has been read
     if (ptx::thread_index() == 0)

@@ -169,8 +169,7 @@ class LongQueries {
     write_rows();
     mark(launch_, TimelineStage::stored, item_);
     if (item().partial_row >= 0)
-      arrive<K>(launch_, variant_, tile(), item().kv_head, Layout::completed_bits(),
-                Layout::vector(warp_));
+      arrive<K>(launch_, variant_, item(), Layout::completed_bits(), Layout::vector(warp_));
   }
 
   /// O / Σ and LSE to shared memory; a row with nothing kept becomes (0, -inf).

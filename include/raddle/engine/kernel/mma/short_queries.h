@@ -89,7 +89,7 @@ class ShortQueries {
     merge(item, tile, halves);
     mark(launch_, TimelineStage::stored, number);
     if (item.partial_row >= 0)
-      arrive<K>(launch_, variant_, tile, item.kv_head, Layout::completed_bits(),
+      arrive<K>(launch_, variant_, launch_.plan.items[number], Layout::completed_bits(),
                 Layout::vector(warp_));
     mark(launch_, TimelineStage::finished, number);
     return more;
