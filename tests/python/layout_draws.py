@@ -29,7 +29,7 @@ def fill_scales(rng, level, pool, kind):
     if kind == "none":
         return None
     if kind == "tensor":
-        return float(np.exp(rng.normal()))
+        return float(np.float32(np.exp(rng.normal())))
     if kind == "head":
         return np.exp(rng.standard_normal(heads)).astype(np.float32)
     scale = poisoned((*pool.shape[:-1], 1), np.float32)
