@@ -10,7 +10,7 @@ import torch
 from draws import DTYPES, KV_DTYPES, SCALES, covering, draw
 from engine import twin
 from layout_draws import LAYOUTS, paged
-from reference import Problem
+from reference import PagedKV, Problem
 from test_same_bits import reshaped, same, strided
 
 LENGTHS = {
@@ -125,6 +125,23 @@ def test_bits_in_bytes_and_tensors_of_torch(engine, rng, kv_dtype):
         scales = {"k_scale": torch.tensor(problem.k_scale), "v_scale": torch.from_numpy(problem.v_scale)}
         out = attn.run(plan, q, kv, **scales)
         same([out.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)], [expected])
+
+
+@pytest.mark.parametrize("variant", ["softcap", "rope"])
+def test_fused_parts_have_the_same_bits(engine, rng, variant):
+    problem = drawn(rng, layout="paged", variant=variant, dtype="bfloat16", kv_dtype="float8_e5m2")
+    same(engine.run(problem, num_workers=4), engine.run(problem, num_workers=4, fuse=True))
+
+
+def test_batch_invariance(engine, rng):
+    """A request alone, and among others with scales of their own."""
+    problem = drawn(rng, lengths="decode", layout="paged", variant="causal", dtype="bfloat16")
+    together, _ = engine.run(problem, num_workers=7, batch_invariant=True)
+    layout = problem.layout
+    first = PagedKV(layout.qo_indptr[:2], layout.page_indptr[:2], layout.page_indices, layout.kv_len[:1], layout.page_size)
+    one = Problem(problem.q[:1], problem.kv, first, problem.variant, None, problem.k_scale, problem.v_scale)
+    alone, _ = engine.run(one, num_workers=2, batch_invariant=True)
+    same([together[:1]], [alone])
 
 
 def test_one_scale_for_all_levels(engine, rng):
