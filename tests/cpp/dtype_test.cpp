@@ -65,7 +65,7 @@ TYPED_TEST(Fp8, EveryNumberHasItsValueAndComesBack) {
     EXPECT_EQ(static_cast<double>(this->widened(bits)), value) << bits;
     EXPECT_EQ(this->narrowed(static_cast<float>(value)), bits) << value;
   }
-  EXPECT_EQ(static_cast<double>(max_finite<TypeParam>), value_of(F::largest, F::mantissa, F::bias));
+  EXPECT_EQ(static_cast<double>(TypeParam::max_finite), value_of(F::largest, F::mantissa, F::bias));
 }
 
 TYPED_TEST(Fp8, RoundsToTheNearestEvenOne) {

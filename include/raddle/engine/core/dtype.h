@@ -18,10 +18,12 @@ struct bf16 {
 /// Four bits of exponent, three of mantissa, no infinities: to ±448 (OCP 8-bit floating point).
 struct e4m3 {
   u8 bits;
+  static constexpr float max_finite = 448.0f;
 };
 /// The upper byte of an f16: to ±57344.
 struct e5m2 {
   u8 bits;
+  static constexpr float max_finite = 57344.0f;
 };
 
 }  // namespace raddle
@@ -116,14 +118,6 @@ RADDLE_FN e5m2 from_float<e5m2>(float x) {
   return e5m2{static_cast<u8>(((u >> 24) & 0x80u) | round_to_fp8<2, 15, 0x7bu>(u & 0x7fffffffu))};
 }
 
-/// The largest finite number of an 8-bit type.
-template <class T>
-constexpr float max_finite = 0.0f;
-template <>
-constexpr float max_finite<e4m3> = 448.0f;
-template <>
-constexpr float max_finite<e5m2> = 57344.0f;
-
 template <class T>
 struct dtype_of;
 template <>
@@ -150,11 +144,7 @@ struct dtype_of<e5m2> {
 
 /// Whether K and V of that element type are quantised, and have scales.
 template <class T>
-constexpr bool is_quantized = false;
-template <>
-constexpr bool is_quantized<e4m3> = true;
-template <>
-constexpr bool is_quantized<e5m2> = true;
+constexpr bool is_quantized = is_fp8(dtype_of<T>::value);
 
 /// Calls f(T{}) with the element type that `t` names, which isn't one of 8 bits.
 template <class F>

@@ -83,7 +83,7 @@ RADDLE_FN float row_scale(const Lanes& lanes, const QuantizeView& quantize, cons
       most = size > most ? size : most;  // not NaN
     }
   }
-  const float scale = max(lanes.largest(most) / max_finite<P>, bits_to_float(0x00800000u));
+  const float scale = max(lanes.largest(most) / P::max_finite, bits_to_float(0x00800000u));
   if (lanes.index() == 0) scale_in(quantize.scale, at.page, at.slot, head) = scale;
   return scale;
 }
