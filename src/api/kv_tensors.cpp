@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "api/attention_backend.h"
 #include "raddle/error.h"
 
 namespace raddle {
@@ -193,7 +194,8 @@ void check_scale(const std::string& name, const ScaleRef& scale, const std::stri
   if (t.dtype != DType::float32)
     fail<TypeError>(name, " is ", name_of(t.dtype), "; expected float32");
   if (t.device != pool.device)
-    fail<ValueError>(name, " lies on another device; expected the one of ", pool_name);
+    fail<ValueError>(name, " lies on device '", name_of(t.device), "'; expected '",
+                     name_of(pool.device), "', as ", pool_name, " does");
 }
 
 ScaleView constant_scale(const ScaleRef& scale) {

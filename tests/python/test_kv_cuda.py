@@ -158,7 +158,7 @@ def test_what_cannot_be_is_named(gpu, rng):
     with pytest.raises(ValueError, match=r"pool\.k has stride 1 in dimension|multiple of 16 bytes"):
         raddle.append_kv(table, (DeviceArray(k, shift=2), v_there), *new)
     fp8 = [DeviceArray(np.zeros(x.shape, numpy_dtype("float8_e4m3fn"))) for x in (k, v)]
-    with pytest.raises(ValueError, match=r"v_scale lies on another device; expected the one of pool\.v"):
+    with pytest.raises(ValueError, match=r"v_scale lies on device 'cpu'; expected 'cuda:0', as pool\.v does"):
         raddle.append_kv(table, tuple(fp8), *new, v_scale=np.ones(HEADS, np.float32))
     with pytest.raises(ValueError, match="page 0 where|to_pages"):
         raddle.copy_pages((k_there, v_there), [0, 1], [2, 2])

@@ -233,9 +233,3 @@ def test_bad_pools_are_named(small):
     kv = k.astype(np.float16), v.astype(np.float16)
     with pytest.raises(ValueError, match="v_scale is given, and kv: v is float16; expected no scale"):
         plain.run(plan, problem.q, kv, out=out, v_scale=0.5)
-
-
-def test_gpus_have_no_kernel_for_it_yet(gpu):
-    spec = raddle.AttentionSpec(4, 2, 64, dtype="float16", kv_dtype="float8_e4m3fn")
-    with pytest.raises(ValueError, match="kv_dtype is 'float8_e4m3fn', which needs a kernel that is not yet built"):
-        raddle.Attention(spec, device=gpu)
