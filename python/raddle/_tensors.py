@@ -41,8 +41,12 @@ _torch_dtype = functools.lru_cache(maxsize=None)(lambda name: getattr(_torch, na
 _CUDA, _CUDA_MANAGED = 2, 13  # DLPack's numbers
 _STRIDED = _torch.strided if _torch is not None else None
 _NUMPY_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "int32": np.int32}
-# What numpy cannot export, and what it is viewed as.
-_VIEWED = {"bfloat16": np.uint16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
+# What numpy cannot export, as what it is viewed, and its name, which numpy is slow to tell.
+_VIEWED = {
+    np.dtype(ml_dtypes.bfloat16): (np.uint16, "bfloat16"),
+    np.dtype(ml_dtypes.float8_e4m3fn): (np.uint8, "float8_e4m3fn"),
+    np.dtype(ml_dtypes.float8_e5m2): (np.uint8, "float8_e5m2"),
+}
 
 
 def lend(x: Any, name: str = "a tensor") -> Any:
@@ -197,9 +201,9 @@ def _lend_other(x: Any, name: str) -> Any:
 
 
 def _from_numpy(x: np.ndarray, name: str) -> FfiTensor:
-    viewed = _VIEWED.get(x.dtype.name)
+    viewed = _VIEWED.get(x.dtype)
     if viewed is not None:
-        return _as_dtype(_from_numpy(x.view(viewed), name), x.dtype.name)
+        return _as_dtype(_from_numpy(x.view(viewed[0]), name), viewed[1])
     if x.flags.writeable:
         return _imported(x, name, x)
     try:
