@@ -27,8 +27,10 @@ struct AttentionSpec {
   i32 head_dim_qk = 128;  ///< a multiple of 8, at most 256
   i32 head_dim_vo = 128;
   DType dtype = DType::bfloat16;  ///< of Q, K, V and O
-  std::vector<Variant> variant;   ///< empty: plain attention
-  std::optional<float> scale;     ///< softmax scale; default 1/√head_dim_qk
+  /// Of K and V, where they are quantised: one of the 8-bit dtypes. Default: dtype.
+  std::optional<DType> kv_dtype;
+  std::vector<Variant> variant;  ///< empty: plain attention
+  std::optional<float> scale;    ///< softmax scale; default 1/√head_dim_qk
   bool batch_invariant = false;
   /// Compile the composition as one functor, with the same bits: one pass over the logits instead
   /// of one a part. Needs a C++ compiler unless it is in the cache.
@@ -36,6 +38,8 @@ struct AttentionSpec {
 
   i32 group_size() const { return num_qo_heads / num_kv_heads; }
   float softmax_scale() const;
+  /// Of K and V as they lie in memory.
+  DType stored_dtype() const { return kv_dtype.value_or(dtype); }
 };
 
 using Params = std::map<std::string, MemberValue>;  ///< "softcap.cap" -> value
@@ -103,9 +107,10 @@ class Plan {
 
 using PlanPtr = std::shared_ptr<const Plan>;
 
-/// K and V of one level.
+/// K and V of one level, and their scales where they are quantised.
 struct KvRef {
   TensorRef k, v;
+  ScaleRef k_scale{}, v_scale{};
 };
 
 struct RunArgs {

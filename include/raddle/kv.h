@@ -17,21 +17,28 @@ namespace raddle {
 /// of its pages. `rope`, a variant that changes keys and nothing else, is applied on the way at the
 /// row's position (the layout's qo_pos, by default the key's index): in fp32, rounded once.
 /// Refused: two rows for one slot.
+///
+/// Into a pool of 8-bit elements rows of 16 or 32 bits are quantised: divided by pool.k_scale and
+/// pool.v_scale in fp32 and rounded once, and what is too large becomes the largest finite number.
+/// Scales of tokens are written: each row and head gets max |x| / (the largest finite number), at
+/// least 2^-126. Head dims are multiples of 8 then, at most 256.
 void append_kv(const Layout& layout, const TensorRef& k_new, const TensorRef& v_new,
                const KvRef& pool, const Variant* rope = nullptr, void* stream = nullptr);
 
 /// Copies K and V of page from_pages[i] of `from` to page to_pages[i] of `to`, for all i at once:
 /// no page is written twice, or both read and written. Tensors are [pages, …] of rank 2 to 4 and
-/// alike but for their number of pages. `to` may be `from`.
+/// alike but for their number of pages. `to` may be `from`. Scales of tokens go along; others are
+/// refused, for they belong to whole pools.
 void copy_pages(const KvRef& from, const KvRef& to, const IndexRef& from_pages,
                 const IndexRef& to_pages, void* stream = nullptr);
 
 /// Writes the elementwise minimum and maximum of each page's keys to `summary` [pages, 2, Hkv, D],
-/// in K's dtype (Quest, arXiv 2406.10774). `new_only`: only of pages that hold rows of the batch.
+/// in K's dtype (Quest, arXiv 2406.10774); of quantised K those of its values, rounded once to the
+/// summary's dtype, which has 16 or 32 bits. `new_only`: only of pages that hold rows of the batch.
 /// Pages that the layout does not list are left alone. Requests that share a page must agree on its
 /// number of keys.
 void summarize_pages(const Layout& layout, const TensorRef& k_pool, const TensorRef& summary,
-                     bool new_only = false, void* stream = nullptr);
+                     bool new_only = false, void* stream = nullptr, const ScaleRef& k_scale = {});
 
 /// What select_pages is asked. A list is a request's, or with `per_head` a request's and KV head's.
 struct SelectArgs {
@@ -58,7 +65,8 @@ LayoutPtr selected_layout(const Layout& layout, const IndexRef& pages, const Ind
 
 /// Of a token tree a request, whose nodes are the batch's rows, already appended: moves the rows of
 /// K and V on the path to the last accepted node to the front, so that they are the request's next
-/// keys. Writes the keys that each request has then to `kv_len` [requests]; null: not wanted.
+/// keys; scales of tokens move along, others are refused. Writes the keys that each request has
+/// then to `kv_len` [requests]; null: not wanted.
 ///   parents [rows]: each node's parent, an earlier node of its request, or -1
 ///   accepted [requests]: the last accepted node; -1: none
 void accept_tree(const Layout& layout, const KvRef& pool, const IndexRef& parents,

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 
 #include "raddle/engine/core/dtype.h"
 
@@ -43,6 +44,20 @@ struct TensorRef {
     }
     return t;
   }
+};
+
+/// What quantised K or V is multiplied by: an element's value is what is stored times its scale.
+/// Nothing: 1.
+struct ScaleRef {
+  std::optional<float> value;  ///< of all
+  /// fp32, where K or V lies. Of rank 0: of all; [Hkv]: of each KV head; or of each token and head:
+  /// the pool's shape without its last dimension.
+  TensorRef tensor;
+
+  ScaleRef() = default;
+  ScaleRef(float of_all) : value(of_all) {}              // NOLINT: a scale is a number
+  ScaleRef(const TensorRef& scales) : tensor(scales) {}  // NOLINT: or a tensor of them
+  bool is_given() const { return value || tensor.data; }
 };
 
 /// A borrowed array of 32- or 64-bit integers of rank 1 or 2 (lengths, row pointers, page tables):

@@ -1,6 +1,6 @@
 """Tensors in and out of the library: DLPack, without copies.
 
-Inputs may be of torch, numpy (bfloat16 by ml_dtypes), JAX or CuPy; outputs that Raddle allocates are of the
+Inputs may be of torch, numpy (bfloat16 and 8-bit floats by ml_dtypes), JAX or CuPy; outputs that Raddle allocates are of the
 same kind and on the same device. What shape, dtype and strides a tensor must have is checked in C++; only what DLPack
 does not carry is checked here.
 """
@@ -18,7 +18,7 @@ from tvm_ffi import from_dlpack
 
 from raddle import _library
 
-_as_bfloat16 = _library.function("raddle.as_bfloat16")
+_as_dtype = _library.function("raddle.as_dtype")
 
 # tvm_ffi imports torch where it is installed, so it is known now whether there is one.
 _torch = sys.modules.get("torch")
@@ -41,6 +41,12 @@ _torch_dtype = functools.lru_cache(maxsize=None)(lambda name: getattr(_torch, na
 _CUDA, _CUDA_MANAGED = 2, 13  # DLPack's numbers
 _STRIDED = _torch.strided if _torch is not None else None
 _NUMPY_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "int32": np.int32}
+# What numpy cannot export, as what it is viewed, and its name, which numpy is slow to tell.
+_VIEWED = {
+    np.dtype(ml_dtypes.bfloat16): (np.uint16, "bfloat16"),
+    np.dtype(ml_dtypes.float8_e4m3fn): (np.uint8, "float8_e4m3fn"),
+    np.dtype(ml_dtypes.float8_e5m2): (np.uint8, "float8_e5m2"),
+}
 
 
 def lend(x: Any, name: str = "a tensor") -> Any:
@@ -69,6 +75,19 @@ def lend_index(x: Any, name: str) -> Any:
             x = np.asarray(x) if len(x) else np.zeros(0, np.int64)
         except ValueError:
             raise ValueError(f"{name} has rows of unequal length; expected equal ones: pad with -1") from None
+    return lend(x, name)
+
+
+def lend_scale(x: Any, name: str) -> Any:
+    """A scale of K or V: None, a number, a tensor, or a list of those, one a level."""
+    if x is None or type(x) is float:
+        return x
+    if isinstance(x, list):
+        return [lend_scale(each, f"{name}[{n}]") for n, each in enumerate(x)]
+    if isinstance(x, (int, np.number)):
+        return x if isinstance(x, int) else float(x)
+    if isinstance(x, str):
+        raise TypeError(f"{name} is {kind_of(x)}; expected a number or a tensor")
     return lend(x, name)
 
 
@@ -142,7 +161,7 @@ def current_stream(device: str) -> int | None:
     return _torch._C._cuda_getCurrentRawStream(int(device[5:])) or None
 
 
-def dtype_name(dtype: Any) -> str:
+def dtype_name(dtype: Any, name: str = "dtype") -> str:
     """"float32" for that string, and for the dtype as numpy, torch, JAX and ml_dtypes have it."""
     if isinstance(dtype, str) or type(dtype).__module__ == "torch":
         return str(dtype).removeprefix("torch.")
@@ -151,7 +170,8 @@ def dtype_name(dtype: Any) -> str:
             return np.dtype(dtype).name
     except TypeError:
         pass
-    raise TypeError(f"dtype is {kind_of(dtype)}; expected 'float32', 'float16' or 'bfloat16'")
+    expected = "'float32', 'float16' or 'bfloat16'" if name == "dtype" else "'float8_e4m3fn', 'float8_e5m2' or None"
+    raise TypeError(f"{name} is {kind_of(dtype)}; expected {expected}")
 
 
 def numbered(x: Any) -> Any:
@@ -188,8 +208,9 @@ def _lend_other(x: Any, name: str) -> Any:
 
 
 def _from_numpy(x: np.ndarray, name: str) -> FfiTensor:
-    if x.dtype == ml_dtypes.bfloat16:
-        return _as_bfloat16(_from_numpy(x.view(np.uint16), name))
+    viewed = _VIEWED.get(x.dtype)
+    if viewed is not None:
+        return _as_dtype(_from_numpy(x.view(viewed[0]), name), viewed[1])
     if x.flags.writeable:
         return _imported(x, name, x)
     try:

@@ -14,6 +14,9 @@ import torch
 
 T = TypeVar("T")
 
+# Scales of K and V cross with the parameters, whose names have a dot.
+_SCALES = "k_scale", "v_scale"
+
 # Numbers 0 and 1 would be compiled as constants, each time anew.
 _numbers = itertools.count(2)
 _numbered: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -36,6 +39,7 @@ def run(
     return_lse: bool,
     return_state: bool,
     scale: float | None,
+    scales: tuple[Any, Any],
     params: dict[str, Any] | None,
 ) -> Any:
     """`Attention.run` while it is traced."""
@@ -54,6 +58,13 @@ def run(
         pools.extend(level)
     tensors: dict[str, Any] = {}
     values: dict[str, float] = {}
+    for name, given in zip(_SCALES, scales):
+        for nth, value in enumerate(given if isinstance(given, list) else [given]):
+            key = f"{name}[{nth}]" if isinstance(given, list) else name
+            if isinstance(value, torch.Tensor):
+                tensors[key] = value
+            elif value is not None:
+                values[key] = float(value)
     for name, value in (params or {}).items():
         if isinstance(value, (torch.Tensor, list, tuple)):
             tensors[name] = value if isinstance(value, torch.Tensor) else torch.tensor(value)
@@ -92,7 +103,8 @@ def _run(
 ) -> None:
     rest = iter(pools)
     levels = [tuple(itertools.islice(rest, count)) if count != 1 else next(rest) for count in counts]
-    params = dict(zip(names.split("\n"), [*tensors, *values])) if names else None
+    params = dict(zip(names.split("\n"), [*tensors, *values])) if names else {}
+    scales = {name: _scale_of(params, name) for name in _SCALES}
     _numbered[attention].run(
         _numbered[plan],
         q,
@@ -101,8 +113,17 @@ def _run(
         lse=lse,
         return_state=return_state,
         scale=scale,
-        params=params,
+        params=params or None,
+        **scales,
     )
+
+
+def _scale_of(params: dict[str, Any], name: str) -> Any:
+    """Takes a scale out of the parameters that it crossed with: one, or those of levels as a list."""
+    if name in params:
+        return params.pop(name)
+    by_level = {int(key[len(name) + 1 : -1]): key for key in params if key.startswith(f"{name}[")}
+    return [params.pop(by_level[n]) if n in by_level else None for n in range(max(by_level) + 1)] if by_level else None
 
 
 def _attention(q: Any, k: Any, v: Any, causal: bool, scale: float | None, return_lse: bool) -> tuple[Any, Any]:

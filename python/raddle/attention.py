@@ -15,6 +15,7 @@ from raddle._tensors import (
     lend,
     lend_output,
     lend_pools,
+    lend_scale,
     like,
     numbered,
     refuse_tracer,
@@ -145,6 +146,8 @@ class Attention(_library.Handle):
         return_lse: bool = False,
         return_state: bool = False,
         scale: float | None = None,
+        k_scale: Any = None,
+        v_scale: Any = None,
         params: dict[str, Any] | None = None,
         timeline: Any = None,
     ) -> Any:
@@ -155,7 +158,7 @@ class Attention(_library.Handle):
             q: [rows, Hq, head_dim] in the spec's dtype.
             kv: a tuple (k, v), or one tensor with K and V in dimension 1 ([pages, 2, page_size, Hkv, D],
                 [tokens, 2, Hkv, D]); or a list of those, one a level of the layout. Any strides with a
-                contiguous last dimension.
+                contiguous last dimension. With a kv_dtype also uint8 tensors of its bits.
             out: [rows, Hq, head_dim_vo] to write; None: a new tensor of q's kind.
             lse: [rows, Hq] float32 to write; None: a new one if it is returned.
             return_lse: return (out, lse); lse is the natural logarithm of the softmax's denominator,
@@ -163,6 +166,10 @@ class Attention(_library.Handle):
             return_state: return the state (O, LSE) in float32, without sinks and output parts, for
                 `raddle.merge_states`. O alone for a `Sigmoid`.
             scale: softmax scale of this layer; None: the spec's.
+            k_scale, v_scale: what K and V of 8 bits are multiplied by (the spec's kv_dtype): a number, or float32
+                tensors where K and V lie: [Hkv], one a head; or one a token and head, K's or V's shape without its
+                last dimension ([pages, page_size, Hkv], [pages, Hkv, page_size], [tokens, Hkv]). Where kv is a list
+                of levels, a list has one of them a level. None: 1. Only quantised K and V have scales.
             params: run members that differ from the spec's, such as ``{"softcap.cap": 50.0}``.
             timeline: GPUs: [workers, marks, 2] float32, zero, to write what each worker did when, for
                 `raddle.Timeline`; costs less than a microsecond an item.
@@ -177,7 +184,8 @@ class Attention(_library.Handle):
         is written.
         """
         if is_traced():
-            return compiled.run(self, plan, q, kv, out, lse, return_lse, return_state, scale, params)
+            scales = k_scale, v_scale
+            return compiled.run(self, plan, q, kv, out, lse, return_lse, return_state, scale, scales, params)
         q_lent = lend(q, "q")
         if type(kv) is tuple and len(kv) == 2:
             pools = (lend(kv[0], "kv: k"), lend(kv[1], "kv: v"))
@@ -203,6 +211,8 @@ class Attention(_library.Handle):
             scale,
             None if timeline is None else lend_output(timeline, "timeline"),
             members(params),
+            lend_scale(k_scale, "k_scale"),
+            lend_scale(v_scale, "v_scale"),
             *pools,
         )
         if out is None:

@@ -7,6 +7,9 @@ says.
 Tensors lie together, on the host or on one GPU. Layouts and index arrays are the host's; to a GPU they go up with the
 call, which runs on the caller's current stream and waits for nothing; a stream that captures a graph is refused.
 Everything is checked before anything is written: ValueError or TypeError name the argument.
+
+Pools may be quantised, of float8_e4m3fn or float8_e5m2, with scales as `Attention.run` takes them; what only moves keys
+takes uint8 views, too.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import math
 from typing import Any, NamedTuple
 
 from raddle import _library
-from raddle._tensors import finished, lend, lend_index, lend_output, lend_pools, like
+from raddle._tensors import dtype_name, finished, kind_of, lend, lend_index, lend_output, lend_pools, lend_scale, like
 from raddle.layouts import Layout, PagedKV
 from raddle.variants import Variant
 
@@ -28,59 +31,114 @@ _heads_of_pool = _library.function("raddle.heads_of_pool")
 _accept_tree = _library.function("raddle.accept_tree")
 
 
-def append_kv(layout: PagedKV, kv_pool: Any, k_new: Any, v_new: Any, rope: Variant | None = None) -> None:
+def append_kv(
+    layout: PagedKV,
+    kv_pool: Any,
+    k_new: Any,
+    v_new: Any,
+    rope: Variant | None = None,
+    *,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    kv_dtype: Any = None,
+) -> None:
     """Writes new keys and values into their pages: row r of request i becomes its key ``kv_len - qo_len + r``.
 
     Args:
         layout: the page table of the step that follows: kv_len counts the new keys, qo_indptr has a row for each.
         kv_pool: written.
-        k_new, v_new: [rows, Hkv, D] in the pool's dtype.
+        k_new, v_new: [rows, Hkv, D] in the pool's dtype, or, where that has 8 bits, one of 16 or 32 bits.
         rope: a variant that changes keys and at most queries (`Rope`, `RopeTables`, one of your own); its key part
             is applied on the way, in fp32 and rounded once, at the row's position: the layout's qo_pos, or the
             key's index. D is then a multiple of 8, at most 256. Attention over this cache must not turn keys again.
+        k_scale, v_scale: what rows are divided by, in fp32, where they are quantised on the way: a number, or float32
+            [Hkv], one a head; None: 1. The quotient is rounded once, to the nearest, and what is too large becomes the
+            largest finite number (448, 57344). Tensors of one a token and head, beside the pool, are written: each row
+            and head gets ``max |x|`` over the largest finite number, at least 2⁻¹²⁶. D is as with rope.
+        kv_dtype: "float8_e4m3fn" or "float8_e5m2": what pools that are given as uint8 hold.
 
     Slots that no row goes to keep what they hold. Raises ValueError where two rows would go to one slot.
     """
     pools = lend_pools(kv_pool, lend_output)
-    _append_kv(layout, lend(k_new, "k_new"), lend(v_new, "v_new"), *pools, rope)
+    new = lend(k_new, "k_new"), lend(v_new, "v_new")
+    scales = _written(k_scale, "k_scale"), _written(v_scale, "v_scale")
+    _append_kv(layout, _kv_dtype(kv_dtype), *new, *pools, *scales, rope)
 
 
-def copy_pages(kv_pool: Any, from_pages: Any, to_pages: Any, to: Any = None) -> None:
+def _kv_dtype(dtype: Any) -> str | None:
+    return None if dtype is None else dtype_name(dtype, "kv_dtype")
+
+
+def _written(scale: Any, name: str) -> Any:
+    """A scale whose tensor is written where it has one a token."""
+    return lend_output(scale, name) if getattr(scale, "ndim", 0) > 1 else lend_scale(scale, name)
+
+
+def copy_pages(
+    kv_pool: Any, from_pages: Any, to_pages: Any, to: Any = None, *, scales: Any = None, to_scales: Any = None
+) -> None:
     """Copies page ``from_pages[i]`` of a pool to page ``to_pages[i]`` of the same or another, for all i at once.
 
     Args:
         kv_pool: K and V that are read, [pages, …] of 2 to 4 dimensions each. A summary [pages, 2, Hkv, D] is one, too.
         from_pages, to_pages: [copies] int32 or int64.
         to: K and V that are written, alike but for their number of pages; None: kv_pool.
+        scales: (k_scale, v_scale), one a token and head beside the pool, float32: copied along. None: none.
+        to_scales: those of ``to``; None: ``scales``.
 
     Raises ValueError for a page outside of its pool, one that is written twice, or one both read and written.
     """
     target = lend_pools(kv_pool if to is None else to, lend_output)
     source = lend_pools(kv_pool)
-    _copy_pages(*source, *target, lend_index(from_pages, "from_pages"), lend_index(to_pages, "to_pages"))
+    from_scales = _pair(scales, "scales")
+    written = _pair(scales if to is None else to_scales, "to_scales")
+    _copy_pages(*source, *from_scales, *target, *written, lend_index(from_pages, "from_pages"), lend_index(to_pages, "to_pages"))
 
 
-def summarize_pages(layout: PagedKV, kv_pool: Any, summary: Any = None, new_only: bool = False) -> Any:
+def _pair(scales: Any, name: str) -> tuple[Any, Any]:
+    if scales is None:
+        return None, None
+    if not isinstance(scales, (tuple, list)) or len(scales) != 2:
+        raise ValueError(f"{name} is {kind_of(scales)}; expected a pair (k_scale, v_scale)")
+    return tuple(_written(x, f"{name}[{n}]") for n, x in enumerate(scales))
+
+
+def summarize_pages(
+    layout: PagedKV,
+    kv_pool: Any,
+    summary: Any = None,
+    new_only: bool = False,
+    *,
+    k_scale: Any = None,
+    kv_dtype: Any = None,
+) -> Any:
     """The elementwise minimum and maximum of each page's keys, by which Quest bounds its logits.
 
     Args:
         layout: the page table whose pages are summarised; slots past a request's kv_len do not count.
         kv_pool: K is read, as attention meets it: turned already where there is RoPE (``append_kv(rope=…)``).
         summary: [pages, 2, Hkv, D] in K's dtype, written: minimum, then maximum. Pages that the layout does not list
-            are left alone. None: a new tensor, whose other pages hold anything.
+            are left alone. None: a new tensor, whose other pages hold anything. For quantised K it is given, in the
+            dtype of queries: it holds values, rounded once.
         new_only: only pages that hold rows of this batch, as after `append_kv` of a step.
+        k_scale: of quantised K, as `Attention.run` takes it; None: 1.
+        kv_dtype: "float8_e4m3fn" or "float8_e5m2": what a pool that is given as uint8 holds.
 
     Returns summary. D is a multiple of 8, at most 256. Raises ValueError where requests that share a page disagree on
     its number of keys. Source: Tang et al. 2024, arXiv 2406.10774, section 3.3.
     """
     pools = lend_pools(kv_pool)
+    given = _kv_dtype(kv_dtype), *pools, lend_scale(k_scale, "k_scale")
     if summary is not None:
-        _summarize_pages(layout, *pools, lend_output(summary, "summary"), new_only)
+        _summarize_pages(layout, *given, lend_output(summary, "summary"), new_only)
         return summary
     k = kv_pool[0] if isinstance(kv_pool, (tuple, list)) else kv_pool[:, 0]
+    dtype = str(k.dtype).rpartition(".")[2]
+    if kv_dtype is not None or dtype.startswith("float8"):
+        raise ValueError("summary is None; expected a tensor in the dtype of queries, where K is quantised")
     heads = _heads_of_pool(layout, *pools)
-    made = like(k, (k.shape[0], 2, heads, k.shape[-1]), str(k.dtype).rpartition(".")[2])
-    _summarize_pages(layout, *pools, lend_output(made, "summary"), new_only)
+    made = like(k, (k.shape[0], 2, heads, k.shape[-1]), dtype)
+    _summarize_pages(layout, *given, lend_output(made, "summary"), new_only)
     return finished(k, made)
 
 
@@ -149,7 +207,7 @@ def select_pages(
     return SelectedPages(*(finished(q, x).reshape(shape) for x in made))
 
 
-def accept_tree(layout: PagedKV, kv_pool: Any, parents: Any, accepted: Any) -> Any:
+def accept_tree(layout: PagedKV, kv_pool: Any, parents: Any, accepted: Any, *, scales: Any = None) -> Any:
     """Keeps the accepted path of each request's tree of drafted tokens: its rows of K and V become the next keys.
 
     The trees' nodes are the rows of the batch that verified them, in order: node n of request i was appended as key
@@ -162,6 +220,7 @@ def accept_tree(layout: PagedKV, kv_pool: Any, parents: Any, accepted: Any) -> A
         parents: [rows] int32 or int64: each node's parent, an earlier node of its request, or -1 for a root, as in
             `raddle.flex.masks.tree`.
         accepted: [requests] the last accepted node of each request; -1: none.
+        scales: (k_scale, v_scale), one a token and head beside the pool, float32: they move along. None: none.
 
     Returns the requests' numbers of keys afterwards, int32 [requests], a new tensor of accepted's kind, on the host.
     Keys that RoPE has turned stay right where their position was their depth (the layout's qo_pos). Raises ValueError
@@ -171,5 +230,5 @@ def accept_tree(layout: PagedKV, kv_pool: Any, parents: Any, accepted: Any) -> A
     pools = lend_pools(kv_pool, lend_output)
     trees = lend_index(parents, "parents"), lend_index(accepted, "accepted")
     kv_len = like(accepted, (layout.num_requests,), "int32")
-    _accept_tree(layout, *pools, *trees, lend(kv_len, "kv_len"))
+    _accept_tree(layout, *pools, *_pair(scales, "scales"), *trees, lend(kv_len, "kv_len"))
     return finished(accepted, kv_len)

@@ -20,6 +20,8 @@ class AttentionSpec:
         head_dim_vo: of V and the output; None: head_dim.
         dtype: "bfloat16", "float16" or "float32", of Q, K, V and the output; or that dtype of numpy or torch.
             It is kept as the string.
+        kv_dtype: "float8_e4m3fn" or "float8_e5m2", of K and V where they are quantised; None: dtype. Their values are
+            what is stored times the scales that `run` is given (OCP 8-bit floating point).
         variant: a variant or a list of them (`raddle.variants`), among which may be score and mask functions
             and a `BlockMask` (`raddle.flex`); empty: plain attention.
         scale: softmax scale; None: ``1 / sqrt(head_dim)``.
@@ -39,10 +41,13 @@ class AttentionSpec:
     scale: float | None = None
     batch_invariant: bool = False
     fuse: bool = False
+    kv_dtype: Any = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "variant", parts(self.variant))
         object.__setattr__(self, "dtype", dtype_name(self.dtype))
+        if self.kv_dtype is not None:
+            object.__setattr__(self, "kv_dtype", dtype_name(self.kv_dtype, "kv_dtype"))
         if self.head_dim_vo is None:
             object.__setattr__(self, "head_dim_vo", self.head_dim)
 

@@ -24,7 +24,7 @@ void check_pair(const std::string& letter, const Layout& layout, const TensorRef
   }
   check_storage(rows_name, rows);
   check_pool(pool_name, pool, layout);
-  if (rows.dtype != pool.dtype) {
+  if (rows.dtype != pool.dtype && (!is_fp8(pool.dtype) || is_fp8(rows.dtype))) {
     fail<TypeError>(rows_name, " is ", name_of(rows.dtype), "; expected ", name_of(pool.dtype),
                     ", as ", pool_name, " is");
   }
@@ -38,6 +38,42 @@ void check_pair(const std::string& letter, const Layout& layout, const TensorRef
                      " has");
   }
   check_distinct(pool_name, pool);
+}
+
+bool quantizes(const TensorRef& rows, const TensorRef& pool) { return rows.dtype != pool.dtype; }
+
+/// K and V are quantised alike, or neither is.
+void check_quantized(const TensorRef& k_new, const TensorRef& v_new, const KvRef& pool,
+                     const Variant* rope) {
+  if (!is_fp8(pool.k.dtype) && !is_fp8(pool.v.dtype)) return;
+  if (pool.v.dtype != pool.k.dtype)
+    fail<TypeError>("pool.v is ", name_of(pool.v.dtype), "; expected ", name_of(pool.k.dtype),
+                    ", as pool.k is");
+  if (v_new.dtype != k_new.dtype)
+    fail<TypeError>("v_new is ", name_of(v_new.dtype), "; expected ", name_of(k_new.dtype),
+                    ", as k_new is");
+  if (!quantizes(k_new, pool.k)) {
+    if (rope)
+      fail<TypeError>("k_new is ", name_of(k_new.dtype),
+                      "; expected float32, float16 or bfloat16 where rope is given");
+    if (pool.k_scale.is_given() || pool.v_scale.is_given())
+      fail<ValueError>(pool.k_scale.is_given() ? "k_scale" : "v_scale", " is given, and k_new is ",
+                       name_of(k_new.dtype),
+                       " already; expected no scale: such rows are moved as they are");
+    return;
+  }
+  check_head_dim("k_new", k_new.shape[2], ", where rows are quantised");
+  check_head_dim("v_new", v_new.shape[2], ", where rows are quantised");
+}
+
+/// How rows are quantised on their way to `pool`.
+QuantizeView quantize_view(const std::string& name, const ScaleRef& scale,
+                           const std::string& pool_name, const TensorRef& pool, HeadOrder order) {
+  const ScaleView view = pool_scale(name, scale, pool_name, pool, order);
+  if (scale.value && *scale.value == 0.0f)
+    fail<ValueError>(name, " is 0; expected another number: rows are divided by it");
+  if (is_by_token(scale)) check_distinct(name, scale.tensor);
+  return {view, is_by_token(scale)};
 }
 
 /// The slots of one page that one request's new rows go to.
@@ -113,9 +149,7 @@ std::vector<Range> new_positions(const LayoutView& layout, const LevelView& leve
 /// The key part of `rope`, bound to the pool's sizes and checked against the batch.
 BoundVariant bind_rope(const Variant& rope, const Layout& layout, const LevelView& level,
                        const TensorRef& k_new, const TensorRef& v_new) {
-  if (k_new.shape[2] > kv::max_head_dim || k_new.shape[2] % kv::piece_size != 0)
-    fail<ValueError>("k_new has a head_dim of ", k_new.shape[2],
-                     "; expected a multiple of 8, at most 256, where rope is given");
+  check_head_dim("k_new", k_new.shape[2], ", where rope is given");
   AttentionSpec spec;
   spec.num_qo_heads = spec.num_kv_heads = static_cast<i32>(k_new.shape[1]);
   spec.head_dim_qk = static_cast<i32>(k_new.shape[2]);
@@ -134,18 +168,46 @@ BoundVariant bind_rope(const Variant& rope, const Layout& layout, const LevelVie
   return bound;
 }
 
-void append_turned_row(const AppendView& view, const Stages& stages, DType dtype, i64 row,
-                       const kv::NewRow& at) {
+/// All heads of one row of K or V, which `turn` changes.
+template <class Turn>
+void append_turned_row(const RowBytes& rows, DType dtype, const PoolBytes& pool, DType kv_dtype,
+                       const QuantizeView& quantize, i64 row, const kv::NewRow& at, Turn turn) {
   float vector[kv::max_head_dim];
-  const i32 size = static_cast<i32>(view.k.head_bytes) / dtype_bytes(dtype);
-  const auto turn = [&](float* x, const Key& key) {
-    for (i32 i = 0; i < stages.num_key; ++i)
-      stages.key[i].ops->key(stages.key[i].self, x, size, key);
+  const auto append = [&](auto t, auto p) {
+    for (i32 head = 0; head < pool.num_heads; ++head)
+      kv::append_turned<decltype(t), decltype(p)>(kv::Alone{}, rows, pool, quantize, row, head, at,
+                                                  vector, turn);
   };
   dispatch_dtype(dtype, [&](auto t) {
-    for (i32 head = 0; head < view.k.num_heads; ++head)
-      kv::append_turned<decltype(t)>(kv::Alone{}, view.k_rows, view.k, row, head, at, vector, turn);
+    if (kv_dtype == DType::float8_e4m3fn)
+      append(t, e4m3{});
+    else if (kv_dtype == DType::float8_e5m2)
+      append(t, e5m2{});
+    else
+      append(t, t);
   });
+}
+
+/// One row, all heads of K and V, on the host.
+void append_row(const AppendView& view, DType dtype, DType kv_dtype, const Stages* turned, i64 row,
+                const kv::NewRow& at) {
+  const bool quantized = dtype != kv_dtype;
+  if (quantized)
+    append_turned_row(view.v_rows, dtype, view.v, kv_dtype, view.v_scale, row, at, kv::AsItIs{});
+  else
+    kv::append_row(view.v_rows, view.v, row, at);
+  if (turned) {
+    const i32 size = static_cast<i32>(view.k.head_bytes) / dtype_bytes(kv_dtype);
+    append_turned_row(view.k_rows, dtype, view.k, kv_dtype, view.k_scale, row, at,
+                      [&](float* x, const Key& key) {
+                        for (i32 i = 0; i < turned->num_key; ++i)
+                          turned->key[i].ops->key(turned->key[i].self, x, size, key);
+                      });
+  } else if (quantized) {
+    append_turned_row(view.k_rows, dtype, view.k, kv_dtype, view.k_scale, row, at, kv::AsItIs{});
+  } else {
+    kv::append_row(view.k_rows, view.k, row, at);
+  }
 }
 
 RowBytes row_bytes(const TensorRef& rows) {
@@ -164,27 +226,28 @@ void append_kv(const Layout& layout, const TensorRef& k_new, const TensorRef& v_
     fail<ValueError>("v_new has ", v_new.shape[1], " heads; expected ", k_new.shape[1],
                      ", as k_new has");
   }
+  check_quantized(k_new, v_new, pool, rope);
+  const HeadOrder order = layout.levels()[0].order;
+  const QuantizeView k_scale = quantize_view("k_scale", pool.k_scale, "pool.k", pool.k, order);
+  const QuantizeView v_scale = quantize_view("v_scale", pool.v_scale, "pool.v", pool.v, order);
   check_slots(layout, level, std::min(pool.k.shape[0], pool.v.shape[0]));
   std::optional<BoundVariant> bound;
   if (rope) bound.emplace(bind_rope(*rope, layout, level, k_new, v_new));
 
-  const HeadOrder order = layout.levels()[0].order;
-  const AppendView view{row_bytes(k_new), row_bytes(v_new), pool_bytes(pool.k, order),
-                        pool_bytes(pool.v, order)};
+  const AppendView view{row_bytes(k_new),          row_bytes(v_new), pool_bytes(pool.k, order),
+                        pool_bytes(pool.v, order), k_scale,          v_scale};
   const i64 bytes = (view.k.head_bytes + view.v.head_bytes) * view.k.num_heads;
   if (bytes == 0) return;
   const DeviceId device =
       common_device({{"k_new", k_new}, {"v_new", v_new}, {"pool.k", pool.k}, {"pool.v", pool.v}});
   if (is_gpu(device))
-    return cuda::append({device, stream}, layout, view, k_new.dtype, bound ? &*bound : nullptr);
+    return cuda::append({device, stream}, layout, view, k_new.dtype, pool.k.dtype,
+                        bound ? &*bound : nullptr);
   share_units(layout.num_rows(), bytes, [&](i64 begin, i64 end) {
     kv::for_new_rows(layout.view(), level, static_cast<i32>(begin), static_cast<i32>(end),
                      [&](i32 row, const kv::NewRow& at) {
-                       kv::append_row(view.v_rows, view.v, row, at);
-                       if (bound)
-                         append_turned_row(view, bound->stages(), k_new.dtype, row, at);
-                       else
-                         kv::append_row(view.k_rows, view.k, row, at);
+                       append_row(view, k_new.dtype, pool.k.dtype,
+                                  bound ? &bound->stages() : nullptr, row, at);
                      });
   });
 }

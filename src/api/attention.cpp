@@ -7,6 +7,7 @@
 
 #include "api/attention_backend.h"
 #include "api/bound_variant.h"
+#include "api/kv_tensors.h"
 #include "api/planning.h"
 #include "plan/heuristics.h"
 #include "plan/planner.h"
@@ -34,6 +35,13 @@ void check_spec(const AttentionSpec& spec) {
   };
   check_dim("head_dim", spec.head_dim_qk);
   check_dim("head_dim_vo", spec.head_dim_vo);
+  if (is_fp8(spec.dtype))
+    fail<ValueError>("dtype is '", name_of(spec.dtype),
+                     "'; expected 'float32', 'float16' or 'bfloat16': kv_dtype is that of K and V");
+  if (spec.stored_dtype() != spec.dtype && !is_fp8(spec.stored_dtype()))
+    fail<ValueError>("kv_dtype is '", name_of(spec.stored_dtype()),
+                     "'; expected 'float8_e4m3fn', 'float8_e5m2', or dtype, '", name_of(spec.dtype),
+                     "'");
   if (spec.scale && !std::isfinite(*spec.scale))
     fail<ValueError>("scale is ", *spec.scale, "; expected a finite number");
 }

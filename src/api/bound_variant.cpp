@@ -52,7 +52,8 @@ const VariantOps& BoundVariant::find_ops(const Variant& variant) {
 }
 
 BoundVariant::BoundVariant(const AttentionSpec& spec, const std::string& gpu_arch)
-    : spec_{spec.num_qo_heads, spec.num_kv_heads, spec.head_dim_qk, spec.head_dim_vo, spec.dtype},
+    : spec_{spec.num_qo_heads, spec.num_kv_heads, spec.head_dim_qk,
+            spec.head_dim_vo,  spec.dtype,        spec.stored_dtype()},
       gpu_arch_(gpu_arch) {
   for (const Variant& v : spec.variant) add(v);
   check();

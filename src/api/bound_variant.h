@@ -94,7 +94,7 @@ class BoundVariant {
 
   struct Sizes {
     i32 qo_heads, kv_heads, head_dim, head_dim_vo;
-    DType dtype;
+    DType dtype, kv_dtype;
     bool operator==(const Sizes&) const = default;
   } spec_;
   std::string gpu_arch_, unknown_masks_;

@@ -55,6 +55,7 @@ class CpuBackend final : public AttentionBackend {
     launch.dim_qk = spec_.head_dim_qk;
     launch.dim_vo = spec_.head_dim_vo;
     launch.dtype = spec_.dtype;
+    launch.kv_dtype = spec_.stored_dtype();
     launch.layout = &plan.layout().view();
     launch.plan = &plan.view();
     launch.stages = &variant.stages();

@@ -42,6 +42,10 @@ namespace {
 jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant) {
   if (spec.dtype == DType::float32)
     fail<ValueError>("dtype is 'float32'; GPU kernels compute 'float16' and 'bfloat16'");
+  if (is_fp8(spec.stored_dtype()))
+    fail<ValueError>("kv_dtype is '", name_of(spec.stored_dtype()),
+                     "', which needs a kernel that is not yet built for GPUs; expected None, or "
+                     "device 'cpu'");
   return {spec.dtype, spec.head_dim_qk, spec.head_dim_vo, variant.source(), variant.memory_bytes()};
 }
 

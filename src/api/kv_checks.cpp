@@ -52,6 +52,34 @@ void check_page(const LevelView& level, i32 request, i32 nth, i64 pages, const c
   }
 }
 
+void check_head_dim(const std::string& name, i64 head_dim, const char* why) {
+  if (head_dim < 1 || head_dim > kv::max_head_dim || head_dim % kv::piece_size != 0)
+    fail<ValueError>(name, " has a head_dim of ", head_dim,
+                     "; expected a multiple of 8, at most 256", why);
+}
+
+ScaleView pool_scale(const std::string& name, const ScaleRef& scale, const std::string& pool_name,
+                     const TensorRef& pool, HeadOrder order) {
+  // [pages, heads, D] are pages of one slot.
+  const PoolAxes axes = pool.rank == 4 ? pool_axes(order) : PoolAxes{-1, pool.rank - 2};
+  check_scale(name, scale, pool_name, pool, dim(pool, axes.head));
+  if (!is_by_token(scale)) return constant_scale(scale);
+  const TensorRef& t = scale.tensor;
+  return {static_cast<float*>(t.data), step(t, 0), axes.slot < 0 ? 0 : step(t, axes.slot),
+          step(t, axes.head), 1.0f};
+}
+
+ScaleView moved_scales(const std::string& name, const ScaleRef& scale, const std::string& pool_name,
+                       const TensorRef& pool, HeadOrder order) {
+  if (!scale.is_given()) return {};
+  const ScaleView view = pool_scale(name, scale, pool_name, pool, order);
+  if (!is_by_token(scale))
+    fail<ValueError>(name, " is ", scale.value ? "a number" : shape_text(scale.tensor) + " float32",
+                     "; expected None, or a scale for each token and head: only those move");
+  check_distinct(name, scale.tensor);
+  return view;
+}
+
 PoolBytes pool_bytes(const TensorRef& pool, HeadOrder order) {
   const i64 bytes = dtype_bytes(pool.dtype);
   const PoolAxes axes = pool_axes(order);

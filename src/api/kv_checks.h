@@ -24,6 +24,18 @@ void check_heads(const KvRef& pool, HeadOrder order);
 /// Page `nth` of `request`, which `why` ("new rows go to") says must be there.
 void check_page(const LevelView& level, i32 request, i32 nth, i64 pages, const char* why);
 
+/// What 8 elements at a time can work on.
+void check_head_dim(const std::string& name, i64 head_dim, const char* why = "");
+
+/// Scales of a pool's tokens, which move as its rows do; without data where none are given. The
+/// pool is [pages, …] of rank 3 or 4.
+ScaleView moved_scales(const std::string& name, const ScaleRef& scale, const std::string& pool_name,
+                       const TensorRef& pool, HeadOrder order);
+
+/// The same of any kind.
+ScaleView pool_scale(const std::string& name, const ScaleRef& scale, const std::string& pool_name,
+                     const TensorRef& pool, HeadOrder order);
+
 PoolBytes pool_bytes(const TensorRef& pool, HeadOrder order);
 
 /// Calls f(begin, end) for parts of [0, units), on several threads where `unit_bytes` a unit are

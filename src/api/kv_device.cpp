@@ -35,15 +35,21 @@ DeviceId common_device(const std::vector<NamedTensor>& tensors) {
 namespace cuda {
 namespace {
 
-jit::KvKernels kernels_of(DType dtype, const BoundVariant* variant) {
-  if (!variant) return {dtype, {}, 0};
-  return {dtype, variant->source(), variant->memory_bytes()};
+jit::KvKernels kernels_of(DType dtype, DType kv_dtype, const BoundVariant* variant) {
+  if (!variant) return {dtype, kv_dtype, {}, 0};
+  return {dtype, kv_dtype, variant->source(), variant->memory_bytes()};
+}
+
+/// For what moves keys and knows no dtype: the kernels that pools of this one have anyway.
+jit::KvKernels kernels_for_pools(DType kv_dtype) {
+  return kernels_of(is_fp8(kv_dtype) ? DType::bfloat16 : kv_dtype, kv_dtype, nullptr);
 }
 
 /// What tells kernels apart, without writing their source.
 std::string key_of(const Device& device, const char* entry, const jit::KvKernels& kernels) {
   std::string key = std::to_string(device.ordinal()) + " " + entry + " " +
-                    std::to_string(static_cast<int>(kernels.dtype));
+                    std::to_string(static_cast<int>(kernels.dtype)) + " " +
+                    std::to_string(static_cast<int>(kernels.kv_dtype));
   for (const jit::Functor& part : kernels.composition.parts)
     key += "\n" + part.type + "\n" + part.name + "\n" + (part.source ? part.source->text : "");
   for (const jit::MaskNode& node : kernels.composition.masks)
@@ -166,46 +172,49 @@ i32 longest_list(const LevelView& level) {
 }  // namespace
 
 void append(const Target& on, const Layout& layout, const AppendView& view, DType dtype,
-            const BoundVariant* variant) {
+            DType kv_dtype, const BoundVariant* variant) {
   AppendLaunch launch{};
   launch.view = view;
   launch.num_units = i64{layout.num_rows()} * view.k.num_heads;
   if (launch.num_units == 0) return;
-  Call call(on, kernels_of(dtype, variant));
+  // Rows that are quantised already are bytes, as rows of the pool's own dtype are.
+  if (is_fp8(dtype)) dtype = kv_dtype = DType::bfloat16;
+  Call call(on, kernels_of(dtype, kv_dtype, variant));
   call.place(layout, launch);
   call.launch(jit::append_entry, launch.num_units, kv::num_warps, launch, call.place(variant));
 }
 
-void copy(const Target& on, const CopyView& view, DType dtype) {
+void copy(const Target& on, const CopyView& view, DType kv_dtype) {
   CopyLaunch launch{};
   launch.view = view;
   launch.num_units = i64{view.num_copies} * view.page_size * view.k_from.num_heads;
   if (launch.num_units == 0) return;
-  Call call(on, kernels_of(dtype, nullptr));
+  Call call(on, kernels_for_pools(kv_dtype));
   launch.view.from_pages = call.send(view.from_pages, view.num_copies, "from_pages");
   launch.view.to_pages = call.send(view.to_pages, view.num_copies, "to_pages");
   call.launch(jit::copy_entry, launch.num_units, kv::num_warps, launch);
 }
 
-void accept(const Target& on, const Layout& layout, const AcceptView& view, DType dtype) {
+void accept(const Target& on, const Layout& layout, const AcceptView& view, DType kv_dtype) {
   AcceptLaunch launch{};
   launch.view = view;
   launch.num_units = i64{layout.num_requests()} * view.k.num_heads;
   if (launch.num_units == 0) return;
-  Call call(on, kernels_of(dtype, nullptr));
+  Call call(on, kernels_for_pools(kv_dtype));
   call.place(layout, launch);
   launch.view.parents = call.send(view.parents, layout.num_rows(), "parents");
   launch.view.accepted = call.send(view.accepted, layout.num_requests(), "accepted");
   call.launch(jit::accept_entry, launch.num_units, kv::num_warps, launch);
 }
 
-void summarize(const Target& on, const Layout& layout, const SummarizeView& view, DType dtype) {
+void summarize(const Target& on, const Layout& layout, const SummarizeView& view, DType dtype,
+               DType kv_dtype) {
   SummarizeLaunch launch{};
   launch.view = view;
   launch.max_pages = longest_list(layout.view().levels[0]);
   launch.num_units = i64{layout.num_requests()} * launch.max_pages * view.k.num_heads;
   if (launch.num_units == 0) return;
-  Call call(on, kernels_of(dtype, nullptr));
+  Call call(on, kernels_of(dtype, kv_dtype, nullptr));
   call.place(layout, launch);
   call.launch(jit::summarize_entry, launch.num_units, kv::num_warps, launch);
 }
@@ -217,7 +226,7 @@ void select(const Target& on, const Layout& layout, const SelectView& view, DTyp
   launch.num_units = kv::score_units(launch.view, layout.num_requests());
   const i64 lists = i64{layout.num_requests()} * kv::lists_of_request(view);
   if (lists == 0) return;
-  Call call(on, kernels_of(dtype, nullptr));
+  Call call(on, kernels_of(dtype, dtype, nullptr));
   call.place(layout, launch);
   const auto scores = static_cast<std::size_t>(lists * launch.view.max_pages);
   launch.view.scores = static_cast<u32*>(call.take(scores * sizeof(u32), "scores of pages"));
@@ -231,14 +240,14 @@ void merge(const Target& on, const MergeView& view, const BoundVariant* finish, 
   launch.group_size = group_size;
   launch.num_units = i64{view.num_rows} * view.num_heads;
   if (launch.num_units == 0) return;
-  Call call(on, kernels_of(DType::float32, finish));
+  Call call(on, kernels_of(DType::float32, DType::float32, finish));
   if (finish) call.refuse_capture("the parameters of finish");
   call.launch(jit::merge_entry, launch.num_units, kv::num_warps, launch, call.place(finish));
 }
 
 std::string compile_kv(const AttentionSpec& spec, const std::string& arch) {
   const BoundVariant bound(spec);
-  return jit::compile(kernels_of(spec.dtype, &bound), arch).log;
+  return jit::compile(kernels_of(spec.dtype, spec.stored_dtype(), &bound), arch).log;
 }
 
 }  // namespace cuda

@@ -34,12 +34,15 @@ struct Target {
   void* stream;
 };
 
+/// `dtype` is that of the new rows, `kv_dtype` that of the pool.
 void append(const Target& on, const Layout& layout, const AppendView& view, DType dtype,
-            const BoundVariant* variant);
+            DType kv_dtype, const BoundVariant* variant);
 /// `view`'s lists are the host's.
-void copy(const Target& on, const CopyView& view, DType dtype);
-void accept(const Target& on, const Layout& layout, const AcceptView& view, DType dtype);
-void summarize(const Target& on, const Layout& layout, const SummarizeView& view, DType dtype);
+void copy(const Target& on, const CopyView& view, DType kv_dtype);
+void accept(const Target& on, const Layout& layout, const AcceptView& view, DType kv_dtype);
+/// `dtype` is that of the summary.
+void summarize(const Target& on, const Layout& layout, const SummarizeView& view, DType dtype,
+               DType kv_dtype);
 /// `view.scores` is the call's own.
 void select(const Target& on, const Layout& layout, const SelectView& view, DType dtype);
 void merge(const Target& on, const MergeView& view, const BoundVariant* finish, i32 group_size);

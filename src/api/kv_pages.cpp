@@ -44,6 +44,23 @@ void check_alike(const std::string& letter, const TensorRef& from, const TensorR
   check_distinct(name, to);
 }
 
+/// Scales of tokens on both sides, or on neither.
+struct MovedScales {
+  ScaleView from, to;
+};
+
+MovedScales scales_of(const std::string& letter, const ScaleRef& from, const TensorRef& from_pool,
+                      const ScaleRef& to, const TensorRef& to_pool) {
+  const std::string from_name = "from." + letter + "_scale", to_name = "to." + letter + "_scale";
+  const auto view = [&](const std::string& name, const ScaleRef& scale, const TensorRef& pool) {
+    return moved_scales(name, scale, name.substr(0, name.find('_')), pool, HeadOrder::nhd);
+  };
+  if (from.is_given() != to.is_given())
+    fail<ValueError>(from.is_given() ? to_name : from_name, " is missing; expected one, as ",
+                     from.is_given() ? from_name : to_name, " is given");
+  return {view(from_name, from, from_pool), view(to_name, to, to_pool)};
+}
+
 std::vector<i32> read_pages(const char* name, const IndexRef& ref, i64 pages) {
   std::vector<i32> list = copy_index(name, ref);
   for (std::size_t i = 0; i < list.size(); ++i)
@@ -110,12 +127,18 @@ void copy_pages(const KvRef& from, const KvRef& to, const IndexRef& from_pages,
   }
   check_disjoint(read, written, common_pages(a.k, b.k));
   check_disjoint(read, written, common_pages(a.v, b.v));
+  const MovedScales k_scales = scales_of("k", from.k_scale, from.k, to.k_scale, to.k);
+  const MovedScales v_scales = scales_of("v", from.v_scale, from.v, to.v_scale, to.v);
 
   CopyView view{};
   view.k_from = pool_bytes(a.k, HeadOrder::nhd);
   view.k_to = pool_bytes(b.k, HeadOrder::nhd);
   view.v_from = pool_bytes(a.v, HeadOrder::nhd);
   view.v_to = pool_bytes(b.v, HeadOrder::nhd);
+  view.k_scale_from = k_scales.from;
+  view.k_scale_to = k_scales.to;
+  view.v_scale_from = v_scales.from;
+  view.v_scale_to = v_scales.to;
   view.from_pages = read.data();
   view.to_pages = written.data();
   view.num_copies = static_cast<i32>(read.size());
@@ -130,6 +153,13 @@ void copy_pages(const KvRef& from, const KvRef& to, const IndexRef& from_pages,
     for (i64 i = begin; i < end; ++i) {
       kv::copy_page(view.k_from, view.k_to, view.from_pages[i], view.to_pages[i], slots);
       kv::copy_page(view.v_from, view.v_to, view.from_pages[i], view.to_pages[i], slots);
+      const i64 heads = view.k_from.num_heads;
+      if (view.k_scale_from.data)
+        kv::copy_page_scales(view.k_scale_from, view.k_scale_to, view.from_pages[i],
+                             view.to_pages[i], slots, heads);
+      if (view.v_scale_from.data)
+        kv::copy_page_scales(view.v_scale_from, view.v_scale_to, view.from_pages[i],
+                             view.to_pages[i], slots, heads);
     }
   });
 }

@@ -21,12 +21,6 @@ SummaryBytes summary_bytes(const TensorRef& t) {
       static_cast<i32>(dim(t, 3)), static_cast<i32>(std::min<i64>(dim(t, 0), int_max))};
 }
 
-void check_head_dim(const std::string& name, i64 head_dim) {
-  if (head_dim < 1 || head_dim > kv::max_head_dim || head_dim % kv::piece_size != 0)
-    fail<ValueError>(name, " has a head_dim of ", head_dim,
-                     "; expected a multiple of 8, at most 256");
-}
-
 /// One page that is summarised.
 struct PageJob {
   i32 page, keys;
@@ -59,6 +53,8 @@ i64 check_select(const Layout& layout, const SelectArgs& args) {
   const TensorRef& q = args.q;
   const TensorRef& s = args.summary;
   check_tensor("summary", s, s.dtype, {-1, 2, -1, -1});
+  if (is_fp8(s.dtype))
+    fail<TypeError>("summary is ", name_of(s.dtype), "; expected float32, float16 or bfloat16");
   check_tensor("q", q, s.dtype, {layout.num_rows(), -1, dim(s, 3)});
   check_head_dim("summary", dim(s, 3));
   const i64 kv_heads = dim(s, 2);
@@ -117,29 +113,47 @@ void select_list(const SelectView& view, const LayoutView& layout, const LevelVi
 }  // namespace
 
 void summarize_pages(const Layout& layout, const TensorRef& k_pool, const TensorRef& summary,
-                     bool new_only, void* stream) {
+                     bool new_only, void* stream, const ScaleRef& k_scale) {
   const LevelView& level = check_page_table(layout, whose_pages);
   check_pool("pool.k", k_pool, layout);
   const HeadOrder order = layout.levels()[0].order;
   check_head_dim("pool.k", dim(k_pool, 3));
-  check_output("summary", summary, k_pool.dtype,
+  const bool quantized = is_fp8(k_pool.dtype);
+  if (quantized && is_fp8(summary.dtype))
+    fail<TypeError>(
+        "summary is ", name_of(summary.dtype),
+        "; expected float32, float16 or bfloat16, the dtype of queries, where pool.k is "
+        "quantised");
+  check_output("summary", summary, quantized ? summary.dtype : k_pool.dtype,
                {-1, 2, dim(k_pool, pool_axes(order).head), dim(k_pool, 3)});
-  const SummarizeView view{pool_bytes(k_pool, order), summary_bytes(summary), new_only};
+  const SummarizeView view{pool_bytes(k_pool, order), summary_bytes(summary),
+                           pool_scale("k_scale", k_scale, "pool.k", k_pool, order), new_only};
   for (i32 i = 0; i < layout.num_requests(); ++i)
     if (new_only && kv::first_new_column(level, i) < 0)
       fail<ValueError>("kv_len[", i, "] is ", level.columns[i], "; expected at least ",
                        group_rows(level, i), ", the new rows of that request");
   const auto jobs = pages_to_summarize(view, level, std::min(dim(k_pool, 0), dim(summary, 0)));
   const DeviceId device = common_device({{"pool.k", k_pool}, {"summary", summary}});
-  if (is_gpu(device)) return cuda::summarize({device, stream}, layout, view, k_pool.dtype);
+  if (is_gpu(device))
+    return cuda::summarize({device, stream}, layout, view, summary.dtype, k_pool.dtype);
   const i64 bytes = view.k.head_bytes * view.k.num_heads * level.block_size;
   share_units(static_cast<i64>(jobs.size()), bytes, [&](i64 begin, i64 end) {
-    dispatch_dtype(k_pool.dtype, [&](auto t) {
+    const auto summarize = [&](auto t, auto p) {
       for (i64 i = begin; i < end; ++i) {
         const PageJob& job = jobs[static_cast<std::size_t>(i)];
         for (i32 head = 0; head < view.k.num_heads; ++head)
-          kv::summarize_page<decltype(t)>(kv::Alone{}, view, job.page, job.keys, head);
+          kv::summarize_page<decltype(t), decltype(p)>(kv::Alone{}, view, job.page, job.keys, head);
       }
+    };
+    dispatch_dtype(summary.dtype, [&](auto t) {
+      dispatch_kv_dtype(k_pool.dtype, [&](auto p) {
+        using P = decltype(p);
+        // Keys that are not quantised have the summary's dtype.
+        if constexpr (is_quantized<P>)
+          summarize(t, p);
+        else
+          summarize(t, t);
+      });
     });
   });
 }

@@ -1,5 +1,9 @@
 #include "api/kv_tensors.h"
 
+#include <algorithm>
+#include <cmath>
+
+#include "api/attention_backend.h"
 #include "raddle/error.h"
 
 namespace raddle {
@@ -30,26 +34,33 @@ Pool paged_pool(const TensorRef& t, HeadOrder order) {
   return {PoolView{t.data, step(t, 0), step(t, axes.slot), step(t, axes.head)}, dim(t, 0)};
 }
 
+/// What a pool's rows are.
+struct RowKind {
+  DType dtype;
+  i64 heads;
+  i64 head_dim;
+};
+
 /// Blocks of Bc rows in a tensor of slots, or in a page pool whose pages follow one another without
 /// gaps.
 Pool block_pool(const std::string& name, const TensorRef& t, const Level& level,
-                const AttentionSpec& spec, i32 head_dim) {
+                const RowKind& kind) {
   const i64 bc = level.block_size;
   const auto check_slots = [&](i64 slots) {
     if (level.max_slot >= slots)
       fail<ValueError>(name, " has ", slots, " slots; the layout uses slot ", level.max_slot);
   };
   if (t.rank == 3) {
-    check_tensor(name, t, spec.dtype, {-1, spec.num_kv_heads, head_dim});
+    check_tensor(name, t, kind.dtype, {-1, kind.heads, kind.head_dim});
     check_slots(dim(t, 0));
     // A last block may be cut short: it counts.
     return {PoolView{t.data, bc * step(t, 0), step(t, 0), step(t, 1)}, (dim(t, 0) + bc - 1) / bc};
   }
   if (level.order == HeadOrder::hnd) {
-    check_tensor(name, t, spec.dtype, {-1, spec.num_kv_heads, bc, head_dim});
+    check_tensor(name, t, kind.dtype, {-1, kind.heads, bc, kind.head_dim});
     return paged_pool(t, HeadOrder::hnd);
   }
-  check_tensor(name, t, spec.dtype, {-1, -1, spec.num_kv_heads, head_dim});
+  check_tensor(name, t, kind.dtype, {-1, -1, kind.heads, kind.head_dim});
   if (dim(t, 1) == bc) return paged_pool(t, HeadOrder::nhd);
   if (step(t, 0) != dim(t, 1) * step(t, 1))
     fail<ValueError>(name, " has pages of ", dim(t, 1), " rows with gaps between them; blocks of ",
@@ -59,27 +70,25 @@ Pool block_pool(const std::string& name, const TensorRef& t, const Level& level,
           (dim(t, 0) * dim(t, 1) + bc - 1) / bc};
 }
 
-Pool pool_of(const std::string& name, const TensorRef& t, const Level& level,
-             const AttentionSpec& spec, i32 head_dim) {
-  const i64 heads = spec.num_kv_heads;
+Pool pool_of(const std::string& name, const TensorRef& t, const Level& level, const RowKind& kind) {
   switch (level.storage) {
     case KvStorage::ragged:
-      check_tensor(name, t, spec.dtype, {-1, heads, head_dim});
+      check_tensor(name, t, kind.dtype, {-1, kind.heads, kind.head_dim});
       return ragged_pool(t);
     case KvStorage::paged:
       if (level.order == HeadOrder::nhd)
-        check_tensor(name, t, spec.dtype, {-1, level.block_size, heads, head_dim});
+        check_tensor(name, t, kind.dtype, {-1, level.block_size, kind.heads, kind.head_dim});
       else
-        check_tensor(name, t, spec.dtype, {-1, heads, level.block_size, head_dim});
+        check_tensor(name, t, kind.dtype, {-1, kind.heads, level.block_size, kind.head_dim});
       return paged_pool(t, level.order);
     default:
-      return block_pool(name, t, level, spec, head_dim);
+      return block_pool(name, t, level, kind);
   }
 }
 
 PoolView checked_pool(const std::string& name, const TensorRef& t, const Level& level,
-                      const AttentionSpec& spec, i32 head_dim) {
-  const Pool pool = pool_of(name, t, level, spec, head_dim);
+                      const RowKind& kind) {
+  const Pool pool = pool_of(name, t, level, kind);
   if (level.max_block >= pool.blocks) {
     const char* what = level.storage == KvStorage::ragged  ? "row"
                        : level.storage == KvStorage::paged ? "page"
@@ -93,7 +102,19 @@ PoolView checked_pool(const std::string& name, const TensorRef& t, const Level& 
 }  // namespace
 
 const char* name_of(DType dtype) {
-  return dtype == DType::float32 ? "float32" : dtype == DType::float16 ? "float16" : "bfloat16";
+  switch (dtype) {
+    case DType::float32:
+      return "float32";
+    case DType::float16:
+      return "float16";
+    case DType::bfloat16:
+      return "bfloat16";
+    case DType::float8_e4m3fn:
+      return "float8_e4m3fn";
+    case DType::float8_e5m2:
+      return "float8_e5m2";
+  }
+  return "?";
 }
 
 std::string shape_text(const TensorRef& t) {
@@ -144,8 +165,75 @@ void check_output(const std::string& name, const TensorRef& t, DType dtype,
 
 KvView view_kv(const std::string& name, const KvRef& kv, const Level& level,
                const AttentionSpec& spec) {
-  return KvView{checked_pool(name + ": k", kv.k, level, spec, spec.head_dim_qk),
-                checked_pool(name + ": v", kv.v, level, spec, spec.head_dim_vo)};
+  const DType dtype = spec.stored_dtype();
+  const i64 heads = spec.num_kv_heads;
+  return KvView{checked_pool(name + ": k", kv.k, level, {dtype, heads, spec.head_dim_qk}),
+                checked_pool(name + ": v", kv.v, level, {dtype, heads, spec.head_dim_vo})};
+}
+
+// --- scales ----------------------------------------------------------------------------------
+
+void check_scale(const std::string& name, const ScaleRef& scale, const std::string& pool_name,
+                 const TensorRef& pool, i64 heads) {
+  if (!scale.is_given()) return;
+  if (!is_fp8(pool.dtype))
+    fail<ValueError>(name, " is given, and ", pool_name, " is ", name_of(pool.dtype),
+                     "; expected no scale: only K and V of 8 bits have them");
+  if (scale.value && !std::isfinite(*scale.value))
+    fail<ValueError>(name, " is ", *scale.value, "; expected a finite number");
+  const TensorRef& t = scale.tensor;
+  if (!t.data) return;
+  bool ok = t.rank == 0 || (t.rank == 1 && dim(t, 0) == heads) || is_by_token(scale);
+  for (int i = 0; is_by_token(scale) && i < std::max(t.rank, pool.rank - 1); ++i)
+    ok = ok && t.rank == pool.rank - 1 && dim(t, i) == dim(pool, i);
+  if (!ok)
+    fail<ValueError>(
+        name, " is ", describe(t), "; expected a number, [", heads, "] float32, or ",
+        extents_text(pool.shape.data(), static_cast<std::size_t>(pool.rank - 1), nullptr),
+        " float32, a scale for each token and head of ", pool_name);
+  if (t.dtype != DType::float32)
+    fail<TypeError>(name, " is ", name_of(t.dtype), "; expected float32");
+  if (t.device != pool.device)
+    fail<ValueError>(name, " lies on device '", name_of(t.device), "'; expected '",
+                     name_of(pool.device), "', as ", pool_name, " does");
+}
+
+ScaleView constant_scale(const ScaleRef& scale) {
+  ScaleView view{static_cast<float*>(scale.tensor.data), 0, 0, 0, scale.value.value_or(1.0f)};
+  if (scale.tensor.rank == 1) view.head_stride = step(scale.tensor, 0);
+  return view;
+}
+
+TensorRef as_rows_of_one(const TensorRef& scales) {
+  TensorRef rows = scales;
+  rows.shape[static_cast<std::size_t>(rows.rank)] = 1;
+  rows.stride[static_cast<std::size_t>(rows.rank)] = 1;
+  ++rows.rank;
+  return rows;
+}
+
+namespace {
+
+ScaleView view_scale(const std::string& name, const ScaleRef& scale, const std::string& pool_name,
+                     const TensorRef& pool, const Level& level, i64 heads) {
+  check_scale(name, scale, pool_name, pool, heads);
+  if (!is_by_token(scale)) return constant_scale(scale);
+  // Found as the pool's rows are: it has the pool's shape, but for heads of one element.
+  const PoolView view =
+      pool_of(name, as_rows_of_one(scale.tensor), level, {DType::float32, heads, 1}).view;
+  return {static_cast<float*>(scale.tensor.data), view.block_stride, view.row_stride,
+          view.head_stride, 1.0f};
+}
+
+}  // namespace
+
+KvScales view_scales(const std::string& suffix, const std::string& name, const KvRef& kv,
+                     const Level& level, const AttentionSpec& spec) {
+  if (!kv.k_scale.is_given() && !kv.v_scale.is_given())
+    return {constant_scale({}), constant_scale({})};
+  const i64 heads = spec.num_kv_heads;
+  return {view_scale("k_scale" + suffix, kv.k_scale, name + ": k", kv.k, level, heads),
+          view_scale("v_scale" + suffix, kv.v_scale, name + ": v", kv.v, level, heads)};
 }
 
 }  // namespace raddle

@@ -44,8 +44,27 @@ void check_storage(const std::string& name, const TensorRef& t);
 /// A tensor that is written: two threads must not find themselves at one place.
 void check_distinct(const std::string& name, const TensorRef& t);
 
+/// A scale for each token and head, rather than one for all or one a head.
+inline bool is_by_token(const ScaleRef& scale) {
+  return scale.tensor.data && scale.tensor.rank > 1;
+}
+
+/// Raises where `name` is no scale of the pool, which has `heads` KV heads.
+void check_scale(const std::string& name, const ScaleRef& scale, const std::string& pool_name,
+                 const TensorRef& pool, i64 heads);
+
+/// A scale that no token has for itself.
+ScaleView constant_scale(const ScaleRef& scale);
+
+/// Scales of tokens as a pool whose heads have one element.
+TensorRef as_rows_of_one(const TensorRef& scales);
+
 /// K and V of one level as the kernels see them. `name` is the argument ("kv" or "kv[1]").
 KvView view_kv(const std::string& name, const KvRef& kv, const Level& level,
                const AttentionSpec& spec);
+
+/// Their scales, which view_kv's K and V have; `suffix` follows their names ("[1]").
+KvScales view_scales(const std::string& suffix, const std::string& name, const KvRef& kv,
+                     const Level& level, const AttentionSpec& spec);
 
 }  // namespace raddle

@@ -62,6 +62,8 @@ void accept_tree(const Layout& layout, const KvRef& pool, const IndexRef& parent
   check_distinct("pool.v", pool.v);
   const HeadOrder order = layout.levels()[0].order;
   check_heads(pool, order);
+  const ScaleView k_scale = moved_scales("k_scale", pool.k_scale, "pool.k", pool.k, order);
+  const ScaleView v_scale = moved_scales("v_scale", pool.v_scale, "pool.v", pool.v, order);
   const auto tree = copy_index("parents", parents, static_cast<std::size_t>(batch.num_rows),
                                "one a row of the batch");
   const auto last = copy_index("accepted", accepted, static_cast<std::size_t>(batch.num_requests),
@@ -70,8 +72,13 @@ void accept_tree(const Layout& layout, const KvRef& pool, const IndexRef& parent
   check_path_pages(batch, level, tree, last, std::min(dim(pool.k, 0), dim(pool.v, 0)));
 
   const DeviceId device = common_device({{"pool.k", pool.k}, {"pool.v", pool.v}});
-  const AcceptView view{pool_bytes(pool.k, order), pool_bytes(pool.v, order), tree.data(),
-                        last.data(), kv_len};
+  const AcceptView view{pool_bytes(pool.k, order),
+                        pool_bytes(pool.v, order),
+                        k_scale,
+                        v_scale,
+                        tree.data(),
+                        last.data(),
+                        kv_len};
   const i64 requests = batch.num_requests;
   if (is_gpu(device)) {
     // The paths are known here, so their lengths are, too.

@@ -144,9 +144,12 @@ RunView view_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& arg
   RunView view{};
   const std::vector<Level>& levels = plan.layout().levels();
   const bool one = args.kv.size() == 1;
-  for (std::size_t i = 0; i < levels.size(); ++i)
-    view.kv[i] = view_kv(one ? "kv" : "kv[" + std::to_string(i) + "]", args.kv[one ? 0 : i],
-                         levels[i], spec);
+  for (std::size_t i = 0; i < levels.size(); ++i) {
+    const std::string suffix = one ? "" : "[" + std::to_string(i) + "]";
+    const KvRef& pair = args.kv[one ? 0 : i];
+    view.kv[i] = view_kv("kv" + suffix, pair, levels[i], spec);
+    view.kv_scales[i] = view_scales(suffix, "kv" + suffix, pair, levels[i], spec);
+  }
   view.q = RowsView{args.q.data, args.q.stride[0], args.q.stride[1]};
   view.out = RowsView{args.out.data, args.out.stride[0], args.out.stride[1]};
   view.lse = static_cast<float*>(args.lse.data);

@@ -4,6 +4,7 @@
 #include <functional>
 #include <numeric>
 
+#include "api/kv_tensors.h"
 #include "device/cpu/isa.h"
 #include "raddle/attention.h"
 #include "raddle/error.h"
@@ -81,19 +82,20 @@ LayoutPtr small_cascade() {
 
 /// Plans and runs a problem of five keys whose K and V lie in slots of one head vector each.
 void attempt(const AttentionSpec& spec, const LayoutPtr& layout, bool want_lse = true,
-             bool hnd = false) {
+             bool hnd = false, const ScaleRef& scale = {}) {
   const Attention attention(spec);
   const PlanPtr plan = attention.plan(layout);
   std::vector<float> q(256 * 64), k(256 * 64), v(256 * 64), out(256 * 64), lse(64);
+  const DType stored = spec.stored_dtype();
   const auto slots = [&](std::vector<float>& x, i32 dim) {
     if (layout->levels()[0].storage != KvStorage::paged)
-      return TensorRef::contiguous(x.data(), spec.dtype, 6, spec.num_kv_heads, dim);
-    return hnd ? TensorRef::contiguous(x.data(), spec.dtype, 5, spec.num_kv_heads, 1, dim)
-               : TensorRef::contiguous(x.data(), spec.dtype, 5, 1, spec.num_kv_heads, dim);
+      return TensorRef::contiguous(x.data(), stored, 6, spec.num_kv_heads, dim);
+    return hnd ? TensorRef::contiguous(x.data(), stored, 5, spec.num_kv_heads, 1, dim)
+               : TensorRef::contiguous(x.data(), stored, 5, 1, spec.num_kv_heads, dim);
   };
   RunArgs args;
   args.q = TensorRef::contiguous(q.data(), spec.dtype, 2, spec.num_qo_heads, spec.head_dim_qk);
-  args.kv = {{slots(k, spec.head_dim_qk), slots(v, spec.head_dim_vo)}};
+  args.kv = {{slots(k, spec.head_dim_qk), slots(v, spec.head_dim_vo), scale, scale}};
   args.out = TensorRef::contiguous(out.data(), spec.dtype, 2, spec.num_qo_heads, spec.head_dim_vo);
   if (want_lse) args.lse = TensorRef::contiguous(lse.data(), DType::float32, 2, spec.num_qo_heads);
   attention.run(*plan, args);
@@ -144,6 +146,22 @@ class Table {
   std::vector<Support> rows;
 };
 
+void add_scales(Table& table) {
+  static float ones[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+  const auto add = [&table](const char* kind, const ScaleRef& scale) {
+    table.add(std::string("scales: ") + kind, [=] {
+      AttentionSpec spec = small_spec();
+      spec.kv_dtype = DType::float8_e4m3fn;
+      attempt(spec, small_layout(), true, false, scale);
+    });
+  };
+  add("one of a tensor", 0.5f);
+  add("one a head", TensorRef::contiguous(ones, DType::float32, 2));
+  add("one a token and head", TensorRef::contiguous(ones, DType::float32, 6, 2));
+  table.add("scales of K and V that are not quantised",
+            [] { attempt(small_spec(), small_layout(), true, false, 0.5f); });
+}
+
 void add_specs(Table& table) {
   table.add("dtype: float32",
             [] { attempt_spec([](AttentionSpec& s) { s.dtype = DType::float32; }); });
@@ -151,6 +169,10 @@ void add_specs(Table& table) {
             [] { attempt_spec([](AttentionSpec& s) { s.dtype = DType::float16; }); });
   table.add("dtype: bfloat16",
             [] { attempt_spec([](AttentionSpec& s) { s.dtype = DType::bfloat16; }); });
+  for (const DType dtype : {DType::float8_e4m3fn, DType::float8_e5m2})
+    table.add(std::string("kv_dtype: ") + name_of(dtype),
+              [=] { attempt_spec([=](AttentionSpec& s) { s.kv_dtype = dtype; }); });
+  add_scales(table);
   for (const i32 dim : {8, 24, 64, 72, 128, 192, 256, 4, 20, 264, 512})
     table.add("head_dim: " + std::to_string(dim), [=] {
       attempt_spec([=](AttentionSpec& s) { s.head_dim_qk = s.head_dim_vo = dim; });

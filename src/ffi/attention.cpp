@@ -71,9 +71,9 @@ TensorRef half_of(const std::string& name, const TensorRef& both, i64 which) {
 
 }  // namespace
 
-KvRef take_pair(Arguments& in, const std::string& name, Where where) {
-  const TensorRef k = in.tensor(name + ": k", where);
-  const TensorRef v = in.optional_tensor(name + ": v", where);
+KvRef take_pair(Arguments& in, const std::string& name, Where where, std::optional<DType> bytes) {
+  const TensorRef k = in.tensor(name + ": k", where, bytes);
+  const TensorRef v = in.optional_tensor(name + ": v", where, bytes);
   if (v.data) return KvRef{k, v};
   return KvRef{half_of(name, k, 0), half_of(name, k, 1)};
 }
@@ -159,6 +159,28 @@ PlanPtr take_plan(Arguments& in) {
   fail<TypeError>("plan is ", kind_of(value), "; expected a raddle.Plan or a raddle.Reservation");
 }
 
+/// One for all levels, or a list of one a level; empty where None is given.
+std::vector<ScaleRef> take_scales(Arguments& in, const std::string& name) {
+  const ffi::AnyView value = in.take();
+  if (value == nullptr) return {};
+  const auto list = value.as<ffi::Array<ffi::Any>>();
+  if (!list) return {to_scale(name, value)};
+  std::vector<ScaleRef> scales;
+  for (const ffi::Any& each : *list)
+    scales.push_back(to_scale(name + "[" + std::to_string(scales.size()) + "]", each));
+  return scales;
+}
+
+/// Gives each level its scale.
+void set_scales(const char* name, const std::vector<ScaleRef>& scales, std::vector<KvRef>& kv,
+                ScaleRef KvRef::*which) {
+  if (scales.empty()) return;
+  if (scales.size() != 1 && scales.size() != kv.size())
+    fail<ValueError>(name, " has ", scales.size(), " entries; expected ", kv.size(),
+                     ", one a pair of K and V");
+  for (std::size_t i = 0; i < kv.size(); ++i) kv[i].*which = scales[scales.size() == 1 ? 0 : i];
+}
+
 /// Of this thread, so that concurrent runs do not mix. Two clock readings a worker: too little to
 /// ask first.
 thread_local RunStats last_run;
@@ -177,11 +199,17 @@ void run(Arguments& in) {
   args.timeline = in.optional_tensor("timeline", Where::anywhere);
   const Params params = to_params(in.map("params"));
   if (!params.empty()) args.params = &params;
+  const std::vector<ScaleRef> k_scale = take_scales(in, "k_scale");
+  const std::vector<ScaleRef> v_scale = take_scales(in, "v_scale");
+  const AttentionSpec& spec = attention.spec();
+  const auto bytes = is_fp8(spec.stored_dtype()) ? spec.kv_dtype : std::nullopt;
   const bool one_level = in.left() == 2;
   while (in.more()) {
     const std::string name = one_level ? "kv" : "kv[" + std::to_string(args.kv.size()) + "]";
-    args.kv.push_back(take_pair(in, name, Where::anywhere));
+    args.kv.push_back(take_pair(in, name, Where::anywhere, bytes));
   }
+  set_scales("k_scale", k_scale, args.kv, &KvRef::k_scale);
+  set_scales("v_scale", v_scale, args.kv, &KvRef::v_scale);
   attention.run(*plan, args, &last_run);
 }
 

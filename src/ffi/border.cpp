@@ -6,6 +6,8 @@
 namespace raddle::border {
 
 std::string dtype_text(DLDataType t) {
+  if (t.code == kDLFloat8_e4m3fn) return "float8_e4m3fn";
+  if (t.code == kDLFloat8_e5m2) return "float8_e5m2";
   const char* code = t.code == kDLInt       ? "int"
                      : t.code == kDLUInt    ? "uint"
                      : t.code == kDLFloat   ? "float"
@@ -100,7 +102,10 @@ DType to_dtype(const std::string& name, DLDataType t) {
   if (is(t, kDLBfloat, 16)) return DType::bfloat16;
   if (is(t, kDLFloat, 16)) return DType::float16;
   if (is(t, kDLFloat, 32)) return DType::float32;
-  fail<TypeError>(name, " has dtype ", dtype_text(t), "; expected float32, float16 or bfloat16");
+  if (is(t, kDLFloat8_e4m3fn, 8)) return DType::float8_e4m3fn;
+  if (is(t, kDLFloat8_e5m2, 8)) return DType::float8_e5m2;
+  fail<TypeError>(name, " has dtype ", dtype_text(t),
+                  "; expected float32, float16, bfloat16, float8_e4m3fn or float8_e5m2");
 }
 
 }  // namespace
@@ -185,11 +190,12 @@ std::string Arguments::string(const char* name) {
   return *text;
 }
 
-TensorRef to_tensor(const std::string& name, const ffi::AnyView& value, Where where) {
+TensorRef to_tensor(const std::string& name, const ffi::AnyView& value, Where where,
+                    std::optional<DType> bytes) {
   const DLTensor& t = where == Where::host ? host_tensor(name, value) : any_tensor(name, value);
   TensorRef tensor;
   tensor.device = device_of(name, t);
-  tensor.dtype = to_dtype(name, t.dtype);
+  tensor.dtype = bytes && is(t.dtype, kDLUInt, 8) ? *bytes : to_dtype(name, t.dtype);
   if (t.ndim > static_cast<int>(tensor.shape.size())) {
     fail<ValueError>(name, " has ", t.ndim, " dimensions; expected at most ", tensor.shape.size());
   }
@@ -199,13 +205,22 @@ TensorRef to_tensor(const std::string& name, const ffi::AnyView& value, Where wh
   return tensor;
 }
 
-TensorRef Arguments::tensor(const std::string& name, Where where) {
-  return to_tensor(name, take(), where);
+TensorRef Arguments::tensor(const std::string& name, Where where, std::optional<DType> bytes) {
+  return to_tensor(name, take(), where, bytes);
 }
 
-TensorRef Arguments::optional_tensor(const std::string& name, Where where) {
+TensorRef Arguments::optional_tensor(const std::string& name, Where where,
+                                     std::optional<DType> bytes) {
   const ffi::AnyView value = take();
-  return value == nullptr ? TensorRef{} : to_tensor(name, value, where);
+  return value == nullptr ? TensorRef{} : to_tensor(name, value, where, bytes);
+}
+
+ScaleRef to_scale(const std::string& name, const ffi::AnyView& value) {
+  if (value == nullptr) return {};
+  if (const DLTensor* t = as_tensor(value); t && !is(t->dtype, kDLFloat, 32))
+    fail<TypeError>(name, " is ", dtype_text(t->dtype), "; expected float32");
+  if (as_tensor(value)) return to_tensor(name, value, Where::anywhere);
+  return static_cast<float>(to_number(name, value));
 }
 
 IndexRef Arguments::index(const char* name, Where where) {

@@ -96,9 +96,12 @@ class Arguments {
   std::optional<float> number(const char* name);
   double real(const char* name);
   std::string string(const char* name);
-  TensorRef tensor(const std::string& name, Where where = Where::host);
+  /// `bytes`: what the elements of a uint8 tensor are, where it may be one.
+  TensorRef tensor(const std::string& name, Where where = Where::host,
+                   std::optional<DType> bytes = {});
   /// Without data where None is given.
-  TensorRef optional_tensor(const std::string& name, Where where = Where::host);
+  TensorRef optional_tensor(const std::string& name, Where where = Where::host,
+                            std::optional<DType> bytes = {});
   IndexRef index(const char* name, Where where = Where::host);
   /// Bytes or booleans, contiguous; null where None is given.
   const DLTensor* bytes(const char* name);
@@ -109,7 +112,8 @@ class Arguments {
   int next_ = 0;
 };
 
-TensorRef to_tensor(const std::string& name, const ffi::AnyView& value, Where where);
+TensorRef to_tensor(const std::string& name, const ffi::AnyView& value, Where where,
+                    std::optional<DType> bytes = {});
 double to_number(const std::string& name, const ffi::AnyView& value);
 /// A number, a list of numbers, or a tensor of rank 0 to 4.
 MemberValue to_member(const std::string& name, const ffi::AnyView& value);
@@ -117,8 +121,13 @@ Params to_params(const ffi::Map<ffi::String, ffi::Any>& params);
 AttentionSpec to_spec(const ffi::Map<ffi::String, ffi::Any>& fields);
 Maxima to_maxima(const ffi::Map<ffi::String, ffi::Any>& fields);
 Schedule parse_schedule(const std::string& text);
-/// One level's K and V: two tensors, or one and None.
-KvRef take_pair(Arguments& in, const std::string& name, Where where = Where::host);
+/// "float8_e4m3fn"; of a field that has none by itself.
+DType dtype_field(const std::string& name, const ffi::AnyView& value);
+/// One level's K and V: two tensors, or one and None. `bytes`: as Arguments::tensor has it.
+KvRef take_pair(Arguments& in, const std::string& name, Where where = Where::host,
+                std::optional<DType> bytes = {});
+/// A scale of K or V: None, a number or a tensor.
+ScaleRef to_scale(const std::string& name, const ffi::AnyView& value);
 /// "cpu", "cuda" (the GPU that is current, else the first) or "cuda:1".
 DeviceId parse_device(const std::string& text);
 /// The caller's current stream on a GPU: tvm-ffi takes it from the framework of a call's tensors.

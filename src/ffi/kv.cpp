@@ -35,11 +35,30 @@ i32* take_result(Arguments& in, const char* name, DeviceId device, i64 entries) 
   return reinterpret_cast<i32*>(static_cast<char*>(t->data) + t->byte_offset);
 }
 
+/// What pools of uint8 hold; nothing where None is given.
+std::optional<DType> take_kv_dtype(Arguments& in) {
+  const ffi::AnyView value = in.take();
+  if (value == nullptr) return std::nullopt;
+  const DType dtype = dtype_field("kv_dtype", value);
+  if (is_fp8(dtype)) return dtype;
+  return std::nullopt;
+}
+
+/// Where keys only move, one kind of bytes is as good as another.
+constexpr DType moved_bytes = DType::float8_e4m3fn;
+
+void take_scales(Arguments& in, KvRef& pool, const std::string& of = "") {
+  pool.k_scale = to_scale(of + "k_scale", in.take());
+  pool.v_scale = to_scale(of + "v_scale", in.take());
+}
+
 void append(Arguments& in) {
   const Layout& layout = take_layout(in);
-  const TensorRef k_new = in.tensor("k_new", Where::anywhere);
-  const TensorRef v_new = in.tensor("v_new", Where::anywhere);
-  const KvRef pool = take_pair(in, "kv_pool", Where::anywhere);
+  const auto kv_dtype = take_kv_dtype(in);
+  const TensorRef k_new = in.tensor("k_new", Where::anywhere, kv_dtype);
+  const TensorRef v_new = in.tensor("v_new", Where::anywhere, kv_dtype);
+  KvRef pool = take_pair(in, "kv_pool", Where::anywhere, kv_dtype);
+  take_scales(in, pool);
   const ffi::AnyView rope = in.take();
   void* stream = current_stream(k_new.device);
   if (rope == nullptr) return append_kv(layout, k_new, v_new, pool, nullptr, stream);
@@ -49,17 +68,22 @@ void append(Arguments& in) {
 }
 
 void copy(Arguments& in) {
-  const KvRef from = take_pair(in, "kv_pool", Where::anywhere);
-  const KvRef to = take_pair(in, "to", Where::anywhere);
+  KvRef from = take_pair(in, "kv_pool", Where::anywhere, moved_bytes);
+  take_scales(in, from, "from.");
+  KvRef to = take_pair(in, "to", Where::anywhere, moved_bytes);
+  take_scales(in, to, "to.");
   const IndexRef from_pages = in.index("from_pages");
   copy_pages(from, to, from_pages, in.index("to_pages"), current_stream(from.k.device));
 }
 
 void summarize(Arguments& in) {
   const Layout& layout = take_layout(in);
-  const KvRef pool = take_pair(in, "kv_pool", Where::anywhere);
+  const auto kv_dtype = take_kv_dtype(in);
+  const KvRef pool = take_pair(in, "kv_pool", Where::anywhere, kv_dtype);
+  const ScaleRef k_scale = to_scale("k_scale", in.take());
   const TensorRef summary = in.tensor("summary", Where::anywhere);
-  summarize_pages(layout, pool.k, summary, in.boolean("new_only"), current_stream(pool.k.device));
+  summarize_pages(layout, pool.k, summary, in.boolean("new_only"), current_stream(pool.k.device),
+                  k_scale);
 }
 
 /// KV heads of a pool in the layout's order.
@@ -97,7 +121,8 @@ ffi::ObjectRef selected(Arguments& in) {
 
 void accept(Arguments& in) {
   const Layout& layout = take_layout(in);
-  const KvRef pool = take_pair(in, "kv_pool", Where::anywhere);
+  KvRef pool = take_pair(in, "kv_pool", Where::anywhere, moved_bytes);
+  take_scales(in, pool);
   const IndexRef parents = in.index("parents");
   const IndexRef accepted = in.index("accepted");
   i32* kv_len = take_result(in, "kv_len", {}, layout.num_requests());

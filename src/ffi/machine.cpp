@@ -1,4 +1,4 @@
-// What this machine offers, and the one conversion that DLPack lacks.
+// What this machine offers, and the one conversion that numpy's DLPack lacks.
 #include <tvm/ffi/reflection/registry.h>
 
 #include "device/cpu/topology.h"
@@ -9,13 +9,18 @@ namespace raddle::border {
 
 namespace {
 
-/// ml_dtypes' bfloat16 arrays come as uint16 views, because numpy cannot export them. The tensor is
-/// the wrapper's own and nobody else has seen it, so its dtype is changed in place.
-ffi::Tensor as_bfloat16(Arguments& in) {
+/// ml_dtypes' arrays come as views of unsigned integers, because numpy cannot export them. The
+/// tensor is the wrapper's own and nobody else has seen it, so its dtype is changed in place.
+ffi::Tensor as_dtype(Arguments& in) {
   const auto tensor = in.take().as<ffi::Tensor>();
-  if (!tensor || tensor->dtype().bits != 16)
-    fail<TypeError>("expected a tensor of 16-bit elements");
-  const_cast<DLTensor*>(tensor->GetDLTensorPtr())->dtype = DLDataType{kDLBfloat, 16, 1};
+  const DType dtype = dtype_field("dtype", in.take());
+  const std::uint8_t code = dtype == DType::bfloat16        ? kDLBfloat
+                            : dtype == DType::float8_e4m3fn ? kDLFloat8_e4m3fn
+                                                            : kDLFloat8_e5m2;
+  const auto bits = static_cast<std::uint8_t>(8 * dtype_bytes(dtype));
+  if (!tensor || tensor->dtype().bits != bits)
+    fail<TypeError>("expected a tensor of ", int{bits}, "-bit elements");
+  const_cast<DLTensor*>(tensor->GetDLTensorPtr())->dtype = DLDataType{code, bits, 1};
   return *tensor;
 }
 
@@ -52,7 +57,7 @@ ffi::Array<ffi::Map<ffi::String, ffi::Any>> support(Arguments&) {
 
 TVM_FFI_STATIC_INIT_BLOCK() {
   ffi::reflection::GlobalDef()
-      .def_packed("raddle.as_bfloat16", exported(as_bfloat16))
+      .def_packed("raddle.as_dtype", exported(as_dtype))
       .def_packed("raddle.cpu_isa", exported(isa))
       .def_packed("raddle.cpu_threads", exported(threads))
       .def_packed("raddle.cpu_report", exported(report))

@@ -120,15 +120,22 @@ bool boolean_field(const std::string& name, const ffi::AnyView& value) {
   return *flag;
 }
 
+}  // namespace
+
 DType dtype_field(const std::string& name, const ffi::AnyView& value) {
   const auto text = value.as<ffi::String>();
   if (!text) wrong_type(name, value, "a string");
   if (*text == "bfloat16") return DType::bfloat16;
   if (*text == "float16") return DType::float16;
   if (*text == "float32") return DType::float32;
-  fail<ValueError>(name, " is '", std::string(*text),
-                   "'; expected 'float32', 'float16' or 'bfloat16'");
+  if (*text == "float8_e4m3fn") return DType::float8_e4m3fn;
+  if (*text == "float8_e5m2") return DType::float8_e5m2;
+  fail<ValueError>(name, " is '", std::string(*text), "'; expected ",
+                   name == "kv_dtype" ? "'float8_e4m3fn', 'float8_e5m2' or None"
+                                      : "'float32', 'float16' or 'bfloat16'");
 }
+
+namespace {
 
 std::vector<Variant> variants_field(const std::string& name, const ffi::AnyView& value) {
   const auto list = value.as<ffi::Array<ffi::Any>>();
@@ -179,6 +186,9 @@ AttentionSpec to_spec(const Fields& fields) {
       spec.head_dim_vo = integer32_field(name, value);
     } else if (name == "dtype") {
       spec.dtype = dtype_field(name, value);
+    } else if (name == "kv_dtype") {
+      if (value == nullptr) continue;
+      spec.kv_dtype = dtype_field(name, value);
     } else if (name == "variant") {
       spec.variant = variants_field(name, value);
     } else if (name == "scale") {

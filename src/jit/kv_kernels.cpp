@@ -8,33 +8,48 @@ namespace raddle::jit {
 namespace {
 
 const char* type_of(DType dtype) {
-  return dtype == DType::float16    ? "raddle::f16"
-         : dtype == DType::bfloat16 ? "raddle::bf16"
-                                    : "float";
+  switch (dtype) {
+    case DType::float32:
+      return "float";
+    case DType::float16:
+      return "raddle::f16";
+    case DType::bfloat16:
+      return "raddle::bf16";
+    case DType::float8_e4m3fn:
+      return "raddle::e4m3";
+    case DType::float8_e5m2:
+      return "raddle::e5m2";
+  }
+  return "";
 }
 
 /// What an entry point takes and calls.
 struct Entry {
   const char* name;
   const char* launch;
-  const char* call;  ///< {} stands for the element type
+  const char* call;  ///< {} stands for the element type, [] for that of pools
   const char* threads;
   bool variant;
 };
 
 constexpr Entry entries[] = {
-    {append_entry, "AppendLaunch", "append<{}>(launch, variant)", "num_threads", true},
+    {append_entry, "AppendLaunch", "append<{}, []>(launch, variant)", "num_threads", true},
     {copy_entry, "CopyLaunch", "copy(launch)", "num_threads", false},
     {accept_entry, "AcceptLaunch", "accept(launch)", "num_threads", false},
-    {summarize_entry, "SummarizeLaunch", "summarize<{}>(launch)", "num_threads", false},
+    {summarize_entry, "SummarizeLaunch", "summarize<{}, []>(launch)", "num_threads", false},
     {score_entry, "SelectLaunch", "score<{}>(launch)", "num_threads", false},
     {select_entry, "SelectLaunch", "select(launch)", "num_select_threads", false},
     {merge_entry, "MergeLaunch", "merge(launch, variant)", "num_threads", true},
 };
 
-void write(std::ostream& text, const Entry& entry, const char* type) {
+void write(std::ostream& text, const Entry& entry, const KvKernels& kernels) {
   std::string call = entry.call;
-  if (const auto at = call.find("{}"); at != std::string::npos) call.replace(at, 2, type);
+  const auto fill = [&call](const char* hole, DType dtype) {
+    if (const auto at = call.find(hole); at != std::string::npos)
+      call.replace(at, 2, type_of(dtype));
+  };
+  fill("{}", kernels.dtype);
+  fill("[]", kernels.kv_dtype);
   text << "extern \"C\" __global__ void __launch_bounds__(raddle::kv::" << entry.threads << ", 1)\n"
        << entry.name << "(const __grid_constant__ raddle::" << entry.launch << " launch";
   if (entry.variant) text << ",\n    const __grid_constant__ raddle::Variant variant";
@@ -43,6 +58,7 @@ void write(std::ostream& text, const Entry& entry, const char* type) {
 
 std::string name_of(const KvKernels& kernels) {
   std::string name = std::string("kv ") + type_of(kernels.dtype);
+  if (kernels.kv_dtype != kernels.dtype) name += std::string(" ") + type_of(kernels.kv_dtype);
   for (const Functor& part : kernels.composition.parts) name += " " + part.type;
   return name;
 }
@@ -54,7 +70,7 @@ std::string source_of(const KvKernels& kernels) {
   text << "#define RADDLE_ISA gpu\n#include \"raddle/engine/kernel/kv/gpu.h\"\n"
        << "#include \"raddle/engine/kernel/kv/gpu_select.h\"\n"
        << declare_variant(kernels.composition, kernels.variant_bytes);
-  for (const Entry& entry : entries) write(text, entry, type_of(kernels.dtype));
+  for (const Entry& entry : entries) write(text, entry, kernels);
   return amalgamate(text.str());
 }
 

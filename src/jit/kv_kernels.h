@@ -1,4 +1,5 @@
-// The GPU kernels of the KV cache: one source for all of one dtype, and for one composition of
+// The GPU kernels of the KV cache: one source for all of a pair of
+// dtypes, and for one composition of
 // variants where keys are turned or states finished.
 #pragma once
 
@@ -11,7 +12,8 @@
 namespace raddle::jit {
 
 struct KvKernels {
-  DType dtype;
+  DType dtype;                    ///< of new rows, summaries and states
+  DType kv_dtype;                 ///< of pools: that, or one of 8 bits
   CompositionSource composition;  ///< its key part is applied by append, sink and output by merge
   i32 variant_bytes;              ///< of the composition's struct; both compilers must agree
 };

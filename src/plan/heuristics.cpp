@@ -22,7 +22,7 @@ constexpr double units_per_ns = 4.0;  // CostModel counts quarters of a nanoseco
 
 CostModel costs(const AttentionSpec& spec, TileShape shape, const Rates& rates) {
   const double dims = spec.head_dim_qk + spec.head_dim_vo;
-  const double element = spec.dtype == DType::float32 ? 4.0 : 2.0;
+  const double element = dtype_bytes(spec.stored_dtype());
   const auto units = [](double ns) { return static_cast<i32>(ns * units_per_ns) + 1; };
   CostModel cost;
   cost.per_item = units(rates.item_ns);

@@ -13,10 +13,17 @@ namespace {
 
 using namespace testing_attention;
 
-class AttentionTest : public testing::TestWithParam<DType> {};
+/// Of Q and O, and of K and V.
+struct DTypes {
+  DType dtype;
+  DType kv_dtype;
+};
+
+class AttentionTest : public testing::TestWithParam<DTypes> {};
 
 /// Runs a layout with every variant on 1, 3 and 40 workers.
-void check(const LayoutPtr& layout, DType dtype, std::mt19937& random) {
+void check(const LayoutPtr& layout, DTypes dtypes, std::mt19937& random) {
+  const DType dtype = dtypes.dtype;
   for (const Case& c : cases()) {
     SCOPED_TRACE(c.name);
     AttentionSpec spec;
@@ -25,10 +32,11 @@ void check(const LayoutPtr& layout, DType dtype, std::mt19937& random) {
     spec.head_dim_qk = dim_qk;
     spec.head_dim_vo = dim_vo;
     spec.dtype = dtype;
+    spec.kv_dtype = dtypes.kv_dtype;
     spec.variant = c.variant;
     const Attention attention(spec);
     const bool has_lse = c.parts.scan == Scan::softmax;
-    Tensors t(random, dtype, layout->num_rows());
+    Tensors t(random, dtype, dtypes.kv_dtype, layout->num_rows());
     const auto problem = problem_of(*layout, t, dtype, c);
     for (const i32 workers : {1, 3, 40}) {
       SCOPED_TRACE(workers);
@@ -37,6 +45,7 @@ void check(const LayoutPtr& layout, DType dtype, std::mt19937& random) {
       RunArgs args;
       args.q = t.q.ref;
       args.kv = {{t.k.ref, t.v.ref}};
+      if (is_fp8(dtypes.kv_dtype)) args.kv = {{t.k.ref, t.v.ref, t.k_scale.ref, t.v_scale.ref}};
       args.out = t.out.ref;
       if (has_lse) args.lse = t.lse.ref;
       attention.run(*attention.plan(layout, options), args);
@@ -61,7 +70,11 @@ TEST_P(AttentionTest, TwoLevels) {
 }
 
 INSTANTIATE_TEST_SUITE_P(DTypes, AttentionTest,
-                         testing::Values(DType::float32, DType::float16, DType::bfloat16));
+                         testing::Values(DTypes{DType::float32, DType::float32},
+                                         DTypes{DType::float16, DType::float16},
+                                         DTypes{DType::bfloat16, DType::bfloat16},
+                                         DTypes{DType::bfloat16, DType::float8_e4m3fn},
+                                         DTypes{DType::float16, DType::float8_e5m2}));
 
 }  // namespace
 }  // namespace raddle

@@ -26,7 +26,7 @@ struct Owned {
     bytes.resize(static_cast<std::size_t>(count * dtype_bytes(dtype)));
     ref = TensorRef::contiguous(bytes.data(), dtype, shape...);
     std::normal_distribution<float> normal;
-    dispatch_dtype(dtype, [&](auto zero) {
+    dispatch_kv_dtype(dtype, [&](auto zero) {
       using T = decltype(zero);
       for (i64 i = 0; i < count; ++i)
         reinterpret_cast<T*>(bytes.data())[i] = from_float<T>(normal(random));
@@ -34,14 +34,19 @@ struct Owned {
   }
 };
 
-/// Query rows, a pool of 40 pages of 4 slots, and outputs.
+/// Query rows, a pool of 40 pages of 4 slots with scales, and outputs.
 struct Tensors {
-  Owned q, k, v, out, lse;
+  DType kv_dtype;
+  Owned q, k, v, k_scale, v_scale, out, lse;
 
-  Tensors(std::mt19937& random, DType dtype, i32 rows)
-      : q(random, dtype, rows, qo_heads, dim_qk),
-        k(random, dtype, 40, 4, kv_heads, dim_qk),
-        v(random, dtype, 40, 4, kv_heads, dim_vo),
+  Tensors(std::mt19937& random, DType dtype, i32 rows) : Tensors(random, dtype, dtype, rows) {}
+  Tensors(std::mt19937& random, DType dtype, DType stored, i32 rows)
+      : kv_dtype(stored),
+        q(random, dtype, rows, qo_heads, dim_qk),
+        k(random, stored, 40, 4, kv_heads, dim_qk),
+        v(random, stored, 40, 4, kv_heads, dim_vo),
+        k_scale(random, DType::float32, 40, 4, kv_heads),
+        v_scale(random, DType::float32, kv_heads),
         out(random, dtype, rows, qo_heads, dim_vo),
         lse(random, DType::float32, rows, qo_heads) {}
 };
@@ -140,13 +145,19 @@ inline PoolView pool_of(const TensorRef& t) {
 
 inline reference::Problem problem_of(const Layout& layout, const Tensors& t, DType dtype,
                                      const Case& c) {
-  const reference::LevelKv kv{pool_of(t.k.ref), pool_of(t.v.ref)};
+  reference::LevelKv kv{pool_of(t.k.ref), pool_of(t.v.ref)};
+  if (is_fp8(t.kv_dtype)) {
+    const auto& s = t.k_scale.ref.stride;
+    kv.k_scale = {static_cast<float*>(t.k_scale.ref.data), s[0], s[1], s[2], 1.0f};
+    kv.v_scale = {static_cast<float*>(t.v_scale.ref.data), 0, 0, 1, 1.0f};
+  }
   reference::Problem p{layout.view(),
                        qo_heads,
                        kv_heads,
                        dim_qk,
                        dim_vo,
                        dtype,
+                       t.kv_dtype,
                        1.0 / std::sqrt(dim_qk),
                        RowsView{t.q.ref.data, t.q.ref.stride[0], t.q.ref.stride[1]},
                        {},

@@ -25,9 +25,13 @@ class KvGpu : public testing::Test {
     append_kv(*layout, k_new.ref, v_new.ref, {k.ref, v.ref}, rope);
     auto args =
         start<AppendLaunch>(*layout, (batch.rows() + 5) * batch.heads);  // rows that are not
-    args.view = {row_bytes(k_new.ref), row_bytes(v_new.ref), pool_bytes(k_gpu.ref, batch.order),
-                 pool_bytes(v_gpu.ref, batch.order)};
-    launch_units(args.num_units, random, [&] { kv::append<T>(args, variant); });
+    args.view = {row_bytes(k_new.ref),
+                 row_bytes(v_new.ref),
+                 pool_bytes(k_gpu.ref, batch.order),
+                 pool_bytes(v_gpu.ref, batch.order),
+                 {},
+                 {}};
+    launch_units(args.num_units, random, [&] { kv::append<T, T>(args, variant); });
     ASSERT_EQ(k.bytes, k_gpu.bytes);
     ASSERT_EQ(v.bytes, v_gpu.bytes);
   }
@@ -84,7 +88,8 @@ TYPED_TEST(KvGpu, CopyPages) {
     const PoolBytes k_pool = pool_bytes(k_gpu.ref, HeadOrder::nhd);
     const PoolBytes v_pool = pool_bytes(v_gpu.ref, HeadOrder::nhd);
     const i32 slots = static_cast<i32>(k.ref.shape[1]);
-    args.view = {k_pool, k_pool, v_pool, v_pool, pages.data(), pages.data() + copies,
+    args.view = {k_pool, k_pool, v_pool, v_pool,       {},
+                 {},     {},     {},     pages.data(), pages.data() + copies,
                  copies, slots};
     args.num_units = i64{copies} * slots * k_pool.num_heads;
     launch_units(args.num_units, random, [&] { kv::copy(args); });
@@ -113,8 +118,13 @@ TYPED_TEST(KvGpu, AcceptTree) {
     accept_tree(*layout, {k.ref, v.ref}, {parents.data(), batch.rows()},
                 {accepted.data(), batch.requests()}, kv_len.data());
     auto args = start<AcceptLaunch>(*layout, i64{batch.requests()} * batch.heads);
-    args.view = {pool_bytes(k_gpu.ref, batch.order), pool_bytes(v_gpu.ref, batch.order),
-                 parents.data(), accepted.data(), kv_len_gpu.data()};
+    args.view = {pool_bytes(k_gpu.ref, batch.order),
+                 pool_bytes(v_gpu.ref, batch.order),
+                 {},
+                 {},
+                 parents.data(),
+                 accepted.data(),
+                 kv_len_gpu.data()};
     launch_units(args.num_units, random, [&] { kv::accept(args); });
     ASSERT_EQ(k.bytes, k_gpu.bytes);
     ASSERT_EQ(v.bytes, v_gpu.bytes);
@@ -135,9 +145,9 @@ TYPED_TEST(KvGpu, Summaries) {
     summarize_pages(*layout, k.ref, summary.ref, new_only);
     auto args =
         start<SummarizeLaunch>(*layout, i64{batch.requests()} * batch.longest() * batch.heads);
-    args.view = {pool_bytes(k.ref, batch.order), summary_bytes(summary_gpu.ref), new_only};
+    args.view = {pool_bytes(k.ref, batch.order), summary_bytes(summary_gpu.ref), {}, new_only};
     args.max_pages = batch.longest();
-    launch_units(args.num_units, random, [&] { kv::summarize<TypeParam>(args); });
+    launch_units(args.num_units, random, [&] { kv::summarize<TypeParam, TypeParam>(args); });
     ASSERT_EQ(summary.bytes, summary_gpu.bytes);
   }
 }

@@ -25,7 +25,7 @@ struct Owned : testing_tensors::OwnedTensor {
   using OwnedTensor::OwnedTensor;
   void draw(std::mt19937& random) {
     std::normal_distribution<float> normal;
-    dispatch_dtype(ref.dtype, [&](auto zero) {
+    dispatch_kv_dtype(ref.dtype, [&](auto zero) {
       using T = decltype(zero);
       for (size_t i = 0; i < bytes.size() / sizeof(T); ++i)
         reinterpret_cast<T*>(bytes.data())[i] = from_float<T>(normal(random));
@@ -60,6 +60,14 @@ struct Batch {
     std::shuffle(pages.begin(), pages.end(), random);
   }
 
+  /// Of a pool's tokens: its shape without the last dimension.
+  Owned scales(std::mt19937& random) const {
+    const bool nhd = order == HeadOrder::nhd;
+    Owned all(DType::float32, {num_pages, nhd ? page_size : heads, nhd ? heads : page_size}, 1);
+    all.draw(random);
+    return all;
+  }
+
   i32 requests() const { return static_cast<i32>(kv_len.size()); }
   i64 rows() const { return qo_indptr.back(); }
   i32 longest() const {
@@ -81,7 +89,8 @@ struct Batch {
 
   Owned pool(std::mt19937& random, i32 width) const {
     const bool nhd = order == HeadOrder::nhd;
-    Owned pool(dtype, {num_pages, nhd ? page_size : heads, nhd ? heads : page_size, width}, 8);
+    Owned pool(dtype, {num_pages, nhd ? page_size : heads, nhd ? heads : page_size, width},
+               16 / dtype_bytes(dtype));
     pool.draw(random);
     return pool;
   }

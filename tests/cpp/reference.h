@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "raddle/engine/core/dtype.h"
+#include "raddle/engine/core/scale.h"
 #include "raddle/engine/layout/layout.h"
 
 namespace raddle::reference {
@@ -25,6 +26,7 @@ struct Parts {
 
 struct LevelKv {
   PoolView k, v;
+  ScaleView k_scale{nullptr, 0, 0, 0, 1.0f}, v_scale{nullptr, 0, 0, 0, 1.0f};
 };
 
 struct Problem {
@@ -32,6 +34,7 @@ struct Problem {
   i32 num_qo_heads, num_kv_heads;
   i32 head_dim_qk, head_dim_vo;
   DType dtype;
+  DType kv_dtype;
   double scale;
   RowsView q;
   std::vector<LevelKv> kv;  ///< one a level
@@ -45,7 +48,7 @@ struct Exact {
 };
 
 inline double element(const void* data, DType dtype, i64 at) {
-  return dispatch_dtype(dtype, [&](auto zero) -> double {
+  return dispatch_kv_dtype(dtype, [&](auto zero) -> double {
     return static_cast<double>(to_float(static_cast<const decltype(zero)*>(data)[at]));
   });
 }
@@ -79,10 +82,13 @@ inline Term term(const Problem& p, const Row& row, const Key& key, const LevelKv
     return at.block * pool.block_stride + at.offset * pool.row_stride +
            key.kv_head * pool.head_stride;
   };
+  const auto scale = [&](const ScaleView& view) {
+    return static_cast<double>(scale_at(view, at.block, at.offset, key.kv_head));
+  };
   double dot = 0.0, size = 0.0;
   for (i32 d = 0; d < p.head_dim_qk; ++d) {
-    const double product =
-        element(p.q.data, p.dtype, q + d) * element(kv.k.data, p.dtype, place(kv.k) + d);
+    const double product = element(p.q.data, p.dtype, q + d) *
+                           element(kv.k.data, p.kv_dtype, place(kv.k) + d) * scale(kv.k_scale);
     dot += product;
     size += std::abs(product);
   }
@@ -94,7 +100,7 @@ inline Term term(const Problem& p, const Row& row, const Key& key, const LevelKv
     t.delta += 10.0 * u32_ * std::abs(t.s);
   }
   for (i32 d = 0; d < p.head_dim_vo; ++d)
-    t.v.push_back(element(kv.v.data, p.dtype, place(kv.v) + d));
+    t.v.push_back(element(kv.v.data, p.kv_dtype, place(kv.v) + d) * scale(kv.v_scale));
   return t;
 }
 
@@ -146,6 +152,8 @@ inline Exact attend(const Problem& p, i32 row, i32 head, bool state = false,
                     bool rounded_weights = false) {
   constexpr double u = 0x1p-24;
   const double u_out = state ? u : unit_roundoff(p.dtype);
+  // Half of a subnormal fp16's spacing; elsewhere far below what any test draws.
+  const double smallest = !state && p.dtype == DType::float16 ? 0x1p-25 : 0x1p-24 * u_out;
   Row r{};
   std::vector<Term> keys = terms(p, row, head, &r);
   const auto dim = static_cast<std::size_t>(p.head_dim_vo);
@@ -184,7 +192,7 @@ inline Exact attend(const Problem& p, i32 row, i32 head, bool state = false,
     }
     double error = spread / shrink + c * (size + std::abs(e.o[d]));
     if (rounded_weights) error += weight_rounding(p, keys, p_of, d, e.o[d]);
-    e.o_budget[d] = error + u_out * (std::abs(e.o[d]) + error) + 0x1p-24 * u_out;
+    e.o_budget[d] = error + u_out * (std::abs(e.o[d]) + error) + smallest;
   }
   return e;
 }

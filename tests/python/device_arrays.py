@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 _CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
-_BFLOAT, _CUDA = 4, 2
+_NAMED = {"bfloat16": 4, "float8_e4m3fn": 10, "float8_e5m2": 12}
+_CUDA = 2
 
 
 class _Tensor(ctypes.Structure):
@@ -113,7 +114,7 @@ class DeviceArray:
     def __dlpack__(self, **_: Any) -> Any:
         shape = (ctypes.c_int64 * max(1, self.ndim))(*self.shape)
         strides = (ctypes.c_int64 * max(1, self.ndim))(*(step // self.dtype.itemsize for step in self.strides))
-        code = _BFLOAT if self.dtype.name == "bfloat16" else _CODES[self.dtype.kind]
+        code = _NAMED[self.dtype.name] if self.dtype.name in _NAMED else _CODES[self.dtype.kind]
         bits = 8 * self.dtype.itemsize
         tensor = _Tensor(self.address, _CUDA, self.ordinal, self.ndim, code, bits, 1, shape, strides, 0)
         managed = _Managed(tensor, None, ctypes.cast(_delete, ctypes.c_void_p))

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import raddle
 from hypothesis import strategies as st
-from layout_draws import LAYOUTS, SHARED_ROWS
+from layout_draws import LAYOUTS, SHARED_ROWS, fill_scales
 from reference import (
     Alibi,
     Causal,
@@ -31,6 +31,8 @@ from reference import (
 )
 
 DTYPES = ["float32", "float16", "bfloat16"]
+KV_DTYPES = ["float8_e4m3fn", "float8_e5m2"]
+SCALES = ["none", "tensor", "head", "token"]
 HEAD_DIMS = [8, 24, 64, 72, 80, 128, 192, 256]
 GROUPS = [1, 2, 3, 4, 7, 8, 16, 71]
 WORKERS = [1, 2, 7, 132]
@@ -42,7 +44,7 @@ STAND_IN: dict[str, str] = {}  # dtypes that the device under test does not have
 
 def numpy_dtype(name: str) -> np.dtype:
     name = STAND_IN.get(name, name)
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def sinks(rng, num_heads):
@@ -162,9 +164,11 @@ def draw(
     num_kv_heads=None,
     lengths=None,
     peak=None,
+    kv_dtype=None,
+    scales=("none", "none"),
     **layout_options,
 ) -> Problem:
-    """A problem. `peak` multiplies Q: 1 gives flat weights, 4 lets few keys dominate."""
+    """A problem. `peak` multiplies Q: 1 gives flat weights, 4 lets few keys dominate. `scales`: kinds for K and V."""
     dim_vo = dim_vo or dim
     num_kv_heads = num_kv_heads or (1 if group > 16 else int(rng.integers(1, 4)))
     lengths = draw_lengths(rng) if lengths is None else lengths
@@ -177,7 +181,11 @@ def draw(
     requests = None if layout in SHARED_ROWS else len(plan.qo_indptr) - 1
     place = Place(rng, group * num_kv_heads, dim, requests, plan)
     listed = VARIANTS[variant](place) if isinstance(variant, str) else variant
-    return Problem(q, pools(rng, plan, num_kv_heads, dim, dim_vo, kind), plan, listed)
+    kv = pools(rng, plan, num_kv_heads, dim, dim_vo, numpy_dtype(kv_dtype) if kv_dtype else kind)
+    levels = getattr(plan, "levels", [plan])
+    each = [[fill_scales(rng, *at, how) for at in zip(levels, pair)] for pair, how in zip(zip(*kv), scales)]
+    k_scale, v_scale = (x[0] if len(x) == 1 else x for x in each)
+    return Problem(q, kv, plan, listed, k_scale=k_scale, v_scale=v_scale)
 
 
 def covering(**factors) -> list[dict]:

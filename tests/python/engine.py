@@ -39,6 +39,7 @@ def spec_of(problem: Problem, **options) -> raddle.AttentionSpec:
         head_dim=q.shape[2],
         head_dim_vo=v.shape[-1],
         dtype=str(q.dtype),
+        kv_dtype=str(k.dtype) if k.dtype.itemsize == 1 else None,
         variant=twin(problem.variant),
         scale=problem.scale,
         **options,
@@ -67,6 +68,7 @@ class OnDevice:
             lse = np.full((*shape, spec.num_qo_heads), np.nan, np.float32)
         written = self.lend([out] if lse is None else [out, lse])
         there = dict(zip(("out", "lse"), written))
+        there.update({name: self.lend(options.pop(name)) for name in ("k_scale", "v_scale") if name in options})
         self.attention.run(plan, self.lend(q), self.lend(kv), return_state=return_state, **there, **options)
         for host, device in zip((out, lse), written):
             host[...] = device.numpy()
@@ -97,7 +99,8 @@ class Engine:
         out = np.full((rows, heads, problem.kv[0][1].shape[-1]), np.nan, kind)
         lse = np.full((rows, heads), np.nan, np.float32) if has_lse else None
         kv = problem.kv[0] if len(problem.kv) == 1 else problem.kv
-        attn.run(plan, problem.q, kv, out=out, lse=lse, return_state=state)
+        scales = {"k_scale": problem.k_scale, "v_scale": problem.v_scale}
+        attn.run(plan, problem.q, kv, out=out, lse=lse, return_state=state, **scales)
         return out, lse
 
     def check(self, problem: Problem, state=False, **how):

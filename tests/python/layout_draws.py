@@ -22,6 +22,21 @@ def fill(rng, level, pool):
     pages[slots // pages.shape[1], slots % pages.shape[1]] = values
 
 
+def fill_scales(rng, level, pool, kind):
+    """Scales of one pool: one for all, one a head, or one a token and head, with NaN where there is no key."""
+    hnd = pool.ndim == 4 and getattr(level, "kv_layout", "NHD") == "HND"
+    heads = pool.shape[1] if hnd else pool.shape[-2]
+    if kind == "none":
+        return None
+    if kind == "tensor":
+        return float(np.float32(np.exp(rng.normal())))
+    if kind == "head":
+        return np.exp(rng.standard_normal(heads)).astype(np.float32)
+    scale = poisoned((*pool.shape[:-1], 1), np.float32)
+    fill(rng, level, scale)
+    return np.exp(scale[..., 0])
+
+
 def poisoned(shape, kind) -> np.ndarray:
     return np.full(shape, np.nan, kind)
 

@@ -232,3 +232,7 @@ def test_dtypes_without_kernels(gpu):
         raddle.Attention(raddle.AttentionSpec(4, 2, 64, dtype="float32"), device=gpu)
 
 
+def test_keys_of_8_bits_have_no_kernel_yet(gpu):
+    spec = raddle.AttentionSpec(4, 2, 64, dtype="float16", kv_dtype="float8_e4m3fn")
+    with pytest.raises(ValueError, match="kv_dtype is 'float8_e4m3fn', which needs a kernel that is not yet built"):
+        raddle.Attention(spec, device=gpu)

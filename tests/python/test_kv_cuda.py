@@ -40,6 +40,61 @@ def test_append(gpu, rng, dtype, kv_layout, rope):
     same_bits(there, pools)
 
 
+KINDS = {
+    "number": lambda rng, pool: 0.37,
+    "head": lambda rng, pool: np.exp(rng.standard_normal(HEADS)).astype(np.float32),
+    "token": lambda rng, pool: np.exp(rng.standard_normal(pool.shape[:-1])).astype(np.float32),
+}
+
+
+def on_gpu(x):
+    return DeviceArray(x) if isinstance(x, np.ndarray) else x
+
+
+@pytest.mark.parametrize(("dtype", "kv_dtype"), [("float16", "float8_e4m3fn"), ("bfloat16", "float8_e5m2")])
+@pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rope", [None, raddle.Rope(DIM)])
+def test_append_quantised(gpu, rng, dtype, kv_dtype, kv_layout, kind, rope):
+    layout, pools = drawn(rng, kv_dtype, kv_layout)
+    new = [rng.standard_normal((25, HEADS, dim)).astype(numpy_dtype(dtype)) for dim in (DIM, 32)]
+    scales = [KINDS[kind](rng, pool) for pool in pools]
+    there, new_there, scales_there = ([on_gpu(x) for x in arrays] for arrays in (pools, new, scales))
+    table = twin(layout)
+    raddle.append_kv(table, tuple(there), *new_there, rope, k_scale=scales_there[0], v_scale=scales_there[1])
+    raddle.append_kv(table, tuple(pools), *new, rope, k_scale=scales[0], v_scale=scales[1])
+    same_bits(there, pools)
+    if kind == "token":
+        same_bits(scales_there, scales)
+
+
+@pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
+def test_quantised_pools_move_with_their_scales(gpu, rng, kv_layout):
+    layout, pools = drawn(rng, "float8_e4m3fn", kv_layout)
+    scales = [KINDS["token"](rng, pool) for pool in pools]
+    there, scales_there = [on_gpu(x) for x in pools], [on_gpu(x) for x in scales]
+    parents = np.concatenate([np.arange(qo) - 1 for qo, _ in LENGTHS]).astype(np.int32)
+    parents[2:4] = -1
+    accepted = np.array([qo - 1 for qo, _ in LENGTHS])
+    pages = rng.permutation(len(pools[0]))
+    half = len(pages) // 2
+    for where, of in ((there, scales_there), (pools, scales)):
+        raddle.accept_tree(twin(layout), tuple(where), parents, accepted, scales=tuple(of))
+        raddle.copy_pages(tuple(where), pages[:half], pages[half : 2 * half], scales=tuple(of))
+    same_bits([*there, *scales_there], [*pools, *scales])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_summaries_of_quantised_keys(gpu, rng, kind):
+    layout, (k, v) = drawn(rng, "float8_e5m2", "HND")
+    scale = KINDS[kind](rng, k)
+    summary = np.full((len(k), 2, HEADS, DIM), np.nan, np.float16)
+    there = DeviceArray(summary)
+    raddle.summarize_pages(twin(layout), (DeviceArray(k), DeviceArray(v)), there, k_scale=on_gpu(scale))
+    raddle.summarize_pages(twin(layout), (k, v), summary, k_scale=scale)
+    same_bits([there], [summary])
+
+
 def test_copy_pages(gpu, rng):
     pools = [rng.standard_normal((12, 5, HEADS, dim)).astype(np.float16) for dim in (DIM, 32)]
     there = [DeviceArray(x) for x in pools]
@@ -102,6 +157,9 @@ def test_what_cannot_be_is_named(gpu, rng):
         raddle.append_kv(table, (k_there, v), *new)
     with pytest.raises(ValueError, match=r"pool\.k has stride 1 in dimension|multiple of 16 bytes"):
         raddle.append_kv(table, (DeviceArray(k, shift=2), v_there), *new)
+    fp8 = [DeviceArray(np.zeros(x.shape, numpy_dtype("float8_e4m3fn"))) for x in (k, v)]
+    with pytest.raises(ValueError, match=r"v_scale lies on device 'cpu'; expected 'cuda:0', as pool\.v does"):
+        raddle.append_kv(table, tuple(fp8), *new, v_scale=np.ones(HEADS, np.float32))
     with pytest.raises(ValueError, match="page 0 where|to_pages"):
         raddle.copy_pages((k_there, v_there), [0, 1], [2, 2])
     same_bits([k_there, v_there], [k, v])

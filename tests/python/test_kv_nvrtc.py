@@ -11,10 +11,12 @@ from raddle import _library
 _compile = _library.function("raddle.cuda.compile_kv")
 KERNELS = {"append", "copy", "accept", "summarize", "score", "select", "merge"}
 CASES = [
-    ("float16", [raddle.Rope(64, interleaved=True)], "sm_75"),
-    ("float32", [raddle.Sinks([0.5] * 8)], "sm_80"),
-    ("bfloat16", [], "sm_89"),
-    ("bfloat16", [raddle.Rope(64)], "sm_90a"),
+    ("float16", None, [raddle.Rope(64, interleaved=True)], "sm_75"),
+    ("float32", None, [raddle.Sinks([0.5] * 8)], "sm_80"),
+    ("bfloat16", None, [], "sm_89"),
+    ("bfloat16", None, [raddle.Rope(64)], "sm_90a"),
+    ("float16", "float8_e5m2", [], "sm_75"),
+    ("bfloat16", "float8_e4m3fn", [raddle.Rope(64)], "sm_90a"),
 ]
 
 
@@ -28,12 +30,12 @@ def resources(log: str) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("dtype", "variant", "arch"), CASES)
-def test_kernels_compile(dtype, variant, arch, capsys):
-    spec = raddle.AttentionSpec(8, 2, 64, dtype=dtype, variant=variant)
+@pytest.mark.parametrize(("dtype", "kv_dtype", "variant", "arch"), CASES)
+def test_kernels_compile(dtype, kv_dtype, variant, arch, capsys):
+    spec = raddle.AttentionSpec(8, 2, 64, dtype=dtype, kv_dtype=kv_dtype, variant=variant)
     got = resources(_compile(spec.fields(), arch))
     with capsys.disabled():
-        print(f"\n{arch} {dtype} {variant}: " + ", ".join(f"{name} {n}" for name, (n, _) in got.items()), end="")
+        print(f"\n{arch} {dtype} {kv_dtype} {variant}: " + ", ".join(f"{name} {n}" for name, (n, _) in got.items()), end="")
     assert set(got) == KERNELS
     for name, (registers, spilled) in got.items():
         assert spilled == 0 and registers <= 128, (name, registers, spilled)

@@ -30,6 +30,7 @@ MAY_BE_REFUSED = {
     "head_dim: 20",
     "head_dim: 264",
     "head_dim: 512",
+    "scales of K and V that are not quantised",
     "return_lse with a Scan::sum variant",
     "sink with a Scan::sum variant",
     "two sinks",
@@ -57,6 +58,7 @@ SHIPPED = {
     "sinks + window + causal (gpt-oss)": [SINKS, SlidingWindow(20), Causal()],
 }
 MASKS = {"causal": Causal(), "window": SlidingWindow(20), "packed_mask": PACKED}
+SCALES = {"one of a tensor": "tensor", "one a head": "head", "one a token and head": "token"}
 LAYOUTS = {
     "ragged": "ragged",
     "paged, NHD": "paged",
@@ -84,6 +86,9 @@ def asks_for_lse_of_a_sum(engine, rng):
 
 FEATURES = {
     **{f"dtype: {dtype}": checks(dtype=dtype) for dtype in ("float32", "float16", "bfloat16")},
+    **{f"kv_dtype: {dtype}": checks(kv_dtype=dtype) for dtype in ("float8_e4m3fn", "float8_e5m2")},
+    **{f"scales: {kind}": checks(kv_dtype="float8_e4m3fn", scales=[drawn] * 2) for kind, drawn in SCALES.items()},
+    "scales of K and V that are not quantised": checks(scales=["tensor"] * 2),
     **{f"head_dim: {n}": checks(dim=n) for n in (8, 24, 64, 72, 80, 128, 192, 256, 4, 20, 264, 512)},
     "head_dim_vo different from head_dim": checks(dim=16, dim_vo=24),
     "head_dim 192 with head_dim_vo 128": checks(dim=192, dim_vo=128),

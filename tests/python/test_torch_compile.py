@@ -86,6 +86,22 @@ def test_levels_states_and_reservations(rng, how):
 
 
 @compiling
+def test_scales_of_quantized_keys_and_values(rng):
+    attn = raddle.Attention(raddle.AttentionSpec(**SPEC, variant=[raddle.SoftCap(30.0)], kv_dtype=torch.float8_e4m3fn))
+    q, k, v = tensors(rng)
+    kv = tuple(x.to(torch.float8_e4m3fn) for x in (k, v))
+    plan = attn.plan(ragged())
+
+    def call(plan, q, kv, k_scale, v_scale):
+        return attn.run(plan, q, kv, k_scale=k_scale, v_scale=v_scale, params={"softcap.cap": 5.0})
+
+    compiled = torch.compile(call, fullgraph=True)
+    by_token = torch.rand(KEYS, 2)
+    for scales in ((0.5, torch.tensor([2.0, 3.0])), (by_token, None), ([None], [by_token]), (2, [0.25])):
+        equal(compiled(plan, q, kv, *scales), call(plan, q, kv, *scales))
+
+
+@compiling
 @pytest.mark.parametrize("return_lse", [False, True])
 def test_attention_without_a_plan(rng, return_lse):
     q, k, v = tensors(rng)

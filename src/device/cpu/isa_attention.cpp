@@ -10,12 +10,12 @@ namespace cpu {
 namespace {
 
 void attend_any(const CpuLaunch& launch, i32 item, void* scratch) {
-  dispatch_dtype(launch.dtype, [&](auto t) { attend<decltype(t)>(launch, item, scratch); });
+  dispatch_kv_dtype(launch.kv_dtype, [&](auto t) { attend<decltype(t)>(launch, item, scratch); });
 }
 
 i64 scratch_bytes(const CpuLaunch& launch) {
-  return dispatch_dtype(launch.dtype,
-                        [&](auto t) { return Scratch<decltype(t)>(launch, nullptr).bytes; });
+  return dispatch_kv_dtype(launch.kv_dtype,
+                           [&](auto t) { return Scratch<decltype(t)>(launch, nullptr).bytes; });
 }
 
 template <class... V>

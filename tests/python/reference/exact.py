@@ -13,13 +13,19 @@ from .variants import Flex, Mask, Rotation, Sigmoid, Sinks, logits_parts, one, p
 
 @dataclass
 class Problem:
-    """What a call is asked: q [rows, Hq, Dqk], and K and V for each level (or one pair for all)."""
+    """What a call is asked: q [rows, Hq, Dqk], and K and V for each level (or one pair for all).
+
+    Quantised K and V are multiplied by their scales: a number, [Hkv], or one a token and head beside the pool
+    (its shape without the last dimension); a list has one of these a level.
+    """
 
     q: np.ndarray
     kv: list
     layout: object
     variant: list
     scale: float | None = None
+    k_scale: object = None  # 1
+    v_scale: object = None
 
     @property
     def softmax_scale(self) -> float:
@@ -63,10 +69,20 @@ def gather(problem: Problem, keys: Keys, which: int) -> np.ndarray:
     order = [getattr(level, "kv_layout", "NHD") for level in levels]
     empty = fetch(pools[0][which], keys.slot[:0], order[0])
     result = np.zeros((len(keys.slot), *empty.shape[1:]))
+    scale = (problem.k_scale, problem.v_scale)[which]
     for n, pool in enumerate(pools):
         here = (keys.level == n) & (keys.slot >= 0)
-        result[here] = fetch(pool[which], keys.slot[here], order[n])
+        stored = fetch(pool[which], keys.slot[here], order[n])
+        result[here] = stored * scales(scale[n] if isinstance(scale, list) else scale, keys.slot[here], order[n])
     return result
+
+
+def scales(scale, slot: np.ndarray, kv_layout: str) -> np.ndarray:
+    """Of rows `slot`, as a factor of [N, Hkv, D]."""
+    scale = np.asarray(1.0 if scale is None else scale)
+    if scale.ndim > 1:
+        return fetch(scale[..., None], slot, kv_layout)
+    return scale.astype(np.float64)[..., None]
 
 
 def kept_pairs(variant, keys: Keys, heads: tuple[int, int]) -> np.ndarray:

@@ -1,12 +1,13 @@
 // The element types of Q, K, V and O, and their conversions to and from fp32 (round to nearest,
-// ties to even).
+// ties to even). Those of 8 bits are of K and V alone, and saturate: what is larger than the
+// largest finite number, infinities too, becomes that; NaN stays NaN.
 #pragma once
 
 #include "raddle/engine/core/config.h"
 
 namespace raddle {
 
-enum class DType : i32 { float32, float16, bfloat16 };
+enum class DType : i32 { float32, float16, bfloat16, float8_e4m3fn, float8_e5m2 };
 
 struct f16 {
   u16 bits;
@@ -14,12 +15,25 @@ struct f16 {
 struct bf16 {
   u16 bits;
 };
+/// Four bits of exponent, three of mantissa, no infinities: to ±448 (OCP 8-bit floating point).
+struct e4m3 {
+  u8 bits;
+  static constexpr float max_finite = 448.0f;
+};
+/// The upper byte of an f16: to ±57344.
+struct e5m2 {
+  u8 bits;
+  static constexpr float max_finite = 57344.0f;
+};
 
 }  // namespace raddle
 
 RADDLE_ENGINE_BEGIN
 
-RADDLE_FN constexpr i32 dtype_bytes(DType t) { return t == DType::float32 ? 4 : 2; }
+RADDLE_FN constexpr bool is_fp8(DType t) {
+  return t == DType::float8_e4m3fn || t == DType::float8_e5m2;
+}
+RADDLE_FN constexpr i32 dtype_bytes(DType t) { return t == DType::float32 ? 4 : is_fp8(t) ? 1 : 2; }
 
 RADDLE_FN float bits_to_float(u32 u) { return __builtin_bit_cast(float, u); }
 RADDLE_FN u32 float_to_bits(float f) { return __builtin_bit_cast(u32, f); }
@@ -35,6 +49,16 @@ RADDLE_FN float to_float(f16 x) {
   const float scaled = bits_to_float(body) * bits_to_float((127u + 112u) << 23);
   const u32 bits = (x.bits & 0x7c00u) == 0x7c00u ? body | 0x7f800000u : float_to_bits(scaled);
   return bits_to_float(sign | bits);
+}
+
+RADDLE_FN float to_float(e5m2 x) { return to_float(f16{static_cast<u16>(x.bits << 8)}); }
+
+RADDLE_FN float to_float(e4m3 x) {
+  // As an f16 its bits mean 2^-8 of what they mean here, but for NaN.
+  const u16 body = static_cast<u16>((x.bits & 0x7fu) << 7);
+  const u16 sign = static_cast<u16>((x.bits & 0x80u) << 8);
+  const u16 nan = body == 0x3f80u ? u16{0x7e00} : u16{0};
+  return to_float(f16{static_cast<u16>(sign | body | nan)}) * 256.0f;
 }
 
 template <class T>
@@ -68,6 +92,32 @@ RADDLE_FN f16 from_float<f16>(float x) {
   return f16{static_cast<u16>(sign | body)};
 }
 
+/// The body of an 8-bit number without its sign, with an exponent bias of `bias`.
+template <i32 mantissa_bits, i32 bias, u32 largest>
+RADDLE_FN u32 round_to_fp8(u32 mag) {
+  constexpr i32 dropped = 23 - mantissa_bits;
+  const u32 half = (1u << (dropped - 1)) - 1u + ((mag >> dropped) & 1u);
+  const u32 normal = (mag + half - (static_cast<u32>(127 - bias) << 23)) >> dropped;
+  // As for f16: the fp32 adder rounds to a multiple of the smallest subnormal number.
+  constexpr float shift =
+      __builtin_bit_cast(float, static_cast<u32>(127 + 24 - bias - mantissa_bits) << 23);
+  const u32 subnormal = float_to_bits(bits_to_float(mag) + shift) - float_to_bits(shift);
+  const u32 body = mag >= static_cast<u32>(128 - bias) << 23 ? normal : subnormal;
+  return mag > 0x7f800000u ? 0x7fu : body > largest ? largest : body;
+}
+
+template <>
+RADDLE_FN e4m3 from_float<e4m3>(float x) {
+  const u32 u = float_to_bits(x);
+  return e4m3{static_cast<u8>(((u >> 24) & 0x80u) | round_to_fp8<3, 7, 0x7eu>(u & 0x7fffffffu))};
+}
+
+template <>
+RADDLE_FN e5m2 from_float<e5m2>(float x) {
+  const u32 u = float_to_bits(x);
+  return e5m2{static_cast<u8>(((u >> 24) & 0x80u) | round_to_fp8<2, 15, 0x7bu>(u & 0x7fffffffu))};
+}
+
 template <class T>
 struct dtype_of;
 template <>
@@ -83,7 +133,20 @@ struct dtype_of<bf16> {
   static constexpr DType value = DType::bfloat16;
 };
 
-/// Calls f(T{}) with the element type that `t` names.
+template <>
+struct dtype_of<e4m3> {
+  static constexpr DType value = DType::float8_e4m3fn;
+};
+template <>
+struct dtype_of<e5m2> {
+  static constexpr DType value = DType::float8_e5m2;
+};
+
+/// Whether K and V of that element type are quantised, and have scales.
+template <class T>
+constexpr bool is_quantized = is_fp8(dtype_of<T>::value);
+
+/// Calls f(T{}) with the element type that `t` names, which isn't one of 8 bits.
 template <class F>
 RADDLE_FN decltype(auto) dispatch_dtype(DType t, F&& f) {
   switch (t) {
@@ -93,6 +156,19 @@ RADDLE_FN decltype(auto) dispatch_dtype(DType t, F&& f) {
       return f(bf16{});
     default:
       return f(float{});
+  }
+}
+
+/// The same for K and V, whose elements may have 8 bits.
+template <class F>
+RADDLE_FN decltype(auto) dispatch_kv_dtype(DType t, F&& f) {
+  switch (t) {
+    case DType::float8_e4m3fn:
+      return f(e4m3{});
+    case DType::float8_e5m2:
+      return f(e5m2{});
+    default:
+      return dispatch_dtype(t, f);
   }
 }
 

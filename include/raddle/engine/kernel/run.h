@@ -2,6 +2,7 @@
 // data; pointers are of the kernel's own device.
 #pragma once
 
+#include "raddle/engine/core/scale.h"
 #include "raddle/engine/core/tensor.h"
 #include "raddle/engine/layout/layout.h"
 
@@ -9,6 +10,7 @@ namespace raddle {
 
 struct RunView {
   KvView kv[max_levels];
+  KvScales kv_scales[max_levels];  ///< 1 where K and V are not quantised
   RowsView q;
   RowsView out;
   float* lse;  ///< null: not wanted

@@ -12,13 +12,12 @@ namespace simd {
 constexpr i32 lanes = 8;
 constexpr i32 registers = 16;
 typedef float Vec __attribute__((vector_size(lanes * 4)));
+typedef u16 VecH __attribute__((vector_size(lanes * 2)));
 
 RADDLE_FN Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 RADDLE_FN Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
 
-RADDLE_FN Vec load(const f16* p) {
-  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-}
+RADDLE_FN Vec widen_f16(VecH h) { return _mm256_cvtph_ps(reinterpret_cast<__m128i>(h)); }
 
 }  // namespace simd
 

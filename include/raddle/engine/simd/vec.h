@@ -1,8 +1,8 @@
 // A vector of fp32 lanes, as wide as the ISA this is compiled for. The ISA files hold what needs an
 // intrinsic; everything else is written once with the compiler's vector extension.
 //
-// An ISA file defines: lanes, fma, max, load(const f16*), and registers (how many vector registers
-// there are).
+// An ISA file defines: lanes, Vec, VecH, fma, max, widen_f16 (from the bits of f16), and registers
+// (how many vector registers there are).
 #pragma once
 
 #include "raddle/engine/core/math.h"
@@ -21,7 +21,7 @@ namespace simd {
 
 typedef i32 VecI __attribute__((vector_size(lanes * 4)));
 typedef u32 VecU __attribute__((vector_size(lanes * 4)));
-typedef u16 VecH __attribute__((vector_size(lanes * 2)));
+typedef u8 VecB __attribute__((vector_size(lanes)));
 
 RADDLE_FN Vec broadcast(float x) { return Vec{} + x; }
 
@@ -35,6 +35,29 @@ RADDLE_FN Vec load(const bf16* p) {
   VecH h;
   __builtin_memcpy(&h, p, sizeof(h));
   return reinterpret_cast<Vec>(__builtin_convertvector(h, VecU) << 16);
+}
+
+RADDLE_FN Vec load(const f16* p) {
+  VecH h;
+  __builtin_memcpy(&h, p, sizeof(h));
+  return widen_f16(h);
+}
+
+/// Bytes as the lower halves of 16-bit lanes.
+RADDLE_FN VecH load_bytes(const void* p) {
+  VecB b;
+  __builtin_memcpy(&b, p, sizeof(b));
+  return __builtin_convertvector(b, VecH);
+}
+
+RADDLE_FN Vec load(const e5m2* p) { return widen_f16(load_bytes(p) << 8); }
+
+/// As to_float: by f16, which converts subnormal numbers in hardware.
+RADDLE_FN Vec load(const e4m3* p) {
+  const VecH bits = load_bytes(p);
+  const VecH body = (bits & 0x7f) << 7;
+  const VecH nan = reinterpret_cast<VecH>(body == 0x3f80) & 0x7e00;
+  return widen_f16(((bits & 0x80) << 8) | body | nan) * 256.0f;
 }
 
 RADDLE_FN void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof(v)); }

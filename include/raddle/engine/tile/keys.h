@@ -1,6 +1,7 @@
 // Finding the keys of a tile: row pointers, indices and positions of a span of columns.
 #pragma once
 
+#include "raddle/engine/core/scale.h"
 #include "raddle/engine/layout/layout.h"
 
 RADDLE_ENGINE_BEGIN
@@ -17,6 +18,8 @@ struct KeyTile {
   i32 kv_index[max_tile_keys];
   i32 kv_pos[max_tile_keys];
   i32 column[max_tile_keys];
+  float k_scale[max_tile_keys];  ///< where they are gathered; see gather_scales
+  float v_scale[max_tile_keys];
 };
 
 /// Whether a level's lists are plain: whole blocks in order, positions equal to indices.
@@ -71,6 +74,20 @@ inline void gather_keys(const LevelView& level, const PoolView& pool_k, const Po
       kr += pool_k.row_stride;
       vr += pool_v.row_stride;
     }
+  }
+}
+
+/// The scales of the first n keys at columns `column`.
+RADDLE_FN void gather_scales(const LevelView& level, const ScaleView& scale, i32 group, i32 kv_head,
+                             const i32* column, i32 n, float* to) {
+  if (!by_token(scale)) {
+    const float all = scale_at(scale, 0, 0, kv_head);
+    for (i32 j = 0; j < n; ++j) to[j] = all;
+    return;
+  }
+  for (i32 j = 0; j < n; ++j) {
+    const Column at = column_at(level, group, column[j]);
+    to[j] = scale_at(scale, at.block, at.offset, kv_head);
   }
 }
 

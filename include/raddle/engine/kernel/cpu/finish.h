@@ -23,14 +23,12 @@ RADDLE_FN void finish_state(const Stages& stages, const Row& row, i32 dim, float
 }
 
 /// Writes a finished row, or its bare state, to the output tensors.
-template <class T>
 inline void write_row(const CpuLaunch& launch, const Row& row, float* o, float lse) {
   if (!launch.state_only) finish_state(*launch.stages, row, launch.dim_vo, o, lse);
   const i64 at = row.row * launch.out.row_stride + row.q_head * launch.out.head_stride;
-  if (launch.state_only)
-    narrow_row(o, static_cast<float*>(launch.out.data) + at, launch.dim_vo);
-  else
-    narrow_row(o, static_cast<T*>(launch.out.data) + at, launch.dim_vo);
+  dispatch_dtype(launch.state_only ? DType::float32 : launch.dtype, [&](auto t) {
+    narrow_row(o, static_cast<decltype(t)*>(launch.out.data) + at, launch.dim_vo);
+  });
   if (launch.lse)
     launch.lse[row.row * launch.lse_row_stride + row.q_head * launch.lse_head_stride] = lse;
 }
@@ -95,7 +93,7 @@ inline void contract(const CpuLaunch& launch, const Contraction& contraction, i3
   }
   const LevelView& level = launch.layout->levels[tile.level];
   for (i32 m = 0; m < tile.num_rows; ++m)
-    write_row<T>(
+    write_row(
         launch,
         make_row(*launch.layout, level, tile.group, tile.row_begin + m, kv_head, plan.group_size),
         x.o + m * x.ldo, x.lse[m]);

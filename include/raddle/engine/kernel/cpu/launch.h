@@ -13,7 +13,8 @@ namespace raddle {
 struct CpuLaunch : RunView {
   i32 dim_qk;
   i32 dim_vo;
-  DType dtype;
+  DType dtype;     ///< of Q and O
+  DType kv_dtype;  ///< of K and V
   const Stages* stages;
   const LayoutView* layout;
   const PlanView* plan;

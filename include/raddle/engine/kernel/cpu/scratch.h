@@ -28,6 +28,7 @@ class Carver {
   i64 used_ = 0;
 };
 
+/// T is the element type of K and V.
 template <class T>
 struct Scratch {
   i32 ldq, ldo, lds;     ///< row lengths of q, o, s in floats: whole vectors, whole panels

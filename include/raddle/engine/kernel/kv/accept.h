@@ -10,9 +10,10 @@ namespace raddle {
 /// does.
 struct AcceptView {
   PoolBytes k, v;
-  const i32* parents;   ///< [rows] the node's parent, an earlier node of its tree, or -1
-  const i32* accepted;  ///< [requests] the last accepted node; -1: none
-  i32* kv_len;          ///< [requests] keys afterwards; null: not wanted
+  ScaleView k_scale, v_scale;  ///< of tokens; data null: none
+  const i32* parents;          ///< [rows] the node's parent, an earlier node of its tree, or -1
+  const i32* accepted;         ///< [requests] the last accepted node; -1: none
+  i32* kv_len;                 ///< [requests] keys afterwards; null: not wanted
 };
 
 }  // namespace raddle
@@ -45,8 +46,9 @@ RADDLE_FN i32 ancestor(const i32* parents, i32 node, i32 up) {
 /// before its child, so nothing is overwritten that is still to be read. Trees are shallow: walking
 /// up again for every step costs less than a list of the path.
 template <class Lanes>
-RADDLE_FN void move_path(const Lanes& lanes, const PoolBytes& pool, const LevelView& level,
-                         i32 request, const i32* parents, i32 last, i32 length, i64 head) {
+RADDLE_FN void move_path(const Lanes& lanes, const PoolBytes& pool, const ScaleView& scale,
+                         const LevelView& level, i32 request, const i32* parents, i32 last,
+                         i32 length, i64 head) {
   const i32 first = first_new_column(level, request);
   for (i32 i = 0; i < length; ++i) {
     const i32 node = ancestor(parents, last, length - 1 - i);
@@ -56,6 +58,7 @@ RADDLE_FN void move_path(const Lanes& lanes, const PoolBytes& pool, const LevelV
     if (!has_page(pool, from.block) || !has_page(pool, to.block)) continue;
     copy_bytes(lanes, head_at(pool, from.block, from.offset, head),
                head_at(pool, to.block, to.offset, head), pool.head_bytes);
+    copy_scale(lanes, scale, scale, {from.block, from.offset}, {to.block, to.offset}, head);
   }
 }
 
@@ -78,8 +81,8 @@ RADDLE_FN void accept_head(const Lanes& lanes, const AcceptView& view, const Lay
   const i32 last = view.accepted[request];
   const i32 length = path_length(parents, nodes, last);
   if (length > 0) {
-    move_path(lanes, view.k, level, request, parents, last, length, head);
-    move_path(lanes, view.v, level, request, parents, last, length, head);
+    move_path(lanes, view.k, view.k_scale, level, request, parents, last, length, head);
+    move_path(lanes, view.v, view.v_scale, level, request, parents, last, length, head);
   }
   if (view.kv_len && head == 0 && lanes.index() == 0)
     view.kv_len[request] = length_after(view, layout, level, request);

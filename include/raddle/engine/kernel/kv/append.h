@@ -1,16 +1,24 @@
-// Writing new rows of K and V into the pages of a KV pool, with the key part of a variant (RoPE)
-// applied on the way where one is given.
+// Writing new rows of K and V into the pages of a KV pool: as they are, or with the key part of a
+// variant (RoPE) applied on the way, or quantised, or both.
 #pragma once
 
+#include "raddle/engine/core/math.h"
 #include "raddle/engine/core/row.h"
 #include "raddle/engine/kernel/kv/bytes.h"
 
 namespace raddle {
 
+/// What new rows are divided by where the pool is quantised.
+struct QuantizeView {
+  ScaleView scale;
+  bool computed;  ///< of each row and head anew, and written
+};
+
 /// What an append moves, for a layout of one level.
 struct AppendView {
   RowBytes k_rows, v_rows;
   PoolBytes k, v;
+  QuantizeView k_scale, v_scale;
 };
 
 }  // namespace raddle
@@ -61,15 +69,40 @@ RADDLE_FN void append_head(const Lanes& lanes, const RowBytes& rows, const PoolB
              head_at(pool, at.page, at.slot, head), pool.head_bytes);
 }
 
-/// Appends one head of one row of K after `turn(vector, key)` has changed it: in fp32, rounded
-/// once. `vector` has room for a head; it is the lanes' own.
-template <class T, class Lanes, class Turn>
+/// The scale of one head of one row, which `vector` holds. A scale of its own makes the largest
+/// element the dtype's largest; it is never subnormal or 0, so that a row of zeros is one.
+template <class P, class Lanes>
+RADDLE_FN float row_scale(const Lanes& lanes, const QuantizeView& quantize, const NewRow& at,
+                          i32 head, const float* vector, i32 pieces) {
+  if (!quantize.computed) return scale_at(quantize.scale, at.page, at.slot, head);
+  float most = 0.0f;
+  for (i32 p = lanes.index(); p < pieces; p += Lanes::count) {
+    RADDLE_UNROLL
+    for (i32 i = 0; i < piece_size; ++i) {
+      const float size = math::abs(vector[p * piece_size + i]);
+      most = size > most ? size : most;  // not NaN
+    }
+  }
+  const float scale = max(lanes.largest(most) / P::max_finite, bits_to_float(0x00800000u));
+  if (lanes.index() == 0) scale_in(quantize.scale, at.page, at.slot, head) = scale;
+  return scale;
+}
+
+/// What an append that only quantises does to a row.
+struct AsItIs {
+  RADDLE_FN void operator()(float*, const Key&) const {}
+};
+
+/// Appends one head of one row after `turn(vector, key)` has changed it: in fp32, rounded once from
+/// T to the pool's P. `vector` has room for a head; it is the lanes' own.
+template <class T, class P, class Lanes, class Turn>
 RADDLE_FN void append_turned(const Lanes& lanes, const RowBytes& rows, const PoolBytes& pool,
-                             i64 row, i32 head, const NewRow& at, float* vector, Turn turn) {
-  const i32 pieces = static_cast<i32>(pool.head_bytes / static_cast<i64>(sizeof(T))) / piece_size;
+                             const QuantizeView& quantize, i64 row, i32 head, const NewRow& at,
+                             float* vector, Turn turn) {
+  const i32 pieces = static_cast<i32>(pool.head_bytes / static_cast<i64>(sizeof(P))) / piece_size;
   const T* from =
       reinterpret_cast<const T*>(rows.data + row * rows.row_step + head * rows.head_step);
-  T* to = reinterpret_cast<T*>(head_at(pool, at.page, at.slot, head));
+  P* to = reinterpret_cast<P*>(head_at(pool, at.page, at.slot, head));
   float x[piece_size];
   for (i32 p = lanes.index(); p < pieces; p += Lanes::count) {
     load_piece(lanes, from + p * piece_size, x);
@@ -79,9 +112,12 @@ RADDLE_FN void append_turned(const Lanes& lanes, const RowBytes& rows, const Poo
   lanes.sync();
   turn(vector, Key{at.request, at.kv_index, at.pos, head});
   lanes.sync();
+  float scale = 1.0f;
+  if constexpr (is_quantized<P>) scale = row_scale<P>(lanes, quantize, at, head, vector, pieces);
   for (i32 p = lanes.index(); p < pieces; p += Lanes::count) {
     RADDLE_UNROLL
-    for (i32 i = 0; i < piece_size; ++i) x[i] = vector[p * piece_size + i];
+    for (i32 i = 0; i < piece_size; ++i)
+      x[i] = is_quantized<P> ? vector[p * piece_size + i] / scale : vector[p * piece_size + i];
     store_piece(lanes, x, to + p * piece_size);
   }
 }

@@ -1,6 +1,7 @@
 // K and V as bytes: what only moves keys and values knows no dtype.
 #pragma once
 
+#include "raddle/engine/core/scale.h"
 #include "raddle/engine/kernel/kv/lanes.h"
 #include "raddle/engine/layout/layout.h"
 
@@ -52,6 +53,19 @@ RADDLE_FN void copy_bytes(const Lanes& lanes, const u8* from, u8* to, i64 bytes)
 
 RADDLE_FN u8* head_at(const PoolBytes& pool, i64 page, i64 slot, i64 head) {
   return pool.data + page * pool.page_step + slot * pool.slot_step + head * pool.head_step;
+}
+
+/// A slot of a page.
+struct SlotAt {
+  i64 page, slot;
+};
+
+/// The scale of one head of one slot goes where its row goes; nothing where there are none.
+template <class Lanes>
+RADDLE_FN void copy_scale(const Lanes& lanes, const ScaleView& from, const ScaleView& to,
+                          SlotAt from_at, SlotAt to_at, i64 head) {
+  if (from.data && lanes.index() == 0)
+    scale_in(to, to_at.page, to_at.slot, head) = scale_in(from, from_at.page, from_at.slot, head);
 }
 
 /// Tables on a device are read as they are found: a page that the pool lacks counts as none.

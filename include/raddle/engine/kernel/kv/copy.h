@@ -8,6 +8,7 @@ namespace raddle {
 /// Copy i takes page from_pages[i] of each `from` to page to_pages[i] of its `to`.
 struct CopyView {
   PoolBytes k_from, k_to, v_from, v_to;
+  ScaleView k_scale_from, k_scale_to, v_scale_from, v_scale_to;  ///< of tokens; data null: none
   const i32* from_pages;
   const i32* to_pages;
   i32 num_copies;
@@ -46,6 +47,14 @@ RADDLE_FN void copy_page(const PoolBytes& from, const PoolBytes& to, i64 from_pa
   for (i64 slot = 0; slot < slots; ++slot)
     for (i64 head = 0; head < from.num_heads; ++head)
       copy_head(Alone{}, from, to, from_page, to_page, slot, head);
+}
+
+/// The scales of a page, by one thread.
+RADDLE_FN void copy_page_scales(const ScaleView& from, const ScaleView& to, i64 from_page,
+                                i64 to_page, i64 slots, i64 heads) {
+  for (i64 slot = 0; slot < slots; ++slot)
+    for (i64 head = 0; head < heads; ++head)
+      copy_scale(Alone{}, from, to, {from_page, slot}, {to_page, slot}, head);
 }
 
 }  // namespace kv

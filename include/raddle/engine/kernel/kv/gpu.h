@@ -25,8 +25,8 @@ RADDLE_DEVICE float* warp_vector() {
   return static_cast<float*>(ptx::shared_memory()) + ptx::thread_index() / 32 * max_head_dim;
 }
 
-/// Unit: one head of one new row, K and V.
-template <class T, class V>
+/// Unit: one head of one new row, K and V. T is the element type of the rows, P that of the pool.
+template <class T, class P, class V>
 RADDLE_DEVICE void append(const AppendLaunch& launch, const V& variant) {
   const AppendView& view = launch.view;
   const i64 unit = warp_unit();
@@ -38,18 +38,26 @@ RADDLE_DEVICE void append(const AppendLaunch& launch, const V& variant) {
   const i32 request = find_request(launch.layout, row);
   if (first_new_column(launch.level, request) < 0) return;
   const NewRow at = new_row(launch.layout, launch.level, request, row);
-  if (has_page(view.v, at.page)) append_head(Warp{}, view.v_rows, view.v, row, head, at);
-  if (!has_page(view.k, at.page)) return;
-  if constexpr (has_key<V>) {
-    append_turned<T>(Warp{}, view.k_rows, view.k, row, head, at, warp_vector(),
-                     [&](float* vector, const Key& key) {
-                       const i64 dim = view.k.head_bytes / static_cast<i64>(sizeof(T));
-                       WarpVector x(vector, static_cast<i32>(dim));
-                       variant.key(x, key);
-                     });
-  } else {
-    append_head(Warp{}, view.k_rows, view.k, row, head, at);
+  if (has_page(view.v, at.page)) {
+    if constexpr (is_quantized<P>)
+      append_turned<T, P>(Warp{}, view.v_rows, view.v, view.v_scale, row, head, at, warp_vector(),
+                          AsItIs{});
+    else
+      append_head(Warp{}, view.v_rows, view.v, row, head, at);
   }
+  if (!has_page(view.k, at.page)) return;
+  if constexpr (has_key<V>)
+    append_turned<T, P>(Warp{}, view.k_rows, view.k, view.k_scale, row, head, at, warp_vector(),
+                        [&](float* vector, const Key& key) {
+                          const i64 dim = view.k.head_bytes / static_cast<i64>(sizeof(P));
+                          WarpVector x(vector, static_cast<i32>(dim));
+                          variant.key(x, key);
+                        });
+  else if constexpr (is_quantized<P>)
+    append_turned<T, P>(Warp{}, view.k_rows, view.k, view.k_scale, row, head, at, warp_vector(),
+                        AsItIs{});
+  else
+    append_head(Warp{}, view.k_rows, view.k, row, head, at);
 }
 
 /// Unit: one head of one slot of one copy, K and V.
@@ -61,10 +69,14 @@ RADDLE_DEVICE void copy(const CopyLaunch& launch) {
   const i32 slot = static_cast<i32>(unit / view.k_from.num_heads % view.page_size);
   const i64 i = unit / view.k_from.num_heads / view.page_size;
   const i32 from = view.from_pages[i], to = view.to_pages[i];
-  if (has_page(view.k_from, from) && has_page(view.k_to, to))
+  if (has_page(view.k_from, from) && has_page(view.k_to, to)) {
     copy_head(Warp{}, view.k_from, view.k_to, from, to, slot, head);
-  if (has_page(view.v_from, from) && has_page(view.v_to, to))
+    copy_scale(Warp{}, view.k_scale_from, view.k_scale_to, {from, slot}, {to, slot}, head);
+  }
+  if (has_page(view.v_from, from) && has_page(view.v_to, to)) {
     copy_head(Warp{}, view.v_from, view.v_to, from, to, slot, head);
+    copy_scale(Warp{}, view.v_scale_from, view.v_scale_to, {from, slot}, {to, slot}, head);
+  }
 }
 
 /// Unit: one head of one request.
@@ -75,8 +87,9 @@ RADDLE_DEVICE void accept(const AcceptLaunch& launch) {
               static_cast<i32>(unit / launch.view.k.num_heads), unit % launch.view.k.num_heads);
 }
 
-/// Unit: one head of one page of a request's list. Launched for the longest list.
-template <class T>
+/// Unit: one head of one page of a request's list. Launched for the longest list. T is the element
+/// type of the summary, P that of the pool.
+template <class T, class P>
 RADDLE_DEVICE void summarize(const SummarizeLaunch& launch) {
   const SummarizeView& view = launch.view;
   const LevelView& level = launch.level;
@@ -86,8 +99,8 @@ RADDLE_DEVICE void summarize(const SummarizeLaunch& launch) {
   const i32 nth = static_cast<i32>(unit / view.k.num_heads % launch.max_pages);
   const i32 group = static_cast<i32>(unit / view.k.num_heads / launch.max_pages);
   if (nth < first_summarized(view, level, group) || nth >= pages_of_group(level, group)) return;
-  summarize_page<T>(Warp{}, view, level.blocks[level.block_begin[group] + nth],
-                    keys_in_page(level, group, nth), head);
+  summarize_page<T, P>(Warp{}, view, level.blocks[level.block_begin[group] + nth],
+                       keys_in_page(level, group, nth), head);
 }
 
 /// Unit: as many neighbouring pages of a request's list as a warp has parts for.

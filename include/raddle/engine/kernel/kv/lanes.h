@@ -21,6 +21,8 @@ struct Alone {
   static constexpr bool aligned = false;  ///< whether all rows begin at multiples of 16 bytes
   RADDLE_FN i32 index() const { return 0; }
   RADDLE_FN void sync() const {}
+  /// The largest of all lanes' numbers.
+  RADDLE_FN float largest(float x) const { return x; }
 
   /// How many pieces of a head a lane holds at a time, and which is the `nth`.
   static constexpr i32 held = max_pieces;
@@ -40,7 +42,7 @@ struct Alone {
 
 /// One piece in registers, as it lies in memory.
 template <class T>
-struct alignas(16) Piece {
+struct alignas(sizeof(T) == 1 ? piece_size : 16) Piece {
   T x[piece_size];
 };
 

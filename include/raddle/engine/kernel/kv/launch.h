@@ -47,9 +47,9 @@ struct MergeLaunch {
 
 // Both compilers see these numbers, so neither can lay the parameters out in its own way.
 static_assert(sizeof(PoolBytes) == 48 && sizeof(SummaryBytes) == 40 && sizeof(RowBytes) == 24);
-static_assert(sizeof(AppendLaunch) == 312 && sizeof(AcceptLaunch) == 288);
-static_assert(sizeof(SummarizeLaunch) == 272 && sizeof(SelectLaunch) == 288);
-static_assert(sizeof(CopyLaunch) == 224 && sizeof(MergeLaunch) == 208);
+static_assert(sizeof(AppendLaunch) == 408 && sizeof(AcceptLaunch) == 368);
+static_assert(sizeof(SummarizeLaunch) == 312 && sizeof(SelectLaunch) == 288);
+static_assert(sizeof(CopyLaunch) == 384 && sizeof(MergeLaunch) == 208);
 
 }  // namespace raddle
 

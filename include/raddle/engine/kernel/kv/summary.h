@@ -20,7 +20,8 @@ struct SummaryBytes {
 struct SummarizeView {
   PoolBytes k;
   SummaryBytes summary;
-  bool new_only;  ///< only pages that hold rows of the batch
+  ScaleView scale;  ///< of keys that are quantised
+  bool new_only;    ///< only pages that hold rows of the batch
 };
 
 }  // namespace raddle
@@ -42,8 +43,9 @@ RADDLE_FN i32 first_summarized(const SummarizeView& view, const LevelView& level
   return max(first_new_column(level, group), 0) / level.block_size;
 }
 
-/// One head of one page with `keys` keys. Minimum and maximum are exact in the keys' dtype.
-template <class T, class Lanes>
+/// One head of one page with `keys` keys. Minimum and maximum are exact in the keys' dtype; of keys
+/// that are quantised (P) they are of values, rounded once to T.
+template <class T, class P, class Lanes>
 RADDLE_FN void summarize_page(const Lanes& lanes, const SummarizeView& view, i32 page, i32 keys,
                               i32 head) {
   if (!has_page(view.k, page) || page >= view.summary.num_pages) return;
@@ -51,7 +53,12 @@ RADDLE_FN void summarize_page(const Lanes& lanes, const SummarizeView& view, i32
     float least[piece_size], most[piece_size], x[piece_size];
     for (i32 slot = 0; slot < keys; ++slot) {
       load_piece(lanes,
-                 reinterpret_cast<const T*>(head_at(view.k, page, slot, head)) + p * piece_size, x);
+                 reinterpret_cast<const P*>(head_at(view.k, page, slot, head)) + p * piece_size, x);
+      if constexpr (is_quantized<P>) {
+        const float scale = scale_at(view.scale, page, slot, head);
+        RADDLE_UNROLL
+        for (i32 i = 0; i < piece_size; ++i) x[i] *= scale;
+      }
       RADDLE_UNROLL
       for (i32 i = 0; i < piece_size; ++i) {
         least[i] = slot == 0 || x[i] < least[i] ? x[i] : least[i];

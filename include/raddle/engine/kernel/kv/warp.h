@@ -14,6 +14,10 @@ struct Warp {
   static constexpr bool aligned = true;
   RADDLE_DEVICE i32 index() const { return ptx::thread_index() % 32; }
   RADDLE_DEVICE void sync() const { ptx::sync_warp(); }
+  RADDLE_DEVICE float largest(float x) const {
+    for (i32 step = 1; step < count; step *= 2) x = max(x, ptx::shuffle_xor(x, step));
+    return x;
+  }
 };
 
 /// Lanes [first, first + width) of a warp, width a power of two: a warp works on several units at a

@@ -33,7 +33,8 @@ struct MmaLaunch : RunView {
 
 // Both compilers see these numbers, so neither can lay the parameter out in its own way.
 static_assert(sizeof(LevelView) == 104 && sizeof(LayoutView) == 56 && sizeof(PlanView) == 136);
-static_assert(sizeof(KvView) == 64 && sizeof(RunView) == 616 && sizeof(MmaLaunch) == 1672);
+static_assert(sizeof(KvView) == 64 && sizeof(KvScales) == 80);
+static_assert(sizeof(RunView) == 1256 && sizeof(MmaLaunch) == 2312);
 
 }  // namespace raddle
 
