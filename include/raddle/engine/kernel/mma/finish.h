@@ -138,7 +138,8 @@ class ComposedRow {
   LaneRow<K::dim_vo> o;
 
  private:
-  static constexpr i32 unrolled = 8;  ///< states whose loads are under way together
+  /// States whose loads are under way together.
+  static constexpr i32 unrolled = 16 / LaneRow<K::dim_vo>::steps;
 
   /// The weight of the lane's state, e^(LSE - top); the sum and O so far shrink to the new top.
   RADDLE_DEVICE float weigh(const MmaLaunch& launch, i64 row, i32 stride, i32 n) {
@@ -182,31 +183,48 @@ class ComposedRow {
   float sum = 0.0f;
 };
 
-/// Composes all partial states of one query tile of the last level, a warp a row, in level and
-/// chunk order.
-template <class K, class V>
-RADDLE_DEVICE void contract(const MmaLaunch& launch, const V& variant,
-                            const Contraction& contraction, i32 kv_head, float* vector) {
-  const PlanView& plan = launch.plan;
-  const QueryTile& tile = plan.query_tiles[contraction.query_tile];
+/// Composes all partial states of a query tile, a warp a row. add(composed, m) adds row m's.
+template <class K, class V, class Add>
+RADDLE_DEVICE void contract_rows(const MmaLaunch& launch, const V& variant, const QueryTile& tile,
+                                 i32 kv_head, float* vector, Add add) {
   const LevelView& level = launch.levels[tile.level];
   for (i32 m = ptx::warp_index(); m < tile.num_rows; m += num_warps) {
     ComposedRow<K, scan_of<V>()> composed;
-    for (i32 i = contraction.source_begin; i < contraction.source_end; ++i) {
-      const Source source = plan.sources[i];
-      const i32 nth = m - source.dst_row;
-      if (nth < 0 || nth >= source.num_rows) continue;
-      const QueryTile& from = plan.query_tiles[source.query_tile];
-      const Split split = plan.splits[from.split + kv_head];
-      composed.compose(launch, i64{split.partial_row} + source.row + nth, from.num_rows,
-                       split.num_chunks);
-    }
+    add(composed, m);
     const float lse = composed.finish();
-    write_row<K>(
-        launch, variant,
-        make_row(launch.layout, level, tile.group, tile.row_begin + m, kv_head, plan.group_size),
-        composed.o, lse, vector);
+    const Row row = make_row(launch.layout, level, tile.group, tile.row_begin + m, kv_head,
+                             launch.plan.group_size);
+    write_row<K>(launch, variant, row, composed.o, lse, vector);
   }
+}
+
+/// A contraction: states of a tile of the last level, in level and chunk order.
+template <class K, class V>
+RADDLE_COLD void contract(const MmaLaunch& launch, const V& variant,
+                            const Contraction& contraction, i32 kv_head, float* vector) {
+  const PlanView& plan = launch.plan;
+  contract_rows<K>(launch, variant, plan.query_tiles[contraction.query_tile], kv_head, vector,
+                   [&](auto& composed, i32 m) {
+                     for (i32 i = contraction.source_begin; i < contraction.source_end; ++i) {
+                       const Source source = plan.sources[i];
+                       const i32 nth = m - source.dst_row;
+                       if (nth < 0 || nth >= source.num_rows) continue;
+                       const QueryTile& from = plan.query_tiles[source.query_tile];
+                       const Split split = plan.splits[from.split + kv_head];
+                       composed.compose(launch, i64{split.partial_row} + source.row + nth,
+                                        from.num_rows, split.num_chunks);
+                     }
+                   });
+}
+
+/// The contraction of a tile of a single level, whose states are its own: nothing is looked up.
+template <class K, class V>
+RADDLE_DEVICE void contract_own(const MmaLaunch& launch, const V& variant, const QueryTile& tile,
+                                i32 kv_head, float* vector) {
+  const Split split = launch.plan.splits[tile.split + kv_head];
+  contract_rows<K>(launch, variant, tile, kv_head, vector, [&](auto& composed, i32 m) {
+    composed.compose(launch, i64{split.partial_row} + m, tile.num_rows, split.num_chunks);
+  });
 }
 
 /// What a contraction's word in `arrived` says: how many items have, and which worker has said that
@@ -234,16 +252,16 @@ RADDLE_DEVICE bool claims(const MmaLaunch& launch, const WorkItem& item, const Q
 template <class K, class V>
 RADDLE_COLD void arrive(const MmaLaunch& launch, const V& variant, const WorkItem& item,
                         u32* completed, float* vector) {
-  ptx::fence_device();  // this thread's part of the state, before the block's arrival
-  ptx::sync_block();
   const QueryTile& tile = launch.plan.query_tiles[item.query_tile];
   const i32 end = tile.dependents_end, worker = ptx::block_index();
   const i32 mark = claims(launch, item, tile) ? Arrivals::claim(worker) : 0;
+  ptx::sync_block();  // the state is stored
   for (i32 begin = tile.dependents_begin; begin < end; begin += num_threads) {
     const i32 mine = begin + ptx::thread_index();
     bool last = false;
     if (mine < end) {
       const i32 at = launch.plan.dependents[mine] * launch.plan.num_kv_heads + item.kv_head;
+      ptx::fence_device();  // the block's state before its arrival
       const Arrivals before{ptx::atomic_add(&launch.arrived[at], 1 + mark)};
       last = before.count() + 1 == launch.plan.expected[at] && !before.is_claimed();
       if (last) launch.arrived[at] = 0;
@@ -251,11 +269,14 @@ RADDLE_COLD void arrive(const MmaLaunch& launch, const V& variant, const WorkIte
     const u32 of_warp = ptx::ballot(last);
     if (ptx::lane_index() == 0) completed[ptx::warp_index()] = of_warp;
     ptx::sync_block();
-    ptx::fence_device();  // the others' states, after their arrival
     for (i32 i = 0; i < min(num_threads, end - begin); ++i) {
       if (!(completed[i / 32] >> (i % 32) & 1)) continue;
+      ptx::fence_device();  // the others' states, after their arrival
       const i32 which = launch.plan.dependents[begin + i];
-      contract<K>(launch, variant, launch.plan.contractions[which], item.kv_head, vector);
+      if (launch.layout.num_levels == 1)
+        contract_own<K>(launch, variant, tile, item.kv_head, vector);
+      else
+        contract<K>(launch, variant, launch.plan.contractions[which], item.kv_head, vector);
     }
     ptx::sync_block();
   }

@@ -47,10 +47,15 @@ RADDLE_DEVICE i32 nth_block(const KeySource& source, i32 c) {
   return source.block_shift >= 0 ? c >> source.block_shift : c / source.block_size;
 }
 
+/// A column of a layout whose indices or positions have to be looked up.
+RADDLE_COLD Column look_up_column(const LevelView& level, i32 group, i32 c) {
+  return column_at(level, group, c);
+}
+
 /// column_at, with what open_source worked out; `block` is what the group's list says.
 RADDLE_DEVICE Column find_column(const MmaLaunch& launch, const KeySource& source, i32 c,
                                  i32 block) {
-  if (!source.plain) return column_at(launch.levels[source.level], source.group, c);
+  if (!source.plain) return look_up_column(launch.levels[source.level], source.group, c);
   const i32 index = source.first_index + c;
   return Column{block, c - nth_block(source, c) * source.block_size, index, index, true};
 }

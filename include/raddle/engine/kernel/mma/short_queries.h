@@ -160,7 +160,7 @@ class ShortQueries {
     return (flags & TileFlags::last) != 0;
   }
 
-  /// Adds up the warps' states and stores the result, a slab of 8 rows by 64 columns at a time.
+  /// Adds up the warps' states and stores the result, a slab of rows and columns at a time.
   RADDLE_DEVICE void merge(const WorkItem& item, const QueryTile& tile, i32 halves) {
     MergeBuffer& buffer = Layout::merge_buffer();
     const i32 g = lane_ / 4, t = lane_ % 4;
@@ -183,19 +183,26 @@ class ShortQueries {
       }
     }
     constexpr i32 slabs = ceil_div(K::out_tiles, slab_columns / 8);
+    const i32 thread = ptx::thread_index();
+    const i32 r = thread / (slab_columns / 4), c = 4 * (thread % (slab_columns / 4));
     RADDLE_ROLLED
-    for (i32 i = 0; i < halves * slabs; ++i) {
-      const i32 half = i / slabs, first = i % slabs * (slab_columns / 8);
-      RADDLE_UNROLL
-      for (i32 n = 0; n < K::out_tiles; ++n) {
-        if (n < first || n >= first + slab_columns / 8) continue;
-        float* to = &buffer.o[warp_][g][8 * (n - first) + 2 * t];
-        to[0] = half == 0 ? o_[0][n][0] * factor[0] : o_[0][n][2] * factor[1];
-        to[1] = half == 0 ? o_[0][n][1] * factor[0] : o_[0][n][3] * factor[1];
+    for (i32 half = 0; half < halves; ++half) {
+      const MergedTo to = r < slab_rows && 8 * half + r < tile.num_rows
+                              ? begin_row(item, tile, 8 * half + r, c == 0)
+                              : MergedTo{};
+      RADDLE_ROLLED
+      for (i32 first = 0; first < slabs * slab_columns; first += slab_columns) {
+        RADDLE_UNROLL
+        for (i32 n = 0; n < K::out_tiles; ++n) {
+          if (8 * n < first || 8 * n >= first + slab_columns) continue;
+          float* o = &buffer.o[warp_][g][8 * n - first + 2 * t];
+          o[0] = half == 0 ? o_[0][n][0] * factor[0] : o_[0][n][2] * factor[1];
+          o[1] = half == 0 ? o_[0][n][1] * factor[0] : o_[0][n][3] * factor[1];
+        }
+        ptx::sync_block();
+        if (r < slab_rows && first + c < K::dim_vo) put_four(to, r, c, first);
+        ptx::sync_block();
       }
-      ptx::sync_block();
-      store_slab(item, tile, half, 8 * first);
-      ptx::sync_block();
     }
     if constexpr (has_output<V>) {
       if (item.partial_row < 0 && !launch_.state_only) write_rows(item, tile);
@@ -220,38 +227,50 @@ class ShortQueries {
         top == -math::infinity ? top : (shift * to_log2_ + math::log2(sum)) * math::ln2};
   }
 
-  /// Four columns of one row a thread: the sum of what the warps left of them.
-  RADDLE_DEVICE void store_slab(const WorkItem& item, const QueryTile& tile, i32 half, i32 first) {
+  /// Where a row's elements go, in fp32 or in the matrix dtype; neither: the row is padding.
+  struct MergedTo {
+    float* wide = nullptr;
+    T* narrow = nullptr;
+    float factor = 1.0f;
+  };
+
+  /// One thread of the row's, the `first`, stores its LSE.
+  RADDLE_DEVICE MergedTo begin_row(const WorkItem& item, const QueryTile& tile, i32 m,
+                                   bool first) const {
     const MergeBuffer& buffer = Layout::merge_buffer();
-    const i32 thread = ptx::thread_index();
-    const i32 r = thread / (slab_columns / 4), c = 4 * (thread % (slab_columns / 4));
-    const i32 m = 8 * half + r, d = first + c;
-    if (r >= slab_rows || m >= tile.num_rows || d >= K::dim_vo) return;
+    MergedTo to;
+    if (item.partial_row >= 0) {
+      const i64 row = i64{item.partial_row} + m;
+      to.wide = launch_.partial_o + row * K::dim_vo;
+      if (first) launch_.partial_lse[row] = merged(buffer, m).lse;
+      return to;
+    }
+    if (has_output<V> && !launch_.state_only) {
+      to.wide = whole_row(m);
+      return to;
+    }
+    const Row row = row_of(item, tile, m);
+    float lse = first || has_sink<V> ? merged(buffer, m).lse : 0.0f;
+    to.factor = apply_sink(launch_, variant_, row, lse);
+    if (first) store_lse(launch_, row, lse);
+    const i64 at = out_offset(launch_, row);
+    if (launch_.state_only)
+      to.wide = static_cast<float*>(launch_.out.data) + at;
+    else
+      to.narrow = static_cast<T*>(launch_.out.data) + at;
+    return to;
+  }
+
+  /// Four elements of a row: the sum of what the warps left of them.
+  RADDLE_DEVICE static void put_four(const MergedTo& to, i32 r, i32 c, i32 first) {
+    const MergeBuffer& buffer = Layout::merge_buffer();
     Four o{};
     for (i32 w = 0; w < num_warps; ++w)
       for (i32 e = 0; e < 4; ++e) o.x[e] += buffer.o[w][r][c + e];
-    float lse = merged(buffer, m).lse;
-    if (item.partial_row >= 0) {
-      const i64 row = i64{item.partial_row} + m;
-      *reinterpret_cast<Four*>(launch_.partial_o + row * K::dim_vo + d) = o;
-      if (d == 0) launch_.partial_lse[row] = lse;
-      return;
-    }
-    if (has_output<V> && !launch_.state_only) {
-      *reinterpret_cast<Four*>(whole_row(m) + d) = o;
-      return;
-    }
-    const Row row = row_of(item, tile, m);
-    const i64 at = out_offset(launch_, row) + d;
-    const float factor = apply_sink(launch_, variant_, row, lse);
-    if (d == 0) store_lse(launch_, row, lse);
-    if (launch_.state_only) {
-      *reinterpret_cast<Four*>(static_cast<float*>(launch_.out.data) + at) = o;
-      return;
-    }
+    if (to.wide) *reinterpret_cast<Four*>(to.wide + first + c) = o;
     if constexpr (has_sink<V>)
-      for (i32 e = 0; e < 4; ++e) o.x[e] *= factor;
-    store_four(static_cast<T*>(launch_.out.data) + at, o);
+      for (i32 e = 0; e < 4; ++e) o.x[e] *= to.factor;
+    if (to.narrow) store_four(to.narrow + first + c, o);
   }
 
   /// Rows for an output part, where the ring was.
