@@ -44,26 +44,21 @@ RADDLE_FN Front front_of(const Units& units, i64 cost) {
 }
 
 /// Deals the units behind a front, a KV head's last tile first: under a causal mask that is the
-/// dearest. Tiles of shape 1 go to the first `num_long` workers and tiles of shape 0 to the others;
-/// where either has none, to all. Workers' loads are left in `loads`; `heap` has num_workers
-/// entries, too. Returns how many are dealt.
-RADDLE_FN i32 deal_units(const Units& units, const Front& front, i32 num_long, i32 num_workers,
-                         Load* heap, i64* loads, DealtUnit* dealt) {
+/// dearest. Workers' loads are left in `loads`; `heap` has num_workers entries, too. Returns how
+/// many are dealt.
+RADDLE_FN i32 deal_units(const Units& units, const Front& front, i32 num_workers, Load* heap,
+                         i64* loads, DealtUnit* dealt) {
   for (i32 w = 0; w < num_workers; ++w) heap[w] = Load{0, w};  // equal loads in order are a heap
-  const bool apart = num_long > 0 && num_long < num_workers;
   i32 count = 0;
   UnitAt at = front.end;
   while (at.group < units.num_groups) {
     const i32 begin = units.group_tile[at.group];
     const i32 end = units.group_tile[at.group + 1];
     for (i32 t = end - 1; t >= begin; --t) {
-      const bool is_long = units.tiles[t].shape == 1;
-      Load* of = apart && !is_long ? heap + num_long : heap;
-      const i32 among = !apart ? num_workers : is_long ? num_long : num_workers - num_long;
-      dealt[count++] = DealtUnit{t, at.head, of[0].worker};
+      dealt[count++] = DealtUnit{t, at.head, heap[0].worker};
       const UnitCost cost = unit_cost(units, t);
-      of[0].cost += cost.start + units.kv_tiles[t] * cost.tile;
-      sift_down(of, among);
+      heap[0].cost += cost.start + units.kv_tiles[t] * cost.tile;
+      sift_down(heap, num_workers);
     }
     at.tile = end - 1;
     at = next_unit(units, at);
