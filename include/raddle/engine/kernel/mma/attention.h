@@ -21,8 +21,8 @@ RADDLE_DEVICE void prefetch_arrays(const MmaLaunch& launch) {
 template <class K, class V>
 RADDLE_DEVICE void finish_queue(const MmaLaunch& launch, const V& variant, i32 begin, i32 end) {
   if (launch.layout.num_levels < 2) return;
-  contract_claimed<K>(launch, variant, begin, end, ShortLayout<K>::completed_bits(),
-                      ShortLayout<K>::vector(ptx::warp_index()));
+  contract_all_claimed<K>(launch, variant, begin, end, ShortLayout<K>::completed_bits(),
+                          ShortLayout<K>::vector(ptx::warp_index()));
 }
 
 /// One worker's queue: its long queries, then its short ones. Two loops one after the other leave

@@ -6,6 +6,7 @@
 // when a slot is filled, and when all have used it.
 #pragma once
 
+#include "raddle/engine/kernel/mma/arrive.h"
 #include "raddle/engine/kernel/mma/key_stream.h"
 #include "raddle/engine/kernel/mma/rows.h"
 #include "raddle/engine/kernel/mma/softmax.h"

@@ -5,6 +5,7 @@
 // items that follow. Then the warps' states are added up.
 #pragma once
 
+#include "raddle/engine/kernel/mma/arrive.h"
 #include "raddle/engine/kernel/mma/key_stream.h"
 #include "raddle/engine/kernel/mma/rows.h"
 #include "raddle/engine/kernel/mma/softmax.h"

@@ -1,0 +1,173 @@
+// Who composes partial states, and when: items arrive at the contractions that wait for them, and
+// one worker composes each.
+#pragma once
+
+#include "raddle/engine/kernel/mma/finish.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace mma {
+
+/// What a contraction's word in `arrived` says: how many items have, and which worker has said that
+/// it will contract, plus one.
+struct Arrivals {
+  i32 word;
+  RADDLE_DEVICE static i32 claim(i32 worker) { return (worker + 1) << 16; }
+  RADDLE_DEVICE i32 count() const { return word & 0xffff; }
+  RADDLE_DEVICE bool is_claimed() const { return word >> 16 != 0; }
+  RADDLE_DEVICE bool is_claimed_by(i32 worker) const { return word >> 16 == worker + 1; }
+};
+
+/// In a cascade, who computes rows of their own contracts them at the end of its queue: the last
+/// item to arrive may be a piece of a prefix that hundreds of contractions wait for. Of several
+/// pieces the first one's worker does.
+RADDLE_DEVICE bool claims(const MmaLaunch& launch, const WorkItem& item, const QueryTile& tile) {
+  const bool last_level = tile.level + 1 == launch.layout.num_levels;
+  if (launch.layout.num_levels < 2 || !last_level || item.partial_row < 0) return false;
+  return launch.plan.splits[tile.split + item.kv_head].partial_row == item.partial_row;
+}
+
+/// Counts an item up at every contraction that waits for it, a thread each, and composes those it
+/// completes and nobody has claimed. All threads of the block come here with the item's state
+/// stored. `completed`, in shared memory, has a word a warp.
+template <class K, class V>
+RADDLE_COLD void arrive(const MmaLaunch& launch, const V& variant, const WorkItem& item,
+                        u32* completed, float* vector) {
+  const QueryTile& tile = launch.plan.query_tiles[item.query_tile];
+  const i32 end = tile.dependents_end, worker = ptx::block_index();
+  const i32 mark = claims(launch, item, tile) ? Arrivals::claim(worker) : 0;
+  ptx::sync_block();  // the state is stored
+  for (i32 begin = tile.dependents_begin; begin < end; begin += num_threads) {
+    const i32 mine = begin + ptx::thread_index();
+    bool last = false;
+    if (mine < end) {
+      const i32 at = launch.plan.dependents[mine] * launch.plan.num_kv_heads + item.kv_head;
+      ptx::fence_device();  // the block's state before its arrival
+      const Arrivals before{ptx::atomic_add(&launch.arrived[at], 1 + mark)};
+      last = before.count() + 1 == launch.plan.expected[at] && !before.is_claimed();
+      if (last) launch.arrived[at] = 0;
+    }
+    const u32 of_warp = ptx::ballot(last);
+    if (ptx::lane_index() == 0) completed[ptx::warp_index()] = of_warp;
+    ptx::sync_block();
+    for (i32 i = 0; i < min(num_threads, end - begin); ++i) {
+      if (!(completed[i / 32] >> (i % 32) & 1)) continue;
+      ptx::fence_device();  // the others' states, after their arrival
+      const i32 which = launch.plan.dependents[begin + i];
+      if (launch.layout.num_levels == 1)
+        contract_own<K>(launch, variant, tile, item.kv_head, vector);
+      else
+        contract<K>(launch, variant, launch.plan.contractions[which], item.kv_head, vector);
+    }
+    ptx::sync_block();
+  }
+}
+
+/// How long a claim is waited for. Whoever is missing may not have a multiprocessor before this
+/// block leaves its own: then the last to arrive contracts.
+constexpr i64 patience_ns = 10'000'000;
+
+/// Whether this worker has claimed a contraction, and all it waits for has arrived. One thread's
+/// work; the word is zero afterwards, or no longer this worker's.
+RADDLE_DEVICE bool await_claimed(const MmaLaunch& launch, i32 at) {
+  i32* word = launch.arrived + at;
+  const i32 worker = ptx::block_index(), expected = launch.plan.expected[at];
+  Arrivals seen{ptx::load_acquire(word)};
+  if (!seen.is_claimed_by(worker)) return false;
+  const i64 deadline = ptx::global_time() + patience_ns;
+  while (seen.count() < expected && ptx::global_time() < deadline) {
+    ptx::sleep(100);
+    seen.word = ptx::load_acquire(word);
+  }
+  if (seen.count() < expected) seen.word = ptx::atomic_add(word, -Arrivals::claim(worker));
+  if (seen.count() < expected) return false;
+  *word = 0;
+  return true;
+}
+
+/// A contraction that this worker has claimed. Each lane of a warp knows one of its sources: rows
+/// [begin, end) of the tile have `count` states, `stride` rows apart, the first of row m at
+/// first + m.
+struct Claimed {
+  i32 which = -1;  ///< -1: none
+  i32 kv_head, num_sources;
+  i32 first, begin, end, stride, count;
+};
+
+RADDLE_DEVICE Claimed look_up_claimed(const MmaLaunch& launch, const WorkItem& item) {
+  const PlanView& plan = launch.plan;
+  const i32 which = plan.dependents[plan.query_tiles[item.query_tile].dependents_begin];
+  const Contraction& contraction = plan.contractions[which];
+  Claimed found{};
+  found.which = which;
+  found.kv_head = item.kv_head;
+  found.num_sources = contraction.source_end - contraction.source_begin;
+  if (ptx::lane_index() >= found.num_sources) return found;
+  const Source source = plan.sources[contraction.source_begin + ptx::lane_index()];
+  const QueryTile& from = plan.query_tiles[source.query_tile];
+  const Split split = plan.splits[from.split + item.kv_head];
+  found.first = split.partial_row + source.row - source.dst_row;
+  found.begin = source.dst_row;
+  found.end = source.dst_row + source.num_rows;
+  found.stride = from.num_rows;
+  found.count = split.num_chunks;
+  return found;
+}
+
+template <class K, class V>
+RADDLE_COLD void contract_claimed(const MmaLaunch& launch, const V& variant, const Claimed& claimed,
+                                  float* vector) {
+  const Contraction& contraction = launch.plan.contractions[claimed.which];
+  if (claimed.num_sources > 32)  // more than lanes: rows that share little with each other
+    return contract<K>(launch, variant, contraction, claimed.kv_head, vector);
+  contract_rows<K>(launch, variant, launch.plan.query_tiles[contraction.query_tile],
+                   claimed.kv_head, vector, [&](auto& composed, i32 m) {
+                     for (i32 s = 0; s < claimed.num_sources; ++s) {
+                       const i32 first = ptx::shuffle(claimed.first, s);
+                       const i32 begin = ptx::shuffle(claimed.begin, s);
+                       const i32 end = ptx::shuffle(claimed.end, s);
+                       const i32 stride = ptx::shuffle(claimed.stride, s);
+                       const i32 count = ptx::shuffle(claimed.count, s);
+                       if (m >= begin && m < end)
+                         composed.compose(launch, i64{first} + m, stride, count);
+                     }
+                   });
+}
+
+/// Contracts what this worker has claimed of the items [begin, end) of its queue, all of them done:
+/// a few at a time are looked up, waited for, and composed. `ready` is a word in shared memory.
+template <class K, class V>
+RADDLE_DEVICE void contract_all_claimed(const MmaLaunch& launch, const V& variant, i32 begin,
+                                        i32 end, u32* ready, float* vector) {
+  constexpr i32 at_a_time = 4;
+  for (i32 next = begin; next < end;) {
+    Claimed claimed[at_a_time];
+    RADDLE_UNROLL
+    for (i32 i = 0; i < at_a_time; ++i) {
+      for (; next < end && claimed[i].which < 0; ++next) {
+        const WorkItem& item = launch.plan.items[next];
+        if (claims(launch, item, launch.plan.query_tiles[item.query_tile]))
+          claimed[i] = look_up_claimed(launch, item);
+      }
+    }
+    ptx::sync_block();  // `ready` has been read
+    if (ptx::warp_index() == 0) {
+      i32 at = -1;
+      RADDLE_UNROLL
+      for (i32 i = 0; i < at_a_time; ++i)
+        if (ptx::lane_index() == i && claimed[i].which >= 0)
+          at = claimed[i].which * launch.plan.num_kv_heads + claimed[i].kv_head;
+      const u32 of_warp = ptx::ballot(at >= 0 && await_claimed(launch, at));
+      if (ptx::lane_index() == 0) *ready = of_warp;
+    }
+    ptx::sync_block();
+    ptx::fence_device();  // the others' states, after their arrival
+    RADDLE_UNROLL
+    for (i32 i = 0; i < at_a_time; ++i)
+      if (*ready >> i & 1) contract_claimed<K>(launch, variant, claimed[i], vector);
+  }
+}
+
+}  // namespace mma
+
+RADDLE_ENGINE_END
