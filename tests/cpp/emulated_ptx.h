@@ -337,6 +337,10 @@ inline void copy_async(u32 to, const void* from, bool read) {
   }
   Block::current()->start_copy(to, read ? from : nullptr);
 }
+inline void store_two(float* to, float x, float y) {
+  to[0] = x;
+  to[1] = y;
+}
 inline void copy_commit() { Block::current()->close_group(); }
 template <i32 pending>
 inline void copy_wait() {

@@ -1,5 +1,5 @@
-// Asynchronous copies of 16 bytes from device to shared memory (sm_80 on), in groups that complete
-// in order.
+// What is put into shared memory: asynchronous copies of 16 bytes from device memory (sm_80 on), in
+// groups that complete in order, and pairs of numbers.
 #pragma once
 
 #include "raddle/engine/core/config.h"
@@ -14,6 +14,12 @@ RADDLE_DEVICE void copy_async(u32 to, const void* from, bool read) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
                "l"(__cvta_generic_to_global(from)), "r"(read ? 16 : 0)
                : "memory");
+}
+
+/// Two numbers to shared memory, at a multiple of 8 bytes.
+RADDLE_DEVICE void store_two(float* to, float x, float y) {
+  const u32 at = static_cast<u32>(__cvta_generic_to_shared(to));
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(x), "f"(y) : "memory");
 }
 
 /// Closes a group of this thread's copies; it may be empty.

@@ -26,12 +26,20 @@ struct LaneRow {
       if (d < dim) f(i, d);
     }
   }
+  /// f(i, first element) for every step; a lane without elements repeats the row's last ones. For
+  /// what only reads: without branches, more of it is under way.
+  template <class F>
+  RADDLE_DEVICE static void every(F f) {
+    RADDLE_UNROLL
+    for (i32 i = 0; i < steps; ++i) f(i, min(4 * (ptx::lane_index() + 32 * i), dim - 4));
+  }
   template <class F>
   RADDLE_DEVICE void map(F f) {
-    each([&](i32 i, i32) {
+    RADDLE_UNROLL
+    for (i32 i = 0; i < steps; ++i) {
       RADDLE_UNROLL
       for (i32 e = 0; e < 4; ++e) of[i].x[e] = f(of[i].x[e]);
-    });
+    }
   }
 };
 
@@ -87,7 +95,7 @@ RADDLE_DEVICE void write_row(const MmaLaunch& launch, const V& variant, const Ro
       ptx::sync_warp();
       WarpVector x(vector, K::dim_vo);
       variant.output(x, row, lse);
-      Lanes::each([&](i32 i, i32 d) { o.of[i] = *reinterpret_cast<const Four*>(vector + d); });
+      Lanes::every([&](i32 i, i32 d) { o.of[i] = *reinterpret_cast<const Four*>(vector + d); });
       ptx::sync_warp();
     }
     Lanes::each(
@@ -164,7 +172,7 @@ class ComposedRow {
     LaneRow<K::dim_vo> x[unrolled];
     RADDLE_UNROLL
     for (i32 u = 0; u < unrolled; ++u)
-      LaneRow<K::dim_vo>::each([&](i32 i, i32 d) {
+      LaneRow<K::dim_vo>::every([&](i32 i, i32 d) {
         const float* from = launch.partial_o + (row + i64{u} * stride) * K::dim_vo + d;
         x[u].of[i] = c + u < n ? *reinterpret_cast<const Four*>(from) : Four{};
       });
@@ -172,7 +180,7 @@ class ComposedRow {
     for (i32 u = 0; u < unrolled; ++u) {
       const float w = scan == Scan::softmax ? ptx::shuffle(weight, (c + u) % 32) : 1.0f;
       if (c + u >= n) continue;
-      LaneRow<K::dim_vo>::each([&](i32 i, i32) {
+      LaneRow<K::dim_vo>::every([&](i32 i, i32) {
         RADDLE_UNROLL
         for (i32 e = 0; e < 4; ++e) o.of[i].x[e] = ptx::fma(x[u].of[i].x[e], w, o.of[i].x[e]);
       });

@@ -46,6 +46,7 @@ class LongQueries {
     clear(o_);
     stats_.clear();
     ptx::sync_block();  // what is said of the item
+    RADDLE_ROLLED
     while (!step()) {
     }
     mark(launch_, TimelineStage::computed, item_);
@@ -192,10 +193,9 @@ class LongQueries {
           factor = sum == 0.0f ? 0.0f : 1.0f / sum;
         }
         RADDLE_UNROLL
-        for (i32 n = 0; n < K::dim_vo / 8; ++n) {
-          row[8 * n + 2 * t] = o_[r][n][2 * half] * factor;
-          row[8 * n + 2 * t + 1] = o_[r][n][2 * half + 1] * factor;
-        }
+        for (i32 n = 0; n < K::dim_vo / 8; ++n)
+          ptx::store_two(row + 8 * n + 2 * t, o_[r][n][2 * half] * factor,
+                         o_[r][n][2 * half + 1] * factor);
         if (t == 0) row[K::dim_vo] = lse;
       }
     }
@@ -210,7 +210,7 @@ class LongQueries {
       if (m >= num_rows) continue;
       const float* row = out_row(m);
       LaneRow<K::dim_vo> o;
-      o.each([&](i32 step, i32 d) { o.of[step] = *reinterpret_cast<const Four*>(row + d); });
+      o.every([&](i32 step, i32 d) { o.of[step] = *reinterpret_cast<const Four*>(row + d); });
       const float lse = row[K::dim_vo];
       if (partial_row >= 0)
         store_partial<K>(launch_, i64{partial_row} + m, o, lse);

@@ -58,6 +58,14 @@ class ShortQueries {
     return launch_.plan.query_tiles[item.query_tile];
   }
 
+  /// Queries stay in registers, but for wide heads, whose outputs need these.
+  static constexpr i32 kept_steps = K::k_steps <= 8 ? K::k_steps : 0;
+  RADDLE_DEVICE void load_fragment(i32 step, u32 (&a)[4]) const {
+    const u32 from = ptx::shared_address(Layout::query_memory());
+    ptx::load_matrices(
+        a, K::QkRows::step_from(from + a_offset<typename K::QkRows>(lane_), step));
+  }
+
   /// The next item's, which arrive while the last one's states are added up.
   RADDLE_DEVICE void fetch_queries() {
     const WorkItem item = launch_.plan.items[next_];
@@ -73,15 +81,15 @@ class ShortQueries {
     describe_item(launch_, tile, item.kv_head, Layout::scratch());
     queries_.store(variant_, share * warp_, queries, Layout::scratch(), Layout::vector(warp_));
     ptx::sync_block();
-    const u32 from = ptx::shared_address(queries) + a_offset<typename K::QkRows>(lane_);
     RADDLE_UNROLL
-    for (i32 i = 0; i < K::k_steps; ++i) ptx::load_matrices(q_[i], K::QkRows::step_from(from, i));
+    for (i32 i = 0; i < kept_steps; ++i) load_fragment(i, q_[i]);
     mark(launch_, TimelineStage::opened, number);
     clear(o_);
     stats_.clear();
     const ApplyVariant<V, 1, tiles> apply(launch_, variant_, number);
     to_log2_ = apply.to_log2();
     const i32 halves = tile.num_rows > 8 ? 2 : 1;
+    RADDLE_ROLLED
     while (!step(apply, halves)) {
     }
     mark(launch_, TimelineStage::computed, number);
@@ -132,6 +140,7 @@ class ShortQueries {
             [&](WarpVector& x, const Key& key) { variant_.key(x, key); });
       multiply_qk<K, 1, tiles>(s, Layout::slot_address(slot_) + k_offset_,
                                [&](i32 at, i32, u32(&a)[4]) {
+                                 if (kept_steps == 0) return load_fragment(at, a);
                                  RADDLE_UNROLL
                                  for (i32 e = 0; e < 4; ++e) a[e] = q_[at][e];
                                });
@@ -196,9 +205,9 @@ class ShortQueries {
         RADDLE_UNROLL
         for (i32 n = 0; n < K::out_tiles; ++n) {
           if (8 * n < first || 8 * n >= first + slab_columns) continue;
-          float* o = &buffer.o[warp_][g][8 * n - first + 2 * t];
-          o[0] = half == 0 ? o_[0][n][0] * factor[0] : o_[0][n][2] * factor[1];
-          o[1] = half == 0 ? o_[0][n][1] * factor[0] : o_[0][n][3] * factor[1];
+          ptx::store_two(&buffer.o[warp_][g][8 * n - first + 2 * t],
+                         half == 0 ? o_[0][n][0] * factor[0] : o_[0][n][2] * factor[1],
+                         half == 0 ? o_[0][n][1] * factor[0] : o_[0][n][3] * factor[1]);
         }
         ptx::sync_block();
         if (r < slab_rows && first + c < K::dim_vo) put_four(to, r, c, first);
@@ -283,7 +292,7 @@ class ShortQueries {
   RADDLE_DEVICE void write_rows(const WorkItem& item, const QueryTile& tile) const {
     for (i32 m = warp_; m < tile.num_rows; m += num_warps) {
       LaneRow<K::dim_vo> o;
-      o.each([&](i32 i, i32 d) { o.of[i] = *reinterpret_cast<const Four*>(whole_row(m) + d); });
+      o.every([&](i32 i, i32 d) { o.of[i] = *reinterpret_cast<const Four*>(whole_row(m) + d); });
       const float lse = merged(Layout::merge_buffer(), m).lse;
       write_row<K>(launch_, variant_, row_of(item, tile, m), o, lse, whole_row(m));
     }
@@ -301,7 +310,7 @@ class ShortQueries {
   QueryRows<share, K> queries_;
   const u32 k_offset_, v_offset_;  // where this lane takes its matrices
   float to_log2_;
-  u32 q_[K::k_steps][4];  // the rows' fragments
+  u32 q_[max(kept_steps, 1)][4];  // the rows' fragments
   Output<K, 1> o_;
   RowStats<1> stats_;
 };
