@@ -15,8 +15,8 @@ template <Pairs pairs, class Vec, class Angle>
 RADDLE_FN void rotate(Vec& x, i32 n, Angle angle) {
   const auto turn = [=](float& a, float& b, i32 i) {
     const math::SinCos t = angle(i);
-    const float rotated = a * t.cos - b * t.sin;
-    b = b * t.cos + a * t.sin;
+    const float rotated = Vec::multiply_add(a, t.cos, -(b * t.sin));
+    b = Vec::multiply_add(b, t.cos, a * t.sin);
     a = rotated;
   };
   if constexpr (pairs == Pairs::half)

@@ -2,24 +2,52 @@
 #pragma once
 
 #include "raddle/engine/kernel/mma/finish.h"
+#include "raddle/engine/tile/row_vector.h"
 
 RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-/// transform(vector) changes one row in shared memory through fp32; the result is rounded once. A
-/// warp's work; the row is complete for its lanes.
-template <class T, class Rows, i32 dim, class F>
-RADDLE_DEVICE void transform_row(u8* rows, i32 row, float* vector, F transform) {
-  const i32 lane = ptx::lane_index();
-  const auto element = [&](i32 d) -> T& {
-    return reinterpret_cast<T*>(rows + Rows::at(row, d / 8))[d % 8];
-  };
-  for (i32 d = lane; d < dim; d += 32) vector[d] = to_float(element(d));
-  ptx::sync_warp();
-  WarpVector x(vector, dim);
-  transform(x);
-  for (i32 d = lane; d < dim; d += 32) element(d) = from_float<T>(vector[d]);
+/// Rows that a lane has parts of at a time: enough to hide what a sine takes, and as many as the
+/// registers beside O hold.
+constexpr i32 max_in_flight = 4;
+
+/// transform_rows, for pairs of `whole` rows or of parts of them; `in_flight` rows a lane.
+template <bool whole, i32 in_flight, i32 count, class T, i32 dim, class Exists, class F>
+RADDLE_DEVICE void transform_share(const RowShare<dim>& share, Exists exists, F transform) {
+  constexpr i32 rows = RowShare<dim>::rows;
+  static_assert(rows >= count || count % (rows * in_flight) == 0);
+  RADDLE_ROLLED
+  for (i32 down = 0; down < count; down += rows * in_flight) {
+    const i32 r = down + share.nth_row();
+    if (rows > count && r >= count) continue;
+    if (!whole && !exists(r)) continue;
+    RowVector<T, dim, whole> x[in_flight];
+    RADDLE_UNROLL
+    for (i32 i = 0; i < in_flight; ++i) x[i].load(share, down + rows * i);
+    RADDLE_UNROLL
+    for (i32 i = 0; i < in_flight; ++i) transform(x[i], r + rows * i);
+    RADDLE_UNROLL
+    for (i32 i = 0; i < in_flight; ++i)
+      if (exists(r + rows * i)) x[i].store(share, down + rows * i);
+  }
+}
+
+/// Changes `count` rows in shared memory, from `first` on, by transform(vector, r), and rounds them
+/// once; those that do not exist stay as they are, though transform may see them. A warp's work,
+/// which its lanes then see.
+template <i32 count, class T, i32 dim, class Exists, class F>
+RADDLE_DEVICE void transform_rows(u8* memory, i32 first, Exists exists, F transform) {
+  constexpr i32 in_flight = min(max_in_flight, max(1, count / RowShare<dim>::rows));
+  const RowShare<dim> share(memory, first);
+  // Asked once, outside of the loop: of the vectors that follow, the compiler then knows that their
+  // pairs are whole, and makes straight code of all that are in flight.
+  WholePairs<dim> pairs;
+  transform(pairs, min(share.nth_row(), count - 1));
+  if (pairs.whole)
+    transform_share<true, in_flight, count, T>(share, exists, transform);
+  else
+    transform_share<false, 1, count, T>(share, exists, transform);
   ptx::sync_warp();
 }
 
@@ -27,7 +55,7 @@ RADDLE_DEVICE void transform_row(u8* rows, i32 row, float* vector, F transform) 
 /// applies f_q; says what they are in `facts`. Rows past the tile's become zero. A warp's work.
 template <i32 count, class K, class V, class Facts>
 RADDLE_DEVICE void load_queries(const MmaLaunch& launch, const V& variant, const QueryTile& tile,
-                                i32 kv_head, i32 first, u8* shared, Facts& facts, float* vector) {
+                                i32 kv_head, i32 first, u8* shared, Facts& facts) {
   static_assert(count <= 32);
   using T = typename K::T;
   using Rows = typename K::QkRows;
@@ -63,25 +91,30 @@ RADDLE_DEVICE void load_queries(const MmaLaunch& launch, const V& variant, const
   }
   ptx::sync_warp();
   if constexpr (has_query<V>) {
-    for (i32 r = 0; r < rows; ++r) {
-      const Row& row = facts.row[first + r];
-      transform_row<T, Rows, K::dim_qk>(shared, first + r, vector,
-                                        [&](WarpVector& q) { variant.query(q, row); });
-    }
+    // Those past the tile's are seen as its last row.
+    if (rows > 0)
+      transform_rows<count, T, K::dim_qk>(
+          shared, first, [=](i32 r) { return r < rows; },
+          [&, v = variant](auto& q, i32 r) { v.query(q, facts.row[first + r]); });
   }
 }
 
 /// f_k or f_v of the keys of a tile that this warp loaded, in place.
-template <class T, class Rows, i32 dim, i32 tile_keys, class Facts, class F>
+template <class T, i32 dim, i32 tile_keys, class Facts, class F>
 RADDLE_DEVICE void transform_keys(u8* rows, const TileKeys<tile_keys>& keys, const Facts& facts,
-                                  float* vector, F transform) {
+                                  F transform) {
   constexpr i32 warp_keys = tile_keys / num_warps;
-  const i32 first = ptx::warp_index() * warp_keys;
-  for (i32 j = first; j < first + warp_keys; ++j) {
-    if (keys.column[j] < 0) continue;
-    const Key key{facts.request, keys.kv_index[j], keys.kv_pos[j], facts.kv_head};
-    transform_row<T, Rows, dim>(rows, j, vector, [&](WarpVector& x) { transform(x, key); });
-  }
+  const i32 first = ptx::warp_index() * warp_keys, lane = ptx::lane_index();
+  const u32 exist = ptx::ballot(lane < warp_keys && keys.column[first + lane % warp_keys] >= 0);
+  if (exist == 0) return;
+  // Where there is none, the first one that exists is seen, for variants see no others.
+  const i32 other = ptx::count_bits((exist & (0u - exist)) - 1u);
+  const auto exists = [=](i32 r) { return (exist >> r & 1u) != 0; };
+  const i32 request = facts.request, kv_head = facts.kv_head;
+  transform_rows<warp_keys, T, dim>(rows, first, exists, [&](auto& x, i32 r) {
+    const i32 j = first + (exists(r) ? r : other);
+    transform(x, Key{request, keys.kv_index[j], keys.kv_pos[j], kv_head});
+  });
 }
 
 /// Says what all keys of an item share; the request is -1 where its rows are several requests'.
@@ -91,10 +124,9 @@ RADDLE_DEVICE void describe_item(const MmaLaunch& launch, const QueryTile& tile,
   if (ptx::thread_index() != 0) return;
   const LevelView& level = launch.levels[tile.level];
   facts.kv_head = kv_head;
-  facts.request =
-      level.keys_are_shared
-          ? -1
-          : request_of(launch.layout, level, tile.group, query_row(level, tile.group, 0));
+  facts.request = level.keys_are_shared ? -1
+                                        : request_of(launch.layout, level, tile.group,
+                                                     query_row(level, tile.group, 0));
 }
 
 }  // namespace mma
