@@ -10,7 +10,8 @@
 RADDLE_ENGINE_BEGIN
 
 /// Which part of which rows a lane holds. Lane l of a row's lanes has the chunks l and l + half:
-/// both halves of half-split pairs, and whole interleaved pairs.
+/// both halves of half-split pairs, and whole interleaved pairs. Lanes that are left over see what
+/// the last one has, so that all do the same.
 template <i32 dim>
 class RowShare {
   using Rows = SharedRows<dim>;
@@ -36,18 +37,20 @@ class RowShare {
     members_ = (lanes == 32 ? ~0u : (1u << lanes % 32) - 1u) << nth_ * lanes;
     row_ = static_cast<u32>((first + nth_) * Rows::pitch);
     RADDLE_UNROLL
-    for (i32 k = 0; k < 2; ++k) at_[k] = Rows::at(first + nth_, lane_ + k * half);
+    for (i32 k = 0; k < 2; ++k) at_[k] = Rows::at(first + nth_, chunk_index(k));
   }
 
   /// Which one of the warp's rows this lane has a part of.
   RADDLE_DEVICE i32 nth_row() const { return nth_; }
   /// The lanes that hold the same row, a bit each.
   RADDLE_DEVICE u32 members() const { return members_; }
+  RADDLE_DEVICE i32 lane_of_row() const { return lane_; }
   /// The first element of the lane's chunk k.
-  RADDLE_DEVICE i32 first_element(i32 k) const { return 8 * (lane_ + k * half); }
-  RADDLE_DEVICE bool holds(i32 k) const {
-    return (lanes == half || lane_ < half) && (splits_evenly || first_element(k) < dim);
-  }
+  RADDLE_DEVICE i32 first_element(i32 k) const { return 8 * chunk_index(k); }
+  /// Whether there is such a chunk,
+  RADDLE_DEVICE bool sees(i32 k) const { return splits_evenly || first_element(k) < dim; }
+  /// and whether it is this lane's own.
+  RADDLE_DEVICE bool owns(i32 k) const { return (lanes == half || lane_ < half) && sees(k); }
   /// That chunk of the row that lies `down` rows below.
   RADDLE_DEVICE Packed8& chunk(i32 k, i32 down) const {
     return *reinterpret_cast<Packed8*>(memory_ + Rows::rows_after(at_[k], down));
@@ -58,6 +61,10 @@ class RowShare {
   }
 
  private:
+  RADDLE_DEVICE i32 chunk_index(i32 k) const {
+    return (lanes == half ? lane_ : min(lane_, half - 1)) + k * half;
+  }
+
   u8* memory_;
   i32 lane_, nth_;
   u32 members_, row_, at_[2];
@@ -76,7 +83,7 @@ class RowVector {
     down_ = down;
     RADDLE_UNROLL
     for (i32 k = 0; k < 2; ++k) {
-      const Packed8 packed = share.holds(k) ? share.chunk(k, down) : Packed8{};
+      const Packed8 packed = share.sees(k) ? share.chunk(k, down) : Packed8{};
       RADDLE_UNROLL
       for (i32 e = 0; e < 4; ++e) ptx::unpack(packed.x[e], x_[k][2 * e], x_[k][2 * e + 1], T{});
     }
@@ -88,7 +95,7 @@ class RowVector {
       Packed8 packed;
       RADDLE_UNROLL
       for (i32 e = 0; e < 4; ++e) packed.x[e] = ptx::pack(x_[k][2 * e], x_[k][2 * e + 1], T{});
-      if (share.holds(k)) share.chunk(k, down) = packed;
+      if (share.owns(k)) share.chunk(k, down) = packed;
     }
   }
 
@@ -104,7 +111,6 @@ class RowVector {
   template <class F>
   RADDLE_DEVICE void half_pairs(i32 n, F f) {
     if (!(whole && Share::splits_evenly && n == dim)) return part_halves(n / 2, f);
-    if (!share_->holds(0)) return;
     RADDLE_UNROLL
     for (i32 e = 0; e < 8; ++e) f(x_[0][e], x_[1][e], share_->first_element(0) + e);
   }
@@ -114,7 +120,7 @@ class RowVector {
   RADDLE_DEVICE void interleaved_pairs(i32 n, F f) {
     RADDLE_UNROLL
     for (i32 k = 0; k < 2; ++k) {
-      if (!share_->holds(k)) continue;
+      if (!share_->sees(k)) continue;
       const i32 first = share_->first_element(k) / 2;
       if ((whole && n == dim) || first + 4 <= n / 2) {
         RADDLE_UNROLL
@@ -133,7 +139,7 @@ class RowVector {
     float total = 0.0f;
     RADDLE_UNROLL
     for (i32 k = 0; k < 2; ++k) {
-      if (!share_->holds(k)) continue;
+      if (!share_->owns(k)) continue;
       RADDLE_UNROLL
       for (i32 e = 0; e < 8; ++e) total += f(x_[k][e]);
     }
@@ -157,7 +163,7 @@ class RowVector {
   RADDLE_DEVICE void each(F f) {
     RADDLE_UNROLL
     for (i32 k = 0; k < 2; ++k) {
-      if (!share_->holds(k)) continue;
+      if (!share_->sees(k)) continue;
       RADDLE_UNROLL
       for (i32 e = 0; e < 8; ++e) f(x_[k][e], share_->first_element(k) + e);
     }
@@ -178,7 +184,7 @@ class RowVector {
   /// turns half of its elements.
   template <class F>
   RADDLE_DEVICE void swap_halves(i32 apart, F f) {
-    const i32 lane = share_->first_element(0) / 8;
+    const i32 lane = share_->lane_of_row();
     const bool second = (lane & apart) != 0, turns = lane < 2 * apart;
     const i32 pair = share_->first_element(0) - (second ? 8 * apart - 4 : 0);
     float a[4], b[4];
@@ -217,7 +223,7 @@ class RowVector {
     RADDLE_UNROLL
     for (i32 e = 0; e < 8; ++e) {
       const i32 i = share_->first_element(0) + e;  // first halves are in first chunks
-      if (share_->holds(0) && i < half) f(x_[0][e], room[i], i);
+      if (share_->owns(0) && i < half) f(x_[0][e], room[i], i);
     }
     ptx::sync_lanes(share_->members());
     each([&](float& x, i32 i) {

@@ -8,21 +8,21 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-/// Rows that a lane has parts of at a time: enough to hide what a sine takes, and as many as the
-/// registers beside O hold.
-constexpr i32 max_in_flight = 4;
+/// Rows that a lane has parts of at a time: enough to hide what a sine takes, and no more than the
+/// registers beside O and Q hold.
+RADDLE_FN constexpr i32 rows_in_flight(i32 dim) { return dim <= 128 ? 4 : 1; }
 
-/// transform_rows, for pairs of `whole` rows or of parts of them; `in_flight` rows a lane.
-template <bool whole, i32 in_flight, i32 count, class T, i32 dim, class Exists, class F>
-RADDLE_DEVICE void transform_share(const RowShare<dim>& share, Exists exists, F transform) {
+/// transform_rows, where pairs are of whole rows.
+template <i32 count, class T, i32 dim, class Exists, class F>
+RADDLE_DEVICE void transform_whole(const RowShare<dim>& share, Exists exists, F transform) {
   constexpr i32 rows = RowShare<dim>::rows;
+  constexpr i32 in_flight = min(rows_in_flight(dim), max(1, count / rows));
   static_assert(rows >= count || count % (rows * in_flight) == 0);
   RADDLE_ROLLED
   for (i32 down = 0; down < count; down += rows * in_flight) {
     const i32 r = down + share.nth_row();
     if (rows > count && r >= count) continue;
-    if (!whole && !exists(r)) continue;
-    RowVector<T, dim, whole> x[in_flight];
+    RowVector<T, dim, true> x[in_flight];
     RADDLE_UNROLL
     for (i32 i = 0; i < in_flight; ++i) x[i].load(share, down + rows * i);
     RADDLE_UNROLL
@@ -33,21 +33,36 @@ RADDLE_DEVICE void transform_share(const RowShare<dim>& share, Exists exists, F 
   }
 }
 
+/// The same where they are of parts of them. Its lanes are asked anew who they are for every row:
+/// what follows from that would else take registers from the whole kernel.
+template <i32 count, class T, i32 dim, class Exists, class F>
+RADDLE_DEVICE void transform_parts(u8* memory, i32 first, Exists exists, F transform) {
+  RADDLE_ROLLED
+  for (i32 down = 0; down < count; down += RowShare<dim>::rows) {
+    const RowShare<dim> share(memory, first);
+    const i32 r = down + share.nth_row();
+    if (r >= count || !exists(r)) continue;
+    RowVector<T, dim, false> x;
+    x.load(share, down);
+    transform(x, r);
+    x.store(share, down);
+  }
+}
+
 /// Changes `count` rows in shared memory, from `first` on, by transform(vector, r), and rounds them
 /// once; those that do not exist stay as they are, though transform may see them. A warp's work,
 /// which its lanes then see.
 template <i32 count, class T, i32 dim, class Exists, class F>
 RADDLE_DEVICE void transform_rows(u8* memory, i32 first, Exists exists, F transform) {
-  constexpr i32 in_flight = min(max_in_flight, max(1, count / RowShare<dim>::rows));
   const RowShare<dim> share(memory, first);
   // Asked once, outside of the loop: of the vectors that follow, the compiler then knows that their
   // pairs are whole, and makes straight code of all that are in flight.
   WholePairs<dim> pairs;
   transform(pairs, min(share.nth_row(), count - 1));
   if (pairs.whole)
-    transform_share<true, in_flight, count, T>(share, exists, transform);
+    transform_whole<count, T>(share, exists, transform);
   else
-    transform_share<false, 1, count, T>(share, exists, transform);
+    transform_parts<count, T, dim>(memory, first, exists, transform);
   ptx::sync_warp();
 }
 
