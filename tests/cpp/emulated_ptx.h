@@ -131,15 +131,23 @@ class Block {
   }
   void wait_block() { wait(block_, fibers_.size()); }
   void wait_warp() { wait(warps_[running_ / 32], 32); }
+  /// Some lanes of the warp, a bit each; others may be elsewhere.
+  void wait_lanes(u32 lanes) {
+    if (!(lanes >> running_ % 32 & 1u)) broken("a lane waits for others, not for itself");
+    wait(lanes_[{running_ / 32, lanes}], static_cast<std::size_t>(__builtin_popcount(lanes)));
+  }
 
   /// Shows `mine` to the warp; read(lane) is what a lane shows. Valid until the next exchange.
   template <class Read>
-  void exchange(const Exchange& mine, Read&& read) {
+  void exchange(const Exchange& mine, Read&& read, u32 lanes = ~u32{0}) {
     slots_[running_] = mine;
-    wait_warp();
+    wait_lanes(lanes);
     const Exchange* warp = &slots_[running_ / 32 * 32];
-    read([warp](i32 lane) -> const Exchange& { return warp[lane]; });
-    wait_warp();
+    read([=](i32 lane) -> const Exchange& {
+      if (!(lanes >> lane & 1u)) broken("a lane asks one that takes no part");
+      return warp[lane];
+    });
+    wait_lanes(lanes);
   }
 
  private:
@@ -229,6 +237,7 @@ class Block {
   std::vector<Fiber> fibers_;
   std::vector<Exchange> slots_;
   std::vector<Barrier> warps_;
+  std::map<std::pair<std::size_t, u32>, Barrier> lanes_;
   std::vector<Unit> shared_;
   Barrier block_;
   std::map<u32, MemoryBarrier> memory_barriers_;
@@ -256,17 +265,19 @@ inline i32 block_index() { return Block::current()->index(); }
 inline void* shared_memory() { return Block::current()->shared(); }
 inline void sync_block() { Block::current()->wait_block(); }
 inline void sync_warp() { Block::current()->wait_warp(); }
+inline void sync_lanes(u32 lanes) { Block::current()->wait_lanes(lanes); }
 inline void fence_device() {}
 inline i64 global_time() { return ++Block::current()->time; }
 inline void prefetch(const void*) {}
 inline void sleep(i32 ns) { Block::current()->time += ns; }
 inline i32 load_acquire(const i32* word) { return *word; }
 
-inline float shuffle(float x, i32 lane) {
+inline float shuffle(float x, i32 lane, u32 lanes = ~u32{0}) {
   Exchange mine{};
   mine.x = x;
   float result = 0.0f;
-  Block::current()->exchange(mine, [&](auto at) { result = at(lane).x; });
+  Block::current()->exchange(
+      mine, [&](auto at) { result = at(lane).x; }, lanes);
   return result;
 }
 template <class T>
@@ -287,7 +298,9 @@ inline bool any(bool condition) {
   });
   return result;
 }
-inline float shuffle_xor(float x, i32 mask) { return shuffle(x, (thread_index() % 32) ^ mask); }
+inline float shuffle_xor(float x, i32 mask, u32 lanes = ~u32{0}) {
+  return shuffle(x, (thread_index() % 32) ^ mask, lanes);
+}
 
 inline u32 ballot(bool yes) {
   Exchange mine{};
@@ -410,9 +423,21 @@ inline void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, T) {
 }
 
 inline float exp2(float x) { return std::exp2(x); }
+/// As far off as the hardware's may be; the errors of neighbours have nothing in common.
+inline float off_by(float y, float x, float error) {
+  const u32 hash = (float_to_bits(x) * 2654435761u) >> 8;
+  return y + error * (static_cast<float>(hash) / 8388608.0f - 1.0f);
+}
+inline float sin(float x) { return off_by(std::sin(x), x, 6.7e-7f); }
+inline float cos(float x) { return off_by(std::cos(x), x + 1.0f, 6.7e-7f); }
 inline float max(float x, float y) { return std::fmax(x, y); }
 inline float fma(float x, float y, float z) { return std::fma(x, y, z); }
 
+template <class T>
+inline void unpack(u32 packed, float& low, float& high, T) {
+  low = half_of<T>(packed, 0);
+  high = half_of<T>(packed, 1);
+}
 template <class T>
 inline u32 pack(float low, float high, T) {
   return from_float<T>(low).bits | static_cast<u32>(from_float<T>(high).bits) << 16;

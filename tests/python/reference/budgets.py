@@ -21,6 +21,7 @@ SMALLEST = {"float32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126}  #
 U32 = UNIT["float32"]
 LAMBDA = 6.0
 FUNCTION = 4.0  # errors of exp, tanh and sigmoid, in units of u32
+TURN = 2.0**-20  # error of sines and cosines where rows have 16 bits: GPUs have an instruction for them
 
 
 def accumulated(n: int) -> float:
@@ -59,7 +60,7 @@ def logit_error(problem, keys, work) -> np.ndarray:
 def rotation_error(x: np.ndarray, rotation, u: float) -> np.ndarray:
     """Of each element of a rotated vector: its rounding to the matrix dtype, and fp32 products and angles."""
     a, b, rest = rotation.pairs(np.abs(x))
-    turned = 2.0 * FUNCTION * U32 * (a + b)
+    turned = (2.0 * FUNCTION * U32 + (TURN if u > U32 else 0.0)) * (a + b)
     return u * np.abs(x) + rotation.unpaired(turned, turned, np.zeros_like(rest))
 
 

@@ -140,6 +140,19 @@ RADDLE_FN SinCos sincos_turns(u32 turn) {
   return sincos_quadrant(quadrant, y);
 }
 
+/// `pos` times a frequency of hi·2^-32 + lo·2^-64 turns, modulo one turn, in 2^-32 of a turn.
+RADDLE_FN u32 turns(i32 pos, u32 hi, u32 lo) {
+  // With a signed lower part, one product serves positions of either sign.
+  const i64 carry = (i64{pos} * static_cast<i32>(lo)) >> 32;
+  return static_cast<u32>(pos) * (hi + (lo >> 31)) + static_cast<u32>(carry);
+}
+
+/// What a head vector turns its pairs with where every backend must have the same bits.
+struct SameBits {
+  RADDLE_FN static SinCos sincos_turns(u32 turn) { return math::sincos_turns(turn); }
+  RADDLE_FN static float multiply_add(float x, float y, float z) { return x * y + z; }
+};
+
 /// Sine and cosine of x radians, within 1e-7 for |x| <= 2^20; bounded beyond, where the spacing of
 /// x itself makes them meaningless; NaN for infinities.
 RADDLE_FN SinCos sincos(float x) {

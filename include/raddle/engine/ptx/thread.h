@@ -29,6 +29,10 @@ RADDLE_DEVICE void* shared_memory() {
 
 RADDLE_DEVICE void sync_block() { asm volatile("bar.sync 0;" ::: "memory"); }
 RADDLE_DEVICE void sync_warp() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
+/// The same for some lanes of the warp, a bit each.
+RADDLE_DEVICE void sync_lanes(u32 lanes) {
+  asm volatile("bar.warp.sync %0;" ::"r"(lanes) : "memory");
+}
 
 /// Nanoseconds on a clock that all multiprocessors share.
 RADDLE_DEVICE i64 global_time() {
@@ -40,10 +44,12 @@ RADDLE_DEVICE i64 global_time() {
 /// Orders this thread's accesses to device memory, before and after, for all threads of the device.
 RADDLE_DEVICE void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
-/// The value that lane (this lane ^ mask) holds.
-RADDLE_DEVICE float shuffle_xor(float x, i32 mask) {
+/// The value that lane (this lane ^ mask) holds; all of `lanes` take part, a bit each.
+RADDLE_DEVICE float shuffle_xor(float x, i32 mask, u32 lanes = 0xffffffffu) {
   float y;
-  asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 0x1f, 0xffffffff;" : "=f"(y) : "f"(x), "r"(mask));
+  asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 0x1f, %3;"
+               : "=f"(y)
+               : "f"(x), "r"(mask), "r"(lanes));
   return y;
 }
 

@@ -6,6 +6,11 @@
 
 RADDLE_ENGINE_BEGIN
 
+/// A chunk of a row: eight elements that are loaded or stored together.
+struct alignas(16) Packed8 {
+  u32 x[4];
+};
+
 /// Rows of `dim` elements, padded to whole matrices 16 wide. A row is counted in chunks of 16
 /// bytes, eight elements. Where a row is whole lines of 128 bytes, chunk c lies at c ^ (row % 8);
 /// other rows are one chunk longer than they need be, which makes their pitch odd.

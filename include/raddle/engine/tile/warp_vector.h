@@ -1,13 +1,14 @@
 // A head vector as the contract's query, key, value and output see it on a GPU.
 #pragma once
 
+#include "raddle/engine/core/math.h"
 #include "raddle/engine/ptx/instructions.h"
 
 RADDLE_ENGINE_BEGIN
 
 /// A head vector in shared memory that one warp holds together: element i belongs to a lane of the
 /// method's choosing. Every method ends with the vector complete for all lanes.
-class WarpVector {
+class WarpVector : public math::SameBits {
  public:
   RADDLE_DEVICE WarpVector(float* data, i32 size)
       : data_(data), size_(size), lane_(ptx::lane_index()) {}

@@ -175,7 +175,7 @@ constexpr Member checked(Member member, Check check) {
 
 /// A head vector in contiguous fp32 memory, as `query`, `key`, `value` and `output` see it on a
 /// CPU.
-class HeadVector {
+class HeadVector : public math::SameBits {
  public:
   RADDLE_FN HeadVector(float* data, i32 size) : data_(data), size_(size) {}
   RADDLE_FN i32 size() const { return size_; }

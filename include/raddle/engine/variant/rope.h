@@ -34,11 +34,8 @@ struct RopeOf {
     const u32* __restrict hi = freq_hi.data;
     const u32* __restrict lo = freq_lo.data;
     const float m = magnitude;
-    const u32 p = static_cast<u32>(pos);
-    const u32 sign = pos < 0 ? 0xffffffffu : 0u;
     rotate<pairs>(x, 2 * freq_hi.extent[0], [=](i32 i) {
-      const u32 carry = static_cast<u32>((static_cast<u64>(p) * lo[i]) >> 32) - (lo[i] & sign);
-      const math::SinCos t = math::sincos_turns(p * hi[i] + carry);
+      const math::SinCos t = Vec::sincos_turns(math::turns(pos, hi[i], lo[i]));
       return math::SinCos{t.sin * m, t.cos * m};
     });
   }

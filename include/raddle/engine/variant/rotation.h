@@ -10,13 +10,14 @@ enum class Pairs : i32 {
   interleaved  ///< (x[2i], x[2i + 1]): RoFormer, GPT-J, DeepSeek
 };
 
-/// Turns the pairs of the first n elements; `angle(i)` gives sine and cosine for pair i.
+/// Turns the pairs of the first n elements; `angle(i)` gives sine and cosine for pair i. How exact
+/// they and the products need to be is known to who holds the vector.
 template <Pairs pairs, class Vec, class Angle>
 RADDLE_FN void rotate(Vec& x, i32 n, Angle angle) {
   const auto turn = [=](float& a, float& b, i32 i) {
     const math::SinCos t = angle(i);
-    const float rotated = a * t.cos - b * t.sin;
-    b = b * t.cos + a * t.sin;
+    const float rotated = Vec::multiply_add(a, t.cos, -(b * t.sin));
+    b = Vec::multiply_add(b, t.cos, a * t.sin);
     a = rotated;
   };
   if constexpr (pairs == Pairs::half)

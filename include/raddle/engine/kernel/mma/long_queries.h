@@ -72,7 +72,7 @@ class LongQueries {
     for (i32 r = 0; r < blocks; ++r) {
       QueryRows<16, K> rows;
       rows.fetch(launch_, tile(), item().kv_head, first_row(r));
-      rows.store(variant_, first_row(r), Layout::query_memory(), facts, Layout::vector(warp_));
+      rows.store(variant_, first_row(r), Layout::query_memory(), facts);
     }
   }
 
@@ -122,14 +122,12 @@ class LongQueries {
     const i32 k_slot = 2 * (tile_number_ % tiles_in_ring), v_slot = k_slot + 1;
     const i32 v_before = (k_slot == 0 ? Layout::slots : k_slot) - 1;
     const i32 parity = tile_number_ / tiles_in_ring % 2;  // of the ring's round
-    [[maybe_unused]] float* vector = Layout::vector(warp_);
     ptx::barrier_wait(Layout::filled(k_slot), parity);
     const i32 flags = keys.flags[warp_];
     if (flags & TileFlags::empty) return true;
     if constexpr (has_key<V>) {
-      transform_keys<T, typename K::QkRows, K::dim_qk>(
-          Layout::slot_memory(k_slot), keys, facts, vector,
-          [&](WarpVector& x, const Key& key) { variant_.key(x, key); });
+      transform_keys<T, K::dim_qk>(Layout::slot_memory(k_slot), keys, facts,
+                                   [v = variant_](auto& x, const Key& key) { v.key(x, key); });
       ptx::sync_block();
     }
     Logits<blocks, tiles> s;
@@ -147,9 +145,8 @@ class LongQueries {
     round_weights<T>(s, p);
     ptx::barrier_wait(Layout::filled(v_slot), parity);
     if constexpr (has_value<V>) {
-      transform_keys<T, typename K::VoRows, K::dim_vo>(
-          Layout::slot_memory(v_slot), keys, facts, vector,
-          [&](WarpVector& x, const Key& key) { variant_.value(x, key); });
+      transform_keys<T, K::dim_vo>(Layout::slot_memory(v_slot), keys, facts,
+                                   [v = variant_](auto& x, const Key& key) { v.value(x, key); });
       ptx::sync_block();
     }
     multiply_pv<K, blocks, tiles>(o_, p, Layout::slot_address(v_slot) + v_offset_);

@@ -2,24 +2,67 @@
 #pragma once
 
 #include "raddle/engine/kernel/mma/finish.h"
+#include "raddle/engine/tile/row_vector.h"
 
 RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-/// transform(vector) changes one row in shared memory through fp32; the result is rounded once. A
-/// warp's work; the row is complete for its lanes.
-template <class T, class Rows, i32 dim, class F>
-RADDLE_DEVICE void transform_row(u8* rows, i32 row, float* vector, F transform) {
-  const i32 lane = ptx::lane_index();
-  const auto element = [&](i32 d) -> T& {
-    return reinterpret_cast<T*>(rows + Rows::at(row, d / 8))[d % 8];
-  };
-  for (i32 d = lane; d < dim; d += 32) vector[d] = to_float(element(d));
-  ptx::sync_warp();
-  WarpVector x(vector, dim);
-  transform(x);
-  for (i32 d = lane; d < dim; d += 32) element(d) = from_float<T>(vector[d]);
+/// Rows that a lane has parts of at a time: enough to hide what a sine takes, and no more than the
+/// registers beside O and Q hold.
+RADDLE_FN constexpr i32 rows_in_flight(i32 dim) { return dim <= 128 ? 4 : 1; }
+
+/// transform_rows, where pairs are of whole rows.
+template <i32 count, class T, i32 dim, class Exists, class F>
+RADDLE_DEVICE void transform_whole(const RowShare<dim>& share, Exists exists, F transform) {
+  constexpr i32 rows = RowShare<dim>::rows;
+  constexpr i32 in_flight = min(rows_in_flight(dim), max(1, count / rows));
+  static_assert(rows >= count || count % (rows * in_flight) == 0);
+  RADDLE_ROLLED
+  for (i32 down = 0; down < count; down += rows * in_flight) {
+    const i32 r = down + share.nth_row();
+    if (rows > count && r >= count) continue;
+    RowVector<T, dim, true> x[in_flight];
+    RADDLE_UNROLL
+    for (i32 i = 0; i < in_flight; ++i) x[i].load(share, down + rows * i);
+    RADDLE_UNROLL
+    for (i32 i = 0; i < in_flight; ++i) transform(x[i], r + rows * i);
+    RADDLE_UNROLL
+    for (i32 i = 0; i < in_flight; ++i)
+      if (exists(r + rows * i)) x[i].store(share, down + rows * i);
+  }
+}
+
+/// The same where they are of parts of them. Its lanes are asked anew who they are for every row:
+/// what follows from that would else take registers from the whole kernel.
+template <i32 count, class T, i32 dim, class Exists, class F>
+RADDLE_DEVICE void transform_parts(u8* memory, i32 first, Exists exists, F transform) {
+  RADDLE_ROLLED
+  for (i32 down = 0; down < count; down += RowShare<dim>::rows) {
+    const RowShare<dim> share(memory, first);
+    const i32 r = down + share.nth_row();
+    if (r >= count || !exists(r)) continue;
+    RowVector<T, dim, false> x;
+    x.load(share, down);
+    transform(x, r);
+    x.store(share, down);
+  }
+}
+
+/// Changes `count` rows in shared memory, from `first` on, by transform(vector, r), and rounds them
+/// once; those that do not exist stay as they are, though transform may see them. A warp's work,
+/// which its lanes then see.
+template <i32 count, class T, i32 dim, class Exists, class F>
+RADDLE_DEVICE void transform_rows(u8* memory, i32 first, Exists exists, F transform) {
+  const RowShare<dim> share(memory, first);
+  // Asked once, outside of the loop: of the vectors that follow, the compiler then knows that their
+  // pairs are whole, and makes straight code of all that are in flight.
+  WholePairs<dim> pairs;
+  transform(pairs, min(share.nth_row(), count - 1));
+  if (pairs.whole)
+    transform_whole<count, T>(share, exists, transform);
+  else
+    transform_parts<count, T, dim>(memory, first, exists, transform);
   ptx::sync_warp();
 }
 
@@ -59,8 +102,7 @@ class QueryRows {
   /// Puts them into the same rows of shared memory, applies f_q, and says what they are in `facts`.
   /// Rows past the tile's become zero.
   template <class V, class Facts>
-  RADDLE_DEVICE void store(const V& variant, i32 first, u8* shared, Facts& facts,
-                           float* vector) const {
+  RADDLE_DEVICE void store(const V& variant, i32 first, u8* shared, Facts& facts) const {
     const i32 lane = ptx::lane_index();
     if (lane < count) facts.row[first + lane] = row_;
     RADDLE_UNROLL
@@ -70,11 +112,12 @@ class QueryRows {
     }
     ptx::sync_warp();
     if constexpr (has_query<V>) {
-      for (i32 r = 0; r < rows_; ++r) {
-        const Row& row = facts.row[first + r];
-        transform_row<T, Rows, K::dim_qk>(shared, first + r, vector,
-                                          [&](WarpVector& q) { variant.query(q, row); });
-      }
+      // Those past the tile's are seen as its last row.
+      const i32 rows = rows_;
+      if (rows > 0)
+        transform_rows<count, T, K::dim_qk>(
+            shared, first, [=](i32 r) { return r < rows; },
+            [&, v = variant](auto& q, i32 r) { v.query(q, facts.row[first + r]); });
     }
   }
 
@@ -85,16 +128,21 @@ class QueryRows {
 };
 
 /// f_k or f_v of the keys of a tile that this warp loaded, in place.
-template <class T, class Rows, i32 dim, i32 tile_keys, class Facts, class F>
+template <class T, i32 dim, i32 tile_keys, class Facts, class F>
 RADDLE_DEVICE void transform_keys(u8* rows, const TileKeys<tile_keys>& keys, const Facts& facts,
-                                  float* vector, F transform) {
+                                  F transform) {
   constexpr i32 warp_keys = tile_keys / num_warps;
-  const i32 first = ptx::warp_index() * warp_keys;
-  for (i32 j = first; j < first + warp_keys; ++j) {
-    if (keys.column[j] < 0) continue;
-    const Key key{facts.request, keys.kv_index[j], keys.kv_pos[j], facts.kv_head};
-    transform_row<T, Rows, dim>(rows, j, vector, [&](WarpVector& x) { transform(x, key); });
-  }
+  const i32 first = ptx::warp_index() * warp_keys, lane = ptx::lane_index();
+  const u32 exist = ptx::ballot(lane < warp_keys && keys.column[first + lane % warp_keys] >= 0);
+  if (exist == 0) return;
+  // Where there is none, the first one that exists is seen, for variants see no others.
+  const i32 other = ptx::count_bits((exist & (0u - exist)) - 1u);
+  const auto exists = [=](i32 r) { return (exist >> r & 1u) != 0; };
+  const i32 request = facts.request, kv_head = facts.kv_head;
+  transform_rows<warp_keys, T, dim>(rows, first, exists, [&](auto& x, i32 r) {
+    const i32 j = first + (exists(r) ? r : other);
+    transform(x, Key{request, keys.kv_index[j], keys.kv_pos[j], kv_head});
+  });
 }
 
 /// Says what all keys of an item share; the request is -1 where its rows are several requests'.
@@ -104,10 +152,9 @@ RADDLE_DEVICE void describe_item(const MmaLaunch& launch, const QueryTile& tile,
   if (ptx::thread_index() != 0) return;
   const LevelView& level = launch.levels[tile.level];
   facts.kv_head = kv_head;
-  facts.request =
-      level.keys_are_shared
-          ? -1
-          : request_of(launch.layout, level, tile.group, query_row(level, tile.group, 0));
+  facts.request = level.keys_are_shared ? -1
+                                        : request_of(launch.layout, level, tile.group,
+                                                     query_row(level, tile.group, 0));
 }
 
 }  // namespace mma

@@ -15,9 +15,6 @@ struct alignas(16) Four {
 struct alignas(8) Packed4 {
   u32 x[2];
 };
-struct alignas(16) Packed8 {
-  u32 x[4];
-};
 
 /// What a KV tile is to the warp that computes it.
 struct TileFlags {

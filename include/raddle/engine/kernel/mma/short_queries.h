@@ -79,7 +79,7 @@ class ShortQueries {
     const QueryTile& tile = tile_of(item);
     u8* queries = Layout::query_memory();
     describe_item(launch_, tile, item.kv_head, Layout::scratch());
-    queries_.store(variant_, share * warp_, queries, Layout::scratch(), Layout::vector(warp_));
+    queries_.store(variant_, share * warp_, queries, Layout::scratch());
     ptx::sync_block();
     RADDLE_UNROLL
     for (i32 i = 0; i < kept_steps; ++i) load_fragment(i, q_[i]);
@@ -127,7 +127,6 @@ class ShortQueries {
     constexpr i32 pending = Layout::slots - 1;
     const auto& keys = Layout::keys_at(computing_);
     const auto& facts = Layout::scratch();
-    [[maybe_unused]] float* vector = Layout::vector(warp_);
     Logits<1, tiles> s;
     ptx::copy_wait<pending>();
     ptx::sync_warp();
@@ -135,9 +134,8 @@ class ShortQueries {
     const bool computes = !(flags & TileFlags::empty);
     if (computes) {
       if constexpr (has_key<V>)
-        transform_keys<T, typename K::QkRows, K::dim_qk>(
-            Layout::slot_memory(slot_), keys, facts, vector,
-            [&](WarpVector& x, const Key& key) { variant_.key(x, key); });
+        transform_keys<T, K::dim_qk>(Layout::slot_memory(slot_), keys, facts,
+                                     [v = variant_](auto& x, const Key& key) { v.key(x, key); });
       multiply_qk<K, 1, tiles>(s, Layout::slot_address(slot_) + k_offset_,
                                [&](i32 at, i32, u32(&a)[4]) {
                                  if (kept_steps == 0) return load_fragment(at, a);
@@ -156,9 +154,8 @@ class ShortQueries {
     ptx::sync_warp();
     if (computes) {
       if constexpr (has_value<V>)
-        transform_keys<T, typename K::VoRows, K::dim_vo>(
-            Layout::slot_memory(slot_), keys, facts, vector,
-            [&](WarpVector& x, const Key& key) { variant_.value(x, key); });
+        transform_keys<T, K::dim_vo>(Layout::slot_memory(slot_), keys, facts,
+                                     [v = variant_](auto& x, const Key& key) { v.value(x, key); });
       Weights<1, tiles> p;
       round_weights<T>(s, p);
       multiply_pv<K, 1, tiles>(o_, p, Layout::slot_address(slot_) + v_offset_);
