@@ -13,11 +13,13 @@ from click.core import ParameterSource
 from rich.console import Console
 
 import raddle
+from raddle import _cuda
 from raddle._progress import Progress
 
 from . import native, report, steplog, traces
+from .cuda import CudaEngine, torch_has_gpu
 from .engine import Engine
-from .faults import INJECT
+from .faults import INJECT, planted
 from .metrics import summary
 from .models import MODELS, Model
 from .sampling import Sampler, Verified
@@ -28,6 +30,7 @@ _NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 _FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
 _POSITIVE = click.IntRange(min=1)
 _SYNTHETIC_REQUESTS = 64
+_SCHEDULES = ("auto", "linear", "algorithm1", "one-per-request")
 # A log of steps has its own, so these can't be given beside it.
 _FIXED_BY_LOG = (
     *("trace", "synthetic", "requests", "max_context", "rate"),
@@ -39,6 +42,14 @@ class BadInput(click.ClickException):
     """Something that the user gave can't be replayed."""
 
     exit_code = 2
+
+
+def _split_schedules(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
+    names = _SCHEDULES if value == "all" else tuple(dict.fromkeys(value.split(",")))
+    for name in names:
+        if name not in _SCHEDULES:
+            raise click.BadParameter(f"found {name!r}; expected some of {', '.join(_SCHEDULES)}, or all")
+    return names
 
 
 def _option(*names: str, **settings: Any) -> Any:
@@ -97,6 +108,7 @@ def _option(*names: str, **settings: Any) -> Any:
     help="Of Q, K, V, synthetic requests, and the choice of outputs to verify.",
 )
 # How it is served
+@_option("--device", default="cpu", help="Where attention and its pools are: cpu, cuda or cuda:1.")
 @_option("--page-size", type=_POSITIVE, default=16, help="Tokens a page.")
 @_option(
     "--pool-tokens",
@@ -112,9 +124,12 @@ def _option(*names: str, **settings: Any) -> Any:
 )
 @_option(
     "--schedule",
-    type=click.Choice(["auto", "linear", "algorithm1", "one-per-request"]),
+    "schedules",
     default="auto",
-    help="How plans spread the work.",
+    callback=_split_schedules,
+    metavar="NAMES",
+    help=f"How plans spread the work: {', '.join(_SCHEDULES)}. Several, by commas, or all: every step is computed "
+    "under each of them, in turns, and they are compared; the clock goes by the first.",
 )
 @_option("--num-workers", type=_POSITIVE, help="Workers to plan for. [default: all threads]")
 @_option(
@@ -160,7 +175,7 @@ def replay(ctx: click.Context, **options: Any) -> None:
         raise BadInput(str(error) or "out of memory") from error
     if options["json_path"]:
         options["json_path"].write_text(json.dumps(result, indent=2) + "\n")
-    Console().print(report.table(result))
+    Console().print(*report.tables(result), sep="\n")
     if verified.failed:
         worst = "\n".join(f"  {sample}" for sample in verified.worst_samples)
         click.echo(f"verification failed; the worst:\n{worst}", err=True)
@@ -249,23 +264,17 @@ def _run(
     else:
         scheduler = Scheduler(log.requests, pool, log.token_budget)
     layers = options["layers"]
-    engine = INJECT.get(options["inject"], Engine)(
-        model,
-        layers,
-        log.num_pages,
-        log.page_size,
-        seed=log.seed,
-        schedule=options["schedule"],
-        num_workers=options["num_workers"],
+    engine = _engine(log, model, options)
+    sampler = Sampler(
+        model, layers, log.page_size, options["num_verified"], log.seed, engine.rounds_weights
     )
-    sampler = Sampler(model, layers, log.page_size, options["num_verified"], log.seed)
     with Progress(counts=True) as progress:
         progress.say("serving", total=len(log.requests))
         history = serve(scheduler, engine, sampler, report.shown_by(progress))
         progress.say("verifying")
         verified = sampler.verify()
         progress.say("measuring the memory's read bandwidth")
-        read_gbps = native.read_bandwidth()
+        read_gbps = _read_gbps(engine.device)
     if options["save_steps"]:
         log.steps = [step.spans for step in history.steps]
         log.queued = sorted(scheduler.queued)
@@ -274,12 +283,46 @@ def _run(
         "trace": log.trace,
         **summary(history, scheduler, model, layers, read_gbps),
         "verified": verified.report(),
-        "config": _config(log, model, options),
+        "config": _config(log, model, engine, options),
     }
     return result, verified
 
 
-def _config(log: steplog.StepLog, model: Model, options: dict[str, Any]) -> dict[str, Any]:
+def _engine(log: steplog.StepLog, model: Model, options: dict[str, Any]) -> Engine:
+    given = {"seed": log.seed, "schedules": options["schedules"], "num_workers": options["num_workers"]}
+    kind: type[Engine] = Engine
+    if options["device"] != "cpu":
+        kind = CudaEngine
+        # A step of a log has a row or more of each request, as one of the scheduler does.
+        rows = max([log.token_budget, *(sum(s.length for s in step) for step in log.steps)])
+        given.update(device=options["device"], max_rows=rows, max_requests=min(rows, len(log.requests)))
+    if options["inject"]:
+        kind = planted(options["inject"], kind)
+    return kind(model, options["layers"], log.num_pages, log.page_size, **given)
+
+
+def _read_gbps(device: str) -> float | None:
+    """What this machine reads; of a GPU where torch and CuPy are, by the floor of `raddle bench gpu`."""
+    if device == "cpu":
+        return native.read_bandwidth()
+    if not torch_has_gpu():
+        return None
+    try:
+        from raddle.bench.gpu.floor import read_gbps
+
+        return read_gbps(device)
+    except ImportError:
+        return None
+
+
+def _machine(engine: Engine) -> dict[str, Any]:
+    if not isinstance(engine, CudaEngine):
+        return {"isa": raddle.cpu_isa(), "threads": raddle.cpu_threads()}
+    gpu = _cuda.driver()["gpus"][int(engine.device.partition(":")[2])]
+    return {"gpu": gpu["name"], "graphs": engine.uses_graphs}
+
+
+def _config(log: steplog.StepLog, model: Model, engine: Engine, options: dict[str, Any]) -> dict[str, Any]:
     return {
         "model": model.name,
         "num_qo_heads": model.num_qo_heads,
@@ -287,7 +330,7 @@ def _config(log: steplog.StepLog, model: Model, options: dict[str, Any]) -> dict
         "head_dim": model.head_dim,
         "dtype": model.dtype,
         "layers": options["layers"],
-        "schedule": options["schedule"],
+        "schedule": ",".join(options["schedules"]),
         "num_workers": options["num_workers"],
         "rate": log.rate,
         "token_budget": log.token_budget,
@@ -295,6 +338,6 @@ def _config(log: steplog.StepLog, model: Model, options: dict[str, Any]) -> dict
         "repeated": options["steps"] is not None,
         "inject": options["inject"],
         "version": raddle.__version__,
-        "isa": raddle.cpu_isa(),
-        "threads": raddle.cpu_threads(),
+        "device": engine.device,
+        **_machine(engine),
     }

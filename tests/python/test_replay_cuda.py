@@ -1,0 +1,82 @@
+"""`raddle replay --device cuda`: small replays on a GPU. Run with --device cuda; see test_cuda.py."""
+
+import sys
+
+import numpy as np
+import pytest
+from raddle.replay.cuda import CudaEngine
+from raddle.replay.engine import Batch
+from raddle.replay.models import Model
+from raddle.replay.scheduler import Span
+from replays import replay
+
+# Steps of prefill, of decode, of both; more rows in some than the smallest reservation has.
+TINY = "--synthetic uniform:10:30 --requests 3 --rate 10000 --pool-tokens 160 --token-budget 24 --verify 60".split()
+HEADS = "--num-qo-heads 4 --num-kv-heads 2 --head-dim 32 --num-workers 3".split()
+
+
+@pytest.fixture
+def replayed(tmp_path, gpu, monkeypatch):
+    monkeypatch.setattr("raddle.replay.cli._read_gbps", lambda device: 1000.0)
+    return lambda *arguments, **options: replay(tmp_path, *TINY, *HEADS, "--device", gpu, *arguments, **options)
+
+
+def test_the_report(replayed, tmp_path):
+    log = tmp_path / "steps.json"
+    report, output = replayed("--save-steps", log)
+    verified = report["verified"]
+    assert verified["checked"] == 60 and verified["failed"] == 0 and 0 < verified["worst"] < 1
+    assert all(verified["strata"][s] > 0 for s in ("chunk", "decode", "page edge"))
+    for key in ("itl_us", "ttft_us", "plan_us", "append_us", "run_us"):
+        assert 0 < report[key]["p50"] <= report[key]["p99"]
+    assert report["balance"] >= 1 and report["planned_balance"] >= 1 and report["read_gbps"] == 1000.0
+    assert report["decode_gbps"] > 0 and report["prefill_gflops"] > 0
+    torch = sys.modules.get("torch")
+    assert report["config"]["graphs"] == (torch is not None and torch.cuda.is_available())
+    assert report["config"]["device"].startswith("cuda:") and report["config"]["gpu"] in " ".join(output.split())
+
+
+@pytest.mark.parametrize("flags", ["--model gpt-oss-20b --dtype float16", "--rope --layers 1 --soft-cap 5 --window 9"])
+def test_models_under_every_schedule(replayed, flags):
+    report, _ = replayed("--schedule", "all", *flags.split())
+    assert report["verified"]["failed"] == 0
+    found = report["schedules"]
+    assert list(found) == ["auto", "linear", "algorithm1", "one-per-request"]
+    assert all(costs[key]["p50"] > 0 for costs in found.values() for key in ("decode_us", "prefill_us", "plan_us"))
+
+
+@pytest.mark.parametrize("fault", ["append", "page", "mask"])
+def test_a_planted_fault_fails(replayed, fault):
+    report, output = replayed("--inject", fault, exit_code=1)
+    assert report["verified"]["failed"] > 0 and "verification failed; the worst:" in output
+
+
+def test_what_no_run_has_written_fails(replayed, monkeypatch):
+    monkeypatch.setattr(CudaEngine, "_run_layer", lambda *_: None)
+    report, _ = replayed(exit_code=1)
+    assert report["verified"]["failed"] == 60 and report["verified"]["worst"] > 1e300
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--dtype", "float32"], "float32"),
+        (["--inject", "merge"], "--inject merge: states are merged on the host; expected --device cpu"),
+    ],
+    ids=["dtype", "merge"],
+)
+def test_what_gpus_lack_is_refused(replayed, arguments, message):
+    _, output = replayed(*arguments, exit_code=2)
+    assert message in " ".join(output.split())
+
+
+def test_pages_are_poisoned_when_nobody_holds_them(gpu):
+    model = Model("tiny", 2, 1, 8, dtype="float16")
+    engine = CudaEngine(model, 1, num_pages=4, page_size=4, device=gpu, max_requests=2, max_rows=8)
+    k, v = engine.pools[0]
+    assert np.isnan(k.numpy()).all() and np.isnan(v.numpy()).all()
+    engine.step(Batch([Span(0, 0, 6)], [[3, 1]]), lambda *_: None)
+    assert not np.isnan(k.numpy()[3]).any() and np.isnan(k.numpy()[1, 2:]).all()
+    assert not np.isnan(v.numpy()[1, :2]).any()
+    engine.release([3, 1])
+    assert np.isnan(k.numpy()).all() and np.isnan(v.numpy()).all()
