@@ -54,7 +54,8 @@ tests() {
 
 bench() {
   "$PYTHON" -c 'from raddle.cli import main; main()' \
-    bench gpu --against "$AGAINST" --out "$OUT/bench.json" "$@" 2>&1 | tee "$OUT/bench.txt"
+    bench gpu --against "$AGAINST" --out "$OUT/bench.json" \
+    --timeline "$OUT/timelines" --timeline-of decode,mixed,prefix "$@" 2>&1 | tee "$OUT/bench.txt"
 }
 
 replay() {

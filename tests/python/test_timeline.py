@@ -2,6 +2,7 @@
 
 import json
 
+import ml_dtypes
 import numpy as np
 import pytest
 import raddle
@@ -62,6 +63,27 @@ def test_a_reservations_plan_in_force(gpu, problem):
     run(attn, reservation, problem, timeline)
     marks = timeline.read()
     assert sum((row["stage"] == 2).sum() for row in marks.workers) == reservation.plan.num_items
+
+
+@pytest.mark.parametrize("form", ["paged", "cascade"])
+def test_the_bench_watches_its_cases(gpu, form):
+    """Through the code of `raddle bench gpu`; its tensors are not torch's, which knows no emulated driver."""
+    pytest.importorskip("torch")
+    from raddle.bench.gpu.cases import Case
+    from raddle.bench.gpu.engines import own
+    from raddle.bench.gpu.problem import Problem
+
+    case = Case("small", (1, 1, 1), (48, 41, 33), (4, 2, 32), form=form, prefix=32 if form == "cascade" else 0)
+    problem = Problem(case, "cpu")
+    for name in ("q", "k", "v"):
+        setattr(problem, name, DeviceArray(getattr(problem, name).float().numpy().astype(ml_dtypes.bfloat16)))
+    problem.device = gpu
+    problem.empty = lambda: DeviceArray(np.zeros(problem.q.shape, problem.q.dtype))
+    ((_, make),) = own.contestants(problem, case)
+    flushed = []
+    marks = make().watched(lambda: flushed.append(True))
+    items = np.concatenate([row["item"][row["stage"] == 2] for row in marks.workers])
+    assert flushed == [True] and len(items) >= 6 and sorted(items) == list(range(len(items)))
 
 
 def test_a_cpu_has_none(problem):
