@@ -1,6 +1,7 @@
 """What workers did when: as the kernel marks it, and as it is read."""
 
 import json
+import types
 
 import ml_dtypes
 import numpy as np
@@ -91,6 +92,18 @@ def test_a_cpu_has_none(problem):
     plan = attn.plan(twin(problem.layout))
     with refuses(ValueError, "device is 'cpu'", "expected 'cuda'"):
         raddle.Timeline(plan, attn.device)
+
+
+def test_a_plan_made_on_the_gpu_needs_the_number_of_items():
+    plan = types.SimpleNamespace(num_workers=3, longest_queue=None)
+    with refuses(ValueError, "num_items is None", "made on the GPU"):
+        raddle.Timeline(plan, "cuda:0")
+
+
+def test_the_longest_queue(problem):
+    attn = raddle.Attention(spec_of(problem))
+    one, two = (attn.plan(twin(problem.layout), num_workers=n, schedule="linear") for n in (1, 2))
+    assert one.longest_queue == one.num_items and two.num_items / 2 <= two.longest_queue < two.num_items
 
 
 # --- reading -----------------------------------------------------------------------------------
