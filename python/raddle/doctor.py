@@ -116,7 +116,7 @@ def support_page(devices: Sequence[str] = ("cpu",)) -> str:
         "# What works, and what is refused",
         "",
         "Printed by `raddle support`, which tries each feature on a small problem; a refusal's reason is its message.",
-        "The column of GPUs (cuda) is there where there is a GPU, real or emulated (tests/gpu/emulate.sh); all say the same.",
+        "GPUs (cuda) have a column where there is one, real or emulated (tests/gpu/emulate.sh); all say the same.",
         "",
         f"| feature | {backends} |",
         "|" + " --- |" * (1 + len(devices)),

@@ -145,9 +145,10 @@ class Marks:
         for number, (name, colour) in enumerate(zip(STAGES, colours)):
             if number == 0:
                 continue
-            spans = [(w, row["us"][:-1], row["us"][1:], row["stage"][1:] == number) for w, row in enumerate(self.workers)]
-            worker = np.concatenate([np.full(chosen.sum(), w) for w, _, _, chosen in spans])
-            begin, end = (np.concatenate([s[n][s[3]] for s in spans]) for n in (1, 2))
+            reached = [row["stage"][1:] == number for row in self.workers]
+            worker = np.concatenate([np.full(each.sum(), w) for w, each in enumerate(reached)])
+            begin = np.concatenate([row["us"][:-1][each] for row, each in zip(self.workers, reached)])
+            end = np.concatenate([row["us"][1:][each] for row, each in zip(self.workers, reached)])
             axes.barh(worker, end - begin, left=begin, height=0.9, color=colour, label=f"until {name}")
         axes.set(xlabel="µs", ylabel="worker", xlim=(0, None), ylim=(len(self.workers) - 0.5, -0.5))
         axes.legend(loc="lower right")

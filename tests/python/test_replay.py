@@ -170,6 +170,7 @@ def test_another_seed_is_another_replay(replayed):
         (["--save-steps", "/nowhere/at/all"], "there is no folder"),
         (["--trace", "nowhere.csv"], "does not exist"),
         (["--schedule", "linear,fastest"], "found 'fastest'"),
+        (["--device", "cuda:77"], "--device cuda:77: "),
         (["--device", "gpu"], "device is 'gpu'; expected 'cpu'"),
     ],
 )

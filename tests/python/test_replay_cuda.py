@@ -1,10 +1,13 @@
 """`raddle replay --device cuda`: small replays on a GPU. Run with --device cuda; see test_cuda.py."""
 
+import contextlib
 import sys
+import time
 
 import numpy as np
 import pytest
-from raddle.replay.cuda import CudaEngine
+import tvm_ffi
+from raddle.replay.cuda import CudaEngine, _Torch
 from raddle.replay.engine import Batch
 from raddle.replay.models import Model
 from raddle.replay.scheduler import Span
@@ -17,7 +20,7 @@ HEADS = "--num-qo-heads 4 --num-kv-heads 2 --head-dim 32 --num-workers 3".split(
 
 @pytest.fixture
 def replayed(tmp_path, gpu, monkeypatch):
-    monkeypatch.setattr("raddle.replay.cli._read_gbps", lambda device: 1000.0)
+    monkeypatch.setattr("raddle.replay.cli.read_gbps", lambda device: 1000.0)
     return lambda *arguments, **options: replay(tmp_path, *TINY, *HEADS, "--device", gpu, *arguments, **options)
 
 
@@ -68,6 +71,64 @@ def test_what_no_run_has_written_fails(replayed, monkeypatch):
 def test_what_gpus_lack_is_refused(replayed, arguments, message):
     _, output = replayed(*arguments, exit_code=2)
     assert message in " ".join(output.split())
+
+
+class Captures:
+    """Of torch what the replay asks for, on the emulated driver: a graph is what a stream of its own was given."""
+
+    def __init__(self, emulator, device):
+        self.emulator, self.device, self.graphs, self.replays = emulator, tvm_ffi.device(device), 0, 0
+        self.cuda, captures = self, self
+
+        class CUDAGraph:
+            def __init__(self):
+                captures.graphs += 1
+                self.stream = 0x400 + captures.graphs
+
+            def replay(self):
+                captures.replays += 1
+                emulator.raddle_emulator_replay(self.stream)
+
+        class Event:
+            def __init__(self, enable_timing):
+                assert enable_timing
+
+            def record(self):
+                self.at = time.perf_counter()
+
+            def synchronize(self):
+                pass
+
+            def elapsed_time(self, other):
+                return 1e3 * (other.at - self.at)
+
+        self.CUDAGraph, self.Event = CUDAGraph, Event
+
+    def _sleep(self, cycles):
+        pass
+
+    @contextlib.contextmanager
+    def stream(self, stream):
+        with tvm_ffi.use_raw_stream(self.device, stream):
+            yield
+
+    @contextlib.contextmanager
+    def graph(self, graph, stream):
+        self.emulator.raddle_emulator_capture(graph.stream)
+        with self.stream(graph.stream):
+            yield
+        self.emulator.raddle_emulator_capture(None)
+
+
+def test_one_graph_a_reservation(replayed, gpu, emulator, monkeypatch):
+    captures = Captures(emulator, "cuda:0" if gpu == "cuda" else gpu)
+    monkeypatch.setattr("raddle.replay.cuda.torch_has_gpu", lambda: True)
+    monkeypatch.setattr(tvm_ffi, "use_torch_stream", lambda context: context)
+    monkeypatch.setattr(_Torch, "__init__", lambda self, device: vars(self).update(torch=captures, stream=0x400))
+    report, _ = replayed("--schedule", "linear,one-per-request", "--model", "gpt-oss-20b")
+    assert report["config"]["graphs"] and report["verified"]["failed"] == 0
+    # Two schedules, two sizes: steps of up to 16 rows, and of more.
+    assert captures.graphs == 4 and captures.replays == 2 * report["steps"] > 4
 
 
 def test_pages_are_poisoned_when_nobody_holds_them(gpu):

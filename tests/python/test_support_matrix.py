@@ -144,7 +144,8 @@ def test_every_shipped_thing_has_a_row():
 
 
 def test_the_page_in_the_docs_is_current():
-    found = {row["feature"]: f"refused: {row['reason']}" if row["reason"] else "works" for row in raddle.support_matrix()}
+    rows = raddle.support_matrix()
+    found = {row["feature"]: f"refused: {row['reason']}" if row["reason"] else "works" for row in rows}
     assert found == TABLE["cpu"], REFRESH
 
 

@@ -13,13 +13,12 @@ from click.core import ParameterSource
 from rich.console import Console
 
 import raddle
-from raddle import _cuda
 from raddle._progress import Progress
 
-from . import native, report, steplog, traces
-from .cuda import CudaEngine, torch_has_gpu
+from . import report, steplog, traces
 from .engine import Engine
-from .faults import INJECT, planted
+from .faults import INJECT
+from .machine import engine_of, facts, read_gbps
 from .metrics import summary
 from .models import MODELS, Model
 from .sampling import Sampler, Verified
@@ -264,7 +263,7 @@ def _run(
     else:
         scheduler = Scheduler(log.requests, pool, log.token_budget)
     layers = options["layers"]
-    engine = _engine(log, model, options)
+    engine = engine_of(log, model, options)
     sampler = Sampler(
         model, layers, log.page_size, options["num_verified"], log.seed, engine.rounds_weights
     )
@@ -274,52 +273,18 @@ def _run(
         progress.say("verifying")
         verified = sampler.verify()
         progress.say("measuring the memory's read bandwidth")
-        read_gbps = _read_gbps(engine.device)
+        bandwidth = read_gbps(engine.device)
     if options["save_steps"]:
         log.steps = [step.spans for step in history.steps]
         log.queued = sorted(scheduler.queued)
         steplog.save(log, options["save_steps"])
     result = {
         "trace": log.trace,
-        **summary(history, scheduler, model, layers, read_gbps),
+        **summary(history, scheduler, model, layers, bandwidth),
         "verified": verified.report(),
         "config": _config(log, model, engine, options),
     }
     return result, verified
-
-
-def _engine(log: steplog.StepLog, model: Model, options: dict[str, Any]) -> Engine:
-    given = {"seed": log.seed, "schedules": options["schedules"], "num_workers": options["num_workers"]}
-    kind: type[Engine] = Engine
-    if options["device"] != "cpu":
-        kind = CudaEngine
-        # A step of a log has a row or more of each request, as one of the scheduler does.
-        rows = max([log.token_budget, *(sum(s.length for s in step) for step in log.steps)])
-        given.update(device=options["device"], max_rows=rows, max_requests=min(rows, len(log.requests)))
-    if options["inject"]:
-        kind = planted(options["inject"], kind)
-    return kind(model, options["layers"], log.num_pages, log.page_size, **given)
-
-
-def _read_gbps(device: str) -> float | None:
-    """What this machine reads; of a GPU where torch and CuPy are, by the floor of `raddle bench gpu`."""
-    if device == "cpu":
-        return native.read_bandwidth()
-    if not torch_has_gpu():
-        return None
-    try:
-        from raddle.bench.gpu.floor import read_gbps
-
-        return read_gbps(device)
-    except ImportError:
-        return None
-
-
-def _machine(engine: Engine) -> dict[str, Any]:
-    if not isinstance(engine, CudaEngine):
-        return {"isa": raddle.cpu_isa(), "threads": raddle.cpu_threads()}
-    gpu = _cuda.driver()["gpus"][int(engine.device.partition(":")[2])]
-    return {"gpu": gpu["name"], "graphs": engine.uses_graphs}
 
 
 def _config(log: steplog.StepLog, model: Model, engine: Engine, options: dict[str, Any]) -> dict[str, Any]:
@@ -339,5 +304,5 @@ def _config(log: steplog.StepLog, model: Model, engine: Engine, options: dict[st
         "inject": options["inject"],
         "version": raddle.__version__,
         "device": engine.device,
-        **_machine(engine),
+        **facts(engine),
     }
