@@ -69,7 +69,7 @@ bench() {
 
 replay() {
   "$PYTHON" -c 'from raddle.cli import main; main()' \
-    replay --device cuda --schedule all --pool-tokens 262144 --token-budget 2048 --rate 64 \
+    replay --device cuda --schedule all --pool-tokens 262144 --token-budget 2048 --rate 1000 \
     --json "$OUT/replay.json" "$@" 2>&1 | tee "$OUT/replay.txt"
 }
 

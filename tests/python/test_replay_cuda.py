@@ -17,6 +17,8 @@ from replays import replay
 TINY = "--synthetic uniform:10:30 --requests 3 --rate 10000 --pool-tokens 160 --token-budget 24 --verify 60".split()
 HEADS = "--num-qo-heads 4 --num-kv-heads 2 --head-dim 32 --num-workers 3".split()
 
+GPT_OSS = "--model gpt-oss-20b --dtype float16"
+
 
 @pytest.fixture
 def replayed(tmp_path, gpu, monkeypatch):
@@ -39,7 +41,7 @@ def test_the_report(replayed, tmp_path):
     assert report["config"]["device"].startswith("cuda:") and report["config"]["gpu"] in " ".join(output.split())
 
 
-@pytest.mark.parametrize("flags", ["--model gpt-oss-20b --dtype float16", "--rope --layers 1 --soft-cap 5 --window 9"])
+@pytest.mark.parametrize("flags", [GPT_OSS, "--rope --layers 1 --soft-cap 5 --window 9"])
 def test_models_under_every_schedule(replayed, flags):
     report, _ = replayed("--schedule", "all", *flags.split())
     assert report["verified"]["failed"] == 0
@@ -125,7 +127,7 @@ def test_one_graph_a_reservation(replayed, gpu, emulator, monkeypatch):
     monkeypatch.setattr("raddle.replay.cuda.torch_has_gpu", lambda: True)
     monkeypatch.setattr(tvm_ffi, "use_torch_stream", lambda context: context)
     monkeypatch.setattr(_Torch, "__init__", lambda self, device: vars(self).update(torch=captures, stream=0x400))
-    report, _ = replayed("--schedule", "linear,one-per-request", "--model", "gpt-oss-20b")
+    report, _ = replayed("--schedule", "linear,one-per-request", *GPT_OSS.split())
     assert report["config"]["graphs"] and report["verified"]["failed"] == 0
     # Two schedules, two sizes: steps of up to 16 rows, and of more.
     assert captures.graphs == 4 and captures.replays == 2 * report["steps"] > 4

@@ -76,13 +76,13 @@ class CudaEngine(Engine):
 
     def _step(self, batch: Batch, on_output: OnOutput) -> StepCost:
         cost = StepCost({schedule: RunCost() for schedule in self.schedules})
-        layout, reserved = self._planned(batch, cost)
+        is_watched = self.steps % _WATCHED_STEPS == 0
+        turns = self._turns()
+        layout, reserved = self._planned(batch, turns, cost)
         for layer, tensors in enumerate(self._tensors):
             for tensor, rows in zip(tensors, self._data(batch, layer)):
                 tensor.write(rows)
         cost.append_us = self._gpu.us(lambda: self._append_all(batch, layout))
-        is_watched = self.steps % _WATCHED_STEPS == 0
-        turns = self._turns()
         for schedule in turns:
             self._forget_outputs(batch.rows)
             runs = self._runs(reserved[schedule])

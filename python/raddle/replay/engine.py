@@ -115,8 +115,8 @@ class Engine:
     def step(self, batch: Batch, on_output: OnOutput) -> StepCost:
         """Computes a step; `on_output` sees each layer's output, and isn't counted."""
         cost = StepCost({schedule: RunCost() for schedule in self.schedules})
-        layout, plans = self._planned(batch, cost)
         turns = self._turns()
+        layout, plans = self._planned(batch, turns, cost)
         for layer in range(self.num_layers):
             kind = self.model.kind(layer)
             q, k, v, out = self._data(batch, layer)
@@ -134,13 +134,13 @@ class Engine:
             on_output(layer, batch, plans[turns[-1]][kind], out)
         return cost
 
-    def _planned(self, batch: Batch, cost: StepCost) -> tuple[raddle.PagedKV, dict[str, dict[LayerKind, raddle.Plan]]]:
+    def _planned(self, batch: Batch, turns: Sequence[str], cost: StepCost) -> tuple[raddle.PagedKV, dict[str, Any]]:
         """The layout and each schedule's plans; making the layout counts for all of them."""
         start = perf_counter()
         layout = batch.layout(self.page_size)
         layout_us = (perf_counter() - start) * 1e6
         plans = {}
-        for schedule in self.schedules:
+        for schedule in turns:
             start = perf_counter()
             plans[schedule] = self._plan(batch, layout, schedule)
             cost.schedules[schedule].plan_us = layout_us + (perf_counter() - start) * 1e6

@@ -25,7 +25,7 @@ def _compared(report: dict[str, Any]) -> Table:
         "worker over mean.",
         caption_justify="left",
     )
-    result.add_column("schedule")
+    result.add_column("schedule", no_wrap=True)
     columns = (("decode", "decode_us"), ("prefill", "prefill_us"), ("all steps", "run_us"), ("plan", "plan_us"))
     for name, _ in columns:
         result.add_column(f"{name}, µs", justify="right")
