@@ -9,7 +9,7 @@ import numpy as np
 import tvm_ffi
 
 from raddle import _library
-from raddle._tensors import current_stream
+from raddle._tensors import current_stream, device_of
 
 _allocate = _library.function("raddle.cuda.allocate")
 _tensor_of = _library.function("raddle.cuda.tensor_of")
@@ -32,14 +32,16 @@ class DeviceTensor:
     Its contents are undefined. Everything happens on the current stream, in order; only `numpy` waits.
 
     Args:
-        device: "cuda:1", as `Attention.device` says it.
+        device: "cuda:1", as `Attention.device` says it; "cuda": the GPU that is current.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, device: str) -> None:
-        self.shape, self.dtype, self.device = tuple(shape), np.dtype(dtype), device
+        self.shape, self.dtype = tuple(shape), np.dtype(dtype)
         self.nbytes = math.prod(shape) * self.dtype.itemsize
-        self._memory = _allocate(self.nbytes, device, current_stream(device))
+        stream = None if device == "cuda" else current_stream(device)
+        self._memory = _allocate(self.nbytes, device, stream)
         self._tensor = self.rows(shape[0])
+        self.device = device_of(self._tensor)
 
     def rows(self, count: int) -> tvm_ffi.Tensor:
         """The first so many rows, as Raddle takes them."""

@@ -27,7 +27,7 @@ class Timeline:
 
     Args:
         plan: what is run; of a reservation the plan in force.
-        device: "cuda:1": of the attention.
+        device: of the attention: "cuda:1", or "cuda".
         num_items: items of a worker to have room for; None: as many as the longest queue has. Later ones are dropped.
 
     Raises ValueError for a plan that was made on the GPU without num_items: only the GPU knows its queues.

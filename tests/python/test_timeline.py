@@ -23,7 +23,8 @@ def problem(rng):
 
 
 def run(attn, plan, problem, timeline):
-    q, k, v, out = (DeviceArray(x) for x in (problem.q, *problem.kv[0], np.zeros_like(problem.q)))
+    ordinal = int(attn.device.partition(":")[2])
+    q, k, v, out = (DeviceArray(x, ordinal) for x in (problem.q, *problem.kv[0], np.zeros_like(problem.q)))
     attn.run(plan, q, (k, v), out=out, timeline=timeline)
 
 
@@ -61,7 +62,7 @@ def test_a_reservations_plan_in_force(gpu, problem):
     attn = raddle.Attention(spec_of(problem), device=gpu)
     reservation = attn.reserve(max_requests=4, max_qo_tokens=80, max_kv_tokens=1000, num_workers=3)
     reservation.update(twin(problem.layout))
-    timeline = raddle.Timeline(reservation, attn.device)
+    timeline = raddle.Timeline(reservation, gpu)
     run(attn, reservation, problem, timeline)
     marks = timeline.read()
     assert sum((row["stage"] == 2).sum() for row in marks.workers) == reservation.plan.num_items
