@@ -5,15 +5,18 @@
 #include <string>
 #include <vector>
 
+#include "raddle/tensor.h"
+
 namespace raddle {
 
 struct Support {
   std::string feature;  ///< "variant: softcap"
-  std::string backend;  ///< "cpu"
+  std::string backend;  ///< "cpu" or "cuda"
   bool works;
   std::string reason;  ///< empty when it works
 };
 
-std::vector<Support> support_matrix();
+/// Of one device. Raises DeviceError or CompileError where nothing can be tried there.
+std::vector<Support> support_matrix(DeviceId device = {});
 
 }  // namespace raddle

@@ -25,6 +25,7 @@ from raddle.packed_mask import PackedMask, pack_masks
 from raddle.plans import Plan, Reservation, select
 from raddle.rotary import Llama31Scaling, Rope, RopeTables, YarnScaling
 from raddle.spec import AttentionSpec
+from raddle.timeline import Timeline
 from raddle.variants import (
     Alibi,
     Causal,
@@ -72,6 +73,7 @@ __all__ = [
     "SlidingWindow",
     "SoftCap",
     "Tensor",
+    "Timeline",
     "Variant",
     "YarnScaling",
     "accept_tree",

@@ -171,8 +171,8 @@ class Attention(_library.Handle):
                 last dimension ([pages, page_size, Hkv], [pages, Hkv, page_size], [tokens, Hkv]). Where kv is a list
                 of levels, a list has one of them a level. None: 1. Only quantised K and V have scales.
             params: run members that differ from the spec's, such as ``{"softcap.cap": 50.0}``.
-            timeline: GPUs: [workers, marks, 2] float32, zero, to write what each worker did when, for
-                `raddle.Timeline`; costs less than a microsecond an item.
+            timeline: GPUs: a `raddle.Timeline` of the plan, to which each worker writes what it did when (or a zero
+                float32 tensor [workers, marks, 2] to read as one); costs less than a microsecond an item.
 
         On a GPU all tensors lie there, rows are multiples of 16 bytes apart, and the call launches one kernel on the
         current stream of q's framework (torch's current stream) and waits for nothing. Every stream has scratch of its

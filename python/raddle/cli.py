@@ -56,10 +56,13 @@ def doctor(as_json: bool) -> None:
 
 @main.command()
 def support() -> None:
-    """Show what works on which backend, and what is refused for which reason."""
-    from raddle.doctor import support_page
+    """Show what works on which backend, and what is refused for which reason.
 
-    click.echo(support_page())
+    Where there is a GPU it is tried, too, which compiles for minutes the first time.
+    """
+    from raddle.doctor import has_gpu, support_page
+
+    click.echo(support_page(("cpu", "cuda") if has_gpu() else ("cpu",)))
 
 
 @main.command()

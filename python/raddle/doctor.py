@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, Sequence
 
 from raddle import _library, _toolchain
 
@@ -102,22 +102,34 @@ def _cache_text(cache: dict[str, Any]) -> str:
     return f"{cache['path']} ({cache['origin']}), {state}" + (f"; {cache['problem']}" if cache["problem"] else "")
 
 
-def support_page() -> str:
-    """docs/support.md: the support matrix, in Markdown."""
+def support_page(devices: Sequence[str] = ("cpu",)) -> str:
+    """docs/support.md: the support matrix of the devices, a column each, in Markdown."""
     from raddle.functional import support_matrix
 
+    verdicts: dict[str, list[str]] = {}
+    for device in devices:
+        for row in support_matrix(device):
+            verdict = "works" if row["works"] else f"refused: {row['reason']}"
+            verdicts.setdefault(row["feature"], []).append(verdict)
+    backends = " | ".join(device.partition(":")[0] for device in devices)
     lines = [
         "# What works, and what is refused",
         "",
         "Printed by `raddle support`, which tries each feature on a small problem; a refusal's reason is its message.",
+        "GPUs (cuda) have a column where there is one, real or emulated (tests/gpu/emulate.sh); all say the same.",
         "",
-        "| feature | backend | |",
-        "| --- | --- | --- |",
+        f"| feature | {backends} |",
+        "|" + " --- |" * (1 + len(devices)),
     ]
-    for row in support_matrix():
-        verdict = "works" if row["works"] else f"refused: {row['reason']}"
-        lines.append(f"| {row['feature']} | {row['backend']} | {verdict} |".replace("and |:", "and \\|:"))
+    for feature, found in verdicts.items():
+        cells = [each.replace("|", "\\|") for each in (feature, *found)]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def has_gpu() -> bool:
+    """Whether `Attention` takes "cuda" as its device here."""
+    return len(_devices(_toolchain.nvrtc(), _toolchain.driver())) > 1
 
 
 def _version_of(package: str) -> str | None:

@@ -174,6 +174,10 @@ def workspace_bytes(
     return _workspace_bytes(fields_of(spec, "spec"), num_workers, maxima, str(device))
 
 
-def support_matrix() -> list[dict[str, Any]]:
-    """What works on which backend, found by trying: dicts of feature, backend, works and reason."""
-    return [dict(row.items()) for row in _support_matrix()]
+def support_matrix(device: Any = "cpu") -> list[dict[str, Any]]:
+    """What works on a device, found by trying: dicts of feature, backend ("cpu" or "cuda"), works and reason.
+
+    On a GPU kernels are compiled for it, minutes where the cache has none of them. Raises RuntimeError where there is
+    no such device.
+    """
+    return [dict(row.items()) for row in _support_matrix(str(device))]

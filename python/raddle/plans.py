@@ -40,6 +40,11 @@ class Plan(_library.Handle):
         return _plan_info(self).get("num_items")
 
     @property
+    def longest_queue(self) -> int | None:
+        """Items of the worker that has most."""
+        return _plan_info(self).get("longest_queue")
+
+    @property
     def num_query_tiles(self) -> int | None:
         """Query tiles: rows of one group with their heads fused."""
         return _plan_info(self).get("num_query_tiles")

@@ -1,26 +1,45 @@
 #include "raddle/support.h"
 
 #include <cmath>
+#include <cstddef>
 #include <functional>
 #include <numeric>
 
 #include "api/kv_tensors.h"
 #include "device/cpu/isa.h"
+#include "device/cuda/memory.h"
 #include "raddle/attention.h"
 #include "raddle/error.h"
 
 namespace raddle {
 namespace {
 
-AttentionSpec small_spec() {
-  AttentionSpec spec;
-  spec.num_qo_heads = 4;
-  spec.num_kv_heads = 2;
-  spec.head_dim_qk = spec.head_dim_vo = 16;
-  spec.dtype = DType::float32;
-  spec.variant = {causal()};
-  return spec;
-}
+/// Zeroed memory where a feature is tried.
+class Memory {
+ public:
+  Memory(DeviceId device, std::size_t bytes) {
+    if (device.kind == DeviceId::Kind::cpu) {
+      host_.resize(bytes);
+      return;
+    }
+    const cuda::Device& gpu = cuda::Device::get(device.ordinal);
+    const cuda::ContextScope context(gpu);
+    block_ = cuda::DevicePool::of(gpu).take(bytes, nullptr, "a tensor");
+    cuda::clear(block_, 0, bytes, nullptr);
+  }
+  void* data() { return host_.empty() ? block_.data() : host_.data(); }
+  /// After a run on the default stream: what went wrong there shows.
+  void wait(DeviceId device) {
+    if (device.kind == DeviceId::Kind::cpu) return;
+    const cuda::ContextScope context(cuda::Device::get(device.ordinal));
+    std::byte first;
+    cuda::download(&first, block_, 0, 1, nullptr);
+  }
+
+ private:
+  std::vector<std::byte> host_;
+  cuda::Block block_;
+};
 
 /// Two requests with 3 and 2 keys and one query row each.
 LayoutPtr small_layout() {
@@ -80,33 +99,6 @@ LayoutPtr small_cascade() {
   return cascade({paged_kv(shared), paged_kv(rest)});
 }
 
-/// Plans and runs a problem of five keys whose K and V lie in slots of one head vector each.
-void attempt(const AttentionSpec& spec, const LayoutPtr& layout, bool want_lse = true,
-             bool hnd = false, const ScaleRef& scale = {}) {
-  const Attention attention(spec);
-  const PlanPtr plan = attention.plan(layout);
-  std::vector<float> q(256 * 64), k(256 * 64), v(256 * 64), out(256 * 64), lse(64);
-  const DType stored = spec.stored_dtype();
-  const auto slots = [&](std::vector<float>& x, i32 dim) {
-    if (layout->levels()[0].storage != KvStorage::paged)
-      return TensorRef::contiguous(x.data(), stored, 6, spec.num_kv_heads, dim);
-    return hnd ? TensorRef::contiguous(x.data(), stored, 5, spec.num_kv_heads, 1, dim)
-               : TensorRef::contiguous(x.data(), stored, 5, 1, spec.num_kv_heads, dim);
-  };
-  RunArgs args;
-  args.q = TensorRef::contiguous(q.data(), spec.dtype, 2, spec.num_qo_heads, spec.head_dim_qk);
-  args.kv = {{slots(k, spec.head_dim_qk), slots(v, spec.head_dim_vo), scale, scale}};
-  args.out = TensorRef::contiguous(out.data(), spec.dtype, 2, spec.num_qo_heads, spec.head_dim_vo);
-  if (want_lse) args.lse = TensorRef::contiguous(lse.data(), DType::float32, 2, spec.num_qo_heads);
-  attention.run(*plan, args);
-}
-
-void attempt_spec(const std::function<void(AttentionSpec&)>& change, bool want_lse = true) {
-  AttentionSpec spec = small_spec();
-  change(spec);
-  attempt(spec, small_layout(), want_lse);
-}
-
 /// A value for every shipped variant, by name; a variant without one here has no row, and a test
 /// says so.
 Variant sample(const std::string& name) {
@@ -131,91 +123,163 @@ Variant sample(const std::string& name) {
   return v;
 }
 
-class Table {
+/// The features, tried one after another on a device.
+class Trials {
  public:
-  void add(const std::string& feature, const std::function<void()>& attempt_it) {
-    Support row{feature, "cpu", true, ""};
-    try {
-      attempt_it();
-    } catch (const std::exception& refusal) {
-      row.works = false;
-      row.reason = refusal.what();
-    }
-    rows.push_back(row);
+  explicit Trials(DeviceId device) : device_(device) {
+    add_specs();
+    add_variants();
+    add_layouts();
   }
   std::vector<Support> rows;
+
+ private:
+  void add(const std::string& feature, const std::function<void()>& attempt_it);
+  void add_scales();
+  void add_specs();
+  void add_variants();
+  void add_layouts();
+  bool on_cpu() const { return device_.kind == DeviceId::Kind::cpu; }
+  AttentionSpec small_spec() const;
+  /// Plans and runs a problem of five keys whose K and V lie in slots of one head vector each.
+  void attempt(const AttentionSpec& spec, const LayoutPtr& layout, bool want_lse = true,
+               bool hnd = false, const ScaleRef& scale = {});
+  void attempt_spec(const std::function<void(AttentionSpec&)>& change, bool want_lse = true);
+  /// A contiguous tensor on the device.
+  template <class... N>
+  TensorRef there(void* data, DType dtype, N... n) const {
+    TensorRef tensor = TensorRef::contiguous(data, dtype, n...);
+    tensor.device = device_;
+    return tensor;
+  }
+
+  DeviceId device_;
 };
 
-void add_scales(Table& table) {
-  static float ones[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
-  const auto add = [&table](const char* kind, const ScaleRef& scale) {
-    table.add(std::string("scales: ") + kind, [=] {
+void Trials::add(const std::string& feature, const std::function<void()>& attempt_it) {
+  Support row{feature, on_cpu() ? "cpu" : "cuda", true, ""};
+  try {
+    attempt_it();
+  } catch (const DeviceError&) {
+    throw;  // says nothing about the feature; a kernel that does not compile neither
+  } catch (const CompileError&) {
+    throw;
+  } catch (const std::exception& refusal) {
+    row.works = false;
+    row.reason = refusal.what();
+  }
+  rows.push_back(row);
+}
+
+AttentionSpec Trials::small_spec() const {
+  AttentionSpec spec;
+  spec.num_qo_heads = 4;
+  spec.num_kv_heads = 2;
+  spec.head_dim_qk = spec.head_dim_vo = 16;
+  spec.dtype = on_cpu() ? DType::float32 : DType::float16;  // GPUs have no float32
+  spec.variant = {causal()};
+  return spec;
+}
+
+void Trials::attempt(const AttentionSpec& spec, const LayoutPtr& layout, bool want_lse, bool hnd,
+                     const ScaleRef& scale) {
+  const Attention attention(spec, device_);
+  const PlanPtr plan = attention.plan(layout);
+  constexpr std::size_t bytes = 256 * 64 * sizeof(float);
+  Memory q(device_, bytes), k(device_, bytes), v(device_, bytes), out(device_, bytes),
+      lse(device_, bytes);
+  const DType stored = spec.stored_dtype();
+  const auto slots = [&](Memory& x, i32 dim) {
+    if (layout->levels()[0].storage != KvStorage::paged)
+      return there(x.data(), stored, 6, spec.num_kv_heads, dim);
+    return hnd ? there(x.data(), stored, 5, spec.num_kv_heads, 1, dim)
+               : there(x.data(), stored, 5, 1, spec.num_kv_heads, dim);
+  };
+  RunArgs args;
+  args.q = there(q.data(), spec.dtype, 2, spec.num_qo_heads, spec.head_dim_qk);
+  args.kv = {{slots(k, spec.head_dim_qk), slots(v, spec.head_dim_vo), scale, scale}};
+  args.out = there(out.data(), spec.dtype, 2, spec.num_qo_heads, spec.head_dim_vo);
+  if (want_lse) args.lse = there(lse.data(), DType::float32, 2, spec.num_qo_heads);
+  attention.run(*plan, args);
+  out.wait(device_);
+}
+
+void Trials::attempt_spec(const std::function<void(AttentionSpec&)>& change, bool want_lse) {
+  AttentionSpec spec = small_spec();
+  change(spec);
+  attempt(spec, small_layout(), want_lse);
+}
+
+void Trials::add_scales() {
+  Memory scales(device_, 12 * sizeof(float));
+  const auto add_scale = [this](const char* kind, const ScaleRef& scale) {
+    add(std::string("scales: ") + kind, [=, this] {
       AttentionSpec spec = small_spec();
       spec.kv_dtype = DType::float8_e4m3fn;
       attempt(spec, small_layout(), true, false, scale);
     });
   };
-  add("one of a tensor", 0.5f);
-  add("one a head", TensorRef::contiguous(ones, DType::float32, 2));
-  add("one a token and head", TensorRef::contiguous(ones, DType::float32, 6, 2));
-  table.add("scales of K and V that are not quantised",
-            [] { attempt(small_spec(), small_layout(), true, false, 0.5f); });
+  add_scale("one of a tensor", 0.5f);
+  add_scale("one a head", there(scales.data(), DType::float32, 2));
+  add_scale("one a token and head", there(scales.data(), DType::float32, 6, 2));
+  add("scales of K and V that are not quantised",
+      [this] { attempt(small_spec(), small_layout(), true, false, 0.5f); });
 }
 
-void add_specs(Table& table) {
-  table.add("dtype: float32",
-            [] { attempt_spec([](AttentionSpec& s) { s.dtype = DType::float32; }); });
-  table.add("dtype: float16",
-            [] { attempt_spec([](AttentionSpec& s) { s.dtype = DType::float16; }); });
-  table.add("dtype: bfloat16",
-            [] { attempt_spec([](AttentionSpec& s) { s.dtype = DType::bfloat16; }); });
+void Trials::add_specs() {
+  add("dtype: float32",
+      [this] { attempt_spec([](AttentionSpec& s) { s.dtype = DType::float32; }); });
+  add("dtype: float16",
+      [this] { attempt_spec([](AttentionSpec& s) { s.dtype = DType::float16; }); });
+  add("dtype: bfloat16",
+      [this] { attempt_spec([](AttentionSpec& s) { s.dtype = DType::bfloat16; }); });
   for (const DType dtype : {DType::float8_e4m3fn, DType::float8_e5m2})
-    table.add(std::string("kv_dtype: ") + name_of(dtype),
-              [=] { attempt_spec([=](AttentionSpec& s) { s.kv_dtype = dtype; }); });
-  add_scales(table);
+    add(std::string("kv_dtype: ") + name_of(dtype),
+        [=, this] { attempt_spec([=](AttentionSpec& s) { s.kv_dtype = dtype; }); });
+  add_scales();
   for (const i32 dim : {8, 24, 64, 72, 128, 192, 256, 4, 20, 264, 512})
-    table.add("head_dim: " + std::to_string(dim), [=] {
+    add("head_dim: " + std::to_string(dim), [=, this] {
       attempt_spec([=](AttentionSpec& s) { s.head_dim_qk = s.head_dim_vo = dim; });
     });
-  table.add("head_dim_vo different from head_dim",
-            [] { attempt_spec([](AttentionSpec& s) { s.head_dim_vo = 24; }); });
-  table.add("head_dim 192 with head_dim_vo 128", [] {
+  add("head_dim_vo different from head_dim",
+      [this] { attempt_spec([](AttentionSpec& s) { s.head_dim_vo = 24; }); });
+  add("head_dim 192 with head_dim_vo 128", [this] {
     attempt_spec([](AttentionSpec& s) {
       s.head_dim_qk = 192;
       s.head_dim_vo = 128;
     });
   });
   for (const i32 group : {1, 3, 4, 8, 16})
-    table.add("group size: " + std::to_string(group),
-              [=] { attempt_spec([=](AttentionSpec& s) { s.num_qo_heads = 2 * group; }); });
-  table.add("batch_invariant",
-            [] { attempt_spec([](AttentionSpec& s) { s.batch_invariant = true; }); });
+    add("group size: " + std::to_string(group),
+        [=, this] { attempt_spec([=](AttentionSpec& s) { s.num_qo_heads = 2 * group; }); });
+  add("batch_invariant",
+      [this] { attempt_spec([](AttentionSpec& s) { s.batch_invariant = true; }); });
 }
 
-void add_variants(Table& table) {
+void Trials::add_variants() {
   const CpuKernels& kernels = cpu::kernels(cpu::selected_isa());
   for (i32 i = 0; i < kernels.num_variants; ++i) {
     const std::string name = kernels.variants[i].name;
     const bool sum = kernels.variants[i].scan == Scan::sum;
-    table.add("variant: " + name,
-              [=] { attempt_spec([=](AttentionSpec& s) { s.variant = {sample(name)}; }, !sum); });
+    add("variant: " + name,
+        [=, this] { attempt_spec([=](AttentionSpec& s) { s.variant = {sample(name)}; }, !sum); });
     if (kernels.variants[i].mask)
-      table.add("mask in & and |: " + name, [=] {
+      add("mask in & and |: " + name, [=, this] {
         attempt_spec(
             [=](AttentionSpec& s) { s.variant = {(sample(name) & causal()) | sample(name)}; });
       });
   }
-  table.add("variant: softcap + window + causal (Gemma 2)", [] {
+  add("variant: softcap + window + causal (Gemma 2)", [this] {
     attempt_spec([](AttentionSpec& s) {
       s.variant = {soft_cap(50.0f), sliding_window(2), causal()};
     });
   });
-  table.add("variant: sinks + window + causal (gpt-oss)", [] {
+  add("variant: sinks + window + causal (gpt-oss)", [this] {
     attempt_spec([](AttentionSpec& s) {
       s.variant = {sample("sinks"), sliding_window(2), causal()};
     });
   });
-  table.add("variant: rope with YaRN scaling", [] {
+  add("variant: rope with YaRN scaling", [this] {
     YarnScaling yarn;
     yarn.factor = 4.0;
     RopeArgs args;
@@ -223,38 +287,38 @@ void add_variants(Table& table) {
     args.scaling = yarn;
     attempt_spec([&args](AttentionSpec& s) { s.variant = {rope(args)}; });
   });
-  table.add("return_lse with a Scan::sum variant",
-            [] { attempt_spec([](AttentionSpec& s) { s.variant = {sigmoid()}; }); });
-  table.add("sink with a Scan::sum variant", [] {
+  add("return_lse with a Scan::sum variant",
+      [this] { attempt_spec([](AttentionSpec& s) { s.variant = {sigmoid()}; }); });
+  add("sink with a Scan::sum variant", [this] {
     attempt_spec([](AttentionSpec& s) { s.variant = {sigmoid(), sample("sinks")}; }, false);
   });
-  table.add("two sinks", [] {
+  add("two sinks", [this] {
     attempt_spec([](AttentionSpec& s) { s.variant = {sample("sinks"), sample("sinks")}; });
   });
 }
 
-void add_layouts(Table& table) {
+void Trials::add_layouts() {
   const AttentionSpec spec = small_spec();
-  table.add("layout: ragged", [=] { attempt(spec, small_layout()); });
-  table.add("layout: paged, NHD", [=] { attempt(spec, paged_kv(small_pages(1))); });
-  table.add("layout: paged, HND", [=] {
+  add("layout: ragged", [=, this] { attempt(spec, small_layout()); });
+  add("layout: paged, NHD", [=, this] { attempt(spec, paged_kv(small_pages(1))); });
+  add("layout: paged, HND", [=, this] {
     PagedArgs args = small_pages(1);
     args.order = HeadOrder::hnd;
     attempt(spec, paged_kv(args), true, true);
   });
-  table.add("layout: paged, prefixes discovered", [=] {
+  add("layout: paged, prefixes discovered", [=, this] {
     static const i32 shared[] = {4, 3, 2, 4, 0};
     PagedArgs args = small_pages(1);
     args.page_indices = IndexRef(shared, 5);
     args.min_prefix = 1;
     attempt(spec, paged_kv(args));
   });
-  table.add("layout: block sparse", [=] { attempt(spec, small_blocks(false, false)); });
-  table.add("layout: block sparse, mask bits", [=] { attempt(spec, small_blocks(true, false)); });
-  table.add("layout: block sparse, explicit blocks",
-            [=] { attempt(spec, small_blocks(false, true)); });
-  table.add("layout: cascade", [=] { attempt(spec, small_cascade()); });
-  table.add("layout: cascade with batch_invariant", [=] {
+  add("layout: block sparse", [=, this] { attempt(spec, small_blocks(false, false)); });
+  add("layout: block sparse, mask bits", [=, this] { attempt(spec, small_blocks(true, false)); });
+  add("layout: block sparse, explicit blocks",
+      [=, this] { attempt(spec, small_blocks(false, true)); });
+  add("layout: cascade", [=, this] { attempt(spec, small_cascade()); });
+  add("layout: cascade with batch_invariant", [=, this] {
     AttentionSpec invariant = spec;
     invariant.batch_invariant = true;
     attempt(invariant, small_cascade());
@@ -263,12 +327,6 @@ void add_layouts(Table& table) {
 
 }  // namespace
 
-std::vector<Support> support_matrix() {
-  Table table;
-  add_specs(table);
-  add_variants(table);
-  add_layouts(table);
-  return table.rows;
-}
+std::vector<Support> support_matrix(DeviceId device) { return Trials(device).rows; }
 
 }  // namespace raddle

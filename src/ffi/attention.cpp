@@ -234,6 +234,14 @@ i64 scratch_bytes(const PlanObj& plan) {
          counters * i64{sizeof(i32)};
 }
 
+/// Items of the worker that has most.
+i32 longest_queue(const PlanView& plan) {
+  i32 longest = 0;
+  for (i32 w = 0; w < plan.num_workers; ++w)
+    longest = std::max(longest, plan.queue_indptr[w + 1] - plan.queue_indptr[w]);
+  return longest;
+}
+
 ffi::Map<ffi::String, ffi::Any> plan_info(Arguments& in) {
   const PlanObj& plan = in.object<PlanObj>("plan");
   const PlanView& view = plan.value->view();
@@ -242,6 +250,7 @@ ffi::Map<ffi::String, ffi::Any> plan_info(Arguments& in) {
   if (plan.value->made_on_device()) return fields;  // which alone knows the rest
   fields.Set("num_query_tiles", view.num_query_tiles);
   fields.Set("num_items", view.num_items);
+  fields.Set("longest_queue", longest_queue(view));
   fields.Set("num_contractions", view.num_contractions);
   fields.Set("num_partial_rows", view.num_partial_rows);
   fields.Set("workspace_bytes", scratch_bytes(plan));

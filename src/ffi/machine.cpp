@@ -42,9 +42,9 @@ ffi::Map<ffi::String, ffi::Any> report(Arguments&) {
           {"pinned", found.pinned}};
 }
 
-ffi::Array<ffi::Map<ffi::String, ffi::Any>> support(Arguments&) {
+ffi::Array<ffi::Map<ffi::String, ffi::Any>> support(Arguments& in) {
   ffi::Array<ffi::Map<ffi::String, ffi::Any>> rows;
-  for (const Support& row : support_matrix()) {
+  for (const Support& row : support_matrix(parse_device(in.string("device")))) {
     rows.push_back({{"feature", ffi::String(row.feature)},
                     {"backend", ffi::String(row.backend)},
                     {"works", row.works},

@@ -43,6 +43,7 @@ replay::LayerSpec to_layer_spec(const Fields& fields) {
   spec.rope.rotary_dim = int_field(fields, "rotary_dim");
   spec.rope.theta = field<double>(fields, "rope_theta");
   if (field<bool>(fields, "rope_scaled")) spec.rope.scaling = RopeScaling{};
+  spec.rounds_weights = field<bool>(fields, "rounds_weights");
   return spec;
 }
 

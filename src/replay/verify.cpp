@@ -15,10 +15,16 @@
 //   o counts. V is
 //             random, so these add by squares. A sink is a key with v = 0.
 //   P·V, Σp   sums of n terms.
+//   p rounded where matrix units take the weights in the dtype, each is off by u·p_j:
+//   independently,
+//             √Σ(u·p_j·v_j)² in the mean square; equal weights alike, u·|o|. Weights of float16
+//             that are small beside the row's largest, which is held as 1, lose bits: half the
+//             spacing of its smallest numbers a key, √n keys.
 //   output    rounding to the dtype, u·|o|.
 //
-// All but the last are standard deviations, taken λ-fold. One key too many or too few moves o by
-// p_j·(v_j - o): at 1,000 keys and bf16 several times the budget in a row that is flat.
+// All but roundings of what is alike are standard deviations, taken λ-fold. One key too many or too
+// few moves o by p_j·(v_j - o): at 1,000 keys and bf16 several times the budget in a row that is
+// flat.
 #include "replay/verify.h"
 
 #include <algorithm>
@@ -200,12 +206,27 @@ class Row {
     }
     const double u = roundoff(spec_.dtype);
     const double total = sum_error(weight_.size(), 1.0, total_square) + sink_error_;
+    const double lost = spec_.rounds_weights ? lost_weight() : 0.0;
     for (std::size_t d = 0; d < dim_; ++d) {
       const double sums = sum_error(weight_.size(), o[d], square[d]) + total * std::abs(o[d]);
       const double spread = std::sqrt(weights[d]) + sums;
-      result[d] = slack * (lambda * spread + u * std::abs(o[d]) + smallest(spec_.dtype));
+      const double rounded = spec_.rounds_weights
+                                 ? lambda * u * std::sqrt(square[d]) + u * std::abs(o[d]) + lost
+                                 : 0.0;
+      const double off = lambda * spread + u * std::abs(o[d]) + smallest(spec_.dtype);
+      result[d] = slack * (off + rounded);
     }
     return result;
+  }
+
+  /// What weights that underflow in the dtype may move an element by.
+  double lost_weight() const {
+    if (spec_.dtype != DType::float16) return 0.0;
+    const double largest = *std::max_element(weight_.begin(), weight_.end());
+    double reach = 0.0;
+    for (const double v : value_) reach = std::max(reach, std::abs(v));
+    const double keys = std::sqrt(static_cast<double>(weight_.size()));
+    return lambda * smallest(spec_.dtype) / 2.0 * largest * keys * reach;
   }
 
   const LayerSpec& spec_;

@@ -4,6 +4,8 @@
 #   tests/gpu/run.sh contract --seed 1            the variant contract alone, with options of contract.py
 #   tests/gpu/run.sh tests -k plan                the test suite on the GPU, with options of pytest
 #   tests/gpu/run.sh bench --only decode          benchmarks, with options of `raddle bench gpu`
+#   tests/gpu/run.sh support                      docs/support.md, made and tried here
+#   tests/gpu/run.sh replay --requests 100        a trace under every schedule, with options of `raddle replay`
 # Needs what `make gpu` leaves in build/gpu, Python 3.9 or later with numpy, ml_dtypes and hypothesis (tests: pytest,
 # bench: torch and cupy), an NVIDIA driver, and NVRTC (a CUDA toolkit or the wheel nvidia-cuda-nvrtc). With FlashInfer
 # (`make gpu PEERS=1`), nvcc and ninja, too.
@@ -48,12 +50,27 @@ contract() {
 }
 
 tests() {
-  "$PYTHON" -m pytest tests/python --device cuda -x -q "$@" 2>&1 | tee "$OUT/tests.txt"
+  # The rows of the support matrix compile a kernel each.
+  "$PYTHON" -m pytest tests/python --ignore tests/python/test_support_matrix.py --device cuda -x -q "$@" 2>&1 |
+    tee "$OUT/tests.txt"
+}
+
+support() {
+  "$PYTHON" -c 'from raddle.cli import main; main()' support >"$OUT/support.md"
+  diff docs/support.md "$OUT/support.md"
+  "$PYTHON" -m pytest tests/python/test_support_matrix.py --device cuda -q "$@" 2>&1 | tee "$OUT/support.txt"
 }
 
 bench() {
   "$PYTHON" -c 'from raddle.cli import main; main()' \
-    bench gpu --against "$AGAINST" --out "$OUT/bench.json" "$@" 2>&1 | tee "$OUT/bench.txt"
+    bench gpu --against "$AGAINST" --out "$OUT/bench.json" \
+    --timeline "$OUT/timelines" --timeline-of decode,mixed,prefix "$@" 2>&1 | tee "$OUT/bench.txt"
+}
+
+replay() {
+  "$PYTHON" -c 'from raddle.cli import main; main()' \
+    replay --device cuda --schedule all --pool-tokens 262144 --token-budget 2048 --rate 1000 \
+    --json "$OUT/replay.json" "$@" 2>&1 | tee "$OUT/replay.txt"
 }
 
 # FlashInfer's kernels take minutes of nvcc: a process a section compiles them while Raddle is tested.
@@ -103,6 +120,6 @@ install_wheels
 environment
 case ${1:-all} in
   all) everything ;;
-  contract | tests | bench) "$@" ;;
-  *) echo "'$1' is none of: contract, tests, bench" >&2 && exit 2 ;;
+  contract | tests | support | bench | replay) "$@" ;;
+  *) echo "'$1' is none of: contract, tests, support, bench, replay" >&2 && exit 2 ;;
 esac

@@ -226,7 +226,7 @@ def test_python_adds_little_to_a_run(small_problem):
     q, k, v = (torch.from_numpy(x) for x in small_problem.values())
     attn, out = attention(), torch.empty(3, 4, 16)
     plan = attn.plan(paged())
-    bare = best_us(lambda: _run(attn, plan, q, out, None, False, None, None, None, None, k, v))
+    bare = best_us(lambda: _run(attn, plan, q, out, None, False, None, None, None, None, None, k, v))
     assert best_us(lambda: attn.run(plan, q, (k, v), out=out)) < bare + 10
 
 

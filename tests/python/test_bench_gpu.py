@@ -1,7 +1,9 @@
 """`raddle bench gpu` without a GPU: its workloads, outputs, rounds and ratios; Raddle and stand-ins on the CPU."""
 
 import dataclasses
+import json
 
+import numpy as np
 import pytest
 import torch
 from bench_gpu_cases import CASES, DECODE, PREFILL, SQUARE, STEP, Clock, Quiet, shows, stand_in
@@ -10,6 +12,7 @@ from raddle.bench.gpu import check, engines, measure, results, sections, timing
 from raddle.bench.gpu.cases import Case, Section, lengths
 from raddle.bench.gpu.engines import own, sdpa
 from raddle.bench.gpu.problem import Problem
+from raddle.timeline import Marks
 
 
 # --- workloads ------------------------------------------------------------------------------
@@ -202,6 +205,37 @@ def test_a_section_is_measured_with_stand_ins():
     assert failures["decode", "breaks"] == "RuntimeError: broke" and "WrongOutput" in failures["other", "wrong"]
     assert not results.raddle_failed(rows)
     shows(_section(base, other), rows, "0.50× ✗", "3.00× ✗", "0.500 ✗", "failed: breaks on decode")
+
+
+def test_timelines_are_written_beside(tmp_path):
+    """A stand-in's marks: those of the second run after a flush; a timeline that fails is a row, and costs no other."""
+    marks = Marks(np.array([[[100, 0], [1100, 1], [4100, 2]]], np.int32))
+    seen = []
+
+    def makers(case, problem, families):
+        (name, make) = stand_in("raddle", sdpa.exact_enough(problem, case), 10.0)
+
+        def watched(before):
+            before()
+            if case.name == "other":
+                raise RuntimeError("no marks")
+            return marks
+
+        yield name, lambda: dataclasses.replace(make(), watched=watched)
+
+    clock = Clock()
+    clock.flush = lambda: seen.append("flush")
+    other = dataclasses.replace(DECODE, name="other")
+    first = dataclasses.replace(DECODE, name="decode 4/5, 6")
+    run = measure.SectionRun(_section(first, other), (), 2, Quiet(), "cpu", clock, makers, tmp_path / "new")
+    rows = run.run()
+    written = {path.name: path.read_text() for path in (tmp_path / "new").iterdir()}
+    assert set(written) == {"try-decode-4-5-6.json", "try-decode-4-5-6.txt"}
+    assert json.loads(written["try-decode-4-5-6.json"]) == json.loads(marks.json())
+    text = written["try-decode-4-5-6.txt"]
+    assert text.startswith("try: decode 4/5, 6, 10.0 us without a timeline\n") and "1 workers end" in text
+    assert len(seen) == 3 and [row["engine"] for row in rows if "failed" in row] == ["timeline"]
+    assert sum("rounds" in row for row in rows) == 2 and not results.raddle_failed(rows)
 
 
 def test_whole_rounds_are_kept_when_the_device_is_lost(monkeypatch):

@@ -160,6 +160,7 @@ def test_absent_engines_are_named(monkeypatch):
     [
         (["--list", "--only", "quest"], 0, "    64 pages of 16k\n"),
         (["--only", "nothing"], 2, "no section fits 'nothing'"),
+        (["--timeline-of", "decode,nothing"], 2, "--timeline-of: no section fits 'nothing'"),
         (["--against", "flashinfer,nobody"], 2, "--against names nobody; expected some of: flashinfer"),
         (["--out", "/nowhere/x.json"], 2, "there is no folder /nowhere"),
     ],

@@ -15,7 +15,18 @@ def test_cuda_on_emulated_threads(request):
     command = [TESTS / "gpu/emulate.sh", sys.executable, "-m", "pytest", "-q", "--device", "cuda"]
     seed = ["--seed", str(request.config.option.seed)]
     environment = {**os.environ, "PYTHON": sys.executable}
-    names = "cuda", "device_lengths", "device_lengths_errors", "kv_cuda", "reservation"
+    names = "cuda", "device_lengths", "device_lengths_errors", "kv_cuda", "replay_cuda", "reservation", "timeline"
     files = [TESTS / "python" / f"test_{name}.py" for name in names]
     ended = subprocess.run([*command, *seed, *files], env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
+
+
+def test_the_support_matrix_of_gpus():
+    """What is refused is refused by the host: kernels that do nothing say as much as those that compute."""
+    command = [TESTS / "gpu/emulate.sh", sys.executable, "-c", "from raddle.cli import main; main()", "support"]
+    environment = {**os.environ, "RADDLE_EMULATOR_HOLLOW": "1"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    page = TESTS.parent / "docs/support.md"
+    refresh = "refresh it: RADDLE_EMULATOR_HOLLOW=1 tests/gpu/emulate.sh raddle support > docs/support.md"
+    assert ended.stdout == page.read_text(), refresh

@@ -1,16 +1,15 @@
 """`raddle replay` end to end, on small models: what it reports, that it repeats, and that no fault passes."""
 
-import json
 import math
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
-from raddle.replay import cli, metrics, native
+from raddle.replay import metrics, native
 from raddle.replay.engine import Batch, Engine
 from raddle.replay.faults import INJECT
-from raddle.replay.models import MODELS, LayerKind, Model
+from raddle.replay.models import MODELS, LayerKind, Model, reference
 from raddle.replay.scheduler import Span
+from replays import replay
 
 # All arrive at once, in a pool that holds about four of them.
 SMALL = "--synthetic uniform:60:200 --requests 10 --rate 10000 --pool-tokens 800 --token-budget 64".split()
@@ -25,17 +24,7 @@ def no_bandwidth(monkeypatch):
 
 @pytest.fixture
 def replayed(tmp_path):
-    def run(*arguments, exit_code=0):
-        path = tmp_path / "report.json"
-        path.unlink(missing_ok=True)
-        arguments = [str(a) for a in (*arguments, "--json", path)]
-        result = CliRunner().invoke(cli.replay, arguments)
-        if result.exception and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        assert result.exit_code == exit_code, result.output
-        return (json.loads(path.read_text()) if path.exists() else None), result.output
-
-    return run
+    return lambda *arguments, **options: replay(tmp_path, *arguments, **options)
 
 
 def test_the_report(replayed):
@@ -109,6 +98,31 @@ def test_nan_is_a_number_in_the_report(replayed, monkeypatch):
     assert report["verified"]["failed"] == 200 and report["verified"]["worst"] > 1e300
 
 
+# --- schedules ---------------------------------------------------------------------------------
+
+
+def test_schedules_are_compared(replayed):
+    report, output = replayed(*SMALL, *HEADS, "--schedule", "linear,one-per-request", "--num-workers", 3)
+    assert report["verified"]["failed"] == 0 and report["config"]["schedule"] == "linear,one-per-request"
+    found = report["schedules"]
+    assert list(found) == ["linear", "one-per-request"]
+    assert found["linear"]["run_us"] == report["run_us"] and found["linear"]["balance"] == report["balance"]
+    for costs in found.values():
+        assert all(costs[key]["p50"] > 0 for key in ("decode_us", "prefill_us", "run_us", "plan_us"))
+    assert found["one-per-request"]["planned_balance"] > found["linear"]["planned_balance"] >= 1
+    assert "under each schedule" in " ".join(output.split())
+
+
+def test_schedules_take_turns(replayed, monkeypatch):
+    seen = []
+    turns = Engine._turns
+    monkeypatch.setattr(Engine, "_turns", lambda self: seen.append(turns(self)) or seen[-1])
+    report, output = replayed(*SMALL, *HEADS, "--schedule", "all", "--requests", 2, "--layers", 1)
+    names = ["auto", "linear", "algorithm1", "one-per-request"]
+    assert seen[0] == names and seen[1] == names[1:] + names[:1]
+    assert list(report["schedules"]) == names and len(seen) == report["steps"]
+
+
 # --- repeating ---------------------------------------------------------------------------------
 
 
@@ -155,6 +169,9 @@ def test_another_seed_is_another_replay(replayed):
         (["--steps", "{broken}", "--seed", "3"], "--seed can't be combined with --steps"),
         (["--save-steps", "/nowhere/at/all"], "there is no folder"),
         (["--trace", "nowhere.csv"], "does not exist"),
+        (["--schedule", "linear,fastest"], "found 'fastest'"),
+        (["--device", "cuda:77"], "--device cuda:77: "),
+        (["--device", "gpu"], "device is 'gpu'; expected 'cpu'"),
     ],
 )
 def test_bad_input_exits_with_2(replayed, tmp_path, arguments, message):
@@ -185,6 +202,16 @@ def test_pages_are_poisoned_when_nobody_holds_them():
     assert not np.isnan(k[3]).any() and np.isnan(k[1, 2:]).all() and not np.isnan(v[1, :2]).any()
     engine.release([3, 1])
     assert np.isnan(k).all() and np.isnan(v).all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rounded_weights_have_a_larger_budget(dtype):
+    model = Model("tiny", 2, 1, 8, dtype=dtype)
+    at = np.zeros(1, np.int32), np.array([40], np.int32), np.zeros(1, np.int32)
+    plain, rounded = (
+        native.verify(reference(model, 0, 3, rounds), np.zeros((1, 8), np.float32), *at)[0] for rounds in (False, True)
+    )
+    assert rounded["expected"] == plain["expected"] and plain["budget"] < rounded["budget"] < 100 * plain["budget"]
 
 
 def test_data_does_not_depend_on_the_batch():

@@ -1,5 +1,9 @@
 """The support matrix is true: what it says works is computed right, what it refuses is refused in its own words,
-and nothing is refused that the project does not allow to be."""
+and nothing is refused that the project does not allow to be.
+
+What docs/support.md says is tried on the device under test. That it is what `raddle support` prints is tested for the
+CPU here, and in test_emulated.py for GPUs.
+"""
 
 from pathlib import Path
 
@@ -7,8 +11,8 @@ import numpy as np
 import pytest
 import raddle
 from draws import draw
-from engine import spec_of, twin
-from raddle.doctor import support_page
+from engine import twin
+from raddle.doctor import has_gpu
 from reference import (
     Alibi,
     Causal,
@@ -22,7 +26,18 @@ from reference import (
     YarnScaling,
 )
 
-MATRIX = {(row["feature"], row["backend"]): row for row in raddle.support_matrix()}
+PAGE = Path(__file__).parents[2] / "docs" / "support.md"
+REFRESH = "refresh it: RADDLE_EMULATOR_HOLLOW=1 tests/gpu/emulate.sh raddle support > docs/support.md"
+
+
+def table():
+    """The page's verdicts: {backend: {feature: "works", or "refused: …"}}."""
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("|")]
+    (_, *backends), _, *rows = ([cell.replace("\\|", "|") for cell in line[2:-2].split(" | ")] for line in lines)
+    return {backend: {feature: found[n] for feature, *found in rows} for n, backend in enumerate(backends)}
+
+
+TABLE = table()
 
 # Head dims are multiples of 8 up to 256; the others follow from what the features mean.
 MAY_BE_REFUSED = {
@@ -36,6 +51,9 @@ MAY_BE_REFUSED = {
     "two sinks",
     "layout: cascade with batch_invariant",
 }
+# Of GPUs, too: they have no float32, and may have no 8-bit K and V.
+MAY_BE_REFUSED_BY_GPUS = {"dtype: float32", *(f"kv_dtype: float8_{kind}" for kind in ("e4m3fn", "e5m2"))}
+MAY_BE_REFUSED_BY_GPUS |= {f"scales: one {of}" for of in ("of a tensor", "a head", "a token and head")}
 
 SINKS = Sinks([0.5, -1.0, 2.0, 0.0])
 LENGTHS = [(5, 90), (1, 30)]
@@ -80,7 +98,7 @@ def checks(**drawn):
 
 def asks_for_lse_of_a_sum(engine, rng):
     problem = draw(rng, variant=[Sigmoid()], dim=16)
-    attn = raddle.Attention(spec_of(problem))
+    attn = engine.attention(problem)
     attn.run(attn.plan(twin(problem.layout)), problem.q, problem.kv[0], return_lse=True)
 
 
@@ -104,27 +122,33 @@ FEATURES = {
 }
 
 
-@pytest.mark.parametrize(("feature", "backend"), MATRIX)
-def test_row(engine, rng, feature, backend):
-    assert backend == engine.device
-    row = MATRIX[feature, backend]
-    try_it = FEATURES[feature]
-    if row["works"]:
-        assert not row["reason"]
+@pytest.mark.parametrize("feature", TABLE["cpu"])
+def test_row(engine, rng, feature):
+    backend = engine.device.partition(":")[0]
+    verdict, try_it = TABLE[backend][feature], FEATURES[feature]
+    if verdict == "works":
         try_it(engine, rng)
         return
-    assert feature in MAY_BE_REFUSED, f"{feature} is refused: {row['reason']}"
+    allowed = MAY_BE_REFUSED | MAY_BE_REFUSED_BY_GPUS if backend == "cuda" else MAY_BE_REFUSED
+    assert feature in allowed, f"{feature} is {verdict}"
     with pytest.raises((ValueError, TypeError)) as refusal:
         try_it(engine, rng)
-    assert row["reason"] and row["reason"] in str(refusal.value)
+    assert verdict.startswith("refused: ") and verdict[len("refused: ") :] in str(refusal.value)
 
 
 def test_every_shipped_thing_has_a_row():
     named = [*(f"variant: {name}" for name in SHIPPED), *(f"layout: {name}" for name in LAYOUTS)]
-    named += [*(f"mask in & and |: {name}" for name in MASKS), *MAY_BE_REFUSED]
-    assert not set(named) - {feature for feature, _ in MATRIX}
+    named += [*(f"mask in & and |: {name}" for name in MASKS), *MAY_BE_REFUSED, *MAY_BE_REFUSED_BY_GPUS]
+    assert list(TABLE) == ["cpu", "cuda"] and TABLE["cpu"].keys() == TABLE["cuda"].keys()
+    assert not set(named) - set(TABLE["cpu"])
 
 
 def test_the_page_in_the_docs_is_current():
-    page = Path(__file__).parents[2] / "docs" / "support.md"
-    assert page.read_text() == support_page() + "\n", "refresh it: raddle support > docs/support.md"
+    rows = raddle.support_matrix()
+    found = {row["feature"]: f"refused: {row['reason']}" if row["reason"] else "works" for row in rows}
+    assert found == TABLE["cpu"], REFRESH
+
+
+def test_a_device_that_is_not_there():
+    with pytest.raises((RuntimeError, ValueError), match="expected"):
+        raddle.support_matrix("cuda:99" if has_gpu() else "gpu")

@@ -15,9 +15,10 @@ from rich.console import Console
 import raddle
 from raddle._progress import Progress
 
-from . import native, report, steplog, traces
+from . import report, steplog, traces
 from .engine import Engine
 from .faults import INJECT
+from .machine import engine_of, facts, read_gbps
 from .metrics import summary
 from .models import MODELS, Model
 from .sampling import Sampler, Verified
@@ -28,6 +29,7 @@ _NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 _FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
 _POSITIVE = click.IntRange(min=1)
 _SYNTHETIC_REQUESTS = 64
+_SCHEDULES = ("auto", "linear", "algorithm1", "one-per-request")
 # A log of steps has its own, so these can't be given beside it.
 _FIXED_BY_LOG = (
     *("trace", "synthetic", "requests", "max_context", "rate"),
@@ -39,6 +41,14 @@ class BadInput(click.ClickException):
     """Something that the user gave can't be replayed."""
 
     exit_code = 2
+
+
+def _split_schedules(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
+    names = _SCHEDULES if value == "all" else tuple(dict.fromkeys(value.split(",")))
+    for name in names:
+        if name not in _SCHEDULES:
+            raise click.BadParameter(f"found {name!r}; expected some of {', '.join(_SCHEDULES)}, or all")
+    return names
 
 
 def _option(*names: str, **settings: Any) -> Any:
@@ -97,6 +107,7 @@ def _option(*names: str, **settings: Any) -> Any:
     help="Of Q, K, V, synthetic requests, and the choice of outputs to verify.",
 )
 # How it is served
+@_option("--device", default="cpu", help="Where attention and its pools are: cpu, cuda or cuda:1.")
 @_option("--page-size", type=_POSITIVE, default=16, help="Tokens a page.")
 @_option(
     "--pool-tokens",
@@ -112,9 +123,12 @@ def _option(*names: str, **settings: Any) -> Any:
 )
 @_option(
     "--schedule",
-    type=click.Choice(["auto", "linear", "algorithm1", "one-per-request"]),
+    "schedules",
     default="auto",
-    help="How plans spread the work.",
+    callback=_split_schedules,
+    metavar="NAMES",
+    help=f"How plans spread the work: {', '.join(_SCHEDULES)}. Several, by commas, or all: every step is computed "
+    "under each of them, in turns, and they are compared; the clock goes by the first.",
 )
 @_option("--num-workers", type=_POSITIVE, help="Workers to plan for. [default: all threads]")
 @_option(
@@ -160,7 +174,7 @@ def replay(ctx: click.Context, **options: Any) -> None:
         raise BadInput(str(error) or "out of memory") from error
     if options["json_path"]:
         options["json_path"].write_text(json.dumps(result, indent=2) + "\n")
-    Console().print(report.table(result))
+    Console().print(*report.tables(result), sep="\n")
     if verified.failed:
         worst = "\n".join(f"  {sample}" for sample in verified.worst_samples)
         click.echo(f"verification failed; the worst:\n{worst}", err=True)
@@ -249,37 +263,31 @@ def _run(
     else:
         scheduler = Scheduler(log.requests, pool, log.token_budget)
     layers = options["layers"]
-    engine = INJECT.get(options["inject"], Engine)(
-        model,
-        layers,
-        log.num_pages,
-        log.page_size,
-        seed=log.seed,
-        schedule=options["schedule"],
-        num_workers=options["num_workers"],
+    engine = engine_of(log, model, options)
+    sampler = Sampler(
+        model, layers, log.page_size, options["num_verified"], log.seed, engine.rounds_weights
     )
-    sampler = Sampler(model, layers, log.page_size, options["num_verified"], log.seed)
     with Progress(counts=True) as progress:
         progress.say("serving", total=len(log.requests))
         history = serve(scheduler, engine, sampler, report.shown_by(progress))
         progress.say("verifying")
         verified = sampler.verify()
         progress.say("measuring the memory's read bandwidth")
-        read_gbps = native.read_bandwidth()
+        bandwidth = read_gbps(engine.device)
     if options["save_steps"]:
         log.steps = [step.spans for step in history.steps]
         log.queued = sorted(scheduler.queued)
         steplog.save(log, options["save_steps"])
     result = {
         "trace": log.trace,
-        **summary(history, scheduler, model, layers, read_gbps),
+        **summary(history, scheduler, model, layers, bandwidth),
         "verified": verified.report(),
-        "config": _config(log, model, options),
+        "config": _config(log, model, engine, options),
     }
     return result, verified
 
 
-def _config(log: steplog.StepLog, model: Model, options: dict[str, Any]) -> dict[str, Any]:
+def _config(log: steplog.StepLog, model: Model, engine: Engine, options: dict[str, Any]) -> dict[str, Any]:
     return {
         "model": model.name,
         "num_qo_heads": model.num_qo_heads,
@@ -287,7 +295,7 @@ def _config(log: steplog.StepLog, model: Model, options: dict[str, Any]) -> dict
         "head_dim": model.head_dim,
         "dtype": model.dtype,
         "layers": options["layers"],
-        "schedule": options["schedule"],
+        "schedule": ",".join(options["schedules"]),
         "num_workers": options["num_workers"],
         "rate": log.rate,
         "token_budget": log.token_budget,
@@ -295,6 +303,6 @@ def _config(log: steplog.StepLog, model: Model, options: dict[str, Any]) -> dict
         "repeated": options["steps"] is not None,
         "inject": options["inject"],
         "version": raddle.__version__,
-        "isa": raddle.cpu_isa(),
-        "threads": raddle.cpu_threads(),
+        "device": engine.device,
+        **facts(engine),
     }

@@ -16,7 +16,7 @@ from . import native
 from .models import LayerKind, Model, spec
 from .scheduler import Span
 
-_DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
+DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
 
 
 @dataclass
@@ -50,27 +50,47 @@ class Batch:
 
 
 @dataclass
-class StepCost:
-    """Measured microseconds of a step, all layers together, and how evenly its runs were spread."""
+class RunCost:
+    """Measured microseconds of a step under one schedule, all layers together, and how evenly runs were spread."""
 
-    append_us: float = 0.0
     plan_us: float = 0.0
     run_us: float = 0.0
     busy_us: list[tuple[float, float]] = field(default_factory=list)
-    """Of each run: the heaviest worker's, and the mean."""
+    """Of each run whose workers were watched: the heaviest worker's, and the mean."""
     planned: list[float] = field(default_factory=list)
-    """Of each run: the plan's own heaviest over mean."""
+    """Of each of those: the plan's own heaviest over mean."""
+
+
+@dataclass
+class StepCost:
+    """What a step took: its appends, and under each schedule its plans and runs."""
+
+    schedules: dict[str, RunCost]
+    append_us: float = 0.0
+
+    @property
+    def clocked(self) -> RunCost:
+        """Of the first schedule, by which the clock goes."""
+        return next(iter(self.schedules.values()))
 
     @property
     def seconds(self) -> float:
-        return (self.append_us + self.plan_us + self.run_us) * 1e-6
+        return (self.append_us + self.clocked.plan_us + self.clocked.run_us) * 1e-6
 
 
 OnOutput = Callable[[int, Batch, raddle.Plan, np.ndarray], None]
 
 
 class Engine:
-    """Pools of all layers, and an ``Attention`` for each kind of layer."""
+    """Pools of all layers, and an ``Attention`` for each kind of layer, on the CPU.
+
+    A step is computed under each of `schedules`, which take turns in being first, so that none finds warmer caches
+    than the others; the output of the last one is looked at.
+    """
+
+    device = "cpu"
+    rounds_weights = False
+    """Whether kernels round the softmax's weights to the dtype."""
 
     def __init__(
         self,
@@ -79,43 +99,58 @@ class Engine:
         num_pages: int,
         page_size: int,
         seed: int = 0,
-        schedule: str = "auto",
+        schedules: Sequence[str] = ("auto",),
         num_workers: int | None = None,
     ) -> None:
         self.model, self.num_layers, self.page_size, self.seed = model, num_layers, page_size, seed
-        self.schedule, self.num_workers = schedule, num_workers
+        self.schedules, self.num_workers = tuple(schedules), num_workers
+        self.steps = 0
         kinds = dict.fromkeys(model.kind(layer) for layer in range(num_layers))
-        self.attention = {kind: raddle.Attention(spec(model, kind)) for kind in kinds}
-        dtype = _DTYPES[model.dtype]
-        shape = (num_pages, page_size, model.num_kv_heads, model.head_dim)
-        self.pools = [(np.empty(shape, dtype), np.empty(shape, dtype)) for _ in range(num_layers)]
-        for pool in itertools.chain(*self.pools):
-            _poison(pool)
+        self.attention = {kind: raddle.Attention(spec(model, kind), self.device) for kind in kinds}
+        self.device = next(iter(self.attention.values())).device
+        self.pools = self._make_pools((num_pages, page_size, model.num_kv_heads, model.head_dim))
         self.sinks = [native.sinks(seed, layer, model.num_qo_heads) for layer in range(num_layers)]
         self._resize(1)
 
     def step(self, batch: Batch, on_output: OnOutput) -> StepCost:
         """Computes a step; `on_output` sees each layer's output, and isn't counted."""
-        cost = StepCost()
-        start = perf_counter()
-        layout = batch.layout(self.page_size)
-        plans = self._plan(batch, layout)
-        cost.plan_us = (perf_counter() - start) * 1e6
+        cost = StepCost({schedule: RunCost() for schedule in self.schedules})
+        turns = self._turns()
+        layout, plans = self._planned(batch, turns, cost)
         for layer in range(self.num_layers):
             kind = self.model.kind(layer)
             q, k, v, out = self._data(batch, layer)
             start = perf_counter()
             self._append(batch, layout, layer, k, v)
-            appended = perf_counter()
-            self._run(batch, plans[kind], layer, q, out)
-            ended = perf_counter()
-            cost.append_us += (appended - start) * 1e6
-            cost.run_us += (ended - appended) * 1e6
-            busy = self.attention[kind].last_busy_us
-            cost.busy_us.append((max(busy), sum(busy) / len(busy)))
-            cost.planned.append(plans[kind].balance)
-            on_output(layer, batch, plans[kind], out)
+            cost.append_us += (perf_counter() - start) * 1e6
+            for schedule in turns:
+                plan, of = plans[schedule][kind], cost.schedules[schedule]
+                start = perf_counter()
+                self._run(batch, plan, layer, q, out)
+                of.run_us += (perf_counter() - start) * 1e6
+                busy = self.attention[kind].last_busy_us
+                of.busy_us.append((max(busy), sum(busy) / len(busy)))
+                of.planned.append(plan.balance)
+            on_output(layer, batch, plans[turns[-1]][kind], out)
         return cost
+
+    def _planned(self, batch: Batch, turns: Sequence[str], cost: StepCost) -> tuple[raddle.PagedKV, dict[str, Any]]:
+        """The layout and each schedule's plans; making the layout counts for all of them."""
+        start = perf_counter()
+        layout = batch.layout(self.page_size)
+        layout_us = (perf_counter() - start) * 1e6
+        plans = {}
+        for schedule in turns:
+            start = perf_counter()
+            plans[schedule] = self._plan(batch, layout, schedule)
+            cost.schedules[schedule].plan_us = layout_us + (perf_counter() - start) * 1e6
+        return layout, plans
+
+    def _turns(self) -> list[str]:
+        """The schedules in this step's order."""
+        first = self.steps % len(self.schedules)
+        self.steps += 1
+        return [*self.schedules[first:], *self.schedules[:first]]
 
     def release(self, pages: Sequence[int]) -> None:
         """Pages that nobody holds any more: whoever reads them now gets NaN."""
@@ -124,9 +159,11 @@ class Engine:
 
     # The parts of a step, each a seam at which `faults` plants something wrong.
 
-    def _plan(self, batch: Batch, layout: raddle.PagedKV) -> dict[LayerKind, raddle.Plan]:
+    def _plan(
+        self, batch: Batch, layout: raddle.PagedKV, schedule: str
+    ) -> dict[LayerKind, raddle.Plan]:
         return {
-            kind: attention.plan(layout, num_workers=self.num_workers, schedule=self.schedule)
+            kind: attention.plan(layout, num_workers=self.num_workers, schedule=schedule)
             for kind, attention in self.attention.items()
         }
 
@@ -144,7 +181,6 @@ class Engine:
     def _params(self, layer: int) -> dict[str, Any] | None:
         return {"sinks.logit": self.sinks[layer]} if self.model.kind(layer).sinks else None
 
-
     def _data(self, batch: Batch, layer: int) -> tuple[np.ndarray, ...]:
         """Q, K and V of a step's rows, and where its output goes: NaN until it is written."""
         if batch.rows > len(self._buffers[0]):
@@ -155,10 +191,18 @@ class Engine:
         _poison(out)
         return q, k, v, out
 
+    def _make_pools(self, shape: tuple[int, ...]) -> list[tuple[Any, Any]]:
+        """K and V of every layer, all NaN."""
+        dtype = DTYPES[self.model.dtype]
+        pools = [(np.empty(shape, dtype), np.empty(shape, dtype)) for _ in range(self.num_layers)]
+        for pool in itertools.chain(*pools):
+            _poison(pool)
+        return pools
+
     def _resize(self, rows: int) -> None:
         # Kept from step to step: the first touch of fresh memory would count as a run's time.
         heads = (self.model.num_qo_heads, *2 * (self.model.num_kv_heads,), self.model.num_qo_heads)
-        dtype, dim = _DTYPES[self.model.dtype], self.model.head_dim
+        dtype, dim = DTYPES[self.model.dtype], self.model.head_dim
         self._buffers = [np.empty((rows, h, dim), dtype) for h in heads]
 
 

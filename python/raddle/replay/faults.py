@@ -18,32 +18,35 @@ from .scheduler import Span
 class AppendFault(Engine):
     """The last row of each request's first chunk is written to the pool as zeros."""
 
-    def _append(
-        self, batch: Batch, layout: raddle.PagedKV, layer: int, k: np.ndarray, v: np.ndarray
-    ) -> None:
+    def _data(self, batch: Batch, layer: int) -> tuple[np.ndarray, ...]:
+        q, k, v, out = super()._data(batch, layer)
         for i, span in enumerate(batch.spans):
             if span.begin == 0:
                 last = batch.qo_indptr[i + 1] - 1
                 k[last], v[last] = 0, 0
-        super()._append(batch, layout, layer, k, v)
+        return q, k, v, out
 
 
 class PageFault(Engine):
     """The second entry of each request's page table repeats the first."""
 
-    def _plan(self, batch: Batch, layout: raddle.PagedKV) -> dict[LayerKind, raddle.Plan]:
+    def _plan(
+        self, batch: Batch, layout: raddle.PagedKV, schedule: str
+    ) -> dict[LayerKind, raddle.Plan]:
         tables = [[*table[:1], *table[: len(table) > 1], *table[2:]] for table in batch.tables]
-        return super()._plan(batch, Batch(batch.spans, tables).layout(self.page_size))
+        return super()._plan(batch, Batch(batch.spans, tables).layout(self.page_size), schedule)
 
 
 class MaskFault(Engine):
     """The mask is off by one: no row sees its own key."""
 
-    def _plan(self, batch: Batch, layout: raddle.PagedKV) -> dict[LayerKind, raddle.Plan]:
+    def _plan(
+        self, batch: Batch, layout: raddle.PagedKV, schedule: str
+    ) -> dict[LayerKind, raddle.Plan]:
         spans = [span._replace(begin=span.begin - 1) for span in batch.spans]
         pages = [-(-(span.begin + span.length) // self.page_size) for span in spans]
         tables = [table[:n] for table, n in zip(batch.tables, pages)]
-        return super()._plan(batch, Batch(spans, tables).layout(self.page_size))
+        return super()._plan(batch, Batch(spans, tables).layout(self.page_size), schedule)
 
 
 class MergeFault(Engine):
@@ -80,6 +83,14 @@ class MergeFault(Engine):
         attention = self.attention[self.model.kind(layer)]
         pool = self.pools[layer]
         return attention.run(attention.plan(layout), q, pool, return_state=True)
+
+
+def planted(name: str, engine: type[Engine]) -> type[Engine]:
+    """An engine of that class with a fault of that kind. Raises ``ValueError`` where it has no place for it."""
+    fault = INJECT[name]
+    if fault is MergeFault and engine is not Engine:
+        raise ValueError("--inject merge: states are merged on the host; expected --device cpu")
+    return fault if engine is Engine else type(fault.__name__, (fault, engine), {})
 
 
 INJECT = {"append": AppendFault, "page": PageFault, "mask": MaskFault, "merge": MergeFault}

@@ -6,6 +6,7 @@ from typing import Any, Iterable, Sequence
 
 import numpy as np
 
+from .engine import RunCost
 from .models import LayerKind, Model
 from .scheduler import Scheduler, Span
 from .serving import History, Step
@@ -35,13 +36,17 @@ def summary(
         "ttft_us": _percentiles(
             [(r.token_times[0] - r.request.arrival) * 1e6] for r in history.finished
         ),
-        "decode_gbps": _ratio(decode_bytes * 1e-3, sum(s.cost.run_us for s in decode)),
+        "decode_gbps": _ratio(decode_bytes * 1e-3, sum(s.cost.clocked.run_us for s in decode)),
         "read_gbps": read_gbps,
-        "prefill_gflops": _ratio(prefill_flops * 1e-3, sum(s.cost.run_us for s in prefill)),
-        "plan_us": _percentiles([s.cost.plan_us] for s in steps),
+        "prefill_gflops": _ratio(prefill_flops * 1e-3, sum(s.cost.clocked.run_us for s in prefill)),
+        "plan_us": _percentiles([s.cost.clocked.plan_us] for s in steps),
         "append_us": _percentiles([s.cost.append_us] for s in steps),
-        "run_us": _percentiles([s.cost.run_us] for s in steps),
-        **_balance(steps),
+        "run_us": _percentiles([s.cost.clocked.run_us] for s in steps),
+        **_balance(s.cost.clocked for s in steps),
+        "schedules": {
+            schedule: _of_schedule(schedule, steps, decode, prefill)
+            for schedule in (steps[0].cost.schedules if steps else ())
+        },
         "steps": len(steps),
         "decode_steps": len(decode),
         "prefill_steps": len(prefill),
@@ -89,9 +94,26 @@ def _pairs(spans: Iterable[Span], kind: LayerKind) -> int:
     return sum(up_to(span.begin + span.length) - up_to(span.begin) for span in spans)
 
 
-def _balance(steps: Sequence[Step]) -> dict[str, float | None]:
+def _of_schedule(
+    name: str, steps: Sequence[Step], decode: Sequence[Step], prefill: Sequence[Step]
+) -> dict[str, Any]:
+    """Attention of a step, all layers together, and planning, under one of the schedules that took turns."""
+
+    def us(of: Sequence[Step]) -> dict[str, float] | None:
+        return _percentiles([s.cost.schedules[name].run_us] for s in of)
+
+    return {
+        "decode_us": us(decode),
+        "prefill_us": us(prefill),
+        "run_us": us(steps),
+        "plan_us": _percentiles([s.cost.schedules[name].plan_us] for s in steps),
+        **_balance(s.cost.schedules[name] for s in steps),
+    }
+
+
+def _balance(costs: Iterable[RunCost]) -> dict[str, float | None]:
     """Heaviest worker over mean, measured and planned, each run weighted with its busy time."""
-    runs = [(*busy, plan) for s in steps for busy, plan in zip(s.cost.busy_us, s.cost.planned)]
+    runs = [(*busy, plan) for cost in costs for busy, plan in zip(cost.busy_us, cost.planned)]
     work = sum(mean for _, mean, _ in runs)
     return {
         "balance": _ratio(sum(heaviest for heaviest, _, _ in runs), work),

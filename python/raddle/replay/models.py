@@ -103,7 +103,7 @@ def spec(model: Model, kind: LayerKind, sinks: Any = None) -> raddle.AttentionSp
     )
 
 
-def reference(model: Model, layer: int, seed: int) -> dict[str, Any]:
+def reference(model: Model, layer: int, seed: int, rounds_weights: bool = False) -> dict[str, Any]:
     """The same layer for the fp64 reference (src/replay/verify.h, LayerSpec)."""
     kind = model.kind(layer)
     return {
@@ -120,4 +120,5 @@ def reference(model: Model, layer: int, seed: int) -> dict[str, Any]:
         "rotary_dim": model.head_dim if kind.rope else 0,
         "rope_theta": kind.rope.theta if kind.rope else 1.0,
         "rope_scaled": bool(kind.rope and kind.rope.scaled),
+        "rounds_weights": rounds_weights,
     }

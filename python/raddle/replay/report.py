@@ -11,8 +11,40 @@ from raddle._progress import Progress
 from .serving import History
 
 
-def table(report: dict[str, Any]) -> Table:
+def tables(report: dict[str, Any]) -> list[Table]:
     """The report of `cli.replay` for people."""
+    return [_table(report), *([_compared(report)] if len(report["schedules"]) > 1 else [])]
+
+
+def _compared(report: dict[str, Any]) -> Table:
+    """Schedules side by side, as in the FlashInfer paper's tables of attention time (section 4)."""
+    first, *_ = report["schedules"]
+    result = Table(
+        title="attention of a step, all layers, under each schedule",
+        caption=f"Medians over the same steps, in which schedules took turns; ratios to {first}. Balance: heaviest "
+        "worker over mean.",
+        caption_justify="left",
+    )
+    result.add_column("schedule", no_wrap=True)
+    columns = (("decode", "decode_us"), ("prefill", "prefill_us"), ("all steps", "run_us"), ("plan", "plan_us"))
+    for name, _ in columns:
+        result.add_column(f"{name}, µs", justify="right")
+    for name in ("balance", "as planned"):
+        result.add_column(name, justify="right")
+    for schedule, found in report["schedules"].items():
+        cells = [_against(found[key], report["schedules"][first][key]) for _, key in columns]
+        result.add_row(schedule, *cells, _number(found["balance"]), _number(found["planned_balance"]))
+    return result
+
+
+def _against(value: dict[str, float] | None, first: dict[str, float] | None) -> str:
+    if value is None or first is None:
+        return "–"
+    ratio = "" if value is first or not first["p50"] else f" ({value['p50'] / first['p50']:.2f}×)"
+    return f"{_number(value['p50'])}{ratio}"
+
+
+def _table(report: dict[str, Any]) -> Table:
     config, verified = report["config"], report["verified"]
     result = Table(
         title=f"{report['trace']}: {report['requests']} requests, attention of {config['layers']} "
@@ -69,8 +101,14 @@ def _caption(report: dict[str, Any]) -> str:
         f"({report['seconds']:.1f} s); arrivals are {config['rate']:g} times as fast as the trace's. "
         f"GB/s and GFLOP/s count what the masks keep, over the runs of such steps. "
         f"Outputs checked against fp64: {strata}. "
-        f"{config['isa']}, {config['threads']} threads, schedule {config['schedule']}, seed {config['seed']}."
+        f"{_machine(config)}, schedule {config['schedule']}, seed {config['seed']}."
     )
+
+
+def _machine(config: dict[str, Any]) -> str:
+    if config["device"] == "cpu":
+        return f"{config['isa']}, {config['threads']} threads"
+    return f"{config['gpu']} ({config['device']}), {'CUDA graphs' if config['graphs'] else 'no CUDA graphs'}"
 
 
 def shown_by(progress: Progress) -> Callable[[History], None]:

@@ -85,8 +85,17 @@ class _Reservoir:
 class Sampler:
     """Draws outputs while a replay runs."""
 
-    def __init__(self, model: Model, num_layers: int, page_size: int, count: int, seed: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        num_layers: int,
+        page_size: int,
+        count: int,
+        seed: int,
+        rounds_weights: bool = False,
+    ) -> None:
         self.model, self.page_size, self.count, self.seed = model, page_size, count, seed
+        self.rounds_weights = rounds_weights
         self.draw = random.Random(seed)
         self.step = 0
         self.reservoirs = {
@@ -123,7 +132,7 @@ class Sampler:
         for layer, same in itertools.groupby(samples, key=lambda s: s.layer):
             group = list(same)
             verdicts = native.verify(
-                reference(self.model, layer, self.seed),
+                reference(self.model, layer, self.seed, self.rounds_weights),
                 np.stack([s.found for s in group]),
                 np.array([s.request for s in group], np.int32),
                 np.array([s.position for s in group], np.int32),

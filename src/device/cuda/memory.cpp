@@ -264,10 +264,11 @@ StreamHandle upload_stream(const Device& device) {
       .handle;
 }
 
-void clear(const Block& block, std::size_t at, std::size_t bytes, StreamHandle stream) {
+void set_bytes(const Block& block, std::size_t at, std::size_t bytes, u8 value,
+               StreamHandle stream) {
   if (bytes == 0) return;
-  check(driver().set_bytes(reinterpret_cast<u64>(block.data()) + at, 0, bytes, stream),
-        "clearing device memory");
+  check(driver().set_bytes(reinterpret_cast<u64>(block.data()) + at, value, bytes, stream),
+        "setting device memory");
   block.written_on(stream);
 }
 

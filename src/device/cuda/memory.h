@@ -89,8 +89,13 @@ class Upload {
 /// A stream of Raddle's own, for uploads that must not be part of a graph.
 StreamHandle upload_stream(const Device& device);
 
-/// Zeroes bytes of a block in stream order.
-void clear(const Block& block, std::size_t at, std::size_t bytes, StreamHandle stream);
+/// Gives bytes of a block a value, in stream order.
+void set_bytes(const Block& block, std::size_t at, std::size_t bytes, u8 value,
+               StreamHandle stream);
+/// Zeroes them.
+inline void clear(const Block& block, std::size_t at, std::size_t bytes, StreamHandle stream) {
+  set_bytes(block, at, bytes, 0, stream);
+}
 
 /// Copies from a block, in stream order, and waits on the host until it is there: the only call
 /// that does.

@@ -36,6 +36,14 @@ def _split(context: click.Context, parameter: click.Parameter, value: tuple[str,
 @click.option("--out", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Write JSON here, too.")
 @click.option("--prepare", is_flag=True, help="Only compile and compare, on tiny batches: no times.")
 @click.option(
+    "--timeline",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write what Raddle's workers did in one run of each case here: JSON, and a summary as text.",
+)
+@click.option(
+    "--timeline-of", multiple=True, callback=_split, metavar="NAMES", help="Only of these sections, or patterns."
+)
+@click.option(
     "--section-seconds", type=click.FloatRange(min=1), default=240.0, show_default=True, help="Limit of a section."
 )
 def gpu(
@@ -46,6 +54,8 @@ def gpu(
     device: str,
     out: Optional[Path],
     prepare: bool,
+    timeline: Optional[Path],
+    timeline_of: tuple[str, ...],
     section_seconds: float,
 ) -> None:
     """Decode, prefill, mixed batches and more on an NVIDIA GPU, beside other engines and a read of as many bytes.
@@ -62,6 +72,10 @@ def gpu(
         chosen = sections.chosen(only)
     except ValueError as error:
         raise click.UsageError(f"--only: {error}") from None
+    try:
+        sections.chosen(timeline_of)
+    except ValueError as error:
+        raise click.UsageError(f"--timeline-of: {error}") from None
     if list_only:
         click.echo(report.sections_listed(chosen))
         return
@@ -78,7 +92,8 @@ def gpu(
         if out:
             report.write(out, machine, finished)
 
-    options = process.Options(against, rounds, device, prepare, section_seconds)
+    folder = str(timeline.absolute()) if timeline else ""
+    options = process.Options(against, rounds, device, prepare, folder, timeline_of, section_seconds)
     _, finished = process.run_all([section.name for section in chosen], options, keep)
     rows = [row for section in finished for row in section["rows"]]
     lost = [row for row in rows if row.get("workload") == "all" and row["engine"] == "all"]

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from raddle.bench.gpu.timing import Timer
+
 _RING_STAGES, _RING_BYTES = 24, 8192  # 192 KiB in flight a multiprocessor
 _THREADS = (128, 256, 512)
 _BLOCKS_PER_SM = (1, 2, 4, 8, 16)
@@ -131,3 +133,9 @@ class Floor:
                 self._launch, self._bulk, self._multiprocessors, 32, arguments, shared
             )
         return found
+
+
+def read_gbps(device: Any, num_bytes: int = 1 << 29) -> float:
+    """GB/s of the fastest read of so many bytes. Raises ImportError without CuPy."""
+    floor, timer = Floor(device, num_bytes), Timer(device)
+    return num_bytes / min(timer.us(call, timer.sampling(call)) for call in floor.reads(num_bytes).values()) / 1e3

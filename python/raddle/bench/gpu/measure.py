@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +32,7 @@ class SectionRun:
         rounds: rounds to time; 0: only prepare and compare.
         timer: times a call; None: a new `Timer`.
         makers: what `engines.makers` is; tests give their own.
+        timelines: folder to which one of Raddle's runs of each case is written, as marks of all workers; None: nowhere.
     """
 
     def __init__(
@@ -41,12 +44,15 @@ class SectionRun:
         device: str = "cuda",
         timer: Any = None,
         makers: Callable[..., engines.Makers] = engines.makers,
+        timelines: Path | None = None,
     ) -> None:
         self.section, self.families, self.rounds = section, families, rounds
         self.device, self.rows = device, []
         self._progress, self._makers = progress, makers
         self._timer = timer or Timer(device)
         self._errors: dict[Key, float] = {}
+        self._timelines = timelines
+        self._watched: dict[str, Callable[..., Any]] = {}
 
     def run(self) -> list[results.Row]:
         """All rows. Raises DeviceLost; what was found until then is in ``rows``."""
@@ -68,7 +74,25 @@ class SectionRun:
                 interleaved(calls, self.rounds, self._fail, times, self._progress.advance)
             finally:
                 self._keep(times)
+            if self._timelines:
+                self._write_timelines(self._timelines)
         return self.rows
+
+    def _write_timelines(self, folder: Path) -> None:
+        """What the workers did in one more run of each case, out of a cold L2: JSON, and a summary as text."""
+        us = {row["workload"]: row["us"] for row in self.rows if row["engine"] == RADDLE and "us" in row}
+        for name, watched in self._watched.items():
+            try:
+                watched(self._timer.flush)  # the first one finds code and plan in no cache
+                marks = watched(self._timer.flush)
+            except Exception as error:  # noqa: BLE001: what was timed stands
+                self._fail((name, "timeline"), error)
+                continue
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / re.sub(r"[^\w.]+", "-", f"{self.section.name} {name}")
+            title = f"{self.section.name}: {name}, {us[name]:.1f} us without a timeline\n" if name in us else ""
+            path.with_name(path.name + ".txt").write_text(title + marks.summary() + "\n")
+            path.with_name(path.name + ".json").write_text(marks.json() + "\n")
 
     def _keep(self, times: dict[Key, list[float]]) -> None:
         """Rows of the rounds in which everybody took part: all of them, unless the device was lost."""
@@ -98,6 +122,8 @@ class SectionRun:
                 else:
                     check.agree(name, out, first)
                 calls[key] = self._timed(contestant)
+                if contestant.watched:
+                    self._watched[case.name] = contestant.watched
             except Exception as error:  # noqa: BLE001: an engine's failure is a result
                 self._fail(key, error)
         return calls

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ class Options:
     rounds: int = 5
     device: str = "cuda"
     prepare: bool = False  #: tiny batches, only prepared and compared
+    timelines: str = ""  #: folder for timelines; empty: none
+    timelines_of: tuple[str, ...] = ()  #: the sections that have them, by name or pattern; empty: all
     section_s: float = 240.0  #: seconds after which a section is given up
 
 
@@ -110,7 +113,7 @@ def _write(folder: Path, name: str, value: Any) -> None:
 def main(arguments: Sequence[str]) -> int:
     """In the process: measures the named sections one after another."""
     given = json.loads(arguments[0])
-    options = Options(**{**given, "families": tuple(given["families"])})
+    options = Options(**{name: tuple(x) if isinstance(x, list) else x for name, x in given.items()})
     folder, names = Path(arguments[1]), arguments[2:]
     import torch
 
@@ -157,7 +160,9 @@ def _section(
     if options.prepare:
         section = dataclasses.replace(section, cases=tuple(case.shrunk() for case in section.cases))
     rounds = 0 if options.prepare else options.rounds
-    run = measure.SectionRun(section, families, rounds, progress, options.device)
+    watched = not options.timelines_of or any(fnmatchcase(section.name, name) for name in options.timelines_of)
+    folder = Path(options.timelines) if options.timelines and watched else None
+    run = measure.SectionRun(section, families, rounds, progress, options.device, timelines=folder)
     try:
         rows = run.run()
         if not options.prepare:

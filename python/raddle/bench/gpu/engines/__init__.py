@@ -26,13 +26,15 @@ class Contestant:
     """An engine that is ready to compute a case.
 
     ``call`` launches it once and returns what `rows` turns into O [rows, Hq, D]; ``out`` is the tensor that it
-    writes in every call, or None if each call returns a new one.
+    writes in every call, or None if each call returns a new one. ``watched(before)`` calls ``before``, launches it once
+    with a timeline and returns the `raddle.timeline.Marks`; None: it has no timelines.
     """
 
     name: str
     call: Callable[[], Any]
     out: Any = None
     rows: Callable[[Any], Any] = lambda result: result
+    watched: Callable[[Callable[[], Any]], Any] | None = None
 
     def outcome(self) -> Any:
         """O [rows, Hq, D] of one call; ``out`` was full of NaN before."""

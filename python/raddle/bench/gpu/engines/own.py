@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,14 @@ def _prepared(problem: Problem, case: Case) -> Contestant:
     if case.form == "cascade":
         kv = [kv, kv]
     out = problem.empty()
-    return Contestant(RADDLE, lambda: attn.run(plan, problem.q, kv, out=out), out)
+
+    def watched(before: Callable[[], Any]) -> raddle.timeline.Marks:
+        timeline = raddle.Timeline(plan, attn.device)
+        before()
+        attn.run(plan, problem.q, kv, out=out, timeline=timeline)
+        return timeline.read()
+
+    return Contestant(RADDLE, lambda: attn.run(plan, problem.q, kv, out=out), out, watched=watched)
 
 
 def _rotation(problem: Problem, case: Case) -> Contestant:

@@ -1,0 +1,54 @@
+"""Where a replay runs: the engine of a device, and what is said of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import raddle
+from raddle import _cuda
+
+from . import native
+from .cuda import CudaEngine, torch_has_gpu
+from .engine import Engine
+from .faults import planted
+from .models import Model
+from .steplog import StepLog
+
+
+def engine_of(log: StepLog, model: Model, options: dict[str, Any]) -> Engine:
+    """The engine on the device that the command's options name. Raises ``ValueError`` for what it cannot do."""
+    given = {"seed": log.seed, "schedules": options["schedules"], "num_workers": options["num_workers"]}
+    kind: type[Engine] = Engine
+    if options["device"] != "cpu":
+        kind = CudaEngine
+        # A step of a log has a row or more of each request, as one of the scheduler does.
+        rows = max([log.token_budget, *(sum(s.length for s in step) for step in log.steps)])
+        given.update(device=options["device"], max_rows=rows, max_requests=min(rows, len(log.requests)))
+    if options["inject"]:
+        kind = planted(options["inject"], kind)
+    try:
+        return kind(model, options["layers"], log.num_pages, log.page_size, **given)
+    except RuntimeError as error:  # no such device, no memory there, no compiler for it
+        raise ValueError(f"--device {options['device']}: {error}") from error
+
+
+def read_gbps(device: str) -> float | None:
+    """What this machine reads; of a GPU where torch and CuPy are, by the floor of `raddle bench gpu`."""
+    if device == "cpu":
+        return native.read_bandwidth()
+    if not torch_has_gpu():
+        return None
+    try:
+        from raddle.bench.gpu import floor
+
+        return floor.read_gbps(device)
+    except ImportError:
+        return None
+
+
+def facts(engine: Engine) -> dict[str, Any]:
+    """What a report says of the machine."""
+    if not isinstance(engine, CudaEngine):
+        return {"isa": raddle.cpu_isa(), "threads": raddle.cpu_threads()}
+    gpu = _cuda.driver()["gpus"][int(engine.device.partition(":")[2])]
+    return {"gpu": gpu["name"], "graphs": engine.uses_graphs}
