@@ -87,7 +87,8 @@ TimelineView view_timeline(const TensorRef& t, i32 num_workers) {
   check_output("timeline", t, DType::float32, {num_workers, -1, 2});
   const i64 capacity = dim(t, 1);
   if (capacity < 2 || capacity >= i64{1} << 31 || step(t, 1) != 2 || step(t, 0) != 2 * capacity)
-    fail<ValueError>("timeline is ", shape_text(t), "; expected a contiguous tensor of two marks a worker or more");
+    fail<ValueError>("timeline is ", shape_text(t),
+                     "; expected a contiguous tensor of two marks a worker or more");
   return {static_cast<TimelineView::Mark*>(t.data), static_cast<i32>(capacity)};
 }
 

@@ -64,8 +64,8 @@ RADDLE_DEVICE Column find_column(const MmaLaunch& launch, const KeySource& sourc
 template <i32 dim>
 RADDLE_ZEROS(Packed8, zero_row, ceil_div(dim, 8));
 
-/// A warp's tiles. K and V of a tile are loaded in turns. Where it `runs_on`, the tiles are of items
-/// [item, end), or up to the first of long queries, and each is found when the one before has
+/// A warp's tiles. K and V of a tile are loaded in turns. Where it `runs_on`, the tiles are of
+/// items [item, end), or up to the first of long queries, and each is found when the one before has
 /// been loaded; else they are those of one item, and each is found when it is loaded.
 template <class K, class Layout, bool runs_on>
 class KeyStream {
@@ -252,8 +252,8 @@ class KeyStream {
   KeySource& source_;
   i32 item_;  // the next one to open
   const i32 end_;
-  bool open_ = false;  // the item has a tile to be found:
-  Span rest_;          // of the run that it begins
+  bool open_ = false;   // the item has a tile to be found:
+  Span rest_;           // of the run that it begins
   i32 next_block_ = 0;  // which this lane's row of it is in
   // The tile that was found last, and is loaded next.
   bool there_ = false;

@@ -97,8 +97,8 @@ class LongQueries {
 
   /// Starts loading K (`which` 0) or V of tile number `nth`, if there is one.
   RADDLE_DEVICE void load(i32 which, i32 slot, i32 nth) {
-    const bool loads = which == 0 ? stream_.load_keys(slot, nth % Layout::key_slots)
-                                  : stream_.load_values(slot);
+    const bool loads =
+        which == 0 ? stream_.load_keys(slot, nth % Layout::key_slots) : stream_.load_values(slot);
     if (!loads) return;
     ptx::barrier_arrive_after_copies(Layout::filled(slot));
     ptx::sync_warp();
@@ -138,8 +138,7 @@ class LongQueries {
         });
     // Of the first tile, no V is before: barriers answer at once for the round before the first.
     pass_on(k_slot, lag, lag == 0 ? k_slot : v_before, k_slot < 2 * lag ? parity ^ 1 : parity);
-    apply(s, keys, 0, flags, facts,
-          [&](i32 r) { return first_row(r) + ptx::lane_index() / 4; });
+    apply(s, keys, 0, flags, facts, [&](i32 r) { return first_row(r) + ptx::lane_index() / 4; });
     if constexpr (scan == Scan::softmax) softmax<K>(s, stats_, o_, apply.to_log2(), 2);
     Weights<blocks, tiles> p;
     round_weights<T>(s, p);
@@ -157,7 +156,8 @@ class LongQueries {
 
   /// A row of O on its way out, in fp32, and its LSE behind it.
   static constexpr i32 row_floats = round_up(K::dim_vo, 8) + 4;
-  static_assert(K::long_rows * row_floats * 4 <= Layout::sources);  // ring and keys are free by then
+  static_assert(K::long_rows * row_floats * 4 <=
+                Layout::sources);  // ring and keys are free by then
   RADDLE_DEVICE static float* out_row(i32 m) {
     return reinterpret_cast<float*>(Layout::base()) + m * row_floats;
   }

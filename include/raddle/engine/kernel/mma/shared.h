@@ -45,8 +45,8 @@ struct KeySource {
   i32 first_index;  ///< kv_index of column 0
   i32 level, group;
   i32 col_begin, col_end;
-  bool plain;  ///< positions are indices, indices count columns
-  bool holes;  ///< columns may have no key
+  bool plain;    ///< positions are indices, indices count columns
+  bool holes;    ///< columns may have no key
   RunWalk runs;  ///< those behind the one that the warp is in
 };
 

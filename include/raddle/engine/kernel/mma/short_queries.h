@@ -62,8 +62,7 @@ class ShortQueries {
   static constexpr i32 kept_steps = K::k_steps <= 8 ? K::k_steps : 0;
   RADDLE_DEVICE void load_fragment(i32 step, u32 (&a)[4]) const {
     const u32 from = ptx::shared_address(Layout::query_memory());
-    ptx::load_matrices(
-        a, K::QkRows::step_from(from + a_offset<typename K::QkRows>(lane_), step));
+    ptx::load_matrices(a, K::QkRows::step_from(from + a_offset<typename K::QkRows>(lane_), step));
   }
 
   /// The next item's, which arrive while the last one's states are added up.
