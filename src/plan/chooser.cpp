@@ -13,17 +13,15 @@ Outcome Chooser::try_linear() {
   return Outcome{Method::linear, split.heaviest, split.total};
 }
 
-/// What tiles of long queries cost, on a single level.
-i64 Chooser::cost_of_long() const {
+/// Whether all there is to do is tiles of long queries, on a single level.
+bool Chooser::only_long_queries() const {
   const Units& units = tiling_->units;
-  i64 cost = 0;
+  if (units.all_partial || units.num_tiles == 0) return false;
   for (i32 g = 0; g < units.num_groups; ++g) {
     const i32 begin = units.group_tile[g];
-    const i32 end = units.group_tile[g + 1];
-    if (begin < end && units.tiles[begin].shape == 1)
-      cost += units.num_kv_heads * (units.prefix[end] - units.prefix[begin]);
+    if (begin < units.group_tile[g + 1] && units.tiles[begin].shape == 0) return false;
   }
-  return cost;
+  return true;
 }
 
 Outcome Chooser::try_dealt(const Front& front) {
@@ -88,11 +86,6 @@ Outcome Chooser::try_fixed(Method method, Cutting cutting) {
           RankedPiece{piece_cost(units, pieces[p], piece_begin[t + 1] - piece_begin[t]), p};
     }
     sort_dearest_first(ranked_.data(), count, spare_.grow(count));
-    if (method == Method::apart) {
-      result.heaviest = assign_apart(units, pieces.data(), ranked_.data(), count, num_long_,
-                                     workers, heap_.grow(workers), placements.data());
-      return result;
-    }
     result.heaviest = assign_longest_first(ranked_.data(), count, heads, workers,
                                            heap_.grow(workers), placements.data());
     (method == Method::algorithm1 ? stats.algorithm1 : stats.longest_first) = result.heaviest;
@@ -154,16 +147,13 @@ Outcome Chooser::choose_automatic() {
     stats.reason = "splitting gains nothing: a worker for every tile";
     return try_fixed(Method::longest_first, Cutting::none);
   }
-  const bool deals = config_->deals && !tiling_->units.all_partial;
-  const i64 long_cost = deals ? cost_of_long() : 0;
-  if (long_cost > 0 && long_cost == stats.uncut) {
+  if (config_->deals && only_long_queries()) {
     // What is cut evens out what is dealt, whose loads differ by a unit at most.
     const Front front = front_of(tiling_->units, config_->num_workers * tiling_->longest_unit / 2);
     if (2 * front.cost < stats.uncut) {
       const Outcome outcome = try_dealt(front);
       stats.reason = "tiles of one KV head at one time share its keys";
-      // Cuts cost what equal spans of long units need not pay; the cache is worth more.
-      if (outcome.heaviest * 100 <= mean() * 108) return outcome;
+      if (balanced(outcome.heaviest)) return outcome;
     }
   }
   Outcome best = try_linear();
@@ -184,20 +174,8 @@ Outcome Chooser::choose_automatic() {
       stats.reason = "Algorithm 1's chunks balance better than equal spans";
     }
   }
-  if (long_cost > 0 && long_cost < stats.uncut) {
-    num_long_ = static_cast<i32>(
-        std::clamp((long_cost * config_->num_workers + stats.uncut / 2) / stats.uncut, i64{1},
-                   i64{config_->num_workers} - 1));
-    const Outcome apart = try_fixed(Method::apart, Cutting::none);
-    if (apart.heaviest * 100 <= best.heaviest * 105) {
-      stats.reason = "long queries and short ones at one time, on workers of their own";
-      return apart;
-    }
-  }
   if (best.method == Method::longest_first && pieces_of_ != best.method)
     try_fixed(best.method, Cutting::none);
-  if (best.method == Method::algorithm1 && pieces_of_ != best.method)
-    try_fixed(best.method, Cutting::limit);
   return best;
 }
 

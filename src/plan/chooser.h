@@ -9,7 +9,7 @@
 namespace raddle {
 
 /// What hands the work out. All but linear hand out fixed pieces.
-enum class Method { linear, dealt, spans, longest_first, apart, algorithm1, by_group };
+enum class Method { linear, dealt, spans, longest_first, algorithm1, by_group };
 
 struct Outcome {
   Method method;
@@ -36,7 +36,7 @@ struct Chooser {
   Outcome choose_fixed_chunks();
   Outcome try_linear();
   Outcome try_dealt(const Front& front);
-  i64 cost_of_long() const;
+  bool only_long_queries() const;
   Outcome try_fixed(Method method, Cutting cutting);
   i64 cut_pieces(Cutting cutting);
   i64 least_unsplit() const;
@@ -52,7 +52,6 @@ struct Chooser {
   Buffer<RankedPiece> ranked_, spare_;
   Buffer<Load> heap_;
   Buffer<i64> loads_;
-  i32 num_long_ = 0;  // workers of long queries where they have workers of their own
 };
 
 }  // namespace raddle

@@ -15,9 +15,9 @@ struct Rates {
 /// A worker thread's, rounded from measurements on two-core AVX-512 machines. Only their
 /// ratios matter: they say how a long-query tile weighs against a decode tile.
 constexpr Rates cpu_rates{12.0, 80.0, 800.0};
-/// A thread block's on an H200 with two on each multiprocessor, rounded from measurements of
-/// mixed batches, where their ratios count: a tile of 128 × 64 takes 3.5 µs, one of 4 × 128 2.9.
-constexpr Rates gpu_rates{24.0, 2000.0, 3000.0};
+/// A thread block's on an H200 with two on each multiprocessor, rounded from measurements: a tile
+/// of 16 × 128 takes 4.5 µs where all decode, one of 128 × 64 takes 3.5 µs where all prefill.
+constexpr Rates gpu_rates{15.0, 3000.0, 4000.0};
 constexpr double units_per_ns = 4.0;  // CostModel counts quarters of a nanosecond
 
 CostModel costs(const AttentionSpec& spec, TileShape shape, const Rates& rates) {

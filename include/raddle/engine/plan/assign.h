@@ -103,26 +103,6 @@ RADDLE_FN i64 assign_longest_first(const RankedPiece* ranked, i32 num_pieces, i3
   return heaviest;
 }
 
-/// The same with workers of their own for tiles of long queries, the first `num_long`, so that some
-/// multiprocessors' threads compute while others' wait for memory, throughout. 0 < num_long <
-/// num_workers.
-RADDLE_FN i64 assign_apart(const Units& units, const Piece* pieces, const RankedPiece* ranked,
-                           i32 num_pieces, i32 num_long, i32 num_workers, Load* heap,
-                           Placement* placements) {
-  for (i32 w = 0; w < num_workers; ++w) heap[w] = Load{0, w};  // equal loads in order are a heap
-  i64 heaviest = 0;
-  for (i32 i = 0; i < num_pieces * units.num_kv_heads; ++i) {
-    const RankedPiece& piece = ranked[i / units.num_kv_heads];
-    const bool is_long = units.tiles[pieces[piece.piece].tile].shape == 1;
-    Load* of = is_long ? heap : heap + num_long;
-    placements[i] = Placement{piece.piece, i % units.num_kv_heads, of[0].worker};
-    of[0].cost += piece.cost;
-    heaviest = max(heaviest, of[0].cost);
-    sift_down(of, is_long ? num_long : num_workers - num_long);
-  }
-  return heaviest;
-}
-
 /// Pieces in linear order, each to the worker in whose equal span its middle lies.
 /// `piece_begin[t]` is the first piece of tile t. `loads` has num_workers entries. Returns the
 /// heaviest load.
