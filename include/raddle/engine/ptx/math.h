@@ -28,19 +28,6 @@ RADDLE_DEVICE float max(float x, float y) {
   return r;
 }
 
-/// Two numbers rounded to nearest: `low` in the lower half, `high` in the upper.
-RADDLE_DEVICE u32 pack(float low, float high, f16) {
-  u32 y;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-  return y;
-}
-
-RADDLE_DEVICE u32 pack(float low, float high, bf16) {
-  u32 y;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-  return y;
-}
-
 }  // namespace ptx
 
 RADDLE_ENGINE_END

@@ -2,24 +2,33 @@
 #pragma once
 
 #include "raddle/engine/kernel/mma/finish.h"
+#include "raddle/engine/kernel/mma/quantized.h"
 
 RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
 /// transform(vector) changes one row in shared memory through fp32; the result is rounded once. A
-/// warp's work; the row is complete for its lanes.
-template <class T, class Rows, i32 dim, class F>
-RADDLE_DEVICE void transform_row(u8* rows, i32 row, float* vector, F transform) {
+/// warp's work; the row is complete for its lanes. Of an element that is Stored in fewer bytes the
+/// row holds those first, and the value is `scale` times it.
+template <class T, class Stored, class Rows, i32 dim, class F>
+RADDLE_DEVICE void transform_row(u8* rows, i32 row, float* vector, float scale, F transform) {
   const i32 lane = ptx::lane_index();
   const auto element = [&](i32 d) -> T& {
     return reinterpret_cast<T*>(rows + Rows::at(row, d / 8))[d % 8];
   };
-  for (i32 d = lane; d < dim; d += 32) vector[d] = to_float(element(d));
+  for (i32 d = lane; d < dim; d += 32) {
+    if constexpr (is_quantized<Stored>)
+      vector[d] = to_float(Stored{rows[Rows::at(row, d / 16) + static_cast<u32>(d % 16)]}) * scale;
+    else
+      vector[d] = to_float(element(d));
+  }
   ptx::sync_warp();
   WarpVector x(vector, dim);
   transform(x);
   for (i32 d = lane; d < dim; d += 32) element(d) = from_float<T>(vector[d]);
+  if constexpr (is_quantized<Stored>)
+    for (i32 d = dim + lane; d < 8 * Rows::chunks; d += 32) element(d) = T{};
   ptx::sync_warp();
 }
 
@@ -28,7 +37,7 @@ RADDLE_DEVICE void transform_row(u8* rows, i32 row, float* vector, F transform) 
 template <i32 count, class K>
 class QueryRows {
   using T = typename K::T;
-  using Rows = typename K::QkRows;
+  using Rows = typename K::QueryRows;
   static constexpr i32 units = ceil_div(count * Rows::chunks, 32);
   static_assert(count <= 32);
 
@@ -72,8 +81,15 @@ class QueryRows {
     if constexpr (has_query<V>) {
       for (i32 r = 0; r < rows_; ++r) {
         const Row& row = facts.row[first + r];
-        transform_row<T, Rows, K::dim_qk>(shared, first + r, vector,
-                                          [&](WarpVector& q) { variant.query(q, row); });
+        transform_row<T, T, Rows, K::dim_qk>(shared, first + r, vector, 1.0f,
+                                             [&](WarpVector& q) { variant.query(q, row); });
+      }
+    }
+    if constexpr (K::narrow_keys) {
+      if (lane < count) facts.factor[first + lane] = 0.0f;
+      for (i32 r = 0; r < rows_; ++r) {
+        const float factor = arrange_query<K>(shared, first + r);
+        if (lane == 0) facts.factor[first + r] = factor;
       }
     }
   }
@@ -84,17 +100,31 @@ class QueryRows {
   Packed8 x_[units];
 };
 
-/// f_k or f_v of the keys of a tile that this warp loaded, in place.
-template <class T, class Rows, i32 dim, i32 tile_keys, class Facts, class F>
-RADDLE_DEVICE void transform_keys(u8* rows, const TileKeys<tile_keys>& keys, const Facts& facts,
-                                  float* vector, F transform) {
+/// Zeros in place of a row of a key that is not there.
+template <class Rows>
+RADDLE_DEVICE void clear_row(u8* rows, i32 row) {
+  for (i32 chunk = ptx::lane_index(); chunk < Rows::chunks; chunk += 32)
+    *reinterpret_cast<Packed8*>(rows + Rows::at(row, chunk)) = Packed8{};
+}
+
+/// f_k (`which` 0) or f_v of the keys of a tile that this warp loaded, in place.
+template <class K, class Rows, i32 dim, i32 which, i32 tile_keys, class Facts, class F>
+RADDLE_DEVICE void transform_keys(u8* rows, const TileKeys<tile_keys, K::quantized>& keys,
+                                  const Facts& facts, float* vector, F transform) {
   constexpr i32 warp_keys = tile_keys / num_warps;
   const i32 first = ptx::warp_index() * warp_keys;
   for (i32 j = first; j < first + warp_keys; ++j) {
-    if (keys.column[j] < 0) continue;
+    if (keys.column[j] < 0) {
+      if constexpr (K::quantized) clear_row<Rows>(rows, j);
+      continue;
+    }
+    float scale = 1.0f;
+    if constexpr (K::quantized) scale = keys.scale[which][j];
     const Key key{facts.request, keys.kv_index[j], keys.kv_pos[j], facts.kv_head};
-    transform_row<T, Rows, dim>(rows, j, vector, [&](WarpVector& x) { transform(x, key); });
+    transform_row<typename K::T, typename K::Stored, Rows, dim>(
+        rows, j, vector, scale, [&](WarpVector& x) { transform(x, key); });
   }
+  if constexpr (K::quantized) ptx::sync_warp();  // what is clear
 }
 
 /// Says what all keys of an item share; the request is -1 where its rows are several requests'.
@@ -104,10 +134,9 @@ RADDLE_DEVICE void describe_item(const MmaLaunch& launch, const QueryTile& tile,
   if (ptx::thread_index() != 0) return;
   const LevelView& level = launch.levels[tile.level];
   facts.kv_head = kv_head;
-  facts.request =
-      level.keys_are_shared
-          ? -1
-          : request_of(launch.layout, level, tile.group, query_row(level, tile.group, 0));
+  facts.request = level.keys_are_shared ? -1
+                                        : request_of(launch.layout, level, tile.group,
+                                                     query_row(level, tile.group, 0));
 }
 
 }  // namespace mma

@@ -33,10 +33,10 @@ class ShortQueries {
         warp_(ptx::warp_index()),
         lane_(ptx::lane_index()),
         stream_(launch, first, end_),
-        k_offset_(static_cast<u32>(warp_keys * warp_ * K::QkRows::pitch) +
-                  b_offset<typename K::QkRows>(lane_)),
-        v_offset_(static_cast<u32>(warp_keys * warp_ * K::VoRows::pitch) +
-                  a_offset<typename K::VoRows>(lane_)) {
+        k_offset_(static_cast<u32>(warp_keys * warp_ * K::KeyRows::pitch) +
+                  b_offset<typename K::KeyRows>(lane_)),
+        v_offset_(static_cast<u32>(warp_keys * warp_ * K::ValueRows::pitch) +
+                  a_offset<typename K::ValueRows>(lane_)) {
     fetch_queries();
     stream_.start();
     RADDLE_ROLLED
@@ -72,11 +72,17 @@ class ShortQueries {
     describe_item(launch_, tile, item.kv_head, Layout::scratch());
     queries_.store(variant_, share * warp_, queries, Layout::scratch(), Layout::vector(warp_));
     ptx::sync_block();
-    const u32 from = ptx::shared_address(queries) + a_offset<typename K::QkRows>(lane_);
+    const u32 from = ptx::shared_address(queries) + a_offset<typename K::QueryRows>(lane_);
     RADDLE_UNROLL
-    for (i32 i = 0; i < K::k_steps; ++i) ptx::load_matrices(q_[i], K::QkRows::step_from(from, i));
+    for (i32 i = 0; i < K::k_steps; ++i)
+      ptx::load_matrices(q_[i], K::QueryRows::step_from(from, i));
+    if constexpr (K::narrow_keys) {
+      factor_[0] = Layout::scratch().factor[lane_ / 4];
+      factor_[1] = Layout::scratch().factor[lane_ / 4 + 8];
+    }
     mark(launch_, TimelineStage::opened, number);
     clear(o_);
+    value_scales_.clear();
     stats_.clear();
     const ApplyVariant<V, 1, tiles> apply(launch_, variant_, number);
     to_log2_ = apply.to_log2();
@@ -126,19 +132,22 @@ class ShortQueries {
     const bool computes = !(flags & TileFlags::empty);
     if (computes) {
       if constexpr (has_key<V>)
-        transform_keys<T, typename K::QkRows, K::dim_qk>(
+        transform_keys<K, typename K::KeyRows, K::dim_qk, 0>(
             Layout::slot_memory(slot_), keys, facts, vector,
             [&](WarpVector& x, const Key& key) { variant_.key(x, key); });
-      multiply_qk<K, 1, tiles>(s, Layout::slot_address(slot_) + k_offset_,
-                               [&](i32 at, i32, u32(&a)[4]) {
-                                 RADDLE_UNROLL
-                                 for (i32 e = 0; e < 4; ++e) a[e] = q_[at][e];
-                               });
+      multiply_keys<K, 1, tiles>(s, Layout::slot_address(slot_) + k_offset_,
+                                 [&](i32 at, i32, u32(&a)[4]) {
+                                   RADDLE_UNROLL
+                                   for (i32 e = 0; e < 4; ++e) a[e] = q_[at][e];
+                                 });
     }
     ptx::sync_warp();
     load(Layout::slots, slot_);
     slot_ = Layout::after(slot_, Layout::slots);
     if (computes) {
+      if constexpr (K::narrow_keys)
+        scale_logits<K, 1, tiles>(
+            s, keys.scale[0] + lane_keys(), [&](i32, i32 half) { return factor_[half]; }, halves);
       apply(s, keys, warp_keys * warp_, flags, facts, [&](i32) { return lane_ / 4; });
       if constexpr (scan == Scan::softmax) softmax<K>(s, stats_, o_, to_log2_, halves);
     }
@@ -146,12 +155,16 @@ class ShortQueries {
     ptx::sync_warp();
     if (computes) {
       if constexpr (has_value<V>)
-        transform_keys<T, typename K::VoRows, K::dim_vo>(
+        transform_keys<K, typename K::ValueRows, K::dim_vo, 1>(
             Layout::slot_memory(slot_), keys, facts, vector,
             [&](WarpVector& x, const Key& key) { variant_.value(x, key); });
+      if constexpr (K::narrow_values) {
+        value_scales_.meet(keys.scale[1] + warp_keys * warp_, warp_keys, o_);
+        value_scales_.apply(s, keys.scale[1] + lane_keys());
+      }
       Weights<1, tiles> p;
-      round_weights<T>(s, p);
-      multiply_pv<K, 1, tiles>(o_, p, Layout::slot_address(slot_) + v_offset_);
+      round_weights<typename K::VoElement>(s, p);
+      multiply_values<K, 1, tiles>(o_, p, Layout::slot_address(slot_) + v_offset_);
     }
     ptx::sync_warp();
     load(Layout::slots + 1, slot_);
@@ -159,6 +172,9 @@ class ShortQueries {
     computing_ = Layout::after(computing_, Layout::key_slots);
     return (flags & TileFlags::last) != 0;
   }
+
+  /// This lane's first key of its warp's.
+  RADDLE_DEVICE i32 lane_keys() const { return warp_keys * warp_ + lane_ % 4 * 2; }
 
   /// Adds up the warps' states and stores the result, a slab of 8 rows by 64 columns at a time.
   RADDLE_DEVICE void merge(const WorkItem& item, const QueryTile& tile, i32 halves) {
@@ -182,6 +198,10 @@ class ShortQueries {
         factor[half] = ptx::exp2((stats_.top[0][half] - mine.shift) * to_log2_) * mine.inverse;
       }
     }
+    if constexpr (K::narrow_values) {
+      factor[0] *= value_scales_.unit();
+      factor[1] *= value_scales_.unit();
+    }
     constexpr i32 slabs = ceil_div(K::out_tiles, slab_columns / 8);
     RADDLE_ROLLED
     for (i32 i = 0; i < halves * slabs; ++i) {
@@ -189,9 +209,11 @@ class ShortQueries {
       RADDLE_UNROLL
       for (i32 n = 0; n < K::out_tiles; ++n) {
         if (n < first || n >= first + slab_columns / 8) continue;
-        float* to = &buffer.o[warp_][g][8 * (n - first) + 2 * t];
-        to[0] = half == 0 ? o_[0][n][0] * factor[0] : o_[0][n][2] * factor[1];
-        to[1] = half == 0 ? o_[0][n][1] * factor[0] : o_[0][n][3] * factor[1];
+        float* row = buffer.o[warp_][g];
+        row[out_column<K>(t, n - first, 0)] =
+            half == 0 ? o_[0][n][0] * factor[0] : o_[0][n][2] * factor[1];
+        row[out_column<K>(t, n - first, 1)] =
+            half == 0 ? o_[0][n][1] * factor[0] : o_[0][n][3] * factor[1];
       }
       ptx::sync_block();
       store_slab(item, tile, half, 8 * first);
@@ -284,6 +306,8 @@ class ShortQueries {
   u32 q_[K::k_steps][4];  // the rows' fragments
   Output<K, 1> o_;
   RowStats<1> stats_;
+  float factor_[2];  // by which logits of this lane's rows are too small, where keys are narrow
+  ValueScales<K, 1> value_scales_;
 };
 
 }  // namespace mma
