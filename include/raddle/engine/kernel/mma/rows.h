@@ -107,22 +107,24 @@ RADDLE_DEVICE void clear_row(u8* rows, i32 row) {
     *reinterpret_cast<Packed8*>(rows + Rows::at(row, chunk)) = Packed8{};
 }
 
-/// f_k (`which` 0) or f_v of the keys of a tile that this warp loaded, in place.
+/// f_k (`which` 0) or f_v of the keys of a tile that this warp loaded, in place; `rows` are its
+/// own.
 template <class K, class Rows, i32 dim, i32 which, i32 tile_keys, class Facts, class F>
 RADDLE_DEVICE void transform_keys(u8* rows, const TileKeys<tile_keys, K::quantized>& keys,
                                   const Facts& facts, float* vector, F transform) {
   constexpr i32 warp_keys = tile_keys / num_warps;
   const i32 first = ptx::warp_index() * warp_keys;
-  for (i32 j = first; j < first + warp_keys; ++j) {
+  for (i32 i = 0; i < warp_keys; ++i) {
+    const i32 j = first + i;
     if (keys.column[j] < 0) {
-      if constexpr (K::quantized) clear_row<Rows>(rows, j);
+      if constexpr (K::quantized) clear_row<Rows>(rows, i);
       continue;
     }
     float scale = 1.0f;
     if constexpr (K::quantized) scale = keys.scale[which][j];
     const Key key{facts.request, keys.kv_index[j], keys.kv_pos[j], facts.kv_head};
     transform_row<typename K::T, typename K::Stored, Rows, dim>(
-        rows, j, vector, scale, [&](WarpVector& x) { transform(x, key); });
+        rows, i, vector, scale, [&](WarpVector& x) { transform(x, key); });
   }
   if constexpr (K::quantized) ptx::sync_warp();  // what is clear
 }

@@ -135,6 +135,12 @@ struct SharedLayout {
   /// A row of Q, or of O on its way out.
   RADDLE_DEVICE static u8* query_memory() { return base(); }
   RADDLE_DEVICE static u8* slot_memory(i32 slot) { return base() + ring + slot * slot_bytes; }
+  /// Where a warp's rows begin in a slot. Where it computes on these alone, that is the same place
+  /// for rows of any length: an odd number of slots puts K where V was.
+  template <class Rows>
+  RADDLE_DEVICE static i32 part_of(i32 warp) {
+    return warp * (rows == short_rows ? slot_bytes / num_warps : warp_keys * Rows::pitch);
+  }
   RADDLE_DEVICE static u32 slot_address(i32 slot) {
     return ptx::shared_address(base()) + static_cast<u32>(ring + slot * slot_bytes);
   }

@@ -33,9 +33,9 @@ class ShortQueries {
         warp_(ptx::warp_index()),
         lane_(ptx::lane_index()),
         stream_(launch, first, end_),
-        k_offset_(static_cast<u32>(warp_keys * warp_ * K::KeyRows::pitch) +
+        k_offset_(static_cast<u32>(Layout::template part_of<typename K::KeyRows>(warp_)) +
                   b_offset<typename K::KeyRows>(lane_)),
-        v_offset_(static_cast<u32>(warp_keys * warp_ * K::ValueRows::pitch) +
+        v_offset_(static_cast<u32>(Layout::template part_of<typename K::ValueRows>(warp_)) +
                   a_offset<typename K::ValueRows>(lane_)) {
     fetch_queries();
     stream_.start();
@@ -133,8 +133,8 @@ class ShortQueries {
     if (computes) {
       if constexpr (has_key<V>)
         transform_keys<K, typename K::KeyRows, K::dim_qk, 0>(
-            Layout::slot_memory(slot_), keys, facts, vector,
-            [&](WarpVector& x, const Key& key) { variant_.key(x, key); });
+            Layout::slot_memory(slot_) + Layout::template part_of<typename K::KeyRows>(warp_), keys,
+            facts, vector, [&](WarpVector& x, const Key& key) { variant_.key(x, key); });
       multiply_keys<K, 1, tiles>(s, Layout::slot_address(slot_) + k_offset_,
                                  [&](i32 at, i32, u32(&a)[4]) {
                                    RADDLE_UNROLL
@@ -156,8 +156,8 @@ class ShortQueries {
     if (computes) {
       if constexpr (has_value<V>)
         transform_keys<K, typename K::ValueRows, K::dim_vo, 1>(
-            Layout::slot_memory(slot_), keys, facts, vector,
-            [&](WarpVector& x, const Key& key) { variant_.value(x, key); });
+            Layout::slot_memory(slot_) + Layout::template part_of<typename K::ValueRows>(warp_),
+            keys, facts, vector, [&](WarpVector& x, const Key& key) { variant_.value(x, key); });
       if constexpr (K::narrow_values) {
         value_scales_.meet(keys.scale[1] + warp_keys * warp_, warp_keys, o_);
         value_scales_.apply(s, keys.scale[1] + lane_keys());

@@ -16,7 +16,8 @@ from raddle.bench.gpu.variants import PARTS, angles, rotated
 
 def attention(case: Case, device: Any) -> raddle.Attention:
     hq, hkv, dim = case.heads
-    spec = raddle.AttentionSpec(hq, hkv, dim, dtype="bfloat16", variant=PARTS[case.variant](hq, dim))
+    stored = case.kv_dtype or None
+    spec = raddle.AttentionSpec(hq, hkv, dim, dtype="bfloat16", kv_dtype=stored, variant=PARTS[case.variant](hq, dim))
     return raddle.Attention(spec, device=str(device))
 
 
@@ -50,7 +51,8 @@ def _prepared(problem: Problem, case: Case) -> Contestant:
     if case.form == "cascade":
         kv = [kv, kv]
     out = problem.empty()
-    return Contestant(RADDLE, lambda: attn.run(plan, problem.q, kv, out=out), out)
+    scales = {"k_scale": problem.k_scale, "v_scale": problem.v_scale} if case.kv_dtype else {}
+    return Contestant(RADDLE, lambda: attn.run(plan, problem.q, kv, out=out, **scales), out)
 
 
 def _rotation(problem: Problem, case: Case) -> Contestant:
