@@ -89,9 +89,8 @@ Outcome Chooser::try_fixed(Method method, Cutting cutting) {
     }
     sort_dearest_first(ranked_.data(), count, spare_.grow(count));
     if (method == Method::apart) {
-      result.heaviest =
-          assign_apart(units, pieces.data(), ranked_.data(), count, num_long_, workers,
-                       heap_.grow(workers), placements.data());
+      result.heaviest = assign_apart(units, pieces.data(), ranked_.data(), count, num_long_,
+                                     workers, heap_.grow(workers), placements.data());
       return result;
     }
     result.heaviest = assign_longest_first(ranked_.data(), count, heads, workers,
@@ -186,9 +185,9 @@ Outcome Chooser::choose_automatic() {
     }
   }
   if (long_cost > 0 && long_cost < stats.uncut) {
-    num_long_ = static_cast<i32>(std::clamp(
-        (long_cost * config_->num_workers + stats.uncut / 2) / stats.uncut, i64{1},
-        i64{config_->num_workers} - 1));
+    num_long_ = static_cast<i32>(
+        std::clamp((long_cost * config_->num_workers + stats.uncut / 2) / stats.uncut, i64{1},
+                   i64{config_->num_workers} - 1));
     const Outcome apart = try_fixed(Method::apart, Cutting::none);
     if (apart.heaviest * 100 <= best.heaviest * 105) {
       stats.reason = "long queries and short ones at one time, on workers of their own";

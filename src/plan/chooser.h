@@ -18,8 +18,8 @@ struct Outcome {
 };
 
 struct Chooser {
-  Buffer<Cut> cuts;              ///< of the linear split, or of a dealt line's front
-  Buffer<DealtUnit> dealt;       ///< and what lies behind that
+  Buffer<Cut> cuts;         ///< of the linear split, or of a dealt line's front
+  Buffer<DealtUnit> dealt;  ///< and what lies behind that
   i32 num_dealt = 0;
   Buffer<Piece> pieces;          ///< of the schedules with fixed pieces,
   Buffer<i32> piece_begin;       ///< [num_tiles + 1] by query tile,

@@ -149,8 +149,8 @@ void Planner::write_dealt(WorkItem* items, i32* queue_indptr) {
   for (i32 i = 0; i < chooser_.num_dealt; ++i) ++cursor[chooser_.dealt[i].worker];
   for (i32 w = 0; w < workers; ++w) {
     queue_indptr[w + 1] = queue_indptr[w] + cursor[w];
-    cursor[w] = queue_indptr[w] + write_span(units(), splits_.data(), cuts[w], cuts[w + 1],
-                                             items + queue_indptr[w]);
+    cursor[w] = queue_indptr[w] +
+                write_span(units(), splits_.data(), cuts[w], cuts[w + 1], items + queue_indptr[w]);
   }
   for (i32 i = 0; i < chooser_.num_dealt; ++i) {
     const DealtUnit& unit = chooser_.dealt[i];

@@ -208,8 +208,8 @@ RADDLE_DEVICE void contract_rows(const MmaLaunch& launch, const V& variant, cons
 
 /// A contraction: states of a tile of the last level, in level and chunk order.
 template <class K, class V>
-RADDLE_COLD void contract(const MmaLaunch& launch, const V& variant,
-                            const Contraction& contraction, i32 kv_head, float* vector) {
+RADDLE_COLD void contract(const MmaLaunch& launch, const V& variant, const Contraction& contraction,
+                          i32 kv_head, float* vector) {
   const PlanView& plan = launch.plan;
   contract_rows<K>(launch, variant, plan.query_tiles[contraction.query_tile], kv_head, vector,
                    [&](auto& composed, i32 m) {
