@@ -192,7 +192,7 @@ RADDLE_DEVICE void scale_logits(Logits<blocks, tiles>& s, const float* scale, Fa
 
 /// V's scales, which multiply weights. These are rounded to a dtype that may be f16, and scales of
 /// any size would underflow in it: O is kept relative to a power of two near the largest scale that
-/// a warp has met.
+/// a warp has met, masked keys' too: of scales below 2^-20 of that, weights lose precision.
 template <class K, i32 blocks>
 class ValueScales {
   /// The largest scale becomes less than twice this power of two: weights of a softmax are at most
