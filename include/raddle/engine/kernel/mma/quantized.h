@@ -122,10 +122,9 @@ RADDLE_DEVICE void multiply_narrow_pv(Output<K, blocks>& o, const Weights<blocks
 }
 
 /// Puts a row of Q in shared memory into the order that multiply_narrow_qk asks for, as f16: a
-/// bf16's range is wider, and so its rows are divided by a power of two, which is returned. That
-/// rounds what is below 2^-25 of f16's smallest normal number while the largest element is near its
-/// largest: nothing that a sum in fp32 would show. A warp's work; the row is complete for its
-/// lanes.
+/// bf16's range is wider, and so its rows are divided by a power of two, which is returned. What is
+/// lost is less than 2^-38 of a row's largest element, and a sum in fp32 would not show it. A
+/// warp's work; the row is complete for its lanes.
 template <class K>
 RADDLE_DEVICE float arrange_query(u8* rows, i32 row) {
   using T = typename K::T;
