@@ -36,6 +36,18 @@ struct ThereAndBack {
   }
 };
 
+/// The same of keys alone: K's rows are widened, V's stay bytes.
+struct KeysThereAndBack {
+  template <class Vec>
+  RADDLE_FN void query(Vec& q, const Row&) const {
+    q.map([](float x, i32) { return 2.0f * x; });
+  }
+  template <class Vec>
+  RADDLE_FN void key(Vec& k, const Key&) const {
+    k.map([](float x, i32) { return 0.5f * x; });
+  }
+};
+
 template <class V>
 CoverFns cover(const V& variant) {
   CoverFns fns;
@@ -59,7 +71,7 @@ void round_scales(Tensors& t) {
 }
 
 /// Runs a layout on blocks of emulated threads and compares.
-template <class T, class S, class V>
+template <class T, class S, i32 arch = 80, class V>
 void check(const LayoutPtr& layout, const V& variant, const reference::Parts& parts,
            i32 num_workers, std::mt19937& random) {
   constexpr DType dtype = dtype_of<T>::value;
@@ -75,8 +87,9 @@ void check(const LayoutPtr& layout, const V& variant, const reference::Parts& pa
   if (has_key<V> || has_value<V>) round_scales(t);
   std::fill(t.out.bytes.begin(), t.out.bytes.end(), std::byte{0xff});
   std::fill(t.lse.bytes.begin(), t.lse.bytes.end(), std::byte{0xff});
-  const PlanArrays plan = make_plan(
-      layout->view(), gpu_plan_config(spec, 80, num_workers, Schedule::automatic), cover(variant));
+  const PlanArrays plan =
+      make_plan(layout->view(), gpu_plan_config(spec, arch, num_workers, Schedule::automatic),
+                cover(variant));
 
   MmaLaunch launch{};
   launch.layout = layout->view();
@@ -104,7 +117,7 @@ void check(const LayoutPtr& layout, const V& variant, const reference::Parts& pa
   for (i32 w = 0; w < num_workers; ++w) order.push_back(w);
   std::shuffle(order.begin(), order.end(), random);
   for (const i32 worker : order) {
-    using Kernel = mma::Kernel<T, S, dim_qk, dim_vo, 80, V>;
+    using Kernel = mma::Kernel<T, S, dim_qk, dim_vo, arch, V>;
     emulated::Block block(worker, mma::num_threads, Kernel::config.shared_bytes);
     block.run([&] { mma::attend<Kernel>(launch, variant); });
   }
@@ -155,6 +168,16 @@ TYPED_TEST_SUITE(MmaTest, Pairs);
 TYPED_TEST(MmaTest, Pages) { this->check_all(pages(), 1); }
 TYPED_TEST(MmaTest, PagesOnManyBlocks) { this->check_all(pages(), 9); }
 TYPED_TEST(MmaTest, BlocksWithMaskBits) { this->check_all(blocks(this->random), 3); }
+/// An odd number of slots puts K where V was, whose rows are shorter.
+TYPED_TEST(MmaTest, OddSlots) {
+  using T = typename TypeParam::T;
+  using S = typename TypeParam::S;
+  using V = Composition<NoMask, KeysThereAndBack>;
+  using Kernel = mma::Kernel<T, S, dim_qk, dim_vo, 86, V>;
+  static_assert(Kernel::short_slots == 3 && Kernel::KeyRows::pitch != Kernel::ValueRows::pitch);
+  const Case plain = cases()[0];
+  check<T, S, 86>(pages(), V{}, plain.parts, 2, this->random);
+}
 TYPED_TEST(MmaTest, TwoLevels) { this->check_all(two_levels(), 5); }
 
 /// The conversions of a register's bytes, against those of a number.

@@ -235,5 +235,5 @@ def test_dtypes_without_kernels(gpu):
 def test_rows_of_8_bits_are_aligned(gpu, rng):
     problem = draw(rng, "paged", "causal", dim=24, group=2, num_kv_heads=1, kv_dtype="float8_e4m3fn", dtype="float16")
     attn, out = raddle.Attention(spec_of(problem), device=gpu), np.zeros_like(problem.q)
-    with refuses(ValueError, "kv: k has stride 24 in dimension", "multiple of 16"):
+    with refuses(ValueError, "kv: k has stride", "multiple of 16"):
         run(attn, attn.plan(twin(problem.layout)), **tensors(problem, out=DeviceArray(out)))

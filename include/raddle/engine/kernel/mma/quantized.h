@@ -122,10 +122,9 @@ RADDLE_DEVICE void multiply_narrow_pv(Output<K, blocks>& o, const Weights<blocks
 }
 
 /// Puts a row of Q in shared memory into the order that multiply_narrow_qk asks for, as f16: a
-/// bf16's range is wider, and so its rows are divided by a power of two, which is returned. That
-/// rounds what is below 2^-25 of f16's smallest normal number while the largest element is near its
-/// largest: nothing that a sum in fp32 would show. A warp's work; the row is complete for its
-/// lanes.
+/// bf16's range is wider, and so its rows are divided by a power of two, which is returned. What is
+/// lost is less than 2^-38 of a row's largest element, and a sum in fp32 would not show it. A
+/// warp's work; the row is complete for its lanes.
 template <class K>
 RADDLE_DEVICE float arrange_query(u8* rows, i32 row) {
   using T = typename K::T;
@@ -192,7 +191,7 @@ RADDLE_DEVICE void scale_logits(Logits<blocks, tiles>& s, const float* scale, Fa
 
 /// V's scales, which multiply weights. These are rounded to a dtype that may be f16, and scales of
 /// any size would underflow in it: O is kept relative to a power of two near the largest scale that
-/// a warp has met.
+/// a warp has met, masked keys' too: of scales below 2^-20 of that, weights lose precision.
 template <class K, i32 blocks>
 class ValueScales {
   /// The largest scale becomes less than twice this power of two: weights of a softmax are at most
