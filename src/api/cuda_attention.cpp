@@ -42,11 +42,8 @@ namespace {
 jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant) {
   if (spec.dtype == DType::float32)
     fail<ValueError>("dtype is 'float32'; GPU kernels compute 'float16' and 'bfloat16'");
-  if (is_fp8(spec.stored_dtype()))
-    fail<ValueError>("kv_dtype is '", name_of(spec.stored_dtype()),
-                     "', which needs a kernel that is not yet built for GPUs; expected None, or "
-                     "device 'cpu'");
-  return {spec.dtype, spec.head_dim_qk, spec.head_dim_vo, variant.source(), variant.memory_bytes()};
+  return {spec.dtype,       spec.stored_dtype(), spec.head_dim_qk,
+          spec.head_dim_vo, variant.source(),    variant.memory_bytes()};
 }
 
 jit::PlannerKernel planner_of(const BoundVariant& variant, bool prefixes) {
@@ -65,7 +62,8 @@ KernelReport report_of(const Source& kernel, const std::string& arch, i32 shared
 
 /// What an attention's kernel takes of a multiprocessor.
 mma::KernelConfig config_of(const AttentionSpec& spec, const std::string& arch) {
-  return mma::kernel_config(spec.head_dim_qk, spec.head_dim_vo, jit::arch_number(arch));
+  return mma::kernel_config(spec.head_dim_qk, spec.head_dim_vo, jit::arch_number(arch),
+                            {2, 2, is_fp8(spec.stored_dtype())});
 }
 
 void check_alignment(const RunArgs& args) {

@@ -8,8 +8,27 @@
 
 namespace raddle::jit {
 
+namespace {
+
+/// The engine's type.
+const char* type_of(DType dtype) {
+  switch (dtype) {
+    case DType::float8_e4m3fn:
+      return "e4m3";
+    case DType::float8_e5m2:
+      return "e5m2";
+    case DType::float16:
+      return "f16";
+    default:
+      return "bf16";
+  }
+}
+
+}  // namespace
+
 std::string label_of(const GpuKernel& kernel) {
-  std::string name = kernel.dtype == DType::float16 ? "f16" : "bf16";
+  std::string name = type_of(kernel.dtype);
+  if (kernel.kv_dtype != kernel.dtype) name += std::string(" ") + type_of(kernel.kv_dtype);
   name += " " + std::to_string(kernel.dim_qk) + "/" + std::to_string(kernel.dim_vo);
   for (const Functor& part : kernel.composition.parts) name += " " + part.type;
   if (kernel.short_only) name += " (short queries)";
@@ -22,8 +41,8 @@ i32 arch_number(const std::string& arch) {
 }
 
 std::string source_of(const GpuKernel& kernel, const std::string& arch) {
-  const mma::KernelConfig config =
-      mma::kernel_config(kernel.dim_qk, kernel.dim_vo, arch_number(arch));
+  const mma::KernelConfig config = mma::kernel_config(
+      kernel.dim_qk, kernel.dim_vo, arch_number(arch), {2, 2, is_fp8(kernel.kv_dtype)});
   std::ostringstream text;
   text << "#define RADDLE_ISA gpu\n#include \"raddle/engine/kernel/mma/attention.h\"\n"
        << declare_variant(kernel.composition, kernel.variant_bytes)
@@ -32,10 +51,9 @@ std::string source_of(const GpuKernel& kernel, const std::string& arch) {
        << gpu_entry_point << "(const __grid_constant__ raddle::MmaLaunch launch,\n"
        << "    const __grid_constant__ raddle::Variant variant) {\n"
        << "  raddle::mma::" << (kernel.short_only ? "attend_short" : "attend")
-       << "<raddle::mma::Kernel<raddle::" << (kernel.dtype == DType::float16 ? "f16" : "bf16")
-       << ", " << kernel.dim_qk << ", " << kernel.dim_vo << ", " << config.short_keys << ", "
-       << config.short_slots << ", " << config.long_rows << ", " << config.long_keys << ", "
-       << config.long_slots << ">>(launch, variant);\n}\n";
+       << "<raddle::mma::Kernel<raddle::" << type_of(kernel.dtype)
+       << ", raddle::" << type_of(kernel.kv_dtype) << ", " << kernel.dim_qk << ", " << kernel.dim_vo
+       << ", " << arch_number(arch) << ", raddle::Variant>>(launch, variant);\n}\n";
   return amalgamate(text.str());
 }
 

@@ -11,7 +11,8 @@ namespace raddle::jit {
 
 /// What one GPU kernel is compiled from. Group size, layout and lengths are run-time values.
 struct GpuKernel {
-  DType dtype;  ///< float16 or bfloat16
+  DType dtype;     ///< float16 or bfloat16
+  DType kv_dtype;  ///< what K and V are stored in: the same, or one of 8 bits
   i32 dim_qk, dim_vo;
   CompositionSource composition;
   i32 variant_bytes;        ///< of the composition's struct; both compilers must agree

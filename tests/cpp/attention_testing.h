@@ -43,12 +43,14 @@ struct Tensors {
   Tensors(std::mt19937& random, DType dtype, DType stored, i32 rows)
       : kv_dtype(stored),
         q(random, dtype, rows, qo_heads, dim_qk),
-        k(random, stored, 40, 4, kv_heads, dim_qk),
+        k(random, stored, 40, 4, kv_heads, is_fp8(stored) ? round_up(dim_qk, 16) : dim_qk),
         v(random, stored, 40, 4, kv_heads, dim_vo),
         k_scale(random, DType::float32, 40, 4, kv_heads),
         v_scale(random, DType::float32, kv_heads),
         out(random, dtype, rows, qo_heads, dim_vo),
-        lse(random, DType::float32, rows, qo_heads) {}
+        lse(random, DType::float32, rows, qo_heads) {
+    k.ref.shape[3] = dim_qk;  // GPUs ask for rows of 16-byte units, not for heads of them
+  }
 };
 
 struct Case {

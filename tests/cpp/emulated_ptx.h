@@ -37,6 +37,13 @@ struct Exchange {
   bool flag;
 };
 
+/// `bytes` of what is copied, then zeros, to shared memory.
+struct Copy {
+  u32 to;
+  const void* from;
+  std::size_t bytes, size;
+};
+
 class Block {
  public:
   Block(i32 index, i32 num_threads, i32 shared_bytes, i32 num_blocks = 1)
@@ -90,14 +97,12 @@ class Block {
   u32 shared_bytes() const { return static_cast<u32>(shared_.size() * sizeof(Unit)); }
 
   /// Copies happen only when they are waited for, so that a wait that is missing shows.
-  void start_copy(u32 to, const void* from) {
-    fibers_[running_].groups.back().push_back({to, from});
-  }
+  void start_copy(const Copy& copy) { fibers_[running_].groups.back().push_back(copy); }
   void close_group() { fibers_[running_].groups.emplace_back(); }
   void finish_copies(std::size_t pending) {
     auto& groups = fibers_[running_].groups;  // the last one is still open
     while (groups.size() > pending + 1) {
-      for (const auto& [to, from] : groups.front()) copy(to, from);
+      for (const Copy& each : groups.front()) copy(each);
       groups.pop_front();
     }
   }
@@ -112,7 +117,7 @@ class Block {
   void arrive(u32 at) {
     MemoryBarrier& barrier = barrier_at(at);
     if (--barrier.missing > 0) return;
-    for (const auto& [to, from] : barrier.copies) copy(to, from);
+    for (const Copy& each : barrier.copies) copy(each);
     barrier.copies.clear();
     barrier.missing = barrier.arrivals;
     ++barrier.phase;
@@ -155,7 +160,7 @@ class Block {
   struct Fiber {
     ucontext_t context;
     std::unique_ptr<std::byte[]> stack;
-    std::deque<std::vector<std::pair<u32, const void*>>> groups{1};
+    std::deque<std::vector<Copy>> groups{1};
     bool done = false;
   };
   struct Barrier {
@@ -169,7 +174,7 @@ class Block {
   struct MemoryBarrier {
     i32 arrivals, missing;
     i64 phase;
-    std::vector<std::pair<u32, const void*>> copies;
+    std::vector<Copy> copies;
   };
 
   [[noreturn]] static void broken(const char* what) {
@@ -181,12 +186,10 @@ class Block {
     if (found == memory_barriers_.end()) broken("no barrier is where one is expected");
     return found->second;
   }
-  void copy(u32 to, const void* from) {
-    auto* at = static_cast<std::byte*>(shared()) + to;
-    if (from)
-      std::memcpy(at, from, 16);
-    else
-      std::memset(at, 0, 16);
+  void copy(const Copy& c) {
+    auto* at = static_cast<std::byte*>(shared()) + c.to;
+    std::memset(at, 0, c.size);
+    if (c.bytes > 0) std::memcpy(at, c.from, c.bytes);
   }
 
   static void start() {
@@ -311,6 +314,15 @@ inline u32 ballot(bool yes) {
   });
   return votes;
 }
+inline u32 max_of_warp(u32 x) {
+  Exchange mine{};
+  mine.row = x;
+  u32 most = 0;
+  Block::current()->exchange(mine, [&](auto at) {
+    for (i32 lane = 0; lane < 32; ++lane) most = std::max(most, at(lane).row);
+  });
+  return most;
+}
 inline i32 count_bits(u32 x) { return __builtin_popcount(x); }
 
 inline i32 atomic_add(i32* counter, i32 x) {
@@ -342,14 +354,16 @@ inline u32 shared_address(const void* p) {
                           static_cast<const std::byte*>(shared_memory()));
 }
 
-inline void copy_async(u32 to, const void* from, bool read) {
-  if (to % 16 != 0 || to + 16 > Block::current()->shared_bytes() ||
-      (read && reinterpret_cast<u64>(from) % 16 != 0)) {
-    std::fprintf(stderr, "emulated GPU: a copy of 16 bytes from %p to %u\n", from, to);
+inline void start_copy(u32 to, const void* from, i32 bytes, u32 size) {
+  if (to % size != 0 || to + size > Block::current()->shared_bytes() ||
+      (bytes > 0 && reinterpret_cast<u64>(from) % size != 0)) {
+    std::fprintf(stderr, "emulated GPU: a copy of %u bytes from %p to %u\n", size, from, to);
     std::abort();
   }
-  Block::current()->start_copy(to, read ? from : nullptr);
+  Block::current()->start_copy({to, from, static_cast<std::size_t>(bytes), size});
 }
+inline void copy_async(u32 to, const void* from, i32 bytes) { start_copy(to, from, bytes, 16); }
+inline void copy_word_async(u32 to, const void* from) { start_copy(to, from, 4, 4); }
 inline void store_two(float* to, float x, float y) {
   to[0] = x;
   to[1] = y;
@@ -441,6 +455,24 @@ inline void unpack(u32 packed, float& low, float& high, T) {
 template <class T>
 inline u32 pack(float low, float high, T) {
   return from_float<T>(low).bits | static_cast<u32>(from_float<T>(high).bits) << 16;
+}
+template <u32 which>
+inline u32 select_bytes(u32 x) {
+  const u64 bytes = x;
+  u32 y = 0;
+  for (u32 i = 0; i < 4; ++i)
+    y |= static_cast<u32>(bytes >> (8 * (which >> (4 * i) & 7)) & 0xff) << (8 * i);
+  return y;
+}
+constexpr bool converts_e4m3 = true;
+inline void e4m3_to_f16(u32 (&y)[2], u32 x) {
+  for (u32 i = 0; i < 2; ++i)
+    y[i] = pack(to_float(e4m3{static_cast<u8>(x >> (16 * i))}),
+                to_float(e4m3{static_cast<u8>(x >> (16 * i + 8))}), f16{});
+}
+inline u32 multiply_pair(u32 x, u32 y) {
+  return pack(half_of<f16>(x, 0) * half_of<f16>(y, 0), half_of<f16>(x, 1) * half_of<f16>(y, 1),
+              f16{});
 }
 
 }  // namespace ptx

@@ -36,6 +36,18 @@ struct ThereAndBack {
   }
 };
 
+/// The same of keys alone: K's rows are widened, V's stay bytes.
+struct KeysThereAndBack {
+  template <class Vec>
+  RADDLE_FN void query(Vec& q, const Row&) const {
+    q.map([](float x, i32) { return 2.0f * x; });
+  }
+  template <class Vec>
+  RADDLE_FN void key(Vec& k, const Key&) const {
+    k.map([](float x, i32) { return 0.5f * x; });
+  }
+};
+
 template <class V>
 CoverFns cover(const V& variant) {
   CoverFns fns;
@@ -49,8 +61,17 @@ CoverFns cover(const V& variant) {
   return fns;
 }
 
+/// Powers of two, by which multiplying what a part will change is exact.
+void round_scales(Tensors& t) {
+  for (Owned* scale : {&t.k_scale, &t.v_scale}) {
+    auto* x = reinterpret_cast<float*>(scale->bytes.data());
+    for (std::size_t i = 0; i < scale->bytes.size() / 4; ++i)
+      x[i] = std::copysign(std::exp2(std::round(std::log2(std::abs(x[i])))), x[i]);
+  }
+}
+
 /// Runs a layout on blocks of emulated threads and compares.
-template <class T, class V>
+template <class T, class S, i32 arch = 80, class V>
 void check(const LayoutPtr& layout, const V& variant, const reference::Parts& parts,
            i32 num_workers, std::mt19937& random) {
   constexpr DType dtype = dtype_of<T>::value;
@@ -60,12 +81,15 @@ void check(const LayoutPtr& layout, const V& variant, const reference::Parts& pa
   spec.head_dim_qk = dim_qk;
   spec.head_dim_vo = dim_vo;
   spec.dtype = dtype;
+  if (is_quantized<S>) spec.kv_dtype = dtype_of<S>::value;
   const bool has_lse = parts.scan == Scan::softmax;
-  Tensors t(random, dtype, layout->num_rows());
+  Tensors t(random, dtype, dtype_of<S>::value, layout->num_rows());
+  if (has_key<V> || has_value<V>) round_scales(t);
   std::fill(t.out.bytes.begin(), t.out.bytes.end(), std::byte{0xff});
   std::fill(t.lse.bytes.begin(), t.lse.bytes.end(), std::byte{0xff});
-  const PlanArrays plan = make_plan(
-      layout->view(), gpu_plan_config(spec, 80, num_workers, Schedule::automatic), cover(variant));
+  const PlanArrays plan =
+      make_plan(layout->view(), gpu_plan_config(spec, arch, num_workers, Schedule::automatic),
+                cover(variant));
 
   MmaLaunch launch{};
   launch.layout = layout->view();
@@ -73,6 +97,9 @@ void check(const LayoutPtr& layout, const V& variant, const reference::Parts& pa
   launch.plan = plan.view();
   const KvView kv{pool_of(t.k.ref), pool_of(t.v.ref)};
   std::fill_n(launch.kv, layout->levels().size(), kv);
+  const reference::Problem problem = problem_of(*layout, t, dtype, Case{"", {}, parts});
+  const KvScales scales{problem.kv[0].k_scale, problem.kv[0].v_scale};
+  std::fill_n(launch.kv_scales, layout->levels().size(), scales);
   launch.q = RowsView{t.q.ref.data, t.q.ref.stride[0], t.q.ref.stride[1]};
   launch.out = RowsView{t.out.ref.data, t.out.ref.stride[0], t.out.ref.stride[1]};
   if (has_lse) launch.lse = static_cast<float*>(t.lse.ref.data);
@@ -90,48 +117,97 @@ void check(const LayoutPtr& layout, const V& variant, const reference::Parts& pa
   for (i32 w = 0; w < num_workers; ++w) order.push_back(w);
   std::shuffle(order.begin(), order.end(), random);
   for (const i32 worker : order) {
-    constexpr mma::KernelConfig config = mma::kernel_config(dim_qk, dim_vo, 80);
-    using Kernel = mma::Kernel<T, dim_qk, dim_vo, config.short_keys, config.short_slots,
-                               config.long_rows, config.long_keys, config.long_slots>;
-    emulated::Block block(worker, mma::num_threads, config.shared_bytes);
+    using Kernel = mma::Kernel<T, S, dim_qk, dim_vo, arch, V>;
+    emulated::Block block(worker, mma::num_threads, Kernel::config.shared_bytes);
     block.run([&] { mma::attend<Kernel>(launch, variant); });
   }
-  expect_within(problem_of(*layout, t, dtype, Case{"", {}, parts}), t, dtype, has_lse, true);
+  expect_within(problem, t, dtype, has_lse, true);
   EXPECT_EQ(std::count(arrived.begin(), arrived.end(), 0), static_cast<i64>(arrived.size()));
 }
 
-template <class T>
+/// Dtypes of Q and O, and of K and V.
+template <class Element, class StoredElement>
+struct Pair {
+  using T = Element;
+  using S = StoredElement;
+};
+
+template <class Types>
 class MmaTest : public testing::Test {
  protected:
   /// The variants of attention_testing.h as compositions.
   void check_all(const LayoutPtr& layout, i32 num_workers) {
     const std::vector<Case> all = cases();
-    check<T>(layout, Composition<NoMask>{}, all[0].parts, num_workers, random);
-    check<T>(layout, Composition<Leaf<0>, Causal>{}, all[1].parts, num_workers, random);
+    check<typename Types::T, typename Types::S>(layout, Composition<NoMask>{}, all[0].parts,
+                                                num_workers, random);
+    check<typename Types::T, typename Types::S>(layout, Composition<Leaf<0>, Causal>{},
+                                                all[1].parts, num_workers, random);
     Composition<AllOf<Leaf<1>, Leaf<2>>, SoftCap, SlidingWindow, Causal> gemma{};
     gemma.parts.first.cap = 2.0f;
     gemma.parts.rest.first = SlidingWindow{9, -1};
-    check<T>(layout, gemma, all[2].parts, num_workers, random);
+    check<typename Types::T, typename Types::S>(layout, gemma, all[2].parts, num_workers, random);
     const float logit[] = {0.5f, -1.0f, 2.0f, 0.0f, 1.0f, -3.0f};
     Composition<AllOf<Leaf<1>, Leaf<2>>, Sinks, SlidingWindow, Causal> oss{};
     oss.parts.first.logit = {logit, {6}};
     oss.parts.rest.first = SlidingWindow{9, -1};
-    check<T>(layout, oss, all[3].parts, num_workers, random);
+    check<typename Types::T, typename Types::S>(layout, oss, all[3].parts, num_workers, random);
     Composition<NoMask, Sigmoid> sigmoid_only{};
     sigmoid_only.parts.first.bias = -1.0f;
-    check<T>(layout, sigmoid_only, all[4].parts, num_workers, random);
-    check<T>(layout, Composition<NoMask, ThereAndBack>{}, all[0].parts, num_workers, random);
+    check<typename Types::T, typename Types::S>(layout, sigmoid_only, all[4].parts, num_workers,
+                                                random);
+    check<typename Types::T, typename Types::S>(layout, Composition<NoMask, ThereAndBack>{},
+                                                all[0].parts, num_workers, random);
   }
   std::mt19937 random{7};
 };
 
-using Halves = testing::Types<f16, bf16>;
-TYPED_TEST_SUITE(MmaTest, Halves);
+using Pairs = testing::Types<Pair<f16, f16>, Pair<bf16, bf16>, Pair<f16, e5m2>, Pair<bf16, e4m3>,
+                             Pair<f16, e4m3>, Pair<bf16, e5m2>>;
+TYPED_TEST_SUITE(MmaTest, Pairs);
 
 TYPED_TEST(MmaTest, Pages) { this->check_all(pages(), 1); }
 TYPED_TEST(MmaTest, PagesOnManyBlocks) { this->check_all(pages(), 9); }
 TYPED_TEST(MmaTest, BlocksWithMaskBits) { this->check_all(blocks(this->random), 3); }
+/// An odd number of slots puts K where V was, whose rows are shorter.
+TYPED_TEST(MmaTest, OddSlots) {
+  using T = typename TypeParam::T;
+  using S = typename TypeParam::S;
+  using V = Composition<NoMask, KeysThereAndBack>;
+  using Kernel = mma::Kernel<T, S, dim_qk, dim_vo, 86, V>;
+  static_assert(Kernel::short_slots == 3 && Kernel::KeyRows::pitch != Kernel::ValueRows::pitch);
+  const Case plain = cases()[0];
+  check<T, S, 86>(pages(), V{}, plain.parts, 2, this->random);
+}
 TYPED_TEST(MmaTest, TwoLevels) { this->check_all(two_levels(), 5); }
+
+/// The conversions of a register's bytes, against those of a number.
+template <class S>
+void check_bytes(u32 x, void (*widen)(u32 (&)[2], u32, S), const i32 (&order)[4]) {
+  u32 y[2];
+  widen(y, x, S{});
+  for (i32 i = 0; i < 4; ++i) {
+    const f16 got{static_cast<u16>(y[i / 2] >> (16 * (i % 2)))};
+    const float expected = to_float(S{static_cast<u8>(x >> (8 * order[i]))});
+    if (std::isnan(expected))
+      EXPECT_TRUE(std::isnan(to_float(got))) << std::hex << x;
+    else
+      EXPECT_EQ(to_float(got), expected) << std::hex << x;
+  }
+}
+
+TEST(MmaQuantized, FourNumbersAtATime) {
+  for (u32 i = 0; i < 256; ++i) {
+    const u32 x = i | (i ^ 0xa5) << 8 | (i * 7 & 0xff) << 16 | (255 - i) << 24;
+    check_bytes<e4m3>(x, mma::widen_in_order, {0, 1, 2, 3});
+    check_bytes<e5m2>(x, mma::widen_in_order, {0, 1, 2, 3});
+    check_bytes<e4m3>(x, mma::widen_in_turns, {0, 2, 1, 3});
+    check_bytes<e5m2>(x, mma::widen_in_turns, {0, 2, 1, 3});
+    const auto by_bits = [](u32(&y)[2], u32 bytes, e4m3) {
+      y[0] = mma::e4m3_bits_to_f16(bytes << 8), y[1] = mma::e4m3_bits_to_f16(bytes);
+    };
+    check_bytes<e4m3>(x, by_bits, {0, 2, 1, 3});
+  }
+}
 
 }  // namespace
 }  // namespace raddle

@@ -78,7 +78,8 @@ class Tile {
     for (i32 j = 0; j < tile_keys; ++j)
       for (i32 d = 0; d < dim; ++d) element(j, d) = elements[at(j, d)];
     block.run([&] {
-      mma::transform_keys<T, dim>(memory, keys, Facts{}, [&](auto& x, const Key& key) {
+      u8* own = memory + ptx::warp_index() * warp_keys * Rows::pitch;
+      mma::transform_keys<T, dim>(own, keys, Facts{}, [&](auto& x, const Key& key) {
         EXPECT_TRUE(exists(key)) << key.kv_index;
         variant.key(x, key);
       });
@@ -107,7 +108,7 @@ class Tile {
   }
 
   std::vector<T> elements;
-  mma::TileKeys<tile_keys> keys;
+  mma::TileKeys<tile_keys, false> keys;
 };
 
 template <class T>

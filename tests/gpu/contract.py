@@ -29,7 +29,7 @@ import layout_draws  # noqa: E402
 import numpy as np  # noqa: E402
 import raddle  # noqa: E402
 from checks import excess  # noqa: E402
-from draws import draw  # noqa: E402
+from draws import KV_DTYPES, SCALES, draw  # noqa: E402
 from engine import Engine, OnDevice, spec_of, twin  # noqa: E402
 from raddle import _cuda  # noqa: E402
 from reference import Cascade, Causal, Llama31Scaling, Rope, Sigmoid, Sinks, SlidingWindow, SoftCap, attention  # noqa: E402
@@ -99,6 +99,7 @@ KINDS = {
     "sum": lambda rng, heads, dim: [Sigmoid(float(rng.normal(-3.0))), *maybe_causal(rng)],
     "document": lambda rng, heads, dim: [document_mask(rng), *maybe_causal(rng)],
     "cascade": lambda rng, heads, dim: [Rope(dim, 10000.0), SoftCap(30.0), Causal()] if rng.integers(2) else [Causal()],
+    "quantized": lambda rng, heads, dim: KINDS[str(rng.choice(["rope", "softcap", "sink", "sum"]))](rng, heads, dim),
 }
 
 
@@ -151,6 +152,10 @@ class Case:
         dim, dim_vo = DIMS[int(rng.integers(len(DIMS)))]
         group, heads = int(rng.integers(1, 9)), int(rng.integers(1, 3))
         layout = "long_cascade" if self.kind == "cascade" else str(rng.choice(LAYOUTS))
+        stored = {}
+        if self.kind == "quantized":
+            layout = "long_cascade" if rng.integers(5) == 0 else layout
+            stored = {"kv_dtype": str(rng.choice(KV_DTYPES)), "scales": tuple(rng.choice(SCALES, 2).tolist())}
         problem = draw(
             rng,
             layout=layout,
@@ -161,6 +166,7 @@ class Case:
             group=group,
             num_kv_heads=heads,
             lengths=draw_lengths(rng, self.number, group * heads, self.longest),
+            **stored,
         )
         how = {
             "return_state": bool(rng.random() < 0.2),

@@ -46,6 +46,16 @@ def spec_of(problem: Problem, **options) -> raddle.AttentionSpec:
     )
 
 
+def in_units(x: np.ndarray) -> np.ndarray:
+    """K or V of 8 bits with rows that are multiples of 16 bytes apart, as GPUs ask for; NaN lies between them."""
+    if x.itemsize != 1 or not any(step % 16 for step in x.strides[:-1]):
+        return x
+    wide = np.full((*x.shape[:-1], -(-x.shape[-1] // 16) * 16), 0x7F, np.uint8).view(x.dtype)
+    view = wide[..., : x.shape[-1]]
+    view[...] = x
+    return view
+
+
 class OnDevice:
     """An attention on a GPU with the interface of one on the CPU: numpy arrays go there, and results come back."""
 
@@ -55,7 +65,7 @@ class OnDevice:
 
     def lend(self, x):
         if isinstance(x, np.ndarray):
-            return DeviceArray(x, self.ordinal)
+            return DeviceArray(in_units(x), self.ordinal)
         return type(x)(map(self.lend, x)) if isinstance(x, (list, tuple)) else x
 
     def run(self, plan, q, kv, out=None, lse=None, return_lse=False, return_state=False, **options):

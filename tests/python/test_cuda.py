@@ -232,7 +232,8 @@ def test_dtypes_without_kernels(gpu):
         raddle.Attention(raddle.AttentionSpec(4, 2, 64, dtype="float32"), device=gpu)
 
 
-def test_keys_of_8_bits_have_no_kernel_yet(gpu):
-    spec = raddle.AttentionSpec(4, 2, 64, dtype="float16", kv_dtype="float8_e4m3fn")
-    with pytest.raises(ValueError, match="kv_dtype is 'float8_e4m3fn', which needs a kernel that is not yet built"):
-        raddle.Attention(spec, device=gpu)
+def test_rows_of_8_bits_are_aligned(gpu, rng):
+    problem = draw(rng, "paged", "causal", dim=24, group=2, num_kv_heads=1, kv_dtype="float8_e4m3fn", dtype="float16")
+    attn, out = raddle.Attention(spec_of(problem), device=gpu), np.zeros_like(problem.q)
+    with refuses(ValueError, "kv: k has stride", "multiple of 16"):
+        run(attn, attn.plan(twin(problem.layout)), **tensors(problem, out=DeviceArray(out)))

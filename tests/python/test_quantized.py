@@ -93,6 +93,18 @@ def test_one_number_however_it_is_given(engine, rng, variant, lengths):
     assert not np.array_equal(plain[0], expected[0])
 
 
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_scales_of_any_size(engine, rng, lengths):
+    """A kernel that rounds weights times scales to float16 would lose those of 2^-60."""
+    problem = drawn(rng, lengths=lengths, layout="paged", variant="causal", dtype="bfloat16")
+    tiny = np.float32(2.0**-60)
+    expected, _ = engine.run(problem, num_workers=3)
+    out, _ = engine.run(with_scales(problem, problem.k_scale, problem.v_scale * tiny), num_workers=3)
+    same([(expected.astype(np.float32) * tiny).astype(out.dtype)], [out])
+    spread = np.float32(2.0) ** rng.integers(-8, 9, problem.v_scale.shape).astype(np.float32)
+    engine.check(with_scales(problem, problem.k_scale, problem.v_scale * spread), num_workers=3)
+
+
 @pytest.mark.every_isa
 @pytest.mark.parametrize("variant", ["causal", "everything"])
 def test_pages_and_strides_change_no_bit(engine, rng, variant):

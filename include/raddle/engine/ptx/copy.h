@@ -1,5 +1,5 @@
-// What is put into shared memory: asynchronous copies of 16 bytes from device memory (sm_80 on), in
-// groups that complete in order, and pairs of numbers.
+// What is put into shared memory: asynchronous copies from device memory (sm_80 on), in groups that
+// complete in order, and pairs of numbers.
 #pragma once
 
 #include "raddle/engine/core/config.h"
@@ -8,11 +8,17 @@ RADDLE_ENGINE_BEGIN
 
 namespace ptx {
 
-/// Starts copying 16 bytes to shared memory, or writing 16 zero bytes where `from` is not to be
-/// read.
-RADDLE_DEVICE void copy_async(u32 to, const void* from, bool read) {
+/// Starts writing 16 bytes to shared memory: `bytes` that are copied, then zeros.
+RADDLE_DEVICE void copy_async(u32 to, const void* from, i32 bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to),
-               "l"(__cvta_generic_to_global(from)), "r"(read ? 16 : 0)
+               "l"(__cvta_generic_to_global(from)), "r"(bytes)
+               : "memory");
+}
+
+/// Starts copying four bytes.
+RADDLE_DEVICE void copy_word_async(u32 to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to),
+               "l"(__cvta_generic_to_global(from))
                : "memory");
 }
 

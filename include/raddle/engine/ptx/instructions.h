@@ -8,6 +8,7 @@
 #else
 #include "raddle/engine/ptx/barrier.h"
 #include "raddle/engine/ptx/block.h"
+#include "raddle/engine/ptx/convert.h"
 #include "raddle/engine/ptx/copy.h"
 #include "raddle/engine/ptx/math.h"
 #include "raddle/engine/ptx/mma.h"

@@ -41,31 +41,6 @@ RADDLE_DEVICE float max(float x, float y) {
   return r;
 }
 
-/// Two numbers rounded to nearest: `low` in the lower half, `high` in the upper.
-RADDLE_DEVICE u32 pack(float low, float high, f16) {
-  u32 y;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-  return y;
-}
-
-RADDLE_DEVICE u32 pack(float low, float high, bf16) {
-  u32 y;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-  return y;
-}
-
-/// The numbers in the lower and in the upper half.
-RADDLE_DEVICE void unpack(u32 x, float& low, float& high, f16) {
-  asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.f32.f16 %0, l;\ncvt.f32.f16 %1, h;\n}"
-      : "=f"(low), "=f"(high)
-      : "r"(x));
-}
-
-RADDLE_DEVICE void unpack(u32 x, float& low, float& high, bf16) {
-  low = bits_to_float(x << 16);
-  high = bits_to_float(x & 0xffff0000u);
-}
-
 }  // namespace ptx
 
 RADDLE_ENGINE_END

@@ -27,6 +27,13 @@ RADDLE_DEVICE u32 ballot(bool yes) {
   return votes;
 }
 
+/// The largest of what the lanes hold (sm_80 on).
+RADDLE_DEVICE u32 max_of_warp(u32 x) {
+  u32 most;
+  asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(most) : "r"(x));
+  return most;
+}
+
 RADDLE_DEVICE i32 count_bits(u32 x) {
   u32 n;
   asm("popc.b32 %0, %1;" : "=r"(n) : "r"(x));

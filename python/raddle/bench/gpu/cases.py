@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from raddle.bench import workloads
 
-ITEM_BYTES = 2  #: bfloat16, the dtype of every case
+ITEM_BYTES = 2  #: bfloat16, the dtype of every case; K and V may be stored in 8 bits
 SOFT_CAP = 30.0
 WINDOW = 1024
 
@@ -44,6 +44,8 @@ class Case:
     unit: str = "GB/s"
     peers: tuple[str, ...] = ()  #: engines that join, by family: "flashinfer", "cudnn", "flex", "fa2"
     floor: bool = False  #: time a read of as many bytes, too
+    kv_dtype: str = ""  #: "float8_e4m3fn" or "float8_e5m2": what K and V are stored in, with scales
+    scales: str = "tensor"  #: or "token": one a token and head
     versus: str = ""  #: case of the same section whose rate this one's is divided by
     at_least: Mapping[str, float] = field(default_factory=dict)  #: targets: peer's family, "floor" or "versus"
 
@@ -68,7 +70,10 @@ class Case:
             tokens = self.prefix + sum(n - self.prefix for n in self.kv_len)
         else:
             tokens = sum(self.kv_len)
-        return 2 * tokens * self.heads[1] * self.heads[2] * ITEM_BYTES
+        row_bytes = self.heads[2] * (1 if self.kv_dtype else ITEM_BYTES)
+        if self.kv_dtype and self.scales == "token":
+            row_bytes += 4
+        return 2 * tokens * self.heads[1] * row_bytes
 
     @property
     def flops(self) -> float:

@@ -24,7 +24,8 @@ class Problem:
     """Random Q [rows, Hq, D], K and V of one batch. Cases that differ only in their variant can share it.
 
     K and V are pools [pages, page_size, Hkv, D] with pages in random order (forms "paged" and "cascade"),
-    or [tokens, Hkv, D]. Offsets and tables are int32 arrays of numpy; `on_device` keeps copies of them.
+    or [tokens, Hkv, D]; those of a `kv_dtype` are its bits in bytes, with scales that are a number, or one a token
+    and head. Offsets and tables are int32 arrays of numpy; `on_device` keeps copies of them.
     """
 
     def __init__(self, case: Case, device: Any, seed: int = 0) -> None:
@@ -46,15 +47,35 @@ class Problem:
             columns = rng.permutation(case.kv_len[0] // case.page_size)[: case.blocks]
             self.kept_blocks = np.sort(columns).astype(np.int32)
         self.k, self.v = self._random(*shape), self._random(*shape)
+        self.k_scale: Any = None
+        self.v_scale: Any = None
+        if case.kv_dtype:
+            self.k, self.k_scale = self._quantized(self.k)
+            self.v, self.v_scale = self._quantized(self.v)
 
     @staticmethod
     def key(case: Case) -> tuple[Any, ...]:
         """Equal for cases that have the same tensors."""
         paged = case.page_size if case.form in ("paged", "cascade") else case.form
-        return case.qo_len, case.kv_len, case.heads, paged, case.prefix, case.blocks
+        stored = case.kv_dtype, case.scales
+        return case.qo_len, case.kv_len, case.heads, paged, case.prefix, case.blocks, stored
 
     def _random(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, dtype=DTYPE, device=self.device, generator=self._generator)
+
+    def _quantized(self, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """Bits in bytes, and their scale: the largest magnitude becomes the largest finite number."""
+        stored = getattr(torch, self.case.kv_dtype)
+        largest = x.abs().amax(-1) if self.case.scales == "token" else x.abs().amax()
+        scale = largest.float() / torch.finfo(stored).max
+        divided = x.float() / (scale[..., None] if scale.ndim else scale)
+        return divided.to(stored).view(torch.uint8), scale if scale.ndim else float(scale)
+
+    def _values(self, x: torch.Tensor, scale: Any, where: Any) -> torch.Tensor:
+        if not self.case.kv_dtype:
+            return x[where]
+        chosen = x[where].view(getattr(torch, self.case.kv_dtype)).float()
+        return chosen * (scale[where][..., None] if isinstance(scale, torch.Tensor) else scale)
 
     def _make_table(self, rng: np.random.Generator) -> None:
         """Page lists in random order; those of a shared prefix begin with the same pages."""
@@ -80,12 +101,13 @@ class Problem:
     def tokens(self, request: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of a request in the order of its keys, each [kv_len, Hkv, D]."""
         length = self.case.kv_len[request]
+        pools = (self.k, self.k_scale), (self.v, self.v_scale)
         if not self.is_paged:
             first = int(self.kv_indptr[request])
-            return self.k[first : first + length], self.v[first : first + length]
+            return tuple(self._values(*pool, slice(first, first + length)) for pool in pools)  # type: ignore[return-value]
         begin, end = (int(self.page_indptr[n]) for n in (request, request + 1))
         pages = self.on_device("page_indices")[begin:end].long()
-        k, v = (pool[pages].flatten(0, 1)[:length] for pool in (self.k, self.v))
+        k, v = (self._values(*pool, pages).flatten(0, 1)[:length] for pool in pools)
         return k, v
 
     @functools.cached_property

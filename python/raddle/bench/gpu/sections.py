@@ -140,6 +140,23 @@ def _rope() -> tuple[Case, ...]:
     return tuple(rows)
 
 
+def _quantized() -> tuple[Case, ...]:
+    """Keys of 8 bits are to take bfloat16's time over 1.7: 0.85 of its bytes a second."""
+    rows = []
+    for n, batch in ((1024, 16), (8192, 16), (4096, 64)):
+        base = _decode("constant", n, batch)
+        rows.append(_named(base.name, base, floor=True))
+        own = {"versus": base.name, "at_least": {"versus": 0.85}, "floor": True}
+        for dtype in ("float8_e4m3fn", "float8_e5m2"):
+            rows.append(_named(f"{base.name}, {dtype}", base, kv_dtype=dtype, **own))
+        own["at_least"] = {"versus": 0.8}
+        rows.append(_named(f"{base.name}, token scales", base, kv_dtype="float8_e4m3fn", scales="token", **own))
+    base = _prefill(4096, at_least={})
+    rows.append(_named(base.name, base))
+    rows.append(_named(f"{base.name}, float8_e4m3fn", base, kv_dtype="float8_e4m3fn", versus=base.name))
+    return tuple(rows)
+
+
 def _quest() -> tuple[Case, ...]:
     def row(context: int, pages: int) -> Case:
         name = f"{pages} pages of {context // 1024}k"
@@ -178,6 +195,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("mixed", "Mixed batches, pages of 16", _mixed(), _SMALL_MIXED),
     Section("prefix", "Shared prefixes, decode", _prefix(), _SMALL_PREFIX),
     Section("rope", "Decode with fused RoPE", _rope()),
+    Section("quantized", "K and V of 8 bits", _quantized()),
     Section("quest", "Selected pages, 32/32/128", _quest(), _SMALL_BLOCKS),
     Section("long", "One long request", _long()),
     Section("plan", "Planning: a serving step's host time, and plans made on the GPU", rows=_HOST_ROWS + _PLANNER_ROWS),

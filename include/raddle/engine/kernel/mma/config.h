@@ -27,9 +27,16 @@ constexpr i32 slab_columns = 32;  ///< of outputs that warps add up at a time,
 constexpr i32 slab_pitch = slab_columns + 4;
 constexpr i32 slab_rows = 8;  ///< and rows
 
-/// Bytes of a row of Q, K or V in shared memory.
-RADDLE_FN constexpr i32 row_bytes(i32 dim) {
-  const i32 chunks = 2 * ceil_div(dim, 16);
+/// How K and V lie in a ring: the bytes of an element, and whether keys have scales.
+struct RingRows {
+  i32 key_bytes = 2;
+  i32 value_bytes = 2;
+  bool scaled = false;
+};
+
+/// Bytes of a row of Q, K or V in shared memory, with elements of so many bytes.
+RADDLE_FN constexpr i32 row_bytes(i32 dim, i32 element_bytes = 2) {
+  const i32 chunks = 2 * ceil_div(dim * element_bytes, 32);
   return 16 * (chunks % 8 == 0 ? chunks : chunks + 1);
 }
 
@@ -38,17 +45,20 @@ RADDLE_FN constexpr i32 row_bytes(i32 dim) {
 RADDLE_FN constexpr i32 key_slots(i32 slots) { return slots / 2 == 2 ? 4 : slots / 2 + 1; }
 
 /// Shared memory of a block for a tile shape: Q or O, the ring, what is known of the keys in it
-/// (index, position, column, and a word a warp), where rows that are loaded lie, where the warps'
-/// items have their keys, barriers, and scratch.
-RADDLE_FN constexpr i32 shared_bytes(i32 dim_qk, i32 dim_vo, i32 rows, i32 tile_keys, i32 slots) {
+/// (index, position, column, two scales, and a word a warp), where rows that are loaded lie, where
+/// the warps' items have their keys, barriers, and scratch.
+RADDLE_FN constexpr i32 shared_bytes(i32 dim_qk, i32 dim_vo, i32 rows, i32 tile_keys, i32 slots,
+                                     RingRows ring = {}) {
   const i32 row = max(row_bytes(dim_qk), row_bytes(dim_vo));
-  const i32 keys = key_slots(slots) * (3 * tile_keys + num_warps) * 4;
+  const i32 ring_row = max(row_bytes(dim_qk, ring.key_bytes), row_bytes(dim_vo, ring.value_bytes));
+  const i32 keys = key_slots(slots) * ((ring.scaled ? 5 : 3) * tile_keys + num_warps) * 4;
   const i32 statistics = 2 * num_warps * short_rows * 4;
   const i32 outputs = num_warps * slab_rows * slab_pitch * 4;
-  const i32 item = 32 * rows + 4 * num_warps * max(dim_qk, dim_vo) + 16;
+  const i32 row_facts = ring.scaled ? 36 : 32;
+  const i32 item = row_facts * rows + 4 * num_warps * max(dim_qk, dim_vo) + 16;
   const i32 scratch = max(item, outputs) + statistics;
-  const i32 sources = num_warps * 144 + 16 + 16 * slots;
-  return rows * row + slots * tile_keys * row + keys + 16 * tile_keys + sources + scratch;
+  const i32 sources = num_warps * (ring.scaled ? 208 : 144) + 16 + 16 * slots;
+  return rows * row + slots * tile_keys * ring_row + keys + 16 * tile_keys + sources + scratch;
 }
 
 /// Shared memory of a multiprocessor of an architecture (75, 80, 90 …), of which every block takes
@@ -61,30 +71,31 @@ RADDLE_FN constexpr i32 shared_bytes_of(i32 arch) {
                                             : 228);
 }
 
-/// As many slots, at most `limit`, as fit `bytes`. An odd number puts K where V was, which rows of
-/// different lengths do not allow: a warp's part of the slot would not be the same.
-RADDLE_FN constexpr i32 slots_in(i32 bytes, i32 dim_qk, i32 dim_vo, i32 rows, i32 keys, i32 limit) {
+/// As many slots, at most `limit`, as fit `bytes`.
+RADDLE_FN constexpr i32 slots_in(i32 bytes, i32 dim_qk, i32 dim_vo, i32 rows, i32 keys, i32 limit,
+                                 RingRows ring) {
   i32 n = 0;
-  while (n < limit && shared_bytes(dim_qk, dim_vo, rows, keys, n + 1) <= bytes) ++n;
-  return row_bytes(dim_qk) == row_bytes(dim_vo) ? n : n / 2 * 2;
+  while (n < limit && shared_bytes(dim_qk, dim_vo, rows, keys, n + 1, ring) <= bytes) ++n;
+  return n;
 }
 
 /// Two blocks share a multiprocessor where their rings fit, so that one computes while the other
 /// waits. A thread's accumulators bound the rows of a tile: 128 rows up to heads 128 wide. A ring
 /// has three slots at least, one to compute on and two under way; long queries' has an even number.
-RADDLE_FN constexpr KernelConfig kernel_config(i32 dim_qk, i32 dim_vo, i32 arch) {
+RADDLE_FN constexpr KernelConfig wide_config(i32 dim_qk, i32 dim_vo, i32 arch, bool scaled) {
   constexpr i32 long_shapes[][2] = {{128, 64}, {64, 64}, {64, 32}};
+  const RingRows ring{2, 2, scaled};
   for (i32 blocks = 2; blocks >= 1; --blocks) {
     const i32 bytes = shared_bytes_of(arch) / blocks - 1024;
     for (i32 least = blocks == 2 ? 3 : 2; least >= 2; --least) {
       i32 short_keys = 128;
-      i32 slots = slots_in(bytes, dim_qk, dim_vo, short_rows, short_keys, max_slots);
+      i32 slots = slots_in(bytes, dim_qk, dim_vo, short_rows, short_keys, max_slots, ring);
       if (slots < least) {
         short_keys = 64;
-        slots = slots_in(bytes, dim_qk, dim_vo, short_rows, short_keys, max_slots);
+        slots = slots_in(bytes, dim_qk, dim_vo, short_rows, short_keys, max_slots, ring);
       }
       for (const auto& [rows, keys] : long_shapes) {
-        const i32 long_slots = slots_in(bytes, dim_qk, dim_vo, rows, keys, 4) / 2 * 2;
+        const i32 long_slots = slots_in(bytes, dim_qk, dim_vo, rows, keys, 4, ring) / 2 * 2;
         if (slots < least || long_slots == 0 || (rows > 64 && dim_vo > 128)) continue;
         return KernelConfig{short_rows,
                             short_keys,
@@ -92,8 +103,8 @@ RADDLE_FN constexpr KernelConfig kernel_config(i32 dim_qk, i32 dim_vo, i32 arch)
                             keys,
                             slots,
                             long_slots,
-                            max(shared_bytes(dim_qk, dim_vo, short_rows, short_keys, slots),
-                                shared_bytes(dim_qk, dim_vo, rows, keys, long_slots)),
+                            max(shared_bytes(dim_qk, dim_vo, short_rows, short_keys, slots, ring),
+                                shared_bytes(dim_qk, dim_vo, rows, keys, long_slots, ring)),
                             blocks};
       }
     }
@@ -101,12 +112,30 @@ RADDLE_FN constexpr KernelConfig kernel_config(i32 dim_qk, i32 dim_vo, i32 arch)
   return KernelConfig{};
 }
 
+/// Whether a variant's parts want quantised K or V widened in the ring, only the kernel's compiler
+/// knows: tiles are those of 16-bit rows, and so is the block's memory, of which rows of bytes make
+/// more slots.
+RADDLE_FN constexpr KernelConfig kernel_config(i32 dim_qk, i32 dim_vo, i32 arch,
+                                               RingRows ring = {}) {
+  KernelConfig config = wide_config(dim_qk, dim_vo, arch, ring.scaled);
+  if (!ring.scaled || config.blocks_per_multiprocessor == 0) return config;
+  const i32 bytes = shared_bytes_of(arch) / config.blocks_per_multiprocessor - 1024;
+  config.shared_bytes = bytes;
+  config.short_slots =
+      slots_in(bytes, dim_qk, dim_vo, config.short_rows, config.short_keys, max_slots, ring);
+  config.long_slots =
+      slots_in(bytes, dim_qk, dim_vo, config.long_rows, config.long_keys, 4, ring) / 2 * 2;
+  return config;
+}
+
 static_assert(kernel_config(128, 128, 90).blocks_per_multiprocessor == 2);
 static_assert(kernel_config(128, 128, 90).short_keys == 128);
 static_assert(kernel_config(128, 128, 90).short_slots == 3);
 static_assert(kernel_config(128, 128, 90).long_slots == 4);
-static_assert(kernel_config(192, 128, 90).short_slots % 2 == 0);
 static_assert(kernel_config(256, 256, 86).long_slots == 2, "the smallest architecture since sm_80");
+static_assert(kernel_config(128, 128, 90, {1, 1, true}).short_slots == 5);
+static_assert(kernel_config(128, 128, 90, {2, 1, true}).short_slots == 3);
+static_assert(kernel_config(256, 256, 86, {2, 2, true}).long_slots == 2);
 
 }  // namespace mma
 

@@ -13,7 +13,7 @@ namespace mma {
 
 /// One lane's work, for its warp.
 RADDLE_DEVICE void open_source(const MmaLaunch& launch, const QueryTile& tile, i32 kv_head,
-                               const i32* zeros, KeySource& source) {
+                               i32 element_bytes, const i32* zeros, KeySource& source) {
   const LevelView& level = launch.levels[tile.level];
   const KvView& kv = launch.kv[tile.level];
   const i32 first = level.block_begin[tile.group];
@@ -22,9 +22,9 @@ RADDLE_DEVICE void open_source(const MmaLaunch& launch, const QueryTile& tile, i
   for (i32 i = 0; i < 2; ++i) {
     const PoolView& pool = *pools[i];
     const i64 origin = kv_head * pool.head_stride + (level.blocks ? 0 : first * pool.block_stride);
-    source.row[i] = static_cast<const u8*>(pool.data) + 2 * origin;
-    source.block_stride[i] = 2 * pool.block_stride;
-    source.row_stride[i] = 2 * (level.blocks ? pool.row_stride : pool.block_stride);
+    source.row[i] = static_cast<const u8*>(pool.data) + element_bytes * origin;
+    source.block_stride[i] = element_bytes * pool.block_stride;
+    source.row_stride[i] = element_bytes * (level.blocks ? pool.row_stride : pool.block_stride);
   }
   // One block of rows is a list of one, which says 0.
   const i32 size = level.blocks ? level.block_size : 1 << 30;
@@ -40,6 +40,22 @@ RADDLE_DEVICE void open_source(const MmaLaunch& launch, const QueryTile& tile, i
   source.col_end = tile.col_end;
   source.plain = !level.block_index && !level.block_pos && !level.block_first && !level.block_count;
   source.holes = level.block_count != nullptr;
+}
+
+/// The same for the scales of its keys.
+RADDLE_DEVICE void open_scales(const MmaLaunch& launch, const QueryTile& tile, i32 kv_head,
+                               ScaledSource& source) {
+  const LevelView& level = launch.levels[tile.level];
+  const ScaleView* scales[2] = {&launch.kv_scales[tile.level].k, &launch.kv_scales[tile.level].v};
+  RADDLE_UNROLL
+  for (i32 i = 0; i < 2; ++i) {
+    const ScaleView& scale = *scales[i];
+    const i64 first = level.blocks ? 0 : level.block_begin[tile.group] * scale.block_stride;
+    source.scale[i] = scale.data ? scale.data + kv_head * scale.head_stride + first : nullptr;
+    source.scale_block_stride[i] = scale.block_stride;
+    source.scale_row_stride[i] = level.blocks ? scale.row_stride : scale.block_stride;
+    source.value[i] = scale.value;
+  }
 }
 
 /// The block of the group's list that holds column c.
@@ -70,6 +86,7 @@ RADDLE_ZEROS(Packed8, zero_row, ceil_div(dim, 8));
 template <class K, class Layout, bool runs_on>
 class KeyStream {
   static constexpr i32 warp_keys = Layout::warp_keys;
+  static constexpr i32 element_bytes = static_cast<i32>(sizeof(typename K::Stored));
   static_assert(warp_keys <= 32);
 
  public:
@@ -94,8 +111,9 @@ class KeyStream {
       there_ = !(flags_ & TileFlags::empty);
     }
     if (there_) {
+      if constexpr (K::quantized) load_scales(Layout::keys_at(keys_slot));
       publish_rows();
-      copy<typename K::QkRows, K::dim_qk>(Layout::slot_memory(slot), 0);
+      copy<typename K::KeyRows, K::dim_qk, K::narrow_keys>(Layout::slot_memory(slot), 0);
     }
     return said;
   }
@@ -103,7 +121,8 @@ class KeyStream {
   /// Starts copying that tile's V.
   RADDLE_DEVICE bool load_values(i32 slot) {
     const bool copies = there_;
-    if (there_) copy<typename K::VoRows, K::dim_vo>(Layout::slot_memory(slot), 1);
+    if (there_)
+      copy<typename K::ValueRows, K::dim_vo, K::narrow_values>(Layout::slot_memory(slot), 1);
     if (runs_on) find_tile();
     return copies;
   }
@@ -123,6 +142,24 @@ class KeyStream {
     keys.kv_index[j] = at_.kv_index;
     keys.kv_pos[j] = at_.kv_pos;
     if (lane == 0) keys.flags[warp] = flags_;
+  }
+
+  /// Starts copying the scales of this lane's key, K's and V's.
+  RADDLE_DEVICE void load_scales(typename Layout::Keys& keys) const {
+    const i32 lane = ptx::lane_index();
+    if (lane >= warp_keys) return;
+    const i32 j = warp_keys * ptx::warp_index() + lane;
+    RADDLE_UNROLL
+    for (i32 i = 0; i < 2; ++i) {
+      float& to = keys.scale[i][j];
+      const float* first = source_.scale[i];
+      if (first && at_.valid)
+        ptx::copy_word_async(ptx::shared_address(&to),
+                             first + at_.block * source_.scale_block_stride[i] +
+                                 at_.offset * source_.scale_row_stride[i]);
+      else
+        to = at_.valid ? source_.value[i] : 0.0f;
+    }
   }
 
   /// Lanes of a warp with 16 keys see to one row each, with 32 to two.
@@ -207,7 +244,9 @@ class KeyStream {
     rest_ = runs.next();
     ptx::sync_warp();  // all lanes have read what it was
     if (ptx::lane_index() == 0) {
-      open_source(launch_, tile, item.kv_head, reinterpret_cast<const i32*>(zeros()), source_);
+      open_source(launch_, tile, item.kv_head, element_bytes, reinterpret_cast<const i32*>(zeros()),
+                  source_);
+      if constexpr (K::quantized) open_scales(launch_, tile, item.kv_head, source_);
       source_.runs = runs;
     }
     ptx::sync_warp();
@@ -215,12 +254,15 @@ class KeyStream {
     return true;
   }
 
-  /// Copies this warp's rows of K (`which` 0) or V.
-  template <class Rows, i32 dim>
+  /// Copies this warp's rows of K (`which` 0) or V. Of rows that will be widened where they lie,
+  /// bytes take the first half.
+  template <class Rows, i32 dim, bool narrow>
   RADDLE_DEVICE void copy(u8* slot, i32 which) const {
-    constexpr i32 chunks = Rows::chunks;
+    constexpr i32 row_bytes = dim * element_bytes;
+    constexpr i32 chunks = K::quantized && !narrow ? Rows::chunks / 2 : Rows::chunks;
     const i32 lane = ptx::lane_index(), warp = ptx::warp_index();
-    const u32 to = ptx::shared_address(slot) + static_cast<u32>(warp_keys * warp * Rows::pitch);
+    const u32 to =
+        ptx::shared_address(slot) + static_cast<u32>(Layout::template part_of<Rows>(warp));
     const u32 to_first = to + Rows::at(lane / chunks, lane % chunks);
     const u8* const* source = Layout::row_table().row[warp][which];
     // A batch's addresses are all read before its first copy starts, so that one wait serves all.
@@ -243,13 +285,15 @@ class KeyStream {
         if (warp_keys * chunks % 32 != 0 && row >= warp_keys) continue;
         const u32 at =
             even ? Rows::rows_after(to_first, 32 / chunks * i) : to + Rows::at(row, chunk);
-        ptx::copy_async(at, from[i - first], dim % 16 == 0 || 8 * chunk < dim);
+        const i32 bytes =
+            row_bytes % (16 * chunks) == 0 ? 16 : max(0, min(16, row_bytes - 16 * chunk));
+        ptx::copy_async(at, from[i - first], bytes);
       }
     }
   }
 
   const MmaLaunch& launch_;
-  KeySource& source_;
+  typename Layout::Source& source_;
   i32 item_;  // the next one to open
   const i32 end_;
   bool open_ = false;   // the item has a tile to be found:

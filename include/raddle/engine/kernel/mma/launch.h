@@ -5,6 +5,7 @@
 #include "raddle/engine/kernel/mma/config.h"
 #include "raddle/engine/kernel/run.h"
 #include "raddle/engine/plan/plan.h"
+#include "raddle/engine/variant/parts.h"
 
 namespace raddle {
 
@@ -42,22 +43,46 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-/// What a kernel is compiled for: the matrix dtype, head dimensions, and KernelConfig's choices.
-template <class Element, i32 qk, i32 vo, i32 keys_short, i32 slots_short, i32 rows_long,
-          i32 keys_long, i32 slots_long>
+template <bool condition, class A, class B>
+struct Either {
+  using Type = A;
+};
+template <class A, class B>
+struct Either<false, A, B> {
+  using Type = B;
+};
+
+/// What a kernel is compiled for: the dtype of Q and O, that in which K and V are stored, head
+/// dimensions, an architecture, for KernelConfig's choices, and a variant.
+///
+/// Quantised K and V are multiplied as bytes lie in the ring, in f16, which holds them exactly.
+/// Where a part of the variant changes them, they become rows of T in the ring first.
+template <class Element, class StoredElement, i32 qk, i32 vo, i32 arch, class V>
 struct Kernel {
   using T = Element;
+  using Stored = StoredElement;
+  static constexpr Scan scan = scan_of<V>();
+  static constexpr bool quantized = is_quantized<Stored>;
+  static constexpr bool narrow_keys = quantized && !has_key<V>;
+  static constexpr bool narrow_values = quantized && !has_value<V>;
+  static constexpr KernelConfig config =
+      kernel_config(qk, vo, arch, {narrow_keys ? 1 : 2, narrow_values ? 1 : 2, quantized});
   static constexpr i32 dim_qk = qk;
   static constexpr i32 dim_vo = vo;
-  static constexpr i32 short_keys = keys_short;
-  static constexpr i32 short_slots = slots_short;
-  static constexpr i32 long_rows = rows_long;
-  static constexpr i32 long_keys = keys_long;
-  static constexpr i32 long_slots = slots_long;
-  using QkRows = SharedRows<qk>;
-  using VoRows = SharedRows<vo>;
-  static constexpr i32 k_steps = QkRows::chunks / 2;  ///< products of 16 elements in a logit
-  static constexpr i32 out_tiles = VoRows::chunks;    ///< fragments 8 wide of an output row
+  static constexpr i32 short_keys = config.short_keys;
+  static constexpr i32 short_slots = config.short_slots;
+  static constexpr i32 long_rows = config.long_rows;
+  static constexpr i32 long_keys = config.long_keys;
+  static constexpr i32 long_slots = config.long_slots;
+  using QueryRows = SharedRows<qk>;
+  using KeyRows = SharedRows<narrow_keys ? qk / 2 : qk>;  ///< counted in 16 bits
+  using ValueRows = SharedRows<narrow_values ? vo / 2 : vo>;
+  /// The matrix dtypes of logits and of outputs. Weights of a sum are of any size, and need T's
+  /// range.
+  using QkElement = typename Either<narrow_keys, f16, T>::Type;
+  using VoElement = typename Either<narrow_values && scan == Scan::softmax, f16, T>::Type;
+  static constexpr i32 k_steps = ceil_div(qk, 16);        ///< products of 16 elements in a logit
+  static constexpr i32 out_tiles = 2 * ceil_div(vo, 16);  ///< fragments 8 wide of an output row
 };
 
 }  // namespace mma

@@ -31,10 +31,10 @@ class LongQueries {
         warp_(ptx::warp_index()),
         stream_(launch, item, item + 1),
         q_address_(ptx::shared_address(Layout::query_memory()) +
-                   static_cast<u32>(first_row(0) * K::QkRows::pitch) +
-                   a_offset<typename K::QkRows>(ptx::lane_index())),
-        k_offset_(b_offset<typename K::QkRows>(ptx::lane_index())),
-        v_offset_(a_offset<typename K::VoRows>(ptx::lane_index())) {}
+                   static_cast<u32>(first_row(0) * K::QueryRows::pitch) +
+                   a_offset<typename K::QueryRows>(ptx::lane_index())),
+        k_offset_(b_offset<typename K::KeyRows>(ptx::lane_index())),
+        v_offset_(a_offset<typename K::ValueRows>(ptx::lane_index())) {}
 
   RADDLE_DEVICE void run() {
     create_barriers();
@@ -126,29 +126,40 @@ class LongQueries {
     const i32 flags = keys.flags[warp_];
     if (flags & TileFlags::empty) return true;
     if constexpr (has_key<V>) {
-      transform_keys<T, K::dim_qk>(Layout::slot_memory(k_slot), keys, facts,
+      transform_slot<K, Layout, 0>(k_slot, keys,
                                    [v = variant_](auto& x, const Key& key) { v.key(x, key); });
       ptx::sync_block();
     }
     Logits<blocks, tiles> s;
-    multiply_qk<K, blocks, tiles>(
+    multiply_keys<K, blocks, tiles>(
         s, Layout::slot_address(k_slot) + k_offset_, [&](i32 at, i32 r, u32(&a)[4]) {
-          ptx::load_matrices(a, K::QkRows::step_from(q_address_, at) +
-                                    static_cast<u32>(r * block_rows * K::QkRows::pitch));
+          ptx::load_matrices(a, K::QueryRows::step_from(q_address_, at) +
+                                    static_cast<u32>(r * block_rows * K::QueryRows::pitch));
         });
     // Of the first tile, no V is before: barriers answer at once for the round before the first.
     pass_on(k_slot, lag, lag == 0 ? k_slot : v_before, k_slot < 2 * lag ? parity ^ 1 : parity);
+    if constexpr (K::narrow_keys)
+      scale_logits<K, blocks, tiles>(
+          s, keys.scale[0] + ptx::lane_index() % 4 * 2,
+          [&](i32 r, i32 half) {
+            return facts.factor[first_row(r) + ptx::lane_index() / 4 + 8 * half];
+          },
+          2);
     apply(s, keys, 0, flags, facts, [&](i32 r) { return first_row(r) + ptx::lane_index() / 4; });
     if constexpr (scan == Scan::softmax) softmax<K>(s, stats_, o_, apply.to_log2(), 2);
+    if constexpr (K::narrow_values) {
+      value_scales_.meet(keys.scale[1], Layout::tile_keys, o_);
+      value_scales_.apply(s, keys.scale[1] + ptx::lane_index() % 4 * 2);
+    }
     Weights<blocks, tiles> p;
-    round_weights<T>(s, p);
+    round_weights<typename K::VoElement>(s, p);
     ptx::barrier_wait(Layout::filled(v_slot), parity);
     if constexpr (has_value<V>) {
-      transform_keys<T, K::dim_vo>(Layout::slot_memory(v_slot), keys, facts,
+      transform_slot<K, Layout, 1>(v_slot, keys,
                                    [v = variant_](auto& x, const Key& key) { v.value(x, key); });
       ptx::sync_block();
     }
-    multiply_pv<K, blocks, tiles>(o_, p, Layout::slot_address(v_slot) + v_offset_);
+    multiply_values<K, blocks, tiles>(o_, p, Layout::slot_address(v_slot) + v_offset_);
     pass_on(v_slot, 1 - lag, lag == 0 ? v_slot : k_slot, parity);
     ++tile_number_;
     return (flags & TileFlags::last) != 0;
@@ -189,10 +200,14 @@ class LongQueries {
           lse = top == -math::infinity ? top : (top * to_log2 + math::log2(sum)) * math::ln2;
           factor = sum == 0.0f ? 0.0f : 1.0f / sum;
         }
+        if constexpr (K::narrow_values) factor *= value_scales_.unit();
         RADDLE_UNROLL
-        for (i32 n = 0; n < K::dim_vo / 8; ++n)
-          ptx::store_two(row + 8 * n + 2 * t, o_[r][n][2 * half] * factor,
-                         o_[r][n][2 * half + 1] * factor);
+        for (i32 n = 0; n < (K::narrow_values ? K::out_tiles : K::dim_vo / 8); ++n) {
+          const i32 d = out_column<K>(t, n);
+          if (K::narrow_values && K::dim_vo % 16 != 0 && d >= K::dim_vo) continue;
+          ptx::store_two(row + d, out_element<K>(o_[r], n, half, 0) * factor,
+                         out_element<K>(o_[r], n, half, 1) * factor);
+        }
         if (t == 0) row[K::dim_vo] = lse;
       }
     }
@@ -226,6 +241,7 @@ class LongQueries {
   const u32 q_address_, k_offset_, v_offset_;
   Output<K, blocks> o_;
   RowStats<blocks> stats_;
+  ValueScales<K, blocks> value_scales_;
 };
 
 }  // namespace mma

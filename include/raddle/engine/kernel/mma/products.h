@@ -50,7 +50,7 @@ RADDLE_DEVICE u32 b_offset(i32 lane) {
 /// S = Q · Kᵀ, with A's fragments from `query(step, block, a)`; `keys` is this lane's address in K.
 template <class K, i32 blocks, i32 tiles, class Query>
 RADDLE_DEVICE void multiply_qk(Logits<blocks, tiles>& s, u32 keys, Query query) {
-  using Rows = typename K::QkRows;
+  using Rows = typename K::KeyRows;
   clear(s);
   RADDLE_UNROLL
   for (i32 step = 0; step < K::k_steps; ++step) {
@@ -64,8 +64,8 @@ RADDLE_DEVICE void multiply_qk(Logits<blocks, tiles>& s, u32 keys, Query query) 
       ptx::load_matrices(b, at + static_cast<u32>(8 * n * Rows::pitch));
       RADDLE_UNROLL
       for (i32 r = 0; r < blocks; ++r) {
-        ptx::multiply_add(s[r][n], a[r], b[0], b[1], typename K::T{});
-        ptx::multiply_add(s[r][n + 1], a[r], b[2], b[3], typename K::T{});
+        ptx::multiply_add(s[r][n], a[r], b[0], b[1], typename K::QkElement{});
+        ptx::multiply_add(s[r][n + 1], a[r], b[2], b[3], typename K::QkElement{});
       }
     }
   }
@@ -87,7 +87,7 @@ RADDLE_DEVICE void round_weights(const Logits<blocks, tiles>& s, Weights<blocks,
 /// O += P · V; `values` is this lane's address in V.
 template <class K, i32 blocks, i32 tiles>
 RADDLE_DEVICE void multiply_pv(Output<K, blocks>& o, const Weights<blocks, tiles>& p, u32 values) {
-  using Rows = typename K::VoRows;
+  using Rows = typename K::ValueRows;
   RADDLE_UNROLL
   for (i32 n = 0; n < tiles / 2; ++n) {
     RADDLE_UNROLL
@@ -97,8 +97,8 @@ RADDLE_DEVICE void multiply_pv(Output<K, blocks>& o, const Weights<blocks, tiles
           b, Rows::step_from(values, d / 2) + static_cast<u32>(16 * n * Rows::pitch));
       RADDLE_UNROLL
       for (i32 r = 0; r < blocks; ++r) {
-        ptx::multiply_add(o[r][d], p[r][n], b[0], b[1], typename K::T{});
-        ptx::multiply_add(o[r][d + 1], p[r][n], b[2], b[3], typename K::T{});
+        ptx::multiply_add(o[r][d], p[r][n], b[0], b[1], typename K::VoElement{});
+        ptx::multiply_add(o[r][d + 1], p[r][n], b[2], b[3], typename K::VoElement{});
       }
     }
   }

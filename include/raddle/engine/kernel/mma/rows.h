@@ -2,6 +2,7 @@
 #pragma once
 
 #include "raddle/engine/kernel/mma/finish.h"
+#include "raddle/engine/kernel/mma/quantized.h"
 #include "raddle/engine/tile/row_vector.h"
 
 RADDLE_ENGINE_BEGIN
@@ -66,12 +67,30 @@ RADDLE_DEVICE void transform_rows(u8* memory, i32 first, Exists exists, F transf
   ptx::sync_warp();
 }
 
+/// transform(vector) changes one row in shared memory through fp32; the result, of dtype T, is
+/// rounded once. The row holds numbers Stored in 8 bits first, and the value is `scale` times such
+/// a number. A warp's work; the row is complete for its lanes.
+template <class T, class Stored, class Rows, i32 dim, class F>
+RADDLE_DEVICE void transform_stored_row(u8* rows, i32 row, float* vector, float scale,
+                                        F transform) {
+  const i32 lane = ptx::lane_index();
+  for (i32 d = lane; d < dim; d += 32)
+    vector[d] = to_float(Stored{rows[Rows::at(row, d / 16) + static_cast<u32>(d % 16)]}) * scale;
+  ptx::sync_warp();
+  WarpVector x(vector, dim);
+  transform(x);
+  for (i32 d = lane; d < 8 * Rows::chunks; d += 32)
+    reinterpret_cast<T*>(rows + Rows::at(row, d / 8))[d % 8] =
+        d < dim ? from_float<T>(vector[d]) : T{};
+  ptx::sync_warp();
+}
+
 /// `count` rows of a query tile on their way to shared memory; a warp's work. Between fetch and
 /// store, which waits, there is time for something else.
 template <i32 count, class K>
 class QueryRows {
   using T = typename K::T;
-  using Rows = typename K::QkRows;
+  using Rows = typename K::QueryRows;
   static constexpr i32 units = ceil_div(count * Rows::chunks, 32);
   static_assert(count <= 32);
 
@@ -119,6 +138,13 @@ class QueryRows {
             shared, first, [=](i32 r) { return r < rows; },
             [&, v = variant](auto& q, i32 r) { v.query(q, facts.row[first + r]); });
     }
+    if constexpr (K::narrow_keys) {
+      if (lane < count) facts.factor[first + lane] = 0.0f;
+      for (i32 r = 0; r < rows_; ++r) {
+        const float factor = arrange_query<K>(shared, first + r);
+        if (lane == 0) facts.factor[first + r] = factor;
+      }
+    }
   }
 
  private:
@@ -127,10 +153,10 @@ class QueryRows {
   Packed8 x_[units];
 };
 
-/// f_k or f_v of the keys of a tile that this warp loaded, in place.
+/// f_k or f_v of the 16-bit keys of a tile that this warp loaded, in place; `rows` are its own.
 template <class T, i32 dim, i32 tile_keys, class Facts, class F>
-RADDLE_DEVICE void transform_keys(u8* rows, const TileKeys<tile_keys>& keys, const Facts& facts,
-                                  F transform) {
+RADDLE_DEVICE void transform_keys(u8* rows, const TileKeys<tile_keys, false>& keys,
+                                  const Facts& facts, F transform) {
   constexpr i32 warp_keys = tile_keys / num_warps;
   const i32 first = ptx::warp_index() * warp_keys, lane = ptx::lane_index();
   const u32 exist = ptx::ballot(lane < warp_keys && keys.column[first + lane % warp_keys] >= 0);
@@ -139,10 +165,53 @@ RADDLE_DEVICE void transform_keys(u8* rows, const TileKeys<tile_keys>& keys, con
   const i32 other = ptx::count_bits((exist & (0u - exist)) - 1u);
   const auto exists = [=](i32 r) { return (exist >> r & 1u) != 0; };
   const i32 request = facts.request, kv_head = facts.kv_head;
-  transform_rows<warp_keys, T, dim>(rows, first, exists, [&](auto& x, i32 r) {
+  transform_rows<warp_keys, T, dim>(rows, 0, exists, [&](auto& x, i32 r) {
     const i32 j = first + (exists(r) ? r : other);
     transform(x, Key{request, keys.kv_index[j], keys.kv_pos[j], kv_head});
   });
+}
+
+/// Zeros in place of a row of a key that is not there.
+template <class Rows>
+RADDLE_DEVICE void clear_row(u8* rows, i32 row) {
+  for (i32 chunk = ptx::lane_index(); chunk < Rows::chunks; chunk += 32)
+    *reinterpret_cast<Packed8*>(rows + Rows::at(row, chunk)) = Packed8{};
+}
+
+/// The same of quantised keys, whose scales are `scale`: a row at a time, through `vector`.
+template <class T, class Stored, i32 dim, i32 tile_keys, class Facts, class F>
+RADDLE_DEVICE void transform_stored_keys(u8* rows, const TileKeys<tile_keys, true>& keys,
+                                         const float (&scale)[tile_keys], const Facts& facts,
+                                         float* vector, F transform) {
+  using Rows = SharedRows<dim>;
+  constexpr i32 warp_keys = tile_keys / num_warps;
+  const i32 first = ptx::warp_index() * warp_keys;
+  for (i32 i = 0; i < warp_keys; ++i) {
+    const i32 j = first + i;
+    if (keys.column[j] < 0) {
+      clear_row<Rows>(rows, i);
+      continue;
+    }
+    const Key key{facts.request, keys.kv_index[j], keys.kv_pos[j], facts.kv_head};
+    transform_stored_row<T, Stored, Rows, dim>(rows, i, vector, scale[j],
+                                               [&](WarpVector& x) { transform(x, key); });
+  }
+  ptx::sync_warp();  // what is clear
+}
+
+/// f_k (`which` 0) or f_v of what this warp loaded of a slot, in place.
+template <class K, class Layout, i32 which, class F>
+RADDLE_DEVICE void transform_slot(i32 slot, const typename Layout::Keys& keys, F transform) {
+  using Rows = typename Either<which == 0, typename K::KeyRows, typename K::ValueRows>::Type;
+  constexpr i32 dim = which == 0 ? K::dim_qk : K::dim_vo;
+  const i32 warp = ptx::warp_index();
+  u8* rows = Layout::slot_memory(slot) + Layout::template part_of<Rows>(warp);
+  const auto& facts = Layout::scratch();
+  if constexpr (K::quantized)
+    transform_stored_keys<typename K::T, typename K::Stored, dim>(
+        rows, keys, keys.scale[which], facts, Layout::vector(warp), transform);
+  else
+    transform_keys<typename K::T, dim>(rows, keys, facts, transform);
 }
 
 /// Says what all keys of an item share; the request is -1 where its rows are several requests'.

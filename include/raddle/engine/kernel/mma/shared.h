@@ -8,7 +8,10 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-/// Four elements that are loaded or stored together.
+/// Two or four elements that are loaded or stored together.
+struct alignas(8) Two {
+  float x[2];
+};
 struct alignas(16) Four {
   float x[4];
 };
@@ -24,9 +27,17 @@ struct TileFlags {
   static constexpr i32 empty = 8;    ///< no columns at all: the item has none
 };
 
-/// The keys of one KV tile.
+/// The scales of a tile's keys, 0 where there is no key.
+template <i32 tile_keys, bool scaled>
+struct TileScales {};
 template <i32 tile_keys>
-struct TileKeys {
+struct TileScales<tile_keys, true> {
+  float scale[2][tile_keys];  ///< K's and V's
+};
+
+/// The keys of one KV tile.
+template <i32 tile_keys, bool scaled>
+struct TileKeys : TileScales<tile_keys, scaled> {
   i32 column[tile_keys];  ///< -1: no key
   i32 kv_index[tile_keys];
   i32 kv_pos[tile_keys];
@@ -50,6 +61,14 @@ struct KeySource {
   RunWalk runs;  ///< those behind the one that the warp is in
 };
 
+/// The same, and where their scales lie.
+struct ScaledSource : KeySource {
+  const float* scale[2];      ///< of the first row of block 0, of the item's head; null: `value`
+  i64 scale_block_stride[2];  ///< elements
+  i64 scale_row_stride[2];
+  float value[2];
+};
+
 /// The warps' states of one short query tile, a slab of rows and columns at a time.
 struct MergeBuffer {
   float top[num_warps][short_rows];
@@ -57,10 +76,18 @@ struct MergeBuffer {
   float o[num_warps][slab_rows][slab_pitch];
 };
 
+/// What the rows of Q were divided by, where K is quantised.
+template <i32 rows, bool scaled>
+struct RowFactors {};
+template <i32 rows>
+struct RowFactors<rows, true> {
+  float factor[rows];
+};
+
 /// What an item's rows and keys are to the variant, and a row in fp32 for each warp's transforms.
 /// Takes the place of the merge buffer, for it is used before that.
-template <i32 rows, i32 dim>
-struct ItemScratch {
+template <i32 rows, i32 dim, bool scaled>
+struct ItemScratch : RowFactors<rows, scaled> {
   Row row[rows];  ///< padding repeats the last one
   float vector[num_warps][dim];
   i32 request, kv_head;  ///< of the keys
@@ -78,18 +105,18 @@ struct SharedLayout {
   static constexpr i32 tile_keys = keys_of_tile;
   static constexpr i32 warp_keys = tile_keys / num_warps;  ///< that one warp loads
   static constexpr i32 slots = num_slots;                  ///< K or V of a tile, in turns
-  using Keys = TileKeys<tile_keys>;
-  using Scratch = ItemScratch<rows, max(K::dim_qk, K::dim_vo)>;
+  using Keys = TileKeys<tile_keys, K::quantized>;
+  using Scratch = ItemScratch<rows, max(K::dim_qk, K::dim_vo), K::quantized>;
+  using Source = typename Either<K::quantized, ScaledSource, KeySource>::Type;
   using Table = RowTable<warp_keys>;
-  static constexpr i32 row = max(K::QkRows::pitch, K::VoRows::pitch);
-  static constexpr i32 slot_bytes = tile_keys * row;
-  static constexpr i32 ring = rows * row;
+  static constexpr i32 slot_bytes = tile_keys * max(K::KeyRows::pitch, K::ValueRows::pitch);
+  static constexpr i32 ring = rows * max(K::QueryRows::pitch, SharedRows<K::dim_vo>::pitch);
   static constexpr i32 keys = ring + slots * slot_bytes;
   /// Keys are spoken of until their values are used, when the next keys are on their way already.
   static constexpr i32 key_slots = mma::key_slots(slots);
   static constexpr i32 table = keys + key_slots * static_cast<i32>(sizeof(Keys));
   static constexpr i32 sources = table + static_cast<i32>(sizeof(Table));
-  static constexpr i32 completed = sources + num_warps * static_cast<i32>(sizeof(KeySource));
+  static constexpr i32 completed = sources + num_warps * static_cast<i32>(sizeof(Source));
   static constexpr i32 barriers = completed + 16;
   static constexpr i32 merge = barriers + 16 * slots;
   /// Behind the buffer's statistics: a warp may be there while another still computes.
@@ -98,13 +125,19 @@ struct SharedLayout {
   static constexpr i32 end =
       max(item + static_cast<i32>(sizeof(Scratch)), merge + static_cast<i32>(sizeof(MergeBuffer)));
   static_assert(ring % 128 == 0 && slot_bytes % 128 == 0 && table % 16 == 0 && merge % 16 == 0);
-  static_assert(end <= shared_bytes(K::dim_qk, K::dim_vo, rows, tile_keys, slots));
+  static_assert(end <= K::config.shared_bytes);
 
   RADDLE_DEVICE static i32 after(i32 at, i32 count) { return at + 1 == count ? 0 : at + 1; }
   RADDLE_DEVICE static u8* base() { return static_cast<u8*>(ptx::shared_memory()); }
   /// A row of Q, or of O on its way out.
   RADDLE_DEVICE static u8* query_memory() { return base(); }
   RADDLE_DEVICE static u8* slot_memory(i32 slot) { return base() + ring + slot * slot_bytes; }
+  /// Where a warp's rows begin in a slot. Where it computes on these alone, that is the same place
+  /// for rows of any length: an odd number of slots puts K where V was.
+  template <class Rows>
+  RADDLE_DEVICE static i32 part_of(i32 warp) {
+    return warp * (rows == short_rows ? slot_bytes / num_warps : warp_keys * Rows::pitch);
+  }
   RADDLE_DEVICE static u32 slot_address(i32 slot) {
     return ptx::shared_address(base()) + static_cast<u32>(ring + slot * slot_bytes);
   }
@@ -117,8 +150,8 @@ struct SharedLayout {
   /// Which contractions this block brought their last state: a bit each, a word a warp.
   RADDLE_DEVICE static u32* completed_bits() { return reinterpret_cast<u32*>(base() + completed); }
   RADDLE_DEVICE static Table& row_table() { return *reinterpret_cast<Table*>(base() + table); }
-  RADDLE_DEVICE static KeySource& source(i32 warp) {
-    return reinterpret_cast<KeySource*>(base() + sources)[warp];
+  RADDLE_DEVICE static Source& source(i32 warp) {
+    return reinterpret_cast<Source*>(base() + sources)[warp];
   }
   /// Whether a slot is filled, and whether it is free: two barriers a slot.
   RADDLE_DEVICE static u32 filled(i32 slot) {

@@ -34,10 +34,10 @@ class ShortQueries {
         warp_(ptx::warp_index()),
         lane_(ptx::lane_index()),
         stream_(launch, first, end_),
-        k_offset_(static_cast<u32>(warp_keys * warp_ * K::QkRows::pitch) +
-                  b_offset<typename K::QkRows>(lane_)),
-        v_offset_(static_cast<u32>(warp_keys * warp_ * K::VoRows::pitch) +
-                  a_offset<typename K::VoRows>(lane_)) {
+        k_offset_(static_cast<u32>(Layout::template part_of<typename K::KeyRows>(warp_)) +
+                  b_offset<typename K::KeyRows>(lane_)),
+        v_offset_(static_cast<u32>(Layout::template part_of<typename K::ValueRows>(warp_)) +
+                  a_offset<typename K::ValueRows>(lane_)) {
     fetch_queries();
     stream_.start();
     RADDLE_ROLLED
@@ -62,7 +62,8 @@ class ShortQueries {
   static constexpr i32 kept_steps = K::k_steps <= 8 ? K::k_steps : 0;
   RADDLE_DEVICE void load_fragment(i32 step, u32 (&a)[4]) const {
     const u32 from = ptx::shared_address(Layout::query_memory());
-    ptx::load_matrices(a, K::QkRows::step_from(from + a_offset<typename K::QkRows>(lane_), step));
+    ptx::load_matrices(
+        a, K::QueryRows::step_from(from + a_offset<typename K::QueryRows>(lane_), step));
   }
 
   /// The next item's, which arrive while the last one's states are added up.
@@ -82,8 +83,13 @@ class ShortQueries {
     ptx::sync_block();
     RADDLE_UNROLL
     for (i32 i = 0; i < kept_steps; ++i) load_fragment(i, q_[i]);
+    if constexpr (K::narrow_keys) {
+      factor_[0] = Layout::scratch().factor[lane_ / 4];
+      factor_[1] = Layout::scratch().factor[lane_ / 4 + 8];
+    }
     mark(launch_, TimelineStage::opened, number);
     clear(o_);
+    value_scales_.clear();
     stats_.clear();
     const ApplyVariant<V, 1, tiles> apply(launch_, variant_, number);
     to_log2_ = apply.to_log2();
@@ -133,19 +139,22 @@ class ShortQueries {
     const bool computes = !(flags & TileFlags::empty);
     if (computes) {
       if constexpr (has_key<V>)
-        transform_keys<T, K::dim_qk>(Layout::slot_memory(slot_), keys, facts,
+        transform_slot<K, Layout, 0>(slot_, keys,
                                      [v = variant_](auto& x, const Key& key) { v.key(x, key); });
-      multiply_qk<K, 1, tiles>(s, Layout::slot_address(slot_) + k_offset_,
-                               [&](i32 at, i32, u32(&a)[4]) {
-                                 if (kept_steps == 0) return load_fragment(at, a);
-                                 RADDLE_UNROLL
-                                 for (i32 e = 0; e < 4; ++e) a[e] = q_[at][e];
-                               });
+      multiply_keys<K, 1, tiles>(s, Layout::slot_address(slot_) + k_offset_,
+                                 [&](i32 at, i32, u32(&a)[4]) {
+                                   if (kept_steps == 0) return load_fragment(at, a);
+                                   RADDLE_UNROLL
+                                   for (i32 e = 0; e < 4; ++e) a[e] = q_[at][e];
+                                 });
     }
     ptx::sync_warp();
     load(Layout::slots, slot_);
     slot_ = Layout::after(slot_, Layout::slots);
     if (computes) {
+      if constexpr (K::narrow_keys)
+        scale_logits<K, 1, tiles>(
+            s, keys.scale[0] + lane_keys(), [&](i32, i32 half) { return factor_[half]; }, halves);
       apply(s, keys, warp_keys * warp_, flags, facts, [&](i32) { return lane_ / 4; });
       if constexpr (scan == Scan::softmax) softmax<K>(s, stats_, o_, to_log2_, halves);
     }
@@ -153,11 +162,15 @@ class ShortQueries {
     ptx::sync_warp();
     if (computes) {
       if constexpr (has_value<V>)
-        transform_keys<T, K::dim_vo>(Layout::slot_memory(slot_), keys, facts,
+        transform_slot<K, Layout, 1>(slot_, keys,
                                      [v = variant_](auto& x, const Key& key) { v.value(x, key); });
+      if constexpr (K::narrow_values) {
+        value_scales_.meet(keys.scale[1] + warp_keys * warp_, warp_keys, o_);
+        value_scales_.apply(s, keys.scale[1] + lane_keys());
+      }
       Weights<1, tiles> p;
-      round_weights<T>(s, p);
-      multiply_pv<K, 1, tiles>(o_, p, Layout::slot_address(slot_) + v_offset_);
+      round_weights<typename K::VoElement>(s, p);
+      multiply_values<K, 1, tiles>(o_, p, Layout::slot_address(slot_) + v_offset_);
     }
     ptx::sync_warp();
     load(Layout::slots + 1, slot_);
@@ -165,6 +178,9 @@ class ShortQueries {
     computing_ = Layout::after(computing_, Layout::key_slots);
     return (flags & TileFlags::last) != 0;
   }
+
+  /// This lane's first key of its warp's.
+  RADDLE_DEVICE i32 lane_keys() const { return warp_keys * warp_ + lane_ % 4 * 2; }
 
   /// Adds up the warps' states and stores the result, a slab of rows and columns at a time.
   RADDLE_DEVICE void merge(const WorkItem& item, const QueryTile& tile, i32 halves) {
@@ -188,6 +204,10 @@ class ShortQueries {
         factor[half] = ptx::exp2((stats_.top[0][half] - mine.shift) * to_log2_) * mine.inverse;
       }
     }
+    if constexpr (K::narrow_values) {
+      factor[0] *= value_scales_.unit();
+      factor[1] *= value_scales_.unit();
+    }
     constexpr i32 slabs = ceil_div(K::out_tiles, slab_columns / 8);
     const i32 thread = ptx::thread_index();
     const i32 r = thread / (slab_columns / 4), c = 4 * (thread % (slab_columns / 4));
@@ -201,9 +221,12 @@ class ShortQueries {
         RADDLE_UNROLL
         for (i32 n = 0; n < K::out_tiles; ++n) {
           if (8 * n < first || 8 * n >= first + slab_columns) continue;
-          ptx::store_two(&buffer.o[warp_][g][8 * n - first + 2 * t],
-                         half == 0 ? o_[0][n][0] * factor[0] : o_[0][n][2] * factor[1],
-                         half == 0 ? o_[0][n][1] * factor[0] : o_[0][n][3] * factor[1]);
+          float two[2];
+          RADDLE_UNROLL
+          for (i32 e = 0; e < 2; ++e)
+            two[e] = half == 0 ? out_element<K>(o_[0], n, 0, e) * factor[0]
+                               : out_element<K>(o_[0], n, 1, e) * factor[1];
+          ptx::store_two(&buffer.o[warp_][g][out_column<K>(t, n) - first], two[0], two[1]);
         }
         ptx::sync_block();
         if (r < slab_rows && first + c < K::dim_vo) put_four(to, r, c, first);
@@ -309,6 +332,8 @@ class ShortQueries {
   u32 q_[max(kept_steps, 1)][4];  // the rows' fragments
   Output<K, 1> o_;
   RowStats<1> stats_;
+  float factor_[2];  // by which logits of this lane's rows are too small, where keys are narrow
+  ValueScales<K, 1> value_scales_;
 };
 
 }  // namespace mma

@@ -17,7 +17,8 @@ from raddle.bench.gpu.variants import PARTS, angles, rotated
 
 def attention(case: Case, device: Any) -> raddle.Attention:
     hq, hkv, dim = case.heads
-    spec = raddle.AttentionSpec(hq, hkv, dim, dtype="bfloat16", variant=PARTS[case.variant](hq, dim))
+    stored = case.kv_dtype or None
+    spec = raddle.AttentionSpec(hq, hkv, dim, dtype="bfloat16", kv_dtype=stored, variant=PARTS[case.variant](hq, dim))
     return raddle.Attention(spec, device=str(device))
 
 
@@ -51,14 +52,15 @@ def _prepared(problem: Problem, case: Case) -> Contestant:
     if case.form == "cascade":
         kv = [kv, kv]
     out = problem.empty()
+    scales = {"k_scale": problem.k_scale, "v_scale": problem.v_scale} if case.kv_dtype else {}
 
     def watched(before: Callable[[], Any]) -> raddle.timeline.Marks:
         timeline = raddle.Timeline(plan, attn.device)
         before()
-        attn.run(plan, problem.q, kv, out=out, timeline=timeline)
+        attn.run(plan, problem.q, kv, out=out, timeline=timeline, **scales)
         return timeline.read()
 
-    return Contestant(RADDLE, lambda: attn.run(plan, problem.q, kv, out=out), out, watched=watched)
+    return Contestant(RADDLE, lambda: attn.run(plan, problem.q, kv, out=out, **scales), out, watched=watched)
 
 
 def _rotation(problem: Problem, case: Case) -> Contestant:

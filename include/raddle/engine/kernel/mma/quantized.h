@@ -1,0 +1,278 @@
+// Quantised K and V as fragments of the matrix products: bytes in shared memory, 16 bits in
+// registers, and scales.
+//
+// A matrix instruction's operand holds two neighbours in a register, and loading 8 × 8 units of 16
+// bits gives a lane four bytes. Of K they are four elements of a key, 4t … 4t + 3: with the pairs
+// (4t, 4t + 1) and (4t + 2, 4t + 3) in the places of (2t, 2t + 1) and (2t + 8, 2t + 9) nothing need
+// be moved between lanes, if Q's elements are in the same order. Of V, transposed, they are columns
+// 2g and 2g + 1 of two keys: one register of each, and so 16 columns of O lie in two fragments in
+// the order 0, 2, 4 …, 14 and 1, 3, 5 …, 15.
+#pragma once
+
+#include "raddle/engine/kernel/mma/products.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace mma {
+
+/// Two e4m3 in the upper bytes of x's halves, as f16, where no instruction does it. As an f16 their
+/// bits, moved to the right by one but for the sign, mean 2^-8 of what they mean as e4m3; but for
+/// NaN, which is all bits set and would carry.
+RADDLE_DEVICE u32 e4m3_bits_to_f16(u32 x) {
+  const u32 body = x & 0x7f007f00u;
+  const u32 nan = (body + 0x01000100u) >> 1 & 0x40004000u;
+  return ptx::multiply_pair(body >> 1 | nan | (x & 0x80008000u), 0x5c005c00u);  // by 256
+}
+
+/// Four stored numbers as f16: bytes 0 and 1, then 2 and 3.
+RADDLE_DEVICE void widen_in_order(u32 (&y)[2], u32 x, e4m3) {
+  if constexpr (ptx::converts_e4m3) return ptx::e4m3_to_f16(y, x);
+  y[0] = e4m3_bits_to_f16(ptx::select_bytes<0x1404>(x));
+  y[1] = e4m3_bits_to_f16(ptx::select_bytes<0x3424>(x));
+}
+RADDLE_DEVICE void widen_in_order(u32 (&y)[2], u32 x, e5m2) {
+  y[0] = ptx::select_bytes<0x1404>(x);
+  y[1] = ptx::select_bytes<0x3424>(x);
+}
+
+/// The same: bytes 0 and 2, then 1 and 3.
+RADDLE_DEVICE void widen_in_turns(u32 (&y)[2], u32 x, e4m3) {
+  if constexpr (ptx::converts_e4m3) return ptx::e4m3_to_f16(y, ptx::select_bytes<0x3120>(x));
+  y[0] = e4m3_bits_to_f16(x << 8);
+  y[1] = e4m3_bits_to_f16(x);
+}
+RADDLE_DEVICE void widen_in_turns(u32 (&y)[2], u32 x, e5m2) {
+  y[0] = ptx::select_bytes<0x2404>(x);
+  y[1] = x & 0xff00ff00u;
+}
+
+/// f16, which hold every stored number, as matrix dtype T.
+RADDLE_DEVICE void convert_pairs(u32 (&)[2], f16) {}
+RADDLE_DEVICE void convert_pairs(u32 (&y)[2], bf16) {
+  RADDLE_UNROLL
+  for (i32 i = 0; i < 2; ++i) {
+    float two[2];
+    ptx::unpack(y[i], two[0], two[1], f16{});
+    y[i] = ptx::pack(two[0], two[1], bf16{});
+  }
+}
+
+/// S = Q · Kᵀ for rows of bytes; see multiply_qk.
+template <class K, i32 blocks, i32 tiles, class Query>
+RADDLE_DEVICE void multiply_narrow_qk(Logits<blocks, tiles>& s, u32 keys, Query query) {
+  using Rows = typename K::KeyRows;
+  clear(s);
+  RADDLE_UNROLL
+  for (i32 step = 0; step < K::k_steps; step += 2) {
+    u32 a[2][blocks][4];
+    RADDLE_UNROLL
+    for (i32 i = 0; i < min(2, K::k_steps - step); ++i) {
+      RADDLE_UNROLL
+      for (i32 r = 0; r < blocks; ++r) query(step + i, r, a[i][r]);
+    }
+    const u32 at = Rows::step_from(keys, step / 2);
+    RADDLE_UNROLL
+    for (i32 n = 0; n < tiles; n += 2) {
+      u32 bytes[4];
+      ptx::load_matrices(bytes, at + static_cast<u32>(8 * n * Rows::pitch));
+      RADDLE_UNROLL
+      for (i32 i = 0; i < min(2, K::k_steps - step); ++i) {
+        RADDLE_UNROLL
+        for (i32 h = 0; h < 2; ++h) {
+          u32 b[2];
+          widen_in_order(b, bytes[2 * h + i], typename K::Stored{});
+          RADDLE_UNROLL
+          for (i32 r = 0; r < blocks; ++r)
+            ptx::multiply_add(s[r][n + h], a[i][r], b[0], b[1], f16{});
+        }
+      }
+    }
+  }
+}
+
+/// O += P · V for rows of bytes; see multiply_pv.
+template <class K, i32 blocks, i32 tiles>
+RADDLE_DEVICE void multiply_narrow_pv(Output<K, blocks>& o, const Weights<blocks, tiles>& p,
+                                      u32 values) {
+  using Rows = typename K::ValueRows;
+  using T = typename K::VoElement;
+  RADDLE_UNROLL
+  for (i32 n = 0; n < tiles / 2; ++n) {
+    RADDLE_UNROLL
+    for (i32 d = 0; d < K::out_tiles; d += 4) {
+      u32 bytes[4];
+      ptx::load_matrices_transposed(
+          bytes, Rows::step_from(values, d / 4) + static_cast<u32>(16 * n * Rows::pitch));
+      RADDLE_UNROLL
+      for (i32 i = 0; i < min(4, K::out_tiles - d); i += 2) {
+        u32 first[2], second[2];  // keys 0–7 and 8–15, of even columns and of odd ones
+        widen_in_turns(first, bytes[i], typename K::Stored{});
+        widen_in_turns(second, bytes[i + 1], typename K::Stored{});
+        convert_pairs(first, T{});
+        convert_pairs(second, T{});
+        RADDLE_UNROLL
+        for (i32 r = 0; r < blocks; ++r) {
+          RADDLE_UNROLL
+          for (i32 e = 0; e < 2; ++e)
+            ptx::multiply_add(o[r][d + i + e], p[r][n], first[e], second[e], T{});
+        }
+      }
+    }
+  }
+}
+
+/// Puts a row of Q in shared memory into the order that multiply_narrow_qk asks for, as f16: a
+/// bf16's range is wider, and so its rows are divided by a power of two, which is returned. What is
+/// lost is less than 2^-38 of a row's largest element, and a sum in fp32 would not show it. A
+/// warp's work; the row is complete for its lanes.
+template <class K>
+RADDLE_DEVICE float arrange_query(u8* rows, i32 row) {
+  using T = typename K::T;
+  constexpr i32 words = 8 * K::k_steps, steps = ceil_div(words, 32);
+  const i32 lane = ptx::lane_index();
+  const auto word = [&](i32 chunk, i32 i) -> u32& {
+    return reinterpret_cast<u32*>(rows + K::QueryRows::at(row, chunk))[i];
+  };
+  u32 x[steps] = {};
+  RADDLE_UNROLL
+  for (i32 i = 0; i < steps; ++i) {
+    const i32 w = lane + 32 * i;
+    if (w < words) x[i] = word(w / 4, w % 4);
+  }
+  float factor = 1.0f;
+  if constexpr (dtype_of<T>::value == DType::bfloat16) {
+    u32 top = 0;
+    RADDLE_UNROLL
+    for (i32 i = 0; i < steps; ++i) top = max(top, max(x[i] & 0x7fffu, x[i] >> 16 & 0x7fffu));
+    const u32 exponent = max(ptx::max_of_warp(top) >> 7, 15u);
+    factor = bits_to_float((exponent - 14) << 23);
+    const float inverse = bits_to_float((268 - exponent) << 23);
+    RADDLE_UNROLL
+    for (i32 i = 0; i < steps; ++i) {
+      float two[2];
+      ptx::unpack(x[i], two[0], two[1], T{});
+      x[i] = ptx::pack(two[0] * inverse, two[1] * inverse, f16{});
+    }
+  }
+  ptx::sync_warp();  // all lanes have read
+  RADDLE_UNROLL
+  for (i32 i = 0; i < steps; ++i) {
+    const i32 w = lane + 32 * i;
+    if (w < words) word(w / 8 * 2 + w % 2, w % 8 / 2) = x[i];
+  }
+  ptx::sync_warp();
+  return factor;
+}
+
+/// S *= scale of the key · factor_of(block, half) of the row. `scale` is that of this lane's first
+/// key.
+template <class K, i32 blocks, i32 tiles, class FactorOf>
+RADDLE_DEVICE void scale_logits(Logits<blocks, tiles>& s, const float* scale, FactorOf factor_of,
+                                i32 halves) {
+  RADDLE_UNROLL
+  for (i32 r = 0; r < blocks; ++r) {
+    RADDLE_UNROLL
+    for (i32 half = 0; half < 2; ++half) {
+      if (half >= halves) continue;
+      const float factor = factor_of(r, half);
+      RADDLE_UNROLL
+      for (i32 n = 0; n < tiles; ++n) {
+        const Two of_keys = *reinterpret_cast<const Two*>(scale + 8 * n);
+        RADDLE_UNROLL
+        for (i32 e = 0; e < 2; ++e) {
+          float& x = s[r][n][2 * half + e];
+          if constexpr (dtype_of<typename K::T>::value == DType::bfloat16) x *= factor;
+          x *= of_keys.x[e];
+        }
+      }
+    }
+  }
+}
+
+/// V's scales, which multiply weights. These are rounded to a dtype that may be f16, and scales of
+/// any size would underflow in it: O is kept relative to a power of two near the largest scale that
+/// a warp has met, masked keys' too: of scales below 2^-20 of that, weights lose precision.
+template <class K, i32 blocks>
+class ValueScales {
+  /// The largest scale becomes less than twice this power of two: weights of a softmax are at most
+  /// 2^(patience + 1), which leaves f16 room, and small ones need it. Those of a sum may be large.
+  static constexpr u32 headroom = K::scan == Scan::softmax ? 6 : 0;
+  static constexpr u32 least = headroom + 1, most = 253;
+
+ public:
+  /// Once for each tile: `scale` are those of a warp's `count` keys, `o` what there is of O.
+  RADDLE_DEVICE void meet(const float* scale, i32 count, Output<K, blocks>& o) {
+    u32 top = least;
+    for (i32 j = ptx::lane_index(); j < count; j += 32)
+      top = max(top, float_to_bits(scale[j]) >> 23 & 0xffu);
+    top = min(ptx::max_of_warp(top), most);
+    if (top <= exponent_) return;
+    const float factor =
+        top - exponent_ < 127 ? bits_to_float((127 + exponent_ - top) << 23) : 0.0f;
+    exponent_ = top;
+    RADDLE_UNROLL
+    for (i32 r = 0; r < blocks; ++r) {
+      RADDLE_UNROLL
+      for (i32 i = 0; i < 4 * K::out_tiles; ++i) o[r][i / 4][i % 4] *= factor;
+    }
+  }
+
+  /// P *= scale of the key; `scale` is that of this lane's first one.
+  template <i32 tiles>
+  RADDLE_DEVICE void apply(float (&p)[blocks][tiles][4], const float* scale) const {
+    const float inverse = bits_to_float((254 + headroom - exponent_) << 23);
+    RADDLE_UNROLL
+    for (i32 n = 0; n < tiles; ++n) {
+      const Two of_keys = *reinterpret_cast<const Two*>(scale + 8 * n);
+      RADDLE_UNROLL
+      for (i32 e = 0; e < 2; ++e) {
+        const float factor = of_keys.x[e] * inverse;
+        RADDLE_UNROLL
+        for (i32 r = 0; r < blocks; ++r) {
+          p[r][n][e] *= factor;
+          p[r][n][2 + e] *= factor;
+        }
+      }
+    }
+  }
+
+  RADDLE_DEVICE void clear() { exponent_ = least; }
+  /// What O is relative to.
+  RADDLE_DEVICE float unit() const { return bits_to_float((exponent_ - headroom) << 23); }
+
+ private:
+  u32 exponent_ = least;
+};
+
+/// S = Q · Kᵀ and O += P · V of rows of either kind.
+template <class K, i32 blocks, i32 tiles, class Query>
+RADDLE_DEVICE void multiply_keys(Logits<blocks, tiles>& s, u32 keys, Query query) {
+  if constexpr (K::narrow_keys)
+    multiply_narrow_qk<K, blocks, tiles>(s, keys, query);
+  else
+    multiply_qk<K, blocks, tiles>(s, keys, query);
+}
+template <class K, i32 blocks, i32 tiles>
+RADDLE_DEVICE void multiply_values(Output<K, blocks>& o, const Weights<blocks, tiles>& p,
+                                   u32 values) {
+  if constexpr (K::narrow_values)
+    multiply_narrow_pv<K, blocks, tiles>(o, p, values);
+  else
+    multiply_pv<K, blocks, tiles>(o, p, values);
+}
+
+/// Two neighbours in a row of O that a lane of number t in its row's four holds, number n of them:
+/// the column of the first,
+template <class K>
+RADDLE_DEVICE i32 out_column(i32 t, i32 n) {
+  return K::narrow_values ? 8 * (n - n % 2) + 4 * t + 2 * (n % 2) : 8 * n + 2 * t;
+}
+/// and the elements, e = 0 and 1, of one of its two rows.
+template <class K>
+RADDLE_DEVICE float out_element(const float (&o)[K::out_tiles][4], i32 n, i32 half, i32 e) {
+  return K::narrow_values ? o[n - n % 2 + e][2 * half + n % 2] : o[n][2 * half + e];
+}
+
+}  // namespace mma
+
+RADDLE_ENGINE_END
