@@ -183,6 +183,7 @@ class CudaBackend final : public AttentionBackend {
           "addresses; expected a reservation of this attention");
     MmaLaunch launch = on_device.launch();
     static_cast<RunView&>(launch) = view;
+    launch.timeline = view_timeline(args.timeline, launch.plan.num_workers);
     std::unique_lock<std::mutex> lock;
     if (reservation)
       reservation->provide(launch);
@@ -203,7 +204,6 @@ class CudaBackend final : public AttentionBackend {
     }
     of_run->use_on(args.stream);
     on_device.use_on(args.stream);
-    launch.timeline = view_timeline(args.timeline, launch.plan.num_workers);
     void* params[] = {&launch, of_run->bytes()};
     on_device.kernel().launch(launch.plan.num_workers, args.stream, params);
   }

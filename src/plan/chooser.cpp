@@ -1,7 +1,5 @@
 #include "plan/chooser.h"
 
-#include <algorithm>
-
 namespace raddle {
 
 Outcome Chooser::try_linear() {

@@ -88,7 +88,7 @@ KERNELS = [
     Kernel("128 wide", spec([], 128), "sm_89"),
     Kernel("128 wide", spec([], 128), "sm_90a", spilled=192),
     Kernel("Rope, 128 wide", spec(ROPE, 128), "sm_80", spilled=192),
-    Kernel("Rope, 128 wide", spec(ROPE, 128), "sm_90a", spilled=512),
+    Kernel("Rope, 128 wide", spec(ROPE, 128), "sm_90a", spilled=640),
     *(Kernel("128 wide", spec([], 128), arch, short_only=True) for arch in KIB_OF_A_BLOCK),
     Kernel("Rope, 128 wide", spec(ROPE, 128), "sm_90a", short_only=True, spilled=64),
     Kernel("e4m3, 128 wide", spec([], 128, kv_dtype="float8_e4m3fn"), "sm_80", spilled=320),

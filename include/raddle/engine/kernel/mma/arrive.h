@@ -85,13 +85,11 @@ RADDLE_DEVICE bool await_claimed(const MmaLaunch& launch, i32 at) {
   return true;
 }
 
-/// A contraction that this worker has claimed. Each lane of a warp knows one of its sources: rows
-/// [begin, end) of the tile have `count` states, `stride` rows apart, the first of row m at
-/// first + m.
+/// A contraction that this worker has claimed. Each lane of a warp knows one of its sources.
 struct Claimed {
   i32 which = -1;  ///< -1: none
   i32 kv_head, num_sources;
-  i32 first, begin, end, stride, count;
+  SourceRows source;
 };
 
 RADDLE_DEVICE Claimed look_up_claimed(const MmaLaunch& launch, const WorkItem& item) {
@@ -102,15 +100,9 @@ RADDLE_DEVICE Claimed look_up_claimed(const MmaLaunch& launch, const WorkItem& i
   found.which = which;
   found.kv_head = item.kv_head;
   found.num_sources = contraction.source_end - contraction.source_begin;
-  if (ptx::lane_index() >= found.num_sources) return found;
-  const Source source = plan.sources[contraction.source_begin + ptx::lane_index()];
-  const QueryTile& from = plan.query_tiles[source.query_tile];
-  const Split split = plan.splits[from.split + item.kv_head];
-  found.first = split.partial_row + source.row - source.dst_row;
-  found.begin = source.dst_row;
-  found.end = source.dst_row + source.num_rows;
-  found.stride = from.num_rows;
-  found.count = split.num_chunks;
+  if (ptx::lane_index() < found.num_sources)
+    found.source =
+        rows_of(plan, plan.sources[contraction.source_begin + ptx::lane_index()], item.kv_head);
   return found;
 }
 
@@ -122,15 +114,14 @@ RADDLE_COLD void contract_claimed(const MmaLaunch& launch, const V& variant, con
     return contract<K>(launch, variant, contraction, claimed.kv_head, vector);
   contract_rows<K>(launch, variant, launch.plan.query_tiles[contraction.query_tile],
                    claimed.kv_head, vector, [&](auto& composed, i32 m) {
-                     for (i32 s = 0; s < claimed.num_sources; ++s) {
-                       const i32 first = ptx::shuffle(claimed.first, s);
-                       const i32 begin = ptx::shuffle(claimed.begin, s);
-                       const i32 end = ptx::shuffle(claimed.end, s);
-                       const i32 stride = ptx::shuffle(claimed.stride, s);
-                       const i32 count = ptx::shuffle(claimed.count, s);
-                       if (m >= begin && m < end)
-                         composed.compose(launch, i64{first} + m, stride, count);
-                     }
+                     const SourceRows& mine = claimed.source;
+                     for (i32 s = 0; s < claimed.num_sources; ++s)
+                       compose_row(
+                           launch, composed,
+                           SourceRows{ptx::shuffle(mine.first, s), ptx::shuffle(mine.begin, s),
+                                      ptx::shuffle(mine.end, s), ptx::shuffle(mine.stride, s),
+                                      ptx::shuffle(mine.count, s)},
+                           m);
                    });
 }
 

@@ -17,43 +17,43 @@ RADDLE_DEVICE void prefetch_arrays(const MmaLaunch& launch) {
   if (at < launch.array_bytes) ptx::prefetch(launch.arrays + at);
 }
 
-/// What waits for other workers' states, when a queue is done.
-template <class K, class V>
-RADDLE_DEVICE void finish_queue(const MmaLaunch& launch, const V& variant, i32 begin, i32 end) {
-  if (launch.layout.num_levels < 2) return;
-  contract_all_claimed<K>(launch, variant, begin, end, ShortLayout<K>::completed_bits(),
-                          ShortLayout<K>::vector(ptx::warp_index()));
+/// One worker's queue: compute(begin, end) computes its items; then comes what waits for other
+/// workers' states.
+template <class K, class V, class Compute>
+RADDLE_DEVICE void attend_queue(const MmaLaunch& launch, const V& variant, Compute compute) {
+  prefetch_arrays(launch);
+  const i32* queue = launch.plan.queue_indptr + ptx::block_index();
+  const i32 begin = queue[0], end = queue[1];
+  mark(launch, TimelineStage::started, begin);
+  compute(begin, end);
+  if (launch.layout.num_levels > 1)
+    contract_all_claimed<K>(launch, variant, begin, end, ShortLayout<K>::completed_bits(),
+                            ShortLayout<K>::vector(ptx::warp_index()));
 }
 
-/// One worker's queue: its long queries, then its short ones. Two loops one after the other leave
-/// each of them all registers; as branches of one loop, they spill.
+/// Long queries, then short ones. Two loops one after the other leave each of them all registers;
+/// as branches of one loop, they spill.
 template <class K, class V>
 RADDLE_DEVICE void attend(const MmaLaunch& launch, const V& variant) {
   const PlanView& plan = launch.plan;
-  prefetch_arrays(launch);
-  const i32 worker = ptx::block_index();
-  const i32 begin = plan.queue_indptr[worker], end = plan.queue_indptr[worker + 1];
   const auto is_short = [&](i32 i) {
     return plan.query_tiles[plan.items[i].query_tile].shape == 0;
   };
-  mark(launch, TimelineStage::started, begin);
-  for (i32 i = begin; i < end; ++i)
-    if (!is_short(i)) LongQueries<K, V, K::long_rows / 64>(launch, variant, i).run();
-  for (i32 i = begin; i < end;)
-    i = is_short(i) ? ShortQueries<K, V>(launch, variant, i, end).run() : i + 1;
-  finish_queue<K>(launch, variant, begin, end);
+  attend_queue<K>(launch, variant, [&](i32 begin, i32 end) {
+    for (i32 i = begin; i < end; ++i)
+      if (!is_short(i)) LongQueries<K, V, K::long_rows / 64>(launch, variant, i).run();
+    for (i32 i = begin; i < end;)
+      i = is_short(i) ? ShortQueries<K, V>(launch, variant, i, end).run() : i + 1;
+  });
 }
 
 /// The same where all items are of short queries, as in a batch that only decodes: a third of the
 /// code, none of it waiting behind registers of the other loop.
 template <class K, class V>
 RADDLE_DEVICE void attend_short(const MmaLaunch& launch, const V& variant) {
-  prefetch_arrays(launch);
-  const i32 worker = ptx::block_index();
-  const i32 begin = launch.plan.queue_indptr[worker], end = launch.plan.queue_indptr[worker + 1];
-  mark(launch, TimelineStage::started, begin);
-  for (i32 i = begin; i < end;) i = ShortQueries<K, V>(launch, variant, i, end).run();
-  finish_queue<K>(launch, variant, begin, end);
+  attend_queue<K>(launch, variant, [&](i32 begin, i32 end) {
+    for (i32 i = begin; i < end;) i = ShortQueries<K, V>(launch, variant, i, end).run();
+  });
 }
 
 }  // namespace mma

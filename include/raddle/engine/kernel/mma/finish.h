@@ -206,6 +206,27 @@ RADDLE_DEVICE void contract_rows(const MmaLaunch& launch, const V& variant, cons
   }
 }
 
+/// A source of a contraction: rows [begin, end) of the tile have `count` states, `stride` rows
+/// apart, the first of row m at first + m.
+struct SourceRows {
+  i32 first, begin, end, stride, count;
+};
+
+RADDLE_DEVICE SourceRows rows_of(const PlanView& plan, const Source& source, i32 kv_head) {
+  const QueryTile& from = plan.query_tiles[source.query_tile];
+  const Split split = plan.splits[from.split + kv_head];
+  return SourceRows{split.partial_row + source.row - source.dst_row, source.dst_row,
+                    source.dst_row + source.num_rows, from.num_rows, split.num_chunks};
+}
+
+/// ⊕= row m's states of a source, if it has any.
+template <class Composed>
+RADDLE_DEVICE void compose_row(const MmaLaunch& launch, Composed& composed, const SourceRows& from,
+                               i32 m) {
+  if (m >= from.begin && m < from.end)
+    composed.compose(launch, i64{from.first} + m, from.stride, from.count);
+}
+
 /// A contraction: states of a tile of the last level, in level and chunk order.
 template <class K, class V>
 RADDLE_COLD void contract(const MmaLaunch& launch, const V& variant, const Contraction& contraction,
@@ -213,15 +234,8 @@ RADDLE_COLD void contract(const MmaLaunch& launch, const V& variant, const Contr
   const PlanView& plan = launch.plan;
   contract_rows<K>(launch, variant, plan.query_tiles[contraction.query_tile], kv_head, vector,
                    [&](auto& composed, i32 m) {
-                     for (i32 i = contraction.source_begin; i < contraction.source_end; ++i) {
-                       const Source source = plan.sources[i];
-                       const i32 nth = m - source.dst_row;
-                       if (nth < 0 || nth >= source.num_rows) continue;
-                       const QueryTile& from = plan.query_tiles[source.query_tile];
-                       const Split split = plan.splits[from.split + kv_head];
-                       composed.compose(launch, i64{split.partial_row} + source.row + nth,
-                                        from.num_rows, split.num_chunks);
-                     }
+                     for (i32 i = contraction.source_begin; i < contraction.source_end; ++i)
+                       compose_row(launch, composed, rows_of(plan, plan.sources[i], kv_head), m);
                    });
 }
 
