@@ -98,54 +98,65 @@ class KeyStream {
 
   /// Before the first load.
   RADDLE_DEVICE void start() {
-    if (runs_on) find_tile();
+    if constexpr (runs_on) found_ = find_tile();
   }
 
   /// Starts copying a tile's K, and says what there is to know of its keys. False where there is no
   /// tile; one without columns has nothing to copy.
   RADDLE_DEVICE bool load_keys(i32 slot, i32 keys_slot) {
-    if (!runs_on) find_tile();
-    const bool said = there_;
-    if (there_) {
-      describe_keys(Layout::keys_at(keys_slot));
-      there_ = !(flags_ & TileFlags::empty);
-    }
-    if (there_) {
-      if constexpr (K::quantized) load_scales(Layout::keys_at(keys_slot));
-      publish_rows();
-      copy<typename K::KeyRows, K::dim_qk, K::narrow_keys>(Layout::slot_memory(slot), 0);
-    }
-    return said;
+    if constexpr (runs_on)
+      return load_keys(slot, keys_slot, found_);
+    else
+      return load_keys(slot, keys_slot, find_tile());
   }
 
   /// Starts copying that tile's V.
   RADDLE_DEVICE bool load_values(i32 slot) {
-    const bool copies = there_;
-    if (there_)
+    const bool copies = copies_;
+    if (copies)
       copy<typename K::ValueRows, K::dim_vo, K::narrow_values>(Layout::slot_memory(slot), 1);
-    if (runs_on) find_tile();
+    if constexpr (runs_on) found_ = find_tile();
     return copies;
   }
 
  private:
+  /// A tile, if there is one, and where this lane's row of it lies.
+  struct Found {
+    bool there;
+    i32 flags, column;
+    Column at;
+  };
+  struct Nothing {};
+
+  RADDLE_DEVICE bool load_keys(i32 slot, i32 keys_slot, const Found& tile) {
+    copies_ = tile.there && !(tile.flags & TileFlags::empty);
+    if (tile.there) describe_keys(tile, Layout::keys_at(keys_slot));
+    if (copies_) {
+      if constexpr (K::quantized) load_scales(tile.at, Layout::keys_at(keys_slot));
+      publish_rows(tile.at);
+      copy<typename K::KeyRows, K::dim_qk, K::narrow_keys>(Layout::slot_memory(slot), 0);
+    }
+    return tile.there;
+  }
+
   /// A row of zeros: where keys that are not there are copied from, for V's rows may hold anything
   /// and meet weights of zero.
   RADDLE_DEVICE static const u8* zeros() {
     return reinterpret_cast<const u8*>(&zero_row<max(K::dim_qk, K::dim_vo)>);
   }
 
-  RADDLE_DEVICE void describe_keys(typename Layout::Keys& keys) const {
+  RADDLE_DEVICE void describe_keys(const Found& tile, typename Layout::Keys& keys) const {
     const i32 lane = ptx::lane_index(), warp = ptx::warp_index();
     if (lane >= warp_keys) return;
     const i32 j = warp_keys * warp + lane;
-    keys.column[j] = at_.valid ? column_ : -1;
-    keys.kv_index[j] = at_.kv_index;
-    keys.kv_pos[j] = at_.kv_pos;
-    if (lane == 0) keys.flags[warp] = flags_;
+    keys.column[j] = tile.at.valid ? tile.column : -1;
+    keys.kv_index[j] = tile.at.kv_index;
+    keys.kv_pos[j] = tile.at.kv_pos;
+    if (lane == 0) keys.flags[warp] = tile.flags;
   }
 
   /// Starts copying the scales of this lane's key, K's and V's.
-  RADDLE_DEVICE void load_scales(typename Layout::Keys& keys) const {
+  RADDLE_DEVICE void load_scales(const Column& at, typename Layout::Keys& keys) const {
     const i32 lane = ptx::lane_index();
     if (lane >= warp_keys) return;
     const i32 j = warp_keys * ptx::warp_index() + lane;
@@ -153,17 +164,17 @@ class KeyStream {
     for (i32 i = 0; i < 2; ++i) {
       float& to = keys.scale[i][j];
       const float* first = source_.scale[i];
-      if (first && at_.valid)
+      if (first && at.valid)
         ptx::copy_word_async(ptx::shared_address(&to),
-                             first + at_.block * source_.scale_block_stride[i] +
-                                 at_.offset * source_.scale_row_stride[i]);
+                             first + at.block * source_.scale_block_stride[i] +
+                                 at.offset * source_.scale_row_stride[i]);
       else
-        to = at_.valid ? source_.value[i] : 0.0f;
+        to = at.valid ? source_.value[i] : 0.0f;
     }
   }
 
   /// Lanes of a warp with 16 keys see to one row each, with 32 to two.
-  RADDLE_DEVICE void publish_rows() const {
+  RADDLE_DEVICE void publish_rows(const Column& at) const {
     auto& table = Layout::row_table().row[ptx::warp_index()];
     ptx::sync_warp();  // all lanes have read the last tile's
     RADDLE_UNROLL
@@ -171,26 +182,26 @@ class KeyStream {
       const i32 which = (ptx::lane_index() + 32 * i) / warp_keys;
       if (which > 1) continue;
       table[which][ptx::lane_index() % warp_keys] =
-          at_.valid ? source_.row[which] + at_.block * source_.block_stride[which] +
-                          at_.offset * source_.row_stride[which]
-                    : zeros();
+          at.valid ? source_.row[which] + at.block * source_.block_stride[which] +
+                         at.offset * source_.row_stride[which]
+                   : zeros();
     }
     ptx::sync_warp();
   }
 
-  /// Finds the next tile and where this lane's row of it lies.
-  RADDLE_DEVICE void find_tile() {
-    there_ = open_ || (runs_on && open_item());
-    if (!there_) return;
-    at_ = Column{0, 0, 0, 0, false};
-    flags_ = TileFlags::empty | TileFlags::last;  // an item without keys has one empty tile
+  RADDLE_DEVICE Found find_tile() {
+    // An item without keys has one empty tile.
+    Found found{open_ || (runs_on && open_item()), TileFlags::empty | TileFlags::last, 0,
+                Column{0, 0, 0, 0, false}};
+    if (!found.there) return found;
     open_ = false;
-    if (rest_.begin == rest_.end) return;
+    if (rest_.begin == rest_.end) return found;
     const Span tile = take_tile(rest_, Layout::tile_keys);
     if (rest_.begin == rest_.end) next_run();
     open_ = rest_.begin != rest_.end;
-    find_row(tile);
+    find_row(tile, found);
     if (open_) look_up();
+    return found;
   }
 
   /// What the page table says of the next tile; lists of other kinds are looked up when they are
@@ -213,14 +224,14 @@ class KeyStream {
     return min(max(column_of(span), read.begin), read.end - 1);
   }
 
-  RADDLE_DEVICE void find_row(const Span& tile) {
+  RADDLE_DEVICE void find_row(const Span& tile, Found& found) const {
     const Span read = columns_read(tile);
-    column_ = column_of(tile);
-    at_ = find_column(launch_, source_, column_in(tile), next_block_);
-    if (column_ < read.begin || column_ >= read.end) at_.valid = false;
+    found.column = column_of(tile);
+    found.at = find_column(launch_, source_, column_in(tile), next_block_);
+    if (found.column < read.begin || found.column >= read.end) found.at.valid = false;
     const bool ragged = read.end - read.begin < Layout::tile_keys || source_.holes;
-    flags_ = (tile.partial ? TileFlags::partial : 0) | (ragged ? TileFlags::ragged : 0) |
-             (open_ ? 0 : TileFlags::last);
+    found.flags = (tile.partial ? TileFlags::partial : 0) | (ragged ? TileFlags::ragged : 0) |
+                  (open_ ? 0 : TileFlags::last);
   }
 
   /// Goes on to the item's next run of columns.
@@ -296,13 +307,13 @@ class KeyStream {
   typename Layout::Source& source_;
   i32 item_;  // the next one to open
   const i32 end_;
-  bool open_ = false;   // the item has a tile to be found:
-  Span rest_;           // of the run that it begins
-  i32 next_block_ = 0;  // which this lane's row of it is in
-  // The tile that was found last, and is loaded next.
-  bool there_ = false;
-  i32 flags_, column_;
-  Column at_;
+  bool open_ = false;    // the item has a tile to be found:
+  Span rest_;            // of the run that it begins
+  i32 next_block_ = 0;   // which this lane's row of it is in
+  bool copies_ = false;  // the tile whose K was loaded last has keys
+  // The tile that is loaded next. Where tiles are found when they are loaded, none of it stays in
+  // registers, which long queries lack.
+  typename Either<runs_on, Found, Nothing>::Type found_;
 };
 
 }  // namespace mma
