@@ -40,9 +40,20 @@ RADDLE_FN constexpr i32 row_bytes(i32 dim, i32 element_bytes = 2) {
   return 16 * (chunks % 8 == 0 ? chunks : chunks + 1);
 }
 
-/// How many tiles' keys are spoken of at a time, for a ring of that many slots: those whose K has
-/// been loaded and whose V has not been used. Three are counted more easily as four.
-RADDLE_FN constexpr i32 key_slots(i32 slots) { return slots / 2 == 2 ? 4 : slots / 2 + 1; }
+/// How many tiles of long queries there are tables for, of where their rows lie.
+constexpr i32 found_slots = 3;
+
+/// How many tiles' keys are spoken of at a time, for a ring of that many slots. Of short queries,
+/// those whose K has been loaded and whose V has not been used; three are counted more easily as
+/// four. Of long ones, those that have been found, and one that is computed.
+RADDLE_FN constexpr i32 key_slots(i32 rows, i32 slots) {
+  if (rows != short_rows) return found_slots + 1;
+  return slots / 2 == 2 ? 4 : slots / 2 + 1;
+}
+
+RADDLE_FN constexpr i32 barrier_bytes(i32 rows, i32 slots) {
+  return 16 * slots + (rows != short_rows ? round_up(8 * found_slots, 16) : 0);
+}
 
 /// Shared memory of a block for a tile shape: Q or O, the ring, what is known of the keys in it
 /// (index, position, column, two scales, and a word a warp), where rows that are loaded lie, where
@@ -51,14 +62,16 @@ RADDLE_FN constexpr i32 shared_bytes(i32 dim_qk, i32 dim_vo, i32 rows, i32 tile_
                                      RingRows ring = {}) {
   const i32 row = max(row_bytes(dim_qk), row_bytes(dim_vo));
   const i32 ring_row = max(row_bytes(dim_qk, ring.key_bytes), row_bytes(dim_vo, ring.value_bytes));
-  const i32 keys = key_slots(slots) * ((ring.scaled ? 5 : 3) * tile_keys + num_warps) * 4;
+  const i32 keys = key_slots(rows, slots) * ((ring.scaled ? 5 : 3) * tile_keys + num_warps) * 4;
   const i32 statistics = 2 * num_warps * short_rows * 4;
   const i32 outputs = num_warps * slab_rows * slab_pitch * 4;
   const i32 row_facts = ring.scaled ? 36 : 32;
   const i32 item = row_facts * rows + 4 * num_warps * max(dim_qk, dim_vo) + 16;
   const i32 scratch = max(item, outputs) + statistics;
-  const i32 sources = num_warps * (ring.scaled ? 208 : 144) + 16 + 16 * slots;
-  return rows * row + slots * tile_keys * ring_row + keys + 16 * tile_keys + sources + scratch;
+  const i32 tables = (rows != short_rows ? found_slots : 1) * 16 * tile_keys;
+  const i32 sources = num_warps * (ring.scaled ? 224 : 160) + 16;
+  return rows * row + slots * tile_keys * ring_row + keys + tables + sources +
+         barrier_bytes(rows, slots) + scratch;
 }
 
 /// Shared memory of a multiprocessor of an architecture (75, 80, 90 …), of which every block takes
