@@ -64,7 +64,11 @@ def machine() -> dict[str, str]:
 
 
 def driver() -> dict[str, Any]:
-    """Version of the CUDA driver, and its GPUs: dicts of name, arch and supported. Raises RuntimeError without one."""
+    """Version of the CUDA driver, its GPUs, and what is wrong with RADDLE_CUDA_ARCH, if anything.
+
+    GPUs are dicts of name, arch, target (what kernels are compiled for) and supported. Raises RuntimeError without a
+    driver.
+    """
     found = dict(_driver())
     return {**found, "gpus": [dict(gpu.items()) for gpu in found["gpus"]]}
 
