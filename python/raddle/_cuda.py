@@ -37,7 +37,7 @@ def nvrtc_version() -> str:
 
 
 def compile_kernel(spec: AttentionSpec, arch: str, short_only: bool = False) -> dict[str, Any]:
-    """Compiles the spec's GPU kernel for ``arch`` ("sm_80", "sm_90a"); needs NVRTC, no GPU.
+    """Compiles the spec's GPU kernel for ``arch`` ("sm_80", "sm_90a", as PTX "compute_75"); needs NVRTC, no GPU.
 
     With ``short_only`` the one of plans that have short queries only. Returns registers a thread, spill_bytes,
     shared_bytes a block, seconds, log. Raises CompileError.
