@@ -25,7 +25,8 @@ HEADS = [(64, 64), (256, 256), (216, 24)]
 def test_kernels_of_sm_75_run_on_a_later_gpu(gpu, request):
     if os.environ.get("RADDLE_CUDA_ARCH") == "75":
         pytest.skip("this is that process")
-    command = [sys.executable, "-m", "pytest", "-q", "--device", gpu, "--seed", str(request.config.option.seed), __file__]
+    seed = ["--seed", str(request.config.option.seed)]
+    command = [sys.executable, "-m", "pytest", "-q", "--device", gpu, *seed, "-k", "not another_one", __file__]
     ended = subprocess.run(command, env={**os.environ, "RADDLE_CUDA_ARCH": "75"}, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
     assert f"{len(HEADS) + 4} passed" in ended.stdout
@@ -68,7 +69,7 @@ def test_doctor_says_so(turing):
     assert found["problem"] is None and found["gpus"][0]["target"] == "compute_75" != found["gpus"][0]["arch"]
 
 
-@pytest.mark.parametrize("arch", ["77", "999", "sm_75", "50"])
+@pytest.mark.parametrize("arch", ["77", "121"])
 def test_another_one_is_refused_by_name(gpu, arch):
     code = "from raddle import _cuda, _toolchain; print(_toolchain.driver()['problem']); _cuda.machine()"
     environment = {**os.environ, "RADDLE_CUDA_ARCH": arch}
