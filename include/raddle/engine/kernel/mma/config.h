@@ -74,14 +74,18 @@ RADDLE_FN constexpr i32 shared_bytes(i32 dim_qk, i32 dim_vo, i32 rows, i32 tile_
          barrier_bytes(rows, slots) + scratch;
 }
 
-/// Shared memory of a multiprocessor of an architecture (75, 80, 90 …), of which every block takes
-/// 1 KiB more than it asks for.
+/// Shared memory of a multiprocessor of an architecture (75, 80, 90 …).
 RADDLE_FN constexpr i32 shared_bytes_of(i32 arch) {
   return 1024 * (arch == 75                 ? 64
                  : arch == 80 || arch == 87 ? 164
                  : arch == 86 || arch == 89 ? 100
                  : arch >= 120              ? 100
                                             : 228);
+}
+
+/// What a block of so many on a multiprocessor can ask for: from sm_80 on it takes 1 KiB more.
+RADDLE_FN constexpr i32 shared_bytes_of_block(i32 arch, i32 blocks) {
+  return shared_bytes_of(arch) / blocks - (arch >= 80 ? 1024 : 0);
 }
 
 /// As many slots, at most `limit`, as fit `bytes`.
@@ -95,12 +99,14 @@ RADDLE_FN constexpr i32 slots_in(i32 bytes, i32 dim_qk, i32 dim_vo, i32 rows, i3
 /// Two blocks share a multiprocessor where their rings fit, so that one computes while the other
 /// waits. A thread's accumulators bound the rows of a tile: 128 rows up to heads 128 wide. A ring
 /// has three slots at least, one to compute on and two under way; long queries' has an even number.
+/// On sm_75 nothing is under way: there one will do, as will tiles of few keys.
 RADDLE_FN constexpr KernelConfig wide_config(i32 dim_qk, i32 dim_vo, i32 arch, bool scaled) {
-  constexpr i32 long_shapes[][2] = {{128, 64}, {64, 64}, {64, 32}};
+  constexpr i32 long_shapes[][2] = {{128, 64}, {64, 64}, {64, 32}, {64, 16}};
   const RingRows ring{2, 2, scaled};
   for (i32 blocks = 2; blocks >= 1; --blocks) {
-    const i32 bytes = shared_bytes_of(arch) / blocks - 1024;
-    for (i32 least = blocks == 2 ? 3 : 2; least >= 2; --least) {
+    const i32 bytes = shared_bytes_of_block(arch, blocks);
+    const i32 fewest = arch >= 80 || blocks == 2 ? 2 : 1;
+    for (i32 least = blocks == 2 ? 3 : 2; least >= fewest; --least) {
       i32 short_keys = 128;
       i32 slots = slots_in(bytes, dim_qk, dim_vo, short_rows, short_keys, max_slots, ring);
       if (slots < least) {
@@ -132,7 +138,7 @@ RADDLE_FN constexpr KernelConfig kernel_config(i32 dim_qk, i32 dim_vo, i32 arch,
                                                RingRows ring = {}) {
   KernelConfig config = wide_config(dim_qk, dim_vo, arch, ring.scaled);
   if (!ring.scaled || config.blocks_per_multiprocessor == 0) return config;
-  const i32 bytes = shared_bytes_of(arch) / config.blocks_per_multiprocessor - 1024;
+  const i32 bytes = shared_bytes_of_block(arch, config.blocks_per_multiprocessor);
   config.shared_bytes = bytes;
   config.short_slots =
       slots_in(bytes, dim_qk, dim_vo, config.short_rows, config.short_keys, max_slots, ring);
@@ -146,9 +152,12 @@ static_assert(kernel_config(128, 128, 90).short_keys == 128);
 static_assert(kernel_config(128, 128, 90).short_slots == 3);
 static_assert(kernel_config(128, 128, 90).long_slots == 4);
 static_assert(kernel_config(256, 256, 86).long_slots == 2, "the smallest architecture since sm_80");
+static_assert(kernel_config(64, 64, 75).blocks_per_multiprocessor == 2);
+static_assert(kernel_config(256, 256, 75).long_slots == 2);
 static_assert(kernel_config(128, 128, 90, {1, 1, true}).short_slots == 5);
 static_assert(kernel_config(128, 128, 90, {2, 1, true}).short_slots == 3);
 static_assert(kernel_config(256, 256, 86, {2, 2, true}).long_slots == 2);
+static_assert(kernel_config(256, 256, 75, {2, 2, true}).long_slots == 2);
 
 }  // namespace mma
 

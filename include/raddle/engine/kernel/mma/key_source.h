@@ -166,14 +166,14 @@ RADDLE_DEVICE const u8* row_address(const KeySource& source, i32 which, const Co
   return key.valid ? row : zeros<K>();
 }
 
-/// Copies a warp's rows of K or V, which `source` tells, to shared memory. Of rows that will be
-/// widened where they lie, bytes take the first half.
+/// Copies a warp's rows of K or V, which `source` tells, to shared memory, as rows from `first_row`
+/// on. Of rows that will be widened where they lie, bytes take the first half.
 template <class K, class Rows, i32 dim, bool narrow, i32 warp_keys, i32 batch>
-RADDLE_DEVICE void copy_rows(u32 to, const u8* const* source) {
+RADDLE_DEVICE void copy_rows(u32 to, i32 first_row, const u8* const* source) {
   constexpr i32 row_bytes = dim * static_cast<i32>(sizeof(typename K::Stored));
   constexpr i32 chunks = K::quantized && !narrow ? Rows::chunks / 2 : Rows::chunks;
   const i32 lane = ptx::lane_index();
-  const u32 to_first = to + Rows::at(lane / chunks, lane % chunks);
+  const u32 to_first = to + Rows::at(first_row + lane / chunks, lane % chunks);
   // A batch's addresses are all read before its first copy starts, so that one wait serves all.
   constexpr i32 copies = ceil_div(warp_keys * chunks, 32);
   // Where rows divide a warp, its lanes keep their chunk.
@@ -192,7 +192,8 @@ RADDLE_DEVICE void copy_rows(u32 to, const u8* const* source) {
       const i32 row = even ? lane / chunks + 32 / chunks * i : (32 * i + lane) / chunks;
       const i32 chunk = even ? lane % chunks : (32 * i + lane) % chunks;
       if (warp_keys * chunks % 32 != 0 && row >= warp_keys) continue;
-      const u32 at = even ? Rows::rows_after(to_first, 32 / chunks * i) : to + Rows::at(row, chunk);
+      const u32 at = even ? Rows::rows_after(to_first, 32 / chunks * i)
+                          : to + Rows::at(first_row + row, chunk);
       const i32 bytes =
           row_bytes % (16 * chunks) == 0 ? 16 : max(0, min(16, row_bytes - 16 * chunk));
       ptx::copy_async(at, from[i - first], bytes);

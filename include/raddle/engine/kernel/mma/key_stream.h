@@ -76,7 +76,7 @@ class KeyStream {
     const i32 warp = ptx::warp_index();
     copy_rows<K, Rows, dim, narrow, warp_keys, 8>(
         Layout::slot_address(slot) + static_cast<u32>(Layout::template part_of<Rows>(warp)),
-        Layout::row_table(warp).row[which]);
+        Layout::first_of_part(warp), Layout::row_table(warp).row[which]);
   }
 
   /// Finds the next tile and where this lane's row of it lies.

@@ -186,29 +186,37 @@ class LongQueries {
 
   /// A row of O on its way out, in fp32, and its LSE behind it.
   static constexpr i32 row_floats = round_up(K::dim_vo, 8) + 4;
-  static_assert(K::long_rows * row_floats * 4 <=
-                Layout::sources);  // ring and keys are free by then
+  /// Ring and keys are free by then. Where that is not room for all rows, those of one `half` are
+  /// on their way at a time.
+  static constexpr i32 turns = K::long_rows * row_floats * 4 <= Layout::sources ? 1 : 2;
+  static_assert(K::long_rows / turns * row_floats * 4 <= Layout::sources);
   RADDLE_DEVICE static float* out_row(i32 m) {
-    return reinterpret_cast<float*>(Layout::base()) + m * row_floats;
+    const i32 at = turns == 1 ? m : m / 16 * 8 + m % 8;
+    return reinterpret_cast<float*>(Layout::base()) + at * row_floats;
   }
 
   RADDLE_DEVICE void finish() {
-    put_rows();
-    ptx::sync_warp();
-    write_rows();
+    RADDLE_UNROLL
+    for (i32 turn = 0; turn < turns; ++turn) {
+      put_rows(turn);
+      ptx::sync_warp();
+      write_rows(turn);
+      ptx::sync_warp();
+    }
     mark(launch_, TimelineStage::stored, item_);
     if (item().partial_row >= 0)
       arrive<K>(launch_, variant_, item(), Layout::completed_bits(), Layout::vector(warp_));
   }
 
   /// O / Σ and LSE to shared memory; a row with nothing kept becomes (0, -inf).
-  RADDLE_DEVICE void put_rows() {
+  RADDLE_DEVICE void put_rows(i32 turn) {
     const float to_log2 = ApplyVariant<V, blocks, tiles>(launch_, variant_, item_).to_log2();
     const i32 g = ptx::lane_index() / 4, t = ptx::lane_index() % 4;
     RADDLE_UNROLL
     for (i32 r = 0; r < blocks; ++r) {
       RADDLE_UNROLL
       for (i32 half = 0; half < 2; ++half) {
+        if (turns == 2 && half != turn) continue;
         float* row = out_row(first_row(r) + g + 8 * half);
         float factor = 1.0f, lse = 0.0f;
         if constexpr (scan == Scan::softmax) {
@@ -233,11 +241,11 @@ class LongQueries {
   }
 
   /// This warp's rows from there to where they belong.
-  RADDLE_DEVICE void write_rows() {
+  RADDLE_DEVICE void write_rows(i32 turn) {
     const i32 num_rows = tile().num_rows, partial_row = item().partial_row;
     RADDLE_ROLLED
-    for (i32 i = 0; i < 16 * blocks; ++i) {
-      const i32 m = first_row(i / 16) + i % 16;
+    for (i32 i = 0; i < 16 / turns * blocks; ++i) {
+      const i32 m = first_row(turns * i / 16) + 8 * turn + i % (16 / turns);
       if (m >= num_rows) continue;
       const float* row = out_row(m);
       LaneRow<K::dim_vo> o;

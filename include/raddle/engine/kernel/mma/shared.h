@@ -142,7 +142,12 @@ struct SharedLayout {
   /// for rows of any length: an odd number of slots puts K where V was.
   template <class Rows>
   RADDLE_DEVICE static i32 part_of(i32 warp) {
+    if (warp_keys < 8) return warp * warp_keys / 8 * 8 * Rows::pitch;
     return warp * (has_long ? warp_keys * Rows::pitch : slot_bytes / num_warps);
+  }
+  /// The number of its first row there: rows are swizzled in eights, of which a warp may have half.
+  RADDLE_DEVICE static i32 first_of_part(i32 warp) {
+    return warp_keys < 8 ? warp * warp_keys % 8 : 0;
   }
   RADDLE_DEVICE static u32 slot_address(i32 slot) {
     return ptx::shared_address(base()) + static_cast<u32>(ring + slot * slot_bytes);

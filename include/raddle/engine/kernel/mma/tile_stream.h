@@ -15,8 +15,7 @@ namespace mma {
 template <class K, class Layout>
 class TileStream {
   static constexpr i32 tile_keys = Layout::tile_keys;
-  static constexpr i32 lane_keys = tile_keys / 32;
-  static_assert(tile_keys % 32 == 0);
+  static constexpr i32 lane_keys = ceil_div(tile_keys, 32);
 
  public:
   static constexpr i32 ahead = 2;
@@ -78,7 +77,9 @@ class TileStream {
     if (asks_ahead()) {
       RADDLE_UNROLL
       for (i32 i = 0; i < lane_keys; ++i) {
-        const i32 j = 32 * i + ptx::lane_index(), column = existing_column(read, tile.begin + j);
+        const i32 j = 32 * i + ptx::lane_index();
+        if (tile_keys % 32 != 0 && j >= tile_keys) continue;
+        const i32 column = existing_column(read, tile.begin + j);
         const i32 index = source_.first_index + column;
         const i32 offset = column & ((1 << source_.block_shift) - 1);
         put_row(read, tile.begin + j, Column{next_block_[i], offset, index, index, true}, j, keys,
@@ -149,6 +150,7 @@ class TileStream {
     const i32 warp = ptx::warp_index();
     copy_rows<K, Rows, dim, narrow, Layout::warp_keys, 4>(
         Layout::slot_address(slot) + static_cast<u32>(Layout::template part_of<Rows>(warp)),
+        Layout::first_of_part(warp),
         Layout::row_table(nth % Layout::found_slots).row[which] + warp * Layout::warp_keys);
   }
 
