@@ -41,8 +41,11 @@ def run(
     scale: float | None,
     scales: tuple[Any, Any],
     params: dict[str, Any] | None,
+    timeline: Any,
 ) -> Any:
     """`Attention.run` while it is traced."""
+    if timeline is not None:
+        raise TypeError("timeline is given under torch.compile; expected None: run outside of it to see who did what")
     spec = attention.spec
     wants_lse = return_lse or (return_state and attention._has_lse)
     if out is None:

@@ -172,7 +172,8 @@ class Attention(_library.Handle):
                 of levels, a list has one of them a level. None: 1. Only quantised K and V have scales.
             params: run members that differ from the spec's, such as ``{"softcap.cap": 50.0}``.
             timeline: GPUs: a `raddle.Timeline` of the plan, to which each worker writes what it did when (or a zero
-                float32 tensor [workers, marks, 2] to read as one); costs less than a microsecond an item.
+                float32 tensor [workers, marks, 2] to read as one); costs less than a microsecond an item. Not under
+                torch.compile.
 
         On a GPU all tensors lie there, rows are multiples of 16 bytes apart, and the call launches one kernel on the
         current stream of q's framework (torch's current stream) and waits for nothing. Every stream has scratch of its
@@ -185,7 +186,7 @@ class Attention(_library.Handle):
         """
         if is_traced():
             scales = k_scale, v_scale
-            return compiled.run(self, plan, q, kv, out, lse, return_lse, return_state, scale, scales, params)
+            return compiled.run(self, plan, q, kv, out, lse, return_lse, return_state, scale, scales, params, timeline)
         q_lent = lend(q, "q")
         if type(kv) is tuple and len(kv) == 2:
             pools = (lend(kv[0], "kv: k"), lend(kv[1], "kv: v"))

@@ -124,3 +124,5 @@ def test_errors_keep_their_names(rng):
         compiled(plan, q, (k.double(), v))
     with pytest.raises(ValueError, match="requires a gradient"):
         compiled(plan, torch.nn.Parameter(q), (k, v))
+    with pytest.raises(Exception, match="timeline is given under torch.compile; expected None"):
+        torch.compile(lambda x: attn.run(plan, x, (k, v), timeline=q), fullgraph=True)(q)
