@@ -192,6 +192,7 @@ class CudaBackend final : public AttentionBackend {
           "addresses; expected a reservation of this attention");
     MmaLaunch launch = on_device.launch();
     static_cast<RunView&>(launch) = view;
+    launch.query_rows = static_cast<i32>(args.q.shape[0]);
     launch.timeline = view_timeline(args.timeline, launch.plan.num_workers);
     std::unique_lock<std::mutex> lock;
     if (reservation)

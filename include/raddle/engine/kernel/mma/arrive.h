@@ -27,37 +27,58 @@ RADDLE_DEVICE bool claims(const MmaLaunch& launch, const WorkItem& item, const Q
   return launch.plan.splits[tile.split + item.kv_head].partial_row == item.partial_row;
 }
 
-/// Counts an item up at every contraction that waits for it, a thread each, and composes those it
-/// completes and nobody has claimed. All threads of the block come here with the item's state
-/// stored. `completed`, in shared memory, has a word a warp.
+/// What an item's arrival needs of the plan, for one of the contractions that wait for it, a thread
+/// each. Looked up early, it costs nothing.
+struct Awaiting {
+  i32 at = -1;        ///< its word in `arrived`; -1: none
+  i32 expected = 0;   ///< items
+  Split split{0, 0};  ///< of the item's tile
+};
+
+/// Contraction number `nth` of those that wait for an item.
+RADDLE_DEVICE Awaiting look_up_awaiting(const MmaLaunch& launch, const WorkItem& item, i32 nth) {
+  Awaiting found;
+  if (item.partial_row < 0) return found;
+  const QueryTile& tile = launch.plan.query_tiles[item.query_tile];
+  found.split = launch.plan.splits[tile.split + item.kv_head];
+  if (tile.dependents_begin + nth >= tile.dependents_end) return found;
+  found.at =
+      launch.plan.dependents[tile.dependents_begin + nth] * launch.plan.num_kv_heads + item.kv_head;
+  found.expected = launch.plan.expected[found.at];
+  return found;
+}
+
+/// Counts an item up at every contraction that waits for it, and composes those it completes and
+/// nobody has claimed. All threads of the block come here with the item's state stored; `awaiting`
+/// is the thread's first. `completed`, in shared memory, has a word a warp.
 template <class K, class V>
 RADDLE_COLD void arrive(const MmaLaunch& launch, const V& variant, const WorkItem& item,
-                        u32* completed, float* vector) {
+                        Awaiting awaiting, u32* completed, float* vector) {
   const QueryTile& tile = launch.plan.query_tiles[item.query_tile];
-  const i32 end = tile.dependents_end, worker = ptx::block_index();
+  const i32 count = tile.dependents_end - tile.dependents_begin, worker = ptx::block_index();
   const i32 mark = claims(launch, item, tile) ? Arrivals::claim(worker) : 0;
   ptx::sync_block();  // the state is stored
-  for (i32 begin = tile.dependents_begin; begin < end; begin += num_threads) {
-    const i32 mine = begin + ptx::thread_index();
+  for (i32 first = 0; first < count; first += num_threads) {
+    if (first > 0) awaiting = look_up_awaiting(launch, item, first + ptx::thread_index());
     bool last = false;
-    if (mine < end) {
-      const i32 at = launch.plan.dependents[mine] * launch.plan.num_kv_heads + item.kv_head;
+    if (awaiting.at >= 0) {
       ptx::fence_device();  // the block's state before its arrival
-      const Arrivals before{ptx::atomic_add(&launch.arrived[at], 1 + mark)};
-      last = before.count() + 1 == launch.plan.expected[at] && !before.is_claimed();
-      if (last) launch.arrived[at] = 0;
+      const Arrivals before{ptx::atomic_add(&launch.arrived[awaiting.at], 1 + mark)};
+      last = before.count() + 1 == awaiting.expected && !before.is_claimed();
+      if (last) launch.arrived[awaiting.at] = 0;
     }
     const u32 of_warp = ptx::ballot(last);
     if (ptx::lane_index() == 0) completed[ptx::warp_index()] = of_warp;
     ptx::sync_block();
-    for (i32 i = 0; i < min(num_threads, end - begin); ++i) {
+    for (i32 i = 0; i < min(num_threads, count - first); ++i) {
       if (!(completed[i / 32] >> (i % 32) & 1)) continue;
       ptx::fence_device();  // the others' states, after their arrival
-      const i32 which = launch.plan.dependents[begin + i];
-      if (launch.layout.num_levels == 1)
-        contract_own<K>(launch, variant, tile, item.kv_head, vector);
-      else
+      if (launch.layout.num_levels == 1) {
+        contract_own<K>(launch, variant, tile, awaiting.split, item.kv_head, vector);
+      } else {
+        const i32 which = launch.plan.dependents[tile.dependents_begin + first + i];
         contract<K>(launch, variant, launch.plan.contractions[which], item.kv_head, vector);
+      }
     }
     ptx::sync_block();
   }

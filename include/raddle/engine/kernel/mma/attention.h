@@ -10,18 +10,28 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-/// A line a thread: then the chain of queue, item, tile, page table that leads to the first key is
-/// answered by the L2 cache.
-RADDLE_DEVICE void prefetch_arrays(const MmaLaunch& launch) {
-  const i64 at = 128 * (i64{num_threads} * ptx::block_index() + ptx::thread_index());
-  if (at < launch.array_bytes) ptx::prefetch(launch.arrays + at);
+/// Has the L2 cache fetch a line a thread: all of layout and plan, so that the chain of queue,
+/// item, tile, page table that leads to the first key is short, and queries, which would otherwise
+/// wait behind the keys of all workers.
+template <class K>
+RADDLE_DEVICE void prefetch_inputs(const MmaLaunch& launch) {
+  const i32 thread = num_threads * ptx::block_index() + ptx::thread_index();
+  if (128 * i64{thread} < launch.array_bytes) ptx::prefetch(launch.arrays + 128 * i64{thread});
+  constexpr i32 row_bytes = K::dim_qk * static_cast<i32>(sizeof(typename K::T));
+  constexpr i32 lines = ceil_div(row_bytes, 128);
+  const i32 num_heads = launch.plan.num_kv_heads * launch.plan.group_size;
+  const i32 row = thread / lines / num_heads, head = thread / lines % num_heads;
+  if (row >= launch.query_rows) return;
+  const auto* query = static_cast<const typename K::T*>(launch.q.data) + row * launch.q.row_stride +
+                      head * launch.q.head_stride;
+  ptx::prefetch(reinterpret_cast<const u8*>(query) + 128 * (thread % lines));
 }
 
 /// One worker's queue: compute(begin, end) computes its items; then comes what waits for other
 /// workers' states.
 template <class K, class V, class Compute>
 RADDLE_DEVICE void attend_queue(const MmaLaunch& launch, const V& variant, Compute compute) {
-  prefetch_arrays(launch);
+  prefetch_inputs<K>(launch);
   const i32* queue = launch.plan.queue_indptr + ptx::block_index();
   const i32 begin = queue[0], end = queue[1];
   mark(launch, TimelineStage::started, begin);

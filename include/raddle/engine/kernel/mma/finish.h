@@ -123,15 +123,19 @@ class ComposedRow {
     for (i32 i = 0; i < LaneRow<K::dim_vo>::steps; ++i) o.of[i] = Four{};
   }
 
-  /// ⊕= `count` states that lie `stride` rows apart, in their order.
+  /// ⊕= `count` states that lie `stride` rows apart, in their order. Loads of the first ones' O are
+  /// under way before anything is known of their weights.
   RADDLE_DEVICE void compose(const MmaLaunch& launch, i64 first, i32 stride, i32 count) {
     for (i32 done = 0; done < count; done += 32) {
       const i32 n = min(32, count - done);
       const i64 row = first + i64{done} * stride;
       float weight = 1.0f;
-      if constexpr (scan == Scan::softmax) weight = weigh(launch, row, stride, n);
-      for (i32 c = 0; c < n; c += unrolled)
-        add(launch, row + i64{c} * stride, stride, weight, c, n);
+      for (i32 c = 0; c < n; c += unrolled) {
+        States states;
+        load(launch, row + i64{c} * stride, stride, min(unrolled, n - c), states);
+        if (scan == Scan::softmax && c == 0) weight = weigh(launch, row, stride, n);
+        add(states, weight, c, n);
+      }
     }
   }
 
@@ -167,15 +171,21 @@ class ComposedRow {
     return weight;
   }
 
-  /// Adds states c … c + unrolled - 1 of a batch of n, weighted; `row` is that of state c.
-  RADDLE_DEVICE void add(const MmaLaunch& launch, i64 row, i32 stride, float weight, i32 c, i32 n) {
-    LaneRow<K::dim_vo> x[unrolled];
+  using States = LaneRow<K::dim_vo>[unrolled];
+
+  /// O of `count` states; the others are zero.
+  RADDLE_DEVICE static void load(const MmaLaunch& launch, i64 row, i32 stride, i32 count,
+                                 States& x) {
     RADDLE_UNROLL
     for (i32 u = 0; u < unrolled; ++u)
       LaneRow<K::dim_vo>::every([&](i32 i, i32 d) {
         const float* from = launch.partial_o + (row + i64{u} * stride) * K::dim_vo + d;
-        x[u].of[i] = c + u < n ? *reinterpret_cast<const Four*>(from) : Four{};
+        x[u].of[i] = u < count ? *reinterpret_cast<const Four*>(from) : Four{};
       });
+  }
+
+  /// Adds states c … c + unrolled - 1 of a batch of n, weighted.
+  RADDLE_DEVICE void add(const States& x, float weight, i32 c, i32 n) {
     RADDLE_UNROLL
     for (i32 u = 0; u < unrolled; ++u) {
       const float w = scan == Scan::softmax ? ptx::shuffle(weight, (c + u) % 32) : 1.0f;
@@ -242,8 +252,7 @@ RADDLE_COLD void contract(const MmaLaunch& launch, const V& variant, const Contr
 /// The contraction of a tile of a single level, whose states are its own: nothing is looked up.
 template <class K, class V>
 RADDLE_DEVICE void contract_own(const MmaLaunch& launch, const V& variant, const QueryTile& tile,
-                                i32 kv_head, float* vector) {
-  const Split split = launch.plan.splits[tile.split + kv_head];
+                                const Split& split, i32 kv_head, float* vector) {
   contract_rows<K>(launch, variant, tile, kv_head, vector, [&](auto& composed, i32 m) {
     composed.compose(launch, i64{split.partial_row} + m, tile.num_rows, split.num_chunks);
   });

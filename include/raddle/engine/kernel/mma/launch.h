@@ -29,13 +29,14 @@ struct MmaLaunch : RunView {
   PlanView plan;
   const u8* arrays;  ///< the memory in which all of layout and plan lies
   i64 array_bytes;
+  i32 query_rows;  ///< that q has
   TimelineView timeline;
 };
 
 // Both compilers see these numbers, so neither can lay the parameter out in its own way.
 static_assert(sizeof(LevelView) == 104 && sizeof(LayoutView) == 56 && sizeof(PlanView) == 136);
 static_assert(sizeof(KvView) == 64 && sizeof(KvScales) == 80);
-static_assert(sizeof(RunView) == 1256 && sizeof(MmaLaunch) == 2312);
+static_assert(sizeof(RunView) == 1256 && sizeof(MmaLaunch) == 2320);
 
 }  // namespace raddle
 

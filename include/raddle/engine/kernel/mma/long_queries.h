@@ -205,7 +205,8 @@ class LongQueries {
     }
     mark(launch_, TimelineStage::stored, item_);
     if (item().partial_row >= 0)
-      arrive<K>(launch_, variant_, item(), Layout::completed_bits(), Layout::vector(warp_));
+      arrive<K>(launch_, variant_, item(), look_up_awaiting(launch_, item(), ptx::thread_index()),
+                Layout::completed_bits(), Layout::vector(warp_));
   }
 
   /// O / Σ and LSE to shared memory; a row with nothing kept becomes (0, -inf).

@@ -75,7 +75,7 @@ struct ScaledSource : KeySource {
 struct MergeBuffer {
   float top[num_warps][short_rows];
   float sum[num_warps][short_rows];
-  float o[num_warps][slab_rows][slab_pitch];
+  float o[num_warps * slab_rows * slab_pitch];  ///< [num_warps, slab_rows, slab_pitch]
 };
 
 /// What the rows of Q were divided by, where K is quantised.

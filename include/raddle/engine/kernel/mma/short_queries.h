@@ -100,10 +100,11 @@ class ShortQueries {
     mark(launch_, TimelineStage::computed, number);
     const bool more = next_ < end_ && tile_of(launch_.plan.items[next_]).shape == 0;
     if (more) fetch_queries();
-    merge(item, tile, halves);
+    const Awaiting awaiting = look_up_awaiting(launch_, item, ptx::thread_index());
+    merge(item, tile, more);
     mark(launch_, TimelineStage::stored, number);
     if (item.partial_row >= 0)
-      arrive<K>(launch_, variant_, launch_.plan.items[number], Layout::completed_bits(),
+      arrive<K>(launch_, variant_, launch_.plan.items[number], awaiting, Layout::completed_bits(),
                 Layout::vector(warp_));
     mark(launch_, TimelineStage::finished, number);
     return more;
@@ -182,8 +183,9 @@ class ShortQueries {
   /// This lane's first key of its warp's.
   RADDLE_DEVICE i32 lane_keys() const { return warp_keys * warp_ + lane_ % 4 * 2; }
 
-  /// Adds up the warps' states and stores the result, a slab of rows and columns at a time.
-  RADDLE_DEVICE void merge(const WorkItem& item, const QueryTile& tile, i32 halves) {
+  /// Adds up the warps' states and stores the result, eight rows and a slab of columns at a time:
+  /// as many as there are, where the ring is free, for there is no item after this one.
+  RADDLE_DEVICE void merge(const WorkItem& item, const QueryTile& tile, bool more) {
     MergeBuffer& buffer = Layout::merge_buffer();
     const i32 g = lane_ / 4, t = lane_ % 4;
     RADDLE_UNROLL
@@ -208,28 +210,39 @@ class ShortQueries {
       factor[0] *= value_scales_.unit();
       factor[1] *= value_scales_.unit();
     }
-    constexpr i32 slabs = ceil_div(K::out_tiles, slab_columns / 8);
-    const i32 thread = ptx::thread_index();
-    const i32 r = thread / (slab_columns / 4), c = 4 * (thread % (slab_columns / 4));
+    constexpr i32 all_columns = round_up(8 * K::out_tiles, slab_columns);
+    static_assert(num_warps * slab_rows * (all_columns + 4) * 4 <=
+                  Layout::slots * Layout::slot_bytes);
+    const bool at_once = !more && !has_output<V>;
+    const i32 columns = at_once ? all_columns : slab_columns, pitch = columns + 4;
+    float* slab = at_once ? reinterpret_cast<float*>(Layout::slot_memory(0)) : buffer.o;
+    float* mine = slab + (slab_rows * warp_ + g) * pitch;
+    const i32 quads = columns / 4, rows_at_once = num_threads / quads;
+    const i32 first_row = ptx::thread_index() / quads, c = 4 * (ptx::thread_index() % quads);
     RADDLE_ROLLED
-    for (i32 half = 0; half < halves; ++half) {
-      const MergedTo to = r < slab_rows && 8 * half + r < tile.num_rows
-                              ? begin_row(item, tile, 8 * half + r, c == 0)
-                              : MergedTo{};
+    for (i32 half = 0; 8 * half < tile.num_rows; ++half) {
+      const i32 rows = min(slab_rows, tile.num_rows - 8 * half);
+      MergedTo to;
+      if (first_row < rows) to = begin_row(item, tile, 8 * half + first_row, c == 0);
       RADDLE_ROLLED
-      for (i32 first = 0; first < slabs * slab_columns; first += slab_columns) {
+      for (i32 first = 0; first < all_columns; first += columns) {
         RADDLE_UNROLL
         for (i32 n = 0; n < K::out_tiles; ++n) {
-          if (8 * n < first || 8 * n >= first + slab_columns) continue;
+          if (8 * n < first || 8 * n >= first + columns) continue;
           float two[2];
           RADDLE_UNROLL
           for (i32 e = 0; e < 2; ++e)
             two[e] = half == 0 ? out_element<K>(o_[0], n, 0, e) * factor[0]
                                : out_element<K>(o_[0], n, 1, e) * factor[1];
-          ptx::store_two(&buffer.o[warp_][g][out_column<K>(t, n) - first], two[0], two[1]);
+          ptx::store_two(mine + out_column<K>(t, n) - first, two[0], two[1]);
         }
         ptx::sync_block();
-        if (r < slab_rows && first + c < K::dim_vo) put_four(to, r, c, first);
+        RADDLE_ROLLED
+        for (i32 r = first_row; r < rows; r += rows_at_once) {
+          if (r != first_row) to = begin_row(item, tile, 8 * half + r, c == 0);
+          if (first + c < K::dim_vo)
+            put_four(to, slab + r * pitch + c, slab_rows * pitch, first + c);
+        }
         ptx::sync_block();
       }
     }
@@ -290,16 +303,15 @@ class ShortQueries {
     return to;
   }
 
-  /// Four elements of a row: the sum of what the warps left of them.
-  RADDLE_DEVICE static void put_four(const MergedTo& to, i32 r, i32 c, i32 first) {
-    const MergeBuffer& buffer = Layout::merge_buffer();
+  /// Elements d … d + 3 of a row: the sum of what the warps left of them, `stride` floats apart.
+  RADDLE_DEVICE static void put_four(const MergedTo& to, const float* from, i32 stride, i32 d) {
     Four o{};
     for (i32 w = 0; w < num_warps; ++w)
-      for (i32 e = 0; e < 4; ++e) o.x[e] += buffer.o[w][r][c + e];
-    if (to.wide) *reinterpret_cast<Four*>(to.wide + first + c) = o;
+      for (i32 e = 0; e < 4; ++e) o.x[e] += from[w * stride + e];
+    if (to.wide) *reinterpret_cast<Four*>(to.wide + d) = o;
     if constexpr (has_sink<V>)
       for (i32 e = 0; e < 4; ++e) o.x[e] *= to.factor;
-    if (to.narrow) store_four(to.narrow + first + c, o);
+    if (to.narrow) store_four(to.narrow + d, o);
   }
 
   /// Rows for an output part, where the ring was.
