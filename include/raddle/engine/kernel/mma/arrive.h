@@ -28,25 +28,26 @@ RADDLE_DEVICE bool claims(const MmaLaunch& launch, const WorkItem& item, const Q
 }
 
 /// What an item's arrival needs of the plan, for one of the contractions that wait for it, a thread
-/// each. Looked up early, it costs nothing.
+/// each. Asked for early, in two steps, it is waited for by nobody.
 struct Awaiting {
   i32 at = -1;        ///< its word in `arrived`; -1: none
   i32 expected = 0;   ///< items
   Split split{0, 0};  ///< of the item's tile
-};
 
-/// Contraction number `nth` of those that wait for an item.
-RADDLE_DEVICE Awaiting look_up_awaiting(const MmaLaunch& launch, const WorkItem& item, i32 nth) {
-  Awaiting found;
-  if (item.partial_row < 0) return found;
-  const QueryTile& tile = launch.plan.query_tiles[item.query_tile];
-  found.split = launch.plan.splits[tile.split + item.kv_head];
-  if (tile.dependents_begin + nth >= tile.dependents_end) return found;
-  found.at =
-      launch.plan.dependents[tile.dependents_begin + nth] * launch.plan.num_kv_heads + item.kv_head;
-  found.expected = launch.plan.expected[found.at];
-  return found;
-}
+  /// Contraction number `nth` of those that wait for an item.
+  RADDLE_DEVICE void find(const MmaLaunch& launch, const WorkItem& item, const QueryTile& tile,
+                          i32 nth) {
+    at = -1;
+    if (item.partial_row < 0) return;
+    split = launch.plan.splits[tile.split + item.kv_head];
+    if (tile.dependents_begin + nth < tile.dependents_end)
+      at = launch.plan.dependents[tile.dependents_begin + nth] * launch.plan.num_kv_heads +
+           item.kv_head;
+  }
+  RADDLE_DEVICE void expect(const MmaLaunch& launch) {
+    if (at >= 0) expected = launch.plan.expected[at];
+  }
+};
 
 /// Counts an item up at every contraction that waits for it, and composes those it completes and
 /// nobody has claimed. All threads of the block come here with the item's state stored; `awaiting`
@@ -59,7 +60,10 @@ RADDLE_COLD void arrive(const MmaLaunch& launch, const V& variant, const WorkIte
   const i32 mark = claims(launch, item, tile) ? Arrivals::claim(worker) : 0;
   ptx::sync_block();  // the state is stored
   for (i32 first = 0; first < count; first += num_threads) {
-    if (first > 0) awaiting = look_up_awaiting(launch, item, first + ptx::thread_index());
+    if (first > 0) {
+      awaiting.find(launch, item, tile, first + ptx::thread_index());
+      awaiting.expect(launch);
+    }
     bool last = false;
     if (awaiting.at >= 0) {
       ptx::fence_device();  // the block's state before its arrival

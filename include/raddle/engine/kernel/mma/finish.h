@@ -150,8 +150,9 @@ class ComposedRow {
   LaneRow<K::dim_vo> o;
 
  private:
-  /// States whose loads are under way together.
-  static constexpr i32 unrolled = 16 / LaneRow<K::dim_vo>::steps;
+  /// States whose loads are under way together. More would save time where there are dozens, and
+  /// cost more where there are two: code that runs once is waited for.
+  static constexpr i32 unrolled = max(1, 8 / LaneRow<K::dim_vo>::steps);
 
   /// The weight of the lane's state, e^(LSE - top); the sum and O so far shrink to the new top.
   RADDLE_DEVICE float weigh(const MmaLaunch& launch, i64 row, i32 stride, i32 n) {

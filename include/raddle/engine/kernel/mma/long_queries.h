@@ -69,7 +69,7 @@ class LongQueries {
 
   RADDLE_DEVICE void load_queries() const {
     auto& facts = Layout::scratch();
-    describe_item(launch_, tile(), item().kv_head, facts);
+    describe_item(request_of_keys(launch_, tile()), item().kv_head, facts);
     RADDLE_ROLLED
     for (i32 r = 0; r < blocks; ++r) {
       QueryRows<16, K> rows;
@@ -204,9 +204,11 @@ class LongQueries {
       ptx::sync_warp();
     }
     mark(launch_, TimelineStage::stored, item_);
-    if (item().partial_row >= 0)
-      arrive<K>(launch_, variant_, item(), look_up_awaiting(launch_, item(), ptx::thread_index()),
-                Layout::completed_bits(), Layout::vector(warp_));
+    if (item().partial_row < 0) return;
+    Awaiting awaiting;
+    awaiting.find(launch_, item(), tile(), ptx::thread_index());
+    awaiting.expect(launch_);
+    arrive<K>(launch_, variant_, item(), awaiting, Layout::completed_bits(), Layout::vector(warp_));
   }
 
   /// O / Σ and LSE to shared memory; a row with nothing kept becomes (0, -inf).

@@ -217,16 +217,19 @@ RADDLE_DEVICE void transform_slot(i32 slot, const typename Layout::Keys& keys, F
     transform_keys<typename K::T, dim>(rows, first_row, keys, facts, transform);
 }
 
-/// Says what all keys of an item share; the request is -1 where its rows are several requests'.
-template <class Facts>
-RADDLE_DEVICE void describe_item(const MmaLaunch& launch, const QueryTile& tile, i32 kv_head,
-                                 Facts& facts) {
-  if (ptx::thread_index() != 0) return;
+/// The request whose keys a tile's rows see; -1 where its rows are several requests'.
+RADDLE_DEVICE i32 request_of_keys(const MmaLaunch& launch, const QueryTile& tile) {
   const LevelView& level = launch.levels[tile.level];
+  if (level.keys_are_shared) return -1;
+  return request_of(launch.layout, level, tile.group, query_row(level, tile.group, 0));
+}
+
+/// Says what all keys of an item share.
+template <class Facts>
+RADDLE_DEVICE void describe_item(i32 request, i32 kv_head, Facts& facts) {
+  if (ptx::thread_index() != 0) return;
   facts.kv_head = kv_head;
-  facts.request = level.keys_are_shared ? -1
-                                        : request_of(launch.layout, level, tile.group,
-                                                     query_row(level, tile.group, 0));
+  facts.request = request;
 }
 
 }  // namespace mma

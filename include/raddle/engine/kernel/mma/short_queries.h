@@ -66,21 +66,33 @@ class ShortQueries {
         a, K::QueryRows::step_from(from + a_offset<typename K::QueryRows>(lane_), step));
   }
 
-  /// The next item's, which arrive while the last one's states are added up.
+  /// What is known of an item before its keys are asked for: answers to what is asked behind them
+  /// would come behind them.
+  struct Opened {
+    WorkItem item;
+    i32 num_rows, request;
+    Awaiting awaiting;
+  };
+
+  /// The next item and its queries, which arrive while the last one's states are added up.
   RADDLE_DEVICE void fetch_queries() {
-    const WorkItem item = launch_.plan.items[next_];
-    queries_.fetch(launch_, tile_of(item), item.kv_head, share * warp_);
+    opened_.item = launch_.plan.items[next_];
+    const QueryTile& tile = tile_of(opened_.item);
+    opened_.num_rows = tile.num_rows;
+    opened_.request = request_of_keys(launch_, tile);
+    opened_.awaiting.find(launch_, opened_.item, tile, ptx::thread_index());
+    queries_.fetch(launch_, tile, opened_.item.kv_head, share * warp_);
   }
 
   /// Computes the next item; returns whether there is one after it.
   RADDLE_DEVICE bool attend() {
     const i32 number = next_++;
-    const WorkItem item = launch_.plan.items[number];
-    const QueryTile& tile = tile_of(item);
+    Opened opened = opened_;
     u8* queries = Layout::query_memory();
-    describe_item(launch_, tile, item.kv_head, Layout::scratch());
+    describe_item(opened.request, opened.item.kv_head, Layout::scratch());
     queries_.store(variant_, share * warp_, queries, Layout::scratch());
     ptx::sync_block();
+    opened.awaiting.expect(launch_);
     RADDLE_UNROLL
     for (i32 i = 0; i < kept_steps; ++i) load_fragment(i, q_[i]);
     if constexpr (K::narrow_keys) {
@@ -93,24 +105,24 @@ class ShortQueries {
     stats_.clear();
     const ApplyVariant<V, 1, tiles> apply(launch_, variant_, number);
     to_log2_ = apply.to_log2();
-    const i32 halves = tile.num_rows > 8 ? 2 : 1;
+    const i32 halves = opened.num_rows > 8 ? 2 : 1;
     RADDLE_ROLLED
     while (!step(apply, halves)) {
     }
     mark(launch_, TimelineStage::computed, number);
     const bool more = next_ < end_ && tile_of(launch_.plan.items[next_]).shape == 0;
     if (more) fetch_queries();
-    const Awaiting awaiting = look_up_awaiting(launch_, item, ptx::thread_index());
-    merge(item, tile, more);
+    merge(opened.item, opened.num_rows, more);
     mark(launch_, TimelineStage::stored, number);
-    if (item.partial_row >= 0)
-      arrive<K>(launch_, variant_, launch_.plan.items[number], awaiting, Layout::completed_bits(),
-                Layout::vector(warp_));
+    if (opened.item.partial_row >= 0)
+      arrive<K>(launch_, variant_, launch_.plan.items[number], opened.awaiting,
+                Layout::completed_bits(), Layout::vector(warp_));
     mark(launch_, TimelineStage::finished, number);
     return more;
   }
 
-  RADDLE_DEVICE Row row_of(const WorkItem& item, const QueryTile& tile, i32 m) const {
+  RADDLE_DEVICE Row row_of(const WorkItem& item, i32 m) const {
+    const QueryTile& tile = tile_of(item);
     return make_row(launch_.layout, launch_.levels[tile.level], tile.group, tile.row_begin + m,
                     item.kv_head, launch_.plan.group_size);
   }
@@ -185,7 +197,7 @@ class ShortQueries {
 
   /// Adds up the warps' states and stores the result, eight rows and a slab of columns at a time:
   /// as many as there are, where the ring is free, for there is no item after this one.
-  RADDLE_DEVICE void merge(const WorkItem& item, const QueryTile& tile, bool more) {
+  RADDLE_DEVICE void merge(const WorkItem& item, i32 num_rows, bool more) {
     MergeBuffer& buffer = Layout::merge_buffer();
     const i32 g = lane_ / 4, t = lane_ % 4;
     RADDLE_UNROLL
@@ -220,10 +232,10 @@ class ShortQueries {
     const i32 quads = columns / 4, rows_at_once = num_threads / quads;
     const i32 first_row = ptx::thread_index() / quads, c = 4 * (ptx::thread_index() % quads);
     RADDLE_ROLLED
-    for (i32 half = 0; 8 * half < tile.num_rows; ++half) {
-      const i32 rows = min(slab_rows, tile.num_rows - 8 * half);
+    for (i32 half = 0; 8 * half < num_rows; ++half) {
+      const i32 rows = min(slab_rows, num_rows - 8 * half);
       MergedTo to;
-      if (first_row < rows) to = begin_row(item, tile, 8 * half + first_row, c == 0);
+      if (first_row < rows) to = begin_row(item, 8 * half + first_row, c == 0);
       RADDLE_ROLLED
       for (i32 first = 0; first < all_columns; first += columns) {
         RADDLE_UNROLL
@@ -239,7 +251,7 @@ class ShortQueries {
         ptx::sync_block();
         RADDLE_ROLLED
         for (i32 r = first_row; r < rows; r += rows_at_once) {
-          if (r != first_row) to = begin_row(item, tile, 8 * half + r, c == 0);
+          if (r != first_row) to = begin_row(item, 8 * half + r, c == 0);
           if (first + c < K::dim_vo)
             put_four(to, slab + r * pitch + c, slab_rows * pitch, first + c);
         }
@@ -247,7 +259,7 @@ class ShortQueries {
       }
     }
     if constexpr (has_output<V>) {
-      if (item.partial_row < 0 && !launch_.state_only) write_rows(item, tile);
+      if (item.partial_row < 0 && !launch_.state_only) write_rows(item, num_rows);
     }
   }
 
@@ -277,8 +289,7 @@ class ShortQueries {
   };
 
   /// One thread of the row's, the `first`, stores its LSE.
-  RADDLE_DEVICE MergedTo begin_row(const WorkItem& item, const QueryTile& tile, i32 m,
-                                   bool first) const {
+  RADDLE_DEVICE MergedTo begin_row(const WorkItem& item, i32 m, bool first) const {
     const MergeBuffer& buffer = Layout::merge_buffer();
     MergedTo to;
     if (item.partial_row >= 0) {
@@ -291,7 +302,7 @@ class ShortQueries {
       to.wide = whole_row(m);
       return to;
     }
-    const Row row = row_of(item, tile, m);
+    const Row row = row_of(item, m);
     float lse = first || has_sink<V> ? merged(buffer, m).lse : 0.0f;
     to.factor = apply_sink(launch_, variant_, row, lse);
     if (first) store_lse(launch_, row, lse);
@@ -320,12 +331,12 @@ class ShortQueries {
     return reinterpret_cast<float*>(Layout::slot_memory(0)) + m * K::dim_vo;
   }
 
-  RADDLE_DEVICE void write_rows(const WorkItem& item, const QueryTile& tile) const {
-    for (i32 m = warp_; m < tile.num_rows; m += num_warps) {
+  RADDLE_DEVICE void write_rows(const WorkItem& item, i32 num_rows) const {
+    for (i32 m = warp_; m < num_rows; m += num_warps) {
       LaneRow<K::dim_vo> o;
       o.every([&](i32 i, i32 d) { o.of[i] = *reinterpret_cast<const Four*>(whole_row(m) + d); });
       const float lse = merged(Layout::merge_buffer(), m).lse;
-      write_row<K>(launch_, variant_, row_of(item, tile, m), o, lse, whole_row(m));
+      write_row<K>(launch_, variant_, row_of(item, m), o, lse, whole_row(m));
     }
     ptx::sync_block();
   }
@@ -338,6 +349,7 @@ class ShortQueries {
   i32 slot_ = 0;       // of what is used next
   i32 computing_ = 0;  // where its keys are spoken of,
   i32 loading_ = 0;    // and those that are loaded next
+  Opened opened_;
   QueryRows<share, K> queries_;
   const u32 k_offset_, v_offset_;  // where this lane takes its matrices
   float to_log2_;
