@@ -42,6 +42,10 @@ namespace {
 jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant) {
   if (spec.dtype == DType::float32)
     fail<ValueError>("dtype is 'float32'; GPU kernels compute 'float16' and 'bfloat16'");
+  if (is_fp8(spec.stored_dtype()) && mma::is_wide(spec.head_dim_qk, spec.head_dim_vo))
+    fail<ValueError>("kv_dtype is '", name_of(spec.stored_dtype()),
+                     "'; GPU kernels take K and V in '", name_of(spec.dtype),
+                     "', dtype, where a head_dim is above ", mma::widest_of_a_warp);
   return {spec.dtype,       spec.stored_dtype(), spec.head_dim_qk,
           spec.head_dim_vo, variant.source(),    variant.memory_bytes()};
 }
@@ -62,8 +66,13 @@ KernelReport report_of(const Source& kernel, const std::string& arch, i32 shared
 
 /// What an attention's kernel takes of a multiprocessor.
 mma::KernelConfig config_of(const AttentionSpec& spec, const std::string& arch) {
-  return mma::kernel_config(spec.head_dim_qk, spec.head_dim_vo, jit::arch_number(arch),
-                            {2, 2, is_fp8(spec.stored_dtype())});
+  const mma::KernelConfig config =
+      mma::kernel_config(spec.head_dim_qk, spec.head_dim_vo, jit::arch_number(arch),
+                         {2, 2, is_fp8(spec.stored_dtype())});
+  if (config.blocks_per_multiprocessor == 0)
+    fail<ValueError>("head_dim is ", spec.head_dim_qk, " and head_dim_vo ", spec.head_dim_vo,
+                     "; a multiprocessor of ", arch, " has too little shared memory for them");
+  return config;
 }
 
 void check_alignment(const RunArgs& args) {

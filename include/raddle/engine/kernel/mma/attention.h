@@ -5,6 +5,7 @@
 
 #include "raddle/engine/kernel/mma/long_queries.h"
 #include "raddle/engine/kernel/mma/short_queries.h"
+#include "raddle/engine/kernel/mma/wide_queries.h"
 
 RADDLE_ENGINE_BEGIN
 
@@ -26,9 +27,30 @@ RADDLE_DEVICE void attend_queue(const MmaLaunch& launch, const V& variant, Compu
   const i32 begin = queue[0], end = queue[1];
   mark(launch, TimelineStage::started, begin);
   compute(begin, end);
+  using Layout = typename Either<K::wide, ShortWideLayout<K>, ShortLayout<K>>::Type;
   if (launch.layout.num_levels > 1)
-    contract_all_claimed<K>(launch, variant, begin, end, ShortLayout<K>::completed_bits(),
-                            ShortLayout<K>::vector(ptx::warp_index()));
+    contract_all_claimed<K>(launch, variant, begin, end, Layout::completed_bits(),
+                            Layout::vector(ptx::warp_index()));
+}
+
+template <class K, class V>
+RADDLE_DEVICE void attend_long_item(const MmaLaunch& launch, const V& variant, i32 item) {
+  if constexpr (K::wide)
+    WideQueries<K, V, K::long_rows / 16>(launch, variant, item).run();
+  else
+    LongQueries<K, V, K::long_rows / 64>(launch, variant, item).run();
+}
+
+/// Items [first, end), or up to the first of another shape; returns the one after the last.
+template <class K, class V>
+RADDLE_DEVICE i32 attend_short_items(const MmaLaunch& launch, const V& variant, i32 first,
+                                     i32 end) {
+  if constexpr (K::wide) {
+    WideQueries<K, V, 1>(launch, variant, first).run();
+    return first + 1;
+  } else {
+    return ShortQueries<K, V>(launch, variant, first, end).run();
+  }
 }
 
 /// Long queries, then short ones. Two loops one after the other leave each of them all registers;
@@ -41,9 +63,9 @@ RADDLE_DEVICE void attend(const MmaLaunch& launch, const V& variant) {
   };
   attend_queue<K>(launch, variant, [&](i32 begin, i32 end) {
     for (i32 i = begin; i < end; ++i)
-      if (!is_short(i)) LongQueries<K, V, K::long_rows / 64>(launch, variant, i).run();
+      if (!is_short(i)) attend_long_item<K>(launch, variant, i);
     for (i32 i = begin; i < end;)
-      i = is_short(i) ? ShortQueries<K, V>(launch, variant, i, end).run() : i + 1;
+      i = is_short(i) ? attend_short_items<K>(launch, variant, i, end) : i + 1;
   });
 }
 
@@ -52,7 +74,7 @@ RADDLE_DEVICE void attend(const MmaLaunch& launch, const V& variant) {
 template <class K, class V>
 RADDLE_DEVICE void attend_short(const MmaLaunch& launch, const V& variant) {
   attend_queue<K>(launch, variant, [&](i32 begin, i32 end) {
-    for (i32 i = begin; i < end;) i = ShortQueries<K, V>(launch, variant, i, end).run();
+    for (i32 i = begin; i < end;) i = attend_short_items<K>(launch, variant, i, end);
   });
 }
 
