@@ -263,12 +263,15 @@ class KeyStream {
     const i32 lane = ptx::lane_index(), warp = ptx::warp_index();
     const u32 to =
         ptx::shared_address(slot) + static_cast<u32>(Layout::template part_of<Rows>(warp));
+    // Swizzles count rows by eight, of which a warp's part may be the second half.
+    const i32 above = warp_keys % 8 == 0 ? 0 : warp_keys * warp % 8;
     const u32 to_first = to + Rows::at(lane / chunks, lane % chunks);
     const u8* const* source = Layout::row_table().row[warp][which];
     // A batch's addresses are all read before its first copy starts, so that one wait serves all.
     constexpr i32 copies = ceil_div(warp_keys * chunks, 32), batch = runs_on ? 8 : 4;
     // Where rows divide a warp, its lanes keep their chunk.
     constexpr bool even = 32 % chunks == 0;
+    static_assert(!even || warp_keys % 8 == 0);
     RADDLE_UNROLL
     for (i32 first = 0; first < copies; first += batch) {
       const u8* from[batch];
@@ -284,7 +287,7 @@ class KeyStream {
         const i32 chunk = even ? lane % chunks : (32 * i + lane) % chunks;
         if (warp_keys * chunks % 32 != 0 && row >= warp_keys) continue;
         const u32 at =
-            even ? Rows::rows_after(to_first, 32 / chunks * i) : to + Rows::at(row, chunk);
+            even ? Rows::rows_after(to_first, 32 / chunks * i) : to + Rows::at(above + row, chunk);
         const i32 bytes =
             row_bytes % (16 * chunks) == 0 ? 16 : max(0, min(16, row_bytes - 16 * chunk));
         ptx::copy_async(at, from[i - first], bytes);

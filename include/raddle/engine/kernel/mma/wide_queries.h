@@ -163,14 +163,13 @@ class WideQueries {
   /// Changes the rows of a slot that this warp loaded, one at a time; then all may be used.
   template <i32 dim, class Keys, class F>
   RADDLE_DEVICE void transform_keys(i32 slot, const Keys& keys, F transform) const {
-    u8* rows = Layout::slot_memory(slot) + Layout::template part_of<Rows>(warp_);
     const auto& facts = Layout::scratch();
     for (i32 i = 0; i < Layout::warp_keys; ++i) {
       const i32 j = Layout::warp_keys * warp_ + i;
       if (keys.column[j] < 0) continue;
       const Key key{facts.request, keys.kv_index[j], keys.kv_pos[j], facts.kv_head};
-      transform_stored_row<T, T, Rows, dim>(rows, i, Layout::key_vector(warp_), 1.0f,
-                                            [&](WarpVector& x) { transform(x, key); });
+      transform_stored_row<T, T, Rows, dim>(Layout::slot_memory(slot), j, Layout::key_vector(warp_),
+                                            1.0f, [&](WarpVector& x) { transform(x, key); });
     }
     ptx::sync_block();
   }
