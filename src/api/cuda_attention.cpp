@@ -71,7 +71,7 @@ mma::KernelConfig config_of(const AttentionSpec& spec, const std::string& arch) 
                          {2, 2, is_fp8(spec.stored_dtype())});
   if (config.blocks_per_multiprocessor == 0)
     fail<ValueError>("head_dim is ", spec.head_dim_qk, " and head_dim_vo ", spec.head_dim_vo,
-                     "; a multiprocessor of ", arch, " has too little shared memory for them");
+                     "; expected tiles that fit the shared memory of sm_", jit::arch_number(arch));
   return config;
 }
 

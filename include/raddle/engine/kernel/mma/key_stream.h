@@ -263,9 +263,8 @@ class KeyStream {
     const i32 lane = ptx::lane_index(), warp = ptx::warp_index();
     const u32 to =
         ptx::shared_address(slot) + static_cast<u32>(Layout::template part_of<Rows>(warp));
-    // Swizzles count rows by eight, of which a warp's part may be the second half.
-    const i32 above = warp_keys % 8 == 0 ? 0 : warp_keys * warp % 8;
-    const u32 to_first = to + Rows::at(lane / chunks, lane % chunks);
+    const i32 part = Layout::first_of_part(warp);
+    const u32 to_first = to + Rows::at(part + lane / chunks, lane % chunks);
     const u8* const* source = Layout::row_table().row[warp][which];
     // A batch's addresses are all read before its first copy starts, so that one wait serves all.
     constexpr i32 copies = ceil_div(warp_keys * chunks, 32), batch = runs_on ? 8 : 4;
@@ -287,7 +286,7 @@ class KeyStream {
         const i32 chunk = even ? lane % chunks : (32 * i + lane) % chunks;
         if (warp_keys * chunks % 32 != 0 && row >= warp_keys) continue;
         const u32 at =
-            even ? Rows::rows_after(to_first, 32 / chunks * i) : to + Rows::at(above + row, chunk);
+            even ? Rows::rows_after(to_first, 32 / chunks * i) : to + Rows::at(part + row, chunk);
         const i32 bytes =
             row_bytes % (16 * chunks) == 0 ? 16 : max(0, min(16, row_bytes - 16 * chunk));
         ptx::copy_async(at, from[i - first], bytes);

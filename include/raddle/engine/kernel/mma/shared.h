@@ -138,6 +138,10 @@ struct SharedLayout {
   RADDLE_DEVICE static i32 part_of(i32 warp) {
     return warp * (rows == short_rows ? slot_bytes / num_warps : warp_keys * Rows::pitch);
   }
+  /// The number of its first row there: rows are swizzled in eights, of which a warp may have half.
+  RADDLE_DEVICE static i32 first_of_part(i32 warp) {
+    return warp_keys < 8 ? warp * warp_keys % 8 : 0;
+  }
   RADDLE_DEVICE static u32 slot_address(i32 slot) {
     return ptx::shared_address(base()) + static_cast<u32>(ring + slot * slot_bytes);
   }

@@ -51,11 +51,13 @@ struct WideLayout {
   RADDLE_DEVICE static u8* base() { return static_cast<u8*>(ptx::shared_memory()); }
   RADDLE_DEVICE static u8* query_memory() { return base(); }
   RADDLE_DEVICE static u8* slot_memory(i32 slot) { return base() + ring + slot * slot_bytes; }
-  /// Where the eight rows are in which a warp's begin.
+  /// Where the rows are, in eights, among which a warp's begin;
   template <class Rows>
   RADDLE_DEVICE static i32 part_of(i32 warp) {
     return warp * warp_keys / 8 * 8 * Rows::pitch;
   }
+  /// and the number of its first one there.
+  RADDLE_DEVICE static i32 first_of_part(i32 warp) { return warp * warp_keys % 8; }
   RADDLE_DEVICE static u32 slot_address(i32 slot) {
     return ptx::shared_address(base()) + static_cast<u32>(ring + slot * slot_bytes);
   }
