@@ -264,6 +264,7 @@ class KeyStream {
     const u32 to =
         ptx::shared_address(slot) + static_cast<u32>(Layout::template part_of<Rows>(warp));
     const i32 part = Layout::first_of_part(warp);
+    if constexpr (K::wide) return copy_lines<Rows, row_bytes>(to, part, which);
     const u32 to_first = to + Rows::at(part + lane / chunks, lane % chunks);
     const u8* const* source = Layout::row_table().row[warp][which];
     // A batch's addresses are all read before its first copy starts, so that one wait serves all.
@@ -290,6 +291,27 @@ class KeyStream {
         const i32 bytes =
             row_bytes % (16 * chunks) == 0 ? 16 : max(0, min(16, row_bytes - 16 * chunk));
         ptx::copy_async(at, from[i - first], bytes);
+      }
+    }
+  }
+
+  /// The same of rows of whole lines of 128 bytes: eight lanes copy a row's, and each keeps its
+  /// place in them. What lies behind the last one that has elements nobody reads.
+  template <class Rows, i32 row_bytes>
+  RADDLE_DEVICE static void copy_lines(u32 to, i32 part, i32 which) {
+    static_assert(Rows::swizzled && warp_keys % 4 == 0);
+    const i32 lane = ptx::lane_index(), chunk = lane % 8;
+    const u8* const* source = Layout::row_table().row[ptx::warp_index()][which];
+    RADDLE_UNROLL
+    for (i32 i = 0; i < warp_keys; i += 4) {
+      const i32 row = i + lane / 8;
+      const u8* from = source[row] + 16 * chunk;
+      const u32 at = to + Rows::at(part + row, chunk);
+      RADDLE_UNROLL
+      for (i32 first = 0; first < row_bytes; first += 128) {
+        const i32 bytes =
+            first + 128 <= row_bytes ? 16 : max(0, min(16, row_bytes - first - 16 * chunk));
+        ptx::copy_async(at + static_cast<u32>(first), from + first, bytes);
       }
     }
   }
