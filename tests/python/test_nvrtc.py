@@ -98,6 +98,7 @@ KERNELS = [
     Kernel("256 wide", spec([], 256, "float16"), "sm_80", spilled=640),
     Kernel("256 wide", spec([], 256, "float16"), "sm_90a", spilled=768),
     Kernel("256 wide", spec([], 256, "float16"), "sm_90a", short_only=True, spilled=640),
+    *(Kernel("MLA", raddle.AttentionSpec(16, 1, 576, 512, variant=raddle.Causal()), a) for a in ("sm_80", "sm_90a")),
 ]
 
 
