@@ -38,6 +38,7 @@ class WideQueries {
         lane_(ptx::lane_index()),
         stream_(launch, item, item + 1),
         shares_(may_share && values_are_keys()),
+        halves_(blocks == 1 && tile().num_rows <= 8 ? 1 : 2),
         q_address_(ptx::shared_address(Layout::query_memory()) +
                    K::QueryRows::step_from(a_offset<typename K::QueryRows>(lane_), warp_)),
         k_offset_(Rows::step_from(b_offset<Rows>(lane_), warp_)),
@@ -147,9 +148,8 @@ class WideQueries {
     else
       slot = next_slot();
     add_parts(s);
-    const i32 halves = blocks == 1 && tile().num_rows <= 8 ? 1 : 2;
     apply(s, keys, 0, flags, facts, [&](i32 r) { return 16 * r + lane_ / 4; });
-    if constexpr (scan == Scan::softmax) softmax<K>(s, stats_, o_, apply.to_log2(), halves);
+    if constexpr (scan == Scan::softmax) softmax<K>(s, stats_, o_, apply.to_log2(), halves_);
     if constexpr (has_value<V>)
       transform_keys<K::dim_vo>(slot, keys,
                                 [&](WarpVector& x, const Key& key) { variant_.value(x, key); });
@@ -280,6 +280,7 @@ class WideQueries {
   const i32 item_, warp_, lane_;
   KeyStream<K, Layout, false> stream_;
   const bool shares_;  ///< V is the first columns of K
+  const i32 halves_;   ///< 1 where the second half of the rows is padding
   bool loads_values_ = false;
   i32 loading_ = 0;       // the slot that is loaded next,
   i32 loading_keys_ = 0;  // and where its keys are spoken of
