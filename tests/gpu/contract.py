@@ -101,7 +101,9 @@ KINDS = {
     "document": lambda rng, heads, dim: [document_mask(rng), *maybe_causal(rng)],
     "cascade": lambda rng, heads, dim: [Rope(dim, 10000.0), SoftCap(30.0), Causal()] if rng.integers(2) else [Causal()],
     "quantized": lambda rng, heads, dim: KINDS[str(rng.choice(["rope", "softcap", "sink", "sum"]))](rng, heads, dim),
-    "mla": lambda rng, heads, dim: KINDS[str(rng.choice(["softcap", "sink", "sum", "document", "cascade"]))](rng, heads, dim),
+    "mla": lambda rng, heads, dim: KINDS[str(rng.choice(["softcap", "sink", "sum", "document", "cascade"]))](
+        rng, heads, dim
+    ),
 }
 
 

@@ -24,8 +24,8 @@ class Problem:
     """Random Q [rows, Hq, D], K and V of one batch. Cases that differ only in their variant can share it.
 
     K and V are pools [pages, page_size, Hkv, D] with pages in random order (forms "paged" and "cascade"),
-    or [tokens, Hkv, D]; of a `latent` case V is a view of K's first columns. Those of a `kv_dtype` are its bits in bytes, with scales that are a number, or one a token
-    and head. Offsets and tables are int32 arrays of numpy; `on_device` keeps copies of them.
+    or [tokens, Hkv, D]; of a `latent` case V is a view of K's first columns. Those of a `kv_dtype` are its bits in
+    bytes, with scales that are a number, or one a token and head. Offsets and tables are int32 arrays of numpy; `on_device` keeps copies of them.
     """
 
     def __init__(self, case: Case, device: Any, seed: int = 0) -> None:

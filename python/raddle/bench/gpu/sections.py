@@ -163,9 +163,9 @@ def _mla() -> tuple[Case, ...]:
     for heads, unit in ((16, "GB/s"), (128, "TFLOP/s")):
         for n, batch in ((8192, 1), (1024, 16), (8192, 16), (4096, 64), (4096, 128)):
             at_least = {(16, 128): {"flashinfer": 1.05}, (128, 64): {"flashinfer": 1.2}}.get((heads, batch), {})
-            own = {"page_size": 64, "latent": 512, "unit": unit, "peers": ("flashinfer",), "at_least": at_least}
-            floor = heads == 16
-            rows.append(Case(f"{heads} heads, {n} B{batch}", (1,) * batch, (n,) * batch, (heads, 1, 576), floor=floor, **own))
+            own = {"page_size": 64, "latent": 512, "unit": unit, "peers": ("flashinfer",), "floor": heads == 16}
+            name, shape = f"{heads} heads, {n} B{batch}", (heads, 1, 576)
+            rows.append(Case(name, (1,) * batch, (n,) * batch, shape, at_least=at_least, **own))
     return tuple(rows)
 
 
