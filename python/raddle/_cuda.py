@@ -37,7 +37,7 @@ def nvrtc_version() -> str:
 
 
 def compile_kernel(spec: AttentionSpec, arch: str, short_only: bool = False) -> dict[str, Any]:
-    """Compiles the spec's GPU kernel for ``arch`` ("sm_80", "sm_90a"); needs NVRTC, no GPU.
+    """Compiles the spec's GPU kernel for ``arch`` ("sm_80", "sm_90a", as PTX "compute_75"); needs NVRTC, no GPU.
 
     With ``short_only`` the one of plans that have short queries only. Returns registers a thread, spill_bytes,
     shared_bytes a block, seconds, log. Raises CompileError.
@@ -64,7 +64,11 @@ def machine() -> dict[str, str]:
 
 
 def driver() -> dict[str, Any]:
-    """Version of the CUDA driver, and its GPUs: dicts of name, arch and supported. Raises RuntimeError without one."""
+    """Version of the CUDA driver, its GPUs, and what is wrong with RADDLE_CUDA_ARCH, if anything.
+
+    GPUs are dicts of name, arch, target (what kernels are compiled for) and supported. Raises RuntimeError without a
+    driver.
+    """
     found = dict(_driver())
     return {**found, "gpus": [dict(gpu.items()) for gpu in found["gpus"]]}
 

@@ -38,6 +38,7 @@ else:
 
 
 _torch_dtype = functools.lru_cache(maxsize=None)(lambda name: getattr(_torch, name))
+_raw_stream: Callable[[int], int] | None = None  # torch's, once it has opened a GPU
 _CUDA, _CUDA_MANAGED = 2, 13  # DLPack's numbers
 _STRIDED = _torch.strided if _torch is not None else None
 _NUMPY_DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "int32": np.int32}
@@ -60,6 +61,8 @@ def lend(x: Any, name: str = "a tensor") -> Any:
 
 def lend_output(x: Any, name: str) -> Any:
     """The same for a tensor that is written."""
+    if type(x) is _TorchTensor:
+        return lend(x, name)
     if isinstance(x, np.ndarray) and not x.flags.writeable:
         raise ValueError(f"{name} is a read-only array; expected one that can be written")
     if _is_jax(x):
@@ -115,6 +118,18 @@ def lend_pools(kv: Any, lend: Callable[[Any, str], Any] = lend) -> list[Any]:
     return pools
 
 
+def make_output(x: Any, shape: tuple[int, ...] | None, dtype: str, name: str) -> tuple[Any, Any]:
+    """What `like` makes, and that as the library takes it. Shape None: ``x`` has shape and dtype."""
+    if type(x) is not _TorchTensor:
+        made = like(x, tuple(x.shape) if shape is None else shape, dtype)
+        return made, lend_output(made, name)
+    if shape is None:
+        made = _torch.empty_like(x, memory_format=_torch.contiguous_format)
+    else:
+        made = like(x, shape, dtype)
+    return made, made
+
+
 def like(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
     """An uninitialised tensor of the kind of ``x``, where ``x`` is. For JAX one that `finished` converts."""
     if isinstance(x, _TorchTensor):
@@ -156,9 +171,14 @@ def is_on_gpu(x: Any) -> bool:
 
 def current_stream(device: str) -> int | None:
     """torch's current stream on a GPU; None where torch is not in use: the library knows which one then."""
-    if _torch is None or device == "cpu" or not _torch.cuda.is_initialized():
+    global _raw_stream
+    if device == "cpu" or _torch is None:
         return None
-    return _torch._C._cuda_getCurrentRawStream(int(device[5:])) or None
+    if _raw_stream is None:
+        if not _torch.cuda.is_initialized():
+            return None
+        _raw_stream = _torch._C._cuda_getCurrentRawStream
+    return _raw_stream(int(device[5:])) or None
 
 
 def dtype_name(dtype: Any, name: str = "dtype") -> str:

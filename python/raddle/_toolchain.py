@@ -39,7 +39,10 @@ def nvrtc() -> dict[str, Any]:
 
 
 def driver() -> dict[str, Any]:
-    """NVIDIA's driver, the CUDA version it speaks, and its GPUs: name, arch, and whether kernels run there."""
+    """NVIDIA's driver, the CUDA version it speaks, and its GPUs: name, arch, target, and whether kernels run there.
+
+    The target is what kernels are compiled for: the GPU's own arch, or that of RADDLE_CUDA_ARCH.
+    """
     found = {"found": False, "version": None, "gpus": [], "problem": None}
     try:
         told = _cuda.driver()
@@ -50,7 +53,9 @@ def driver() -> dict[str, Any]:
     if not told["gpus"]:
         problem = "there is a CUDA driver but no GPU that it may use (CUDA_VISIBLE_DEVICES hides some)"
         return {**found, "problem": problem}
-    return {**found, "problem": f"kernels need sm_75 or later: not {', '.join(old)}" if old else None}
+    if old:
+        return {**found, "problem": f"kernels need sm_75 or later: not {', '.join(old)}"}
+    return {**found, "problem": told["problem"] or None}
 
 
 def cache() -> dict[str, Any]:

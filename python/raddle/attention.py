@@ -16,7 +16,7 @@ from raddle._tensors import (
     lend_output,
     lend_pools,
     lend_scale,
-    like,
+    make_output,
     numbered,
     refuse_tracer,
 )
@@ -49,7 +49,7 @@ class Attention(_library.Handle):
     Plan and run follow the FlashInfer paper, section 3.3 (load-balanced scheduling; Listing 1).
     """
 
-    __slots__ = ("spec", "device", "_has_lse", "number", "__weakref__")
+    __slots__ = ("spec", "device", "_has_lse", "_out_is_like_q", "number", "__weakref__")
 
     def __init__(self, spec: AttentionSpec, device: Any = "cpu") -> None:
         # A call, unlike a constructor, lets other threads run meanwhile: this one may compile.
@@ -57,6 +57,7 @@ class Attention(_library.Handle):
         self.spec = spec
         self.device = _device(self)
         self._has_lse = _has_lse(self)
+        self._out_is_like_q = spec.head_dim == spec.head_dim_vo
         numbered(self)
 
     def plan(
@@ -173,7 +174,8 @@ class Attention(_library.Handle):
                 of levels, a list has one of them a level. None: 1. Only quantised K and V have scales.
             params: run members that differ from the spec's, such as ``{"softcap.cap": 50.0}``.
             timeline: GPUs: a `raddle.Timeline` of the plan, to which each worker writes what it did when (or a zero
-                float32 tensor [workers, marks, 2] to read as one); costs less than a microsecond an item.
+                float32 tensor [workers, marks, 2] to read as one); costs less than a microsecond an item. Not under
+                torch.compile.
 
         On a GPU all tensors lie there, rows are multiples of 16 bytes apart, and the call launches one kernel on the
         current stream of q's framework (torch's current stream) and waits for nothing. Every stream has scratch of its
@@ -186,7 +188,7 @@ class Attention(_library.Handle):
         """
         if is_traced():
             scales = k_scale, v_scale
-            return compiled.run(self, plan, q, kv, out, lse, return_lse, return_state, scale, scales, params)
+            return compiled.run(self, plan, q, kv, out, lse, return_lse, return_state, scale, scales, params, timeline)
         q_lent = lend(q, "q")
         if type(kv) is tuple and len(kv) == 2:
             pools = (lend(kv[0], "kv: k"), lend(kv[1], "kv: v"))
@@ -196,18 +198,24 @@ class Attention(_library.Handle):
         if scale is not None:
             refuse_tracer(scale, "scale")
         wants_lse = return_lse or (return_state and self._has_lse)
-        result, result_lse = out, lse
-        if out is None:
-            dtype = "float32" if return_state else spec.dtype
-            result = like(q, (*q.shape[:1], spec.num_qo_heads, spec.head_dim_vo), dtype)
-        if lse is None and wants_lse:
-            result_lse = like(q, (*q.shape[:1], spec.num_qo_heads), "float32")
+        if out is not None:
+            result, out_lent = out, lend_output(out, "out")
+        else:
+            # A q of a wrong shape is refused before the output that has it too.
+            is_like_q = self._out_is_like_q and not return_state
+            shape = None if is_like_q else (*q.shape[:1], spec.num_qo_heads, spec.head_dim_vo)
+            result, out_lent = make_output(q, shape, "float32" if return_state else spec.dtype, "out")
+        result_lse, lse_lent = lse, None
+        if lse is not None:
+            lse_lent = lend_output(lse, "lse")
+        elif wants_lse:
+            result_lse, lse_lent = make_output(q, (*q.shape[:1], spec.num_qo_heads), "float32", "lse")
         _run(
             self,
             plan,
             q_lent,
-            lend_output(result, "out"),
-            None if result_lse is None else lend_output(result_lse, "lse"),
+            out_lent,
+            lse_lent,
             bool(return_state),
             scale,
             None if timeline is None else lend_output(timeline, "timeline"),

@@ -93,8 +93,13 @@ def _tool_text(tool: dict[str, Any]) -> str:
 def _driver_text(driver: dict[str, Any]) -> str:
     if not driver["gpus"]:
         return driver["problem"]
-    gpus = ", ".join(f"{gpu['name']} ({gpu['arch']})" for gpu in driver["gpus"])
+    gpus = ", ".join(f"{gpu['name']} ({_arch_text(gpu)})" for gpu in driver["gpus"])
     return f"CUDA {driver['version']}; {gpus}" + (f"; {driver['problem']}" if driver["problem"] else "")
+
+
+def _arch_text(gpu: dict[str, Any]) -> str:
+    translated = gpu["target"] != gpu["arch"]
+    return gpu["arch"] + (f", kernels compiled for {gpu['target']}: RADDLE_CUDA_ARCH" if translated else "")
 
 
 def _cache_text(cache: dict[str, Any]) -> str:

@@ -148,9 +148,9 @@ class PagedKV(Layout):
         num_pages: int | None = None,
         num_requests: Any = None,
     ) -> None:
+        owner = _Owner((qo_indptr, page_indptr, page_indices, kv_len, num_requests)) if is_on_gpu(kv_len) else None
         args = (qo_indptr, page_indptr, page_indices, kv_len, page_size, kv_layout, kv_begin, qo_rows, qo_pos)
-        args += (discover_prefixes, num_pages, num_requests)
-        args += (_Owner(args) if is_on_gpu(kv_len) else None,)
+        args = (*args, discover_prefixes, num_pages, num_requests, owner)
         try:
             # The hot path of serving: names, as _init takes them, would cost as much as an array.
             return self.__init_handle_by_constructor__(_paged_kv, *args)

@@ -39,9 +39,13 @@ void check_rows(const TensorRef& t, const char* what, i64 level) {
 
 namespace {
 
-jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant) {
+jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant,
+                         const std::string& arch) {
   if (spec.dtype == DType::float32)
     fail<ValueError>("dtype is 'float32'; GPU kernels compute 'float16' and 'bfloat16'");
+  if (spec.dtype == DType::bfloat16 && jit::arch_number(arch) < 80)
+    fail<ValueError>("dtype is 'bfloat16'; expected 'float16' on sm_", jit::arch_number(arch),
+                     ", whose matrix instructions take no other");
   if (is_fp8(spec.stored_dtype()) && mma::is_wide(spec.head_dim_qk, spec.head_dim_vo))
     fail<ValueError>("kv_dtype is '", name_of(spec.stored_dtype()),
                      "'; GPU kernels take K and V in '", name_of(spec.dtype),
@@ -112,7 +116,7 @@ class CudaBackend final : public AttentionBackend {
                        " bytes of shared memory; ", device.info().name, " has ",
                        device.info().max_shared_bytes);
     // Both at the same time: the first use waits for the compiler.
-    jit::GpuKernel kernel = kernel_of(spec, variant);
+    jit::GpuKernel kernel = kernel_of(spec, variant, device.info().arch);
     const i32 bytes = config_.shared_bytes;
     auto all = std::async(std::launch::async,
                           [kernel, bytes, &device] { return &loaded(kernel, device, bytes); });
@@ -256,7 +260,7 @@ class CudaBackend final : public AttentionBackend {
 
 KernelReport compile(const AttentionSpec& spec, const std::string& arch, bool short_only) {
   check_spec(spec);
-  jit::GpuKernel kernel = kernel_of(spec, BoundVariant(spec, arch));
+  jit::GpuKernel kernel = kernel_of(spec, BoundVariant(spec, arch), arch);
   kernel.short_only = short_only;
   return report_of(kernel, arch, config_of(spec, arch).shared_bytes);
 }
@@ -268,7 +272,7 @@ KernelReport compile_planner(const AttentionSpec& spec, const std::string& arch,
 
 void warm(const AttentionSpec& spec, const std::string& arch) {
   check_spec(spec);
-  jit::GpuKernel kernel = kernel_of(spec, BoundVariant(spec, arch));
+  jit::GpuKernel kernel = kernel_of(spec, BoundVariant(spec, arch), arch);
   jit::cubin_of(kernel, arch);
   kernel.short_only = true;
   jit::cubin_of(kernel, arch);

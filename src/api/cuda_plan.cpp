@@ -13,6 +13,7 @@ CudaPlan::CudaPlan(const Kernel& kernel, const Layout& layout, const PlanArrays&
   visit_arrays(launch_, layout, [&total](const auto* pointer, std::size_t bytes, Of) {
     if (pointer) total += aligned(bytes);
   });
+  const OutsideCapture outside;  // once for both kinds of memory
   block_ = DevicePool::of(kernel.device()).take(total, stream, "a plan");
   Upload upload(kernel.device(), total);
   auto* base = static_cast<std::byte*>(block_.data());

@@ -60,6 +60,11 @@ void check_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args)
   check_device("q", args.q, device);
   check_device("out", args.out, device);
   check_device("lse", args.lse, device);
+  if (args.timeline.data && device.kind == DeviceId::Kind::cpu) [[unlikely]]
+    fail<ValueError>(
+        "timeline is given, and this attention computes on 'cpu'; expected a GPU attention: only "
+        "there do workers mark what they do");
+  check_device("timeline", args.timeline, device);
   for (const KvRef& pair : args.kv) {
     check_device("kv: k", pair.k, device);
     check_device("kv: v", pair.v, device);

@@ -52,18 +52,27 @@ Fields machine(Arguments&) {
   return fields;
 }
 
-/// Version of the driver, and its GPUs. Raises where there is no driver or it does not start.
+/// Version of the driver, its GPUs, and what is wrong with RADDLE_CUDA_ARCH. Raises where there is
+/// no driver or it does not start.
 Fields driver(Arguments&) {
   Fields fields;
   fields.Set("version", cuda::driver_version());
   ffi::Array<Fields> gpus;
+  std::string problem;
   for (const cuda::DeviceInfo& info : cuda::devices()) {
     Fields gpu;
     gpu.Set("name", info.name);
     gpu.Set("arch", info.arch);
+    gpu.Set("target", info.arch);
     gpu.Set("supported", info.compute >= cuda::oldest_compute);
+    try {
+      gpu.Set("target", cuda::target_of(info));
+    } catch (const ValueError& error) {
+      problem = error.what();
+    }
     gpus.push_back(gpu);
   }
+  fields.Set("problem", problem);
   fields.Set("gpus", gpus);
   return fields;
 }

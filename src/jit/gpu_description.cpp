@@ -108,7 +108,9 @@ const VariantOps& describe_on_gpu(const VariantSource& source, const std::string
   if (!found) {
     auto description = std::make_unique<Description>();
     description->source = source;
-    description->read(find_or_compile_cubin(source.name + " (members)", source_of(source), arch));
+    // Only a cubin has the table's bytes as they are.
+    const std::string real = "sm_" + arch.substr(arch.find('_') + 1);
+    description->read(find_or_compile_cubin(source.name + " (members)", source_of(source), real));
     found = std::move(description);
   }
   check_members(source, found->ops);

@@ -27,6 +27,8 @@ struct Functions {
   int (*log)(Program, char*);
   int (*cubin_size)(Program, std::size_t*);
   int (*cubin)(Program, char*);
+  int (*ptx_size)(Program, std::size_t*);
+  int (*ptx)(Program, char*);
 };
 
 struct Loaded {
@@ -105,8 +107,11 @@ bool load(const std::string& path, Loaded& into, std::string& reasons) {
   lib.find(call.log, "nvrtcGetProgramLog");
   lib.find(call.cubin_size, "nvrtcGetCUBINSize");
   lib.find(call.cubin, "nvrtcGetCUBIN");
+  lib.find(call.ptx_size, "nvrtcGetPTXSize");
+  lib.find(call.ptx, "nvrtcGetPTX");
   const bool whole = call.version && call.error_string && call.create && call.destroy &&
-                     call.compile && call.log_size && call.log && call.cubin_size && call.cubin;
+                     call.compile && call.log_size && call.log && call.cubin_size && call.cubin &&
+                     call.ptx_size && call.ptx;
   if (!whole) reasons += "\n  " + path + ": too old, it lacks nvrtcGetCUBIN";
   return whole;
 }
@@ -194,9 +199,10 @@ Cubin Nvrtc::compile(const std::string& source, const std::string& arch) const {
   if (result != 0)
     fail<CompileError>("NVRTC cannot compile the kernel for ", arch, ": ",
                        call.error_string(result), "\n", cubin.log);
-  check(call.cubin_size(program, &size), "reading the cubin");
+  const bool is_virtual = arch.starts_with("compute_");
+  check((is_virtual ? call.ptx_size : call.cubin_size)(program, &size), "reading the code's size");
   cubin.bytes.resize(size);
-  check(call.cubin(program, cubin.bytes.data()), "reading the cubin");
+  check((is_virtual ? call.ptx : call.cubin)(program, cubin.bytes.data()), "reading the code");
   return cubin;
 }
 

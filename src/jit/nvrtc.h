@@ -9,7 +9,9 @@
 
 namespace raddle::jit {
 
-/// A compiled GPU kernel and what the assembler said of it.
+/// A compiled GPU kernel and what the assembler said of it. Of a virtual architecture
+/// ("compute_75") it is PTX instead, which no assembler has seen: drivers translate it for any
+/// later GPU.
 struct Cubin {
   std::string bytes;
   std::string log;
@@ -43,8 +45,8 @@ class Nvrtc {
   /// "13.0"
   std::string version() const;
 
-  /// Compiles complete source for an architecture ("sm_90a"). Raises CompileError with the
-  /// compiler's text.
+  /// Compiles complete source for an architecture ("sm_90a", "compute_75"). Raises CompileError
+  /// with the compiler's text.
   Cubin compile(const std::string& source, const std::string& arch) const;
 
   /// The options of every compilation, for hashes.

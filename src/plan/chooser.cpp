@@ -61,7 +61,7 @@ i64 Chooser::cut_pieces(Cutting cutting) {
   return total * config_->num_kv_heads;
 }
 
-Outcome Chooser::try_fixed(Method method, Cutting cutting) {
+Outcome Chooser::try_fixed(Method method, Cutting cutting, i64 lighter_than) {
   const Units& units = tiling_->units;
   const i32 heads = config_->num_kv_heads;
   const i32 workers = config_->num_workers;
@@ -84,6 +84,8 @@ Outcome Chooser::try_fixed(Method method, Cutting cutting) {
           RankedPiece{piece_cost(units, pieces[p], piece_begin[t + 1] - piece_begin[t]), p};
     }
     sort_dearest_first(ranked_.data(), count, spare_.grow(count));
+    result.heaviest = least_of_ranked(ranked_.data(), count, heads, workers);
+    if (result.heaviest >= lighter_than) return result;
     result.heaviest = assign_longest_first(ranked_.data(), count, heads, workers,
                                            heap_.grow(workers), placements.data());
     (method == Method::algorithm1 ? stats.algorithm1 : stats.longest_first) = result.heaviest;
@@ -166,7 +168,7 @@ Outcome Chooser::choose_automatic() {
     }
   }
   if (may_gain_by_algorithm1(best.heaviest)) {
-    const Outcome listed = try_fixed(Method::algorithm1, Cutting::limit);
+    const Outcome listed = try_fixed(Method::algorithm1, Cutting::limit, best.heaviest);
     if (listed.heaviest < best.heaviest) {
       best = listed;
       stats.reason = "Algorithm 1's chunks balance better than equal spans";

@@ -37,7 +37,9 @@ struct Chooser {
   Outcome try_linear();
   Outcome try_dealt(const Front& front);
   bool only_long_queries() const;
-  Outcome try_fixed(Method method, Cutting cutting);
+  /// Without placements, and with a bound for its heaviest queue, where that will not be below
+  /// `lighter_than`.
+  Outcome try_fixed(Method method, Cutting cutting, i64 lighter_than = int_max * i64{int_max});
   i64 cut_pieces(Cutting cutting);
   i64 least_unsplit() const;
   bool may_gain_by_algorithm1(i64 heaviest) const;

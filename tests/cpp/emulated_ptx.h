@@ -96,6 +96,11 @@ class Block {
   i64 time = 0;  // counts how often it is asked for
   u32 shared_bytes() const { return static_cast<u32>(shared_.size() * sizeof(Unit)); }
 
+  void copy(const Copy& c) {
+    auto* at = static_cast<std::byte*>(shared()) + c.to;
+    std::memset(at, 0, c.size);
+    if (c.bytes > 0) std::memcpy(at, c.from, c.bytes);
+  }
   /// Copies happen only when they are waited for, so that a wait that is missing shows.
   void start_copy(const Copy& copy) { fibers_[running_].groups.back().push_back(copy); }
   void close_group() { fibers_[running_].groups.emplace_back(); }
@@ -186,11 +191,6 @@ class Block {
     if (found == memory_barriers_.end()) broken("no barrier is where one is expected");
     return found->second;
   }
-  void copy(const Copy& c) {
-    auto* at = static_cast<std::byte*>(shared()) + c.to;
-    std::memset(at, 0, c.size);
-    if (c.bytes > 0) std::memcpy(at, c.from, c.bytes);
-  }
 
   static void start() {
     Block& block = *current();
@@ -272,6 +272,7 @@ inline void sync_lanes(u32 lanes) { Block::current()->wait_lanes(lanes); }
 inline void fence_device() {}
 inline i64 global_time() { return ++Block::current()->time; }
 inline void prefetch(const void*) {}
+inline i32 renewed(i32 x) { return x; }
 inline void sleep(i32 ns) { Block::current()->time += ns; }
 inline i32 load_acquire(const i32* word) { return *word; }
 
@@ -354,13 +355,21 @@ inline u32 shared_address(const void* p) {
                           static_cast<const std::byte*>(shared_memory()));
 }
 
+/// Copies are done as late as they may be, and on sm_75 at once.
+#if defined(RADDLE_EMULATED_PLAIN_COPIES)
+constexpr bool plain_copies = true;
+#else
+constexpr bool plain_copies = false;
+#endif
+
 inline void start_copy(u32 to, const void* from, i32 bytes, u32 size) {
   if (to % size != 0 || to + size > Block::current()->shared_bytes() ||
       (bytes > 0 && reinterpret_cast<u64>(from) % size != 0)) {
     std::fprintf(stderr, "emulated GPU: a copy of %u bytes from %p to %u\n", size, from, to);
     std::abort();
   }
-  Block::current()->start_copy({to, from, static_cast<std::size_t>(bytes), size});
+  const emulated::Copy copy{to, from, static_cast<std::size_t>(bytes), size};
+  plain_copies ? Block::current()->copy(copy) : Block::current()->start_copy(copy);
 }
 inline void copy_async(u32 to, const void* from, i32 bytes) { start_copy(to, from, bytes, 16); }
 inline void copy_word_async(u32 to, const void* from) { start_copy(to, from, 4, 4); }

@@ -178,6 +178,16 @@ TYPED_TEST(MmaTest, OddSlots) {
   const Case plain = cases()[0];
   check<T, S, 86>(pages(), V{}, plain.parts, 2, this->random);
 }
+/// Tiles of sm_75, which has no bf16.
+TYPED_TEST(MmaTest, LittleSharedMemory) {
+  using T = typename TypeParam::T;
+  using S = typename TypeParam::S;
+  if constexpr (dtype_of<T>::value == DType::float16) {
+    const Case plain = cases()[0];
+    check<T, S, 75>(pages(), Composition<NoMask>{}, plain.parts, 2, this->random);
+    check<T, S, 75>(pages(), Composition<NoMask, ThereAndBack>{}, plain.parts, 2, this->random);
+  }
+}
 TYPED_TEST(MmaTest, TwoLevels) { this->check_all(two_levels(), 5); }
 
 /// The conversions of a register's bytes, against those of a number.

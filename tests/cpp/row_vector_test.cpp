@@ -79,7 +79,7 @@ class Tile {
       for (i32 d = 0; d < dim; ++d) element(j, d) = elements[at(j, d)];
     block.run([&] {
       u8* own = memory + ptx::warp_index() * warp_keys * Rows::pitch;
-      mma::transform_keys<T, dim>(own, keys, Facts{}, [&](auto& x, const Key& key) {
+      mma::transform_keys<T, dim>(own, 0, keys, Facts{}, [&](auto& x, const Key& key) {
         EXPECT_TRUE(exists(key)) << key.kv_index;
         variant.key(x, key);
       });

@@ -2,6 +2,7 @@
 
     python tests/gpu/contract.py --seed 1 --out result.json          # all kinds, 50 problems each and dtype
     python tests/gpu/contract.py --only rope,cascade --cases 10
+    RADDLE_CUDA_ARCH=75 python tests/gpu/contract.py                 # kernels of sm_75 on a later GPU, fp16 alone
 
 Worker processes draw the problems, compile their kernels into the cache, and compute the exact answers; this
 process draws the same problems again and runs them on the GPU. Lengths go to 4096, group sizes to 8; every output
@@ -247,13 +248,14 @@ def main() -> int:
     machine.pop("nvrtc_path", None)
     print(f"seed {arguments.seed}; {machine}", flush=True)
     # The longest first, so that none of them is left alone at the end.
+    dtypes = ["float16"] if machine["arch"].endswith("_75") else DTYPES
     cases = [
         Case(arguments.seed, kind, dtype, number, arguments.longest)
         for number in sorted(range(arguments.cases), key=lambda n: n % 10)
         for kind in kinds
-        for dtype in DTYPES
+        for dtype in dtypes
     ]
-    results, failures = {(kind, dtype): [] for kind in kinds for dtype in DTYPES}, []
+    results, failures = {(kind, dtype): [] for kind in kinds for dtype in dtypes}, []
     shown = start
     for case, exact, error in pool.imap_unordered(prepare, [(case, machine["arch"]) for case in cases]):
         worst = float("inf")

@@ -148,7 +148,7 @@ int nvrtcDestroyProgram(Program** program) {
   delete *program;
   return 0;
 }
-int nvrtcCompileProgram(Program* program, int, const char**) {
+int nvrtcCompileProgram(Program* program, int num_options, const char** options) {
   char folder[] = "/tmp/raddle-emulated-XXXXXX";
   if (!mkdtemp(folder)) return 1;
   const std::string base = std::string(folder) + "/kernel";
@@ -168,9 +168,12 @@ int nvrtcCompileProgram(Program* program, int, const char**) {
   }
   // What only tells of a variant (src/jit/gpu_description.cpp) has no kernels.
   std::ofstream(base + ".cpp") << prologue << text << (entries.empty() ? "" : epilogue) << entries;
+  std::string defined;
+  for (int i = 0; i < num_options; ++i)
+    if (std::string(options[i]).ends_with("_75")) defined = " -DRADDLE_EMULATED_PLAIN_COPIES";
   const std::string command =
       environment("CXX", "c++") + " -std=c++20 -O1 -fPIC -shared -w -ffp-contract=off -I" +
-      environment("RADDLE_EMULATOR_INCLUDE", ".") +
+      environment("RADDLE_EMULATOR_INCLUDE", ".") + defined +
       " -DRADDLE_AMALGAMATED -DRADDLE_EMULATED_PTX='\"emulated_ptx.h\"' -o " + base + ".so " +
       base + ".cpp > " + base + ".log 2>&1";
   const int result = std::system(command.c_str());
@@ -195,6 +198,11 @@ int nvrtcGetCUBIN(Program* program, char* to) {
   std::memcpy(to, program->library.data(), program->library.size());
   return 0;
 }
+// As PTX, too, it is the host's machine code.
+int nvrtcGetPTXSize(Program* program, std::size_t* size) {
+  return nvrtcGetCUBINSize(program, size);
+}
+int nvrtcGetPTX(Program* program, char* to) { return nvrtcGetCUBIN(program, to); }
 
 // --- the driver ----------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@
 #   tests/gpu/run.sh replay --requests 100        a trace under every schedule, with options of `raddle replay`
 # Needs what `make gpu` leaves in build/gpu, Python 3.9 or later with numpy, ml_dtypes and hypothesis (tests: pytest,
 # bench: torch and cupy), an NVIDIA driver, and NVRTC (a CUDA toolkit or the wheel nvidia-cuda-nvrtc). With FlashInfer
-# (`make gpu PEERS=1`), nvcc and ninja, too.
+# (`make gpu PEERS=1`), nvcc and ninja, too, unless its kernels lie in build/gpu/peers (flashinfer-kernels.*).
 set -eo pipefail
 self=$(readlink -f "$0")
 cd "$(dirname "$self")/../.."
@@ -23,14 +23,18 @@ site=$root/build/gpu/site
 mkdir -p "$OUT"
 OUT=$(cd "$OUT" && pwd)
 
+kernels_brought() {
+  ls build/gpu/peers/flashinfer-kernels.* >/dev/null 2>&1
+}
+
 install_wheels() {
   local wheels=()
   "$PYTHON" -c 'import tvm_ffi' 2>/dev/null || wheels+=(build/gpu/wheels/*.whl)
   ls build/gpu/peers/*.whl >/dev/null 2>&1 && wheels+=(build/gpu/peers/*.whl)
   if [ ${#wheels[@]} -gt 0 ] && ! [ -e "$site/complete" ]; then
     "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --upgrade --target "$site" "${wheels[@]}"
-    # What `keep_kernels` kept of an earlier run: FlashInfer loads what lies here and does not compile it again.
-    if ls build/gpu/peers/flashinfer-kernels.* >/dev/null 2>&1; then
+    # What `keep_kernels` kept of an earlier run, or of one elsewhere: FlashInfer loads NAME/NAME.so from here.
+    if kernels_brought; then
       mkdir -p "$site/flashinfer/data/aot"
       cat build/gpu/peers/flashinfer-kernels.* | tar -xz -C "$site/flashinfer/data/aot"
     fi
@@ -43,6 +47,9 @@ environment() {
   export RADDLE_LIBRARY="$root/build/gpu/libraddle_ffi.so"
   export PYTHONUNBUFFERED=1
   export FLASHINFER_WORKSPACE_BASE="$root/build/gpu/flashinfer"
+  # A kernel that was not brought with the others is a peer's failure, told at once, rather than minutes of nvcc. Set
+  # to nothing, the variable lets FlashInfer compile what is missing.
+  if kernels_brought; then export FLASHINFER_DISABLE_JIT=${FLASHINFER_DISABLE_JIT-1}; fi
 }
 
 contract() {
@@ -75,6 +82,7 @@ replay() {
 
 # FlashInfer's kernels take minutes of nvcc: a process a section compiles them while Raddle is tested.
 prepare_peers() {
+  [ -z "$FLASHINFER_DISABLE_JIT" ] || return 0
   "$PYTHON" -c 'import flashinfer' 2>/dev/null || return 0
   mkdir -p build/gpu/flashinfer
   for section in decode rope prefill prefill-ragged prefill-dims mixed prefix mla quest; do
@@ -86,6 +94,7 @@ prepare_peers() {
 
 # In parts of 15 MB: put them into build/gpu/peers, and the next machine need not compile FlashInfer.
 keep_kernels() {
+  [ -z "$FLASHINFER_DISABLE_JIT" ] || return 0
   local built
   built=$(find build/gpu/flashinfer -type d -name cached_ops 2>/dev/null | head -1)
   [ -n "$built" ] || return 0

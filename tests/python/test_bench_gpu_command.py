@@ -7,6 +7,7 @@ import time
 import types
 
 import pytest
+import raddle
 import torch
 from bench_gpu_cases import DECODE, PREFILL, SQUARE, Quiet, shows
 from click.testing import CliRunner
@@ -80,6 +81,17 @@ def test_host_times_are_measured(no_gpu, monkeypatch):
     assert all(row["value"] > 0 for row in rows) and len(rows) == 7
     section = sections.chosen(["plan"])[0]
     shows(section, rows, "≤ 15", "of the step")
+
+
+def test_a_peer_without_its_kernels_costs_raddle_no_plan(no_gpu, monkeypatch):
+    def missing(*_):
+        raise RuntimeError("no kernel was built")
+
+    monkeypatch.setattr(host, "_flashinfer_plan", missing)
+    attn = raddle.Attention(raddle.AttentionSpec(32, 8, 128))
+    rows = host._plan(attn, 16, 15.0, 1, ("flashinfer",), "cpu")
+    assert [row["engine"] for row in rows] == ["raddle", "flashinfer"] and rows[0]["value"] > 0
+    assert "no kernel was built" in rows[1]["failed"] and not results.raddle_failed(rows)
 
 
 def test_plans_on_the_device_are_measured(no_gpu, monkeypatch):

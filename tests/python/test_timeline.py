@@ -96,6 +96,21 @@ def test_a_cpu_has_none(problem):
         raddle.Timeline(plan, attn.device)
 
 
+def test_a_run_on_a_cpu_takes_none(problem):
+    attn = raddle.Attention(spec_of(problem))
+    plan, out = attn.plan(twin(problem.layout)), np.full_like(problem.q, np.nan)
+    with refuses(ValueError, "timeline is given", "'cpu'", "expected a GPU attention"):
+        attn.run(plan, problem.q, problem.kv[0], out=out, timeline=np.zeros((plan.num_workers, 9, 2), np.float32))
+    assert np.isnan(out).all()
+
+
+def test_a_timeline_lies_where_the_attention_computes(gpu, problem):
+    attn = raddle.Attention(spec_of(problem), device=gpu)
+    plan = attn.plan(twin(problem.layout), num_workers=2)
+    with refuses(ValueError, "timeline lies on device 'cpu'", f"expected '{attn.device}'"):
+        run(attn, plan, problem, np.zeros((2, 9, 2), np.float32))
+
+
 def test_a_plan_made_on_the_gpu_needs_the_number_of_items():
     plan = types.SimpleNamespace(num_workers=3, longest_queue=None)
     with refuses(ValueError, "num_items is None", "made on the GPU"):

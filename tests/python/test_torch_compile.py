@@ -124,3 +124,30 @@ def test_errors_keep_their_names(rng):
         compiled(plan, q, (k.double(), v))
     with pytest.raises(ValueError, match="requires a gradient"):
         compiled(plan, torch.nn.Parameter(q), (k, v))
+    with pytest.raises(Exception, match="timeline is given under torch.compile; expected None"):
+        torch.compile(lambda x: attn.run(plan, x, (k, v), timeline=q), fullgraph=True)(q)
+
+
+@compiling
+def test_a_plan_that_is_gone(rng):
+    """A graph knows a plan by its number alone."""
+    attn = raddle.Attention(raddle.AttentionSpec(**SPEC))
+    plan, (q, k, v) = attn.plan(ragged()), tensors(rng)
+    out, numbers = torch.zeros_like(q), (attn.number, plan.number)
+    rest = [k, v], [2], out, None, False, None, "", [], []
+    torch.ops.raddle.run(*numbers, q, *rest)
+    equal(out, attn.run(plan, q, (k, v)))
+    del plan
+    with pytest.raises(RuntimeError, match="the plan of a compiled graph is gone; expected one that is kept"):
+        torch.ops.raddle.run(*numbers, q, *rest)
+
+
+def test_numbers_of_plans_that_are_gone_are_forgotten():
+    from raddle import _torch_op
+
+    attn = raddle.Attention(raddle.AttentionSpec(**SPEC))
+    kept = [attn.plan(ragged()) for _ in range(3)]
+    for _ in range(2 * _torch_op._LEAST_SWEPT):
+        attn.plan(ragged())
+    assert len(_torch_op._numbered) < 2 * _torch_op._LEAST_SWEPT
+    assert all(_torch_op._numbered[each.number]() is each for each in (attn, *kept))

@@ -1,5 +1,6 @@
 #include "device/cuda/device.h"
 
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -57,6 +58,21 @@ std::vector<DeviceInfo> devices() {
   return all;
 }
 
+std::string target_of(const DeviceInfo& info) {
+  constexpr i32 architectures[] = {75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121};
+  const char* value = std::getenv("RADDLE_CUDA_ARCH");
+  const std::string wanted = value ? value : "";
+  if (wanted.empty() || wanted == std::to_string(info.compute)) return info.arch;
+  std::string expected;
+  for (const i32 arch : architectures) {
+    if (arch >= info.compute) break;
+    if (wanted == std::to_string(arch)) return "compute_" + wanted;
+    expected += std::to_string(arch) + ", ";
+  }
+  fail<ValueError>("RADDLE_CUDA_ARCH is \"", wanted, "\"; expected one of ", expected, info.compute,
+                   " on ", info.name);
+}
+
 std::string driver_version() {
   int version = 0;
   check(driver().driver_version(&version), "reading the driver's version");
@@ -75,6 +91,7 @@ Device::Device(i32 ordinal) : ordinal_(ordinal), info_(info_of(ordinal)) {
   if (info_.compute < oldest_compute)
     fail<DeviceError>("device is 'cuda:", ordinal, "', ", info_.name, " of architecture ",
                       info_.arch, "; expected sm_", oldest_compute, " or later");
+  info_.arch = target_of(info_);
   check(driver().retain_context(&context_, handle_of(ordinal)), "opening a context");
 }
 

@@ -11,7 +11,8 @@ namespace raddle::cuda {
 /// What the driver tells of a GPU without opening it.
 struct DeviceInfo {
   std::string name;
-  /// "sm_90a": what kernels are compiled for. The "a" features exist from Hopper on.
+  /// "sm_90a": what kernels are compiled for. The "a" features exist from Hopper on. Of an open
+  /// device it is target_of.
   std::string arch;
   i32 compute = 0;  ///< 90
   i32 num_multiprocessors = 0;
@@ -25,6 +26,11 @@ constexpr i32 oldest_compute = 75;
 /// start; no GPU is an empty list.
 std::vector<DeviceInfo> devices();
 
+/// What kernels for that GPU are compiled for: its own architecture, or PTX of an older one,
+/// "compute_75", which RADDLE_CUDA_ARCH=75 asks for and the driver translates. So kernels of an
+/// architecture run where there is only a later one. Raises ValueError for a bad RADDLE_CUDA_ARCH.
+std::string target_of(const DeviceInfo& info);
+
 /// "13.0": the newest CUDA that the driver runs.
 std::string driver_version();
 
@@ -37,7 +43,7 @@ i32 current_ordinal();
 class Device {
  public:
   /// Opens GPU `ordinal` at the first call. Raises DeviceError where there is none of that number,
-  /// or its architecture is too old, and says what was found.
+  /// or its architecture is too old, and says what was found; ValueError as target_of does.
   static const Device& get(i32 ordinal);
 
   i32 ordinal() const { return ordinal_; }

@@ -48,13 +48,16 @@ struct Block::State {
   std::vector<Use> uses;  ///< the first num_uses are in use, the rest keep their events
   std::size_t num_uses = 0;
   /// When what was sent up is there, and on which stream it went.
-  Event sent;
+  std::shared_ptr<const Event> sent;
   StreamHandle sent_on = nullptr;
   std::atomic<bool> arrived = true;
+  std::shared_ptr<const Event> own;  ///< for what is no Upload
 
-  /// What `stream` was given last is what others must wait for.
-  void mark_sent(StreamHandle stream) {
-    sent.record(stream);
+  /// `event`, just recorded on `stream`, is what others must wait for. An upload's may be recorded
+  /// again when it has passed, by a later one: then they wait longer than they need.
+  void mark_sent(std::shared_ptr<const Event> event, StreamHandle stream) {
+    const std::lock_guard lock(mutex);
+    sent = std::move(event);
     sent_on = stream;
     arrived = false;
   }
@@ -71,13 +74,14 @@ struct Block::State {
   }
   void order_after_upload(StreamHandle stream) {
     if (arrived || stream == sent_on) return;
+    const std::lock_guard lock(mutex);
     const OutsideCapture outside;
-    if (sent.has_passed())
+    if (sent->has_passed())
       arrived = true;
     else if (is_capturing(stream))
-      sent.synchronize();
+      sent->synchronize();
     else
-      sent.delay(stream);
+      sent->delay(stream);
   }
   /// False where some stream is being captured just now: then nothing can be said of its work.
   bool record_uses() {
@@ -108,7 +112,11 @@ void Block::use_on(StreamHandle stream) const {
   state_->add_use(stream);
 }
 
-void Block::written_on(StreamHandle stream) const { state_->mark_sent(stream); }
+void Block::written_on(StreamHandle stream) const {
+  if (!state_->own) state_->own = std::make_shared<const Event>();
+  state_->own->record(stream);
+  state_->mark_sent(state_->own, stream);
+}
 
 DevicePool::DevicePool(const Device& device) : device_(&device) {}
 DevicePool::~DevicePool() = default;  // never: pools live as long as the process
@@ -134,7 +142,10 @@ std::unique_ptr<Block::State> DevicePool::reuse(std::size_t bytes, StreamHandle 
   for (std::size_t i = free_.size(); i-- > 0;) {
     if (free_[i]->bytes < bytes || free_[i]->bytes > 2 * bytes) continue;
     if (!free_[i]->record_uses()) continue;
-    for (std::size_t u = 0; u < free_[i]->num_uses; ++u) free_[i]->uses[u].event.delay(stream);
+    // A stream waits for itself anyway. (The driver gives a destroyed stream's handle to no other
+    // before all its work is done.)
+    for (std::size_t u = 0; u < free_[i]->num_uses; ++u)
+      if (free_[i]->uses[u].stream != stream) free_[i]->uses[u].event.delay(stream);
     auto found = std::move(free_[i]);
     free_.erase(free_.begin() + static_cast<std::ptrdiff_t>(i));
     return found;
@@ -190,7 +201,7 @@ void DevicePool::give_back(std::unique_ptr<Block::State> state) {
 struct Upload::Pinned {
   void* data = nullptr;
   std::size_t bytes = 0;
-  Event sent;
+  std::shared_ptr<const Event> sent = std::make_shared<const Event>();
   bool in_flight = false;
 };
 
@@ -207,7 +218,7 @@ struct PinnedPool {
     // The oldest first: its copy is through most probably.
     for (auto at = blocks.begin(); at != blocks.end(); ++at) {
       if ((*at)->bytes < bytes || (*at)->bytes > 4 * bytes) continue;
-      if ((*at)->in_flight && !(*at)->sent.has_passed()) continue;
+      if ((*at)->in_flight && !(*at)->sent->has_passed()) continue;
       auto found = std::move(*at);
       found->in_flight = false;
       blocks.erase(at);
@@ -243,8 +254,8 @@ void Upload::send(const Block& block, const std::vector<Piece>& pieces, StreamHa
       check(driver().copy_to_device(to.address + piece.at, data() + piece.at, piece.bytes, stream),
             "copying to the GPU");
   pinned_->in_flight = true;
-  pinned_->sent.record(stream);
-  to.mark_sent(stream);
+  pinned_->sent->record(stream);
+  to.mark_sent(pinned_->sent, stream);
 }
 
 StreamHandle upload_stream(const Device& device) {

@@ -40,9 +40,15 @@ void Event::delay(StreamHandle stream) const {
   check(driver().wait_event(stream, handle_, 0), "making a stream wait");
 }
 
+namespace {
+thread_local int scopes = 0;  // that are open; the outermost asks the driver
+}  // namespace
+
 OutsideCapture::OutsideCapture() : mode_(2) {  // relaxed
-  driver().exchange_capture_mode(&mode_);
+  if (scopes++ == 0) driver().exchange_capture_mode(&mode_);
 }
-OutsideCapture::~OutsideCapture() { driver().exchange_capture_mode(&mode_); }
+OutsideCapture::~OutsideCapture() {
+  if (--scopes == 0) driver().exchange_capture_mode(&mode_);
+}
 
 }  // namespace raddle::cuda

@@ -40,7 +40,8 @@ class Event {
 };
 
 /// While another thread captures a graph, the driver refuses allocations and queries of all
-/// threads, since they might belong to it. Ours never do: in this scope it allows them.
+/// threads, since they might belong to it. Ours never do: in this scope it allows them. Scopes may
+/// nest.
 class OutsideCapture {
  public:
   OutsideCapture();

@@ -104,7 +104,8 @@ def weight_rounding(p, largest, v, out, dtype):
     """What rounding each weight once to a 16-bit dtype adds to an element's error.
 
     Roundings of unequal weights are independent, equal weights round alike (the second term), and small weights
-    of float16 underflow; ``largest`` [.., R] is the weight that the kernel holds as 1.
+    of float16 underflow; ``largest`` [.., R] is the weight that the kernel holds as 1. For scales of V see
+    docs/design/quantisation.md.
     """
     from .exact import weighted
 

@@ -166,7 +166,7 @@ def attention(problem: Problem, state: bool = False, rounded_weights: bool | Non
         np.zeros((num_rows, num_heads)),
     )
     dtype = "float32" if state else str(problem.q.dtype)
-    weights = str(problem.q.dtype) if rounded_weights else None
+    weights = weight_dtype(problem) if rounded_weights else None
     sigmoid = one(problem.variant, Sigmoid)
     for keys in keys_of_rows(problem.layout):
         work = evaluate(problem, keys)
@@ -183,6 +183,15 @@ def attention(problem: Problem, state: bool = False, rounded_weights: bool | Non
         exact.out[rows], exact.lse[rows] = by_row(out), by_row(lse)
         exact.out_budget[rows], exact.lse_budget[rows] = map(by_row, budget)
     return exact
+
+
+def weight_dtype(problem: Problem) -> str:
+    """What matrix instructions take weights in: V's of 8 bits are widened to float16, whatever the dtype of Q.
+
+    Weights of a sum have no largest, so they keep the range of bfloat16 (docs/design/quantisation.md).
+    """
+    stored = problem.kv[0][1].dtype.itemsize
+    return "float16" if stored == 1 and one(problem.variant, Sigmoid) is None else str(problem.q.dtype)
 
 
 def by_row(x: np.ndarray) -> np.ndarray:

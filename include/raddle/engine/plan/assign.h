@@ -50,17 +50,23 @@ RADDLE_FN void sort_dearest_first(RankedPiece* ranked, i32 count, RankedPiece* s
   }
 }
 
-RADDLE_FN bool lighter(const Load& a, const Load& b) {
-  return a.cost < b.cost || (a.cost == b.cost && a.worker < b.worker);
+/// Without branches, which nobody can predict here.
+RADDLE_FN i32 lighter(const Load& a, const Load& b) {
+  return (a.cost < b.cost) | ((a.cost == b.cost) & (a.worker < b.worker));
 }
 
 /// Restores the heap after its least load grew.
 RADDLE_FN void sift_down(Load* heap, i32 count) {
   const Load moved = heap[0];
   i32 at = 0;
-  for (i32 child = 1; child < count; child = 2 * at + 1) {
-    if (child + 1 < count && lighter(heap[child + 1], heap[child])) ++child;
+  i32 child = 1;
+  for (; child + 1 < count; child = 2 * at + 1) {
+    child += lighter(heap[child + 1], heap[child]);
     if (!lighter(heap[child], moved)) break;
+    heap[at] = heap[child];
+    at = child;
+  }
+  if (child + 1 == count && lighter(heap[child], moved)) {  // an only child
     heap[at] = heap[child];
     at = child;
   }
@@ -71,18 +77,32 @@ RADDLE_FN void sift_down(Load* heap, i32 count) {
 /// makes the heap of what they then have.
 RADDLE_FN void assign_first(const RankedPiece* ranked, i32 num_kv_heads, i32 num_workers,
                             Load* heap, Placement* placements) {
-  const auto cost = [&](i32 worker) { return ranked[worker / num_kv_heads].cost; };
-  for (i32 w = 0; w < num_workers; ++w)
-    placements[w] = Placement{ranked[w / num_kv_heads].piece, w % num_kv_heads, w};
+  i32 last = 0;
+  for (i32 p = 0, w = 0; w < num_workers; ++p) {
+    last = p;
+    for (i32 h = 0; h < num_kv_heads && w < num_workers; ++h, ++w)
+      placements[w] = Placement{ranked[p].piece, h, w};
+  }
   // Ascending loads are a heap. They lie in falling order, and equal ones from the lowest worker
   // on.
   i32 count = 0;
-  for (i32 end = num_workers; end > 0;) {
-    i32 begin = end - 1;
-    while (begin > 0 && cost(begin - 1) == cost(end - 1)) --begin;
-    for (i32 w = begin; w < end; ++w) heap[count++] = Load{cost(w), w};
+  for (i32 end = num_workers; end > 0; --last) {
+    const i64 cost = ranked[last].cost;
+    while (last > 0 && ranked[last - 1].cost == cost) --last;
+    const i32 begin = last * num_kv_heads;
+    for (i32 w = begin; w < end; ++w) heap[count++] = Load{cost, w};
     end = begin;
   }
+}
+
+/// No assignment of sorted pieces has a lighter heaviest queue: of one piece more than there are
+/// workers, two meet.
+RADDLE_FN i64 least_of_ranked(const RankedPiece* ranked, i32 num_pieces, i32 num_kv_heads,
+                              i32 num_workers) {
+  if (num_pieces * num_kv_heads <= num_workers) return num_pieces > 0 ? ranked[0].cost : 0;
+  const i64 two =
+      ranked[(num_workers - 1) / num_kv_heads].cost + ranked[num_workers / num_kv_heads].cost;
+  return max(ranked[0].cost, two);
 }
 
 /// Algorithm 1's assignment: the dearest piece next, to the least loaded worker. `heap` has
@@ -93,12 +113,16 @@ RADDLE_FN i64 assign_longest_first(const RankedPiece* ranked, i32 num_pieces, i3
   const i32 count = num_pieces * num_kv_heads;
   assign_first(ranked, num_kv_heads, min(count, num_workers), heap, placements);
   i64 heaviest = ranked[0].cost;
+  i32 p = num_workers / num_kv_heads;
+  i32 head = num_workers - p * num_kv_heads;
   for (i32 i = num_workers; i < count; ++i) {
-    const RankedPiece& piece = ranked[i / num_kv_heads];
-    placements[i] = Placement{piece.piece, i % num_kv_heads, heap[0].worker};
-    heap[0].cost += piece.cost;
+    placements[i] = Placement{ranked[p].piece, head, heap[0].worker};
+    heap[0].cost += ranked[p].cost;
     heaviest = max(heaviest, heap[0].cost);
     sift_down(heap, num_workers);
+    if (++head < num_kv_heads) continue;
+    head = 0;
+    ++p;
   }
   return heaviest;
 }

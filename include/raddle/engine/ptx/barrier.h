@@ -1,14 +1,19 @@
 // Barriers in shared memory that threads arrive at without waiting, and that asynchronous copies
-// arrive at when they are done (sm_80 on). A phase ends with the expected number of arrivals; who
-// waits names the phase by its parity, and may be one phase late.
+// arrive at when they are done. A phase ends with the expected number of arrivals; who waits names
+// the phase by its parity, and may be one phase late.
+//
+// sm_75 has none: there a barrier is a word whose lower half counts up to 2^16, with which a phase
+// ends, for the carry is the number of the phase; and a word that says how many arrivals that
+// takes.
 #pragma once
 
-#include "raddle/engine/core/config.h"
+#include "raddle/engine/ptx/thread.h"
 
 RADDLE_ENGINE_BEGIN
 
 namespace ptx {
 
+#if __CUDA_ARCH__ >= 800
 /// A new barrier of 8 bytes, whose phases end after `arrivals`; phase 0 is open.
 RADDLE_DEVICE void barrier_create(u32 barrier, i32 arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -24,7 +29,8 @@ RADDLE_DEVICE void barrier_arrive(u32 barrier) {
                : "memory");
 }
 
-/// This thread arrives once all its copies so far are done: one of the expected arrivals.
+/// All lanes of a warp arrive, each once all its copies so far are done: 32 of the expected
+/// arrivals.
 RADDLE_DEVICE void barrier_arrive_after_copies(u32 barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
@@ -45,6 +51,47 @@ RADDLE_DEVICE void barrier_wait(u32 barrier, i32 parity) {
       : "memory");
 #endif
 }
+#else
+constexpr u32 arrivals_carry = 1 << 16;
+
+RADDLE_DEVICE void barrier_create(u32 barrier, i32 arrivals) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(barrier), "r"(arrivals_carry - arrivals),
+               "r"(arrivals)
+               : "memory");
+}
+
+RADDLE_DEVICE void barrier_destroy(u32) {}
+
+/// Several arrivals. What this thread did before, and what it knows that others did, is seen by who
+/// waits. The last one starts the next phase's count; arrivals of that phase may have come by then.
+RADDLE_DEVICE void barrier_arrive(u32 barrier, u32 count) {
+  u32 before;
+  asm volatile("atom.acq_rel.cta.shared.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "r"(barrier), "r"(count)
+               : "memory");
+  if ((before & (arrivals_carry - 1)) + count < arrivals_carry) return;
+  u32 arrivals;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(arrivals) : "r"(barrier + 4) : "memory");
+  asm volatile("red.relaxed.cta.shared.add.u32 [%0], %1;" ::"r"(barrier),
+               "r"(arrivals_carry - arrivals)
+               : "memory");
+}
+RADDLE_DEVICE void barrier_arrive(u32 barrier) { barrier_arrive(barrier, 1); }
+
+/// Copies are done when they are started; one lane arrives for all.
+RADDLE_DEVICE void barrier_arrive_after_copies(u32 barrier) {
+  sync_warp();
+  if (lane_index() == 0) barrier_arrive(barrier, 32);
+}
+
+RADDLE_DEVICE void barrier_wait(u32 barrier, i32 parity) {
+  u32 word;
+  do {
+    asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(word) : "r"(barrier) : "memory");
+  } while ((word / arrivals_carry & 1u) == static_cast<u32>(parity));
+}
+#endif
 
 }  // namespace ptx
 

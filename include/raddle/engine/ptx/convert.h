@@ -7,6 +7,7 @@ RADDLE_ENGINE_BEGIN
 
 namespace ptx {
 
+#if __CUDA_ARCH__ >= 800
 /// Two numbers rounded to nearest: `low` in the lower half, `high` in the upper.
 RADDLE_DEVICE u32 pack(float low, float high, f16) {
   u32 y;
@@ -19,6 +20,19 @@ RADDLE_DEVICE u32 pack(float low, float high, bf16) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
   return y;
 }
+#else
+RADDLE_DEVICE u32 pack(float low, float high, f16) {
+  u32 y;
+  asm("{\n.reg .b16 l, h;\ncvt.rn.f16.f32 l, %2;\ncvt.rn.f16.f32 h, %1;\nmov.b32 %0, {l, h};\n}"
+      : "=r"(y)
+      : "f"(high), "f"(low));
+  return y;
+}
+
+RADDLE_DEVICE u32 pack(float low, float high, bf16) {
+  return from_float<bf16>(low).bits | static_cast<u32>(from_float<bf16>(high).bits) << 16;
+}
+#endif
 
 /// The numbers in the lower and in the upper half.
 RADDLE_DEVICE void unpack(u32 x, float& low, float& high, f16) {

@@ -91,6 +91,13 @@ RADDLE_DEVICE void prefetch(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(p)));
 }
 
+/// x, of which the compiler forgets what it knew: what follows from x is worked out anew, and does
+/// not take registers meanwhile.
+RADDLE_DEVICE i32 renewed(i32 x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 RADDLE_DEVICE void sleep(i32 ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns)); }
 
 }  // namespace ptx

@@ -27,11 +27,23 @@ RADDLE_DEVICE u32 ballot(bool yes) {
   return votes;
 }
 
-/// The largest of what the lanes hold (sm_80 on).
+/// The largest of what the lanes hold.
 RADDLE_DEVICE u32 max_of_warp(u32 x) {
+#if __CUDA_ARCH__ >= 800
   u32 most;
   asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(most) : "r"(x));
   return most;
+#else
+  RADDLE_UNROLL
+  for (i32 distance = 16; distance > 0; distance /= 2) {
+    u32 other;
+    asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 0x1f, 0xffffffff;"
+                 : "=r"(other)
+                 : "r"(x), "r"(distance));
+    x = max(x, other);
+  }
+  return x;
+#endif
 }
 
 RADDLE_DEVICE i32 count_bits(u32 x) {

@@ -32,6 +32,9 @@ struct SharedRows {
     return (first ^ static_cast<u32>(32 * (step & 3))) + static_cast<u32>(128 * (step >> 2));
   }
 
+  /// Steps that lie this far apart are swizzled alike: one address and a constant tell them all.
+  static constexpr i32 swizzled_steps = swizzled ? 4 : 1;
+
   /// The same for a row `rows` further down, where that is a multiple of a power of two above the
   /// first one's row.
   RADDLE_FN static constexpr u32 rows_after(u32 first, i32 rows) {

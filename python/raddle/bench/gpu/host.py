@@ -55,7 +55,11 @@ def _plan(
     us = host_us(plan, 40 * rounds)
     rows = [results.figure(SECTION, f"plan B{requests}", us, "us", bar_us)]
     if "flashinfer" in families:
-        theirs = _flashinfer_plan(drawn, rounds, device)
+        try:
+            theirs = _flashinfer_plan(drawn, rounds, device)
+        except Exception as error:  # noqa: BLE001: a peer's failure is not Raddle's
+            rows.append(results.failed(SECTION, f"plan B{requests}", "flashinfer", first_line(error)))
+            return rows
         rows[0]["ratios"] = {"flashinfer": theirs / us}
         rows.append({**results.figure(SECTION, f"plan B{requests}", theirs, "us"), "engine": "flashinfer"})
     return rows

@@ -1,4 +1,4 @@
-// Attention for GPUs with mma.sync (sm_80 on): FlashAttention-2's loop over KV tiles (algorithm 1)
+// Attention for GPUs with mma.sync (sm_75 on): FlashAttention-2's loop over KV tiles (algorithm 1)
 // in one persistent launch. A block of four warps walks one worker's queue; short and long queries
 // have loops of their own.
 #pragma once

@@ -45,9 +45,20 @@ RADDLE_FN constexpr i32 row_bytes(i32 dim, i32 element_bytes = 2) {
   return 16 * (chunks % 8 == 0 ? chunks : chunks + 1);
 }
 
-/// How many tiles' keys are spoken of at a time, for a ring of that many slots: those whose K has
-/// been loaded and whose V has not been used. Three are counted more easily as four.
-RADDLE_FN constexpr i32 key_slots(i32 slots) { return slots / 2 == 2 ? 4 : slots / 2 + 1; }
+/// How many tiles of long queries there are tables for, of where their rows lie.
+constexpr i32 found_slots = 3;
+
+/// How many tiles' keys are spoken of at a time, for a ring of that many slots. Of short queries,
+/// those whose K has been loaded and whose V has not been used; three are counted more easily as
+/// four. Of long ones, those that have been found, and one that is computed.
+RADDLE_FN constexpr i32 key_slots(i32 rows, i32 slots) {
+  if (rows != short_rows) return found_slots + 1;
+  return slots / 2 == 2 ? 4 : slots / 2 + 1;
+}
+
+RADDLE_FN constexpr i32 barrier_bytes(i32 rows, i32 slots) {
+  return 16 * slots + (rows != short_rows ? round_up(8 * found_slots, 16) : 0);
+}
 
 /// Shared memory of a block for a tile shape: Q or O, the ring, what is known of the keys in it
 /// (index, position, column, two scales, and a word a warp), where rows that are loaded lie, where
@@ -56,24 +67,30 @@ RADDLE_FN constexpr i32 shared_bytes(i32 dim_qk, i32 dim_vo, i32 rows, i32 tile_
                                      RingRows ring = {}) {
   const i32 row = max(row_bytes(dim_qk), row_bytes(dim_vo));
   const i32 ring_row = max(row_bytes(dim_qk, ring.key_bytes), row_bytes(dim_vo, ring.value_bytes));
-  const i32 keys = key_slots(slots) * ((ring.scaled ? 5 : 3) * tile_keys + num_warps) * 4;
+  const i32 keys = key_slots(rows, slots) * ((ring.scaled ? 5 : 3) * tile_keys + num_warps) * 4;
   const i32 statistics = 2 * num_warps * short_rows * 4;
   const i32 outputs = num_warps * slab_rows * slab_pitch * 4;
   const i32 row_facts = ring.scaled ? 36 : 32;
   const i32 item = row_facts * rows + 4 * num_warps * max(dim_qk, dim_vo) + 16;
   const i32 scratch = max(item, outputs) + statistics;
-  const i32 sources = num_warps * (ring.scaled ? 208 : 144) + 16 + 16 * slots;
-  return rows * row + slots * tile_keys * ring_row + keys + 16 * tile_keys + sources + scratch;
+  const i32 tables = (rows != short_rows ? found_slots : 1) * 16 * tile_keys;
+  const i32 sources = num_warps * (ring.scaled ? 224 : 160) + 16;
+  return rows * row + slots * tile_keys * ring_row + keys + tables + sources +
+         barrier_bytes(rows, slots) + scratch;
 }
 
-/// Shared memory of a multiprocessor of an architecture (75, 80, 90 …), of which every block takes
-/// 1 KiB more than it asks for.
+/// Shared memory of a multiprocessor of an architecture (75, 80, 90 …).
 RADDLE_FN constexpr i32 shared_bytes_of(i32 arch) {
   return 1024 * (arch == 75                 ? 64
                  : arch == 80 || arch == 87 ? 164
                  : arch == 86 || arch == 89 ? 100
                  : arch >= 120              ? 100
                                             : 228);
+}
+
+/// What a block of so many on a multiprocessor can ask for: from sm_80 on it takes 1 KiB more.
+RADDLE_FN constexpr i32 shared_bytes_of_block(i32 arch, i32 blocks) {
+  return shared_bytes_of(arch) / blocks - (arch >= 80 ? 1024 : 0);
 }
 
 /// As many slots, at most `limit`, as fit `bytes`.
@@ -87,12 +104,14 @@ RADDLE_FN constexpr i32 slots_in(i32 bytes, i32 dim_qk, i32 dim_vo, i32 rows, i3
 /// Two blocks share a multiprocessor where their rings fit, so that one computes while the other
 /// waits. A thread's accumulators bound the rows of a tile: 128 rows up to heads 128 wide. A ring
 /// has three slots at least, one to compute on and two under way; long queries' has an even number.
+/// On sm_75 nothing is under way: there one will do, as will tiles of few keys.
 RADDLE_FN constexpr KernelConfig wide_config(i32 dim_qk, i32 dim_vo, i32 arch, bool scaled) {
-  constexpr i32 long_shapes[][2] = {{128, 64}, {64, 64}, {64, 32}};
+  constexpr i32 long_shapes[][2] = {{128, 64}, {64, 64}, {64, 32}, {64, 16}};
   const RingRows ring{2, 2, scaled};
   for (i32 blocks = 2; blocks >= 1; --blocks) {
-    const i32 bytes = shared_bytes_of(arch) / blocks - 1024;
-    for (i32 least = blocks == 2 ? 3 : 2; least >= 2; --least) {
+    const i32 bytes = shared_bytes_of_block(arch, blocks);
+    const i32 fewest = arch >= 80 || blocks == 2 ? 2 : 1;
+    for (i32 least = blocks == 2 ? 3 : 2; least >= fewest; --least) {
       i32 short_keys = 128;
       i32 slots = slots_in(bytes, dim_qk, dim_vo, short_rows, short_keys, max_slots, ring);
       if (slots < least) {
@@ -146,7 +165,7 @@ RADDLE_FN constexpr i32 wide_shared_bytes(i32 dim_qk, i32 dim_vo, i32 rows, i32 
   const i32 front = rows == short_rows ? max(queries, parts) : queries + parts;
   const i32 ring = slots * tile_keys * 2 * wide_row(dim_qk, dim_vo);
   const i32 keys = slots * (3 * tile_keys + num_warps) * 4;
-  const i32 sources = num_warps * 144 + 16;
+  const i32 sources = num_warps * 160 + 16;
   return round_up(front, 128) + ring + keys + 16 * tile_keys + sources + 32 * rows + 16;
 }
 
@@ -163,7 +182,7 @@ RADDLE_FN constexpr i32 wide_slots_in(i32 bytes, i32 dim_qk, i32 dim_vo, TileRow
 RADDLE_FN constexpr KernelConfig wide_head_config(i32 dim_qk, i32 dim_vo, i32 arch) {
   constexpr TileRows short_tile{short_rows, 32}, long_tiles[] = {{32, 32}, {32, 16}};
   for (i32 blocks = 2; blocks >= 1; --blocks) {
-    const i32 bytes = shared_bytes_of(arch) / blocks - 1024;
+    const i32 bytes = shared_bytes_of_block(arch, blocks);
     const i32 slots = wide_slots_in(bytes, dim_qk, dim_vo, short_tile, max_slots);
     for (const TileRows& tile : long_tiles) {
       const i32 long_slots = wide_slots_in(bytes, dim_qk, dim_vo, tile, max_slots);
@@ -190,7 +209,7 @@ RADDLE_FN constexpr KernelConfig kernel_config(i32 dim_qk, i32 dim_vo, i32 arch,
   if (is_wide(dim_qk, dim_vo)) return wide_head_config(dim_qk, dim_vo, arch);
   KernelConfig config = wide_config(dim_qk, dim_vo, arch, ring.scaled);
   if (!ring.scaled || config.blocks_per_multiprocessor == 0) return config;
-  const i32 bytes = shared_bytes_of(arch) / config.blocks_per_multiprocessor - 1024;
+  const i32 bytes = shared_bytes_of_block(arch, config.blocks_per_multiprocessor);
   config.shared_bytes = bytes;
   config.short_slots =
       slots_in(bytes, dim_qk, dim_vo, config.short_rows, config.short_keys, max_slots, ring);
@@ -204,9 +223,12 @@ static_assert(kernel_config(128, 128, 90).short_keys == 128);
 static_assert(kernel_config(128, 128, 90).short_slots == 3);
 static_assert(kernel_config(128, 128, 90).long_slots == 4);
 static_assert(kernel_config(256, 256, 86).long_slots == 2, "the smallest architecture since sm_80");
+static_assert(kernel_config(64, 64, 75).blocks_per_multiprocessor == 2);
+static_assert(kernel_config(256, 256, 75).long_slots == 2);
 static_assert(kernel_config(128, 128, 90, {1, 1, true}).short_slots == 5);
 static_assert(kernel_config(128, 128, 90, {2, 1, true}).short_slots == 3);
 static_assert(kernel_config(256, 256, 86, {2, 2, true}).long_slots == 2);
+static_assert(kernel_config(256, 256, 75, {2, 2, true}).long_slots == 2);
 static_assert(kernel_config(576, 512, 80).blocks_per_multiprocessor == 1);
 static_assert(kernel_config(576, 512, 80).long_keys == 32);
 static_assert(kernel_config(576, 512, 89).short_slots == 2);

@@ -7,9 +7,9 @@
 #pragma once
 
 #include "raddle/engine/kernel/mma/arrive.h"
-#include "raddle/engine/kernel/mma/key_stream.h"
 #include "raddle/engine/kernel/mma/rows.h"
 #include "raddle/engine/kernel/mma/softmax.h"
+#include "raddle/engine/kernel/mma/tile_stream.h"
 
 RADDLE_ENGINE_BEGIN
 
@@ -19,6 +19,7 @@ template <class K, class V, i32 blocks>
 class LongQueries {
   using T = typename K::T;
   using Layout = LongLayout<K>;
+  using Stream = TileStream<K, Layout>;
   static constexpr Scan scan = scan_of<V>();
   static constexpr i32 tiles = Layout::tile_keys / 8;
   static constexpr i32 block_rows = 16 * num_warps;
@@ -29,7 +30,7 @@ class LongQueries {
         variant_(variant),
         item_(item),
         warp_(ptx::warp_index()),
-        stream_(launch, item, item + 1),
+        stream_(launch, launch.plan.items[item]),
         q_address_(ptx::shared_address(Layout::query_memory()) +
                    static_cast<u32>(first_row(0) * K::QueryRows::pitch) +
                    a_offset<typename K::QueryRows>(ptx::lane_index())),
@@ -39,6 +40,7 @@ class LongQueries {
   RADDLE_DEVICE void run() {
     create_barriers();
     ptx::sync_block();
+    if (warp_ < Stream::ahead) stream_.find(warp_);
     RADDLE_ROLLED
     for (i32 n = 0; n < Layout::slots - lag; ++n) load(n % 2, n, n / 2);
     load_queries();
@@ -84,25 +86,26 @@ class LongQueries {
   static_assert(Layout::slots % 2 == 0);
 
   RADDLE_DEVICE void create_barriers() const {
-    if (ptx::thread_index() >= Layout::slots) return;
-    const i32 slot = ptx::thread_index();
-    ptx::barrier_create(Layout::filled(slot), num_threads + num_warps);
-    ptx::barrier_create(Layout::freed(slot), num_warps);
+    const i32 i = ptx::thread_index();
+    if (i < Layout::slots) {
+      ptx::barrier_create(Layout::filled(i), num_threads);
+      ptx::barrier_create(Layout::freed(i), num_warps);
+    }
+    if (i < Layout::found_slots) ptx::barrier_create(Layout::found(i), Stream::barrier_arrivals);
   }
   RADDLE_DEVICE void destroy_barriers() const {
-    if (ptx::thread_index() >= Layout::slots) return;
-    ptx::barrier_destroy(Layout::filled(ptx::thread_index()));
-    ptx::barrier_destroy(Layout::freed(ptx::thread_index()));
+    const i32 i = ptx::thread_index();
+    if (i < Layout::slots) {
+      ptx::barrier_destroy(Layout::filled(i));
+      ptx::barrier_destroy(Layout::freed(i));
+    }
+    if (i < Layout::found_slots) ptx::barrier_destroy(Layout::found(i));
   }
 
   /// Starts loading K (`which` 0) or V of tile number `nth`, if there is one.
   RADDLE_DEVICE void load(i32 which, i32 slot, i32 nth) {
-    const bool loads =
-        which == 0 ? stream_.load_keys(slot, nth % Layout::key_slots) : stream_.load_values(slot);
-    if (!loads) return;
-    ptx::barrier_arrive_after_copies(Layout::filled(slot));
-    ptx::sync_warp();
-    if (ptx::lane_index() == 0) ptx::barrier_arrive(Layout::filled(slot));  // what is said of keys
+    const bool loads = which == 0 ? stream_.load_keys(slot, nth) : stream_.load_values(slot, nth);
+    if (loads) ptx::barrier_arrive_after_copies(Layout::filled(slot));
   }
 
   /// This warp has used a slot, and starts loading the next K or V into one that all have used.
@@ -110,86 +113,110 @@ class LongQueries {
     ptx::sync_warp();
     if (ptx::lane_index() == 0) ptx::barrier_arrive(Layout::freed(used));
     ptx::barrier_wait(Layout::freed(slot), parity);
-    load(which, slot, tile_number_ + tiles_in_ring);
+    load(which, slot, tile_number_ + (which == 0 ? tiles_in_ring : 1));
   }
+
+  // Where the tile lies in rings: worked out anew where it is asked for.
+  RADDLE_DEVICE const typename Layout::Keys& keys() const {
+    return Layout::keys_at(tile_number_ % Layout::key_slots);
+  }
+  RADDLE_DEVICE i32 k_slot() const { return 2 * (tile_number_ % tiles_in_ring); }
+  RADDLE_DEVICE i32 v_slot() const { return k_slot() + 1; }
+  RADDLE_DEVICE i32 v_before() const { return (k_slot() == 0 ? Layout::slots : k_slot()) - 1; }
+  /// Of the ring's round.
+  RADDLE_DEVICE i32 parity() const { return tile_number_ / tiles_in_ring % 2; }
+  /// Nothing that follows from the tile's number stays in registers from before to behind it.
+  RADDLE_DEVICE void forget() { tile_number_ = ptx::renewed(tile_number_); }
 
   /// One KV tile, whose slots then take what is a ring further on. Returns whether it is the item's
   /// last.
   RADDLE_DEVICE bool step() {
     const ApplyVariant<V, blocks, tiles> apply(launch_, variant_, item_);
     [[maybe_unused]] auto& facts = Layout::scratch();
-    const auto& keys = Layout::keys_at(tile_number_ % Layout::key_slots);
-    const i32 k_slot = 2 * (tile_number_ % tiles_in_ring), v_slot = k_slot + 1;
-    const i32 v_before = (k_slot == 0 ? Layout::slots : k_slot) - 1;
-    const i32 parity = tile_number_ / tiles_in_ring % 2;  // of the ring's round
-    ptx::barrier_wait(Layout::filled(k_slot), parity);
-    const i32 flags = keys.flags[warp_];
-    if (flags & TileFlags::empty) return true;
+    if (keys().flags[0] & TileFlags::empty) return true;
+    ptx::barrier_wait(Layout::filled(k_slot()), parity());
+    stream_.find(tile_number_ + Stream::ahead);
+    forget();
     if constexpr (has_key<V>) {
-      transform_slot<K, Layout, 0>(k_slot, keys,
+      transform_slot<K, Layout, 0>(k_slot(), keys(),
                                    [v = variant_](auto& x, const Key& key) { v.key(x, key); });
       ptx::sync_block();
     }
     Logits<blocks, tiles> s;
     multiply_keys<K, blocks, tiles>(
-        s, Layout::slot_address(k_slot) + k_offset_, [&](i32 at, i32 r, u32(&a)[4]) {
+        s, Layout::slot_address(k_slot()) + k_offset_, [&](i32 at, i32 r, u32(&a)[4]) {
           ptx::load_matrices(a, K::QueryRows::step_from(q_address_, at) +
                                     static_cast<u32>(r * block_rows * K::QueryRows::pitch));
         });
+    forget();
     // Of the first tile, no V is before: barriers answer at once for the round before the first.
-    pass_on(k_slot, lag, lag == 0 ? k_slot : v_before, k_slot < 2 * lag ? parity ^ 1 : parity);
+    pass_on(k_slot(), lag, lag == 0 ? k_slot() : v_before(),
+            k_slot() < 2 * lag ? parity() ^ 1 : parity());
+    forget();
     if constexpr (K::narrow_keys)
       scale_logits<K, blocks, tiles>(
-          s, keys.scale[0] + ptx::lane_index() % 4 * 2,
+          s, keys().scale[0] + ptx::lane_index() % 4 * 2,
           [&](i32 r, i32 half) {
             return facts.factor[first_row(r) + ptx::lane_index() / 4 + 8 * half];
           },
           2);
-    apply(s, keys, 0, flags, facts, [&](i32 r) { return first_row(r) + ptx::lane_index() / 4; });
+    apply(s, keys(), 0, keys().flags[0], facts,
+          [&](i32 r) { return first_row(r) + ptx::lane_index() / 4; });
     if constexpr (scan == Scan::softmax) softmax<K>(s, stats_, o_, apply.to_log2(), 2);
     if constexpr (K::narrow_values) {
-      value_scales_.meet(keys.scale[1], Layout::tile_keys, o_);
-      value_scales_.apply(s, keys.scale[1] + ptx::lane_index() % 4 * 2);
+      value_scales_.meet(keys().scale[1], Layout::tile_keys, o_);
+      value_scales_.apply(s, keys().scale[1] + ptx::lane_index() % 4 * 2);
     }
     Weights<blocks, tiles> p;
     round_weights<typename K::VoElement>(s, p);
-    ptx::barrier_wait(Layout::filled(v_slot), parity);
+    forget();
+    ptx::barrier_wait(Layout::filled(v_slot()), parity());
     if constexpr (has_value<V>) {
-      transform_slot<K, Layout, 1>(v_slot, keys,
+      transform_slot<K, Layout, 1>(v_slot(), keys(),
                                    [v = variant_](auto& x, const Key& key) { v.value(x, key); });
       ptx::sync_block();
     }
-    multiply_values<K, blocks, tiles>(o_, p, Layout::slot_address(v_slot) + v_offset_);
-    pass_on(v_slot, 1 - lag, lag == 0 ? v_slot : k_slot, parity);
+    multiply_values<K, blocks, tiles>(o_, p, Layout::slot_address(v_slot()) + v_offset_);
+    forget();
+    const i32 flags = keys().flags[0];
+    pass_on(v_slot(), 1 - lag, lag == 0 ? v_slot() : k_slot(), parity());
     ++tile_number_;
     return (flags & TileFlags::last) != 0;
   }
 
   /// A row of O on its way out, in fp32, and its LSE behind it.
   static constexpr i32 row_floats = round_up(K::dim_vo, 8) + 4;
-  static_assert(K::long_rows * row_floats * 4 <=
-                Layout::sources);  // ring and keys are free by then
+  /// Ring and keys are free by then. Where that is not room for all rows, those of one `half` are
+  /// on their way at a time.
+  static constexpr i32 turns = K::long_rows * row_floats * 4 <= Layout::sources ? 1 : 2;
+  static_assert(K::long_rows / turns * row_floats * 4 <= Layout::sources);
   RADDLE_DEVICE static float* out_row(i32 m) {
-    return reinterpret_cast<float*>(Layout::base()) + m * row_floats;
+    const i32 at = turns == 1 ? m : m / 16 * 8 + m % 8;
+    return reinterpret_cast<float*>(Layout::base()) + at * row_floats;
   }
 
   RADDLE_DEVICE void finish() {
-    put_rows();
-    ptx::sync_warp();
-    write_rows();
+    RADDLE_UNROLL
+    for (i32 turn = 0; turn < turns; ++turn) {
+      put_rows(turn);
+      ptx::sync_warp();
+      write_rows(turn);
+      ptx::sync_warp();
+    }
     mark(launch_, TimelineStage::stored, item_);
     if (item().partial_row >= 0)
       arrive<K>(launch_, variant_, item(), Layout::completed_bits(), Layout::vector(warp_));
   }
 
   /// O / Σ and LSE to shared memory; a row with nothing kept becomes (0, -inf).
-  RADDLE_DEVICE void put_rows() {
+  RADDLE_DEVICE void put_rows(i32 turn) {
     const float to_log2 = ApplyVariant<V, blocks, tiles>(launch_, variant_, item_).to_log2();
     const i32 g = ptx::lane_index() / 4, t = ptx::lane_index() % 4;
     RADDLE_UNROLL
     for (i32 r = 0; r < blocks; ++r) {
       RADDLE_UNROLL
       for (i32 half = 0; half < 2; ++half) {
+        if (turns == 2 && half != turn) continue;
         float* row = out_row(first_row(r) + g + 8 * half);
         float factor = 1.0f, lse = 0.0f;
         if constexpr (scan == Scan::softmax) {
@@ -214,11 +241,11 @@ class LongQueries {
   }
 
   /// This warp's rows from there to where they belong.
-  RADDLE_DEVICE void write_rows() {
+  RADDLE_DEVICE void write_rows(i32 turn) {
     const i32 num_rows = tile().num_rows, partial_row = item().partial_row;
     RADDLE_ROLLED
-    for (i32 i = 0; i < 16 * blocks; ++i) {
-      const i32 m = first_row(i / 16) + i % 16;
+    for (i32 i = 0; i < 16 / turns * blocks; ++i) {
+      const i32 m = first_row(turns * i / 16) + 8 * turn + i % (16 / turns);
       if (m >= num_rows) continue;
       const float* row = out_row(m);
       LaneRow<K::dim_vo> o;
@@ -235,7 +262,7 @@ class LongQueries {
   const V& variant_;
   const i32 item_;
   const i32 warp_;
-  KeyStream<K, Layout, false> stream_;
+  Stream stream_;
   i32 tile_number_ = 0;  // of the item's tiles
   // Where this lane takes its matrices.
   const u32 q_address_, k_offset_, v_offset_;

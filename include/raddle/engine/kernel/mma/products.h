@@ -53,19 +53,22 @@ RADDLE_DEVICE void multiply_qk(Logits<blocks, tiles>& s, u32 keys, Query query) 
   using Rows = typename K::KeyRows;
   clear(s);
   RADDLE_UNROLL
-  for (i32 step = 0; step < K::k_steps; ++step) {
-    u32 a[blocks][4];
+  for (i32 first = 0; first < Rows::swizzled_steps; ++first) {
     RADDLE_UNROLL
-    for (i32 r = 0; r < blocks; ++r) query(step, r, a[r]);
-    const u32 at = Rows::step_from(keys, step);
-    RADDLE_UNROLL
-    for (i32 n = 0; n < tiles; n += 2) {
-      u32 b[4];
-      ptx::load_matrices(b, at + static_cast<u32>(8 * n * Rows::pitch));
+    for (i32 step = first; step < K::k_steps; step += Rows::swizzled_steps) {
+      u32 a[blocks][4];
       RADDLE_UNROLL
-      for (i32 r = 0; r < blocks; ++r) {
-        ptx::multiply_add(s[r][n], a[r], b[0], b[1], typename K::QkElement{});
-        ptx::multiply_add(s[r][n + 1], a[r], b[2], b[3], typename K::QkElement{});
+      for (i32 r = 0; r < blocks; ++r) query(step, r, a[r]);
+      const u32 at = Rows::step_from(keys, step);
+      RADDLE_UNROLL
+      for (i32 n = 0; n < tiles; n += 2) {
+        u32 b[4];
+        ptx::load_matrices(b, at + static_cast<u32>(8 * n * Rows::pitch));
+        RADDLE_UNROLL
+        for (i32 r = 0; r < blocks; ++r) {
+          ptx::multiply_add(s[r][n], a[r], b[0], b[1], typename K::QkElement{});
+          ptx::multiply_add(s[r][n + 1], a[r], b[2], b[3], typename K::QkElement{});
+        }
       }
     }
   }

@@ -155,9 +155,10 @@ class QueryRows {
   Packed8 x_[units];
 };
 
-/// f_k or f_v of the 16-bit keys of a tile that this warp loaded, in place; `rows` are its own.
+/// f_k or f_v of the 16-bit keys of a tile that this warp loaded, in place; `rows` are its own from
+/// `first_row` on.
 template <class T, i32 dim, i32 tile_keys, class Facts, class F>
-RADDLE_DEVICE void transform_keys(u8* rows, const TileKeys<tile_keys, false>& keys,
+RADDLE_DEVICE void transform_keys(u8* rows, i32 first_row, const TileKeys<tile_keys, false>& keys,
                                   const Facts& facts, F transform) {
   constexpr i32 warp_keys = tile_keys / num_warps;
   const i32 first = ptx::warp_index() * warp_keys, lane = ptx::lane_index();
@@ -167,7 +168,7 @@ RADDLE_DEVICE void transform_keys(u8* rows, const TileKeys<tile_keys, false>& ke
   const i32 other = ptx::count_bits((exist & (0u - exist)) - 1u);
   const auto exists = [=](i32 r) { return (exist >> r & 1u) != 0; };
   const i32 request = facts.request, kv_head = facts.kv_head;
-  transform_rows<warp_keys, T, dim>(rows, 0, exists, [&](auto& x, i32 r) {
+  transform_rows<warp_keys, T, dim>(rows, first_row, exists, [&](auto& x, i32 r) {
     const i32 j = first + (exists(r) ? r : other);
     transform(x, Key{request, keys.kv_index[j], keys.kv_pos[j], kv_head});
   });
@@ -182,7 +183,8 @@ RADDLE_DEVICE void clear_row(u8* rows, i32 row) {
 
 /// The same of quantised keys, whose scales are `scale`: a row at a time, through `vector`.
 template <class T, class Stored, i32 dim, i32 tile_keys, class Facts, class F>
-RADDLE_DEVICE void transform_stored_keys(u8* rows, const TileKeys<tile_keys, true>& keys,
+RADDLE_DEVICE void transform_stored_keys(u8* rows, i32 first_row,
+                                         const TileKeys<tile_keys, true>& keys,
                                          const float (&scale)[tile_keys], const Facts& facts,
                                          float* vector, F transform) {
   using Rows = SharedRows<dim>;
@@ -191,11 +193,11 @@ RADDLE_DEVICE void transform_stored_keys(u8* rows, const TileKeys<tile_keys, tru
   for (i32 i = 0; i < warp_keys; ++i) {
     const i32 j = first + i;
     if (keys.column[j] < 0) {
-      clear_row<Rows>(rows, i);
+      clear_row<Rows>(rows, first_row + i);
       continue;
     }
     const Key key{facts.request, keys.kv_index[j], keys.kv_pos[j], facts.kv_head};
-    transform_stored_row<T, Stored, Rows, dim>(rows, i, vector, scale[j],
+    transform_stored_row<T, Stored, Rows, dim>(rows, first_row + i, vector, scale[j],
                                                [&](WarpVector& x) { transform(x, key); });
   }
   ptx::sync_warp();  // what is clear
@@ -208,12 +210,13 @@ RADDLE_DEVICE void transform_slot(i32 slot, const typename Layout::Keys& keys, F
   constexpr i32 dim = which == 0 ? K::dim_qk : K::dim_vo;
   const i32 warp = ptx::warp_index();
   u8* rows = Layout::slot_memory(slot) + Layout::template part_of<Rows>(warp);
+  const i32 first_row = Layout::first_of_part(warp);
   const auto& facts = Layout::scratch();
   if constexpr (K::quantized)
     transform_stored_keys<typename K::T, typename K::Stored, dim>(
-        rows, keys, keys.scale[which], facts, Layout::vector(warp), transform);
+        rows, first_row, keys, keys.scale[which], facts, Layout::vector(warp), transform);
   else
-    transform_keys<typename K::T, dim>(rows, keys, facts, transform);
+    transform_keys<typename K::T, dim>(rows, first_row, keys, facts, transform);
 }
 
 /// Says what all keys of an item share; the request is -1 where its rows are several requests'.

@@ -25,6 +25,7 @@ struct TileFlags {
   static constexpr i32 ragged = 2;   ///< some of its columns have no key
   static constexpr i32 last = 4;     ///< of its work item
   static constexpr i32 empty = 8;    ///< no columns at all: the item has none
+  static constexpr i32 none = 16;    ///< there is no such tile
 };
 
 /// The scales of a tile's keys, 0 where there is no key.
@@ -41,7 +42,7 @@ struct TileKeys : TileScales<tile_keys, scaled> {
   i32 column[tile_keys];  ///< -1: no key
   i32 kv_index[tile_keys];
   i32 kv_pos[tile_keys];
-  i32 flags[num_warps];  ///< one a warp, for a warp may be tiles ahead of another
+  i32 flags[num_warps];  ///< one a warp, where a warp may be tiles ahead of another; else the first
 };
 
 /// Where the keys of an item lie: what finding them needs of its layout, worked out once. A warp's
@@ -59,6 +60,7 @@ struct KeySource {
   bool plain;    ///< positions are indices, indices count columns
   bool holes;    ///< columns may have no key
   RunWalk runs;  ///< those behind the one that the warp is in
+  Span rest;     ///< of that one, where it is not in registers
 };
 
 /// The same, and where their scales lie.
@@ -93,10 +95,10 @@ struct ItemScratch : RowFactors<rows, scaled> {
   i32 request, kv_head;  ///< of the keys
 };
 
-/// Where the rows that a warp loads lie: K's and V's.
-template <i32 warp_keys>
+/// Where rows that are loaded lie: K's and V's.
+template <i32 keys>
 struct RowTable {
-  const u8* row[num_warps][2][warp_keys];
+  const u8* row[2][keys];
 };
 
 /// Where a tile shape keeps what; offsets into the block's dynamic shared memory.
@@ -108,17 +110,22 @@ struct SharedLayout {
   using Keys = TileKeys<tile_keys, K::quantized>;
   using Scratch = ItemScratch<rows, max(K::dim_qk, K::dim_vo), K::quantized>;
   using Source = typename Either<K::quantized, ScaledSource, KeySource>::Type;
-  using Table = RowTable<warp_keys>;
+  /// Of short queries, each warp has a table; of long ones, each tile that has been found.
+  static constexpr bool has_long = rows != short_rows;
+  static constexpr i32 shape = has_long;
+  static constexpr i32 found_slots = mma::found_slots;
+  using Table = RowTable<has_long ? tile_keys : warp_keys>;
   static constexpr i32 slot_bytes = tile_keys * max(K::KeyRows::pitch, K::ValueRows::pitch);
   static constexpr i32 ring = rows * max(K::QueryRows::pitch, SharedRows<K::dim_vo>::pitch);
   static constexpr i32 keys = ring + slots * slot_bytes;
   /// Keys are spoken of until their values are used, when the next keys are on their way already.
-  static constexpr i32 key_slots = mma::key_slots(slots);
+  static constexpr i32 key_slots = mma::key_slots(rows, slots);
   static constexpr i32 table = keys + key_slots * static_cast<i32>(sizeof(Keys));
-  static constexpr i32 sources = table + static_cast<i32>(sizeof(Table));
+  static constexpr i32 sources =
+      table + (has_long ? found_slots : num_warps) * static_cast<i32>(sizeof(Table));
   static constexpr i32 completed = sources + num_warps * static_cast<i32>(sizeof(Source));
   static constexpr i32 barriers = completed + 16;
-  static constexpr i32 merge = barriers + 16 * slots;
+  static constexpr i32 merge = barriers + barrier_bytes(rows, slots);
   /// Behind the buffer's statistics: a warp may be there while another still computes.
   static constexpr i32 item =
       merge + static_cast<i32>(sizeof(MergeBuffer) - sizeof(MergeBuffer::o));
@@ -136,7 +143,8 @@ struct SharedLayout {
   /// for rows of any length: an odd number of slots puts K where V was.
   template <class Rows>
   RADDLE_DEVICE static i32 part_of(i32 warp) {
-    return warp * (rows == short_rows ? slot_bytes / num_warps : warp_keys * Rows::pitch);
+    if (warp_keys < 8) return warp * warp_keys / 8 * 8 * Rows::pitch;
+    return warp * (has_long ? warp_keys * Rows::pitch : slot_bytes / num_warps);
   }
   /// The number of its first row there: rows are swizzled in eights, of which a warp may have half.
   RADDLE_DEVICE static i32 first_of_part(i32 warp) {
@@ -153,7 +161,9 @@ struct SharedLayout {
   }
   /// Which contractions this block brought their last state: a bit each, a word a warp.
   RADDLE_DEVICE static u32* completed_bits() { return reinterpret_cast<u32*>(base() + completed); }
-  RADDLE_DEVICE static Table& row_table() { return *reinterpret_cast<Table*>(base() + table); }
+  RADDLE_DEVICE static Table& row_table(i32 which) {
+    return reinterpret_cast<Table*>(base() + table)[which];
+  }
   RADDLE_DEVICE static Source& source(i32 warp) {
     return reinterpret_cast<Source*>(base() + sources)[warp];
   }
@@ -162,6 +172,8 @@ struct SharedLayout {
     return ptx::shared_address(base() + barriers) + static_cast<u32>(16 * slot);
   }
   RADDLE_DEVICE static u32 freed(i32 slot) { return filled(slot) + 8; }
+  /// Whether a table is filled.
+  RADDLE_DEVICE static u32 found(i32 which) { return filled(slots) + static_cast<u32>(8 * which); }
   RADDLE_DEVICE static Scratch& scratch() { return *reinterpret_cast<Scratch*>(&merge_buffer().o); }
   RADDLE_DEVICE static float* vector(i32 warp) { return scratch().vector[warp]; }
 };

@@ -322,7 +322,7 @@ class ShortQueries {
   const V& variant_;
   i32 next_;
   const i32 end_, warp_, lane_;
-  KeyStream<K, Layout, true> stream_;
+  KeyStream<K, Layout> stream_;
   i32 slot_ = 0;       // of what is used next
   i32 computing_ = 0;  // where its keys are spoken of,
   i32 loading_ = 0;    // and those that are loaded next

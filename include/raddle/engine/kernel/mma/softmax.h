@@ -111,14 +111,11 @@ class ApplyVariant {
   RADDLE_DEVICE void apply_mask(Logits<blocks, tiles>& s, const Keys& keys, i32 mine, bool partial,
                                 const Facts& facts, RowOf row_of) const {
     u32 kept[blocks][2] = {};
-    const LaneRows lane = lane_rows(facts, row_of);
-    const QueryTile& tile = launch_.plan.query_tiles[launch_.plan.items[item_].query_tile];
-    const LevelView& level = launch_.levels[tile.level];
+    [[maybe_unused]] const LaneRows lane = lane_rows(facts, row_of);
     RADDLE_ROLLED
     for (i32 i = 0; i < 2 * tiles; ++i) {
       const i32 j = mine + 8 * (i / 2) + i % 2;
-      const i32 column = keys.column[j];
-      if (column < 0) continue;
+      if (keys.column[j] < 0) continue;
       const Key key = key_of(keys, j, facts);
       RADDLE_UNROLL
       for (i32 r = 0; r < blocks; ++r) {
@@ -126,12 +123,11 @@ class ApplyVariant {
         for (i32 half = 0; half < 2; ++half) {
           bool keeps = true;
           if constexpr (has_mask<V>) keeps = !partial || variant_.mask(lane.of[r][half], key);
-          if (keeps && partial && level.mask_bits)
-            keeps = bit_of(level, tile, row_of(r) + 8 * half, column);
           if (keeps) kept[r][half] |= 1u << i;
         }
       }
     }
+    if (partial) apply_bits(kept, keys, mine, row_of);
     RADDLE_UNROLL
     for (i32 r = 0; r < blocks; ++r) {
       RADDLE_UNROLL
@@ -142,10 +138,27 @@ class ApplyVariant {
     }
   }
 
-  RADDLE_DEVICE bool bit_of(const LevelView& level, const QueryTile& tile, i32 row,
-                            i32 column) const {
-    const i32 m = min(row, tile.num_rows - 1);
-    return mask_bit(level, tile.group, (tile.row_begin + m) / launch_.plan.group_size, column);
+  /// Of the pairs kept so far, the layout's own mask keeps some, where it has one.
+  template <class Keys, class RowOf>
+  RADDLE_DEVICE void apply_bits(u32 (&kept)[blocks][2], const Keys& keys, i32 mine,
+                                RowOf row_of) const {
+    const QueryTile& tile = launch_.plan.query_tiles[launch_.plan.items[item_].query_tile];
+    const LevelView& level = launch_.levels[tile.level];
+    if (!level.mask_bits) return;
+    RADDLE_UNROLL
+    for (i32 r = 0; r < blocks; ++r) {
+      RADDLE_UNROLL
+      for (i32 half = 0; half < 2; ++half) {
+        const i32 m = min(row_of(r) + 8 * half, tile.num_rows - 1);
+        const i32 row = (tile.row_begin + m) / launch_.plan.group_size;
+        RADDLE_ROLLED
+        for (i32 i = 0; i < 2 * tiles; ++i) {
+          if (!(kept[r][half] >> i & 1)) continue;
+          const i32 column = keys.column[mine + 8 * (i / 2) + i % 2];
+          if (!mask_bit(level, tile.group, row, column)) kept[r][half] &= ~(1u << i);
+        }
+      }
+    }
   }
 
   const MmaLaunch& launch_;

@@ -12,6 +12,7 @@ namespace mma {
 template <class K, i32 tile_rows, i32 keys_of_tile, i32 num_slots>
 struct WideLayout {
   static constexpr i32 rows = tile_rows;
+  static constexpr i32 shape = rows != short_rows;
   static constexpr i32 tile_keys = keys_of_tile;
   static constexpr i32 warp_keys = tile_keys / num_warps;  ///< that one warp loads
   static constexpr i32 slots = num_slots;
@@ -34,7 +35,7 @@ struct WideLayout {
   static constexpr i32 ring = round_up(max(queries_end, vectors + num_warps * vector_bytes), 128);
   static constexpr i32 keys = ring + slots * slot_bytes;
   static constexpr i32 table = keys + key_slots * static_cast<i32>(sizeof(Keys));
-  static constexpr i32 sources = table + static_cast<i32>(sizeof(Table));
+  static constexpr i32 sources = table + num_warps * static_cast<i32>(sizeof(Table));
   static constexpr i32 completed = sources + num_warps * static_cast<i32>(sizeof(Source));
   static constexpr i32 item = completed + 16;
   static constexpr i32 end = item + static_cast<i32>(sizeof(Scratch));
@@ -64,7 +65,9 @@ struct WideLayout {
   RADDLE_DEVICE static Keys& keys_at(i32 slot) {
     return reinterpret_cast<Keys*>(base() + keys)[slot];
   }
-  RADDLE_DEVICE static Table& row_table() { return *reinterpret_cast<Table*>(base() + table); }
+  RADDLE_DEVICE static Table& row_table(i32 warp) {
+    return reinterpret_cast<Table*>(base() + table)[warp];
+  }
   RADDLE_DEVICE static Source& source(i32 warp) {
     return reinterpret_cast<Source*>(base() + sources)[warp];
   }

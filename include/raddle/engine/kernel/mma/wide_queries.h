@@ -48,6 +48,7 @@ class WideQueries {
     // Queries that are transformed take the ring's memory for it.
     if constexpr (has_query<V>) load_queries();
     if constexpr (has_query<V>) ptx::sync_block();
+    stream_.start();
     RADDLE_ROLLED
     for (i32 n = 0; n < Layout::slots - 1; ++n) load();
     if constexpr (!has_query<V>) load_queries();
@@ -113,6 +114,7 @@ class WideQueries {
     } else {
       stream_.load_keys(loading_, loading_keys_);
       loading_keys_ = Layout::after(loading_keys_, Layout::key_slots);
+      if (shares_) stream_.skip_values();
     }
     ptx::copy_commit();
     loads_values_ = !shares_ && !loads_values_;
@@ -278,7 +280,7 @@ class WideQueries {
   const MmaLaunch& launch_;
   const V& variant_;
   const i32 item_, warp_, lane_;
-  KeyStream<K, Layout, false> stream_;
+  KeyStream<K, Layout> stream_;
   const bool shares_;  ///< V is the first columns of K
   const i32 halves_;   ///< 1 where the second half of the rows is padding
   bool loads_values_ = false;

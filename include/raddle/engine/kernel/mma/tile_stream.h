@@ -1,0 +1,165 @@
+// The KV tiles of long queries on their way to shared memory. All warps copy their share of every
+// tile's rows; where these lie, the warps find in turns, a whole tile each, and a table tells the
+// others.
+#pragma once
+
+#include "raddle/engine/kernel/mma/key_source.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace mma {
+
+/// The tiles of one item. Tile number n is found by warp n % num_warps, `ahead` tiles before it is
+/// computed. Where its rows lie is known until its V is on its way; what there is to say of its
+/// keys, until it has been computed.
+template <class K, class Layout>
+class TileStream {
+  static constexpr i32 tile_keys = Layout::tile_keys;
+  static constexpr i32 lane_keys = ceil_div(tile_keys, 32);
+
+ public:
+  static constexpr i32 ahead = 2;
+  static_assert(Layout::found_slots == ahead + 1 && Layout::key_slots == ahead + 2);
+
+  /// Opens the item.
+  RADDLE_DEVICE TileStream(const MmaLaunch& launch, const WorkItem& item)
+      : launch_(launch), source_(Layout::source(ptx::warp_index())) {
+    Span rest = open_item<K>(launch, item, source_);
+    skip(rest, ptx::warp_index());
+    keep(rest);
+  }
+
+  static constexpr i32 barrier_arrivals = K::quantized ? 33 : 1;
+
+  /// Finds tile number nth, if it is this warp's turn. All warps have started loading V of the tile
+  /// before the one that is computed, nth - ahead, and have computed the one before that.
+  RADDLE_DEVICE void find(i32 nth) {
+    if (nth % num_warps != ptx::warp_index()) return;
+    auto& keys = Layout::keys_at(nth % Layout::key_slots);
+    Span rest = source_.rest;
+    i32 flags = nth == 0 ? TileFlags::empty | TileFlags::last : TileFlags::none;
+    if (rest.begin < rest.end) {
+      const Span tile = take_tile(rest, tile_keys);
+      if (rest.begin == rest.end) rest = next_run();
+      flags = tile_flags(source_, tile, tile_keys, rest.begin == rest.end);
+      find_rows(tile, keys, Layout::row_table(nth % Layout::found_slots));
+      skip(rest, num_warps - 1);
+      keep(rest);
+    }
+    if (ptx::lane_index() == 0) keys.flags[0] = flags;
+    const u32 barrier = Layout::found(nth % Layout::found_slots);
+    if constexpr (K::quantized) ptx::barrier_arrive_after_copies(barrier);
+    ptx::sync_warp();
+    if (ptx::lane_index() == 0) ptx::barrier_arrive(barrier);
+  }
+
+  /// Starts copying this warp's share of tile number nth's K, once that was found. False where
+  /// there is nothing to copy.
+  RADDLE_DEVICE bool load_keys(i32 slot, i32 nth) {
+    ptx::barrier_wait(Layout::found(nth % Layout::found_slots), nth / Layout::found_slots % 2);
+    const i32 flags = Layout::keys_at(nth % Layout::key_slots).flags[0];
+    copies_ = !(flags & (TileFlags::empty | TileFlags::none));
+    if (copies_) copy<typename K::KeyRows, K::dim_qk, K::narrow_keys>(slot, nth, 0);
+    return copies_;
+  }
+
+  /// Starts copying that tile's V.
+  RADDLE_DEVICE bool load_values(i32 slot, i32 nth) {
+    if (copies_) copy<typename K::ValueRows, K::dim_vo, K::narrow_values>(slot, nth, 1);
+    return copies_;
+  }
+
+ private:
+  /// Where the rows of a tile lie, and what there is to say of its keys.
+  RADDLE_DEVICE void find_rows(const Span& tile, typename Layout::Keys& keys,
+                               typename Layout::Table& table) const {
+    const Span read = columns_read(source_, tile);
+    if (asks_ahead()) {
+      RADDLE_UNROLL
+      for (i32 i = 0; i < lane_keys; ++i) {
+        const i32 j = 32 * i + ptx::lane_index();
+        if (tile_keys % 32 != 0 && j >= tile_keys) continue;
+        const i32 column = existing_column(read, tile.begin + j);
+        const i32 index = source_.first_index + column;
+        const i32 offset = column & ((1 << source_.block_shift) - 1);
+        put_row(read, tile.begin + j, Column{next_block_[i], offset, index, index, true}, j, keys,
+                table);
+      }
+    } else {
+      RADDLE_ROLLED
+      for (i32 j = ptx::lane_index(); j < tile_keys; j += 32)
+        put_row(read, tile.begin + j,
+                column_at(launch_.levels[source_.level], source_.group,
+                          existing_column(read, tile.begin + j)),
+                j, keys, table);
+    }
+  }
+
+  RADDLE_DEVICE void put_row(const Span& read, i32 column, Column key, i32 j,
+                             typename Layout::Keys& keys, typename Layout::Table& table) const {
+    key.valid = key.valid && column >= read.begin && column < read.end;
+    describe_key(keys, j, column, key);
+    if constexpr (K::quantized) load_scales(source_, keys, j, key);
+    RADDLE_UNROLL
+    for (i32 which = 0; which < 2; ++which)
+      table.row[which][j] = row_address<K>(source_, which, key);
+  }
+
+  /// Whether the page table is asked a tile of this warp ahead. Other layouts are looked up when a
+  /// tile is found.
+  RADDLE_DEVICE bool asks_ahead() const { return source_.plain && source_.block_shift >= 0; }
+
+  /// The item's next run of columns; an empty one at its end.
+  RADDLE_DEVICE Span next_run() {
+    RunWalk runs = source_.runs;
+    const Span run = runs.next();
+    ptx::sync_warp();  // all lanes have read
+    if (ptx::lane_index() == 0) source_.runs = runs;
+    ptx::sync_warp();
+    return run;
+  }
+
+  /// Drops the tiles that others find.
+  RADDLE_DEVICE void skip(Span& rest, i32 count) {
+    RADDLE_ROLLED
+    while (count > 0 && rest.begin < rest.end) {
+      const i32 skipped = min(count, ceil_div(rest.end - rest.begin, tile_keys));
+      count -= skipped;
+      rest.begin = min(rest.end, rest.begin + skipped * tile_keys);
+      if (rest.begin == rest.end) rest = next_run();
+    }
+  }
+
+  /// Keeps where this warp's next tile begins, and asks the page table about it.
+  RADDLE_DEVICE void keep(const Span& rest) {
+    ptx::sync_warp();  // all lanes have read
+    if (ptx::lane_index() == 0) source_.rest = rest;
+    ptx::sync_warp();
+    if (rest.begin == rest.end || !asks_ahead()) return;
+    const Span read = columns_read(source_, rest);
+    RADDLE_UNROLL
+    for (i32 i = 0; i < lane_keys; ++i)
+      next_block_[i] =
+          source_.blocks[existing_column(read, rest.begin + 32 * i + ptx::lane_index()) >>
+                         source_.block_shift];
+  }
+
+  /// Long queries have few registers: addresses are read four at a time.
+  template <class Rows, i32 dim, bool narrow>
+  RADDLE_DEVICE void copy(i32 slot, i32 nth, i32 which) const {
+    const i32 warp = ptx::warp_index();
+    copy_rows<K, Rows, dim, narrow, Layout::warp_keys, 4>(
+        Layout::slot_address(slot) + static_cast<u32>(Layout::template part_of<Rows>(warp)),
+        Layout::first_of_part(warp),
+        Layout::row_table(nth % Layout::found_slots).row[which] + warp * Layout::warp_keys);
+  }
+
+  const MmaLaunch& launch_;
+  typename Layout::Source& source_;
+  i32 next_block_[lane_keys] = {};  // which this lane's rows of the warp's next tile are in
+  bool copies_ = false;             // the tile whose K was loaded last has rows
+};
+
+}  // namespace mma
+
+RADDLE_ENGINE_END
