@@ -33,25 +33,12 @@ RADDLE_DEVICE void attend_queue(const MmaLaunch& launch, const V& variant, Compu
                             Layout::vector(ptx::warp_index()));
 }
 
+/// Who computes items of either shape.
 template <class K, class V>
-RADDLE_DEVICE void attend_long_item(const MmaLaunch& launch, const V& variant, i32 item) {
-  if constexpr (K::wide)
-    WideQueries<K, V, K::long_rows / 16>(launch, variant, item).run();
-  else
-    LongQueries<K, V, K::long_rows / 64>(launch, variant, item).run();
-}
-
-/// Items [first, end), or up to the first of another shape; returns the one after the last.
+using Long = typename Either<K::wide, WideQueries<K, V, K::long_rows / 16>,
+                             LongQueries<K, V, K::long_rows / 64>>::Type;
 template <class K, class V>
-RADDLE_DEVICE i32 attend_short_items(const MmaLaunch& launch, const V& variant, i32 first,
-                                     i32 end) {
-  if constexpr (K::wide) {
-    WideQueries<K, V, 1>(launch, variant, first).run();
-    return first + 1;
-  } else {
-    return ShortQueries<K, V>(launch, variant, first, end).run();
-  }
-}
+using Short = typename Either<K::wide, WideQueries<K, V, 1>, ShortQueries<K, V>>::Type;
 
 /// Long queries, then short ones. Two loops one after the other leave each of them all registers;
 /// as branches of one loop, they spill.
@@ -63,9 +50,9 @@ RADDLE_DEVICE void attend(const MmaLaunch& launch, const V& variant) {
   };
   attend_queue<K>(launch, variant, [&](i32 begin, i32 end) {
     for (i32 i = begin; i < end; ++i)
-      if (!is_short(i)) attend_long_item<K>(launch, variant, i);
+      if (!is_short(i)) Long<K, V>(launch, variant, i).run();
     for (i32 i = begin; i < end;)
-      i = is_short(i) ? attend_short_items<K>(launch, variant, i, end) : i + 1;
+      i = is_short(i) ? Short<K, V>(launch, variant, i, end).run() : i + 1;
   });
 }
 
@@ -74,7 +61,7 @@ RADDLE_DEVICE void attend(const MmaLaunch& launch, const V& variant) {
 template <class K, class V>
 RADDLE_DEVICE void attend_short(const MmaLaunch& launch, const V& variant) {
   attend_queue<K>(launch, variant, [&](i32 begin, i32 end) {
-    for (i32 i = begin; i < end;) i = attend_short_items<K>(launch, variant, i, end);
+    for (i32 i = begin; i < end;) i = Short<K, V>(launch, variant, i, end).run();
   });
 }
 

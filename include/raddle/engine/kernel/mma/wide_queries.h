@@ -30,7 +30,8 @@ class WideQueries {
   static constexpr bool may_share = !has_key<V> && K::dim_vo <= K::dim_qk;
 
  public:
-  RADDLE_DEVICE WideQueries(const MmaLaunch& launch, const V& variant, i32 item)
+  /// One item; others of a queue are computed by others.
+  RADDLE_DEVICE WideQueries(const MmaLaunch& launch, const V& variant, i32 item, i32 = 0)
       : launch_(launch),
         variant_(variant),
         item_(item),
@@ -44,7 +45,8 @@ class WideQueries {
         k_offset_(Rows::step_from(b_offset<Rows>(lane_), warp_)),
         v_offset_(a_offset<Rows>(lane_) + static_cast<u32>(2 * columns * warp_)) {}
 
-  RADDLE_DEVICE void run() {
+  /// Returns the item after it.
+  RADDLE_DEVICE i32 run() {
     // Queries that are transformed take the ring's memory for it.
     if constexpr (has_query<V>) load_queries();
     if constexpr (has_query<V>) ptx::sync_block();
@@ -68,6 +70,7 @@ class WideQueries {
     finish();
     mark(launch_, TimelineStage::finished, item_);
     ptx::sync_block();  // the next item reuses shared memory
+    return item_ + 1;
   }
 
  private:
