@@ -159,7 +159,8 @@ class Attention(_library.Handle):
             q: [rows, Hq, head_dim] in the spec's dtype.
             kv: a tuple (k, v), or one tensor with K and V in dimension 1 ([pages, 2, page_size, Hkv, D],
                 [tokens, 2, Hkv, D]); or a list of those, one a level of the layout. Any strides with a
-                contiguous last dimension. With a kv_dtype also uint8 tensors of its bits.
+                contiguous last dimension. With a kv_dtype also uint8 tensors of its bits. Of MLA with absorbed
+                weights, v is a view of k: ``(cache, cache[..., :512])``. A GPU reads memory once then.
             out: [rows, Hq, head_dim_vo] to write; None: a new tensor of q's kind.
             lse: [rows, Hq] float32 to write; None: a new one if it is returned.
             return_lse: return (out, lse); lse is the natural logarithm of the softmax's denominator,

@@ -16,8 +16,9 @@ class AttentionSpec:
     Args:
         num_qo_heads: query heads Hq, a multiple of num_kv_heads.
         num_kv_heads: KV heads Hkv; ``Hq / Hkv`` query heads share one (GQA).
-        head_dim: of Q and K: a multiple of 8, at most 256.
-        head_dim_vo: of V and the output; None: head_dim.
+        head_dim: of Q and K: a multiple of 8, at most 576.
+        head_dim_vo: of V and the output: a multiple of 8, at most 512; None: head_dim. MLA with absorbed weights has
+            576 and 512, one KV head, and V is a view of K's first columns: see `Attention.run`.
         dtype: "bfloat16", "float16" or "float32", of Q, K, V and the output; or that dtype of numpy or torch.
             It is kept as the string.
         kv_dtype: "float8_e4m3fn" or "float8_e5m2", of K and V where they are quantised; None: dtype. Their values are

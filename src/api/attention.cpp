@@ -29,12 +29,12 @@ void check_spec(const AttentionSpec& spec) {
   if (spec.num_qo_heads % spec.num_kv_heads != 0)
     fail<ValueError>("num_qo_heads is ", spec.num_qo_heads,
                      "; expected a multiple of num_kv_heads = ", spec.num_kv_heads);
-  const auto check_dim = [](const char* name, i32 dim) {
-    if (dim < 8 || dim > 256 || dim % 8 != 0)
-      fail<ValueError>(name, " is ", dim, "; expected a multiple of 8, at most 256");
+  const auto check_dim = [](const char* name, i32 dim, i32 most) {
+    if (dim < 8 || dim > most || dim % 8 != 0)
+      fail<ValueError>(name, " is ", dim, "; expected a multiple of 8, at most ", most);
   };
-  check_dim("head_dim", spec.head_dim_qk);
-  check_dim("head_dim_vo", spec.head_dim_vo);
+  check_dim("head_dim", spec.head_dim_qk, max_head_dim_qk);
+  check_dim("head_dim_vo", spec.head_dim_vo, max_head_dim_vo);
   if (is_fp8(spec.dtype))
     fail<ValueError>("dtype is '", name_of(spec.dtype),
                      "'; expected 'float32', 'float16' or 'bfloat16': kv_dtype is that of K and V");

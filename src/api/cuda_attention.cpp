@@ -46,6 +46,10 @@ jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant,
   if (spec.dtype == DType::bfloat16 && jit::arch_number(arch) < 80)
     fail<ValueError>("dtype is 'bfloat16'; expected 'float16' on sm_", jit::arch_number(arch),
                      ", whose matrix instructions take no other");
+  if (is_fp8(spec.stored_dtype()) && mma::is_wide(spec.head_dim_qk, spec.head_dim_vo))
+    fail<ValueError>("kv_dtype is '", name_of(spec.stored_dtype()),
+                     "'; GPU kernels take K and V in '", name_of(spec.dtype),
+                     "', dtype, where a head_dim is above ", mma::widest_of_a_warp);
   return {spec.dtype,       spec.stored_dtype(), spec.head_dim_qk,
           spec.head_dim_vo, variant.source(),    variant.memory_bytes()};
 }

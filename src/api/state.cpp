@@ -79,7 +79,7 @@ void merge_rows(const MergeView& view, const Stages* finish, i32 group_size) {
   const CpuKernels& kernels = cpu::kernels(cpu::selected_isa());
   const i64 bytes = i64{view.num_states} * view.num_heads * view.dim * i64{sizeof(float)};
   share_units(view.num_rows, bytes, [&](i64 begin, i64 end) {
-    float sum[kv::max_head_dim];
+    float sum[kv::max_state_dim];
     for (i64 r = begin; r < end; ++r)
       for (i32 head = 0; head < view.num_heads; ++head) {
         // The outputs may be one of the inputs: they are written when all is read.
@@ -101,8 +101,9 @@ void merge_state(const TensorRef& o_a, const TensorRef& lse_a, const TensorRef& 
                  const TensorRef& lse_b, const TensorRef& out, const TensorRef& lse, void* stream) {
   check_state("o_a", o_a, "lse_a", lse_a, {-1, -1, -1});
   const std::vector<i64> shape{dim(o_a, 0), dim(o_a, 1), dim(o_a, 2)};
-  if (shape[2] > 256)
-    fail<ValueError>("o_a is ", describe(o_a), "; expected a last dimension of at most 256");
+  if (shape[2] > kv::max_state_dim)
+    fail<ValueError>("o_a is ", describe(o_a), "; expected a last dimension of at most ",
+                     kv::max_state_dim);
   check_state("o_a", o_a, "lse_a", lse_a, shape);
   check_state("o_b", o_b, "lse_b", lse_b, shape);
   check_outputs("lse", out, lse, shape);
@@ -117,8 +118,9 @@ void merge_states(const TensorRef& o, const TensorRef& lse, const TensorRef& out
                   const TensorRef& lse_out, const AttentionSpec* finish, void* stream) {
   check_tensor("o", o, DType::float32, {-1, -1, -1, -1});
   const std::vector<i64> shape{dim(o, 1), dim(o, 2), dim(o, 3)};
-  if (shape[2] > 256)
-    fail<ValueError>("o is ", describe(o), "; expected a last dimension of at most 256");
+  if (shape[2] > kv::max_state_dim)
+    fail<ValueError>("o is ", describe(o), "; expected a last dimension of at most ",
+                     kv::max_state_dim);
   check_tensor("lse", lse, DType::float32, {dim(o, 0), shape[0], shape[1]});
   check_outputs("lse_out", out, lse_out, shape);
   std::optional<BoundVariant> variant;

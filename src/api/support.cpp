@@ -237,7 +237,7 @@ void Trials::add_specs() {
     add(std::string("kv_dtype: ") + name_of(dtype),
         [=, this] { attempt_spec([=](AttentionSpec& s) { s.kv_dtype = dtype; }); });
   add_scales();
-  for (const i32 dim : {8, 24, 64, 72, 128, 192, 256, 4, 20, 264, 512})
+  for (const i32 dim : {8, 24, 64, 72, 128, 192, 256, 264, 512, 4, 20, 520})
     add("head_dim: " + std::to_string(dim), [=, this] {
       attempt_spec([=](AttentionSpec& s) { s.head_dim_qk = s.head_dim_vo = dim; });
     });
@@ -247,6 +247,18 @@ void Trials::add_specs() {
     attempt_spec([](AttentionSpec& s) {
       s.head_dim_qk = 192;
       s.head_dim_vo = 128;
+    });
+  });
+  const auto absorb = [](AttentionSpec& s) {
+    s.num_kv_heads = 1;
+    s.head_dim_qk = max_head_dim_qk;
+    s.head_dim_vo = max_head_dim_vo;
+  };
+  add("MLA: head_dim 576 with head_dim_vo 512", [=, this] { attempt_spec(absorb); });
+  add("MLA with kv_dtype: float8_e4m3fn", [=, this] {
+    attempt_spec([=](AttentionSpec& s) {
+      absorb(s);
+      s.kv_dtype = DType::float8_e4m3fn;
     });
   });
   for (const i32 group : {1, 3, 4, 8, 16})

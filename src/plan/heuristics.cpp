@@ -1,5 +1,7 @@
 #include "plan/heuristics.h"
 
+#include <algorithm>
+
 #include "raddle/engine/kernel/mma/config.h"
 
 namespace raddle {
@@ -22,12 +24,15 @@ constexpr double units_per_ns = 4.0;  // CostModel counts quarters of a nanoseco
 
 CostModel costs(const AttentionSpec& spec, TileShape shape, const Rates& rates) {
   const double dims = spec.head_dim_qk + spec.head_dim_vo;
+  // Wide heads are MLA's as a rule, whose V is a part of K.
+  const bool wide = mma::is_wide(spec.head_dim_qk, spec.head_dim_vo);
+  const double read = wide ? std::max(spec.head_dim_qk, spec.head_dim_vo) : dims;
   const double element = dtype_bytes(spec.stored_dtype());
   const auto units = [](double ns) { return static_cast<i32>(ns * units_per_ns) + 1; };
   CostModel cost;
   cost.per_item = units(rates.item_ns);
   cost.per_item_row = units(dims / 4.0);
-  cost.per_tile = units(shape.keys * dims * element / rates.bytes);
+  cost.per_tile = units(shape.keys * read * element / rates.bytes);
   cost.per_tile_row = units(shape.keys * dims * 2.0 / rates.flops);
   cost.per_merge_row = units(20.0 + 2.0 * spec.head_dim_vo * 4.0 / rates.bytes);
   return cost;

@@ -32,7 +32,7 @@ TEST(KvGpuMerge, StatesInOrderWithSinks) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937 random(seed);
     const i64 n = 1 + random() % 6, rows = random() % 8, heads = 4;
-    const i64 dim = std::vector<i64>{8, 24, 128, 256}[random() % 4];
+    const i64 dim = std::vector<i64>{8, 24, 128, 256, 512}[random() % 5];
     const States states(random, n, rows, heads, dim);
     Owned out(DType::float32, {rows, heads, dim}, 4), lse(DType::float32, {rows, heads}, 1);
     Owned out_gpu = out, lse_gpu = lse;

@@ -37,6 +37,7 @@ from reference import Cascade, Causal, Llama31Scaling, Rope, Sigmoid, Sinks, Sli
 from reference.variants import Mask  # noqa: E402
 
 DTYPES = ["float16", "bfloat16"]
+MLA = (576, 512)  # one KV head, V the first columns of K
 DIMS = [(64, 64), (128, 128), (80, 80), (256, 256), (192, 128), (24, 40)]
 LAYOUTS = ["ragged", "paged", "paged_hnd", "paged_interleaved", "paged_table", "bsr", "bsr_bits", "bsr_blocks"]
 LONGEST = 4096
@@ -101,6 +102,9 @@ KINDS = {
     "document": lambda rng, heads, dim: [document_mask(rng), *maybe_causal(rng)],
     "cascade": lambda rng, heads, dim: [Rope(dim, 10000.0), SoftCap(30.0), Causal()] if rng.integers(2) else [Causal()],
     "quantized": lambda rng, heads, dim: KINDS[str(rng.choice(["rope", "softcap", "sink", "sum"]))](rng, heads, dim),
+    "mla": lambda rng, heads, dim: KINDS[str(rng.choice(["softcap", "sink", "sum", "document", "cascade"]))](
+        rng, heads, dim
+    ),
 }
 
 
@@ -154,9 +158,16 @@ class Case:
         group, heads = int(rng.integers(1, 9)), int(rng.integers(1, 3))
         layout = "long_cascade" if self.kind == "cascade" else str(rng.choice(LAYOUTS))
         stored = {}
+        if self.kind == "mla":
+            (dim, dim_vo), heads, group = MLA, 1, int(rng.choice([5, 16, 32, 128]))
+            layout = str(rng.choice([*(each for each in LAYOUTS if each != "paged_interleaved"), "long_cascade"]))
+            stored = {"latent": bool(rng.integers(4))}
         if self.kind == "quantized":
             layout = "long_cascade" if rng.integers(5) == 0 else layout
             stored = {"kv_dtype": str(rng.choice(KV_DTYPES)), "scales": tuple(rng.choice(SCALES, 2).tolist())}
+        lengths = draw_lengths(rng, self.number, group * heads, self.longest)
+        if self.kind == "mla":
+            lengths = [(min(qo, max(1, MOST_ROWS // group)), kv) for qo, kv in lengths]
         problem = draw(
             rng,
             layout=layout,
@@ -166,7 +177,7 @@ class Case:
             dim_vo=None if layout == "paged_interleaved" else dim_vo,
             group=group,
             num_kv_heads=heads,
-            lengths=draw_lengths(rng, self.number, group * heads, self.longest),
+            lengths=lengths,
             **stored,
         )
         how = {

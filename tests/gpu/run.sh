@@ -85,7 +85,7 @@ prepare_peers() {
   [ -z "$FLASHINFER_DISABLE_JIT" ] || return 0
   "$PYTHON" -c 'import flashinfer' 2>/dev/null || return 0
   mkdir -p build/gpu/flashinfer
-  for section in decode rope prefill prefill-ragged prefill-dims mixed prefix quest; do
+  for section in decode rope prefill prefill-ragged prefill-dims mixed prefix mla quest; do
     timeout "$PREPARE_SECONDS" nice "$PYTHON" -c 'from raddle.cli import main; main()' \
       bench gpu --against flashinfer --prepare --only "$section" >"build/gpu/flashinfer/$section.txt" 2>&1 &
     preparing+=($!)

@@ -89,6 +89,12 @@ class DeviceArray:
             host = ctypes.c_void_p(array.ctypes.data - before)
             _call(ordinal, "cuMemcpyHtoD_v2", ctypes.c_uint64(self._first), host, ctypes.c_size_t(self._bytes))
 
+    def first_columns(self, count: int) -> DeviceArray:
+        """A view of the first elements of every row; it keeps this array."""
+        view = object.__new__(DeviceArray)
+        view.__dict__.update(self.__dict__, shape=(*self.shape[:-1], count), _base=ctypes.c_uint64(), _whole=self)
+        return view
+
     def __del__(self):
         if self._base.value:
             _call(self.ordinal, "cuMemFree_v2", self._base)

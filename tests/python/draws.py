@@ -166,9 +166,13 @@ def draw(
     peak=None,
     kv_dtype=None,
     scales=("none", "none"),
+    latent=False,
     **layout_options,
 ) -> Problem:
-    """A problem. `peak` multiplies Q: 1 gives flat weights, 4 lets few keys dominate. `scales`: kinds for K and V."""
+    """A problem. `peak` multiplies Q: 1 gives flat weights, 4 lets few keys dominate. `scales`: kinds for K and V.
+
+    `latent`: V is a view of K's first columns, as in MLA.
+    """
     dim_vo = dim_vo or dim
     num_kv_heads = num_kv_heads or (1 if group > 16 else int(rng.integers(1, 4)))
     lengths = draw_lengths(rng) if lengths is None else lengths
@@ -182,6 +186,8 @@ def draw(
     place = Place(rng, group * num_kv_heads, dim, requests, plan)
     listed = VARIANTS[variant](place) if isinstance(variant, str) else variant
     kv = pools(rng, plan, num_kv_heads, dim, dim_vo, numpy_dtype(kv_dtype) if kv_dtype else kind)
+    if latent:
+        kv = [(k, k[..., :dim_vo]) for k, _ in kv]
     levels = getattr(plan, "levels", [plan])
     each = [[fill_scales(rng, *at, how) for at in zip(levels, pair)] for pair, how in zip(zip(*kv), scales)]
     k_scale, v_scale = (x[0] if len(x) == 1 else x for x in each)

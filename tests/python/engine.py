@@ -56,6 +56,11 @@ def in_units(x: np.ndarray) -> np.ndarray:
     return view
 
 
+def is_view(k, v) -> bool:
+    """Whether V is K's first columns."""
+    return k.ctypes.data == v.ctypes.data and k.strides == v.strides
+
+
 class OnDevice:
     """An attention on a GPU with the interface of one on the CPU: numpy arrays go there, and results come back."""
 
@@ -66,6 +71,9 @@ class OnDevice:
     def lend(self, x):
         if isinstance(x, np.ndarray):
             return DeviceArray(in_units(x), self.ordinal)
+        if isinstance(x, tuple) and is_view(*x):
+            k = self.lend(x[0])
+            return k, k.first_columns(x[1].shape[-1])
         return type(x)(map(self.lend, x)) if isinstance(x, (list, tuple)) else x
 
     def run(self, plan, q, kv, out=None, lse=None, return_lse=False, return_state=False, **options):

@@ -125,6 +125,21 @@ class Cascade(Wrapper):
         return out
 
 
+class Mla(Wrapper):
+    def plan(self, qo_indptr, kv_indptr, kv_indices, kv_len_arr, num_heads, head_dim_ckv, head_dim_kpe, page_size,
+             causal, sm_scale, q_data_type, kv_data_type):  # fmt: skip
+        assert q_data_type is kv_data_type is torch.bfloat16 and causal
+        self.tables = qo_indptr, kv_indptr, kv_indices, (kv_len_arr - 1) % page_size + 1
+        self.heads, self.latent = (num_heads, 1, head_dim_ckv + head_dim_kpe), head_dim_ckv
+        assert sm_scale == self.heads[2] ** -0.5
+        self.page_size, self.causal, self.variant = page_size, True, "causal"
+
+    def run(self, q_nope, q_pe, ckv_cache, kpe_cache, out=None):
+        assert ckv_cache.shape[1:] == (self.page_size, self.latent)
+        q, k = torch.cat((q_nope, q_pe), -1), torch.cat((ckv_cache, kpe_cache), -1)[:, :, None]
+        return self._paged(q, (k, k[..., : self.latent]), out)
+
+
 class BlockSparse(Wrapper):
     def plan(self, indptr, indices, M, N, R, C, num_qo_heads, num_kv_heads, head_dim, q_data_type="float16",
              kv_data_type=None, o_data_type="float16"):  # fmt: skip
@@ -143,7 +158,10 @@ def flashinfer(monkeypatch):
     fake.BatchDecodeWithPagedKVCacheWrapper, fake.BatchAttention = Decode, Holistic
     fake.BatchPrefillWithPagedKVCacheWrapper, fake.BatchPrefillWithRaggedKVCacheWrapper = PagedPrefill, RaggedPrefill
     fake.MultiLevelCascadeAttentionWrapper, fake.BlockSparseAttentionWrapper = Cascade, BlockSparse
+    fake.mla = types.ModuleType("flashinfer.mla")
+    fake.mla.BatchMLAPagedAttentionWrapper = Mla
     monkeypatch.setitem(sys.modules, "flashinfer", fake)
+    monkeypatch.setitem(sys.modules, "flashinfer.mla", fake.mla)
     monkeypatch.delitem(sys.modules, "raddle.bench.gpu.engines.flashinfer", raising=False)
     module = importlib.import_module("raddle.bench.gpu.engines.flashinfer")
     monkeypatch.setattr(module, "_WORKSPACE_BYTES", 1 << 10)
@@ -161,6 +179,7 @@ FORMS = [
     (BY_NAME["prefix"], {"single", "cascade"}),
     (dataclasses.replace(BY_NAME["prefix"], form="paged"), {"single", "cascade"}),
     (BY_NAME["blocks"], {"blocks"}),
+    (BY_NAME["mla"], {"fa2", "fa3"}),
     (BY_NAME["rope"], {"cuda"}),
 ]
 

@@ -21,6 +21,18 @@ def test_cuda_on_emulated_threads(request):
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
 
 
+@pytest.mark.timeout(600)
+def test_wide_heads_on_emulated_threads(request):
+    """A few of them, for each is a kernel of its own: both tile shapes, V in K and apart, parts of one's own."""
+    command = [TESTS / "gpu/emulate.sh", sys.executable, "-m", "pytest", "-q", "--device", "cuda"]
+    few = ["-k", "test_states or test_values or test_parts or (test_head_dims and 264-264-float16)"]
+    seed = ["--seed", str(request.config.option.seed)]
+    environment = {**os.environ, "PYTHON": sys.executable}
+    file = TESTS / "python" / "test_wide_heads.py"
+    ended = subprocess.run([*command, *seed, *few, file], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
+
+
 def test_the_support_matrix_of_gpus():
     """What is refused is refused by the host: kernels that do nothing say as much as those that compute."""
     command = [TESTS / "gpu/emulate.sh", sys.executable, "-c", "from raddle.cli import main; main()", "support"]

@@ -135,12 +135,13 @@ def test_summaries_and_selected_pages(gpu, rng, dtype, per_head):
     same_bits(out, selected)
 
 
+@pytest.mark.parametrize("dim", [64, 512])
 @pytest.mark.parametrize("finish", [None, [raddle.Sinks(np.linspace(-1.0, 1.0, 4))]])
-def test_merge_states(gpu, rng, finish):
-    o = rng.standard_normal((3, 5, 4, 64)).astype(np.float32)
+def test_merge_states(gpu, rng, finish, dim):
+    o = rng.standard_normal((3, 5, 4, dim)).astype(np.float32)
     lse = rng.normal(0.0, 4.0, o.shape[:-1]).astype(np.float32)
     lse[rng.random(lse.shape) < 0.3] = -np.inf
-    spec = None if finish is None else raddle.AttentionSpec(4, 2, 64, dtype="bfloat16", variant=finish)
+    spec = None if finish is None else raddle.AttentionSpec(4, 2, dim, dtype="bfloat16", variant=finish)
     out = DeviceArray(np.full_like(o[0], np.nan)), DeviceArray(np.full_like(lse[0], np.nan))
     raddle.merge_states(DeviceArray(o), DeviceArray(lse), spec, out=out)
     same_bits(out, raddle.merge_states(o, lse, spec))

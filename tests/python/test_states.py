@@ -26,9 +26,9 @@ def random_states(rng, n, rows=5, heads=3, dim=24):
     return o, lse
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 17])
-def test_merge_states(rng, n):
-    o, lse = random_states(rng, n)
+@pytest.mark.parametrize("n, dim", [(1, 24), (2, 24), (3, 512), (17, 24)])
+def test_merge_states(rng, n, dim):
+    o, lse = random_states(rng, n, dim=dim)
     within(merge_states(o, lse), *raddle.merge_states(o, lse))
 
 

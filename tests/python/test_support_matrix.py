@@ -39,21 +39,21 @@ def table():
 
 TABLE = table()
 
-# Head dims are multiples of 8 up to 256; the others follow from what the features mean.
+# Head dims are multiples of 8, up to 576 and 512; the others follow from what the features mean.
 MAY_BE_REFUSED = {
     "head_dim: 4",
     "head_dim: 20",
-    "head_dim: 264",
-    "head_dim: 512",
+    "head_dim: 520",
     "scales of K and V that are not quantised",
     "return_lse with a Scan::sum variant",
     "sink with a Scan::sum variant",
     "two sinks",
     "layout: cascade with batch_invariant",
 }
-# Of GPUs, too: they have no float32, and may have no 8-bit K and V.
+# Of GPUs, too: they have no float32, and may have no 8-bit K and V, least of all of wide heads.
 MAY_BE_REFUSED_BY_GPUS = {"dtype: float32", *(f"kv_dtype: float8_{kind}" for kind in ("e4m3fn", "e5m2"))}
 MAY_BE_REFUSED_BY_GPUS |= {f"scales: one {of}" for of in ("of a tensor", "a head", "a token and head")}
+MAY_BE_REFUSED_BY_GPUS |= {"MLA with kv_dtype: float8_e4m3fn"}
 
 SINKS = Sinks([0.5, -1.0, 2.0, 0.0])
 LENGTHS = [(5, 90), (1, 30)]
@@ -107,9 +107,11 @@ FEATURES = {
     **{f"kv_dtype: {dtype}": checks(kv_dtype=dtype) for dtype in ("float8_e4m3fn", "float8_e5m2")},
     **{f"scales: {kind}": checks(kv_dtype="float8_e4m3fn", scales=[drawn] * 2) for kind, drawn in SCALES.items()},
     "scales of K and V that are not quantised": checks(scales=["tensor"] * 2),
-    **{f"head_dim: {n}": checks(dim=n) for n in (8, 24, 64, 72, 80, 128, 192, 256, 4, 20, 264, 512)},
+    **{f"head_dim: {n}": checks(dim=n) for n in (8, 24, 64, 72, 80, 128, 192, 256, 264, 512, 4, 20, 520)},
     "head_dim_vo different from head_dim": checks(dim=16, dim_vo=24),
     "head_dim 192 with head_dim_vo 128": checks(dim=192, dim_vo=128),
+    "MLA: head_dim 576 with head_dim_vo 512": checks(dim=576, dim_vo=512, group=4, num_kv_heads=1, latent=True),
+    "MLA with kv_dtype: float8_e4m3fn": checks(dim=576, dim_vo=512, group=4, num_kv_heads=1, kv_dtype="float8_e4m3fn"),
     **{f"group size: {n}": checks(group=n) for n in (1, 2, 3, 4, 7, 8, 16, 71)},
     "batch_invariant": checks(batch_invariant=True),
     **{f"variant: {name}": checks(variant=parts) for name, parts in SHIPPED.items()},

@@ -28,8 +28,8 @@ def lengths(kind: str, batch: int, mean: int) -> tuple[int, ...]:
 class Case:
     """A batch of requests, computed in bfloat16.
 
-    ``name`` is unique in its section. Rates count bytes of K and V read once ("GB/s"), or four floating-point
-    operations for each kept pair and element of the head ("TFLOP/s").
+    ``name`` is unique in its section. Rates count bytes of K and V read once ("GB/s"), or two floating-point operations
+    for each kept pair and element of the heads of K and of V ("TFLOP/s").
     """
 
     name: str
@@ -40,6 +40,7 @@ class Case:
     page_size: int = 16
     variant: str = "causal"
     prefix: int = 0  #: leading keys that all requests share
+    latent: int = 0  #: MLA with absorbed weights: V is so many first columns of K
     blocks: int = 0  #: form "blocks": blocks of page_size slots that the only row keeps
     unit: str = "GB/s"
     peers: tuple[str, ...] = ()  #: engines that join, by family: "flashinfer", "cudnn", "flex", "fa2"
@@ -62,8 +63,12 @@ class Case:
         return self.heads[0] // self.heads[1]
 
     @property
+    def dim_vo(self) -> int:
+        return self.latent or self.heads[2]
+
+    @property
     def bytes_read(self) -> int:
-        """Bytes of K and V, a shared prefix counted once."""
+        """Bytes of K and V, a shared prefix counted once, and V not where it is a part of K."""
         if self.form == "blocks":
             tokens = self.blocks * self.page_size
         elif self.prefix:
@@ -73,12 +78,12 @@ class Case:
         row_bytes = self.heads[2] * (1 if self.kv_dtype else ITEM_BYTES)
         if self.kv_dtype and self.scales == "token":
             row_bytes += 4
-        return 2 * tokens * self.heads[1] * row_bytes
+        return (1 if self.latent else 2) * tokens * self.heads[1] * row_bytes
 
     @property
     def flops(self) -> float:
         kept = sum(self._kept(qo, kv) for qo, kv in zip(self.qo_len, self.kv_len))
-        return 4.0 * self.heads[0] * self.heads[2] * kept
+        return 2.0 * self.heads[0] * (self.heads[2] + self.dim_vo) * kept
 
     def _kept(self, qo: int, kv: int) -> int:
         """Pairs of row and key that the mask keeps."""

@@ -24,8 +24,8 @@ class Problem:
     """Random Q [rows, Hq, D], K and V of one batch. Cases that differ only in their variant can share it.
 
     K and V are pools [pages, page_size, Hkv, D] with pages in random order (forms "paged" and "cascade"),
-    or [tokens, Hkv, D]; those of a `kv_dtype` are its bits in bytes, with scales that are a number, or one a token
-    and head. Offsets and tables are int32 arrays of numpy; `on_device` keeps copies of them.
+    or [tokens, Hkv, D]; of a `latent` case V is a view of K's first columns. Those of a `kv_dtype` are its bits in
+    bytes, with scales that are a number, or one a token and head. Offsets and tables are int32 arrays of numpy; `on_device` keeps copies of them.
     """
 
     def __init__(self, case: Case, device: Any, seed: int = 0) -> None:
@@ -46,7 +46,8 @@ class Problem:
         if case.form == "blocks":
             columns = rng.permutation(case.kv_len[0] // case.page_size)[: case.blocks]
             self.kept_blocks = np.sort(columns).astype(np.int32)
-        self.k, self.v = self._random(*shape), self._random(*shape)
+        self.k = self._random(*shape)
+        self.v = self.k[..., : case.latent] if case.latent else self._random(*shape)
         self.k_scale: Any = None
         self.v_scale: Any = None
         if case.kv_dtype:
@@ -58,7 +59,7 @@ class Problem:
         """Equal for cases that have the same tensors."""
         paged = case.page_size if case.form in ("paged", "cascade") else case.form
         stored = case.kv_dtype, case.scales
-        return case.qo_len, case.kv_len, case.heads, paged, case.prefix, case.blocks, stored
+        return case.qo_len, case.kv_len, case.heads, case.latent, paged, case.prefix, case.blocks, stored
 
     def _random(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, dtype=DTYPE, device=self.device, generator=self._generator)
@@ -126,5 +127,5 @@ class Problem:
         return self.q.view(len(self.case.qo_len), -1, hq, dim).transpose(1, 2).contiguous()
 
     def empty(self) -> torch.Tensor:
-        """An output [rows, Hq, D], full of NaN."""
-        return torch.full_like(self.q, float("nan"))
+        """An output [rows, Hq, D of V], full of NaN."""
+        return self.q.new_full((*self.q.shape[:2], self.case.dim_vo), float("nan"))

@@ -157,6 +157,18 @@ def _quantized() -> tuple[Case, ...]:
     return tuple(rows)
 
 
+def _mla() -> tuple[Case, ...]:
+    """DeepSeek's heads with absorbed weights, all on one GPU or on eight."""
+    rows = []
+    for heads, unit in ((16, "GB/s"), (128, "TFLOP/s")):
+        for n, batch in ((8192, 1), (1024, 16), (8192, 16), (4096, 64), (4096, 128)):
+            at_least = {(16, 128): {"flashinfer": 1.05}, (128, 64): {"flashinfer": 1.2}}.get((heads, batch), {})
+            own = {"page_size": 64, "latent": 512, "unit": unit, "peers": ("flashinfer",), "floor": heads == 16}
+            name, shape = f"{heads} heads, {n} B{batch}", (heads, 1, 576)
+            rows.append(Case(name, (1,) * batch, (n,) * batch, shape, at_least=at_least, **own))
+    return tuple(rows)
+
+
 def _quest() -> tuple[Case, ...]:
     def row(context: int, pages: int) -> Case:
         name = f"{pages} pages of {context // 1024}k"
@@ -180,6 +192,9 @@ _SMALL_PREFILL = Case(
 )
 _SMALL_MIXED = Case("65, 1 and 1 rows", (65, 1, 1), (300, 700, 129), peers=("flashinfer",))
 _SMALL_PREFIX = Case("prefix 512 + 64", (1,) * 8, (576,) * 8, form="cascade", prefix=512, peers=("flashinfer",))
+_SMALL_MLA = Case(
+    "MLA, 512 keys", (1,) * 4, (512,) * 4, (16, 1, 576), page_size=64, latent=512, peers=("flashinfer",)
+)
 _SMALL_BLOCKS = Case("12 of 64 pages", (1,), (1024,), (32, 32, 128), form="blocks", blocks=12, variant="plain")
 _HOST_ROWS = ("plan B16", "plan B256", "run", "run out=", "32 layers, eager, B16")
 _PLANNER_ROWS = ("update on the GPU, B256", "update on the GPU, prefixes found", "decode, 64 share 8192, prefix found")
@@ -196,6 +211,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("prefix", "Shared prefixes, decode", _prefix(), _SMALL_PREFIX),
     Section("rope", "Decode with fused RoPE", _rope()),
     Section("quantized", "K and V of 8 bits", _quantized()),
+    Section("mla", "MLA decode, 576/512, pages of 64", _mla(), _SMALL_MLA),
     Section("quest", "Selected pages, 32/32/128", _quest(), _SMALL_BLOCKS),
     Section("long", "One long request", _long()),
     Section("plan", "Planning: a serving step's host time, and plans made on the GPU", rows=_HOST_ROWS + _PLANNER_ROWS),

@@ -53,7 +53,7 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: 
 
 
 def exact_row(variant: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_index: int) -> torch.Tensor:
-    """O [Hq, D] of one query row q [Hq, D] over k, v [S, Hkv, D], all in fp64, in the order of the definition."""
+    """O [Hq, D of v] of one query row q [Hq, D] over k, v [S, Hkv, D], all in fp64, in the order of the definition."""
     heads, dim = q.shape
     index = torch.arange(len(k), device=k.device)
     if variant.startswith("rope"):
@@ -79,4 +79,4 @@ def exact_row(variant: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q
         weights = torch.softmax(torch.cat((logits, sinks), -1), -1)[:, :-1]
     else:
         weights = torch.softmax(logits, -1)
-    return torch.einsum("hgs,shd->hgd", weights.view(*grouped.shape[:2], -1), v).reshape(heads, dim)
+    return torch.einsum("hgs,shd->hgd", weights.view(*grouped.shape[:2], -1), v).reshape(heads, -1)

@@ -22,7 +22,7 @@ RADDLE_DEVICE i64 warp_unit() {
 }
 /// The warp's own room for a head, in shared memory.
 RADDLE_DEVICE float* warp_vector() {
-  return static_cast<float*>(ptx::shared_memory()) + ptx::thread_index() / 32 * max_head_dim;
+  return static_cast<float*>(ptx::shared_memory()) + ptx::thread_index() / 32 * max_state_dim;
 }
 
 /// Unit: one head of one new row, K and V. T is the element type of the rows, P that of the pool.
@@ -140,7 +140,7 @@ RADDLE_DEVICE void merge(const MergeLaunch& launch, const V& variant) {
   if (unit >= launch.num_units) return;
   const i32 row = static_cast<i32>(unit / view.num_heads);
   const i32 head = static_cast<i32>(unit % view.num_heads);
-  float sum[max_head_dim / Warp::count];
+  float sum[max_state_dim / Warp::count];
   float lse = compose_row(Warp{}, view, row, head, sum);
   const Row finished{
       0, row, row, row, head, head / launch.group_size, view.num_rows, view.num_rows};
@@ -148,27 +148,27 @@ RADDLE_DEVICE void merge(const MergeLaunch& launch, const V& variant) {
     // ⊕ with the state (0, sink) of a key without value.
     const Mix mix = compose(lse, variant.sink(finished));
     RADDLE_UNROLL
-    for (i32 i = 0; i < max_head_dim / Warp::count; ++i) sum[i] *= mix.first;
+    for (i32 i = 0; i < max_state_dim / Warp::count; ++i) sum[i] *= mix.first;
     lse = mix.lse;
   }
   if constexpr (has_output<V>) {
     float* vector = warp_vector();
     RADDLE_UNROLL
-    for (i32 i = 0; i < max_head_dim / Warp::count; ++i)
+    for (i32 i = 0; i < max_state_dim / Warp::count; ++i)
       vector[i * Warp::count + Warp{}.index()] = sum[i];
     ptx::sync_warp();
     WarpVector o(vector, view.dim);
     variant.output(o, finished, lse);
     ptx::sync_warp();
     RADDLE_UNROLL
-    for (i32 i = 0; i < max_head_dim / Warp::count; ++i)
+    for (i32 i = 0; i < max_state_dim / Warp::count; ++i)
       sum[i] = vector[i * Warp::count + Warp{}.index()];
   }
   // The outputs may be one of the inputs: no lane writes before all have read the LSEs.
   ptx::sync_warp();
   float* out = view.out + row * view.out_row + head * view.out_head;
   RADDLE_UNROLL
-  for (i32 i = 0; i < max_head_dim / Warp::count; ++i) {
+  for (i32 i = 0; i < max_state_dim / Warp::count; ++i) {
     const i32 d = i * Warp::count + Warp{}.index();
     if (d < view.dim) out[d] = sum[i];
   }

@@ -60,7 +60,7 @@ namespace kv {
 constexpr i32 num_warps = 4;
 constexpr i32 num_threads = 32 * num_warps;
 /// A head in fp32 for each warp.
-constexpr i32 shared_bytes = num_warps * max_head_dim * 4;
+constexpr i32 shared_bytes = num_warps * max(max_head_dim, max_state_dim) * 4;
 
 /// Of the blocks that choose among scores.
 constexpr i32 num_select_warps = 8;

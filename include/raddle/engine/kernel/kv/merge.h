@@ -35,15 +35,18 @@ RADDLE_ENGINE_BEGIN
 
 namespace kv {
 
+/// The widest rows of states: those of MLA.
+constexpr i32 max_state_dim = 512;
+
 /// sum, lse = the composition of one row's states, in order; element i of a lane's `sum` is
 /// i * Lanes::count + lanes.index() of the row. Everything is read before the caller stores
 /// anything.
 template <class Lanes>
 RADDLE_FN float compose_row(const Lanes& lanes, const MergeView& view, i64 row, i64 head,
-                            float (&sum)[max_head_dim / Lanes::count]) {
+                            float (&sum)[max_state_dim / Lanes::count]) {
   float total = -math::infinity;
   RADDLE_UNROLL
-  for (i32 i = 0; i < max_head_dim / Lanes::count; ++i) sum[i] = 0.0f;
+  for (i32 i = 0; i < max_state_dim / Lanes::count; ++i) sum[i] = 0.0f;
   for (i32 s = 0; s < view.num_states; ++s) {
     const StatesView& from = s == 0 ? view.first : view.rest;
     const i64 nth = max(s - 1, 0);
@@ -52,7 +55,7 @@ RADDLE_FN float compose_row(const Lanes& lanes, const MergeView& view, i64 row, 
     const Mix mix = compose(total, lse);
     const float* o = from.o + nth * from.o_state + row * from.o_row + head * from.o_head;
     // A warp keeps its sums in registers, so its loop has a constant length.
-    const i32 mine = Lanes::count == 1 ? view.dim : max_head_dim / Lanes::count;
+    const i32 mine = Lanes::count == 1 ? view.dim : max_state_dim / Lanes::count;
     RADDLE_UNROLL
     for (i32 i = 0; i < mine; ++i) {
       const i32 d = i * Lanes::count + lanes.index();

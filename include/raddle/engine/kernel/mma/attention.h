@@ -5,6 +5,7 @@
 
 #include "raddle/engine/kernel/mma/long_queries.h"
 #include "raddle/engine/kernel/mma/short_queries.h"
+#include "raddle/engine/kernel/mma/wide_queries.h"
 
 RADDLE_ENGINE_BEGIN
 
@@ -36,10 +37,18 @@ RADDLE_DEVICE void attend_queue(const MmaLaunch& launch, const V& variant, Compu
   const i32 begin = queue[0], end = queue[1];
   mark(launch, TimelineStage::started, begin);
   compute(begin, end);
+  using Layout = typename Either<K::wide, ShortWideLayout<K>, ShortLayout<K>>::Type;
   if (launch.layout.num_levels > 1)
-    contract_all_claimed<K>(launch, variant, begin, end, ShortLayout<K>::completed_bits(),
-                            ShortLayout<K>::vector(ptx::warp_index()));
+    contract_all_claimed<K>(launch, variant, begin, end, Layout::completed_bits(),
+                            Layout::vector(ptx::warp_index()));
 }
+
+/// Who computes items of either shape.
+template <class K, class V>
+using Long = typename Either<K::wide, WideQueries<K, V, K::long_rows / 16>,
+                             LongQueries<K, V, K::long_rows / 64>>::Type;
+template <class K, class V>
+using Short = typename Either<K::wide, WideQueries<K, V, 1>, ShortQueries<K, V>>::Type;
 
 /// Long queries, then short ones. Two loops one after the other leave each of them all registers;
 /// as branches of one loop, they spill.
@@ -51,9 +60,9 @@ RADDLE_DEVICE void attend(const MmaLaunch& launch, const V& variant) {
   };
   attend_queue<K>(launch, variant, [&](i32 begin, i32 end) {
     for (i32 i = begin; i < end; ++i)
-      if (!is_short(i)) LongQueries<K, V, K::long_rows / 64>(launch, variant, i).run();
+      if (!is_short(i)) Long<K, V>(launch, variant, i).run();
     for (i32 i = begin; i < end;)
-      i = is_short(i) ? ShortQueries<K, V>(launch, variant, i, end).run() : i + 1;
+      i = is_short(i) ? Short<K, V>(launch, variant, i, end).run() : i + 1;
   });
 }
 
@@ -62,7 +71,7 @@ RADDLE_DEVICE void attend(const MmaLaunch& launch, const V& variant) {
 template <class K, class V>
 RADDLE_DEVICE void attend_short(const MmaLaunch& launch, const V& variant) {
   attend_queue<K>(launch, variant, [&](i32 begin, i32 end) {
-    for (i32 i = begin; i < end;) i = ShortQueries<K, V>(launch, variant, i, end).run();
+    for (i32 i = begin; i < end;) i = Short<K, V>(launch, variant, i, end).run();
   });
 }
 

@@ -27,6 +27,11 @@ constexpr i32 slab_columns = 32;  ///< of outputs that warps add up at a time,
 constexpr i32 slab_pitch = slab_columns + 4;
 constexpr i32 slab_rows = 8;  ///< and rows
 
+/// Tq and Tkv.
+struct TileRows {
+  i32 rows, keys;
+};
+
 /// How K and V lie in a ring: the bytes of an element, and whether keys have scales.
 struct RingRows {
   i32 key_bytes = 2;
@@ -131,11 +136,77 @@ RADDLE_FN constexpr KernelConfig wide_config(i32 dim_qk, i32 dim_vo, i32 arch, b
   return KernelConfig{};
 }
 
+/// Heads wider than this have rows that no warp can hold: the warps of a block share them
+/// (wide_queries.h).
+constexpr i32 widest_of_a_warp = 256;
+RADDLE_FN constexpr bool is_wide(i32 dim_qk, i32 dim_vo) {
+  return max(dim_qk, dim_vo) > widest_of_a_warp;
+}
+
+/// Elements of a line of shared memory, 128 bytes. Rows of wide heads are whole lines.
+constexpr i32 line = 64;
+
+/// The columns of O that are one warp's.
+RADDLE_FN constexpr i32 wide_columns(i32 dim_vo) {
+  return round_up(ceil_div(dim_vo, num_warps), line);
+}
+
+/// Elements of a row of the ring, which is K's or V's.
+RADDLE_FN constexpr i32 wide_row(i32 dim_qk, i32 dim_vo) {
+  return max(round_up(dim_qk, line), num_warps * wide_columns(dim_vo));
+}
+
+/// shared_bytes for wide heads: the warps' parts of the logits and a row in fp32 each, for
+/// transforms, lie behind Q, or in its place where Q stays in registers.
+RADDLE_FN constexpr i32 wide_shared_bytes(i32 dim_qk, i32 dim_vo, i32 rows, i32 tile_keys,
+                                          i32 slots) {
+  const i32 queries = 2 * rows * round_up(dim_qk, line);
+  const i32 parts = 4 * num_warps * (rows * tile_keys + max(dim_qk, dim_vo));
+  const i32 front = rows == short_rows ? max(queries, parts) : queries + parts;
+  const i32 ring = slots * tile_keys * 2 * wide_row(dim_qk, dim_vo);
+  const i32 keys = slots * (3 * tile_keys + num_warps) * 4;
+  const i32 sources = num_warps * 160 + 16;
+  return round_up(front, 128) + ring + keys + 16 * tile_keys + sources + 32 * rows + 16;
+}
+
+/// As many slots, at most `limit`, as fit `bytes`.
+RADDLE_FN constexpr i32 wide_slots_in(i32 bytes, i32 dim_qk, i32 dim_vo, TileRows tile, i32 limit) {
+  i32 n = 0;
+  while (n < limit && wide_shared_bytes(dim_qk, dim_vo, tile.rows, tile.keys, n + 1) <= bytes) ++n;
+  return n;
+}
+
+/// Two slots at least, one to compute on and one under way. Rows of long queries are what a
+/// thread's registers hold, 128 of them O's; rather few keys than one block a multiprocessor, for
+/// blocks wait for themselves.
+RADDLE_FN constexpr KernelConfig wide_head_config(i32 dim_qk, i32 dim_vo, i32 arch) {
+  constexpr TileRows short_tile{short_rows, 32}, long_tiles[] = {{32, 32}, {32, 16}};
+  for (i32 blocks = 2; blocks >= 1; --blocks) {
+    const i32 bytes = shared_bytes_of_block(arch, blocks);
+    const i32 slots = wide_slots_in(bytes, dim_qk, dim_vo, short_tile, max_slots);
+    for (const TileRows& tile : long_tiles) {
+      const i32 long_slots = wide_slots_in(bytes, dim_qk, dim_vo, tile, max_slots);
+      if (slots < 2 || long_slots < 2) continue;
+      return KernelConfig{short_rows,
+                          short_tile.keys,
+                          tile.rows,
+                          tile.keys,
+                          slots,
+                          long_slots,
+                          max(wide_shared_bytes(dim_qk, dim_vo, short_rows, short_tile.keys, slots),
+                              wide_shared_bytes(dim_qk, dim_vo, tile.rows, tile.keys, long_slots)),
+                          blocks};
+    }
+  }
+  return KernelConfig{};
+}
+
 /// Whether a variant's parts want quantised K or V widened in the ring, only the kernel's compiler
 /// knows: tiles are those of 16-bit rows, and so is the block's memory, of which rows of bytes make
 /// more slots.
 RADDLE_FN constexpr KernelConfig kernel_config(i32 dim_qk, i32 dim_vo, i32 arch,
                                                RingRows ring = {}) {
+  if (is_wide(dim_qk, dim_vo)) return wide_head_config(dim_qk, dim_vo, arch);
   KernelConfig config = wide_config(dim_qk, dim_vo, arch, ring.scaled);
   if (!ring.scaled || config.blocks_per_multiprocessor == 0) return config;
   const i32 bytes = shared_bytes_of_block(arch, config.blocks_per_multiprocessor);
@@ -158,6 +229,11 @@ static_assert(kernel_config(128, 128, 90, {1, 1, true}).short_slots == 5);
 static_assert(kernel_config(128, 128, 90, {2, 1, true}).short_slots == 3);
 static_assert(kernel_config(256, 256, 86, {2, 2, true}).long_slots == 2);
 static_assert(kernel_config(256, 256, 75, {2, 2, true}).long_slots == 2);
+static_assert(kernel_config(576, 512, 80).blocks_per_multiprocessor == 1);
+static_assert(kernel_config(576, 512, 80).long_keys == 32);
+static_assert(kernel_config(576, 512, 89).short_slots == 2);
+static_assert(kernel_config(576, 512, 90).blocks_per_multiprocessor == 2);
+static_assert(kernel_config(576, 512, 90).long_slots == 3);
 
 }  // namespace mma
 

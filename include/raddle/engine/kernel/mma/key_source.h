@@ -166,6 +166,26 @@ RADDLE_DEVICE const u8* row_address(const KeySource& source, i32 which, const Co
   return key.valid ? row : zeros<K>();
 }
 
+/// copy_rows, where rows are whole lines of 128 bytes: eight lanes copy a row's, and each keeps its
+/// place in them. What lies behind the last line that has elements nobody reads.
+template <class Rows, i32 row_bytes, i32 warp_keys>
+RADDLE_DEVICE void copy_lines(u32 to, i32 first_row, const u8* const* source) {
+  static_assert(Rows::swizzled && warp_keys % 4 == 0);
+  const i32 lane = ptx::lane_index(), chunk = lane % 8;
+  RADDLE_UNROLL
+  for (i32 i = 0; i < warp_keys; i += 4) {
+    const i32 row = i + lane / 8;
+    const u8* from = source[row] + 16 * chunk;
+    const u32 at = to + Rows::at(first_row + row, chunk);
+    RADDLE_UNROLL
+    for (i32 first = 0; first < row_bytes; first += 128) {
+      const i32 bytes =
+          first + 128 <= row_bytes ? 16 : max(0, min(16, row_bytes - first - 16 * chunk));
+      ptx::copy_async(at + static_cast<u32>(first), from + first, bytes);
+    }
+  }
+}
+
 /// Copies a warp's rows of K or V, which `source` tells, to shared memory, as rows from `first_row`
 /// on. Of rows that will be widened where they lie, bytes take the first half.
 template <class K, class Rows, i32 dim, bool narrow, i32 warp_keys, i32 batch>
@@ -173,6 +193,7 @@ RADDLE_DEVICE void copy_rows(u32 to, i32 first_row, const u8* const* source) {
   constexpr i32 row_bytes = dim * static_cast<i32>(sizeof(typename K::Stored));
   constexpr i32 chunks = K::quantized && !narrow ? Rows::chunks / 2 : Rows::chunks;
   const i32 lane = ptx::lane_index();
+  if constexpr (K::wide) return copy_lines<Rows, row_bytes, warp_keys>(to, first_row, source);
   const u32 to_first = to + Rows::at(first_row + lane / chunks, lane % chunks);
   // A batch's addresses are all read before its first copy starts, so that one wait serves all.
   constexpr i32 copies = ceil_div(warp_keys * chunks, 32);

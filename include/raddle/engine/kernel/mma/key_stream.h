@@ -1,5 +1,6 @@
-// The KV tiles of short queries on their way to shared memory. Every warp walks the tiles by itself
-// and copies its share of each tile's keys: K rows, then V rows. Tiles run on over items.
+// The KV tiles of short queries, and of wide heads, on their way to shared memory. Every warp walks
+// the tiles by itself and copies its share of each tile's keys: K rows, then V rows. Tiles run on
+// over items.
 //
 // A lane finds where its key's rows lie; a table tells the others, who copy the rows together. The
 // page table is read a tile ahead, so that nobody waits for it.
@@ -11,7 +12,7 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-/// A warp's tiles, of items [item, end), or up to the first of long queries. K and V of a tile are
+/// A warp's tiles, of items [item, end), or up to the first of another shape. K and V of a tile are
 /// loaded in turns, and the next tile is found when one has been loaded.
 template <class K, class Layout>
 class KeyStream {
@@ -45,6 +46,8 @@ class KeyStream {
     if (there_) copy<typename K::ValueRows, K::dim_vo, K::narrow_values>(slot, 1);
     find_tile();
   }
+  /// Goes on without its V, which is a part of K.
+  RADDLE_DEVICE void skip_values() { find_tile(); }
 
  private:
   RADDLE_DEVICE void describe_keys(typename Layout::Keys& keys) const {
@@ -116,7 +119,7 @@ class KeyStream {
   RADDLE_DEVICE bool next_item() {
     if (item_ == end_) return false;
     const WorkItem item = launch_.plan.items[item_];
-    const bool ours = launch_.plan.query_tiles[item.query_tile].shape == 0;
+    const bool ours = launch_.plan.query_tiles[item.query_tile].shape == Layout::shape;
     item_ = ours ? item_ + 1 : end_;
     if (!ours) return false;
     rest_ = open_item<K>(launch_, item, source_);

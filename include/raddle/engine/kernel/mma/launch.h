@@ -66,6 +66,8 @@ struct Kernel {
   static constexpr bool quantized = is_quantized<Stored>;
   static constexpr bool narrow_keys = quantized && !has_key<V>;
   static constexpr bool narrow_values = quantized && !has_value<V>;
+  static constexpr bool wide = is_wide(qk, vo);  ///< heads that the warps of a block share
+  static_assert(!(wide && quantized));
   static constexpr KernelConfig config =
       kernel_config(qk, vo, arch, {narrow_keys ? 1 : 2, narrow_values ? 1 : 2, quantized});
   static constexpr i32 dim_qk = qk;
@@ -75,15 +77,18 @@ struct Kernel {
   static constexpr i32 long_rows = config.long_rows;
   static constexpr i32 long_keys = config.long_keys;
   static constexpr i32 long_slots = config.long_slots;
-  using QueryRows = SharedRows<qk>;
-  using KeyRows = SharedRows<narrow_keys ? qk / 2 : qk>;  ///< counted in 16 bits
-  using ValueRows = SharedRows<narrow_values ? vo / 2 : vo>;
+  using QueryRows = SharedRows<wide ? round_up(qk, line) : qk>;
+  using WideRows = SharedRows<wide_row(qk, vo)>;
+  using KeyRows =  ///< counted in 16 bits
+      typename Either<wide, WideRows, SharedRows<narrow_keys ? qk / 2 : qk>>::Type;
+  using ValueRows = typename Either<wide, WideRows, SharedRows<narrow_values ? vo / 2 : vo>>::Type;
   /// The matrix dtypes of logits and of outputs. Weights of a sum are of any size, and need T's
   /// range.
   using QkElement = typename Either<narrow_keys, f16, T>::Type;
   using VoElement = typename Either<narrow_values && scan == Scan::softmax, f16, T>::Type;
-  static constexpr i32 k_steps = ceil_div(qk, 16);        ///< products of 16 elements in a logit
-  static constexpr i32 out_tiles = 2 * ceil_div(vo, 16);  ///< fragments 8 wide of an output row
+  /// A warp's products of 16 elements in a logit, and fragments 8 wide of an output row.
+  static constexpr i32 k_steps = ceil_div(qk, wide ? line : 16);
+  static constexpr i32 out_tiles = wide ? wide_columns(vo) / 8 : 2 * ceil_div(vo, 16);
 };
 
 }  // namespace mma

@@ -68,14 +68,16 @@ RADDLE_DEVICE void transform_rows(u8* memory, i32 first, Exists exists, F transf
 }
 
 /// transform(vector) changes one row in shared memory through fp32; the result, of dtype T, is
-/// rounded once. The row holds numbers Stored in 8 bits first, and the value is `scale` times such
-/// a number. A warp's work; the row is complete for its lanes.
+/// rounded once. The row holds numbers as Stored first, and the value is `scale` times such a
+/// number. A warp's work; the row is complete for its lanes.
 template <class T, class Stored, class Rows, i32 dim, class F>
 RADDLE_DEVICE void transform_stored_row(u8* rows, i32 row, float* vector, float scale,
                                         F transform) {
   const i32 lane = ptx::lane_index();
+  constexpr i32 unit = 16 / static_cast<i32>(sizeof(Stored));
   for (i32 d = lane; d < dim; d += 32)
-    vector[d] = to_float(Stored{rows[Rows::at(row, d / 16) + static_cast<u32>(d % 16)]}) * scale;
+    vector[d] =
+        to_float(reinterpret_cast<const Stored*>(rows + Rows::at(row, d / unit))[d % unit]) * scale;
   ptx::sync_warp();
   WarpVector x(vector, dim);
   transform(x);
@@ -130,7 +132,7 @@ class QueryRows {
       if (r < count) *reinterpret_cast<Packed8*>(shared + Rows::at(first + r, chunk)) = x_[i];
     }
     ptx::sync_warp();
-    if constexpr (has_query<V>) {
+    if constexpr (has_query<V> && !K::wide) {
       // Those past the tile's are seen as its last row.
       const i32 rows = rows_;
       if (rows > 0)

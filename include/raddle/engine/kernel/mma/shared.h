@@ -112,6 +112,7 @@ struct SharedLayout {
   using Source = typename Either<K::quantized, ScaledSource, KeySource>::Type;
   /// Of short queries, each warp has a table; of long ones, each tile that has been found.
   static constexpr bool has_long = rows != short_rows;
+  static constexpr i32 shape = has_long;
   static constexpr i32 found_slots = mma::found_slots;
   using Table = RowTable<has_long ? tile_keys : warp_keys>;
   static constexpr i32 slot_bytes = tile_keys * max(K::KeyRows::pitch, K::ValueRows::pitch);

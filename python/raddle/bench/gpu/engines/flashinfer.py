@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 import flashinfer
+import flashinfer.mla
 from raddle.bench.gpu.cases import Case
 from raddle.bench.gpu.engines import Contestant, Makers
 from raddle.bench.gpu.problem import DTYPE, Problem, indptr
@@ -30,6 +32,8 @@ def _forms(case: Case) -> dict[str, Callable[..., Contestant]]:
     """What FlashInfer offers for a case; a name is the family's and one of these words."""
     if case.form == "blocks":
         return {"blocks": _blocks}
+    if case.latent:
+        return {backend: functools.partial(_mla, backend=backend) for backend in ("fa2", "fa3")}
     if case.prefix:
         return {"single": functools.partial(_decode, tensor_cores=True), "cascade": _cascade}
     if case.variant == "rope":
@@ -92,6 +96,19 @@ def _mixed(problem: Problem, case: Case, name: str) -> Contestant:
     lse = torch.empty(case.num_rows, hq, dtype=torch.float32, device=problem.device)
     run = functools.partial(wrapper.run, lse=lse)
     return _with_out(name, problem, run, problem.q, (problem.k, problem.v))
+
+
+def _mla(problem: Problem, case: Case, name: str, backend: str) -> Contestant:
+    """The latent part of Q and K and the one that RoPE turned are tensors of their own there: here, views."""
+    wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(_workspace(problem.device), backend=backend)
+    hq, _, dim = case.heads
+    ends, pages, _ = _tables(problem)
+    rope, scale = dim - case.latent, dim**-0.5
+    heads = hq, case.latent, rope, case.page_size
+    rows = problem.on_device("qo_indptr"), ends, pages, problem.on_device("kv_len")
+    wrapper.plan(*rows, *heads, True, scale, DTYPE, DTYPE)
+    parts = (x.split([case.latent, rope], -1) for x in (problem.q, problem.k.squeeze(2)))
+    return _with_out(name, problem, wrapper.run, *itertools.chain(*parts))
 
 
 def _cascade(problem: Problem, case: Case, name: str) -> Contestant:

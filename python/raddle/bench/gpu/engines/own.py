@@ -17,8 +17,8 @@ from raddle.bench.gpu.variants import PARTS, angles, rotated
 
 def attention(case: Case, device: Any) -> raddle.Attention:
     hq, hkv, dim = case.heads
-    stored = case.kv_dtype or None
-    spec = raddle.AttentionSpec(hq, hkv, dim, dtype="bfloat16", kv_dtype=stored, variant=PARTS[case.variant](hq, dim))
+    types = {"dtype": "bfloat16", "kv_dtype": case.kv_dtype or None}
+    spec = raddle.AttentionSpec(hq, hkv, dim, case.dim_vo, variant=PARTS[case.variant](hq, dim), **types)
     return raddle.Attention(spec, device=str(device))
 
 
