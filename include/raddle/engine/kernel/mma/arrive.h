@@ -49,6 +49,14 @@ struct Awaiting {
   }
 };
 
+/// Both steps at once.
+RADDLE_DEVICE Awaiting look_up_awaiting(const MmaLaunch& launch, const WorkItem& item, i32 nth) {
+  Awaiting found;
+  found.find(launch, item, launch.plan.query_tiles[item.query_tile], nth);
+  found.expect(launch);
+  return found;
+}
+
 /// Counts an item up at every contraction that waits for it, and composes those it completes and
 /// nobody has claimed. All threads of the block come here with the item's state stored; `awaiting`
 /// is the thread's first. `completed`, in shared memory, has a word a warp.
@@ -60,10 +68,7 @@ RADDLE_COLD void arrive(const MmaLaunch& launch, const V& variant, const WorkIte
   const i32 mark = claims(launch, item, tile) ? Arrivals::claim(worker) : 0;
   ptx::sync_block();  // the state is stored
   for (i32 first = 0; first < count; first += num_threads) {
-    if (first > 0) {
-      awaiting.find(launch, item, tile, first + ptx::thread_index());
-      awaiting.expect(launch);
-    }
+    if (first > 0) awaiting = look_up_awaiting(launch, item, first + ptx::thread_index());
     bool last = false;
     if (awaiting.at >= 0) {
       ptx::fence_device();  // the block's state before its arrival

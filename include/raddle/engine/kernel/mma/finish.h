@@ -123,17 +123,21 @@ class ComposedRow {
     for (i32 i = 0; i < LaneRow<K::dim_vo>::steps; ++i) o.of[i] = Four{};
   }
 
-  /// ⊕= `count` states that lie `stride` rows apart, in their order. Loads of the first ones' O are
-  /// under way before anything is known of their weights.
+  /// ⊕= `count` states that lie `stride` rows apart, in their order. Some states' O is on its way
+  /// while those before are added up, the first ones' before their weights are known.
   RADDLE_DEVICE void compose(const MmaLaunch& launch, i64 first, i32 stride, i32 count) {
     for (i32 done = 0; done < count; done += 32) {
       const i32 n = min(32, count - done);
       const i64 row = first + i64{done} * stride;
       float weight = 1.0f;
+      States next;
+      load(launch, row, stride, n, next);
+      if constexpr (scan == Scan::softmax) weight = weigh(launch, row, stride, n);
+      RADDLE_ROLLED
       for (i32 c = 0; c < n; c += unrolled) {
-        States states;
-        load(launch, row + i64{c} * stride, stride, min(unrolled, n - c), states);
-        if (scan == Scan::softmax && c == 0) weight = weigh(launch, row, stride, n);
+        const States states = next;
+        const i32 rest = n - c - unrolled;
+        if (rest > 0) load(launch, row + i64{c + unrolled} * stride, stride, rest, next);
         add(states, weight, c, n);
       }
     }
@@ -172,7 +176,9 @@ class ComposedRow {
     return weight;
   }
 
-  using States = LaneRow<K::dim_vo>[unrolled];
+  struct States {
+    LaneRow<K::dim_vo> of[unrolled];
+  };
 
   /// O of `count` states; the others are zero.
   RADDLE_DEVICE static void load(const MmaLaunch& launch, i64 row, i32 stride, i32 count,
@@ -181,7 +187,7 @@ class ComposedRow {
     for (i32 u = 0; u < unrolled; ++u)
       LaneRow<K::dim_vo>::every([&](i32 i, i32 d) {
         const float* from = launch.partial_o + (row + i64{u} * stride) * K::dim_vo + d;
-        x[u].of[i] = u < count ? *reinterpret_cast<const Four*>(from) : Four{};
+        x.of[u].of[i] = u < count ? *reinterpret_cast<const Four*>(from) : Four{};
       });
   }
 
@@ -193,7 +199,7 @@ class ComposedRow {
       if (c + u >= n) continue;
       LaneRow<K::dim_vo>::every([&](i32 i, i32) {
         RADDLE_UNROLL
-        for (i32 e = 0; e < 4; ++e) o.of[i].x[e] = ptx::fma(x[u].of[i].x[e], w, o.of[i].x[e]);
+        for (i32 e = 0; e < 4; ++e) o.of[i].x[e] = ptx::fma(x.of[u].of[i].x[e], w, o.of[i].x[e]);
       });
     }
   }
@@ -208,11 +214,11 @@ RADDLE_DEVICE void contract_rows(const MmaLaunch& launch, const V& variant, cons
                                  i32 kv_head, float* vector, Add add) {
   const LevelView& level = launch.levels[tile.level];
   for (i32 m = ptx::warp_index(); m < tile.num_rows; m += num_warps) {
+    const Row row = make_row(launch.layout, level, tile.group, tile.row_begin + m, kv_head,
+                             launch.plan.group_size);
     ComposedRow<K, scan_of<V>()> composed;
     add(composed, m);
     const float lse = composed.finish();
-    const Row row = make_row(launch.layout, level, tile.group, tile.row_begin + m, kv_head,
-                             launch.plan.group_size);
     write_row<K>(launch, variant, row, composed.o, lse, vector);
   }
 }

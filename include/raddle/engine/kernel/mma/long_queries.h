@@ -204,11 +204,9 @@ class LongQueries {
       ptx::sync_warp();
     }
     mark(launch_, TimelineStage::stored, item_);
-    if (item().partial_row < 0) return;
-    Awaiting awaiting;
-    awaiting.find(launch_, item(), tile(), ptx::thread_index());
-    awaiting.expect(launch_);
-    arrive<K>(launch_, variant_, item(), awaiting, Layout::completed_bits(), Layout::vector(warp_));
+    if (item().partial_row >= 0)
+      arrive<K>(launch_, variant_, item(), look_up_awaiting(launch_, item(), ptx::thread_index()),
+                Layout::completed_bits(), Layout::vector(warp_));
   }
 
   /// O / Σ and LSE to shared memory; a row with nothing kept becomes (0, -inf).

@@ -74,14 +74,24 @@ class ShortQueries {
     Awaiting awaiting;
   };
 
+  /// Where the variant changes keys, or O is wide, registers are short: there it is asked for anew
+  /// when the keys have been used.
+  static constexpr bool keeps_opened = !has_key<V> && !has_value<V> && K::dim_vo <= 128;
+
+  RADDLE_DEVICE Opened open(i32 number) const {
+    Opened opened;
+    opened.item = launch_.plan.items[number];
+    const QueryTile& tile = tile_of(opened.item);
+    opened.num_rows = tile.num_rows;
+    opened.request = request_of_keys(launch_, tile);
+    opened.awaiting.find(launch_, opened.item, tile, ptx::thread_index());
+    return opened;
+  }
+
   /// The next item and its queries, which arrive while the last one's states are added up.
   RADDLE_DEVICE void fetch_queries() {
-    opened_.item = launch_.plan.items[next_];
-    const QueryTile& tile = tile_of(opened_.item);
-    opened_.num_rows = tile.num_rows;
-    opened_.request = request_of_keys(launch_, tile);
-    opened_.awaiting.find(launch_, opened_.item, tile, ptx::thread_index());
-    queries_.fetch(launch_, tile, opened_.item.kv_head, share * warp_);
+    opened_ = open(next_);
+    queries_.fetch(launch_, tile_of(opened_.item), opened_.item.kv_head, share * warp_);
   }
 
   /// Computes the next item; returns whether there is one after it.
@@ -92,7 +102,7 @@ class ShortQueries {
     describe_item(opened.request, opened.item.kv_head, Layout::scratch());
     queries_.store(variant_, share * warp_, queries, Layout::scratch());
     ptx::sync_block();
-    opened.awaiting.expect(launch_);
+    if (keeps_opened) opened.awaiting.expect(launch_);
     RADDLE_UNROLL
     for (i32 i = 0; i < kept_steps; ++i) load_fragment(i, q_[i]);
     if constexpr (K::narrow_keys) {
@@ -112,6 +122,10 @@ class ShortQueries {
     mark(launch_, TimelineStage::computed, number);
     const bool more = next_ < end_ && tile_of(launch_.plan.items[next_]).shape == 0;
     if (more) fetch_queries();
+    if (!keeps_opened) {
+      opened = open(number);
+      opened.awaiting.expect(launch_);
+    }
     merge(opened.item, opened.num_rows, more);
     mark(launch_, TimelineStage::stored, number);
     if (opened.item.partial_row >= 0)
@@ -223,9 +237,9 @@ class ShortQueries {
       factor[1] *= value_scales_.unit();
     }
     constexpr i32 all_columns = round_up(8 * K::out_tiles, slab_columns);
-    static_assert(num_warps * slab_rows * (all_columns + 4) * 4 <=
-                  Layout::slots * Layout::slot_bytes);
-    const bool at_once = !more && !has_output<V>;
+    constexpr bool fits =
+        num_warps * slab_rows * (all_columns + 4) * 4 <= Layout::slots * Layout::slot_bytes;
+    const bool at_once = fits && !more && !has_output<V>;
     const i32 columns = at_once ? all_columns : slab_columns, pitch = columns + 4;
     float* slab = at_once ? reinterpret_cast<float*>(Layout::slot_memory(0)) : buffer.o;
     float* mine = slab + (slab_rows * warp_ + g) * pitch;

@@ -89,7 +89,7 @@ class WideQueries {
   RADDLE_DEVICE void load_queries() const {
     constexpr i32 share = 16 / num_warps;
     auto& facts = Layout::scratch();
-    describe_item(launch_, tile(), item().kv_head, facts);
+    describe_item(request_of_keys(launch_, tile()), item().kv_head, facts);
     RADDLE_ROLLED
     for (i32 r = 0; r < blocks; ++r) {
       const i32 first = 16 * r + share * warp_;
@@ -231,7 +231,8 @@ class WideQueries {
     write_rows();
     mark(launch_, TimelineStage::stored, item_);
     if (item().partial_row >= 0)
-      arrive<K>(launch_, variant_, item(), Layout::completed_bits(), Layout::vector(warp_));
+      arrive<K>(launch_, variant_, item(), look_up_awaiting(launch_, item(), ptx::thread_index()),
+                Layout::completed_bits(), Layout::vector(warp_));
   }
 
   /// This warp's columns of O / Σ to shared memory, and the first one's LSE; a row with nothing
