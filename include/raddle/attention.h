@@ -27,8 +27,8 @@ constexpr i32 max_head_dim_qk = 576, max_head_dim_vo = 512;
 struct AttentionSpec {
   i32 num_qo_heads = 1;
   i32 num_kv_heads = 1;
-  i32 head_dim_qk = 128;  ///< a multiple of 8, at most max_head_dim_qk
-  i32 head_dim_vo = 128;  ///< a multiple of 8, at most max_head_dim_vo
+  i32 head_dim_qk = 128;          ///< a multiple of 8, at most max_head_dim_qk
+  i32 head_dim_vo = 128;          ///< a multiple of 8, at most max_head_dim_vo
   DType dtype = DType::bfloat16;  ///< of Q, K, V and O
   /// Of K and V, where they are quantised: one of the 8-bit dtypes. Default: dtype.
   std::optional<DType> kv_dtype;
