@@ -147,6 +147,25 @@ TEST(PlanBalance, Algorithm1KeepsTheLongestFirstGuarantee) {
   }
 }
 
+TEST(PlanBalance, ChunksAreNoShorterThanTheirComposition) {
+  OwnedLayout layout = decode({16384});
+  PlanConfig config = with(config_for(256, 1, 16), Schedule::algorithm1);
+  const auto chunks = [&] {
+    const PlanArrays plan = make_plan(layout.view(), config, cover_of(Causal{}));
+    check_work(layout.view(), config, plan.view());
+    return plan.view().num_items;
+  };
+  CostModel& cost = config.costs[0];
+  cost.per_tile = 1000;
+  cost.per_tile_row = 0;
+  cost.per_merge_row = 1;  // a state of 16 rows is composed in a fraction of a tile's time
+  const i32 num_tiles = 16384 / config.shapes[0].keys;
+  EXPECT_EQ(chunks(), std::min(256, num_tiles));
+  cost.per_merge_row = 1000;  // in four times a tile's
+  EXPECT_LE(chunks() * chunks(), num_tiles / 4 + chunks());
+  EXPECT_GE((chunks() + 1) * (chunks() + 1), num_tiles / 4);
+}
+
 TEST(PlanBalance, SeventeenEqualRequestsDefeatAlgorithm1) {
   OwnedLayout layout = decode(std::vector<i32>(17, 4096));
   const PlanConfig config = config_for(132, 8, 4);
