@@ -9,17 +9,18 @@ namespace {
 
 /// What one worker does in a nanosecond.
 struct Rates {
-  double bytes;    ///< K and V streamed from memory
-  double flops;    ///< multiply-adds, softmax included
-  double item_ns;  ///< taking an item, starting its tile walk
+  double bytes;     ///< K and V streamed from memory
+  double flops;     ///< multiply-adds, softmax included
+  double item_ns;   ///< taking an item, starting its tile walk
+  double merge_ns;  ///< saying that a partial state is there
 };
 
 /// A worker thread's, rounded from measurements on two-core AVX-512 machines. Only their
 /// ratios matter: they say how a long-query tile weighs against a decode tile.
-constexpr Rates cpu_rates{12.0, 80.0, 800.0};
+constexpr Rates cpu_rates{12.0, 80.0, 800.0, 0.0};
 /// A thread block's on an H200 with two on each multiprocessor, rounded from measurements: a tile
 /// of 16 × 128 takes 4.5 µs where all decode, one of 128 × 64 takes 3.5 µs where all prefill.
-constexpr Rates gpu_rates{15.0, 3000.0, 4000.0};
+constexpr Rates gpu_rates{15.0, 3000.0, 4000.0, 4000.0};
 constexpr double units_per_ns = 4.0;  // CostModel counts quarters of a nanosecond
 
 CostModel costs(const AttentionSpec& spec, TileShape shape, const Rates& rates) {
@@ -35,6 +36,7 @@ CostModel costs(const AttentionSpec& spec, TileShape shape, const Rates& rates) 
   cost.per_tile = units(shape.keys * read * element / rates.bytes);
   cost.per_tile_row = units(shape.keys * dims * 2.0 / rates.flops);
   cost.per_merge_row = units(20.0 + 2.0 * spec.head_dim_vo * 4.0 / rates.bytes);
+  cost.per_merge = rates.merge_ns > 0.0 ? units(rates.merge_ns) : 0;
   return cost;
 }
 

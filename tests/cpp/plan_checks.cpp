@@ -241,7 +241,7 @@ Balance cost_of_plan(const PlanConfig& config, const PlanView& plan) {
       const CostModel& model = config.costs[t.shape];
       const i32 keys = plan.shapes[t.shape].keys;
       load += model.per_item + i64{model.per_item_row} * t.num_rows;
-      if (item.partial_row >= 0) load += i64{model.per_merge_row} * t.num_rows;
+      if (item.partial_row >= 0) load += model.per_merge + i64{model.per_merge_row} * t.num_rows;
       for (i32 r = t.run_begin; r < t.run_end; ++r) {
         const i32 columns =
             std::min(plan.runs[r].end, item.col_end) - std::max(plan.runs[r].begin, item.col_begin);

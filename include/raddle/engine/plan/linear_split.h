@@ -61,22 +61,12 @@ struct CutAdds {
 
 RADDLE_ENGINE_BEGIN
 
-/// Integer square root, rounded down, of n below 2^62: Newton's steps from the next power of two,
-/// for every step is a division.
-RADDLE_FN i64 isqrt(i64 n) {
-  i64 x = 1;
-  while (x * x < n) x *= 2;
-  for (i64 y = n < 1 ? x : (x + n / x) / 2; y < x; y = (x + n / x) / 2) x = y;
-  return n < 1 ? 0 : x;
-}
-
-/// The least number of KV tiles worth a chunk of a unit with n of them. Pieces of p tiles take p ·
-/// tile in parallel, and then one worker composes n / p states: p = √(n · merge / tile) balances
-/// the two. Only where spans are shorter than that is it asked for; else cuts may fall anywhere.
+/// The least number of KV tiles worth a chunk of a unit with n of them. Only where spans are
+/// shorter than that is it asked for; else cuts may fall anywhere.
 RADDLE_FN i32 least_piece(const UnitCost& cost, i64 merge, i32 n, i64 span) {
   // Longer spans have no piece that compares; their square would not fit.
   if (span >= n * cost.tile || span > int_max || span * span >= n * merge * cost.tile) return 1;
-  return static_cast<i32>(max(i64{1}, isqrt(quotient(n * merge, cost.tile))));
+  return balanced_piece(cost, merge, n);
 }
 
 /// `span` is a worker's share.

@@ -32,18 +32,14 @@ RADDLE_FN i64 chunk_limit(const Units& units, i32 num_workers) {
   return max(i64{1}, ceil_div(columns * units.num_kv_heads, i64{num_workers}));
 }
 
-/// KV tiles of one chunk under a limit in columns. One worker composes all states of a tile, so
-/// that a chunk is never shorter than what composing takes: of n KV tiles in chunks of s, the tile
-/// is done after s · tile + n / s · compose, which is least at s = √(n · compose / tile).
+/// KV tiles of one chunk under a limit in columns; a chunk is no shorter than composing its tile's
+/// states takes, a quarter of what storing and composing them costs.
 RADDLE_FN i32 limit_tiles(const Units& units, i32 tile, i64 limit) {
-  const UnitCost cost = unit_cost(units, tile);
   const QueryTile& t = units.tiles[tile];
-  const i64 compose =
-      i64{units.costs[t.shape].per_merge_row} * t.num_rows / 4;  // the rest: storing
-  const i64 square = units.kv_tiles[tile] * compose / cost.tile;
-  i64 step = min(ceil_div(limit, i64{tile_keys(units, tile)}), i64{int_max});
-  while (step * step < square) ++step;
-  return static_cast<i32>(step);
+  const i64 compose = i64{units.costs[t.shape].per_merge_row} * t.num_rows / 4;
+  const i64 step = min(ceil_div(limit, i64{tile_keys(units, tile)}), i64{int_max});
+  return max(static_cast<i32>(step),
+             balanced_piece(unit_cost(units, tile), compose, units.kv_tiles[tile]));
 }
 
 /// Columns between absolute cuts of a group of `num_tiles` query tiles. Many tiles are parallel

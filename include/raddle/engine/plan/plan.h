@@ -111,6 +111,7 @@ struct CostModel {
   i32 per_tile;      ///< a KV tile's share that does not depend on the query rows (loading K and V)
   i32 per_tile_row;  ///< a KV tile's share a fused row
   i32 per_merge_row;  ///< storing and composing one row of a partial state
+  i32 per_merge;      ///< what that takes for a state of any size: to say that it is there
 };
 
 struct PlanConfig {

@@ -36,13 +36,28 @@ RADDLE_ENGINE_BEGIN
 RADDLE_FN UnitCost cost_of(const CostModel& model, i32 rows, bool all_partial) {
   const i64 item = max(i64{1}, model.per_item + i64{model.per_item_row} * rows);
   const i64 tile = max(i64{1}, model.per_tile + i64{model.per_tile_row} * rows);
-  const i64 merge = i64{model.per_merge_row} * rows;
+  const i64 merge = model.per_merge + i64{model.per_merge_row} * rows;
   return UnitCost{all_partial ? item + merge : item, tile, all_partial ? 0 : merge, item + merge};
 }
 
 RADDLE_FN UnitCost unit_cost(const Units& units, i32 tile) {
   const QueryTile& t = units.tiles[tile];
   return cost_of(units.costs[t.shape], t.num_rows, units.all_partial);
+}
+
+/// Integer square root, rounded down, of n below 2^62: Newton's steps from the next power of two,
+/// for every step is a division.
+RADDLE_FN i64 isqrt(i64 n) {
+  i64 x = 1;
+  while (x * x < n) x *= 2;
+  for (i64 y = n < 1 ? x : (x + n / x) / 2; y < x; y = (x + n / x) / 2) x = y;
+  return n < 1 ? 0 : x;
+}
+
+/// KV tiles of a chunk of a unit with n of them: chunks of p tiles take p · tile in parallel, and
+/// then one worker composes n / p states: p = √(n · compose / tile) balances the two.
+RADDLE_FN i32 balanced_piece(const UnitCost& cost, i64 compose, i32 n) {
+  return static_cast<i32>(max(i64{1}, isqrt(quotient(n * compose, cost.tile))));
 }
 
 RADDLE_FN i64 total_cost(const Units& units) {
