@@ -280,3 +280,14 @@ def test_errors_of_the_small_case_stand_beside_sdpa():
     assert set(found) == {"raddle", "torch sdpa"} and all(0 < row["value"] < check.TOLERANCE for row in rows)
     assert found["raddle"]["ratios"]["torch sdpa"] == found["raddle"]["value"] / found["torch sdpa"]["value"]
     shows(section, rows, "error against fp64, small, ten draws")
+
+
+def test_a_peer_that_fails_every_draw_is_its_own_failure():
+    def makers(case, problem, families):
+        yield from engines.makers(case, problem, families)
+        yield "flashinfer fa2", lambda: 1 / 0
+
+    section = Section("try", "Trials", (), dataclasses.replace(PREFILL, name="small"))
+    rows = measure.errors_of_small(section, (), "cpu", makers)
+    assert [row["engine"] for row in rows if "value" not in row] == ["flashinfer fa2"]
+    assert {row["engine"] for row in rows if "value" in row} == {"raddle", "torch sdpa"}

@@ -188,7 +188,8 @@ def errors_of_small(
             outputs[name] = lambda make=make: make().outcome()
         for name, compute in outputs.items():
             try:
-                found.setdefault(name, []).append(check.error(compute(), reference))
+                error_of_draw = check.error(compute(), reference)
+                found.setdefault(name, []).append(error_of_draw)
             except Exception as error:  # noqa: BLE001
                 failures[name] = first_line(error)
     rows = [results.failed(section.name, case.name, name, why) for name, why in failures.items()]
