@@ -160,8 +160,9 @@ class LongQueries {
             return facts.factor[first_row(r) + ptx::lane_index() / 4 + 8 * half];
           },
           2);
-    apply(s, keys(), 0, keys().flags[0], facts,
-          [&](i32 r) { return first_row(r) + ptx::lane_index() / 4; });
+    apply(
+        s, keys(), 0, keys().flags[0], facts,
+        [&](i32 r) { return first_row(r) + ptx::lane_index() / 4; }, 2);
     if constexpr (scan == Scan::softmax) softmax<K>(s, stats_, o_, apply.to_log2(), 2);
     if constexpr (K::narrow_values) {
       value_scales_.meet(keys().scale[1], Layout::tile_keys, o_);

@@ -182,7 +182,8 @@ class ShortQueries {
       if constexpr (K::narrow_keys)
         scale_logits<K, 1, tiles>(
             s, keys.scale[0] + lane_keys(), [&](i32, i32 half) { return factor_[half]; }, halves);
-      apply(s, keys, warp_keys * warp_, flags, facts, [&](i32) { return lane_ / 4; });
+      apply(
+          s, keys, warp_keys * warp_, flags, facts, [&](i32) { return lane_ / 4; }, halves);
       if constexpr (scan == Scan::softmax) softmax<K>(s, stats_, o_, to_log2_, halves);
     }
     ptx::copy_wait<pending>();

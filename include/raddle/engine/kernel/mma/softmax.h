@@ -51,12 +51,12 @@ class ApplyVariant {
 
   /// `first`: the tile's key that is this warp's first. Keys that do not exist repeat one that
   /// does. `facts` are the item's; row_of(r) is this lane's first row of a block, the second is 8
-  /// further down.
+  /// further down; `halves` is 1 where the second half of every block is padding.
   template <class Keys, class Facts, class RowOf>
   RADDLE_DEVICE void operator()(Logits<blocks, tiles>& s, const Keys& keys, i32 first, i32 flags,
-                                const Facts& facts, RowOf row_of) const {
+                                const Facts& facts, RowOf row_of, i32 halves) const {
     const i32 mine = first + ptx::lane_index() % 4 * 2;
-    if (scales()) apply_logits(s, keys, mine, facts, row_of);
+    if (scales()) apply_logits(s, keys, mine, facts, row_of, halves);
     if (flags & (TileFlags::partial | TileFlags::ragged))
       apply_mask(s, keys, mine, (flags & TileFlags::partial) != 0, facts, row_of);
   }
@@ -85,17 +85,21 @@ class ApplyVariant {
 
   template <class Keys, class Facts, class RowOf>
   RADDLE_DEVICE void apply_logits(Logits<blocks, tiles>& s, const Keys& keys, i32 mine,
-                                  const Facts& facts, RowOf row_of) const {
+                                  const Facts& facts, RowOf row_of, i32 halves) const {
     [[maybe_unused]] const LaneRows lane = lane_rows(facts, row_of);
+    // The halves of a single block one after the other, for the second may be padding.
     RADDLE_UNROLL
-    for (i32 n = 0; n < tiles; ++n) {
+    for (i32 turn = 0; turn < (blocks == 1 ? 2 : 1); ++turn) {
+      if (turn >= halves) continue;
       RADDLE_UNROLL
-      for (i32 e = 0; e < 2; ++e) {
+      for (i32 i = 0; i < 2 * tiles; ++i) {
+        const i32 n = i / 2, e = i % 2;
         [[maybe_unused]] const Key key = key_of(keys, mine + 8 * n + e, facts);
         RADDLE_UNROLL
         for (i32 r = 0; r < blocks; ++r) {
           RADDLE_UNROLL
           for (i32 half = 0; half < 2; ++half) {
+            if (blocks == 1 && half != turn) continue;
             float& x = s[r][n][2 * half + e];
             x *= launch_.scale;
             if constexpr (has_logits<V>) x = variant_.logits(x, lane.of[r][half], key);

@@ -153,7 +153,8 @@ class WideQueries {
     else
       slot = next_slot();
     add_parts(s);
-    apply(s, keys, 0, flags, facts, [&](i32 r) { return 16 * r + lane_ / 4; });
+    apply(
+        s, keys, 0, flags, facts, [&](i32 r) { return 16 * r + lane_ / 4; }, halves_);
     if constexpr (scan == Scan::softmax) softmax<K>(s, stats_, o_, apply.to_log2(), halves_);
     if constexpr (has_value<V>)
       transform_keys<K::dim_vo>(slot, keys,
