@@ -105,7 +105,7 @@ RADDLE_FN constexpr i32 slots_in(i32 bytes, i32 dim_qk, i32 dim_vo, i32 rows, i3
 /// waits. A thread's accumulators bound the rows of a tile: 128 rows up to heads 128 wide. A ring
 /// has three slots at least, one to compute on and two under way; long queries' has an even number.
 /// On sm_75 nothing is under way: there one will do, as will tiles of few keys.
-RADDLE_FN constexpr KernelConfig wide_config(i32 dim_qk, i32 dim_vo, i32 arch, bool scaled) {
+RADDLE_FN constexpr KernelConfig widened_config(i32 dim_qk, i32 dim_vo, i32 arch, bool scaled) {
   constexpr i32 long_shapes[][2] = {{128, 64}, {64, 64}, {64, 32}, {64, 16}};
   const RingRows ring{2, 2, scaled};
   for (i32 blocks = 2; blocks >= 1; --blocks) {
@@ -207,7 +207,7 @@ RADDLE_FN constexpr KernelConfig wide_head_config(i32 dim_qk, i32 dim_vo, i32 ar
 RADDLE_FN constexpr KernelConfig kernel_config(i32 dim_qk, i32 dim_vo, i32 arch,
                                                RingRows ring = {}) {
   if (is_wide(dim_qk, dim_vo)) return wide_head_config(dim_qk, dim_vo, arch);
-  KernelConfig config = wide_config(dim_qk, dim_vo, arch, ring.scaled);
+  KernelConfig config = widened_config(dim_qk, dim_vo, arch, ring.scaled);
   if (!ring.scaled || config.blocks_per_multiprocessor == 0) return config;
   const i32 bytes = shared_bytes_of_block(arch, config.blocks_per_multiprocessor);
   config.shared_bytes = bytes;

@@ -114,6 +114,20 @@ RADDLE_DEVICE void store_partial(const MmaLaunch& launch, i64 at, const LaneRow<
   if (ptx::lane_index() == 0) launch.partial_lse[at] = lse;
 }
 
+/// Sends a row that lies in shared memory, its LSE behind it, to where it belongs: to partial row
+/// number `partial`, or, where that is negative, to the output.
+template <class K, class V>
+RADDLE_DEVICE void send_row(const MmaLaunch& launch, const V& variant, const float* from,
+                            i64 partial, const Row& row, float* vector) {
+  LaneRow<K::dim_vo> o;
+  o.every([&](i32 i, i32 d) { o.of[i] = *reinterpret_cast<const Four*>(from + d); });
+  const float lse = from[K::dim_vo];
+  if (partial >= 0)
+    store_partial<K>(launch, partial, o, lse);
+  else
+    write_row<K>(launch, variant, row, o, lse, vector);
+}
+
 /// A row that is composed of partial states: O and Σ relative to a largest LSE.
 template <class K, Scan scan>
 class ComposedRow {

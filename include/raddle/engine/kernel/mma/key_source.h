@@ -101,6 +101,16 @@ RADDLE_DEVICE Span open_item(const MmaLaunch& launch, const WorkItem& item, Sour
   return first;
 }
 
+/// The item's next run of columns; an empty one at its end.
+RADDLE_DEVICE Span next_run(KeySource& source) {
+  RunWalk runs = source.runs;
+  const Span run = runs.next();
+  ptx::sync_warp();  // all lanes have read
+  if (ptx::lane_index() == 0) source.runs = runs;
+  ptx::sync_warp();
+  return run;
+}
+
 /// The columns of a span that may be read.
 RADDLE_DEVICE Span columns_read(const KeySource& source, const Span& span) {
   return Span{max(span.begin, source.col_begin), min(span.end, source.col_end), span.partial};

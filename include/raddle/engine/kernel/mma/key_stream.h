@@ -91,7 +91,7 @@ class KeyStream {
     open_ = false;
     if (rest_.begin == rest_.end) return;
     const Span tile = take_tile(rest_, Layout::tile_keys);
-    if (rest_.begin == rest_.end) next_run();
+    if (rest_.begin == rest_.end) rest_ = next_run(source_);
     open_ = rest_.begin != rest_.end;
     column_ = column_of(tile);
     at_ = find_key(launch_, source_, tile, column_, next_block_);
@@ -104,15 +104,6 @@ class KeyStream {
   /// This lane's column of a tile that begins where a span does.
   RADDLE_DEVICE static i32 column_of(const Span& span) {
     return span.begin + warp_keys * ptx::warp_index() + ptx::lane_index() % warp_keys;
-  }
-
-  /// Goes on to the item's next run of columns.
-  RADDLE_DEVICE void next_run() {
-    RunWalk runs = source_.runs;
-    rest_ = runs.next();
-    ptx::sync_warp();  // all lanes have read
-    if (ptx::lane_index() == 0) source_.runs = runs;
-    ptx::sync_warp();
   }
 
   /// Opens the next item; false where there is none of this stream.

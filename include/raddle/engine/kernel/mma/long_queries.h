@@ -220,15 +220,7 @@ class LongQueries {
       for (i32 half = 0; half < 2; ++half) {
         if (turns == 2 && half != turn) continue;
         float* row = out_row(first_row(r) + g + 8 * half);
-        float factor = 1.0f, lse = 0.0f;
-        if constexpr (scan == Scan::softmax) {
-          float sum = stats_.sum[r][half];
-          sum += ptx::shuffle_xor(sum, 1);
-          sum += ptx::shuffle_xor(sum, 2);
-          const float top = stats_.top[r][half];
-          lse = top == -math::infinity ? top : (top * to_log2 + math::log2(sum)) * math::ln2;
-          factor = sum == 0.0f ? 0.0f : 1.0f / sum;
-        }
+        auto [factor, lse] = end_row<scan>(stats_, r, half, to_log2);
         if constexpr (K::narrow_values) factor *= value_scales_.unit();
         RADDLE_UNROLL
         for (i32 n = 0; n < (K::narrow_values ? K::out_tiles : K::dim_vo / 8); ++n) {
@@ -249,14 +241,8 @@ class LongQueries {
     for (i32 i = 0; i < 16 / turns * blocks; ++i) {
       const i32 m = first_row(turns * i / 16) + 8 * turn + i % (16 / turns);
       if (m >= num_rows) continue;
-      const float* row = out_row(m);
-      LaneRow<K::dim_vo> o;
-      o.every([&](i32 step, i32 d) { o.of[step] = *reinterpret_cast<const Four*>(row + d); });
-      const float lse = row[K::dim_vo];
-      if (partial_row >= 0)
-        store_partial<K>(launch_, i64{partial_row} + m, o, lse);
-      else
-        write_row<K>(launch_, variant_, Layout::scratch().row[m], o, lse, Layout::vector(warp_));
+      send_row<K>(launch_, variant_, out_row(m), partial_row >= 0 ? i64{partial_row} + m : -1,
+                  Layout::scratch().row[m], Layout::vector(warp_));
     }
   }
 

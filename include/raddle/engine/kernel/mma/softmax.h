@@ -31,6 +31,23 @@ struct RowStats {
   }
 };
 
+/// A row's end: what its outputs are multiplied by, and its LSE; (0, -inf) where nothing was kept.
+struct RowEnd {
+  float factor, lse;
+};
+
+/// That of this lane's row, which the four lanes of a row find together. Sums end as they are.
+template <Scan scan, i32 blocks>
+RADDLE_DEVICE RowEnd end_row(const RowStats<blocks>& stats, i32 r, i32 half, float to_log2) {
+  if constexpr (scan == Scan::sum) return RowEnd{1.0f, 0.0f};
+  float sum = stats.sum[r][half];
+  sum += ptx::shuffle_xor(sum, 1);
+  sum += ptx::shuffle_xor(sum, 2);
+  const float top = stats.top[r][half];
+  return RowEnd{sum == 0.0f ? 0.0f : 1.0f / sum,
+                top == -math::infinity ? top : (top * to_log2 + math::log2(sum)) * math::ln2};
+}
+
 /// Scale, f_logits and f_mask of a tile of item `item`, for the rows of a lane. Holds almost
 /// nothing: what a variant or a mask asks for is looked up then, and registers are left to O.
 template <class V, i32 blocks, i32 tiles>

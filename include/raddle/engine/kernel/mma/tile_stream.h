@@ -40,7 +40,7 @@ class TileStream {
     i32 flags = nth == 0 ? TileFlags::empty | TileFlags::last : TileFlags::none;
     if (rest.begin < rest.end) {
       const Span tile = take_tile(rest, tile_keys);
-      if (rest.begin == rest.end) rest = next_run();
+      if (rest.begin == rest.end) rest = next_run(source_);
       flags = tile_flags(source_, tile, tile_keys, rest.begin == rest.end);
       find_rows(tile, keys, Layout::row_table(nth % Layout::found_slots));
       skip(rest, num_warps - 1);
@@ -109,16 +109,6 @@ class TileStream {
   /// tile is found.
   RADDLE_DEVICE bool asks_ahead() const { return source_.plain && source_.block_shift >= 0; }
 
-  /// The item's next run of columns; an empty one at its end.
-  RADDLE_DEVICE Span next_run() {
-    RunWalk runs = source_.runs;
-    const Span run = runs.next();
-    ptx::sync_warp();  // all lanes have read
-    if (ptx::lane_index() == 0) source_.runs = runs;
-    ptx::sync_warp();
-    return run;
-  }
-
   /// Drops the tiles that others find.
   RADDLE_DEVICE void skip(Span& rest, i32 count) {
     RADDLE_ROLLED
@@ -126,7 +116,7 @@ class TileStream {
       const i32 skipped = min(count, ceil_div(rest.end - rest.begin, tile_keys));
       count -= skipped;
       rest.begin = min(rest.end, rest.begin + skipped * tile_keys);
-      if (rest.begin == rest.end) rest = next_run();
+      if (rest.begin == rest.end) rest = next_run(source_);
     }
   }
 

@@ -246,15 +246,7 @@ class WideQueries {
       RADDLE_UNROLL
       for (i32 half = 0; half < 2; ++half) {
         float* row = Layout::out_row(16 * r + g + 8 * half);
-        float factor = 1.0f, lse = 0.0f;
-        if constexpr (scan == Scan::softmax) {
-          float sum = stats_.sum[r][half];
-          sum += ptx::shuffle_xor(sum, 1);
-          sum += ptx::shuffle_xor(sum, 2);
-          const float top = stats_.top[r][half];
-          lse = top == -math::infinity ? top : (top * to_log2 + math::log2(sum)) * math::ln2;
-          factor = sum == 0.0f ? 0.0f : 1.0f / sum;
-        }
+        const auto [factor, lse] = end_row<scan>(stats_, r, half, to_log2);
         RADDLE_UNROLL
         for (i32 n = 0; n < K::out_tiles; ++n) {
           const i32 d = columns * warp_ + 8 * n + 2 * t;
@@ -271,14 +263,9 @@ class WideQueries {
     const i32 num_rows = tile().num_rows, partial_row = item().partial_row;
     RADDLE_ROLLED
     for (i32 m = warp_; m < num_rows; m += num_warps) {
-      const float* row = Layout::out_row(m);
-      LaneRow<K::dim_vo> o;
-      o.every([&](i32 i, i32 d) { o.of[i] = *reinterpret_cast<const Four*>(row + d); });
-      const float lse = row[K::dim_vo];
-      if (partial_row >= 0)
-        store_partial<K>(launch_, i64{partial_row} + m, o, lse);
-      else
-        write_row<K>(launch_, variant_, Layout::scratch().row[m], o, lse, Layout::vector(warp_));
+      send_row<K>(launch_, variant_, Layout::out_row(m),
+                  partial_row >= 0 ? i64{partial_row} + m : -1, Layout::scratch().row[m],
+                  Layout::vector(warp_));
     }
   }
 
