@@ -101,9 +101,40 @@ struct RowTable {
   const u8* row[2][keys];
 };
 
+/// What lies where in a block's shared memory, of a layout that says the offsets: queries at the
+/// front, a ring of slots, what is known of their keys, and tables of where rows lie.
+template <class Layout>
+struct BlockMemory {
+  RADDLE_DEVICE static i32 after(i32 at, i32 count) { return at + 1 == count ? 0 : at + 1; }
+  RADDLE_DEVICE static u8* base() { return static_cast<u8*>(ptx::shared_memory()); }
+  /// A row of Q, or of O on its way out.
+  RADDLE_DEVICE static u8* query_memory() { return base(); }
+  RADDLE_DEVICE static u8* slot_memory(i32 slot) {
+    return base() + Layout::ring + slot * Layout::slot_bytes;
+  }
+  RADDLE_DEVICE static u32 slot_address(i32 slot) {
+    return ptx::shared_address(base()) + static_cast<u32>(Layout::ring + slot * Layout::slot_bytes);
+  }
+  RADDLE_DEVICE static auto& keys_at(i32 slot) {
+    return reinterpret_cast<typename Layout::Keys*>(base() + Layout::keys)[slot];
+  }
+  RADDLE_DEVICE static auto& row_table(i32 which) {
+    return reinterpret_cast<typename Layout::Table*>(base() + Layout::table)[which];
+  }
+  RADDLE_DEVICE static auto& source(i32 warp) {
+    return reinterpret_cast<typename Layout::Source*>(base() + Layout::sources)[warp];
+  }
+  /// Which contractions this block brought their last state: a bit each, a word a warp.
+  RADDLE_DEVICE static u32* completed_bits() {
+    return reinterpret_cast<u32*>(base() + Layout::completed);
+  }
+};
+
 /// Where a tile shape keeps what; offsets into the block's dynamic shared memory.
 template <class K, i32 rows, i32 keys_of_tile, i32 num_slots>
-struct SharedLayout {
+struct SharedLayout : BlockMemory<SharedLayout<K, rows, keys_of_tile, num_slots>> {
+  using Memory = BlockMemory<SharedLayout>;
+  using Memory::base;
   static constexpr i32 tile_keys = keys_of_tile;
   static constexpr i32 warp_keys = tile_keys / num_warps;  ///< that one warp loads
   static constexpr i32 slots = num_slots;                  ///< K or V of a tile, in turns
@@ -134,11 +165,6 @@ struct SharedLayout {
   static_assert(ring % 128 == 0 && slot_bytes % 128 == 0 && table % 16 == 0 && merge % 16 == 0);
   static_assert(end <= K::config.shared_bytes);
 
-  RADDLE_DEVICE static i32 after(i32 at, i32 count) { return at + 1 == count ? 0 : at + 1; }
-  RADDLE_DEVICE static u8* base() { return static_cast<u8*>(ptx::shared_memory()); }
-  /// A row of Q, or of O on its way out.
-  RADDLE_DEVICE static u8* query_memory() { return base(); }
-  RADDLE_DEVICE static u8* slot_memory(i32 slot) { return base() + ring + slot * slot_bytes; }
   /// Where a warp's rows begin in a slot. Where it computes on these alone, that is the same place
   /// for rows of any length: an odd number of slots puts K where V was.
   template <class Rows>
@@ -150,22 +176,8 @@ struct SharedLayout {
   RADDLE_DEVICE static i32 first_of_part(i32 warp) {
     return warp_keys < 8 ? warp * warp_keys % 8 : 0;
   }
-  RADDLE_DEVICE static u32 slot_address(i32 slot) {
-    return ptx::shared_address(base()) + static_cast<u32>(ring + slot * slot_bytes);
-  }
-  RADDLE_DEVICE static Keys& keys_at(i32 slot) {
-    return reinterpret_cast<Keys*>(base() + keys)[slot];
-  }
   RADDLE_DEVICE static MergeBuffer& merge_buffer() {
     return *reinterpret_cast<MergeBuffer*>(base() + merge);
-  }
-  /// Which contractions this block brought their last state: a bit each, a word a warp.
-  RADDLE_DEVICE static u32* completed_bits() { return reinterpret_cast<u32*>(base() + completed); }
-  RADDLE_DEVICE static Table& row_table(i32 which) {
-    return reinterpret_cast<Table*>(base() + table)[which];
-  }
-  RADDLE_DEVICE static Source& source(i32 warp) {
-    return reinterpret_cast<Source*>(base() + sources)[warp];
   }
   /// Whether a slot is filled, and whether it is free: two barriers a slot.
   RADDLE_DEVICE static u32 filled(i32 slot) {

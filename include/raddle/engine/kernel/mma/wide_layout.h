@@ -10,7 +10,9 @@ namespace mma {
 /// Where a tile shape keeps what; offsets into the block's dynamic shared memory. A slot of the
 /// ring holds K of a tile, or V, or K whose first columns are V.
 template <class K, i32 tile_rows, i32 keys_of_tile, i32 num_slots>
-struct WideLayout {
+struct WideLayout : BlockMemory<WideLayout<K, tile_rows, keys_of_tile, num_slots>> {
+  using Memory = BlockMemory<WideLayout>;
+  using Memory::base;
   static constexpr i32 rows = tile_rows;
   static constexpr i32 shape = rows != short_rows;
   static constexpr i32 tile_keys = keys_of_tile;
@@ -48,10 +50,6 @@ struct WideLayout {
   static constexpr i32 out = keys - rows * row_floats * 4;
   static_assert(out >= num_warps * vector_bytes);
 
-  RADDLE_DEVICE static i32 after(i32 at, i32 count) { return at + 1 == count ? 0 : at + 1; }
-  RADDLE_DEVICE static u8* base() { return static_cast<u8*>(ptx::shared_memory()); }
-  RADDLE_DEVICE static u8* query_memory() { return base(); }
-  RADDLE_DEVICE static u8* slot_memory(i32 slot) { return base() + ring + slot * slot_bytes; }
   /// Where the rows are, in eights, among which a warp's begin;
   template <class Rows>
   RADDLE_DEVICE static i32 part_of(i32 warp) {
@@ -59,19 +57,6 @@ struct WideLayout {
   }
   /// and the number of its first one there.
   RADDLE_DEVICE static i32 first_of_part(i32 warp) { return warp * warp_keys % 8; }
-  RADDLE_DEVICE static u32 slot_address(i32 slot) {
-    return ptx::shared_address(base()) + static_cast<u32>(ring + slot * slot_bytes);
-  }
-  RADDLE_DEVICE static Keys& keys_at(i32 slot) {
-    return reinterpret_cast<Keys*>(base() + keys)[slot];
-  }
-  RADDLE_DEVICE static Table& row_table(i32 warp) {
-    return reinterpret_cast<Table*>(base() + table)[warp];
-  }
-  RADDLE_DEVICE static Source& source(i32 warp) {
-    return reinterpret_cast<Source*>(base() + sources)[warp];
-  }
-  RADDLE_DEVICE static u32* completed_bits() { return reinterpret_cast<u32*>(base() + completed); }
   RADDLE_DEVICE static Scratch& scratch() { return *reinterpret_cast<Scratch*>(base() + item); }
   /// A warp's logits of its elements of the heads: `nth` of its fragments, this lane's.
   RADDLE_DEVICE static Four& part_of_logits(i32 warp, i32 nth) {
