@@ -182,23 +182,5 @@ TEST_F(IntervalTest, SpansOfSeveralDimensionsAreClampedAndWrapped) {
   }
 }
 
-TEST_F(IntervalTest, SineAndCosine) {
-  double worst = 0.0, worst_tanh = 0.0;
-  for (int repeat = 0; repeat < 200000; ++repeat) {
-    const float scale = std::exp2(static_cast<float>(draw(-10, 20)));
-    const float x = static_cast<float>(draw(-1000000, 1000000)) * 1e-6f * scale;
-    worst = std::max(worst, std::abs(double{math::sin(x)} - std::sin(double{x})));
-    worst = std::max(worst, std::abs(double{math::cos(x)} - std::cos(double{x})));
-    worst_tanh =
-        std::max(worst_tanh, std::abs(double{math::tanh_approx(x)} - std::tanh(double{x})));
-  }
-  std::printf("worst: %g, tanh_approx %g\n", worst, worst_tanh);
-  EXPECT_LE(worst, 1e-7);
-  EXPECT_LE(worst_tanh, 1e-4);
-  EXPECT_TRUE(std::isnan(math::sin(math::infinity)));
-  EXPECT_TRUE(std::isnan(math::tanh_approx(std::nanf(""))));
-  EXPECT_LE(std::abs(math::sin(1e30f)), 1.0f);
-}
-
 }  // namespace
 }  // namespace raddle

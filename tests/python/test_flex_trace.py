@@ -299,7 +299,7 @@ def body(traced):
 def test_a_function_becomes_what_one_would_write_by_hand():
     cap, window = 30.0, 4
     assert body(trace_score(lambda score, b, h, q, kv: cap * ops.tanh(score / cap))) == (
-        "return cap * math::tanh(s / cap);"
+        "return cap * native::tanh_ratio(s, cap);"
     )
     assert body(trace_score(lambda score, b, h, q, kv: score + SLOPES[h] * (kv - q))) == (
         "return s + (traced::at(SLOPES, r.q_head) * static_cast<float>(traced::sub(c.kv_pos, r.q_pos)));"

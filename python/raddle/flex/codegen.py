@@ -25,7 +25,7 @@ _tile = {"b": "t.request", "h": "t.q_head", "q": "t.q_pos", "kv": "t.kv_pos"}
 _infix = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|", "xor": "^"}
 _compare = {"lt": "<", "le": "<=", "eq": "=="}
 _interval_names = {"lt": "less", "le": "less_equal", "eq": "equal"}
-_math = {"exp", "exp2", "tanh", "tanh_approx", "sigmoid", "sin", "cos", "floor", "sqrt"}
+_math = {"exp", "exp2", "tanh_approx", "sigmoid", "sin", "cos", "floor", "sqrt"}
 
 _keywords = set(
     "alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t "
@@ -39,7 +39,7 @@ _keywords = set(
 _taken = _keywords | set(
     "r c s t i32 i64 u8 u32 Row Key Tile Tensor SpanTensor Coverage KvSpan Range Truth IntInterval FloatInterval math "
     "traced interval raddle logits mask coverage kv_span query key value sink output scan min max hull both either "
-    "intersect everything compose is_empty int_min int_max bits_to_float to_float from_float round_up ceil_div cpu "
+    "native intersect everything compose is_empty int_min int_max bits_to_float to_float from_float round_up ceil_div cpu "
     "Scan Mix Member Variant Causal SlidingWindow SoftCap Sinks Sigmoid Rope Alibi AllOf AnyOf Leaf Composition".split()
 )
 
@@ -152,6 +152,11 @@ class _Scalar:
             return "-" + self._operand(args[0])
         if op in ("floor_div", "floor_mod") and node.dtype == "int" and args[1].op == "const" and args[1].payload > 0:
             return f"traced::{op}<{args[1].payload}>({self.text(args[0])})"
+        if op == "tanh":
+            ratio = args[0]
+            if ratio.op == "div" and id(ratio) not in self._names:
+                return f"native::tanh_ratio({', '.join(map(self.text, ratio.args))})"
+            return f"native::tanh({self.text(ratio)})"
         space = "math" if op in _math or op == "abs" and node.dtype == "float" else "traced"
         return f"{space}::{op}({', '.join(map(self.text, args))})"
 

@@ -14,6 +14,13 @@ RADDLE_DEVICE float exp2(float x) {
   return y;
 }
 
+/// 1 / x within 1 ulp; 0 at infinity.
+RADDLE_DEVICE float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 /// x · y + z, rounded once. Contraction is off, so that the only ones are those that are asked for.
 RADDLE_DEVICE float fma(float x, float y, float z) {
   float r;

@@ -10,9 +10,10 @@ struct Alibi {
   Tensor<const float, 1> slopes;  ///< [Hq]
 
   // One product and one sum in this order: what a traced Python function of the same formula does,
-  // bit for bit.
+  // bit for bit up to positions of 2^24. Positions are converted one by one, for a key's is the
+  // same for all rows, and a row's for all keys.
   RADDLE_FN float logits(float s, const Row& r, const Key& c) const {
-    return s + slopes.data[r.q_head] * static_cast<float>(c.kv_pos - r.q_pos);
+    return s + slopes.data[r.q_head] * (static_cast<float>(c.kv_pos) - static_cast<float>(r.q_pos));
   }
 };
 RADDLE_VARIANT(Alibi, "alibi", checked(RADDLE_RUN_TENSOR(Alibi, slopes, qo_heads), Check::finite));

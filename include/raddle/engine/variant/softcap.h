@@ -2,6 +2,7 @@
 #pragma once
 
 #include "raddle/engine/variant/contract.h"
+#include "raddle/engine/variant/native.h"
 
 RADDLE_ENGINE_BEGIN
 
@@ -9,7 +10,7 @@ struct SoftCap {
   float cap;
 
   RADDLE_FN float logits(float s, const Row&, const Key&) const {
-    return cap * math::tanh(s / cap);
+    return cap * native::tanh_ratio(s, cap);
   }
 };
 RADDLE_VARIANT(SoftCap, "softcap", checked(RADDLE_RUN_MEMBER(SoftCap, cap), Check::positive));

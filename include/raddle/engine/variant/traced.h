@@ -4,3 +4,4 @@
 
 #include "raddle/engine/core/span.h"
 #include "raddle/engine/variant/contract.h"
+#include "raddle/engine/variant/native.h"

@@ -13,7 +13,7 @@ def softcap(cap: float, fast: bool = False) -> Callable[..., Any]:
 
     Args:
         cap: bound of the score's magnitude, above 0.
-        fast: tanh by an approximation (`raddle.flex.ops.tanh_approx`) in place of one exact to a few ulp.
+        fast: tanh by an approximation (`raddle.flex.ops.tanh_approx`) that needs no exponential.
 
     Gemma 2 (arXiv 2408.00118), section 2. Raises ValueError for another cap.
     """
