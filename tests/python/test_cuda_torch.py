@@ -147,3 +147,33 @@ def test_compiled_graphs_replay_changing_batches(gpu, rng):
         rows = layout.num_rows
         found = compiled(reservation, q, k, v)[:rows].clone()
         assert torch.equal(found, layer(attn.plan(layout), q[:rows], k, v))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_in_turns(gpu, rng):
+    """Eager runs and a graph of each GPU of a process, with steps of both interleaved; the current device is left."""
+    problem = draw(rng, "paged", "causal", lengths=[(1, 700), (40, 90), (1, 33)], page_size=16, **HEADS)
+    exact, layout = attention(problem), twin(problem.layout)
+    places = []
+    for device in (torch.device("cuda:0"), torch.device("cuda:1")):
+        attn = raddle.Attention(spec_of(problem), device=device)
+        q, k, v = (torch.from_numpy(x.astype(np.float32)).to(device).bfloat16() for x in (problem.q, *problem.kv[0]))
+        reservation = attn.reserve(max_requests=4, max_qo_tokens=len(q), max_kv_tokens=1024)
+        reservation.update(layout)
+        out, graph = torch.full_like(q, float("nan")), torch.cuda.CUDAGraph()
+        with torch.cuda.device(device), torch.cuda.graph(graph):
+            attn.run(reservation, q, (k, v), out=out)
+        places.append((attn, q, (k, v), reservation, out, graph))
+    for current in (0, 1):
+        torch.cuda.set_device(current)
+        for attn, q, kv, reservation, out, graph in places:
+            eager, lse = attn.run(attn.plan(layout), q, kv, return_lse=True)
+            reservation.update(layout)
+            graph.replay()
+            assert torch.cuda.current_device() == current and eager.device == q.device
+            torch.cuda.synchronize(q.device)
+            within(exact, eager.float().cpu().numpy(), lse.cpu().numpy())
+            assert torch.equal(eager, out)
+    torch.cuda.set_device(0)
+    with pytest.raises(ValueError, match="'cuda:1'"):
+        places[0][0].run(places[0][0].plan(layout), places[1][1], places[1][2])
