@@ -116,8 +116,7 @@ bool Chooser::may_gain_by_algorithm1(i64 heaviest) const {
     longest = max(longest, is_cut ? cost.resume + step * cost.tile
                                   : cost.start + units.kv_tiles[t] * cost.tile);
   }
-  // Without any cut it is the schedule above.
-  if (added == 0) return least_unsplit() * 101 < heaviest * 100;
+  if (added == 0) return false;  // without any cut it is longest first
   // Where everybody has one chunk at most, there is nothing to sort.
   if (chunks * config_->num_kv_heads <= config_->num_workers) return longest < heaviest;
   const i64 least = mean() + added * config_->num_kv_heads / config_->num_workers;

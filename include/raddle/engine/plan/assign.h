@@ -11,10 +11,12 @@ struct Placement {
   i32 worker;
 };
 
+/// A worker and its load in one number, cost above worker, so that one comparison orders loads, and
+/// equal ones by worker. There is room for 2^17 workers, and for costs of hours.
 struct Load {
-  i64 cost;
-  i32 worker;
+  i64 key;
 };
+constexpr i32 worker_bits = 17;
 
 struct RankedPiece {
   i64 cost;
@@ -50,27 +52,33 @@ RADDLE_FN void sort_dearest_first(RankedPiece* ranked, i32 count, RankedPiece* s
   }
 }
 
-/// Without branches, which nobody can predict here.
-RADDLE_FN i32 lighter(const Load& a, const Load& b) {
-  return (a.cost < b.cost) | ((a.cost == b.cost) & (a.worker < b.worker));
+RADDLE_FN constexpr Load make_load(i64 cost, i32 worker) {
+  return Load{cost << worker_bits | worker};
+}
+RADDLE_FN constexpr i64 cost_of(Load load) { return load.key >> worker_bits; }
+RADDLE_FN constexpr i32 worker_of(Load load) {
+  return static_cast<i32>(load.key & ((1 << worker_bits) - 1));
 }
 
-/// Restores the heap after its least load grew.
-RADDLE_FN void sift_down(Load* heap, i32 count) {
-  const Load moved = heap[0];
+/// Adds to the least load of a heap and restores it. The lighter child is found without branches,
+/// which nobody can predict here.
+RADDLE_FN void add_to_least(Load* heap, i32 count, i64 cost) {
+  const i64 moved = heap[0].key + (cost << worker_bits);
   i32 at = 0;
   i32 child = 1;
   for (; child + 1 < count; child = 2 * at + 1) {
-    child += lighter(heap[child + 1], heap[child]);
-    if (!lighter(heap[child], moved)) break;
+    const i64 left = heap[child].key, right = heap[child + 1].key;
+    const i64 lighter = min(left, right);
+    if (moved < lighter) break;
+    child += right < left;
+    heap[at].key = lighter;
+    at = child;
+  }
+  if (child + 1 == count && heap[child].key < moved) {  // an only child
     heap[at] = heap[child];
     at = child;
   }
-  if (child + 1 == count && lighter(heap[child], moved)) {  // an only child
-    heap[at] = heap[child];
-    at = child;
-  }
-  heap[at] = moved;
+  heap[at].key = moved;
 }
 
 /// Gives the first num_workers placements to a worker each, as a heap of idle workers would, and
@@ -90,7 +98,7 @@ RADDLE_FN void assign_first(const RankedPiece* ranked, i32 num_kv_heads, i32 num
     const i64 cost = ranked[last].cost;
     while (last > 0 && ranked[last - 1].cost == cost) --last;
     const i32 begin = last * num_kv_heads;
-    for (i32 w = begin; w < end; ++w) heap[count++] = Load{cost, w};
+    for (i32 w = begin; w < end; ++w) heap[count++] = make_load(cost, w);
     end = begin;
   }
 }
@@ -116,10 +124,9 @@ RADDLE_FN i64 assign_longest_first(const RankedPiece* ranked, i32 num_pieces, i3
   i32 p = num_workers / num_kv_heads;
   i32 head = num_workers - p * num_kv_heads;
   for (i32 i = num_workers; i < count; ++i) {
-    placements[i] = Placement{ranked[p].piece, head, heap[0].worker};
-    heap[0].cost += ranked[p].cost;
-    heaviest = max(heaviest, heap[0].cost);
-    sift_down(heap, num_workers);
+    placements[i] = Placement{ranked[p].piece, head, worker_of(heap[0])};
+    heaviest = max(heaviest, cost_of(heap[0]) + ranked[p].cost);
+    add_to_least(heap, num_workers, ranked[p].cost);
     if (++head < num_kv_heads) continue;
     head = 0;
     ++p;

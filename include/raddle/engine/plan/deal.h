@@ -48,22 +48,22 @@ RADDLE_FN Front front_of(const Units& units, i64 cost) {
 /// many are dealt.
 RADDLE_FN i32 deal_units(const Units& units, const Front& front, i32 num_workers, Load* heap,
                          i64* loads, DealtUnit* dealt) {
-  for (i32 w = 0; w < num_workers; ++w) heap[w] = Load{0, w};  // equal loads in order are a heap
+  for (i32 w = 0; w < num_workers; ++w)
+    heap[w] = make_load(0, w);  // equal loads in order are a heap
   i32 count = 0;
   UnitAt at = front.end;
   while (at.group < units.num_groups) {
     const i32 begin = units.group_tile[at.group];
     const i32 end = units.group_tile[at.group + 1];
     for (i32 t = end - 1; t >= begin; --t) {
-      dealt[count++] = DealtUnit{t, at.head, heap[0].worker};
+      dealt[count++] = DealtUnit{t, at.head, worker_of(heap[0])};
       const UnitCost cost = unit_cost(units, t);
-      heap[0].cost += cost.start + units.kv_tiles[t] * cost.tile;
-      sift_down(heap, num_workers);
+      add_to_least(heap, num_workers, cost.start + units.kv_tiles[t] * cost.tile);
     }
     at.tile = end - 1;
     at = next_unit(units, at);
   }
-  for (i32 w = 0; w < num_workers; ++w) loads[heap[w].worker] = heap[w].cost;
+  for (i32 w = 0; w < num_workers; ++w) loads[worker_of(heap[w])] = cost_of(heap[w]);
   return count;
 }
 
