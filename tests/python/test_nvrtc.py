@@ -85,11 +85,11 @@ KERNELS = [
     Kernel("own source", spec([OWN]), "sm_90a"),
     Kernel("128 wide", spec([], 128), "sm_80"),
     Kernel("128 wide", spec([], 128), "sm_89"),
-    Kernel("128 wide", spec([], 128), "sm_90a", spilled=96),
+    Kernel("128 wide", spec([], 128), "sm_90a", spilled=256),
     Kernel("Rope, 128 wide", spec(ROPE, 128), "sm_80"),
-    Kernel("Rope, 128 wide", spec(ROPE, 128), "sm_90a", spilled=512),
+    Kernel("Rope, 128 wide", spec(ROPE, 128), "sm_90a"),
     *(Kernel("128 wide", spec([], 128), arch, short_only=True) for arch in ("sm_80", "sm_89", "sm_90a")),
-    Kernel("Rope, 128 wide", spec(ROPE, 128), "sm_90a", short_only=True, spilled=96),
+    Kernel("Rope, 128 wide", spec(ROPE, 128), "sm_90a", short_only=True, spilled=128),
     Kernel("e4m3, 128 wide", spec([], 128, kv_dtype="float8_e4m3fn"), "sm_80", spilled=128),
     *(
         Kernel("e4m3, 128 wide", spec([], 128, kv_dtype="float8_e4m3fn"), arch, short_only=True)

@@ -128,6 +128,87 @@ RADDLE_DEVICE void send_row(const MmaLaunch& launch, const V& variant, const flo
     write_row<K>(launch, variant, row, o, lse, vector);
 }
 
+/// Where a row goes, which a lane finds for its warp; nowhere, if it is padding.
+struct Outbound {
+  u8* to = nullptr;
+  float factor = 1.0f;  ///< of a sink
+};
+
+/// Finds that for this lane's row, and stores its LSE.
+template <class K, class V>
+RADDLE_DEVICE Outbound send_off(const MmaLaunch& launch, const V& variant, i64 partial,
+                                const Row& row, float lse) {
+  if (partial >= 0) {
+    launch.partial_lse[partial] = lse;
+    return Outbound{reinterpret_cast<u8*>(launch.partial_o + partial * K::dim_vo)};
+  }
+  const float factor = apply_sink(launch, variant, row, lse);
+  store_lse(launch, row, lse);
+  const i32 bytes = launch.state_only ? 4 : static_cast<i32>(sizeof(typename K::T));
+  return Outbound{static_cast<u8*>(launch.out.data) + bytes * out_offset(launch, row), factor};
+}
+
+/// Copies rows from shared memory to where lane i says for row i, in fp32 or in the matrix dtype;
+/// several are under way at a time.
+template <class K, class V, i32 count, bool rounds, class From>
+RADDLE_DEVICE void copy_out(const Outbound& mine, From from) {
+  using T = typename K::T;
+  using Lanes = LaneRow<K::dim_vo>;
+  constexpr i32 batch = K::dim_vo <= 128 ? 4 : 2;
+  static_assert(count % batch == 0);
+  RADDLE_ROLLED
+  for (i32 first = 0; first < count; first += batch) {
+    Lanes o[batch];
+    u8* to[batch];
+    RADDLE_UNROLL
+    for (i32 r = 0; r < batch; ++r) {
+      const float* row = from(first + r);
+      to[r] = ptx::shuffle(mine.to, first + r);
+      o[r].every([&](i32 i, i32 d) { o[r].of[i] = *reinterpret_cast<const Four*>(row + d); });
+      if constexpr (has_sink<V>) {
+        const float factor = ptx::shuffle(mine.factor, first + r);
+        o[r].map([&](float x) { return x * factor; });
+      }
+    }
+    RADDLE_UNROLL
+    for (i32 r = 0; r < batch; ++r) {
+      if (!to[r]) continue;
+      Lanes::each([&](i32 i, i32 d) {
+        if constexpr (rounds)
+          store_four(reinterpret_cast<T*>(to[r]) + d, o[r].of[i]);
+        else
+          *reinterpret_cast<Four*>(to[r] + 4 * d) = o[r].of[i];
+      });
+    }
+  }
+}
+
+/// Sends a warp's rows, `count` of them: the tile's rows number(i), which lie at from(i). A row has
+/// a chain of look-ups, so each lane goes through one row's, but where an output part sees rows.
+template <class K, i32 count, class V, class Number, class From>
+RADDLE_DEVICE void send_rows(const MmaLaunch& launch, const V& variant, i32 num_rows,
+                             i32 partial_row, const Row* rows, float* vector, Number number,
+                             From from) {
+  const auto partial = [&](i32 m) { return partial_row >= 0 ? i64{partial_row} + m : -1; };
+  if constexpr (has_output<V>) {
+    RADDLE_ROLLED
+    for (i32 i = 0; i < count; ++i) {
+      const i32 m = number(i);
+      if (m < num_rows) send_row<K>(launch, variant, from(i), partial(m), rows[m], vector);
+    }
+  } else {
+    static_assert(count <= 32);
+    const i32 i = min(ptx::lane_index(), count - 1), m = number(i);
+    Outbound mine;
+    if (ptx::lane_index() == i && m < num_rows)
+      mine = send_off<K>(launch, variant, partial(m), rows[m], from(i)[K::dim_vo]);
+    if (partial_row >= 0 || launch.state_only)
+      copy_out<K, V, count, false>(mine, from);
+    else
+      copy_out<K, V, count, true>(mine, from);
+  }
+}
+
 /// A row that is composed of partial states: O and Σ relative to a largest LSE.
 template <class K, Scan scan>
 class ComposedRow {

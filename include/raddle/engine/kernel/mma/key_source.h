@@ -25,11 +25,9 @@ RADDLE_DEVICE void open_source(const MmaLaunch& launch, const QueryTile& tile, i
   }
   // One block of rows is a list of one, which says 0.
   const i32 size = level.blocks ? level.block_size : 1 << 30;
-  i32 shift = 0;
-  while (shift < 30 && (1 << shift) < size) ++shift;
   source.blocks = level.blocks ? level.blocks + first : zeros;
   source.block_size = size;
-  source.block_shift = 1 << shift == size ? shift : -1;
+  source.block_shift = (size & (size - 1)) == 0 ? ptx::count_bits(static_cast<u32>(size - 1)) : -1;
   source.first_index = level.kv_begin ? level.kv_begin[tile.group] : 0;
   source.level = tile.level;
   source.group = tile.group;

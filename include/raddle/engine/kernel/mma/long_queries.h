@@ -30,7 +30,7 @@ class LongQueries {
         variant_(variant),
         item_(item),
         warp_(ptx::warp_index()),
-        stream_(launch, launch.plan.items[item]),
+        stream_(launch),
         q_address_(ptx::shared_address(Layout::query_memory()) +
                    static_cast<u32>(first_row(0) * K::QueryRows::pitch) +
                    a_offset<typename K::QueryRows>(ptx::lane_index())),
@@ -38,12 +38,20 @@ class LongQueries {
         v_offset_(a_offset<typename K::ValueRows>(ptx::lane_index())) {}
 
   RADDLE_DEVICE void run() {
+    stream_.open(item());
+    QueryRows<16 * blocks, K, block_rows> queries;
+    queries.fetch(launch_, tile(), item().kv_head, first_row(0));
     create_barriers();
     ptx::sync_block();
     if (warp_ < Stream::ahead) stream_.find(warp_);
     RADDLE_ROLLED
     for (i32 n = 0; n < Layout::slots - lag; ++n) load(n % 2, n, n / 2);
-    load_queries();
+    auto& facts = Layout::scratch();
+    // Not looked up for itself, which all would wait for: whose keys are its own is any row's
+    // request.
+    const bool shared = launch_.levels[tile().level].keys_are_shared;
+    describe_item(shared ? -1 : queries.row().request, item().kv_head, facts);
+    queries.store(variant_, first_row(0), Layout::query_memory(), facts);
     mark(launch_, TimelineStage::opened, item_);
     clear(o_);
     stats_.clear();
@@ -65,17 +73,6 @@ class LongQueries {
   RADDLE_DEVICE const WorkItem& item() const { return launch_.plan.items[item_]; }
   RADDLE_DEVICE const QueryTile& tile() const {
     return launch_.plan.query_tiles[item().query_tile];
-  }
-
-  RADDLE_DEVICE void load_queries() const {
-    auto& facts = Layout::scratch();
-    describe_item(request_of_keys(launch_, tile()), item().kv_head, facts);
-    RADDLE_ROLLED
-    for (i32 r = 0; r < blocks; ++r) {
-      QueryRows<16, K> rows;
-      rows.fetch(launch_, tile(), item().kv_head, first_row(r));
-      rows.store(variant_, first_row(r), Layout::query_memory(), facts);
-    }
   }
 
   /// Uses count K and V of the tiles in turns, and so do loads: load n takes slot n % slots when
@@ -236,14 +233,11 @@ class LongQueries {
 
   /// This warp's rows from there to where they belong.
   RADDLE_DEVICE void write_rows(i32 turn) {
-    const i32 num_rows = tile().num_rows, partial_row = item().partial_row;
-    RADDLE_ROLLED
-    for (i32 i = 0; i < 16 / turns * blocks; ++i) {
-      const i32 m = first_row(turns * i / 16) + 8 * turn + i % (16 / turns);
-      if (m >= num_rows) continue;
-      send_row<K>(launch_, variant_, out_row(m), partial_row >= 0 ? i64{partial_row} + m : -1,
-                  Layout::scratch().row[m], Layout::vector(warp_));
-    }
+    constexpr i32 of_block = 16 / turns;
+    const auto number = [&](i32 i) { return first_row(i / of_block) + 8 * turn + i % of_block; };
+    send_rows<K, of_block * blocks>(launch_, variant_, tile().num_rows, item().partial_row,
+                                    Layout::scratch().row, Layout::vector(warp_), number,
+                                    [&](i32 i) { return out_row(number(i)); });
   }
 
   const MmaLaunch& launch_;

@@ -87,26 +87,28 @@ RADDLE_DEVICE void transform_stored_row(u8* rows, i32 row, float* vector, float 
   ptx::sync_warp();
 }
 
-/// `count` rows of a query tile on their way to shared memory; a warp's work. Between fetch and
-/// store, which waits, there is time for something else.
-template <i32 count, class K>
+/// `count` rows of a query tile on their way to shared memory; a warp's work. Of more than 16, the
+/// next 16 lie `apart` rows behind the first. Between fetch and store, which waits, there is time
+/// for something else.
+template <i32 count, class K, i32 apart = 16>
 class QueryRows {
   using T = typename K::T;
   using Rows = typename K::QueryRows;
   static constexpr i32 units = ceil_div(count * Rows::chunks, 32);
-  static_assert(count <= 32);
+  static constexpr i32 block = min(count, 16);
+  static_assert(count <= 32 && count % block == 0);
 
  public:
   /// Starts loading rows `first` … of a tile.
   RADDLE_DEVICE void fetch(const MmaLaunch& launch, const QueryTile& tile, i32 kv_head, i32 first) {
     const i32 lane = ptx::lane_index();
-    rows_ = min(count, tile.num_rows - first);
+    rows_ = tile.num_rows - first;
     const T* mine = nullptr;
     if (lane < count) {
       row_ = make_row(launch.layout, launch.levels[tile.level], tile.group,
-                      tile.row_begin + first + min(lane, tile.num_rows - 1 - first), kv_head,
+                      tile.row_begin + min(first + nth(lane), tile.num_rows - 1), kv_head,
                       launch.plan.group_size);
-      if (lane < rows_)
+      if (nth(lane) < rows_)
         mine = static_cast<const T*>(launch.q.data) + row_.row * launch.q.row_stride +
                row_.q_head * launch.q.head_stride;
     }
@@ -120,37 +122,51 @@ class QueryRows {
     }
   }
 
+  /// What this lane's row is, once it has been fetched.
+  RADDLE_DEVICE const Row& row() const { return row_; }
+
   /// Puts them into the same rows of shared memory, applies f_q, and says what they are in `facts`.
   /// Rows past the tile's become zero.
   template <class V, class Facts>
   RADDLE_DEVICE void store(const V& variant, i32 first, u8* shared, Facts& facts) const {
     const i32 lane = ptx::lane_index();
-    if (lane < count) facts.row[first + lane] = row_;
+    if (lane < count) facts.row[first + nth(lane)] = row_;
     RADDLE_UNROLL
     for (i32 i = 0; i < units; ++i) {
       const i32 r = (32 * i + lane) / Rows::chunks, chunk = (32 * i + lane) % Rows::chunks;
-      if (r < count) *reinterpret_cast<Packed8*>(shared + Rows::at(first + r, chunk)) = x_[i];
+      if (r < count) *reinterpret_cast<Packed8*>(shared + Rows::at(first + nth(r), chunk)) = x_[i];
     }
     ptx::sync_warp();
+    RADDLE_ROLLED
+    for (i32 r = 0; r < count; r += block)
+      transform(variant, first + nth(r), min(block, rows_ - nth(r)), shared, facts);
+  }
+
+ private:
+  RADDLE_DEVICE static i32 nth(i32 r) { return count <= 16 ? r : r / 16 * apart + r % 16; }
+
+  /// f_q of a block, of which `rows` are the tile's.
+  template <class V, class Facts>
+  RADDLE_DEVICE static void transform(const V& variant, i32 first, i32 rows, u8* shared,
+                                      Facts& facts) {
     if constexpr (has_query<V> && !K::wide) {
       // Those past the tile's are seen as its last row.
-      const i32 rows = rows_;
       if (rows > 0)
-        transform_rows<count, T, K::dim_qk>(
+        transform_rows<block, T, K::dim_qk>(
             shared, first, [=](i32 r) { return r < rows; },
             [&, v = variant](auto& q, i32 r) { v.query(q, facts.row[first + r]); });
     }
     if constexpr (K::narrow_keys) {
-      if (lane < count) facts.factor[first + lane] = 0.0f;
-      for (i32 r = 0; r < rows_; ++r) {
+      const i32 lane = ptx::lane_index();
+      if (lane < block) facts.factor[first + lane] = 0.0f;
+      for (i32 r = 0; r < rows; ++r) {
         const float factor = arrange_query<K>(shared, first + r);
         if (lane == 0) facts.factor[first + r] = factor;
       }
     }
   }
 
- private:
-  i32 rows_ = 0;  // that are the tile's
+  i32 rows_ = 0;  // that are the tile's, from the first on
   Row row_{};     // this lane's; padding repeats the tile's last one
   Packed8 x_[units];
 };

@@ -21,10 +21,12 @@ class TileStream {
   static constexpr i32 ahead = 2;
   static_assert(Layout::found_slots == ahead + 1 && Layout::key_slots == ahead + 2);
 
-  /// Opens the item.
-  RADDLE_DEVICE TileStream(const MmaLaunch& launch, const WorkItem& item)
-      : launch_(launch), source_(Layout::source(ptx::warp_index())) {
-    Span rest = open_item<K>(launch, item, source_);
+  RADDLE_DEVICE explicit TileStream(const MmaLaunch& launch)
+      : launch_(launch), source_(Layout::source(ptx::warp_index())) {}
+
+  /// Before anything else.
+  RADDLE_DEVICE void open(const WorkItem& item) {
+    Span rest = open_item<K>(launch_, item, source_);
     skip(rest, ptx::warp_index());
     keep(rest);
   }
@@ -38,19 +40,21 @@ class TileStream {
     auto& keys = Layout::keys_at(nth % Layout::key_slots);
     Span rest = source_.rest;
     i32 flags = nth == 0 ? TileFlags::empty | TileFlags::last : TileFlags::none;
-    if (rest.begin < rest.end) {
+    const bool there = rest.begin < rest.end;
+    if (there) {
       const Span tile = take_tile(rest, tile_keys);
       if (rest.begin == rest.end) rest = next_run(source_);
       flags = tile_flags(source_, tile, tile_keys, rest.begin == rest.end);
       find_rows(tile, keys, Layout::row_table(nth % Layout::found_slots));
-      skip(rest, num_warps - 1);
-      keep(rest);
     }
     if (ptx::lane_index() == 0) keys.flags[0] = flags;
     const u32 barrier = Layout::found(nth % Layout::found_slots);
     if constexpr (K::quantized) ptx::barrier_arrive_after_copies(barrier);
     ptx::sync_warp();
     if (ptx::lane_index() == 0) ptx::barrier_arrive(barrier);
+    if (!there) return;  // others wait for what is above, not for what this warp finds next
+    skip(rest, num_warps - 1);
+    keep(rest);
   }
 
   /// Starts copying this warp's share of tile number nth's K, once that was found. False where

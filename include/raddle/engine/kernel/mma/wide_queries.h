@@ -258,15 +258,12 @@ class WideQueries {
     }
   }
 
-  /// Rows from there to where they belong, a warp a row.
+  /// Rows from there to where they belong: every fourth is this warp's.
   RADDLE_DEVICE void write_rows() const {
-    const i32 num_rows = tile().num_rows, partial_row = item().partial_row;
-    RADDLE_ROLLED
-    for (i32 m = warp_; m < num_rows; m += num_warps) {
-      send_row<K>(launch_, variant_, Layout::out_row(m),
-                  partial_row >= 0 ? i64{partial_row} + m : -1, Layout::scratch().row[m],
-                  Layout::vector(warp_));
-    }
+    const auto number = [&](i32 i) { return warp_ + num_warps * i; };
+    send_rows<K, 16 * blocks / num_warps>(launch_, variant_, tile().num_rows, item().partial_row,
+                                          Layout::scratch().row, Layout::vector(warp_), number,
+                                          [&](i32 i) { return Layout::out_row(number(i)); });
   }
 
   const MmaLaunch& launch_;
