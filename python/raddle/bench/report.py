@@ -19,7 +19,7 @@ from raddle.bench.limits import Limits
 from raddle.bench.workloads import Workload
 
 #: Columns of a table that goes into a file; a terminal has its own width.
-_FILE_WIDTH = 120
+_FILE_WIDTH = 140
 
 
 def console() -> Console:
