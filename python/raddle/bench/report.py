@@ -65,7 +65,7 @@ def limits(found: Limits) -> Table:
     return table
 
 
-_CAPTION_LIMITS = "The best of several loops and rounds. A bandwidth that is too low for this kind of machine is no limit."
+_CAPTION_LIMITS = "The best of several loops and rounds. A bandwidth too low for this kind of machine is no limit."
 
 
 def comparison(results: Sequence[Result], found: Limits, rounds: int) -> Table:

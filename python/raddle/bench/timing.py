@@ -12,7 +12,7 @@ SETTLE_S = 0.01
 
 
 class Elapsed(float):
-    """What a call returns that took so many microseconds by its own clock: in another process, without the way there."""
+    """Microseconds, returned by a call that has a clock of its own: in another process, without the way there."""
 
 
 def interleaved(

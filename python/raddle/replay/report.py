@@ -10,7 +10,7 @@ from raddle._progress import Progress
 
 from .serving import History
 
-#: Least share of the read bandwidth that decode steps on a CPU reach, outputs verified or not: the clock leaves that out.
+#: Least share of the read bandwidth that decode steps on a CPU reach; verifying outputs is not on the clock.
 DECODE_SHARE = 0.6
 
 
