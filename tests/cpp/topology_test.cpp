@@ -9,7 +9,6 @@
 #include <string>
 
 #include "raddle/error.h"
-#include "raddle/limits.h"
 
 namespace raddle::cpu {
 namespace {
@@ -106,15 +105,6 @@ TEST(Topology, ThreadsFitTheMask) {
   EXPECT_EQ(report().threads_reason, "RADDLE_NUM_THREADS");
   unsetenv("RADDLE_NUM_THREADS");
   forget_default_threads();
-}
-
-TEST(Limits, ReadBandwidthIsPlausible) {
-  const double gbps = read_bandwidth_gbps(std::size_t{8} << 20, 1);
-  EXPECT_GT(gbps, 0.01);
-  EXPECT_LT(gbps, 10000);
-  EXPECT_THROW(read_bandwidth_gbps(0, 1), ValueError);
-  EXPECT_THROW(read_bandwidth_gbps(std::size_t{1} << 20, -1), ValueError);
-  EXPECT_THROW(read_bandwidth_gbps(std::size_t{1} << 20, 1 << 20), ValueError);
 }
 
 }  // namespace
