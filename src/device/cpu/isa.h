@@ -16,12 +16,16 @@ const CpuKernels& cpu_kernels();
 namespace avx512 {
 const CpuKernels& cpu_kernels();
 }
+namespace amx {
+const CpuKernels& cpu_kernels();
+}
 #endif
 
 namespace cpu {
 
 inline const CpuKernels& kernels(Isa isa) {
 #if defined(__x86_64__)
+  if (isa == Isa::amx) return amx::cpu_kernels();
   if (isa == Isa::avx512) return avx512::cpu_kernels();
   if (isa == Isa::avx2) return avx2::cpu_kernels();
 #endif

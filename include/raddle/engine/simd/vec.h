@@ -133,19 +133,26 @@ RADDLE_FN void transpose(Vec (&v)[lanes]) {
   }
 }
 
-/// Lane i of the result is the sum of v[i]'s lanes: a transposition that adds on the way.
-template <i32 step = lanes / 2>
-RADDLE_FN Vec sum_each(Vec (&v)[lanes]) {
+/// Lane i of the result is v[i]'s lanes combined by `op`: a transposition that combines on the way.
+template <i32 step = lanes / 2, class Op>
+RADDLE_FN Vec fold_each(Vec (&v)[lanes], Op op) {
   if constexpr (step > 0) {
 #pragma GCC unroll 16
     for (i32 i = 0; i < step; ++i) {
       exchange<step>(v[i], v[i + step]);
-      v[i] = v[i] + v[i + step];
+      v[i] = op(v[i], v[i + step]);
     }
-    return sum_each<step / 2>(v);
+    return fold_each<step / 2>(v, op);
   } else {
     return v[0];
   }
+}
+
+RADDLE_FN Vec sum_each(Vec (&v)[lanes]) {
+  return fold_each(v, [](Vec a, Vec b) { return a + b; });
+}
+RADDLE_FN Vec max_each(Vec (&v)[lanes]) {
+  return fold_each(v, [](Vec a, Vec b) { return max(a, b); });
 }
 
 RADDLE_FN void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
