@@ -2,7 +2,7 @@
 // intrinsic; everything else is written once with the compiler's vector extension.
 //
 // An ISA file defines: lanes, Vec, VecH, fma, max, widen_f16 (from the bits of f16), and registers
-// (how many vector registers there are).
+// (how many vector registers there are); exp2_nonpositive where it has instructions for it.
 #pragma once
 
 #include "raddle/engine/core/math.h"
@@ -62,6 +62,7 @@ RADDLE_FN Vec load(const e4m3* p) {
 
 RADDLE_FN void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof(v)); }
 
+#if !defined(RADDLE_EXP2_NONPOSITIVE)
 /// 2^x per lane: math::exp2, lane by lane, without its handling of overflow (x <= 0 here,
 /// or -inf).
 RADDLE_FN Vec exp2_nonpositive(Vec x) {
@@ -79,6 +80,7 @@ RADDLE_FN Vec exp2_nonpositive(Vec x) {
   const VecI vanishes = x < broadcast(-126.0f);
   return reinterpret_cast<Vec>(bits & ~vanishes);
 }
+#endif
 
 /// Lane i of the result is lane index[i] of `a` and `b`, one after the other.
 RADDLE_FN Vec shuffle(Vec a, Vec b, VecI index) {

@@ -2,9 +2,13 @@
 // one over strips of 32 query rows, whose logits and weights never leave the L1 cache:
 //
 //   S = Q·Kᵀ in tiles → f_logits, masks → P = exp(S - max), rounded to bf16 → O += P·V in tiles
+//
+// Strips form one pipeline through all KV tiles: while the vector units compute a strip's softmax,
+// the tile unit multiplies P·V of the strip before it and Q·Kᵀ of the one after.
 #pragma once
 
 #include "raddle/engine/kernel/cpu/amx_products.h"
+#include "raddle/engine/kernel/cpu/amx_softmax.h"
 #include "raddle/engine/kernel/cpu/attention.h"
 
 RADDLE_ENGINE_BEGIN
@@ -15,14 +19,15 @@ namespace cpu {
 struct TileScratch {
   i32 dim_qk, dim_vo;  ///< padded to whole tiles
   bf16* q;             ///< [Tq, dim_qk]
-  bf16* k;             ///< squares, see amx_products.h
-  bf16* v;
-  bf16* p;            ///< [strip_rows, max_tile_keys] weights of a strip
+  bf16* k[2];          ///< squares of this KV tile and the one before, see amx_products.h
+  bf16* v[2];
+  bf16* p[2];         ///< [strip_rows, max_tile_keys] weights of this strip and the one before
   bf16* staged;       ///< [Tkv, dim] rows of K or V that stages have changed, or that were padded
   const bf16** rows;  ///< [Tkv] where they lie
   float* max;         ///< [Tq] of the logits so far
+  float* rescale[2];  ///< [strip_rows] what O is multiplied by before P·V
   float* sum;         ///< [Tq] Σ exp(s - max)
-  u8* keep;           ///< [strip_rows, max_tile_keys]
+  u8* keep[2];        ///< [strip_rows, max_tile_keys] masks of this strip and the next one
   i64 bytes;
 
   TileScratch(const CpuLaunch& launch, void* base) {
@@ -33,14 +38,17 @@ struct TileScratch {
     dim_vo = round_up(launch.dim_vo, padded_unit);
     Carver carve(base);
     q = carve.take<bf16>(rows_q * dim_qk);
-    k = carve.take<bf16>(keys * dim_qk);
-    v = carve.take<bf16>(keys * dim_vo);
-    p = carve.take<bf16>(strip_rows * max_tile_keys);
+    for (i32 i = 0; i < 2; ++i) {
+      k[i] = carve.take<bf16>(keys * dim_qk);
+      v[i] = carve.take<bf16>(keys * dim_vo);
+      p[i] = carve.take<bf16>(strip_rows * max_tile_keys);
+      rescale[i] = carve.take<float>(strip_rows);
+      keep[i] = carve.take<u8>(strip_rows * max_tile_keys);
+    }
     staged = carve.take<bf16>(keys * raddle::max(dim_qk, dim_vo));
     rows = carve.take<const bf16*>(keys);
     max = carve.take<float>(rows_q);
     sum = carve.take<float>(rows_q);
-    keep = carve.take<u8>(strip_rows * max_tile_keys);
     bytes = carve.used();
   }
 };
@@ -56,22 +64,60 @@ class TiledItem : ItemKernel<bf16> {
     load_rows();
     for_tiles([&](const KeyTile<bf16>& keys, const KeyTile<bf16>& next, bool partial) {
       rearrange(keys, next);
-      for (i32 m = 0; m < tile_.num_rows; m += strip_rows)
-        if (tile_.num_rows - m > tile_rows)
-          strip<2>(m, keys, partial);
-        else
-          strip<1>(m, keys, partial);
+      for (i32 m = 0; m < tile_.num_rows; m += strip_rows) take(strip_of(m, keys, partial));
+      // What a strip in the pipeline reads stays for one more tile only.
+      if (current_.keys != &keys) drain();
     });
+    drain();
     simd::release_tiles();
     for (i32 m = 0; m < tile_.num_rows; ++m) x_.state[m] = RowState{t_.max[m], t_.sum[m]};
     finish();
   }
 
  private:
-  /// Keys [begin, end) of a tile; multiples of 32.
-  struct Keys {
-    i32 begin, end;
+  /// Some query rows against keys [begin, end) of one KV tile, multiples of 32.
+  struct Strip {
+    const KeyTile<bf16>* keys = nullptr;  ///< null: no strip, one that isn't there
+    i32 first = 0, rows = 0;
+    i32 begin = 0, end = 0;
+    bool partial = false;
+    i32 slot = 0, squares = 0;  ///< which of two buffers it uses
+
+    i32 padded_rows() const { return round_up(rows, tile_rows); }
   };
+
+  /// Moves the pipeline on by one strip: the one that comes gets its logits, the one before its
+  /// weights, and the one before that its output.
+  void take(const Strip& next) {
+    if (next.keys && next.begin == next.end) return;
+    Products products(pv_of(before_), qk_of(next), strip_rows);
+    if (current_.keys) weigh(current_, products);
+    products.finish();
+    before_ = current_;
+    current_ = next;
+    if (next.keys) slot_ ^= 1;
+  }
+
+  void drain() {
+    take(Strip{});
+    take(Strip{});
+  }
+
+  float* logits_of(const Strip& strip) const { return x_.s + strip.slot * strip_rows * x_.lds; }
+
+  Product qk_of(const Strip& s) const {
+    if (!s.keys) return {};
+    return Product::qk(s.rows, t_.q + s.first * t_.dim_qk, t_.dim_qk, t_.k[s.squares], s.begin,
+                       s.end, logits_of(s), x_.lds);
+  }
+
+  /// Brings O to the strip's new maximum first.
+  Product pv_of(const Strip& s) const {
+    if (!s.keys) return {};
+    if (stages_.scan == Scan::softmax) rescale_rows(s);
+    return Product::pv(s.rows, t_.p[s.slot], max_tile_keys, t_.v[s.squares], s.begin, s.end, x_.ldo,
+                       x_.o + s.first * x_.ldo, x_.ldo);
+  }
 
   /// Rows past the last one, up to a whole strip, are zero.
   void load_rows() {
@@ -96,22 +142,26 @@ class TiledItem : ItemKernel<bf16> {
     }
   }
 
-  /// f_k(K) and f_v(V) as squares.
-  void rearrange(const KeyTile<bf16>& keys, const KeyTile<bf16>& next) const {
+  /// f_k(K) and f_v(V) as squares, while the strip before the last one gets its output.
+  void rearrange(const KeyTile<bf16>& keys, const KeyTile<bf16>& next) {
+    squares_ ^= 1;
+    Products products(pv_of(before_), {}, strip_rows);
     const bf16* const* k = keys.k;
     if (stages_.num_key > 0 || launch_.dim_qk != t_.dim_qk) {
       stage_rows<&VariantOps::key>(stages_.key, stages_.num_key, keys.k, keys.k_scale, keys,
                                    launch_.dim_qk, x_.ldq, x_.k, {next.k, 0});
       k = narrow(x_.k, x_.ldq, keys.n, launch_.dim_qk, t_.dim_qk);
     }
-    rearrange_k(k, keys.n, t_.dim_qk, t_.k, {next.k, next.n});
+    rearrange_k(k, keys.n, t_.dim_qk, t_.k[squares_], {next.k, next.n}, [&] { products.turn(); });
+    products.finish();  // it may read the squares of V that come now
+    before_ = Strip{};
     const bf16* const* v = keys.v;
     if (stages_.num_value > 0 || launch_.dim_vo != t_.dim_vo) {
       stage_rows<&VariantOps::value>(stages_.value, stages_.num_value, keys.v, keys.v_scale, keys,
                                      launch_.dim_vo, x_.ldo, x_.v, {next.v, 0});
       v = narrow(x_.v, x_.ldo, keys.n, launch_.dim_vo, t_.dim_vo);
     }
-    rearrange_v(v, keys.n, t_.dim_vo, t_.v, {next.v, next.n});
+    rearrange_v(v, keys.n, t_.dim_vo, t_.v[squares_], {next.v, next.n});
   }
 
   /// Staged rows, which are rounded already, as bf16, padded with zeros.
@@ -125,121 +175,89 @@ class TiledItem : ItemKernel<bf16> {
     return t_.rows;
   }
 
-  /// Rows [first, first + 16 · tiles) against one tile of keys.
-  template <i32 tiles>
-  void strip(i32 first, const KeyTile<bf16>& keys, bool partial) {
-    const i32 rows = min(tiles * tile_rows, tile_.num_rows - first);
-    const Keys kept =
-        partial ? evaluate_masks(first, rows, keys) : Keys{0, round_up(keys.n, padded_unit)};
-    if (kept.begin >= kept.end) return;
-    strip_qk<tiles>(t_.q + first * t_.dim_qk, t_.dim_qk, t_.k, kept.begin, kept.end, x_.s, x_.lds);
-    const float scale = apply_variant(first, rows, keys, kept, partial);
-    for (i32 i = 0; i < tiles * tile_rows; i += tile_rows)
-      if (stages_.scan == Scan::softmax)
-        softmax(first + i, x_.s + i * x_.lds, kept, scale, t_.p + i * max_tile_keys);
-      else
-        round_weights(x_.s + i * x_.lds, kept, t_.p + i * max_tile_keys);
-    strip_pv<tiles>(t_.p, max_tile_keys, t_.v, kept.begin, kept.end, x_.ldo, x_.o + first * x_.ldo,
-                    x_.ldo);
+  /// Rows from `first` on against one tile of keys.
+  Strip strip_of(i32 first, const KeyTile<bf16>& keys, bool partial) const {
+    Strip strip;
+    strip.keys = &keys;
+    strip.first = first;
+    strip.rows = min(strip_rows, tile_.num_rows - first);
+    strip.end = round_up(keys.n, padded_unit);
+    strip.partial = partial;
+    strip.slot = slot_;
+    strip.squares = squares_;
+    if (partial) evaluate_masks(strip);
+    return strip;
   }
 
   /// The masks of a strip's rows, and the keys that any of them keeps.
-  Keys evaluate_masks(i32 first, i32 rows, const KeyTile<bf16>& keys) const {
+  void evaluate_masks(Strip& strip) const {
+    const i32 n = strip.keys->n;
     u64 any[max_tile_keys / 8] = {};
-    for (i32 m = 0; m < rows; ++m) {
-      u8* keep = t_.keep + m * max_tile_keys;
-      evaluate_keep(first + m, keys, keep);
-      for (i32 j = keys.n; j < round_up(keys.n, padded_unit); ++j) keep[j] = 0;
+    for (i32 m = 0; m < strip.rows; ++m) {
+      u8* keep = t_.keep[strip.slot] + m * max_tile_keys;
+      evaluate_keep(strip.first + m, *strip.keys, keep);
+      for (i32 j = n; j < strip.end; ++j) keep[j] = 0;
       u64 row[max_tile_keys / 8];
       __builtin_memcpy(row, keep, sizeof(row));
       for (i32 j = 0; j < max_tile_keys / 8; ++j) any[j] |= row[j];
     }
-    const auto is_kept = [&](i32 unit) {
-      const u64* of = any + unit * (padded_unit / 8);
+    const auto is_kept = [&](i32 key) {
+      const u64* of = any + key / 8;
       return (of[0] | of[1] | of[2] | of[3]) != 0;
     };
-    Keys kept{0, ceil_div(keys.n, padded_unit)};
-    while (kept.begin < kept.end && !is_kept(kept.begin)) ++kept.begin;
-    while (kept.begin < kept.end && !is_kept(kept.end - 1)) --kept.end;
-    return {kept.begin * padded_unit, kept.end * padded_unit};
+    while (strip.begin < strip.end && !is_kept(strip.begin)) strip.begin += padded_unit;
+    while (strip.begin < strip.end && !is_kept(strip.end - padded_unit)) strip.end -= padded_unit;
+  }
+
+  /// From logits to weights.
+  void weigh(const Strip& strip, Products& products) {
+    const float scale = apply_variant(strip);
+    const auto turn = [&] { products.turn(); };
+    for (i32 i = 0; i < strip.padded_rows(); i += tile_rows) {
+      const float* s = logits_of(strip) + i * x_.lds;
+      bf16* p = t_.p[strip.slot] + i * max_tile_keys;
+      const i32 m = strip.first + i;
+      if (stages_.scan == Scan::sum)
+        round_weights(s, x_.lds, strip.begin, strip.end, p, max_tile_keys);
+      else
+        simd::store(t_.rescale[strip.slot] + i,
+                    softmax_step_16(s, x_.lds, strip.begin, strip.end, scale, t_.max + m,
+                                    t_.sum + m, p, max_tile_keys, turn));
+    }
   }
 
   /// Scale, f_logits and masks of a strip. Returns the scale where nothing looks at scaled logits,
   /// so that the softmax may take it up; else 1.
-  float apply_variant(i32 first, i32 rows, const KeyTile<bf16>& keys, Keys kept, bool partial) {
-    const i32 n = min(kept.end, keys.n) - kept.begin;
+  float apply_variant(const Strip& strip) const {
+    const KeyTile<bf16>& keys = *strip.keys;
+    const i32 padded = strip.end - strip.begin;
+    const i32 n = min(strip.end, keys.n) - strip.begin;
     const bool scaled_later =
         stages_.num_logits == 0 && stages_.scan == Scan::softmax && launch_.scale > 0.0f;
-    const bool ragged = kept.begin + n < kept.end;
-    if (scaled_later && !partial && !ragged) return launch_.scale;
-    for (i32 m = 0; m < rows; ++m) {
-      float* s = x_.s + m * x_.lds + kept.begin;
+    if (scaled_later && !strip.partial && n == padded) return launch_.scale;
+    for (i32 m = 0; m < strip.rows; ++m) {
+      float* s = logits_of(strip) + m * x_.lds + strip.begin;
       if (!scaled_later) {
-        scale_row(s, kept.end - kept.begin, launch_.scale);
-        apply_logits(first + m, s, n, lanes_of(keys, kept.begin));
+        scale_row(s, padded, launch_.scale);
+        apply_logits(strip.first + m, s, n, lanes_of(keys, strip.begin));
       }
-      if (partial) drop(s, t_.keep + m * max_tile_keys + kept.begin, n, dropped());
-      for (i32 j = n; j < kept.end - kept.begin; ++j) s[j] = dropped();
+      if (strip.partial)
+        drop(s, t_.keep[strip.slot] + m * max_tile_keys + strip.begin, n, dropped());
+      for (i32 j = n; j < padded; ++j) s[j] = dropped();
     }
     return scaled_later ? launch_.scale : 1.0f;
   }
 
-  /// A step of the online softmax for 16 rows at `s`, numbers `first` and on: P to `p`.
-  void softmax(i32 first, const float* s, Keys kept, float scale, bf16* p) {
-    Vec tops[tile_rows];
-#pragma GCC unroll 16
-    for (i32 i = 0; i < tile_rows; ++i) {
-      const float* row = s + i * x_.lds;
-      tops[i] = simd::load(row + kept.begin);
-      for (i32 j = kept.begin + lanes; j < kept.end; j += lanes)
-        tops[i] = simd::max(simd::load(row + j), tops[i]);
-    }
-    const Vec before = simd::load(t_.max + first);
-    const Vec top = simd::max(simd::max_each(tops) * scale, before);
-    // A row with nothing kept so far: subtracting 0 leaves every logit at -inf.
-    const Vec shift = top == -math::infinity ? Vec{} : top;
-    const Vec rescale = simd::exp2_nonpositive((before - shift) * math::log2e);
-    simd::store(t_.max + first, top);
-    rescale_rows(first, rescale);
-
-    float minus_shift[tile_rows];
-    simd::store(minus_shift, shift * -math::log2e);
-    const Vec factor = simd::broadcast(scale * math::log2e);
-    Vec totals[tile_rows];
-    for (i32 i = 0; i < tile_rows; ++i) {
-      const float* row = s + i * x_.lds;
-      const Vec minus = simd::broadcast(minus_shift[i]);
-      Vec total{};
-      for (i32 j = kept.begin; j < kept.end; j += 2 * lanes) {
-        const Vec low = simd::exp2_nonpositive(simd::fma(simd::load(row + j), factor, minus));
-        const Vec high =
-            simd::exp2_nonpositive(simd::fma(simd::load(row + j + lanes), factor, minus));
-        total = total + (low + high);
-        simd::store_words(p + i * max_tile_keys + j, simd::round_to_bf16(low, high));
-      }
-      totals[i] = total;
-    }
-    simd::store(t_.sum + first,
-                simd::fma(simd::load(t_.sum + first), rescale, simd::sum_each(totals)));
-  }
-
-  /// O of 16 rows times `factor`, where that isn't 1.
-  void rescale_rows(i32 first, Vec factor) {
-    float of[tile_rows];
-    simd::store(of, factor);
-    for (i32 i = 0; i < tile_rows; ++i)
-      if (of[i] != 1.0f) scale_row(x_.o + (first + i) * x_.ldo, x_.ldo, of[i]);
-  }
-
-  void round_weights(const float* s, Keys kept, bf16* p) const {
-    for (i32 i = 0; i < tile_rows; ++i)
-      for (i32 j = kept.begin; j < kept.end; j += 2 * lanes)
-        simd::store_words(p + i * max_tile_keys + j,
-                          simd::round_to_bf16(simd::load(s + i * x_.lds + j),
-                                              simd::load(s + i * x_.lds + j + lanes)));
+  /// O of a strip's rows times their factors, where those aren't 1.
+  void rescale_rows(const Strip& strip) const {
+    const float* factor = t_.rescale[strip.slot];
+    for (i32 i = 0; i < strip.rows; ++i)
+      if (factor[i] != 1.0f) scale_row(x_.o + (strip.first + i) * x_.ldo, x_.ldo, factor[i]);
   }
 
   TileScratch& t_;
+  Strip before_, current_;  ///< strips in the pipeline: with weights, with logits
+  i32 slot_ = 0, squares_ = 0;
 };
 
 }  // namespace cpu

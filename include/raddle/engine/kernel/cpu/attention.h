@@ -47,21 +47,25 @@ class ItemKernel {
   }
 
  protected:
-  /// Calls f(keys, next, partial) for the item's KV tiles in order, with the tile after each.
+  /// Calls f(keys, next, partial) for the item's KV tiles in order, with the tile after each. That
+  /// before it stays until the next call.
   template <class F>
   void for_tiles(F f) {
     TileWalk walk(plan_, item_);
-    Span span, upcoming;
-    bool more = walk.next(upcoming);
-    if (more) gather(upcoming, x_.tiles[0]);
-    for (i32 current = 0; more; current ^= 1) {
-      span = upcoming;
-      KeyTile<T>& keys = x_.tiles[current];
-      KeyTile<T>& next = x_.tiles[current ^ 1];
-      next.n = 0;
-      more = walk.next(upcoming);
-      if (more) gather(upcoming, next);
-      if (keys.n > 0) f(keys, next, span.partial);
+    // Tiles without a key are passed over.
+    const auto gather_next = [&](KeyTile<T>& keys) {
+      Span span{0, 0, false};
+      keys.n = 0;
+      while (keys.n == 0 && walk.next(span)) gather(span, keys);
+      return span.partial;
+    };
+    bool partial = gather_next(x_.tiles[0]);
+    for (i32 current = 0; x_.tiles[current].n > 0;) {
+      const i32 next = (current + 1) % 3;
+      const bool next_is_partial = gather_next(x_.tiles[next]);
+      f(x_.tiles[current], x_.tiles[next], partial);
+      partial = next_is_partial;
+      current = next;
     }
   }
 
