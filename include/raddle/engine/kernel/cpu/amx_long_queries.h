@@ -21,7 +21,6 @@ struct TileScratch {
   bf16* q;             ///< [Tq, dim_qk]
   bf16* k[2];          ///< squares of this KV tile and the one before, see amx_products.h
   bf16* v[2];
-  bf16* p[2];         ///< [strip_rows, max_tile_keys] weights of this strip and the one before
   bf16* staged;       ///< [Tkv, dim] rows of K or V that stages have changed, or that were padded
   const bf16** rows;  ///< [Tkv] where they lie
   float* max;         ///< [Tq] of the logits so far
@@ -41,7 +40,6 @@ struct TileScratch {
     for (i32 i = 0; i < 2; ++i) {
       k[i] = carve.take<bf16>(keys * dim_qk);
       v[i] = carve.take<bf16>(keys * dim_vo);
-      p[i] = carve.take<bf16>(strip_rows * max_tile_keys);
       rescale[i] = carve.take<float>(strip_rows);
       keep[i] = carve.take<u8>(strip_rows * max_tile_keys);
     }
@@ -64,6 +62,8 @@ class TiledItem : ItemKernel<bf16> {
     load_rows();
     for_tiles([&](const KeyTile<bf16>& keys, const KeyTile<bf16>& next, bool partial) {
       rearrange(keys, next);
+      ahead_ = Ahead{next.k, next.v, 2 * next.n,
+                     ceil_div(2 * next.n, round_up(tile_.num_rows, tile_rows))};
       for (i32 m = 0; m < tile_.num_rows; m += strip_rows) take(strip_of(m, keys, partial));
       // What a strip in the pipeline reads stays for one more tile only.
       if (current_.keys != &keys) drain();
@@ -86,6 +86,24 @@ class TiledItem : ItemKernel<bf16> {
     i32 padded_rows() const { return round_up(rows, tile_rows); }
   };
 
+  /// Rows of the next tile's K and V, a few of which are asked for at every turn: all at once they
+  /// would fill the buffers that loads of this tile need. They are to wait in the L2 cache.
+  struct Ahead {
+    const bf16* const* k = nullptr;
+    const bf16* const* v = nullptr;
+    i32 rows = 0;  ///< of both that are left
+    i32 rows_a_turn = 0;
+
+    void fetch(i32 dim_qk, i32 dim_vo) {
+      for (i32 i = 0; i < rows_a_turn && rows > 0; ++i) {
+        --rows;
+        const bf16* row = rows % 2 == 0 ? k[rows / 2] : v[rows / 2];
+        const i32 dim = rows % 2 == 0 ? dim_qk : dim_vo;
+        for (i32 d = 0; d < dim; d += 32) __builtin_prefetch(row + d, 0, 2);
+      }
+    }
+  };
+
   /// Moves the pipeline on by one strip: the one that comes gets its logits, the one before its
   /// weights, and the one before that its output.
   void take(const Strip& next) {
@@ -105,6 +123,9 @@ class TiledItem : ItemKernel<bf16> {
 
   float* logits_of(const Strip& strip) const { return x_.s + strip.slot * strip_rows * x_.lds; }
 
+  /// A row's weights take the place of its logits, which are read before.
+  bf16* weights_of(const Strip& strip) const { return reinterpret_cast<bf16*>(logits_of(strip)); }
+
   Product qk_of(const Strip& s) const {
     if (!s.keys) return {};
     return Product::qk(s.rows, t_.q + s.first * t_.dim_qk, t_.dim_qk, t_.k[s.squares], s.begin,
@@ -115,7 +136,7 @@ class TiledItem : ItemKernel<bf16> {
   Product pv_of(const Strip& s) const {
     if (!s.keys) return {};
     if (stages_.scan == Scan::softmax) rescale_rows(s);
-    return Product::pv(s.rows, t_.p[s.slot], max_tile_keys, t_.v[s.squares], s.begin, s.end, x_.ldo,
+    return Product::pv(s.rows, weights_of(s), 2 * x_.lds, t_.v[s.squares], s.begin, s.end, x_.ldo,
                        x_.o + s.first * x_.ldo, x_.ldo);
   }
 
@@ -152,7 +173,7 @@ class TiledItem : ItemKernel<bf16> {
                                    launch_.dim_qk, x_.ldq, x_.k, {next.k, 0});
       k = narrow(x_.k, x_.ldq, keys.n, launch_.dim_qk, t_.dim_qk);
     }
-    rearrange_k(k, keys.n, t_.dim_qk, t_.k[squares_], {next.k, next.n}, [&] { products.turn(); });
+    rearrange_k(k, keys.n, t_.dim_qk, t_.k[squares_], {next.k, 0}, [&] { products.turn(); });
     products.finish();  // it may read the squares of V that come now
     before_ = Strip{};
     const bf16* const* v = keys.v;
@@ -161,7 +182,7 @@ class TiledItem : ItemKernel<bf16> {
                                      launch_.dim_vo, x_.ldo, x_.v, {next.v, 0});
       v = narrow(x_.v, x_.ldo, keys.n, launch_.dim_vo, t_.dim_vo);
     }
-    rearrange_v(v, keys.n, t_.dim_vo, t_.v[squares_], {next.v, next.n});
+    rearrange_v(v, keys.n, t_.dim_vo, t_.v[squares_], {next.v, 0});
   }
 
   /// Staged rows, which are rounded already, as bf16, padded with zeros.
@@ -212,17 +233,20 @@ class TiledItem : ItemKernel<bf16> {
   /// From logits to weights.
   void weigh(const Strip& strip, Products& products) {
     const float scale = apply_variant(strip);
-    const auto turn = [&] { products.turn(); };
+    const auto turn = [&] {
+      products.turn();
+      ahead_.fetch(launch_.dim_qk, launch_.dim_vo);
+    };
     for (i32 i = 0; i < strip.padded_rows(); i += tile_rows) {
       const float* s = logits_of(strip) + i * x_.lds;
-      bf16* p = t_.p[strip.slot] + i * max_tile_keys;
+      bf16* p = weights_of(strip) + i * 2 * x_.lds;
       const i32 m = strip.first + i;
       if (stages_.scan == Scan::sum)
-        round_weights(s, x_.lds, strip.begin, strip.end, p, max_tile_keys);
+        round_weights(s, x_.lds, strip.begin, strip.end, p, 2 * x_.lds);
       else
         simd::store(t_.rescale[strip.slot] + i,
                     softmax_step_16(s, x_.lds, strip.begin, strip.end, scale, t_.max + m,
-                                    t_.sum + m, p, max_tile_keys, turn));
+                                    t_.sum + m, p, 2 * x_.lds, turn));
     }
   }
 
@@ -257,6 +281,7 @@ class TiledItem : ItemKernel<bf16> {
 
   TileScratch& t_;
   Strip before_, current_;  ///< strips in the pipeline: with weights, with logits
+  Ahead ahead_;
   i32 slot_ = 0, squares_ = 0;
 };
 
