@@ -23,7 +23,9 @@ typedef i32 VecI __attribute__((vector_size(lanes * 4)));
 typedef u32 VecU __attribute__((vector_size(lanes * 4)));
 typedef u8 VecB __attribute__((vector_size(lanes)));
 
-RADDLE_FN Vec broadcast(float x) { return Vec{} + x; }
+/// Subtracting 0 changes no number, so that no instruction is left of it; adding 0 changes -0, and
+/// would stay.
+RADDLE_FN Vec broadcast(float x) { return x - Vec{}; }
 
 RADDLE_FN Vec load(const float* p) {
   Vec v;
