@@ -19,7 +19,7 @@ struct Rates {
 /// ratios matter: they say how a long-query tile weighs against a decode tile.
 constexpr Rates cpu_rates{12.0, 80.0, 800.0, 0.0};
 /// The same where long queries are multiplied in tile registers.
-constexpr Rates amx_rates{12.0, 1000.0, 800.0, 0.0};
+constexpr Rates amx_rates{12.0, 600.0, 800.0, 0.0};
 /// A thread block's on an H200 with two on each multiprocessor, rounded from measurements: a tile
 /// of 16 × 128 takes 4.5 µs where all decode, one of 128 × 64 takes 3.5 µs where all prefill.
 constexpr Rates gpu_rates{15.0, 3000.0, 4000.0, 4000.0};

@@ -25,7 +25,7 @@ RADDLE_FN constexpr bool multiplies_in_tiles(CpuIsa isa, DType dtype, DType kv_d
 constexpr TileShape short_query_tile{16, 64};
 
 /// Enough rows to pay for rearranging K and V, few enough for an L2 of 1 MiB, or of 2 MiB where
-/// there is AMX: there a row costs a tenth, rearranging the same.
+/// there is AMX: there a row costs a sixth of the time, and rearranging about as much.
 RADDLE_FN constexpr TileShape long_query_tile(CpuIsa isa, DType dtype, DType kv_dtype) {
   return multiplies_in_tiles(isa, dtype, kv_dtype) ? TileShape{512, 128} : TileShape{128, 128};
 }
