@@ -10,7 +10,6 @@
 #include <stdexcept>
 #include <vector>
 
-#include "device/cpu/amx.h"
 #include "device/cpu/isa.h"
 #include "device/cpu/pool.h"
 #include "device/cpu/read_loops.h"
@@ -134,12 +133,15 @@ class Parts {
 };
 
 ComputeLoop compute_loop(ComputeLimit limit) {
-  const cpu::Isa isa = cpu::selected_isa();
-  const ComputeLoops& loops = cpu::compute_loops(isa);
-  if (limit == ComputeLimit::fma) return loops.fma;
-  if (limit == ComputeLimit::exp2) return loops.exp2;
-  // A lesser instruction set was asked for: then its own rate is the limit.
-  return isa == cpu::choose_isa(nullptr) && cpu::amx_allowed() ? loops.amx : nullptr;
+  const ComputeLoops& loops = cpu::compute_loops(cpu::selected_isa());
+  switch (limit) {
+    case ComputeLimit::fma:
+      return loops.fma;
+    case ComputeLimit::exp2:
+      return loops.exp2;
+    default:
+      return loops.amx;
+  }
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 #include <numeric>
 #include <vector>
 
-#include "device/cpu/amx.h"
 #include "device/cpu/isa.h"
 #include "device/cpu/read_loops.h"
 #include "raddle/error.h"
@@ -58,15 +57,16 @@ TEST(Limits, ArithmeticIsPlausible) {
     EXPECT_LT(compute_rate(limit, 1), 10000);
     EXPECT_THROW(compute_rate(limit, -1), ValueError);
   }
-  const bool amx = cpu::amx_allowed() && cpu::selected_isa() == cpu::choose_isa(nullptr);
-  EXPECT_EQ(compute_rate(ComputeLimit::amx, 1) > 0, amx);
+  EXPECT_EQ(compute_rate(ComputeLimit::amx, 1) > 0, cpu::selected_isa() == cpu::Isa::amx);
 }
 
 TEST(Limits, LoopsCountTheirWork) {
-  for (const cpu::Isa isa : {cpu::Isa::generic, cpu::Isa::avx2, cpu::Isa::avx512}) {
+  for (const cpu::Isa isa : {cpu::Isa::generic, cpu::Isa::avx2, cpu::Isa::avx512, cpu::Isa::amx}) {
     if (!cpu::supported(isa)) continue;
     const ComputeLoops& loops = cpu::compute_loops(isa);
-    for (const ComputeLoop loop : {loops.fma, loops.exp2}) {
+    EXPECT_EQ(loops.amx != nullptr, isa == cpu::Isa::amx);
+    for (const ComputeLoop loop : {loops.fma, loops.exp2, loops.amx}) {
+      if (!loop) continue;
       EXPECT_GT(loop(1).work, 0);
       EXPECT_EQ(loop(3).work, 3 * loop(1).work);
     }

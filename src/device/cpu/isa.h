@@ -20,12 +20,17 @@ namespace avx512 {
 const CpuKernels& cpu_kernels();
 const ComputeLoops& compute_loops();
 }  // namespace avx512
+namespace amx {
+const CpuKernels& cpu_kernels();
+const ComputeLoops& compute_loops();
+}  // namespace amx
 #endif
 
 namespace cpu {
 
 inline const CpuKernels& kernels(Isa isa) {
 #if defined(__x86_64__)
+  if (isa == Isa::amx) return amx::cpu_kernels();
   if (isa == Isa::avx512) return avx512::cpu_kernels();
   if (isa == Isa::avx2) return avx2::cpu_kernels();
 #endif
@@ -35,6 +40,7 @@ inline const CpuKernels& kernels(Isa isa) {
 
 inline const ComputeLoops& compute_loops(Isa isa) {
 #if defined(__x86_64__)
+  if (isa == Isa::amx) return amx::compute_loops();
   if (isa == Isa::avx512) return avx512::compute_loops();
   if (isa == Isa::avx2) return avx2::compute_loops();
 #endif

@@ -1,6 +1,6 @@
 // Compiled once an instruction set, with RADDLE_ISA naming the namespace of everything included
 // here.
-#include "raddle/engine/kernel/cpu/attention.h"
+#include "raddle/engine/kernel/cpu/attend.h"
 #include "raddle/engine/kernel/cpu/stages.h"
 #include "raddle/engine/variant/shipped.h"
 
@@ -15,7 +15,7 @@ void attend_any(const CpuLaunch& launch, i32 item, void* scratch) {
 
 i64 scratch_bytes(const CpuLaunch& launch) {
   return dispatch_kv_dtype(launch.kv_dtype,
-                           [&](auto t) { return Scratch<decltype(t)>(launch, nullptr).bytes; });
+                           [&](auto t) { return item_scratch_bytes<decltype(t)>(launch); });
 }
 
 template <class... V>
@@ -28,7 +28,9 @@ constexpr auto variant_table(VariantList<V...>) {
 
 constexpr auto variants = variant_table(ShippedVariants{});
 
-#if defined(__AVX512F__)
+#if defined(__AMX_BF16__)
+constexpr const char* isa_name = "amx";
+#elif defined(__AVX512F__)
 constexpr const char* isa_name = "avx512";
 #elif defined(__AVX2__)
 constexpr const char* isa_name = "avx2";

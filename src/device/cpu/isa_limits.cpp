@@ -3,7 +3,7 @@
 #include "device/cpu/compute_loops.h"
 #include "raddle/engine/simd/vec.h"
 
-#if defined(__AVX512F__)
+#if defined(__AMX_BF16__)
 #include "raddle/engine/simd/amx.h"
 #endif
 
@@ -50,20 +50,16 @@ LoopResult exp2_loop(i64 repeat) {
   return LoopResult{static_cast<double>(count) * static_cast<double>(repeat), sum_of(sum)};
 }
 
-#if defined(__AVX512F__)
+#if defined(__AMX_BF16__)
 
 /// Four accumulators, since a product takes three times as long as the next one has to wait.
-__attribute__((target("amx-tile,amx-bf16"))) LoopResult amx_loop(i64 repeat) {
+LoopResult amx_loop(i64 repeat) {
   constexpr i32 steps = 256;
-  simd::TileConfig config;
-  for (i32 tile = 0; tile < 8; ++tile) {
-    config.rows[tile] = simd::tile_rows;
-    config.row_bytes[tile] = simd::tile_row_bytes;
-  }
-  simd::tile_configure(config);
+  simd::configure_tiles();
   // Random numbers of either sign around 1: on zeros the unit would draw less power, and run faster
   // than it can.
-  constexpr i32 halves = simd::tile_rows * simd::tile_row_bytes / 2;
+  constexpr i32 row_bytes = simd::tile_bytes / simd::tile_rows;
+  constexpr i32 halves = simd::tile_bytes / 2;
   alignas(64) u16 operand[4][halves];
   u32 state = 1;
   for (auto& tile : operand) {
@@ -72,27 +68,27 @@ __attribute__((target("amx-tile,amx-bf16"))) LoopResult amx_loop(i64 repeat) {
       half = static_cast<u16>(0x3f80u ^ (state >> 16 & 0x80ffu));
     }
   }
-  simd::tile_load<4>(operand[0], simd::tile_row_bytes);
-  simd::tile_load<5>(operand[1], simd::tile_row_bytes);
-  simd::tile_load<6>(operand[2], simd::tile_row_bytes);
-  simd::tile_load<7>(operand[3], simd::tile_row_bytes);
+  simd::tile_load<4>(operand[0], row_bytes);
+  simd::tile_load<5>(operand[1], row_bytes);
+  simd::tile_load<6>(operand[2], row_bytes);
+  simd::tile_load<7>(operand[3], row_bytes);
   simd::tile_zero<0>();
   simd::tile_zero<1>();
   simd::tile_zero<2>();
   simd::tile_zero<3>();
   for (i64 i = 0; i < repeat * steps; ++i) {
-    simd::tile_multiply_bf16<0, 4, 6>();
-    simd::tile_multiply_bf16<1, 4, 7>();
-    simd::tile_multiply_bf16<2, 5, 6>();
-    simd::tile_multiply_bf16<3, 5, 7>();
+    simd::tile_dot<0, 4, 6>();
+    simd::tile_dot<1, 4, 7>();
+    simd::tile_dot<2, 5, 6>();
+    simd::tile_dot<3, 5, 7>();
   }
   alignas(64) u32 found[halves / 2];
   u64 sum = 0;
-  simd::tile_store<0>(found, simd::tile_row_bytes);
+  simd::tile_store<0>(found, row_bytes);
   for (const u32 bits : found) sum += bits;
-  simd::tile_store<3>(found, simd::tile_row_bytes);
+  simd::tile_store<3>(found, row_bytes);
   for (const u32 bits : found) sum += bits;
-  simd::tile_release();
+  simd::release_tiles();
   const double flops = 2.0 * 16 * 16 * 32 * 4 * steps;
   return LoopResult{flops * static_cast<double>(repeat), sum};
 }

@@ -2,7 +2,7 @@
 // intrinsic; everything else is written once with the compiler's vector extension.
 //
 // An ISA file defines: lanes, Vec, VecH, fma, max, widen_f16 (from the bits of f16), and registers
-// (how many vector registers there are).
+// (how many vector registers there are); exp2_nonpositive where it has instructions for it.
 #pragma once
 
 #include "raddle/engine/core/math.h"
@@ -23,7 +23,9 @@ typedef i32 VecI __attribute__((vector_size(lanes * 4)));
 typedef u32 VecU __attribute__((vector_size(lanes * 4)));
 typedef u8 VecB __attribute__((vector_size(lanes)));
 
-RADDLE_FN Vec broadcast(float x) { return Vec{} + x; }
+/// Subtracting 0 changes no number, so that no instruction is left of it; adding 0 changes -0, and
+/// would stay.
+RADDLE_FN Vec broadcast(float x) { return x - Vec{}; }
 
 RADDLE_FN Vec load(const float* p) {
   Vec v;
@@ -62,6 +64,7 @@ RADDLE_FN Vec load(const e4m3* p) {
 
 RADDLE_FN void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof(v)); }
 
+#if !defined(RADDLE_EXP2_NONPOSITIVE)
 /// 2^x per lane: math::exp2, lane by lane, without its handling of overflow (x <= 0 here,
 /// or -inf).
 RADDLE_FN Vec exp2_nonpositive(Vec x) {
@@ -79,6 +82,7 @@ RADDLE_FN Vec exp2_nonpositive(Vec x) {
   const VecI vanishes = x < broadcast(-126.0f);
   return reinterpret_cast<Vec>(bits & ~vanishes);
 }
+#endif
 
 /// Lane i of the result is lane index[i] of `a` and `b`, one after the other.
 RADDLE_FN Vec shuffle(Vec a, Vec b, VecI index) {
@@ -133,19 +137,26 @@ RADDLE_FN void transpose(Vec (&v)[lanes]) {
   }
 }
 
-/// Lane i of the result is the sum of v[i]'s lanes: a transposition that adds on the way.
-template <i32 step = lanes / 2>
-RADDLE_FN Vec sum_each(Vec (&v)[lanes]) {
+/// Lane i of the result is v[i]'s lanes combined by `op`: a transposition that combines on the way.
+template <i32 step = lanes / 2, class Op>
+RADDLE_FN Vec fold_each(Vec (&v)[lanes], Op op) {
   if constexpr (step > 0) {
 #pragma GCC unroll 16
     for (i32 i = 0; i < step; ++i) {
       exchange<step>(v[i], v[i + step]);
-      v[i] = v[i] + v[i + step];
+      v[i] = op(v[i], v[i + step]);
     }
-    return sum_each<step / 2>(v);
+    return fold_each<step / 2>(v, op);
   } else {
     return v[0];
   }
+}
+
+RADDLE_FN Vec sum_each(Vec (&v)[lanes]) {
+  return fold_each(v, [](Vec a, Vec b) { return a + b; });
+}
+RADDLE_FN Vec max_each(Vec (&v)[lanes]) {
+  return fold_each(v, [](Vec a, Vec b) { return max(a, b); });
 }
 
 RADDLE_FN void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }

@@ -43,7 +43,7 @@ struct Scratch {
   const float** rows_v;
   Row* rows;          ///< [Tq]
   RowState* state;    ///< [Tq]
-  KeyTile<T>* tiles;  ///< [2] this tile's keys and the next one's
+  KeyTile<T>* tiles;  ///< [3] keys of this tile, the next one and the one before
   i64 bytes;
 
   Scratch(const CpuLaunch& launch, void* base) {
@@ -65,7 +65,7 @@ struct Scratch {
     rows_v = carve.take<const float*>(tkv);
     rows = carve.take<Row>(tq);
     state = carve.take<RowState>(tq);
-    tiles = carve.take<KeyTile<T>>(2);
+    tiles = carve.take<KeyTile<T>>(3);
     bytes = carve.used();
     if (!base) return;
     for (i32 j = 0; j < tkv; ++j) {
