@@ -1,6 +1,6 @@
 // Compiled once an instruction set, with RADDLE_ISA naming the namespace of everything included
 // here.
-#include "raddle/engine/kernel/cpu/attention.h"
+#include "raddle/engine/kernel/cpu/short_queries.h"
 #include "raddle/engine/kernel/cpu/stages.h"
 #include "raddle/engine/variant/shipped.h"
 
@@ -9,8 +9,9 @@ RADDLE_ENGINE_BEGIN
 namespace cpu {
 namespace {
 
-void attend_any(const CpuLaunch& launch, i32 item, void* scratch) {
-  dispatch_kv_dtype(launch.kv_dtype, [&](auto t) { attend<decltype(t)>(launch, item, scratch); });
+void attend_any(const CpuLaunch& launch, i32 first, i32 end, i32 next, void* scratch) {
+  dispatch_kv_dtype(launch.kv_dtype,
+                    [&](auto t) { attend<decltype(t)>(launch, first, end, next, scratch); });
 }
 
 i64 scratch_bytes(const CpuLaunch& launch) {
@@ -38,6 +39,7 @@ constexpr const char* isa_name = "generic";
 
 constexpr CpuKernels table{isa_name,
                            simd::lanes,
+                           run_length,
                            attend_any,
                            scratch_bytes,
                            finish_state,

@@ -23,7 +23,8 @@ typedef i32 VecI __attribute__((vector_size(lanes * 4)));
 typedef u32 VecU __attribute__((vector_size(lanes * 4)));
 typedef u8 VecB __attribute__((vector_size(lanes)));
 
-RADDLE_FN Vec broadcast(float x) { return Vec{} + x; }
+/// Minus 0, which changes no number: adding it would turn -0 to 0, and be an instruction.
+RADDLE_FN Vec broadcast(float x) { return x - Vec{}; }
 
 RADDLE_FN Vec load(const float* p) {
   Vec v;
@@ -109,6 +110,61 @@ RADDLE_FN float reduce_max(Vec v) {
   return v[0];
 }
 
+/// What load_two reads as two vectors: where it doesn't keep the order of elements, `arrange` gives
+/// fp32 rows the same one, and in_order undoes it.
+template <class T>
+constexpr bool loads_apart = false;
+/// Widening bf16 takes one instruction a vector where a pair of them is split into even and odd.
+template <>
+inline constexpr bool loads_apart<bf16> = true;
+
+/// 2 · lanes elements; see loads_apart.
+template <class T>
+RADDLE_FN void load_two(const T* p, Vec& a, Vec& b) {
+  if constexpr (loads_apart<T>) {
+    VecU pairs;
+    __builtin_memcpy(&pairs, p, sizeof(pairs));
+    a = reinterpret_cast<Vec>(pairs << 16);
+    b = reinterpret_cast<Vec>(pairs & 0xffff0000u);
+  } else {
+    a = load(p);
+    b = load(p + lanes);
+  }
+}
+
+/// Rows of elements of type T as load_two would read them, in place.
+template <class T>
+RADDLE_FN void arrange(float* x, i32 n) {
+  if constexpr (loads_apart<T>) {
+    VecI even{}, odd{};
+    for (i32 i = 0; i < lanes; ++i) {
+      even[i] = 2 * i;
+      odd[i] = 2 * i + 1;
+    }
+    for (i32 d = 0; d + 2 * lanes <= n; d += 2 * lanes) {
+      const Vec a = load(x + d);
+      const Vec b = load(x + d + lanes);
+      store(x + d, shuffle(a, b, even));
+      store(x + d + lanes, shuffle(a, b, odd));
+    }
+  }
+}
+
+/// The elements that load_two, and what was computed from it, has in `a` and `b`, in their order.
+template <class T>
+RADDLE_FN void in_order(Vec& a, Vec& b) {
+  if constexpr (loads_apart<T>) {
+    VecI low{}, high{};
+    for (i32 i = 0; i < lanes; ++i) {
+      low[i] = i / 2 + i % 2 * lanes;
+      high[i] = (i + lanes) / 2 + i % 2 * lanes;
+    }
+    const Vec x = shuffle(a, b, low);
+    b = shuffle(a, b, high);
+    a = x;
+  }
+}
+
 /// One step of a butterfly over `lanes` vectors: exchanges the halves of blocks of 2·step lanes.
 template <i32 step>
 RADDLE_FN void exchange(Vec& a, Vec& b) {
@@ -133,15 +189,23 @@ RADDLE_FN void transpose(Vec (&v)[lanes]) {
   }
 }
 
+/// exchange and add. One of the two shuffles is a blend, which any port executes.
+template <i32 step>
+RADDLE_FN Vec add_halves(Vec a, Vec b) {
+  VecI stay{}, cross{};
+  for (i32 i = 0; i < lanes; ++i) {
+    stay[i] = (i & step) == 0 ? i : lanes + i;
+    cross[i] = (i & step) == 0 ? (i ^ step) : lanes + (i ^ step);
+  }
+  return shuffle(a, b, stay) + shuffle(a, b, cross);
+}
+
 /// Lane i of the result is the sum of v[i]'s lanes: a transposition that adds on the way.
 template <i32 step = lanes / 2>
 RADDLE_FN Vec sum_each(Vec (&v)[lanes]) {
   if constexpr (step > 0) {
 #pragma GCC unroll 16
-    for (i32 i = 0; i < step; ++i) {
-      exchange<step>(v[i], v[i + step]);
-      v[i] = v[i] + v[i + step];
-    }
+    for (i32 i = 0; i < step; ++i) v[i] = add_halves<step>(v[i], v[i + step]);
     return sum_each<step / 2>(v);
   } else {
     return v[0];
@@ -149,6 +213,8 @@ RADDLE_FN Vec sum_each(Vec (&v)[lanes]) {
 }
 
 RADDLE_FN void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+/// Into the second level: for what is more than the first one holds.
+RADDLE_FN void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 }  // namespace simd
 

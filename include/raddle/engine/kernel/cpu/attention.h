@@ -1,5 +1,6 @@
-// Attention on a CPU: one work item at a time, FlashAttention-2's loop over KV tiles (algorithm 1)
-// with the variant's parts as stages between the matrix products.
+// Attention on a CPU: FlashAttention-2's loop over KV tiles (algorithm 1) with the variant's parts
+// as stages between the matrix products. Long queries one work item at a time; short_queries.h takes
+// the others.
 #pragma once
 
 #include "raddle/engine/kernel/cpu/finish.h"
@@ -20,10 +21,10 @@ inline void round_row(DType dtype, float* x, i32 dim) {
 template <class T>
 class ItemKernel {
  public:
-  ItemKernel(const CpuLaunch& launch, const WorkItem& item, Scratch<T>& scratch)
+  ItemKernel(const CpuLaunch& launch, const WorkItem& item, const Scratch<T>& scratch)
       : launch_(launch),
         plan_(*launch.plan),
-        item_(item),
+        item_(&item),
         tile_(plan_.query_tiles[item.query_tile]),
         level_(launch.layout->levels[tile_.level]),
         stages_(*launch.stages),
@@ -32,7 +33,7 @@ class ItemKernel {
 
   void run() {
     load_queries();
-    TileWalk walk(plan_, item_);
+    TileWalk walk(plan_, *item_);
     Span span, upcoming;
     bool more = walk.next(upcoming);
     if (more) gather(upcoming, x_.tiles[0]);
@@ -49,18 +50,14 @@ class ItemKernel {
       if (stages_.scan == Scan::softmax) softmax(keys.n);
       accumulate(keys, next);
     }
-    normalize(launch_, x_, tile_.num_rows);
-    if (item_.partial_row >= 0)
-      return store_partial(launch_, x_, tile_.num_rows, item_.partial_row);
-    for (i32 m = 0; m < tile_.num_rows; ++m)
-      write_row(launch_, x_.rows[m], x_.o + m * x_.ldo, x_.lse[m]);
+    finish();
   }
 
- private:
+ protected:
   void load_queries() {
     for (i32 m = 0; m < tile_.num_rows; ++m) {
       Row& row = x_.rows[m];
-      row = make_row(*launch_.layout, level_, tile_.group, tile_.row_begin + m, item_.kv_head,
+      row = make_row(*launch_.layout, level_, tile_.group, tile_.row_begin + m, item_->kv_head,
                      plan_.group_size);
       float* q = x_.q + m * x_.ldq;
       const i64 at = row.row * launch_.q.row_stride + row.q_head * launch_.q.head_stride;
@@ -76,16 +73,26 @@ class ItemKernel {
     }
   }
 
+  void finish() {
+    normalize(launch_, x_, tile_.num_rows);
+    if (item_->partial_row >= 0)
+      return store_partial(launch_, x_, tile_.num_rows, item_->partial_row);
+    for (i32 m = 0; m < tile_.num_rows; ++m)
+      write_row(launch_, x_.rows[m], x_.o + m * x_.ldo, x_.lse[m]);
+  }
+
   void gather(const Span& span, KeyTile<T>& keys) const {
     const KvView& kv = launch_.kv[tile_.level];
-    gather_keys(level_, kv.k, kv.v, tile_.group, item_.kv_head, max(span.begin, tile_.col_begin),
+    gather_keys(level_, kv.k, kv.v, tile_.group, item_->kv_head, max(span.begin, tile_.col_begin),
                 min(span.end, tile_.col_end), keys);
-    if constexpr (is_quantized<T>) {
-      gather_scales(level_, scales_.k, tile_.group, item_.kv_head, keys.column, keys.n,
-                    keys.k_scale);
-      gather_scales(level_, scales_.v, tile_.group, item_.kv_head, keys.column, keys.n,
-                    keys.v_scale);
-    }
+    if constexpr (is_quantized<T>) gather_scales(keys);
+  }
+
+  void gather_scales(KeyTile<T>& keys) const {
+    raddle::gather_scales(level_, scales_.k, tile_.group, item_->kv_head, keys.column, keys.n,
+                          keys.k_scale);
+    raddle::gather_scales(level_, scales_.v, tile_.group, item_->kv_head, keys.column, keys.n,
+                          keys.v_scale);
   }
 
   /// The request of the tile's keys; -1 on a level whose groups hold rows of several.
@@ -101,7 +108,7 @@ class ItemKernel {
       next.fetch(j, 1, dim);
       float* row = to + j * padded;
       widen_row(from[j], row, dim, padded);
-      const Key key{key_request(), keys.kv_index[j], keys.kv_pos[j], item_.kv_head};
+      const Key key{key_request(), keys.kv_index[j], keys.kv_pos[j], item_->kv_head};
       if (is_quantized<T> && num_stages > 0) scale_row(row, padded, scale[j]);
       for (i32 i = 0; i < num_stages; ++i) (stages[i].ops->*part)(stages[i].self, row, dim, key);
       if (num_stages > 0) round_row(launch_.dtype, row, dim);
@@ -111,8 +118,19 @@ class ItemKernel {
   /// S = scale · f_q(Q) · f_k(K)ᵀ
   void logits(const KeyTile<T>& keys, const KeyTile<T>& next) {
     multiply_logits(keys, next);
+    scale_logits(keys);
+  }
+
+  /// The scales of K, where nothing has multiplied the keys by them.
+  void scale_logits(const KeyTile<T>& keys) {
     if (!is_quantized<T> || stages_.num_key > 0 || is_one(scales_.k)) return;
     for (i32 m = 0; m < tile_.num_rows; ++m) multiply_row(x_.s + m * x_.lds, keys.k_scale, keys.n);
+  }
+
+  /// The same of V, on the weights.
+  void scale_weights(const KeyTile<T>& keys) {
+    if (!is_quantized<T> || stages_.num_value > 0 || is_one(scales_.v)) return;
+    for (i32 m = 0; m < tile_.num_rows; ++m) multiply_row(x_.s + m * x_.lds, keys.v_scale, keys.n);
   }
 
   void multiply_logits(const KeyTile<T>& keys, const KeyTile<T>& next) {
@@ -128,7 +146,7 @@ class ItemKernel {
 
   /// f_logits, then f_mask: a dropped pair becomes -inf, or 0 under a plain sum.
   void apply_variant(const KeyTile<T>& keys, bool partial) {
-    const KeyLanes lanes_of_tile{keys.kv_index, keys.kv_pos, key_request(), item_.kv_head};
+    const KeyLanes lanes_of_tile{keys.kv_index, keys.kv_pos, key_request(), item_->kv_head};
     const float dropped = stages_.scan == Scan::softmax ? -math::infinity : 0.0f;
     for (i32 m = 0; m < tile_.num_rows; ++m) {
       float* s = x_.s + m * x_.lds;
@@ -156,9 +174,7 @@ class ItemKernel {
   /// O += P · f_v(V)
   void accumulate(const KeyTile<T>& keys, const KeyTile<T>& next) {
     const Upcoming<T> ahead{next.v, next.n};
-    if (is_quantized<T> && stages_.num_value == 0 && !is_one(scales_.v))
-      for (i32 m = 0; m < tile_.num_rows; ++m)
-        multiply_row(x_.s + m * x_.lds, keys.v_scale, keys.n);
+    scale_weights(keys);
     // Many query rows read each V row many times: widen it once.
     const bool reused = tile_.num_rows > 2 * block_rows && sizeof(T) < sizeof(float);
     if (stages_.num_value == 0 && launch_.dim_vo % lanes == 0 && !reused)
@@ -171,22 +187,13 @@ class ItemKernel {
 
   const CpuLaunch& launch_;
   const PlanView& plan_;
-  const WorkItem& item_;
+  const WorkItem* item_;
   const QueryTile& tile_;
   const LevelView& level_;
   const Stages& stages_;
   const KvScales& scales_;
-  Scratch<T>& x_;
+  Scratch<T> x_;
 };
-
-/// One work item, then whatever contractions it completes.
-template <class T>
-void attend(const CpuLaunch& launch, i32 index, void* memory) {
-  Scratch<T> scratch(launch, memory);
-  const WorkItem& item = launch.plan->items[index];
-  ItemKernel<T>(launch, item, scratch).run();
-  if (item.partial_row >= 0) arrive(launch, item, scratch);
-}
 
 }  // namespace cpu
 
