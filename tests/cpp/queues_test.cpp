@@ -61,7 +61,7 @@ TEST_F(QueuesTest, ServeTheirOwnInRunsAndTheFullestNextItemByItem) {
   std::vector<std::vector<i32>> taken;
   for (ItemRun run; items.next(0, run, run_end);) taken.push_back({run.first, run.end, run.next});
   // Own queues 0 and 2, then queue 3 with five left until it ties with queue 1.
-  const std::vector<std::vector<i32>> expected{{0, 3, 3},  {3, 5, -1}, {6, 7, -1}, {7, 8, -1},
+  const std::vector<std::vector<i32>> expected{{0, 3, 3},  {3, 5, -1},  {6, 7, -1}, {7, 8, -1},
                                                {8, 9, -1}, {9, 10, -1}, {5, 6, -1}, {10, 11, -1}};
   EXPECT_EQ(taken, expected);
 }

@@ -37,14 +37,11 @@ constexpr const char* isa_name = "avx2";
 constexpr const char* isa_name = "generic";
 #endif
 
-constexpr CpuKernels table{isa_name,
-                           simd::lanes,
-                           run_length,
-                           attend_any,
-                           scratch_bytes,
-                           finish_state,
-                           variants.ops,
-                           static_cast<i32>(sizeof(variants.ops) / sizeof(VariantOps))};
+constexpr CpuKernels table{
+    isa_name,      simd::lanes,
+    run_length,    attend_any,
+    scratch_bytes, finish_state,
+    variants.ops,  static_cast<i32>(sizeof(variants.ops) / sizeof(VariantOps))};
 
 }  // namespace
 }  // namespace cpu

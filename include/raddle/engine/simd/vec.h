@@ -213,8 +213,6 @@ RADDLE_FN Vec sum_each(Vec (&v)[lanes]) {
 }
 
 RADDLE_FN void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
-/// Into the second level: for what is more than the first one holds.
-RADDLE_FN void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 }  // namespace simd
 

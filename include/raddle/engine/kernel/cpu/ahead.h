@@ -8,79 +8,79 @@ RADDLE_ENGINE_BEGIN
 
 namespace cpu {
 
-/// Walks the lines of a coming tile, all KV heads of a run together, as four streams side by side:
-/// each half of the rows of K and of V, every stream in the order of addresses. Memory is read
-/// fastest so: hardware prefetchers follow a stream within 4 KiB at most and take a few lines to
-/// start, which four streams hide from each other.
-template <class T>
+/// Walks the lines of the coming tile's rows of K, or of V, all KV heads of a run together, as four
+/// streams side by side: each quarter of the rows, every stream in the order of addresses. Memory
+/// is read fastest so: hardware prefetchers follow a stream within 4 KiB at most and take a few
+/// lines to start, which other streams hide.
+///
+/// A core has sixteen buffers for lines on their way, which what is computed needs, too: asking has
+/// to be spread evenly, a line for each one that is used up.
 class Ahead {
  public:
   Ahead() = default;
 
-  /// `tile` holds the rows of the first of `heads` heads, which lie head_stride elements apart.
-  Ahead(const KeyTile<T>& tile, i32 heads, i64 stride_k, i64 stride_v, i32 dim_qk, i32 dim_vo)
-      : k_(tile.k), v_(tile.v), n_(tile.n), half_((tile.n + 1) / 2) {
+  /// `rows` are the first head's of `heads`, which lie `stride` bytes apart.
+  Ahead(const void* const* rows, i32 n, i32 heads, i64 stride, i32 row_bytes)
+      : rows_(rows), n_(n), part_(ceil_div(n, streams)), stride_(stride) {
     // Heads that touch are one long row.
-    const bool touch = stride_k == dim_qk && stride_v == dim_vo;
-    planes_ = touch ? 1 : heads;
-    lines_k_ = lines(touch ? heads * dim_qk : dim_qk);
-    lines_v_ = lines(touch ? heads * dim_vo : dim_vo);
-    lines_ = max(lines_k_, lines_v_);
-    stride_k_ = stride_k * static_cast<i64>(sizeof(T));
-    stride_v_ = stride_v * static_cast<i64>(sizeof(T));
-    left_ = planes_ * half_ * lines_;
-    if (left_ > 0) find_rows();
+    const bool touch = stride == row_bytes;
+    planes_ = part_ == 0 ? 0 : touch ? 1 : heads;
+    end_ = round_up(touch ? heads * row_bytes : row_bytes, 64);
+    nth_ = part_ - 1;
+    plane_ = -1;
+    next_rows();
   }
 
-  i32 left() const { return left_; }
-
-  /// The next lines of each stream.
-  RADDLE_FN void step(i32 count) {
-    for (count = min(count, left_); count > 0;) {
-      const i32 some = min(count, lines_ - line_);
-      for (i32 i = line_; i < line_ + some; ++i) {
-        const i32 at = i * 64;
-        if (i < lines_k_) {
-          simd::prefetch_l2(row_[0] + at);
-          simd::prefetch_l2(row_[1] + at);
-        }
-        if (i < lines_v_) {
-          simd::prefetch_l2(row_[2] + at);
-          simd::prefetch_l2(row_[3] + at);
-        }
-      }
-      line_ += some;
-      left_ -= some;
-      count -= some;
-      if (line_ == lines_ && left_ > 0) {
-        line_ = 0;
-        if (++nth_ == half_) {
-          nth_ = 0;
-          ++plane_;
-        }
-        find_rows();
-      }
+  /// As many bytes of the coming rows as have been used up of the present ones.
+  template <i32 bytes>
+  RADDLE_FN void used(Int<bytes>) {
+    constexpr i32 each = streams * 64;
+    if constexpr (bytes % each == 0) {
+#pragma GCC unroll 16
+      for (i32 i = 0; i < bytes / each; ++i) step();
+    } else {
+      for (budget_ += bytes; budget_ >= each; budget_ -= each) step();
     }
   }
 
- private:
-  static i32 lines(i32 elements) { return ceil_div(elements * static_cast<i32>(sizeof(T)), 64); }
-
-  RADDLE_FN void find_rows() {
-    const i32 other = min(nth_ + half_, n_ - 1);
-    row_[0] = reinterpret_cast<const u8*>(k_[nth_]) + plane_ * stride_k_;
-    row_[1] = reinterpret_cast<const u8*>(k_[other]) + plane_ * stride_k_;
-    row_[2] = reinterpret_cast<const u8*>(v_[nth_]) + plane_ * stride_v_;
-    row_[3] = reinterpret_cast<const u8*>(v_[other]) + plane_ * stride_v_;
+  /// The rest.
+  void finish() {
+    while (plane_ < planes_) step();
   }
 
-  const T* const* k_ = nullptr;
-  const T* const* v_ = nullptr;
-  i32 n_ = 0, half_ = 0, planes_ = 0;
-  i32 lines_k_ = 0, lines_v_ = 0, lines_ = 0;  ///< of a row, or of a row of all heads
-  i64 stride_k_ = 0, stride_v_ = 0;            ///< from head to head, in bytes
-  i32 nth_ = 0, plane_ = 0, line_ = 0, left_ = 0;
-  const u8* row_[4] = {};
+ private:
+  static constexpr i32 streams = 4;
+
+  RADDLE_FN void step() {
+#pragma GCC unroll 4
+    for (i32 i = 0; i < streams; ++i) simd::prefetch(row_[i] + at_);
+    at_ += 64;
+    if (at_ == end_) next_rows();
+  }
+
+  __attribute__((noinline)) void next_rows() {
+    at_ = 0;
+    if (++nth_ >= part_) {
+      nth_ = 0;
+      if (++plane_ >= planes_) {
+        // Nothing is left: some line that is near, again and again.
+        end_ = 64;
+        for (i32 i = 0; i < streams; ++i) row_[i] = reinterpret_cast<const u8*>(this);
+        return;
+      }
+    }
+    for (i32 i = 0; i < streams; ++i)
+      row_[i] = static_cast<const u8*>(rows_[min(nth_ + i * part_, n_ - 1)]) + plane_ * stride_;
+  }
+
+  const u8* row_[streams] = {};
+  i32 at_ = 0, end_ = 64, budget_ = 0;
+  const void* const* rows_ = nullptr;
+  i32 n_ = 0;
+  i32 part_ = 0;    ///< rows of a stream, for each of `planes_`
+  i32 planes_ = 0;  ///< heads; 1 where the rows of all heads are one
+  i64 stride_ = 0;  ///< from head to head, in bytes
+  i32 nth_ = 0, plane_ = 0;
 };
 
 }  // namespace cpu

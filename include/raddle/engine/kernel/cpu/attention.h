@@ -1,6 +1,6 @@
 // Attention on a CPU: FlashAttention-2's loop over KV tiles (algorithm 1) with the variant's parts
-// as stages between the matrix products. Long queries one work item at a time; short_queries.h takes
-// the others.
+// as stages between the matrix products. Long queries one work item at a time; short_queries.h
+// takes the others.
 #pragma once
 
 #include "raddle/engine/kernel/cpu/finish.h"

@@ -14,12 +14,14 @@ RADDLE_ENGINE_BEGIN
 namespace cpu {
 
 /// Dot products of `rows` queries with `keys` keys; rows · keys <= lanes. Q is arranged as T.
-template <class T, i32 rows, i32 keys>
+/// `used(Int<bytes>)` is called as K is read.
+template <class T, i32 rows, i32 keys, class Used>
 RADDLE_FN void dot_block(const float* q, i32 ldq, const T* const* k, i32 dim, float scale, float* s,
-                         i32 lds) {
+                         i32 lds, Used&& used) {
   Vec acc[lanes] = {};
   i32 d = 0;
   for (; d + 2 * lanes <= dim; d += 2 * lanes) {
+    used(Int<keys * 2 * lanes* static_cast<i32>(sizeof(T))>{});
     Vec qa[rows], qb[rows];
 #pragma GCC unroll 16
     for (i32 m = 0; m < rows; ++m) {
@@ -54,30 +56,31 @@ RADDLE_FN void dot_block(const float* q, i32 ldq, const T* const* k, i32 dim, fl
 }
 
 /// S[rows, n] = scale · Q[rows, dim] · K[n, dim]ᵀ. `dim` is a multiple of `lanes`; Q is arranged as
-/// T. `ahead(keys)` is called as often as keys are passed.
-template <class T, class Ahead>
+/// T. `used(Int<bytes>)` is called as K is read for the first time.
+template <class T, class Used>
 RADDLE_FN void short_qk(const float* q, i32 ldq, i32 rows, const T* const* k, i32 n, i32 dim,
-                        float scale, float* s, i32 lds, Ahead&& ahead) {
+                        float scale, float* s, i32 lds, Used&& used) {
   for_blocks<4>(rows, [&](i32 m, auto r) {
     constexpr i32 block = decltype(r)::value;
     // Few rows leave room for more keys, up to as many as the accumulators are.
     constexpr i32 keys = min(lanes / block, simd::registers / 2);
     for_blocks<keys>(n, [&](i32 j, auto c) {
-      if (m == 0) ahead(decltype(c)::value);
       dot_block<T, block, decltype(c)::value>(q + m * ldq, ldq, k + j, dim, scale, s + m * lds + j,
-                                              lds);
+                                              lds, [&](auto bytes) {
+                                                if (m == 0) used(bytes);
+                                              });
     });
   });
 }
 
 /// One register block of P·V: O[rows, vecs · lanes] += P[rows, n] · V[n, …]; `vecs` is even, or 1.
 /// The tile is summed by itself first: two short sums err less than one long one.
-template <class T, i32 rows, i32 vecs, class Ahead>
+template <class T, i32 rows, i32 vecs, class Used>
 RADDLE_FN void short_pv_block(const float* p, i32 ldp, const T* const* v, i32 n, i32 d, float* o,
-                              i32 ldo, Ahead&& ahead) {
+                              i32 ldo, Used&& used) {
   Vec acc[rows][vecs]{};
   for (i32 j = 0; j < n; ++j) {
-    if (j % 4 == 0) ahead(min(n - j, 4));
+    used(Int<vecs * lanes* static_cast<i32>(sizeof(T))>{});
     Vec vv[vecs];
     if constexpr (vecs == 1) {
       vv[0] = simd::load(v[j] + d);
@@ -107,15 +110,15 @@ RADDLE_FN void short_pv_block(const float* p, i32 ldp, const T* const* v, i32 n,
 }
 
 /// O[rows, dim] += P[rows, n] · V[n, dim]; `dim` is a multiple of `lanes`.
-template <class T, class Ahead>
+template <class T, class Used>
 RADDLE_FN void short_pv(const float* p, i32 ldp, i32 rows, const T* const* v, i32 n, i32 dim,
-                        float* o, i32 ldo, Ahead&& ahead) {
+                        float* o, i32 ldo, Used&& used) {
   for_blocks<block_vecs>(dim / lanes, [&](i32 x, auto c) {
     for_blocks<4>(rows, [&](i32 m, auto r) {
-      short_pv_block<T, decltype(r)::value, decltype(c)::value>(
-          p + m * ldp, ldp, v, n, x * lanes, o + m * ldo, ldo, [&](i32 keys) {
-            if (x == 0 && m == 0) ahead(keys);
-          });
+      short_pv_block<T, decltype(r)::value, decltype(c)::value>(p + m * ldp, ldp, v, n, x * lanes,
+                                                                o + m * ldo, ldo, [&](auto bytes) {
+                                                                  if (m == 0) used(bytes);
+                                                                });
     });
   });
 }

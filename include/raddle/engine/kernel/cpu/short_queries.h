@@ -117,21 +117,27 @@ class ShortRun : private ItemKernel<T> {
   void step(KeyTile<T>& keys, const KeyTile<T>& next, bool partial) {
     const i64 stride_k = kv().k.head_stride;
     const i64 stride_v = kv().v.head_stride;
-    Ahead<T> ahead(next, heads_, stride_k, stride_v, launch_.dim_qk, launch_.dim_vo);
-    // Each head passes each key twice.
-    const i32 passes = 2 * heads_ * keys.n;
-    const i32 pace = ceil_div(ahead.left(), passes);
-    const auto fetch = [&](i32 count) { ahead.step(pace * count); };
+    Ahead ahead_k = ahead(next.k, next.n, stride_k, launch_.dim_qk);
+    Ahead ahead_v = ahead(next.v, next.n, stride_v, launch_.dim_vo);
+    const auto used_k = [&](auto bytes) { ahead_k.used(bytes); };
+    const auto used_v = [&](auto bytes) { ahead_v.used(bytes); };
     for (i32 h = 0; h < heads_; ++h) {
       go_to(h);
       if (h > 0) to_next_head(keys, stride_k, stride_v);
-      logits(keys, fetch);
+      logits(keys, used_k);
       Base::apply_variant(keys, partial);
       if (stages_.scan == Scan::softmax) Base::softmax(keys.n);
-      accumulate(keys, fetch);
+      accumulate(keys, used_v);
     }
-    ahead.step(ahead.left());
+    ahead_k.finish();
+    ahead_v.finish();
     go_to(0);
+  }
+
+  Ahead ahead(const T* const* rows, i32 n, i64 head_stride, i32 dim) const {
+    constexpr i64 bytes = sizeof(T);
+    return Ahead(reinterpret_cast<const void* const*>(rows), n, heads_, head_stride * bytes,
+                 dim * static_cast<i32>(bytes));
   }
 
   void to_next_head(KeyTile<T>& keys, i64 stride_k, i64 stride_v) const {
@@ -141,32 +147,32 @@ class ShortRun : private ItemKernel<T> {
   }
 
   /// S = scale · f_q(Q) · f_k(K)ᵀ
-  template <class Fetch>
-  void logits(const KeyTile<T>& keys, Fetch& fetch) {
+  template <class Used>
+  void logits(const KeyTile<T>& keys, Used& used) {
     if (direct_k_) {
       short_qk(x_.q, x_.ldq, tile_.num_rows, keys.k, keys.n, launch_.dim_qk, launch_.scale, x_.s,
-               x_.lds, fetch);
+               x_.lds, used);
     } else {
       Base::template stage_rows<&VariantOps::key>(stages_.key, stages_.num_key, keys.k,
                                                   keys.k_scale, keys, launch_.dim_qk, x_.ldq, x_.k,
                                                   Upcoming<T>{nullptr, 0});
       short_qk(x_.q, x_.ldq, tile_.num_rows, x_.rows_k, keys.n, x_.ldq, launch_.scale, x_.s, x_.lds,
-               fetch);
+               used);
     }
     Base::scale_logits(keys);
   }
 
   /// O += P · f_v(V)
-  template <class Fetch>
-  void accumulate(const KeyTile<T>& keys, Fetch& fetch) {
+  template <class Used>
+  void accumulate(const KeyTile<T>& keys, Used& used) {
     Base::scale_weights(keys);
     if (direct_v_)
       return short_pv(x_.s, x_.lds, tile_.num_rows, keys.v, keys.n, launch_.dim_vo, x_.o, x_.ldo,
-                      fetch);
+                      used);
     Base::template stage_rows<&VariantOps::value>(stages_.value, stages_.num_value, keys.v,
                                                   keys.v_scale, keys, launch_.dim_vo, x_.ldo, x_.v,
                                                   Upcoming<T>{nullptr, 0});
-    short_pv(x_.s, x_.lds, tile_.num_rows, x_.rows_v, keys.n, x_.ldo, x_.o, x_.ldo, fetch);
+    short_pv(x_.s, x_.lds, tile_.num_rows, x_.rows_v, keys.n, x_.ldo, x_.o, x_.ldo, used);
   }
 
   const Scratch<T> all_;  ///< from the first head's rows on
