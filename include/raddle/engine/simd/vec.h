@@ -110,6 +110,23 @@ RADDLE_FN float reduce_max(Vec v) {
   return v[0];
 }
 
+typedef u16 VecH2 __attribute__((vector_size(lanes * 4)));
+typedef u8 VecB2 __attribute__((vector_size(lanes * 2)));
+
+/// Two vectors of e4m3, whose bits are moved in one register, as load() does.
+RADDLE_FN void load_both(const e4m3* p, Vec& a, Vec& b) {
+  VecB2 bytes;
+  __builtin_memcpy(&bytes, p, sizeof(bytes));
+  const VecH2 bits = __builtin_convertvector(bytes, VecH2);
+  const VecH2 body = (bits & 0x7f) << 7;
+  const VecH2 nan = reinterpret_cast<VecH2>(body == 0x3f80) & 0x7e00;
+  const VecH2 all = ((bits & 0x80) << 8) | body | nan;
+  VecH half[2];
+  __builtin_memcpy(half, &all, sizeof(half));
+  a = widen_f16(half[0]) * 256.0f;
+  b = widen_f16(half[1]) * 256.0f;
+}
+
 /// What load_two reads as two vectors: where it doesn't keep the order of elements, `arrange` gives
 /// fp32 rows the same one, and in_order undoes it.
 template <class T>
@@ -126,6 +143,8 @@ RADDLE_FN void load_two(const T* p, Vec& a, Vec& b) {
     __builtin_memcpy(&pairs, p, sizeof(pairs));
     a = reinterpret_cast<Vec>(pairs << 16);
     b = reinterpret_cast<Vec>(pairs & 0xffff0000u);
+  } else if constexpr (dtype_of<T>::value == DType::float8_e4m3fn) {
+    load_both(p, a, b);
   } else {
     a = load(p);
     b = load(p + lanes);
