@@ -72,7 +72,7 @@ TEST(Limits, LoopsCountTheirWork) {
     }
     // The mean of 2^x for x in (-20, 0] is 1 / (20 ln 2).
     const auto [work, sum] = loops.exp2(10);
-    EXPECT_NEAR(static_cast<double>(sum) / work, 1 / (20 * 0.693147), 0.001) << to_string(isa);
+    EXPECT_NEAR(static_cast<double>(sum) / work, 1 / (20 * 0.693147), 0.001) << cpu::to_string(isa);
   }
 }
 

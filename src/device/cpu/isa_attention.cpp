@@ -9,8 +9,9 @@ RADDLE_ENGINE_BEGIN
 namespace cpu {
 namespace {
 
-void attend_any(const CpuLaunch& launch, i32 item, void* scratch) {
-  dispatch_kv_dtype(launch.kv_dtype, [&](auto t) { attend<decltype(t)>(launch, item, scratch); });
+void attend_any(const CpuLaunch& launch, i32 first, i32 end, i32 next, void* scratch) {
+  dispatch_kv_dtype(launch.kv_dtype,
+                    [&](auto t) { attend<decltype(t)>(launch, first, end, next, scratch); });
 }
 
 i64 scratch_bytes(const CpuLaunch& launch) {
@@ -38,13 +39,11 @@ constexpr const char* isa_name = "avx2";
 constexpr const char* isa_name = "generic";
 #endif
 
-constexpr CpuKernels table{isa_name,
-                           simd::lanes,
-                           attend_any,
-                           scratch_bytes,
-                           finish_state,
-                           variants.ops,
-                           static_cast<i32>(sizeof(variants.ops) / sizeof(VariantOps))};
+constexpr CpuKernels table{
+    isa_name,      simd::lanes,
+    run_length,    attend_any,
+    scratch_bytes, finish_state,
+    variants.ops,  static_cast<i32>(sizeof(variants.ops) / sizeof(VariantOps))};
 
 }  // namespace
 }  // namespace cpu

@@ -53,7 +53,7 @@ struct TileScratch {
 
 class TiledItem : ItemKernel<bf16> {
  public:
-  TiledItem(const CpuLaunch& launch, const WorkItem& item, Scratch<bf16>& scratch,
+  TiledItem(const CpuLaunch& launch, const WorkItem& item, const Scratch<bf16>& scratch,
             TileScratch& tiles)
       : ItemKernel<bf16>(launch, item, scratch), t_(tiles) {}
 

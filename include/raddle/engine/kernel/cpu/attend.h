@@ -1,8 +1,8 @@
-// One work item, by the kernel that is made for it.
+// A run of work items, by the kernel that is made for them.
 #pragma once
 
-#include "raddle/engine/kernel/cpu/attention.h"
 #include "raddle/engine/kernel/cpu/config.h"
+#include "raddle/engine/kernel/cpu/short_queries.h"
 #if defined(__AMX_BF16__)
 #include "raddle/engine/kernel/cpu/amx_long_queries.h"
 #endif
@@ -31,22 +31,32 @@ i64 item_scratch_bytes(const CpuLaunch& launch) {
   return bytes;
 }
 
-/// One work item, then whatever contractions it completes.
+/// A long query, `item`.
 template <class T>
-void attend(const CpuLaunch& launch, i32 index, void* memory) {
-  Scratch<T> scratch(launch, memory);
-  const WorkItem& item = launch.plan->items[index];
-  const bool is_long = launch.plan->query_tiles[item.query_tile].shape == 1;
+void attend_long(const CpuLaunch& launch, const WorkItem& item, const Scratch<T>& scratch,
+                 [[maybe_unused]] void* memory) {
 #if defined(__AMX_BF16__)
   if constexpr (dtype_of<T>::value == DType::bfloat16) {
-    if (is_long && is_for_tiles<T>(launch)) {
+    if (is_for_tiles<T>(launch)) {
       TileScratch tiles(launch, static_cast<u8*>(memory) + scratch.bytes);
-      TiledItem(launch, item, scratch, tiles).run();
+      return TiledItem(launch, item, scratch, tiles).run();
     }
   }
 #endif
-  if (!is_long || !is_for_tiles<T>(launch)) ItemKernel<T>(launch, item, scratch).run();
-  if (item.partial_row >= 0) arrive(launch, item, scratch);
+  ItemKernel<T>(launch, item, scratch).run();
+}
+
+/// Items [first, end), which are one run; then whatever contractions they complete.
+template <class T>
+void attend(const CpuLaunch& launch, i32 first, i32 end, i32 next, void* memory) {
+  Scratch<T> scratch(launch, memory);
+  const WorkItem* items = launch.plan->items;
+  if (launch.plan->query_tiles[items[first].query_tile].shape == 0)
+    ShortRun<T>(launch, first, end - first, next, scratch).run();
+  else
+    attend_long<T>(launch, items[first], scratch, memory);
+  for (i32 i = first; i < end; ++i)
+    if (items[i].partial_row >= 0) arrive(launch, items[i], scratch);
 }
 
 }  // namespace cpu

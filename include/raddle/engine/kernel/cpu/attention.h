@@ -1,5 +1,6 @@
-// Attention on a CPU: one work item at a time, FlashAttention-2's loop over KV tiles (algorithm 1)
-// with the variant's parts as stages between the matrix products.
+// Attention on a CPU: FlashAttention-2's loop over KV tiles (algorithm 1) with the variant's parts
+// as stages between the matrix products, one work item at a time on fp32 lanes. short_queries.h and
+// amx_long_queries.h build other kernels of the same steps; attend.h chooses.
 #pragma once
 
 #include "raddle/engine/kernel/cpu/finish.h"
@@ -25,10 +26,10 @@ RADDLE_FN void drop(float* s, const u8* keep, i32 n, float dropped) {
 template <class T>
 class ItemKernel {
  public:
-  ItemKernel(const CpuLaunch& launch, const WorkItem& item, Scratch<T>& scratch)
+  ItemKernel(const CpuLaunch& launch, const WorkItem& item, const Scratch<T>& scratch)
       : launch_(launch),
         plan_(*launch.plan),
-        item_(item),
+        item_(&item),
         tile_(plan_.query_tiles[item.query_tile]),
         level_(launch.layout->levels[tile_.level]),
         stages_(*launch.stages),
@@ -48,10 +49,11 @@ class ItemKernel {
 
  protected:
   /// Calls f(keys, next, partial) for the item's KV tiles in order, with the tile after each. That
-  /// before it stays until the next call.
-  template <class F>
-  void for_tiles(F f) {
-    TileWalk walk(plan_, item_);
+  /// before it stays until the next call. after_last(next) may say what comes after the last tile;
+  /// it is only asked for.
+  template <class F, class After>
+  void for_tiles(F f, After after_last) {
+    TileWalk walk(plan_, *item_);
     // Tiles without a key are passed over.
     const auto gather_next = [&](KeyTile<T>& keys) {
       Span span{0, 0, false};
@@ -61,19 +63,27 @@ class ItemKernel {
     };
     bool partial = gather_next(x_.tiles[0]);
     for (i32 current = 0; x_.tiles[current].n > 0;) {
-      const i32 next = (current + 1) % 3;
-      const bool next_is_partial = gather_next(x_.tiles[next]);
-      f(x_.tiles[current], x_.tiles[next], partial);
+      KeyTile<T>& keys = x_.tiles[current];
+      current = (current + 1) % 3;
+      KeyTile<T>& next = x_.tiles[current];
+      const bool next_is_partial = gather_next(next);
+      const bool is_last = next.n == 0;
+      if (is_last) after_last(next);
+      f(keys, next, partial);
+      if (is_last) return;
       partial = next_is_partial;
-      current = next;
     }
+  }
+  template <class F>
+  void for_tiles(F f) {
+    for_tiles(f, [](const KeyTile<T>&) {});
   }
 
   /// O / Σ to where it belongs: the caller's tensors, or a partial state.
   void finish() {
     normalize(launch_, x_, tile_.num_rows);
-    if (item_.partial_row >= 0)
-      return store_partial(launch_, x_, tile_.num_rows, item_.partial_row);
+    if (item_->partial_row >= 0)
+      return store_partial(launch_, x_, tile_.num_rows, item_->partial_row);
     for (i32 m = 0; m < tile_.num_rows; ++m)
       write_row(launch_, x_.rows[m], x_.o + m * x_.ldo, x_.lse[m]);
   }
@@ -87,7 +97,7 @@ class ItemKernel {
 
   /// Row m before any key.
   void start_row(i32 m) {
-    x_.rows[m] = make_row(*launch_.layout, level_, tile_.group, tile_.row_begin + m, item_.kv_head,
+    x_.rows[m] = make_row(*launch_.layout, level_, tile_.group, tile_.row_begin + m, item_->kv_head,
                           plan_.group_size);
     x_.state[m] = RowState{-math::infinity, 0.0f};
     x_.lse[m] = 0.0f;
@@ -113,14 +123,16 @@ class ItemKernel {
 
   void gather(const Span& span, KeyTile<T>& keys) const {
     const KvView& kv = launch_.kv[tile_.level];
-    gather_keys(level_, kv.k, kv.v, tile_.group, item_.kv_head, max(span.begin, tile_.col_begin),
+    gather_keys(level_, kv.k, kv.v, tile_.group, item_->kv_head, max(span.begin, tile_.col_begin),
                 min(span.end, tile_.col_end), keys);
-    if constexpr (is_quantized<T>) {
-      gather_scales(level_, scales_.k, tile_.group, item_.kv_head, keys.column, keys.n,
-                    keys.k_scale);
-      gather_scales(level_, scales_.v, tile_.group, item_.kv_head, keys.column, keys.n,
-                    keys.v_scale);
-    }
+    if constexpr (is_quantized<T>) gather_scales(keys);
+  }
+
+  void gather_scales(KeyTile<T>& keys) const {
+    raddle::gather_scales(level_, scales_.k, tile_.group, item_->kv_head, keys.column, keys.n,
+                          keys.k_scale);
+    raddle::gather_scales(level_, scales_.v, tile_.group, item_->kv_head, keys.column, keys.n,
+                          keys.v_scale);
   }
 
   /// The request of the tile's keys; -1 on a level whose groups hold rows of several.
@@ -136,7 +148,7 @@ class ItemKernel {
       next.fetch(j, 1, dim);
       float* row = to + j * padded;
       widen_row(from[j], row, dim, padded);
-      const Key key{key_request(), keys.kv_index[j], keys.kv_pos[j], item_.kv_head};
+      const Key key{key_request(), keys.kv_index[j], keys.kv_pos[j], item_->kv_head};
       if (is_quantized<T> && num_stages > 0) scale_row(row, padded, scale[j]);
       for (i32 i = 0; i < num_stages; ++i) (stages[i].ops->*part)(stages[i].self, row, dim, key);
       if (num_stages > 0) round_row(launch_.dtype, row, dim);
@@ -146,8 +158,19 @@ class ItemKernel {
   /// S = scale · f_q(Q) · f_k(K)ᵀ
   void logits(const KeyTile<T>& keys, const KeyTile<T>& next) {
     multiply_logits(keys, next);
+    scale_logits(keys);
+  }
+
+  /// The scales of K, where nothing has multiplied the keys by them.
+  void scale_logits(const KeyTile<T>& keys) {
     if (!is_quantized<T> || stages_.num_key > 0 || is_one(scales_.k)) return;
     for (i32 m = 0; m < tile_.num_rows; ++m) multiply_row(x_.s + m * x_.lds, keys.k_scale, keys.n);
+  }
+
+  /// The same of V, on the weights.
+  void scale_weights(const KeyTile<T>& keys) {
+    if (!is_quantized<T> || stages_.num_value > 0 || is_one(scales_.v)) return;
+    for (i32 m = 0; m < tile_.num_rows; ++m) multiply_row(x_.s + m * x_.lds, keys.v_scale, keys.n);
   }
 
   void multiply_logits(const KeyTile<T>& keys, const KeyTile<T>& next) {
@@ -163,7 +186,7 @@ class ItemKernel {
 
   /// Keys of a tile from number `first` on, as stages see them.
   KeyLanes lanes_of(const KeyTile<T>& keys, i32 first) const {
-    return {keys.kv_index + first, keys.kv_pos + first, key_request(), item_.kv_head};
+    return {keys.kv_index + first, keys.kv_pos + first, key_request(), item_->kv_head};
   }
 
   /// What a dropped pair's logit becomes: -inf, or 0 under a plain sum.
@@ -206,9 +229,7 @@ class ItemKernel {
   /// O += P · f_v(V)
   void accumulate(const KeyTile<T>& keys, const KeyTile<T>& next) {
     const Upcoming<T> ahead{next.v, next.n};
-    if (is_quantized<T> && stages_.num_value == 0 && !is_one(scales_.v))
-      for (i32 m = 0; m < tile_.num_rows; ++m)
-        multiply_row(x_.s + m * x_.lds, keys.v_scale, keys.n);
+    scale_weights(keys);
     // Many query rows read each V row many times: widen it once.
     const bool reused = tile_.num_rows > 2 * block_rows && sizeof(T) < sizeof(float);
     if (stages_.num_value == 0 && launch_.dim_vo % lanes == 0 && !reused)
@@ -221,12 +242,12 @@ class ItemKernel {
 
   const CpuLaunch& launch_;
   const PlanView& plan_;
-  const WorkItem& item_;
+  const WorkItem* item_;
   const QueryTile& tile_;
   const LevelView& level_;
   const Stages& stages_;
   const KvScales& scales_;
-  Scratch<T>& x_;
+  Scratch<T> x_;
 };
 
 }  // namespace cpu

@@ -21,7 +21,7 @@ RADDLE_FN constexpr bool multiplies_in_tiles(CpuIsa isa, DType dtype, DType kv_d
   return isa == CpuIsa::amx && dtype == DType::bfloat16 && kv_dtype == DType::bfloat16;
 }
 
-/// As many rows as the in-place products take. Keys are few, so that a plan can cut finely.
+/// As many rows as are worth reading K and V in place. Keys are few, so that a plan can cut finely.
 constexpr TileShape short_query_tile{16, 64};
 
 /// Enough rows to pay for rearranging K and V, few enough for an L2 of 1 MiB, or of 2 MiB where
