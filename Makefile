@@ -11,6 +11,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 BUILD := build/release
 SANITIZED := build/sanitize
+THREADS := build/threads
+AARCH64 := build/aarch64
 SHARED := build/shared
 CMAKE_FLAGS := -G Ninja -DRADDLE_TESTS=ON -DRADDLE_WERROR=$(WERROR)
 
@@ -18,7 +20,8 @@ CMAKE_FLAGS := -G Ninja -DRADDLE_TESTS=ON -DRADDLE_WERROR=$(WERROR)
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install replay gpu test test-cpp test-python test-sanitize test-install bench format \
+.PHONY: help install replay gpu test test-cpp test-python test-sanitize test-threads test-aarch64 test-install \
+        bench format \
         check-format tidy wheel test-wheel clean
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -39,7 +42,7 @@ install: $(VENV)/installed  ## build raddle and install it into .venv (editable)
 replay: install  ## replay a request trace: make replay ARGS="--help"
 	$(BIN)/raddle replay $(ARGS)
 
-test: test-cpp test-python test-sanitize test-install test-wheel  ## run all tests
+test: test-cpp test-python test-sanitize test-threads test-aarch64 test-install test-wheel  ## run all tests
 
 test-cpp: install  ## C++ tests: make test-cpp ARGS="--gtest_filter=Plan*"
 	$(BIN)/cmake -S . -B $(BUILD) $(CMAKE_FLAGS)
@@ -54,6 +57,14 @@ test-sanitize: $(VENV)/created  ## C++ tests under the address and undefined-beh
 	$(BIN)/cmake -S . -B $(SANITIZED) $(CMAKE_FLAGS) -DRADDLE_SANITIZE=address,undefined
 	$(BIN)/cmake --build $(SANITIZED) --target raddle_tests
 	$(SANITIZED)/raddle_tests --gtest_brief=1 $(ARGS)
+
+test-threads: $(VENV)/created  ## worker pool, queues and attention under the thread sanitizer
+	$(BIN)/cmake -S . -B $(THREADS) $(CMAKE_FLAGS) -DRADDLE_SANITIZE=thread
+	$(BIN)/cmake --build $(THREADS) --target raddle_thread_tests
+	$(THREADS)/raddle_thread_tests --gtest_brief=1 $(ARGS)
+
+test-aarch64: $(VENV)/created  ## C++ tests on an emulated aarch64, where Debian's cross compiler and qemu-user are
+	tests/aarch64.sh $(AARCH64) -DRADDLE_WERROR=$(WERROR)
 
 test-install: install  ## install libraddle, static and shared, and build examples/cpp against it
 	tests/find_package.sh $(BUILD)

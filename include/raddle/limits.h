@@ -17,4 +17,20 @@ namespace raddle {
 /// short, and std::runtime_error where other jobs keep the pool.
 double read_bandwidth_gbps(std::size_t bytes = std::size_t{1} << 30, i32 threads = 0);
 
+/// The same of pages of 4 KiB in random order, several of them at a time: what a paged KV cache
+/// can be read at.
+double read_pages_gbps(std::size_t bytes = std::size_t{1} << 30, i32 threads = 0);
+
+/// Rates of arithmetic in registers.
+enum class ComputeLimit {
+  fma,   ///< fp32 multiply-adds of the chosen instruction set, in GFLOP/s
+  exp2,  ///< the kernels' exp2 of fp32 out of the L1 cache, in 10^9 elements a second
+  amx,   ///< products of bf16 tiles of random numbers, in GFLOP/s
+};
+
+/// The rate of `threads` threads of the worker pool together, the best of a few rounds of
+/// milliseconds; 0 where there is no such unit, or RADDLE_CPU_ISA leaves it out. Raises as
+/// read_bandwidth_gbps does.
+double compute_rate(ComputeLimit limit, i32 threads = 0);
+
 }  // namespace raddle

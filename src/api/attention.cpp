@@ -9,6 +9,7 @@
 #include "api/bound_variant.h"
 #include "api/kv_tensors.h"
 #include "api/planning.h"
+#include "device/cpu/topology.h"
 #include "plan/heuristics.h"
 #include "plan/planner.h"
 #include "raddle/error.h"
@@ -150,9 +151,10 @@ std::size_t workspace_bytes(const AttentionSpec& spec, i32 num_workers, const Ma
     fail<ValueError>("num_workers is ", num_workers, "; expected 1 to ", max_workers,
                      ", or 0 for the device's default");
   const i32 on_cpu = num_workers > 0 ? num_workers : cpu_threads();
-  const PlanConfig config = device.kind == DeviceId::Kind::cpu
-                                ? cpu_plan_config(spec, on_cpu, Schedule::automatic)
-                                : cuda_plan_config(spec, device, num_workers, Schedule::automatic);
+  const PlanConfig config =
+      device.kind == DeviceId::Kind::cpu
+          ? cpu_plan_config(spec, cpu::selected_isa(), on_cpu, Schedule::automatic)
+          : cuda_plan_config(spec, device, num_workers, Schedule::automatic);
   return static_cast<std::size_t>(workspace_bytes(config, maxima, spec.head_dim_vo));
 }
 

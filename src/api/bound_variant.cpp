@@ -34,7 +34,7 @@ i64 count(const MemberValue& value) {
 
 const VariantOps& BoundVariant::find_ops(const Variant& variant) {
   if (variant.source) {
-    const std::string isa = to_string(cpu::selected_isa());
+    const std::string isa = cpu::to_string(cpu::selected_isa());
     if (gpu_arch_.empty() || has_host_compiler()) return jit::compile_stages(*variant.source, isa);
     try {
       return jit::compile_stages(*variant.source, isa);  // the cache may have it
@@ -58,7 +58,7 @@ BoundVariant::BoundVariant(const AttentionSpec& spec, const std::string& gpu_arc
   for (const Variant& v : spec.variant) add(v);
   check();
   if (spec.fuse && !parts_.empty())
-    fused_ = &jit::compile_stages(source(), to_string(cpu::selected_isa()));
+    fused_ = &jit::compile_stages(source(), cpu::to_string(cpu::selected_isa()));
   bind();
 }
 

@@ -23,7 +23,8 @@ class CpuBackend final : public AttentionBackend {
   const AttentionSpec& spec() const override { return spec_; }
 
   PlanConfig plan_config(i32 num_workers, Schedule schedule) const override {
-    return cpu_plan_config(spec_, num_workers > 0 ? num_workers : cpu_threads(), schedule);
+    return cpu_plan_config(spec_, cpu::selected_isa(),
+                           num_workers > 0 ? num_workers : cpu_threads(), schedule);
   }
 
   std::shared_ptr<const PlanOnDevice> upload(const Layout&, const PlanArrays&, const BoundVariant&,
@@ -75,7 +76,7 @@ std::unique_ptr<AttentionBackend> make_cpu_backend(const AttentionSpec& spec) {
   return std::make_unique<CpuBackend>(spec);
 }
 
-std::string cpu_isa() { return to_string(cpu::selected_isa()); }
+std::string cpu_isa() { return cpu::to_string(cpu::selected_isa()); }
 i32 cpu_threads() { return cpu::default_threads(); }
 
 }  // namespace raddle

@@ -1,9 +1,10 @@
-// What `raddle bench` measures against: the C++ call without the border.
+// What `raddle bench` measures against: the C++ call without the border, and the machine's limits.
 #include <tvm/ffi/reflection/registry.h>
 
 #include <chrono>
 
 #include "ffi/border.h"
+#include "raddle/limits.h"
 
 namespace raddle::border {
 namespace {
@@ -25,10 +26,31 @@ double run_cpp(Arguments& in) {
   return time.count() / repeat;
 }
 
+template <double (*measure)(std::size_t bytes, i32 threads)>
+double read_gbps(Arguments& in) {
+  const i64 bytes = in.integer("nbytes", i64{1} << 30);
+  const i32 threads = in.integer32("num_threads", 0);
+  if (bytes < 1) fail<ValueError>("nbytes is ", bytes, "; expected at least 1");
+  return measure(static_cast<std::size_t>(bytes), threads);
+}
+
+double rate_of(Arguments& in) {
+  const std::string name = in.string("limit");
+  const i32 threads = in.integer32("num_threads", 0);
+  if (name == "fma") return compute_rate(ComputeLimit::fma, threads);
+  if (name == "exp2") return compute_rate(ComputeLimit::exp2, threads);
+  if (name == "amx") return compute_rate(ComputeLimit::amx, threads);
+  fail<ValueError>("limit is '", name, "'; expected fma, exp2 or amx");
+}
+
 }  // namespace
 
 TVM_FFI_STATIC_INIT_BLOCK() {
-  tvm::ffi::reflection::GlobalDef().def_packed("raddle.bench_run_cpp", exported(run_cpp));
+  tvm::ffi::reflection::GlobalDef()
+      .def_packed("raddle.bench_run_cpp", exported(run_cpp))
+      .def_packed("raddle.read_bandwidth_gbps", exported(read_gbps<read_bandwidth_gbps>))
+      .def_packed("raddle.read_pages_gbps", exported(read_gbps<read_pages_gbps>))
+      .def_packed("raddle.compute_rate", exported(rate_of));
 }
 
 }  // namespace raddle::border

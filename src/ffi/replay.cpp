@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "ffi/border.h"
-#include "raddle/limits.h"
 #include "replay/synthetic.h"
 #include "replay/verify.h"
 
@@ -131,13 +130,6 @@ void split_rows(Arguments& in) {
   }
 }
 
-double read_bandwidth(Arguments& in) {
-  const i64 bytes = in.integer("nbytes", i64{1} << 30);
-  const i32 threads = in.integer32("num_threads", 0);
-  if (bytes < 1) fail<ValueError>("nbytes is ", bytes, "; expected at least 1");
-  return read_bandwidth_gbps(static_cast<std::size_t>(bytes), threads);
-}
-
 }  // namespace
 
 TVM_FFI_STATIC_INIT_BLOCK() {
@@ -145,8 +137,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def_packed("raddle.replay.fill", exported(fill))
       .def_packed("raddle.replay.sinks", exported(sinks))
       .def_packed("raddle.replay.verify", exported(verify))
-      .def_packed("raddle.replay.split_rows", exported(split_rows))
-      .def_packed("raddle.read_bandwidth_gbps", exported(read_bandwidth));
+      .def_packed("raddle.replay.split_rows", exported(split_rows));
 }
 
 }  // namespace raddle::border

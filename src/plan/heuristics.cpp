@@ -18,6 +18,8 @@ struct Rates {
 /// A worker thread's, rounded from measurements on two-core AVX-512 machines. Only their
 /// ratios matter: they say how a long-query tile weighs against a decode tile.
 constexpr Rates cpu_rates{12.0, 80.0, 800.0, 0.0};
+/// The same where long queries are multiplied in tile registers.
+constexpr Rates amx_rates{12.0, 600.0, 800.0, 0.0};
 /// A thread block's on an H200 with two on each multiprocessor, rounded from measurements: a tile
 /// of 16 × 128 takes 4.5 µs where all decode, one of 128 × 64 takes 3.5 µs where all prefill.
 constexpr Rates gpu_rates{15.0, 3000.0, 4000.0, 4000.0};
@@ -57,11 +59,14 @@ PlanConfig plan_config(const AttentionSpec& spec, i32 num_workers, Schedule sche
 
 }  // namespace
 
-PlanConfig cpu_plan_config(const AttentionSpec& spec, i32 num_workers, Schedule schedule) {
-  // Short queries: as many rows as the in-place products take. Their KV tile is small, so that a
-  // plan can cut finely. Long queries: enough rows to pay for transposing K, few enough to stay in
-  // a 1 MiB L2.
-  return plan_config(spec, num_workers, schedule, {16, 64}, {128, 128}, cpu_rates);
+PlanConfig cpu_plan_config(const AttentionSpec& spec, CpuIsa isa, i32 num_workers,
+                           Schedule schedule) {
+  const DType stored = spec.stored_dtype();
+  PlanConfig config = plan_config(spec, num_workers, schedule, short_query_tile,
+                                  long_query_tile(isa, spec.dtype, stored), cpu_rates);
+  if (multiplies_in_tiles(isa, spec.dtype, stored))
+    config.costs[1] = costs(spec, config.shapes[1], amx_rates);
+  return config;
 }
 
 PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 arch, i32 num_workers,

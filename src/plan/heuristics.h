@@ -3,11 +3,13 @@
 #pragma once
 
 #include "raddle/attention.h"
+#include "raddle/engine/kernel/cpu/config.h"
 
 namespace raddle {
 
-/// Tile shapes, tile rates and chunk size for the CPU kernels.
-PlanConfig cpu_plan_config(const AttentionSpec& spec, i32 num_workers, Schedule schedule);
+/// Tile shapes, tile rates and chunk size for the CPU kernels of an instruction set.
+PlanConfig cpu_plan_config(const AttentionSpec& spec, CpuIsa isa, i32 num_workers,
+                           Schedule schedule);
 
 /// The same for the GPU kernel on mma.sync of an architecture (80, 90 …); a worker is a thread
 /// block.

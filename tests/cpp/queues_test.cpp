@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <random>
@@ -12,6 +13,9 @@
 
 namespace raddle::cpu {
 namespace {
+
+/// Runs of up to three items that begin at multiples of three.
+i32 run_end(i32 first, i32 end) { return std::min(end, first / 3 * 3 + 3); }
 
 /// Eight threads, whatever the machine has.
 class QueuesTest : public testing::Test {
@@ -40,23 +44,26 @@ TEST_F(QueuesTest, HandOutEachItemOnce) {
       std::vector<std::atomic<int>> seen(static_cast<std::size_t>(indptr.back()));
       ItemQueues items(indptr.data(), queues, threads, heads.data());
       pool.run(threads, [&](i32 thread, i32) {
-        for (i32 item; items.next(thread, item);) ++seen[static_cast<std::size_t>(item)];
-        i32 none = -7;
-        EXPECT_FALSE(items.next(thread, none));
+        ItemRun run{};
+        while (items.next(thread, run, run_end))
+          for (i32 i = run.first; i < run.end; ++i) ++seen[static_cast<std::size_t>(i)];
+        EXPECT_FALSE(items.next(thread, run, run_end));
       });
       for (std::size_t i = 0; i < seen.size(); ++i) ASSERT_EQ(seen[i].load(), i < 5 ? 0 : 1);
     }
   }
 }
 
-TEST_F(QueuesTest, ServeTheirOwnFirstAndTheFullestNext) {
-  const std::vector<i32> indptr{0, 2, 3, 4, 9};
+TEST_F(QueuesTest, ServeTheirOwnInRunsAndTheFullestNextItemByItem) {
+  const std::vector<i32> indptr{0, 5, 6, 6, 11};
   std::vector<QueueHead> heads(4);
   ItemQueues items(indptr.data(), 4, 2, heads.data());
-  std::vector<i32> order;
-  for (i32 item; items.next(0, item);) order.push_back(item);
+  std::vector<std::vector<i32>> taken;
+  for (ItemRun run; items.next(0, run, run_end);) taken.push_back({run.first, run.end, run.next});
   // Own queues 0 and 2, then queue 3 with five left until it ties with queue 1.
-  EXPECT_EQ(order, (std::vector<i32>{0, 1, 3, 4, 5, 6, 7, 2, 8}));
+  const std::vector<std::vector<i32>> expected{{0, 3, 3},  {3, 5, -1},  {6, 7, -1}, {7, 8, -1},
+                                               {8, 9, -1}, {9, 10, -1}, {5, 6, -1}, {10, 11, -1}};
+  EXPECT_EQ(taken, expected);
 }
 
 TEST_F(QueuesTest, ManyCallersStealEveryItemOnce) {
@@ -75,7 +82,8 @@ TEST_F(QueuesTest, ManyCallersStealEveryItemOnce) {
         // Made for four threads, though a job may get one only: stealing has to cover the rest.
         ItemQueues items(indptr.data(), queues, 4, heads.data());
         pool.run(4, [&](i32 thread, i32) {
-          for (i32 item; items.next(thread, item);) ++seen[static_cast<std::size_t>(item)];
+          for (ItemRun run; items.next(thread, run, run_end);)
+            for (i32 i = run.first; i < run.end; ++i) ++seen[static_cast<std::size_t>(i)];
         });
         for (const auto& count : seen) ASSERT_EQ(count.load(), 1);
       }

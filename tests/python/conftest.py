@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import raddle
 from hypothesis import HealthCheck, settings
 
 NOT_ON_GPU = Path(__file__).parents[1] / "gpu" / "not_on_gpu.txt"
@@ -35,12 +36,20 @@ def pytest_configure(config):
         config.option.seed = int.from_bytes(os.urandom(4), "little")
     if config.getoption("--hypothesis-seed", None) is None:
         config.option.hypothesis_seed = str(config.option.seed)
+    import reference.exact
+
     if config.option.device != "cpu":
         import draws
-        import reference.exact
 
         draws.STAND_IN["float32"] = "float16"
-        reference.exact.ROUNDED_WEIGHTS = True
+        reference.exact.rounds_weights = lambda problem: True
+    elif raddle.cpu_isa() == "amx":
+        reference.exact.rounds_weights = in_tiles
+
+
+def in_tiles(problem) -> bool:
+    """Whether AMX multiplies the long queries of a problem: those of bf16, whose weights it rounds."""
+    return {str(problem.q.dtype), str(problem.kv[0][0].dtype)} == {"bfloat16"}
 
 
 def pytest_report_header(config):

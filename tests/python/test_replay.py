@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from raddle.bench import limits
 from raddle.replay import metrics, native
 from raddle.replay.engine import Batch, Engine
 from raddle.replay.faults import INJECT
@@ -19,7 +20,7 @@ HEADS = ["--num-qo-heads", "8", "--num-kv-heads", "2", "--head-dim", "64"]
 @pytest.fixture(autouse=True)
 def no_bandwidth(monkeypatch):
     """The measurement takes seconds and a gigabyte."""
-    monkeypatch.setattr(native, "read_bandwidth", lambda: 12.5)
+    monkeypatch.setattr(limits, "read_gbps", lambda: 12.5)
 
 
 @pytest.fixture
@@ -37,11 +38,20 @@ def test_the_report(replayed):
         assert 0 < report[key]["p50"] <= report[key]["p99"]
     assert report["decode_gbps"] > 0 and report["prefill_gflops"] > 0
     assert report["read_gbps"] == 12.5
+    assert report["decode_share"] == report["decode_gbps"] / 12.5
     assert report["tokens"] > 0 and report["tokens_per_s"] > 0
     assert report["queued_requests"] > 0 and report["chunked_prefills"] > 0
     assert report["mean_batch"] > 1 and 0 < report["pool"]["mean"] <= report["pool"]["peak"] <= 1
     assert report["balance"] >= 1 and report["planned_balance"] >= 1
     assert "verification passed" in output
+
+
+@pytest.mark.parametrize("read, verdict", [(1e-6, "≥ 60 met"), (1e6, "≥ 60 missed"), (None, "share of it")])
+def test_decode_is_a_share_of_the_read_bandwidth(replayed, monkeypatch, read, verdict):
+    monkeypatch.setattr(limits, "read_gbps", lambda: read)
+    report, output = replayed(*SMALL, *HEADS, "--requests", 2, "--verify", 0)
+    assert verdict in output and ("≥ 60" in output) == (read is not None)
+    assert (report["decode_share"] is None) == (read is None)
 
 
 def test_values_without_such_a_step_are_null(replayed, tmp_path):

@@ -44,6 +44,16 @@ def test_on_every_isa(engine, rng, row):
     engine.check(draw(rng, **row), num_workers=workers)
 
 
+@pytest.mark.every_isa
+@pytest.mark.parametrize("layout", ["paged", "paged_positions"])
+@pytest.mark.parametrize("dim", [40, 128, 256])
+def test_strips_and_tiles_of_long_queries(engine, rng, layout, dim):
+    """One strip of rows a tile and many, keys of one tile and many, and masks that drop whole tiles."""
+    lengths = [(9, 700), (5, 130), (40, 500), (300, 410), (17, 17)]
+    problem = draw(rng, layout, "causal", "bfloat16", dim=dim, group=4, num_kv_heads=1, lengths=lengths)
+    engine.check(problem, num_workers=2)
+
+
 @given(problem=problems(), workers=st.integers(1, 200), schedule=st.sampled_from(SCHEDULES))
 def test_any_problem(engine, problem, workers, schedule):
     engine.check(problem, num_workers=workers, schedule=schedule)

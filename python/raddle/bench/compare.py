@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Optional
 
 from raddle._progress import Progress
 from raddle.bench import engines, timing
+from raddle.bench.vllm_cpu import PeerError
 from raddle.bench.workloads import Workload
 
 RADDLE = "raddle"
+#: Makes the engines of a peer for a batch, with pools of so many bytes.
+Peer = Callable[[engines.Batch, Optional[int]], "list[engines.Engine]"]
 
 
 class WrongOutput(RuntimeError):
@@ -23,6 +26,7 @@ class Result:
 
     workload: Workload
     times: dict[str, list[float]]
+    refused: list[str] = field(default_factory=list)  #: what peers could not compute, and why
 
     def us(self, engine: str) -> float:
         return timing.median(self.times[engine])
@@ -42,32 +46,36 @@ class Result:
 
 def measure(
     workload: Workload,
-    peers: Sequence[str],
+    peers: Mapping[str, Peer],
     rounds: int,
     progress: Progress,
     pool_bytes: Optional[int] = None,
 ) -> Result:
-    """Prepares, verifies and times one workload.
+    """Prepares, verifies and times one workload; peers compute the plain ones.
 
-    Raises ``WrongOutput`` if an output differs from SDPA in fp32 by more than rounding.
+    Raises ``WrongOutput`` if an output differs from attention in fp32 by more than rounding.
     """
     progress.say(f"{workload.name}: filling pools")
     batch = engines.Batch.random(workload)
-    contestants = [engines.raddle_engine(batch, pool_bytes)]
-    if "torch" in peers:
-        contestants += engines.torch_engines(batch, pool_bytes)
+    contestants = engines.raddle_engines(batch, pool_bytes)
+    refused = []
+    for peer in peers.values() if workload.is_plain else ():
+        try:
+            contestants += peer(batch, pool_bytes)
+        except PeerError as error:
+            refused.append(str(error))
     progress.say(f"{workload.name}: comparing outputs")
     _verify(batch, contestants)
     progress.say(f"{workload.name}: timing", total=(rounds + 1) * len(contestants))
     calls = {each.name: each.call for each in contestants}
-    return Result(workload, timing.interleaved(calls, rounds, tick=progress.advance))
+    return Result(workload, timing.interleaved(calls, rounds, tick=progress.advance), refused)
 
 
 def _verify(batch: engines.Batch, contestants: Sequence[engines.Engine]) -> None:
-    reference = batch.reference()
+    references = {score: batch.reference(score) for score in {engine.score for engine in contestants}}
     tolerance = engines.TOLERANCE[batch.workload.dtype]
     for engine in contestants:
-        error = max(engine.error(reference, step) for step in (0, 1))
+        error = max(engine.error(references[engine.score], step) for step in (0, 1))
         if not error <= tolerance:
             raise WrongOutput(
                 f"{engine.name} on {batch.workload.name}: relative RMS error {error:.1e}; "

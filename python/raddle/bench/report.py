@@ -15,9 +15,11 @@ from rich.table import Table
 import raddle
 from raddle.bench.bars import Measured
 from raddle.bench.compare import RADDLE, Result
+from raddle.bench.limits import Limits
+from raddle.bench.workloads import Workload
 
 #: Columns of a table that goes into a file; a terminal has its own width.
-_FILE_WIDTH = 120
+_FILE_WIDTH = 140
 
 
 def console() -> Console:
@@ -51,42 +53,81 @@ def verdict(met: Optional[bool]) -> str:
     return "" if met is None else "[green]met[/]" if met else "[bold red]missed[/]"
 
 
-def comparison(results: Sequence[Result], read_gbps: float, rounds: int) -> Table:
+def limits(found: Limits) -> Table:
+    """What the machine can do at best."""
+    table = Table(title=f"Limits of {found.threads} threads on {raddle.cpu_isa()}", caption=_CAPTION_LIMITS)
+    table.caption_justify = "left"
+    table.add_column("limit")
+    table.add_column("rate", justify="right")
+    for row in found.rows():
+        note = f"  [bold red]disturbed: below {found.plausible_gbps:.0f}[/]" if row["engine"] == "disturbed" else ""
+        table.add_row(row["workload"], f"{row['value']:,.1f} {row['unit']}{note}")
+    return table
+
+
+_CAPTION_LIMITS = "The best of several loops and rounds. A bandwidth too low for this kind of machine is no limit."
+
+
+def comparison(results: Sequence[Result], found: Limits, rounds: int) -> Table:
     """All engines on all workloads."""
+    read = f"{found.read_gbps:.1f} GB/s" if found.read_gbps else "unknown: its measurement was disturbed"
+    rates = [f"{found.fma_gflops:,.0f} GFLOP/s of FMA"]
+    if found.amx_gflops:
+        rates.append(f"{found.amx_gflops:,.0f} of AMX (bf16)")
     table = Table(
-        title="Attention on the CPU, 32 query heads, 8 KV heads, head dim 128; Raddle on pages of 16",
+        title="Attention on the CPU, 32 query heads, 8 KV heads (G1: 32), head dim 128; Raddle on pages of 16",
         caption=(
-            f"Medians of {rounds} interleaved rounds, KV cold. Decode counts bytes of K and V, prefill "
-            "half the square. × best: median of the rounds' ratios to the fastest form of the others. "
-            f"Of read: share of the {read_gbps:.1f} GB/s at which the same threads read memory in this run."
+            f"Medians of {rounds} interleaved rounds, KV cold. Decode counts bytes of K and V, prefill half the "
+            "square. × best: median of the rounds' ratios to the fastest form of the others; of other pages, K and V "
+            "of 8 bits and scores to Raddle's own plain form. Of limit: share of what the same threads reached in "
+            f"this run; memory read {read}, {', '.join(rates)}; mixed: both, one after the other."
         ),
         caption_justify="left",
     )
     for name in ("workload", "engine"):
         table.add_column(name, no_wrap=True)
-    for name in ("µs", "rate", "of read", "× best", "bar"):
+    for name in ("µs", "rate", "of limit", "bar", "× best", "bar"):
         table.add_column(name, justify="right", no_wrap=True)
     for result in results:
         for engine in result.times:
-            table.add_row(*_cells(result, engine, read_gbps))
+            table.add_row(*_cells(result, engine, found))
+        for reason in result.refused:
+            table.add_row("", reason)
         table.add_section()
     return table
 
 
-def _cells(result: Result, engine: str, read_gbps: float) -> list[str]:
+def _cells(result: Result, engine: str, found: Limits) -> list[str]:
     w, us, ours = result.workload, result.us(engine), engine == RADDLE
-    rate = w.rate(us)
+    share = _share(result, engine, found)
     speedup = result.speedup if ours else None
-    bar = w.bar if speedup is not None else None
     return [
         w.name if ours else "",
         f"[bold]{engine}[/]" if engine == result.best_peer else engine,
         f"{us:,.0f}",
-        f"{rate:,.1f} {w.unit}",
-        f"{100 * rate / read_gbps:.0f} %" if w.is_decode else "",
+        f"{_form(result, engine).rate(us):,.1f} {w.unit}",
+        "?" if share is None else f"{100 * share:.0f} %",
+        _bar_cell(w.share_bar if ours else None, share),
         "" if speedup is None else f"{speedup:.2f}",
-        "" if bar is None else f"≥ {bar} {verdict(speedup >= bar)}",
+        _bar_cell(w.bar, speedup),
     ]
+
+
+def _bar_cell(bar: Optional[float], value: Optional[float]) -> str:
+    return "" if bar is None or value is None else f"≥ {bar:.3g} {verdict(value >= bar)}"
+
+
+def _form(result: Result, engine: str) -> Workload:
+    """What the engine computed: beside a form of another workload, Raddle's row is of that one."""
+    w = result.workload
+    return w if engine == RADDLE else w.plain
+
+
+def _share(result: Result, engine: str, found: Limits) -> Optional[float]:
+    """Of the machine's limit; None where that is not known."""
+    form = _form(result, engine)
+    least = found.least_us(form.dtype, form.read_bytes, form.flops)
+    return None if least is None else least / result.us(engine)
 
 
 def bars(title: str, found: Sequence[Measured]) -> Table:
@@ -110,28 +151,21 @@ def bar_rows(found: Sequence[Measured]) -> list[dict[str, Any]]:
     ]
 
 
-def rows(results: Sequence[Result], read_gbps: float, read_bytes: int) -> list[dict[str, Any]]:
-    """One row for each engine on each workload, and one for the read bandwidth.
+def rows(results: Sequence[Result], found: Limits) -> list[dict[str, Any]]:
+    """One row for each limit, and one for each engine on each workload.
 
-    Keys: ``workload``, ``engine``, ``us`` (median), ``value`` in ``unit``. Rows of Raddle also have
-    ``ratio``, the speed relative to the best of the others (null where it ran alone).
+    Keys: ``workload``, ``engine``, ``us`` (median), ``value`` in ``unit``, of engines also ``share`` of the limit (null
+    where that was disturbed). Rows of Raddle also have ``ratio``, the speed relative to the best of the others (null
+    where it ran alone).
     """
-    found = [
-        {
-            "workload": "memory read",
-            "engine": "read loop",
-            "us": read_bytes / read_gbps / 1e3,
-            "value": read_gbps,
-            "unit": "GB/s",
-        }
-    ]
+    all_rows = found.rows()
     for result in results:
-        w = result.workload
         for engine in result.times:
-            us = result.us(engine)
-            row = {"workload": w.name, "engine": engine, "us": us, "value": w.rate(us), "unit": w.unit}
-            found.append({**row, "ratio": result.speedup} if engine == RADDLE else row)
-    return found
+            us, form = result.us(engine), _form(result, engine)
+            row = {"workload": result.workload.name, "engine": engine, "us": us, "value": form.rate(us)}
+            row.update(unit=form.unit, share=_share(result, engine, found))
+            all_rows.append({**row, "ratio": result.speedup} if engine == RADDLE else row)
+    return all_rows
 
 
 def write_json(path: Path, found: Sequence[dict[str, Any]]) -> None:

@@ -6,12 +6,14 @@ The lengths follow Figure 8 of the FlashInfer paper (Ye et al., MLSys 2025): *co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Optional
 
 HQ, HKV, D = 32, 8, 128
 MEANS = (1024, 4096, 8192)
-BYTES = {"fp32": 4, "bf16": 2}
+PAGE_SIZE = 16
+#: Of an element of K and V; "fp8" has Q and the output in bf16.
+BYTES = {"fp32": 4, "bf16": 2, "fp8": 1}
 
 _UNIFORM = {
     1024: (948, 838, 774, 650, 669, 533, 550, 520, 601, 929, 845, 980, 770, 823, 1009, 886),
@@ -43,21 +45,30 @@ def lengths(kind: str, batch: int, mean: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Workload:
-    """One batch: a query row a request (decode), or as many rows as keys under a causal mask (prefill)."""
+    """One batch, causal: a query row a request (decode), as many as keys (prefill), or some of each (mixed)."""
 
-    phase: str  #: "decode" or "prefill"
-    dtype: str  #: "bf16" or "fp32"
+    phase: str  #: "decode", "prefill" or "mixed"
+    dtype: str  #: "bf16", "fp32", or "fp8": K and V of e4m3 with a scale, all else bf16
     kind: str  #: what the lengths are called in the name: "S1024", "skewed4096"
     kv_len: tuple[int, ...]
-    bar: Optional[float] = None  #: least accepted speed relative to PyTorch's SDPA at its best
+    bar: Optional[float] = None  #: least accepted speed relative to the best of the others
     usual: bool = True  #: measured unless ``--workloads`` says otherwise
     num_qo_heads: int = HQ
     num_kv_heads: int = HKV
     head_dim: int = D
+    page_size: int = PAGE_SIZE
+    score: Optional[str] = None  #: "softcap" or "alibi", written in Python
+    chunks: tuple[int, ...] = ()  #: mixed: rows of each request
+    share_bar: Optional[float] = None  #: least accepted share of the machine's limit
 
     @property
     def name(self) -> str:
-        return f"{self.phase} {self.dtype} B{len(self.kv_len)} {self.kind}"
+        words = [self.phase, self.dtype, f"B{len(self.kv_len)}", self.kind]
+        if self.group_size == 1:
+            words.append("G1")
+        if self.page_size != PAGE_SIZE:
+            words.append(f"page{self.page_size}")
+        return " ".join([*words, self.score] if self.score else words)
 
     @property
     def is_decode(self) -> bool:
@@ -69,39 +80,61 @@ class Workload:
 
     @property
     def qo_len(self) -> tuple[int, ...]:
-        return (1,) * len(self.kv_len) if self.is_decode else self.kv_len
+        return self.chunks or ((1,) * len(self.kv_len) if self.is_decode else self.kv_len)
+
+    @property
+    def plain(self) -> Workload:
+        """What the workload is compared with where it is a form of another: bf16, pages of 16, no score."""
+        dtype = "bf16" if self.dtype == "fp8" else self.dtype
+        return replace(self, dtype=dtype, page_size=PAGE_SIZE, score=None)
+
+    @property
+    def is_plain(self) -> bool:
+        return self == self.plain
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of K and V together."""
-        return 2 * sum(self.kv_len) * self.num_kv_heads * self.head_dim * BYTES[self.dtype]
+        return sum(self.kv_len) * self.token_bytes
 
     @property
-    def work(self) -> float:
-        """Bytes of K and V that a decode reads; floating-point operations of a causal prefill.
+    def token_bytes(self) -> int:
+        """Bytes of K and V of a token."""
+        return 2 * self.num_kv_heads * self.head_dim * BYTES[self.dtype]
 
-        Half the square counts, as everybody counts it, though the diagonal adds a little.
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of K and V of the requests that decode, which nothing but reading takes time for."""
+        return self.token_bytes * sum(kv for qo, kv in zip(self.qo_len, self.kv_len) if qo == 1)
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of the other requests.
+
+        Half the square of a whole prompt counts, as everybody counts it, though the diagonal adds a little.
         """
-        if self.is_decode:
-            return float(self.kv_bytes)
-        return sum(4.0 * self.num_qo_heads * self.head_dim * n * n / 2 for n in self.kv_len)
+        pairs = sum(qo * (kv - qo / 2) for qo, kv in zip(self.qo_len, self.kv_len) if qo > 1)
+        return 4.0 * self.num_qo_heads * self.head_dim * pairs
 
     @property
     def unit(self) -> str:
-        return "GB/s" if self.is_decode else "GFLOP/s"
+        return {"decode": "GB/s", "prefill": "GFLOP/s", "mixed": "rows/ms"}[self.phase]
 
     def rate(self, us: float) -> float:
         """Work a second, in ``unit``, when a call takes ``us`` microseconds."""
-        return self.work / us / 1e3
+        if self.phase == "mixed":
+            return 1e3 * sum(self.qo_len) / us
+        return (self.read_bytes if self.is_decode else self.flops) / us / 1e3
 
 
 def _decode(dtype: str) -> list[Workload]:
-    bar = 1.5 if dtype == "bf16" else None
+    bf16 = dtype == "bf16"
+    bars = {"bar": 1.15 if bf16 else None, "share_bar": 0.75}
     return [
-        Workload("decode", dtype, "S1024", lengths("constant", 16, 1024), bar),
-        Workload("decode", dtype, "S4096", lengths("constant", 16, 4096), bar),
-        Workload("decode", dtype, "S8192", lengths("constant", 1, 8192), bar),
-        Workload("decode", dtype, "skewed4096", lengths("skewed", 16, 4096), bar),
+        Workload("decode", dtype, "S1024", lengths("constant", 16, 1024), **bars),
+        Workload("decode", dtype, "S4096", lengths("constant", 16, 4096), **bars),
+        Workload("decode", dtype, "S8192", lengths("constant", 1, 8192), **bars),
+        Workload("decode", dtype, "skewed4096", lengths("skewed", 16, 4096), **bars),
         Workload("decode", dtype, "skewed1024", lengths("skewed", 16, 1024), usual=False),
         Workload("decode", dtype, "skewed8192", lengths("skewed", 16, 8192), usual=False),
         Workload("decode", dtype, "uniform1024", lengths("uniform", 16, 1024), usual=False),
@@ -111,18 +144,41 @@ def _decode(dtype: str) -> list[Workload]:
 
 
 def _prefill(dtype: str) -> list[Workload]:
-    bar = 0.5 if dtype == "fp32" else None
+    bars = {"bar": 1.4, "share_bar": 0.35} if dtype == "bf16" else {"bar": 1.05, "share_bar": 0.75}
     return [
-        Workload("prefill", dtype, "S1024", lengths("constant", 1, 1024)),
-        Workload("prefill", dtype, "S4096", lengths("constant", 1, 4096), bar),
+        Workload("prefill", dtype, "S1024", lengths("constant", 1, 1024), **bars),
+        Workload("prefill", dtype, "S4096", lengths("constant", 1, 4096), **bars),
     ]
 
 
-ALL = tuple(_decode("bf16") + _decode("fp32") + _prefill("bf16") + _prefill("fp32"))
+def _mixed() -> list[Workload]:
+    """A prompt, whole or the last chunk of it, beside requests that decode."""
+    decodes, rows = lengths("constant", 16, 1024), (1,) * 16
+    return [
+        Workload("mixed", "bf16", "1024+16x1024", (1024, *decodes), chunks=(1024, *rows)),
+        Workload("mixed", "bf16", "512of4096+16x1024", (4096, *decodes), chunks=(512, *rows)),
+    ]
+
+
+def _forms() -> list[Workload]:
+    """Other forms of decode and prefill in bf16; the bars say how they may compare with those."""
+    decode, prefill = _decode("bf16")[0], _prefill("bf16")[0]
+    group_of_one = replace(decode, num_kv_heads=HQ, share_bar=0.8)
+    pages = [replace(decode, page_size=n, bar=0.9, share_bar=None) for n in (1, 32, 128)]
+    fp8 = [replace(d, dtype="fp8", bar=1.4, share_bar=None) for d in _decode("bf16")[:2]]
+    scored = [
+        replace(plain, score=score, bar=bar, share_bar=None)
+        for plain, bar in ((decode, 0.95), (prefill, 1 / 1.15))
+        for score in ("softcap", "alibi")
+    ]
+    return [group_of_one, *pages, *fp8, *scored]
+
+
+ALL = tuple(_decode("bf16") + _decode("fp32") + _prefill("bf16") + _prefill("fp32") + _mixed() + _forms())
 
 
 def chosen(patterns: tuple[str, ...] = ()) -> list[Workload]:
-    """The usual workloads; with patterns, all those whose name holds every word of one of them.
+    """The usual workloads; with patterns, all those whose name holds every word of one of them, or is one of them.
 
     Raises ``ValueError`` for a pattern that fits none.
     """
@@ -136,4 +192,6 @@ def chosen(patterns: tuple[str, ...] = ()) -> list[Workload]:
 
 
 def _fits(workload: Workload, pattern: str) -> bool:
+    if any(w.name == pattern for w in ALL):
+        return workload.name == pattern
     return all(word in workload.name for word in pattern.split())

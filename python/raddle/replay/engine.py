@@ -89,8 +89,6 @@ class Engine:
     """
 
     device = "cpu"
-    rounds_weights = False
-    """Whether kernels round the softmax's weights to the dtype."""
 
     def __init__(
         self,
@@ -111,6 +109,11 @@ class Engine:
         self.pools = self._make_pools((num_pages, page_size, model.num_kv_heads, model.head_dim))
         self.sinks = [native.sinks(seed, layer, model.num_qo_heads) for layer in range(num_layers)]
         self._resize(1)
+
+    @property
+    def rounds_weights(self) -> bool:
+        """Whether kernels round the softmax's weights to the dtype; on CPUs, AMX does for long queries in bf16."""
+        return self.model.dtype == "bfloat16" and raddle.cpu_isa() == "amx"
 
     def step(self, batch: Batch, on_output: OnOutput) -> StepCost:
         """Computes a step; `on_output` sees each layer's output, and isn't counted."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import raddle
 from raddle import _cuda
+from raddle.bench import limits
 
-from . import native
 from .cuda import CudaEngine, torch_has_gpu
 from .engine import Engine
 from .faults import planted
@@ -33,9 +33,12 @@ def engine_of(log: StepLog, model: Model, options: dict[str, Any]) -> Engine:
 
 
 def read_gbps(device: str) -> float | None:
-    """What this machine reads; of a GPU where torch and CuPy are, by the floor of `raddle bench gpu`."""
+    """What this machine reads; of a GPU where torch and CuPy are, by the floor of `raddle bench gpu`.
+
+    None where that cannot be measured, or where the measurement of a CPU was disturbed.
+    """
     if device == "cpu":
-        return native.read_bandwidth()
+        return limits.read_gbps()
     if not torch_has_gpu():
         return None
     try:

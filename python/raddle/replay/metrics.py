@@ -25,6 +25,7 @@ def summary(
     tokens = sum(len(r.token_times) for r in history.finished)
     kinds = [model.kind(layer) for layer in range(num_layers)]
     decode_bytes = model.kv_bytes(sum(_keys(s.spans, kind) for s in decode for kind in kinds))
+    decode_gbps = _ratio(decode_bytes * 1e-3, sum(s.cost.clocked.run_us for s in decode))
     prefill_flops = model.flops(sum(_pairs(s.spans, kind) for s in prefill for kind in kinds))
     return {
         "requests": len(requests),
@@ -36,8 +37,9 @@ def summary(
         "ttft_us": _percentiles(
             [(r.token_times[0] - r.request.arrival) * 1e6] for r in history.finished
         ),
-        "decode_gbps": _ratio(decode_bytes * 1e-3, sum(s.cost.clocked.run_us for s in decode)),
+        "decode_gbps": decode_gbps,
         "read_gbps": read_gbps,
+        "decode_share": _ratio(decode_gbps, read_gbps or 0.0) if decode_gbps is not None else None,
         "prefill_gflops": _ratio(prefill_flops * 1e-3, sum(s.cost.clocked.run_us for s in prefill)),
         "plan_us": _percentiles([s.cost.clocked.plan_us] for s in steps),
         "append_us": _percentiles([s.cost.append_us] for s in steps),

@@ -14,7 +14,6 @@ _fill = _library.function("raddle.replay.fill")
 _sinks = _library.function("raddle.replay.sinks")
 _verify = _library.function("raddle.replay.verify")
 _split_rows = _library.function("raddle.replay.split_rows")
-_read_bandwidth = _library.function("raddle.read_bandwidth_gbps")
 
 
 def fill(
@@ -53,8 +52,3 @@ def split_rows(plan: raddle.Plan, rows: int, num_kv_heads: int) -> np.ndarray:
     split = np.empty((rows, num_kv_heads), np.bool_)
     _split_rows(plan, split)
     return split
-
-
-def read_bandwidth() -> float:
-    """GB/s at which the worker pool reads main memory now."""
-    return float(_read_bandwidth(None, None))

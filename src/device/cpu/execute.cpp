@@ -69,8 +69,11 @@ void execute(CpuLaunch& launch, const CpuKernels& kernels, i32 num_threads, Scra
   ItemQueues queues(plan.queue_indptr, plan.num_workers, num_threads, scratch->heads.data());
   const i32 threads = WorkerPool::instance().run(num_threads, [&](i32 thread, i32) {
     const auto start = std::chrono::steady_clock::now();
-    for (i32 item; queues.next(thread, item);)
-      kernels.attend(launch, item, scratch->thread_memory(thread));
+    const auto run_end = [&](i32 first, i32 end) {
+      return first + kernels.run_length(launch, first, end);
+    };
+    for (ItemRun run; queues.next(thread, run, run_end);)
+      kernels.attend(launch, run.first, run.end, run.next, scratch->thread_memory(thread));
     if (busy_us)
       (*busy_us)[static_cast<std::size_t>(thread)] =
           std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start)

@@ -1,6 +1,6 @@
 // Compiled once an instruction set, with RADDLE_ISA naming the namespace of everything included
 // here.
-#include "raddle/engine/kernel/cpu/attention.h"
+#include "raddle/engine/kernel/cpu/attend.h"
 #include "raddle/engine/kernel/cpu/stages.h"
 #include "raddle/engine/variant/shipped.h"
 
@@ -9,13 +9,14 @@ RADDLE_ENGINE_BEGIN
 namespace cpu {
 namespace {
 
-void attend_any(const CpuLaunch& launch, i32 item, void* scratch) {
-  dispatch_kv_dtype(launch.kv_dtype, [&](auto t) { attend<decltype(t)>(launch, item, scratch); });
+void attend_any(const CpuLaunch& launch, i32 first, i32 end, i32 next, void* scratch) {
+  dispatch_kv_dtype(launch.kv_dtype,
+                    [&](auto t) { attend<decltype(t)>(launch, first, end, next, scratch); });
 }
 
 i64 scratch_bytes(const CpuLaunch& launch) {
   return dispatch_kv_dtype(launch.kv_dtype,
-                           [&](auto t) { return Scratch<decltype(t)>(launch, nullptr).bytes; });
+                           [&](auto t) { return item_scratch_bytes<decltype(t)>(launch); });
 }
 
 template <class... V>
@@ -28,7 +29,9 @@ constexpr auto variant_table(VariantList<V...>) {
 
 constexpr auto variants = variant_table(ShippedVariants{});
 
-#if defined(__AVX512F__)
+#if defined(__AMX_BF16__)
+constexpr const char* isa_name = "amx";
+#elif defined(__AVX512F__)
 constexpr const char* isa_name = "avx512";
 #elif defined(__AVX2__)
 constexpr const char* isa_name = "avx2";
@@ -36,13 +39,11 @@ constexpr const char* isa_name = "avx2";
 constexpr const char* isa_name = "generic";
 #endif
 
-constexpr CpuKernels table{isa_name,
-                           simd::lanes,
-                           attend_any,
-                           scratch_bytes,
-                           finish_state,
-                           variants.ops,
-                           static_cast<i32>(sizeof(variants.ops) / sizeof(VariantOps))};
+constexpr CpuKernels table{
+    isa_name,      simd::lanes,
+    run_length,    attend_any,
+    scratch_bytes, finish_state,
+    variants.ops,  static_cast<i32>(sizeof(variants.ops) / sizeof(VariantOps))};
 
 }  // namespace
 }  // namespace cpu

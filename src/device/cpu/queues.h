@@ -14,9 +14,16 @@ struct alignas(128) QueueHead {
   std::atomic<i32> next{0};
 };
 
-/// Hands out every item exactly once. Thread t serves queues t, t + n, … to their ends, then takes
-/// single unstarted items from whichever queue has most left. Lock-free; any subset of the n
-/// threads that keeps calling `next` will see all items done.
+/// Items that a thread takes together, and the one that it would begin with next; -1: none.
+struct ItemRun {
+  i32 first;
+  i32 end;
+  i32 next;
+};
+
+/// Hands out every item exactly once. Thread t serves queues t, t + n, … to their ends, in runs;
+/// then it takes single unstarted items from whichever queue has most left. Lock-free; any subset
+/// of the n threads that keeps calling `next` will see all items done.
 ///
 /// The plan's queues need not match the threads: a job that got one thread serves all queues in
 /// order.
@@ -31,13 +38,15 @@ class ItemQueues {
     }
   }
 
-  /// Gives `thread` its next item; false when nothing unstarted is left in any queue.
-  bool next(i32 thread, i32& item) {
+  /// Gives `thread` its next items; false when nothing unstarted is left in any queue.
+  /// run_end(first, end) says where a run ends that begins with `first`, at `end` at most.
+  template <class RunEnd>
+  bool next(i32 thread, ItemRun& run, RunEnd&& run_end) {
     for (i32 q = thread; q < num_queues_; q += num_threads_) {
-      if (take(q, item)) return true;
+      if (take_run(q, run, run_end)) return true;
     }
     for (i32 q = fullest(); q >= 0; q = fullest()) {
-      if (take(q, item)) return true;
+      if (take(q, run)) return true;
     }
     return false;
   }
@@ -45,11 +54,27 @@ class ItemQueues {
  private:
   i32 left(i32 q) const { return indptr_[q + 1] - heads_[q].next.load(std::memory_order_relaxed); }
 
+  /// Relaxed: items carry no data from thread to thread; the plan was published with the job.
+  template <class RunEnd>
+  bool take_run(i32 q, ItemRun& run, RunEnd& run_end) {
+    const i32 end = indptr_[q + 1];
+    i32 first = heads_[q].next.load(std::memory_order_relaxed);
+    while (first < end) {
+      const i32 behind = run_end(first, end);
+      if (heads_[q].next.compare_exchange_weak(first, behind, std::memory_order_relaxed)) {
+        run = ItemRun{first, behind, behind < end ? behind : -1};
+        return true;
+      }
+    }
+    return false;
+  }
+
   /// Looks before it counts up, so that an exhausted queue's head grows by the number of threads at
-  /// most. Relaxed: items carry no data from thread to thread; the plan was published with the job.
-  bool take(i32 q, i32& item) {
+  /// most.
+  bool take(i32 q, ItemRun& run) {
     if (left(q) <= 0) return false;
-    item = heads_[q].next.fetch_add(1, std::memory_order_relaxed);
+    const i32 item = heads_[q].next.fetch_add(1, std::memory_order_relaxed);
+    run = ItemRun{item, item + 1, -1};
     return item < indptr_[q + 1];
   }
 

@@ -1,6 +1,7 @@
 #include "device/cpu/topology.h"
 
 #include <sched.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,13 +19,34 @@
 namespace raddle::cpu {
 namespace {
 
-constexpr Isa all_isas[] = {Isa::generic, Isa::avx2, Isa::avx512};
+constexpr Isa all_isas[] = {Isa::generic, Isa::avx2, Isa::avx512, Isa::amx};
 constexpr i32 max_threads = 4096;
 
 #if defined(__x86_64__)
 bool has_f16c() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+
+/// AMX_TILE and AMX_BF16 (leaf 7.0, EDX), AVX512_BF16 (leaf 7.1, EAX).
+bool has_amx() {
+  constexpr unsigned amx = 1u << 24 | 1u << 22, avx512_bf16 = 1u << 5;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & amx) != amx) return false;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & avx512_bf16) != 0;
+}
+
+/// Linux gives tile registers (8 KiB more to save of each thread) to processes that ask for them.
+/// It refuses where a thread's signal stack is too small for them, and emulators don't know the
+/// question.
+bool may_use_tiles() {
+#if defined(__linux__) && defined(SYS_arch_prctl)
+  constexpr int request_permission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr int tile_data = 18;
+  return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+#else
+  return false;
+#endif
 }
 #endif
 
@@ -66,6 +88,8 @@ std::atomic<i32> known_threads{0};
 
 const char* to_string(Isa isa) {
   switch (isa) {
+    case Isa::amx:
+      return "amx";
     case Isa::avx512:
       return "avx512";
     case Isa::avx2:
@@ -81,6 +105,7 @@ bool supported(Isa isa) {
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (isa == Isa::amx) return avx2 && avx512 && has_amx() && may_use_tiles();
   return isa == Isa::generic || (avx2 && (isa == Isa::avx2 || avx512));
 #else
   return isa == Isa::generic;
@@ -98,9 +123,7 @@ Isa choose_isa(const char* wanted) {
     }
   }
   if (!wanted || !*wanted) return best;
-  const bool amx = std::strcmp(wanted, "amx") == 0;
-  fail<ValueError>("RADDLE_CPU_ISA is \"", wanted, "\"", amx ? ", which is not built yet" : "",
-                   "; expected one of ", supported_names());
+  fail<ValueError>("RADDLE_CPU_ISA is \"", wanted, "\"; expected one of ", supported_names());
 }
 
 Isa selected_isa() {

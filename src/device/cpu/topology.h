@@ -4,16 +4,15 @@
 #include <string>
 #include <vector>
 
-#include "raddle/engine/core/config.h"
+#include "raddle/engine/kernel/cpu/config.h"
 
 namespace raddle::cpu {
 
-/// Instruction sets that kernels are built for, each one including those before it.
-/// avx2 means AVX2, FMA and F16C; avx512 means F, BW, DQ and VL on top.
-enum class Isa : i32 { generic, avx2, avx512 };
+using Isa = CpuIsa;
 
 const char* to_string(Isa isa);
-/// Whether this CPU and operating system can run it.
+/// Whether this CPU and operating system can run it. Tile registers must be asked for: the first
+/// call asks, for all threads of the process.
 bool supported(Isa isa);
 /// The instruction set that `wanted` names, or the best supported one where it is null or empty.
 /// Raises ValueError for a name that is unknown or that this CPU cannot run.

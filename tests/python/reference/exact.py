@@ -140,7 +140,9 @@ def softmax(s: np.ndarray, sink: np.ndarray | None):
     return p, lse, p_sink
 
 
-ROUNDED_WEIGHTS = False
+def rounds_weights(problem: Problem) -> bool:
+    """Whether the engine under test rounds weights to the matrix dtype; tests replace it for what they run on."""
+    return False
 
 
 def log_sum_exp(s: np.ndarray, axis: int) -> np.ndarray:
@@ -154,9 +156,9 @@ def attention(problem: Problem, state: bool = False, rounded_weights: bool | Non
     """The exact answer; with `state`, (O, LSE) before sinks, as `return_state=True` gives it.
 
     With `rounded_weights` the budget lets a kernel round its weights to the problem's dtype, as matrix instructions do;
-    None: ROUNDED_WEIGHTS, which tests set for the device that they run on.
+    None: as `rounds_weights` says.
     """
-    rounded_weights = ROUNDED_WEIGHTS if rounded_weights is None else rounded_weights
+    rounded_weights = rounds_weights(problem) if rounded_weights is None else rounded_weights
     num_rows, num_heads, _ = problem.q.shape
     dim = problem.kv[0][1].shape[-1]
     exact = Exact(

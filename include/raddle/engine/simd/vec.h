@@ -2,7 +2,7 @@
 // intrinsic; everything else is written once with the compiler's vector extension.
 //
 // An ISA file defines: lanes, Vec, VecH, fma, max, widen_f16 (from the bits of f16), and registers
-// (how many vector registers there are).
+// (how many vector registers there are); exp2_nonpositive where it has instructions for it.
 #pragma once
 
 #include "raddle/engine/core/math.h"
@@ -23,7 +23,9 @@ typedef i32 VecI __attribute__((vector_size(lanes * 4)));
 typedef u32 VecU __attribute__((vector_size(lanes * 4)));
 typedef u8 VecB __attribute__((vector_size(lanes)));
 
-RADDLE_FN Vec broadcast(float x) { return Vec{} + x; }
+/// Subtracting 0 changes no number, so that no instruction is left of it; adding 0 changes -0, and
+/// would stay.
+RADDLE_FN Vec broadcast(float x) { return x - Vec{}; }
 
 RADDLE_FN Vec load(const float* p) {
   Vec v;
@@ -62,6 +64,7 @@ RADDLE_FN Vec load(const e4m3* p) {
 
 RADDLE_FN void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof(v)); }
 
+#if !defined(RADDLE_EXP2_NONPOSITIVE)
 /// 2^x per lane: math::exp2, lane by lane, without its handling of overflow (x <= 0 here,
 /// or -inf).
 RADDLE_FN Vec exp2_nonpositive(Vec x) {
@@ -79,6 +82,7 @@ RADDLE_FN Vec exp2_nonpositive(Vec x) {
   const VecI vanishes = x < broadcast(-126.0f);
   return reinterpret_cast<Vec>(bits & ~vanishes);
 }
+#endif
 
 /// Lane i of the result is lane index[i] of `a` and `b`, one after the other.
 RADDLE_FN Vec shuffle(Vec a, Vec b, VecI index) {
@@ -109,6 +113,80 @@ RADDLE_FN float reduce_max(Vec v) {
   return v[0];
 }
 
+typedef u16 VecH2 __attribute__((vector_size(lanes * 4)));
+typedef u8 VecB2 __attribute__((vector_size(lanes * 2)));
+
+/// Two vectors of e4m3, whose bits are moved in one register, as load() does.
+RADDLE_FN void load_both(const e4m3* p, Vec& a, Vec& b) {
+  VecB2 bytes;
+  __builtin_memcpy(&bytes, p, sizeof(bytes));
+  const VecH2 bits = __builtin_convertvector(bytes, VecH2);
+  const VecH2 body = (bits & 0x7f) << 7;
+  const VecH2 nan = reinterpret_cast<VecH2>(body == 0x3f80) & 0x7e00;
+  const VecH2 all = ((bits & 0x80) << 8) | body | nan;
+  VecH half[2];
+  __builtin_memcpy(half, &all, sizeof(half));
+  a = widen_f16(half[0]) * 256.0f;
+  b = widen_f16(half[1]) * 256.0f;
+}
+
+/// What load_two reads as two vectors: where it doesn't keep the order of elements, `arrange` gives
+/// fp32 rows the same one, and in_order undoes it.
+template <class T>
+constexpr bool loads_apart = false;
+/// Widening bf16 takes one instruction a vector where a pair of them is split into even and odd.
+template <>
+inline constexpr bool loads_apart<bf16> = true;
+
+/// 2 · lanes elements; see loads_apart.
+template <class T>
+RADDLE_FN void load_two(const T* p, Vec& a, Vec& b) {
+  if constexpr (loads_apart<T>) {
+    VecU pairs;
+    __builtin_memcpy(&pairs, p, sizeof(pairs));
+    a = reinterpret_cast<Vec>(pairs << 16);
+    b = reinterpret_cast<Vec>(pairs & 0xffff0000u);
+  } else if constexpr (dtype_of<T>::value == DType::float8_e4m3fn) {
+    load_both(p, a, b);
+  } else {
+    a = load(p);
+    b = load(p + lanes);
+  }
+}
+
+/// Rows of elements of type T as load_two would read them, in place.
+template <class T>
+RADDLE_FN void arrange(float* x, i32 n) {
+  if constexpr (loads_apart<T>) {
+    VecI even{}, odd{};
+    for (i32 i = 0; i < lanes; ++i) {
+      even[i] = 2 * i;
+      odd[i] = 2 * i + 1;
+    }
+    for (i32 d = 0; d + 2 * lanes <= n; d += 2 * lanes) {
+      const Vec a = load(x + d);
+      const Vec b = load(x + d + lanes);
+      store(x + d, shuffle(a, b, even));
+      store(x + d + lanes, shuffle(a, b, odd));
+    }
+  }
+}
+
+/// The elements that load_two, and what was computed from it, has in `a` and `b`, in their order.
+template <class T>
+RADDLE_FN void in_order(Vec& a, Vec& b) {
+  if constexpr (loads_apart<T>) {
+    VecI low{}, high{};
+    for (i32 i = 0; i < lanes; ++i) {
+      low[i] = i / 2 + i % 2 * lanes;
+      high[i] = (i + lanes) / 2 + i % 2 * lanes;
+    }
+    const Vec x = shuffle(a, b, low);
+    b = shuffle(a, b, high);
+    a = x;
+  }
+}
+
 /// One step of a butterfly over `lanes` vectors: exchanges the halves of blocks of 2·step lanes.
 template <i32 step>
 RADDLE_FN void exchange(Vec& a, Vec& b) {
@@ -133,19 +211,35 @@ RADDLE_FN void transpose(Vec (&v)[lanes]) {
   }
 }
 
-/// Lane i of the result is the sum of v[i]'s lanes: a transposition that adds on the way.
-template <i32 step = lanes / 2>
-RADDLE_FN Vec sum_each(Vec (&v)[lanes]) {
+/// Halves of blocks of 2·step lanes: those that stay in place when `a` and `b` exchange, and those
+/// that cross, combined by `op`. One of the two shuffles is a blend, which any port executes.
+template <i32 step, class Op>
+RADDLE_FN Vec combine_halves(Vec a, Vec b, Op op) {
+  VecI stay{}, cross{};
+  for (i32 i = 0; i < lanes; ++i) {
+    stay[i] = (i & step) == 0 ? i : lanes + i;
+    cross[i] = (i & step) == 0 ? (i ^ step) : lanes + (i ^ step);
+  }
+  return op(shuffle(a, b, stay), shuffle(a, b, cross));
+}
+
+/// Lane i of the result is v[i]'s lanes combined by `op`: a transposition that combines on the way.
+template <i32 step = lanes / 2, class Op>
+RADDLE_FN Vec fold_each(Vec (&v)[lanes], Op op) {
   if constexpr (step > 0) {
 #pragma GCC unroll 16
-    for (i32 i = 0; i < step; ++i) {
-      exchange<step>(v[i], v[i + step]);
-      v[i] = v[i] + v[i + step];
-    }
-    return sum_each<step / 2>(v);
+    for (i32 i = 0; i < step; ++i) v[i] = combine_halves<step>(v[i], v[i + step], op);
+    return fold_each<step / 2>(v, op);
   } else {
     return v[0];
   }
+}
+
+RADDLE_FN Vec sum_each(Vec (&v)[lanes]) {
+  return fold_each(v, [](Vec a, Vec b) { return a + b; });
+}
+RADDLE_FN Vec max_each(Vec (&v)[lanes]) {
+  return fold_each(v, [](Vec a, Vec b) { return max(a, b); });
 }
 
 RADDLE_FN void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }

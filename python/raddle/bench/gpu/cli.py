@@ -10,7 +10,7 @@ import click
 from raddle.bench.gpu.engines import FAMILIES
 
 
-def _split(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+def split(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
     """Names given with commas, or by repeating the option."""
     return tuple(dict.fromkeys(name for text in value for name in text.split(",") if name))
 
@@ -19,14 +19,14 @@ def _split(context: click.Context, parameter: click.Parameter, value: tuple[str,
 @click.option(
     "--against",
     multiple=True,
-    callback=_split,
+    callback=split,
     metavar="NAMES",
     help=f"Engines to compare with, by commas: {', '.join(FAMILIES)}. Those that do not import are named as absent.",
 )
 @click.option(
     "--only",
     multiple=True,
-    callback=_split,
+    callback=split,
     metavar="NAMES",
     help="Only these sections, or patterns such as decode*; see --list.",
 )
@@ -41,7 +41,7 @@ def _split(context: click.Context, parameter: click.Parameter, value: tuple[str,
     help="Write what Raddle's workers did in one run of each case here: JSON, and a summary as text.",
 )
 @click.option(
-    "--timeline-of", multiple=True, callback=_split, metavar="NAMES", help="Only of these sections, or patterns."
+    "--timeline-of", multiple=True, callback=split, metavar="NAMES", help="Only of these sections, or patterns."
 )
 @click.option(
     "--section-seconds", type=click.FloatRange(min=1), default=240.0, show_default=True, help="Limit of a section."

@@ -1,5 +1,6 @@
-// Attention on a CPU: one work item at a time, FlashAttention-2's loop over KV tiles (algorithm 1)
-// with the variant's parts as stages between the matrix products.
+// Attention on a CPU: FlashAttention-2's loop over KV tiles (algorithm 1) with the variant's parts
+// as stages between the matrix products, one work item at a time on fp32 lanes. short_queries.h and
+// amx_long_queries.h build other kernels of the same steps; attend.h chooses.
 #pragma once
 
 #include "raddle/engine/kernel/cpu/finish.h"
@@ -15,15 +16,20 @@ inline void round_row(DType dtype, float* x, i32 dim) {
   dispatch_dtype(dtype, [&](auto t) { raddle::round_row<decltype(t)>(x, dim); });
 }
 
+/// s[j] becomes `dropped` where the pair isn't kept.
+RADDLE_FN void drop(float* s, const u8* keep, i32 n, float dropped) {
+  for (i32 j = 0; j < n; ++j) s[j] = keep[j] ? s[j] : dropped;
+}
+
 /// T is the element type of K and V. That of Q and O, which the loops over keys don't meet, is a
 /// run-time value.
 template <class T>
 class ItemKernel {
  public:
-  ItemKernel(const CpuLaunch& launch, const WorkItem& item, Scratch<T>& scratch)
+  ItemKernel(const CpuLaunch& launch, const WorkItem& item, const Scratch<T>& scratch)
       : launch_(launch),
         plan_(*launch.plan),
-        item_(item),
+        item_(&item),
         tile_(plan_.query_tiles[item.query_tile]),
         level_(launch.layout->levels[tile_.level]),
         stages_(*launch.stages),
@@ -32,60 +38,101 @@ class ItemKernel {
 
   void run() {
     load_queries();
-    TileWalk walk(plan_, item_);
-    Span span, upcoming;
-    bool more = walk.next(upcoming);
-    if (more) gather(upcoming, x_.tiles[0]);
-    for (i32 current = 0; more; current ^= 1) {
-      span = upcoming;
-      KeyTile<T>& keys = x_.tiles[current];
-      KeyTile<T>& next = x_.tiles[current ^ 1];
-      next.n = 0;
-      more = walk.next(upcoming);
-      if (more) gather(upcoming, next);
-      if (keys.n == 0) continue;
+    for_tiles([&](const KeyTile<T>& keys, const KeyTile<T>& next, bool partial) {
       logits(keys, next);
-      apply_variant(keys, span.partial);
+      apply_variant(keys, partial);
       if (stages_.scan == Scan::softmax) softmax(keys.n);
       accumulate(keys, next);
+    });
+    finish();
+  }
+
+ protected:
+  /// Calls f(keys, next, partial) for the item's KV tiles in order, with the tile after each. That
+  /// before it stays until the next call. after_last(next) may say what comes after the last tile;
+  /// it is only asked for.
+  template <class F, class After>
+  void for_tiles(F f, After after_last) {
+    TileWalk walk(plan_, *item_);
+    // Tiles without a key are passed over.
+    const auto gather_next = [&](KeyTile<T>& keys) {
+      Span span{0, 0, false};
+      keys.n = 0;
+      while (keys.n == 0 && walk.next(span)) gather(span, keys);
+      return span.partial;
+    };
+    bool partial = gather_next(x_.tiles[0]);
+    for (i32 current = 0; x_.tiles[current].n > 0;) {
+      KeyTile<T>& keys = x_.tiles[current];
+      current = (current + 1) % 3;
+      KeyTile<T>& next = x_.tiles[current];
+      const bool next_is_partial = gather_next(next);
+      const bool is_last = next.n == 0;
+      if (is_last) after_last(next);
+      f(keys, next, partial);
+      if (is_last) return;
+      partial = next_is_partial;
     }
+  }
+  template <class F>
+  void for_tiles(F f) {
+    for_tiles(f, [](const KeyTile<T>&) {});
+  }
+
+  /// O / Σ to where it belongs: the caller's tensors, or a partial state.
+  void finish() {
     normalize(launch_, x_, tile_.num_rows);
-    if (item_.partial_row >= 0)
-      return store_partial(launch_, x_, tile_.num_rows, item_.partial_row);
+    if (item_->partial_row >= 0)
+      return store_partial(launch_, x_, tile_.num_rows, item_->partial_row);
     for (i32 m = 0; m < tile_.num_rows; ++m)
       write_row(launch_, x_.rows[m], x_.o + m * x_.ldo, x_.lse[m]);
   }
 
- private:
   void load_queries() {
     for (i32 m = 0; m < tile_.num_rows; ++m) {
-      Row& row = x_.rows[m];
-      row = make_row(*launch_.layout, level_, tile_.group, tile_.row_begin + m, item_.kv_head,
-                     plan_.group_size);
-      float* q = x_.q + m * x_.ldq;
-      const i64 at = row.row * launch_.q.row_stride + row.q_head * launch_.q.head_stride;
-      dispatch_dtype(launch_.dtype, [&](auto t) {
-        widen_row(static_cast<const decltype(t)*>(launch_.q.data) + at, q, launch_.dim_qk, x_.ldq);
-      });
-      for (i32 i = 0; i < stages_.num_query; ++i)
-        stages_.query[i].ops->query(stages_.query[i].self, q, launch_.dim_qk, row);
-      if (stages_.num_query > 0) round_row(launch_.dtype, q, launch_.dim_qk);
-      x_.state[m] = RowState{-math::infinity, 0.0f};
-      x_.lse[m] = 0.0f;
-      for (i32 d = 0; d < x_.ldo; ++d) x_.o[m * x_.ldo + d] = 0.0f;
+      start_row(m);
+      load_query(m);
     }
+  }
+
+  /// Row m before any key.
+  void start_row(i32 m) {
+    x_.rows[m] = make_row(*launch_.layout, level_, tile_.group, tile_.row_begin + m, item_->kv_head,
+                          plan_.group_size);
+    x_.state[m] = RowState{-math::infinity, 0.0f};
+    x_.lse[m] = 0.0f;
+    for (i32 d = 0; d < x_.ldo; ++d) x_.o[m * x_.ldo + d] = 0.0f;
+  }
+
+  /// Where row m lies in Q, in elements.
+  i64 offset_in_q(i32 m) const {
+    return x_.rows[m].row * launch_.q.row_stride + x_.rows[m].q_head * launch_.q.head_stride;
+  }
+
+  /// f_q(Q) of row m, in fp32.
+  void load_query(i32 m) {
+    float* q = x_.q + m * x_.ldq;
+    dispatch_dtype(launch_.dtype, [&](auto t) {
+      widen_row(static_cast<const decltype(t)*>(launch_.q.data) + offset_in_q(m), q, launch_.dim_qk,
+                x_.ldq);
+    });
+    for (i32 i = 0; i < stages_.num_query; ++i)
+      stages_.query[i].ops->query(stages_.query[i].self, q, launch_.dim_qk, x_.rows[m]);
+    if (stages_.num_query > 0) round_row(launch_.dtype, q, launch_.dim_qk);
   }
 
   void gather(const Span& span, KeyTile<T>& keys) const {
     const KvView& kv = launch_.kv[tile_.level];
-    gather_keys(level_, kv.k, kv.v, tile_.group, item_.kv_head, max(span.begin, tile_.col_begin),
+    gather_keys(level_, kv.k, kv.v, tile_.group, item_->kv_head, max(span.begin, tile_.col_begin),
                 min(span.end, tile_.col_end), keys);
-    if constexpr (is_quantized<T>) {
-      gather_scales(level_, scales_.k, tile_.group, item_.kv_head, keys.column, keys.n,
-                    keys.k_scale);
-      gather_scales(level_, scales_.v, tile_.group, item_.kv_head, keys.column, keys.n,
-                    keys.v_scale);
-    }
+    if constexpr (is_quantized<T>) gather_scales(keys);
+  }
+
+  void gather_scales(KeyTile<T>& keys) const {
+    raddle::gather_scales(level_, scales_.k, tile_.group, item_->kv_head, keys.column, keys.n,
+                          keys.k_scale);
+    raddle::gather_scales(level_, scales_.v, tile_.group, item_->kv_head, keys.column, keys.n,
+                          keys.v_scale);
   }
 
   /// The request of the tile's keys; -1 on a level whose groups hold rows of several.
@@ -101,7 +148,7 @@ class ItemKernel {
       next.fetch(j, 1, dim);
       float* row = to + j * padded;
       widen_row(from[j], row, dim, padded);
-      const Key key{key_request(), keys.kv_index[j], keys.kv_pos[j], item_.kv_head};
+      const Key key{key_request(), keys.kv_index[j], keys.kv_pos[j], item_->kv_head};
       if (is_quantized<T> && num_stages > 0) scale_row(row, padded, scale[j]);
       for (i32 i = 0; i < num_stages; ++i) (stages[i].ops->*part)(stages[i].self, row, dim, key);
       if (num_stages > 0) round_row(launch_.dtype, row, dim);
@@ -111,8 +158,19 @@ class ItemKernel {
   /// S = scale · f_q(Q) · f_k(K)ᵀ
   void logits(const KeyTile<T>& keys, const KeyTile<T>& next) {
     multiply_logits(keys, next);
+    scale_logits(keys);
+  }
+
+  /// The scales of K, where nothing has multiplied the keys by them.
+  void scale_logits(const KeyTile<T>& keys) {
     if (!is_quantized<T> || stages_.num_key > 0 || is_one(scales_.k)) return;
     for (i32 m = 0; m < tile_.num_rows; ++m) multiply_row(x_.s + m * x_.lds, keys.k_scale, keys.n);
+  }
+
+  /// The same of V, on the weights.
+  void scale_weights(const KeyTile<T>& keys) {
+    if (!is_quantized<T> || stages_.num_value > 0 || is_one(scales_.v)) return;
+    for (i32 m = 0; m < tile_.num_rows; ++m) multiply_row(x_.s + m * x_.lds, keys.v_scale, keys.n);
   }
 
   void multiply_logits(const KeyTile<T>& keys, const KeyTile<T>& next) {
@@ -126,23 +184,38 @@ class ItemKernel {
                 x_.lds, Upcoming<float>{nullptr, 0}, x_.panel);
   }
 
-  /// f_logits, then f_mask: a dropped pair becomes -inf, or 0 under a plain sum.
+  /// Keys of a tile from number `first` on, as stages see them.
+  KeyLanes lanes_of(const KeyTile<T>& keys, i32 first) const {
+    return {keys.kv_index + first, keys.kv_pos + first, key_request(), item_->kv_head};
+  }
+
+  /// What a dropped pair's logit becomes: -inf, or 0 under a plain sum.
+  float dropped() const { return stages_.scan == Scan::softmax ? -math::infinity : 0.0f; }
+
+  /// f_logits of row m, for n keys.
+  void apply_logits(i32 m, float* s, i32 n, const KeyLanes& keys) const {
+    for (i32 i = 0; i < stages_.num_logits; ++i)
+      stages_.logits[i].ops->logits(stages_.logits[i].self, s, n, x_.rows[m], keys);
+  }
+
+  /// f_mask of row m, for all keys of a tile.
+  void evaluate_keep(i32 m, const KeyTile<T>& keys, u8* keep) const {
+    evaluate_mask(stages_, x_.rows[m], lanes_of(keys, 0), keys.n, keep);
+    if (level_.mask_bits)
+      apply_mask_bits(level_, tile_.group, (tile_.row_begin + m) / plan_.group_size, keys.column,
+                      keys.n, keep);
+  }
+
   void apply_variant(const KeyTile<T>& keys, bool partial) {
-    const KeyLanes lanes_of_tile{keys.kv_index, keys.kv_pos, key_request(), item_.kv_head};
-    const float dropped = stages_.scan == Scan::softmax ? -math::infinity : 0.0f;
     for (i32 m = 0; m < tile_.num_rows; ++m) {
       float* s = x_.s + m * x_.lds;
-      for (i32 i = 0; i < stages_.num_logits; ++i)
-        stages_.logits[i].ops->logits(stages_.logits[i].self, s, keys.n, x_.rows[m], lanes_of_tile);
+      apply_logits(m, s, keys.n, lanes_of(keys, 0));
       if (partial) {
         u8 keep[max_tile_keys];
-        evaluate_mask(stages_, x_.rows[m], lanes_of_tile, keys.n, keep);
-        if (level_.mask_bits)
-          apply_mask_bits(level_, tile_.group, (tile_.row_begin + m) / plan_.group_size,
-                          keys.column, keys.n, keep);
-        for (i32 j = 0; j < keys.n; ++j) s[j] = keep[j] ? s[j] : dropped;
+        evaluate_keep(m, keys, keep);
+        drop(s, keep, keys.n, dropped());
       }
-      pad_row(s, keys.n, dropped);
+      pad_row(s, keys.n, dropped());
     }
   }
 
@@ -156,9 +229,7 @@ class ItemKernel {
   /// O += P · f_v(V)
   void accumulate(const KeyTile<T>& keys, const KeyTile<T>& next) {
     const Upcoming<T> ahead{next.v, next.n};
-    if (is_quantized<T> && stages_.num_value == 0 && !is_one(scales_.v))
-      for (i32 m = 0; m < tile_.num_rows; ++m)
-        multiply_row(x_.s + m * x_.lds, keys.v_scale, keys.n);
+    scale_weights(keys);
     // Many query rows read each V row many times: widen it once.
     const bool reused = tile_.num_rows > 2 * block_rows && sizeof(T) < sizeof(float);
     if (stages_.num_value == 0 && launch_.dim_vo % lanes == 0 && !reused)
@@ -171,22 +242,13 @@ class ItemKernel {
 
   const CpuLaunch& launch_;
   const PlanView& plan_;
-  const WorkItem& item_;
+  const WorkItem* item_;
   const QueryTile& tile_;
   const LevelView& level_;
   const Stages& stages_;
   const KvScales& scales_;
-  Scratch<T>& x_;
+  Scratch<T> x_;
 };
-
-/// One work item, then whatever contractions it completes.
-template <class T>
-void attend(const CpuLaunch& launch, i32 index, void* memory) {
-  Scratch<T> scratch(launch, memory);
-  const WorkItem& item = launch.plan->items[index];
-  ItemKernel<T>(launch, item, scratch).run();
-  if (item.partial_row >= 0) arrive(launch, item, scratch);
-}
 
 }  // namespace cpu
 

@@ -24,8 +24,12 @@ struct CpuLaunch : RunView {
 struct CpuKernels {
   const char* isa;
   i32 lanes;
-  /// Computes one work item, and whatever contractions it completes. `scratch` is the thread's own.
-  void (*attend)(const CpuLaunch& launch, i32 item, void* scratch);
+  /// How many items from `first` on, of those before `end`, are computed together.
+  i32 (*run_length)(const CpuLaunch& launch, i32 first, i32 end);
+  /// Computes work items [first, end), one run, and whatever contractions they complete. `next` is
+  /// the item that this thread is likely to begin with afterwards, -1: none. `scratch` is the
+  /// thread's own.
+  void (*attend)(const CpuLaunch& launch, i32 first, i32 end, i32 next, void* scratch);
   i64 (*scratch_bytes)(const CpuLaunch& launch);
   /// Applies sink and output parts to one row's normalised state.
   void (*finish_state)(const Stages& stages, const Row& row, i32 dim, float* o, float& lse);

@@ -1,27 +1,13 @@
-// The matrix micro-kernels: Q·Kᵀ and P·V on one tile, on fp32 lanes. This is the seam at which an
-// ISA brings kernels of its own: everything above calls only `multiply_qk` and `multiply_pv`.
-//
-// Two forms of Q·Kᵀ. Few query rows (decode): keys are read where they lie, in squares of dot
-// products that are summed across lanes together. Many rows (prefill): the tile's keys are
-// transposed once into panels and reused by all rows. P·V needs only one form, since V's rows
-// already run along the lanes.
+// The matrix micro-kernels of many query rows (prefill): Q·Kᵀ and P·V on one tile, on fp32 lanes.
+// This is the seam at which an ISA brings kernels of its own. The tile's keys are transposed once
+// into panels that all rows reuse. short_products.h has those of few rows.
 #pragma once
 
-#include "raddle/engine/simd/vec.h"
+#include "raddle/engine/kernel/cpu/blocks.h"
 
 RADDLE_ENGINE_BEGIN
 
 namespace cpu {
-
-using simd::lanes;
-using simd::Vec;
-
-/// Keys are read in place up to this many query rows; above, transposing them once is cheaper.
-constexpr i32 max_dot_rows = 16;
-/// Vectors of a panel or of an output stripe: with `block_rows` rows they fill the registers.
-constexpr i32 block_vecs = simd::registers == 32 ? 4 : 2;
-constexpr i32 block_rows = simd::registers == 32 ? 6 : 4;
-constexpr i32 panel_keys = block_vecs * lanes;
 
 /// K or V rows of the tile after this one, asked for while this one is computed.
 template <class T>
@@ -34,53 +20,6 @@ struct Upcoming {
       for (i32 d = 0; d < dim; d += 64 / static_cast<i32>(sizeof(T))) simd::prefetch(rows[j] + d);
   }
 };
-
-/// Calls f(first, Int<count>) for blocks of `size`, then of half that, … down to 1, that cover [0,
-/// n).
-template <i32 size, class F>
-RADDLE_FN void for_blocks(i32 n, F f, i32 first = 0) {
-  for (; first + size <= n; first += size) f(first, Int<size>{});
-  if constexpr (size > 1) for_blocks<size / 2>(n, f, first);
-}
-
-/// Dot products of `rows` queries with `keys` keys; rows · keys <= lanes.
-template <class T, i32 rows, i32 keys>
-RADDLE_FN void dot_block(const float* q, i32 ldq, const T* const* k, i32 dim, float scale, float* s,
-                         i32 lds) {
-  Vec acc[lanes] = {};
-  for (i32 d = 0; d < dim; d += lanes) {
-    Vec kv[keys];
-#pragma GCC unroll 16
-    for (i32 j = 0; j < keys; ++j) kv[j] = simd::load(k[j] + d);
-#pragma GCC unroll 16
-    for (i32 m = 0; m < rows; ++m) {
-      const Vec qv = simd::load(q + m * ldq + d);
-#pragma GCC unroll 16
-      for (i32 j = 0; j < keys; ++j) acc[m * keys + j] = simd::fma(qv, kv[j], acc[m * keys + j]);
-    }
-  }
-  float sums[lanes];
-  simd::store(sums, simd::sum_each(acc) * scale);
-#pragma GCC unroll 16
-  for (i32 m = 0; m < rows; ++m)
-#pragma GCC unroll 16
-    for (i32 j = 0; j < keys; ++j) s[m * lds + j] = sums[m * keys + j];
-}
-
-template <class T>
-RADDLE_FN void multiply_qk_in_place(const float* q, i32 ldq, i32 rows, const T* const* k, i32 n,
-                                    i32 dim, float scale, float* s, i32 lds, Upcoming<T> next) {
-  for_blocks<4>(rows, [&](i32 m, auto r) {
-    constexpr i32 block = decltype(r)::value;
-    constexpr i32 keys = min(lanes / block, 4);
-    for_blocks<keys>(n, [&](i32 j, auto c) {
-      if (m == 0) next.fetch(j, decltype(c)::value, dim);
-      dot_block<T, block, decltype(c)::value>(q + m * ldq, ldq, k + j, dim, scale, s + m * lds + j,
-                                              lds);
-    });
-    if (m == 0) next.fetch(n, next.n - n, dim);
-  });
-}
 
 /// Transposes up to `panel_keys` keys into panel[d][key], zero past `n`.
 template <class T>
@@ -123,10 +62,9 @@ RADDLE_FN void panel_block(const float* q, i32 ldq, const float* panel, i32 dim,
 template <class T>
 RADDLE_FN void multiply_qk(const float* q, i32 ldq, i32 rows, const T* const* k, i32 n, i32 dim,
                            float scale, float* s, i32 lds, Upcoming<T> next, float* panel) {
-  if (rows <= max_dot_rows)
-    return multiply_qk_in_place(q, ldq, rows, k, n, dim, scale, s, lds, next);
   for (i32 j = 0; j < n; j += panel_keys) {
     pack_panel(k + j, n - j, dim, panel);
+    next.fetch(j, panel_keys, dim);
     i32 m = 0;
     for (; m + block_rows <= rows; m += block_rows)
       panel_block<block_rows>(q + m * ldq, ldq, panel, dim, scale, s + m * lds + j, lds);

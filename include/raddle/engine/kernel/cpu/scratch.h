@@ -43,8 +43,9 @@ struct Scratch {
   const float** rows_v;
   Row* rows;          ///< [Tq]
   RowState* state;    ///< [Tq]
-  KeyTile<T>* tiles;  ///< [2] this tile's keys and the next one's
+  KeyTile<T>* tiles;  ///< [3] keys of this tile, the next one and the one before
   i64 bytes;
+  i32 max_rows;  ///< Tq
 
   Scratch(const CpuLaunch& launch, void* base) {
     const TileShape* shapes = launch.plan->shapes;
@@ -65,13 +66,25 @@ struct Scratch {
     rows_v = carve.take<const float*>(tkv);
     rows = carve.take<Row>(tq);
     state = carve.take<RowState>(tq);
-    tiles = carve.take<KeyTile<T>>(2);
+    tiles = carve.take<KeyTile<T>>(3);
     bytes = carve.used();
+    max_rows = tq;
     if (!base) return;
     for (i32 j = 0; j < tkv; ++j) {
       rows_k[j] = k + j * ldq;
       rows_v[j] = v + j * ldo;
     }
+  }
+
+  /// The rows from `m` on, but for S, which is used up tile by tile.
+  Scratch from_row(i32 m) const {
+    Scratch x = *this;
+    x.q += m * ldq;
+    x.o += m * ldo;
+    x.lse += m;
+    x.rows += m;
+    x.state += m;
+    return x;
   }
 };
 

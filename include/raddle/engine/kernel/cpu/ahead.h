@@ -1,0 +1,88 @@
+// Asking for the KV tile after this one, a few lines at a time while this one is computed.
+#pragma once
+
+#include "raddle/engine/simd/vec.h"
+#include "raddle/engine/tile/keys.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace cpu {
+
+/// Walks the lines of the coming tile's rows of K, or of V, all KV heads of a run together, as four
+/// streams side by side: each quarter of the rows, every stream in the order of addresses. Memory
+/// is read fastest so: hardware prefetchers follow a stream within 4 KiB at most and take a few
+/// lines to start, which other streams hide.
+///
+/// A core has sixteen buffers for lines on their way, which what is computed needs, too: asking has
+/// to be spread evenly, a line for each one that is used up.
+class Ahead {
+ public:
+  Ahead() = default;
+
+  /// `rows` are the first head's of `heads`, which lie `stride` bytes apart.
+  Ahead(const void* const* rows, i32 n, i32 heads, i64 stride, i32 row_bytes)
+      : rows_(rows), n_(n), part_(ceil_div(n, streams)), stride_(stride) {
+    // Heads that touch are one long row.
+    const bool touch = stride == row_bytes;
+    planes_ = part_ == 0 ? 0 : touch ? 1 : heads;
+    end_ = round_up(touch ? heads * row_bytes : row_bytes, 64);
+    nth_ = part_ - 1;
+    plane_ = -1;
+    next_rows();
+  }
+
+  /// As many bytes of the coming rows as have been used up of the present ones.
+  template <i32 bytes>
+  RADDLE_FN void used(Int<bytes>) {
+    constexpr i32 each = streams * 64;
+    if constexpr (bytes % each == 0) {
+#pragma GCC unroll 16
+      for (i32 i = 0; i < bytes / each; ++i) step();
+    } else {
+      for (budget_ += bytes; budget_ >= each; budget_ -= each) step();
+    }
+  }
+
+  /// The rest.
+  void finish() {
+    while (plane_ < planes_) step();
+  }
+
+ private:
+  static constexpr i32 streams = 4;
+
+  RADDLE_FN void step() {
+#pragma GCC unroll 4
+    for (i32 i = 0; i < streams; ++i) simd::prefetch(row_[i] + at_);
+    at_ += 64;
+    if (at_ == end_) next_rows();
+  }
+
+  __attribute__((noinline)) void next_rows() {
+    at_ = 0;
+    if (++nth_ >= part_) {
+      nth_ = 0;
+      if (++plane_ >= planes_) {
+        // Nothing is left: some line that is near, again and again.
+        end_ = 64;
+        for (i32 i = 0; i < streams; ++i) row_[i] = reinterpret_cast<const u8*>(this);
+        return;
+      }
+    }
+    for (i32 i = 0; i < streams; ++i)
+      row_[i] = static_cast<const u8*>(rows_[min(nth_ + i * part_, n_ - 1)]) + plane_ * stride_;
+  }
+
+  const u8* row_[streams] = {};
+  i32 at_ = 0, end_ = 64, budget_ = 0;
+  const void* const* rows_ = nullptr;
+  i32 n_ = 0;
+  i32 part_ = 0;    ///< rows of a stream, for each of `planes_`
+  i32 planes_ = 0;  ///< heads; 1 where the rows of all heads are one
+  i64 stride_ = 0;  ///< from head to head, in bytes
+  i32 nth_ = 0, plane_ = 0;
+};
+
+}  // namespace cpu
+
+RADDLE_ENGINE_END

@@ -1,0 +1,33 @@
+// Which kernel a CPU computes long queries with, and in tiles of what shape: pure functions of
+// instruction set and dtypes, asked by the planner and by the kernel.
+#pragma once
+
+#include "raddle/engine/core/dtype.h"
+#include "raddle/engine/plan/plan.h"
+
+namespace raddle {
+
+/// Instruction sets that kernels are built for, each one including those before it. avx2 means
+/// AVX2, FMA and F16C; avx512 means F, BW, DQ and VL on top; amx means tiles of bf16, and
+/// AVX512_BF16.
+enum class CpuIsa : i32 { generic, avx2, avx512, amx };
+
+}  // namespace raddle
+
+RADDLE_ENGINE_BEGIN
+
+/// Whether long queries are multiplied in tile registers, which take bf16 alone.
+RADDLE_FN constexpr bool multiplies_in_tiles(CpuIsa isa, DType dtype, DType kv_dtype) {
+  return isa == CpuIsa::amx && dtype == DType::bfloat16 && kv_dtype == DType::bfloat16;
+}
+
+/// As many rows as are worth reading K and V in place. Keys are few, so that a plan can cut finely.
+constexpr TileShape short_query_tile{16, 64};
+
+/// Enough rows to pay for rearranging K and V, few enough for an L2 of 1 MiB, or of 2 MiB where
+/// there is AMX: there a row costs a sixth of the time, and rearranging about as much.
+RADDLE_FN constexpr TileShape long_query_tile(CpuIsa isa, DType dtype, DType kv_dtype) {
+  return multiplies_in_tiles(isa, dtype, kv_dtype) ? TileShape{512, 128} : TileShape{128, 128};
+}
+
+RADDLE_ENGINE_END

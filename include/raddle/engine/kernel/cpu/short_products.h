@@ -1,0 +1,128 @@
+// The matrix products of few query rows (decode). K and V are read where they lie, each line once
+// for a block of up to four rows: Q·Kᵀ as squares of dot products that are summed across lanes
+// together, P·V along the lanes.
+//
+// What bounds them is how many instructions a line takes: at 15 GB/s a core of 2.5 GHz has ten
+// cycles for one. A line of bf16 takes, with four rows, one shift, one mask and eight FMAs, since
+// rows of Q are laid out once as load_two reads K.
+#pragma once
+
+#include "raddle/engine/kernel/cpu/blocks.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace cpu {
+
+/// Dot products of `rows` queries with `keys` keys; rows · keys <= lanes. Q is arranged as T.
+/// `used(Int<bytes>)` is called as K is read.
+template <class T, i32 rows, i32 keys, class Used>
+RADDLE_FN void dot_block(const float* q, i32 ldq, const T* const* k, i32 dim, float scale, float* s,
+                         i32 lds, Used&& used) {
+  Vec acc[lanes] = {};
+  i32 d = 0;
+  for (; d + 2 * lanes <= dim; d += 2 * lanes) {
+    used(Int<keys * 2 * lanes* static_cast<i32>(sizeof(T))>{});
+    Vec qa[rows], qb[rows];
+#pragma GCC unroll 16
+    for (i32 m = 0; m < rows; ++m) {
+      qa[m] = simd::load(q + m * ldq + d);
+      qb[m] = simd::load(q + m * ldq + d + lanes);
+    }
+#pragma GCC unroll 16
+    for (i32 j = 0; j < keys; ++j) {
+      Vec a, b;
+      simd::load_two(k[j] + d, a, b);
+#pragma GCC unroll 16
+      for (i32 m = 0; m < rows; ++m) acc[m * keys + j] = simd::fma(qa[m], a, acc[m * keys + j]);
+#pragma GCC unroll 16
+      for (i32 m = 0; m < rows; ++m) acc[m * keys + j] = simd::fma(qb[m], b, acc[m * keys + j]);
+    }
+  }
+  if (d < dim) {
+#pragma GCC unroll 16
+    for (i32 j = 0; j < keys; ++j) {
+      const Vec a = simd::load(k[j] + d);
+#pragma GCC unroll 16
+      for (i32 m = 0; m < rows; ++m)
+        acc[m * keys + j] = simd::fma(simd::load(q + m * ldq + d), a, acc[m * keys + j]);
+    }
+  }
+  float sums[lanes];
+  simd::store(sums, simd::sum_each(acc) * scale);
+#pragma GCC unroll 16
+  for (i32 m = 0; m < rows; ++m)
+#pragma GCC unroll 16
+    for (i32 j = 0; j < keys; ++j) s[m * lds + j] = sums[m * keys + j];
+}
+
+/// S[rows, n] = scale · Q[rows, dim] · K[n, dim]ᵀ. `dim` is a multiple of `lanes`; Q is arranged as
+/// T. `used(Int<bytes>)` is called as K is read for the first time.
+template <class T, class Used>
+RADDLE_FN void short_qk(const float* q, i32 ldq, i32 rows, const T* const* k, i32 n, i32 dim,
+                        float scale, float* s, i32 lds, Used&& used) {
+  for_blocks<4>(rows, [&](i32 m, auto r) {
+    constexpr i32 block = decltype(r)::value;
+    // Few rows leave room for more keys, up to as many as the accumulators are.
+    constexpr i32 keys = min(lanes / block, simd::registers / 2);
+    for_blocks<keys>(n, [&](i32 j, auto c) {
+      dot_block<T, block, decltype(c)::value>(q + m * ldq, ldq, k + j, dim, scale, s + m * lds + j,
+                                              lds, [&](auto bytes) {
+                                                if (m == 0) used(bytes);
+                                              });
+    });
+  });
+}
+
+/// One register block of P·V: O[rows, vecs · lanes] += P[rows, n] · V[n, …]; `vecs` is even, or 1.
+/// The tile is summed by itself first: two short sums err less than one long one.
+template <class T, i32 rows, i32 vecs, class Used>
+RADDLE_FN void short_pv_block(const float* p, i32 ldp, const T* const* v, i32 n, i32 d, float* o,
+                              i32 ldo, Used&& used) {
+  Vec acc[rows][vecs]{};
+  for (i32 j = 0; j < n; ++j) {
+    used(Int<vecs * lanes* static_cast<i32>(sizeof(T))>{});
+    Vec vv[vecs];
+    if constexpr (vecs == 1) {
+      vv[0] = simd::load(v[j] + d);
+    } else {
+#pragma GCC unroll 4
+      for (i32 x = 0; x < vecs; x += 2) simd::load_two(v[j] + d + x * lanes, vv[x], vv[x + 1]);
+    }
+#pragma GCC unroll 8
+    for (i32 m = 0; m < rows; ++m) {
+      const Vec pv = simd::broadcast(p[m * ldp + j]);
+#pragma GCC unroll 4
+      for (i32 x = 0; x < vecs; ++x) acc[m][x] = simd::fma(pv, vv[x], acc[m][x]);
+    }
+  }
+#pragma GCC unroll 8
+  for (i32 m = 0; m < rows; ++m) {
+    if constexpr (vecs > 1) {
+#pragma GCC unroll 4
+      for (i32 x = 0; x < vecs; x += 2) simd::in_order<T>(acc[m][x], acc[m][x + 1]);
+    }
+#pragma GCC unroll 4
+    for (i32 x = 0; x < vecs; ++x) {
+      float* at = o + m * ldo + d + x * lanes;
+      simd::store(at, simd::load(at) + acc[m][x]);
+    }
+  }
+}
+
+/// O[rows, dim] += P[rows, n] · V[n, dim]; `dim` is a multiple of `lanes`.
+template <class T, class Used>
+RADDLE_FN void short_pv(const float* p, i32 ldp, i32 rows, const T* const* v, i32 n, i32 dim,
+                        float* o, i32 ldo, Used&& used) {
+  for_blocks<block_vecs>(dim / lanes, [&](i32 x, auto c) {
+    for_blocks<4>(rows, [&](i32 m, auto r) {
+      short_pv_block<T, decltype(r)::value, decltype(c)::value>(p + m * ldp, ldp, v, n, x * lanes,
+                                                                o + m * ldo, ldo, [&](auto bytes) {
+                                                                  if (m == 0) used(bytes);
+                                                                });
+    });
+  });
+}
+
+}  // namespace cpu
+
+RADDLE_ENGINE_END

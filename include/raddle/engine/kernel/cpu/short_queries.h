@@ -1,0 +1,174 @@
+// Short queries (decode): the KV heads of a request in turns, tile by tile, so that memory is read
+// in the order in which it lies.
+//
+// Where the heads of a token lie side by side, one head's keys are pieces of a few hundred bytes
+// with gaps between them, and reading those reaches half of what reading whole rows does. So a run
+// of work items that differ in nothing but the head is computed together: each tile of keys for all
+// heads, then the next tile. What an item computes, and in which order, does not depend on its run.
+#pragma once
+
+#include "raddle/engine/kernel/cpu/ahead.h"
+#include "raddle/engine/kernel/cpu/attention.h"
+#include "raddle/engine/kernel/cpu/short_products.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace cpu {
+
+/// Bytes of a run's rows of K: half a page of the system, so that K and V of two tiles of 64 keys
+/// take a quarter of a second-level cache of 2 MiB.
+constexpr i32 max_run_bytes = 2048;
+
+/// How many items from `first` on, before `end`, make one run.
+inline i32 run_length(const CpuLaunch& launch, i32 first, i32 end) {
+  const PlanView& plan = *launch.plan;
+  const WorkItem& item = plan.items[first];
+  const QueryTile& tile = plan.query_tiles[item.query_tile];
+  if (tile.shape != 0) return 1;
+  const i32 most_heads = max(1, max_run_bytes / (launch.dim_qk * dtype_bytes(launch.kv_dtype)));
+  // The rows of all heads have room in the scratch of one long tile.
+  const i32 most_rows = max(plan.shapes[0].rows, plan.shapes[1].rows) / tile.num_rows;
+  const i32 most = min(end - first, min(most_heads, most_rows));
+  i32 n = 1;
+  while (n < most) {
+    const WorkItem& next = plan.items[first + n];
+    if (next.query_tile != item.query_tile || next.kv_head != item.kv_head + n ||
+        next.col_begin != item.col_begin || next.col_end != item.col_end)
+      break;
+    ++n;
+  }
+  return n;
+}
+
+template <class T>
+class ShortRun : private ItemKernel<T> {
+  using Base = ItemKernel<T>;
+  using Base::item_;
+  using Base::launch_;
+  using Base::plan_;
+  using Base::stages_;
+  using Base::tile_;
+  using Base::x_;
+
+ public:
+  /// Items [first, first + heads), and the one after them that is likely to come next; -1: none.
+  ShortRun(const CpuLaunch& launch, i32 first, i32 heads, i32 next, const Scratch<T>& scratch)
+      : Base(launch, launch.plan->items[first], scratch),
+        all_(scratch),
+        items_(launch.plan->items + first),
+        heads_(heads),
+        next_(next),
+        direct_k_(stages_.num_key == 0 && launch.dim_qk % lanes == 0),
+        direct_v_(stages_.num_value == 0 && launch.dim_vo % lanes == 0) {}
+
+  void run() {
+    for (i32 h = 0; h < heads_; ++h) {
+      go_to(h);
+      Base::load_queries();
+      if (direct_k_)
+        for (i32 m = 0; m < tile_.num_rows; ++m)
+          simd::arrange<T>(x_.q + m * x_.ldq, launch_.dim_qk);
+    }
+    go_to(0);
+    Base::for_tiles(
+        [&](KeyTile<T>& keys, const KeyTile<T>& next, bool partial) { step(keys, next, partial); },
+        [&](KeyTile<T>& next) { gather_next_item(next); });
+    for (i32 h = 0; h < heads_; ++h) {
+      go_to(h);
+      Base::finish();
+    }
+  }
+
+ private:
+  void go_to(i32 head) {
+    item_ = items_ + head;
+    x_ = all_.from_row(head * tile_.num_rows);
+  }
+
+  const KvView& kv() const { return launch_.kv[tile_.level]; }
+
+  /// The first tile of the item after this run: its keys, to be asked for.
+  void gather_next_item(KeyTile<T>& keys) const {
+    if (next_ < 0) return;
+    const WorkItem& item = plan_.items[next_];
+    const QueryTile& tile = plan_.query_tiles[item.query_tile];
+    TileWalk walk(plan_, item);
+    Span span;
+    if (!walk.next(span)) return;
+    const KvView& kv = launch_.kv[tile.level];
+    gather_keys(launch_.layout->levels[tile.level], kv.k, kv.v, tile.group, item.kv_head,
+                max(span.begin, tile.col_begin), min(span.end, tile.col_end), keys);
+  }
+
+  /// One tile of keys, all heads.
+  void step(KeyTile<T>& keys, const KeyTile<T>& next, bool partial) {
+    const i64 stride_k = kv().k.head_stride;
+    const i64 stride_v = kv().v.head_stride;
+    Ahead ahead_k = ahead(next.k, next.n, stride_k, launch_.dim_qk);
+    Ahead ahead_v = ahead(next.v, next.n, stride_v, launch_.dim_vo);
+    const auto used_k = [&](auto bytes) { ahead_k.used(bytes); };
+    const auto used_v = [&](auto bytes) { ahead_v.used(bytes); };
+    for (i32 h = 0; h < heads_; ++h) {
+      go_to(h);
+      if (h > 0) to_next_head(keys, stride_k, stride_v);
+      logits(keys, used_k);
+      Base::apply_variant(keys, partial);
+      if (stages_.scan == Scan::softmax) Base::softmax(keys.n);
+      accumulate(keys, used_v);
+    }
+    ahead_k.finish();
+    ahead_v.finish();
+    go_to(0);
+  }
+
+  Ahead ahead(const T* const* rows, i32 n, i64 head_stride, i32 dim) const {
+    constexpr i64 bytes = sizeof(T);
+    return Ahead(reinterpret_cast<const void* const*>(rows), n, heads_, head_stride * bytes,
+                 dim * static_cast<i32>(bytes));
+  }
+
+  void to_next_head(KeyTile<T>& keys, i64 stride_k, i64 stride_v) const {
+    for (i32 j = 0; j < keys.n; ++j) keys.k[j] += stride_k;
+    for (i32 j = 0; j < keys.n; ++j) keys.v[j] += stride_v;
+    if constexpr (is_quantized<T>) Base::gather_scales(keys);
+  }
+
+  /// S = scale · f_q(Q) · f_k(K)ᵀ
+  template <class Used>
+  void logits(const KeyTile<T>& keys, Used& used) {
+    if (direct_k_) {
+      short_qk(x_.q, x_.ldq, tile_.num_rows, keys.k, keys.n, launch_.dim_qk, launch_.scale, x_.s,
+               x_.lds, used);
+    } else {
+      Base::template stage_rows<&VariantOps::key>(stages_.key, stages_.num_key, keys.k,
+                                                  keys.k_scale, keys, launch_.dim_qk, x_.ldq, x_.k,
+                                                  Upcoming<T>{nullptr, 0});
+      short_qk(x_.q, x_.ldq, tile_.num_rows, x_.rows_k, keys.n, x_.ldq, launch_.scale, x_.s, x_.lds,
+               used);
+    }
+    Base::scale_logits(keys);
+  }
+
+  /// O += P · f_v(V)
+  template <class Used>
+  void accumulate(const KeyTile<T>& keys, Used& used) {
+    Base::scale_weights(keys);
+    if (direct_v_)
+      return short_pv(x_.s, x_.lds, tile_.num_rows, keys.v, keys.n, launch_.dim_vo, x_.o, x_.ldo,
+                      used);
+    Base::template stage_rows<&VariantOps::value>(stages_.value, stages_.num_value, keys.v,
+                                                  keys.v_scale, keys, launch_.dim_vo, x_.ldo, x_.v,
+                                                  Upcoming<T>{nullptr, 0});
+    short_pv(x_.s, x_.lds, tile_.num_rows, x_.rows_v, keys.n, x_.ldo, x_.o, x_.ldo, used);
+  }
+
+  const Scratch<T> all_;  ///< from the first head's rows on
+  const WorkItem* items_;
+  const i32 heads_;
+  const i32 next_;
+  const bool direct_k_, direct_v_;  ///< no stage changes the rows, and they are whole vectors
+};
+
+}  // namespace cpu
+
+RADDLE_ENGINE_END

@@ -1,0 +1,104 @@
+"""PyTorch's SDPA on dense K and V, in every form that may be its fastest for a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+
+from raddle.bench.engines import Batch, Engine, causal_mask, copies
+
+
+def torch_engines(batch: Batch, pool_bytes: Optional[int] = None) -> list[Engine]:
+    """All forms for this batch."""
+    w = batch.workload
+    if w.phase == "prefill":
+        return _torch_prefill(batch, pool_bytes)
+    if len(set(zip(w.qo_len, w.kv_len))) > 1:
+        return [_torch_loop(batch, pool_bytes)]
+    return _torch_decode(batch, pool_bytes)
+
+
+def _torch_decode(batch: Batch, pool_bytes: Optional[int]) -> list[Engine]:
+    w, shape = batch.workload, batch.q.shape
+    n = len(w.kv_len)
+    k, v = (x.view(n, -1, *x.shape[1:]).transpose(1, 2) for x in (batch.k, batch.v))
+    pools = _dense_pools(k, v, copies(w.kv_bytes, pool_bytes))
+    q_gqa = batch.q.view(n, w.num_qo_heads, 1, w.head_dim)
+    q_grouped = batch.q.view(n, w.num_kv_heads, w.group_size, w.head_dim)
+
+    def gqa(step: int) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q_gqa, *pools[step % len(pools)], enable_gqa=True)
+
+    def grouped(step: int) -> torch.Tensor:
+        # Half the pools away from the other form, which has just read its own.
+        return F.scaled_dot_product_attention(q_grouped, *pools[(step + len(pools) // 2) % len(pools)])
+
+    forms = (("torch sdpa gqa", gqa), ("torch sdpa grouped", grouped))
+    return [Engine(name, call, lambda out: out.reshape(shape)) for name, call in forms]
+
+
+def _torch_loop(batch: Batch, pool_bytes: Optional[int]) -> Engine:
+    """A loop over requests: SDPA has no ragged form on a CPU, and padding would multiply what is read."""
+    calls, count = [], copies(batch.workload.kv_bytes, pool_bytes)
+    for q, k, v in batch.requests():
+        pool = _dense_pools(k.transpose(0, 1)[None], v.transpose(0, 1)[None], count)
+        calls.append((_one_row(q, batch) if len(q) == 1 else _several_rows(q, len(k)), pool))
+
+    def loop(step: int) -> torch.Tensor:
+        return torch.cat([call(*pool[step % count]) for call, pool in calls])
+
+    return Engine("torch sdpa grouped loop", loop, lambda out: out)
+
+
+_Call = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def _one_row(q: torch.Tensor, batch: Batch) -> _Call:
+    """Query heads as rows of their KV head."""
+    w = batch.workload
+    grouped = q.view(1, w.num_kv_heads, w.group_size, w.head_dim)
+    return lambda k, v: F.scaled_dot_product_attention(grouped, k, v).view(q.shape)
+
+
+def _several_rows(q: torch.Tensor, kv_len: int) -> _Call:
+    """The last rows of a request. SDPA's own causal mask fits a whole prompt only."""
+    x = q.transpose(0, 1)[None].contiguous()
+    whole = len(q) == kv_len
+    mask = None if whole else causal_mask(len(q), kv_len)
+
+    def call(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out = F.scaled_dot_product_attention(x, k, v, attn_mask=mask, is_causal=whole, enable_gqa=True)
+        return out[0].transpose(0, 1)
+
+    return call
+
+
+def _torch_prefill(batch: Batch, pool_bytes: Optional[int]) -> list[Engine]:
+    w, n = batch.workload, len(batch.workload.kv_len)
+    q, k, v = (x.view(n, -1, *x.shape[1:]).transpose(1, 2).contiguous() for x in (batch.q, batch.k, batch.v))
+    pools = _dense_pools(k, v, copies(w.kv_bytes, pool_bytes))
+    repeated = [x.repeat_interleave(w.group_size, 1) for x in (k, v)]
+    repeated_pools = _dense_pools(*repeated, copies(w.kv_bytes * w.group_size, pool_bytes))
+
+    def gqa(step: int) -> torch.Tensor:
+        pool = pools[step % len(pools)]
+        return F.scaled_dot_product_attention(q, *pool, is_causal=True, enable_gqa=True)
+
+    def repeat(step: int) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, *repeated_pools[step % len(repeated_pools)], is_causal=True)
+
+    forms = (("torch sdpa gqa", gqa), ("torch sdpa repeated", repeat))
+
+    def rows(out: torch.Tensor) -> torch.Tensor:
+        return out.transpose(1, 2).reshape(batch.q.shape)
+
+    return [Engine(name, call, rows) for name, call in forms]
+
+
+def _dense_pools(k: torch.Tensor, v: torch.Tensor, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """``count`` contiguous copies of K and V [B, H, S, D]."""
+    dense = torch.contiguous_format
+    return [(k.clone(memory_format=dense), v.clone(memory_format=dense)) for _ in range(count)]
