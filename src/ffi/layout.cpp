@@ -73,6 +73,28 @@ ffi::ObjectRef paged(Arguments& in) {
   return wrap<LayoutObj>(paged_kv(args));
 }
 
+/// {"layout": …, "reason": …} of a page table and an attention that will run it.
+ffi::Map<ffi::String, ffi::Any> share(Arguments& in) {
+  const Attention& attention = *in.object<AttentionObj>("attention").value;
+  PagedArgs args;
+  args.qo_indptr = in.index("qo_indptr");
+  args.page_indptr = in.index("page_indptr");
+  args.page_indices = in.index("page_indices");
+  args.kv_len = in.index("kv_len");
+  args.page_size = in.integer32("page_size", 16);
+  args.order = parse_order(in.string("kv_layout"));
+  args.qo_pos = in.index("qo_pos");
+  PlanOptions options;
+  options.num_workers = in.integer32("num_workers", 0);
+  options.schedule = parse_schedule(in.string("schedule"));
+  options.params = to_params(in.map("params"));
+  const SharedPrefixes chosen = attention.share_prefixes(args, options);
+  ffi::Map<ffi::String, ffi::Any> result;
+  result.Set("layout", wrap<LayoutObj>(chosen.layout));
+  result.Set("reason", ffi::String(chosen.reason));
+  return result;
+}
+
 ffi::ObjectRef sparse(Arguments& in) {
   BlockSparseArgs args;
   args.block_rows = in.integer32("Br", 1);
@@ -163,6 +185,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   refl::GlobalDef()
       .def_packed("raddle.ragged_kv", exported(ragged))
       .def_packed("raddle.paged_kv", exported(paged))
+      .def_packed("raddle.share_prefixes", exported(share))
       .def_packed("raddle.block_sparse", exported(sparse))
       .def_packed("raddle.block_sparse_from_mask", exported(sparse_from_mask))
       .def_packed("raddle.cascade", exported(joined))
