@@ -72,7 +72,7 @@ class TokenTree(Layout):
         bits = indptr = None
         if masks is not None:
             packed = isinstance(masks, tuple) and len(masks) == 2 and getattr(masks[0], "ndim", 0) == 1
-            bits, indptr = masks if packed else pack_masks(masks)
+            bits, indptr = masks if packed else pack_masks(_of_nodes(masks, qo_indptr))
             bits, indptr = lend(bits, "masks[0]"), lend_index(indptr, "masks[1]")
         arrays = dict(qo_indptr=qo_indptr, page_indptr=page_indptr, page_indices=page_indices, kv_len=kv_len)
         lent = (None if x is None else lend_index(x, name) for name, x in arrays.items())
@@ -96,3 +96,11 @@ class TokenTree(Layout):
         if self.parents is None:
             raise ValueError("masks are no trees, so there is no path; expected rows that see what their parent sees")
         return accept_tree(self.pages, kv_pool, self.parents, accepted, scales=scales)
+
+
+def _of_nodes(masks: Sequence[Any], qo_indptr: Any) -> Sequence[Any]:
+    """The masks, if they are [qo_len, qo_len]: their bytes alone would not tell 3 nodes from 4."""
+    for number, (mask, nodes) in enumerate(zip(masks, np.diff(np.asarray(qo_indptr)))):
+        if np.shape(mask) != (nodes, nodes):
+            raise ValueError(f"masks[{number}] has shape {list(np.shape(mask))}; expected [{nodes}, {nodes}], its nodes")
+    return masks
