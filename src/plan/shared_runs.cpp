@@ -98,6 +98,11 @@ class Costs {
            keys * per_256(rows) / 256;
   }
 
+  /// What one KV tile costs those rows.
+  i64 kv_tile(i64 rows) const {
+    return over_tiles(rows, [](i32, const UnitCost& unit) { return unit.tile; });
+  }
+
   /// What 256 keys cost those rows.
   i64 per_256(i64 rows) const {
     return over_tiles(rows, [](i32 keys, const UnitCost& unit) { return unit.tile * 256 / keys; });
@@ -133,19 +138,16 @@ class RunChoice {
 
  private:
   struct Node {
-    i64 rows = 0, per_256 = 0;
+    i64 rows = 0;
+    i64 kv_tile = 0;  // what one costs its requests, each for itself
     i32 first_kept = int_max;
     std::vector<i32> begins;  // where reading may begin: one more than runs before it
     std::vector<i64> behind;  // cost of all behind those, and last behind the run's end
-    std::vector<u8> is_worth;
+    std::vector<i64> margin;  // what a group must gain at each beginning; -1: it is not worth one
   };
 
   i64 keys(i32 begin_page, i64 end, i32 first_kept) const {
     return max(i64{0}, end - max(i64{begin_page} * lists_.page_size, i64{first_kept}));
-  }
-  i64 margin(const Node& node, i32 begin_page, i32 end_page) const {
-    const i64 n = keys(begin_page, i64{end_page} * lists_.page_size, node.first_kept);
-    return node.per_256 * n / 256 / 8;
   }
   void describe();
   void weigh();
@@ -165,11 +167,11 @@ void RunChoice::describe() {
     if (runs_[n].parent >= 0) node.begins = nodes_[at(runs_[n].parent)].begins;
     node.begins.push_back(runs_[n].begin);
     node.behind.assign(node.begins.size() + 1, 0);
-    node.is_worth.assign(node.begins.size(), 0);
+    node.margin.assign(node.begins.size(), -1);
     for (const i32 r : runs_[n].members) {
       deepest[at(r)] = static_cast<i32>(n);
       node.rows += costs_.rows(r);
-      node.per_256 += costs_.per_256(costs_.rows(r));
+      node.kv_tile += costs_.kv_tile(costs_.rows(r));
       node.first_kept = min(node.first_kept, first_kept_[at(r)]);
     }
   }
@@ -190,11 +192,13 @@ void RunChoice::weigh() {
     const SharedRun& run = runs_[n];
     const i64 end = i64{run.end} * lists_.page_size;
     for (std::size_t j = 0; j < node.begins.size(); ++j) {
-      const i64 shared =
-          costs_.group(node.rows, keys(node.begins[j], end, node.first_kept)) + node.behind.back();
-      node.is_worth[j] = shared + margin(node, node.begins[j], run.end) < node.behind[j];
+      const i64 once = costs_.group(node.rows, keys(node.begins[j], end, node.first_kept));
+      const i64 many = node.behind[j] - node.behind.back();  // as its children, or each, read it
+      const i64 margin = many / 6 + node.kv_tile;
+      const bool is_worth = once + margin < many;
+      if (is_worth) node.margin[j] = margin;
       if (run.parent >= 0)
-        nodes_[at(run.parent)].behind[j] += node.is_worth[j] ? shared : node.behind[j];
+        nodes_[at(run.parent)].behind[j] += node.behind.back() + (is_worth ? once : many);
     }
   }
 }
@@ -214,11 +218,11 @@ ChosenRuns RunChoice::choose() {
     const Node& node = nodes_[n];
     const Before before = run.parent < 0 ? Before{0, 0} : behind[at(run.parent)];
     behind[n] = before;
-    if (!node.is_worth[before.begin] || before.levels + 1 >= max_levels) continue;
+    if (node.margin[before.begin] < 0 || before.levels + 1 >= max_levels) continue;
     const i32 begin = node.begins[before.begin];
     behind[n] = {node.begins.size(), before.levels + 1};
     chosen.runs.push_back({static_cast<i32>(n), before.levels, begin});
-    chosen.margin += margin(node, begin, run.end);
+    chosen.margin += node.margin[before.begin];
     for (const i32 r : run.members) chosen.own_begin[at(r)] = run.end;
   }
   std::sort(chosen.runs.begin(), chosen.runs.end(), [&](const ChosenRun& a, const ChosenRun& b) {

@@ -35,8 +35,9 @@ struct ChosenRun {
 struct ChosenRuns {
   std::vector<ChosenRun> runs;  ///< by level, then by their first request
   std::vector<i32> own_begin;   ///< [requests] first page that a request reads alone
-  /// What must be gained, for one KV head: an eighth of what reading the runs once a request costs.
-  /// The model knows kernels no better than that.
+  /// What must be gained, for one KV head: of each run a sixth of what reading it more than once
+  /// costs, and a KV tile for each of its requests. The model knows no better what a tile of many
+  /// rows saves, and what starting a unit and composing its state takes.
   i64 margin = 0;
 };
 

@@ -181,16 +181,20 @@ OwnedBatch nested_batch(std::mt19937& random) {
   return batch;
 }
 
-/// Cost of a choice, for one KV head, without its margin.
+/// Cost of a choice, for one KV head, without its margin, and the most that this may be: nobody
+/// reads a run more often than once a request.
 i64 cost_of_choice(const std::vector<SharedRun>& runs, const OwnedBatch& batch,
                    const PlanConfig& config, u32 chosen, i64& margin) {
+  i64 kv_tile = 0;  // of the last group
   const auto group = [&](i64 rows, i64 keys, bool start) {
     i64 cost = 0, per_256 = 0;
+    kv_tile = 0;
     const i32 fused = static_cast<i32>(rows) * config.group_size;
     for (i32 t = 0; t < count_tiles(config, fused); ++t) {
       const QueryTile tile = make_tile(config, 0, 0, fused, t);
       const UnitCost unit = cost_of(config.costs[tile.shape], tile.num_rows, true);
       cost += unit.start;
+      kv_tile += unit.tile;
       per_256 += unit.tile * 256 / config.shapes[tile.shape].keys;
     }
     return start ? cost + keys * per_256 / 256 : per_256;
@@ -209,10 +213,11 @@ i64 cost_of_choice(const std::vector<SharedRun>& runs, const OwnedBatch& batch,
     for (const i32 r : run.members) {
       rows += batch.qo_indptr[at(r) + 1] - batch.qo_indptr[at(r)];
       each += group(batch.qo_indptr[at(r) + 1] - batch.qo_indptr[at(r)], 0, false);
+      margin += kv_tile;
       end[at(r)] = run.end;
     }
     cost += group(rows, keys, true);
-    margin += each * keys / 256 / 8;
+    margin += each * keys / 256 / 6;
   }
   for (std::size_t r = 0; r < end.size(); ++r)
     if (batch.qo_indptr[r + 1] > batch.qo_indptr[r])
@@ -238,8 +243,8 @@ TEST(SharedRuns, TheChoiceIsTheCheapest) {
     i64 margin = 0, unused = 0, least = cost_of_choice(runs, batch, config, 0, unused);
     const i64 alone = least;
     const i64 cost = cost_of_choice(runs, batch, config, mask, margin);
-    EXPECT_EQ(margin, found.margin);
-    EXPECT_LE(cost + margin, alone);
+    EXPECT_LE(found.margin, margin);
+    EXPECT_LE(cost + found.margin, alone);
     // A margin may stand between the choice and the cheapest, never more.
     for (u32 other = 0; other < u32{1} << runs.size(); ++other) {
       i64 others_margin = 0;
