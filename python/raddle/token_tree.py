@@ -101,6 +101,7 @@ class TokenTree(Layout):
 def _of_nodes(masks: Sequence[Any], qo_indptr: Any) -> Sequence[Any]:
     """The masks, if they are [qo_len, qo_len]: their bytes alone would not tell 3 nodes from 4."""
     for number, (mask, nodes) in enumerate(zip(masks, np.diff(np.asarray(qo_indptr)))):
-        if np.shape(mask) != (nodes, nodes):
-            raise ValueError(f"masks[{number}] has shape {list(np.shape(mask))}; expected [{nodes}, {nodes}], its nodes")
+        shape = list(np.shape(mask))
+        if shape != [nodes, nodes]:
+            raise ValueError(f"masks[{number}] has shape {shape}; expected [{nodes}, {nodes}], its nodes")
     return masks

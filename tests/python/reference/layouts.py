@@ -98,7 +98,7 @@ class PagedKV:
 
 @dataclass
 class TokenTree:
-    """Row n of request i is key kv_len - qo_len + n, a node: it sees what was before the tree, itself and its ancestors.
+    """Row n of request i is key kv_len - qo_len + n, a node: it sees what was before the tree, itself, its ancestors.
 
     Rows and nodes lie at the tokens before the tree plus their depth.
     """
