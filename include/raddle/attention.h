@@ -110,6 +110,12 @@ class Plan {
 
 using PlanPtr = std::shared_ptr<const Plan>;
 
+/// A page table as the levels that were chosen for it, or as the single one that it is.
+struct SharedPrefixes {
+  LayoutPtr layout;
+  std::string reason;  ///< what was shared and what that is worth, or why nothing is: for people
+};
+
 /// K and V of one level, and their scales where they are quantised.
 struct KvRef {
   TensorRef k, v;
@@ -196,6 +202,11 @@ class Attention {
   /// False for a scan that is no softmax: its results have no log-sum-exp.
   bool has_lse() const;
   PlanPtr plan(const LayoutPtr& layout, const PlanOptions& options = {}) const;
+  /// The page table of `args` (without kv_begin, qo_rows and min_prefix) as a cascade that reads
+  /// leading pages once for the requests that share them, several levels deep, where the planner's
+  /// costs say that this pays; else as it is. Takes time linear in the entries of the table, and
+  /// plans once or twice; `options` as of the plan that will be made. On the host only.
+  SharedPrefixes share_prefixes(const PagedArgs& args, const PlanOptions& options = {}) const;
   /// options.params are plan members of all its plans.
   ReservationPtr reserve(const Maxima& maxima, const ReserveOptions& options = {}) const;
   /// Thread-safe. CPU: concurrent calls use scratch of their own. GPU: the tensors lie there, the

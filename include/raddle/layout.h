@@ -31,6 +31,7 @@ struct Level {
   HeadOrder order = HeadOrder::nhd;
   i32 block_size = 1;
   i32 block_rows = 1;
+  i32 page_size = 0;  ///< of pages of which a block is one row, block_first's; 0: a page is a block
   bool groups_are_requests = true;
   bool keys_are_shared = false;  ///< of several requests; a Layout finds out where it is false
   std::vector<i32> row_indptr, rows, columns, kv_begin, block_begin, blocks;
@@ -148,6 +149,32 @@ LayoutPtr block_sparse(const BlockSparseArgs& args);
 /// The last level's groups are the requests, in order; a request's kv_len is the sum over the
 /// levels that hold it.
 LayoutPtr cascade(const std::vector<LayoutPtr>& levels);
+
+/// Trees of drafted tokens, of each request the newest keys: node n of request i's is its row n,
+/// and key kv_len - qo_len + n of its page table. A row sees the whole text before the tree, and of
+/// the tree what `parents` or the mask say. Without kv_begin, qo_rows and min_prefix.
+struct TokenTreeArgs : PagedArgs {
+  /// [rows] each node's parent, an earlier node of its request, or -1: a row sees itself and its
+  /// ancestors.
+  IndexRef parents;
+  /// Instead of parents: for request i a matrix [qo_len, qo_len] of bits from byte mask_indptr[i]
+  /// on, row-major, LSB first, of ceil(qo_len² / 8) bytes.
+  const u8* mask_bits = nullptr;
+  i64 mask_bytes = 0;
+  IndexRef mask_indptr;  ///< [requests + 1]
+  /// Nodes of the largest tree that a reservation's layouts will have; 0: those of this one.
+  i32 max_nodes = 0;
+};
+
+struct TokenTree {
+  LayoutPtr layout;  ///< to plan: two levels, the text and the tree
+  LayoutPtr pages;   ///< the page table with the nodes' positions, for append_kv and accept_tree
+  std::vector<i32> parents;  ///< for accept_tree; empty where a mask is no tree
+};
+
+/// Positions, of rows and of nodes' keys alike, are qo_pos, by default the tokens before the tree
+/// plus the depth in it: how many other nodes a row sees.
+TokenTree token_tree(const TokenTreeArgs& args);
 
 /// The same attention as `layout` (one level, plain page table) as a BSR matrix with Br = 1 row
 /// blocks a request's row and Bc = page_size.

@@ -26,6 +26,7 @@ from raddle.plans import Plan, Reservation, select
 from raddle.rotary import Llama31Scaling, Rope, RopeTables, YarnScaling
 from raddle.spec import AttentionSpec
 from raddle.timeline import Timeline
+from raddle.token_tree import TokenTree
 from raddle.variants import (
     Alibi,
     Causal,
@@ -74,6 +75,7 @@ __all__ = [
     "SoftCap",
     "Tensor",
     "Timeline",
+    "TokenTree",
     "Variant",
     "YarnScaling",
     "accept_tree",

@@ -16,6 +16,7 @@ import tvm_ffi
 
 from raddle import _library
 from raddle._tensors import is_on_gpu, kind_of, lend, lend_index
+from raddle.variants import members
 
 _ragged_kv = _library.function("raddle.ragged_kv")
 _paged_kv = _library.function("raddle.paged_kv")
@@ -23,6 +24,7 @@ _block_sparse = _library.function("raddle.block_sparse")
 _block_sparse_from_mask = _library.function("raddle.block_sparse_from_mask")
 _page_table_to_bsr = _library.function("raddle.page_table_to_bsr")
 _cascade = _library.function("raddle.cascade")
+_share_prefixes = _library.function("raddle.share_prefixes")
 _layout_info = _library.function("raddle.layout_info")
 
 
@@ -55,6 +57,12 @@ class _Owner:
 @tvm_ffi.register_object("raddle.Layout")
 class Layout(_library.Handle):
     """What attends to what. Made by its subclasses."""
+
+    __slots__ = ("_reason",)
+
+    def explain(self) -> str:
+        """Why the layout is what it is, where Raddle chose it (`Cascade.from_page_tables`); else empty."""
+        return getattr(self, "_reason", "")
 
     def _init(self, make: Any, **args: Any) -> None:
         """Makes the object of arguments in the order in which ``make`` takes them."""
@@ -250,6 +258,50 @@ class Cascade(Layout):
         if not isinstance(levels, (list, tuple)):
             raise TypeError(f"levels is {kind_of(levels)}; expected a list of layouts, shared prefixes first")
         self.__init_handle_by_constructor__(_cascade, *levels)
+
+    @staticmethod
+    def from_page_tables(
+        attn: Any,
+        qo_indptr: Any,
+        page_indptr: Any = None,
+        page_indices: Any = None,
+        kv_len: Any = None,
+        page_size: int = 16,
+        kv_layout: str = "NHD",
+        qo_pos: Any = None,
+        *,
+        num_workers: int | None = None,
+        schedule: str = "auto",
+        params: dict[str, Any] | None = None,
+    ) -> Layout:
+        """The levels that read each page once for the requests that share it, where that pays.
+
+        Requests share the leading pages that their tables have in common: full ones, before the keys of their own
+        query rows. They may share at several depths: a system prompt by all, a block of examples by some, a
+        conversation by a few. Each run of pages becomes a group of a level, with the rows of all its requests fused
+        into tiles, or is read by each; what costs least is decided with the planner's costs of ``attn``, its masks
+        included. Takes time linear in the entries of the page tables.
+
+        Args:
+            attn: the `Attention` that will run it.
+            qo_indptr, page_indptr, page_indices, kv_len, page_size, kv_layout, qo_pos: as of `PagedKV`, on the host.
+            num_workers, schedule, params: as of `Attention.plan`, of the plan that will be made.
+
+        Returns a `Cascade`, or the `PagedKV` of the same arguments where sharing does not pay, or where the spec
+        refuses shared keys; ``explain()`` of either says why. `PagedKV`'s ``discover_prefixes`` is the form for lengths
+        that only a GPU knows: one level, found without costs.
+        """
+        arrays = dict(qo_indptr=qo_indptr, page_indptr=page_indptr, page_indices=page_indices, kv_len=kv_len)
+        lent = (None if x is None else lend_index(x, name) for name, x in arrays.items())
+        positions = None if qo_pos is None else lend_index(qo_pos, "qo_pos")
+        options = num_workers, schedule, members(params)
+        chosen = _share_prefixes(attn, *lent, page_size, kv_layout, positions, *options)
+        layout = chosen["layout"]
+        kind = Cascade if layout.num_levels > 1 else PagedKV
+        result = kind.__new__(kind)
+        result.__move_handle_from__(layout)
+        result._reason = str(chosen["reason"])
+        return result
 
 
 def _converted(x: Any, name: str) -> Any:

@@ -127,6 +127,11 @@ PlanPtr Attention::plan(const LayoutPtr& layout, const PlanOptions& options) con
   return plan_layout(variant_, layout, options, *backend_);
 }
 
+SharedPrefixes Attention::share_prefixes(const PagedArgs& args, const PlanOptions& options) const {
+  check_options(options);
+  return raddle::share_prefixes(variant_, args, options, *backend_);
+}
+
 void Attention::run(const Plan& plan, const RunArgs& args, RunStats* stats) const {
   if (&plan.origin() != variant_.get() && !plan.origin().same_as(*variant_))
     fail<ValueError>(

@@ -132,7 +132,7 @@ void CudaReservation::check_kind(const MmaLaunch& launch, const Layout& layout) 
     const LevelView &found = launch.levels[i], &first = first_.levels[i];
     const std::string level = num_levels_ > 1 ? "level " + std::to_string(i) + "'s " : "its ";
     same(level + "page or block size", found.block_size, first.block_size);
-    same(level + "rows of a block", found.block_rows, first.block_rows);
+    same(level + "rows of a block (a tree's max_nodes)", found.block_rows, first.block_rows);
     same(level + "groups being requests", found.groups_are_requests, first.groups_are_requests);
     same(level + "keys being shared", found.keys_are_shared, first.keys_are_shared);
   }

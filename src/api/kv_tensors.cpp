@@ -75,12 +75,14 @@ Pool pool_of(const std::string& name, const TensorRef& t, const Level& level, co
     case KvStorage::ragged:
       check_tensor(name, t, kind.dtype, {-1, kind.heads, kind.head_dim});
       return ragged_pool(t);
-    case KvStorage::paged:
+    case KvStorage::paged: {
+      const i64 rows = level.page_size > 0 ? level.page_size : level.block_size;
       if (level.order == HeadOrder::nhd)
-        check_tensor(name, t, kind.dtype, {-1, level.block_size, kind.heads, kind.head_dim});
+        check_tensor(name, t, kind.dtype, {-1, rows, kind.heads, kind.head_dim});
       else
-        check_tensor(name, t, kind.dtype, {-1, kind.heads, level.block_size, kind.head_dim});
+        check_tensor(name, t, kind.dtype, {-1, kind.heads, rows, kind.head_dim});
       return paged_pool(t, level.order);
+    }
     default:
       return block_pool(name, t, level, kind);
   }

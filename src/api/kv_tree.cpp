@@ -2,6 +2,7 @@
 #include "api/index.h"
 #include "api/kv_checks.h"
 #include "api/kv_device.h"
+#include "api/token_trees.h"
 #include "raddle/engine/kernel/kv/accept.h"
 #include "raddle/error.h"
 #include "raddle/kv.h"
@@ -18,12 +19,7 @@ i64 check_trees(const LayoutView& layout, const LevelView& level, const std::vec
     if (kv::first_new_column(level, i) < 0)
       fail<ValueError>("kv_len[", i, "] is ", level.columns[i], "; expected at least ", nodes,
                        ", the nodes of that request's tree");
-    for (i32 n = 0; n < nodes; ++n) {
-      const i32 parent = parents[static_cast<std::size_t>(row + n)];
-      if (parent < -1 || parent >= n)
-        fail<ValueError>("parents[", row + n, "] is ", parent, " for node ", n, " of request ", i,
-                         "; expected an earlier node, or -1 for a root");
-    }
+    check_tree(parents.data() + row, nodes, i, row);
     const i32 last = accepted[static_cast<std::size_t>(i)];
     if (last < -1 || last >= nodes)
       fail<ValueError>("accepted[", i, "] is ", last, "; expected a node of that request's ", nodes,

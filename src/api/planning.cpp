@@ -12,17 +12,6 @@
 namespace raddle {
 namespace {
 
-CoverFns cover_fns(const BoundVariant& variant) {
-  if (!variant.has_masks()) return {};
-  return CoverFns{&variant,
-                  [](const void* self, const Tile& t) {
-                    return static_cast<const BoundVariant*>(self)->kv_span(t);
-                  },
-                  [](const void* self, const Tile& t) {
-                    return static_cast<const BoundVariant*>(self)->coverage(t);
-                  }};
-}
-
 /// Entries of -1 are allowed only where no tile's coverage reaches.
 void check_used_blocks(const Layout& layout, const PlanView& plan) {
   for (i32 t = 0; t < plan.num_query_tiles; ++t) {
@@ -95,6 +84,17 @@ bool shares_keys(const LayoutView& layout) {
 }
 
 }  // namespace
+
+CoverFns cover_fns(const BoundVariant& variant) {
+  if (!variant.has_masks()) return {};
+  return CoverFns{&variant,
+                  [](const void* self, const Tile& t) {
+                    return static_cast<const BoundVariant*>(self)->kv_span(t);
+                  },
+                  [](const void* self, const Tile& t) {
+                    return static_cast<const BoundVariant*>(self)->coverage(t);
+                  }};
+}
 
 PlanPtr plan_layout(const std::shared_ptr<const BoundVariant>& attention, const LayoutPtr& layout,
                     const PlanOptions& options, const AttentionBackend& backend) {

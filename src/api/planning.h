@@ -5,6 +5,7 @@
 
 #include "api/attention_backend.h"
 #include "api/bound_variant.h"
+#include "plan/planner.h"
 #include "raddle/attention.h"
 #include "raddle/engine/kernel/run.h"
 
@@ -12,6 +13,14 @@ namespace raddle {
 
 /// Raises ValueError where they ask for what no plan can be.
 void check_options(const PlanOptions& options);
+
+/// What a variant's masks keep, for the planner; it must live as long.
+CoverFns cover_fns(const BoundVariant& variant);
+
+/// The page table of `args` as the levels that suit `backend` best: Attention::share_prefixes.
+SharedPrefixes share_prefixes(const std::shared_ptr<const BoundVariant>& attention,
+                              const PagedArgs& args, const PlanOptions& options,
+                              const AttentionBackend& backend);
 
 /// Checks `layout` and `options`, plans for `backend`, and sends the plan there; `attention` is the
 /// variant before the plan's members. Raises ValueError for a layout that the spec cannot serve.

@@ -99,6 +99,14 @@ LayoutPtr small_cascade() {
   return cascade({paged_kv(shared), paged_kv(rest)});
 }
 
+LayoutPtr small_tree() {
+  static const i32 parents[] = {-1, -1};
+  TokenTreeArgs args;
+  static_cast<PagedArgs&>(args) = small_pages(1);
+  args.parents = IndexRef(parents, 2);
+  return token_tree(args).layout;
+}
+
 /// A value for every shipped variant, by name; a variant without one here has no row, and a test
 /// says so.
 Variant sample(const std::string& name) {
@@ -329,6 +337,7 @@ void Trials::add_layouts() {
   add("layout: block sparse, mask bits", [=, this] { attempt(spec, small_blocks(true, false)); });
   add("layout: block sparse, explicit blocks",
       [=, this] { attempt(spec, small_blocks(false, true)); });
+  add("layout: token tree", [=, this] { attempt(spec, small_tree()); });
   add("layout: cascade", [=, this] { attempt(spec, small_cascade()); });
   add("layout: cascade with batch_invariant", [=, this] {
     AttentionSpec invariant = spec;

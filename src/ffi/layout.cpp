@@ -73,6 +73,61 @@ ffi::ObjectRef paged(Arguments& in) {
   return wrap<LayoutObj>(paged_kv(args));
 }
 
+/// The arguments that every page table on the host has.
+void take_table(Arguments& in, PagedArgs& args) {
+  args.qo_indptr = in.index("qo_indptr");
+  args.page_indptr = in.index("page_indptr");
+  args.page_indices = in.index("page_indices");
+  args.kv_len = in.index("kv_len");
+  args.page_size = in.integer32("page_size", 16);
+  args.order = parse_order(in.string("kv_layout"));
+  args.qo_pos = in.index("qo_pos");
+}
+
+/// {"layout": …, "reason": …} of a page table and an attention that will run it.
+ffi::Map<ffi::String, ffi::Any> share(Arguments& in) {
+  const Attention& attention = *in.object<AttentionObj>("attention").value;
+  PagedArgs args;
+  take_table(in, args);
+  PlanOptions options;
+  options.num_workers = in.integer32("num_workers", 0);
+  options.schedule = parse_schedule(in.string("schedule"));
+  options.params = to_params(in.map("params"));
+  const SharedPrefixes chosen = attention.share_prefixes(args, options);
+  ffi::Map<ffi::String, ffi::Any> result;
+  result.Set("layout", wrap<LayoutObj>(chosen.layout));
+  result.Set("reason", ffi::String(chosen.reason));
+  return result;
+}
+
+/// Bytes of any shape; null where None is given.
+const u8* take_bits(Arguments& in, const char* name, i64& count) {
+  const DLTensor* bits = in.bytes(name);
+  if (!bits) return nullptr;
+  count = 1;
+  for (int i = 0; i < bits->ndim; ++i) count *= bits->shape[i];
+  static const u8 none = 0;  // an empty array may have no address, yet it is given
+  return count == 0 ? &none : static_cast<const u8*>(bits->data) + bits->byte_offset;
+}
+
+/// {"layout": …, "pages": …, "parents": …}
+ffi::Map<ffi::String, ffi::Any> tree(Arguments& in) {
+  TokenTreeArgs args;
+  take_table(in, args);
+  args.parents = in.index("parents");
+  args.mask_bits = take_bits(in, "mask_bits", args.mask_bytes);
+  args.mask_indptr = in.index("mask_indptr");
+  args.max_nodes = in.integer32("max_nodes", 0);
+  const TokenTree made = token_tree(args);
+  ffi::Map<ffi::String, ffi::Any> result;
+  result.Set("layout", wrap<LayoutObj>(made.layout));
+  result.Set("pages", wrap<LayoutObj>(made.pages));
+  ffi::Array<i64> parents;
+  for (const i32 parent : made.parents) parents.push_back(parent);
+  result.Set("parents", parents);
+  return result;
+}
+
 ffi::ObjectRef sparse(Arguments& in) {
   BlockSparseArgs args;
   args.block_rows = in.integer32("Br", 1);
@@ -83,13 +138,7 @@ ffi::ObjectRef sparse(Arguments& in) {
   args.kv_len = in.index("kv_len");
   args.num_rows = in.integer("num_rows", -1);
   args.num_cols = in.integer("num_cols", -1);
-  if (const DLTensor* bits = in.bytes("mask_bits")) {
-    args.mask_bits = static_cast<const u8*>(bits->data) + bits->byte_offset;
-    args.mask_bytes = 1;
-    for (int i = 0; i < bits->ndim; ++i) args.mask_bytes *= bits->shape[i];
-    static const u8 none = 0;  // an empty array may have no address, yet it is given
-    if (args.mask_bytes == 0) args.mask_bits = &none;
-  }
+  args.mask_bits = take_bits(in, "mask_bits", args.mask_bytes);
   args.block_pos = in.index("block_pos");
   args.block_first = in.index("block_first");
   args.block_count = in.index("block_count");
@@ -163,6 +212,8 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   refl::GlobalDef()
       .def_packed("raddle.ragged_kv", exported(ragged))
       .def_packed("raddle.paged_kv", exported(paged))
+      .def_packed("raddle.share_prefixes", exported(share))
+      .def_packed("raddle.token_tree", exported(tree))
       .def_packed("raddle.block_sparse", exported(sparse))
       .def_packed("raddle.block_sparse_from_mask", exported(sparse_from_mask))
       .def_packed("raddle.cascade", exported(joined))

@@ -1,5 +1,6 @@
 // Prefix discovery on host and device: the same cascade, the same plan. A failure prints the seed;
 // RADDLE_SEED repeats it.
+#include "plan/shared_runs.h"
 #include "plan_device_testing.h"
 #include "raddle/engine/variant/composition.h"
 #include "raddle/engine/variant/shipped.h"
@@ -112,6 +113,147 @@ TEST(Prefixes, AllRequestsOfOnePrompt) {
   EXPECT_EQ(found.columns, std::vector<i32>{640});
   EXPECT_EQ(found.rows.size(), 8u);
   EXPECT_EQ(discover_prefixes(lists_of(batch, begins), 641).columns.size(), 0u);
+}
+
+/// Pages that two requests may share, entry by entry.
+i32 common_pages(const OwnedBatch& batch, const std::vector<i32>& begins, i32 a, i32 b) {
+  const auto most = [&](i32 r) {
+    return shareable_pages(batch.qo_indptr[at(r) + 1] - batch.qo_indptr[at(r)], batch.kv_len[at(r)],
+                           batch.page_size);
+  };
+  i32 n = 0;
+  while (n < std::min(most(a), most(b)) &&
+         shares_page(&batch.pages[at(begins[at(a)])], &batch.pages[at(begins[at(b)])], n))
+    ++n;
+  return n;
+}
+
+TEST(SharedRuns, ArePairwiseWhatListsHaveInCommon) {
+  std::size_t nested = 0;
+  repeat(200, [&](std::mt19937& random) {
+    const OwnedBatch batch = random_shared(random, 12, 20);
+    const std::vector<i32> begins = begins_of(batch);
+    const std::vector<SharedRun> runs = find_shared_runs(lists_of(batch, begins));
+    const i32 n = batch.num_requests();
+    // The deepest run that holds two requests ends where their lists part.
+    std::vector<i32> common(at(n * n), 0);
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      const SharedRun& run = runs[i];
+      EXPECT_LT(run.begin, run.end);
+      EXPECT_GE(run.members.size(), 2u);
+      EXPECT_TRUE(std::is_sorted(run.members.begin(), run.members.end()));
+      EXPECT_LT(run.parent, static_cast<i32>(i));
+      EXPECT_EQ(run.begin, run.parent < 0 ? 0 : runs[at(run.parent)].end);
+      nested += run.parent >= 0;
+      for (const i32 a : run.members)
+        for (const i32 b : run.members) common[at(a * n + b)] = run.end;
+    }
+    for (i32 a = 0; a < n; ++a)
+      for (i32 b = 0; b < n; ++b) {
+        if (a == b) continue;
+        EXPECT_EQ(common[at(a * n + b)], common_pages(batch, begins, a, b)) << a << " " << b;
+      }
+  });
+  EXPECT_GT(nested, 20u);
+}
+
+/// Eight requests: a text that all begin with, one more a half, one more a pair, then their own.
+OwnedBatch nested_batch(std::mt19937& random) {
+  OwnedBatch batch;
+  batch.page_size = 16;
+  batch.page_indptr.push_back(0);
+  i32 length[3][8];
+  for (auto& level : length)
+    for (i32& pages : level) pages = between(random, 0, 80);
+  for (i32 r = 0; r < 8; ++r) {
+    for (i32 level = 0; level < 3; ++level) {
+      const i32 text = level == 0 ? 0 : r >> (3 - level);
+      for (i32 p = 0; p < length[level][text]; ++p)
+        batch.pages.push_back(100000 * level + 1000 * text + p);
+    }
+    const i32 rows = between(random, 0, 3) * between(random, 0, 3);
+    batch.pages.push_back(900000 + r);
+    batch.page_indptr.push_back(static_cast<i32>(batch.pages.size()));
+    batch.qo_indptr.push_back(batch.qo_indptr.back() + rows);
+    batch.kv_len.push_back(16 * (batch.page_indptr.back() - batch.page_indptr[at(r)] - 1) +
+                           between(random, rows, 16));
+  }
+  return batch;
+}
+
+/// Cost of a choice, for one KV head, without its margin, and the most that this may be: nobody
+/// reads a run more often than once a request.
+i64 cost_of_choice(const std::vector<SharedRun>& runs, const OwnedBatch& batch,
+                   const PlanConfig& config, u32 chosen, i64& margin) {
+  i64 kv_tile = 0;  // of the last group
+  const auto group = [&](i64 rows, i64 keys, bool start) {
+    i64 cost = 0, per_256 = 0;
+    kv_tile = 0;
+    const i32 fused = static_cast<i32>(rows) * config.group_size;
+    for (i32 t = 0; t < count_tiles(config, fused); ++t) {
+      const QueryTile tile = make_tile(config, 0, 0, fused, t);
+      const UnitCost unit = cost_of(config.costs[tile.shape], tile.num_rows, true);
+      cost += unit.start;
+      kv_tile += unit.tile;
+      per_256 += unit.tile * 256 / config.shapes[tile.shape].keys;
+    }
+    return start ? cost + keys * per_256 / 256 : per_256;
+  };
+  i64 cost = 0;
+  margin = 0;
+  std::vector<i32> end(batch.kv_len.size(), 0), behind(runs.size(), 0);
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const SharedRun& run = runs[i];
+    const i32 begin = run.parent < 0 ? 0 : behind[at(run.parent)];
+    behind[i] = begin;
+    if (!(chosen >> i & 1)) continue;
+    behind[i] = run.end;
+    i64 rows = 0, each = 0;
+    const i64 keys = i64{run.end - begin} * batch.page_size;
+    for (const i32 r : run.members) {
+      rows += batch.qo_indptr[at(r) + 1] - batch.qo_indptr[at(r)];
+      each += group(batch.qo_indptr[at(r) + 1] - batch.qo_indptr[at(r)], 0, false);
+      margin += kv_tile;
+      end[at(r)] = run.end;
+    }
+    cost += group(rows, keys, true);
+    margin += each * keys / 256 / 6;
+  }
+  for (std::size_t r = 0; r < end.size(); ++r)
+    if (batch.qo_indptr[r + 1] > batch.qo_indptr[r])
+      cost += group(batch.qo_indptr[r + 1] - batch.qo_indptr[r],
+                    batch.kv_len[r] - end[r] * batch.page_size, true);
+  return cost;
+}
+
+TEST(SharedRuns, TheChoiceIsTheCheapest) {
+  std::size_t several = 0;
+  repeat(200, [&](std::mt19937& random) {
+    const OwnedBatch batch = nested_batch(random);
+    const std::vector<i32> begins = begins_of(batch);
+    const PageLists lists = lists_of(batch, begins);
+    const std::vector<SharedRun> runs = find_shared_runs(lists);
+    ASSERT_LE(runs.size(), 7u);  // every choice is tried, and none is too deep
+    const PlanConfig config = random_config(random);
+    const ChosenRuns found =
+        choose_runs(runs, lists, std::vector<i32>(batch.kv_len.size(), 0), config);
+    u32 mask = 0;
+    for (const ChosenRun& each : found.runs) mask |= u32{1} << each.run;
+    several += found.runs.size() > 1;
+    i64 margin = 0, unused = 0, least = cost_of_choice(runs, batch, config, 0, unused);
+    const i64 alone = least;
+    const i64 cost = cost_of_choice(runs, batch, config, mask, margin);
+    EXPECT_LE(found.margin, margin);
+    EXPECT_LE(cost + found.margin, alone);
+    // A margin may stand between the choice and the cheapest, never more.
+    for (u32 other = 0; other < u32{1} << runs.size(); ++other) {
+      i64 others_margin = 0;
+      const i64 others = cost_of_choice(runs, batch, config, other, others_margin);
+      least = std::min(least, others + others_margin);
+    }
+    EXPECT_LE(cost, least);
+  });
+  EXPECT_GT(several, 10u);
 }
 
 }  // namespace

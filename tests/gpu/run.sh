@@ -6,6 +6,7 @@
 #   tests/gpu/run.sh bench --only decode          benchmarks, with options of `raddle bench gpu`
 #   tests/gpu/run.sh support                      docs/support.md, made and tried here
 #   tests/gpu/run.sh replay --requests 100        a trace under every schedule, with options of `raddle replay`
+#   tests/gpu/run.sh formats                      shared prefixes as levels that were chosen, and token trees
 # Needs what `make gpu` leaves in build/gpu, Python 3.9 or later with numpy, ml_dtypes and hypothesis (tests: pytest,
 # bench: torch and cupy), an NVIDIA driver, and NVRTC (a CUDA toolkit or the wheel nvidia-cuda-nvrtc). With FlashInfer
 # (`make gpu PEERS=1`), nvcc and ninja, too, unless its kernels lie in build/gpu/peers (flashinfer-kernels.*).
@@ -80,6 +81,11 @@ replay() {
     --json "$OUT/replay.json" "$@" 2>&1 | tee "$OUT/replay.txt"
 }
 
+formats() {
+  "$PYTHON" -c 'from raddle.cli import main; main()' \
+    bench formats --device cuda --json "$OUT/formats.json" "$@" 2>&1 | tee "$OUT/formats.txt"
+}
+
 # FlashInfer's kernels take minutes of nvcc: a process a section compiles them while Raddle is tested.
 prepare_peers() {
   [ -z "$FLASHINFER_DISABLE_JIT" ] || return 0
@@ -129,6 +135,6 @@ install_wheels
 environment
 case ${1:-all} in
   all) everything ;;
-  contract | tests | support | bench | replay) "$@" ;;
-  *) echo "'$1' is none of: contract, tests, support, bench, replay" >&2 && exit 2 ;;
+  contract | tests | support | bench | replay | formats) "$@" ;;
+  *) echo "'$1' is none of: contract, tests, support, bench, replay, formats" >&2 && exit 2 ;;
 esac

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from reference import BlockSparse, Cascade, PagedKV, RaggedKV
+from reference import BlockSparse, Cascade, PagedKV, RaggedKV, TokenTree
 
 
 def indptr(lengths) -> np.ndarray:
@@ -99,6 +99,14 @@ def positioned(rng, lengths, **more):
     """Positions of the query rows of their own: a tree of drafts, say."""
     pos = [kv - qo + rng.integers(-5, 6, qo) for qo, kv in lengths]
     return paged(rng, lengths, qo_pos=np.concatenate(pos).astype(np.int32), **more)
+
+
+def token_tree(rng, lengths, **more):
+    """Each request's rows are a tree, or several, of its newest keys."""
+    lengths = [(min(qo, kv), kv) for qo, kv in lengths]
+    csr = paged(rng, lengths, **more)
+    parents = [rng.integers(-1, n) if n else -1 for qo, _ in lengths for n in range(qo)]
+    return TokenTree(*list(vars(csr).values())[:6], parents=np.array(parents, np.int32))
 
 
 def paged_pools(rng, plan, heads, dim, dim_vo, kind, interleaved=False):
@@ -197,6 +205,7 @@ LAYOUTS = {
     "paged_table": (padded_table, paged_pools),
     "paged_positions": (positioned, paged_pools),
     "paged_prefixes": (shared_prefixes, paged_pools),
+    "token_tree": (token_tree, paged_pools),
     "bsr": (block_sparse, block_pools),
     "bsr_bits": (lambda rng, n, **o: block_sparse(rng, n, bits=True, **o), block_pools),
     "bsr_blocks": (explicit_blocks, block_pools),

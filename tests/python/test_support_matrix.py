@@ -82,6 +82,7 @@ LAYOUTS = {
     "paged, NHD": "paged",
     "paged, HND": "paged_hnd",
     "paged, prefixes discovered": "paged_prefixes",
+    "token tree": "token_tree",
     "block sparse": "bsr",
     "block sparse, mask bits": "bsr_bits",
     "block sparse, explicit blocks": "bsr_blocks",

@@ -237,6 +237,30 @@ def first_use(rounds: int, seed: int, json_path: Optional[Path]) -> None:
     _print_bars("First use, each in a process of its own", found, json_path)
 
 
+@bench.command()
+@click.option("--dtype", "dtypes", type=click.Choice(["bfloat16", "float32"]), multiple=True, help="Default: bfloat16.")
+@click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:1.")
+@_rounds_option(11)
+@_threads_option(None, "all CPUs of this process")
+@_json_option
+def formats(
+    dtypes: tuple[str, ...], device: str, rounds: int, threads: Optional[int], json_path: Optional[Path]
+) -> None:
+    """Shared prefixes as chosen levels, and token trees."""
+    threads, torch_version = _prepare(threads, json_path)
+    from raddle._progress import Progress
+    from raddle.bench import formats as composed
+    from raddle.bench import report
+
+    report.console().print(report.header(threads, torch=torch_version))
+    found = []
+    with Progress() as progress:
+        for dtype in dtypes or ("bfloat16",):
+            found += composed.shared(device, dtype, rounds, progress)
+            found += composed.trees(device, dtype, rounds, progress)
+    _print_bars("Formats: levels as chosen, token trees", found, json_path)
+
+
 def _print_bars(title: str, found: Any, json_path: Optional[Path]) -> None:
     from raddle.bench import report
 

@@ -13,7 +13,7 @@ Layouts and variants carry the names and the arguments of their raddle twins.
 
 from .exact import Exact, Problem, attention, merge_states
 from .budgets import UNIT
-from .layouts import BlockSparse, Cascade, PagedKV, RaggedKV, keys_of_rows
+from .layouts import BlockSparse, Cascade, PagedKV, RaggedKV, TokenTree, keys_of_rows
 from .variants import (
     Alibi,
     Causal,
@@ -48,6 +48,7 @@ __all__ = [
     "Sinks",
     "SlidingWindow",
     "SoftCap",
+    "TokenTree",
     "YarnScaling",
     "attention",
     "keys_of_rows",

@@ -97,6 +97,51 @@ class PagedKV:
 
 
 @dataclass
+class TokenTree:
+    """Row n of request i is key kv_len - qo_len + n, a node: it sees what was before the tree, itself, its ancestors.
+
+    Rows and nodes lie at the tokens before the tree plus their depth.
+    """
+
+    qo_indptr: np.ndarray
+    page_indptr: np.ndarray
+    page_indices: np.ndarray
+    kv_len: np.ndarray
+    page_size: int
+    kv_layout: str = "NHD"
+    parents: np.ndarray | None = None
+    qo_pos: np.ndarray | None = field(init=False)
+
+    def __post_init__(self):
+        context = np.asarray(self.kv_len) - np.diff(self.qo_indptr)
+        depth = [seen.sum(1) - 1 for seen in self.masks()]
+        self.qo_pos = np.concatenate([np.zeros(0, int), *(c + d for c, d in zip(context, depth))])
+
+    def masks(self) -> list[np.ndarray]:
+        """Which nodes a row sees [qo_len, qo_len], a request."""
+        result = []
+        for begin, end in zip(self.qo_indptr[:-1], self.qo_indptr[1:]):
+            seen = np.eye(end - begin, dtype=bool)
+            for node, parent in enumerate(self.parents[begin:end]):
+                if parent >= 0:
+                    seen[node] |= seen[parent]
+            result.append(seen)
+        return result
+
+    def groups(self) -> list[Group]:
+        table = PagedKV(self.qo_indptr, self.page_indptr, self.page_indices, self.kv_len, self.page_size)
+        result = table.groups()
+        for group, seen in zip(result, self.masks()):
+            context = len(group.slot) - len(group.rows)
+            group.kv_pos = np.concatenate([np.arange(context), self.qo_pos[group.rows]])
+            group.keep = np.hstack([np.ones((len(group.rows), context), bool), seen])
+        return result
+
+    def request_kv_len(self) -> np.ndarray:
+        return np.asarray(self.kv_len)
+
+
+@dataclass
 class BlockSparse:
     """A BSR matrix: rows of Q in blocks of Br, slots of K and V in blocks of Bc.
 
