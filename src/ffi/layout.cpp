@@ -9,6 +9,7 @@
 
 #include "api/attention_backend.h"
 #include "api/device_layout.h"
+#include "api/index.h"
 #include "ffi/border.h"
 
 namespace raddle::border {
@@ -71,6 +72,15 @@ ffi::ObjectRef paged(Arguments& in) {
   if (!args.num_requests.empty())
     fail<ValueError>("num_requests is given; expected None where lengths lie on the host");
   return wrap<LayoutObj>(paged_kv(args));
+}
+
+/// The requests of a page pool.
+ffi::ObjectRef of_pool(Arguments& in) {
+  const PagePool& pool = *in.object<PagePoolObj>("pool").value;
+  const std::vector<RequestId> requests = in.requests("requests");
+  const std::vector<i32> qo_len = copy_index("qo_len", in.index("qo_len"));
+  const HeadOrder order = parse_order(in.string("kv_layout"));
+  return wrap<LayoutObj>(pool_layout(pool, requests, qo_len, order, take_min_prefix(in)));
 }
 
 ffi::ObjectRef sparse(Arguments& in) {
@@ -163,6 +173,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   refl::GlobalDef()
       .def_packed("raddle.ragged_kv", exported(ragged))
       .def_packed("raddle.paged_kv", exported(paged))
+      .def_packed("raddle.pool_layout", exported(of_pool))
       .def_packed("raddle.block_sparse", exported(sparse))
       .def_packed("raddle.block_sparse_from_mask", exported(sparse_from_mask))
       .def_packed("raddle.cascade", exported(joined))
