@@ -127,7 +127,8 @@ class PagePool {
 
   // For the cache, which takes the lock through them.
   void share_cached(std::span<const i32> pages, i64 first);
-  i32 drop_cached(std::span<const i32> pages, i32 enough, i32& dropped);
+  i32 drop_cached(std::span<const i32> pages, std::size_t enough, std::vector<i32>& freed);
+  void drop_cached(std::span<const i32> pages);
 
   i32 page_size_;
   mutable std::mutex mutex_;

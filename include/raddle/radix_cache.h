@@ -91,9 +91,9 @@ class RadixCache {
   void unlock(CacheNode node);
 
   /// Drops unlocked pages, the least recently used first and of a prefix the last first, until
-  /// `num_pages` have become free, or none is left. Returns how many have: a page that a request
-  /// still holds does not become free.
-  i32 evict(i32 num_pages);
+  /// `num_pages` have become free, or none is left. Returns those: a page that a request still
+  /// holds does not become free.
+  std::vector<i32> evict(i32 num_pages);
 
   CacheCounts counts() const;
   /// All edges, in no particular order.

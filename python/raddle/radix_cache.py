@@ -127,12 +127,12 @@ class RadixCache(_library.Handle):
         """The end of a use: one lock less, and where it was the last, the most recently used. ValueError without one."""
         _unlock(self, int(node))
 
-    def evict(self, num_pages: int) -> int:
-        """Drops unlocked pages until so many are free, or none is left; returns how many are.
+    def evict(self, num_pages: int) -> np.ndarray:
+        """Drops unlocked pages until so many have become free, or none is left; returns those, int32.
 
         The least recently used go first, of a prefix its last page. Pages that requests still hold do not become free.
         """
-        return _evict(self, num_pages)
+        return np.from_dlpack(_evict(self, num_pages))
 
     def counts(self) -> CacheCounts:
         counts = _counts(self)

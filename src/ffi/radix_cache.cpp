@@ -69,9 +69,9 @@ void unlock(Arguments& in) {
   cache.unlock(in.integer("node", untouched));
 }
 
-i64 evict(Arguments& in) {
+ffi::Tensor evict(Arguments& in) {
   RadixCache& cache = take_cache(in);
-  return cache.evict(in.integer32("num_pages", -1));
+  return array_of(cache.evict(in.integer32("num_pages", -1)));
 }
 
 Fields counts(Arguments& in) {

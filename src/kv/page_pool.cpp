@@ -375,16 +375,20 @@ void PagePool::share_cached(std::span<const i32> pages, i64 first) {
   for (const i32 page : pages.subspan(at(first))) share(page);
 }
 
-/// Drops pages from the last one on until `enough` of them have become free; returns how many have.
-i32 PagePool::drop_cached(std::span<const i32> pages, i32 enough, i32& dropped) {
+/// Drops pages from the last one on until `freed` has `enough`; returns how many were dropped.
+i32 PagePool::drop_cached(std::span<const i32> pages, std::size_t enough, std::vector<i32>& freed) {
   const std::lock_guard lock(mutex_);
-  i32 freed = 0;
-  dropped = 0;
-  for (auto page = pages.rbegin(); page != pages.rend() && freed < enough; ++page) {
-    freed += drop(*page) ? 1 : 0;
+  i32 dropped = 0;
+  for (auto page = pages.rbegin(); page != pages.rend() && freed.size() < enough; ++page) {
+    drop(*page, freed);
     ++dropped;
   }
-  return freed;
+  return dropped;
+}
+
+void PagePool::drop_cached(std::span<const i32> pages) {
+  const std::lock_guard lock(mutex_);
+  for (const i32 page : pages) drop(page);
 }
 
 }  // namespace raddle

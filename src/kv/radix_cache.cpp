@@ -1,5 +1,6 @@
 #include "raddle/radix_cache.h"
 
+#include <algorithm>
 #include <limits>
 #include <mutex>
 #include <utility>
@@ -120,22 +121,22 @@ struct RadixCache::Impl {
                          pages.subspan(known));
       done.node = used(nodes, end, lock);
     } catch (...) {  // out of memory: the tree is as it was, but for an edge in two
-      i32 dropped;
-      pool->drop_cached(pages.subspan(known), std::numeric_limits<i32>::max(), dropped);
+      pool->drop_cached(pages.subspan(known));
       throw;
     }
     return done;
   }
 
   template <class T>
-  i32 evict(RadixTree<T>& nodes, i32 num_pages) {
+  std::vector<i32> evict(RadixTree<T>& nodes, i32 num_pages) {
     const std::lock_guard guard(mutex);
-    i32 freed = 0;
-    while (freed < num_pages && nodes.oldest() != RadixTree<T>::none) {
+    const auto enough = static_cast<std::size_t>(num_pages);
+    std::vector<i32> freed;
+    // Nothing fails between dropping a page and forgetting it.
+    freed.reserve(std::min(enough, static_cast<std::size_t>(nodes.num_pages())));
+    while (freed.size() < enough && nodes.oldest() != RadixTree<T>::none) {
       const i32 leaf = nodes.oldest();
-      i32 dropped = 0;
-      freed += pool->drop_cached(nodes.node(leaf).pages, num_pages - freed, dropped);
-      nodes.shorten(leaf, dropped);
+      nodes.shorten(leaf, pool->drop_cached(nodes.node(leaf).pages, enough, freed));
     }
     return freed;
   }
@@ -185,8 +186,7 @@ RadixCache::RadixCache(std::shared_ptr<PagePool> pool, i32 token_bits) {
 
 RadixCache::~RadixCache() {
   const auto give_back = [this](const auto& nodes) {
-    for (i32 id = 0, dropped; id < nodes.num_slots(); ++id)
-      impl_->pool->drop_cached(nodes.node(id).pages, std::numeric_limits<i32>::max(), dropped);
+    for (i32 id = 0; id < nodes.num_slots(); ++id) impl_->pool->drop_cached(nodes.node(id).pages);
   };
   std::visit(give_back, impl_->tree);
 }
@@ -218,7 +218,7 @@ void RadixCache::unlock(CacheNode node) {
   std::visit([&](auto& nodes) { impl_->unlock(nodes, node); }, impl_->tree);
 }
 
-i32 RadixCache::evict(i32 num_pages) {
+std::vector<i32> RadixCache::evict(i32 num_pages) {
   if (num_pages < 0) fail<ValueError>("num_pages is ", num_pages, "; expected at least 0");
   return std::visit([&](auto& nodes) { return impl_->evict(nodes, num_pages); }, impl_->tree);
 }

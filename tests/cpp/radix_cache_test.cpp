@@ -84,12 +84,12 @@ TEST(RadixCache, EvictsTheLeastRecentlyUsed) {
   c.insert({1, 2, 5, 6});
   c.insert({7, 8});
   c.cache.match(ids(Tokens{1, 2, 3, 4}));
-  EXPECT_EQ(c.cache.evict(1), 1);
+  EXPECT_EQ(c.cache.evict(1).size(), 1u);
   EXPECT_EQ(c.known({1, 2, 5, 6}), 2);
-  EXPECT_EQ(c.cache.evict(2), 2);
+  EXPECT_EQ(c.cache.evict(2), (Pages{2, 1}));
   EXPECT_EQ(c.known({7, 8}), 0);
   EXPECT_EQ(c.known({1, 2, 3, 4}), 2) << "the end of the longest one went before its beginning";
-  EXPECT_EQ(c.cache.evict(5), 1);
+  EXPECT_EQ(c.cache.evict(5).size(), 1u);
   EXPECT_EQ(c.cache.counts().nodes, 0);
   EXPECT_EQ(c.pool->counts().used, 0);
 }
@@ -98,14 +98,14 @@ TEST(RadixCache, LocksKeep) {
   Cached c;
   const CacheNode locked = c.insert({1, 2, 3, 4}, {}, true).node;
   c.insert({1, 2, 5, 6});
-  EXPECT_EQ(c.cache.evict(16), 1);
+  EXPECT_EQ(c.cache.evict(16).size(), 1u);
   EXPECT_EQ(c.cache.counts().locked_pages, 2);
   c.cache.match(ids(Tokens{1, 2}));  // splits what is locked
   c.cache.lock(locked);
   c.cache.unlock(locked);
-  EXPECT_EQ(c.cache.evict(16), 0);
+  EXPECT_EQ(c.cache.evict(16).size(), 0u);
   c.cache.unlock(locked);
-  EXPECT_EQ(c.cache.evict(16), 2);
+  EXPECT_EQ(c.cache.evict(16).size(), 2u);
   EXPECT_THROW(c.cache.lock(locked), ValueError);
 }
 
@@ -128,7 +128,7 @@ TEST(RadixCache, RefusesUnlocksWithoutLocks) {
 TEST(RadixCache, ANumberDiesWithItsLastPage) {
   Cached c;
   const CacheNode node = c.insert({1, 2, 3, 4, 5, 6}).node;
-  EXPECT_EQ(c.cache.evict(1), 1);
+  EXPECT_EQ(c.cache.evict(1).size(), 1u);
   EXPECT_THROW(c.cache.lock(node), ValueError) << "its third page is gone";
 }
 
@@ -200,7 +200,7 @@ TEST(RadixCache, ManyThreads) {
       const Pages rest{static_cast<i32>(static_cast<i64>(tokens.size()) - found.num_tokens)};
       for (i32 missing = 1; missing > 0;) {
         missing = pool->append(request, rest).missing;
-        if (missing > 0 && cache.evict(missing) == 0) break;
+        if (missing > 0 && cache.evict(missing).empty()) break;
       }
       if (pool->kv_len(request[0]) == static_cast<i32>(tokens.size())) {
         const Pages pages = pool->pages(request[0]);
