@@ -1,7 +1,7 @@
 // A pool of KV pages: which are free, who holds the others, and which keys of a request lie where.
 //
 // Pages are numbers. The memory that they number, K and V of every layer, is the caller's, or that
-// of make_kv_memory; the pool never touches it. What has to be copied there comes as pairs of pages
+// of a KvMemory; the pool never touches it. What has to be copied there comes as pairs of pages
 // for copy_pages.
 //
 // A page has a reference of every request that has keys on it, of the RadixCache that caches it,
@@ -9,13 +9,14 @@
 // before.
 #pragma once
 
+#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
 
-#include "raddle/layout.h"
+#include "raddle/attention.h"
 
 namespace raddle {
 
@@ -137,6 +138,23 @@ class PagePool {
   i32 shared_ = 0;
   mutable std::vector<Request> requests_;
   std::vector<i32> free_slots_;
+};
+
+/// Host memory for the K and V of one layer on a pool's pages, for those who have none: zeroed,
+/// aligned to cache lines, and theirs to read and write as long as it lives.
+class KvMemory {
+ public:
+  KvMemory(const PagePool& pool, i32 num_kv_heads, i32 head_dim_qk, i32 head_dim_vo, DType dtype,
+           HeadOrder order = HeadOrder::nhd);
+  /// [pages, page_size, Hkv, D] (NHD) or [pages, Hkv, page_size, D] (HND), without scales.
+  const KvRef& kv() const { return kv_; }
+
+ private:
+  struct Free {
+    void operator()(void* memory) const { std::free(memory); }
+  };
+  std::unique_ptr<void, Free> k_, v_;
+  KvRef kv_;
 };
 
 /// The layout of a step: requests[i] has qo_len[i] rows, whose keys are its last, appended already.

@@ -42,12 +42,18 @@ std::span<const Token> read_tokens(const IndexRef& ref, std::vector<Token>& copy
 }  // namespace
 
 struct RadixCache::Impl {
-  using Tree = std::variant<RadixTree<std::int32_t>, RadixTree<std::int64_t>>;
+  using Narrow = RadixTree<std::int32_t>;
+  using Wide = RadixTree<std::int64_t>;
 
   std::shared_ptr<PagePool> pool;
-  Tree tree;
+  std::variant<Narrow, Wide> tree;
   i64 empty_locks = 0;
-  mutable std::mutex mutex{};
+  mutable std::mutex mutex;
+
+  Impl(std::shared_ptr<PagePool> of, i32 token_bits)
+      : pool(std::move(of)), tree(std::in_place_type<Narrow>, pool->page_size()) {
+    if (token_bits == 64) tree.emplace<Wide>(pool->page_size());
+  }
 
   /// The tree's number of a node; `node` counts uses of its slot above.
   template <class T>
@@ -174,14 +180,7 @@ RadixCache::RadixCache(std::shared_ptr<PagePool> pool, i32 token_bits) {
   if (!pool) fail<ValueError>("pool is null; expected a page pool");
   if (token_bits != 32 && token_bits != 64)
     fail<ValueError>("token_bits is ", token_bits, "; expected 32 or 64");
-  const i32 page_size = pool->page_size();
-  using Wide = RadixTree<std::int64_t>;
-  using Narrow = RadixTree<std::int32_t>;
-  impl_ =
-      token_bits == 64
-          ? std::make_unique<Impl>(std::move(pool), Impl::Tree(std::in_place_type<Wide>, page_size))
-          : std::make_unique<Impl>(std::move(pool),
-                                   Impl::Tree(std::in_place_type<Narrow>, page_size));
+  impl_ = std::make_unique<Impl>(std::move(pool), token_bits);
 }
 
 RadixCache::~RadixCache() {

@@ -189,6 +189,20 @@ TEST(PagePool, LayoutOfAStep) {
             "qo_len has 1 entries; expected 2, one a request");
 }
 
+TEST(PagePool, MemoryForThoseWhoHaveNone) {
+  PagePool pool(3, 4);
+  const KvMemory memory(pool, 2, 16, 8, DType::bfloat16, HeadOrder::hnd);
+  const KvRef& kv = memory.kv();
+  EXPECT_EQ(kv.k.shape, (decltype(kv.k.shape){3, 2, 4, 16}));
+  EXPECT_EQ(kv.v.stride, (decltype(kv.v.stride){64, 32, 8, 1}));
+  for (std::size_t i = 0; i < 3 * 2 * 4 * 8; ++i)
+    EXPECT_EQ(static_cast<const std::uint16_t*>(kv.v.data)[i], 0);
+  const KvMemory nhd(pool, 2, 16, 16, DType::float32);
+  EXPECT_EQ(nhd.kv().k.shape, (decltype(kv.k.shape){3, 4, 2, 16}));
+  EXPECT_EQ(refused([&] { KvMemory(pool, 2, 0, 8, DType::float32); }),
+            "head_dim_qk is 0; expected at least 1");
+}
+
 TEST(PagePool, ManyThreads) {
   PagePool pool(64, 4);
   const auto work = [&pool](unsigned seed) {
