@@ -124,6 +124,7 @@ class PagePool {
   void check_used(const char* name, std::span<const i32> pages) const;
   Request& find(const char* name, i64 at, RequestId request) const;
   std::vector<Request*> find_once(std::span<const RequestId> requests) const;
+  void make_room_for(std::size_t requests);
   RequestId start(std::vector<i32> pages, i32 kv_len);
 
   // For the cache, which takes the lock through them.

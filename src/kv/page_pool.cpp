@@ -175,16 +175,21 @@ std::vector<PagePool::Request*> PagePool::find_once(std::span<const RequestId> r
   return found;
 }
 
+/// Room for so many more requests: what follows cannot fail for want of memory.
+void PagePool::make_room_for(std::size_t requests) {
+  const std::size_t slots = requests_.size() - free_slots_.size() + requests;
+  if (slots > requests_.capacity()) requests_.reserve(std::max(slots, 2 * requests_.size()));
+  free_slots_.reserve(requests_.capacity());  // of every slot, so that finish cannot fail either
+}
+
 RequestId PagePool::start(std::vector<i32> pages, i32 kv_len) {
   if (free_slots_.empty()) {
-    if (requests_.size() == requests_.capacity()) requests_.reserve(2 * requests_.size() + 16);
-    // Room for every slot: finish must not fail for want of memory.
-    free_slots_.reserve(requests_.capacity());
     requests_.emplace_back();
     free_slots_.push_back(static_cast<i32>(requests_.size()) - 1);
   }
   const i32 slot = free_slots_.back();
   free_slots_.pop_back();
+  for (const i32 page : pages) share(page);
   Request& request = requests_[at(slot)];
   request.pages = std::move(pages);
   request.kv_len = kv_len;
@@ -202,23 +207,20 @@ RequestId PagePool::add(std::span<const i32> pages, i32 kv_len) {
     fail<ValueError>("kv_len is ", tokens, "; expected at most ", longest_request);
   const std::lock_guard lock(mutex_);
   check_used("pages", pages);
-  const RequestId request = start({pages.begin(), pages.end()}, static_cast<i32>(tokens));
-  for (const i32 page : pages) share(page);
-  return request;
+  make_room_for(1);
+  return start({pages.begin(), pages.end()}, static_cast<i32>(tokens));
 }
 
 std::vector<RequestId> PagePool::fork(RequestId request, i32 count) {
   if (count < 0) fail<ValueError>("count is ", count, "; expected at least 0");
   const std::lock_guard lock(mutex_);
-  find("request", -1, request);
+  const Request& parent = find("request", -1, request);
+  const i32 kv_len = parent.kv_len;
+  std::vector<std::vector<i32>> pages(at(count), parent.pages);
   std::vector<RequestId> forks;
   forks.reserve(at(count));
-  for (i32 i = 0; i < count; ++i) {
-    const Request& parent = find("request", -1, request);  // starting one may have moved them
-    std::vector<i32> pages = parent.pages;
-    forks.push_back(start(std::move(pages), parent.kv_len));
-    for (const i32 page : find("request", -1, request).pages) share(page);
-  }
+  make_room_for(at(count));
+  for (std::vector<i32>& each : pages) forks.push_back(start(std::move(each), kv_len));
   return forks;
 }
 
