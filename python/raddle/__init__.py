@@ -22,7 +22,9 @@ from raddle.functional import (
 from raddle.kv import SelectedPages, accept_tree, append_kv, copy_pages, select_pages, summarize_pages
 from raddle.layouts import BlockSparse, Cascade, Layout, PagedKV, RaggedKV
 from raddle.packed_mask import PackedMask, pack_masks
+from raddle.page_pool import PagePool
 from raddle.plans import Plan, Reservation, select
+from raddle.radix_cache import RadixCache
 from raddle.rotary import Llama31Scaling, Rope, RopeTables, YarnScaling
 from raddle.spec import AttentionSpec
 from raddle.timeline import Timeline
@@ -62,8 +64,10 @@ __all__ = [
     "Layout",
     "Llama31Scaling",
     "PackedMask",
+    "PagePool",
     "PagedKV",
     "Plan",
+    "RadixCache",
     "RaggedKV",
     "Reservation",
     "Rope",

@@ -42,7 +42,7 @@ version = function("raddle.version")
 
 
 class Handle(tvm_ffi.Object):
-    """An immutable object of the library. A copy is the object itself, and it does not pickle."""
+    """An object of the library. A copy is the object itself, and it does not pickle."""
 
     __slots__ = ()
 

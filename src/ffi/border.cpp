@@ -242,6 +242,16 @@ IndexRef Arguments::index(const char* name, Where where) {
   return index;
 }
 
+std::vector<RequestId> Arguments::requests(const char* name) {
+  const IndexRef index = this->index(name);
+  if (index.empty()) fail<TypeError>(name, " is None; expected the numbers of requests");
+  if (index.rank != 1) fail<ValueError>(name, " has ", index.rank, " dimensions; expected 1");
+  std::vector<RequestId> numbers;
+  numbers.reserve(static_cast<std::size_t>(index.shape[0]));
+  for (i64 i = 0; i < index.shape[0]; ++i) numbers.push_back(index.at(i));
+  return numbers;
+}
+
 const LayoutObj& Arguments::any_layout(const char* name) {
   const ffi::AnyView value = take();
   const auto* layout = value.as<LayoutObj>();

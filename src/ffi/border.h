@@ -11,9 +11,11 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "raddle/attention.h"
 #include "raddle/error.h"
+#include "raddle/radix_cache.h"
 
 namespace raddle::border {
 
@@ -44,6 +46,17 @@ struct AttentionObj : ffi::Object {
 struct ReservationObj : ffi::Object {
   ReservationPtr value;
   TVM_FFI_DECLARE_OBJECT_INFO_FINAL("raddle.Reservation", ReservationObj, ffi::Object);
+};
+
+struct PagePoolObj : ffi::Object {
+  std::shared_ptr<PagePool> value;
+  TVM_FFI_DECLARE_OBJECT_INFO_FINAL("raddle.PagePool", PagePoolObj, ffi::Object);
+};
+
+struct RadixCacheObj : ffi::Object {
+  std::unique_ptr<RadixCache> value;
+  ffi::ObjectRef pool;  ///< as Python has it
+  TVM_FFI_DECLARE_OBJECT_INFO_FINAL("raddle.RadixCache", RadixCacheObj, ffi::Object);
 };
 
 /// A new object that holds `value`.
@@ -103,6 +116,8 @@ class Arguments {
   TensorRef optional_tensor(const std::string& name, Where where = Where::host,
                             std::optional<DType> bytes = {});
   IndexRef index(const char* name, Where where = Where::host);
+  /// Numbers of a page pool's requests.
+  std::vector<RequestId> requests(const char* name);
   /// Bytes or booleans, contiguous; null where None is given.
   const DLTensor* bytes(const char* name);
   ffi::Map<ffi::String, ffi::Any> map(const char* name);
@@ -111,6 +126,19 @@ class Arguments {
   ffi::PackedArgs args_;
   int next_ = 0;
 };
+
+/// A host tensor of the integers, which it keeps.
+template <class T>
+ffi::Tensor array_of(std::vector<T> values) {
+  struct Kept {
+    std::vector<T> values;
+    void AllocData(DLTensor* tensor) { tensor->data = values.data(); }
+    void FreeData(DLTensor*) {}
+  };
+  const auto count = static_cast<std::int64_t>(values.size());
+  return ffi::Tensor::FromNDAlloc(Kept{std::move(values)}, ffi::Shape{count},
+                                  DLDataType{kDLInt, 8 * sizeof(T), 1}, DLDevice{kDLCPU, 0});
+}
 
 TensorRef to_tensor(const std::string& name, const ffi::AnyView& value, Where where,
                     std::optional<DType> bytes = {});

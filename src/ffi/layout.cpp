@@ -9,6 +9,7 @@
 
 #include "api/attention_backend.h"
 #include "api/device_layout.h"
+#include "api/index.h"
 #include "ffi/border.h"
 
 namespace raddle::border {
@@ -128,6 +129,15 @@ ffi::Map<ffi::String, ffi::Any> tree(Arguments& in) {
   return result;
 }
 
+/// The requests of a page pool.
+ffi::ObjectRef of_pool(Arguments& in) {
+  const PagePool& pool = *in.object<PagePoolObj>("pool").value;
+  const std::vector<RequestId> requests = in.requests("requests");
+  const std::vector<i32> qo_len = copy_index("qo_len", in.index("qo_len"));
+  const HeadOrder order = parse_order(in.string("kv_layout"));
+  return wrap<LayoutObj>(pool_layout(pool, requests, qo_len, order, take_min_prefix(in)));
+}
+
 ffi::ObjectRef sparse(Arguments& in) {
   BlockSparseArgs args;
   args.block_rows = in.integer32("Br", 1);
@@ -214,6 +224,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def_packed("raddle.paged_kv", exported(paged))
       .def_packed("raddle.share_prefixes", exported(share))
       .def_packed("raddle.token_tree", exported(tree))
+      .def_packed("raddle.pool_layout", exported(of_pool))
       .def_packed("raddle.block_sparse", exported(sparse))
       .def_packed("raddle.block_sparse_from_mask", exported(sparse_from_mask))
       .def_packed("raddle.cascade", exported(joined))

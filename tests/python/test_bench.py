@@ -12,7 +12,20 @@ import torch
 from click.testing import CliRunner
 
 from raddle._progress import Progress
-from raddle.bench import balance, cli, compare, engines, limits, plan_cost, report, sdpa, timing, vllm_cpu, workloads
+from raddle.bench import (
+    balance,
+    cli,
+    compare,
+    engines,
+    kv,
+    limits,
+    plan_cost,
+    report,
+    sdpa,
+    timing,
+    vllm_cpu,
+    workloads,
+)
 from raddle.bench.bars import Measured
 from raddle.bench.compare import Result
 from raddle.bench.limits import Limits
@@ -436,3 +449,23 @@ def test_balance_is_planned_and_measured(monkeypatch):
     assert [("planned" in m.name, m.us is None) for m in found] == [(True, True)] * 3 + [(False, False)]
     assert all(m.value >= 1.0 for m in found)
     assert balance.heaviest_over_mean([3.0, 1.0]) == 1.5
+
+
+# --- the page pool and the radix cache ------------------------------------------------------
+
+
+def test_the_tree_of_the_cache_is_what_it_says(monkeypatch):
+    monkeypatch.setattr(kv, "_PROMPTS", 200)
+    prompts = kv.Prompts(np.random.default_rng(3))
+    shared = 0
+    for n in range(1, 200):
+        older, prompt = prompts[prompts.older[n]], prompts[n]
+        both = int(prompts.shared[n])
+        assert len(prompt) % kv.PAGE_SIZE == 0 and len(prompt) == both + len(prompts.own[n])
+        np.testing.assert_array_equal(prompt[:both], older[:both])
+        shared += both
+    assert shared > 0
+    found = {m.name: m for m in kv.measure(3, lambda text: None)}
+    assert 0.2 < found["edges of the tree"].value <= 0.4
+    assert sum(m.bar is not None for m in found.values()) == 5
+    assert all(m.value > 0 for m in found.values() if not m.name.startswith("growth"))

@@ -4,10 +4,11 @@ import gzip
 import itertools
 
 import pytest
+import raddle
 from hypothesis import given
 from hypothesis import strategies as st
 from raddle.replay import steplog
-from raddle.replay.scheduler import PagePool, Playback, Scheduler, Span
+from raddle.replay.scheduler import Playback, Scheduler, Span
 from raddle.replay.traces import EXCERPT, Request, TraceError, read_trace, select, synthetic
 
 AZURE = (
@@ -105,13 +106,12 @@ def run_to_end(scheduler, seconds=lambda step: 0.01):
             assert scheduler.next_arrival > clock, "nothing runs and nothing is to come"
             clock = scheduler.next_arrival
             continue
-        held = [page for r in scheduler.running.values() for page in r.pages]
+        held = [page for r in scheduler.running.values() for page in scheduler.pool.pages(r.key).tolist()]
         assert len(held) == len(set(held)), "a page belongs to two requests"
-        assert sorted(held + scheduler.pool.free) == list(range(scheduler.pool.num_pages))
-        for span in step:
-            running = scheduler.running[span.request]
-            assert running.request.arrival <= clock
-            assert len(running.pages) == scheduler.pool.pages(span.begin + span.length)
+        assert len(held) == scheduler.pool.used <= scheduler.promised
+        for span, pages in zip(step, scheduler.tables(step)):
+            assert scheduler.running[span.request].request.arrival <= clock
+            assert len(pages) == -(-(span.begin + span.length) // scheduler.pool.page_size)
         clock += seconds(step)
         scheduler.complete(step, clock)
         steps.append(step)
@@ -125,8 +125,9 @@ requests_strategy = st.lists(
 
 @given(requests_strategy, st.integers(1, 7), st.integers(80, 200), st.integers(1, 40))
 def test_every_row_is_computed_once_and_in_order(requests, page_size, pool_tokens, budget):
-    pool = PagePool(-(-pool_tokens // page_size), page_size)
-    steps = run_to_end(Scheduler(requests, pool, budget))
+    pool = raddle.PagePool(-(-pool_tokens // page_size), page_size)
+    scheduler = Scheduler(requests, pool, budget)
+    steps = run_to_end(scheduler)
     rows = {i: [] for i in range(len(requests))}
     for step in steps:
         assert sum(span.length for span in step) <= budget
@@ -136,18 +137,18 @@ def test_every_row_is_computed_once_and_in_order(requests, page_size, pool_token
             rows[span.request] += range(span.begin, span.begin + span.length)
     for i, request in enumerate(requests):
         assert rows[i] == list(range(request.input_tokens + request.output_tokens - 1))
-    assert sorted(pool.free) == list(range(pool.num_pages)) and pool.promised == 0
+    assert pool.used == scheduler.promised == 0
 
 
 @given(requests_strategy, st.integers(1, 7), st.integers(1, 40), st.floats(0.1, 10))
 def test_a_log_repeats_whatever_a_step_costs(requests, page_size, budget, speed):
-    make_pool = lambda: PagePool(-(-90 // page_size), page_size)  # noqa: E731
+    make_pool = lambda: raddle.PagePool(-(-90 // page_size), page_size)  # noqa: E731
     steps = run_to_end(Scheduler(requests, make_pool(), budget))
     assert run_to_end(Playback(requests, make_pool(), steps), lambda step: 0.01 * speed) == steps
 
 
 def test_token_times():
-    scheduler = Scheduler([Request(1.0, 5, 3)], PagePool(2, 4), token_budget=4)
+    scheduler = Scheduler([Request(1.0, 5, 3)], raddle.PagePool(2, 4), token_budget=4)
     assert scheduler.schedule(0.5) == [] and scheduler.next_arrival == 1.0
     ends = {1.5: [Span(0, 0, 4)], 2.0: [Span(0, 4, 1)], 3.0: [Span(0, 5, 1)], 4.5: [Span(0, 6, 1)]}
     for end, expected in ends.items():
@@ -160,27 +161,27 @@ def test_token_times():
 
 def test_decodes_come_first_and_a_full_pool_queues():
     requests = [Request(0.0, 4, 10), Request(0.0, 20, 4), Request(0.0, 2, 2)]
-    scheduler = Scheduler(requests, PagePool(10, 4), token_budget=6)
+    scheduler = Scheduler(requests, raddle.PagePool(10, 4), token_budget=6)
     scheduler.complete(scheduler.schedule(0.0), 1.0)
     assert scheduler.schedule(1.0) == [Span(0, 4, 1), Span(1, 2, 5)]
     assert scheduler.queued == set(), "the budget, not the pool, kept request 2 waiting"
-    scheduler = Scheduler(requests, PagePool(10, 4), token_budget=60)
+    scheduler = Scheduler(requests, raddle.PagePool(10, 4), token_budget=60)
     assert scheduler.schedule(0.0) == [Span(0, 0, 4), Span(1, 0, 20)]
     assert scheduler.queued == {2}
 
 
 def test_a_request_that_never_fits_is_refused_at_start():
     with pytest.raises(ValueError, match=r"request 1 needs 4 pages \(12 \+ 2 tokens\), the pool has 3"):
-        Scheduler([Request(0.0, 8, 4), Request(0.0, 12, 2)], PagePool(3, 4), token_budget=8)
+        Scheduler([Request(0.0, 8, 4), Request(0.0, 12, 2)], raddle.PagePool(3, 4), token_budget=8)
     with pytest.raises(ValueError, match="token budget is 0"):
-        Scheduler([Request(0.0, 8, 4)], PagePool(3, 4), token_budget=0)
+        Scheduler([Request(0.0, 8, 4)], raddle.PagePool(3, 4), token_budget=0)
 
 
 @pytest.mark.parametrize(
     "steps", [[[Span(0, 1, 4)]], [[Span(0, 0, 9)]], [[Span(0, 0, 8)], [Span(0, 8, 2)]], [[Span(5, 0, 1)]]]
 )
 def test_a_log_that_makes_no_sense_is_refused(steps):
-    playback = Playback([Request(0.0, 8, 4)], PagePool(3, 4), steps)
+    playback = Playback([Request(0.0, 8, 4)], raddle.PagePool(3, 4), steps)
     with pytest.raises(ValueError, match="the log computes"):
         run_to_end(playback)
 
@@ -204,7 +205,7 @@ def test_the_default_trace_keeps_the_engine_busy(speed):
     default = {option.name: option.default for option in replay.params}
     requests = select(read_trace(EXCERPT))
     requests = [Request(r.arrival / default["rate"], r.input_tokens, r.output_tokens) for r in requests]
-    pool = PagePool(default["pool_tokens"] // default["page_size"], default["page_size"])
+    pool = raddle.PagePool(default["pool_tokens"] // default["page_size"], default["page_size"])
     scheduler = Scheduler(requests, pool, default["token_budget"])
 
     def seconds(step):

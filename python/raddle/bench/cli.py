@@ -261,6 +261,23 @@ def formats(
     _print_bars("Formats: levels as chosen, token trees", found, json_path)
 
 
+@bench.command()
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the prompts.")
+@_json_option
+def kv(seed: int, json_path: Optional[Path]) -> None:
+    """The page pool and the radix cache, on one core: match, insert, evict, memory."""
+    threads, torch_version = _prepare(None, json_path)
+    from raddle._progress import Progress
+    from raddle.bench import kv as cache
+    from raddle.bench import report
+
+    out = report.console()
+    out.print(report.header(threads, torch=torch_version, seed=str(seed)))
+    with Progress() as progress:
+        found = cache.measure(seed, progress.say)
+    _print_bars("Page pool and radix cache, pages of 16, one core, called from Python", found, json_path)
+
+
 def _print_bars(title: str, found: Any, json_path: Optional[Path]) -> None:
     from raddle.bench import report
 

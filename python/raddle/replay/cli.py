@@ -22,7 +22,7 @@ from .machine import engine_of, facts, read_gbps
 from .metrics import summary
 from .models import MODELS, Model
 from .sampling import Sampler, Verified
-from .scheduler import PagePool, Playback, Scheduler
+from .scheduler import Playback, Scheduler
 from .serving import serve
 
 _NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
@@ -257,7 +257,7 @@ def _model(options: dict[str, Any]) -> Model:
 def _run(
     log: steplog.StepLog, model: Model, options: dict[str, Any]
 ) -> tuple[dict[str, Any], Verified]:
-    pool = PagePool(log.num_pages, log.page_size)
+    pool = raddle.PagePool(log.num_pages, log.page_size)
     if options["steps"]:
         scheduler: Scheduler = Playback(log.requests, pool, log.steps, log.queued)
     else:

@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Iterable, NamedTuple, Sequence
 
+import numpy as np
+
+import raddle
+
 from .traces import Request
 
 
@@ -28,60 +32,40 @@ class Running:
 
     index: int
     request: Request
+    key: int
+    """Its number in the pool."""
     reserved: int
     """Pages promised to it."""
-    pages: list[int] = field(default_factory=list)
     kv_len: int = 0
     token_times: list[float] = field(default_factory=list)
     """Clock at each generated token."""
+    freed: np.ndarray | None = None
+    """Pages that became free when it was done."""
 
     @property
     def prefill_left(self) -> int:
         return max(0, self.request.input_tokens - self.kv_len)
 
 
-class PagePool:
-    """Pages of a KV pool. A request's room is promised as a whole and taken page by page, last freed first."""
-
-    def __init__(self, num_pages: int, page_size: int) -> None:
-        self.num_pages, self.page_size = num_pages, page_size
-        self.free = list(range(num_pages - 1, -1, -1))
-        self.promised = 0
-
-    def pages(self, tokens: int) -> int:
-        return -(-tokens // self.page_size)
-
-    def promise(self, tokens: int) -> int | None:
-        """Pages promised for so many tokens, or None when too few are left."""
-        pages = self.pages(tokens)
-        if self.promised + pages > self.num_pages:
-            return None
-        self.promised += pages
-        return pages
-
-    def extend(self, running: Running, tokens: int) -> None:
-        while len(running.pages) < self.pages(tokens):
-            running.pages.append(self.free.pop())
-
-    def release(self, running: Running) -> None:
-        self.free.extend(reversed(running.pages))
-        self.promised -= running.reserved
-
-
 class Scheduler:
-    """The queue of waiting requests, those that run, and the pool."""
+    """The queue of waiting requests, those that run, and the pool.
 
-    def __init__(self, requests: Sequence[Request], pool: PagePool, token_budget: int) -> None:
+    A request's room is promised as a whole when it is admitted, and taken from the pool step by step.
+    """
+
+    def __init__(self, requests: Sequence[Request], pool: raddle.PagePool, token_budget: int) -> None:
         """Raises ``ValueError`` for a request that the pool can't hold alone."""
+        self.requests, self.pool, self.token_budget = requests, pool, token_budget
+        self.promised = 0
+        """Pages promised to requests that run."""
         for i, r in enumerate(requests):
-            if pool.pages(r.tokens) > pool.num_pages:
+            if self.pages_of(r) > pool.num_pages:
                 raise ValueError(
-                    f"request {i} needs {pool.pages(r.tokens)} pages ({r.input_tokens} + {r.output_tokens} "
+                    f"request {i} needs {self.pages_of(r)} pages ({r.input_tokens} + {r.output_tokens} "
                     f"tokens), the pool has {pool.num_pages}; raise --pool-tokens or lower --max-context"
                 )
         if token_budget < 1:
             raise ValueError(f"token budget is {token_budget}; expected at least 1")
-        self.requests, self.pool, self.token_budget = requests, pool, token_budget
         self.waiting = deque(range(len(requests)))
         self.running: dict[int, Running] = {}
         self.queued: set[int] = set()
@@ -117,8 +101,17 @@ class Scheduler:
                 r.token_times.append(now)
             if len(r.token_times) == r.request.output_tokens:
                 done.append(self.running.pop(r.index))
-                self.pool.release(r)
+                r.freed = self.pool.finish([r.key])
+                self.promised -= r.reserved
         return done
+
+    def tables(self, step: Sequence[Span]) -> list[np.ndarray]:
+        """The pages of each span's request."""
+        return [self.pool.pages(self.running[span.request].key) for span in step]
+
+    def pages_of(self, request: Request) -> int:
+        """Pages that a request needs for all its tokens."""
+        return -(-request.tokens // self.pool.page_size)
 
     @property
     def done(self) -> bool:
@@ -131,19 +124,22 @@ class Scheduler:
     def _admit(self, now: float, prefilling: deque[Running]) -> bool:
         if not self.waiting or self.next_arrival > now:
             return False
-        pages = self.pool.promise(self.requests[self.waiting[0]].tokens)
-        if pages is None:
+        pages = self.pages_of(self.requests[self.waiting[0]])
+        if self.promised + pages > self.pool.num_pages:
             arrived = takewhile(lambda i: self.requests[i].arrival <= now, self.waiting)
             self.queued.update(arrived)
             return False
         index = self.waiting.popleft()
-        self.running[index] = Running(index, self.requests[index], pages)
+        self.promised += pages
+        self.running[index] = Running(index, self.requests[index], self.pool.add(), pages)
         prefilling.append(self.running[index])
         return True
 
     def _take_pages(self, step: Sequence[Span]) -> None:
-        for span in step:
-            self.pool.extend(self.running[span.request], span.begin + span.length)
+        grown = self.pool.append(
+            [self.running[span.request].key for span in step], [span.length for span in step]
+        )
+        assert grown.missing == 0, "what was promised is there"
 
 
 class Playback(Scheduler):
@@ -152,7 +148,7 @@ class Playback(Scheduler):
     def __init__(
         self,
         requests: Sequence[Request],
-        pool: PagePool,
+        pool: raddle.PagePool,
         steps: Sequence[Sequence[Span]],
         queued: Iterable[int] = (),
     ) -> None:

@@ -47,14 +47,14 @@ def serve(
         if not spans:
             now = scheduler.next_arrival
             continue
-        tables = [scheduler.running[span.request].pages for span in spans]
-        pages_in_use = scheduler.pool.num_pages - len(scheduler.pool.free)
+        tables = scheduler.tables(spans)
+        pages_in_use = scheduler.pool.used
         sampler.step = len(history.steps)
         cost = engine.step(Batch(spans, tables), sampler.offer)
         now += cost.seconds
         for done in scheduler.complete(spans, now):
             history.finished.append(done)
-            engine.release(done.pages)
+            engine.release(done.freed)
         history.steps.append(Step(spans, cost, pages_in_use))
         history.seconds = now
         on_step(history)

@@ -1,0 +1,236 @@
+"""A pool of KV pages: which are free, who holds the others, and which keys of a request lie where.
+
+    pool = raddle.PagePool(num_pages=4096, page_size=16)
+    requests = [pool.add(), pool.add()]
+    grown = pool.append(requests, [40, 17])                    # room for two prompts, or for neither
+    layout = pool.layout(requests, qo_len=[40, 17])            # a PagedKV: append_kv, plan and run take it
+    samples = pool.fork(requests[0], 3)                        # three more requests with the keys of the first
+    grown = pool.append(samples, 1)
+    raddle.copy_pages(kv_pool, grown.from_pages, grown.to_pages)   # pages that they shared and write to now
+
+Pages are numbers; K and V are the caller's tensors [pages, page_size, Hkv, D] of as many layers as there are, and the
+pool never touches them. A page has a reference of every request with keys on it, of the `RadixCache` that caches it,
+and those that the caller holds; it is free when it has none.
+
+Any thread may call anything at any time: others see all of a call or nothing. ValueError and TypeError name the
+argument that is wrong, and then nothing has changed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Sequence
+
+import numpy as np
+import tvm_ffi
+
+from raddle import _library
+from raddle._tensors import dtype_name, lend_index
+from raddle.layouts import PagedKV
+
+_make = _library.function("raddle.page_pool")
+_counts = _library.function("raddle.page_pool.counts")
+_references = _library.function("raddle.page_pool.references")
+_allocate = _library.function("raddle.page_pool.allocate")
+_retain = _library.function("raddle.page_pool.retain")
+_release = _library.function("raddle.page_pool.release")
+_add = _library.function("raddle.page_pool.add")
+_fork = _library.function("raddle.page_pool.fork")
+_append = _library.function("raddle.page_pool.append")
+_truncate = _library.function("raddle.page_pool.truncate")
+_replace = _library.function("raddle.page_pool.replace")
+_finish = _library.function("raddle.page_pool.finish")
+_kv_len = _library.function("raddle.page_pool.kv_len")
+_pages = _library.function("raddle.page_pool.pages")
+_tables = _library.function("raddle.page_pool.tables")
+_layout = _library.function("raddle.pool_layout")
+
+
+class Appended(NamedTuple):
+    """What `PagePool.append` did."""
+
+    missing: int  # free pages too few; above 0, nothing has changed
+    from_pages: np.ndarray  # int32; pages to copy before new keys are written, as `copy_pages` takes them …
+    to_pages: np.ndarray  # … and where to
+
+
+class PageTables(NamedTuple):
+    """Requests' pages as `PagedKV` takes them, int32."""
+
+    page_indptr: np.ndarray  # [requests + 1]
+    page_indices: np.ndarray
+    kv_len: np.ndarray  # [requests]
+
+
+@tvm_ffi.register_object("raddle.PagePool")
+class PagePool(_library.Handle):
+    """Pages 0 … num_pages - 1 of page_size keys each, all free at first.
+
+    A request is an int, never used again once it is finished. Where an argument is ``requests``, it is a list or an
+    array of them, each named once.
+    """
+
+    def __init__(self, num_pages: int, page_size: int = 16) -> None:
+        self.__init_handle_by_constructor__(_make, num_pages, page_size)
+
+    # What there is
+
+    @property
+    def num_pages(self) -> int:
+        """used + free."""
+        return _counts(self)["num_pages"]
+
+    @property
+    def page_size(self) -> int:
+        return _counts(self)["page_size"]
+
+    @property
+    def used(self) -> int:
+        """Pages that somebody holds."""
+        return _counts(self)["used"]
+
+    @property
+    def free(self) -> int:
+        """Pages that nobody holds."""
+        return _counts(self)["free"]
+
+    @property
+    def shared(self) -> int:
+        """Pages of at least two references."""
+        return _counts(self)["shared"]
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that are not finished."""
+        return _counts(self)["num_requests"]
+
+    def references(self, pages: Any) -> np.ndarray:
+        """How many references each of ``pages`` has, int32."""
+        return _array(_references(self, lend_index(pages, "pages")))
+
+    # Pages in the caller's own hands
+
+    def allocate(self, count: int) -> np.ndarray | None:
+        """So many free pages, int32, with a reference of the caller each; None where there are fewer."""
+        pages = _allocate(self, count)
+        return None if pages is None else _array(pages)
+
+    def retain(self, pages: Any) -> None:
+        """One more reference of the caller to each; ValueError for a free page."""
+        _retain(self, lend_index(pages, "pages"))
+
+    def release(self, pages: Any) -> np.ndarray:
+        """Gives back one reference of the caller to each; returns the pages that are free now.
+
+        ValueError for a page of which the caller has none (any more), whoever else may hold it.
+        """
+        return _array(_release(self, lend_index(pages, "pages")))
+
+    # Requests
+
+    def add(self, pages: Any = None, kv_len: int | None = None) -> int:
+        """A new request whose first keys lie on ``pages`` already: what `RadixCache.match` found; None: on none.
+
+        kv_len: how many keys; None: as many as the pages hold. Less fill a part of the last page, which is copied when
+        the request writes to it.
+        """
+        return _add(self, None if pages is None else lend_index(pages, "pages"), kv_len)
+
+    def fork(self, request: int, count: int = 1) -> list[int]:
+        """So many new requests with the keys of ``request``, on the same pages (parallel sampling).
+
+        They share the last page, too, be it partly filled: whoever appends to it gets a copy first (see `append`).
+        """
+        return _array(_fork(self, int(request), count)).tolist()
+
+    def append(self, requests: Any, counts: Any) -> Appended:
+        """Makes room for ``counts[i]`` more keys (or ``counts``, of all) of each request: for all of them, or for none.
+
+        Where pages are too few, ``missing`` says how many, and nothing has changed: evict so many (`RadixCache.evict`)
+        or wait. Else copy ``from_pages`` to ``to_pages`` (`copy_pages`, of every layer) before the new keys are
+        written: partial pages that others hold, too. The last one who holds such a page keeps it.
+        """
+        requests = lend_index(requests, "requests")
+        done = _append(self, requests, lend_index(_each(counts, requests), "counts"))
+        return Appended(done["missing"], _array(done["from_pages"]), _array(done["to_pages"]))
+
+    def truncate(self, requests: Any, kv_len: Any) -> np.ndarray:
+        """Drops each request's keys from ``kv_len[i]`` on: drafts that were not accepted (`accept_tree` returns kv_len).
+
+        Returns the pages that are free now.
+        """
+        return _array(_truncate(self, lend_index(requests, "requests"), lend_index(kv_len, "kv_len")))
+
+    def replace(self, request: int, pages: Any) -> np.ndarray:
+        """Puts pages that hold the same keys in the place of the request's first ones, full ones all.
+
+        For duplicates of what a `RadixCache` has: ``pool.replace(request, cache.insert(…, lock=True).pages)``. Returns
+        the pages that are free now.
+        """
+        return _array(_replace(self, int(request), lend_index(pages, "pages")))
+
+    def finish(self, requests: Any) -> np.ndarray:
+        """Ends requests; returns the pages that are free now."""
+        return _array(_finish(self, lend_index(requests, "requests")))
+
+    def kv_len(self, request: int) -> int:
+        """Keys of a request."""
+        return _kv_len(self, int(request))
+
+    def pages(self, request: int) -> np.ndarray:
+        """Pages of a request, int32, in the order of its keys."""
+        return _array(_pages(self, int(request)))
+
+    def tables(self, requests: Any) -> PageTables:
+        """Pages and lengths of requests, to make layouts of one's own."""
+        tables = _tables(self, lend_index(requests, "requests"))
+        return PageTables(*(_array(tables[name]) for name in PageTables._fields))
+
+    def layout(
+        self, requests: Any, qo_len: Any = 1, kv_layout: str = "NHD", discover_prefixes: bool | int = False
+    ) -> PagedKV:
+        """The page table of a step in which request i has ``qo_len[i]`` query rows (or ``qo_len``, all of them).
+
+        Their keys are the request's last ones: `append` made room for them. The rest as in `PagedKV`.
+        """
+        requests = lend_index(requests, "requests")
+        layout = PagedKV.__new__(PagedKV)
+        layout.__init_handle_by_constructor__(
+            _layout, self, requests, lend_index(_each(qo_len, requests), "qo_len"), kv_layout, discover_prefixes
+        )
+        return layout
+
+    def make_kv(
+        self,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: Any = "bfloat16",
+        head_dim_vo: int | None = None,
+        kv_layout: str = "NHD",
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Zeroed host memory for the K and V of one layer on the pool's pages, for those who have none of their own."""
+        import ml_dtypes  # numpy knows bfloat16 by its dtypes
+
+        if kv_layout not in ("NHD", "HND"):
+            raise ValueError(f"kv_layout is '{kv_layout}'; expected 'NHD' or 'HND'")
+        name = dtype_name(dtype)
+        rows = (self.page_size, num_kv_heads) if kv_layout == "NHD" else (num_kv_heads, self.page_size)
+        element = np.dtype(getattr(ml_dtypes, name, name))
+        dims = head_dim, head_dim if head_dim_vo is None else head_dim_vo
+        k, v = (np.zeros((self.num_pages, *rows, dim), element) for dim in dims)
+        return k, v
+
+    def __repr__(self) -> str:
+        counts = _counts(self)
+        return (
+            f"PagePool({counts['num_pages']} pages of {counts['page_size']}: {counts['used']} used, "
+            f"{counts['shared']} shared, {counts['num_requests']} requests)"
+        )
+
+
+def _array(tensor: Any) -> np.ndarray:
+    return np.from_dlpack(tensor)
+
+
+def _each(values: int | Sequence[int] | np.ndarray, requests: Any) -> Any:
+    """One number stands for all requests."""
+    return np.full(requests.shape[0], values) if isinstance(values, (int, np.integer)) else values

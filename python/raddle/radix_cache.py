@@ -1,0 +1,171 @@
+"""A cache of prefixes over a `PagePool`: which pages hold the keys of a sequence's longest known prefix.
+
+    cache = raddle.RadixCache(pool)
+    found = cache.match(tokens[:-1], lock=True)        # at least one token is computed, for its logits
+    request = pool.add(found.pages)                    # its first found.num_tokens keys are there
+    ...                                                # append, plan and run the others
+    cache.insert(tokens, pool.pages(request))          # for whoever comes next
+    pool.finish([request])
+    cache.unlock(found.node)
+
+The cache holds a reference to its pages, so they outlive their requests. Where `PagePool.append` says that pages are
+missing, `RadixCache.evict` gives back those that were used longest ago and are not locked. What is shared are whole
+pages.
+
+Any thread may call anything at any time: others see all of a call or nothing. Between a match that does not lock and
+``pool.add`` another thread may evict the pages, so lock where there are several. ValueError and TypeError name the
+argument that is wrong, and then nothing has changed.
+
+Source: RadixAttention, Zheng et al. 2023, arXiv 2312.07104, section 3.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, NamedTuple, Union
+
+import numpy as np
+import tvm_ffi
+
+from raddle import _library
+from raddle._tensors import kind_of, lend_index
+from raddle.page_pool import PagePool
+
+_make = _library.function("raddle.radix_cache")
+_pool = _library.function("raddle.radix_cache.pool")
+_match = _library.function("raddle.radix_cache.match")
+_insert = _library.function("raddle.radix_cache.insert")
+_lock = _library.function("raddle.radix_cache.lock")
+_unlock = _library.function("raddle.radix_cache.unlock")
+_evict = _library.function("raddle.radix_cache.evict")
+_counts = _library.function("raddle.radix_cache.counts")
+_nodes = _library.function("raddle.radix_cache.nodes")
+_entry = _library.function("raddle.radix_cache.entry")
+
+ExtraKey = Union[None, int, str, bytes]
+
+
+class Match(NamedTuple):
+    """The longest cached prefix of a sequence."""
+
+    num_tokens: int  # whole pages of them
+    pages: np.ndarray  # int32, num_tokens / page_size: what `PagePool.add` and `PagedKV` take
+    node: int  # where it ends, for `RadixCache.lock` and `RadixCache.unlock`
+
+
+class Inserted(NamedTuple):
+    """What `RadixCache.insert` did."""
+
+    num_tokens: int  # in the cache now: the sequence's whole pages
+    num_cached: int  # of these there before
+    pages: np.ndarray  # int32, the pages that hold them: up to num_cached those that were there
+    node: int
+
+
+class CacheCounts(NamedTuple):
+    """How much there is in a `RadixCache`."""
+
+    nodes: int  # edges of the tree
+    tokens: int
+    pages: int
+    locked_pages: int  # of these: they cannot be evicted
+    memory_bytes: int  # of the tree, on the host
+
+
+class CacheEntry(NamedTuple):
+    """One edge of the tree."""
+
+    node: int
+    parent: int  # the node that it continues; -1: none
+    extra_key: ExtraKey
+    tokens: np.ndarray  # int64
+    pages: np.ndarray  # int32
+    locks: int  # of it, and of what continues it
+
+
+@tvm_ffi.register_object("raddle.RadixCache")
+class RadixCache(_library.Handle):
+    """A radix tree over token ids, whose edges are pages of ``pool``.
+
+    Args:
+        pool: whose pages are cached. The cache shares it, and gives all its pages back at its end.
+        token_bits: 32 or 64, in which ids are kept.
+
+    Tokens are [n] int32 or int64, or a list, from 0 to the largest of token_bits. ``extra_key`` (an int, a str or
+    bytes: an adapter's, a tenant's, an image's) separates sharing: sequences with different ones have nothing in common.
+    """
+
+    def __init__(self, pool: PagePool, token_bits: int = 32) -> None:
+        self.__init_handle_by_constructor__(_make, pool, token_bits)
+
+    @property
+    def pool(self) -> PagePool:
+        return _pool(self)
+
+    def match(self, tokens: Any, extra_key: ExtraKey = None, *, lock: bool = False, touch: bool = True) -> Match:
+        """The longest cached prefix of ``tokens``.
+
+        lock: keep it until `unlock`, as for a request that runs. touch: it is the most recently used one; False changes
+        nothing, for those who only ask how much there is, and its node cannot be locked.
+        """
+        found = _match(self, lend_index(tokens, "tokens"), _bytes(extra_key), lock, touch)
+        return Match(found["num_tokens"], np.from_dlpack(found["pages"]), found["node"])
+
+    def insert(self, tokens: Any, pages: Any, extra_key: ExtraKey = None, *, lock: bool = False) -> Inserted:
+        """Caches the whole pages of ``tokens``, whose keys lie on ``pages``, a request's (at least as many).
+
+        What was there before keeps its pages; the caller's then are duplicates (`PagePool.replace`). The others get a
+        reference of the cache. All of it is the most recently used. lock: and kept until `unlock`.
+        """
+        done = _insert(self, lend_index(tokens, "tokens"), lend_index(pages, "pages"), _bytes(extra_key), lock)
+        return Inserted(done["num_tokens"], done["num_cached"], np.from_dlpack(done["pages"]), done["node"])
+
+    def lock(self, node: int) -> None:
+        """Keeps the prefix that ends at a match's node; locks of one prefix add up. ValueError once it is evicted."""
+        _lock(self, int(node))
+
+    def unlock(self, node: int) -> None:
+        """The end of a use: one lock less, and where it was the last, the most recently used. ValueError without one."""
+        _unlock(self, int(node))
+
+    def evict(self, num_pages: int) -> np.ndarray:
+        """Drops unlocked pages until so many have become free, or none is left; returns those, int32.
+
+        The least recently used go first, of a prefix its last page. Pages that requests still hold do not become free.
+        """
+        return np.from_dlpack(_evict(self, num_pages))
+
+    def counts(self) -> CacheCounts:
+        counts = _counts(self)
+        return CacheCounts(*(counts[name] for name in CacheCounts._fields))
+
+    def __iter__(self) -> Iterator[CacheEntry]:
+        """All edges, in no particular order; those evicted meanwhile are left out."""
+        for node in np.from_dlpack(_nodes(self)).tolist():
+            try:
+                entry = _entry(self, node)
+            except ValueError:
+                continue
+            tokens, pages = (np.from_dlpack(entry[name]) for name in ("tokens", "pages"))
+            yield CacheEntry(node, entry["parent"], _key(entry["extra_key"]), tokens, pages, entry["locks"])
+
+    def __repr__(self) -> str:
+        counts = self.counts()
+        return f"RadixCache({counts.tokens} tokens, {counts.pages} pages, {counts.locked_pages} of them locked)"
+
+
+def _bytes(key: ExtraKey) -> bytes:
+    """A key as the library compares it: 1, "1" and b"1" are three keys."""
+    if key is None:
+        return b""
+    if isinstance(key, bytes):
+        return b"b" + key
+    if isinstance(key, str):
+        return b"s" + key.encode()
+    if isinstance(key, (int, np.integer)):
+        return b"i%d" % key
+    raise TypeError(f"extra_key is {kind_of(key)}; expected an int, a str, bytes or None")
+
+
+def _key(key: bytes) -> ExtraKey:
+    kind, rest = key[:1], key[1:]
+    return {b"": lambda: None, b"b": lambda: rest, b"s": rest.decode, b"i": lambda: int(rest)}[kind]()
