@@ -20,7 +20,8 @@ UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 SMALLEST = {"float32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126}  # below: absolute error
 U32 = UNIT["float32"]
 LAMBDA = 6.0
-FUNCTION = 4.0  # errors of exp, tanh and sigmoid, in units of u32
+FUNCTION = 4.0  # errors of exp and sigmoid, in units of u32
+TANH = 2.0**-21  # absolute error of tanh on any backend
 TURN = 2.0**-20  # error of sines and cosines where rows have 16 bits: GPUs have an instruction for them
 
 
@@ -47,7 +48,7 @@ def logit_error(problem, keys, work) -> np.ndarray:
     for part in logits_parts(problem.variant):
         before, s = s, part.logits(s, keys)
         if isinstance(part, SoftCap):  # its slope is at most 1, its size at most cap
-            delta = np.minimum(delta + (2.0 + 2.0 * FUNCTION) * U32 * np.abs(s), 2.0 * part.cap)
+            delta = np.minimum(delta + TANH * part.cap + 2.0 * U32 * np.abs(s), 2.0 * part.cap)
         elif isinstance(part, Flex):  # its operations are few, and none is larger than what goes in and comes out
             size = np.abs(before) + np.where(np.isneginf(s), 0.0, np.abs(s))
             delta = part.moved(before, delta, keys) + 4.0 * FUNCTION * U32 * size
