@@ -1,6 +1,6 @@
 // Q·Kᵀ and P·V of few query rows (decode) in tile registers. What bounds decode is how long a line
 // of K or V keeps a core busy, since lines on their way have to be asked for meanwhile; here it is
-// about six cycles for bf16, for one row as for 16.
+// about six cycles for four rows of bf16, and a product takes as long for 16.
 //
 //   Sᵀ = K·Qᵀ: rows of K are tiles as they lie in the pool, and Q is rearranged once an item.
 //   O  = P·V:  rows of V are interleaved by pairs of keys.
