@@ -45,11 +45,12 @@ def pytest_configure(config):
         reference.exact.rounds_weights = lambda problem: True
     elif raddle.cpu_isa() == "amx":
         reference.exact.rounds_weights = in_tiles
+        reference.exact.weight_dtype = lambda problem: str(problem.q.dtype)
 
 
 def in_tiles(problem) -> bool:
-    """Whether AMX multiplies the long queries of a problem: those of bf16, whose weights it rounds."""
-    return {str(problem.q.dtype), str(problem.kv[0][0].dtype)} == {"bfloat16"}
+    """Whether AMX multiplies some of a problem's queries, whose weights it rounds."""
+    return str(problem.q.dtype) == "bfloat16" and str(problem.kv[0][0].dtype) in ("bfloat16", "float8_e4m3fn")
 
 
 def pytest_report_header(config):

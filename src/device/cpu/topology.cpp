@@ -28,11 +28,12 @@ bool has_f16c() {
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
 }
 
-/// AMX_TILE and AMX_BF16 (leaf 7.0, EDX), AVX512_BF16 (leaf 7.1, EAX).
+/// AMX_TILE and AMX_BF16 (leaf 7.0, EDX), AVX512_VBMI (ECX), AVX512_BF16 (leaf 7.1, EAX).
 bool has_amx() {
-  constexpr unsigned amx = 1u << 24 | 1u << 22, avx512_bf16 = 1u << 5;
+  constexpr unsigned amx = 1u << 24 | 1u << 22, avx512_vbmi = 1u << 1, avx512_bf16 = 1u << 5;
   unsigned a = 0, b = 0, c = 0, d = 0;
-  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & amx) != amx) return false;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & amx) != amx || (c & avx512_vbmi) == 0)
+    return false;
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & avx512_bf16) != 0;
 }
 

@@ -5,40 +5,60 @@
 #include "raddle/engine/kernel/cpu/short_queries.h"
 #if defined(__AMX_BF16__)
 #include "raddle/engine/kernel/cpu/amx_long_queries.h"
+#include "raddle/engine/kernel/cpu/amx_short_products.h"
 #endif
 
 RADDLE_ENGINE_BEGIN
 
 namespace cpu {
 
-/// Whether the item is computed in tile registers; never known to be so where there are none.
-template <class T>
-RADDLE_FN bool is_for_tiles([[maybe_unused]] const CpuLaunch& launch) {
-#if defined(__AMX_BF16__)
-  return multiplies_in_tiles(CpuIsa::amx, launch.dtype, dtype_of<T>::value);
-#else
-  return false;
-#endif
-}
-
 /// What a thread needs in scratch memory.
 template <class T>
 i64 item_scratch_bytes(const CpuLaunch& launch) {
   i64 bytes = Scratch<T>(launch, nullptr).bytes;
 #if defined(__AMX_BF16__)
-  if (is_for_tiles<T>(launch)) bytes += TileScratch(launch, nullptr).bytes;
+  const i64 of_long = TileScratch(launch, nullptr).bytes;
+  const i64 of_short = ShortTileScratch(launch, max_run_heads(launch), nullptr).bytes;
+  bytes += max(of_long, of_short);
 #endif
   return bytes;
+}
+
+/// Most query rows that fp32 lanes multiply as fast as memory delivers K and V; those of 8 bits
+/// take too long to widen for any.
+template <class T>
+constexpr i32 max_lane_rows = is_quantized<T> ? 0 : 4;
+
+/// A run of short queries, items [first, end). `memory` is what Scratch leaves.
+template <class T>
+void attend_short(const CpuLaunch& launch, i32 first, i32 end, i32 next, const Scratch<T>& scratch,
+                  [[maybe_unused]] u8* memory) {
+  const i32 heads = end - first;
+#if defined(__AMX_BF16__)
+  constexpr DType kv_dtype = dtype_of<T>::value;
+  if constexpr (multiplies_short_in_tiles(CpuIsa::amx, DType::bfloat16, kv_dtype)) {
+    const PlanView& plan = *launch.plan;
+    const i32 rows = plan.query_tiles[plan.items[first].query_tile].num_rows;
+    if (launch.dtype == DType::bfloat16 && rows > max_lane_rows<T>) {
+      const ShortTileScratch tiles(launch, max_run_heads(launch), memory);
+      const TileProducts<T> products(launch, tiles);
+      return ShortRun(launch, first, heads, next, scratch, products).run();
+    }
+  }
+#endif
+  const LaneProducts<T> products(launch.dim_qk, launch.dim_vo);
+  ShortRun(launch, first, heads, next, scratch, products).run();
 }
 
 /// A long query, `item`.
 template <class T>
 void attend_long(const CpuLaunch& launch, const WorkItem& item, const Scratch<T>& scratch,
-                 [[maybe_unused]] void* memory) {
+                 [[maybe_unused]] u8* memory) {
 #if defined(__AMX_BF16__)
-  if constexpr (dtype_of<T>::value == DType::bfloat16) {
-    if (is_for_tiles<T>(launch)) {
-      TileScratch tiles(launch, static_cast<u8*>(memory) + scratch.bytes);
+  constexpr DType kv_dtype = dtype_of<T>::value;
+  if constexpr (multiplies_in_tiles(CpuIsa::amx, DType::bfloat16, kv_dtype)) {
+    if (launch.dtype == DType::bfloat16) {
+      TileScratch tiles(launch, memory);
       return TiledItem(launch, item, scratch, tiles).run();
     }
   }
@@ -50,11 +70,12 @@ void attend_long(const CpuLaunch& launch, const WorkItem& item, const Scratch<T>
 template <class T>
 void attend(const CpuLaunch& launch, i32 first, i32 end, i32 next, void* memory) {
   Scratch<T> scratch(launch, memory);
+  u8* rest = static_cast<u8*>(memory) + scratch.bytes;
   const WorkItem* items = launch.plan->items;
   if (launch.plan->query_tiles[items[first].query_tile].shape == 0)
-    ShortRun<T>(launch, first, end - first, next, scratch).run();
+    attend_short(launch, first, end, next, scratch, rest);
   else
-    attend_long<T>(launch, items[first], scratch, memory);
+    attend_long(launch, items[first], scratch, rest);
   for (i32 i = first; i < end; ++i)
     if (items[i].partial_row >= 0) arrive(launch, items[i], scratch);
 }

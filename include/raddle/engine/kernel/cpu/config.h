@@ -8,8 +8,8 @@
 namespace raddle {
 
 /// Instruction sets that kernels are built for, each one including those before it. avx2 means
-/// AVX2, FMA and F16C; avx512 means F, BW, DQ and VL on top; amx means tiles of bf16, and
-/// AVX512_BF16.
+/// AVX2, FMA and F16C; avx512 means F, BW, DQ and VL on top; amx means tiles of bf16,
+/// AVX512_BF16 and AVX512_VBMI.
 enum class CpuIsa : i32 { generic, avx2, avx512, amx };
 
 }  // namespace raddle
@@ -19,6 +19,12 @@ RADDLE_ENGINE_BEGIN
 /// Whether long queries are multiplied in tile registers, which take bf16 alone.
 RADDLE_FN constexpr bool multiplies_in_tiles(CpuIsa isa, DType dtype, DType kv_dtype) {
   return isa == CpuIsa::amx && dtype == DType::bfloat16 && kv_dtype == DType::bfloat16;
+}
+
+/// The same of short queries, whose products also take K and V that become bf16 on the way.
+RADDLE_FN constexpr bool multiplies_short_in_tiles(CpuIsa isa, DType dtype, DType kv_dtype) {
+  return multiplies_in_tiles(isa, dtype, kv_dtype) ||
+         (isa == CpuIsa::amx && dtype == DType::bfloat16 && kv_dtype == DType::float8_e4m3fn);
 }
 
 /// As many rows as are worth reading K and V in place. Keys are few, so that a plan can cut finely.

@@ -123,6 +123,41 @@ RADDLE_FN void short_pv(const float* p, i32 ldp, i32 rows, const T* const* v, i3
   });
 }
 
+/// Both on fp32 lanes, for a run of short queries; amx_short_products.h has its like.
+template <class T>
+class LaneProducts {
+ public:
+  LaneProducts(i32 dim_qk, i32 dim_vo) : dim_qk_(dim_qk), dim_vo_(dim_vo) {}
+
+  void begin() const {}
+  void end() const {}
+
+  /// Whether rows of K, and of V, are whole vectors.
+  bool takes_k() const { return dim_qk_ % lanes == 0; }
+  bool takes_v() const { return dim_vo_ % lanes == 0; }
+
+  /// Prepares Q of the run's head number `head`.
+  void load_queries(i32, float* q, i32 ldq, i32 rows) const {
+    for (i32 m = 0; m < rows; ++m) simd::arrange<T>(q + m * ldq, dim_qk_);
+  }
+
+  /// Q is what load_queries has left of the same head's.
+  template <class Used>
+  void qk(i32, const float* q, i32 ldq, i32 rows, const T* const* k, i32 n, float scale, float* s,
+          i32 lds, Used&& used) const {
+    short_qk(q, ldq, rows, k, n, dim_qk_, scale, s, lds, used);
+  }
+
+  template <class Used>
+  void pv(const float* p, i32 ldp, i32 rows, const T* const* v, i32 n, float* o, i32 ldo,
+          Used&& used) const {
+    short_pv(p, ldp, rows, v, n, dim_vo_, o, ldo, used);
+  }
+
+ private:
+  i32 dim_qk_, dim_vo_;
+};
+
 }  // namespace cpu
 
 RADDLE_ENGINE_END

@@ -19,16 +19,19 @@ namespace cpu {
 /// take a quarter of a second-level cache of 2 MiB.
 constexpr i32 max_run_bytes = 2048;
 
+inline i32 max_run_heads(const CpuLaunch& launch) {
+  return max(1, max_run_bytes / (launch.dim_qk * dtype_bytes(launch.kv_dtype)));
+}
+
 /// How many items from `first` on, before `end`, make one run.
 inline i32 run_length(const CpuLaunch& launch, i32 first, i32 end) {
   const PlanView& plan = *launch.plan;
   const WorkItem& item = plan.items[first];
   const QueryTile& tile = plan.query_tiles[item.query_tile];
   if (tile.shape != 0) return 1;
-  const i32 most_heads = max(1, max_run_bytes / (launch.dim_qk * dtype_bytes(launch.kv_dtype)));
   // The rows of all heads have room in the scratch of one long tile.
   const i32 most_rows = max(plan.shapes[0].rows, plan.shapes[1].rows) / tile.num_rows;
-  const i32 most = min(end - first, min(most_heads, most_rows));
+  const i32 most = min(end - first, min(max_run_heads(launch), most_rows));
   i32 n = 1;
   while (n < most) {
     const WorkItem& next = plan.items[first + n];
@@ -40,7 +43,8 @@ inline i32 run_length(const CpuLaunch& launch, i32 first, i32 end) {
   return n;
 }
 
-template <class T>
+/// Products: LaneProducts, or what has the same members.
+template <class T, class Products>
 class ShortRun : private ItemKernel<T> {
   using Base = ItemKernel<T>;
   using Base::item_;
@@ -52,27 +56,29 @@ class ShortRun : private ItemKernel<T> {
 
  public:
   /// Items [first, first + heads), and the one after them that is likely to come next; -1: none.
-  ShortRun(const CpuLaunch& launch, i32 first, i32 heads, i32 next, const Scratch<T>& scratch)
+  ShortRun(const CpuLaunch& launch, i32 first, i32 heads, i32 next, const Scratch<T>& scratch,
+           const Products& products)
       : Base(launch, launch.plan->items[first], scratch),
         all_(scratch),
         items_(launch.plan->items + first),
         heads_(heads),
         next_(next),
-        direct_k_(stages_.num_key == 0 && launch.dim_qk % lanes == 0),
-        direct_v_(stages_.num_value == 0 && launch.dim_vo % lanes == 0) {}
+        products_(products),
+        direct_k_(stages_.num_key == 0 && products.takes_k()),
+        direct_v_(stages_.num_value == 0 && products.takes_v()) {}
 
   void run() {
+    products_.begin();
     for (i32 h = 0; h < heads_; ++h) {
       go_to(h);
       Base::load_queries();
-      if (direct_k_)
-        for (i32 m = 0; m < tile_.num_rows; ++m)
-          simd::arrange<T>(x_.q + m * x_.ldq, launch_.dim_qk);
+      if (direct_k_) products_.load_queries(h, x_.q, x_.ldq, tile_.num_rows);
     }
     go_to(0);
     Base::for_tiles(
         [&](KeyTile<T>& keys, const KeyTile<T>& next, bool partial) { step(keys, next, partial); },
         [&](KeyTile<T>& next) { gather_next_item(next); });
+    products_.end();
     for (i32 h = 0; h < heads_; ++h) {
       go_to(h);
       Base::finish();
@@ -111,7 +117,7 @@ class ShortRun : private ItemKernel<T> {
     for (i32 h = 0; h < heads_; ++h) {
       go_to(h);
       if (h > 0) to_next_head(keys, stride_k, stride_v);
-      logits(keys, used_k);
+      logits(h, keys, used_k);
       Base::apply_variant(keys, partial);
       if (stages_.scan == Scan::softmax) Base::softmax(keys.n);
       accumulate(keys, used_v);
@@ -135,10 +141,10 @@ class ShortRun : private ItemKernel<T> {
 
   /// S = scale · f_q(Q) · f_k(K)ᵀ
   template <class Used>
-  void logits(const KeyTile<T>& keys, Used& used) {
+  void logits(i32 head, const KeyTile<T>& keys, Used& used) {
     if (direct_k_) {
-      short_qk(x_.q, x_.ldq, tile_.num_rows, keys.k, keys.n, launch_.dim_qk, launch_.scale, x_.s,
-               x_.lds, used);
+      products_.qk(head, x_.q, x_.ldq, tile_.num_rows, keys.k, keys.n, launch_.scale, x_.s, x_.lds,
+                   used);
     } else {
       Base::template stage_rows<&VariantOps::key>(stages_.key, stages_.num_key, keys.k,
                                                   keys.k_scale, keys, launch_.dim_qk, x_.ldq, x_.k,
@@ -154,8 +160,7 @@ class ShortRun : private ItemKernel<T> {
   void accumulate(const KeyTile<T>& keys, Used& used) {
     Base::scale_weights(keys);
     if (direct_v_)
-      return short_pv(x_.s, x_.lds, tile_.num_rows, keys.v, keys.n, launch_.dim_vo, x_.o, x_.ldo,
-                      used);
+      return products_.pv(x_.s, x_.lds, tile_.num_rows, keys.v, keys.n, x_.o, x_.ldo, used);
     Base::template stage_rows<&VariantOps::value>(stages_.value, stages_.num_value, keys.v,
                                                   keys.v_scale, keys, launch_.dim_vo, x_.ldo, x_.v,
                                                   Upcoming<T>{nullptr, 0});
@@ -166,7 +171,8 @@ class ShortRun : private ItemKernel<T> {
   const WorkItem* items_;
   const i32 heads_;
   const i32 next_;
-  const bool direct_k_, direct_v_;  ///< no stage changes the rows, and they are whole vectors
+  const Products products_;
+  const bool direct_k_, direct_v_;  ///< no stage changes the rows, and Products takes them
 };
 
 }  // namespace cpu
