@@ -144,20 +144,27 @@ RADDLE_FN i64 assign_spans(const Units& units, const Piece* pieces, const i32* p
   i64 heaviest = 0;
   i32 count = 0;
   const i64 span = max(i64{1}, ceil_div(total, i64{num_workers}));
-  for (UnitAt at{0, -1, -1}; at.group < units.num_groups; ++at.group) {
-    const i32 begin = units.group_tile[at.group];
-    const i32 end = units.group_tile[at.group + 1];
-    for (at.head = 0; at.head < units.num_kv_heads; ++at.head) {
-      for (at.tile = begin; at.tile < end; ++at.tile) {
-        const i32 chunks = piece_begin[at.tile + 1] - piece_begin[at.tile];
-        for (i32 p = piece_begin[at.tile]; p < piece_begin[at.tile + 1]; ++p) {
-          const i64 cost = piece_cost(units, pieces[p], chunks);
-          const i32 worker = static_cast<i32>((x + cost / 2) / span);
-          loads[worker] += cost;
-          heaviest = max(heaviest, loads[worker]);
-          placements[count++] = Placement{p, at.head, worker};
-          x += cost;
-        }
+  const auto place = [&](i32 p, i32 head, i32 chunks) {
+    const i64 cost = piece_cost(units, pieces[p], chunks);
+    const i32 worker = static_cast<i32>((x + cost / 2) / span);
+    loads[worker] += cost;
+    heaviest = max(heaviest, loads[worker]);
+    placements[count++] = Placement{p, head, worker};
+    x += cost;
+  };
+  for (i32 g = 0; g < units.num_groups; ++g) {
+    const i32 begin = units.group_tile[g];
+    const i32 end = units.group_tile[g + 1];
+    if (end - begin == 1) {  // a decode's: all heads of a chunk, which lie side by side
+      const i32 chunks = piece_begin[end] - piece_begin[begin];
+      for (i32 p = piece_begin[begin]; p < piece_begin[end]; ++p)
+        for (i32 head = 0; head < units.num_kv_heads; ++head) place(p, head, chunks);
+      continue;
+    }
+    for (i32 head = 0; head < units.num_kv_heads; ++head) {
+      for (i32 t = begin; t < end; ++t) {
+        const i32 chunks = piece_begin[t + 1] - piece_begin[t];
+        for (i32 p = piece_begin[t]; p < piece_begin[t + 1]; ++p) place(p, head, chunks);
       }
     }
   }
