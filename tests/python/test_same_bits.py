@@ -202,7 +202,7 @@ def test_batch_invariance_across_ragged_and_pages(engine, rng):
 
 
 def test_batch_invariance_still_splits_and_costs_little(engine, rng):
-    """One decode over 8,192 keys: KV is cut, and the median of interleaved rounds stays within 1.25 of the default's."""
+    """One decode over 8,192 keys: KV is cut, and the best of interleaved rounds stays within 1.25 of the default's."""
     problem = draw(
         rng, "paged", "causal", "bfloat16", dim=128, group=4, num_kv_heads=8, lengths=[(1, 8192)], page_size=16
     )
@@ -216,5 +216,5 @@ def test_batch_invariance_still_splits_and_costs_little(engine, rng):
             start = time.perf_counter()
             attn.run(plan, problem.q, problem.kv[0], out=out)
             spent[which] = time.perf_counter() - start
-    default, invariant = np.median(times, axis=0)
+    default, invariant = times.min(axis=0)  # what other work on the machine does not lengthen
     assert invariant <= 1.25 * default, f"{invariant * 1e6:.0f} us against {default * 1e6:.0f} us"
