@@ -9,11 +9,12 @@ import raddle
 
 sys.path.insert(0, str(Path(__file__).parent / "python"))
 from draws import VARIANTS, draw  # noqa: E402
-from engine import Engine  # noqa: E402
+from engine import Engine, hold_to_budgets_of  # noqa: E402
 
 assert not any(map(shutil.which, ("c++", "g++", "cc", "gcc", "clang"))), "a compiler is on PATH"
 assert "site-packages" in raddle.__file__, f"not the installed wheel: {raddle.__file__}"
 
+hold_to_budgets_of("cpu")
 engine = Engine("cpu")
 for variant in VARIANTS:
     for dtype in ("float32", "float16", "bfloat16"):

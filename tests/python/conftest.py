@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import raddle
 from hypothesis import HealthCheck, settings
 
 NOT_ON_GPU = Path(__file__).parents[1] / "gpu" / "not_on_gpu.txt"
@@ -36,21 +35,13 @@ def pytest_configure(config):
         config.option.seed = int.from_bytes(os.urandom(4), "little")
     if config.getoption("--hypothesis-seed", None) is None:
         config.option.hypothesis_seed = str(config.option.seed)
-    import reference.exact
+    from engine import hold_to_budgets_of
 
+    hold_to_budgets_of(config.option.device)
     if config.option.device != "cpu":
         import draws
 
         draws.STAND_IN["float32"] = "float16"
-        reference.exact.rounds_weights = lambda problem: True
-    elif raddle.cpu_isa() == "amx":
-        reference.exact.rounds_weights = in_tiles
-        reference.exact.weight_dtype = lambda problem: str(problem.q.dtype)
-
-
-def in_tiles(problem) -> bool:
-    """Whether AMX multiplies some of a problem's queries, whose weights it rounds."""
-    return str(problem.q.dtype) == "bfloat16" and str(problem.kv[0][0].dtype) in ("bfloat16", "float8_e4m3fn")
 
 
 def pytest_report_header(config):

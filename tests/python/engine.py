@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import raddle
+import reference.exact
 from checks import within
 from device_arrays import DeviceArray
 from reference import Problem, Sigmoid, attention
@@ -44,6 +45,20 @@ def spec_of(problem: Problem, **options) -> raddle.AttentionSpec:
         scale=problem.scale,
         **options,
     )
+
+
+def hold_to_budgets_of(device: str) -> None:
+    """Lets kernels round weights where they do: on GPUs, and on AMX in bfloat16."""
+    if device != "cpu":
+        reference.exact.rounds_weights = lambda problem: True
+    elif raddle.cpu_isa() == "amx":
+        reference.exact.rounds_weights = _in_tiles
+        reference.exact.weight_dtype = lambda problem: str(problem.q.dtype)
+
+
+def _in_tiles(problem: Problem) -> bool:
+    """Whether AMX multiplies some of a problem's queries."""
+    return str(problem.q.dtype) == "bfloat16" and str(problem.kv[0][0].dtype) in ("bfloat16", "float8_e4m3fn")
 
 
 def in_units(x: np.ndarray) -> np.ndarray:

@@ -112,7 +112,7 @@ class Engine:
 
     @property
     def rounds_weights(self) -> bool:
-        """Whether kernels round the softmax's weights to the dtype; on CPUs, AMX does for long queries in bf16."""
+        """Whether kernels round the softmax's weights to the dtype; on CPUs, AMX does in bf16."""
         return self.model.dtype == "bfloat16" and raddle.cpu_isa() == "amx"
 
     def step(self, batch: Batch, on_output: OnOutput) -> StepCost:
