@@ -21,8 +21,7 @@ CMAKE_FLAGS := -G Ninja -DRADDLE_TESTS=ON -DRADDLE_WERROR=$(WERROR)
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help install replay gpu test test-cpp test-python test-sanitize test-threads test-aarch64 test-install \
-        bench format \
-        check-format tidy wheel test-wheel clean
+        bench format check-format tidy wheel test-wheel clean
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
@@ -48,18 +47,21 @@ test-cpp: install  ## C++ tests: make test-cpp ARGS="--gtest_filter=Plan*"
 	$(BIN)/cmake -S . -B $(BUILD) $(CMAKE_FLAGS)
 	$(BIN)/cmake --build $(BUILD) --target raddle_tests
 	tests/isa_symbols.sh $(BUILD)
-	$(BUILD)/raddle_tests --gtest_brief=1 $(ARGS)
+	tests/sharded.sh $(BUILD)/raddle_tests $(ARGS)
 
+# Threads of torch that wait for each other cost processes side by side half of their time.
 test-python: install $(VENV)/tested  ## Python tests: make test-python ARGS="-k plan"
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CMAKE_BUILD_PARALLEL_LEVEL) --dist worksteal $(ARGS)
 
+# Sanitizers and packaging are tested with the instruction sets that add something to them: compiling takes longest.
 test-sanitize: $(VENV)/created  ## C++ tests under the address and undefined-behaviour sanitizers
-	$(BIN)/cmake -S . -B $(SANITIZED) $(CMAKE_FLAGS) -DRADDLE_SANITIZE=address,undefined
+	$(BIN)/cmake -S . -B $(SANITIZED) $(CMAKE_FLAGS) -DRADDLE_SANITIZE=address,undefined \
+	  -DRADDLE_ISAS="avx512;amx"
 	$(BIN)/cmake --build $(SANITIZED) --target raddle_tests
-	$(SANITIZED)/raddle_tests --gtest_brief=1 $(ARGS)
+	tests/sharded.sh $(SANITIZED)/raddle_tests $(ARGS)
 
 test-threads: $(VENV)/created  ## worker pool, queues and attention under the thread sanitizer
-	$(BIN)/cmake -S . -B $(THREADS) $(CMAKE_FLAGS) -DRADDLE_SANITIZE=thread
+	$(BIN)/cmake -S . -B $(THREADS) $(CMAKE_FLAGS) -DRADDLE_SANITIZE=thread -DRADDLE_ISAS=avx2
 	$(BIN)/cmake --build $(THREADS) --target raddle_thread_tests
 	$(THREADS)/raddle_thread_tests --gtest_brief=1 $(ARGS)
 
@@ -68,7 +70,7 @@ test-aarch64: $(VENV)/created  ## C++ tests on an emulated aarch64, where Debian
 
 test-install: install  ## install libraddle, static and shared, and build examples/cpp against it
 	tests/find_package.sh $(BUILD)
-	tests/find_package.sh $(SHARED) -DBUILD_SHARED_LIBS=ON -DRADDLE_WERROR=$(WERROR)
+	tests/find_package.sh $(SHARED) -DBUILD_SHARED_LIBS=ON -DRADDLE_WERROR=$(WERROR) -DRADDLE_ISAS=generic
 
 # The folder build/gpu is all that a machine with a GPU needs beside the sources: carry its library, wheels and
 # peers, and run tests/gpu/run.sh there. GPU_PYTHON is the Python over there. PEERS=1 brings FlashInfer, too.

@@ -81,6 +81,11 @@ def lend_index(x: Any, name: str) -> Any:
     return lend(x, name)
 
 
+def lend_indices(**arrays: Any) -> list[Any]:
+    """Each as of `lend_index`, in their order, under their names; None stays None."""
+    return [None if x is None else lend_index(x, name) for name, x in arrays.items()]
+
+
 def lend_scale(x: Any, name: str) -> Any:
     """A scale of K or V: None, a number, a tensor, or a list of those, one a level."""
     if x is None or type(x) is float:

@@ -15,7 +15,7 @@ from typing import Any, Sequence
 import tvm_ffi
 
 from raddle import _library
-from raddle._tensors import is_on_gpu, kind_of, lend, lend_index
+from raddle._tensors import is_on_gpu, kind_of, lend, lend_index, lend_indices
 from raddle.variants import members
 
 _ragged_kv = _library.function("raddle.ragged_kv")
@@ -291,11 +291,11 @@ class Cascade(Layout):
         refuses shared keys; ``explain()`` of either says why. `PagedKV`'s ``discover_prefixes`` is the form for lengths
         that only a GPU knows: one level, found without costs.
         """
-        arrays = dict(qo_indptr=qo_indptr, page_indptr=page_indptr, page_indices=page_indices, kv_len=kv_len)
-        lent = (None if x is None else lend_index(x, name) for name, x in arrays.items())
-        positions = None if qo_pos is None else lend_index(qo_pos, "qo_pos")
+        *table, positions = lend_indices(
+            qo_indptr=qo_indptr, page_indptr=page_indptr, page_indices=page_indices, kv_len=kv_len, qo_pos=qo_pos
+        )
         options = num_workers, schedule, members(params)
-        chosen = _share_prefixes(attn, *lent, page_size, kv_layout, positions, *options)
+        chosen = _share_prefixes(attn, *table, page_size, kv_layout, positions, *options)
         layout = chosen["layout"]
         kind = Cascade if layout.num_levels > 1 else PagedKV
         result = kind.__new__(kind)

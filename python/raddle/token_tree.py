@@ -7,7 +7,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from raddle import _library
-from raddle._tensors import lend, lend_index
+from raddle._tensors import lend, lend_index, lend_indices
 from raddle.kv import accept_tree
 from raddle.layouts import Layout, PagedKV
 from raddle.packed_mask import pack_masks
@@ -74,11 +74,15 @@ class TokenTree(Layout):
             packed = isinstance(masks, tuple) and len(masks) == 2 and getattr(masks[0], "ndim", 0) == 1
             bits, indptr = masks if packed else pack_masks(_of_nodes(masks, qo_indptr))
             bits, indptr = lend(bits, "masks[0]"), lend_index(indptr, "masks[1]")
-        arrays = dict(qo_indptr=qo_indptr, page_indptr=page_indptr, page_indices=page_indices, kv_len=kv_len)
-        lent = (None if x is None else lend_index(x, name) for name, x in arrays.items())
-        positions = None if qo_pos is None else lend_index(qo_pos, "qo_pos")
-        tree = None if parents is None else lend_index(parents, "parents")
-        made = _token_tree(*lent, page_size, kv_layout, positions, tree, bits, indptr, max_nodes)
+        *table, positions, tree = lend_indices(
+            qo_indptr=qo_indptr,
+            page_indptr=page_indptr,
+            page_indices=page_indices,
+            kv_len=kv_len,
+            qo_pos=qo_pos,
+            parents=parents,
+        )
+        made = _token_tree(*table, page_size, kv_layout, positions, tree, bits, indptr, max_nodes)
         self.__move_handle_from__(made["layout"])
         self.pages = PagedKV.__new__(PagedKV)
         self.pages.__move_handle_from__(made["pages"])

@@ -205,10 +205,15 @@ TEST_F(PoolTest, PinsWorkersWhenAsked) {
 
 TEST_F(PoolTest, ForkWhileAnotherThreadHasThePool) {
   if (thread_sanitizer) GTEST_SKIP() << "ThreadSanitizer has no threads after a fork";
-  std::atomic<bool> stop{false};
+  // All threads are under way before the first fork: the address sanitizer's allocator has a lock
+  // that starting threads hold, and a child would inherit.
+  ASSERT_TRUE(all_four_run());
+  std::atomic<bool> started{false}, stop{false};
   std::thread busy([&] {
+    started = true;
     while (!stop) pool.run(4, [](i32, i32) {});
   });
+  while (!started) std::this_thread::yield();
   for (int i = 0; i < 20; ++i)
     EXPECT_EQ(in_child([] { return all_four_run() && all_four_run(); }), 0);
   stop = true;

@@ -52,7 +52,8 @@ def test_the_path_becomes_the_next_keys(rng, dtype, kv_layout):
         np.testing.assert_array_equal(now[kept].view(np.uint8), was[kept].view(np.uint8))
 
 
-def test_verifying_a_tree_and_decoding_on_equals_the_text(rng):
+@pytest.mark.parametrize("token_tree", [False, True])
+def test_verifying_a_tree_and_decoding_on_equals_the_text(rng, token_tree):
     """Drafts as a tree with keys turned at their depth; the accepted path decodes like the plain text."""
     dim, context = 16, 10
     tree = np.array([-1, 0, 0, 1, 2, 2, 4], np.int32)
@@ -69,9 +70,15 @@ def test_verifying_a_tree_and_decoding_on_equals_the_text(rng):
         return pools
 
     drafted = pool_of(np.arange(context))
-    batch = raddle.PagedKV([0, 7], None, pages, [context + 7], 3, qo_pos=(context + depth).astype(np.int32))
-    raddle.append_kv(batch, drafted, k[context:], v[context:], rope=rope)
-    kv_len = raddle.accept_tree(batch, drafted, tree, [6])
+    table = [0, 7], None, pages, [context + 7], 3
+    if token_tree:
+        batch = raddle.TokenTree(*table, parents=tree)
+        raddle.append_kv(batch.pages, drafted, k[context:], v[context:], rope=rope)
+        kv_len = batch.accept(drafted, [6])
+    else:
+        batch = raddle.PagedKV(*table, qo_pos=(context + depth).astype(np.int32))
+        raddle.append_kv(batch, drafted, k[context:], v[context:], rope=rope)
+        kv_len = raddle.accept_tree(batch, drafted, tree, [6])
     assert kv_len.tolist() == [context + 4]
 
     text = pool_of(np.concatenate([np.arange(context), context + np.array(path)]))

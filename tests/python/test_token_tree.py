@@ -114,33 +114,6 @@ def test_batches_in_one_reservation(engine, rng):
             reservation.update(raddle.TokenTree(**arguments, max_nodes=32))
 
 
-def test_accept_makes_the_path_the_text(rng):
-    """Keys turned at their depth; after acceptance the text decodes as if nothing had been drafted."""
-    dim, context = 16, 10
-    parents = np.array([-1, 0, 0, 1, 2, 2, 4], np.int32)
-    path = [0, 2, 4, 6]
-    k, v = (rng.standard_normal((context + 7, 2, dim)).astype(np.float32) for _ in range(2))
-    rope = raddle.Rope(dim)
-    pages = [[4, 2, 0, 1, 3, 5]]
-
-    def pool_of(rows):
-        pools = tuple(np.full((6, 3, 2, dim), np.nan, np.float32) for _ in range(2))
-        table = raddle.PagedKV([0, len(rows)], None, pages, [len(rows)], 3)
-        raddle.append_kv(table, pools, k[rows], v[rows], rope=rope)
-        return pools
-
-    drafted = pool_of(np.arange(context))
-    tree = raddle.TokenTree([0, 7], None, pages, [context + 7], 3, parents=parents)
-    raddle.append_kv(tree.pages, drafted, k[context:], v[context:], rope=rope)
-    kv_len = tree.accept(drafted, [6])
-    assert kv_len.tolist() == [context + 4]
-    text = pool_of(np.concatenate([np.arange(context), context + np.array(path)]))
-    attn = raddle.Attention(raddle.AttentionSpec(2, 2, dim, dtype="float32"))
-    plan = attn.plan(raddle.PagedKV([0, 1], None, pages, kv_len, 3))
-    q = rng.standard_normal((1, 2, dim)).astype(np.float32)
-    np.testing.assert_array_equal(attn.run(plan, q, drafted), attn.run(plan, q, text))
-
-
 TABLE = dict(qo_indptr=[0, 3, 4], page_indices=[[0, 1], [2, 3]], kv_len=[20, 17])
 
 

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "device/cpu/isa.h"
 #include "raddle/error.h"
 
 #if defined(__x86_64__)
@@ -101,6 +102,7 @@ const char* to_string(Isa isa) {
 }
 
 bool supported(Isa isa) {
+  if (!built(isa)) return false;
 #if defined(__x86_64__)
   // The builtin asks the operating system too: wide registers must survive a context switch.
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
@@ -109,7 +111,7 @@ bool supported(Isa isa) {
   if (isa == Isa::amx) return avx2 && avx512 && has_amx() && may_use_tiles();
   return isa == Isa::generic || (avx2 && (isa == Isa::avx2 || avx512));
 #else
-  return isa == Isa::generic;
+  return true;
 #endif
 }
 
@@ -120,7 +122,8 @@ Isa choose_isa(const char* wanted) {
     if (wanted && std::strcmp(wanted, to_string(isa)) == 0) {
       if (supported(isa)) return isa;
       fail<ValueError>("RADDLE_CPU_ISA is \"", wanted,
-                       "\", which this CPU cannot run; expected one of ", supported_names());
+                       "\", which this CPU cannot run or this build lacks; expected one of ",
+                       supported_names());
     }
   }
   if (!wanted || !*wanted) return best;
