@@ -11,8 +11,8 @@ namespace raddle::cpu {
 using Isa = CpuIsa;
 
 const char* to_string(Isa isa);
-/// Whether this library holds it, and this CPU and operating system can run it. Tile registers must be asked
-/// for: the first call asks, for all threads of the process.
+/// Whether this library holds it, and this CPU and operating system can run it. Tile registers must
+/// be asked for: the first call asks, for all threads of the process.
 bool supported(Isa isa);
 /// The instruction set that `wanted` names, or the best supported one where it is null or empty.
 /// Raises ValueError for a name that is unknown or that this CPU cannot run.
