@@ -1,5 +1,7 @@
 #include "plan/chooser.h"
 
+#include <algorithm>
+
 namespace raddle {
 
 Outcome Chooser::try_linear() {
@@ -11,15 +13,21 @@ Outcome Chooser::try_linear() {
   return Outcome{Method::linear, split.heaviest, split.total};
 }
 
-/// Whether all there is to do is tiles of long queries, on a single level.
-bool Chooser::only_long_queries() const {
+/// Whether all there is to do is tiles of one shape, on a single level.
+bool Chooser::only_shape(i32 shape) const {
   const Units& units = tiling_->units;
   if (units.all_partial || units.num_tiles == 0) return false;
   for (i32 g = 0; g < units.num_groups; ++g) {
     const i32 begin = units.group_tile[g];
-    if (begin < units.group_tile[g + 1] && units.tiles[begin].shape == 0) return false;
+    if (begin < units.group_tile[g + 1] && units.tiles[begin].shape != shape) return false;
   }
   return true;
+}
+
+/// Whether a cut of the linear split parts the KV heads of a query tile.
+bool Chooser::parts_heads() const {
+  const Cut* end = cuts.data() + config_->num_workers;
+  return std::any_of(cuts.data(), end, [](const Cut& cut) { return cut.at.head > 0 || cut.k > 0; });
 }
 
 Outcome Chooser::try_dealt(const Front& front) {
@@ -38,7 +46,8 @@ Outcome Chooser::try_dealt(const Front& front) {
 /// Cuts every tile and returns the cost of all pieces.
 i64 Chooser::cut_pieces(Cutting cutting) {
   const Units& units = tiling_->units;
-  const i64 limit = cutting == Cutting::limit ? chunk_limit(units, config_->num_workers) : 0;
+  const i64 limit = chunk_limit(units, cutting == Cutting::rows ? 1 : config_->num_kv_heads,
+                                config_->num_workers);
   piece_begin.grow(units.num_tiles + 1)[0] = 0;
   num_pieces = 0;
   i64 total = 0;
@@ -102,7 +111,7 @@ i64 Chooser::least_unsplit() const {
 /// Whether Algorithm 1 may be lighter than that by more than its sorting costs.
 bool Chooser::may_gain_by_algorithm1(i64 heaviest) const {
   const Units& units = tiling_->units;
-  const i64 limit = chunk_limit(units, config_->num_workers);
+  const i64 limit = chunk_limit(units, config_->num_kv_heads, config_->num_workers);
   i64 chunks = 0;
   i64 added = 0;
   i64 longest = 0;
@@ -146,7 +155,7 @@ Outcome Chooser::choose_automatic() {
     stats.reason = "splitting gains nothing: a worker for every tile";
     return try_fixed(Method::longest_first, Cutting::none);
   }
-  if (config_->deals && only_long_queries()) {
+  if (config_->deals && only_shape(1)) {
     // What is cut evens out what is dealt, whose loads differ by a unit at most.
     const Front front = front_of(tiling_->units, config_->num_workers * tiling_->longest_unit / 2);
     if (2 * front.cost < stats.uncut) {
@@ -156,6 +165,11 @@ Outcome Chooser::choose_automatic() {
     }
   }
   Outcome best = try_linear();
+  if (config_->heads_together && only_shape(0) && parts_heads()) {
+    const Outcome rows = try_fixed(Method::spans, Cutting::rows);
+    stats.reason = "equal spans of whole rows of K, all KV heads together";
+    if (balanced(rows.heaviest) || rows.heaviest <= best.heaviest) return rows;
+  }
   stats.reason = "equal spans are balanced";
   if (balanced(best.heaviest)) return best;
   stats.reason = "nothing else is lighter than equal spans";

@@ -36,7 +36,8 @@ struct Chooser {
   Outcome choose_fixed_chunks();
   Outcome try_linear();
   Outcome try_dealt(const Front& front);
-  bool only_long_queries() const;
+  bool only_shape(i32 shape) const;
+  bool parts_heads() const;
   /// Without placements, and with a bound for its heaviest queue, where that will not be below
   /// `lighter_than`.
   Outcome try_fixed(Method method, Cutting cutting, i64 lighter_than = int_max * i64{int_max});

@@ -60,6 +60,40 @@ TEST(PlanBalance, ManyLongTilesAreDealt) {
   EXPECT_GE(dealt, 10);
 }
 
+/// Whether every queue goes through whole rows of K: all KV heads of the same columns, in turns.
+bool takes_whole_rows(const PlanView& plan) {
+  for (i32 w = 0; w < plan.num_workers; ++w) {
+    const i32 count = plan.queue_indptr[w + 1] - plan.queue_indptr[w];
+    if (count % plan.num_kv_heads != 0) return false;
+    const WorkItem* items = plan.items + plan.queue_indptr[w];
+    for (i32 i = 0; i < count; ++i) {
+      const WorkItem& first = items[i - i % plan.num_kv_heads];
+      if (items[i].kv_head != i % plan.num_kv_heads || items[i].query_tile != first.query_tile ||
+          items[i].col_begin != first.col_begin || items[i].col_end != first.col_end)
+        return false;
+    }
+  }
+  return true;
+}
+
+TEST(PlanBalance, HeadsOfADecodeStayTogetherWhereThatIsBalanced) {
+  for (const std::vector<i32>& lengths :
+       {std::vector<i32>{8192}, std::vector<i32>{9000, 9000, 9000}, std::vector<i32>(16, 1024)}) {
+    const std::vector<i32> ones(lengths.size(), 1);
+    OwnedLayout layout = paged(ones, lengths);
+    PlanConfig config = config_for(2, 8, 4);
+    for (const bool together : {false, true}) {
+      config.heads_together = together;
+      const PlanArrays plan = make_plan(layout.view(), config, cover_of(Causal{}));
+      check_work(layout.view(), config, plan.view());
+      check_bounds(layout.view(), config, plan);
+      EXPECT_LE(plan.stats().heaviest_over_mean(), 1.03) << plan.stats().explain();
+      EXPECT_EQ(takes_whole_rows(plan.view()), together || lengths.size() == 16)
+          << lengths.size() << " requests: " << plan.stats().explain();
+    }
+  }
+}
+
 TEST(PlanBalance, LinearSplitKeepsItsBound) {
   const u32 seed = std::random_device{}();
   for (u32 i = 0; i < 300; ++i) {

@@ -5,6 +5,7 @@
 // construction, and Algorithm 1 because a chunk limit of (all columns / W) leaves at most W - 1
 // full chunks before a tile's last one. A cut adds one partial state of at most R rows, and each
 // unit that is cut adds its own rows once; a unit of a layout with several levels always does.
+// Cuts through the keys of all KV heads count once for each.
 //
 // Batch invariance cuts regardless of W. A group of n tiles and f ≤ n · R fused rows over c columns
 // is cut every n · C columns, so it stores at most f · (c / (n · C) + 1) ≤ R · c / C + f rows.
@@ -111,9 +112,13 @@ RADDLE_FN PlanSizes plan_bounds(const PlanConfig& config, const Maxima& m) {
     n.partial_rows = heads * (tile_rows * (m.max_kv_tokens / chunk) + fused);
     split_tiles = level_tiles;
   } else {
-    n.items = heads * n.query_tiles + cuts;
-    n.partial_rows = cuts * tile_rows + (cascade ? heads * fused * m.max_levels
-                                                 : min(cuts * tile_rows, heads * fused));
+    // Tiles of short queries may be cut for all KV heads together.
+    const i64 joint = config.heads_together ? heads : 1;
+    const i64 joint_rows = joint * min(tile_rows, i64{config.shapes[0].rows});
+    const i64 cut_rows = cuts * max(tile_rows, joint_rows);
+    n.items = heads * n.query_tiles + cuts * joint;
+    n.partial_rows =
+        cut_rows + (cascade ? heads * fused * m.max_levels : min(cut_rows, heads * fused));
     split_tiles = cascade ? n.query_tiles : min(level_tiles, cuts);
   }
   n.splits = heads * split_tiles;

@@ -123,6 +123,7 @@ struct PlanConfig {
   Schedule schedule;
   bool batch_invariant;
   bool deals;           ///< there are workers enough to deal whole units and fill up (deal.h)
+  bool heads_together;  ///< a worker reads the keys of all KV heads in turns, as they lie in memory
   i32 invariant_chunk;  ///< batch-invariant mode cuts KV at absolute multiples of this many columns
   i32 max_runs;         ///< coverage runs of one query tile; surplus runs merge to partial. 0: 64
 };
