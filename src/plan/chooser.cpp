@@ -26,8 +26,51 @@ bool Chooser::only_shape(i32 shape) const {
 
 /// Whether a cut of the linear split parts the KV heads of a query tile.
 bool Chooser::parts_heads() const {
-  const Cut* end = cuts.data() + config_->num_workers;
-  return std::any_of(cuts.data(), end, [](const Cut& cut) { return cut.at.head > 0 || cut.k > 0; });
+  const Cut* begin = cuts.data();
+  return std::any_of(begin, begin + config_->num_workers,
+                     [](const Cut& cut) { return cut.at.head > 0 || cut.k > 0; });
+}
+
+/// A linear split of one KV head's units, of which every worker computes all heads.
+Outcome Chooser::try_rows() {
+  Units line = tiling_->units;
+  const i32 heads = line.num_kv_heads;
+  const i32 workers = config_->num_workers;
+  line.num_kv_heads = 1;  // so that units are tiles
+  cuts.grow(workers + 1);
+  const i64 most = i64{line.num_tiles} + cut_evenly(line, workers, cuts.data()).num_chunks;
+  pieces.grow(most);
+  placements.grow(most * heads);
+  piece_begin.grow(line.num_tiles + 1);
+  num_pieces = 0;
+  for (i32 w = 0; w < workers; ++w) {
+    const Cut& a = cuts[w];
+    const Cut& b = cuts[w + 1];
+    for (i32 t = a.unit; t < b.unit + (b.k > 0 ? 1 : 0); ++t) {
+      const i32 begin = t == a.unit ? a.k : 0;
+      const i32 end = t == b.unit ? b.k : line.kv_tiles[t];
+      if (begin == 0) piece_begin[t] = static_cast<i32>(num_pieces);
+      if (begin > 0 && begin == end) continue;  // two cuts at one place
+      for (i32 h = 0; h < heads; ++h)
+        placements[num_pieces * heads + h] = Placement{static_cast<i32>(num_pieces), h, w};
+      pieces[num_pieces++] =
+          Piece{t, unit_column(line, t, begin), unit_column(line, t, end), end - begin};
+    }
+  }
+  piece_begin[line.num_tiles] = static_cast<i32>(num_pieces);
+  pieces_of_ = Method::spans;
+  Outcome result{Method::spans, 0, 0};
+  i64* loads = loads_.grow(workers);
+  std::fill_n(loads, workers, 0);
+  for (i64 p = 0; p < num_pieces; ++p) {
+    const i32 t = pieces[p].tile;
+    const i64 cost = heads * piece_cost(line, pieces[p], piece_begin[t + 1] - piece_begin[t]);
+    const i32 w = placements[p * heads].worker;
+    loads[w] += cost;
+    result.heaviest = max(result.heaviest, loads[w]);
+    result.total += cost;
+  }
+  return result;
 }
 
 Outcome Chooser::try_dealt(const Front& front) {
@@ -46,8 +89,7 @@ Outcome Chooser::try_dealt(const Front& front) {
 /// Cuts every tile and returns the cost of all pieces.
 i64 Chooser::cut_pieces(Cutting cutting) {
   const Units& units = tiling_->units;
-  const i64 limit = chunk_limit(units, cutting == Cutting::rows ? 1 : config_->num_kv_heads,
-                                config_->num_workers);
+  const i64 limit = cutting == Cutting::limit ? chunk_limit(units, config_->num_workers) : 0;
   piece_begin.grow(units.num_tiles + 1)[0] = 0;
   num_pieces = 0;
   i64 total = 0;
@@ -111,7 +153,7 @@ i64 Chooser::least_unsplit() const {
 /// Whether Algorithm 1 may be lighter than that by more than its sorting costs.
 bool Chooser::may_gain_by_algorithm1(i64 heaviest) const {
   const Units& units = tiling_->units;
-  const i64 limit = chunk_limit(units, config_->num_kv_heads, config_->num_workers);
+  const i64 limit = chunk_limit(units, config_->num_workers);
   i64 chunks = 0;
   i64 added = 0;
   i64 longest = 0;
@@ -166,9 +208,10 @@ Outcome Chooser::choose_automatic() {
   }
   Outcome best = try_linear();
   if (config_->heads_together && only_shape(0) && parts_heads()) {
-    const Outcome rows = try_fixed(Method::spans, Cutting::rows);
+    const Outcome rows = try_rows();
     stats.reason = "equal spans of whole rows of K, all KV heads together";
     if (balanced(rows.heaviest) || rows.heaviest <= best.heaviest) return rows;
+    best = try_linear();
   }
   stats.reason = "equal spans are balanced";
   if (balanced(best.heaviest)) return best;

@@ -35,6 +35,7 @@ struct Chooser {
   Outcome choose_automatic();
   Outcome choose_fixed_chunks();
   Outcome try_linear();
+  Outcome try_rows();
   Outcome try_dealt(const Front& front);
   bool only_shape(i32 shape) const;
   bool parts_heads() const;

@@ -18,7 +18,6 @@ struct Piece {
 enum class Cutting : i32 {
   none,
   limit,    ///< after every `limit` columns' worth of KV tiles (Algorithm 1)
-  rows,     ///< the same, for workers that take whole rows of K: the keys of all KV heads
   absolute  ///< at absolute columns (batch invariance)
 };
 
@@ -26,11 +25,11 @@ enum class Cutting : i32 {
 
 RADDLE_ENGINE_BEGIN
 
-/// Algorithm 1's limit on a chunk's columns: all columns of `heads` KV heads over all workers.
-RADDLE_FN i64 chunk_limit(const Units& units, i32 heads, i32 num_workers) {
+/// Algorithm 1's limit on a chunk's columns: all columns over all workers.
+RADDLE_FN i64 chunk_limit(const Units& units, i32 num_workers) {
   i64 columns = 0;
   for (i32 t = 0; t < units.num_tiles; ++t) columns += i64{units.kv_tiles[t]} * tile_keys(units, t);
-  return max(i64{1}, ceil_div(columns * heads, i64{num_workers}));
+  return max(i64{1}, ceil_div(columns * units.num_kv_heads, i64{num_workers}));
 }
 
 /// KV tiles of one chunk under a limit in columns; a chunk is no shorter than composing its tile's
@@ -57,7 +56,7 @@ RADDLE_FN i32 cut_tile(const Units& units, i32 tile, Cutting cutting, i64 length
   const i32 n = units.kv_tiles[tile];
   const i32 first = unit_column(units, tile, 0);
   const i32 last = unit_column(units, tile, n);
-  if (cutting == Cutting::limit || cutting == Cutting::rows) {
+  if (cutting == Cutting::limit) {
     const i32 step = limit_tiles(units, tile, length);
     const i32 count = max(1, ceil_div(n, step));
     for (i32 i = 0; pieces && i < count; ++i) {
