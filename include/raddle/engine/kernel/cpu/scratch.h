@@ -76,10 +76,11 @@ struct Scratch {
     }
   }
 
-  /// The rows from `m` on, but for S, which is used up tile by tile.
+  /// The rows from `m` on.
   Scratch from_row(i32 m) const {
     Scratch x = *this;
     x.q += m * ldq;
+    x.s += m * lds;
     x.o += m * ldo;
     x.lse += m;
     x.rows += m;

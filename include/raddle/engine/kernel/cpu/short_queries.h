@@ -106,25 +106,40 @@ class ShortRun : private ItemKernel<T> {
                 max(span.begin, tile.col_begin), min(span.end, tile.col_end), keys);
   }
 
-  /// One tile of keys, all heads.
+  /// One tile of keys: K of all heads, then V of all heads, each of which asks for the other's
+  /// rows that come next.
   void step(KeyTile<T>& keys, const KeyTile<T>& next, bool partial) {
-    const i64 stride_k = kv().k.head_stride;
-    const i64 stride_v = kv().v.head_stride;
-    Ahead ahead_k = ahead(next.k, next.n, stride_k, launch_.dim_qk);
-    Ahead ahead_v = ahead(next.v, next.n, stride_v, launch_.dim_vo);
-    const auto used_k = [&](auto bytes) { ahead_k.used(bytes); };
-    const auto used_v = [&](auto bytes) { ahead_v.used(bytes); };
-    for (i32 h = 0; h < heads_; ++h) {
-      go_to(h);
-      if (h > 0) to_next_head(keys, stride_k, stride_v);
-      logits(h, keys, used_k);
+    Ahead ahead_v = ahead(keys.v, keys.n, kv().v.head_stride, launch_.dim_vo);
+    for_heads(keys.k, keys.n, kv().k.head_stride, [&](i32 h) {
+      if constexpr (is_quantized<T>) Base::gather_scales(keys);
+      multiply_qk(h, keys, ahead_v);
+      Base::scale_logits(keys);
       Base::apply_variant(keys, partial);
       if (stages_.scan == Scan::softmax) Base::softmax(keys.n);
-      accumulate(keys, used_v);
-    }
-    ahead_k.finish();
+      Base::scale_weights(keys);
+    });
     ahead_v.finish();
+    Ahead ahead_k = ahead(next.k, next.n, kv().k.head_stride, launch_.dim_qk);
+    for_heads(keys.v, keys.n, kv().v.head_stride, [&](i32) {
+      if constexpr (is_quantized<T>) Base::gather_scales(keys);
+      multiply_pv(keys, ahead_k);
+    });
+    ahead_k.finish();
     go_to(0);
+  }
+
+  /// Calls f(head) for all heads in turns; `rows` are meanwhile that head's.
+  template <class F>
+  void for_heads(const T** rows, i32 n, i64 head_stride, F f) {
+    const auto move = [&](i64 by) {
+      for (i32 j = 0; j < n; ++j) rows[j] += by;
+    };
+    for (i32 h = 0; h < heads_; ++h) {
+      go_to(h);
+      if (h > 0) move(head_stride);
+      f(h);
+    }
+    if (heads_ > 1) move(-(heads_ - 1) * head_stride);
   }
 
   Ahead ahead(const T* const* rows, i32 n, i64 head_stride, i32 dim) const {
@@ -133,32 +148,22 @@ class ShortRun : private ItemKernel<T> {
                  dim * static_cast<i32>(bytes));
   }
 
-  void to_next_head(KeyTile<T>& keys, i64 stride_k, i64 stride_v) const {
-    for (i32 j = 0; j < keys.n; ++j) keys.k[j] += stride_k;
-    for (i32 j = 0; j < keys.n; ++j) keys.v[j] += stride_v;
-    if constexpr (is_quantized<T>) Base::gather_scales(keys);
-  }
-
   /// S = scale · f_q(Q) · f_k(K)ᵀ
-  template <class Used>
-  void logits(i32 head, const KeyTile<T>& keys, Used& used) {
-    if (direct_k_) {
-      products_.qk(head, x_.q, x_.ldq, tile_.num_rows, keys.k, keys.n, launch_.scale, x_.s, x_.lds,
-                   used);
-    } else {
-      Base::template stage_rows<&VariantOps::key>(stages_.key, stages_.num_key, keys.k,
-                                                  keys.k_scale, keys, launch_.dim_qk, x_.ldq, x_.k,
-                                                  Upcoming<T>{nullptr, 0});
-      short_qk(x_.q, x_.ldq, tile_.num_rows, x_.rows_k, keys.n, x_.ldq, launch_.scale, x_.s, x_.lds,
-               used);
-    }
-    Base::scale_logits(keys);
+  void multiply_qk(i32 head, const KeyTile<T>& keys, Ahead& ahead) {
+    const auto used = [&](auto bytes) { ahead.used(bytes); };
+    if (direct_k_)
+      return products_.qk(head, x_.q, x_.ldq, tile_.num_rows, keys.k, keys.n, launch_.scale, x_.s,
+                          x_.lds, used);
+    Base::template stage_rows<&VariantOps::key>(stages_.key, stages_.num_key, keys.k, keys.k_scale,
+                                                keys, launch_.dim_qk, x_.ldq, x_.k,
+                                                Upcoming<T>{nullptr, 0});
+    short_qk(x_.q, x_.ldq, tile_.num_rows, x_.rows_k, keys.n, x_.ldq, launch_.scale, x_.s, x_.lds,
+             used);
   }
 
   /// O += P · f_v(V)
-  template <class Used>
-  void accumulate(const KeyTile<T>& keys, Used& used) {
-    Base::scale_weights(keys);
+  void multiply_pv(const KeyTile<T>& keys, Ahead& ahead) {
+    const auto used = [&](auto bytes) { ahead.used(bytes); };
     if (direct_v_)
       return products_.pv(x_.s, x_.lds, tile_.num_rows, keys.v, keys.n, x_.o, x_.ldo, used);
     Base::template stage_rows<&VariantOps::value>(stages_.value, stages_.num_value, keys.v,
