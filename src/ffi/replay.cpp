@@ -54,13 +54,33 @@ const i32* indices(Arguments& in, const char* name, i64 count) {
   return static_cast<const i32*>(index.data);
 }
 
+/// The blocks of the requests that `request` may name.
+replay::SharedBlocks shared_blocks(Arguments& in, const i32* request, i64 count) {
+  const i32 tokens = in.integer32("block_tokens", 0);
+  const IndexRef indptr = in.index("block_indptr"), ids = in.index("block_ids");
+  if (tokens == 0) return {};
+  for (const IndexRef* index : {&indptr, &ids})
+    if (!index->is_64bit || index->rank != 1 || index->stride[0] != 1)
+      fail<TypeError>("block_indptr and block_ids are not int64 and contiguous");
+  const replay::SharedBlocks blocks{tokens, static_cast<const i64*>(indptr.data),
+                                    static_cast<const i64*>(ids.data)};
+  const i64 requests = indptr.shape[0] - 1;
+  for (i64 i = 0; i < count; ++i)
+    if (request[i] < 0 || request[i] >= requests)
+      fail<ValueError>("request[", i, "] is ", request[i], "; expected 0 to ", requests - 1);
+  if (requests < 0 || indptr.at(requests) != ids.shape[0])
+    fail<ValueError>("block_ids has ", ids.shape[0], " entries; expected as block_indptr says");
+  return blocks;
+}
+
 void fill(Arguments& in) {
   const std::string name = in.string("stream");
   const auto seed = static_cast<u64>(in.integer("seed", 0));
   const i32 layer = in.integer32("layer", 0);
   const TensorRef out = in.tensor("out");
-  const replay::Rows rows{seed, layer, indices(in, "request", out.shape[0]),
-                          indices(in, "position", out.shape[0])};
+  replay::Rows rows{seed, layer, indices(in, "request", out.shape[0]),
+                    indices(in, "position", out.shape[0])};
+  rows.blocks = shared_blocks(in, rows.request, out.shape[0]);
   const replay::Stream stream = name == "query" ? replay::Stream::query
                                 : name == "key" ? replay::Stream::key
                                                 : replay::Stream::value;
@@ -79,7 +99,7 @@ ffi::Array<double> sinks(Arguments& in) {
 }
 
 ffi::Array<Fields> verify(Arguments& in) {
-  const replay::LayerSpec spec = to_layer_spec(in.map("spec"));
+  replay::LayerSpec spec = to_layer_spec(in.map("spec"));
   const TensorRef found = in.tensor("found");
   if (found.dtype != DType::float32 || found.rank != 2 || found.shape[1] != spec.head_dim ||
       found.stride[1] != 1 || spec.head_dim > 256) {
@@ -88,6 +108,7 @@ ffi::Array<Fields> verify(Arguments& in) {
   const i32* request = indices(in, "request", found.shape[0]);
   const i32* position = indices(in, "position", found.shape[0]);
   const i32* head = indices(in, "head", found.shape[0]);
+  spec.blocks = shared_blocks(in, request, found.shape[0]);
   std::vector<replay::Sample> samples;
   for (i64 i = 0; i < found.shape[0]; ++i) {
     const float* row = static_cast<const float*>(found.data) + i * found.stride[0];

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -10,20 +10,43 @@ import raddle
 from raddle import _library
 from raddle._tensors import lend
 
+from .traces import BLOCK_TOKENS, Request
+
 _fill = _library.function("raddle.replay.fill")
 _sinks = _library.function("raddle.replay.sinks")
 _verify = _library.function("raddle.replay.verify")
 _split_rows = _library.function("raddle.replay.split_rows")
 
 
+class SharedBlocks(NamedTuple):
+    """Blocks that prompts begin with: requests that have one in common have its keys and values in common."""
+
+    tokens: int = 0  # of a block; 0: nothing is shared
+    indptr: np.ndarray | None = None  # int64 [requests + 1]
+    ids: np.ndarray | None = None  # int64 [indptr[-1]]
+
+    @classmethod
+    def of(cls, requests: Sequence[Request]) -> SharedBlocks:
+        indptr = np.cumsum([0, *(len(r.blocks) for r in requests)], dtype=np.int64)
+        ids = np.fromiter((block for r in requests for block in r.blocks), np.int64)
+        return cls(BLOCK_TOKENS, indptr, ids)
+
+
 def fill(
-    stream: str, seed: int, layer: int, request: np.ndarray, position: np.ndarray, out: np.ndarray
+    stream: str,
+    seed: int,
+    layer: int,
+    request: np.ndarray,
+    position: np.ndarray,
+    out: np.ndarray,
+    blocks: SharedBlocks = SharedBlocks(),
 ) -> None:
     """Writes rows of ``"query"``, ``"key"`` or ``"value"``: out[r] is what request[r] has at position[r].
 
-    `request` and `position` are int32 [rows], `out` is [rows, heads, D] of any dtype.
+    `request` and `position` are int32 [rows], `out` is [rows, heads, D] of any dtype. What requests share depends on
+    the block and the position alone; queries are never shared.
     """
-    _fill(stream, seed, layer, lend(out, "out"), request, position)
+    _fill(stream, seed, layer, lend(out, "out"), request, position, *blocks)
 
 
 def sinks(seed: int, layer: int, num_heads: int) -> np.ndarray:
@@ -37,13 +60,14 @@ def verify(
     request: np.ndarray,
     position: np.ndarray,
     head: np.ndarray,
+    blocks: SharedBlocks = SharedBlocks(),
 ) -> list[dict[str, float]]:
     """Compares outputs of one layer, fp32 [n, D], with fp64 attention computed from the hash alone.
 
     One dict for each: the ``element`` that uses most of its budget, ``found``, ``expected`` and ``budget``
     there, and their ``ratio``, above 1 if the output is wrong. src/replay/verify.cpp derives the budgets.
     """
-    verdicts = _verify(dict(reference), found, request, position, head)
+    verdicts = _verify(dict(reference), found, request, position, head, *blocks)
     return [dict(verdict.items()) for verdict in verdicts]
 
 

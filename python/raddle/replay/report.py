@@ -91,6 +91,19 @@ def _single_numbers(report: dict[str, Any]) -> list[tuple[str, str, str]]:
         ("running requests, mean", _number(report["mean_batch"]), "a step"),
         ("pool in use, mean", _number(pool["mean"], 100), f"% of {pool['pages']} pages"),
         ("  peak", _number(pool["peak"], 100), "%"),
+        *(_of_prefixes(report) if report["config"]["prefix_cache"] else []),
+    ]
+
+
+def _of_prefixes(report: dict[str, Any]) -> list[tuple[str, str, str]]:
+    found = report["prefixes"]
+    shared = found["shared_pages"]
+    return [
+        ("  cached, of no request, mean", _number(report["pool"]["idle"], 100), "%"),
+        ("prompt tokens from the cache", _number(found["hit_rate"], 100), f"% ({found['tokens_saved']:,} saved)"),
+        ("  what block hashes allow", _number(found["allowed_hit_rate"], 100), "% (all earlier prompts kept)"),
+        ("tokens evicted", f"{found['evicted_tokens']:,}", ""),
+        ("pages of several requests, mean", _number(shared["mean"]), f"a step (max {shared['max']:,})"),
     ]
 
 

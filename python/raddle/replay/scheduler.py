@@ -15,6 +15,7 @@ import numpy as np
 
 import raddle
 
+from .prefix_cache import NoPrefixCache
 from .traces import Request
 
 
@@ -34,13 +35,13 @@ class Running:
     request: Request
     key: int
     """Its number in the pool."""
-    reserved: int
-    """Pages promised to it."""
-    kv_len: int = 0
+    pages: int
+    """Pages that it needs in the end, and was promised."""
+    reused: int
+    """Tokens of its prompt that it took over."""
+    kv_len: int
     token_times: list[float] = field(default_factory=list)
     """Clock at each generated token."""
-    freed: np.ndarray | None = None
-    """Pages that became free when it was done."""
 
     @property
     def prefill_left(self) -> int:
@@ -50,14 +51,20 @@ class Running:
 class Scheduler:
     """The queue of waiting requests, those that run, and the pool.
 
-    A request's room is promised as a whole when it is admitted, and taken from the pool step by step.
+    A request's room is promised as a whole when it is admitted, and taken from the pool step by step. What is done
+    with prompts that begin alike is for `prefixes` to say.
     """
 
-    def __init__(self, requests: Sequence[Request], pool: raddle.PagePool, token_budget: int) -> None:
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        pool: raddle.PagePool,
+        token_budget: int,
+        prefixes: type[NoPrefixCache] = NoPrefixCache,
+    ) -> None:
         """Raises ``ValueError`` for a request that the pool can't hold alone."""
         self.requests, self.pool, self.token_budget = requests, pool, token_budget
-        self.promised = 0
-        """Pages promised to requests that run."""
+        self.prefixes = prefixes(pool)
         for i, r in enumerate(requests):
             if self.pages_of(r) > pool.num_pages:
                 raise ValueError(
@@ -70,6 +77,7 @@ class Scheduler:
         self.running: dict[int, Running] = {}
         self.queued: set[int] = set()
         """Requests that had to wait for pages."""
+        self._freed: list[np.ndarray] = []
 
     def schedule(self, now: float) -> list[Span]:
         """The next step: a row for every decode, then prefill from the rest of the token budget.
@@ -92,26 +100,42 @@ class Scheduler:
         return step
 
     def complete(self, step: Sequence[Span], now: float) -> list[Running]:
-        """Books a step that ended at `now`. Returns the requests that are done, whose pages are free again."""
+        """Books a step that ended at `now`. Returns the requests that are done."""
         done = []
         for span in step:
             r = self.running[span.request]
             r.kv_len += span.length
+            if r.kv_len == r.request.input_tokens:
+                self._freed.append(self.prefixes.computed(r.key, r.request))
             if r.prefill_left == 0:
                 r.token_times.append(now)
             if len(r.token_times) == r.request.output_tokens:
                 done.append(self.running.pop(r.index))
-                r.freed = self.pool.finish([r.key])
-                self.promised -= r.reserved
+                self._freed.append(self.prefixes.finish(r.key))
         return done
+
+    def take_freed(self) -> np.ndarray:
+        """Pages that became free since this was last asked; some may be in use again, with nothing written to them."""
+        freed = np.concatenate([np.zeros(0, np.int32), *self._freed])
+        self._freed.clear()
+        return freed
 
     def tables(self, step: Sequence[Span]) -> list[np.ndarray]:
         """The pages of each span's request."""
         return [self.pool.pages(self.running[span.request].key) for span in step]
 
+    def reused(self, step: Sequence[Span]) -> list[int]:
+        """Tokens that each span's request took over."""
+        return [self.running[span.request].reused for span in step]
+
     def pages_of(self, request: Request) -> int:
         """Pages that a request needs for all its tokens."""
-        return -(-request.tokens // self.pool.page_size)
+        return self._pages(request.tokens)
+
+    @property
+    def promised(self) -> int:
+        """Pages that requests which run will still take."""
+        return sum(r.pages - self._pages(self.pool.kv_len(r.key)) for r in self.running.values())
 
     @property
     def done(self) -> bool:
@@ -124,22 +148,24 @@ class Scheduler:
     def _admit(self, now: float, prefilling: deque[Running]) -> bool:
         if not self.waiting or self.next_arrival > now:
             return False
-        pages = self.pages_of(self.requests[self.waiting[0]])
-        if self.promised + pages > self.pool.num_pages:
+        request = self.requests[self.waiting[0]]
+        pages = self.pages_of(request)
+        if self.prefixes.spare(request, pages) < self.promised:
             arrived = takewhile(lambda i: self.requests[i].arrival <= now, self.waiting)
             self.queued.update(arrived)
             return False
         index = self.waiting.popleft()
-        self.promised += pages
-        self.running[index] = Running(index, self.requests[index], self.pool.add(), pages)
+        key, reused = self.prefixes.add(request)
+        self.running[index] = Running(index, request, key, pages, reused, kv_len=reused)
         prefilling.append(self.running[index])
         return True
 
     def _take_pages(self, step: Sequence[Span]) -> None:
-        grown = self.pool.append(
-            [self.running[span.request].key for span in step], [span.length for span in step]
-        )
-        assert grown.missing == 0, "what was promised is there"
+        keys = [self.running[span.request].key for span in step]
+        self._freed.append(self.prefixes.append(keys, [span.length for span in step]))
+
+    def _pages(self, tokens: int) -> int:
+        return -(-tokens // self.pool.page_size)
 
 
 class Playback(Scheduler):
@@ -151,8 +177,9 @@ class Playback(Scheduler):
         pool: raddle.PagePool,
         steps: Sequence[Sequence[Span]],
         queued: Iterable[int] = (),
+        prefixes: type[NoPrefixCache] = NoPrefixCache,
     ) -> None:
-        super().__init__(requests, pool, token_budget=1)
+        super().__init__(requests, pool, token_budget=1, prefixes=prefixes)
         self.steps = deque(steps)
         self.queued.update(queued)
 
