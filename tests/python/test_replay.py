@@ -180,7 +180,7 @@ def test_another_seed_is_another_replay(replayed):
         (["--save-steps", "/nowhere/at/all"], "there is no folder"),
         (["--trace", "nowhere.csv"], "does not exist"),
         (["--schedule", "linear,fastest"], "found 'fastest'"),
-        (["--prefix-cache"], "does not say which prompts begin alike"),
+        (["--prefix-cache"], "has no hashes of whole blocks of prompts"),
         (["--inject", "prefix"], "expected --prefix-cache"),
         (["--steps", "{broken}", "--no-prefix-cache"], "can't be combined with --steps"),
         (["--device", "cuda:77"], "--device cuda:77: "),

@@ -8,6 +8,7 @@ import raddle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from raddle.bench import limits
+from raddle.replay import native
 from raddle.replay.prefix_cache import NoPrefixCache, PrefixCache, allowed_tokens
 from raddle.replay.scheduler import Playback, Scheduler
 from raddle.replay.traces import BLOCK_TOKENS, Request
@@ -118,6 +119,20 @@ def test_two_of_one_step_keep_one_copy():
     assert len(scheduler.take_freed()) == 32 and pool.used == 34
     first, second = scheduler.tables(scheduler.schedule(1.0))
     assert first[:32].tolist() == second[:32].tolist() and first[32] != second[32]
+
+
+def test_keys_of_a_block_are_the_same_in_every_request():
+    blocks = native.SharedBlocks.of([Request(0.0, 1100, 1, (7, 9)), Request(0.0, 40, 1), Request(0.0, 600, 1, (7,))])
+    request, position = np.array([0, 1, 2, 0, 2], np.int32), np.array([5, 5, 5, 512, 512], np.int32)
+    rows = {s: np.empty((5, 2, 16), np.float32) for s in ("query", "key", "value")}
+    for stream, out in rows.items():
+        native.fill(stream, 1, 0, request, position, out, blocks)
+    for stream in ("key", "value"):
+        first, alone, second, *behind = rows[stream]
+        assert (first == second).all() and not (first == alone).all() and not (behind[0] == behind[1]).all()
+    assert not (rows["query"][0] == rows["query"][2]).all()
+    with pytest.raises(ValueError, match=r"request\[0\] is 3; expected 0 to 2"):
+        native.fill("key", 1, 0, np.array([3], np.int32), position[:1], rows["key"][:1], blocks)
 
 
 # --- the command -------------------------------------------------------------------------------

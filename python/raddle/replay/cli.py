@@ -225,7 +225,7 @@ def _new_log(options: dict[str, Any]) -> steplog.StepLog:
     has_blocks = any(r.blocks for r in requests)
     prefix_cache = has_blocks if options["prefix_cache"] is None else options["prefix_cache"]
     if prefix_cache and not has_blocks:
-        raise ValueError(f"--prefix-cache: {name} does not say which prompts begin alike (hash_ids)")
+        raise ValueError(f"--prefix-cache: {name} has no hashes of whole blocks of prompts (hash_ids)")
     rate = options["rate"]
     page_size = options["page_size"]
     return steplog.StepLog(
