@@ -1,7 +1,7 @@
 """What a replay does with prompts that begin alike: each computes all of it, or takes over what an earlier one left.
 
-A scheduler asks for room, adds a request, appends to it, says when its prompt is computed and when it is done. Of pages
-that thereby nobody holds any more each call gives the numbers.
+A scheduler asks for room, adds a request, appends to it, and says when its prompt is computed and when it is done. Those
+calls return the pages that nobody holds any more.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class NoPrefixCache:
 
 
 class PrefixCache(NoPrefixCache):
-    """Prompts stay in a `RadixCache` until their pages are needed, and a request begins where the longest known one ends.
+    """Prompts stay in a `RadixCache` until their pages are needed; a request begins behind the longest known prefix.
 
-    What can be known are a prompt's whole blocks. They go into the cache when the prompt is computed, not when the request
-    is done, so that requests profit from each other while they run; of two that computed the same at the same time,
-    the later one gives back its pages for those of the first. What a request generated stays its own: traces don't say
-    which prompts continue it, other than by blocks of those.
+    Only a prompt's whole blocks are known by a name, so they are what is cached. They go into the cache when the prompt
+    is computed, not when its request is done: those that arrive meanwhile find them. Of requests that computed the same
+    at the same time the later one gives its pages back for those of the first. What a request generated stays its
+    own: a trace doesn't say which prompts continue it.
     """
 
     def __init__(self, pool: raddle.PagePool) -> None:

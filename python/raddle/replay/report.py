@@ -99,11 +99,12 @@ def _of_prefixes(report: dict[str, Any]) -> list[tuple[str, str, str]]:
     found = report["prefixes"]
     shared = found["shared_pages"]
     return [
-        ("  cached, of no request, mean", _number(report["pool"]["idle"], 100), "%"),
-        ("prompt tokens from the cache", _number(found["hit_rate"], 100), f"% ({found['tokens_saved']:,} saved)"),
-        ("  what block hashes allow", _number(found["allowed_hit_rate"], 100), "% (all earlier prompts kept)"),
-        ("tokens evicted", f"{found['evicted_tokens']:,}", ""),
-        ("pages of several requests, mean", _number(shared["mean"]), f"a step (max {shared['max']:,})"),
+        ("  cached and idle, mean", _number(report["pool"]["idle"], 100), "%"),
+        ("prefix cache, hit rate", _number(found["hit_rate"], 100), "% of prompt tokens"),
+        ("  hashes of blocks allow", _number(found["allowed_hit_rate"], 100), "%, all prompts kept"),
+        ("  tokens saved", f"{found['tokens_saved']:,}", ""),
+        ("  tokens evicted", f"{found['evicted_tokens']:,}", ""),
+        ("pages of several requests", _number(shared["mean"]), f"a step, at most {shared['max']:,}"),
     ]
 
 

@@ -27,8 +27,8 @@ class Request:
     input_tokens: int
     output_tokens: int
     blocks: tuple[int, ...] = ()
-    """What its prompt begins with: numbers of whole blocks of `BLOCK_TOKENS` tokens, each of which stands for all tokens
-    up to its end. Requests with the same one have the same tokens there."""
+    """Numbers of the whole blocks of `BLOCK_TOKENS` tokens that its prompt begins with. A number stands for all tokens
+    up to the block's end: requests that have it have those in common."""
 
     @property
     def tokens(self) -> int:
@@ -48,7 +48,8 @@ def read_trace(path: Path) -> Iterator[Request]:
 
     The format is told from the first line: the Azure LLM inference CSV (``TIMESTAMP,ContextTokens,
     GeneratedTokens``) or Mooncake's JSON lines (``timestamp`` in ms, ``input_length``, ``output_length``, and maybe
-    ``hash_ids``, one for each 512 prompt tokens, of which only whole ones count). A name that ends in ``.gz`` is decompressed. Raises `TraceError`.
+    ``hash_ids``, one for each 512 prompt tokens, which count where the prompt fills the block). A name that ends in
+    ``.gz`` is decompressed. Raises `TraceError`.
     """
     with _open(path) as lines:
         try:
