@@ -54,23 +54,24 @@ const i32* indices(Arguments& in, const char* name, i64 count) {
   return static_cast<const i32*>(index.data);
 }
 
-/// The blocks of the requests that `request` may name.
-replay::SharedBlocks shared_blocks(Arguments& in, const i32* request, i64 count) {
-  const i32 tokens = in.integer32("block_tokens", 0);
-  const IndexRef indptr = in.index("block_indptr"), ids = in.index("block_ids");
-  if (tokens == 0) return {};
-  for (const IndexRef* index : {&indptr, &ids})
+/// What the requests have in common of which `request` names samples.
+replay::SharedPrompts shared_prompts(Arguments& in, const i32* request, i64 count) {
+  const i32 block_tokens = in.integer32("block_tokens", 0);
+  const IndexRef indptr = in.index("indptr"), blocks = in.index("blocks"),
+                 tokens = in.index("tokens");
+  if (block_tokens == 0) return {};
+  for (const IndexRef* index : {&indptr, &blocks, &tokens})
     if (!index->is_64bit || index->rank != 1 || index->stride[0] != 1)
-      fail<TypeError>("block_indptr and block_ids are not int64 and contiguous");
-  const replay::SharedBlocks blocks{tokens, static_cast<const i64*>(indptr.data),
-                                    static_cast<const i64*>(ids.data)};
-  const i64 requests = indptr.shape[0] - 1;
+      fail<TypeError>("indptr, blocks or tokens is not int64 and contiguous");
+  const i64 requests = tokens.shape[0];
+  if (indptr.shape[0] != requests + 1 || indptr.at(requests) != blocks.shape[0])
+    fail<ValueError>("indptr has ", indptr.shape[0], " entries for ", requests, " requests and ",
+                     blocks.shape[0], " blocks");
   for (i64 i = 0; i < count; ++i)
-    if (request[i] < 0 || request[i] >= requests)
-      fail<ValueError>("request[", i, "] is ", request[i], "; expected 0 to ", requests - 1);
-  if (requests < 0 || indptr.at(requests) != ids.shape[0])
-    fail<ValueError>("block_ids has ", ids.shape[0], " entries; expected as block_indptr says");
-  return blocks;
+    if (request[i] < 0 || requests == 0)
+      fail<ValueError>("request[", i, "] is ", request[i], " of ", requests, " requests");
+  return {block_tokens, static_cast<i32>(requests), static_cast<const i64*>(indptr.data),
+          static_cast<const i64*>(blocks.data), static_cast<const i64*>(tokens.data)};
 }
 
 void fill(Arguments& in) {
@@ -80,7 +81,7 @@ void fill(Arguments& in) {
   const TensorRef out = in.tensor("out");
   replay::Rows rows{seed, layer, indices(in, "request", out.shape[0]),
                     indices(in, "position", out.shape[0])};
-  rows.blocks = shared_blocks(in, rows.request, out.shape[0]);
+  rows.prompts = shared_prompts(in, rows.request, out.shape[0]);
   const replay::Stream stream = name == "query" ? replay::Stream::query
                                 : name == "key" ? replay::Stream::key
                                                 : replay::Stream::value;
@@ -108,7 +109,7 @@ ffi::Array<Fields> verify(Arguments& in) {
   const i32* request = indices(in, "request", found.shape[0]);
   const i32* position = indices(in, "position", found.shape[0]);
   const i32* head = indices(in, "head", found.shape[0]);
-  spec.blocks = shared_blocks(in, request, found.shape[0]);
+  spec.prompts = shared_prompts(in, request, found.shape[0]);
   std::vector<replay::Sample> samples;
   for (i64 i = 0; i < found.shape[0]; ++i) {
     const float* row = static_cast<const float*>(found.data) + i * found.stride[0];

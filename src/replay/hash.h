@@ -21,7 +21,7 @@ struct RowId {
   u64 seed;
   Stream stream;
   i32 layer;
-  i64 owner;  ///< a request, or what several of them share (SharedBlocks)
+  i64 owner;  ///< a request, or what several of them share (SharedPrompts)
   i32 position, head;
 };
 

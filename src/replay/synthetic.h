@@ -10,18 +10,23 @@ namespace raddle::replay {
 template <class T>
 void fill_row(const RowId& id, i32 head_dim, T* out);
 
-/// Prompts begin with whole blocks of tokens, some of them alike. Keys and values in a block belong
-/// to it, whoever computes them, and those behind a request's blocks to the request. Queries are
-/// always the request's own, so that no two have the same outputs.
-struct SharedBlocks {
-  i32 tokens = 0;               ///< of a block; 0: nothing is shared
-  const i64* indptr = nullptr;  ///< [requests + 1]
-  const i64* ids = nullptr;     ///< [indptr[requests]], from 0
+/// Whose keys and values lie at a position. Prompts begin with whole blocks of tokens, some of them
+/// alike: a block's belong to it, whoever computes them. The rest of a prompt belongs to the
+/// request, and what is generated to the sample: request r's sample s goes by the number s *
+/// requests + r. Queries are always the sample's own, so that no two have the same outputs.
+struct SharedPrompts {
+  i32 block_tokens = 0;  ///< 0: nothing is shared
+  i32 requests = 0;
+  const i64* indptr = nullptr;  ///< of blocks, [requests + 1]
+  const i64* blocks = nullptr;  ///< [indptr[requests]], numbers from 0
+  const i64* tokens = nullptr;  ///< of each prompt, [requests]
 
-  constexpr i64 owner(Stream stream, i32 request, i32 position) const {
-    if (tokens == 0 || stream == Stream::query) return request;
-    const i64 block = indptr[request] + position / tokens;
-    return block < indptr[request + 1] ? ~ids[block] : request;  // below 0: no request's number
+  constexpr i64 owner(Stream stream, i32 sample, i32 position) const {
+    if (block_tokens == 0 || stream == Stream::query) return sample;
+    const i32 request = sample % requests;
+    const i64 block = indptr[request] + position / block_tokens;
+    if (block < indptr[request + 1]) return ~blocks[block];  // below 0: no sample's number
+    return position < tokens[request] ? request : sample;
   }
 };
 
@@ -30,7 +35,7 @@ struct Rows {
   i32 layer;
   const i32* request;   ///< [rows]
   const i32* position;  ///< [rows]
-  SharedBlocks blocks = {};
+  SharedPrompts prompts = {};
 };
 
 /// out [rows, heads, D] of the stream: row r is what request[r] holds at position[r].

@@ -111,7 +111,7 @@ class Row {
 
  private:
   void load(Stream stream, i32 position, i32 head, double* out) const {
-    const i64 owner = spec_.blocks.owner(stream, sample_.request, position);
+    const i64 owner = spec_.prompts.owner(stream, sample_.request, position);
     const RowId id{spec_.seed, stream, spec_.layer, owner, position, head};
     dispatch_dtype(spec_.dtype, [&](auto zero) {
       using T = decltype(zero);

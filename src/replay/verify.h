@@ -26,7 +26,7 @@ struct LayerSpec {
   /// Whether the kernel rounds the softmax's weights to the dtype before P·V, as matrix units ask
   /// for.
   bool rounds_weights = false;
-  SharedBlocks blocks;
+  SharedPrompts prompts;
 };
 
 /// The output of one row and head, as the engine gave it.

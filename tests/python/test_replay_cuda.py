@@ -56,13 +56,14 @@ def test_a_planted_fault_fails(replayed, fault):
     assert report["verified"]["failed"] > 0 and "verification failed; the worst:" in output
 
 
-def test_prefixes_of_other_requests(replayed, tmp_path, gpu):
+def test_prefixes_of_other_requests_and_samples(replayed, tmp_path, gpu):
     trace = tmp_path / "trace.jsonl"
     line = '{{"timestamp": {}, "input_length": {}, "output_length": 3, "hash_ids": [0, {}]}}\n'
     trace.write_text(line.format(0, 520, 1) + line.format(10**7, 530, 2))
-    flags = "--rate 1 --pool-tokens 2000 --token-budget 260 --layers 1 --verify 60".split()
+    flags = "--rate 1 --pool-tokens 2000 --token-budget 260 --layers 1 --verify 60 --parallel 2".split()
     report, _ = replay(tmp_path, "--trace", trace, *flags, *HEADS, "--device", gpu)
-    assert report["prefixes"]["tokens_saved"] == 512 and report["verified"]["strata"]["reused prefix"] > 0
+    assert report["tokens"] == 2 * 2 * 3 and report["prefixes"]["tokens_saved"] == 512
+    assert report["verified"]["strata"]["reused prefix"] > 0
     assert report["verified"]["failed"] == 0
 
 

@@ -1,4 +1,4 @@
-"""`raddle replay --prefix-cache`: what requests take over from others, and that nobody reads anybody else's keys."""
+"""`raddle replay --prefix-cache --parallel N`: what requests and samples share, and that nobody reads other keys."""
 
 import json
 
@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from raddle.bench import limits
 from raddle.replay import native
+from raddle.replay.engine import Engine
 from raddle.replay.prefix_cache import NoPrefixCache, PrefixCache, allowed_tokens
 from raddle.replay.scheduler import Playback, Scheduler
 from raddle.replay.traces import BLOCK_TOKENS, Request
@@ -17,12 +18,14 @@ from replays import replay
 # --- the scheduler -----------------------------------------------------------------------------
 
 
-def tokens_of(index, request):
-    """What lies at each position of a request: tokens of blocks, then its own, below 0."""
+def tokens_of(index, requests):
+    """What lies at each position of a request's sample: tokens of blocks, then its own, below 0."""
+    request = requests[index % len(requests)]
     positions = np.arange(request.tokens)
     blocks = np.array([*request.blocks, *[0] * (request.tokens // BLOCK_TOKENS + 1)])[positions // BLOCK_TOKENS]
     is_shared = positions < len(request.blocks) * BLOCK_TOKENS
-    return np.where(is_shared, blocks * BLOCK_TOKENS + positions % BLOCK_TOKENS, -1 - index * 10**6 - positions)
+    owner = np.where(positions < request.input_tokens, index % len(requests), index)
+    return np.where(is_shared, blocks * BLOCK_TOKENS + positions % BLOCK_TOKENS, -1 - owner * 10**6 - positions)
 
 
 def run_to_end(scheduler, seconds=0.01):
@@ -38,15 +41,17 @@ def run_to_end(scheduler, seconds=0.01):
             clock = scheduler.next_arrival
             continue
         slots[scheduler.take_freed()] = empty
+        from_pages, to_pages = scheduler.copies
+        slots[to_pages] = slots[from_pages]
         for span, pages in zip(step, scheduler.tables(step)):
-            tokens = tokens_of(span.request, scheduler.requests[span.request])
+            tokens = tokens_of(span.request, scheduler.requests)
             rows = np.arange(span.begin, span.begin + span.length)
             at = pages[rows // pool.page_size], rows % pool.page_size
             assert (slots[at] == empty).all(), "written twice"
             slots[at] = tokens[rows]
         for span, pages in zip(step, scheduler.tables(step)):
             end = span.begin + span.length
-            tokens = tokens_of(span.request, scheduler.requests[span.request])
+            tokens = tokens_of(span.request, scheduler.requests)
             np.testing.assert_array_equal(slots[pages].reshape(-1)[:end], tokens[:end])
         assert pool.used + scheduler.promised - scheduler.prefixes.idle_pages <= pool.num_pages
         clock += seconds
@@ -68,22 +73,38 @@ def conversations(draw):
     return sorted(requests, key=lambda r: r.arrival)
 
 
-@given(conversations(), st.sampled_from([1, 16, 48, 512, 700]), st.integers(0, 3000), st.integers(100, 2000))
+@given(
+    conversations(),
+    st.sampled_from([1, 16, 48, 512, 700]),
+    st.integers(0, 3000),
+    st.integers(1, 2000),
+    st.sampled_from([1, 1, 2, 5]),
+    st.sampled_from([PrefixCache, NoPrefixCache]),
+)
 @settings(deadline=None)
-def test_each_token_is_computed_once_or_taken_over(requests, page_size, more_tokens, budget):
-    tokens = max(r.tokens for r in requests) + more_tokens
+def test_each_token_is_computed_once_or_taken_over(requests, page_size, more_tokens, budget, samples, prefixes):
+    own = (samples - 1) * (page_size + max(r.output_tokens for r in requests))
+    tokens = max(r.tokens for r in requests) + own + more_tokens + samples * page_size
+    budget = max(budget, max(r.input_tokens for r in requests) // 10)  # else there are too many steps to follow
     make_pool = lambda: raddle.PagePool(-(-tokens // page_size), page_size)  # noqa: E731
-    scheduler = Scheduler(requests, make_pool(), budget, PrefixCache)
+    scheduler = Scheduler(requests, make_pool(), budget, prefixes, samples)
     steps, done = run_to_end(scheduler)
     reused = {r.index: r.reused for r in done}
-    for i, request in enumerate(requests):
+    assert len(reused) == len(done) == samples * len(requests)
+    for i, first in reused.items():
+        request = requests[i % len(requests)]
         rows = [row for s in steps for span in s if span.request == i for row in range(span.begin, sum(span[1:]))]
-        assert rows == list(range(reused[i], request.tokens - 1)) and reused[i] < request.input_tokens
-    assert sum(reused.values()) <= allowed_tokens(requests, page_size)
+        assert rows == list(range(first, request.tokens - 1))
+        assert first < request.input_tokens if i < len(requests) else first == request.input_tokens
+    assert sum(reused[i] for i in range(len(requests))) <= allowed_tokens(requests, page_size)
+    assert scheduler.promised == 0
+    if prefixes is NoPrefixCache:
+        assert scheduler.pool.used == 0
+        return
     counts = scheduler.prefixes.cache.counts()
-    assert scheduler.pool.used == counts.pages and counts.locked_pages == scheduler.promised == 0
+    assert scheduler.pool.used == counts.pages and counts.locked_pages == 0
     # The same batches repeat, whatever they cost, evictions included.
-    again = Playback(requests, make_pool(), steps, prefixes=PrefixCache)
+    again = Playback(requests, make_pool(), steps, prefixes=PrefixCache, samples=samples)
     assert run_to_end(again, seconds=0.001)[0] == steps
     assert again.prefixes.evicted_tokens == scheduler.prefixes.evicted_tokens
 
@@ -122,17 +143,17 @@ def test_two_of_one_step_keep_one_copy():
 
 
 def test_keys_of_a_block_are_the_same_in_every_request():
-    blocks = native.SharedBlocks.of([Request(0.0, 1100, 1, (7, 9)), Request(0.0, 40, 1), Request(0.0, 600, 1, (7,))])
+    prompts = native.SharedPrompts.of([Request(0.0, 1100, 1, (7, 9)), Request(0.0, 40, 1), Request(0.0, 600, 1, (7,))])
     request, position = np.array([0, 1, 2, 0, 2], np.int32), np.array([5, 5, 5, 512, 512], np.int32)
     rows = {s: np.empty((5, 2, 16), np.float32) for s in ("query", "key", "value")}
     for stream, out in rows.items():
-        native.fill(stream, 1, 0, request, position, out, blocks)
+        native.fill(stream, 1, 0, request, position, out, prompts)
     for stream in ("key", "value"):
         first, alone, second, *behind = rows[stream]
         assert (first == second).all() and not (first == alone).all() and not (behind[0] == behind[1]).all()
     assert not (rows["query"][0] == rows["query"][2]).all()
-    with pytest.raises(ValueError, match=r"request\[0\] is 3; expected 0 to 2"):
-        native.fill("key", 1, 0, np.array([3], np.int32), position[:1], rows["key"][:1], blocks)
+    with pytest.raises(ValueError, match=r"request\[0\] is -1 of 3 requests"):
+        native.fill("key", 1, 0, np.array([-1], np.int32), position[:1], rows["key"][:1], prompts)
 
 
 # --- the command -------------------------------------------------------------------------------
@@ -204,6 +225,24 @@ def test_requests_that_run_together_share_pages(replayed):
     assert 0 < found["hit_rate"] <= found["allowed_hit_rate"]
     assert found["shared_pages"]["max"] >= 64 and found["shared_pages"]["mean"] > 0
     assert report["verified"]["failed"] == 0
+
+
+@pytest.mark.parametrize("flags", [[], ["--no-prefix-cache"], ["--page-size", "1"]])
+def test_samples_share_the_prompt(replayed, tmp_path, flags):
+    log = tmp_path / "steps.json"
+    report, _ = replayed(ALIKE, *AT_ONCE, "--parallel", 5, "--save-steps", log, *flags)
+    assert report["samples"] == 5 and report["tokens"] == 6 * 9 * 5 and report["requests"] == 6
+    assert report["prefixes"]["shared_pages"]["max"] >= (1024 if "--page-size" in flags else 64)
+    assert report["prefixes"]["tokens_saved"] <= 3056
+    assert report["verified"]["failed"] == 0 and report["verified"]["strata"]["reused prefix"] > 0
+    again, _ = replay(tmp_path, "--steps", log, *SMALL[: SMALL.index("--token-budget")])
+    assert all(again[key] == report[key] for key in ("prefixes", "pool", "steps", "tokens", "samples"))
+
+
+def test_a_page_that_no_sample_copied_is_found(replayed, monkeypatch):
+    monkeypatch.setattr(Engine, "_copy_pages", lambda *_: None)
+    report, _ = replayed(ALIKE, *AT_ONCE, "--parallel", 3, exit_code=1)
+    assert report["verified"]["failed"] > 0
 
 
 @pytest.mark.parametrize("when", [SERIAL, AT_ONCE])

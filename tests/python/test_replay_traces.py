@@ -200,7 +200,7 @@ def test_a_log_that_makes_no_sense_is_refused(steps):
 def test_a_log_survives_its_file(tmp_path):
     steps = [[Span(0, 0, 8)], [Span(0, 8, 1)]]
     requests = [Request(0.5, 8, 4), Request(0.7, 1030, 4, (3, 4))]
-    log = steplog.StepLog("trace", 5, 16, 8, 512, True, 2.0, requests, steps, [0])
+    log = steplog.StepLog("trace", 5, 16, 8, 512, True, 4, 2.0, requests, steps, [0])
     for name in ("log.json", "log.json.gz"):
         steplog.save(log, tmp_path / name)
         assert steplog.load(tmp_path / name) == log

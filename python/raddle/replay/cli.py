@@ -34,7 +34,7 @@ _SCHEDULES = ("auto", "linear", "algorithm1", "one-per-request")
 # A log of steps has its own, so these can't be given beside it.
 _FIXED_BY_LOG = (
     *("trace", "synthetic", "requests", "max_context", "rate"),
-    *("page_size", "pool_tokens", "token_budget", "prefix_cache", "seed", "save_steps"),
+    *("page_size", "pool_tokens", "token_budget", "prefix_cache", "parallel", "seed", "save_steps"),
 )
 
 
@@ -127,6 +127,12 @@ def _option(*names: str, **settings: Any) -> Any:
     default=None,
     help="Whether prompts stay in the pool for others that begin alike, until their pages are needed. [default: where "
     "the trace has hashes of blocks, as Mooncake's have]",
+)
+@_option(
+    "--parallel",
+    type=_POSITIVE,
+    default=1,
+    help="Samples of each request: they share its prompt, and each generates as many tokens as the trace says.",
 )
 @_option(
     "--schedule",
@@ -235,6 +241,7 @@ def _new_log(options: dict[str, Any]) -> steplog.StepLog:
         num_pages=options["pool_tokens"] // page_size,
         token_budget=options["token_budget"],
         prefix_cache=prefix_cache,
+        samples=options["parallel"],
         rate=rate,
         requests=[replace(r, arrival=r.arrival / rate) for r in requests],
         steps=[],
@@ -272,9 +279,9 @@ def _run(
     pool = raddle.PagePool(log.num_pages, log.page_size)
     prefixes = PrefixCache if log.prefix_cache else NoPrefixCache
     if options["steps"]:
-        scheduler: Scheduler = Playback(log.requests, pool, log.steps, log.queued, prefixes)
+        scheduler: Scheduler = Playback(log.requests, pool, log.steps, log.queued, prefixes, log.samples)
     else:
-        scheduler = Scheduler(log.requests, pool, log.token_budget, prefixes)
+        scheduler = Scheduler(log.requests, pool, log.token_budget, prefixes, log.samples)
     layers = options["layers"]
     engine = engine_of(log, model, options)
     sampler = Sampler(
@@ -284,10 +291,10 @@ def _run(
         options["num_verified"],
         log.seed,
         engine.rounds_weights,
-        engine.blocks,
+        engine.prompts,
     )
     with Progress(counts=True) as progress:
-        progress.say("serving", total=len(log.requests))
+        progress.say("serving", total=log.samples * len(log.requests))
         history = serve(scheduler, engine, sampler, report.shown_by(progress))
         progress.say("verifying")
         verified = sampler.verify()

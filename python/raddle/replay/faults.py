@@ -95,7 +95,7 @@ class PrefixFault(Engine):
         for i, (span, table) in enumerate(zip(batch.spans, batch.tables)):
             if not batch.reused or not span.begin == batch.reused[i] > 0:
                 continue
-            last = Batch([Span(span.request, span.begin - 1, 1)], [table[: span.begin // self.page_size]])
+            last = Batch([Span(span.request, span.begin - 1, 1)], [table[: -(-span.begin // self.page_size)]])
             row = slice(batch.qo_indptr[i], batch.qo_indptr[i] + 1)
             super()._append(last, last.layout(self.page_size), layer, k[row], v[row])
 

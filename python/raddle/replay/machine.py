@@ -22,14 +22,14 @@ def engine_of(log: StepLog, model: Model, options: dict[str, Any]) -> Engine:
         "seed": log.seed,
         "schedules": options["schedules"],
         "num_workers": options["num_workers"],
-        "blocks": native.SharedBlocks.of(log.requests),
+        "prompts": native.SharedPrompts.of(log.requests),
     }
     kind: type[Engine] = Engine
     if options["device"] != "cpu":
         kind = CudaEngine
         # A step of a log has a row or more of each request, as one of the scheduler does.
         rows = max([log.token_budget, *(sum(s.length for s in step) for step in log.steps)])
-        given.update(device=options["device"], max_rows=rows, max_requests=min(rows, len(log.requests)))
+        given.update(device=options["device"], max_rows=rows, max_requests=min(rows, log.samples * len(log.requests)))
     if options["inject"]:
         kind = planted(options["inject"], kind, log.prefix_cache)
     try:

@@ -30,6 +30,7 @@ def summary(
     prefill_flops = model.flops(sum(_pairs(s.spans, kind) for s in prefill for kind in kinds))
     return {
         "requests": len(requests),
+        "samples": scheduler.samples,
         "tokens": tokens,
         "prompt_tokens": sum(r.input_tokens for r in requests),
         "seconds": history.seconds,
@@ -71,8 +72,9 @@ def summary(
 
 def _prefixes(history: History, scheduler: Scheduler) -> dict[str, Any]:
     """What requests took over from others, and what they could have in a pool without end."""
-    prompt_tokens = sum(r.request.input_tokens for r in history.finished)
-    saved = sum(r.reused for r in history.finished)
+    first = [r for r in history.finished if r.index < len(scheduler.requests)]  # of each request's samples
+    prompt_tokens = sum(r.request.input_tokens for r in first)
+    saved = sum(r.reused for r in first)
     allowed = allowed_tokens(scheduler.requests, scheduler.pool.page_size)
     shared = [s.shared_pages for s in history.steps]
     return {
@@ -85,7 +87,7 @@ def _prefixes(history: History, scheduler: Scheduler) -> dict[str, Any]:
 
 
 def _is_decode(span: Span, requests: Sequence[Request]) -> bool:
-    return span.begin >= requests[span.request].input_tokens
+    return span.begin >= requests[span.request % len(requests)].input_tokens
 
 
 def _chunks(steps: Sequence[Step], requests: Sequence[Request]) -> dict[int, int]:

@@ -1,7 +1,7 @@
 """What a replay does with prompts that begin alike: each computes all of it, or takes over what an earlier one left.
 
-A scheduler asks for room, adds a request, appends to it, and says when its prompt is computed and when it is done. Those
-calls return the pages that nobody holds any more.
+A scheduler asks for room, adds a request, appends to it, forks it into samples, and says when its prompt is computed
+and when it is done. Pages in what these calls return are such that nobody holds any more.
 """
 
 from __future__ import annotations
@@ -27,6 +27,17 @@ class Added(NamedTuple):
     """Tokens of its prompt that need not be computed, whole pages of them."""
 
 
+class Appended(NamedTuple):
+    """Room for more tokens."""
+
+    freed: np.ndarray
+    """Pages that were taken from the cache for it."""
+    from_pages: np.ndarray
+    """Pages to copy before tokens are written, which samples shared …"""
+    to_pages: np.ndarray
+    """… and where to."""
+
+
 class NoPrefixCache:
     """Every request computes its whole prompt, on pages of its own."""
 
@@ -44,11 +55,15 @@ class NoPrefixCache:
     def add(self, request: Request) -> Added:
         return Added(self.pool.add(), 0)
 
-    def append(self, keys: Sequence[int], counts: Sequence[int]) -> np.ndarray:
+    def append(self, keys: Sequence[int], counts: Sequence[int]) -> Appended:
         """Makes room for more tokens of requests, which they were promised."""
         grown = self.pool.append(keys, counts)
         assert grown.missing == 0, "what was promised is there"
-        return _NO_PAGES
+        return Appended(_NO_PAGES, grown.from_pages, grown.to_pages)
+
+    def fork(self, key: int, count: int) -> list[int]:
+        """So many more requests with the same keys, on the same pages."""
+        return self.pool.fork(key, count)
 
     def computed(self, key: int, request: Request) -> np.ndarray:
         """The keys of the request's whole prompt are in the pool now."""
@@ -92,14 +107,20 @@ class PrefixCache(NoPrefixCache):
         self.locked[key] = found.node
         return Added(key, found.num_tokens)
 
-    def append(self, keys: Sequence[int], counts: Sequence[int]) -> np.ndarray:
-        missing = self.pool.append(keys, counts).missing
-        if not missing:
-            return _NO_PAGES
-        freed = self.cache.evict(missing)
+    def append(self, keys: Sequence[int], counts: Sequence[int]) -> Appended:
+        grown = self.pool.append(keys, counts)
+        if not grown.missing:
+            return Appended(_NO_PAGES, grown.from_pages, grown.to_pages)
+        freed = self.cache.evict(grown.missing)
         self.evicted_tokens += len(freed) * self.pool.page_size
-        super().append(keys, counts)
-        return freed
+        return super().append(keys, counts)._replace(freed=freed)
+
+    def fork(self, key: int, count: int) -> list[int]:
+        samples = super().fork(key, count)
+        for sample in samples:
+            self.cache.lock(self.locked[key])
+            self.locked[sample] = self.locked[key]
+        return samples
 
     def computed(self, key: int, request: Request) -> np.ndarray:
         kept = self.cache.insert(_tokens(request), self.pool.pages(key), lock=True)

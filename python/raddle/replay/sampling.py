@@ -93,10 +93,10 @@ class Sampler:
         count: int,
         seed: int,
         rounds_weights: bool = False,
-        blocks: native.SharedBlocks = native.SharedBlocks(),
+        prompts: native.SharedPrompts = native.SharedPrompts(),
     ) -> None:
         self.model, self.page_size, self.count, self.seed = model, page_size, count, seed
-        self.blocks = blocks
+        self.prompts = prompts
         self.rounds_weights = rounds_weights
         self.draw = random.Random(seed)
         self.step = 0
@@ -139,7 +139,7 @@ class Sampler:
                 np.array([s.request for s in group], np.int32),
                 np.array([s.position for s in group], np.int32),
                 np.array([s.head for s in group], np.int32),
-                self.blocks,
+                self.prompts,
             )
             judged += zip(verdicts, group)
         judged.sort(key=lambda pair: -pair[0]["ratio"])

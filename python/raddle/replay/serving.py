@@ -52,7 +52,7 @@ def serve(
             now = scheduler.next_arrival
             continue
         engine.release(scheduler.take_freed())
-        batch = Batch(spans, scheduler.tables(spans), scheduler.reused(spans))
+        batch = Batch(spans, scheduler.tables(spans), scheduler.reused(spans), scheduler.copies)
         pages = scheduler.pool.used, scheduler.prefixes.idle_pages, batch.shared_pages
         sampler.step = len(history.steps)
         cost = engine.step(batch, sampler.offer)

@@ -24,6 +24,8 @@ class StepLog:
     num_pages: int
     token_budget: int
     prefix_cache: bool
+    samples: int
+    """Of each request."""
     rate: float
     requests: list[Request]
     steps: list[list[Span]]
@@ -41,6 +43,7 @@ def save(log: StepLog, path: Path) -> None:
         "num_pages": log.num_pages,
         "token_budget": log.token_budget,
         "prefix_cache": log.prefix_cache,
+        "samples": log.samples,
         "rate": log.rate,
         "requests": [[r.arrival, r.input_tokens, r.output_tokens, r.blocks] for r in log.requests],
         "steps": log.steps,
