@@ -142,6 +142,35 @@ def test_two_of_one_step_keep_one_copy():
     assert first[:32].tolist() == second[:32].tolist() and first[32] != second[32]
 
 
+def test_who_only_asks_for_room_changes_nothing():
+    pool = raddle.PagePool(66, 16)
+    prefixes = PrefixCache(pool)
+    first, second = (Request(0.0, 520, 1, (block,)) for block in (0, 1))
+    for request in (first, second):
+        key = prefixes.add(request).key
+        prefixes.append([key], [520])
+        prefixes.computed(key, request)
+        prefixes.finish(key)
+    assert prefixes.idle_pages == 64 and prefixes.spare(Request(0.0, 520, 1), 33) == 33
+    assert prefixes.spare(first, 33) == 33, "32 pages less to take, and 32 less to evict"
+    key = prefixes.add(Request(0.0, 160, 1)).key
+    assert len(prefixes.append([key], [160]).freed) == 8 and prefixes.evicted_tokens == 128
+    assert [prefixes.add(r).reused for r in (first, second)] == [512 - 128, 512], "the first is still the oldest"
+
+
+def test_copies_for_samples_are_promised():
+    requests = [Request(0.0, 24, 4), Request(0.5, 10, 2)]
+    pool = raddle.PagePool(6, 16)
+    scheduler = Scheduler(requests, pool, 30, samples=3)
+    scheduler.complete(scheduler.schedule(0.0), 1.0)
+    assert (pool.used, scheduler.promised) == (2, 2), "two of three samples will copy the second page"
+    step = scheduler.schedule(1.0)
+    assert [span.request for span in step] == [0, 2, 4] and scheduler.queued == {1}
+    assert (pool.used, scheduler.promised) == (4, 0)
+    with pytest.raises(ValueError, match=r"request 0 needs 4 pages \(24 \+ 12 tokens\), the pool has 3"):
+        Scheduler(requests, raddle.PagePool(3, 16), 30, samples=3)
+
+
 def test_keys_of_a_block_are_the_same_in_every_request():
     prompts = native.SharedPrompts.of([Request(0.0, 1100, 1, (7, 9)), Request(0.0, 40, 1), Request(0.0, 600, 1, (7,))])
     request, position = np.array([0, 1, 2, 0, 2], np.int32), np.array([5, 5, 5, 512, 512], np.int32)

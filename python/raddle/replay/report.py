@@ -49,8 +49,9 @@ def _against(value: dict[str, float] | None, first: dict[str, float] | None) -> 
 
 def _table(report: dict[str, Any]) -> Table:
     config, verified = report["config"], report["verified"]
+    samples = f" of {report['samples']} samples" if report["samples"] > 1 else ""
     result = Table(
-        title=f"{report['trace']}: {report['requests']} requests, attention of {config['layers']} "
+        title=f"{report['trace']}: {report['requests']} requests{samples}, attention of {config['layers']} "
         f"layers of {config['model']}, {config['dtype']}",
         caption=_caption(report),
         caption_justify="left",
