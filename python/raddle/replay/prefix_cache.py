@@ -15,7 +15,7 @@ import raddle
 
 from .traces import BLOCK_TOKENS, Request
 
-_NO_PAGES = np.zeros(0, np.int32)
+NO_PAGES = np.zeros(0, np.int32)
 
 
 class Added(NamedTuple):
@@ -59,7 +59,7 @@ class NoPrefixCache:
         """Makes room for more tokens of requests, which they were promised."""
         grown = self.pool.append(keys, counts)
         assert grown.missing == 0, "what was promised is there"
-        return Appended(_NO_PAGES, grown.from_pages, grown.to_pages)
+        return Appended(NO_PAGES, grown.from_pages, grown.to_pages)
 
     def fork(self, key: int, count: int) -> list[int]:
         """So many more requests with the same keys, on the same pages."""
@@ -67,7 +67,7 @@ class NoPrefixCache:
 
     def computed(self, key: int, request: Request) -> np.ndarray:
         """The keys of the request's whole prompt are in the pool now."""
-        return _NO_PAGES
+        return NO_PAGES
 
     def finish(self, key: int) -> np.ndarray:
         return self.pool.finish([key])
@@ -110,7 +110,7 @@ class PrefixCache(NoPrefixCache):
     def append(self, keys: Sequence[int], counts: Sequence[int]) -> Appended:
         grown = self.pool.append(keys, counts)
         if not grown.missing:
-            return Appended(_NO_PAGES, grown.from_pages, grown.to_pages)
+            return Appended(NO_PAGES, grown.from_pages, grown.to_pages)
         freed = self.cache.evict(grown.missing)
         self.evicted_tokens += len(freed) * self.pool.page_size
         return super().append(keys, counts)._replace(freed=freed)

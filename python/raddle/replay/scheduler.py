@@ -16,10 +16,8 @@ import numpy as np
 
 import raddle
 
-from .prefix_cache import NoPrefixCache
+from .prefix_cache import NO_PAGES, NoPrefixCache
 from .traces import Request
-
-_NO_PAGES = np.zeros(0, np.int32)
 
 
 class Span(NamedTuple):
@@ -86,7 +84,7 @@ class Scheduler:
         self.queued: set[int] = set()
         """Requests that had to wait for pages."""
         self._freed: list[np.ndarray] = []
-        self.copies: tuple[np.ndarray, np.ndarray] = (_NO_PAGES, _NO_PAGES)
+        self.copies: tuple[np.ndarray, np.ndarray] = (NO_PAGES, NO_PAGES)
         """Pages to copy before the scheduled step's keys are written, and where to."""
 
     def schedule(self, now: float) -> list[Span]:
@@ -128,7 +126,7 @@ class Scheduler:
 
     def take_freed(self) -> np.ndarray:
         """Pages that became free since this was last asked; some may be in use again, with nothing written to them."""
-        freed = np.concatenate([_NO_PAGES, *self._freed])
+        freed = np.concatenate([NO_PAGES, *self._freed])
         self._freed.clear()
         return freed
 
@@ -183,9 +181,9 @@ class Scheduler:
 
     def _take_pages(self, step: Sequence[Span]) -> None:
         keys = [self.running[span.request].key for span in step]
-        freed, *copies = self.prefixes.append(keys, [span.length for span in step])
-        self._freed.append(freed)
-        self.copies = (copies[0], copies[1])
+        grown = self.prefixes.append(keys, [span.length for span in step])
+        self._freed.append(grown.freed)
+        self.copies = grown.from_pages, grown.to_pages
 
     def _fork(self, r: Running) -> list[Running]:
         """The other samples of a request whose prompt is computed."""
