@@ -54,13 +54,34 @@ const i32* indices(Arguments& in, const char* name, i64 count) {
   return static_cast<const i32*>(index.data);
 }
 
+/// What the requests have in common of which `request` names samples.
+replay::SharedPrompts shared_prompts(Arguments& in, const i32* request, i64 count) {
+  const i32 block_tokens = in.integer32("block_tokens", 0);
+  const IndexRef indptr = in.index("indptr"), blocks = in.index("blocks"),
+                 tokens = in.index("tokens");
+  if (block_tokens == 0) return {};
+  for (const IndexRef* index : {&indptr, &blocks, &tokens})
+    if (!index->is_64bit || index->rank != 1 || index->stride[0] != 1)
+      fail<TypeError>("indptr, blocks or tokens is not int64 and contiguous");
+  const i64 requests = tokens.shape[0];
+  if (indptr.shape[0] != requests + 1 || indptr.at(requests) != blocks.shape[0])
+    fail<ValueError>("indptr has ", indptr.shape[0], " entries for ", requests, " requests and ",
+                     blocks.shape[0], " blocks");
+  for (i64 i = 0; i < count; ++i)
+    if (request[i] < 0 || requests == 0)
+      fail<ValueError>("request[", i, "] is ", request[i], " of ", requests, " requests");
+  return {block_tokens, static_cast<i32>(requests), static_cast<const i64*>(indptr.data),
+          static_cast<const i64*>(blocks.data), static_cast<const i64*>(tokens.data)};
+}
+
 void fill(Arguments& in) {
   const std::string name = in.string("stream");
   const auto seed = static_cast<u64>(in.integer("seed", 0));
   const i32 layer = in.integer32("layer", 0);
   const TensorRef out = in.tensor("out");
-  const replay::Rows rows{seed, layer, indices(in, "request", out.shape[0]),
-                          indices(in, "position", out.shape[0])};
+  replay::Rows rows{seed, layer, indices(in, "request", out.shape[0]),
+                    indices(in, "position", out.shape[0])};
+  rows.prompts = shared_prompts(in, rows.request, out.shape[0]);
   const replay::Stream stream = name == "query" ? replay::Stream::query
                                 : name == "key" ? replay::Stream::key
                                                 : replay::Stream::value;
@@ -79,7 +100,7 @@ ffi::Array<double> sinks(Arguments& in) {
 }
 
 ffi::Array<Fields> verify(Arguments& in) {
-  const replay::LayerSpec spec = to_layer_spec(in.map("spec"));
+  replay::LayerSpec spec = to_layer_spec(in.map("spec"));
   const TensorRef found = in.tensor("found");
   if (found.dtype != DType::float32 || found.rank != 2 || found.shape[1] != spec.head_dim ||
       found.stride[1] != 1 || spec.head_dim > 256) {
@@ -88,6 +109,7 @@ ffi::Array<Fields> verify(Arguments& in) {
   const i32* request = indices(in, "request", found.shape[0]);
   const i32* position = indices(in, "position", found.shape[0]);
   const i32* head = indices(in, "head", found.shape[0]);
+  spec.prompts = shared_prompts(in, request, found.shape[0]);
   std::vector<replay::Sample> samples;
   for (i64 i = 0; i < found.shape[0]; ++i) {
     const float* row = static_cast<const float*>(found.data) + i * found.stride[0];

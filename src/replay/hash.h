@@ -1,4 +1,4 @@
-// The numbers that a replay computes with: a counter-based hash of (seed, layer, request, position,
+// The numbers that a replay computes with: a counter-based hash of (seed, layer, owner, position,
 // head) and of which tensor is meant. Anybody can compute any row at any time, so that the
 // reference needs neither pool nor page table nor plan, and no row depends on the batch that it was
 // in.
@@ -20,7 +20,9 @@ enum class Stream : u32 { query, key, value, sink };
 struct RowId {
   u64 seed;
   Stream stream;
-  i32 layer, request, position, head;
+  i32 layer;
+  i64 owner;  ///< a request, or what several of them share (SharedPrompts)
+  i32 position, head;
 };
 
 struct RowKey {
@@ -50,8 +52,8 @@ constexpr u64 pair64(i32 high, i32 low) {
 constexpr RowKey row_key(const RowId& id) {
   u64 h = mix64(id.seed + 0x9e3779b97f4a7c15ull);
   h = mix64(h ^ pair64(static_cast<i32>(id.stream), id.layer));
-  h = mix64(h ^ pair64(id.request, id.position));
-  h = mix64(h ^ pair64(0, id.head));
+  h = mix64(h ^ static_cast<u64>(id.owner));
+  h = mix64(h ^ pair64(id.position, id.head));
   const float query = (h >> 62) == 0 ? peaked_amplitude : flat_amplitude;
   const float amplitude = id.stream == Stream::query ? query : 1.0f;
   return RowKey{static_cast<u32>(h), static_cast<u32>(h >> 32), amplitude};

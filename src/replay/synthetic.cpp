@@ -32,8 +32,9 @@ void fill(Stream stream, const Rows& rows, const TensorRef& out) {
     using T = decltype(zero);
     parallel_for(out.shape[0], [&](i64 r) {
       T* row = static_cast<T*>(out.data) + r * out.stride[0];
+      const i64 owner = rows.prompts.owner(stream, rows.request[r], rows.position[r]);
       for (i32 h = 0; h < heads; ++h) {
-        fill_row({rows.seed, stream, rows.layer, rows.request[r], rows.position[r], h}, head_dim,
+        fill_row({rows.seed, stream, rows.layer, owner, rows.position[r], h}, head_dim,
                  row + h * out.stride[1]);
       }
     });

@@ -34,7 +34,6 @@
 #include <numbers>
 
 #include "replay/parallel.h"
-#include "replay/synthetic.h"
 
 namespace raddle::replay {
 namespace {
@@ -112,7 +111,8 @@ class Row {
 
  private:
   void load(Stream stream, i32 position, i32 head, double* out) const {
-    const RowId id{spec_.seed, stream, spec_.layer, sample_.request, position, head};
+    const i64 owner = spec_.prompts.owner(stream, sample_.request, position);
+    const RowId id{spec_.seed, stream, spec_.layer, owner, position, head};
     dispatch_dtype(spec_.dtype, [&](auto zero) {
       using T = decltype(zero);
       Elements<T> row;

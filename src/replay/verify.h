@@ -7,7 +7,7 @@
 
 #include "raddle/tensor.h"
 #include "raddle/variant.h"
-#include "replay/hash.h"
+#include "replay/synthetic.h"
 
 namespace raddle::replay {
 
@@ -26,6 +26,7 @@ struct LayerSpec {
   /// Whether the kernel rounds the softmax's weights to the dtype before P·V, as matrix units ask
   /// for.
   bool rounds_weights = false;
+  SharedPrompts prompts;
 };
 
 /// The output of one row and head, as the engine gave it.

@@ -18,7 +18,8 @@ std::vector<float> row(const LayerSpec& spec, Stream stream, i32 request, i32 po
   dispatch_dtype(spec.dtype, [&](auto zero) {
     using T = decltype(zero);
     std::vector<T> typed(static_cast<std::size_t>(spec.head_dim));
-    fill_row({spec.seed, stream, spec.layer, request, position, head}, spec.head_dim, typed.data());
+    const i64 owner = spec.prompts.owner(stream, request, position);
+    fill_row({spec.seed, stream, spec.layer, owner, position, head}, spec.head_dim, typed.data());
     for (const T x : typed) out.push_back(to_float(x));
   });
   return out;
@@ -130,6 +131,35 @@ TEST(ReplayFill, WritesStridedRows) {
   EXPECT_EQ(pool[104].bits, 0x7fc0) << "written past a row";
 }
 
+TEST(ReplayFill, KeysBelongToBlocksRequestsAndSamples) {
+  // Request 0 has blocks 7 and 3 of four tokens, request 1 has 7 alone, request 2 none; 4 is the
+  // second sample of request 1.
+  const i64 indptr[] = {0, 2, 3, 3}, ids[] = {7, 3, 7}, tokens[] = {9, 6, 5};
+  const SharedPrompts prompts{4, 3, indptr, ids, tokens};
+  const auto filled = [&](Stream stream, i32 request, i32 position) {
+    std::vector<float> out(16);
+    fill(stream, {3, 1, &request, &position, prompts},
+         TensorRef::contiguous(out.data(), DType::float32, 1, 1, 16));
+    return out;
+  };
+  for (const Stream stream : {Stream::key, Stream::value}) {
+    for (i32 position = 0; position < 4; ++position) {
+      EXPECT_EQ(filled(stream, 0, position), filled(stream, 1, position));
+      EXPECT_NE(filled(stream, 0, position), filled(stream, 2, position));
+    }
+    EXPECT_NE(filled(stream, 0, 0), filled(stream, 0, 1));
+    for (i32 position : {4, 7, 8}) {
+      EXPECT_NE(filled(stream, 0, position), filled(stream, 1, position)) << position;
+    }
+  }
+  for (i32 position = 0; position < 6; ++position)
+    EXPECT_EQ(filled(Stream::key, 4, position), filled(Stream::key, 1, position)) << position;
+  EXPECT_NE(filled(Stream::key, 4, 6), filled(Stream::key, 1, 6)) << "generated";
+  EXPECT_NE(filled(Stream::query, 4, 2), filled(Stream::query, 1, 2));
+  EXPECT_NE(filled(Stream::query, 0, 2), filled(Stream::query, 1, 2));
+  EXPECT_NE(filled(Stream::key, 0, 0), filled(Stream::value, 0, 0));
+}
+
 TEST(ReplayVerify, PassesWhatIsRight) {
   for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
     for (i32 parts = 0; parts < 8; ++parts) {
@@ -195,6 +225,16 @@ TEST(ReplayVerify, FaultsShow) {
     broken[77] = std::nanf("");
     EXPECT_EQ(ratio(spec, 2, position, head, broken), std::numeric_limits<double>::infinity());
   }
+}
+
+TEST(ReplayVerify, KnowsWhatRequestsShare) {
+  LayerSpec spec = llama();
+  const i32 position = 600, head = head_of(spec, 0, position, flat_amplitude);
+  const std::vector<float> unshared = attend(spec, 0, position, head);
+  const i64 indptr[] = {0, 1}, ids[] = {5}, tokens[] = {560};
+  spec.prompts = {512, 1, indptr, ids, tokens};
+  EXPECT_GT(ratio(spec, 0, position, head, unshared), 1.0);
+  EXPECT_LT(ratio(spec, 0, position, head, attend(spec, 0, position, head)), 0.8);
 }
 
 TEST(ReplayVerify, RotatesAsLlamaDoes) {

@@ -88,7 +88,7 @@ def test_flags_pass(replayed, flags):
 # --- faults ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", INJECT)
+@pytest.mark.parametrize("fault", [name for name in INJECT if name != "prefix"])
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "gpt-oss-20b"])
 def test_a_planted_fault_fails(replayed, fault, model):
     report, output = replayed(*SMALL, "--model", model, *HEADS, "--inject", fault, exit_code=1)
@@ -151,7 +151,7 @@ def test_steps_repeat_exactly(replayed, tmp_path, monkeypatch):
     # The same outputs of the same rows: two layers a replay.
     for one, two in zip(found[:2], found[2:4]):
         assert one[0] == two[0]
-        for x, y in zip(one[1:], two[1:]):
+        for x, y in zip(one[1:5], two[1:5]):
             np.testing.assert_array_equal(x, y)
 
 
@@ -180,6 +180,9 @@ def test_another_seed_is_another_replay(replayed):
         (["--save-steps", "/nowhere/at/all"], "there is no folder"),
         (["--trace", "nowhere.csv"], "does not exist"),
         (["--schedule", "linear,fastest"], "found 'fastest'"),
+        (["--prefix-cache"], "has no hashes of whole blocks of prompts"),
+        (["--inject", "prefix"], "expected --prefix-cache"),
+        (["--steps", "{broken}", "--no-prefix-cache"], "can't be combined with --steps"),
         (["--device", "cuda:77"], "--device cuda:77: "),
         (["--device", "gpu"], "device is 'gpu'; expected 'cpu'"),
     ],

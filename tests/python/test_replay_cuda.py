@@ -56,6 +56,17 @@ def test_a_planted_fault_fails(replayed, fault):
     assert report["verified"]["failed"] > 0 and "verification failed; the worst:" in output
 
 
+def test_prefixes_of_other_requests_and_samples(replayed, tmp_path, gpu):
+    trace = tmp_path / "trace.jsonl"
+    line = '{{"timestamp": {}, "input_length": {}, "output_length": 3, "hash_ids": [0, {}]}}\n'
+    trace.write_text(line.format(0, 520, 1) + line.format(10**7, 530, 2))
+    flags = "--rate 1 --pool-tokens 2000 --token-budget 260 --layers 1 --verify 60 --parallel 2".split()
+    report, _ = replay(tmp_path, "--trace", trace, *flags, *HEADS, "--device", gpu)
+    assert report["tokens"] == 2 * 2 * 3 and report["prefixes"]["tokens_saved"] == 512
+    assert report["verified"]["strata"]["reused prefix"] > 0
+    assert report["verified"]["failed"] == 0
+
+
 def test_what_no_run_has_written_fails(replayed, monkeypatch):
     monkeypatch.setattr(CudaEngine, "_run_layer", lambda *_: None)
     report, _ = replayed(exit_code=1)
@@ -67,8 +78,9 @@ def test_what_no_run_has_written_fails(replayed, monkeypatch):
     [
         (["--dtype", "float32"], "float32"),
         (["--inject", "merge"], "--inject merge: states are merged on the host; expected --device cpu"),
+        (["--inject", "prefix"], "--inject prefix: rows are written by the host; expected --device cpu"),
     ],
-    ids=["dtype", "merge"],
+    ids=["dtype", "merge", "prefix"],
 )
 def test_what_gpus_lack_is_refused(replayed, arguments, message):
     _, output = replayed(*arguments, exit_code=2)

@@ -17,8 +17,10 @@ AZURE = (
     "2023-11-16 18:16:50.9951690,396,109\n"
 )
 MOONCAKE = (
-    '{"timestamp": 3000, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}\n'
-    '{"timestamp": 4500, "input_length": 10, "output_length": 1, "hash_ids": []}\n'
+    '{"timestamp": 3000, "input_length": 6758, "output_length": 500}\n'
+    '{"timestamp": 4500, "input_length": 1030, "output_length": 1, "hash_ids": [7, 9, 12]}\n'
+    '{"timestamp": 5000, "input_length": 512, "output_length": 1, "hash_ids": [7]}\n'
+    '{"timestamp": 6000, "input_length": 511, "output_length": 1, "hash_ids": [13]}\n'
 )
 
 
@@ -42,7 +44,12 @@ def test_azure(tmp_path, ending):
 @pytest.mark.parametrize("ending", ["", ".gz"])
 def test_mooncake(tmp_path, ending):
     found = list(read_trace(written(tmp_path, "mooncake.jsonl" + ending, MOONCAKE + "\n")))
-    assert found == [Request(0.0, 6758, 500), Request(1.5, 10, 1)]
+    assert found == [
+        Request(0.0, 6758, 500),
+        Request(1.5, 1030, 1, (7, 9)),
+        Request(2.0, 512, 1, (7,)),
+        Request(3.0, 511, 1),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -55,11 +62,15 @@ def test_mooncake(tmp_path, ending):
         (AZURE + "2023-11-16 18:17:00.0,many,2\n", 4),
         (AZURE + "2023-11-16 18:17:00.0,5,0\n", 4),
         (AZURE + "2020-11-16 18:17:00.0,5,1\n", 4),
-        (MOONCAKE + "{\n", 3),
-        (MOONCAKE + "[1, 2, 3]\n", 3),
-        (MOONCAKE + '{"timestamp": 5000, "input_length": 5}\n', 3),
-        (MOONCAKE + '{"timestamp": 5000, "input_length": "5", "output_length": 2}\n', 3),
-        (MOONCAKE + '{"timestamp": 5000, "input_length": 0, "output_length": 2}\n', 3),
+        (MOONCAKE + "{\n", 5),
+        (MOONCAKE + "[1, 2, 3]\n", 5),
+        (MOONCAKE + '{"timestamp": 7000, "input_length": 5}\n', 5),
+        (MOONCAKE + '{"timestamp": 7000, "input_length": "5", "output_length": 2}\n', 5),
+        (MOONCAKE + '{"timestamp": 7000, "input_length": 0, "output_length": 2}\n', 5),
+        *(
+            (MOONCAKE + f'{{"timestamp": 7000, "input_length": 513, "output_length": 2, "hash_ids": {ids}}}\n', 5)
+            for ids in ("[0]", "[0, 1, 2]", "[0, -1]", "[0, 18014398509481984]", "[0, 0.5]", "[0, true]", "7")
+        ),
     ],
 )
 def test_a_malformed_line_is_named(tmp_path, text, line):
@@ -108,7 +119,7 @@ def run_to_end(scheduler, seconds=lambda step: 0.01):
             continue
         held = [page for r in scheduler.running.values() for page in scheduler.pool.pages(r.key).tolist()]
         assert len(held) == len(set(held)), "a page belongs to two requests"
-        assert len(held) == scheduler.pool.used <= scheduler.promised
+        assert len(held) == scheduler.pool.used <= scheduler.pool.num_pages - scheduler.promised
         for span, pages in zip(step, scheduler.tables(step)):
             assert scheduler.running[span.request].request.arrival <= clock
             assert len(pages) == -(-(span.begin + span.length) // scheduler.pool.page_size)
@@ -188,11 +199,12 @@ def test_a_log_that_makes_no_sense_is_refused(steps):
 
 def test_a_log_survives_its_file(tmp_path):
     steps = [[Span(0, 0, 8)], [Span(0, 8, 1)]]
-    log = steplog.StepLog("trace", 5, 16, 8, 512, 2.0, [Request(0.5, 8, 4)], steps, [0])
+    requests = [Request(0.5, 8, 4), Request(0.7, 1030, 4, (3, 4))]
+    log = steplog.StepLog("trace", 5, 16, 8, 512, True, 4, 2.0, requests, steps, [0])
     for name in ("log.json", "log.json.gz"):
         steplog.save(log, tmp_path / name)
         assert steplog.load(tmp_path / name) == log
-    for text in ("", "{}", "[]", '{"format": "another"}', '{"format": "raddle replay steps 1", "seed": 1}'):
+    for text in ("", "{}", "[]", '{"format": "another"}', '{"format": "raddle replay steps 2", "seed": 1}'):
         with pytest.raises(ValueError, match=r"^broken\.json is not a log"):
             steplog.load(written(tmp_path, "broken.json", text))
 

@@ -21,6 +21,7 @@ from .faults import INJECT
 from .machine import engine_of, facts, read_gbps
 from .metrics import summary
 from .models import MODELS, Model
+from .prefix_cache import NoPrefixCache, PrefixCache
 from .sampling import Sampler, Verified
 from .scheduler import Playback, Scheduler
 from .serving import serve
@@ -33,7 +34,7 @@ _SCHEDULES = ("auto", "linear", "algorithm1", "one-per-request")
 # A log of steps has its own, so these can't be given beside it.
 _FIXED_BY_LOG = (
     *("trace", "synthetic", "requests", "max_context", "rate"),
-    *("page_size", "pool_tokens", "token_budget", "seed", "save_steps"),
+    *("page_size", "pool_tokens", "token_budget", "prefix_cache", "parallel", "seed", "save_steps"),
 )
 
 
@@ -120,6 +121,18 @@ def _option(*names: str, **settings: Any) -> Any:
     type=_POSITIVE,
     default=512,
     help="Query rows a step: one for each request that decodes, the rest for prefill, in chunks.",
+)
+@_option(
+    "--prefix-cache/--no-prefix-cache",
+    default=None,
+    help="Whether prompts stay in the pool for others that begin alike, until their pages are needed. [default: where "
+    "the trace has hashes of blocks, as Mooncake's have]",
+)
+@_option(
+    "--parallel",
+    type=_POSITIVE,
+    default=1,
+    help="Samples of each request: they share its prompt, and each generates as many tokens as the trace says.",
 )
 @_option(
     "--schedule",
@@ -215,6 +228,10 @@ def _new_log(options: dict[str, Any]) -> steplog.StepLog:
     requests = traces.select(source, options["max_context"], count)
     if not requests:
         raise ValueError(f"{name} has no request for these options")
+    has_blocks = any(r.blocks for r in requests)
+    prefix_cache = has_blocks if options["prefix_cache"] is None else options["prefix_cache"]
+    if prefix_cache and not has_blocks:
+        raise ValueError(f"--prefix-cache: {name} has no hashes of whole blocks of prompts (hash_ids)")
     rate = options["rate"]
     page_size = options["page_size"]
     return steplog.StepLog(
@@ -223,6 +240,8 @@ def _new_log(options: dict[str, Any]) -> steplog.StepLog:
         page_size=page_size,
         num_pages=options["pool_tokens"] // page_size,
         token_budget=options["token_budget"],
+        prefix_cache=prefix_cache,
+        samples=options["parallel"],
         rate=rate,
         requests=[replace(r, arrival=r.arrival / rate) for r in requests],
         steps=[],
@@ -258,17 +277,24 @@ def _run(
     log: steplog.StepLog, model: Model, options: dict[str, Any]
 ) -> tuple[dict[str, Any], Verified]:
     pool = raddle.PagePool(log.num_pages, log.page_size)
+    prefixes = PrefixCache if log.prefix_cache else NoPrefixCache
     if options["steps"]:
-        scheduler: Scheduler = Playback(log.requests, pool, log.steps, log.queued)
+        scheduler: Scheduler = Playback(log.requests, pool, log.steps, log.queued, prefixes, log.samples)
     else:
-        scheduler = Scheduler(log.requests, pool, log.token_budget)
+        scheduler = Scheduler(log.requests, pool, log.token_budget, prefixes, log.samples)
     layers = options["layers"]
     engine = engine_of(log, model, options)
     sampler = Sampler(
-        model, layers, log.page_size, options["num_verified"], log.seed, engine.rounds_weights
+        model,
+        layers,
+        log.page_size,
+        options["num_verified"],
+        log.seed,
+        engine.rounds_weights,
+        engine.prompts,
     )
     with Progress(counts=True) as progress:
-        progress.say("serving", total=len(log.requests))
+        progress.say("serving", total=log.samples * len(log.requests))
         history = serve(scheduler, engine, sampler, report.shown_by(progress))
         progress.say("verifying")
         verified = sampler.verify()
@@ -300,6 +326,7 @@ def _config(log: steplog.StepLog, model: Model, engine: Engine, options: dict[st
         "rate": log.rate,
         "token_budget": log.token_budget,
         "seed": log.seed,
+        "prefix_cache": log.prefix_cache,
         "repeated": options["steps"] is not None,
         "inject": options["inject"],
         "version": raddle.__version__,

@@ -128,7 +128,8 @@ class CudaEngine(Engine):
     # --- appends and runs ----------------------------------------------------------------------
 
     def _append_all(self, batch: Batch, layout: raddle.PagedKV) -> None:
-        for pools, (_, k, v, _) in zip(self.pools, self._tensors):
+        for layer, (pools, (_, k, v, _)) in enumerate(zip(self.pools, self._tensors)):
+            self._copy_pages(batch, layer)
             raddle.append_kv(layout, pools, k.rows(batch.rows), v.rows(batch.rows))
 
     def _append_once(self) -> None:

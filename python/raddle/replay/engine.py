@@ -26,6 +26,10 @@ class Batch:
     spans: Sequence[Span]
     tables: Sequence[Sequence[int]]
     """Each span's pages, as many as its keys fill."""
+    reused: Sequence[int] = ()
+    """Of each span's request, the tokens that it took over from others; empty: none."""
+    copies: tuple[Sequence[int], Sequence[int]] = ((), ())
+    """Pages to copy before keys are written, and where to."""
 
     def __post_init__(self) -> None:
         lengths = np.array([span.length for span in self.spans], np.int32)
@@ -38,10 +42,16 @@ class Batch:
         self.request = np.repeat(requests, lengths)
         first = np.repeat(begins - self.qo_indptr[:-1], lengths)
         self.position = first + np.arange(self.rows, dtype=np.int32)
+        self.follows_reused = np.repeat(np.array(self.reused or [0] * len(lengths)) > 0, lengths)
 
     @property
     def rows(self) -> int:
         return int(self.qo_indptr[-1])
+
+    @property
+    def shared_pages(self) -> int:
+        """Pages of more than one request."""
+        return int(np.count_nonzero(np.unique(self.page_indices, return_counts=True)[1] > 1))
 
     def layout(self, page_size: int) -> raddle.PagedKV:
         return raddle.PagedKV(
@@ -99,8 +109,10 @@ class Engine:
         seed: int = 0,
         schedules: Sequence[str] = ("auto",),
         num_workers: int | None = None,
+        prompts: native.SharedPrompts = native.SharedPrompts(),
     ) -> None:
         self.model, self.num_layers, self.page_size, self.seed = model, num_layers, page_size, seed
+        self.prompts = prompts
         self.schedules, self.num_workers = tuple(schedules), num_workers
         self.steps = 0
         kinds = dict.fromkeys(model.kind(layer) for layer in range(num_layers))
@@ -173,7 +185,12 @@ class Engine:
     def _append(
         self, batch: Batch, layout: raddle.PagedKV, layer: int, k: np.ndarray, v: np.ndarray
     ) -> None:
+        self._copy_pages(batch, layer)
         raddle.append_kv(layout, self.pools[layer], k, v)
+
+    def _copy_pages(self, batch: Batch, layer: int) -> None:
+        if len(batch.copies[0]):
+            raddle.copy_pages(self.pools[layer], *batch.copies)
 
     def _run(
         self, batch: Batch, plan: raddle.Plan, layer: int, q: np.ndarray, out: np.ndarray
@@ -190,7 +207,7 @@ class Engine:
             self._resize(batch.rows)
         q, k, v, out = (buffer[: batch.rows] for buffer in self._buffers)
         for stream, rows in (("query", q), ("key", k), ("value", v)):
-            native.fill(stream, self.seed, layer, batch.request, batch.position, rows)
+            native.fill(stream, self.seed, layer, batch.request, batch.position, rows, self.prompts)
         _poison(out)
         return q, k, v, out
 

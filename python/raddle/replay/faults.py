@@ -85,12 +85,36 @@ class MergeFault(Engine):
         return attention.run(attention.plan(layout), q, pool, return_state=True)
 
 
-def planted(name: str, engine: type[Engine]) -> type[Engine]:
+class PrefixFault(Engine):
+    """A request's first row after a prefix that it took over is written over the prefix's last one."""
+
+    def _append(
+        self, batch: Batch, layout: raddle.PagedKV, layer: int, k: np.ndarray, v: np.ndarray
+    ) -> None:
+        super()._append(batch, layout, layer, k, v)
+        for i, (span, table) in enumerate(zip(batch.spans, batch.tables)):
+            if not batch.reused or not span.begin == batch.reused[i] > 0:
+                continue
+            last = Batch([Span(span.request, span.begin - 1, 1)], [table[: -(-span.begin // self.page_size)]])
+            row = slice(batch.qo_indptr[i], batch.qo_indptr[i] + 1)
+            super()._append(last, last.layout(self.page_size), layer, k[row], v[row])
+
+
+def planted(name: str, engine: type[Engine], prefix_cache: bool) -> type[Engine]:
     """An engine of that class with a fault of that kind. Raises ``ValueError`` where it has no place for it."""
     fault = INJECT[name]
-    if fault is MergeFault and engine is not Engine:
-        raise ValueError("--inject merge: states are merged on the host; expected --device cpu")
+    if fault in _ON_HOST and engine is not Engine:
+        raise ValueError(f"--inject {name}: {_ON_HOST[fault]}; expected --device cpu")
+    if fault is PrefixFault and not prefix_cache:
+        raise ValueError(f"--inject {name}: no request takes over another's prefix; expected --prefix-cache")
     return fault if engine is Engine else type(fault.__name__, (fault, engine), {})
 
 
-INJECT = {"append": AppendFault, "page": PageFault, "mask": MaskFault, "merge": MergeFault}
+INJECT = {
+    "append": AppendFault,
+    "page": PageFault,
+    "mask": MaskFault,
+    "merge": MergeFault,
+    "prefix": PrefixFault,
+}
+_ON_HOST = {MergeFault: "states are merged on the host", PrefixFault: "rows are written by the host"}

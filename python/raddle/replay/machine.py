@@ -8,6 +8,7 @@ import raddle
 from raddle import _cuda
 from raddle.bench import limits
 
+from . import native
 from .cuda import CudaEngine, torch_has_gpu
 from .engine import Engine
 from .faults import planted
@@ -17,15 +18,20 @@ from .steplog import StepLog
 
 def engine_of(log: StepLog, model: Model, options: dict[str, Any]) -> Engine:
     """The engine on the device that the command's options name. Raises ``ValueError`` for what it cannot do."""
-    given = {"seed": log.seed, "schedules": options["schedules"], "num_workers": options["num_workers"]}
+    given = {
+        "seed": log.seed,
+        "schedules": options["schedules"],
+        "num_workers": options["num_workers"],
+        "prompts": native.SharedPrompts.of(log.requests),
+    }
     kind: type[Engine] = Engine
     if options["device"] != "cpu":
         kind = CudaEngine
         # A step of a log has a row or more of each request, as one of the scheduler does.
         rows = max([log.token_budget, *(sum(s.length for s in step) for step in log.steps)])
-        given.update(device=options["device"], max_rows=rows, max_requests=min(rows, len(log.requests)))
+        given.update(device=options["device"], max_rows=rows, max_requests=min(rows, log.samples * len(log.requests)))
     if options["inject"]:
-        kind = planted(options["inject"], kind)
+        kind = planted(options["inject"], kind, log.prefix_cache)
     try:
         return kind(model, options["layers"], log.num_pages, log.page_size, **given)
     except RuntimeError as error:  # no such device, no memory there, no compiler for it

@@ -8,6 +8,7 @@ import numpy as np
 
 from .engine import RunCost
 from .models import LayerKind, Model
+from .prefix_cache import allowed_tokens
 from .scheduler import Scheduler, Span
 from .serving import History, Step
 from .traces import Request
@@ -29,6 +30,7 @@ def summary(
     prefill_flops = model.flops(sum(_pairs(s.spans, kind) for s in prefill for kind in kinds))
     return {
         "requests": len(requests),
+        "samples": scheduler.samples,
         "tokens": tokens,
         "prompt_tokens": sum(r.input_tokens for r in requests),
         "seconds": history.seconds,
@@ -62,12 +64,30 @@ def summary(
             "mean": _ratio(
                 sum(s.pages_in_use for s in steps), len(steps) * scheduler.pool.num_pages
             ),
+            "idle": _ratio(sum(s.idle_pages for s in steps), len(steps) * scheduler.pool.num_pages),
         },
+        "prefixes": _prefixes(history, scheduler),
+    }
+
+
+def _prefixes(history: History, scheduler: Scheduler) -> dict[str, Any]:
+    """What requests took over from others, and what they could have in a pool without end."""
+    first = [r for r in history.finished if r.index < len(scheduler.requests)]  # of each request's samples
+    prompt_tokens = sum(r.request.input_tokens for r in first)
+    saved = sum(r.reused for r in first)
+    allowed = allowed_tokens(scheduler.requests, scheduler.pool.page_size)
+    shared = [s.shared_pages for s in history.steps]
+    return {
+        "hit_rate": _ratio(saved, prompt_tokens),
+        "allowed_hit_rate": _ratio(allowed, sum(r.input_tokens for r in scheduler.requests)),
+        "tokens_saved": saved,
+        "evicted_tokens": scheduler.prefixes.evicted_tokens,
+        "shared_pages": {"max": max(shared, default=0), "mean": _ratio(sum(shared), len(shared))},
     }
 
 
 def _is_decode(span: Span, requests: Sequence[Request]) -> bool:
-    return span.begin >= requests[span.request].input_tokens
+    return span.begin >= requests[span.request % len(requests)].input_tokens
 
 
 def _chunks(steps: Sequence[Step], requests: Sequence[Request]) -> dict[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -10,20 +10,47 @@ import raddle
 from raddle import _library
 from raddle._tensors import lend
 
+from .traces import BLOCK_TOKENS, Request
+
 _fill = _library.function("raddle.replay.fill")
 _sinks = _library.function("raddle.replay.sinks")
 _verify = _library.function("raddle.replay.verify")
 _split_rows = _library.function("raddle.replay.split_rows")
 
 
+class SharedPrompts(NamedTuple):
+    """Whose keys and values are the same: those of a block in all requests that have it, and of a prompt in all samples.
+
+    Where a request is asked for, s * requests + r is sample s of request r.
+    """
+
+    block_tokens: int = 0  # 0: nothing is shared
+    indptr: np.ndarray | None = None  # of blocks, int64 [requests + 1]
+    blocks: np.ndarray | None = None  # int64 [indptr[-1]]
+    tokens: np.ndarray | None = None  # of prompts, int64 [requests]
+
+    @classmethod
+    def of(cls, requests: Sequence[Request]) -> SharedPrompts:
+        indptr = np.cumsum([0, *(len(r.blocks) for r in requests)], dtype=np.int64)
+        blocks = np.fromiter((block for r in requests for block in r.blocks), np.int64)
+        return cls(BLOCK_TOKENS, indptr, blocks, np.array([r.input_tokens for r in requests], np.int64))
+
+
 def fill(
-    stream: str, seed: int, layer: int, request: np.ndarray, position: np.ndarray, out: np.ndarray
+    stream: str,
+    seed: int,
+    layer: int,
+    request: np.ndarray,
+    position: np.ndarray,
+    out: np.ndarray,
+    prompts: SharedPrompts = SharedPrompts(),
 ) -> None:
     """Writes rows of ``"query"``, ``"key"`` or ``"value"``: out[r] is what request[r] has at position[r].
 
-    `request` and `position` are int32 [rows], `out` is [rows, heads, D] of any dtype.
+    `request` and `position` are int32 [rows], `out` is [rows, heads, D] of any dtype. Queries are never
+    shared.
     """
-    _fill(stream, seed, layer, lend(out, "out"), request, position)
+    _fill(stream, seed, layer, lend(out, "out"), request, position, *prompts)
 
 
 def sinks(seed: int, layer: int, num_heads: int) -> np.ndarray:
@@ -37,13 +64,14 @@ def verify(
     request: np.ndarray,
     position: np.ndarray,
     head: np.ndarray,
+    prompts: SharedPrompts = SharedPrompts(),
 ) -> list[dict[str, float]]:
     """Compares outputs of one layer, fp32 [n, D], with fp64 attention computed from the hash alone.
 
     One dict for each: the ``element`` that uses most of its budget, ``found``, ``expected`` and ``budget``
     there, and their ``ratio``, above 1 if the output is wrong. src/replay/verify.cpp derives the budgets.
     """
-    verdicts = _verify(dict(reference), found, request, position, head)
+    verdicts = _verify(dict(reference), found, request, position, head, *prompts)
     return [dict(verdict.items()) for verdict in verdicts]
 
 

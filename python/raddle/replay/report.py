@@ -49,8 +49,9 @@ def _against(value: dict[str, float] | None, first: dict[str, float] | None) -> 
 
 def _table(report: dict[str, Any]) -> Table:
     config, verified = report["config"], report["verified"]
+    samples = f" of {report['samples']} samples" if report["samples"] > 1 else ""
     result = Table(
-        title=f"{report['trace']}: {report['requests']} requests, attention of {config['layers']} "
+        title=f"{report['trace']}: {report['requests']} requests{samples}, attention of {config['layers']} "
         f"layers of {config['model']}, {config['dtype']}",
         caption=_caption(report),
         caption_justify="left",
@@ -91,6 +92,20 @@ def _single_numbers(report: dict[str, Any]) -> list[tuple[str, str, str]]:
         ("running requests, mean", _number(report["mean_batch"]), "a step"),
         ("pool in use, mean", _number(pool["mean"], 100), f"% of {pool['pages']} pages"),
         ("  peak", _number(pool["peak"], 100), "%"),
+        *(_of_prefixes(report) if report["config"]["prefix_cache"] else []),
+    ]
+
+
+def _of_prefixes(report: dict[str, Any]) -> list[tuple[str, str, str]]:
+    found = report["prefixes"]
+    shared = found["shared_pages"]
+    return [
+        ("  cached and idle, mean", _number(report["pool"]["idle"], 100), "%"),
+        ("prefix cache, hit rate", _number(found["hit_rate"], 100), "% of prompt tokens"),
+        ("  hashes of blocks allow", _number(found["allowed_hit_rate"], 100), "%, all prompts kept"),
+        ("  tokens saved", f"{found['tokens_saved']:,}", ""),
+        ("  tokens evicted", f"{found['evicted_tokens']:,}", ""),
+        ("pages of several requests", _number(shared["mean"]), f"a step, at most {shared['max']:,}"),
     ]
 
 

@@ -2,7 +2,7 @@
 
 Outputs are drawn while the replay runs, by reservoir sampling in each layer from each kind of row that has
 its own way to go wrong: rows of a prefill chunk, decode rows, rows that were split over workers and composed
-again, and rows at a page's edge.
+again, rows at a page's edge, and rows of requests whose first keys another one computed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from . import native
 from .engine import Batch
 from .models import Model, reference
 
-STRATA = ("chunk", "decode", "split", "page edge")
+STRATA = ("chunk", "decode", "split", "page edge", "reused prefix")
 # From one layer's output and stratum; a run of few steps still fills its quota.
 _DRAWS_A_STEP = 4
 _WORST_SHOWN = 3
@@ -93,8 +93,10 @@ class Sampler:
         count: int,
         seed: int,
         rounds_weights: bool = False,
+        prompts: native.SharedPrompts = native.SharedPrompts(),
     ) -> None:
         self.model, self.page_size, self.count, self.seed = model, page_size, count, seed
+        self.prompts = prompts
         self.rounds_weights = rounds_weights
         self.draw = random.Random(seed)
         self.step = 0
@@ -137,6 +139,7 @@ class Sampler:
                 np.array([s.request for s in group], np.int32),
                 np.array([s.position for s in group], np.int32),
                 np.array([s.head for s in group], np.int32),
+                self.prompts,
             )
             judged += zip(verdicts, group)
         judged.sort(key=lambda pair: -pair[0]["ratio"])
@@ -159,6 +162,7 @@ class Sampler:
             "decode": decode,
             "split": native.split_rows(plan, batch.rows, self.model.num_kv_heads),
             "page edge": np.outer(edge, every_head),
+            "reused prefix": np.outer(batch.follows_reused, every_head),
         }
 
 

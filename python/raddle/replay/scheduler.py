@@ -1,12 +1,13 @@
 """Which rows each step computes: continuous batching with chunked prefill over a paged pool.
 
 A request of n prompt tokens and m generated ones is n rows of prefill, in chunks, then m - 1 rows of decode:
-the step that ends the prefill gives the first token, and the last token is never attended to.
+the step that ends the prefill gives the first token, and the last token is never attended to. Of several samples of a
+request all have their first token then, and decode apart.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Iterable, NamedTuple, Sequence
@@ -15,11 +16,15 @@ import numpy as np
 
 import raddle
 
+from .prefix_cache import NO_PAGES, NoPrefixCache
 from .traces import Request
 
 
 class Span(NamedTuple):
-    """Rows ``begin … begin + length`` of a request, computed in one step."""
+    """Rows ``begin … begin + length`` of a request, computed in one step.
+
+    request: its index, and of its sample s > 0 s times the number of requests more.
+    """
 
     request: int
     begin: int
@@ -28,19 +33,20 @@ class Span(NamedTuple):
 
 @dataclass
 class Running:
-    """A request that holds pages."""
+    """A request that holds pages, or another sample of one."""
 
     index: int
+    """As a `Span` has it."""
     request: Request
     key: int
     """Its number in the pool."""
-    reserved: int
-    """Pages promised to it."""
-    kv_len: int = 0
+    pages: int
+    """Pages that it needs in the end, and was promised; with those of its other samples until its prompt is computed."""
+    reused: int
+    """Tokens of its prompt that others computed."""
+    kv_len: int
     token_times: list[float] = field(default_factory=list)
     """Clock at each generated token."""
-    freed: np.ndarray | None = None
-    """Pages that became free when it was done."""
 
     @property
     def prefill_left(self) -> int:
@@ -50,18 +56,25 @@ class Running:
 class Scheduler:
     """The queue of waiting requests, those that run, and the pool.
 
-    A request's room is promised as a whole when it is admitted, and taken from the pool step by step.
+    A request's room is promised as a whole when it is admitted, and taken from the pool step by step. What is done
+    with prompts that begin alike is for `prefixes` to say.
     """
 
-    def __init__(self, requests: Sequence[Request], pool: raddle.PagePool, token_budget: int) -> None:
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        pool: raddle.PagePool,
+        token_budget: int,
+        prefixes: type[NoPrefixCache] = NoPrefixCache,
+        samples: int = 1,
+    ) -> None:
         """Raises ``ValueError`` for a request that the pool can't hold alone."""
-        self.requests, self.pool, self.token_budget = requests, pool, token_budget
-        self.promised = 0
-        """Pages promised to requests that run."""
+        self.requests, self.pool, self.token_budget, self.samples = requests, pool, token_budget, samples
+        self.prefixes = prefixes(pool)
         for i, r in enumerate(requests):
             if self.pages_of(r) > pool.num_pages:
                 raise ValueError(
-                    f"request {i} needs {self.pages_of(r)} pages ({r.input_tokens} + {r.output_tokens} "
+                    f"request {i} needs {self.pages_of(r)} pages ({r.input_tokens} + {samples * r.output_tokens} "
                     f"tokens), the pool has {pool.num_pages}; raise --pool-tokens or lower --max-context"
                 )
         if token_budget < 1:
@@ -70,6 +83,9 @@ class Scheduler:
         self.running: dict[int, Running] = {}
         self.queued: set[int] = set()
         """Requests that had to wait for pages."""
+        self._freed: list[np.ndarray] = []
+        self.copies: tuple[np.ndarray, np.ndarray] = (NO_PAGES, NO_PAGES)
+        """Pages to copy before the scheduled step's keys are written, and where to."""
 
     def schedule(self, now: float) -> list[Span]:
         """The next step: a row for every decode, then prefill from the rest of the token budget.
@@ -92,26 +108,53 @@ class Scheduler:
         return step
 
     def complete(self, step: Sequence[Span], now: float) -> list[Running]:
-        """Books a step that ended at `now`. Returns the requests that are done, whose pages are free again."""
+        """Books a step that ended at `now`. Returns the requests that are done."""
         done = []
         for span in step:
             r = self.running[span.request]
             r.kv_len += span.length
-            if r.prefill_left == 0:
-                r.token_times.append(now)
-            if len(r.token_times) == r.request.output_tokens:
-                done.append(self.running.pop(r.index))
-                r.freed = self.pool.finish([r.key])
-                self.promised -= r.reserved
+            samples = [r]
+            if r.kv_len == r.request.input_tokens:
+                self._freed.append(self.prefixes.computed(r.key, r.request))
+                samples += self._fork(r)
+            for sample in samples if r.prefill_left == 0 else ():
+                sample.token_times.append(now)
+                if len(sample.token_times) == sample.request.output_tokens:
+                    done.append(self.running.pop(sample.index))
+                    self._freed.append(self.prefixes.finish(sample.key))
         return done
+
+    def take_freed(self) -> np.ndarray:
+        """Pages that became free since this was last asked; some may be in use again, with nothing written to them."""
+        freed = np.concatenate([NO_PAGES, *self._freed])
+        self._freed.clear()
+        return freed
 
     def tables(self, step: Sequence[Span]) -> list[np.ndarray]:
         """The pages of each span's request."""
         return [self.pool.pages(self.running[span.request].key) for span in step]
 
+    def reused(self, step: Sequence[Span]) -> list[int]:
+        """Tokens that each span's request took over."""
+        return [self.running[span.request].reused for span in step]
+
     def pages_of(self, request: Request) -> int:
-        """Pages that a request needs for all its tokens."""
-        return -(-request.tokens // self.pool.page_size)
+        """Pages that a request needs for all its tokens; its samples share the prompt's full ones."""
+        shared = request.input_tokens // self.pool.page_size
+        return shared + self.samples * (self._pages(request.tokens) - shared)
+
+    @property
+    def promised(self) -> int:
+        """Pages that requests which run will still take."""
+        kv_len = {r.index: self.pool.kv_len(r.key) for r in self.running.values()}
+        # Samples that have not decoded share the prompt's last page; if it is not full, all but one will copy it.
+        sharing = Counter(
+            r.index % len(self.requests)
+            for r in self.running.values()
+            if kv_len[r.index] == r.request.input_tokens and r.request.input_tokens % self.pool.page_size
+        )
+        left = sum(r.pages - self._pages(kv_len[r.index]) for r in self.running.values())
+        return left + sum(n - 1 for n in sharing.values())
 
     @property
     def done(self) -> bool:
@@ -124,22 +167,37 @@ class Scheduler:
     def _admit(self, now: float, prefilling: deque[Running]) -> bool:
         if not self.waiting or self.next_arrival > now:
             return False
-        pages = self.pages_of(self.requests[self.waiting[0]])
-        if self.promised + pages > self.pool.num_pages:
+        request = self.requests[self.waiting[0]]
+        pages = self.pages_of(request)
+        if self.prefixes.spare(request, pages) < self.promised:
             arrived = takewhile(lambda i: self.requests[i].arrival <= now, self.waiting)
             self.queued.update(arrived)
             return False
         index = self.waiting.popleft()
-        self.promised += pages
-        self.running[index] = Running(index, self.requests[index], self.pool.add(), pages)
+        key, reused = self.prefixes.add(request)
+        self.running[index] = Running(index, request, key, pages, reused, kv_len=reused)
         prefilling.append(self.running[index])
         return True
 
     def _take_pages(self, step: Sequence[Span]) -> None:
-        grown = self.pool.append(
-            [self.running[span.request].key for span in step], [span.length for span in step]
-        )
-        assert grown.missing == 0, "what was promised is there"
+        keys = [self.running[span.request].key for span in step]
+        grown = self.prefixes.append(keys, [span.length for span in step])
+        self._freed.append(grown.freed)
+        self.copies = grown.from_pages, grown.to_pages
+
+    def _fork(self, r: Running) -> list[Running]:
+        """The other samples of a request whose prompt is computed."""
+        r.pages = self._pages(r.request.tokens)
+        keys = self.prefixes.fork(r.key, self.samples - 1) if self.samples > 1 else []
+        forks = [
+            Running(r.index + s * len(self.requests), r.request, key, r.pages, r.kv_len, r.kv_len)
+            for s, key in enumerate(keys, 1)
+        ]
+        self.running.update((fork.index, fork) for fork in forks)
+        return forks
+
+    def _pages(self, tokens: int) -> int:
+        return -(-tokens // self.pool.page_size)
 
 
 class Playback(Scheduler):
@@ -151,8 +209,10 @@ class Playback(Scheduler):
         pool: raddle.PagePool,
         steps: Sequence[Sequence[Span]],
         queued: Iterable[int] = (),
+        prefixes: type[NoPrefixCache] = NoPrefixCache,
+        samples: int = 1,
     ) -> None:
-        super().__init__(requests, pool, token_budget=1)
+        super().__init__(requests, pool, token_budget=1, prefixes=prefixes, samples=samples)
         self.steps = deque(steps)
         self.queued.update(queued)
 

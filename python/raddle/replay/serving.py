@@ -21,6 +21,10 @@ class Step:
     spans: list[Span]
     cost: StepCost
     pages_in_use: int
+    idle_pages: int
+    """Of these, cached and held by no request."""
+    shared_pages: int
+    """Pages that several of its requests read."""
 
 
 @dataclass
@@ -47,15 +51,14 @@ def serve(
         if not spans:
             now = scheduler.next_arrival
             continue
-        tables = scheduler.tables(spans)
-        pages_in_use = scheduler.pool.used
+        engine.release(scheduler.take_freed())
+        batch = Batch(spans, scheduler.tables(spans), scheduler.reused(spans), scheduler.copies)
+        pages = scheduler.pool.used, scheduler.prefixes.idle_pages, batch.shared_pages
         sampler.step = len(history.steps)
-        cost = engine.step(Batch(spans, tables), sampler.offer)
+        cost = engine.step(batch, sampler.offer)
         now += cost.seconds
-        for done in scheduler.complete(spans, now):
-            history.finished.append(done)
-            engine.release(done.freed)
-        history.steps.append(Step(spans, cost, pages_in_use))
+        history.finished += scheduler.complete(spans, now)
+        history.steps.append(Step(spans, cost, *pages))
         history.seconds = now
         on_step(history)
     return history

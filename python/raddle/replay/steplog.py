@@ -10,7 +10,7 @@ from pathlib import Path
 from .scheduler import Span
 from .traces import Request
 
-_FORMAT = "raddle replay steps 1"
+_FORMAT = "raddle replay steps 2"
 
 
 @dataclass
@@ -23,6 +23,9 @@ class StepLog:
     page_size: int
     num_pages: int
     token_budget: int
+    prefix_cache: bool
+    samples: int
+    """Of each request."""
     rate: float
     requests: list[Request]
     steps: list[list[Span]]
@@ -39,8 +42,10 @@ def save(log: StepLog, path: Path) -> None:
         "page_size": log.page_size,
         "num_pages": log.num_pages,
         "token_budget": log.token_budget,
+        "prefix_cache": log.prefix_cache,
+        "samples": log.samples,
         "rate": log.rate,
-        "requests": [[r.arrival, r.input_tokens, r.output_tokens] for r in log.requests],
+        "requests": [[r.arrival, r.input_tokens, r.output_tokens, r.blocks] for r in log.requests],
         "steps": log.steps,
         "queued": log.queued,
     }
@@ -55,7 +60,9 @@ def load(path: Path) -> StepLog:
         record = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
         if record.pop("format") != _FORMAT:
             raise ValueError("unknown format")
-        record["requests"] = [Request(float(a), int(n), int(m)) for a, n, m in record["requests"]]
+        record["requests"] = [
+            Request(float(a), int(n), int(m), tuple(map(int, blocks))) for a, n, m, blocks in record["requests"]
+        ]
         record["steps"] = [[Span(int(r), int(b), int(n)) for r, b, n in step] for step in record["steps"]]
         return StepLog(**record)
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:

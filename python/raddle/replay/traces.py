@@ -7,12 +7,15 @@ import gzip
 import itertools
 import json
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Callable, Iterable, Iterator, TextIO
+from typing import Any, Callable, Iterable, Iterator, TextIO
 
 EXCERPT = Path(__file__).parent.parent / "data" / "azure_llm_2023_conv_excerpt.csv"
+BLOCK_TOKENS = 512
+"""Prompt tokens to a hash of a Mooncake trace."""
+_MOST_BLOCKS = 2**63 // BLOCK_TOKENS
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,9 @@ class Request:
     """Seconds since the first request."""
     input_tokens: int
     output_tokens: int
+    blocks: tuple[int, ...] = ()
+    """Numbers of the whole blocks of `BLOCK_TOKENS` tokens that its prompt begins with. A number stands for all tokens
+    up to the block's end: requests that have it have those in common."""
 
     @property
     def tokens(self) -> int:
@@ -41,8 +47,9 @@ def read_trace(path: Path) -> Iterator[Request]:
     """The requests of a trace file, in the file's order.
 
     The format is told from the first line: the Azure LLM inference CSV (``TIMESTAMP,ContextTokens,
-    GeneratedTokens``) or Mooncake's JSON lines (``timestamp`` in ms, ``input_length``, ``output_length``).
-    A name that ends in ``.gz`` is decompressed. Raises `TraceError`.
+    GeneratedTokens``) or Mooncake's JSON lines (``timestamp`` in ms, ``input_length``, ``output_length``, and maybe
+    ``hash_ids``, one for each 512 prompt tokens, which count where the prompt fills the block). A name that ends in
+    ``.gz`` is decompressed. Raises `TraceError`.
     """
     with _open(path) as lines:
         try:
@@ -55,16 +62,16 @@ def read_trace(path: Path) -> Iterator[Request]:
             if number == 1 and parse is _azure or not line.strip():
                 continue
             try:
-                time, prompt, output = parse(line)
+                request = parse(line)
             except (ValueError, KeyError, TypeError) as error:
                 raise TraceError(path, number, f"{error}; found {_shown(line)}") from None
-            start = time if start is None else start
-            if prompt < 1 or output < 1:
-                found = f"found {prompt} prompt and {output} generated tokens; expected at least 1 each"
-                raise TraceError(path, number, found)
-            if time < start:
+            start = request.arrival if start is None else start
+            if request.input_tokens < 1 or request.output_tokens < 1:
+                tokens = f"{request.input_tokens} prompt and {request.output_tokens} generated tokens"
+                raise TraceError(path, number, f"found {tokens}; expected at least 1 each")
+            if request.arrival < start:
                 raise TraceError(path, number, "arrives before the first request")
-            yield Request(time - start, prompt, output)
+            yield replace(request, arrival=request.arrival - start)
 
 
 def synthetic(text: str, seed: int) -> Iterator[Request]:
@@ -89,7 +96,7 @@ def select(
     fitting = (r for r in requests if max_context is None or r.tokens <= max_context)
     chosen = sorted(itertools.islice(fitting, count), key=lambda r: r.arrival)
     start = chosen[0].arrival if chosen else 0.0
-    return [Request(r.arrival - start, r.input_tokens, r.output_tokens) for r in chosen]
+    return [replace(r, arrival=r.arrival - start) for r in chosen]
 
 
 def _open(path: Path) -> TextIO:
@@ -98,7 +105,8 @@ def _open(path: Path) -> TextIO:
     return open(path, encoding="utf-8", newline="")
 
 
-def _parser(path: Path, first: str) -> Callable[[str], tuple[float, int, int]]:
+def _parser(path: Path, first: str) -> Callable[[str], Request]:
+    """What reads a line; arrivals are on the trace's own clock."""
     if first.lstrip("\ufeff \t").startswith("{"):
         return _mooncake
     if first.lstrip("\ufeff").strip() == "TIMESTAMP,ContextTokens,GeneratedTokens":
@@ -107,22 +115,37 @@ def _parser(path: Path, first: str) -> Callable[[str], tuple[float, int, int]]:
     raise TraceError(path, 1, f"{expected}; found {_shown(first)}")
 
 
-def _azure(line: str) -> tuple[float, int, int]:
+def _azure(line: str) -> Request:
     fields = next(csv.reader([line]))
     if len(fields) != 3:
         raise ValueError(f"expected 3 fields, not {len(fields)}")
     # Seven digits of a second; Python reads six.
     stamp = datetime.strptime(fields[0][:26], "%Y-%m-%d %H:%M:%S.%f")
-    return (stamp - datetime(2000, 1, 1)).total_seconds(), int(fields[1]), int(fields[2])
+    return Request((stamp - datetime(2000, 1, 1)).total_seconds(), int(fields[1]), int(fields[2]))
 
 
-def _mooncake(line: str) -> tuple[float, int, int]:
+def _mooncake(line: str) -> Request:
     record = json.loads(line)
     fields = [record[name] for name in ("timestamp", "input_length", "output_length")]
     for name, value in zip(("timestamp", "input_length", "output_length"), fields):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ValueError(f"{name} is {value!r}; expected a number")
-    return fields[0] / 1000.0, int(fields[1]), int(fields[2])
+    prompt, output = int(fields[1]), int(fields[2])
+    return Request(fields[0] / 1000.0, prompt, output, _whole_blocks(record.get("hash_ids"), prompt))
+
+
+def _whole_blocks(ids: Any, prompt: int) -> tuple[int, ...]:
+    """Of a prompt's hashes those of blocks that it fills."""
+    if ids is None:
+        return ()
+    expected = -(-prompt // BLOCK_TOKENS)
+    if not isinstance(ids, list) or len(ids) != expected:
+        count = len(ids) if isinstance(ids, list) else repr(ids)
+        raise ValueError(f"hash_ids: {count} for {prompt} tokens; expected {expected}, each for {BLOCK_TOKENS}")
+    for block in ids:
+        if isinstance(block, bool) or not isinstance(block, int) or not 0 <= block < _MOST_BLOCKS:
+            raise ValueError(f"hash_ids has {block!r}; expected integers from 0 to {_MOST_BLOCKS - 1}")
+    return tuple(ids[: prompt // BLOCK_TOKENS])
 
 
 def _uniform(low: int, high: int, draw: random.Random) -> Iterator[Request]:
