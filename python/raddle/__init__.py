@@ -44,7 +44,7 @@ from raddle.variants import (
 
 def __getattr__(name: str):
     # Not everybody needs them, and `import raddle` should stay light.
-    if name in ("cache", "flex"):
+    if name in ("cache", "flex", "mla"):
         import importlib
 
         return importlib.import_module(f"raddle.{name}")

@@ -1,0 +1,153 @@
+"""Multi-head latent attention (MLA, DeepSeek): what turns a layer's weights and queries into attention over its cache.
+
+The cache holds one row a token for all heads: the latent ``c_kv`` [kv_lora_rank], from which every head's K and V
+would be made, and the key ``k_pe`` [rope], which RoPE has turned, of all heads. With ``W_UK`` moved to the queries and
+``W_UV`` behind the attention ("absorbed"), attention reads these rows alone: as K with all of their columns, as V with
+the first kv_lora_rank::
+
+    attn = raddle.Attention(mla.spec(heads, variant=raddle.Causal()))
+    mla.append(layout, cache, c_kv, k_pe, rope=rope)
+    out = attn.run(attn.plan(layout), mla.latent_q(q_nope, q_pe, w_uk), mla.kv(cache))
+    values = mla.value_heads(out, w_uv)  # [rows, heads, v_dim], what unabsorbed attention gives
+
+Tensors are of numpy or torch. Products are accumulated in fp32, in fp64 where they are of it, and rounded once to the
+dtype of the first argument. Source: DeepSeek-V2, arXiv 2405.04434, section 2.1, equations 9 to 19 and appendix C.
+
+DeepSeek's checkpoints hold W_UQ as ``q_b_proj`` [heads · (nope + rope), q_lora], W_UK and W_UV as ``kv_b_proj``
+[heads · (nope + v_dim), kv_lora_rank], W_O as ``o_proj`` [hidden, heads · v_dim]. As they are meant here::
+
+    w_uk, w_uv = kv_b_proj.T.reshape(kv_lora_rank, heads, nope + v_dim)[..., :nope], …[..., nope:]
+    w_uq, w_o = q_b_proj.T.reshape(q_lora, heads, nope + rope)[..., :nope], o_proj.T.reshape(heads, v_dim, hidden)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from raddle.kv import append_kv
+from raddle.layouts import PagedKV
+from raddle.spec import AttentionSpec
+from raddle.variants import Variant
+
+#: DeepSeek-V2's and V3's.
+KV_LORA_RANK, NOPE, ROPE = 512, 128, 64
+
+
+def spec(num_heads: int, *, kv_lora_rank: int = KV_LORA_RANK, nope: int = NOPE, rope: int = ROPE, **others: Any) -> AttentionSpec:
+    """The attention over the cache: one KV head of kv_lora_rank + rope, V of kv_lora_rank.
+
+    Args:
+        num_heads: query heads of this device.
+        kv_lora_rank: columns of the latent.
+        nope, rope: a head's columns of unabsorbed Q and K without and with RoPE: the softmax scale stays
+            ``1 / sqrt(nope + rope)``, unless ``scale`` is given.
+        others: further fields of `AttentionSpec`.
+    """
+    others = {"scale": (nope + rope) ** -0.5, **others}
+    return AttentionSpec(num_heads, 1, kv_lora_rank + rope, kv_lora_rank, **others)
+
+
+def kv(cache: Any, kv_lora_rank: int = KV_LORA_RANK) -> tuple[Any, Any]:
+    """K and V as `Attention.run` takes them: V is a view of K's first columns.
+
+    Args:
+        cache: [pages, page_size, 1, kv_lora_rank + rope] (NHD), or any other shape of a pool of K.
+        kv_lora_rank: columns of V.
+    """
+    return cache, cache[..., :kv_lora_rank]
+
+
+def append(layout: PagedKV, cache: Any, c_kv: Any, k_pe: Any, rope: Variant | None = None) -> None:
+    """Writes the new tokens' rows into their pages: `append_kv` for a cache of latents.
+
+    Args:
+        layout: as of `append_kv`.
+        cache: [pages, page_size, 1, kv_lora_rank + rope], written.
+        c_kv: [rows, kv_lora_rank] in the cache's dtype, normalised as the model does.
+        k_pe: [rows, rope] of the same.
+        rope: turns k_pe on the way, at the rows' positions; None: it is turned already.
+    """
+    rank = c_kv.shape[-1]
+    append_kv(layout, (cache[..., rank:], cache[..., :rank]), k_pe[:, None], c_kv[:, None], rope=rope)
+
+
+def absorb_q(w_uq: Any, w_uk: Any) -> Any:
+    """W_UQ·W_UKᵀ of each head: what makes the latent part of queries out of the compressed ones.
+
+    Args:
+        w_uq: [q_lora, heads, nope]; of a model that doesn't compress its queries [hidden, heads, nope].
+        w_uk: [kv_lora_rank, heads, nope].
+
+    Returns [q_lora, heads, kv_lora_rank]. It is larger than both: to absorb W_UK in every step instead, see `latent_q`.
+    """
+    _check("w_uk", w_uk, "[kv_lora_rank, heads, nope]", w_uk.shape[:1] + w_uq.shape[1:])
+    return _of_heads(w_uq, w_uk.swapaxes(0, 1).swapaxes(1, 2))
+
+
+def absorb_out(w_uv: Any, w_o: Any) -> Any:
+    """W_UV·W_O of each head: what makes the layer's output out of the attention's, summed over heads.
+
+    Args:
+        w_uv: [kv_lora_rank, heads, v_dim].
+        w_o: [heads, v_dim, hidden].
+
+    Returns [heads, kv_lora_rank, hidden]: with it ``out.reshape(rows, -1) @ w.reshape(-1, hidden)`` is the layer's
+    output. It is larger than both: to apply W_UV in every step instead, see `value_heads`.
+    """
+    _check("w_o", w_o, "[heads, v_dim, hidden]", w_uv.shape[1:] + w_o.shape[-1:])
+    return _as(w_uv, _wide(w_uv.swapaxes(0, 1)) @ _wide(w_o))
+
+
+def latent_q(q_nope: Any, q_pe: Any, w_uk: Any) -> Any:
+    """Queries as the attention over the cache takes them.
+
+    Args:
+        q_nope: [rows, heads, nope].
+        q_pe: [rows, heads, rope], turned already.
+        w_uk: [kv_lora_rank, heads, nope].
+
+    Returns [rows, heads, kv_lora_rank + rope].
+    """
+    latent = absorb_q(q_nope, w_uk)
+    _check("q_pe", q_pe, "[rows, heads, rope]", q_nope.shape[:2] + q_pe.shape[-1:])
+    if isinstance(latent, np.ndarray):
+        return np.concatenate([latent, q_pe], -1)
+    import torch
+
+    return torch.cat([latent, q_pe], -1)
+
+
+def value_heads(out: Any, w_uv: Any) -> Any:
+    """What unabsorbed attention would have returned: W_UV applied to the attention's output.
+
+    Args:
+        out: [rows, heads, kv_lora_rank].
+        w_uv: [kv_lora_rank, heads, v_dim].
+
+    Returns [rows, heads, v_dim].
+    """
+    _check("w_uv", w_uv, "[kv_lora_rank, heads, v_dim]", out.shape[:0:-1] + w_uv.shape[-1:])
+    return _of_heads(out, w_uv.swapaxes(0, 1))
+
+
+def _of_heads(x: Any, w: Any) -> Any:
+    """x [rows, heads, n] times w [heads, n, m]: [rows, heads, m]."""
+    return _as(x, (_wide(x.swapaxes(0, 1)) @ _wide(w)).swapaxes(0, 1))
+
+
+def _wide(x: Any) -> Any:
+    if isinstance(x, np.ndarray):
+        return x.astype(np.float32) if x.dtype.itemsize < 4 else x
+    return x.float() if x.element_size() < 4 else x
+
+
+def _as(like: Any, x: Any) -> Any:
+    """Contiguous, in the dtype of ``like``."""
+    return np.ascontiguousarray(x, like.dtype) if isinstance(x, np.ndarray) else x.to(like.dtype).contiguous()
+
+
+def _check(name: str, x: Any, axes: str, shape: Any) -> None:
+    if tuple(x.shape) != tuple(shape):
+        raise ValueError(f"{name} has shape {list(x.shape)}; expected {axes}, here {list(shape)}")
