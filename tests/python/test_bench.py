@@ -39,6 +39,12 @@ SMALL = [
     for dtype in ("bf16", "fp32")
     for phase, kv_len in (("decode", (33, 33, 33)), ("decode", (40, 1, 17)), ("prefill", (50,)))
 ]
+LATENT = dict(num_kv_heads=1, head_dim=48, latent=32)
+MLA = [
+    Workload("decode", "bf16", "tiny", (40, 1, 17), num_qo_heads=8, **LATENT),
+    Workload("decode", "bf16", "tiny", (40, 1, 17), num_qo_heads=32, **LATENT),
+    Workload("prefill", "bf16", "tiny", (40, 20), chunks=(9, 20), num_qo_heads=8, **LATENT),
+]
 MIXED = Workload("mixed", "bf16", "tiny", (50, 40, 1, 17), chunks=(50, 7, 1, 1), **HEADS)
 FORMS = [
     Workload("decode", "bf16", "tiny", (40, 1, 17), page_size=1, **HEADS),
@@ -85,7 +91,7 @@ def test_names_say_phase_and_dtype():
     assert len(set(names)) == len(names)
     for w in workloads.ALL:
         assert w.phase in w.name.split() and w.dtype in w.name.split()
-    assert len(workloads.chosen()) == 24
+    assert len(workloads.chosen()) == 28
     assert {w.name for w in workloads.ALL if w.phase == "mixed"} == {
         "mixed bf16 B17 1024+16x1024",
         "mixed bf16 B17 512of4096+16x1024",
@@ -99,6 +105,7 @@ def test_workloads_are_chosen_by_words():
         "decode bf16 B1 S8192",
         "prefill fp32 B1 S1024",
         "prefill fp32 B1 S4096",
+        "decode bf16 B1 S8192 mla16",
     ]
     assert [w.name for w in workloads.chosen(("decode bf16 B16 S1024",))] == ["decode bf16 B16 S1024"]
     with pytest.raises(ValueError, match="'fp64'.*decode bf16 B16 S1024"):
@@ -121,6 +128,29 @@ def test_a_mixed_batch_reads_and_computes():
     assert mixed.qo_len == (10, 1, 1) and mixed.read_bytes == 25 * mixed.token_bytes == 25 * 2 * 2 * 16 * 2
     assert mixed.flops == 4 * 4 * 16 * (10 * 20 + 10 * 10 / 2)
     assert mixed.rate(1000.0) == 12 and mixed.unit == "rows/ms"
+
+
+def test_a_latent_is_read_once():
+    """Sixteen heads read; more of them compute, and so does a prompt."""
+    decode, wide, chunk = MLA
+    assert [w.name for w in MLA] == ["decode bf16 B3 tiny mla8", "decode bf16 B3 tiny mla32", "prefill bf16 B2 tiny mla8"]
+    assert decode.unit == "GB/s" and decode.flops == 0 and decode.read_bytes == decode.kv_bytes == 58 * 48 * 2
+    assert wide.unit == "GFLOP/s" and wide.read_bytes == 0 and wide.flops == 2 * 32 * (48 + 32) * 58
+    assert wide.rate(1.0) == wide.flops / 1e3
+    assert chunk.unit == "GFLOP/s" and chunk.flops == 2 * 8 * (48 + 32) * (9 * 35.5 + 20 * 10)
+
+
+@pytest.mark.parametrize("workload", MLA, ids=lambda w: w.name)
+def test_latents_are_computed_without_peers(workload):
+    def refused(batch, pool_bytes):
+        raise AssertionError("no peer takes latents")
+
+    with Progress() as progress:
+        result = compare.measure(workload, {"peer": refused}, 2, progress, 3 * workload.kv_bytes)
+    assert set(result.times) == {"raddle"}
+    batch = engines.PagedBatch(engines.Batch.random(workload), 3 * workload.kv_bytes)
+    k, v = batch.pools
+    assert v.data_ptr() == k.data_ptr() and v.shape[-1] == 32 and batch.out.shape[-1] == 32
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda w: w.name)

@@ -51,7 +51,7 @@ def measure(
     progress: Progress,
     pool_bytes: Optional[int] = None,
 ) -> Result:
-    """Prepares, verifies and times one workload; peers compute the plain ones.
+    """Prepares, verifies and times one workload; peers compute the plain ones, and no latents.
 
     Raises ``WrongOutput`` if an output differs from attention in fp32 by more than rounding.
     """
@@ -59,7 +59,7 @@ def measure(
     batch = engines.Batch.random(workload)
     contestants = engines.raddle_engines(batch, pool_bytes)
     refused = []
-    for peer in peers.values() if workload.is_plain else ():
+    for peer in peers.values() if workload.is_plain and not workload.latent else ():
         try:
             contestants += peer(batch, pool_bytes)
         except PeerError as error:

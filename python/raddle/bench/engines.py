@@ -31,7 +31,7 @@ SOFT_CAP = 30.0
 class Batch:
     """Inputs of one workload: q [rows, Hq, D], k and v [tokens, Hkv, D], requests one after another.
 
-    Of a workload with K and V of 8 bits, k and v hold exactly what the 8 bits hold.
+    Of a workload with latents v is a view of k.     Of a workload with K and V of 8 bits, k and v hold exactly what the 8 bits hold.
     """
 
     workload: Workload
@@ -45,7 +45,8 @@ class Batch:
         w, dtype = workload, _DTYPES[workload.dtype]
         kv_shape = (sum(w.kv_len), w.num_kv_heads, w.head_dim)
         q = torch.randn(sum(w.qo_len), w.num_qo_heads, w.head_dim, dtype=dtype)
-        k, v = (torch.randn(kv_shape, dtype=dtype) for _ in "kv")
+        k = torch.randn(kv_shape, dtype=dtype)
+        v = k[..., : w.latent] if w.latent else torch.randn(kv_shape, dtype=dtype)
         if w.dtype == "fp8":
             k, v = (_to_fp8(x).to(dtype) * FP8_SCALE for x in (k, v))
         return cls(w, q, k, v)
@@ -138,12 +139,13 @@ class PagedBatch:
             num_qo_heads=w.num_qo_heads,
             num_kv_heads=w.num_kv_heads,
             head_dim=w.head_dim,
+            head_dim_vo=w.head_dim_vo,
             dtype=str(batch.q.dtype).split(".")[-1],
             kv_dtype="float8_e4m3fn" if self._is_fp8 else None,
             variant=_variant(w),
         )
         self.attention = raddle.Attention(spec)
-        self.out = torch.empty_like(batch.q)
+        self.out = batch.q.new_empty(*batch.q.shape[:2], w.head_dim_vo)
         self._kv_len = torch.tensor(w.kv_len, dtype=torch.int32)
         self._qo_indptr = _indptr(torch.tensor(w.qo_len))
         pages = -(-self._kv_len // w.page_size)
@@ -152,10 +154,11 @@ class PagedBatch:
         self._tables = torch.randperm(total * self.copies, dtype=torch.int32).view(self.copies, total)
         shape = (total * self.copies, w.page_size, w.num_kv_heads, w.head_dim)
         stored = torch.uint8 if self._is_fp8 else batch.q.dtype
-        self.pools = tuple(torch.empty(shape, dtype=stored) for _ in "kv")
+        written = tuple(torch.empty(shape, dtype=stored) for _ in ("k" if w.latent else "kv"))
         rows = [self._stored(x).split(w.kv_len) for x in (batch.k, batch.v)]
         for copy in range(self.copies):
-            self._fill(copy, rows)
+            self._fill(copy, written, rows)
+        self.pools = (written[0], written[0][..., : w.latent]) if w.latent else written
         self.plans = [self.plan(copy) for copy in range(self.copies)]
         self._scales = {"k_scale": FP8_SCALE, "v_scale": FP8_SCALE} if self._is_fp8 else {}
 
@@ -173,10 +176,10 @@ class PagedBatch:
     def _stored(self, x: torch.Tensor) -> torch.Tensor:
         return _to_fp8(x).view(torch.uint8) if self._is_fp8 else x
 
-    def _fill(self, copy: int, rows: list[tuple[torch.Tensor, ...]]) -> None:
+    def _fill(self, copy: int, pools: tuple[torch.Tensor, ...], rows: list[tuple[torch.Tensor, ...]]) -> None:
         """Writes the batch's K and V into the pages of one copy."""
         size, table, first = self.workload.page_size, self._tables[copy].long(), self._page_indptr.tolist()
-        for pool, requests in zip(self.pools, rows):
+        for pool, requests in zip(pools, rows):
             for request, tokens in enumerate(requests):
                 position = torch.arange(len(tokens))
                 slot = table[first[request] + position // size] * size + position % size

@@ -75,10 +75,13 @@ def comparison(results: Sequence[Result], found: Limits, rounds: int) -> Table:
     if found.amx_gflops:
         rates.append(f"{found.amx_gflops:,.0f} of AMX (bf16)")
     table = Table(
-        title="Attention on the CPU, 32 query heads, 8 KV heads (G1: 32), head dim 128; Raddle on pages of 16",
+        title=(
+            "Attention on the CPU, 32 query heads, 8 KV heads (G1: 32), head dim 128; Raddle on pages of 16\n"
+            "mla16, mla128: so many query heads over one latent of 576, V its first 512"
+        ),
         caption=(
             f"Medians of {rounds} interleaved rounds, KV cold. Decode counts bytes of K and V, prefill half the "
-            "square. × best: median of the rounds' ratios to the fastest form of the others; of other pages, K and V "
+            "square, mla128 the operations of both. × best: median of the rounds' ratios to the fastest form of the others; of other pages, K and V "
             "of 8 bits and scores to Raddle's own plain form. Of limit: share of what the same threads reached in "
             f"this run; memory read {read}, {', '.join(rates)}; mixed: both, one after the other."
         ),

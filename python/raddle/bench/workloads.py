@@ -12,6 +12,8 @@ from typing import Optional
 HQ, HKV, D = 32, 8, 128
 MEANS = (1024, 4096, 8192)
 PAGE_SIZE = 16
+#: More query heads to a KV head than these, and a decode takes the time of its arithmetic, not of reading.
+MOST_READING = 16
 #: Of an element of K and V; "fp8" has Q and the output in bf16.
 BYTES = {"fp32": 4, "bf16": 2, "fp8": 1}
 
@@ -45,7 +47,7 @@ def lengths(kind: str, batch: int, mean: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Workload:
-    """One batch, causal: a query row a request (decode), as many as keys (prefill), or some of each (mixed)."""
+    """One batch, causal: a query row a request (decode), as many as keys or the last ones (prefill), or both (mixed)."""
 
     phase: str  #: "decode", "prefill" or "mixed"
     dtype: str  #: "bf16", "fp32", or "fp8": K and V of e4m3 with a scale, all else bf16
@@ -58,12 +60,15 @@ class Workload:
     head_dim: int = D
     page_size: int = PAGE_SIZE
     score: Optional[str] = None  #: "softcap" or "alibi", written in Python
-    chunks: tuple[int, ...] = ()  #: mixed: rows of each request
+    chunks: tuple[int, ...] = ()  #: rows of each request; empty: one in decode, as many as keys in prefill
     share_bar: Optional[float] = None  #: least accepted share of the machine's limit
+    latent: int = 0  #: MLA with absorbed weights: V is so many first columns of K
 
     @property
     def name(self) -> str:
         words = [self.phase, self.dtype, f"B{len(self.kv_len)}", self.kind]
+        if self.latent:
+            words.append(f"mla{self.num_qo_heads}")
         if self.group_size == 1:
             words.append("G1")
         if self.page_size != PAGE_SIZE:
@@ -77,6 +82,10 @@ class Workload:
     @property
     def group_size(self) -> int:
         return self.num_qo_heads // self.num_kv_heads
+
+    @property
+    def head_dim_vo(self) -> int:
+        return self.latent or self.head_dim
 
     @property
     def qo_len(self) -> tuple[int, ...]:
@@ -99,13 +108,18 @@ class Workload:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of K and V of a token."""
-        return 2 * self.num_kv_heads * self.head_dim * BYTES[self.dtype]
+        """Bytes of K and V of a token; a latent is both."""
+        dims = self.head_dim if self.latent else 2 * self.head_dim
+        return self.num_kv_heads * dims * BYTES[self.dtype]
+
+    def _only_reads(self, qo_len: int) -> bool:
+        """Whether nothing but reading K and V takes time for a request."""
+        return qo_len == 1 and self.group_size <= MOST_READING
 
     @property
     def read_bytes(self) -> int:
         """Bytes of K and V of the requests that decode, which nothing but reading takes time for."""
-        return self.token_bytes * sum(kv for qo, kv in zip(self.qo_len, self.kv_len) if qo == 1)
+        return self.token_bytes * sum(kv for qo, kv in zip(self.qo_len, self.kv_len) if self._only_reads(qo))
 
     @property
     def flops(self) -> float:
@@ -113,18 +127,21 @@ class Workload:
 
         Half the square of a whole prompt counts, as everybody counts it, though the diagonal adds a little.
         """
-        pairs = sum(qo * (kv - qo / 2) for qo, kv in zip(self.qo_len, self.kv_len) if qo > 1)
-        return 4.0 * self.num_qo_heads * self.head_dim * pairs
+        requests = [(qo, kv) for qo, kv in zip(self.qo_len, self.kv_len) if not self._only_reads(qo)]
+        pairs = sum(kv if qo == 1 else qo * (kv - qo / 2) for qo, kv in requests)
+        return 2.0 * self.num_qo_heads * (self.head_dim + self.head_dim_vo) * pairs
 
     @property
     def unit(self) -> str:
-        return {"decode": "GB/s", "prefill": "GFLOP/s", "mixed": "rows/ms"}[self.phase]
+        if self.phase == "mixed":
+            return "rows/ms"
+        return "GB/s" if self.read_bytes else "GFLOP/s"
 
     def rate(self, us: float) -> float:
         """Work a second, in ``unit``, when a call takes ``us`` microseconds."""
         if self.phase == "mixed":
             return 1e3 * sum(self.qo_len) / us
-        return (self.read_bytes if self.is_decode else self.flops) / us / 1e3
+        return (self.read_bytes or self.flops) / us / 1e3
 
 
 def _decode(dtype: str) -> list[Workload]:
@@ -174,7 +191,23 @@ def _forms() -> list[Workload]:
     return [group_of_one, *pages, *fp8, *scored]
 
 
-ALL = tuple(_decode("bf16") + _decode("fp32") + _prefill("bf16") + _prefill("fp32") + _mixed() + _forms())
+def _mla() -> list[Workload]:
+    """DeepSeek's heads with absorbed weights over one latent of 512 + 64: those of one of eight devices, and all."""
+
+    def heads(count: int) -> dict[str, int]:
+        return {"num_qo_heads": count, "num_kv_heads": 1, "head_dim": 576, "latent": 512}
+
+    long, short = lengths("constant", 1, 8192), lengths("constant", 16, 4096)
+    return [
+        Workload("decode", "bf16", "S4096", short, share_bar=0.6, **heads(16)),
+        Workload("decode", "bf16", "S8192", long, share_bar=0.6, **heads(16)),
+        Workload("decode", "bf16", "S4096", short, **heads(128)),
+        Workload("prefill", "bf16", "256of4096", (4096,), chunks=(256,), **heads(16)),
+        Workload("prefill", "bf16", "256of4096", (4096,), chunks=(256,), usual=False, **heads(128)),
+    ]
+
+
+ALL = tuple(_decode("bf16") + _decode("fp32") + _prefill("bf16") + _prefill("fp32") + _mixed() + _forms() + _mla())
 
 
 def chosen(patterns: tuple[str, ...] = ()) -> list[Workload]:
