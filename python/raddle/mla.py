@@ -35,7 +35,9 @@ from raddle.variants import Variant
 KV_LORA_RANK, NOPE, ROPE = 512, 128, 64
 
 
-def spec(num_heads: int, *, kv_lora_rank: int = KV_LORA_RANK, nope: int = NOPE, rope: int = ROPE, **others: Any) -> AttentionSpec:
+def spec(
+    num_heads: int, *, kv_lora_rank: int = KV_LORA_RANK, nope: int = NOPE, rope: int = ROPE, **others: Any
+) -> AttentionSpec:
     """The attention over the cache: one KV head of kv_lora_rank + rope, V of kv_lora_rank.
 
     Args:
