@@ -64,7 +64,7 @@ PlanConfig cpu_plan_config(const AttentionSpec& spec, CpuIsa isa, i32 num_worker
   const DType stored = spec.stored_dtype();
   PlanConfig config = plan_config(spec, num_workers, schedule, short_query_tile,
                                   long_query_tile(isa, spec.dtype, stored), cpu_rates);
-  config.heads_together = true;
+  config.heads_together = spec.num_kv_heads > 1;
   if (multiplies_in_tiles(isa, spec.dtype, stored))
     config.costs[1] = costs(spec, config.shapes[1], amx_rates);
   return config;
