@@ -1,8 +1,23 @@
 #include "plan/chooser.h"
 
 #include <algorithm>
+#include <functional>
 
 namespace raddle {
+
+/// When the last of some loads is done. All advance alike until so few are left that each has as
+/// much of the memory as it can use.
+i64 Chooser::shared_time(const Load* loads, i64 count) {
+  const i32 workers = config_->num_workers;
+  const i32 few = workers / sharing_;
+  i64* cost = loads_.grow(workers);
+  for (i64 w = 0; w < workers; ++w) cost[w] = w < count ? cost_of(loads[w]) : 0;
+  std::nth_element(cost, cost + few, cost + workers, std::greater<>());
+  const i64 common = cost[few];
+  i64 advanced = few * common;
+  for (i32 w = few; w < workers; ++w) advanced += cost[w];
+  return advanced / workers + (*std::max_element(cost, cost + few) - common) / sharing_;
+}
 
 Outcome Chooser::try_linear() {
   const i32 workers = config_->num_workers;
@@ -10,7 +25,10 @@ Outcome Chooser::try_linear() {
   const LinearSplit split = cut_evenly(tiling_->units, workers, cuts.data());
   num_cut_chunks = split.num_chunks;
   stats.linear = split.heaviest;
-  return Outcome{Method::linear, split.heaviest, split.total};
+  // Its loads differ little: what is above their mean has the others' share of the memory.
+  const i64 share = split.total / workers;
+  return Outcome{Method::linear, split.heaviest, split.total,
+                 share + (split.heaviest - share) / sharing_};
 }
 
 /// Whether all there is to do is tiles of one shape, on a single level.
@@ -59,7 +77,7 @@ Outcome Chooser::try_rows() {
   }
   piece_begin[line.num_tiles] = static_cast<i32>(num_pieces);
   pieces_of_ = Method::spans;
-  Outcome result{Method::spans, 0, 0};
+  Outcome result{Method::spans, 0, 0, 0};
   i64* loads = loads_.grow(workers);
   std::fill_n(loads, workers, 0);
   for (i64 p = 0; p < num_pieces; ++p) {
@@ -70,6 +88,7 @@ Outcome Chooser::try_rows() {
     result.heaviest = max(result.heaviest, loads[w]);
     result.total += cost;
   }
+  result.time = result.heaviest;
   return result;
 }
 
@@ -83,7 +102,7 @@ Outcome Chooser::try_dealt(const Front& front) {
   const LinearSplit split = cut_front(units, front, loads, workers, cuts.data());
   num_cut_chunks = split.num_chunks;
   stats.dealt = split.heaviest;
-  return Outcome{Method::dealt, split.heaviest, split.total};
+  return Outcome{Method::dealt, split.heaviest, split.total, split.heaviest};
 }
 
 /// Cuts every tile and returns the cost of all pieces.
@@ -112,11 +131,11 @@ i64 Chooser::cut_pieces(Cutting cutting) {
   return total * config_->num_kv_heads;
 }
 
-Outcome Chooser::try_fixed(Method method, Cutting cutting, i64 lighter_than) {
+Outcome Chooser::try_fixed(Method method, Cutting cutting, i64 earlier_than) {
   const Units& units = tiling_->units;
   const i32 heads = config_->num_kv_heads;
   const i32 workers = config_->num_workers;
-  Outcome result{method, 0, cut_pieces(cutting)};
+  Outcome result{method, 0, cut_pieces(cutting), 0};
   const i32 count = static_cast<i32>(num_pieces);
   placements.grow(num_pieces * heads);
   pieces_of_ = method;
@@ -136,22 +155,26 @@ Outcome Chooser::try_fixed(Method method, Cutting cutting, i64 lighter_than) {
     }
     sort_dearest_first(ranked_.data(), count, spare_.grow(count));
     result.heaviest = least_of_ranked(ranked_.data(), count, heads, workers);
-    if (result.heaviest >= lighter_than) return result;
+    result.time = result.heaviest / sharing_;
+    if (result.time >= earlier_than) return result;
     result.heaviest = assign_longest_first(ranked_.data(), count, heads, workers,
                                            heap_.grow(workers), placements.data());
     (method == Method::algorithm1 ? stats.algorithm1 : stats.longest_first) = result.heaviest;
   }
+  const bool shares = sharing_ > 1 && method != Method::spans && method != Method::by_group;
+  result.time = shares ? shared_time(heap_.data(), num_pieces * heads) : result.heaviest;
   return result;
 }
 
-/// No assignment of whole units has a lighter heaviest queue than this.
+/// No assignment of whole units is done earlier than this.
 i64 Chooser::least_unsplit() const {
-  return max(max(mean(), tiling_->longest_unit),
-             ceil_div(num_units(), i64{config_->num_workers}) * tiling_->shortest_unit);
+  const i64 longest = max(tiling_->longest_unit, ceil_div(num_units(), i64{config_->num_workers}) *
+                                                     tiling_->shortest_unit);
+  return max(mean(), longest / sharing_);
 }
 
 /// Whether Algorithm 1 may be lighter than that by more than its sorting costs.
-bool Chooser::may_gain_by_algorithm1(i64 heaviest) const {
+bool Chooser::may_gain_by_algorithm1(i64 time) const {
   const Units& units = tiling_->units;
   const i64 limit = chunk_limit(units, config_->num_workers);
   i64 chunks = 0;
@@ -169,9 +192,9 @@ bool Chooser::may_gain_by_algorithm1(i64 heaviest) const {
   }
   if (added == 0) return false;  // without any cut it is longest first
   // Where everybody has one chunk at most, there is nothing to sort.
-  if (chunks * config_->num_kv_heads <= config_->num_workers) return longest < heaviest;
+  if (chunks * config_->num_kv_heads <= config_->num_workers) return longest < sharing_ * time;
   const i64 least = mean() + added * config_->num_kv_heads / config_->num_workers;
-  return max(least, longest) * 101 < heaviest * 100;
+  return max(least, longest / sharing_) * 101 < time * 100;
 }
 
 /// Batch invariance: the chunks are given, only their order and places are free.
@@ -206,6 +229,7 @@ Outcome Chooser::choose_automatic() {
       if (balanced(outcome.heaviest)) return outcome;
     }
   }
+  sharing_ = only_shape(0) && num_units() >= config_->num_workers ? max(1, config_->sharing) : 1;
   Outcome best = try_linear();
   if (config_->heads_together && only_shape(0) && parts_heads()) {
     const Outcome rows = try_rows();
@@ -213,19 +237,24 @@ Outcome Chooser::choose_automatic() {
     if (balanced(rows.heaviest) || rows.heaviest <= best.heaviest) return rows;
     best = try_linear();
   }
+  // Sorting costs more than what is less than this would gain.
+  const bool is_near = 100 * best.time <= 102 * least_unsplit();
   stats.reason = "equal spans are balanced";
-  if (balanced(best.heaviest)) return best;
+  if (balanced(best.heaviest) && (sharing_ == 1 || is_near)) return best;
   stats.reason = "nothing else is lighter than equal spans";
-  if (least_unsplit() < best.heaviest) {
+  if (least_unsplit() < best.time) {
     const Outcome unsplit = try_fixed(Method::longest_first, Cutting::none);
-    if (unsplit.heaviest < best.heaviest) {
+    if (unsplit.time < best.time) {
       best = unsplit;
-      stats.reason = "splitting gains nothing: whole tiles, longest first";
+      stats.reason =
+          sharing_ == 1
+              ? "splitting gains nothing: whole tiles, longest first"
+              : "whole tiles, longest first: who is done leaves the others its share of the memory";
     }
   }
-  if (may_gain_by_algorithm1(best.heaviest)) {
-    const Outcome listed = try_fixed(Method::algorithm1, Cutting::limit, best.heaviest);
-    if (listed.heaviest < best.heaviest) {
+  if (may_gain_by_algorithm1(best.time)) {
+    const Outcome listed = try_fixed(Method::algorithm1, Cutting::limit, best.time);
+    if (listed.time < best.time) {
       best = listed;
       stats.reason = "Algorithm 1's chunks balance better than equal spans";
     }
@@ -242,6 +271,7 @@ Outcome Chooser::choose(const Tiling& tiling, const PlanConfig& config) {
   stats.num_workers = config.num_workers;
   stats.uncut = total_cost(tiling.units);
   stats.reason = "asked for";
+  sharing_ = 1;
   Outcome outcome{};
   if (config.batch_invariant) {
     outcome = choose_fixed_chunks();

@@ -15,6 +15,7 @@ struct Outcome {
   Method method;
   i64 heaviest;
   i64 total;
+  i64 time;  ///< when the last worker is done: `heaviest`, but where workers share memory
 };
 
 struct Chooser {
@@ -39,12 +40,13 @@ struct Chooser {
   Outcome try_dealt(const Front& front);
   bool only_shape(i32 shape) const;
   bool parts_heads() const;
-  /// Without placements, and with a bound for its heaviest queue, where that will not be below
-  /// `lighter_than`.
-  Outcome try_fixed(Method method, Cutting cutting, i64 lighter_than = int_max * i64{int_max});
+  i64 shared_time(const Load* loads, i64 count);
+  /// Without placements, and with a bound for its time, where that will not be below
+  /// `earlier_than`.
+  Outcome try_fixed(Method method, Cutting cutting, i64 earlier_than = int_max * i64{int_max});
   i64 cut_pieces(Cutting cutting);
   i64 least_unsplit() const;
-  bool may_gain_by_algorithm1(i64 heaviest) const;
+  bool may_gain_by_algorithm1(i64 time) const;
   i64 mean() const { return ceil_div(stats.uncut, i64{config_->num_workers}); }
   /// Within three percent of what no schedule can beat.
   bool balanced(i64 heaviest) const { return heaviest * 100 <= mean() * 103; }
@@ -52,6 +54,7 @@ struct Chooser {
 
   const Tiling* tiling_ = nullptr;
   const PlanConfig* config_ = nullptr;
+  i32 sharing_ = 1;                    // PlanConfig::sharing, where memory is what is waited for
   Method pieces_of_ = Method::linear;  // whose pieces lie in the buffers
   Buffer<RankedPiece> ranked_, spare_;
   Buffer<Load> heap_;

@@ -78,6 +78,7 @@ PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 arch, i32 num_workers,
       plan_config(spec, num_workers, schedule, {kernel.short_rows, kernel.short_keys},
                   {kernel.long_rows, kernel.long_keys}, gpu_rates);
   config.deals = true;
+  config.sharing = kernel.blocks_per_multiprocessor;
   return config;
 }
 
