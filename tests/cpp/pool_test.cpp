@@ -1,6 +1,7 @@
 #include "device/cpu/pool.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -201,6 +202,33 @@ TEST_F(PoolTest, PinsWorkersWhenAsked) {
               return pinned == 3;
             }),
             0);
+}
+
+TEST_F(PoolTest, WorkersKeepOffTheCallersCpu) {
+  const std::vector<i32> cpus = allowed_cpus();
+  if (cpus.size() < 2) {  // there is nowhere else to be
+    EXPECT_EQ(pool.run(4, [](i32, i32) {}), 4);
+    return;
+  }
+  use_threads(2);
+  cpu_set_t before;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(before), &before), 0);
+  pool.run(2, [](i32, i32) {});  // the crew is made while the caller may still use all CPUs
+  for (const i32 mine : {cpus[0], cpus[1], cpus[0]}) {
+    cpu_set_t only;
+    CPU_ZERO(&only);
+    CPU_SET(mine, &only);
+    ASSERT_EQ(sched_setaffinity(0, sizeof(only), &only), 0);
+    for (int repeat = 0; repeat < 20; ++repeat) {
+      std::atomic<int> workers_cpu = -1;
+      pool.run(2, [&](i32 thread, i32) {
+        if (thread == 1) workers_cpu = sched_getcpu();
+      });
+      EXPECT_NE(workers_cpu, mine);
+      if (repeat % 2 == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+  }
+  sched_setaffinity(0, sizeof(before), &before);
 }
 
 TEST_F(PoolTest, ForkWhileAnotherThreadHasThePool) {

@@ -61,21 +61,25 @@ bool spin(Clock::duration limit, Done done) {
   return done();
 }
 
-void pin_to(i32 cpu) {
-  const std::size_t size = CPU_ALLOC_SIZE(cpu + 1);
-  cpu_set_t* set = CPU_ALLOC(cpu + 1);
+/// Lets the calling thread run on these CPUs but for `without`.
+void stay_on(const std::vector<i32>& cpus, i32 without = -1) {
+  const i32 end = *std::max_element(cpus.begin(), cpus.end()) + 1;
+  const std::size_t size = CPU_ALLOC_SIZE(end);
+  cpu_set_t* set = CPU_ALLOC(end);
   if (!set) return;
   CPU_ZERO_S(size, set);
-  CPU_SET_S(static_cast<std::size_t>(cpu), size, set);
+  for (const i32 cpu : cpus)
+    if (cpu != without) CPU_SET_S(static_cast<std::size_t>(cpu), size, set);
   sched_setaffinity(0, size, set);  // best effort: the mask may have shrunk meanwhile
   CPU_FREE(set);
 }
 
 }  // namespace
 
-Crew::Crew(i32 max_workers) : workers_(static_cast<std::size_t>(max_workers)) {
-  if (pinning_wanted()) pins_ = allowed_cpus();
-}
+Crew::Crew(i32 max_workers)
+    : pins_(pinning_wanted()),
+      cpus_(allowed_cpus()),
+      workers_(static_cast<std::size_t>(max_workers)) {}
 
 bool Crew::on_worker() { return is_worker; }
 
@@ -88,7 +92,8 @@ i32 Crew::grow(i32 wanted) {
 bool Crew::start(Worker& self) {
   self.crew = this;
   self.thread = started_ + 1;
-  if (!pins_.empty()) self.cpu = pins_[static_cast<std::size_t>(self.thread) % pins_.size()];
+  if (pins_ && !cpus_.empty())
+    self.cpu = cpus_[static_cast<std::size_t>(self.thread) % cpus_.size()];
   // Signals belong to the threads that the program knows of.
   sigset_t all, before;
   sigfillset(&all);
@@ -102,9 +107,10 @@ void* Crew::serve(void* arg) {
   Worker& self = *static_cast<Worker*>(arg);
   Crew& crew = *self.crew;
   is_worker = true;
-  if (self.cpu >= 0) pin_to(self.cpu);
+  if (self.cpu >= 0) stay_on({self.cpu});
   while (crew.next_job(self)) {
     crew.wake_children(self.thread);
+    crew.keep_off_caller(self);
     crew.take_part(self.thread);
     if (crew.pending_.fetch_sub(1, std::memory_order_acq_rel) == (caller_sleeps | 1u)) {
       futex_wake(crew.pending_);
@@ -129,7 +135,17 @@ bool Crew::next_job(Worker& self) {
   return true;
 }
 
+/// Linux likes to wake a thread where its waker runs. A worker that begins there computes in turns
+/// with the caller until the scheduler moves one of them, which takes longer than a decode step.
+void Crew::keep_off_caller(Worker& self) {
+  const bool room_for_all = static_cast<std::size_t>(num_threads_) <= cpus_.size();
+  if (self.cpu >= 0 || self.kept_off == caller_cpu_ || caller_cpu_ < 0 || !room_for_all) return;
+  self.kept_off = caller_cpu_;
+  stay_on(cpus_, caller_cpu_);
+}
+
 void Crew::post(JobEntry entry, void* context, i32 num_threads) {
+  caller_cpu_ = sched_getcpu();
   entry_ = entry;
   context_ = context;
   num_threads_ = num_threads;

@@ -48,7 +48,8 @@ class Crew {
     std::atomic<u32> mail{0};
     bool slept = false;  ///< when the job was posted; from the caller to the one who wakes it
     i32 thread = 0;
-    i32 cpu = -1;  ///< pinned there; -1: anywhere
+    i32 cpu = -1;       ///< pinned there; -1: anywhere
+    i32 kept_off = -1;  ///< but there
     pthread_t handle{};
     Crew* crew = nullptr;
   };
@@ -57,6 +58,7 @@ class Crew {
   bool start(Worker& worker);
   bool next_job(Worker& worker);
   void wake_children(i32 thread);
+  void keep_off_caller(Worker& self);
   Worker& worker(i32 thread) { return workers_[static_cast<std::size_t>(thread - 1)]; }
 
   JobEntry entry_ = nullptr;
@@ -65,7 +67,9 @@ class Crew {
   i32 started_ = 0;
   std::exception_ptr error_;
   std::atomic<bool> failed_{false};
-  std::vector<i32> pins_;
+  const bool pins_;
+  const std::vector<i32> cpus_;  ///< that the process may use
+  i32 caller_cpu_ = -1;          ///< where the current job was posted
   std::vector<Worker> workers_;
   alignas(separate) std::atomic<u32> pending_{
       0};  ///< workers that are at it, and a bit for a sleeping caller
