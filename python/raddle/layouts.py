@@ -320,22 +320,20 @@ class Cascade(Layout):
         schedule: str = "auto",
         params: dict[str, Any] | None = None,
     ) -> Layout:
-        """The same for requests that hold prefixes in a `RadixCache`: what they share there is read once.
-
-        It is `from_page_tables` of the tables that `RadixCache.tables` makes: one choice, by one model of costs.
+        """`from_page_tables` for requests that hold prefixes in a `RadixCache`: of what `RadixCache.tables` returns.
 
         Args:
             attn: the `Attention` that will run it.
             cache: whose pool the requests are of. Page size, pages and lengths are the pool's.
             requests: [requests] of ``cache.pool``, in the batch's order; `PagePool.append` has made room for the keys
                 of their query rows.
-            matches: for each request the `Match` or `Inserted` of its first tokens, locked until the last run with the
-                layout; None: it has none. Samples of a prompt (`PagePool.fork`) have the same.
+            matches: for each request the `Match` or `Inserted` of its first tokens, locked until the layout's last
+                run; None: it has none. Samples of a prompt (`PagePool.fork`) have the same one.
             qo_indptr, kv_layout, qo_pos: as of `PagedKV`, on the host.
             num_workers, schedule, params: as of `Attention.plan`, of the plan that will be made.
 
-        Returns what `from_page_tables` returns. Raises ValueError and TypeError as that and `RadixCache.tables` do.
-        New keys are appended with `PagePool.layout`, a single level.
+        Returns what `from_page_tables` returns; new keys are appended with `PagePool.layout`, a single level. Raises
+        what both raise.
         """
         from raddle.radix_cache import RadixCache  # whose pool makes layouts
 

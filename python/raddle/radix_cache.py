@@ -128,16 +128,18 @@ class RadixCache(_library.Handle):
         _unlock(self, int(node))
 
     def tables(self, requests: Any, matches: Sequence[Match | Inserted | None]) -> PageTables:
-        """Page tables of the pool's requests, in which cached tokens lie on the cache's pages.
+        """As `PagePool.tables`, of requests that hold prefixes here: cached tokens lie on the cache's pages.
 
-        matches: for each request the locked `Match` or `Inserted` of its first tokens, or None. What the cache had
-        before a request was inserted (``Inserted.num_cached``) is read from its pages, so requests that computed one
-        prefix at the same time have it in common, `PagePool.replace` or not. All other pages of a match are the
-        request's own first ones.
+        matches: for each request the `Match` or `Inserted` of its first tokens, locked as long as the tables are used;
+        None: it has none. What was cached before a request was inserted (``Inserted.num_cached``) is read from the
+        cache's pages, so requests that computed one prefix at the same time have it in common, with or without
+        `PagePool.replace`. All other pages of a match are the request's own first ones.
 
-        Raises ValueError where a match is not locked or evicted, is of another cache or request, or has more tokens
-        than its request has keys.
+        Raises ValueError where a match is evicted or not locked, is another cache's or another request's, or has more
+        tokens than its request has keys.
         """
+        if not isinstance(matches, (list, tuple)):
+            raise TypeError(f"matches is {kind_of(matches)}; expected a list, one a request")
         tables, page_size = self.pool.tables(requests), self.pool.page_size
         if len(matches) != len(tables.kv_len):
             raise ValueError(f"matches has {len(matches)} entries; expected {len(tables.kv_len)}, one a request")
@@ -154,15 +156,17 @@ class RadixCache(_library.Handle):
         cached = np.repeat([getattr(matches[i], "num_cached", 0) // page_size for i in held], counts)
         first = np.repeat(tables.page_indptr[held], counts)
         index = np.arange(len(pages)) - np.repeat(np.cumsum(counts) - counts, counts)
-        wrong = np.flatnonzero((tables.page_indices[first + index] != pages) & (index >= cached))
+        indices = tables.page_indices.copy()
+        own = indices[first + index]
+        wrong = np.flatnonzero((own != pages) & (index >= cached))
         if len(wrong):
             at, of = wrong[0], np.searchsorted(np.cumsum(counts), wrong[0], side="right")
             raise ValueError(
-                f"matches[{held[of]}].pages[{index[at]}] is {pages[at]}; expected the request's own, "
-                f"{tables.page_indices[first[at] + index[at]]}: a match of its first tokens, on whose pages they lie"
+                f"matches[{held[of]}].pages[{index[at]}] is {pages[at]}; expected the request's own, {own[at]}: a "
+                "match of its first tokens, on whose pages they lie"
             )
-        tables.page_indices[first + index] = pages
-        return tables
+        indices[first + index] = pages
+        return tables._replace(page_indices=indices)
 
     def evict(self, num_pages: int) -> np.ndarray:
         """Drops unlocked pages until so many have become free, or none is left; returns those, int32.

@@ -274,6 +274,7 @@ def test_matches_that_are_refused(rng):
             raddle.Cascade.from_radix(attention_of(), cache, of, matches, indptr([1] * len(of)))
 
     refused(ValueError, "matches has 2 entries; expected 3, one a request", matches=[None, match])
+    refused(TypeError, "matches is None; expected a list, one a request", matches=None)
     refused(TypeError, "matches[1] is a list; expected a Match, an Inserted or None", matches=[None, [1], None])
     refused(TypeError, "cache is a PagePool; expected a RadixCache", matches=[None] * 3, cache=pool)
     refused(ValueError, "requests[1] is 99", matches=[None, None], of=[requests[0], 99])
