@@ -64,7 +64,7 @@ class Layout(_library.Handle):
     __slots__ = ("_reason",)
 
     def explain(self) -> str:
-        """Why the layout is what it is, where Raddle chose it (`Cascade.from_page_tables`, `from_radix`); else empty."""
+        """Why it is as it is, where Raddle chose it (`Cascade.from_page_tables`, `Cascade.from_radix`); else empty."""
         return getattr(self, "_reason", "")
 
     def _init(self, make: Any, **args: Any) -> None:
