@@ -4,6 +4,7 @@
 
 Its weights are random, so the text means nothing. What it shows is that greedy decoding says the same without any KV
 cache, with one request at a time, with all of them in a batch, and with prompts that find their beginning in the cache.
+What prompts have in common there is read once for all of them.
 """
 
 import numpy as np
@@ -11,7 +12,7 @@ import raddle
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 2, 4, 2, 16, 128
 WIDTH = HEADS * HEAD_DIM
-PAGE_SIZE, NUM_PAGES, NEW_TOKENS = 16, 64, 20
+PAGE_SIZE, NUM_PAGES, NEW_TOKENS = 16, 128, 20
 
 rng = np.random.default_rng(0)
 
@@ -75,15 +76,20 @@ class Engine:
         self.kv = [self.pool.make_kv(KV_HEADS, HEAD_DIM, "float32") for _ in layers]
         self.computed = 0
 
-    def step(self, requests, new_tokens):
-        """Appends each request's new tokens, and returns the logits of what follows its last one."""
+    def step(self, requests, prefixes, new_tokens):
+        """Appends each request's new tokens, and returns the logits of what follows its last one.
+
+        prefixes: what the cache holds of each, locked. Where that pays, it is read once for all who share it.
+        """
         counts = [len(tokens) for tokens in new_tokens]
         grown = self.pool.append(requests, counts)
         if grown.missing:
             self.cache.evict(grown.missing)
             grown = self.pool.append(requests, counts)
         layout = self.pool.layout(requests, counts)
-        plan = attention.plan(layout)
+        ends = np.cumsum(counts)
+        self.shared = raddle.Cascade.from_radix(attention, self.cache, requests, prefixes, [0, *ends.tolist()])
+        plan = attention.plan(self.shared)
         for kv in self.kv:
             raddle.copy_pages(kv, grown.from_pages, grown.to_pages)
 
@@ -92,16 +98,18 @@ class Engine:
             return attention.run(plan, q, self.kv[layer])
 
         self.computed += sum(counts)
-        return forward(np.concatenate(new_tokens), attend)[np.cumsum(counts) - 1]
+        return forward(np.concatenate(new_tokens), attend)[ends - 1]
 
     def generate(self, prompts, temperature=0.0, seed=0):
         draw = np.random.default_rng(seed)
         # A token of each prompt is always computed: its logits are what generation begins with.
         found = [self.cache.match(prompt[:-1], lock=True) for prompt in prompts]
         requests = [self.pool.add(match.pages) for match in found]
-        logits = self.step(requests, [prompt[match.num_tokens :] for prompt, match in zip(prompts, found)])
-        for prompt, match, request in zip(prompts, found, requests):
-            self.cache.insert(prompt, self.pool.pages(request))
+        logits = self.step(requests, found, [prompt[match.num_tokens :] for prompt, match in zip(prompts, found)])
+        prefixes = [
+            self.cache.insert(prompt, self.pool.pages(request), lock=True) for prompt, request in zip(prompts, requests)
+        ]
+        for match in found:
             self.cache.unlock(match.node)
         texts = [[] for _ in prompts]
         while True:
@@ -110,12 +118,14 @@ class Engine:
                 text.append(int(token))
             if len(texts[0]) == NEW_TOKENS:
                 break
-            logits = self.step(requests, tokens[:, None])
+            logits = self.step(requests, prefixes, tokens[:, None])
         self.pool.finish(requests)
+        for prefix in prefixes:
+            self.cache.unlock(prefix.node)
         return texts
 
 
-system_prompt = rng.integers(VOCABULARY, size=70).tolist()
+system_prompt = rng.integers(VOCABULARY, size=300).tolist()
 prompts = [system_prompt + rng.integers(VOCABULARY, size=n).tolist() for n in (5, 18, 1, 40)]
 
 expected = [without_cache(prompt) for prompt in prompts]
@@ -132,5 +142,6 @@ assert sampled != expected
 
 print(f"{len(prompts)} prompts, {NEW_TOKENS} tokens each: the same without a cache, alone, in a batch, from the cache")
 print(f"tokens computed: {first} the first time, {second} the second, of which {4 * NEW_TOKENS - 4} were new")
+print("the last step:", batched.shared.explain())
 print("greedy: ", expected[0])
 print("sampled:", sampled[0])

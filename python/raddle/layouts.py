@@ -10,13 +10,16 @@ The formats are those of the FlashInfer paper, section 3.1 (block-sparse KV cach
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 import tvm_ffi
 
 from raddle import _library
 from raddle._tensors import is_on_gpu, kind_of, lend, lend_index, lend_indices
 from raddle.variants import members
+
+if TYPE_CHECKING:
+    from raddle.radix_cache import Inserted, Match, RadixCache
 
 _ragged_kv = _library.function("raddle.ragged_kv")
 _paged_kv = _library.function("raddle.paged_kv")
@@ -61,7 +64,7 @@ class Layout(_library.Handle):
     __slots__ = ("_reason",)
 
     def explain(self) -> str:
-        """Why the layout is what it is, where Raddle chose it (`Cascade.from_page_tables`); else empty."""
+        """Why it is as it is, where Raddle chose it (`Cascade.from_page_tables`, `Cascade.from_radix`); else empty."""
         return getattr(self, "_reason", "")
 
     def _init(self, make: Any, **args: Any) -> None:
@@ -302,6 +305,47 @@ class Cascade(Layout):
         result.__move_handle_from__(layout)
         result._reason = str(chosen["reason"])
         return result
+
+    @staticmethod
+    def from_radix(
+        attn: Any,
+        cache: RadixCache,
+        requests: Any,
+        matches: Sequence[Match | Inserted | None],
+        qo_indptr: Any,
+        kv_layout: str = "NHD",
+        qo_pos: Any = None,
+        *,
+        num_workers: int | None = None,
+        schedule: str = "auto",
+        params: dict[str, Any] | None = None,
+    ) -> Layout:
+        """`from_page_tables` for requests that hold prefixes in a `RadixCache`: of what `RadixCache.tables` returns.
+
+        Args:
+            attn: the `Attention` that will run it.
+            cache: whose pool the requests are of. Page size, pages and lengths are the pool's.
+            requests: [requests] of ``cache.pool``, in the batch's order; `PagePool.append` has made room for the keys
+                of their query rows.
+            matches: for each request the `Match` or `Inserted` of its first tokens, locked until the layout's last
+                run; None: it has none. Samples of a prompt (`PagePool.fork`) have the same one.
+            qo_indptr, kv_layout, qo_pos: as of `PagedKV`, on the host.
+            num_workers, schedule, params: as of `Attention.plan`, of the plan that will be made.
+
+        Returns what `from_page_tables` returns; new keys are appended with `PagePool.layout`, a single level. Raises
+        what both raise.
+        """
+        from raddle.radix_cache import RadixCache  # whose pool makes layouts
+
+        if not isinstance(cache, RadixCache):
+            raise TypeError(f"cache is {kind_of(cache)}; expected a RadixCache")
+        tables, page_size = cache.tables(requests, matches), cache.pool.page_size
+        if len(qo_indptr) != len(tables.page_indptr):
+            raise ValueError(
+                f"qo_indptr has {len(qo_indptr)} entries; expected {len(tables.page_indptr)}, one more than requests"
+            )
+        options = dict(num_workers=num_workers, schedule=schedule, params=params)
+        return Cascade.from_page_tables(attn, qo_indptr, *tables, page_size, kv_layout, qo_pos, **options)
 
 
 def _converted(x: Any, name: str) -> Any:

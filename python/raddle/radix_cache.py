@@ -21,14 +21,14 @@ Source: RadixAttention, Zheng et al. 2023, arXiv 2312.07104, section 3.
 
 from __future__ import annotations
 
-from typing import Any, Iterator, NamedTuple, Union
+from typing import Any, Iterator, NamedTuple, Sequence, Union
 
 import numpy as np
 import tvm_ffi
 
 from raddle import _library
 from raddle._tensors import kind_of, lend_index
-from raddle.page_pool import PagePool
+from raddle.page_pool import PagePool, PageTables
 
 _make = _library.function("raddle.radix_cache")
 _pool = _library.function("raddle.radix_cache.pool")
@@ -127,6 +127,47 @@ class RadixCache(_library.Handle):
         """The end of a use: one lock less, and where it was the last, the most recently used. ValueError without one."""
         _unlock(self, int(node))
 
+    def tables(self, requests: Any, matches: Sequence[Match | Inserted | None]) -> PageTables:
+        """As `PagePool.tables`, of requests that hold prefixes here: cached tokens lie on the cache's pages.
+
+        matches: for each request the `Match` or `Inserted` of its first tokens, locked as long as the tables are used;
+        None: it has none. What was cached before a request was inserted (``Inserted.num_cached``) is read from the
+        cache's pages, so requests that computed one prefix at the same time have it in common, with or without
+        `PagePool.replace`. All other pages of a match are the request's own first ones.
+
+        Raises ValueError where a match is evicted or not locked, is another cache's or another request's, or has more
+        tokens than its request has keys.
+        """
+        if not isinstance(matches, (list, tuple)):
+            raise TypeError(f"matches is {kind_of(matches)}; expected a list, one a request")
+        tables, page_size = self.pool.tables(requests), self.pool.page_size
+        if len(matches) != len(tables.kv_len):
+            raise ValueError(f"matches has {len(matches)} entries; expected {len(tables.kv_len)}, one a request")
+        known: set[tuple[int, int]] = set()  # samples of a prompt share its match
+        for i, (match, kv_len) in enumerate(zip(matches, tables.kv_len.tolist())):
+            if match is not None:
+                self._check(match, f"matches[{i}]", page_size, kv_len, known)
+        # Of all requests at once: a step has no time for hundreds of small arrays.
+        held = [i for i, match in enumerate(matches) if match is not None]
+        if not held:
+            return tables
+        pages = np.concatenate([matches[i].pages for i in held])
+        counts = [len(matches[i].pages) for i in held]
+        cached = np.repeat([getattr(matches[i], "num_cached", 0) // page_size for i in held], counts)
+        first = np.repeat(tables.page_indptr[held], counts)
+        index = np.arange(len(pages)) - np.repeat(np.cumsum(counts) - counts, counts)
+        indices = tables.page_indices.copy()
+        own = indices[first + index]
+        wrong = np.flatnonzero((own != pages) & (index >= cached))
+        if len(wrong):
+            at, of = wrong[0], np.searchsorted(np.cumsum(counts), wrong[0], side="right")
+            raise ValueError(
+                f"matches[{held[of]}].pages[{index[at]}] is {pages[at]}; expected the request's own, {own[at]}: a "
+                "match of its first tokens, on whose pages they lie"
+            )
+        indices[first + index] = pages
+        return tables._replace(page_indices=indices)
+
     def evict(self, num_pages: int) -> np.ndarray:
         """Drops unlocked pages until so many have become free, or none is left; returns those, int32.
 
@@ -147,6 +188,27 @@ class RadixCache(_library.Handle):
                 continue
             tokens, pages = (np.from_dlpack(entry[name]) for name in ("tokens", "pages"))
             yield CacheEntry(node, entry["parent"], _key(entry["extra_key"]), tokens, pages, entry["locks"])
+
+    def _check(self, match: Any, name: str, page_size: int, kv_len: int, known: set[tuple[int, int]]) -> None:
+        """Refuses a match that is not locked, not of this cache, or longer than its request; adds it to ``known``."""
+        if not isinstance(match, (Match, Inserted)):
+            raise TypeError(f"{name} is {kind_of(match)}; expected a Match, an Inserted or None")
+        tokens, pages, node = match.num_tokens, match.pages, match.node
+        if tokens != len(pages) * page_size:
+            raise ValueError(f"{name} has {tokens} tokens on {len(pages)} pages; expected {page_size} a page")
+        if tokens > kv_len:
+            raise ValueError(f"{name} has {tokens} tokens; expected at most the request's kv_len, {kv_len}")
+        if tokens == 0 or (node, pages[-1]) in known:
+            return
+        try:
+            entry = _entry(self, node)
+        except ValueError as error:
+            raise ValueError(f"{name}.{error}") from None
+        if np.from_dlpack(entry["pages"])[-1] != pages[-1]:
+            raise ValueError(f"{name} ends on page {pages[-1]}, its node {node} on another; expected one of this cache")
+        if entry["locks"] == 0:
+            raise ValueError(f"{name}.node is {node}, which is not locked; expected a lock until the last run")
+        known.add((node, pages[-1]))
 
     def __repr__(self) -> str:
         counts = self.counts()
