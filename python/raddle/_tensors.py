@@ -195,7 +195,7 @@ def dtype_name(dtype: Any, name: str = "dtype") -> str:
             return np.dtype(dtype).name
     except TypeError:
         pass
-    expected = "'float32', 'float16' or 'bfloat16'" if name == "dtype" else "'float8_e4m3fn', 'float8_e5m2' or None"
+    expected = "'float32', 'float16' or 'bfloat16'" if name == "dtype" else "'float8_e4m3fn', 'float8_e5m2', 'int8' or None"
     raise TypeError(f"{name} is {kind_of(dtype)}; expected {expected}")
 
 

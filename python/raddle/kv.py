@@ -8,8 +8,8 @@ Tensors lie together, on the host or on one GPU. Layouts and index arrays are th
 call, which runs on the caller's current stream and waits for nothing; a stream that captures a graph is refused.
 Everything is checked before anything is written: ValueError or TypeError name the argument.
 
-Pools may be quantised, of float8_e4m3fn or float8_e5m2, with scales as `Attention.run` takes them; what only moves keys
-takes uint8 views, too.
+Pools may be quantised, of float8_e4m3fn, float8_e5m2 or int8, with scales as `Attention.run` takes them; what only
+moves keys takes uint8 views, too.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def append_kv(
             [Hkv], one a head; None: 1. The quotient is rounded once, to the nearest, and what is too large becomes the
             largest finite number (448, 57344). Tensors of one a token and head, beside the pool, are written: each row
             and head gets ``max |x|`` over the largest finite number, at least 2⁻¹²⁶. D is as with rope.
-        kv_dtype: "float8_e4m3fn" or "float8_e5m2": what pools that are given as uint8 hold.
+        kv_dtype: "float8_e4m3fn", "float8_e5m2" or "int8": what pools that are given as uint8 hold.
 
     Slots that no row goes to keep what they hold. Raises ValueError where two rows would go to one slot.
     """
@@ -122,7 +122,7 @@ def summarize_pages(
             dtype of queries: it holds values, rounded once.
         new_only: only pages that hold rows of this batch, as after `append_kv` of a step.
         k_scale: of quantised K, as `Attention.run` takes it; None: 1.
-        kv_dtype: "float8_e4m3fn" or "float8_e5m2": what a pool that is given as uint8 holds.
+        kv_dtype: "float8_e4m3fn", "float8_e5m2" or "int8": what a pool that is given as uint8 holds.
 
     Returns summary. D is a multiple of 8, at most 256. Raises ValueError where requests that share a page disagree on
     its number of keys. Source: Tang et al. 2024, arXiv 2406.10774, section 3.3.
@@ -134,7 +134,7 @@ def summarize_pages(
         return summary
     k = kv_pool[0] if isinstance(kv_pool, (tuple, list)) else kv_pool[:, 0]
     dtype = str(k.dtype).rpartition(".")[2]
-    if kv_dtype is not None or dtype.startswith("float8"):
+    if kv_dtype is not None or dtype == "int8" or dtype.startswith("float8"):
         raise ValueError("summary is None; expected a tensor in the dtype of queries, where K is quantised")
     heads = _heads_of_pool(layout, *pools)
     made = like(k, (k.shape[0], 2, heads, k.shape[-1]), dtype)

@@ -21,8 +21,8 @@ class AttentionSpec:
             576 and 512, one KV head, and V is a view of K's first columns: see `Attention.run`.
         dtype: "bfloat16", "float16" or "float32", of Q, K, V and the output; or that dtype of numpy or torch.
             It is kept as the string.
-        kv_dtype: "float8_e4m3fn" or "float8_e5m2", of K and V where they are quantised; None: dtype. Their values are
-            what is stored times the scales that `run` is given (OCP 8-bit floating point).
+        kv_dtype: "float8_e4m3fn", "float8_e5m2" (OCP 8-bit floating point) or "int8", of K and V where they are
+            quantised; None: dtype. Their values are what is stored times the scales that `run` is given.
         variant: a variant or a list of them (`raddle.variants`), among which may be score and mask functions
             and a `BlockMask` (`raddle.flex`); empty: plain attention.
         scale: softmax scale; None: ``1 / sqrt(head_dim)``.

@@ -24,7 +24,7 @@ void check_pair(const std::string& letter, const Layout& layout, const TensorRef
   }
   check_storage(rows_name, rows);
   check_pool(pool_name, pool, layout);
-  if (rows.dtype != pool.dtype && (!is_fp8(pool.dtype) || is_fp8(rows.dtype))) {
+  if (rows.dtype != pool.dtype && (!has_8_bits(pool.dtype) || has_8_bits(rows.dtype))) {
     fail<TypeError>(rows_name, " is ", name_of(rows.dtype), "; expected ", name_of(pool.dtype),
                     ", as ", pool_name, " is");
   }
@@ -45,7 +45,7 @@ bool quantizes(const TensorRef& rows, const TensorRef& pool) { return rows.dtype
 /// K and V are quantised alike, or neither is.
 void check_quantized(const TensorRef& k_new, const TensorRef& v_new, const KvRef& pool,
                      const Variant* rope) {
-  if (!is_fp8(pool.k.dtype) && !is_fp8(pool.v.dtype)) return;
+  if (!has_8_bits(pool.k.dtype) && !has_8_bits(pool.v.dtype)) return;
   if (pool.v.dtype != pool.k.dtype)
     fail<TypeError>("pool.v is ", name_of(pool.v.dtype), "; expected ", name_of(pool.k.dtype),
                     ", as pool.k is");
@@ -179,12 +179,10 @@ void append_turned_row(const RowBytes& rows, DType dtype, const PoolBytes& pool,
                                                   vector, turn);
   };
   dispatch_dtype(dtype, [&](auto t) {
-    if (kv_dtype == DType::float8_e4m3fn)
-      append(t, e4m3{});
-    else if (kv_dtype == DType::float8_e5m2)
-      append(t, e5m2{});
-    else
-      append(t, t);
+    if (!has_8_bits(kv_dtype)) return append(t, t);
+    dispatch_kv_dtype(kv_dtype, [&](auto p) {
+      if constexpr (is_quantized<decltype(p)>) append(t, p);
+    });
   });
 }
 

@@ -36,13 +36,13 @@ void check_spec(const AttentionSpec& spec) {
   };
   check_dim("head_dim", spec.head_dim_qk, max_head_dim_qk);
   check_dim("head_dim_vo", spec.head_dim_vo, max_head_dim_vo);
-  if (is_fp8(spec.dtype))
+  if (has_8_bits(spec.dtype))
     fail<ValueError>("dtype is '", name_of(spec.dtype),
                      "'; expected 'float32', 'float16' or 'bfloat16': kv_dtype is that of K and V");
-  if (spec.stored_dtype() != spec.dtype && !is_fp8(spec.stored_dtype()))
+  if (spec.stored_dtype() != spec.dtype && !has_8_bits(spec.stored_dtype()))
     fail<ValueError>("kv_dtype is '", name_of(spec.stored_dtype()),
-                     "'; expected 'float8_e4m3fn', 'float8_e5m2', or dtype, '", name_of(spec.dtype),
-                     "'");
+                     "'; expected 'float8_e4m3fn', 'float8_e5m2', 'int8', or dtype, '",
+                     name_of(spec.dtype), "'");
   if (spec.scale && !std::isfinite(*spec.scale))
     fail<ValueError>("scale is ", *spec.scale, "; expected a finite number");
 }

@@ -46,7 +46,7 @@ jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant,
   if (spec.dtype == DType::bfloat16 && jit::arch_number(arch) < 80)
     fail<ValueError>("dtype is 'bfloat16'; expected 'float16' on sm_", jit::arch_number(arch),
                      ", whose matrix instructions take no other");
-  if (is_fp8(spec.stored_dtype()) && mma::is_wide(spec.head_dim_qk, spec.head_dim_vo))
+  if (has_8_bits(spec.stored_dtype()) && mma::is_wide(spec.head_dim_qk, spec.head_dim_vo))
     fail<ValueError>("kv_dtype is '", name_of(spec.stored_dtype()),
                      "'; GPU kernels take K and V in '", name_of(spec.dtype),
                      "', dtype, where a head_dim is above ", mma::widest_of_a_warp);
@@ -72,7 +72,7 @@ KernelReport report_of(const Source& kernel, const std::string& arch, i32 shared
 mma::KernelConfig config_of(const AttentionSpec& spec, const std::string& arch) {
   const mma::KernelConfig config =
       mma::kernel_config(spec.head_dim_qk, spec.head_dim_vo, jit::arch_number(arch),
-                         {2, 2, is_fp8(spec.stored_dtype())});
+                         {2, 2, has_8_bits(spec.stored_dtype())});
   if (config.blocks_per_multiprocessor == 0)
     fail<ValueError>("head_dim is ", spec.head_dim_qk, " and head_dim_vo ", spec.head_dim_vo,
                      "; expected tiles that fit the shared memory of sm_", jit::arch_number(arch));

@@ -42,7 +42,7 @@ jit::KvKernels kernels_of(DType dtype, DType kv_dtype, const BoundVariant* varia
 
 /// For what moves keys and knows no dtype: the kernels that pools of this one have anyway.
 jit::KvKernels kernels_for_pools(DType kv_dtype) {
-  return kernels_of(is_fp8(kv_dtype) ? DType::bfloat16 : kv_dtype, kv_dtype, nullptr);
+  return kernels_of(has_8_bits(kv_dtype) ? DType::bfloat16 : kv_dtype, kv_dtype, nullptr);
 }
 
 /// What tells kernels apart, without writing their source.
@@ -178,7 +178,7 @@ void append(const Target& on, const Layout& layout, const AppendView& view, DTyp
   launch.num_units = i64{layout.num_rows()} * view.k.num_heads;
   if (launch.num_units == 0) return;
   // Rows that are quantised already are bytes, as rows of the pool's own dtype are.
-  if (is_fp8(dtype)) dtype = kv_dtype = DType::bfloat16;
+  if (has_8_bits(dtype)) dtype = kv_dtype = DType::bfloat16;
   Call call(on, kernels_of(dtype, kv_dtype, variant));
   call.place(layout, launch);
   call.launch(jit::append_entry, launch.num_units, kv::num_warps, launch, call.place(variant));

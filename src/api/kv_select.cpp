@@ -53,7 +53,7 @@ i64 check_select(const Layout& layout, const SelectArgs& args) {
   const TensorRef& q = args.q;
   const TensorRef& s = args.summary;
   check_tensor("summary", s, s.dtype, {-1, 2, -1, -1});
-  if (is_fp8(s.dtype))
+  if (has_8_bits(s.dtype))
     fail<TypeError>("summary is ", name_of(s.dtype), "; expected float32, float16 or bfloat16");
   check_tensor("q", q, s.dtype, {layout.num_rows(), -1, dim(s, 3)});
   check_head_dim("summary", dim(s, 3));
@@ -118,8 +118,8 @@ void summarize_pages(const Layout& layout, const TensorRef& k_pool, const Tensor
   check_pool("pool.k", k_pool, layout);
   const HeadOrder order = layout.levels()[0].order;
   check_head_dim("pool.k", dim(k_pool, 3));
-  const bool quantized = is_fp8(k_pool.dtype);
-  if (quantized && is_fp8(summary.dtype))
+  const bool quantized = has_8_bits(k_pool.dtype);
+  if (quantized && has_8_bits(summary.dtype))
     fail<TypeError>(
         "summary is ", name_of(summary.dtype),
         "; expected float32, float16 or bfloat16, the dtype of queries, where pool.k is "

@@ -115,6 +115,8 @@ const char* name_of(DType dtype) {
       return "float8_e4m3fn";
     case DType::float8_e5m2:
       return "float8_e5m2";
+    case DType::int8:
+      return "int8";
   }
   return "?";
 }
@@ -178,7 +180,7 @@ KvView view_kv(const std::string& name, const KvRef& kv, const Level& level,
 void check_scale(const std::string& name, const ScaleRef& scale, const std::string& pool_name,
                  const TensorRef& pool, i64 heads) {
   if (!scale.is_given()) return;
-  if (!is_fp8(pool.dtype))
+  if (!has_8_bits(pool.dtype))
     fail<ValueError>(name, " is given, and ", pool_name, " is ", name_of(pool.dtype),
                      "; expected no scale: only K and V of 8 bits have them");
   if (scale.value && !std::isfinite(*scale.value))

@@ -241,7 +241,7 @@ void Trials::add_specs() {
       [this] { attempt_spec([](AttentionSpec& s) { s.dtype = DType::float16; }); });
   add("dtype: bfloat16",
       [this] { attempt_spec([](AttentionSpec& s) { s.dtype = DType::bfloat16; }); });
-  for (const DType dtype : {DType::float8_e4m3fn, DType::float8_e5m2})
+  for (const DType dtype : {DType::float8_e4m3fn, DType::float8_e5m2, DType::int8})
     add(std::string("kv_dtype: ") + name_of(dtype),
         [=, this] { attempt_spec([=](AttentionSpec& s) { s.kv_dtype = dtype; }); });
   add_scales();

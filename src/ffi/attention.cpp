@@ -202,7 +202,7 @@ void run(Arguments& in) {
   const std::vector<ScaleRef> k_scale = take_scales(in, "k_scale");
   const std::vector<ScaleRef> v_scale = take_scales(in, "v_scale");
   const AttentionSpec& spec = attention.spec();
-  const auto bytes = is_fp8(spec.stored_dtype()) ? spec.kv_dtype : std::nullopt;
+  const auto bytes = has_8_bits(spec.stored_dtype()) ? spec.kv_dtype : std::nullopt;
   const bool one_level = in.left() == 2;
   while (in.more()) {
     const std::string name = one_level ? "kv" : "kv[" + std::to_string(args.kv.size()) + "]";

@@ -104,8 +104,9 @@ DType to_dtype(const std::string& name, DLDataType t) {
   if (is(t, kDLFloat, 32)) return DType::float32;
   if (is(t, kDLFloat8_e4m3fn, 8)) return DType::float8_e4m3fn;
   if (is(t, kDLFloat8_e5m2, 8)) return DType::float8_e5m2;
+  if (is(t, kDLInt, 8)) return DType::int8;
   fail<TypeError>(name, " has dtype ", dtype_text(t),
-                  "; expected float32, float16, bfloat16, float8_e4m3fn or float8_e5m2");
+                  "; expected float32, float16, bfloat16, float8_e4m3fn, float8_e5m2 or int8");
 }
 
 }  // namespace

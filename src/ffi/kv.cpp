@@ -40,7 +40,7 @@ std::optional<DType> take_kv_dtype(Arguments& in) {
   const ffi::AnyView value = in.take();
   if (value == nullptr) return std::nullopt;
   const DType dtype = dtype_field("kv_dtype", value);
-  if (is_fp8(dtype)) return dtype;
+  if (has_8_bits(dtype)) return dtype;
   return std::nullopt;
 }
 

@@ -130,8 +130,9 @@ DType dtype_field(const std::string& name, const ffi::AnyView& value) {
   if (*text == "float32") return DType::float32;
   if (*text == "float8_e4m3fn") return DType::float8_e4m3fn;
   if (*text == "float8_e5m2") return DType::float8_e5m2;
+  if (*text == "int8") return DType::int8;
   fail<ValueError>(name, " is '", std::string(*text), "'; expected ",
-                   name == "kv_dtype" ? "'float8_e4m3fn', 'float8_e5m2' or None"
+                   name == "kv_dtype" ? "'float8_e4m3fn', 'float8_e5m2', 'int8' or None"
                                       : "'float32', 'float16' or 'bfloat16'");
 }
 

@@ -17,6 +17,8 @@ const char* type_of(DType dtype) {
       return "e4m3";
     case DType::float8_e5m2:
       return "e5m2";
+    case DType::int8:
+      return "s8";
     case DType::float16:
       return "f16";
     default:
@@ -42,7 +44,7 @@ i32 arch_number(const std::string& arch) {
 
 std::string source_of(const GpuKernel& kernel, const std::string& arch) {
   const mma::KernelConfig config = mma::kernel_config(
-      kernel.dim_qk, kernel.dim_vo, arch_number(arch), {2, 2, is_fp8(kernel.kv_dtype)});
+      kernel.dim_qk, kernel.dim_vo, arch_number(arch), {2, 2, has_8_bits(kernel.kv_dtype)});
   std::ostringstream text;
   text << "#define RADDLE_ISA gpu\n#include \"raddle/engine/kernel/mma/attention.h\"\n"
        << declare_variant(kernel.composition, kernel.variant_bytes)

@@ -19,6 +19,8 @@ const char* type_of(DType dtype) {
       return "raddle::e4m3";
     case DType::float8_e5m2:
       return "raddle::e5m2";
+    case DType::int8:
+      return "raddle::s8";
   }
   return "";
 }

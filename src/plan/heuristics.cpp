@@ -73,7 +73,7 @@ PlanConfig cpu_plan_config(const AttentionSpec& spec, CpuIsa isa, i32 num_worker
 PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 arch, i32 num_workers,
                            Schedule schedule) {
   const mma::KernelConfig kernel = mma::kernel_config(spec.head_dim_qk, spec.head_dim_vo, arch,
-                                                      {2, 2, is_fp8(spec.stored_dtype())});
+                                                      {2, 2, has_8_bits(spec.stored_dtype())});
   PlanConfig config =
       plan_config(spec, num_workers, schedule, {kernel.short_rows, kernel.short_keys},
                   {kernel.long_rows, kernel.long_keys}, gpu_rates);

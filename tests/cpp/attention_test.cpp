@@ -48,7 +48,7 @@ void check(const LayoutPtr& layout, DTypes dtypes, std::mt19937& random) {
       RunArgs args;
       args.q = t.q.ref;
       args.kv = {{t.k.ref, t.v.ref}};
-      if (is_fp8(dtypes.kv_dtype)) args.kv = {{t.k.ref, t.v.ref, t.k_scale.ref, t.v_scale.ref}};
+      if (has_8_bits(dtypes.kv_dtype)) args.kv = {{t.k.ref, t.v.ref, t.k_scale.ref, t.v_scale.ref}};
       args.out = t.out.ref;
       if (has_lse) args.lse = t.lse.ref;
       attention.run(*attention.plan(layout, options), args);
@@ -77,7 +77,8 @@ INSTANTIATE_TEST_SUITE_P(DTypes, AttentionTest,
                                          DTypes{DType::float16, DType::float16},
                                          DTypes{DType::bfloat16, DType::bfloat16},
                                          DTypes{DType::bfloat16, DType::float8_e4m3fn},
-                                         DTypes{DType::float16, DType::float8_e5m2}));
+                                         DTypes{DType::float16, DType::float8_e5m2},
+                                         DTypes{DType::bfloat16, DType::int8}));
 
 }  // namespace
 }  // namespace raddle

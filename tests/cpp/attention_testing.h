@@ -43,7 +43,7 @@ struct Tensors {
   Tensors(std::mt19937& random, DType dtype, DType stored, i32 rows)
       : kv_dtype(stored),
         q(random, dtype, rows, qo_heads, dim_qk),
-        k(random, stored, 40, 4, kv_heads, is_fp8(stored) ? round_up(dim_qk, 16) : dim_qk),
+        k(random, stored, 40, 4, kv_heads, has_8_bits(stored) ? round_up(dim_qk, 16) : dim_qk),
         v(random, stored, 40, 4, kv_heads, dim_vo),
         k_scale(random, DType::float32, 40, 4, kv_heads),
         v_scale(random, DType::float32, kv_heads),
@@ -148,7 +148,7 @@ inline PoolView pool_of(const TensorRef& t) {
 inline reference::Problem problem_of(const Layout& layout, const Tensors& t, DType dtype,
                                      const Case& c) {
   reference::LevelKv kv{pool_of(t.k.ref), pool_of(t.v.ref)};
-  if (is_fp8(t.kv_dtype)) {
+  if (has_8_bits(t.kv_dtype)) {
     const auto& s = t.k_scale.ref.stride;
     kv.k_scale = {static_cast<float*>(t.k_scale.ref.data), s[0], s[1], s[2], 1.0f};
     kv.v_scale = {static_cast<float*>(t.v_scale.ref.data), 0, 0, 1, 1.0f};

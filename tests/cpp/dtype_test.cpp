@@ -1,4 +1,4 @@
-// Conversions of 8-bit floating point, against the definition in fp64.
+// Conversions of 8-bit numbers, against the definition in fp64.
 #include "raddle/engine/core/dtype.h"
 
 #include <gtest/gtest.h>
@@ -97,6 +97,29 @@ TYPED_TEST(Fp8, SaturatesAndKeepsNaN) {
   EXPECT_TRUE(std::isnan(this->widened(this->narrowed(-NAN))));
   // e5m2 has infinities, which K and V may hold though nothing here makes them.
   EXPECT_EQ(to_float(e5m2{0x7c}), infinity);
+}
+
+TEST(Int8, EveryIntegerComesBack) {
+  for (int i = -127; i <= 127; ++i) {
+    EXPECT_EQ(from_float<s8>(static_cast<float>(i)).value, i);
+    EXPECT_EQ(to_float(s8{static_cast<signed char>(i)}), static_cast<float>(i));
+  }
+  EXPECT_EQ(to_float(s8{-128}), -128.0f);
+}
+
+TEST(Int8, RoundsToTheNearestEvenOneAndSaturates) {
+  std::mt19937 random(7);
+  std::uniform_real_distribution<float> near(-140.0f, 140.0f);
+  for (int i = 0; i < 100'000; ++i) {
+    const float x = i < 600 ? static_cast<float>(i - 300) / 2.0f : near(random);
+    const double nearest = std::nearbyint(static_cast<double>(x));
+    ASSERT_EQ(from_float<s8>(x).value, std::clamp(nearest, -127.0, 127.0)) << x;
+  }
+  EXPECT_EQ(from_float<s8>(INFINITY).value, 127);
+  EXPECT_EQ(from_float<s8>(-INFINITY).value, -127);
+  EXPECT_EQ(from_float<s8>(-3e38f).value, -127);
+  EXPECT_EQ(from_float<s8>(NAN).value, 0);
+  EXPECT_EQ(from_float<s8>(-NAN).value, 0);
 }
 
 }  // namespace

@@ -483,6 +483,10 @@ inline u32 multiply_pair(u32 x, u32 y) {
   return pack(half_of<f16>(x, 0) * half_of<f16>(y, 0), half_of<f16>(x, 1) * half_of<f16>(y, 1),
               f16{});
 }
+inline u32 subtract_pair(u32 x, u32 y) {
+  return pack(half_of<f16>(x, 0) - half_of<f16>(y, 0), half_of<f16>(x, 1) - half_of<f16>(y, 1),
+              f16{});
+}
 
 }  // namespace ptx
 

@@ -32,7 +32,7 @@ class KvGpuQuantized : public testing::Test {
   }
 };
 
-using Pairs = testing::Types<Pair<float, e4m3>, Pair<f16, e5m2>, Pair<bf16, e4m3>>;
+using Pairs = testing::Types<Pair<float, e4m3>, Pair<f16, e5m2>, Pair<bf16, e4m3>, Pair<bf16, s8>>;
 TYPED_TEST_SUITE(KvGpuQuantized, Pairs);
 
 ScaleView token_view(const TensorRef& t, HeadOrder order) {

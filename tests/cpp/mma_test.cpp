@@ -162,7 +162,7 @@ class MmaTest : public testing::Test {
 };
 
 using Pairs = testing::Types<Pair<f16, f16>, Pair<bf16, bf16>, Pair<f16, e5m2>, Pair<bf16, e4m3>,
-                             Pair<f16, e4m3>, Pair<bf16, e5m2>>;
+                             Pair<f16, e4m3>, Pair<bf16, e5m2>, Pair<f16, s8>, Pair<bf16, s8>>;
 TYPED_TEST_SUITE(MmaTest, Pairs);
 
 TYPED_TEST(MmaTest, Pages) { this->check_all(pages(), 1); }
@@ -197,7 +197,7 @@ void check_bytes(u32 x, void (*widen)(u32 (&)[2], u32, S), const i32 (&order)[4]
   widen(y, x, S{});
   for (i32 i = 0; i < 4; ++i) {
     const f16 got{static_cast<u16>(y[i / 2] >> (16 * (i % 2)))};
-    const float expected = to_float(S{static_cast<u8>(x >> (8 * order[i]))});
+    const float expected = to_float(__builtin_bit_cast(S, static_cast<u8>(x >> (8 * order[i]))));
     if (std::isnan(expected))
       EXPECT_TRUE(std::isnan(to_float(got))) << std::hex << x;
     else
@@ -210,8 +210,10 @@ TEST(MmaQuantized, FourNumbersAtATime) {
     const u32 x = i | (i ^ 0xa5) << 8 | (i * 7 & 0xff) << 16 | (255 - i) << 24;
     check_bytes<e4m3>(x, mma::widen_in_order, {0, 1, 2, 3});
     check_bytes<e5m2>(x, mma::widen_in_order, {0, 1, 2, 3});
+    check_bytes<s8>(x, mma::widen_in_order, {0, 1, 2, 3});
     check_bytes<e4m3>(x, mma::widen_in_turns, {0, 2, 1, 3});
     check_bytes<e5m2>(x, mma::widen_in_turns, {0, 2, 1, 3});
+    check_bytes<s8>(x, mma::widen_in_turns, {0, 2, 1, 3});
     const auto by_bits = [](u32(&y)[2], u32 bytes, e4m3) {
       y[0] = mma::e4m3_bits_to_f16(bytes << 8), y[1] = mma::e4m3_bits_to_f16(bytes);
     };

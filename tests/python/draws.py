@@ -31,7 +31,7 @@ from reference import (
 )
 
 DTYPES = ["float32", "float16", "bfloat16"]
-KV_DTYPES = ["float8_e4m3fn", "float8_e5m2"]
+KV_DTYPES = ["float8_e4m3fn", "float8_e5m2", "int8"]
 SCALES = ["none", "tensor", "head", "token"]
 HEAD_DIMS = [8, 24, 64, 72, 80, 128, 192, 256]
 GROUPS = [1, 2, 3, 4, 7, 8, 16, 71]

@@ -15,10 +15,10 @@ def fill(rng, level, pool):
     slots = np.unique(np.concatenate([group.slot for group in level.groups()] or [np.zeros(0, np.int64)]))
     slots = slots[slots >= 0]
     if pool.ndim == 3:
-        pool[slots] = rng.standard_normal((len(slots), *pool.shape[1:]))
+        pool[slots] = drawn(rng, (len(slots), *pool.shape[1:]), pool.dtype)
         return
     pages = pool.swapaxes(1, 2) if getattr(level, "kv_layout", "NHD") == "HND" else pool
-    values = rng.standard_normal((len(slots), *pages.shape[2:]))
+    values = drawn(rng, (len(slots), *pages.shape[2:]), pages.dtype)
     pages[slots // pages.shape[1], slots % pages.shape[1]] = values
 
 
@@ -37,8 +37,15 @@ def fill_scales(rng, level, pool, kind):
     return np.exp(scale[..., 0])
 
 
+def drawn(rng, shape, kind) -> np.ndarray:
+    """Normal numbers; of integers three times as large, so that they differ."""
+    values = rng.standard_normal(shape)
+    return np.rint(3.0 * values) if np.dtype(kind).kind == "i" else values
+
+
 def poisoned(shape, kind) -> np.ndarray:
-    return np.full(shape, np.nan, kind)
+    """What nobody may read: NaN, or the one integer that is never made."""
+    return np.full(shape, -128 if np.dtype(kind).kind == "i" else np.nan, kind)
 
 
 def slots_of(level) -> int:

@@ -50,6 +50,7 @@ FORMS = [
     Workload("decode", "bf16", "tiny", (40, 1, 17), page_size=1, **HEADS),
     Workload("decode", "bf16", "tiny", (40, 1, 17), page_size=32, **HEADS),
     Workload("decode", "fp8", "tiny", (40, 1, 17), **HEADS),
+    Workload("decode", "int8", "tiny", (40, 1, 17), **HEADS),
     Workload("decode", "bf16", "tiny", (40, 1, 17), score="alibi", **HEADS),
     Workload("prefill", "fp32", "tiny", (50,), score="softcap", **HEADS),
 ]
@@ -91,13 +92,13 @@ def test_names_say_phase_and_dtype():
     assert len(set(names)) == len(names)
     for w in workloads.ALL:
         assert w.phase in w.name.split() and w.dtype in w.name.split()
-    assert len(workloads.chosen()) == 28
+    assert len(workloads.chosen()) == 30
     assert {w.name for w in workloads.ALL if w.phase == "mixed"} == {
         "mixed bf16 B17 1024+16x1024",
         "mixed bf16 B17 512of4096+16x1024",
     }
     forms = {w.name.removeprefix("decode bf16 B16 S1024 ") for w in workloads.ALL}
-    assert {"G1", "page1", "page32", "page128", "softcap", "alibi", "decode fp8 B16 S4096"} < forms
+    assert {"G1", "page1", "page32", "page128", "softcap", "alibi", "decode fp8 B16 S4096", "decode int8 B16 S4096"} < forms
 
 
 def test_workloads_are_chosen_by_words():

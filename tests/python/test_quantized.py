@@ -59,7 +59,7 @@ def test_on_every_isa(engine, rng, kv_dtype, lengths, variant):
 def test_every_finite_number_has_its_value(engine, kv_dtype):
     """A single key gets all the weight, so that the output is its value."""
     v = np.arange(256, dtype=np.uint8).view(kv_dtype).reshape(16, 1, 16)
-    v = np.where(np.isfinite(v.astype(np.float32)), v, v.dtype.type(1.0))
+    v = np.where(np.isfinite(v.astype(np.float32)), v, v.dtype.type(1))
     problem = draw(
         np.random.default_rng(0), "ragged", "plain", "float32", 16, group=1, num_kv_heads=1, lengths=[(1, 1)] * 16,
         kv_dtype=kv_dtype,
@@ -182,7 +182,7 @@ def test_the_dtype_itself_is_no_quantisation(engine, rng):
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
-        ({"kv_dtype": "fp8"}, ValueError, "kv_dtype is 'fp8'; expected 'float8_e4m3fn', 'float8_e5m2' or None"),
+        ({"kv_dtype": "fp8"}, ValueError, "kv_dtype is 'fp8'; expected 'float8_e4m3fn', 'float8_e5m2', 'int8' or None"),
         ({"kv_dtype": "float16"}, ValueError, "kv_dtype is 'float16'; expected .* or dtype, 'bfloat16'"),
         ({"kv_dtype": 8}, TypeError, "kv_dtype is an int; expected 'float8_e4m3fn'"),
         ({"dtype": "float8_e5m2"}, ValueError, "dtype is 'float8_e5m2'; expected 'float32', 'float16' or 'bfloat16'"),

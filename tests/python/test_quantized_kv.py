@@ -17,7 +17,7 @@ from test_kv_pages import bits, random_bits, turned
 DIM, HEADS = 64, 3
 LENGTHS = [(1, 1), (5, 70), (0, 30), (33, 33), (2, 17)]
 ROWS = sum(qo for qo, _ in LENGTHS)
-LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
+LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "int8": 127.0}
 SMALLEST = np.float32(2.0**-126)
 
 
@@ -49,8 +49,9 @@ def stored(pool, layout, kv_layout):
 
 
 def saturated(x, kv_dtype):
-    """By ml_dtypes, whose conversion overflows."""
-    return np.clip(x, -LARGEST[kv_dtype], LARGEST[kv_dtype]).astype(numpy_dtype(kv_dtype))
+    """By ml_dtypes, whose conversion overflows; numpy's to integers rounds to zero."""
+    x = np.clip(x, -LARGEST[kv_dtype], LARGEST[kv_dtype])
+    return (np.rint(x) if kv_dtype == "int8" else x).astype(numpy_dtype(kv_dtype))
 
 
 # --- appending --------------------------------------------------------------------------------
@@ -74,6 +75,7 @@ def test_quantised_as_others_do(rng, dtype, kv_dtype, kv_layout, kind, spread):
         found = stored(pool, layout, kv_layout)
         np.testing.assert_array_equal(found, saturated(quotient, kv_dtype).view(np.uint8))
         held = torch.from_numpy(np.clip(quotient, -LARGEST[kv_dtype], LARGEST[kv_dtype]))
+        held = held.round() if kv_dtype == "int8" else held
         np.testing.assert_array_equal(found, held.to(getattr(torch, kv_dtype)).view(torch.uint8).numpy())
         # No other slot has changed.
         pages, slots = in_pages(pool.view(np.uint8), kv_layout), slots_of_rows(layout)
@@ -119,8 +121,8 @@ def test_turned_keys_are_rounded_once(rng, kv_dtype, computed):
     slots = slots_of_rows(layout)
     factor = scales(scale, slots, "NHD")
     found = fetch(k, slots, "NHD") * factor
-    # Half of a unit in the last place, or of the smallest number; and angles in fp32.
-    mantissa, smallest = {"float8_e4m3fn": (3, 2.0**-9), "float8_e5m2": (2, 2.0**-16)}[kv_dtype]
+    # Half of a unit in the last place, or of the smallest number; and angles in fp32. Of integers units are all alike.
+    mantissa, smallest = {"float8_e4m3fn": (3, 2.0**-9), "float8_e5m2": (2, 2.0**-16), "int8": (99, 1.0)}[kv_dtype]
     budget = np.maximum(np.abs(expected) * 2.0 ** -(mantissa + 1), smallest / 2 * factor) * (1 + 1e-5) + 1e-5
     assert (np.abs(found - expected) <= budget).all()
 
@@ -133,7 +135,8 @@ def test_nan_stays_and_the_infinite_is_the_largest(rng):
         new[0, 0, :4] = np.nan, np.inf, -np.inf, 1.0
         raddle.append_kv(layout, (k, v), new, new)
         found = k[0, 0, 0].astype(np.float32)
-        assert np.isnan(found[0]) and found[1] == LARGEST[kv_dtype] and found[2] == -LARGEST[kv_dtype] and found[3] == 1
+        assert found[0] == 0 if kv_dtype == "int8" else np.isnan(found[0])  # there is no such integer
+        assert found[1] == LARGEST[kv_dtype] and found[2] == -LARGEST[kv_dtype] and found[3] == 1
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)

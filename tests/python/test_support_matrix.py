@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import raddle
-from draws import draw
+from draws import KV_DTYPES, draw
 from engine import twin
 from raddle.doctor import has_gpu
 from reference import (
@@ -51,7 +51,7 @@ MAY_BE_REFUSED = {
     "layout: cascade with batch_invariant",
 }
 # Of GPUs, too: they have no float32, and may have no 8-bit K and V, least of all of wide heads.
-MAY_BE_REFUSED_BY_GPUS = {"dtype: float32", *(f"kv_dtype: float8_{kind}" for kind in ("e4m3fn", "e5m2"))}
+MAY_BE_REFUSED_BY_GPUS = {"dtype: float32", *(f"kv_dtype: {kind}" for kind in KV_DTYPES)}
 MAY_BE_REFUSED_BY_GPUS |= {f"scales: one {of}" for of in ("of a tensor", "a head", "a token and head")}
 MAY_BE_REFUSED_BY_GPUS |= {"MLA with kv_dtype: float8_e4m3fn"}
 
@@ -105,7 +105,7 @@ def asks_for_lse_of_a_sum(engine, rng):
 
 FEATURES = {
     **{f"dtype: {dtype}": checks(dtype=dtype) for dtype in ("float32", "float16", "bfloat16")},
-    **{f"kv_dtype: {dtype}": checks(kv_dtype=dtype) for dtype in ("float8_e4m3fn", "float8_e5m2")},
+    **{f"kv_dtype: {dtype}": checks(kv_dtype=dtype) for dtype in KV_DTYPES},
     **{f"scales: {kind}": checks(kv_dtype="float8_e4m3fn", scales=[drawn] * 2) for kind, drawn in SCALES.items()},
     "scales of K and V that are not quantised": checks(scales=["tensor"] * 2),
     **{f"head_dim: {n}": checks(dim=n) for n in (8, 24, 64, 72, 80, 128, 192, 256, 264, 512, 4, 20, 520)},

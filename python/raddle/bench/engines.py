@@ -19,11 +19,13 @@ from raddle.bench.workloads import Workload
 
 #: Shared last-level caches reach hundreds of MB: a pool is read again only after this many bytes.
 POOL_BYTES = 2 * 10**9
-_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "fp32": torch.float32}
+_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "int8": torch.bfloat16, "fp32": torch.float32}
+#: Of K and V, where they are quantised.
+_STORED = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 #: Largest accepted RMS error relative to the RMS of the outputs, against attention in fp32.
-TOLERANCE = {"bf16": 1e-2, "fp8": 1e-2, "fp32": 2e-5}
-#: What K and V of 8 bits are multiplied by: standard normal numbers then lie well within e4m3's ±448.
-FP8_SCALE = 1 / 16
+TOLERANCE = {"bf16": 1e-2, "fp8": 1e-2, "int8": 1e-2, "fp32": 2e-5}
+#: What K and V of 8 bits are multiplied by: standard normal numbers then lie within int8's ±127 and e4m3's ±448.
+SCALE = 1 / 16
 SOFT_CAP = 30.0
 
 
@@ -31,7 +33,7 @@ SOFT_CAP = 30.0
 class Batch:
     """Inputs of one workload: q [rows, Hq, D], k and v [tokens, Hkv, D], requests one after another.
 
-    Of a workload with latents v is a view of k.     Of a workload with K and V of 8 bits, k and v hold exactly what the 8 bits hold.
+    Of a workload with latents v is a view of k. Of one with K and V of 8 bits they hold exactly what these hold.
     """
 
     workload: Workload
@@ -47,8 +49,8 @@ class Batch:
         q = torch.randn(sum(w.qo_len), w.num_qo_heads, w.head_dim, dtype=dtype)
         k = torch.randn(kv_shape, dtype=dtype)
         v = k[..., : w.latent] if w.latent else torch.randn(kv_shape, dtype=dtype)
-        if w.dtype == "fp8":
-            k, v = (_to_fp8(x).to(dtype) * FP8_SCALE for x in (k, v))
+        if w.dtype in _STORED:
+            k, v = (_quantized(x, w.dtype).to(dtype) * SCALE for x in (k, v))
         return cls(w, q, k, v)
 
     def requests(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
@@ -89,8 +91,9 @@ def slopes(num_qo_heads: int) -> torch.Tensor:
     return 2.0 ** (-8.0 * torch.arange(1, num_qo_heads + 1) / num_qo_heads)
 
 
-def _to_fp8(x: torch.Tensor) -> torch.Tensor:
-    return (x / FP8_SCALE).to(torch.float8_e4m3fn)
+def _quantized(x: torch.Tensor, dtype: str) -> torch.Tensor:
+    x = x.float() / SCALE
+    return (x.round().clamp(-127, 127) if dtype == "int8" else x).to(_STORED[dtype])
 
 
 def _variant(workload: Workload) -> list[Any]:
@@ -134,14 +137,14 @@ class PagedBatch:
     ) -> None:
         w = workload or batch.workload
         self.batch, self.workload, self.copies = batch, w, copies(w.kv_bytes, pool_bytes)
-        self._is_fp8 = w.dtype == "fp8"
+        self._is_quantized = w.dtype in _STORED
         spec = raddle.AttentionSpec(
             num_qo_heads=w.num_qo_heads,
             num_kv_heads=w.num_kv_heads,
             head_dim=w.head_dim,
             head_dim_vo=w.head_dim_vo,
             dtype=str(batch.q.dtype).split(".")[-1],
-            kv_dtype="float8_e4m3fn" if self._is_fp8 else None,
+            kv_dtype=_STORED.get(w.dtype),
             variant=_variant(w),
         )
         self.attention = raddle.Attention(spec)
@@ -153,14 +156,14 @@ class PagedBatch:
         total = int(pages.sum())
         self._tables = torch.randperm(total * self.copies, dtype=torch.int32).view(self.copies, total)
         shape = (total * self.copies, w.page_size, w.num_kv_heads, w.head_dim)
-        stored = torch.uint8 if self._is_fp8 else batch.q.dtype
+        stored = torch.uint8 if self._is_quantized else batch.q.dtype
         written = tuple(torch.empty(shape, dtype=stored) for _ in ("k" if w.latent else "kv"))
         rows = [self._stored(x).split(w.kv_len) for x in (batch.k, batch.v)]
         for copy in range(self.copies):
             self._fill(copy, written, rows)
         self.pools = (written[0], written[0][..., : w.latent]) if w.latent else written
         self.plans = [self.plan(copy) for copy in range(self.copies)]
-        self._scales = {"k_scale": FP8_SCALE, "v_scale": FP8_SCALE} if self._is_fp8 else {}
+        self._scales = {"k_scale": SCALE, "v_scale": SCALE} if self._is_quantized else {}
 
     def layout(self, copy: int) -> raddle.PagedKV:
         tables = (self._qo_indptr, self._page_indptr, self._tables[copy], self._kv_len)
@@ -174,7 +177,7 @@ class PagedBatch:
         return self.attention.run(plan, self.batch.q, self.pools, out=self.out, **self._scales)
 
     def _stored(self, x: torch.Tensor) -> torch.Tensor:
-        return _to_fp8(x).view(torch.uint8) if self._is_fp8 else x
+        return _quantized(x, self.workload.dtype).view(torch.uint8) if self._is_quantized else x
 
     def _fill(self, copy: int, pools: tuple[torch.Tensor, ...], rows: list[tuple[torch.Tensor, ...]]) -> None:
         """Writes the batch's K and V into the pages of one copy."""

@@ -14,8 +14,8 @@ MEANS = (1024, 4096, 8192)
 PAGE_SIZE = 16
 #: More query heads to a KV head than these, and a decode takes the time of its arithmetic, not of reading.
 MOST_READING = 16
-#: Of an element of K and V; "fp8" has Q and the output in bf16.
-BYTES = {"fp32": 4, "bf16": 2, "fp8": 1}
+#: Of an element of K and V; where these are quantised, Q and the output are in bf16.
+BYTES = {"fp32": 4, "bf16": 2, "fp8": 1, "int8": 1}
 
 _UNIFORM = {
     1024: (948, 838, 774, 650, 669, 533, 550, 520, 601, 929, 845, 980, 770, 823, 1009, 886),
@@ -50,7 +50,7 @@ class Workload:
     """One batch, causal: a query row a request (decode), as many as keys or the last ones (prefill), or both (mixed)."""
 
     phase: str  #: "decode", "prefill" or "mixed"
-    dtype: str  #: "bf16", "fp32", or "fp8": K and V of e4m3 with a scale, all else bf16
+    dtype: str  #: "bf16", "fp32", or of K and V with a scale alone: "fp8" (e4m3) and "int8", all else bf16
     kind: str  #: what the lengths are called in the name: "S1024", "skewed4096"
     kv_len: tuple[int, ...]
     bar: Optional[float] = None  #: least accepted speed relative to the best of the others
@@ -94,7 +94,7 @@ class Workload:
     @property
     def plain(self) -> Workload:
         """What the workload is compared with where it is a form of another: bf16, pages of 16, no score."""
-        dtype = "bf16" if self.dtype == "fp8" else self.dtype
+        dtype = "bf16" if self.dtype in ("fp8", "int8") else self.dtype
         return replace(self, dtype=dtype, page_size=PAGE_SIZE, score=None)
 
     @property
@@ -182,13 +182,15 @@ def _forms() -> list[Workload]:
     decode, prefill = _decode("bf16")[0], _prefill("bf16")[0]
     group_of_one = replace(decode, num_kv_heads=HQ, share_bar=0.8)
     pages = [replace(decode, page_size=n, bar=0.9, share_bar=None) for n in (1, 32, 128)]
-    fp8 = [replace(d, dtype="fp8", bar=1.4, share_bar=None) for d in _decode("bf16")[:2]]
+    quantized = [
+        replace(d, dtype=dtype, bar=1.4, share_bar=None) for dtype in ("fp8", "int8") for d in _decode("bf16")[:2]
+    ]
     scored = [
         replace(plain, score=score, bar=bar, share_bar=None)
         for plain, bar in ((decode, 0.95), (prefill, 1 / 1.15))
         for score in ("softcap", "alibi")
     ]
-    return [group_of_one, *pages, *fp8, *scored]
+    return [group_of_one, *pages, *quantized, *scored]
 
 
 def _mla() -> list[Workload]:

@@ -1,13 +1,14 @@
 // The element types of Q, K, V and O, and their conversions to and from fp32 (round to nearest,
 // ties to even). Those of 8 bits are of K and V alone, and saturate: what is larger than the
-// largest finite number, infinities too, becomes that; NaN stays NaN.
+// largest finite number, infinities too, becomes that; NaN stays NaN, but of integers, which have
+// none: there it becomes 0.
 #pragma once
 
 #include "raddle/engine/core/config.h"
 
 namespace raddle {
 
-enum class DType : i32 { float32, float16, bfloat16, float8_e4m3fn, float8_e5m2 };
+enum class DType : i32 { float32, float16, bfloat16, float8_e4m3fn, float8_e5m2, int8 };
 
 struct f16 {
   u16 bits;
@@ -26,14 +27,22 @@ struct e5m2 {
   static constexpr float max_finite = 57344.0f;
 };
 
+/// An integer. -128 is read, but never made, so that numbers and their opposites are.
+struct s8 {
+  signed char value;
+  static constexpr float max_finite = 127.0f;
+};
+
 }  // namespace raddle
 
 RADDLE_ENGINE_BEGIN
 
-RADDLE_FN constexpr bool is_fp8(DType t) {
-  return t == DType::float8_e4m3fn || t == DType::float8_e5m2;
+RADDLE_FN constexpr bool has_8_bits(DType t) {
+  return t == DType::float8_e4m3fn || t == DType::float8_e5m2 || t == DType::int8;
 }
-RADDLE_FN constexpr i32 dtype_bytes(DType t) { return t == DType::float32 ? 4 : is_fp8(t) ? 1 : 2; }
+RADDLE_FN constexpr i32 dtype_bytes(DType t) {
+  return t == DType::float32 ? 4 : has_8_bits(t) ? 1 : 2;
+}
 
 RADDLE_FN float bits_to_float(u32 u) { return __builtin_bit_cast(float, u); }
 RADDLE_FN u32 float_to_bits(float f) { return __builtin_bit_cast(u32, f); }
@@ -60,6 +69,8 @@ RADDLE_FN float to_float(e4m3 x) {
   const u16 nan = body == 0x3f80u ? u16{0x7e00} : u16{0};
   return to_float(f16{static_cast<u16>(sign | body | nan)}) * 256.0f;
 }
+
+RADDLE_FN float to_float(s8 x) { return static_cast<float>(x.value); }
 
 template <class T>
 RADDLE_FN T from_float(float x);
@@ -118,6 +129,14 @@ RADDLE_FN e5m2 from_float<e5m2>(float x) {
   return e5m2{static_cast<u8>(((u >> 24) & 0x80u) | round_to_fp8<2, 15, 0x7bu>(u & 0x7fffffffu))};
 }
 
+template <>
+RADDLE_FN s8 from_float<s8>(float x) {
+  const float limited = x > 127.0f ? 127.0f : x < -127.0f ? -127.0f : x;
+  // Adding 1.5 · 2^23 makes the fp32 adder round to an integer, which its lowest bits then are.
+  const u32 u = float_to_bits(limited + 12582912.0f);
+  return s8{static_cast<signed char>(x == x ? u & 0xffu : 0u)};
+}
+
 template <class T>
 struct dtype_of;
 template <>
@@ -141,10 +160,14 @@ template <>
 struct dtype_of<e5m2> {
   static constexpr DType value = DType::float8_e5m2;
 };
+template <>
+struct dtype_of<s8> {
+  static constexpr DType value = DType::int8;
+};
 
 /// Whether K and V of that element type are quantised, and have scales.
 template <class T>
-constexpr bool is_quantized = is_fp8(dtype_of<T>::value);
+constexpr bool is_quantized = has_8_bits(dtype_of<T>::value);
 
 /// Calls f(T{}) with the element type that `t` names, which isn't one of 8 bits.
 template <class F>
@@ -167,6 +190,8 @@ RADDLE_FN decltype(auto) dispatch_kv_dtype(DType t, F&& f) {
       return f(e4m3{});
     case DType::float8_e5m2:
       return f(e5m2{});
+    case DType::int8:
+      return f(s8{});
     default:
       return dispatch_dtype(t, f);
   }

@@ -77,6 +77,13 @@ RADDLE_DEVICE u32 multiply_pair(u32 x, u32 y) {
   return product;
 }
 
+/// The differences of two pairs of f16.
+RADDLE_DEVICE u32 subtract_pair(u32 x, u32 y) {
+  u32 difference;
+  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(difference) : "r"(x), "r"(y));
+  return difference;
+}
+
 }  // namespace ptx
 
 RADDLE_ENGINE_END

@@ -22,6 +22,7 @@ namespace simd {
 typedef i32 VecI __attribute__((vector_size(lanes * 4)));
 typedef u32 VecU __attribute__((vector_size(lanes * 4)));
 typedef u8 VecB __attribute__((vector_size(lanes)));
+typedef signed char VecS __attribute__((vector_size(lanes)));
 
 /// Subtracting 0 changes no number, so that no instruction is left of it; adding 0 changes -0, and
 /// would stay.
@@ -60,6 +61,12 @@ RADDLE_FN Vec load(const e4m3* p) {
   const VecH body = (bits & 0x7f) << 7;
   const VecH nan = reinterpret_cast<VecH>(body == 0x3f80) & 0x7e00;
   return widen_f16(((bits & 0x80) << 8) | body | nan) * 256.0f;
+}
+
+RADDLE_FN Vec load(const s8* p) {
+  VecS s;
+  __builtin_memcpy(&s, p, sizeof(s));
+  return __builtin_convertvector(__builtin_convertvector(s, VecI), Vec);
 }
 
 RADDLE_FN void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof(v)); }

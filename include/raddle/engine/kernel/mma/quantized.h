@@ -24,6 +24,12 @@ RADDLE_DEVICE u32 e4m3_bits_to_f16(u32 x) {
   return ptx::multiply_pair(body >> 1 | nan | (x & 0x80008000u), 0x5c005c00u);  // by 256
 }
 
+/// Two integers, plus 128, in the lower bytes of x's halves. As the last bits of an f16 from 1024
+/// on they are added to it.
+RADDLE_DEVICE u32 biased_to_f16(u32 x) {
+  return ptx::subtract_pair(x | 0x64006400u, 0x64806480u);  // 1024 + 128
+}
+
 /// Four stored numbers as f16: bytes 0 and 1, then 2 and 3.
 RADDLE_DEVICE void widen_in_order(u32 (&y)[2], u32 x, e4m3) {
   if constexpr (ptx::converts_e4m3) return ptx::e4m3_to_f16(y, x);
@@ -35,6 +41,12 @@ RADDLE_DEVICE void widen_in_order(u32 (&y)[2], u32 x, e5m2) {
   y[1] = ptx::select_bytes<0x3424>(x);
 }
 
+RADDLE_DEVICE void widen_in_order(u32 (&y)[2], u32 x, s8) {
+  const u32 biased = x ^ 0x80808080u;
+  y[0] = biased_to_f16(ptx::select_bytes<0x4140>(biased));
+  y[1] = biased_to_f16(ptx::select_bytes<0x4342>(biased));
+}
+
 /// The same: bytes 0 and 2, then 1 and 3.
 RADDLE_DEVICE void widen_in_turns(u32 (&y)[2], u32 x, e4m3) {
   if constexpr (ptx::converts_e4m3) return ptx::e4m3_to_f16(y, ptx::select_bytes<0x3120>(x));
@@ -44,6 +56,12 @@ RADDLE_DEVICE void widen_in_turns(u32 (&y)[2], u32 x, e4m3) {
 RADDLE_DEVICE void widen_in_turns(u32 (&y)[2], u32 x, e5m2) {
   y[0] = ptx::select_bytes<0x2404>(x);
   y[1] = x & 0xff00ff00u;
+}
+
+RADDLE_DEVICE void widen_in_turns(u32 (&y)[2], u32 x, s8) {
+  const u32 biased = x ^ 0x80808080u;
+  y[0] = biased_to_f16(biased & 0x00ff00ffu);
+  y[1] = biased_to_f16(biased >> 8 & 0x00ff00ffu);
 }
 
 /// f16, which hold every stored number, as matrix dtype T.
