@@ -128,14 +128,13 @@ class RollingCache:
         """
         found = self._find_once(_integers(requests, "requests").tolist())
         counts = _counts(counts, found)
-        pages = [request.pages for request in found]
+        lists = _Lists([request.pages for request in found], self._page_size)
         sinks, window, before = (
             np.array([getattr(request, name) for request in found], np.int64)
             for name in ("num_sinks", "window", "num_tokens")
         )
         step = RollingStep(
-            self._new_slots(pages, sinks, window, before, counts),
-            self._kept_slots(pages, sinks, window, before + counts, counts),
+            _new_slots(lists, sinks, window, before, counts), _kept_slots(lists, sinks, window, before + counts, counts)
         )
         for request, count in zip(found, counts.tolist()):
             request.num_tokens += count
@@ -166,56 +165,69 @@ class RollingCache:
             found[request] = self._find(request, f"requests[{i}]")
         return list(found.values())
 
-    def _new_slots(self, pages: list, sinks: Any, window: Any, before: Any, counts: Any) -> PagedKV:
-        """The page table of the new rows: up to the end of the ring is one entry, from its start another."""
-        end_of_ring = sinks + window
-        begin = np.where(before < end_of_ring, before, sinks + (before - sinks) % window)
-        end = np.minimum(begin + counts, end_of_ring)
-        rows = np.stack([end - begin, counts - (end - begin)], 1).ravel()
-        ends = np.stack([end, sinks + rows[1::2]], 1).ravel()
-        used = np.flatnonzero(rows)
-        lists = [pages[i // 2] for i in used.tolist()]
-        return PagedKV(
-            _indptr(rows[used]), _indptr([len(each) for each in lists]), _joined(lists), _int32(ends[used]), self._page_size
-        )
 
-    def _kept_slots(self, pages: list, sinks: Any, window: Any, tokens: Any, counts: Any) -> BlockSparse:
-        """Sinks, then the window from its oldest token on: at most three runs of slots, cut at pages."""
-        kept = np.minimum(tokens, sinks + window)
-        oldest = np.where(tokens > kept, sinks + (tokens - sinks) % window, sinks)
-        rolled = oldest > sinks
-        runs = np.empty((len(pages), 3, 2), np.int64)  # begin and end
-        runs[:, 0] = np.stack([np.zeros_like(kept), np.where(rolled, sinks, kept)], 1)
-        runs[:, 1] = np.stack([oldest, np.where(rolled, kept, oldest)], 1)
-        runs[:, 2] = np.stack([sinks, oldest], 1)
+class _Lists:
+    """The pages of a step's requests, one list after another."""
 
-        # A list a row block, each within one request.
-        block_rows = max(int(np.gcd.reduce(counts, initial=0)), 1)
-        owner = np.repeat(np.arange(len(pages)), counts // block_rows)
-        run, nth, first, count = _cut(*runs[owner].reshape(-1, 2).T, self._page_size)
-        block = run // 3
-        before_block = np.cumsum(kept[owner]) - kept[owner]
-        first_page = _indptr([len(each) for each in pages])
-        return BlockSparse(
-            block_rows,
-            self._page_size,
-            _indptr(np.bincount(block, minlength=len(owner))),
-            _joined(pages)[first_page[owner[block]] + nth],
-            qo_indptr=_indptr(counts),
-            kv_len=_int32(kept),
-            block_pos=_int32(np.cumsum(count) - count - before_block[block]),
-            block_first=_int32(first),
-            block_count=_int32(count),
-        )
+    def __init__(self, lists: list[np.ndarray], page_size: int) -> None:
+        self.pages, self.first, self.page_size = _joined(lists), _indptr([len(each) for each in lists]), page_size
+
+    def of_runs(self, request: np.ndarray, begin: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The pages on which runs of slots lie, none of them empty: where each run's begin, and which they are."""
+        first = begin // self.page_size
+        count = (end - 1) // self.page_size - first + 1
+        indptr = _indptr(count)
+        return indptr, self.pages[np.arange(indptr[-1]) + np.repeat(self.first[request] + first - indptr[:-1], count)]
 
 
-def _cut(begin: np.ndarray, end: np.ndarray, page_size: int) -> tuple[np.ndarray, ...]:
-    """Runs of slots cut at pages: of each piece its run, which page of a list, its first row there, and its rows."""
-    pages = np.where(end > begin, (end - 1) // page_size - begin // page_size + 1, 0)
-    run = np.repeat(np.arange(len(begin)), pages)
-    nth = np.arange(len(run)) - np.repeat(np.cumsum(pages) - pages, pages) + begin[run] // page_size
-    first = np.maximum(begin[run] - nth * page_size, 0)
-    return run, nth, first, np.minimum(end[run] - nth * page_size, page_size) - first
+def _new_slots(lists: _Lists, sinks: Any, window: Any, before: Any, counts: Any) -> PagedKV:
+    """The page table of the new rows: those up to the end of the ring are an entry, those from its start another."""
+    end_of_ring = sinks + window
+    begin = np.where(before < end_of_ring, before, sinks + (before - sinks) % window)
+    rows = np.minimum(counts, end_of_ring - begin)
+    runs = np.stack([begin, sinks], 1).ravel()
+    rows = np.stack([rows, counts - rows], 1).ravel()
+    used = np.flatnonzero(rows)
+    runs, rows = runs[used], rows[used]
+    # Pages before the first new row are left out, so keys count from that row's page.
+    page_indptr, page_indices = lists.of_runs(used // 2, runs, runs + rows)
+    kv_len = (runs % lists.page_size + rows).astype(np.int32)
+    return PagedKV(_indptr(rows), page_indptr, page_indices, kv_len, lists.page_size)
+
+
+def _kept_slots(lists: _Lists, sinks: Any, window: Any, tokens: Any, counts: Any) -> BlockSparse:
+    """Sinks, then the window from its oldest token on: at most three runs of slots, cut at pages."""
+    kept = np.minimum(tokens, sinks + window)
+    oldest = np.where(tokens > kept, sinks + (tokens - sinks) % window, sinks)
+    rolled = oldest > sinks
+    begin = np.stack([np.zeros_like(sinks), oldest, sinks], 1)
+    end = np.stack([np.where(rolled, sinks, kept), np.where(rolled, kept, oldest), oldest], 1)
+
+    # A list for each row block, which lies within one request.
+    block_rows = max(int(np.gcd.reduce(counts, initial=0)), 1)
+    request = np.repeat(np.arange(len(kept)), counts // block_rows)
+    begin, end = begin[request].ravel(), end[request].ravel()
+    used = np.flatnonzero(end > begin)
+    begin, end, block = begin[used], end[used], used // 3
+    entry, indices = lists.of_runs(request[block], begin, end)
+    # A run's pages are full but for its first and last.
+    first, count = np.zeros(len(indices), np.int32), np.full(len(indices), lists.page_size, np.int32)
+    first[entry[:-1]] = begin % lists.page_size
+    count[entry[1:] - 1] = (end - 1) % lists.page_size + 1
+    count -= first
+    indptr = entry[np.searchsorted(block, np.arange(len(request) + 1))]
+    keys_before = _indptr(count)[:-1]
+    return BlockSparse(
+        block_rows,
+        lists.page_size,
+        indptr,
+        indices,
+        qo_indptr=_indptr(counts),
+        kv_len=kept.astype(np.int32),
+        block_pos=keys_before - np.repeat(keys_before[indptr[:-1]], np.diff(indptr)),
+        block_first=first,
+        block_count=count,
+    )
 
 
 def _counts(counts: Any, found: list[_Request]) -> np.ndarray:
@@ -247,11 +259,9 @@ def _integers(x: Any, name: str) -> np.ndarray:
 
 
 def _indptr(lengths: Any) -> np.ndarray:
-    return np.cumsum([0, *lengths], dtype=np.int32)
-
-
-def _int32(x: np.ndarray) -> np.ndarray:
-    return x.astype(np.int32)
+    result = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=result[1:])
+    return result
 
 
 def _joined(lists: list[np.ndarray]) -> np.ndarray:
