@@ -13,7 +13,7 @@ import numpy as np
 import raddle
 
 HQ, HKV, DIM, PAGE_SIZE = 8, 2, 64, 16
-SINKS, WINDOW, TOKENS = 4, 508, 4096
+SINKS, WINDOW, TOKENS = 4, 508, 3072
 KEPT = SINKS + WINDOW
 
 rng = np.random.default_rng(0)
@@ -71,4 +71,4 @@ for last in (KEPT, KEPT + 1, 2000, TOKENS - 1):
 print(f"a text of {TOKENS} tokens; the rolling cache keeps the first {SINKS} and the last {WINDOW}")
 for name, us, memory in (("rolling", rolling_us, rolling_bytes), ("full", full_us, full_bytes)):
     early, late = np.median(us[KEPT : KEPT + 300]), np.median(us[-300:])
-    print(f"{name:>8}: {memory / 2**20:5.1f} MiB, {early:5.0f} µs a step once {KEPT} tokens are there, {late:5.0f} µs at the end")
+    print(f"{name:>8}: {memory / 2**20:.1f} MiB, {early:.0f} µs a step at {KEPT} tokens, {late:.0f} µs at {TOKENS}")
