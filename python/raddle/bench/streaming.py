@@ -63,7 +63,7 @@ class Bed:
         return self.fused.run(plan, self.q, (self.k, self.v), out=self.out)
 
     def turn_and_attend(self, plan: raddle.Plan) -> torch.Tensor:
-        """What an engine without fused RoPE does in every layer and step: all keys at their new positions, into a buffer."""
+        """What an engine without fused RoPE does in every layer and step: keys, at their new positions, into a buffer."""
         raddle.append_kv(self.slots, (self.turned_k, self.small_v), self.rows, self.small_rows, rope=self.rope)
         return self.plain.run(plan, self.turned_q, (self.turned_k, self.v), out=self.out)
 
