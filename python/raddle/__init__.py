@@ -25,6 +25,7 @@ from raddle.packed_mask import PackedMask, pack_masks
 from raddle.page_pool import PagePool
 from raddle.plans import Plan, Reservation, select
 from raddle.radix_cache import RadixCache
+from raddle.rolling_cache import RollingCache
 from raddle.rotary import Llama31Scaling, Rope, RopeTables, YarnScaling
 from raddle.spec import AttentionSpec
 from raddle.timeline import Timeline
@@ -70,6 +71,7 @@ __all__ = [
     "RadixCache",
     "RaggedKV",
     "Reservation",
+    "RollingCache",
     "Rope",
     "RopeTables",
     "SelectedPages",

