@@ -4,6 +4,12 @@
 #include <functional>
 
 namespace raddle {
+namespace {
+
+/// Units a worker that are sorted for what whole ones gain where workers share memory.
+constexpr i64 most_sorted = 4;
+
+}  // namespace
 
 /// When the last of some loads is done. All advance alike until so few are left that each has as
 /// much of the memory as it can use.
@@ -229,7 +235,12 @@ Outcome Chooser::choose_automatic() {
       if (balanced(outcome.heaviest)) return outcome;
     }
   }
-  sharing_ = only_shape(0) && num_units() >= config_->num_workers ? max(1, config_->sharing) : 1;
+  // Of fewer units than workers, whole ones leave multiprocessors half empty, and a block alone
+  // does not compute as fast as two. Of many a worker, cuts are few, and sorting takes longer.
+  const i64 workers = config_->num_workers;
+  const bool shares =
+      only_shape(0) && num_units() >= workers && num_units() <= most_sorted * workers;
+  sharing_ = shares ? max(1, config_->sharing) : 1;
   Outcome best = try_linear();
   if (config_->heads_together && only_shape(0) && parts_heads()) {
     const Outcome rows = try_rows();
