@@ -41,6 +41,13 @@ def test_the_report(replayed, tmp_path):
     assert report["config"]["device"].startswith("cuda:") and report["config"]["gpu"] in " ".join(output.split())
 
 
+def test_the_page_shows_items(replayed, tmp_path):
+    path = tmp_path / "page.html"
+    replayed("--report", path)
+    text = path.read_text()
+    assert text.count("<svg") == 3 and "A bar is a work item" in text and "work items for 3 workers" in text
+
+
 @pytest.mark.parametrize("flags", [GPT_OSS, "--rope --layers 1 --soft-cap 5 --window 9"])
 def test_models_under_every_schedule(replayed, flags):
     report, _ = replayed("--schedule", "all", *flags.split())

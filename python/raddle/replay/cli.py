@@ -15,7 +15,7 @@ from rich.console import Console
 import raddle
 from raddle._progress import Progress
 
-from . import report, steplog, traces
+from . import page, pictures, report, steplog, traces
 from .engine import Engine
 from .faults import INJECT
 from .machine import engine_of, facts, read_gbps
@@ -169,6 +169,14 @@ def _option(*names: str, **settings: Any) -> Any:
     help="Plant a fault of this kind, to see that the verification finds it.",
 )
 @_option("--json", "json_path", type=_NEW_FILE, help="Write the report here, too.")
+@_option(
+    "--report",
+    "report_path",
+    metavar="FILE.html",
+    type=_NEW_FILE,
+    help="Write a page with the report and pictures: distributions, the cache over time, the workers of the step that "
+    "took longest. Needs matplotlib.",
+)
 @click.pass_context
 def replay(ctx: click.Context, **options: Any) -> None:
     """Replay a request trace through the attention engine.
@@ -181,6 +189,8 @@ def replay(ctx: click.Context, **options: Any) -> None:
     """
     _check_options(ctx, options)
     try:
+        if options["report_path"]:
+            pictures.require()
         log = _load_log(options) if options["steps"] else _new_log(options)
         result, verified = _run(log, _model(options), options)
     except (ValueError, MemoryError) as error:
@@ -205,7 +215,7 @@ def _check_options(ctx: click.Context, options: dict[str, Any]) -> None:
                 raise click.UsageError(f"{flag} can't be combined with --steps: the log decides it")
     if options["trace"] and options["synthetic"]:
         raise click.UsageError("--trace and --synthetic can't be combined")
-    for name, flag in (("save_steps", "--save-steps"), ("json_path", "--json")):
+    for name, flag in (("save_steps", "--save-steps"), ("json_path", "--json"), ("report_path", "--report")):
         if options[name] and not options[name].parent.is_dir():
             raise click.UsageError(f"{flag}: there is no folder {options[name].parent}")
 
@@ -310,6 +320,8 @@ def _run(
         "verified": verified.report(),
         "config": _config(log, model, engine, options),
     }
+    if options["report_path"]:
+        page.write(options["report_path"], result, history, engine.longest)
     return result, verified
 
 

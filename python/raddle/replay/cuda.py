@@ -17,6 +17,7 @@ from raddle._device_tensor import DeviceTensor
 
 from .engine import DTYPES, Batch, Engine, OnOutput, RunCost, StepCost
 from .models import LayerKind
+from .queues import Run, items
 from .scheduler import Span
 
 _NAN = 0xFF  # a NaN in every dtype, where all bytes are
@@ -85,10 +86,11 @@ class CudaEngine(Engine):
         cost.append_us = self._gpu.us(lambda: self._append_all(batch, layout))
         for schedule in turns:
             self._forget_outputs(batch.rows)
-            runs = self._runs(reserved[schedule])
-            cost.schedules[schedule].run_us = self._gpu.us(runs)
+            cost.schedules[schedule].run_us = self._gpu.us(self._runs(reserved[schedule]))
             if is_watched:
-                self._watch(reserved[schedule], cost.schedules[schedule])
+                runs = self._watch(reserved[schedule], cost.schedules[schedule])
+                if schedule == self.schedules[0] and self._is_longest(cost):
+                    self._keep(cost, runs)
         for layer, (_, _, _, out) in enumerate(self._tensors):
             plan = reserved[turns[-1]].reservations[self.model.kind(layer)].plan
             on_output(layer, batch, plan, out.numpy(batch.rows))
@@ -156,15 +158,19 @@ class CudaEngine(Engine):
         how = {"out": out, "params": self._params(layer), "timeline": timeline}
         self.attention[kind].run(reserved.reservations[kind], q, self.pools[layer], **how)
 
-    def _watch(self, reserved: Reserved, cost: RunCost) -> None:
-        """How evenly the workers of one run of each kind were busy; writes the same output again."""
+    def _watch(self, reserved: Reserved, cost: RunCost) -> list[Run]:
+        """What the workers of one run of each kind did, and how evenly; writes the same output again."""
+        runs = []
         for kind, reservation in reserved.reservations.items():
             layer = next(n for n in range(self.num_layers) if self.model.kind(n) == kind)
             timeline = raddle.Timeline(reservation, self.device)
             self._run_layer(reserved, layer, timeline)
-            busy = timeline.read().busy_us
+            marks = timeline.read()
+            busy = marks.busy_us
             cost.busy_us.append((float(busy.max()), float(busy.mean())))
             cost.planned.append(reservation.plan.balance)
+            runs.append(Run(layer, items(marks), reservation.plan.explain()))
+        return runs
 
     # --- memory --------------------------------------------------------------------------------
 

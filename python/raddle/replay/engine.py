@@ -14,6 +14,7 @@ import raddle
 
 from . import native
 from .models import LayerKind, Model, spec
+from .queues import Queues, Run, whole_queues
 from .scheduler import Span
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
@@ -115,6 +116,8 @@ class Engine:
         self.prompts = prompts
         self.schedules, self.num_workers = tuple(schedules), num_workers
         self.steps = 0
+        self.longest: Queues | None = None
+        """Of the steps whose workers were watched, the one whose runs took longest under the first schedule."""
         kinds = dict.fromkeys(model.kind(layer) for layer in range(num_layers))
         self.attention = {kind: raddle.Attention(spec(model, kind), self.device) for kind in kinds}
         self.device = next(iter(self.attention.values())).device
@@ -132,6 +135,7 @@ class Engine:
         cost = StepCost({schedule: RunCost() for schedule in self.schedules})
         turns = self._turns()
         layout, plans = self._planned(batch, turns, cost)
+        busy_us = []
         for layer in range(self.num_layers):
             kind = self.model.kind(layer)
             q, k, v, out = self._data(batch, layer)
@@ -144,10 +148,27 @@ class Engine:
                 self._run(batch, plan, layer, q, out)
                 of.run_us += (perf_counter() - start) * 1e6
                 busy = self.attention[kind].last_busy_us
+                if of is cost.clocked:
+                    busy_us.append(busy)
                 of.busy_us.append((max(busy), sum(busy) / len(busy)))
                 of.planned.append(plan.balance)
             on_output(layer, batch, plans[turns[-1]][kind], out)
+        if self._is_longest(cost):
+            explained = {kind: plan.explain() for kind, plan in plans[self.schedules[0]].items()}
+            self._keep(
+                cost,
+                [
+                    Run(layer, whole_queues(busy), explained[self.model.kind(layer)])
+                    for layer, busy in enumerate(busy_us)
+                ],
+            )
         return cost
+
+    def _is_longest(self, cost: StepCost) -> bool:
+        return self.longest is None or cost.clocked.run_us > self.longest.run_us
+
+    def _keep(self, cost: StepCost, runs: list[Run]) -> None:
+        self.longest = Queues(self.steps - 1, cost.clocked.run_us, runs)
 
     def _planned(self, batch: Batch, turns: Sequence[str], cost: StepCost) -> tuple[raddle.PagedKV, dict[str, Any]]:
         """The layout and each schedule's plans; making the layout counts for all of them."""

@@ -25,6 +25,10 @@ class Step:
     """Of these, cached and held by no request."""
     shared_pages: int
     """Pages that several of its requests read."""
+    evicted_tokens: int
+    """All that the prefix cache gave up until then."""
+    end: float
+    """The clock when it was done."""
 
 
 @dataclass
@@ -53,12 +57,13 @@ def serve(
             continue
         engine.release(scheduler.take_freed())
         batch = Batch(spans, scheduler.tables(spans), scheduler.reused(spans), scheduler.copies)
-        pages = scheduler.pool.used, scheduler.prefixes.idle_pages, batch.shared_pages
+        prefixes = scheduler.prefixes
+        pages = scheduler.pool.used, prefixes.idle_pages, batch.shared_pages, prefixes.evicted_tokens
         sampler.step = len(history.steps)
         cost = engine.step(batch, sampler.offer)
         now += cost.seconds
         history.finished += scheduler.complete(spans, now)
-        history.steps.append(Step(spans, cost, *pages))
+        history.steps.append(Step(spans, cost, *pages, now))
         history.seconds = now
         on_step(history)
     return history
