@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,10 @@ from rich.console import Console
 import raddle
 from raddle._progress import Progress
 
-from . import page, pictures, report, steplog, traces
+from . import page, pictures, report, steplog
 from .engine import Engine
 from .faults import INJECT
+from .inputs import SYNTHETIC_REQUESTS, model_of, new_log
 from .machine import engine_of, facts, read_gbps
 from .metrics import summary
 from .models import MODELS, Model
@@ -29,7 +28,6 @@ from .serving import serve
 _NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 _FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
 _POSITIVE = click.IntRange(min=1)
-_SYNTHETIC_REQUESTS = 64
 _SCHEDULES = ("auto", "linear", "algorithm1", "one-per-request")
 # A log of steps has its own, so these can't be given beside it.
 _FIXED_BY_LOG = (
@@ -68,7 +66,7 @@ def _option(*names: str, **settings: Any) -> Any:
     "--synthetic",
     metavar="uniform:LOW:HIGH",
     help="Draw requests instead: LOW to HIGH prompt tokens, an eighth as many generated ones, one request "
-    f"a second in the mean, {_SYNTHETIC_REQUESTS} of them unless --requests says otherwise.",
+    f"a second in the mean, {SYNTHETIC_REQUESTS} of them unless --requests says otherwise.",
 )
 @_option("--requests", type=_POSITIVE, help="Take the first so many requests. [default: all]")
 @_option(
@@ -191,8 +189,8 @@ def replay(ctx: click.Context, **options: Any) -> None:
     try:
         if options["report_path"]:
             pictures.require()
-        log = _load_log(options) if options["steps"] else _new_log(options)
-        result, verified = _run(log, _model(options), options)
+        log = steplog.load(options["steps"]) if options["steps"] else new_log(options)
+        result, verified = _run(log, model_of(options), options)
     except (ValueError, MemoryError) as error:
         raise BadInput(str(error) or "out of memory") from error
     if options["json_path"]:
@@ -218,69 +216,6 @@ def _check_options(ctx: click.Context, options: dict[str, Any]) -> None:
     for name, flag in (("save_steps", "--save-steps"), ("json_path", "--json"), ("report_path", "--report")):
         if options[name] and not options[name].parent.is_dir():
             raise click.UsageError(f"{flag}: there is no folder {options[name].parent}")
-
-
-def _load_log(options: dict[str, Any]) -> steplog.StepLog:
-    return steplog.load(options["steps"])
-
-
-def _new_log(options: dict[str, Any]) -> steplog.StepLog:
-    """The log of a replay that is still to come: without steps."""
-    count = options["requests"]
-    if options["synthetic"]:
-        name = options["synthetic"]
-        count = count or _SYNTHETIC_REQUESTS
-        # Bounded, since --max-context may leave out all of them.
-        source = itertools.islice(traces.synthetic(name, options["seed"]), 1000 * count)
-    else:
-        path = options["trace"] or traces.EXCERPT
-        name, source = path.name, traces.read_trace(path)
-    requests = traces.select(source, options["max_context"], count)
-    if not requests:
-        raise ValueError(f"{name} has no request for these options")
-    has_blocks = any(r.blocks for r in requests)
-    prefix_cache = has_blocks if options["prefix_cache"] is None else options["prefix_cache"]
-    if prefix_cache and not has_blocks:
-        raise ValueError(f"--prefix-cache: {name} has no hashes of whole blocks of prompts (hash_ids)")
-    rate = options["rate"]
-    page_size = options["page_size"]
-    return steplog.StepLog(
-        trace=name,
-        seed=options["seed"],
-        page_size=page_size,
-        num_pages=options["pool_tokens"] // page_size,
-        token_budget=options["token_budget"],
-        prefix_cache=prefix_cache,
-        samples=options["parallel"],
-        rate=rate,
-        requests=[replace(r, arrival=r.arrival / rate) for r in requests],
-        steps=[],
-        queued=[],
-    )
-
-
-def _model(options: dict[str, Any]) -> Model:
-    model = MODELS[options["model"]]
-    shape = {
-        name: options[name]
-        for name in ("num_qo_heads", "num_kv_heads", "head_dim")
-        if options[name] is not None
-    }
-    model = replace(model, dtype=options["dtype"], **shape)
-    if model.num_qo_heads % model.num_kv_heads:
-        heads = f"{model.num_qo_heads} query and {model.num_kv_heads} KV heads"
-        raise ValueError(f"found {heads}; expected query heads to be a multiple of KV heads")
-    if options["window"] is not None:
-        model = model.with_kinds(window=options["window"] or None)
-    if options["soft_cap"] is not None:
-        model = model.with_kinds(soft_cap=options["soft_cap"] or None)
-    if options["sinks"] is not None:
-        model = model.with_kinds(sinks=options["sinks"])
-    if not options["rope"]:
-        return model
-    if model.rope is None:
-        raise ValueError(f"--rope: Raddle does not ship the RoPE of {model.name} (YaRN)")
-    return model.with_kinds(rope=model.rope)
 
 
 def _run(
