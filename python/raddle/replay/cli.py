@@ -141,6 +141,12 @@ def _option(*names: str, **settings: Any) -> Any:
     help=f"How plans spread the work: {', '.join(_SCHEDULES)}. Several, by commas, or all: every step is computed "
     "under each of them, in turns, and they are compared; the clock goes by the first.",
 )
+@_option(
+    "--compare",
+    type=click.Choice(["single"]),
+    help="Compute each step also without cascades, in turns, and say what they saved. With --prefix-cache or "
+    "--parallel, on a CPU: there pages that requests share are read once for all of them where that pays.",
+)
 @_option("--num-workers", type=_POSITIVE, help="Workers to plan for. [default: all threads]")
 @_option(
     "--save-steps",
@@ -274,6 +280,8 @@ def _config(log: steplog.StepLog, model: Model, engine: Engine, options: dict[st
         "token_budget": log.token_budget,
         "seed": log.seed,
         "prefix_cache": log.prefix_cache,
+        "cascades": any(way.cascades for way in engine.ways.values()),
+        "compare": options["compare"],
         "repeated": options["steps"] is not None,
         "inject": options["inject"],
         "version": raddle.__version__,

@@ -10,7 +10,7 @@ import numpy as np
 
 import raddle
 
-from .engine import Batch, Engine
+from .engine import Batch, Engine, Planned, Way
 from .models import LayerKind, spec
 from .scheduler import Span
 
@@ -30,23 +30,21 @@ class AppendFault(Engine):
 class PageFault(Engine):
     """The second entry of each request's page table repeats the first."""
 
-    def _plan(
-        self, batch: Batch, layout: raddle.PagedKV, schedule: str
-    ) -> dict[LayerKind, raddle.Plan]:
+    def _plan(self, batch: Batch, layout: raddle.PagedKV, way: Way) -> dict[LayerKind, Planned]:
         tables = [[*table[:1], *table[: len(table) > 1], *table[2:]] for table in batch.tables]
-        return super()._plan(batch, Batch(batch.spans, tables).layout(self.page_size), schedule)
+        wrong = Batch(batch.spans, tables)
+        return super()._plan(wrong, wrong.layout(self.page_size), way)
 
 
 class MaskFault(Engine):
     """The mask is off by one: no row sees its own key."""
 
-    def _plan(
-        self, batch: Batch, layout: raddle.PagedKV, schedule: str
-    ) -> dict[LayerKind, raddle.Plan]:
+    def _plan(self, batch: Batch, layout: raddle.PagedKV, way: Way) -> dict[LayerKind, Planned]:
         spans = [span._replace(begin=span.begin - 1) for span in batch.spans]
         pages = [-(-(span.begin + span.length) // self.page_size) for span in spans]
         tables = [table[:n] for table, n in zip(batch.tables, pages)]
-        return super()._plan(batch, Batch(spans, tables).layout(self.page_size), schedule)
+        wrong = Batch(spans, tables)
+        return super()._plan(wrong, wrong.layout(self.page_size), way)
 
 
 class MergeFault(Engine):

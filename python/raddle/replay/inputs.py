@@ -13,7 +13,7 @@ SYNTHETIC_REQUESTS = 64
 
 
 def new_log(options: dict[str, Any]) -> steplog.StepLog:
-    """The log of a replay that is still to come: without steps. Raises ``ValueError`` where there is nothing to replay."""
+    """The log of a replay that is still to come: without steps. Raises ``ValueError`` without requests."""
     count = options["requests"]
     if options["synthetic"]:
         name = options["synthetic"]

@@ -24,8 +24,14 @@ def engine_of(log: StepLog, model: Model, options: dict[str, Any]) -> Engine:
         "num_workers": options["num_workers"],
         "prompts": native.SharedPrompts.of(log.requests),
     }
+    # A reservation's graphs know how many levels they read, so on a GPU each step has the single format.
+    cascades = options["device"] == "cpu" and (log.prefix_cache or log.samples > 1)
+    if options["compare"]:
+        _check_compared(options, cascades)
     kind: type[Engine] = Engine
-    if options["device"] != "cpu":
+    if options["device"] == "cpu":
+        given.update(cascades=cascades, compares_single=options["compare"] is not None)
+    else:
         kind = CudaEngine
         # A step of a log has a row or more of each request, as one of the scheduler does.
         rows = max([log.token_budget, *(sum(s.length for s in step) for step in log.steps)])
@@ -36,6 +42,16 @@ def engine_of(log: StepLog, model: Model, options: dict[str, Any]) -> Engine:
         return kind(model, options["layers"], log.num_pages, log.page_size, **given)
     except RuntimeError as error:  # no such device, no memory there, no compiler for it
         raise ValueError(f"--device {options['device']}: {error}") from error
+
+
+def _check_compared(options: dict[str, Any], cascades: bool) -> None:
+    device, schedules = options["device"], options["schedules"]
+    if device != "cpu":
+        raise ValueError(f"--compare single: steps on {device} are never cascades; expected --device cpu")
+    if not cascades:
+        raise ValueError("--compare single: no requests share pages; expected --prefix-cache or --parallel 2 or more")
+    if len(schedules) > 1:
+        raise ValueError(f"--compare single: --schedule names {len(schedules)}; expected one")
 
 
 def read_gbps(device: str) -> float | None:

@@ -2,7 +2,8 @@
 
 Outputs are drawn while the replay runs, by reservoir sampling in each layer from each kind of row that has
 its own way to go wrong: rows of a prefill chunk, decode rows, rows that were split over workers and composed
-again, rows at a page's edge, and rows of requests whose first keys another one computed.
+again, rows at a page's edge, rows of requests whose first keys another one computed, and rows that a cascade composes
+of levels.
 """
 
 from __future__ import annotations
@@ -15,13 +16,11 @@ from typing import Any
 
 import numpy as np
 
-import raddle
-
 from . import native
-from .engine import Batch
+from .engine import Batch, Planned
 from .models import Model, reference
 
-STRATA = ("chunk", "decode", "split", "page edge", "reused prefix")
+STRATA = ("chunk", "decode", "split", "page edge", "reused prefix", "cascade")
 # From one layer's output and stratum; a run of few steps still fills its quota.
 _DRAWS_A_STEP = 4
 _WORST_SHOWN = 3
@@ -104,12 +103,12 @@ class Sampler:
             (stratum, layer): _Reservoir(count) for layer in range(num_layers) for stratum in STRATA
         }
 
-    def offer(self, layer: int, batch: Batch, plan: raddle.Plan, out: np.ndarray) -> None:
+    def offer(self, layer: int, batch: Batch, planned: Planned, out: np.ndarray) -> None:
         """Draws some rows and heads of a layer's output."""
         if self.count == 0:
             return
         group = self.model.num_qo_heads // self.model.num_kv_heads
-        for stratum, member in self._strata(batch, plan).items():
+        for stratum, member in self._strata(batch, planned).items():
             candidates = np.flatnonzero(member)
             reservoir = self.reservoirs[stratum, layer]
             for _ in range(min(_DRAWS_A_STEP, len(candidates))):
@@ -151,18 +150,23 @@ class Sampler:
             worst_samples=[_in_words(v, s) for v, s in judged[:_WORST_SHOWN]],
         )
 
-    def _strata(self, batch: Batch, plan: raddle.Plan) -> dict[str, np.ndarray]:
+    def _strata(self, batch: Batch, planned: Planned) -> dict[str, np.ndarray]:
         """Which rows and KV heads belong to a stratum: bool [rows, Hkv] each."""
         every_head = np.ones(self.model.num_kv_heads, np.bool_)
+        no_head = np.zeros((batch.rows, self.model.num_kv_heads), np.bool_)
         lengths = np.diff(batch.qo_indptr)
         decode = np.outer(np.repeat(lengths == 1, lengths), every_head)
         edge = (batch.position + 1) % self.page_size <= 1
+        has_levels = planned.layout.num_levels > 1
+        # A cascade's tiles hold rows of several requests, and all that share are composed.
+        split = no_head if has_levels else native.split_rows(planned.plan, batch.rows, self.model.num_kv_heads)
         return {
             "chunk": ~decode,
             "decode": decode,
-            "split": native.split_rows(plan, batch.rows, self.model.num_kv_heads),
+            "split": split,
             "page edge": np.outer(edge, every_head),
             "reused prefix": np.outer(batch.follows_reused, every_head),
+            "cascade": np.outer(batch.shares_pages, every_head) if has_levels else no_head,
         }
 
 
