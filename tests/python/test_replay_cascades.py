@@ -6,7 +6,7 @@ import raddle
 from raddle.bench import limits
 from raddle.replay.engine import Batch, Engine
 from raddle.replay.models import Model
-from raddle.replay.scheduler import Span
+from raddle.replay.span import Span
 from replays import replay
 
 # Samples share a prompt that is long beside what each of them generates.

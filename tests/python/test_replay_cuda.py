@@ -10,7 +10,7 @@ import tvm_ffi
 from raddle.replay.cuda import CudaEngine, _Torch
 from raddle.replay.engine import Batch
 from raddle.replay.models import Model
-from raddle.replay.scheduler import Span
+from raddle.replay.span import Span
 from replays import replay
 
 # Steps of prefill, of decode, of both; more rows in some than the smallest reservation has.

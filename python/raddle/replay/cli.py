@@ -24,6 +24,7 @@ from .prefix_cache import NoPrefixCache, PrefixCache
 from .sampling import Sampler, Verified
 from .scheduler import Playback, Scheduler
 from .serving import serve
+from .speculation import Shape
 
 _NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 _FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
@@ -32,7 +33,7 @@ _SCHEDULES = ("auto", "linear", "algorithm1", "one-per-request")
 # A log of steps has its own, so these can't be given beside it.
 _FIXED_BY_LOG = (
     *("trace", "synthetic", "requests", "max_context", "rate"),
-    *("page_size", "pool_tokens", "token_budget", "prefix_cache", "parallel", "seed", "save_steps"),
+    *("page_size", "pool_tokens", "token_budget", "prefix_cache", "parallel", "speculate", "seed", "save_steps"),
 )
 
 
@@ -48,6 +49,13 @@ def _split_schedules(context: click.Context, parameter: click.Parameter, value: 
         if name not in _SCHEDULES:
             raise click.BadParameter(f"found {name!r}; expected some of {', '.join(_SCHEDULES)}, or all")
     return names
+
+
+def _parse_shape(context: click.Context, parameter: click.Parameter, value: str | None) -> Shape | None:
+    try:
+        return value and Shape.parse(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def _option(*names: str, **settings: Any) -> Any:
@@ -131,6 +139,13 @@ def _option(*names: str, **settings: Any) -> Any:
     type=_POSITIVE,
     default=1,
     help="Samples of each request: they share its prompt, and each generates as many tokens as the trace says.",
+)
+@_option(
+    "--speculate",
+    metavar="WIDTHxDEPTH",
+    callback=_parse_shape,
+    help="Each decode drafts a tree below its last token, WIDTH chains of DEPTH tokens, and attends to all of it in "
+    "one step; what is right of one chain, drawn by the seed, is kept. On a CPU, without --parallel.",
 )
 @_option(
     "--schedule",
@@ -230,9 +245,13 @@ def _run(
     pool = raddle.PagePool(log.num_pages, log.page_size)
     prefixes = PrefixCache if log.prefix_cache else NoPrefixCache
     if options["steps"]:
-        scheduler: Scheduler = Playback(log.requests, pool, log.steps, log.queued, prefixes, log.samples)
+        scheduler: Scheduler = Playback(
+            log.requests, pool, log.steps, log.queued, prefixes, log.samples, log.speculate, log.seed
+        )
     else:
-        scheduler = Scheduler(log.requests, pool, log.token_budget, prefixes, log.samples)
+        scheduler = Scheduler(
+            log.requests, pool, log.token_budget, prefixes, log.samples, log.speculate, log.seed
+        )
     layers = options["layers"]
     engine = engine_of(log, model, options)
     sampler = Sampler(
@@ -282,6 +301,7 @@ def _config(log: steplog.StepLog, model: Model, engine: Engine, options: dict[st
         "prefix_cache": log.prefix_cache,
         "cascades": any(way.cascades for way in engine.ways.values()),
         "compare": options["compare"],
+        "speculate": str(log.speculate) if log.speculate else None,
         "repeated": options["steps"] is not None,
         "inject": options["inject"],
         "version": raddle.__version__,

@@ -18,7 +18,7 @@ from raddle._device_tensor import DeviceTensor
 from .engine import DTYPES, Batch, Engine, OnOutput, Planned, RunCost, StepCost, Way
 from .models import LayerKind
 from .queues import Run, items
-from .scheduler import Span
+from .span import Span
 
 _NAN = 0xFF  # a NaN in every dtype, where all bytes are
 _FEWEST_ROWS, _GROWTH = 16, 4  # of the smallest reservation, and from one to the next

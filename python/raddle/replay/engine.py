@@ -15,7 +15,8 @@ import raddle
 from . import native
 from .models import LayerKind, Model, spec
 from .queues import Queues, Run, whole_queues
-from .scheduler import Span
+from .span import Span
+from .speculation import Tree
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
 
@@ -31,6 +32,8 @@ class Batch:
     """Of each span's request, the tokens that it took over from others; empty: none."""
     copies: tuple[Sequence[int], Sequence[int]] = ((), ())
     """Pages to copy before keys are written, and where to."""
+    trees: Sequence[Tree | None] = ()
+    """What spans drafted; empty: none did."""
 
     def __post_init__(self) -> None:
         lengths = np.array([span.length for span in self.spans], np.int32)
@@ -43,6 +46,13 @@ class Batch:
         self.request = np.repeat(requests, lengths)
         first = np.repeat(begins - self.qo_indptr[:-1], lengths)
         self.position = first + np.arange(self.rows, dtype=np.int32)
+        self.is_tree = np.repeat([tree is not None for tree in self.trees] or [False] * len(lengths), lengths)
+        self.departs = np.full(self.rows, -1, np.int32)
+        for i, tree in enumerate(self.trees):
+            if tree:
+                rows = slice(*self.qo_indptr[i : i + 2])
+                self.position[rows] = begins[i] + tree.depths
+                self.request[rows], self.departs[rows] = tree.requests, tree.departs
         self.follows_reused = np.repeat(np.array(self.reused or [0] * len(lengths)) > 0, lengths)
 
     @property
@@ -61,10 +71,21 @@ class Batch:
         _, same, counts = np.unique(first, return_inverse=True, return_counts=True)
         return np.repeat(counts[same] > 1, np.diff(self.qo_indptr))
 
-    def layout(self, page_size: int) -> raddle.PagedKV:
-        return raddle.PagedKV(
-            self.qo_indptr, self.page_indptr, self.page_indices, self.kv_len, page_size=page_size
-        )
+    @property
+    def accepted(self) -> list[int]:
+        """Of each span, the last row whose keys stay."""
+        return [tree.last if tree else span.length - 1 for span, tree in zip(self.spans, self.trees)]
+
+    def layout(self, page_size: int) -> raddle.PagedKV | raddle.TokenTree:
+        """A token tree where any request drafts; a chunk of prefill is a chain then."""
+        table = self.qo_indptr, self.page_indptr, self.page_indices, self.kv_len, page_size
+        if not any(self.trees):
+            return raddle.PagedKV(*table)
+        parents = [
+            tree.parents if tree else np.arange(-1, span.length - 1, dtype=np.int32)
+            for span, tree in zip(self.spans, self.trees)
+        ]
+        return raddle.TokenTree(*table, parents=np.concatenate(parents))
 
     def shared(self, attention: raddle.Attention, page_size: int, **how: Any) -> raddle.Layout:
         """A cascade where that pays; `how` the plan will be made."""
@@ -110,6 +131,7 @@ class StepCost:
 
     ways: dict[str, RunCost]
     append_us: float = 0.0
+    """With trees, moving what was accepted to its place as well."""
 
     @property
     def clocked(self) -> RunCost:
@@ -196,6 +218,9 @@ class Engine:
                 of.busy_us.append((max(busy), sum(busy) / len(busy)))
                 of.planned.append(planned.plan.balance)
                 on_output(layer, batch, planned, out)
+            start = perf_counter()
+            self._accept(batch, layout, layer)
+            cost.append_us += (perf_counter() - start) * 1e6
         if self._is_longest(cost):
             first = plans[next(iter(self.ways))]
             explained = {kind: f"{layout.explain()}\n{plan.explain()}" for kind, (layout, plan) in first.items()}
@@ -214,7 +239,7 @@ class Engine:
     def _keep(self, cost: StepCost, runs: list[Run]) -> None:
         self.longest = Queues(self.steps - 1, cost.clocked.run_us, runs)
 
-    def _planned(self, batch: Batch, turns: Sequence[str], cost: StepCost) -> tuple[raddle.PagedKV, dict[str, Any]]:
+    def _planned(self, batch: Batch, turns: Sequence[str], cost: StepCost) -> tuple[raddle.Layout, dict[str, Any]]:
         """The layout and each way's plans; making the layout counts for all of them."""
         start = perf_counter()
         layout = batch.layout(self.page_size)
@@ -241,7 +266,7 @@ class Engine:
 
     # The parts of a step, each a seam at which `faults` plants something wrong.
 
-    def _plan(self, batch: Batch, layout: raddle.PagedKV, way: Way) -> dict[LayerKind, Planned]:
+    def _plan(self, batch: Batch, layout: raddle.Layout, way: Way) -> dict[LayerKind, Planned]:
         how = {"num_workers": self.num_workers, "schedule": way.schedule}
         plans = {}
         for kind, attention in self.attention.items():
@@ -251,10 +276,15 @@ class Engine:
         return plans
 
     def _append(
-        self, batch: Batch, layout: raddle.PagedKV, layer: int, k: np.ndarray, v: np.ndarray
+        self, batch: Batch, layout: raddle.Layout, layer: int, k: np.ndarray, v: np.ndarray
     ) -> None:
         self._copy_pages(batch, layer)
-        raddle.append_kv(layout, self.pools[layer], k, v)
+        pages = layout.pages if isinstance(layout, raddle.TokenTree) else layout
+        raddle.append_kv(pages, self.pools[layer], k, v)
+
+    def _accept(self, batch: Batch, layout: raddle.Layout, layer: int) -> None:
+        if isinstance(layout, raddle.TokenTree):
+            layout.accept(self.pools[layer], batch.accepted)
 
     def _copy_pages(self, batch: Batch, layer: int) -> None:
         if len(batch.copies[0]):

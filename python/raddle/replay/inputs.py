@@ -40,6 +40,7 @@ def new_log(options: dict[str, Any]) -> steplog.StepLog:
         token_budget=options["token_budget"],
         prefix_cache=prefix_cache,
         samples=options["parallel"],
+        speculate=options["speculate"],
         rate=rate,
         requests=[replace(r, arrival=r.arrival / rate) for r in requests],
         steps=[],

@@ -25,7 +25,9 @@ def engine_of(log: StepLog, model: Model, options: dict[str, Any]) -> Engine:
         "prompts": native.SharedPrompts.of(log.requests),
     }
     # A reservation's graphs know how many levels they read, so on a GPU each step has the single format.
-    cascades = options["device"] == "cpu" and (log.prefix_cache or log.samples > 1)
+    cascades = options["device"] == "cpu" and not log.speculate and (log.prefix_cache or log.samples > 1)
+    if log.speculate:
+        _check_trees(log, options)
     if options["compare"]:
         _check_compared(options, cascades)
     kind: type[Engine] = Engine
@@ -42,6 +44,17 @@ def engine_of(log: StepLog, model: Model, options: dict[str, Any]) -> Engine:
         return kind(model, options["layers"], log.num_pages, log.page_size, **given)
     except RuntimeError as error:  # no such device, no memory there, no compiler for it
         raise ValueError(f"--device {options['device']}: {error}") from error
+
+
+def _check_trees(log: StepLog, options: dict[str, Any]) -> None:
+    if options["device"] != "cpu":
+        raise ValueError(f"--speculate: steps on {options['device']} have no trees; expected --device cpu")
+    if log.samples > 1:
+        raise ValueError(f"--speculate can't be combined with --parallel {log.samples}: samples draft nothing")
+    if options["compare"]:
+        raise ValueError("--speculate can't be combined with --compare single: a tree is no cascade of shared pages")
+    if options["inject"] == "merge":
+        raise ValueError("--speculate can't be combined with --inject merge, which is planted in decodes of one row")
 
 
 def _check_compared(options: dict[str, Any], cascades: bool) -> None:

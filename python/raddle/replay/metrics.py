@@ -9,7 +9,8 @@ import numpy as np
 from .engine import SINGLE, RunCost
 from .models import LayerKind, Model
 from .prefix_cache import allowed_tokens
-from .scheduler import Scheduler, Span
+from .scheduler import Scheduler
+from .span import Span
 from .serving import History, Step
 from .traces import Request
 
@@ -26,7 +27,7 @@ def summary(
     tokens = sum(len(r.token_times) for r in history.finished)
     kinds = [model.kind(layer) for layer in range(num_layers)]
     # A cascade reads shared keys once: counted for each request, they would come faster than the memory gives them.
-    alone = [s for s in decode if s.cost.clocked.levels == 1]
+    alone = [s for s in decode if s.accepted or s.cost.clocked.levels == 1]
     decode_bytes = model.kv_bytes(sum(_keys(s.spans, kind) for s in alone for kind in kinds))
     decode_gbps = _ratio(decode_bytes * 1e-3, sum(s.cost.clocked.run_us for s in alone))
     prefill_flops = model.flops(sum(_pairs(s.spans, kind) for s in prefill for kind in kinds))
@@ -71,6 +72,7 @@ def summary(
         },
         "prefixes": _prefixes(history, scheduler),
         "cascades": _cascades(steps),
+        "accepted": _ratio(sum(sum(s.accepted) for s in steps), sum(len(s.accepted) for s in steps)),
     }
 
 
@@ -92,8 +94,9 @@ def _prefixes(history: History, scheduler: Scheduler) -> dict[str, Any]:
 
 def _cascades(steps: Sequence[Step]) -> dict[str, Any]:
     """Steps that were computed as cascades, and where the single format took turns what attention took in both."""
-    chosen = [s for s in steps if s.cost.clocked.levels > 1]
-    found: dict[str, Any] = {"steps": len(chosen), "levels": max((s.cost.clocked.levels for s in steps), default=1)}
+    # A tree's levels are its text and its nodes.
+    chosen = [s for s in steps if s.cost.clocked.levels > 1 and not s.accepted]
+    found: dict[str, Any] = {"steps": len(chosen), "levels": max((s.cost.clocked.levels for s in chosen), default=1)}
     if not steps or SINGLE not in steps[0].cost.ways:
         return found
     for of, name in ((chosen, "cascade_steps"), (steps, "all_steps")):
@@ -122,8 +125,8 @@ def _chunks(steps: Sequence[Step], requests: Sequence[Request]) -> dict[int, int
 
 
 def _keys(spans: Iterable[Span], kind: LayerKind) -> int:
-    """Keys that a run of decode rows reads."""
-    lengths = (span.begin + 1 for span in spans)
+    """Keys that a run of decodes reads."""
+    lengths = (span.begin + span.length for span in spans)
     return sum(lengths) if kind.window is None else sum(min(n, kind.window) for n in lengths)
 
 

@@ -90,6 +90,7 @@ def _single_numbers(report: dict[str, Any]) -> list[tuple[str, str, str]]:
         ("busiest worker over mean", _number(report["balance"]), ""),
         ("  as planned", _number(report["planned_balance"]), ""),
         ("running requests, mean", _number(report["mean_batch"]), "a step"),
+        *_of_trees(report),
         ("pool in use, mean", _number(pool["mean"], 100), f"% of {pool['pages']} pages"),
         ("  peak", _number(pool["peak"], 100), "%"),
         *(_of_prefixes(report) if report["config"]["prefix_cache"] else []),
@@ -108,6 +109,13 @@ def _of_prefixes(report: dict[str, Any]) -> list[tuple[str, str, str]]:
         ("  tokens evicted", f"{found['evicted_tokens']:,}", ""),
         ("pages of several requests", _number(shared["mean"]), f"a step, at most {shared['max']:,}"),
     ]
+
+
+def _of_trees(report: dict[str, Any]) -> list[tuple[str, str, str]]:
+    trees = report["config"]["speculate"]
+    if trees is None:
+        return []
+    return [("accepted tokens, mean", _number(report["accepted"]), f"a tree of {trees}")]
 
 
 def _of_cascades(report: dict[str, Any]) -> list[tuple[str, str, str]]:

@@ -2,8 +2,8 @@
 
 Outputs are drawn while the replay runs, by reservoir sampling in each layer from each kind of row that has
 its own way to go wrong: rows of a prefill chunk, decode rows, rows that were split over workers and composed
-again, rows at a page's edge, rows of requests whose first keys another one computed, and rows that a cascade composes
-of levels.
+again, rows at a page's edge, rows of requests whose first keys another one computed, rows that a cascade composes of
+levels, and drafts that turn out wrong, which see the text, what they follow and nothing of their siblings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from . import native
 from .engine import Batch, Planned
 from .models import Model, reference
 
-STRATA = ("chunk", "decode", "split", "page edge", "reused prefix", "cascade")
+STRATA = ("chunk", "decode", "split", "page edge", "reused prefix", "cascade", "wrong draft")
 # From one layer's output and stratum; a run of few steps still fills its quota.
 _DRAWS_A_STEP = 4
 _WORST_SHOWN = 3
@@ -37,6 +37,8 @@ class Sample:
     head: int
     stratum: str
     found: np.ndarray
+    departs: int
+    """Of a wrong draft, the first position that is not the text's; -1: a row of the text."""
 
 
 @dataclass
@@ -120,7 +122,8 @@ class Sampler:
                 head = kv_head * group + self.draw.randrange(group)
                 request, position = int(batch.request[row]), int(batch.position[row])
                 found = out[row, head].astype(np.float32)
-                sample = Sample(self.step, layer, request, position, head, stratum, found)
+                departs = int(batch.departs[row])
+                sample = Sample(self.step, layer, request, position, head, stratum, found, departs)
                 reservoir.kept[place : place + 1] = [sample]
 
     def verify(self) -> Verified:
@@ -128,9 +131,9 @@ class Sampler:
         # Reservoirs take turns, so that one with few candidates leaves its share to the others.
         turns = itertools.zip_longest(*(r.kept for r in self.reservoirs.values()))
         drawn = [sample for turn in turns for sample in turn if sample is not None]
-        samples = sorted(drawn[: self.count], key=lambda s: s.layer)
+        samples = sorted(drawn[: self.count], key=_judged_together)
         judged = []
-        for layer, same in itertools.groupby(samples, key=lambda s: s.layer):
+        for (layer, departs, request), same in itertools.groupby(samples, key=_judged_together):
             group = list(same)
             verdicts = native.verify(
                 reference(self.model, layer, self.seed, self.rounds_weights),
@@ -138,7 +141,7 @@ class Sampler:
                 np.array([s.request for s in group], np.int32),
                 np.array([s.position for s in group], np.int32),
                 np.array([s.head for s in group], np.int32),
-                self.prompts,
+                self.prompts.departing(request, departs) if departs >= 0 else self.prompts,
             )
             judged += zip(verdicts, group)
         judged.sort(key=lambda pair: -pair[0]["ratio"])
@@ -155,10 +158,10 @@ class Sampler:
         every_head = np.ones(self.model.num_kv_heads, np.bool_)
         no_head = np.zeros((batch.rows, self.model.num_kv_heads), np.bool_)
         lengths = np.diff(batch.qo_indptr)
-        decode = np.outer(np.repeat(lengths == 1, lengths), every_head)
+        decode = np.outer(np.repeat(lengths == 1, lengths) | batch.is_tree, every_head)
         edge = (batch.position + 1) % self.page_size <= 1
         has_levels = planned.layout.num_levels > 1
-        # A cascade's tiles hold rows of several requests, and all that share are composed.
+        # A cascade's tiles hold rows of several requests, and all that share are composed; so are a tree's rows.
         split = no_head if has_levels else native.split_rows(planned.plan, batch.rows, self.model.num_kv_heads)
         return {
             "chunk": ~decode,
@@ -166,8 +169,14 @@ class Sampler:
             "split": split,
             "page edge": np.outer(edge, every_head),
             "reused prefix": np.outer(batch.follows_reused, every_head),
-            "cascade": np.outer(batch.shares_pages, every_head) if has_levels else no_head,
+            "cascade": np.outer(batch.shares_pages & ~batch.is_tree.any(), every_head) if has_levels else no_head,
+            "wrong draft": np.outer(batch.departs >= 0, every_head),
         }
+
+
+def _judged_together(s: Sample) -> tuple[int, int, int]:
+    """Samples of a layer; a wrong draft's keys are its own from where it departs, so of those only one path's."""
+    return s.layer, s.departs, s.request if s.departs >= 0 else -1
 
 
 def _in_words(verdict: dict[str, float], s: Sample) -> str:

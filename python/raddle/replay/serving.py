@@ -11,7 +11,8 @@ from typing import Callable
 
 from .engine import Batch, Engine, StepCost
 from .sampling import Sampler
-from .scheduler import Running, Scheduler, Span
+from .scheduler import Running, Scheduler
+from .span import Span
 
 
 @dataclass
@@ -27,6 +28,8 @@ class Step:
     """Pages that several of its requests read."""
     evicted_tokens: int
     """All that the prefix cache gave up until then."""
+    accepted: list[int]
+    """Of each tree of drafts, the tokens that it gave."""
     end: float
     """The clock when it was done."""
 
@@ -56,14 +59,15 @@ def serve(
             now = scheduler.next_arrival
             continue
         engine.release(scheduler.take_freed())
-        batch = Batch(spans, scheduler.tables(spans), scheduler.reused(spans), scheduler.copies)
+        batch = Batch(spans, scheduler.tables(spans), scheduler.reused(spans), scheduler.copies, scheduler.trees)
         prefixes = scheduler.prefixes
         pages = scheduler.pool.used, prefixes.idle_pages, batch.shared_pages, prefixes.evicted_tokens
+        accepted = [tree.kept for tree in scheduler.trees if tree]
         sampler.step = len(history.steps)
         cost = engine.step(batch, sampler.offer)
         now += cost.seconds
         history.finished += scheduler.complete(spans, now)
-        history.steps.append(Step(spans, cost, *pages, now))
+        history.steps.append(Step(spans, cost, *pages, accepted, now))
         history.seconds = now
         on_step(history)
     return history
