@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import raddle
 from raddle.bench import limits
+from raddle.replay import native
 from raddle.replay.engine import Batch, Engine
 from raddle.replay.models import Model
 from raddle.replay.span import Span
@@ -103,6 +104,41 @@ def test_a_wrong_level_is_found(replayed, monkeypatch):
     report, output = replayed(*SAMPLES, "--compare", "single", exit_code=1)
     verified = report["verified"]
     assert 0 < verified["failed"] < verified["checked"] and "verification failed" in output
+
+
+def test_the_same_rows_are_checked_in_both_formats(replayed, monkeypatch):
+    seen = []
+    verify = native.verify
+    monkeypatch.setattr(native, "verify", lambda *given: seen.append(given) or verify(*given))
+    replayed(*SAMPLES, "--compare", "single", "--layers", 1)
+    assert len(seen) == 2
+    for one, other in zip(seen[0][2:5], seen[1][2:5]):
+        np.testing.assert_array_equal(one, other)
+    outputs, others = seen[0][1], seen[1][1]
+    assert not (outputs == others).all(), "two ways to compute them"
+    np.testing.assert_allclose(outputs, others, atol=0.02)
+
+
+@pytest.mark.parametrize("cascades", [False, True])
+def test_either_format_may_be_wrong(replayed, monkeypatch, cascades):
+    plan, run = Engine._plan, Engine._run
+    wrong = []
+
+    def planned(self, batch, layout, way):
+        made = plan(self, batch, layout, way)
+        if way.cascades == cascades:
+            wrong[:] = [each.plan for each in made.values()]
+        return made
+
+    def broken(self, batch, plan, layer, q, out):
+        run(self, batch, plan, layer, q, out)
+        if any(plan is each for each in wrong):
+            out[:] = 0
+
+    monkeypatch.setattr(Engine, "_plan", planned)
+    monkeypatch.setattr(Engine, "_run", broken)
+    report, _ = replayed(*SAMPLES, "--compare", "single", exit_code=1)
+    assert report["verified"]["failed"] == report["verified"]["checked"] == 120
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ _WORST_SHOWN = 3
 
 @dataclass
 class Sample:
-    """One row and head of an output, as the engine gave it."""
+    """One row and head of an output, as the engine gave it in each way that took turns."""
 
     step: int
     layer: int
@@ -36,7 +36,7 @@ class Sample:
     position: int
     head: int
     stratum: str
-    found: np.ndarray
+    found: list[np.ndarray]
     departs: int
     """Of a wrong draft, the first position that is not the text's; -1: a row of the text."""
 
@@ -101,14 +101,24 @@ class Sampler:
         self.rounds_weights = rounds_weights
         self.draw = random.Random(seed)
         self.step = 0
+        self._drawn: dict[tuple[int, int], list[tuple[int, Sample]]] = {}
+        """Of this step's layers, the rows and samples that were drawn: by (step, layer)."""
         self.reservoirs = {
             (stratum, layer): _Reservoir(count) for layer in range(num_layers) for stratum in STRATA
         }
 
     def offer(self, layer: int, batch: Batch, planned: Planned, out: np.ndarray) -> None:
-        """Draws some rows and heads of a layer's output."""
+        """Draws some rows and heads of a layer's output; where another way computed it before, the same ones."""
         if self.count == 0:
             return
+        at = self.step, layer
+        for row, sample in self._drawn.get(at, ()):
+            sample.found.append(out[row, sample.head].astype(np.float32))
+        if at in self._drawn:
+            return
+        drawn: list[tuple[int, Sample]] = []
+        self._drawn = {key: kept for key, kept in self._drawn.items() if key[0] == self.step}
+        self._drawn[at] = drawn
         group = self.model.num_qo_heads // self.model.num_kv_heads
         for stratum, member in self._strata(batch, planned).items():
             candidates = np.flatnonzero(member)
@@ -121,13 +131,17 @@ class Sampler:
                 row, kv_head = divmod(choice, self.model.num_kv_heads)
                 head = kv_head * group + self.draw.randrange(group)
                 request, position = int(batch.request[row]), int(batch.position[row])
-                found = out[row, head].astype(np.float32)
+                found = [out[row, head].astype(np.float32)]
                 departs = int(batch.departs[row])
                 sample = Sample(self.step, layer, request, position, head, stratum, found, departs)
                 reservoir.kept[place : place + 1] = [sample]
+                drawn.append((row, sample))
 
     def verify(self) -> Verified:
-        """Compares `count` of the outputs drawn, as many of each stratum and layer as there are."""
+        """Compares `count` of the outputs drawn, as many of each stratum and layer as there are.
+
+        Of several ways each is compared, and the worst one counts.
+        """
         # Reservoirs take turns, so that one with few candidates leaves its share to the others.
         turns = itertools.zip_longest(*(r.kept for r in self.reservoirs.values()))
         drawn = [sample for turn in turns for sample in turn if sample is not None]
@@ -135,15 +149,11 @@ class Sampler:
         judged = []
         for (layer, departs, request), same in itertools.groupby(samples, key=_judged_together):
             group = list(same)
-            verdicts = native.verify(
-                reference(self.model, layer, self.seed, self.rounds_weights),
-                np.stack([s.found for s in group]),
-                np.array([s.request for s in group], np.int32),
-                np.array([s.position for s in group], np.int32),
-                np.array([s.head for s in group], np.int32),
-                self.prompts.departing(request, departs) if departs >= 0 else self.prompts,
-            )
-            judged += zip(verdicts, group)
+            rows = [np.array([getattr(s, name) for s in group], np.int32) for name in ("request", "position", "head")]
+            prompts = self.prompts.departing(request, departs) if departs >= 0 else self.prompts
+            spec = reference(self.model, layer, self.seed, self.rounds_weights)
+            ways = [native.verify(spec, np.stack(found), *rows, prompts) for found in zip(*(s.found for s in group))]
+            judged += zip((max(verdicts, key=lambda v: v["ratio"]) for verdicts in zip(*ways)), group)
         judged.sort(key=lambda pair: -pair[0]["ratio"])
         return Verified(
             checked=len(judged),
