@@ -9,7 +9,7 @@ from raddle.replay import metrics, native
 from raddle.replay.engine import Batch, Engine
 from raddle.replay.faults import INJECT
 from raddle.replay.models import MODELS, LayerKind, Model, reference
-from raddle.replay.scheduler import Span
+from raddle.replay.span import Span
 from replays import replay
 
 # All arrive at once, in a pool that holds about four of them.

@@ -10,7 +10,7 @@ import tvm_ffi
 from raddle.replay.cuda import CudaEngine, _Torch
 from raddle.replay.engine import Batch
 from raddle.replay.models import Model
-from raddle.replay.scheduler import Span
+from raddle.replay.span import Span
 from replays import replay
 
 # Steps of prefill, of decode, of both; more rows in some than the smallest reservation has.
@@ -39,6 +39,13 @@ def test_the_report(replayed, tmp_path):
     torch = sys.modules.get("torch")
     assert report["config"]["graphs"] == (torch is not None and torch.cuda.is_available())
     assert report["config"]["device"].startswith("cuda:") and report["config"]["gpu"] in " ".join(output.split())
+
+
+def test_the_page_shows_items(replayed, tmp_path):
+    path = tmp_path / "page.html"
+    replayed("--report", path)
+    text = path.read_text()
+    assert text.count("<svg") == 3 and "A bar is a work item" in text and "work items for 3 workers" in text
 
 
 @pytest.mark.parametrize("flags", [GPT_OSS, "--rope --layers 1 --soft-cap 5 --window 9"])

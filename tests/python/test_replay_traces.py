@@ -8,7 +8,9 @@ import raddle
 from hypothesis import given
 from hypothesis import strategies as st
 from raddle.replay import steplog
-from raddle.replay.scheduler import Playback, Scheduler, Span
+from raddle.replay.scheduler import Playback, Scheduler
+from raddle.replay.span import Span
+from raddle.replay.speculation import Shape
 from raddle.replay.traces import EXCERPT, Request, TraceError, read_trace, select, synthetic
 
 AZURE = (
@@ -200,11 +202,11 @@ def test_a_log_that_makes_no_sense_is_refused(steps):
 def test_a_log_survives_its_file(tmp_path):
     steps = [[Span(0, 0, 8)], [Span(0, 8, 1)]]
     requests = [Request(0.5, 8, 4), Request(0.7, 1030, 4, (3, 4))]
-    log = steplog.StepLog("trace", 5, 16, 8, 512, True, 4, 2.0, requests, steps, [0])
-    for name in ("log.json", "log.json.gz"):
+    for name, samples, shape in (("log.json", 4, None), ("log.json.gz", 1, Shape(2, 3))):
+        log = steplog.StepLog("trace", 5, 16, 8, 512, True, samples, shape, 2.0, requests, steps, [0])
         steplog.save(log, tmp_path / name)
         assert steplog.load(tmp_path / name) == log
-    for text in ("", "{}", "[]", '{"format": "another"}', '{"format": "raddle replay steps 2", "seed": 1}'):
+    for text in ("", "{}", "[]", '{"format": "another"}', '{"format": "raddle replay steps 3", "seed": 1}'):
         with pytest.raises(ValueError, match=r"^broken\.json is not a log"):
             steplog.load(written(tmp_path, "broken.json", text))
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,10 @@ from rich.console import Console
 import raddle
 from raddle._progress import Progress
 
-from . import report, steplog, traces
+from . import page, pictures, report, steplog
 from .engine import Engine
 from .faults import INJECT
+from .inputs import SYNTHETIC_REQUESTS, model_of, new_log
 from .machine import engine_of, facts, read_gbps
 from .metrics import summary
 from .models import MODELS, Model
@@ -25,16 +24,16 @@ from .prefix_cache import NoPrefixCache, PrefixCache
 from .sampling import Sampler, Verified
 from .scheduler import Playback, Scheduler
 from .serving import serve
+from .speculation import Shape
 
 _NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 _FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
 _POSITIVE = click.IntRange(min=1)
-_SYNTHETIC_REQUESTS = 64
 _SCHEDULES = ("auto", "linear", "algorithm1", "one-per-request")
 # A log of steps has its own, so these can't be given beside it.
 _FIXED_BY_LOG = (
     *("trace", "synthetic", "requests", "max_context", "rate"),
-    *("page_size", "pool_tokens", "token_budget", "prefix_cache", "parallel", "seed", "save_steps"),
+    *("page_size", "pool_tokens", "token_budget", "prefix_cache", "parallel", "speculate", "seed", "save_steps"),
 )
 
 
@@ -50,6 +49,13 @@ def _split_schedules(context: click.Context, parameter: click.Parameter, value: 
         if name not in _SCHEDULES:
             raise click.BadParameter(f"found {name!r}; expected some of {', '.join(_SCHEDULES)}, or all")
     return names
+
+
+def _parse_shape(context: click.Context, parameter: click.Parameter, value: str | None) -> Shape | None:
+    try:
+        return value and Shape.parse(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def _option(*names: str, **settings: Any) -> Any:
@@ -68,7 +74,7 @@ def _option(*names: str, **settings: Any) -> Any:
     "--synthetic",
     metavar="uniform:LOW:HIGH",
     help="Draw requests instead: LOW to HIGH prompt tokens, an eighth as many generated ones, one request "
-    f"a second in the mean, {_SYNTHETIC_REQUESTS} of them unless --requests says otherwise.",
+    f"a second in the mean, {SYNTHETIC_REQUESTS} of them unless --requests says otherwise.",
 )
 @_option("--requests", type=_POSITIVE, help="Take the first so many requests. [default: all]")
 @_option(
@@ -135,6 +141,13 @@ def _option(*names: str, **settings: Any) -> Any:
     help="Samples of each request: they share its prompt, and each generates as many tokens as the trace says.",
 )
 @_option(
+    "--speculate",
+    metavar="WIDTHxDEPTH",
+    callback=_parse_shape,
+    help="Each decode drafts a tree below its last token, WIDTH chains of DEPTH tokens, and attends to all of it in "
+    "one step; what is right of one chain, drawn by the seed, is kept. On a CPU, without --parallel.",
+)
+@_option(
     "--schedule",
     "schedules",
     default="auto",
@@ -142,6 +155,12 @@ def _option(*names: str, **settings: Any) -> Any:
     metavar="NAMES",
     help=f"How plans spread the work: {', '.join(_SCHEDULES)}. Several, by commas, or all: every step is computed "
     "under each of them, in turns, and they are compared; the clock goes by the first.",
+)
+@_option(
+    "--compare",
+    type=click.Choice(["single"]),
+    help="Compute each step also without cascades, in turns, and say what they saved. With --prefix-cache or "
+    "--parallel, on a CPU: there pages that requests share are read once for all of them where that pays.",
 )
 @_option("--num-workers", type=_POSITIVE, help="Workers to plan for. [default: all threads]")
 @_option(
@@ -169,6 +188,14 @@ def _option(*names: str, **settings: Any) -> Any:
     help="Plant a fault of this kind, to see that the verification finds it.",
 )
 @_option("--json", "json_path", type=_NEW_FILE, help="Write the report here, too.")
+@_option(
+    "--report",
+    "report_path",
+    metavar="FILE.html",
+    type=_NEW_FILE,
+    help="Write a page with the report and pictures: distributions, the cache over time, the workers of the step that "
+    "took longest. Needs matplotlib.",
+)
 @click.pass_context
 def replay(ctx: click.Context, **options: Any) -> None:
     """Replay a request trace through the attention engine.
@@ -181,8 +208,10 @@ def replay(ctx: click.Context, **options: Any) -> None:
     """
     _check_options(ctx, options)
     try:
-        log = _load_log(options) if options["steps"] else _new_log(options)
-        result, verified = _run(log, _model(options), options)
+        if options["report_path"]:
+            pictures.require()
+        log = steplog.load(options["steps"]) if options["steps"] else new_log(options)
+        result, verified = _run(log, model_of(options), options)
     except (ValueError, MemoryError) as error:
         raise BadInput(str(error) or "out of memory") from error
     if options["json_path"]:
@@ -205,72 +234,9 @@ def _check_options(ctx: click.Context, options: dict[str, Any]) -> None:
                 raise click.UsageError(f"{flag} can't be combined with --steps: the log decides it")
     if options["trace"] and options["synthetic"]:
         raise click.UsageError("--trace and --synthetic can't be combined")
-    for name, flag in (("save_steps", "--save-steps"), ("json_path", "--json")):
+    for name, flag in (("save_steps", "--save-steps"), ("json_path", "--json"), ("report_path", "--report")):
         if options[name] and not options[name].parent.is_dir():
             raise click.UsageError(f"{flag}: there is no folder {options[name].parent}")
-
-
-def _load_log(options: dict[str, Any]) -> steplog.StepLog:
-    return steplog.load(options["steps"])
-
-
-def _new_log(options: dict[str, Any]) -> steplog.StepLog:
-    """The log of a replay that is still to come: without steps."""
-    count = options["requests"]
-    if options["synthetic"]:
-        name = options["synthetic"]
-        count = count or _SYNTHETIC_REQUESTS
-        # Bounded, since --max-context may leave out all of them.
-        source = itertools.islice(traces.synthetic(name, options["seed"]), 1000 * count)
-    else:
-        path = options["trace"] or traces.EXCERPT
-        name, source = path.name, traces.read_trace(path)
-    requests = traces.select(source, options["max_context"], count)
-    if not requests:
-        raise ValueError(f"{name} has no request for these options")
-    has_blocks = any(r.blocks for r in requests)
-    prefix_cache = has_blocks if options["prefix_cache"] is None else options["prefix_cache"]
-    if prefix_cache and not has_blocks:
-        raise ValueError(f"--prefix-cache: {name} has no hashes of whole blocks of prompts (hash_ids)")
-    rate = options["rate"]
-    page_size = options["page_size"]
-    return steplog.StepLog(
-        trace=name,
-        seed=options["seed"],
-        page_size=page_size,
-        num_pages=options["pool_tokens"] // page_size,
-        token_budget=options["token_budget"],
-        prefix_cache=prefix_cache,
-        samples=options["parallel"],
-        rate=rate,
-        requests=[replace(r, arrival=r.arrival / rate) for r in requests],
-        steps=[],
-        queued=[],
-    )
-
-
-def _model(options: dict[str, Any]) -> Model:
-    model = MODELS[options["model"]]
-    shape = {
-        name: options[name]
-        for name in ("num_qo_heads", "num_kv_heads", "head_dim")
-        if options[name] is not None
-    }
-    model = replace(model, dtype=options["dtype"], **shape)
-    if model.num_qo_heads % model.num_kv_heads:
-        heads = f"{model.num_qo_heads} query and {model.num_kv_heads} KV heads"
-        raise ValueError(f"found {heads}; expected query heads to be a multiple of KV heads")
-    if options["window"] is not None:
-        model = model.with_kinds(window=options["window"] or None)
-    if options["soft_cap"] is not None:
-        model = model.with_kinds(soft_cap=options["soft_cap"] or None)
-    if options["sinks"] is not None:
-        model = model.with_kinds(sinks=options["sinks"])
-    if not options["rope"]:
-        return model
-    if model.rope is None:
-        raise ValueError(f"--rope: Raddle does not ship the RoPE of {model.name} (YaRN)")
-    return model.with_kinds(rope=model.rope)
 
 
 def _run(
@@ -279,9 +245,13 @@ def _run(
     pool = raddle.PagePool(log.num_pages, log.page_size)
     prefixes = PrefixCache if log.prefix_cache else NoPrefixCache
     if options["steps"]:
-        scheduler: Scheduler = Playback(log.requests, pool, log.steps, log.queued, prefixes, log.samples)
+        scheduler: Scheduler = Playback(
+            log.requests, pool, log.steps, log.queued, prefixes, log.samples, log.speculate, log.seed
+        )
     else:
-        scheduler = Scheduler(log.requests, pool, log.token_budget, prefixes, log.samples)
+        scheduler = Scheduler(
+            log.requests, pool, log.token_budget, prefixes, log.samples, log.speculate, log.seed
+        )
     layers = options["layers"]
     engine = engine_of(log, model, options)
     sampler = Sampler(
@@ -310,6 +280,8 @@ def _run(
         "verified": verified.report(),
         "config": _config(log, model, engine, options),
     }
+    if options["report_path"]:
+        page.write(options["report_path"], result, history, engine.longest)
     return result, verified
 
 
@@ -327,6 +299,9 @@ def _config(log: steplog.StepLog, model: Model, engine: Engine, options: dict[st
         "token_budget": log.token_budget,
         "seed": log.seed,
         "prefix_cache": log.prefix_cache,
+        "cascades": any(way.cascades for way in engine.ways.values()),
+        "compare": options["compare"],
+        "speculate": str(log.speculate) if log.speculate else None,
         "repeated": options["steps"] is not None,
         "inject": options["inject"],
         "version": raddle.__version__,

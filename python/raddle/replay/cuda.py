@@ -15,9 +15,10 @@ import raddle
 from raddle import _device_tensor
 from raddle._device_tensor import DeviceTensor
 
-from .engine import DTYPES, Batch, Engine, OnOutput, RunCost, StepCost
+from .engine import DTYPES, Batch, Engine, OnOutput, Planned, RunCost, StepCost, Way
 from .models import LayerKind
-from .scheduler import Span
+from .queues import Run, items
+from .span import Span
 
 _NAN = 0xFF  # a NaN in every dtype, where all bytes are
 _FEWEST_ROWS, _GROWTH = 16, 4  # of the smallest reservation, and from one to the next
@@ -35,6 +36,13 @@ class Reserved:
     size: int
     """Which of the engine's sizes."""
     reservations: dict[LayerKind, raddle.Reservation]
+    layout: raddle.PagedKV
+
+    def planned(self, kind: LayerKind) -> Planned:
+        return Planned(self.layout, self.reservations[kind].plan)
+
+    def values(self) -> list[Planned]:
+        return [self.planned(kind) for kind in self.reservations]
 
 
 class CudaEngine(Engine):
@@ -75,7 +83,7 @@ class CudaEngine(Engine):
             return self._step(batch, on_output)
 
     def _step(self, batch: Batch, on_output: OnOutput) -> StepCost:
-        cost = StepCost({schedule: RunCost() for schedule in self.schedules})
+        cost = StepCost({way: RunCost() for way in self.ways})
         is_watched = self.steps % _WATCHED_STEPS == 0
         turns = self._turns()
         layout, reserved = self._planned(batch, turns, cost)
@@ -83,15 +91,16 @@ class CudaEngine(Engine):
             for tensor, rows in zip(tensors, self._data(batch, layer)):
                 tensor.write(rows)
         cost.append_us = self._gpu.us(lambda: self._append_all(batch, layout))
-        for schedule in turns:
+        for way in turns:
+            of = cost.ways[way]
             self._forget_outputs(batch.rows)
-            runs = self._runs(reserved[schedule])
-            cost.schedules[schedule].run_us = self._gpu.us(runs)
+            of.run_us = self._gpu.us(self._runs(reserved[way]))
             if is_watched:
-                self._watch(reserved[schedule], cost.schedules[schedule])
-        for layer, (_, _, _, out) in enumerate(self._tensors):
-            plan = reserved[turns[-1]].reservations[self.model.kind(layer)].plan
-            on_output(layer, batch, plan, out.numpy(batch.rows))
+                runs = self._watch(reserved[way], of)
+                if of is cost.clocked and self._is_longest(cost):
+                    self._keep(cost, runs)
+            for layer, (*_, out) in enumerate(self._tensors):
+                on_output(layer, batch, reserved[way].planned(self.model.kind(layer)), out.numpy(batch.rows))
         return cost
 
     def release(self, pages: Sequence[int]) -> None:
@@ -104,7 +113,8 @@ class CudaEngine(Engine):
 
     def _reserve(self) -> dict[tuple[str, LayerKind, int], raddle.Reservation]:
         pages, page_size = self.pools[0][0].shape[:2]
-        every = itertools.product(self.schedules, self.attention, range(len(self._sizes)))
+        schedules = [way.schedule for way in self.ways.values()]
+        every = itertools.product(schedules, self.attention, range(len(self._sizes)))
         return {
             (schedule, kind, size): self.attention[kind].reserve(
                 max_requests=min(self._sizes[size], self._max_requests),
@@ -116,11 +126,13 @@ class CudaEngine(Engine):
             for schedule, kind, size in every
         }
 
-    def _plan(self, batch: Batch, layout: raddle.PagedKV, schedule: str) -> Reserved:
+    def _plan(self, batch: Batch, layout: raddle.PagedKV, way: Way) -> Reserved:
+        schedule = way.schedule
         kinds = list(self.attention)
         sizes = [self._reservations[schedule, kinds[0], size] for size in range(len(self._sizes))]
         size = sizes.index(raddle.select(sizes, layout))
-        reserved = Reserved(schedule, size, {kind: self._reservations[schedule, kind, size] for kind in kinds})
+        found = {kind: self._reservations[schedule, kind, size] for kind in kinds}
+        reserved = Reserved(schedule, size, found, layout)
         for reservation in reserved.reservations.values():
             reservation.update(layout)
         return reserved
@@ -156,15 +168,19 @@ class CudaEngine(Engine):
         how = {"out": out, "params": self._params(layer), "timeline": timeline}
         self.attention[kind].run(reserved.reservations[kind], q, self.pools[layer], **how)
 
-    def _watch(self, reserved: Reserved, cost: RunCost) -> None:
-        """How evenly the workers of one run of each kind were busy; writes the same output again."""
+    def _watch(self, reserved: Reserved, cost: RunCost) -> list[Run]:
+        """What the workers of one run of each kind did, and how evenly; writes the same output again."""
+        runs = []
         for kind, reservation in reserved.reservations.items():
             layer = next(n for n in range(self.num_layers) if self.model.kind(n) == kind)
             timeline = raddle.Timeline(reservation, self.device)
             self._run_layer(reserved, layer, timeline)
-            busy = timeline.read().busy_us
+            marks = timeline.read()
+            busy = marks.busy_us
             cost.busy_us.append((float(busy.max()), float(busy.mean())))
             cost.planned.append(reservation.plan.balance)
+            runs.append(Run(layer, items(marks), reservation.plan.explain()))
+        return runs
 
     # --- memory --------------------------------------------------------------------------------
 

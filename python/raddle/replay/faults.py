@@ -4,15 +4,16 @@ them crashes or is visible in a time: only the verification finds them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Sequence
 
 import numpy as np
 
 import raddle
 
-from .engine import Batch, Engine
+from .engine import Batch, Engine, Planned, Way
 from .models import LayerKind, spec
-from .scheduler import Span
+from .span import Span
 
 
 class AppendFault(Engine):
@@ -30,23 +31,21 @@ class AppendFault(Engine):
 class PageFault(Engine):
     """The second entry of each request's page table repeats the first."""
 
-    def _plan(
-        self, batch: Batch, layout: raddle.PagedKV, schedule: str
-    ) -> dict[LayerKind, raddle.Plan]:
+    def _plan(self, batch: Batch, layout: raddle.Layout, way: Way) -> dict[LayerKind, Planned]:
         tables = [[*table[:1], *table[: len(table) > 1], *table[2:]] for table in batch.tables]
-        return super()._plan(batch, Batch(batch.spans, tables).layout(self.page_size), schedule)
+        wrong = replace(batch, tables=tables)
+        return super()._plan(wrong, wrong.layout(self.page_size), way)
 
 
 class MaskFault(Engine):
-    """The mask is off by one: no row sees its own key."""
+    """The mask is off by one: no row sees its own key, but in first chunks, which a tree's step must hold whole."""
 
-    def _plan(
-        self, batch: Batch, layout: raddle.PagedKV, schedule: str
-    ) -> dict[LayerKind, raddle.Plan]:
-        spans = [span._replace(begin=span.begin - 1) for span in batch.spans]
+    def _plan(self, batch: Batch, layout: raddle.Layout, way: Way) -> dict[LayerKind, Planned]:
+        spans = [span._replace(begin=max(0, span.begin - 1)) for span in batch.spans]
         pages = [-(-(span.begin + span.length) // self.page_size) for span in spans]
         tables = [table[:n] for table, n in zip(batch.tables, pages)]
-        return super()._plan(batch, Batch(spans, tables).layout(self.page_size), schedule)
+        wrong = replace(batch, spans=spans, tables=tables)
+        return super()._plan(wrong, wrong.layout(self.page_size), way)
 
 
 class MergeFault(Engine):
@@ -89,7 +88,7 @@ class PrefixFault(Engine):
     """A request's first row after a prefix that it took over is written over the prefix's last one."""
 
     def _append(
-        self, batch: Batch, layout: raddle.PagedKV, layer: int, k: np.ndarray, v: np.ndarray
+        self, batch: Batch, layout: raddle.Layout, layer: int, k: np.ndarray, v: np.ndarray
     ) -> None:
         super()._append(batch, layout, layer, k, v)
         for i, (span, table) in enumerate(zip(batch.spans, batch.tables)):

@@ -24,8 +24,16 @@ def engine_of(log: StepLog, model: Model, options: dict[str, Any]) -> Engine:
         "num_workers": options["num_workers"],
         "prompts": native.SharedPrompts.of(log.requests),
     }
+    # A reservation's graphs know how many levels they read, so on a GPU each step has the single format.
+    cascades = options["device"] == "cpu" and not log.speculate and (log.prefix_cache or log.samples > 1)
+    if log.speculate:
+        _check_trees(log, options)
+    if options["compare"]:
+        _check_compared(options, cascades)
     kind: type[Engine] = Engine
-    if options["device"] != "cpu":
+    if options["device"] == "cpu":
+        given.update(cascades=cascades, compares_single=options["compare"] is not None)
+    else:
         kind = CudaEngine
         # A step of a log has a row or more of each request, as one of the scheduler does.
         rows = max([log.token_budget, *(sum(s.length for s in step) for step in log.steps)])
@@ -36,6 +44,27 @@ def engine_of(log: StepLog, model: Model, options: dict[str, Any]) -> Engine:
         return kind(model, options["layers"], log.num_pages, log.page_size, **given)
     except RuntimeError as error:  # no such device, no memory there, no compiler for it
         raise ValueError(f"--device {options['device']}: {error}") from error
+
+
+def _check_trees(log: StepLog, options: dict[str, Any]) -> None:
+    if options["device"] != "cpu":
+        raise ValueError(f"--speculate: steps on {options['device']} have no trees; expected --device cpu")
+    if log.samples > 1:
+        raise ValueError(f"--speculate can't be combined with --parallel {log.samples}: samples draft nothing")
+    if options["compare"]:
+        raise ValueError("--speculate can't be combined with --compare single: a tree is no cascade of shared pages")
+    if options["inject"] == "merge":
+        raise ValueError("--speculate can't be combined with --inject merge, which is planted in decodes of one row")
+
+
+def _check_compared(options: dict[str, Any], cascades: bool) -> None:
+    device, schedules = options["device"], options["schedules"]
+    if device != "cpu":
+        raise ValueError(f"--compare single: steps on {device} are never cascades; expected --device cpu")
+    if not cascades:
+        raise ValueError("--compare single: no requests share pages; expected --prefix-cache or --parallel 2 or more")
+    if len(schedules) > 1:
+        raise ValueError(f"--compare single: --schedule names {len(schedules)}; expected one")
 
 
 def read_gbps(device: str) -> float | None:

@@ -6,10 +6,11 @@ from typing import Any, Iterable, Sequence
 
 import numpy as np
 
-from .engine import RunCost
+from .engine import SINGLE, RunCost
 from .models import LayerKind, Model
 from .prefix_cache import allowed_tokens
-from .scheduler import Scheduler, Span
+from .scheduler import Scheduler
+from .span import Span
 from .serving import History, Step
 from .traces import Request
 
@@ -25,8 +26,10 @@ def summary(
     chunks = _chunks(steps, requests)
     tokens = sum(len(r.token_times) for r in history.finished)
     kinds = [model.kind(layer) for layer in range(num_layers)]
-    decode_bytes = model.kv_bytes(sum(_keys(s.spans, kind) for s in decode for kind in kinds))
-    decode_gbps = _ratio(decode_bytes * 1e-3, sum(s.cost.clocked.run_us for s in decode))
+    # A cascade reads shared keys once: counted for each request, they would come faster than the memory gives them.
+    alone = [s for s in decode if s.accepted or s.cost.clocked.levels == 1]
+    decode_bytes = model.kv_bytes(sum(_keys(s.spans, kind) for s in alone for kind in kinds))
+    decode_gbps = _ratio(decode_bytes * 1e-3, sum(s.cost.clocked.run_us for s in alone))
     prefill_flops = model.flops(sum(_pairs(s.spans, kind) for s in prefill for kind in kinds))
     return {
         "requests": len(requests),
@@ -49,7 +52,8 @@ def summary(
         **_balance(s.cost.clocked for s in steps),
         "schedules": {
             schedule: _of_schedule(schedule, steps, decode, prefill)
-            for schedule in (steps[0].cost.schedules if steps else ())
+            for schedule in (steps[0].cost.ways if steps else ())
+            if schedule != SINGLE
         },
         "steps": len(steps),
         "decode_steps": len(decode),
@@ -67,6 +71,8 @@ def summary(
             "idle": _ratio(sum(s.idle_pages for s in steps), len(steps) * scheduler.pool.num_pages),
         },
         "prefixes": _prefixes(history, scheduler),
+        "cascades": _cascades(steps),
+        "accepted": _ratio(sum(sum(s.accepted) for s in steps), sum(len(s.accepted) for s in steps)),
     }
 
 
@@ -86,6 +92,24 @@ def _prefixes(history: History, scheduler: Scheduler) -> dict[str, Any]:
     }
 
 
+def _cascades(steps: Sequence[Step]) -> dict[str, Any]:
+    """Steps that were computed as cascades, and where the single format took turns what attention took in both."""
+    # A tree's levels are its text and its nodes.
+    chosen = [s for s in steps if s.cost.clocked.levels > 1 and not s.accepted]
+    found: dict[str, Any] = {"steps": len(chosen), "levels": max((s.cost.clocked.levels for s in chosen), default=1)}
+    if not steps or SINGLE not in steps[0].cost.ways:
+        return found
+    for of, name in ((chosen, "cascade_steps"), (steps, "all_steps")):
+        cascade = [s.cost.clocked.run_us for s in of]
+        single = [s.cost.ways[SINGLE].run_us for s in of]
+        found[name] = {
+            "run_us": _percentiles([us] for us in cascade),
+            "single_us": _percentiles([us] for us in single),
+            "saved": 1.0 - sum(cascade) / sum(single) if of else None,
+        }
+    return found
+
+
 def _is_decode(span: Span, requests: Sequence[Request]) -> bool:
     return span.begin >= requests[span.request % len(requests)].input_tokens
 
@@ -101,8 +125,8 @@ def _chunks(steps: Sequence[Step], requests: Sequence[Request]) -> dict[int, int
 
 
 def _keys(spans: Iterable[Span], kind: LayerKind) -> int:
-    """Keys that a run of decode rows reads."""
-    lengths = (span.begin + 1 for span in spans)
+    """Keys that a run of decodes reads."""
+    lengths = (span.begin + span.length for span in spans)
     return sum(lengths) if kind.window is None else sum(min(n, kind.window) for n in lengths)
 
 
@@ -122,14 +146,14 @@ def _of_schedule(
     """Attention of a step, all layers together, and planning, under one of the schedules that took turns."""
 
     def us(of: Sequence[Step]) -> dict[str, float] | None:
-        return _percentiles([s.cost.schedules[name].run_us] for s in of)
+        return _percentiles([s.cost.ways[name].run_us] for s in of)
 
     return {
         "decode_us": us(decode),
         "prefill_us": us(prefill),
         "run_us": us(steps),
-        "plan_us": _percentiles([s.cost.schedules[name].plan_us] for s in steps),
-        **_balance(s.cost.schedules[name] for s in steps),
+        "plan_us": _percentiles([s.cost.ways[name].plan_us] for s in steps),
+        **_balance(s.cost.ways[name] for s in steps),
     }
 
 

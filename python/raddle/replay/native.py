@@ -35,6 +35,12 @@ class SharedPrompts(NamedTuple):
         blocks = np.fromiter((block for r in requests for block in r.blocks), np.int64)
         return cls(BLOCK_TOKENS, indptr, blocks, np.array([r.input_tokens for r in requests], np.int64))
 
+    def departing(self, request: int, position: int) -> SharedPrompts:
+        """As drafts of number ``request`` see it: before ``position`` all is the text that they left."""
+        tokens = self.tokens.copy()
+        tokens[request % len(tokens)] = position
+        return self._replace(tokens=tokens)
+
 
 def fill(
     stream: str,

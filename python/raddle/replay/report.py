@@ -90,9 +90,11 @@ def _single_numbers(report: dict[str, Any]) -> list[tuple[str, str, str]]:
         ("busiest worker over mean", _number(report["balance"]), ""),
         ("  as planned", _number(report["planned_balance"]), ""),
         ("running requests, mean", _number(report["mean_batch"]), "a step"),
+        *_of_trees(report),
         ("pool in use, mean", _number(pool["mean"], 100), f"% of {pool['pages']} pages"),
         ("  peak", _number(pool["peak"], 100), "%"),
         *(_of_prefixes(report) if report["config"]["prefix_cache"] else []),
+        *(_of_cascades(report) if report["config"]["cascades"] else []),
     ]
 
 
@@ -107,6 +109,26 @@ def _of_prefixes(report: dict[str, Any]) -> list[tuple[str, str, str]]:
         ("  tokens evicted", f"{found['evicted_tokens']:,}", ""),
         ("pages of several requests", _number(shared["mean"]), f"a step, at most {shared['max']:,}"),
     ]
+
+
+def _of_trees(report: dict[str, Any]) -> list[tuple[str, str, str]]:
+    trees = report["config"]["speculate"]
+    if trees is None:
+        return []
+    return [("accepted tokens, mean", _number(report["accepted"]), f"a tree of {trees}")]
+
+
+def _of_cascades(report: dict[str, Any]) -> list[tuple[str, str, str]]:
+    found = report["cascades"]
+    steps = f"of {report['steps']:,}, at most {found['levels']} levels"
+    rows = [("steps with a cascade", f"{found['steps']:,}", steps)]
+    for name, key in (("such steps", "cascade_steps"), ("all steps", "all_steps")):
+        if key in found:
+            of = found[key]
+            chosen, single = (_number((of[us] or {"p50": None})["p50"], 1e-3) for us in ("run_us", "single_us"))
+            rows.append((f"  attention of {name}", chosen, f"ms, single format {single}"))
+            rows.append(("    cascades saved", _number(of["saved"], 100), "% of its time"))
+    return rows
 
 
 def _share_unit(report: dict[str, Any]) -> str:
@@ -127,7 +149,7 @@ def _caption(report: dict[str, Any]) -> str:
         f"{report['tokens']:,} generated tokens; {report['queued_requests']} requests waited for pages, "
         f"{report['chunked_prefills']} prompts came in chunks. The clock counts append, plan and runs "
         f"({report['seconds']:.1f} s); arrivals are {config['rate']:g} times as fast as the trace's. "
-        f"GB/s and GFLOP/s count what the masks keep, over the runs of such steps. "
+        f"GB/s and GFLOP/s count what the masks keep, over the runs of such steps, GB/s without cascades. "
         f"Outputs checked against fp64: {strata}. "
         f"{_machine(config)}, schedule {config['schedule']}, seed {config['seed']}."
     )

@@ -2,7 +2,8 @@
 
 Outputs are drawn while the replay runs, by reservoir sampling in each layer from each kind of row that has
 its own way to go wrong: rows of a prefill chunk, decode rows, rows that were split over workers and composed
-again, rows at a page's edge, and rows of requests whose first keys another one computed.
+again, rows at a page's edge, rows of requests whose first keys another one computed, rows that a cascade composes of
+levels, and drafts that turn out wrong, which see the text, what they follow and nothing of their siblings.
 """
 
 from __future__ import annotations
@@ -15,13 +16,11 @@ from typing import Any
 
 import numpy as np
 
-import raddle
-
 from . import native
-from .engine import Batch
+from .engine import Batch, Planned
 from .models import Model, reference
 
-STRATA = ("chunk", "decode", "split", "page edge", "reused prefix")
+STRATA = ("chunk", "decode", "split", "page edge", "reused prefix", "cascade", "wrong draft")
 # From one layer's output and stratum; a run of few steps still fills its quota.
 _DRAWS_A_STEP = 4
 _WORST_SHOWN = 3
@@ -29,7 +28,7 @@ _WORST_SHOWN = 3
 
 @dataclass
 class Sample:
-    """One row and head of an output, as the engine gave it."""
+    """One row and head of an output, as the engine gave it in each way that took turns."""
 
     step: int
     layer: int
@@ -37,7 +36,9 @@ class Sample:
     position: int
     head: int
     stratum: str
-    found: np.ndarray
+    found: list[np.ndarray]
+    departs: int
+    """Of a wrong draft, the first position that is not the text's; -1: a row of the text."""
 
 
 @dataclass
@@ -100,16 +101,26 @@ class Sampler:
         self.rounds_weights = rounds_weights
         self.draw = random.Random(seed)
         self.step = 0
+        self._drawn: dict[tuple[int, int], list[tuple[int, Sample]]] = {}
+        """Of this step's layers, the rows and samples that were drawn: by (step, layer)."""
         self.reservoirs = {
             (stratum, layer): _Reservoir(count) for layer in range(num_layers) for stratum in STRATA
         }
 
-    def offer(self, layer: int, batch: Batch, plan: raddle.Plan, out: np.ndarray) -> None:
-        """Draws some rows and heads of a layer's output."""
+    def offer(self, layer: int, batch: Batch, planned: Planned, out: np.ndarray) -> None:
+        """Draws some rows and heads of a layer's output; where another way computed it before, the same ones."""
         if self.count == 0:
             return
+        at = self.step, layer
+        for row, sample in self._drawn.get(at, ()):
+            sample.found.append(out[row, sample.head].astype(np.float32))
+        if at in self._drawn:
+            return
+        drawn: list[tuple[int, Sample]] = []
+        self._drawn = {key: kept for key, kept in self._drawn.items() if key[0] == self.step}
+        self._drawn[at] = drawn
         group = self.model.num_qo_heads // self.model.num_kv_heads
-        for stratum, member in self._strata(batch, plan).items():
+        for stratum, member in self._strata(batch, planned).items():
             candidates = np.flatnonzero(member)
             reservoir = self.reservoirs[stratum, layer]
             for _ in range(min(_DRAWS_A_STEP, len(candidates))):
@@ -120,28 +131,29 @@ class Sampler:
                 row, kv_head = divmod(choice, self.model.num_kv_heads)
                 head = kv_head * group + self.draw.randrange(group)
                 request, position = int(batch.request[row]), int(batch.position[row])
-                found = out[row, head].astype(np.float32)
-                sample = Sample(self.step, layer, request, position, head, stratum, found)
+                found = [out[row, head].astype(np.float32)]
+                departs = int(batch.departs[row])
+                sample = Sample(self.step, layer, request, position, head, stratum, found, departs)
                 reservoir.kept[place : place + 1] = [sample]
+                drawn.append((row, sample))
 
     def verify(self) -> Verified:
-        """Compares `count` of the outputs drawn, as many of each stratum and layer as there are."""
+        """Compares `count` of the outputs drawn, as many of each stratum and layer as there are.
+
+        Of several ways each is compared, and the worst one counts.
+        """
         # Reservoirs take turns, so that one with few candidates leaves its share to the others.
         turns = itertools.zip_longest(*(r.kept for r in self.reservoirs.values()))
         drawn = [sample for turn in turns for sample in turn if sample is not None]
-        samples = sorted(drawn[: self.count], key=lambda s: s.layer)
+        samples = sorted(drawn[: self.count], key=_judged_together)
         judged = []
-        for layer, same in itertools.groupby(samples, key=lambda s: s.layer):
+        for (layer, departs, request), same in itertools.groupby(samples, key=_judged_together):
             group = list(same)
-            verdicts = native.verify(
-                reference(self.model, layer, self.seed, self.rounds_weights),
-                np.stack([s.found for s in group]),
-                np.array([s.request for s in group], np.int32),
-                np.array([s.position for s in group], np.int32),
-                np.array([s.head for s in group], np.int32),
-                self.prompts,
-            )
-            judged += zip(verdicts, group)
+            rows = [np.array([getattr(s, name) for s in group], np.int32) for name in ("request", "position", "head")]
+            prompts = self.prompts.departing(request, departs) if departs >= 0 else self.prompts
+            spec = reference(self.model, layer, self.seed, self.rounds_weights)
+            ways = [native.verify(spec, np.stack(found), *rows, prompts) for found in zip(*(s.found for s in group))]
+            judged += zip((max(verdicts, key=lambda v: v["ratio"]) for verdicts in zip(*ways)), group)
         judged.sort(key=lambda pair: -pair[0]["ratio"])
         return Verified(
             checked=len(judged),
@@ -151,19 +163,30 @@ class Sampler:
             worst_samples=[_in_words(v, s) for v, s in judged[:_WORST_SHOWN]],
         )
 
-    def _strata(self, batch: Batch, plan: raddle.Plan) -> dict[str, np.ndarray]:
+    def _strata(self, batch: Batch, planned: Planned) -> dict[str, np.ndarray]:
         """Which rows and KV heads belong to a stratum: bool [rows, Hkv] each."""
         every_head = np.ones(self.model.num_kv_heads, np.bool_)
+        no_head = np.zeros((batch.rows, self.model.num_kv_heads), np.bool_)
         lengths = np.diff(batch.qo_indptr)
-        decode = np.outer(np.repeat(lengths == 1, lengths), every_head)
+        decode = np.outer(np.repeat(lengths == 1, lengths) | batch.is_tree, every_head)
         edge = (batch.position + 1) % self.page_size <= 1
+        has_levels = planned.layout.num_levels > 1
+        # A cascade's tiles hold rows of several requests, and all that share are composed; so are a tree's rows.
+        split = no_head if has_levels else native.split_rows(planned.plan, batch.rows, self.model.num_kv_heads)
         return {
             "chunk": ~decode,
             "decode": decode,
-            "split": native.split_rows(plan, batch.rows, self.model.num_kv_heads),
+            "split": split,
             "page edge": np.outer(edge, every_head),
             "reused prefix": np.outer(batch.follows_reused, every_head),
+            "cascade": np.outer(batch.shares_pages & ~batch.is_tree.any(), every_head) if has_levels else no_head,
+            "wrong draft": np.outer(batch.departs >= 0, every_head),
         }
+
+
+def _judged_together(s: Sample) -> tuple[int, int, int]:
+    """Samples of a layer; a wrong draft's keys are its own from where it departs, so of those only one path's."""
+    return s.layer, s.departs, s.request if s.departs >= 0 else -1
 
 
 def _in_words(verdict: dict[str, float], s: Sample) -> str:

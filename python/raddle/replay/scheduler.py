@@ -2,7 +2,7 @@
 
 A request of n prompt tokens and m generated ones is n rows of prefill, in chunks, then m - 1 rows of decode:
 the step that ends the prefill gives the first token, and the last token is never attended to. Of several samples of a
-request all have their first token then, and decode apart.
+request all have their first token then, and decode apart. With speculation a decode has the rows of a tree.
 """
 
 from __future__ import annotations
@@ -10,25 +10,16 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Iterable, NamedTuple, Sequence
+from typing import Iterable, Sequence
 
 import numpy as np
 
 import raddle
 
 from .prefix_cache import NO_PAGES, NoPrefixCache
+from .span import Span
+from .speculation import Shape, Tree, drafted
 from .traces import Request
-
-
-class Span(NamedTuple):
-    """Rows ``begin … begin + length`` of a request, computed in one step.
-
-    request: its index, and of its sample s > 0 s times the number of requests more.
-    """
-
-    request: int
-    begin: int
-    length: int
 
 
 @dataclass
@@ -67,9 +58,18 @@ class Scheduler:
         token_budget: int,
         prefixes: type[NoPrefixCache] = NoPrefixCache,
         samples: int = 1,
+        shape: Shape | None = None,
+        seed: int = 0,
     ) -> None:
-        """Raises ``ValueError`` for a request that the pool can't hold alone."""
+        """Raises ``ValueError`` for a request that the pool can't hold alone, and a budget without room for a decode.
+
+        shape, seed: of the trees that requests draft; None: none. Not with samples.
+        """
         self.requests, self.pool, self.token_budget, self.samples = requests, pool, token_budget, samples
+        self.shape, self.seed = shape, seed
+        self.decode_rows = shape.nodes if shape else 1
+        self.trees: list[Tree | None] = []
+        """Of the scheduled step's spans."""
         self.prefixes = prefixes(pool)
         for i, r in enumerate(requests):
             if self.pages_of(r) > pool.num_pages:
@@ -77,8 +77,8 @@ class Scheduler:
                     f"request {i} needs {self.pages_of(r)} pages ({r.input_tokens} + {samples * r.output_tokens} "
                     f"tokens), the pool has {pool.num_pages}; raise --pool-tokens or lower --max-context"
                 )
-        if token_budget < 1:
-            raise ValueError(f"token budget is {token_budget}; expected at least 1")
+        if token_budget < self.decode_rows:
+            raise ValueError(f"token budget is {token_budget}; expected at least {self.decode_rows}, a decode's rows")
         self.waiting = deque(range(len(requests)))
         self.running: dict[int, Running] = {}
         self.queued: set[int] = set()
@@ -88,7 +88,7 @@ class Scheduler:
         """Pages to copy before the scheduled step's keys are written, and where to."""
 
     def schedule(self, now: float) -> list[Span]:
-        """The next step: a row for every decode, then prefill from the rest of the token budget.
+        """The next step: a row or a tree for every decode, then prefill from the rest of the token budget.
 
         Requests are admitted in the order of their arrival, while the pool can promise all that they will
         need. Empty: nothing to do before `next_arrival`.
@@ -97,9 +97,9 @@ class Scheduler:
         step: list[Span] = []
         decoding = [r for r in self.running.values() if r.prefill_left == 0]
         prefilling = deque(r for r in self.running.values() if r.prefill_left > 0)
-        for r in decoding[:budget]:
-            step.append(Span(r.index, r.kv_len, 1))
-        budget -= len(step)
+        for r in decoding[: budget // self.decode_rows]:
+            step.append(Span(r.index, r.kv_len, self.decode_rows))
+        budget -= self.decode_rows * len(step)
         while budget > 0 and (prefilling or self._admit(now, prefilling)):
             r = prefilling.popleft()
             step.append(Span(r.index, r.kv_len, min(budget, r.prefill_left)))
@@ -110,15 +110,17 @@ class Scheduler:
     def complete(self, step: Sequence[Span], now: float) -> list[Running]:
         """Books a step that ended at `now`. Returns the requests that are done."""
         done = []
-        for span in step:
+        for span, tree in zip(step, self.trees):
             r = self.running[span.request]
-            r.kv_len += span.length
+            r.kv_len += tree.kept if tree else span.length
+            if tree:
+                self._freed.append(self.pool.truncate([r.key], [r.kv_len]))
             samples = [r]
             if r.kv_len == r.request.input_tokens:
                 self._freed.append(self.prefixes.computed(r.key, r.request))
                 samples += self._fork(r)
             for sample in samples if r.prefill_left == 0 else ():
-                sample.token_times.append(now)
+                sample.token_times += [now] * (tree.kept if tree else 1)
                 if len(sample.token_times) == sample.request.output_tokens:
                     done.append(self.running.pop(sample.index))
                     self._freed.append(self.prefixes.finish(sample.key))
@@ -141,7 +143,7 @@ class Scheduler:
     def pages_of(self, request: Request) -> int:
         """Pages that a request needs for all its tokens; its samples share the prompt's full ones."""
         shared = request.input_tokens // self.pool.page_size
-        return shared + self.samples * (self._pages(request.tokens) - shared)
+        return shared + self.samples * (self._most_pages(request) - shared)
 
     @property
     def promised(self) -> int:
@@ -184,10 +186,17 @@ class Scheduler:
         grown = self.prefixes.append(keys, [span.length for span in step])
         self._freed.append(grown.freed)
         self.copies = grown.from_pages, grown.to_pages
+        self.trees = [self._drafted(span) for span in step]
+
+    def _drafted(self, span: Span) -> Tree | None:
+        r = self.running[span.request]
+        if self.shape is None or r.prefill_left:
+            return None
+        return drafted(self.shape, self.seed, span, r.request.output_tokens - len(r.token_times), len(self.requests))
 
     def _fork(self, r: Running) -> list[Running]:
         """The other samples of a request whose prompt is computed."""
-        r.pages = self._pages(r.request.tokens)
+        r.pages = self._most_pages(r.request)
         keys = self.prefixes.fork(r.key, self.samples - 1) if self.samples > 1 else []
         forks = [
             Running(r.index + s * len(self.requests), r.request, key, r.pages, r.kv_len, r.kv_len)
@@ -195,6 +204,10 @@ class Scheduler:
         ]
         self.running.update((fork.index, fork) for fork in forks)
         return forks
+
+    def _most_pages(self, request: Request) -> int:
+        """Of one sample; the last tree reaches beyond the text's end."""
+        return self._pages(request.tokens + self.decode_rows - 1)
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self.pool.page_size)
@@ -211,8 +224,11 @@ class Playback(Scheduler):
         queued: Iterable[int] = (),
         prefixes: type[NoPrefixCache] = NoPrefixCache,
         samples: int = 1,
+        shape: Shape | None = None,
+        seed: int = 0,
     ) -> None:
-        super().__init__(requests, pool, token_budget=1, prefixes=prefixes, samples=samples)
+        budget = shape.nodes if shape else 1  # the log keeps to its own
+        super().__init__(requests, pool, budget, prefixes, samples, shape, seed)
         self.steps = deque(steps)
         self.queued.update(queued)
 
@@ -227,11 +243,14 @@ class Playback(Scheduler):
                 raise ValueError(f"the log admits request {self.waiting[0]}, for which the pool has no room")
         for span in step:
             r = self.running.get(span.request)
-            if r is None or span.begin != r.kv_len or not 1 <= span.length <= max(1, r.prefill_left):
+            if r is None or span.begin != r.kv_len or not self._is_next(r, span.length):
                 raise ValueError(f"the log computes {span}, which is not what that request has next")
         self.steps.popleft()
         self._take_pages(step)
         return step
+
+    def _is_next(self, r: Running, length: int) -> bool:
+        return 1 <= length <= r.prefill_left if r.prefill_left else length == self.decode_rows
 
     @property
     def done(self) -> bool:

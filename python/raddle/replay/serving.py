@@ -11,7 +11,8 @@ from typing import Callable
 
 from .engine import Batch, Engine, StepCost
 from .sampling import Sampler
-from .scheduler import Running, Scheduler, Span
+from .scheduler import Running, Scheduler
+from .span import Span
 
 
 @dataclass
@@ -25,6 +26,12 @@ class Step:
     """Of these, cached and held by no request."""
     shared_pages: int
     """Pages that several of its requests read."""
+    evicted_tokens: int
+    """All that the prefix cache gave up until then."""
+    accepted: list[int]
+    """Of each tree of drafts, the tokens that it gave."""
+    end: float
+    """The clock when it was done."""
 
 
 @dataclass
@@ -52,13 +59,15 @@ def serve(
             now = scheduler.next_arrival
             continue
         engine.release(scheduler.take_freed())
-        batch = Batch(spans, scheduler.tables(spans), scheduler.reused(spans), scheduler.copies)
-        pages = scheduler.pool.used, scheduler.prefixes.idle_pages, batch.shared_pages
+        batch = Batch(spans, scheduler.tables(spans), scheduler.reused(spans), scheduler.copies, scheduler.trees)
+        prefixes = scheduler.prefixes
+        pages = scheduler.pool.used, prefixes.idle_pages, batch.shared_pages, prefixes.evicted_tokens
+        accepted = [tree.kept for tree in scheduler.trees if tree]
         sampler.step = len(history.steps)
         cost = engine.step(batch, sampler.offer)
         now += cost.seconds
         history.finished += scheduler.complete(spans, now)
-        history.steps.append(Step(spans, cost, *pages))
+        history.steps.append(Step(spans, cost, *pages, accepted, now))
         history.seconds = now
         on_step(history)
     return history

@@ -7,10 +7,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from .scheduler import Span
+from .span import Span
+from .speculation import Shape
 from .traces import Request
 
-_FORMAT = "raddle replay steps 2"
+_FORMAT = "raddle replay steps 3"
 
 
 @dataclass
@@ -26,6 +27,8 @@ class StepLog:
     prefix_cache: bool
     samples: int
     """Of each request."""
+    speculate: Shape | None
+    """Of the trees that decodes are."""
     rate: float
     requests: list[Request]
     steps: list[list[Span]]
@@ -44,6 +47,7 @@ def save(log: StepLog, path: Path) -> None:
         "token_budget": log.token_budget,
         "prefix_cache": log.prefix_cache,
         "samples": log.samples,
+        "speculate": log.speculate,
         "rate": log.rate,
         "requests": [[r.arrival, r.input_tokens, r.output_tokens, r.blocks] for r in log.requests],
         "steps": log.steps,
@@ -64,6 +68,8 @@ def load(path: Path) -> StepLog:
             Request(float(a), int(n), int(m), tuple(map(int, blocks))) for a, n, m, blocks in record["requests"]
         ]
         record["steps"] = [[Span(int(r), int(b), int(n)) for r, b, n in step] for step in record["steps"]]
+        if record["speculate"] is not None:
+            record["speculate"] = Shape(*map(int, record["speculate"]))
         return StepLog(**record)
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise ValueError(f"{path.name} is not a log of steps as --save-steps writes it: {error!r}") from None
