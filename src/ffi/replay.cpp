@@ -141,13 +141,11 @@ void split_rows(Arguments& in) {
   for (i32 t = 0; t < view.num_query_tiles; ++t) {
     const QueryTile& tile = view.query_tiles[t];
     if (tile.split < 0) continue;
-    const i32 first = layout.qo_indptr[tile.group];
     const i32 last_row = (tile.row_begin + tile.num_rows - 1) / view.group_size;
-    for (i32 row = tile.row_begin / view.group_size; row <= last_row; ++row) {
-      for (i32 h = 0; h < view.num_kv_heads; ++h) {
-        if (view.splits[tile.split + h].num_chunks < 2) continue;
-        split[static_cast<i64>(first + row) * view.num_kv_heads + h] = 1;
-      }
+    for (i32 i = tile.row_begin / view.group_size; i <= last_row; ++i) {
+      const i64 row = query_row(layout.levels[tile.level], tile.group, i);
+      for (i32 h = 0; h < view.num_kv_heads; ++h)
+        if (view.splits[tile.split + h].num_chunks >= 2) split[row * view.num_kv_heads + h] = 1;
     }
   }
 }
