@@ -108,6 +108,9 @@ class Costs {
     return over_tiles(rows, [](i32 keys, const UnitCost& unit) { return unit.tile * 256 / keys; });
   }
 
+  /// What a cache saves of reading the same keys more than once.
+  i64 cached(i64 many) const { return many * config_.cache_saves / 100; }
+
  private:
   /// The sum over the tiles of some rows, all of which but the last are alike.
   template <class Cost>
@@ -194,7 +197,7 @@ void RunChoice::weigh() {
     for (std::size_t j = 0; j < node.begins.size(); ++j) {
       const i64 once = costs_.group(node.rows, keys(node.begins[j], end, node.first_kept));
       const i64 many = node.behind[j] - node.behind.back();  // as its children, or each, read it
-      const i64 margin = many / 6 + node.kv_tile;
+      const i64 margin = costs_.cached(many) + node.kv_tile;
       const bool is_worth = once + margin < many;
       if (is_worth) node.margin[j] = margin;
       if (run.parent >= 0)

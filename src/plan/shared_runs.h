@@ -35,8 +35,8 @@ struct ChosenRun {
 struct ChosenRuns {
   std::vector<ChosenRun> runs;  ///< by level, then by their first request
   std::vector<i32> own_begin;   ///< [requests] first page that a request reads alone
-  /// What must be gained, for one KV head: of each run a sixth of what reading it more than once
-  /// costs, and a KV tile for each of its requests. The model knows no better what a tile of many
+  /// What must be gained, for one KV head: of each run what a cache saves of reading it more than
+  /// once, and a KV tile for each of its requests. The model knows no better what a tile of many
   /// rows saves, and what starting a unit and composing its state takes.
   i64 margin = 0;
 };

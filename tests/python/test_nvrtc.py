@@ -93,9 +93,9 @@ KERNELS = [
     Kernel("e4m3, 128 wide", spec([], 128, kv_dtype="float8_e4m3fn"), "sm_80", spilled=128),
     *(
         Kernel("e4m3, 128 wide", spec([], 128, kv_dtype="float8_e4m3fn"), arch, short_only=True)
-        for arch in ("sm_80", "sm_89", "sm_90a")
+        for arch in ("sm_80", "sm_90a")
     ),
-    Kernel("int8, 128 wide", spec([], 128, kv_dtype="int8"), "sm_90a", short_only=True),
+    Kernel("int8, 128 wide", spec([], 128, kv_dtype="int8"), "sm_89", short_only=True),
     Kernel("e5m2, Rope", spec(ROPE, 128, kv_dtype="float8_e5m2"), "sm_90a", short_only=True),
     Kernel("e5m2, own source", spec([OWN], kv_dtype="float8_e5m2"), "sm_90a"),
     Kernel("256 wide", spec([], 256, "float16"), "sm_80", spilled=896),
