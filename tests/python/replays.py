@@ -2,8 +2,16 @@
 
 import json
 
+import pytest
 from click.testing import CliRunner
+from raddle.bench import limits
 from raddle.replay import cli
+
+
+@pytest.fixture(autouse=True)
+def no_bandwidth(monkeypatch):
+    """The measurement takes seconds and a gigabyte: imported, it is left out of all tests of a file."""
+    monkeypatch.setattr(limits, "read_gbps", lambda: 12.5)
 
 
 def replay(folder, *arguments, exit_code=0):

@@ -3,22 +3,15 @@
 import numpy as np
 import pytest
 import raddle
-from raddle.bench import limits
 from raddle.replay import native
 from raddle.replay.engine import Batch, Engine
 from raddle.replay.models import Model
 from raddle.replay.span import Span
-from replays import replay
+from replays import no_bandwidth, replay  # noqa: F401: a fixture
 
 # Samples share a prompt that is long beside what each of them generates.
 SAMPLES = "--synthetic uniform:700:800 --requests 2 --rate 1e9 --pool-tokens 6000 --parallel 12 --layers 2".split()
 HEADS = "--num-qo-heads 4 --num-kv-heads 2 --head-dim 32 --verify 120".split()
-
-
-@pytest.fixture(autouse=True)
-def no_bandwidth(monkeypatch):
-    """The measurement takes seconds and a gigabyte."""
-    monkeypatch.setattr(limits, "read_gbps", lambda: 12.5)
 
 
 @pytest.fixture

@@ -7,22 +7,15 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from raddle.bench import limits
 from raddle.replay import cli, page, pictures
 from raddle.replay.engine import Engine
 from raddle.replay.queues import Bar, Queues, Run, items, whole_queues
 from raddle.replay.traces import BLOCK_TOKENS
 from raddle.timeline import STAGES, Marks
-from replays import replay
+from replays import no_bandwidth, replay  # noqa: F401: a fixture
 
 SMALL = "--synthetic uniform:60:200 --requests 6 --rate 10000 --pool-tokens 800 --token-budget 64 --verify 0".split()
 HEADS = "--num-qo-heads 8 --num-kv-heads 2 --head-dim 64 --num-workers 3".split()
-
-
-@pytest.fixture(autouse=True)
-def no_bandwidth(monkeypatch):
-    """The measurement takes seconds and a gigabyte."""
-    monkeypatch.setattr(limits, "read_gbps", lambda: 12.5)
 
 
 @pytest.fixture

@@ -8,23 +8,16 @@ import pytest
 import raddle
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from raddle.bench import limits
 from raddle.replay.engine import Batch, Engine
 from raddle.replay.scheduler import Playback, Scheduler
 from raddle.replay.span import Span
 from raddle.replay.speculation import Shape, drafted
 from raddle.replay.traces import BLOCK_TOKENS, Request
-from replays import replay
+from replays import no_bandwidth, replay  # noqa: F401: a fixture
 
 SMALL = "--synthetic uniform:60:200 --requests 8 --rate 10000 --pool-tokens 900 --token-budget 64".split()
 HEADS = "--num-qo-heads 4 --num-kv-heads 2 --head-dim 32 --verify 160".split()
 TREES = ["--speculate", "2x3"]
-
-
-@pytest.fixture(autouse=True)
-def no_bandwidth(monkeypatch):
-    """The measurement takes seconds and a gigabyte."""
-    monkeypatch.setattr(limits, "read_gbps", lambda: 12.5)
 
 
 @pytest.fixture

@@ -125,8 +125,7 @@ struct PlanConfig {
   bool deals;           ///< there are workers enough to deal whole units and fill up (deal.h)
   bool heads_together;  ///< a worker reads the keys of all KV heads in turns, as they lie in memory
   i32 cache_saves;      ///< percent of what reading keys costs that others have just read
-  i32 sharing;  ///< workers that share a multiprocessor: one alone reads as many times as fast. 0:
-                ///< 1
+  i32 sharing;  ///< workers of a multiprocessor: one alone reads as many times as fast; 0 is 1
   i32 invariant_chunk;  ///< batch-invariant mode cuts KV at absolute multiples of this many columns
   i32 max_runs;         ///< coverage runs of one query tile; surplus runs merge to partial. 0: 64
 };
