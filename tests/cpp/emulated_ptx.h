@@ -42,6 +42,7 @@ struct Copy {
   u32 to;
   const void* from;
   std::size_t bytes, size;
+  std::shared_ptr<bool> done = std::make_shared<bool>(false);  // it may be waited for in two ways
 };
 
 class Block {
@@ -97,6 +98,7 @@ class Block {
   u32 shared_bytes() const { return static_cast<u32>(shared_.size() * sizeof(Unit)); }
 
   void copy(const Copy& c) {
+    if (std::exchange(*c.done, true)) return;
     auto* at = static_cast<std::byte*>(shared()) + c.to;
     std::memset(at, 0, c.size);
     if (c.bytes > 0) std::memcpy(at, c.from, c.bytes);
@@ -131,9 +133,11 @@ class Block {
   /// The thread's copies are done when the phase ends, no sooner.
   void arrive_after_copies(u32 at) {
     auto& copies = barrier_at(at).copies;
-    for (auto& group : fibers_[running_].groups)
+    for (auto& group : fibers_[running_].groups) {
+      group.erase(std::remove_if(group.begin(), group.end(), [](auto& c) { return *c.done; }),
+                  group.end());
       copies.insert(copies.end(), group.begin(), group.end());
-    fibers_[running_].groups.assign(1, {});
+    }
     arrive(at);
   }
   void wait_barrier(u32 at, i32 parity) {

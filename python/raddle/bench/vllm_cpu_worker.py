@@ -39,7 +39,7 @@ class Operators:
         heads, kv_heads, dim = shape
         n = len(kv_len)
         return self.c.get_scheduler_metadata(
-            n, heads, kv_heads, dim, kv_len, dtype, qo_indptr, True, -1, isa, True, None, "auto"
+            n, heads, kv_heads, dim, kv_len, dtype, qo_indptr, True, -1, isa, True, None
         )
 
     def attend(self, q, cache, out, qo_indptr, kv_len, table, plan):

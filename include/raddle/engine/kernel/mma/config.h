@@ -45,14 +45,15 @@ RADDLE_FN constexpr i32 row_bytes(i32 dim, i32 element_bytes = 2) {
   return 16 * (chunks % 8 == 0 ? chunks : chunks + 1);
 }
 
-/// How many tiles of long queries there are tables for, of where their rows lie.
-constexpr i32 found_slots = 3;
+/// How many tiles of long queries there are tables for, of where their rows lie; one more than
+/// needed, for a power of two is counted easily.
+constexpr i32 found_slots = 4;
 
 /// How many tiles' keys are spoken of at a time, for a ring of that many slots. Of short queries,
 /// those whose K has been loaded and whose V has not been used; three are counted more easily as
-/// four. Of long ones, those that have been found, and one that is computed.
+/// four. Of long ones, those that have been found and one that is computed.
 RADDLE_FN constexpr i32 key_slots(i32 rows, i32 slots) {
-  if (rows != short_rows) return found_slots + 1;
+  if (rows != short_rows) return found_slots;
   return slots / 2 == 2 ? 4 : slots / 2 + 1;
 }
 

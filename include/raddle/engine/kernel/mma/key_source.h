@@ -35,6 +35,7 @@ RADDLE_DEVICE void open_source(const MmaLaunch& launch, const QueryTile& tile, i
   source.col_end = tile.col_end;
   source.plain = !level.block_index && !level.block_pos && !level.block_first && !level.block_count;
   source.holes = level.block_count != nullptr;
+  source.bits = level.mask_bits != nullptr;
 }
 
 /// The same for the scales of its keys.
@@ -138,7 +139,8 @@ RADDLE_DEVICE Column find_key(const MmaLaunch& launch, const KeySource& source, 
 RADDLE_DEVICE i32 tile_flags(const KeySource& source, const Span& tile, i32 keys, bool last) {
   const Span read = columns_read(source, tile);
   const bool ragged = read.end - read.begin < keys || source.holes;
-  return (tile.partial ? TileFlags::partial : 0) | (ragged ? TileFlags::ragged : 0) |
+  const i32 masked = TileFlags::partial | (source.bits ? TileFlags::bits : 0);
+  return (tile.partial ? masked : 0) | (ragged ? TileFlags::ragged : 0) |
          (last ? TileFlags::last : 0);
 }
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "raddle/engine/kernel/mma/arrive.h"
+#include "raddle/engine/kernel/mma/long_output.h"
 #include "raddle/engine/kernel/mma/rows.h"
 #include "raddle/engine/kernel/mma/softmax.h"
 #include "raddle/engine/kernel/mma/tile_stream.h"
@@ -22,7 +23,6 @@ class LongQueries {
   using Stream = TileStream<K, Layout>;
   static constexpr Scan scan = scan_of<V>();
   static constexpr i32 tiles = Layout::tile_keys / 8;
-  static constexpr i32 block_rows = 16 * num_warps;
 
  public:
   RADDLE_DEVICE LongQueries(const MmaLaunch& launch, const V& variant, i32 item)
@@ -39,8 +39,9 @@ class LongQueries {
 
   RADDLE_DEVICE void run() {
     stream_.open(item());
-    QueryRows<16 * blocks, K, block_rows> queries;
-    queries.fetch(launch_, tile(), item().kv_head, first_row(0));
+    const i32 kv_head = item().kv_head;
+    QueryRows<16 * blocks, K, long_block_rows> queries;
+    queries.copy(launch_, tile(), kv_head, first_row(0), Layout::query_memory());
     create_barriers();
     ptx::sync_block();
     if (warp_ < Stream::ahead) stream_.find(warp_);
@@ -49,15 +50,17 @@ class LongQueries {
     auto& facts = Layout::scratch();
     // Not looked up for itself, which all would wait for: whose keys are its own is any row's
     // request.
-    const bool shared = launch_.levels[tile().level].keys_are_shared;
-    describe_item(shared ? -1 : queries.row().request, item().kv_head, facts);
-    queries.store(variant_, first_row(0), Layout::query_memory(), facts);
+    const bool shared = launch_.levels[Layout::source(warp_).level].keys_are_shared;
+    describe_item(shared ? -1 : queries.row().request, kv_head, facts);
+    queries.complete(variant_, first_row(0), Layout::query_memory(), facts);
     mark(launch_, TimelineStage::opened, item_);
     clear(o_);
     stats_.clear();
     ptx::sync_block();  // what is said of the item
-    RADDLE_ROLLED
-    while (!step()) {
+    if (!(keys().flags[0] & TileFlags::empty)) {
+      RADDLE_ROLLED
+      while (!step()) {
+      }
     }
     mark(launch_, TimelineStage::computed, item_);
     ptx::sync_block();  // rows of O take the place of the ring
@@ -68,7 +71,7 @@ class LongQueries {
   }
 
  private:
-  RADDLE_DEVICE i32 first_row(i32 r) const { return block_rows * r + 16 * warp_; }
+  RADDLE_DEVICE i32 first_row(i32 r) const { return long_row(warp_, r); }
   // Looked up anew where they are asked for: in the loop, registers are O's.
   RADDLE_DEVICE const WorkItem& item() const { return launch_.plan.items[item_]; }
   RADDLE_DEVICE const QueryTile& tile() const {
@@ -115,13 +118,13 @@ class LongQueries {
 
   // Where the tile lies in rings: worked out anew where it is asked for.
   RADDLE_DEVICE const typename Layout::Keys& keys() const {
-    return Layout::keys_at(tile_number_ % Layout::key_slots);
+    return Layout::keys_at(ring_slot(tile_number_, Layout::key_slots));
   }
-  RADDLE_DEVICE i32 k_slot() const { return 2 * (tile_number_ % tiles_in_ring); }
+  RADDLE_DEVICE i32 k_slot() const { return 2 * ring_slot(tile_number_, tiles_in_ring); }
   RADDLE_DEVICE i32 v_slot() const { return k_slot() + 1; }
   RADDLE_DEVICE i32 v_before() const { return (k_slot() == 0 ? Layout::slots : k_slot()) - 1; }
   /// Of the ring's round.
-  RADDLE_DEVICE i32 parity() const { return tile_number_ / tiles_in_ring % 2; }
+  RADDLE_DEVICE i32 parity() const { return ring_round(tile_number_, tiles_in_ring) & 1; }
   /// Nothing that follows from the tile's number stays in registers from before to behind it.
   RADDLE_DEVICE void forget() { tile_number_ = ptx::renewed(tile_number_); }
 
@@ -130,7 +133,6 @@ class LongQueries {
   RADDLE_DEVICE bool step() {
     const ApplyVariant<V, blocks, tiles> apply(launch_, variant_, item_);
     [[maybe_unused]] auto& facts = Layout::scratch();
-    if (keys().flags[0] & TileFlags::empty) return true;
     ptx::barrier_wait(Layout::filled(k_slot()), parity());
     stream_.find(tile_number_ + Stream::ahead);
     forget();
@@ -143,9 +145,10 @@ class LongQueries {
     multiply_keys<K, blocks, tiles>(
         s, Layout::slot_address(k_slot()) + k_offset_, [&](i32 at, i32 r, u32(&a)[4]) {
           ptx::load_matrices(a, K::QueryRows::step_from(q_address_, at) +
-                                    static_cast<u32>(r * block_rows * K::QueryRows::pitch));
+                                    static_cast<u32>(r * long_block_rows * K::QueryRows::pitch));
         });
     forget();
+    const i32 flags = keys().flags[0];
     // Of the first tile, no V is before: barriers answer at once for the round before the first.
     pass_on(k_slot(), lag, lag == 0 ? k_slot() : v_before(),
             k_slot() < 2 * lag ? parity() ^ 1 : parity());
@@ -158,7 +161,7 @@ class LongQueries {
           },
           2);
     apply(
-        s, keys(), 0, keys().flags[0], facts,
+        s, keys(), 0, flags, facts,
         [&](i32 r) { return first_row(r) + ptx::lane_index() / 4; }, 2);
     if constexpr (scan == Scan::softmax) softmax<K>(s, stats_, o_, apply.to_log2(), 2);
     if constexpr (K::narrow_values) {
@@ -176,68 +179,20 @@ class LongQueries {
     }
     multiply_values<K, blocks, tiles>(o_, p, Layout::slot_address(v_slot()) + v_offset_);
     forget();
-    const i32 flags = keys().flags[0];
+    const bool last = (keys().flags[0] & TileFlags::last) != 0;
     pass_on(v_slot(), 1 - lag, lag == 0 ? v_slot() : k_slot(), parity());
     ++tile_number_;
-    return (flags & TileFlags::last) != 0;
-  }
-
-  /// A row of O on its way out, in fp32, and its LSE behind it.
-  static constexpr i32 row_floats = round_up(K::dim_vo, 8) + 4;
-  /// Ring and keys are free by then. Where that is not room for all rows, those of one `half` are
-  /// on their way at a time.
-  static constexpr i32 turns = K::long_rows * row_floats * 4 <= Layout::sources ? 1 : 2;
-  static_assert(K::long_rows / turns * row_floats * 4 <= Layout::sources);
-  RADDLE_DEVICE static float* out_row(i32 m) {
-    const i32 at = turns == 1 ? m : m / 16 * 8 + m % 8;
-    return reinterpret_cast<float*>(Layout::base()) + at * row_floats;
+    return last;
   }
 
   RADDLE_DEVICE void finish() {
-    RADDLE_UNROLL
-    for (i32 turn = 0; turn < turns; ++turn) {
-      put_rows(turn);
-      ptx::sync_warp();
-      write_rows(turn);
-      ptx::sync_warp();
-    }
+    LongOutput<K, V, blocks>(launch_, variant_, tile().num_rows, item().partial_row)
+        .send(o_, stats_, value_scales_,
+              ApplyVariant<V, blocks, tiles>(launch_, variant_, item_).to_log2());
     mark(launch_, TimelineStage::stored, item_);
     if (item().partial_row >= 0)
       arrive<K>(launch_, variant_, item(), look_up_awaiting(launch_, item(), ptx::thread_index()),
                 Layout::completed_bits(), Layout::vector(warp_));
-  }
-
-  /// O / Σ and LSE to shared memory; a row with nothing kept becomes (0, -inf).
-  RADDLE_DEVICE void put_rows(i32 turn) {
-    const float to_log2 = ApplyVariant<V, blocks, tiles>(launch_, variant_, item_).to_log2();
-    const i32 g = ptx::lane_index() / 4, t = ptx::lane_index() % 4;
-    RADDLE_UNROLL
-    for (i32 r = 0; r < blocks; ++r) {
-      RADDLE_UNROLL
-      for (i32 half = 0; half < 2; ++half) {
-        if (turns == 2 && half != turn) continue;
-        float* row = out_row(first_row(r) + g + 8 * half);
-        auto [factor, lse] = end_row<scan>(stats_, r, half, to_log2);
-        if constexpr (K::narrow_values) factor *= value_scales_.unit();
-        RADDLE_UNROLL
-        for (i32 n = 0; n < (K::narrow_values ? K::out_tiles : K::dim_vo / 8); ++n) {
-          const i32 d = out_column<K>(t, n);
-          if (K::narrow_values && K::dim_vo % 16 != 0 && d >= K::dim_vo) continue;
-          ptx::store_two(row + d, out_element<K>(o_[r], n, half, 0) * factor,
-                         out_element<K>(o_[r], n, half, 1) * factor);
-        }
-        if (t == 0) row[K::dim_vo] = lse;
-      }
-    }
-  }
-
-  /// This warp's rows from there to where they belong.
-  RADDLE_DEVICE void write_rows(i32 turn) {
-    constexpr i32 of_block = 16 / turns;
-    const auto number = [&](i32 i) { return first_row(i / of_block) + 8 * turn + i % of_block; };
-    send_rows<K, of_block * blocks>(launch_, variant_, tile().num_rows, item().partial_row,
-                                    Layout::scratch().row, Layout::vector(warp_), number,
-                                    [&](i32 i) { return out_row(number(i)); });
   }
 
   const MmaLaunch& launch_;

@@ -88,8 +88,9 @@ RADDLE_DEVICE void transform_stored_row(u8* rows, i32 row, float* vector, float 
 }
 
 /// `count` rows of a query tile on their way to shared memory; a warp's work. Of more than 16, the
-/// next 16 lie `apart` rows behind the first. Between fetch and store, which waits, there is time
-/// for something else.
+/// next 16 lie `apart` rows behind the first. Either `fetch` them into registers and `store` them,
+/// which waits, when shared memory is free, or `copy` and `complete` them: between the two there is
+/// time for something else.
 template <i32 count, class K, i32 apart = 16>
 class QueryRows {
   using T = typename K::T;
@@ -101,49 +102,88 @@ class QueryRows {
  public:
   /// Starts loading rows `first` … of a tile.
   RADDLE_DEVICE void fetch(const MmaLaunch& launch, const QueryTile& tile, i32 kv_head, i32 first) {
-    const i32 lane = ptx::lane_index();
-    rows_ = tile.num_rows - first;
-    const T* mine = nullptr;
-    if (lane < count) {
-      row_ = make_row(launch.layout, launch.levels[tile.level], tile.group,
-                      tile.row_begin + min(first + nth(lane), tile.num_rows - 1), kv_head,
-                      launch.plan.group_size);
-      if (nth(lane) < rows_)
-        mine = static_cast<const T*>(launch.q.data) + row_.row * launch.q.row_stride +
-               row_.q_head * launch.q.head_stride;
-    }
-    RADDLE_UNROLL
-    for (i32 i = 0; i < units; ++i) {
-      const i32 r = (32 * i + lane) / Rows::chunks, chunk = (32 * i + lane) % Rows::chunks;
+    const T* mine = find(launch, tile, kv_head, first);
+    if (nth(ptx::lane_index()) >= rows_) mine = nullptr;
+    each([&](i32 i, i32 r, i32 chunk) {
       const T* from = ptx::shuffle(mine, min(r, 31));
       x_[i] = r < count && from && 8 * chunk < K::dim_qk
                   ? *reinterpret_cast<const Packed8*>(from + 8 * chunk)
                   : Packed8{};
-    }
+    });
   }
-
-  /// What this lane's row is, once it has been fetched.
-  RADDLE_DEVICE const Row& row() const { return row_; }
 
   /// Puts them into the same rows of shared memory, applies f_q, and says what they are in `facts`.
   /// Rows past the tile's become zero.
   template <class V, class Facts>
   RADDLE_DEVICE void store(const V& variant, i32 first, u8* shared, Facts& facts) const {
-    const i32 lane = ptx::lane_index();
-    if (lane < count) facts.row[first + nth(lane)] = row_;
+    each([&](i32 i, i32 r, i32 chunk) {
+      if (r < count) *reinterpret_cast<Packed8*>(shared + Rows::at(first + nth(r), chunk)) = x_[i];
+    });
+    describe(variant, first, shared, facts);
+  }
+
+  /// Starts copying rows `first` … of a tile into the same rows of shared memory, a group of copies.
+  /// Rows past the tile's become zero.
+  RADDLE_DEVICE void copy(const MmaLaunch& launch, const QueryTile& tile, i32 kv_head, i32 first,
+                          u8* shared) {
+    static_assert(count * Rows::chunks % 32 == 0);
+    const T* mine = find(launch, tile, kv_head, first);
+    const u32 to = ptx::shared_address(shared);
+    each([&](i32, i32 r, i32 chunk) {
+      const T* from = ptx::shuffle(mine, r);
+      const i32 bytes = nth(r) < rows_ ? max(0, min(16, 2 * (K::dim_qk - 8 * chunk))) : 0;
+      ptx::copy_async(to + Rows::at(first + nth(r), chunk), bytes > 0 ? from + 8 * chunk : from,
+                      bytes);
+    });
+    ptx::copy_commit();
+  }
+
+  /// Waits for them, applies f_q, and says what they are in `facts`.
+  template <class V, class Facts>
+  RADDLE_DEVICE void complete(const V& variant, i32 first, u8* shared, Facts& facts) const {
+    ptx::copy_wait<0>();
+    describe(variant, first, shared, facts);
+  }
+
+  /// What this lane's row is, once it has been fetched.
+  RADDLE_DEVICE const Row& row() const { return row_; }
+
+ private:
+  RADDLE_DEVICE static i32 nth(i32 r) { return count <= 16 ? r : r / 16 * apart + r % 16; }
+
+  /// f(i, row, chunk) for this lane's chunks.
+  template <class F>
+  RADDLE_DEVICE static void each(F f) {
     RADDLE_UNROLL
     for (i32 i = 0; i < units; ++i) {
-      const i32 r = (32 * i + lane) / Rows::chunks, chunk = (32 * i + lane) % Rows::chunks;
-      if (r < count) *reinterpret_cast<Packed8*>(shared + Rows::at(first + nth(r), chunk)) = x_[i];
+      const i32 at = 32 * i + ptx::lane_index();
+      f(i, at / Rows::chunks, at % Rows::chunks);
     }
+  }
+
+  /// Finds what this lane's row is, and where it begins. Padding repeats the tile's last row.
+  RADDLE_DEVICE const T* find(const MmaLaunch& launch, const QueryTile& tile, i32 kv_head,
+                              i32 first) {
+    rows_ = tile.num_rows - first;
+    const i32 lane = ptx::lane_index();
+    if (lane >= count) return nullptr;
+    row_ = make_row(launch.layout, launch.levels[tile.level], tile.group,
+                    tile.row_begin + min(first + nth(lane), tile.num_rows - 1), kv_head,
+                    launch.plan.group_size);
+    return static_cast<const T*>(launch.q.data) + row_.row * launch.q.row_stride +
+           row_.q_head * launch.q.head_stride;
+  }
+
+  /// Says what the rows are, which lie in shared memory, and applies f_q.
+  template <class V, class Facts>
+  RADDLE_DEVICE void describe(const V& variant, i32 first, u8* shared, Facts& facts) const {
+    const i32 lane = ptx::lane_index();
+    if (lane < count) facts.row[first + nth(lane)] = row_;
     ptx::sync_warp();
     RADDLE_ROLLED
     for (i32 r = 0; r < count; r += block)
       transform(variant, first + nth(r), min(block, rows_ - nth(r)), shared, facts);
   }
-
- private:
-  RADDLE_DEVICE static i32 nth(i32 r) { return count <= 16 ? r : r / 16 * apart + r % 16; }
 
   /// f_q of a block, of which `rows` are the tile's.
   template <class V, class Facts>

@@ -21,11 +21,12 @@ struct alignas(8) Packed4 {
 
 /// What a KV tile is to the warp that computes it.
 struct TileFlags {
-  static constexpr i32 partial = 1;  ///< the mask keeps some of its pairs
+  static constexpr i32 partial = 1;  ///< masks keep some of its pairs
   static constexpr i32 ragged = 2;   ///< some of its columns have no key
   static constexpr i32 last = 4;     ///< of its work item
   static constexpr i32 empty = 8;    ///< no columns at all: the item has none
   static constexpr i32 none = 16;    ///< there is no such tile
+  static constexpr i32 bits = 32;    ///< partial, and the layout has a mask of its own
 };
 
 /// The scales of a tile's keys, 0 where there is no key.
@@ -59,6 +60,7 @@ struct KeySource {
   i32 col_begin, col_end;
   bool plain;    ///< positions are indices, indices count columns
   bool holes;    ///< columns may have no key
+  bool bits;     ///< the layout has a mask of its own
   RunWalk runs;  ///< those behind the one that the warp is in
   Span rest;     ///< of that one, where it is not in registers
 };
@@ -100,6 +102,15 @@ template <i32 keys>
 struct RowTable {
   const u8* row[2][keys];
 };
+
+/// Which slot of a ring number `nth` takes, and in which round of the ring: counted without a sign,
+/// whose handling is a chain of instructions that each wait for the one before.
+RADDLE_FN constexpr i32 ring_slot(i32 nth, i32 slots) {
+  return static_cast<i32>(static_cast<u32>(nth) % static_cast<u32>(slots));
+}
+RADDLE_FN constexpr i32 ring_round(i32 nth, i32 slots) {
+  return static_cast<i32>(static_cast<u32>(nth) / static_cast<u32>(slots));
+}
 
 /// What lies where in a block's shared memory, of a layout that says the offsets: queries at the
 /// front, a ring of slots, what is known of their keys, and tables of where rows lie.

@@ -75,7 +75,7 @@ class ApplyVariant {
     const i32 mine = first + ptx::lane_index() % 4 * 2;
     if (scales()) apply_logits(s, keys, mine, facts, row_of, halves);
     if (flags & (TileFlags::partial | TileFlags::ragged))
-      apply_mask(s, keys, mine, (flags & TileFlags::partial) != 0, facts, row_of);
+      apply_mask(s, keys, mine, flags, facts, row_of);
   }
 
  private:
@@ -126,29 +126,22 @@ class ApplyVariant {
     }
   }
 
-  /// First which pairs are kept, a bit a key, in a loop over keys; then what is not is dropped, in
-  /// straight code.
+  /// First which pairs are kept, a bit a key; then what is not is dropped, in straight code.
   template <class Keys, class Facts, class RowOf>
-  RADDLE_DEVICE void apply_mask(Logits<blocks, tiles>& s, const Keys& keys, i32 mine, bool partial,
+  RADDLE_DEVICE void apply_mask(Logits<blocks, tiles>& s, const Keys& keys, i32 mine, i32 flags,
                                 const Facts& facts, RowOf row_of) const {
-    u32 kept[blocks][2] = {};
-    [[maybe_unused]] const LaneRows lane = lane_rows(facts, row_of);
-    RADDLE_ROLLED
-    for (i32 i = 0; i < 2 * tiles; ++i) {
-      const i32 j = mine + 8 * (i / 2) + i % 2;
-      if (keys.column[j] < 0) continue;
-      const Key key = key_of(keys, j, facts);
+    u32 missing = 0;
+    if (flags & TileFlags::ragged) {
       RADDLE_UNROLL
-      for (i32 r = 0; r < blocks; ++r) {
-        RADDLE_UNROLL
-        for (i32 half = 0; half < 2; ++half) {
-          bool keeps = true;
-          if constexpr (has_mask<V>) keeps = !partial || variant_.mask(lane.of[r][half], key);
-          if (keeps) kept[r][half] |= 1u << i;
-        }
-      }
+      for (i32 i = 0; i < 2 * tiles; ++i)
+        if (keys.column[mine + 8 * (i / 2) + i % 2] < 0) missing |= 1u << i;
     }
-    if (partial) apply_bits(kept, keys, mine, row_of);
+    u32 kept[blocks][2];
+    RADDLE_UNROLL
+    for (i32 i = 0; i < 2 * blocks; ++i) kept[i / 2][i % 2] = ~missing;
+    if constexpr (has_mask<V>)
+      if (flags & TileFlags::partial) keep_masked(kept, keys, mine, facts, row_of);
+    if (flags & TileFlags::bits) keep_bits(kept, keys, mine, row_of);
     RADDLE_UNROLL
     for (i32 r = 0; r < blocks; ++r) {
       RADDLE_UNROLL
@@ -159,13 +152,39 @@ class ApplyVariant {
     }
   }
 
-  /// Of the pairs kept so far, the layout's own mask keeps some, where it has one.
+  /// Of the pairs kept so far, f_mask keeps some. A loop, for a mask may be long; the facts of a few
+  /// keys are read together. Keys that do not exist repeat one that does.
+  template <class Keys, class Facts, class RowOf>
+  RADDLE_DEVICE void keep_masked(u32 (&kept)[blocks][2], const Keys& keys, i32 mine,
+                                 const Facts& facts, RowOf row_of) const {
+    constexpr i32 at_a_time = 2 * min(tiles, 2);
+    static_assert(2 * tiles % at_a_time == 0);
+    const LaneRows lane = lane_rows(facts, row_of);
+    RADDLE_ROLLED
+    for (i32 first = 0; first < 2 * tiles; first += at_a_time) {
+      u32 dropped_of[blocks][2] = {};
+      RADDLE_UNROLL
+      for (i32 i = 0; i < at_a_time; ++i) {
+        const Key key = key_of(keys, mine + 4 * first + 8 * (i / 2) + i % 2, facts);
+        RADDLE_UNROLL
+        for (i32 r = 0; r < blocks; ++r) {
+          RADDLE_UNROLL
+          for (i32 half = 0; half < 2; ++half)
+            if (!variant_.mask(lane.of[r][half], key)) dropped_of[r][half] |= 1u << i;
+        }
+      }
+      RADDLE_UNROLL
+      for (i32 i = 0; i < 2 * blocks; ++i)
+        kept[i / 2][i % 2] &= ~(dropped_of[i / 2][i % 2] << first);
+    }
+  }
+
+  /// Of the pairs kept so far, the layout's own mask keeps some.
   template <class Keys, class RowOf>
-  RADDLE_DEVICE void apply_bits(u32 (&kept)[blocks][2], const Keys& keys, i32 mine,
+  RADDLE_DEVICE void keep_bits(u32 (&kept)[blocks][2], const Keys& keys, i32 mine,
                                 RowOf row_of) const {
     const QueryTile& tile = launch_.plan.query_tiles[launch_.plan.items[item_].query_tile];
     const LevelView& level = launch_.levels[tile.level];
-    if (!level.mask_bits) return;
     RADDLE_UNROLL
     for (i32 r = 0; r < blocks; ++r) {
       RADDLE_UNROLL

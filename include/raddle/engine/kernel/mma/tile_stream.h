@@ -19,7 +19,7 @@ class TileStream {
 
  public:
   static constexpr i32 ahead = 2;
-  static_assert(Layout::found_slots == ahead + 1 && Layout::key_slots == ahead + 2);
+  static_assert(Layout::found_slots > ahead && Layout::key_slots > ahead + 1);
 
   RADDLE_DEVICE explicit TileStream(const MmaLaunch& launch)
       : launch_(launch), source_(Layout::source(ptx::warp_index())) {}
@@ -36,8 +36,8 @@ class TileStream {
   /// Finds tile number nth, if it is this warp's turn. All warps have started loading V of the tile
   /// before the one that is computed, nth - ahead, and have computed the one before that.
   RADDLE_DEVICE void find(i32 nth) {
-    if (nth % num_warps != ptx::warp_index()) return;
-    auto& keys = Layout::keys_at(nth % Layout::key_slots);
+    if (ring_slot(nth, num_warps) != ptx::warp_index()) return;
+    auto& keys = Layout::keys_at(ring_slot(nth, Layout::key_slots));
     Span rest = source_.rest;
     i32 flags = nth == 0 ? TileFlags::empty | TileFlags::last : TileFlags::none;
     const bool there = rest.begin < rest.end;
@@ -45,10 +45,10 @@ class TileStream {
       const Span tile = take_tile(rest, tile_keys);
       if (rest.begin == rest.end) rest = next_run(source_);
       flags = tile_flags(source_, tile, tile_keys, rest.begin == rest.end);
-      find_rows(tile, keys, Layout::row_table(nth % Layout::found_slots));
+      find_rows(tile, keys, Layout::row_table(ring_slot(nth, Layout::found_slots)));
     }
     if (ptx::lane_index() == 0) keys.flags[0] = flags;
-    const u32 barrier = Layout::found(nth % Layout::found_slots);
+    const u32 barrier = Layout::found(ring_slot(nth, Layout::found_slots));
     if constexpr (K::quantized) ptx::barrier_arrive_after_copies(barrier);
     ptx::sync_warp();
     if (ptx::lane_index() == 0) ptx::barrier_arrive(barrier);
@@ -60,8 +60,8 @@ class TileStream {
   /// Starts copying this warp's share of tile number nth's K, once that was found. False where
   /// there is nothing to copy.
   RADDLE_DEVICE bool load_keys(i32 slot, i32 nth) {
-    ptx::barrier_wait(Layout::found(nth % Layout::found_slots), nth / Layout::found_slots % 2);
-    const i32 flags = Layout::keys_at(nth % Layout::key_slots).flags[0];
+    ptx::barrier_wait(Layout::found(ring_slot(nth, Layout::found_slots)), ring_round(nth, Layout::found_slots) & 1);
+    const i32 flags = Layout::keys_at(ring_slot(nth, Layout::key_slots)).flags[0];
     copies_ = !(flags & (TileFlags::empty | TileFlags::none));
     if (copies_) copy<typename K::KeyRows, K::dim_qk, K::narrow_keys>(slot, nth, 0);
     return copies_;
@@ -145,7 +145,7 @@ class TileStream {
     copy_rows<K, Rows, dim, narrow, Layout::warp_keys, 4>(
         Layout::slot_address(slot) + static_cast<u32>(Layout::template part_of<Rows>(warp)),
         Layout::first_of_part(warp),
-        Layout::row_table(nth % Layout::found_slots).row[which] + warp * Layout::warp_keys);
+        Layout::row_table(ring_slot(nth, Layout::found_slots)).row[which] + warp * Layout::warp_keys);
   }
 
   const MmaLaunch& launch_;
