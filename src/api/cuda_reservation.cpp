@@ -70,8 +70,8 @@ CudaReservation::CudaReservation(const Device& device, const PlanConfig& config,
   const i64 bytes = workspace_bytes(config, maxima, dim_vo);
   scratch_ = DevicePool::of(device).take(static_cast<std::size_t>(bytes), stream,
                                          "the workspace of this reservation");
-  const i64 states = round_up(state_bytes(bounds_.partial_rows, dim_vo), i64{16});
-  clear(scratch_, static_cast<std::size_t>(states), static_cast<std::size_t>(bytes - states),
+  const i64 counters = scratch_offsets(bounds_.partial_rows, bounds_.expected, dim_vo).drawn;
+  clear(scratch_, static_cast<std::size_t>(counters), static_cast<std::size_t>(bytes - counters),
         stream);
 }
 
@@ -225,8 +225,9 @@ void CudaReservation::provide(RunView& view) const {
   auto* base = static_cast<u8*>(scratch_.data());
   view.partial_o = reinterpret_cast<float*>(base);
   view.partial_lse = view.partial_o + bounds_.partial_rows * dim_vo_;
-  view.arrived =
-      reinterpret_cast<i32*>(base + round_up(state_bytes(bounds_.partial_rows, dim_vo_), i64{16}));
+  const ScratchOffsets at = scratch_offsets(bounds_.partial_rows, bounds_.expected, dim_vo_);
+  view.drawn = reinterpret_cast<i32*>(base + at.drawn);
+  view.arrived = reinterpret_cast<i32*>(base + at.arrived);
 }
 
 void CudaReservation::use_on(StreamHandle stream) const {

@@ -8,7 +8,6 @@ std::unique_lock<std::mutex> StreamScratch::provide(const PlanView& plan, Stream
                                                     RunView& view) {
   const i64 rows = plan.num_partial_rows;
   const i64 counters = i64{plan.num_contractions} * plan.num_kv_heads;
-  if (rows == 0 && counters == 0) return {};
   std::unique_lock lock(mutex_);
   Set* set = nullptr;
   for (Set& each : sets_)
@@ -16,21 +15,22 @@ std::unique_lock<std::mutex> StreamScratch::provide(const PlanView& plan, Stream
   if (!set) set = &sets_.emplace_back(Set{stream, {}});
   if (rows > set->rows || counters > set->counters) {
     const i64 more_rows = max(rows, set->rows), more_counters = max(counters, set->counters);
-    const i64 states = round_up(state_bytes(more_rows, dim_vo_), i64{16});
-    const i64 bytes = states + more_counters * i64{sizeof(i32)};
+    const ScratchOffsets at = scratch_offsets(more_rows, more_counters, dim_vo_);
     set->block = {};  // given back first: it may be the part of memory that lacks
-    set->rows = set->counters = 0;
-    set->block = DevicePool::of(*device_).take(static_cast<std::size_t>(bytes), stream,
+    set->rows = set->counters = -1;
+    set->block = DevicePool::of(*device_).take(static_cast<std::size_t>(at.end), stream,
                                                "the workspace of this plan");
-    clear(set->block, static_cast<std::size_t>(states),
-          static_cast<std::size_t>(more_counters) * sizeof(i32), stream);
+    clear(set->block, static_cast<std::size_t>(at.drawn),
+          static_cast<std::size_t>(at.end - at.drawn), stream);
     set->rows = more_rows;
     set->counters = more_counters;
   }
   auto* base = static_cast<u8*>(set->block.data());
   view.partial_o = reinterpret_cast<float*>(base);
   view.partial_lse = view.partial_o + set->rows * dim_vo_;
-  view.arrived = reinterpret_cast<i32*>(base + round_up(state_bytes(set->rows, dim_vo_), i64{16}));
+  const ScratchOffsets at = scratch_offsets(set->rows, set->counters, dim_vo_);
+  view.drawn = reinterpret_cast<i32*>(base + at.drawn);
+  view.arrived = reinterpret_cast<i32*>(base + at.arrived);
   return lock;
 }
 

@@ -25,7 +25,7 @@ class StreamScratch {
   struct Set {
     StreamHandle stream;
     Block block;
-    i64 rows = 0, counters = 0;  ///< that there is room for
+    i64 rows = -1, counters = -1;  ///< that there is room for
   };
   const Device* device_;
   i32 dim_vo_;

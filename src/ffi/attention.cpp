@@ -230,16 +230,16 @@ ffi::Array<double> busy_us(Arguments&) {
 i64 scratch_bytes(const PlanObj& plan) {
   const PlanView& view = plan.value->view();
   const i64 counters = i64{view.num_contractions} * view.num_kv_heads;
-  return round_up(state_bytes(view.num_partial_rows, plan.head_dim_vo), i64{16}) +
-         counters * i64{sizeof(i32)};
+  return scratch_offsets(view.num_partial_rows, counters, plan.head_dim_vo).end;
 }
 
-/// Items of the worker that has most.
+/// Items of the worker that has most; of those that are drawn, twice its share.
 i32 longest_queue(const PlanView& plan) {
   i32 longest = 0;
   for (i32 w = 0; w < plan.num_workers; ++w)
     longest = std::max(longest, plan.queue_indptr[w + 1] - plan.queue_indptr[w]);
-  return longest;
+  const i32 open = plan.num_items - plan.queue_indptr[plan.num_workers];
+  return longest + std::min(open, 2 * ceil_div(open, plan.num_workers));
 }
 
 ffi::Map<ffi::String, ffi::Any> plan_info(Arguments& in) {

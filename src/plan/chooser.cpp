@@ -8,6 +8,8 @@ namespace {
 
 /// Units a worker that are sorted for what whole ones gain where workers share memory.
 constexpr i64 most_sorted = 4;
+/// Units a worker that are drawn: of fewer, the last ones are a part of the time that counts.
+constexpr i64 fewest_drawn = 8;
 
 }  // namespace
 
@@ -98,17 +100,24 @@ Outcome Chooser::try_rows() {
   return result;
 }
 
-Outcome Chooser::try_dealt(const Front& front) {
+Outcome Chooser::try_open() {
   const Units& units = tiling_->units;
+  RankedPiece* groups = groups_.grow(units.num_groups);
+  i32 num_groups = 0;
+  for (i32 g = 0; g < units.num_groups; ++g) {
+    i64 dearest = 0;
+    for (i32 t = units.group_tile[g]; t < units.group_tile[g + 1]; ++t)
+      dearest = max(dearest, units.prefix[t + 1] - units.prefix[t]);
+    if (dearest > 0) groups[num_groups++] = RankedPiece{dearest, g};
+  }
+  const i64 most = num_units();
+  RankedPiece* spare = spare_.grow(max(most, i64{num_groups}));
+  sort_dearest_first(groups, num_groups, spare);
+  const i32 count = order_in_waves(units, groups, num_groups, config_->open_columns,
+                                   ranked_.grow(most), spare, open.grow(most));
   const i32 workers = config_->num_workers;
-  num_dealt = static_cast<i32>(num_units()) - front.num_units;
-  i64* loads = loads_.grow(workers);
-  deal_units(units, front, workers, heap_.grow(workers), loads, dealt.grow(num_dealt));
-  cuts.grow(workers + 1);
-  const LinearSplit split = cut_front(units, front, loads, workers, cuts.data());
-  num_cut_chunks = split.num_chunks;
-  stats.dealt = split.heaviest;
-  return Outcome{Method::dealt, split.heaviest, split.total, split.heaviest};
+  stats.open = draw_all(units, open.data(), count, workers, heap_.grow(workers));
+  return Outcome{Method::open, stats.open, stats.uncut, stats.open};
 }
 
 /// Cuts every tile and returns the cost of all pieces.
@@ -226,14 +235,11 @@ Outcome Chooser::choose_automatic() {
     stats.reason = "splitting gains nothing: a worker for every tile";
     return try_fixed(Method::longest_first, Cutting::none);
   }
-  if (config_->deals && only_shape(1)) {
-    // What is cut evens out what is dealt, whose loads differ by a unit at most.
-    const Front front = front_of(tiling_->units, config_->num_workers * tiling_->longest_unit / 2);
-    if (2 * front.cost < stats.uncut) {
-      const Outcome outcome = try_dealt(front);
-      stats.reason = "tiles of one KV head at one time share its keys";
-      if (balanced(outcome.heaviest)) return outcome;
-    }
+  if (config_->open_columns > 0 && num_units() >= fewest_drawn * config_->num_workers &&
+      only_shape(1)) {
+    const Outcome outcome = try_open();
+    stats.reason = "drawn by who is free: tiles of one KV head at one time share its keys";
+    if (balanced(outcome.heaviest)) return outcome;
   }
   // Of fewer units than workers, whole ones leave multiprocessors half empty, and a block alone
   // does not compute as fast as two. Of many a worker, cuts are few, and sorting takes longer.
@@ -295,9 +301,8 @@ Outcome Chooser::choose(const Tiling& tiling, const PlanConfig& config) {
   } else {
     outcome = choose_automatic();
   }
-  const bool spans = outcome.method == Method::linear || outcome.method == Method::dealt ||
+  const bool spans = outcome.method == Method::linear || outcome.method == Method::open ||
                      outcome.method == Method::spans;
-  if (outcome.method != Method::dealt) num_dealt = 0;
   stats.heaviest = outcome.heaviest;
   stats.total = outcome.total;
   stats.used = spans                                ? Schedule::linear

@@ -3,13 +3,13 @@
 
 #include "plan/buffer.h"
 #include "plan/tiling.h"
-#include "raddle/engine/plan/deal.h"
 #include "raddle/engine/plan/linear_split.h"
+#include "raddle/engine/plan/open.h"
 
 namespace raddle {
 
 /// What hands the work out. All but linear hand out fixed pieces.
-enum class Method { linear, dealt, spans, longest_first, algorithm1, by_group };
+enum class Method { linear, open, spans, longest_first, algorithm1, by_group };
 
 struct Outcome {
   Method method;
@@ -19,9 +19,8 @@ struct Outcome {
 };
 
 struct Chooser {
-  Buffer<Cut> cuts;         ///< of the linear split, or of a dealt line's front
-  Buffer<DealtUnit> dealt;  ///< and what lies behind that
-  i32 num_dealt = 0;
+  Buffer<Cut> cuts;              ///< of the linear split
+  Buffer<OpenUnit> open;         ///< the open queue: all units
   Buffer<Piece> pieces;          ///< of the schedules with fixed pieces,
   Buffer<i32> piece_begin;       ///< [num_tiles + 1] by query tile,
   Buffer<Placement> placements;  ///< and who gets which
@@ -37,7 +36,7 @@ struct Chooser {
   Outcome choose_fixed_chunks();
   Outcome try_linear();
   Outcome try_rows();
-  Outcome try_dealt(const Front& front);
+  Outcome try_open();
   bool only_shape(i32 shape) const;
   bool parts_heads() const;
   i64 shared_time(const Load* loads, i64 count);
@@ -56,7 +55,7 @@ struct Chooser {
   const PlanConfig* config_ = nullptr;
   i32 sharing_ = 1;                    // PlanConfig::sharing, where memory is what is waited for
   Method pieces_of_ = Method::linear;  // whose pieces lie in the buffers
-  Buffer<RankedPiece> ranked_, spare_;
+  Buffer<RankedPiece> ranked_, spare_, groups_;
   Buffer<Load> heap_;
   Buffer<i64> loads_;
 };

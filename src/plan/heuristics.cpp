@@ -26,7 +26,15 @@ constexpr Rates gpu_rates{15.0, 3000.0, 4000.0, 4000.0};
 /// Of reading keys that other workers have just read, percent: two cores share little; on an H200
 /// the single format reads a prefix out of the L2 cache at more than twice the memory's rate.
 constexpr i32 cpu_cache_saves = 17, gpu_cache_saves = 67;
+/// Keys and values that are read by many workers at a time, of what an H200's L2 cache of 50 MB
+/// holds: its halves keep a copy each of what both ask for.
+constexpr i32 open_bytes = 16 << 20;
 constexpr double units_per_ns = 4.0;  // CostModel counts quarters of a nanosecond
+
+/// Of a token and head, K and V.
+i32 kv_bytes(const AttentionSpec& spec) {
+  return (spec.head_dim_qk + spec.head_dim_vo) * dtype_bytes(spec.stored_dtype());
+}
 
 CostModel costs(const AttentionSpec& spec, TileShape shape, const Rates& rates) {
   const double dims = spec.head_dim_qk + spec.head_dim_vo;
@@ -81,7 +89,7 @@ PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 arch, i32 num_workers,
   PlanConfig config =
       plan_config(spec, num_workers, schedule, {kernel.short_rows, kernel.short_keys},
                   {kernel.long_rows, kernel.long_keys}, gpu_rates);
-  config.deals = true;
+  config.open_columns = open_bytes / kv_bytes(spec);
   config.cache_saves = gpu_cache_saves;
   config.sharing = kernel.blocks_per_multiprocessor;
   return config;

@@ -1,5 +1,6 @@
 #include "plan/planner.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -22,13 +23,11 @@ class Planner {
   i32 fill_splits(i32 num_splits);
   ContractionMap contract(i32 num_splits);
   void write_items(WorkItem* items, i32* queue_indptr);
-  void write_dealt(WorkItem* items, i32* queue_indptr);
+  void write_open(WorkItem* items) const;
   PlanArrays pack();
   const Units& units() const { return tiling_.units; }
-  /// The line, or its front, is cut.
-  bool is_linear() const {
-    return outcome_.method == Method::linear || outcome_.method == Method::dealt;
-  }
+  bool is_linear() const { return outcome_.method == Method::linear; }
+  bool is_open() const { return outcome_.method == Method::open; }
 
   LayoutView layout_{};
   PlanConfig config_{};
@@ -49,8 +48,8 @@ i32 Planner::mark_splits() {
     mark_cut_tiles(chooser_.cuts.data(), config_.num_workers, tiles);
   } else {
     for (i32 t = 0; t < units().num_tiles; ++t) {
-      const bool split =
-          units().all_partial || chooser_.piece_begin[t + 1] - chooser_.piece_begin[t] > 1;
+      const bool split = units().all_partial ||
+                         (!is_open() && chooser_.piece_begin[t + 1] - chooser_.piece_begin[t] > 1);
       tiles[t].split = split ? 0 : -1;
     }
   }
@@ -58,6 +57,7 @@ i32 Planner::mark_splits() {
 }
 
 i64 Planner::count_items() const {
+  if (is_open()) return i64{units().num_tiles} * config_.num_kv_heads;
   if (!is_linear()) return chooser_.num_pieces * config_.num_kv_heads;
   return i64{units().num_tiles} * config_.num_kv_heads + chooser_.num_cut_chunks;
 }
@@ -67,6 +67,7 @@ i32 Planner::fill_splits(i32 num_splits) {
   const Cut* cuts = chooser_.cuts.data();
   const QueryTile* tiles = tiling_.tiles.data();
   Split* splits = splits_.grow(num_splits);
+  if (num_splits == 0) return 0;
   if (!is_linear()) {
     return fill_piece_splits(tiles, units().num_tiles, config_.num_kv_heads,
                              chooser_.piece_begin.data(), splits);
@@ -108,7 +109,11 @@ ContractionMap Planner::contract(i32 num_splits) {
 void Planner::write_items(WorkItem* items, i32* queue_indptr) {
   const i32 workers = config_.num_workers;
   queue_indptr[0] = 0;
-  if (outcome_.method == Method::dealt) return write_dealt(items, queue_indptr);
+  queue_indptr[workers + 1] = static_cast<i32>(count_items());
+  if (is_open()) {
+    std::fill_n(queue_indptr, workers + 1, 0);
+    return write_open(items);
+  }
   if (is_linear()) {
     for (i32 w = 0; w < workers; ++w) {
       queue_indptr[w + 1] =
@@ -140,23 +145,12 @@ void Planner::write_items(WorkItem* items, i32* queue_indptr) {
   }
 }
 
-/// What was cut to fill up comes first: others wait for its partial states.
-void Planner::write_dealt(WorkItem* items, i32* queue_indptr) {
-  const i32 workers = config_.num_workers;
-  const Cut* cuts = chooser_.cuts.data();
-  i32* cursor = cursor_.grow(workers);
-  for (i32 w = 0; w < workers; ++w) cursor[w] = span_items(cuts[w], cuts[w + 1]);
-  for (i32 i = 0; i < chooser_.num_dealt; ++i) ++cursor[chooser_.dealt[i].worker];
-  for (i32 w = 0; w < workers; ++w) {
-    queue_indptr[w + 1] = queue_indptr[w] + cursor[w];
-    cursor[w] = queue_indptr[w] +
-                write_span(units(), splits_.data(), cuts[w], cuts[w + 1], items + queue_indptr[w]);
-  }
-  for (i32 i = 0; i < chooser_.num_dealt; ++i) {
-    const DealtUnit& unit = chooser_.dealt[i];
-    items[cursor[unit.worker]++] =
-        WorkItem{unit.tile, unit.kv_head, unit_column(units(), unit.tile, 0),
-                 unit_column(units(), unit.tile, units().kv_tiles[unit.tile]), -1};
+void Planner::write_open(WorkItem* items) const {
+  const i64 count = count_items();
+  for (i64 i = 0; i < count; ++i) {
+    const OpenUnit& unit = chooser_.open[i];
+    items[i] = WorkItem{unit.tile, unit.kv_head, unit_column(units(), unit.tile, 0),
+                        unit_column(units(), unit.tile, units().kv_tiles[unit.tile]), -1};
   }
 }
 
@@ -165,7 +159,7 @@ PlanArrays Planner::pack() {
   n.query_tiles = units().num_tiles;
   n.runs = tiling_.num_runs;
   n.items = count_items();
-  n.queue_indptr = config_.num_workers + 1;
+  n.queue_indptr = config_.num_workers + 2;
   // Splits and contraction map come first: how large they are shows only when they are there.
   const i32 num_splits = mark_splits();
   n.splits = num_splits;
@@ -222,7 +216,7 @@ std::string PlanStats::explain() const {
   const auto tried = [&text](const char* name, i64 cost) {
     if (cost >= 0) text += std::string("; ") + name + " " + std::to_string(cost);
   };
-  tried("dealt", dealt);
+  tried("open", open);
   tried("linear", linear);
   tried("algorithm1", algorithm1);
   tried("longest first", longest_first);

@@ -23,7 +23,7 @@ struct PlanStats {
   i64 heaviest = 0;  ///< planned cost of the heaviest queue
   i64 total = 0;     ///< planned cost of all queues
   i64 uncut = 0;     ///< cost of the same work without any cut
-  i64 dealt = -1;    ///< heaviest queue of each schedule that was tried; -1: it was not
+  i64 open = -1;     ///< heaviest queue of each schedule that was tried; -1: it was not
   i64 linear = -1;
   i64 algorithm1 = -1;
   i64 longest_first =

@@ -111,6 +111,8 @@ void check(const LayoutPtr& layout, const V& variant, const reference::Parts& pa
   launch.partial_o = partial_o.data();
   launch.partial_lse = partial_lse.data();
   launch.arrived = arrived.data();
+  i32 drawn[2] = {};
+  launch.drawn = drawn;
   launch.scale = spec.softmax_scale();
   // Blocks run one after another, in an order that no kernel may rely on.
   std::vector<i32> order;
@@ -123,6 +125,7 @@ void check(const LayoutPtr& layout, const V& variant, const reference::Parts& pa
   }
   expect_within(problem, t, dtype, has_lse, true);
   EXPECT_EQ(std::count(arrived.begin(), arrived.end(), 0), static_cast<i64>(arrived.size()));
+  EXPECT_EQ(drawn[0] + drawn[1], 0);
 }
 
 /// Dtypes of Q and O, and of K and V.

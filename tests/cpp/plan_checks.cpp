@@ -192,8 +192,8 @@ void check_contractions(const LayoutView& layout, const PlanConfig& config, cons
 
 void check_work(const LayoutView& layout, const PlanConfig& config, const PlanView& plan) {
   ASSERT_EQ(plan.queue_indptr[0], 0);
-  ASSERT_EQ(plan.queue_indptr[plan.num_workers], plan.num_items);
-  for (i32 w = 0; w < plan.num_workers; ++w)
+  ASSERT_EQ(plan.queue_indptr[plan.num_workers + 1], plan.num_items);
+  for (i32 w = 0; w <= plan.num_workers; ++w)
     ASSERT_LE(plan.queue_indptr[w], plan.queue_indptr[w + 1]);
   // Where earlier levels have no tile, the last one is a single level.
   const bool all_partial =
@@ -231,28 +231,34 @@ void check_bounds(const LayoutView& layout, const PlanConfig& config, const Plan
   EXPECT_LE(n.partial_rows, bound.partial_rows);
 }
 
-Balance cost_of_plan(const PlanConfig& config, const PlanView& plan) {
-  Balance balance{0, 0};
-  for (i32 w = 0; w < plan.num_workers; ++w) {
-    i64 load = 0;
-    for (i32 i = plan.queue_indptr[w]; i < plan.queue_indptr[w + 1]; ++i) {
-      const WorkItem& item = plan.items[i];
-      const QueryTile& t = plan.query_tiles[item.query_tile];
-      const CostModel& model = config.costs[t.shape];
-      const i32 keys = plan.shapes[t.shape].keys;
-      load += model.per_item + i64{model.per_item_row} * t.num_rows;
-      if (item.partial_row >= 0) load += model.per_merge + i64{model.per_merge_row} * t.num_rows;
-      for (i32 r = t.run_begin; r < t.run_end; ++r) {
-        const i32 columns =
-            std::min(plan.runs[r].end, item.col_end) - std::max(plan.runs[r].begin, item.col_begin);
-        if (columns > 0)
-          load += ceil_div(columns, keys) * (model.per_tile + i64{model.per_tile_row} * t.num_rows);
-      }
-    }
-    balance.heaviest = std::max(balance.heaviest, load);
-    balance.total += load;
+namespace {
+
+i64 cost_of_item(const PlanConfig& config, const PlanView& plan, const WorkItem& item) {
+  const QueryTile& t = plan.query_tiles[item.query_tile];
+  const CostModel& model = config.costs[t.shape];
+  const i32 keys = plan.shapes[t.shape].keys;
+  i64 cost = model.per_item + i64{model.per_item_row} * t.num_rows;
+  if (item.partial_row >= 0) cost += model.per_merge + i64{model.per_merge_row} * t.num_rows;
+  for (i32 r = t.run_begin; r < t.run_end; ++r) {
+    const i32 columns =
+        std::min(plan.runs[r].end, item.col_end) - std::max(plan.runs[r].begin, item.col_begin);
+    if (columns > 0)
+      cost += ceil_div(columns, keys) * (model.per_tile + i64{model.per_tile_row} * t.num_rows);
   }
-  return balance;
+  return cost;
+}
+
+}  // namespace
+
+Balance cost_of_plan(const PlanConfig& config, const PlanView& plan) {
+  std::vector<i64> loads(static_cast<std::size_t>(plan.num_workers), 0);
+  for (i32 w = 0; w < plan.num_workers; ++w)
+    for (i32 i = plan.queue_indptr[w]; i < plan.queue_indptr[w + 1]; ++i)
+      loads[static_cast<std::size_t>(w)] += cost_of_item(config, plan, plan.items[i]);
+  for (i32 i = plan.queue_indptr[plan.num_workers]; i < plan.num_items; ++i)  // drawn
+    *std::min_element(loads.begin(), loads.end()) += cost_of_item(config, plan, plan.items[i]);
+  return Balance{*std::max_element(loads.begin(), loads.end()),
+                 std::accumulate(loads.begin(), loads.end(), i64{0})};
 }
 
 }  // namespace raddle::plan_testing

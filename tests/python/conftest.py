@@ -40,7 +40,9 @@ def pytest_configure(config):
     hold_to_budgets_of(config.option.device)
     if config.option.device != "cpu":
         import draws
+        from device_arrays import use_gpu
 
+        use_gpu(config.option.device)
         draws.STAND_IN["float32"] = "float16"
 
 

@@ -14,6 +14,13 @@ import numpy as np
 _CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
 _NAMED = {"bfloat16": 4, "float8_e4m3fn": 10, "float8_e5m2": 12}
 _CUDA = 2
+_usual_ordinal = 0
+
+
+def use_gpu(device: str) -> None:
+    """Has arrays lie on that GPU unless they say otherwise: "cuda", "cuda:1"."""
+    global _usual_ordinal
+    _usual_ordinal = int(device.partition(":")[2] or 0)
 
 
 class _Tensor(ctypes.Structure):
@@ -69,15 +76,22 @@ def _call(ordinal: int, name: str, *arguments: Any) -> None:
     assert result == 0, f"{name} returns {result}"
 
 
+def usual_gpu() -> str:
+    """Where arrays lie that do not say so, as messages name it."""
+    return f"cuda:{_usual_ordinal}"
+
+
 class DeviceArray:
-    """A copy of a numpy array on GPU ``ordinal``, with its strides; ``numpy()`` copies it back.
+    """A copy of a numpy array on GPU ``ordinal``, by default the tests' own; ``numpy()`` copies it back.
+
+    Its strides are the array's.
 
     ``shift`` bytes part its first element from a multiple of 256.
     """
 
-    def __init__(self, array: np.ndarray, ordinal: int = 0, shift: int = 0):
+    def __init__(self, array: np.ndarray, ordinal: int | None = None, shift: int = 0):
         self.shape, self.dtype, self.ndim, self.strides = array.shape, array.dtype, array.ndim, array.strides
-        self.ordinal = ordinal
+        self.ordinal = ordinal = _usual_ordinal if ordinal is None else ordinal
         reach = [(n - 1) * step for n, step in zip(array.shape, array.strides)] if array.size else []
         before = -sum(r for r in reach if r < 0)
         self._bytes = before + sum(r for r in reach if r > 0) + array.itemsize if array.size else 0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import raddle
 from checks import within
-from device_arrays import DeviceArray
+from device_arrays import DeviceArray, usual_gpu
 from device_table import HEADS, MAXIMA, PAGES, WIDTH, Table, Tensors, batch, ints, reserve
 from draws import draw
 from engine import twin
@@ -114,8 +114,8 @@ def page_table(**changes):
 @pytest.mark.parametrize(
     "changes, error, words",
     [
-        ({"qo_indptr": np.zeros(3, np.int32)}, ValueError, ["qo_indptr lies on 'cpu'", "'cuda:0'", "kv_len"]),
-        ({"kv_len": np.zeros(2, np.int32)}, ValueError, ["qo_indptr lies on 'cuda:0'", "host"]),
+        ({"qo_indptr": np.zeros(3, np.int32)}, ValueError, ["qo_indptr lies on 'cpu'", f"'{usual_gpu()}'", "kv_len"]),
+        ({"kv_len": np.zeros(2, np.int32)}, ValueError, [f"qo_indptr lies on '{usual_gpu()}'", "host"]),
         ({"page_indices": lambda: DeviceArray(np.zeros(4, np.int64))}, TypeError, ["page_indices has dtype int64"]),
         ({"kv_len": lambda: DeviceArray(np.zeros(2, np.float32))}, TypeError, ["kv_len has dtype float32"]),
         ({"page_indices": lambda: ints(np.zeros((2, 4)))}, ValueError, ["page_indices has 2 dimensions; expected 1"]),
@@ -146,9 +146,9 @@ def test_reservations_and_layouts_of_other_kinds(gpu, rng):
     problem = batch(rng)
     with refuses(ValueError, "layout has its lengths on a GPU", "device_lengths=True"):
         attn.plan(page_table())
-    with refuses(ValueError, "layout lies on 'cuda:0'", "device_lengths=True"):
+    with refuses(ValueError, f"layout lies on '{usual_gpu()}'", "device_lengths=True"):
         attn.reserve(**MAXIMA).update(page_table())
-    with refuses(ValueError, "layout lies on the host", "'cuda:0'", "device_lengths=True"):
+    with refuses(ValueError, "layout lies on the host", f"'{usual_gpu()}'", "device_lengths=True"):
         reservation.update(twin(problem.layout))
     with refuses(ValueError, "layout has 7 requests", "max_requests = 6"):
         arrays = {"qo_indptr": ints(np.zeros(8)), "page_indptr": ints(np.zeros(8)), "kv_len": ints(np.zeros(7))}
@@ -158,7 +158,7 @@ def test_reservations_and_layouts_of_other_kinds(gpu, rng):
     with refuses(ValueError, "discover_prefixes is 0; expected more", "max_levels", "2"):
         reserve(gpu, max_levels=2)[1].update(page_table())
     on_cpu = raddle.Attention(raddle.AttentionSpec(4, 2, 64))
-    with refuses(ValueError, "layout lies on 'cuda:0'; expected 'cpu'"):
+    with refuses(ValueError, f"layout lies on '{usual_gpu()}'; expected 'cpu'"):
         on_cpu.reserve(**MAXIMA, device_lengths=True).update(page_table())
     for changes, words in (
         ({"schedule": "algorithm1"}, ["schedule is 'algorithm1'", "'linear'"]),

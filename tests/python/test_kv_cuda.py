@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import raddle
-from device_arrays import DeviceArray
+from device_arrays import DeviceArray, usual_gpu
 from draws import numpy_dtype
 from engine import twin
 from layout_draws import paged, paged_pools
@@ -154,12 +154,12 @@ def test_what_cannot_be_is_named(gpu, rng):
     layout, (k, v) = drawn(rng, "bfloat16", "NHD")
     table, k_there, v_there = twin(layout), DeviceArray(k), DeviceArray(v)
     new = [DeviceArray(np.zeros((25, HEADS, dim), k.dtype)) for dim in (DIM, 32)]
-    with pytest.raises(ValueError, match=r"pool\.v lies on 'cpu'; expected 'cuda:0', as k_new does"):
+    with pytest.raises(ValueError, match=rf"pool\.v lies on 'cpu'; expected '{usual_gpu()}', as k_new does"):
         raddle.append_kv(table, (k_there, v), *new)
     with pytest.raises(ValueError, match=r"pool\.k has stride 1 in dimension|multiple of 16 bytes"):
         raddle.append_kv(table, (DeviceArray(k, shift=2), v_there), *new)
     fp8 = [DeviceArray(np.zeros(x.shape, numpy_dtype("float8_e4m3fn"))) for x in (k, v)]
-    with pytest.raises(ValueError, match=r"v_scale lies on device 'cpu'; expected 'cuda:0', as pool\.v does"):
+    with pytest.raises(ValueError, match=rf"v_scale lies on device 'cpu'; expected '{usual_gpu()}', as pool\.v does"):
         raddle.append_kv(table, tuple(fp8), *new, v_scale=np.ones(HEADS, np.float32))
     with pytest.raises(ValueError, match="page 0 where|to_pages"):
         raddle.copy_pages((k_there, v_there), [0, 1], [2, 2])

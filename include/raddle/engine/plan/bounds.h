@@ -102,7 +102,7 @@ RADDLE_FN PlanSizes plan_bounds(const PlanConfig& config, const Maxima& m) {
   PlanSizes n{};
   n.query_tiles = level_tiles * m.max_levels;
   n.runs = n.query_tiles * runs_limit(m.max_runs);
-  n.queue_indptr = i64{config.num_workers} + 1;
+  n.queue_indptr = i64{config.num_workers} + 2;
   i64 split_tiles = 0;
   if (config.batch_invariant) {
     // C is at least the smaller of the two shapes' roundings; one long group reaches the bound.
@@ -135,11 +135,22 @@ RADDLE_FN i64 state_bytes(i64 partial_rows, i32 dim_vo) {
   return partial_rows * (i64{dim_vo} + 1) * 4;
 }
 
-/// Bytes of one set of scratch for any plan under `m`: partial states, then one counter a
-/// contraction and KV head.
+/// A set of scratch: partial states, then counters, those of the open queue and one a contraction
+/// and KV head.
+struct ScratchOffsets {
+  i64 drawn, arrived, end;
+};
+
+RADDLE_FN ScratchOffsets scratch_offsets(i64 partial_rows, i64 expected, i32 dim_vo) {
+  const i64 drawn = round_up(state_bytes(partial_rows, dim_vo), i64{16});
+  const i64 arrived = drawn + 16;
+  return ScratchOffsets{drawn, arrived, arrived + expected * i64{sizeof(i32)}};
+}
+
+/// Bytes of one set of scratch for any plan under `m`.
 RADDLE_FN i64 workspace_bytes(const PlanConfig& config, const Maxima& m, i32 dim_vo) {
   const PlanSizes n = plan_bounds(config, m);
-  return round_up(state_bytes(n.partial_rows, dim_vo), i64{16}) + n.expected * i64{sizeof(i32)};
+  return scratch_offsets(n.partial_rows, n.expected, dim_vo).end;
 }
 
 /// A plan of these sizes whose block of arrays lies at `base`, on the host or on a device.

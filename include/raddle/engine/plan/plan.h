@@ -2,7 +2,8 @@
 // partial states come together. Plain data; `plan/` makes it, `kernel/` consumes it.
 //
 // Work. A query tile (rows of one group, the heads of a KV head fused into rows) times a KV head
-// times a span of columns is a work item. Each worker has a queue of them.
+// times a span of columns is a work item. Each worker has a queue of them; then it draws from an
+// open one, which is everybody's, the next item when it is free.
 //
 // Contraction. An item of an unsplit tile on a single-level layout writes its final output
 // (writethrough). All others store a partial state. The chunks of one (tile, head) lie in the state
@@ -94,7 +95,7 @@ struct PlanView {
   const QueryTile* query_tiles;
   const Run* runs;
   const WorkItem* items;
-  const i32* queue_indptr;  ///< [num_workers + 1] into items
+  const i32* queue_indptr;  ///< [num_workers + 2] into items; the last queue is the open one
   const Split* splits;
   const Contraction* contractions;
   const i32* expected;  ///< [num_contractions · num_kv_heads] items a contraction waits for; 0:
@@ -122,10 +123,10 @@ struct PlanConfig {
   CostModel costs[2];  ///< of each shape
   Schedule schedule;
   bool batch_invariant;
-  bool deals;           ///< there are workers enough to deal whole units and fill up (deal.h)
   bool heads_together;  ///< a worker reads the keys of all KV heads in turns, as they lie in memory
-  i32 cache_saves;      ///< percent of what reading keys costs that others have just read
-  i32 sharing;  ///< workers of a multiprocessor: one alone reads as many times as fast; 0 is 1
+  i32 open_columns;  ///< a KV head's keys that fit the cache at a time (open.h); 0: no open queue
+  i32 cache_saves;   ///< percent of what reading keys costs that others have just read
+  i32 sharing;       ///< workers of a multiprocessor: one alone reads as many times as fast; 0 is 1
   i32 invariant_chunk;  ///< batch-invariant mode cuts KV at absolute multiples of this many columns
   i32 max_runs;         ///< coverage runs of one query tile; surplus runs merge to partial. 0: 64
 };

@@ -50,18 +50,50 @@ using Long = typename Either<K::wide, WideQueries<K, V, K::long_rows / 16>,
 template <class K, class V>
 using Short = typename Either<K::wide, WideQueries<K, V, 1>, ShortQueries<K, V>>::Type;
 
-/// Long queries, then short ones. Two loops one after the other leave each of them all registers;
-/// as branches of one loop, they spill.
+/// The long item after `item`: of the block's own queue, then of the open one, in which the block's
+/// own numbers have no place; negative, if there is none. One thread asks, once for each item; who
+/// finds the open queue empty last has the next launch begin anew.
+RADDLE_DEVICE i32 next_long(const MmaLaunch& launch, i32 item) {
+  const PlanView& plan = launch.plan;
+  const i32* own = plan.queue_indptr + ptx::block_index();
+  for (i32 i = item + 1; i < own[1]; ++i)
+    if (plan.query_tiles[plan.items[i].query_tile].shape == 1) return i;
+  const i32* open = plan.queue_indptr + plan.num_workers;
+  if (open[0] == open[1]) return -1;
+  const i32 drawn = open[0] + ptx::atomic_add(launch.drawn, 1);
+  if (drawn < open[1]) return drawn;
+  if (ptx::atomic_add(launch.drawn + 1, 1) == plan.num_workers - 1)
+    launch.drawn[0] = launch.drawn[1] = 0;
+  return -1;
+}
+
+/// The block's first long item, for all of its threads.
+RADDLE_DEVICE i32 first_long(const MmaLaunch& launch) {
+  i32& first = *static_cast<i32*>(ptx::shared_memory());
+  if (ptx::thread_index() == 0)
+    first = next_long(launch, launch.plan.queue_indptr[ptx::block_index()] - 1);
+  ptx::sync_block();
+  const i32 item = first;
+  ptx::sync_block();  // before anything else takes its place
+  return item;
+}
+
+/// Long queries, a worker's own and then those that it draws, then short ones. Two loops one after
+/// the other leave each of them all registers; as branches of one loop, they spill.
 template <class K, class V>
 RADDLE_DEVICE void attend(const MmaLaunch& launch, const V& variant) {
   const PlanView& plan = launch.plan;
   const auto is_short = [&](i32 i) {
     return plan.query_tiles[plan.items[i].query_tile].shape == 0;
   };
-  attend_queue<K>(launch, variant, [&](i32 begin, i32 end) {
-    for (i32 i = begin; i < end; ++i)
-      if (!is_short(i)) Long<K, V>(launch, variant, i).run();
-    for (i32 i = begin; i < end;)
+  attend_queue<K>(launch, variant, [&](i32, i32) {
+    RADDLE_ROLLED
+    for (i32 i = first_long(launch); i >= 0;)
+      i = Long<K, V>(launch, variant, i).run([&](i32 item) { return next_long(launch, item); });
+    // Asked for again: through the loop above, registers are O's.
+    const i32* queue = plan.queue_indptr + ptx::block_index();
+    const i32 end = queue[1];
+    for (i32 i = queue[0]; i < end;)
       i = is_short(i) ? Short<K, V>(launch, variant, i, end).run() : i + 1;
   });
 }

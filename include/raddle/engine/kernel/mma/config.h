@@ -72,7 +72,7 @@ RADDLE_FN constexpr i32 shared_bytes(i32 dim_qk, i32 dim_vo, i32 rows, i32 tile_
   const i32 statistics = 2 * num_warps * short_rows * 4;
   const i32 outputs = num_warps * slab_rows * slab_pitch * 4;
   const i32 row_facts = ring.scaled ? 36 : 32;
-  const i32 item = row_facts * rows + 4 * num_warps * max(dim_qk, dim_vo) + 16;
+  const i32 item = row_facts * rows + 4 * num_warps * max(dim_qk, dim_vo) + 32;
   const i32 scratch = max(item, outputs) + statistics;
   const i32 tables = (rows != short_rows ? found_slots : 1) * 16 * tile_keys;
   const i32 sources = num_warps * (ring.scaled ? 224 : 160) + 16;

@@ -36,7 +36,7 @@ struct MmaLaunch : RunView {
 // Both compilers see these numbers, so neither can lay the parameter out in its own way.
 static_assert(sizeof(LevelView) == 104 && sizeof(LayoutView) == 56 && sizeof(PlanView) == 136);
 static_assert(sizeof(KvView) == 64 && sizeof(KvScales) == 80);
-static_assert(sizeof(RunView) == 1256 && sizeof(MmaLaunch) == 2320);
+static_assert(sizeof(RunView) == 1264 && sizeof(MmaLaunch) == 2328);
 
 }  // namespace raddle
 

@@ -37,7 +37,9 @@ class LongQueries {
         k_offset_(b_offset<typename K::KeyRows>(ptx::lane_index())),
         v_offset_(a_offset<typename K::ValueRows>(ptx::lane_index())) {}
 
-  RADDLE_DEVICE void run() {
+  /// Returns what next(item) says to the one thread that asks.
+  template <class Next>
+  RADDLE_DEVICE i32 run(Next next) {
     stream_.open(item());
     const i32 kv_head = item().kv_head;
     QueryRows<16 * blocks, K, long_block_rows> queries;
@@ -52,11 +54,17 @@ class LongQueries {
     // request.
     const bool shared = launch_.levels[Layout::source(warp_).level].keys_are_shared;
     describe_item(shared ? -1 : queries.row().request, kv_head, facts);
+    if (ptx::thread_index() == 0) {
+      facts.num_rows = tile().num_rows;
+      facts.partial_row = item().partial_row;
+    }
     queries.complete(variant_, first_row(0), Layout::query_memory(), facts);
     mark(launch_, TimelineStage::opened, item_);
     clear(o_);
     stats_.clear();
     ptx::sync_block();  // what is said of the item
+    // That may take a while, but no other warp waits for it.
+    if (ptx::thread_index() == 0) facts.next = next(item_);
     if (!(keys().flags[0] & TileFlags::empty)) {
       RADDLE_ROLLED
       while (!step()) {
@@ -68,6 +76,7 @@ class LongQueries {
     finish();
     mark(launch_, TimelineStage::finished, item_);
     ptx::sync_block();  // the next item reuses shared memory
+    return Layout::scratch().next;
   }
 
  private:
@@ -161,8 +170,10 @@ class LongQueries {
           },
           2);
     apply(
-        s, keys(), 0, flags, facts,
-        [&](i32 r) { return first_row(r) + ptx::lane_index() / 4; }, 2);
+        s, keys(), 0, flags, facts, [&](i32 r) { return first_row(r) + ptx::lane_index() / 4; }, 2);
+    // Before the weights, not behind them: from there on, nothing keeps weights and products apart.
+    ptx::barrier_wait(Layout::filled(v_slot()), parity());
+    forget();
     if constexpr (scan == Scan::softmax) softmax<K>(s, stats_, o_, apply.to_log2(), 2);
     if constexpr (K::narrow_values) {
       value_scales_.meet(keys().scale[1], Layout::tile_keys, o_);
@@ -170,8 +181,6 @@ class LongQueries {
     }
     Weights<blocks, tiles> p;
     round_weights<typename K::VoElement>(s, p);
-    forget();
-    ptx::barrier_wait(Layout::filled(v_slot()), parity());
     if constexpr (has_value<V>) {
       transform_slot<K, Layout, 1>(v_slot(), keys(),
                                    [v = variant_](auto& x, const Key& key) { v.value(x, key); });
@@ -186,11 +195,12 @@ class LongQueries {
   }
 
   RADDLE_DEVICE void finish() {
-    LongOutput<K, V, blocks>(launch_, variant_, tile().num_rows, item().partial_row)
+    const auto& facts = Layout::scratch();
+    LongOutput<K, V, blocks>(launch_, variant_, facts.num_rows, facts.partial_row)
         .send(o_, stats_, value_scales_,
               ApplyVariant<V, blocks, tiles>(launch_, variant_, item_).to_log2());
     mark(launch_, TimelineStage::stored, item_);
-    if (item().partial_row >= 0)
+    if (facts.partial_row >= 0)
       arrive<K>(launch_, variant_, item(), look_up_awaiting(launch_, item(), ptx::thread_index()),
                 Layout::completed_bits(), Layout::vector(warp_));
   }

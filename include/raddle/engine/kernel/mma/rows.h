@@ -122,8 +122,8 @@ class QueryRows {
     describe(variant, first, shared, facts);
   }
 
-  /// Starts copying rows `first` … of a tile into the same rows of shared memory, a group of copies.
-  /// Rows past the tile's become zero.
+  /// Starts copying rows `first` … of a tile into the same rows of shared memory, a group of
+  /// copies. Rows past the tile's become zero.
   RADDLE_DEVICE void copy(const MmaLaunch& launch, const QueryTile& tile, i32 kv_head, i32 first,
                           u8* shared) {
     static_assert(count * Rows::chunks % 32 == 0);

@@ -95,6 +95,8 @@ struct ItemScratch : RowFactors<rows, scaled> {
   Row row[rows];  ///< padding repeats the last one
   float vector[num_warps][dim];
   i32 request, kv_head;  ///< of the keys
+  i32 next;              ///< the item after this one; of long items, which also say how they end:
+  i32 num_rows, partial_row;
 };
 
 /// Where rows that are loaded lie: K's and V's.

@@ -152,8 +152,8 @@ class ApplyVariant {
     }
   }
 
-  /// Of the pairs kept so far, f_mask keeps some. A loop, for a mask may be long; the facts of a few
-  /// keys are read together. Keys that do not exist repeat one that does.
+  /// Of the pairs kept so far, f_mask keeps some. A loop, for a mask may be long; the facts of a
+  /// few keys are read together. Keys that do not exist repeat one that does.
   template <class Keys, class Facts, class RowOf>
   RADDLE_DEVICE void keep_masked(u32 (&kept)[blocks][2], const Keys& keys, i32 mine,
                                  const Facts& facts, RowOf row_of) const {
@@ -182,7 +182,7 @@ class ApplyVariant {
   /// Of the pairs kept so far, the layout's own mask keeps some.
   template <class Keys, class RowOf>
   RADDLE_DEVICE void keep_bits(u32 (&kept)[blocks][2], const Keys& keys, i32 mine,
-                                RowOf row_of) const {
+                               RowOf row_of) const {
     const QueryTile& tile = launch_.plan.query_tiles[launch_.plan.items[item_].query_tile];
     const LevelView& level = launch_.levels[tile.level];
     RADDLE_UNROLL

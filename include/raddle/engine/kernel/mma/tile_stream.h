@@ -60,7 +60,8 @@ class TileStream {
   /// Starts copying this warp's share of tile number nth's K, once that was found. False where
   /// there is nothing to copy.
   RADDLE_DEVICE bool load_keys(i32 slot, i32 nth) {
-    ptx::barrier_wait(Layout::found(ring_slot(nth, Layout::found_slots)), ring_round(nth, Layout::found_slots) & 1);
+    ptx::barrier_wait(Layout::found(ring_slot(nth, Layout::found_slots)),
+                      ring_round(nth, Layout::found_slots) & 1);
     const i32 flags = Layout::keys_at(ring_slot(nth, Layout::key_slots)).flags[0];
     copies_ = !(flags & (TileFlags::empty | TileFlags::none));
     if (copies_) copy<typename K::KeyRows, K::dim_qk, K::narrow_keys>(slot, nth, 0);
@@ -79,34 +80,49 @@ class TileStream {
                                typename Layout::Table& table) const {
     const Span read = columns_read(source_, tile);
     if (asks_ahead()) {
+      // All that is read of shared memory first: stores between would have it read again.
+      const i32 mask = (1 << source_.block_shift) - 1, first_index = source_.first_index;
+      Column key[lane_keys];
       RADDLE_UNROLL
       for (i32 i = 0; i < lane_keys; ++i) {
-        const i32 j = 32 * i + ptx::lane_index();
-        if (tile_keys % 32 != 0 && j >= tile_keys) continue;
-        const i32 column = existing_column(read, tile.begin + j);
-        const i32 index = source_.first_index + column;
-        const i32 offset = column & ((1 << source_.block_shift) - 1);
-        put_row(read, tile.begin + j, Column{next_block_[i], offset, index, index, true}, j, keys,
-                table);
+        const i32 column = tile.begin + 32 * i + ptx::lane_index();
+        const i32 existing = existing_column(read, column);
+        const i32 index = first_index + existing;
+        key[i] = Column{next_block_[i], existing & mask, index, index,
+                        column >= read.begin && column < read.end};
       }
+      put_rows<lane_keys>(tile.begin, key, ptx::lane_index(), keys, table);
     } else {
       RADDLE_ROLLED
-      for (i32 j = ptx::lane_index(); j < tile_keys; j += 32)
-        put_row(read, tile.begin + j,
-                column_at(launch_.levels[source_.level], source_.group,
-                          existing_column(read, tile.begin + j)),
-                j, keys, table);
+      for (i32 j = ptx::lane_index(); j < tile_keys; j += 32) {
+        const i32 column = tile.begin + j;
+        Column key[1] = {
+            column_at(launch_.levels[source_.level], source_.group, existing_column(read, column))};
+        key[0].valid = key[0].valid && column >= read.begin && column < read.end;
+        put_rows<1>(tile.begin, key, j, keys, table);
+      }
     }
   }
 
-  RADDLE_DEVICE void put_row(const Span& read, i32 column, Column key, i32 j,
-                             typename Layout::Keys& keys, typename Layout::Table& table) const {
-    key.valid = key.valid && column >= read.begin && column < read.end;
-    describe_key(keys, j, column, key);
-    if constexpr (K::quantized) load_scales(source_, keys, j, key);
+  /// Says that of the tile's keys `first`, `first` + 32 ….
+  template <i32 count>
+  RADDLE_DEVICE void put_rows(i32 tile_begin, const Column (&key)[count], i32 first,
+                              typename Layout::Keys& keys, typename Layout::Table& table) const {
+    const u8* row[2][count];
     RADDLE_UNROLL
-    for (i32 which = 0; which < 2; ++which)
-      table.row[which][j] = row_address<K>(source_, which, key);
+    for (i32 which = 0; which < 2; ++which) {
+      RADDLE_UNROLL
+      for (i32 i = 0; i < count; ++i) row[which][i] = row_address<K>(source_, which, key[i]);
+    }
+    RADDLE_UNROLL
+    for (i32 i = 0; i < count; ++i) {
+      const i32 j = first + 32 * i;
+      if (tile_keys % 32 != 0 && j >= tile_keys) continue;
+      describe_key(keys, j, tile_begin + j, key[i]);
+      if constexpr (K::quantized) load_scales(source_, keys, j, key[i]);
+      RADDLE_UNROLL
+      for (i32 which = 0; which < 2; ++which) table.row[which][j] = row[which][i];
+    }
   }
 
   /// Whether the page table is asked a tile of this warp ahead. Other layouts are looked up when a
@@ -145,7 +161,8 @@ class TileStream {
     copy_rows<K, Rows, dim, narrow, Layout::warp_keys, 4>(
         Layout::slot_address(slot) + static_cast<u32>(Layout::template part_of<Rows>(warp)),
         Layout::first_of_part(warp),
-        Layout::row_table(ring_slot(nth, Layout::found_slots)).row[which] + warp * Layout::warp_keys);
+        Layout::row_table(ring_slot(nth, Layout::found_slots)).row[which] +
+            warp * Layout::warp_keys);
   }
 
   const MmaLaunch& launch_;

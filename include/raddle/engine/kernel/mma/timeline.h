@@ -13,11 +13,18 @@ RADDLE_DEVICE void mark(const MmaLaunch& launch, TimelineStage stage, i32 item) 
   const TimelineView& timeline = launch.timeline;
   if (!timeline.marks || ptx::thread_index() != 0) return;
   constexpr i32 stages = static_cast<i32>(TimelineStage::finished);
-  const i32 first = launch.plan.queue_indptr[ptx::block_index()];
-  const i32 nth = stages * (item - first) + static_cast<i32>(stage);
+  TimelineView::Mark* mine = timeline.marks + i64{ptx::block_index()} * timeline.capacity;
+  const i32* queue = launch.plan.queue_indptr + ptx::block_index();
+  i32 before = item - queue[0];  // items that the block had before
+  if (item >= launch.plan.queue_indptr[launch.plan.num_workers] &&
+      stage != TimelineStage::started) {
+    // Drawn: the item's number in the first mark, which no other item has, counts them.
+    if (stage == TimelineStage::opened) mine->what += 1 << 3;
+    before = queue[1] - queue[0] + (mine->what >> 3) - queue[0] - 1;
+  }
+  const i32 nth = stages * before + static_cast<i32>(stage);
   if (nth >= timeline.capacity) return;
-  timeline.marks[i64{ptx::block_index()} * timeline.capacity + nth] = {
-      static_cast<i32>(ptx::global_time()), static_cast<i32>(stage) | item << 3};
+  mine[nth] = {static_cast<i32>(ptx::global_time()), static_cast<i32>(stage) | item << 3};
 }
 
 }  // namespace mma

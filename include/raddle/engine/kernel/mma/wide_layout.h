@@ -25,6 +25,7 @@ struct WideLayout : BlockMemory<WideLayout<K, tile_rows, keys_of_tile, num_slots
   struct Scratch {
     Row row[rows];  ///< padding repeats the last one
     i32 request, kv_head;
+    i32 next;  ///< the item after this one
   };
   /// Few rows of Q stay in registers, and leave their memory.
   static constexpr bool keeps_queries = rows == short_rows;

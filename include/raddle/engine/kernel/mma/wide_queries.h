@@ -47,6 +47,21 @@ class WideQueries {
 
   /// Returns the item after it.
   RADDLE_DEVICE i32 run() {
+    compute();
+    return item_ + 1;
+  }
+  /// Returns what next(item) says to the one thread that asks.
+  template <class Next>
+  RADDLE_DEVICE i32 run(Next next) {
+    auto& facts = Layout::scratch();
+    compute();
+    if (ptx::thread_index() == 0) facts.next = next(item_);
+    ptx::sync_block();
+    return facts.next;
+  }
+
+ private:
+  RADDLE_DEVICE void compute() {
     // Queries that are transformed take the ring's memory for it.
     if constexpr (has_query<V>) load_queries();
     if constexpr (has_query<V>) ptx::sync_block();
@@ -70,10 +85,8 @@ class WideQueries {
     finish();
     mark(launch_, TimelineStage::finished, item_);
     ptx::sync_block();  // the next item reuses shared memory
-    return item_ + 1;
   }
 
- private:
   // Looked up anew where they are asked for: in the loop, registers are O's.
   RADDLE_DEVICE const WorkItem& item() const { return launch_.plan.items[item_]; }
   RADDLE_DEVICE const QueryTile& tile() const {

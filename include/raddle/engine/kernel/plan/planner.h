@@ -254,7 +254,8 @@ class BlockPlanner {
       RADDLE_ROLLED
       for (i32 i = 0; i < mine.of[0]; ++i) s_.owners[before.of[0] + i] = static_cast<u16>(w);
     }
-    if (b_.thread == 0) s_.queue[workers] = queue_indptr[workers] = cuts_.of[0];
+    if (b_.thread == 0)
+      s_.queue[workers] = queue_indptr[workers] = queue_indptr[workers + 1] = cuts_.of[0];
     ptx::sync_block();
     for (i32 w = 1 + b_.thread; w < workers; w += b_.threads) {
       Cut& c = s_.cuts[w];
@@ -306,14 +307,14 @@ class BlockPlanner {
   /// Every queue empty.
   RADDLE_DEVICE void publish_nothing() {
     i32* queue_indptr = b_.template out<i32>(b_.launch.at.queue_indptr);
-    for (i32 w = b_.thread; w <= b_.config.num_workers; w += b_.threads) queue_indptr[w] = 0;
+    for (i32 w = b_.thread; w < b_.config.num_workers + 2; w += b_.threads) queue_indptr[w] = 0;
     publish(PlanSizes{});
   }
 
   RADDLE_DEVICE void publish(PlanSizes sizes) {
     ptx::sync_block();
     if (b_.thread != 0) return;
-    sizes.queue_indptr = b_.config.num_workers + 1;
+    sizes.queue_indptr = b_.config.num_workers + 2;
     *b_.launch.sizes = sizes;
     const PlanReport& report = b_.x.report;
     if (report.errors == 0) return;
