@@ -4,6 +4,7 @@
 #include "api/index.h"
 #include "api/kv_checks.h"
 #include "api/kv_device.h"
+#include "device/cpu/isa.h"
 #include "raddle/engine/kernel/kv/select.h"
 #include "raddle/error.h"
 #include "raddle/kv.h"
@@ -66,48 +67,94 @@ i64 check_select(const Layout& layout, const SelectArgs& args) {
   return kv_heads;
 }
 
-/// All of [rows, heads, D] in fp32, contiguous.
-std::vector<float> widened(const TensorRef& q) {
+/// All of [rows, heads, D] as fp32 [rows, heads, 2, D]: max(q, 0), then min(q, 0).
+std::vector<float> parted(const TensorRef& q) {
   std::vector<float> wide;
-  wide.reserve(static_cast<std::size_t>(dim(q, 0) * dim(q, 1) * dim(q, 2)));
+  wide.reserve(static_cast<std::size_t>(2 * dim(q, 0) * dim(q, 1) * dim(q, 2)));
   dispatch_dtype(q.dtype, [&](auto t) {
     for (i64 row = 0; row < dim(q, 0); ++row)
       for (i64 head = 0; head < dim(q, 1); ++head) {
         const auto* from =
             static_cast<const decltype(t)*>(q.data) + row * step(q, 0) + head * step(q, 1);
-        for (i64 d = 0; d < dim(q, 2); ++d) wide.push_back(to_float(from[d]));
+        for (i64 d = 0; d < dim(q, 2); ++d) wide.push_back(std::max(to_float(from[d]), 0.0f));
+        for (i64 d = 0; d < dim(q, 2); ++d) wide.push_back(std::min(to_float(from[d]), 0.0f));
       }
   });
   return wide;
 }
 
-/// Scores and chooses for one list; `view.q` is fp32. `order` is scratch.
-template <class T>
-void select_list(const SelectView& view, const LayoutView& layout, const LevelView& level, i64 list,
-                 std::vector<u64>& order) {
+/// Neighbouring pages of a list, which one thread scores.
+struct ScorePart {
+  i64 list;
+  i32 begin, end;
+};
+
+/// The pages of a list's request.
+i32 pages_of_list(const SelectView& view, const LevelView& level, i64 list) {
+  return kv::pages_of_group(level, static_cast<i32>(list / kv::lists_of_request(view)));
+}
+
+/// Scores a part; `view.q` is as ScoreJob says.
+void score_part(const SelectView& view, const LayoutView& layout, const LevelView& level,
+                ScorePages score, const ScorePart& part) {
   const i32 lists = kv::lists_of_request(view);
-  const i32 request = static_cast<i32>(list / lists), head = static_cast<i32>(list % lists);
-  const i32 pages = kv::pages_of_group(level, request);
+  const i32 request = static_cast<i32>(part.list / lists);
+  const i32 head = static_cast<i32>(part.list % lists);
+  score(ScoreJob{&view, layout.qo_indptr[request], layout.qo_indptr[request + 1], head,
+                 head + kv::heads_of_list(view),
+                 level.blocks + level.block_begin[request] + part.begin, part.end - part.begin,
+                 view.scores + part.list * view.max_pages + part.begin});
+}
+
+/// Chooses among a list's scores. `order` is scratch.
+void choose_pages(const SelectView& view, const LevelView& level, i64 list,
+                  std::vector<u64>& order) {
+  const i32 pages = pages_of_list(view, level, list);
   // Ascending: larger scores first, and earlier pages among equal ones.
   order.clear();
   for (i32 nth = 0; nth < pages; ++nth) {
     const bool kept = view.keep_last && nth == pages - 1;
-    const u32 key =
-        kept ? kv::kept_key
-             : kv::score_key(kv::page_score<float, T>(
-                   kv::Alone{}, view, layout.qo_indptr[request], layout.qo_indptr[request + 1],
-                   level.blocks[level.block_begin[request] + nth], head,
-                   head + kv::heads_of_list(view)));
+    const u32 key = kept ? kv::kept_key : view.scores[list * view.max_pages + nth];
     order.push_back(u64{~key} << 32 | static_cast<u32>(nth));
   }
   const auto best = order.begin() + std::min(view.num_selected, pages);
   if (best != order.end()) std::nth_element(order.begin(), best, order.end());
   std::sort(order.begin(), best,
             [](u64 a, u64 b) { return static_cast<u32>(a) < static_cast<u32>(b); });
+  const i32 request = static_cast<i32>(list / kv::lists_of_request(view));
   i32 rank = 0;
   for (auto it = order.begin(); it != best; ++it)
     kv::write_selected(view, level, request, list, rank++, static_cast<i32>(static_cast<u32>(*it)));
   while (rank < view.num_selected) kv::write_none(view, list, rank++);
+}
+
+/// Scores all pages of all lists, and chooses; `view.q` is as ScoreJob says.
+void select_on_host(SelectView view, const Layout& layout, DType dtype) {
+  const LevelView& level = layout.view().levels[0];
+  const i64 lists = i64{level.num_groups} * kv::lists_of_request(view);
+  // Pages of a part are enough work to share, and few enough to share evenly.
+  constexpr i32 pages_at_a_time = 64;
+  std::vector<ScorePart> parts;
+  for (i64 list = 0; list < lists; ++list)
+    for (i32 begin = 0, pages = pages_of_list(view, level, list); begin < pages;
+         begin += pages_at_a_time)
+      parts.push_back(ScorePart{list, begin, std::min(pages, begin + pages_at_a_time)});
+  std::vector<u32> scores(static_cast<std::size_t>(lists * view.max_pages));
+  view.scores = scores.data();
+  const PageScores& of = cpu::page_scores(cpu::selected_isa());
+  const ScorePages score = dtype == DType::float16    ? of.float16
+                           : dtype == DType::bfloat16 ? of.bfloat16
+                                                      : of.float32;
+  const i64 page_bytes = 2 * i64{kv::heads_of_list(view)} * view.summary.dim * dtype_bytes(dtype);
+  share_units(static_cast<i64>(parts.size()), pages_at_a_time * page_bytes,
+              [&](i64 begin, i64 end) {
+                for (i64 i = begin; i < end; ++i)
+                  score_part(view, layout.view(), level, score, parts[static_cast<std::size_t>(i)]);
+              });
+  share_units(lists, view.max_pages * i64{sizeof(u64)}, [&](i64 begin, i64 end) {
+    std::vector<u64> order;
+    for (i64 list = begin; list < end; ++list) choose_pages(view, level, list, order);
+  });
 }
 
 }  // namespace
@@ -161,13 +208,12 @@ void summarize_pages(const Layout& layout, const TensorRef& k_pool, const Tensor
 void select_pages(const Layout& layout, const SelectArgs& args) {
   const LevelView& level = check_page_table(layout, whose_pages);
   const i64 kv_heads = check_select(layout, args);
-  i64 most = 0, total = 0;
+  i64 most = 0;
   for (i32 i = 0; i < level.num_groups; ++i) {
     const i32 pages = kv::pages_of_group(level, i);
     for (i32 nth = 0; nth < pages; ++nth)
       check_page(level, i, nth, dim(args.summary, 0), "may be selected");
     most = std::max<i64>(most, pages);
-    total += pages;
   }
   SelectView view{};
   view.summary = summary_bytes(args.summary);
@@ -185,21 +231,11 @@ void select_pages(const Layout& layout, const SelectArgs& args) {
   view.count = args.count;
   const DeviceId device = common_device({{"q", args.q}, {"summary", args.summary}});
   if (is_gpu(device)) return cuda::select({device, args.stream}, layout, view, args.q.dtype);
-  const i64 lists = i64{level.num_groups} * kv::lists_of_request(view);
-  const i64 list_bytes =
-      2 * total * kv_heads * dim(args.summary, 3) * bytes / std::max<i64>(lists, 1);
-  // Widened once: every page meets every row.
-  const std::vector<float> q = widened(args.q);
-  view.q = RowBytes{reinterpret_cast<const u8*>(q.data()),
-                    dim(args.q, 1) * dim(args.q, 2) * i64{sizeof(float)},
-                    dim(args.q, 2) * i64{sizeof(float)}};
-  share_units(lists, list_bytes, [&](i64 begin, i64 end) {
-    std::vector<u64> order;
-    dispatch_dtype(args.q.dtype, [&](auto t) {
-      for (i64 list = begin; list < end; ++list)
-        select_list<decltype(t)>(view, layout.view(), level, list, order);
-    });
-  });
+  // Parted once: every page meets every row.
+  const std::vector<float> q = parted(args.q);
+  const i64 head_bytes = 2 * dim(args.q, 2) * i64{sizeof(float)};
+  view.q = RowBytes{reinterpret_cast<const u8*>(q.data()), dim(args.q, 1) * head_bytes, head_bytes};
+  select_on_host(view, layout, args.q.dtype);
 }
 
 }  // namespace raddle

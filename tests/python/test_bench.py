@@ -22,6 +22,7 @@ from raddle.bench import (
     plan_cost,
     report,
     sdpa,
+    selection,
     streaming,
     timing,
     vllm_cpu,
@@ -515,3 +516,18 @@ def test_the_tree_of_the_cache_is_what_it_says(monkeypatch):
     assert 0.2 < found["edges of the tree"].value <= 0.4
     assert sum(m.bar is not None for m in found.values()) == 5
     assert all(m.value > 0 for m in found.values() if not m.name.startswith("growth"))
+
+
+# --- important pages ------------------------------------------------------------------------
+
+
+def test_important_pages_are_compared_with_all(monkeypatch):
+    monkeypatch.setattr(selection, "CONTEXTS", (128, 256))
+    monkeypatch.setattr(selection, "BARRED", 256)
+    monkeypatch.setattr(selection, "KEPT", 4)
+    with Progress() as progress:
+        found = selection.quest("cpu", "float32", 1, progress)
+    names = [each.name for each in found]
+    assert names[0] == "4 pages of 128 float32: choose, plan, attend, gain on all" and len(names) == 6
+    assert [each.bar for each in found] == [None, 1.05, None, 6.0, 1.05, None]
+    assert found[1].value == 1.0 and all(each.us > 0 and each.value > 0 for each in found)

@@ -8,6 +8,7 @@
   namespace raddle::isa {              \
   const CpuKernels& cpu_kernels();     \
   const ComputeLoops& compute_loops(); \
+  const PageScores& page_scores();     \
   }
 #include "built_isas.inc"
 #undef RADDLE_BUILT
@@ -20,9 +21,11 @@ struct Units {
   Isa isa;
   const CpuKernels& (*kernels)();
   const ComputeLoops& (*compute_loops)();
+  const PageScores& (*page_scores)();
 };
 
-#define RADDLE_BUILT(isa) {Isa::isa, raddle::isa::cpu_kernels, raddle::isa::compute_loops},
+#define RADDLE_BUILT(isa) \
+  {Isa::isa, raddle::isa::cpu_kernels, raddle::isa::compute_loops, raddle::isa::page_scores},
 constexpr Units all_units[] = {
 #include "built_isas.inc"
 };
@@ -39,5 +42,6 @@ const Units* find(Isa isa) {
 bool built(Isa isa) { return find(isa) != nullptr; }
 const CpuKernels& kernels(Isa isa) { return find(isa)->kernels(); }
 const ComputeLoops& compute_loops(Isa isa) { return find(isa)->compute_loops(); }
+const PageScores& page_scores(Isa isa) { return find(isa)->page_scores(); }
 
 }  // namespace raddle::cpu

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device/cpu/compute_loops.h"
+#include "device/cpu/page_scores.h"
 #include "device/cpu/topology.h"
 #include "raddle/engine/kernel/cpu/launch.h"
 
@@ -12,5 +13,6 @@ bool built(Isa isa);
 /// What is compiled for an instruction set that the library was built for.
 const CpuKernels& kernels(Isa isa);
 const ComputeLoops& compute_loops(Isa isa);
+const PageScores& page_scores(Isa isa);
 
 }  // namespace raddle::cpu
