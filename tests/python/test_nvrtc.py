@@ -83,14 +83,14 @@ KERNELS = [
     *(Kernel(name, spec(parts), "sm_90a") for name, parts in SHIPPED.items()),
     *(Kernel(name, spec(SHIPPED[name]), "sm_80") for name in ("PackedMask", "SoftCap")),
     Kernel("own source", spec([OWN]), "sm_90a"),
-    Kernel("128 wide", spec([], 128), "sm_80"),
+    Kernel("128 wide", spec([], 128), "sm_80", spilled=128),
     Kernel("128 wide", spec([], 128), "sm_89"),
     Kernel("128 wide", spec([], 128), "sm_90a", spilled=256),
     Kernel("Rope, 128 wide", spec(ROPE, 128), "sm_80"),
     Kernel("Rope, 128 wide", spec(ROPE, 128), "sm_90a"),
     *(Kernel("128 wide", spec([], 128), arch, short_only=True) for arch in ("sm_80", "sm_89", "sm_90a")),
     Kernel("Rope, 128 wide", spec(ROPE, 128), "sm_90a", short_only=True, spilled=128),
-    Kernel("e4m3, 128 wide", spec([], 128, kv_dtype="float8_e4m3fn"), "sm_80", spilled=128),
+    Kernel("e4m3, 128 wide", spec([], 128, kv_dtype="float8_e4m3fn"), "sm_80"),
     *(
         Kernel("e4m3, 128 wide", spec([], 128, kv_dtype="float8_e4m3fn"), arch, short_only=True)
         for arch in ("sm_80", "sm_90a")
