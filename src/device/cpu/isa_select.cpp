@@ -11,29 +11,28 @@ namespace {
 /// Query vectors that meet a page's minima and maxima together: their sums stay in registers.
 constexpr i32 at_a_time = 4;
 
-/// Σ_d max(q_d · min_d, q_d · max_d) of `count` vectors of queries, the largest. That is q⁺ · max +
-/// q⁻ · min, and q⁺ and q⁻ lie one after the other. Whole vectors of lanes, then one element at a
-/// time.
+/// Σ_d max(q_d · min_d, q_d · max_d) of `count` vectors of queries that lie `dim` floats apart: the
+/// largest, or `best`. Whole vectors of lanes, then one element at a time.
 template <i32 count, class T>
-float largest_bound(const float* q, const T* least, const T* most, i32 dim) {
+float largest_bound(float best, const float* q, const T* least, const T* most, i32 dim) {
   simd::Vec sum[count] = {};
   i32 d = 0;
   for (; d + simd::lanes <= dim; d += simd::lanes) {
     const simd::Vec lo = simd::load(least + d), hi = simd::load(most + d);
 #pragma GCC unroll 4
     for (i32 i = 0; i < count; ++i) {
-      sum[i] = simd::fma(simd::load(q + 2 * i * dim + d), hi, sum[i]);
-      sum[i] = simd::fma(simd::load(q + (2 * i + 1) * dim + d), lo, sum[i]);
+      const simd::Vec x = simd::load(q + i * dim + d);
+      sum[i] = sum[i] + simd::max(x * lo, x * hi);
     }
   }
-  float best = 0.0f;
 #pragma GCC unroll 4
   for (i32 i = 0; i < count; ++i) {
     float bound = simd::reduce_sum(sum[i]);
-    for (i32 e = d; e < dim; ++e)
-      bound +=
-          q[2 * i * dim + e] * to_float(most[e]) + q[(2 * i + 1) * dim + e] * to_float(least[e]);
-    best = i == 0 || bound > best ? bound : best;
+    for (i32 e = d; e < dim; ++e) {
+      const float x = q[i * dim + e];
+      bound += max(x * to_float(least[e]), x * to_float(most[e]));
+    }
+    best = bound > best ? bound : best;  // what is no number counts nothing
   }
   return best;
 }
@@ -62,9 +61,9 @@ void score_pages(const ScoreJob& job) {
                                                        head * view.group_size * view.q.head_step);
         i32 g = 0;
         for (; g + at_a_time <= view.group_size; g += at_a_time)
-          best = max(best, largest_bound<at_a_time>(q + 2 * g * dim, least, most, dim));
+          best = largest_bound<at_a_time>(best, q + g * dim, least, most, dim);
         for (; g < view.group_size; ++g)
-          best = max(best, largest_bound<1>(q + 2 * g * dim, least, most, dim));
+          best = largest_bound<1>(best, q + g * dim, least, most, dim);
       }
     }
     job.keys[p] = kv::score_key(best);
