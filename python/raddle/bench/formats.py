@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,8 +26,6 @@ SHARED_GPU = tuple(
 )
 #: (nodes, tokens before them, requests)
 TREES = ((64, 8192, 1), (16, 8192, 1), (64, 8192, 8))
-#: Runs of a GPU that are timed as one.
-_REPEATS = 20
 
 
 class Bed:
@@ -73,26 +70,18 @@ class Bed:
         kv_len = np.full(self.requests, self.own_tokens, np.int32)
         return raddle.Cascade([prefix, raddle.PagedKV(self.qo_indptr, None, self.own, kv_len, PAGE, kv_begin=begin)])
 
-    def runs(self, layouts: dict[str, Any]) -> dict[str, Callable[[int], None]]:
-        """A call for each layout."""
-        plans = {name: self.attention.plan(layout) for name, layout in layouts.items()}
-        return {name: lambda _, plan=plan: self._run(plan) for name, plan in plans.items()}
-
     def results(self, layouts: dict[str, Any]) -> dict[str, torch.Tensor]:
         plans = {name: self.attention.plan(layout) for name, layout in layouts.items()}
         return {name: self.attention.run(plan, self.q, self.kv).float() for name, plan in plans.items()}
 
-    def _run(self, plan: Any) -> None:
-        for _ in range(_REPEATS if self.device != "cpu" else 1):
-            self.attention.run(plan, self.q, self.kv, out=self.out)
-        if self.device != "cpu":
-            torch.cuda.synchronize()
+    def run(self, plan: Any) -> None:
+        self.attention.run(plan, self.q, self.kv, out=self.out)
 
     def times(self, layouts: dict[str, Any], rounds: int, progress: Progress) -> dict[str, list[float]]:
         """Microseconds of a run of each layout, side by side."""
-        found = timing.interleaved(self.runs(layouts), rounds, tick=progress.advance)
-        each = _REPEATS if self.device != "cpu" else 1
-        return {name: [us / each for us in times] for name, times in found.items()}
+        plans = {name: self.attention.plan(layout) for name, layout in layouts.items()}
+        calls = {name: lambda plan=plan: self.run(plan) for name, plan in plans.items()}
+        return timing.on_device(self.device, calls, rounds, progress.advance)
 
 
 def shared(device: str, dtype: str, rounds: int, progress: Progress) -> list[Measured]:

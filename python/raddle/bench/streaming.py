@@ -16,8 +16,6 @@ from raddle.bench.workloads import HKV, HQ, D
 PAGE, SINKS = 16, 4
 #: (tokens kept, requests)
 CASES = ((1024, 1), (2048, 1), (2048, 8))
-#: Runs of a GPU that are timed as one.
-_REPEATS = 20
 
 
 class Bed:
@@ -77,17 +75,7 @@ class Bed:
 
     def times(self, rounds: int, progress: Progress) -> dict[str, list[float]]:
         """Microseconds of a run of each, side by side."""
-        each = _REPEATS if self.device != "cpu" else 1
-
-        def repeated(run: Callable[[], torch.Tensor]) -> None:
-            for _ in range(each):
-                run()
-            if self.device != "cpu":
-                torch.cuda.synchronize()
-
-        calls = {name: lambda _, run=run: repeated(run) for name, run in self.runs().items()}
-        found = timing.interleaved(calls, rounds, tick=progress.advance)
-        return {name: [us / each for us in times] for name, times in found.items()}
+        return timing.on_device(self.device, self.runs(), rounds, progress.advance)
 
 
 def rolling(device: str, dtype: str, rounds: int, progress: Progress) -> list[Measured]:

@@ -15,6 +15,10 @@ class Elapsed(float):
     """Microseconds, returned by a call that has a clock of its own: in another process, without the way there."""
 
 
+#: Runs of a GPU that are timed as one.
+_REPEATS = 20
+
+
 def interleaved(
     calls: Mapping[str, Callable[[int], object]],
     rounds: int,
@@ -72,3 +76,21 @@ def speedup(ours: Sequence[float], theirs: Sequence[float]) -> float:
     if len(ours) != len(theirs):
         raise ValueError(f"{len(ours)} rounds of ours, {len(theirs)} of theirs; expected as many")
     return median([b / a for a, b in zip(ours, theirs)])
+
+
+def on_device(
+    device: str, calls: Mapping[str, Callable[[], object]], rounds: int, tick: Callable[[], None]
+) -> dict[str, list[float]]:
+    """`interleaved` for calls that choose no pool, on "cpu" or a GPU: there several are timed as one, until done."""
+    repeats = _REPEATS if device != "cpu" else 1
+
+    def repeated(call: Callable[[], object]) -> None:
+        for _ in range(repeats):
+            call()
+        if device != "cpu":
+            import torch
+
+            torch.cuda.synchronize()
+
+    found = interleaved({name: lambda _, call=call: repeated(call) for name, call in calls.items()}, rounds, tick=tick)
+    return {name: [us / repeats for us in times] for name, times in found.items()}
