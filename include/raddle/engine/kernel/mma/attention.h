@@ -86,14 +86,11 @@ RADDLE_DEVICE void attend(const MmaLaunch& launch, const V& variant) {
   const auto is_short = [&](i32 i) {
     return plan.query_tiles[plan.items[i].query_tile].shape == 0;
   };
-  attend_queue<K>(launch, variant, [&](i32, i32) {
+  attend_queue<K>(launch, variant, [&](i32 begin, i32 end) {
     RADDLE_ROLLED
     for (i32 i = first_long(launch); i >= 0;)
       i = Long<K, V>(launch, variant, i).run([&](i32 item) { return next_long(launch, item); });
-    // Asked for again: through the loop above, registers are O's.
-    const i32* queue = plan.queue_indptr + ptx::block_index();
-    const i32 end = queue[1];
-    for (i32 i = queue[0]; i < end;)
+    for (i32 i = begin; i < end;)
       i = is_short(i) ? Short<K, V>(launch, variant, i, end).run() : i + 1;
   });
 }
