@@ -67,16 +67,17 @@ i64 check_select(const Layout& layout, const SelectArgs& args) {
   return kv_heads;
 }
 
-/// All of [rows, heads, D] in fp32, contiguous.
-std::vector<float> widened(const TensorRef& q) {
+/// All of [rows, heads, D] as fp32 [rows, heads, 2, D]: max(q, 0), then min(q, 0).
+std::vector<float> parted(const TensorRef& q) {
   std::vector<float> wide;
-  wide.reserve(static_cast<std::size_t>(dim(q, 0) * dim(q, 1) * dim(q, 2)));
+  wide.reserve(static_cast<std::size_t>(2 * dim(q, 0) * dim(q, 1) * dim(q, 2)));
   dispatch_dtype(q.dtype, [&](auto t) {
     for (i64 row = 0; row < dim(q, 0); ++row)
       for (i64 head = 0; head < dim(q, 1); ++head) {
         const auto* from =
             static_cast<const decltype(t)*>(q.data) + row * step(q, 0) + head * step(q, 1);
-        for (i64 d = 0; d < dim(q, 2); ++d) wide.push_back(to_float(from[d]));
+        for (i64 d = 0; d < dim(q, 2); ++d) wide.push_back(std::max(to_float(from[d]), 0.0f));
+        for (i64 d = 0; d < dim(q, 2); ++d) wide.push_back(std::min(to_float(from[d]), 0.0f));
       }
   });
   return wide;
@@ -230,9 +231,9 @@ void select_pages(const Layout& layout, const SelectArgs& args) {
   view.count = args.count;
   const DeviceId device = common_device({{"q", args.q}, {"summary", args.summary}});
   if (is_gpu(device)) return cuda::select({device, args.stream}, layout, view, args.q.dtype);
-  // Widened once: every page meets every row.
-  const std::vector<float> q = widened(args.q);
-  const i64 head_bytes = dim(args.q, 2) * i64{sizeof(float)};
+  // Parted once: every page meets every row.
+  const std::vector<float> q = parted(args.q);
+  const i64 head_bytes = 2 * dim(args.q, 2) * i64{sizeof(float)};
   view.q = RowBytes{reinterpret_cast<const u8*>(q.data()), dim(args.q, 1) * head_bytes, head_bytes};
   select_on_host(view, layout, args.q.dtype);
 }

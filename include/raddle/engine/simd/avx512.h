@@ -38,6 +38,19 @@ RADDLE_FN Vec widen_f16(VecH h) {
   return _mm512_maskz_cvtph_ps(0xffff, reinterpret_cast<__m256i>(h));
 }
 
+RADDLE_FN __m512i widen_16(VecH h) {
+  return _mm512_maskz_cvtepu16_epi32(0xffff, reinterpret_cast<__m256i>(h));
+}
+RADDLE_FN __m256i load_8_as_16(const void* p) {
+  return _mm256_cvtepi8_epi16(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+}
+RADDLE_FN __m512i load_twice_8_as_16(const void* p) {
+  return _mm512_cvtepi8_epi16(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+}
+RADDLE_FN __m512i load_8_as_32(const void* p) {
+  return _mm512_maskz_cvtepi8_epi32(0xffff, _mm_loadu_si128(static_cast<const __m128i*>(p)));
+}
+
 }  // namespace simd
 
 RADDLE_ENGINE_END

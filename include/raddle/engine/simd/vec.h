@@ -1,8 +1,11 @@
 // A vector of fp32 lanes, as wide as the ISA this is compiled for. The ISA files hold what needs an
 // intrinsic; everything else is written once with the compiler's vector extension.
 //
-// An ISA file defines: lanes, Vec, VecH, fma, max, widen_f16 (from the bits of f16), and registers
-// (how many vector registers there are); exp2_nonpositive where it has instructions for it.
+// An ISA file defines: lanes, Vec, VecH, fma, max, registers (how many vector registers there are);
+// what widens: widen_f16 (from the bits of f16), widen_16 (to 32 bits, zeros in front), and loads of
+// bytes with copies of the sign in front, load_8_as_16, load_8_as_32 and, of 2 · lanes bytes,
+// load_twice_8_as_16 (gcc makes halves or even scalars of __builtin_convertvector);
+// exp2_nonpositive where it has instructions for it.
 #pragma once
 
 #include "raddle/engine/core/math.h"
@@ -21,8 +24,6 @@ namespace simd {
 
 typedef i32 VecI __attribute__((vector_size(lanes * 4)));
 typedef u32 VecU __attribute__((vector_size(lanes * 4)));
-typedef u8 VecB __attribute__((vector_size(lanes)));
-typedef signed char VecS __attribute__((vector_size(lanes)));
 
 /// Subtracting 0 changes no number, so that no instruction is left of it; adding 0 changes -0, and
 /// would stay.
@@ -37,7 +38,7 @@ RADDLE_FN Vec load(const float* p) {
 RADDLE_FN Vec load(const bf16* p) {
   VecH h;
   __builtin_memcpy(&h, p, sizeof(h));
-  return reinterpret_cast<Vec>(__builtin_convertvector(h, VecU) << 16);
+  return reinterpret_cast<Vec>(reinterpret_cast<VecU>(widen_16(h)) << 16);
 }
 
 RADDLE_FN Vec load(const f16* p) {
@@ -46,27 +47,25 @@ RADDLE_FN Vec load(const f16* p) {
   return widen_f16(h);
 }
 
-/// Bytes as the lower halves of 16-bit lanes.
-RADDLE_FN VecH load_bytes(const void* p) {
-  VecB b;
-  __builtin_memcpy(&b, p, sizeof(b));
-  return __builtin_convertvector(b, VecH);
+RADDLE_FN Vec load(const e5m2* p) {
+  return widen_f16(reinterpret_cast<VecH>(load_8_as_16(p)) << 8);
 }
 
-RADDLE_FN Vec load(const e5m2* p) { return widen_f16(load_bytes(p) << 8); }
+/// The bits of e4m3, 16 a lane with copies of the sign in front, as those of f16 256 times smaller.
+template <class Bits>
+RADDLE_FN Bits e4m3_as_f16(Bits bits) {
+  const Bits number = (bits << 7) & 0xbf80;
+  const Bits nan = reinterpret_cast<Bits>((number & 0x3f80) == 0x3f80) & 0x7e00;
+  return number | nan;
+}
 
 /// As to_float: by f16, which converts subnormal numbers in hardware.
 RADDLE_FN Vec load(const e4m3* p) {
-  const VecH bits = load_bytes(p);
-  const VecH body = (bits & 0x7f) << 7;
-  const VecH nan = reinterpret_cast<VecH>(body == 0x3f80) & 0x7e00;
-  return widen_f16(((bits & 0x80) << 8) | body | nan) * 256.0f;
+  return widen_f16(e4m3_as_f16(reinterpret_cast<VecH>(load_8_as_16(p)))) * 256.0f;
 }
 
 RADDLE_FN Vec load(const s8* p) {
-  VecS s;
-  __builtin_memcpy(&s, p, sizeof(s));
-  return __builtin_convertvector(__builtin_convertvector(s, VecI), Vec);
+  return __builtin_convertvector(reinterpret_cast<VecI>(load_8_as_32(p)), Vec);
 }
 
 RADDLE_FN void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof(v)); }
@@ -102,35 +101,30 @@ RADDLE_FN Vec shuffle(Vec a, Vec b, VecI index) {
 #endif
 }
 
-RADDLE_FN float reduce_sum(Vec v) {
-  for (i32 step = lanes / 2; step > 0; step /= 2) {
+/// All lanes combined by `op`, in every lane. Steps are constants, or the indices of a shuffle would
+/// be put together lane by lane.
+template <i32 step = lanes / 2, class Op>
+RADDLE_FN Vec fold(Vec v, Op op) {
+  if constexpr (step > 0) {
     VecI swap{};
     for (i32 i = 0; i < lanes; ++i) swap[i] = i ^ step;
-    v = v + shuffle(v, v, swap);
+    return fold<step / 2>(op(v, shuffle(v, v, swap)), op);
+  } else {
+    return v;
   }
-  return v[0];
 }
 
+RADDLE_FN float reduce_sum(Vec v) {
+  return fold(v, [](Vec a, Vec b) { return a + b; })[0];
+}
 RADDLE_FN float reduce_max(Vec v) {
-  for (i32 step = lanes / 2; step > 0; step /= 2) {
-    VecI swap{};
-    for (i32 i = 0; i < lanes; ++i) swap[i] = i ^ step;
-    v = max(v, shuffle(v, v, swap));
-  }
-  return v[0];
+  return fold(v, [](Vec a, Vec b) { return max(a, b); })[0];
 }
 
 typedef u16 VecH2 __attribute__((vector_size(lanes * 4)));
-typedef u8 VecB2 __attribute__((vector_size(lanes * 2)));
-
 /// Two vectors of e4m3, whose bits are moved in one register, as load() does.
 RADDLE_FN void load_both(const e4m3* p, Vec& a, Vec& b) {
-  VecB2 bytes;
-  __builtin_memcpy(&bytes, p, sizeof(bytes));
-  const VecH2 bits = __builtin_convertvector(bytes, VecH2);
-  const VecH2 body = (bits & 0x7f) << 7;
-  const VecH2 nan = reinterpret_cast<VecH2>(body == 0x3f80) & 0x7e00;
-  const VecH2 all = ((bits & 0x80) << 8) | body | nan;
+  const VecH2 all = e4m3_as_f16(reinterpret_cast<VecH2>(load_twice_8_as_16(p)));
   VecH half[2];
   __builtin_memcpy(half, &all, sizeof(half));
   a = widen_f16(half[0]) * 256.0f;

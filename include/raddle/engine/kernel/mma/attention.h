@@ -21,8 +21,9 @@ RADDLE_DEVICE void prefetch_inputs(const MmaLaunch& launch) {
   constexpr i32 row_bytes = K::dim_qk * static_cast<i32>(sizeof(typename K::T));
   constexpr i32 lines = ceil_div(row_bytes, 128);
   const i32 num_heads = launch.plan.num_kv_heads * launch.plan.group_size;
-  const i32 row = thread / lines / num_heads, head = thread / lines % num_heads;
-  if (row >= launch.query_rows) return;
+  const i32 nth = thread / lines;
+  if (nth >= launch.query_rows * num_heads) return;  // most threads, before they divide
+  const i32 row = nth / num_heads, head = nth % num_heads;
   const auto* query = static_cast<const typename K::T*>(launch.q.data) + row * launch.q.row_stride +
                       head * launch.q.head_stride;
   ptx::prefetch(reinterpret_cast<const u8*>(query) + 128 * (thread % lines));
@@ -35,6 +36,8 @@ RADDLE_DEVICE void attend_queue(const MmaLaunch& launch, const V& variant, Compu
   prefetch_inputs<K>(launch);
   const i32* queue = launch.plan.queue_indptr + ptx::block_index();
   const i32 begin = queue[0], end = queue[1];
+  // Its address lies in constant memory of its own, which answers while the queue does.
+  ptx::prefetch(zeros<K>());
   mark(launch, TimelineStage::started, begin);
   compute(begin, end);
   using Layout = typename Either<K::wide, ShortWideLayout<K>, ShortLayout<K>>::Type;

@@ -38,10 +38,12 @@ class ShortQueries {
                   b_offset<typename K::KeyRows>(lane_)),
         v_offset_(static_cast<u32>(Layout::template part_of<typename K::ValueRows>(warp_)) +
                   a_offset<typename K::ValueRows>(lane_)) {
-    fetch_queries();
     stream_.start();
     RADDLE_ROLLED
-    for (i32 n = 0; n < Layout::slots; ++n) load(n, n);
+    for (i32 n = 0; n < Layout::slots; ++n) {
+      load(n, n);
+      if (n == 0) fetch_queries();  // a tile's keys are asked for first, but not all of the ring's
+    }
   }
 
   /// Returns the item after the last one computed.
