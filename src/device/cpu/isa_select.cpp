@@ -1,9 +1,8 @@
 // Compiled once an instruction set, with RADDLE_ISA naming the namespace of everything included
 // here.
-#include "device/cpu/page_scores.h"
-
 #include <algorithm>
 
+#include "device/cpu/page_scores.h"
 #include "raddle/engine/simd/vec.h"
 
 RADDLE_ENGINE_BEGIN

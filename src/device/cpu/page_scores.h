@@ -8,7 +8,8 @@ namespace raddle {
 
 /// Some pages of one list.
 struct ScoreJob {
-  const SelectView* view;  ///< its q is fp32 and parted: [rows, heads, 2, D], max(q, 0) and min(q, 0)
+  const SelectView*
+      view;  ///< its q is fp32 and parted: [rows, heads, 2, D], max(q, 0) and min(q, 0)
   i32 row_begin, row_end;
   i32 head_begin, head_end;
   const i32* pages;  ///< [count]

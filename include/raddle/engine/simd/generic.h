@@ -32,11 +32,15 @@ RADDLE_FN Bytes load_8(const void* p) {
   __builtin_memcpy(&b, p, sizeof(b));
   return b;
 }
-RADDLE_FN VecW load_8_as_16(const void* p) { return __builtin_convertvector(load_8<VecS>(p), VecW); }
+RADDLE_FN VecW load_8_as_16(const void* p) {
+  return __builtin_convertvector(load_8<VecS>(p), VecW);
+}
 RADDLE_FN VecW2 load_twice_8_as_16(const void* p) {
   return __builtin_convertvector(load_8<VecS2>(p), VecW2);
 }
-RADDLE_FN VecI load_8_as_32(const void* p) { return __builtin_convertvector(load_8<VecS>(p), VecI); }
+RADDLE_FN VecI load_8_as_32(const void* p) {
+  return __builtin_convertvector(load_8<VecS>(p), VecI);
+}
 
 }  // namespace simd
 

@@ -2,8 +2,8 @@
 // intrinsic; everything else is written once with the compiler's vector extension.
 //
 // An ISA file defines: lanes, Vec, VecH, fma, max, registers (how many vector registers there are);
-// what widens: widen_f16 (from the bits of f16), widen_16 (to 32 bits, zeros in front), and loads of
-// bytes with copies of the sign in front, load_8_as_16, load_8_as_32 and, of 2 · lanes bytes,
+// what widens: widen_f16 (from the bits of f16), widen_16 (to 32 bits, zeros in front), and loads
+// of bytes with copies of the sign in front, load_8_as_16, load_8_as_32 and, of 2 · lanes bytes,
 // load_twice_8_as_16 (gcc makes halves or even scalars of __builtin_convertvector);
 // exp2_nonpositive where it has instructions for it.
 #pragma once
@@ -101,8 +101,8 @@ RADDLE_FN Vec shuffle(Vec a, Vec b, VecI index) {
 #endif
 }
 
-/// All lanes combined by `op`, in every lane. Steps are constants, or the indices of a shuffle would
-/// be put together lane by lane.
+/// All lanes combined by `op`, in every lane. Steps are constants, or the indices of a shuffle
+/// would be put together lane by lane.
 template <i32 step = lanes / 2, class Op>
 RADDLE_FN Vec fold(Vec v, Op op) {
   if constexpr (step > 0) {

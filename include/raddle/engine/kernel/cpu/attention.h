@@ -230,14 +230,13 @@ class ItemKernel {
   void accumulate(const KeyTile<T>& keys, const KeyTile<T>& next) {
     const Upcoming<T> ahead{next.v, next.n};
     scale_weights(keys);
-    // Many query rows read each V row many times: widen it once.
-    const bool reused = tile_.num_rows > 2 * block_rows && sizeof(T) < sizeof(float);
-    if (stages_.num_value == 0 && launch_.dim_vo % lanes == 0 && !reused)
-      return multiply_pv(x_.s, x_.lds, tile_.num_rows, keys.v, keys.n, x_.ldo, x_.o, x_.ldo, ahead);
+    if (stages_.num_value == 0 && launch_.dim_vo % lanes == 0)
+      return multiply_pv(x_.s, x_.lds, tile_.num_rows, keys.v, keys.n, x_.ldo, x_.o, x_.ldo, ahead,
+                         x_.panel);
     stage_rows<&VariantOps::value>(stages_.value, stages_.num_value, keys.v, keys.v_scale, keys,
                                    launch_.dim_vo, x_.ldo, x_.v, ahead);
     multiply_pv(x_.s, x_.lds, tile_.num_rows, x_.rows_v, keys.n, x_.ldo, x_.o, x_.ldo,
-                Upcoming<float>{nullptr, 0});
+                Upcoming<float>{nullptr, 0}, x_.panel);
   }
 
   const CpuLaunch& launch_;

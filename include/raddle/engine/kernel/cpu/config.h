@@ -30,10 +30,12 @@ RADDLE_FN constexpr bool multiplies_short_in_tiles(CpuIsa isa, DType dtype, DTyp
 /// As many rows as are worth reading K and V in place. Keys are few, so that a plan can cut finely.
 constexpr TileShape short_query_tile{16, 64};
 
-/// Enough rows to pay for rearranging K and V, few enough for an L2 of 1 MiB, or of 2 MiB where
-/// there is AMX: there a row costs a sixth of the time, and rearranging about as much.
+/// Enough rows to pay for rearranging K and V, few enough for an L2 of 256 KiB to 1 MiB, as
+/// instruction sets go, or of 2 MiB where there is AMX: there a row costs a sixth of the time, and
+/// rearranging about as much.
 RADDLE_FN constexpr TileShape long_query_tile(CpuIsa isa, DType dtype, DType kv_dtype) {
-  return multiplies_in_tiles(isa, dtype, kv_dtype) ? TileShape{512, 128} : TileShape{128, 128};
+  if (multiplies_in_tiles(isa, dtype, kv_dtype)) return TileShape{512, 128};
+  return TileShape{isa >= CpuIsa::avx512 ? 256 : 128, 128};
 }
 
 RADDLE_ENGINE_END

@@ -35,10 +35,11 @@ RADDLE_FN void pack_panel(const T* const* k, i32 n, i32 dim, float* panel) {
     }
 }
 
-/// One register block of Q · panel: `rows` queries by panel_keys keys.
+/// One register block of Q · panel: `rows` queries by panel_keys keys. A function of its own, or
+/// the registers that it fills are shared with its callers' variables.
 template <i32 rows>
-RADDLE_FN void panel_block(const float* q, i32 ldq, const float* panel, i32 dim, float scale,
-                           float* s, i32 lds) {
+[[gnu::noinline]] void panel_block(const float* q, i32 ldq, const float* panel, i32 dim,
+                                   float scale, float* s, i32 lds) {
   Vec acc[rows][block_vecs] = {};
   for (i32 d = 0; d < dim; ++d) {
     Vec kv[block_vecs];
@@ -75,17 +76,25 @@ RADDLE_FN void multiply_qk(const float* q, i32 ldq, i32 rows, const T* const* k,
   }
 }
 
-/// One register block of P·V: O[rows, vecs · lanes] += P[rows, n] · V[n, …]. The tile is summed by
+/// Copies `vecs` vectors of V's rows, from element d on, to panel[key], in fp32.
+template <i32 vecs, class T>
+RADDLE_FN void pack_stripe(const T* const* v, i32 n, i32 d, float* panel) {
+  for (i32 j = 0; j < n; ++j)
+#pragma GCC unroll 4
+    for (i32 x = 0; x < vecs; ++x)
+      simd::store(panel + (j * vecs + x) * lanes, simd::load(v[j] + d + x * lanes));
+}
+
+/// One register block of P·V: O[rows, vecs · lanes] += P[rows, n] · panel. The tile is summed by
 /// itself first: two short sums err less than one long one.
-template <class T, i32 rows, i32 vecs>
-RADDLE_FN void pv_block(const float* p, i32 ldp, const T* const* v, i32 n, i32 d, float* o, i32 ldo,
-                        Upcoming<T> next, i32 dim) {
+template <i32 rows, i32 vecs>
+[[gnu::noinline]] void pv_block(const float* p, i32 ldp, const float* panel, i32 n, float* o,
+                                i32 ldo) {
   Vec acc[rows][vecs]{};
   for (i32 j = 0; j < n; ++j) {
-    next.fetch(j, 1, dim);
     Vec vv[vecs];
 #pragma GCC unroll 4
-    for (i32 x = 0; x < vecs; ++x) vv[x] = simd::load(v[j] + d + x * lanes);
+    for (i32 x = 0; x < vecs; ++x) vv[x] = simd::load(panel + (j * vecs + x) * lanes);
 #pragma GCC unroll 8
     for (i32 m = 0; m < rows; ++m) {
       const Vec pv = simd::broadcast(p[m * ldp + j]);
@@ -97,29 +106,31 @@ RADDLE_FN void pv_block(const float* p, i32 ldp, const T* const* v, i32 n, i32 d
   for (i32 m = 0; m < rows; ++m)
 #pragma GCC unroll 4
     for (i32 x = 0; x < vecs; ++x) {
-      float* at = o + m * ldo + d + x * lanes;
+      float* at = o + m * ldo + x * lanes;
       simd::store(at, simd::load(at) + acc[m][x]);
     }
 }
 
-/// O[rows, dim] += P[rows, n] · V[n, dim]; `dim` is a multiple of `lanes`.
+/// O[rows, dim] += P[rows, n] · V[n, dim]; `dim` is a multiple of `lanes`; `panel` for n ·
+/// panel_keys floats. A stripe of V is copied once and serves all rows: rows of the pool lie far
+/// apart, and what is read of them falls into a few sets of the L1 cache.
 template <class T>
 RADDLE_FN void multiply_pv(const float* p, i32 ldp, i32 rows, const T* const* v, i32 n, i32 dim,
-                           float* o, i32 ldo, Upcoming<T> next) {
-  const auto stripes = [&](i32 m, auto r, Upcoming<T> ahead) {
-    for_blocks<block_vecs>(dim / lanes, [&](i32 x, auto c) {
-      pv_block<T, decltype(r)::value, decltype(c)::value>(
-          p + m * ldp, ldp, v, n, x * lanes, o + m * ldo, ldo,
-          x == 0 ? ahead : Upcoming<T>{nullptr, 0}, dim);
-    });
-  };
-  i32 m = 0;
-  for (; m + block_rows <= rows; m += block_rows)
-    stripes(m, Int<block_rows>{}, m == 0 ? next : Upcoming<T>{nullptr, 0});
-  for_blocks<4>(rows - m, [&](i32 i, auto r) {
-    stripes(m + i, r, m + i == 0 ? next : Upcoming<T>{nullptr, 0});
+                           float* o, i32 ldo, Upcoming<T> next, float* panel) {
+  for_blocks<block_vecs>(dim / lanes, [&](i32 x, auto vecs) {
+    constexpr i32 width = decltype(vecs)::value;
+    pack_stripe<width>(v, n, x * lanes, panel);
+    const auto block = [&](i32 m, auto r) {
+      if (x == 0) {  // each block of rows asks for its share
+        const i32 first = next.n * m / rows, end = next.n * (m + decltype(r)::value) / rows;
+        next.fetch(first, end - first, dim);
+      }
+      pv_block<decltype(r)::value, width>(p + m * ldp, ldp, panel, n, o + m * ldo + x * lanes, ldo);
+    };
+    i32 m = 0;
+    for (; m + block_rows <= rows; m += block_rows) block(m, Int<block_rows>{});
+    for_blocks<4>(rows - m, [&](i32 i, auto r) { block(m + i, r); });
   });
-  next.fetch(n, next.n - n, dim);
 }
 
 }  // namespace cpu

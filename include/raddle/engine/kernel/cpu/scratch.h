@@ -38,7 +38,7 @@ struct Scratch {
   float* lse;            ///< [Tq]
   float* k;              ///< [Tkv, ldq] keys staged in fp32
   float* v;              ///< [Tkv, ldo]
-  float* panel;          ///< [ldq, panel_keys]
+  float* panel;          ///< [max(ldq, Tkv), panel_keys]: some keys' K, or a stripe of V
   const float** rows_k;  ///< [Tkv] rows of `k` and `v`
   const float** rows_v;
   Row* rows;          ///< [Tq]
@@ -61,7 +61,7 @@ struct Scratch {
     lse = carve.take<float>(tq);
     k = carve.take<float>(tkv * ldq);
     v = carve.take<float>(tkv * ldo);
-    panel = carve.take<float>(ldq * panel_keys);
+    panel = carve.take<float>(max(ldq, tkv) * panel_keys);
     rows_k = carve.take<const float*>(tkv);
     rows_v = carve.take<const float*>(tkv);
     rows = carve.take<Row>(tq);
