@@ -31,16 +31,14 @@ class Ahead {
     next_rows();
   }
 
+  /// A line for every two that are used up from here on.
+  void ask_for_half() { half_ = true; }
+
   /// As many bytes of the coming rows as have been used up of the present ones.
   template <i32 bytes>
   RADDLE_FN void used(Int<bytes>) {
-    constexpr i32 each = streams * 64;
-    if constexpr (bytes % each == 0) {
-#pragma GCC unroll 16
-      for (i32 i = 0; i < bytes / each; ++i) step();
-    } else {
-      for (budget_ += bytes; budget_ >= each; budget_ -= each) step();
-    }
+    if (half_) return pay<bytes / 2>();
+    pay<bytes>();
   }
 
   /// The rest.
@@ -50,6 +48,17 @@ class Ahead {
 
  private:
   static constexpr i32 streams = 4;
+
+  template <i32 bytes>
+  RADDLE_FN void pay() {
+    constexpr i32 each = streams * 64;
+    if constexpr (bytes % each == 0) {
+#pragma GCC unroll 16
+      for (i32 i = 0; i < bytes / each; ++i) step();
+    } else {
+      for (budget_ += bytes; budget_ >= each; budget_ -= each) step();
+    }
+  }
 
   RADDLE_FN void step() {
 #pragma GCC unroll 4
@@ -75,6 +84,7 @@ class Ahead {
 
   const u8* row_[streams] = {};
   i32 at_ = 0, end_ = 64, budget_ = 0;
+  bool half_ = false;
   const void* const* rows_ = nullptr;
   i32 n_ = 0;
   i32 part_ = 0;    ///< rows of a stream, for each of `planes_`

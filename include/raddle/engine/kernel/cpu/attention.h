@@ -21,6 +21,17 @@ RADDLE_FN void drop(float* s, const u8* keep, i32 n, float dropped) {
   for (i32 j = 0; j < n; ++j) s[j] = keep[j] ? s[j] : dropped;
 }
 
+/// The last of n keys that is kept, plus one.
+RADDLE_FN i32 kept_end(const u8* keep, i32 n) {
+  constexpr i32 word = sizeof(u64);
+  for (u64 eight = 0; n >= word; n -= word) {
+    __builtin_memcpy(&eight, keep + n - word, word);
+    if (eight != 0) break;
+  }
+  while (n > 0 && keep[n - 1] == 0) --n;
+  return n;
+}
+
 /// T is the element type of K and V. That of Q and O, which the loops over keys don't meet, is a
 /// run-time value.
 template <class T>
@@ -39,10 +50,12 @@ class ItemKernel {
   void run() {
     load_queries();
     for_tiles([&](const KeyTile<T>& keys, const KeyTile<T>& next, bool partial) {
-      logits(keys, next);
-      apply_variant(keys, partial);
+      const u8* keep = partial ? evaluate_keep(keys) : nullptr;
+      const i32* ends = partial ? ends_of_rows(keep, keys.n) : nullptr;
+      logits(keys, next, ends);
+      apply_variant(keys, keep);
       if (stages_.scan == Scan::softmax) softmax(keys.n);
-      accumulate(keys, next);
+      accumulate(keys, next, ends);
     });
     finish();
   }
@@ -155,9 +168,9 @@ class ItemKernel {
     }
   }
 
-  /// S = scale · f_q(Q) · f_k(K)ᵀ
-  void logits(const KeyTile<T>& keys, const KeyTile<T>& next) {
-    multiply_logits(keys, next);
+  /// S = scale · f_q(Q) · f_k(K)ᵀ; a row's logits from ends[row] on may be anything.
+  void logits(const KeyTile<T>& keys, const KeyTile<T>& next, const i32* ends) {
+    multiply_logits(keys, next, ends);
     scale_logits(keys);
   }
 
@@ -173,15 +186,15 @@ class ItemKernel {
     for (i32 m = 0; m < tile_.num_rows; ++m) multiply_row(x_.s + m * x_.lds, keys.v_scale, keys.n);
   }
 
-  void multiply_logits(const KeyTile<T>& keys, const KeyTile<T>& next) {
+  void multiply_logits(const KeyTile<T>& keys, const KeyTile<T>& next, const i32* ends) {
     const Upcoming<T> ahead{next.k, next.n};
     if (stages_.num_key == 0 && launch_.dim_qk % lanes == 0)
       return multiply_qk(x_.q, x_.ldq, tile_.num_rows, keys.k, keys.n, x_.ldq, launch_.scale, x_.s,
-                         x_.lds, ahead, x_.panel);
+                         x_.lds, ahead, x_.panel, ends);
     stage_rows<&VariantOps::key>(stages_.key, stages_.num_key, keys.k, keys.k_scale, keys,
                                  launch_.dim_qk, x_.ldq, x_.k, ahead);
     multiply_qk(x_.q, x_.ldq, tile_.num_rows, x_.rows_k, keys.n, x_.ldq, launch_.scale, x_.s,
-                x_.lds, Upcoming<float>{nullptr, 0}, x_.panel);
+                x_.lds, Upcoming<float>{nullptr, 0}, x_.panel, ends);
   }
 
   /// Keys of a tile from number `first` on, as stages see them.
@@ -206,15 +219,24 @@ class ItemKernel {
                       keys.n, keep);
   }
 
-  void apply_variant(const KeyTile<T>& keys, bool partial) {
+  /// The same of all rows: [rows, max_tile_keys].
+  const u8* evaluate_keep(const KeyTile<T>& keys) {
+    for (i32 m = 0; m < tile_.num_rows; ++m) evaluate_keep(m, keys, x_.keep + m * max_tile_keys);
+    return x_.keep;
+  }
+
+  /// How many of n keys each row has to be multiplied with: up to the last one that it keeps.
+  const i32* ends_of_rows(const u8* keep, i32 n) {
+    for (i32 m = 0; m < tile_.num_rows; ++m) x_.ends[m] = kept_end(keep + m * max_tile_keys, n);
+    return x_.ends;
+  }
+
+  /// `keep` is null where the tile is full.
+  void apply_variant(const KeyTile<T>& keys, const u8* keep) {
     for (i32 m = 0; m < tile_.num_rows; ++m) {
       float* s = x_.s + m * x_.lds;
       apply_logits(m, s, keys.n, lanes_of(keys, 0));
-      if (partial) {
-        u8 keep[max_tile_keys];
-        evaluate_keep(m, keys, keep);
-        drop(s, keep, keys.n, dropped());
-      }
+      if (keep) drop(s, keep + m * max_tile_keys, keys.n, dropped());
       pad_row(s, keys.n, dropped());
     }
   }
@@ -226,17 +248,17 @@ class ItemKernel {
     }
   }
 
-  /// O += P · f_v(V)
-  void accumulate(const KeyTile<T>& keys, const KeyTile<T>& next) {
+  /// O += P · f_v(V); a row's weights from ends[row] on are 0.
+  void accumulate(const KeyTile<T>& keys, const KeyTile<T>& next, const i32* ends) {
     const Upcoming<T> ahead{next.v, next.n};
     scale_weights(keys);
     if (stages_.num_value == 0 && launch_.dim_vo % lanes == 0)
       return multiply_pv(x_.s, x_.lds, tile_.num_rows, keys.v, keys.n, x_.ldo, x_.o, x_.ldo, ahead,
-                         x_.panel);
+                         x_.panel, ends);
     stage_rows<&VariantOps::value>(stages_.value, stages_.num_value, keys.v, keys.v_scale, keys,
                                    launch_.dim_vo, x_.ldo, x_.v, ahead);
     multiply_pv(x_.s, x_.lds, tile_.num_rows, x_.rows_v, keys.n, x_.ldo, x_.o, x_.ldo,
-                Upcoming<float>{nullptr, 0}, x_.panel);
+                Upcoming<float>{nullptr, 0}, x_.panel, ends);
   }
 
   const CpuLaunch& launch_;

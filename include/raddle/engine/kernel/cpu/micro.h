@@ -58,21 +58,32 @@ template <i32 rows>
     for (i32 v = 0; v < block_vecs; ++v) simd::store(s + m * lds + v * lanes, acc[m][v] * scale);
 }
 
+/// Keys that some of a block's rows need: the largest of `count` ends; null: all n.
+RADDLE_FN i32 keys_needed(const i32* ends, i32 count, i32 n) {
+  if (!ends) return n;
+  i32 most = 0;
+  for (i32 i = 0; i < count; ++i) most = max(most, ends[i]);
+  return most;
+}
+
 /// S[rows, n] = scale · Q[rows, dim] · K[n, dim]ᵀ. `dim` is a multiple of `lanes`; S has room for n
-/// rounded up to panel_keys columns; `panel` for dim · panel_keys floats.
+/// rounded up to panel_keys columns; `panel` for dim · panel_keys floats. Of row m only the first
+/// ends[m] are needed, where there are `ends`.
 template <class T>
 RADDLE_FN void multiply_qk(const float* q, i32 ldq, i32 rows, const T* const* k, i32 n, i32 dim,
-                           float scale, float* s, i32 lds, Upcoming<T> next, float* panel) {
+                           float scale, float* s, i32 lds, Upcoming<T> next, float* panel,
+                           const i32* ends) {
   for (i32 j = 0; j < n; j += panel_keys) {
     pack_panel(k + j, n - j, dim, panel);
     next.fetch(j, panel_keys, dim);
+    const auto block = [&](i32 m, auto r) {
+      constexpr i32 count = decltype(r)::value;
+      if (keys_needed(ends ? ends + m : nullptr, count, n) <= j) return;
+      panel_block<count>(q + m * ldq, ldq, panel, dim, scale, s + m * lds + j, lds);
+    };
     i32 m = 0;
-    for (; m + block_rows <= rows; m += block_rows)
-      panel_block<block_rows>(q + m * ldq, ldq, panel, dim, scale, s + m * lds + j, lds);
-    for_blocks<block_rows / 2>(rows - m, [&](i32 i, auto r) {
-      panel_block<decltype(r)::value>(q + (m + i) * ldq, ldq, panel, dim, scale,
-                                      s + (m + i) * lds + j, lds);
-    });
+    for (; m + block_rows <= rows; m += block_rows) block(m, Int<block_rows>{});
+    for_blocks<block_rows / 2>(rows - m, [&](i32 i, auto r) { block(m + i, r); });
   }
 }
 
@@ -113,19 +124,23 @@ template <i32 rows, i32 vecs>
 
 /// O[rows, dim] += P[rows, n] · V[n, dim]; `dim` is a multiple of `lanes`; `panel` for n ·
 /// panel_keys floats. A stripe of V is copied once and serves all rows: rows of the pool lie far
-/// apart, and what is read of them falls into a few sets of the L1 cache.
+/// apart, and what is read of them falls into a few sets of the L1 cache. Row m's weights are 0
+/// from ends[m] on, where there are `ends`.
 template <class T>
 RADDLE_FN void multiply_pv(const float* p, i32 ldp, i32 rows, const T* const* v, i32 n, i32 dim,
-                           float* o, i32 ldo, Upcoming<T> next, float* panel) {
+                           float* o, i32 ldo, Upcoming<T> next, float* panel, const i32* ends) {
   for_blocks<block_vecs>(dim / lanes, [&](i32 x, auto vecs) {
     constexpr i32 width = decltype(vecs)::value;
     pack_stripe<width>(v, n, x * lanes, panel);
     const auto block = [&](i32 m, auto r) {
+      constexpr i32 count = decltype(r)::value;
       if (x == 0) {  // each block of rows asks for its share
-        const i32 first = next.n * m / rows, end = next.n * (m + decltype(r)::value) / rows;
+        const i32 first = next.n * m / rows, end = next.n * (m + count) / rows;
         next.fetch(first, end - first, dim);
       }
-      pv_block<decltype(r)::value, width>(p + m * ldp, ldp, panel, n, o + m * ldo + x * lanes, ldo);
+      pv_block<count, width>(p + m * ldp, ldp, panel,
+                             keys_needed(ends ? ends + m : nullptr, count, n),
+                             o + m * ldo + x * lanes, ldo);
     };
     i32 m = 0;
     for (; m + block_rows <= rows; m += block_rows) block(m, Int<block_rows>{});

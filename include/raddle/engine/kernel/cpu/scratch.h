@@ -41,6 +41,8 @@ struct Scratch {
   float* panel;          ///< [max(ldq, Tkv), panel_keys]: some keys' K, or a stripe of V
   const float** rows_k;  ///< [Tkv] rows of `k` and `v`
   const float** rows_v;
+  u8* keep;           ///< [Tq, max_tile_keys] which pairs of a partial tile are kept
+  i32* ends;          ///< [Tq] how many of its keys a row needs
   Row* rows;          ///< [Tq]
   RowState* state;    ///< [Tq]
   KeyTile<T>* tiles;  ///< [3] keys of this tile, the next one and the one before
@@ -64,6 +66,8 @@ struct Scratch {
     panel = carve.take<float>(max(ldq, tkv) * panel_keys);
     rows_k = carve.take<const float*>(tkv);
     rows_v = carve.take<const float*>(tkv);
+    keep = carve.take<u8>(tq * max_tile_keys);
+    ends = carve.take<i32>(tq);
     rows = carve.take<Row>(tq);
     state = carve.take<RowState>(tq);
     tiles = carve.take<KeyTile<T>>(3);
@@ -83,6 +87,8 @@ struct Scratch {
     x.s += m * lds;
     x.o += m * ldo;
     x.lse += m;
+    x.keep += m * max_tile_keys;
+    x.ends += m;
     x.rows += m;
     x.state += m;
     return x;

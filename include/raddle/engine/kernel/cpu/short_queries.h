@@ -106,25 +106,40 @@ class ShortRun : private ItemKernel<T> {
                 max(span.begin, tile.col_begin), min(span.end, tile.col_end), keys);
   }
 
+  /// Where V is a part of K's rows (MLA), it is there when K is.
+  bool v_is_in_k(const KeyTile<T>& keys) const {
+    return keys.v[0] >= keys.k[0] && keys.v[0] + launch_.dim_vo <= keys.k[0] + launch_.dim_qk;
+  }
+
   /// One tile of keys: K of all heads, then V of all heads, each of which asks for the other's
-  /// rows that come next.
+  /// rows that come next; where V is in K, both ask for K's, a line for two that are used.
   void step(KeyTile<T>& keys, const KeyTile<T>& next, bool partial) {
+    if (v_is_in_k(keys)) {
+      Ahead rows = ahead(next.k, next.n, kv().k.head_stride, launch_.dim_qk);
+      rows.ask_for_half();
+      multiply_tile(keys, partial, rows, rows);
+      return rows.finish();
+    }
     Ahead ahead_v = ahead(keys.v, keys.n, kv().v.head_stride, launch_.dim_vo);
+    Ahead ahead_k = ahead(next.k, next.n, kv().k.head_stride, launch_.dim_qk);
+    multiply_tile(keys, partial, ahead_v, ahead_k);
+    ahead_k.finish();
+  }
+
+  void multiply_tile(KeyTile<T>& keys, bool partial, Ahead& during_k, Ahead& during_v) {
     for_heads(keys.k, keys.n, kv().k.head_stride, [&](i32 h) {
       if constexpr (is_quantized<T>) Base::gather_scales(keys);
-      multiply_qk(h, keys, ahead_v);
+      multiply_qk(h, keys, during_k);
       Base::scale_logits(keys);
-      Base::apply_variant(keys, partial);
+      Base::apply_variant(keys, partial ? Base::evaluate_keep(keys) : nullptr);
       if (stages_.scan == Scan::softmax) Base::softmax(keys.n);
       Base::scale_weights(keys);
     });
-    ahead_v.finish();
-    Ahead ahead_k = ahead(next.k, next.n, kv().k.head_stride, launch_.dim_qk);
+    if (&during_k != &during_v) during_k.finish();
     for_heads(keys.v, keys.n, kv().v.head_stride, [&](i32) {
       if constexpr (is_quantized<T>) Base::gather_scales(keys);
-      multiply_pv(keys, ahead_k);
+      multiply_pv(keys, during_v);
     });
-    ahead_k.finish();
     go_to(0);
   }
 
