@@ -114,33 +114,33 @@ class ShortRun : private ItemKernel<T> {
   /// One tile of keys: K of all heads, then V of all heads, each of which asks for the other's
   /// rows that come next; where V is in K, both ask for K's, a line for two that are used.
   void step(KeyTile<T>& keys, const KeyTile<T>& next, bool partial) {
-    if (v_is_in_k(keys)) {
-      Ahead rows = ahead(next.k, next.n, kv().k.head_stride, launch_.dim_qk);
-      rows.ask_for_half();
-      multiply_tile(keys, partial, rows, rows);
-      return rows.finish();
-    }
-    Ahead ahead_v = ahead(keys.v, keys.n, kv().v.head_stride, launch_.dim_vo);
     Ahead ahead_k = ahead(next.k, next.n, kv().k.head_stride, launch_.dim_qk);
-    multiply_tile(keys, partial, ahead_v, ahead_k);
+    if (v_is_in_k(keys)) {
+      ahead_k.ask_for_half();
+      weigh(keys, partial, ahead_k);
+    } else {
+      Ahead ahead_v = ahead(keys.v, keys.n, kv().v.head_stride, launch_.dim_vo);
+      weigh(keys, partial, ahead_v);
+      ahead_v.finish();
+    }
+    for_heads(keys.v, keys.n, kv().v.head_stride, [&](i32) {
+      if constexpr (is_quantized<T>) Base::gather_scales(keys);
+      multiply_pv(keys, ahead_k);
+    });
     ahead_k.finish();
+    go_to(0);
   }
 
-  void multiply_tile(KeyTile<T>& keys, bool partial, Ahead& during_k, Ahead& during_v) {
+  /// All heads' weights.
+  void weigh(KeyTile<T>& keys, bool partial, Ahead& coming) {
     for_heads(keys.k, keys.n, kv().k.head_stride, [&](i32 h) {
       if constexpr (is_quantized<T>) Base::gather_scales(keys);
-      multiply_qk(h, keys, during_k);
+      multiply_qk(h, keys, coming);
       Base::scale_logits(keys);
       Base::apply_variant(keys, partial ? Base::evaluate_keep(keys) : nullptr);
       if (stages_.scan == Scan::softmax) Base::softmax(keys.n);
       Base::scale_weights(keys);
     });
-    if (&during_k != &during_v) during_k.finish();
-    for_heads(keys.v, keys.n, kv().v.head_stride, [&](i32) {
-      if constexpr (is_quantized<T>) Base::gather_scales(keys);
-      multiply_pv(keys, during_v);
-    });
-    go_to(0);
   }
 
   /// Calls f(head) for all heads in turns; `rows` are meanwhile that head's.
