@@ -1,7 +1,5 @@
 // Compiled once an instruction set, with RADDLE_ISA naming the namespace of everything included
 // here.
-#include <algorithm>
-
 #include "device/cpu/page_scores.h"
 #include "raddle/engine/simd/vec.h"
 
@@ -83,7 +81,7 @@ void score_some(const ScoreJob& job, i32 nth) {
   const SelectView& view = *job.view;
   const i32 dim = view.summary.dim;
   float best[pages];
-  std::fill_n(best, pages, bits_to_float(0xff800000u));
+  for (float& bound : best) bound = -math::infinity;
   for (i32 head = job.head_begin; head < job.head_end; ++head) {
     Bounds<T> of[pages];
     for (i32 p = 0; p < pages; ++p) {
