@@ -121,6 +121,17 @@ def test_of_equal_scores_earlier_pages_win():
     assert raddle.select_pages(layout, q, summary, 1).pages.tolist() == [[0]]
 
 
+def test_infinite_keys_are_bounded_as_defined():
+    layout = raddle.PagedKV([0, 1], [0, 3], [0, 1, 2], [6], 2)
+    summary = np.zeros((3, 2, 1, 32), np.float32)
+    summary[0, 0], summary[0, 1] = -2.0, np.inf  # q < 0 meets the minimum: 64
+    summary[1, 0], summary[1, 1] = -1.0, 1.0  # 32
+    summary[2, 0] = -np.inf
+    q = -np.ones((1, 4, 32), np.float32)
+    assert raddle.select_pages(layout, q, summary, 1, keep_last=False).pages.tolist() == [[2]]
+    assert raddle.select_pages(layout, q, summary, 2, keep_last=False).pages.tolist() == [[0, 2]]
+
+
 def attention(q, kv_heads=KV_HEADS, variant=()):
     return raddle.Attention(raddle.AttentionSpec(q.shape[1], kv_heads, DIM, 24, str(q.dtype), list(variant)))
 

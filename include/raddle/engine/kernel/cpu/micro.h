@@ -58,12 +58,21 @@ template <i32 rows>
     for (i32 v = 0; v < block_vecs; ++v) simd::store(s + m * lds + v * lanes, acc[m][v] * scale);
 }
 
-/// Keys that some of a block's rows need: the largest of `count` ends; null: all n.
-RADDLE_FN i32 keys_needed(const i32* ends, i32 count, i32 n) {
+/// Of n keys those that some of `count` rows from `first` on need: the largest of their ends; null:
+/// all.
+RADDLE_FN i32 keys_needed(const i32* ends, i32 first, i32 count, i32 n) {
   if (!ends) return n;
   i32 most = 0;
-  for (i32 i = 0; i < count; ++i) most = max(most, ends[i]);
+  for (i32 m = first; m < first + count; ++m) most = max(most, ends[m]);
   return most;
+}
+
+/// Calls block(first, Int<count>) for blocks of rows that cover [0, rows).
+template <class F>
+RADDLE_FN void for_row_blocks(i32 rows, F block) {
+  i32 m = 0;
+  for (; m + block_rows <= rows; m += block_rows) block(m, Int<block_rows>{});
+  for_blocks<4>(rows - m, [&](i32 i, auto count) { block(m + i, count); });
 }
 
 /// S[rows, n] = scale · Q[rows, dim] · K[n, dim]ᵀ. `dim` is a multiple of `lanes`; S has room for n
@@ -76,14 +85,11 @@ RADDLE_FN void multiply_qk(const float* q, i32 ldq, i32 rows, const T* const* k,
   for (i32 j = 0; j < n; j += panel_keys) {
     pack_panel(k + j, n - j, dim, panel);
     next.fetch(j, panel_keys, dim);
-    const auto block = [&](i32 m, auto r) {
+    for_row_blocks(rows, [&](i32 m, auto r) {
       constexpr i32 count = decltype(r)::value;
-      if (keys_needed(ends ? ends + m : nullptr, count, n) <= j) return;
+      if (keys_needed(ends, m, count, n) <= j) return;
       panel_block<count>(q + m * ldq, ldq, panel, dim, scale, s + m * lds + j, lds);
-    };
-    i32 m = 0;
-    for (; m + block_rows <= rows; m += block_rows) block(m, Int<block_rows>{});
-    for_blocks<block_rows / 2>(rows - m, [&](i32 i, auto r) { block(m + i, r); });
+    });
   }
 }
 
@@ -132,19 +138,15 @@ RADDLE_FN void multiply_pv(const float* p, i32 ldp, i32 rows, const T* const* v,
   for_blocks<block_vecs>(dim / lanes, [&](i32 x, auto vecs) {
     constexpr i32 width = decltype(vecs)::value;
     pack_stripe<width>(v, n, x * lanes, panel);
-    const auto block = [&](i32 m, auto r) {
+    for_row_blocks(rows, [&](i32 m, auto r) {
       constexpr i32 count = decltype(r)::value;
       if (x == 0) {  // each block of rows asks for its share
         const i32 first = next.n * m / rows, end = next.n * (m + count) / rows;
         next.fetch(first, end - first, dim);
       }
-      pv_block<count, width>(p + m * ldp, ldp, panel,
-                             keys_needed(ends ? ends + m : nullptr, count, n),
+      pv_block<count, width>(p + m * ldp, ldp, panel, keys_needed(ends, m, count, n),
                              o + m * ldo + x * lanes, ldo);
-    };
-    i32 m = 0;
-    for (; m + block_rows <= rows; m += block_rows) block(m, Int<block_rows>{});
-    for_blocks<4>(rows - m, [&](i32 i, auto r) { block(m + i, r); });
+    });
   });
 }
 
