@@ -197,6 +197,7 @@ class CudaBackend final : public AttentionBackend {
     MmaLaunch launch = on_device.launch();
     static_cast<RunView&>(launch) = view;
     launch.query_rows = static_cast<i32>(args.q.shape[0]);
+    launch.joins = !spec_.batch_invariant;
     launch.timeline = view_timeline(args.timeline, launch.plan.num_workers);
     std::unique_lock<std::mutex> lock;
     if (reservation)
@@ -219,7 +220,7 @@ class CudaBackend final : public AttentionBackend {
     of_run->use_on(args.stream);
     on_device.use_on(args.stream);
     void* params[] = {&launch, of_run->bytes()};
-    on_device.kernel().launch(launch.plan.num_workers, args.stream, params);
+    on_device.kernel().launch_teams(launch.plan.num_workers, args.stream, params);
   }
 
  private:

@@ -34,7 +34,8 @@ const Kernel& loaded(const jit::GpuKernel& kernel, const Device& device, i32 sha
   const std::string& arch = device.info().arch;
   return only_once(device, jit::source_of(kernel, arch), [&] {
     return std::make_unique<const Kernel>(device, jit::cubin_of(kernel, arch), jit::gpu_entry_point,
-                                          jit::label_of(kernel), mma::num_threads, shared_bytes);
+                                          jit::label_of(kernel), mma::num_threads, shared_bytes,
+                                          mma::most_teams);
   });
 }
 

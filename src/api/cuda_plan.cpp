@@ -52,8 +52,7 @@ std::string CudaPlan::explain() const {
       made_there() ? reservation_->planner()->kernel().label() + " (1 launch an update), " : "";
   return plan + kernel_->label() + " for " + kernel_->device().info().arch + " on " +
          kernel_->device().info().name + "; a run is " +
-         (launches ? "1 launch of " + std::to_string(launch_.plan.num_workers) + " blocks of " +
-                         std::to_string(kernel_->num_threads()) + " threads"
+         (launches ? "1 launch of " + kernel_->describe_teams(launch_.plan.num_workers)
                    : "0 launches");
 }
 

@@ -4,7 +4,6 @@
 #include <sstream>
 
 #include "jit/cubin.h"
-#include "raddle/engine/kernel/mma/config.h"
 
 namespace raddle::jit {
 
@@ -43,19 +42,19 @@ i32 arch_number(const std::string& arch) {
 }
 
 std::string source_of(const GpuKernel& kernel, const std::string& arch) {
-  const mma::KernelConfig config = mma::kernel_config(
-      kernel.dim_qk, kernel.dim_vo, arch_number(arch), {2, 2, has_8_bits(kernel.kv_dtype)});
   std::ostringstream text;
   text << "#define RADDLE_ISA gpu\n#include \"raddle/engine/kernel/mma/attention.h\"\n"
        << declare_variant(kernel.composition, kernel.variant_bytes)
-       << "extern \"C\" __global__ void __launch_bounds__(raddle::mma::num_threads, "
-       << config.blocks_per_multiprocessor << ")\n"
+       << "using Attention = raddle::mma::Kernel<raddle::" << type_of(kernel.dtype)
+       << ", raddle::" << type_of(kernel.kv_dtype) << ", " << kernel.dim_qk << ", " << kernel.dim_vo
+       << ", " << arch_number(arch) << ", raddle::Variant, "
+       << (kernel.short_only ? "true" : "false") << ">;\n"
+       << "extern \"C\" __global__ void "
+       << "__launch_bounds__(Attention::block_threads, Attention::blocks)\n"
        << gpu_entry_point << "(const __grid_constant__ raddle::MmaLaunch launch,\n"
        << "    const __grid_constant__ raddle::Variant variant) {\n"
        << "  raddle::mma::" << (kernel.short_only ? "attend_short" : "attend")
-       << "<raddle::mma::Kernel<raddle::" << type_of(kernel.dtype)
-       << ", raddle::" << type_of(kernel.kv_dtype) << ", " << kernel.dim_qk << ", " << kernel.dim_vo
-       << ", " << arch_number(arch) << ", raddle::Variant>>(launch, variant);\n}\n";
+       << "<Attention>(launch, variant);\n}\n";
   return amalgamate(text.str());
 }
 

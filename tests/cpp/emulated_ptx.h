@@ -47,12 +47,15 @@ struct Copy {
 
 class Block {
  public:
-  Block(i32 index, i32 num_threads, i32 shared_bytes, i32 num_blocks = 1)
+  /// `num_threads` are a team's.
+  Block(i32 index, i32 num_threads, i32 shared_bytes, i32 num_blocks = 1, i32 teams = 1)
       : index_(index),
         num_blocks_(num_blocks),
-        fibers_(static_cast<std::size_t>(num_threads)),
+        num_threads_(num_threads),
+        fibers_(static_cast<std::size_t>(num_threads * teams)),
         slots_(fibers_.size()),
         warps_(fibers_.size() / 32),
+        teams_(static_cast<std::size_t>(teams)),
         // Poisoned: all bits set are NaN in every dtype.
         shared_(static_cast<std::size_t>(shared_bytes) / 16 + 1, Unit{~u64{0}, ~u64{0}}) {}
 
@@ -91,8 +94,10 @@ class Block {
   }
   i32 index() const { return index_; }
   i32 num_blocks() const { return num_blocks_; }
-  i32 num_threads() const { return static_cast<i32>(fibers_.size()); }
-  i32 thread() const { return static_cast<i32>(running_); }
+  i32 num_threads() const { return num_threads_; }
+  i32 num_teams() const { return static_cast<i32>(teams_.size()); }
+  i32 team() const { return static_cast<i32>(running_) / num_threads_; }
+  i32 thread() const { return static_cast<i32>(running_) % num_threads_; }
   void* shared() { return shared_.data(); }
   i64 time = 0;  // counts how often it is asked for
   u32 shared_bytes() const { return static_cast<u32>(shared_.size() * sizeof(Unit)); }
@@ -144,6 +149,9 @@ class Block {
     while (barrier_at(at).phase % 2 == parity) leave(false);
   }
   void wait_block() { wait(block_, fibers_.size()); }
+  void wait_team() {
+    wait(teams_[static_cast<std::size_t>(team())], static_cast<std::size_t>(num_threads_));
+  }
   void wait_warp() { wait(warps_[running_ / 32], 32); }
   /// Some lanes of the warp, a bit each; others may be elsewhere.
   void wait_lanes(u32 lanes) {
@@ -240,10 +248,10 @@ class Block {
     while (barrier.generation == generation) leave(false);
   }
 
-  i32 index_, num_blocks_;
+  i32 index_, num_blocks_, num_threads_;
   std::vector<Fiber> fibers_;
   std::vector<Exchange> slots_;
-  std::vector<Barrier> warps_;
+  std::vector<Barrier> warps_, teams_;
   std::map<std::pair<std::size_t, u32>, Barrier> lanes_;
   std::vector<Unit> shared_;
   Barrier block_;
@@ -269,8 +277,15 @@ inline i32 thread_index() { return Block::current()->thread(); }
 inline i32 lane_index() { return thread_index() & 31; }
 inline i32 warp_index() { return thread_index() >> 5; }
 inline i32 block_index() { return Block::current()->index(); }
+inline i32 team_index() { return Block::current()->team(); }
+inline i32 team_count() { return Block::current()->num_teams(); }
 inline void* shared_memory() { return Block::current()->shared(); }
 inline void sync_block() { Block::current()->wait_block(); }
+template <i32 num_threads>
+inline void sync_team() {
+  static_assert(num_threads % 32 == 0);
+  Block::current()->wait_team();
+}
 inline void sync_warp() { Block::current()->wait_warp(); }
 inline void sync_lanes(u32 lanes) { Block::current()->wait_lanes(lanes); }
 inline void fence_device() {}

@@ -19,18 +19,20 @@
 #include <vector>
 
 // The kernel's library is compiled with the emulated instructions, this one need not know them.
-using Attend = void (*)(int block, int blocks, int threads, int shared_bytes, void** params);
+using Attend = void (*)(int block, int blocks, int threads, int teams, int shared_bytes,
+                        void** params);
 
 /// What a function's handle points to.
 struct Function {
   Attend attend;
   int (*param_bytes)(int param);
+  int (*most_threads)();
 };
 
 /// A launch of a graph: it keeps the values of the parameters.
 struct Node {
   const Function* function;
-  unsigned blocks, threads, shared_bytes;
+  unsigned blocks, threads, teams, shared_bytes;
   std::vector<std::max_align_t> params[2];
 };
 
@@ -66,13 +68,14 @@ std::map<void*, std::vector<Node>>& graphs() {
 }
 
 /// Blocks in an order that no kernel may rely on.
-void run_blocks(const Function& function, unsigned blocks, unsigned threads, unsigned shared_bytes,
-                void** params) {
+void run_blocks(const Function& function, unsigned blocks, unsigned threads, unsigned teams,
+                unsigned shared_bytes, void** params) {
   for (unsigned i = 0; i < blocks; ++i) {
     const unsigned block = (i * 7919u + 1u) % blocks;
     const bool coprime = blocks % 7919u != 0;
     function.attend(static_cast<int>(coprime ? block : i), static_cast<int>(blocks),
-                    static_cast<int>(threads), static_cast<int>(shared_bytes), params);
+                    static_cast<int>(threads), static_cast<int>(teams),
+                    static_cast<int>(shared_bytes), params);
   }
 }
 
@@ -90,17 +93,18 @@ constexpr const char* prologue =
 constexpr const char* epilogue = R"(
 namespace {
 template <class Launch, class Variant>
-void run(void (*kernel)(Launch, Variant), int block, int blocks, int threads, int shared,
-         void** params) {
-  raddle::emulated::Block emulated(block, threads, shared, blocks);
+void run(void (*kernel)(Launch, Variant), int block, int blocks, int threads, int teams,
+         int shared, void** params) {
+  raddle::emulated::Block emulated(block, threads, shared, blocks, teams);
   emulated.run([&] {
     kernel(*static_cast<std::remove_cv_t<Launch>*>(params[0]),
            *static_cast<std::remove_cv_t<Variant>*>(params[1]));
   });
 }
 template <class Launch>
-void run(void (*kernel)(Launch), int block, int blocks, int threads, int shared, void** params) {
-  raddle::emulated::Block emulated(block, threads, shared, blocks);
+void run(void (*kernel)(Launch), int block, int blocks, int threads, int teams, int shared,
+         void** params) {
+  raddle::emulated::Block emulated(block, threads, shared, blocks, teams);
   emulated.run([&] { kernel(*static_cast<std::remove_cv_t<Launch>*>(params[0])); });
 }
 /// sizeof of one parameter; 0 where the kernel has no such one.
@@ -112,20 +116,26 @@ constexpr int bytes_of(void (*)(Params...), int param) {
 }
 )";
 
-/// The entries of kernel `name`: for one block, and for what its parameters take.
-std::string entries_of(const std::string& name) {
+/// The entries of kernel `name`: for one block, for what its parameters take, and for the threads
+/// that a block may have, an expression.
+std::string entries_of(const std::string& name, const std::string& threads) {
   return "extern \"C\" void raddle_emulated_" + name +
-         "(int block, int blocks, int threads, int shared, void** params) {\n  run(" + name +
-         ", block, blocks, threads, shared, params);\n}\nextern \"C\" int raddle_emulated_bytes_" +
-         name + "(int param) { return bytes_of(" + name + ", param); }\n";
+         "(int block, int blocks, int threads, int teams, int shared, void** params) {\n  run(" +
+         name +
+         ", block, blocks, threads, teams, shared, params);\n}\nextern \"C\" int "
+         "raddle_emulated_bytes_" +
+         name + "(int param) { return bytes_of(" + name +
+         ", param); }\nextern \"C\" int raddle_emulated_threads_" + name + "() { return " +
+         threads + "; }\n";
 }
 
 /// The same of a kernel that does nothing, which is compiled in no time: where only the host's side
 /// is looked at (RADDLE_EMULATOR_HOLLOW).
 std::string hollow_entries_of(const std::string& name) {
   return "extern \"C\" void raddle_emulated_" + name +
-         "(int, int, int, int, void**) {}\nextern \"C\" int raddle_emulated_bytes_" + name +
-         "(int) { return 0; }\n";
+         "(int, int, int, int, int, void**) {}\nextern \"C\" int raddle_emulated_bytes_" + name +
+         "(int) { return 0; }\nextern \"C\" int raddle_emulated_threads_" + name +
+         "() { return 0; }\n";
 }
 
 }  // namespace
@@ -158,7 +168,9 @@ int nvrtcCompileProgram(Program* program, int num_options, const char** options)
     // … __launch_bounds__(…)\nname(
     const std::size_t begin = text.find('\n', at) + 1;
     const std::string name = text.substr(begin, text.find('(', begin) - begin);
-    entries += entries_of(name);
+    const std::string bounds = "__launch_bounds__(";
+    const std::size_t threads = text.find(bounds, at) + bounds.size();
+    entries += entries_of(name, text.substr(threads, text.find(',', threads) - threads));
     hollow += hollow_entries_of(name);
     text.replace(at, 10, "");
   }
@@ -352,18 +364,25 @@ int cuModuleGetFunction(void** function, void* module, const char* name) {
   auto* found = new Function;
   found->attend = reinterpret_cast<Attend>(find("raddle_emulated_"));
   found->param_bytes = reinterpret_cast<int (*)(int)>(find("raddle_emulated_bytes_"));
+  found->most_threads = reinterpret_cast<int (*)()>(find("raddle_emulated_threads_"));
   *function = found;
-  return found->attend && found->param_bytes ? 0 : 500;
+  return found->attend && found->param_bytes && found->most_threads ? 0 : 500;
 }
 int cuFuncSetAttribute(void*, int, int) { return 0; }
-int cuLaunchKernel(void* handle, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned,
-                   unsigned, unsigned shared_bytes, void* stream, void** params, void**) {
+/// Of the attributes, the threads that a block may have.
+int cuFuncGetAttribute(int* value, int, void* function) {
+  *value = static_cast<const Function*>(function)->most_threads();
+  return 0;
+}
+int cuLaunchKernel(void* handle, unsigned blocks, unsigned, unsigned, unsigned threads,
+                   unsigned teams, unsigned, unsigned shared_bytes, void* stream, void** params,
+                   void**) {
   if (launches_fail) return 701;
   ++launches;
   if (launch_nothing) return 0;
   const auto& function = *static_cast<const Function*>(handle);
   if (capturing && capturing == stream) {
-    Node node{&function, blocks, threads, shared_bytes, {}};
+    Node node{&function, blocks, threads, teams, shared_bytes, {}};
     for (int i = 0; i < 2; ++i) {
       const auto bytes = static_cast<std::size_t>(function.param_bytes(i));
       node.params[i].resize(bytes / sizeof(std::max_align_t) + 1);
@@ -372,7 +391,7 @@ int cuLaunchKernel(void* handle, unsigned blocks, unsigned, unsigned, unsigned t
     graphs()[stream].push_back(std::move(node));
     return 0;
   }
-  run_blocks(function, blocks, threads, shared_bytes, params);
+  run_blocks(function, blocks, threads, teams, shared_bytes, params);
   return 0;
 }
 int cuGetErrorName(int, const char** name) {
@@ -393,7 +412,7 @@ void raddle_emulator_capture(void* stream) {
 void raddle_emulator_replay(void* stream) {
   for (Node& node : graphs()[stream]) {
     void* params[] = {node.params[0].data(), node.params[1].data()};
-    run_blocks(*node.function, node.blocks, node.threads, node.shared_bytes, params);
+    run_blocks(*node.function, node.blocks, node.threads, node.teams, node.shared_bytes, params);
   }
 }
 void raddle_emulator_events_pass(int pass) { events_pass = pass != 0; }

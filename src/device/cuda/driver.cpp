@@ -40,6 +40,7 @@ Driver load() {
   find(d.unload_module, "cuModuleUnload");
   find(d.get_function, "cuModuleGetFunction");
   find(d.set_function_attribute, "cuFuncSetAttribute");
+  find(d.get_function_attribute, "cuFuncGetAttribute");
   find(d.launch, "cuLaunchKernel");
   find(d.create_stream, "cuStreamCreate");
   find(d.create_event, "cuEventCreate");

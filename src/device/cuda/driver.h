@@ -35,6 +35,7 @@ struct Driver {
   int (*unload_module)(void*);
   int (*get_function)(void**, void* module, const char* name);
   int (*set_function_attribute)(void* function, int attribute, int value);
+  int (*get_function_attribute)(int* value, int attribute, void* function);
   int (*launch)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                 unsigned shared_bytes, void* stream, void** params, void** extra);
   int (*create_stream)(void**, unsigned flags);
@@ -67,6 +68,6 @@ inline void check(int result, const char* what) {
 // Results and attributes of cuda.h.
 constexpr int out_of_memory = 2, not_ready = 600;
 constexpr int multiprocessor_count = 16, compute_major = 75, compute_minor = 76,
-              max_shared_optin = 97, function_max_dynamic_shared = 8;
+              max_shared_optin = 97, function_max_threads = 0, function_max_dynamic_shared = 8;
 
 }  // namespace raddle::cuda

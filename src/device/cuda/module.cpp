@@ -1,15 +1,18 @@
 #include "device/cuda/module.h"
 
+#include <algorithm>
+
 #include "device/cuda/driver.h"
 
 namespace raddle::cuda {
 
 Kernel::Kernel(const Device& device, const std::string& cubin, const char* entry_point,
-               std::string label, i32 num_threads, i32 shared_bytes)
+               std::string label, i32 num_threads, i32 shared_bytes, i32 most_teams)
     : device_(&device),
       label_(std::move(label)),
       num_threads_(num_threads),
-      shared_bytes_(shared_bytes) {
+      shared_bytes_(shared_bytes),
+      teams_(1) {
   const ContextScope context(device);
   const OutsideCapture outside;
   void* module = nullptr;
@@ -17,24 +20,35 @@ Kernel::Kernel(const Device& device, const std::string& cubin, const char* entry
     raise(result, "loading the kernel " + label_ + " on " + device.info().name);
   if (const int result = driver().get_function(&function_, module, entry_point))
     raise(result, std::string("finding ") + entry_point + " in the kernel " + label_);
-  if (const int result =
-          driver().set_function_attribute(function_, function_max_dynamic_shared, shared_bytes))
-    raise(result, "asking for the shared memory of " + describe(0));
+  int threads = num_threads;
+  if (const int result = driver().get_function_attribute(&threads, function_max_threads, function_))
+    raise(result, "asking for the threads of the kernel " + label_);
+  teams_ = std::clamp(threads / num_threads, 1, most_teams);
+  if (const int result = driver().set_function_attribute(function_, function_max_dynamic_shared,
+                                                         teams_ * shared_bytes))
+    raise(result, "asking for the shared memory of the kernel " + label_);
 }
 
-void Kernel::launch(i32 num_blocks, i32 shared_bytes, StreamHandle stream, void** params) const {
-  const int result = driver().launch(function_, static_cast<unsigned>(num_blocks), 1, 1,
-                                     static_cast<unsigned>(num_threads_), 1, 1,
-                                     static_cast<unsigned>(shared_bytes), stream, params, nullptr);
+void Kernel::launch(const Grid& grid, StreamHandle stream, void** params) const {
+  const int result =
+      driver().launch(function_, static_cast<unsigned>(grid.blocks), 1, 1,
+                      static_cast<unsigned>(num_threads_), static_cast<unsigned>(grid.teams), 1,
+                      static_cast<unsigned>(grid.shared_bytes), stream, params, nullptr);
   if (result != 0) [[unlikely]]
-    raise(result, "launching " + describe(num_blocks));
+    raise(result, "launching the kernel " + label_ + " (" + describe(grid) + " with " +
+                      std::to_string(grid.shared_bytes) + " bytes of shared memory, on 'cuda:" +
+                      std::to_string(device_->ordinal()) + "', " + device_->info().name + ")");
 }
 
-std::string Kernel::describe(i32 num_blocks) const {
-  return "the kernel " + label_ + " (" + std::to_string(num_blocks) + " blocks of " +
-         std::to_string(num_threads_) + " threads with " + std::to_string(shared_bytes_) +
-         " bytes of shared memory, on 'cuda:" + std::to_string(device_->ordinal()) + "', " +
-         device_->info().name + ")";
+Kernel::Grid Kernel::grid_of(i32 num_teams) const {
+  const i32 teams = num_teams > device_->info().num_multiprocessors ? teams_ : 1;
+  return {(num_teams + teams - 1) / teams, teams, teams * shared_bytes_};
+}
+
+std::string Kernel::describe(const Grid& grid) const {
+  const std::string teams = grid.teams > 1 ? std::to_string(grid.teams) + " x " : "";
+  return std::to_string(grid.blocks) + " blocks of " + teams + std::to_string(num_threads_) +
+         " threads";
 }
 
 }  // namespace raddle::cuda

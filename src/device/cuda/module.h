@@ -11,14 +11,15 @@ namespace raddle::cuda {
 /// One kernel of a loaded cubin, with the shape of its launches. Never unloaded.
 class Kernel {
  public:
-  /// `label` names the kernel in errors. Raises DeviceError where it cannot be loaded.
+  /// `label` names the kernel in errors; threads and shared memory are those of a block, or of each
+  /// of its teams, which are as many of `most_teams` as the kernel was compiled for. Raises
+  /// DeviceError where it cannot be loaded.
   Kernel(const Device& device, const std::string& cubin, const char* entry_point, std::string label,
-         i32 num_threads, i32 shared_bytes);
+         i32 num_threads, i32 shared_bytes, i32 most_teams = 1);
   Kernel(const Kernel&) = delete;
   Kernel& operator=(const Kernel&) = delete;
 
   const std::string& label() const { return label_; }
-  i32 num_threads() const { return num_threads_; }
   i32 shared_bytes() const { return shared_bytes_; }
   const Device& device() const { return *device_; }
 
@@ -28,14 +29,28 @@ class Kernel {
     launch(num_blocks, shared_bytes_, stream, params);
   }
   /// The same with less than shared_bytes() of shared memory a block.
-  void launch(i32 num_blocks, i32 shared_bytes, StreamHandle stream, void** params) const;
+  void launch(i32 num_blocks, i32 shared_bytes, StreamHandle stream, void** params) const {
+    launch(Grid{num_blocks, 1, shared_bytes}, stream, params);
+  }
+  /// The same for so many teams.
+  void launch_teams(i32 num_teams, StreamHandle stream, void** params) const {
+    launch(grid_of(num_teams), stream, params);
+  }
+  /// "132 blocks of 2 x 128 threads": what launch_teams launches.
+  std::string describe_teams(i32 num_teams) const { return describe(grid_of(num_teams)); }
 
  private:
-  std::string describe(i32 num_blocks) const;
+  struct Grid {
+    i32 blocks, teams, shared_bytes;  ///< the latter two are a block's
+  };
+  /// Teams that are no more than multiprocessors have one each.
+  Grid grid_of(i32 num_teams) const;
+  void launch(const Grid& grid, StreamHandle stream, void** params) const;
+  std::string describe(const Grid& grid) const;
   const Device* device_;
   std::string label_;
   void* function_ = nullptr;
-  i32 num_threads_, shared_bytes_;
+  i32 num_threads_, shared_bytes_, teams_;
 };
 
 }  // namespace raddle::cuda

@@ -82,14 +82,21 @@ RADDLE_FN void add_to_least(Load* heap, i32 count, i64 cost) {
 }
 
 /// Gives the first num_workers placements to a worker each, as a heap of idle workers would, and
-/// makes the heap of what they then have.
+/// makes the heap of what they then have. Two pieces that lie side by side and cost the same, as
+/// halves of a tile do, come to neighbours, who may add them up together (kernel/mma/team.h).
 RADDLE_FN void assign_first(const RankedPiece* ranked, i32 num_kv_heads, i32 num_workers,
                             Load* heap, Placement* placements) {
   i32 last = 0;
-  for (i32 p = 0, w = 0; w < num_workers; ++p) {
-    last = p;
-    for (i32 h = 0; h < num_kv_heads && w < num_workers; ++h, ++w)
-      placements[w] = Placement{ranked[p].piece, h, w};
+  for (i32 p = 0, w = 0; w < num_workers;) {
+    const bool pair = w % 2 == 0 && w + 2 * num_kv_heads <= num_workers &&
+                      ranked[p + 1].piece == ranked[p].piece + 1 &&
+                      ranked[p + 1].cost == ranked[p].cost;
+    const i32 pieces = pair ? 2 : 1;
+    for (i32 h = 0; h < num_kv_heads; ++h)
+      for (i32 i = 0; i < pieces && w < num_workers; ++i, ++w)
+        placements[w] = Placement{ranked[p + i].piece, h, w};
+    last = p + pieces - 1;
+    p += pieces;
   }
   // Ascending loads are a heap. They lie in falling order, and equal ones from the lowest worker
   // on.

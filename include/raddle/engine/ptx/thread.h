@@ -16,6 +16,9 @@ RADDLE_DEVICE i32 thread_index() {
 RADDLE_DEVICE i32 lane_index() { return thread_index() & 31; }
 RADDLE_DEVICE i32 warp_index() { return thread_index() >> 5; }
 RADDLE_DEVICE i32 block_index() { return static_cast<i32>(blockIdx.x); }
+/// A block may be several teams of as many threads each, which are counted within it.
+RADDLE_DEVICE i32 team_index() { return static_cast<i32>(threadIdx.y); }
+RADDLE_DEVICE i32 team_count() { return static_cast<i32>(blockDim.y); }
 
 struct alignas(128) SharedUnit {
   u8 bytes[128];
@@ -28,6 +31,11 @@ RADDLE_DEVICE void* shared_memory() {
 }
 
 RADDLE_DEVICE void sync_block() { asm volatile("bar.sync 0;" ::: "memory"); }
+/// The same for a team of so many threads.
+template <i32 num_threads>
+RADDLE_DEVICE void sync_team() {
+  asm volatile("bar.sync %0, %1;" ::"r"(1 + team_index()), "n"(num_threads) : "memory");
+}
 RADDLE_DEVICE void sync_warp() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
 /// The same for some lanes of the warp, a bit each.
 RADDLE_DEVICE void sync_lanes(u32 lanes) {

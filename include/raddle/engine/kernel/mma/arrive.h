@@ -57,28 +57,29 @@ RADDLE_DEVICE Awaiting look_up_awaiting(const MmaLaunch& launch, const WorkItem&
   return found;
 }
 
-/// Counts an item up at every contraction that waits for it, and composes those it completes and
-/// nobody has claimed. All threads of the block come here with the item's state stored; `awaiting`
-/// is the thread's first. `completed`, in shared memory, has a word a warp.
+/// Counts an item, or `items` whose state is one, up at every contraction that waits for it, and
+/// composes those it completes and nobody has claimed. All threads of the team come here with the
+/// state stored; `awaiting` is the thread's first. `completed`, in shared memory, has a word a
+/// warp.
 template <class K, class V>
-RADDLE_COLD void arrive(const MmaLaunch& launch, const V& variant, const WorkItem& item,
+RADDLE_COLD void arrive(const MmaLaunch& launch, const V& variant, const WorkItem& item, i32 items,
                         Awaiting awaiting, u32* completed, float* vector) {
   const QueryTile& tile = launch.plan.query_tiles[item.query_tile];
-  const i32 count = tile.dependents_end - tile.dependents_begin, worker = ptx::block_index();
+  const i32 count = tile.dependents_end - tile.dependents_begin, worker = worker_index();
   const i32 mark = claims(launch, item, tile) ? Arrivals::claim(worker) : 0;
-  ptx::sync_block();  // the state is stored
+  sync_team<K>();  // the state is stored
   for (i32 first = 0; first < count; first += num_threads) {
     if (first > 0) awaiting = look_up_awaiting(launch, item, first + ptx::thread_index());
     bool last = false;
     if (awaiting.at >= 0) {
       ptx::fence_device();  // the block's state before its arrival
-      const Arrivals before{ptx::atomic_add(&launch.arrived[awaiting.at], 1 + mark)};
-      last = before.count() + 1 == awaiting.expected && !before.is_claimed();
+      const Arrivals before{ptx::atomic_add(&launch.arrived[awaiting.at], items + mark)};
+      last = before.count() + items == awaiting.expected && !before.is_claimed();
       if (last) launch.arrived[awaiting.at] = 0;
     }
     const u32 of_warp = ptx::ballot(last);
     if (ptx::lane_index() == 0) completed[ptx::warp_index()] = of_warp;
-    ptx::sync_block();
+    sync_team<K>();
     for (i32 i = 0; i < min(num_threads, count - first); ++i) {
       if (!(completed[i / 32] >> (i % 32) & 1)) continue;
       ptx::fence_device();  // the others' states, after their arrival
@@ -89,7 +90,7 @@ RADDLE_COLD void arrive(const MmaLaunch& launch, const V& variant, const WorkIte
         contract<K>(launch, variant, launch.plan.contractions[which], item.kv_head, vector);
       }
     }
-    ptx::sync_block();
+    sync_team<K>();
   }
 }
 
@@ -101,7 +102,7 @@ constexpr i64 patience_ns = 10'000'000;
 /// work; the word is zero afterwards, or no longer this worker's.
 RADDLE_DEVICE bool await_claimed(const MmaLaunch& launch, i32 at) {
   i32* word = launch.arrived + at;
-  const i32 worker = ptx::block_index(), expected = launch.plan.expected[at];
+  const i32 worker = worker_index(), expected = launch.plan.expected[at];
   Arrivals seen{ptx::load_acquire(word)};
   if (!seen.is_claimed_by(worker)) return false;
   const i64 deadline = ptx::global_time() + patience_ns;
@@ -171,7 +172,7 @@ RADDLE_DEVICE void contract_all_claimed(const MmaLaunch& launch, const V& varian
           claimed[i] = look_up_claimed(launch, item);
       }
     }
-    ptx::sync_block();  // `ready` has been read
+    sync_team<K>();  // `ready` has been read
     if (ptx::warp_index() == 0) {
       i32 at = -1;
       RADDLE_UNROLL
@@ -181,7 +182,7 @@ RADDLE_DEVICE void contract_all_claimed(const MmaLaunch& launch, const V& varian
       const u32 of_warp = ptx::ballot(at >= 0 && await_claimed(launch, at));
       if (ptx::lane_index() == 0) *ready = of_warp;
     }
-    ptx::sync_block();
+    sync_team<K>();
     ptx::fence_device();  // the others' states, after their arrival
     RADDLE_UNROLL
     for (i32 i = 0; i < at_a_time; ++i)

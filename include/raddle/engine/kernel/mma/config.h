@@ -20,7 +20,8 @@ struct KernelConfig {
 };
 
 constexpr i32 num_warps = 4;
-constexpr i32 num_threads = 32 * num_warps;
+constexpr i32 num_threads = 32 * num_warps;  ///< of a worker's team,
+constexpr i32 most_teams = 2;                ///< of which a block may be so many (team.h)
 constexpr i32 short_rows = 16;
 constexpr i32 max_slots = 8;
 constexpr i32 slab_columns = 32;  ///< of outputs that warps add up at a time,
@@ -122,15 +123,17 @@ RADDLE_FN constexpr KernelConfig widened_config(i32 dim_qk, i32 dim_vo, i32 arch
       for (const auto& [rows, keys] : long_shapes) {
         const i32 long_slots = slots_in(bytes, dim_qk, dim_vo, rows, keys, 4, ring) / 2 * 2;
         if (slots < least || long_slots == 0 || (rows > 64 && dim_vo > 128)) continue;
-        return KernelConfig{short_rows,
-                            short_keys,
-                            rows,
-                            keys,
-                            slots,
-                            long_slots,
-                            max(shared_bytes(dim_qk, dim_vo, short_rows, short_keys, slots, ring),
-                                shared_bytes(dim_qk, dim_vo, rows, keys, long_slots, ring)),
-                            blocks};
+        return KernelConfig{
+            short_rows,
+            short_keys,
+            rows,
+            keys,
+            slots,
+            long_slots,
+            round_up(max(shared_bytes(dim_qk, dim_vo, short_rows, short_keys, slots, ring),
+                         shared_bytes(dim_qk, dim_vo, rows, keys, long_slots, ring)),
+                     128),
+            blocks};
       }
     }
   }

@@ -30,6 +30,7 @@ struct MmaLaunch : RunView {
   const u8* arrays;  ///< the memory in which all of layout and plan lies
   i64 array_bytes;
   i32 query_rows;  ///< that q has
+  bool joins;      ///< who computes what may show in a result's last bits (team.h)
   TimelineView timeline;
 };
 
@@ -58,7 +59,9 @@ struct Either<false, A, B> {
 ///
 /// Quantised K and V are multiplied as bytes lie in the ring, in f16, which holds them exactly.
 /// Where a part of the variant changes them, they become rows of T in the ring first.
-template <class Element, class StoredElement, i32 qk, i32 vo, i32 arch, class V>
+/// `short_only`: of plans without long queries.
+template <class Element, class StoredElement, i32 qk, i32 vo, i32 arch, class V,
+          bool short_only = false>
 struct Kernel {
   using T = Element;
   using Stored = StoredElement;
@@ -70,6 +73,15 @@ struct Kernel {
   static_assert(!(wide && quantized));
   static constexpr KernelConfig config =
       kernel_config(qk, vo, arch, {narrow_keys ? 1 : 2, narrow_values ? 1 : 2, quantized});
+  /// Two blocks of short queries that share a multiprocessor are one of two teams, which add up
+  /// their warps' states (team.h). Not where an output part sees rows that one has put together,
+  /// nor where the variant changes keys, or O is wide: there registers are short.
+  static constexpr bool spare_registers = !has_key<V> && !has_value<V> && vo <= 128;
+  static constexpr bool joins = short_only && !wide && config.blocks_per_multiprocessor == 2 &&
+                                !has_output<V> && spare_registers;
+  static constexpr i32 teams = joins ? 2 : 1;
+  static constexpr i32 block_threads = teams * num_threads;
+  static constexpr i32 blocks = config.blocks_per_multiprocessor / teams;  ///< of a multiprocessor
   static constexpr i32 dim_qk = qk;
   static constexpr i32 dim_vo = vo;
   static constexpr i32 short_keys = config.short_keys;

@@ -1,4 +1,4 @@
-// A block's shared memory: queries, a ring of KV tiles, what is known of their keys.
+// A team's shared memory: queries, a ring of KV tiles, what is known of their keys.
 #pragma once
 
 #include "raddle/engine/kernel/mma/timeline.h"
@@ -114,12 +114,16 @@ RADDLE_FN constexpr i32 ring_round(i32 nth, i32 slots) {
   return static_cast<i32>(static_cast<u32>(nth) / static_cast<u32>(slots));
 }
 
-/// What lies where in a block's shared memory, of a layout that says the offsets: queries at the
+/// What lies where in a team's shared memory, of a layout that says the offsets: queries at the
 /// front, a ring of slots, what is known of their keys, and tables of where rows lie.
 template <class Layout>
-struct BlockMemory {
+struct TeamMemory {
   RADDLE_DEVICE static i32 after(i32 at, i32 count) { return at + 1 == count ? 0 : at + 1; }
-  RADDLE_DEVICE static u8* base() { return static_cast<u8*>(ptx::shared_memory()); }
+  /// The memory of one of the block's teams.
+  RADDLE_DEVICE static u8* base_of(i32 team) {
+    return static_cast<u8*>(ptx::shared_memory()) + team * Layout::team_bytes;
+  }
+  RADDLE_DEVICE static u8* base() { return base_of(Layout::teams > 1 ? ptx::team_index() : 0); }
   /// A row of Q, or of O on its way out.
   RADDLE_DEVICE static u8* query_memory() { return base(); }
   RADDLE_DEVICE static u8* slot_memory(i32 slot) {
@@ -143,11 +147,12 @@ struct BlockMemory {
   }
 };
 
-/// Where a tile shape keeps what; offsets into the block's dynamic shared memory.
+/// Where a tile shape keeps what; offsets into the team's part of dynamic shared memory.
 template <class K, i32 rows, i32 keys_of_tile, i32 num_slots>
-struct SharedLayout : BlockMemory<SharedLayout<K, rows, keys_of_tile, num_slots>> {
-  using Memory = BlockMemory<SharedLayout>;
+struct SharedLayout : TeamMemory<SharedLayout<K, rows, keys_of_tile, num_slots>> {
+  using Memory = TeamMemory<SharedLayout>;
   using Memory::base;
+  static constexpr i32 teams = K::teams, team_bytes = K::config.shared_bytes;
   static constexpr i32 tile_keys = keys_of_tile;
   static constexpr i32 warp_keys = tile_keys / num_warps;  ///< that one warp loads
   static constexpr i32 slots = num_slots;                  ///< K or V of a tile, in turns

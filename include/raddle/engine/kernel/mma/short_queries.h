@@ -25,7 +25,7 @@ class ShortQueries {
   static constexpr bool runs_on = !has_output<V>;
 
  public:
-  /// Items [first, end), or up to the first of another shape.
+  /// The items that come `first` … `end` - 1 in a queue, or up to the first of another shape.
   RADDLE_DEVICE ShortQueries(const MmaLaunch& launch, const V& variant, i32 first, i32 end)
       : launch_(launch),
         variant_(variant),
@@ -46,7 +46,7 @@ class ShortQueries {
     }
   }
 
-  /// Returns the item after the last one computed.
+  /// Returns the place of the item after the last one computed.
   RADDLE_DEVICE i32 run() {
     while (attend()) {
     }
@@ -74,19 +74,24 @@ class ShortQueries {
     WorkItem item;
     i32 num_rows, request;
     Awaiting awaiting;
+    bool joint;  ///< the block's other team ends with another piece of its unit
   };
 
   /// Where the variant changes keys, or O is wide, registers are short: there it is asked for anew
   /// when the keys have been used.
-  static constexpr bool keeps_opened = !has_key<V> && !has_value<V> && K::dim_vo <= 128;
+  static constexpr bool keeps_opened = K::spare_registers;
 
-  RADDLE_DEVICE Opened open(i32 number) const {
+  RADDLE_DEVICE Opened open(i32 at) const {
+    const i32 number = item_at<K>(launch_, at, end_);
     Opened opened;
     opened.item = launch_.plan.items[number];
     const QueryTile& tile = tile_of(opened.item);
     opened.num_rows = tile.num_rows;
     opened.request = request_of_keys(launch_, tile);
     opened.awaiting.find(launch_, opened.item, tile, ptx::thread_index());
+    opened.joint = at + 1 == end_ && ends_jointly<K>(launch_, opened.item, number);
+    if (opened.joint && launch_.layout.num_levels == 1 && opened.awaiting.split.num_chunks == 2)
+      opened.item.partial_row = -1;  // the two are the whole unit
     return opened;
   }
 
@@ -98,12 +103,12 @@ class ShortQueries {
 
   /// Computes the next item; returns whether there is one after it.
   RADDLE_DEVICE bool attend() {
-    const i32 number = next_++;
+    const i32 at = next_++, number = item_at<K>(launch_, at, end_);
     Opened opened = opened_;
     u8* queries = Layout::query_memory();
     describe_item(opened.request, opened.item.kv_head, Layout::scratch());
     queries_.store(variant_, share * warp_, queries, Layout::scratch());
-    ptx::sync_block();
+    sync_team<K>();
     if (keeps_opened) opened.awaiting.expect(launch_);
     RADDLE_UNROLL
     for (i32 i = 0; i < kept_steps; ++i) load_fragment(i, q_[i]);
@@ -122,17 +127,18 @@ class ShortQueries {
     while (!step(apply, halves)) {
     }
     mark(launch_, TimelineStage::computed, number);
-    const bool more = next_ < end_ && tile_of(launch_.plan.items[next_]).shape == 0;
+    const bool more =
+        next_ < end_ && tile_of(launch_.plan.items[item_at<K>(launch_, next_, end_)]).shape == 0;
     if (more) fetch_queries();
     if (!keeps_opened) {
-      opened = open(number);
+      opened = open(at);
       opened.awaiting.expect(launch_);
     }
-    merge(opened.item, opened.num_rows, more);
+    merge(opened, more);
     mark(launch_, TimelineStage::stored, number);
-    if (opened.item.partial_row >= 0)
-      arrive<K>(launch_, variant_, launch_.plan.items[number], opened.awaiting,
-                Layout::completed_bits(), Layout::vector(warp_));
+    if (opened.item.partial_row >= 0 && !(opened.joint && ptx::team_index() == 1))
+      arrive<K>(launch_, variant_, launch_.plan.items[number], opened.joint ? 2 : 1,
+                opened.awaiting, Layout::completed_bits(), Layout::vector(warp_));
     mark(launch_, TimelineStage::finished, number);
     return more;
   }
@@ -212,9 +218,14 @@ class ShortQueries {
   /// This lane's first key of its warp's.
   RADDLE_DEVICE i32 lane_keys() const { return warp_keys * warp_ + lane_ % 4 * 2; }
 
-  /// Adds up the warps' states and stores the result, eight rows and a slab of columns at a time:
-  /// as many as there are, where the ring is free, for there is no item after this one.
-  RADDLE_DEVICE void merge(const WorkItem& item, i32 num_rows, bool more) {
+  /// Adds up the warps' states, those of both teams if they end jointly, and stores the result,
+  /// eight rows and a slab of columns at a time: as many as there are, where the ring is free, for
+  /// there is no item after this one. Of two teams the first stores, and the second one's piece is
+  /// left as an empty state.
+  RADDLE_DEVICE void merge(const Opened& opened, bool more) {
+    const WorkItem& item = opened.item;
+    const i32 num_rows = opened.num_rows;
+    const bool joint = opened.joint, stores = !joint || ptx::team_index() == 0;
     MergeBuffer& buffer = Layout::merge_buffer();
     const i32 g = lane_ / 4, t = lane_ % 4;
     RADDLE_UNROLL
@@ -226,12 +237,12 @@ class ShortQueries {
       buffer.top[warp_][g + 8 * half] = stats_.top[0][half];
       buffer.sum[warp_][g + 8 * half] = sum;
     }
-    ptx::sync_block();
+    sync_merging(joint);
     float factor[2] = {1.0f, 1.0f};
     if constexpr (scan == Scan::softmax) {
       RADDLE_UNROLL
       for (i32 half = 0; half < 2; ++half) {
-        const MergedRow mine = merged(buffer, g + 8 * half);
+        const MergedRow mine = merged(g + 8 * half, joint);
         factor[half] = ptx::exp2((stats_.top[0][half] - mine.shift) * to_log2_) * mine.inverse;
       }
     }
@@ -248,11 +259,12 @@ class ShortQueries {
     float* mine = slab + (slab_rows * warp_ + g) * pitch;
     const i32 quads = columns / 4, rows_at_once = num_threads / quads;
     const i32 first_row = ptx::thread_index() / quads, c = 4 * (ptx::thread_index() % quads);
+    if (!stores && item.partial_row >= 0) clear_state(item, num_rows);
     RADDLE_ROLLED
     for (i32 half = 0; 8 * half < num_rows; ++half) {
-      const i32 rows = min(slab_rows, num_rows - 8 * half);
+      const i32 rows = stores ? min(slab_rows, num_rows - 8 * half) : 0;
       MergedTo to;
-      if (first_row < rows) to = begin_row(item, 8 * half + first_row, c == 0);
+      if (first_row < rows) to = begin_row(item, 8 * half + first_row, joint, c == 0);
       RADDLE_ROLLED
       for (i32 first = 0; first < all_columns; first += columns) {
         RADDLE_UNROLL
@@ -265,14 +277,14 @@ class ShortQueries {
                                : out_element<K>(o_[0], n, 1, e) * factor[1];
           ptx::store_two(mine + out_column<K>(t, n) - first, two[0], two[1]);
         }
-        ptx::sync_block();
+        sync_merging(joint);
         RADDLE_ROLLED
         for (i32 r = first_row; r < rows; r += rows_at_once) {
-          if (r != first_row) to = begin_row(item, 8 * half + r, c == 0);
+          if (r != first_row) to = begin_row(item, 8 * half + r, joint, c == 0);
           if (first + c < K::dim_vo)
-            put_four(to, slab + r * pitch + c, slab_rows * pitch, first + c);
+            put_four(to, slab + r * pitch + c, slab_rows * pitch, joint, first + c);
         }
-        ptx::sync_block();
+        sync_merging(joint);
       }
     }
     if constexpr (has_output<V>) {
@@ -280,19 +292,53 @@ class ShortQueries {
     }
   }
 
+  /// Waits for all whose states are added up.
+  RADDLE_DEVICE static void sync_merging(bool joint) {
+    if (K::joins && joint)
+      ptx::sync_block();
+    else
+      sync_team<K>();
+  }
+
+  /// How many teams' states are added up, and what the nth of them has where this one has `mine`.
+  RADDLE_DEVICE static i32 teams_merging(bool joint) { return K::joins && joint ? 2 : 1; }
+  template <class X>
+  RADDLE_DEVICE static const X* of_team(const X* mine, bool joint, i32 nth) {
+    const i32 own = K::joins && joint ? ptx::team_index() : 0;
+    return reinterpret_cast<const X*>(reinterpret_cast<const u8*>(mine) +
+                                      (nth - own) * Layout::team_bytes);
+  }
+
+  /// Makes a piece's state that of no keys.
+  RADDLE_DEVICE void clear_state(const WorkItem& item, i32 num_rows) const {
+    auto* o = reinterpret_cast<Four*>(launch_.partial_o + i64{item.partial_row} * K::dim_vo);
+    const i32 thread = ptx::thread_index();
+    RADDLE_ROLLED
+    for (i32 i = thread; i < num_rows * (K::dim_vo / 4); i += num_threads) o[i] = Four{};
+    if (thread < num_rows) launch_.partial_lse[item.partial_row + thread] = -math::infinity;
+  }
+
   /// A row over all warps: what its outputs are relative to, 1/Σ, and the LSE.
   struct MergedRow {
     float shift, inverse, lse;
   };
 
-  RADDLE_DEVICE MergedRow merged(const MergeBuffer& buffer, i32 m) const {
+  RADDLE_DEVICE MergedRow merged(i32 m, bool joint) const {
     if constexpr (scan == Scan::sum) return MergedRow{0.0f, 1.0f, 0.0f};
+    const i32 teams = teams_merging(joint);
+    const MergeBuffer* mine = &Layout::merge_buffer();
     float top = -math::infinity;
-    for (i32 w = 0; w < num_warps; ++w) top = max(top, buffer.top[w][m]);
+    RADDLE_ROLLED
+    for (i32 t = 0; t < teams; ++t)
+      for (i32 w = 0; w < num_warps; ++w) top = max(top, of_team(mine, joint, t)->top[w][m]);
     const float shift = top == -math::infinity ? 0.0f : top;
     float sum = 0.0f;
-    for (i32 w = 0; w < num_warps; ++w)
-      sum += buffer.sum[w][m] * ptx::exp2((buffer.top[w][m] - shift) * to_log2_);
+    RADDLE_ROLLED
+    for (i32 t = 0; t < teams; ++t) {
+      const MergeBuffer& buffer = *of_team(mine, joint, t);
+      for (i32 w = 0; w < num_warps; ++w)
+        sum += buffer.sum[w][m] * ptx::exp2((buffer.top[w][m] - shift) * to_log2_);
+    }
     return MergedRow{
         shift, sum == 0.0f ? 0.0f : 1.0f / sum,
         top == -math::infinity ? top : (shift * to_log2_ + math::log2(sum)) * math::ln2};
@@ -306,13 +352,12 @@ class ShortQueries {
   };
 
   /// One thread of the row's, the `first`, stores its LSE.
-  RADDLE_DEVICE MergedTo begin_row(const WorkItem& item, i32 m, bool first) const {
-    const MergeBuffer& buffer = Layout::merge_buffer();
+  RADDLE_DEVICE MergedTo begin_row(const WorkItem& item, i32 m, bool joint, bool first) const {
     MergedTo to;
     if (item.partial_row >= 0) {
       const i64 row = i64{item.partial_row} + m;
       to.wide = launch_.partial_o + row * K::dim_vo;
-      if (first) launch_.partial_lse[row] = merged(buffer, m).lse;
+      if (first) launch_.partial_lse[row] = merged(m, joint).lse;
       return to;
     }
     if (has_output<V> && !launch_.state_only) {
@@ -320,7 +365,7 @@ class ShortQueries {
       return to;
     }
     const Row row = row_of(item, m);
-    float lse = first || has_sink<V> ? merged(buffer, m).lse : 0.0f;
+    float lse = first || has_sink<V> ? merged(m, joint).lse : 0.0f;
     to.factor = apply_sink(launch_, variant_, row, lse);
     if (first) store_lse(launch_, row, lse);
     const i64 at = out_offset(launch_, row);
@@ -332,10 +377,13 @@ class ShortQueries {
   }
 
   /// Elements d … d + 3 of a row: the sum of what the warps left of them, `stride` floats apart.
-  RADDLE_DEVICE static void put_four(const MergedTo& to, const float* from, i32 stride, i32 d) {
+  RADDLE_DEVICE static void put_four(const MergedTo& to, const float* from, i32 stride, bool joint,
+                                     i32 d) {
     Four o{};
-    for (i32 w = 0; w < num_warps; ++w)
-      for (i32 e = 0; e < 4; ++e) o.x[e] += from[w * stride + e];
+    RADDLE_ROLLED
+    for (i32 t = 0; t < teams_merging(joint); ++t)
+      for (i32 w = 0; w < num_warps; ++w)
+        for (i32 e = 0; e < 4; ++e) o.x[e] += of_team(from, joint, t)[w * stride + e];
     if (to.wide) *reinterpret_cast<Four*>(to.wide + d) = o;
     if constexpr (has_sink<V>)
       for (i32 e = 0; e < 4; ++e) o.x[e] *= to.factor;
@@ -352,10 +400,10 @@ class ShortQueries {
     for (i32 m = warp_; m < num_rows; m += num_warps) {
       LaneRow<K::dim_vo> o;
       o.every([&](i32 i, i32 d) { o.of[i] = *reinterpret_cast<const Four*>(whole_row(m) + d); });
-      const float lse = merged(Layout::merge_buffer(), m).lse;
+      const float lse = merged(m, false).lse;
       write_row<K>(launch_, variant_, row_of(item, m), o, lse, whole_row(m));
     }
-    ptx::sync_block();
+    sync_team<K>();
   }
 
   const MmaLaunch& launch_;

@@ -1,8 +1,7 @@
 // When a worker did what: marks for people who look for lost time.
 #pragma once
 
-#include "raddle/engine/kernel/mma/launch.h"
-#include "raddle/engine/ptx/instructions.h"
+#include "raddle/engine/kernel/mma/team.h"
 
 RADDLE_ENGINE_BEGIN
 
@@ -13,8 +12,8 @@ RADDLE_DEVICE void mark(const MmaLaunch& launch, TimelineStage stage, i32 item) 
   const TimelineView& timeline = launch.timeline;
   if (!timeline.marks || ptx::thread_index() != 0) return;
   constexpr i32 stages = static_cast<i32>(TimelineStage::finished);
-  TimelineView::Mark* mine = timeline.marks + i64{ptx::block_index()} * timeline.capacity;
-  const i32* queue = launch.plan.queue_indptr + ptx::block_index();
+  TimelineView::Mark* mine = timeline.marks + i64{worker_index()} * timeline.capacity;
+  const i32* queue = launch.plan.queue_indptr + worker_index();
   i32 before = item - queue[0];  // items that the block had before
   if (item >= launch.plan.queue_indptr[launch.plan.num_workers] &&
       stage != TimelineStage::started) {

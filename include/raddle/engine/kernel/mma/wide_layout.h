@@ -10,9 +10,10 @@ namespace mma {
 /// Where a tile shape keeps what; offsets into the block's dynamic shared memory. A slot of the
 /// ring holds K of a tile, or V, or K whose first columns are V.
 template <class K, i32 tile_rows, i32 keys_of_tile, i32 num_slots>
-struct WideLayout : BlockMemory<WideLayout<K, tile_rows, keys_of_tile, num_slots>> {
-  using Memory = BlockMemory<WideLayout>;
+struct WideLayout : TeamMemory<WideLayout<K, tile_rows, keys_of_tile, num_slots>> {
+  using Memory = TeamMemory<WideLayout>;
   using Memory::base;
+  static constexpr i32 teams = K::teams, team_bytes = K::config.shared_bytes;
   static constexpr i32 rows = tile_rows;
   static constexpr i32 shape = rows != short_rows;
   static constexpr i32 tile_keys = keys_of_tile;
