@@ -138,7 +138,8 @@ i64 Chooser::cut_pieces(Cutting cutting) {
       const i64 length =
           cutting == Cutting::absolute
               ? absolute_chunk(config_->invariant_chunk, tile_keys(units, t), end - begin)
-              : limit;
+          : cutting == Cutting::limit ? limit_tiles(units, t, limit)
+                                      : 0;
       const i32 count = cut_tile(units, t, cutting, length, nullptr);
       Piece* all = pieces.grow(num_pieces + count, num_pieces);
       cut_tile(units, t, cutting, length, all + num_pieces);
