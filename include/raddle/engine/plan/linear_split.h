@@ -248,12 +248,10 @@ RADDLE_FN LinearSplit cut_evenly(const Units& units, i32 num_workers, Cut* cuts)
   i64 x = 0;
   i64 rest = 0;  // of the next whole number, in parts of num_workers
   for (i32 w = 1; w < num_workers; ++w) {
-    x += shares.whole;
     rest += shares.rest;
-    if (rest >= num_workers) {
-      rest -= num_workers;
-      ++x;
-    }
+    const bool carry = rest >= num_workers;  // which nobody can predict
+    rest -= carry ? num_workers : 0;
+    x += shares.whole + carry;
     if (x == 0) {
       cuts[w] = cuts[0];
       continue;
