@@ -151,8 +151,7 @@ RADDLE_FN LinePoint point_at(const Units& units, i64 x, const GroupSpan& group) 
 RADDLE_FN Cut cut_near(const Units& units, const LinePoint& point, const GroupSpan& group,
                        const Grid& grid) {
   const UnitAt at{group.group, point.head, point.tile};
-  const i32 unit =
-      group.unit + point.head * (group.end - group.begin) + (point.tile - group.begin);
+  const i32 unit = group.unit + point.head * (group.end - group.begin) + (point.tile - group.begin);
   const i32 k = snap(grid, point.offset);
   const i64 start = point.x - point.offset;
   const i64 length = grid.cost.start + grid.n * grid.cost.tile;
