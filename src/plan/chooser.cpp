@@ -206,7 +206,7 @@ bool Chooser::may_gain_by_algorithm1(i64 time) const {
   i64 longest = 0;
   for (i32 t = 0; t < units.num_tiles; ++t) {
     const i32 step = limit_tiles(units, t, limit);
-    const i32 count = max(1, ceil_div(units.kv_tiles[t], step));
+    const i32 count = count_chunks(units.kv_tiles[t], step);
     const UnitCost cost = unit_cost(units, t);
     const bool is_cut = count > 1;
     chunks += count;
