@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
 
 namespace raddle {
 namespace {
@@ -13,18 +14,20 @@ constexpr i64 fewest_drawn = 8;
 
 }  // namespace
 
-/// When the last of some loads is done. All advance alike until so few are left that each has as
-/// much of the memory as it can use.
-i64 Chooser::shared_time(const Load* loads, i64 count) {
-  const i32 workers = config_->num_workers;
-  const i32 few = workers / sharing_;
-  i64* cost = loads_.grow(workers);
-  for (i64 w = 0; w < workers; ++w) cost[w] = w < count ? cost_of(loads[w]) : 0;
-  std::nth_element(cost, cost + few, cost + workers, std::greater<>());
+/// When the last of some loads is done, each a team's. All advance alike until so few are left that
+/// each has as much of the memory as it can use.
+i64 Chooser::shared_time(const Load* loads, i64 num_loads) {
+  const i32 workers = config_->num_workers, teams = workers / team;
+  const i32 few = workers / sharing_ / team;  // the team of the last one that is too many
+  i64* cost = loads_.grow(teams);
+  for (i64 t = 0; t < teams; ++t) cost[t] = t < num_loads ? cost_of(loads[t]) : 0;
+  std::nth_element(cost, cost + few, cost + teams, std::greater<>());
   const i64 common = cost[few];
-  i64 advanced = few * common;
-  for (i32 w = few; w < workers; ++w) advanced += cost[w];
-  return advanced / workers + (*std::max_element(cost, cost + few) - common) / sharing_;
+  i64 advanced = (few + 1) * common;
+  for (i32 t = few + 1; t < teams; ++t) advanced += cost[t];
+  const i64 most =
+      std::accumulate(cost, cost + few, common, [](i64 a, i64 b) { return max(a, b); });
+  return team * advanced / workers + (most - common) / sharing_;
 }
 
 Outcome Chooser::try_linear() {
@@ -63,6 +66,7 @@ Outcome Chooser::try_rows() {
   const i32 heads = line.num_kv_heads;
   const i32 workers = config_->num_workers;
   line.num_kv_heads = 1;  // so that units are tiles
+  team = 1;
   cuts.grow(workers + 1);
   const i64 most = i64{line.num_tiles} + cut_evenly(line, workers, cuts.data()).num_chunks;
   pieces.grow(most);
@@ -134,7 +138,8 @@ i64 Chooser::cut_pieces(Cutting cutting) {
       const i64 length =
           cutting == Cutting::absolute
               ? absolute_chunk(config_->invariant_chunk, tile_keys(units, t), end - begin)
-              : limit;
+          : cutting == Cutting::limit ? limit_tiles(units, t, limit)
+                                      : 0;
       const i32 count = cut_tile(units, t, cutting, length, nullptr);
       Piece* all = pieces.grow(num_pieces + count, num_pieces);
       cut_tile(units, t, cutting, length, all + num_pieces);
@@ -152,7 +157,10 @@ Outcome Chooser::try_fixed(Method method, Cutting cutting, i64 earlier_than) {
   const i32 workers = config_->num_workers;
   Outcome result{method, 0, cut_pieces(cutting), 0};
   const i32 count = static_cast<i32>(num_pieces);
-  placements.grow(num_pieces * heads);
+  const bool sorts = method == Method::longest_first || method == Method::algorithm1;
+  team = sorts ? workers_of_team(heads, workers) : 1;
+  const i32 places = heads / team;  // of a piece
+  placements.grow(num_pieces * places);
   pieces_of_ = method;
   if (method == Method::spans) {
     result.heaviest = assign_spans(units, pieces.data(), piece_begin.data(), result.total, workers,
@@ -172,12 +180,13 @@ Outcome Chooser::try_fixed(Method method, Cutting cutting, i64 earlier_than) {
     result.heaviest = least_of_ranked(ranked_.data(), count, heads, workers);
     result.time = result.heaviest / sharing_;
     if (result.time >= earlier_than) return result;
-    result.heaviest = assign_longest_first(ranked_.data(), count, heads, workers,
-                                           heap_.grow(workers), placements.data());
+    const i32 teams = workers / team;
+    result.heaviest = assign_longest_first(ranked_.data(), count, places, teams, heap_.grow(teams),
+                                           placements.data());
     (method == Method::algorithm1 ? stats.algorithm1 : stats.longest_first) = result.heaviest;
   }
-  const bool shares = sharing_ > 1 && method != Method::spans && method != Method::by_group;
-  result.time = shares ? shared_time(heap_.data(), num_pieces * heads) : result.heaviest;
+  result.time =
+      sharing_ > 1 && sorts ? shared_time(heap_.data(), num_pieces * places) : result.heaviest;
   return result;
 }
 
@@ -197,7 +206,7 @@ bool Chooser::may_gain_by_algorithm1(i64 time) const {
   i64 longest = 0;
   for (i32 t = 0; t < units.num_tiles; ++t) {
     const i32 step = limit_tiles(units, t, limit);
-    const i32 count = max(1, ceil_div(units.kv_tiles[t], step));
+    const i32 count = count_chunks(units.kv_tiles[t], step);
     const UnitCost cost = unit_cost(units, t);
     const bool is_cut = count > 1;
     chunks += count;

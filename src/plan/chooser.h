@@ -23,8 +23,9 @@ struct Chooser {
   Buffer<OpenUnit> open;         ///< the open queue: all units
   Buffer<Piece> pieces;          ///< of the schedules with fixed pieces,
   Buffer<i32> piece_begin;       ///< [num_tiles + 1] by query tile,
-  Buffer<Placement> placements;  ///< and who gets which
+  Buffer<Placement> placements;  ///< and who gets which: teams of workers as many heads
   i64 num_pieces = 0;
+  i32 team = 1;  ///< workers of a team, which placements count in place of workers and of heads
   i64 num_cut_chunks = 0;  ///< of the linear split: those that begin at cuts
   PlanStats stats;
 
@@ -39,7 +40,7 @@ struct Chooser {
   Outcome try_open();
   bool only_shape(i32 shape) const;
   bool parts_heads() const;
-  i64 shared_time(const Load* loads, i64 count);
+  i64 shared_time(const Load* loads, i64 num_loads);
   /// Without placements, and with a bound for its time, where that will not be below
   /// `earlier_than`.
   Outcome try_fixed(Method method, Cutting cutting, i64 earlier_than = int_max * i64{int_max});

@@ -23,6 +23,7 @@ class Planner {
   i32 fill_splits(i32 num_splits);
   ContractionMap contract(i32 num_splits);
   void write_items(WorkItem* items, i32* queue_indptr);
+  void write_placed(WorkItem* items, i32* queue_indptr);
   void write_open(WorkItem* items) const;
   PlanArrays pack();
   const Units& units() const { return tiling_.units; }
@@ -122,26 +123,36 @@ void Planner::write_items(WorkItem* items, i32* queue_indptr) {
     }
     return;
   }
+  write_placed(items, queue_indptr);
+}
+
+/// The items of fixed pieces; a team's workers have queues of one length.
+void Planner::write_placed(WorkItem* items, i32* queue_indptr) {
   const Placement* placements = chooser_.placements.data();
-  const i64 count = chooser_.num_pieces * config_.num_kv_heads;
-  i32* cursor = cursor_.grow(workers);
-  for (i32 w = 0; w < workers; ++w) cursor[w] = 0;
-  for (i64 i = 0; i < count; ++i) ++cursor[placements[i].worker];
-  for (i32 w = 0; w < workers; ++w) {
-    queue_indptr[w + 1] = queue_indptr[w] + cursor[w];
-    cursor[w] = queue_indptr[w];
+  const i32 team = chooser_.team, teams = config_.num_workers / team;
+  const i64 count = chooser_.num_pieces * config_.num_kv_heads / team;
+  i32* length = cursor_.grow(2 * teams);
+  i32* cursor = length + teams;
+  std::fill_n(length, teams, 0);
+  for (i64 i = 0; i < count; ++i) ++length[placements[i].worker];
+  for (i32 t = 0, end = 0; t < teams; ++t) {
+    cursor[t] = end;
+    for (i32 w = t * team; w < (t + 1) * team; ++w) queue_indptr[w + 1] = end += length[t];
   }
   for (i64 i = 0; i < count; ++i) {
     const Placement& p = placements[i];
     const Piece& piece = chooser_.pieces[p.piece];
     const QueryTile& tile = units().tiles[piece.tile];
-    i32 partial = -1;
-    if (tile.split >= 0) {
-      const i32 chunk = p.piece - chooser_.piece_begin[piece.tile];
-      partial = splits_[tile.split + p.kv_head].partial_row + chunk * tile.num_rows;
+    const i32 step = length[p.worker];
+    WorkItem* item = items + cursor[p.worker]++;
+    for (i32 head = p.kv_head * team; head < (p.kv_head + 1) * team; ++head, item += step) {
+      i32 partial = -1;
+      if (tile.split >= 0) {
+        const i32 chunk = p.piece - chooser_.piece_begin[piece.tile];
+        partial = splits_[tile.split + head].partial_row + chunk * tile.num_rows;
+      }
+      *item = WorkItem{piece.tile, head, piece.col_begin, piece.col_end, partial};
     }
-    items[cursor[p.worker]++] =
-        WorkItem{piece.tile, p.kv_head, piece.col_begin, piece.col_end, partial};
   }
 }
 

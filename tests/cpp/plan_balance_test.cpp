@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 #include <utility>
 
 #include "plan_testing.h"
+#include "raddle/engine/plan/assign.h"
 #include "raddle/engine/variant/causal.h"
 
 namespace raddle::plan_testing {
@@ -201,6 +203,60 @@ TEST(PlanBalance, Algorithm1KeepsTheLongestFirstGuarantee) {
     EXPECT_LE(3 * workers * plan.stats().heaviest,
               (4 * workers - 1) * best);  // Graham: 4/3 - 1/(3 W)
     EXPECT_GE(plan.stats().heaviest, best);
+  }
+}
+
+/// Who gets each head of each piece when the dearest goes to the least loaded worker, the lowest of
+/// equal ones: [piece][head].
+std::vector<std::vector<i32>> longest_first(const std::vector<i64>& costs, i32 heads, i32 workers,
+                                            std::vector<i64>& loads) {
+  std::vector<i32> order(costs.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&costs](i32 a, i32 b) {
+    return costs[static_cast<std::size_t>(a)] > costs[static_cast<std::size_t>(b)];
+  });
+  loads.assign(static_cast<std::size_t>(workers), 0);
+  std::vector<std::vector<i32>> worker_of(costs.size());
+  for (const i32 piece : order)
+    for (i32 head = 0; head < heads; ++head) {
+      const auto least = std::min_element(loads.begin(), loads.end());
+      *least += costs[static_cast<std::size_t>(piece)];
+      worker_of[static_cast<std::size_t>(piece)].push_back(static_cast<i32>(least - loads.begin()));
+    }
+  return worker_of;
+}
+
+TEST(PlanBalance, TeamsAreAssignedAsTheirWorkersWouldBe) {
+  const u32 seed = std::random_device{}();
+  for (u32 i = 0; i < 300; ++i) {
+    SCOPED_TRACE("seed " + std::to_string(seed + i));
+    std::mt19937 random(seed + i);
+    const i32 heads = between(random, 1, 16), workers = between(random, 1, 80);
+    // Costs of few values, so that many are equal, and of many digits.
+    const i32 values = between(random, 1, 40), unit = between(random, 1, 1 << 24);
+    std::vector<i64> costs(static_cast<std::size_t>(between(random, 1, 60)));
+    for (i64& cost : costs) cost = i64{between(random, 1, values)} * unit;
+    std::vector<i64> loads;
+    const auto expected = longest_first(costs, heads, workers, loads);
+
+    std::vector<RankedPiece> ranked, spare(costs.size());
+    for (const i64 cost : costs) ranked.push_back({cost, static_cast<i32>(ranked.size())});
+    const auto count = static_cast<i32>(ranked.size());
+    sort_dearest_first(ranked.data(), count, spare.data());
+    const i32 team = workers_of_team(heads, workers);
+    EXPECT_EQ(heads % team + workers % team, 0);
+    std::vector<Load> heap(static_cast<std::size_t>(workers / team));
+    std::vector<Placement> placed(costs.size() * static_cast<std::size_t>(heads / team));
+    const i64 heaviest = assign_longest_first(ranked.data(), count, heads / team, workers / team,
+                                              heap.data(), placed.data());
+    EXPECT_EQ(heaviest, *std::max_element(loads.begin(), loads.end()));
+    auto found = expected;
+    for (auto& of_piece : found) std::fill(of_piece.begin(), of_piece.end(), -1);
+    for (const Placement& p : placed)
+      for (i32 j = 0; j < team; ++j)
+        found[static_cast<std::size_t>(p.piece)][static_cast<std::size_t>(p.kv_head * team + j)] =
+            p.worker * team + j;
+    EXPECT_EQ(found, expected);
   }
 }
 

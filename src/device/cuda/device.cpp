@@ -112,15 +112,23 @@ const Device& Device::get(i32 ordinal) {
   return *device;
 }
 
-ContextScope::ContextScope(const Device& device) {
+namespace {
+thread_local const Device* scoped = nullptr;  // whose scope is the innermost open one
+}  // namespace
+
+ContextScope::ContextScope(const Device& device) : outer_(scoped) {
+  if (outer_ == &device) return;
   // Mostly it is current already: reading that is the cheapest call there is.
   void* current = nullptr;
-  if (driver().current_context(&current) == 0 && current == device.context()) return;
-  check(driver().push_context(device.context()), "making a GPU current");
-  pushed_ = true;
+  if (driver().current_context(&current) != 0 || current != device.context()) {
+    check(driver().push_context(device.context()), "making a GPU current");
+    pushed_ = true;
+  }
+  scoped = &device;
 }
 
 ContextScope::~ContextScope() {
+  scoped = outer_;
   void* before = nullptr;
   if (pushed_) driver().pop_context(&before);
 }

@@ -58,7 +58,8 @@ class Device {
 };
 
 /// Makes a device current on this thread, and what was current before it again at the end. All that
-/// touches a device needs one.
+/// touches a device needs one. Scopes nest; the outermost asks the driver, and between it and its
+/// end nobody else may change what is current.
 class ContextScope {
  public:
   explicit ContextScope(const Device& device);
@@ -67,6 +68,7 @@ class ContextScope {
   ContextScope& operator=(const ContextScope&) = delete;
 
  private:
+  const Device* outer_;  // whose scope was open already, or null
   bool pushed_ = false;
 };
 

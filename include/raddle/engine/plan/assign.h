@@ -27,22 +27,30 @@ struct RankedPiece {
 
 RADDLE_ENGINE_BEGIN
 
-/// Sorts by cost, dearest first, equal costs in their order: merges of doubling width, `spare` as
-/// scratch. The result is in `ranked`.
+/// Sorts by cost, dearest first, equal costs in their order: digit by digit of what each is below
+/// the dearest, for nobody can predict the branches of comparisons. `spare` is scratch; the result
+/// is in `ranked`.
 RADDLE_FN void sort_dearest_first(RankedPiece* ranked, i32 count, RankedPiece* spare) {
+  constexpr i32 bits = 8, values = 1 << bits;
+  i64 most = 0, least = count > 0 ? ranked[0].cost : 0;
+  for (i32 i = 0; i < count; ++i) {
+    most = max(most, ranked[i].cost);
+    least = min(least, ranked[i].cost);
+  }
   RankedPiece* from = ranked;
   RankedPiece* to = spare;
-  for (i32 width = 1; width < count; width *= 2) {
-    for (i32 begin = 0; begin < count; begin += 2 * width) {
-      const i32 middle = min(begin + width, count);
-      const i32 end = min(begin + 2 * width, count);
-      i32 a = begin;
-      i32 b = middle;
-      for (i32 i = begin; i < end; ++i) {
-        const bool take_a = a < middle && (b == end || from[a].cost >= from[b].cost);
-        to[i] = take_a ? from[a++] : from[b++];
-      }
+  for (i32 shift = 0; (most - least) >> shift > 0; shift += bits) {
+    const auto digit = [&](const RankedPiece& piece) {
+      return static_cast<i32>((most - piece.cost) >> shift & (values - 1));
+    };
+    i32 place[values] = {};
+    for (i32 i = 0; i < count; ++i) ++place[digit(from[i])];
+    for (i32 value = 0, before = 0; value < values; ++value) {
+      const i32 here = place[value];
+      place[value] = before;
+      before += here;
     }
+    for (i32 i = 0; i < count; ++i) to[place[digit(from[i])]++] = from[i];
     RankedPiece* swap = from;
     from = to;
     to = swap;
@@ -118,6 +126,19 @@ RADDLE_FN i64 least_of_ranked(const RankedPiece* ranked, i32 num_pieces, i32 num
   const i64 two =
       ranked[(num_workers - 1) / num_kv_heads].cost + ranked[num_workers / num_kv_heads].cost;
   return max(ranked[0].cost, two);
+}
+
+/// Workers that the longest-first assignment gives the same pieces, each another KV head: so many
+/// neighbours begin with the heads of one piece, and equal loads go from the lowest worker on, so
+/// that they stay together. Assigning heads and workers by such teams is the same assignment.
+RADDLE_FN i32 workers_of_team(i32 num_kv_heads, i32 num_workers) {
+  i32 a = num_workers, b = num_kv_heads;
+  while (b > 0) {
+    const i32 rest = a % b;
+    a = b;
+    b = rest;
+  }
+  return a;
 }
 
 /// Algorithm 1's assignment: the dearest piece next, to the least loaded worker. `heap` has

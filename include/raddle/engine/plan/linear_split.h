@@ -44,11 +44,20 @@ struct Grid {
   i32 piece;  ///< cuts fall on multiples of this many of them
 };
 
+/// Where a group lies on the line.
+struct GroupSpan {
+  i32 group;
+  i32 begin, end;  ///< its query tiles
+  i32 unit;        ///< the first of its units
+  i64 x;           ///< where that begins
+  i64 head_cost;   ///< of the units of one KV head
+};
+
 /// A point of the line.
 struct LinePoint {
   i64 x;
-  UnitAt at;   ///< the unit that it lies in
-  i64 offset;  ///< from where that begins
+  i32 head, tile;  ///< the unit that it lies in
+  i64 offset;      ///< from where that begins
 };
 
 /// What a cut adds to the partial states of its unit.
@@ -107,16 +116,26 @@ RADDLE_FN Cut last_cut(const Units& units) {
              0};
 }
 
-/// The point x of the line, 0 < x < total_cost; `group` is the one that it lies in.
-RADDLE_FN LinePoint point_at(const Units& units, i64 x, i32 group) {
+RADDLE_FN GroupSpan span_of(const Units& units, i32 group) {
   const i32 begin = units.group_tile[group];
-  i32 end = units.group_tile[group + 1];
+  const i32 end = units.group_tile[group + 1];
   const i64 start = units.prefix[begin];
-  const i64 head_cost = units.prefix[end] - start;
-  const i64 in_group = x - units.num_kv_heads * start;
-  const i32 head = static_cast<i32>(quotient(in_group, head_cost));
-  const i64 in_head = in_group - head * head_cost;
-  i32 tile = begin;
+  return GroupSpan{group,
+                   begin,
+                   end,
+                   units.num_kv_heads * begin,
+                   units.num_kv_heads * start,
+                   units.prefix[end] - start};
+}
+
+/// The point x of the line, 0 < x < total_cost, which lies in `group`.
+RADDLE_FN LinePoint point_at(const Units& units, i64 x, const GroupSpan& group) {
+  const i64 start = units.prefix[group.begin];
+  const i64 in_group = x - group.x;
+  const i32 head = static_cast<i32>(quotient(in_group, group.head_cost));
+  const i64 in_head = in_group - head * group.head_cost;
+  i32 tile = group.begin;
+  i32 end = group.end;
   while (tile + 1 < end) {
     const i32 middle = tile + (end - tile) / 2;
     if (units.prefix[middle] - start <= in_head) {
@@ -125,15 +144,14 @@ RADDLE_FN LinePoint point_at(const Units& units, i64 x, i32 group) {
       end = middle;
     }
   }
-  return LinePoint{x, {group, head, tile}, in_head - (units.prefix[tile] - start)};
+  return LinePoint{x, head, tile, in_head - (units.prefix[tile] - start)};
 }
 
 /// The cut nearest to a point; never before the cut nearest to a lesser one. `grid` is its tile's.
-RADDLE_FN Cut cut_near(const Units& units, const LinePoint& point, const Grid& grid) {
-  const UnitAt& at = point.at;
-  const i32 begin = units.group_tile[at.group];
-  const i32 tiles = units.group_tile[at.group + 1] - begin;
-  const i32 unit = units.num_kv_heads * begin + at.head * tiles + (at.tile - begin);
+RADDLE_FN Cut cut_near(const Units& units, const LinePoint& point, const GroupSpan& group,
+                       const Grid& grid) {
+  const UnitAt at{group.group, point.head, point.tile};
+  const i32 unit = group.unit + point.head * (group.end - group.begin) + (point.tile - group.begin);
   const i32 k = snap(grid, point.offset);
   const i64 start = point.x - point.offset;
   const i64 length = grid.cost.start + grid.n * grid.cost.tile;
@@ -173,8 +191,9 @@ RADDLE_FN Cut even_cut(const Units& units, const Shares& shares, i32 w, const Gr
       hi = middle;
     }
   }
-  const LinePoint point = point_at(units, x, group_of(lo));
-  return cut_near(units, point, grid_of(units, point.at.tile, shares.whole));
+  const GroupSpan group = span_of(units, group_of(lo));
+  const LinePoint point = point_at(units, x, group);
+  return cut_near(units, point, group, grid_of(units, point.tile, shares.whole));
 }
 
 /// What cut c adds, p being the one before it.
@@ -222,29 +241,28 @@ RADDLE_FN LinearSplit cut_evenly(const Units& units, i32 num_workers, Cut* cuts)
   const Shares shares = shares_of(units, num_workers);
   cuts[0] = first_cut(units);
   CutWalk walk(cuts[0]);
-  i32 group = 0;
+  GroupSpan group{-1, 0, 0, 0, 0, 0};
   i32 tile = -1;  // whose grid it is
   Grid grid{};
   i64 x = 0;
   i64 rest = 0;  // of the next whole number, in parts of num_workers
   for (i32 w = 1; w < num_workers; ++w) {
-    x += shares.whole;
     rest += shares.rest;
-    if (rest >= num_workers) {
-      rest -= num_workers;
-      ++x;
-    }
+    const bool carry = rest >= num_workers;  // which nobody can predict
+    rest -= carry ? num_workers : 0;
+    x += shares.whole + carry;
     if (x == 0) {
       cuts[w] = cuts[0];
       continue;
     }
-    while (units.num_kv_heads * units.prefix[units.group_tile[group + 1]] <= x) ++group;
+    while (group.x + units.num_kv_heads * group.head_cost <= x)
+      group = span_of(units, group.group + 1);
     const LinePoint point = point_at(units, x, group);
-    if (point.at.tile != tile) {
-      tile = point.at.tile;
+    if (point.tile != tile) {
+      tile = point.tile;
       grid = grid_of(units, tile, shares.whole);
     }
-    Cut cut = cut_near(units, point, grid);
+    Cut cut = cut_near(units, point, group, grid);
     walk.step(cut, grid.cost);
     cuts[w] = cut;
   }

@@ -32,15 +32,21 @@ RADDLE_FN i64 chunk_limit(const Units& units, i32 num_workers) {
   return max(i64{1}, ceil_div(columns * units.num_kv_heads, i64{num_workers}));
 }
 
-/// KV tiles of one chunk under a limit in columns; a chunk is no shorter than composing its tile's
-/// states takes, a quarter of what storing and composing them costs.
+/// KV tiles of one chunk under a limit in columns, the unit's where it is not cut; a chunk is no
+/// shorter than composing its tile's states takes, a quarter of what storing and composing them
+/// costs.
 RADDLE_FN i32 limit_tiles(const Units& units, i32 tile, i64 limit) {
   const QueryTile& t = units.tiles[tile];
   const i64 compose = i64{units.costs[t.shape].per_merge_row} * t.num_rows / 4;
-  const i64 step = min(ceil_div(limit, i64{tile_keys(units, tile)}), i64{int_max});
-  return max(static_cast<i32>(step),
-             balanced_piece(unit_cost(units, tile), compose, units.kv_tiles[tile]));
+  const i32 n = units.kv_tiles[tile];
+  const i32 keys = tile_keys(units, tile);
+  if (limit > (i64{n} - 1) * keys) return max(n, 1);  // no division
+  const i32 step = static_cast<i32>(ceil_div(limit, i64{keys}));
+  return min(max(step, balanced_piece(unit_cost(units, tile), compose, n)), n);
 }
+
+/// How many chunks of so many KV tiles a unit with n of them has, at least one.
+RADDLE_FN i32 count_chunks(i32 n, i32 step) { return step >= n ? 1 : ceil_div(n, step); }
 
 /// Columns between absolute cuts of a group of `num_tiles` query tiles. Many tiles are parallel
 /// enough by themselves, so their chunks are longer: partial states grow with the keys, not with
@@ -49,16 +55,16 @@ RADDLE_FN i64 absolute_chunk(i32 invariant_chunk, i32 keys, i32 num_tiles) {
   return i64{round_up(max(invariant_chunk, 1), keys)} * num_tiles;
 }
 
-/// Cuts one tile's KV; returns the number of pieces, at least one. `pieces` may be null, to count
-/// only.
+/// Cuts one tile's KV; returns the number of pieces, at least one. `length`: KV tiles of a chunk
+/// under a limit, columns between absolute cuts. `pieces` may be null, to count only.
 RADDLE_FN i32 cut_tile(const Units& units, i32 tile, Cutting cutting, i64 length, Piece* pieces) {
   const QueryTile& t = units.tiles[tile];
   const i32 n = units.kv_tiles[tile];
   const i32 first = unit_column(units, tile, 0);
   const i32 last = unit_column(units, tile, n);
   if (cutting == Cutting::limit) {
-    const i32 step = limit_tiles(units, tile, length);
-    const i32 count = max(1, ceil_div(n, step));
+    const i32 step = static_cast<i32>(length);
+    const i32 count = count_chunks(n, step);
     for (i32 i = 0; pieces && i < count; ++i) {
       const i32 end = i + 1 < count ? (i + 1) * step : n;
       pieces[i] = Piece{tile, unit_column(units, tile, i * step), unit_column(units, tile, end),
