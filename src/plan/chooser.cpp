@@ -14,20 +14,20 @@ constexpr i64 fewest_drawn = 8;
 
 }  // namespace
 
-/// When the last of some loads is done, each a team's. All advance alike until so few are left that
-/// each has as much of the memory as it can use.
+/// When the last of some loads is done, each a squad's. All advance alike until so few are left
+/// that each has as much of the memory as it can use.
 i64 Chooser::shared_time(const Load* loads, i64 num_loads) {
-  const i32 workers = config_->num_workers, teams = workers / team;
-  const i32 few = workers / sharing_ / team;  // the team of the last one that is too many
-  i64* cost = loads_.grow(teams);
-  for (i64 t = 0; t < teams; ++t) cost[t] = t < num_loads ? cost_of(loads[t]) : 0;
-  std::nth_element(cost, cost + few, cost + teams, std::greater<>());
+  const i32 workers = config_->num_workers, squads = workers / squad;
+  const i32 few = workers / sharing_ / squad;  // the squad of the last one that is too many
+  i64* cost = loads_.grow(squads);
+  for (i64 t = 0; t < squads; ++t) cost[t] = t < num_loads ? cost_of(loads[t]) : 0;
+  std::nth_element(cost, cost + few, cost + squads, std::greater<>());
   const i64 common = cost[few];
   i64 advanced = (few + 1) * common;
-  for (i32 t = few + 1; t < teams; ++t) advanced += cost[t];
+  for (i32 t = few + 1; t < squads; ++t) advanced += cost[t];
   const i64 most =
       std::accumulate(cost, cost + few, common, [](i64 a, i64 b) { return max(a, b); });
-  return team * advanced / workers + (most - common) / sharing_;
+  return squad * advanced / workers + (most - common) / sharing_;
 }
 
 Outcome Chooser::try_linear() {
@@ -66,7 +66,7 @@ Outcome Chooser::try_rows() {
   const i32 heads = line.num_kv_heads;
   const i32 workers = config_->num_workers;
   line.num_kv_heads = 1;  // so that units are tiles
-  team = 1;
+  squad = 1;
   cuts.grow(workers + 1);
   const i64 most = i64{line.num_tiles} + cut_evenly(line, workers, cuts.data()).num_chunks;
   pieces.grow(most);
@@ -158,10 +158,11 @@ Outcome Chooser::try_fixed(Method method, Cutting cutting, i64 earlier_than) {
   Outcome result{method, 0, cut_pieces(cutting), 0};
   const i32 count = static_cast<i32>(num_pieces);
   const bool sorts = method == Method::longest_first || method == Method::algorithm1;
-  team = sorts ? workers_of_team(heads, workers) : 1;
-  const i32 places = heads / team;  // of a piece
+  squad = sorts ? workers_of_squad(heads, workers) : 1;
+  const i32 places = heads / squad;  // of a piece
   placements.grow(num_pieces * places);
   pieces_of_ = method;
+  seated = false;
   if (method == Method::spans) {
     result.heaviest = assign_spans(units, pieces.data(), piece_begin.data(), result.total, workers,
                                    loads_.grow(workers), placements.data());
@@ -180,9 +181,14 @@ Outcome Chooser::try_fixed(Method method, Cutting cutting, i64 earlier_than) {
     result.heaviest = least_of_ranked(ranked_.data(), count, heads, workers);
     result.time = result.heaviest / sharing_;
     if (result.time >= earlier_than) return result;
-    const i32 teams = workers / team;
-    result.heaviest = assign_longest_first(ranked_.data(), count, places, teams, heap_.grow(teams),
-                                           placements.data());
+    const i32 squads = workers / squad;
+    result.heaviest = assign_longest_first(ranked_.data(), count, places, squads,
+                                           heap_.grow(squads), placements.data());
+    if (config_->sharing == 2 && workers % 2 == 0 && only_shape(0)) {
+      take_seats(ranked_.data(), count, pieces.data(), piece_begin.data(), heads, workers,
+                 nth_.grow(count), seats.grow(workers));
+      seated = true;
+    }
     (method == Method::algorithm1 ? stats.algorithm1 : stats.longest_first) = result.heaviest;
   }
   result.time =

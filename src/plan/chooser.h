@@ -5,6 +5,7 @@
 #include "plan/tiling.h"
 #include "raddle/engine/plan/linear_split.h"
 #include "raddle/engine/plan/open.h"
+#include "raddle/engine/plan/seats.h"
 
 namespace raddle {
 
@@ -23,9 +24,11 @@ struct Chooser {
   Buffer<OpenUnit> open;         ///< the open queue: all units
   Buffer<Piece> pieces;          ///< of the schedules with fixed pieces,
   Buffer<i32> piece_begin;       ///< [num_tiles + 1] by query tile,
-  Buffer<Placement> placements;  ///< and who gets which: teams of workers as many heads
+  Buffer<Placement> placements;  ///< and who gets which: squads of workers as many heads
+  Buffer<i32> seats;             ///< [num_workers] whose queue a worker's is
+  bool seated = false;           ///< where it is not his own
   i64 num_pieces = 0;
-  i32 team = 1;  ///< workers of a team, which placements count in place of workers and of heads
+  i32 squad = 1;  ///< workers of a squad, which placements count in place of workers and of heads
   i64 num_cut_chunks = 0;  ///< of the linear split: those that begin at cuts
   PlanStats stats;
 
@@ -59,6 +62,7 @@ struct Chooser {
   Buffer<RankedPiece> ranked_, spare_, groups_;
   Buffer<Load> heap_;
   Buffer<i64> loads_;
+  Buffer<i32> nth_;
 };
 
 }  // namespace raddle

@@ -126,32 +126,35 @@ void Planner::write_items(WorkItem* items, i32* queue_indptr) {
   write_placed(items, queue_indptr);
 }
 
-/// The items of fixed pieces; a team's workers have queues of one length.
+/// The items of fixed pieces; a squad's workers have queues of one length.
 void Planner::write_placed(WorkItem* items, i32* queue_indptr) {
   const Placement* placements = chooser_.placements.data();
-  const i32 team = chooser_.team, teams = config_.num_workers / team;
-  const i64 count = chooser_.num_pieces * config_.num_kv_heads / team;
-  i32* length = cursor_.grow(2 * teams);
-  i32* cursor = length + teams;
-  std::fill_n(length, teams, 0);
+  const i32 workers = config_.num_workers;
+  const i32 squad = chooser_.squad, squads = workers / squad;
+  const i64 count = chooser_.num_pieces * config_.num_kv_heads / squad;
+  const auto queue_of = [&](i32 worker) {
+    return chooser_.seated ? chooser_.seats[worker] : worker;
+  };
+  i32* length = cursor_.grow(squads);
+  std::fill_n(length, squads, 0);
   for (i64 i = 0; i < count; ++i) ++length[placements[i].worker];
-  for (i32 t = 0, end = 0; t < teams; ++t) {
-    cursor[t] = end;
-    for (i32 w = t * team; w < (t + 1) * team; ++w) queue_indptr[w + 1] = end += length[t];
-  }
+  for (i32 w = 0; w < workers; ++w) queue_indptr[queue_of(w) + 1] = length[w / squad];
+  for (i32 w = 0; w < workers; ++w) queue_indptr[w + 1] += queue_indptr[w];
+  std::fill_n(length, squads, 0);
   for (i64 i = 0; i < count; ++i) {
     const Placement& p = placements[i];
     const Piece& piece = chooser_.pieces[p.piece];
     const QueryTile& tile = units().tiles[piece.tile];
-    const i32 step = length[p.worker];
-    WorkItem* item = items + cursor[p.worker]++;
-    for (i32 head = p.kv_head * team; head < (p.kv_head + 1) * team; ++head, item += step) {
+    const i32 at = length[p.worker]++;
+    for (i32 j = 0; j < squad; ++j) {
+      const i32 head = p.kv_head * squad + j;
       i32 partial = -1;
       if (tile.split >= 0) {
         const i32 chunk = p.piece - chooser_.piece_begin[piece.tile];
         partial = splits_[tile.split + head].partial_row + chunk * tile.num_rows;
       }
-      *item = WorkItem{piece.tile, head, piece.col_begin, piece.col_end, partial};
+      items[queue_indptr[queue_of(p.worker * squad + j)] + at] =
+          WorkItem{piece.tile, head, piece.col_begin, piece.col_end, partial};
     }
   }
 }

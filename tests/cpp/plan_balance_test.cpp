@@ -226,7 +226,7 @@ std::vector<std::vector<i32>> longest_first(const std::vector<i64>& costs, i32 h
   return worker_of;
 }
 
-TEST(PlanBalance, TeamsAreAssignedAsTheirWorkersWouldBe) {
+TEST(PlanBalance, SquadsAreAssignedAsTheirWorkersWouldBe) {
   const u32 seed = std::random_device{}();
   for (u32 i = 0; i < 300; ++i) {
     SCOPED_TRACE("seed " + std::to_string(seed + i));
@@ -243,19 +243,19 @@ TEST(PlanBalance, TeamsAreAssignedAsTheirWorkersWouldBe) {
     for (const i64 cost : costs) ranked.push_back({cost, static_cast<i32>(ranked.size())});
     const auto count = static_cast<i32>(ranked.size());
     sort_dearest_first(ranked.data(), count, spare.data());
-    const i32 team = workers_of_team(heads, workers);
-    EXPECT_EQ(heads % team + workers % team, 0);
-    std::vector<Load> heap(static_cast<std::size_t>(workers / team));
-    std::vector<Placement> placed(costs.size() * static_cast<std::size_t>(heads / team));
-    const i64 heaviest = assign_longest_first(ranked.data(), count, heads / team, workers / team,
+    const i32 squad = workers_of_squad(heads, workers);
+    EXPECT_EQ(heads % squad + workers % squad, 0);
+    std::vector<Load> heap(static_cast<std::size_t>(workers / squad));
+    std::vector<Placement> placed(costs.size() * static_cast<std::size_t>(heads / squad));
+    const i64 heaviest = assign_longest_first(ranked.data(), count, heads / squad, workers / squad,
                                               heap.data(), placed.data());
     EXPECT_EQ(heaviest, *std::max_element(loads.begin(), loads.end()));
     auto found = expected;
     for (auto& of_piece : found) std::fill(of_piece.begin(), of_piece.end(), -1);
     for (const Placement& p : placed)
-      for (i32 j = 0; j < team; ++j)
-        found[static_cast<std::size_t>(p.piece)][static_cast<std::size_t>(p.kv_head * team + j)] =
-            p.worker * team + j;
+      for (i32 j = 0; j < squad; ++j)
+        found[static_cast<std::size_t>(p.piece)][static_cast<std::size_t>(p.kv_head * squad + j)] =
+            p.worker * squad + j;
     EXPECT_EQ(found, expected);
   }
 }

@@ -90,21 +90,14 @@ RADDLE_FN void add_to_least(Load* heap, i32 count, i64 cost) {
 }
 
 /// Gives the first num_workers placements to a worker each, as a heap of idle workers would, and
-/// makes the heap of what they then have. Two pieces that lie side by side and cost the same, as
-/// halves of a tile do, come to neighbours, who may add them up together (kernel/mma/team.h).
+/// makes the heap of what they then have.
 RADDLE_FN void assign_first(const RankedPiece* ranked, i32 num_kv_heads, i32 num_workers,
                             Load* heap, Placement* placements) {
   i32 last = 0;
-  for (i32 p = 0, w = 0; w < num_workers;) {
-    const bool pair = w % 2 == 0 && w + 2 * num_kv_heads <= num_workers &&
-                      ranked[p + 1].piece == ranked[p].piece + 1 &&
-                      ranked[p + 1].cost == ranked[p].cost;
-    const i32 pieces = pair ? 2 : 1;
-    for (i32 h = 0; h < num_kv_heads; ++h)
-      for (i32 i = 0; i < pieces && w < num_workers; ++i, ++w)
-        placements[w] = Placement{ranked[p + i].piece, h, w};
-    last = p + pieces - 1;
-    p += pieces;
+  for (i32 p = 0, w = 0; w < num_workers; ++p) {
+    last = p;
+    for (i32 h = 0; h < num_kv_heads && w < num_workers; ++h, ++w)
+      placements[w] = Placement{ranked[p].piece, h, w};
   }
   // Ascending loads are a heap. They lie in falling order, and equal ones from the lowest worker
   // on.
@@ -130,8 +123,8 @@ RADDLE_FN i64 least_of_ranked(const RankedPiece* ranked, i32 num_pieces, i32 num
 
 /// Workers that the longest-first assignment gives the same pieces, each another KV head: so many
 /// neighbours begin with the heads of one piece, and equal loads go from the lowest worker on, so
-/// that they stay together. Assigning heads and workers by such teams is the same assignment.
-RADDLE_FN i32 workers_of_team(i32 num_kv_heads, i32 num_workers) {
+/// that they stay together. Assigning heads and workers by such squads is the same assignment.
+RADDLE_FN i32 workers_of_squad(i32 num_kv_heads, i32 num_workers) {
   i32 a = num_workers, b = num_kv_heads;
   while (b > 0) {
     const i32 rest = a % b;

@@ -16,7 +16,7 @@ RADDLE_DEVICE i32 thread_index() {
 RADDLE_DEVICE i32 lane_index() { return thread_index() & 31; }
 RADDLE_DEVICE i32 warp_index() { return thread_index() >> 5; }
 RADDLE_DEVICE i32 block_index() { return static_cast<i32>(blockIdx.x); }
-/// A block may be several teams of as many threads each, which are counted within it.
+/// A block may be several teams of as many threads each, which have thread numbers of their own.
 RADDLE_DEVICE i32 team_index() { return static_cast<i32>(threadIdx.y); }
 RADDLE_DEVICE i32 team_count() { return static_cast<i32>(blockDim.y); }
 
@@ -85,6 +85,13 @@ RADDLE_DEVICE i32 atomic_add(i32* counter, i32 x) {
   i32 before;
   asm volatile("atom.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(x) : "memory");
   return before;
+}
+
+/// A word of device memory, asked for here, where the compiler might ask later.
+RADDLE_DEVICE i32 load_now(const i32* word) {
+  i32 x;
+  asm volatile("ld.global.b32 %0, [%1];" : "=r"(x) : "l"(__cvta_generic_to_global(word)));
+  return x;
 }
 
 /// A word that other multiprocessors write, and what they wrote before it.

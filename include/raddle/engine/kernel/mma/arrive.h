@@ -57,12 +57,11 @@ RADDLE_DEVICE Awaiting look_up_awaiting(const MmaLaunch& launch, const WorkItem&
   return found;
 }
 
-/// Counts an item, or `items` whose state is one, up at every contraction that waits for it, and
-/// composes those it completes and nobody has claimed. All threads of the team come here with the
-/// state stored; `awaiting` is the thread's first. `completed`, in shared memory, has a word a
-/// warp.
+/// Counts an item up at every contraction that waits for it, and composes those it completes and
+/// nobody has claimed. All threads of the team come here with the item's state stored; `awaiting`
+/// is the thread's first. `completed`, in shared memory, has a word a warp.
 template <class K, class V>
-RADDLE_COLD void arrive(const MmaLaunch& launch, const V& variant, const WorkItem& item, i32 items,
+RADDLE_COLD void arrive(const MmaLaunch& launch, const V& variant, const WorkItem& item,
                         Awaiting awaiting, u32* completed, float* vector) {
   const QueryTile& tile = launch.plan.query_tiles[item.query_tile];
   const i32 count = tile.dependents_end - tile.dependents_begin, worker = worker_index();
@@ -73,8 +72,8 @@ RADDLE_COLD void arrive(const MmaLaunch& launch, const V& variant, const WorkIte
     bool last = false;
     if (awaiting.at >= 0) {
       ptx::fence_device();  // the block's state before its arrival
-      const Arrivals before{ptx::atomic_add(&launch.arrived[awaiting.at], items + mark)};
-      last = before.count() + items == awaiting.expected && !before.is_claimed();
+      const Arrivals before{ptx::atomic_add(&launch.arrived[awaiting.at], 1 + mark)};
+      last = before.count() + 1 == awaiting.expected && !before.is_claimed();
       if (last) launch.arrived[awaiting.at] = 0;
     }
     const u32 of_warp = ptx::ballot(last);

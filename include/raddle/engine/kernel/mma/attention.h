@@ -33,10 +33,11 @@ RADDLE_DEVICE void prefetch_inputs(const MmaLaunch& launch) {
 /// workers' states.
 template <class K, class V, class Compute>
 RADDLE_DEVICE void attend_queue(const MmaLaunch& launch, const V& variant, Compute compute) {
-  prefetch_inputs<K>(launch);
   if (K::teams > 1 && worker_index() >= launch.plan.num_workers) return;  // one of an odd number
+  // Asked for first, which takes longest, and waited for last.
   const i32* queue = launch.plan.queue_indptr + worker_index();
-  const i32 begin = queue[0], end = queue[1];
+  const i32 begin = ptx::load_now(queue), end = ptx::load_now(queue + 1);
+  prefetch_inputs<K>(launch);
   // Its address lies in constant memory of its own, which answers while the queue does.
   ptx::prefetch(zeros<K>());
   mark(launch, TimelineStage::started, begin);

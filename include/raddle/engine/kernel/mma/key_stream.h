@@ -12,9 +12,8 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-/// A warp's tiles, of the items that come `at` … `end` - 1 in a queue, or up to the first of
-/// another shape. K and V of a tile are loaded in turns, and the next tile is found when one has
-/// been loaded.
+/// A warp's tiles, of items [item, end), or up to the first of another shape. K and V of a tile are
+/// loaded in turns, and the next tile is found when one has been loaded.
 template <class K, class Layout>
 class KeyStream {
   static constexpr i32 warp_keys = Layout::warp_keys;
@@ -22,8 +21,8 @@ class KeyStream {
 
  public:
   /// Opens the first item. The page table's answer is not waited for.
-  RADDLE_DEVICE KeyStream(const MmaLaunch& launch, i32 at, i32 end)
-      : launch_(launch), source_(Layout::source(ptx::warp_index())), next_(at), end_(end) {
+  RADDLE_DEVICE KeyStream(const MmaLaunch& launch, i32 item, i32 end)
+      : launch_(launch), source_(Layout::source(ptx::warp_index())), item_(item), end_(end) {
     open_ = next_item();
   }
 
@@ -109,10 +108,10 @@ class KeyStream {
 
   /// Opens the next item; false where there is none of this stream.
   RADDLE_DEVICE bool next_item() {
-    if (next_ == end_) return false;
-    const WorkItem item = launch_.plan.items[item_at<K>(launch_, next_, end_)];
+    if (item_ == end_) return false;
+    const WorkItem item = launch_.plan.items[item_];
     const bool ours = launch_.plan.query_tiles[item.query_tile].shape == Layout::shape;
-    next_ = ours ? next_ + 1 : end_;
+    item_ = ours ? item_ + 1 : end_;
     if (!ours) return false;
     rest_ = open_item<K>(launch_, item, source_);
     if (rest_.begin < rest_.end) look_up();
@@ -121,7 +120,7 @@ class KeyStream {
 
   const MmaLaunch& launch_;
   typename Layout::Source& source_;
-  i32 next_;  // which item comes next
+  i32 item_;  // the next one to open
   const i32 end_;
   bool open_ = false;   // the item has a tile to be found:
   Span rest_;           // of the run that it begins

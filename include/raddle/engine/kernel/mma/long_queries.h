@@ -201,9 +201,8 @@ class LongQueries {
               ApplyVariant<V, blocks, tiles>(launch_, variant_, item_).to_log2());
     mark(launch_, TimelineStage::stored, item_);
     if (facts.partial_row >= 0)
-      arrive<K>(launch_, variant_, item(), 1,
-                look_up_awaiting(launch_, item(), ptx::thread_index()), Layout::completed_bits(),
-                Layout::vector(warp_));
+      arrive<K>(launch_, variant_, item(), look_up_awaiting(launch_, item(), ptx::thread_index()),
+                Layout::completed_bits(), Layout::vector(warp_));
   }
 
   const MmaLaunch& launch_;

@@ -25,7 +25,7 @@ class ShortQueries {
   static constexpr bool runs_on = !has_output<V>;
 
  public:
-  /// The items that come `first` … `end` - 1 in a queue, or up to the first of another shape.
+  /// Items [first, end), or up to the first of another shape.
   RADDLE_DEVICE ShortQueries(const MmaLaunch& launch, const V& variant, i32 first, i32 end)
       : launch_(launch),
         variant_(variant),
@@ -46,7 +46,7 @@ class ShortQueries {
     }
   }
 
-  /// Returns the place of the item after the last one computed.
+  /// Returns the item after the last one computed.
   RADDLE_DEVICE i32 run() {
     while (attend()) {
     }
@@ -74,24 +74,23 @@ class ShortQueries {
     WorkItem item;
     i32 num_rows, request;
     Awaiting awaiting;
-    bool joint;  ///< the block's other team ends with another piece of its unit
+    bool joint;  ///< the block's other team ends with the other half of its unit
   };
 
   /// Where the variant changes keys, or O is wide, registers are short: there it is asked for anew
   /// when the keys have been used.
   static constexpr bool keeps_opened = K::spare_registers;
 
-  RADDLE_DEVICE Opened open(i32 at) const {
-    const i32 number = item_at<K>(launch_, at, end_);
+  RADDLE_DEVICE Opened open(i32 number) const {
     Opened opened;
     opened.item = launch_.plan.items[number];
     const QueryTile& tile = tile_of(opened.item);
     opened.num_rows = tile.num_rows;
     opened.request = request_of_keys(launch_, tile);
     opened.awaiting.find(launch_, opened.item, tile, ptx::thread_index());
-    opened.joint = at + 1 == end_ && ends_jointly<K>(launch_, opened.item, number);
-    if (opened.joint && launch_.layout.num_levels == 1 && opened.awaiting.split.num_chunks == 2)
-      opened.item.partial_row = -1;  // the two are the whole unit
+    opened.joint =
+        number + 1 == end_ && ends_jointly<K>(launch_, opened.item, opened.awaiting.split);
+    if (opened.joint) opened.item.partial_row = -1;  // there is nothing to be stored
     return opened;
   }
 
@@ -103,7 +102,7 @@ class ShortQueries {
 
   /// Computes the next item; returns whether there is one after it.
   RADDLE_DEVICE bool attend() {
-    const i32 at = next_++, number = item_at<K>(launch_, at, end_);
+    const i32 number = next_++;
     Opened opened = opened_;
     u8* queries = Layout::query_memory();
     describe_item(opened.request, opened.item.kv_head, Layout::scratch());
@@ -127,18 +126,17 @@ class ShortQueries {
     while (!step(apply, halves)) {
     }
     mark(launch_, TimelineStage::computed, number);
-    const bool more =
-        next_ < end_ && tile_of(launch_.plan.items[item_at<K>(launch_, next_, end_)]).shape == 0;
+    const bool more = next_ < end_ && tile_of(launch_.plan.items[next_]).shape == 0;
     if (more) fetch_queries();
     if (!keeps_opened) {
-      opened = open(at);
+      opened = open(number);
       opened.awaiting.expect(launch_);
     }
     merge(opened, more);
     mark(launch_, TimelineStage::stored, number);
-    if (opened.item.partial_row >= 0 && !(opened.joint && ptx::team_index() == 1))
-      arrive<K>(launch_, variant_, launch_.plan.items[number], opened.joint ? 2 : 1,
-                opened.awaiting, Layout::completed_bits(), Layout::vector(warp_));
+    if (opened.item.partial_row >= 0)
+      arrive<K>(launch_, variant_, launch_.plan.items[number], opened.awaiting,
+                Layout::completed_bits(), Layout::vector(warp_));
     mark(launch_, TimelineStage::finished, number);
     return more;
   }
@@ -220,8 +218,7 @@ class ShortQueries {
 
   /// Adds up the warps' states, those of both teams if they end jointly, and stores the result,
   /// eight rows and a slab of columns at a time: as many as there are, where the ring is free, for
-  /// there is no item after this one. Of two teams the first stores, and the second one's piece is
-  /// left as an empty state.
+  /// there is no item after this one. Of two teams the first stores.
   RADDLE_DEVICE void merge(const Opened& opened, bool more) {
     const WorkItem& item = opened.item;
     const i32 num_rows = opened.num_rows;
@@ -259,7 +256,6 @@ class ShortQueries {
     float* mine = slab + (slab_rows * warp_ + g) * pitch;
     const i32 quads = columns / 4, rows_at_once = num_threads / quads;
     const i32 first_row = ptx::thread_index() / quads, c = 4 * (ptx::thread_index() % quads);
-    if (!stores && item.partial_row >= 0) clear_state(item, num_rows);
     RADDLE_ROLLED
     for (i32 half = 0; 8 * half < num_rows; ++half) {
       const i32 rows = stores ? min(slab_rows, num_rows - 8 * half) : 0;
@@ -307,15 +303,6 @@ class ShortQueries {
     const i32 own = K::joins && joint ? ptx::team_index() : 0;
     return reinterpret_cast<const X*>(reinterpret_cast<const u8*>(mine) +
                                       (nth - own) * Layout::team_bytes);
-  }
-
-  /// Makes a piece's state that of no keys.
-  RADDLE_DEVICE void clear_state(const WorkItem& item, i32 num_rows) const {
-    auto* o = reinterpret_cast<Four*>(launch_.partial_o + i64{item.partial_row} * K::dim_vo);
-    const i32 thread = ptx::thread_index();
-    RADDLE_ROLLED
-    for (i32 i = thread; i < num_rows * (K::dim_vo / 4); i += num_threads) o[i] = Four{};
-    if (thread < num_rows) launch_.partial_lse[item.partial_row + thread] = -math::infinity;
   }
 
   /// A row over all warps: what its outputs are relative to, 1/Σ, and the LSE.

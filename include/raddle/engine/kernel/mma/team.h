@@ -1,8 +1,8 @@
 // A team: the four warps that compute one worker's queue. Where two fit a multiprocessor and all
 // items are of short queries, they are two teams of one block, which know nothing of each other
-// until both come to their last item: if these are pieces of one unit, as neighbours' often are,
-// the warps of both add up their states at once, in shared memory. A piece that has no such
-// neighbour is stored, said to be there, and composed by whoever comes last (arrive.h): 8 µs.
+// until both come to their last item: if these are the two halves of a unit, the warps of both add
+// up their states at once, in shared memory. Else a half is stored, said to be there, and composed
+// by whoever comes last (arrive.h), which takes 4 µs and more.
 #pragma once
 
 #include "raddle/engine/kernel/mma/launch.h"
@@ -12,9 +12,10 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-/// Whose queue this team computes.
+/// Whose queue this team computes. Teams of a block are those of w and w + blocks, whom the plan
+/// seats beside each other (plan/seats.h).
 RADDLE_DEVICE i32 worker_index() {
-  return ptx::team_count() * ptx::block_index() + ptx::team_index();
+  return ptx::block_index() + ptx::team_index() * ptx::block_count();
 }
 
 /// Waits for the team's threads.
@@ -26,24 +27,18 @@ RADDLE_DEVICE void sync_team() {
     ptx::sync_block();
 }
 
-/// The item that comes `at` in a queue that ends at `end`. The second of two teams has its first
-/// item last: that is what follows the first team's last one.
+/// Whether the last item of this team and that of the other one are the halves of a unit. A unit of
+/// several levels has other states besides.
 template <class K>
-RADDLE_DEVICE i32 item_at(const MmaLaunch& launch, i32 at, i32 end) {
-  if (!K::joins || ptx::team_index() == 0) return at;
-  return at + 1 < end ? at + 1 : launch.plan.queue_indptr[worker_index()];
-}
-
-/// Whether a team's last item and the other team's are pieces of one unit.
-template <class K>
-RADDLE_DEVICE bool ends_jointly(const MmaLaunch& launch, const WorkItem& item, i32 number) {
+RADDLE_DEVICE bool ends_jointly(const MmaLaunch& launch, const WorkItem& item, const Split& split) {
   if (!K::joins || !launch.joins || ptx::team_count() == 1) return false;
-  const PlanView& plan = launch.plan;
-  const i32 worker = worker_index(), second = ptx::team_index();
-  const i32 other = second ? worker - 1 : worker + 1;
-  if (other >= plan.num_workers || plan.queue_indptr[other] == plan.queue_indptr[other + 1])
-    return false;
-  const WorkItem& theirs = plan.items[second ? number - 1 : number + 1];
+  if (item.partial_row < 0 || split.num_chunks != 2 || launch.layout.num_levels > 1) return false;
+  const i32 blocks = ptx::block_count(), worker = worker_index();
+  const i32 other = worker < blocks ? worker + blocks : worker - blocks;
+  if (other >= launch.plan.num_workers) return false;
+  const i32* queue = launch.plan.queue_indptr + other;
+  if (queue[0] == queue[1]) return false;
+  const WorkItem& theirs = launch.plan.items[queue[1] - 1];
   return theirs.query_tile == item.query_tile && theirs.kv_head == item.kv_head;
 }
 

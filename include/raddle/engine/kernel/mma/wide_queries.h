@@ -245,9 +245,8 @@ class WideQueries {
     write_rows();
     mark(launch_, TimelineStage::stored, item_);
     if (item().partial_row >= 0)
-      arrive<K>(launch_, variant_, item(), 1,
-                look_up_awaiting(launch_, item(), ptx::thread_index()), Layout::completed_bits(),
-                Layout::vector(warp_));
+      arrive<K>(launch_, variant_, item(), look_up_awaiting(launch_, item(), ptx::thread_index()),
+                Layout::completed_bits(), Layout::vector(warp_));
   }
 
   /// This warp's columns of O / Σ to shared memory, and the first one's LSE; a row with nothing
