@@ -98,6 +98,7 @@ ffi::String nvrtc_version(Arguments&) { return jit::Nvrtc::instance().version();
 
 TVM_FFI_STATIC_INIT_BLOCK() {
   namespace refl = ffi::reflection;
+  jit::promise_to_stop();  // python/raddle/_cuda.py does
   refl::GlobalDef()
       .def_packed("raddle.cuda.compile", exported(compile))
       .def_packed("raddle.cuda.compile_planner", exported(compile_planner))

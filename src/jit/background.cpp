@@ -28,6 +28,8 @@ Jobs& jobs() {
   return all;
 }
 
+std::atomic<bool> promised = false;
+
 /// Those of this process. Needs the lock.
 std::list<Job>& own_jobs() {
   Jobs& all = jobs();
@@ -41,9 +43,6 @@ std::list<Job>& own_jobs() {
 }  // namespace
 
 void in_background(std::shared_ptr<Watch> watch, std::function<void()> work) {
-  static const struct AtExit {
-    ~AtExit() { stop_background(); }
-  } at_exit;
   const std::lock_guard lock(jobs().mutex);
   std::list<Job>& list = own_jobs();
   list.remove_if([](Job& job) {
@@ -67,5 +66,14 @@ void stop_background() {
   for (Job& job : last) job.watch->stop = true;
   for (Job& job : last) job.thread.join();
 }
+
+void stop_at_exit() {
+  static const struct AtExit {
+    ~AtExit() { stop_background(); }
+  } at_exit;
+}
+
+void promise_to_stop() { promised = true; }
+bool is_promised_to_stop() { return promised; }
 
 }  // namespace raddle::jit

@@ -17,8 +17,14 @@ struct Watch {
 void in_background(std::shared_ptr<Watch> watch, std::function<void()> work);
 
 /// Stops all that was started and waits until it has ended. For a process that is about to end:
-/// what a compiler uses goes then. The end of the program does so, too, but other libraries may
-/// have ended before.
+/// what a compiler uses goes then, and one that still works crashes, or takes all memory.
 void stop_background();
+
+/// Has the end of the program stop what was started. What is registered last ends first: to be
+/// called when all that the work uses has registered itself. Nothing where the program has promised
+/// to call stop_background, as Python's package does, which ends before any library.
+void stop_at_exit();
+void promise_to_stop();
+bool is_promised_to_stop();
 
 }  // namespace raddle::jit

@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "device/library.h"
+#include "jit/background.h"
 #include "raddle/error.h"
 
 namespace raddle::jit {
@@ -138,6 +139,25 @@ void check(int result, const char* what) {
     fail<CompileError>("NVRTC: ", what, " failed: ", loaded().call.error_string(result));
 }
 
+/// What NVRTC uses in a compilation registers itself for the program's end in the first one. A
+/// small one takes 30 ms; after it the end of the program stops others before that goes.
+void prepare_exit(const std::string& arch) {
+  if (is_promised_to_stop()) return;
+  static const bool prepared = [&] {
+    Program program = nullptr;
+    const Functions& call = loaded().call;
+    const char* source = "extern \"C\" __global__ void nothing(float* x) { *x += 1.0f; }";
+    const std::string target = "--gpu-architecture=" + arch;
+    const char* options[] = {target.c_str()};
+    check(call.create(&program, source, "nothing.cu", 0, nullptr, nullptr), "creating");
+    call.compile(program, 1, options);
+    call.destroy(&program);
+    stop_at_exit();
+    return true;
+  }();
+  static_cast<void>(prepared);
+}
+
 /// The number that ends at `at`.
 i32 number_before(const std::string& log, std::size_t at) {
   while (at > 0 && log[at - 1] == ' ') --at;
@@ -181,6 +201,7 @@ std::vector<std::string> Nvrtc::options(const std::string& arch) {
 Cubin Nvrtc::compile(const std::string& source, const std::string& arch,
                      const std::atomic<bool>* stop) const {
   const Functions& call = loaded().call;
+  if (stop) prepare_exit(arch);
   Program program = nullptr;
   check(call.create(&program, source.c_str(), "raddle.cu", 0, nullptr, nullptr), "creating");
   const struct Destroy {
