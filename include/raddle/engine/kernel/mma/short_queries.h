@@ -38,9 +38,8 @@ class ShortQueries {
                   b_offset<typename K::KeyRows>(lane_)),
         v_offset_(static_cast<u32>(Layout::template part_of<typename K::ValueRows>(warp_)) +
                   a_offset<typename K::ValueRows>(lane_)) {
-    stream_.start();
     RADDLE_ROLLED
-    for (i32 n = 0; n < Layout::slots; ++n) {
+    for (i32 n = -1; n < Layout::slots; ++n) {  // what comes before the first has no tile to copy
       load(n, n);
       if (n == 0) fetch_queries();  // a tile's keys are asked for first, but not all of the ring's
     }
