@@ -190,8 +190,10 @@ ReservationPtr select(const std::vector<ReservationPtr>& reservations, const Lay
 class Attention {
  public:
   /// Raises ValueError for a spec that the device cannot compute, DeviceError where there is no
-  /// such device, and CompileError where its kernel does not compile. On a GPU the kernel is
-  /// compiled here, unless the cache has it.
+  /// such device, and CompileError where its kernel does not compile. On a GPU two kernels are
+  /// compiled, unless the cache has them: the one of short queries is waited for here, the other by
+  /// the first plan with long queries, or by a reservation that allows them. Either raises
+  /// CompileError then.
   explicit Attention(const AttentionSpec& spec, DeviceId device = {});
   ~Attention();
   Attention(const Attention&) = delete;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 from typing import Any
 
@@ -29,6 +30,8 @@ def _search_wheels() -> None:
 
 
 _search_wheels()
+# What Attentions still have compiled is stopped while the compiler is whole: libraries end after Python.
+atexit.register(_library.function("raddle.cuda.stop_compiling"))
 
 
 def nvrtc_version() -> str:

@@ -40,8 +40,10 @@ class Attention(_library.Handle):
 
     Args:
         spec: what to compute.
-        device: "cpu", "cuda" (the GPU that is current, else the first), "cuda:1", or a torch.device. On a GPU the
-            kernel is compiled here, unless the cache has it, by NVRTC (``pip install raddle[cuda]``).
+        device: "cpu", "cuda" (the GPU that is current, else the first), "cuda:1", or a torch.device. On a GPU two
+            kernels are compiled, unless the cache has them, by NVRTC (``pip install raddle[cuda]``). The one of short
+            queries, which decodes, is waited for here; the other, which takes twice as long, by the first `plan` with
+            long queries, or by `reserve`.
 
     Raises ValueError for a spec that the device cannot compute, RuntimeError where there is no such device, and
     CompileError where a variant or its kernel does not compile. `raddle doctor` tells what is missing.
@@ -80,7 +82,8 @@ class Attention(_library.Handle):
             stream: GPUs: the stream (a cudaStream_t's number) on which the plan goes up; None: torch's current one, or
                 tvm_ffi's. Runs on other streams wait for it there; nothing waits on the host.
 
-        Raises ValueError for a layout that the spec cannot serve.
+        On a GPU the first plan with long queries waits for their kernel, should it still be compiled. Raises ValueError
+        for a layout that the spec cannot serve, and CompileError where that kernel does not compile.
         """
         if stream is None and self.device != "cpu":
             stream = current_stream(self.device)
@@ -105,7 +108,7 @@ class Attention(_library.Handle):
         Args:
             max_requests: requests of a batch, and groups of a level.
             max_qo_tokens: query rows of a batch. q and out of a captured run have as many; rows that a batch does not
-                use are not touched.
+                use are not touched. On a GPU the kernel that so many rows may need is waited for here.
             max_kv_tokens: keys of all requests of a level together; with device_lengths of all requests, those that
                 prefix discovery makes a level of included.
             max_levels, max_runs: as of `raddle.workspace_bytes`.

@@ -64,7 +64,7 @@ class AttentionBackend {
 };
 
 std::unique_ptr<AttentionBackend> make_cpu_backend(const AttentionSpec& spec);
-/// Compiles the kernel or finds it, and loads it.
+/// Has its kernels compiled or found, and loaded; waits for the one of short queries.
 std::unique_ptr<AttentionBackend> make_cuda_backend(const AttentionSpec& spec,
                                                     const BoundVariant& variant, DeviceId device);
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <future>
 #include <mutex>
 
 #include "api/attention_backend.h"
@@ -93,6 +92,11 @@ void check_alignment(const RunArgs& args) {
   }
 }
 
+bool is_short(const PlanView& plan) {
+  return std::all_of(plan.query_tiles, plan.query_tiles + plan.num_query_tiles,
+                     [](const QueryTile& tile) { return tile.shape == 0; });
+}
+
 TimelineView view_timeline(const TensorRef& t, i32 num_workers) {
   if (!t.data) return {};
   check_output("timeline", t, DType::float32, {num_workers, -1, 2});
@@ -115,14 +119,15 @@ class CudaBackend final : public AttentionBackend {
       fail<ValueError>("head_dim ", spec.head_dim_qk, " needs ", config_.shared_bytes,
                        " bytes of shared memory; ", device.info().name, " has ",
                        device.info().max_shared_bytes);
-    // Both at the same time: the first use waits for the compiler.
+    // Both at the same time. Any use needs the one of short queries soon, and it has all parts of
+    // the variant: what is wrong with them is said here. The other takes twice as long, and who has
+    // long queries waits for it.
     jit::GpuKernel kernel = kernel_of(spec, variant, device.info().arch);
-    const i32 bytes = config_.shared_bytes;
-    auto all = std::async(std::launch::async,
-                          [kernel, bytes, &device] { return &loaded(kernel, device, bytes); });
     kernel.short_only = true;
-    short_kernel_ = &loaded(kernel, device, bytes);
-    kernel_ = all.get();
+    short_kernel_ = coming(kernel, device, config_.shared_bytes);
+    kernel.short_only = false;
+    kernel_ = coming(kernel, device, config_.shared_bytes);
+    short_kernel_.get();
   }
 
   DeviceId device() const override { return DeviceId::cuda(device_->ordinal()); }
@@ -142,11 +147,11 @@ class CudaBackend final : public AttentionBackend {
           "the stream is capturing a graph, in which a new plan cannot be made; expected plan, or "
           "update of a reservation, before the capture");
     if (!memory)
-      return std::make_shared<const CudaPlan>(kernel_for(arrays.view()), layout, arrays,
+      return std::make_shared<const CudaPlan>(kernel_for(is_short(arrays.view())), layout, arrays,
                                               variant_there(origin, variant, stream), stream);
     auto& reservation = static_cast<CudaReservation&>(*memory);
     if (!reservation.variant()) reservation.set_variant(variant_there(origin, variant, stream));
-    return std::make_shared<const CudaPlan>(*kernel_, reservation,
+    return std::make_shared<const CudaPlan>(reservation.kernel(), reservation,
                                             reservation.place(layout, arrays, stream));
   }
 
@@ -155,20 +160,22 @@ class CudaBackend final : public AttentionBackend {
     const ContextScope context(*device_);
     if (is_capturing(stream))
       fail<ValueError>("the stream is capturing a graph; expected reserve before the capture");
-    return std::make_shared<CudaReservation>(*device_, config, maxima, spec_.head_dim_vo, stream);
+    const i64 most_rows = maxima.max_qo_tokens * i64{spec_.num_qo_heads / spec_.num_kv_heads};
+    return std::make_shared<CudaReservation>(kernel_for(most_rows <= config.shapes[0].rows), config,
+                                             maxima, spec_.head_dim_vo, stream);
   }
 
   std::shared_ptr<ReservedMemory> reserve_planner(const PlanConfig& config, const Maxima& maxima,
                                                   const BoundVariant& origin,
                                                   const BoundVariant& variant,
                                                   void* stream) const override {
-    const Kernel& kernel = loaded(planner_of(variant, maxima.max_levels > 1), *device_);
+    const ComingKernel kernel = coming(planner_of(variant, maxima.max_levels > 1), *device_);
     auto memory = reserve(config, maxima, stream);
     const ContextScope context(*device_);
     auto& reservation = static_cast<CudaReservation&>(*memory);
     reservation.set_variant(variant_there(origin, variant, stream));
     reservation.plan_with(
-        std::make_unique<CudaPlanner>(kernel, config, maxima, variant.has_masks(), stream));
+        std::make_unique<CudaPlanner>(kernel.get(), config, maxima, variant.has_masks(), stream));
     return memory;
   }
 
@@ -177,8 +184,9 @@ class CudaBackend final : public AttentionBackend {
                                                  void* stream) const override {
     const ContextScope context(*device_);
     auto& reservation = static_cast<CudaReservation&>(memory);
-    return std::make_shared<const CudaPlan>(
-        *kernel_, reservation, reservation.plan(layout, shape, stream), layout, capture_of(stream));
+    return std::make_shared<const CudaPlan>(reservation.kernel(), reservation,
+                                            reservation.plan(layout, shape, stream), layout,
+                                            capture_of(stream));
   }
 
   void run(const Plan& plan, const RunView& view, const BoundVariant& variant, const RunArgs& args,
@@ -197,7 +205,6 @@ class CudaBackend final : public AttentionBackend {
     MmaLaunch launch = on_device.launch();
     static_cast<RunView&>(launch) = view;
     launch.query_rows = static_cast<i32>(args.q.shape[0]);
-    launch.joins = !spec_.batch_invariant;
     launch.timeline = view_timeline(args.timeline, launch.plan.num_workers);
     std::unique_lock<std::mutex> lock;
     if (reservation)
@@ -239,19 +246,15 @@ class CudaBackend final : public AttentionBackend {
     return spec_variant_;
   }
 
-  /// Reservations take any batch; a plan is of one.
-  const Kernel& kernel_for(const PlanView& plan) const {
-    const QueryTile* end = plan.query_tiles + plan.num_query_tiles;
-    const bool all_short =
-        std::all_of(plan.query_tiles, end, [](const QueryTile& tile) { return tile.shape == 0; });
-    return all_short ? *short_kernel_ : *kernel_;
+  /// The one that all queries are short for, or that takes any; waits for it.
+  const Kernel& kernel_for(bool all_short) const {
+    return (all_short ? short_kernel_ : kernel_).get();
   }
 
   AttentionSpec spec_;
   const Device* device_;
   mma::KernelConfig config_;
-  const Kernel* kernel_ = nullptr;
-  const Kernel* short_kernel_ = nullptr;
+  ComingKernel kernel_, short_kernel_;
   mutable CapturedArrays captured_;
   mutable StreamScratch scratch_;
   mutable std::mutex mutex_;

@@ -2,15 +2,40 @@
 // device, whoever asks first.
 #pragma once
 
+#include <sys/types.h>
+
+#include <future>
+#include <memory>
+#include <string>
+
 #include "device/cuda/module.h"
+#include "jit/background.h"
 #include "jit/gpu_kernel.h"
 #include "jit/planner_kernel.h"
 
 namespace raddle::cuda {
 
-const Kernel& loaded(const jit::GpuKernel& kernel, const Device& device, i32 shared_bytes);
+/// A kernel that is compiled or found, and loaded, on a thread of its own. Copies share it, and it
+/// arrives though all of them are gone.
+class ComingKernel {
+ public:
+  /// Waits for it, and says so after a second. Raises what went wrong on the way: CompileError,
+  /// DeviceError.
+  const Kernel& get() const;
+
+ private:
+  friend class KernelTable;
+  bool has_failed() const;
+  std::shared_future<const Kernel*> kernel_;
+  std::string doing_;  ///< for people
+  std::shared_ptr<jit::Watch> watch_;
+  pid_t process_ = 0;  ///< where its thread is
+};
+
+/// Starts it. Raises CompileError where there is no NVRTC; the rest is get's.
+ComingKernel coming(const jit::GpuKernel& kernel, const Device& device, i32 shared_bytes);
 
 /// With all the shared memory that a block can have: how much a launch takes depends on its maxima.
-const Kernel& loaded(const jit::PlannerKernel& kernel, const Device& device);
+ComingKernel coming(const jit::PlannerKernel& kernel, const Device& device);
 
 }  // namespace raddle::cuda

@@ -60,16 +60,17 @@ std::size_t plan_bytes(const PlanSizes& bounds) {
 
 }  // namespace
 
-CudaReservation::CudaReservation(const Device& device, const PlanConfig& config,
+CudaReservation::CudaReservation(const Kernel& kernel, const PlanConfig& config,
                                  const Maxima& maxima, i32 dim_vo, StreamHandle stream)
-    : device_(&device),
+    : kernel_(&kernel),
+      device_(&kernel.device()),
       config_(config),
       maxima_(maxima),
       bounds_(plan_bounds(config, maxima)),
       dim_vo_(dim_vo) {
   const i64 bytes = workspace_bytes(config, maxima, dim_vo);
-  scratch_ = DevicePool::of(device).take(static_cast<std::size_t>(bytes), stream,
-                                         "the workspace of this reservation");
+  scratch_ = DevicePool::of(*device_).take(static_cast<std::size_t>(bytes), stream,
+                                           "the workspace of this reservation");
   const i64 counters = scratch_offsets(bounds_.partial_rows, bounds_.expected, dim_vo).drawn;
   clear(scratch_, static_cast<std::size_t>(counters), static_cast<std::size_t>(bytes - counters),
         stream);

@@ -11,6 +11,7 @@
 #include "api/cuda_planner.h"
 #include "api/cuda_variant.h"
 #include "device/cuda/memory.h"
+#include "device/cuda/module.h"
 #include "plan/planner.h"
 #include "raddle/engine/kernel/mma/launch.h"
 
@@ -19,9 +20,11 @@ namespace raddle::cuda {
 class CudaReservation final : public ReservedMemory,
                               public std::enable_shared_from_this<CudaReservation> {
  public:
-  /// Allocates what the maxima ask for. Needs a ContextScope, as all that follows.
-  CudaReservation(const Device& device, const PlanConfig& config, const Maxima& maxima, i32 dim_vo,
+  /// Allocates what the maxima ask for; `kernel` runs all its plans. Needs a ContextScope, as all
+  /// that follows.
+  CudaReservation(const Kernel& kernel, const PlanConfig& config, const Maxima& maxima, i32 dim_vo,
                   StreamHandle stream);
+  const Kernel& kernel() const { return *kernel_; }
 
   /// Plans are made on the device from here on. Once, before the first.
   void plan_with(std::unique_ptr<const CudaPlanner> planner) { planner_ = std::move(planner); }
@@ -60,6 +63,7 @@ class CudaReservation final : public ReservedMemory,
   void allocate(const MmaLaunch& launch, const Layout& layout, StreamHandle stream);
   std::size_t capacity(const Level& level, Of of) const;
 
+  const Kernel* kernel_;
   const Device* device_;
   PlanConfig config_;
   Maxima maxima_;

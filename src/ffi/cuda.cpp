@@ -4,6 +4,7 @@
 #include "api/cuda_attention.h"
 #include "device/cuda/device.h"
 #include "ffi/border.h"
+#include "jit/background.h"
 #include "jit/nvrtc.h"
 
 namespace raddle::border {
@@ -87,6 +88,8 @@ Fields nvrtc(Arguments&) {
   return fields;
 }
 
+void stop_compiling(Arguments&) { jit::stop_background(); }
+
 void add_search_folder(Arguments& in) { jit::Nvrtc::add_search_folder(in.string("folder")); }
 
 ffi::String nvrtc_version(Arguments&) { return jit::Nvrtc::instance().version(); }
@@ -95,6 +98,7 @@ ffi::String nvrtc_version(Arguments&) { return jit::Nvrtc::instance().version();
 
 TVM_FFI_STATIC_INIT_BLOCK() {
   namespace refl = ffi::reflection;
+  jit::promise_to_stop();  // python/raddle/_cuda.py does
   refl::GlobalDef()
       .def_packed("raddle.cuda.compile", exported(compile))
       .def_packed("raddle.cuda.compile_planner", exported(compile_planner))
@@ -102,6 +106,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def_packed("raddle.cuda.machine", exported(machine))
       .def_packed("raddle.cuda.nvrtc", exported(nvrtc))
       .def_packed("raddle.cuda.driver", exported(driver))
+      .def_packed("raddle.cuda.stop_compiling", exported(stop_compiling))
       .def_packed("raddle.cuda.add_search_folder", exported(add_search_folder))
       .def_packed("raddle.cuda.nvrtc_version", exported(nvrtc_version));
 }

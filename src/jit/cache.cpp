@@ -19,6 +19,7 @@
 #include "jit/hash.h"
 #include "jit/locks.h"
 #include "jit/process.h"
+#include "raddle/error.h"
 
 namespace raddle::jit {
 namespace {
@@ -139,7 +140,10 @@ void sweep(const fs::path& root) {
       FileLock::sweep(entry.path());
 }
 
-Binary in_memory(const Request& request) { return Binary{"", request.compile(), true}; }
+Binary in_memory(const Request& request) {
+  if (request.watch) request.watch->compiling = true;
+  return Binary{"", request.compile(), true};
+}
 
 }  // namespace
 
@@ -171,16 +175,19 @@ Binary find_or_compile(const Request& request) {
     warn_once(root, error.value());
     return in_memory(request);
   }
-  const FileLock lock(folder.string() + lock_suffix, "waiting for variant '" + request.name +
-                                                         "', which another process compiles (" +
-                                                         folder.string() + ")");
+  const FileLock lock(folder.string() + lock_suffix,
+                      "waiting for variant '" + request.name +
+                          "', which another process compiles (" + folder.string() + ")",
+                      request.watch ? &request.watch->stop : nullptr);
+  if (lock.error() == ECANCELED)
+    fail<CompileError>("compiling '", request.name, "' was stopped: the process ends");
   if (!lock.held()) {
     warn_once(root, lock.error());
     return in_memory(request);
   }
   if (auto found = read_entry(folder)) return *found;  // compiled while this process waited
   sweep(root);
-  std::string binary = request.compile();
+  std::string binary = in_memory(request).bytes;
   discard(root, folder);
   const int failed = publish(root, folder, request, binary);
   if (failed) warn_once(root, failed);

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "jit/background.h"
+
 namespace raddle::jit {
 
 /// What to look up, and how to make it if it is not there.
@@ -19,6 +21,7 @@ struct Request {
   std::string source;    ///< kept beside the binary
   /// Compiles into memory. Raises where it cannot.
   std::function<std::string()> compile;
+  Watch* watch = nullptr;  ///< of who waits for it on another thread
 };
 
 /// A compiled binary, and where it lies: empty where it is only in memory.
@@ -33,7 +36,7 @@ std::string cache_folder();
 
 /// The entry of that key: found and intact, or compiled now. A damaged entry, or one of another
 /// user, is refused and made again; where the folder cannot be written, the result stays in memory
-/// and a warning is printed once a process.
+/// and a warning is printed once a process. Raises CompileError when it is stopped.
 Binary find_or_compile(const Request& request);
 
 struct CacheEntry {

@@ -6,7 +6,7 @@
 namespace raddle::jit {
 
 std::string find_or_compile_cubin(const std::string& name, const std::string& source,
-                                  const std::string& arch) {
+                                  const std::string& arch, Watch* watch) {
   Request request;
   request.compiler = "nvrtc " + Nvrtc::instance().version();
   for (const std::string& option : Nvrtc::options(arch)) request.key += option + " ";
@@ -14,7 +14,10 @@ std::string find_or_compile_cubin(const std::string& name, const std::string& so
   request.name = name;
   request.target = arch;
   request.source = source;
-  request.compile = [&] { return Nvrtc::instance().compile(source, arch).bytes; };
+  request.compile = [&] {
+    return Nvrtc::instance().compile(source, arch, watch ? &watch->stop : nullptr).bytes;
+  };
+  request.watch = watch;
   return find_or_compile(request).bytes;
 }
 

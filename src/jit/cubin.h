@@ -3,11 +3,13 @@
 
 #include <string>
 
+#include "jit/background.h"
+
 namespace raddle::jit {
 
 /// The cubin of a complete source for an architecture: from the cache, or compiled into it. `name`
-/// is for people. Raises CompileError.
+/// is for people, `watch` for who waits for it on another thread. Raises CompileError.
 std::string find_or_compile_cubin(const std::string& name, const std::string& source,
-                                  const std::string& arch);
+                                  const std::string& arch, Watch* watch = nullptr);
 
 }  // namespace raddle::jit

@@ -62,8 +62,8 @@ Cubin compile(const GpuKernel& kernel, const std::string& arch) {
   return Nvrtc::instance().compile(source_of(kernel, arch), arch);
 }
 
-std::string cubin_of(const GpuKernel& kernel, const std::string& arch) {
-  return find_or_compile_cubin(label_of(kernel), source_of(kernel, arch), arch);
+std::string cubin_of(const GpuKernel& kernel, const std::string& arch, Watch* watch) {
+  return find_or_compile_cubin(label_of(kernel), source_of(kernel, arch), arch, watch);
 }
 
 }  // namespace raddle::jit

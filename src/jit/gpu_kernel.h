@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "jit/background.h"
 #include "jit/nvrtc.h"
 #include "jit/source.h"
 #include "raddle/engine/core/dtype.h"
@@ -33,7 +34,7 @@ std::string source_of(const GpuKernel& kernel, const std::string& arch);
 /// Compiles, without looking into the cache. Raises CompileError.
 Cubin compile(const GpuKernel& kernel, const std::string& arch);
 
-/// The cubin from the cache, or compiled into it.
-std::string cubin_of(const GpuKernel& kernel, const std::string& arch);
+/// The cubin from the cache, or compiled into it, as of find_or_compile_cubin.
+std::string cubin_of(const GpuKernel& kernel, const std::string& arch, Watch* watch = nullptr);
 
 }  // namespace raddle::jit

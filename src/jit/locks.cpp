@@ -19,20 +19,20 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-/// Locks; tells after a second what it waits for. False where the file system has no locks.
-bool lock(int fd, const std::string& waiting) {
+/// Locks; tells after a second what it waits for. Else the errno: ECANCELED after `stop`.
+int lock(int fd, const std::string& waiting, const std::atomic<bool>* stop) {
   const auto begin = Clock::now();
+  bool said = false;
   while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK && errno != EINTR) return false;
-    if (Clock::now() - begin > std::chrono::seconds(1)) {
+    if (errno != EWOULDBLOCK && errno != EINTR) return errno;
+    if (stop && *stop) return ECANCELED;
+    if (!said && Clock::now() - begin > std::chrono::seconds(1)) {
       announce(waiting);
-      while (flock(fd, LOCK_EX) != 0)
-        if (errno != EINTR) return false;
-      return true;
+      said = true;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
-  return true;
+  return 0;
 }
 
 /// Whether the path still leads to what is open: who held the lock before may have removed it.
@@ -45,22 +45,31 @@ bool leads_to(const fs::path& path, int fd) {
 
 }  // namespace
 
-FileLock::FileLock(const fs::path& path, const std::string& waiting) : path_(path) {
+FileLock::FileLock(const fs::path& path, const std::string& waiting, const std::atomic<bool>* stop)
+    : path_(path) {
   for (;;) {
     fd_ = open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd_ < 0) {
       error_ = errno;
       return;
     }
-    // Without locks, duplicates are compiled, which is harmless.
-    if (!lock(fd_, waiting) || leads_to(path, fd_)) return;
+    const int failed = lock(fd_, waiting, stop);
+    // Where the file system has no locks, duplicates are compiled, which is harmless.
+    if (failed != ECANCELED && (failed || leads_to(path, fd_))) return;
     close(fd_);
+    if (failed) {
+      fd_ = -1;
+      error_ = failed;
+      return;
+    }
   }
 }
 
 FileLock::~FileLock() {
   if (fd_ < 0) return;
   unlink(path_.c_str());
+  // A process that was forked meanwhile has a copy of the descriptor, which would keep the lock.
+  flock(fd_, LOCK_UN);
   close(fd_);
 }
 

@@ -1,6 +1,7 @@
 // Locks between processes, which the kernel releases when their holder dies.
 #pragma once
 
+#include <atomic>
 #include <filesystem>
 #include <string>
 
@@ -9,8 +10,9 @@ namespace raddle::jit {
 /// An exclusive lock on a file, which is there only while somebody holds or wants it.
 class FileLock {
  public:
-  /// Waits; says `waiting` to stderr after a second.
-  FileLock(const std::filesystem::path& path, const std::string& waiting);
+  /// Waits, until `stop` at most; says `waiting` to stderr after a second.
+  FileLock(const std::filesystem::path& path, const std::string& waiting,
+           const std::atomic<bool>* stop = nullptr);
   ~FileLock();
   FileLock(const FileLock&) = delete;
   FileLock& operator=(const FileLock&) = delete;

@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "device/library.h"
+#include "jit/background.h"
 #include "raddle/error.h"
 
 namespace raddle::jit {
@@ -29,6 +30,8 @@ struct Functions {
   int (*cubin)(Program, char*);
   int (*ptx_size)(Program, std::size_t*);
   int (*ptx)(Program, char*);
+  /// Newer ones ask now and then whether to go on; null before.
+  int (*set_callback)(Program, int (*stops)(void* payload, void* reserved), void* payload);
 };
 
 struct Loaded {
@@ -109,6 +112,7 @@ bool load(const std::string& path, Loaded& into, std::string& reasons) {
   lib.find(call.cubin, "nvrtcGetCUBIN");
   lib.find(call.ptx_size, "nvrtcGetPTXSize");
   lib.find(call.ptx, "nvrtcGetPTX");
+  lib.find(call.set_callback, "nvrtcSetFlowCallback");
   const bool whole = call.version && call.error_string && call.create && call.destroy &&
                      call.compile && call.log_size && call.log && call.cubin_size && call.cubin &&
                      call.ptx_size && call.ptx;
@@ -133,6 +137,25 @@ Candidate load_first(Loaded& into) {
 void check(int result, const char* what) {
   if (result != 0)
     fail<CompileError>("NVRTC: ", what, " failed: ", loaded().call.error_string(result));
+}
+
+/// What NVRTC uses in a compilation registers itself for the program's end in the first one. A
+/// small one takes 30 ms; after it the end of the program stops others before that goes.
+void prepare_exit(const std::string& arch) {
+  if (is_promised_to_stop()) return;
+  static const bool prepared = [&] {
+    Program program = nullptr;
+    const Functions& call = loaded().call;
+    const char* source = "extern \"C\" __global__ void nothing(float* x) { *x += 1.0f; }";
+    const std::string target = "--gpu-architecture=" + arch;
+    const char* options[] = {target.c_str()};
+    check(call.create(&program, source, "nothing.cu", 0, nullptr, nullptr), "creating");
+    call.compile(program, 1, options);
+    call.destroy(&program);
+    stop_at_exit();
+    return true;
+  }();
+  static_cast<void>(prepared);
 }
 
 /// The number that ends at `at`.
@@ -175,8 +198,10 @@ std::vector<std::string> Nvrtc::options(const std::string& arch) {
           "--device-as-default-execution-space", "--ptxas-options=-v"};
 }
 
-Cubin Nvrtc::compile(const std::string& source, const std::string& arch) const {
+Cubin Nvrtc::compile(const std::string& source, const std::string& arch,
+                     const std::atomic<bool>* stop) const {
   const Functions& call = loaded().call;
+  if (stop) prepare_exit(arch);
   Program program = nullptr;
   check(call.create(&program, source.c_str(), "raddle.cu", 0, nullptr, nullptr), "creating");
   const struct Destroy {
@@ -184,10 +209,21 @@ Cubin Nvrtc::compile(const std::string& source, const std::string& arch) const {
     ~Destroy() { loaded().call.destroy(program); }
   } destroy{&program};
 
+  if (stop && call.set_callback)
+    check(call.set_callback(
+              program,
+              [](void* asked, void*) {
+                return static_cast<int>(static_cast<const std::atomic<bool>*>(asked)->load());
+              },
+              const_cast<std::atomic<bool>*>(stop)),
+          "setting the callback");
+
   const std::vector<std::string> texts = options(arch);
   std::vector<const char*> list;
   for (const std::string& text : texts) list.push_back(text.c_str());
   const int result = call.compile(program, static_cast<int>(list.size()), list.data());
+
+  if (result != 0 && stop && *stop) fail<CompileError>("NVRTC was stopped: the process ends");
 
   Cubin cubin;
   std::size_t size = 0;

@@ -2,6 +2,7 @@
 // what Raddle gives it needs no CUDA header.
 #pragma once
 
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -46,8 +47,9 @@ class Nvrtc {
   std::string version() const;
 
   /// Compiles complete source for an architecture ("sm_90a", "compute_75"). Raises CompileError
-  /// with the compiler's text.
-  Cubin compile(const std::string& source, const std::string& arch) const;
+  /// with the compiler's text, and soon after `stop`, if that is given; before CUDA 13, at the end.
+  Cubin compile(const std::string& source, const std::string& arch,
+                const std::atomic<bool>* stop = nullptr) const;
 
   /// The options of every compilation, for hashes.
   static std::vector<std::string> options(const std::string& arch);

@@ -30,8 +30,8 @@ Cubin compile(const PlannerKernel& kernel, const std::string& arch) {
   return Nvrtc::instance().compile(source_of(kernel), arch);
 }
 
-std::string cubin_of(const PlannerKernel& kernel, const std::string& arch) {
-  return find_or_compile_cubin(label_of(kernel), source_of(kernel), arch);
+std::string cubin_of(const PlannerKernel& kernel, const std::string& arch, Watch* watch) {
+  return find_or_compile_cubin(label_of(kernel), source_of(kernel), arch, watch);
 }
 
 }  // namespace raddle::jit

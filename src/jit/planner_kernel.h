@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "jit/background.h"
 #include "jit/nvrtc.h"
 #include "jit/source.h"
 
@@ -28,7 +29,7 @@ std::string source_of(const PlannerKernel& kernel);
 /// Compiles, without looking into the cache. Raises CompileError.
 Cubin compile(const PlannerKernel& kernel, const std::string& arch);
 
-/// The cubin from the cache, or compiled into it.
-std::string cubin_of(const PlannerKernel& kernel, const std::string& arch);
+/// The cubin from the cache, or compiled into it, as of find_or_compile_cubin.
+std::string cubin_of(const PlannerKernel& kernel, const std::string& arch, Watch* watch = nullptr);
 
 }  // namespace raddle::jit

@@ -162,7 +162,7 @@ Outcome Chooser::try_fixed(Method method, Cutting cutting, i64 earlier_than) {
   const i32 places = heads / squad;  // of a piece
   placements.grow(num_pieces * places);
   pieces_of_ = method;
-  seated = false;
+  seated = joins = false;
   if (method == Method::spans) {
     result.heaviest = assign_spans(units, pieces.data(), piece_begin.data(), result.total, workers,
                                    loads_.grow(workers), placements.data());
@@ -188,6 +188,7 @@ Outcome Chooser::try_fixed(Method method, Cutting cutting, i64 earlier_than) {
       take_seats(ranked_.data(), count, pieces.data(), piece_begin.data(), heads, workers,
                  nth_.grow(count), seats.grow(workers));
       seated = true;
+      joins = num_pieces * heads <= workers && !config_->batch_invariant;
     }
     (method == Method::algorithm1 ? stats.algorithm1 : stats.longest_first) = result.heaviest;
   }

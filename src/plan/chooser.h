@@ -26,7 +26,8 @@ struct Chooser {
   Buffer<i32> piece_begin;       ///< [num_tiles + 1] by query tile,
   Buffer<Placement> placements;  ///< and who gets which: squads of workers as many heads
   Buffer<i32> seats;             ///< [num_workers] whose queue a worker's is
-  bool seated = false;           ///< where it is not his own
+  bool seated = false;           ///< where it is not his own,
+  bool joins = false;            ///< and halves of a tile sit beside each other
   i64 num_pieces = 0;
   i32 squad = 1;  ///< workers of a squad, which placements count in place of workers and of heads
   i64 num_cut_chunks = 0;  ///< of the linear split: those that begin at cuts

@@ -29,6 +29,9 @@ class Planner {
   const Units& units() const { return tiling_.units; }
   bool is_linear() const { return outcome_.method == Method::linear; }
   bool is_open() const { return outcome_.method == Method::open; }
+  i32 chunks_of(i32 tile) const {
+    return chooser_.piece_begin[tile + 1] - chooser_.piece_begin[tile];
+  }
 
   LayoutView layout_{};
   PlanConfig config_{};
@@ -49,8 +52,7 @@ i32 Planner::mark_splits() {
     mark_cut_tiles(chooser_.cuts.data(), config_.num_workers, tiles);
   } else {
     for (i32 t = 0; t < units().num_tiles; ++t) {
-      const bool split = units().all_partial ||
-                         (!is_open() && chooser_.piece_begin[t + 1] - chooser_.piece_begin[t] > 1);
+      const bool split = units().all_partial || (!is_open() && chunks_of(t) > 1);
       tiles[t].split = split ? 0 : -1;
     }
   }
@@ -146,6 +148,7 @@ void Planner::write_placed(WorkItem* items, i32* queue_indptr) {
     const Piece& piece = chooser_.pieces[p.piece];
     const QueryTile& tile = units().tiles[piece.tile];
     const i32 at = length[p.worker]++;
+    const i32 joint = chooser_.joins && chunks_of(piece.tile) == 2 ? 1 : 0;
     for (i32 j = 0; j < squad; ++j) {
       const i32 head = p.kv_head * squad + j;
       i32 partial = -1;
@@ -154,7 +157,7 @@ void Planner::write_placed(WorkItem* items, i32* queue_indptr) {
         partial = splits_[tile.split + head].partial_row + chunk * tile.num_rows;
       }
       items[queue_indptr[queue_of(p.worker * squad + j)] + at] =
-          WorkItem{piece.tile, head, piece.col_begin, piece.col_end, partial};
+          WorkItem{piece.tile, head, piece.col_begin, piece.col_end, partial, joint};
     }
   }
 }
@@ -163,8 +166,12 @@ void Planner::write_open(WorkItem* items) const {
   const i64 count = count_items();
   for (i64 i = 0; i < count; ++i) {
     const OpenUnit& unit = chooser_.open[i];
-    items[i] = WorkItem{unit.tile, unit.kv_head, unit_column(units(), unit.tile, 0),
-                        unit_column(units(), unit.tile, units().kv_tiles[unit.tile]), -1};
+    items[i] = WorkItem{unit.tile,
+                        unit.kv_head,
+                        unit_column(units(), unit.tile, 0),
+                        unit_column(units(), unit.tile, units().kv_tiles[unit.tile]),
+                        -1,
+                        0};
   }
 }
 

@@ -71,7 +71,7 @@ void round_scales(Tensors& t) {
 }
 
 /// Runs a layout on blocks of emulated threads and compares.
-template <class T, class S, i32 arch = 80, class V>
+template <class T, class S, i32 arch = 80, bool short_only = false, class V>
 void check(const LayoutPtr& layout, const V& variant, const reference::Parts& parts,
            i32 num_workers, std::mt19937& random) {
   constexpr DType dtype = dtype_of<T>::value;
@@ -88,7 +88,9 @@ void check(const LayoutPtr& layout, const V& variant, const reference::Parts& pa
   std::fill(t.out.bytes.begin(), t.out.bytes.end(), std::byte{0xff});
   std::fill(t.lse.bytes.begin(), t.lse.bytes.end(), std::byte{0xff});
   const PlanArrays plan =
-      make_plan(layout->view(), gpu_plan_config(spec, arch, num_workers, Schedule::automatic),
+      make_plan(layout->view(),
+                gpu_plan_config(spec, arch, num_workers,
+                                short_only ? Schedule::algorithm1 : Schedule::automatic),
                 cover(variant));
 
   MmaLaunch launch{};
@@ -114,14 +116,25 @@ void check(const LayoutPtr& layout, const V& variant, const reference::Parts& pa
   i32 drawn[2] = {};
   launch.drawn = drawn;
   launch.scale = spec.softmax_scale();
+  using Kernel = mma::Kernel<T, S, dim_qk, dim_vo, arch, V, short_only>;
+  const i32 blocks = ceil_div(num_workers, Kernel::teams);
   // Blocks run one after another, in an order that no kernel may rely on.
   std::vector<i32> order;
-  for (i32 w = 0; w < num_workers; ++w) order.push_back(w);
+  for (i32 i = 0; i < blocks; ++i) order.push_back(i);
   std::shuffle(order.begin(), order.end(), random);
-  for (const i32 worker : order) {
-    using Kernel = mma::Kernel<T, S, dim_qk, dim_vo, arch, V>;
-    emulated::Block block(worker, mma::num_threads, Kernel::config.shared_bytes);
-    block.run([&] { mma::attend<Kernel>(launch, variant); });
+  for (const i32 index : order) {
+    emulated::Block block(index, mma::num_threads, Kernel::teams * Kernel::config.shared_bytes,
+                          blocks, Kernel::teams);
+    block.run([&] {
+      if constexpr (short_only)
+        mma::attend_short<Kernel>(launch, variant);
+      else
+        mma::attend<Kernel>(launch, variant);
+    });
+  }
+  if (short_only && num_workers == 4 * kv_heads && layout->view().levels[0].num_groups == 2) {
+    EXPECT_EQ(Kernel::teams, 2);
+    for (i32 i = 0; i < launch.plan.num_items; ++i) EXPECT_EQ(launch.plan.items[i].joint, 1);
   }
   expect_within(problem, t, dtype, has_lse, true);
   EXPECT_EQ(std::count(arrived.begin(), arrived.end(), 0), static_cast<i64>(arrived.size()));
@@ -171,6 +184,40 @@ TYPED_TEST_SUITE(MmaTest, Pairs);
 TYPED_TEST(MmaTest, Pages) { this->check_all(pages(), 1); }
 TYPED_TEST(MmaTest, PagesOnManyBlocks) { this->check_all(pages(), 9); }
 TYPED_TEST(MmaTest, BlocksWithMaskBits) { this->check_all(blocks(this->random), 3); }
+/// Two teams a block. Of equal requests every tile is cut in two, whose halves end jointly.
+TYPED_TEST(MmaTest, TwoTeams) {
+  using T = typename TypeParam::T;
+  using S = typename TypeParam::S;
+  const auto decode = [this](const std::vector<i32>& kv_len) {
+    std::vector<i32> qo{0}, indptr{0}, pages;
+    for (const i32 length : kv_len) {
+      qo.push_back(qo.back() + 1);
+      for (i32 i = 0; i < ceil_div(length, 4); ++i)
+        pages.push_back(static_cast<i32>(this->random() % 40));
+      indptr.push_back(static_cast<i32>(pages.size()));
+    }
+    const auto index = [](const std::vector<i32>& x) {
+      return IndexRef(x.data(), static_cast<i64>(x.size()));
+    };
+    PagedArgs args;
+    args.qo_indptr = index(qo);
+    args.page_indptr = index(indptr);
+    args.page_indices = index(pages);
+    args.kv_len = index(kv_len);
+    args.page_size = 4;
+    return paged_kv(args);
+  };
+  const std::vector<Case> all = cases();
+  Composition<Leaf<0>, Causal> causal{};
+  Composition<NoMask, Sigmoid> sigmoid{};
+  sigmoid.parts.first.bias = -1.0f;
+  for (const i32 workers : {4 * kv_heads, 3, 7}) {
+    const LayoutPtr equal = decode({400, 400}), uneven = decode({300, 1, 0, 140});
+    check<T, S, 80, true>(equal, causal, all[1].parts, workers, this->random);
+    check<T, S, 80, true>(uneven, causal, all[1].parts, workers, this->random);
+    check<T, S, 80, true>(equal, sigmoid, all[4].parts, workers, this->random);
+  }
+}
 /// An odd number of slots puts K where V was, whose rows are shorter.
 TYPED_TEST(MmaTest, OddSlots) {
   using T = typename TypeParam::T;

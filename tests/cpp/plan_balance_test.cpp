@@ -260,6 +260,66 @@ TEST(PlanBalance, SquadsAreAssignedAsTheirWorkersWouldBe) {
   }
 }
 
+/// Two workers share a multiprocessor: seats w and w + half.
+TEST(PlanBalance, SeatsAreTakenOnceEach) {
+  const u32 seed = std::random_device{}();
+  for (u32 i = 0; i < 200; ++i) {
+    SCOPED_TRACE("seed " + std::to_string(seed + i));
+    std::mt19937 random(seed + i);
+    const i32 heads = between(random, 1, 8), workers = 2 * between(random, 1, 60);
+    std::vector<i32> lengths(static_cast<std::size_t>(between(random, 1, 24)));
+    const i32 most = between(random, 1, 4000);
+    for (i32& length : lengths) length = between(random, 0, most);
+    if (i % 2 == 0) std::fill(lengths.begin(), lengths.end(), most);
+    PlanConfig config = config_for(workers, heads, 4);
+    config.sharing = 2;
+    config.schedule = i % 3 == 0 ? Schedule::algorithm1 : Schedule::automatic;
+    config.batch_invariant = i % 7 == 0;
+    OwnedLayout layout = decode(lengths);
+    const PlanArrays plan = make_plan(layout.view(), config, cover_of(Causal{}));
+    check_work(layout.view(), config, plan.view());
+    check_bounds(layout.view(), config, plan);
+  }
+}
+
+TEST(PlanBalance, HalvesSitBesideEachOther) {
+  PlanConfig config = config_for(256, 8, 4);
+  config.sharing = 2;
+  config.schedule = Schedule::algorithm1;
+  OwnedLayout layout = decode(std::vector<i32>(16, 8192));
+  const PlanArrays arrays = make_plan(layout.view(), config, cover_of(Causal{}));
+  const PlanView plan = arrays.view();
+  ASSERT_EQ(plan.num_items, 256);
+  for (i32 i = 0; i < plan.num_items; ++i) EXPECT_EQ(plan.items[i].joint, 1);
+  check_work(layout.view(), config, plan);
+  config.batch_invariant = true;  // who sits beside whom depends on the batch
+  const PlanArrays invariant = make_plan(layout.view(), config, cover_of(Causal{}));
+  for (i32 i = 0; i < invariant.view().num_items; ++i)
+    EXPECT_EQ(invariant.view().items[i].joint, 0);
+}
+
+/// Who has most sits beside who has least.
+TEST(PlanBalance, MuchBesideLittle) {
+  PlanConfig config = config_for(8, 1, 4);
+  config.sharing = 2;
+  std::vector<i32> lengths;
+  for (i32 i = 8; i > 0; --i) lengths.push_back(1024 * i);
+  OwnedLayout layout = decode(lengths);
+  config.schedule = Schedule::one_per_request;
+  const PlanArrays apart = make_plan(layout.view(), config);
+  EXPECT_EQ(apart.view().items[4].col_end, 4096) << "as they come";
+  config.schedule = Schedule::automatic;
+  config.costs[0].per_merge = 1 << 28;  // whole tiles
+  const PlanArrays arrays = make_plan(layout.view(), config);
+  const PlanView plan = arrays.view();
+  ASSERT_EQ(plan.num_items, 8);
+  for (i32 w = 0; w < 4; ++w) {
+    const WorkItem& much = plan.items[plan.queue_indptr[w]];
+    const WorkItem& little = plan.items[plan.queue_indptr[w + 4]];
+    EXPECT_EQ(much.col_end + little.col_end, 9 * 1024);
+  }
+}
+
 TEST(PlanBalance, ChunksAreNoShorterThanTheirComposition) {
   OwnedLayout layout = decode({16384});
   PlanConfig config = with(config_for(256, 1, 16), Schedule::algorithm1);

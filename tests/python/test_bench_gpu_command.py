@@ -108,7 +108,8 @@ def test_first_use_is_measured_in_processes(monkeypatch):
     monkeypatch.setattr(first_use, "_FIRST_RESULT", script)
     monkeypatch.setattr(first_use, "VARIANTS", ("rope",))
     rows = first_use.measure(1, Quiet(), "cpu")
-    assert [row["workload"].split(", ")[1] for row in rows] == ["cold cache"] * 2 + ["warm cache"] * 2, rows
+    expected = [[f"{kind} cache", what] for kind in ("cold", "warm") for what in first_use.RESULTS for _ in range(2)]
+    assert [row["workload"].split(", ")[1:3] for row in rows] == expected, rows
     monkeypatch.setattr(first_use, "VARIANTS", ("nothing",))
     assert "KeyError: 'nothing'" in first_use.measure(1, Quiet(), "cpu")[0]["failed"]
 

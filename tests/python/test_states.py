@@ -7,7 +7,7 @@ from checks import compare, within
 from draws import DTYPES, VARIANTS, WORKERS, draw
 from engine import spec_of
 from layout_draws import fill, indptr, paged_pools
-from reference import Cascade, PagedKV, Problem, Sinks, attention, merge_states
+from reference import Cascade, PagedKV, Problem, RaggedKV, Sinks, attention, merge_states
 
 
 @pytest.mark.parametrize("variant", ["plain", "causal", "sinks", "gemma2", "gpt_oss", "rope"])
@@ -144,6 +144,15 @@ def test_three_levels_of_non_adjacent_requests(engine, rng, dtype):
     layout = Cascade([root, middle, leaves])
     problem = draw(rng, "ragged", "gpt_oss", dtype, group=3, num_kv_heads=2, lengths=[(1, 1)] * 4)
     kv = [paged_pools(rng, level, 2, 64, 64, problem.q.dtype)[0] for level in layout.levels]
+    for workers in WORKERS:
+        engine.check(Problem(problem.q, kv, layout, problem.variant), num_workers=workers)
+
+
+def test_a_tile_of_more_states_than_a_warp_has_lanes(engine, rng):
+    """Forty pairs of rows, each with keys of its own, are one request on the next level."""
+    layout = Cascade([RaggedKV(indptr([2] * 40), indptr([5] * 40)), RaggedKV(indptr([80]), indptr([45]))])
+    problem = draw(rng, "ragged", "plain", "float16", dim=64, group=1, num_kv_heads=2, lengths=[(80, 45)])
+    kv = [tuple(rng.standard_normal((n, 2, 64)).astype(np.float16) for _ in range(2)) for n in (200, 45)]
     for workers in WORKERS:
         engine.check(Problem(problem.q, kv, layout, problem.variant), num_workers=workers)
 

@@ -331,6 +331,7 @@ RADDLE_FN void write_item(const Units& units, const Split* splits, const Cut& a,
   item.col_begin = begin;
   item.col_end = end;
   item.partial_row = partial;
+  item.joint = 0;
 }
 
 /// Writes the items of the worker whose span lies between cuts a and b; returns how many.
@@ -347,7 +348,8 @@ RADDLE_FN i32 write_span(const Units& units, const Split* splits, const Cut& a, 
       const i32 more = min(units.num_kv_heads - 1 - at.head, b.unit - a.unit - i);
       const i32 begin = item.col_begin;
       const i32 end = item.col_end;
-      for (i32 h = 1; h <= more; ++h) items[i++] = WorkItem{at.tile, at.head + h, begin, end, -1};
+      for (i32 h = 1; h <= more; ++h)
+        items[i++] = WorkItem{at.tile, at.head + h, begin, end, -1, 0};
       at.head += max(more, 0);
     }
     at = next_unit(units, at);

@@ -54,6 +54,7 @@ struct WorkItem {
                   ///< empty
   i32 col_end;
   i32 partial_row;  ///< first row of its partial state in the state buffer; -1: writethrough
+  i32 joint;  ///< 1: half of a unit, whose other half ends the queue of who sits beside (seats.h)
 };
 
 /// The partial states of one (query tile, KV head); num_chunks is 0 where that head is written

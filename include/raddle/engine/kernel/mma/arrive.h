@@ -83,10 +83,10 @@ RADDLE_COLD void arrive(const MmaLaunch& launch, const V& variant, const WorkIte
       if (!(completed[i / 32] >> (i % 32) & 1)) continue;
       ptx::fence_device();  // the others' states, after their arrival
       if (launch.layout.num_levels == 1) {
-        contract_own<K>(launch, variant, tile, awaiting.split, item.kv_head, vector);
+        contract<K>(launch, variant, tile, own_sources(tile, awaiting.split, item.kv_head), vector);
       } else {
         const i32 which = launch.plan.dependents[tile.dependents_begin + first + i];
-        contract<K>(launch, variant, launch.plan.contractions[which], item.kv_head, vector);
+        contract<K>(launch, variant, look_up_sources(launch.plan, which, item.kv_head), vector);
       }
     }
     sync_team<K>();
@@ -115,44 +115,10 @@ RADDLE_DEVICE bool await_claimed(const MmaLaunch& launch, i32 at) {
   return true;
 }
 
-/// A contraction that this worker has claimed. Each lane of a warp knows one of its sources.
-struct Claimed {
-  i32 which = -1;  ///< -1: none
-  i32 kv_head, num_sources;
-  SourceRows source;
-};
-
-RADDLE_DEVICE Claimed look_up_claimed(const MmaLaunch& launch, const WorkItem& item) {
-  const PlanView& plan = launch.plan;
-  const i32 which = plan.dependents[plan.query_tiles[item.query_tile].dependents_begin];
-  const Contraction& contraction = plan.contractions[which];
-  Claimed found{};
-  found.which = which;
-  found.kv_head = item.kv_head;
-  found.num_sources = contraction.source_end - contraction.source_begin;
-  if (ptx::lane_index() < found.num_sources)
-    found.source =
-        rows_of(plan, plan.sources[contraction.source_begin + ptx::lane_index()], item.kv_head);
-  return found;
-}
-
-template <class K, class V>
-RADDLE_COLD void contract_claimed(const MmaLaunch& launch, const V& variant, const Claimed& claimed,
-                                  float* vector) {
-  const Contraction& contraction = launch.plan.contractions[claimed.which];
-  if (claimed.num_sources > 32)  // more than lanes: rows that share little with each other
-    return contract<K>(launch, variant, contraction, claimed.kv_head, vector);
-  contract_rows<K>(launch, variant, launch.plan.query_tiles[contraction.query_tile],
-                   claimed.kv_head, vector, [&](auto& composed, i32 m) {
-                     const SourceRows& mine = claimed.source;
-                     for (i32 s = 0; s < claimed.num_sources; ++s)
-                       compose_row(
-                           launch, composed,
-                           SourceRows{ptx::shuffle(mine.first, s), ptx::shuffle(mine.begin, s),
-                                      ptx::shuffle(mine.end, s), ptx::shuffle(mine.stride, s),
-                                      ptx::shuffle(mine.count, s)},
-                           m);
-                   });
+/// What the contraction that an item's worker has claimed composes.
+RADDLE_DEVICE Sources look_up_claimed(const PlanView& plan, const WorkItem& item) {
+  const i32 first = plan.query_tiles[item.query_tile].dependents_begin;
+  return look_up_sources(plan, plan.dependents[first], item.kv_head);
 }
 
 /// Contracts what this worker has claimed of the items [begin, end) of its queue, all of them done:
@@ -162,13 +128,13 @@ RADDLE_DEVICE void contract_all_claimed(const MmaLaunch& launch, const V& varian
                                         i32 end, u32* ready, float* vector) {
   constexpr i32 at_a_time = 4;
   for (i32 next = begin; next < end;) {
-    Claimed claimed[at_a_time];
+    Sources claimed[at_a_time];
     RADDLE_UNROLL
     for (i32 i = 0; i < at_a_time; ++i) {
       for (; next < end && claimed[i].which < 0; ++next) {
         const WorkItem& item = launch.plan.items[next];
         if (claims(launch, item, launch.plan.query_tiles[item.query_tile]))
-          claimed[i] = look_up_claimed(launch, item);
+          claimed[i] = look_up_claimed(launch.plan, item);
       }
     }
     sync_team<K>();  // `ready` has been read
@@ -185,7 +151,7 @@ RADDLE_DEVICE void contract_all_claimed(const MmaLaunch& launch, const V& varian
     ptx::fence_device();  // the others' states, after their arrival
     RADDLE_UNROLL
     for (i32 i = 0; i < at_a_time; ++i)
-      if (*ready >> i & 1) contract_claimed<K>(launch, variant, claimed[i], vector);
+      if (*ready >> i & 1) contract<K>(launch, variant, claimed[i], vector);
   }
 }
 

@@ -339,25 +339,61 @@ RADDLE_DEVICE void compose_row(const MmaLaunch& launch, Composed& composed, cons
     composed.compose(launch, i64{from.first} + m, from.stride, from.count);
 }
 
-/// A contraction: states of a tile of the last level, in level and chunk order.
-template <class K, class V>
-RADDLE_COLD void contract(const MmaLaunch& launch, const V& variant, const Contraction& contraction,
-                          i32 kv_head, float* vector) {
-  const PlanView& plan = launch.plan;
-  contract_rows<K>(launch, variant, plan.query_tiles[contraction.query_tile], kv_head, vector,
-                   [&](auto& composed, i32 m) {
-                     for (i32 i = contraction.source_begin; i < contraction.source_end; ++i)
-                       compose_row(launch, composed, rows_of(plan, plan.sources[i], kv_head), m);
-                   });
+/// What a contraction composes: states of a tile of the last level, in level and chunk order. Each
+/// lane of a warp knows one of the sources.
+struct Sources {
+  i32 which = -1;  ///< the contraction's number
+  i32 kv_head, count;
+  SourceRows mine;
+};
+
+/// This lane's of the sources from `first` on.
+RADDLE_DEVICE SourceRows look_up_source(const PlanView& plan, const Sources& sources, i32 first) {
+  const i32 nth = first + ptx::lane_index();
+  if (nth >= sources.count) return SourceRows{};
+  const i32 begin = plan.contractions[sources.which].source_begin;
+  return rows_of(plan, plan.sources[begin + nth], sources.kv_head);
 }
 
-/// The contraction of a tile of a single level, whose states are its own: nothing is looked up.
+RADDLE_DEVICE Sources look_up_sources(const PlanView& plan, i32 which, i32 kv_head) {
+  const Contraction& contraction = plan.contractions[which];
+  Sources found{which, kv_head, contraction.source_end - contraction.source_begin, {}};
+  found.mine = look_up_source(plan, found, 0);
+  return found;
+}
+
+/// Those of a tile of a single level, whose states are its own: nothing is looked up.
+RADDLE_DEVICE Sources own_sources(const QueryTile& tile, const Split& split, i32 kv_head) {
+  return Sources{-1, kv_head, 1,
+                 SourceRows{split.partial_row, 0, tile.num_rows, tile.num_rows, split.num_chunks}};
+}
+
+/// A contraction into `tile`. One function for all of them: a copy for each kind took a fifth of
+/// the compiler's time.
 template <class K, class V>
-RADDLE_DEVICE void contract_own(const MmaLaunch& launch, const V& variant, const QueryTile& tile,
-                                const Split& split, i32 kv_head, float* vector) {
-  contract_rows<K>(launch, variant, tile, kv_head, vector, [&](auto& composed, i32 m) {
-    composed.compose(launch, i64{split.partial_row} + m, tile.num_rows, split.num_chunks);
+RADDLE_COLD void contract(const MmaLaunch& launch, const V& variant, const QueryTile& tile,
+                          Sources sources, float* vector) {
+  contract_rows<K>(launch, variant, tile, sources.kv_head, vector, [&](auto& composed, i32 m) {
+    RADDLE_ROLLED
+    for (i32 s = 0; s < sources.count; ++s) {
+      // More than lanes: rows that share little with each other.
+      if (sources.count > 32 && s % 32 == 0) sources.mine = look_up_source(launch.plan, sources, s);
+      const SourceRows& mine = sources.mine;
+      compose_row(launch, composed,
+                  SourceRows{ptx::shuffle(mine.first, s % 32), ptx::shuffle(mine.begin, s % 32),
+                             ptx::shuffle(mine.end, s % 32), ptx::shuffle(mine.stride, s % 32),
+                             ptx::shuffle(mine.count, s % 32)},
+                  m);
+    }
   });
+}
+
+/// Contraction number `which`.
+template <class K, class V>
+RADDLE_DEVICE void contract(const MmaLaunch& launch, const V& variant, const Sources& sources,
+                            float* vector) {
+  const i32 tile = launch.plan.contractions[sources.which].query_tile;
+  contract<K>(launch, variant, launch.plan.query_tiles[tile], sources, vector);
 }
 
 }  // namespace mma

@@ -30,7 +30,6 @@ struct MmaLaunch : RunView {
   const u8* arrays;  ///< the memory in which all of layout and plan lies
   i64 array_bytes;
   i32 query_rows;  ///< that q has
-  bool joins;      ///< who computes what may show in a result's last bits (team.h)
   TimelineView timeline;
 };
 

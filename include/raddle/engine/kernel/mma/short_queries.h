@@ -38,9 +38,8 @@ class ShortQueries {
                   b_offset<typename K::KeyRows>(lane_)),
         v_offset_(static_cast<u32>(Layout::template part_of<typename K::ValueRows>(warp_)) +
                   a_offset<typename K::ValueRows>(lane_)) {
-    stream_.start();
     RADDLE_ROLLED
-    for (i32 n = 0; n < Layout::slots; ++n) {
+    for (i32 n = -1; n < Layout::slots; ++n) {  // what comes before the first has no tile to copy
       load(n, n);
       if (n == 0) fetch_queries();  // a tile's keys are asked for first, but not all of the ring's
     }
@@ -88,8 +87,7 @@ class ShortQueries {
     opened.num_rows = tile.num_rows;
     opened.request = request_of_keys(launch_, tile);
     opened.awaiting.find(launch_, opened.item, tile, ptx::thread_index());
-    opened.joint =
-        number + 1 == end_ && ends_jointly<K>(launch_, opened.item, opened.awaiting.split);
+    opened.joint = ends_jointly<K>(opened.item);
     if (opened.joint) opened.item.partial_row = -1;  // there is nothing to be stored
     return opened;
   }

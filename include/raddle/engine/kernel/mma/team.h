@@ -27,19 +27,10 @@ RADDLE_DEVICE void sync_team() {
     ptx::sync_block();
 }
 
-/// Whether the last item of this team and that of the other one are the halves of a unit. A unit of
-/// several levels has other states besides.
+/// Whether this team's item and the other team's are the halves of a unit, and both teams' last.
 template <class K>
-RADDLE_DEVICE bool ends_jointly(const MmaLaunch& launch, const WorkItem& item, const Split& split) {
-  if (!K::joins || !launch.joins || ptx::team_count() == 1) return false;
-  if (item.partial_row < 0 || split.num_chunks != 2 || launch.layout.num_levels > 1) return false;
-  const i32 blocks = ptx::block_count(), worker = worker_index();
-  const i32 other = worker < blocks ? worker + blocks : worker - blocks;
-  if (other >= launch.plan.num_workers) return false;
-  const i32* queue = launch.plan.queue_indptr + other;
-  if (queue[0] == queue[1]) return false;
-  const WorkItem& theirs = launch.plan.items[queue[1] - 1];
-  return theirs.query_tile == item.query_tile && theirs.kv_head == item.kv_head;
+RADDLE_DEVICE bool ends_jointly(const WorkItem& item) {
+  return K::joins && item.joint != 0 && ptx::team_count() == 2;
 }
 
 }  // namespace mma
