@@ -188,7 +188,7 @@ Outcome Chooser::try_fixed(Method method, Cutting cutting, i64 earlier_than) {
       take_seats(ranked_.data(), count, pieces.data(), piece_begin.data(), heads, workers,
                  nth_.grow(count), seats.grow(workers));
       seated = true;
-      joins = num_pieces * heads <= workers && !config_->batch_invariant;
+      joins = num_pieces * heads <= workers;
     }
     (method == Method::algorithm1 ? stats.algorithm1 : stats.longest_first) = result.heaviest;
   }

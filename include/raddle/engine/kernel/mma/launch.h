@@ -58,9 +58,9 @@ struct Either<false, A, B> {
 ///
 /// Quantised K and V are multiplied as bytes lie in the ring, in f16, which holds them exactly.
 /// Where a part of the variant changes them, they become rows of T in the ring first.
-/// `short_only`: of plans without long queries.
+/// `only_short`: of plans without long queries.
 template <class Element, class StoredElement, i32 qk, i32 vo, i32 arch, class V,
-          bool short_only = false>
+          bool only_short = false>
 struct Kernel {
   using T = Element;
   using Stored = StoredElement;
@@ -72,10 +72,11 @@ struct Kernel {
   static_assert(!(wide && quantized));
   static constexpr KernelConfig config =
       kernel_config(qk, vo, arch, {narrow_keys ? 1 : 2, narrow_values ? 1 : 2, quantized});
-  /// Two blocks of short queries that share a multiprocessor are one of two teams, which add up
-  /// their warps' states (team.h). Not where an output part sees rows that one has put together,
-  /// nor where the variant changes keys, or O is wide: there registers are short.
+  /// Two blocks of short queries that share a multiprocessor are one of two teams, which compose
+  /// the halves of a unit (team.h). Not where an output part sees rows that one team has put
+  /// together, nor where the variant changes keys, or O is wide: there registers are short.
   static constexpr bool spare_registers = !has_key<V> && !has_value<V> && vo <= 128;
+  static constexpr bool short_only = only_short;
   static constexpr bool joins = short_only && !wide && config.blocks_per_multiprocessor == 2 &&
                                 !has_output<V> && spare_registers;
   static constexpr i32 teams = joins ? 2 : 1;

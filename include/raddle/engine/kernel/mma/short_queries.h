@@ -214,9 +214,9 @@ class ShortQueries {
   /// This lane's first key of its warp's.
   RADDLE_DEVICE i32 lane_keys() const { return warp_keys * warp_ + lane_ % 4 * 2; }
 
-  /// Adds up the warps' states, those of both teams if they end jointly, and stores the result,
-  /// eight rows and a slab of columns at a time: as many as there are, where the ring is free, for
-  /// there is no item after this one. Of two teams the first stores.
+  /// Adds up the warps' states and stores the result, eight rows and a slab of columns at a time:
+  /// as many as there are, where the ring is free, for there is no item after this one. Of two
+  /// teams that end jointly, the first composes and stores what is left by both.
   RADDLE_DEVICE void merge(const Opened& opened, bool more) {
     const WorkItem& item = opened.item;
     const i32 num_rows = opened.num_rows;
@@ -237,7 +237,7 @@ class ShortQueries {
     if constexpr (scan == Scan::softmax) {
       RADDLE_UNROLL
       for (i32 half = 0; half < 2; ++half) {
-        const MergedRow mine = merged(g + 8 * half, joint);
+        const MergedRow mine = merged(buffer, g + 8 * half);
         factor[half] = ptx::exp2((stats_.top[0][half] - mine.shift) * to_log2_) * mine.inverse;
       }
     }
@@ -294,36 +294,26 @@ class ShortQueries {
       sync_team<K>();
   }
 
-  /// How many teams' states are added up, and what the nth of them has where this one has `mine`.
-  RADDLE_DEVICE static i32 teams_merging(bool joint) { return K::joins && joint ? 2 : 1; }
+  /// What a team has where this one has `mine`.
   template <class X>
-  RADDLE_DEVICE static const X* of_team(const X* mine, bool joint, i32 nth) {
-    const i32 own = K::joins && joint ? ptx::team_index() : 0;
+  RADDLE_DEVICE static const X* of_team(const X* mine, i32 team) {
     return reinterpret_cast<const X*>(reinterpret_cast<const u8*>(mine) +
-                                      (nth - own) * Layout::team_bytes);
+                                      (team - ptx::team_index()) * Layout::team_bytes);
   }
 
-  /// A row over all warps: what its outputs are relative to, 1/Σ, and the LSE.
+  /// A row over a team's warps: what its outputs are relative to, 1/Σ, and the LSE.
   struct MergedRow {
     float shift, inverse, lse;
   };
 
-  RADDLE_DEVICE MergedRow merged(i32 m, bool joint) const {
+  RADDLE_DEVICE MergedRow merged(const MergeBuffer& buffer, i32 m) const {
     if constexpr (scan == Scan::sum) return MergedRow{0.0f, 1.0f, 0.0f};
-    const i32 teams = teams_merging(joint);
-    const MergeBuffer* mine = &Layout::merge_buffer();
     float top = -math::infinity;
-    RADDLE_ROLLED
-    for (i32 t = 0; t < teams; ++t)
-      for (i32 w = 0; w < num_warps; ++w) top = max(top, of_team(mine, joint, t)->top[w][m]);
+    for (i32 w = 0; w < num_warps; ++w) top = max(top, buffer.top[w][m]);
     const float shift = top == -math::infinity ? 0.0f : top;
     float sum = 0.0f;
-    RADDLE_ROLLED
-    for (i32 t = 0; t < teams; ++t) {
-      const MergeBuffer& buffer = *of_team(mine, joint, t);
-      for (i32 w = 0; w < num_warps; ++w)
-        sum += buffer.sum[w][m] * ptx::exp2((buffer.top[w][m] - shift) * to_log2_);
-    }
+    for (i32 w = 0; w < num_warps; ++w)
+      sum += buffer.sum[w][m] * ptx::exp2((buffer.top[w][m] - shift) * to_log2_);
     return MergedRow{
         shift, sum == 0.0f ? 0.0f : 1.0f / sum,
         top == -math::infinity ? top : (shift * to_log2_ + math::log2(sum)) * math::ln2};
@@ -334,15 +324,17 @@ class ShortQueries {
     float* wide = nullptr;
     T* narrow = nullptr;
     float factor = 1.0f;
+    Halves halves;  ///< of a row that ends jointly
   };
 
   /// One thread of the row's, the `first`, stores its LSE.
   RADDLE_DEVICE MergedTo begin_row(const WorkItem& item, i32 m, bool joint, bool first) const {
+    const MergeBuffer& buffer = Layout::merge_buffer();
     MergedTo to;
     if (item.partial_row >= 0) {
       const i64 row = i64{item.partial_row} + m;
       to.wide = launch_.partial_o + row * K::dim_vo;
-      if (first) launch_.partial_lse[row] = merged(m, joint).lse;
+      if (first) launch_.partial_lse[row] = merged(buffer, m).lse;
       return to;
     }
     if (has_output<V> && !launch_.state_only) {
@@ -350,7 +342,12 @@ class ShortQueries {
       return to;
     }
     const Row row = row_of(item, m);
-    float lse = first || has_sink<V> ? merged(m, joint).lse : 0.0f;
+    float lse = 0.0f;
+    if (K::joins && joint)
+      lse = to.halves.template weigh<scan>(merged(*of_team(&buffer, 0), m).lse,
+                                           merged(*of_team(&buffer, 1), m).lse);
+    else if (first || has_sink<V>)
+      lse = merged(buffer, m).lse;
     to.factor = apply_sink(launch_, variant_, row, lse);
     if (first) store_lse(launch_, row, lse);
     const i64 at = out_offset(launch_, row);
@@ -361,14 +358,23 @@ class ShortQueries {
     return to;
   }
 
-  /// Elements d … d + 3 of a row: the sum of what the warps left of them, `stride` floats apart.
+  /// The sum of what a team's warps left of four elements, `stride` floats apart.
+  RADDLE_DEVICE static Four sum_of_warps(const float* from, i32 stride) {
+    Four o{};
+    for (i32 w = 0; w < num_warps; ++w)
+      for (i32 e = 0; e < 4; ++e) o.x[e] += from[w * stride + e];
+    return o;
+  }
+
+  /// Elements d … d + 3 of a row.
   RADDLE_DEVICE static void put_four(const MergedTo& to, const float* from, i32 stride, bool joint,
                                      i32 d) {
-    Four o{};
-    RADDLE_ROLLED
-    for (i32 t = 0; t < teams_merging(joint); ++t)
-      for (i32 w = 0; w < num_warps; ++w)
-        for (i32 e = 0; e < 4; ++e) o.x[e] += of_team(from, joint, t)[w * stride + e];
+    Four o;
+    if (K::joins && joint)
+      o = to.halves.template compose<scan>(sum_of_warps(of_team(from, 0), stride),
+                                           sum_of_warps(of_team(from, 1), stride));
+    else
+      o = sum_of_warps(from, stride);
     if (to.wide) *reinterpret_cast<Four*>(to.wide + d) = o;
     if constexpr (has_sink<V>)
       for (i32 e = 0; e < 4; ++e) o.x[e] *= to.factor;
@@ -385,7 +391,7 @@ class ShortQueries {
     for (i32 m = warp_; m < num_rows; m += num_warps) {
       LaneRow<K::dim_vo> o;
       o.every([&](i32 i, i32 d) { o.of[i] = *reinterpret_cast<const Four*>(whole_row(m) + d); });
-      const float lse = merged(m, false).lse;
+      const float lse = merged(Layout::merge_buffer(), m).lse;
       write_row<K>(launch_, variant_, row_of(item, m), o, lse, whole_row(m));
     }
     sync_team<K>();

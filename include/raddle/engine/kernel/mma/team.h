@@ -1,8 +1,8 @@
 // A team: the four warps that compute one worker's queue. Where two fit a multiprocessor and all
 // items are of short queries, they are two teams of one block, which know nothing of each other
-// until both come to their last item: if these are the two halves of a unit, the warps of both add
-// up their states at once, in shared memory. Else a half is stored, said to be there, and composed
-// by whoever comes last (arrive.h), which takes 4 µs and more.
+// until both come to their last item: if these are the two halves of a unit, they are composed in
+// shared memory. Else a half is stored, said to be there, and composed by whoever comes last
+// (arrive.h), to the same bits, but 4 µs and more later.
 #pragma once
 
 #include "raddle/engine/kernel/mma/launch.h"
