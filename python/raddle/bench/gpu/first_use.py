@@ -29,13 +29,15 @@ found = len(cache.entries())
 q = torch.randn(64, 32, 128, dtype=torch.bfloat16, device=device)
 k = torch.randn(64, 8, 128, dtype=torch.bfloat16, device=device)
 torch.cuda.synchronize()
+outs = []
 start = time.perf_counter()
 attention = raddle.Attention(raddle.AttentionSpec(32, 8, 128, variant=parts), device=device)
 for queries in (1, 64):
-    out = attention.run(attention.plan(raddle.RaggedKV([0, queries], [0, 64])), q[:queries], (k, k))
+    outs.append(attention.run(attention.plan(raddle.RaggedKV([0, queries], [0, 64])), q[:queries], (k, k)))
     torch.cuda.synchronize()
     print(1e3 * (time.perf_counter() - start), end=" ")
-    if not torch.isfinite(out).all(): raise RuntimeError("the first result is not finite")
+# A check is a kernel of torch's, which takes time to load.
+if not all(torch.isfinite(out).all() for out in outs): raise RuntimeError("the first result is not finite")
 print(len(cache.entries()) - found)
 """
 RESULTS = ("first decode", "first prompt")
