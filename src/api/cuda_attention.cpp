@@ -227,7 +227,8 @@ class CudaBackend final : public AttentionBackend {
     of_run->use_on(args.stream);
     on_device.use_on(args.stream);
     void* params[] = {&launch, of_run->bytes()};
-    on_device.kernel().launch_teams(launch.plan.num_workers, args.stream, params);
+    on_device.kernel().launch_teams(launch.plan.num_workers, on_device.joins(), args.stream,
+                                    params);
   }
 
  private:

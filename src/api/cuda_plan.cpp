@@ -8,7 +8,10 @@ namespace raddle::cuda {
 
 CudaPlan::CudaPlan(const Kernel& kernel, const Layout& layout, const PlanArrays& arrays,
                    std::shared_ptr<const CudaVariant> variant, StreamHandle stream)
-    : kernel_(&kernel), variant_(std::move(variant)), launch_(launch_of(layout)) {
+    : kernel_(&kernel),
+      variant_(std::move(variant)),
+      launch_(launch_of(layout)),
+      joins_(arrays.stats().joins) {
   std::size_t total = aligned(arrays.bytes());
   visit_arrays(launch_, layout, [&total](const auto* pointer, std::size_t bytes, Of) {
     if (pointer) total += aligned(bytes);
@@ -52,7 +55,7 @@ std::string CudaPlan::explain() const {
       made_there() ? reservation_->planner()->kernel().label() + " (1 launch an update), " : "";
   return plan + kernel_->label() + " for " + kernel_->device().info().arch + " on " +
          kernel_->device().info().name + "; a run is " +
-         (launches ? "1 launch of " + kernel_->describe_teams(launch_.plan.num_workers)
+         (launches ? "1 launch of " + kernel_->describe_teams(launch_.plan.num_workers, joins())
                    : "0 launches");
 }
 

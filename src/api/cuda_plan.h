@@ -35,6 +35,8 @@ class CudaPlan final : public PlanOnDevice {
   const CudaVariant& variant() const { return *variant_; }
   /// Null where the plan has memory of its own.
   CudaReservation* reservation() const { return reservation_.get(); }
+  /// Whether two workers' teams may end with halves of a unit; of a reservation a later plan's may.
+  bool joins() const { return joins_ || reservation_; }
   /// What it was made of there, or null, and by which captured graph, or 0.
   const DeviceLayoutPtr& layout() const { return layout_; }
   u64 capture() const { return capture_; }
@@ -49,6 +51,7 @@ class CudaPlan final : public PlanOnDevice {
   std::shared_ptr<CudaReservation> reservation_;
   Block block_;
   MmaLaunch launch_{};
+  bool joins_ = false;
   DeviceLayoutPtr layout_;
   u64 capture_ = 0;
 };

@@ -149,6 +149,7 @@ void Planner::write_placed(WorkItem* items, i32* queue_indptr) {
     const QueryTile& tile = units().tiles[piece.tile];
     const i32 at = length[p.worker]++;
     const i32 joint = chooser_.joins && chunks_of(piece.tile) == 2 ? 1 : 0;
+    chooser_.stats.joins |= joint == 1;
     for (i32 j = 0; j < squad; ++j) {
       const i32 head = p.kv_head * squad + j;
       i32 partial = -1;

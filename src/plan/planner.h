@@ -30,6 +30,7 @@ struct PlanStats {
       -1;  ///< pieces of no schedule's making: whole tiles, or batch-invariant chunks
   i32 num_workers = 0;
   Schedule used = Schedule::linear;
+  bool joins = false;  ///< halves of units sit beside each other
   const char* reason = "";
 
   double heaviest_over_mean() const {

@@ -40,8 +40,8 @@ void Kernel::launch(const Grid& grid, StreamHandle stream, void** params) const 
                       std::to_string(device_->ordinal()) + "', " + device_->info().name + ")");
 }
 
-Kernel::Grid Kernel::grid_of(i32 num_teams) const {
-  const i32 teams = num_teams > device_->info().num_multiprocessors ? teams_ : 1;
+Kernel::Grid Kernel::grid_of(i32 num_teams, bool join) const {
+  const i32 teams = join && num_teams > device_->info().num_multiprocessors ? teams_ : 1;
   return {(num_teams + teams - 1) / teams, teams, teams * shared_bytes_};
 }
 

@@ -32,19 +32,21 @@ class Kernel {
   void launch(i32 num_blocks, i32 shared_bytes, StreamHandle stream, void** params) const {
     launch(Grid{num_blocks, 1, shared_bytes}, stream, params);
   }
-  /// The same for so many teams.
-  void launch_teams(i32 num_teams, StreamHandle stream, void** params) const {
-    launch(grid_of(num_teams), stream, params);
+  /// The same for so many teams, which `join` if they are to meet in blocks.
+  void launch_teams(i32 num_teams, bool join, StreamHandle stream, void** params) const {
+    launch(grid_of(num_teams, join), stream, params);
   }
   /// "132 blocks of 2 x 128 threads": what launch_teams launches.
-  std::string describe_teams(i32 num_teams) const { return describe(grid_of(num_teams)); }
+  std::string describe_teams(i32 num_teams, bool join) const {
+    return describe(grid_of(num_teams, join));
+  }
 
  private:
   struct Grid {
     i32 blocks, teams, shared_bytes;  ///< the latter two are a block's
   };
   /// Teams that are no more than multiprocessors have one each.
-  Grid grid_of(i32 num_teams) const;
+  Grid grid_of(i32 num_teams, bool join) const;
   void launch(const Grid& grid, StreamHandle stream, void** params) const;
   std::string describe(const Grid& grid) const;
   const Device* device_;

@@ -303,36 +303,6 @@ class ComposedRow {
   float sum = 0.0f;
 };
 
-/// Composes two states as ComposedRow does, bit for bit, where a thread has elements of both.
-struct Halves {
-  float weight[2] = {1.0f, 1.0f};
-  float inverse = 1.0f;
-
-  /// Returns the LSE of the union.
-  template <Scan scan>
-  RADDLE_DEVICE float weigh(float first, float second) {
-    if constexpr (scan == Scan::sum) return 0.0f;
-    const float top = max(first, second);
-    const float shift = top == -math::infinity ? 0.0f : top;
-    weight[0] = math::exp(first - shift);
-    weight[1] = math::exp(second - shift);
-    const float sum = weight[0] + weight[1];
-    inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-    return top == -math::infinity ? top : top + math::log(sum);
-  }
-
-  template <Scan scan>
-  RADDLE_DEVICE Four compose(const Four& first, const Four& second) const {
-    Four o;
-    RADDLE_UNROLL
-    for (i32 e = 0; e < 4; ++e) {
-      o.x[e] = ptx::fma(second.x[e], weight[1], ptx::fma(first.x[e], weight[0], 0.0f));
-      if constexpr (scan == Scan::softmax) o.x[e] *= inverse;
-    }
-    return o;
-  }
-};
-
 /// Composes all partial states of a query tile, a warp a row. add(composed, m) adds row m's.
 template <class K, class V, class Add>
 RADDLE_DEVICE void contract_rows(const MmaLaunch& launch, const V& variant, const QueryTile& tile,

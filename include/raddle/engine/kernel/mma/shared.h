@@ -197,6 +197,9 @@ struct SharedLayout : TeamMemory<SharedLayout<K, rows, keys_of_tile, num_slots>>
   RADDLE_DEVICE static MergeBuffer& merge_buffer() {
     return *reinterpret_cast<MergeBuffer*>(base() + merge);
   }
+  RADDLE_DEVICE static MergeBuffer& merge_buffer_of(i32 team) {
+    return *reinterpret_cast<MergeBuffer*>(Memory::base_of(team) + merge);
+  }
   /// Whether a slot is filled, and whether it is free: two barriers a slot.
   RADDLE_DEVICE static u32 filled(i32 slot) {
     return ptx::shared_address(base() + barriers) + static_cast<u32>(16 * slot);

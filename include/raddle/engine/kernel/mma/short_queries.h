@@ -9,6 +9,7 @@
 #include "raddle/engine/kernel/mma/key_stream.h"
 #include "raddle/engine/kernel/mma/rows.h"
 #include "raddle/engine/kernel/mma/softmax.h"
+#include "raddle/engine/kernel/mma/warp_states.h"
 
 RADDLE_ENGINE_BEGIN
 
@@ -21,6 +22,7 @@ class ShortQueries {
   static constexpr Scan scan = scan_of<V>();
   static constexpr i32 warp_keys = Layout::warp_keys;
   static constexpr i32 tiles = warp_keys / 8;
+  using Slabs = WholeSlabs<Layout, K::out_tiles>;
   /// An output part sees whole rows, which are put together where the ring was.
   static constexpr bool runs_on = !has_output<V>;
 
@@ -87,7 +89,7 @@ class ShortQueries {
     opened.num_rows = tile.num_rows;
     opened.request = request_of_keys(launch_, tile);
     opened.awaiting.find(launch_, opened.item, tile, ptx::thread_index());
-    opened.joint = ends_jointly<K>(opened.item);
+    opened.joint = Slabs::fit && tile.num_rows <= slab_rows && ends_jointly<K>(opened.item);
     if (opened.joint) opened.item.partial_row = -1;  // there is nothing to be stored
     return opened;
   }
@@ -130,7 +132,7 @@ class ShortQueries {
       opened = open(number);
       opened.awaiting.expect(launch_);
     }
-    merge(opened, more);
+    merge(opened, number, more);
     mark(launch_, TimelineStage::stored, number);
     if (opened.item.partial_row >= 0)
       arrive<K>(launch_, variant_, launch_.plan.items[number], opened.awaiting,
@@ -215,12 +217,10 @@ class ShortQueries {
   RADDLE_DEVICE i32 lane_keys() const { return warp_keys * warp_ + lane_ % 4 * 2; }
 
   /// Adds up the warps' states and stores the result, eight rows and a slab of columns at a time:
-  /// as many as there are, where the ring is free, for there is no item after this one. Of two
-  /// teams that end jointly, the first composes and stores what is left by both.
-  RADDLE_DEVICE void merge(const Opened& opened, bool more) {
+  /// as many as there are, where the ring is free, for there is no item after this one.
+  RADDLE_DEVICE void merge(const Opened& opened, i32 number, bool more) {
     const WorkItem& item = opened.item;
     const i32 num_rows = opened.num_rows;
-    const bool joint = opened.joint, stores = !joint || ptx::team_index() == 0;
     MergeBuffer& buffer = Layout::merge_buffer();
     const i32 g = lane_ / 4, t = lane_ % 4;
     RADDLE_UNROLL
@@ -232,12 +232,12 @@ class ShortQueries {
       buffer.top[warp_][g + 8 * half] = stats_.top[0][half];
       buffer.sum[warp_][g + 8 * half] = sum;
     }
-    sync_merging(joint);
+    sync_team<K>();
     float factor[2] = {1.0f, 1.0f};
     if constexpr (scan == Scan::softmax) {
       RADDLE_UNROLL
       for (i32 half = 0; half < 2; ++half) {
-        const MergedRow mine = merged(buffer, g + 8 * half);
+        const MergedRow mine = merged(g + 8 * half);
         factor[half] = ptx::exp2((stats_.top[0][half] - mine.shift) * to_log2_) * mine.inverse;
       }
     }
@@ -245,10 +245,8 @@ class ShortQueries {
       factor[0] *= value_scales_.unit();
       factor[1] *= value_scales_.unit();
     }
-    constexpr i32 all_columns = round_up(8 * K::out_tiles, slab_columns);
-    constexpr bool fits =
-        num_warps * slab_rows * (all_columns + 4) * 4 <= Layout::slots * Layout::slot_bytes;
-    const bool at_once = fits && !more && !has_output<V>;
+    constexpr i32 all_columns = Slabs::columns;
+    const bool at_once = Slabs::fit && !more && !has_output<V>;
     const i32 columns = at_once ? all_columns : slab_columns, pitch = columns + 4;
     float* slab = at_once ? reinterpret_cast<float*>(Layout::slot_memory(0)) : buffer.o;
     float* mine = slab + (slab_rows * warp_ + g) * pitch;
@@ -256,9 +254,9 @@ class ShortQueries {
     const i32 first_row = ptx::thread_index() / quads, c = 4 * (ptx::thread_index() % quads);
     RADDLE_ROLLED
     for (i32 half = 0; 8 * half < num_rows; ++half) {
-      const i32 rows = stores ? min(slab_rows, num_rows - 8 * half) : 0;
+      const i32 rows = opened.joint ? 0 : min(slab_rows, num_rows - 8 * half);
       MergedTo to;
-      if (first_row < rows) to = begin_row(item, 8 * half + first_row, joint, c == 0);
+      if (first_row < rows) to = begin_row(item, 8 * half + first_row, c == 0);
       RADDLE_ROLLED
       for (i32 first = 0; first < all_columns; first += columns) {
         RADDLE_UNROLL
@@ -271,14 +269,16 @@ class ShortQueries {
                                : out_element<K>(o_[0], n, 1, e) * factor[1];
           ptx::store_two(mine + out_column<K>(t, n) - first, two[0], two[1]);
         }
-        sync_merging(joint);
+        if (K::joins && opened.joint)
+          return compose_halves<K, V, Layout>(launch_, variant_, number, to_log2_);
+        sync_team<K>();
         RADDLE_ROLLED
         for (i32 r = first_row; r < rows; r += rows_at_once) {
-          if (r != first_row) to = begin_row(item, 8 * half + r, joint, c == 0);
+          if (r != first_row) to = begin_row(item, 8 * half + r, c == 0);
           if (first + c < K::dim_vo)
-            put_four(to, slab + r * pitch + c, slab_rows * pitch, joint, first + c);
+            put_four(to, slab + r * pitch + c, slab_rows * pitch, first + c);
         }
-        sync_merging(joint);
+        sync_team<K>();
       }
     }
     if constexpr (has_output<V>) {
@@ -286,37 +286,8 @@ class ShortQueries {
     }
   }
 
-  /// Waits for all whose states are added up.
-  RADDLE_DEVICE static void sync_merging(bool joint) {
-    if (K::joins && joint)
-      ptx::sync_block();
-    else
-      sync_team<K>();
-  }
-
-  /// What a team has where this one has `mine`.
-  template <class X>
-  RADDLE_DEVICE static const X* of_team(const X* mine, i32 team) {
-    return reinterpret_cast<const X*>(reinterpret_cast<const u8*>(mine) +
-                                      (team - ptx::team_index()) * Layout::team_bytes);
-  }
-
-  /// A row over a team's warps: what its outputs are relative to, 1/Σ, and the LSE.
-  struct MergedRow {
-    float shift, inverse, lse;
-  };
-
-  RADDLE_DEVICE MergedRow merged(const MergeBuffer& buffer, i32 m) const {
-    if constexpr (scan == Scan::sum) return MergedRow{0.0f, 1.0f, 0.0f};
-    float top = -math::infinity;
-    for (i32 w = 0; w < num_warps; ++w) top = max(top, buffer.top[w][m]);
-    const float shift = top == -math::infinity ? 0.0f : top;
-    float sum = 0.0f;
-    for (i32 w = 0; w < num_warps; ++w)
-      sum += buffer.sum[w][m] * ptx::exp2((buffer.top[w][m] - shift) * to_log2_);
-    return MergedRow{
-        shift, sum == 0.0f ? 0.0f : 1.0f / sum,
-        top == -math::infinity ? top : (shift * to_log2_ + math::log2(sum)) * math::ln2};
+  RADDLE_DEVICE MergedRow merged(i32 m) const {
+    return merged_row<scan>(Layout::merge_buffer(), m, to_log2_);
   }
 
   /// Where a row's elements go, in fp32 or in the matrix dtype; neither: the row is padding.
@@ -324,17 +295,15 @@ class ShortQueries {
     float* wide = nullptr;
     T* narrow = nullptr;
     float factor = 1.0f;
-    Halves halves;  ///< of a row that ends jointly
   };
 
   /// One thread of the row's, the `first`, stores its LSE.
-  RADDLE_DEVICE MergedTo begin_row(const WorkItem& item, i32 m, bool joint, bool first) const {
-    const MergeBuffer& buffer = Layout::merge_buffer();
+  RADDLE_DEVICE MergedTo begin_row(const WorkItem& item, i32 m, bool first) const {
     MergedTo to;
     if (item.partial_row >= 0) {
       const i64 row = i64{item.partial_row} + m;
       to.wide = launch_.partial_o + row * K::dim_vo;
-      if (first) launch_.partial_lse[row] = merged(buffer, m).lse;
+      if (first) launch_.partial_lse[row] = merged(m).lse;
       return to;
     }
     if (has_output<V> && !launch_.state_only) {
@@ -342,12 +311,7 @@ class ShortQueries {
       return to;
     }
     const Row row = row_of(item, m);
-    float lse = 0.0f;
-    if (K::joins && joint)
-      lse = to.halves.template weigh<scan>(merged(*of_team(&buffer, 0), m).lse,
-                                           merged(*of_team(&buffer, 1), m).lse);
-    else if (first || has_sink<V>)
-      lse = merged(buffer, m).lse;
+    float lse = first || has_sink<V> ? merged(m).lse : 0.0f;
     to.factor = apply_sink(launch_, variant_, row, lse);
     if (first) store_lse(launch_, row, lse);
     const i64 at = out_offset(launch_, row);
@@ -358,23 +322,9 @@ class ShortQueries {
     return to;
   }
 
-  /// The sum of what a team's warps left of four elements, `stride` floats apart.
-  RADDLE_DEVICE static Four sum_of_warps(const float* from, i32 stride) {
-    Four o{};
-    for (i32 w = 0; w < num_warps; ++w)
-      for (i32 e = 0; e < 4; ++e) o.x[e] += from[w * stride + e];
-    return o;
-  }
-
-  /// Elements d … d + 3 of a row.
-  RADDLE_DEVICE static void put_four(const MergedTo& to, const float* from, i32 stride, bool joint,
-                                     i32 d) {
-    Four o;
-    if (K::joins && joint)
-      o = to.halves.template compose<scan>(sum_of_warps(of_team(from, 0), stride),
-                                           sum_of_warps(of_team(from, 1), stride));
-    else
-      o = sum_of_warps(from, stride);
+  /// Elements d … d + 3 of a row: the sum of what the warps left of them, `stride` floats apart.
+  RADDLE_DEVICE static void put_four(const MergedTo& to, const float* from, i32 stride, i32 d) {
+    Four o = sum_of_warps(from, stride);
     if (to.wide) *reinterpret_cast<Four*>(to.wide + d) = o;
     if constexpr (has_sink<V>)
       for (i32 e = 0; e < 4; ++e) o.x[e] *= to.factor;
@@ -391,7 +341,7 @@ class ShortQueries {
     for (i32 m = warp_; m < num_rows; m += num_warps) {
       LaneRow<K::dim_vo> o;
       o.every([&](i32 i, i32 d) { o.of[i] = *reinterpret_cast<const Four*>(whole_row(m) + d); });
-      const float lse = merged(Layout::merge_buffer(), m).lse;
+      const float lse = merged(m).lse;
       write_row<K>(launch_, variant_, row_of(item, m), o, lse, whole_row(m));
     }
     sync_team<K>();

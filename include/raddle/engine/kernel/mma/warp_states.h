@@ -1,0 +1,123 @@
+// What the warps of a team leave of a short item, in shared memory: statistics of rows, and slabs
+// of outputs relative to the team's largest logit. A team adds up its own; two teams that end
+// jointly compose theirs.
+#pragma once
+
+#include "raddle/engine/kernel/mma/finish.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace mma {
+
+/// A row over a team's warps: what its outputs are relative to, 1/Σ, and the LSE.
+struct MergedRow {
+  float shift, inverse, lse;
+};
+
+template <Scan scan>
+RADDLE_DEVICE MergedRow merged_row(const MergeBuffer& buffer, i32 m, float to_log2) {
+  if constexpr (scan == Scan::sum) return MergedRow{0.0f, 1.0f, 0.0f};
+  float top = -math::infinity;
+  for (i32 w = 0; w < num_warps; ++w) top = max(top, buffer.top[w][m]);
+  const float shift = top == -math::infinity ? 0.0f : top;
+  float sum = 0.0f;
+  for (i32 w = 0; w < num_warps; ++w)
+    sum += buffer.sum[w][m] * ptx::exp2((buffer.top[w][m] - shift) * to_log2);
+  return MergedRow{shift, sum == 0.0f ? 0.0f : 1.0f / sum,
+                   top == -math::infinity ? top : (shift * to_log2 + math::log2(sum)) * math::ln2};
+}
+
+/// The sum of what a team's warps left of four elements, `stride` floats apart.
+RADDLE_DEVICE Four sum_of_warps(const float* from, i32 stride) {
+  Four o{};
+  for (i32 w = 0; w < num_warps; ++w)
+    for (i32 e = 0; e < 4; ++e) o.x[e] += from[w * stride + e];
+  return o;
+}
+
+/// Slabs of all columns of eight rows, where the ring was.
+template <class Layout, i32 out_tiles>
+struct WholeSlabs {
+  static constexpr i32 columns = round_up(8 * out_tiles, slab_columns);
+  static constexpr i32 pitch = columns + 4;
+  static constexpr bool fit =
+      num_warps * slab_rows * pitch * 4 <= Layout::slots * Layout::slot_bytes;
+  RADDLE_DEVICE static float* of_team(i32 team) {
+    return reinterpret_cast<float*>(Layout::base_of(team) + Layout::ring);
+  }
+};
+
+/// Composes two states as ComposedRow does, bit for bit, where a thread has elements of both.
+struct Halves {
+  float weight[2] = {1.0f, 1.0f};
+  float inverse = 1.0f;
+
+  /// Returns the LSE of the union.
+  template <Scan scan>
+  RADDLE_DEVICE float weigh(float first, float second) {
+    if constexpr (scan == Scan::sum) return 0.0f;
+    const float top = max(first, second);
+    const float shift = top == -math::infinity ? 0.0f : top;
+    weight[0] = math::exp(first - shift);
+    weight[1] = math::exp(second - shift);
+    const float sum = weight[0] + weight[1];
+    inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+    return top == -math::infinity ? top : top + math::log(sum);
+  }
+
+  template <Scan scan>
+  RADDLE_DEVICE Four compose(const Four& first, const Four& second) const {
+    Four o;
+    RADDLE_UNROLL
+    for (i32 e = 0; e < 4; ++e) {
+      o.x[e] = ptx::fma(second.x[e], weight[1], ptx::fma(first.x[e], weight[0], 0.0f));
+      if constexpr (scan == Scan::softmax) o.x[e] *= inverse;
+    }
+    return o;
+  }
+};
+
+/// Composes what both teams left of their halves of a unit, of eight rows at most, and stores it:
+/// the first team's work, a thread four elements. All threads of the block come here with their
+/// slabs stored. Code of its own, for most items' ends have none of it.
+template <class K, class V, class Layout>
+RADDLE_COLD void compose_halves(const MmaLaunch& launch, const V& variant, i32 number,
+                                float to_log2) {
+  constexpr Scan scan = scan_of<V>();
+  using T = typename K::T;
+  using Slabs = WholeSlabs<Layout, K::out_tiles>;
+  constexpr i32 quads = Slabs::columns / 4;
+  ptx::sync_block();
+  if (ptx::team_index() != 0) return;
+  const PlanView& plan = launch.plan;
+  const WorkItem item = plan.items[number];
+  const QueryTile& tile = plan.query_tiles[item.query_tile];
+  const i32 d = 4 * (ptx::thread_index() % quads);
+  for (i32 m = ptx::thread_index() / quads; m < tile.num_rows; m += num_threads / quads) {
+    const Row row = make_row(launch.layout, launch.levels[tile.level], tile.group,
+                             tile.row_begin + m, item.kv_head, plan.group_size);
+    Halves halves;
+    float lse =
+        halves.template weigh<scan>(merged_row<scan>(Layout::merge_buffer_of(0), m, to_log2).lse,
+                                    merged_row<scan>(Layout::merge_buffer_of(1), m, to_log2).lse);
+    const float factor = apply_sink(launch, variant, row, lse);
+    if (d == 0) store_lse(launch, row, lse);
+    if (d >= K::dim_vo) continue;
+    constexpr i32 stride = slab_rows * Slabs::pitch;
+    const i32 at = m * Slabs::pitch + d;
+    Four o = halves.template compose<scan>(sum_of_warps(Slabs::of_team(0) + at, stride),
+                                           sum_of_warps(Slabs::of_team(1) + at, stride));
+    const i64 to = out_offset(launch, row) + d;
+    if (launch.state_only) {
+      *reinterpret_cast<Four*>(static_cast<float*>(launch.out.data) + to) = o;
+      continue;
+    }
+    if constexpr (has_sink<V>)
+      for (i32 e = 0; e < 4; ++e) o.x[e] *= factor;
+    store_four(static_cast<T*>(launch.out.data) + to, o);
+  }
+}
+
+}  // namespace mma
+
+RADDLE_ENGINE_END
