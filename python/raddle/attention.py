@@ -97,6 +97,7 @@ class Attention(_library.Handle):
         max_kv_tokens: int,
         max_levels: int = 1,
         max_runs: int = 0,
+        max_qo_len: int = 0,
         num_workers: int | None = None,
         schedule: str = "auto",
         params: dict[str, Any] | None = None,
@@ -112,6 +113,9 @@ class Attention(_library.Handle):
             max_kv_tokens: keys of all requests of a level together; with device_lengths of all requests, those that
                 prefix discovery makes a level of included.
             max_levels, max_runs: as of `raddle.workspace_bytes`.
+            max_qo_len: query rows of one request; 0: as many as max_qo_tokens. With 1, for batches that only decode, a GPU
+                runs its kernel of short queries (up to 16 rows a KV head), which is faster, and takes less memory. Not
+                with several levels or device_lengths.
             num_workers, schedule, params, stream: as of `plan`, for all its plans.
             device_lengths: lengths and page tables lie on the GPU and are planned there (`Reservation.update`). Its
                 kernel is compiled here, and memory for it taken. The schedule is linear: the plan, and so every bit of
@@ -127,6 +131,7 @@ class Attention(_library.Handle):
             "max_kv_tokens": max_kv_tokens,
             "max_levels": max_levels,
             "max_runs": max_runs,
+            "max_qo_len": max_qo_len,
         }
         if stream is None and self.device != "cpu":
             stream = current_stream(self.device)

@@ -150,6 +150,7 @@ def workspace_bytes(
     max_kv_tokens: int,
     max_levels: int = 1,
     max_runs: int = 0,
+    max_qo_len: int = 0,
     device: Any = "cpu",
 ) -> int:
     """Bytes of scratch that no plan within the maxima exceeds, and that some plan attains.
@@ -162,6 +163,7 @@ def workspace_bytes(
         max_kv_tokens: keys of all requests together.
         max_levels: levels of a cascade.
         max_runs: coverage runs of a query tile; 0: the planner's own limit.
+        max_qo_len: query rows of one request, of a single level; 0: as many as max_qo_tokens.
         device: as of `Attention`.
     """
     maxima = {
@@ -170,6 +172,7 @@ def workspace_bytes(
         "max_kv_tokens": max_kv_tokens,
         "max_levels": max_levels,
         "max_runs": max_runs,
+        "max_qo_len": max_qo_len,
     }
     return _workspace_bytes(fields_of(spec, "spec"), num_workers, maxima, str(device))
 

@@ -160,7 +160,7 @@ class CudaBackend final : public AttentionBackend {
     const ContextScope context(*device_);
     if (is_capturing(stream))
       fail<ValueError>("the stream is capturing a graph; expected reserve before the capture");
-    const i64 most_rows = maxima.max_qo_tokens * i64{spec_.num_qo_heads / spec_.num_kv_heads};
+    const i64 most_rows = i64{max_group_rows(maxima)} * spec_.group_size();
     return std::make_shared<CudaReservation>(kernel_for(most_rows <= config.shapes[0].rows), config,
                                              maxima, spec_.head_dim_vo, stream);
   }

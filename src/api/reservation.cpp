@@ -19,8 +19,13 @@ void check_maxima(const Maxima& m) {
   at_least("max_kv_tokens", m.max_kv_tokens, 0);
   at_least("max_levels", m.max_levels, 1);
   at_least("max_runs", m.max_runs, 0);
+  at_least("max_qo_len", m.max_qo_len, 0);
   if (m.max_levels > max_levels)
     fail<ValueError>("max_levels is ", m.max_levels, "; expected at most ", max_levels);
+  if (m.max_qo_len > 0 && m.max_levels > 1)
+    fail<ValueError>("max_qo_len is ", m.max_qo_len,
+                     "; expected 0 with max_levels = ", m.max_levels,
+                     ", for a prefix has the rows of all that share it");
 }
 
 }  // namespace
@@ -42,6 +47,10 @@ ReservationPtr Attention::reserve(const Maxima& maxima, const ReserveOptions& op
       options.params.empty() ? variant_ : variant_->with(options.params, ParamScope::plan);
   state->device_lengths = options.device_lengths && device().kind != DeviceId::Kind::cpu;
   if (options.device_lengths) {
+    if (maxima.max_qo_len > 0)
+      fail<ValueError>(
+          "max_qo_len is ", maxima.max_qo_len,
+          "; expected 0 with device_lengths=True, whose lengths the host cannot check");
     check_device_planning(state->config, maxima);
     state->config.schedule = Schedule::linear;
   }
@@ -85,6 +94,9 @@ std::string Reservation::misfit(const Layout& layout) const {
     text = beyond("keys" + where, keys, m.max_kv_tokens, "max_kv_tokens");
     const auto groups = static_cast<i64>(level.columns.size());
     if (text.empty()) text = beyond("groups" + where, groups, m.max_requests, "max_requests");
+    for (i32 g = 0; m.max_qo_len > 0 && text.empty() && g < groups; ++g)
+      text = beyond("query rows in request " + std::to_string(g),
+                    group_rows(layout.view().levels[i], g), m.max_qo_len, "max_qo_len");
   }
   return text;
 }

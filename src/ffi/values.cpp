@@ -223,6 +223,8 @@ Maxima to_maxima(const Fields& fields) {
       maxima.max_levels = integer32_field(name, value);
     } else if (name == "max_runs") {
       maxima.max_runs = integer32_field(name, value);
+    } else if (name == "max_qo_len") {
+      maxima.max_qo_len = integer32_field(name, value);
     } else {
       fail<TypeError>("'", name, "' is no maximum");
     }

@@ -82,6 +82,26 @@ def test_what_does_not_fit_leaves_the_plan_in_force(engine, rng):
         within(attention(problem), attn.run(reservation, problem.q, problem.kv[0]))
 
 
+def test_requests_of_few_rows(engine, rng):
+    """Less memory, and on a GPU the kernel of short queries; longer requests are refused, or go elsewhere."""
+    decode = draw(rng, "paged", "causal", lengths=[(1, 30), (2, 70), (0, 9), (1, 5)], page_size=16, **HEADS)
+    longer = draw(rng, "paged", "causal", lengths=[(1, 30), (3, 50)], page_size=16, **HEADS)
+    attn = engine.attention(decode)
+    owner = attn if engine.device == "cpu" else attn.attention
+    any_rows, few = (owner.reserve(**MAXIMA, num_workers=5, max_qo_len=n) for n in (0, 2))
+    assert few.num_bytes < any_rows.num_bytes
+    few.update(twin(decode.layout))
+    within(attention(decode), attn.run(few, decode.q, decode.kv[0]))
+    if engine.device != "cpu":
+        any_rows.update(twin(decode.layout))
+        name = "Causal (short queries) for"  # of the kernel
+        assert name in few.plan.explain() and name not in any_rows.plan.explain()
+    with refuses(ValueError, "3 query rows in request 1", "max_qo_len = 2"):
+        few.update(twin(longer.layout))
+    within(attention(decode), attn.run(few, decode.q, decode.kv[0]))
+    assert raddle.select([few, any_rows], twin(longer.layout)) is any_rows
+
+
 def test_cascades(engine, rng):
     first = draw(rng, "cascade", "causal", lengths=[(1, 30), (2, 70), (1, 5)], **HEADS)
     attn, reservation = reserve(engine, first, max_levels=4)
@@ -108,6 +128,9 @@ def test_select(engine, rng):
         ({"max_requests": 0}, "max_requests is 0"),
         ({"max_qo_tokens": 0}, "max_qo_tokens is 0"),
         ({"max_levels": 9}, "max_levels is 9"),
+        ({"max_qo_len": -1}, "max_qo_len is -1"),
+        ({"max_qo_len": 1, "max_levels": 2}, "max_qo_len is 1; expected 0 with max_levels = 2"),
+        ({"max_qo_len": 1, "device_lengths": True}, "max_qo_len is 1; expected 0 with device_lengths=True"),
         ({"num_workers": -1}, "num_workers is -1"),
         ({"params": {"softcap.cap": 1.0}}, "softcap.cap"),
     ],

@@ -22,7 +22,8 @@ struct Maxima {
   i32 max_qo_tokens;  ///< rows of the ragged query tensor
   i64 max_kv_tokens;  ///< columns of all groups of one level: Σ kv_len where groups are requests
   i32 max_levels;
-  i32 max_runs;  ///< coverage runs of one query tile, as PlanConfig::max_runs; 0: 64
+  i32 max_runs;        ///< coverage runs of one query tile, as PlanConfig::max_runs; 0: 64
+  i32 max_qo_len = 0;  ///< rows of one request, of a single level; 0: max_qo_tokens
 };
 
 /// Entries of every array of a plan, and rows of the state buffer.
@@ -78,6 +79,12 @@ RADDLE_FN PlanOffsets plan_offsets(const PlanSizes& n) {
   return at;
 }
 
+/// Query rows of one group. Of several levels, a prefix has the rows of all that share it.
+RADDLE_FN i32 max_group_rows(const Maxima& m) {
+  return m.max_levels == 1 && m.max_qo_len > 0 ? min(m.max_qo_len, m.max_qo_tokens)
+                                               : m.max_qo_tokens;
+}
+
 /// Query tiles of one level at most: ⌈f / R⌉ = ⌊(f - 1) / R⌋ + 1, summed over the groups.
 RADDLE_FN i64 max_level_tiles(const PlanConfig& config, const Maxima& m) {
   const i64 fused = i64{m.max_qo_tokens} * config.group_size;
@@ -88,7 +95,7 @@ RADDLE_FN i64 max_level_tiles(const PlanConfig& config, const Maxima& m) {
 /// Rows of the largest query tile.
 RADDLE_FN i64 max_tile_rows(const PlanConfig& config, const Maxima& m) {
   const i64 rows = max(config.shapes[0].rows, config.shapes[1].rows);
-  return min(rows, i64{m.max_qo_tokens} * config.group_size);
+  return min(rows, i64{max_group_rows(m)} * config.group_size);
 }
 
 /// Sizes that no plan under `m` exceeds, whatever its schedule.

@@ -64,7 +64,7 @@ template <class K, class V>
 RADDLE_COLD void arrive(const MmaLaunch& launch, const V& variant, const WorkItem& item,
                         Awaiting awaiting, u32* completed, float* vector) {
   const QueryTile& tile = launch.plan.query_tiles[item.query_tile];
-  const i32 count = tile.dependents_end - tile.dependents_begin, worker = worker_index();
+  const i32 count = tile.dependents_end - tile.dependents_begin, worker = worker_index<K>();
   const i32 mark = claims(launch, item, tile) ? Arrivals::claim(worker) : 0;
   sync_team<K>();  // the state is stored
   for (i32 first = 0; first < count; first += num_threads) {
@@ -99,9 +99,10 @@ constexpr i64 patience_ns = 10'000'000;
 
 /// Whether this worker has claimed a contraction, and all it waits for has arrived. One thread's
 /// work; the word is zero afterwards, or no longer this worker's.
+template <class K>
 RADDLE_DEVICE bool await_claimed(const MmaLaunch& launch, i32 at) {
   i32* word = launch.arrived + at;
-  const i32 worker = worker_index(), expected = launch.plan.expected[at];
+  const i32 worker = worker_index<K>(), expected = launch.plan.expected[at];
   Arrivals seen{ptx::load_acquire(word)};
   if (!seen.is_claimed_by(worker)) return false;
   const i64 deadline = ptx::global_time() + patience_ns;
@@ -144,7 +145,7 @@ RADDLE_DEVICE void contract_all_claimed(const MmaLaunch& launch, const V& varian
       for (i32 i = 0; i < at_a_time; ++i)
         if (ptx::lane_index() == i && claimed[i].which >= 0)
           at = claimed[i].which * launch.plan.num_kv_heads + claimed[i].kv_head;
-      const u32 of_warp = ptx::ballot(at >= 0 && await_claimed(launch, at));
+      const u32 of_warp = ptx::ballot(at >= 0 && await_claimed<K>(launch, at));
       if (ptx::lane_index() == 0) *ready = of_warp;
     }
     sync_team<K>();

@@ -16,7 +16,7 @@ namespace mma {
 /// wait behind the keys of all workers.
 template <class K>
 RADDLE_DEVICE void prefetch_inputs(const MmaLaunch& launch) {
-  const i32 thread = num_threads * worker_index() + ptx::thread_index();
+  const i32 thread = num_threads * worker_index<K>() + ptx::thread_index();
   if (128 * i64{thread} < launch.array_bytes) ptx::prefetch(launch.arrays + 128 * i64{thread});
   constexpr i32 row_bytes = K::dim_qk * static_cast<i32>(sizeof(typename K::T));
   constexpr i32 lines = ceil_div(row_bytes, 128);
@@ -33,14 +33,14 @@ RADDLE_DEVICE void prefetch_inputs(const MmaLaunch& launch) {
 /// workers' states.
 template <class K, class V, class Compute>
 RADDLE_DEVICE void attend_queue(const MmaLaunch& launch, const V& variant, Compute compute) {
-  if (K::teams > 1 && worker_index() >= launch.plan.num_workers) return;  // one of an odd number
+  if (K::teams > 1 && worker_index<K>() >= launch.plan.num_workers) return;  // one of an odd number
   // Asked for first, which takes longest, and waited for last.
-  const i32* queue = launch.plan.queue_indptr + worker_index();
+  const i32* queue = launch.plan.queue_indptr + worker_index<K>();
   const i32 begin = ptx::load_now(queue), end = ptx::load_now(queue + 1);
   prefetch_inputs<K>(launch);
   // Its address lies in constant memory of its own, which answers while the queue does.
   ptx::prefetch(zeros<K>());
-  mark(launch, TimelineStage::started, begin);
+  mark<K>(launch, TimelineStage::started, begin);
   compute(begin, end);
   using Layout = typename Either<K::wide, ShortWideLayout<K>, ShortLayout<K>>::Type;
   if (launch.layout.num_levels > 1)

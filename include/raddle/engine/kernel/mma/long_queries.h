@@ -59,7 +59,7 @@ class LongQueries {
       facts.partial_row = item().partial_row;
     }
     queries.complete(variant_, first_row(0), Layout::query_memory(), facts);
-    mark(launch_, TimelineStage::opened, item_);
+    mark<K>(launch_, TimelineStage::opened, item_);
     clear(o_);
     stats_.clear();
     ptx::sync_block();  // what is said of the item
@@ -70,11 +70,11 @@ class LongQueries {
       while (!step()) {
       }
     }
-    mark(launch_, TimelineStage::computed, item_);
+    mark<K>(launch_, TimelineStage::computed, item_);
     ptx::sync_block();  // rows of O take the place of the ring
     destroy_barriers();
     finish();
-    mark(launch_, TimelineStage::finished, item_);
+    mark<K>(launch_, TimelineStage::finished, item_);
     ptx::sync_block();  // the next item reuses shared memory
     return Layout::scratch().next;
   }
@@ -199,7 +199,7 @@ class LongQueries {
     LongOutput<K, V, blocks>(launch_, variant_, facts.num_rows, facts.partial_row)
         .send(o_, stats_, value_scales_,
               ApplyVariant<V, blocks, tiles>(launch_, variant_, item_).to_log2());
-    mark(launch_, TimelineStage::stored, item_);
+    mark<K>(launch_, TimelineStage::stored, item_);
     if (facts.partial_row >= 0)
       arrive<K>(launch_, variant_, item(), look_up_awaiting(launch_, item(), ptx::thread_index()),
                 Layout::completed_bits(), Layout::vector(warp_));

@@ -181,7 +181,7 @@ struct SharedLayout : TeamMemory<SharedLayout<K, rows, keys_of_tile, num_slots>>
   static constexpr i32 end =
       max(item + static_cast<i32>(sizeof(Scratch)), merge + static_cast<i32>(sizeof(MergeBuffer)));
   static_assert(ring % 128 == 0 && slot_bytes % 128 == 0 && table % 16 == 0 && merge % 16 == 0);
-  static_assert(end <= K::config.shared_bytes);
+  static_assert(end <= K::config.shared_bytes && team_bytes % 128 == 0);
 
   /// Where a warp's rows begin in a slot. Where it computes on these alone, that is the same place
   /// for rows of any length: an odd number of slots puts K where V was.

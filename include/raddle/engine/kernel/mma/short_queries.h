@@ -115,7 +115,7 @@ class ShortQueries {
       factor_[0] = Layout::scratch().factor[lane_ / 4];
       factor_[1] = Layout::scratch().factor[lane_ / 4 + 8];
     }
-    mark(launch_, TimelineStage::opened, number);
+    mark<K>(launch_, TimelineStage::opened, number);
     clear(o_);
     value_scales_.clear();
     stats_.clear();
@@ -125,7 +125,7 @@ class ShortQueries {
     RADDLE_ROLLED
     while (!step(apply, halves)) {
     }
-    mark(launch_, TimelineStage::computed, number);
+    mark<K>(launch_, TimelineStage::computed, number);
     const bool more = next_ < end_ && tile_of(launch_.plan.items[next_]).shape == 0;
     if (more) fetch_queries();
     if (!keeps_opened) {
@@ -133,11 +133,11 @@ class ShortQueries {
       opened.awaiting.expect(launch_);
     }
     merge(opened, number, more);
-    mark(launch_, TimelineStage::stored, number);
+    mark<K>(launch_, TimelineStage::stored, number);
     if (opened.item.partial_row >= 0)
       arrive<K>(launch_, variant_, launch_.plan.items[number], opened.awaiting,
                 Layout::completed_bits(), Layout::vector(warp_));
-    mark(launch_, TimelineStage::finished, number);
+    mark<K>(launch_, TimelineStage::finished, number);
     return more;
   }
 

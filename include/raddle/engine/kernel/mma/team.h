@@ -14,8 +14,9 @@ namespace mma {
 
 /// Whose queue this team computes. Teams of a block are those of w and w + blocks, whom the plan
 /// seats beside each other (plan/seats.h).
+template <class K>
 RADDLE_DEVICE i32 worker_index() {
-  return ptx::block_index() + ptx::team_index() * ptx::block_count();
+  return ptx::block_index() + (K::teams > 1 ? ptx::team_index() * ptx::block_count() : 0);
 }
 
 /// Waits for the team's threads.

@@ -8,12 +8,13 @@ RADDLE_ENGINE_BEGIN
 namespace mma {
 
 /// Marks that the block has reached a stage of an item; what a row has no room for is dropped.
+template <class K>
 RADDLE_DEVICE void mark(const MmaLaunch& launch, TimelineStage stage, i32 item) {
   const TimelineView& timeline = launch.timeline;
   if (!timeline.marks || ptx::thread_index() != 0) return;
   constexpr i32 stages = static_cast<i32>(TimelineStage::finished);
-  TimelineView::Mark* mine = timeline.marks + i64{worker_index()} * timeline.capacity;
-  const i32* queue = launch.plan.queue_indptr + worker_index();
+  TimelineView::Mark* mine = timeline.marks + i64{worker_index<K>()} * timeline.capacity;
+  const i32* queue = launch.plan.queue_indptr + worker_index<K>();
   i32 before = item - queue[0];  // items that the block had before
   if (item >= launch.plan.queue_indptr[launch.plan.num_workers] &&
       stage != TimelineStage::started) {

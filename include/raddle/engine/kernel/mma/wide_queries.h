@@ -69,7 +69,7 @@ class WideQueries {
     RADDLE_ROLLED
     for (i32 n = 0; n < Layout::slots - 1; ++n) load();
     if constexpr (!has_query<V>) load_queries();
-    mark(launch_, TimelineStage::opened, item_);
+    mark<K>(launch_, TimelineStage::opened, item_);
     clear(o_);
     stats_.clear();
     ptx::sync_block();  // all have stored their queries
@@ -80,10 +80,10 @@ class WideQueries {
     RADDLE_ROLLED
     while (!step()) {
     }
-    mark(launch_, TimelineStage::computed, item_);
+    mark<K>(launch_, TimelineStage::computed, item_);
     ptx::sync_block();  // rows of O take the place of the ring
     finish();
-    mark(launch_, TimelineStage::finished, item_);
+    mark<K>(launch_, TimelineStage::finished, item_);
     ptx::sync_block();  // the next item reuses shared memory
   }
 
@@ -243,7 +243,7 @@ class WideQueries {
     put_columns();
     ptx::sync_block();
     write_rows();
-    mark(launch_, TimelineStage::stored, item_);
+    mark<K>(launch_, TimelineStage::stored, item_);
     if (item().partial_row >= 0)
       arrive<K>(launch_, variant_, item(), look_up_awaiting(launch_, item(), ptx::thread_index()),
                 Layout::completed_bits(), Layout::vector(warp_));
