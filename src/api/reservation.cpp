@@ -88,6 +88,7 @@ std::string Reservation::misfit(const Layout& layout) const {
     text = beyond("requests", layout.num_requests(), m.max_requests, "max_requests");
   for (std::size_t i = 0; text.empty() && i < layout.levels().size(); ++i) {
     const Level& level = layout.levels()[i];
+    const LevelView& view = layout.view().levels[i];
     const std::string where = levels > 1 ? " on level " + std::to_string(i) : "";
     i64 keys = 0;
     for (const i32 columns : level.columns) keys += columns;
@@ -95,8 +96,8 @@ std::string Reservation::misfit(const Layout& layout) const {
     const auto groups = static_cast<i64>(level.columns.size());
     if (text.empty()) text = beyond("groups" + where, groups, m.max_requests, "max_requests");
     for (i32 g = 0; m.max_qo_len > 0 && text.empty() && g < groups; ++g)
-      text = beyond("query rows in request " + std::to_string(g),
-                    group_rows(layout.view().levels[i], g), m.max_qo_len, "max_qo_len");
+      text = beyond("query rows in request " + std::to_string(g), group_rows(view, g), m.max_qo_len,
+                    "max_qo_len");
   }
   return text;
 }

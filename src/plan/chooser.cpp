@@ -158,7 +158,10 @@ Outcome Chooser::try_fixed(Method method, Cutting cutting, i64 earlier_than) {
   Outcome result{method, 0, cut_pieces(cutting), 0};
   const i32 count = static_cast<i32>(num_pieces);
   const bool sorts = method == Method::longest_first || method == Method::algorithm1;
-  squad = sorts ? workers_of_squad(heads, workers) : 1;
+  // Workers that the longest-first assignment gives the same pieces, each another KV head: so many
+  // neighbours begin with the heads of one piece, and equal loads go from the lowest worker on, so
+  // that they stay together. Assigning heads and workers by such squads is the same assignment.
+  squad = sorts ? std::gcd(heads, workers) : 1;
   const i32 places = heads / squad;  // of a piece
   placements.grow(num_pieces * places);
   pieces_of_ = method;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "attention_testing.h"
+#include "layout_testing.h"
 #include "plan/heuristics.h"
 #include "plan/planner.h"
 #include "raddle/engine/kernel/mma/attention.h"
@@ -198,24 +199,15 @@ TYPED_TEST(MmaTest, BlocksWithMaskBits) { this->check_all(blocks(this->random), 
 TYPED_TEST(MmaTest, TwoTeams) {
   using T = typename TypeParam::T;
   using S = typename TypeParam::S;
-  const auto decode = [this](const std::vector<i32>& kv_len) {
-    std::vector<i32> qo{0}, indptr{0}, pages;
+  const auto decode = [this](const Ints& kv_len) {
+    Table t{4, {0}, kv_len, {0}, {}};
     for (const i32 length : kv_len) {
-      qo.push_back(qo.back() + 1);
-      for (i32 i = 0; i < ceil_div(length, 4); ++i)
-        pages.push_back(static_cast<i32>(this->random() % 40));
-      indptr.push_back(static_cast<i32>(pages.size()));
+      t.qo_indptr.push_back(t.qo_indptr.back() + 1);
+      for (i32 i = 0; i < ceil_div(length, t.page_size); ++i)
+        t.pages.push_back(static_cast<i32>(this->random() % 40));
+      t.page_indptr.push_back(static_cast<i32>(t.pages.size()));
     }
-    const auto index = [](const std::vector<i32>& x) {
-      return IndexRef(x.data(), static_cast<i64>(x.size()));
-    };
-    PagedArgs args;
-    args.qo_indptr = index(qo);
-    args.page_indptr = index(indptr);
-    args.page_indices = index(pages);
-    args.kv_len = index(kv_len);
-    args.page_size = 4;
-    return paged_kv(args);
+    return paged_kv(t.args());
   };
   static_assert(mma::Kernel<T, S, dim_qk, dim_vo, 80, Composition<NoMask>, true>::teams == 2);
   const std::vector<Case> all = cases();

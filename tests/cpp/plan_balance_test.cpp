@@ -243,7 +243,7 @@ TEST(PlanBalance, SquadsAreAssignedAsTheirWorkersWouldBe) {
     for (const i64 cost : costs) ranked.push_back({cost, static_cast<i32>(ranked.size())});
     const auto count = static_cast<i32>(ranked.size());
     sort_dearest_first(ranked.data(), count, spare.data());
-    const i32 squad = workers_of_squad(heads, workers);
+    const i32 squad = std::gcd(heads, workers);
     EXPECT_EQ(heads % squad + workers % squad, 0);
     std::vector<Load> heap(static_cast<std::size_t>(workers / squad));
     std::vector<Placement> placed(costs.size() * static_cast<std::size_t>(heads / squad));

@@ -121,19 +121,6 @@ RADDLE_FN i64 least_of_ranked(const RankedPiece* ranked, i32 num_pieces, i32 num
   return max(ranked[0].cost, two);
 }
 
-/// Workers that the longest-first assignment gives the same pieces, each another KV head: so many
-/// neighbours begin with the heads of one piece, and equal loads go from the lowest worker on, so
-/// that they stay together. Assigning heads and workers by such squads is the same assignment.
-RADDLE_FN i32 workers_of_squad(i32 num_kv_heads, i32 num_workers) {
-  i32 a = num_workers, b = num_kv_heads;
-  while (b > 0) {
-    const i32 rest = a % b;
-    a = b;
-    b = rest;
-  }
-  return a;
-}
-
 /// Algorithm 1's assignment: the dearest piece next, to the least loaded worker. `heap` has
 /// num_workers entries. Returns the heaviest load.
 RADDLE_FN i64 assign_longest_first(const RankedPiece* ranked, i32 num_pieces, i32 num_kv_heads,

@@ -2,7 +2,7 @@
 // one worker composes each.
 #pragma once
 
-#include "raddle/engine/kernel/mma/finish.h"
+#include "raddle/engine/kernel/mma/contract.h"
 
 RADDLE_ENGINE_BEGIN
 

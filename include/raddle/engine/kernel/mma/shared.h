@@ -123,7 +123,8 @@ struct TeamMemory {
   RADDLE_DEVICE static u8* base_of(i32 team) {
     return static_cast<u8*>(ptx::shared_memory()) + team * Layout::team_bytes;
   }
-  RADDLE_DEVICE static u8* base() { return base_of(Layout::teams > 1 ? ptx::team_index() : 0); }
+  RADDLE_DEVICE static i32 team() { return Layout::teams > 1 ? ptx::team_index() : 0; }
+  RADDLE_DEVICE static u8* base() { return base_of(team()); }
   /// A row of Q, or of O on its way out.
   RADDLE_DEVICE static u8* query_memory() { return base(); }
   RADDLE_DEVICE static u8* slot_memory(i32 slot) {
@@ -194,12 +195,10 @@ struct SharedLayout : TeamMemory<SharedLayout<K, rows, keys_of_tile, num_slots>>
   RADDLE_DEVICE static i32 first_of_part(i32 warp) {
     return warp_keys < 8 ? warp * warp_keys % 8 : 0;
   }
-  RADDLE_DEVICE static MergeBuffer& merge_buffer() {
-    return *reinterpret_cast<MergeBuffer*>(base() + merge);
-  }
   RADDLE_DEVICE static MergeBuffer& merge_buffer_of(i32 team) {
     return *reinterpret_cast<MergeBuffer*>(Memory::base_of(team) + merge);
   }
+  RADDLE_DEVICE static MergeBuffer& merge_buffer() { return merge_buffer_of(Memory::team()); }
   /// Whether a slot is filled, and whether it is free: two barriers a slot.
   RADDLE_DEVICE static u32 filled(i32 slot) {
     return ptx::shared_address(base() + barriers) + static_cast<u32>(16 * slot);
