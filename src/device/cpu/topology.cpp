@@ -29,9 +29,16 @@ bool has_f16c() {
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
 }
 
+#if defined(RADDLE_EMULATED_TILES)
+constexpr bool emulated_tiles = true;
+#else
+constexpr bool emulated_tiles = false;
+#endif
+
 /// AMX_TILE and AMX_BF16 (leaf 7.0, EDX), AVX512_VBMI (ECX), AVX512_BF16 (leaf 7.1, EAX).
 bool has_amx() {
-  constexpr unsigned amx = 1u << 24 | 1u << 22, avx512_vbmi = 1u << 1, avx512_bf16 = 1u << 5;
+  constexpr unsigned amx = emulated_tiles ? 0u : 1u << 24 | 1u << 22;
+  constexpr unsigned avx512_vbmi = 1u << 1, avx512_bf16 = 1u << 5;
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & amx) != amx || (c & avx512_vbmi) == 0)
     return false;
@@ -42,6 +49,7 @@ bool has_amx() {
 /// It refuses where a thread's signal stack is too small for them, and emulators don't know the
 /// question.
 bool may_use_tiles() {
+  if (emulated_tiles) return true;
 #if defined(__linux__) && defined(SYS_arch_prctl)
   constexpr int request_permission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr int tile_data = 18;

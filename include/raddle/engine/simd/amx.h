@@ -7,6 +7,9 @@
 #pragma once
 
 #include "raddle/engine/simd/vec.h"
+#if defined(RADDLE_EMULATED_TILES)
+#include "raddle/engine/simd/emulated_tiles.h"
+#endif
 
 RADDLE_ENGINE_BEGIN
 
@@ -16,6 +19,7 @@ constexpr i32 tile_rows = 16;
 constexpr i32 tile_depth = 32;  ///< of a product: columns of A in bf16
 constexpr i32 tile_bytes = 1024;
 
+#if !defined(RADDLE_EMULATED_TILES)
 /// Gives all eight tiles of the calling thread their full size.
 RADDLE_FN void configure_tiles() {
   struct alignas(64) {
@@ -59,6 +63,7 @@ template <i32 c, i32 a, i32 b>
 RADDLE_FN void tile_dot() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(c), "i"(a), "i"(b));
 }
+#endif
 
 /// 32 numbers of 16 bits.
 typedef u16 VecW __attribute__((vector_size(64)));
