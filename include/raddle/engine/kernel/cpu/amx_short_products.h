@@ -5,12 +5,14 @@
 //   Sᵀ = K·Qᵀ: rows of K are tiles as they lie in the pool, and Q is rearranged once an item.
 //   O  = P·V:  rows of V are interleaved by pairs of keys.
 //
-// K and V of 8 bits become bf16 on the way, which is exact.
+// A product waits 52 cycles for the one before it on the same result, and a load waits for stores
+// to the same lines: so four results are computed at a time, and squares of V are made while those
+// before them are multiplied. K and V of 8 bits become bf16 on the way, which is exact.
 #pragma once
 
 #include "raddle/engine/kernel/cpu/amx_products.h"
 #include "raddle/engine/kernel/cpu/scratch.h"
-#include "raddle/engine/simd/amx_fp8.h"
+#include "raddle/engine/simd/amx_rows.h"
 
 RADDLE_ENGINE_BEGIN
 
@@ -20,21 +22,23 @@ namespace cpu {
 /// fp8.
 constexpr i32 short_keys = 64;
 constexpr i32 stripe = 2 * tile_depth;
+/// What is multiplied side by side: results in tiles 0 to 3.
+constexpr i32 num_results = 4;
 
 /// What a run of short queries needs besides a worker's other scratch.
 struct ShortTileScratch {
   bf16* q;        ///< [heads][dim / 32] squares of pairs of dimensions × rows
-  bf16* k;        ///< [16, dim] rows of K that don't lie evenly, or aren't bf16
-  bf16* v;        ///< [stripe / 16][short_keys / 32] squares, see rearrange_v
+  bf16* k;        ///< [2 · 16, dim] rows of K that don't lie evenly, or aren't bf16
+  bf16* v[2];     ///< [short_keys / 32][stripe / 16] squares of pairs of keys, see pair_rows
   bf16* p;        ///< [16, short_keys] weights
-  float* result;  ///< [16, stripe] of one product
+  float* result;  ///< [16, stripe] of one product, or [4][16, 16]
   i64 bytes;
 
   ShortTileScratch(const CpuLaunch& launch, i32 max_heads, void* base) {
     Carver carve(base);
     q = carve.take<bf16>(max_heads * tile_rows * launch.dim_qk);
-    k = carve.take<bf16>(tile_rows * launch.dim_qk);
-    v = carve.take<bf16>(short_keys * stripe);
+    k = carve.take<bf16>(2 * tile_rows * launch.dim_qk);
+    for (bf16*& squares : v) squares = carve.take<bf16>(short_keys * stripe);
     p = carve.take<bf16>(tile_rows * short_keys);
     result = carve.take<float>(tile_rows * stripe);
     bytes = carve.used();
@@ -80,51 +84,33 @@ class TileProducts {
   void qk(i32 head, const float*, i32, i32 rows, const T* const* k, i32 n, float scale, float* s,
           i32 lds, Used&& used) const {
     const bf16* q = squares_of(head);
-    for (i32 j = 0; j < n; j += tile_rows) {
-      const Rows keys = rows_of(k + j, n - j);
-      simd::tile_zero<0>();
-      simd::tile_zero<1>();
-      for (i32 d = 0; d < dim_qk_; d += 2 * tile_depth) {
-        const bf16* squares = q + d * tile_rows;
-        multiply_keys<0>(keys, d, squares, used);
-        multiply_keys<1>(keys, d + tile_depth, squares + square, used);
-      }
-      simd::tile_store<0>(x_.result, 64);
-      simd::tile_store<1>(x_.result + square / 2, 64);
-      for_rows(rows, [&](auto r) { transpose_to<decltype(r)::value>(scale, s + j, lds); });
-    }
+    i32 j = 0;
+    for (; j + tile_rows < n; j += 2 * tile_rows)
+      multiply_keys<2>(q, rows, k + j, n - j, scale, s + j, lds, used);
+    if (j < n) multiply_keys<1>(q, rows, k + j, n - j, scale, s + j, lds, used);
   }
 
-  /// O[rows, dim] += P[rows, n] · V[n, dim], P padded with zeros to a multiple of 16 keys. The tile
-  /// is summed by itself first.
+  /// O[rows, dim] += P[rows, n] · V[n, dim], P padded with zeros to a multiple of 16 keys. 16 rows
+  /// of O are tiles, whose columns `finish_output` puts in order; the product of fewer is summed by
+  /// itself first, for the rows after them are another head's.
   template <class Used>
   void pv(const float* p, i32 ldp, i32 rows, const T* const* v, i32 n, float* o, i32 ldo,
           Used&& used) const {
     round_weights(p, ldp, rows, n);
-    for (i32 d = 0; d < dim_vo_; d += stripe) {
-      rearrange(v, n, d, used);
-      simd::tile_zero<0>();
-      simd::tile_zero<1>();
-      simd::tile_zero<2>();
-      simd::tile_zero<3>();
-      for (i32 j = 0; j < n; j += tile_depth) {
-        const bf16* squares = x_.v + j * stripe;
-        simd::tile_load<4>(x_.p + j, short_keys * sizeof(bf16));
-        multiply_values<0, 6>(squares);
-        multiply_values<1, 7>(squares);
-        multiply_values<2, 6>(squares);
-        multiply_values<3, 7>(squares);
+    if (rows == tile_rows)
+      multiply_values<true>(v, n, rows, o, ldo, used);
+    else
+      multiply_values<false>(v, n, rows, o, ldo, used);
+  }
+
+  void finish_output(float* o, i32 ldo, i32 rows) const {
+    if (rows < tile_rows) return;
+    for (i32 m = 0; m < rows; ++m)
+      for (i32 d = 0; d < dim_vo_; d += stripe) {
+        Vec x[num_results];
+        load_row(o + m * ldo + d, x);
+        store_row(o + m * ldo + d, x);
       }
-      store_result<0>();
-      store_result<1>();
-      store_result<2>();
-      store_result<3>();
-      for (i32 m = 0; m < rows; ++m)
-        for (i32 i = 0; i < stripe; i += lanes) {
-          float* at = o + m * ldo + d + i;
-          simd::store(at, simd::load(at) + simd::load(x_.result + m * stripe + i));
-        }
-    }
   }
 
  private:
@@ -136,9 +122,9 @@ class TileProducts {
 
   bf16* squares_of(i32 head) const { return x_.q + head * tile_rows * dim_qk_; }
 
-  /// The first 16 of n rows of K: as they lie, where that is evenly; copied where it isn't, with
-  /// zeros past n.
-  Rows rows_of(const T* const* k, i32 n) const {
+  /// The first 16 of n rows of K: as they lie, where that is evenly; copied to `to` where it isn't,
+  /// with zeros past n.
+  Rows rows_of(const T* const* k, i32 n, bf16* to) const {
     if constexpr (dtype_of<T>::value == DType::bfloat16) {
       if (n >= tile_rows) {
         const i64 stride = k[1] - k[0];
@@ -151,29 +137,58 @@ class TileProducts {
       for (i32 d = 0; d < dim_qk_; d += stripe) {
         simd::VecW a{}, b{};
         if (i < n) simd::load_words(k[i] + d, a, b);
-        simd::store_words(x_.k + i * dim_qk_ + d, a);
-        simd::store_words(x_.k + i * dim_qk_ + d + tile_depth, b);
+        simd::store_words(to + i * dim_qk_ + d, a);
+        simd::store_words(to + i * dim_qk_ + d + tile_depth, b);
       }
-    return {x_.k, dim_qk_ * static_cast<i64>(sizeof(bf16))};
+    return {to, dim_qk_ * static_cast<i64>(sizeof(bf16))};
   }
 
-  template <i32 result, class Used>
-  void multiply_keys(const Rows& keys, i32 d, const bf16* q, Used& used) const {
-    used(Int<tile_rows * tile_depth* static_cast<i32>(sizeof(T))>{});
-    simd::tile_load<2 + result>(keys.data + d, keys.stride);
-    simd::tile_load<4 + result>(q, 64);
-    simd::tile_dot<result, 2 + result, 4 + result>();
+  /// Logits of the first `blocks` · 16 of n keys. Even and odd steps of the depth have results of
+  /// their own.
+  template <i32 blocks, class Used>
+  void multiply_keys(const bf16* q, i32 rows, const T* const* k, i32 n, float scale, float* s,
+                     i32 lds, Used& used) const {
+    Rows keys[blocks];
+    for (i32 b = 0; b < blocks; ++b)
+      keys[b] = rows_of(k + b * tile_rows, n - b * tile_rows, x_.k + b * tile_rows * dim_qk_);
+    simd::tile_zero<0>();
+    simd::tile_zero<1>();
+    if constexpr (blocks > 1) {
+      simd::tile_zero<2>();
+      simd::tile_zero<3>();
+    }
+    for (i32 d = 0; d < dim_qk_; d += 2 * tile_depth, q += 2 * square) {
+      multiply_depth<blocks, 0>(keys, d, q, used);
+      multiply_depth<blocks, 1>(keys, d + tile_depth, q + square, used);
+    }
+    store_result<0>(square / 2, 64);
+    store_result<1>(square / 2, 64);
+    if constexpr (blocks > 1) {
+      store_result<2>(square / 2, 64);
+      store_result<3>(square / 2, 64);
+    }
+    for_rows(rows, [&](auto r) {
+      for (i32 b = 0; b < blocks; ++b)
+        transpose_to<decltype(r)::value>(x_.result + b * square, scale, s + b * tile_rows, lds);
+    });
   }
 
-  template <i32 result, i32 operand>
-  void multiply_values(const bf16* squares) const {
-    simd::tile_load<operand>(squares + result * square, 64);
-    simd::tile_dot<result, 4, operand>();
+  template <i32 blocks, i32 odd, class Used>
+  void multiply_depth(const Rows (&keys)[blocks], i32 d, const bf16* q, Used& used) const {
+    simd::tile_load<6 + odd>(q, 64);
+    used(Int<blocks * tile_rows * tile_depth* static_cast<i32>(sizeof(T))>{});
+    simd::tile_load<4>(keys[0].data + d, keys[0].stride);
+    simd::tile_dot<odd, 4, 6 + odd>();
+    if constexpr (blocks > 1) {
+      simd::tile_load<5>(keys[1].data + d, keys[1].stride);
+      simd::tile_dot<2 + odd, 5, 6 + odd>();
+    }
   }
 
+  /// A tile to `result`, `to` elements further on for each before it.
   template <i32 result>
-  void store_result() const {
-    simd::tile_store<result>(x_.result + result * tile_rows, stripe * sizeof(float));
+  void store_result(i32 to, i64 stride) const {
+    simd::tile_store<result>(x_.result + result * to, stride);
   }
 
   /// Calls f(Int<r>) for the power of two r that holds `rows`, up to 16.
@@ -184,14 +199,14 @@ class TileProducts {
     f(Int<most>{});
   }
 
-  /// The sum of the two results, [16 keys, 16 rows], to rows of S. What isn't stored isn't
-  /// transposed either.
+  /// The sum of two results, [16 keys, 16 rows], to rows of S. What isn't stored isn't transposed
+  /// either.
   template <i32 rows>
-  void transpose_to(float scale, float* s, i32 lds) const {
+  void transpose_to(const float* results, float scale, float* s, i32 lds) const {
     Vec keys[lanes];
 #pragma GCC unroll 16
     for (i32 i = 0; i < lanes; ++i) {
-      const float* at = x_.result + i * tile_rows;
+      const float* at = results + i * tile_rows;
       keys[i] = simd::load(at) + simd::load(at + square / 2);
     }
     simd::transpose(keys);
@@ -209,26 +224,104 @@ class TileProducts {
       }
   }
 
-  /// Squares of dimensions [d, d + stripe); keys past n are zero.
+  /// See pv. Weights stay in tiles 4 and 5.
+  template <bool whole, class Used>
+  void multiply_values(const T* const* v, i32 n, i32 rows, float* o, i32 ldo, Used& used) const {
+    const bool is_deep = n > tile_depth;
+    simd::tile_load<4>(x_.p, short_keys * sizeof(bf16));
+    if (is_deep) simd::tile_load<5>(x_.p + tile_depth, short_keys * sizeof(bf16));
+    bf16 *now = x_.v[0], *next = x_.v[1];
+    for (i32 r = 0; r < round_up(n, tile_depth) / 2; r += pairs_a_turn)
+      pair_keys(v, n, 0, r, now, used);
+    for (i32 d = 0; d < dim_vo_; d += stripe) {
+      const bool is_last = d + stripe == dim_vo_;
+      const auto turn = [&](i32 pair) {
+        if (!is_last) pair_keys(v, n, d + stripe, pair, next, used);
+      };
+      const i64 stride = (whole ? ldo : stripe) * static_cast<i64>(sizeof(float));
+      start_values<whole, 0>(o + d, stride);
+      start_values<whole, 1>(o + d, stride);
+      start_values<whole, 2>(o + d, stride);
+      start_values<whole, 3>(o + d, stride);
+      multiply_depth_of_values<4>(now, turn, 0);
+      if (is_deep) multiply_depth_of_values<5>(now + tile_depth * stripe, turn, tile_rows);
+      float* to = whole ? o + d : x_.result;
+      simd::tile_store<0>(to, stride);
+      simd::tile_store<1>(to + tile_rows, stride);
+      simd::tile_store<2>(to + 2 * tile_rows, stride);
+      simd::tile_store<3>(to + 3 * tile_rows, stride);
+      if constexpr (!whole) add_result(rows, o + d, ldo);
+      bf16* const used_up = now;
+      now = next;
+      next = used_up;
+    }
+  }
+
+  template <bool whole, i32 result>
+  void start_values(const float* o, i64 stride) const {
+    if constexpr (whole)
+      simd::tile_load<result>(o + result * tile_rows, stride);
+    else
+      simd::tile_zero<result>();
+  }
+
+  /// 32 keys of a stripe; turn(pair) after each product, for each four pairs of them.
+  template <i32 weights, class Turn>
+  void multiply_depth_of_values(const bf16* squares, Turn turn, i32 pair) const {
+    simd::tile_load<6>(squares, 64);
+    simd::tile_dot<0, weights, 6>();
+    turn(pair);
+    simd::tile_load<7>(squares + square, 64);
+    simd::tile_dot<1, weights, 7>();
+    turn(pair + pairs_a_turn);
+    simd::tile_load<6>(squares + 2 * square, 64);
+    simd::tile_dot<2, weights, 6>();
+    turn(pair + 2 * pairs_a_turn);
+    simd::tile_load<7>(squares + 3 * square, 64);
+    simd::tile_dot<3, weights, 7>();
+    turn(pair + 3 * pairs_a_turn);
+  }
+
+  static constexpr i32 pairs_a_turn = 4;
+
+  /// Some pairs of keys, columns [d, d + stripe), into their squares; keys past n are zero.
   template <class Used>
-  void rearrange(const T* const* v, i32 n, i32 d, Used& used) const {
-    bf16* to = x_.v;
-    for (i32 j = 0; j < n; j += tile_depth, to += tile_depth * stripe)
-      for (i32 r = 0; r < tile_rows; ++r) {
-        used(Int<2 * stripe* static_cast<i32>(sizeof(T))>{});
-        const i32 key = j + 2 * r;
-        simd::VecW even[2]{}, odd[2]{};
-        if (key < n) simd::load_words(v[key] + d, even[0], even[1]);
-        if (key + 1 < n) simd::load_words(v[key + 1] + d, odd[0], odd[1]);
-#pragma GCC unroll 2
-        for (i32 i = 0; i < 2; ++i) {
-          simd::VecW low, high;
-          simd::interleave(even[i], odd[i], low, high);
-          bf16* at = to + 2 * i * square + r * tile_depth;
-          simd::store_words(at, low);
-          simd::store_words(at + square, high);
-        }
+  void pair_keys(const T* const* v, i32 n, i32 d, i32 pair, bf16* squares, Used& used) const {
+    alignas(64) static constexpr T zeros[stripe]{};
+    used(Int<pairs_a_turn * 2 * stripe* static_cast<i32>(sizeof(T))>{});
+    bf16* to = squares + pair / tile_rows * tile_depth * stripe + pair % tile_rows * tile_depth;
+#pragma GCC unroll 4
+    for (i32 i = 0; i < pairs_a_turn; ++i, to += tile_depth) {
+      const i32 key = 2 * (pair + i);
+      simd::VecW pairs[num_results];
+      simd::pair_rows(key < n ? v[key] + d : zeros, key + 1 < n ? v[key + 1] + d : zeros, pairs);
+#pragma GCC unroll 4
+      for (i32 t = 0; t < num_results; ++t) simd::store_words(to + t * square, pairs[t]);
+    }
+  }
+
+  /// O[rows, stripe] += the product in `result`.
+  void add_result(i32 rows, float* o, i32 ldo) const {
+    for (i32 m = 0; m < rows; ++m) {
+      Vec x[num_results];
+      load_row(x_.result + m * stripe, x);
+#pragma GCC unroll 4
+      for (i32 i = 0; i < num_results; ++i) {
+        float* at = o + m * ldo + i * lanes;
+        simd::store(at, simd::load(at) + x[i]);
       }
+    }
+  }
+
+  /// A stripe of one row as products leave it, in order.
+  static void load_row(const float* from, Vec (&x)[num_results]) {
+#pragma GCC unroll 4
+    for (i32 i = 0; i < num_results; ++i) x[i] = simd::load(from + i * lanes);
+    simd::in_order(static_cast<const T*>(nullptr), x);
+  }
+  static void store_row(float* to, const Vec (&x)[num_results]) {
+#pragma GCC unroll 4
+    for (i32 i = 0; i < num_results; ++i) simd::store(to + i * lanes, x[i]);
   }
 
   i32 dim_qk_, dim_vo_;

@@ -154,6 +154,9 @@ class LaneProducts {
     short_pv(p, ldp, rows, v, n, dim_vo_, o, ldo, used);
   }
 
+  /// After the last `pv` of a head.
+  void finish_output(float*, i32, i32) const {}
+
  private:
   i32 dim_qk_, dim_vo_;
 };

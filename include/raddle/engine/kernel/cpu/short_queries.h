@@ -81,6 +81,7 @@ class ShortRun : private ItemKernel<T> {
     products_.end();
     for (i32 h = 0; h < heads_; ++h) {
       go_to(h);
+      if (direct_v_) products_.finish_output(x_.o, x_.ldo, tile_.num_rows);
       Base::finish();
     }
   }
