@@ -73,7 +73,8 @@ PlanConfig plan_config(const AttentionSpec& spec, i32 num_workers, Schedule sche
 PlanConfig cpu_plan_config(const AttentionSpec& spec, CpuIsa isa, i32 num_workers,
                            Schedule schedule) {
   const DType stored = spec.stored_dtype();
-  PlanConfig config = plan_config(spec, num_workers, schedule, short_query_tile,
+  PlanConfig config = plan_config(spec, num_workers, schedule,
+                                  short_query_tile(isa, spec.dtype, stored, spec.head_dim_vo),
                                   long_query_tile(isa, spec.dtype, stored), cpu_rates);
   config.heads_together = spec.num_kv_heads > 1;
   config.cache_saves = cpu_cache_saves;

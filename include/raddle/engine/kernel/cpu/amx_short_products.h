@@ -18,9 +18,9 @@ RADDLE_ENGINE_BEGIN
 
 namespace cpu {
 
-/// Keys of a short tile, and dimensions that are rearranged at a time: two lines of bf16, one of
-/// fp8.
-constexpr i32 short_keys = 64;
+/// Most keys of a short tile.
+constexpr i32 short_keys = max_tile_keys;
+/// Dimensions that are rearranged at a time: two lines of bf16, one of fp8.
 constexpr i32 stripe = 2 * tile_depth;
 /// What is multiplied side by side: results in tiles 0 to 3.
 constexpr i32 num_results = 4;
@@ -29,7 +29,7 @@ constexpr i32 num_results = 4;
 struct ShortTileScratch {
   bf16* q;        ///< [heads][dim / 32] squares of pairs of dimensions × rows
   bf16* k;        ///< [2 · 16, dim] rows of K that don't lie evenly, or aren't bf16
-  bf16* v[2];     ///< [short_keys / 32][stripe / 16] squares of pairs of keys, see pair_rows
+  bf16* v[2];     ///< [stripe / 16] squares of pairs of 32 keys, see pair_rows
   bf16* p;        ///< [16, short_keys] weights
   float* result;  ///< [16, stripe] of one product, or [4][16, 16]
   i64 bytes;
@@ -38,7 +38,7 @@ struct ShortTileScratch {
     Carver carve(base);
     q = carve.take<bf16>(max_heads * tile_rows * launch.dim_qk);
     k = carve.take<bf16>(2 * tile_rows * launch.dim_qk);
-    for (bf16*& squares : v) squares = carve.take<bf16>(short_keys * stripe);
+    for (bf16*& squares : v) squares = carve.take<bf16>(tile_depth * stripe);
     p = carve.take<bf16>(tile_rows * short_keys);
     result = carve.take<float>(tile_rows * stripe);
     bytes = carve.used();
@@ -224,75 +224,81 @@ class TileProducts {
       }
   }
 
-  /// See pv. Weights stay in tiles 4 and 5.
+  /// See pv: 64 columns at a time, of which 32 keys are multiplied while the next are paired. Keys
+  /// are few enough for their squares to stay in the L1 cache until they are.
   template <bool whole, class Used>
   void multiply_values(const T* const* v, i32 n, i32 rows, float* o, i32 ldo, Used& used) const {
-    const bool is_deep = n > tile_depth;
-    simd::tile_load<4>(x_.p, short_keys * sizeof(bf16));
-    if (is_deep) simd::tile_load<5>(x_.p + tile_depth, short_keys * sizeof(bf16));
+    const i64 stride = (whole ? ldo : stripe) * static_cast<i64>(sizeof(float));
     bf16 *now = x_.v[0], *next = x_.v[1];
-    for (i32 r = 0; r < round_up(n, tile_depth) / 2; r += pairs_a_turn)
-      pair_keys(v, n, 0, r, now, used);
+    for (i32 pair = 0; pair < tile_rows; pair += pairs_a_turn)
+      pair_keys(v, n, 0, 0, pair, now, used);
     for (i32 d = 0; d < dim_vo_; d += stripe) {
-      const bool is_last = d + stripe == dim_vo_;
-      const auto turn = [&](i32 pair) {
-        if (!is_last) pair_keys(v, n, d + stripe, pair, next, used);
-      };
-      const i64 stride = (whole ? ldo : stripe) * static_cast<i64>(sizeof(float));
-      start_values<whole, 0>(o + d, stride);
-      start_values<whole, 1>(o + d, stride);
-      start_values<whole, 2>(o + d, stride);
-      start_values<whole, 3>(o + d, stride);
-      multiply_depth_of_values<4>(now, turn, 0);
-      if (is_deep) multiply_depth_of_values<5>(now + tile_depth * stripe, turn, tile_rows);
+      start_results<whole>(o + d, stride);
+      for (i32 j = 0; j < n; j += tile_depth) {
+        const bool goes_on = j + tile_depth < n;
+        const i32 next_j = goes_on ? j + tile_depth : 0, next_d = goes_on ? d : d + stripe;
+        multiply_pairs(x_.p + j, now, [&](i32 pair) {
+          if (next_d < dim_vo_) pair_keys(v, n, next_j, next_d, pair, next, used);
+        });
+        bf16* const used_up = now;
+        now = next;
+        next = used_up;
+      }
       float* to = whole ? o + d : x_.result;
       simd::tile_store<0>(to, stride);
       simd::tile_store<1>(to + tile_rows, stride);
       simd::tile_store<2>(to + 2 * tile_rows, stride);
       simd::tile_store<3>(to + 3 * tile_rows, stride);
       if constexpr (!whole) add_result(rows, o + d, ldo);
-      bf16* const used_up = now;
-      now = next;
-      next = used_up;
     }
   }
 
-  template <bool whole, i32 result>
-  void start_values(const float* o, i64 stride) const {
-    if constexpr (whole)
-      simd::tile_load<result>(o + result * tile_rows, stride);
-    else
-      simd::tile_zero<result>();
+  template <bool whole>
+  void start_results(const float* o, i64 stride) const {
+    if constexpr (whole) {
+      simd::tile_load<0>(o, stride);
+      simd::tile_load<1>(o + tile_rows, stride);
+      simd::tile_load<2>(o + 2 * tile_rows, stride);
+      simd::tile_load<3>(o + 3 * tile_rows, stride);
+    } else {
+      simd::tile_zero<0>();
+      simd::tile_zero<1>();
+      simd::tile_zero<2>();
+      simd::tile_zero<3>();
+    }
   }
 
-  /// 32 keys of a stripe; turn(pair) after each product, for each four pairs of them.
-  template <i32 weights, class Turn>
-  void multiply_depth_of_values(const bf16* squares, Turn turn, i32 pair) const {
+  /// 32 keys of a stripe; turn(pair) after each product, for each four pairs of others.
+  template <class Turn>
+  void multiply_pairs(const bf16* p, const bf16* squares, Turn turn) const {
+    simd::tile_load<4>(p, short_keys * sizeof(bf16));
     simd::tile_load<6>(squares, 64);
-    simd::tile_dot<0, weights, 6>();
-    turn(pair);
+    simd::tile_dot<0, 4, 6>();
+    turn(0);
     simd::tile_load<7>(squares + square, 64);
-    simd::tile_dot<1, weights, 7>();
-    turn(pair + pairs_a_turn);
+    simd::tile_dot<1, 4, 7>();
+    turn(pairs_a_turn);
     simd::tile_load<6>(squares + 2 * square, 64);
-    simd::tile_dot<2, weights, 6>();
-    turn(pair + 2 * pairs_a_turn);
+    simd::tile_dot<2, 4, 6>();
+    turn(2 * pairs_a_turn);
     simd::tile_load<7>(squares + 3 * square, 64);
-    simd::tile_dot<3, weights, 7>();
-    turn(pair + 3 * pairs_a_turn);
+    simd::tile_dot<3, 4, 7>();
+    turn(3 * pairs_a_turn);
   }
 
   static constexpr i32 pairs_a_turn = 4;
 
-  /// Some pairs of keys, columns [d, d + stripe), into their squares; keys past n are zero.
+  /// Some pairs of keys from j on, columns [d, d + stripe), into their squares; keys past n are
+  /// zero.
   template <class Used>
-  void pair_keys(const T* const* v, i32 n, i32 d, i32 pair, bf16* squares, Used& used) const {
+  void pair_keys(const T* const* v, i32 n, i32 j, i32 d, i32 pair, bf16* squares,
+                 Used& used) const {
     alignas(64) static constexpr T zeros[stripe]{};
     used(Int<pairs_a_turn * 2 * stripe* static_cast<i32>(sizeof(T))>{});
-    bf16* to = squares + pair / tile_rows * tile_depth * stripe + pair % tile_rows * tile_depth;
+    bf16* to = squares + pair * tile_depth;
 #pragma GCC unroll 4
     for (i32 i = 0; i < pairs_a_turn; ++i, to += tile_depth) {
-      const i32 key = 2 * (pair + i);
+      const i32 key = j + 2 * (pair + i);
       simd::VecW pairs[num_results];
       simd::pair_rows(key < n ? v[key] + d : zeros, key + 1 < n ? v[key + 1] + d : zeros, pairs);
 #pragma GCC unroll 4

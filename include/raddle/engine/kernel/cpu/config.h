@@ -27,8 +27,13 @@ RADDLE_FN constexpr bool multiplies_short_in_tiles(CpuIsa isa, DType dtype, DTyp
          (isa == CpuIsa::amx && dtype == DType::bfloat16 && kv_dtype == DType::float8_e4m3fn);
 }
 
-/// As many rows as are worth reading K and V in place. Keys are few, so that a plan can cut finely.
-constexpr TileShape short_query_tile{16, 64};
+/// As many rows as are worth reading K and V in place. Keys are few, so that a plan can cut finely;
+/// but rows of O that are wide (MLA: 32 KiB) leave the L1 cache and come back once a tile, which
+/// takes as long as 64 keys in tile registers.
+RADDLE_FN constexpr TileShape short_query_tile(CpuIsa isa, DType dtype, DType kv_dtype,
+                                               i32 dim_vo) {
+  return TileShape{16, dim_vo > 256 && multiplies_short_in_tiles(isa, dtype, kv_dtype) ? 128 : 64};
+}
 
 /// Enough rows to pay for rearranging K and V, few enough for an L2 of 256 KiB to 1 MiB, as
 /// instruction sets go, or of 2 MiB where there is AMX: there a row costs a sixth of the time, and
