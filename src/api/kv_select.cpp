@@ -67,22 +67,6 @@ i64 check_select(const Layout& layout, const SelectArgs& args) {
   return kv_heads;
 }
 
-/// All of [rows, heads, D] as fp32 [rows, heads, 2, D]: max(q, 0), then min(q, 0).
-std::vector<float> parted(const TensorRef& q) {
-  std::vector<float> wide;
-  wide.reserve(static_cast<std::size_t>(2 * dim(q, 0) * dim(q, 1) * dim(q, 2)));
-  dispatch_dtype(q.dtype, [&](auto t) {
-    for (i64 row = 0; row < dim(q, 0); ++row)
-      for (i64 head = 0; head < dim(q, 1); ++head) {
-        const auto* from =
-            static_cast<const decltype(t)*>(q.data) + row * step(q, 0) + head * step(q, 1);
-        for (i64 d = 0; d < dim(q, 2); ++d) wide.push_back(std::max(to_float(from[d]), 0.0f));
-        for (i64 d = 0; d < dim(q, 2); ++d) wide.push_back(std::min(to_float(from[d]), 0.0f));
-      }
-  });
-  return wide;
-}
-
 /// Neighbouring pages of a list, which one thread scores.
 struct ScorePart {
   i64 list;
@@ -94,16 +78,34 @@ i32 pages_of_list(const SelectView& view, const LevelView& level, i64 list) {
   return kv::pages_of_group(level, static_cast<i32>(list / kv::lists_of_request(view)));
 }
 
-/// Scores a part; `view.q` is as ScoreJob says.
-void score_part(const SelectView& view, const LayoutView& layout, const LevelView& level,
-                ScorePages score, const ScorePart& part) {
+/// A batch's rows as a scorer reads them.
+struct ArrangedQueries {
+  struct alignas(64) Line {
+    u8 bytes[64];
+  };
+  i64 row_bytes;
+  std::vector<Line> lines;
+
+  ArrangedQueries(const PageScorer& scorer, const SelectView& view, i64 rows)
+      : row_bytes(round_up<i64>(scorer.row_bytes(view), sizeof(Line))),
+        lines(static_cast<std::size_t>(rows * row_bytes) / sizeof(Line)) {
+    share_units(rows, row_bytes, [&](i64 begin, i64 end) {
+      for (i64 row = begin; row < end; ++row)
+        scorer.arrange(view, static_cast<i32>(row), lines.data()->bytes + row * row_bytes);
+    });
+  }
+};
+
+void score_part(const PageScorer& scorer, const SelectView& view, const ArrangedQueries& queries,
+                const LayoutView& layout, const LevelView& level, const ScorePart& part) {
   const i32 lists = kv::lists_of_request(view);
   const i32 request = static_cast<i32>(part.list / lists);
   const i32 head = static_cast<i32>(part.list % lists);
-  score(ScoreJob{&view, layout.qo_indptr[request], layout.qo_indptr[request + 1], head,
-                 head + kv::heads_of_list(view),
-                 level.blocks + level.block_begin[request] + part.begin, part.end - part.begin,
-                 view.scores + part.list * view.max_pages + part.begin});
+  scorer.score(
+      ScoreJob{&view, queries.lines.data()->bytes, queries.row_bytes, layout.qo_indptr[request],
+               layout.qo_indptr[request + 1], head, head + kv::heads_of_list(view),
+               level.blocks + level.block_begin[request] + part.begin, part.end - part.begin,
+               view.scores + part.list * view.max_pages + part.begin});
 }
 
 /// Chooses among a list's scores. `order` is scratch.
@@ -128,7 +130,7 @@ void choose_pages(const SelectView& view, const LevelView& level, i64 list,
   while (rank < view.num_selected) kv::write_none(view, list, rank++);
 }
 
-/// Scores all pages of all lists, and chooses; `view.q` is as ScoreJob says.
+/// Scores all pages of all lists, and chooses.
 void select_on_host(SelectView view, const Layout& layout, DType dtype) {
   const LevelView& level = layout.view().levels[0];
   const i64 lists = i64{level.num_groups} * kv::lists_of_request(view);
@@ -142,14 +144,16 @@ void select_on_host(SelectView view, const Layout& layout, DType dtype) {
   std::vector<u32> scores(static_cast<std::size_t>(lists * view.max_pages));
   view.scores = scores.data();
   const PageScores& of = cpu::page_scores(cpu::selected_isa());
-  const ScorePages score = dtype == DType::float16    ? of.float16
-                           : dtype == DType::bfloat16 ? of.bfloat16
-                                                      : of.float32;
+  const PageScorer& scorer = dtype == DType::float16    ? of.float16
+                             : dtype == DType::bfloat16 ? of.bfloat16
+                                                        : of.float32;
+  const ArrangedQueries queries(scorer, view, layout.num_rows());
   const i64 page_bytes = 2 * i64{kv::heads_of_list(view)} * view.summary.dim * dtype_bytes(dtype);
   share_units(static_cast<i64>(parts.size()), pages_at_a_time * page_bytes,
               [&](i64 begin, i64 end) {
                 for (i64 i = begin; i < end; ++i)
-                  score_part(view, layout.view(), level, score, parts[static_cast<std::size_t>(i)]);
+                  score_part(scorer, view, queries, layout.view(), level,
+                             parts[static_cast<std::size_t>(i)]);
               });
   share_units(lists, view.max_pages * i64{sizeof(u64)}, [&](i64 begin, i64 end) {
     std::vector<u64> order;
@@ -231,10 +235,6 @@ void select_pages(const Layout& layout, const SelectArgs& args) {
   view.count = args.count;
   const DeviceId device = common_device({{"q", args.q}, {"summary", args.summary}});
   if (is_gpu(device)) return cuda::select({device, args.stream}, layout, view, args.q.dtype);
-  // Parted once: every page meets every row.
-  const std::vector<float> q = parted(args.q);
-  const i64 head_bytes = 2 * dim(args.q, 2) * i64{sizeof(float)};
-  view.q = RowBytes{reinterpret_cast<const u8*>(q.data()), dim(args.q, 1) * head_bytes, head_bytes};
   select_on_host(view, layout, args.q.dtype);
 }
 

@@ -14,11 +14,11 @@ DIM, KV_HEADS, GROUP = 40, 2, 3
 LENGTHS = [(1, 100), (1, 1), (0, 30), (2, 64), (1, 333)]
 
 
-def drawn(rng, dtype="float32", kv_layout="NHD", lengths=LENGTHS, page_size=None, **more):
+def drawn(rng, dtype="float32", kv_layout="NHD", lengths=LENGTHS, page_size=None, dim=DIM, **more):
     layout = paged(rng, lengths, page_size=page_size, kv_layout=kv_layout)
-    pools = paged_pools(rng, layout, KV_HEADS, DIM, 24, numpy_dtype(dtype), **more)[0]
+    pools = paged_pools(rng, layout, KV_HEADS, dim, 24, numpy_dtype(dtype), **more)[0]
     rows = sum(qo for qo, _ in lengths)
-    q = rng.standard_normal((rows, KV_HEADS * GROUP, DIM)).astype(numpy_dtype(dtype))
+    q = rng.standard_normal((rows, KV_HEADS * GROUP, dim)).astype(numpy_dtype(dtype))
     return layout, pools, q
 
 
@@ -77,7 +77,7 @@ def scores(layout, q, summary, i, per_head):
     """fp64 scores [Hkv or 1, pages] of request i."""
     pages = layout.pages(i)[: -(-int(layout.kv_len[i]) // layout.page_size)]
     rows = q[layout.qo_indptr[i] : layout.qo_indptr[i + 1]].astype(np.float64)
-    rows = rows.reshape(len(rows), KV_HEADS, GROUP, 1, DIM)
+    rows = rows.reshape(len(rows), KV_HEADS, GROUP, 1, q.shape[-1])
     low, high = (summary[pages, w].astype(np.float64).transpose(1, 0, 2)[:, None] for w in (0, 1))  # [Hkv, 1, n, D]
     bound = np.maximum(rows * low, rows * high).sum(-1).max((0, 2), initial=-np.inf)  # [Hkv, n]
     return bound if per_head else bound.max(0, keepdims=True)
@@ -86,8 +86,9 @@ def scores(layout, q, summary, i, per_head):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize("keep_last", [False, True])
-def test_the_pages_of_the_largest_scores(rng, dtype, per_head, keep_last):
-    layout, (k, v), q = drawn(rng, dtype, page_size=int(rng.choice([1, 3, 16])))
+@pytest.mark.parametrize("dim", [DIM, 96])  # whole tiles of bf16, too
+def test_the_pages_of_the_largest_scores(rng, dtype, per_head, keep_last, dim):
+    layout, (k, v), q = drawn(rng, dtype, page_size=int(rng.choice([1, 3, 16])), dim=dim)
     summary = raddle.summarize_pages(twin(layout), (k, v))
     num_pages = int(rng.integers(1, 12))
     selected = raddle.select_pages(
@@ -121,13 +122,14 @@ def test_of_equal_scores_earlier_pages_win():
     assert raddle.select_pages(layout, q, summary, 1).pages.tolist() == [[0]]
 
 
-def test_infinite_keys_are_bounded_as_defined():
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_infinite_keys_are_bounded_as_defined(dtype):
     layout = raddle.PagedKV([0, 1], [0, 3], [0, 1, 2], [6], 2)
-    summary = np.zeros((3, 2, 1, 32), np.float32)
+    summary = np.zeros((3, 2, 1, 32), numpy_dtype(dtype))
     summary[0, 0], summary[0, 1] = -2.0, np.inf  # q < 0 meets the minimum: 64
     summary[1, 0], summary[1, 1] = -1.0, 1.0  # 32
     summary[2, 0] = -np.inf
-    q = -np.ones((1, 4, 32), np.float32)
+    q = -np.ones((1, 4, 32), summary.dtype)
     assert raddle.select_pages(layout, q, summary, 1, keep_last=False).pages.tolist() == [[2]]
     assert raddle.select_pages(layout, q, summary, 2, keep_last=False).pages.tolist() == [[0, 2]]
 

@@ -8,19 +8,27 @@ namespace raddle {
 
 /// Some pages of one list.
 struct ScoreJob {
-  const SelectView*
-      view;  ///< its q is fp32 and parted: [rows, heads, 2, D], max(q, 0) and min(q, 0)
+  const SelectView* view;
+  const u8* queries;  ///< what `arrange` made of all rows, `row_bytes` apart
+  i64 row_bytes;
   i32 row_begin, row_end;
   i32 head_begin, head_end;
   const i32* pages;  ///< [count]
   i32 count;
   u32* keys;  ///< [count] to write: see score_key
 };
-using ScorePages = void (*)(const ScoreJob& job);
 
-/// Of each dtype of summaries.
+/// For summaries and queries of one dtype. Every page meets every row, so rows are arranged once.
+struct PageScorer {
+  /// Bytes of an arranged row, which lies on a cache line of its own.
+  i64 (*row_bytes)(const SelectView& view);
+  /// A row of view.q, with its steps, to `to`.
+  void (*arrange)(const SelectView& view, i32 row, u8* to);
+  void (*score)(const ScoreJob& job);
+};
+
 struct PageScores {
-  ScorePages float32, float16, bfloat16;
+  PageScorer float32, float16, bfloat16;
 };
 
 }  // namespace raddle

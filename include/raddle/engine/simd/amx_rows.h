@@ -51,6 +51,21 @@ RADDLE_FN void load_words(const e4m3* p, VecW& a, VecW& b) {
   widen_quarters(_mm512_permutexvar_epi64(order, _mm512_loadu_si512(p)), a, b);
 }
 
+/// 32 columns of up to 16 rows of fp32, `ld` apart, as pairs of columns × rows: the right side of a
+/// product. Rows past `count` are zero.
+RADDLE_FN void pair_columns(const float* x, i64 ld, i32 count, bf16* to) {
+  Vec pairs[tile_rows];
+#pragma GCC unroll 16
+  for (i32 m = 0; m < tile_rows; ++m) {
+    const float* at = x + m * ld;
+    pairs[m] = m < count ? reinterpret_cast<Vec>(round_to_bf16(load(at), load(at + lanes))) : Vec{};
+  }
+  transpose(pairs);
+#pragma GCC unroll 16
+  for (i32 r = 0; r < tile_rows; ++r)
+    store_words(to + r * tile_depth, reinterpret_cast<VecW>(pairs[r]));
+}
+
 /// 64 columns of two rows as pairs (even[n], odd[n]), 16 pairs in each of `pairs`: those that
 /// unpacking quarters of a register brings together. `in_order` undoes that in what is computed of
 /// them: once an item there, instead of at every row here.

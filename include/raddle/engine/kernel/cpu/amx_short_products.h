@@ -60,22 +60,8 @@ class TileProducts {
 
   /// Rows of Q of the run's head number `head`.
   void load_queries(i32 head, float* q, i32 ldq, i32 rows) const {
-    for (i32 d = 0; d < dim_qk_; d += tile_depth) {
-      Vec pairs[tile_rows];
-#pragma GCC unroll 16
-      for (i32 m = 0; m < tile_rows; ++m) {
-        const float* at = q + m * ldq + d;
-        pairs[m] =
-            m < rows
-                ? reinterpret_cast<Vec>(simd::round_to_bf16(simd::load(at), simd::load(at + lanes)))
-                : Vec{};
-      }
-      simd::transpose(pairs);
-      bf16* to = squares_of(head) + d / tile_depth * square;
-#pragma GCC unroll 16
-      for (i32 r = 0; r < tile_rows; ++r)
-        simd::store_words(to + r * tile_depth, reinterpret_cast<simd::VecW>(pairs[r]));
-    }
+    for (i32 d = 0; d < dim_qk_; d += tile_depth)
+      simd::pair_columns(q + d, ldq, rows, squares_of(head) + d * tile_rows);
   }
 
   /// S[rows, n] = scale · Q[rows, dim] · K[n, dim]ᵀ. S has room for 16 rows, and for n rounded up

@@ -1,0 +1,135 @@
+// Scores of pages in tile registers: a tile of 16 pages' minima or maxima meets a group's query
+// vectors, so that what is left is reading the summaries.
+#pragma once
+
+#include "device/cpu/lane_scores.h"
+#include "raddle/engine/kernel/cpu/ahead.h"
+#include "raddle/engine/simd/amx_rows.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace cpu {
+namespace {
+
+constexpr i32 pages_of_tile = simd::tile_rows;
+constexpr i32 square = simd::tile_rows * simd::tile_depth;  ///< elements of a tile
+/// Of a page's bounds: q⁺ · max and q⁻ · min.
+constexpr i32 parts = 2;
+
+inline bool fits_tiles(const SelectView& view) {
+  return view.summary.dim % simd::tile_depth == 0 && view.group_size <= simd::tile_rows;
+}
+
+inline i64 squares_of_head(const SelectView& view) {
+  return i64{parts} * view.summary.dim / simd::tile_depth;
+}
+
+/// A row is parted, as lanes want it, and then as squares [heads, 2, D / 32] of pairs of dimensions
+/// × vectors of the group.
+inline i64 tiled_bytes(const SelectView& view) {
+  const i64 squares = fits_tiles(view) ? view.num_kv_heads * squares_of_head(view) : 0;
+  return round_up<i64>(parted_bytes(view), simd::tile_bytes) + squares * simd::tile_bytes;
+}
+
+inline const bf16* query_squares(const ScoreJob& job, i32 row, i32 head) {
+  const SelectView& view = *job.view;
+  const u8* of_row = job.queries + row * job.row_bytes;
+  return reinterpret_cast<const bf16*>(of_row +
+                                       round_up<i64>(parted_bytes(view), simd::tile_bytes)) +
+         head * squares_of_head(view) * square;
+}
+
+inline void arrange_tiles(const SelectView& view, i32 row, u8* to) {
+  part_row<bf16>(view, row, to);
+  if (!fits_tiles(view)) return;
+  const i32 dim = view.summary.dim;
+  const auto* parted = reinterpret_cast<const float*>(to);
+  auto* squares = reinterpret_cast<bf16*>(to + round_up<i64>(parted_bytes(view), simd::tile_bytes));
+  for (i32 head = 0; head < view.num_kv_heads; ++head, parted += i64{view.group_size} * parts * dim)
+    for (i32 d = 0; d < parts * dim; d += simd::tile_depth, squares += square)
+      simd::pair_columns(parted + d, parts * dim, view.group_size, squares);
+}
+
+/// Where the minima and maxima of up to 16 pages lie, those of the first head; past the last page,
+/// the last one's.
+struct TilePages {
+  const void* rows[parts * pages_of_tile];
+
+  TilePages(const ScoreJob& job, i32 nth) {
+    for (i32 p = 0; p < pages_of_tile; ++p)
+      for (i32 which = 0; which < parts; ++which)
+        rows[parts * p + which] = kv::summary_at<bf16>(
+            job.view->summary, job.pages[min(nth + p, job.count - 1)], which, job.head_begin);
+  }
+};
+
+/// Scores 16 pages from the nth on, or as many as there are. False: some bound is no number.
+inline bool score_tile(const ScoreJob& job, i32 nth) {
+  const SelectView& view = *job.view;
+  const SummaryBytes& summary = view.summary;
+  const i32 steps = summary.dim / simd::tile_depth;
+  const TilePages now(job, nth), next(job, nth + pages_of_tile);
+  Ahead ahead(next.rows, nth + pages_of_tile < job.count ? parts * pages_of_tile : 0,
+              job.head_end - job.head_begin, summary.head_step,
+              summary.dim * static_cast<i32>(sizeof(bf16)));
+  // Pages lie anywhere. Steps have copies in turns: a load waits for the stores before it.
+  alignas(64) bf16 copies[2][parts][square];
+  alignas(64) float sums[parts][pages_of_tile][simd::lanes];
+  simd::Vec best[pages_of_tile], doubt{};
+  for (simd::Vec& bound : best) bound = simd::broadcast(-math::infinity);
+  for (i32 head = job.head_begin; head < job.head_end; ++head)
+    for (i32 row = job.row_begin; row < job.row_end; ++row) {
+      const i64 of_head = (head - job.head_begin) * summary.head_step;
+      const bf16* plus = query_squares(job, row, head);
+      const bf16* minus = plus + steps * square;
+      simd::tile_zero<0>();
+      simd::tile_zero<1>();
+      for (i32 s = 0; s < steps; ++s) {
+        auto& copy = copies[s % 2];
+        for (i32 p = 0; p < pages_of_tile; p += 2) {
+#pragma GCC unroll 4
+          for (i32 i = 0; i < 2 * parts; ++i) {
+            const u8* from = static_cast<const u8*>(now.rows[parts * p + i]) + of_head;
+            simd::store_words(
+                copy[i % parts] + (p + i / parts) * simd::tile_depth,
+                simd::load_words(reinterpret_cast<const bf16*>(from) + s * simd::tile_depth));
+          }
+          ahead.used(Int<2 * parts * 64>{});
+        }
+        simd::tile_load<2>(copy[1], 64);
+        simd::tile_load<3>(plus + s * square, 64);
+        simd::tile_dot<0, 2, 3>();
+        simd::tile_load<4>(copy[0], 64);
+        simd::tile_load<5>(minus + s * square, 64);
+        simd::tile_dot<1, 4, 5>();
+      }
+      simd::tile_store<0>(sums[0], 64);
+      simd::tile_store<1>(sums[1], 64);
+      for (i32 p = 0; p < pages_of_tile; ++p) {
+        const simd::Vec bound = simd::load(sums[0][p]) + simd::load(sums[1][p]);
+        best[p] = simd::max(best[p], bound);
+        doubt += bound - bound;
+      }
+    }
+  for (i32 g = 0; g < view.group_size; ++g)
+    if (!(doubt[g] == 0.0f)) return false;
+  for (i32 p = 0; p < min(pages_of_tile, job.count - nth); ++p) {
+    float largest = best[p][0];
+    for (i32 g = 1; g < view.group_size; ++g) largest = max(largest, best[p][g]);
+    job.keys[nth + p] = kv::score_key(largest);
+  }
+  return true;
+}
+
+inline void score_in_tiles(const ScoreJob& job) {
+  if (!fits_tiles(*job.view)) return score_pages<bf16>(job, 0, job.count);
+  simd::configure_tiles();
+  for (i32 nth = 0; nth < job.count; nth += pages_of_tile)
+    if (!score_tile(job, nth)) score_pages<bf16>(job, nth, min(nth + pages_of_tile, job.count));
+  simd::release_tiles();
+}
+
+}  // namespace
+}  // namespace cpu
+
+RADDLE_ENGINE_END
