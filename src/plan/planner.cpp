@@ -118,10 +118,12 @@ void Planner::write_items(WorkItem* items, i32* queue_indptr) {
     return write_open(items);
   }
   if (is_linear()) {
-    for (i32 w = 0; w < workers; ++w) {
-      queue_indptr[w + 1] =
-          queue_indptr[w] + write_span(units(), splits_.data(), chooser_.cuts[w],
-                                       chooser_.cuts[w + 1], items + queue_indptr[w]);
+    const Cut* cuts = chooser_.cuts.data();
+    const Split* splits = splits_.data();
+    const Units line = units();
+    for (i32 w = 0, end = 0; w < workers; ++w) {
+      end += write_span(line, splits, cuts[w], cuts[w + 1], items + end);
+      queue_indptr[w + 1] = end;
     }
     return;
   }
@@ -139,8 +141,9 @@ void Planner::write_placed(WorkItem* items, i32* queue_indptr) {
   i32* length = cursor_.grow(squads);
   std::fill_n(length, squads, 0);
   for (i64 i = 0; i < count; ++i) ++length[placements[i].worker];
-  for (i32 w = 0; w < workers; ++w) queue_indptr[queue_of(w) + 1] = length[w / squad];
-  for (i32 w = 0; w < workers; ++w) queue_indptr[w + 1] += queue_indptr[w];
+  for (i32 s = 0, w = 0; s < squads; ++s)
+    for (const i32 end = w + squad; w < end; ++w) queue_indptr[queue_of(w) + 1] = length[s];
+  for (i32 w = 0, end = 0; w < workers; ++w) queue_indptr[w + 1] = end += queue_indptr[w + 1];
   std::fill_n(length, squads, 0);
   // Items are written into what a compiler must take for anybody's integers: all that the heads of
   // a piece have in common is read before.
