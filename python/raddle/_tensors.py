@@ -146,7 +146,8 @@ def make_output(x: Any, shape: tuple[int, ...] | None, dtype: str, name: str) ->
         return made, lend_output(made, name)
     if shape is None:
         # To name a format takes longer than to ask whether x has it.
-        made = _torch.empty_like(x) if x.is_contiguous() else _torch.empty_like(x, memory_format=_torch.contiguous_format)
+        named = {} if x.is_contiguous() else {"memory_format": _torch.contiguous_format}
+        made = _torch.empty_like(x, **named)
     else:
         made = like(x, shape, dtype)
     return made, made
