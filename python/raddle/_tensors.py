@@ -29,6 +29,7 @@ if _compiles:
     from raddle import _torch_op as compiled
 
     is_traced = _torch.compiler.is_dynamo_compiling
+    numbered = compiled.number
 else:
     compiled = None
 
@@ -36,7 +37,12 @@ else:
         """Whether torch.compile looks at the caller, rather than running it."""
         return False
 
+    def numbered(x: Any) -> Any:
+        """An attention, plan or reservation, which torch.compile knows by a number."""
+        return x
 
+
+_ordinal_of = functools.lru_cache(maxsize=None)(lambda device: int(device.removeprefix("cuda:")))
 _torch_dtype = functools.lru_cache(maxsize=None)(lambda name: getattr(_torch, name))
 _raw_stream: Callable[[int], int] | None = None  # torch's, once it has opened a GPU
 _CUDA, _CUDA_MANAGED = 2, 13  # DLPack's numbers
@@ -59,7 +65,17 @@ def lend(x: Any, name: str = "a tensor") -> Any:
     return _lend_other(x, name)
 
 
-def lend_output(x: Any, name: str) -> Any:
+def lend_unasked(x: Any, name: str) -> Any:
+    """`lend` for a call of every layer, which does not ask what DLPack itself refuses in a torch tensor.
+
+    That is a RuntimeError without a name: who catches one has `lend` name the tensor.
+    """
+    if type(x) is not _TorchTensor or x.requires_grad or x.is_neg():
+        return lend(x, name)
+    return x
+
+
+def lend_output(x: Any, name: str, lend: Callable[[Any, str], Any] = lend) -> Any:
     """The same for a tensor that is written."""
     if type(x) is _TorchTensor:
         return lend(x, name)
@@ -129,7 +145,9 @@ def make_output(x: Any, shape: tuple[int, ...] | None, dtype: str, name: str) ->
         made = like(x, tuple(x.shape) if shape is None else shape, dtype)
         return made, lend_output(made, name)
     if shape is None:
-        made = _torch.empty_like(x, memory_format=_torch.contiguous_format)
+        # To name a format takes longer than to ask whether x has it.
+        named = {} if x.is_contiguous() else {"memory_format": _torch.contiguous_format}
+        made = _torch.empty_like(x, **named)
     else:
         made = like(x, shape, dtype)
     return made, made
@@ -151,7 +169,7 @@ def like(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
 
 def finished(x: Any, result: Any) -> Any:
     """A result that `like` made for ``x``, as the caller's kind."""
-    if _is_jax(x):
+    if type(x) is not _TorchTensor and _is_jax(x):
         jax = sys.modules["jax"]
         return jax.device_put(jax.numpy.asarray(result), next(iter(x.devices())))
     return result
@@ -183,7 +201,7 @@ def current_stream(device: str) -> int | None:
         if not _torch.cuda.is_initialized():
             return None
         _raw_stream = _torch._C._cuda_getCurrentRawStream
-    return _raw_stream(int(device[5:])) or None
+    return _raw_stream(_ordinal_of(device)) or None
 
 
 def dtype_name(dtype: Any, name: str = "dtype") -> str:
@@ -197,11 +215,6 @@ def dtype_name(dtype: Any, name: str = "dtype") -> str:
         pass
     expected = "'float32', 'float16' or 'bfloat16'" if name == "dtype" else "'float8_e4m3fn', 'float8_e5m2', 'int8' or None"
     raise TypeError(f"{name} is {kind_of(dtype)}; expected {expected}")
-
-
-def numbered(x: Any) -> Any:
-    """An attention, plan or reservation, which torch.compile knows by a number."""
-    return x if compiled is None else compiled.number(x)
 
 
 def kind_of(x: Any) -> str:

@@ -16,6 +16,7 @@ from raddle._tensors import (
     lend_output,
     lend_pools,
     lend_scale,
+    lend_unasked,
     make_output,
     numbered,
     refuse_tracer,
@@ -199,15 +200,15 @@ class Attention(_library.Handle):
             return compiled.run(self, plan, q, kv, out, lse, return_lse, return_state, scale, scales, params, timeline)
         q_lent = lend(q, "q")
         if type(kv) is tuple and len(kv) == 2:
-            pools = (lend(kv[0], "kv: k"), lend(kv[1], "kv: v"))
+            pools = (lend_unasked(kv[0], "kv: k"), lend_unasked(kv[1], "kv: v"))
         else:
-            pools = lend_pools(kv)
+            pools = lend_pools(kv, lend_unasked)
         spec = self.spec
         if scale is not None:
             refuse_tracer(scale, "scale")
         wants_lse = return_lse or (return_state and self._has_lse)
         if out is not None:
-            result, out_lent = out, lend_output(out, "out")
+            result, out_lent = out, lend_output(out, "out", lend_unasked)
         else:
             # A q of a wrong shape is refused before the output that has it too.
             is_like_q = self._out_is_like_q and not return_state
@@ -218,20 +219,25 @@ class Attention(_library.Handle):
             lse_lent = lend_output(lse, "lse")
         elif wants_lse:
             result_lse, lse_lent = make_output(q, (*q.shape[:1], spec.num_qo_heads), "float32", "lse")
-        _run(
-            self,
-            plan,
-            q_lent,
-            out_lent,
-            lse_lent,
-            bool(return_state),
-            scale,
-            None if timeline is None else lend_output(timeline, "timeline"),
-            members(params),
-            lend_scale(k_scale, "k_scale"),
-            lend_scale(v_scale, "v_scale"),
-            *pools,
-        )
+        try:
+            _run(
+                self,
+                plan,
+                q_lent,
+                out_lent,
+                lse_lent,
+                bool(return_state),
+                scale,
+                None if timeline is None else lend_output(timeline, "timeline"),
+                members(params),
+                lend_scale(k_scale, "k_scale"),
+                lend_scale(v_scale, "v_scale"),
+                *pools,
+            )
+        except RuntimeError:
+            lend_pools(kv)
+            lend_output(out_lent, "out")
+            raise
         if out is None:
             result = finished(q, result)
         if not wants_lse:

@@ -31,23 +31,6 @@ _share_prefixes = _library.function("raddle.share_prefixes")
 _layout_info = _library.function("raddle.layout_info")
 
 
-_PAGED_NAMES = (
-    "qo_indptr",
-    "page_indptr",
-    "page_indices",
-    "kv_len",
-    "page_size",
-    "kv_layout",
-    "kv_begin",
-    "qo_rows",
-    "qo_pos",
-    "discover_prefixes",
-    "num_pages",
-    "num_requests",
-    "owner",
-)
-
-
 class _Owner:
     """Keeps arrays alive that a layout borrows; to the library an object that it does not look into."""
 
@@ -160,14 +143,42 @@ class PagedKV(Layout):
         num_requests: Any = None,
     ) -> None:
         owner = _Owner((qo_indptr, page_indptr, page_indices, kv_len, num_requests)) if is_on_gpu(kv_len) else None
-        args = (qo_indptr, page_indptr, page_indices, kv_len, page_size, kv_layout, kv_begin, qo_rows, qo_pos)
-        args = (*args, discover_prefixes, num_pages, num_requests, owner)
         try:
-            # The hot path of serving: names, as _init takes them, would cost as much as an array.
-            return self.__init_handle_by_constructor__(_paged_kv, *args)
+            # The hot path of serving: names, as _init takes them, or a tuple of all would cost as much as an array.
+            return self.__init_handle_by_constructor__(
+                _paged_kv,
+                qo_indptr,
+                page_indptr,
+                page_indices,
+                kv_len,
+                page_size,
+                kv_layout,
+                kv_begin,
+                qo_rows,
+                qo_pos,
+                discover_prefixes,
+                num_pages,
+                num_requests,
+                owner,
+            )
         except (BufferError, TypeError, RuntimeError):
             pass
-        self._init(_paged_kv, **dict(zip(_PAGED_NAMES, args)))
+        self._init(
+            _paged_kv,
+            qo_indptr=qo_indptr,
+            page_indptr=page_indptr,
+            page_indices=page_indices,
+            kv_len=kv_len,
+            page_size=page_size,
+            kv_layout=kv_layout,
+            kv_begin=kv_begin,
+            qo_rows=qo_rows,
+            qo_pos=qo_pos,
+            discover_prefixes=discover_prefixes,
+            num_pages=num_pages,
+            num_requests=num_requests,
+            owner=owner,
+        )
 
     def to_block_sparse(self) -> Layout:
         """The same attention as a block-sparse matrix: Br = 1, Bc = page_size, a row block a query row.

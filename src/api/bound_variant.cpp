@@ -294,7 +294,6 @@ bool BoundVariant::same_as(const BoundVariant& other) const {
 /// The answer of the whole mask expression: `ask` answers for one mask, both() and either() join.
 template <class Answer, class Ask>
 Answer BoundVariant::fold_masks(Answer none, const Ask& ask) const {
-  if (stages_.num_mask == 1) return ask(stages_.mask[0].stage);  // a planner asks twice a tile
   Answer stack[max_mask_depth + 1];
   i32 depth = 0;
   for (i32 i = 0; i < stages_.num_mask; ++i) {

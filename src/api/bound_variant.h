@@ -50,6 +50,10 @@ class BoundVariant {
   /// Whether both compute the same: sizes, parts, values of all members.
   bool same_as(const BoundVariant& other) const;
   bool has_masks() const { return stages_.num_mask > 0; }
+  /// The mask, where there is one alone; else null. A planner asks it twice a tile.
+  const BoundStage* only_mask() const {
+    return stages_.num_mask == 1 ? &stages_.mask[0].stage : nullptr;
+  }
   /// Names of the masks whose coverage nobody knows on the host; empty: all are known.
   const std::string& unknown_masks() const { return unknown_masks_; }
   /// Refuses values of plan members, or of run members, that a batch cannot have. `positions` may

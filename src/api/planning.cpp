@@ -87,6 +87,8 @@ bool shares_keys(const LayoutView& layout) {
 
 CoverFns cover_fns(const BoundVariant& variant) {
   if (!variant.has_masks()) return {};
+  if (const BoundStage* mask = variant.only_mask(); mask && mask->ops->coverage)
+    return CoverFns{mask->self, mask->ops->kv_span, mask->ops->coverage};
   return CoverFns{&variant,
                   [](const void* self, const Tile& t) {
                     return static_cast<const BoundVariant*>(self)->kv_span(t);

@@ -141,9 +141,12 @@ i64 Chooser::cut_pieces(Cutting cutting) {
           : cutting == Cutting::limit ? limit_tiles(units, t, limit)
                                       : 0;
       const i32 count = cut_tile(units, t, cutting, length, nullptr);
-      Piece* all = pieces.grow(num_pieces + count, num_pieces);
-      cut_tile(units, t, cutting, length, all + num_pieces);
-      for (i32 i = 0; i < count; ++i) total += piece_cost(units, all[num_pieces + i], count);
+      Piece* cut = pieces.grow(num_pieces + count, num_pieces) + num_pieces;
+      cut_tile(units, t, cutting, length, cut);
+      const UnitCost cost = unit_cost(units, t);
+      i64 kv_tiles = 0;
+      for (i32 i = 0; i < count; ++i) kv_tiles += cut[i].kv_tiles;
+      total += count * (count > 1 ? cost.resume : cost.start) + kv_tiles * cost.tile;
       num_pieces += count;
       piece_begin[t + 1] = static_cast<i32>(num_pieces);
     }
@@ -174,22 +177,23 @@ Outcome Chooser::try_fixed(Method method, Cutting cutting, i64 earlier_than) {
     result.heaviest = assign_by_group(units, pieces.data(), piece_begin.data(), workers,
                                       loads_.grow(workers), placements.data());
   } else {
-    ranked_.grow(count);
-    for (i32 p = 0; p < count; ++p) {
-      const i32 t = pieces[p].tile;
-      ranked_[p] =
-          RankedPiece{piece_cost(units, pieces[p], piece_begin[t + 1] - piece_begin[t]), p};
+    RankedPiece* ranked = ranked_.grow(count);
+    for (i32 t = 0; t < units.num_tiles; ++t) {
+      const UnitCost cost = unit_cost(units, t);
+      const i64 start = piece_begin[t + 1] - piece_begin[t] > 1 ? cost.resume : cost.start;
+      for (i32 p = piece_begin[t]; p < piece_begin[t + 1]; ++p)
+        ranked[p] = RankedPiece{start + pieces[p].kv_tiles * cost.tile, p};
     }
-    sort_dearest_first(ranked_.data(), count, spare_.grow(count));
-    result.heaviest = least_of_ranked(ranked_.data(), count, heads, workers);
+    sort_dearest_first(ranked, count, spare_.grow(count));
+    result.heaviest = least_of_ranked(ranked, count, heads, workers);
     result.time = result.heaviest / sharing_;
     if (result.time >= earlier_than) return result;
     const i32 squads = workers / squad;
-    result.heaviest = assign_longest_first(ranked_.data(), count, places, squads,
-                                           heap_.grow(squads), placements.data());
+    result.heaviest =
+        assign_longest_first(ranked, count, places, squads, heap_.grow(squads), placements.data());
     if (config_->sharing == 2 && workers % 2 == 0 && only_shape(0)) {
-      take_seats(ranked_.data(), count, pieces.data(), piece_begin.data(), heads, workers,
-                 nth_.grow(count), seats.grow(workers));
+      take_seats(ranked, count, pieces.data(), piece_begin.data(), heads, workers, nth_.grow(count),
+                 seats.grow(workers));
       seated = true;
       joins = num_pieces * heads <= workers;
     }

@@ -118,10 +118,12 @@ void Planner::write_items(WorkItem* items, i32* queue_indptr) {
     return write_open(items);
   }
   if (is_linear()) {
-    for (i32 w = 0; w < workers; ++w) {
-      queue_indptr[w + 1] =
-          queue_indptr[w] + write_span(units(), splits_.data(), chooser_.cuts[w],
-                                       chooser_.cuts[w + 1], items + queue_indptr[w]);
+    const Cut* cuts = chooser_.cuts.data();
+    const Split* splits = splits_.data();
+    const Units line = units();
+    for (i32 w = 0, end = 0; w < workers; ++w) {
+      end += write_span(line, splits, cuts[w], cuts[w + 1], items + end);
+      queue_indptr[w + 1] = end;
     }
     return;
   }
@@ -134,31 +136,37 @@ void Planner::write_placed(WorkItem* items, i32* queue_indptr) {
   const i32 workers = config_.num_workers;
   const i32 squad = chooser_.squad, squads = workers / squad;
   const i64 count = chooser_.num_pieces * config_.num_kv_heads / squad;
-  const auto queue_of = [&](i32 worker) {
-    return chooser_.seated ? chooser_.seats[worker] : worker;
-  };
+  const i32* seats = chooser_.seated ? chooser_.seats.data() : nullptr;
+  const auto queue_of = [seats](i32 worker) { return seats ? seats[worker] : worker; };
   i32* length = cursor_.grow(squads);
   std::fill_n(length, squads, 0);
   for (i64 i = 0; i < count; ++i) ++length[placements[i].worker];
-  for (i32 w = 0; w < workers; ++w) queue_indptr[queue_of(w) + 1] = length[w / squad];
-  for (i32 w = 0; w < workers; ++w) queue_indptr[w + 1] += queue_indptr[w];
+  for (i32 s = 0, w = 0; s < squads; ++s)
+    for (const i32 end = w + squad; w < end; ++w) queue_indptr[queue_of(w) + 1] = length[s];
+  for (i32 w = 0, end = 0; w < workers; ++w) queue_indptr[w + 1] = end += queue_indptr[w + 1];
   std::fill_n(length, squads, 0);
+  // Items are written into what a compiler must take for anybody's integers: all that the heads of
+  // a piece have in common is read before.
+  const Split* splits = splits_.data();
   for (i64 i = 0; i < count; ++i) {
-    const Placement& p = placements[i];
-    const Piece& piece = chooser_.pieces[p.piece];
+    const Placement p = placements[i];
+    const Piece piece = chooser_.pieces[p.piece];
     const QueryTile& tile = units().tiles[piece.tile];
     const i32 at = length[p.worker]++;
     const i32 joint = chooser_.joins && chunks_of(piece.tile) == 2 ? 1 : 0;
     chooser_.stats.joins |= joint == 1;
+    const i32 head = p.kv_head * squad;
+    const i32 worker = p.worker * squad;
+    const Split* split = tile.split >= 0 ? splits + tile.split + head : nullptr;
+    const i32 row = split ? (p.piece - chooser_.piece_begin[piece.tile]) * tile.num_rows : -1;
     for (i32 j = 0; j < squad; ++j) {
-      const i32 head = p.kv_head * squad + j;
-      i32 partial = -1;
-      if (tile.split >= 0) {
-        const i32 chunk = p.piece - chooser_.piece_begin[piece.tile];
-        partial = splits_[tile.split + head].partial_row + chunk * tile.num_rows;
-      }
-      items[queue_indptr[queue_of(p.worker * squad + j)] + at] =
-          WorkItem{piece.tile, head, piece.col_begin, piece.col_end, partial, joint};
+      items[queue_indptr[queue_of(worker + j)] + at] =
+          WorkItem{piece.tile,
+                   head + j,
+                   piece.col_begin,
+                   piece.col_end,
+                   row + (split ? split[j].partial_row : 0),
+                   joint};
     }
   }
 }

@@ -171,6 +171,11 @@ def bad_runs():
     yield change("params", lambda _: [1]), TypeError, ["params is a list"]
     yield change("q", lambda q: torch.tensor(q).to_sparse()), TypeError, ["q has layout", "q.to_dense()"]
     yield change("k", lambda k: torch.tensor(k).to_sparse()), TypeError, ["kv: k has layout", "k.to_dense()"]
+    yield change("v", lambda v: torch.tensor(v).to("meta")), ValueError, ["kv: v lies on device 'meta'"]
+    yield change("v", lambda v: torch.tensor(v, requires_grad=True)), ValueError, ["kv: v requires a gradient"]
+    yield change("k", lambda k: torch.tensor(k * (1 + 1j)).conj().imag), ValueError, ["kv: k has its negative bit"]
+    yield change("out", lambda _: torch.empty(3, 4, 16, device="meta")), ValueError, ["out lies on device 'meta'"]
+    yield change("out", lambda _: torch.zeros(3, 4, 16).to_sparse()), TypeError, ["out has layout"]
 
 
 @pytest.mark.parametrize("change, error, words", list(bad_runs()), ids=lambda x: x[0] if isinstance(x, list) else "")

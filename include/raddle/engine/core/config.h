@@ -84,4 +84,7 @@ RADDLE_FN constexpr i64 quotient(i64 a, i64 b) {
   return is_small ? static_cast<i64>(static_cast<u32>(a) / static_cast<u32>(b)) : a / b;
 }
 
+/// a / b of an a that is mostly less than b, and then not divided.
+RADDLE_FN constexpr i32 quotient_of_few(i32 a, i32 b) { return a < b ? 0 : quotient(a, b); }
+
 RADDLE_ENGINE_END

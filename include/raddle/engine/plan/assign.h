@@ -28,10 +28,12 @@ struct RankedPiece {
 RADDLE_ENGINE_BEGIN
 
 /// Sorts by cost, dearest first, equal costs in their order: digit by digit of what each is below
-/// the dearest, for nobody can predict the branches of comparisons. `spare` is scratch; the result
-/// is in `ranked`.
+/// the dearest, for nobody can predict the branches of comparisons. Few pieces have smaller digits:
+/// going through all of a digit's values would take longer than they do. `spare` is scratch; the
+/// result is in `ranked`.
 RADDLE_FN void sort_dearest_first(RankedPiece* ranked, i32 count, RankedPiece* spare) {
-  constexpr i32 bits = 8, values = 1 << bits;
+  constexpr i32 most_values = 1 << 8;
+  const i32 bits = count < most_values / 2 ? 5 : 8, values = 1 << bits;
   i64 most = 0, least = count > 0 ? ranked[0].cost : 0;
   for (i32 i = 0; i < count; ++i) {
     most = max(most, ranked[i].cost);
@@ -43,7 +45,8 @@ RADDLE_FN void sort_dearest_first(RankedPiece* ranked, i32 count, RankedPiece* s
     const auto digit = [&](const RankedPiece& piece) {
       return static_cast<i32>((most - piece.cost) >> shift & (values - 1));
     };
-    i32 place[values] = {};
+    i32 place[most_values];
+    for (i32 value = 0; value < values; ++value) place[value] = 0;
     for (i32 i = 0; i < count; ++i) ++place[digit(from[i])];
     for (i32 value = 0, before = 0; value < values; ++value) {
       const i32 here = place[value];

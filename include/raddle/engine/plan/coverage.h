@@ -38,8 +38,8 @@ RADDLE_FN Tile open_hull(i32 num_qo_heads) {
 RADDLE_FN Tile query_hull(const LayoutView& layout, const LevelView& level, const QueryTile& tile,
                           i32 group_size, i32 num_kv_heads) {
   Tile t = open_hull(num_kv_heads * group_size);
-  const i32 first = quotient(tile.row_begin, group_size);
-  const i32 last = quotient(tile.row_begin + tile.num_rows - 1, group_size);
+  const i32 first = quotient_of_few(tile.row_begin, group_size);
+  const i32 last = quotient_of_few(tile.row_begin + tile.num_rows - 1, group_size);
   if (level.groups_are_requests && !layout.qo_pos) {  // decode takes this way: O(1)
     const i32 g = tile.group;
     const i32 behind = layout.kv_len[g] - (layout.qo_indptr[g + 1] - layout.qo_indptr[g]);
@@ -274,7 +274,7 @@ RADDLE_FN bool start_cover(const Cover& cover, const Hull& hull, const LevelView
   if (is_empty(kept)) return false;
   tile.col_begin = kept.first;
   tile.col_end = kept.last + 1;
-  const i32 begin = quotient(kept.first, keys) * keys;
+  const i32 begin = quotient_of_few(kept.first, keys) * keys;
   const i32 end = min(columns, (quotient(kept.last, keys) + 1) * keys);
 
   Run whole[1];

@@ -53,11 +53,11 @@ struct GroupSpan {
   i64 head_cost;   ///< of the units of one KV head
 };
 
-/// A point of the line.
-struct LinePoint {
-  i64 x;
-  i32 head, tile;  ///< the unit that it lies in
-  i64 offset;      ///< from where that begins
+/// Where a unit lies on the line.
+struct UnitSpan {
+  UnitAt at;
+  i32 unit;  ///< its number in linear order
+  i64 x, end;
 };
 
 /// What a cut adds to the partial states of its unit.
@@ -128,12 +128,13 @@ RADDLE_FN GroupSpan span_of(const Units& units, i32 group) {
                    units.prefix[end] - start};
 }
 
-/// The point x of the line, 0 < x < total_cost, which lies in `group`.
-RADDLE_FN LinePoint point_at(const Units& units, i64 x, const GroupSpan& group) {
+/// The unit in which the point x of the line lies, 0 < x < total_cost; it is of `group`.
+RADDLE_FN UnitSpan unit_around(const Units& units, i64 x, const GroupSpan& group) {
   const i64 start = units.prefix[group.begin];
   const i64 in_group = x - group.x;
   const i32 head = static_cast<i32>(quotient(in_group, group.head_cost));
-  const i64 in_head = in_group - head * group.head_cost;
+  const i64 head_x = group.x + head * group.head_cost;
+  const i64 in_head = x - head_x;
   i32 tile = group.begin;
   i32 end = group.end;
   while (tile + 1 < end) {
@@ -144,21 +145,20 @@ RADDLE_FN LinePoint point_at(const Units& units, i64 x, const GroupSpan& group) 
       end = middle;
     }
   }
-  return LinePoint{x, head, tile, in_head - (units.prefix[tile] - start)};
+  return UnitSpan{{group.group, head, tile},
+                  group.unit + head * (group.end - group.begin) + (tile - group.begin),
+                  head_x + (units.prefix[tile] - start),
+                  head_x + (units.prefix[tile + 1] - start)};
 }
 
-/// The cut nearest to a point; never before the cut nearest to a lesser one. `grid` is its tile's.
-RADDLE_FN Cut cut_near(const Units& units, const LinePoint& point, const GroupSpan& group,
-                       const Grid& grid) {
-  const UnitAt at{group.group, point.head, point.tile};
-  const i32 unit = group.unit + point.head * (group.end - group.begin) + (point.tile - group.begin);
-  const i32 k = snap(grid, point.offset);
-  const i64 start = point.x - point.offset;
-  const i64 length = grid.cost.start + grid.n * grid.cost.tile;
+/// The cut nearest to a point x of a unit; never before the cut nearest to a lesser one. `grid` is
+/// its tile's.
+RADDLE_FN Cut cut_near(const Units& units, i64 x, const UnitSpan& unit, const Grid& grid) {
+  const i32 k = snap(grid, x - unit.x);
   // A unit without keys goes to the nearer side.
-  if (grid.n > 0 ? k == grid.n : 2 * point.offset >= length)
-    return Cut{start + length, next_unit(units, at), unit + 1, 0, 0};
-  return Cut{k > 0 ? start + grid.cost.start + k * grid.cost.tile : start, at, unit, k, 0};
+  if (grid.n > 0 ? k == grid.n : 2 * x >= unit.x + unit.end)
+    return Cut{unit.end, next_unit(units, unit.at), unit.unit + 1, 0, 0};
+  return Cut{unit.x + (k > 0 ? grid.cost.start + k * grid.cost.tile : 0), unit.at, unit.unit, k, 0};
 }
 
 /// Items between two cuts.
@@ -192,8 +192,8 @@ RADDLE_FN Cut even_cut(const Units& units, const Shares& shares, i32 w, const Gr
     }
   }
   const GroupSpan group = span_of(units, group_of(lo));
-  const LinePoint point = point_at(units, x, group);
-  return cut_near(units, point, group, grid_of(units, point.tile, shares.whole));
+  const UnitSpan unit = unit_around(units, x, group);
+  return cut_near(units, x, unit, grid_of(units, unit.at.tile, shares.whole));
 }
 
 /// What cut c adds, p being the one before it.
@@ -242,7 +242,7 @@ RADDLE_FN LinearSplit cut_evenly(const Units& units, i32 num_workers, Cut* cuts)
   cuts[0] = first_cut(units);
   CutWalk walk(cuts[0]);
   GroupSpan group{-1, 0, 0, 0, 0, 0};
-  i32 tile = -1;  // whose grid it is
+  UnitSpan unit{{-1, 0, -1}, 0, 0, 0};
   Grid grid{};
   i64 x = 0;
   i64 rest = 0;  // of the next whole number, in parts of num_workers
@@ -255,14 +255,14 @@ RADDLE_FN LinearSplit cut_evenly(const Units& units, i32 num_workers, Cut* cuts)
       cuts[w] = cuts[0];
       continue;
     }
-    while (group.x + units.num_kv_heads * group.head_cost <= x)
-      group = span_of(units, group.group + 1);
-    const LinePoint point = point_at(units, x, group);
-    if (point.tile != tile) {
-      tile = point.tile;
-      grid = grid_of(units, tile, shares.whole);
+    if (x >= unit.end) {
+      while (group.x + units.num_kv_heads * group.head_cost <= x)
+        group = span_of(units, group.group + 1);
+      const i32 tile = unit.at.tile;
+      unit = unit_around(units, x, group);
+      if (unit.at.tile != tile) grid = grid_of(units, unit.at.tile, shares.whole);
     }
-    Cut cut = cut_near(units, point, group, grid);
+    Cut cut = cut_near(units, x, unit, grid);
     walk.step(cut, grid.cost);
     cuts[w] = cut;
   }

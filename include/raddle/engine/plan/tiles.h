@@ -14,7 +14,7 @@ RADDLE_FN i32 shape_of(const PlanConfig& config, i32 fused_rows) {
 
 RADDLE_FN i32 count_tiles(const PlanConfig& config, i32 fused_rows) {
   const i32 rows = config.shapes[shape_of(config, fused_rows)].rows;
-  return quotient(fused_rows + rows - 1, rows);
+  return quotient_of_few(fused_rows - 1, rows) + (fused_rows > 0 ? 1 : 0);
 }
 
 /// The nth query tile of a group, without its runs.
