@@ -315,6 +315,9 @@ class TiledItem : ItemKernel<bf16> {
     const float factor = apply_variant(block) * math::log2e;
     float* s = t_.s[block.slot];
     Rescaling& rescaling = t_.rescaling[block.slot];
+    if (stages_.scan == Scan::softmax)
+      for (i32 i = 0; i < block.rows; i += tile_rows)
+        start_shifts(s + i * slice_keys, factor, t_.shifts, block.first + i);
     for (i32 i = 0; i < block.rows; i += rows_a_turn) {
       products.turn();
       ahead_.fetch(launch_.dim_qk, launch_.dim_vo);

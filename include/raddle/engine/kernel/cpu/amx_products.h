@@ -55,22 +55,31 @@ class Product {
   template <bool two_rows>
   RADDLE_FN void multiply() {
     if (left_ == depth_) start_block<two_rows>();
-    if constexpr (steps_ahead > 0)
-#pragma GCC unroll 32
-      for (i32 i = 0; i < two_squares; i += 32) simd::prefetch(b_ + steps_ahead * two_squares + i);
+    fetch_quarter(0);
     simd::tile_load<4>(a_, row_bytes_a_);
     simd::tile_load<6>(b_, 64);
     simd::tile_dot<0, 4, 6>();
+    fetch_quarter(1);
     simd::tile_load<7>(b_ + square, 64);
     simd::tile_dot<1, 4, 7>();
+    fetch_quarter(2);
     if constexpr (two_rows) {
       simd::tile_load<5>(second_rows(a_, row_bytes_a_), row_bytes_a_);
       simd::tile_dot<2, 5, 6>();
       simd::tile_dot<3, 5, 7>();
     }
+    fetch_quarter(3);
     a_ += tile_depth;
     b_ += two_squares;
     if (--left_ == 0) finish_block<two_rows>();
+  }
+
+  /// Asks for a part of a later step's squares.
+  RADDLE_FN void fetch_quarter(i32 nth) const {
+    if constexpr (steps_ahead > 0)
+#pragma GCC unroll 8
+      for (i32 i = 0; i < two_squares / 4; i += 32)
+        simd::prefetch(b_ + steps_ahead * two_squares + nth * (two_squares / 4) + i);
   }
 
   template <class T>

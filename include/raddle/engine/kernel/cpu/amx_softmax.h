@@ -51,19 +51,34 @@ RADDLE_FN Vec weights_of(const float* s, Vec factor, Vec minus, Vec (&p)[slice_v
   return total;
 }
 
-/// Moves the shift of row m to the largest of the slice's logits. Called for a row's first slice,
-/// and where weights grew too large.
+/// The largest of a row's slice, by lanes.
+RADDLE_FN Vec max_of_row(const float* s) {
+  Vec top = simd::load(s);
+#pragma GCC unroll 8
+  for (i32 j = lanes; j < slice_keys; j += lanes) top = simd::max(simd::load(s + j), top);
+  return top;
+}
+
+/// Gives those of 16 rows from m on that have no shift the largest of the slice's logits, if they
+/// keep any.
+RADDLE_FN void start_shifts(const float* s, float factor, RowShifts rows, i32 m) {
+  const Vec before = simd::load(rows.minus + m);
+  if (simd::all_at_most(before, math::infinity)) return;
+  Vec tops[tile_rows];
+#pragma GCC unroll 16
+  for (i32 i = 0; i < tile_rows; ++i) tops[i] = max_of_row(s + i * slice_keys);
+  const Vec top = simd::max_each(tops);
+  const Vec minus = top > -math::infinity ? top * -factor : simd::broadcast(no_shift);
+  simd::store(rows.minus + m, before == before ? before : minus);
+}
+
+/// Moves the shift of row m to the largest of the slice's logits, where weights grew too large.
 [[gnu::noinline]] inline void move_shift(const float* s, float factor, RowShifts rows, i32 m,
                                          Rescaling& rescaling, i32 nth) {
-  Vec top = simd::load(s);
-  for (i32 j = lanes; j < slice_keys; j += lanes) top = simd::max(simd::load(s + j), top);
-  const float largest = simd::reduce_max(top);
-  if (!(largest > -math::infinity)) return;  // nothing is kept
   const float before = rows.minus[m];
-  const bool is_first = !is_shift(before);
-  const float minus = is_first ? -largest * factor : min(before, -largest * factor);
+  const float minus = simd::reduce_max(max_of_row(s)) * -factor;
+  if (!(minus < before)) return;  // NaN, or nothing is kept so far
   rows.minus[m] = minus;
-  if (is_first || minus == before) return;
   const Vec rescale = simd::exp2_nonpositive(simd::broadcast(minus - before));
   float* sums = rows.sums + m * lanes;
   simd::store(sums, simd::load(sums) * rescale);
@@ -74,7 +89,7 @@ RADDLE_FN Vec weights_of(const float* s, Vec factor, Vec minus, Vec (&p)[slice_v
 }
 
 /// One step of the online softmax (FlashAttention-2, algorithm 1) for the `nth` row of a strip, row
-/// m of all: weights exp(scale · s - shift) go to `p`, which may be where `s` is; `factor` is scale
+/// m of all, which start_shifts has seen: weights exp(scale · s - shift) go to `p`, which may be where `s` is; `factor` is scale
 /// · log2(e).
 RADDLE_FN void softmax_row(const float* s, float factor, RowShifts rows, i32 m,
                            Rescaling& rescaling, i32 nth, bf16* p) {
