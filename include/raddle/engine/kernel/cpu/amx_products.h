@@ -40,46 +40,59 @@ class Product {
         has_two_rows_(rows > tile_rows) {}
 
   RADDLE_FN i32 num_steps() const { return blocks_ * depth_; }
+  RADDLE_FN bool is_done() const { return blocks_ == 0; }
 
-  /// False: all was done before.
-  RADDLE_FN bool step() {
-    if (blocks_ == 0) return false;
+  /// Loads A and B of the step that comes next, if there is one.
+  RADDLE_FN void load() const {
+    if (is_done()) return;
+    simd::tile_load<4>(a_, row_bytes_a_);
+    simd::tile_load<6>(b_, 64);
+    simd::tile_load<7>(b_ + square, 64);
+    if (has_two_rows_) simd::tile_load<5>(second_rows(a_, row_bytes_a_), row_bytes_a_);
+  }
+
+  /// One step, whose A and B have been loaded. It ends with those of the next one, or of `after` at
+  /// the end: then they are there in time, although a row of softmax lies between two steps.
+  template <class After>
+  RADDLE_FN void step(const After& after) {
     if (has_two_rows_)
-      multiply<true>();
+      multiply<true>(after);
     else
-      multiply<false>();
-    return true;
+      multiply<false>(after);
   }
 
  private:
-  template <bool two_rows>
-  RADDLE_FN void multiply() {
+  template <bool two_rows, class After>
+  RADDLE_FN void multiply(const After& after) {
     if (left_ == depth_) start_block<two_rows>();
-    fetch_quarter(0);
-    simd::tile_load<4>(a_, row_bytes_a_);
-    simd::tile_load<6>(b_, 64);
     simd::tile_dot<0, 4, 6>();
-    fetch_quarter(1);
-    simd::tile_load<7>(b_ + square, 64);
     simd::tile_dot<1, 4, 7>();
-    fetch_quarter(2);
     if constexpr (two_rows) {
-      simd::tile_load<5>(second_rows(a_, row_bytes_a_), row_bytes_a_);
       simd::tile_dot<2, 5, 6>();
       simd::tile_dot<3, 5, 7>();
     }
-    fetch_quarter(3);
     a_ += tile_depth;
     b_ += two_squares;
-    if (--left_ == 0) finish_block<two_rows>();
+    const bool ends_block = --left_ == 0;
+    if (ends_block) {
+      a_ -= depth_ * tile_depth;
+      b_ += skip_;
+      left_ = depth_;
+      --blocks_;
+    }
+    if (is_done())
+      after.load();
+    else
+      load();
+    fetch_ahead();
+    if (ends_block) finish_block<two_rows>();
   }
 
-  /// Asks for a part of a later step's squares.
-  RADDLE_FN void fetch_quarter(i32 nth) const {
+  /// Asks for squares of a later step.
+  RADDLE_FN void fetch_ahead() const {
     if constexpr (steps_ahead > 0)
-#pragma GCC unroll 8
-      for (i32 i = 0; i < two_squares / 4; i += 32)
-        simd::prefetch(b_ + steps_ahead * two_squares + nth * (two_squares / 4) + i);
+#pragma GCC unroll 32
+      for (i32 i = 0; i < two_squares; i += 32) simd::prefetch(b_ + steps_ahead * two_squares + i);
   }
 
   template <class T>
@@ -117,11 +130,7 @@ class Product {
       simd::tile_store<2>(c, row_bytes_c_);
       simd::tile_store<3>(c + tile_rows, row_bytes_c_);
     }
-    a_ -= depth_ * tile_depth;
-    b_ += skip_;
     c_ += 2 * tile_rows;
-    left_ = depth_;
-    --blocks_;
   }
 
   const bf16* a_ = nullptr;
@@ -158,19 +167,31 @@ class Products {
       : values_(values),
         keys_(keys),
         steps_(values.num_steps() + keys.num_steps()),
-        turns_(num_turns) {}
+        turns_(num_turns) {
+    if (values_.is_done())
+      keys_.load();
+    else
+      values_.load();
+  }
 
   RADDLE_FN void turn() {
-    for (due_ += steps_; due_ >= turns_; due_ -= turns_)
-      if (!values_.step()) keys_.step();
+    for (due_ += steps_; due_ >= turns_; due_ -= turns_) step();
   }
 
   RADDLE_FN void finish() {
-    while (values_.step() || keys_.step()) {
-    }
+    while (!is_done()) step();
   }
 
  private:
+  RADDLE_FN bool is_done() const { return values_.is_done() && keys_.is_done(); }
+
+  RADDLE_FN void step() {
+    if (!values_.is_done())
+      values_.step(keys_);
+    else if (!keys_.is_done())
+      keys_.step(KeyProduct{});
+  }
+
   ValueProduct values_;
   KeyProduct keys_;
   i32 steps_, turns_;
