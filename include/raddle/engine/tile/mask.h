@@ -29,24 +29,6 @@ RADDLE_FN void evaluate_mask(const Stages& stages, const Row& row, const KeyLane
   for (i32 j = 0; j < n; ++j) keep[j] = depth > 0 ? stack[0][j] : u8{1};
 }
 
-/// What the composition's masks keep of a tile, as far as its hulls say.
-inline Coverage cover_mask(const Stages& stages, const Tile& tile) {
-  Coverage stack[max_mask_depth];
-  i32 depth = 0;
-  for (i32 i = 0; i < stages.num_mask; ++i) {
-    const MaskStep& step = stages.mask[i];
-    if (step.kind == MaskStep::Kind::leaf) {
-      const VariantOps& ops = *step.stage.ops;
-      stack[depth++] = ops.coverage ? ops.coverage(step.stage.self, tile) : Coverage::partial;
-      continue;
-    }
-    --depth;
-    Coverage& a = stack[depth - 1];
-    a = step.kind == MaskStep::Kind::all_of ? both(a, stack[depth]) : either(a, stack[depth]);
-  }
-  return depth > 0 ? stack[0] : Coverage::full;
-}
-
 /// keep[j] &= the bit that a BSR block stores for (row of the group, column).
 RADDLE_FN void apply_mask_bits(const LevelView& level, i32 group, i32 row_in_group,
                                const i32* column, i32 n, u8* keep) {

@@ -12,6 +12,7 @@
 #include "raddle/engine/kernel/cpu/amx_softmax.h"
 #include "raddle/engine/kernel/cpu/amx_stretch.h"
 #include "raddle/engine/kernel/cpu/attention.h"
+#include "raddle/engine/variant/fold_masks.h"
 
 RADDLE_ENGINE_BEGIN
 
@@ -285,7 +286,7 @@ class TiledItem : ItemKernel<bf16> {
     Tile tile = strip.hull;
     tile.kv_index = slice.kv_index;
     tile.kv_pos = slice.kv_pos;
-    const Coverage kept = cover_mask(stages_, tile);
+    const Coverage kept = coverage_of_masks(stages_, tile);
     return level_.mask_bits ? min(kept, Coverage::partial) : kept;
   }
 
