@@ -8,6 +8,7 @@
 #include "jit/host_compiler.h"
 #include "raddle/engine/core/span.h"
 #include "raddle/engine/variant/composition.h"
+#include "raddle/engine/variant/fold_masks.h"
 #include "raddle/error.h"
 
 namespace raddle {
@@ -291,36 +292,14 @@ bool BoundVariant::same_as(const BoundVariant& other) const {
                     });
 }
 
-/// The answer of the whole mask expression: `ask` answers for one mask, both() and either() join.
-template <class Answer, class Ask>
-Answer BoundVariant::fold_masks(Answer none, const Ask& ask) const {
-  Answer stack[max_mask_depth + 1];
-  i32 depth = 0;
-  for (i32 i = 0; i < stages_.num_mask; ++i) {
-    const MaskStep& step = stages_.mask[i];
-    if (step.kind == MaskStep::Kind::leaf) {
-      stack[depth++] = ask(step.stage);
-      continue;
-    }
-    --depth;
-    Answer& a = stack[depth - 1];
-    a = step.kind == MaskStep::Kind::all_of ? both(a, stack[depth]) : either(a, stack[depth]);
-  }
-  return depth > 0 ? stack[0] : none;
-}
-
 KvSpan BoundVariant::kv_span(const Tile& tile) const {
   const KvSpan all{everything, everything};
-  return fold_masks(all, [&](const BoundStage& s) {
+  return fold_masks(stages_, all, [&](const BoundStage& s) {
     return s.ops->kv_span ? s.ops->kv_span(s.self, tile) : all;
   });
 }
 
-Coverage BoundVariant::coverage(const Tile& tile) const {
-  return fold_masks(Coverage::full, [&](const BoundStage& s) {
-    return s.ops->coverage ? s.ops->coverage(s.self, tile) : Coverage::partial;
-  });
-}
+Coverage BoundVariant::coverage(const Tile& tile) const { return coverage_of_masks(stages_, tile); }
 
 void BoundVariant::check_batch(const Batch& batch, MemberTime time) const {
   for (const Part& part : parts_) {

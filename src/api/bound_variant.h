@@ -93,8 +93,6 @@ class BoundVariant {
   void change(const std::string& name, const MemberValue& value, ParamScope scope);
   void check() const;
   void bind();
-  template <class Answer, class Ask>
-  Answer fold_masks(Answer none, const Ask& ask) const;
 
   struct Sizes {
     i32 qo_heads, kv_heads, head_dim, head_dim_vo;

@@ -17,20 +17,38 @@ typedef u16 VecH __attribute__((vector_size(lanes * 2)));
 RADDLE_FN Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 RADDLE_FN Vec max(Vec a, Vec b) { return _mm512_maskz_max_ps(0xffff, a, b); }  // see widen_f16
 
+/// See simd::broadcast, which comes later.
+RADDLE_FN Vec set_all(float x) { return x - Vec{}; }
+
+/// The significand of 2^x for f = x - floor(x).
+RADDLE_FN Vec exp2_fraction(Vec x) {
+  const Vec f = _mm512_maskz_reduce_ps(0xffff, x, _MM_FROUND_TO_NEG_INF);  // see widen_f16
+  // Minimax for the relative error, 8.2e-8, exact at 0.
+  Vec p = fma(set_all(1.867141723e-3f), f, set_all(9.017005645e-3f));
+  p = fma(p, f, set_all(5.579993076e-2f));
+  p = fma(p, f, set_all(2.401644453e-1f));
+  p = fma(p, f, set_all(6.931513122e-1f));
+  return fma(p, f, set_all(1.0f));
+}
+
 /// 2^x per lane for x <= 0 or -inf, 2.4 ulp; 0 below -126, where numbers lose bits and multiplying
 /// them is slow; NaN stays NaN. Two instructions do what takes seven elsewhere: finding x -
 /// floor(x), and multiplying by 2^floor(x).
 #define RADDLE_EXP2_NONPOSITIVE
 RADDLE_FN Vec exp2_nonpositive(Vec x) {
-  const Vec f = _mm512_maskz_reduce_ps(0xffff, x, _MM_FROUND_TO_NEG_INF);  // see widen_f16
-  const auto set = [](float c) { return c - Vec{}; };
-  // Minimax for the relative error, 8.2e-8, exact at 0.
-  Vec p = fma(set(1.867141723e-3f), f, set(9.017005645e-3f));
-  p = fma(p, f, set(5.579993076e-2f));
-  p = fma(p, f, set(2.401644453e-1f));
-  p = fma(p, f, set(6.931513122e-1f));
-  p = fma(p, f, set(1.0f));
-  return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, set(-126.0f), _CMP_NLT_UQ), p, x);
+  return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, set_all(-126.0f), _CMP_NLT_UQ),
+                                exp2_fraction(x), x);
+}
+
+/// The same for any x, without a look at how small it is: below -126 results lose bits, and are 0
+/// from -150 on.
+RADDLE_FN Vec exp2_unguarded(Vec x) {
+  return _mm512_maskz_scalef_ps(0xffff, exp2_fraction(x), x);  // see widen_f16
+}
+
+/// False where a lane is larger or NaN.
+RADDLE_FN bool all_at_most(Vec v, float limit) {
+  return _mm512_cmp_ps_mask(v, set_all(limit), _CMP_NLE_UQ) == 0;
 }
 
 RADDLE_FN Vec widen_f16(VecH h) {

@@ -1,15 +1,18 @@
-// Long queries in bf16 on tile registers: FlashAttention-2's loop over KV tiles, and inside of it
-// one over strips of 32 query rows, whose logits and weights never leave the L1 cache:
+// Long queries in bf16 on tile registers: FlashAttention-2's loops, over stretches of KV tiles,
+// inside of it over strips of 32 query rows, and inside of that over slices of keys, so that a
+// strip's logits, weights and O stay in the L1 cache:
 //
-//   S = Q·Kᵀ in tiles → f_logits, masks → P = exp(S - max), rounded to bf16 → O += P·V in tiles
+//   S = Q·Kᵀ in tiles → f_logits, masks → P = exp(S - shift), rounded to bf16 → O += P·V in tiles
 //
-// Strips form one pipeline through all KV tiles: while the vector units compute a strip's softmax,
-// the tile unit multiplies P·V of the strip before it and Q·Kᵀ of the one after.
+// Strips and slices form one pipeline: while the vector units compute a block's softmax, the tile
+// unit multiplies P·V of the block before it and Q·Kᵀ of the one after.
 #pragma once
 
 #include "raddle/engine/kernel/cpu/amx_products.h"
 #include "raddle/engine/kernel/cpu/amx_softmax.h"
+#include "raddle/engine/kernel/cpu/amx_stretch.h"
 #include "raddle/engine/kernel/cpu/attention.h"
+#include "raddle/engine/variant/fold_masks.h"
 
 RADDLE_ENGINE_BEGIN
 
@@ -19,34 +22,38 @@ namespace cpu {
 struct TileScratch {
   i32 dim_qk, dim_vo;  ///< padded to whole tiles
   bf16* q;             ///< [Tq, dim_qk]
-  bf16* k[2];          ///< squares of this KV tile and the one before, see amx_products.h
-  bf16* v[2];
+  float* o;            ///< [Tq, dim_vo]
+  Squares squares;
+  Stretch stretches[2];  ///< this one and the next one
   bf16* staged;       ///< [Tkv, dim] rows of K or V that stages have changed, or that were padded
   const bf16** rows;  ///< [Tkv] where they lie
-  float* max;         ///< [Tq] of the logits so far
-  float* rescale[2];  ///< [strip_rows] what O is multiplied by before P·V
-  float* sum;         ///< [Tq] Σ exp(s - max)
-  u8* keep[2];        ///< [strip_rows, max_tile_keys] masks of this strip and the next one
+  RowShifts shifts;   ///< of Tq rows
+  float* s[2];        ///< [strip_rows, slice_keys] logits, then weights, of two blocks
+  Rescaling rescaling[2];
+  u8* keep[2];  ///< [strip_rows, slice_keys] masks
   i64 bytes;
 
-  TileScratch(const CpuLaunch& launch, void* base) {
+  TileScratch(const CpuLaunch& launch, void* base)
+      : dim_qk(round_up(launch.dim_qk, padded_unit)),
+        dim_vo(round_up(launch.dim_vo, padded_unit)),
+        squares(dim_qk, dim_vo) {
     const TileShape& shape = launch.plan->shapes[1];
     const i32 rows_q = round_up(shape.rows, strip_rows);
     const i32 keys = round_up(shape.keys, padded_unit);
-    dim_qk = round_up(launch.dim_qk, padded_unit);
-    dim_vo = round_up(launch.dim_vo, padded_unit);
     Carver carve(base);
     q = carve.take<bf16>(rows_q * dim_qk);
+    o = carve.take<float>(rows_q * dim_vo);
+    squares.base = carve.take<bf16>(squares.elements());
     for (i32 i = 0; i < 2; ++i) {
-      k[i] = carve.take<bf16>(keys * dim_qk);
-      v[i] = carve.take<bf16>(keys * dim_vo);
-      rescale[i] = carve.take<float>(strip_rows);
-      keep[i] = carve.take<u8>(strip_rows * max_tile_keys);
+      stretches[i].tiles = carve.take<KeyTile<bf16>>(squares.num_tiles());
+      s[i] = carve.take<float>(strip_rows * slice_keys);
+      rescaling[i].factors = carve.take<float>(strip_rows);
+      keep[i] = carve.take<u8>(strip_rows * slice_keys);
     }
     staged = carve.take<bf16>(keys * raddle::max(dim_qk, dim_vo));
     rows = carve.take<const bf16*>(keys);
-    max = carve.take<float>(rows_q);
-    sum = carve.take<float>(rows_q);
+    shifts.minus = carve.take<float>(rows_q);
+    shifts.sums = carve.take<float>(rows_q * lanes);
     bytes = carve.used();
   }
 };
@@ -55,89 +62,80 @@ class TiledItem : ItemKernel<bf16> {
  public:
   TiledItem(const CpuLaunch& launch, const WorkItem& item, const Scratch<bf16>& scratch,
             TileScratch& tiles)
-      : ItemKernel<bf16>(launch, item, scratch), t_(tiles) {}
+      : ItemKernel<bf16>(launch, item, scratch), t_(tiles) {
+    x_.o = t_.o;
+    x_.ldo = t_.dim_vo;
+  }
 
   void run() {
     simd::configure_tiles();
     load_rows();
-    for_tiles([&](const KeyTile<bf16>& keys, const KeyTile<bf16>& next, bool partial) {
-      rearrange(keys, next);
-      ahead_ = Ahead{next.k, next.v, 2 * next.n,
-                     ceil_div(2 * next.n, round_up(tile_.num_rows, tile_rows))};
-      for (i32 m = 0; m < tile_.num_rows; m += strip_rows) take(strip_of(m, keys, partial));
-      // What a strip in the pipeline reads stays for one more tile only.
-      if (current_.keys != &keys) drain();
-    });
-    drain();
+    TileWalk walk(plan_, *item_);
+    gather_stretch(walk, t_.stretches[0]);
+    for (i32 i = 0; t_.stretches[i].num_tiles > 0; i ^= 1) {
+      gather_stretch(walk, t_.stretches[i ^ 1]);
+      rearrange(t_.stretches[i]);
+      const i32 turns = ceil_div(tile_.num_rows, rows_a_turn) * num_slices_;
+      ahead_ = RowsAhead(t_.stretches[i ^ 1], turns);
+      for (i32 m = 0; m < tile_.num_rows; m += strip_rows) {
+        const Strip strip = strip_of(m);
+        for (i32 j = 0; j < num_slices_; ++j) take(block_of(strip, j));
+      }
+      // What blocks in the pipeline read is about to be replaced.
+      take(Block{});
+      take(Block{});
+    }
     simd::release_tiles();
-    for (i32 m = 0; m < tile_.num_rows; ++m) x_.state[m] = RowState{t_.max[m], t_.sum[m]};
+    for (i32 m = 0; m < tile_.num_rows; ++m) x_.state[m] = state_of(m);
     finish();
   }
 
  private:
-  /// Some query rows against keys [begin, end) of one KV tile, multiples of 32.
+  /// Rows of softmax between two turns of the tile unit.
+  static constexpr i32 rows_a_turn = 2;
+
   struct Strip {
-    const KeyTile<bf16>* keys = nullptr;  ///< null: no strip, one that isn't there
+    i32 first, rows;
+    Tile hull;  ///< of the rows; those of keys are open
+  };
+
+  /// Some query rows against keys [begin, end) of one slice, multiples of 32.
+  struct Block {
+    const Slice* slice = nullptr;  ///< null: no block
     i32 first = 0, rows = 0;
     i32 begin = 0, end = 0;
     bool partial = false;
-    i32 slot = 0, squares = 0;  ///< which of two buffers it uses
-
-    i32 padded_rows() const { return round_up(rows, tile_rows); }
+    bool opens_strip = false;
+    i32 slot = 0;  ///< which of two buffers it uses
   };
 
-  /// Rows of the next tile's K and V, a few of which are asked for at every turn: all at once they
-  /// would fill the buffers that loads of this tile need. They are to wait in the L2 cache.
-  struct Ahead {
-    const bf16* const* k = nullptr;
-    const bf16* const* v = nullptr;
-    i32 rows = 0;  ///< of both that are left
-    i32 rows_a_turn = 0;
-
-    void fetch(i32 dim_qk, i32 dim_vo) {
-      for (i32 i = 0; i < rows_a_turn && rows > 0; ++i) {
-        --rows;
-        const bf16* row = rows % 2 == 0 ? k[rows / 2] : v[rows / 2];
-        const i32 dim = rows % 2 == 0 ? dim_qk : dim_vo;
-        for (i32 d = 0; d < dim; d += 32) __builtin_prefetch(row + d, 0, 2);
-      }
-    }
-  };
-
-  /// Moves the pipeline on by one strip: the one that comes gets its logits, the one before its
+  /// Moves the pipeline on by one block: the one that comes gets its logits, the one before its
   /// weights, and the one before that its output.
-  void take(const Strip& next) {
-    if (next.keys && next.begin == next.end) return;
-    Products products(pv_of(before_), qk_of(next), strip_rows);
-    if (current_.keys) weigh(current_, products);
+  void take(const Block& next) {
+    if (next.slice && next.begin == next.end) return;
+    Products products(pv_of(before_), qk_of(next), ceil_div(strip_rows, rows_a_turn));
+    if (current_.slice) weigh(current_, products);
     products.finish();
     before_ = current_;
     current_ = next;
-    if (next.keys) slot_ ^= 1;
+    if (next.slice) slot_ ^= 1;
   }
-
-  void drain() {
-    take(Strip{});
-    take(Strip{});
-  }
-
-  float* logits_of(const Strip& strip) const { return x_.s + strip.slot * strip_rows * x_.lds; }
 
   /// A row's weights take the place of its logits, which are read before.
-  bf16* weights_of(const Strip& strip) const { return reinterpret_cast<bf16*>(logits_of(strip)); }
+  bf16* weights_of(const Block& b) const { return reinterpret_cast<bf16*>(t_.s[b.slot]); }
 
-  Product qk_of(const Strip& s) const {
-    if (!s.keys) return {};
-    return Product::qk(s.rows, t_.q + s.first * t_.dim_qk, t_.dim_qk, t_.k[s.squares], s.begin,
-                       s.end, logits_of(s), x_.lds);
+  KeyProduct qk_of(const Block& b) const {
+    if (!b.slice) return {};
+    return multiply_keys(b.rows, t_.q + b.first * t_.dim_qk, t_.dim_qk, b.slice->k, b.begin, b.end,
+                         t_.s[b.slot], slice_keys);
   }
 
-  /// Brings O to the strip's new maximum first.
-  Product pv_of(const Strip& s) const {
-    if (!s.keys) return {};
-    if (stages_.scan == Scan::softmax) rescale_rows(s);
-    return Product::pv(s.rows, weights_of(s), 2 * x_.lds, t_.v[s.squares], s.begin, s.end, x_.ldo,
-                       x_.o + s.first * x_.ldo, x_.ldo);
+  /// Brings O to the rows' new shifts first.
+  ValueProduct pv_of(const Block& b) const {
+    if (!b.slice) return {};
+    if (t_.rescaling[b.slot].needed) rescale_rows(b);
+    return multiply_values(b.rows, weights_of(b), 2 * slice_keys, b.slice->v, b.begin, b.end,
+                           t_.dim_vo, x_.o + b.first * x_.ldo);
   }
 
   /// Rows past the last one, up to a whole strip, are zero.
@@ -158,31 +156,70 @@ class TiledItem : ItemKernel<bf16> {
     __builtin_memset(t_.q + tile_.num_rows * t_.dim_qk, 0,
                      static_cast<u64>((padded - tile_.num_rows) * t_.dim_qk) * sizeof(bf16));
     for (i32 m = 0; m < padded; ++m) {
-      t_.max[m] = -math::infinity;
-      t_.sum[m] = 0.0f;
+      t_.shifts.minus[m] = no_shift;
+      simd::store(t_.shifts.sums + m * lanes, Vec{});
+    }
+    for (Rescaling& rescaling : t_.rescaling) rescaling.needed = false;
+  }
+
+  RowState state_of(i32 m) const {
+    const float minus = t_.shifts.minus[m];
+    return RowState{is_shift(minus) ? -minus * math::ln2 : -math::infinity,
+                    simd::reduce_sum(simd::load(t_.shifts.sums + m * lanes))};
+  }
+
+  void gather_stretch(TileWalk& walk, Stretch& stretch) const {
+    i32& n = stretch.num_tiles;
+    for (n = 0; n < t_.squares.num_tiles(); ++n) {
+      stretch.partial[n] = gather_next(walk, stretch.tiles[n]);
+      if (stretch.tiles[n].n == 0) return;
     }
   }
 
-  /// f_k(K) and f_v(V) as squares, while the strip before the last one gets its output.
-  void rearrange(const KeyTile<bf16>& keys, const KeyTile<bf16>& next) {
-    squares_ ^= 1;
-    Products products(pv_of(before_), {}, strip_rows);
-    const bf16* const* k = keys.k;
-    if (stages_.num_key > 0 || launch_.dim_qk != t_.dim_qk) {
-      stage_rows<&VariantOps::key>(stages_.key, stages_.num_key, keys.k, keys.k_scale, keys,
-                                   launch_.dim_qk, x_.ldq, x_.k, {next.k, 0});
-      k = narrow(x_.k, x_.ldq, keys.n, launch_.dim_qk, t_.dim_qk);
+  /// f_k(K) and f_v(V) of a stretch as squares. While K of a tile is rearranged, its V is asked
+  /// for, and during that the next tile's K.
+  void rearrange(const Stretch& stretch) {
+    num_slices_ = 0;
+    for (i32 i = 0; i < stretch.num_tiles; ++i) {
+      const KeyTile<bf16>& keys = stretch.tiles[i];
+      const i32 slices = ceil_div(keys.n, slice_keys);
+      const bf16* const* k = staged_keys(keys);
+      for (i32 j = 0; j < slices; ++j) {
+        const i32 first = j * slice_keys;
+        Slice& slice = slices_[num_slices_ + j];
+        bf16* to = t_.squares.k(num_slices_ + j);
+        slice = slice_of(keys, first, stretch.partial[i]);
+        slice.k = to;
+        rearrange_k(k + first, slice.n, t_.dim_qk, to, {keys.v + first, slice.n});
+      }
+      const bf16* const* v = staged_values(keys);
+      for (i32 j = 0; j < slices; ++j) {
+        const i32 first = j * slice_keys;
+        Slice& slice = slices_[num_slices_ + j];
+        bf16* to = t_.squares.v(num_slices_ + j);
+        slice.v = to;
+        const bool is_last = i + 1 == stretch.num_tiles;
+        const KeyTile<bf16>& next = stretch.tiles[is_last ? i : i + 1];
+        rearrange_v(v + first, slice.n, t_.dim_vo, to,
+                    {next.k + first, is_last ? 0 : next.n - first});
+      }
+      num_slices_ += slices;
     }
-    rearrange_k(k, keys.n, t_.dim_qk, t_.k[squares_], {next.k, 0}, [&] { products.turn(); });
-    products.finish();  // it may read the squares of V that come now
-    before_ = Strip{};
-    const bf16* const* v = keys.v;
-    if (stages_.num_value > 0 || launch_.dim_vo != t_.dim_vo) {
-      stage_rows<&VariantOps::value>(stages_.value, stages_.num_value, keys.v, keys.v_scale, keys,
-                                     launch_.dim_vo, x_.ldo, x_.v, {next.v, 0});
-      v = narrow(x_.v, x_.ldo, keys.n, launch_.dim_vo, t_.dim_vo);
-    }
-    rearrange_v(v, keys.n, t_.dim_vo, t_.v[squares_], {next.v, 0});
+  }
+
+  const bf16* const* staged_keys(const KeyTile<bf16>& keys) const {
+    if (stages_.num_key == 0 && launch_.dim_qk == t_.dim_qk) return keys.k;
+    stage_rows<&VariantOps::key>(stages_.key, stages_.num_key, keys.k, keys.k_scale, keys,
+                                 launch_.dim_qk, x_.ldq, x_.k, {keys.k, 0});
+    return narrow(x_.k, x_.ldq, keys.n, launch_.dim_qk, t_.dim_qk);
+  }
+
+  const bf16* const* staged_values(const KeyTile<bf16>& keys) const {
+    if (stages_.num_value == 0 && launch_.dim_vo == t_.dim_vo) return keys.v;
+    const i32 ldv = round_up(launch_.dim_vo, lanes);
+    stage_rows<&VariantOps::value>(stages_.value, stages_.num_value, keys.v, keys.v_scale, keys,
+                                   launch_.dim_vo, ldv, x_.v, {keys.v, 0});
+    return narrow(x_.v, ldv, keys.n, launch_.dim_vo, t_.dim_vo);
   }
 
   /// Staged rows, which are rounded already, as bf16, padded with zeros.
@@ -196,93 +233,153 @@ class TiledItem : ItemKernel<bf16> {
     return t_.rows;
   }
 
-  /// Rows from `first` on against one tile of keys.
-  Strip strip_of(i32 first, const KeyTile<bf16>& keys, bool partial) const {
-    Strip strip;
-    strip.keys = &keys;
-    strip.first = first;
-    strip.rows = min(strip_rows, tile_.num_rows - first);
-    strip.end = round_up(keys.n, padded_unit);
-    strip.partial = partial;
-    strip.slot = slot_;
-    strip.squares = squares_;
-    if (partial) evaluate_masks(strip);
+  static Slice slice_of(const KeyTile<bf16>& keys, i32 first, bool partial) {
+    Slice slice{&keys, first, min(slice_keys, keys.n - first), partial, {}, {}, nullptr, nullptr};
+    if (!partial) return slice;
+    slice.kv_index = slice.kv_pos = Range{int_max, int_min};
+    for (i32 j = first; j < first + slice.n; ++j) {
+      slice.kv_index = hull(slice.kv_index, Range{keys.kv_index[j], keys.kv_index[j]});
+      slice.kv_pos = hull(slice.kv_pos, Range{keys.kv_pos[j], keys.kv_pos[j]});
+    }
+    return slice;
+  }
+
+  Strip strip_of(i32 first) const {
+    Strip strip{first, min(strip_rows, tile_.num_rows - first), {}};
+    const auto of = [&](i32 Row::*member) {
+      Range range{int_max, int_min};
+      for (i32 m = first; m < first + strip.rows; ++m)
+        range = hull(range, Range{x_.rows[m].*member, x_.rows[m].*member});
+      return range;
+    };
+    strip.hull = Tile{of(&Row::request), of(&Row::q_index), of(&Row::q_pos),
+                      of(&Row::q_head),  everything,        everything};
     return strip;
   }
 
-  /// The masks of a strip's rows, and the keys that any of them keeps.
-  void evaluate_masks(Strip& strip) const {
-    const i32 n = strip.keys->n;
-    u64 any[max_tile_keys / 8] = {};
-    for (i32 m = 0; m < strip.rows; ++m) {
-      u8* keep = t_.keep[strip.slot] + m * max_tile_keys;
-      evaluate_keep(strip.first + m, *strip.keys, keep);
-      for (i32 j = n; j < strip.end; ++j) keep[j] = 0;
-      u64 row[max_tile_keys / 8];
+  Block block_of(const Strip& strip, i32 nth) const {
+    const Slice& slice = slices_[nth];
+    Block block;
+    block.slice = &slice;
+    block.first = strip.first;
+    block.rows = strip.rows;
+    block.end = slice.padded_keys();
+    block.opens_strip = nth == 0;
+    block.slot = slot_;
+    switch (slice.partial ? coverage_of(strip, slice) : Coverage::full) {
+      case Coverage::empty:
+        block.end = 0;
+        break;
+      case Coverage::partial:
+        block.partial = true;
+        evaluate_masks(block);
+        break;
+      case Coverage::full:
+        break;
+    }
+    return block;
+  }
+
+  /// Tiles are long: most strips keep all or nothing of a slice, and hulls say so in less time than
+  /// masks.
+  Coverage coverage_of(const Strip& strip, const Slice& slice) const {
+    Tile tile = strip.hull;
+    tile.kv_index = slice.kv_index;
+    tile.kv_pos = slice.kv_pos;
+    const Coverage kept = coverage_of_masks(stages_, tile);
+    return level_.mask_bits ? min(kept, Coverage::partial) : kept;
+  }
+
+  /// The masks of a block's rows, and the keys that any of them keeps.
+  void evaluate_masks(Block& block) const {
+    constexpr i32 words = slice_keys / 8;
+    const i32 n = block.slice->n;
+    u64 any[words] = {};
+    for (i32 m = 0; m < block.rows; ++m) {
+      u8* keep = t_.keep[block.slot] + m * slice_keys;
+      evaluate_keep(block.first + m, *block.slice->keys, block.slice->first, n, keep);
+      for (i32 j = n; j < slice_keys; ++j) keep[j] = 0;
+      u64 row[words];
       __builtin_memcpy(row, keep, sizeof(row));
-      for (i32 j = 0; j < max_tile_keys / 8; ++j) any[j] |= row[j];
+      for (i32 j = 0; j < words; ++j) any[j] |= row[j];
     }
     const auto is_kept = [&](i32 key) {
       const u64* of = any + key / 8;
       return (of[0] | of[1] | of[2] | of[3]) != 0;
     };
-    while (strip.begin < strip.end && !is_kept(strip.begin)) strip.begin += padded_unit;
-    while (strip.begin < strip.end && !is_kept(strip.end - padded_unit)) strip.end -= padded_unit;
+    while (block.begin < block.end && !is_kept(block.begin)) block.begin += padded_unit;
+    while (block.begin < block.end && !is_kept(block.end - padded_unit)) block.end -= padded_unit;
   }
 
   /// From logits to weights.
-  void weigh(const Strip& strip, Products& products) {
-    const float scale = apply_variant(strip);
-    const auto turn = [&] {
+  void weigh(const Block& block, Products& products) {
+    const float factor = apply_variant(block) * math::log2e;
+    float* s = t_.s[block.slot];
+    Rescaling& rescaling = t_.rescaling[block.slot];
+    if (stages_.scan == Scan::softmax)
+      for (i32 i = 0; i < block.rows; i += tile_rows)
+        start_shifts(s + i * slice_keys, factor, t_.shifts, block.first + i);
+    for (i32 i = 0; i < block.rows; i += rows_a_turn) {
       products.turn();
       ahead_.fetch(launch_.dim_qk, launch_.dim_vo);
-    };
-    for (i32 i = 0; i < strip.padded_rows(); i += tile_rows) {
-      const float* s = logits_of(strip) + i * x_.lds;
-      bf16* p = weights_of(strip) + i * 2 * x_.lds;
-      const i32 m = strip.first + i;
-      if (stages_.scan == Scan::sum)
-        round_weights(s, x_.lds, strip.begin, strip.end, p, 2 * x_.lds);
-      else
-        simd::store(t_.rescale[strip.slot] + i,
-                    softmax_step_16(s, x_.lds, strip.begin, strip.end, scale, t_.max + m,
-                                    t_.sum + m, p, 2 * x_.lds, turn));
+      if (block.opens_strip) fetch_o(block.first + i);
+      for (i32 r = i; r < i + rows_a_turn; ++r) {
+        float* row = s + r * slice_keys;
+        bf16* p = reinterpret_cast<bf16*>(row);
+        if (stages_.scan == Scan::sum)
+          round_weights(row, block.begin, block.end, p);
+        else
+          softmax_row(row, factor, t_.shifts, block.first + r, rescaling, r, p);
+      }
     }
   }
 
-  /// Scale, f_logits and masks of a strip. Returns the scale where nothing looks at scaled logits,
+  /// O of a strip's first P·V, which comes next.
+  void fetch_o(i32 m) const {
+    const float* o = x_.o + m * x_.ldo;
+    for (i32 d = 0; d < rows_a_turn * x_.ldo; d += lanes) simd::prefetch(o + d);
+  }
+
+  /// Scale, f_logits and masks of a block. Returns the scale where nothing looks at scaled logits,
   /// so that the softmax may take it up; else 1.
-  float apply_variant(const Strip& strip) const {
-    const KeyTile<bf16>& keys = *strip.keys;
-    const i32 padded = strip.end - strip.begin;
-    const i32 n = min(strip.end, keys.n) - strip.begin;
+  float apply_variant(const Block& block) const {
+    const Slice& slice = *block.slice;
+    const i32 padded = block.end - block.begin;
+    const i32 n = min(block.end, slice.n) - block.begin;
     const bool scaled_later =
         stages_.num_logits == 0 && stages_.scan == Scan::softmax && launch_.scale > 0.0f;
-    if (scaled_later && !strip.partial && n == padded) return launch_.scale;
-    for (i32 m = 0; m < strip.rows; ++m) {
-      float* s = logits_of(strip) + m * x_.lds + strip.begin;
+    const float rest = scaled_later ? launch_.scale : 1.0f;
+    if (scaled_later && !block.partial && n == slice_keys) return rest;
+    for (i32 m = 0; m < block.rows; ++m) {
+      float* row = t_.s[block.slot] + m * slice_keys;
+      float* s = row + block.begin;
       if (!scaled_later) {
         scale_row(s, padded, launch_.scale);
-        apply_logits(strip.first + m, s, n, lanes_of(keys, strip.begin));
+        apply_logits(block.first + m, s, n, lanes_of(*slice.keys, slice.first + block.begin));
       }
-      if (strip.partial)
-        drop(s, t_.keep[strip.slot] + m * max_tile_keys + strip.begin, n, dropped());
-      for (i32 j = n; j < padded; ++j) s[j] = dropped();
+      if (block.partial) drop(s, t_.keep[block.slot] + m * slice_keys + block.begin, n, dropped());
+      // The softmax takes whole slices.
+      for (i32 j = 0; j < block.begin; ++j) row[j] = dropped();
+      for (i32 j = block.begin + n; j < slice_keys; ++j) row[j] = dropped();
     }
-    return scaled_later ? launch_.scale : 1.0f;
+    return rest;
   }
 
-  /// O of a strip's rows times their factors, where those aren't 1.
-  void rescale_rows(const Strip& strip) const {
-    const float* factor = t_.rescale[strip.slot];
-    for (i32 i = 0; i < strip.rows; ++i)
-      if (factor[i] != 1.0f) scale_row(x_.o + (strip.first + i) * x_.ldo, x_.ldo, factor[i]);
+  /// O of a block's rows times their factors, where those aren't 1.
+  void rescale_rows(const Block& block) const {
+    Rescaling& rescaling = t_.rescaling[block.slot];
+    for (i32 i = 0; i < block.rows; ++i)
+      if (rescaling.factors[i] != 1.0f)
+        scale_row(x_.o + (block.first + i) * x_.ldo, x_.ldo, rescaling.factors[i]);
+    rescaling.needed = false;
   }
 
   TileScratch& t_;
-  Strip before_, current_;  ///< strips in the pipeline: with weights, with logits
-  Ahead ahead_;
-  i32 slot_ = 0, squares_ = 0;
+  Block before_, current_;  ///< blocks in the pipeline: with weights, with logits
+  RowsAhead ahead_;
+  Slice slices_[max_stretch_tiles * tile_slices];
+  i32 num_slices_ = 0;
+  i32 slot_ = 0;
 };
 
 }  // namespace cpu

@@ -1,217 +1,201 @@
-// Q·Kᵀ and P·V of one strip of query rows in tile registers, and how K and V are rearranged for
-// them. Both products keep a square of 2 × 2 results in tiles 0 to 3; tiles 4 and 5 hold rows of Q
-// or P, 6 and 7 columns of Kᵀ or V.
-//
-// A KV tile is rearranged once and read by all strips: K by squares of 16 keys × 32 dimensions,
-// whose pairs of dimensions are transposed; V by squares of 32 keys × 16 dimensions, whose pairs of
-// keys are interleaved. Each square is one KiB.
+// Q·Kᵀ and P·V of one strip of query rows and one slice of keys in tile registers. Both products
+// keep 2 × 2 results in tiles 0 to 3; tiles 4 and 5 hold rows of Q or P, 6 and 7 squares of K or V.
 #pragma once
 
-#include "raddle/engine/kernel/cpu/micro.h"
-#include "raddle/engine/simd/amx.h"
+#include "raddle/engine/kernel/cpu/amx_squares.h"
 
 RADDLE_ENGINE_BEGIN
 
 namespace cpu {
 
-using simd::tile_depth;
-using simd::tile_rows;
-
 /// Query rows of a strip: its logits stay in the L1 cache from Q·Kᵀ to P·V.
 constexpr i32 strip_rows = 2 * tile_rows;
-/// Keys and dimensions are padded to this with zeros.
-constexpr i32 padded_unit = tile_depth;
-constexpr i32 square = tile_rows * tile_depth;  ///< elements of a rearranged square
 
-/// K's squares: to[key / 16][d / 32]. `dim` is a multiple of 32; keys past n are zero. `turn` is
-/// called now and then.
-template <class Turn>
-RADDLE_FN void rearrange_k(const bf16* const* k, i32 n, i32 dim, bf16* to, Upcoming<bf16> next,
-                           Turn turn) {
-  for (i32 j = 0; j < round_up(n, padded_unit); j += tile_rows) {
-    next.fetch(j, tile_rows, dim);
-    for (i32 d = 0; d < dim; d += tile_depth, to += square) {
-      turn();
-      Vec pairs[tile_rows];
-#pragma GCC unroll 16
-      for (i32 i = 0; i < tile_rows; ++i)
-        pairs[i] = j + i < n ? reinterpret_cast<Vec>(simd::load_words(k[j + i] + d)) : Vec{};
-      simd::transpose(pairs);
-#pragma GCC unroll 16
-      for (i32 i = 0; i < tile_rows; ++i)
-        simd::store_words(to + i * tile_depth, reinterpret_cast<simd::VecW>(pairs[i]));
-    }
-  }
-}
+/// How many steps ahead squares are asked for: from the L2 cache they come too late for a unit that
+/// starts a product every 16 cycles. 0: never.
+constexpr i32 steps_ahead = 1;
 
-/// V's squares: to[key / 32][d / 16]. `dim` is a multiple of 32; keys past n are zero.
-RADDLE_FN void rearrange_v(const bf16* const* v, i32 n, i32 dim, bf16* to, Upcoming<bf16> next) {
-  for (i32 j = 0; j < n; j += tile_depth, to += tile_depth * dim) {
-    next.fetch(j, tile_depth, dim);
-    for (i32 r = 0; r < tile_rows; ++r)
-      for (i32 d = 0; d < dim; d += 2 * tile_rows) {
-        const i32 key = j + 2 * r;
-        const simd::VecW even = key < n ? simd::load_words(v[key] + d) : simd::VecW{};
-        const simd::VecW odd = key + 1 < n ? simd::load_words(v[key + 1] + d) : simd::VecW{};
-        simd::VecW low, high;
-        simd::interleave(even, odd, low, high);
-        bf16* at = to + d * tile_depth + r * tile_depth;
-        simd::store_words(at, low);
-        simd::store_words(at + square, high);
-      }
-  }
-}
-
-/// C = A · B or C += A · B of one strip, in steps short enough to stand between the rows of another
-/// strip's softmax: the tile unit works on a step while the vector units work on a row. C has 16 or
-/// 32 rows and is computed in blocks of 32 columns, each over the whole depth.
+/// C = A · B, or C += A · B if `adds`, of one strip, in steps short enough to stand between the
+/// rows of another strip's softmax: the tile unit works on a step while the vector units work on
+/// rows. C has 16 or 32 rows and is computed in blocks of 32 columns, each over the whole depth. A
+/// step takes 32 of the depth, and two squares.
+template <bool adds>
 class Product {
  public:
   Product() = default;
 
-  /// S = Q · Kᵀ, not yet scaled, for keys [begin, end) of the tile, multiples of 32.
-  RADDLE_FN static Product qk(i32 rows, const bf16* q, i32 dim, const bf16* k, i32 begin, i32 end,
-                              float* s, i32 lds) {
-    return Product(rows, q, dim, k + i64{begin} * dim, square, i64{tile_rows} * dim, dim, s + begin,
-                   lds, (end - begin) / tile_rows, false);
-  }
-
-  /// O += P · V for the same keys. `dim` is a multiple of 16; V's squares are laid out for it
-  /// rounded up to 32.
-  RADDLE_FN static Product pv(i32 rows, const bf16* p, i32 ldp, const bf16* v, i32 begin, i32 end,
-                              i32 dim, float* o, i32 ldo) {
-    const i64 next_depth = i64{tile_depth} * round_up(dim, padded_unit);
-    return Product(rows, p + begin, ldp, v + begin / tile_depth * next_depth, next_depth, square,
-                   end - begin, o, ldo, dim / tile_rows, true);
-  }
-
-  RADDLE_FN i32 num_steps() const { return ceil_div(columns_, 2) * (depth_ / tile_depth); }
-
-  /// Multiplies 32 of the depth for one block. False: all was done before.
-  RADDLE_FN bool step() {
-    if (columns_ <= 0) return false;
-    if (d_ == 0) start_block();
-    multiply();
-    d_ += tile_depth;
-    if (d_ == depth_) finish_block();
-    return true;
-  }
-
-  RADDLE_FN void finish() {
-    while (step()) {
-    }
-  }
-
- private:
-  RADDLE_FN Product(i32 rows, const bf16* a, i32 lda, const bf16* b, i64 next_depth,
-                    i64 next_column, i32 depth, float* c, i32 ldc, i32 columns, bool adds)
+  /// Squares of B are read in their order, `skip` elements being left out between blocks. `depth`
+  /// is in steps.
+  RADDLE_FN Product(i32 rows, const bf16* a, i32 lda, const bf16* b, i64 skip, i32 depth, float* c,
+                    i32 ldc, i32 blocks)
       : a_(a),
         b_(b),
         c_(c),
-        lda_(lda),
-        ldc_(ldc),
-        next_depth_(next_depth),
-        next_column_(next_column),
+        skip_(skip),
+        row_bytes_a_(lda * static_cast<i64>(sizeof(bf16))),
+        row_bytes_c_(ldc * static_cast<i64>(sizeof(float))),
         depth_(depth),
-        columns_(columns),
-        has_two_rows_(rows > tile_rows),
-        adds_(adds) {}
+        left_(depth),
+        blocks_(blocks),
+        has_two_rows_(rows > tile_rows) {}
 
-  /// Calls f(tile, address) for the block's results, tiles 0 to 3.
-  template <class F>
-  RADDLE_FN void for_results(F f) const {
-    f(Int<0>{}, c_);
-    if (columns_ > 1) f(Int<1>{}, c_ + tile_rows);
-    if (!has_two_rows_) return;
-    f(Int<2>{}, c_ + tile_rows * ldc_);
-    if (columns_ > 1) f(Int<3>{}, c_ + tile_rows * ldc_ + tile_rows);
+  RADDLE_FN i32 num_steps() const { return blocks_ * depth_; }
+  RADDLE_FN bool is_done() const { return blocks_ == 0; }
+
+  /// Loads A and B of the step that comes next, if there is one.
+  RADDLE_FN void load() const {
+    if (is_done()) return;
+    simd::tile_load<4>(a_, row_bytes_a_);
+    simd::tile_load<6>(b_, 64);
+    simd::tile_load<7>(b_ + square, 64);
+    if (has_two_rows_) simd::tile_load<5>(second_rows(a_, row_bytes_a_), row_bytes_a_);
   }
 
-  RADDLE_FN void start_block() const {
-    const i64 stride = ldc_ * static_cast<i64>(sizeof(float));
-    for_results([&](auto t, float* at) {
-      if (adds_)
-        simd::tile_load<decltype(t)::value>(at, stride);
-      else
-        simd::tile_zero<decltype(t)::value>();
-    });
-  }
-
-  RADDLE_FN void finish_block() {
-    const i64 stride = ldc_ * static_cast<i64>(sizeof(float));
-    for_results([&](auto t, float* at) { simd::tile_store<decltype(t)::value>(at, stride); });
-    d_ = 0;
-    b_ += 2 * next_column_;
-    c_ += 2 * tile_rows;
-    columns_ -= 2;
-  }
-
-  RADDLE_FN void multiply() const {
-    const i64 stride = lda_ * static_cast<i64>(sizeof(bf16));
-    const bf16* b = b_ + d_ / tile_depth * next_depth_;
-    fetch_next(b);
-    simd::tile_load<4>(a_ + d_, stride);
-    simd::tile_load<6>(b, 64);
-    simd::tile_dot<0, 4, 6>();
-    if (has_two_rows_) {
-      simd::tile_load<5>(a_ + tile_rows * lda_ + d_, stride);
-      simd::tile_dot<2, 5, 6>();
-    }
-    if (columns_ > 1) {
-      simd::tile_load<7>(b + next_column_, 64);
-      simd::tile_dot<1, 4, 7>();
-      if (has_two_rows_) simd::tile_dot<3, 5, 7>();
-    }
-  }
-
-  /// Asks for B of the next step, and for a part of the next block's C: from the L2 cache they come
-  /// too late for a unit that starts a product every 16 cycles.
-  RADDLE_FN void fetch_next(const bf16* b) const {
-    const bf16* next = d_ + tile_depth < depth_ ? b + next_depth_ : b_ + 2 * next_column_;
-    for (i32 i = 0; i < square; i += 32) {
-      simd::prefetch(next + i);
-      simd::prefetch(next + next_column_ + i);
-    }
-    if (!adds_) return;
-    const i32 rows = ceil_div(2 * tile_rows * tile_depth, depth_);
-    const float* c = c_ + 2 * tile_rows + d_ / tile_depth * rows * ldc_;
-    for (i32 m = 0; m < rows; ++m, c += ldc_) {
-      simd::prefetch(c);
-      simd::prefetch(c + tile_rows);
-    }
-  }
-
-  const bf16* a_;
-  const bf16* b_;
-  float* c_;
-  i64 lda_, ldc_, next_depth_, next_column_;
-  i32 depth_ = 0;
-  i32 columns_ = 0;  ///< tiles across that are left
-  i32 d_ = 0;
-  bool has_two_rows_, adds_;
-};
-
-/// Two products, one after the other, a fair share of which is done whenever somebody asks.
-class Products {
- public:
-  RADDLE_FN Products(const Product& first, const Product& second, i32 num_turns)
-      : first_(first),
-        second_(second),
-        steps_(ceil_div(first.num_steps() + second.num_steps(), num_turns)) {}
-
-  RADDLE_FN void turn() {
-    for (i32 i = 0; i < steps_; ++i)
-      if (!first_.step()) second_.step();
-  }
-
-  RADDLE_FN void finish() {
-    first_.finish();
-    second_.finish();
+  /// One step, whose A and B have been loaded. It ends with those of the next one, or of `after` at
+  /// the end: then they are there in time, although a row of softmax lies between two steps.
+  template <class After>
+  RADDLE_FN void step(const After& after) {
+    if (has_two_rows_)
+      multiply<true>(after);
+    else
+      multiply<false>(after);
   }
 
  private:
-  Product first_, second_;
-  i32 steps_;
+  template <bool two_rows, class After>
+  RADDLE_FN void multiply(const After& after) {
+    if (left_ == depth_) start_block<two_rows>();
+    simd::tile_dot<0, 4, 6>();
+    simd::tile_dot<1, 4, 7>();
+    if constexpr (two_rows) {
+      simd::tile_dot<2, 5, 6>();
+      simd::tile_dot<3, 5, 7>();
+    }
+    a_ += tile_depth;
+    b_ += two_squares;
+    const bool ends_block = --left_ == 0;
+    if (ends_block) {
+      a_ -= depth_ * tile_depth;
+      b_ += skip_;
+      left_ = depth_;
+      --blocks_;
+    }
+    if (is_done())
+      after.load();
+    else
+      load();
+    fetch_ahead();
+    if (ends_block) finish_block<two_rows>();
+  }
+
+  /// Asks for squares of a later step.
+  RADDLE_FN void fetch_ahead() const {
+    if constexpr (steps_ahead > 0)
+#pragma GCC unroll 32
+      for (i32 i = 0; i < two_squares; i += 32) simd::prefetch(b_ + steps_ahead * two_squares + i);
+  }
+
+  template <class T>
+  RADDLE_FN static T* second_rows(T* first, i64 row_bytes) {
+    return first + tile_rows * row_bytes / static_cast<i64>(sizeof(T));
+  }
+
+  template <bool two_rows>
+  RADDLE_FN void start_block() const {
+    if constexpr (adds) {
+      simd::tile_load<0>(c_, row_bytes_c_);
+      simd::tile_load<1>(c_ + tile_rows, row_bytes_c_);
+    } else {
+      simd::tile_zero<0>();
+      simd::tile_zero<1>();
+    }
+    if constexpr (two_rows) {
+      if constexpr (adds) {
+        const float* c = second_rows(c_, row_bytes_c_);
+        simd::tile_load<2>(c, row_bytes_c_);
+        simd::tile_load<3>(c + tile_rows, row_bytes_c_);
+      } else {
+        simd::tile_zero<2>();
+        simd::tile_zero<3>();
+      }
+    }
+  }
+
+  template <bool two_rows>
+  RADDLE_FN void finish_block() {
+    simd::tile_store<0>(c_, row_bytes_c_);
+    simd::tile_store<1>(c_ + tile_rows, row_bytes_c_);
+    if constexpr (two_rows) {
+      float* c = second_rows(c_, row_bytes_c_);
+      simd::tile_store<2>(c, row_bytes_c_);
+      simd::tile_store<3>(c + tile_rows, row_bytes_c_);
+    }
+    c_ += 2 * tile_rows;
+  }
+
+  const bf16* a_ = nullptr;
+  const bf16* b_ = nullptr;
+  float* c_ = nullptr;
+  i64 skip_ = 0, row_bytes_a_ = 0, row_bytes_c_ = 0;
+  i32 depth_ = 0;
+  i32 left_ = 0;    ///< steps of this block
+  i32 blocks_ = 0;  ///< that are left, this one included
+  bool has_two_rows_ = false;
+};
+
+/// S = Q · Kᵀ, not yet scaled, for keys [begin, end) of a slice, multiples of 32.
+using KeyProduct = Product<false>;
+RADDLE_FN KeyProduct multiply_keys(i32 rows, const bf16* q, i32 dim, const bf16* k, i32 begin,
+                                   i32 end, float* s, i32 lds) {
+  return KeyProduct(rows, q, dim, k + i64{begin} * dim, 0, dim / tile_depth, s + begin, lds,
+                    (end - begin) / padded_unit);
+}
+
+/// O += P · V for the same keys. `dim` is a multiple of 32.
+using ValueProduct = Product<true>;
+RADDLE_FN ValueProduct multiply_values(i32 rows, const bf16* p, i32 ldp, const bf16* v, i32 begin,
+                                       i32 end, i32 dim, float* o) {
+  const i64 skip = i64{slice_keys - (end - begin)} * 2 * tile_rows;
+  return ValueProduct(rows, p + begin, ldp, v + i64{begin} * 2 * tile_rows, skip,
+                      (end - begin) / tile_depth, o, dim, dim / padded_unit);
+}
+
+/// P·V of one strip, then Q·Kᵀ of another, a fair share of which is done whenever somebody asks.
+class Products {
+ public:
+  RADDLE_FN Products(const ValueProduct& values, const KeyProduct& keys, i32 num_turns)
+      : values_(values),
+        keys_(keys),
+        steps_(values.num_steps() + keys.num_steps()),
+        turns_(num_turns) {
+    if (values_.is_done())
+      keys_.load();
+    else
+      values_.load();
+  }
+
+  RADDLE_FN void turn() {
+    for (due_ += steps_; due_ >= turns_; due_ -= turns_) step();
+  }
+
+  RADDLE_FN void finish() {
+    while (!is_done()) step();
+  }
+
+ private:
+  RADDLE_FN bool is_done() const { return values_.is_done() && keys_.is_done(); }
+
+  RADDLE_FN void step() {
+    if (!values_.is_done())
+      values_.step(keys_);
+    else if (!keys_.is_done())
+      keys_.step(KeyProduct{});
+  }
+
+  ValueProduct values_;
+  KeyProduct keys_;
+  i32 steps_, turns_;
+  i32 due_ = 0;  ///< what turns have earned, in shares of a step
 };
 
 }  // namespace cpu

@@ -1,73 +1,119 @@
-// From logits to weights in bf16, 16 rows at a time: what rows need one number for (maximum, sum,
-// rescaling) is computed for all of them in one vector.
+// From logits to weights in bf16, a slice of keys at a time, in as few instructions as it takes:
+// vector units are as busy as the tile unit.
+//
+// The softmax is patient: a row's shift, what is subtracted from its logits, is the maximum of the
+// first keys that it keeps, and stays until later ones outgrow it by far. Then neither is a maximum
+// looked for nor O rescaled, and sums stay apart, a lane for every sixteenth key. Weights may be
+// larger than 1, which loses nothing: they are floating-point numbers.
 #pragma once
 
-#include "raddle/engine/simd/amx.h"
+#include "raddle/engine/kernel/cpu/amx_squares.h"
 
 RADDLE_ENGINE_BEGIN
 
 namespace cpu {
 
 using simd::lanes;
-using simd::tile_rows;
 using simd::Vec;
 
-static_assert(lanes == tile_rows);
+/// The shift of a row before the first key that it keeps: NaN, so that weights are, too.
+constexpr float no_shift = __builtin_bit_cast(float, 0x7fc00000u);
+RADDLE_FN bool is_shift(float minus) { return minus == minus; }
 
-/// The largest of keys [begin, end), row by row.
-RADDLE_FN Vec max_of_rows(const float* s, i32 lds, i32 begin, i32 end) {
+/// The softmax of some rows so far. A shift is in powers of two: weights are 2^(s · factor +
+/// minus).
+struct RowShifts {
+  float* minus;  ///< no_shift at first
+  float* sums;   ///< [rows, lanes] Σ weights, not rounded
+};
+
+/// What O of a strip's rows must be multiplied by before the slice's P·V.
+struct Rescaling {
+  float* factors;       ///< [strip_rows]
+  bool needed = false;  ///< else all are 1, and `factors` may hold anything
+};
+
+/// How much a lane's weights of a slice may add up to before a row's shift moves.
+constexpr float patience = 65536.0f;
+constexpr i32 slice_vecs = slice_keys / lanes;
+static_assert(slice_vecs % 2 == 0);
+
+/// The weights of a row's slice; returns their sums by lanes.
+RADDLE_FN Vec weights_of(const float* s, Vec factor, Vec minus, Vec (&p)[slice_vecs]) {
+  Vec total{};
+#pragma GCC unroll 8
+  for (i32 v = 0; v < slice_vecs; v += 2) {
+    p[v] = simd::exp2_unguarded(simd::fma(simd::load(s + v * lanes), factor, minus));
+    p[v + 1] = simd::exp2_unguarded(simd::fma(simd::load(s + (v + 1) * lanes), factor, minus));
+    const Vec both = p[v] + p[v + 1];
+    total = v == 0 ? both : total + both;
+  }
+  return total;
+}
+
+/// The largest of a row's slice, by lanes.
+RADDLE_FN Vec max_of_row(const float* s) {
+  Vec top = simd::load(s);
+#pragma GCC unroll 8
+  for (i32 j = lanes; j < slice_keys; j += lanes) top = simd::max(simd::load(s + j), top);
+  return top;
+}
+
+/// Gives those of 16 rows from m on that have no shift the largest of the slice's logits, if they
+/// keep any.
+RADDLE_FN void start_shifts(const float* s, float factor, RowShifts rows, i32 m) {
+  const Vec before = simd::load(rows.minus + m);
+  if (simd::all_at_most(before, math::infinity)) return;
   Vec tops[tile_rows];
 #pragma GCC unroll 16
-  for (i32 i = 0; i < tile_rows; ++i) {
-    const float* row = s + i * lds;
-    tops[i] = simd::load(row + begin);
-    for (i32 j = begin + lanes; j < end; j += lanes)
-      tops[i] = simd::max(simd::load(row + j), tops[i]);
-  }
-  return simd::max_each(tops);
+  for (i32 i = 0; i < tile_rows; ++i) tops[i] = max_of_row(s + i * slice_keys);
+  const Vec top = simd::max_each(tops);
+  const Vec minus = top > -math::infinity ? top * -factor : simd::broadcast(no_shift);
+  simd::store(rows.minus + m, before == before ? before : minus);
 }
 
-/// One step of the online softmax (FlashAttention-2, algorithm 1) for keys [begin, end), multiples
-/// of 32: weights exp(scale · s - max) go to `p`, and `max` and `sum` of the rows are brought up to
-/// date. The sum is of weights that aren't rounded. Returns what O must be multiplied by. `turn` is
-/// called once a row.
-template <class Turn>
-RADDLE_FN Vec softmax_step_16(const float* s, i32 lds, i32 begin, i32 end, float scale, float* max,
-                              float* sum, bf16* p, i32 ldp, Turn turn) {
-  const Vec before = simd::load(max);
-  const Vec top = simd::max(max_of_rows(s, lds, begin, end) * scale, before);
-  // A row with nothing kept so far: subtracting 0 leaves every logit at -inf.
-  const Vec shift = top == -math::infinity ? Vec{} : top;
-  const Vec rescale = simd::exp2_nonpositive((before - shift) * math::log2e);
-  float minus_shift[tile_rows];
-  simd::store(minus_shift, shift * -math::log2e);
-  const Vec factor = simd::broadcast(scale * math::log2e);
-  Vec totals[tile_rows];
-  for (i32 i = 0; i < tile_rows; ++i) {
-    const float* row = s + i * lds;
-    const Vec minus = simd::broadcast(minus_shift[i]);
-    Vec total{};
-    turn();
-    for (i32 j = begin; j < end; j += 2 * lanes) {
-      const Vec low = simd::exp2_nonpositive(simd::fma(simd::load(row + j), factor, minus));
-      const Vec high =
-          simd::exp2_nonpositive(simd::fma(simd::load(row + j + lanes), factor, minus));
-      total = total + (low + high);
-      simd::store_words(p + i * ldp + j, simd::round_to_bf16(low, high));
-    }
-    totals[i] = total;
-  }
-  simd::store(max, top);
-  simd::store(sum, simd::fma(simd::load(sum), rescale, simd::sum_each(totals)));
-  return rescale;
+/// Moves the shift of row m to the largest of the slice's logits, where weights grew too large.
+[[gnu::noinline]] inline void move_shift(const float* s, float factor, RowShifts rows, i32 m,
+                                         Rescaling& rescaling, i32 nth) {
+  const float before = rows.minus[m];
+  const float minus = simd::reduce_max(max_of_row(s)) * -factor;
+  if (!(minus < before)) return;  // NaN, or nothing is kept so far
+  rows.minus[m] = minus;
+  const Vec rescale = simd::exp2_nonpositive(simd::broadcast(minus - before));
+  float* sums = rows.sums + m * lanes;
+  simd::store(sums, simd::load(sums) * rescale);
+  if (!rescaling.needed)
+    for (i32 i = 0; i < 2 * tile_rows; ++i) rescaling.factors[i] = 1.0f;
+  rescaling.needed = true;
+  rescaling.factors[nth] = rescale[0];
 }
 
-/// Weights of a plain sum: s, rounded.
-RADDLE_FN void round_weights(const float* s, i32 lds, i32 begin, i32 end, bf16* p, i32 ldp) {
-  for (i32 i = 0; i < tile_rows; ++i)
-    for (i32 j = begin; j < end; j += 2 * lanes)
-      simd::store_words(p + i * ldp + j, simd::round_to_bf16(simd::load(s + i * lds + j),
-                                                             simd::load(s + i * lds + j + lanes)));
+/// One step of the online softmax (FlashAttention-2, algorithm 1) for the `nth` row of a strip, row
+/// m of all, which start_shifts has seen: weights exp(scale · s - shift) go to `p`, which may be where `s` is; `factor` is scale
+/// · log2(e).
+RADDLE_FN void softmax_row(const float* s, float factor, RowShifts rows, i32 m,
+                           Rescaling& rescaling, i32 nth, bf16* p) {
+  Vec weights[slice_vecs];
+  const Vec factors = simd::broadcast(factor);
+  Vec total = weights_of(s, factors, simd::broadcast(rows.minus[m]), weights);
+  if (!simd::all_at_most(total, patience)) [[unlikely]] {
+    move_shift(s, factor, rows, m, rescaling, nth);
+    // A row with nothing kept so far: subtracting 0 leaves every logit at -inf.
+    const float minus = rows.minus[m];
+    total = weights_of(s, factors, simd::broadcast(is_shift(minus) ? minus : 0.0f), weights);
+  }
+  float* sums = rows.sums + m * lanes;
+  simd::store(sums, simd::load(sums) + total);
+#pragma GCC unroll 8
+  for (i32 v = 0; v < slice_vecs; v += 2)
+    simd::store_words(p + v * lanes, simd::round_to_bf16(weights[v], weights[v + 1]));
+}
+
+/// Weights of a plain sum: a row's s, rounded, for keys [begin, end), multiples of 32. `p` may be
+/// where `s` is.
+RADDLE_FN void round_weights(const float* s, i32 begin, i32 end, bf16* p) {
+  for (i32 j = begin; j < end; j += 2 * lanes)
+    simd::store_words(p + j, simd::round_to_bf16(simd::load(s + j), simd::load(s + j + lanes)));
 }
 
 }  // namespace cpu

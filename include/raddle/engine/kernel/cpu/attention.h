@@ -67,19 +67,12 @@ class ItemKernel {
   template <class F, class After>
   void for_tiles(F f, After after_last) {
     TileWalk walk(plan_, *item_);
-    // Tiles without a key are passed over.
-    const auto gather_next = [&](KeyTile<T>& keys) {
-      Span span{0, 0, false};
-      keys.n = 0;
-      while (keys.n == 0 && walk.next(span)) gather(span, keys);
-      return span.partial;
-    };
-    bool partial = gather_next(x_.tiles[0]);
+    bool partial = gather_next(walk, x_.tiles[0]);
     for (i32 current = 0; x_.tiles[current].n > 0;) {
       KeyTile<T>& keys = x_.tiles[current];
       current = (current + 1) % 3;
       KeyTile<T>& next = x_.tiles[current];
-      const bool next_is_partial = gather_next(next);
+      const bool next_is_partial = gather_next(walk, next);
       const bool is_last = next.n == 0;
       if (is_last) after_last(next);
       f(keys, next, partial);
@@ -132,6 +125,15 @@ class ItemKernel {
     for (i32 i = 0; i < stages_.num_query; ++i)
       stages_.query[i].ops->query(stages_.query[i].self, q, launch_.dim_qk, x_.rows[m]);
     if (stages_.num_query > 0) round_row(launch_.dtype, q, launch_.dim_qk);
+  }
+
+  /// The walk's next tile, whose n is 0 at the end; tiles without a key are passed over. Returns
+  /// whether it is partial.
+  bool gather_next(TileWalk& walk, KeyTile<T>& keys) const {
+    Span span{0, 0, false};
+    keys.n = 0;
+    while (keys.n == 0 && walk.next(span)) gather(span, keys);
+    return span.partial;
   }
 
   void gather(const Span& span, KeyTile<T>& keys) const {
@@ -211,17 +213,18 @@ class ItemKernel {
       stages_.logits[i].ops->logits(stages_.logits[i].self, s, n, x_.rows[m], keys);
   }
 
-  /// f_mask of row m, for all keys of a tile.
-  void evaluate_keep(i32 m, const KeyTile<T>& keys, u8* keep) const {
-    evaluate_mask(stages_, x_.rows[m], lanes_of(keys, 0), keys.n, keep);
+  /// f_mask of row m, for n keys of a tile from number `first` on.
+  void evaluate_keep(i32 m, const KeyTile<T>& keys, i32 first, i32 n, u8* keep) const {
+    evaluate_mask(stages_, x_.rows[m], lanes_of(keys, first), n, keep);
     if (level_.mask_bits)
-      apply_mask_bits(level_, tile_.group, (tile_.row_begin + m) / plan_.group_size, keys.column,
-                      keys.n, keep);
+      apply_mask_bits(level_, tile_.group, (tile_.row_begin + m) / plan_.group_size,
+                      keys.column + first, n, keep);
   }
 
-  /// The same of all rows: [rows, max_tile_keys].
+  /// The same of all rows and keys: [rows, max_tile_keys].
   const u8* evaluate_keep(const KeyTile<T>& keys) {
-    for (i32 m = 0; m < tile_.num_rows; ++m) evaluate_keep(m, keys, x_.keep + m * max_tile_keys);
+    for (i32 m = 0; m < tile_.num_rows; ++m)
+      evaluate_keep(m, keys, 0, keys.n, x_.keep + m * max_tile_keys);
     return x_.keep;
   }
 
