@@ -10,7 +10,6 @@ RADDLE_ENGINE_BEGIN
 /// where there is no mask.
 template <class Answer, class Ask>
 inline Answer fold_masks(const Stages& stages, Answer none, const Ask& ask) {
-  if (stages.num_mask == 1) return ask(stages.mask[0].stage);  // a planner asks twice a tile
   Answer stack[max_mask_depth + 1];
   i32 depth = 0;
   for (i32 i = 0; i < stages.num_mask; ++i) {

@@ -89,8 +89,8 @@ RADDLE_FN void start_shifts(const float* s, float factor, RowShifts rows, i32 m)
 }
 
 /// One step of the online softmax (FlashAttention-2, algorithm 1) for the `nth` row of a strip, row
-/// m of all, which start_shifts has seen: weights exp(scale · s - shift) go to `p`, which may be where `s` is; `factor` is scale
-/// · log2(e).
+/// m of all, which start_shifts has seen: weights exp(scale · s - shift) go to `p`, which may be
+/// where `s` is; `factor` is scale · log2(e).
 RADDLE_FN void softmax_row(const float* s, float factor, RowShifts rows, i32 m,
                            Rescaling& rescaling, i32 nth, bf16* p) {
   Vec weights[slice_vecs];
