@@ -46,9 +46,6 @@ class Handle(tvm_ffi.Object):
 
     __slots__ = ()
 
-    # That of tvm_ffi.Object passes its arguments on to this one, which takes a call and a tuple more.
-    __init_handle_by_constructor__ = tvm_ffi.core.CObject.__init_handle_by_constructor__
-
     def __copy__(self):
         return self
 
