@@ -144,9 +144,7 @@ i64 Chooser::cut_pieces(Cutting cutting) {
       Piece* cut = pieces.grow(num_pieces + count, num_pieces) + num_pieces;
       cut_tile(units, t, cutting, length, cut);
       const UnitCost cost = unit_cost(units, t);
-      i64 kv_tiles = 0;
-      for (i32 i = 0; i < count; ++i) kv_tiles += cut[i].kv_tiles;
-      total += count * (count > 1 ? cost.resume : cost.start) + kv_tiles * cost.tile;
+      for (i32 i = 0; i < count; ++i) total += piece_cost(cost, cut[i], count);
       num_pieces += count;
       piece_begin[t + 1] = static_cast<i32>(num_pieces);
     }
@@ -180,9 +178,9 @@ Outcome Chooser::try_fixed(Method method, Cutting cutting, i64 earlier_than) {
     RankedPiece* ranked = ranked_.grow(count);
     for (i32 t = 0; t < units.num_tiles; ++t) {
       const UnitCost cost = unit_cost(units, t);
-      const i64 start = piece_begin[t + 1] - piece_begin[t] > 1 ? cost.resume : cost.start;
+      const i32 chunks = piece_begin[t + 1] - piece_begin[t];
       for (i32 p = piece_begin[t]; p < piece_begin[t + 1]; ++p)
-        ranked[p] = RankedPiece{start + pieces[p].kv_tiles * cost.tile, p};
+        ranked[p] = RankedPiece{piece_cost(cost, pieces[p], chunks), p};
     }
     sort_dearest_first(ranked, count, spare_.grow(count));
     result.heaviest = least_of_ranked(ranked, count, heads, workers);

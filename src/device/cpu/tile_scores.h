@@ -4,6 +4,7 @@
 
 #include "device/cpu/lane_scores.h"
 #include "raddle/engine/kernel/cpu/ahead.h"
+#include "raddle/engine/kernel/cpu/amx_squares.h"
 #include "raddle/engine/simd/amx_rows.h"
 
 RADDLE_ENGINE_BEGIN
@@ -11,31 +12,34 @@ RADDLE_ENGINE_BEGIN
 namespace cpu {
 namespace {
 
-constexpr i32 pages_of_tile = simd::tile_rows;
-constexpr i32 square = simd::tile_rows * simd::tile_depth;  ///< elements of a tile
+constexpr i32 pages_of_tile = tile_rows;
 /// Of a page's bounds: q⁺ · max and q⁻ · min.
 constexpr i32 parts = 2;
 
 inline bool fits_tiles(const SelectView& view) {
-  return view.summary.dim % simd::tile_depth == 0 && view.group_size <= simd::tile_rows;
+  return view.summary.dim % tile_depth == 0 && view.group_size <= tile_rows;
 }
 
 inline i64 squares_of_head(const SelectView& view) {
-  return i64{parts} * view.summary.dim / simd::tile_depth;
+  return i64{parts} * view.summary.dim / tile_depth;
+}
+
+/// Bytes of an arranged row before its squares.
+inline i64 bytes_before_squares(const SelectView& view) {
+  return round_up<i64>(parted_bytes(view), simd::tile_bytes);
 }
 
 /// A row is parted, as lanes want it, and then as squares [heads, 2, D / 32] of pairs of dimensions
 /// × vectors of the group.
 inline i64 tiled_bytes(const SelectView& view) {
   const i64 squares = fits_tiles(view) ? view.num_kv_heads * squares_of_head(view) : 0;
-  return round_up<i64>(parted_bytes(view), simd::tile_bytes) + squares * simd::tile_bytes;
+  return bytes_before_squares(view) + squares * simd::tile_bytes;
 }
 
 inline const bf16* query_squares(const ScoreJob& job, i32 row, i32 head) {
   const SelectView& view = *job.view;
   const u8* of_row = job.queries + row * job.row_bytes;
-  return reinterpret_cast<const bf16*>(of_row +
-                                       round_up<i64>(parted_bytes(view), simd::tile_bytes)) +
+  return reinterpret_cast<const bf16*>(of_row + bytes_before_squares(view)) +
          head * squares_of_head(view) * square;
 }
 
@@ -44,9 +48,9 @@ inline void arrange_tiles(const SelectView& view, i32 row, u8* to) {
   if (!fits_tiles(view)) return;
   const i32 dim = view.summary.dim;
   const auto* parted = reinterpret_cast<const float*>(to);
-  auto* squares = reinterpret_cast<bf16*>(to + round_up<i64>(parted_bytes(view), simd::tile_bytes));
+  auto* squares = reinterpret_cast<bf16*>(to + bytes_before_squares(view));
   for (i32 head = 0; head < view.num_kv_heads; ++head, parted += i64{view.group_size} * parts * dim)
-    for (i32 d = 0; d < parts * dim; d += simd::tile_depth, squares += square)
+    for (i32 d = 0; d < parts * dim; d += tile_depth, squares += square)
       simd::pair_columns(parted + d, parts * dim, view.group_size, squares);
 }
 
@@ -63,50 +67,53 @@ struct TilePages {
   }
 };
 
+/// Both parts of the bounds of 16 pages on a group's vectors, for one KV head, whose summaries lie
+/// `offset` bytes behind the first one's.
+inline void multiply_bounds(const TilePages& pages, i64 offset, i32 steps, const bf16* queries,
+                            Ahead& ahead, float (&sums)[parts][pages_of_tile][lanes]) {
+  // Pages lie anywhere. Steps have copies in turns: a load waits for the stores before it.
+  alignas(64) bf16 copies[2][parts][square];
+  simd::tile_zero<0>();
+  simd::tile_zero<1>();
+  for (i32 s = 0; s < steps; ++s, queries += square) {
+    auto& copy = copies[s % 2];
+    for (i32 p = 0; p < pages_of_tile; p += 2) {
+#pragma GCC unroll 4
+      for (i32 i = 0; i < 2 * parts; ++i) {
+        const u8* from = static_cast<const u8*>(pages.rows[parts * p + i]) + offset;
+        simd::store_words(copy[i % parts] + (p + i / parts) * tile_depth,
+                          simd::load_words(reinterpret_cast<const bf16*>(from) + s * tile_depth));
+      }
+      ahead.used(Int<2 * parts * 64>{});
+    }
+    simd::tile_load<2>(copy[1], 64);
+    simd::tile_load<3>(queries, 64);
+    simd::tile_dot<0, 2, 3>();
+    simd::tile_load<4>(copy[0], 64);
+    simd::tile_load<5>(queries + steps * square, 64);
+    simd::tile_dot<1, 4, 5>();
+  }
+  simd::tile_store<0>(sums[0], 64);
+  simd::tile_store<1>(sums[1], 64);
+}
+
 /// Scores 16 pages from the nth on, or as many as there are. False: some bound is no number.
 inline bool score_tile(const ScoreJob& job, i32 nth) {
   const SelectView& view = *job.view;
   const SummaryBytes& summary = view.summary;
-  const i32 steps = summary.dim / simd::tile_depth;
   const TilePages now(job, nth), next(job, nth + pages_of_tile);
   Ahead ahead(next.rows, nth + pages_of_tile < job.count ? parts * pages_of_tile : 0,
               job.head_end - job.head_begin, summary.head_step,
               summary.dim * static_cast<i32>(sizeof(bf16)));
-  // Pages lie anywhere. Steps have copies in turns: a load waits for the stores before it.
-  alignas(64) bf16 copies[2][parts][square];
-  alignas(64) float sums[parts][pages_of_tile][simd::lanes];
-  simd::Vec best[pages_of_tile], doubt{};
-  for (simd::Vec& bound : best) bound = simd::broadcast(-math::infinity);
+  alignas(64) float sums[parts][pages_of_tile][lanes];
+  Vec best[pages_of_tile], doubt{};
+  for (Vec& bound : best) bound = simd::broadcast(-math::infinity);
   for (i32 head = job.head_begin; head < job.head_end; ++head)
     for (i32 row = job.row_begin; row < job.row_end; ++row) {
-      const i64 of_head = (head - job.head_begin) * summary.head_step;
-      const bf16* plus = query_squares(job, row, head);
-      const bf16* minus = plus + steps * square;
-      simd::tile_zero<0>();
-      simd::tile_zero<1>();
-      for (i32 s = 0; s < steps; ++s) {
-        auto& copy = copies[s % 2];
-        for (i32 p = 0; p < pages_of_tile; p += 2) {
-#pragma GCC unroll 4
-          for (i32 i = 0; i < 2 * parts; ++i) {
-            const u8* from = static_cast<const u8*>(now.rows[parts * p + i]) + of_head;
-            simd::store_words(
-                copy[i % parts] + (p + i / parts) * simd::tile_depth,
-                simd::load_words(reinterpret_cast<const bf16*>(from) + s * simd::tile_depth));
-          }
-          ahead.used(Int<2 * parts * 64>{});
-        }
-        simd::tile_load<2>(copy[1], 64);
-        simd::tile_load<3>(plus + s * square, 64);
-        simd::tile_dot<0, 2, 3>();
-        simd::tile_load<4>(copy[0], 64);
-        simd::tile_load<5>(minus + s * square, 64);
-        simd::tile_dot<1, 4, 5>();
-      }
-      simd::tile_store<0>(sums[0], 64);
-      simd::tile_store<1>(sums[1], 64);
+      multiply_bounds(now, (head - job.head_begin) * summary.head_step, summary.dim / tile_depth,
+                      query_squares(job, row, head), ahead, sums);
       for (i32 p = 0; p < pages_of_tile; ++p) {
-        const simd::Vec bound = simd::load(sums[0][p]) + simd::load(sums[1][p]);
+        const Vec bound = simd::load(sums[0][p]) + simd::load(sums[1][p]);
         best[p] = simd::max(best[p], bound);
         doubt += bound - bound;
       }

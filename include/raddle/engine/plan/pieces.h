@@ -99,10 +99,12 @@ RADDLE_FN i32 cut_tile(const Units& units, i32 tile, Cutting cutting, i64 length
   return count;
 }
 
-/// Cost of one piece of a tile cut into `chunks` pieces.
-RADDLE_FN i64 piece_cost(const Units& units, const Piece& piece, i32 chunks) {
-  const UnitCost cost = unit_cost(units, piece.tile);
+/// Cost of one piece of a tile cut into `chunks` pieces; `cost` is the tile's.
+RADDLE_FN i64 piece_cost(const UnitCost& cost, const Piece& piece, i32 chunks) {
   return (chunks > 1 ? cost.resume : cost.start) + piece.kv_tiles * cost.tile;
+}
+RADDLE_FN i64 piece_cost(const Units& units, const Piece& piece, i32 chunks) {
+  return piece_cost(unit_cost(units, piece.tile), piece, chunks);
 }
 
 RADDLE_ENGINE_END

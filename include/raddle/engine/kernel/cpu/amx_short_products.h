@@ -137,22 +137,12 @@ class TileProducts {
     Rows keys[blocks];
     for (i32 b = 0; b < blocks; ++b)
       keys[b] = rows_of(k + b * tile_rows, n - b * tile_rows, x_.k + b * tile_rows * dim_qk_);
-    simd::tile_zero<0>();
-    simd::tile_zero<1>();
-    if constexpr (blocks > 1) {
-      simd::tile_zero<2>();
-      simd::tile_zero<3>();
-    }
+    zero_results<2 * blocks>();
     for (i32 d = 0; d < dim_qk_; d += 2 * tile_depth, q += 2 * square) {
       multiply_depth<blocks, 0>(keys, d, q, used);
       multiply_depth<blocks, 1>(keys, d + tile_depth, q + square, used);
     }
-    store_result<0>(square / 2, 64);
-    store_result<1>(square / 2, 64);
-    if constexpr (blocks > 1) {
-      store_result<2>(square / 2, 64);
-      store_result<3>(square / 2, 64);
-    }
+    store_results<2 * blocks>(x_.result, square / 2, 64);
     for_rows(rows, [&](auto r) {
       for (i32 b = 0; b < blocks; ++b)
         transpose_to<decltype(r)::value>(x_.result + b * square, scale, s + b * tile_rows, lds);
@@ -171,10 +161,26 @@ class TileProducts {
     }
   }
 
-  /// A tile to `result`, `to` elements further on for each before it.
-  template <i32 result>
-  void store_result(i32 to, i64 stride) const {
-    simd::tile_store<result>(x_.result + result * to, stride);
+  /// Two results or all.
+  template <i32 count>
+  static void zero_results() {
+    simd::tile_zero<0>();
+    simd::tile_zero<1>();
+    if constexpr (count > 2) {
+      simd::tile_zero<2>();
+      simd::tile_zero<3>();
+    }
+  }
+
+  /// Each `step` elements behind the one before it.
+  template <i32 count>
+  static void store_results(float* to, i32 step, i64 stride) {
+    simd::tile_store<0>(to, stride);
+    simd::tile_store<1>(to + step, stride);
+    if constexpr (count > 2) {
+      simd::tile_store<2>(to + 2 * step, stride);
+      simd::tile_store<3>(to + 3 * step, stride);
+    }
   }
 
   /// Calls f(Int<r>) for the power of two r that holds `rows`, up to 16.
@@ -215,26 +221,20 @@ class TileProducts {
   template <bool whole, class Used>
   void multiply_values(const T* const* v, i32 n, i32 rows, float* o, i32 ldo, Used& used) const {
     const i64 stride = (whole ? ldo : stripe) * static_cast<i64>(sizeof(float));
-    bf16 *now = x_.v[0], *next = x_.v[1];
+    i32 now = 0;  // squares that are multiplied; the others are made
     for (i32 pair = 0; pair < tile_rows; pair += pairs_a_turn)
-      pair_keys(v, n, 0, 0, pair, now, used);
+      pair_keys(v, n, 0, 0, pair, x_.v[now], used);
     for (i32 d = 0; d < dim_vo_; d += stripe) {
       start_results<whole>(o + d, stride);
       for (i32 j = 0; j < n; j += tile_depth) {
         const bool goes_on = j + tile_depth < n;
         const i32 next_j = goes_on ? j + tile_depth : 0, next_d = goes_on ? d : d + stripe;
-        multiply_pairs(x_.p + j, now, [&](i32 pair) {
-          if (next_d < dim_vo_) pair_keys(v, n, next_j, next_d, pair, next, used);
+        multiply_pairs(x_.p + j, x_.v[now], [&](i32 pair) {
+          if (next_d < dim_vo_) pair_keys(v, n, next_j, next_d, pair, x_.v[now ^ 1], used);
         });
-        bf16* const used_up = now;
-        now = next;
-        next = used_up;
+        now ^= 1;
       }
-      float* to = whole ? o + d : x_.result;
-      simd::tile_store<0>(to, stride);
-      simd::tile_store<1>(to + tile_rows, stride);
-      simd::tile_store<2>(to + 2 * tile_rows, stride);
-      simd::tile_store<3>(to + 3 * tile_rows, stride);
+      store_results<num_results>(whole ? o + d : x_.result, tile_rows, stride);
       if constexpr (!whole) add_result(rows, o + d, ldo);
     }
   }
@@ -247,10 +247,7 @@ class TileProducts {
       simd::tile_load<2>(o + 2 * tile_rows, stride);
       simd::tile_load<3>(o + 3 * tile_rows, stride);
     } else {
-      simd::tile_zero<0>();
-      simd::tile_zero<1>();
-      simd::tile_zero<2>();
-      simd::tile_zero<3>();
+      zero_results<num_results>();
     }
   }
 

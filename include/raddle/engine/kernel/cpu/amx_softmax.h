@@ -13,9 +13,6 @@ RADDLE_ENGINE_BEGIN
 
 namespace cpu {
 
-using simd::lanes;
-using simd::Vec;
-
 /// The shift of a row before the first key that it keeps: NaN, so that weights are, too.
 constexpr float no_shift = __builtin_bit_cast(float, 0x7fc00000u);
 RADDLE_FN bool is_shift(float minus) { return minus == minus; }
