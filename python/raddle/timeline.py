@@ -12,8 +12,9 @@ from raddle._device_tensor import DeviceTensor
 from raddle.plans import Plan, Reservation
 
 #: What a worker comes to (include/raddle/engine/kernel/mma/launch.h, TimelineStage): its start once, then of every
-#: item: its first keys are asked for, its last key is computed, its rows or state are stored, it is done.
-STAGES = ("started", "opened", "computed", "stored", "finished")
+#: item: its first keys are asked for, its last key is computed, its rows or state are stored, it is done. What it
+#: composes of other workers' states at the end of its queue is one more, with its last item's number.
+STAGES = ("started", "opened", "computed", "stored", "finished", "contracted")
 _MARK = np.dtype([("stage", np.int8), ("item", np.int32), ("us", np.float64)])
 _LAST_SHOWN = 12
 
@@ -40,7 +41,7 @@ class Timeline:
         if num_items is None:
             raise ValueError("num_items is None, and the plan was made on the GPU; expected the items of a worker")
         # Two marks at least: a tensor of less is refused.
-        marks = 1 + max(1, num_items) * (len(STAGES) - 1)
+        marks = 2 + max(1, num_items) * (len(STAGES) - 2)
         self._tensor = DeviceTensor((plan.num_workers, marks, 2), np.float32, device)
         self.clear()
 
@@ -141,7 +142,7 @@ class Marks:
 
         figure = Figure(figsize=(14, min(40.0, 2.0 + 0.07 * len(self.workers))), layout="constrained")
         axes = figure.subplots()
-        colours = ("lightgrey", "tab:orange", "tab:blue", "tab:green", "tab:purple")
+        colours = ("lightgrey", "tab:orange", "tab:blue", "tab:green", "tab:purple", "tab:red")
         for number, (name, colour) in enumerate(zip(STAGES, colours)):
             if number == 0:
                 continue

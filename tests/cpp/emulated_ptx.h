@@ -345,6 +345,7 @@ inline u32 max_of_warp(u32 x) {
   return most;
 }
 inline i32 count_bits(u32 x) { return __builtin_popcount(x); }
+inline i32 lowest_bit(u32 x) { return __builtin_ctz(x); }
 
 inline i32 atomic_add(i32* counter, i32 x) {
   const i32 before = *counter;

@@ -52,6 +52,9 @@ RADDLE_DEVICE i32 count_bits(u32 x) {
   return static_cast<i32>(n);
 }
 
+/// The number of the lowest bit that is set.
+RADDLE_DEVICE i32 lowest_bit(u32 x) { return count_bits((x & (0u - x)) - 1u); }
+
 }  // namespace ptx
 
 RADDLE_ENGINE_END

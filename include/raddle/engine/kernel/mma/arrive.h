@@ -1,5 +1,7 @@
-// Who composes partial states, and when: items arrive at the contractions that wait for them, and
-// one worker composes each.
+// Who composes partial states, and when: items arrive at the contractions that wait for them. Few
+// rows are composed by whoever brings their last state; many are shared among those who computed
+// states of them, as are all of a cascade, where the last to arrive may be a piece of a prefix that
+// hundreds of contractions wait for.
 #pragma once
 
 #include "raddle/engine/kernel/mma/contract.h"
@@ -8,23 +10,92 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-/// What a contraction's word in `arrived` says: how many items have, and which worker has said that
-/// it will contract, plus one.
+/// What a contraction's word in `arrived` says: how many items have, how many shares of its rows
+/// are taken, and how many workers that were to take one have left without.
 struct Arrivals {
   i32 word;
-  RADDLE_DEVICE static i32 claim(i32 worker) { return (worker + 1) << 16; }
+  static constexpr i32 one_taken = 1 << 16, one_left = 1 << 24;
   RADDLE_DEVICE i32 count() const { return word & 0xffff; }
-  RADDLE_DEVICE bool is_claimed() const { return word >> 16 != 0; }
-  RADDLE_DEVICE bool is_claimed_by(i32 worker) const { return word >> 16 == worker + 1; }
+  RADDLE_DEVICE i32 taken() const { return word >> 16 & 0xff; }
+  RADDLE_DEVICE i32 left() const { return word >> 24; }
 };
 
-/// In a cascade, who computes rows of their own contracts them at the end of its queue: the last
-/// item to arrive may be a piece of a prefix that hundreds of contractions wait for. Of several
-/// pieces the first one's worker does.
-RADDLE_DEVICE bool claims(const MmaLaunch& launch, const WorkItem& item, const QueryTile& tile) {
-  const bool last_level = tile.level + 1 == launch.layout.num_levels;
-  if (launch.layout.num_levels < 2 || !last_level || item.partial_row < 0) return false;
-  return launch.plan.splits[tile.split + item.kv_head].partial_row == item.partial_row;
+/// Rows that one worker composes in the time of waiting for others, two a warp. Of one level,
+/// whoever brings the last state of so few composes them there and then; all else is shared, and
+/// composed at the ends of queues.
+constexpr i32 rows_at_once = 2 * num_warps;
+RADDLE_DEVICE bool composed_at_once(const MmaLaunch& launch, i32 num_rows) {
+  return launch.layout.num_levels == 1 && num_rows <= rows_at_once;
+}
+
+/// In how many shares so many rows are composed by so many workers.
+RADDLE_DEVICE i32 count_shares(i32 num_rows, i32 workers) {
+  constexpr i32 most = 32;
+  if (num_rows <= rows_at_once) return 1;
+  return min(min(workers, most), ceil_div(num_rows, num_warps));
+}
+
+/// The next share of a contraction whose states are all there. Who takes the last one has the next
+/// launch begin anew: nobody else waits for it any more.
+RADDLE_DEVICE i32 take_share(i32* word, i32 shares) {
+  const i32 nth = shares == 1 ? 0 : Arrivals{ptx::atomic_add(word, Arrivals::one_taken)}.taken();
+  if (nth + 1 == shares) *word = 0;
+  return nth;
+}
+
+/// Who composes the rows of a contraction, in shares: workers of the tile's own chunks, in their
+/// order, and then those of what it shares with others.
+struct Shares {
+  i32 count;   ///< of shares
+  i32 own;     ///< chunks of the tile
+  i32 helper;  ///< the tile whose chunks' workers follow; -1: none do
+};
+
+/// Of tiles that more contractions wait for than these, workers compose none: each of those has
+/// workers of its own.
+constexpr i32 most_dependents = 4;
+
+RADDLE_DEVICE Shares look_up_shares(const PlanView& plan, i32 which, i32 kv_head) {
+  const Contraction& contraction = plan.contractions[which];
+  const QueryTile& tile = plan.query_tiles[contraction.query_tile];
+  const i32 first = plan.sources[contraction.source_begin].query_tile;
+  const QueryTile& shared = plan.query_tiles[first];
+  const bool helps = first != contraction.query_tile &&
+                     shared.dependents_end - shared.dependents_begin <= most_dependents;
+  const i32 own = plan.splits[tile.split + kv_head].num_chunks;
+  const i32 others = helps ? plan.splits[shared.split + kv_head].num_chunks : 0;
+  return Shares{count_shares(tile.num_rows, own + others), own, helps ? first : -1};
+}
+
+/// A worker's part in a contraction.
+struct Share {
+  i32 which = -1;  ///< the contraction's number; -1: it has none
+  i32 kv_head = 0;
+  i32 count = 0;  ///< shares of its rows
+};
+
+/// The part of an item's worker in contraction number `nth` of those that wait for the item.
+RADDLE_DEVICE Share look_up_share(const MmaLaunch& launch, const WorkItem& item, i32 nth) {
+  const PlanView& plan = launch.plan;
+  if (item.partial_row < 0) return Share{};
+  const QueryTile& tile = plan.query_tiles[item.query_tile];
+  const i32 dependents = tile.dependents_end - tile.dependents_begin;
+  if (nth >= dependents || dependents > most_dependents) return Share{};
+  const i32 which = plan.dependents[tile.dependents_begin + nth];
+  const Split split = plan.splits[tile.split + item.kv_head];
+  const i32 chunk = quotient(item.partial_row - split.partial_row, tile.num_rows);
+  i32 count = 1, number = chunk;
+  if (tile.level + 1 == launch.layout.num_levels && tile.num_rows <= rows_at_once) {
+    if (composed_at_once(launch, tile.num_rows)) return Share{};
+  } else {
+    const Shares shares = look_up_shares(plan, which, item.kv_head);
+    count = shares.count;
+    if (item.query_tile == shares.helper)
+      number += shares.own;
+    else if (tile.level + 1 < launch.layout.num_levels)
+      return Share{};
+  }
+  return number < count ? Share{which, item.kv_head, count} : Share{};
 }
 
 /// What an item's arrival needs of the plan, for one of the contractions that wait for it, a thread
@@ -57,102 +128,124 @@ RADDLE_DEVICE Awaiting look_up_awaiting(const MmaLaunch& launch, const WorkItem&
   return found;
 }
 
-/// Counts an item up at every contraction that waits for it, and composes those it completes and
-/// nobody has claimed. All threads of the team come here with the item's state stored; `awaiting`
-/// is the thread's first. `completed`, in shared memory, has a word a warp.
+/// The first thread of the team that says yes; -1: none does. `bits`, in shared memory, has a word
+/// a warp.
+template <class K>
+RADDLE_DEVICE i32 first_of_team(bool yes, u32* bits) {
+  const u32 of_warp = ptx::ballot(yes);
+  if (ptx::lane_index() == 0) bits[ptx::warp_index()] = of_warp;
+  sync_team<K>();
+  i32 first = -1;
+  for (i32 w = num_warps - 1; w >= 0; --w)
+    if (bits[w] != 0) first = 32 * w + ptx::lowest_bit(bits[w]);
+  sync_team<K>();  // they have been read
+  return first;
+}
+
+/// What one thread of the team says, to all of them.
+template <class K>
+RADDLE_DEVICE i32 tell_team(bool tells, i32 what, u32* bits) {
+  if (tells) bits[0] = static_cast<u32>(what);
+  sync_team<K>();
+  const i32 told = static_cast<i32>(bits[0]);
+  sync_team<K>();
+  return told;
+}
+
+/// Composes a share of a contraction's rows.
+template <class K, class V>
+RADDLE_DEVICE void contract_share(const MmaLaunch& launch, const V& variant, const Share& share,
+                                  const Sources& sources, i32 nth, float* vector) {
+  const QueryTile& tile = launch.plan.query_tiles[launch.plan.contractions[share.which].query_tile];
+  const auto row = [&](i32 n) { return quotient(tile.num_rows * n, share.count); };
+  contract<K>(launch, variant, tile, row(nth), row(nth + 1), sources, vector);
+}
+
+/// Composes a share that somebody left; one thread of the team takes it.
+template <class K, class V>
+RADDLE_DEVICE void contract_left(const MmaLaunch& launch, const V& variant, i32 which, i32 kv_head,
+                                 bool takes, u32* bits, float* vector) {
+  const PlanView& plan = launch.plan;
+  const Share share{which, kv_head, look_up_shares(plan, which, kv_head).count};
+  i32* word = launch.arrived + which * plan.num_kv_heads + kv_head;
+  const i32 nth = tell_team<K>(takes, takes ? take_share(word, share.count) : 0, bits);
+  contract_share<K>(launch, variant, share, look_up_sources(plan, which, kv_head), nth, vector);
+}
+
+/// Counts an item up at every contraction that waits for it, and composes what it completes where
+/// that is done at once, or where those who were to do so have left. All threads of the team come
+/// here with the item's state stored; `awaiting` is the thread's first. `bits`, in shared memory,
+/// has a word a warp.
 template <class K, class V>
 RADDLE_COLD void arrive(const MmaLaunch& launch, const V& variant, const WorkItem& item,
-                        Awaiting awaiting, u32* completed, float* vector) {
+                        Awaiting awaiting, u32* bits, float* vector) {
   const QueryTile& tile = launch.plan.query_tiles[item.query_tile];
-  const i32 count = tile.dependents_end - tile.dependents_begin, worker = worker_index<K>();
-  const i32 mark = claims(launch, item, tile) ? Arrivals::claim(worker) : 0;
+  const i32 count = tile.dependents_end - tile.dependents_begin;
+  const bool at_once = composed_at_once(launch, tile.num_rows);
   sync_team<K>();  // the state is stored
   for (i32 first = 0; first < count; first += num_threads) {
     if (first > 0) awaiting = look_up_awaiting(launch, item, first + ptx::thread_index());
-    bool last = false;
+    i32 due = 0;  // shares that fall to this worker
     if (awaiting.at >= 0) {
       ptx::fence_device();  // the block's state before its arrival
-      const Arrivals before{ptx::atomic_add(&launch.arrived[awaiting.at], 1 + mark)};
-      last = before.count() + 1 == awaiting.expected && !before.is_claimed();
-      if (last) launch.arrived[awaiting.at] = 0;
+      const Arrivals before{ptx::atomic_add(&launch.arrived[awaiting.at], 1)};
+      if (before.count() + 1 == awaiting.expected) due = at_once ? 1 : before.left();
+      if (due > 0 && at_once) launch.arrived[awaiting.at] = 0;
     }
-    const u32 of_warp = ptx::ballot(last);
-    if (ptx::lane_index() == 0) completed[ptx::warp_index()] = of_warp;
-    sync_team<K>();
-    for (i32 i = 0; i < min(num_threads, count - first); ++i) {
-      if (!(completed[i / 32] >> (i % 32) & 1)) continue;
+    for (i32 i; (i = first_of_team<K>(due > 0, bits)) >= 0;) {
       ptx::fence_device();  // the others' states, after their arrival
-      if (launch.layout.num_levels == 1) {
-        contract<K>(launch, variant, tile, own_sources(tile, awaiting.split, item.kv_head), vector);
-      } else {
-        const i32 which = launch.plan.dependents[tile.dependents_begin + first + i];
-        contract<K>(launch, variant, look_up_sources(launch.plan, which, item.kv_head), vector);
-      }
+      const bool mine = ptx::thread_index() == i;
+      if (mine) --due;
+      if (at_once)
+        contract<K>(launch, variant, tile, 0, tile.num_rows,
+                    own_sources(tile, awaiting.split, item.kv_head), vector);
+      else
+        contract_left<K>(launch, variant, launch.plan.dependents[tile.dependents_begin + first + i],
+                         item.kv_head, mine, bits, vector);
     }
-    sync_team<K>();
   }
 }
 
-/// How long a claim is waited for. Whoever is missing may not have a multiprocessor before this
-/// block leaves its own: then the last to arrive contracts.
+/// How long others are waited for. Whoever is missing may not have a multiprocessor before this
+/// block leaves its own: then the last to arrive composes what was this worker's.
 constexpr i64 patience_ns = 10'000'000;
 
-/// Whether this worker has claimed a contraction, and all it waits for has arrived. One thread's
-/// work; the word is zero afterwards, or no longer this worker's.
-template <class K>
-RADDLE_DEVICE bool await_claimed(const MmaLaunch& launch, i32 at) {
+/// Waits until all that a contraction composes has arrived, and takes a share: its number, or -1,
+/// if that was waited for too long. One thread's work.
+RADDLE_DEVICE i32 await_share(const MmaLaunch& launch, const Share& share) {
+  const i32 at = share.which * launch.plan.num_kv_heads + share.kv_head;
   i32* word = launch.arrived + at;
-  const i32 worker = worker_index<K>(), expected = launch.plan.expected[at];
+  const i32 expected = launch.plan.expected[at];
   Arrivals seen{ptx::load_acquire(word)};
-  if (!seen.is_claimed_by(worker)) return false;
   const i64 deadline = ptx::global_time() + patience_ns;
   while (seen.count() < expected && ptx::global_time() < deadline) {
     ptx::sleep(100);
     seen.word = ptx::load_acquire(word);
   }
-  if (seen.count() < expected) seen.word = ptx::atomic_add(word, -Arrivals::claim(worker));
-  if (seen.count() < expected) return false;
-  *word = 0;
-  return true;
+  if (seen.count() < expected) seen.word = ptx::atomic_add(word, Arrivals::one_left);
+  return seen.count() < expected ? -1 : take_share(word, share.count);
 }
 
-/// What the contraction that an item's worker has claimed composes.
-RADDLE_DEVICE Sources look_up_claimed(const PlanView& plan, const WorkItem& item) {
-  const i32 first = plan.query_tiles[item.query_tile].dependents_begin;
-  return look_up_sources(plan, plan.dependents[first], item.kv_head);
-}
-
-/// Contracts what this worker has claimed of the items [begin, end) of its queue, all of them done:
-/// a few at a time are looked up, waited for, and composed. `ready` is a word in shared memory.
+/// Composes this worker's shares of what the items [begin, end) of its queue, all of them done, are
+/// states of. `bits` has a word a warp in shared memory.
 template <class K, class V>
-RADDLE_DEVICE void contract_all_claimed(const MmaLaunch& launch, const V& variant, i32 begin,
-                                        i32 end, u32* ready, float* vector) {
-  constexpr i32 at_a_time = 4;
-  for (i32 next = begin; next < end;) {
-    Sources claimed[at_a_time];
-    RADDLE_UNROLL
-    for (i32 i = 0; i < at_a_time; ++i) {
-      for (; next < end && claimed[i].which < 0; ++next) {
-        const WorkItem& item = launch.plan.items[next];
-        if (claims(launch, item, launch.plan.query_tiles[item.query_tile]))
-          claimed[i] = look_up_claimed(launch.plan, item);
-      }
+RADDLE_DEVICE void contract_shares(const MmaLaunch& launch, const V& variant, i32 begin, i32 end,
+                                   u32* bits, float* vector) {
+  constexpr i32 at_a_time = 32 / most_dependents;
+  for (i32 first = begin; first < end; first += at_a_time) {
+    const i32 lane = ptx::lane_index(), nth = first + lane / most_dependents;
+    Share mine;
+    if (nth < end) mine = look_up_share(launch, launch.plan.items[nth], lane % most_dependents);
+    for (u32 left = ptx::ballot(mine.which >= 0); left != 0; left &= left - 1) {
+      const i32 from = ptx::lowest_bit(left);
+      const Share share{ptx::shuffle(mine.which, from), ptx::shuffle(mine.kv_head, from),
+                        ptx::shuffle(mine.count, from)};
+      const Sources sources = look_up_sources(launch.plan, share.which, share.kv_head);
+      const bool waits = ptx::thread_index() == 0;
+      const i32 taken = tell_team<K>(waits, waits ? await_share(launch, share) : 0, bits);
+      ptx::fence_device();  // the others' states, after their arrival
+      if (taken >= 0) contract_share<K>(launch, variant, share, sources, taken, vector);
     }
-    sync_team<K>();  // `ready` has been read
-    if (ptx::warp_index() == 0) {
-      i32 at = -1;
-      RADDLE_UNROLL
-      for (i32 i = 0; i < at_a_time; ++i)
-        if (ptx::lane_index() == i && claimed[i].which >= 0)
-          at = claimed[i].which * launch.plan.num_kv_heads + claimed[i].kv_head;
-      const u32 of_warp = ptx::ballot(at >= 0 && await_claimed<K>(launch, at));
-      if (ptx::lane_index() == 0) *ready = of_warp;
-    }
-    sync_team<K>();
-    ptx::fence_device();  // the others' states, after their arrival
-    RADDLE_UNROLL
-    for (i32 i = 0; i < at_a_time; ++i)
-      if (*ready >> i & 1) contract<K>(launch, variant, claimed[i], vector);
   }
 }
 

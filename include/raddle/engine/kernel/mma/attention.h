@@ -29,8 +29,8 @@ RADDLE_DEVICE void prefetch_inputs(const MmaLaunch& launch) {
   ptx::prefetch(reinterpret_cast<const u8*>(query) + 128 * (thread % lines));
 }
 
-/// One worker's queue: compute(begin, end) computes its items; then comes what waits for other
-/// workers' states.
+/// One worker's queue: compute(begin, end) computes its items and says whether rows of theirs are
+/// composed in shares; these come last, when other workers' states are there.
 template <class K, class V, class Compute>
 RADDLE_DEVICE void attend_queue(const MmaLaunch& launch, const V& variant, Compute compute) {
   if (K::teams > 1 && worker_index<K>() >= launch.plan.num_workers) return;  // one of an odd number
@@ -41,11 +41,11 @@ RADDLE_DEVICE void attend_queue(const MmaLaunch& launch, const V& variant, Compu
   // Its address lies in constant memory of its own, which answers while the queue does.
   ptx::prefetch(zeros<K>());
   mark<K>(launch, TimelineStage::started, begin);
-  compute(begin, end);
+  if (!compute(begin, end) || begin == end) return;
   using Layout = typename Either<K::wide, ShortWideLayout<K>, ShortLayout<K>>::Type;
-  if (launch.layout.num_levels > 1)
-    contract_all_claimed<K>(launch, variant, begin, end, Layout::completed_bits(),
-                            Layout::vector(ptx::warp_index()));
+  contract_shares<K>(launch, variant, begin, end, Layout::completed_bits(),
+                     Layout::vector(ptx::warp_index()));
+  mark<K>(launch, TimelineStage::contracted, end - 1);
 }
 
 /// Who computes items of either shape.
@@ -72,11 +72,20 @@ RADDLE_DEVICE i32 next_long(const MmaLaunch& launch, i32 item) {
   return -1;
 }
 
-/// The block's first long item, for all of its threads.
-RADDLE_DEVICE i32 first_long(const MmaLaunch& launch) {
+/// The block's first long item, for all of its threads: a lane for each of its own.
+RADDLE_DEVICE i32 first_long(const MmaLaunch& launch, i32 begin, i32 end) {
+  const PlanView& plan = launch.plan;
   i32& first = *static_cast<i32*>(ptx::shared_memory());
-  if (ptx::thread_index() == 0)
-    first = next_long(launch, launch.plan.queue_indptr[ptx::block_index()] - 1);
+  if (ptx::warp_index() == 0) {
+    u32 found = 0;
+    i32 i = begin;
+    for (; i < end && found == 0; i += 32) {
+      const i32 mine = i + ptx::lane_index();
+      found = ptx::ballot(mine < end && plan.query_tiles[plan.items[mine].query_tile].shape == 1);
+    }
+    if (ptx::lane_index() == 0)
+      first = found != 0 ? i - 32 + ptx::lowest_bit(found) : next_long(launch, end);
+  }
   ptx::sync_block();
   const i32 item = first;
   ptx::sync_block();  // before anything else takes its place
@@ -93,10 +102,11 @@ RADDLE_DEVICE void attend(const MmaLaunch& launch, const V& variant) {
   };
   attend_queue<K>(launch, variant, [&](i32 begin, i32 end) {
     RADDLE_ROLLED
-    for (i32 i = first_long(launch); i >= 0;)
+    for (i32 i = first_long(launch, begin, end); i >= 0;)
       i = Long<K, V>(launch, variant, i).run([&](i32 item) { return next_long(launch, item); });
     for (i32 i = begin; i < end;)
       i = is_short(i) ? Short<K, V>(launch, variant, i, end).run() : i + 1;
+    return true;
   });
 }
 
@@ -105,7 +115,13 @@ RADDLE_DEVICE void attend(const MmaLaunch& launch, const V& variant) {
 template <class K, class V>
 RADDLE_DEVICE void attend_short(const MmaLaunch& launch, const V& variant) {
   attend_queue<K>(launch, variant, [&](i32 begin, i32 end) {
-    for (i32 i = begin; i < end;) i = Short<K, V>(launch, variant, i, end).run();
+    bool shares = launch.layout.num_levels > 1;
+    for (i32 i = begin; i < end;) {
+      Short<K, V> items(launch, variant, i, end);
+      i = items.run();
+      shares = shares || items.leaves_shares();
+    }
+    return shares;
   });
 }
 

@@ -101,12 +101,13 @@ class ComposedRow {
   float sum = 0.0f;
 };
 
-/// Composes all partial states of a query tile, a warp a row. add(composed, m) adds row m's.
+/// Composes the partial states of rows [begin, end) of a query tile, a warp a row. add(composed, m)
+/// adds row m's.
 template <class K, class V, class Add>
 RADDLE_DEVICE void contract_rows(const MmaLaunch& launch, const V& variant, const QueryTile& tile,
-                                 i32 kv_head, float* vector, Add add) {
+                                 i32 begin, i32 end, i32 kv_head, float* vector, Add add) {
   const LevelView& level = launch.levels[tile.level];
-  for (i32 m = ptx::warp_index(); m < tile.num_rows; m += num_warps) {
+  for (i32 m = begin + ptx::warp_index(); m < end; m += num_warps) {
     const Row row = make_row(launch.layout, level, tile.group, tile.row_begin + m, kv_head,
                              launch.plan.group_size);
     ComposedRow<K, scan_of<V>()> composed;
@@ -166,32 +167,26 @@ RADDLE_DEVICE Sources own_sources(const QueryTile& tile, const Split& split, i32
                  SourceRows{split.partial_row, 0, tile.num_rows, tile.num_rows, split.num_chunks}};
 }
 
-/// A contraction into `tile`. One function for all of them: a copy for each kind took a fifth of
-/// the compiler's time.
+/// A contraction into rows [begin, end) of `tile`. One function for all of them: a copy for each
+/// kind took a fifth of the compiler's time.
 template <class K, class V>
 RADDLE_COLD void contract(const MmaLaunch& launch, const V& variant, const QueryTile& tile,
-                          Sources sources, float* vector) {
-  contract_rows<K>(launch, variant, tile, sources.kv_head, vector, [&](auto& composed, i32 m) {
-    RADDLE_ROLLED
-    for (i32 s = 0; s < sources.count; ++s) {
-      // More than lanes: rows that share little with each other.
-      if (sources.count > 32 && s % 32 == 0) sources.mine = look_up_source(launch.plan, sources, s);
-      const SourceRows& mine = sources.mine;
-      compose_row(launch, composed,
-                  SourceRows{ptx::shuffle(mine.first, s % 32), ptx::shuffle(mine.begin, s % 32),
-                             ptx::shuffle(mine.end, s % 32), ptx::shuffle(mine.stride, s % 32),
-                             ptx::shuffle(mine.count, s % 32)},
-                  m);
-    }
-  });
-}
-
-/// Contraction number `which`.
-template <class K, class V>
-RADDLE_DEVICE void contract(const MmaLaunch& launch, const V& variant, const Sources& sources,
-                            float* vector) {
-  const i32 tile = launch.plan.contractions[sources.which].query_tile;
-  contract<K>(launch, variant, launch.plan.query_tiles[tile], sources, vector);
+                          i32 begin, i32 end, Sources sources, float* vector) {
+  contract_rows<K>(
+      launch, variant, tile, begin, end, sources.kv_head, vector, [&](auto& composed, i32 m) {
+        RADDLE_ROLLED
+        for (i32 s = 0; s < sources.count; ++s) {
+          // More than lanes: rows that share little with each other.
+          if (sources.count > 32 && s % 32 == 0)
+            sources.mine = look_up_source(launch.plan, sources, s);
+          const SourceRows& mine = sources.mine;
+          compose_row(launch, composed,
+                      SourceRows{ptx::shuffle(mine.first, s % 32), ptx::shuffle(mine.begin, s % 32),
+                                 ptx::shuffle(mine.end, s % 32), ptx::shuffle(mine.stride, s % 32),
+                                 ptx::shuffle(mine.count, s % 32)},
+                      m);
+        }
+      });
 }
 
 }  // namespace mma

@@ -9,8 +9,9 @@
 
 namespace raddle {
 
-/// What a worker has come to: first its start, then these of every item.
-enum class TimelineStage : i32 { started, opened, computed, stored, finished };
+/// What a worker has come to: first its start, then the next four of every item, and at last the
+/// end of what it composed of other workers' states.
+enum class TimelineStage : i32 { started, opened, computed, stored, finished, contracted };
 
 /// When each worker did what, for those who ask.
 struct TimelineView {

@@ -221,7 +221,7 @@ RADDLE_DEVICE void transform_keys(u8* rows, i32 first_row, const TileKeys<tile_k
   const u32 exist = ptx::ballot(lane < warp_keys && keys.column[first + lane % warp_keys] >= 0);
   if (exist == 0) return;
   // Where there is none, the first one that exists is seen, for variants see no others.
-  const i32 other = ptx::count_bits((exist & (0u - exist)) - 1u);
+  const i32 other = ptx::lowest_bit(exist);
   const auto exists = [=](i32 r) { return (exist >> r & 1u) != 0; };
   const i32 request = facts.request, kv_head = facts.kv_head;
   transform_rows<warp_keys, T, dim>(rows, first_row, exists, [&](auto& x, i32 r) {

@@ -53,6 +53,8 @@ class ShortQueries {
     }
     return next_;
   }
+  /// Whether rows of those are composed in shares.
+  RADDLE_DEVICE bool leaves_shares() const { return leaves_shares_; }
 
  private:
   static constexpr i32 share = short_rows / num_warps;  ///< of the queries: rows that a warp loads
@@ -134,9 +136,11 @@ class ShortQueries {
     }
     merge(opened, number, more);
     mark<K>(launch_, TimelineStage::stored, number);
-    if (opened.item.partial_row >= 0)
+    if (opened.item.partial_row >= 0) {
       arrive<K>(launch_, variant_, launch_.plan.items[number], opened.awaiting,
                 Layout::completed_bits(), Layout::vector(warp_));
+      if (!composed_at_once(launch_, opened.num_rows)) leaves_shares_ = true;
+    }
     mark<K>(launch_, TimelineStage::finished, number);
     return more;
   }
@@ -250,7 +254,7 @@ class ShortQueries {
     const i32 columns = at_once ? all_columns : slab_columns, pitch = columns + 4;
     float* slab = at_once ? reinterpret_cast<float*>(Layout::slot_memory(0)) : buffer.o;
     float* mine = slab + (slab_rows * warp_ + g) * pitch;
-    const i32 quads = columns / 4, rows_at_once = num_threads / quads;
+    const i32 quads = columns / 4, rows_of_a_turn = num_threads / quads;
     const i32 first_row = ptx::thread_index() / quads, c = 4 * (ptx::thread_index() % quads);
     RADDLE_ROLLED
     for (i32 half = 0; 8 * half < num_rows; ++half) {
@@ -273,7 +277,7 @@ class ShortQueries {
           return compose_halves<K, V, Layout>(launch_, variant_, number, to_log2_);
         sync_team<K>();
         RADDLE_ROLLED
-        for (i32 r = first_row; r < rows; r += rows_at_once) {
+        for (i32 r = first_row; r < rows; r += rows_of_a_turn) {
           if (r != first_row) to = begin_row(item, 8 * half + r, c == 0);
           if (first + c < K::dim_vo)
             put_four(to, slab + r * pitch + c, slab_rows * pitch, first + c);
@@ -350,6 +354,7 @@ class ShortQueries {
   const MmaLaunch& launch_;
   const V& variant_;
   i32 next_;
+  bool leaves_shares_ = false;
   const i32 end_, warp_, lane_;
   KeyStream<K, Layout> stream_;
   i32 slot_ = 0;       // of what is used next

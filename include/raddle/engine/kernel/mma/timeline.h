@@ -22,7 +22,8 @@ RADDLE_DEVICE void mark(const MmaLaunch& launch, TimelineStage stage, i32 item) 
     if (stage == TimelineStage::opened) mine->what += 1 << 3;
     before = queue[1] - queue[0] + (mine->what >> 3) - queue[0] - 1;
   }
-  const i32 nth = stages * before + static_cast<i32>(stage);
+  const i32 nth = stage == TimelineStage::contracted ? timeline.capacity - 1
+                                                     : stages * before + static_cast<i32>(stage);
   if (nth >= timeline.capacity) return;
   mine[nth] = {static_cast<i32>(ptx::global_time()), static_cast<i32>(stage) | item << 3};
 }

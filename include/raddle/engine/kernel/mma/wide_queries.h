@@ -50,6 +50,8 @@ class WideQueries {
     compute();
     return item_ + 1;
   }
+  /// Whether its rows are composed in shares: looked up where a queue ends.
+  RADDLE_DEVICE bool leaves_shares() const { return true; }
   /// Returns what next(item) says to the one thread that asks.
   template <class Next>
   RADDLE_DEVICE i32 run(Next next) {
