@@ -35,11 +35,12 @@ RADDLE_DEVICE i32 count_shares(i32 num_rows, i32 workers) {
   return min(min(workers, most), ceil_div(num_rows, num_warps));
 }
 
-/// The next share of a contraction whose states are all there. Who takes the last one has the next
-/// launch begin anew: nobody else waits for it any more.
+/// The next share of a contraction whose states are all there; none is left where that is not less
+/// than `shares`. As many workers take shares until then, so that who comes late finds less to do;
+/// who is last to find none has the next launch begin anew.
 RADDLE_DEVICE i32 take_share(i32* word, i32 shares) {
   const i32 nth = shares == 1 ? 0 : Arrivals{ptx::atomic_add(word, Arrivals::one_taken)}.taken();
-  if (nth + 1 == shares) *word = 0;
+  if (shares == 1 || nth == 2 * shares - 1) *word = 0;
   return nth;
 }
 
@@ -73,6 +74,11 @@ struct Share {
   i32 kv_head = 0;
   i32 count = 0;  ///< shares of its rows
 };
+
+/// Its word in `arrived`.
+RADDLE_DEVICE i32* word_of(const MmaLaunch& launch, const Share& share) {
+  return launch.arrived + share.which * launch.plan.num_kv_heads + share.kv_head;
+}
 
 /// The part of an item's worker in contraction number `nth` of those that wait for the item.
 RADDLE_DEVICE Share look_up_share(const MmaLaunch& launch, const WorkItem& item, i32 nth) {
@@ -152,24 +158,32 @@ RADDLE_DEVICE i32 tell_team(bool tells, i32 what, u32* bits) {
   return told;
 }
 
-/// Composes a share of a contraction's rows.
+/// Composes share number `nth` of a contraction's rows, if there is one, and then what others have
+/// not taken. One thread of the team takes shares, the one that `takes`.
 template <class K, class V>
-RADDLE_DEVICE void contract_share(const MmaLaunch& launch, const V& variant, const Share& share,
-                                  const Sources& sources, i32 nth, float* vector) {
-  const QueryTile& tile = launch.plan.query_tiles[launch.plan.contractions[share.which].query_tile];
+RADDLE_DEVICE void contract_from(const MmaLaunch& launch, const V& variant, const Share& share,
+                                 const Sources& sources, i32 nth, bool takes, u32* bits,
+                                 float* vector) {
+  const PlanView& plan = launch.plan;
+  const QueryTile& tile = plan.query_tiles[plan.contractions[share.which].query_tile];
   const auto row = [&](i32 n) { return quotient(tile.num_rows * n, share.count); };
-  contract<K>(launch, variant, tile, row(nth), row(nth + 1), sources, vector);
+  while (nth < share.count) {
+    contract<K>(launch, variant, tile, row(nth), row(nth + 1), sources, vector);
+    if (share.count == 1) return;
+    nth = tell_team<K>(takes, takes ? take_share(word_of(launch, share), share.count) : 0, bits);
+  }
 }
 
-/// Composes a share that somebody left; one thread of the team takes it.
+/// Composes what somebody left.
 template <class K, class V>
 RADDLE_DEVICE void contract_left(const MmaLaunch& launch, const V& variant, i32 which, i32 kv_head,
                                  bool takes, u32* bits, float* vector) {
   const PlanView& plan = launch.plan;
   const Share share{which, kv_head, look_up_shares(plan, which, kv_head).count};
-  i32* word = launch.arrived + which * plan.num_kv_heads + kv_head;
-  const i32 nth = tell_team<K>(takes, takes ? take_share(word, share.count) : 0, bits);
-  contract_share<K>(launch, variant, share, look_up_sources(plan, which, kv_head), nth, vector);
+  const i32 nth =
+      tell_team<K>(takes, takes ? take_share(word_of(launch, share), share.count) : 0, bits);
+  contract_from<K>(launch, variant, share, look_up_sources(plan, which, kv_head), nth, takes, bits,
+                   vector);
 }
 
 /// Counts an item up at every contraction that waits for it, and composes what it completes where
@@ -210,12 +224,11 @@ RADDLE_COLD void arrive(const MmaLaunch& launch, const V& variant, const WorkIte
 /// block leaves its own: then the last to arrive composes what was this worker's.
 constexpr i64 patience_ns = 10'000'000;
 
-/// Waits until all that a contraction composes has arrived, and takes a share: its number, or -1,
-/// if that was waited for too long. One thread's work.
+/// Waits until all that a contraction composes has arrived, and takes a share; of those that are
+/// waited for too long, none. One thread's work.
 RADDLE_DEVICE i32 await_share(const MmaLaunch& launch, const Share& share) {
-  const i32 at = share.which * launch.plan.num_kv_heads + share.kv_head;
-  i32* word = launch.arrived + at;
-  const i32 expected = launch.plan.expected[at];
+  i32* word = word_of(launch, share);
+  const i32 expected = launch.plan.expected[word - launch.arrived];
   Arrivals seen{ptx::load_acquire(word)};
   const i64 deadline = ptx::global_time() + patience_ns;
   while (seen.count() < expected && ptx::global_time() < deadline) {
@@ -223,7 +236,7 @@ RADDLE_DEVICE i32 await_share(const MmaLaunch& launch, const Share& share) {
     seen.word = ptx::load_acquire(word);
   }
   if (seen.count() < expected) seen.word = ptx::atomic_add(word, Arrivals::one_left);
-  return seen.count() < expected ? -1 : take_share(word, share.count);
+  return seen.count() < expected ? share.count : take_share(word, share.count);
 }
 
 /// Composes this worker's shares of what the items [begin, end) of its queue, all of them done, are
@@ -233,18 +246,18 @@ RADDLE_DEVICE void contract_shares(const MmaLaunch& launch, const V& variant, i3
                                    u32* bits, float* vector) {
   constexpr i32 at_a_time = 32 / most_dependents;
   for (i32 first = begin; first < end; first += at_a_time) {
-    const i32 lane = ptx::lane_index(), nth = first + lane / most_dependents;
+    const i32 lane = ptx::lane_index(), item = first + lane / most_dependents;
     Share mine;
-    if (nth < end) mine = look_up_share(launch, launch.plan.items[nth], lane % most_dependents);
+    if (item < end) mine = look_up_share(launch, launch.plan.items[item], lane % most_dependents);
     for (u32 left = ptx::ballot(mine.which >= 0); left != 0; left &= left - 1) {
       const i32 from = ptx::lowest_bit(left);
       const Share share{ptx::shuffle(mine.which, from), ptx::shuffle(mine.kv_head, from),
                         ptx::shuffle(mine.count, from)};
       const Sources sources = look_up_sources(launch.plan, share.which, share.kv_head);
       const bool waits = ptx::thread_index() == 0;
-      const i32 taken = tell_team<K>(waits, waits ? await_share(launch, share) : 0, bits);
+      const i32 nth = tell_team<K>(waits, waits ? await_share(launch, share) : 0, bits);
       ptx::fence_device();  // the others' states, after their arrival
-      if (taken >= 0) contract_share<K>(launch, variant, share, sources, taken, vector);
+      contract_from<K>(launch, variant, share, sources, nth, waits, bits, vector);
     }
   }
 }
