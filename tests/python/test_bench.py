@@ -58,6 +58,12 @@ FORMS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def small_turns(monkeypatch):
+    """The steps of tiny decodes have a few layers, not the thousands that would read as much as real ones."""
+    monkeypatch.setattr(workloads, "TURN_BYTES", 1 << 14)
+
+
 @pytest.fixture(params=[*SMALL, MIXED], ids=lambda w: f"{w.phase}-{w.dtype}-{len(set(w.kv_len))}")
 def small(request):
     return request.param
@@ -156,6 +162,16 @@ def test_latents_are_computed_without_peers(workload):
     assert v.data_ptr() == k.data_ptr() and v.shape[-1] == 32 and batch.out.shape[-1] == 32
 
 
+def test_short_decodes_are_steps_of_layers(monkeypatch):
+    assert SMALL[1].kv_bytes == 58 * 128 and SMALL[1].layers == 3 and SMALL[2].layers == MIXED.layers == 1
+    monkeypatch.undo()
+    layers = {w.name: w.layers for w in workloads.ALL}
+    assert layers["decode bf16 B16 S1024"] == 1 and layers["decode fp8 B16 S1024"] == 2
+    assert layers["decode bf16 B1 S8192"] == 2 and layers["decode bf16 B1 S8192 mla16"] == 7
+    for w in workloads.ALL:
+        assert w.layers == 1 or w.is_decode and 0 <= w.layers * w.kv_bytes - 64e6 < w.kv_bytes
+
+
 @pytest.mark.parametrize("form", FORMS, ids=lambda w: w.name)
 def test_forms_are_compared_with_the_plain_one(form):
     assert not form.is_plain and form.plain.is_plain
@@ -174,6 +190,23 @@ def test_engines_take_turns():
     for step in range(6):  # every engine once a round, each time with the next pool
         assert sorted(seen[3 * step : 3 * step + 3]) == [("a", step), ("b", step), ("c", step)]
     assert [seen[3 * step][0] for step in range(4)] == ["a", "b", "c", "a"]
+
+
+def test_a_turn_is_a_step_of_layers():
+    seen, ticks = [], []
+    calls = {name: functools.partial(lambda name, step: seen.append((name, step)), name) for name in "ab"}
+    times = timing.interleaved(calls, rounds=3, settle_s=0.0, tick=lambda: ticks.append(1), layers=3)
+    assert [len(found) for found in times.values()] == [3, 3] and len(ticks) == 8
+    assert [name for name, _ in seen] == list("aaabbb" "bbbaaa") * 2
+    for name in "ab":  # no two calls of an engine share a pool
+        assert [step for each, step in seen if each == name] == list(range(12))
+
+
+def test_a_step_of_layers_counts_a_calls_mean():
+    calls = {"slow": lambda step: time.sleep(0.004 if step % 2 else 0.0), "far": lambda step: timing.Elapsed(step)}
+    times = timing.interleaved(calls, rounds=2, layers=4)
+    assert times["far"] == [5.5, 9.5]
+    assert all(2000 <= us < 8000 for us in times["slow"])
 
 
 def test_a_call_that_waits_is_measured():
@@ -363,7 +396,7 @@ def test_rows_have_the_promised_keys(result, tmp_path):
     assert ours["value"] == pytest.approx(67_108_864 / 11.0 / 1e3)
     assert ours["share"] == pytest.approx(ours["value"] / 40.0)
     assert [row["engine"] for row in others] == ["torch a", "torch b"]
-    assert all(set(row) == {*KEYS, "share"} for row in others)
+    assert all(set(row) == {*KEYS, "share", "layers"} and row["layers"] == 1 for row in others)
 
 
 def test_alone_there_is_no_ratio(result):
@@ -531,3 +564,22 @@ def test_important_pages_are_compared_with_all(monkeypatch):
     assert names[0] == "4 pages of 128 float32: choose, plan, attend, gain on all" and len(names) == 6
     assert [each.bar for each in found] == [None, 1.05, None, 6.0, 1.05, None]
     assert found[1].value == 1.0 and all(each.us > 0 and each.value > 0 for each in found)
+
+
+def test_important_pages_of_all_contexts_take_turns(monkeypatch):
+    monkeypatch.setattr(selection, "CONTEXTS", (128, 256))
+    monkeypatch.setattr(selection, "KEPT", 4)
+    names = [f"{kind} {context}" for kind in ("all", "choose", "attend", "step") for context in (128, 256)]
+    us = dict(zip(names, (80.0, 120.0, 32.0, 64.0, 40.0, 44.0, 16.0, 20.0)))
+
+    def on_device(device, calls, rounds, tick):
+        assert list(calls) == list(us)
+        for call in calls.values():
+            call()
+        return {name: [of_all_layers] * rounds for name, of_all_layers in us.items()}
+
+    monkeypatch.setattr(timing, "on_device", on_device)
+    with Progress() as progress:
+        found = selection.quest("cpu", "float32", 2, progress)
+    assert [each.us for each in found] == [4.0, 10.0, 8.0, 5.0, 11.0, 16.0]
+    assert [each.value for each in found] == pytest.approx([5.0, 1.0, 1000.0, 6.0, 1.1, 1000.0])

@@ -86,7 +86,7 @@ def cpu(
     """Decode, prefill and both at once on the CPU, KV cold, beside the machine's limits.
 
     Engines take turns, each call on the next of many pools (2 GB an engine), and their outputs are
-    compared before anything is timed. Needs 12 GB of memory.
+    compared before anything is timed. A turn of a short decode is a step of several layers. Needs 12 GB of memory.
     """
     if list_only:
         for workload in ALL:

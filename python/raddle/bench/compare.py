@@ -22,7 +22,7 @@ class WrongOutput(RuntimeError):
 
 @dataclass
 class Result:
-    """What was measured of one workload: microseconds of each engine in each round."""
+    """What was measured of one workload: microseconds a call of each engine in each round."""
 
     workload: Workload
     times: dict[str, list[float]]
@@ -68,7 +68,8 @@ def measure(
     _verify(batch, contestants)
     progress.say(f"{workload.name}: timing", total=(rounds + 1) * len(contestants))
     calls = {each.name: each.call for each in contestants}
-    return Result(workload, timing.interleaved(calls, rounds, tick=progress.advance), refused)
+    times = timing.interleaved(calls, rounds, tick=progress.advance, layers=workload.layers)
+    return Result(workload, times, refused)
 
 
 def _verify(batch: engines.Batch, contestants: Sequence[engines.Engine]) -> None:

@@ -80,10 +80,11 @@ def comparison(results: Sequence[Result], found: Limits, rounds: int) -> Table:
             "mla16, mla128: so many query heads over one latent of 576, V its first 512"
         ),
         caption=(
-            f"Medians of {rounds} interleaved rounds, KV cold. Decode counts bytes of K and V, prefill half the "
-            "square, mla128 the operations of both. × best: median of the rounds' ratios to the fastest form of the others; of other pages, K and V "
-            "of 8 bits and scores to Raddle's own plain form. Of limit: share of what the same threads reached in "
-            f"this run; memory read {read}, {', '.join(rates)}; mixed: both, one after the other."
+            f"Medians of {rounds} interleaved rounds, KV cold; short decodes are timed as steps of several layers. "
+            "Decode counts bytes of K and V, prefill half the square, mla128 the operations of both. × best: median of "
+            "the rounds' ratios to the fastest form of the others; of other pages, K and V of 8 bits and scores to "
+            "Raddle's own plain form. Of limit: share of what the same threads reached in this run; "
+            f"memory read {read}, {', '.join(rates)}; mixed: both, one after the other."
         ),
         caption_justify="left",
     )
@@ -158,15 +159,15 @@ def rows(results: Sequence[Result], found: Limits) -> list[dict[str, Any]]:
     """One row for each limit, and one for each engine on each workload.
 
     Keys: ``workload``, ``engine``, ``us`` (median), ``value`` in ``unit``, of engines also ``share`` of the limit (null
-    where that was disturbed). Rows of Raddle also have ``ratio``, the speed relative to the best of the others (null
-    where it ran alone).
+    where that was disturbed) and ``layers``, the calls of a step that was timed. Rows of Raddle also have ``ratio``, the
+    speed relative to the best of the others (null where it ran alone).
     """
     all_rows = found.rows()
     for result in results:
         for engine in result.times:
             us, form = result.us(engine), _form(result, engine)
             row = {"workload": result.workload.name, "engine": engine, "us": us, "value": form.rate(us)}
-            row.update(unit=form.unit, share=_share(result, engine, found))
+            row.update(unit=form.unit, share=_share(result, engine, found), layers=result.workload.layers)
             all_rows.append({**row, "ratio": result.speedup} if engine == RADDLE else row)
     return all_rows
 

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-#: Seconds between two calls. The idle threads of an OpenMP pool spin for some milliseconds after a
+#: Seconds between two turns. The idle threads of an OpenMP pool spin for some milliseconds after a
 #: call; without the pause each engine would be timed against the spinning of the one before it.
 SETTLE_S = 0.01
 
@@ -24,27 +24,42 @@ def interleaved(
     rounds: int,
     settle_s: float = SETTLE_S,
     tick: Callable[[], None] = lambda: None,
+    layers: int = 1,
 ) -> dict[str, list[float]]:
-    """Microseconds of each call in each round, one list an engine; a first round isn't counted.
+    """Microseconds a call of each engine in each round, one list an engine; a first round isn't counted.
+
+    A turn of an engine is a step of a model of so many ``layers``: calls one after another, of which the mean counts.
+    The pause before a turn lets threads fall asleep and cores grow cold, and waking them takes as long as a short call.
+    A serving engine pays for that once a step and not once a layer.
 
     ``calls[name](step)`` gets a number that grows by one from call to call of that engine and
     chooses its pool, so that no call finds the keys of an earlier one in a cache. The engine that
-    begins changes from round to round. ``tick`` is called after every call. A call that returns `Elapsed` has
+    begins changes from round to round. ``tick`` is called after every turn. A call that returns `Elapsed` has
     timed itself.
     """
     names = list(calls)
     times: dict[str, list[float]] = {name: [] for name in names}
-    for step in range(rounds + 1):
-        first = step % len(names)
+    for turn in range(rounds + 1):
+        first = turn % len(names)
         for name in names[first:] + names[:first]:
             time.sleep(settle_s)
-            start = time.perf_counter_ns()
-            found = calls[name](step)
-            us = (time.perf_counter_ns() - start) / 1e3
-            if step:
-                times[name].append(float(found) if isinstance(found, Elapsed) else us)
+            us = _mean_us(calls[name], range(turn * layers, (turn + 1) * layers))
+            if turn:
+                times[name].append(us)
             tick()
     return times
+
+
+def _mean_us(call: Callable[[int], object], steps: range) -> float:
+    """Microseconds a call, of calls one after another: by their own clocks where they have any."""
+    own = 0.0
+    start = time.perf_counter_ns()
+    for step in steps:
+        found = call(step)
+        if isinstance(found, Elapsed):
+            own += found
+    us = (time.perf_counter_ns() - start) / 1e3
+    return (own or us) / len(steps)
 
 
 def repeated(call: Callable[[], object], rounds: int) -> list[float]:

@@ -16,6 +16,8 @@ PAGE_SIZE = 16
 MOST_READING = 16
 #: Of an element of K and V; where these are quantised, Q and the output are in bf16.
 BYTES = {"fp32": 4, "bf16": 2, "fp8": 1, "int8": 1}
+#: Least bytes of K and V that a turn of a decode reads: some milliseconds of work.
+TURN_BYTES = 64 * 10**6
 
 _UNIFORM = {
     1024: (948, 838, 774, 650, 669, 533, 550, 520, 601, 929, 845, 980, 770, 823, 1009, 886),
@@ -111,6 +113,11 @@ class Workload:
         """Bytes of K and V of a token; a latent is both."""
         dims = self.head_dim if self.latent else 2 * self.head_dim
         return self.num_kv_heads * dims * BYTES[self.dtype]
+
+    @property
+    def layers(self) -> int:
+        """Calls that are timed as one step: of a short decode as many as read `TURN_BYTES`, else one."""
+        return max(1, -(-TURN_BYTES // self.kv_bytes)) if self.is_decode else 1
 
     def _only_reads(self, qo_len: int) -> bool:
         """Whether nothing but reading K and V takes time for a request."""

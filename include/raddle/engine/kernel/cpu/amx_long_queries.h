@@ -64,7 +64,7 @@ class TiledItem : ItemKernel<bf16> {
             TileScratch& tiles)
       : ItemKernel<bf16>(launch, item, scratch), t_(tiles) {
     x_.o = t_.o;
-    x_.ldo = t_.dim_vo;
+    x_.ldo = x_.stride_o = t_.dim_vo;
   }
 
   void run() {
@@ -135,7 +135,7 @@ class TiledItem : ItemKernel<bf16> {
     if (!b.slice) return {};
     if (t_.rescaling[b.slot].needed) rescale_rows(b);
     return multiply_values(b.rows, weights_of(b), 2 * slice_keys, b.slice->v, b.begin, b.end,
-                           t_.dim_vo, x_.o + b.first * x_.ldo);
+                           t_.dim_vo, x_.o + b.first * x_.stride_o);
   }
 
   /// Rows past the last one, up to a whole strip, are zero.
@@ -336,8 +336,8 @@ class TiledItem : ItemKernel<bf16> {
 
   /// O of a strip's first P·V, which comes next.
   void fetch_o(i32 m) const {
-    const float* o = x_.o + m * x_.ldo;
-    for (i32 d = 0; d < rows_a_turn * x_.ldo; d += lanes) simd::prefetch(o + d);
+    const float* o = x_.o + m * x_.stride_o;
+    for (i32 d = 0; d < rows_a_turn * x_.stride_o; d += lanes) simd::prefetch(o + d);
   }
 
   /// Scale, f_logits and masks of a block. Returns the scale where nothing looks at scaled logits,
@@ -370,7 +370,7 @@ class TiledItem : ItemKernel<bf16> {
     Rescaling& rescaling = t_.rescaling[block.slot];
     for (i32 i = 0; i < block.rows; ++i)
       if (rescaling.factors[i] != 1.0f)
-        scale_row(x_.o + (block.first + i) * x_.ldo, x_.ldo, rescaling.factors[i]);
+        scale_row(x_.o + (block.first + i) * x_.stride_o, x_.ldo, rescaling.factors[i]);
     rescaling.needed = false;
   }
 

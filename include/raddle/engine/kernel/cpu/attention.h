@@ -91,7 +91,7 @@ class ItemKernel {
     if (item_->partial_row >= 0)
       return store_partial(launch_, x_, tile_.num_rows, item_->partial_row);
     for (i32 m = 0; m < tile_.num_rows; ++m)
-      write_row(launch_, x_.rows[m], x_.o + m * x_.ldo, x_.lse[m]);
+      write_row(launch_, x_.rows[m], x_.o + m * x_.stride_o, x_.lse[m]);
   }
 
   void load_queries() {
@@ -107,7 +107,7 @@ class ItemKernel {
                           plan_.group_size);
     x_.state[m] = RowState{-math::infinity, 0.0f};
     x_.lse[m] = 0.0f;
-    for (i32 d = 0; d < x_.ldo; ++d) x_.o[m * x_.ldo + d] = 0.0f;
+    for (i32 d = 0; d < x_.ldo; ++d) x_.o[m * x_.stride_o + d] = 0.0f;
   }
 
   /// Where row m lies in Q, in elements.
@@ -247,7 +247,7 @@ class ItemKernel {
   void softmax(i32 n) {
     for (i32 m = 0; m < tile_.num_rows; ++m) {
       const float rescale = softmax_step(x_.s + m * x_.lds, n, x_.state[m]);
-      if (rescale != 1.0f) scale_row(x_.o + m * x_.ldo, x_.ldo, rescale);
+      if (rescale != 1.0f) scale_row(x_.o + m * x_.stride_o, x_.ldo, rescale);
     }
   }
 
@@ -256,11 +256,11 @@ class ItemKernel {
     const Upcoming<T> ahead{next.v, next.n};
     scale_weights(keys);
     if (stages_.num_value == 0 && launch_.dim_vo % lanes == 0)
-      return multiply_pv(x_.s, x_.lds, tile_.num_rows, keys.v, keys.n, x_.ldo, x_.o, x_.ldo, ahead,
-                         x_.panel, ends);
+      return multiply_pv(x_.s, x_.lds, tile_.num_rows, keys.v, keys.n, x_.ldo, x_.o, x_.stride_o,
+                         ahead, x_.panel, ends);
     stage_rows<&VariantOps::value>(stages_.value, stages_.num_value, keys.v, keys.v_scale, keys,
                                    launch_.dim_vo, x_.ldo, x_.v, ahead);
-    multiply_pv(x_.s, x_.lds, tile_.num_rows, x_.rows_v, keys.n, x_.ldo, x_.o, x_.ldo,
+    multiply_pv(x_.s, x_.lds, tile_.num_rows, x_.rows_v, keys.n, x_.ldo, x_.o, x_.stride_o,
                 Upcoming<float>{nullptr, 0}, x_.panel, ends);
   }
 

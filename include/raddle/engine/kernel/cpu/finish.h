@@ -40,7 +40,7 @@ inline void normalize(const CpuLaunch& launch, Scratch<T>& x, i32 num_rows) {
   if (launch.stages->scan == Scan::sum) return;
   for (i32 m = 0; m < num_rows; ++m) {
     const RowState& row = x.state[m];
-    float* o = x.o + m * x.ldo;
+    float* o = x.o + m * x.stride_o;
     x.lse[m] = row.max + math::log(row.sum);
     if (row.sum == 0.0f)  // exactly 0, whatever the values of dropped keys have left there
       for (i32 d = 0; d < x.ldo; ++d) o[d] = 0.0f;
@@ -53,7 +53,7 @@ template <class T>
 inline void store_partial(const CpuLaunch& launch, const Scratch<T>& x, i32 num_rows,
                           i64 partial_row) {
   for (i32 m = 0; m < num_rows; ++m) {
-    narrow_row(x.o + m * x.ldo, launch.partial_o + (partial_row + m) * launch.dim_vo,
+    narrow_row(x.o + m * x.stride_o, launch.partial_o + (partial_row + m) * launch.dim_vo,
                launch.dim_vo);
     launch.partial_lse[partial_row + m] = x.lse[m];
   }
@@ -78,7 +78,7 @@ inline void contract(const CpuLaunch& launch, const Contraction& contraction, i3
   const float empty = launch.stages->scan == Scan::softmax ? -math::infinity : 0.0f;
   for (i32 m = 0; m < tile.num_rows; ++m) {
     x.lse[m] = empty;
-    for (i32 d = 0; d < x.ldo; ++d) x.o[m * x.ldo + d] = 0.0f;
+    for (i32 d = 0; d < x.ldo; ++d) x.o[m * x.stride_o + d] = 0.0f;
   }
   for (i32 i = contraction.source_begin; i < contraction.source_end; ++i) {
     const Source& source = plan.sources[i];
@@ -87,7 +87,7 @@ inline void contract(const CpuLaunch& launch, const Contraction& contraction, i3
     for (i32 chunk = 0; chunk < split.num_chunks; ++chunk) {
       const i64 first = split.partial_row + static_cast<i64>(chunk) * from.num_rows + source.row;
       for (i32 m = 0; m < source.num_rows; ++m)
-        compose_partial(launch, first + m, x.o + (source.dst_row + m) * x.ldo,
+        compose_partial(launch, first + m, x.o + (source.dst_row + m) * x.stride_o,
                         x.lse[source.dst_row + m]);
     }
   }
@@ -96,7 +96,7 @@ inline void contract(const CpuLaunch& launch, const Contraction& contraction, i3
     write_row(
         launch,
         make_row(*launch.layout, level, tile.group, tile.row_begin + m, kv_head, plan.group_size),
-        x.o + m * x.ldo, x.lse[m]);
+        x.o + m * x.stride_o, x.lse[m]);
 }
 
 /// Counts one finished item up at every contraction that waits for it, and composes those it

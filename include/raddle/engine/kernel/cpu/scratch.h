@@ -28,13 +28,22 @@ class Carver {
   i64 used_ = 0;
 };
 
+/// Floats from row to row, where a piece of each of 16 rows is used at a time. An L1 cache finds a
+/// line by its address modulo 4 KiB, so that rows 2 KiB apart (MLA) would share two of its sets:
+/// rows of whole KiB lie a line further apart than they are long.
+inline i32 spread_stride(i32 length) {
+  constexpr i32 kib = 1024 / sizeof(float), line = 64 / sizeof(float);
+  return length % kib == 0 ? length + line : length;
+}
+
 /// T is the element type of K and V.
 template <class T>
 struct Scratch {
   i32 ldq, ldo, lds;     ///< row lengths of q, o, s in floats: whole vectors, whole panels
+  i32 stride_o;          ///< floats from a row of o to the next
   float* q;              ///< [Tq, ldq]
   float* s;              ///< [Tq, lds] logits, then weights
-  float* o;              ///< [Tq, ldo] unnormalised output
+  float* o;              ///< [Tq, ldo], rows stride_o apart: unnormalised output
   float* lse;            ///< [Tq]
   float* k;              ///< [Tkv, ldq] keys staged in fp32
   float* v;              ///< [Tkv, ldo]
@@ -55,11 +64,12 @@ struct Scratch {
     const i32 tkv = max(shapes[0].keys, shapes[1].keys);
     ldq = round_up(launch.dim_qk, lanes);
     ldo = round_up(launch.dim_vo, lanes);
+    stride_o = spread_stride(ldo);
     lds = round_up(tkv, panel_keys);
     Carver carve(base);
     q = carve.take<float>(tq * ldq);
     s = carve.take<float>(tq * lds);
-    o = carve.take<float>(tq * ldo);
+    o = carve.take<float>(tq * stride_o);
     lse = carve.take<float>(tq);
     k = carve.take<float>(tkv * ldq);
     v = carve.take<float>(tkv * ldo);
@@ -85,7 +95,7 @@ struct Scratch {
     Scratch x = *this;
     x.q += m * ldq;
     x.s += m * lds;
-    x.o += m * ldo;
+    x.o += m * stride_o;
     x.lse += m;
     x.keep += m * max_tile_keys;
     x.ends += m;

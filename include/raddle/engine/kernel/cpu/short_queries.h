@@ -81,7 +81,7 @@ class ShortRun : private ItemKernel<T> {
     products_.end();
     for (i32 h = 0; h < heads_; ++h) {
       go_to(h);
-      if (direct_v_) products_.finish_output(x_.o, x_.ldo, tile_.num_rows);
+      if (direct_v_) products_.finish_output(x_.o, x_.stride_o, tile_.num_rows);
       Base::finish();
     }
   }
@@ -181,11 +181,11 @@ class ShortRun : private ItemKernel<T> {
   void multiply_pv(const KeyTile<T>& keys, Ahead& ahead) {
     const auto used = [&](auto bytes) { ahead.used(bytes); };
     if (direct_v_)
-      return products_.pv(x_.s, x_.lds, tile_.num_rows, keys.v, keys.n, x_.o, x_.ldo, used);
+      return products_.pv(x_.s, x_.lds, tile_.num_rows, keys.v, keys.n, x_.o, x_.stride_o, used);
     Base::template stage_rows<&VariantOps::value>(stages_.value, stages_.num_value, keys.v,
                                                   keys.v_scale, keys, launch_.dim_vo, x_.ldo, x_.v,
                                                   Upcoming<T>{nullptr, 0});
-    short_pv(x_.s, x_.lds, tile_.num_rows, x_.rows_v, keys.n, x_.ldo, x_.o, x_.ldo, used);
+    short_pv(x_.s, x_.lds, tile_.num_rows, x_.rows_v, keys.n, x_.ldo, x_.o, x_.stride_o, used);
   }
 
   const Scratch<T> all_;  ///< from the first head's rows on
