@@ -559,7 +559,7 @@ def test_important_pages_are_compared_with_all(monkeypatch):
     monkeypatch.setattr(selection, "BARRED", 256)
     monkeypatch.setattr(selection, "KEPT", 4)
     with Progress() as progress:
-        found = selection.quest("cpu", "float32", 1, progress)
+        found = selection.quest("float32", 1, progress)
     names = [each.name for each in found]
     assert names[0] == "4 pages of 128 float32: choose, plan, attend, gain on all" and len(names) == 6
     assert [each.bar for each in found] == [None, 1.05, None, 6.0, 1.05, None]
@@ -580,6 +580,6 @@ def test_important_pages_of_all_contexts_take_turns(monkeypatch):
 
     monkeypatch.setattr(timing, "on_device", on_device)
     with Progress() as progress:
-        found = selection.quest("cpu", "float32", 2, progress)
+        found = selection.quest("float32", 2, progress)
     assert [each.us for each in found] == [4.0, 10.0, 8.0, 5.0, 11.0, 16.0]
     assert [each.value for each in found] == pytest.approx([5.0, 1.0, 1000.0, 6.0, 1.1, 1000.0])

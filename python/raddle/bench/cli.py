@@ -246,7 +246,7 @@ def first_use(rounds: int, seed: int, json_path: Optional[Path]) -> None:
 def formats(
     dtypes: tuple[str, ...], device: str, rounds: int, threads: Optional[int], json_path: Optional[Path]
 ) -> None:
-    """Shared prefixes as chosen levels, token trees, rolling caches, and important pages."""
+    """Shared prefixes as chosen levels, token trees, rolling caches, and, on CPUs, important pages."""
     threads, torch_version = _prepare(threads, json_path)
     from raddle._progress import Progress
     from raddle.bench import formats as composed
@@ -259,7 +259,8 @@ def formats(
             found += composed.shared(device, dtype, rounds, progress)
             found += composed.trees(device, dtype, rounds, progress)
             found += streaming.rolling(device, dtype, rounds, progress)
-            found += selection.quest(device, dtype, rounds, progress)
+            if device == "cpu":  # `bench gpu --only quest` has a GPU's
+                found += selection.quest(dtype, rounds, progress)
     _print_bars("Formats: levels as chosen, token trees, rolling caches, important pages", found, json_path)
 
 

@@ -1,4 +1,4 @@
-"""Important pages (Quest): choosing them, and attention over them alone, beside attention over all pages."""
+"""Important pages (Quest) on a CPU: choosing them, and attention over them alone, beside attention over all pages."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LAYERS = 4
 _KINDS = ("all", "choose", "attend", "step")
 
 
-def quest(device: str, dtype: str, rounds: int, progress: Progress) -> list[Measured]:
+def quest(dtype: str, rounds: int, progress: Progress) -> list[Measured]:
     """Of each context, the gain of a step over its important pages, and what choosing them takes.
 
     A step chooses pages, plans them and attends to them; K and V were summarised before, and times are a layer's. On
     32k tokens its gain on attention over all pages is at least 6. Attention alone, once pages are chosen, is set beside
     that on the shortest context (bar 1.05), and choosing is told a page. All contexts take turns in the same rounds.
     """
-    times = _times(device, dtype, rounds, progress)
+    times = _times(dtype, rounds, progress)
     found = []
     for context in CONTEXTS:
         name = f"{KEPT} pages of {context} {dtype}"
@@ -44,17 +44,17 @@ def quest(device: str, dtype: str, rounds: int, progress: Progress) -> list[Meas
     return found
 
 
-def _times(device: str, dtype: str, rounds: int, progress: Progress) -> dict[str, list[float]]:
+def _times(dtype: str, rounds: int, progress: Progress) -> dict[str, list[float]]:
     """Microseconds a layer of each kind of call on each context; the contexts of a kind stand side by side."""
     progress.say(f"{KEPT} pages {dtype}: filling pools")
-    layers = {context: [_calls(Bed(device, dtype, 0, context, 1)) for _ in range(LAYERS)] for context in CONTEXTS}
+    layers = {context: [_calls(Bed("cpu", dtype, 0, context, 1)) for _ in range(LAYERS)] for context in CONTEXTS}
     calls = {
         f"{kind} {context}": _one_after_another([layer[kind] for layer in layers[context]])
         for kind in _KINDS
         for context in CONTEXTS
     }
     progress.say(f"{KEPT} pages {dtype}: timing", total=len(calls) * (rounds + 1))
-    times = timing.on_device(device, calls, rounds, progress.advance)
+    times = timing.on_device("cpu", calls, rounds, progress.advance)
     return {name: [us / LAYERS for us in taken] for name, taken in times.items()}
 
 
