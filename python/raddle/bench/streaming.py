@@ -16,17 +16,19 @@ from raddle.bench.workloads import HKV, HQ, D
 PAGE, SINKS = 16, 4
 #: (tokens kept, requests)
 CASES = ((1024, 1), (2048, 1), (2048, 8))
+#: Tokens of a text, as multiples of those kept, behind which a step is timed.
+EARLY, LATE = 2, 512
 
 
 class Bed:
-    """A layer of a decoding step in the middle of texts, whose positions change with the step."""
+    """A layer of a decoding step behind ``seen`` times the tokens that are kept; positions change with the step."""
 
-    def __init__(self, device: str, dtype: str, kept: int, requests: int) -> None:
+    def __init__(self, device: str, dtype: str, kept: int, requests: int, seen: int = EARLY) -> None:
         self.device = device
         pool = raddle.PagePool(requests * kept // PAGE, PAGE)
-        cache = raddle.RollingCache(pool)
-        texts = [cache.add(SINKS, kept - SINKS) for _ in range(requests)]
-        for _ in range(10):
+        self.cache = cache = raddle.RollingCache(pool)
+        self.texts = texts = [cache.add(SINKS, kept - SINKS) for _ in range(requests)]
+        for _ in range(4 * seen):
             cache.append(texts, kept // 4)
         layout = cache.append(texts).layout
         pages = np.stack([cache.pages(text) for text in texts])
@@ -65,6 +67,10 @@ class Bed:
         raddle.append_kv(self.slots, (self.turned_k, self.small_v), self.rows, self.small_rows, rope=self.rope)
         return self.plain.run(plan, self.turned_q, (self.turned_k, self.v), out=self.out)
 
+    def step(self) -> torch.Tensor:
+        """A token of each text, its plan, and its attention."""
+        return self.attend(self.fused.plan(self.cache.append(self.texts).layout))
+
     def runs(self) -> dict[str, Callable[[], torch.Tensor]]:
         fused, turned, table = self.fused.plan(self.layout), self.plain.plan(self.layout), self.fused.plan(self.table)
         return {
@@ -79,19 +85,24 @@ class Bed:
 
 
 def rolling(device: str, dtype: str, rounds: int, progress: Progress) -> list[Measured]:
-    """What fused RoPE gains where positions change with every step, and what the layout costs over whole pages."""
+    """What fused RoPE gains where positions change with every step (bar 1.3), what the layout costs over whole pages,
+    and a step late in a text over one early in it (bar 1.05)."""
     found = []
     for kept, requests in CASES:
         name = f"streaming, {kept} kept x {requests} {dtype}"
-        progress.say(name, total=3 * (rounds + 1))
+        progress.say(name, total=5 * (rounds + 1))
         bed = Bed(device, dtype, kept, requests)
         _check_equal(name, bed.runs())
         times = bed.times(rounds, progress)
         us = timing.median(times["fused"])
         gain = timing.speedup(times["fused"], times["turned"])
-        found.append(Measured(f"{name}: fused RoPE, gain on turning and writing K", us, gain, "x"))
+        found.append(Measured(f"{name}: fused RoPE, gain on turning and writing K", us, gain, "x", 1.3, at_least=True))
         over = 1 / timing.speedup(times["fused"], times["page table"])
         found.append(Measured(f"{name}: over a page table of as many keys", us, over, "x"))
+        late = Bed(device, dtype, kept, requests, LATE)
+        times = timing.on_device(device, {"early": bed.step, "late": late.step}, rounds, progress.advance)
+        us, over = timing.median(times["late"]), 1 / timing.speedup(times["late"], times["early"])
+        found.append(Measured(f"{name}: a step after {LATE * kept} tokens, over {EARLY * kept}", us, over, "x", 1.05))
     return found
 
 
