@@ -158,20 +158,47 @@ RADDLE_DEVICE i32 tell_team(bool tells, i32 what, u32* bits) {
   return told;
 }
 
-/// Composes share number `nth` of a contraction's rows, if there is one, and then what others have
-/// not taken. One thread of the team takes shares, the one that `takes`.
+/// Composes share number `nth` of `count` of a tile's rows, if there is one, and then what others
+/// have not taken; one thread of the team takes shares, the one that `takes`. One function for all
+/// contractions, and not in line: a copy for each kind took a fifth of the compiler's time, and the
+/// loop of long queries spilled.
+template <class K, class V>
+RADDLE_COLD void contract(const MmaLaunch& launch, const V& variant, const QueryTile& tile,
+                          Sources sources, i32 count, i32 nth, bool takes, u32* bits,
+                          float* vector) {
+  const auto row = [&](i32 n) { return quotient(tile.num_rows * n, count); };
+  while (nth < count) {
+    contract_rows<K>(
+        launch, variant, tile, row(nth), row(nth + 1), sources.kv_head, vector,
+        [&](auto& composed, i32 m) {
+          RADDLE_ROLLED
+          for (i32 s = 0; s < sources.count; ++s) {
+            // More than lanes: rows that share little with each other.
+            if (sources.count > 32 && s % 32 == 0)
+              sources.mine = look_up_source(launch.plan, sources, s);
+            const SourceRows& mine = sources.mine;
+            compose_row(
+                launch, composed,
+                SourceRows{ptx::shuffle(mine.first, s % 32), ptx::shuffle(mine.begin, s % 32),
+                           ptx::shuffle(mine.end, s % 32), ptx::shuffle(mine.stride, s % 32),
+                           ptx::shuffle(mine.count, s % 32)},
+                m);
+          }
+        });
+    if (count == 1) return;
+    i32* word = launch.arrived + sources.which * launch.plan.num_kv_heads + sources.kv_head;
+    nth = tell_team<K>(takes, takes ? take_share(word, count) : 0, bits);
+  }
+}
+
+/// The same of what `share` is of.
 template <class K, class V>
 RADDLE_DEVICE void contract_from(const MmaLaunch& launch, const V& variant, const Share& share,
                                  const Sources& sources, i32 nth, bool takes, u32* bits,
                                  float* vector) {
   const PlanView& plan = launch.plan;
-  const QueryTile& tile = plan.query_tiles[plan.contractions[share.which].query_tile];
-  const auto row = [&](i32 n) { return quotient(tile.num_rows * n, share.count); };
-  while (nth < share.count) {
-    contract<K>(launch, variant, tile, row(nth), row(nth + 1), sources, vector);
-    if (share.count == 1) return;
-    nth = tell_team<K>(takes, takes ? take_share(word_of(launch, share), share.count) : 0, bits);
-  }
+  contract<K>(launch, variant, plan.query_tiles[plan.contractions[share.which].query_tile], sources,
+              share.count, nth, takes, bits, vector);
 }
 
 /// Composes what somebody left.
@@ -211,8 +238,8 @@ RADDLE_COLD void arrive(const MmaLaunch& launch, const V& variant, const WorkIte
       const bool mine = ptx::thread_index() == i;
       if (mine) --due;
       if (at_once)
-        contract<K>(launch, variant, tile, 0, tile.num_rows,
-                    own_sources(tile, awaiting.split, item.kv_head), vector);
+        contract<K>(launch, variant, tile, own_sources(tile, awaiting.split, item.kv_head), 1, 0,
+                    false, bits, vector);
       else
         contract_left<K>(launch, variant, launch.plan.dependents[tile.dependents_begin + first + i],
                          item.kv_head, mine, bits, vector);

@@ -167,28 +167,6 @@ RADDLE_DEVICE Sources own_sources(const QueryTile& tile, const Split& split, i32
                  SourceRows{split.partial_row, 0, tile.num_rows, tile.num_rows, split.num_chunks}};
 }
 
-/// A contraction into rows [begin, end) of `tile`. One function for all of them: a copy for each
-/// kind took a fifth of the compiler's time.
-template <class K, class V>
-RADDLE_COLD void contract(const MmaLaunch& launch, const V& variant, const QueryTile& tile,
-                          i32 begin, i32 end, Sources sources, float* vector) {
-  contract_rows<K>(
-      launch, variant, tile, begin, end, sources.kv_head, vector, [&](auto& composed, i32 m) {
-        RADDLE_ROLLED
-        for (i32 s = 0; s < sources.count; ++s) {
-          // More than lanes: rows that share little with each other.
-          if (sources.count > 32 && s % 32 == 0)
-            sources.mine = look_up_source(launch.plan, sources, s);
-          const SourceRows& mine = sources.mine;
-          compose_row(launch, composed,
-                      SourceRows{ptx::shuffle(mine.first, s % 32), ptx::shuffle(mine.begin, s % 32),
-                                 ptx::shuffle(mine.end, s % 32), ptx::shuffle(mine.stride, s % 32),
-                                 ptx::shuffle(mine.count, s % 32)},
-                      m);
-        }
-      });
-}
-
 }  // namespace mma
 
 RADDLE_ENGINE_END
