@@ -309,9 +309,15 @@ RADDLE_DEVICE void softmax(Logits<blocks, tiles>& s, RowStats<blocks>& stats, Ou
     }
   }
   if (ptx::any(!fused)) {
-    subtract(s, shift);
+    // Of those rows alone: others have the bits that they would have without them.
     RADDLE_UNROLL
-    for (i32 i = 0; i < 2 * blocks; ++i) product[i / 2][i % 2] = 0.0f;
+    for (i32 i = 0; i < 2 * blocks; ++i) {
+      float &by = shift[i / 2][i % 2], &later = product[i / 2][i % 2];
+      const bool exact = tiles < 8 || !(math::abs(later) <= fused_limit);
+      by = exact ? by : 0.0f;
+      later = exact ? 0.0f : later;
+    }
+    subtract(s, shift);
   }
   weigh(s, stats, product, to_log2, halves);
 }
