@@ -25,7 +25,7 @@ constexpr Rates amx_rates{12.0, 600.0, 800.0, 0.0};
 constexpr Rates gpu_rates{15.0, 3000.0, 4000.0, 4000.0};
 /// Of reading keys that other workers have just read, percent: two cores share little; on an H200
 /// the single format reads a prefix out of the L2 cache at more than twice the memory's rate.
-constexpr i32 cpu_cache_saves = 17, gpu_cache_saves = 60;
+constexpr i32 cpu_cache_saves = 17, gpu_cache_saves = 55;
 /// Keys and values that are read by many workers at a time, of what an H200's L2 cache of 50 MB
 /// holds: its halves keep a copy each of what both ask for.
 constexpr i32 open_bytes = 16 << 20;
