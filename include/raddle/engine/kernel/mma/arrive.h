@@ -247,17 +247,17 @@ RADDLE_COLD void arrive(const MmaLaunch& launch, const V& variant, const WorkIte
   }
 }
 
-/// How long others are waited for. Whoever is missing may not have a multiprocessor before this
-/// block leaves its own: then the last to arrive composes what was this worker's.
-constexpr i64 patience_ns = 10'000'000;
+/// How long a worker waits for others, all contractions together. Whoever is missing may not have a
+/// multiprocessor before this block leaves its own, as beside kernels of other streams: then the
+/// last to arrive composes what was this worker's.
+constexpr i64 patience_ns = 1'000'000;
 
 /// Waits until all that a contraction composes has arrived, and takes a share; of those that are
 /// waited for too long, none. One thread's work.
-RADDLE_DEVICE i32 await_share(const MmaLaunch& launch, const Share& share) {
+RADDLE_DEVICE i32 await_share(const MmaLaunch& launch, const Share& share, i64 deadline) {
   i32* word = word_of(launch, share);
   const i32 expected = launch.plan.expected[word - launch.arrived];
   Arrivals seen{ptx::load_acquire(word)};
-  const i64 deadline = ptx::global_time() + patience_ns;
   while (seen.count() < expected && ptx::global_time() < deadline) {
     ptx::sleep(100);
     seen.word = ptx::load_acquire(word);
@@ -272,6 +272,7 @@ template <class K, class V>
 RADDLE_DEVICE void contract_shares(const MmaLaunch& launch, const V& variant, i32 begin, i32 end,
                                    u32* bits, float* vector) {
   constexpr i32 at_a_time = 32 / most_dependents;
+  const i64 deadline = ptx::global_time() + patience_ns;
   for (i32 first = begin; first < end; first += at_a_time) {
     const i32 lane = ptx::lane_index(), item = first + lane / most_dependents;
     Share mine;
@@ -282,7 +283,7 @@ RADDLE_DEVICE void contract_shares(const MmaLaunch& launch, const V& variant, i3
                         ptx::shuffle(mine.count, from)};
       const Sources sources = look_up_sources(launch.plan, share.which, share.kv_head);
       const bool waits = ptx::thread_index() == 0;
-      const i32 nth = tell_team<K>(waits, waits ? await_share(launch, share) : 0, bits);
+      const i32 nth = tell_team<K>(waits, waits ? await_share(launch, share, deadline) : 0, bits);
       ptx::fence_device();  // the others' states, after their arrival
       contract_from<K>(launch, variant, share, sources, nth, waits, bits, vector);
     }
