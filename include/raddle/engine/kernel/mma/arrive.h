@@ -28,6 +28,11 @@ RADDLE_DEVICE bool composed_at_once(const MmaLaunch& launch, i32 num_rows) {
   return launch.layout.num_levels == 1 && num_rows <= rows_at_once;
 }
 
+/// Which counter, of `arrived` and `expected`, is a contraction's.
+RADDLE_DEVICE i32 counter_of(const PlanView& plan, i32 which, i32 kv_head) {
+  return which * plan.num_kv_heads + kv_head;
+}
+
 /// In how many shares so many rows are composed by so many workers.
 RADDLE_DEVICE i32 count_shares(i32 num_rows, i32 workers) {
   constexpr i32 most = 32;
@@ -75,11 +80,6 @@ struct Share {
   i32 count = 0;  ///< shares of its rows
 };
 
-/// Its word in `arrived`.
-RADDLE_DEVICE i32* word_of(const MmaLaunch& launch, const Share& share) {
-  return launch.arrived + share.which * launch.plan.num_kv_heads + share.kv_head;
-}
-
 /// The part of an item's worker in contraction number `nth` of those that wait for the item.
 RADDLE_DEVICE Share look_up_share(const MmaLaunch& launch, const WorkItem& item, i32 nth) {
   const PlanView& plan = launch.plan;
@@ -118,8 +118,8 @@ struct Awaiting {
     if (item.partial_row < 0) return;
     split = launch.plan.splits[tile.split + item.kv_head];
     if (tile.dependents_begin + nth < tile.dependents_end)
-      at = launch.plan.dependents[tile.dependents_begin + nth] * launch.plan.num_kv_heads +
-           item.kv_head;
+      at = counter_of(launch.plan, launch.plan.dependents[tile.dependents_begin + nth],
+                      item.kv_head);
   }
   RADDLE_DEVICE void expect(const MmaLaunch& launch) {
     if (at >= 0) expected = launch.plan.expected[at];
@@ -186,19 +186,18 @@ RADDLE_COLD void contract(const MmaLaunch& launch, const V& variant, const Query
           }
         });
     if (count == 1) return;
-    i32* word = launch.arrived + sources.which * launch.plan.num_kv_heads + sources.kv_head;
+    i32* word = launch.arrived + counter_of(launch.plan, sources.which, sources.kv_head);
     nth = tell_team<K>(takes, takes ? take_share(word, count) : 0, bits);
   }
 }
 
-/// The same of what `share` is of.
+/// The same of contraction number `sources.which`.
 template <class K, class V>
-RADDLE_DEVICE void contract_from(const MmaLaunch& launch, const V& variant, const Share& share,
-                                 const Sources& sources, i32 nth, bool takes, u32* bits,
-                                 float* vector) {
+RADDLE_DEVICE void contract(const MmaLaunch& launch, const V& variant, const Sources& sources,
+                            i32 count, i32 nth, bool takes, u32* bits, float* vector) {
   const PlanView& plan = launch.plan;
-  contract<K>(launch, variant, plan.query_tiles[plan.contractions[share.which].query_tile], sources,
-              share.count, nth, takes, bits, vector);
+  contract<K>(launch, variant, plan.query_tiles[plan.contractions[sources.which].query_tile],
+              sources, count, nth, takes, bits, vector);
 }
 
 /// Composes what somebody left.
@@ -206,11 +205,11 @@ template <class K, class V>
 RADDLE_DEVICE void contract_left(const MmaLaunch& launch, const V& variant, i32 which, i32 kv_head,
                                  bool takes, u32* bits, float* vector) {
   const PlanView& plan = launch.plan;
-  const Share share{which, kv_head, look_up_shares(plan, which, kv_head).count};
-  const i32 nth =
-      tell_team<K>(takes, takes ? take_share(word_of(launch, share), share.count) : 0, bits);
-  contract_from<K>(launch, variant, share, look_up_sources(plan, which, kv_head), nth, takes, bits,
-                   vector);
+  const i32 count = look_up_shares(plan, which, kv_head).count;
+  i32* word = launch.arrived + counter_of(plan, which, kv_head);
+  const i32 nth = tell_team<K>(takes, takes ? take_share(word, count) : 0, bits);
+  contract<K>(launch, variant, look_up_sources(plan, which, kv_head), count, nth, takes, bits,
+              vector);
 }
 
 /// Counts an item up at every contraction that waits for it, and composes what it completes where
@@ -255,8 +254,9 @@ constexpr i64 patience_ns = 1'000'000;
 /// Waits until all that a contraction composes has arrived, and takes a share; of those that are
 /// waited for too long, none. One thread's work.
 RADDLE_DEVICE i32 await_share(const MmaLaunch& launch, const Share& share, i64 deadline) {
-  i32* word = word_of(launch, share);
-  const i32 expected = launch.plan.expected[word - launch.arrived];
+  const i32 at = counter_of(launch.plan, share.which, share.kv_head);
+  i32* word = launch.arrived + at;
+  const i32 expected = launch.plan.expected[at];
   Arrivals seen{ptx::load_acquire(word)};
   while (seen.count() < expected && ptx::global_time() < deadline) {
     ptx::sleep(100);
@@ -285,7 +285,7 @@ RADDLE_DEVICE void contract_shares(const MmaLaunch& launch, const V& variant, i3
       const bool waits = ptx::thread_index() == 0;
       const i32 nth = tell_team<K>(waits, waits ? await_share(launch, share, deadline) : 0, bits);
       ptx::fence_device();  // the others' states, after their arrival
-      contract_from<K>(launch, variant, share, sources, nth, waits, bits, vector);
+      contract<K>(launch, variant, sources, share.count, nth, waits, bits, vector);
     }
   }
 }
