@@ -28,6 +28,15 @@ def test_interleaved_is_half_split_with_elements_in_another_order(engine, rng, d
     engine.check(other)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [24, 40, 56, 72, 120, 248])
+def test_halves_that_are_no_whole_chunks(engine, rng, dtype, dim):
+    """Elements of such pairs change places through a row's own memory, whose padding stays zero."""
+    for rotary_dim in (12, 20, dim - 4):
+        problem = draw(rng, "ragged", [Rope(rotary_dim, 500000.0, offset=4554)], dtype, dim, lengths=[(17, 70)])
+        engine.check(problem)
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("where", [-(2**20), 2**20, 2**30])
 def test_far_from_position_zero(engine, rng, interleaved, where):

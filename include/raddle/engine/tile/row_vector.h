@@ -34,8 +34,8 @@ class RowShare {
     const i32 lane = ptx::lane_index();
     lane_ = lane % lanes;
     nth_ = lane / lanes;
+    row_ = first + nth_;
     members_ = (lanes == 32 ? ~0u : (1u << lanes % 32) - 1u) << nth_ * lanes;
-    row_ = static_cast<u32>((first + nth_) * Rows::pitch);
     RADDLE_UNROLL
     for (i32 k = 0; k < 2; ++k) at_[k] = Rows::at(first + nth_, chunk_index(k));
   }
@@ -55,9 +55,11 @@ class RowShare {
   RADDLE_DEVICE Packed8& chunk(i32 k, i32 down) const {
     return *reinterpret_cast<Packed8*>(memory_ + Rows::rows_after(at_[k], down));
   }
-  /// That row's memory, where its elements are not: half a row of floats.
-  RADDLE_DEVICE float* room(i32 down) const {
-    return reinterpret_cast<float*>(memory_ + row_ + down * Rows::pitch);
+  /// Number i < dim / 2 of the floats that take that row's place in memory while its elements are
+  /// in registers. They lie where elements do: padding stays zero, for products see it.
+  RADDLE_DEVICE float& room(i32 i, i32 down) const {
+    const u32 at = Rows::rows_after(Rows::at(row_, i / 4), down);
+    return reinterpret_cast<float*>(memory_ + at)[i % 4];
   }
 
  private:
@@ -66,8 +68,8 @@ class RowShare {
   }
 
   u8* memory_;
-  i32 lane_, nth_;
-  u32 members_, row_, at_[2];
+  i32 row_, lane_, nth_;
+  u32 members_, at_[2];
 };
 
 /// One row. Where it is `whole`, pairs are of all its elements as a rule, and nothing is moved to
@@ -213,21 +215,21 @@ class RowVector {
   /// the row, whose elements are in registers.
   template <class F>
   RADDLE_DEVICE void exchange_halves(i32 half, F f) {
-    float* room = share_->room(down_);
+    const auto room = [&](i32 i) -> float& { return share_->room(i, down_); };
     const auto second = [&](i32 i) { return i >= half && i < 2 * half; };
     ptx::sync_lanes(share_->members());  // all have loaded
     each([&](float& x, i32 i) {
-      if (second(i)) room[i - half] = x;
+      if (second(i)) room(i - half) = x;
     });
     ptx::sync_lanes(share_->members());
     RADDLE_UNROLL
     for (i32 e = 0; e < 8; ++e) {
       const i32 i = share_->first_element(0) + e;  // first halves are in first chunks
-      if (share_->owns(0) && i < half) f(x_[0][e], room[i], i);
+      if (share_->owns(0) && i < half) f(x_[0][e], room(i), i);
     }
     ptx::sync_lanes(share_->members());
     each([&](float& x, i32 i) {
-      if (second(i)) x = room[i - half];
+      if (second(i)) x = room(i - half);
     });
     ptx::sync_lanes(share_->members());  // all have read, and may store
   }
