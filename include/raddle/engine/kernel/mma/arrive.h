@@ -159,17 +159,17 @@ RADDLE_DEVICE i32 tell_team(bool tells, i32 what, u32* bits) {
 }
 
 /// Composes share number `nth` of `count` of a tile's rows, if there is one, and then what others
-/// have not taken; one thread of the team takes shares, the one that `takes`. One function for all
-/// contractions, and not in line: a copy for each kind took a fifth of the compiler's time, and the
-/// loop of long queries spilled.
+/// have not taken, which one thread of the team asks for, the one that `takes`. One function for
+/// all contractions, and not in line: a copy for each kind took a fifth of the compiler's time, and
+/// the loop of long queries spilled.
 template <class K, class V>
 RADDLE_COLD void contract(const MmaLaunch& launch, const V& variant, const QueryTile& tile,
-                          Sources sources, i32 count, i32 nth, bool takes, u32* bits,
+                          Sources sources, i32 count, i32 nth, Crew crew, bool takes, u32* bits,
                           float* vector) {
   const auto row = [&](i32 n) { return quotient(tile.num_rows * n, count); };
   while (nth < count) {
     contract_rows<K>(
-        launch, variant, tile, row(nth), row(nth + 1), sources.kv_head, vector,
+        launch, variant, tile, row(nth), row(nth + 1), sources.kv_head, crew, vector,
         [&](auto& composed, i32 m) {
           RADDLE_ROLLED
           for (i32 s = 0; s < sources.count; ++s) {
@@ -194,10 +194,10 @@ RADDLE_COLD void contract(const MmaLaunch& launch, const V& variant, const Query
 /// The same of contraction number `sources.which`.
 template <class K, class V>
 RADDLE_DEVICE void contract(const MmaLaunch& launch, const V& variant, const Sources& sources,
-                            i32 count, i32 nth, bool takes, u32* bits, float* vector) {
+                            i32 count, i32 nth, Crew crew, bool takes, u32* bits, float* vector) {
   const PlanView& plan = launch.plan;
   contract<K>(launch, variant, plan.query_tiles[plan.contractions[sources.which].query_tile],
-              sources, count, nth, takes, bits, vector);
+              sources, count, nth, crew, takes, bits, vector);
 }
 
 /// Composes what somebody left.
@@ -208,8 +208,8 @@ RADDLE_DEVICE void contract_left(const MmaLaunch& launch, const V& variant, i32 
   const i32 count = look_up_shares(plan, which, kv_head).count;
   i32* word = launch.arrived + counter_of(plan, which, kv_head);
   const i32 nth = tell_team<K>(takes, takes ? take_share(word, count) : 0, bits);
-  contract<K>(launch, variant, look_up_sources(plan, which, kv_head), count, nth, takes, bits,
-              vector);
+  contract<K>(launch, variant, look_up_sources(plan, which, kv_head), count, nth, Crew{false},
+              takes, bits, vector);
 }
 
 /// Counts an item up at every contraction that waits for it, and composes what it completes where
@@ -238,7 +238,7 @@ RADDLE_COLD void arrive(const MmaLaunch& launch, const V& variant, const WorkIte
       if (mine) --due;
       if (at_once)
         contract<K>(launch, variant, tile, own_sources(tile, awaiting.split, item.kv_head), 1, 0,
-                    false, bits, vector);
+                    Crew{false}, false, bits, vector);
       else
         contract_left<K>(launch, variant, launch.plan.dependents[tile.dependents_begin + first + i],
                          item.kv_head, mine, bits, vector);
@@ -277,15 +277,22 @@ RADDLE_DEVICE void contract_shares(const MmaLaunch& launch, const V& variant, i3
     const i32 lane = ptx::lane_index(), item = first + lane / most_dependents;
     Share mine;
     if (item < end) mine = look_up_share(launch, launch.plan.items[item], lane % most_dependents);
+    // Looking up and waiting take as long as composing a row. Of many contractions of few rows,
+    // warps do that at the same time, each for some of them.
+    const bool apart = ptx::count_bits(ptx::ballot(mine.count == 1)) > num_warps / 2;
+    i32 turn = 0;
     for (u32 left = ptx::ballot(mine.which >= 0); left != 0; left &= left - 1) {
       const i32 from = ptx::lowest_bit(left);
       const Share share{ptx::shuffle(mine.which, from), ptx::shuffle(mine.kv_head, from),
                         ptx::shuffle(mine.count, from)};
+      const Crew crew{apart && share.count == 1};
+      if (crew.alone && turn++ % num_warps != ptx::warp_index()) continue;
       const Sources sources = look_up_sources(launch.plan, share.which, share.kv_head);
-      const bool waits = ptx::thread_index() == 0;
-      const i32 nth = tell_team<K>(waits, waits ? await_share(launch, share, deadline) : 0, bits);
+      const bool asks = crew.asks();
+      i32 nth = asks ? await_share(launch, share, deadline) : 0;
+      nth = crew.alone ? ptx::shuffle(nth, 0) : tell_team<K>(asks, nth, bits);
       ptx::fence_device();  // the others' states, after their arrival
-      contract<K>(launch, variant, sources, share.count, nth, waits, bits, vector);
+      contract<K>(launch, variant, sources, share.count, nth, crew, asks, bits, vector);
     }
   }
 }

@@ -101,13 +101,23 @@ class ComposedRow {
   float sum = 0.0f;
 };
 
+/// Who composes rows together: a team's warps, every fourth row each, or one of them, all rows.
+struct Crew {
+  bool alone;
+  RADDLE_DEVICE i32 member() const { return alone ? 0 : ptx::warp_index(); }
+  RADDLE_DEVICE i32 size() const { return alone ? 1 : num_warps; }
+  /// Whether this thread is the one that asks and waits for all.
+  RADDLE_DEVICE bool asks() const { return (alone ? ptx::lane_index() : ptx::thread_index()) == 0; }
+};
+
 /// Composes the partial states of rows [begin, end) of a query tile, a warp a row. add(composed, m)
 /// adds row m's.
 template <class K, class V, class Add>
 RADDLE_DEVICE void contract_rows(const MmaLaunch& launch, const V& variant, const QueryTile& tile,
-                                 i32 begin, i32 end, i32 kv_head, float* vector, Add add) {
+                                 i32 begin, i32 end, i32 kv_head, Crew crew, float* vector,
+                                 Add add) {
   const LevelView& level = launch.levels[tile.level];
-  for (i32 m = begin + ptx::warp_index(); m < end; m += num_warps) {
+  for (i32 m = begin + crew.member(); m < end; m += crew.size()) {
     const Row row = make_row(launch.layout, level, tile.group, tile.row_begin + m, kv_head,
                              launch.plan.group_size);
     ComposedRow<K, scan_of<V>()> composed;

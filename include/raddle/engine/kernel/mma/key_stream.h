@@ -20,13 +20,10 @@ class KeyStream {
   static_assert(warp_keys <= 32);
 
  public:
-  /// Opens the first item. The page table's answer is not waited for.
   RADDLE_DEVICE KeyStream(const MmaLaunch& launch, i32 item, i32 end)
-      : launch_(launch), source_(Layout::source(ptx::warp_index())), item_(item), end_(end) {
-    open_ = next_item();
-  }
+      : launch_(launch), source_(Layout::source(ptx::warp_index())), item_(item), end_(end) {}
 
-  /// Before the first load.
+  /// Opens the first item, before the first load; so does a load of values.
   RADDLE_DEVICE void start() { find_tile(); }
 
   /// Starts copying a tile's K, and says what there is to know of its keys, if there is a tile; one

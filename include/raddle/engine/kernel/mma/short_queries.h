@@ -40,15 +40,12 @@ class ShortQueries {
                   b_offset<typename K::KeyRows>(lane_)),
         v_offset_(static_cast<u32>(Layout::template part_of<typename K::ValueRows>(warp_)) +
                   a_offset<typename K::ValueRows>(lane_)) {
-    RADDLE_ROLLED
-    for (i32 n = -1; n < Layout::slots; ++n) {  // what comes before the first has no tile to copy
-      load(n, n);
-      if (n == 0) fetch_queries();  // a tile's keys are asked for first, but not all of the ring's
-    }
+    if constexpr (K::short_only) fill();
   }
 
   /// Returns the item after the last one computed.
   RADDLE_DEVICE i32 run() {
+    RADDLE_ROLLED
     while (attend()) {
     }
     return next_;
@@ -102,13 +99,51 @@ class ShortQueries {
     queries_.fetch(launch_, tile_of(opened_.item), opened_.item.kv_head, share * warp_);
   }
 
-  /// Computes the next item; returns whether there is one after it.
+  /// Before the first item. A tile's keys are asked for before queries, but not all of the ring's.
+  RADDLE_DEVICE void fill() {
+    RADDLE_ROLLED
+    for (i32 n = -1; n < Layout::slots; ++n) {  // what comes before the first has no tile to copy
+      load(n, n);
+      if (n == 0) fetch_queries();
+    }
+  }
+
+  /// In the kernel of both loops, steps that compute nothing do that: its code is about what caches
+  /// of instructions hold, and a second copy of what loads and fetches would be one more to wait
+  /// for. Steps have two loads, of which the first ones have no tile to copy.
+  static constexpr i32 filling_steps = K::short_only ? 0 : Layout::slots / 2 + 1;
+  static constexpr bool even = Layout::slots % 2 == 0;
+
+  /// Fills a part of the ring, or computes the next item; returns whether there is more to do.
   RADDLE_DEVICE bool attend() {
-    const i32 number = next_++;
+    const bool fills = filling_steps > 0 && filling_ > 0, fetches = filling_ == filling_steps;
+    const i32 number = next_;
     Opened opened = opened_;
-    u8* queries = Layout::query_memory();
+    if (fills)
+      drop_item();
+    else
+      begin(opened, number);
+    const ApplyVariant<V, 1, tiles> apply(launch_, variant_, number);
+    to_log2_ = apply.to_log2();
+    const i32 halves = opened.num_rows > 8 ? 2 : 1;
+    RADDLE_ROLLED
+    while (!step(apply, halves, fills)) {
+    }
+    if (fills && !fetches) return true;
+    if (!fills) {
+      mark<K>(launch_, TimelineStage::computed, number);
+      ++next_;
+    }
+    const bool more = fills || (next_ < end_ && tile_of(launch_.plan.items[next_]).shape == 0);
+    if (more) fetch_queries();
+    if (!fills) finish(opened, number, more);
+    return more;
+  }
+
+  /// Puts the queries, which were fetched, where products take them.
+  RADDLE_DEVICE void begin(Opened& opened, i32 number) {
     describe_item(opened.request, opened.item.kv_head, Layout::scratch());
-    queries_.store(variant_, share * warp_, queries, Layout::scratch());
+    queries_.store(variant_, share * warp_, Layout::query_memory(), Layout::scratch());
     sync_team<K>();
     if (keeps_opened) opened.awaiting.expect(launch_);
     RADDLE_UNROLL
@@ -118,18 +153,27 @@ class ShortQueries {
       factor_[1] = Layout::scratch().factor[lane_ / 4 + 8];
     }
     mark<K>(launch_, TimelineStage::opened, number);
-    clear(o_);
+    clear();
+  }
+
+  /// Nothing of an item is kept for steps that compute none: what takes registers there spills.
+  RADDLE_DEVICE void drop_item() {
+    RADDLE_UNROLL
+    for (i32 i = 0; i < kept_steps; ++i) {
+      RADDLE_UNROLL
+      for (i32 e = 0; e < 4; ++e) q_[i][e] = 0;
+    }
+    clear();
+  }
+
+  RADDLE_DEVICE void clear() {
+    mma::clear(o_);
     value_scales_.clear();
     stats_.clear();
-    const ApplyVariant<V, 1, tiles> apply(launch_, variant_, number);
-    to_log2_ = apply.to_log2();
-    const i32 halves = opened.num_rows > 8 ? 2 : 1;
-    RADDLE_ROLLED
-    while (!step(apply, halves)) {
-    }
-    mark<K>(launch_, TimelineStage::computed, number);
-    const bool more = next_ < end_ && tile_of(launch_.plan.items[next_]).shape == 0;
-    if (more) fetch_queries();
+  }
+
+  /// Stores what the warps computed, and says so.
+  RADDLE_DEVICE void finish(Opened& opened, i32 number, bool more) {
     if (!keeps_opened) {
       opened = open(number);
       opened.awaiting.expect(launch_);
@@ -142,7 +186,6 @@ class ShortQueries {
       if (!composed_at_once(launch_, opened.num_rows)) leaves_shares_ = true;
     }
     mark<K>(launch_, TimelineStage::finished, number);
-    return more;
   }
 
   RADDLE_DEVICE Row row_of(const WorkItem& item, i32 m) const {
@@ -162,17 +205,17 @@ class ShortQueries {
     ptx::copy_commit();
   }
 
-  /// One KV tile, whose slots then take what is a ring further on. Returns whether it is the item's
-  /// last.
+  /// One KV tile, whose slots then take what is a ring further on; one that `fills` computes none.
+  /// Returns whether it is the item's last.
   template <class Apply>
-  RADDLE_DEVICE bool step(const Apply& apply, i32 halves) {
+  RADDLE_DEVICE bool step(const Apply& apply, i32 halves, bool fills) {
     constexpr i32 pending = Layout::slots - 1;
     const auto& keys = Layout::keys_at(computing_);
     const auto& facts = Layout::scratch();
     Logits<1, tiles> s;
     ptx::copy_wait<pending>();
     ptx::sync_warp();
-    const i32 flags = keys.flags[warp_];
+    const i32 flags = fills ? TileFlags::empty : keys.flags[warp_];
     const bool computes = !(flags & TileFlags::empty);
     if (computes) {
       if constexpr (has_key<V>)
@@ -214,7 +257,9 @@ class ShortQueries {
     load(Layout::slots + 1, slot_);
     slot_ = Layout::after(slot_, Layout::slots);
     computing_ = Layout::after(computing_, Layout::key_slots);
-    return (flags & TileFlags::last) != 0;
+    if (!fills) return (flags & TileFlags::last) != 0;
+    --filling_;
+    return filling_ == 0 || filling_ == filling_steps - (even ? 2 : 1);  // a tile's keys are loaded
   }
 
   /// This lane's first key of its warp's.
@@ -357,10 +402,12 @@ class ShortQueries {
   bool leaves_shares_ = false;
   const i32 end_, warp_, lane_;
   KeyStream<K, Layout> stream_;
-  i32 slot_ = 0;       // of what is used next
-  i32 computing_ = 0;  // where its keys are spoken of,
-  i32 loading_ = 0;    // and those that are loaded next
-  Opened opened_;
+  i32 filling_ = filling_steps;  // that are to come
+  // After these: the slot that is used next, where its keys are spoken of,
+  i32 slot_ = (3 * Layout::slots - 2 * filling_steps) % Layout::slots;
+  i32 computing_ = (2 * Layout::key_slots - filling_steps) % Layout::key_slots;
+  i32 loading_ = filling_steps > 0 && even ? Layout::key_slots - 1 : 0;  // and those loaded next
+  Opened opened_{};
   QueryRows<share, K> queries_;
   const u32 k_offset_, v_offset_;  // where this lane takes its matrices
   float to_log2_;

@@ -38,12 +38,14 @@ class WideQueries {
         warp_(ptx::warp_index()),
         lane_(ptx::lane_index()),
         stream_(launch, item, item + 1),
-        shares_(may_share && values_are_keys()),
         halves_(blocks == 1 && tile().num_rows <= 8 ? 1 : 2),
         q_address_(ptx::shared_address(Layout::query_memory()) +
                    K::QueryRows::step_from(a_offset<typename K::QueryRows>(lane_), warp_)),
         k_offset_(Rows::step_from(b_offset<Rows>(lane_), warp_)),
-        v_offset_(a_offset<Rows>(lane_) + static_cast<u32>(2 * columns * warp_)) {}
+        v_offset_(a_offset<Rows>(lane_) + static_cast<u32>(2 * columns * warp_)) {
+    stream_.start();
+    shares_ = may_share && values_are_keys();
+  }
 
   /// Returns the item after it.
   RADDLE_DEVICE i32 run() {
@@ -67,7 +69,6 @@ class WideQueries {
     // Queries that are transformed take the ring's memory for it.
     if constexpr (has_query<V>) load_queries();
     if constexpr (has_query<V>) ptx::sync_block();
-    stream_.start();
     RADDLE_ROLLED
     for (i32 n = 0; n < Layout::slots - 1; ++n) load();
     if constexpr (!has_query<V>) load_queries();
@@ -285,8 +286,8 @@ class WideQueries {
   const V& variant_;
   const i32 item_, warp_, lane_;
   KeyStream<K, Layout> stream_;
-  const bool shares_;  ///< V is the first columns of K
-  const i32 halves_;   ///< 1 where the second half of the rows is padding
+  bool shares_;       ///< V is the first columns of K
+  const i32 halves_;  ///< 1 where the second half of the rows is padding
   bool loads_values_ = false;
   i32 loading_ = 0;       // the slot that is loaded next,
   i32 loading_keys_ = 0;  // and where its keys are spoken of
