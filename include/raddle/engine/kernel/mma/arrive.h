@@ -168,23 +168,8 @@ RADDLE_COLD void contract(const MmaLaunch& launch, const V& variant, const Query
                           float* vector) {
   const auto row = [&](i32 n) { return quotient(tile.num_rows * n, count); };
   while (nth < count) {
-    contract_rows<K>(
-        launch, variant, tile, row(nth), row(nth + 1), sources.kv_head, crew, vector,
-        [&](auto& composed, i32 m) {
-          RADDLE_ROLLED
-          for (i32 s = 0; s < sources.count; ++s) {
-            // More than lanes: rows that share little with each other.
-            if (sources.count > 32 && s % 32 == 0)
-              sources.mine = look_up_source(launch.plan, sources, s);
-            const SourceRows& mine = sources.mine;
-            compose_row(
-                launch, composed,
-                SourceRows{ptx::shuffle(mine.first, s % 32), ptx::shuffle(mine.begin, s % 32),
-                           ptx::shuffle(mine.end, s % 32), ptx::shuffle(mine.stride, s % 32),
-                           ptx::shuffle(mine.count, s % 32)},
-                m);
-          }
-        });
+    contract_rows<K>(launch, variant, tile, row(nth), row(nth + 1), sources.kv_head, crew, vector,
+                     [&](auto& composed, i32 m) { compose_row(launch, sources, composed, m); });
     if (count == 1) return;
     i32* word = launch.arrived + counter_of(launch.plan, sources.which, sources.kv_head);
     nth = tell_team<K>(takes, takes ? take_share(word, count) : 0, bits);

@@ -7,7 +7,16 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-/// A row that is composed of partial states: O and Σ relative to a largest LSE.
+/// The largest of what the lanes hold: numbers as integers in the same order. NaN is above all.
+RADDLE_DEVICE float largest_of_warp(float x) {
+  const auto sign = [](u32 bits) { return static_cast<u32>(static_cast<i32>(bits) >> 31); };
+  const u32 bits = float_to_bits(x);
+  const u32 most = ptx::max_of_warp(bits ^ (sign(bits) | 1u << 31));
+  return bits_to_float(most ^ (~sign(most) | 1u << 31));
+}
+
+/// A row that is composed of partial states: O and Σ relative to a largest LSE. A warp is alone
+/// with it, so that each instruction waits for the one before: what counts is how many there are.
 template <class K, Scan scan>
 class ComposedRow {
  public:
@@ -16,23 +25,23 @@ class ComposedRow {
     for (i32 i = 0; i < LaneRow<K::dim_vo>::steps; ++i) o.of[i] = Four{};
   }
 
-  /// ⊕= `count` states that lie `stride` rows apart, in their order. Some states' O is on its way
-  /// while those before are added up, the first ones' before their weights are known.
-  RADDLE_DEVICE void compose(const MmaLaunch& launch, i64 first, i32 stride, i32 count) {
-    for (i32 done = 0; done < count; done += 32) {
-      const i32 n = min(32, count - done);
-      const i64 row = first + i64{done} * stride;
-      float weight = 1.0f;
-      States next;
-      load(launch, row, stride, n, next);
-      if constexpr (scan == Scan::softmax) weight = weigh(launch, row, stride, n);
-      RADDLE_ROLLED
-      for (i32 c = 0; c < n; c += unrolled) {
-        const States states = next;
-        const i32 rest = n - c - unrolled;
-        if (rest > 0) load(launch, row + i64{c + unrolled} * stride, stride, rest, next);
-        add(states, weight, c, n);
-      }
+  /// ⊕= `count` states, 32 at most, in the order of the lanes that know where they are: in row
+  /// `mine` of the states' buffer. Some states' O is on its way while those before are added up,
+  /// the first ones' before their weights are known.
+  RADDLE_DEVICE void compose(const MmaLaunch& launch, i32 mine, i32 count) {
+    const i32 lane = ptx::lane_index();
+    mine = ptx::shuffle(mine, max(0, min(lane, count - 1)));  // others repeat the last one
+    const float* from[LaneRow<K::dim_vo>::steps];
+    LaneRow<K::dim_vo>::every([&](i32 i, i32 d) { from[i] = launch.partial_o + d; });
+    States next;
+    load(from, mine, 0, next);
+    const float lse = launch.partial_lse[mine];
+    const float weight = weigh(lane < count ? lse : -math::infinity);
+    RADDLE_ROLLED
+    for (i32 c = 0; c < count; c += unrolled) {
+      const States states = next;
+      if (c + unrolled < count) load(from, mine, c + unrolled, next);
+      add(states, weight, c, count);
     }
   }
 
@@ -52,15 +61,12 @@ class ComposedRow {
   static constexpr i32 unrolled = max(1, 8 / LaneRow<K::dim_vo>::steps);
 
   /// The weight of the lane's state, e^(LSE - top); the sum and O so far shrink to the new top.
-  RADDLE_DEVICE float weigh(const MmaLaunch& launch, i64 row, i32 stride, i32 n) {
-    const i32 lane = ptx::lane_index();
-    const float lse = lane < n ? launch.partial_lse[row + i64{lane} * stride] : -math::infinity;
-    float new_top = max(top, lse);
-    for (i32 step = 16; step > 0; step /= 2)
-      new_top = max(new_top, ptx::shuffle_xor(new_top, step));
+  RADDLE_DEVICE float weigh(float lse) {
+    if constexpr (scan == Scan::sum) return 1.0f;
+    const float new_top = max(top, largest_of_warp(lse));
     const float shift = new_top == -math::infinity ? 0.0f : new_top;
-    const float rescale = math::exp(top - shift);
-    const float weight = math::exp(lse - shift);
+    const float rescale = ptx::exp2((top - shift) * math::log2e);
+    const float weight = ptx::exp2((lse - shift) * math::log2e);
     float total = weight;
     for (i32 step = 16; step > 0; step /= 2) total += ptx::shuffle_xor(total, step);
     o.map([&](float x) { return x * rescale; });
@@ -73,27 +79,29 @@ class ComposedRow {
     LaneRow<K::dim_vo> of[unrolled];
   };
 
-  /// O of `count` states; the others are zero.
-  RADDLE_DEVICE static void load(const MmaLaunch& launch, i64 row, i32 stride, i32 count,
-                                 States& x) {
-    RADDLE_UNROLL
-    for (i32 u = 0; u < unrolled; ++u)
-      LaneRow<K::dim_vo>::every([&](i32 i, i32 d) {
-        const float* from = launch.partial_o + (row + i64{u} * stride) * K::dim_vo + d;
-        x.of[u].of[i] = u < count ? *reinterpret_cast<const Four*>(from) : Four{};
-      });
-  }
-
-  /// Adds states c … c + unrolled - 1 of a batch of n, weighted.
-  RADDLE_DEVICE void add(const States& x, float weight, i32 c, i32 n) {
+  /// O of states c … c + unrolled - 1.
+  RADDLE_DEVICE static void load(const float* const (&from)[LaneRow<K::dim_vo>::steps], i32 mine,
+                                 i32 c, States& x) {
     RADDLE_UNROLL
     for (i32 u = 0; u < unrolled; ++u) {
-      const float w = scan == Scan::softmax ? ptx::shuffle(weight, (c + u) % 32) : 1.0f;
-      if (c + u >= n) continue;
-      LaneRow<K::dim_vo>::every([&](i32 i, i32) {
+      const i64 row = ptx::shuffle(mine, c + u);
+      RADDLE_UNROLL
+      for (i32 i = 0; i < LaneRow<K::dim_vo>::steps; ++i)
+        x.of[u].of[i] = *reinterpret_cast<const Four*>(from[i] + row * K::dim_vo);
+    }
+  }
+
+  /// Adds those that there are, weighted.
+  RADDLE_DEVICE void add(const States& x, float weight, i32 c, i32 count) {
+    RADDLE_UNROLL
+    for (i32 u = 0; u < unrolled; ++u) {
+      if (c + u >= count) break;
+      const float w = ptx::shuffle(weight, c + u);
+      RADDLE_UNROLL
+      for (i32 i = 0; i < LaneRow<K::dim_vo>::steps; ++i) {
         RADDLE_UNROLL
         for (i32 e = 0; e < 4; ++e) o.of[i].x[e] = ptx::fma(x.of[u].of[i].x[e], w, o.of[i].x[e]);
-      });
+      }
     }
   }
 
@@ -140,14 +148,6 @@ RADDLE_DEVICE SourceRows rows_of(const PlanView& plan, const Source& source, i32
                     source.dst_row + source.num_rows, from.num_rows, split.num_chunks};
 }
 
-/// ⊕= row m's states of a source, if it has any.
-template <class Composed>
-RADDLE_DEVICE void compose_row(const MmaLaunch& launch, Composed& composed, const SourceRows& from,
-                               i32 m) {
-  if (m >= from.begin && m < from.end)
-    composed.compose(launch, i64{from.first} + m, from.stride, from.count);
-}
-
 /// What a contraction composes: states of a tile of the last level, in level and chunk order. Each
 /// lane of a warp knows one of the sources.
 struct Sources {
@@ -162,6 +162,39 @@ RADDLE_DEVICE SourceRows look_up_source(const PlanView& plan, const Sources& sou
   if (nth >= sources.count) return SourceRows{};
   const i32 begin = plan.contractions[sources.which].source_begin;
   return rows_of(plan, plan.sources[begin + nth], sources.kv_head);
+}
+
+/// Where state number `nth` of row m is, this lane's own, if there is one; returns how many there
+/// are, of all sources.
+RADDLE_DEVICE i32 find_state(const PlanView& plan, Sources& sources, i32 m, i32 nth, i32& row) {
+  i32 count = 0;
+  RADDLE_ROLLED
+  for (i32 s = 0; s < sources.count; ++s) {
+    // More than lanes: rows that share little with each other.
+    if (sources.count > 32 && s % 32 == 0) sources.mine = look_up_source(plan, sources, s);
+    const SourceRows& mine = sources.mine;
+    const i32 from = s % 32, chunk = nth - count;
+    if (m < ptx::shuffle(mine.begin, from) || m >= ptx::shuffle(mine.end, from)) continue;
+    const i32 chunks = ptx::shuffle(mine.count, from);
+    const i32 at = ptx::shuffle(mine.first, from) + m + chunk * ptx::shuffle(mine.stride, from);
+    if (chunk >= 0 && chunk < chunks) row = at;
+    count += chunks;
+  }
+  return count;
+}
+
+/// ⊕= all states of row m.
+template <class Composed>
+RADDLE_DEVICE void compose_row(const MmaLaunch& launch, Sources& sources, Composed& composed,
+                               i32 m) {
+  i32 done = 0, count;
+  RADDLE_ROLLED
+  do {
+    i32 mine = 0;
+    count = find_state(launch.plan, sources, m, done + ptx::lane_index(), mine);
+    composed.compose(launch, mine, min(32, count - done));
+    done += 32;
+  } while (done < count);
 }
 
 RADDLE_DEVICE Sources look_up_sources(const PlanView& plan, i32 which, i32 kv_head) {

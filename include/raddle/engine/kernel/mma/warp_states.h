@@ -58,8 +58,8 @@ struct Halves {
     if constexpr (scan == Scan::sum) return 0.0f;
     const float top = max(first, second);
     const float shift = top == -math::infinity ? 0.0f : top;
-    weight[0] = math::exp(first - shift);
-    weight[1] = math::exp(second - shift);
+    weight[0] = ptx::exp2((first - shift) * math::log2e);
+    weight[1] = ptx::exp2((second - shift) * math::log2e);
     const float sum = weight[0] + weight[1];
     inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
     return top == -math::infinity ? top : top + math::log(sum);
