@@ -294,7 +294,7 @@ inline void prefetch(const void*) {}
 inline i32 renewed(i32 x) { return x; }
 inline void sleep(i32 ns) { Block::current()->time += ns; }
 inline i32 load_now(const i32* word) { return *word; }
-inline i32 load_acquire(const i32* word) { return *word; }
+inline i32 load_relaxed(const i32* word) { return *word; }
 
 inline float shuffle(float x, i32 lane, u32 lanes = ~u32{0}) {
   Exchange mine{};

@@ -76,9 +76,8 @@ ROPE = [raddle.Rope(128), raddle.Causal()]
 KIB_OF_A_BLOCK = {"sm_75": 64, "sm_80": 163, "sm_89": 99, "sm_90a": 227}
 # Spills that are known and borne, in bytes rounded up to 64. Of a thread's 255 registers, O and S of long queries take
 # 128 where heads are 64 wide, 192 where they are 128 wide (128 rows of 64 keys), 160 where they are 256 wide (64 rows),
-# and a row of RoPE in registers some dozens (its 20 bytes are the bounds of a queue, used behind the loop). Of MLA's 32
-# rows by 32 keys on sm_80 they take 160, too. Most of what is spilled is used once an item, not once a tile. More than
-# listed fails.
+# and a row of RoPE in registers some dozens. Of MLA's 32 rows by 32 keys on sm_80 they take 160, too. Most of what is
+# spilled is used once an item, not once a tile. More than listed fails.
 KERNELS = [
     Kernel("plain", spec([]), "sm_80"),
     *(Kernel(name, spec(parts), "sm_90a") for name, parts in SHIPPED.items()),
@@ -87,8 +86,8 @@ KERNELS = [
     Kernel("128 wide", spec([], 128), "sm_80", spilled=128),
     Kernel("128 wide", spec([], 128), "sm_89"),
     Kernel("128 wide", spec([], 128), "sm_90a", spilled=256),
-    Kernel("Rope, 128 wide", spec(ROPE, 128), "sm_80", spilled=64),
-    Kernel("Rope, 128 wide", spec(ROPE, 128), "sm_90a", spilled=64),
+    Kernel("Rope, 128 wide", spec(ROPE, 128), "sm_80"),
+    Kernel("Rope, 128 wide", spec(ROPE, 128), "sm_90a"),
     *(Kernel("128 wide", spec([], 128), arch, short_only=True) for arch in ("sm_80", "sm_89", "sm_90a")),
     Kernel("Rope, 128 wide", spec(ROPE, 128), "sm_90a", short_only=True, spilled=128),
     Kernel("e4m3, 128 wide", spec([], 128, kv_dtype="float8_e4m3fn"), "sm_80"),

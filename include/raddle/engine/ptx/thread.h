@@ -94,10 +94,11 @@ RADDLE_DEVICE i32 load_now(const i32* word) {
   return x;
 }
 
-/// A word that other multiprocessors write, and what they wrote before it.
-RADDLE_DEVICE i32 load_acquire(const i32* word) {
+/// A word that other multiprocessors write. What they wrote before it is seen behind a fence; until
+/// then, what was read stays in this one's cache.
+RADDLE_DEVICE i32 load_relaxed(const i32* word) {
   i32 x;
-  asm volatile("ld.acquire.gpu.b32 %0, [%1];" : "=r"(x) : "l"(word) : "memory");
+  asm volatile("ld.relaxed.gpu.b32 %0, [%1];" : "=r"(x) : "l"(word) : "memory");
   return x;
 }
 

@@ -1,7 +1,7 @@
 // Who composes partial states, and when: items arrive at the contractions that wait for them. Few
 // rows are composed by whoever brings their last state; many are shared among those who computed
 // states of them, as are all of a cascade, where the last to arrive may be a piece of a prefix that
-// hundreds of contractions wait for.
+// hundreds of contractions wait for: when their queues are done (queue_end.h).
 #pragma once
 
 #include "raddle/engine/kernel/mma/contract.h"
@@ -40,25 +40,20 @@ RADDLE_DEVICE i32 count_shares(i32 num_rows, i32 workers) {
   return min(min(workers, most), ceil_div(num_rows, num_warps));
 }
 
-/// The next share of a contraction whose states are all there; none is left where that is not less
-/// than `shares`. As many workers take shares until then, so that who comes late finds less to do;
-/// who is last to find none has the next launch begin anew.
-RADDLE_DEVICE i32 take_share(i32* word, i32 shares) {
-  const i32 nth = shares == 1 ? 0 : Arrivals{ptx::atomic_add(word, Arrivals::one_taken)}.taken();
-  if (shares == 1 || nth == 2 * shares - 1) *word = 0;
-  return nth;
-}
-
-/// Who composes the rows of a contraction, in shares: workers of the tile's own chunks, in their
-/// order, and then those of what it shares with others.
+/// Who composes the rows of a contraction, in shares. Few rows are one share, for which two workers
+/// look: that of the tile's own first chunk, and one of those that computed what it shares with
+/// others. Of many rows there is a share a worker: those of the tile's own chunks, in their order,
+/// and then those of what it shares with few others.
 struct Shares {
-  i32 count;   ///< of shares
-  i32 own;     ///< chunks of the tile
-  i32 helper;  ///< the tile whose chunks' workers follow; -1: none do
+  bool few;     ///< rows
+  i32 count;    ///< of shares
+  i32 workers;  ///< that look for some
+  i32 own;      ///< chunks of the tile
+  i32 helper;   ///< the tile whose chunks' workers follow; -1: none do
 };
 
-/// Of tiles that more contractions wait for than these, workers compose none: each of those has
-/// workers of its own.
+/// Of tiles that more contractions wait for than these, workers compose no shares of many rows:
+/// each of those has workers of its own.
 constexpr i32 most_dependents = 4;
 
 RADDLE_DEVICE Shares look_up_shares(const PlanView& plan, i32 which, i32 kv_head) {
@@ -66,42 +61,23 @@ RADDLE_DEVICE Shares look_up_shares(const PlanView& plan, i32 which, i32 kv_head
   const QueryTile& tile = plan.query_tiles[contraction.query_tile];
   const i32 first = plan.sources[contraction.source_begin].query_tile;
   const QueryTile& shared = plan.query_tiles[first];
+  const bool few = tile.num_rows <= rows_at_once;
   const bool helps = first != contraction.query_tile &&
-                     shared.dependents_end - shared.dependents_begin <= most_dependents;
+                     (few || shared.dependents_end - shared.dependents_begin <= most_dependents);
   const i32 own = plan.splits[tile.split + kv_head].num_chunks;
   const i32 others = helps ? plan.splits[shared.split + kv_head].num_chunks : 0;
-  return Shares{count_shares(tile.num_rows, own + others), own, helps ? first : -1};
+  const i32 count = count_shares(tile.num_rows, own + others);
+  return Shares{few, count, few ? 1 + min(others, 1) : count, own, helps ? first : -1};
 }
 
-/// A worker's part in a contraction.
-struct Share {
-  i32 which = -1;  ///< the contraction's number; -1: it has none
-  i32 kv_head = 0;
-  i32 count = 0;  ///< shares of its rows
-};
-
-/// The part of an item's worker in contraction number `nth` of those that wait for the item.
-RADDLE_DEVICE Share look_up_share(const MmaLaunch& launch, const WorkItem& item, i32 nth) {
-  const PlanView& plan = launch.plan;
-  if (item.partial_row < 0) return Share{};
-  const QueryTile& tile = plan.query_tiles[item.query_tile];
-  const i32 dependents = tile.dependents_end - tile.dependents_begin;
-  if (nth >= dependents || dependents > most_dependents) return Share{};
-  const i32 which = plan.dependents[tile.dependents_begin + nth];
-  const Split split = plan.splits[tile.split + item.kv_head];
-  const i32 chunk = quotient(item.partial_row - split.partial_row, tile.num_rows);
-  i32 count = 1, number = chunk;
-  if (tile.level + 1 == launch.layout.num_levels && tile.num_rows <= rows_at_once) {
-    if (composed_at_once(launch, tile.num_rows)) return Share{};
-  } else {
-    const Shares shares = look_up_shares(plan, which, item.kv_head);
-    count = shares.count;
-    if (item.query_tile == shares.helper)
-      number += shares.own;
-    else if (tile.level + 1 < launch.layout.num_levels)
-      return Share{};
-  }
-  return number < count ? Share{which, item.kv_head, count} : Share{};
+/// The next share of a contraction whose states are all there; none is left where that is not less
+/// than their count. Of many, workers take some until then, so that who comes late finds less to
+/// do. Who asks last has the next launch begin anew.
+RADDLE_DEVICE i32 take_share(i32* word, i32 count, i32 workers) {
+  const i32 last = count == 1 ? workers - 1 : count + workers - 1;
+  const i32 nth = last == 0 ? 0 : Arrivals{ptx::atomic_add(word, Arrivals::one_taken)}.taken();
+  if (nth == last) *word = 0;
+  return nth;
 }
 
 /// What an item's arrival needs of the plan, for one of the contractions that wait for it, a thread
@@ -172,7 +148,7 @@ RADDLE_COLD void contract(const MmaLaunch& launch, const V& variant, const Query
                      [&](auto& composed, i32 m) { compose_row(launch, sources, composed, m); });
     if (count == 1) return;
     i32* word = launch.arrived + counter_of(launch.plan, sources.which, sources.kv_head);
-    nth = tell_team<K>(takes, takes ? take_share(word, count) : 0, bits);
+    nth = tell_team<K>(takes, takes ? take_share(word, count, count) : 0, bits);
   }
 }
 
@@ -190,11 +166,12 @@ template <class K, class V>
 RADDLE_DEVICE void contract_left(const MmaLaunch& launch, const V& variant, i32 which, i32 kv_head,
                                  bool takes, u32* bits, float* vector) {
   const PlanView& plan = launch.plan;
-  const i32 count = look_up_shares(plan, which, kv_head).count;
+  const Shares shares = look_up_shares(plan, which, kv_head);
   i32* word = launch.arrived + counter_of(plan, which, kv_head);
-  const i32 nth = tell_team<K>(takes, takes ? take_share(word, count) : 0, bits);
-  contract<K>(launch, variant, look_up_sources(plan, which, kv_head), count, nth, Crew{false},
-              takes, bits, vector);
+  const i32 nth =
+      tell_team<K>(takes, takes ? take_share(word, shares.count, shares.workers) : 0, bits);
+  contract<K>(launch, variant, look_up_sources(plan, which, kv_head), shares.count, nth,
+              Crew{false}, takes, bits, vector);
 }
 
 /// Counts an item up at every contraction that waits for it, and composes what it completes where
@@ -227,57 +204,6 @@ RADDLE_COLD void arrive(const MmaLaunch& launch, const V& variant, const WorkIte
       else
         contract_left<K>(launch, variant, launch.plan.dependents[tile.dependents_begin + first + i],
                          item.kv_head, mine, bits, vector);
-    }
-  }
-}
-
-/// How long a worker waits for others, all contractions together. Whoever is missing may not have a
-/// multiprocessor before this block leaves its own, as beside kernels of other streams: then the
-/// last to arrive composes what was this worker's.
-constexpr i64 patience_ns = 1'000'000;
-
-/// Waits until all that a contraction composes has arrived, and takes a share; of those that are
-/// waited for too long, none. One thread's work.
-RADDLE_DEVICE i32 await_share(const MmaLaunch& launch, const Share& share, i64 deadline) {
-  const i32 at = counter_of(launch.plan, share.which, share.kv_head);
-  i32* word = launch.arrived + at;
-  const i32 expected = launch.plan.expected[at];
-  Arrivals seen{ptx::load_acquire(word)};
-  while (seen.count() < expected && ptx::global_time() < deadline) {
-    ptx::sleep(100);
-    seen.word = ptx::load_acquire(word);
-  }
-  if (seen.count() < expected) seen.word = ptx::atomic_add(word, Arrivals::one_left);
-  return seen.count() < expected ? share.count : take_share(word, share.count);
-}
-
-/// Composes this worker's shares of what the items [begin, end) of its queue, all of them done, are
-/// states of. `bits` has a word a warp in shared memory.
-template <class K, class V>
-RADDLE_DEVICE void contract_shares(const MmaLaunch& launch, const V& variant, i32 begin, i32 end,
-                                   u32* bits, float* vector) {
-  constexpr i32 at_a_time = 32 / most_dependents;
-  const i64 deadline = ptx::global_time() + patience_ns;
-  for (i32 first = begin; first < end; first += at_a_time) {
-    const i32 lane = ptx::lane_index(), item = first + lane / most_dependents;
-    Share mine;
-    if (item < end) mine = look_up_share(launch, launch.plan.items[item], lane % most_dependents);
-    // Looking up and waiting take as long as composing a row. Of many contractions of few rows,
-    // warps do that at the same time, each for some of them.
-    const bool apart = ptx::count_bits(ptx::ballot(mine.count == 1)) > num_warps / 2;
-    i32 turn = 0;
-    for (u32 left = ptx::ballot(mine.which >= 0); left != 0; left &= left - 1) {
-      const i32 from = ptx::lowest_bit(left);
-      const Share share{ptx::shuffle(mine.which, from), ptx::shuffle(mine.kv_head, from),
-                        ptx::shuffle(mine.count, from)};
-      const Crew crew{apart && share.count == 1};
-      if (crew.alone && turn++ % num_warps != ptx::warp_index()) continue;
-      const Sources sources = look_up_sources(launch.plan, share.which, share.kv_head);
-      const bool asks = crew.asks();
-      i32 nth = asks ? await_share(launch, share, deadline) : 0;
-      nth = crew.alone ? ptx::shuffle(nth, 0) : tell_team<K>(asks, nth, bits);
-      ptx::fence_device();  // the others' states, after their arrival
-      contract<K>(launch, variant, sources, share.count, nth, crew, asks, bits, vector);
     }
   }
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "raddle/engine/kernel/mma/long_queries.h"
+#include "raddle/engine/kernel/mma/queue_end.h"
 #include "raddle/engine/kernel/mma/short_queries.h"
 #include "raddle/engine/kernel/mma/wide_queries.h"
 
@@ -43,8 +44,9 @@ RADDLE_DEVICE void attend_queue(const MmaLaunch& launch, const V& variant, Compu
   mark<K>(launch, TimelineStage::started, begin);
   if (!compute(begin, end) || begin == end) return;
   using Layout = typename Either<K::wide, ShortWideLayout<K>, ShortLayout<K>>::Type;
-  contract_shares<K>(launch, variant, begin, end, Layout::completed_bits(),
-                     Layout::vector(ptx::warp_index()));
+  // The queue is asked anew: what is kept so long takes registers from the loops.
+  contract_shares<K>(launch, variant, ptx::load_now(queue), ptx::load_now(queue + 1),
+                     Layout::completed_bits(), Layout::vector(ptx::warp_index()));
   mark<K>(launch, TimelineStage::contracted, end - 1);
 }
 

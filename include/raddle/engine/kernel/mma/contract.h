@@ -114,8 +114,6 @@ struct Crew {
   bool alone;
   RADDLE_DEVICE i32 member() const { return alone ? 0 : ptx::warp_index(); }
   RADDLE_DEVICE i32 size() const { return alone ? 1 : num_warps; }
-  /// Whether this thread is the one that asks and waits for all.
-  RADDLE_DEVICE bool asks() const { return (alone ? ptx::lane_index() : ptx::thread_index()) == 0; }
 };
 
 /// Composes the partial states of rows [begin, end) of a query tile, a warp a row. add(composed, m)
