@@ -89,7 +89,7 @@ KERNELS = [
     Kernel("Rope, 128 wide", spec(ROPE, 128), "sm_80"),
     Kernel("Rope, 128 wide", spec(ROPE, 128), "sm_90a"),
     *(Kernel("128 wide", spec([], 128), arch, short_only=True) for arch in ("sm_80", "sm_89", "sm_90a")),
-    Kernel("Rope, 128 wide", spec(ROPE, 128), "sm_90a", short_only=True, spilled=128),
+    Kernel("Rope, 128 wide", spec(ROPE, 128), "sm_90a", short_only=True, spilled=64),
     Kernel("e4m3, 128 wide", spec([], 128, kv_dtype="float8_e4m3fn"), "sm_80"),
     *(
         Kernel("e4m3, 128 wide", spec([], 128, kv_dtype="float8_e4m3fn"), arch, short_only=True)
@@ -98,9 +98,9 @@ KERNELS = [
     Kernel("int8, 128 wide", spec([], 128, kv_dtype="int8"), "sm_89", short_only=True),
     Kernel("e5m2, Rope", spec(ROPE, 128, kv_dtype="float8_e5m2"), "sm_90a", short_only=True),
     Kernel("e5m2, own source", spec([OWN], kv_dtype="float8_e5m2"), "sm_90a"),
-    Kernel("256 wide", spec([], 256, "float16"), "sm_80", spilled=896),
-    Kernel("256 wide", spec([], 256, "float16"), "sm_90a", spilled=960),
-    Kernel("256 wide", spec([], 256, "float16"), "sm_90a", short_only=True, spilled=64),
+    Kernel("256 wide", spec([], 256, "float16"), "sm_80", spilled=640),
+    Kernel("256 wide", spec([], 256, "float16"), "sm_90a", spilled=704),
+    Kernel("256 wide", spec([], 256, "float16"), "sm_90a", short_only=True),
     *(Kernel("plain, fp16", spec([], 64, "float16"), "sm_75", short_only) for short_only in (False, True)),
     *(Kernel("128 wide, fp16", spec([], 128, "float16"), "sm_75", short_only) for short_only in (False, True)),
     Kernel("Rope, 128 wide, fp16", spec(ROPE, 128, "float16"), "sm_75"),

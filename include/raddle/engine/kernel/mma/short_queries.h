@@ -40,7 +40,7 @@ class ShortQueries {
                   b_offset<typename K::KeyRows>(lane_)),
         v_offset_(static_cast<u32>(Layout::template part_of<typename K::ValueRows>(warp_)) +
                   a_offset<typename K::ValueRows>(lane_)) {
-    if constexpr (K::short_only) fill();
+    if constexpr (fills_apart) fill();
   }
 
   /// Returns the item after the last one computed.
@@ -99,6 +99,11 @@ class ShortQueries {
     queries_.fetch(launch_, tile_of(opened_.item), opened_.item.kv_head, share * warp_);
   }
 
+  /// Whether the ring is filled by code of its own, 0.5 µs sooner. In the kernel of both loops,
+  /// steps that compute nothing fill it: its code is about what caches of instructions hold, and
+  /// what loads and fetches would be waited for twice. So they do where registers are short.
+  static constexpr bool fills_apart = K::short_only && K::spare_registers;
+
   /// Before the first item. A tile's keys are asked for before queries, but not all of the ring's.
   RADDLE_DEVICE void fill() {
     RADDLE_ROLLED
@@ -108,10 +113,8 @@ class ShortQueries {
     }
   }
 
-  /// In the kernel of both loops, steps that compute nothing do that: its code is about what caches
-  /// of instructions hold, and a second copy of what loads and fetches would be one more to wait
-  /// for. Steps have two loads, of which the first ones have no tile to copy.
-  static constexpr i32 filling_steps = K::short_only ? 0 : Layout::slots / 2 + 1;
+  /// Steps have two loads, of which the first ones have no tile to copy.
+  static constexpr i32 filling_steps = fills_apart ? 0 : Layout::slots / 2 + 1;
   static constexpr bool even = Layout::slots % 2 == 0;
 
   /// Fills a part of the ring, or computes the next item; returns whether there is more to do.
