@@ -243,6 +243,29 @@ TYPED_TEST(MmaTest, LittleSharedMemory) {
 }
 TYPED_TEST(MmaTest, TwoLevels) { this->check_all(two_levels(), 5); }
 
+/// A prefix of many decodes, whose chunks deal their contractions: all to one chunk, more than a
+/// warp's lanes look up at a time to few, and one or two to many.
+TEST(MmaQueueEnd, APrefixOfManyDecodes) {
+  std::mt19937 random(5);
+  constexpr i32 requests = 30, prefix = 80;
+  Table shared{4, {0, requests}, {prefix}, {0, prefix / 4}, {}};
+  Table own{4, {0}, {}, {0}, {}};
+  for (i32 i = 0; i < prefix / 4; ++i) shared.pages.push_back(static_cast<i32>(random() % 40));
+  for (i32 i = 0; i < requests; ++i) {
+    own.qo_indptr.push_back(i + 1);
+    own.kv_len.push_back(static_cast<i32>(random() % 9));
+    for (i32 j = 0; j < ceil_div(own.kv_len.back(), 4); ++j)
+      own.pages.push_back(static_cast<i32>(random() % 40));
+    own.page_indptr.push_back(static_cast<i32>(own.pages.size()));
+  }
+  const Ints begin(requests, prefix);
+  PagedArgs suffixes = own.args();
+  suffixes.kv_begin = index_of(begin);
+  const LayoutPtr layout = cascade({paged_kv(shared.args()), paged_kv(suffixes)});
+  for (const i32 workers : {1, 3, 40})
+    check<f16, f16>(layout, Composition<Leaf<0>, Causal>{}, cases()[1].parts, workers, random);
+}
+
 /// The conversions of a register's bytes, against those of a number.
 template <class S>
 void check_bytes(u32 x, void (*widen)(u32 (&)[2], u32, S), const i32 (&order)[4]) {

@@ -20,6 +20,7 @@ struct Share {
   i32 kv_head = 0;
   i32 count = 0;      ///< shares of its rows
   i32 workers = 0;    ///< that look for some
+  bool few = false;   ///< rows
   bool more = false;  ///< contractions wait for the item than have been looked up
 };
 
@@ -47,7 +48,7 @@ RADDLE_DEVICE Share look_up_share(const MmaLaunch& launch, const WorkItem& item,
                  : !dealt && chunk + (own ? 0 : shares.own) < shares.count;
   Share found;
   if (mine && (own || shares.helper == item.query_tile))
-    found = Share{which, item.kv_head, shares.count, shares.workers};
+    found = Share{which, item.kv_head, shares.count, shares.workers, shares.few};
   found.more = dealt && nth + most_dependents * split.num_chunks < dependents;
   return found;
 }
@@ -100,16 +101,15 @@ RADDLE_DEVICE void contract_shares(const MmaLaunch& launch, const V& variant, i3
     if (item < end) found = look_up_share(launch, plan.items[item], nth);
     const i32 expected = found.which >= 0 ? plan.expected[counter_of(launch, found)] : 0;
     // Of several contractions of few rows, each warp looks after some.
-    const u32 single = ptx::ballot(found.count == 1);
-    const bool apart = ptx::count_bits(single) > num_warps / 2;
+    const u32 few = ptx::ballot(found.few);
+    const bool apart = ptx::count_bits(few) > num_warps / 2;
     RADDLE_ROLLED
     for (i32 pass = apart ? 0 : 1; pass < 2; ++pass) {
       const Crew crew{pass == 0};
-      const bool mine = crew.alone ? ptx::count_bits(single & ((1u << lane) - 1u)) % num_warps ==
-                                         ptx::warp_index()
-                                   : true;
+      const i32 turn = ptx::count_bits(few & ((1u << lane) - 1u)) % num_warps;
+      const bool mine = !crew.alone || turn == ptx::warp_index();
       Share share = found;
-      if (!mine || (found.count == 1 && apart) != crew.alone) share.which = -1;
+      if (!mine || (apart && found.few) != crew.alone) share.which = -1;
       while (true) {
         Taken taken{};
         if (crew.alone || ptx::warp_index() == 0)
