@@ -122,7 +122,8 @@ RADDLE_DEVICE void contract_shares(const MmaLaunch& launch, const V& variant, i3
         if (taken.lane < 0) break;
         const Sources sources = look_up_sources(plan, ptx::shuffle(found.which, taken.lane),
                                                 ptx::shuffle(found.kv_head, taken.lane));
-        ptx::fence_device();  // the others' states, after their arrival
+        ptx::sync_warp();     // one lane has seen their arrival
+        ptx::fence_device();  // the others' states, after that
         contract<K>(launch, variant, sources, ptx::shuffle(found.count, taken.lane), taken.nth,
                     crew, ptx::thread_index() == 0, bits, vector);
       }
