@@ -85,6 +85,30 @@ RADDLE_DEVICE Taken take_ready(const MmaLaunch& launch, Share& mine, i32 expecte
   return Taken{-1, 0};
 }
 
+/// Composes what a crew waits for, each contraction when it is complete: lanes have `found` them,
+/// and wait for those of which they have a `share`.
+template <class K, class V>
+RADDLE_DEVICE void compose_ready(const MmaLaunch& launch, const V& variant, const Share& found,
+                                 Share share, i32 expected, Crew crew, i64 deadline, u32* bits,
+                                 float* vector) {
+  const bool tells = ptx::thread_index() == 0;
+  while (true) {
+    Taken taken{};
+    if (crew.alone || ptx::warp_index() == 0) taken = take_ready(launch, share, expected, deadline);
+    if (!crew.alone) {
+      taken.lane = tell_team<K>(tells, taken.lane, bits);
+      taken.nth = tell_team<K>(tells, taken.nth, bits);
+    }
+    if (taken.lane < 0) return;
+    const Sources sources = look_up_sources(launch.plan, ptx::shuffle(found.which, taken.lane),
+                                            ptx::shuffle(found.kv_head, taken.lane));
+    ptx::sync_warp();     // one lane has seen their arrival
+    ptx::fence_device();  // the others' states, after that
+    contract<K>(launch, variant, sources, ptx::shuffle(found.count, taken.lane), taken.nth, crew,
+                tells, bits, vector);
+  }
+}
+
 /// Composes this worker's shares of what the items [begin, end) of its queue, all of them done, are
 /// states of. `bits` has a word a warp in shared memory.
 template <class K, class V>
@@ -110,23 +134,7 @@ RADDLE_DEVICE void contract_shares(const MmaLaunch& launch, const V& variant, i3
       const bool mine = !crew.alone || turn == ptx::warp_index();
       Share share = found;
       if (!mine || (apart && found.few) != crew.alone) share.which = -1;
-      while (true) {
-        Taken taken{};
-        if (crew.alone || ptx::warp_index() == 0)
-          taken = take_ready(launch, share, expected, deadline);
-        if (!crew.alone) {
-          const bool tells = ptx::thread_index() == 0;
-          taken.lane = tell_team<K>(tells, taken.lane, bits);
-          taken.nth = tell_team<K>(tells, taken.nth, bits);
-        }
-        if (taken.lane < 0) break;
-        const Sources sources = look_up_sources(plan, ptx::shuffle(found.which, taken.lane),
-                                                ptx::shuffle(found.kv_head, taken.lane));
-        ptx::sync_warp();     // one lane has seen their arrival
-        ptx::fence_device();  // the others' states, after that
-        contract<K>(launch, variant, sources, ptx::shuffle(found.count, taken.lane), taken.nth,
-                    crew, ptx::thread_index() == 0, bits, vector);
-      }
+      compose_ready<K>(launch, variant, found, share, expected, crew, deadline, bits, vector);
     }
     const bool more = ptx::ballot(found.more) != 0;
     nth = more ? nth + most_dependents : lane % most_dependents;

@@ -130,18 +130,12 @@ class QueryRows {
     const T* mine = find(launch, tile, kv_head, first);
     const u32 to = ptx::shared_address(shared);
     constexpr i32 batch = units % 4 == 0 ? 4 : 1;  // of straight code: it runs once an item
-    RADDLE_ROLLED
-    for (i32 done = 0; done < units; done += batch) {
-      RADDLE_UNROLL
-      for (i32 i = 0; i < batch; ++i) {
-        const i32 at = 32 * (done + i) + ptx::lane_index();
-        const i32 r = at / Rows::chunks, chunk = at % Rows::chunks;
-        const T* from = ptx::shuffle(mine, r);
-        const i32 bytes = nth(r) < rows_ ? max(0, min(16, 2 * (K::dim_qk - 8 * chunk))) : 0;
-        ptx::copy_async(to + Rows::at(first + nth(r), chunk), bytes > 0 ? from + 8 * chunk : from,
-                        bytes);
-      }
-    }
+    each<batch>([&](i32, i32 r, i32 chunk) {
+      const T* from = ptx::shuffle(mine, r);
+      const i32 bytes = nth(r) < rows_ ? max(0, min(16, 2 * (K::dim_qk - 8 * chunk))) : 0;
+      ptx::copy_async(to + Rows::at(first + nth(r), chunk), bytes > 0 ? from + 8 * chunk : from,
+                      bytes);
+    });
     ptx::copy_commit();
   }
 
@@ -158,13 +152,16 @@ class QueryRows {
  private:
   RADDLE_DEVICE static i32 nth(i32 r) { return count <= 16 ? r : r / 16 * apart + r % 16; }
 
-  /// f(i, row, chunk) for this lane's chunks.
-  template <class F>
+  /// f(i, row, chunk) for this lane's chunks, `batch` of them in straight code.
+  template <i32 batch = units, class F>
   RADDLE_DEVICE static void each(F f) {
-    RADDLE_UNROLL
-    for (i32 i = 0; i < units; ++i) {
-      const i32 at = 32 * i + ptx::lane_index();
-      f(i, at / Rows::chunks, at % Rows::chunks);
+    RADDLE_ROLLED
+    for (i32 done = 0; done < units; done += batch) {
+      RADDLE_UNROLL
+      for (i32 i = 0; i < batch; ++i) {
+        const i32 at = 32 * (done + i) + ptx::lane_index();
+        f(done + i, at / Rows::chunks, at % Rows::chunks);
+      }
     }
   }
 

@@ -8,8 +8,8 @@
 #include "raddle/engine/kernel/mma/arrive.h"
 #include "raddle/engine/kernel/mma/key_stream.h"
 #include "raddle/engine/kernel/mma/rows.h"
+#include "raddle/engine/kernel/mma/short_output.h"
 #include "raddle/engine/kernel/mma/softmax.h"
-#include "raddle/engine/kernel/mma/warp_states.h"
 
 RADDLE_ENGINE_BEGIN
 
@@ -191,12 +191,6 @@ class ShortQueries {
     mark<K>(launch_, TimelineStage::finished, number);
   }
 
-  RADDLE_DEVICE Row row_of(const WorkItem& item, i32 m) const {
-    const QueryTile& tile = tile_of(item);
-    return make_row(launch_.layout, launch_.levels[tile.level], tile.group, tile.row_begin + m,
-                    item.kv_head, launch_.plan.group_size);
-  }
-
   /// Load number `nth`, of K and V in turns: a group of copies.
   RADDLE_DEVICE void load(i32 nth, i32 slot) {
     if (nth % 2 == 0) {
@@ -271,7 +265,7 @@ class ShortQueries {
   /// Adds up the warps' states and stores the result, eight rows and a slab of columns at a time:
   /// as many as there are, where the ring is free, for there is no item after this one.
   RADDLE_DEVICE void merge(const Opened& opened, i32 number, bool more) {
-    const WorkItem& item = opened.item;
+    const ShortOutput<K, V> output(launch_, variant_, opened.item, to_log2_);
     const i32 num_rows = opened.num_rows;
     MergeBuffer& buffer = Layout::merge_buffer();
     const i32 g = lane_ / 4, t = lane_ % 4;
@@ -289,7 +283,7 @@ class ShortQueries {
     if constexpr (scan == Scan::softmax) {
       RADDLE_UNROLL
       for (i32 half = 0; half < 2; ++half) {
-        const MergedRow mine = merged(g + 8 * half);
+        const MergedRow mine = output.merged(g + 8 * half);
         factor[half] = ptx::exp2((stats_.top[0][half] - mine.shift) * to_log2_) * mine.inverse;
       }
     }
@@ -307,8 +301,8 @@ class ShortQueries {
     RADDLE_ROLLED
     for (i32 half = 0; 8 * half < num_rows; ++half) {
       const i32 rows = opened.joint ? 0 : min(slab_rows, num_rows - 8 * half);
-      MergedTo to;
-      if (first_row < rows) to = begin_row(item, 8 * half + first_row, c == 0);
+      typename ShortOutput<K, V>::MergedTo to;
+      if (first_row < rows) to = output.begin_row(8 * half + first_row, c == 0);
       RADDLE_ROLLED
       for (i32 first = 0; first < all_columns; first += columns) {
         RADDLE_UNROLL
@@ -326,77 +320,16 @@ class ShortQueries {
         sync_team<K>();
         RADDLE_ROLLED
         for (i32 r = first_row; r < rows; r += rows_of_a_turn) {
-          if (r != first_row) to = begin_row(item, 8 * half + r, c == 0);
+          if (r != first_row) to = output.begin_row(8 * half + r, c == 0);
           if (first + c < K::dim_vo)
-            put_four(to, slab + r * pitch + c, slab_rows * pitch, first + c);
+            output.put_four(to, slab + r * pitch + c, slab_rows * pitch, first + c);
         }
         sync_team<K>();
       }
     }
     if constexpr (has_output<V>) {
-      if (item.partial_row < 0 && !launch_.state_only) write_rows(item, num_rows);
+      if (opened.item.partial_row < 0 && !launch_.state_only) output.write_rows(num_rows);
     }
-  }
-
-  RADDLE_DEVICE MergedRow merged(i32 m) const {
-    return merged_row<scan>(Layout::merge_buffer(), m, to_log2_);
-  }
-
-  /// Where a row's elements go, in fp32 or in the matrix dtype; neither: the row is padding.
-  struct MergedTo {
-    float* wide = nullptr;
-    T* narrow = nullptr;
-    float factor = 1.0f;
-  };
-
-  /// One thread of the row's, the `first`, stores its LSE.
-  RADDLE_DEVICE MergedTo begin_row(const WorkItem& item, i32 m, bool first) const {
-    MergedTo to;
-    if (item.partial_row >= 0) {
-      const i64 row = i64{item.partial_row} + m;
-      to.wide = launch_.partial_o + row * K::dim_vo;
-      if (first) launch_.partial_lse[row] = merged(m).lse;
-      return to;
-    }
-    if (has_output<V> && !launch_.state_only) {
-      to.wide = whole_row(m);
-      return to;
-    }
-    const Row row = row_of(item, m);
-    float lse = first || has_sink<V> ? merged(m).lse : 0.0f;
-    to.factor = apply_sink(launch_, variant_, row, lse);
-    if (first) store_lse(launch_, row, lse);
-    const i64 at = out_offset(launch_, row);
-    if (launch_.state_only)
-      to.wide = static_cast<float*>(launch_.out.data) + at;
-    else
-      to.narrow = static_cast<T*>(launch_.out.data) + at;
-    return to;
-  }
-
-  /// Elements d … d + 3 of a row: the sum of what the warps left of them, `stride` floats apart.
-  RADDLE_DEVICE static void put_four(const MergedTo& to, const float* from, i32 stride, i32 d) {
-    Four o = sum_of_warps(from, stride);
-    if (to.wide) *reinterpret_cast<Four*>(to.wide + d) = o;
-    if constexpr (has_sink<V>)
-      for (i32 e = 0; e < 4; ++e) o.x[e] *= to.factor;
-    if (to.narrow) store_four(to.narrow + d, o);
-  }
-
-  /// Rows for an output part, where the ring was.
-  RADDLE_DEVICE static float* whole_row(i32 m) {
-    static_assert(short_rows * K::dim_vo * 4 <= Layout::slot_bytes);
-    return reinterpret_cast<float*>(Layout::slot_memory(0)) + m * K::dim_vo;
-  }
-
-  RADDLE_DEVICE void write_rows(const WorkItem& item, i32 num_rows) const {
-    for (i32 m = warp_; m < num_rows; m += num_warps) {
-      LaneRow<K::dim_vo> o;
-      o.every([&](i32 i, i32 d) { o.of[i] = *reinterpret_cast<const Four*>(whole_row(m) + d); });
-      const float lse = merged(m).lse;
-      write_row<K>(launch_, variant_, row_of(item, m), o, lse, whole_row(m));
-    }
-    sync_team<K>();
   }
 
   const MmaLaunch& launch_;
