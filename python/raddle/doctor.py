@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, Sequence
 
 from raddle import _library, _toolchain
@@ -12,6 +13,7 @@ cpu_isa = _library.function("raddle.cpu_isa")
 cpu_threads = _library.function("raddle.cpu_threads")
 _cpu_report = _library.function("raddle.cpu_report")
 
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _PACKAGES = ("apache-tvm-ffi", "numpy", "ml_dtypes", "torch", "jax")
 
 
@@ -61,6 +63,14 @@ def _devices(nvrtc: dict[str, Any], driver: dict[str, Any]) -> list[str]:
     return ["cpu", *(f"cuda:{number}" for number, gpu in enumerate(gpus) if gpu["supported"])]
 
 
+_HUGE_PAGES_TEXT = {
+    "always": "for all memory",
+    "madvise": "for who asks: K and V in numpy's arrays, as of PagePool.make_kv; torch's if THP_MEM_ALLOC_ENABLE=1",
+    "never": f"none ({_HUGE_PAGES}): decoding small pages on the CPU is slower",
+    None: "unknown",
+}
+
+
 def _cpu() -> dict[str, Any]:
     try:
         found = dict(_cpu_report().items())
@@ -69,7 +79,16 @@ def _cpu() -> dict[str, Any]:
     found["supported_isas"] = list(found["supported_isas"])
     found["quota_cpus"] = found["quota_cpus"] or None
     found["quota_source"] = found["quota_source"] or None
-    return {**found, "problem": None}
+    return {**found, "huge_pages": _huge_pages(), "problem": None}
+
+
+def _huge_pages() -> str | None:
+    """Who gets huge pages from Linux: "always", "madvise" (who asks) or "never"; None if unknown."""
+    try:
+        text = _HUGE_PAGES.read_text()
+    except OSError:
+        return None
+    return text.partition("[")[2].partition("]")[0] or None
 
 
 def _cpu_lines(cpu: dict[str, Any]) -> list[str]:
@@ -83,6 +102,7 @@ def _cpu_lines(cpu: dict[str, Any]) -> list[str]:
         f"CPUs in the affinity mask: {cpu['affinity_cpus']} of {cpu['online_cpus']} online",
         f"CPU quota: {quota}",
         f"pinning: {pinning} (RADDLE_PIN)",
+        f"huge pages: {_HUGE_PAGES_TEXT[cpu['huge_pages']]}",
     ]
 
 

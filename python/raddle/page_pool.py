@@ -207,7 +207,10 @@ class PagePool(_library.Handle):
         head_dim_vo: int | None = None,
         kv_layout: str = "NHD",
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Zeroed host memory for the K and V of one layer on the pool's pages, for those who have none of their own."""
+        """Zeroed host memory for the K and V of one layer on the pool's pages, for those who have none of their own.
+
+        In huge pages where Linux grants them (numpy asks for them; `raddle doctor` says whether it does).
+        """
         import ml_dtypes  # numpy knows bfloat16 by its dtypes
 
         if kv_layout not in ("NHD", "HND"):

@@ -18,7 +18,7 @@ KEYS = {
     "packages": {"apache-tvm-ffi", "numpy", "ml_dtypes", "torch", "jax"},
     "cpu": {
         *("isa", "isa_reason", "supported_isas", "threads", "threads_reason", "affinity_cpus", "online_cpus"),
-        *("quota_cpus", "quota_source", "pinned", "problem"),
+        *("quota_cpus", "quota_source", "pinned", "huge_pages", "problem"),
     },
     "compiler": {"found", "path", "origin", "version", "problem"},
     "nvrtc": {"found", "path", "origin", "version", "problem"},
@@ -46,6 +46,26 @@ def test_json_has_stable_keys():
     for tool in ("compiler", "nvrtc", "driver"):
         assert found[tool]["found"] == (found[tool]["version"] is not None), found[tool]
         assert found[tool]["found"] or found[tool]["problem"], found[tool]
+
+
+@pytest.mark.parametrize(
+    "content, setting, says",
+    [
+        ("always [madvise] never\n", "madvise", "THP_MEM_ALLOC_ENABLE=1"),
+        ("[always] madvise never\n", "always", "for all memory"),
+        ("always madvise [never]\n", "never", "none ("),
+        ("", None, "unknown"),
+        (None, None, "unknown"),
+    ],
+)
+def test_huge_pages_are_spoken_of(monkeypatch, tmp_path, content, setting, says):
+    file = tmp_path / "enabled"
+    if content is not None:
+        file.write_text(content)
+    monkeypatch.setattr(doctor, "_HUGE_PAGES", file)
+    assert doctor.facts()["cpu"]["huge_pages"] == setting
+    line = next(line for line in doctor.report().splitlines() if line.startswith("huge pages: "))
+    assert says in line
 
 
 def test_the_text_names_the_same(monkeypatch, compiler_script, tmp_path):

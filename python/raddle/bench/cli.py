@@ -296,6 +296,8 @@ def _prepare(threads: Optional[int], json_path: Optional[Path]) -> tuple[int, st
     if threads is not None:
         # The worker pool asks when it is first used, which is later than now.
         os.environ["RADDLE_NUM_THREADS"] = str(threads)
+    # Huge pages for torch's tensors, here and in peers' processes: numpy's, as `PagePool.make_kv` makes, have them.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:
         import torch
     except ImportError:
