@@ -16,8 +16,8 @@ PAGE_SIZE = 16
 MOST_READING = 16
 #: Of an element of K and V; where these are quantised, Q and the output are in bf16.
 BYTES = {"fp32": 4, "bf16": 2, "fp8": 1, "int8": 1}
-#: Least bytes of K and V that a turn of a decode reads: some milliseconds of work.
-TURN_BYTES = 64 * 10**6
+#: Least bytes of K and V that a turn of a decode reads: tens of milliseconds of work, as a step of a model is.
+TURN_BYTES = 512 * 10**6
 
 _UNIFORM = {
     1024: (948, 838, 774, 650, 669, 533, 550, 520, 601, 929, 845, 980, 770, 823, 1009, 886),
