@@ -9,9 +9,11 @@ RADDLE_ENGINE_BEGIN
 namespace cpu {
 
 /// Walks the lines of the coming tile's rows of K, or of V, all KV heads of a run together, as
-/// sixteen streams side by side: each a sixteenth of the rows, in the order of addresses. Memory is
-/// read fastest so: hardware prefetchers follow a stream within 4 KiB at most and take a few lines
-/// to start, which other streams hide, above all where pages are a token each.
+/// sixteen streams side by side, each in the order of addresses. Memory is read fastest so:
+/// hardware prefetchers follow a stream within 4 KiB at most and take a few lines to start, which
+/// other streams hide, above all where pages are a token each. They follow one stream in each 4
+/// KiB, so streams lie as far apart as they can: where a head's rows are one after another, in
+/// several heads.
 ///
 /// A core has sixteen buffers for lines on their way, which what is computed needs, too: asking has
 /// to be spread evenly, a line for each one that is used up.
@@ -21,14 +23,20 @@ class Ahead {
 
   /// `rows` are the first head's of `heads`, which lie `stride` bytes apart.
   Ahead(const void* const* rows, i32 n, i32 heads, i64 stride, i32 row_bytes)
-      : rows_(rows), n_(n), part_(ceil_div(n, streams)), stride_(stride) {
+      : rows_(rows), n_(n), stride_(stride) {
     // Heads that touch are one long row.
     const bool touch = stride == row_bytes;
-    planes_ = part_ == 0 ? 0 : touch ? 1 : heads;
+    heads_ = touch ? 1 : heads;
     end_ = streams * ceil_div(touch ? heads * row_bytes : row_bytes, 64);
-    nth_ = part_ - 1;
-    plane_ = -1;
-    next_rows();
+    left_ = ceil_div(n * heads_, streams);
+    Piece piece;
+    for (i32 i = 0; i < streams && n > 0; ++i) {
+      pieces_[i] = piece;
+      piece.row += left_;
+      for (; piece.row >= n && piece.head + 1 < heads_; ++piece.head) piece.row -= n;
+      piece.row = min(piece.row, n - 1);
+    }
+    go_to_pieces();
   }
 
   /// A line for every two that are used up from here on.
@@ -43,7 +51,7 @@ class Ahead {
 
   /// The rest.
   void finish() {
-    while (plane_ < planes_) step();
+    while (left_ > 0) step();
   }
 
  private:
@@ -69,34 +77,47 @@ class Ahead {
 #pragma GCC unroll 4
     for (i32 i = 0; i < at_a_time; ++i) simd::prefetch(row[i] + offset);
     at_ += at_a_time;
-    if (at_ == end_) next_rows();
+    if (at_ == end_) next_pieces();
   }
 
-  __attribute__((noinline)) void next_rows() {
-    at_ = 0;
-    if (++nth_ >= part_) {
-      nth_ = 0;
-      if (++plane_ >= planes_) {
-        // Nothing is left: some line that is near, again and again.
-        end_ = streams;
-        for (i32 i = 0; i < streams; ++i) row_[i] = reinterpret_cast<const u8*>(this);
-        return;
+  __attribute__((noinline)) void next_pieces() {
+    if (--left_ > 0) {
+      for (Piece& piece : pieces_) {
+        if (++piece.row < n_) continue;
+        const bool more = piece.head + 1 < heads_;
+        piece.row = more ? 0 : n_ - 1;
+        piece.head += more;
       }
     }
-    for (i32 i = 0; i < streams; ++i)
-      row_[i] = static_cast<const u8*>(rows_[min(nth_ + i * part_, n_ - 1)]) + plane_ * stride_;
+    go_to_pieces();
   }
 
+  void go_to_pieces() {
+    at_ = 0;
+    if (left_ > 0) {
+      for (i32 i = 0; i < streams; ++i)
+        row_[i] = static_cast<const u8*>(rows_[pieces_[i].row]) + pieces_[i].head * stride_;
+    } else {
+      // Nothing is left: some line that is near, again and again.
+      end_ = streams;
+      for (i32 i = 0; i < streams; ++i) row_[i] = reinterpret_cast<const u8*>(this);
+    }
+  }
+
+  /// A row of one head, or of all.
+  struct Piece {
+    i32 row = 0, head = 0;
+  };
+
   const u8* row_[streams] = {};
-  i32 at_ = 0, end_ = streams;  ///< lines that have been asked for, of so many: a row a stream
+  i32 at_ = 0, end_ = streams;  ///< lines that have been asked for, of so many: a piece a stream
   i32 budget_ = 0;
   bool half_ = false;
+  i32 left_ = 0;  ///< pieces of a stream that have not been asked for
+  Piece pieces_[streams];
   const void* const* rows_ = nullptr;
-  i32 n_ = 0;
-  i32 part_ = 0;    ///< rows of a stream, for each of `planes_`
-  i32 planes_ = 0;  ///< heads; 1 where the rows of all heads are one
-  i64 stride_ = 0;  ///< from head to head, in bytes
-  i32 nth_ = 0, plane_ = 0;
+  i32 n_ = 0, heads_ = 0;  ///< 1 where the rows of all heads are one
+  i64 stride_ = 0;         ///< from head to head, in bytes
 };
 
 }  // namespace cpu
