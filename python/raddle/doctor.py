@@ -14,6 +14,11 @@ cpu_threads = _library.function("raddle.cpu_threads")
 _cpu_report = _library.function("raddle.cpu_report")
 
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_HUGE_PAGES_TEXT = {
+    "always": "for all memory",
+    "madvise": "for who asks: K and V in numpy's arrays, as of PagePool.make_kv; torch's if THP_MEM_ALLOC_ENABLE=1",
+    "never": f"none ({_HUGE_PAGES}): decoding small pages on the CPU is slower",
+}
 _PACKAGES = ("apache-tvm-ffi", "numpy", "ml_dtypes", "torch", "jax")
 
 
@@ -63,14 +68,6 @@ def _devices(nvrtc: dict[str, Any], driver: dict[str, Any]) -> list[str]:
     return ["cpu", *(f"cuda:{number}" for number, gpu in enumerate(gpus) if gpu["supported"])]
 
 
-_HUGE_PAGES_TEXT = {
-    "always": "for all memory",
-    "madvise": "for who asks: K and V in numpy's arrays, as of PagePool.make_kv; torch's if THP_MEM_ALLOC_ENABLE=1",
-    "never": f"none ({_HUGE_PAGES}): decoding small pages on the CPU is slower",
-    None: "unknown",
-}
-
-
 def _cpu() -> dict[str, Any]:
     try:
         found = dict(_cpu_report().items())
@@ -102,7 +99,7 @@ def _cpu_lines(cpu: dict[str, Any]) -> list[str]:
         f"CPUs in the affinity mask: {cpu['affinity_cpus']} of {cpu['online_cpus']} online",
         f"CPU quota: {quota}",
         f"pinning: {pinning} (RADDLE_PIN)",
-        f"huge pages: {_HUGE_PAGES_TEXT[cpu['huge_pages']]}",
+        f"huge pages: {_HUGE_PAGES_TEXT.get(cpu['huge_pages'], 'unknown')}",
     ]
 
 

@@ -32,9 +32,7 @@ class Ahead {
     Piece piece;
     for (i32 i = 0; i < streams && n > 0; ++i) {
       pieces_[i] = piece;
-      piece.row += left_;
-      for (; piece.row >= n && piece.head + 1 < heads_; ++piece.head) piece.row -= n;
-      piece.row = min(piece.row, n - 1);
+      advance(piece, left_);
     }
     go_to_pieces();
   }
@@ -59,6 +57,11 @@ class Ahead {
   static constexpr i32 at_a_time = 4;  ///< of them, a line each; more at once were slower
   static_assert(streams % at_a_time == 0);
 
+  /// A row of one head, or of all.
+  struct Piece {
+    i32 row = 0, head = 0;
+  };
+
   template <i32 bytes>
   RADDLE_FN void pay() {
     constexpr i32 each = at_a_time * 64;
@@ -81,15 +84,16 @@ class Ahead {
   }
 
   __attribute__((noinline)) void next_pieces() {
-    if (--left_ > 0) {
-      for (Piece& piece : pieces_) {
-        if (++piece.row < n_) continue;
-        const bool more = piece.head + 1 < heads_;
-        piece.row = more ? 0 : n_ - 1;
-        piece.head += more;
-      }
-    }
+    if (--left_ > 0)
+      for (Piece& piece : pieces_) advance(piece, 1);
     go_to_pieces();
+  }
+
+  /// By so many pieces, one head's after another's; behind the last there is the last.
+  void advance(Piece& piece, i32 count) const {
+    piece.row += count;
+    for (; piece.row >= n_ && piece.head + 1 < heads_; ++piece.head) piece.row -= n_;
+    piece.row = min(piece.row, n_ - 1);
   }
 
   void go_to_pieces() {
@@ -103,11 +107,6 @@ class Ahead {
       for (i32 i = 0; i < streams; ++i) row_[i] = reinterpret_cast<const u8*>(this);
     }
   }
-
-  /// A row of one head, or of all.
-  struct Piece {
-    i32 row = 0, head = 0;
-  };
 
   const u8* row_[streams] = {};
   i32 at_ = 0, end_ = streams;  ///< lines that have been asked for, of so many: a piece a stream
