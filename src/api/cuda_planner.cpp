@@ -39,7 +39,7 @@ MmaLaunch CudaPlanner::plan(const DeviceLayout& layout, const CudaVariant& varia
   variant.use_on(stream);
   const PlannerGrid grid = planner_grid(launch);
   void* params[] = {&launch, variant.bytes()};
-  kernel_->launch(grid.blocks, grid.shared_bytes, stream, params);
+  kernel_->launch(grid.blocks, grid.threads, grid.shared_bytes, stream, params);
   if (!is_capturing(stream)) block_.written_on(stream);
   MmaLaunch attention{};
   attention.layout = planner::planned_layout(launch, attention.levels);

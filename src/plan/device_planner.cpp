@@ -69,6 +69,7 @@ PlanLaunch plan_launch(const DeviceBatch& batch, const PlanConfig& config, const
   // A count on the device may not exceed the arrays that it counts.
   if (batch.num_requests_at) launch.maxima.max_requests = batch.num_requests;
   launch.scratch_in_shared = planner::shared_header() + launch.scratch_at.bytes <= max_shared_bytes;
+  launch.num_planners = launch.scratch_in_shared ? planner::most_planners(maxima) : 1;
   return launch;
 }
 
@@ -77,7 +78,8 @@ PlannerGrid planner_grid(const PlanLaunch& launch) {
   const bool reads = launch.batch.pages && (prefixes || launch.batch.num_pages > 0);
   const i32 readers = reads ? min(max(launch.maxima.max_requests, 1), most_readers) : 0;
   const i64 scratch = launch.scratch_in_shared ? launch.scratch_at.bytes : 0;
-  return PlannerGrid{(prefixes ? 0 : 1) + readers, planner::num_threads,
+  return PlannerGrid{(prefixes ? 0 : launch.num_planners) + readers,
+                     planner::block_threads(launch.config, launch.maxima),
                      planner::shared_header() + static_cast<i32>(scratch)};
 }
 

@@ -34,6 +34,7 @@ class DevicePlanner {
       : variant_(variant) {
     PlanLaunch& launch = result.launch;
     launch = plan_launch(batch, config, maxima, has_mask<V>, in_shared ? 1 << 30 : 0);
+    launch.num_planners = std::min(launch.num_planners, 2);  // fibers take their time
     const auto poisoned = [](i64 bytes) {
       return std::vector<u8>(static_cast<std::size_t>(bytes) + 16, 0xee);
     };

@@ -32,7 +32,7 @@ Kernel::Kernel(const Device& device, const std::string& cubin, const char* entry
 void Kernel::launch(const Grid& grid, StreamHandle stream, void** params) const {
   const int result =
       driver().launch(function_, static_cast<unsigned>(grid.blocks), 1, 1,
-                      static_cast<unsigned>(num_threads_), static_cast<unsigned>(grid.teams), 1,
+                      static_cast<unsigned>(grid.threads), static_cast<unsigned>(grid.teams), 1,
                       static_cast<unsigned>(grid.shared_bytes), stream, params, nullptr);
   if (result != 0) [[unlikely]]
     raise(result, "launching the kernel " + label_ + " (" + describe(grid) + " with " +
@@ -42,12 +42,12 @@ void Kernel::launch(const Grid& grid, StreamHandle stream, void** params) const 
 
 Kernel::Grid Kernel::grid_of(i32 num_teams, bool join) const {
   const i32 teams = join && num_teams > device_->info().num_multiprocessors ? teams_ : 1;
-  return {(num_teams + teams - 1) / teams, teams, teams * shared_bytes_};
+  return {(num_teams + teams - 1) / teams, teams, num_threads_, teams * shared_bytes_};
 }
 
 std::string Kernel::describe(const Grid& grid) const {
   const std::string teams = grid.teams > 1 ? std::to_string(grid.teams) + " x " : "";
-  return std::to_string(grid.blocks) + " blocks of " + teams + std::to_string(num_threads_) +
+  return std::to_string(grid.blocks) + " blocks of " + teams + std::to_string(grid.threads) +
          " threads";
 }
 

@@ -26,11 +26,12 @@ class Kernel {
   /// Launches `num_blocks` in stream order and waits for nothing. Raises DeviceError with the
   /// kernel's name, its configuration and the driver's own message.
   void launch(i32 num_blocks, StreamHandle stream, void** params) const {
-    launch(num_blocks, shared_bytes_, stream, params);
+    launch(num_blocks, num_threads_, shared_bytes_, stream, params);
   }
-  /// The same with less than shared_bytes() of shared memory a block.
-  void launch(i32 num_blocks, i32 shared_bytes, StreamHandle stream, void** params) const {
-    launch(Grid{num_blocks, 1, shared_bytes}, stream, params);
+  /// The same with fewer threads and less than shared_bytes() of shared memory a block.
+  void launch(i32 num_blocks, i32 num_threads, i32 shared_bytes, StreamHandle stream,
+              void** params) const {
+    launch(Grid{num_blocks, 1, num_threads, shared_bytes}, stream, params);
   }
   /// The same for so many teams, which `join` if they are to meet in blocks.
   void launch_teams(i32 num_teams, bool join, StreamHandle stream, void** params) const {
@@ -43,7 +44,9 @@ class Kernel {
 
  private:
   struct Grid {
-    i32 blocks, teams, shared_bytes;  ///< the latter two are a block's
+    i32 blocks, teams;  ///< teams of a block
+    i32 threads;        ///< of a team
+    i32 shared_bytes;   ///< of a block
   };
   /// Teams that are no more than multiprocessors have one each.
   Grid grid_of(i32 num_teams, bool join) const;

@@ -45,9 +45,10 @@ RADDLE_FN i32 given_requests(const DeviceBatch& batch) {
 
 class Context {
  public:
-  /// `marks`: what is known of the requests' pages, or null.
+  /// `marks`: what is known of the requests' pages, or null. `part`: of `parts` blocks that plan
+  /// alike.
   RADDLE_DEVICE Context(const PlanLaunch& launch_, const i32* marks_, PlannerShared& shared,
-                        u8* memory)
+                        u8* memory, i32 part_, i32 parts_)
       : launch(launch_),
         config(launch_.config),
         marks(marks_),
@@ -59,6 +60,8 @@ class Context {
         lane(thread % 32),
         warp(thread / 32),
         warps(threads / 32),
+        part(part_),
+        parts(parts_),
         num_requests(given_requests(launch_.batch)) {}
 
   template <class T>
@@ -66,6 +69,10 @@ class Context {
     return reinterpret_cast<T*>(launch.plan + offset);
   }
   RADDLE_DEVICE LayoutArrays arrays() const { return layout_arrays(launch); }
+
+  /// This thread's first and its step, where the threads of all planners share something out.
+  RADDLE_DEVICE i32 first_of_all() const { return part * threads + thread; }
+  RADDLE_DEVICE i32 step_of_all() const { return parts * threads; }
 
   RADDLE_DEVICE void note(i32 errors, i32 request) {
     ptx::atomic_or(&x.report.errors, errors);
@@ -107,6 +114,7 @@ class Context {
   const ScratchArrays s;
   BlockScan scan;
   const i32 thread, threads, lane, warp, warps;
+  const i32 part, parts;
   const i32 num_requests;
   i32 num_prefixes = 0;  ///< groups of the first of two levels
 };

@@ -1,7 +1,8 @@
-// The planner kernel. One block plans; where pages are to be checked, the others look at the
-// tables meanwhile. Whichever block finishes last plans once more if a page is bad: nobody waits
-// for another, and the common case pays for one counter. Where prefixes are to be found, all blocks
-// look at the tables first, and the last one plans.
+// The planner kernel. Some blocks plan, each the whole batch, and share out the writing of items,
+// which costs the most, so that none needs what another found; where pages are to be checked, other
+// blocks look at the tables meanwhile. Whichever block finishes last plans once more if a page is
+// bad: nobody waits for another, and the common case pays for one counter. Where prefixes are to be
+// found, all blocks look at the tables first, and the last one plans.
 #pragma once
 
 #include "raddle/engine/kernel/plan/planner.h"
@@ -74,25 +75,27 @@ RADDLE_DEVICE bool arrives_last(i32* arrivals, PlannerShared& shared) {
   return shared.word != 0;
 }
 
-/// One plan by this block. A compiler that knows that the planner's arrays lie in shared memory has
-/// shorter addresses, and need not find out at every access.
+/// One plan by this block, which is one of `parts` that make the same. A compiler that knows that
+/// the planner's arrays lie in shared memory has shorter addresses, and need not find out at every
+/// access.
 template <bool prefixes, bool in_shared, class V>
 RADDLE_DEVICE void plan_once(const PlanLaunch& launch, const V& variant, const i32* marks,
-                             PlannerShared& shared) {
+                             PlannerShared& shared, i32 part, i32 parts) {
   u8* memory = static_cast<u8*>(ptx::shared_memory()) + shared_header();
   if (!in_shared && !launch.scratch_in_shared) memory = launch.scratch;
   const VariantCover<V> cover{variant};
-  Context context(launch, marks, shared, memory);
+  Context context(launch, marks, shared, memory, part, parts);
   BlockPlanner<VariantCover<V>, prefixes>(cover, context).run();
 }
 
-/// The kernel's body. One block, or with pages to check at least two, or with prefixes any number.
+/// The kernel's body. launch.num_planners blocks, or with pages to check more, or with prefixes any
+/// number.
 /// `in_shared` says beforehand what launch.scratch_in_shared says; without it both are right.
 template <bool prefixes, bool in_shared, class V>
 RADDLE_DEVICE void plan_batch(const PlanLaunch& launch, const V& variant) {
   auto& shared = *static_cast<PlannerShared*>(ptx::shared_memory());
   i32* marks = reinterpret_cast<i32*>(launch.scratch + launch.scratch_at.marks);
-  constexpr i32 planners = prefixes ? 0 : 1;  // blocks that plan at once
+  const i32 planners = prefixes ? 0 : launch.num_planners;  // blocks that plan at once
   bool reads = ptx::block_index() >= planners;
   bool again = false;  // the tables have been read
   for (;;) {
@@ -101,10 +104,10 @@ RADDLE_DEVICE void plan_batch(const PlanLaunch& launch, const V& variant) {
                             ptx::block_count() - planners);
     } else {
       plan_once<prefixes, in_shared>(launch, variant, again && marks[1] != 0 ? marks + 2 : nullptr,
-                                     shared);
+                                     shared, again ? 0 : ptx::block_index(), again ? 1 : planners);
     }
     if (again) break;
-    if (!prefixes && ptx::block_count() == 1) return;
+    if (ptx::block_count() == planners) return;
     if (!arrives_last(marks, shared)) return;
     if (!prefixes && marks[1] == 0) break;
     again = true;

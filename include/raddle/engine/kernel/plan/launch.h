@@ -59,7 +59,7 @@ struct PlannerScratch {
   i64 marks;  ///< what follows is in device memory: a counter and a word for all, then one a
               ///< request;
   i64 found;  ///< with prefixes, the PrefixLink of every request;
-  i64 spans;  ///< where there is a mask, max_spans runs a thread
+  i64 spans;  ///< where there is a mask, max_spans runs a thread of every planner
   i64 device_bytes;
 };
 
@@ -71,6 +71,8 @@ struct PlanLaunch {
   PlannedOffsets layout_at;
   PlannerScratch scratch_at;
   bool scratch_in_shared;
+  i32 num_planners;  ///< blocks that plan alike and share out the writing; else than 1 only where
+                     ///< their scratch is in shared memory, and no prefixes are looked for
   u8* plan;
   u8* layout;
   u8* scratch;       ///< scratch_at.device_bytes, marks zero between launches

@@ -76,7 +76,20 @@ RADDLE_ENGINE_BEGIN
 
 namespace planner {
 
+/// Of a block, at most.
 constexpr i32 num_threads = 512;
+
+/// Threads of a block: on a single level one for each request and cut, for more would only wait at
+/// barriers; on two, where one block plans, all.
+RADDLE_FN i32 block_threads(const PlanConfig& config, const Maxima& m) {
+  if (m.max_levels > 1) return num_threads;
+  const i32 wanted = max(m.max_requests, config.num_workers + 1);
+  return max(min(round_up(wanted, 32), num_threads), 128);  // a warp a scheduler at least
+}
+
+/// Blocks that plan alike (PlanLaunch::num_planners). With four, what they share out is short
+/// beside the rest.
+RADDLE_FN constexpr i32 most_planners(const Maxima& m) { return m.max_levels > 1 ? 1 : 4; }
 
 /// Workers that ScratchArrays::owners can name.
 constexpr i32 max_workers = 1 << 16;
@@ -158,7 +171,8 @@ RADDLE_FN PlannerScratch planner_scratch(const PlanConfig& config, const Maxima&
   at.bytes = to.end();
   at.marks = to.place(2 + m.max_requests, sizeof(i32));
   at.found = to.place(shared, sizeof(PrefixLink));
-  at.spans = to.place(masked ? i64{num_threads} * max_spans : 0, sizeof(Run));
+  const i64 planning = i64{most_planners(m)} * block_threads(config, m);
+  at.spans = to.place(masked ? planning * max_spans : 0, sizeof(Run));
   at.device_bytes = to.end();
   return at;
 }

@@ -118,7 +118,7 @@ class BlockPlanner {
     all_partial_ = !last || num_tiles() > 0;
     i32* group_tile = s_.group_tile + (last ? b_.num_prefixes : 0);
     Run* spans = reinterpret_cast<Run*>(b_.launch.scratch + b_.launch.scratch_at.spans) +
-                 i64{max_spans} * b_.thread;
+                 i64{max_spans} * b_.first_of_all();
     for (i32 base = 0; base < total; base += b_.threads) {
       const i32 c = base + b_.thread;
       CoveredTile covered{};
@@ -280,13 +280,13 @@ class BlockPlanner {
     return PlanSizes{0, 0, 0, 0, heads * units.num_tiles, n, heads * n, sources, sources, rows};
   }
 
-  /// A thread an item.
+  /// A thread an item, of all planners'.
   RADDLE_DEVICE void write_items(const Units& units) {
     const i32 count = s_.queue[b_.config.num_workers];
     const Divider heads(units.num_kv_heads);
     WorkItem* items = b_.template out<WorkItem>(b_.launch.at.items);
     RADDLE_ROLLED
-    for (i32 i = b_.thread; i < count; i += b_.threads) {
+    for (i32 i = b_.first_of_all(); i < count; i += b_.step_of_all()) {
       const i32 w = s_.owners[i];
       const i32 unit = s_.cuts[w].unit + i - s_.queue[w];
       write_item(units, s_.splits, s_.cuts[w], s_.cuts[w + 1], unit, b_.unit_at(heads, unit),
@@ -296,12 +296,12 @@ class BlockPlanner {
 
   RADDLE_DEVICE void write_tiles(const Units& units, i32 num_splits) {
     Split* splits = b_.template out<Split>(b_.launch.at.splits);
-    for (i32 i = b_.thread; i < num_splits; i += b_.threads) splits[i] = s_.splits[i];
+    for (i32 i = b_.first_of_all(); i < num_splits; i += b_.step_of_all()) splits[i] = s_.splits[i];
     // Word by word: neighbours write neighbouring addresses.
     const i32* from = reinterpret_cast<const i32*>(s_.tiles);
     i32* to = b_.template out<i32>(b_.launch.at.query_tiles);
     const i32 words = units.num_tiles * static_cast<i32>(sizeof(QueryTile) / sizeof(i32));
-    for (i32 i = b_.thread; i < words; i += b_.threads) to[i] = from[i];
+    for (i32 i = b_.first_of_all(); i < words; i += b_.step_of_all()) to[i] = from[i];
   }
 
   /// Every queue empty.
@@ -313,7 +313,7 @@ class BlockPlanner {
 
   RADDLE_DEVICE void publish(PlanSizes sizes) {
     ptx::sync_block();
-    if (b_.thread != 0) return;
+    if (b_.part != 0 || b_.thread != 0) return;
     sizes.queue_indptr = b_.config.num_workers + 2;
     *b_.launch.sizes = sizes;
     const PlanReport& report = b_.x.report;

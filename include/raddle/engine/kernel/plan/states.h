@@ -43,7 +43,7 @@ RADDLE_DEVICE i32 place_cut_states(Context& b, const Units& units) {
   }
   ptx::sync_block();
   const i32 num = splits.of[0];
-  for (i32 i = b.thread; i < heads * num; i += b.threads)
+  for (i32 i = b.first_of_all(); i < heads * num; i += b.step_of_all())
     map.expected[i] = b.s.splits[i].num_chunks;
   return num;
 }
