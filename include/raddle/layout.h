@@ -25,6 +25,10 @@ enum class KvStorage : i32 {
 
 enum class HeadOrder : i32 { nhd, hnd };
 
+/// Most keys of a request: the planner rounds them up to whole tiles and adds them to positions, in
+/// 32 bits.
+constexpr i32 longest_request = 0x7fffffff - (1 << 16);
+
 /// One level with the arrays it owns. Immutable once a Layout holds it.
 struct Level {
   KvStorage storage = KvStorage::ragged;

@@ -73,9 +73,9 @@ class PagePool {
   // --- requests ---------------------------------------------------------------------------------
 
   /// A new request whose first kv_len keys lie on `pages`, which are in use (a match of a
-  /// RadixCache, for example), ceil(kv_len / page_size) of them. kv_len -1: as many keys as the
-  /// pages hold.
-  RequestId add(std::span<const i32> pages = {}, i32 kv_len = -1);
+  /// RadixCache, for example), ceil(kv_len / page_size) of them. Without kv_len: as many keys
+  /// as the pages hold.
+  RequestId add(std::span<const i32> pages = {}, std::optional<i32> kv_len = {});
   /// `count` new requests with the keys of `request`, on the same pages, the last partial one
   /// included: whoever appends to it gets a copy first.
   std::vector<RequestId> fork(RequestId request, i32 count = 1);

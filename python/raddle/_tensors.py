@@ -82,7 +82,7 @@ def lend_output(x: Any, name: str, lend: Callable[[Any, str], Any] = lend) -> An
     if isinstance(x, np.ndarray) and not x.flags.writeable:
         raise ValueError(f"{name} is a read-only array; expected one that can be written")
     if _is_jax(x):
-        raise TypeError(f"{name} is a JAX array, which is immutable; expected None, or an array of numpy or torch")
+        raise TypeError(f"{name} is a JAX array, which is immutable; expected an array of numpy or torch, which can be written")
     return lend(x, name)
 
 
@@ -125,17 +125,17 @@ def refuse_tracer(x: Any, name: str) -> None:
         )
 
 
-def lend_pools(kv: Any, lend: Callable[[Any, str], Any] = lend) -> list[Any]:
+def lend_pools(kv: Any, lend: Callable[[Any, str], Any] = lend, name: str = "kv") -> list[Any]:
     """K and V of every level, one after another; None for V where one tensor holds both."""
     pools: list[Any] = []
     for number, level in enumerate(kv if isinstance(kv, list) else [kv]):
-        name = f"kv[{number}]" if isinstance(kv, list) else "kv"
+        where = f"{name}[{number}]" if isinstance(kv, list) else name
         if not isinstance(level, (tuple, list)):
-            pools += (lend(level, name), None)
+            pools += (lend(level, where), None)
         elif len(level) == 2:
-            pools += (lend(level[0], f"{name}: k"), lend(level[1], f"{name}: v"))
+            pools += (lend(level[0], f"{where}: k"), lend(level[1], f"{where}: v"))
         else:
-            raise ValueError(f"{name} has {len(level)} entries; expected a pair (k, v)")
+            raise ValueError(f"{where} has {len(level)} entries; expected a pair (k, v)")
     return pools
 
 

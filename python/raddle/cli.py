@@ -70,7 +70,7 @@ def support() -> None:
 @click.option("--heads", default="32:8", show_default=True, help="Query heads : KV heads.")
 @click.option("--head-dim", default=128, show_default=True)
 @click.option("--dtype", default="bfloat16", show_default=True)
-@click.option("--window", type=int, help="Sliding window: tokens behind a row that it sees.")
+@click.option("--window", type=click.IntRange(min=0), help="Tokens a row sees, itself included; 0: all.")
 @click.option("--causal/--no-causal", default=True, show_default=True)
 @click.option("--page-size", type=click.IntRange(min=1), default=16, show_default=True)
 @click.option("--shared", type=click.IntRange(min=0), default=0, help="Leading tokens whose pages all requests share.")
@@ -101,8 +101,8 @@ def explain(
         num_qo_heads, num_kv_heads = _numbers(heads)
         qo_len, kv_len = np.array([_numbers(text) for text in lengths], np.int32).T.astype(np.int64)
         variant = [raddle.Causal()] if causal else []
-        if window is not None:
-            variant.append(raddle.SlidingWindow(window))
+        if window:
+            variant.append(raddle.SlidingWindow(window - 1))
         spec = raddle.AttentionSpec(num_qo_heads, num_kv_heads, head_dim, dtype=dtype, variant=variant)
         pages = -(-kv_len // page_size)
         if pages.sum() > _MAX_PAGES:

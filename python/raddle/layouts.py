@@ -103,7 +103,8 @@ class PagedKV(Layout):
         page_indptr: [requests + 1] first entry of each request in page_indices; None: page_indices is
             a padded block table.
         page_indices: [entries] page numbers, or a block table [requests, max_pages]. Entries past a
-            request's length are never read and may be stale; a page that no row sees may be -1.
+            request's length are never read and may be stale. A page may be -1 where masks keep no key of the tiles
+            of keys that it lies in (64 or 128 keys a tile).
         kv_len: [requests] keys of each request, those of its query rows included.
         page_size: rows of a page.
         kv_layout: "NHD" for pools [pages, page_size, Hkv, D], "HND" for [pages, Hkv, page_size, D].

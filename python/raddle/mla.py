@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from raddle._tensors import kind_of
 from raddle.kv import append_kv
 from raddle.layouts import PagedKV
 from raddle.spec import AttentionSpec
@@ -71,6 +72,9 @@ def append(layout: PagedKV, cache: Any, c_kv: Any, k_pe: Any, rope: Variant | No
         k_pe: [rows, rope] of the same.
         rope: turns k_pe on the way, at the rows' positions; None: it is turned already.
     """
+    for name, x in (("cache", cache), ("c_kv", c_kv), ("k_pe", k_pe)):
+        if not hasattr(x, "shape"):
+            raise TypeError(f"{name} is {kind_of(x)}; expected a tensor")
     rank = c_kv.shape[-1]
     append_kv(layout, (cache[..., rank:], cache[..., :rank]), k_pe[:, None], c_kv[:, None], rope=rope)
 

@@ -120,7 +120,7 @@ class SlidingWindow(Variant):
             n tokens (Mistral, Gemma) mean ``left = n - 1``.
         right: tokens ahead; -1: no bound.
 
-    Plan members: ``window.left``, ``window.right``.
+    Plan members: ``window.left``, ``window.right``. Raises ValueError for a bound below -1.
     """
 
     def __init__(self, left: int, right: int = -1) -> None:

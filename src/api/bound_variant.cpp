@@ -191,10 +191,12 @@ void BoundVariant::bind() {
     append(stages_.query, stages_.num_query, stage.ops->query, stage);
     append(stages_.key, stages_.num_key, stage.ops->key, stage);
     append(stages_.value, stages_.num_value, stage.ops->value, stage);
-    append(stages_.logits, stages_.num_logits, stage.ops->logits, stage);
     append(stages_.output, stages_.num_output, stage.ops->output, stage);
     if (stage.ops->sink) stages_.sink = stage;
     if (stage.ops->scan == Scan::sum) stages_.scan = Scan::sum;
+  };
+  const auto add_logits = [&](const BoundStage& stage) {
+    append(stages_.logits, stages_.num_logits, stage.ops->logits, stage);
   };
   const auto add_step = [&](MaskStep::Kind kind, const BoundStage& stage) {
     stages_.mask[stages_.num_mask++] = MaskStep{kind, stage};
@@ -202,10 +204,14 @@ void BoundVariant::bind() {
   if (fused_) {
     const BoundStage whole{fused_, memory_.data()};
     add_stage(whole);
+    add_logits(whole);
     if (fused_->mask) add_step(MaskStep::Kind::leaf, whole);
     return;
   }
   for (const Part& part : parts_) add_stage({part.ops, self(part)});
+  for (const Scan scan : {Scan::softmax, Scan::sum})  // as in Composition
+    for (const Part& part : parts_)
+      if (part.ops->scan == scan) add_logits({part.ops, self(part)});
   for (const jit::MaskNode& node : masks_) {
     if (node.join == Join::leaf)
       add_step(MaskStep::Kind::leaf, {parts_[node.part].ops, self(parts_[node.part])});

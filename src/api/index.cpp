@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "raddle/error.h"
+#include "raddle/layout.h"
 
 namespace raddle {
 
@@ -124,11 +125,9 @@ std::vector<i32> copy_lengths(const char* name, const IndexRef& ref, std::size_t
     while (lengths[i] >= 0) ++i;
     fail<ValueError>(name, "[", i, "] is ", lengths[i], "; expected at least 0");
   }
-  // The planner rounds lengths up to whole tiles and adds them to positions, in 32 bits.
-  constexpr i32 longest = 0x7fffffff - (1 << 16);
-  for (std::size_t i = 0; extremes(lengths).max > longest && i < lengths.size(); ++i)
-    if (lengths[i] > longest)
-      fail<ValueError>(name, "[", i, "] is ", lengths[i], "; expected at most ", longest);
+  for (std::size_t i = 0; extremes(lengths).max > longest_request && i < lengths.size(); ++i)
+    if (lengths[i] > longest_request)
+      fail<ValueError>(name, "[", i, "] is ", lengths[i], "; expected at most ", longest_request);
   return lengths;
 }
 

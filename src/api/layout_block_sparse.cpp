@@ -96,9 +96,9 @@ Extremes lengths_in(const Requests& requests, const Level& level, i64 g) {
 }
 
 void check_columns(i64 g, i64 columns) {
-  if (columns > i32_max) {
+  if (columns > longest_request) {
     fail<ValueError>("indptr[", g, "]..[", g + 1, "] lists blocks of ", columns,
-                     " keys; expected at most ", i32_max);
+                     " keys; expected at most ", longest_request);
   }
 }
 
@@ -249,7 +249,9 @@ void add_kv_begin(const BlockSparseArgs& args, Requests& requests, Level& level)
   }
   for (std::size_t i = 0; i < begin.size(); ++i) {
     const i64 total = static_cast<i64>(requests.kv_len[i]) + std::max(begin[i], 0);
-    if (total > i32_max) fail<ValueError>("kv_begin and kv_len[", i, "] add up to ", total);
+    if (total > longest_request)
+      fail<ValueError>("kv_begin and kv_len[", i, "] add up to ", total, "; expected at most ",
+                       longest_request);
     requests.kv_len[i] = static_cast<i32>(total);
   }
 }

@@ -99,9 +99,9 @@ std::vector<i32> index_lengths(const std::vector<i32>& columns, const std::vecto
   std::vector<i32> kv_len = columns;
   for (std::size_t g = 0; g < kv_begin.size(); ++g) {
     const i64 total = static_cast<i64>(kv_begin[g]) + columns[g];
-    if (total > i32_max) {
+    if (total > longest_request) {
       fail<ValueError>("kv_begin[", g, "] + kv_len[", g, "] is ", total, "; expected at most ",
-                       i32_max);
+                       longest_request);
     }
     kv_len[g] = static_cast<i32>(total);
   }
@@ -183,7 +183,12 @@ LayoutPtr ragged_kv(const IndexRef& qo_indptr, const IndexRef& kv_indptr, const 
   level.storage = KvStorage::ragged;
   level.columns.resize(rows.size() - 1);
   level.block_begin.assign(keys.begin(), keys.end() - 1);
-  for (std::size_t g = 0; g < level.columns.size(); ++g) level.columns[g] = keys[g + 1] - keys[g];
+  for (std::size_t g = 0; g < level.columns.size(); ++g) {
+    level.columns[g] = keys[g + 1] - keys[g];
+    if (level.columns[g] > longest_request)
+      fail<ValueError>("kv_indptr gives request ", g, " ", level.columns[g],
+                       " keys; expected at most ", longest_request);
+  }
   level.max_block = keys.back() - 1;
   std::vector<i32> positions = copy_positions(qo_pos, rows.back());
   return single_level(std::move(rows), std::move(positions), std::move(level));

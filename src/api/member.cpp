@@ -105,10 +105,10 @@ void check_value(Check check, const MemberValue& value, const std::string& argum
   if (check == Check::any) return;
   // As the member holds it: a large double is an infinite float.
   const auto one = [check](float x) {
-    if (check == Check::number) return !std::isnan(x);
+    if (check == Check::logit) return x < std::numeric_limits<float>::infinity();  // no NaN is
     return std::isfinite(x) && (check == Check::finite || x > 0.0f);
   };
-  const char* expected = check == Check::number   ? "a number"
+  const char* expected = check == Check::logit    ? "a number below infinity"
                          : check == Check::finite ? "a finite number"
                                                   : "a finite number above 0";
   if (const auto* number = std::get_if<double>(&value)) {

@@ -26,7 +26,8 @@ void check_used_blocks(const Layout& layout, const PlanView& plan) {
         if (const i32 block = level.blocks[static_cast<std::size_t>(level.block_begin[group] + b)];
             block < 0)
           fail<ValueError>("page_indices: entry ", b, " of request ", tile.group, " is ", block,
-                           " and the mask keeps keys of that page; expected a page number");
+                           " and lies in a tile of keys of which the mask keeps some; expected a "
+                           "page number");
     }
   }
 }

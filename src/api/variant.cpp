@@ -51,6 +51,9 @@ Variant operator|(const Variant& a, const Variant& b) { return join(Variant::Kin
 Variant causal() { return leaf("causal"); }
 
 Variant sliding_window(i32 left, i32 right) {
+  for (const auto& [name, bound] : {std::pair{"left", left}, {"right", right}})
+    if (bound < -1)
+      fail<ValueError>(name, " is ", bound, "; expected a number of tokens, or -1: no bound");
   return leaf("window",
               {{"left", static_cast<double>(left)}, {"right", static_cast<double>(right)}});
 }
@@ -62,7 +65,7 @@ Variant soft_cap(float cap) {
 
 Variant sinks(std::vector<float> logit) {
   Array<float> logits(std::move(logit));
-  check_value(Check::number, logits, "logits");
+  check_value(Check::logit, logits, "logits");
   return leaf("sinks", {{"logit", std::move(logits)}});
 }
 

@@ -28,7 +28,7 @@ void* current_stream(DeviceId device) {
 }
 
 DeviceId parse_device(const std::string& text) {
-  if (text == "cpu") return {};
+  if (text == "cpu" || text == "cpu:0") return {};
   if (text == "cuda") return DeviceId::cuda(cuda::current_ordinal());
   i32 ordinal = -1;
   const std::string prefix = "cuda:";

@@ -161,6 +161,17 @@ i32 Arguments::integer32(const char* name, i32 if_none) {
   return static_cast<i32>(value);
 }
 
+std::optional<i32> Arguments::optional_integer32(const char* name) {
+  const bool none = args_[next_] == nullptr;
+  const i32 value = integer32(name, 0);
+  return none ? std::nullopt : std::optional(value);
+}
+i32 Arguments::integer32(const char* name) {
+  const std::optional<i32> value = optional_integer32(name);
+  if (!value) fail<TypeError>(name, " is None; expected an int");
+  return *value;
+}
+
 bool Arguments::boolean(const char* name) {
   const ffi::AnyView value = take();
   const auto flag = value.as<bool>();

@@ -104,6 +104,8 @@ class Arguments {
   const LayoutObj& any_layout(const char* name);
   i64 integer(const char* name, i64 if_none);
   i32 integer32(const char* name, i32 if_none);
+  i32 integer32(const char* name);  ///< None is refused
+  std::optional<i32> optional_integer32(const char* name);
   bool boolean(const char* name);
   /// Nothing where None is given.
   std::optional<float> number(const char* name);

@@ -19,7 +19,7 @@ std::vector<i32> take_integers(Arguments& in, const char* name) {
 }
 
 ffi::ObjectRef make(Arguments& in) {
-  const i32 num_pages = in.integer32("num_pages", 0);
+  const i32 num_pages = in.integer32("num_pages");
   return wrap<PagePoolObj>(std::make_shared<PagePool>(num_pages, in.integer32("page_size", 16)));
 }
 
@@ -58,7 +58,7 @@ RequestId add(Arguments& in) {
   PagePool& pool = take_pool(in);
   const IndexRef pages = in.index("pages");
   const auto numbers = pages.empty() ? std::vector<i32>{} : copy_index("pages", pages);
-  return pool.add(numbers, in.integer32("kv_len", -1));
+  return pool.add(numbers, in.optional_integer32("kv_len"));
 }
 
 ffi::Tensor fork(Arguments& in) {

@@ -24,7 +24,7 @@ struct Header {
 };
 
 struct Entry {
-  i32 kind, rank, hull, padding;
+  i32 kind, rank, hull, bytes;
   i64 offset;  ///< what a pointer to a member holds: NVRTC has no offsetof
 };
 
@@ -34,10 +34,10 @@ std::string source_of(const VariantSource& source) {
   for (std::size_t i = 0; i < source.params.size(); ++i) {
     const std::string member = v + "::" + source.params[i].name;
     const std::string type = "raddle::member_type<decltype(" + member + ")>::value";
-    types << "  int kind" << i << ", rank" << i << ", hull" << i << ", padding" << i
+    types << "  int kind" << i << ", rank" << i << ", hull" << i << ", bytes" << i
           << ";\n  decltype(" << member << ") " << v << "::* at" << i << ";\n";
     values << ",\n  static_cast<int>(" << type << ".kind), " << type << ".rank, " << type
-           << ".hull, 0, &" << member;
+           << ".hull, " << type << ".bytes, &" << member;
   }
   text << "#define RADDLE_ISA gpu\n#include \"raddle/engine/variant/parts.h\"\n" << declare(source);
   text << "struct RaddleDescription {\n  int header[" << sizeof(Header) / sizeof(i32) << "];\n"
@@ -74,7 +74,8 @@ void Description::read(const std::string& cubin) {
   for (std::size_t i = 0; i < source.params.size(); ++i) {
     const VariantParam& param = source.params[i];
     const Entry& entry = table[i];
-    const MemberType type{static_cast<MemberKind>(entry.kind), entry.rank, entry.hull != 0};
+    const MemberType type{static_cast<MemberKind>(entry.kind), entry.rank, entry.hull != 0,
+                          entry.bytes};
     bool plan = false;
     for (const std::string& name : planned) plan = plan || name == param.name;
     members.push_back(Member{param.name.c_str(), type, plan ? MemberTime::plan : MemberTime::run,

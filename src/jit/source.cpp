@@ -174,6 +174,27 @@ std::string mask_type(const std::vector<MaskNode>& masks) {
   return stack.empty() ? "NoMask" : stack.back();
 }
 
+/// A member that params does not name would have no value. What shows it is the room that it takes.
+void check_all_named(const VariantSource& source, const VariantOps& ops) {
+  std::vector<const Member*> members;
+  for (i32 i = 0; i < ops.num_members; ++i) members.push_back(&ops.members[i]);
+  std::sort(members.begin(), members.end(),
+            [](const Member* a, const Member* b) { return a->offset < b->offset; });
+  i32 end = 0, widest = 1;
+  bool named = true;
+  for (const Member* member : members) {
+    const i32 alignment = member->type.rank > 0 ? static_cast<i32>(alignof(void*)) : 4;
+    widest = std::max(widest, alignment);
+    named = named && member->offset == round_up(end, alignment);
+    end = member->offset + member->type.bytes;
+  }
+  if (named && ops.bytes == std::max(round_up(end, widest), 1)) return;
+  fail<ValueError>("params: struct ", source.name,
+                   " has members that params does not name (it takes ", ops.bytes,
+                   " bytes); expected all of them, with values from Python: make "
+                   "constants static constexpr");
+}
+
 }  // namespace
 
 std::string describe(const MemberType& type) {
@@ -194,6 +215,7 @@ void check_members(const VariantSource& source, const VariantOps& ops) {
                       "; expected ", describe(is), ", as the member of struct ", source.name,
                       " is");
   }
+  check_all_named(source, ops);
 }
 
 std::string amalgamate(const std::string& text) {

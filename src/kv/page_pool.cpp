@@ -4,13 +4,11 @@
 #include <numeric>
 
 #include "raddle/error.h"
+#include "raddle/layout.h"
 
 namespace raddle {
 
 namespace {
-
-/// What a layout takes (copy_lengths in api/index.cpp).
-constexpr i64 longest_request = 0x7fffffff - (1 << 16);
 
 std::size_t at(i64 i) { return static_cast<std::size_t>(i); }
 
@@ -197,12 +195,12 @@ RequestId PagePool::start(std::vector<i32> pages, i32 kv_len) {
   return number(slot, request.generation);
 }
 
-RequestId PagePool::add(std::span<const i32> pages, i32 kv_len) {
+RequestId PagePool::add(std::span<const i32> pages, std::optional<i32> kv_len) {
   const i64 room = static_cast<i64>(pages.size()) * page_size_;
-  const i64 tokens = kv_len == -1 ? room : kv_len;
+  const i64 tokens = kv_len ? *kv_len : room;
   if (tokens < 0 || tokens > room || tokens <= room - page_size_)
-    fail<ValueError>("kv_len is ", kv_len, " for ", pages.size(), " pages of ", page_size_,
-                     "; expected as many pages as the keys need, and -1 for full ones");
+    fail<ValueError>("kv_len is ", tokens, " for ", pages.size(), " pages of ", page_size_,
+                     "; expected as many pages as the keys need");
   if (tokens > longest_request)
     fail<ValueError>("kv_len is ", tokens, "; expected at most ", longest_request);
   const std::lock_guard lock(mutex_);

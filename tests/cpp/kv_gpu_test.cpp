@@ -233,6 +233,12 @@ TYPED_TEST(KvGpu, SelectedPages) {
   }
 }
 
+TEST(KvGpuSelect, BothZerosAreOneScore) {
+  EXPECT_EQ(kv::score_key(-0.0f), kv::score_key(0.0f));
+  EXPECT_LT(kv::score_key(-1e-38f), kv::score_key(0.0f));
+  EXPECT_LT(kv::score_key(0.0f), kv::score_key(1e-38f));
+}
+
 TEST(KvGpuSelect, LongListsWithManyTies) {
   std::mt19937 random(5);
   Batch batch(random, DType::float32);

@@ -169,7 +169,7 @@ TEST(PagePool, RefusesBadSizes) {
   EXPECT_EQ(refused([] { PagePool(1, 0); }), "page_size is 0; expected at least 1");
   PagePool pool(4, 4);
   const Pages own = *pool.allocate(2);
-  for (const i32 kv_len : {4, 9, -2})
+  for (const i32 kv_len : {4, 9, -1, -2})
     EXPECT_NE(refused([&] { pool.add(own, kv_len); }), "nothing was refused") << kv_len;
   EXPECT_EQ(pool.num_requests(), 0);
   EXPECT_EQ(pool.kv_len(pool.add(own)), 8);

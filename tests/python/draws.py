@@ -115,6 +115,7 @@ VARIANTS = {
     "sinks": lambda at: [sinks(at.rng, at.heads)],
     "sigmoid": lambda at: [Sigmoid(float(at.rng.normal())), Causal()],
     "sigmoid_plain": lambda at: [Sigmoid(-1.0)],
+    "sigmoid_first": lambda at: [Sigmoid(0.5), SoftCap(2.0), Causal()],  # weights of capped logits
     "rope": lambda at: [Rope(at.dim, 10000.0), Causal()],
     "rope_llama31": lambda at: [rope_llama31(at)],
     "rope_interleaved": lambda at: [Rope(rotary_dim(at.rng, at.dim), interleaved=True), Causal()],

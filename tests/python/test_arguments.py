@@ -48,6 +48,10 @@ def test_bad_specs(changes, error, words):
         attention(**changes)
 
 
+def test_a_cpu_with_a_number_is_the_cpu():
+    assert raddle.Attention(raddle.AttentionSpec(**SPEC), device="cpu:0").device == "cpu"
+
+
 def test_other_devices_are_refused():
     for device in ("tpu", "cuda:", "cuda:x", "cuda:-1", "cuda:1x", "CUDA"):
         with refuses(ValueError, f"device is '{device}'", "'cpu', 'cuda' or 'cuda:<number>'"):

@@ -5,8 +5,9 @@ import tracemalloc
 
 import numpy as np
 import pytest
+import raddle
 import torch
-from raddle.flex import BlockMask, and_masks, create_block_mask, masks, noop_mask, or_masks, with_offset
+from raddle.flex import BlockMask, and_masks, create_block_mask, masks, mods, noop_mask, or_masks, with_offset
 from small import refuses
 from torch.nn.attention import flex_attention as theirs
 
@@ -195,7 +196,28 @@ def test_bad_arguments_are_refused():
         create_block_mask(lambda score, b, h, q_idx, kv_idx: score, 1, 1, 8, 8)
     with refuses(TypeError, "mask_mod", "2 arguments"):
         create_block_mask(lambda q_idx, kv_idx: q_idx >= kv_idx, 1, 1, 8, 8)
+    sizes = ({"BLOCK_SIZE": 1.5}, "BLOCK_SIZE is a float"), ({"seq_lengths": 5}, "seq_lengths is an int")
+    for changes, words in sizes:
+        with refuses(TypeError, words):
+            BlockMask.from_kv_blocks(**{**BLOCKS, **changes})
+    with refuses(TypeError, "cap is None; expected a number"):
+        mods.softcap(None)
+    with refuses(ValueError, "grid_size is 0"):
+        create_block_mask(masks.causal(), 1, 1, 8, 8).to_string(0)
     with refuses(TypeError, "mask_mods[1]", "int"):
         and_masks(masks.causal(), 3)
     with pytest.raises(IndexError, match="index 9"):
         create_block_mask(masks.causal(), 1, 1, 8, 8)[9]
+
+
+def test_nothing_is_kept_outside_of_given_blocks():
+    """As ``variant=``, where rows, keys and requests may be more than the mask's."""
+    blocks = np.broadcast_to(np.arange(2, dtype=np.int32), (2, 1, 2, 2))
+    mask = BlockMask.from_kv_blocks(np.int32([[[1, 2]], [[2, 1]]]), blocks, BLOCK_SIZE=8)
+    attn = raddle.Attention(raddle.AttentionSpec(2, 2, 8, dtype="float32", variant=[mask]))
+    x = np.zeros((3 * 40, 2, 8), np.float32)
+    _, lse = attn.run(attn.plan(raddle.RaggedKV([0, 40, 80, 120], [0, 40, 80, 120])), x, (x, x), return_lse=True)
+    kept = np.exp(lse[:, 0]).reshape(3, 40).round().astype(int)
+    np.testing.assert_array_equal(kept[0], np.repeat([8, 16, 0], [8, 8, 24]))
+    np.testing.assert_array_equal(kept[1], np.repeat([16, 8, 0], [8, 8, 24]))
+    np.testing.assert_array_equal(kept[2], 0)

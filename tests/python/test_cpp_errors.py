@@ -92,6 +92,11 @@ def test_params_that_are_not_the_structs():
     ):
         with refuses(TypeError, *words):
             made("Members", body, {**good, name: kind}, a=1.0, t=table)
+    for nameless in (body, body + "i32 more;", body.replace("float a;", "float a = 4.0f;")):
+        with refuses(ValueError, "params: struct Members has members that params does not name"):
+            made("Members", nameless, {"t": good["t"]}, t=table)
+    constants = "static constexpr float twice = 2.0f;\n" + body
+    made("Members", constants, good, a=1.0, t=table)
     for wrong in ("float", np.float32, 3):
         with refuses(TypeError, "params['a']", "expected float, int"):
             raddle.Variant("Members", f"struct Members {{ {body} }};", {"a": wrong})

@@ -198,3 +198,21 @@ def test_one_plan_serves_all_layers(engine, rng, dtype):
         kv = paged_pools(rng, first.layout, 2, 64, 64, first.q.dtype)
         layer = Problem(q, kv, first.layout, first.variant)
         within(attention(layer), *engine.run_plan(attn, plan, layer))
+
+
+@pytest.mark.parametrize("left", [-1, 2**31 - 1])
+def test_a_window_without_end_hides_nothing(engine, rng, left):
+    """Rows before the first key have negative positions, from which no bound may wrap."""
+    engine.check(draw(rng, "paged", [SlidingWindow(left), Causal()], lengths=[(20, 9), (3, 70)]))
+
+
+def test_windows_below_none_are_refused():
+    for arguments, words in (((-2,), "left is -2"), ((3, -5), "right is -5")):
+        with pytest.raises(ValueError, match=words):
+            raddle.SlidingWindow(*arguments)
+
+
+def test_more_keys_than_the_planner_counts_are_refused():
+    longest = 2**31 - 1 - 2**16
+    with pytest.raises(ValueError, match=f"kv_indptr gives request 1 {longest + 1} keys; expected at most {longest}"):
+        raddle.RaggedKV([0, 1, 2], [0, 1, longest + 2])

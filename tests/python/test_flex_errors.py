@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
+import raddle.flex
 import torch
 
 from raddle.flex import ops
@@ -151,7 +154,7 @@ ADVICE = {
     chained: "`(a < b) & (b < c)`",
     in_helper: "where(condition, a, b) instead of if",
     python_while: "where(condition, a, b) instead of if",
-    math_function: "raddle.flex.exp instead of math.exp",
+    math_function: "raddle.flex.ops.exp instead of math.exp",
     unknown_torch: "`erfinv` of a traced value is unknown",
     unknown_numpy: "`arctan` of a traced value is unknown",
     unknown_method: "a traced value has no .erfinv",
@@ -244,6 +247,9 @@ def test_results_of_the_wrong_type():
         trace_mask(lambda b, h, q, kv: None)
     with pytest.raises(TraceError, match="is no function"):
         trace_mask(3)
+    for result, kind in (((1, 2), "a tuple"), ("q", "a str"), (np.arange(3), "an array")):
+        with pytest.raises(TraceError, match=f"{__file__}:.*\n  the function returns {kind}; expected one score"):
+            trace_score(lambda score, b, h, q, kv: result)
 
 
 def test_the_number_of_arguments_tells_what_a_function_is():
@@ -262,3 +268,19 @@ def test_functions_compute_on_numbers_and_arrays_as_well():
     assert ops.sigmoid(0.0) == 0.5 and ops.maximum(2, 3) == 3
     np.testing.assert_allclose(ops.sigmoid(torch.from_numpy(x)).numpy(), 1 / (1 + np.exp(-x)))
     np.testing.assert_allclose(ops.clamp(torch.from_numpy(x), -1, 1).numpy(), x.clip(-1, 1))
+
+
+def test_arrays_that_the_tracer_does_not_see():
+    class Model:
+        slopes = np.arange(8.0)
+
+    model = Model()
+    with pytest.raises(TraceError, match="capture the array in a variable of its own"):
+        trace_score(lambda score, b, h, q, kv: score + model.slopes[h])
+
+
+def test_what_is_advised_exists():
+    folder = Path(ops.__file__).parent
+    text = "".join(file.read_text() for file in folder.glob("*.py"))
+    assert set(re.findall(r"raddle\.flex\.(\w+)\(", text)) <= set(dir(raddle.flex))
+    assert {"where", "cast", "exp2"} <= set(re.findall(r"raddle\.flex\.ops\.(\w+)", text)) <= set(dir(ops))

@@ -239,6 +239,10 @@ def test_bad_arguments_are_named():
         pool.references([4])
     with pytest.raises(ValueError, match="kv_len is 5 for 0 pages of 16"):
         pool.add(kv_len=5)
+    with pytest.raises(ValueError, match="kv_len is -1 for 0 pages"):
+        pool.add(kv_len=-1)
+    with pytest.raises(TypeError, match="num_pages is None; expected an int"):
+        raddle.PagePool(None)
     with pytest.raises(TypeError, match="requests has dtype float64"):
         pool.finish(np.zeros(1))
     with pytest.raises(TypeError, match="pages is "):

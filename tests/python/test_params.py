@@ -81,7 +81,7 @@ NAN, INF = float("nan"), float("inf")
     [
         (raddle.SoftCap, "softcap.cap", 3.0, [0.0, -1.0, NAN, INF, 1e300]),
         (raddle.Sigmoid, "sigmoid.bias", -3.0, [NAN, INF, -INF, 1e300]),
-        (raddle.Sinks, "sinks.logit", [0.5, -INF], [[0.5, NAN], np.float64([NAN, 0.5])]),
+        (raddle.Sinks, "sinks.logit", [0.5, -INF], [[0.5, NAN], np.float64([NAN, 0.5]), [INF, 0.5]]),
         (raddle.Alibi, "alibi.slopes", [0.5, -0.25], [[0.5, NAN], [INF, 0.0], np.float32([-INF, 1.0])]),
     ],
 )

@@ -300,3 +300,18 @@ def test_accepted_drafts_keep_their_scales(rng, kv_layout):
     raddle.accept_tree(twin(layout), tuple(rows), parents.astype(np.int32), accepted)
     for scale, row in zip(both, rows):
         np.testing.assert_array_equal(scale.view(np.uint32), row.view(np.uint32)[..., 0])
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_one_infinite_element_does_not_spread_by_its_scale(kv_dtype):
+    """The scale is the finite elements'; the infinite one is the largest number."""
+    layout = raddle.PagedKV([0, 1], [0, 1], [0], [1], 4)
+    k, v = (np.zeros((1, 4, 1, 8), numpy_dtype(kv_dtype)) for _ in range(2))
+    scales = tuple(np.zeros((1, 4, 1), np.float32) for _ in range(2))
+    new = np.ones((1, 1, 8), np.float32)
+    new[0, 0, 2:4] = np.inf, -np.inf
+    raddle.append_kv(layout, (k, v), new, new, k_scale=scales[0], v_scale=scales[1])
+    for pool, scale in zip((k, v), scales):
+        assert scale[0, 0, 0] == np.float32(1 / LARGEST[kv_dtype])
+        found = pool[0, 0, 0].astype(np.float32) * scale[0, 0, 0]
+        np.testing.assert_allclose(found, [1, 1, 1, -1, 1, 1, 1, 1], rtol=1e-6)

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from raddle._tensors import kind_of
+
 _INT32 = np.iinfo(np.int32)
 
 
@@ -47,7 +49,9 @@ def integer(x: Any, name: str, least: int = 0) -> int:
 
 def pair(x: Any, name: str, least: int = 1) -> tuple[int, int]:
     """An int that stands for both, or a pair of ints."""
-    both = (x, x) if isinstance(x, Integral) else tuple(x)
+    both = (x, x) if isinstance(x, Integral) else x
+    if not isinstance(both, (tuple, list)):
+        raise TypeError(f"{name} is {kind_of(x)}; expected an integer or a pair of them")
     if len(both) != 2:
         raise ValueError(f"{name} has {len(both)} entries; expected one or two")
     return integer(both[0], name, least), integer(both[1], name, least)

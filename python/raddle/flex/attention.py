@@ -7,7 +7,7 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from raddle._tensors import device_of, lend
+from raddle._tensors import device_of, dtype_name, lend
 from raddle.attention import Attention
 from raddle.flex.block_mask import BlockMask
 from raddle.flex.offset import arguments
@@ -165,8 +165,9 @@ def _check_tensors(query: Any, key: Any, value: Any, enable_gqa: bool) -> None:
         lend(x, name)
         if x.ndim != 4:
             raise ValueError(f"{name} has {x.ndim} dimensions; expected 4: [B, H, tokens, E]")
-        if x.dtype != query.dtype:
-            raise TypeError(f"{name} has dtype {x.dtype}; expected {query.dtype}, as query has")
+        if dtype_name(x.dtype) != dtype_name(query.dtype):
+            found, expected = dtype_name(x.dtype), dtype_name(query.dtype)
+            raise TypeError(f"{name} has dtype {found}; expected {expected}, as query has")
     if key.shape[3] != query.shape[3]:
         raise ValueError(f"key has an embedding of {key.shape[3]}; expected {query.shape[3]}, as query has")
     if tuple(value.shape[:3]) != tuple(key.shape[:3]):

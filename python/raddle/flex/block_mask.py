@@ -11,6 +11,7 @@ from typing import Any, Callable
 
 import numpy as np
 
+from raddle._tensors import kind_of
 from raddle.flex import picture
 from raddle.flex._arrays import integer, integers, pair
 from raddle.flex.offset import arguments, noop_mask
@@ -27,7 +28,8 @@ class BlockMask:
     Made by `create_block_mask` or `BlockMask.from_kv_blocks`. Attributes follow PyTorch's: ``shape`` is
     (B, H, Q_LEN, KV_LEN); ``kv_num_blocks`` [B, H, rows] and ``kv_indices`` [B, H, rows, columns] list the partial
     blocks of each row of blocks, ``full_kv_num_blocks`` and ``full_kv_indices`` the full ones, ``q_…`` the same by
-    column; int32, of torch if it is imported, else of numpy. B and H of 1 stand for any number.
+    column; int32, of torch if it is imported, else of numpy. B and H of 1 stand for any number. As ``variant=`` it has
+    no lengths: its function counts, and of blocks that were given nothing is kept outside.
     """
 
     def __init__(self, mask_mod: Callable[..., Any], shape: tuple[int, ...], block_size: tuple[int, int], blocks: Any):
@@ -71,6 +73,8 @@ class BlockMask:
         rows, columns = tuple(np.shape(kv_indices)[-2:]) if np.ndim(kv_indices) >= 2 else (0, 0)
         lengths = (rows * size[0], columns * size[1])
         if seq_lengths is not None:
+            if not isinstance(seq_lengths, (tuple, list)) or len(seq_lengths) != 2:
+                raise TypeError(f"seq_lengths is {kind_of(seq_lengths)}; expected (Q_LEN, KV_LEN)")
             lengths = tuple(integer(n, f"seq_lengths[{i}]") for i, n in enumerate(seq_lengths))
         expected = -(-lengths[0] // size[0])
         if expected != rows:
@@ -138,8 +142,7 @@ class BlockMask:
             limit: requests and heads that are shown.
         """
         kinds = self._kinds()
-        grid = (grid_size, grid_size) if isinstance(grid_size, int) else grid_size
-        grid = kinds.shape[2:] if grid[0] == -1 else grid
+        grid = kinds.shape[2:] if grid_size in (-1, (-1, -1)) else pair(grid_size, "grid_size")
         shown = list(np.ndindex(*kinds.shape[:2]))
         parts = [f"{where}\n{picture.text(kinds[where], grid)}" for where in shown[:limit]]
         return "\n".join(parts + ["…"] * (len(shown) > limit))
@@ -251,9 +254,11 @@ def _block_function(block_mask: BlockMask) -> Callable[..., Any]:
     """Blocks and mask as one function that captures the kinds of blocks.
 
     Heads come last in the table: a tile's heads share its rows, so that what a tile reads is one run of the table,
-    whose bounds say what the tile keeps. Where a dimension is 1, every index reads the only entry.
+    whose bounds say what the tile keeps. Where B or H is 1, every index reads the only entry. Indices are clamped, so
+    an empty row and an empty column of blocks behind the others, and an empty request, are what lies outside.
     """
-    kinds = np.ascontiguousarray(block_mask._kinds().transpose(0, 2, 3, 1)).astype(np.int32)
+    kinds = block_mask._kinds().transpose(0, 2, 3, 1).astype(np.int32)
+    kinds = np.pad(kinds, ((0, int(kinds.shape[0] > 1)), (0, 1), (0, 1), (0, 0)))
     last_request, last_head = kinds.shape[0] - 1, kinds.shape[3] - 1
     height, width = block_mask.BLOCK_SIZE
     mask_mod = block_mask.mask_mod

@@ -43,7 +43,7 @@ def wrap(error: Exception) -> TraceError:
     text = describe_line(where)
     traced = TraceError(
         f"{text}tracing raised {type(error).__name__}: {error}; expected arithmetic, comparisons, "
-        "indexing of captured arrays and the functions of raddle.flex"
+        "indexing of captured arrays and the functions of raddle.flex.ops"
     )
     traced.__cause__ = error
     return traced
@@ -81,16 +81,18 @@ def condition_advice() -> str:
     if re.search(r"[<>]=?[^<>=]+[<>]=?", line) and not re.search(r"\b(if|while)\b", line):
         return "write `(a < b) & (b < c)` instead of `a < b < c`"
     if re.search(r"\b(if|while)\b", line):
-        return "write raddle.flex.where(condition, a, b) instead of if"
-    return "combine conditions with & | ~, and choose between values with raddle.flex.where"
+        return "write raddle.flex.ops.where(condition, a, b) instead of if"
+    return "combine conditions with & | ~, and choose between values with raddle.flex.ops.where"
 
 
 def float_advice() -> str:
     """What to write instead of a function that wants a Python number."""
+    from raddle.flex import ops
+
     found = re.search(r"\bmath\.(\w+)", user_line())
-    if found:
-        return f"write raddle.flex.{found.group(1)} instead of math.{found.group(1)}"
-    return "write x.float() or raddle.flex.cast(x, 'float32')"
+    if found and hasattr(ops, found.group(1)):
+        return f"write raddle.flex.ops.{found.group(1)} instead of math.{found.group(1)}"
+    return "write x.float() or raddle.flex.ops.cast(x, 'float32')"
 
 
 def _is_internal(frame: FrameType) -> bool:

@@ -72,7 +72,7 @@ class Value:
         return value.__index__()
 
     def __int__(self) -> int:
-        return int(self._known("int() of a traced value", "write x.int() or raddle.flex.cast(x, 'int32')"))
+        return int(self._known("int() of a traced value", "write x.int() or raddle.flex.ops.cast(x, 'int32')"))
 
     def __float__(self) -> float:
         if self.node.varies:
@@ -86,7 +86,7 @@ class Value:
         return self.item()
 
     def __round__(self, digits: Any = None) -> Any:
-        return round(self._known("round() of a traced value", "write raddle.flex.floor(x + 0.5)"))
+        return round(self._known("round() of a traced value", "write raddle.flex.ops.floor(x + 0.5)"))
 
     def __iter__(self) -> Any:
         raise errors.refuse("a traced value is a scalar and cannot be iterated", "compute with the value itself")
@@ -98,7 +98,11 @@ class Value:
         raise errors.refuse("a traced value is a scalar and cannot be indexed", "index a captured tensor with it")
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        raise errors.refuse("a traced value cannot become a numpy array", "use the functions of raddle.flex")
+        raise errors.refuse(
+            "a traced value is used where numpy needs an array now (the index of an array that the tracer does not "
+            "see, a function of numpy)",
+            "capture the array in a variable of its own, and use the functions of raddle.flex.ops",
+        )
 
     # --- as a tensor of rank 0 ---------------------------------------------------------------------
 
@@ -166,7 +170,7 @@ class Value:
             raise AttributeError(name)
         function = foreign.find(name)
         if function is None:
-            raise errors.refuse(f"a traced value has no .{name}", "use arithmetic or the functions of raddle.flex")
+            raise errors.refuse(f"a traced value has no .{name}", "use arithmetic or the functions of raddle.flex.ops")
         return lambda *args, **kwargs: function(self, *args, **kwargs)
 
     def __repr__(self) -> str:

@@ -25,10 +25,10 @@ def _pow(x: Any, n: Any) -> Any:
     if not isinstance(x, Value):
         if scalar(x) == 2:
             return build("exp2", n)
-        raise errors.refuse("a number to a traced power", "write raddle.flex.exp2(power * math.log2(number))")
+        raise errors.refuse("a number to a traced power", "write raddle.flex.ops.exp2(power * math.log2(number))")
     if isinstance(n, Value):
         if n.node.varies:
-            raise errors.refuse("a traced power", "write raddle.flex.exp2(power * raddle.flex.log2(x))")
+            raise errors.refuse("a traced power", "write raddle.flex.ops.exp2(power * raddle.flex.ops.log2(x))")
         n = n.item()
     if n == 0.5:
         return build("sqrt", x)

@@ -21,7 +21,9 @@ from typing import Any, Callable
 
 import numpy as np
 
+from raddle._tensors import kind_of
 from raddle.flex import codegen, errors, evaluate, foreign
+from raddle.flex.capture import Capture
 from raddle.flex.errors import TraceError
 from raddle.flex.expr import Value, lift
 from raddle.flex.graph import Graph, Node
@@ -133,7 +135,13 @@ def _run(fn: Callable[..., Any], leaves: tuple[str, ...], is_mask: bool, graph: 
     code = getattr(fn, "__code__", None)
     if result is None:
         raise errors.refuse_in(code, "the function returns None", f"expected a {'bool' if is_mask else 'score'}")
-    node = lift(graph, result)
+    try:
+        node = lift(graph, result)
+    except TraceError:
+        found = "an array" if isinstance(result, Capture) else kind_of(result)
+        raise errors.refuse_in(
+            code, f"the function returns {found}", f"expected one {'bool' if is_mask else 'score'}"
+        ) from None
     if is_mask and node.dtype == "float":
         raise errors.refuse_in(code, "the mask is a float", "expected a bool; compare it, for example with > 0")
     return graph.cast(node, "bool" if is_mask else "float")

@@ -105,6 +105,15 @@ struct AnyOf {
 /// No variant has a mask.
 struct NoMask {};
 
+/// The logit after a variant that scans so; after any other what it was.
+template <Scan scan, class V>
+RADDLE_FN float logits_of(const V& v, float s, const Row& r, const Key& c) {
+  if constexpr (has_logits<V> && scan_of<V>() == scan)
+    return v.logits(s, r, c);
+  else
+    return s;
+}
+
 template <class Mask, class... Parts>
 struct Composition {
   Pack<Parts...> parts;
@@ -133,11 +142,12 @@ struct Composition {
     });
   }
 
+  /// What makes weights of logits comes last, wherever it stands.
   RADDLE_FN float logits(float s, const Row& r, const Key& c) const
       requires(has_logits<Parts> || ...) {
-    for_each_part(parts, [&](const auto& v) {
-      if constexpr (requires { v.logits(s, r, c); }) s = v.logits(s, r, c);
-    });
+    for_each_part(parts, [&](const auto& v) { s = logits_of<Scan::softmax>(v, s, r, c); });
+    if constexpr (scan == Scan::sum)
+      for_each_part(parts, [&](const auto& v) { s = logits_of<Scan::sum>(v, s, r, c); });
     return s;
   }
 

@@ -58,14 +58,15 @@ struct Extents {
 /// What a member's C++ type says about it.
 struct MemberType {
   MemberKind kind;
-  i32 rank;   ///< 0: a scalar
-  bool hull;  ///< a SpanTensor: the host adds its pyramid of minima and maxima
+  i32 rank;       ///< 0: a scalar
+  bool hull;      ///< a SpanTensor: the host adds its pyramid of minima and maxima
+  i32 bytes = 0;  ///< of the variant's struct; 0: not known
 };
 
 /// What a member's value must be, beyond its type; the host checks it wherever a value is given.
 enum class Check : i32 {
   any,
-  number,   ///< not NaN
+  logit,    ///< neither NaN nor +infinity; -infinity is a key that has no weight
   finite,   ///< neither NaN nor infinite
   positive  ///< finite and above 0
 };
@@ -107,19 +108,21 @@ template <class T>
 struct member_type;
 template <>
 struct member_type<float> {
-  static constexpr MemberType value{MemberKind::float_scalar, 0, false};
+  static constexpr MemberType value{MemberKind::float_scalar, 0, false, sizeof(float)};
 };
 template <>
 struct member_type<i32> {
-  static constexpr MemberType value{MemberKind::int_scalar, 0, false};
+  static constexpr MemberType value{MemberKind::int_scalar, 0, false, sizeof(i32)};
 };
 template <class T, i32 rank>
 struct member_type<Tensor<const T, rank>> {
-  static constexpr MemberType value{element_kind<T>::value, rank, false};
+  static constexpr MemberType value{element_kind<T>::value, rank, false,
+                                    sizeof(Tensor<const T, rank>)};
 };
 template <class T, i32 rank>
 struct member_type<SpanTensor<const T, rank>> {
-  static constexpr MemberType value{element_kind<T>::value, rank, true};
+  static constexpr MemberType value{element_kind<T>::value, rank, true,
+                                    sizeof(SpanTensor<const T, rank>)};
 };
 
 #if defined(__CUDACC_RTC__)

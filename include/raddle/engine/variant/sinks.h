@@ -11,6 +11,6 @@ struct Sinks {
 
   RADDLE_FN float sink(const Row& r) const { return logit.data[r.q_head]; }
 };
-RADDLE_VARIANT(Sinks, "sinks", checked(RADDLE_RUN_TENSOR(Sinks, logit, qo_heads), Check::number));
+RADDLE_VARIANT(Sinks, "sinks", checked(RADDLE_RUN_TENSOR(Sinks, logit, qo_heads), Check::logit));
 
 RADDLE_ENGINE_END

@@ -17,7 +17,7 @@ struct SlidingWindow {
   }
 
   RADDLE_FN KvSpan kv_span(const Tile& t) const {
-    const i32 first = left < 0 ? int_min : t.q_pos.first - left;
+    const i32 first = left < 0 || t.q_pos.first < int_min + left ? int_min : t.q_pos.first - left;
     const i32 last = right < 0 || t.q_pos.last > int_max - right ? int_max : t.q_pos.last + right;
     return KvSpan{everything, {first, last}};
   }

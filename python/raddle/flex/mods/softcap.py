@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any, Callable
 
+from raddle._tensors import kind_of
 from raddle.flex.ops import tanh, tanh_approx
 
 
@@ -17,6 +19,8 @@ def softcap(cap: float, fast: bool = False) -> Callable[..., Any]:
 
     Gemma 2 (arXiv 2408.00118), section 2. Raises ValueError for another cap.
     """
+    if not isinstance(cap, Real):
+        raise TypeError(f"cap is {kind_of(cap)}; expected a number")
     cap = float(cap)
     if not (cap > 0.0 and math.isfinite(cap)):
         raise ValueError(f"cap is {cap}; expected a finite number above 0")

@@ -70,7 +70,8 @@ RADDLE_FN void append_head(const Lanes& lanes, const RowBytes& rows, const PoolB
 }
 
 /// The scale of one head of one row, which `vector` holds. A scale of its own makes the largest
-/// element the dtype's largest; it is never subnormal or 0, so that a row of zeros is one.
+/// finite element the dtype's largest, for which infinities are taken, too; it is never subnormal
+/// or 0, so that a row of zeros is one.
 template <class P, class Lanes>
 RADDLE_FN float row_scale(const Lanes& lanes, const QuantizeView& quantize, const NewRow& at,
                           i32 head, const float* vector, i32 pieces) {
@@ -80,7 +81,7 @@ RADDLE_FN float row_scale(const Lanes& lanes, const QuantizeView& quantize, cons
     RADDLE_UNROLL
     for (i32 i = 0; i < piece_size; ++i) {
       const float size = math::abs(vector[p * piece_size + i]);
-      most = size > most ? size : most;  // not NaN
+      most = size > most && size < math::infinity ? size : most;  // not NaN
     }
   }
   const float scale = max(lanes.largest(most) / P::max_finite, bits_to_float(0x00800000u));

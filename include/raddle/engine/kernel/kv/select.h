@@ -28,9 +28,9 @@ RADDLE_ENGINE_BEGIN
 
 namespace kv {
 
-/// Orders scores as integers: larger scores have larger keys.
+/// Orders scores as integers: larger scores have larger keys, and both zeros the same one.
 RADDLE_FN u32 score_key(float score) {
-  const u32 bits = float_to_bits(score);
+  const u32 bits = float_to_bits(score + 0.0f);
   return (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
 }
 /// The page being written is kept whatever its score.
