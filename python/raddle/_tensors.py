@@ -82,7 +82,9 @@ def lend_output(x: Any, name: str, lend: Callable[[Any, str], Any] = lend) -> An
     if isinstance(x, np.ndarray) and not x.flags.writeable:
         raise ValueError(f"{name} is a read-only array; expected one that can be written")
     if _is_jax(x):
-        raise TypeError(f"{name} is a JAX array, which is immutable; expected an array of numpy or torch, which can be written")
+        others = "an array of numpy or torch, which can be written"
+        expected = f"None, or {others}" if name in ("out", "lse") else others
+        raise TypeError(f"{name} is a JAX array, which is immutable; expected {expected}")
     return lend(x, name)
 
 

@@ -44,7 +44,7 @@ int contexts[num_devices];
 thread_local int* current = nullptr;
 std::atomic<void*> capturing = nullptr;
 std::atomic<unsigned long> capture_number = 0;
-std::atomic<int> allocations = 0, launches = 0, uploads = 0;
+std::atomic<int> allocations = 0, launches = 0, uploads = 0, refusals = 0;
 std::atomic<bool> events_pass = true, launch_nothing = false, launches_fail = false;
 std::atomic<std::size_t> memory_left = std::size_t{1} << 40;
 
@@ -150,6 +150,11 @@ std::string hollow_entries_of(const std::string& name) {
          "(int, int, int, int, int, void**) {}\nextern \"C\" int raddle_emulated_bytes_" + name +
          "(int) { return 0; }\nextern \"C\" int raddle_emulated_threads_" + name +
          "() { return 0; }\n";
+}
+
+int without_context() {
+  ++refusals;
+  return 201;
 }
 
 }  // namespace
@@ -272,7 +277,7 @@ int cuCtxGetCurrent(void** context) {
   return 0;
 }
 int cuCtxGetDevice(int* device) {
-  if (!current) return 201;
+  if (!current) return without_context();
   *device = static_cast<int>(current - contexts);
   return 0;
 }
@@ -293,7 +298,7 @@ int cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
   return 0;
 }
 int cuMemAlloc_v2(unsigned long* address, std::size_t bytes) {
-  if (!current) return 201;
+  if (!current) return without_context();
   if (bytes > memory_left) return 2;
   ++allocations;
   *address = reinterpret_cast<unsigned long>(std::aligned_alloc(256, (bytes + 511) / 256 * 256));
@@ -333,7 +338,7 @@ int cuMemsetD8Async(unsigned long to, unsigned char value, std::size_t bytes, vo
   return 0;
 }
 int cuEventCreate(void** event, unsigned) {
-  if (!current) return 201;
+  if (!current) return without_context();
   static int one;
   ++allocations;
   *event = &one;
@@ -441,5 +446,6 @@ void raddle_emulator_launches_fail(int on) { launches_fail = on != 0; }
 void raddle_emulator_memory_left(std::size_t bytes) { memory_left = bytes; }
 int raddle_emulator_allocations() { return allocations; }
 int raddle_emulator_launches() { return launches; }
+int raddle_emulator_refusals() { return refusals; }
 int raddle_emulator_uploads() { return uploads; }
 }

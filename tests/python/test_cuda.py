@@ -70,6 +70,15 @@ def test_nothing_is_allocated_after_the_first_batches(emulator, attn, problem):
     assert emulator.raddle_emulator_launches() == launches + 12, "one launch a run"
 
 
+def test_no_call_of_the_driver_is_refused(emulator, problem):
+    """Sanitizers and profilers count every call that is, also where the caller knows what to do then."""
+    before = emulator.raddle_emulator_refusals()
+    attn = raddle.Attention(spec_of(problem), device="cuda")
+    lent = tensors(problem)
+    run(attn, attn.plan(twin(problem.layout), num_workers=5), **lent)
+    assert emulator.raddle_emulator_refusals() == before
+
+
 def test_a_copy_in_flight_is_not_overwritten(emulator, attn, problem):
     """While events do not pass, every plan has pinned memory of its own."""
     emulator.raddle_emulator_events_pass(0)

@@ -91,7 +91,7 @@ def test_what_is_written_cannot_be_jax(arrays):
         run(**arrays, out=run(**arrays))
     with refuses(TypeError, "lse is a JAX array", "immutable"):
         run(**arrays, lse=jnp.zeros((3, 4)))
-    with refuses(TypeError, "kv: k is a JAX array", "immutable"):
+    with refuses(TypeError, "kv_pool: k is a JAX array", "immutable", "expected an array"):
         raddle.append_kv(paged(), (arrays["k"], arrays["v"]), arrays["k"][:3, 0], arrays["v"][:3, 0])
 
 

@@ -80,8 +80,11 @@ std::string driver_version() {
 }
 
 i32 current_ordinal() {
+  // Without a context the question is an error, which is none of the user's when a tool counts it.
+  void* context = nullptr;
   int current = 0;
-  if (started().current_device(&current) != 0) return 0;
+  if (started().current_context(&context) != 0 || !context) return 0;
+  if (driver().current_device(&current) != 0) return 0;
   for (i32 i = 0; i < device_count(); ++i)
     if (handle_of(i) == current) return i;
   return 0;
