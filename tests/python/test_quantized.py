@@ -56,13 +56,14 @@ def test_on_every_isa(engine, rng, kv_dtype, lengths, variant):
 
 @pytest.mark.every_isa
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-def test_every_finite_number_has_its_value(engine, kv_dtype):
-    """A single key gets all the weight, so that the output is its value."""
-    v = np.arange(256, dtype=np.uint8).view(kv_dtype).reshape(16, 1, 16)
-    v = np.where(np.isfinite(v.astype(np.float32)), v, v.dtype.type(1))
+@pytest.mark.parametrize("dim", [16, 128])
+def test_every_number_has_its_value(engine, kv_dtype, dim):
+    """A single key gets all the weight, so that the output is its value; a NaN spoils no other element."""
+    v = np.arange(256, dtype=np.uint8).view(kv_dtype).reshape(256 // dim, 1, dim)
+    v = np.where(np.isinf(v.astype(np.float32)), v.dtype.type(1), v)
     problem = draw(
-        np.random.default_rng(0), "ragged", "plain", "float32", 16, group=1, num_kv_heads=1, lengths=[(1, 1)] * 16,
-        kv_dtype=kv_dtype,
+        np.random.default_rng(0), "ragged", "plain", "float32", dim, group=1, num_kv_heads=1,
+        lengths=[(1, 1)] * (256 // dim), kv_dtype=kv_dtype,
     )
     problem.kv[0][1][...] = v
     out, _ = engine.run(problem)

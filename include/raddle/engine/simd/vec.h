@@ -55,17 +55,31 @@ RADDLE_FN Vec load(const e5m2* p) {
 template <class Bits>
 RADDLE_FN Bits e4m3_as_f16(Bits bits) {
   const Bits number = (bits << 7) & 0xbf80;
-  const Bits nan = reinterpret_cast<Bits>((number & 0x3f80) == 0x3f80) & 0x7e00;
-  return number | nan;
+  // NaN alone has all seven bits, so that one more reaches the bit that makes it f16's.
+  return number | ((number + 0x80) & 0x4000);
 }
 
+/// In what units load_unit and load_two give elements of type T: of e4m3 they leave out a
+/// multiplication by a power of two, which is as exact behind sums.
+template <class T>
+constexpr float unit = 1.0f;
+template <>
+inline constexpr float unit<e4m3> = 256.0f;
+
 /// As to_float: by f16, which converts subnormal numbers in hardware.
-RADDLE_FN Vec load(const e4m3* p) {
-  return widen_f16(e4m3_as_f16(reinterpret_cast<VecH>(load_8_as_16(p)))) * 256.0f;
+RADDLE_FN Vec load_unit(const e4m3* p) {
+  return widen_f16(e4m3_as_f16(reinterpret_cast<VecH>(load_8_as_16(p))));
 }
+RADDLE_FN Vec load(const e4m3* p) { return load_unit(p) * unit<e4m3>; }
 
 RADDLE_FN Vec load(const s8* p) {
   return __builtin_convertvector(reinterpret_cast<VecI>(load_8_as_32(p)), Vec);
+}
+
+/// load(p) / unit<T>.
+template <class T>
+RADDLE_FN Vec load_unit(const T* p) {
+  return load(p);
 }
 
 RADDLE_FN void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof(v)); }
@@ -122,13 +136,13 @@ RADDLE_FN float reduce_max(Vec v) {
 }
 
 typedef u16 VecH2 __attribute__((vector_size(lanes * 4)));
-/// Two vectors of e4m3, whose bits are moved in one register, as load() does.
+/// Two vectors of e4m3, whose bits are moved in one register, as load_unit does.
 RADDLE_FN void load_both(const e4m3* p, Vec& a, Vec& b) {
   const VecH2 all = e4m3_as_f16(reinterpret_cast<VecH2>(load_twice_8_as_16(p)));
   VecH half[2];
   __builtin_memcpy(half, &all, sizeof(half));
-  a = widen_f16(half[0]) * 256.0f;
-  b = widen_f16(half[1]) * 256.0f;
+  a = widen_f16(half[0]);
+  b = widen_f16(half[1]);
 }
 
 /// What load_two reads as two vectors: where it doesn't keep the order of elements, `arrange` gives
@@ -139,7 +153,7 @@ constexpr bool loads_apart = false;
 template <>
 inline constexpr bool loads_apart<bf16> = true;
 
-/// 2 · lanes elements; see loads_apart.
+/// 2 · lanes elements, over unit<T>; see loads_apart.
 template <class T>
 RADDLE_FN void load_two(const T* p, Vec& a, Vec& b) {
   if constexpr (loads_apart<T>) {

@@ -41,14 +41,14 @@ RADDLE_FN void dot_block(const float* q, i32 ldq, const T* const* k, i32 dim, fl
   if (d < dim) {
 #pragma GCC unroll 16
     for (i32 j = 0; j < keys; ++j) {
-      const Vec a = simd::load(k[j] + d);
+      const Vec a = simd::load_unit(k[j] + d);
 #pragma GCC unroll 16
       for (i32 m = 0; m < rows; ++m)
         acc[m * keys + j] = simd::fma(simd::load(q + m * ldq + d), a, acc[m * keys + j]);
     }
   }
   float sums[lanes];
-  simd::store(sums, simd::sum_each(acc) * scale);
+  simd::store(sums, simd::sum_each(acc) * (scale * simd::unit<T>));
 #pragma GCC unroll 16
   for (i32 m = 0; m < rows; ++m)
 #pragma GCC unroll 16
@@ -83,7 +83,7 @@ RADDLE_FN void short_pv_block(const float* p, i32 ldp, const T* const* v, i32 n,
     used(Int<vecs * lanes* static_cast<i32>(sizeof(T))>{});
     Vec vv[vecs];
     if constexpr (vecs == 1) {
-      vv[0] = simd::load(v[j] + d);
+      vv[0] = simd::load_unit(v[j] + d);
     } else {
 #pragma GCC unroll 4
       for (i32 x = 0; x < vecs; x += 2) simd::load_two(v[j] + d + x * lanes, vv[x], vv[x + 1]);
@@ -104,7 +104,8 @@ RADDLE_FN void short_pv_block(const float* p, i32 ldp, const T* const* v, i32 n,
 #pragma GCC unroll 4
     for (i32 x = 0; x < vecs; ++x) {
       float* at = o + m * ldo + d + x * lanes;
-      simd::store(at, simd::load(at) + acc[m][x]);
+      const Vec sum = simd::unit<T> == 1.0f ? acc[m][x] : acc[m][x] * simd::unit<T>;
+      simd::store(at, simd::load(at) + sum);
     }
   }
 }
