@@ -35,27 +35,27 @@ RADDLE_FN void pack_panel(const T* const* k, i32 n, i32 dim, float* panel) {
     }
 }
 
-/// One register block of Q · panel: `rows` queries by panel_keys keys. A function of its own, or
-/// the registers that it fills are shared with its callers' variables.
-template <i32 rows>
+/// One register block of Q · panel: `rows` queries by the panel's first `vecs` vectors of keys. A
+/// function of its own, or the registers that it fills are shared with its callers' variables.
+template <i32 rows, i32 vecs>
 [[gnu::noinline]] void panel_block(const float* q, i32 ldq, const float* panel, i32 dim,
                                    float scale, float* s, i32 lds) {
-  Vec acc[rows][block_vecs] = {};
+  Vec acc[rows][vecs] = {};
   for (i32 d = 0; d < dim; ++d) {
-    Vec kv[block_vecs];
+    Vec kv[vecs];
 #pragma GCC unroll 4
-    for (i32 v = 0; v < block_vecs; ++v) kv[v] = simd::load(panel + d * panel_keys + v * lanes);
+    for (i32 v = 0; v < vecs; ++v) kv[v] = simd::load(panel + d * panel_keys + v * lanes);
 #pragma GCC unroll 8
     for (i32 m = 0; m < rows; ++m) {
       const Vec qv = simd::broadcast(q[m * ldq + d]);
 #pragma GCC unroll 4
-      for (i32 v = 0; v < block_vecs; ++v) acc[m][v] = simd::fma(qv, kv[v], acc[m][v]);
+      for (i32 v = 0; v < vecs; ++v) acc[m][v] = simd::fma(qv, kv[v], acc[m][v]);
     }
   }
 #pragma GCC unroll 8
   for (i32 m = 0; m < rows; ++m)
 #pragma GCC unroll 4
-    for (i32 v = 0; v < block_vecs; ++v) simd::store(s + m * lds + v * lanes, acc[m][v] * scale);
+    for (i32 v = 0; v < vecs; ++v) simd::store(s + m * lds + v * lanes, acc[m][v] * scale);
 }
 
 /// Of n keys those that some of `count` rows from `first` on need: the largest of their ends; null:
@@ -87,8 +87,12 @@ RADDLE_FN void multiply_qk(const float* q, i32 ldq, i32 rows, const T* const* k,
     next.fetch(j, panel_keys, dim);
     for_row_blocks(rows, [&](i32 m, auto r) {
       constexpr i32 count = decltype(r)::value;
-      if (keys_needed(ends, m, count, n) <= j) return;
-      panel_block<count>(q + m * ldq, ldq, panel, dim, scale, s + m * lds + j, lds);
+      const i32 needed = keys_needed(ends, m, count, n) - j;
+      if (needed <= 0) return;
+      // Half a panel is all that every other row of a diagonal needs.
+      const auto block = needed <= panel_keys / 2 ? panel_block<count, block_vecs / 2>
+                                                  : panel_block<count, block_vecs>;
+      block(q + m * ldq, ldq, panel, dim, scale, s + m * lds + j, lds);
     });
   }
 }
