@@ -130,7 +130,7 @@ def _run(
     rest = iter(pools)
     levels = [tuple(itertools.islice(rest, count)) if count != 1 else next(rest) for count in counts]
     params = dict(zip(names.split("\n"), [*tensors, *values])) if names else {}
-    scales = {name: _scale_of(params, name) for name in _SCALES}
+    scales = {name: _scale_of(params, name, len(levels)) for name in _SCALES}
     _object_of(attention, "the attention").run(
         _object_of(plan, "the plan"),
         q,
@@ -144,12 +144,12 @@ def _run(
     )
 
 
-def _scale_of(params: dict[str, Any], name: str) -> Any:
-    """Takes a scale out of the parameters that it crossed with: one, or those of levels as a list."""
+def _scale_of(params: dict[str, Any], name: str, num_levels: int) -> Any:
+    """Takes a scale out of the parameters that it crossed with: one, or those of levels, of which some have none."""
     if name in params:
         return params.pop(name)
     by_level = {int(key[len(name) + 1 : -1]): key for key in params if key.startswith(f"{name}[")}
-    return [params.pop(by_level[n]) if n in by_level else None for n in range(max(by_level) + 1)] if by_level else None
+    return [params.pop(by_level[n]) if n in by_level else None for n in range(num_levels)] if by_level else None
 
 
 def _attention(q: Any, k: Any, v: Any, causal: bool, scale: float | None, return_lse: bool) -> tuple[Any, Any]:

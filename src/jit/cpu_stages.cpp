@@ -79,16 +79,21 @@ const VariantOps& compile(const std::string& text, const std::string& name,
 const VariantOps& compiled(const std::string& text, const std::string& name,
                            const std::string& isa) {
   struct Slot {
+    const pid_t process = getpid();
     std::mutex mutex;
-    const VariantOps* ops = nullptr;
+    std::atomic<const VariantOps*> ops = nullptr;
   };
   static std::mutex mutex;
-  static std::map<std::string, Slot> slots;
+  static std::map<std::string, Slot*>& slots = *new std::map<std::string, Slot*>;
   const auto slot_of = [&]() -> Slot& {
     const std::lock_guard lock(mutex);
-    return slots[isa + "\n" + text];
+    Slot*& slot = slots[isa + "\n" + text];
+    // Whoever was compiling when this process was forked is not here to unlock it.
+    if (!slot || (!slot->ops && slot->process != getpid())) slot = new Slot;
+    return *slot;
   };
   Slot& slot = slot_of();
+  if (const VariantOps* ops = slot.ops) return *ops;
   const std::lock_guard lock(slot.mutex);
   if (!slot.ops) slot.ops = &compile(text, name, isa);
   return *slot.ops;

@@ -89,6 +89,7 @@ PrivateFolder::PrivateFolder(const fs::path& base, const std::string& prefix) {
     }
     fd_ = open(pattern.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     // Between its birth and its lock somebody's sweep may have taken the folder for a leftover.
+    if (fd_ < 0 && errno == ENOENT) continue;
     const bool locked = fd_ >= 0 && flock(fd_, LOCK_EX) == 0;
     if (!locked || leads_to(pattern, fd_)) {
       path_ = pattern;

@@ -310,6 +310,7 @@ Outcome Chooser::choose(const Tiling& tiling, const PlanConfig& config) {
   stats.uncut = total_cost(tiling.units);
   stats.reason = "asked for";
   sharing_ = 1;
+  seated = joins = false;  // of the plan before
   Outcome outcome{};
   if (config.batch_invariant) {
     outcome = choose_fixed_chunks();

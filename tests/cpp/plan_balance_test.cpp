@@ -294,6 +294,21 @@ TEST(PlanBalance, HalvesSitBesideEachOther) {
   check_work(layout.view(), config, plan);
 }
 
+/// A thread plans for GPUs and CPUs in turns: seats are of one plan.
+TEST(PlanBalance, SeatsOfAnEarlierPlanAreForgotten) {
+  PlanConfig seated = config_for(256, 1, 4);
+  seated.sharing = 2;
+  seated.schedule = Schedule::algorithm1;
+  OwnedLayout halves = decode(std::vector<i32>(128, 8192));
+  make_plan(halves.view(), seated, cover_of(Causal{}));
+  PlanConfig together = config_for(4, 2, 4);
+  together.heads_together = true;
+  OwnedLayout alone = decode({16000});
+  const PlanArrays plan = make_plan(alone.view(), together, cover_of(Causal{}));
+  EXPECT_TRUE(takes_whole_rows(plan.view())) << plan.stats().explain();
+  check_work(alone.view(), together, plan.view());
+}
+
 /// Who has most sits beside who has least.
 TEST(PlanBalance, MuchBesideLittle) {
   PlanConfig config = config_for(8, 1, 4);

@@ -263,6 +263,33 @@ def test_what_takes_longer_than_a_second_says_what_it_does(tmp_path):
     assert number == 0 and all("waiting for variant 'Twice'" in line for line in said) and len(said) <= 1
 
 
+FORKED = """
+import os, signal, threading, time
+from pathlib import Path
+import raddle
+text = "struct Mine { RADDLE_FN float logits(float s, const Row&, const Key&) const { return 2.0f * s; } };"
+spec = raddle.AttentionSpec(2, 1, 8, dtype="float32", variant=[raddle.Variant("Mine", text)()])
+thread = threading.Thread(target=raddle.Attention, args=(spec,))
+thread.start()
+while not Path(os.environ["STARTED"]).exists():
+    time.sleep(0.01)
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    raddle.Attention(spec)
+    os._exit(0)
+thread.join()
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
+def test_a_fork_while_a_thread_compiles_waits_for_nobody_who_is_gone(tmp_path):
+    """The child finds what its parent compiles in the cache."""
+    compiler = slow_compiler(tmp_path, 1.5)
+    env = environment(tmp_path / "cache", RADDLE_CXX=compiler, STARTED=tmp_path / "started")
+    subprocess.run([sys.executable, "-c", FORKED], env=env, check=True, timeout=120)
+
+
 def test_what_takes_less_than_a_second_is_silent(cache, tmp_path):
     (entry,) = entries(cache)
     text = f'for last in "$@"; do :; done\ncase "$1" in -dump*|--version) ;; *) cp "{entry}/binary" "$last";; esac'

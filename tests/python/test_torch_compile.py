@@ -1,5 +1,6 @@
 """torch.compile: calls are operators of its graphs, and a plan of another batch compiles nothing."""
 
+import numpy as np
 import pytest
 import raddle
 import torch
@@ -99,6 +100,23 @@ def test_scales_of_quantized_keys_and_values(rng):
     by_token = torch.rand(KEYS, 2)
     for scales in ((0.5, torch.tensor([2.0, 3.0])), (by_token, None), ([None], [by_token]), (2, [0.25])):
         equal(compiled(plan, q, kv, *scales), call(plan, q, kv, *scales))
+
+
+@compiling
+def test_a_level_without_a_scale_among_others(rng):
+    attn = raddle.Attention(raddle.AttentionSpec(2, 2, 16, dtype="float32", kv_dtype=torch.float8_e4m3fn))
+    shared = raddle.PagedKV([0, 2], [0, 1], [0], [8], page_size=8, qo_rows=[0, 1])
+    own = raddle.PagedKV([0, 1, 2], [0, 1, 2], [0, 1], [5, 6], page_size=8)
+    plan = attn.plan(raddle.Cascade([shared, own]))
+    q = torch.from_numpy(rng.standard_normal((2, 2, 16)).astype(np.float32))
+    pools = [torch.from_numpy(rng.standard_normal((n, 8, 2, 16))).to(torch.float8_e4m3fn) for n in (1, 1, 2, 2)]
+
+    def call(plan, q, kv, k_scale):
+        return attn.run(plan, q, kv, k_scale=k_scale)
+
+    kv = [tuple(pools[:2]), tuple(pools[2:])]
+    for scales in ([0.25, None], [None, 0.25]):
+        equal(torch.compile(call, fullgraph=True)(plan, q, kv, scales), call(plan, q, kv, scales))
 
 
 @compiling

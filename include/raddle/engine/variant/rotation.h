@@ -26,9 +26,10 @@ RADDLE_FN void rotate(Vec& x, i32 n, Angle angle) {
     x.interleaved_pairs(n, turn);
 }
 
-/// The offset that a request adds to its positions: one for all, or one a request.
+/// The offset that a request adds to its positions: one for all, or one a request. Clamped, for
+/// what a graph captured meets batches that the host has not seen.
 RADDLE_FN i32 offset_of(const Tensor<const i32, 1>& offset, i32 request) {
-  return offset.data[offset.extent[0] == 1 ? 0 : request];
+  return offset.data[offset.extent[0] == 1 ? 0 : min(request, offset.extent[0] - 1)];
 }
 
 RADDLE_ENGINE_END
