@@ -213,7 +213,7 @@ class Attention {
   ReservationPtr reserve(const Maxima& maxima, const ReserveOptions& options = {}) const;
   /// Thread-safe. CPU: concurrent calls use scratch of their own. GPU: the tensors lie there, the
   /// call launches one kernel on args.stream and waits for nothing; each stream has scratch of its
-  /// own, and must outlive the plans that were run on it.
+  /// own, and must outlive the plans that were run on it, and their Attention.
   void run(const Plan& plan, const RunArgs& args, RunStats* stats = nullptr) const;
 
  private:

@@ -188,7 +188,7 @@ class Attention(_library.Handle):
 
         On a GPU all tensors lie there, rows are multiples of 16 bytes apart, and the call launches one kernel on the
         current stream of q's framework (torch's current stream) and waits for nothing. Every stream has scratch of its
-        own. The stream must not be destroyed before the plans that ran on it.
+        own. The stream must not be destroyed before the plans that ran on it and their Attention, whose scratch it has.
 
         torch.compile takes the call as an operator that it does not look into, whatever the plan; make plans outside.
 
