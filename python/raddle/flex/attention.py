@@ -165,9 +165,8 @@ def _check_tensors(query: Any, key: Any, value: Any, enable_gqa: bool) -> None:
         lend(x, name)
         if x.ndim != 4:
             raise ValueError(f"{name} has {x.ndim} dimensions; expected 4: [B, H, tokens, E]")
-        if dtype_name(x.dtype) != dtype_name(query.dtype):
-            found, expected = dtype_name(x.dtype), dtype_name(query.dtype)
-            raise TypeError(f"{name} has dtype {found}; expected {expected}, as query has")
+        if x.dtype != query.dtype and dtype_name(x.dtype) != dtype_name(query.dtype):  # of two libraries, say
+            raise TypeError(f"{name} has dtype {dtype_name(x.dtype)}; expected {dtype_name(query.dtype)}, as query has")
     if key.shape[3] != query.shape[3]:
         raise ValueError(f"key has an embedding of {key.shape[3]}; expected {query.shape[3]}, as query has")
     if tuple(value.shape[:3]) != tuple(key.shape[:3]):

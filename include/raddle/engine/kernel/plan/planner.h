@@ -1,4 +1,4 @@
-// The planner on the GPU: one block computes the plan that the host computes under
+// The planner on the GPU: a block computes the plan that the host computes under
 // Schedule::linear, byte for byte, from lengths and tables in device memory. Every step is a loop
 // over threads of the functions in engine/plan that the host calls one after another; what the
 // host carries along from element to element is a prefix sum here.
@@ -12,7 +12,8 @@ RADDLE_ENGINE_BEGIN
 
 namespace planner {
 
-/// A plan in the making, by one block. With `prefixes`, equal leading pages become a level.
+/// A plan in the making, by one block, which writes its part of the items. With `prefixes`, equal
+/// leading pages become a level.
 template <class Cover, bool prefixes>
 class BlockPlanner {
  public:
