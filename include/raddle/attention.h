@@ -158,8 +158,9 @@ class Reservation {
   /// Empty where the layout is within the maxima; else what is not.
   std::string misfit(const Layout& layout) const;
   /// Plans `layout`; runs on `stream` after it, and replays of their graphs, compute it. Raises
-  /// ValueError where it does not fit, and where it is of another kind than the first one (page
-  /// size, levels, explicit positions …); then the plan before stays in force.
+  /// ValueError where it does not fit, where its page size or levels are not the first one's, and
+  /// where it has arrays (explicit positions …) that no layout before the first captured run had,
+  /// or the values of that run's variant do not suit it; then the plan before stays in force.
   void update(const LayoutPtr& layout, void* stream = nullptr);
   /// The same for lengths that only the device knows: one kernel plans on `stream`, which may be
   /// capturing, then at every replay again. The host copies nothing and waits for nothing. The

@@ -107,8 +107,10 @@ class Reservation(_library.Handle):
         how many there are; rows that a batch does not use are not touched.
 
         Args:
-            layout: within the maxima, and of the kind of the first one: page size, levels, and which optional
-                arrays it has. Explicit query positions, for example, are then always given or never.
+            layout: within the maxima, with the page size and the number of levels of the first one. A captured graph
+                keeps which optional arrays there are: what later layouts lack of them (explicit query positions, a
+                prefix that anybody shares) is written out, but they may have nothing that no layout before the
+                capture had. So update with all of it before capturing.
             stream: GPUs: as of `Attention.plan`. Runs and replays on that stream after this call compute the layout.
 
         Raises ValueError where it does not fit; the plan before then stays in force. What is wrong with lengths that

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "api/batch_checks.h"
 #include "raddle/attention.h"
 #include "raddle/engine/kernel/run.h"
 
@@ -24,6 +25,10 @@ class PlanOnDevice {
 class ReservedMemory {
  public:
   virtual ~ReservedMemory() = default;
+  /// The layout as kernels of captured runs can read it; raises ValueError where they cannot.
+  virtual LayoutPtr fit(const LayoutPtr& layout) const = 0;
+  /// Raises ValueError where values that a captured run keeps do not suit a batch.
+  virtual void check_captured(const Batch& batch) const = 0;
   /// What was wrong with plans made on the device since the last call, in words; waits for
   /// `stream`.
   virtual std::string check(void* stream) = 0;

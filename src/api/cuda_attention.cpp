@@ -220,7 +220,7 @@ class CudaBackend final : public AttentionBackend {
       of_run = changed.get();
     }
     if (captured) {
-      reservation->capture(args, changed ? changed : reservation->variant());
+      reservation->capture(args, variant, changed ? changed : reservation->variant());
       const bool planned_in_graph = on_device.capture() == capture_of(args.stream);
       if (on_device.layout() && !planned_in_graph) reservation->capture(on_device.layout());
     }

@@ -115,42 +115,46 @@ void CudaReservation::allocate(const MmaLaunch& launch, const Layout& layout, St
   first.arrays = reinterpret_cast<const u8*>(base);
   first.array_bytes = static_cast<i64>(total);
   first_ = first;
-  num_levels_ = static_cast<i32>(layout.levels().size());
   places_ = std::move(places);
   total_bytes_ = total;
 }
 
-void CudaReservation::check_kind(const MmaLaunch& launch, const Layout& layout) const {
-  const auto refuse = [](const std::string& what, const auto& found, const auto& expected) {
-    fail<ValueError>("layout is of another kind than the reservation's first: ", what, " is ",
-                     found, "; expected ", expected, ", since captured graphs keep it");
-  };
-  const auto same = [&](const std::string& what, auto found, auto expected) {
-    if (found != expected) refuse(what, found, expected);
-  };
-  same("its number of levels", static_cast<i32>(layout.levels().size()), num_levels_);
-  for (std::size_t i = 0; i < layout.levels().size(); ++i) {
-    const LevelView &found = launch.levels[i], &first = first_.levels[i];
-    const std::string level = num_levels_ > 1 ? "level " + std::to_string(i) + "'s " : "its ";
-    same(level + "page or block size", found.block_size, first.block_size);
-    same(level + "rows of a block (a tree's max_nodes)", found.block_rows, first.block_rows);
-    same(level + "groups being requests", found.groups_are_requests, first.groups_are_requests);
-    same(level + "keys being shared", found.keys_are_shared, first.keys_are_shared);
-  }
-  std::vector<bool> present;
-  MmaLaunch before = first_;
-  visit_arrays(before, layout,
-               [&](const auto* pointer, std::size_t, Of) { present.push_back(pointer); });
+void CudaReservation::check_sizes(const MmaLaunch& launch, const Layout& layout) const {
   MmaLaunch now = launch;
   std::size_t nth = 0;
   visit_arrays(now, layout, [&](const auto* pointer, std::size_t bytes, Of) {
-    const std::size_t n = nth++;
-    if (pointer && bytes > places_[n].bytes && present[n])
+    const std::size_t room = places_[nth++].bytes;
+    if (pointer && bytes > room)
       fail<ValueError>("layout has an array of ", bytes, " bytes; the reservation has room for ",
-                       places_[n].bytes, ": page lists without entries past kv_len fit");
-    if ((pointer != nullptr) != present[n] && (bytes > 0 || !pointer))
-      refuse("the set of its arrays (positions, explicit blocks, masks)", "another", "the same");
+                       room, ": page lists without entries past kv_len fit");
   });
+}
+
+LayoutKind CudaReservation::kind_with(const Layout& layout) const {
+  const LayoutKind kind = kind_of(layout);
+  if (total_bytes_ == 0) return kind;
+  LayoutKind common = common_kind(kind_, kind);
+  if (common != kind_ && !captured_.empty())
+    fail<ValueError>("layout has ", beyond(kind_, common),
+                     ", which graphs of captured runs do not read; expected an update with such a "
+                     "layout before the first capture");
+  return common;
+}
+
+LayoutPtr CudaReservation::fit(const LayoutPtr& layout) const {
+  const std::lock_guard lock(mutex_);
+  return as_kind(layout, kind_with(*layout));
+}
+
+void CudaReservation::check_captured(const Batch& batch) const {
+  const std::lock_guard lock(mutex_);
+  for (const BoundVariant& variant : captured_values_) {
+    try {
+      variant.check_batch(batch, MemberTime::run);
+    } catch (const ValueError& error) {
+      fail<ValueError>(error.what(), "; a captured run's graph keeps it");
+    }
+  }
 }
 
 /// Pages of later layouts must lie in the pools that graphs captured.
@@ -173,8 +177,12 @@ MmaLaunch CudaReservation::place(const Layout& layout, const PlanArrays& arrays,
                                  StreamHandle stream) {
   const std::lock_guard lock(mutex_);
   MmaLaunch launch = launch_of(layout);
-  if (total_bytes_ == 0) allocate(launch, layout, stream);
-  check_kind(launch, layout);
+  if (const LayoutKind kind = kind_with(layout); total_bytes_ == 0 || kind != kind_) {
+    if (total_bytes_ > 0) outgrown_.push_back(std::move(block_));
+    allocate(launch, layout, stream);
+    kind_ = kind;
+  }
+  check_sizes(launch, layout);
   check_pools(layout);
   Upload upload(*device_, total_bytes_);
   Filler filler(upload.data());
@@ -233,17 +241,21 @@ void CudaReservation::provide(RunView& view) const {
 
 void CudaReservation::use_on(StreamHandle stream) const {
   planner_ ? planner_->use_on(stream) : block_.use_on(stream);
+  for (const Block& block : outgrown_) block.use_on(stream);
   scratch_.use_on(stream);
 }
 
-void CudaReservation::capture(const RunArgs& args, std::shared_ptr<const CudaVariant> variant) {
+void CudaReservation::capture(const RunArgs& args, const BoundVariant& variant,
+                              std::shared_ptr<const CudaVariant> there) {
   if (args.q.shape[0] < maxima_.max_qo_tokens)
     fail<ValueError>("q has ", args.q.shape[0],
                      " rows; a captured run needs max_qo_tokens = ", maxima_.max_qo_tokens,
                      ", as many as a later plan may have");
   const std::lock_guard lock(mutex_);
-  if (std::find(captured_.begin(), captured_.end(), variant) == captured_.end())
-    captured_.push_back(std::move(variant));
+  if (std::find(captured_.begin(), captured_.end(), there) == captured_.end()) {
+    captured_.push_back(std::move(there));
+    captured_values_.push_back(variant);
+  }
   if (captured_kv_.empty()) captured_kv_ = args.kv;
   for (std::size_t i = 0; i < std::min(captured_kv_.size(), args.kv.size()); ++i) {
     if (args.kv[i].k.shape[0] < captured_kv_[i].k.shape[0]) captured_kv_[i].k = args.kv[i].k;

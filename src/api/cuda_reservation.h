@@ -10,6 +10,7 @@
 #include "api/cuda_launch.h"
 #include "api/cuda_planner.h"
 #include "api/cuda_variant.h"
+#include "api/layout_kind.h"
 #include "device/cuda/memory.h"
 #include "device/cuda/module.h"
 #include "plan/planner.h"
@@ -36,8 +37,10 @@ class CudaReservation final : public ReservedMemory,
   MmaLaunch plan(const DeviceLayoutPtr& layout, const Layout& shape, StreamHandle stream);
   std::string check(void* stream) override;
 
-  /// Sends a plan up in stream order; returns the launch with its views. Raises ValueError, and
-  /// changes nothing, where the layout's kind is not that of the first one.
+  LayoutPtr fit(const LayoutPtr& layout) const override;
+  void check_captured(const Batch& batch) const override;
+
+  /// Sends a plan of a layout that fits up in stream order; returns the launch with its views.
   MmaLaunch place(const Layout& layout, const PlanArrays& arrays, StreamHandle stream);
 
   /// The variant of all its plans: their plan members are given once.
@@ -47,8 +50,10 @@ class CudaReservation final : public ReservedMemory,
   /// Points `view` to the reservation's scratch.
   void provide(RunView& view) const;
   void use_on(StreamHandle stream) const;
-  /// Checks that a captured run will do for later plans too, and keeps what its graph reads.
-  void capture(const RunArgs& args, std::shared_ptr<const CudaVariant> variant);
+  /// Checks that a captured run will do for later plans too, and keeps what its graph reads:
+  /// `variant`, there and with the members' values here.
+  void capture(const RunArgs& args, const BoundVariant& variant,
+               std::shared_ptr<const CudaVariant> there);
   /// The same for the page table of a plan that was made on the device, outside of the run's graph:
   /// later plans must be of that table.
   void capture(const DeviceLayoutPtr& layout);
@@ -57,7 +62,9 @@ class CudaReservation final : public ReservedMemory,
   struct Place {
     std::size_t at, bytes;
   };
-  void check_kind(const MmaLaunch& launch, const Layout& layout) const;
+  /// What all layouts so far can be written as, and this one.
+  LayoutKind kind_with(const Layout& layout) const;
+  void check_sizes(const MmaLaunch& launch, const Layout& layout) const;
   void check_pools(const Layout& layout) const;
   void check_table(const DeviceBatch& batch) const;
   void allocate(const MmaLaunch& launch, const Layout& layout, StreamHandle stream);
@@ -72,13 +79,15 @@ class CudaReservation final : public ReservedMemory,
   Block block_, scratch_;
   std::unique_ptr<const CudaPlanner> planner_;
   std::shared_ptr<const CudaVariant> variant_;
-  // The first layout decides:
-  MmaLaunch first_{};  ///< with device addresses
-  i32 num_levels_ = 0;
+  // The first layout decides, and later ones of more kinds until a run is captured:
+  LayoutKind kind_{};
+  MmaLaunch first_{};          ///< with device addresses
   std::vector<Place> places_;  ///< of the layout's arrays, in visiting order
   std::size_t total_bytes_ = 0;
-  std::mutex mutex_;
-  std::vector<std::shared_ptr<const CudaVariant>> captured_;  ///< what graphs point into
+  std::vector<Block> outgrown_;  ///< which launches of earlier plans still name
+  mutable std::mutex mutex_;
+  std::vector<std::shared_ptr<const CudaVariant>> captured_;  ///< what graphs point into,
+  std::vector<BoundVariant> captured_values_;                 ///< and the values in it
   std::vector<DeviceLayoutPtr> captured_updates_;             ///< whose graphs plan anew,
   std::vector<DeviceLayoutPtr> captured_tables_;              ///< and of runs whose graphs do not
   std::vector<KvRef> captured_kv_;  ///< smallest pools of captured runs, one for all or a level

@@ -105,24 +105,26 @@ PlanPtr plan_layout(const std::shared_ptr<const BoundVariant>& attention, const 
   return plan_layout(attention, layout, options, backend, config, false, nullptr);
 }
 
-PlanPtr plan_layout(const std::shared_ptr<const BoundVariant>& attention, const LayoutPtr& layout,
+PlanPtr plan_layout(const std::shared_ptr<const BoundVariant>& attention, const LayoutPtr& given,
                     const PlanOptions& options, const AttentionBackend& backend,
                     const PlanConfig& config, bool is_reserved, ReservedMemory* reserved) {
-  if (!layout) fail<ValueError>("layout is missing");
-  if (!layout->levels().back().rows.empty())
+  if (!given) fail<ValueError>("layout is missing");
+  if (!given->levels().back().rows.empty())
     fail<ValueError>(
         "layout has qo_rows, so its groups are no requests; expected it as a level of a cascade");
-  if (backend.spec().batch_invariant && layout->levels().size() > 1)
+  if (backend.spec().batch_invariant && given->levels().size() > 1)
     fail<ValueError>(
         "layout is a cascade; expected a single level with batch_invariant=True, since which keys "
         "are shared depends on the batch");
+  const LayoutPtr layout = reserved ? reserved->fit(given) : given;
   auto variant =
       options.params.empty() ? attention : attention->with(options.params, ParamScope::plan);
   // Coverage reads plan members, so they are checked first.
   auto positions =
       variant->needs_positions() ? positions_by_request(layout->view()) : std::vector<Range>{};
-  variant->check_batch(Batch{layout->view(), shares_keys(layout->view()), positions},
-                       MemberTime::plan);
+  const Batch batch{layout->view(), shares_keys(layout->view()), positions};
+  variant->check_batch(batch, MemberTime::plan);
+  if (reserved) reserved->check_captured(batch);
   auto arrays =
       std::make_shared<const PlanArrays>(make_plan(layout->view(), config, cover_fns(*variant)));
   check_used_blocks(*layout, arrays->view());
@@ -138,8 +140,10 @@ PlanPtr plan_there(const std::shared_ptr<const BoundVariant>& attention,
   auto variant =
       options.params.empty() ? attention : attention->with(options.params, ParamScope::plan);
   LayoutPtr shape = stand_in(*layout, max_qo_tokens);
-  variant->check_batch(Batch{shape->view(), shares_keys(shape->view()), {}, false},
-                       MemberTime::plan);
+  const std::vector<Range> positions;
+  const Batch batch{shape->view(), shares_keys(shape->view()), positions, false};
+  variant->check_batch(batch, MemberTime::plan);
+  reserved.check_captured(batch);
   auto on_device = backend.plan_there(layout, *shape, reserved, options.stream);
   auto arrays = std::make_shared<const PlanArrays>(nullptr, PlanSizes{}, config, PlanStats{});
   return std::make_shared<const Plan>(std::move(shape), std::move(arrays), attention,

@@ -184,7 +184,7 @@ def block_pools(rng, plan, heads, dim, dim_vo, kind):
 # --- composable formats -----------------------------------------------------------------------
 
 
-def cascade(rng, lengths):
+def cascade(rng, lengths, **more):
     """Half of the requests, not adjacent ones, share a prefix; all have pages of their own."""
     lengths = [(qo, kv) for qo, kv in lengths]
     sharing = np.flatnonzero(rng.random(len(lengths)) < 0.6)
@@ -192,11 +192,11 @@ def cascade(rng, lengths):
     qo_indptr = indptr([qo for qo, _ in lengths])
     rows = [np.arange(qo_indptr[i], qo_indptr[i + 1], dtype=np.int32) for i in sharing]
     rows = np.concatenate(rows or [np.zeros(0, np.int32)]).astype(np.int32)
-    prefix = paged(rng, [(len(rows), prefix_len)])
+    prefix = paged(rng, [(len(rows), prefix_len)], **more)
     prefix.qo_rows = rows
     begin = np.zeros(len(lengths), np.int32)
     begin[sharing] = prefix_len
-    return Cascade([prefix, paged(rng, lengths, kv_begin=begin)])
+    return Cascade([prefix, paged(rng, lengths, kv_begin=begin, **more)])
 
 
 def cascade_pools(rng, plan, heads, dim, dim_vo, kind):

@@ -140,42 +140,24 @@ def test_bad_maxima(engine, rng, changes, words):
         reserve(engine, batch(rng), **changes)
 
 
-def test_a_captured_launch_serves_later_batches(engine, rng):
-    """What a graph keeps of a launch is its parameters: the emulated driver replays them."""
-    if engine.device == "cpu":
-        pytest.skip("graphs are captured on GPUs")
-    cuda = ctypes.CDLL("libcuda.so.1")
-    if not hasattr(cuda, "raddle_emulator_replay"):
-        pytest.skip("asks the emulated driver; on a GPU test_cuda.py captures with torch")
-    import tvm_ffi
-
-    cuda.raddle_emulator_capture.argtypes = [ctypes.c_void_p]
-    cuda.raddle_emulator_replay.argtypes = [ctypes.c_void_p]
-    first = batch(rng)
-    attn, reservation = reserve(engine, first)
-    reservation.update(twin(first.layout))
-    shape = first.q.shape[1:]
-    pools = [np.zeros((200, *x.shape[1:]), x.dtype) for x in first.kv[0]]
-    lent = {"q": np.zeros((24, *shape), first.q.dtype), "k": pools[0], "v": pools[1]}
-    lent = {name: DeviceArray(x) for name, x in lent.items()}
-    out = DeviceArray(np.zeros((24, *shape), first.q.dtype))
-    stream, plain = 0x300, attn.attention
-    cuda.raddle_emulator_capture(stream)
-    with tvm_ffi.use_raw_stream(tvm_ffi.device(plain.device), stream):
-        with refuses(ValueError, "q has", "max_qo_tokens = 24"):
-            plain.run(reservation, DeviceArray(first.q), (lent["k"], lent["v"]), out=DeviceArray(first.q))
-        plain.run(reservation, lent["q"], (lent["k"], lent["v"]), out=out)
-    cuda.raddle_emulator_capture(None)
-    for _ in range(5):
-        problem = batch(rng)
+@pytest.mark.parametrize(
+    ("layouts", "options"),
+    [
+        (["paged", "paged_positions"], {"page_size": 16}),
+        (["cascade"], {"page_size": 8}),
+        (["bsr", "bsr_bits"], {"Br": 4, "Bc": 8}),
+    ],
+    ids=lambda x: x[0] if isinstance(x, list) else "",
+)
+def test_arrays_that_come_and_go(engine, rng, layouts, options):
+    """Idle steps, prefixes that nobody shares, masks that keep everything: no batch decides for those after it."""
+    some = [[(0, 0)], [(1, 40)], [(1, 9), (3, 50)], [(2, 70), (1, 5), (4, 30)], [(0, 7)], [(1, 20), (1, 20)]]
+    problems = [
+        draw(rng, layouts[n % len(layouts)], "causal", lengths=lengths, **options, **HEADS)
+        for n, lengths in enumerate(some + some[::-1])
+    ]
+    attn, reservation = reserve(engine, problems[1], max_levels=2)
+    for problem in problems:
         reservation.update(twin(problem.layout))
-        lent["q"].write(padded(problem.q, 24))
-        for name, pool in zip("kv", problem.kv[0]):
-            lent[name].write(padded(pool, 200))
-        cuda.raddle_emulator_replay(stream)
-        within(attention(problem), out.numpy()[: len(problem.q)])
-    far = Problem(problem.q, problem.kv, problem.layout, problem.variant)
-    far.layout.page_indices = far.layout.page_indices + 200
-    if far.layout.page_indices.size and (far.layout.kv_len > 0).any():
-        with refuses(ValueError, "layout uses page", "the pool of a captured run has 200"):
-            reservation.update(twin(far.layout))
+        kv = problem.kv[0] if len(problem.kv) == 1 else problem.kv
+        within(attention(problem), attn.run(reservation, problem.q, kv))

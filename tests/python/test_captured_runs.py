@@ -1,0 +1,109 @@
+"""Later batches in the graphs of captured runs: the emulated driver keeps a launch's parameters, as graphs do."""
+
+import itertools
+
+import numpy as np
+import tvm_ffi
+from checks import within
+from device_arrays import DeviceArray
+from draws import draw
+from engine import twin
+from reference import Causal, Problem, Rope, attention
+from small import refuses
+
+HEADS = {"dim": 64, "group": 2, "num_kv_heads": 2, "dtype": "bfloat16"}
+MAXIMA = {"max_requests": 6, "max_qo_tokens": 24, "max_kv_tokens": 1000}
+PAGES = 200
+streams = itertools.count(0x300, 0x100)  # a graph each
+
+
+def padded(x: np.ndarray, rows: int) -> np.ndarray:
+    """With rows of NaN after its own."""
+    return np.concatenate([x, np.full((rows - len(x), *x.shape[1:]), np.nan, x.dtype)])
+
+
+class Captured:
+    """A run of a reservation in a graph: tensors of the largest batch, whose contents change."""
+
+    def __init__(self, engine, emulator, first: Problem, **maxima):
+        self.emulator, self.stream = emulator, next(streams)
+        self.attn = engine.attention(first).attention
+        self.reservation = self.attn.reserve(**{**MAXIMA, "num_workers": 5, **maxima})
+        self.reservation.update(twin(first.layout))
+        shape, dtype = (24, *first.q.shape[1:]), first.q.dtype
+        self.q, self.out = (DeviceArray(np.zeros(shape, dtype)) for _ in range(2))
+        self.kv = [[DeviceArray(np.zeros((PAGES, *x.shape[1:]), dtype)) for x in pair] for pair in first.kv]
+        pairs = [tuple(pair) for pair in self.kv]
+        self._capture(lambda: self.attn.run(self.reservation, self.q, pairs if len(pairs) > 1 else pairs[0], out=self.out))
+
+    def _capture(self, run) -> None:
+        self.emulator.raddle_emulator_capture(self.stream)
+        with tvm_ffi.use_raw_stream(tvm_ffi.device(self.attn.device), self.stream):
+            run()
+        self.emulator.raddle_emulator_capture(None)
+
+    def check(self, problem: Problem) -> None:
+        """Replays the graph on another batch."""
+        self.reservation.update(twin(problem.layout))
+        self.q.write(padded(problem.q, 24))
+        for lent, pair in zip(self.kv, problem.kv):
+            for pool, x in zip(lent, pair):
+                pool.write(padded(x, PAGES))
+        self.emulator.raddle_emulator_replay(self.stream)
+        within(attention(problem), self.out.numpy()[: len(problem.q)])
+
+
+def batch(rng, layout="paged", most_rows=24):
+    """A batch within MAXIMA."""
+    while True:
+        lengths = [(int(rng.integers(0, 6)), int(rng.integers(0, 160))) for _ in range(rng.integers(1, 7))]
+        if sum(qo for qo, _ in lengths) <= most_rows:
+            return draw(rng, layout, "causal", lengths=lengths, page_size=16, **HEADS)
+
+
+def test_later_batches(engine, emulator, rng):
+    captured = Captured(engine, emulator, batch(rng))
+    for _ in range(5):
+        captured.check(problem := batch(rng))
+    far = Problem(problem.q, problem.kv, problem.layout, problem.variant)
+    far.layout.page_indices = far.layout.page_indices + PAGES
+    if far.layout.page_indices.size and (far.layout.kv_len > 0).any():
+        with refuses(ValueError, "layout uses page", f"the pool of a captured run has {PAGES}"):
+            captured.reservation.update(twin(far.layout))
+
+
+def test_tensors_must_hold_the_largest_batch(engine, emulator, rng):
+    captured = Captured(engine, emulator, first := batch(rng, most_rows=20))
+    q = DeviceArray(first.q)
+    with refuses(ValueError, "q has", "max_qo_tokens = 24"):
+        captured._capture(lambda: captured.attn.run(captured.reservation, q, tuple(captured.kv[0]), out=q))
+
+
+def test_layouts_that_lack_what_the_captured_one_has(engine, emulator, rng):
+    """Its graph reads positions, prefixes and rows of theirs, which are written out."""
+    both = draw(rng, "cascade", "causal", lengths=[(1, 30)] * 6, page_size=8, **HEADS)
+    both.layout.levels[0].qo_rows, both.layout.levels[0].qo_indptr = np.int32([1, 4]), np.int32([0, 2])
+    both.layout.levels[1].kv_begin = np.int32([0, 1, 0, 0, 1, 0]) * both.layout.levels[0].kv_len[0]
+    captured = Captured(engine, emulator, both, max_levels=2)
+    for lengths in [[(1, 20)], [(0, 0)], [(2, 9), (1, 40), (1, 3)], [(1, 5)] * 6]:
+        captured.check(draw(rng, "cascade", "causal", lengths=lengths, page_size=8, **HEADS))
+    captured = Captured(engine, emulator, batch(rng, "paged_positions"))
+    for _ in range(2):
+        captured.check(batch(rng))
+        captured.check(batch(rng, "paged_positions"))
+
+
+def test_layouts_with_what_the_captured_one_lacks(engine, emulator, rng):
+    captured = Captured(engine, emulator, first := batch(rng))
+    with refuses(ValueError, "layout has qo_pos", "expected an update with such a layout before the first capture"):
+        captured.reservation.update(twin(draw(rng, "paged_positions", "causal", lengths=[(2, 9)], page_size=16, **HEADS).layout))
+    captured.check(first)
+
+
+def test_values_that_the_graph_keeps(engine, emulator, rng):
+    """One a request, of requests that a later batch does not have."""
+    rope = [Rope(64, offset=np.int32([3, 5])), Causal()]
+    captured = Captured(engine, emulator, draw(rng, "paged", rope, lengths=[(1, 9), (2, 30)], page_size=16, **HEADS))
+    captured.check(draw(rng, "paged", rope, lengths=[(3, 40), (1, 8)], page_size=16, **HEADS))
+    with refuses(ValueError, "rope.offset has 2 elements", "one a request, 3; a captured run's graph keeps it"):
+        captured.reservation.update(twin(draw(rng, "paged", "causal", lengths=[(1, 9)] * 3, page_size=16, **HEADS).layout))
