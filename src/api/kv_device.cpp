@@ -10,6 +10,7 @@
 #include "api/cuda_variant.h"
 #include "api/kv_tensors.h"
 #include "device/cuda/module.h"
+#include "jit/made_once.h"
 #include "raddle/error.h"
 
 namespace raddle {
@@ -57,20 +58,15 @@ std::string key_of(const Device& device, const char* entry, const jit::KvKernels
   return key;
 }
 
-/// Compiled or found, and loaded: once a process and device, whoever asks first.
+/// Compiled or found, and loaded: once a process and device.
 const Kernel& loaded(const Device& device, const char* entry, const jit::KvKernels& kernels) {
-  static std::mutex mutex;
-  static auto& all = *new std::map<std::string, std::unique_ptr<const Kernel>>;
-  const std::lock_guard lock(mutex);
-  std::unique_ptr<const Kernel>& kernel = all[key_of(device, entry, kernels)];
-  if (!kernel) {
+  static auto& all = *new jit::MadeOnce<Kernel>;
+  return all.get(key_of(device, entry, kernels), [&] {
     const bool chooses = std::strcmp(entry, jit::select_entry) == 0;
-    kernel =
-        std::make_unique<const Kernel>(device, jit::cubin_of(kernels, device.info().arch), entry,
-                                       entry, chooses ? kv::num_select_threads : kv::num_threads,
-                                       chooses ? kv::select_shared_bytes : kv::shared_bytes);
-  }
-  return *kernel;
+    return new Kernel(device, jit::cubin_of(kernels, device.info().arch), entry, entry,
+                      chooses ? kv::num_select_threads : kv::num_threads,
+                      chooses ? kv::select_shared_bytes : kv::shared_bytes);
+  });
 }
 
 CapturedArrays& captured_on(const Device& device) {

@@ -140,6 +140,21 @@ void sweep(const fs::path& root) {
       FileLock::sweep(entry.path());
 }
 
+/// Where the cache's folder lies for who has no home.
+fs::path homeless_base() {
+  const char* base = std::getenv("TMPDIR");
+  return fs::path(base && *base ? base : "/tmp") / ("raddle-" + std::to_string(geteuid()));
+}
+
+/// In a folder of temporary files anybody may have made that one, and could replace what lies in
+/// it between a look and its use.
+bool is_safe(const fs::path& root) {
+  const fs::path base = root.parent_path();
+  if (base != homeless_base()) return true;
+  mkdir(base.c_str(), 0700);
+  return owned(base);
+}
+
 Binary in_memory(const Request& request) {
   if (request.watch) request.watch->compiling = true;
   return Binary{"", request.compile(), true};
@@ -155,11 +170,15 @@ std::string cache_folder() {
   if (const std::string folder = variable("RADDLE_CACHE_DIR"); !folder.empty()) return folder;
   if (const std::string base = variable("XDG_CACHE_HOME"); !base.empty()) return base + "/raddle";
   const std::string home = variable("HOME");
-  return (home.empty() ? "/tmp/raddle-" + std::to_string(geteuid()) : home + "/.cache") + "/raddle";
+  return home.empty() ? (homeless_base() / "raddle").string() : home + "/.cache/raddle";
 }
 
 Binary find_or_compile(const Request& request) {
   const fs::path root = cache_folder();
+  if (!is_safe(root)) {
+    warn_once(root, EPERM);
+    return in_memory(request);
+  }
   const fs::path folder = root / content_hash(request.compiler + "\n" + request.key);
   if (auto found = read_entry(folder)) return *found;
   if (request.compiler.empty()) {

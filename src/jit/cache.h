@@ -31,7 +31,8 @@ struct Binary {
   bool compiled = false;  ///< by this call
 };
 
-/// RADDLE_CACHE_DIR, else XDG_CACHE_HOME/raddle, else ~/.cache/raddle.
+/// RADDLE_CACHE_DIR, else XDG_CACHE_HOME/raddle, else ~/.cache/raddle. Without a HOME it lies in a
+/// folder of this user's among the temporary files (TMPDIR, else /tmp).
 std::string cache_folder();
 
 /// The entry of that key: found and intact, or compiled now. A damaged entry, or one of another

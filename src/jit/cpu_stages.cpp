@@ -7,12 +7,11 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <map>
-#include <mutex>
 #include <string>
 
 #include "jit/cache.h"
 #include "jit/host_compiler.h"
+#include "jit/made_once.h"
 #include "raddle/error.h"
 
 namespace raddle::jit {
@@ -74,29 +73,11 @@ const VariantOps& compile(const std::string& text, const std::string& name,
   return *entry();
 }
 
-/// Once a process: `text` declares a functor and defines the entry point. Threads compile different
-/// variants side by side, and the same one once.
+/// `text` declares a functor and defines the entry point.
 const VariantOps& compiled(const std::string& text, const std::string& name,
                            const std::string& isa) {
-  struct Slot {
-    const pid_t process = getpid();
-    std::mutex mutex;
-    std::atomic<const VariantOps*> ops = nullptr;
-  };
-  static std::mutex mutex;
-  static std::map<std::string, Slot*>& slots = *new std::map<std::string, Slot*>;
-  const auto slot_of = [&]() -> Slot& {
-    const std::lock_guard lock(mutex);
-    Slot*& slot = slots[isa + "\n" + text];
-    // Whoever was compiling when this process was forked is not here to unlock it.
-    if (!slot || (!slot->ops && slot->process != getpid())) slot = new Slot;
-    return *slot;
-  };
-  Slot& slot = slot_of();
-  if (const VariantOps* ops = slot.ops) return *ops;
-  const std::lock_guard lock(slot.mutex);
-  if (!slot.ops) slot.ops = &compile(text, name, isa);
-  return *slot.ops;
+  static MadeOnce<VariantOps>& all = *new MadeOnce<VariantOps>;
+  return all.get(isa + "\n" + text, [&] { return &compile(text, name, isa); });
 }
 
 std::string entry_for(const std::string& initialiser) {

@@ -2,11 +2,11 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <map>
-#include <mutex>
+#include <memory>
 #include <sstream>
 
 #include "jit/cubin.h"
+#include "jit/made_once.h"
 #include "jit/nvrtc.h"
 #include "raddle/error.h"
 
@@ -101,21 +101,17 @@ void Description::read(const std::string& cubin) {
 }  // namespace
 
 const VariantOps& describe_on_gpu(const VariantSource& source, const std::string& arch) {
-  static std::mutex mutex;
-  static std::map<std::string, std::unique_ptr<Description>>& known =
-      *new std::map<std::string, std::unique_ptr<Description>>;
-  const std::lock_guard lock(mutex);
-  std::unique_ptr<Description>& found = known[declare(source)];
-  if (!found) {
+  static MadeOnce<Description>& all = *new MadeOnce<Description>;
+  const Description& found = all.get(declare(source), [&] {
     auto description = std::make_unique<Description>();
     description->source = source;
     // Only a cubin has the table's bytes as they are.
     const std::string real = "sm_" + arch.substr(arch.find('_') + 1);
     description->read(find_or_compile_cubin(source.name + " (members)", source_of(source), real));
-    found = std::move(description);
-  }
-  check_members(source, found->ops);
-  return found->ops;
+    return description.release();
+  });
+  check_members(source, found.ops);
+  return found.ops;
 }
 
 }  // namespace raddle::jit

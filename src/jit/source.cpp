@@ -131,7 +131,8 @@ const char* extent_name(Extent extent) {
 }
 
 /// The user's includes and what else they wrote. Theirs is put into Raddle's namespace, where no
-/// header belongs, so includes are moved before it; line numbers stay.
+/// header belongs, so includes are moved before it; line numbers stay. What is compiled is known by
+/// its text, in which a header of their own would be a name alone.
 struct UserText {
   std::string includes, rest;
 
@@ -147,6 +148,11 @@ struct UserText {
           hash == std::string::npos ? hash : line.find_first_not_of(" \t", hash + 1);
       const bool include =
           word != std::string::npos && line[hash] == '#' && line.compare(word, 7, "include") == 0;
+      if (include && line.find('"', word) < line.find("\"raddle/", word))
+        fail<ValueError>("text of '", source.name, "' has ", line.substr(hash),
+                         "; expected headers of Raddle (\"raddle/engine/core/interval.h\") and "
+                         "standard ones (<cstdint>): paste others into the text, since what is "
+                         "compiled is found again by it");
       if (include)
         includes += (line.find("\"raddle/") == std::string::npos
                          ? "#line " + std::to_string(number) + " \"" + source.name + "\"\n"

@@ -34,10 +34,13 @@ def test_the_users_own_line_comes_first():
     assert second.startswith("Wrong:6:") and "undeclared" in second
 
 
-def test_includes_of_the_users_own():
+def test_includes():
     text = '#include <cstdint>\n#include "raddle/engine/core/interval.h"\nstruct Including {\n'
     text += "static_assert(sizeof(std::uint16_t) == 2);\n" + LOGITS + " { return s; }\n};"
     attention(variant=[raddle.Variant("Including", text)()], fuse=True)
+    mine = raddle.Variant("Mine", '#include <cstdint>\n # include "mine.h"\nstruct Mine {' + LOGITS + " { return s; } };")
+    with refuses(ValueError, "text of 'Mine' has # include \"mine.h\"", "paste others into the text"):
+        attention(variant=[mine()])
 
 
 EXPECTED = {

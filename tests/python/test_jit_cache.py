@@ -422,7 +422,8 @@ def test_the_cache_of_this_process(tmp_path, monkeypatch):
 
 def test_homes_without_raddle_cache_dir(tmp_path):
     code = "import sys; sys.modules['torch'] = None; import raddle; print(raddle.cache.folder())"
-    env = {name: value for name, value in os.environ.items() if name not in ("RADDLE_CACHE_DIR", "XDG_CACHE_HOME")}
+    elsewhere = "RADDLE_CACHE_DIR", "XDG_CACHE_HOME", "TMPDIR"
+    env = {name: value for name, value in os.environ.items() if name not in elsewhere}
 
     def folder(**variables):
         done = subprocess.run([sys.executable, "-c", code], env={**env, **variables}, capture_output=True, text=True)
@@ -431,6 +432,21 @@ def test_homes_without_raddle_cache_dir(tmp_path):
     assert folder(HOME="/home/somebody") == "/home/somebody/.cache/raddle"
     assert folder(HOME="/home/somebody", XDG_CACHE_HOME="/xdg") == "/xdg/raddle"
     assert folder(HOME="") == f"/tmp/raddle-{os.geteuid()}/raddle"
+    assert folder(HOME="", TMPDIR="/there") == f"/there/raddle-{os.geteuid()}/raddle"
+
+
+def test_a_homeless_cache_is_nobody_elses(tmp_path):
+    """Among temporary files anybody may make a folder of the name that ours would have."""
+    base = tmp_path / f"raddle-{os.geteuid()}"
+    homeless = {"HOME": "", "XDG_CACHE_HOME": "", "TMPDIR": tmp_path}
+    assert finish(start("", **homeless)) == (1, []) and finish(start("", **homeless)) == (0, [])
+    assert stat.S_IMODE(base.stat().st_mode) == 0o700
+    base.chmod(0o777)
+    count, said = finish(start("", **homeless))
+    assert count == 1 and len(said) == 1 and "cannot be written" in said[0]
+    base.rename(tmp_path / "elsewhere")
+    base.symlink_to(tmp_path / "elsewhere")
+    assert finish(start("", **homeless))[0] == 1
 
 
 def test_a_compiler_that_ignores_sigchld_around_it(tmp_path):
