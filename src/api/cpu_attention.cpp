@@ -57,6 +57,7 @@ class CpuBackend final : public AttentionBackend {
     launch.dim_vo = spec_.head_dim_vo;
     launch.dtype = spec_.dtype;
     launch.kv_dtype = spec_.stored_dtype();
+    launch.asks_into_l2 = cpu::asks_into_l2();
     launch.layout = &plan.layout().view();
     launch.plan = &plan.view();
     launch.stages = &variant.stages();

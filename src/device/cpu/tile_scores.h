@@ -104,7 +104,7 @@ inline bool score_tile(const ScoreJob& job, i32 nth) {
   const TilePages now(job, nth), next(job, nth + pages_of_tile);
   Ahead ahead(next.rows, nth + pages_of_tile < job.count ? parts * pages_of_tile : 0,
               job.head_end - job.head_begin, summary.head_step,
-              summary.dim * static_cast<i32>(sizeof(bf16)));
+              summary.dim * static_cast<i32>(sizeof(bf16)), false);
   alignas(64) float sums[parts][pages_of_tile][lanes];
   Vec best[pages_of_tile], doubt{};
   for (Vec& bound : best) bound = simd::broadcast(-math::infinity);

@@ -123,6 +123,15 @@ bool supported(Isa isa) {
 #endif
 }
 
+bool asks_into_l2() {
+#if defined(__x86_64__)
+  static const bool is_amd = __builtin_cpu_is("amd");
+  return is_amd;
+#else
+  return false;
+#endif
+}
+
 Isa choose_isa(const char* wanted) {
   Isa best = Isa::generic;
   for (const Isa isa : all_isas) {

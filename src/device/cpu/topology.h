@@ -20,6 +20,10 @@ Isa choose_isa(const char* wanted);
 /// choose_isa of RADDLE_CPU_ISA, once a process.
 Isa selected_isa();
 
+/// Whether this processor reads memory faster when it is asked ahead into the L2 cache than into
+/// the L1: AMD's do.
+bool asks_into_l2();
+
 /// CPUs of the calling thread's affinity mask, ascending.
 std::vector<i32> allowed_cpus();
 

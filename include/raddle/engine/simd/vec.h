@@ -258,6 +258,7 @@ RADDLE_FN Vec max_each(Vec (&v)[lanes]) {
 }
 
 RADDLE_FN void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+RADDLE_FN void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 }  // namespace simd
 

@@ -161,7 +161,7 @@ class ShortRun : private ItemKernel<T> {
   Ahead ahead(const T* const* rows, i32 n, i64 head_stride, i32 dim) const {
     constexpr i64 bytes = sizeof(T);
     return Ahead(reinterpret_cast<const void* const*>(rows), n, heads_, head_stride * bytes,
-                 dim * static_cast<i32>(bytes));
+                 dim * static_cast<i32>(bytes), launch_.asks_into_l2);
   }
 
   /// S = scale · f_q(Q) · f_k(K)ᵀ
