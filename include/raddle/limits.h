@@ -25,7 +25,7 @@ double read_pages_gbps(std::size_t bytes = std::size_t{1} << 30, i32 threads = 0
 enum class ComputeLimit {
   fma,   ///< fp32 multiply-adds of the chosen instruction set, in GFLOP/s
   exp2,  ///< the kernels' exp2 of fp32 out of the L1 cache, in 10^9 elements a second
-  amx,   ///< products of bf16 tiles of random numbers, in GFLOP/s
+  bf16,  ///< products of random bf16, in tile registers or by pairs, in GFLOP/s
 };
 
 /// The rate of `threads` threads of the worker pool together, the best of a few rounds of

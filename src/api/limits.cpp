@@ -140,7 +140,7 @@ ComputeLoop compute_loop(ComputeLimit limit) {
     case ComputeLimit::exp2:
       return loops.exp2;
     default:
-      return loops.amx;
+      return loops.bf16;
   }
 }
 

@@ -39,8 +39,8 @@ double rate_of(Arguments& in) {
   const i32 threads = in.integer32("num_threads", 0);
   if (name == "fma") return compute_rate(ComputeLimit::fma, threads);
   if (name == "exp2") return compute_rate(ComputeLimit::exp2, threads);
-  if (name == "amx") return compute_rate(ComputeLimit::amx, threads);
-  fail<ValueError>("limit is '", name, "'; expected fma, exp2 or amx");
+  if (name == "bf16") return compute_rate(ComputeLimit::bf16, threads);
+  fail<ValueError>("limit is '", name, "'; expected fma, exp2 or bf16");
 }
 
 }  // namespace

@@ -18,7 +18,8 @@ struct Rates {
 /// A worker thread's, rounded from measurements on two-core AVX-512 machines. Only their
 /// ratios matter: they say how a long-query tile weighs against a decode tile.
 constexpr Rates cpu_rates{12.0, 80.0, 800.0, 0.0};
-/// The same where long queries are multiplied in tile registers.
+/// The same where long queries are multiplied by pairs of bf16, or in tile registers.
+constexpr Rates bf16_rates{12.0, 140.0, 800.0, 0.0};
 constexpr Rates amx_rates{12.0, 600.0, 800.0, 0.0};
 /// A thread block's on an H200 with two on each multiprocessor, rounded from measurements: a tile
 /// of 16 × 128 takes 4.5 µs where all decode, one of 128 × 64 takes 3.5 µs where all prefill.
@@ -78,8 +79,8 @@ PlanConfig cpu_plan_config(const AttentionSpec& spec, CpuIsa isa, i32 num_worker
                                   long_query_tile(isa, spec.dtype, stored), cpu_rates);
   config.heads_together = spec.num_kv_heads > 1;
   config.cache_saves = cpu_cache_saves;
-  if (multiplies_in_tiles(isa, spec.dtype, stored))
-    config.costs[1] = costs(spec, config.shapes[1], amx_rates);
+  if (multiplies_in_bf16(isa, spec.dtype, stored))
+    config.costs[1] = costs(spec, config.shapes[1], isa == CpuIsa::amx ? amx_rates : bf16_rates);
   return config;
 }
 

@@ -57,15 +57,16 @@ TEST(Limits, ArithmeticIsPlausible) {
     EXPECT_LT(compute_rate(limit, 1), 10000);
     EXPECT_THROW(compute_rate(limit, -1), ValueError);
   }
-  EXPECT_EQ(compute_rate(ComputeLimit::amx, 1) > 0, cpu::selected_isa() == cpu::Isa::amx);
+  EXPECT_EQ(compute_rate(ComputeLimit::bf16, 1) > 0, cpu::selected_isa() >= cpu::Isa::avx512_bf16);
 }
 
 TEST(Limits, LoopsCountTheirWork) {
-  for (const cpu::Isa isa : {cpu::Isa::generic, cpu::Isa::avx2, cpu::Isa::avx512, cpu::Isa::amx}) {
+  for (const cpu::Isa isa : {cpu::Isa::generic, cpu::Isa::avx2, cpu::Isa::avx512,
+                             cpu::Isa::avx512_bf16, cpu::Isa::amx}) {
     if (!cpu::supported(isa)) continue;
     const ComputeLoops& loops = cpu::compute_loops(isa);
-    EXPECT_EQ(loops.amx != nullptr, isa == cpu::Isa::amx);
-    for (const ComputeLoop loop : {loops.fma, loops.exp2, loops.amx}) {
+    EXPECT_EQ(loops.bf16 != nullptr, isa >= cpu::Isa::avx512_bf16);
+    for (const ComputeLoop loop : {loops.fma, loops.exp2, loops.bf16}) {
       if (!loop) continue;
       EXPECT_GT(loop(1).work, 0);
       EXPECT_EQ(loop(3).work, 3 * loop(1).work);

@@ -67,7 +67,7 @@ TEST(Topology, ChoosesAnInstructionSet) {
   EXPECT_EQ(choose_isa("generic"), Isa::generic);
   const Isa best = choose_isa(nullptr);
   EXPECT_EQ(choose_isa(""), best);
-  for (const Isa isa : {Isa::generic, Isa::avx2, Isa::avx512, Isa::amx}) {
+  for (const Isa isa : {Isa::generic, Isa::avx2, Isa::avx512, Isa::avx512_bf16, Isa::amx}) {
     EXPECT_EQ(supported(isa), isa <= best && built(isa));
     if (supported(isa)) {
       EXPECT_EQ(choose_isa(to_string(isa)), isa);

@@ -48,17 +48,18 @@ def spec_of(problem: Problem, **options) -> raddle.AttentionSpec:
 
 
 def hold_to_budgets_of(device: str) -> None:
-    """Lets kernels round weights where they do: on GPUs, and on AMX in bfloat16."""
+    """Lets kernels round weights where they do: on GPUs, and where CPUs multiply in bfloat16."""
     if device != "cpu":
         reference.exact.rounds_weights = lambda problem: True
-    elif raddle.cpu_isa() == "amx":
-        reference.exact.rounds_weights = _in_tiles
+    elif raddle.cpu_isa() in ("avx512_bf16", "amx"):
+        reference.exact.rounds_weights = _in_bf16
         reference.exact.weight_dtype = lambda problem: str(problem.q.dtype)
 
 
-def _in_tiles(problem: Problem) -> bool:
-    """Whether AMX multiplies some of a problem's queries."""
-    return str(problem.q.dtype) == "bfloat16" and str(problem.kv[0][0].dtype) in ("bfloat16", "float8_e4m3fn")
+def _in_bf16(problem: Problem) -> bool:
+    """Whether some of a problem's queries are multiplied in bfloat16."""
+    stored = ("bfloat16", "float8_e4m3fn") if raddle.cpu_isa() == "amx" else ("bfloat16",)
+    return str(problem.q.dtype) == "bfloat16" and str(problem.kv[0][0].dtype) in stored
 
 
 def in_units(x: np.ndarray) -> np.ndarray:

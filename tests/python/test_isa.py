@@ -14,6 +14,7 @@ FLAGS = {
     "generic": set(),
     "avx2": {"avx2", "fma", "f16c"},
     "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl"},
+    "avx512_bf16": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16"},
     "amx": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512vbmi", "amx_tile", "amx_bf16"},
 }
 

@@ -29,7 +29,7 @@ class Limits:
     pages_gbps: float  #: reading pages of 4 KiB in random order
     fma_gflops: float  #: fp32, in the chosen instruction set
     exp2_gelems: float
-    amx_gflops: float  #: bf16; 0 where there is none, or ``RADDLE_CPU_ISA`` leaves it out
+    bf16_gflops: float  #: in tile registers or by pairs; 0 where there is neither, or ``RADDLE_CPU_ISA`` leaves it out
     plausible_gbps: float = 0.0  #: a read bandwidth below this is no limit
 
     @property
@@ -39,8 +39,8 @@ class Limits:
         return best if best >= self.plausible_gbps else None
 
     def flops_rate(self, dtype: str) -> float:
-        """GFLOP/s of products of that dtype: AMX's of bf16, where there is AMX; else FMA's."""
-        return self.amx_gflops if dtype != "fp32" and self.amx_gflops else self.fma_gflops
+        """GFLOP/s of products of that dtype: those of bf16, where there are any; else FMA's."""
+        return self.bf16_gflops if dtype != "fp32" and self.bf16_gflops else self.fma_gflops
 
     def least_us(self, dtype: str, read_bytes: float, flops: float) -> Optional[float]:
         """Microseconds that so much work takes at the limits; None where they are not known."""
@@ -51,7 +51,7 @@ class Limits:
 
     def best_of(self, other: Limits) -> Limits:
         """On a machine with other users the better of two measurements is nearer to the limit."""
-        names = ("sequential_gbps", "pages_gbps", "fma_gflops", "exp2_gelems", "amx_gflops")
+        names = ("sequential_gbps", "pages_gbps", "fma_gflops", "exp2_gelems", "bf16_gflops")
         return replace(self, **{name: max(getattr(self, name), getattr(other, name)) for name in names})
 
     def rows(self) -> list[dict[str, Any]]:
@@ -63,8 +63,8 @@ class Limits:
             ("fp32 FMA", "limit", self.fma_gflops, "GFLOP/s"),
             ("exp2", "limit", self.exp2_gelems, "Gelem/s"),
         ]
-        if self.amx_gflops:
-            found.append(("bf16 AMX", "limit", self.amx_gflops, "GFLOP/s"))
+        if self.bf16_gflops:
+            found.append(("bf16 products", "limit", self.bf16_gflops, "GFLOP/s"))
         return [{"workload": w, "engine": e, "us": None, "value": v, "unit": u} for w, e, v, u in found]
 
 
@@ -76,7 +76,7 @@ def measure(
     """All limits; reading is tried again where it is slower than this kind of machine can be."""
     size = READ_BYTES if read_bytes is None else read_bytes
     say("limits: arithmetic")
-    rates = [float(_rate(name, threads)) for name in ("fma", "exp2", "amx")]
+    rates = [float(_rate(name, threads)) for name in ("fma", "exp2", "bf16")]
     floor = min(PLAUSIBLE, PLAUSIBLE_A_THREAD * threads) if has_amx() else 0.0
     found: Optional[Limits] = None
     for _ in range(_TRIES):

@@ -72,8 +72,8 @@ def comparison(results: Sequence[Result], found: Limits, rounds: int) -> Table:
     """All engines on all workloads."""
     read = f"{found.read_gbps:.1f} GB/s" if found.read_gbps else "unknown: its measurement was disturbed"
     rates = [f"{found.fma_gflops:,.0f} GFLOP/s of FMA"]
-    if found.amx_gflops:
-        rates.append(f"{found.amx_gflops:,.0f} of AMX (bf16)")
+    if found.bf16_gflops:
+        rates.append(f"{found.bf16_gflops:,.0f} of products of bf16")
     table = Table(
         title=(
             "Attention on the CPU, 32 query heads, 8 KV heads (G1: 32), head dim 128; Raddle on pages of 16\n"

@@ -191,8 +191,8 @@ class Engine:
 
     @property
     def rounds_weights(self) -> bool:
-        """Whether kernels round the softmax's weights to the dtype; on CPUs, AMX does in bf16."""
-        return self.model.dtype == "bfloat16" and raddle.cpu_isa() == "amx"
+        """Whether kernels round the softmax's weights to the dtype; on CPUs, products of bf16 do."""
+        return self.model.dtype == "bfloat16" and raddle.cpu_isa() in ("avx512_bf16", "amx")
 
     def step(self, batch: Batch, on_output: OnOutput) -> StepCost:
         """Computes a step; `on_output` sees each layer's output, and isn't counted."""

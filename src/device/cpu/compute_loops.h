@@ -17,7 +17,7 @@ using ComputeLoop = LoopResult (*)(i64 repeat);
 struct ComputeLoops {
   ComputeLoop fma;
   ComputeLoop exp2;
-  ComputeLoop amx;  ///< null where the instruction set has no such unit
+  ComputeLoop bf16;  ///< null where the instruction set has no such products
 };
 
 }  // namespace raddle

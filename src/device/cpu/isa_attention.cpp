@@ -31,6 +31,8 @@ constexpr auto variants = variant_table(ShippedVariants{});
 
 #if defined(__AMX_BF16__)
 constexpr const char* isa_name = "amx";
+#elif defined(__AVX512BF16__)
+constexpr const char* isa_name = "avx512_bf16";
 #elif defined(__AVX512F__)
 constexpr const char* isa_name = "avx512";
 #elif defined(__AVX2__)

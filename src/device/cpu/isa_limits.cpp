@@ -5,6 +5,8 @@
 
 #if defined(__AMX_BF16__)
 #include "raddle/engine/simd/amx.h"
+#elif defined(__AVX512BF16__)
+#include "raddle/engine/simd/bf16.h"
 #endif
 
 RADDLE_ENGINE_BEGIN
@@ -50,24 +52,29 @@ LoopResult exp2_loop(i64 repeat) {
   return LoopResult{static_cast<double>(count) * static_cast<double>(repeat), sum_of(sum)};
 }
 
+#if defined(__AVX512BF16__)
+
+/// Random numbers of either sign around 1: on zeros a unit would draw less power, and run faster
+/// than it can.
+u16 next_operand(u32& state) {
+  state = state * 1664525u + 1013904223u;
+  return static_cast<u16>(0x3f80u ^ (state >> 16 & 0x80ffu));
+}
+
+#endif
+
 #if defined(__AMX_BF16__)
 
 /// Four accumulators, since a product takes three times as long as the next one has to wait.
-LoopResult amx_loop(i64 repeat) {
+LoopResult bf16_loop(i64 repeat) {
   constexpr i32 steps = 256;
   simd::configure_tiles();
-  // Random numbers of either sign around 1: on zeros the unit would draw less power, and run faster
-  // than it can.
   constexpr i32 row_bytes = simd::tile_bytes / simd::tile_rows;
   constexpr i32 halves = simd::tile_bytes / 2;
   alignas(64) u16 operand[4][halves];
   u32 state = 1;
-  for (auto& tile : operand) {
-    for (u16& half : tile) {
-      state = state * 1664525u + 1013904223u;
-      half = static_cast<u16>(0x3f80u ^ (state >> 16 & 0x80ffu));
-    }
-  }
+  for (auto& tile : operand)
+    for (u16& half : tile) half = next_operand(state);
   simd::tile_load<4>(operand[0], row_bytes);
   simd::tile_load<5>(operand[1], row_bytes);
   simd::tile_load<6>(operand[2], row_bytes);
@@ -93,12 +100,36 @@ LoopResult amx_loop(i64 repeat) {
   return LoopResult{flops * static_cast<double>(repeat), sum};
 }
 
-constexpr ComputeLoop amx = amx_loop;
-#else
-constexpr ComputeLoop amx = nullptr;
+#elif defined(__AVX512BF16__)
+
+LoopResult bf16_loop(i64 repeat) {
+  constexpr i32 steps = 1024;
+  alignas(64) bf16 operand[2 * simd::lanes];
+  u32 state = 1;
+  for (bf16& x : operand) x.bits = next_operand(state);
+  const simd::VecW right = simd::load_words(operand);
+  const u32 left = u32{next_operand(state)} << 16 | next_operand(state);
+  simd::Vec chain[chains]{};
+  for (i64 i = 0; i < repeat * steps; ++i) {
+#pragma GCC unroll 32
+    for (i32 c = 0; c < chains; ++c) chain[c] = simd::dot_pairs(chain[c], left, right);
+  }
+  simd::Vec sum = chain[0];
+#pragma GCC unroll 32
+  for (i32 c = 1; c < chains; ++c) sum = sum + chain[c];
+  const double flops = 4.0 * simd::lanes * chains * steps;
+  return LoopResult{flops * static_cast<double>(repeat), sum_of(sum)};
+}
+
 #endif
 
-constexpr ComputeLoops loops{fma_loop, exp2_loop, amx};
+#if defined(__AVX512BF16__)
+constexpr ComputeLoop products_of_bf16 = bf16_loop;
+#else
+constexpr ComputeLoop products_of_bf16 = nullptr;
+#endif
+
+constexpr ComputeLoops loops{fma_loop, exp2_loop, products_of_bf16};
 
 }  // namespace
 }  // namespace cpu

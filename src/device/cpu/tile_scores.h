@@ -4,7 +4,7 @@
 
 #include "device/cpu/lane_scores.h"
 #include "raddle/engine/kernel/cpu/ahead.h"
-#include "raddle/engine/kernel/cpu/amx_squares.h"
+#include "raddle/engine/kernel/cpu/bf16_squares.h"
 #include "raddle/engine/simd/amx_rows.h"
 
 RADDLE_ENGINE_BEGIN

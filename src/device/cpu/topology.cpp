@@ -20,7 +20,7 @@
 namespace raddle::cpu {
 namespace {
 
-constexpr Isa all_isas[] = {Isa::generic, Isa::avx2, Isa::avx512, Isa::amx};
+constexpr Isa all_isas[] = {Isa::generic, Isa::avx2, Isa::avx512, Isa::avx512_bf16, Isa::amx};
 constexpr i32 max_threads = 4096;
 
 #if defined(__x86_64__)
@@ -100,6 +100,8 @@ const char* to_string(Isa isa) {
   switch (isa) {
     case Isa::amx:
       return "amx";
+    case Isa::avx512_bf16:
+      return "avx512_bf16";
     case Isa::avx512:
       return "avx512";
     case Isa::avx2:
@@ -117,6 +119,7 @@ bool supported(Isa isa) {
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   if (isa == Isa::amx) return avx2 && avx512 && has_amx() && may_use_tiles();
+  if (isa == Isa::avx512_bf16) return avx2 && avx512 && __builtin_cpu_supports("avx512bf16");
   return isa == Isa::generic || (avx2 && (isa == Isa::avx2 || avx512));
 #else
   return true;

@@ -6,7 +6,7 @@
 // holds (B[2r, n], B[2r + 1, n]) for every n.
 #pragma once
 
-#include "raddle/engine/simd/vec.h"
+#include "raddle/engine/simd/bf16.h"
 #if defined(RADDLE_EMULATED_TILES)
 #include "raddle/engine/simd/emulated_tiles.h"
 #endif
@@ -15,8 +15,6 @@ RADDLE_ENGINE_BEGIN
 
 namespace simd {
 
-constexpr i32 tile_rows = 16;
-constexpr i32 tile_depth = 32;  ///< of a product: columns of A in bf16
 constexpr i32 tile_bytes = 1024;
 
 #if !defined(RADDLE_EMULATED_TILES)
@@ -64,32 +62,6 @@ RADDLE_FN void tile_dot() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(c), "i"(a), "i"(b));
 }
 #endif
-
-/// 32 numbers of 16 bits.
-typedef u16 VecW __attribute__((vector_size(64)));
-
-RADDLE_FN VecW load_words(const bf16* p) {
-  VecW v;
-  __builtin_memcpy(&v, p, sizeof(v));
-  return v;
-}
-RADDLE_FN void store_words(bf16* p, VecW v) { __builtin_memcpy(p, &v, sizeof(v)); }
-
-/// (low, high) rounded to bf16; numbers below 2^-126 become 0, as they do inside a product.
-RADDLE_FN VecW round_to_bf16(Vec low, Vec high) {
-  return reinterpret_cast<VecW>(_mm512_cvtne2ps_pbh(high, low));
-}
-
-/// The elements of `a` and `b` in turn: those of their first halves in `low`, of their second
-/// halves in `high`. Unpacking works on quarters of a register, so each quarter is first given the
-/// 8 bytes that belong there.
-RADDLE_FN void interleave(VecW a, VecW b, VecW& low, VecW& high) {
-  const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-  const __m512i x = _mm512_permutexvar_epi64(order, reinterpret_cast<__m512i>(a));
-  const __m512i y = _mm512_permutexvar_epi64(order, reinterpret_cast<__m512i>(b));
-  low = reinterpret_cast<VecW>(_mm512_unpacklo_epi16(x, y));
-  high = reinterpret_cast<VecW>(_mm512_unpackhi_epi16(x, y));
-}
 
 }  // namespace simd
 

@@ -2,7 +2,7 @@
 // no tile registers (CMake's RADDLE_EMULATED_TILES). Tiles that were not configured hold NaN.
 #pragma once
 
-#include "raddle/engine/simd/vec.h"
+#include "raddle/engine/simd/bf16.h"
 
 RADDLE_ENGINE_BEGIN
 

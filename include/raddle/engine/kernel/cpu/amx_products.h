@@ -1,15 +1,17 @@
-// Q·Kᵀ and P·V of one strip of query rows and one slice of keys in tile registers. Both products
+// Q·Kᵀ and P·V of one strip of query rows and one slice of keys in tile registers; bf16_products.h
+// has their like. Both products
 // keep 2 × 2 results in tiles 0 to 3; tiles 4 and 5 hold rows of Q or P, 6 and 7 squares of K or V.
 #pragma once
 
-#include "raddle/engine/kernel/cpu/amx_squares.h"
+#include "raddle/engine/kernel/cpu/bf16_squares.h"
+#include "raddle/engine/simd/amx.h"
 
 RADDLE_ENGINE_BEGIN
 
 namespace cpu {
 
-/// Query rows of a strip: its logits stay in the L1 cache from Q·Kᵀ to P·V.
-constexpr i32 strip_rows = 2 * tile_rows;
+RADDLE_FN void begin_products() { simd::configure_tiles(); }
+RADDLE_FN void end_products() { simd::release_tiles(); }
 
 /// How many steps ahead squares are asked for: from the L2 cache they come too late for a unit that
 /// starts a product every 16 cycles. 0: never.
@@ -143,27 +145,10 @@ class Product {
   bool has_two_rows_ = false;
 };
 
-/// S = Q · Kᵀ, not yet scaled, for keys [begin, end) of a slice, multiples of 32.
-using KeyProduct = Product<false>;
-RADDLE_FN KeyProduct multiply_keys(i32 rows, const bf16* q, i32 dim, const bf16* k, i32 begin,
-                                   i32 end, float* s, i32 lds) {
-  return KeyProduct(rows, q, dim, k + i64{begin} * dim, 0, dim / tile_depth, s + begin, lds,
-                    (end - begin) / padded_unit);
-}
-
-/// O += P · V for the same keys. `dim` is a multiple of 32.
-using ValueProduct = Product<true>;
-RADDLE_FN ValueProduct multiply_values(i32 rows, const bf16* p, i32 ldp, const bf16* v, i32 begin,
-                                       i32 end, i32 dim, float* o) {
-  const i64 skip = i64{slice_keys - (end - begin)} * 2 * tile_rows;
-  return ValueProduct(rows, p + begin, ldp, v + i64{begin} * 2 * tile_rows, skip,
-                      (end - begin) / tile_depth, o, dim, dim / padded_unit);
-}
-
 /// P·V of one strip, then Q·Kᵀ of another, a fair share of which is done whenever somebody asks.
 class Products {
  public:
-  RADDLE_FN Products(const ValueProduct& values, const KeyProduct& keys, i32 num_turns)
+  RADDLE_FN Products(const Product<true>& values, const Product<false>& keys, i32 num_turns)
       : values_(values),
         keys_(keys),
         steps_(values.num_steps() + keys.num_steps()),
@@ -189,11 +174,11 @@ class Products {
     if (!values_.is_done())
       values_.step(keys_);
     else if (!keys_.is_done())
-      keys_.step(KeyProduct{});
+      keys_.step(Product<false>{});
   }
 
-  ValueProduct values_;
-  KeyProduct keys_;
+  Product<true> values_;
+  Product<false> keys_;
   i32 steps_, turns_;
   i32 due_ = 0;  ///< what turns have earned, in shares of a step
 };

@@ -3,8 +3,10 @@
 
 #include "raddle/engine/kernel/cpu/config.h"
 #include "raddle/engine/kernel/cpu/short_queries.h"
+#if defined(__AVX512BF16__)
+#include "raddle/engine/kernel/cpu/bf16_long_queries.h"
+#endif
 #if defined(__AMX_BF16__)
-#include "raddle/engine/kernel/cpu/amx_long_queries.h"
 #include "raddle/engine/kernel/cpu/amx_short_products.h"
 #endif
 
@@ -15,13 +17,15 @@ namespace cpu {
 /// What a thread needs in scratch memory.
 template <class T>
 i64 item_scratch_bytes(const CpuLaunch& launch) {
-  i64 bytes = Scratch<T>(launch, nullptr).bytes;
-#if defined(__AMX_BF16__)
-  const i64 of_long = TileScratch(launch, nullptr).bytes;
-  const i64 of_short = ShortTileScratch(launch, max_run_heads(launch), nullptr).bytes;
-  bytes += max(of_long, of_short);
+  const i64 bytes = Scratch<T>(launch, nullptr).bytes;
+  i64 more = 0;
+#if defined(__AVX512BF16__)
+  more = Bf16Scratch(launch, nullptr).bytes;
 #endif
-  return bytes;
+#if defined(__AMX_BF16__)
+  more = max(more, ShortTileScratch(launch, max_run_heads(launch), nullptr).bytes);
+#endif
+  return bytes + more;
 }
 
 /// Most query rows that fp32 lanes multiply as fast as memory delivers K and V; those of 8 bits
@@ -54,12 +58,12 @@ void attend_short(const CpuLaunch& launch, i32 first, i32 end, i32 next, const S
 template <class T>
 void attend_long(const CpuLaunch& launch, const WorkItem& item, const Scratch<T>& scratch,
                  [[maybe_unused]] u8* memory) {
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
   constexpr DType kv_dtype = dtype_of<T>::value;
-  if constexpr (multiplies_in_tiles(CpuIsa::amx, DType::bfloat16, kv_dtype)) {
+  if constexpr (multiplies_in_bf16(CpuIsa::avx512_bf16, DType::bfloat16, kv_dtype)) {
     if (launch.dtype == DType::bfloat16) {
-      TileScratch tiles(launch, memory);
-      return TiledItem(launch, item, scratch, tiles).run();
+      Bf16Scratch own(launch, memory);
+      return Bf16Item(launch, item, scratch, own).run();
     }
   }
 #endif

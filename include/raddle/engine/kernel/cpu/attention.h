@@ -1,6 +1,6 @@
 // Attention on a CPU: FlashAttention-2's loop over KV tiles (algorithm 1) with the variant's parts
 // as stages between the matrix products, one work item at a time on fp32 lanes. short_queries.h and
-// amx_long_queries.h build other kernels of the same steps; attend.h chooses.
+// bf16_long_queries.h build other kernels of the same steps; attend.h chooses.
 #pragma once
 
 #include "raddle/engine/kernel/cpu/finish.h"

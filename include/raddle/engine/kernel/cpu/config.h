@@ -8,23 +8,24 @@
 namespace raddle {
 
 /// Instruction sets that kernels are built for, each one including those before it. avx2 means
-/// AVX2, FMA and F16C; avx512 means F, BW, DQ and VL on top; amx means tiles of bf16,
-/// AVX512_BF16 and AVX512_VBMI.
-enum class CpuIsa : i32 { generic, avx2, avx512, amx };
+/// AVX2, FMA and F16C; avx512 means F, BW, DQ and VL on top; avx512_bf16 means AVX512_BF16; amx
+/// means tiles of bf16, and AVX512_VBMI.
+enum class CpuIsa : i32 { generic, avx2, avx512, avx512_bf16, amx };
 
 }  // namespace raddle
 
 RADDLE_ENGINE_BEGIN
 
-/// Whether long queries are multiplied in tile registers, which take bf16 alone.
-RADDLE_FN constexpr bool multiplies_in_tiles(CpuIsa isa, DType dtype, DType kv_dtype) {
-  return isa == CpuIsa::amx && dtype == DType::bfloat16 && kv_dtype == DType::bfloat16;
+/// Whether long queries are multiplied in bf16, by pairs or in tile registers.
+RADDLE_FN constexpr bool multiplies_in_bf16(CpuIsa isa, DType dtype, DType kv_dtype) {
+  return isa >= CpuIsa::avx512_bf16 && dtype == DType::bfloat16 && kv_dtype == DType::bfloat16;
 }
 
-/// The same of short queries, whose products also take K and V that become bf16 on the way.
+/// Whether short queries are multiplied in tile registers, where K and V may become bf16 on the
+/// way.
 RADDLE_FN constexpr bool multiplies_short_in_tiles(CpuIsa isa, DType dtype, DType kv_dtype) {
-  return multiplies_in_tiles(isa, dtype, kv_dtype) ||
-         (isa == CpuIsa::amx && dtype == DType::bfloat16 && kv_dtype == DType::float8_e4m3fn);
+  return isa == CpuIsa::amx && dtype == DType::bfloat16 &&
+         (kv_dtype == DType::bfloat16 || kv_dtype == DType::float8_e4m3fn);
 }
 
 /// As many rows as are worth reading K and V in place. Keys are few, so that a plan can cut finely;
@@ -39,7 +40,7 @@ RADDLE_FN constexpr TileShape short_query_tile(CpuIsa isa, DType dtype, DType kv
 /// instruction sets go, or of 2 MiB where there is AMX: there a row costs a sixth of the time, and
 /// rearranging about as much.
 RADDLE_FN constexpr TileShape long_query_tile(CpuIsa isa, DType dtype, DType kv_dtype) {
-  if (multiplies_in_tiles(isa, dtype, kv_dtype)) return TileShape{512, 128};
+  if (isa == CpuIsa::amx && multiplies_in_bf16(isa, dtype, kv_dtype)) return TileShape{512, 128};
   return TileShape{isa >= CpuIsa::avx512 ? 256 : 128, 128};
 }
 

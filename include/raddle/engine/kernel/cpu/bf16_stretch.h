@@ -2,7 +2,7 @@
 // cache while every strip of query rows walks along them, with its O in the L1 cache.
 #pragma once
 
-#include "raddle/engine/kernel/cpu/amx_squares.h"
+#include "raddle/engine/kernel/cpu/bf16_squares.h"
 #include "raddle/engine/kernel/cpu/scratch.h"
 
 RADDLE_ENGINE_BEGIN
@@ -21,7 +21,7 @@ struct Slice {
   i32 first, n;            ///< of the tile's keys
   bool partial;            ///< some rows may not keep all
   Range kv_index, kv_pos;  ///< hulls; where the slice is partial
-  const bf16* k;           ///< squares, see amx_squares.h
+  const bf16* k;           ///< squares, see bf16_squares.h
   const bf16* v;
 
   i32 padded_keys() const { return round_up(n, padded_unit); }

@@ -1,11 +1,11 @@
-// How K and V are rearranged for tile registers, a slice of keys at a time: K by squares of 16 keys
-// × 32 dimensions, whose pairs of dimensions are transposed; V by squares of 32 keys × 16
+// How K and V are rearranged for products of bf16, a slice of keys at a time: K by squares of 16
+// keys × 32 dimensions, whose pairs of dimensions are transposed; V by squares of 32 keys × 16
 // dimensions, whose pairs of keys are interleaved. Each square is one KiB. They lie in the order in
 // which products of 2 × 2 tiles use them up, so that what comes next is always what lies behind.
 #pragma once
 
 #include "raddle/engine/kernel/cpu/micro.h"
-#include "raddle/engine/simd/amx.h"
+#include "raddle/engine/simd/bf16.h"
 
 RADDLE_ENGINE_BEGIN
 
@@ -18,6 +18,9 @@ using simd::tile_rows;
 constexpr i32 padded_unit = tile_depth;
 constexpr i32 square = tile_rows * tile_depth;  ///< elements of a rearranged square
 constexpr i32 two_squares = 2 * square;         ///< B of one step of a product
+
+/// Query rows of a strip: its logits stay in the L1 cache from Q·Kᵀ to P·V.
+constexpr i32 strip_rows = 2 * tile_rows;
 
 /// Keys that a strip of query rows takes at a time. With 64, O (16 KiB of a strip where D = 128), Q
 /// (8) and two blocks of logits (8 each) would stay in an L1 cache of 48 KiB while squares go

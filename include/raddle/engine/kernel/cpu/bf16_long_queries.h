@@ -1,17 +1,17 @@
-// Long queries in bf16 on tile registers: FlashAttention-2's loops, over stretches of KV tiles,
-// inside of it over strips of 32 query rows, and inside of that over slices of keys, so that a
-// strip's logits, weights and O stay in the L1 cache:
+// Long queries in bf16, in tile registers or vectors of pairs: FlashAttention-2's loops, over
+// stretches of KV tiles, inside of it over strips of 32 query rows, and inside of that over slices
+// of keys, so that a strip's logits, weights and O stay in the L1 cache:
 //
-//   S = Q·Kᵀ in tiles → f_logits, masks → P = exp(S - shift), rounded to bf16 → O += P·V in tiles
+//   S = Q·Kᵀ → f_logits, masks → P = exp(S - shift), rounded to bf16 → O += P·V
 //
-// Strips and slices form one pipeline: while the vector units compute a block's softmax, the tile
+// Strips and slices form one pipeline: while the vector units compute a block's softmax, a tile
 // unit multiplies P·V of the block before it and Q·Kᵀ of the one after.
 #pragma once
 
-#include "raddle/engine/kernel/cpu/amx_products.h"
-#include "raddle/engine/kernel/cpu/amx_softmax.h"
-#include "raddle/engine/kernel/cpu/amx_stretch.h"
 #include "raddle/engine/kernel/cpu/attention.h"
+#include "raddle/engine/kernel/cpu/bf16_softmax.h"
+#include "raddle/engine/kernel/cpu/bf16_stretch.h"
+#include "raddle/engine/kernel/cpu/strip_products.h"
 #include "raddle/engine/variant/fold_masks.h"
 
 RADDLE_ENGINE_BEGIN
@@ -19,8 +19,8 @@ RADDLE_ENGINE_BEGIN
 namespace cpu {
 
 /// What the kernel needs besides a worker's other scratch.
-struct TileScratch {
-  i32 dim_qk, dim_vo;  ///< padded to whole tiles
+struct Bf16Scratch {
+  i32 dim_qk, dim_vo;  ///< padded to whole squares
   bf16* q;             ///< [Tq, dim_qk]
   float* o;            ///< [Tq, dim_vo]
   Squares squares;
@@ -33,7 +33,7 @@ struct TileScratch {
   u8* keep[2];  ///< [strip_rows, slice_keys] masks
   i64 bytes;
 
-  TileScratch(const CpuLaunch& launch, void* base)
+  Bf16Scratch(const CpuLaunch& launch, void* base)
       : dim_qk(round_up(launch.dim_qk, padded_unit)),
         dim_vo(round_up(launch.dim_vo, padded_unit)),
         squares(dim_qk, dim_vo) {
@@ -58,17 +58,17 @@ struct TileScratch {
   }
 };
 
-class TiledItem : ItemKernel<bf16> {
+class Bf16Item : ItemKernel<bf16> {
  public:
-  TiledItem(const CpuLaunch& launch, const WorkItem& item, const Scratch<bf16>& scratch,
-            TileScratch& tiles)
+  Bf16Item(const CpuLaunch& launch, const WorkItem& item, const Scratch<bf16>& scratch,
+           Bf16Scratch& tiles)
       : ItemKernel<bf16>(launch, item, scratch), t_(tiles) {
     x_.o = t_.o;
     x_.ldo = x_.stride_o = t_.dim_vo;
   }
 
   void run() {
-    simd::configure_tiles();
+    begin_products();
     load_rows();
     TileWalk walk(plan_, *item_);
     gather_stretch(walk, t_.stretches[0]);
@@ -85,7 +85,7 @@ class TiledItem : ItemKernel<bf16> {
       take(Block{});
       take(Block{});
     }
-    simd::release_tiles();
+    end_products();
     for (i32 m = 0; m < tile_.num_rows; ++m) x_.state[m] = state_of(m);
     finish();
   }
@@ -374,7 +374,7 @@ class TiledItem : ItemKernel<bf16> {
     rescaling.needed = false;
   }
 
-  TileScratch& t_;
+  Bf16Scratch& t_;
   Block before_, current_;  ///< blocks in the pipeline: with weights, with logits
   RowsAhead ahead_;
   Slice slices_[max_stretch_tiles * tile_slices];

@@ -1,5 +1,5 @@
 // From logits to weights in bf16, a slice of keys at a time, in as few instructions as it takes:
-// vector units are as busy as the tile unit.
+// where there is a tile unit, vector units are as busy as it is.
 //
 // The softmax is patient: a row's shift, what is subtracted from its logits, is the maximum of the
 // first keys that it keeps, and stays until later ones outgrow it by far. Then neither is a maximum
@@ -7,7 +7,7 @@
 // larger than 1, which loses nothing: they are floating-point numbers.
 #pragma once
 
-#include "raddle/engine/kernel/cpu/amx_squares.h"
+#include "raddle/engine/kernel/cpu/bf16_squares.h"
 
 RADDLE_ENGINE_BEGIN
 

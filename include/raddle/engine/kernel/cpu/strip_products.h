@@ -1,0 +1,34 @@
+// The products of one strip of query rows and one slice of keys, by the unit that has them.
+#pragma once
+
+#if defined(__AMX_BF16__)
+#include "raddle/engine/kernel/cpu/amx_products.h"
+#else
+#include "raddle/engine/kernel/cpu/bf16_products.h"
+#endif
+
+RADDLE_ENGINE_BEGIN
+
+namespace cpu {
+
+using KeyProduct = Product<false>;
+using ValueProduct = Product<true>;
+
+/// S = Q · Kᵀ, not yet scaled, for keys [begin, end) of a slice, multiples of 32.
+RADDLE_FN KeyProduct multiply_keys(i32 rows, const bf16* q, i32 dim, const bf16* k, i32 begin,
+                                   i32 end, float* s, i32 lds) {
+  return KeyProduct(rows, q, dim, k + i64{begin} * dim, 0, dim / tile_depth, s + begin, lds,
+                    (end - begin) / padded_unit);
+}
+
+/// O += P · V for the same keys. `dim` is a multiple of 32.
+RADDLE_FN ValueProduct multiply_values(i32 rows, const bf16* p, i32 ldp, const bf16* v, i32 begin,
+                                       i32 end, i32 dim, float* o) {
+  const i64 skip = i64{slice_keys - (end - begin)} * 2 * tile_rows;
+  return ValueProduct(rows, p + begin, ldp, v + i64{begin} * 2 * tile_rows, skip,
+                      (end - begin) / tile_depth, o, dim, dim / padded_unit);
+}
+
+}  // namespace cpu
+
+RADDLE_ENGINE_END
