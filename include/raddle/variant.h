@@ -14,6 +14,9 @@
 
 namespace raddle {
 
+/// Raises ValueError unless a tensor of that shape has `size` elements.
+void check_shape(std::size_t size, const std::vector<std::int64_t>& shape);
+
 /// A captured tensor's values, row-major. Copies share them.
 template <class T>
 class Array {
@@ -21,12 +24,14 @@ class Array {
   Array() : Array(std::vector<T>{}) {}
   /// Rank 1.
   Array(std::vector<T> values)  // NOLINT: a list is an array
-      : Array(std::move(values), {}) {
-    shape_ = {static_cast<std::int64_t>(size())};
-  }
+      : values_(std::make_shared<const std::vector<T>>(std::move(values))),
+        shape_{static_cast<std::int64_t>(size())} {}
+  /// Raises ValueError where the shape has another number of elements.
   Array(std::vector<T> values, std::vector<std::int64_t> shape)
       : values_(std::make_shared<const std::vector<T>>(std::move(values))),
-        shape_(std::move(shape)) {}
+        shape_(std::move(shape)) {
+    check_shape(size(), shape_);
+  }
 
   const T* data() const { return values_->data(); }
   /// Keeps the values where they are.

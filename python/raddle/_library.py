@@ -46,6 +46,13 @@ class Handle(tvm_ffi.Object):
 
     __slots__ = ()
 
+    def __repr__(self) -> str:
+        # A constructor that raises leaves a handle of nothing in its frame, which error reporters show.
+        return self._text() if self.__chandle__() else f"{type(self).__name__}(not made)"
+
+    def _text(self) -> str:
+        return super().__repr__()
+
     def __copy__(self):
         return self
 

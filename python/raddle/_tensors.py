@@ -8,6 +8,7 @@ does not carry is checked here.
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 from typing import Any, Callable
 
@@ -139,6 +140,22 @@ def lend_pools(kv: Any, lend: Callable[[Any, str], Any] = lend, name: str = "kv"
         else:
             raise ValueError(f"{where} has {len(level)} entries; expected a pair (k, v)")
     return pools
+
+
+def lend_pool(kv: Any, lend: Callable[[Any, str], Any] = lend, name: str = "kv_pool") -> list[Any]:
+    """The same of a single level."""
+    pools = lend_pools(kv, lend, name)
+    if len(pools) != 2:
+        raise ValueError(f"{name} is a list of {len(pools) // 2} levels; expected one pair (k, v), a call for each level")
+    return pools
+
+
+def lend_integer(x: Any, name: str) -> int:
+    """An integer of any kind, and no other number. Raises TypeError, naming the argument."""
+    try:
+        return operator.index(x)
+    except TypeError:
+        raise TypeError(f"{name} is {kind_of(x)}; expected an integer") from None
 
 
 def make_output(x: Any, shape: tuple[int, ...] | None, dtype: str, name: str) -> tuple[Any, Any]:

@@ -56,7 +56,7 @@ def attention(
             f"q, k and v have {q.ndim}, {k.ndim} and {v.ndim} dimensions; expected 3 [tokens, H, D] or 4 [B, S, H, D] "
             "each"
         )
-    composition = parts(variant) + ((_CAUSAL,) if causal else ())
+    composition = parts(variant, q.shape[-2]) + ((_CAUSAL,) if causal else ())
     attn = _attention_of(q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1], str(q.dtype), composition, device_of(q))
     if q.ndim == 3:
         plan = attn.plan(RaggedKV(_indptr(1, q.shape[0]), _indptr(1, k.shape[0])))

@@ -18,7 +18,7 @@ import math
 from typing import Any, NamedTuple
 
 from raddle import _library
-from raddle._tensors import dtype_name, finished, kind_of, lend, lend_index, lend_output, lend_pools, lend_scale, like
+from raddle._tensors import dtype_name, finished, kind_of, lend, lend_index, lend_output, lend_pool, lend_scale, like
 from raddle.layouts import Layout, PagedKV
 from raddle.variants import Variant
 
@@ -59,7 +59,7 @@ def append_kv(
 
     Slots that no row goes to keep what they hold. Raises ValueError where two rows would go to one slot.
     """
-    pools = lend_pools(kv_pool, lend_output, "kv_pool")
+    pools = lend_pool(kv_pool, lend_output)
     new = lend(k_new, "k_new"), lend(v_new, "v_new")
     scales = _written(k_scale, "k_scale"), _written(v_scale, "v_scale")
     _append_kv(layout, _kv_dtype(kv_dtype), *new, *pools, *scales, rope)
@@ -88,8 +88,8 @@ def copy_pages(
 
     Raises ValueError for a page outside of its pool, one that is written twice, or one both read and written.
     """
-    target = lend_pools(kv_pool, lend_output, "kv_pool") if to is None else lend_pools(to, lend_output, "to")
-    source = lend_pools(kv_pool, name="kv_pool")
+    target = lend_pool(kv_pool, lend_output) if to is None else lend_pool(to, lend_output, "to")
+    source = lend_pool(kv_pool)
     from_scales = _pair(scales, "scales")
     written = _pair(scales if to is None else to_scales, "to_scales")
     _copy_pages(*source, *from_scales, *target, *written, lend_index(from_pages, "from_pages"), lend_index(to_pages, "to_pages"))
@@ -127,12 +127,13 @@ def summarize_pages(
     Returns summary. D is a multiple of 8, at most 256. Raises ValueError where requests that share a page disagree on
     its number of keys. Source: Tang et al. 2024, arXiv 2406.10774, section 3.3.
     """
-    pools = lend_pools(kv_pool, name="kv_pool")
+    pools = lend_pool(kv_pool)
     given = _kv_dtype(kv_dtype), *pools, lend_scale(k_scale, "k_scale")
     if summary is not None:
         _summarize_pages(layout, *given, lend_output(summary, "summary"), new_only)
         return summary
-    k = kv_pool[0] if isinstance(kv_pool, (tuple, list)) else kv_pool[:, 0]
+    pair = kv_pool[0] if isinstance(kv_pool, list) else kv_pool
+    k = pair[0] if isinstance(pair, (tuple, list)) else pair[:, 0]
     dtype = str(k.dtype).rpartition(".")[2]
     if kv_dtype is not None or dtype == "int8" or dtype.startswith("float8"):
         raise ValueError("summary is None; expected a tensor in the dtype of queries, where K is quantised")
@@ -227,7 +228,7 @@ def accept_tree(layout: PagedKV, kv_pool: Any, parents: Any, accepted: Any, *, s
     for parents that are no tree, a node outside of its tree, or a page that is not there. Trees as in SpecInfer
     (arXiv 2305.09781), section 4.2.
     """
-    pools = lend_pools(kv_pool, lend_output, "kv_pool")
+    pools = lend_pool(kv_pool, lend_output)
     trees = lend_index(parents, "parents"), lend_index(accepted, "accepted")
     kv_len = like(accepted, (layout.num_requests,), "int32")
     _accept_tree(layout, *pools, *_pair(scales, "scales"), *trees, lend(kv_len, "kv_len"))

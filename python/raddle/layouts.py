@@ -75,7 +75,7 @@ class Layout(_library.Handle):
         """Levels; 1 but for a cascade, and 2 where prefixes are discovered."""
         return _layout_info(self)["num_levels"]
 
-    def __repr__(self) -> str:
+    def _text(self) -> str:
         info = _layout_info(self)
         rest = f"on {info['device']}" if "device" in info else f"{info['num_rows']} rows"
         return f"{type(self).__name__}({info['num_requests']} requests, {rest})"

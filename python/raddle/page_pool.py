@@ -24,7 +24,7 @@ import numpy as np
 import tvm_ffi
 
 from raddle import _library
-from raddle._tensors import dtype_name, lend_index
+from raddle._tensors import dtype_name, lend_index, lend_integer
 from raddle.layouts import PagedKV
 
 _make = _library.function("raddle.page_pool")
@@ -140,7 +140,7 @@ class PagePool(_library.Handle):
 
         They share the last page, too, be it partly filled: whoever appends to it gets a copy first (see `append`).
         """
-        return _array(_fork(self, int(request), count)).tolist()
+        return _array(_fork(self, lend_integer(request, "request"), count)).tolist()
 
     def append(self, requests: Any, counts: Any) -> Appended:
         """Makes room for ``counts[i]`` more keys (or ``counts``, of all) of each request: for all of them, or for none.
@@ -150,7 +150,7 @@ class PagePool(_library.Handle):
         written: partial pages that others hold, too. The last one who holds such a page keeps it.
         """
         requests = lend_index(requests, "requests")
-        done = _append(self, requests, lend_index(_each(counts, requests), "counts"))
+        done = _append(self, requests, lend_index(_each(counts, requests, "counts"), "counts"))
         return Appended(done["missing"], _array(done["from_pages"]), _array(done["to_pages"]))
 
     def truncate(self, requests: Any, kv_len: Any) -> np.ndarray:
@@ -166,7 +166,7 @@ class PagePool(_library.Handle):
         For duplicates of what a `RadixCache` has: ``pool.replace(request, cache.insert(…, lock=True).pages)``. Returns
         the pages that are free now.
         """
-        return _array(_replace(self, int(request), lend_index(pages, "pages")))
+        return _array(_replace(self, lend_integer(request, "request"), lend_index(pages, "pages")))
 
     def finish(self, requests: Any) -> np.ndarray:
         """Ends requests; returns the pages that are free now."""
@@ -174,11 +174,11 @@ class PagePool(_library.Handle):
 
     def kv_len(self, request: int) -> int:
         """Keys of a request."""
-        return _kv_len(self, int(request))
+        return _kv_len(self, lend_integer(request, "request"))
 
     def pages(self, request: int) -> np.ndarray:
         """Pages of a request, int32, in the order of its keys."""
-        return _array(_pages(self, int(request)))
+        return _array(_pages(self, lend_integer(request, "request")))
 
     def tables(self, requests: Any) -> PageTables:
         """Pages and lengths of requests, to make layouts of one's own."""
@@ -195,7 +195,7 @@ class PagePool(_library.Handle):
         requests = lend_index(requests, "requests")
         layout = PagedKV.__new__(PagedKV)
         layout.__init_handle_by_constructor__(
-            _layout, self, requests, lend_index(_each(qo_len, requests), "qo_len"), kv_layout, discover_prefixes
+            _layout, self, requests, lend_index(_each(qo_len, requests, "qo_len"), "qo_len"), kv_layout, discover_prefixes
         )
         return layout
 
@@ -222,7 +222,7 @@ class PagePool(_library.Handle):
         k, v = (np.zeros((self.num_pages, *rows, dim), element) for dim in dims)
         return k, v
 
-    def __repr__(self) -> str:
+    def _text(self) -> str:
         counts = _counts(self)
         return (
             f"PagePool({counts['num_pages']} pages of {counts['page_size']}: {counts['used']} used, "
@@ -230,10 +230,17 @@ class PagePool(_library.Handle):
         )
 
 
+_INT_MAX = 2**31 - 1
+
+
 def _array(tensor: Any) -> np.ndarray:
     return np.from_dlpack(tensor)
 
 
-def _each(values: int | Sequence[int] | np.ndarray, requests: Any) -> Any:
+def _each(values: int | Sequence[int] | np.ndarray, requests: Any, name: str) -> Any:
     """One number stands for all requests."""
-    return np.full(requests.shape[0], values) if isinstance(values, (int, np.integer)) else values
+    if not isinstance(values, (int, np.integer)):
+        return values
+    if abs(int(values)) > _INT_MAX:
+        raise ValueError(f"{name} is {values}; expected at most {_INT_MAX}")
+    return np.full(requests.shape[:1], values)

@@ -68,7 +68,7 @@ class Plan(_library.Handle):
         """Which schedule and tile shapes were chosen, and why."""
         return _plan_explain(self)
 
-    def __repr__(self) -> str:
+    def _text(self) -> str:
         info = _plan_info(self)
         if "num_items" not in info:
             return f"Plan(made on the device, {info['num_workers']} workers)"
@@ -147,4 +147,6 @@ def select(reservations: Sequence[Reservation], layout: Layout) -> Reservation:
 
     Raises ValueError where it fits none, naming what is too large for the largest.
     """
+    if isinstance(reservations, Reservation):
+        raise TypeError("reservations is a single one; expected a list of them")
     return reservations[_select(layout, *reservations)]

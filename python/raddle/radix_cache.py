@@ -27,7 +27,7 @@ import numpy as np
 import tvm_ffi
 
 from raddle import _library
-from raddle._tensors import kind_of, lend_index
+from raddle._tensors import kind_of, lend_index, lend_integer
 from raddle.page_pool import PagePool, PageTables
 
 _make = _library.function("raddle.radix_cache")
@@ -121,11 +121,11 @@ class RadixCache(_library.Handle):
 
     def lock(self, node: int) -> None:
         """Keeps the prefix that ends at a match's node; locks of one prefix add up. ValueError once it is evicted."""
-        _lock(self, int(node))
+        _lock(self, lend_integer(node, "node"))
 
     def unlock(self, node: int) -> None:
         """The end of a use: one lock less, and where it was the last, the most recently used. ValueError without one."""
-        _unlock(self, int(node))
+        _unlock(self, lend_integer(node, "node"))
 
     def tables(self, requests: Any, matches: Sequence[Match | Inserted | None]) -> PageTables:
         """As `PagePool.tables`, of requests that hold prefixes here: cached tokens lie on the cache's pages.
@@ -210,7 +210,7 @@ class RadixCache(_library.Handle):
             raise ValueError(f"{name}.node is {node}, which is not locked; expected a lock until the last run")
         known.add((node, pages[-1]))
 
-    def __repr__(self) -> str:
+    def _text(self) -> str:
         counts = self.counts()
         return f"RadixCache({counts.tokens} tokens, {counts.pages} pages, {counts.locked_pages} of them locked)"
 

@@ -45,7 +45,7 @@ class AttentionSpec:
     kv_dtype: Any = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "variant", parts(self.variant))
+        object.__setattr__(self, "variant", parts(self.variant, self.num_qo_heads))
         object.__setattr__(self, "dtype", dtype_name(self.dtype))
         if self.kv_dtype is not None:
             object.__setattr__(self, "kv_dtype", dtype_name(self.kv_dtype, "kv_dtype"))

@@ -98,7 +98,7 @@ class Variant(_library.Handle):
         """A mask that keeps what either mask keeps. Raises TypeError if ``other`` is no variant."""
         return _make["any_of"](self, other)
 
-    def __repr__(self) -> str:
+    def _text(self) -> str:
         return _make["describe"](self)
 
 
@@ -214,30 +214,35 @@ def members(params: dict[str, Any] | None) -> dict[str, Any] | None:
     return {name: numbers(value, f"params['{name}']") for name, value in params.items()}
 
 
-def parts(variant: Any) -> tuple[Any, ...]:
+def parts(variant: Any, num_qo_heads: int) -> tuple[Any, ...]:
     """``variant`` of a spec as a tuple of parts; functions of Python and block masks are traced."""
     if _is_part(variant):
-        return (_traced(variant),)
+        return (_traced(variant, num_qo_heads),)
     if isinstance(variant, (type, str)) or not isinstance(variant, Iterable):
         _refuse_part(variant, "variant", "a variant or a list of variants")
     found = tuple(variant)
     for number, part in enumerate(found):
         if isinstance(part, type):
             _refuse_part(part, f"variant[{number}]", "a variant")
-    return tuple(_traced(part) for part in found)
+    return tuple(_traced(part, num_qo_heads) for part in found)
 
 
 def _is_part(x: Any) -> bool:
     return isinstance(x, Variant) or not isinstance(x, type) and (callable(x) or hasattr(x, "as_mask"))
 
 
-def _traced(part: Any) -> Any:
+def _traced(part: Any, num_qo_heads: int) -> Any:
     """A variant for a function of Python or a `BlockMask`; anything else as it is."""
     if isinstance(part, Variant) or not _is_part(part):
         return part
     from raddle.flex.trace import as_variant  # not before it is needed: most specs have no functions
 
-    return as_variant(part.as_mask() if hasattr(part, "as_mask") else part)
+    if not hasattr(part, "as_mask"):
+        return as_variant(part)
+    heads = part.shape[1]
+    if heads not in (1, num_qo_heads):
+        raise ValueError(f"variant has a block mask of H = {heads}; expected 1 or num_qo_heads, {num_qo_heads}")
+    return as_variant(part.as_mask())
 
 
 def _refuse_part(part: Any, name: str, expected: str) -> None:

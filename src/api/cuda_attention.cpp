@@ -107,6 +107,25 @@ TimelineView view_timeline(const TensorRef& t, i32 num_workers) {
   return {static_cast<TimelineView::Mark*>(t.data), static_cast<i32>(capacity)};
 }
 
+/// What kernels count in fewer bits than plans do.
+void check_counts(const Layout& layout, const PlanView& plan, bool batch_invariant) {
+  constexpr i32 most_ragged = 1 << 30, most_states = 0xffff;
+  for (const Level& level : layout.levels()) {
+    if (level.storage != KvStorage::ragged) continue;
+    for (std::size_t g = 0; g < level.columns.size(); ++g)
+      if (level.columns[g] > most_ragged)
+        fail<ValueError>("kv_indptr gives request ", g, " ", level.columns[g],
+                         " keys; expected at most ", most_ragged, " on a GPU, or pages");
+  }
+  // Other schedules have at most a partial state a worker and a level.
+  if (!batch_invariant) return;
+  for (i64 c = 0; c < i64{plan.num_contractions} * plan.num_kv_heads; ++c)
+    if (plan.expected[c] > most_states)
+      fail<ValueError>("a query tile's keys are computed in ", plan.expected[c],
+                       " chunks with batch_invariant=True; expected at most ", most_states,
+                       " on a GPU: shorter requests");
+}
+
 class CudaBackend final : public AttentionBackend {
  public:
   CudaBackend(const AttentionSpec& spec, const BoundVariant& variant, const Device& device)
@@ -146,6 +165,7 @@ class CudaBackend final : public AttentionBackend {
       fail<ValueError>(
           "the stream is capturing a graph, in which a new plan cannot be made; expected plan, or "
           "update of a reservation, before the capture");
+    check_counts(layout, arrays.view(), spec_.batch_invariant);
     if (!memory)
       return std::make_shared<const CudaPlan>(kernel_for(is_short(arrays.view())), layout, arrays,
                                               variant_there(origin, variant, stream), stream);
@@ -220,7 +240,8 @@ class CudaBackend final : public AttentionBackend {
       of_run = changed.get();
     }
     if (captured) {
-      reservation->capture(args, variant, changed ? changed : reservation->variant());
+      reservation->capture(args, plan.layout(), on_device.launch(), variant,
+                           changed ? changed : reservation->variant());
       const bool planned_in_graph = on_device.capture() == capture_of(args.stream);
       if (on_device.layout() && !planned_in_graph) reservation->capture(on_device.layout());
     }

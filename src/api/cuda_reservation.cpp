@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
+#include <utility>
 
 #include "raddle/error.h"
 
@@ -84,10 +86,12 @@ std::size_t CudaReservation::capacity(const Level& level, Of of) const {
   return (keys / static_cast<std::size_t>(level.block_size) + requests) * sizeof(i32);
 }
 
-void CudaReservation::allocate(const MmaLaunch& launch, const Layout& layout, StreamHandle stream) {
-  MmaLaunch first = launch;
-  std::vector<Place> places;
-  std::size_t total = plan_bytes(bounds_);
+CudaReservation::Form CudaReservation::form_of(const LayoutKind& kind, const MmaLaunch& launch,
+                                               const Layout& layout, StreamHandle stream) const {
+  Form form;
+  form.kind = kind;
+  form.first = launch;
+  form.bytes = plan_bytes(bounds_);
   const auto places_of = [&](const Level& level) {
     return [&](const auto* pointer, std::size_t, Of of) {
       std::size_t bytes = pointer ? capacity(level, of) : 0;
@@ -97,33 +101,33 @@ void CudaReservation::allocate(const MmaLaunch& launch, const Layout& layout, St
                       static_cast<std::size_t>(level.block_size) +
                   7) /
                  8);
-      places.push_back({total, bytes});
-      total += aligned(bytes);
+      form.places.push_back({form.bytes, bytes});
+      form.bytes += aligned(bytes);
     };
   };
-  visit_arrays(first.layout, places_of(layout.levels()[0]));
+  visit_arrays(form.first.layout, places_of(layout.levels()[0]));
   for (std::size_t i = 0; i < layout.levels().size(); ++i)
-    visit_arrays(first.levels[i], layout.levels()[i], places_of(layout.levels()[i]));
-  block_ = DevicePool::of(*device_).take(total, stream, "this reservation");
-  auto* base = static_cast<std::byte*>(block_.data());
+    visit_arrays(form.first.levels[i], layout.levels()[i], places_of(layout.levels()[i]));
+  form.block = DevicePool::of(*device_).take(form.bytes, stream, "this reservation");
+  auto* base = static_cast<std::byte*>(form.block.data());
   std::size_t nth = 0;
-  visit_arrays(first, layout, [&](auto*& pointer, std::size_t, Of) {
+  visit_arrays(form.first, layout, [&](auto*& pointer, std::size_t, Of) {
     if (pointer)
-      pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(base + places[nth].at);
+      pointer =
+          reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(base + form.places[nth].at);
     ++nth;
   });
-  first.arrays = reinterpret_cast<const u8*>(base);
-  first.array_bytes = static_cast<i64>(total);
-  first_ = first;
-  places_ = std::move(places);
-  total_bytes_ = total;
+  form.first.arrays = reinterpret_cast<const u8*>(base);
+  form.first.array_bytes = static_cast<i64>(form.bytes);
+  return form;
 }
 
-void CudaReservation::check_sizes(const MmaLaunch& launch, const Layout& layout) const {
+void CudaReservation::check_sizes(const Form& form, const MmaLaunch& launch,
+                                  const Layout& layout) const {
   MmaLaunch now = launch;
   std::size_t nth = 0;
   visit_arrays(now, layout, [&](const auto* pointer, std::size_t bytes, Of) {
-    const std::size_t room = places_[nth++].bytes;
+    const std::size_t room = form.places[nth++].bytes;
     if (pointer && bytes > room)
       fail<ValueError>("layout has an array of ", bytes, " bytes; the reservation has room for ",
                        room, ": page lists without entries past kv_len fit");
@@ -132,10 +136,10 @@ void CudaReservation::check_sizes(const MmaLaunch& launch, const Layout& layout)
 
 LayoutKind CudaReservation::kind_with(const Layout& layout) const {
   const LayoutKind kind = kind_of(layout);
-  if (total_bytes_ == 0) return kind;
-  LayoutKind common = common_kind(kind_, kind);
-  if (common != kind_ && !captured_.empty())
-    fail<ValueError>("layout has ", beyond(kind_, common),
+  if (form_.bytes == 0) return kind;
+  LayoutKind common = common_kind(form_.kind, kind);
+  if (common != form_.kind && !captured_.empty())
+    fail<ValueError>("layout has ", beyond(form_.kind, common),
                      ", which graphs of captured runs do not read; expected an update with such a "
                      "layout before the first capture");
   return common;
@@ -159,17 +163,12 @@ void CudaReservation::check_captured(const Batch& batch) const {
 
 /// Pages of later layouts must lie in the pools that graphs captured.
 void CudaReservation::check_pools(const Layout& layout) const {
-  for (std::size_t i = 0; i < layout.levels().size() && !captured_kv_.empty(); ++i) {
+  for (std::size_t i = 0; i < captured_pools_.size(); ++i) {
     const Level& level = layout.levels()[i];
-    const KvRef& kv = captured_kv_[captured_kv_.size() == 1 ? 0 : i];
-    for (const TensorRef* t : {&kv.k, &kv.v}) {
-      const bool blocks = level.storage == KvStorage::blocks;
-      const std::size_t rows_at = level.order == HeadOrder::hnd ? 2 : 1;
-      const i64 pool = blocks && t->rank == 4 ? t->shape[0] * t->shape[rows_at] : t->shape[0];
-      if (const i64 used = blocks ? level.max_slot : level.max_block; used >= pool)
-        fail<ValueError>("layout uses ", blocks ? "slot " : "page or row ", used,
-                         "; the pool of a captured run has ", pool);
-    }
+    const bool blocks = level.storage == KvStorage::blocks;
+    if (const i64 used = blocks ? level.max_slot : level.max_block; used >= captured_pools_[i])
+      fail<ValueError>("layout uses ", blocks ? "slot " : "page or row ", used,
+                       "; the pool of a captured run has ", captured_pools_[i]);
   }
 }
 
@@ -177,29 +176,33 @@ MmaLaunch CudaReservation::place(const Layout& layout, const PlanArrays& arrays,
                                  StreamHandle stream) {
   const std::lock_guard lock(mutex_);
   MmaLaunch launch = launch_of(layout);
-  if (const LayoutKind kind = kind_with(layout); total_bytes_ == 0 || kind != kind_) {
-    if (total_bytes_ > 0) outgrown_.push_back(std::move(block_));
-    allocate(launch, layout, stream);
-    kind_ = kind;
-  }
-  check_sizes(launch, layout);
+  const LayoutKind kind = kind_with(layout);
+  const bool grows = form_.bytes == 0 || kind != form_.kind;
+  Form grown = grows ? form_of(kind, launch, layout, stream) : Form{};
+  Form& form = grows ? grown : form_;
   check_pools(layout);
-  Upload upload(*device_, total_bytes_);
+  check_sizes(form, launch, layout);
+  Upload upload(*device_, form.bytes);
   Filler filler(upload.data());
   put_plan(arrays, bounds_, filler);
   std::size_t nth = 0;
   visit_arrays(launch, layout, [&](const auto* pointer, std::size_t bytes, Of) {
-    if (pointer) filler.put(places_[nth].at, pointer, bytes);
+    if (pointer) filler.put(form.places[nth].at, pointer, bytes);
     ++nth;
   });
+  // Every worker of a captured launch reads its own queue: the plan's lengths are all in memory.
+  form.block.use_on(stream);
+  upload.send(form.block, filler.pieces(), stream);
+  if (grows) {  // from here on nothing fails: until then the plan before stays in force
+    outgrown_.reserve(outgrown_.size() + 1);
+    std::swap(form_, grown);
+    if (grown.bytes > 0) outgrown_.push_back(std::move(grown.block));
+  }
   const LayoutView counts = launch.layout;
-  launch = first_;
+  launch = form_.first;
   launch.layout.num_requests = counts.num_requests;
   launch.layout.num_rows = counts.num_rows;
-  launch.plan = view_at(block_.data(), bounds_, config_);
-  // Every worker of a captured launch reads its own queue: the plan's lengths are all in memory.
-  block_.use_on(stream);
-  upload.send(block_, filler.pieces(), stream);
+  launch.plan = view_at(form_.block.data(), bounds_, config_);
   return launch;
 }
 
@@ -240,26 +243,38 @@ void CudaReservation::provide(RunView& view) const {
 }
 
 void CudaReservation::use_on(StreamHandle stream) const {
-  planner_ ? planner_->use_on(stream) : block_.use_on(stream);
+  const std::lock_guard lock(mutex_);
+  planner_ ? planner_->use_on(stream) : form_.block.use_on(stream);
   for (const Block& block : outgrown_) block.use_on(stream);
   scratch_.use_on(stream);
 }
 
-void CudaReservation::capture(const RunArgs& args, const BoundVariant& variant,
+void CudaReservation::capture(const RunArgs& args, const Layout& layout, const MmaLaunch& launch,
+                              const BoundVariant& variant,
                               std::shared_ptr<const CudaVariant> there) {
   if (args.q.shape[0] < maxima_.max_qo_tokens)
     fail<ValueError>("q has ", args.q.shape[0],
                      " rows; a captured run needs max_qo_tokens = ", maxima_.max_qo_tokens,
                      ", as many as a later plan may have");
   const std::lock_guard lock(mutex_);
+  if (!planner_ && launch.arrays != form_.first.arrays)
+    fail<ValueError>(
+        "plan is of an earlier update than the one that gave the reservation its present arrays; "
+        "expected the reservation itself, or its present plan, which later updates change");
   if (std::find(captured_.begin(), captured_.end(), there) == captured_.end()) {
     captured_.push_back(std::move(there));
     captured_values_.push_back(variant);
   }
-  if (captured_kv_.empty()) captured_kv_ = args.kv;
-  for (std::size_t i = 0; i < std::min(captured_kv_.size(), args.kv.size()); ++i) {
-    if (args.kv[i].k.shape[0] < captured_kv_[i].k.shape[0]) captured_kv_[i].k = args.kv[i].k;
-    if (args.kv[i].v.shape[0] < captured_kv_[i].v.shape[0]) captured_kv_[i].v = args.kv[i].v;
+  captured_pools_.resize(layout.levels().size(), std::numeric_limits<i64>::max());
+  for (std::size_t i = 0; i < captured_pools_.size(); ++i) {
+    const Level& level = layout.levels()[i];
+    const KvRef& kv = args.kv[args.kv.size() == 1 ? 0 : i];
+    for (const TensorRef* t : {&kv.k, &kv.v}) {
+      const std::size_t rows_at = level.order == HeadOrder::hnd ? 2 : 1;
+      const bool slots = level.storage == KvStorage::blocks && t->rank == 4;
+      captured_pools_[i] =
+          std::min(captured_pools_[i], slots ? t->shape[0] * t->shape[rows_at] : t->shape[0]);
+    }
   }
 }
 

@@ -50,10 +50,10 @@ class CudaReservation final : public ReservedMemory,
   /// Points `view` to the reservation's scratch.
   void provide(RunView& view) const;
   void use_on(StreamHandle stream) const;
-  /// Checks that a captured run will do for later plans too, and keeps what its graph reads:
-  /// `variant`, there and with the members' values here.
-  void capture(const RunArgs& args, const BoundVariant& variant,
-               std::shared_ptr<const CudaVariant> there);
+  /// Checks that a captured run of a layout will do for later plans too, and keeps what its graph
+  /// reads: `launch`'s arrays, and `variant`, there and with the members' values here.
+  void capture(const RunArgs& args, const Layout& layout, const MmaLaunch& launch,
+               const BoundVariant& variant, std::shared_ptr<const CudaVariant> there);
   /// The same for the page table of a plan that was made on the device, outside of the run's graph:
   /// later plans must be of that table.
   void capture(const DeviceLayoutPtr& layout);
@@ -62,12 +62,21 @@ class CudaReservation final : public ReservedMemory,
   struct Place {
     std::size_t at, bytes;
   };
+  /// Where layouts of a kind and their plans lie.
+  struct Form {
+    LayoutKind kind{};
+    MmaLaunch first{};          ///< with device addresses
+    std::vector<Place> places;  ///< of the layout's arrays, in visiting order
+    std::size_t bytes = 0;      ///< 0: there is none yet
+    Block block;
+  };
   /// What all layouts so far can be written as, and this one.
   LayoutKind kind_with(const Layout& layout) const;
-  void check_sizes(const MmaLaunch& launch, const Layout& layout) const;
+  void check_sizes(const Form& form, const MmaLaunch& launch, const Layout& layout) const;
   void check_pools(const Layout& layout) const;
   void check_table(const DeviceBatch& batch) const;
-  void allocate(const MmaLaunch& launch, const Layout& layout, StreamHandle stream);
+  Form form_of(const LayoutKind& kind, const MmaLaunch& launch, const Layout& layout,
+               StreamHandle stream) const;
   std::size_t capacity(const Level& level, Of of) const;
 
   const Kernel* kernel_;
@@ -76,21 +85,17 @@ class CudaReservation final : public ReservedMemory,
   Maxima maxima_;
   PlanSizes bounds_;
   i32 dim_vo_;
-  Block block_, scratch_;
+  Block scratch_;
   std::unique_ptr<const CudaPlanner> planner_;
   std::shared_ptr<const CudaVariant> variant_;
-  // The first layout decides, and later ones of more kinds until a run is captured:
-  LayoutKind kind_{};
-  MmaLaunch first_{};          ///< with device addresses
-  std::vector<Place> places_;  ///< of the layout's arrays, in visiting order
-  std::size_t total_bytes_ = 0;
+  Form form_;  ///< the first layout's, and those of later ones with more, until a run is captured
   std::vector<Block> outgrown_;  ///< which launches of earlier plans still name
   mutable std::mutex mutex_;
   std::vector<std::shared_ptr<const CudaVariant>> captured_;  ///< what graphs point into,
   std::vector<BoundVariant> captured_values_;                 ///< and the values in it
   std::vector<DeviceLayoutPtr> captured_updates_;             ///< whose graphs plan anew,
   std::vector<DeviceLayoutPtr> captured_tables_;              ///< and of runs whose graphs do not
-  std::vector<KvRef> captured_kv_;  ///< smallest pools of captured runs, one for all or a level
+  std::vector<i64> captured_pools_;  ///< pages, or slots, of captured runs' smallest, by level
 };
 
 }  // namespace raddle::cuda

@@ -87,6 +87,47 @@ std::optional<i64> common_pages(const TensorRef& from, const TensorRef& to) {
   return apart / page;
 }
 
+/// The bytes between a tensor's pages' first and last ones.
+struct PageSpan {
+  const u8* base;
+  i64 step, low, high;  ///< from page to page; within a page, `high` exclusive
+
+  explicit PageSpan(const TensorRef& t)
+      : base(static_cast<const u8*>(t.data)),
+        step(raddle::step(t, 0) * dtype_bytes(t.dtype)),
+        low(0),
+        high(dtype_bytes(t.dtype)) {
+    for (i32 i = 1; i < t.rank; ++i) {
+      const i64 most = (dim(t, i) - 1) * raddle::step(t, i) * dtype_bytes(t.dtype);
+      (most < 0 ? low : high) += most;
+    }
+  }
+  const u8* begin(i32 page) const { return base + page * step + low; }
+  const u8* end(i32 page) const { return base + page * step + high; }
+};
+
+/// The same for tensors that walk through memory in different steps, as views of one pool in
+/// reverse do: pages must not overlap.
+void check_apart(const TensorRef& from, const TensorRef& to, const std::vector<i32>& from_pages,
+                 const std::vector<i32>& to_pages) {
+  const PageSpan read(from), written(to);
+  std::vector<std::size_t> order(from_pages.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  const auto begin = [&](std::size_t i) { return read.begin(from_pages[i]); };
+  std::sort(order.begin(), order.end(),
+            [&](std::size_t a, std::size_t b) { return begin(a) < begin(b); });
+  for (std::size_t t = 0; t < to_pages.size(); ++t) {
+    // All pages of a tensor are alike, so the last one that begins before the end is the nearest.
+    const auto after =
+        std::lower_bound(order.begin(), order.end(), written.end(to_pages[t]),
+                         [&](std::size_t i, const u8* address) { return begin(i) < address; });
+    if (after == order.begin()) continue;
+    if (const std::size_t f = *(after - 1); read.end(from_pages[f]) > written.begin(to_pages[t]))
+      fail<ValueError>("from_pages[", f, "] is ", from_pages[f], ", which to_pages[", t,
+                       "] overwrites; expected no page both read and written");
+  }
+}
+
 /// Copies happen at once, in no order: no page may be written twice, or both read and written.
 void check_disjoint(const std::vector<i32>& from_pages, const std::vector<i32>& to_pages,
                     std::optional<i64> common) {
@@ -125,8 +166,12 @@ void copy_pages(const KvRef& from, const KvRef& to, const IndexRef& from_pages,
     fail<ValueError>("to_pages has ", written.size(), " entries; expected ", read.size(),
                      ", as from_pages has");
   }
-  check_disjoint(read, written, common_pages(a.k, b.k));
-  check_disjoint(read, written, common_pages(a.v, b.v));
+  for (const TensorRef* x : {&a.k, &a.v})
+    for (const TensorRef* y : {&b.k, &b.v}) {
+      check_disjoint(read, written, common_pages(*x, *y));
+      if (step(*x, 0) * dtype_bytes(x->dtype) != step(*y, 0) * dtype_bytes(y->dtype))
+        check_apart(*x, *y, read, written);
+    }
   const MovedScales k_scales = scales_of("k", from.k_scale, from.k, to.k_scale, to.k);
   const MovedScales v_scales = scales_of("v", from.v_scale, from.v, to.v_scale, to.v);
 

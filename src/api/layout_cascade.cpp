@@ -143,6 +143,7 @@ LayoutPtr cascade(const std::vector<LayoutPtr>& levels) {
   if (levels.size() > static_cast<std::size_t>(max_levels))
     fail<ValueError>("levels has ", levels.size(), " layouts; expected at most ", max_levels);
   for (std::size_t i = 0; i < levels.size(); ++i) {
+    if (!levels[i]) fail<ValueError>("levels[", i, "] is missing");
     if (levels[i]->levels().size() != 1) {
       fail<ValueError>("levels[", i, "] is itself a cascade; expected a layout of one level");
     }

@@ -10,6 +10,7 @@
 namespace raddle {
 
 LayoutPtr page_table_to_bsr(const LayoutPtr& layout) {
+  if (!layout) fail<ValueError>("layout is missing");
   const std::vector<Level>& from = layout->levels();
   if (from.size() != 1 || from[0].storage != KvStorage::paged || !from[0].rows.empty()) {
     fail<ValueError>("layout is not a plain page table: expected one PagedKV without qo_rows");

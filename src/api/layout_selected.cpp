@@ -94,7 +94,7 @@ LayoutPtr selected_layout(const Layout& layout, const IndexRef& pages, const Ind
   std::vector<i32> kv_len, qo_pos;
   for (i32 i = 0; i < batch.num_requests; ++i) {
     const i32 begin = batch.qo_indptr[i], end = batch.qo_indptr[i + 1];
-    if (end - begin > 1) check_newest(selection, level, i);
+    if (end - begin > 1 && level.columns[i] > 0) check_newest(selection, level, i);
     i32 keys = 0;
     for (i32 row = begin; row < end; ++row) {
       keys = lists.add(selection, i, level.block_size);

@@ -25,7 +25,12 @@ void check_used_blocks(const Layout& layout, const PlanView& plan) {
       for (i32 b = begin / level.block_size; i64{b} * level.block_size < end; ++b)
         if (const i32 block = level.blocks[static_cast<std::size_t>(level.block_begin[group] + b)];
             block < 0)
-          fail<ValueError>("page_indices: entry ", b, " of request ", tile.group, " is ", block,
+          fail<ValueError>(level.storage == KvStorage::paged ? "page_indices" : "indices",
+                           ": entry ", b,
+                           level.groups_are_requests            ? " of request "
+                           : level.storage == KvStorage::blocks ? " of row block "
+                                                                : " of group ",
+                           tile.group, " is ", block,
                            " and lies in a tile of keys of which the mask keeps some; expected a "
                            "page number");
     }
@@ -84,6 +89,19 @@ bool shares_keys(const LayoutView& layout) {
                      [](const LevelView& level) { return level.keys_are_shared; });
 }
 
+/// Query rows of a group, one for each head that shares its keys, are counted in 32 bits.
+void check_fused_rows(const Layout& layout, i32 group_size) {
+  if (i64{layout.num_rows()} * group_size <= int_max) return;
+  for (i32 l = 0; l < layout.view().num_levels; ++l) {
+    const LevelView& level = layout.view().levels[l];
+    for (i32 g = 0; g < level.num_groups; ++g)
+      if (const i64 rows = group_rows(level, g); rows * group_size > int_max)
+        fail<ValueError>("qo_indptr gives request or group ", g, " ", rows,
+                         " rows; expected at most ", int_max / group_size, " with ", group_size,
+                         " query heads a KV head");
+  }
+}
+
 }  // namespace
 
 CoverFns cover_fns(const BoundVariant& variant) {
@@ -109,6 +127,7 @@ PlanPtr plan_layout(const std::shared_ptr<const BoundVariant>& attention, const 
                     const PlanOptions& options, const AttentionBackend& backend,
                     const PlanConfig& config, bool is_reserved, ReservedMemory* reserved) {
   if (!given) fail<ValueError>("layout is missing");
+  check_fused_rows(*given, backend.spec().group_size());
   if (!given->levels().back().rows.empty())
     fail<ValueError>(
         "layout has qo_rows, so its groups are no requests; expected it as a level of a cascade");

@@ -27,6 +27,20 @@ Variant join(Variant::Kind kind, const Variant& a, const Variant& b) {
 
 }  // namespace
 
+void check_shape(std::size_t size, const std::vector<std::int64_t>& shape) {
+  std::size_t elements = 1;
+  bool fits = true;
+  for (const std::int64_t extent : shape) {
+    fits = fits && extent >= 0 &&
+           !__builtin_mul_overflow(elements, static_cast<std::size_t>(extent), &elements);
+  }
+  if (fits && elements == size) return;
+  std::string text;
+  for (const std::int64_t extent : shape)
+    text += (text.empty() ? "" : ", ") + std::to_string(extent);
+  fail<ValueError>("shape is [", text, "]; expected one of ", size, " elements, as many as values");
+}
+
 Variant variant_from_source(VariantSource source, std::map<std::string, MemberValue> members) {
   const auto is_identifier = [](const std::string& s) {
     return !s.empty() && !std::isdigit(static_cast<unsigned char>(s[0])) &&

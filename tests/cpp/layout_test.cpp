@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "layout_testing.h"
+#include "raddle/variant.h"
 
 namespace raddle {
 namespace {
@@ -171,6 +172,18 @@ TEST_F(LayoutTest, ErrorsNameWhatIsWrong) {
   expect_error("kv_indptr has 2 entries; expected 3",
                [&] { ragged_kv(index_of(three), index_of(two)); });
   expect_error("levels is empty", [] { cascade({}); });
+  expect_error("levels[0] is missing", [] { cascade({nullptr}); });
+  expect_error("layout is missing", [] { page_table_to_bsr(nullptr); });
+}
+
+TEST(Arrays, HaveTheirShapesElements) {
+  EXPECT_EQ(Array<float>({1, 2, 3, 4, 5, 6}, {2, 3}).size(), 6u);
+  expect_error("shape is [10000000, 4]; expected one of 2 elements", [] {
+    Array<float>({1, 2}, {10000000, 4});
+  });
+  expect_error("shape is [-1, -2]; expected one of 2 elements", [] {
+    Array<float>({1, 2}, {-1, -2});
+  });
 }
 
 }  // namespace

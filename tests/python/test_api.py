@@ -39,6 +39,12 @@ def test_a_sigmoid_has_no_lse(small_problem):
         run(**small_problem, spec=spec, return_lse=True)
 
 
+def test_what_was_never_made_has_a_repr():
+    """Error reporters show the variables of the frame in which a constructor raised."""
+    for kind in (raddle.PagePool, raddle.PagedKV, raddle.SoftCap, raddle.RadixCache, raddle.Plan, raddle.Reservation):
+        assert repr(kind.__new__(kind)) == f"{kind.__name__}(not made)"
+
+
 def test_a_head_dim_of_v_of_its_own(small_problem):
     v = np.ascontiguousarray(small_problem["v"][..., :8])
     out = run(small_problem["q"], small_problem["k"], v, spec={**SPEC, "head_dim_vo": 8})

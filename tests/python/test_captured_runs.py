@@ -61,6 +61,10 @@ def batch(rng, layout="paged", most_rows=24):
             return draw(rng, layout, "causal", lengths=lengths, page_size=16, **HEADS)
 
 
+def with_positions(rng) -> Problem:
+    return draw(rng, "paged_positions", "causal", lengths=[(2, 9), (1, 40)], page_size=16, **HEADS)
+
+
 def test_later_batches(engine, emulator, rng):
     captured = Captured(engine, emulator, batch(rng))
     for _ in range(5):
@@ -87,7 +91,7 @@ def test_layouts_that_lack_what_the_captured_one_has(engine, emulator, rng):
     captured = Captured(engine, emulator, both, max_levels=2)
     for lengths in [[(1, 20)], [(0, 0)], [(2, 9), (1, 40), (1, 3)], [(1, 5)] * 6]:
         captured.check(draw(rng, "cascade", "causal", lengths=lengths, page_size=8, **HEADS))
-    captured = Captured(engine, emulator, batch(rng, "paged_positions"))
+    captured = Captured(engine, emulator, with_positions(rng))
     for _ in range(2):
         captured.check(batch(rng))
         captured.check(batch(rng, "paged_positions"))
@@ -96,7 +100,7 @@ def test_layouts_that_lack_what_the_captured_one_has(engine, emulator, rng):
 def test_layouts_with_what_the_captured_one_lacks(engine, emulator, rng):
     captured = Captured(engine, emulator, first := batch(rng))
     with refuses(ValueError, "layout has qo_pos", "expected an update with such a layout before the first capture"):
-        captured.reservation.update(twin(draw(rng, "paged_positions", "causal", lengths=[(2, 9)], page_size=16, **HEADS).layout))
+        captured.reservation.update(twin(with_positions(rng).layout))
     captured.check(first)
 
 
@@ -107,3 +111,47 @@ def test_values_that_the_graph_keeps(engine, emulator, rng):
     captured.check(draw(rng, "paged", rope, lengths=[(3, 40), (1, 8)], page_size=16, **HEADS))
     with refuses(ValueError, "rope.offset has 2 elements", "one a request, 3; a captured run's graph keeps it"):
         captured.reservation.update(twin(draw(rng, "paged", "causal", lengths=[(1, 9)] * 3, page_size=16, **HEADS).layout))
+
+
+def test_a_plan_of_before_the_reservation_grew(engine, emulator, rng):
+    """Its arrays are no longer those that updates fill."""
+    first = batch(rng)
+    attn = engine.attention(first).attention
+    reservation = attn.reserve(**MAXIMA, num_workers=5)
+    reservation.update(twin(first.layout))
+    old = reservation.plan
+    reservation.update(twin(with_positions(rng).layout))
+    q, out = (DeviceArray(np.zeros((24, *first.q.shape[1:]), first.q.dtype)) for _ in range(2))
+    pools = tuple(DeviceArray(np.zeros((PAGES, *x.shape[1:]), x.dtype)) for x in first.kv[0])
+    stream = next(streams)
+    emulator.raddle_emulator_capture(stream)
+    with tvm_ffi.use_raw_stream(tvm_ffi.device(attn.device), stream):
+        with refuses(ValueError, "plan is of an earlier update", "expected the reservation itself"):
+            attn.run(old, q, pools, out=out)
+        attn.run(reservation, q, pools, out=out)
+
+
+def test_without_memory_to_grow_the_plan_before_stays(engine, emulator, rng):
+    first = batch(rng)
+    attn = engine.attention(first)
+    reservation = attn.attention.reserve(**{**MAXIMA, "max_kv_tokens": 10**7, "num_workers": 5})
+    reservation.update(twin(first.layout))
+    emulator.raddle_emulator_memory_left(1000)
+    with refuses(RuntimeError, "this reservation takes", "bytes free"):
+        reservation.update(twin(with_positions(rng).layout))
+    emulator.raddle_emulator_memory_left(2**40)
+    within(attention(first), attn.run(reservation, first.q, first.kv[0]))
+    reservation.update(twin((later := with_positions(rng)).layout))
+    within(attention(later), attn.run(reservation, later.q, later.kv[0]))
+
+
+def test_the_smallest_pool_of_each_level(engine, emulator, rng):
+    problem = draw(rng, "cascade", "causal", lengths=[(1, 30)] * 6, page_size=8, **HEADS)
+    problem.layout.levels[1].page_indices %= 2
+    captured = Captured(engine, emulator, problem, max_levels=2)
+    small = [tuple(DeviceArray(np.zeros((n, *x.shape[1:]), x.dtype)) for x in problem.kv[0]) for n in (PAGES, 2)]
+    captured._capture(lambda: captured.attn.run(captured.reservation, captured.q, small, out=captured.out))
+    far = problem.layout
+    far.levels[1].page_indices = np.arange(2, 2 + len(far.levels[1].page_indices), dtype=np.int32)
+    with refuses(ValueError, "layout uses page", "the pool of a captured run has 2"):
+        captured.reservation.update(twin(far))

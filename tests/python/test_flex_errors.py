@@ -252,6 +252,19 @@ def test_results_of_the_wrong_type():
             trace_score(lambda score, b, h, q, kv: result)
 
 
+def test_a_constant_index_is_within():
+    table = np.arange(6).reshape(2, 3)
+    with pytest.raises(TraceError, match="table is indexed with 2 where it has 2 elements"):
+        trace_mask(lambda b, h, q, kv: q > table[2, 0])
+    with pytest.raises(TraceError, match="table is indexed with -4 where it has 3 elements"):
+        trace_mask(lambda b, h, q, kv: q > table[0][-4])
+
+
+def test_functions_that_do_not_tell_their_parameters():
+    with pytest.raises(TraceError, match="does not tell its parameters; expected a function written in Python"):
+        takes_score(min)
+
+
 def test_the_number_of_arguments_tells_what_a_function_is():
     assert takes_score(lambda score, b, h, q, kv: 0)
     assert not takes_score(lambda b, h, q, kv, window=3: True)

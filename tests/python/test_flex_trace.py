@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import math
 import types
@@ -334,6 +335,56 @@ def test_numbers_are_members_and_arrays_are_copies():
     np.testing.assert_array_equal(changed, [0] * 8 + [0.5])
     width = 9
     assert trace_score(mod).values["width"] == 9 and trace_score(mod).source == traced.source
+
+
+class Mode(int, enum.Enum):
+    NEAR = 3
+
+
+def test_torchs_methods_and_casts():
+    """What Python's own numbers have not, or have otherwise: as torch's tensors of rank 0."""
+    ninf, near, widths = -math.inf, Mode.NEAR, np.array([1, 4, 9])
+    table = torch.tensor([2, 5])
+
+    def kept_by_method(score, b, h, q, kv):
+        return score.where(q >= kv, ninf)
+
+    def chosen_integers(b, h, q, kv):
+        return q.where(q >= kv, kv) > 5
+
+    def any_width(b, h, q, kv):
+        keep = q == kv
+        for width in widths:
+            keep = keep | (q - kv == width)
+        first, last = table
+        return keep & (q > first + last) & (4 in widths)
+
+    def wrapped(b, h, q, kv):
+        return ((q - kv).to(torch.uint8) < 4) | (((q - kv) * 100).to(torch.int8) < -near)
+
+    def truncated(b, h, q, kv):
+        return torch.div(q + (2**30 + 1 - kv), -2, rounding_mode="trunc") % 2 == 0
+
+    q, kv = np.arange(16)[:, None] - 3, np.arange(16)
+    score = np.float32(q * 0.5 - kv)
+    gap = q - kv
+    wanted = {
+        kept_by_method: np.where(q >= kv, score, -math.inf),
+        chosen_integers: np.where(q >= kv, q, kv) > 5,
+        any_width: ((gap == 0) | np.isin(gap, widths)) & (q > 7),
+        wrapped: (gap.astype(np.uint8) < 4) | ((gap * 100).astype(np.int8) < -3),
+        truncated: np.trunc((q + (2**30 + 1 - kv)) / -2).astype(np.int64) % 2 == 0,
+    }
+    for fn, want in wanted.items():
+        traced = trace_score(fn) if takes_score(fn) else trace_mask(fn)
+        np.testing.assert_array_equal(traced.evaluate(0, 0, q, kv, score), want, fn.__name__)
+
+
+def test_constants_are_cast_as_kernels_cast():
+    def ints(score, b, h, q, kv):
+        return score + score.new_full((), 0.99999999999).int() + score.new_full((), 1e10).int() * 0
+
+    assert trace_score(ints).evaluate(0, 0, 0, 0, 0.0) == 1.0
 
 
 def test_a_number_that_python_needs_is_fixed():

@@ -96,6 +96,34 @@ def test_overlapping_views_of_one_pool_are_one_pool(rng):
     np.testing.assert_array_equal(bits(k), bits(expected))
 
 
+def test_views_that_walk_otherwise_are_one_pool(rng):
+    k, v = (random_bits(rng, (4, 2, 1, 8), np.float32) for _ in range(2))
+    backwards = k[::-1], v[::-1]
+    with pytest.raises(ValueError, match=r"from_pages\[1\] is 3, which to_pages\[0\] overwrites"):
+        raddle.copy_pages(backwards, [1, 3], [0, 1], to=(k, v))
+    expected = k.copy()
+    expected[0] = k[2]
+    raddle.copy_pages(backwards, [1], [0], to=(k, v))
+    np.testing.assert_array_equal(bits(k), bits(expected))
+    with pytest.raises(ValueError, match=r"from_pages\[0\] is 1, which to_pages\[0\] overwrites"):
+        raddle.copy_pages((k, v), [1], [1], to=(v, k))
+
+
+def test_a_call_takes_one_level():
+    pool = np.zeros((2, 16, 1, 8), np.float32)
+    layout, new = raddle.PagedKV([0, 1], [0, 1], [0], [1], 16), np.zeros((1, 1, 8), np.float32)
+    calls = [
+        lambda kv: raddle.append_kv(layout, kv, new, new),
+        lambda kv: raddle.copy_pages(kv, [0], [1]),
+        lambda kv: raddle.summarize_pages(layout, kv),
+    ]
+    for call in calls:
+        for kv in ([(pool, pool)] * 2, [pool, pool.copy()]):
+            with pytest.raises(ValueError, match="kv_pool is a list of 2 levels; expected one pair"):
+                call(kv)
+    assert raddle.summarize_pages(layout, [(pool, pool)]).shape == (2, 2, 1, 8)
+
+
 def test_unlike_pools_are_named(rng):
     a = tuple(np.zeros((6, 2, 2, 8), np.float32) for _ in range(2))
     with pytest.raises(ValueError, match=r"to\.v has shape \[6, 2, 3, 8\]; expected pages as in from\.v"):

@@ -247,4 +247,11 @@ def test_bad_arguments_are_named():
         pool.finish(np.zeros(1))
     with pytest.raises(TypeError, match="pages is "):
         pool.release(3)
+    for call in (pool.kv_len, pool.pages, pool.fork):
+        with pytest.raises(TypeError, match="request is a float; expected an integer"):
+            call(0.7)
+    with pytest.raises(ValueError, match="requests has 0 dimensions; expected 1"):
+        pool.append(np.array(0), 1)
+    with pytest.raises(ValueError, match=f"counts is {2**70}; expected at most 2147483647"):
+        pool.append([0], 2**70)
     assert pool.used == 0 and pool.num_requests == 0

@@ -213,6 +213,15 @@ def test_bad_arguments_are_named(rng):
         few._replace(pos=np.zeros((5, 2), np.int32)).layout(table)
 
 
+def test_rows_of_a_request_without_keys(rng):
+    layout, pools, q = drawn(rng, lengths=[(2, 0), (1, 5)], page_size=16)
+    table = twin(layout)
+    chosen = raddle.select_pages(table, q, raddle.summarize_pages(table, pools), 2).layout(table)
+    attn = raddle.Attention(raddle.AttentionSpec(q.shape[1], 2, q.shape[2], pools[1].shape[-1], str(q.dtype)))
+    out, lse = attn.run(attn.plan(chosen), q, pools, return_lse=True)
+    assert (out[:2] == 0).all() and (lse[:2] == -np.inf).all() and np.isfinite(lse[2]).all()
+
+
 def test_rows_need_their_own_pages(rng):
     """Causal goes by index: with several rows, the pages that hold their keys must be there."""
     layout, (k, v), q = drawn(rng, lengths=[(20, 100)], page_size=16)

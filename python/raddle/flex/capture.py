@@ -102,7 +102,7 @@ class Capture:
             if not all(_is_integer(i) for i in items):
                 return self._now(operator.getitem, index)
         rank = len(self._source.original.shape)
-        nodes = self._leading + tuple(self._index(i) for i in items)
+        nodes = self._leading + tuple(self._index(i, len(self._leading) + n) for n, i in enumerate(items))
         if len(nodes) > rank:
             raise errors.refuse(
                 f"captured array {self._source.hint} has {rank} dimensions and gets {len(nodes)} indices",
@@ -113,7 +113,7 @@ class Capture:
         dtype = {"f": "float", "i": "int", "u": "bool"}[self._source.array.dtype.kind]
         return Value(self._graph, self._graph.node("load", dtype, nodes, self._source))
 
-    def _index(self, i: Any) -> Node:
+    def _index(self, i: Any, dimension: int) -> Node:
         if isinstance(i, Value):
             if i.node.dtype == "int":
                 return i.node
@@ -122,6 +122,12 @@ class Capture:
         if not _is_integer(i):
             raise errors.refuse(
                 f"captured array {self._source.hint} is indexed with {i!r} beside a traced index", "expected integers"
+            )
+        shape = self._source.original.shape
+        if dimension < len(shape) and not -shape[dimension] <= i < shape[dimension]:
+            raise errors.refuse(
+                f"captured array {self._source.hint} is indexed with {i} where it has {shape[dimension]} elements",
+                "expected an index within",
             )
         return self._graph.constant(int(i))
 
@@ -159,6 +165,16 @@ class Capture:
 
     def __len__(self) -> int:
         return int(self.shape[0])
+
+    def __iter__(self) -> Any:
+        if not self.shape:
+            raise TypeError(f"captured array {self._source.hint} has no dimensions to iterate over")
+        return (self[i] for i in range(len(self)))
+
+    def __contains__(self, x: Any) -> bool:
+        if isinstance(x, Value) or self._leading:
+            return any(each == x for each in self)  # which says why not
+        return bool(self._now(lambda array: x in array))
 
     def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
         return np.asarray(self._source.original, *args, **kwargs)

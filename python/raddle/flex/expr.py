@@ -31,6 +31,12 @@ def dtype_name(dtype: Any) -> str:
     raise errors.refuse(f"{dtype!r} is no dtype of a traced value", "expected bool, int32 or float32")
 
 
+def narrow_bits(dtype: Any) -> int | None:
+    """8 or 16 for an unsigned integer dtype of so many bits, -8 or -16 for a signed one; None for others."""
+    name = getattr(dtype, "__name__", None) or str(getattr(dtype, "name", dtype))
+    return {"uint8": 8, "uint16": 16, "int8": -8, "int16": -16}.get(name.rsplit(".", 1)[-1])
+
+
 def scalar(x: Any) -> Any:
     """A Python number for anything that is one: numpy, torch and JAX scalars included; else None."""
     if isinstance(x, (bool, int, float)):
@@ -131,7 +137,14 @@ class Value:
         return self
 
     def astype(self, dtype: Any) -> Value:
-        return Value(self.graph, self.graph.cast(self.node, dtype_name(dtype)))
+        """A cast; integers of 8 and 16 bits wrap, floats of 16 count as float32."""
+        cast = Value(self.graph, self.graph.cast(self.node, dtype_name(dtype)))
+        bits = narrow_bits(dtype)
+        if bits is None:
+            return cast
+        low = build("and", cast, (1 << abs(bits)) - 1)
+        sign = 1 << (abs(bits) - 1)
+        return low if bits > 0 else build("sub", build("xor", low, sign), sign)
 
     type = astype
 
@@ -143,6 +156,10 @@ class Value:
 
     def bool(self) -> Value:
         return self.astype("bool")
+
+    def where(self, condition: Any, other: Any) -> Value:
+        """As a tensor's: self where the condition holds."""
+        return build("where", condition, self, other)
 
     def new_full(self, size: Any, value: Any, **kwargs: Any) -> Value:
         if tuple(size) != ():

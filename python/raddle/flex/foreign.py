@@ -53,9 +53,11 @@ def _divide(a: Any, b: Any, rounding_mode: str | None = None) -> Value:
         return build("div", a, b)
     if rounding_mode == "floor":
         return build("floor_div", a, b)
-    quotient = _trunc(build("div", a, b))
-    whole = not any(isinstance(x, Value) and x.node.dtype == "float" or isinstance(x, float) for x in (a, b))
-    return quotient.int() if whole else quotient
+    if any(isinstance(x, Value) and x.node.dtype == "float" or isinstance(x, float) for x in (a, b)):
+        return _trunc(build("div", a, b))
+    # In integers: a float32 would not hold them.
+    up = build("ne", build("floor_mod", a, b), 0) & ((a < 0) ^ (b < 0))
+    return build("add", build("floor_div", a, b), up)
 
 
 def _clip(x: Any, min: Any = None, max: Any = None, a_min: Any = None, a_max: Any = None) -> Any:

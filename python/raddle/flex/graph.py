@@ -11,6 +11,12 @@ from raddle.flex import errors
 _int32 = np.iinfo(np.int32)
 
 
+def _to_int(x: bool | int | float) -> int:
+    """As a kernel casts it: a float32, held within 32 bits."""
+    with np.errstate(over="ignore"):
+        return x if isinstance(x, int) else int(min(max(float(np.float32(x)), _int32.min), _int32.max))
+
+
 class Node:
     """One operation. ``payload``: a constant's value, a `Parameter`, or a captured array."""
 
@@ -55,16 +61,16 @@ class Graph:
         if isinstance(x, int):
             if not _int32.min <= x <= _int32.max:
                 raise errors.refuse(f"the integer {x} does not fit in 32 bits", "write a float, or a smaller number")
-            return self.node("const", "int", payload=x)
+            return self.node("const", "int", payload=int(x))  # an enumeration's repr is no number
         return self.node("const", "float", payload=float(x))
 
     def cast(self, node: Node, dtype: str) -> Node:
         if node.dtype == dtype:
             return node
         if node.op == "const":
-            convert = {"bool": bool, "int": int, "float": float}[dtype]
-            finite = np.isfinite(node.payload)
-            return self.constant(convert(node.payload)) if finite else self.node("cast", dtype, (node,))
+            convert = {"bool": bool, "int": _to_int, "float": float}[dtype]
+            folds = dtype != "int" or np.isfinite(node.payload)
+            return self.constant(convert(node.payload)) if folds else self.node("cast", dtype, (node,))
         if dtype == "bool":
             zero = self.constant(0 if node.dtype == "int" else 0.0)
             return self.node("not", "bool", (self.node("eq", "bool", (node, zero)),))

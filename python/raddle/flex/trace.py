@@ -93,7 +93,10 @@ def as_variant(fn: Callable[..., Any]) -> Any:
 def takes_score(fn: Callable[..., Any]) -> bool:
     """True for a score_mod, False for a mask_mod, by the number of positional arguments without a default."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(fn).parameters.values()
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except ValueError:
+        raise TraceError(f"{fn!r:.60} does not tell its parameters; expected a function written in Python") from None
     count = sum(p.kind in kinds and p.default is p.empty for p in parameters)
     if count not in (4, 5):
         raise errors.refuse_in(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +32,11 @@ def new_log(options: dict[str, Any]) -> steplog.StepLog:
     if prefix_cache and not has_blocks:
         raise ValueError(f"--prefix-cache: {name} has no hashes of whole blocks of prompts (hash_ids)")
     rate = options["rate"]
+    if not math.isfinite(rate):
+        raise ValueError(f"--rate is {rate}; expected a finite number")
     page_size = options["page_size"]
+    if page_size > options["pool_tokens"]:
+        raise ValueError(f"--page-size is {page_size}; expected at most --pool-tokens, {options['pool_tokens']}")
     return steplog.StepLog(
         trace=name,
         seed=options["seed"],

@@ -6,6 +6,7 @@ import csv
 import gzip
 import itertools
 import json
+import math
 import random
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -126,10 +127,13 @@ def _azure(line: str) -> Request:
 
 def _mooncake(line: str) -> Request:
     record = json.loads(line)
+    missing = [name for name in ("timestamp", "input_length", "output_length") if name not in record]
+    if missing:
+        raise ValueError(f"{missing[0]} is missing")
     fields = [record[name] for name in ("timestamp", "input_length", "output_length")]
     for name, value in zip(("timestamp", "input_length", "output_length"), fields):
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ValueError(f"{name} is {value!r}; expected a number")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise ValueError(f"{name} is {value!r}; expected a finite number")
     prompt, output = int(fields[1]), int(fields[2])
     return Request(fields[0] / 1000.0, prompt, output, _whole_blocks(record.get("hash_ids"), prompt))
 

@@ -43,17 +43,26 @@ void* Scratch::thread_memory(i32 thread) const {
   return p + (cache_line - reinterpret_cast<std::uintptr_t>(p) % cache_line) % cache_line;
 }
 
+ScratchPool::~ScratchPool() {
+  for (const auto& slot : free_) delete slot.load();
+}
+
 std::unique_ptr<Scratch> ScratchPool::take() {
-  const std::lock_guard lock(mutex_);
-  if (free_.empty()) return std::make_unique<Scratch>();
-  auto scratch = std::move(free_.back());
-  free_.pop_back();
-  return scratch;
+  for (auto& slot : free_)
+    if (slot.load(std::memory_order_relaxed))
+      if (Scratch* found = slot.exchange(nullptr, std::memory_order_acquire))
+        return std::unique_ptr<Scratch>(found);
+  return std::make_unique<Scratch>();
 }
 
 void ScratchPool::give_back(std::unique_ptr<Scratch> scratch) {
-  const std::lock_guard lock(mutex_);
-  free_.push_back(std::move(scratch));
+  for (auto& slot : free_) {
+    Scratch* none = nullptr;
+    if (slot.compare_exchange_strong(none, scratch.get(), std::memory_order_release)) {
+      static_cast<void>(scratch.release());
+      return;
+    }
+  }
 }
 
 void execute(CpuLaunch& launch, const CpuKernels& kernels, i32 num_threads, ScratchPool& pool,

@@ -1,9 +1,10 @@
 // Runs a plan's queues on the worker pool, in scratch memory that is kept from run to run.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cstddef>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "device/cpu/queues.h"
@@ -25,15 +26,20 @@ struct Scratch {
   void* thread_memory(i32 thread) const;
 };
 
-/// Hands out scratch to one run at a time, so that concurrent runs never share.
+/// Hands out scratch to one run at a time, so that concurrent runs never share. No lock that a fork
+/// could catch: what a child's parent had taken is lost to the child.
 class ScratchPool {
  public:
+  ScratchPool() = default;
+  ~ScratchPool();
+  ScratchPool(const ScratchPool&) = delete;
+  ScratchPool& operator=(const ScratchPool&) = delete;
   std::unique_ptr<Scratch> take();
   void give_back(std::unique_ptr<Scratch> scratch);
 
  private:
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<Scratch>> free_;
+  static constexpr std::size_t most = 64;  ///< kept at a time: more runs side by side are rare
+  std::array<std::atomic<Scratch*>, most> free_{};
 };
 
 /// Computes all items of the launch's plan with up to `num_threads` threads. `busy_us`, where
