@@ -130,6 +130,9 @@ class SlidingWindow(Variant):
 class SoftCap(Variant):
     """Logits: ``s -> cap * tanh(s / cap)`` (Gemma 2). Raises ValueError unless cap > 0.
 
+    tanh has an absolute error of up to 2^-21, a capped logit ``cap`` times that: to switch a cap off, leave it out rather
+    than make it huge.
+
     Run member: ``softcap.cap``.
     """
 

@@ -66,13 +66,26 @@ void check_quantized(const TensorRef& k_new, const TensorRef& v_new, const KvRef
   check_head_dim("v_new", v_new.shape[2], ", where rows are quantised");
 }
 
+/// The scales of heads that lie on the host.
+void check_divisors(const std::string& name, const TensorRef& scales) {
+  const i64 count = scales.rank == 0 ? 1 : scales.shape[0];
+  for (i64 i = 0; i < count; ++i)
+    if (const float x = static_cast<const float*>(scales.data)[i * step(scales, 0)];
+        !(x < 0.0f || x > 0.0f))
+      fail<ValueError>(name, "[", i, "] is ", x,
+                       "; expected another number than 0: rows are divided by it");
+}
+
 /// How rows are quantised on their way to `pool`.
 QuantizeView quantize_view(const std::string& name, const ScaleRef& scale,
                            const std::string& pool_name, const TensorRef& pool, HeadOrder order) {
   const ScaleView view = pool_scale(name, scale, pool_name, pool, order);
   if (scale.value && *scale.value == 0.0f)
     fail<ValueError>(name, " is 0; expected another number: rows are divided by it");
-  if (is_by_token(scale)) check_distinct(name, scale.tensor);
+  if (is_by_token(scale))
+    check_distinct(name, scale.tensor);
+  else if (scale.tensor.data && !is_gpu(scale.tensor.device))
+    check_divisors(name, scale.tensor);
   return {view, is_by_token(scale)};
 }
 

@@ -39,8 +39,9 @@ void check(const LayoutPtr& layout, DTypes dtypes, std::mt19937& random) {
     const bool has_lse = c.parts.scan == Scan::softmax;
     Tensors t(random, dtype, dtypes.kv_dtype, layout->num_rows());
     const auto problem = problem_of(*layout, t, dtype, c);
-    const bool rounded_weights =
-        multiplies_short_in_tiles(cpu::selected_isa(), dtype, dtypes.kv_dtype);
+    const cpu::Isa isa = cpu::selected_isa();
+    const bool rounded_weights = multiplies_in_bf16(isa, dtype, dtypes.kv_dtype) ||
+                                 multiplies_short_in_tiles(isa, dtype, dtypes.kv_dtype);
     for (const i32 workers : {1, 3, 40}) {
       SCOPED_TRACE(workers);
       PlanOptions options;

@@ -220,6 +220,16 @@ def test_scales_belong_to_quantised_pools(rng):
         raddle.append_kv(layout, (fp8[0], fp8[1].astype(ml_dtypes.float8_e4m3fn)), new, new)
 
 
+@pytest.mark.parametrize("bad", [0.0, np.nan])
+def test_rows_are_divided_by_no_zero(bad):
+    pool = np.zeros((1, 16, 2, 8), np.int8)
+    rows = np.ones((1, 2, 8), np.float32)
+    layout = raddle.PagedKV([0, 1], [0, 1], [0], [1], 16)
+    with pytest.raises(ValueError, match=r"v_scale\[1\] is (0|nan); expected another number than 0"):
+        raddle.append_kv(layout, (pool, pool.copy()), rows, rows, k_scale=1.0, v_scale=np.float32([1, bad]))
+    assert not pool.any()
+
+
 # --- copies, summaries, trees -----------------------------------------------------------------
 
 
