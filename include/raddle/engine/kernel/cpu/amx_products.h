@@ -1,6 +1,6 @@
 // Q·Kᵀ and P·V of one strip of query rows and one slice of keys in tile registers; bf16_products.h
-// has their like. Both products
-// keep 2 × 2 results in tiles 0 to 3; tiles 4 and 5 hold rows of Q or P, 6 and 7 squares of K or V.
+// has their like. Both products keep 2 × 2 results in tiles 0 to 3; tiles 4 and 5 hold rows of Q or
+// P, 6 and 7 squares of K or V.
 #pragma once
 
 #include "raddle/engine/kernel/cpu/bf16_squares.h"
