@@ -109,7 +109,9 @@ LoopResult bf16_loop(i64 repeat) {
   for (bf16& x : operand) x.bits = next_operand(state);
   const simd::VecW right = simd::load_words(operand);
   const u32 left = u32{next_operand(state)} << 16 | next_operand(state);
-  simd::Vec chain[chains]{};
+  simd::Vec chain[chains];  // that begin apart, or one would do for all
+#pragma GCC unroll 32
+  for (i32 c = 0; c < chains; ++c) chain[c] = simd::broadcast(static_cast<float>(c));
   for (i64 i = 0; i < repeat * steps; ++i) {
 #pragma GCC unroll 32
     for (i32 c = 0; c < chains; ++c) chain[c] = simd::dot_pairs(chain[c], left, right);
