@@ -136,7 +136,7 @@ void CudaReservation::check_sizes(const Form& form, const MmaLaunch& launch,
 
 LayoutKind CudaReservation::kind_with(const Layout& layout) const {
   const LayoutKind kind = kind_of(layout);
-  if (form_.bytes == 0) return kind;
+  if (form_.bytes == 0 || kind == form_.kind) return kind;
   LayoutKind common = common_kind(form_.kind, kind);
   if (common != form_.kind && !captured_.empty())
     fail<ValueError>("layout has ", beyond(form_.kind, common),
@@ -180,6 +180,7 @@ MmaLaunch CudaReservation::place(const Layout& layout, const PlanArrays& arrays,
   const bool grows = form_.bytes == 0 || kind != form_.kind;
   Form grown = grows ? form_of(kind, launch, layout, stream) : Form{};
   Form& form = grows ? grown : form_;
+  outgrown_.reserve(outgrown_.size() + 1);
   check_pools(layout);
   check_sizes(form, launch, layout);
   Upload upload(*device_, form.bytes);
@@ -193,8 +194,7 @@ MmaLaunch CudaReservation::place(const Layout& layout, const PlanArrays& arrays,
   // Every worker of a captured launch reads its own queue: the plan's lengths are all in memory.
   form.block.use_on(stream);
   upload.send(form.block, filler.pieces(), stream);
-  if (grows) {  // from here on nothing fails: until then the plan before stays in force
-    outgrown_.reserve(outgrown_.size() + 1);
+  if (grows) {  // nothing fails any more: until here the plan before stays in force
     std::swap(form_, grown);
     if (grown.bytes > 0) outgrown_.push_back(std::move(grown.block));
   }

@@ -106,8 +106,14 @@ struct PageSpan {
   const u8* end(i32 page) const { return base + page * step + high; }
 };
 
-/// The same for tensors that walk through memory in different steps, as views of one pool in
-/// reverse do: pages must not overlap.
+[[noreturn]] void refuse_overwritten(const std::vector<i32>& from_pages, std::size_t from,
+                                     std::size_t to) {
+  fail<ValueError>("from_pages[", from, "] is ", from_pages[from], ", which to_pages[", to,
+                   "] overwrites; expected no page both read and written");
+}
+
+/// Pages of tensors that walk through memory in different steps, as views of one pool in reverse
+/// do, must not overlap.
 void check_apart(const TensorRef& from, const TensorRef& to, const std::vector<i32>& from_pages,
                  const std::vector<i32>& to_pages) {
   const PageSpan read(from), written(to);
@@ -123,30 +129,43 @@ void check_apart(const TensorRef& from, const TensorRef& to, const std::vector<i
                          [&](std::size_t i, const u8* address) { return begin(i) < address; });
     if (after == order.begin()) continue;
     if (const std::size_t f = *(after - 1); read.end(from_pages[f]) > written.begin(to_pages[t]))
-      fail<ValueError>("from_pages[", f, "] is ", from_pages[f], ", which to_pages[", t,
-                       "] overwrites; expected no page both read and written");
+      refuse_overwritten(from_pages, f, t);
   }
 }
 
 /// Copies happen at once, in no order: no page may be written twice, or both read and written.
-void check_disjoint(const std::vector<i32>& from_pages, const std::vector<i32>& to_pages,
-                    std::optional<i64> common) {
-  const std::vector<std::size_t> to = by_page(to_pages);
-  for (std::size_t i = 1; i < to.size(); ++i)
-    if (to_pages[to[i]] == to_pages[to[i - 1]])
-      fail<ValueError>("to_pages[", to[i], "] is ", to_pages[to[i]], ", and so is to_pages[",
-                       to[i - 1], "]; expected each page once");
-  if (!common) return;
-  const std::vector<std::size_t> from = by_page(from_pages);
-  std::size_t i = 0;
-  for (const std::size_t t : to) {
-    const i64 written = to_pages[t] + *common;
-    while (i < from.size() && from_pages[from[i]] < written) ++i;
-    if (i < from.size() && from_pages[from[i]] == written)
-      fail<ValueError>("from_pages[", from[i], "] is ", from_pages[from[i]], ", which to_pages[", t,
-                       "] overwrites; expected no page both read and written");
+class Disjoint {
+ public:
+  Disjoint(const std::vector<i32>& from_pages, const std::vector<i32>& to_pages)
+      : from_pages_(from_pages),
+        to_pages_(to_pages),
+        from_(by_page(from_pages)),
+        to_(by_page(to_pages)) {
+    for (std::size_t i = 1; i < to_.size(); ++i)
+      if (to_pages[to_[i]] == to_pages[to_[i - 1]])
+        fail<ValueError>("to_pages[", to_[i], "] is ", to_pages[to_[i]], ", and so is to_pages[",
+                         to_[i - 1], "]; expected each page once");
   }
-}
+
+  void check(const TensorRef& from, const TensorRef& to) const {
+    if (step(from, 0) * dtype_bytes(from.dtype) != step(to, 0) * dtype_bytes(to.dtype))
+      return check_apart(from, to, from_pages_, to_pages_);
+    const std::optional<i64> common = common_pages(from, to);
+    if (!common) return;
+    std::size_t i = 0;
+    for (const std::size_t t : to_) {
+      const i64 written = to_pages_[t] + *common;
+      while (i < from_.size() && from_pages_[from_[i]] < written) ++i;
+      if (i < from_.size() && from_pages_[from_[i]] == written)
+        refuse_overwritten(from_pages_, from_[i], t);
+    }
+  }
+
+ private:
+  const std::vector<i32>& from_pages_;
+  const std::vector<i32>& to_pages_;
+  std::vector<std::size_t> from_, to_;  ///< entries sorted by page
+};
 
 }  // namespace
 
@@ -166,12 +185,9 @@ void copy_pages(const KvRef& from, const KvRef& to, const IndexRef& from_pages,
     fail<ValueError>("to_pages has ", written.size(), " entries; expected ", read.size(),
                      ", as from_pages has");
   }
+  const Disjoint disjoint(read, written);
   for (const TensorRef* x : {&a.k, &a.v})
-    for (const TensorRef* y : {&b.k, &b.v}) {
-      check_disjoint(read, written, common_pages(*x, *y));
-      if (step(*x, 0) * dtype_bytes(x->dtype) != step(*y, 0) * dtype_bytes(y->dtype))
-        check_apart(*x, *y, read, written);
-    }
+    for (const TensorRef* y : {&b.k, &b.v}) disjoint.check(*x, *y);
   const MovedScales k_scales = scales_of("k", from.k_scale, from.k, to.k_scale, to.k);
   const MovedScales v_scales = scales_of("v", from.v_scale, from.v, to.v_scale, to.v);
 

@@ -60,6 +60,13 @@ bool Chooser::parts_heads() const {
                      [](const Cut& cut) { return cut.at.head > 0 || cut.k > 0; });
 }
 
+/// Nobody has another's seat until the method says so.
+void Chooser::begin_placements(Method method, i64 count) {
+  placements.grow(count);
+  pieces_of_ = method;
+  seated = joins = false;
+}
+
 /// A linear split of one KV head's units, of which every worker computes all heads.
 Outcome Chooser::try_rows() {
   Units line = tiling_->units;
@@ -70,7 +77,7 @@ Outcome Chooser::try_rows() {
   cuts.grow(workers + 1);
   const i64 most = i64{line.num_tiles} + cut_evenly(line, workers, cuts.data()).num_chunks;
   pieces.grow(most);
-  placements.grow(most * heads);
+  begin_placements(Method::spans, most * heads);
   piece_begin.grow(line.num_tiles + 1);
   num_pieces = 0;
   for (i32 w = 0; w < workers; ++w) {
@@ -88,7 +95,6 @@ Outcome Chooser::try_rows() {
     }
   }
   piece_begin[line.num_tiles] = static_cast<i32>(num_pieces);
-  pieces_of_ = Method::spans;
   Outcome result{Method::spans, 0, 0, 0};
   i64* loads = loads_.grow(workers);
   std::fill_n(loads, workers, 0);
@@ -164,9 +170,7 @@ Outcome Chooser::try_fixed(Method method, Cutting cutting, i64 earlier_than) {
   // that they stay together. Assigning heads and workers by such squads is the same assignment.
   squad = sorts ? std::gcd(heads, workers) : 1;
   const i32 places = heads / squad;  // of a piece
-  placements.grow(num_pieces * places);
-  pieces_of_ = method;
-  seated = joins = false;
+  begin_placements(method, num_pieces * places);
   if (method == Method::spans) {
     result.heaviest = assign_spans(units, pieces.data(), piece_begin.data(), result.total, workers,
                                    loads_.grow(workers), placements.data());
@@ -310,7 +314,6 @@ Outcome Chooser::choose(const Tiling& tiling, const PlanConfig& config) {
   stats.uncut = total_cost(tiling.units);
   stats.reason = "asked for";
   sharing_ = 1;
-  seated = joins = false;  // of the plan before
   Outcome outcome{};
   if (config.batch_invariant) {
     outcome = choose_fixed_chunks();

@@ -42,6 +42,7 @@ struct Chooser {
   Outcome try_linear();
   Outcome try_rows();
   Outcome try_open();
+  void begin_placements(Method method, i64 count);
   bool only_shape(i32 shape) const;
   bool parts_heads() const;
   i64 shared_time(const Load* loads, i64 num_loads);

@@ -16,12 +16,17 @@ from raddle.flex.graph import Graph, Node
 _rank = {"bool": 0, "int": 1, "float": 2}
 
 
+def _plain_name(dtype: Any) -> str:
+    """"int32" for torch.int32, np.int32, np.dtype("int32") and their name."""
+    name = getattr(dtype, "__name__", None) or str(getattr(dtype, "name", dtype))
+    return name.rsplit(".", 1)[-1]
+
+
 def dtype_name(dtype: Any) -> str:
     """"bool", "int" or "float" for a dtype of torch, numpy, Python or its name."""
     if dtype in (bool, int, float):
         return dtype.__name__
-    name = getattr(dtype, "__name__", None) or str(getattr(dtype, "name", dtype))
-    name = name.rsplit(".", 1)[-1]
+    name = _plain_name(dtype)
     if name.startswith("bool"):
         return "bool"
     if name.startswith(("int", "uint", "long")):
@@ -33,8 +38,7 @@ def dtype_name(dtype: Any) -> str:
 
 def narrow_bits(dtype: Any) -> int | None:
     """8 or 16 for an unsigned integer dtype of so many bits, -8 or -16 for a signed one; None for others."""
-    name = getattr(dtype, "__name__", None) or str(getattr(dtype, "name", dtype))
-    return {"uint8": 8, "uint16": 16, "int8": -8, "int16": -16}.get(name.rsplit(".", 1)[-1])
+    return {"uint8": 8, "uint16": 16, "int8": -8, "int16": -16}.get(_plain_name(dtype))
 
 
 def scalar(x: Any) -> Any:

@@ -20,21 +20,27 @@ constexpr i32 chains = simd::registers - 4;
 
 u64 sum_of(const simd::Vec& v) { return static_cast<u64>(static_cast<i64>(simd::reduce_sum(v))); }
 
-LoopResult fma_loop(i64 repeat) {
+/// Steps of all chains, which begin apart, or one would do for all.
+template <class Step>
+LoopResult run_chains(i64 repeat, double flops_of_step, const Step& step) {
   constexpr i32 steps = 1024;
-  const simd::Vec factor = simd::broadcast(0.999f), term = simd::broadcast(0.5f);
   simd::Vec chain[chains];
 #pragma GCC unroll 32
   for (i32 c = 0; c < chains; ++c) chain[c] = simd::broadcast(static_cast<float>(c));
   for (i64 i = 0; i < repeat * steps; ++i) {
 #pragma GCC unroll 32
-    for (i32 c = 0; c < chains; ++c) chain[c] = simd::fma(chain[c], factor, term);
+    for (i32 c = 0; c < chains; ++c) chain[c] = step(chain[c]);
   }
   simd::Vec sum = chain[0];
 #pragma GCC unroll 32
   for (i32 c = 1; c < chains; ++c) sum = sum + chain[c];
-  const double flops = 2.0 * simd::lanes * chains * steps;
-  return LoopResult{flops * static_cast<double>(repeat), sum_of(sum)};
+  return LoopResult{flops_of_step * chains * steps * static_cast<double>(repeat), sum_of(sum)};
+}
+
+LoopResult fma_loop(i64 repeat) {
+  const simd::Vec factor = simd::broadcast(0.999f), term = simd::broadcast(0.5f);
+  return run_chains(repeat, 2.0 * simd::lanes,
+                    [=](simd::Vec x) { return simd::fma(x, factor, term); });
 }
 
 LoopResult exp2_loop(i64 repeat) {
@@ -103,24 +109,13 @@ LoopResult bf16_loop(i64 repeat) {
 #elif defined(__AVX512BF16__)
 
 LoopResult bf16_loop(i64 repeat) {
-  constexpr i32 steps = 1024;
   alignas(64) bf16 operand[2 * simd::lanes];
   u32 state = 1;
   for (bf16& x : operand) x.bits = next_operand(state);
   const simd::VecW right = simd::load_words(operand);
   const u32 left = u32{next_operand(state)} << 16 | next_operand(state);
-  simd::Vec chain[chains];  // that begin apart, or one would do for all
-#pragma GCC unroll 32
-  for (i32 c = 0; c < chains; ++c) chain[c] = simd::broadcast(static_cast<float>(c));
-  for (i64 i = 0; i < repeat * steps; ++i) {
-#pragma GCC unroll 32
-    for (i32 c = 0; c < chains; ++c) chain[c] = simd::dot_pairs(chain[c], left, right);
-  }
-  simd::Vec sum = chain[0];
-#pragma GCC unroll 32
-  for (i32 c = 1; c < chains; ++c) sum = sum + chain[c];
-  const double flops = 4.0 * simd::lanes * chains * steps;
-  return LoopResult{flops * static_cast<double>(repeat), sum_of(sum)};
+  return run_chains(repeat, 4.0 * simd::lanes,
+                    [=](simd::Vec x) { return simd::dot_pairs(x, left, right); });
 }
 
 #endif

@@ -17,29 +17,25 @@ RADDLE_FN void end_products() { simd::release_tiles(); }
 /// starts a product every 16 cycles. 0: never.
 constexpr i32 steps_ahead = 1;
 
-/// C = A · B, or C += A · B if `adds`, of one strip, in steps short enough to stand between the
-/// rows of another strip's softmax: the tile unit works on a step while the vector units work on
-/// rows. C has 16 or 32 rows and is computed in blocks of 32 columns, each over the whole depth. A
-/// step takes 32 of the depth, and two squares.
+/// C = A · B, or C += A · B if `adds`, in steps short enough to stand between the rows of another
+/// strip's softmax: the tile unit works on a step while the vector units work on rows. C has 16 or
+/// 32 rows. A step takes 32 of the depth, and two squares.
 template <bool adds>
 class Product {
  public:
   Product() = default;
 
-  /// Squares of B are read in their order, `skip` elements being left out between blocks. `depth`
-  /// is in steps.
-  RADDLE_FN Product(i32 rows, const bf16* a, i32 lda, const bf16* b, i64 skip, i32 depth, float* c,
-                    i32 ldc, i32 blocks)
-      : a_(a),
-        b_(b),
-        c_(c),
-        skip_(skip),
-        row_bytes_a_(lda * static_cast<i64>(sizeof(bf16))),
-        row_bytes_c_(ldc * static_cast<i64>(sizeof(float))),
-        depth_(depth),
-        left_(depth),
-        blocks_(blocks),
-        has_two_rows_(rows > tile_rows) {}
+  RADDLE_FN explicit Product(const Operands& x)
+      : a_(x.a),
+        b_(x.b),
+        c_(x.c),
+        skip_(x.skip),
+        row_bytes_a_(x.lda * static_cast<i64>(sizeof(bf16))),
+        row_bytes_c_(x.ldc * static_cast<i64>(sizeof(float))),
+        depth_(x.depth),
+        left_(x.depth),
+        blocks_(x.blocks),
+        has_two_rows_(x.rows > tile_rows) {}
 
   RADDLE_FN i32 num_steps() const { return blocks_ * depth_; }
   RADDLE_FN bool is_done() const { return blocks_ == 0; }

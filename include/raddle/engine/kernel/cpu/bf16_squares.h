@@ -22,6 +22,20 @@ constexpr i32 two_squares = 2 * square;         ///< B of one step of a product
 /// Query rows of a strip: its logits stay in the L1 cache from Q·Kᵀ to P·V.
 constexpr i32 strip_rows = 2 * tile_rows;
 
+/// C = A · B, or C += A · B, of one strip. C is computed in blocks of 32 columns, each over the
+/// whole depth, which have two squares of B for every 32 of it.
+struct Operands {
+  i32 rows = 0;
+  const bf16* a = nullptr;
+  i32 lda = 0;
+  const bf16* b = nullptr;  ///< squares in their order
+  i64 skip = 0;             ///< elements of B that are left out between blocks
+  i32 depth = 0;            ///< in squares
+  float* c = nullptr;
+  i32 ldc = 0;
+  i32 blocks = 0;
+};
+
 /// Keys that a strip of query rows takes at a time. With 64, O (16 KiB of a strip where D = 128), Q
 /// (8) and two blocks of logits (8 each) would stay in an L1 cache of 48 KiB while squares go
 /// through it; twice as many halve what O is loaded and stored, which is worth more (by 2-4 %).

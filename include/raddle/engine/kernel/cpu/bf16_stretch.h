@@ -75,8 +75,8 @@ class RowsAhead {
     for (i32 i = 0; i < keys_a_turn_ && left_ > 0; ++i, --left_) {
       const bf16* k = tile_->k[key_];
       const bf16* v = tile_->v[key_];
-      for (i32 d = 0; d < dim_qk; d += 32) __builtin_prefetch(k + d, 0, 2);
-      for (i32 d = 0; d < dim_vo; d += 32) __builtin_prefetch(v + d, 0, 2);
+      for (i32 d = 0; d < dim_qk; d += 32) simd::prefetch_l2(k + d);
+      for (i32 d = 0; d < dim_vo; d += 32) simd::prefetch_l2(v + d);
       if (++key_ < tile_->n) continue;
       key_ = 0;
       ++tile_;

@@ -17,16 +17,28 @@ using ValueProduct = Product<true>;
 /// S = Q · Kᵀ, not yet scaled, for keys [begin, end) of a slice, multiples of 32.
 RADDLE_FN KeyProduct multiply_keys(i32 rows, const bf16* q, i32 dim, const bf16* k, i32 begin,
                                    i32 end, float* s, i32 lds) {
-  return KeyProduct(rows, q, dim, k + i64{begin} * dim, 0, dim / tile_depth, s + begin, lds,
-                    (end - begin) / padded_unit);
+  return KeyProduct({.rows = rows,
+                     .a = q,
+                     .lda = dim,
+                     .b = k + i64{begin} * dim,
+                     .depth = dim / tile_depth,
+                     .c = s + begin,
+                     .ldc = lds,
+                     .blocks = (end - begin) / padded_unit});
 }
 
 /// O += P · V for the same keys. `dim` is a multiple of 32.
 RADDLE_FN ValueProduct multiply_values(i32 rows, const bf16* p, i32 ldp, const bf16* v, i32 begin,
                                        i32 end, i32 dim, float* o) {
-  const i64 skip = i64{slice_keys - (end - begin)} * 2 * tile_rows;
-  return ValueProduct(rows, p + begin, ldp, v + i64{begin} * 2 * tile_rows, skip,
-                      (end - begin) / tile_depth, o, dim, dim / padded_unit);
+  return ValueProduct({.rows = rows,
+                       .a = p + begin,
+                       .lda = ldp,
+                       .b = v + i64{begin} * 2 * tile_rows,
+                       .skip = i64{slice_keys - (end - begin)} * 2 * tile_rows,
+                       .depth = (end - begin) / tile_depth,
+                       .c = o,
+                       .ldc = dim,
+                       .blocks = dim / padded_unit});
 }
 
 }  // namespace cpu
