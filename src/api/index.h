@@ -20,7 +20,8 @@ Extremes extremes(const std::vector<i32>& values);
 /// A one-dimensional array of any length.
 std::vector<i32> copy_index(const char* name, const IndexRef& ref);
 
-/// The same with exactly `count` entries; `why` says what there is one of ("one a request").
+/// A one-dimensional array of exactly `count` entries; `why` says what it has one of ("one a
+/// request").
 std::vector<i32> copy_index(const char* name, const IndexRef& ref, std::size_t count,
                             const char* why);
 

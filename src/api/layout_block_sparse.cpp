@@ -15,7 +15,7 @@ constexpr i64 i32_max = std::numeric_limits<i32>::max();
 
 std::size_t at(i64 i) { return static_cast<std::size_t>(i); }
 
-/// Whose rows these are, and how many keys each request counts.
+/// The requests of the rows, and how many keys each request has.
 struct Requests {
   std::vector<i32> qo_indptr;
   std::vector<i32> kv_len;  ///< empty until it is known

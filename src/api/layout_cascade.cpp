@@ -24,7 +24,7 @@ class Merge {
  private:
   void check_rows(const Layout& layout) const;
   i32 first_key(const Level& level, i32 group) const;
-  /// All messages start with the level they speak of.
+  /// All messages start with the level that they are about.
   template <class... Parts>
   [[noreturn]] void refuse(const Parts&... parts) const {
     fail<ValueError>("levels[", number_, "]: ", parts...);

@@ -14,7 +14,7 @@ struct Trait {
   bool LevelKind::*flag;
 };
 
-/// What a level may have or lack.
+/// Optional arrays of a level.
 constexpr Trait traits[] = {
     {"groups other than the requests", &LevelKind::free_groups},
     {"keys that requests share", &LevelKind::shared_keys},
@@ -52,7 +52,7 @@ void same(const std::string& what, T found, T expected) {
                      found, "; expected ", expected);
 }
 
-/// Arrays of nothing count as present.
+/// Empty arrays count as present.
 template <class T>
 void keep(std::vector<T>& list) {
   if (list.empty()) list.push_back(0);

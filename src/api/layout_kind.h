@@ -1,6 +1,6 @@
 // What a captured graph keeps of a layout, whatever its lengths: how its levels are read, and which
-// arrays they have. An array that is absent has a default, so that layouts may be written as one
-// kind.
+// arrays they have. An absent array stands for a default; written out, layouts with and without it
+// become one kind.
 #pragma once
 
 #include <array>
@@ -31,14 +31,15 @@ struct LayoutKind {
 
 LayoutKind kind_of(const Layout& layout);
 
-/// The kind that layouts of both can be written as. Raises ValueError, which speaks of `layout`
-/// and of the reservation's first one, where numbers of levels, page sizes or orders differ.
+/// The kind in which layouts of both kinds can be written. Raises ValueError, which names `layout`
+/// and the reservation's first layout, where numbers of levels, page sizes or orders differ.
 LayoutKind common_kind(const LayoutKind& first, const LayoutKind& layout);
 
 /// What `more` has that `less` lacks, in words ("kv_begin on level 1"); empty where nothing.
 std::string beyond(const LayoutKind& less, const LayoutKind& more);
 
-/// The same layout with what `kind` has and it lacks written out; itself where nothing is.
+/// The layout with those arrays written out that `kind` has and it lacks; the layout itself where
+/// it lacks none.
 LayoutPtr as_kind(const LayoutPtr& layout, const LayoutKind& kind);
 
 }  // namespace raddle

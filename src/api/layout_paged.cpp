@@ -61,7 +61,7 @@ void copy_page_lists(const PagedArgs& args, const std::vector<i32>& kv_len, Leve
   }
 }
 
-/// The same from the padded rows of a block table.
+/// Copies the used pages from the padded rows of a block table.
 void copy_block_table(const PagedArgs& args, const std::vector<i32>& kv_len, Level& level) {
   const IndexRef& table = args.page_indices;
   if (table.rank != 2) {
@@ -138,7 +138,7 @@ void take_blocks(const Level& from, const std::vector<i32>& begin, Level& to) {
   }
 }
 
-/// The same page table as two levels: what requests share of their leading pages, and the rest.
+/// A page table as two levels: the leading pages that requests share, and the rest.
 LayoutPtr two_levels(std::vector<i32> qo_indptr, std::vector<i32> qo_pos, const Level& level,
                      i32 min_prefix) {
   PrefixCascade found = discover_prefixes(
@@ -152,8 +152,8 @@ LayoutPtr two_levels(std::vector<i32> qo_indptr, std::vector<i32> qo_pos, const 
   }
   Level &prefixes = levels[0], &requests = levels[1];
   prefixes.groups_are_requests = false;
-  // Reservations keep which arrays a layout has and what its variants may read: so it is with and
-  // without anything to share.
+  // A reservation fixes which arrays a layout has and what its variants may read, so these do not
+  // depend on whether anything is shared.
   prefixes.keys_are_shared = true;
   for (std::vector<i32>* list : {&found.rows, &found.kv_begin, &found.row_request})
     if (list->empty()) list->push_back(0);

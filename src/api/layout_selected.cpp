@@ -6,7 +6,7 @@
 namespace raddle {
 namespace {
 
-/// A list of pages a request, each with the position of its first key and its keys.
+/// One list of pages per request; each page has the position of its first key and a number of keys.
 struct Selection {
   IndexRef pages, pos, count;
   i64 width() const { return pages.shape[1]; }
@@ -62,8 +62,8 @@ struct Lists {
   }
 };
 
-/// Keys count in the order of the lists, so what a row of several sees by index (causal) is right
-/// only where the request's newest keys are the last of its list.
+/// Keys count in the order of the lists. So, where a request has several rows, a mask by index
+/// (causal) is right only if the request's newest keys are the last of its list.
 void check_newest(const Selection& selection, const LevelView& level, i32 request) {
   const i32 last = level.columns[request] - 1;
   const i32 base = level.kv_begin ? level.kv_begin[request] : 0;

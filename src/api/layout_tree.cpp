@@ -3,7 +3,7 @@
 //
 // The first level is a page table that every row sees whole, so that no mask is evaluated there.
 // The second has a block for each node, a single row of a page, with its own position and one bit
-// for each row: q × q bits a request, whatever stands before the tree.
+// for each row: q × q bits per request, whatever stands before the tree.
 #include <algorithm>
 #include <sstream>
 
@@ -28,7 +28,7 @@ std::string cycle_of(const i32* parents, i32 nodes, i32 node) {
   return text.str();
 }
 
-/// Who sees whom in the requests' trees, by parents or by bits.
+/// Which nodes each row of the requests' trees sees, by parents or by bits.
 class Visibility {
  public:
   Visibility(const TokenTreeArgs& args, const Layout& pages);
@@ -161,7 +161,8 @@ Level tree_level(const Level& table, const LayoutView& batch, const std::vector<
   const Extremes used = extremes(level.blocks);
   if (!level.blocks.empty()) level.min_block = used.min;
   level.max_block = std::max(used.max, -1);
-  // Reservations keep which arrays a layout has: so it is with and without nodes.
+  // A reservation fixes which arrays a layout has, so these do not depend on whether there are
+  // nodes.
   for (std::vector<i32>* list : {&level.kv_begin, &level.block_first, &level.block_pos})
     if (list->empty()) list->push_back(0);
   if (level.mask_bits.empty()) level.mask_bits.push_back(0);
@@ -214,7 +215,7 @@ TokenTree token_tree(const TokenTreeArgs& args) {
     levels[0].columns[at(i)] -= qo_indptr[at(i) + 1] - qo_indptr[at(i)];
   levels.push_back(tree_level(table->levels()[0], batch, positions, visibility,
                               args.max_nodes > 0 ? args.max_nodes : std::max(most, 1)));
-  if (positions.empty()) positions.push_back(0);  // given all the same
+  if (positions.empty()) positions.push_back(0);  // an empty array would count as absent
 
   TokenTree tree;
   tree.parents = visibility.parents();

@@ -18,8 +18,8 @@ class SharedLibrary {
   }
   ~SharedLibrary();
 
-  /// Empty where `name` (a path, or a name that the loader searches for) cannot be loaded; why is
-  /// added to `reasons`.
+  /// Empty where `name` (a path, or a name that the loader searches for) cannot be loaded; the
+  /// reason is added to `reasons`.
   static SharedLibrary open(const std::string& name, std::string* reasons = nullptr);
 
   explicit operator bool() const { return handle_ != nullptr; }

@@ -15,8 +15,8 @@ struct Job {
   std::thread thread;
 };
 
-/// Never destroyed: what a forked process has of its parent's threads can be neither joined nor
-/// destroyed.
+/// Never destroyed: a forked process has copies of its parent's thread objects, which it can
+/// neither join nor destroy.
 struct Jobs {
   std::mutex mutex;
   std::list<Job>* list = new std::list<Job>;

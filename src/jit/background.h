@@ -1,4 +1,4 @@
-// Compilations on threads of their own, which somebody waits for later, or nobody.
+// Compilations on threads of their own. A caller may wait for one later, or never.
 #pragma once
 
 #include <atomic>
@@ -7,22 +7,23 @@
 
 namespace raddle::jit {
 
-/// What a compilation and those who wait for it tell each other.
+/// Shared between a compilation and the callers that wait for it.
 struct Watch {
-  std::atomic<bool> stop = false;       ///< nobody wants it any more: it raises CompileError soon
+  std::atomic<bool> stop = false;  ///< no caller wants it any more: it raises CompileError soon
   std::atomic<bool> compiling = false;  ///< it has begun, and does not wait for another process
 };
 
 /// Runs `work`, which raises nothing, on a thread of its own.
 void in_background(std::shared_ptr<Watch> watch, std::function<void()> work);
 
-/// Stops all that was started and waits until it has ended. For a process that is about to end:
-/// what a compiler uses goes then, and one that still works crashes, or takes all memory.
+/// Stops all compilations and waits until they have ended. For a process that is about to end: the
+/// end destroys what a compiler uses, and one that still runs crashes, or takes all memory.
 void stop_background();
 
-/// Has the end of the program stop what was started. What is registered last ends first: to be
-/// called when all that the work uses has registered itself. Nothing where the program has promised
-/// to call stop_background, as Python's package does, which ends before any library.
+/// Registers stop_background for the end of the program. What is registered last ends first, so
+/// call this when everything that the work uses has registered itself. Does nothing where the
+/// program has promised to call stop_background itself, as Python's package does: it ends before
+/// any library.
 void stop_at_exit();
 void promise_to_stop();
 bool is_promised_to_stop();

@@ -30,8 +30,8 @@ constexpr const char* binary_file = "binary";
 constexpr const char* source_file = "source";
 constexpr const char* manifest_file = "manifest";
 constexpr const char* lock_suffix = ".lock";
-// What is on its way in or out. The folder may be shared with files of others, above all where
-// RADDLE_CACHE_DIR was set in haste: nothing is removed whose name is not one of these.
+// Names of entries that are being published or removed. RADDLE_CACHE_DIR may name a folder with
+// other files, so nothing is removed whose name is not one of these.
 constexpr const char* fresh_prefix = ".raddle-new-";
 constexpr const char* aside_prefix = ".raddle-old-";
 
@@ -46,8 +46,8 @@ std::string read_file(const fs::path& path) {
   return in ? text.str() : "";
 }
 
-/// Whole, or the errno: a full disk shows at the end. Only the owner may write it, whatever the
-/// umask, or the entry would be refused.
+/// Writes a whole file, or returns the errno: a full disk shows at the end. Only the owner may
+/// write the file, whatever the umask, or the entry would be refused.
 int write_file(const fs::path& path, const std::string& content) {
   errno = 0;
   std::ofstream out(path, std::ios::binary);
@@ -79,7 +79,7 @@ bool owned(const fs::path& path) {
   return plain && !writable_by_others && (info.st_uid == geteuid() || info.st_uid == 0);
 }
 
-/// The entry's binary if it is whole, and nobody but this user and root can have written it.
+/// The entry's binary if it is whole, and only this user or root can have written it.
 std::optional<Binary> read_entry(const fs::path& folder) {
   const fs::path binary = folder / binary_file;
   for (const fs::path& path : {folder, binary, folder / manifest_file})
@@ -102,7 +102,7 @@ std::optional<Binary> find_any_compiler(const fs::path& root, const Request& req
   return std::nullopt;
 }
 
-/// Moves whatever stands in the way aside, in one step, then deletes it.
+/// Moves what stands at this path aside, in one step, then deletes it.
 void discard(const fs::path& root, const fs::path& folder) {
   std::error_code ignored;
   if (!fs::exists(fs::symlink_status(folder, ignored))) return;
@@ -110,7 +110,7 @@ void discard(const fs::path& root, const fs::path& folder) {
   if (aside.held()) fs::rename(folder, aside.path() / "entry", ignored);
 }
 
-/// Writes an entry and publishes it. Returns 0, or the errno where the disk will not have it.
+/// Writes an entry and publishes it. Returns 0, or the errno where it cannot be written.
 int publish(const fs::path& root, const fs::path& folder, const Request& request,
             const std::string& binary) {
   const PrivateFolder fresh(root, fresh_prefix);
@@ -140,14 +140,14 @@ void sweep(const fs::path& root) {
       FileLock::sweep(entry.path());
 }
 
-/// Where the cache's folder lies for who has no home.
+/// Where the cache's folder lies for a user without a home folder.
 fs::path homeless_base() {
   const char* base = std::getenv("TMPDIR");
   return fs::path(base && *base ? base : "/tmp") / ("raddle-" + std::to_string(geteuid()));
 }
 
-/// In a folder of temporary files anybody may have made that one, and could replace what lies in
-/// it between a look and its use.
+/// In a folder for temporary files another user may have created this one, and could replace its
+/// contents between check and use.
 bool is_safe(const fs::path& root) {
   const fs::path base = root.parent_path();
   if (base != homeless_base()) return true;

@@ -1,7 +1,7 @@
 // What was compiled, on disk: a folder of finished folders. An entry is named by its content's
 // hash, written under another name and published by one atomic rename, so that a reader sees a
-// whole entry or none. One process a host compiles an entry (a file lock, which the kernel releases
-// when its holder dies); a duplicate from another host is harmless.
+// whole entry or none. One process per host compiles an entry (a file lock, which the kernel
+// releases when its holder dies); a duplicate from another host is harmless.
 #pragma once
 
 #include <functional>
@@ -14,14 +14,14 @@ namespace raddle::jit {
 
 /// What to look up, and how to make it if it is not there.
 struct Request {
-  std::string key;       ///< everything that the result depends on but the compiler
+  std::string key;       ///< everything that the result depends on, except the compiler
   std::string compiler;  ///< its identity; empty where this machine has none
   std::string name;      ///< for people: "FlashSigmoid"
   std::string target;    ///< for people: "avx512", "sm_90a"
   std::string source;    ///< kept beside the binary
   /// Compiles into memory. Raises where it cannot.
   std::function<std::string()> compile;
-  Watch* watch = nullptr;  ///< of who waits for it on another thread
+  Watch* watch = nullptr;  ///< of a caller that waits for it on another thread
 };
 
 /// A compiled binary, and where it lies: empty where it is only in memory.
@@ -37,7 +37,7 @@ std::string cache_folder();
 
 /// The entry of that key: found and intact, or compiled now. A damaged entry, or one of another
 /// user, is refused and made again; where the folder cannot be written, the result stays in memory
-/// and a warning is printed once a process. Raises CompileError when it is stopped.
+/// and a warning is printed once per process. Raises CompileError when it is stopped.
 Binary find_or_compile(const Request& request);
 
 struct CacheEntry {

@@ -8,7 +8,7 @@
 namespace raddle::jit {
 
 /// The cubin of a complete source for an architecture: from the cache, or compiled into it. `name`
-/// is for people, `watch` for who waits for it on another thread. Raises CompileError.
+/// is for people, `watch` for a caller that waits for it on another thread. Raises CompileError.
 std::string find_or_compile_cubin(const std::string& name, const std::string& source,
                                   const std::string& arch, Watch* watch = nullptr);
 

@@ -13,10 +13,10 @@
 namespace raddle::jit {
 namespace {
 
-/// What the table begins with in a cubin, where a search finds it.
+/// First bytes of the table, by which a search finds it in a cubin.
 constexpr i32 magic[] = {0x64646172, 0x6d5f656c, 0x65626d65, 0x5f3f7372};
 
-/// In the table's order; then an Entry a member.
+/// In the table's order; one Entry per member follows.
 struct Header {
   i32 magic[4];
   i32 bytes, scan;
@@ -50,7 +50,7 @@ std::string source_of(const VariantSource& source) {
   return amalgamate(text.str());
 }
 
-/// A description with all that it points to.
+/// A description with everything that it points to.
 struct Description {
   VariantSource source;
   std::vector<Member> members;

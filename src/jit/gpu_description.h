@@ -1,4 +1,4 @@
-// What a variant of the user's own has, asked of NVRTC where there is no C++ compiler to ask.
+// Parts and members of a user's own variant, found by NVRTC where there is no C++ compiler.
 #pragma once
 
 #include "jit/source.h"
@@ -6,9 +6,10 @@
 
 namespace raddle::jit {
 
-/// Which parts of the contract a variant has, and where its members lie. Its functions are not
-/// there: those that are present must not be called, and coverage is unknown. Compiled, or from the
-/// cache; lives as long as the process. Raises CompileError.
+/// Which parts of the contract a variant has, and where its members lie. Its functions do
+/// not exist on the host: their pointers only say that a part is present and must not be called,
+/// and coverage is unknown. Compiled, or from the cache; lives as long as the process. Raises
+/// CompileError.
 const VariantOps& describe_on_gpu(const VariantSource& source, const std::string& arch);
 
 }  // namespace raddle::jit

@@ -1,5 +1,5 @@
-// The identity of content: FNV-1a with 128 bits. Entries are checked for their owner, so nobody is
-// to be kept from making collisions on purpose.
+// The identity of content: FNV-1a with 128 bits. The cache checks who owns an entry, so the hash
+// need not resist deliberate collisions.
 #pragma once
 
 #include <string>

@@ -35,8 +35,8 @@ std::string find_program(const std::string& name) {
   return "";
 }
 
-/// A program, or one with arguments: "ccache g++". A path may hold blanks, so the whole comes
-/// first.
+/// A program, or one with arguments: "ccache g++". A path may contain blanks, so the whole string
+/// is tried first.
 HostCompiler named(const std::string& command, const char* origin) {
   HostCompiler found;
   found.origin = origin;
@@ -55,7 +55,7 @@ std::vector<std::string> command_of(const HostCompiler& compiler) {
   return command;
 }
 
-/// What it says of itself. The target keeps machines apart that share a home folder.
+/// What the compiler says of itself. The target separates machines that share a home folder.
 std::string identify(const HostCompiler& compiler) {
   std::string identity;
   for (const char* question : {"--version", "-dumpmachine"}) {
@@ -72,7 +72,7 @@ std::string identify(const HostCompiler& compiler) {
   return identity.empty() ? compiler.path : identity;
 }
 
-/// Where a compilation's files lie; what killed processes left there goes.
+/// The folder for a compilation's files; removes what killed processes left there.
 PrivateFolder work_folder() {
   constexpr const char* prefix = ".raddle-compile-";
   const char* wanted = std::getenv("TMPDIR");
@@ -85,7 +85,7 @@ PrivateFolder work_folder() {
   fail<CompileError>("no temporary folder can be written; set TMPDIR to one that can");
 }
 
-/// The compiler's words, those about the user's own lines first.
+/// The compiler's messages, those about the user's own lines first.
 std::string explain_failure(const std::string& output, const std::string& name) {
   std::istringstream lines(output);
   std::string own, rest;
@@ -110,7 +110,7 @@ HostCompiler find_compiler() {
     const char* value = std::getenv(variable);
     if (!value || !*value) continue;
     found = named(value, variable);
-    // A compiler that was asked for by name and is not there is no reason to take another one.
+    // Where a named compiler is missing, another one must not be taken silently.
     if (found.path.empty() && std::strcmp(variable, "RADDLE_CXX") == 0)
       fail<CompileError>("RADDLE_CXX is '", value,
                          "', which is no program; expected a C++ compiler");
@@ -180,8 +180,8 @@ std::string compile_shared(const HostCompiler& compiler, const std::vector<std::
     if (!clang || flag != "-fmax-errors=20") command.push_back(flag);
   command.insert(command.end(), flags.begin(), flags.end());
   command.insert(command.end(), {input.string(), "-o", output.string()});
-  // Messages are read, so they must be in English; the compiler's own temporary files go when
-  // ours do.
+  // The messages are parsed, so they must be in English. The compiler's own temporary files are
+  // removed together with ours.
   const Outcome outcome = run(command, {{"LC_ALL", "C"}, {"TMPDIR", folder.path().string()}},
                               "compiling variant '" + name + "' with " + compiler.path);
   if (outcome.status > 0) {

@@ -1,4 +1,4 @@
-// The user's own C++ compiler, which variants of the user's own are compiled with for the CPU.
+// The user's C++ compiler, which compiles the user's own variants for the CPU.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ struct HostCompiler {
 /// The first of RADDLE_CXX, CXX, c++, g++, clang++ that is there. Raises CompileError where it does
 /// not run.
 HostCompiler find_compiler();
-/// The same, looked for once a process.
+/// That compiler, looked for once per process.
 const HostCompiler& host_compiler();
 
 /// The flags of an instruction set ("avx512"): those that the shipped kernels are compiled with.

@@ -19,7 +19,8 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-/// Locks; tells after a second what it waits for. Else the errno: ECANCELED after `stop`.
+/// Locks, and prints after a second what it waits for. Returns 0 or the errno: ECANCELED after
+/// `stop`.
 int lock(int fd, const std::string& waiting, const std::atomic<bool>* stop) {
   const auto begin = Clock::now();
   bool said = false;
@@ -35,7 +36,7 @@ int lock(int fd, const std::string& waiting, const std::atomic<bool>* stop) {
   return 0;
 }
 
-/// Whether the path still leads to what is open: who held the lock before may have removed it.
+/// Whether the path still leads to the open file: the lock's last holder may have removed it.
 bool leads_to(const fs::path& path, int fd) {
   struct stat there {
   }, here{};
@@ -88,7 +89,7 @@ PrivateFolder::PrivateFolder(const fs::path& base, const std::string& prefix) {
       return;
     }
     fd_ = open(pattern.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    // Between its birth and its lock somebody's sweep may have taken the folder for a leftover.
+    // Before the folder was locked, another process may have removed it as a leftover.
     if (fd_ < 0 && errno == ENOENT) continue;
     const bool locked = fd_ >= 0 && flock(fd_, LOCK_EX) == 0;
     if (!locked || leads_to(pattern, fd_)) {

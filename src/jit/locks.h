@@ -7,7 +7,7 @@
 
 namespace raddle::jit {
 
-/// An exclusive lock on a file, which is there only while somebody holds or wants it.
+/// An exclusive lock on a file, which exists only while a process holds or wants the lock.
 class FileLock {
  public:
   /// Waits, until `stop` at most; says `waiting` to stderr after a second.
@@ -28,8 +28,8 @@ class FileLock {
   int error_ = 0;
 };
 
-/// A new folder of this process's own. It is locked, so that others know that its owner lives, and
-/// removed by the destructor unless it has been renamed.
+/// A new folder of this process's own. It is locked, so that other processes see that this one is
+/// alive, and the destructor removes it unless it has been renamed.
 class PrivateFolder {
  public:
   /// Named `prefix` and six letters; not held where it cannot be made.
@@ -43,7 +43,7 @@ class PrivateFolder {
   int error() const { return error_; }
   const std::filesystem::path& path() const { return path_; }
 
-  /// Removes this user's folders of that prefix whose owners died.
+  /// Removes this user's folders of that prefix whose processes have died.
   static void sweep(const std::filesystem::path& base, const std::string& prefix);
 
  private:

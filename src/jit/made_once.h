@@ -1,4 +1,5 @@
-// What a process makes once for each key: kernels and tables that are compiled, and never unloaded.
+// Values that a process makes once for each key: kernels and tables that are compiled and never
+// unloaded.
 #pragma once
 
 #include <unistd.h>
@@ -10,13 +11,13 @@
 
 namespace raddle::jit {
 
-/// Threads make different values side by side, and the same one once. A process that is forked
-/// while one is made makes it anew.
+/// Threads make different values side by side; of several that want one value, one makes it. A
+/// process that is forked while a value is made makes it anew.
 template <class T>
 class MadeOnce {
  public:
   /// What `make()` returned for `key`, a pointer that stays valid. What it throws passes through,
-  /// and the next who asks makes it again.
+  /// and the next call makes the value again.
   template <class Make>
   const T& get(const std::string& key, const Make& make) {
     Slot& slot = slot_of(key);
@@ -36,7 +37,7 @@ class MadeOnce {
   Slot& slot_of(const std::string& key) {
     const std::lock_guard lock(mutex_);
     Slot*& slot = slots_[key];
-    // Whoever was making it when this process was forked is not here to unlock it.
+    // The thread that was making it when this process was forked does not exist here to unlock it.
     if (!slot || (!slot->value && slot->process != getpid())) slot = new Slot;
     return *slot;
   }

@@ -30,7 +30,7 @@ struct Functions {
   int (*cubin)(Program, char*);
   int (*ptx_size)(Program, std::size_t*);
   int (*ptx)(Program, char*);
-  /// Newer ones ask now and then whether to go on; null before.
+  /// Newer releases call back now and then and ask whether to continue; null in older ones.
   int (*set_callback)(Program, int (*stops)(void* payload, void* reserved), void* payload);
 };
 
@@ -61,7 +61,7 @@ std::vector<std::string> libraries_in(const fs::path& folder) {
   return found;
 }
 
-/// The builtins lie beside the library, but some wheels do not say so to the loader.
+/// The builtins lie beside the library, but some wheels do not tell the loader so.
 SharedLibrary load_builtins(const fs::path& library) {
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(library.parent_path(), error)) {
@@ -72,7 +72,7 @@ SharedLibrary load_builtins(const fs::path& library) {
   return {};
 }
 
-/// A library that may be there, and where that is.
+/// A library that may exist, and where.
 struct Candidate {
   std::string path;
   const char* origin;
@@ -120,7 +120,7 @@ bool load(const std::string& path, Loaded& into, std::string& reasons) {
   return whole;
 }
 
-/// Loads the first candidate that is one.
+/// Loads the first candidate that is an NVRTC.
 Candidate load_first(Loaded& into) {
   std::string reasons;
   const std::vector<Candidate> all = candidates();
@@ -139,8 +139,9 @@ void check(int result, const char* what) {
     fail<CompileError>("NVRTC: ", what, " failed: ", loaded().call.error_string(result));
 }
 
-/// What NVRTC uses in a compilation registers itself for the program's end in the first one. A
-/// small one takes 30 ms; after it the end of the program stops others before that goes.
+/// During the first compilation, what NVRTC uses registers itself for the program's end. A small
+/// compilation takes 30 ms; registering after it makes the program's end stop other compilations
+/// before it destroys what they use.
 void prepare_exit(const std::string& arch) {
   if (is_promised_to_stop()) return;
   static const bool prepared = [&] {

@@ -1,5 +1,5 @@
 // NVRTC, NVIDIA's run-time compiler: loaded when first needed, never linked. It needs no GPU, and
-// what Raddle gives it needs no CUDA header.
+// Raddle's sources need no CUDA header.
 #pragma once
 
 #include <atomic>
@@ -10,9 +10,8 @@
 
 namespace raddle::jit {
 
-/// A compiled GPU kernel and what the assembler said of it. Of a virtual architecture
-/// ("compute_75") it is PTX instead, which no assembler has seen: drivers translate it for any
-/// later GPU.
+/// A compiled GPU kernel and the assembler's messages. For a virtual architecture ("compute_75") it
+/// is PTX, which no assembler has processed yet: drivers translate it for any later GPU.
 struct Cubin {
   std::string bytes;
   std::string log;
@@ -20,7 +19,7 @@ struct Cubin {
 
 /// What a kernel takes, read from its log.
 struct Resources {
-  i32 registers = 0;    ///< a thread
+  i32 registers = 0;    ///< per thread
   i32 spill_bytes = 0;  ///< stores and loads
 };
 
@@ -31,7 +30,7 @@ class Nvrtc {
     std::string path, origin, version;
   };
 
-  /// Looks for it anew and keeps nothing loaded. Raises CompileError as instance() does.
+  /// Looks for NVRTC again and keeps nothing loaded. Raises CompileError as instance() does.
   static Found find();
 
   /// The library that was found first: RADDLE_NVRTC (a file), the wheels nvidia-cuda-nvrtc beside

@@ -22,8 +22,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// A child starts with no signal blocked, and with the default answer to those that programs like
-/// to ignore: with SIGCHLD ignored a compiler driver cannot wait for its own children.
+/// A child starts with no signal blocked, and with default actions for signals that programs often
+/// ignore: with SIGCHLD ignored a compiler driver cannot wait for its own children.
 class Attributes {
  public:
   Attributes() {
@@ -65,7 +65,7 @@ std::vector<std::string> environment(
   return result;
 }
 
-/// Starts the program; its words come out of the pipe's end that is returned.
+/// Starts the program; returns the end of a pipe from which its output can be read.
 int start(const std::vector<std::string>& command, std::vector<std::string> variables,
           pid_t& child) {
   int ends[2];

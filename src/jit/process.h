@@ -1,4 +1,4 @@
-// Runs a program and collects what it says.
+// Runs a program and collects its output.
 #pragma once
 
 #include <string>
@@ -8,7 +8,8 @@
 namespace raddle::jit {
 
 struct Outcome {
-  int status = -1;  ///< as waitpid tells; -1: unknown, where the caller's program ignores SIGCHLD
+  int status =
+      -1;  ///< as waitpid returns it; -1: unknown, where the caller's program ignores SIGCHLD
   std::string output;  ///< standard output and error
   bool succeeded() const { return status == 0; }
 };
@@ -23,7 +24,7 @@ Outcome run(const std::vector<std::string>& command,
 /// "exit status 1", "signal 9".
 std::string describe_status(int status);
 
-/// Says to the terminal what goes on, as one write.
+/// Prints to stderr what is going on, as one write.
 void announce(const std::string& doing);
 
 }  // namespace raddle::jit

@@ -21,8 +21,8 @@ std::string_view find_header(std::string_view path) {
 
 constexpr std::string_view include_prefix = "#include \"raddle/";
 
-/// Headers that stand under an #if may be left out by the preprocessor, so the next mention must
-/// bring them again: each is guarded by a macro, and `seen` holds those that stand free.
+/// The preprocessor may leave out headers under an #if, so their next mention must write them
+/// again: each is guarded by a macro. `seen` holds the headers that were written outside any #if.
 struct Inliner {
   std::string out;
   std::set<std::string_view> seen;
@@ -130,9 +130,10 @@ const char* extent_name(Extent extent) {
   return names[static_cast<i32>(extent)];
 }
 
-/// The user's includes and what else they wrote. Theirs is put into Raddle's namespace, where no
-/// header belongs, so includes are moved before it; line numbers stay. What is compiled is known by
-/// its text, in which a header of their own would be a name alone.
+/// Splits the user's text into its includes and the rest. The rest is put into Raddle's namespace,
+/// where no header belongs, so includes are moved before it; line numbers stay. A kernel is
+/// identified by its text, which would only contain the name of a user's own header: those are
+/// refused.
 struct UserText {
   std::string includes, rest;
 
@@ -180,7 +181,7 @@ std::string mask_type(const std::vector<MaskNode>& masks) {
   return stack.empty() ? "NoMask" : stack.back();
 }
 
-/// A member that params does not name would have no value. What shows it is the room that it takes.
+/// A member that params does not name would have no value. The size of the struct reveals it.
 void check_all_named(const VariantSource& source, const VariantOps& ops) {
   std::vector<const Member*> members;
   for (i32 i = 0; i < ops.num_members; ++i) members.push_back(&ops.members[i]);
@@ -234,7 +235,7 @@ std::vector<std::string> plan_members(const VariantSource& source) {
   const std::vector<std::string> t = tokens(source.text);
   std::set<std::string> reached = {"mask", "kv_span", "coverage"};
   std::vector<std::string> open(reached.begin(), reached.end());
-  // Where a macro is used is hard to tell; what it mentions counts as mentioned by the mask.
+  // It is hard to tell where a macro is used, so what it mentions counts as mentioned by the mask.
   for (std::size_t at = 0; (at = source.text.find("#define", at)) != std::string::npos;) {
     const std::size_t end = std::min(source.text.find('\n', at), source.text.size());
     for (const std::string& word : tokens(source.text.substr(at, end - at))) open.push_back(word);
@@ -257,7 +258,7 @@ std::string declare(const VariantSource& source) {
   std::ostringstream out;
   const UserText user(source);
   const std::string type = "user::" + source.name;
-  // A namespace of its own: the struct may be called like something of the engine.
+  // A namespace of its own: the struct may have the name of something in the engine.
   out << "#include \"raddle/engine/variant/parts.h\"\n#include "
          "\"raddle/engine/variant/traced.h\"\n"
       << user.includes << "RADDLE_ENGINE_BEGIN\nnamespace user {\n"
@@ -294,7 +295,7 @@ std::string declare(const CompositionSource& composition, const std::string& nam
       types += ", " + part.type;
       continue;
     }
-    // Two parts may be of one name, above all functions that somebody called mask_mod.
+    // Two parts may have one name, such as two functions called mask_mod.
     const std::string space = "part" + std::to_string(i);
     const UserText user(*part.source);
     text += user.includes + "RADDLE_ENGINE_BEGIN\nnamespace " + space + " {\n" + user.rest +

@@ -1,6 +1,6 @@
-// Source for just-in-time compilation, assembled from named parts. What comes out includes nothing
-// of Raddle's: every engine header is written into it once, so that a hash of the text identifies
-// the kernel and no include path is needed.
+// Source for just-in-time compilation, assembled from named parts. The result has no include of
+// Raddle's: every engine header is written into it once, so that a hash of the text identifies the
+// kernel and no include path is needed.
 #pragma once
 
 #include <string>
@@ -38,11 +38,11 @@ std::string describe(const MemberType& type);
 /// Raises TypeError where the struct's members are not of the types that `source` says.
 void check_members(const VariantSource& source, const VariantOps& ops);
 
-/// Replaces each `#include "raddle/…"` by the header's text, the first time it is met.
+/// Replaces the first occurrence of each `#include "raddle/…"` by the header's text.
 std::string amalgamate(const std::string& text);
 
-/// The user's text with what surrounds it: line numbers of its own, checks that parts have the
-/// contract's signatures, and its member list.
+/// The user's text with #line directives, checks that parts have the contract's signatures, and its
+/// member list.
 std::string declare(const VariantSource& source);
 
 /// Names of the members that mask, kv_span or coverage mention, directly or through other functions
@@ -52,8 +52,8 @@ std::vector<std::string> plan_members(const VariantSource& source);
 /// Declarations of all parts, and `using <name> = Composition<…>;`.
 std::string declare(const CompositionSource& composition, const std::string& name);
 
-/// The same as a GPU kernel's `Variant`, which is its parameter: NVRTC must find it as large as the
-/// host does. `bytes` is 0 where there are no members.
+/// That composition as a GPU kernel's `Variant`, which is its parameter: NVRTC must give it the
+/// size that the host assumes. `bytes` is 0 where there are no members.
 std::string declare_variant(const CompositionSource& composition, i32 bytes);
 
 }  // namespace raddle::jit

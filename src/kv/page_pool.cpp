@@ -21,7 +21,7 @@ void check_sizes(std::span<const RequestId> requests, const char* name, std::siz
                      ", one a request");
 }
 
-/// Room for `size` entries that grows in proportion, so that appending a token a time is O(1).
+/// Room for `size` entries that grows in proportion, so that appending one token at a time is O(1).
 void make_room(std::vector<i32>& pages, std::size_t size) {
   if (size > pages.capacity()) pages.reserve(std::max(size, pages.capacity() * 3 / 2));
 }
@@ -116,7 +116,7 @@ std::vector<i32> PagePool::release(std::span<const i32> pages) {
   const std::lock_guard lock(mutex_);
   std::vector<i32> freed;
   freed.reserve(pages.size());
-  // Counted down to see whether the list names a page too often, and up again where it does.
+  // Counts down to see whether the list names a page too often, and up again where it does.
   for (std::size_t i = 0; i < pages.size(); ++i) {
     const i32 page = pages[i];
     const bool there = page >= 0 && page < num_pages();
@@ -241,8 +241,8 @@ Appended PagePool::append(std::span<const RequestId> requests, std::span<const i
     new_pages[i] = pages_of(kv_len) - static_cast<i32>(grown[i]->pages.size());
     needed += new_pages[i];
   }
-  // Whoever leaves a shared page leaves it to fewer, so that the last one needs no copy. Which ones
-  // do is found by counting down, and up again.
+  // A request that gets a copy of a shared page leaves one reader fewer, so that the last reader
+  // needs no copy. Counting down, and up again, finds which requests get copies.
   std::vector<std::size_t> copies;
   copies.reserve(grown.size());
   for (std::size_t i = 0; i < grown.size(); ++i) {

@@ -21,7 +21,7 @@ void check_range(const From* from, i64 step, i64 count) {
       fail<ValueError>("tokens[", i, "] is ", from[i * step], "; expected 0 to ", most);
 }
 
-/// The tokens in the cache's width: the caller's own where they are that already.
+/// The tokens in the cache's integer width: the caller's own array where it has that width.
 template <class Token>
 std::span<const Token> read_tokens(const IndexRef& ref, std::vector<Token>& copy) {
   if (ref.empty()) return {};  // an array of nothing may have no address
@@ -55,7 +55,7 @@ struct RadixCache::Impl {
     if (token_bits == 64) tree.emplace<Wide>(pool->page_size());
   }
 
-  /// The tree's number of a node; `node` counts uses of its slot above.
+  /// The tree's number of a node; the upper bits of `node` count the uses of its slot.
   template <class T>
   i32 find(const RadixTree<T>& nodes, CacheNode node) const {
     const i64 slot = node & 0xffffffff;
@@ -126,7 +126,7 @@ struct RadixCache::Impl {
         end = nodes.grow(end, key, tokens.subspan(known * page_size, (full - known) * page_size),
                          pages.subspan(known));
       done.node = used(nodes, end, lock);
-    } catch (...) {  // out of memory: the tree is as it was, but for an edge in two
+    } catch (...) {  // out of memory: the tree is unchanged, except that an edge may be split
       pool->drop_cached(pages.subspan(known));
       throw;
     }

@@ -1,17 +1,15 @@
 // A radix tree over token ids whose edges are whole pages: which pages hold the keys of the longest
 // known prefix of a sequence. It counts no references and takes no lock; RadixCache does both.
 //
-// - A node is the edge that leads to it: a run of tokens and the pages of their keys. Of two
-// children
-//   the first pages differ, so that a child is found by one hash of its parent and its first page.
-// - An extra key has a root of its own, compared as the text it is: sequences of different keys
-// never
-//   meet, whatever their hashes are.
-// - Unlocked nodes stand in a list from the least to the most recently used. Whoever is used moves
-// to
-//   its end, and its ancestors behind it; a locked node stands nowhere, and neither do its
-//   ancestors. So a node's descendants stand before it, and the first in the list is always a leaf:
-//   eviction takes it without a search.
+// - A node is the edge that leads to it: a run of tokens and the pages of their keys. Children of
+// one
+//   node differ in their first pages, so one hash of parent and first page finds a child.
+// - An extra key has a root of its own, compared as text: sequences of different keys never meet,
+//   whatever their hashes are.
+// - Unlocked nodes stand in a list from the least to the most recently used. A use moves a node to
+//   the end, and its ancestors behind it; a locked node and its ancestors are not in the list. So a
+//   node's descendants stand before it, and the first in the list is always a leaf: eviction takes
+//   it without a search.
 // - A use ends at a node's end: where it ends within an edge the edge is split, so that all pages
 // of
 //   an edge were last used together. Which page is evicted next therefore does not depend on where
@@ -122,7 +120,7 @@ class RadixTree {
     }
   }
 
-  /// The end of a use: what nobody locks any more is the most recently used.
+  /// The end of a use: nodes that are no longer locked become the most recently used ones.
   void unlock(i32 id) {
     --nodes_[index(id)].locked;
     for (; !is_root(id); id = nodes_[index(id)].parent) {
@@ -133,20 +131,19 @@ class RadixTree {
     }
   }
 
-  /// The least recently used leaf that nobody locks, or none.
+  /// The least recently used unlocked leaf, or none.
   i32 oldest() const { return oldest_; }
 
-  /// Removes the last `count` pages of a leaf that nobody locks, and the leaf with the last of
-  /// them.
+  /// Removes the last `count` pages of an unlocked leaf, and the leaf itself with its last page.
   void shorten(i32 id, i32 count_pages) {
     Node& node = nodes_[index(id)];
     const std::size_t left = node.pages.size() - index(count_pages);
     if (left == 0) return remove(id);
     num_pages_ -= count_pages;
-    ++node.generation;  // who knew it by its number knew more pages
+    ++node.generation;  // its old number named more pages, and is refused from now on
     node.pages.resize(left);
     node.tokens.resize(left * page_size_);
-    // A little room may stay: a page at a time would copy the edge each time.
+    // Some spare capacity stays: otherwise evicting page by page would copy the edge each time.
     if (node.pages.capacity() > left + left / 8) {
       node.pages.shrink_to_fit();
       node.tokens.shrink_to_fit();
@@ -162,7 +159,7 @@ class RadixTree {
   i64 locked_pages() const { return locked_pages_; }
   const std::map<std::string, i32, std::less<>>& roots() const { return roots_; }
 
-  /// Bytes of all that is held, without what the allocator adds.
+  /// Bytes of everything held, without the allocator's overhead.
   i64 memory_bytes() const {
     std::size_t bytes = sizeof(*this) + nodes_.size() * sizeof(Node);
     for (const Node& node : nodes_)
@@ -177,8 +174,8 @@ class RadixTree {
  private:
   static std::size_t index(i64 i) { return static_cast<std::size_t>(i); }
 
-  // Multiplying and folding once a token: its cost does not show beside the compare, and a bad hash
-  // costs time, never a wrong match.
+  // One multiplication and fold per token: the comparison costs more, and a bad hash costs time,
+  // never a wrong match.
   u64 hash(i32 parent, std::span<const Token> page) const {
     u64 h = 0x9e3779b97f4a7c15ull ^ static_cast<u64>(parent);
     for (const Token token : page) {
@@ -199,7 +196,7 @@ class RadixTree {
     return none;
   }
 
-  /// Whole pages that both begin with.
+  /// How many leading whole pages are equal in both.
   i32 common_pages(std::span<const Token> a, std::span<const Token> b) const {
     const std::size_t length = std::min(a.size(), b.size());
     if (std::memcmp(a.data(), b.data(), length * sizeof(Token)) == 0)
@@ -210,7 +207,7 @@ class RadixTree {
   }
 
   /// Splits an edge after `pages` pages and returns the new upper node. The lower one keeps its
-  /// number, and whoever locks it goes on doing so.
+  /// number and its locks.
   i32 split(i32 id, std::size_t pages) {
     const std::size_t tokens = pages * page_size_;
     Node& lower = nodes_[index(id)];
@@ -254,10 +251,10 @@ class RadixTree {
     return id;
   }
 
-  /// A slot that nobody uses; occupy takes it, so that what may fail stands between.
+  /// An unused slot. occupy() takes it later, so that what may fail can stand between the two.
   i32 free_slot() {
     if (free_nodes_.empty()) {
-      // Room for every slot: what frees one must not fail for want of memory.
+      // Room for every slot: freeing one must not fail for want of memory.
       if (free_nodes_.capacity() <= nodes_.size()) free_nodes_.reserve(2 * nodes_.size() + 16);
       nodes_.emplace_back();
       free_nodes_.push_back(static_cast<i32>(nodes_.size()) - 1);
@@ -303,8 +300,7 @@ class RadixTree {
     num_pages_ += sign * static_cast<i64>(nodes_[index(id)].pages.size());
   }
 
-  // --- the order of use
-  // ---------------------------------------------------------------------------
+  // --- the order of use --------------------------------------------------------------------------
 
   /// Puts a node behind `older`; none: at the very beginning.
   void link(i32 id, i32 older) {

@@ -11,10 +11,10 @@
 #if defined(__CUDACC_RTC__) || defined(__CUDACC__)
 #define RADDLE_FN __host__ __device__ __forceinline__
 #define RADDLE_DEVICE __device__ __forceinline__
-#define RADDLE_COLD static __device__ __noinline__  // what a kernel seldom does is called
+#define RADDLE_COLD static __device__ __noinline__  // rarely executed code: a call, not inlined
 #define RADDLE_ZEROS(T, name, n) __device__ const T name[n] = {}
 #define RADDLE_UNROLL _Pragma("unroll")
-#define RADDLE_ROLLED _Pragma("unroll 1")  // where copies of the body would only cost
+#define RADDLE_ROLLED _Pragma("unroll 1")  // where unrolled copies would only add code
 #else
 #define RADDLE_FN inline __attribute__((always_inline))
 #define RADDLE_DEVICE inline  // GPU code that a test runs on emulated threads
@@ -77,14 +77,14 @@ RADDLE_FN constexpr i32 quotient(i32 a, i32 b) {
   return static_cast<i32>(static_cast<u32>(a) / static_cast<u32>(b));
 }
 
-/// The same of longer ones. Nearly all of them have 32 bits, and dividing those
-/// takes a third of the time on a CPU, a fifth on a GPU.
+/// a / b of 64-bit numbers that are not negative. Nearly all of them fit 32 bits, and a 32-bit
+/// division takes a third of the time on a CPU, a fifth on a GPU.
 RADDLE_FN constexpr i64 quotient(i64 a, i64 b) {
   const bool is_small = (static_cast<u64>(a | b) >> 32) == 0;
   return is_small ? static_cast<i64>(static_cast<u32>(a) / static_cast<u32>(b)) : a / b;
 }
 
-/// a / b of an a that is mostly less than b, and then not divided.
+/// a / b, without a division where a < b, which is the usual case for its callers.
 RADDLE_FN constexpr i32 quotient_of_few(i32 a, i32 b) { return a < b ? 0 : quotient(a, b); }
 
 RADDLE_ENGINE_END

@@ -1,7 +1,7 @@
 // The element types of Q, K, V and O, and their conversions to and from fp32 (round to nearest,
-// ties to even). Those of 8 bits are of K and V alone, and saturate: what is larger than the
-// largest finite number, infinities too, becomes that; NaN stays NaN, but of integers, which have
-// none: there it becomes 0.
+// ties to even). 8-bit types are for K and V alone. Conversions to them saturate: what is larger
+// than the largest finite number, infinities included, becomes that number. NaN stays NaN; int8,
+// which has no NaN, gets 0.
 #pragma once
 
 #include "raddle/engine/core/config.h"
@@ -27,7 +27,8 @@ struct e5m2 {
   static constexpr float max_finite = 57344.0f;
 };
 
-/// An integer. -128 is read, but never made, so that numbers and their opposites are.
+/// An integer. Conversions read -128 but never produce it, so that every stored number has an
+/// opposite.
 struct s8 {
   signed char value;
   static constexpr float max_finite = 127.0f;
@@ -63,7 +64,7 @@ RADDLE_FN float to_float(f16 x) {
 RADDLE_FN float to_float(e5m2 x) { return to_float(f16{static_cast<u16>(x.bits << 8)}); }
 
 RADDLE_FN float to_float(e4m3 x) {
-  // As an f16 its bits mean 2^-8 of what they mean here, but for NaN.
+  // Read as an f16, its bits mean 2^-8 of the e4m3's value; NaN is handled apart.
   const u16 body = static_cast<u16>((x.bits & 0x7fu) << 7);
   const u16 sign = static_cast<u16>((x.bits & 0x80u) << 8);
   const u16 nan = body == 0x3f80u ? u16{0x7e00} : u16{0};
@@ -132,7 +133,8 @@ RADDLE_FN e5m2 from_float<e5m2>(float x) {
 template <>
 RADDLE_FN s8 from_float<s8>(float x) {
   const float limited = x > 127.0f ? 127.0f : x < -127.0f ? -127.0f : x;
-  // Adding 1.5 · 2^23 makes the fp32 adder round to an integer, which its lowest bits then are.
+  // Adding 1.5 · 2^23 makes the fp32 adder round to an integer, which then stands in its lowest
+  // bits.
   const u32 u = float_to_bits(limited + 12582912.0f);
   return s8{static_cast<signed char>(x == x ? u & 0xffu : 0u)};
 }
@@ -182,7 +184,7 @@ RADDLE_FN decltype(auto) dispatch_dtype(DType t, F&& f) {
   }
 }
 
-/// The same for K and V, whose elements may have 8 bits.
+/// Calls f(T{}) with the element type of K and V, which may have 8 bits.
 template <class F>
 RADDLE_FN decltype(auto) dispatch_kv_dtype(DType t, F&& f) {
   switch (t) {

@@ -33,7 +33,8 @@ RADDLE_FN constexpr i32 quotient(i32 a, i32 b) {
 #endif
 }
 
-/// All bits where a remainder of division towards 0 has not the divisor's sign; else none.
+/// All bits set where the remainder of a division towards 0 has another sign than the divisor;
+/// else 0.
 RADDLE_FN constexpr i32 below(i32 rest, i32 divisor) {
   return ((rest ^ divisor) & (rest | neg(rest))) >> 31;
 }

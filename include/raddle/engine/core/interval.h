@@ -42,7 +42,7 @@ RADDLE_FN constexpr Truth of(bool x) { return Truth{x, !x}; }
 
 RADDLE_FN constexpr bool is_point(IntInterval a) { return a.first == a.last; }
 
-/// What remains of a result in 64 bits.
+/// A result computed in 64 bits: unknown where it leaves int32.
 RADDLE_FN constexpr IntInterval fit(i64 first, i64 last) {
   return first < int_min || last > int_max ? any_int : IntInterval{first, last};
 }
@@ -249,7 +249,8 @@ RADDLE_FN FloatInterval sqrt(FloatInterval a) {
   return is_tame(a) && a.first >= 0.0f ? tame(math::sqrt(a.first), math::sqrt(a.last)) : any_float;
 }
 
-/// Corners of an increasing function whose implementation errs: pushed apart by far more.
+/// Corners of an increasing function whose implementation has rounding errors: pushed apart by
+/// far more than those.
 RADDLE_FN FloatInterval widen(float first, float last, float by = 1e-5f) {
   return tame(first - (math::abs(first) * by + by), last + (math::abs(last) * by + by));
 }

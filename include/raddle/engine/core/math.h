@@ -1,5 +1,6 @@
-// Elementary functions that inline and vectorise: straight-line code, no tables, no branches, the
-// same operations in the same order on every backend (compile with floating-point contraction off).
+// Elementary functions that inline and vectorise: straight-line code, no tables, no branches.
+// Every backend executes the operations in one order and compiles with floating-point contraction
+// off, so that all get equal bits.
 //
 // Errors stated are maxima measured over the range by tests/cpp/math_test.cpp.
 #pragma once
@@ -51,8 +52,8 @@ RADDLE_FN float exp2(float x) {
   return x != x ? x : x < -126.0f ? 0.0f : x >= 128.0f ? infinity : r;
 }
 
-/// e^x, 2 ulp; same edges as exp2. The reduction keeps ln 2 in two parts, so the error does not
-/// grow with |x|.
+/// e^x, 2 ulp; 0, infinity and NaN as exp2 has them. The reduction keeps ln 2 in two parts, so the
+/// error does not grow with |x|.
 RADDLE_FN float exp(float x) {
   const float t = x * log2e;
   const float shifted = (t < -127.0f ? -127.0f : t > 128.0f ? 128.0f : t) + round_shift;
@@ -84,7 +85,7 @@ RADDLE_FN float log(float x) { return log2(x) * ln2; }
 RADDLE_FN float tanh(float x) { return 1.0f - 2.0f / (exp2(x * (2.0f * log2e)) + 1.0f); }
 
 /// tanh(x) within 1e-4 everywhere, without an exponential: its continued fraction to x^7 over
-/// x^6, held at the point where it reaches 1; the same bits on every backend.
+/// x^6, clamped where it reaches 1; equal bits on every backend.
 RADDLE_FN float tanh_approx(float x) {
   const float b = x < -4.97f ? -4.97f : x > 4.97f ? 4.97f : x;  // NaN passes
   const float x2 = b * b;
@@ -133,7 +134,8 @@ RADDLE_FN u32 turns(i32 pos, u32 hi, u32 lo) {
   return static_cast<u32>(pos) * (hi + (lo >> 31)) + static_cast<u32>(carry);
 }
 
-/// What a head vector turns its pairs with where every backend must have the same bits.
+/// Sine, cosine and product of a head vector's rotations, where every backend must produce equal
+/// bits.
 struct SameBits {
   RADDLE_FN static SinCos sincos_turns(u32 turn) { return math::sincos_turns(turn); }
   RADDLE_FN static float multiply_add(float x, float y, float z) { return x * y + z; }

@@ -72,8 +72,8 @@ RADDLE_FN constexpr Range hull(Range a, Range b) {
 }
 RADDLE_FN constexpr bool is_empty(Range r) { return r.last < r.first; }
 
-/// What a tile keeps at most where two masks are and-ed, and where they are or-ed: Coverage is
-/// ordered empty < partial < full.
+/// Coverage of two and-ed masks, then of two or-ed masks, both conservative: Coverage is ordered
+/// empty < partial < full.
 RADDLE_FN constexpr Coverage both(Coverage a, Coverage b) { return min(a, b); }
 RADDLE_FN constexpr Coverage either(Coverage a, Coverage b) { return max(a, b); }
 RADDLE_FN constexpr KvSpan both(const KvSpan& a, const KvSpan& b) {

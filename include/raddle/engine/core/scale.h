@@ -5,9 +5,10 @@
 
 namespace raddle {
 
-/// A scale for all, for each KV head, or for each token and head: that of (block, offset, head) at
-/// block * block_stride + offset * row_stride + head * head_stride, in elements. Those of tokens
-/// lie beside a pool and are found as its rows are; strides of what does not differ are 0.
+/// One scale for all, one for each KV head, or one for each token and head. The scale of (block,
+/// offset, head) lies at block * block_stride + offset * row_stride + head * head_stride, in
+/// elements. Scales of tokens lie beside a pool, and a row's place in the pool gives its scale's
+/// place. A stride is 0 where scales do not differ.
 struct ScaleView {
   float* data;  ///< null: `value` for all. Attention only reads
   i64 block_stride;

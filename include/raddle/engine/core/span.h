@@ -28,7 +28,7 @@ RADDLE_FN void build_level(const T* from, i64 n, i64 width, T* out) {
     T most = from[i * hull_branch * width + width - 1];
     for (i64 j = i * hull_branch; j < min(n, (i + 1) * hull_branch); ++j) {
       const T lo = from[j * width], hi = from[j * width + width - 1];
-      least = lo < least || lo != lo ? lo : least;  // NaN stays: nothing is less than it
+      least = lo < least || lo != lo ? lo : least;  // NaN stays: no number is less than it
       most = hi > most || hi != hi ? hi : most;
     }
     out[2 * i] = least;
@@ -96,7 +96,8 @@ RADDLE_FN constexpr IntInterval index_span(IntInterval i, i32 n) {
   return IntInterval{max(i64{0}, min(i.first, end)), max(i64{0}, min(i.last, end))};
 }
 
-/// Leading indices that are walked one by one; more, and the span between the corners is taken.
+/// Up to this many values of leading indices are visited one by one; for more, the span between
+/// the corners is taken.
 constexpr i64 max_walk = 16;
 
 /// The hull of the elements that indices in the given intervals can select.

@@ -15,7 +15,7 @@ struct Mix {
   float lse;
 };
 
-/// Weights of ⊕. Exact where one side is empty: the other passes unchanged.
+/// Weights of ⊕. Exact where one side is empty: the other side passes unchanged.
 RADDLE_FN Mix compose(float lse_a, float lse_b) {
   const float top = max(lse_a, lse_b);
   if (top == -math::infinity) return Mix{0.0f, 0.0f, -math::infinity};

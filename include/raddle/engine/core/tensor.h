@@ -17,9 +17,8 @@ struct Tensor {
   i32 extent[rank];
 };
 
-/// A captured tensor whose values coverage asks about: the same, with a pyramid of minima and
-/// maxima over the flattened elements (core/span.h), which the host builds when it sets the
-/// member.
+/// A captured tensor whose values coverage reads: a Tensor with a pyramid of minima and maxima over
+/// the flattened elements (core/span.h), which the host builds when it sets the member.
 template <class T, i32 rank>
 struct SpanTensor {
   static_assert(rank >= 1 && rank <= max_tensor_rank);

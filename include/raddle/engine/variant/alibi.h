@@ -9,9 +9,9 @@ RADDLE_ENGINE_BEGIN
 struct Alibi {
   Tensor<const float, 1> slopes;  ///< [Hq]
 
-  // One product and one sum in this order: what a traced Python function of the same formula does,
-  // bit for bit up to positions of 2^24. Positions are converted one by one, for a key's is the
-  // same for all rows, and a row's for all keys.
+  // One product and one sum in this order: a traced Python function of this formula gets equal
+  // bits, up to positions of 2^24. Each position is converted by itself, because a compiler can
+  // then move a key's conversion out of the loop over rows, and a row's out of the loop over keys.
   RADDLE_FN float logits(float s, const Row& r, const Key& c) const {
     return s + slopes.data[r.q_head] * (static_cast<float>(c.kv_pos) - static_cast<float>(r.q_pos));
   }

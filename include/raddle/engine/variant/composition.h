@@ -105,7 +105,7 @@ struct AnyOf {
 /// No variant has a mask.
 struct NoMask {};
 
-/// The logit after a variant that scans so; after any other what it was.
+/// The logit after this variant's `logits` part if the variant has this scan; else unchanged.
 template <Scan scan, class V>
 RADDLE_FN float logits_of(const V& v, float s, const Row& r, const Key& c) {
   if constexpr (has_logits<V> && scan_of<V>() == scan)
@@ -142,7 +142,7 @@ struct Composition {
     });
   }
 
-  /// What makes weights of logits comes last, wherever it stands.
+  /// The part that turns logits into weights (Scan::sum) runs last, wherever it stands in the list.
   RADDLE_FN float logits(float s, const Row& r, const Key& c) const
       requires(has_logits<Parts> || ...) {
     for_each_part(parts, [&](const auto& v) { s = logits_of<Scan::softmax>(v, s, r, c); });

@@ -1,11 +1,11 @@
-// The variant contract. A variant is a struct of small functions, the same source on every backend;
-// all parts are optional, and what is absent costs nothing.
+// The variant contract. A variant is a struct of small functions; every backend compiles one
+// source. All parts are optional, and an absent part costs nothing.
 //
 // clang-format off
 //   struct MyVariant {
 //     float cap;                        // members: run-time scalars (float, i32),
 //     Tensor<const float, 1> slopes;    //   captured tensors with their extents,
-//     SpanTensor<const i32, 1> doc;     //   captured tensors whose spans coverage asks about
+//     SpanTensor<const i32, 1> doc;     //   captured tensors of which coverage needs minima and maxima
 //     static constexpr Scan scan = Scan::softmax;                             // Scan::sum: O = Σ f(s)·v
 //     template <class Vec> RADDLE_FN void query(Vec& q, const Row& r) const;  // a head vector: map, pairs, sum
 //     template <class Vec> RADDLE_FN void key(Vec& k, const Key& c) const;
@@ -47,8 +47,8 @@ enum class Extent : i32 {
   any,             ///< whatever is given
   qo_heads,        ///< Hq
   kv_heads,        ///< Hkv
-  half_head_dim,   ///< one a rotating pair: at most Dqk / 2
-  one_or_requests  ///< 1, or one a request of the batch
+  half_head_dim,   ///< one per rotating pair: at most Dqk / 2
+  one_or_requests  ///< 1, or one per request of the batch
 };
 
 struct Extents {
@@ -126,7 +126,7 @@ struct member_type<SpanTensor<const T, rank>> {
 };
 
 #if defined(__CUDACC_RTC__)
-// Names are the host's business: device code meets a variant's members at their offsets.
+// Only the host needs names: device code reads a variant's members at their offsets.
 #define RADDLE_VARIANT(V, variant_name, ...) static_assert(sizeof(V) > 0)
 #define RADDLE_VARIANT_PLAIN(V, variant_name) static_assert(sizeof(V) > 0)
 #else
@@ -152,7 +152,7 @@ constexpr Member make_member(const char* name, MemberTime time, u64 offset, Exte
 /// A captured tensor with an extent stated for each dimension.
 #define RADDLE_PLAN_TENSOR(V, m, ...) RADDLE_MEMBER(V, m, MemberTime::plan, __VA_ARGS__)
 #define RADDLE_RUN_TENSOR(V, m, ...) RADDLE_MEMBER(V, m, MemberTime::run, __VA_ARGS__)
-/// The same member with a condition on its values: checked(RADDLE_RUN_MEMBER(…), Check::positive).
+/// A member with a condition on its values: checked(RADDLE_RUN_MEMBER(…), Check::positive).
 constexpr Member checked(Member member, Check check) {
   member.check = check;
   return member;
@@ -203,8 +203,7 @@ class HeadVector : public math::SameBits {
     for (i32 i = 0; i < n / 2; ++i) f(data_[2 * i], data_[2 * i + 1], i);
   }
 
-  /// Sum of f(x[i]) over all elements, here in index order; on other backends in an order of
-  /// theirs.
+  /// Sum of f(x[i]) over all elements, here in index order; other backends may use another order.
   template <class F>
   RADDLE_FN float sum(F f) const {
     float total = 0.0f;

@@ -1,5 +1,5 @@
-// What variants take from the hardware: a GPU's special function unit has approximations in one
-// instruction each, whose last bits are not those of a CPU.
+// Functions that variants take from the hardware. A GPU's special function unit computes each
+// approximation in one instruction; its last bits differ from a CPU's.
 #pragma once
 
 #include "raddle/engine/core/math.h"
@@ -11,7 +11,7 @@ RADDLE_ENGINE_BEGIN
 
 namespace native {
 
-/// tanh(x / y) within 2^-21, an absolute error: a soft cap's part that is not linear.
+/// tanh(x / y) within 2^-21, an absolute error: the nonlinear part of a soft cap.
 RADDLE_FN float tanh_ratio(float x, float y) {
 #if defined(__CUDACC_RTC__)
   const float e = ptx::exp2(x * (2.0f * math::log2e * ptx::reciprocal(y)));
@@ -21,7 +21,7 @@ RADDLE_FN float tanh_ratio(float x, float y) {
 #endif
 }
 
-/// tanh(x), likewise.
+/// tanh(x) within 2^-21, an absolute error.
 RADDLE_FN float tanh(float x) { return tanh_ratio(x, 1.0f); }
 
 }  // namespace native

@@ -10,8 +10,8 @@ struct PackedMask {
   Tensor<const u8, 1> bits;     ///< request i's bits begin at byte indptr[i], LSB first
   Tensor<const i32, 1> indptr;  ///< [requests + 1] in bytes
 
-  /// Bit (row in the request) · kv_len + kv_index. A key beyond kv_len, which a level of a cascade
-  /// may be said to have, is not kept, and its bit is not read.
+  /// Bit (row in the request) · kv_len + kv_index. A level of a cascade may claim keys beyond
+  /// kv_len: they are dropped, and their bits are not read.
   RADDLE_FN bool mask(const Row& r, const Key& c) const {
     if (c.kv_index < 0 || c.kv_index >= r.kv_len) return false;
     const i64 row = r.q_index - (r.kv_len - r.qo_len);

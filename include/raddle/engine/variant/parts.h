@@ -48,8 +48,9 @@ RADDLE_FN constexpr Scan scan_of() {
   return Scan::softmax;
 }
 
-/// Checks that what looks like a part of the contract is one: with a wrong signature it would
-/// silently be left out. Instantiated for every variant that is compiled just in time.
+/// Checks that every function with the name of a part has the part's signature: with another
+/// signature it would silently be left out. Instantiated for every variant that is compiled just in
+/// time.
 template <class V>
 struct FollowsContract {
   // clang-format off

@@ -1,4 +1,4 @@
-// Rotary position embedding by cosines and sines of the caller's own: a row a position.
+// Rotary position embedding by the caller's own cosines and sines: one row per position.
 #pragma once
 
 #include "raddle/engine/variant/rotation.h"
@@ -8,7 +8,7 @@ RADDLE_ENGINE_BEGIN
 template <Pairs pairs>
 struct RopeTablesOf {
   Tensor<const float, 2> cos;   ///< [positions, rotary_dim / 2]
-  Tensor<const float, 2> sin;   ///< the same
+  Tensor<const float, 2> sin;   ///< [positions, rotary_dim / 2]
   Tensor<const i32, 1> offset;  ///< [1] or [requests], added to every position
 
   template <class Vec>
@@ -21,8 +21,8 @@ struct RopeTablesOf {
     turn(k, c.kv_pos + offset_of(offset, c.request));
   }
 
-  // The host refuses batches with positions beyond the tables (src/api/batch_checks.cpp). Clamped
-  // all the same: lengths that only the device knows must not read what lies around a table.
+  // The host refuses batches with positions beyond the tables (src/api/batch_checks.cpp). Positions
+  // are clamped nevertheless, because the device may know lengths that the host has not checked.
   template <class Vec>
   RADDLE_FN void turn(Vec& x, i32 pos) const {
     const i64 row = min(max(pos, 0), cos.extent[0] - 1);

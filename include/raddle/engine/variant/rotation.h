@@ -10,8 +10,8 @@ enum class Pairs : i32 {
   interleaved  ///< (x[2i], x[2i + 1]): RoFormer, GPT-J, DeepSeek
 };
 
-/// Turns the pairs of the first n elements; `angle(i)` gives sine and cosine for pair i. How exact
-/// they and the products need to be is known to who holds the vector.
+/// Turns the pairs of the first n elements; `angle(i)` gives sine and cosine for pair i. The
+/// vector's own sincos_turns and multiply_add decide how exact these and the products are.
 template <Pairs pairs, class Vec, class Angle>
 RADDLE_FN void rotate(Vec& x, i32 n, Angle angle) {
   const auto turn = [=](float& a, float& b, i32 i) {
@@ -26,8 +26,8 @@ RADDLE_FN void rotate(Vec& x, i32 n, Angle angle) {
     x.interleaved_pairs(n, turn);
 }
 
-/// The offset that a request adds to its positions: one for all, or one a request. Clamped, for
-/// what a graph captured meets batches that the host has not seen.
+/// The offset that a request adds to its positions: one for all, or one per request. The index is
+/// clamped, because a captured graph may run batches that the host has not checked.
 RADDLE_FN i32 offset_of(const Tensor<const i32, 1>& offset, i32 request) {
   return offset.data[offset.extent[0] == 1 ? 0 : min(request, offset.extent[0] - 1)];
 }

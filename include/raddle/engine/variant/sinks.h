@@ -1,5 +1,5 @@
-// Attention sinks (gpt-oss): a learned logit a query head, a key without value in the softmax's
-// denominator.
+// Attention sinks (gpt-oss): one learned logit per query head, a key without a value in the
+// softmax's denominator.
 #pragma once
 
 #include "raddle/engine/variant/contract.h"

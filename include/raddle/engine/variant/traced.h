@@ -1,4 +1,4 @@
-// What variants traced from Python functions are written with: the contract, integer arithmetic as
+// Everything that the C++ of a traced Python function uses: the contract, integer arithmetic as
 // Python defines it, and intervals for coverage.
 #pragma once
 

@@ -1,6 +1,6 @@
 // Sliding window: a row at position p keeps the keys at positions p - left … p + right. A negative
-// bound is none. Mistral and Gemma count the row itself in their window: a window of 4096 tokens is
-// left = 4095.
+// number means no bound on that side. Mistral and Gemma count the row itself in their window: a
+// window of 4096 tokens is left = 4095.
 #pragma once
 
 #include "raddle/engine/variant/contract.h"
