@@ -35,24 +35,16 @@ class Filler {
 
 /// The arrays of a plan, at the offsets of a block of other sizes.
 void put_plan(const PlanArrays& arrays, const PlanSizes& bounds, Filler& filler) {
-  const PlanSizes& n = arrays.sizes();
-  const PlanOffsets from = plan_offsets(n), to = plan_offsets(bounds);
-  const auto put = [&](i64 at, i64 source, i64 count, i64 most, std::size_t size) {
-    // plan_bounds is what no plan within the maxima exceeds; a write beyond it must never happen.
-    if (count > most) fail<ValueError>("layout takes a larger plan than the reservation has");
-    filler.put(static_cast<std::size_t>(at), arrays.data() + source,
-               static_cast<std::size_t>(count) * size);
-  };
-  put(to.query_tiles, from.query_tiles, n.query_tiles, bounds.query_tiles, sizeof(QueryTile));
-  put(to.runs, from.runs, n.runs, bounds.runs, sizeof(Run));
-  put(to.items, from.items, n.items, bounds.items, sizeof(WorkItem));
-  put(to.queue_indptr, from.queue_indptr, n.queue_indptr, bounds.queue_indptr, sizeof(i32));
-  put(to.splits, from.splits, n.splits, bounds.splits, sizeof(Split));
-  put(to.contractions, from.contractions, n.contractions, bounds.contractions, sizeof(Contraction));
-  put(to.expected, from.expected, n.expected, bounds.expected, sizeof(i32));
-  put(to.sources, from.sources, n.sources, bounds.sources, sizeof(Source));
-  put(to.dependents, from.dependents, n.dependents, bounds.dependents, sizeof(i32));
-  if (n.partial_rows > bounds.partial_rows)
+  visit_plan_arrays(
+      [&filler]<class T>(const T* array, i64 count, i64 offset, i64 most) {
+        // plan_bounds is what no plan within the maxima exceeds; a write beyond it must never
+        // happen.
+        if (count > most) fail<ValueError>("layout takes a larger plan than the reservation has");
+        filler.put(static_cast<std::size_t>(offset), array,
+                   static_cast<std::size_t>(count) * sizeof(T));
+      },
+      arrays.view(), arrays.sizes(), plan_offsets(bounds), bounds);
+  if (arrays.sizes().partial_rows > bounds.partial_rows)
     fail<ValueError>("layout takes more partial states than the reservation has");
 }
 

@@ -185,45 +185,42 @@ void Planner::write_open(WorkItem* items) const {
 }
 
 PlanArrays Planner::pack() {
-  PlanSizes n{};
-  n.query_tiles = units().num_tiles;
-  n.runs = tiling_.num_runs;
-  n.items = count_items();
-  n.queue_indptr = config_.num_workers + 2;
   // Splits and contraction map come first: how large they are shows only when they are there.
   const i32 num_splits = mark_splits();
-  n.splits = num_splits;
-  n.partial_rows = fill_splits(num_splits);
+  const i64 partial_rows = fill_splits(num_splits);
   const ContractionMap map = contract(num_splits);
-  n.contractions = map.num_contractions;
-  n.expected = i64{map.num_contractions} * config_.num_kv_heads;
-  n.sources = map.num_sources;
-  n.dependents = map.num_dependents;
-
-  const PlanOffsets at = plan_offsets(n);
-  std::shared_ptr<std::byte[]> block(new std::byte[static_cast<std::size_t>(at.bytes)]);
+  const PlanSizes sizes{.query_tiles = units().num_tiles,
+                        .runs = tiling_.num_runs,
+                        .items = count_items(),
+                        .queue_indptr = config_.num_workers + 2,
+                        .splits = num_splits,
+                        .contractions = map.num_contractions,
+                        .expected = i64{map.num_contractions} * config_.num_kv_heads,
+                        .sources = map.num_sources,
+                        .dependents = map.num_dependents,
+                        .partial_rows = partial_rows};
+  const PlanOffsets offsets = plan_offsets(sizes);
+  std::shared_ptr<std::byte[]> block(new std::byte[static_cast<std::size_t>(offsets.bytes)]);
   std::byte* base = block.get();
-  // Equal plans are equal bytes, the gaps that align the arrays included.
-  const auto clear_gap = [base](i64 end) {
-    std::memset(base + end, 0, static_cast<std::size_t>(round_up(end, i64{16}) - end));
-  };
-  const auto copy = [&]<class T>(i64 offset, const T* from, i64 count) {
-    const i64 bytes = count * i64{sizeof(T)};
-    if (bytes > 0) std::memcpy(base + offset, from, static_cast<std::size_t>(bytes));
-    clear_gap(offset + bytes);
-  };
-  copy(at.query_tiles, tiling_.tiles.data(), n.query_tiles);
-  copy(at.runs, tiling_.runs.data(), n.runs);
-  copy(at.splits, splits_.data(), n.splits);
-  copy(at.contractions, map.contractions, n.contractions);
-  copy(at.expected, map.expected, n.expected);
-  copy(at.sources, map.sources, n.sources);
-  copy(at.dependents, map.dependents, n.dependents);
-  write_items(reinterpret_cast<WorkItem*>(base + at.items),
-              reinterpret_cast<i32*>(base + at.queue_indptr));
-  clear_gap(at.items + n.items * i64{sizeof(WorkItem)});
-  clear_gap(at.queue_indptr + n.queue_indptr * i64{sizeof(i32)});
-  return PlanArrays(std::move(block), n, config_, chooser_.stats);
+  PlanView made{};  // where the arrays are now; null: written in place
+  made.query_tiles = tiling_.tiles.data();
+  made.runs = tiling_.runs.data();
+  made.splits = splits_.data();
+  made.contractions = map.contractions;
+  made.expected = map.expected;
+  made.sources = map.sources;
+  made.dependents = map.dependents;
+  visit_plan_arrays(
+      [base]<class T>(const T* from, i64 count, i64 offset) {
+        const i64 bytes = count * i64{sizeof(T)}, end = offset + bytes;
+        if (from && bytes > 0) std::memcpy(base + offset, from, static_cast<std::size_t>(bytes));
+        // Equal plans are equal bytes, the gaps that align the arrays included.
+        std::memset(base + end, 0, static_cast<std::size_t>(round_up(end, i64{16}) - end));
+      },
+      made, sizes, offsets);
+  write_items(reinterpret_cast<WorkItem*>(base + offsets.items),
+              reinterpret_cast<i32*>(base + offsets.queue_indptr));
+  return PlanArrays(std::move(block), sizes, config_, chooser_.stats);
 }
 
 PlanArrays Planner::make(const LayoutView& layout, const PlanConfig& config,

@@ -85,34 +85,20 @@ class DevicePlanner {
   const V& variant_;
 };
 
-template <class T>
-void expect_equal_array(const char* name, const DevicePlan& got, i64 offset, i64 got_count,
-                        const T* expected, i64 count) {
-  ASSERT_EQ(got_count, count) << name;
-  const T* array = got.array<T>(offset);
-  for (i64 i = 0; i < count; ++i)
-    ASSERT_EQ(std::memcmp(array + i, expected + i, sizeof(T)), 0) << name << "[" << i << "]";
-}
-
 /// Byte for byte, array by array: the device's lie where the maxima put them.
 inline void expect_equal_plans(const DevicePlan& got, const PlanArrays& plan) {
-  const PlanView& host = plan.view();
-  const PlanOffsets& at = got.launch.at;
-  const PlanSizes& n = plan.sizes();
-  const PlanSizes& m = got.sizes;
-  expect_equal_array("query_tiles", got, at.query_tiles, m.query_tiles, host.query_tiles,
-                     n.query_tiles);
-  expect_equal_array("runs", got, at.runs, m.runs, host.runs, n.runs);
-  expect_equal_array("items", got, at.items, m.items, host.items, n.items);
-  expect_equal_array("queue_indptr", got, at.queue_indptr, m.queue_indptr, host.queue_indptr,
-                     n.queue_indptr);
-  expect_equal_array("splits", got, at.splits, m.splits, host.splits, n.splits);
-  expect_equal_array("contractions", got, at.contractions, m.contractions, host.contractions,
-                     n.contractions);
-  expect_equal_array("expected", got, at.expected, m.expected, host.expected, n.expected);
-  expect_equal_array("sources", got, at.sources, m.sources, host.sources, n.sources);
-  expect_equal_array("dependents", got, at.dependents, m.dependents, host.dependents, n.dependents);
-  EXPECT_EQ(m.partial_rows, n.partial_rows);
+  i32 nth = 0;
+  visit_plan_arrays(
+      [&]<class T>(i64 got_count, i64 offset, i64 count, const T* expected) {
+        SCOPED_TRACE("array " + std::to_string(nth++) + " of visit_plan_arrays");
+        ASSERT_EQ(got_count, count);
+        const T* array = got.array<T>(offset);
+        for (i64 i = 0; i < count; ++i)
+          ASSERT_EQ(std::memcmp(array + i, expected + i, sizeof(T)), 0) << "entry " << i;
+      },
+      got.sizes, got.launch.at, plan.sizes(), plan.view());
+  EXPECT_EQ(nth, 9);
+  EXPECT_EQ(got.sizes.partial_rows, plan.sizes().partial_rows);
 }
 
 }  // namespace raddle::plan_testing

@@ -1,5 +1,4 @@
-// How large a plan is, where its arrays lie in one block of memory, and how large any plan can
-// become under given maxima.
+// How large any plan can become under given maxima.
 //
 // Partial states. W workers make at most W - 1 cuts, whatever they cut: linear split by
 // construction, and Algorithm 1 because a chunk limit of (all columns / W) leaves at most W - 1
@@ -11,6 +10,7 @@
 // is cut every n · C columns, so it stores at most f · (c / (n · C) + 1) ≤ R · c / C + f rows.
 #pragma once
 
+#include "raddle/engine/plan/arrays.h"
 #include "raddle/engine/plan/coverage.h"
 #include "raddle/engine/plan/pieces.h"
 
@@ -26,58 +26,9 @@ struct Maxima {
   i32 max_qo_len = 0;  ///< rows of one request, of a single level; 0: max_qo_tokens
 };
 
-/// Entries of every array of a plan, and rows of the state buffer.
-struct PlanSizes {
-  i64 query_tiles;
-  i64 runs;
-  i64 items;
-  i64 queue_indptr;
-  i64 splits;
-  i64 contractions;
-  i64 expected;  ///< also the number of counters
-  i64 sources;
-  i64 dependents;
-  i64 partial_rows;
-};
-
-/// Byte offsets of the arrays of a plan in one block, each aligned to 16 bytes.
-struct PlanOffsets {
-  i64 query_tiles;
-  i64 runs;
-  i64 items;
-  i64 queue_indptr;
-  i64 splits;
-  i64 contractions;
-  i64 expected;
-  i64 sources;
-  i64 dependents;
-  i64 bytes;  ///< of the whole block
-};
-
 }  // namespace raddle
 
 RADDLE_ENGINE_BEGIN
-
-RADDLE_FN PlanOffsets plan_offsets(const PlanSizes& n) {
-  PlanOffsets at{};
-  i64 end = 0;
-  const auto place = [&end](i64 count, i64 size) {
-    const i64 begin = end;
-    end = round_up(begin + count * size, i64{16});
-    return begin;
-  };
-  at.query_tiles = place(n.query_tiles, sizeof(QueryTile));
-  at.runs = place(n.runs, sizeof(Run));
-  at.items = place(n.items, sizeof(WorkItem));
-  at.queue_indptr = place(n.queue_indptr, sizeof(i32));
-  at.splits = place(n.splits, sizeof(Split));
-  at.contractions = place(n.contractions, sizeof(Contraction));
-  at.expected = place(n.expected, sizeof(i32));
-  at.sources = place(n.sources, sizeof(Source));
-  at.dependents = place(n.dependents, sizeof(i32));
-  at.bytes = end;
-  return at;
-}
 
 /// Query rows of one group. Of several levels, a prefix has the rows of all that share it.
 RADDLE_FN i32 max_group_rows(const Maxima& m) {
@@ -158,36 +109,6 @@ RADDLE_FN ScratchOffsets scratch_offsets(i64 partial_rows, i64 expected, i32 dim
 RADDLE_FN i64 workspace_bytes(const PlanConfig& config, const Maxima& m, i32 dim_vo) {
   const PlanSizes n = plan_bounds(config, m);
   return scratch_offsets(n.partial_rows, n.expected, dim_vo).end;
-}
-
-/// A plan of these sizes whose block of arrays lies at `base`, on the host or on a device.
-RADDLE_FN PlanView view_at(const void* base, const PlanSizes& n, const PlanConfig& config) {
-  const PlanOffsets at = plan_offsets(n);
-  const u8* bytes = static_cast<const u8*>(base);
-  PlanView v{};
-  v.num_workers = config.num_workers;
-  v.num_kv_heads = config.num_kv_heads;
-  v.group_size = config.group_size;
-  v.num_query_tiles = static_cast<i32>(n.query_tiles);
-  v.num_runs = static_cast<i32>(n.runs);
-  v.num_items = static_cast<i32>(n.items);
-  v.num_splits = static_cast<i32>(n.splits);
-  v.num_contractions = static_cast<i32>(n.contractions);
-  v.num_sources = static_cast<i32>(n.sources);
-  v.num_dependents = static_cast<i32>(n.dependents);
-  v.num_partial_rows = static_cast<i32>(n.partial_rows);
-  v.shapes[0] = config.shapes[0];
-  v.shapes[1] = config.shapes[1];
-  v.query_tiles = reinterpret_cast<const QueryTile*>(bytes + at.query_tiles);
-  v.runs = reinterpret_cast<const Run*>(bytes + at.runs);
-  v.items = reinterpret_cast<const WorkItem*>(bytes + at.items);
-  v.queue_indptr = reinterpret_cast<const i32*>(bytes + at.queue_indptr);
-  v.splits = reinterpret_cast<const Split*>(bytes + at.splits);
-  v.contractions = reinterpret_cast<const Contraction*>(bytes + at.contractions);
-  v.expected = reinterpret_cast<const i32*>(bytes + at.expected);
-  v.sources = reinterpret_cast<const Source*>(bytes + at.sources);
-  v.dependents = reinterpret_cast<const i32*>(bytes + at.dependents);
-  return v;
 }
 
 RADDLE_ENGINE_END

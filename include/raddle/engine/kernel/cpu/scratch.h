@@ -1,6 +1,7 @@
 // A worker's scratch memory, carved from one block.
 #pragma once
 
+#include "raddle/engine/core/carve.h"
 #include "raddle/engine/kernel/cpu/launch.h"
 #include "raddle/engine/kernel/cpu/micro.h"
 #include "raddle/engine/tile/keys.h"
@@ -10,23 +11,8 @@ RADDLE_ENGINE_BEGIN
 
 namespace cpu {
 
-/// Hands out consecutive pieces of a block, each on a cache line of its own; with a null base it
-/// only counts.
-class Carver {
- public:
-  explicit Carver(void* base) : base_(static_cast<u8*>(base)) {}
-  template <class T>
-  T* take(i64 n) {
-    T* p = reinterpret_cast<T*>(base_ + used_);
-    used_ += round_up<i64>(n * static_cast<i64>(sizeof(T)), 64);
-    return p;
-  }
-  i64 used() const { return used_; }
-
- private:
-  u8* base_;
-  i64 used_ = 0;
-};
+/// Each array begins on a cache line of its own.
+using Carver = raddle::Carver<64>;
 
 /// Floats from row to row, where a piece of each of 16 rows is used at a time. An L1 cache finds a
 /// line by its address modulo 4 KiB, so that rows 2 KiB apart (MLA) would share two of its sets:

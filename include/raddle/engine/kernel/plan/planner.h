@@ -270,7 +270,12 @@ class BlockPlanner {
   RADDLE_DEVICE PlanSizes place_one(const Units& units) {
     const i64 n = place_cut_states(b_, units);
     const i64 all = n * units.num_kv_heads;
-    return PlanSizes{0, 0, 0, 0, all, n, all, n, n, cuts_.of[1]};
+    return PlanSizes{.splits = all,
+                     .contractions = n,
+                     .expected = all,
+                     .sources = n,
+                     .dependents = n,
+                     .partial_rows = cuts_.of[1]};
   }
 
   RADDLE_DEVICE PlanSizes place_two_levels(const Units& units) {
@@ -278,7 +283,12 @@ class BlockPlanner {
     const i64 sources = contract_two_levels(b_, units);
     const i64 n = units.num_tiles - s_.group_tile[b_.num_prefixes];
     const i64 heads = units.num_kv_heads;
-    return PlanSizes{0, 0, 0, 0, heads * units.num_tiles, n, heads * n, sources, sources, rows};
+    return PlanSizes{.splits = heads * units.num_tiles,
+                     .contractions = n,
+                     .expected = heads * n,
+                     .sources = sources,
+                     .dependents = sources,
+                     .partial_rows = rows};
   }
 
   /// A thread an item, of all planners'.
