@@ -46,10 +46,20 @@ class Attention(_library.Handle):
             queries, which decodes, is waited for here; the other, which takes twice as long, by the first `plan` with
             long queries, or by `reserve`.
 
-    Raises ValueError for a spec that the device cannot compute, RuntimeError where there is no such device, and
-    CompileError where a variant or its kernel does not compile. `raddle doctor` tells what is missing.
-
     Plan and run follow the FlashInfer paper, section 3.3 (load-balanced scheduling; Listing 1).
+
+    Raises:
+        ValueError: a spec that the device cannot compute, named by its field.
+        TypeError: a spec that is none.
+        RuntimeError: a device that is not there; `raddle doctor` tells what is missing.
+        CompileError: a variant of your own, or a GPU's kernel, that does not compile.
+
+    Example:
+        >>> attn = raddle.Attention(raddle.AttentionSpec(8, 2, 64, dtype="float32", variant=raddle.Causal()))
+        >>> plan = attn.plan(raddle.PagedKV([0, 1, 2], None, [[0, 1], [2, 3]], [30, 17], page_size=16))
+        >>> q, pool = np.ones((2, 8, 64), np.float32), np.ones((4, 2, 16, 2, 64), np.float32)
+        >>> attn.run(plan, q, pool).shape
+        (2, 8, 64)
     """
 
     __slots__ = ("spec", "device", "_has_lse", "_out_is_like_q", "number", "__weakref__")
@@ -83,8 +93,15 @@ class Attention(_library.Handle):
             stream: GPUs: the stream (a cudaStream_t's number) on which the plan goes up; None: torch's current one, or
                 tvm_ffi's. Runs on other streams wait for it there; nothing waits on the host.
 
-        On a GPU the first plan with long queries waits for their kernel, should it still be compiled. Raises ValueError
-        for a layout that the spec cannot serve, and CompileError where that kernel does not compile.
+        On a GPU the first plan with long queries waits for their kernel, should it still be compiled.
+
+        Returns:
+            A `Plan` for any number of runs, of any number of layers.
+
+        Raises:
+            ValueError: a layout that the spec cannot serve, an unknown schedule, or ``params`` that are no plan members.
+            TypeError: a layout that is none.
+            CompileError: on a GPU, a kernel of long queries that does not compile.
         """
         if stream is None and self.device != "cpu":
             stream = current_stream(self.device)
@@ -124,7 +141,12 @@ class Attention(_library.Handle):
                 ``discover_prefixes``. Not with batch_invariant or a `PackedMask`. On a CPU layouts lie on the host
                 as ever, and the schedule is linear.
 
-        Raises ValueError for maxima that cannot be, and RuntimeError where memory does not suffice, with the size.
+        Returns:
+            A `Reservation`, to be updated before its first run.
+
+        Raises:
+            ValueError: maxima that cannot be, or options that exclude each other.
+            RuntimeError: memory that does not suffice, with the size that was asked for.
         """
         maxima = {
             "max_requests": max_requests,
@@ -192,8 +214,12 @@ class Attention(_library.Handle):
 
         torch.compile takes the call as an operator that it does not look into, whatever the plan; make plans outside.
 
-        Returns out, or (out, lse). Raises ValueError or TypeError, naming the argument, before anything
-        is written.
+        Returns:
+            out; or (out, lse) where lse was asked for. A row without keys is 0, its lse -inf.
+
+        Raises:
+            ValueError: a shape, a stride, a device or a value that does not fit, before anything is written.
+            TypeError: a dtype, or what is no tensor, before anything is written.
         """
         if is_traced():
             scales = k_scale, v_scale

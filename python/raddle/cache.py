@@ -21,12 +21,12 @@ _num_compiled = _library.function("raddle.jit.num_compiled")
 
 
 def folder() -> Path:
-    """Where the cache lies, whether or not it is there yet."""
+    """Returns where the cache lies, whether or not it is there yet: a pathlib.Path."""
     return Path(_folder())
 
 
 def entries() -> list[dict[str, Any]]:
-    """Finished entries: dicts of name, target, path and bytes, by name."""
+    """Returns the finished entries: dicts of name, target, path and bytes, in the order of their names."""
     return [dict(row.items()) for row in _list()]
 
 
@@ -36,12 +36,27 @@ def clear() -> int:
 
 
 def num_compiled() -> int:
-    """How many variants this process has compiled rather than found in the cache."""
+    """Returns how many variants this process has compiled rather than found in the cache."""
     return int(_num_compiled())
 
 
 def warm(specs: Iterable[Any]) -> int:
-    """Compiles what `AttentionSpec`s need, so that later processes find it; returns how many were compiled."""
+    """Compiles ahead of time, for the CPU, so that later processes find it.
+
+    Args:
+        specs: `AttentionSpec` values.
+
+    Returns:
+        How many variants were compiled; the others were there, or need no compiling.
+
+    Raises:
+        ValueError: a spec that cannot be computed.
+        CompileError: a variant that does not compile.
+
+    Example:
+        >>> raddle.cache.warm([raddle.AttentionSpec(8, 2, 64, variant=raddle.Causal())])
+        0
+    """
     from raddle.attention import Attention
 
     before = num_compiled()
@@ -51,7 +66,24 @@ def warm(specs: Iterable[Any]) -> int:
 
 
 def find_specs(target: str) -> list[Any]:
-    """The specs that "module:name" or "file.py:name" names: one, a list, or a function that returns either."""
+    """Finds specs by name: what `raddle cache warm` takes.
+
+    Args:
+        target: "module:name" or "file.py:name" of a spec, a list of specs, or a function that returns either.
+
+    Returns:
+        A list of `AttentionSpec` values.
+
+    Raises:
+        ValueError: a text without a colon, a file that is not there, or a name that is not in it.
+        ImportError: a module that is not there.
+
+    Example:
+        >>> raddle.cache.find_specs("no_colon")
+        Traceback (most recent call last):
+        ...
+        ValueError: 'no_colon' names no spec; expected module:name or file.py:name
+    """
     place, colon, name = target.rpartition(":")
     if not colon:
         raise ValueError(f"'{target}' names no spec; expected module:name or file.py:name")

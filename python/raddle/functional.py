@@ -46,7 +46,21 @@ def attention(
 
     Computed on q's device. K and V are read where they are, whatever their strides. q is copied if its batch and
     sequence cannot be seen as one dimension. torch.compile takes the call as one operator; there ``variant`` must be
-    empty. Raises ValueError or TypeError, naming the argument.
+    empty.
+
+    Returns:
+        out like q, but with v's head dimension; or (out, lse).
+
+    Raises:
+        ValueError: shapes that do not fit together, or that the device cannot compute.
+        TypeError: a dtype, or what is no tensor.
+        raddle.flex.TraceError: a function in ``variant`` that cannot be traced.
+        CompileError: a variant of your own that does not compile.
+
+    Example:
+        >>> q, k = np.ones((2, 100, 8, 64), np.float32), np.ones((2, 100, 2, 64), np.float32)
+        >>> raddle.attention(q, k, k, causal=True, variant=raddle.SlidingWindow(15)).shape
+        (2, 100, 8, 64)
     """
     if is_traced():
         return compiled.attention(q, k, v, causal, variant, scale, return_lse)
@@ -106,7 +120,20 @@ def merge_state(
         lse_a, lse_b: [rows, H] float32.
         out: (o, lse) to write, which may be one of the states; None: new tensors of o_a's kind.
 
-    Computed where the states lie. Returns (o, lse). Two empty states (lse = -inf) compose to the empty state.
+    Computed where the states lie. Two empty states (lse = -inf) compose to the empty state.
+
+    Returns:
+        (o, lse), float32.
+
+    Raises:
+        ValueError: shapes that differ, or states on different devices.
+        TypeError: states that are not float32.
+
+    Example:
+        >>> o, lse = np.ones((3, 8, 64), np.float32), np.zeros((3, 8), np.float32)
+        >>> both, both_lse = raddle.merge_state(o, lse, 3 * o, lse)
+        >>> float(both[0, 0, 0]), round(float(both_lse[0, 0]), 4)
+        (2.0, 0.6931)
     """
     inputs = (lend(o_a, "o_a"), lend(lse_a, "lse_a"), lend(o_b, "o_b"), lend(lse_b, "lse_b"))
     if out is not None:
@@ -129,7 +156,20 @@ def merge_states(
             state again.
         out: (o, lse) to write; None: new tensors of o's kind.
 
-    Computed where the states lie. Returns (o [rows, H, D], lse [rows, H]), float32.
+    Computed where the states lie.
+
+    Returns:
+        (o [rows, H, D], lse [rows, H]), float32.
+
+    Raises:
+        ValueError: shapes that do not fit together, states on different devices, or a ``finish`` of another number of
+            heads.
+        TypeError: states that are not float32, or a ``finish`` that is no spec.
+
+    Example:
+        >>> o, lse = np.ones((4, 3, 8, 64), np.float32), np.zeros((4, 3, 8), np.float32)
+        >>> raddle.merge_states(o, lse)[0].shape
+        (3, 8, 64)
     """
     inputs = (lend(o, "o"), lend(lse, "lse"))
     fields = None if finish is None else fields_of(finish, "finish")
@@ -165,6 +205,18 @@ def workspace_bytes(
         max_runs: coverage runs of a query tile; 0: the planner's own limit.
         max_qo_len: query rows of one request, of a single level; 0: as many as max_qo_tokens.
         device: as of `Attention`.
+
+    Returns:
+        Bytes, before anything is allocated or compiled.
+
+    Raises:
+        ValueError: maxima below 0, or a spec that the device cannot compute.
+        RuntimeError: a device that is not there.
+
+    Example:
+        >>> spec = raddle.AttentionSpec(32, 8, 128)
+        >>> raddle.workspace_bytes(spec, 2, max_requests=8, max_qo_tokens=8, max_kv_tokens=8192) > 0
+        True
     """
     maxima = {
         "max_requests": max_requests,
@@ -178,9 +230,22 @@ def workspace_bytes(
 
 
 def support_matrix(device: Any = "cpu") -> list[dict[str, Any]]:
-    """What works on a device, found by trying: dicts of feature, backend ("cpu" or "cuda"), works and reason.
+    """What works on a device, found by trying.
 
-    On a GPU kernels are compiled for it, minutes where the cache has none of them. Raises RuntimeError where there is
-    no such device.
+    On a GPU kernels are compiled for it, minutes where the cache has none of them.
+
+    Args:
+        device: as of `Attention`.
+
+    Returns:
+        A list of dicts: feature, backend ("cpu" or "cuda"), works (a bool) and reason (of a refusal, else empty).
+
+    Raises:
+        RuntimeError: a device that is not there.
+
+    Example:
+        >>> rows = raddle.support_matrix()
+        >>> [row["works"] for row in rows if row["feature"] == "dtype: bfloat16"]
+        [True]
     """
     return [dict(row.items()) for row in _support_matrix(str(device))]

@@ -57,7 +57,19 @@ def append_kv(
             and head gets ``max |x|`` over the largest finite number, at least 2⁻¹²⁶. D is as with rope.
         kv_dtype: "float8_e4m3fn", "float8_e5m2" or "int8": what pools that are given as uint8 hold.
 
-    Slots that no row goes to keep what they hold. Raises ValueError where two rows would go to one slot.
+    Slots that no row goes to keep what they hold.
+
+    Raises:
+        ValueError: shapes or pages that do not fit, two rows that would go to one slot, or, on a GPU, a stream that
+            captures a graph.
+        TypeError: a dtype that is not the pool's.
+
+    Example:
+        >>> k_pool, v_pool = np.zeros((2, 4, 16, 2, 64), np.float32)
+        >>> layout = raddle.PagedKV([0, 3], None, [[2, 0]], [20], page_size=16)      # keys 17, 18 and 19 are new
+        >>> raddle.append_kv(layout, (k_pool, v_pool), *np.ones((2, 3, 2, 64), np.float32))
+        >>> k_pool[0, :5, 0, 0].tolist()
+        [0.0, 1.0, 1.0, 1.0, 0.0]
     """
     pools = lend_pool(kv_pool, lend_output)
     new = lend(k_new, "k_new"), lend(v_new, "v_new")
@@ -86,7 +98,16 @@ def copy_pages(
         scales: (k_scale, v_scale), one a token and head beside the pool, float32: copied along. None: none.
         to_scales: those of ``to``; None: ``scales``.
 
-    Raises ValueError for a page outside of its pool, one that is written twice, or one both read and written.
+    Raises:
+        ValueError: a page outside of its pool, one that is written twice, or one both read and written.
+        TypeError: pools of different dtypes.
+
+    Example:
+        >>> pool = np.zeros((4, 2, 16, 2, 64), np.float32)
+        >>> pool[1] = 7.0
+        >>> raddle.copy_pages(pool, from_pages=[1], to_pages=[3])
+        >>> float(pool[3, 0, 0, 0, 0])
+        7.0
     """
     target = lend_pool(kv_pool, lend_output) if to is None else lend_pool(to, lend_output, "to")
     source = lend_pool(kv_pool)
@@ -124,8 +145,20 @@ def summarize_pages(
         k_scale: of quantised K, as `Attention.run` takes it; None: 1.
         kv_dtype: "float8_e4m3fn", "float8_e5m2" or "int8": what a pool that is given as uint8 holds.
 
-    Returns summary. D is a multiple of 8, at most 256. Raises ValueError where requests that share a page disagree on
-    its number of keys. Source: Tang et al. 2024, arXiv 2406.10774, section 3.3.
+    D is a multiple of 8, at most 256. Source: Tang et al. 2024, arXiv 2406.10774, section 3.3.
+
+    Returns:
+        summary.
+
+    Raises:
+        ValueError: requests that share a page and disagree on its number of keys; quantised K without a summary.
+        TypeError: a summary of another dtype.
+
+    Example:
+        >>> pool = np.ones((4, 2, 16, 2, 64), np.float32)
+        >>> layout = raddle.PagedKV([0, 1], None, [[2, 0]], [20], page_size=16)
+        >>> raddle.summarize_pages(layout, pool).shape
+        (4, 2, 2, 64)
     """
     pools = lend_pool(kv_pool)
     given = _kv_dtype(kv_dtype), *pools, lend_scale(k_scale, "k_scale")
@@ -154,11 +187,19 @@ class SelectedPages(NamedTuple):
     count: Any  # keys of the page; 0 where there is none
 
     def layout(self, layout: PagedKV) -> Layout:
-        """A block-sparse layout in which each row of `layout`'s requests sees its request's selected pages.
+        """A block-sparse layout in which each row of ``layout``'s requests sees its request's selected pages.
 
-        Rows keep their positions and keys theirs; indices count the selected keys. K and V are given as for `layout`.
-        Raises ValueError for a selection per head, which one layout cannot hold, and where a request of several rows
-        lacks a page of its own rows: causal masks go by index.
+        Rows keep their positions and keys theirs; indices count the selected keys. K and V are given as for ``layout``.
+
+        Args:
+            layout: the page table of the selection.
+
+        Returns:
+            A layout of one level.
+
+        Raises:
+            ValueError: a selection per head, which one layout cannot hold; a request of several rows that lacks a page
+                of its own rows: causal masks go by index.
         """
         if self.pages.ndim != 2:
             raise ValueError(
@@ -194,8 +235,22 @@ def select_pages(
         keep_last: a request's last page, which is being written, is kept whatever its score.
         out: contiguous int32 tensors where q lies, to write; None: new ones of q's kind.
 
-    Returns `SelectedPages`; ``.layout(layout)`` is what to plan.
     Source: Tang et al. 2024, arXiv 2406.10774, section 3.3, algorithm 1.
+
+    Returns:
+        `SelectedPages`; its ``layout(layout)`` is what to plan.
+
+    Raises:
+        ValueError: shapes that do not fit together, or num_pages below 1.
+        TypeError: a q of another dtype than the summary's.
+
+    Example:
+        >>> pool = np.random.default_rng(0).standard_normal((8, 2, 16, 2, 64)).astype(np.float32)
+        >>> layout = raddle.PagedKV([0, 1], None, [[2, 0, 5, 7]], [60], page_size=16)
+        >>> q, summary = np.ones((1, 8, 64), np.float32), raddle.summarize_pages(layout, pool)
+        >>> chosen = raddle.select_pages(layout, q, summary, num_pages=2)
+        >>> chosen.pages.shape, chosen.layout(layout).num_rows
+        ((1, 2), 1)
     """
     tensors = lend(q, "q"), lend(summary, "summary")
     lists = (layout.num_requests, summary.shape[2]) if per_head and summary.ndim == 4 else (layout.num_requests,)
@@ -223,10 +278,22 @@ def accept_tree(layout: PagedKV, kv_pool: Any, parents: Any, accepted: Any, *, s
         accepted: [requests] the last accepted node of each request; -1: none.
         scales: (k_scale, v_scale), one a token and head beside the pool, float32: they move along. None: none.
 
-    Returns the requests' numbers of keys afterwards, int32 [requests], a new tensor of accepted's kind, on the host.
-    Keys that RoPE has turned stay right where their position was their depth (the layout's qo_pos). Raises ValueError
-    for parents that are no tree, a node outside of its tree, or a page that is not there. Trees as in SpecInfer
-    (arXiv 2305.09781), section 4.2.
+    Keys that RoPE has turned stay right where their position was their depth (the layout's qo_pos). Trees as in
+    SpecInfer (arXiv 2305.09781), section 4.2.
+
+    Returns:
+        The requests' numbers of keys afterwards, int32 [requests], a new tensor of accepted's kind, on the host.
+
+    Raises:
+        ValueError: parents that are no tree, a node outside of its tree, or a page that is not there.
+        TypeError: arrays that are neither int32 nor int64.
+
+    Example:
+        >>> pool = np.ones((4, 2, 16, 2, 64), np.float32)
+        >>> layout = raddle.PagedKV([0, 4], None, [[2, 0]], [24], page_size=16)     # 20 keys, then a tree of 4 nodes
+        >>> parents, accepted = np.array([-1, 0, 0, 2], np.int32), np.array([3], np.int32)
+        >>> raddle.accept_tree(layout, pool, parents, accepted).tolist()            # nodes 0, 2 and 3 stay
+        [23]
     """
     pools = lend_pool(kv_pool, lend_output)
     trees = lend_index(parents, "parents"), lend_index(accepted, "accepted")

@@ -42,12 +42,12 @@ class _Owner:
 
 @tvm_ffi.register_object("raddle.Layout")
 class Layout(_library.Handle):
-    """What attends to what. Made by its subclasses."""
+    """What attends to what: immutable, and made by its subclasses."""
 
     __slots__ = ("_reason",)
 
     def explain(self) -> str:
-        """Why it is as it is, where Raddle chose it (`Cascade.from_page_tables`, `Cascade.from_radix`); else empty."""
+        """Returns why it is as it is, where Raddle chose it (`Cascade.from_page_tables`, `from_radix`); else ""."""
         return getattr(self, "_reason", "")
 
     def _init(self, make: Any, **args: Any) -> None:
@@ -89,6 +89,14 @@ class RaggedKV(Layout):
         kv_indptr: [requests + 1] first row of each request in K and V.
         qo_pos: [rows] positions of the query rows in the text; None: their index,
             ``kv_len - qo_len + r`` for row r of a request.
+
+    Raises:
+        ValueError: offsets that do not ascend from 0, or arrays of lengths that do not fit together.
+        TypeError: arrays that are neither int32 nor int64.
+
+    Example:
+        >>> raddle.RaggedKV(qo_indptr=[0, 3, 4], kv_indptr=[0, 3, 50])      # a prompt of 3, one row over 47 keys
+        RaggedKV(2 requests, 4 rows)
     """
 
     def __init__(self, qo_indptr: Any, kv_indptr: Any, qo_pos: Any = None) -> None:
@@ -126,6 +134,17 @@ class PagedKV(Layout):
     lists contiguous and the rows of a block table any stride apart. The layout borrows these arrays and knows only
     their shapes. A `Reservation` made with ``device_lengths=True`` plans with it, on the GPU: see
     `Reservation.update`. There is no kv_begin, qo_rows and qo_pos then.
+
+    Raises:
+        ValueError: offsets that do not ascend, lengths that need more pages than are listed, a page that is negative
+            without being -1, an unknown kv_layout, or options that exclude each other.
+        TypeError: arrays that are neither int32 nor int64.
+
+    Example:
+        >>> raddle.PagedKV([0, 1, 2], [0, 3, 5], [7, 2, 5, 0, 1], kv_len=[40, 17], page_size=16)
+        PagedKV(2 requests, 2 rows)
+        >>> raddle.PagedKV([0, 1, 2], None, [[7, 2, 5], [0, 1, -1]], kv_len=[40, 17], page_size=16)
+        PagedKV(2 requests, 2 rows)
     """
 
     def __init__(
@@ -184,7 +203,13 @@ class PagedKV(Layout):
     def to_block_sparse(self) -> Layout:
         """The same attention as a block-sparse matrix: Br = 1, Bc = page_size, a row block a query row.
 
-        K and V are given as for the page table, in its `kv_layout`. Raises ValueError with qo_rows.
+        K and V are given as for the page table, in its `kv_layout`.
+
+        Returns:
+            A layout of one level.
+
+        Raises:
+            ValueError: a page table with qo_rows.
         """
         return _page_table_to_bsr(self)
 
@@ -210,6 +235,15 @@ class BlockSparse(Layout):
             count in list order.
         kv_begin: [row blocks] as in `PagedKV`.
         qo_pos: [rows] as in `PagedKV`.
+
+    Raises:
+        ValueError: sizes, offsets or columns that do not fit together, or a part of the explicit blocks alone.
+        TypeError: arrays of another dtype.
+
+    Example:
+        >>> layout = raddle.BlockSparse(2, 2, indptr=[0, 2, 3], indices=[0, 2, 1], num_rows=4, num_cols=6)
+        >>> layout.num_rows, layout.num_levels
+        (4, 1)
     """
 
     def __init__(
@@ -249,9 +283,19 @@ class BlockSparse(Layout):
 
     @classmethod
     def from_dense_mask(cls, mask: Any, Br: int, Bc: int, qo_indptr: Any = None) -> BlockSparse:
-        """The blocks of a boolean mask [rows, cols] (True = keep) that keep anything, with bits where partial.
+        """The blocks of a boolean mask that keep anything, with bits where partial.
 
-        Rows are those of one request, or of the requests of qo_indptr.
+        Args:
+            mask: [rows, cols] bool, True = keep.
+            Br, Bc: rows and columns of a block.
+            qo_indptr: [requests + 1] first row of each request; None: all rows are one request's.
+
+        Returns:
+            A `BlockSparse`.
+
+        Raises:
+            ValueError: a mask that is no matrix, or qo_indptr that does not end at its rows.
+            TypeError: a mask of another dtype.
         """
         layout = cls.__new__(cls)
         layout._init(_block_sparse_from_mask, mask=mask, Br=Br, Bc=Bc, qo_indptr=qo_indptr)
@@ -267,6 +311,16 @@ class Cascade(Layout):
             every row. A request's kv_len is the sum over the levels that hold it.
 
     A cascade is planned as one problem and run by one call (FlashInfer paper, section 3.1.2).
+
+    Raises:
+        ValueError: levels of different rows, or a row in two groups of a level.
+        TypeError: what is no list of layouts.
+
+    Example:
+        >>> prefix = raddle.PagedKV([0, 2], [0, 2], [6, 7], [32], page_size=16)         # of both rows
+        >>> own = raddle.PagedKV([0, 1, 2], [0, 1, 2], [0, 1], [9, 4], page_size=16)
+        >>> raddle.Cascade([prefix, own])
+        Cascade(2 requests, 2 rows)
     """
 
     def __init__(self, levels: Sequence[Layout]) -> None:
@@ -302,9 +356,15 @@ class Cascade(Layout):
             qo_indptr, page_indptr, page_indices, kv_len, page_size, kv_layout, qo_pos: as of `PagedKV`, on the host.
             num_workers, schedule, params: as of `Attention.plan`, of the plan that will be made.
 
-        Returns a `Cascade`, or the `PagedKV` of the same arguments where sharing does not pay, or where the spec
-        refuses shared keys; ``explain()`` of either says why. `PagedKV`'s ``discover_prefixes`` is the form for lengths
-        that only a GPU knows: one level, found without costs.
+        ``discover_prefixes`` of `PagedKV` is the form for lengths that only a GPU knows: one level, found without costs.
+
+        Returns:
+            A `Cascade`, or the `PagedKV` of the same arguments where sharing does not pay, or where the spec refuses
+            shared keys; ``explain()`` of either says why.
+
+        Raises:
+            ValueError: a page table that `PagedKV` refuses, or options that `Attention.plan` refuses.
+            TypeError: arrays that are neither int32 nor int64.
         """
         *table, positions = lend_indices(
             qo_indptr=qo_indptr, page_indptr=page_indptr, page_indices=page_indices, kv_len=kv_len, qo_pos=qo_pos
@@ -344,8 +404,14 @@ class Cascade(Layout):
             qo_indptr, kv_layout, qo_pos: as of `PagedKV`, on the host.
             num_workers, schedule, params: as of `Attention.plan`, of the plan that will be made.
 
-        Returns what `from_page_tables` returns; new keys are appended with `PagePool.layout`, a single level. Raises
-        what both raise.
+        New keys are appended with `PagePool.layout`, a single level.
+
+        Returns:
+            What `from_page_tables` returns.
+
+        Raises:
+            ValueError: as of `from_page_tables` and `RadixCache.tables`.
+            TypeError: a cache that is none.
         """
         from raddle.radix_cache import RadixCache  # whose pool makes layouts
 

@@ -47,6 +47,17 @@ def spec(
         nope, rope: a head's columns of unabsorbed Q and K without and with RoPE: the softmax scale stays
             ``1 / sqrt(nope + rope)``, unless ``scale`` is given.
         others: further fields of `AttentionSpec`.
+
+    Returns:
+        An `AttentionSpec`.
+
+    Raises:
+        TypeError: a field that `AttentionSpec` does not have, or refuses.
+
+    Example:
+        >>> spec = mla.spec(16, variant=raddle.Causal())
+        >>> spec.head_dim, spec.head_dim_vo, spec.num_kv_heads
+        (576, 512, 1)
     """
     others = {"scale": (nope + rope) ** -0.5, **others}
     return AttentionSpec(num_heads, 1, kv_lora_rank + rope, kv_lora_rank, **others)
@@ -58,6 +69,17 @@ def kv(cache: Any, kv_lora_rank: int = KV_LORA_RANK) -> tuple[Any, Any]:
     Args:
         cache: [pages, page_size, 1, kv_lora_rank + rope] (NHD), or any other shape of a pool of K.
         kv_lora_rank: columns of V.
+
+    Returns:
+        (k, v), both the cache's memory.
+
+    Raises:
+        TypeError: what is no tensor.
+
+    Example:
+        >>> k, v = mla.kv(np.zeros((4, 16, 1, 576), np.float32))
+        >>> v.shape
+        (4, 16, 1, 512)
     """
     return cache, cache[..., :kv_lora_rank]
 
@@ -71,6 +93,18 @@ def append(layout: PagedKV, cache: Any, c_kv: Any, k_pe: Any, rope: Variant | No
         c_kv: [rows, kv_lora_rank] in the cache's dtype, normalised as the model does.
         k_pe: [rows, rope] of the same.
         rope: turns k_pe on the way, at the rows' positions; None: it is turned already.
+
+    Raises:
+        ValueError: what `append_kv` refuses.
+        TypeError: what is no tensor, or of another dtype than the cache.
+
+    Example:
+        >>> cache = np.zeros((4, 16, 1, 576), np.float32)
+        >>> layout = raddle.PagedKV([0, 3], None, [[2, 0]], [20], page_size=16)
+        >>> c_kv, k_pe = np.ones((3, 512), np.float32), np.ones((3, 64), np.float32)
+        >>> mla.append(layout, cache, c_kv, k_pe, rope=raddle.Rope(64, interleaved=True))
+        >>> int(np.count_nonzero(cache.any(axis=-1)))
+        3
     """
     for name, x in (("cache", cache), ("c_kv", c_kv), ("k_pe", k_pe)):
         if not hasattr(x, "shape"):
@@ -86,7 +120,15 @@ def absorb_q(w_uq: Any, w_uk: Any) -> Any:
         w_uq: [q_lora, heads, nope]; of a model that doesn't compress its queries [hidden, heads, nope].
         w_uk: [kv_lora_rank, heads, nope].
 
-    Returns [q_lora, heads, kv_lora_rank]. It is larger than both: to absorb W_UK in every step instead, see `latent_q`.
+    Returns:
+        [q_lora, heads, kv_lora_rank]. It is larger than both: to absorb W_UK in every step instead, see `latent_q`.
+
+    Raises:
+        ValueError: a w_uk whose shape does not fit.
+
+    Example:
+        >>> mla.absorb_q(np.ones((96, 16, 128), np.float32), np.ones((512, 16, 128), np.float32)).shape
+        (96, 16, 512)
     """
     _check("w_uk", w_uk, "[kv_lora_rank, heads, nope]", w_uk.shape[:1] + w_uq.shape[1:])
     return _of_heads(w_uq, w_uk.swapaxes(0, 1).swapaxes(1, 2))
@@ -99,8 +141,16 @@ def absorb_out(w_uv: Any, w_o: Any) -> Any:
         w_uv: [kv_lora_rank, heads, v_dim].
         w_o: [heads, v_dim, hidden].
 
-    Returns [heads, kv_lora_rank, hidden]: with it ``out.reshape(rows, -1) @ w.reshape(-1, hidden)`` is the layer's
-    output. It is larger than both: to apply W_UV in every step instead, see `value_heads`.
+    Returns:
+        [heads, kv_lora_rank, hidden]: with it ``out.reshape(rows, -1) @ w.reshape(-1, hidden)`` is the layer's output.
+        It is larger than both: to apply W_UV in every step instead, see `value_heads`.
+
+    Raises:
+        ValueError: a w_o whose shape does not fit.
+
+    Example:
+        >>> mla.absorb_out(np.ones((512, 4, 128), np.float32), np.ones((4, 128, 256), np.float32)).shape
+        (4, 512, 256)
     """
     _check("w_o", w_o, "[heads, v_dim, hidden]", w_uv.shape[1:] + w_o.shape[-1:])
     return _as(w_uv, _wide(w_uv.swapaxes(0, 1)) @ _wide(w_o))
@@ -114,7 +164,16 @@ def latent_q(q_nope: Any, q_pe: Any, w_uk: Any) -> Any:
         q_pe: [rows, heads, rope], turned already.
         w_uk: [kv_lora_rank, heads, nope].
 
-    Returns [rows, heads, kv_lora_rank + rope].
+    Returns:
+        [rows, heads, kv_lora_rank + rope], in q_nope's dtype.
+
+    Raises:
+        ValueError: shapes that do not fit together.
+
+    Example:
+        >>> q_nope, q_pe = np.ones((3, 16, 128), np.float32), np.ones((3, 16, 64), np.float32)
+        >>> mla.latent_q(q_nope, q_pe, np.ones((512, 16, 128), np.float32)).shape
+        (3, 16, 576)
     """
     latent = absorb_q(q_nope, w_uk)
     _check("q_pe", q_pe, "[rows, heads, rope]", q_nope.shape[:2] + q_pe.shape[-1:])
@@ -132,7 +191,15 @@ def value_heads(out: Any, w_uv: Any) -> Any:
         out: [rows, heads, kv_lora_rank].
         w_uv: [kv_lora_rank, heads, v_dim].
 
-    Returns [rows, heads, v_dim].
+    Returns:
+        [rows, heads, v_dim], in out's dtype.
+
+    Raises:
+        ValueError: a w_uv whose shape does not fit.
+
+    Example:
+        >>> mla.value_heads(np.ones((3, 16, 512), np.float32), np.ones((512, 16, 128), np.float32)).shape
+        (3, 16, 128)
     """
     _check("w_uv", w_uv, "[kv_lora_rank, heads, v_dim]", out.shape[:0:-1] + w_uv.shape[-1:])
     return _of_heads(out, w_uv.swapaxes(0, 1))

@@ -28,6 +28,17 @@ class PackedMask(Variant):
     Plan members: ``packed_mask.bits``, ``packed_mask.indptr``: a batch has its own, of any length, given by
     ``attn.plan(layout, params={...})``. `Attention.plan` raises ValueError unless there are bits for exactly
     ``qo_len * kv_len`` pairs of every request.
+
+    Raises:
+        ValueError: an indptr that does not ascend from 0 to the number of bytes.
+        TypeError: bits that are not uint8.
+
+    Example:
+        >>> keep = np.tril(np.ones((3, 10), bool), 7)
+        >>> attn = raddle.Attention(
+        ...     raddle.AttentionSpec(4, 4, 64, dtype="float32", variant=raddle.PackedMask.from_masks([keep]))
+        ... )
+        >>> plan = attn.plan(raddle.RaggedKV([0, 3], [0, 10]))
     """
 
     def __init__(self, bits: Any, indptr: Any) -> None:
@@ -36,12 +47,37 @@ class PackedMask(Variant):
 
     @classmethod
     def from_masks(cls, masks: Sequence[Any]) -> PackedMask:
-        """Packs one boolean matrix [qo_len, kv_len] a request. Raises ValueError for what is no matrix."""
+        """Packs one boolean matrix [qo_len, kv_len] a request.
+
+        Args:
+            masks: a list of them, True = keep.
+
+        Returns:
+            A `PackedMask`.
+
+        Raises:
+            ValueError: what is no matrix.
+        """
         return cls(*pack_masks(masks))
 
 
 def pack_masks(masks: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """(bits, indptr) of one boolean matrix [qo_len, kv_len] a request, as `PackedMask` and its params take them."""
+    """Packs boolean matrices as `PackedMask` and its params take them.
+
+    Args:
+        masks: one matrix [qo_len, kv_len] a request, True = keep.
+
+    Returns:
+        (bits, indptr): uint8 [bytes] and int64 [requests + 1].
+
+    Raises:
+        ValueError: what is no matrix.
+
+    Example:
+        >>> bits, indptr = raddle.pack_masks([np.ones((2, 5), bool), np.ones((1, 3), bool)])
+        >>> bits.tolist(), indptr.tolist()
+        ([255, 3, 7], [0, 2, 3])
+    """
     rows = []
     for number, mask in enumerate(masks):
         mask = np.asarray(mask)

@@ -65,8 +65,26 @@ class PageTables(NamedTuple):
 class PagePool(_library.Handle):
     """Pages 0 … num_pages - 1 of page_size keys each, all free at first.
 
+    Args:
+        num_pages: at least 1.
+        page_size: keys of a page, at least 1.
+
     A request is an int, never used again once it is finished. Where an argument is ``requests``, it is a list or an
     array of them, each named once.
+
+    Raises:
+        ValueError: sizes out of range; of every method: a request or a page that is not there.
+        TypeError: of every method, arguments that are no integers.
+
+    Example:
+        >>> pool = raddle.PagePool(num_pages=64, page_size=16)
+        >>> requests = [pool.add(), pool.add()]
+        >>> pool.append(requests, [40, 17]).missing
+        0
+        >>> pool.layout(requests, qo_len=[40, 17])
+        PagedKV(2 requests, 57 rows)
+        >>> pool
+        PagePool(64 pages of 16: 5 used, 0 shared, 2 requests)
     """
 
     def __init__(self, num_pages: int, page_size: int = 16) -> None:
@@ -81,16 +99,17 @@ class PagePool(_library.Handle):
 
     @property
     def page_size(self) -> int:
+        """Keys of a page."""
         return _counts(self)["page_size"]
 
     @property
     def used(self) -> int:
-        """Pages that somebody holds."""
+        """Pages with a reference."""
         return _counts(self)["used"]
 
     @property
     def free(self) -> int:
-        """Pages that nobody holds."""
+        """Pages without a reference."""
         return _counts(self)["free"]
 
     @property
@@ -104,41 +123,70 @@ class PagePool(_library.Handle):
         return _counts(self)["num_requests"]
 
     def references(self, pages: Any) -> np.ndarray:
-        """How many references each of ``pages`` has, int32."""
+        """Returns how many references each of ``pages`` has, int32. Raises ValueError for a page that is not there."""
         return _array(_references(self, lend_index(pages, "pages")))
 
     # Pages in the caller's own hands
 
     def allocate(self, count: int) -> np.ndarray | None:
-        """So many free pages, int32, with a reference of the caller each; None where there are fewer."""
+        """Takes free pages for the caller.
+
+        Args:
+            count: how many.
+
+        Returns:
+            Pages, int32, with a reference of the caller each; None where there are fewer.
+
+        Raises:
+            ValueError: a negative count.
+        """
         pages = _allocate(self, count)
         return None if pages is None else _array(pages)
 
     def retain(self, pages: Any) -> None:
-        """One more reference of the caller to each; ValueError for a free page."""
+        """Takes one more reference of the caller to each of ``pages``. Raises ValueError for a free page."""
         _retain(self, lend_index(pages, "pages"))
 
     def release(self, pages: Any) -> np.ndarray:
-        """Gives back one reference of the caller to each; returns the pages that are free now.
+        """Gives back one reference of the caller to each of ``pages``.
 
-        ValueError for a page of which the caller has none (any more), whoever else may hold it.
+        Returns:
+            The pages that are free now, int32.
+
+        Raises:
+            ValueError: a page of which the caller has no reference (any more), whatever other references it has.
         """
         return _array(_release(self, lend_index(pages, "pages")))
 
     # Requests
 
     def add(self, pages: Any = None, kv_len: int | None = None) -> int:
-        """A new request whose first keys lie on ``pages`` already: what `RadixCache.match` found; None: on none.
+        """Begins a request.
 
-        kv_len: how many keys; None: as many as the pages hold. Less fill a part of the last page, which is copied when
-        the request writes to it.
+        Args:
+            pages: where its first keys lie already: what `RadixCache.match` found; None: it has no keys.
+            kv_len: how many keys; None: as many as the pages hold. Less fill a part of the last page, which is copied
+                when the request writes to it.
+
+        Returns:
+            The request's number.
+
+        Raises:
+            ValueError: a free page, or a kv_len that does not end on the last page.
         """
         return _add(self, None if pages is None else lend_index(pages, "pages"), kv_len)
 
     def fork(self, request: int, count: int = 1) -> list[int]:
-        """So many new requests with the keys of ``request``, on the same pages (parallel sampling).
+        """Begins ``count`` requests with the keys of ``request``, on the same pages (parallel sampling).
 
-        They share the last page, too, be it partly filled: whoever appends to it gets a copy first (see `append`).
+        They share the last page, too, even if it is partly filled: a request that appends to it gets a copy first (see
+        `append`).
+
+        Returns:
+            The new requests.
+
+        Raises:
+            ValueError: a request that is not there, or a negative count.
         """
         return _array(_fork(self, lend_integer(request, "request"), count)).tolist()
 
@@ -147,7 +195,13 @@ class PagePool(_library.Handle):
 
         Where pages are too few, ``missing`` says how many, and nothing has changed: evict so many (`RadixCache.evict`)
         or wait. Else copy ``from_pages`` to ``to_pages`` (`copy_pages`, of every layer) before the new keys are
-        written: partial pages that others hold, too. The last one who holds such a page keeps it.
+        written: partial pages that other requests hold, too. The last request that holds such a page keeps it.
+
+        Returns:
+            `Appended`.
+
+        Raises:
+            ValueError: a request that is not there or named twice, or counts that are negative or too few.
         """
         requests = lend_index(requests, "requests")
         done = _append(self, requests, lend_index(_each(counts, requests, "counts"), "counts"))
@@ -156,32 +210,52 @@ class PagePool(_library.Handle):
     def truncate(self, requests: Any, kv_len: Any) -> np.ndarray:
         """Drops each request's keys from ``kv_len[i]`` on: drafts that were not accepted (`accept_tree` returns kv_len).
 
-        Returns the pages that are free now.
+        Returns:
+            The pages that are free now, int32.
+
+        Raises:
+            ValueError: a length above the request's own.
         """
         return _array(_truncate(self, lend_index(requests, "requests"), lend_index(kv_len, "kv_len")))
 
     def replace(self, request: int, pages: Any) -> np.ndarray:
         """Puts pages that hold the same keys in the place of the request's first ones, full ones all.
 
-        For duplicates of what a `RadixCache` has: ``pool.replace(request, cache.insert(…, lock=True).pages)``. Returns
-        the pages that are free now.
+        For duplicates of what a `RadixCache` has: ``pool.replace(request, cache.insert(…, lock=True).pages)``.
+
+        Returns:
+            The pages that are free now, int32.
+
+        Raises:
+            ValueError: a free page, or more pages than the request has full ones.
         """
         return _array(_replace(self, lend_integer(request, "request"), lend_index(pages, "pages")))
 
     def finish(self, requests: Any) -> np.ndarray:
-        """Ends requests; returns the pages that are free now."""
+        """Ends requests.
+
+        Returns:
+            The pages that are free now, int32.
+
+        Raises:
+            ValueError: a request that is not there or named twice.
+        """
         return _array(_finish(self, lend_index(requests, "requests")))
 
     def kv_len(self, request: int) -> int:
-        """Keys of a request."""
+        """Returns how many keys a request has. Raises ValueError for one that is not there."""
         return _kv_len(self, lend_integer(request, "request"))
 
     def pages(self, request: int) -> np.ndarray:
-        """Pages of a request, int32, in the order of its keys."""
+        """Returns a request's pages, int32, in the order of its keys. Raises ValueError for one that is not there."""
         return _array(_pages(self, lend_integer(request, "request")))
 
     def tables(self, requests: Any) -> PageTables:
-        """Pages and lengths of requests, to make layouts of one's own."""
+        """Returns pages and lengths of requests, `PageTables`, for layouts that you make yourself.
+
+        Raises:
+            ValueError: a request that is not there or named twice.
+        """
         tables = _tables(self, lend_index(requests, "requests"))
         return PageTables(*(_array(tables[name]) for name in PageTables._fields))
 
@@ -190,7 +264,18 @@ class PagePool(_library.Handle):
     ) -> PagedKV:
         """The page table of a step in which request i has ``qo_len[i]`` query rows (or ``qo_len``, all of them).
 
-        Their keys are the request's last ones: `append` made room for them. The rest as in `PagedKV`.
+        Their keys are the request's last ones: `append` made room for them.
+
+        Args:
+            requests: the batch, in the order of its query rows.
+            qo_len: query rows of each request, or one number for all.
+            kv_layout, discover_prefixes: as of `PagedKV`.
+
+        Returns:
+            A `PagedKV`.
+
+        Raises:
+            ValueError: a request that is not there or named twice, or more rows than it has keys.
         """
         requests = lend_index(requests, "requests")
         layout = PagedKV.__new__(PagedKV)
@@ -207,9 +292,22 @@ class PagePool(_library.Handle):
         head_dim_vo: int | None = None,
         kv_layout: str = "NHD",
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Zeroed host memory for the K and V of one layer on the pool's pages, for those who have none of their own.
+        """Zeroed host memory for the K and V of one layer on the pool's pages.
 
         In huge pages where Linux grants them (numpy asks for them; `raddle doctor` says whether it does).
+
+        Args:
+            num_kv_heads, head_dim: of K.
+            dtype: a name, or numpy's or torch's dtype; bfloat16 and float8 are those of ml_dtypes.
+            head_dim_vo: of V; None: head_dim.
+            kv_layout: "NHD" or "HND", as of `PagedKV`.
+
+        Returns:
+            (k, v): arrays of numpy, [pages, page_size, Hkv, D] (NHD).
+
+        Raises:
+            ValueError: an unknown kv_layout.
+            TypeError: an unknown dtype.
         """
         import ml_dtypes  # numpy knows bfloat16 by its dtypes
 

@@ -25,6 +25,12 @@ class Plan(_library.Handle):
 
     It keeps copies of the layout's arrays and serves every layer and any number of runs. Of a plan that a GPU made of
     lengths that only it knows, the counts below are None.
+
+    Example:
+        >>> attn = raddle.Attention(raddle.AttentionSpec(8, 2, 64, dtype="float32"))
+        >>> plan = attn.plan(raddle.RaggedKV([0, 100], [0, 100]), num_workers=1)
+        >>> plan.num_workers, plan.balance
+        (1, 1.0)
     """
 
     __slots__ = ("number", "__weakref__")
@@ -65,7 +71,7 @@ class Plan(_library.Handle):
         return _plan_info(self).get("balance")
 
     def explain(self) -> str:
-        """Which schedule and tile shapes were chosen, and why."""
+        """Returns, as text, which schedule and tile shapes were chosen, and why."""
         return _plan_explain(self)
 
     def _text(self) -> str:
@@ -82,6 +88,14 @@ class Reservation(_library.Handle):
     What a CUDA graph needs: `run` takes it in place of a plan, also while a graph is captured, and each replay
     computes the layout of the last `update`. It must outlive the graph, and no graph of it may run while another
     one does.
+
+    Example:
+        >>> attn = raddle.Attention(raddle.AttentionSpec(8, 2, 64, dtype="float32", variant=raddle.Causal()))
+        >>> reservation = attn.reserve(max_requests=4, max_qo_tokens=4, max_kv_tokens=512, max_qo_len=1)
+        >>> q, pool = np.ones((4, 8, 64), np.float32), np.ones((8, 2, 16, 2, 64), np.float32)
+        >>> for kv_len in ([30, 17], [31, 18]):
+        ...     reservation.update(raddle.PagedKV([0, 1, 2], None, [[0, 1], [2, 3]], kv_len, page_size=16))
+        ...     out = attn.run(reservation, q, pool, out=np.zeros_like(q))
     """
 
     __slots__ = ("device", "number", "__weakref__")
@@ -113,19 +127,28 @@ class Reservation(_library.Handle):
                 capture had. So update with all of it before capturing.
             stream: GPUs: as of `Attention.plan`. Runs and replays on that stream after this call compute the layout.
 
-        Raises ValueError where it does not fit; the plan before then stays in force. What is wrong with lengths that
-        only the GPU knows shows in `check`: a batch beyond the maxima makes an empty plan, whose runs write nothing,
-        and a request with a bad length or page is taken for one without keys, whose output is 0.
+        What is wrong with lengths that only the GPU knows shows in `check`: a batch beyond the maxima makes an empty
+        plan, whose runs write nothing, and a request with a bad length or page is taken for one without keys, whose
+        output is 0.
+
+        Raises:
+            ValueError: a layout that does not fit; the plan before then stays in force.
         """
         if stream is None and self.device != "cpu":
             stream = current_stream(self.device)
         _update(self, layout, stream)
 
     def check(self, stream: int | None = None) -> None:
-        """Waits for the stream, and raises ValueError if lengths or tables on the GPU were bad since the last check.
+        """Waits for the stream, and asks whether lengths or tables on the GPU were bad since the last check.
 
-        The message names the arrays, the first bad request of the last bad plan, and what was made of it. Only plans
-        made on the GPU need it: `update` itself raises for a layout on the host.
+        Only plans made on the GPU need it: `update` itself raises for a layout on the host.
+
+        Args:
+            stream: GPUs: as of `Attention.plan`.
+
+        Raises:
+            ValueError: they were; the message names the arrays, the first bad request of the last bad plan, and what was
+                made of it.
         """
         if stream is None and self.device != "cpu":
             stream = current_stream(self.device)
@@ -145,7 +168,23 @@ class Reservation(_library.Handle):
 def select(reservations: Sequence[Reservation], layout: Layout) -> Reservation:
     """The smallest of several reservations that a layout fits (FlashInfer paper, Listing 1); it is not updated.
 
-    Raises ValueError where it fits none, naming what is too large for the largest.
+    Args:
+        reservations: of one `Attention`, in any order.
+        layout: what comes next.
+
+    Returns:
+        One of the reservations.
+
+    Raises:
+        ValueError: a layout that fits none; the message names what is too large for the largest.
+        TypeError: a single reservation instead of a list.
+
+    Example:
+        >>> attn = raddle.Attention(raddle.AttentionSpec(8, 2, 64, dtype="float32"))
+        >>> sizes = [attn.reserve(max_requests=n, max_qo_tokens=n, max_kv_tokens=512) for n in (1, 4)]
+        >>> layout = raddle.PagedKV([0, 1, 2], None, [[0, 1], [2, 3]], [30, 17], page_size=16)
+        >>> sizes.index(raddle.select(sizes, layout))
+        1
     """
     if isinstance(reservations, Reservation):
         raise TypeError("reservations is a single one; expected a list of them")

@@ -92,6 +92,20 @@ class RadixCache(_library.Handle):
 
     Tokens are [n] int32 or int64, or a list, from 0 to the largest of token_bits. ``extra_key`` (an int, a str or
     bytes: an adapter's, a tenant's, an image's) separates sharing: sequences with different ones have nothing in common.
+
+    Raises:
+        ValueError: token_bits other than 32 and 64; of every method: tokens out of range, or pages that are free.
+        TypeError: a pool that is none; of every method: an extra_key of another type.
+
+    Example:
+        >>> pool = raddle.PagePool(num_pages=64, page_size=16)
+        >>> cache, tokens = raddle.RadixCache(pool), list(range(50))
+        >>> request = pool.add()
+        >>> _ = pool.append([request], [50])
+        >>> cache.insert(tokens, pool.pages(request)).num_tokens      # whole pages
+        48
+        >>> cache.match(tokens[:40] + [7, 8, 9]).num_tokens
+        32
     """
 
     def __init__(self, pool: PagePool, token_bits: int = 32) -> None:
@@ -99,44 +113,84 @@ class RadixCache(_library.Handle):
 
     @property
     def pool(self) -> PagePool:
+        """Whose pages are cached."""
         return _pool(self)
 
     def match(self, tokens: Any, extra_key: ExtraKey = None, *, lock: bool = False, touch: bool = True) -> Match:
-        """The longest cached prefix of ``tokens``.
+        """Finds the longest cached prefix of ``tokens``.
 
-        lock: keep it until `unlock`, as for a request that runs. touch: it is the most recently used one; False changes
-        nothing, for those who only ask how much there is, and its node cannot be locked.
+        Args:
+            tokens: [n] ids of a sequence.
+            extra_key: as they were inserted with.
+            lock: keep the prefix until `unlock`, as for a request that runs.
+            touch: it is the most recently used one then; False changes nothing, for callers that only ask how much
+                there is, and its node cannot be locked.
+
+        Returns:
+            `Match`.
+
+        Raises:
+            ValueError: tokens out of range, or lock without touch.
         """
         found = _match(self, lend_index(tokens, "tokens"), _bytes(extra_key), lock, touch)
         return Match(found["num_tokens"], np.from_dlpack(found["pages"]), found["node"])
 
     def insert(self, tokens: Any, pages: Any, extra_key: ExtraKey = None, *, lock: bool = False) -> Inserted:
-        """Caches the whole pages of ``tokens``, whose keys lie on ``pages``, a request's (at least as many).
+        """Caches the whole pages of a sequence.
 
         What was there before keeps its pages; the caller's then are duplicates (`PagePool.replace`). The others get a
-        reference of the cache. All of it is the most recently used. lock: and kept until `unlock`.
+        reference of the cache. All of it is the most recently used.
+
+        Args:
+            tokens: [n] ids of the sequence.
+            pages: a request's, on which their keys lie, at least as many.
+            extra_key: what separates it from others.
+            lock: keep it until `unlock`.
+
+        Returns:
+            `Inserted`.
+
+        Raises:
+            ValueError: tokens out of range, too few pages, or a free page.
         """
         done = _insert(self, lend_index(tokens, "tokens"), lend_index(pages, "pages"), _bytes(extra_key), lock)
         return Inserted(done["num_tokens"], done["num_cached"], np.from_dlpack(done["pages"]), done["node"])
 
     def lock(self, node: int) -> None:
-        """Keeps the prefix that ends at a match's node; locks of one prefix add up. ValueError once it is evicted."""
+        """Keeps the prefix that ends at a match's node; locks of one prefix add up.
+
+        Raises:
+            ValueError: a node that is evicted.
+        """
         _lock(self, lend_integer(node, "node"))
 
     def unlock(self, node: int) -> None:
-        """The end of a use: one lock less, and where it was the last, the most recently used. ValueError without one."""
+        """The end of a use: one lock less; where it was the last, the prefix is the most recently used one.
+
+        Raises:
+            ValueError: a node without a lock.
+        """
         _unlock(self, lend_integer(node, "node"))
 
     def tables(self, requests: Any, matches: Sequence[Match | Inserted | None]) -> PageTables:
         """As `PagePool.tables`, of requests that hold prefixes here: cached tokens lie on the cache's pages.
 
-        matches: for each request the `Match` or `Inserted` of its first tokens, locked as long as the tables are used;
-        None: it has none. What was cached before a request was inserted (``Inserted.num_cached``) is read from the
-        cache's pages, so requests that computed one prefix at the same time have it in common, with or without
-        `PagePool.replace`. All other pages of a match are the request's own first ones.
+        What was cached before a request was inserted (``Inserted.num_cached``) is read from the cache's pages, so
+        requests that computed one prefix at the same time have it in common, with or without `PagePool.replace`. All
+        other pages of a match are the request's own first ones.
 
-        Raises ValueError where a match is evicted or not locked, is another cache's or another request's, or has more
-        tokens than its request has keys.
+        Args:
+            requests: of the pool.
+            matches: for each request the `Match` or `Inserted` of its first tokens, locked as long as the tables are
+                used; None: it has none.
+
+        Returns:
+            `PageTables`.
+
+        Raises:
+            ValueError: a match that is evicted or not locked, is another cache's or another request's, or has more
+                tokens than its request has keys.
+            TypeError: matches that are no list.
         """
         if not isinstance(matches, (list, tuple)):
             raise TypeError(f"matches is {kind_of(matches)}; expected a list, one a request")
@@ -169,13 +223,20 @@ class RadixCache(_library.Handle):
         return tables._replace(page_indices=indices)
 
     def evict(self, num_pages: int) -> np.ndarray:
-        """Drops unlocked pages until so many have become free, or none is left; returns those, int32.
+        """Drops unlocked pages until ``num_pages`` have become free, or none is left.
 
         The least recently used go first, of a prefix its last page. Pages that requests still hold do not become free.
+
+        Returns:
+            The pages that have become free, int32.
+
+        Raises:
+            ValueError: a negative number.
         """
         return np.from_dlpack(_evict(self, num_pages))
 
     def counts(self) -> CacheCounts:
+        """Returns how much there is, `CacheCounts`."""
         counts = _counts(self)
         return CacheCounts(*(counts[name] for name in CacheCounts._fields))
 

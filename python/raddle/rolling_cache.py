@@ -50,8 +50,19 @@ class RollingCache:
             [pages, page_size, Hkv, D].
 
     A request is an int, never used again. Where an argument is ``requests``, it is a list or an array of them, each
-    named once. ValueError and TypeError name the argument that is wrong, and then nothing has changed. One thread at a
-    time.
+    named once. One thread at a time.
+
+    Raises:
+        TypeError: a pool that is none; of every method: arguments that are no integers.
+        ValueError: of every method, a request that is not there. Nothing has changed then.
+
+    Example:
+        >>> cache = raddle.RollingCache(raddle.PagePool(num_pages=8, page_size=16))
+        >>> request = cache.add(num_sinks=4, window=60)
+        >>> for count in (50, 40, 1):
+        ...     step = cache.append([request], count)
+        >>> cache.num_tokens(request), cache.kv_len(request)
+        (91, 64)
     """
 
     def __init__(self, pool: PagePool) -> None:
@@ -64,6 +75,7 @@ class RollingCache:
 
     @property
     def pool(self) -> PagePool:
+        """Whose pages are taken."""
         return self._pool
 
     @property
@@ -72,14 +84,20 @@ class RollingCache:
         return len(self._requests)
 
     def add(self, num_sinks: int = 4, window: int = 1020) -> int | None:
-        """A new request without tokens, with all the pages that it will ever have; None where there are fewer free.
+        """Begins a request without tokens, with all the pages that it will ever have.
 
         Args:
             num_sinks: first tokens of the text that are always kept; 0: a plain rolling window.
             window: last tokens that are kept, at least 1, the newest included.
 
-        It takes ``ceil((num_sinks + window) / page_size)`` pages, to the last slot. Raises ValueError where the pool is
-        smaller than that.
+        It takes ``ceil((num_sinks + window) / page_size)`` pages, to the last slot.
+
+        Returns:
+            The request's number; None where there are too few free pages.
+
+        Raises:
+            ValueError: numbers out of range, or more pages than the pool has.
+            TypeError: numbers that are no ints.
         """
         for name, value, least in (("num_sinks", num_sinks, 0), ("window", window, 1)):
             if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
@@ -100,16 +118,24 @@ class RollingCache:
         return request
 
     def num_tokens(self, request: int) -> int:
-        """Tokens that a request has had, dropped ones included."""
+        """Returns how many tokens a request has had, dropped ones included. Raises ValueError for an unknown one."""
         return self._find(request).num_tokens
 
     def kv_len(self, request: int) -> int:
-        """Keys of a request: its tokens, but never more than num_sinks + window."""
+        """Returns how many keys a request has: its tokens, but never more than num_sinks + window.
+
+        Raises:
+            ValueError: a request that is not there.
+        """
         found = self._find(request)
         return min(found.num_tokens, found.num_sinks + found.window)
 
     def pages(self, request: int) -> np.ndarray:
-        """Pages of a request, int32: the same from its first token to its last."""
+        """Returns a request's pages, int32: the same from its first token to its last.
+
+        Raises:
+            ValueError: a request that is not there.
+        """
         return self._find(request).pages.copy()
 
     def append(self, requests: Any, counts: Any = 1) -> RollingStep:
@@ -118,13 +144,19 @@ class RollingCache:
         The oldest tokens are dropped first, so that after the step a request keeps at most num_sinks + window tokens,
         the new ones included. Of these a row sees itself and what came before it, by `Causal`: the first of n rows sees
         a window of ``window - n + 1`` tokens, so chunks of a prompt should be well below the window. A chunk has at
-        most ``window`` tokens, and those of the sinks that are not there yet; a longer one raises ValueError.
+        most ``window`` tokens, and those of the sinks that are not there yet.
 
         Of the layout's row blocks each lists its request's pages. They have as many rows as divide all counts: chunks
         of one length, or decoding steps, read a page once a request, but a chunk in a step with decoding requests once
         a row. So plan chunks apart from decoding.
 
         Write K without RoPE: `append_kv` of ``pages`` without its ``rope``, which would turn K by its slot.
+
+        Returns:
+            `RollingStep`.
+
+        Raises:
+            ValueError: a chunk that is too long, a negative count, or a request that is not there or named twice.
         """
         found = self._find_once(_integers(requests, "requests").tolist())
         counts = _counts(counts, found)
@@ -141,7 +173,14 @@ class RollingCache:
         return step
 
     def finish(self, requests: Any) -> np.ndarray:
-        """Ends requests; returns the pages that are free now, int32."""
+        """Ends requests.
+
+        Returns:
+            The pages that are free now, int32.
+
+        Raises:
+            ValueError: a request that is not there or named twice.
+        """
         requests = _integers(requests, "requests").tolist()
         pages = [request.pages for request in self._find_once(requests)]
         for request in requests:

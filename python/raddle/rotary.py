@@ -14,7 +14,15 @@ _make_rope_tables = _library.function("raddle.variant.rope_tables")
 
 
 class Llama31Scaling(NamedTuple):
-    """Llama 3.1's scaling of RoPE frequencies for contexts longer than the trained one."""
+    """Llama 3.1's scaling of RoPE frequencies for contexts longer than the trained one.
+
+    Pairs slower than ``original_max_position / low_freq_factor`` tokens a turn are divided by ``factor``, those faster
+    than ``original_max_position / high_freq_factor`` are kept, and those between are interpolated. The defaults are
+    Llama 3.1's.
+
+    Example:
+        >>> rope = raddle.Rope(128, theta=500000.0, scaling=raddle.Llama31Scaling())
+    """
 
     factor: float = 8.0
     low_freq_factor: float = 1.0
@@ -35,6 +43,9 @@ class YarnScaling(NamedTuple):
     ``AttentionSpec(scale=…)``.
 
     ``truncate``: the interpolation begins and ends at whole pairs (gpt-oss: False).
+
+    Example:
+        >>> rope = raddle.Rope(64, scaling=raddle.YarnScaling(factor=40.0, original_max_position=4096))
     """
 
     factor: float
@@ -58,8 +69,14 @@ class Rope(Variant):
         interleaved: rotate pairs ``(x[2i], x[2i + 1])``, as RoFormer, GPT-J and DeepSeek do, instead of
             ``(x[i], x[i + rotary_dim / 2])``, as Llama in transformers does.
 
-    Run member: ``rope.offset`` (``rope_interleaved.offset``). Raises ValueError for a bad rotary_dim, theta,
-    scaling or offset.
+    Run member: ``rope.offset`` (``rope_interleaved.offset``).
+
+    Raises:
+        ValueError: a bad rotary_dim, theta, scaling or offset.
+        TypeError: offsets that are no integers.
+
+    Example:
+        >>> spec = raddle.AttentionSpec(32, 8, 128, variant=[raddle.Rope(128, theta=500000.0), raddle.Causal()])
     """
 
     def __init__(
@@ -91,7 +108,14 @@ class RopeTables(Variant):
     `Attention.run` raises ValueError for a batch that has a position, its offset added, outside of the tables.
 
     Run members: ``rope_tables.cos``, ``rope_tables.sin``, ``rope_tables.offset`` (``rope_tables_interleaved…``).
-    Raises ValueError for tables that are empty, of unequal shapes, or of another rank.
+
+    Raises:
+        ValueError: tables that are empty, of unequal shapes, or of another rank.
+        TypeError: tables of no floats, or offsets that are no integers.
+
+    Example:
+        >>> angle = np.arange(4096)[:, None] * 10000.0 ** (-np.arange(32) / 32)
+        >>> rope = raddle.RopeTables(np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32))
     """
 
     def __init__(self, cos: Any, sin: Any, interleaved: bool = False, offset: Any = 0) -> None:

@@ -30,7 +30,20 @@ class AttentionSpec:
         fuse: compile the variant's parts into one function: the same bits, one pass over the logits. Needs
             a C++ compiler the first time.
 
-    The values are checked when an `Attention` is made; types that cannot be right raise TypeError here.
+    The values are checked when an `Attention` is made; types that cannot be right raise TypeError here. A spec is
+    immutable, and equal specs compute the same.
+
+    Raises:
+        TypeError: a dtype or a part of ``variant`` that is none.
+        ValueError: a `BlockMask` in ``variant`` for another number of heads.
+        raddle.flex.TraceError: a function in ``variant`` that cannot be traced.
+
+    Example:
+        >>> spec = raddle.AttentionSpec(
+        ...     num_qo_heads=32, num_kv_heads=8, head_dim=128, variant=[raddle.SoftCap(50.0), raddle.Causal()]
+        ... )
+        >>> spec.dtype, spec.head_dim_vo
+        ('bfloat16', 128)
     """
 
     num_qo_heads: int
@@ -53,7 +66,7 @@ class AttentionSpec:
             object.__setattr__(self, "head_dim_vo", self.head_dim)
 
     def fields(self) -> dict[str, Any]:
-        """All fields by name, as they cross to C++."""
+        """Returns all fields by name, as they cross to C++."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 

@@ -20,18 +20,22 @@ _LAST_SHOWN = 12
 
 
 class Timeline:
-    """Room for the marks that `Attention.run` makes of a plan, in the GPU's memory::
-
-        timeline = raddle.Timeline(plan, attn.device)
-        attn.run(plan, q, kv, out=out, timeline=timeline)
-        print(timeline.read().summary())
+    """Room for the marks that `Attention.run` makes of a plan, in the GPU's memory.
 
     Args:
         plan: what is run; of a reservation the plan in force.
         device: of the attention: "cuda:1", or "cuda".
         num_items: items of a worker to have room for; None: as many as the longest queue has. Later ones are dropped.
 
-    Raises ValueError for a plan that was made on the GPU without num_items: only the GPU knows its queues.
+    Raises:
+        ValueError: a plan that was made on the GPU, without num_items: only the GPU knows its queues.
+        RuntimeError: a device that is not there.
+
+    Example:
+        >>> def measured(attn, plan, q, kv, out):
+        ...     timeline = raddle.Timeline(plan, attn.device)
+        ...     attn.run(plan, q, kv, out=out, timeline=timeline)
+        ...     return timeline.read().summary()
     """
 
     def __init__(self, plan: Plan | Reservation, device: str, num_items: int | None = None) -> None:
@@ -50,7 +54,7 @@ class Timeline:
         self._tensor.fill(0)
 
     def read(self) -> Marks:
-        """The marks of the run; waits for it on the current stream."""
+        """Returns the marks of the run, `Marks`; waits for it on the current stream."""
         return Marks(self._tensor.numpy().view(np.int32))
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -70,6 +74,16 @@ class Marks:
     Attributes:
         workers: of each worker its marks in the order of time: a structured array of stage (an index into `STAGES`),
             item (its number in the plan) and us, microseconds since the first mark of all.
+
+    Raises:
+        TypeError: what is no array.
+
+    Example:
+        >>> from raddle.timeline import Marks
+        >>> raw = np.zeros((1, 4, 2), np.int32)
+        >>> raw[0, :3] = [[1000, 0], [3000, 1], [9000, 2]]        # started; item 0 opened, computed
+        >>> Marks(raw).busy_us.tolist()
+        [8.0]
     """
 
     def __init__(self, raw: np.ndarray) -> None:
@@ -98,7 +112,7 @@ class Marks:
         return np.array([row["us"][-1] for row in self.workers if len(row)])
 
     def stages(self) -> dict[str, dict[str, np.ndarray]]:
-        """Of each stage: ``at``, when workers came to it, and ``took``, microseconds since their mark before."""
+        """Returns for each stage ``at``, when workers came to it, and ``took``, microseconds since their mark before."""
         rows = [row for row in self.workers if len(row)]
         none = np.zeros(0)
         found = {}
@@ -109,7 +123,7 @@ class Marks:
         return found
 
     def summary(self) -> str:
-        """Median and percentiles of each stage, when workers ended, and what the last one did at last."""
+        """Returns, as text, percentiles of each stage, when workers ended, and what the last one did at last."""
         if not any(map(len, self.workers)):
             return "no marks: the run had no items, or was given no timeline"
         lines = [f"{'us':21}{'marks':>8}" + "".join(f"{name:>9}" for name in ("min", "p25", "median", "p75", "max"))]
@@ -129,7 +143,7 @@ class Marks:
         return "\n".join(lines)
 
     def json(self) -> str:
-        """One object: ``stages``, their names, and ``workers``: of each a list of [stage, item, us]."""
+        """Returns one JSON object: ``stages``, their names, and ``workers``, for each a list of [stage, item, us]."""
         workers = [[[int(s), int(i), round(float(us), 3)] for s, i, us in row] for row in self.workers]
         return json.dumps({"stages": STAGES, "workers": workers}, separators=(",", ":"))
 

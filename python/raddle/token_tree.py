@@ -36,7 +36,7 @@ class TokenTree(Layout):
 
     It plans as two levels: the text, where no mask of the tree is evaluated, and the nodes, with qo_len² bits. Windows,
     ALiBi and fused RoPE go by positions, so by depth; Causal, which goes by the order of the nodes, keeps every
-    ancestor and may be in the spec or not. Raises ValueError for parents that are no tree, such as a cycle.
+    ancestor and may be in the spec or not.
 
     A step appends the nodes' keys, attends, and keeps the path that was accepted::
 
@@ -46,6 +46,15 @@ class TokenTree(Layout):
         kv_len = tree.accept(pools, accepted)  # the last accepted node of each request
 
     Trees as in SpecInfer (arXiv 2305.09781), section 4.2.
+
+    Raises:
+        ValueError: parents that are no tree, such as a cycle; masks of another shape; or what `PagedKV` refuses.
+        TypeError: arrays of another dtype.
+
+    Example:
+        >>> tree = raddle.TokenTree([0, 4], None, [[5, 2]], [24], 16, parents=[-1, 0, 0, 1])
+        >>> tree.num_levels, tree.parents.tolist()
+        (2, [-1, 0, 0, 1])
     """
 
     __slots__ = ("pages", "parents")
@@ -95,7 +104,11 @@ class TokenTree(Layout):
         Args:
             kv_pool, accepted, scales: as of `accept_tree`.
 
-        Returns the requests' numbers of keys afterwards. Raises ValueError where masks are no trees.
+        Returns:
+            The requests' numbers of keys afterwards, as of `accept_tree`.
+
+        Raises:
+            ValueError: masks that are no trees, or a node outside of its tree.
         """
         if self.parents is None:
             raise ValueError("masks are no trees, so there is no path; expected rows that see what their parent sees")

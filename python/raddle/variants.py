@@ -40,6 +40,13 @@ class Tensor:
     ``Tensor["Hq"]`` has one float32 a query head; ``Tensor[int, None, "Hkv"]`` is int32 with two dimensions.
     Elements: float (float32, the default), int (int32), bool (uint8), or the names "float32", "int32",
     "uint32", "uint8". Extents: "Hq", "Hkv", "requests" (1, or one a request of the batch), None (any).
+
+    Raises:
+        ValueError: no extent, more than four, or an unknown one.
+
+    Example:
+        >>> raddle.Tensor[int, None, "Hkv"]
+        TensorType(dtype='int32', extents=(None, 'Hkv'))
     """
 
     def __class_getitem__(cls, items: Any) -> TensorType:
@@ -64,17 +71,22 @@ class Variant(_library.Handle):
 
     ``variant(bias=0.5)`` gives members their values. Those that mask, kv_span or coverage read are plan
     members, all others run members. It is compiled when an `Attention` is made of it, once a machine (see
-    ``raddle cache``); `CompileError` shows your own lines::
-
-        FlashSigmoid = raddle.Variant("FlashSigmoid", '''
-            struct FlashSigmoid {
-              static constexpr Scan scan = Scan::sum;
-              float bias;
-              RADDLE_FN float logits(float s, const Row&, const Key&) const { return math::sigmoid(s + bias); }
-            };''', params={"bias": float})
-        spec = raddle.AttentionSpec(32, 8, 128, variant=[FlashSigmoid(bias=-1.0)])
+    ``raddle cache``); `CompileError` shows your own lines.
 
     The idea, and FlashSigmoid, are those of the FlashInfer paper, section 3.2.3.
+
+    Raises:
+        ValueError: a name that C++ does not take as one, or that Raddle has taken.
+        TypeError: ``params`` of other types.
+
+    Example:
+        >>> FlashSigmoid = raddle.Variant("FlashSigmoid", '''
+        ...     struct FlashSigmoid {
+        ...       static constexpr Scan scan = Scan::sum;
+        ...       float bias;
+        ...       RADDLE_FN float logits(float s, const Row&, const Key&) const { return math::sigmoid(s + bias); }
+        ...     };''', params={"bias": float})
+        >>> spec = raddle.AttentionSpec(32, 8, 128, variant=[FlashSigmoid(bias=-1.0), raddle.Causal()])
     """
 
     def __init__(self, name: str, source: str, params: dict[str, Any] | None = None) -> None:
@@ -82,7 +94,18 @@ class Variant(_library.Handle):
         self.__init_handle_by_constructor__(_make["source"], name, source, types)
 
     def __call__(self, **values: Any) -> Variant:
-        """The same variant with values for some of its members: numbers, or arrays, which are copied."""
+        """The same variant with values for some of its members.
+
+        Args:
+            values: by the member's name: numbers, or arrays, which are copied.
+
+        Returns:
+            A `Variant`.
+
+        Raises:
+            ValueError: an unknown member, or an array of another shape.
+            TypeError: a value of another type.
+        """
         return _make["bind"](self, {name: numbers(value, name) for name, value in values.items()})
 
     @property
@@ -91,11 +114,11 @@ class Variant(_library.Handle):
         return _make["source_of"](self)
 
     def __and__(self, other: Variant) -> Variant:
-        """A mask that keeps what both masks keep. Raises TypeError if ``other`` is no variant."""
+        """Returns a mask that keeps what both masks keep. Raises TypeError if ``other`` is no variant."""
         return _make["all_of"](self, other)
 
     def __or__(self, other: Variant) -> Variant:
-        """A mask that keeps what either mask keeps. Raises TypeError if ``other`` is no variant."""
+        """Returns a mask that keeps what either mask keeps. Raises TypeError if ``other`` is no variant."""
         return _make["any_of"](self, other)
 
     def _text(self) -> str:
@@ -106,6 +129,9 @@ class Causal(Variant):
     """Mask: a row sees itself and what came before it in the request (``kv_index <= q_index``).
 
     ``q_index = kv_len - qo_len + r`` for row r of a request: the last row sees every key.
+
+    Example:
+        >>> spec = raddle.AttentionSpec(32, 8, 128, variant=raddle.Causal())
     """
 
     def __init__(self) -> None:
@@ -120,7 +146,13 @@ class SlidingWindow(Variant):
             n tokens (Mistral, Gemma) mean ``left = n - 1``.
         right: tokens ahead; -1: no bound.
 
-    Plan members: ``window.left``, ``window.right``. Raises ValueError for a bound below -1.
+    Plan members: ``window.left``, ``window.right``.
+
+    Raises:
+        ValueError: a bound below -1.
+
+    Example:
+        >>> spec = raddle.AttentionSpec(32, 8, 128, variant=[raddle.Causal(), raddle.SlidingWindow(1023)])
     """
 
     def __init__(self, left: int, right: int = -1) -> None:
@@ -128,12 +160,21 @@ class SlidingWindow(Variant):
 
 
 class SoftCap(Variant):
-    """Logits: ``s -> cap * tanh(s / cap)`` (Gemma 2). Raises ValueError unless cap > 0.
+    """Logits: ``s -> cap * tanh(s / cap)`` (Gemma 2).
+
+    Args:
+        cap: bound of a logit's magnitude, above 0.
 
     tanh has an absolute error of up to 2^-21, a capped logit ``cap`` times that: to switch a cap off, leave it out rather
     than make it huge.
 
     Run member: ``softcap.cap``.
+
+    Raises:
+        ValueError: a cap that is not above 0.
+
+    Example:
+        >>> spec = raddle.AttentionSpec(32, 8, 128, variant=[raddle.SoftCap(50.0), raddle.Causal()])
     """
 
     def __init__(self, cap: float) -> None:
@@ -148,6 +189,13 @@ class Sinks(Variant):
         logits: [num_qo_heads] floats: a list or a tensor of any float dtype. They are copied.
 
     The LSE of a finished row includes its sink. Run member: ``sinks.logit``.
+
+    Raises:
+        ValueError: logits that are not one a query head (when the `Attention` is made), or NaN.
+        TypeError: what is no array of floats.
+
+    Example:
+        >>> spec = raddle.AttentionSpec(32, 8, 128, variant=[raddle.Sinks(np.zeros(32, np.float32)), raddle.Causal()])
     """
 
     def __init__(self, logits: Any) -> None:
@@ -157,7 +205,16 @@ class Sinks(Variant):
 class Sigmoid(Variant):
     """Scan: ``O = sum of sigmoid(s + bias) * v`` instead of a softmax (FlashSigmoid). There is no LSE.
 
+    Args:
+        bias: added to every logit; models often take ``-log(n)`` for n keys.
+
     Run member: ``sigmoid.bias``.
+
+    Raises:
+        TypeError: a bias that is no number.
+
+    Example:
+        >>> spec = raddle.AttentionSpec(32, 8, 128, variant=[raddle.Sigmoid(-4.0), raddle.Causal()])
     """
 
     def __init__(self, bias: float = 0.0) -> None:
@@ -173,8 +230,14 @@ class Alibi(Variant):
         slopes: [num_qo_heads] floats: a list or a tensor of any float dtype; they are copied.
             `alibi_slopes` has the paper's.
 
-    The bias is added after the softmax scale. Run member: ``alibi.slopes``. Raises ValueError for slopes that
-    are not finite.
+    The bias is added after the softmax scale. Run member: ``alibi.slopes``.
+
+    Raises:
+        ValueError: slopes that are not finite.
+        TypeError: what is no array of floats.
+
+    Example:
+        >>> spec = raddle.AttentionSpec(32, 8, 128, variant=[raddle.Alibi(raddle.alibi_slopes(32)), raddle.Causal()])
     """
 
     def __init__(self, slopes: Any) -> None:
@@ -185,7 +248,20 @@ def alibi_slopes(num_heads: int) -> list[float]:
     """The slopes of the ALiBi paper, one a head: ``2 ** (-8 h / n)`` for h = 1 … n, n a power of two.
 
     Between powers of two, the heads beyond the largest one take every second slope of twice as many heads, as
-    the authors' code does. Raises ValueError unless num_heads > 0.
+    the authors' code does.
+
+    Args:
+        num_heads: query heads.
+
+    Returns:
+        A list of num_heads floats.
+
+    Raises:
+        ValueError: num_heads that is not above 0.
+
+    Example:
+        >>> raddle.alibi_slopes(4)
+        [0.25, 0.0625, 0.015625, 0.00390625]
     """
     return list(_alibi_slopes(num_heads))
 

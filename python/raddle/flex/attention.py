@@ -58,10 +58,23 @@ def flex_attention(
         kernel_options: PyTorch's hints for its own kernels; a dict, which is not looked at.
         return_aux: return (out, AuxOutput); ``AuxRequest(lse=True)`` asks for lse. max_scores are refused.
 
-    Returns out [B, Hq, L, Ev] in query's dtype: a view of [B, L, Hq, Ev]. A row without keys is 0. Compiled once for
-    heads, dims, dtype and the structure of the functions; lengths, captured numbers and arrays may change. Never
-    computed densely: what cannot be traced raises TraceError. Forward only: inputs that require a gradient are refused.
-    Raises ValueError or TypeError, naming the argument, before anything is computed.
+    Compiled once for heads, dims, dtype and the structure of the functions; lengths, captured numbers and arrays may
+    change. Never computed densely, and forward only.
+
+    Returns:
+        out [B, Hq, L, Ev] in query's dtype: a view of [B, L, Hq, Ev]. A row without keys is 0. Or (out, lse), or
+        (out, AuxOutput).
+
+    Raises:
+        TraceError: a function that cannot be traced.
+        ValueError: shapes that do not fit together, a block_mask for other lengths, inputs that require a gradient.
+        TypeError: a dtype, or what is no tensor, function or `BlockMask`.
+
+    Example:
+        >>> x = np.random.default_rng(0).standard_normal((1, 4, 100, 64)).astype(np.float32)
+        >>> block_mask = flex.create_block_mask(flex.masks.sliding_window(15, 0), None, None, 100, 100)
+        >>> flex.flex_attention(x, x, x, score_mod=flex.mods.softcap(30.0), block_mask=block_mask).shape
+        (1, 4, 100, 64)
     """
     wants_lse = _wants_lse(return_lse, return_aux)
     if kernel_options is not None and not isinstance(kernel_options, dict):

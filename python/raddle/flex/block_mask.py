@@ -30,6 +30,20 @@ class BlockMask:
     blocks of each row of blocks, ``full_kv_num_blocks`` and ``full_kv_indices`` the full ones, ``q_…`` the same by
     column; int32, of torch if it is imported, else of numpy. B and H of 1 stand for any number. As ``variant=`` it has
     no lengths: its function counts, and of blocks that were given nothing is kept outside.
+
+    Raises:
+        TraceError: a function that cannot be traced.
+
+    Example:
+        >>> block_mask = flex.create_block_mask(flex.masks.causal(), None, None, 512, 512)
+        >>> print(block_mask.to_string(grid_size=4))
+        (0, 0)
+        ▒···
+        █▒··
+        ██▒·
+        ███▒
+        >>> float(block_mask.sparsity())
+        37.5
     """
 
     def __init__(self, mask_mod: Callable[..., Any], shape: tuple[int, ...], block_size: tuple[int, int], blocks: Any):
@@ -65,7 +79,12 @@ class BlockMask:
             seq_lengths: (Q_LEN, KV_LEN); None: all of the blocks.
             compute_q_blocks: has no effect: blocks by column are computed when asked for.
 
-        Raises ValueError or TypeError, naming the argument.
+        Returns:
+            A `BlockMask`.
+
+        Raises:
+            ValueError: shapes that do not fit together, or a column that is not there.
+            TypeError: arrays of no integers, or a mask_mod that is no mask function.
         """
         if (full_kv_num_blocks is None) != (full_kv_indices is None):
             raise ValueError("full_kv_num_blocks and full_kv_indices: one is given; expected both or none")
@@ -108,29 +127,30 @@ class BlockMask:
         self._traced, self._mask_mod = trace_mask(mask_mod), mask_mod
 
     def as_mask(self) -> Callable[..., Any]:
-        """The whole as one mask function (b, h, q_idx, kv_idx): blocks, if they were given, and ``mask_mod``.
+        """Returns the whole as one mask function (b, h, q_idx, kv_idx): blocks, if they were given, and ``mask_mod``.
 
-        Raises ValueError for a slice that has no ``mask_mod`` yet.
+        Raises:
+            ValueError: a slice that has no ``mask_mod`` yet.
         """
         if self._mask_mod is _sliced:
             _sliced()
         return self._mask_mod if self._blocks is None else _block_function(self)
 
     def to_dense(self) -> Any:
-        """Which blocks keep anything: int32 [B, H, rows, columns] of 0 and 1."""
+        """Returns which blocks keep anything: int32 [B, H, rows, columns] of 0 and 1."""
         return _like_torch((self._kinds() != EMPTY).astype(np.int32))
 
     def numel(self) -> int:
-        """Pairs, kept or not: the product of the shape."""
+        """Returns the number of pairs, kept or not: the product of the shape."""
         return int(np.prod(self.shape, dtype=object))
 
     def sparsity(self) -> float:
-        """Percentage of blocks that keep nothing."""
+        """Returns the percentage of blocks that keep nothing."""
         kinds = self._kinds()
         return 100.0 * (1.0 - np.count_nonzero(kinds) / kinds.size) if kinds.size else 0.0
 
     def to(self, device: Any) -> BlockMask:
-        """The mask on a device; "cpu" is the only one for now. Raises ValueError for another."""
+        """Returns the mask on a device; "cpu" is the only one for now. Raises ValueError for another."""
         _check_device(device)
         return self
 
@@ -140,6 +160,12 @@ class BlockMask:
         Args:
             grid_size: lines and characters at most, or an int for both; -1: a character for each block.
             limit: requests and heads that are shown.
+
+        Returns:
+            Lines of text.
+
+        Raises:
+            TypeError: a grid_size that is neither an int nor a pair of ints.
         """
         kinds = self._kinds()
         grid = kinds.shape[2:] if grid_size in (-1, (-1, -1)) else pair(grid_size, "grid_size")
@@ -160,7 +186,12 @@ class BlockMask:
 
         Rows are packed: the first selected block of rows is the first of the result. Since the mask function would
         now see other rows, a slice has none: set ``mask_mod``, for instance to ``with_offset(mask_mod, row)``.
-        Raises IndexError.
+
+        Returns:
+            A `BlockMask`.
+
+        Raises:
+            IndexError: an index out of range, or more than three.
         """
         index = index if isinstance(index, tuple) else (index,)
         if len(index) > 3:
@@ -241,7 +272,17 @@ def create_block_mask(
         BLOCK_SIZE: of the blocks that the mask shows when asked; computing does not depend on it.
         _compile, separate_full_blocks: PyTorch's; have no effect.
 
-    Raises ValueError or TypeError, naming the argument, and `TraceError` for a function that cannot be traced.
+    Returns:
+        A `BlockMask`.
+
+    Raises:
+        TraceError: a function that cannot be traced.
+        ValueError: lengths or sizes out of range.
+        TypeError: what is no mask function.
+
+    Example:
+        >>> flex.create_block_mask(lambda b, h, q_idx, kv_idx: kv_idx <= q_idx, 1, 1, 1_000_000, 1_000_000).shape
+        (1, 1, 1000000, 1000000)
     """
     _check_mask(mask_mod)
     _check_device(device)

@@ -12,12 +12,35 @@ _INT_MIN = -(2**31)
 
 
 def noop_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-    """Mask: keeps every pair."""
+    """Mask: keeps every pair.
+
+    Returns:
+        True for every pair.
+
+    Example:
+        >>> bool(flex.noop_mask(0, 0, 3, 100))
+        True
+    """
     return kv_idx >= _INT_MIN
 
 
 def and_masks(*mask_mods: Callable[..., Any]) -> Callable[..., Any]:
-    """A mask that keeps what all of the masks keep; `noop_mask` for none. Raises TypeError for what is no function."""
+    """A mask that keeps what all of the masks keep; `noop_mask` for none.
+
+    Args:
+        mask_mods: ``(b, h, q_idx, kv_idx)`` -> True = keep.
+
+    Returns:
+        A mask mod.
+
+    Raises:
+        TypeError: what is no mask function.
+
+    Example:
+        >>> mask = flex.and_masks(flex.masks.causal(), flex.masks.document([0, 12, 36]))
+        >>> bool(mask(0, 0, 20, 15)), bool(mask(0, 0, 20, 5))
+        (True, False)
+    """
     _check_masks(mask_mods)
     if not mask_mods:
         return noop_mask
@@ -33,7 +56,22 @@ def and_masks(*mask_mods: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def or_masks(*mask_mods: Callable[..., Any]) -> Callable[..., Any]:
-    """A mask that keeps what any of the masks keeps; for none, nothing. Raises TypeError for what is no function."""
+    """A mask that keeps what any of the masks keeps; for none, nothing.
+
+    Args:
+        mask_mods: ``(b, h, q_idx, kv_idx)`` -> True = keep.
+
+    Returns:
+        A mask mod.
+
+    Raises:
+        TypeError: what is no mask function.
+
+    Example:
+        >>> mask = flex.or_masks(flex.masks.causal(), flex.masks.sliding_window(3, 3))
+        >>> bool(mask(0, 0, 10, 12)), bool(mask(0, 0, 10, 14))
+        (True, False)
+    """
     _check_masks(mask_mods)
     if not mask_mods:
         return lambda b, h, q_idx, kv_idx: kv_idx < _INT_MIN
@@ -57,7 +95,18 @@ def with_offset(mod: Callable[..., Any], offset: Any) -> Callable[..., Any]:
 
     A mod written for positions in the text serves decoding in `flex_attention`, where rows count from 0, with the
     number of cached tokens as offset. In plan/run form positions are true already, and a mod written for rows takes
-    ``qo_len - kv_len``. Raises TypeError for a mod with another number of arguments, or an offset of no integers.
+    ``qo_len - kv_len``.
+
+    Returns:
+        A mod of the same kind.
+
+    Raises:
+        TypeError: a mod with another number of arguments, or an offset of no integers.
+
+    Example:
+        >>> mask = flex.with_offset(flex.masks.causal(), 100)
+        >>> bool(mask(0, 0, 0, 100)), bool(mask(0, 0, 0, 101))
+        (True, False)
     """
     if isinstance(offset, Integral):
         shift = integer(offset, "offset", _INT_MIN)

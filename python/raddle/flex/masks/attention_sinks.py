@@ -14,8 +14,19 @@ def attention_sinks(sink_tokens: int, window: int) -> Callable[..., Any]:
         sink_tokens: leading tokens that stay visible, at least 0; the paper takes 4.
         window: tokens behind the row, at least 0.
 
-    Xiao et al. 2023 (arXiv 2309.17453). Learned sinks, logits without a key, are `raddle.Sinks`. Raises
-    ValueError below these bounds.
+    Xiao et al. 2023 (arXiv 2309.17453). Learned sinks, logits without a key, are `raddle.Sinks`.
+
+    Returns:
+        A mask mod.
+
+    Raises:
+        ValueError: numbers below these bounds.
+        TypeError: what is no int.
+
+    Example:
+        >>> mask = flex.masks.attention_sinks(4, window=15)
+        >>> bool(mask(0, 0, 100, 3)), bool(mask(0, 0, 100, 50))
+        (True, False)
     """
     sink_tokens, window = integer(sink_tokens, "sink_tokens"), integer(window, "window")
 

@@ -14,7 +14,19 @@ def dilated_window(window: int, dilation: int) -> Callable[..., Any]:
         window: steps to each side, at least 0.
         dilation: tokens of a step, at least 1.
 
-    Beltagy et al. 2020 (arXiv 2004.05150), section 3.1. Raises ValueError below these bounds.
+    Beltagy et al. 2020 (arXiv 2004.05150), section 3.1.
+
+    Returns:
+        A mask mod.
+
+    Raises:
+        ValueError: numbers below these bounds.
+        TypeError: what is no int.
+
+    Example:
+        >>> mask = flex.masks.dilated_window(window=5, dilation=3)
+        >>> bool(mask(0, 0, 20, 14)), bool(mask(0, 0, 20, 15))
+        (True, False)
     """
     dilation = integer(dilation, "dilation", 1)
     reach = integer(window, "window") * dilation

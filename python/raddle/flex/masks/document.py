@@ -17,7 +17,19 @@ def document(offsets: Any) -> Callable[..., Any]:
             The last one is the length of the sequence; tokens beyond it count as the last document's.
 
     Each token's document begins and ends at captured positions, 8 bytes a token, which are looked up by row alone:
-    the keys of a tile are then compared with two numbers a row. Raises TypeError or ValueError for bad offsets.
+    the keys of a tile are then compared with two numbers a row.
+
+    Returns:
+        A mask mod.
+
+    Raises:
+        ValueError: offsets that do not ascend from 0 to a length above 0.
+        TypeError: what is no array of integers.
+
+    Example:
+        >>> mask = flex.masks.document([0, 12, 36])
+        >>> bool(mask(0, 0, 20, 12)), bool(mask(0, 0, 20, 11))
+        (True, False)
     """
     bounds = integers(offsets, "offsets")
     if bounds.size < 2 or bounds[0] != 0 or (np.diff(bounds) < 0).any() or bounds[-1] == 0:

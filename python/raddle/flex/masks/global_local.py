@@ -15,7 +15,18 @@ def global_local(window: int, global_tokens: int) -> Callable[..., Any]:
         global_tokens: leading tokens that see everything and are seen by everything, at least 0.
 
     Beltagy et al. 2020 (arXiv 2004.05150), section 3.1; BigBird's "internal" global tokens are the same.
-    Raises ValueError below these bounds.
+
+    Returns:
+        A mask mod.
+
+    Raises:
+        ValueError: numbers below these bounds.
+        TypeError: what is no int.
+
+    Example:
+        >>> mask = flex.masks.global_local(6, global_tokens=4)
+        >>> bool(mask(0, 0, 50, 2)), bool(mask(0, 0, 50, 30))
+        (True, False)
     """
     window, global_tokens = integer(window, "window"), integer(global_tokens, "global_tokens")
 

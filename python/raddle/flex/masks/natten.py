@@ -21,7 +21,18 @@ def natten(canvas: Any, kernel: Any, order: Any = None) -> Callable[..., Any]:
 
     Each token's coordinates and the centre of its neighbourhood are captured, 16 bytes a token: the coordinates of
     a span of tokens lie in a rectangle, which says what a tile keeps. Hassani et al. 2022 (arXiv 2204.07143).
-    Raises ValueError for kernels that are even or larger than the canvas, or an order that is no permutation.
+
+    Returns:
+        A mask mod.
+
+    Raises:
+        ValueError: a kernel that is even or larger than the canvas, or an order that is no permutation.
+        TypeError: sizes that are no ints.
+
+    Example:
+        >>> mask = flex.masks.natten(canvas=(8, 8), kernel=3)
+        >>> bool(mask(0, 0, 27, 18)), bool(mask(0, 0, 27, 17))          # (3, 3) sees (2, 2), not (2, 1)
+        (True, False)
     """
     height, width = pair(canvas, "canvas")
     for size, extent in zip(pair(kernel, "kernel"), (height, width)):
@@ -51,6 +62,17 @@ def tiled_order(canvas: Any, tile: Any) -> np.ndarray:
         tile: (height, width) of a tile, or an int for both; tiles at the border are cut.
 
     Hassani et al. 2024 ("Faster Neighborhood Attention", arXiv 2403.04690): multi-dimensional tiles.
+
+    Returns:
+        int32 [height * width].
+
+    Raises:
+        ValueError: sizes below 1.
+        TypeError: sizes that are no ints.
+
+    Example:
+        >>> flex.masks.tiled_order((2, 4), 2).tolist()
+        [0, 1, 4, 5, 2, 3, 6, 7]
     """
     (height, width), (tile_height, tile_width) = pair(canvas, "canvas"), pair(tile, "tile")
     row, column = np.divmod(np.arange(height * width), width)
@@ -62,6 +84,20 @@ def morton_order(canvas: Any) -> np.ndarray:
     """The order of a canvas's tokens along Morton's Z curve, for `natten`: int32 [height * width].
 
     The place of a token interleaves the bits of its row and its column (Morton 1966).
+
+    Args:
+        canvas: (height, width), or an int for both.
+
+    Returns:
+        int32 [height * width].
+
+    Raises:
+        ValueError: sizes below 1.
+        TypeError: sizes that are no ints.
+
+    Example:
+        >>> flex.masks.morton_order(2).tolist()
+        [0, 1, 2, 3]
     """
     height, width = pair(canvas, "canvas")
     row, column = np.divmod(np.arange(height * width), width)

@@ -14,8 +14,19 @@ def prefix_lm(prefix_length: Any) -> Callable[..., Any]:
     Args:
         prefix_length: tokens that every row sees: an int, or an array [requests] of ints.
 
-    Raffel et al. 2019 (T5, arXiv 1910.10683), section 3.2.1. Raises TypeError or ValueError for lengths that
-    are no integers, or negative.
+    Raffel et al. 2019 (T5, arXiv 1910.10683), section 3.2.1.
+
+    Returns:
+        A mask mod.
+
+    Raises:
+        ValueError: a negative length, or none.
+        TypeError: lengths that are no integers.
+
+    Example:
+        >>> mask = flex.masks.prefix_lm(20)
+        >>> bool(mask(0, 0, 3, 19)), bool(mask(0, 0, 3, 20))
+        (True, False)
     """
     if isinstance(prefix_length, Integral):
         length = integer(prefix_length, "prefix_length")

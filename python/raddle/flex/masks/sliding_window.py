@@ -15,7 +15,19 @@ def sliding_window(left: int, right: int = -1) -> Callable[..., Any]:
             mean ``left = n - 1``.
         right: tokens ahead; -1: no bound.
 
-    Raises ValueError for bounds below -1 (Beltagy et al. 2020, arXiv 2004.05150, section 3.1).
+    Beltagy et al. 2020 (arXiv 2004.05150), section 3.1.
+
+    Returns:
+        A mask mod.
+
+    Raises:
+        ValueError: a bound below -1.
+        TypeError: what is no int.
+
+    Example:
+        >>> mask = flex.masks.sliding_window(15, 0)
+        >>> bool(mask(0, 0, 20, 5)), bool(mask(0, 0, 20, 4))
+        (True, False)
     """
     left, right = integer(left, "left", -1), integer(right, "right", -1)
 

@@ -22,7 +22,18 @@ def tree(parents: Any, context: Any = 0) -> Callable[..., Any]:
     Rows before the tree are causal. Positions must be the order in the request, as they are unless a layout gives
     others (``qo_pos``). Ancestry is an interval: a node's descendants are a run of a walk through the tree, depth
     first, so that the bounds of a tile say what it keeps. Trees as in SpecInfer (arXiv 2305.09781), section 4.2.
-    Raises TypeError or ValueError for parents that are not earlier nodes, or negative contexts.
+
+    Returns:
+        A mask mod.
+
+    Raises:
+        ValueError: parents that are not earlier nodes, or a negative context.
+        TypeError: what is no array of integers.
+
+    Example:
+        >>> mask = flex.masks.tree([-1, 0, 0, 1], context=10)
+        >>> bool(mask(0, 0, 13, 11)), bool(mask(0, 0, 13, 12))          # node 3 sees node 1, not node 2
+        (True, False)
     """
     table = integers(parents, "parents", np.ndim(parents))
     if table.ndim not in (1, 2) or table.shape[-1] == 0:

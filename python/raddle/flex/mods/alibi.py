@@ -13,8 +13,19 @@ def alibi(slopes: Any) -> Callable[..., Any]:
     Args:
         slopes: [Hq] floats. The paper's are 2^(-8/Hq), 2^(-16/Hq) …
 
-    The bias comes after the softmax scale. Press et al. 2021 (arXiv 2108.12409). Raises ValueError for slopes that
-    are not finite.
+    The bias comes after the softmax scale. Press et al. 2021 (arXiv 2108.12409).
+
+    Returns:
+        A score mod.
+
+    Raises:
+        ValueError: slopes that are not finite.
+        TypeError: what is no array of floats.
+
+    Example:
+        >>> mod = flex.mods.alibi(raddle.alibi_slopes(4))
+        >>> float(mod(1.0, 0, 0, 10, 6))
+        0.0
     """
     slopes = floats(slopes, "slopes")
 

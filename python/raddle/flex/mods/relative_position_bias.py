@@ -14,8 +14,19 @@ def relative_position_bias(bias: Any) -> Callable[..., Any]:
     Args:
         bias: [Hq, 2 n + 1] floats: of distances -n (behind the row) to n (ahead).
 
-    Clipped relative positions as in Shaw et al. 2018 (arXiv 1803.02155), as a bias of the score. Raises ValueError
-    for an even number of distances, or values that are not finite.
+    Clipped relative positions as in Shaw et al. 2018 (arXiv 1803.02155), as a bias of the score.
+
+    Returns:
+        A score mod.
+
+    Raises:
+        ValueError: an even number of distances, or values that are not finite.
+        TypeError: what is no array of floats.
+
+    Example:
+        >>> mod = flex.mods.relative_position_bias([[-2.0, -1.0, 0.0, 1.0, 2.0]])      # one head, n = 2
+        >>> float(mod(0.0, 0, 0, 10, 3))
+        -2.0
     """
     table = floats(bias, "bias", 2)
     if table.shape[1] % 2 == 0:

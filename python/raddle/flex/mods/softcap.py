@@ -17,7 +17,19 @@ def softcap(cap: float, fast: bool = False) -> Callable[..., Any]:
         cap: bound of the score's magnitude, above 0.
         fast: tanh by an approximation (`raddle.flex.ops.tanh_approx`) that needs no exponential.
 
-    Gemma 2 (arXiv 2408.00118), section 2. Raises ValueError for another cap.
+    Gemma 2 (arXiv 2408.00118), section 2.
+
+    Returns:
+        A score mod.
+
+    Raises:
+        ValueError: a cap that is not above 0.
+        TypeError: a cap that is no number.
+
+    Example:
+        >>> mod = flex.mods.softcap(30.0)
+        >>> round(float(mod(1000.0, 0, 0, 10, 3)), 3)
+        30.0
     """
     if not isinstance(cap, Real):
         raise TypeError(f"cap is {kind_of(cap)}; expected a number")

@@ -20,8 +20,19 @@ def t5_buckets(bias: Any, max_distance: int = 128, bidirectional: bool = False) 
             bucket 0.
 
     Buckets are taken when the mod is made, so that no logarithm runs per score: this is a
-    `relative_position_bias` by distance. Raffel et al. 2019 (arXiv 1910.10683), section 2.1. Raises ValueError for
-    too few buckets or distances.
+    `relative_position_bias` by distance. Raffel et al. 2019 (arXiv 1910.10683), section 2.1.
+
+    Returns:
+        A score mod.
+
+    Raises:
+        ValueError: too few buckets or distances.
+        TypeError: what is no array of floats.
+
+    Example:
+        >>> mod = flex.mods.t5_buckets(np.arange(32.0)[:, None])      # one head
+        >>> float(mod(0.0, 0, 0, 10, 7))
+        3.0
     """
     table = floats(bias, "bias", 2)
     distance = np.arange(-integer(max_distance, "max_distance", 1), max_distance + 1)
