@@ -21,7 +21,7 @@ CMAKE_FLAGS := -G Ninja -DRADDLE_TESTS=ON -DRADDLE_WERROR=$(WERROR)
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help install replay gpu test test-cpp test-python test-sanitize test-threads test-aarch64 test-install \
-        bench format check-format tidy wheel test-wheel clean
+        bench docs format check-format tidy wheel test-wheel clean
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
@@ -94,6 +94,10 @@ gpu: $(VENV)/created  ## test and bench on a GPU, or make a folder to carry to o
 bench: install $(VENV)/tested  ## benchmarks: make bench ARGS="cpu --against torch"
 	$(BIN)/raddle bench $(ARGS)
 
+docs: install $(VENV)/documented  ## build the site of docs/ into build/docs/html
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -d build/docs/doctrees docs build/docs/html
+	@echo "built build/docs/html/index.html"
+
 format: $(VENV)/tools  ## format the C++ sources
 	$(BIN)/clang-format -i $(FORMATTED)
 
@@ -133,6 +137,10 @@ $(VENV)/installed: $(VENV)/created CMakeLists.txt $(NATIVE)
 # raddle itself is there already: this adds what the extras ask for.
 $(VENV)/tested: pyproject.toml | $(VENV)/installed
 	$(PIP) install -q "raddle[test,bench]"
+	@touch $@
+
+$(VENV)/documented: pyproject.toml | $(VENV)/installed
+	$(PIP) install -q "raddle[docs]"
 	@touch $@
 
 # Pinned, because every version of clang-format formats a little differently, and every version of
