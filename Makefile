@@ -20,7 +20,7 @@ CMAKE_FLAGS := -G Ninja -DRADDLE_TESTS=ON -DRADDLE_WERROR=$(WERROR)
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install replay gpu test test-cpp test-python test-sanitize test-threads test-aarch64 test-install \
+.PHONY: help install replay gpu bits sass test test-cpp test-python test-sanitize test-threads test-aarch64 test-install \
         bench docs format check-format tidy wheel test-wheel clean
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -91,6 +91,12 @@ gpu: $(VENV)/created  ## test and bench on a GPU, or make a folder to carry to o
 	  echo "no GPU here: carry these to one, and run tests/gpu/run.sh there"; \
 	  du -shc build/gpu/libraddle_ffi.so build/gpu/wheels $$(ls -d build/gpu/peers 2>/dev/null); fi
 
+bits: install $(VENV)/tested  ## hashes of results on fixed problems: make bits ARGS="--against before.json"
+	$(BIN)/python tests/bits.py $(ARGS)
+
+sass: install $(VENV)/disassembler  ## GPU kernels' registers and machine code: make sass ARGS="--against before.json"
+	$(BIN)/python tests/gpu/sass.py $(ARGS)
+
 bench: install $(VENV)/tested  ## benchmarks: make bench ARGS="cpu --against torch"
 	$(BIN)/raddle bench $(ARGS)
 
@@ -141,6 +147,11 @@ $(VENV)/tested: pyproject.toml | $(VENV)/installed
 
 $(VENV)/documented: pyproject.toml | $(VENV)/installed
 	$(PIP) install -q "raddle[docs]"
+	@touch $@
+
+# Newer than any NVRTC that it reads cubins of.
+$(VENV)/disassembler: $(VENV)/tested
+	$(PIP) install -q nvidia-cuda-nvdisasm
 	@touch $@
 
 # Pinned, because every version of clang-format formats a little differently, and every version of

@@ -43,7 +43,7 @@ def compile_kernel(spec: AttentionSpec, arch: str, short_only: bool = False) -> 
     """Compiles the spec's GPU kernel for ``arch`` ("sm_80", "sm_90a", as PTX "compute_75"); needs NVRTC, no GPU.
 
     With ``short_only`` the one of plans that have short queries only. Returns registers a thread, spill_bytes,
-    shared_bytes a block, seconds, log. Raises CompileError.
+    shared_bytes a block, seconds, log, cubin (PTX, for a virtual architecture). Raises CompileError.
     """
     return dict(_compile(spec.fields(), arch, short_only))
 

@@ -64,7 +64,8 @@ KernelReport report_of(const Source& kernel, const std::string& arch, i32 shared
   jit::Cubin cubin = jit::compile(kernel, arch);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   const jit::Resources used = jit::parse_resources(cubin.log);
-  return {used.registers, used.spill_bytes, shared_bytes, took.count(), std::move(cubin.log)};
+  return {used.registers, used.spill_bytes,     shared_bytes,
+          took.count(),   std::move(cubin.log), std::move(cubin.bytes)};
 }
 
 /// What an attention's kernel takes of a multiprocessor.

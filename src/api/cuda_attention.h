@@ -14,6 +14,7 @@ struct KernelReport {
   i32 shared_bytes;  ///< a block
   double seconds;    ///< of compilation
   std::string log;
+  std::string cubin;  ///< or PTX, of a virtual architecture
 };
 
 /// Compiles the spec's kernel with NVRTC, or the one of plans with short queries only; needs no

@@ -241,9 +241,9 @@ void merge(const Target& on, const MergeView& view, const BoundVariant* finish, 
   call.launch(jit::merge_entry, launch.num_units, kv::num_warps, launch, call.place(finish));
 }
 
-std::string compile_kv(const AttentionSpec& spec, const std::string& arch) {
+jit::Cubin compile_kv(const AttentionSpec& spec, const std::string& arch) {
   const BoundVariant bound(spec);
-  return jit::compile(kernels_of(spec.dtype, spec.stored_dtype(), &bound), arch).log;
+  return jit::compile(kernels_of(spec.dtype, spec.stored_dtype(), &bound), arch);
 }
 
 }  // namespace cuda

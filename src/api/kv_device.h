@@ -47,9 +47,9 @@ void summarize(const Target& on, const Layout& layout, const SummarizeView& view
 void select(const Target& on, const Layout& layout, const SelectView& view, DType dtype);
 void merge(const Target& on, const MergeView& view, const BoundVariant* finish, i32 group_size);
 
-/// Compiles the kernels of a spec's dtype and variant with NVRTC; needs no GPU. Returns what the
-/// assembler says: registers and spills of each. Raises CompileError.
-std::string compile_kv(const AttentionSpec& spec, const std::string& arch);
+/// Compiles the kernels of a spec's dtype and variant with NVRTC; needs no GPU. The log tells
+/// registers and spills of each. Raises CompileError.
+jit::Cubin compile_kv(const AttentionSpec& spec, const std::string& arch);
 
 }  // namespace cuda
 }  // namespace raddle

@@ -20,6 +20,7 @@ Fields fields_of(const cuda::KernelReport& report) {
   fields.Set("shared_bytes", report.shared_bytes);
   fields.Set("seconds", report.seconds);
   fields.Set("log", report.log);
+  fields.Set("cubin", ffi::Bytes(report.cubin));
   return fields;
 }
 

@@ -129,10 +129,11 @@ void accept(Arguments& in) {
   accept_tree(layout, pool, parents, accepted, kv_len, current_stream(pool.k.device));
 }
 
-/// What the assembler says of the GPU kernels for a spec's dtype and variant.
-ffi::String compile(Arguments& in) {
+/// The GPU kernels for a spec's dtype and variant, and what the assembler says of them.
+ffi::Map<ffi::String, ffi::Any> compile(Arguments& in) {
   const AttentionSpec spec = to_spec(in.map("spec"));
-  return cuda::compile_kv(spec, in.string("arch"));
+  const jit::Cubin cubin = cuda::compile_kv(spec, in.string("arch"));
+  return {{"log", ffi::String(cubin.log)}, {"cubin", ffi::Bytes(cubin.bytes)}};
 }
 
 }  // namespace
