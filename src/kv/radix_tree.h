@@ -2,8 +2,7 @@
 // known prefix of a sequence. It counts no references and takes no lock; RadixCache does both.
 //
 // - A node is the edge that leads to it: a run of tokens and the pages of their keys. Children of
-// one
-//   node differ in their first pages, so one hash of parent and first page finds a child.
+//   one node differ in their first pages, so one hash of parent and first page finds a child.
 // - An extra key has a root of its own, compared as text: sequences of different keys never meet,
 //   whatever their hashes are.
 // - Unlocked nodes stand in a list from the least to the most recently used. A use moves a node to
@@ -11,9 +10,8 @@
 //   node's descendants stand before it, and the first in the list is always a leaf: eviction takes
 //   it without a search.
 // - A use ends at a node's end: where it ends within an edge the edge is split, so that all pages
-// of
-//   an edge were last used together. Which page is evicted next therefore does not depend on where
-//   edges happen to begin.
+//   of an edge were last used together. Which page is evicted next therefore does not depend on
+//   where edges happen to begin.
 #pragma once
 
 #include <algorithm>
