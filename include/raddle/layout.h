@@ -71,7 +71,7 @@ class Layout {
   std::vector<Level> levels_;
   std::vector<LevelView> level_views_;
   LayoutView view_{};
-  std::unique_ptr<LayoutCopies> copies_;
+  std::shared_ptr<LayoutCopies> copies_;
 };
 
 using LayoutPtr = std::shared_ptr<const Layout>;

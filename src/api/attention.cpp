@@ -5,14 +5,14 @@
 #include <numeric>
 #include <sstream>
 
-#include "api/attention_backend.h"
-#include "api/bound_variant.h"
-#include "api/kv_tensors.h"
 #include "api/planning.h"
+#include "backend/backend.h"
+#include "backend/kv_tensors.h"
 #include "device/cpu/topology.h"
 #include "plan/heuristics.h"
 #include "plan/planner.h"
 #include "raddle/error.h"
+#include "variant/bound_variant.h"
 
 namespace raddle {
 namespace {
@@ -143,10 +143,6 @@ void Attention::run(const Plan& plan, const RunArgs& args, RunStats* stats) cons
   const RunView view = view_run(spec_, plan, args);
   const auto variant = variant_of_run(plan, args);
   backend_->run(plan, view, *variant, args, stats);
-}
-
-std::string name_of(DeviceId device) {
-  return device.kind == DeviceId::Kind::cpu ? "cpu" : "cuda:" + std::to_string(device.ordinal);
 }
 
 std::size_t workspace_bytes(const AttentionSpec& spec, i32 num_workers, const Maxima& maxima,

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include "api/batch_checks.h"
-#include "api/device_layout.h"
-#include "api/kv_tensors.h"
+#include "backend/kv_tensors.h"
+#include "layout/on_device.h"
 #include "plan/planner.h"
 #include "raddle/error.h"
+#include "variant/batch_checks.h"
 
 namespace raddle {
 namespace {

@@ -3,11 +3,11 @@
 
 #include <memory>
 
-#include "api/attention_backend.h"
-#include "api/bound_variant.h"
+#include "backend/backend.h"
 #include "plan/planner.h"
 #include "raddle/attention.h"
 #include "raddle/engine/kernel/run.h"
+#include "variant/bound_variant.h"
 
 namespace raddle {
 

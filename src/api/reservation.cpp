@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "api/device_layout.h"
 #include "api/planning.h"
+#include "layout/on_device.h"
 #include "plan/device_planner.h"
 #include "raddle/error.h"
 

@@ -4,8 +4,8 @@
 #include <memory>
 #include <mutex>
 
-#include "api/attention_backend.h"
-#include "api/bound_variant.h"
+#include "backend/backend.h"
+#include "variant/bound_variant.h"
 
 namespace raddle {
 

@@ -2,13 +2,13 @@
 #include <algorithm>
 #include <optional>
 
-#include "api/bound_variant.h"
-#include "api/kv_checks.h"
-#include "api/kv_device.h"
+#include "cache/checks.h"
+#include "cache/on_device.h"
 #include "device/cpu/isa.h"
 #include "raddle/attention.h"
 #include "raddle/engine/kernel/kv/merge.h"
 #include "raddle/error.h"
+#include "variant/bound_variant.h"
 
 namespace raddle {
 namespace {

@@ -5,7 +5,7 @@
 #include <functional>
 #include <numeric>
 
-#include "api/kv_tensors.h"
+#include "backend/kv_tensors.h"
 #include "device/cpu/isa.h"
 #include "device/cuda/memory.h"
 #include "raddle/attention.h"

@@ -1,7 +1,7 @@
 // Kernels for GPUs, and what there is to compile and run them with.
 #include <tvm/ffi/reflection/registry.h>
 
-#include "api/cuda_attention.h"
+#include "backend/cuda/attention.h"
 #include "device/cuda/device.h"
 #include "ffi/border.h"
 #include "jit/background.h"

@@ -3,8 +3,8 @@
 
 #include <tvm/ffi/reflection/registry.h>
 
-#include "api/kv_checks.h"
-#include "api/kv_device.h"
+#include "cache/checks.h"
+#include "cache/on_device.h"
 #include "ffi/border.h"
 
 namespace raddle::border {

@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "api/attention_backend.h"
-#include "api/device_layout.h"
-#include "api/index.h"
+#include "backend/backend.h"
 #include "ffi/border.h"
+#include "layout/index.h"
+#include "layout/on_device.h"
 
 namespace raddle::border {
 

@@ -3,8 +3,8 @@
 
 #include <tvm/ffi/reflection/registry.h>
 
-#include "api/index.h"
 #include "ffi/border.h"
+#include "layout/index.h"
 
 namespace raddle::border {
 

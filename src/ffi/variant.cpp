@@ -9,8 +9,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "api/member.h"
 #include "ffi/border.h"
+#include "variant/member.h"
 
 namespace raddle::border {
 

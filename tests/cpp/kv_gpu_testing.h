@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "api/kv_checks.h"
+#include "cache/checks.h"
 #include "owned_tensor.h"
 #include "raddle/engine/kernel/kv/gpu.h"
 #include "raddle/engine/variant/composition.h"

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "api/bound_variant.h"
 #include "jit/planner_kernel.h"
 #include "plan_device_testing.h"
+#include "variant/bound_variant.h"
 
 namespace raddle::plan_testing {
 namespace {

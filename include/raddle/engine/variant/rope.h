@@ -3,8 +3,8 @@
 // The angle is kept in turns as a 64-bit fixed-point number: frequency i turns `freq_hi·2^-32 +
 // freq_lo·2^-64` of a full turn per position, and position · frequency modulo one turn is a
 // wrapping integer product. So the rotation is as exact at position one million as at zero, with
-// equal bits on every backend. The host fills the tables (src/api/rope.cpp): theta, Llama 3.1's and
-// YaRN's frequency scaling. YaRN also scales the rotated elements, by `magnitude`; for all
+// equal bits on every backend. The host fills the tables (src/variant/rope.cpp): theta, Llama 3.1's
+// and YaRN's frequency scaling. YaRN also scales the rotated elements, by `magnitude`; for all
 // others that is 1.
 #pragma once
 

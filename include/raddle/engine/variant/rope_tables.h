@@ -21,8 +21,9 @@ struct RopeTablesOf {
     turn(k, c.kv_pos + offset_of(offset, c.request));
   }
 
-  // The host refuses batches with positions beyond the tables (src/api/batch_checks.cpp). Positions
-  // are clamped nevertheless, because the device may know lengths that the host has not checked.
+  // The host refuses batches with positions beyond the tables (src/variant/batch_checks.cpp).
+  // Positions are clamped nevertheless, because the device may know lengths that the host has not
+  // checked.
   template <class Vec>
   RADDLE_FN void turn(Vec& x, i32 pos) const {
     const i64 row = min(max(pos, 0), cos.extent[0] - 1);

@@ -1,0 +1,83 @@
+// Attention on the worker pool.
+#include "backend/backend.h"
+#include "device/cpu/execute.h"
+#include "device/cpu/isa.h"
+#include "plan/heuristics.h"
+#include "plan/planner.h"
+#include "variant/bound_variant.h"
+
+namespace raddle {
+namespace {
+
+/// Below this planned cost (in the units of heuristics.cpp, quarters of a nanosecond) waking a
+/// second thread does not pay.
+constexpr i64 single_thread_cost = 4 * 20'000;
+
+class CpuBackend final : public AttentionBackend {
+ public:
+  explicit CpuBackend(const AttentionSpec& spec) : spec_(spec) {
+    cpu::selected_isa();  // a bad RADDLE_CPU_ISA is refused here, not at the first run
+  }
+
+  DeviceId device() const override { return {}; }
+  const AttentionSpec& spec() const override { return spec_; }
+
+  PlanConfig plan_config(i32 num_workers, Schedule schedule) const override {
+    return cpu_plan_config(spec_, cpu::selected_isa(),
+                           num_workers > 0 ? num_workers : cpu_threads(), schedule);
+  }
+
+  std::shared_ptr<const PlanOnDevice> upload(const Layout&, const PlanArrays&, const BoundVariant&,
+                                             const BoundVariant&, ReservedMemory*,
+                                             void*) const override {
+    return nullptr;
+  }
+
+  std::shared_ptr<ReservedMemory> reserve(const PlanConfig&, const Maxima&, void*) const override {
+    return nullptr;
+  }
+
+  // On a CPU the device's lengths are the host's: its reservations plan as ever.
+  std::shared_ptr<ReservedMemory> reserve_planner(const PlanConfig&, const Maxima&,
+                                                  const BoundVariant&, const BoundVariant&,
+                                                  void*) const override {
+    return nullptr;
+  }
+
+  std::shared_ptr<const PlanOnDevice> plan_there(const DeviceLayoutPtr&, const Layout&,
+                                                 ReservedMemory&, void*) const override {
+    return nullptr;
+  }
+
+  void run(const Plan& plan, const RunView& view, const BoundVariant& variant, const RunArgs&,
+           RunStats* stats) const override {
+    CpuLaunch launch{};
+    static_cast<RunView&>(launch) = view;
+    launch.dim_qk = spec_.head_dim_qk;
+    launch.dim_vo = spec_.head_dim_vo;
+    launch.dtype = spec_.dtype;
+    launch.kv_dtype = spec_.stored_dtype();
+    launch.asks_into_l2 = cpu::asks_into_l2();
+    launch.layout = &plan.layout().view();
+    launch.plan = &plan.view();
+    launch.stages = &variant.stages();
+    const bool small = plan.arrays().stats().total < single_thread_cost;
+    cpu::execute(launch, cpu::kernels(cpu::selected_isa()), small ? 1 : cpu_threads(), scratch_,
+                 stats ? &stats->busy_us : nullptr);
+  }
+
+ private:
+  AttentionSpec spec_;
+  mutable cpu::ScratchPool scratch_;
+};
+
+}  // namespace
+
+std::unique_ptr<AttentionBackend> make_cpu_backend(const AttentionSpec& spec) {
+  return std::make_unique<CpuBackend>(spec);
+}
+
+std::string cpu_isa() { return cpu::to_string(cpu::selected_isa()); }
+i32 cpu_threads() { return cpu::default_threads(); }
+
+}  // namespace raddle

@@ -1,0 +1,103 @@
+#include "backend/cuda/kernels.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <mutex>
+
+#include "jit/nvrtc.h"
+#include "jit/process.h"
+#include "raddle/engine/kernel/mma/launch.h"
+#include "raddle/engine/kernel/plan/memory.h"
+#include "raddle/error.h"
+
+namespace raddle::cuda {
+
+using namespace std::chrono_literals;
+
+/// All of this process's, never unloaded: threads that bring them may outlive everything else.
+class KernelTable {
+ public:
+  using Make = std::function<std::unique_ptr<const Kernel>(jit::Watch&)>;
+
+  static KernelTable& instance() {
+    static KernelTable& table = *new KernelTable;
+    return table;
+  }
+
+  /// The one that is there or on its way; one that failed is tried again.
+  ComingKernel coming(const Device& device, const std::string& source, const std::string& label,
+                      Make make) {
+    // What a forked process has of its parent's kernels is of no use.
+    const std::string key =
+        std::to_string(getpid()) + "\n" + std::to_string(device.ordinal()) + "\n" + source;
+    const std::string version = jit::Nvrtc::instance().version();
+    const std::lock_guard lock(mutex_);
+    ComingKernel& found = kernels_[key];
+    if (found.kernel_.valid() && !found.has_failed()) return found;
+    auto promise = std::make_shared<std::promise<const Kernel*>>();
+    auto watch = std::make_shared<jit::Watch>();
+    found.kernel_ = promise->get_future().share();
+    found.doing_ =
+        "compiling the kernel " + label + " for " + device.info().arch + " with NVRTC " + version;
+    found.watch_ = watch;
+    found.process_ = getpid();
+    jit::in_background(watch, [promise, watch, make = std::move(make)] {
+      try {
+        promise->set_value(make(*watch).release());
+      } catch (...) {
+        promise->set_exception(std::current_exception());
+      }
+    });
+    return found;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, ComingKernel> kernels_;
+};
+
+const Kernel& ComingKernel::get() const {
+  if (kernel_.wait_for(0s) == std::future_status::ready) return *kernel_.get();
+  if (process_ != getpid())
+    fail<DeviceError>(
+        "a kernel was on its way when this process was forked; expected an Attention of its own: "
+        "what is on a GPU does not survive a fork");
+  if (kernel_.wait_for(1s) != std::future_status::ready && watch_->compiling) jit::announce(doing_);
+  return *kernel_.get();
+}
+
+bool ComingKernel::has_failed() const {
+  if (kernel_.wait_for(0s) != std::future_status::ready) return false;
+  try {
+    kernel_.get();
+    return false;
+  } catch (...) {
+    return true;
+  }
+}
+
+ComingKernel coming(const jit::GpuKernel& kernel, const Device& device, i32 shared_bytes) {
+  const std::string& arch = device.info().arch;
+  const auto make = [kernel, &device, shared_bytes](jit::Watch& watch) {
+    return std::make_unique<const Kernel>(device, jit::cubin_of(kernel, device.info().arch, &watch),
+                                          jit::gpu_entry_point, jit::label_of(kernel),
+                                          mma::num_threads, shared_bytes, mma::most_teams);
+  };
+  return KernelTable::instance().coming(device, jit::source_of(kernel, arch), jit::label_of(kernel),
+                                        make);
+}
+
+ComingKernel coming(const jit::PlannerKernel& kernel, const Device& device) {
+  const auto make = [kernel, &device](jit::Watch& watch) {
+    return std::make_unique<const Kernel>(device, jit::cubin_of(kernel, device.info().arch, &watch),
+                                          jit::planner_entry_point, jit::label_of(kernel),
+                                          planner::num_threads, device.info().max_shared_bytes);
+  };
+  return KernelTable::instance().coming(device, jit::source_of(kernel), jit::label_of(kernel),
+                                        make);
+}
+
+}  // namespace raddle::cuda

@@ -1,0 +1,279 @@
+#include "backend/cuda/reservation.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "raddle/error.h"
+
+namespace raddle::cuda {
+namespace {
+
+/// Gaps up to this size are copied along: cheaper than a copy of their own.
+constexpr std::size_t small_gap = 16 * 1024;
+
+/// Fills pinned memory that lies as the device's does, and remembers what was filled.
+class Filler {
+ public:
+  explicit Filler(std::byte* base) : base_(base) {}
+  void put(std::size_t at, const void* from, std::size_t bytes) {
+    if (bytes == 0) return;
+    std::memcpy(base_ + at, from, bytes);
+    if (!pieces_.empty() && at >= pieces_.back().at &&
+        at <= pieces_.back().at + pieces_.back().bytes + small_gap)
+      pieces_.back().bytes = std::max(pieces_.back().bytes, at + bytes - pieces_.back().at);
+    else
+      pieces_.push_back({at, bytes});
+  }
+  const std::vector<Upload::Piece>& pieces() const { return pieces_; }
+
+ private:
+  std::byte* base_;
+  std::vector<Upload::Piece> pieces_;
+};
+
+/// The arrays of a plan, at the offsets of a block of other sizes.
+void put_plan(const PlanArrays& arrays, const PlanSizes& bounds, Filler& filler) {
+  visit_plan_arrays(
+      [&filler]<class T>(const T* array, i64 count, i64 offset, i64 most) {
+        // plan_bounds is what no plan within the maxima exceeds; a write beyond it must never
+        // happen.
+        if (count > most) fail<ValueError>("layout takes a larger plan than the reservation has");
+        filler.put(static_cast<std::size_t>(offset), array,
+                   static_cast<std::size_t>(count) * sizeof(T));
+      },
+      arrays.view(), arrays.sizes(), plan_offsets(bounds), bounds);
+  if (arrays.sizes().partial_rows > bounds.partial_rows)
+    fail<ValueError>("layout takes more partial states than the reservation has");
+}
+
+std::size_t plan_bytes(const PlanSizes& bounds) {
+  return aligned(static_cast<std::size_t>(plan_offsets(bounds).bytes));
+}
+
+}  // namespace
+
+CudaReservation::CudaReservation(const Kernel& kernel, const PlanConfig& config,
+                                 const Maxima& maxima, i32 dim_vo, StreamHandle stream)
+    : kernel_(&kernel),
+      device_(&kernel.device()),
+      config_(config),
+      maxima_(maxima),
+      bounds_(plan_bounds(config, maxima)),
+      dim_vo_(dim_vo) {
+  const i64 bytes = workspace_bytes(config, maxima, dim_vo);
+  scratch_ = DevicePool::of(*device_).take(static_cast<std::size_t>(bytes), stream,
+                                           "the workspace of this reservation");
+  const i64 counters = scratch_offsets(bounds_.partial_rows, bounds_.expected, dim_vo).drawn;
+  clear(scratch_, static_cast<std::size_t>(counters), static_cast<std::size_t>(bytes - counters),
+        stream);
+}
+
+std::size_t CudaReservation::capacity(const Level& level, Of of) const {
+  const auto requests = static_cast<std::size_t>(maxima_.max_requests) + 1;
+  if (of == Of::rows) return static_cast<std::size_t>(maxima_.max_qo_tokens) * sizeof(i32);
+  if (of != Of::entries) return requests * sizeof(i32);
+  const auto keys = static_cast<std::size_t>(maxima_.max_kv_tokens);
+  return (keys / static_cast<std::size_t>(level.block_size) + requests) * sizeof(i32);
+}
+
+CudaReservation::Form CudaReservation::form_of(const LayoutKind& kind, const MmaLaunch& launch,
+                                               const Layout& layout, StreamHandle stream) const {
+  Form form;
+  form.kind = kind;
+  form.first = launch;
+  form.bytes = plan_bytes(bounds_);
+  const auto places_of = [&](const Level& level) {
+    return [&](const auto* pointer, std::size_t, Of of) {
+      std::size_t bytes = pointer ? capacity(level, of) : 0;
+      if constexpr (sizeof(*pointer) == 1)  // mask bits
+        bytes = bytes / sizeof(i32) *
+                ((static_cast<std::size_t>(level.block_rows) *
+                      static_cast<std::size_t>(level.block_size) +
+                  7) /
+                 8);
+      form.places.push_back({form.bytes, bytes});
+      form.bytes += aligned(bytes);
+    };
+  };
+  visit_arrays(form.first.layout, places_of(layout.levels()[0]));
+  for (std::size_t i = 0; i < layout.levels().size(); ++i)
+    visit_arrays(form.first.levels[i], layout.levels()[i], places_of(layout.levels()[i]));
+  form.block = DevicePool::of(*device_).take(form.bytes, stream, "this reservation");
+  auto* base = static_cast<std::byte*>(form.block.data());
+  std::size_t nth = 0;
+  visit_arrays(form.first, layout, [&](auto*& pointer, std::size_t, Of) {
+    if (pointer)
+      pointer =
+          reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(base + form.places[nth].at);
+    ++nth;
+  });
+  form.first.arrays = reinterpret_cast<const u8*>(base);
+  form.first.array_bytes = static_cast<i64>(form.bytes);
+  return form;
+}
+
+void CudaReservation::check_sizes(const Form& form, const MmaLaunch& launch,
+                                  const Layout& layout) const {
+  MmaLaunch now = launch;
+  std::size_t nth = 0;
+  visit_arrays(now, layout, [&](const auto* pointer, std::size_t bytes, Of) {
+    const std::size_t room = form.places[nth++].bytes;
+    if (pointer && bytes > room)
+      fail<ValueError>("layout has an array of ", bytes, " bytes; the reservation has room for ",
+                       room, ": page lists without entries past kv_len fit");
+  });
+}
+
+LayoutKind CudaReservation::kind_with(const Layout& layout) const {
+  const LayoutKind kind = kind_of(layout);
+  if (form_.bytes == 0 || kind == form_.kind) return kind;
+  LayoutKind common = common_kind(form_.kind, kind);
+  if (common != form_.kind && !captured_.empty())
+    fail<ValueError>("layout has ", beyond(form_.kind, common),
+                     ", which graphs of captured runs do not read; expected an update with such a "
+                     "layout before the first capture");
+  return common;
+}
+
+LayoutPtr CudaReservation::fit(const LayoutPtr& layout) const {
+  const std::lock_guard lock(mutex_);
+  return as_kind(layout, kind_with(*layout));
+}
+
+void CudaReservation::check_captured(const Batch& batch) const {
+  const std::lock_guard lock(mutex_);
+  for (const BoundVariant& variant : captured_values_) {
+    try {
+      variant.check_batch(batch, MemberTime::run);
+    } catch (const ValueError& error) {
+      fail<ValueError>(error.what(), "; a captured run's graph keeps it");
+    }
+  }
+}
+
+/// Pages of later layouts must lie in the pools that graphs captured.
+void CudaReservation::check_pools(const Layout& layout) const {
+  for (std::size_t i = 0; i < captured_pools_.size(); ++i) {
+    const Level& level = layout.levels()[i];
+    const bool blocks = level.storage == KvStorage::blocks;
+    if (const i64 used = blocks ? level.max_slot : level.max_block; used >= captured_pools_[i])
+      fail<ValueError>("layout uses ", blocks ? "slot " : "page or row ", used,
+                       "; the pool of a captured run has ", captured_pools_[i]);
+  }
+}
+
+MmaLaunch CudaReservation::place(const Layout& layout, const PlanArrays& arrays,
+                                 StreamHandle stream) {
+  const std::lock_guard lock(mutex_);
+  MmaLaunch launch = launch_of(layout);
+  const LayoutKind kind = kind_with(layout);
+  const bool grows = form_.bytes == 0 || kind != form_.kind;
+  Form grown = grows ? form_of(kind, launch, layout, stream) : Form{};
+  Form& form = grows ? grown : form_;
+  outgrown_.reserve(outgrown_.size() + 1);
+  check_pools(layout);
+  check_sizes(form, launch, layout);
+  Upload upload(*device_, form.bytes);
+  Filler filler(upload.data());
+  put_plan(arrays, bounds_, filler);
+  std::size_t nth = 0;
+  visit_arrays(launch, layout, [&](const auto* pointer, std::size_t bytes, Of) {
+    if (pointer) filler.put(form.places[nth].at, pointer, bytes);
+    ++nth;
+  });
+  // Every worker of a captured launch reads its own queue: the plan's lengths are all in memory.
+  form.block.use_on(stream);
+  upload.send(form.block, filler.pieces(), stream);
+  if (grows) {  // nothing fails any more: until here the plan before stays in force
+    std::swap(form_, grown);
+    if (grown.bytes > 0) outgrown_.push_back(std::move(grown.block));
+  }
+  const LayoutView counts = launch.layout;
+  launch = form_.first;
+  launch.layout.num_requests = counts.num_requests;
+  launch.layout.num_rows = counts.num_rows;
+  launch.plan = view_at(form_.block.data(), bounds_, config_);
+  return launch;
+}
+
+/// A run that was captured without its update reads one page table for good.
+void CudaReservation::check_table(const DeviceBatch& batch) const {
+  for (const DeviceLayoutPtr& layout : captured_tables_)
+    if (batch.pages != layout->batch.pages || batch.page_size != layout->batch.page_size)
+      fail<ValueError>(
+          "page_indices is another array, or page_size another number, than those of a captured "
+          "run; expected the same, which its graph keeps: or capture update and run together");
+}
+
+MmaLaunch CudaReservation::plan(const DeviceLayoutPtr& layout, const Layout& shape,
+                                StreamHandle stream) {
+  const std::lock_guard lock(mutex_);
+  check_table(layout->batch);
+  check_pools(shape);
+  const MmaLaunch launch = planner_->plan(*layout, *variant_, stream);
+  if (is_capturing(stream)) captured_updates_.push_back(layout);
+  return launch;
+}
+
+std::string CudaReservation::check(void* stream) {
+  if (!planner_) return {};
+  const ContextScope context(*device_);
+  if (is_capturing(stream))
+    fail<ValueError>("the stream is capturing a graph; expected check after its replays");
+  return describe(planner_->take_report(stream), maxima_);
+}
+
+void CudaReservation::provide(RunView& view) const {
+  auto* base = static_cast<u8*>(scratch_.data());
+  view.partial_o = reinterpret_cast<float*>(base);
+  view.partial_lse = view.partial_o + bounds_.partial_rows * dim_vo_;
+  const ScratchOffsets at = scratch_offsets(bounds_.partial_rows, bounds_.expected, dim_vo_);
+  view.drawn = reinterpret_cast<i32*>(base + at.drawn);
+  view.arrived = reinterpret_cast<i32*>(base + at.arrived);
+}
+
+void CudaReservation::use_on(StreamHandle stream) const {
+  const std::lock_guard lock(mutex_);
+  planner_ ? planner_->use_on(stream) : form_.block.use_on(stream);
+  for (const Block& block : outgrown_) block.use_on(stream);
+  scratch_.use_on(stream);
+}
+
+void CudaReservation::capture(const RunArgs& args, const Layout& layout, const MmaLaunch& launch,
+                              const BoundVariant& variant,
+                              std::shared_ptr<const CudaVariant> there) {
+  if (args.q.shape[0] < maxima_.max_qo_tokens)
+    fail<ValueError>("q has ", args.q.shape[0],
+                     " rows; a captured run needs max_qo_tokens = ", maxima_.max_qo_tokens,
+                     ", as many as a later plan may have");
+  const std::lock_guard lock(mutex_);
+  if (!planner_ && launch.arrays != form_.first.arrays)
+    fail<ValueError>(
+        "plan is of an earlier update than the one that gave the reservation its present arrays; "
+        "expected the reservation itself, or its present plan, which later updates change");
+  if (std::find(captured_.begin(), captured_.end(), there) == captured_.end()) {
+    captured_.push_back(std::move(there));
+    captured_values_.push_back(variant);
+  }
+  captured_pools_.resize(layout.levels().size(), std::numeric_limits<i64>::max());
+  for (std::size_t i = 0; i < captured_pools_.size(); ++i) {
+    const Level& level = layout.levels()[i];
+    const KvRef& kv = args.kv[args.kv.size() == 1 ? 0 : i];
+    for (const TensorRef* t : {&kv.k, &kv.v}) {
+      const std::size_t rows_at = level.order == HeadOrder::hnd ? 2 : 1;
+      const bool slots = level.storage == KvStorage::blocks && t->rank == 4;
+      captured_pools_[i] =
+          std::min(captured_pools_[i], slots ? t->shape[0] * t->shape[rows_at] : t->shape[0]);
+    }
+  }
+}
+
+void CudaReservation::capture(const DeviceLayoutPtr& layout) {
+  const std::lock_guard lock(mutex_);
+  check_table(layout->batch);
+  captured_tables_.push_back(layout);
+}
+
+}  // namespace raddle::cuda

@@ -1,0 +1,37 @@
+#include "backend/cuda/scratch.h"
+
+#include "raddle/engine/plan/bounds.h"
+
+namespace raddle::cuda {
+
+std::unique_lock<std::mutex> StreamScratch::provide(const PlanView& plan, StreamHandle stream,
+                                                    RunView& view) {
+  const i64 rows = plan.num_partial_rows;
+  const i64 counters = i64{plan.num_contractions} * plan.num_kv_heads;
+  std::unique_lock lock(mutex_);
+  Set* set = nullptr;
+  for (Set& each : sets_)
+    if (each.stream == stream) set = &each;
+  if (!set) set = &sets_.emplace_back(Set{stream, {}});
+  if (rows > set->rows || counters > set->counters) {
+    const i64 more_rows = max(rows, set->rows), more_counters = max(counters, set->counters);
+    const ScratchOffsets at = scratch_offsets(more_rows, more_counters, dim_vo_);
+    set->block = {};  // given back first: it may be the part of memory that lacks
+    set->rows = set->counters = -1;
+    set->block = DevicePool::of(*device_).take(static_cast<std::size_t>(at.end), stream,
+                                               "the workspace of this plan");
+    clear(set->block, static_cast<std::size_t>(at.drawn),
+          static_cast<std::size_t>(at.end - at.drawn), stream);
+    set->rows = more_rows;
+    set->counters = more_counters;
+  }
+  auto* base = static_cast<u8*>(set->block.data());
+  view.partial_o = reinterpret_cast<float*>(base);
+  view.partial_lse = view.partial_o + set->rows * dim_vo_;
+  const ScratchOffsets at = scratch_offsets(set->rows, set->counters, dim_vo_);
+  view.drawn = reinterpret_cast<i32*>(base + at.drawn);
+  view.arrived = reinterpret_cast<i32*>(base + at.arrived);
+  return lock;
+}
+
+}  // namespace raddle::cuda

@@ -1,0 +1,58 @@
+// A composition's struct as a GPU kernel takes it: by value, captured tensors in device memory.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "device/cuda/memory.h"
+#include "variant/bound_variant.h"
+
+namespace raddle::cuda {
+
+/// A captured array in device memory, kept together with the host's.
+struct CapturedArray {
+  Capture host;
+  Block block;
+};
+
+class CudaVariant {
+ public:
+  /// The kernel's parameter.
+  void* bytes() const { return const_cast<Slot*>(struct_.data()); }
+  /// Before a launch on `stream`.
+  void use_on(StreamHandle stream) const {
+    for (const auto& array : arrays_) array->block.use_on(stream);
+  }
+
+ private:
+  friend class CapturedArrays;
+  struct alignas(16) Slot {
+    u8 bytes[16];
+  };
+  std::vector<Slot> struct_;
+  std::vector<std::shared_ptr<const CapturedArray>> arrays_;
+};
+
+/// Captured arrays of an attention and its plans and runs. Each goes up once, as long as it is the
+/// same array; small ones, which come anew with every run, as long as their contents are the same.
+class CapturedArrays {
+ public:
+  explicit CapturedArrays(const Device& device) : device_(&device) {}
+
+  /// `like`: a variant that this one was made from by changing some members, or null. What is new
+  /// goes up on `stream`. Needs a ContextScope.
+  std::shared_ptr<const CudaVariant> variant(const BoundVariant& bound, const CudaVariant* like,
+                                             StreamHandle stream);
+
+ private:
+  std::shared_ptr<const CapturedArray> find(const Capture& capture, const CudaVariant* like);
+  std::shared_ptr<const CapturedArray> send(const Capture& capture, StreamHandle stream);
+
+  const Device* device_;
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<const CapturedArray>> recent_;  ///< a ring
+  std::size_t next_ = 0;
+};
+
+}  // namespace raddle::cuda

@@ -1,0 +1,64 @@
+// What the functions on a KV cache ask of layouts and pools, and how they share work.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+
+#include "backend/kv_tensors.h"
+#include "device/cpu/pool.h"
+#include "raddle/engine/kernel/kv/bytes.h"
+
+namespace raddle {
+
+/// The level of a layout that is a plain page table of requests; `why` ends the error for others
+/// ("to append to").
+const LevelView& check_page_table(const Layout& layout, const char* why);
+
+/// A pool of the layout's pages; heads and head dim are any.
+void check_pool(const std::string& name, const TensorRef& pool, const Layout& layout);
+
+/// V with as many heads as K.
+void check_heads(const KvRef& pool, HeadOrder order);
+
+/// Page `nth` of `request`, which `why` ("new rows go to") says must be there.
+void check_page(const LevelView& level, i32 request, i32 nth, i64 pages, const char* why);
+
+/// What 8 elements at a time can work on.
+void check_head_dim(const std::string& name, i64 head_dim, const char* why = "");
+
+/// Scales of a pool's tokens, which move as its rows do; without data where none are given. The
+/// pool is [pages, …] of rank 3 or 4.
+ScaleView moved_scales(const std::string& name, const ScaleRef& scale, const std::string& pool_name,
+                       const TensorRef& pool, HeadOrder order);
+
+/// The same of any kind.
+ScaleView pool_scale(const std::string& name, const ScaleRef& scale, const std::string& pool_name,
+                     const TensorRef& pool, HeadOrder order);
+
+PoolBytes pool_bytes(const TensorRef& pool, HeadOrder order);
+
+/// Calls f(begin, end) for parts of [0, units), on several threads where `unit_bytes` a unit are
+/// enough traffic for them.
+template <class F>
+void share_units(i64 units, i64 unit_bytes, F f) {
+  // Traffic of this size takes about as long as waking the workers.
+  constexpr i64 parallel_bytes = i64{512} << 10;
+  // What a thread takes at a time: small enough to share evenly, large enough to make the counter
+  // cheap.
+  constexpr i64 part_bytes = i64{64} << 10;
+  if (units <= 0) return;
+  const i64 part = std::max<i64>(1, part_bytes / std::max<i64>(1, unit_bytes));
+  const i64 parts = ceil_div(units, part);
+  auto& workers = cpu::WorkerPool::instance();
+  const i32 threads = units * unit_bytes < parallel_bytes
+                          ? 1
+                          : static_cast<i32>(std::min<i64>(workers.threads(), parts));
+  std::atomic<i64> next{0};
+  workers.run(threads, [&](i32, i32) {
+    for (i64 i = next.fetch_add(1); i < parts; i = next.fetch_add(1))
+      f(i * part, std::min(units, (i + 1) * part));
+  });
+}
+
+}  // namespace raddle

@@ -1,0 +1,15 @@
+// Devices as messages name them.
+#pragma once
+
+#include <string>
+
+#include "raddle/tensor.h"
+
+namespace raddle {
+
+/// "cpu" or "cuda:0"
+inline std::string name_of(DeviceId device) {
+  return device.kind == DeviceId::Kind::cpu ? "cpu" : "cuda:" + std::to_string(device.ordinal);
+}
+
+}  // namespace raddle
