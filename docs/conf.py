@@ -35,8 +35,6 @@ napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
-autodoc_class_signature = "separated"
-autodoc_default_options = {"exclude-members": "__new__, __init__"}
 
 html_theme = "furo"
 html_title = f"Raddle {version}"
@@ -51,7 +49,6 @@ html_theme_options = {
 
 _LINK = re.compile(r"(?<!!)\[([^\]\n]*)\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
 
-
 def _name_sources(app, docname, source):
     """A link out of the docs, to a file of the sources, becomes that file's name: the site does not carry it."""
     folder = Path(app.env.doc2path(docname)).parent
@@ -64,7 +61,6 @@ def _name_sources(app, docname, source):
         return found[1] if found[1].strip("`") == str(path) else f"{found[1]} (`{path}`)"
 
     source[0] = _LINK.sub(replaced, source[0])
-
 
 def setup(app):
     drawn = HERE / "_drawn"

@@ -182,9 +182,9 @@ class SelectedPages(NamedTuple):
     The three are what `BlockSparse` takes as indices, block_pos and block_count (block_first is 0).
     """
 
-    pages: Any  # page numbers; -1 behind the last
-    pos: Any  # position of the page's first key; 0 where there is no page
-    count: Any  # keys of the page; 0 where there is none
+    pages: Any  #: page numbers; -1 behind the last
+    pos: Any  #: position of the page's first key; 0 where there is no page
+    count: Any  #: keys of the page; 0 where there is none
 
     def layout(self, layout: PagedKV) -> Layout:
         """A block-sparse layout in which each row of ``layout``'s requests sees its request's selected pages.

@@ -48,17 +48,17 @@ _layout = _library.function("raddle.pool_layout")
 class Appended(NamedTuple):
     """What `PagePool.append` did."""
 
-    missing: int  # free pages too few; above 0, nothing has changed
-    from_pages: np.ndarray  # int32; pages to copy before new keys are written, as `copy_pages` takes them …
-    to_pages: np.ndarray  # … and where to
+    missing: int  #: free pages too few; above 0, nothing has changed
+    from_pages: np.ndarray  #: int32; pages to copy before new keys are written, as `copy_pages` takes them …
+    to_pages: np.ndarray  #: … and where to
 
 
 class PageTables(NamedTuple):
     """Requests' pages as `PagedKV` takes them, int32."""
 
-    page_indptr: np.ndarray  # [requests + 1]
-    page_indices: np.ndarray
-    kv_len: np.ndarray  # [requests]
+    page_indptr: np.ndarray  #: [requests + 1]
+    page_indices: np.ndarray  #: pages of the requests, one list after another
+    kv_len: np.ndarray  #: [requests]
 
 
 @tvm_ffi.register_object("raddle.PagePool")

@@ -47,39 +47,39 @@ ExtraKey = Union[None, int, str, bytes]
 class Match(NamedTuple):
     """The longest cached prefix of a sequence."""
 
-    num_tokens: int  # whole pages of them
-    pages: np.ndarray  # int32, num_tokens / page_size: what `PagePool.add` and `PagedKV` take
-    node: int  # where it ends, for `RadixCache.lock` and `RadixCache.unlock`
+    num_tokens: int  #: whole pages of them
+    pages: np.ndarray  #: int32, num_tokens / page_size: what `PagePool.add` and `PagedKV` take
+    node: int  #: where it ends, for `RadixCache.lock` and `RadixCache.unlock`
 
 
 class Inserted(NamedTuple):
     """What `RadixCache.insert` did."""
 
-    num_tokens: int  # in the cache now: the sequence's whole pages
-    num_cached: int  # of these there before
-    pages: np.ndarray  # int32, the pages that hold them: up to num_cached those that were there
-    node: int
+    num_tokens: int  #: in the cache now: the sequence's whole pages
+    num_cached: int  #: of these there before
+    pages: np.ndarray  #: int32, the pages that hold them: up to num_cached those that were there
+    node: int  #: where it ends, for `RadixCache.lock` and `RadixCache.unlock`
 
 
 class CacheCounts(NamedTuple):
     """How much there is in a `RadixCache`."""
 
-    nodes: int  # edges of the tree
-    tokens: int
-    pages: int
-    locked_pages: int  # of these: they cannot be evicted
-    memory_bytes: int  # of the tree, on the host
+    nodes: int  #: edges of the tree
+    tokens: int  #: that are cached
+    pages: int  #: that hold them
+    locked_pages: int  #: of these: they cannot be evicted
+    memory_bytes: int  #: of the tree, on the host
 
 
 class CacheEntry(NamedTuple):
     """One edge of the tree."""
 
-    node: int
-    parent: int  # the node that it continues; -1: none
-    extra_key: ExtraKey
-    tokens: np.ndarray  # int64
-    pages: np.ndarray  # int32
-    locks: int  # of it, and of what continues it
+    node: int  #: its number
+    parent: int  #: the node that it continues; -1: none
+    extra_key: ExtraKey  #: what separates it from others
+    tokens: np.ndarray  #: int64
+    pages: np.ndarray  #: int32
+    locks: int  #: of it, and of what continues it
 
 
 @tvm_ffi.register_object("raddle.RadixCache")

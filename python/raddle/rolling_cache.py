@@ -29,8 +29,8 @@ from raddle.page_pool import PagePool
 class RollingStep(NamedTuple):
     """One step of a batch: what `RollingCache.append` returns."""
 
-    pages: PagedKV  # where the new rows go, for `append_kv`; a request whose slots begin anew is two of its entries
-    layout: BlockSparse  # what they attend to, for `Attention.plan`
+    pages: PagedKV  #: where the new rows go, for `append_kv`; a request whose slots begin anew is two of its entries
+    layout: BlockSparse  #: what they attend to, for `Attention.plan`
 
 
 class _Request:

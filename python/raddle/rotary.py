@@ -16,18 +16,17 @@ _make_rope_tables = _library.function("raddle.variant.rope_tables")
 class Llama31Scaling(NamedTuple):
     """Llama 3.1's scaling of RoPE frequencies for contexts longer than the trained one.
 
-    Pairs slower than ``original_max_position / low_freq_factor`` tokens a turn are divided by ``factor``, those faster
-    than ``original_max_position / high_freq_factor`` are kept, and those between are interpolated. The defaults are
-    Llama 3.1's.
+    Slow pairs are divided by ``factor``, fast ones are kept, and those between are interpolated. The defaults are Llama
+    3.1's.
 
     Example:
         >>> rope = raddle.Rope(128, theta=500000.0, scaling=raddle.Llama31Scaling())
     """
 
-    factor: float = 8.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position: float = 8192.0
+    factor: float = 8.0  #: by which slow pairs are divided
+    low_freq_factor: float = 1.0  #: turns over the original context, below which a pair is slow
+    high_freq_factor: float = 4.0  #: … and above which it is kept
+    original_max_position: float = 8192.0  #: tokens of the original context
 
 
 class YarnScaling(NamedTuple):
@@ -48,14 +47,14 @@ class YarnScaling(NamedTuple):
         >>> rope = raddle.Rope(64, scaling=raddle.YarnScaling(factor=40.0, original_max_position=4096))
     """
 
-    factor: float
-    original_max_position: float
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: Optional[float] = None
-    mscale: Optional[float] = None
-    mscale_all_dim: Optional[float] = None
-    truncate: bool = True
+    factor: float  #: by which slow pairs are divided
+    original_max_position: float  #: tokens of the original context
+    beta_fast: float = 32.0  #: turns over the original context, above which a pair is kept
+    beta_slow: float = 1.0  #: … and below which it is slow
+    attention_factor: Optional[float] = None  #: of cosine and sine; None: as above
+    mscale: Optional[float] = None  #: DeepSeek's
+    mscale_all_dim: Optional[float] = None  #: DeepSeek's
+    truncate: bool = True  #: begin and end at whole pairs
 
 
 class Rope(Variant):

@@ -20,15 +20,15 @@ from raddle.variants import Variant
 class AuxRequest(NamedTuple):
     """Which further results `flex_attention` returns."""
 
-    lse: bool = False
-    max_scores: bool = False
+    lse: bool = False  #: the natural logarithm of each row's denominator
+    max_scores: bool = False  #: refused: the kernels do not keep it
 
 
 class AuxOutput(NamedTuple):
     """Further results of `flex_attention`; None where not asked for."""
 
-    lse: Any = None
-    max_scores: Any = None
+    lse: Any = None  #: [B, Hq, L] float32
+    max_scores: Any = None  #: always None
 
 
 def flex_attention(
