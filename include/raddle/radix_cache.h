@@ -3,7 +3,7 @@
 //
 // A serving engine matches a new request with Use::lock, adds the matched pages to the pool as the
 // request's first ones, computes the rest, inserts what it has computed, and unlocks at the end:
-// what requests use stays, and what nobody locks is evicted when the pool runs out.
+// what requests use stays, and unlocked pages are evicted when the pool runs out.
 #pragma once
 
 #include <memory>
@@ -63,7 +63,7 @@ class RadixCache {
  public:
   /// What a match does to the prefix that it finds.
   enum class Use {
-    none,   ///< nothing: whoever asks does not use it
+    none,   ///< nothing: the caller only asks
     touch,  ///< it is the most recently used one
     lock    ///< that, and it is kept until unlock
   };

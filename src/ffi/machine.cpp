@@ -10,7 +10,7 @@ namespace raddle::border {
 namespace {
 
 /// ml_dtypes' arrays come as views of unsigned integers, because numpy cannot export them. The
-/// tensor is the wrapper's own and nobody else has seen it, so its dtype is changed in place.
+/// tensor is the wrapper's own and has no other reader yet, so its dtype is changed in place.
 ffi::Tensor as_dtype(Arguments& in) {
   const auto tensor = in.take().as<ffi::Tensor>();
   const DType dtype = dtype_field("dtype", in.take());

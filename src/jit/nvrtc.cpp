@@ -193,7 +193,7 @@ std::string Nvrtc::version() const {
 }
 
 std::vector<std::string> Nvrtc::options(const std::string& arch) {
-  // No contraction: C++ and traced Python give the same bits, on every backend.
+  // No floating-point contraction: C++ and traced Python give equal bits, on every backend.
   // Some NVRTC releases take a lambda in a member function with a requires-clause for host code.
   return {"--gpu-architecture=" + arch, "--std=c++20", "--fmad=false",
           "--device-as-default-execution-space", "--ptxas-options=-v"};

@@ -1,5 +1,5 @@
 // The numbers that a replay computes with: a counter-based hash of (seed, layer, owner, position,
-// head) and of which tensor is meant. Anybody can compute any row at any time, so that the
+// head) and of which tensor is meant. Any row can be computed at any time, so that the
 // reference needs neither pool nor page table nor plan, and no row depends on the batch that it was
 // in.
 //

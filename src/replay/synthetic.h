@@ -10,10 +10,11 @@ namespace raddle::replay {
 template <class T>
 void fill_row(const RowId& id, i32 head_dim, T* out);
 
-/// Whose keys and values lie at a position. Prompts begin with whole blocks of tokens, some of them
-/// alike: a block's belong to it, whoever computes them. The rest of a prompt belongs to the
-/// request, and what is generated to the sample: request r's sample s goes by the number s *
-/// requests + r. Queries are always the sample's own, so that no two have the same outputs.
+/// The owner of the keys and values at a position. Prompts begin with whole blocks of tokens, some
+/// of them alike: a block owns its keys and values, whichever request computes them. The rest of a
+/// prompt belongs to the request, and what is generated to the sample: request r's sample s goes by
+/// the number s * requests + r. Queries are always the sample's own, so that no two have the same
+/// outputs.
 struct SharedPrompts {
   i32 block_tokens = 0;  ///< 0: nothing is shared
   i32 requests = 0;

@@ -139,9 +139,9 @@ class CudaBackend final : public AttentionBackend {
       fail<ValueError>("head_dim ", spec.head_dim_qk, " needs ", config_.shared_bytes,
                        " bytes of shared memory; ", device.info().name, " has ",
                        device.info().max_shared_bytes);
-    // Both at the same time. Any use needs the one of short queries soon, and it has all parts of
-    // the variant: what is wrong with them is said here. The other takes twice as long, and who has
-    // long queries waits for it.
+    // Compiles both at once. Any use needs the short kernel soon, and it has all parts of the
+    // variant, so that their errors are raised here. The full kernel takes twice as long; plans
+    // with long queries wait for it.
     jit::GpuKernel kernel = kernel_of(spec, variant, device.info().arch);
     kernel.short_only = true;
     short_kernel_ = coming(kernel, device, config_.shared_bytes);

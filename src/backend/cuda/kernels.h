@@ -1,5 +1,5 @@
-// Kernels of compositions on a GPU: compiled or found in the cache, and loaded, once a process and
-// device, whoever asks first.
+// Kernels of compositions on a GPU: compiled or found in the cache, and loaded, once per process
+// and device, at the first request.
 #pragma once
 
 #include <sys/types.h>

@@ -2,9 +2,9 @@
 //
 //   idle --(worker tires of spinning)--> asleep        idle | asleep --(caller)--> work | stop
 //
-// The caller's exchange tells it whether the worker slept, so nobody pays for a wake-up that isn't
-// needed, and no job can be missed or seen twice. Ends are counted down in one word, on which the
-// caller may sleep.
+// The caller's exchange tells it whether the worker slept, so that no call pays for a wake-up that
+// isn't needed, and no job can be missed or seen twice. Ends are counted down in one word, on which
+// the caller may sleep.
 #include "device/cpu/crew.h"
 
 #include <linux/futex.h>
@@ -128,8 +128,8 @@ bool Crew::next_job(Worker& self) {
       while (!called()) futex_wait(self.mail, asleep);
     }
   }
-  // Acquire once more, for the failed exchange above. Nobody else writes before this job's end is
-  // counted.
+  // Acquire once more, for the failed exchange above. No other thread writes before this job's end
+  // is counted.
   if (self.mail.load(std::memory_order_acquire) == stop) return false;
   self.mail.store(idle, std::memory_order_relaxed);
   return true;

@@ -46,7 +46,7 @@ class Crew {
 
   struct alignas(separate) Worker {
     std::atomic<u32> mail{0};
-    bool slept = false;  ///< when the job was posted; from the caller to the one who wakes it
+    bool slept = false;  ///< when the job was posted; the caller tells the worker's waker
     i32 thread = 0;
     i32 cpu = -1;       ///< pinned there; -1: anywhere
     i32 kept_off = -1;  ///< but there

@@ -86,8 +86,9 @@ void WorkerPool::shut_down() {
   busy_.store(false, std::memory_order_release);
 }
 
-/// After fork() the child has none of the crew's threads, and whoever held the pool may be gone.
-/// The old crew is leaked on purpose: its words may be in any state, and nothing can be joined.
+/// After fork() the child has none of the crew's threads, and the thread that held the pool may not
+/// exist. The old crew is leaked on purpose: its words may be in any state, and nothing can be
+/// joined.
 void WorkerPool::become_child() {
   crew_ = nullptr;
   forks_.fetch_add(1);

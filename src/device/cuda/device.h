@@ -58,8 +58,8 @@ class Device {
 };
 
 /// Makes a device current on this thread, and what was current before it again at the end. All that
-/// touches a device needs one. Scopes nest; the outermost asks the driver, and between it and its
-/// end nobody else may change what is current.
+/// touches a device needs one. Scopes nest; the outermost asks the driver, and until it ends no
+/// other code may change what is current.
 class ContextScope {
  public:
   explicit ContextScope(const Device& device);

@@ -191,7 +191,7 @@ void DevicePool::give_back(std::unique_ptr<Block::State> state) {
     const std::lock_guard lock(mutex_);
     free_.push_back(std::move(state));
   } catch (const DeviceError&) {
-    // The device is lost, and its memory with it; whoever uses it next is told.
+    // The device is lost, and its memory with it; its next use raises an error.
     (void)state.release();
   }
 }

@@ -25,10 +25,10 @@ class Block {
 
   void* data() const;
   std::size_t bytes() const;
-  /// Must be called with every stream that is given work on it, before that work: it finds what
-  /// Upload and `written_on` speak of, and whoever gets the memory next waits for it. A stream that
-  /// is being captured cannot wait for what is not part of its graph: there the host waits. The
-  /// stream must outlive the block.
+  /// Must be called with every stream that is given work on it, before that work: the
+  /// stream waits for uploads and for work named by `written_on`, and the memory's next user waits
+  /// for the stream. A stream that is being captured cannot wait for what is not part of its graph:
+  /// there the host waits. The stream must outlive the block.
   void use_on(StreamHandle stream) const;
   /// What `stream` was given last writes the block: other streams wait for it as for an upload. Not
   /// while it is being captured.
@@ -63,8 +63,8 @@ class DevicePool {
   std::vector<std::unique_ptr<Block::State>> free_;
 };
 
-/// A block of pinned host memory to fill, and then to send in one asynchronous copy. The memory is
-/// not given to anybody else before that copy is through.
+/// A block of pinned host memory to fill, and then to send in one asynchronous copy. The pool does
+/// not lend the memory again before that copy is complete.
 class Upload {
  public:
   Upload(const Device& device, std::size_t bytes);

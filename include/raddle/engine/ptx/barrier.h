@@ -1,10 +1,10 @@
 // Barriers in shared memory that threads arrive at without waiting, and that asynchronous copies
-// arrive at when they are done. A phase ends with the expected number of arrivals; who waits names
-// the phase by its parity, and may be one phase late.
+// arrive at when they are done. A phase ends with the expected number of arrivals; a waiting thread
+// names the phase by its parity, and may be one phase late.
 //
-// sm_75 has none: there a barrier is a word whose lower half counts up to 2^16, with which a phase
-// ends, for the carry is the number of the phase; and a word that says how many arrivals that
-// takes.
+// sm_75 has no such barriers. There a barrier is two words. The lower half of the first counts
+// arrivals up to 2^16; the arrival that completes a phase carries into the upper half, which is the
+// number of the phase. The second word says how many arrivals a phase takes.
 #pragma once
 
 #include "raddle/engine/ptx/thread.h"
@@ -62,8 +62,9 @@ RADDLE_DEVICE void barrier_create(u32 barrier, i32 arrivals) {
 
 RADDLE_DEVICE void barrier_destroy(u32) {}
 
-/// Several arrivals. What this thread did before, and what it knows that others did, is seen by who
-/// waits. The last one starts the next phase's count; arrivals of that phase may have come by then.
+/// Several arrivals. A thread that waits sees what this thread did before, and what this thread has
+/// seen of others. The last arrival starts the next phase's count; arrivals of that phase may have
+/// come by then.
 RADDLE_DEVICE void barrier_arrive(u32 barrier, u32 count) {
   u32 before;
   asm volatile("atom.acq_rel.cta.shared.add.u32 %0, [%1], %2;"

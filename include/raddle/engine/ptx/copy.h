@@ -33,7 +33,8 @@ RADDLE_DEVICE void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 #else
-/// Loads and stores. Of several in a row the assembler puts the loads first: nobody waits for each.
+/// Loads and stores. The assembler moves the loads of several calls in a row to the front, so that
+/// one wait serves all.
 RADDLE_DEVICE void copy_async(u32 to, const void* from, i32 bytes) {
   const u64 at = __cvta_generic_to_global(from);
   u32 x[4] = {};

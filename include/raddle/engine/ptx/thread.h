@@ -1,4 +1,4 @@
-// Threads of a block: who they are, how they wait for one another, how they exchange registers.
+// Threads of a block: their numbers, how they wait for one another, how they exchange registers.
 #pragma once
 
 #include "raddle/engine/core/config.h"
