@@ -10,7 +10,8 @@
 namespace raddle {
 namespace {
 
-/// Every tree is one, and every accepted node lies in its tree. Returns the paths' nodes.
+/// Raises unless the parents form trees and every accepted node lies in its request's tree. Returns
+/// the number of nodes on all paths.
 i64 check_trees(const LayoutView& layout, const LevelView& level, const std::vector<i32>& parents,
                 const std::vector<i32>& accepted) {
   i64 moved = 0;
@@ -88,7 +89,7 @@ void accept_tree(const Layout& layout, const KvRef& pool, const IndexRef& parent
                     (moved / std::max<i64>(1, requests) + 1);
   share_units(requests, bytes, [&](i64 begin, i64 end) {
     for (i64 i = begin; i < end; ++i) {
-      // A pool without heads has nothing to move; the lengths are wanted all the same.
+      // A pool without heads has nothing to move, but the lengths must be written nevertheless.
       for (i64 head = 0; head < std::max(view.k.num_heads, 1); ++head)
         kv::accept_head(kv::Alone{}, view, batch, level, static_cast<i32>(i), head);
     }

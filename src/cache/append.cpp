@@ -12,7 +12,7 @@
 namespace raddle {
 namespace {
 
-/// One of K and V: the new rows fit the pool, and the pool fits the layout.
+/// For K or V: raises unless the new rows fit the pool and the pool fits the layout.
 void check_pair(const std::string& letter, const Layout& layout, const TensorRef& rows,
                 const TensorRef& pool) {
   const PoolAxes axes = pool_axes(layout.levels()[0].order);
@@ -42,7 +42,7 @@ void check_pair(const std::string& letter, const Layout& layout, const TensorRef
 
 bool quantizes(const TensorRef& rows, const TensorRef& pool) { return rows.dtype != pool.dtype; }
 
-/// K and V are quantised alike, or neither is.
+/// Raises unless K and V are quantised alike, or neither is.
 void check_quantized(const TensorRef& k_new, const TensorRef& v_new, const KvRef& pool,
                      const Variant* rope) {
   if (!has_8_bits(pool.k.dtype) && !has_8_bits(pool.v.dtype)) return;
@@ -95,7 +95,7 @@ struct NewSlots {
 };
 
 /// Refuses two requests, or two places of one request's list, that write to one slot. A hash table
-/// with room for every page that is written: no sort on the path of every decode step.
+/// with room for every page that is written, because sorting would cost every decode step.
 class SlotTable {
  public:
   explicit SlotTable(i64 pages) {
@@ -121,8 +121,8 @@ class SlotTable {
   std::vector<NewSlots> slots_;
 };
 
-/// Every page that a new row goes to exists, and every slot gets one row. Other pages aren't
-/// touched and may be anything.
+/// Raises unless every page that gets a new row exists and every slot gets one row at most. Other
+/// pages are not touched and may be anything.
 void check_slots(const Layout& layout, const LevelView& level, i64 pages) {
   i64 written = 0;
   for (i32 i = 0; i < layout.num_requests(); ++i) {

@@ -1,4 +1,5 @@
-// What the functions on a KV cache ask of layouts and pools, and how they share work.
+// Checks of layouts and pools that the functions on a KV cache share, and how they divide work
+// among threads.
 #pragma once
 
 #include <algorithm>
@@ -15,31 +16,32 @@ namespace raddle {
 /// ("to append to").
 const LevelView& check_page_table(const Layout& layout, const char* why);
 
-/// A pool of the layout's pages; heads and head dim are any.
+/// Raises unless `pool` holds the layout's pages, with any number of heads and any head dimension.
 void check_pool(const std::string& name, const TensorRef& pool, const Layout& layout);
 
-/// V with as many heads as K.
+/// Raises unless V has as many heads as K.
 void check_heads(const KvRef& pool, HeadOrder order);
 
-/// Page `nth` of `request`, which `why` ("new rows go to") says must be there.
+/// Raises unless `request` has a page `nth` in the pool; `why` ("new rows go to") says what needs
+/// it.
 void check_page(const LevelView& level, i32 request, i32 nth, i64 pages, const char* why);
 
-/// What 8 elements at a time can work on.
+/// Raises unless a row can be processed 8 elements at a time.
 void check_head_dim(const std::string& name, i64 head_dim, const char* why = "");
 
-/// Scales of a pool's tokens, which move as its rows do; without data where none are given. The
-/// pool is [pages, …] of rank 3 or 4.
+/// Scales of a pool's tokens, which move together with its rows; without data where none are given.
+/// The pool is [pages, …] of rank 3 or 4.
 ScaleView moved_scales(const std::string& name, const ScaleRef& scale, const std::string& pool_name,
                        const TensorRef& pool, HeadOrder order);
 
-/// The same of any kind.
+/// Scales of any kind: one for all, per head, or per token and head.
 ScaleView pool_scale(const std::string& name, const ScaleRef& scale, const std::string& pool_name,
                      const TensorRef& pool, HeadOrder order);
 
 PoolBytes pool_bytes(const TensorRef& pool, HeadOrder order);
 
-/// Calls f(begin, end) for parts of [0, units), on several threads where `unit_bytes` a unit are
-/// enough traffic for them.
+/// Calls f(begin, end) for parts of [0, units), on several threads where `unit_bytes` per unit are
+/// enough traffic to wake them for.
 template <class F>
 void share_units(i64 units, i64 unit_bytes, F f) {
   // Traffic of this size takes about as long as waking the workers.

@@ -12,7 +12,7 @@
 namespace raddle {
 namespace {
 
-/// What a page of any rank is to the copying kernel: slots of heads.
+/// A tensor of pages of any rank as the copying kernel sees it: slots of heads.
 TensorRef as_pool(const std::string& name, const TensorRef& t) {
   if (t.rank < 2 || t.rank > 4) {
     fail<ValueError>(name, " has ", t.rank, " dimensions; expected 2 to 4, pages first");
@@ -44,7 +44,7 @@ void check_alike(const std::string& letter, const TensorRef& from, const TensorR
   check_distinct(name, to);
 }
 
-/// Scales of tokens on both sides, or on neither.
+/// Scales of tokens: both sides have them, or neither.
 struct MovedScales {
   ScaleView from, to;
 };
@@ -78,8 +78,8 @@ std::vector<std::size_t> by_page(const std::vector<i32>& pages) {
   return order;
 }
 
-/// Which page of `from` the first page of `to` is, where both walk through one piece of memory in
-/// the same steps.
+/// The number, among the pages of `from`, of the first page of `to`, where both tensors walk
+/// through one piece of memory with equal strides.
 std::optional<i64> common_pages(const TensorRef& from, const TensorRef& to) {
   const i64 page = step(from, 0) * dtype_bytes(from.dtype);
   const i64 apart = static_cast<const u8*>(to.data) - static_cast<const u8*>(from.data);
@@ -87,7 +87,7 @@ std::optional<i64> common_pages(const TensorRef& from, const TensorRef& to) {
   return apart / page;
 }
 
-/// The bytes between a tensor's pages' first and last ones.
+/// Where the bytes of a tensor's pages lie.
 struct PageSpan {
   const u8* base;
   i64 step, low, high;  ///< from page to page; within a page, `high` exclusive

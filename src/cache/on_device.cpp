@@ -41,12 +41,13 @@ jit::KvKernels kernels_of(DType dtype, DType kv_dtype, const BoundVariant* varia
   return {dtype, kv_dtype, variant->source(), variant->memory_bytes()};
 }
 
-/// For what moves keys and knows no dtype: the kernels that pools of this one have anyway.
+/// For calls that move keys whatever their dtype: the kernels that other calls on pools of this
+/// dtype compile, too.
 jit::KvKernels kernels_for_pools(DType kv_dtype) {
   return kernels_of(has_8_bits(kv_dtype) ? DType::bfloat16 : kv_dtype, kv_dtype, nullptr);
 }
 
-/// What tells kernels apart, without writing their source.
+/// Identifies a kernel without writing its source.
 std::string key_of(const Device& device, const char* entry, const jit::KvKernels& kernels) {
   std::string key = std::to_string(device.ordinal()) + " " + entry + " " +
                     std::to_string(static_cast<int>(kernels.dtype)) + " " +
@@ -58,7 +59,7 @@ std::string key_of(const Device& device, const char* entry, const jit::KvKernels
   return key;
 }
 
-/// Compiled or found, and loaded: once a process and device.
+/// The kernel, compiled or found, and loaded: once per process and device.
 const Kernel& loaded(const Device& device, const char* entry, const jit::KvKernels& kernels) {
   static auto& all = *new jit::MadeOnce<Kernel>;
   return all.get(key_of(device, entry, kernels), [&] {
@@ -78,8 +79,8 @@ CapturedArrays& captured_on(const Device& device) {
   return *one;
 }
 
-/// One call: its device is current, and what it has sent up lives until it ends; the pool keeps
-/// memory from others until the stream is through with it.
+/// One call: its device is current, and what it has uploaded lives until it ends. The pool does not
+/// lend the memory again before the stream has finished with it.
 class Call {
  public:
   Call(const Target& on, jit::KvKernels kernels)

@@ -1,5 +1,4 @@
-// The copies of a layout on devices. What they are is the backends' matter: a layout only keeps
-// them.
+// The copies of a layout on devices. Backends define them; a layout only keeps them.
 #pragma once
 
 #include <memory>
@@ -8,7 +7,7 @@ namespace raddle {
 
 class LayoutCopies;
 
-/// None yet.
+/// An empty set of copies.
 std::shared_ptr<LayoutCopies> make_layout_copies();
 
 }  // namespace raddle

@@ -15,9 +15,9 @@ struct DeviceLayout {
   i32 num_levels() const { return batch.min_prefix > 0 ? 2 : 1; }
 };
 
-/// A layout for what is asked of layouts beside their lengths: how K and V are stored, how many
-/// requests and levels there are, which pages they may use. It has as many query rows as there may
-/// be, and no keys.
+/// A host layout that answers all questions but those about lengths: how K and V are stored, how
+/// many requests and levels there are, which pages they may use. It has as many query rows as the
+/// batch may have, and no keys.
 LayoutPtr stand_in(const DeviceLayout& layout, i32 max_qo_tokens);
 
 }  // namespace raddle
