@@ -95,6 +95,9 @@ class Plan {
   bool is_reserved() const { return is_reserved_; }
   /// Planned cost of the heaviest queue over the mean, contraction included.
   double balance() const;
+  /// Estimated microseconds of the heaviest queue, by the planner's cost model: what plans of the
+  /// same spec and device are compared by, no prediction of a run on this machine.
+  double estimated_us() const;
   /// Which schedule, tile shapes and kernels were chosen, and why: text for people.
   std::string explain() const;
 

@@ -8,8 +8,12 @@
 q, out: [tokens, Hq, D]; lse: [tokens, Hq] float32; pools: [pages, page_size, Hkv, D].
 """
 
-from raddle import _library
-from raddle._library import CompileError
+from raddle import _command
+
+_command.hide_torch()  # before what imports it
+
+from raddle import _library  # noqa: E402
+from raddle._library import CompileError  # noqa: E402
 from raddle.attention import Attention
 from raddle.doctor import cpu_isa, cpu_threads
 from raddle.functional import (

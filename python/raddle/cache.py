@@ -26,8 +26,23 @@ def folder() -> Path:
 
 
 def entries() -> list[dict[str, Any]]:
-    """Returns the finished entries: dicts of name, target, path and bytes, in the order of their names."""
-    return [dict(row.items()) for row in _list()]
+    """Returns the finished entries, in the order of their names.
+
+    Each is a dict of name; kind, "CPU variant" or "GPU kernel"; target, the instruction set or architecture that it was
+    compiled for; time, seconds since 1970 when it was; bytes of the binary; path of its folder; key, the
+    folder's name, which no other entry has.
+    """
+    return [_entry(dict(row.items())) for row in _list()]
+
+
+def _entry(row: dict[str, Any]) -> dict[str, Any]:
+    path = Path(row["path"])
+    kind = "GPU kernel" if row["target"].startswith(("sm_", "compute_")) else "CPU variant"
+    try:
+        time = path.stat().st_mtime
+    except OSError:  # another process has just removed it
+        time = 0.0
+    return {**row, "kind": kind, "time": time, "key": path.name}
 
 
 def clear() -> int:
@@ -82,15 +97,15 @@ def find_specs(target: str) -> list[Any]:
         >>> raddle.cache.find_specs("no_colon")
         Traceback (most recent call last):
         ...
-        ValueError: 'no_colon' names no spec; expected module:name or file.py:name
+        ValueError: 'no_colon' does not name a spec; expected module:name or file.py:name
     """
     place, colon, name = target.rpartition(":")
     if not colon:
-        raise ValueError(f"'{target}' names no spec; expected module:name or file.py:name")
+        raise ValueError(f"'{target}' does not name a spec; expected module:name or file.py:name")
     if place.endswith(".py"):
         spec = importlib.util.spec_from_file_location(Path(place).stem, place)
         if spec is None or not Path(place).is_file():
-            raise ValueError(f"'{place}' is no file")
+            raise ValueError(f"there is no file '{place}'")
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)

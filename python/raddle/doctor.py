@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -9,27 +10,45 @@ from typing import Any, Sequence
 
 from raddle import _library, _toolchain
 
-cpu_isa = _library.function("raddle.cpu_isa")
-cpu_threads = _library.function("raddle.cpu_threads")
+_cpu_isa = _library.function("raddle.cpu_isa")
+_cpu_threads = _library.function("raddle.cpu_threads")
 _cpu_report = _library.function("raddle.cpu_report")
 
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _HUGE_PAGES_TEXT = {
     "always": "for all memory",
-    "madvise": "for who asks: K and V in numpy's arrays, as of PagePool.make_kv; torch's if THP_MEM_ALLOC_ENABLE=1",
-    "never": f"none ({_HUGE_PAGES}): decoding small pages on the CPU is slower",
+    "madvise": "on request: numpy arrays and PagePool.make_kv get them, torch tensors if THP_MEM_ALLOC_ENABLE=1 is set",
+    "never": f"none ({_HUGE_PAGES} says never): decoding from small pages on the CPU is slower",
 }
 _PACKAGES = ("apache-tvm-ffi", "numpy", "ml_dtypes", "torch", "jax")
+
+
+def cpu_isa() -> str:
+    """The instruction set that CPU kernels use in this process.
+
+    Returns "generic", "avx2", "avx512", "avx512_bf16" or "amx": the best one that the CPU has, or the one that
+    ``RADDLE_CPU_ISA`` names. Raises ValueError if the variable names none, or one that the CPU lacks.
+    """
+    return str(_cpu_isa())
+
+
+def cpu_threads() -> int:
+    """How many threads the worker pool has, the calling thread included.
+
+    Returns ``RADDLE_NUM_THREADS`` where it is set, else as many as this process may use: its affinity mask and the
+    container's CPU quota count. Raises ValueError if the variable is not a number of threads.
+    """
+    return int(_cpu_threads())
 
 
 def facts() -> dict[str, Any]:
     """What this machine can do, by stable names: what `raddle doctor --json` prints.
 
-    ``problem`` is a sentence where something is off, else None; paths and versions of what is not there are
-    None. Sizes are bytes.
+    ``problem`` of a section is a sentence where something is missing or wrong, else None; ``problems`` are those that
+    need mending. Paths and versions of what is not there are None. Sizes are bytes.
     """
     nvrtc, driver = _toolchain.nvrtc(), _toolchain.driver()
-    return {
+    found = {
         "raddle": {"version": _library.version(), "library": str(_library.find())},
         "python": {"version": platform.python_version(), "platform": platform.platform()},
         "packages": {name: _version_of(name) for name in _PACKAGES},
@@ -40,26 +59,42 @@ def facts() -> dict[str, Any]:
         "driver": driver,
         "cache": _toolchain.cache(),
     }
+    return {**found, "problems": _problems(found)}
 
 
-def report() -> str:
-    """The same as lines of text for people, and for bug reports."""
-    found = facts()
+def _problems(found: dict[str, Any]) -> list[str]:
+    """What is wrong: settings that cannot be, and parts that do not work. What is not installed is no problem."""
+    wrong = {
+        "CPU": found["cpu"],
+        "C++ compiler": found["compiler"] if os.environ.get("RADDLE_CXX") else {"problem": None},
+        # A GPU is there, and no compiler for it; or a variable names the wrong one.
+        "NVRTC": found["nvrtc"] if os.environ.get("RADDLE_NVRTC") or found["driver"]["gpus"] else {"problem": None},
+        "NVIDIA driver": found["driver"] if found["driver"]["gpus"] else {"problem": None},
+        "cache": found["cache"],
+    }
+    return [f"{name}: {section['problem']}" for name, section in wrong.items() if section["problem"]]
+
+
+def report(found: dict[str, Any] | None = None) -> str:
+    """`facts` as lines of text for people, and for bug reports."""
+    found = facts() if found is None else found
     packages = ", ".join(f"{name} {number or '(not installed)'}" for name, number in found["packages"].items())
     python = f"Python {found['python']['version']}, {found['python']['platform']}"
-    return "\n".join(
-        [
-            f"raddle {found['raddle']['version']} on {python}",
-            f"library: {found['raddle']['library']}",
-            f"packages: {packages}",
-            f"devices: {', '.join(found['devices'])}",
-            *_cpu_lines(found["cpu"]),
-            f"C++ compiler: {_tool_text(found['compiler'])}",
-            f"NVRTC: {_tool_text(found['nvrtc'])}",
-            f"NVIDIA driver: {_driver_text(found['driver'])}",
-            f"cache: {_cache_text(found['cache'])}",
-        ]
-    )
+    lines = [
+        f"raddle {found['raddle']['version']} on {python}",
+        f"library: {found['raddle']['library']}",
+        f"packages: {packages}",
+        f"devices: {', '.join(found['devices'])}",
+        *_cpu_lines(found["cpu"]),
+        f"C++ compiler: {_tool_text(found['compiler'])}",
+        f"NVRTC: {_tool_text(found['nvrtc'])}",
+        f"NVIDIA driver: {_driver_text(found['driver'])}",
+        f"cache: {_cache_text(found['cache'])}",
+        "",
+    ]
+    if not found["problems"]:
+        return "\n".join([*lines, "Everything that is installed works."])
+    return "\n".join([*lines, "Problems:", *(f"- {problem}" for problem in found["problems"])])
 
 
 def _devices(nvrtc: dict[str, Any], driver: dict[str, Any]) -> list[str]:
@@ -80,7 +115,7 @@ def _cpu() -> dict[str, Any]:
 
 
 def _huge_pages() -> str | None:
-    """Who gets huge pages from Linux: "always", "madvise" (who asks) or "never"; None if unknown."""
+    """Which memory gets huge pages from Linux: "always" (all), "madvise" (on request) or "never"; None if unknown."""
     try:
         text = _HUGE_PAGES.read_text()
     except OSError:
@@ -92,13 +127,13 @@ def _cpu_lines(cpu: dict[str, Any]) -> list[str]:
     if cpu["problem"]:
         return [f"CPU: {cpu['problem']}"]
     quota = f"{cpu['quota_cpus']:g} CPUs ({cpu['quota_source']})" if cpu["quota_cpus"] else "none"
-    pinning = "worker i to the i-th CPU of the mask" if cpu["pinned"] else "off"
+    pinning = "each worker stays on its own CPU" if cpu["pinned"] else "off"
     return [
         f"instruction set: {cpu['isa']} ({cpu['isa_reason']}; supported: {', '.join(cpu['supported_isas'])})",
         f"threads: {cpu['threads']} ({cpu['threads_reason']})",
         f"CPUs in the affinity mask: {cpu['affinity_cpus']} of {cpu['online_cpus']} online",
         f"CPU quota: {quota}",
-        f"pinning: {pinning} (RADDLE_PIN)",
+        f"pinning: {pinning} (set by RADDLE_PIN)",
         f"huge pages: {_HUGE_PAGES_TEXT.get(cpu['huge_pages'], 'unknown')}",
     ]
 

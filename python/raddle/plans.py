@@ -70,8 +70,16 @@ class Plan(_library.Handle):
         """Planned cost of the heaviest queue over the mean, contraction included; 1 is perfect."""
         return _plan_info(self).get("balance")
 
+    @property
+    def estimated_us(self) -> float | None:
+        """Estimated microseconds of the busiest worker, by the planner's cost model.
+
+        Plans of one spec and device are compared by it; how long a run takes on this machine is for `run` to show.
+        """
+        return _plan_info(self).get("estimated_us")
+
     def explain(self) -> str:
-        """Returns, as text, which schedule and tile shapes were chosen, and why."""
+        """Returns, as lines of text for people, which schedule was taken, its estimated time, and what is read."""
         return _plan_explain(self)
 
     def _text(self) -> str:

@@ -9,6 +9,7 @@
 #include "backend/backend.h"
 #include "backend/kv_tensors.h"
 #include "device/cpu/topology.h"
+#include "plan/explain.h"
 #include "plan/heuristics.h"
 #include "plan/planner.h"
 #include "raddle/error.h"
@@ -71,26 +72,23 @@ const PlanArrays& Plan::arrays() const { return *arrays_; }
 DeviceId Plan::device() const { return on_device_ ? on_device_->device() : DeviceId{}; }
 bool Plan::made_on_device() const { return on_device_ && on_device_->made_there(); }
 double Plan::balance() const { return arrays_->stats().heaviest_over_mean(); }
+double Plan::estimated_us() const { return raddle::estimated_us(arrays_->stats().heaviest); }
 
 std::string Plan::explain() const {
   std::ostringstream text;
   if (made_on_device()) {
-    text << "schedule linear: lengths are known on the device, where the plan is made for "
-         << view_.num_workers << " workers; kernels: " << on_device_->explain() << "\n";
+    text << "schedule: linear (the plan is made on the device, which alone knows the lengths), for "
+         << view_.num_workers << " workers\nkernels: " << on_device_->explain() << "\n";
     return text.str();
   }
-  text << arrays_->stats().explain() << "\n"
-       << view_.num_query_tiles << " query tiles, " << view_.num_items << " work items for "
-       << view_.num_workers << " workers, " << view_.num_contractions << " contractions over "
-       << view_.num_partial_rows << " partial rows\n"
-       << "tiles of " << view_.shapes[0].rows << " x " << view_.shapes[0].keys
-       << " (short queries) and " << view_.shapes[1].rows << " x " << view_.shapes[1].keys
-       << " (long queries); kernels: " << (on_device_ ? on_device_->explain() : cpu_isa()) << "\n";
+  text << raddle::explain(*arrays_, variant_->read_bytes())
+       << "kernels: " << (on_device_ ? on_device_->explain() : cpu_isa()) << "\n";
   const std::vector<Level>& levels = layout_->levels();
   for (std::size_t i = 0; levels.size() > 1 && i < levels.size(); ++i) {
     const auto keys = std::accumulate(levels[i].columns.begin(), levels[i].columns.end(), i64{0});
-    text << "level " << i << ": " << levels[i].columns.size() << " groups over " << keys
-         << " keys\n";
+    const std::size_t groups = levels[i].columns.size();
+    text << "level " << i << ": " << groups << (groups == 1 ? " group" : " groups")
+         << " of requests, with " << keys << " keys\n";
   }
   if (!variant_->unknown_masks().empty())
     text << "coverage of " << variant_->unknown_masks()

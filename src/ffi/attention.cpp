@@ -255,6 +255,7 @@ ffi::Map<ffi::String, ffi::Any> plan_info(Arguments& in) {
   fields.Set("num_partial_rows", view.num_partial_rows);
   fields.Set("workspace_bytes", scratch_bytes(plan));
   fields.Set("balance", plan.value->balance());
+  fields.Set("estimated_us", plan.value->estimated_us());
   return fields;
 }
 

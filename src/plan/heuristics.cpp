@@ -30,7 +30,6 @@ constexpr i32 cpu_cache_saves = 17, gpu_cache_saves = 55;
 /// Keys and values that are read by many workers at a time, of what an H200's L2 cache of 50 MB
 /// holds: its halves keep a copy each of what both ask for.
 constexpr i32 open_bytes = 16 << 20;
-constexpr double units_per_ns = 4.0;  // CostModel counts quarters of a nanosecond
 
 /// Of a token and head, K and V.
 i32 kv_bytes(const AttentionSpec& spec) {
@@ -39,15 +38,12 @@ i32 kv_bytes(const AttentionSpec& spec) {
 
 CostModel costs(const AttentionSpec& spec, TileShape shape, const Rates& rates) {
   const double dims = spec.head_dim_qk + spec.head_dim_vo;
-  // Wide heads are MLA's as a rule, whose V is a part of K.
-  const bool wide = mma::is_wide(spec.head_dim_qk, spec.head_dim_vo);
-  const double read = wide ? std::max(spec.head_dim_qk, spec.head_dim_vo) : dims;
-  const double element = dtype_bytes(spec.stored_dtype());
-  const auto units = [](double ns) { return static_cast<i32>(ns * units_per_ns) + 1; };
+  const i32 read = read_bytes(spec.head_dim_qk, spec.head_dim_vo, spec.stored_dtype());
+  const auto units = [](double ns) { return static_cast<i32>(ns * cost_units_per_ns) + 1; };
   CostModel cost;
   cost.per_item = units(rates.item_ns);
   cost.per_item_row = units(dims / 4.0);
-  cost.per_tile = units(shape.keys * read * element / rates.bytes);
+  cost.per_tile = units(shape.keys * read / rates.bytes);
   cost.per_tile_row = units(shape.keys * dims * 2.0 / rates.flops);
   cost.per_merge_row = units(20.0 + 2.0 * spec.head_dim_vo * 4.0 / rates.bytes);
   cost.per_merge = rates.merge_ns > 0.0 ? units(rates.merge_ns) : 0;
@@ -70,6 +66,12 @@ PlanConfig plan_config(const AttentionSpec& spec, i32 num_workers, Schedule sche
 }
 
 }  // namespace
+
+i32 read_bytes(i32 head_dim_qk, i32 head_dim_vo, DType stored) {
+  const i32 dims = mma::is_wide(head_dim_qk, head_dim_vo) ? std::max(head_dim_qk, head_dim_vo)
+                                                          : head_dim_qk + head_dim_vo;
+  return dims * dtype_bytes(stored);
+}
 
 PlanConfig cpu_plan_config(const AttentionSpec& spec, CpuIsa isa, i32 num_workers,
                            Schedule schedule) {

@@ -7,6 +7,13 @@
 
 namespace raddle {
 
+/// CostModel counts quarters of a nanosecond.
+constexpr double cost_units_per_ns = 4.0;
+
+/// Bytes of one key and value of a KV head that a kernel reads: of wide heads, which are MLA's as a
+/// rule, V is a part of K.
+i32 read_bytes(i32 head_dim_qk, i32 head_dim_vo, DType stored);
+
 /// Tile shapes, tile rates and chunk size for the CPU kernels of an instruction set.
 PlanConfig cpu_plan_config(const AttentionSpec& spec, CpuIsa isa, i32 num_workers,
                            Schedule schedule);

@@ -234,22 +234,6 @@ PlanArrays Planner::make(const LayoutView& layout, const PlanConfig& config,
 
 }  // namespace
 
-std::string PlanStats::explain() const {
-  static constexpr const char* names[] = {"automatic", "linear", "algorithm1", "one_per_request"};
-  std::string text = std::string("schedule ") + names[static_cast<i32>(used)] + ": " + reason +
-                     "; heaviest queue " + std::to_string(heaviest) + ", " +
-                     std::to_string(heaviest_over_mean()) + " times the mean of " +
-                     std::to_string(num_workers) + " workers";
-  const auto tried = [&text](const char* name, i64 cost) {
-    if (cost >= 0) text += std::string("; ") + name + " " + std::to_string(cost);
-  };
-  tried("open", open);
-  tried("linear", linear);
-  tried("algorithm1", algorithm1);
-  tried("longest first", longest_first);
-  return text;
-}
-
 PlanArrays make_plan(const LayoutView& layout, const PlanConfig& config, const CoverFns& cover) {
   static thread_local Planner planner;
   return planner.make(layout, config, cover);

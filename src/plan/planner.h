@@ -37,7 +37,8 @@ struct PlanStats {
     return total == 0 ? 1.0
                       : static_cast<double>(heaviest) * num_workers / static_cast<double>(total);
   }
-  /// One sentence for `raddle explain`.
+  /// The schedule that was taken, its estimated time and those of the others: lines of text for
+  /// people (explain.cpp).
   std::string explain() const;
 };
 

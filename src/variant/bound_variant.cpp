@@ -6,6 +6,7 @@
 #include "jit/cpu_stages.h"
 #include "jit/gpu_description.h"
 #include "jit/host_compiler.h"
+#include "plan/heuristics.h"
 #include "raddle/engine/core/span.h"
 #include "raddle/engine/variant/composition.h"
 #include "raddle/engine/variant/fold_masks.h"
@@ -227,6 +228,10 @@ jit::CompositionSource BoundVariant::source() const {
                             part.source ? "" : part.ops->name, part.source});
   source.masks = masks_;
   return source;
+}
+
+i32 BoundVariant::read_bytes() const {
+  return raddle::read_bytes(spec_.head_dim, spec_.head_dim_vo, spec_.kv_dtype);
 }
 
 std::vector<Capture> BoundVariant::captures() const {

@@ -68,6 +68,8 @@ class BoundVariant {
   i32 memory_bytes() const { return static_cast<i32>(memory_.size() * sizeof(Slot)); }
   /// The arrays that it points to: a device needs copies of its own.
   std::vector<Capture> captures() const;
+  /// Bytes of one key and value of a KV head that a kernel reads.
+  i32 read_bytes() const;
 
  private:
   struct alignas(16) Slot {

@@ -343,8 +343,9 @@ def test_what_is_no_spec():
         (["1:2147483000"] * 5, ["pages", "--page-size"]),
         (["--page-size", "0", "1:1"], ["--page-size", "0"]),
         (["--workers", "0", "1:1"], ["--workers", "0"]),
-        (["1:\N{SUPERSCRIPT TWO}"], ["no pair of numbers"]),
+        (["1:\N{SUPERSCRIPT TWO}"], ["expected two numbers with a colon", "1:4096"]),
         (["--heads", "3:2", "1:1"], ["num_qo_heads is 3"]),
+        (["--heads", "32", "1:1"], ["--heads '32'", "expected two numbers"]),
     ],
 )
 def test_bad_arguments_of_explain(args, words):

@@ -38,6 +38,7 @@ def compiler_script(tmp_path):
 def test_json_has_stable_keys():
     found = json.loads(CliRunner().invoke(main, ["doctor", "--json"]).output)
     devices = found.pop("devices")
+    assert found.pop("problems") == []
     assert devices[0] == "cpu" and len(devices) <= 1 + len(found["driver"]["gpus"])
     assert {name: set(section) for name, section in found.items()} == KEYS
     assert found["cpu"]["isa"] == raddle.cpu_isa() in found["cpu"]["supported_isas"]
@@ -72,7 +73,9 @@ def test_the_text_names_the_same(monkeypatch, compiler_script, tmp_path):
     monkeypatch.setenv("RADDLE_CXX", str(compiler_script))
     monkeypatch.setenv("RADDLE_NVRTC", "/nowhere/libnvrtc.so")
     monkeypatch.setenv("RADDLE_CACHE_DIR", str(tmp_path))
-    text = CliRunner().invoke(main, ["doctor"]).output
+    ended = CliRunner().invoke(main, ["doctor"])
+    text = ended.output
+    assert ended.exit_code == 1 and "Problems:\n- NVRTC: RADDLE_NVRTC is '/nowhere/libnvrtc.so'" in text
     assert f"C++ compiler: {compiler_script}, c++ of tests 9.1" in text
     assert "NVRTC: RADDLE_NVRTC is '/nowhere/libnvrtc.so', which cannot be loaded" in text
     assert f"cache: {tmp_path} (RADDLE_CACHE_DIR)" in text
@@ -124,7 +127,29 @@ def test_a_cache_that_cannot_be_written(monkeypatch):
     monkeypatch.setenv("RADDLE_CACHE_DIR", "/dev/null/raddle")
     found = _toolchain.cache()
     assert not found["writable"] and "/dev/null cannot be written" in found["problem"]
-    assert found["problem"] in doctor.report()
+    assert f"- cache: {found['problem']}" in doctor.report()
+
+
+def test_a_compiler_that_was_named_and_is_missing_is_a_problem(monkeypatch):
+    for name, problems in (("RADDLE_CXX", 1), ("CXX", 0)):
+        monkeypatch.delenv("RADDLE_CXX", raising=False)
+        monkeypatch.setenv(name, "no-such-compiler")
+        ended = CliRunner().invoke(main, ["doctor", "--json"])
+        assert len(json.loads(ended.output)["problems"]) == ended.exit_code == problems
+
+
+def test_what_is_not_installed_is_no_problem(monkeypatch):
+    monkeypatch.setattr(_toolchain, "driver", lambda: {"found": False, "gpus": [], "version": None, "problem": "none"})
+    monkeypatch.setattr(_toolchain, "nvrtc", lambda: {"found": False, "version": None, "problem": "none"})
+    assert doctor.facts()["problems"] == [] and "Everything that is installed works." in doctor.report()
+
+
+def test_a_gpu_without_a_compiler_for_its_kernels_is_a_problem(monkeypatch):
+    gpu = {"name": "a GPU", "arch": "sm_90", "target": "sm_90", "supported": True}
+    driver = {"found": True, "gpus": [gpu], "version": "13.0", "problem": None}
+    monkeypatch.setattr(_toolchain, "driver", lambda: driver)
+    monkeypatch.setattr(_toolchain, "nvrtc", lambda: {"found": False, "version": None, "problem": "NVRTC is missing"})
+    assert doctor.facts()["problems"] == ["NVRTC: NVRTC is missing"]
 
 
 @pytest.mark.parametrize(
@@ -133,6 +158,7 @@ def test_a_cache_that_cannot_be_written(monkeypatch):
 def test_bad_environment_is_told_and_not_fatal(variable, value, words):
     command = [sys.executable, "-c", "from raddle.cli import main; main()", "doctor", "--json"]
     ended = subprocess.run(command, env={**os.environ, variable: value}, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    problem = json.loads(ended.stdout)["cpu"]["problem"]
-    assert f'{variable} is "{value}"' in problem and words in problem
+    assert ended.returncode == 1, ended.stderr
+    found = json.loads(ended.stdout)
+    problem = found["cpu"]["problem"]
+    assert f'{variable} is "{value}"' in problem and words in problem and found["problems"] == [f"CPU: {problem}"]

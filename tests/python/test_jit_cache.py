@@ -378,26 +378,29 @@ def test_the_command_line(tmp_path):
         "def late(): return SPECS[0]\n"
     )
     assert f"0 entries in {cache}" in raddle_command(cache, "cache", "list").stdout
-    assert "2 specs, 2 compiled" in raddle_command(cache, "cache", "warm", f"{specs}:SPECS").stdout
-    assert "1 specs, 0 compiled" in raddle_command(cache, "cache", "warm", f"{specs}:late").stdout
+    assert "2 specs; compiled 2 variants" in raddle_command(cache, "cache", "warm", f"{specs}:SPECS").stdout
+    assert "1 spec; compiled 0 variants" in raddle_command(cache, "cache", "warm", f"{specs}:late").stdout
     listed = raddle_command(cache, "cache", "list").stdout
-    rows = [line.split() for line in listed.splitlines()[:-1]]
-    assert [row[0] for row in rows] == ["One", "Two"] and "2 entries" in listed
-    assert {row[1] for row in rows} == {raddle.cpu_isa()}
+    rows = [line.split("│")[1:-1] for line in listed.splitlines() if line.startswith("│")]
+    rows = [[cell.strip() for cell in row] for row in rows]
+    assert [row[:3] for row in rows] == [[name, "CPU variant", raddle.cpu_isa()] for name in ("One", "Two")]
+    assert f"2 entries in {cache}" in listed
+    keys = [row[-1] for row in rows]
+    assert len(set(keys)) == 2 and all(any(path.name.startswith(key) for path in cache.iterdir()) for key in keys)
 
     # What is not ours stays, whatever its name.
     for name in ("manifest.d", ".raddle-old-mine!!!", "old-2019", "new-5"):
         (cache / name).mkdir()
         (cache / name / "manifest").write_text("")
     (cache / "poetry.lock").write_text("")
-    assert "2 entries removed" in raddle_command(cache, "cache", "clear").stdout
+    assert "removed 2 entries" in raddle_command(cache, "cache", "clear").stdout
     left = {".raddle-old-mine!!!", "manifest.d", "new-5", "old-2019", "poetry.lock"}
     assert {path.name for path in cache.iterdir()} == left
     assert "0 entries" in raddle_command(cache, "cache", "list").stdout
 
     for wrong, words in {
-        "specs": "names no spec",
-        f"{tmp_path}/none.py:SPECS": "is no file",
+        "specs": "does not name a spec",
+        f"{tmp_path}/none.py:SPECS": "there is no file",
         f"{specs}:NONE": "has no 'NONE'",
         "no.such.module:SPECS": "no.such",
     }.items():
@@ -413,6 +416,8 @@ def test_the_cache_of_this_process(tmp_path, monkeypatch):
     assert raddle.cache.warm([spec, spec]) == 1
     (entry,) = raddle.cache.entries()
     assert entry["name"] == "ThisProcess" and entry["bytes"] == os.path.getsize(f"{entry['path']}/binary")
+    assert entry["kind"] == "CPU variant" and entry["key"] == os.path.basename(entry["path"])
+    assert entry["time"] == os.path.getmtime(entry["path"])
     assert raddle.cache.clear() == 1 and raddle.cache.entries() == []
     # What is loaded stays loaded.
     q = np.ones((1, 2, 8), raddle._tensors._NUMPY_DTYPES["bfloat16"])

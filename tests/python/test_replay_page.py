@@ -108,7 +108,7 @@ def test_the_longest_step_is_shown(tmp_path, drawn):
     cost = history.steps[queues.step].cost.clocked
     assert [run.us for run in queues.runs] == [most for most, _ in cost.busy_us] and len(queues.runs) == 2
     for run in queues.runs:
-        assert {bar.begin_us for bar in run.bars} == {0.0} and "schedule linear" in run.explained
+        assert {bar.begin_us for bar in run.bars} == {0.0} and "schedule: linear" in run.explained
     ends = [step.end for step in history.steps]
     assert ends == sorted(ends) and ends[-1] == history.seconds
 

@@ -105,7 +105,7 @@ def _option(*names: str, **settings: Any) -> Any:
 @_option(
     "--rope", is_flag=True, help="Fuse the model's RoPE into Q and K. Without, both come rotated already."
 )
-@_option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), default="bfloat16")
+@_option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), default="bfloat16", help="Of Q, K, V and O.")
 @_option("--layers", type=_POSITIVE, default=2, help="Layers a step; equal ones share a plan.")
 @_option(
     "--seed",
