@@ -52,20 +52,21 @@ def ragged() -> Canvas:
     canvas = Canvas(640, 200, "Ragged: each request's rows of Q and of K and V lie one request after another")
     for label, y, lengths in (("Q, out", 30, (3, 1, 5)), ("K, V", 120, (6, 4, 9))):
         canvas.text(10, y + 20, label)
+        canvas.text(10, y - 8, "request")
         x, first = 90, [0]
         for request, length in enumerate(lengths):
             for _ in range(length):
                 canvas.box(x, y, 26, 28, COLOURS[request])
                 x += 26
             first.append(first[-1] + length)
-            canvas.text(x - length * 13, y - 8, f"request {request}", anchor="middle")
+            canvas.text(x - length * 13, y - 8, str(request), anchor="middle")
         name = "qo_indptr" if y == 30 else "kv_indptr"
         canvas.text(90, y + 50, f"{name} = {first}", code=True)
     return canvas
 
 
 def paged() -> Canvas:
-    canvas = Canvas(680, 290, "Paged: a list of pages for each request, in any order, over one pool")
+    canvas = Canvas(680, 300, "Paged: a list of pages for each request, in any order, over one pool")
     pages = {0: (7, 2, 5), 1: (0, 1)}
     kv_len, page_size, places = (10, 5), 4, {}
     for page in range(8):
@@ -78,14 +79,14 @@ def paged() -> Canvas:
             canvas.box(x + 18 * row, 190, 18, 30, COLOURS[owner] if row < keys else None)
         canvas.text(x + 36, 240, f"page {page}", anchor="middle")
         places[page] = x + 36
-    canvas.text(20, 272, "the pool: [pages, page_size, Hkv, D], here of 4 keys a page; empty rows may hold anything")
+    canvas.text(20, 268, "the pool: [pages, page_size, Hkv, D], here of 4 keys a page; empty rows may hold anything")
     for request, mine in pages.items():
         left = 20 + 360 * request
         canvas.text(left, 24, f"request {request}: kv_len = {kv_len[request]}")
         for place, page in enumerate(mine):
             canvas.box(left + 50 * place, 36, 46, 28, COLOURS[request], str(page))
             canvas.arrow(left + 50 * place + 23, 64, places[page], 186, COLOURS[request])
-    canvas.text(20, 86, "page_indices[page_indptr[i] : page_indptr[i + 1]]", code=True)
+    canvas.text(20, 292, "its list: page_indices[page_indptr[i] : page_indptr[i + 1]]", code=True)
     return canvas
 
 
