@@ -238,7 +238,7 @@ def support_matrix(device: Any = "cpu") -> list[dict[str, Any]]:
         device: as of `Attention`.
 
     Returns:
-        A list of dicts: feature, backend ("cpu" or "cuda"), works (a bool) and reason (of a refusal, else empty).
+        A list of dicts with feature, backend ("cpu" or "cuda"), works (a bool) and reason (of a refusal, else empty).
 
     Raises:
         RuntimeError: a device that is not there.
