@@ -152,10 +152,10 @@ PlanPtr plan_layout(const std::shared_ptr<const BoundVariant>& attention, const 
                                       std::move(positions), std::move(on_device), is_reserved);
 }
 
-PlanPtr plan_there(const std::shared_ptr<const BoundVariant>& attention,
-                   const DeviceLayoutPtr& layout, const PlanOptions& options,
-                   const AttentionBackend& backend, const PlanConfig& config, i32 max_qo_tokens,
-                   ReservedMemory& reserved) {
+PlanPtr plan_on_device(const std::shared_ptr<const BoundVariant>& attention,
+                       const DeviceLayoutPtr& layout, const PlanOptions& options,
+                       const AttentionBackend& backend, const PlanConfig& config, i32 max_qo_tokens,
+                       ReservedMemory& reserved) {
   auto variant =
       options.params.empty() ? attention : attention->with(options.params, ParamScope::plan);
   LayoutPtr shape = stand_in(*layout, max_qo_tokens);
@@ -163,7 +163,7 @@ PlanPtr plan_there(const std::shared_ptr<const BoundVariant>& attention,
   const Batch batch{shape->view(), shares_keys(shape->view()), positions, false};
   variant->check_batch(batch, MemberTime::plan);
   reserved.check_captured(batch);
-  auto on_device = backend.plan_there(layout, *shape, reserved, options.stream);
+  auto on_device = backend.plan_on_device(layout, *shape, reserved, options.stream);
   auto arrays = std::make_shared<const PlanArrays>(nullptr, PlanSizes{}, config, PlanStats{});
   return std::make_shared<const Plan>(std::move(shape), std::move(arrays), attention,
                                       std::move(variant), std::vector<Range>{},

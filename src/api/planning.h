@@ -33,10 +33,10 @@ PlanPtr plan_layout(const std::shared_ptr<const BoundVariant>& attention, const 
                     const PlanConfig& config, bool is_reserved, ReservedMemory* reserved);
 
 /// A plan that the reservation's planner makes on the device, of `config`.
-PlanPtr plan_there(const std::shared_ptr<const BoundVariant>& attention,
-                   const DeviceLayoutPtr& layout, const PlanOptions& options,
-                   const AttentionBackend& backend, const PlanConfig& config, i32 max_qo_tokens,
-                   ReservedMemory& reserved);
+PlanPtr plan_on_device(const std::shared_ptr<const BoundVariant>& attention,
+                       const DeviceLayoutPtr& layout, const PlanOptions& options,
+                       const AttentionBackend& backend, const PlanConfig& config, i32 max_qo_tokens,
+                       ReservedMemory& reserved);
 
 /// Checks a run's tensors against spec and plan, and views them; scratch is left null.
 RunView view_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args);

@@ -133,8 +133,8 @@ void Reservation::update(const DeviceLayoutPtr& layout, void* stream) {
                      ", since max_levels of the reservation is ", m.max_levels);
   const std::lock_guard lock(state_->mutex);
   state_->options.stream = stream;
-  state_->plan = plan_there(state_->variant, layout, state_->options, *state_->backend,
-                            state_->config, m.max_qo_tokens, *state_->memory);
+  state_->plan = plan_on_device(state_->variant, layout, state_->options, *state_->backend,
+                                state_->config, m.max_qo_tokens, *state_->memory);
 }
 
 void Reservation::check(void* stream) const {

@@ -19,7 +19,7 @@ class PlanOnDevice {
   /// Which kernels run it, and in how many launches.
   virtual std::string explain() const = 0;
   /// Whether a kernel made it, of lengths that the host does not know.
-  virtual bool made_there() const { return false; }
+  virtual bool made_on_device() const { return false; }
 };
 
 /// A reservation's memory on a device.
@@ -52,18 +52,18 @@ class AttentionBackend {
   /// Memory for any plan of `config` within `maxima`; null where plans need none.
   virtual std::shared_ptr<ReservedMemory> reserve(const PlanConfig& config, const Maxima& maxima,
                                                   void* stream) const = 0;
-  /// The same for plans that a kernel makes there of a DeviceLayout; `variant` is that of all of
-  /// them, `origin` as of upload.
+  /// A reservation for plans that a kernel makes on the device, of a DeviceLayout; `variant` is
+  /// that of all of them, `origin` as of upload.
   virtual std::shared_ptr<ReservedMemory> reserve_planner(const PlanConfig& config,
                                                           const Maxima& maxima,
                                                           const BoundVariant& origin,
                                                           const BoundVariant& variant,
                                                           void* stream) const = 0;
   /// Has the kernel make a plan, in stream order; `shape` is the layout's stand_in.
-  virtual std::shared_ptr<const PlanOnDevice> plan_there(const DeviceLayoutPtr& layout,
-                                                         const Layout& shape,
-                                                         ReservedMemory& reserved,
-                                                         void* stream) const = 0;
+  virtual std::shared_ptr<const PlanOnDevice> plan_on_device(const DeviceLayoutPtr& layout,
+                                                             const Layout& shape,
+                                                             ReservedMemory& reserved,
+                                                             void* stream) const = 0;
   /// Runs a plan of this device; `view` has all but scratch.
   virtual void run(const Plan& plan, const RunView& view, const BoundVariant& variant,
                    const RunArgs& args, RunStats* stats) const = 0;

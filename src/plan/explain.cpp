@@ -80,21 +80,15 @@ std::string in_bytes(double bytes) {
 }
 
 std::string PlanStats::explain() const {
-  static constexpr const char* names[] = {"automatic", "linear", "algorithm1", "one_per_request"};
   char over_mean[32];
   std::snprintf(over_mean, sizeof over_mean, "%.3f", heaviest_over_mean());
-  std::string text = std::string("schedule: ") + names[static_cast<i32>(used)] + " (" + reason +
+  std::string text = std::string("schedule: ") + schedule + " (" + reason +
                      ")\nestimated time: " + in_time(heaviest) + " for the busiest of " +
                      counted(num_workers, "worker") + ", " + over_mean + " times their average\n";
-  std::string tried;
-  const auto add = [&tried](const char* name, i64 cost) {
-    if (cost >= 0) tried += (tried.empty() ? "" : ", ") + std::string(name) + " " + in_time(cost);
-  };
-  add("open queue", open);
-  add("linear", linear);
-  add("algorithm1", algorithm1);
-  add("longest first", longest_first);
-  return tried.empty() ? text : text + "schedules tried: " + tried + "\n";
+  for (i32 i = 0; i < num_tried; ++i)
+    text += (i == 0 ? "schedules tried: " : ", ") + std::string(tried[i].name) + " " +
+            in_time(tried[i].heaviest);
+  return num_tried == 0 ? text : text + "\n";
 }
 
 std::string explain(const PlanArrays& plan, i32 read_bytes) {

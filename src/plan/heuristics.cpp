@@ -18,18 +18,18 @@ struct Rates {
 /// A worker thread's, rounded from measurements on two-core AVX-512 machines. Only their
 /// ratios matter: they say how a long-query tile weighs against a decode tile.
 constexpr Rates cpu_rates{12.0, 80.0, 800.0, 0.0};
-/// The same where long queries are multiplied by pairs of bf16, or in tile registers.
+/// Those of workers that multiply long queries by pairs of bf16, or in tile registers.
 constexpr Rates bf16_rates{12.0, 140.0, 800.0, 0.0};
 constexpr Rates amx_rates{12.0, 600.0, 800.0, 0.0};
 /// A thread block's on an H200 with two on each multiprocessor, rounded from measurements: a tile
 /// of 16 × 128 takes 4.5 µs where all decode, one of 128 × 64 takes 3.5 µs where all prefill.
 constexpr Rates gpu_rates{15.0, 3000.0, 4000.0, 4000.0};
-/// Of reading keys that other workers have just read, percent: two cores share little; on an H200
-/// the single format reads a prefix out of the L2 cache at more than twice the memory's rate.
-constexpr i32 cpu_cache_saves = 17, gpu_cache_saves = 55;
+/// Saved of reading keys that other workers have just read, percent: two cores share little; on an
+/// H200 the single format reads a prefix out of the L2 cache at more than twice the memory's rate.
+constexpr i32 cpu_cached_discount = 17, gpu_cached_discount = 55;
 /// Keys and values that are read by many workers at a time, of what an H200's L2 cache of 50 MB
 /// holds: its halves keep a copy each of what both ask for.
-constexpr i32 open_bytes = 16 << 20;
+constexpr i32 drawn_bytes = 16 << 20;
 
 /// Of a token and head, K and V.
 i32 kv_bytes(const AttentionSpec& spec) {
@@ -51,13 +51,13 @@ CostModel costs(const AttentionSpec& spec, TileShape shape, const Rates& rates) 
 }
 
 PlanConfig plan_config(const AttentionSpec& spec, i32 num_workers, Schedule schedule,
-                       TileShape short_queries, TileShape long_queries, const Rates& rates) {
+                       TileShape short_shape, TileShape long_shape, const Rates& rates) {
   PlanConfig config{};
   config.num_workers = num_workers;
   config.num_kv_heads = spec.num_kv_heads;
   config.group_size = spec.group_size();
-  config.shapes[0] = short_queries;
-  config.shapes[1] = long_queries;
+  config.shapes[short_queries] = short_shape;
+  config.shapes[long_queries] = long_shape;
   for (int i = 0; i < 2; ++i) config.costs[i] = costs(spec, config.shapes[i], rates);
   config.schedule = schedule;
   config.batch_invariant = spec.batch_invariant;
@@ -79,10 +79,11 @@ PlanConfig cpu_plan_config(const AttentionSpec& spec, CpuIsa isa, i32 num_worker
   PlanConfig config = plan_config(spec, num_workers, schedule,
                                   short_query_tile(isa, spec.dtype, stored, spec.head_dim_vo),
                                   long_query_tile(isa, spec.dtype, stored), cpu_rates);
-  config.heads_together = spec.num_kv_heads > 1;
-  config.cache_saves = cpu_cache_saves;
+  config.reads_whole_rows = spec.num_kv_heads > 1;
+  config.cached_discount = cpu_cached_discount;
   if (multiplies_in_bf16(isa, spec.dtype, stored))
-    config.costs[1] = costs(spec, config.shapes[1], isa == CpuIsa::amx ? amx_rates : bf16_rates);
+    config.costs[long_queries] =
+        costs(spec, config.shapes[long_queries], isa == CpuIsa::amx ? amx_rates : bf16_rates);
   return config;
 }
 
@@ -93,9 +94,9 @@ PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 arch, i32 num_workers,
   PlanConfig config =
       plan_config(spec, num_workers, schedule, {kernel.short_rows, kernel.short_keys},
                   {kernel.long_rows, kernel.long_keys}, gpu_rates);
-  config.open_columns = open_bytes / kv_bytes(spec);
-  config.cache_saves = gpu_cache_saves;
-  config.sharing = kernel.blocks_per_multiprocessor;
+  config.cached_columns = drawn_bytes / kv_bytes(spec);
+  config.cached_discount = gpu_cached_discount;
+  config.bandwidth_sharers = kernel.blocks_per_multiprocessor;
   return config;
 }
 

@@ -18,8 +18,8 @@ i32 read_bytes(i32 head_dim_qk, i32 head_dim_vo, DType stored);
 PlanConfig cpu_plan_config(const AttentionSpec& spec, CpuIsa isa, i32 num_workers,
                            Schedule schedule);
 
-/// The same for the GPU kernel on mma.sync of an architecture (80, 90 …); a worker is a thread
-/// block.
+/// Tile shapes, tile rates and memory costs of the GPU kernel on mma.sync of an architecture (80,
+/// 90 …); a worker is a thread block.
 PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 arch, i32 num_workers, Schedule schedule);
 
 }  // namespace raddle

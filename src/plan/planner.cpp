@@ -24,20 +24,21 @@ class Planner {
   ContractionMap contract(i32 num_splits);
   void write_items(WorkItem* items, i32* queue_indptr);
   void write_placed(WorkItem* items, i32* queue_indptr);
-  void write_open(WorkItem* items) const;
+  void write_drawn(WorkItem* items) const;
   PlanArrays pack();
   const Units& units() const { return tiling_.units; }
-  bool is_linear() const { return outcome_.method == Method::linear; }
-  bool is_open() const { return outcome_.method == Method::open; }
+  bool is_cut() const { return chosen_->form == Assignment::Form::cuts; }
+  bool is_drawn() const { return chosen_->form == Assignment::Form::queue; }
   i32 chunks_of(i32 tile) const {
-    return chooser_.piece_begin[tile + 1] - chooser_.piece_begin[tile];
+    return chosen_->piece_begin[tile + 1] - chosen_->piece_begin[tile];
   }
 
   LayoutView layout_{};
   PlanConfig config_{};
   Tiling tiling_;
   Chooser chooser_;
-  Outcome outcome_{};
+  const Assignment* chosen_ = nullptr;
+  PlanStats stats_;
   Buffer<Split> splits_;
   Buffer<Contraction> contractions_;
   Buffer<Source> sources_;
@@ -48,11 +49,11 @@ class Planner {
 /// Finds the tiles that have partial states; returns the number of Splits they take.
 i32 Planner::mark_splits() {
   QueryTile* tiles = tiling_.tiles.data();
-  if (is_linear() && !units().all_partial) {
-    mark_cut_tiles(chooser_.cuts.data(), config_.num_workers, tiles);
+  if (is_cut() && !units().all_partial) {
+    mark_cut_tiles(chosen_->cuts.data(), config_.num_workers, tiles);
   } else {
     for (i32 t = 0; t < units().num_tiles; ++t) {
-      const bool split = units().all_partial || (!is_open() && chunks_of(t) > 1);
+      const bool split = units().all_partial || (!is_drawn() && chunks_of(t) > 1);
       tiles[t].split = split ? 0 : -1;
     }
   }
@@ -60,20 +61,20 @@ i32 Planner::mark_splits() {
 }
 
 i64 Planner::count_items() const {
-  if (is_open()) return i64{units().num_tiles} * config_.num_kv_heads;
-  if (!is_linear()) return chooser_.num_pieces * config_.num_kv_heads;
-  return i64{units().num_tiles} * config_.num_kv_heads + chooser_.num_cut_chunks;
+  if (is_drawn()) return i64{units().num_tiles} * config_.num_kv_heads;
+  if (!is_cut()) return chosen_->num_pieces * config_.num_kv_heads;
+  return i64{units().num_tiles} * config_.num_kv_heads + chosen_->num_cut_chunks;
 }
 
 /// Places the partial states; returns the rows they take.
 i32 Planner::fill_splits(i32 num_splits) {
-  const Cut* cuts = chooser_.cuts.data();
+  const Cut* cuts = chosen_->cuts.data();
   const QueryTile* tiles = tiling_.tiles.data();
   Split* splits = splits_.grow(num_splits);
   if (num_splits == 0) return 0;
-  if (!is_linear()) {
+  if (!is_cut()) {
     return fill_piece_splits(tiles, units().num_tiles, config_.num_kv_heads,
-                             chooser_.piece_begin.data(), splits);
+                             chosen_->piece_begin.data(), splits);
   }
   if (units().all_partial) return fill_all_splits(units(), cuts, config_.num_workers, splits);
   return fill_cut_splits(units(), cuts, config_.num_workers, num_splits, splits);
@@ -113,12 +114,12 @@ void Planner::write_items(WorkItem* items, i32* queue_indptr) {
   const i32 workers = config_.num_workers;
   queue_indptr[0] = 0;
   queue_indptr[workers + 1] = static_cast<i32>(count_items());
-  if (is_open()) {
+  if (is_drawn()) {
     std::fill_n(queue_indptr, workers + 1, 0);
-    return write_open(items);
+    return write_drawn(items);
   }
-  if (is_linear()) {
-    const Cut* cuts = chooser_.cuts.data();
+  if (is_cut()) {
+    const Cut* cuts = chosen_->cuts.data();
     const Split* splits = splits_.data();
     const Units line = units();
     for (i32 w = 0, end = 0; w < workers; ++w) {
@@ -130,57 +131,59 @@ void Planner::write_items(WorkItem* items, i32* queue_indptr) {
   write_placed(items, queue_indptr);
 }
 
-/// The items of fixed pieces; a squad's workers have queues of one length.
+/// The items of placed pieces; the workers of a group have queues of one length.
 void Planner::write_placed(WorkItem* items, i32* queue_indptr) {
-  const Placement* placements = chooser_.placements.data();
+  const Placement* placements = chosen_->placements.data();
   const i32 workers = config_.num_workers;
-  const i32 squad = chooser_.squad, squads = workers / squad;
-  const i64 count = chooser_.num_pieces * config_.num_kv_heads / squad;
-  const i32* seats = chooser_.seated ? chooser_.seats.data() : nullptr;
-  const auto queue_of = [seats](i32 worker) { return seats ? seats[worker] : worker; };
-  i32* length = cursor_.grow(squads);
-  std::fill_n(length, squads, 0);
+  const i32 group = chosen_->head_group, groups = workers / group;
+  const i64 count = chosen_->num_pieces * config_.num_kv_heads / group;
+  const i32* numbered = chosen_->is_paired ? chosen_->numbered.data() : nullptr;
+  const auto queue_of = [numbered](i32 worker) { return numbered ? numbered[worker] : worker; };
+  i32* length = cursor_.grow(groups);
+  std::fill_n(length, groups, 0);
   for (i64 i = 0; i < count; ++i) ++length[placements[i].worker];
-  for (i32 s = 0, w = 0; s < squads; ++s)
-    for (const i32 end = w + squad; w < end; ++w) queue_indptr[queue_of(w) + 1] = length[s];
+  for (i32 g = 0, w = 0; g < groups; ++g)
+    for (const i32 end = w + group; w < end; ++w) queue_indptr[queue_of(w) + 1] = length[g];
   for (i32 w = 0, end = 0; w < workers; ++w) queue_indptr[w + 1] = end += queue_indptr[w + 1];
-  std::fill_n(length, squads, 0);
-  // Items are written into what a compiler must take for anybody's integers: all that the heads of
+  std::fill_n(length, groups, 0);
+  // A compiler must assume that writing items changes any integer in memory: all that the heads of
   // a piece have in common is read before.
   const Split* splits = splits_.data();
   for (i64 i = 0; i < count; ++i) {
     const Placement p = placements[i];
-    const Piece piece = chooser_.pieces[p.piece];
+    const Piece piece = chosen_->pieces[p.piece];
     const QueryTile& tile = units().tiles[piece.tile];
     const i32 at = length[p.worker]++;
-    const i32 joint = chooser_.joins && chunks_of(piece.tile) == 2 ? 1 : 0;
-    chooser_.stats.joins |= joint == 1;
-    const i32 head = p.kv_head * squad;
-    const i32 worker = p.worker * squad;
+    const i32 paired = chosen_->pairs_halves && chunks_of(piece.tile) == 2 ? 1 : 0;
+    stats_.pairs_halves |= paired == 1;
+    const i32 head = p.kv_head * group;
+    const i32 worker = p.worker * group;
     const Split* split = tile.split >= 0 ? splits + tile.split + head : nullptr;
-    const i32 row = split ? (p.piece - chooser_.piece_begin[piece.tile]) * tile.num_rows : -1;
-    for (i32 j = 0; j < squad; ++j) {
+    const i32 row = split ? (p.piece - chosen_->piece_begin[piece.tile]) * tile.num_rows : -1;
+    for (i32 j = 0; j < group; ++j) {
       items[queue_indptr[queue_of(worker + j)] + at] =
-          WorkItem{piece.tile,
-                   head + j,
-                   piece.col_begin,
-                   piece.col_end,
-                   row + (split ? split[j].partial_row : 0),
-                   joint};
+          WorkItem{.query_tile = piece.tile,
+                   .kv_head = head + j,
+                   .col_begin = piece.col_begin,
+                   .col_end = piece.col_end,
+                   .partial_row = row + (split ? split[j].partial_row : 0),
+                   .paired_half = paired};
     }
   }
 }
 
-void Planner::write_open(WorkItem* items) const {
+void Planner::write_drawn(WorkItem* items) const {
   const i64 count = count_items();
   for (i64 i = 0; i < count; ++i) {
-    const OpenUnit& unit = chooser_.open[i];
-    items[i] = WorkItem{unit.tile,
-                        unit.kv_head,
-                        unit_column(units(), unit.tile, 0),
-                        unit_column(units(), unit.tile, units().kv_tiles[unit.tile]),
-                        -1,
-                        0};
+    const DrawnUnit& unit = chosen_->queue[i];
+    items[i] = WorkItem{
+        .query_tile = unit.tile,
+        .kv_head = unit.kv_head,
+        .col_begin = unit_column(units(), unit.tile, 0),
+        .col_end = unit_column(units(), unit.tile, units().kv_tiles[unit.tile]),
+        .partial_row = -1,
+        .paired_half = 0,
+    };
   }
 }
 
@@ -220,7 +223,7 @@ PlanArrays Planner::pack() {
       made, sizes, offsets);
   write_items(reinterpret_cast<WorkItem*>(base + offsets.items),
               reinterpret_cast<i32*>(base + offsets.queue_indptr));
-  return PlanArrays(std::move(block), sizes, config_, chooser_.stats);
+  return PlanArrays(std::move(block), sizes, config_, stats_);
 }
 
 PlanArrays Planner::make(const LayoutView& layout, const PlanConfig& config,
@@ -228,7 +231,7 @@ PlanArrays Planner::make(const LayoutView& layout, const PlanConfig& config,
   layout_ = layout;
   config_ = config;
   tiling_.make(layout_, config_, cover);
-  outcome_ = chooser_.choose(tiling_, config_);
+  chosen_ = &chooser_.choose(tiling_, config_, stats_);
   return pack();
 }
 

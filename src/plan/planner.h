@@ -20,18 +20,22 @@ struct CoverFns {
 
 /// How a plan was chosen. Costs are in the units of the CostModel, contraction included.
 struct PlanStats {
+  /// A candidate schedule that was worked out.
+  struct Tried {
+    const char* name;
+    i64 heaviest;
+  };
+  static constexpr i32 most_tried = 10;
+
   i64 heaviest = 0;  ///< planned cost of the heaviest queue
   i64 total = 0;     ///< planned cost of all queues
   i64 uncut = 0;     ///< cost of the same work without any cut
-  i64 open = -1;     ///< heaviest queue of each schedule that was tried; -1: it was not
-  i64 linear = -1;
-  i64 algorithm1 = -1;
-  i64 longest_first =
-      -1;  ///< pieces of no schedule's making: whole tiles, or batch-invariant chunks
   i32 num_workers = 0;
-  Schedule used = Schedule::linear;
-  bool joins = false;  ///< halves of units sit beside each other
+  const char* schedule = "";  ///< the candidate that was taken (plan/chooser.cpp)
   const char* reason = "";
+  Tried tried[most_tried]{};  ///< in their order
+  i32 num_tried = 0;
+  bool pairs_halves = false;  ///< paired workers have the halves of units
 
   double heaviest_over_mean() const {
     return total == 0 ? 1.0

@@ -6,23 +6,18 @@ namespace {
 std::size_t at(i32 i) { return static_cast<std::size_t>(i); }
 
 std::vector<PrefixLink> link_requests(const PageLists& lists, i32 depth) {
-  const i32 requests = static_cast<i32>(lists.kv_len.size());
-  const auto shareable = [&](i32 r) {
-    return shareable_pages(lists.qo_indptr[at(r) + 1] - lists.qo_indptr[at(r)], lists.kv_len[at(r)],
-                           lists.page_size);
-  };
-  const auto list = [&](i32 r) { return lists.pages + lists.block_begin[at(r)]; };
   std::vector<i32> candidates;  // leaders: one for each pair of pages that lists begin with
   std::vector<PrefixLink> links;
-  for (i32 r = 0; r < requests; ++r) {
+  for (i32 r = 0; r < lists.num_requests(); ++r) {
     i32 leader = r;
-    i32 common = shareable(r);
+    i32 common = lists.shareable(r);
     if (common >= depth) {
       for (const i32 candidate : candidates) {
-        if (!may_share(list(r), list(candidate), depth)) continue;
+        if (!may_share(lists.list(r), lists.list(candidate), depth)) continue;
         leader = candidate;
-        const i32 most = min(common, shareable(candidate));
-        for (common = 0; common < most && shares_page(list(r), list(leader), common);) ++common;
+        const i32 most = min(common, lists.shareable(candidate));
+        common = 0;
+        while (common < most && shares_page(lists.list(r), lists.list(leader), common)) ++common;
         break;
       }
       if (leader == r) candidates.push_back(r);
@@ -35,7 +30,7 @@ std::vector<PrefixLink> link_requests(const PageLists& lists, i32 depth) {
 }  // namespace
 
 PrefixCascade discover_prefixes(const PageLists& lists, i32 min_tokens) {
-  const i32 requests = static_cast<i32>(lists.kv_len.size());
+  const i32 requests = lists.num_requests();
   const std::vector<PrefixLink> links =
       link_requests(lists, least_prefix_pages(min_tokens, lists.page_size));
   std::vector<std::vector<i32>> members(links.size());

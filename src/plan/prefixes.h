@@ -1,4 +1,8 @@
-// Prefix discovery on the host: what the planner kernel does on a device.
+// Prefix discovery on the host as the planner kernel does it on a device, where it makes the same
+// groups (engine/plan/prefixes.h says which): one level, found by a comparison with a leader each.
+// What a caller of the host shares at every depth is found from a tree of runs (shared_runs.h),
+// which a block of threads could not grow: the two differ where lists agree in their first page and
+// in the page at the least depth, but not between those.
 #pragma once
 
 #include <vector>
@@ -14,6 +18,19 @@ struct PageLists {
   const std::vector<i32>& block_begin;  ///< [requests] first entry of a request's list
   const i32* pages;
   i32 page_size;
+
+  i32 num_requests() const { return static_cast<i32>(kv_len.size()); }
+  /// Query rows of request r.
+  i32 rows(i32 r) const {
+    const auto at = static_cast<std::size_t>(r);
+    return qo_indptr[at + 1] - qo_indptr[at];
+  }
+  /// Leading pages that request r may share.
+  i32 shareable(i32 r) const {
+    return shareable_pages(rows(r), kv_len[static_cast<std::size_t>(r)], page_size);
+  }
+  /// The list of request r.
+  const i32* list(i32 r) const { return pages + block_begin[static_cast<std::size_t>(r)]; }
 };
 
 /// The two levels of a cascade: groups of requests over their prefixes, then every request over the

@@ -23,20 +23,16 @@ class RunTree {
     i32 pages;  // in common
   };
 
-  i32 shareable(i32 r) const {
-    return shareable_pages(lists_.qo_indptr[at(r) + 1] - lists_.qo_indptr[at(r)],
-                           lists_.kv_len[at(r)], lists_.page_size);
-  }
   /// The page that request r may share at `depth`; -1: none.
   i32 page(i32 r, i32 depth) const {
-    return depth < shareable_[at(r)] ? lists_.pages[lists_.block_begin[at(r)] + depth] : -1;
+    return depth < shareable_[at(r)] ? lists_.list(r)[depth] : -1;
   }
   i32 common_pages(const Range& range) const;
   void part(const Range& range, i32 parent, i32 depth);
 
   const PageLists& lists_;
   std::vector<i32> order_, shareable_;
-  std::vector<Range> open_;
+  std::vector<Range> pending_;
 };
 
 i32 RunTree::common_pages(const Range& range) const {
@@ -48,31 +44,31 @@ i32 RunTree::common_pages(const Range& range) const {
   }
 }
 
-/// Opens ranges of those that go on with the same page.
+/// Adds to the pending ranges those whose requests go on with one page.
 void RunTree::part(const Range& range, i32 parent, i32 depth) {
   const auto first = order_.begin() + range.begin;
   std::stable_sort(first, order_.begin() + range.end,
                    [&](i32 a, i32 b) { return page(a, depth) < page(b, depth); });
-  const std::size_t before = open_.size();
+  const std::size_t before = pending_.size();
   for (i32 i = range.begin, end = i; i < range.end; i = end) {
     const i32 shared = page(order_[at(i)], depth);
     while (end < range.end && page(order_[at(end)], depth) == shared) ++end;
-    if (shared >= 0 && end - i > 1) open_.push_back({i, end, parent, depth});
+    if (shared >= 0 && end - i > 1) pending_.push_back({i, end, parent, depth});
   }
-  std::reverse(open_.begin() + static_cast<std::ptrdiff_t>(before), open_.end());
+  std::reverse(pending_.begin() + static_cast<std::ptrdiff_t>(before), pending_.end());
 }
 
 std::vector<SharedRun> RunTree::grow() {
-  const i32 requests = static_cast<i32>(lists_.kv_len.size());
+  const i32 requests = lists_.num_requests();
   for (i32 r = 0; r < requests; ++r) {
     order_.push_back(r);
-    shareable_.push_back(shareable(r));
+    shareable_.push_back(lists_.shareable(r));
   }
   std::vector<SharedRun> runs;
   part({0, requests, -1, 0}, -1, 0);
-  while (!open_.empty()) {
-    const Range range = open_.back();
-    open_.pop_back();
+  while (!pending_.empty()) {
+    const Range range = pending_.back();
+    pending_.pop_back();
     const i32 end = common_pages(range);
     const i32 run = static_cast<i32>(runs.size());
     runs.push_back({range.parent, range.pages, end,
@@ -87,9 +83,7 @@ class Costs {
  public:
   Costs(const PageLists& lists, const PlanConfig& config) : lists_(lists), config_(config) {}
 
-  i64 rows(i32 request) const {
-    return lists_.qo_indptr[at(request) + 1] - lists_.qo_indptr[at(request)];
-  }
+  i64 rows(i32 request) const { return lists_.rows(request); }
 
   /// Tiles of `rows` query rows over `keys` keys. A part of a KV tile counts as a part: how runs
   /// fall on tiles is no reason to share them.
@@ -108,8 +102,8 @@ class Costs {
     return over_tiles(rows, [](i32 keys, const UnitCost& unit) { return unit.tile * 256 / keys; });
   }
 
-  /// What a cache saves of reading the same keys more than once.
-  i64 cached(i64 many) const { return many * config_.cache_saves / 100; }
+  /// What a cache saves where some keys are read more than once.
+  i64 cached(i64 many) const { return many * config_.cached_discount / 100; }
 
  private:
   /// The sum over the tiles of some rows, all of which but the last are alike.

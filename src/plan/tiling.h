@@ -11,7 +11,7 @@ struct Tiling {
   Buffer<QueryTile> tiles;
   Buffer<Run> runs;
   i64 num_runs = 0;
-  i64 longest_unit = 0;   ///< cost of the dearest unit, and which query tile that is
+  i64 longest_unit = 0;   ///< cost of the most expensive unit, and which query tile that is
   i64 shortest_unit = 0;  ///< cost of the cheapest unit
   i32 longest_tile = 0;
   Units units{};  ///< views of these buffers

@@ -138,7 +138,7 @@ void check(const LayoutPtr& layout, const V& variant, const reference::Parts& pa
   launch.drawn = drawn;
   launch.scale = spec.softmax_scale();
   if (short_only && layout->view().levels[0].num_groups == 2 && num_workers == 4 * kv_heads) {
-    for (i32 i = 0; i < launch.plan.num_items; ++i) EXPECT_EQ(launch.plan.items[i].joint, 1);
+    for (i32 i = 0; i < launch.plan.num_items; ++i) EXPECT_EQ(launch.plan.items[i].paired_half, 1);
   }
   run_blocks<mma::Kernel<T, S, dim_qk, dim_vo, arch, V, short_only>>(launch, variant, random);
   if (short_only) {  // the other kernel has no teams that compose halves, and the same bits

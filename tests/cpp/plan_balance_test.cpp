@@ -69,7 +69,7 @@ TEST(PlanBalance, ManyLongTilesAreDrawn) {
     for (i32 r = between(random, 1, 8); r > 0; --r) lengths.push_back(between(random, 900, 4000));
     OwnedLayout layout = paged(lengths, lengths);
     PlanConfig config = config_for(between(random, 2, 8), between(random, 4, 8), 2);
-    config.open_columns = 8192;
+    config.cached_columns = 8192;
     const PlanArrays plan = make_plan(layout.view(), config, cover_of(Causal{}));
     check_work(layout.view(), config, plan.view());
     check_bounds(layout.view(), config, plan);
@@ -77,9 +77,10 @@ TEST(PlanBalance, ManyLongTilesAreDrawn) {
     const PlanView view = plan.view();
     if (view.queue_indptr[config.num_workers] == view.num_items) continue;
     ++drawn;
-    EXPECT_EQ(cost_of_plan(config, view).heaviest, stats.open);
+    EXPECT_STREQ(stats.schedule, "shared queue");
+    EXPECT_EQ(cost_of_plan(config, view).heaviest, stats.heaviest);
     EXPECT_LE(stats.heaviest * config.num_workers * 100, stats.uncut * 104);
-    EXPECT_LE(heads_at_a_time(view), config.open_columns / 900 + 1);
+    EXPECT_LE(heads_at_a_time(view), config.cached_columns / 900 + 1);
   }
   EXPECT_GE(drawn, 10);
 }
@@ -107,7 +108,7 @@ TEST(PlanBalance, HeadsOfADecodeStayTogetherWhereThatIsBalanced) {
     OwnedLayout layout = paged(ones, lengths);
     PlanConfig config = config_for(2, 8, 4);
     for (const bool together : {false, true}) {
-      config.heads_together = together;
+      config.reads_whole_rows = together;
       const PlanArrays plan = make_plan(layout.view(), config, cover_of(Causal{}));
       check_work(layout.view(), config, plan.view());
       check_bounds(layout.view(), config, plan);
@@ -133,7 +134,8 @@ TEST(PlanBalance, LinearSplitKeepsItsBound) {
     PlanConfig config =
         with(config_for(between(random, 1, 140), between(random, 1, 8), between(random, 1, 8)),
              Schedule::linear);
-    config.costs[0].per_merge_row = config.costs[1].per_merge_row = between(random, 0, 3000);
+    config.costs[short_queries].per_merge_row = config.costs[long_queries].per_merge_row =
+        between(random, 0, 3000);
     const PlanArrays plan = make_plan(layout.view(), config, cover_of(Causal{}));
     const PlanView view = plan.view();
     const i64 mean = plan.stats().total / config.num_workers;
@@ -206,8 +208,8 @@ TEST(PlanBalance, Algorithm1KeepsTheLongestFirstGuarantee) {
   }
 }
 
-/// Who gets each head of each piece when the dearest goes to the least loaded worker, the lowest of
-/// equal ones: [piece][head].
+/// The worker of each head of each piece when the most expensive piece goes to the least loaded
+/// worker, the lowest of equal ones: [piece][head].
 std::vector<std::vector<i32>> longest_first(const std::vector<i64>& costs, i32 heads, i32 workers,
                                             std::vector<i64>& loads) {
   std::vector<i32> order(costs.size());
@@ -226,7 +228,7 @@ std::vector<std::vector<i32>> longest_first(const std::vector<i64>& costs, i32 h
   return worker_of;
 }
 
-TEST(PlanBalance, SquadsAreAssignedAsTheirWorkersWouldBe) {
+TEST(PlanBalance, HeadGroupsAreAssignedAsTheirWorkersWouldBe) {
   const u32 seed = std::random_device{}();
   for (u32 i = 0; i < 300; ++i) {
     SCOPED_TRACE("seed " + std::to_string(seed + i));
@@ -242,26 +244,26 @@ TEST(PlanBalance, SquadsAreAssignedAsTheirWorkersWouldBe) {
     std::vector<RankedPiece> ranked, spare(costs.size());
     for (const i64 cost : costs) ranked.push_back({cost, static_cast<i32>(ranked.size())});
     const auto count = static_cast<i32>(ranked.size());
-    sort_dearest_first(ranked.data(), count, spare.data());
-    const i32 squad = std::gcd(heads, workers);
-    EXPECT_EQ(heads % squad + workers % squad, 0);
-    std::vector<Load> heap(static_cast<std::size_t>(workers / squad));
-    std::vector<Placement> placed(costs.size() * static_cast<std::size_t>(heads / squad));
-    const i64 heaviest = assign_longest_first(ranked.data(), count, heads / squad, workers / squad,
+    sort_most_expensive_first(ranked.data(), count, spare.data());
+    const i32 group = std::gcd(heads, workers);
+    EXPECT_EQ(heads % group + workers % group, 0);
+    std::vector<Load> heap(static_cast<std::size_t>(workers / group));
+    std::vector<Placement> placed(costs.size() * static_cast<std::size_t>(heads / group));
+    const i64 heaviest = assign_longest_first(ranked.data(), count, heads / group, workers / group,
                                               heap.data(), placed.data());
     EXPECT_EQ(heaviest, *std::max_element(loads.begin(), loads.end()));
     auto found = expected;
     for (auto& of_piece : found) std::fill(of_piece.begin(), of_piece.end(), -1);
     for (const Placement& p : placed)
-      for (i32 j = 0; j < squad; ++j)
-        found[static_cast<std::size_t>(p.piece)][static_cast<std::size_t>(p.kv_head * squad + j)] =
-            p.worker * squad + j;
+      for (i32 j = 0; j < group; ++j)
+        found[static_cast<std::size_t>(p.piece)][static_cast<std::size_t>(p.kv_head * group + j)] =
+            p.worker * group + j;
     EXPECT_EQ(found, expected);
   }
 }
 
-/// Two workers share a multiprocessor: seats w and w + half.
-TEST(PlanBalance, SeatsAreTakenOnceEach) {
+/// Two workers share a multiprocessor: w and w + half.
+TEST(PlanBalance, PairedWorkersAreNumberedOnceEach) {
   const u32 seed = std::random_device{}();
   for (u32 i = 0; i < 200; ++i) {
     SCOPED_TRACE("seed " + std::to_string(seed + i));
@@ -272,7 +274,7 @@ TEST(PlanBalance, SeatsAreTakenOnceEach) {
     for (i32& length : lengths) length = between(random, 0, most);
     if (i % 2 == 0) std::fill(lengths.begin(), lengths.end(), most);
     PlanConfig config = config_for(workers, heads, 4);
-    config.sharing = 2;
+    config.bandwidth_sharers = 2;
     config.schedule = i % 3 == 0 ? Schedule::algorithm1 : Schedule::automatic;
     config.batch_invariant = i % 7 == 0;
     OwnedLayout layout = decode(lengths);
@@ -282,37 +284,37 @@ TEST(PlanBalance, SeatsAreTakenOnceEach) {
   }
 }
 
-TEST(PlanBalance, HalvesSitBesideEachOther) {
+TEST(PlanBalance, PairedWorkersHaveTheHalvesOfATile) {
   PlanConfig config = config_for(256, 8, 4);
-  config.sharing = 2;
+  config.bandwidth_sharers = 2;
   config.schedule = Schedule::algorithm1;
   OwnedLayout layout = decode(std::vector<i32>(16, 8192));
   const PlanArrays arrays = make_plan(layout.view(), config, cover_of(Causal{}));
   const PlanView plan = arrays.view();
   ASSERT_EQ(plan.num_items, 256);
-  for (i32 i = 0; i < plan.num_items; ++i) EXPECT_EQ(plan.items[i].joint, 1);
+  for (i32 i = 0; i < plan.num_items; ++i) EXPECT_EQ(plan.items[i].paired_half, 1);
   check_work(layout.view(), config, plan);
 }
 
-/// A thread plans for GPUs and CPUs in turns: seats are of one plan.
-TEST(PlanBalance, SeatsOfAnEarlierPlanAreForgotten) {
-  PlanConfig seated = config_for(256, 1, 4);
-  seated.sharing = 2;
-  seated.schedule = Schedule::algorithm1;
+/// A thread plans for GPUs and CPUs in turns: pairs are of one plan.
+TEST(PlanBalance, PairsOfAnEarlierPlanAreForgotten) {
+  PlanConfig paired = config_for(256, 1, 4);
+  paired.bandwidth_sharers = 2;
+  paired.schedule = Schedule::algorithm1;
   OwnedLayout halves = decode(std::vector<i32>(128, 8192));
-  make_plan(halves.view(), seated, cover_of(Causal{}));
+  make_plan(halves.view(), paired, cover_of(Causal{}));
   PlanConfig together = config_for(4, 2, 4);
-  together.heads_together = true;
+  together.reads_whole_rows = true;
   OwnedLayout alone = decode({16000});
   const PlanArrays plan = make_plan(alone.view(), together, cover_of(Causal{}));
   EXPECT_TRUE(takes_whole_rows(plan.view())) << plan.stats().explain();
   check_work(alone.view(), together, plan.view());
 }
 
-/// Who has most sits beside who has least.
-TEST(PlanBalance, MuchBesideLittle) {
+/// The worker with most is paired with the one that has least.
+TEST(PlanBalance, MuchIsPairedWithLittle) {
   PlanConfig config = config_for(8, 1, 4);
-  config.sharing = 2;
+  config.bandwidth_sharers = 2;
   std::vector<i32> lengths;
   for (i32 i = 8; i > 0; --i) lengths.push_back(1024 * i);
   OwnedLayout layout = decode(lengths);
@@ -320,7 +322,7 @@ TEST(PlanBalance, MuchBesideLittle) {
   const PlanArrays apart = make_plan(layout.view(), config);
   EXPECT_EQ(apart.view().items[4].col_end, 4096) << "as they come";
   config.schedule = Schedule::automatic;
-  config.costs[0].per_merge = 1 << 28;  // whole tiles
+  config.costs[short_queries].per_merge = 1 << 28;  // whole tiles
   const PlanArrays arrays = make_plan(layout.view(), config);
   const PlanView plan = arrays.view();
   ASSERT_EQ(plan.num_items, 8);
@@ -339,11 +341,11 @@ TEST(PlanBalance, ChunksAreNoShorterThanTheirComposition) {
     check_work(layout.view(), config, plan.view());
     return plan.view().num_items;
   };
-  CostModel& cost = config.costs[0];
+  CostModel& cost = config.costs[short_queries];
   cost.per_tile = 1000;
   cost.per_tile_row = 0;
   cost.per_merge_row = 1;  // a state of 16 rows is composed in a fraction of a tile's time
-  const i32 num_tiles = 16384 / config.shapes[0].keys;
+  const i32 num_tiles = 16384 / config.shapes[short_queries].keys;
   EXPECT_EQ(chunks(), std::min(256, num_tiles));
   cost.per_merge_row = 1000;  // in four times a tile's
   EXPECT_LE(chunks() * chunks(), num_tiles / 4 + chunks());

@@ -1,4 +1,5 @@
-// Batches as a caller holds them on a device, drawn at random, and the same for the host's planner.
+// Batches as a caller holds them on a device, drawn at random, and their layouts for the host's
+// planner.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -68,7 +69,7 @@ inline PlanConfig random_config(std::mt19937& random) {
       config_for(between(random, 1, 40), between(random, 1, 4), between(random, 1, 9));
   config.schedule = Schedule::linear;
   config.max_runs = between(random, 0, 1) * between(random, 1, 5);
-  if (between(random, 0, 1)) config.costs[0].per_item = between(random, 0, 100000);
+  if (between(random, 0, 1)) config.costs[short_queries].per_item = between(random, 0, 100000);
   return config;
 }
 
@@ -101,7 +102,7 @@ inline OwnedBatch random_batch(std::mt19937& random, i32 most_requests, i32 most
   return batch;
 }
 
-/// The same batch for the host's planner.
+/// The batch's layout for the host's planner.
 inline OwnedLayout host_layout(const OwnedBatch& batch) {
   std::vector<i32> qo_len;
   for (i32 i = 0; i < batch.num_requests(); ++i)

@@ -92,7 +92,7 @@ void check_chunks(const PlanView& plan, const Chunks& chunks, bool all_partial,
     EXPECT_EQ(split.num_chunks, partial ? static_cast<i32>(items.size()) : 0);
     for (std::size_t i = 0; i < items.size(); ++i) {
       if (i > 0) {
-        // Between chunks there may lie columns that nobody keeps.
+        // Between chunks there may lie columns that no row keeps.
         EXPECT_GE(items[i].col_begin, items[i - 1].col_end);
         for (i32 r = tile.run_begin; r < tile.run_end; ++r)
           EXPECT_TRUE(plan.runs[r].end <= items[i - 1].col_end ||
@@ -190,15 +190,15 @@ void check_contractions(const LayoutView& layout, const PlanConfig& config, cons
 
 }  // namespace
 
-/// A joint half ends its queue, and so does the other half beside it.
-void check_joint_items(const PlanView& plan) {
+/// A paired half ends its queue, and the other half ends that of the paired worker.
+void check_paired_halves(const PlanView& plan) {
   std::vector<i32> seat(static_cast<std::size_t>(plan.num_items), -1);
   for (i32 w = 0; w < plan.num_workers; ++w)
     if (plan.queue_indptr[w] < plan.queue_indptr[w + 1])
       seat[static_cast<std::size_t>(plan.queue_indptr[w + 1] - 1)] = w;
   for (i32 i = 0; i < plan.num_items; ++i) {
     const WorkItem& item = plan.items[i];
-    if (item.joint == 0) continue;
+    if (item.paired_half == 0) continue;
     const i32 mine = seat[static_cast<std::size_t>(i)], half = plan.num_workers / 2;
     ASSERT_GE(mine, 0);
     const i32 beside = mine < half ? mine + half : mine - half;
@@ -206,7 +206,7 @@ void check_joint_items(const PlanView& plan) {
     ASSERT_LT(plan.queue_indptr[beside], plan.queue_indptr[beside + 1]);
     ASSERT_EQ(theirs.query_tile, item.query_tile);
     ASSERT_EQ(theirs.kv_head, item.kv_head);
-    ASSERT_EQ(theirs.joint, 1);
+    ASSERT_EQ(theirs.paired_half, 1);
     const QueryTile& tile = plan.query_tiles[item.query_tile];
     ASSERT_EQ(plan.splits[tile.split + item.kv_head].num_chunks, 2);
     ASSERT_NE(theirs.partial_row, item.partial_row);
@@ -229,7 +229,7 @@ void check_work(const LayoutView& layout, const PlanConfig& config, const PlanVi
   EXPECT_EQ(std::count(owner.begin(), owner.end(), -1), 0) << "rows of the state buffer are unused";
   check_partition(layout, config, plan);
   check_contractions(layout, config, plan);
-  check_joint_items(plan);
+  check_paired_halves(plan);
 }
 
 void check_bounds(const LayoutView& layout, const PlanConfig& config, const PlanArrays& plan) {

@@ -126,7 +126,7 @@ TEST(DevicePlan, ABadRequestIsEmptyAndSaid) {
     if (error != bad_page || has_rows || planner.result.report.errors != 0) {
       EXPECT_EQ(planner.result.report.errors, error);
       EXPECT_EQ(planner.result.report.request, bad);
-    }  // else nobody asks for the pages
+    }  // else the planner does not read the pages
     OwnedLayout layout = host_layout(planned);
     expect_equal_plans(planner.result, make_plan(layout.view(), config, {}));
   });

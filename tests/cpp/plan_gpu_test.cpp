@@ -261,8 +261,8 @@ OwnedBatch decode_batch(i32 requests, i32 least_keys, i32 most_keys, i32 shared)
 
 PlanConfig h200_config() {
   PlanConfig config = config_for(264, 8, 4);
-  config.shapes[0] = TileShape{16, 64};
-  config.shapes[1] = TileShape{128, 64};
+  config.shapes[short_queries] = TileShape{16, 64};
+  config.shapes[long_queries] = TileShape{128, 64};
   config.schedule = Schedule::linear;
   return config;
 }

@@ -115,6 +115,29 @@ TEST(Prefixes, AllRequestsOfOnePrompt) {
   EXPECT_EQ(discover_prefixes(lists_of(batch, begins), 641).columns.size(), 0u);
 }
 
+/// Lists that agree in their first page and in the page at the least depth, but not between: both
+/// planners compare them with one leader, find less in common, and leave them apart.
+TEST(Prefixes, ListsThatAgreeAtBothEndsOnly) {
+  OwnedBatch batch;
+  batch.page_size = 4;
+  batch.page_indptr.push_back(0);
+  batch.kv_indptr.push_back(0);
+  for (const i32 between : {7, 8, 8, 7}) {
+    batch.qo_indptr.push_back(batch.qo_indptr.back() + 1);
+    batch.kv_len.push_back(4 * 3 + 2);
+    for (const i32 page : {5, between, 9, 100 + batch.num_requests()}) batch.pages.push_back(page);
+    batch.page_indptr.push_back(static_cast<i32>(batch.pages.size()));
+  }
+  const std::vector<i32> begins = begins_of(batch);
+  const PrefixCascade found = discover_prefixes(lists_of(batch, begins), 12);
+  EXPECT_EQ(found.rows, (std::vector<i32>{0, 3}));
+  EXPECT_EQ(found.kv_begin, (std::vector<i32>{12, 0, 0, 12}));
+  std::mt19937 random(first_seed());
+  PlanConfig config = config_for(7, 2, 4);
+  config.schedule = Schedule::linear;  // as on a device
+  check(random, batch, config, 12, Composition<Leaf<0>, Causal>{});
+}
+
 /// Pages that two requests may share, entry by entry.
 i32 common_pages(const OwnedBatch& batch, const std::vector<i32>& begins, i32 a, i32 b) {
   const auto most = [&](i32 r) {
@@ -181,8 +204,8 @@ OwnedBatch nested_batch(std::mt19937& random) {
   return batch;
 }
 
-/// Cost of a choice, for one KV head, without its margin, and the most that this may be: nobody
-/// reads a run more often than once a request.
+/// Cost of a choice, for one KV head, without its margin, and the most that this may be: a run is
+/// read at most once per request.
 i64 cost_of_choice(const std::vector<SharedRun>& runs, const OwnedBatch& batch,
                    const PlanConfig& config, u32 chosen, i64& margin) {
   i64 kv_tile = 0;  // of the last group

@@ -12,7 +12,7 @@ const T* pointer(const std::vector<T>& v) {
   return v.empty() ? nullptr : v.data();
 }
 
-/// Appends a group of contiguous keys; pages are numbered from 0, for nobody reads them here.
+/// Appends a group of contiguous keys; pages are numbered from 0, for no test reads them.
 void add_group(OwnedLevel& level, const std::vector<i32>& rows, i32 columns) {
   level.rows.insert(level.rows.end(), rows.begin(), rows.end());
   level.row_indptr.push_back(static_cast<i32>(level.rows.size()));
@@ -160,10 +160,10 @@ PlanConfig config_for(i32 num_workers, i32 num_kv_heads, i32 group_size) {
   config.num_workers = num_workers;
   config.num_kv_heads = num_kv_heads;
   config.group_size = group_size;
-  config.shapes[0] = TileShape{16, 64};
-  config.shapes[1] = TileShape{64, 32};
-  config.costs[0] = CostModel{8000, 100, 14000, 20, 200, 1000};
-  config.costs[1] = CostModel{8000, 100, 7000, 50, 200, 1000};
+  config.shapes[short_queries] = TileShape{16, 64};
+  config.shapes[long_queries] = TileShape{64, 32};
+  config.costs[short_queries] = CostModel{8000, 100, 14000, 20, 200, 1000};
+  config.costs[long_queries] = CostModel{8000, 100, 7000, 50, 200, 1000};
   config.schedule = Schedule::automatic;
   config.invariant_chunk = 256;
   return config;

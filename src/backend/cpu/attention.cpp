@@ -44,8 +44,8 @@ class CpuBackend final : public AttentionBackend {
     return nullptr;
   }
 
-  std::shared_ptr<const PlanOnDevice> plan_there(const DeviceLayoutPtr&, const Layout&,
-                                                 ReservedMemory&, void*) const override {
+  std::shared_ptr<const PlanOnDevice> plan_on_device(const DeviceLayoutPtr&, const Layout&,
+                                                     ReservedMemory&, void*) const override {
     return nullptr;
   }
 

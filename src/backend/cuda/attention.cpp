@@ -169,9 +169,9 @@ class CudaBackend final : public AttentionBackend {
     check_counts(layout, arrays.view(), spec_.batch_invariant);
     if (!memory)
       return std::make_shared<const CudaPlan>(kernel_for(is_short(arrays.view())), layout, arrays,
-                                              variant_there(origin, variant, stream), stream);
+                                              variant_on_device(origin, variant, stream), stream);
     auto& reservation = static_cast<CudaReservation&>(*memory);
-    if (!reservation.variant()) reservation.set_variant(variant_there(origin, variant, stream));
+    if (!reservation.variant()) reservation.set_variant(variant_on_device(origin, variant, stream));
     return std::make_shared<const CudaPlan>(reservation.kernel(), reservation,
                                             reservation.place(layout, arrays, stream));
   }
@@ -194,15 +194,15 @@ class CudaBackend final : public AttentionBackend {
     auto memory = reserve(config, maxima, stream);
     const ContextScope context(*device_);
     auto& reservation = static_cast<CudaReservation&>(*memory);
-    reservation.set_variant(variant_there(origin, variant, stream));
+    reservation.set_variant(variant_on_device(origin, variant, stream));
     reservation.plan_with(
         std::make_unique<CudaPlanner>(kernel.get(), config, maxima, variant.has_masks(), stream));
     return memory;
   }
 
-  std::shared_ptr<const PlanOnDevice> plan_there(const DeviceLayoutPtr& layout, const Layout& shape,
-                                                 ReservedMemory& memory,
-                                                 void* stream) const override {
+  std::shared_ptr<const PlanOnDevice> plan_on_device(const DeviceLayoutPtr& layout,
+                                                     const Layout& shape, ReservedMemory& memory,
+                                                     void* stream) const override {
     const ContextScope context(*device_);
     auto& reservation = static_cast<CudaReservation&>(memory);
     return std::make_shared<const CudaPlan>(reservation.kernel(), reservation,
@@ -254,9 +254,9 @@ class CudaBackend final : public AttentionBackend {
   }
 
  private:
-  std::shared_ptr<const CudaVariant> variant_there(const BoundVariant& origin,
-                                                   const BoundVariant& variant,
-                                                   StreamHandle stream) const {
+  std::shared_ptr<const CudaVariant> variant_on_device(const BoundVariant& origin,
+                                                       const BoundVariant& variant,
+                                                       StreamHandle stream) const {
     auto own = spec_variant(origin, stream);
     return &variant == &origin ? own : captured_.variant(variant, own.get(), stream);
   }

@@ -11,7 +11,7 @@ CudaPlan::CudaPlan(const Kernel& kernel, const Layout& layout, const PlanArrays&
     : kernel_(&kernel),
       variant_(std::move(variant)),
       launch_(launch_of(layout)),
-      joins_(arrays.stats().joins) {
+      joins_(arrays.stats().pairs_halves) {
   std::size_t total = aligned(arrays.bytes());
   visit_arrays(launch_, layout, [&total](const auto* pointer, std::size_t bytes, Of) {
     if (pointer) total += aligned(bytes);
@@ -52,7 +52,7 @@ DeviceId CudaPlan::device() const { return DeviceId::cuda(kernel_->device().ordi
 std::string CudaPlan::explain() const {
   const bool launches = launch_.plan.num_items > 0 || reservation_;
   const std::string plan =
-      made_there() ? reservation_->planner()->kernel().label() + " (1 launch an update), " : "";
+      made_on_device() ? reservation_->planner()->kernel().label() + " (1 launch an update), " : "";
   return plan + kernel_->label() + " for " + kernel_->device().info().arch + " on " +
          kernel_->device().info().name + "; a run is " +
          (launches ? "1 launch of " + kernel_->describe_teams(launch_.plan.num_workers, joins())

@@ -25,7 +25,7 @@ class CudaPlan final : public PlanOnDevice {
            DeviceLayoutPtr layout, u64 capture);
 
   DeviceId device() const override;
-  bool made_there() const override { return layout_ != nullptr; }
+  bool made_on_device() const override { return layout_ != nullptr; }
   std::string explain() const override;
 
   /// Which runs it.

@@ -243,7 +243,7 @@ void CudaReservation::use_on(StreamHandle stream) const {
 
 void CudaReservation::capture(const RunArgs& args, const Layout& layout, const MmaLaunch& launch,
                               const BoundVariant& variant,
-                              std::shared_ptr<const CudaVariant> there) {
+                              std::shared_ptr<const CudaVariant> on_device) {
   if (args.q.shape[0] < maxima_.max_qo_tokens)
     fail<ValueError>("q has ", args.q.shape[0],
                      " rows; a captured run needs max_qo_tokens = ", maxima_.max_qo_tokens,
@@ -253,8 +253,8 @@ void CudaReservation::capture(const RunArgs& args, const Layout& layout, const M
     fail<ValueError>(
         "plan is of an earlier update than the one that gave the reservation its present arrays; "
         "expected the reservation itself, or its present plan, which later updates change");
-  if (std::find(captured_.begin(), captured_.end(), there) == captured_.end()) {
-    captured_.push_back(std::move(there));
+  if (std::find(captured_.begin(), captured_.end(), on_device) == captured_.end()) {
+    captured_.push_back(std::move(on_device));
     captured_values_.push_back(variant);
   }
   captured_pools_.resize(layout.levels().size(), std::numeric_limits<i64>::max());

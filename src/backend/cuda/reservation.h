@@ -51,9 +51,9 @@ class CudaReservation final : public ReservedMemory,
   void provide(RunView& view) const;
   void use_on(StreamHandle stream) const;
   /// Checks that a captured run of a layout will do for later plans too, and keeps what its graph
-  /// reads: `launch`'s arrays, and `variant`, there and with the members' values here.
+  /// reads: `launch`'s arrays, and `variant`, on the device and with its members' values.
   void capture(const RunArgs& args, const Layout& layout, const MmaLaunch& launch,
-               const BoundVariant& variant, std::shared_ptr<const CudaVariant> there);
+               const BoundVariant& variant, std::shared_ptr<const CudaVariant> on_device);
   /// The same for the page table of a plan that was made on the device, outside of the run's graph:
   /// later plans must be of that table.
   void capture(const DeviceLayoutPtr& layout);

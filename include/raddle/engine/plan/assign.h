@@ -1,4 +1,4 @@
-// Who gets which fixed piece. Placements are written in queue order.
+// Which worker gets which piece. Placements are written in queue order.
 #pragma once
 
 #include "raddle/engine/plan/pieces.h"
@@ -27,11 +27,11 @@ struct RankedPiece {
 
 RADDLE_ENGINE_BEGIN
 
-/// Sorts by cost, dearest first, equal costs in their order: digit by digit of what each is below
-/// the dearest, for nobody can predict the branches of comparisons. Few pieces have smaller digits:
-/// going through all of a digit's values would take longer than they do. `spare` is scratch; the
-/// result is in `ranked`.
-RADDLE_FN void sort_dearest_first(RankedPiece* ranked, i32 count, RankedPiece* spare) {
+/// Sorts by cost, most expensive first, equal costs in their order: digit by digit of what each is
+/// below the highest cost, for a CPU cannot predict the branches of comparisons. Few pieces are
+/// sorted by smaller digits: going through all values of a large one would take longer than they
+/// do. `spare` is scratch; the result is in `ranked`.
+RADDLE_FN void sort_most_expensive_first(RankedPiece* ranked, i32 count, RankedPiece* spare) {
   constexpr i32 most_values = 1 << 8;
   const i32 bits = count < most_values / 2 ? 5 : 8, values = 1 << bits;
   i64 most = 0, least = count > 0 ? ranked[0].cost : 0;
@@ -72,7 +72,7 @@ RADDLE_FN constexpr i32 worker_of(Load load) {
 }
 
 /// Adds to the least load of a heap and restores it. The lighter child is found without branches,
-/// which nobody can predict here.
+/// which a CPU could not predict here.
 RADDLE_FN void add_to_least(Load* heap, i32 count, i64 cost) {
   const i64 moved = heap[0].key + (cost << worker_bits);
   i32 at = 0;
@@ -124,7 +124,7 @@ RADDLE_FN i64 least_of_ranked(const RankedPiece* ranked, i32 num_pieces, i32 num
   return max(ranked[0].cost, two);
 }
 
-/// Algorithm 1's assignment: the dearest piece next, to the least loaded worker. `heap` has
+/// Algorithm 1's assignment: the most expensive piece next, to the least loaded worker. `heap` has
 /// num_workers entries. Returns the heaviest load.
 RADDLE_FN i64 assign_longest_first(const RankedPiece* ranked, i32 num_pieces, i32 num_kv_heads,
                                    i32 num_workers, Load* heap, Placement* placements) {
@@ -166,7 +166,7 @@ RADDLE_FN i64 assign_spans(const Units& units, const Piece* pieces, const i32* p
   for (i32 g = 0; g < units.num_groups; ++g) {
     const i32 begin = units.group_tile[g];
     const i32 end = units.group_tile[g + 1];
-    if (end - begin == 1) {  // a decode's: all heads of a chunk, which lie side by side
+    if (end - begin == 1) {  // of decode: all heads of a chunk, which lie side by side
       const i32 chunks = piece_begin[end] - piece_begin[begin];
       for (i32 p = piece_begin[begin]; p < piece_begin[end]; ++p)
         for (i32 head = 0; head < units.num_kv_heads; ++head) place(p, head, chunks);

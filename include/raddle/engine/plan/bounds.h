@@ -40,12 +40,12 @@ RADDLE_FN i32 max_group_rows(const Maxima& m) {
 RADDLE_FN i64 max_level_tiles(const PlanConfig& config, const Maxima& m) {
   const i64 fused = i64{m.max_qo_tokens} * config.group_size;
   const i64 groups = min(m.max_requests, m.max_qo_tokens);
-  return groups + max(i64{0}, fused - groups) / config.shapes[1].rows;
+  return groups + max(i64{0}, fused - groups) / config.shapes[long_queries].rows;
 }
 
 /// Rows of the largest query tile.
 RADDLE_FN i64 max_tile_rows(const PlanConfig& config, const Maxima& m) {
-  const i64 rows = max(config.shapes[0].rows, config.shapes[1].rows);
+  const i64 rows = max(config.shapes[short_queries].rows, config.shapes[long_queries].rows);
   return min(rows, i64{max_group_rows(m)} * config.group_size);
 }
 
@@ -64,17 +64,18 @@ RADDLE_FN PlanSizes plan_bounds(const PlanConfig& config, const Maxima& m) {
   i64 split_tiles = 0;
   if (config.batch_invariant) {
     // C is at least the smaller of the two shapes' roundings; one long group reaches the bound.
-    const i64 chunk = min(absolute_chunk(config.invariant_chunk, config.shapes[0].keys, 1),
-                          absolute_chunk(config.invariant_chunk, config.shapes[1].keys, 1));
+    const i64 chunk =
+        min(absolute_chunk(config.invariant_chunk, config.shapes[short_queries].keys, 1),
+            absolute_chunk(config.invariant_chunk, config.shapes[long_queries].keys, 1));
     n.items = heads * (n.query_tiles + m.max_kv_tokens / chunk);
     n.partial_rows = heads * (tile_rows * (m.max_kv_tokens / chunk) + fused);
     split_tiles = level_tiles;
   } else {
     // Tiles of short queries may be cut for all KV heads together.
-    const i64 joint = config.heads_together ? heads : 1;
-    const i64 joint_rows = joint * min(tile_rows, i64{config.shapes[0].rows});
-    const i64 cut_rows = cuts * max(tile_rows, joint_rows);
-    n.items = heads * n.query_tiles + cuts * joint;
+    const i64 cut_heads = config.reads_whole_rows ? heads : 1;
+    const i64 short_rows = min(tile_rows, i64{config.shapes[short_queries].rows});
+    const i64 cut_rows = cuts * max(tile_rows, cut_heads * short_rows);
+    n.items = heads * n.query_tiles + cuts * cut_heads;
     n.partial_rows =
         cut_rows + (cascade ? heads * fused * m.max_levels : min(cut_rows, heads * fused));
     split_tiles = cascade ? n.query_tiles : min(level_tiles, cuts);
@@ -93,8 +94,8 @@ RADDLE_FN i64 state_bytes(i64 partial_rows, i32 dim_vo) {
   return partial_rows * (i64{dim_vo} + 1) * 4;
 }
 
-/// A set of scratch: partial states, then counters, those of the open queue and one a contraction
-/// and KV head.
+/// A set of scratch: partial states, then counters, those of the shared queue and one for each
+/// contraction and KV head.
 struct ScratchOffsets {
   i64 drawn, arrived, end;
 };

@@ -105,7 +105,7 @@ RADDLE_FN void contract_tile(QueryTile* tiles, i32 t, i32 c, const ContractionMa
   tiles[t].dependents_end = c + 1;
 }
 
-/// The same for every split tile. Splits and counters are numbered alike.
+/// Contracts every split tile. Splits and counters are numbered alike.
 RADDLE_FN void contract_tiles(QueryTile* tiles, i32 num_tiles, i32 num_splits, const Split* splits,
                               ContractionMap& map) {
   for (i32 t = 0; t < num_tiles; ++t) {

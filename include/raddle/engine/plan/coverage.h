@@ -120,7 +120,7 @@ RADDLE_FN i32 join_surplus(Run* runs, i32 count, i32 max_runs) {
     i64 best_loss = 0;
     RADDLE_ROLLED
     for (i32 i = 0; i + 1 < count; ++i) {
-      // A column that nobody keeps is loaded and computed for nothing; a full one only gains a
+      // A column that no row keeps is loaded and computed for nothing; a full one only gains a
       // mask.
       i64 loss = 8 * static_cast<i64>(runs[i + 1].begin - runs[i].end);
       RADDLE_ROLLED
@@ -204,7 +204,7 @@ RADDLE_FN i32 refine_spans(const Cover& cover, Tile& t, const LevelView& level, 
   return count;
 }
 
-/// How many columns at one end of [begin, end) nobody keeps, by bisection: whether a part is empty
+/// How many columns at one end of [begin, end) no row keeps, by bisection: whether a part is empty
 /// is asked of hulls that only shrink. At most 7 questions for a KV tile of 128.
 template <class Cover>
 RADDLE_FN i32 empty_end(const Cover& cover, Tile& t, const LevelView& level, i32 group, i32 begin,
@@ -230,7 +230,7 @@ RADDLE_FN bool is_unbounded(const KvSpan& span) {
          span.pos.last == int_max;
 }
 
-/// Takes the columns that nobody keeps off a tile's first and last run: what kv_span does for a
+/// Takes the columns that no row keeps off a tile's first and last run: what kv_span does for a
 /// mask that has one.
 template <class Cover>
 RADDLE_FN void trim_ends(const Cover& cover, Tile& t, const LevelView& level, QueryTile& tile,

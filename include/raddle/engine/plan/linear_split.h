@@ -8,8 +8,25 @@
 // Hence
 //   heaviest ≤ mean + one KV tile + two contractions,
 // a contraction being UnitCost::resume.
+//
+// An example: three workers and two units, A of 6 KV tiles and B of 3, where starting an item costs
+// 2, a KV tile 1, and a partial state 1. The line is 8 + 5 = 13 long, so that spans ideally end at
+// 4 and 8.
+//
+//   x       0       2   3   4   5   6   7   8      10  11  12  13
+//   A       | start |a0 |a1 |a2 |a3 |a4 |a5 |
+//   B                                       | start |b0 |b1 |b2 |
+//   cuts    0               1               2                   3
+//
+//   Cut 1: x = 4, unit 0 (A), k = 2 (a0 and a1 lie before it), chunk = 1 (the second chunk of A)
+//   Cut 2: x = 8, unit 1 (B), k = 0: between units, so that no chunk begins there
+//   Cut 3: x = 13, unit 2, past the last one
+//
+// Worker 0 computes A's tiles [0, 2) as chunk 0, worker 1 its tiles [2, 6) as chunk 1, and worker 2
+// all of B, which it writes through. The two chunks of A are contracted.
 #pragma once
 
+#include "raddle/engine/core/search.h"
 #include "raddle/engine/plan/units.h"
 
 namespace raddle {
@@ -96,7 +113,7 @@ RADDLE_FN i32 snap(const Grid& grid, i64 offset) {
   if (grid.piece > 1) k = quotient(k + grid.piece / 2, i64{grid.piece}) * grid.piece;
   k = min(k, i64{grid.n});
   // A last piece that costs less than resuming it would stays with the first. A first piece stays
-  // with the last where the state between them is dearer: the item would have to be started for
+  // with the last where the state between them costs more: the item would have to be started for
   // either.
   if ((grid.n - k) * cost.tile <= cost.resume) return grid.n;
   return k * cost.tile <= cost.resume - cost.start ? 0 : static_cast<i32>(k);
@@ -135,16 +152,9 @@ RADDLE_FN UnitSpan unit_around(const Units& units, i64 x, const GroupSpan& group
   const i32 head = static_cast<i32>(quotient(in_group, group.head_cost));
   const i64 head_x = group.x + head * group.head_cost;
   const i64 in_head = x - head_x;
-  i32 tile = group.begin;
-  i32 end = group.end;
-  while (tile + 1 < end) {
-    const i32 middle = tile + (end - tile) / 2;
-    if (units.prefix[middle] - start <= in_head) {
-      tile = middle;
-    } else {
-      end = middle;
-    }
-  }
+  const i32 tile = first_where(group.begin + 1, group.end,
+                               [&](i32 t) { return units.prefix[t] - start > in_head; }) -
+                   1;
   return UnitSpan{{group.group, head, tile},
                   group.unit + head * (group.end - group.begin) + (tile - group.begin),
                   head_x + (units.prefix[tile] - start),
@@ -182,16 +192,9 @@ RADDLE_FN Cut even_cut(const Units& units, const Shares& shares, i32 w, const Gr
   if (x == 0) return first_cut(units);
   // One KV head's share of the line has the groups' bounds at the same places: one search.
   const i64 in_head = quotient(x, i64{units.num_kv_heads});
-  i32 lo = 0;
-  for (i32 hi = units.num_tiles; lo + 1 < hi;) {
-    const i32 middle = lo + (hi - lo) / 2;
-    if (units.prefix[middle] <= in_head) {
-      lo = middle;
-    } else {
-      hi = middle;
-    }
-  }
-  const GroupSpan group = span_of(units, group_of(lo));
+  const i32 tile =
+      first_where(1, units.num_tiles, [&](i32 t) { return units.prefix[t] > in_head; }) - 1;
+  const GroupSpan group = span_of(units, group_of(tile));
   const UnitSpan unit = unit_around(units, x, group);
   return cut_near(units, x, unit, grid_of(units, unit.at.tile, shares.whole));
 }
@@ -248,7 +251,7 @@ RADDLE_FN LinearSplit cut_evenly(const Units& units, i32 num_workers, Cut* cuts)
   i64 rest = 0;  // of the next whole number, in parts of num_workers
   for (i32 w = 1; w < num_workers; ++w) {
     rest += shares.rest;
-    const bool carry = rest >= num_workers;  // which nobody can predict
+    const bool carry = rest >= num_workers;  // which a CPU cannot predict
     rest -= carry ? num_workers : 0;
     x += shares.whole + carry;
     if (x == 0) {
@@ -281,32 +284,13 @@ RADDLE_FN i32 cut_rows(const Units& units, const Cut* cuts, i32 w) {
 
 /// The first cut w ≥ 1 that lies behind the beginning of `unit`, or num_workers.
 RADDLE_FN i32 first_cut_behind(const Cut* cuts, i32 num_workers, i32 unit) {
-  i32 lo = 1;
-  i32 hi = num_workers;
-  while (lo < hi) {
-    const i32 middle = lo + (hi - lo) / 2;
-    if (cuts[middle].unit + (cuts[middle].k > 0 ? 1 : 0) > unit) {
-      hi = middle;
-    } else {
-      lo = middle + 1;
-    }
-  }
-  return lo;
+  return first_where(1, num_workers,
+                     [&](i32 w) { return cuts[w].unit + (cuts[w].k > 0 ? 1 : 0) > unit; });
 }
 
 /// The first cut w ≥ 1 that does not lie before `unit`, or num_workers.
 RADDLE_FN i32 first_cut_from(const Cut* cuts, i32 num_workers, i32 unit) {
-  i32 lo = 1;
-  i32 hi = num_workers;
-  while (lo < hi) {
-    const i32 middle = lo + (hi - lo) / 2;
-    if (cuts[middle].unit >= unit) {
-      hi = middle;
-    } else {
-      lo = middle + 1;
-    }
-  }
-  return lo;
+  return first_where(1, num_workers, [&](i32 w) { return cuts[w].unit >= unit; });
 }
 
 /// The item of one unit of the span between cuts a and b. Written field by field, and last: a CPU
@@ -331,7 +315,7 @@ RADDLE_FN void write_item(const Units& units, const Split* splits, const Cut& a,
   item.col_begin = begin;
   item.col_end = end;
   item.partial_row = partial;
-  item.joint = 0;
+  item.paired_half = 0;
 }
 
 /// Writes the items of the worker whose span lies between cuts a and b; returns how many.

@@ -1,5 +1,5 @@
-// Fixed pieces: schedules that first cut every query tile's KV and then hand the pieces to workers.
-// All KV heads of a tile are cut alike.
+// Pieces: what schedules deal with that first cut every query tile's KV and then hand the pieces to
+// workers. All KV heads of a tile are cut alike.
 #pragma once
 
 #include "raddle/engine/plan/units.h"
@@ -12,13 +12,6 @@ struct Piece {
   i32 col_begin;
   i32 col_end;
   i32 kv_tiles;
-};
-
-/// How a tile's KV is cut.
-enum class Cutting : i32 {
-  none,
-  limit,    ///< after every `limit` columns' worth of KV tiles (Algorithm 1)
-  absolute  ///< at absolute columns (batch invariance)
 };
 
 }  // namespace raddle
@@ -55,27 +48,27 @@ RADDLE_FN i64 absolute_chunk(i32 invariant_chunk, i32 keys, i32 num_tiles) {
   return i64{round_up(max(invariant_chunk, 1), keys)} * num_tiles;
 }
 
-/// Cuts one tile's KV; returns the number of pieces, at least one. `length`: KV tiles of a chunk
-/// under a limit, columns between absolute cuts. `pieces` may be null, to count only.
-RADDLE_FN i32 cut_tile(const Units& units, i32 tile, Cutting cutting, i64 length, Piece* pieces) {
+/// Cuts one tile's KV after every `step` of its KV tiles; returns the number of pieces, at least
+/// one. `pieces` may be null, to count only.
+RADDLE_FN i32 cut_in_steps(const Units& units, i32 tile, i32 step, Piece* pieces) {
+  const i32 n = units.kv_tiles[tile];
+  const i32 count = count_chunks(n, step);
+  for (i32 i = 0; pieces && i < count; ++i) {
+    const i32 begin = i * step, end = i + 1 < count ? begin + step : n;
+    pieces[i] =
+        Piece{tile, unit_column(units, tile, begin), unit_column(units, tile, end), end - begin};
+  }
+  return count;
+}
+
+/// Cuts one tile's KV at absolute multiples of `length` columns (batch invariance); returns the
+/// number of pieces, at least one. `pieces` may be null, to count only.
+RADDLE_FN i32 cut_at_absolute_columns(const Units& units, i32 tile, i64 length, Piece* pieces) {
   const QueryTile& t = units.tiles[tile];
   const i32 n = units.kv_tiles[tile];
+  if (n == 0) return cut_in_steps(units, tile, 1, pieces);
   const i32 first = unit_column(units, tile, 0);
   const i32 last = unit_column(units, tile, n);
-  if (cutting == Cutting::limit) {
-    const i32 step = static_cast<i32>(length);
-    const i32 count = count_chunks(n, step);
-    for (i32 i = 0; pieces && i < count; ++i) {
-      const i32 end = i + 1 < count ? (i + 1) * step : n;
-      pieces[i] = Piece{tile, unit_column(units, tile, i * step), unit_column(units, tile, end),
-                        end - i * step};
-    }
-    return count;
-  }
-  if (cutting == Cutting::none || n == 0) {
-    if (pieces) pieces[0] = Piece{tile, first, last, n};
-    return 1;
-  }
   const i32 keys = tile_keys(units, tile);
   i32 count = 0;
   i32 run = t.run_begin;

@@ -2,16 +2,16 @@
 // partial states come together. Plain data; `plan/` makes it, `kernel/` consumes it.
 //
 // Work. A query tile (rows of one group, the heads of a KV head fused into rows) times a KV head
-// times a span of columns is a work item. Each worker has a queue of them; then it draws from an
-// open one, which is everybody's, the next item when it is free.
+// times a span of columns is a work item. Each worker has a queue of them; when that is empty, the
+// worker draws the next item from a queue that all workers share.
 //
 // Contraction. An item of an unsplit tile on a single-level layout writes its final output
 // (writethrough). All others store a partial state. The chunks of one (tile, head) lie in the state
 // buffer one after another, `num_rows` rows each, in chunk order. A contraction composes all
 // partial states of one query tile of the last level: its own chunks and, in a cascade, the rows
 // that tiles of earlier levels hold of it, level by level, chunk by chunk. Each finished item
-// counts up every contraction that depends on it; whoever brings the counter to `expected` composes
-// and resets it, but where a GPU's workers share its rows (kernel/mma/arrive.h).
+// counts up every contraction that depends on it; the worker that brings the counter to `expected`
+// composes and resets it, but where a GPU's workers share its rows (kernel/mma/arrive.h).
 #pragma once
 
 #include "raddle/engine/core/row.h"
@@ -37,7 +37,7 @@ struct QueryTile {
   i32 group;
   i32 row_begin;  ///< first fused row in the group: row · group_size + head
   i32 num_rows;   ///< fused rows
-  i32 shape;      ///< index into PlanView::shapes
+  i32 shape;      ///< QueryShape: index into PlanView::shapes
   i32 col_begin;  ///< no column outside [col_begin, col_end) is ever read: the variant's kv_span
   i32 col_end;    ///< keeps none, though runs are cut at whole KV tiles
   i32 run_begin;
@@ -54,7 +54,8 @@ struct WorkItem {
                   ///< empty
   i32 col_end;
   i32 partial_row;  ///< first row of its partial state in the state buffer; -1: writethrough
-  i32 joint;  ///< 1: half of a unit, whose other half ends the queue of who sits beside (seats.h)
+  i32 paired_half;  ///< 1: half of a unit, whose other half ends the queue of the worker that is
+                    ///< paired with this one (pairing.h)
 };
 
 /// The partial states of one (query tile, KV head); num_chunks is 0 where that head is written
@@ -78,7 +79,11 @@ struct Contraction {
   i32 source_end;
 };
 
+/// What a caller asks for. `automatic` takes one of the candidates of plan/chooser.cpp.
 enum class Schedule : i32 { automatic, linear, algorithm1, one_per_request };
+
+/// Indices of tile shapes and their costs.
+enum QueryShape : i32 { short_queries, long_queries };
 
 struct PlanView {
   i32 num_workers;
@@ -92,11 +97,11 @@ struct PlanView {
   i32 num_sources;
   i32 num_dependents;
   i32 num_partial_rows;  ///< rows of the state buffer in use
-  TileShape shapes[2];   ///< short queries, long queries
+  TileShape shapes[2];   ///< [short_queries], [long_queries]
   const QueryTile* query_tiles;
   const Run* runs;
   const WorkItem* items;
-  const i32* queue_indptr;  ///< [num_workers + 2] into items; the last queue is the open one
+  const i32* queue_indptr;  ///< [num_workers + 2] into items; the last queue is the shared one
   const Split* splits;
   const Contraction* contractions;
   const i32* expected;  ///< [num_contractions · num_kv_heads] items a contraction waits for; 0:
@@ -105,17 +110,17 @@ struct PlanView {
   const i32* dependents;  ///< contraction numbers
 };
 
-/// Integer costs in units of 1/16 ns or whatever the tile rates were measured in: only ratios
-/// matter.
+/// Integer costs in the units in which the tile rates were measured: only ratios matter.
 struct CostModel {
   i32 per_item;      ///< starting a work item: loading and transforming queries, storing the result
-  i32 per_item_row;  ///< the same, a fused row
+  i32 per_item_row;  ///< what each fused row adds to that
   i32 per_tile;      ///< a KV tile's share that does not depend on the query rows (loading K and V)
   i32 per_tile_row;  ///< a KV tile's share a fused row
   i32 per_merge_row;  ///< storing and composing one row of a partial state
-  i32 per_merge;      ///< what that takes for a state of any size: to say that it is there
+  i32 per_merge;      ///< what a state of any size takes: telling other workers that it is there
 };
 
+/// What is planned for: pure values, those that a kernel and its memory cost included.
 struct PlanConfig {
   i32 num_workers;
   i32 num_kv_heads;
@@ -124,10 +129,15 @@ struct PlanConfig {
   CostModel costs[2];  ///< of each shape
   Schedule schedule;
   bool batch_invariant;
-  bool heads_together;  ///< a worker reads the keys of all KV heads in turns, as they lie in memory
-  i32 open_columns;  ///< a KV head's keys that fit the cache at a time (open.h); 0: no open queue
-  i32 cache_saves;   ///< percent of what reading keys costs that others have just read
-  i32 sharing;       ///< workers of a multiprocessor: one alone reads as many times as fast; 0 is 1
+  /// Reading one KV head's keys costs as much as reading all heads', which lie side by side: where
+  /// that is balanced, a worker computes all heads of the keys that it reads.
+  bool reads_whole_rows;
+  /// Keys of one KV head that stay in a cache which all workers share, once one of them has read
+  /// them; 0: workers share no cache, and no queue.
+  i32 cached_columns;
+  i32 cached_discount;    ///< percent saved of what reading keys costs, where others just read them
+  i32 bandwidth_sharers;  ///< workers on one way to memory (of a multiprocessor), which one of them
+                          ///< alone reads through so many times as fast; 0 is 1
   i32 invariant_chunk;  ///< batch-invariant mode cuts KV at absolute multiples of this many columns
   i32 max_runs;         ///< coverage runs of one query tile; surplus runs merge to partial. 0: 64
 };

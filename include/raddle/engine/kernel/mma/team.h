@@ -13,7 +13,7 @@ RADDLE_ENGINE_BEGIN
 namespace mma {
 
 /// Whose queue this team computes. Teams of a block are those of w and w + blocks, whom the plan
-/// seats beside each other (plan/seats.h).
+/// seats beside each other (plan/pairing.h).
 template <class K>
 RADDLE_DEVICE i32 worker_index() {
   return ptx::block_index() + (K::teams > 1 ? ptx::team_index() * ptx::block_count() : 0);
@@ -31,7 +31,7 @@ RADDLE_DEVICE void sync_team() {
 /// Whether this team's item and the other team's are the halves of a unit, and both teams' last.
 template <class K>
 RADDLE_DEVICE bool ends_jointly(const WorkItem& item) {
-  return K::joins && item.joint != 0 && ptx::team_count() == 2;
+  return K::joins && item.paired_half != 0 && ptx::team_count() == 2;
 }
 
 }  // namespace mma

@@ -1,16 +1,16 @@
-// The open queue: a schedule for many workers, of which each draws the next item when it is free.
+// The shared queue: a schedule for many workers, each of which draws the next unit when it is free.
 //
-// Against equal spans of the line, and longest first: the tiles of one KV head are computed at one
-// time, so that its keys are read into the L2 cache once, however far the workers drift apart; and
-// nobody waits long for who is late. Units come in waves whose keys fit the cache together, and in
-// a wave the dearest first, so that the last ones are cheap.
+// What it has over equal spans of the line, and over longest first: workers compute the tiles of
+// one KV head at one time, so that its keys are read into the L2 cache once, however far the
+// workers drift apart; and no worker waits long for a late one. Units come in waves whose keys fit
+// the cache together, and in a wave the most expensive first, so that the last ones are cheap.
 #pragma once
 
 #include "raddle/engine/plan/assign.h"
 
 namespace raddle {
 
-struct OpenUnit {
+struct DrawnUnit {
   i32 tile;
   i32 kv_head;
 };
@@ -27,11 +27,11 @@ RADDLE_FN i64 columns_of(const Units& units, i32 group) {
   return columns;
 }
 
-/// Orders the units. `order` ranks the groups by their dearest tile, the dearest first; `wave` is
-/// how many columns of one head fit the cache; `ranked` and `spare` have room for all units.
-/// Returns how many there are.
+/// Orders the units. `order` ranks the groups by their most expensive tile, that of the highest
+/// cost first; `wave` is how many columns of one head fit the cache; `ranked` and `spare` have room
+/// for all units. Returns how many there are.
 RADDLE_FN i32 order_in_waves(const Units& units, const RankedPiece* order, i32 num_groups, i64 wave,
-                             RankedPiece* ranked, RankedPiece* spare, OpenUnit* open) {
+                             RankedPiece* ranked, RankedPiece* spare, DrawnUnit* queue) {
   i64 columns = 0;
   for (i32 i = 0; i < num_groups; ++i) columns += columns_of(units, order[i].piece);
   const i32 heads = units.num_kv_heads;
@@ -40,9 +40,9 @@ RADDLE_FN i32 order_in_waves(const Units& units, const RankedPiece* order, i32 n
   i32 count = 0, begin = 0;
   i64 filled = 0;  // of a wave
   const auto end_wave = [&] {
-    sort_dearest_first(ranked, count - begin, spare);
+    sort_most_expensive_first(ranked, count - begin, spare);
     for (i32 i = begin; i < count; ++i)
-      open[i] = OpenUnit{ranked[i - begin].piece / heads, ranked[i - begin].piece % heads};
+      queue[i] = DrawnUnit{ranked[i - begin].piece / heads, ranked[i - begin].piece % heads};
     begin = count;
     filled = 0;
   };
@@ -65,12 +65,12 @@ RADDLE_FN i32 order_in_waves(const Units& units, const RankedPiece* order, i32 n
 
 /// The heaviest of the workers' loads if each draws the next unit when it is free; `heap` has
 /// num_workers entries.
-RADDLE_FN i64 draw_all(const Units& units, const OpenUnit* open, i32 count, i32 num_workers,
+RADDLE_FN i64 draw_all(const Units& units, const DrawnUnit* queue, i32 count, i32 num_workers,
                        Load* heap) {
   for (i32 w = 0; w < num_workers; ++w) heap[w] = make_load(0, w);  // equal loads are a heap
   for (i32 i = 0; i < count; ++i) {
-    const UnitCost cost = unit_cost(units, open[i].tile);
-    add_to_least(heap, num_workers, cost.start + units.kv_tiles[open[i].tile] * cost.tile);
+    const UnitCost cost = unit_cost(units, queue[i].tile);
+    add_to_least(heap, num_workers, cost.start + units.kv_tiles[queue[i].tile] * cost.tile);
   }
   i64 heaviest = 0;
   for (i32 w = 0; w < num_workers; ++w) heaviest = max(heaviest, cost_of(heap[w]));
