@@ -2,7 +2,7 @@
 
 A chart names its file in its title. A file of later measurements replaces an earlier one here, in SOURCES.
 
-    python docs/charts.py    # refreshes docs/decode-h200.svg, the README's
+    python docs/charts.py    # refreshes docs/against-peers.svg, the README's
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "bench" / "results"
-README_CHART = HERE / "decode-h200.svg"
+README_CHART = HERE / "against-peers.svg"
 
 #: Chart by name: file of results, title, section (GPU files), unit, workloads' prefix.
 SOURCES = {
@@ -25,7 +25,7 @@ SOURCES = {
     "gpu_prefix": ("gpu-h200-2026-11-23-reservations", "Decode with a shared prefix, H200", "prefix", "us", ""),
     "gpu_quest": ("gpu-h200-2026-11-23-reservations", "Selected pages (Quest), H200", "quest", "us", ""),
     "gpu_rope": ("gpu-h200-2026-11-23-reservations", "Decode with RoPE fused, H200", "rope", "us", ""),
-    "gpu_ragged": ("gpu-h200-2026-11-22-prefill", "Prefill of ragged batches, H200", "prefill-ragged", "TFLOP/s", ""),
+    "gpu_ragged": ("gpu-h200-2026-11-22-prefill", "Prefill of ragged batches, fa2 alone beside, H200", "prefill-ragged", "TFLOP/s", ""),
     "gpu_prefill_others": ("gpu-h200-2026-11-21", "Prefill beside cuDNN and FlashAttention-2, H200, earlier kernels", "prefill", "TFLOP/s", "causal"),
     "gpu_decode_others": ("gpu-h200-2026-11-21", "Decode beside cuDNN and FlashAttention-2, H200, earlier kernels", "decode", "GB/s", ""),
     "cpu_decode": ("cpu-xeon-amx-2c-2026-11-23-fifth-decode", "Decode, two cores with AMX", None, "GB/s", "decode"),
@@ -122,43 +122,86 @@ def table(chart: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def ranges() -> dict[str, list[float]]:
+    """{title: Raddle's ratios to the best peer} of all charts but those of earlier kernels, the worst first."""
+    found = {}
+    for chart, (_, title, *_) in SOURCES.items():
+        if "earlier" not in title:
+            found[title] = sorted(times for _, times in against_best(chart).values())
+    return dict(sorted(found.items(), key=lambda item: item[1][0]))
+
+
+def range_text(ratios: list[float]) -> str:
+    return f"{ratios[0]:.2f}" if ratios[-1] - ratios[0] < 0.005 else f"{ratios[0]:.2f} – {ratios[-1]:.2f}"
+
+
+def draw_ranges(background: str | None = None) -> str:
+    """Every workload of every chart as a dot: how many times as fast as the best peer Raddle is."""
+    figure, axes = _figure(9, 4.2, background)
+    found = ranges()
+    for y, (title, ratios) in enumerate(found.items()):
+        colour = _COLOURS[2] if ratios[0] >= 1 else _COLOURS[0] if ratios[-1] < 1 else _COLOURS[4]
+        axes.plot([ratios[0], ratios[-1]], [y, y], color=colour, linewidth=7, alpha=0.35, solid_capstyle="round")
+        axes.plot(ratios, [y] * len(ratios), "o", color=colour, markersize=6)
+        axes.text(3.6, y, range_text(ratios), va="center", fontsize=9)
+    axes.axvline(1, color="#8a8f98", linewidth=1)
+    axes.set_xscale("log")
+    axes.set_xlim(0.4, 5.2)
+    axes.set_xticks([0.5, 0.7, 1, 1.5, 2, 3], ["½×", "0.7×", "equal", "1.5×", "2×", "3×"])
+    axes.minorticks_off()
+    axes.set_yticks(range(len(found)), list(found))
+    axes.invert_yaxis()
+    says = "Raddle against the fastest other engine, a dot a workload: right is faster; red never is, green always"
+    axes.set_title(says, fontsize=9.5, loc="right")
+    return _svg(figure, background)
+
+
 def draw(chart: str, background: str | None = None) -> str:
     """The chart as SVG. Without a background, text and axes take the colour of the page."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib.figure import Figure
-
     file, title, _, unit, _ = SOURCES[chart]
     found = rows_of(chart)
     engines = _engines(found)
     peers = [name for name in engines if name not in ("raddle", "floor")]
     colour = {"raddle": _COLOURS[0], "floor": _FLOOR, **dict(zip(peers, _COLOURS[1:]))}
     height = 0.9 + sum(0.24 * len(values) + 0.22 for values in found.values())
-    with matplotlib.rc_context({"svg.hashsalt": "raddle", "svg.fonttype": "none", "font.size": 10}):
-        figure = Figure(figsize=(9, height), layout="constrained", facecolor=background or "none")
-        axes = figure.subplots()
-        axes.set_facecolor("none")
-        y, ticks, longest = 0.0, [], max(max(values.values()) for values in found.values())
-        for workload, values in found.items():
-            here = [engine for engine in engines if engine in values]
-            ticks.append((y + 0.5 * (len(here) - 1), workload))
-            for engine in here:
-                label = None if engine in axes.get_legend_handles_labels()[1] else engine
-                axes.barh(y, values[engine], height=0.86, color=colour[engine], label=label)
-                axes.text(values[engine] + longest * 0.008, y, f"{values[engine]:,.0f}", va="center", fontsize=8)
-                y += 1
-            y += 0.9
-        axes.set_yticks([place for place, _ in ticks], [name for _, name in ticks])
-        axes.invert_yaxis()
-        axes.set_xlim(0, longest * 1.12)
-        axes.set_xlabel("microseconds, less is better" if unit == "us" else f"{unit}, more is better")
-        axes.set_title(f"{title}\nbench/results/{file}.json", fontsize=10, loc="left")
-        axes.spines[["top", "right"]].set_visible(False)
-        handles = dict(zip(*reversed(axes.get_legend_handles_labels())))
-        names = [engine for engine in engines if engine in handles]
-        figure.legend([handles[name] for name in names], names, loc="outside lower center", ncols=4, frameon=False)
-        written = io.StringIO()
+    figure, axes = _figure(9, height, background)
+    y, ticks, longest = 0.0, [], max(max(values.values()) for values in found.values())
+    for workload, values in found.items():
+        here = [engine for engine in engines if engine in values]
+        ticks.append((y + 0.5 * (len(here) - 1), workload))
+        for engine in here:
+            label = None if engine in axes.get_legend_handles_labels()[1] else engine
+            axes.barh(y, values[engine], height=0.86, color=colour[engine], label=label)
+            axes.text(values[engine] + longest * 0.008, y, f"{values[engine]:,.0f}", va="center", fontsize=8)
+            y += 1
+        y += 0.9
+    axes.set_yticks([place for place, _ in ticks], [name for _, name in ticks])
+    axes.invert_yaxis()
+    axes.set_xlim(0, longest * 1.12)
+    axes.set_xlabel("microseconds, less is better" if unit == "us" else f"{unit}, more is better")
+    axes.set_title(f"{title}\nbench/results/{file}.json", fontsize=10, loc="left")
+    handles = dict(zip(*reversed(axes.get_legend_handles_labels())))
+    names = [engine for engine in engines if engine in handles]
+    figure.legend([handles[name] for name in names], names, loc="outside lower center", ncols=4, frameon=False)
+    return _svg(figure, background)
+
+
+def _figure(width: float, height: float, background: str | None) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor=background or "none")
+    axes = figure.subplots()
+    axes.set_facecolor("none")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _svg(figure: Any, background: str | None) -> str:
+    """The figure as SVG, the same for the same rows. Without a background, text takes the colour of the page."""
+    import matplotlib
+
+    written = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": "raddle", "svg.fonttype": "none"}):
         figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
     svg = written.getvalue()
     svg = svg[svg.index("<svg") :]
@@ -177,16 +220,20 @@ def _engines(found: dict[str, dict[str, Any]]) -> list[str]:
 def draw_all(folder: Path) -> None:
     """Writes every chart to ``folder`` as a piece of HTML, and its table as Markdown."""
     folder.mkdir(parents=True, exist_ok=True)
-    for number, chart in enumerate(SOURCES):
-        # Several on one page: what a chart names inside of itself is its own.
-        svg = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{chart}-", draw(chart))
-        svg = re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', 'role="img"', svg, count=1)
-        label = f"<title>{SOURCES[chart][1]}</title>"
-        svg = re.sub(r"(<svg[^>]*>)", rf"\1{label}", svg, count=1)
-        (folder / f"{chart}.html").write_text(f'<div class="picture chart">{svg}</div>\n', encoding="utf-8")
+    for chart in SOURCES:
+        (folder / f"{chart}.html").write_text(_html(draw(chart), chart, SOURCES[chart][1]), encoding="utf-8")
         (folder / f"{chart}.md").write_text(table(chart), encoding="utf-8")
+    (folder / "ranges.html").write_text(_html(draw_ranges(), "ranges", "Raddle against others"), encoding="utf-8")
     (folder / "summary.md").write_text(summary(), encoding="utf-8")
 
 
+def _html(svg: str, name: str, title: str) -> str:
+    # Several are on one page: what a chart names inside of itself is its own.
+    svg = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{name}-", svg)
+    svg = re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', 'role="img"', svg, count=1)
+    svg = re.sub(r"(<svg[^>]*>)", rf"\1<title>{title}</title>", svg, count=1)
+    return f'<div class="picture chart">{svg}</div>\n'
+
+
 if __name__ == "__main__":
-    README_CHART.write_text(draw("gpu_decode", background="white"), encoding="utf-8")
+    README_CHART.write_text(draw_ranges(background="white"), encoding="utf-8")
