@@ -6,7 +6,8 @@ import click
 
 _MAX_LENGTH = 2**31 - 1
 _MAX_PAGES = 2**28  # 2 GiB of page numbers
-_WORDS = """
+#: What an explanation of a plan speaks of.
+WORDS = """
 Words: a query tile is a block of query rows, with the query heads that share a KV head; a work item is one query tile
 of one KV head over a span of its keys; a worker is a thread on a CPU, a thread block on a GPU. Each worker computes
 its own queue of work items. Where a query tile is cut into several, the partial results of its rows are combined.
@@ -80,7 +81,7 @@ def explain(
     click.echo(f"batch: {len(lengths):,} requests with {qo_len.sum():,} query rows and {kv_len.sum():,} keys in all")
     click.echo(plan.explain().rstrip())
     click.echo(f"workspace: {plan.workspace_bytes:,} bytes for partial results")
-    click.echo(_WORDS.rstrip())
+    click.echo(WORDS.rstrip())
 
 
 def _numbers(text: str, option: str = "") -> tuple[int, int]:

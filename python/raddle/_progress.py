@@ -1,4 +1,4 @@
-"""Says what a long command is doing. It draws between calls only: a thread of its own would disturb what is timed."""
+"""Shows what a long command is doing. It draws between calls only: a thread for it would disturb what is timed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _REDRAW_SECONDS = 0.25
 
 
 class Progress:
-    """A line on stderr: a bar on a terminal, else one line for each thing that is begun.
+    """A line on stderr: a bar on a terminal, else one line for each phase that begins.
 
     Args:
         counts: show how many steps of all are done.
@@ -47,20 +47,20 @@ class Progress:
         self._bar.stop()
 
     def say(self, text: str, total: int | None = None) -> None:
-        """Begins something, of ``total`` steps if their number is known."""
+        """Begins a phase, of ``total`` steps if their number is known."""
         self._bar.reset(self._task, description=text, total=total)
         self._bar.refresh()
         if not self._console.is_terminal:
             self._console.print(f"{text} …", highlight=False)
 
-    def advance(self) -> None:
-        """One step is done."""
-        self._bar.advance(self._task)
+    def advance(self, steps: int = 1) -> None:
+        """So many steps more are done."""
+        self._bar.advance(self._task, steps)
         if self._due():
             self._bar.refresh()
 
     def show(self, text: str, done: int) -> None:
-        """How far the thing begun last has come. For callers that count for themselves."""
+        """Shows how many steps of the phase are done, for callers that count themselves."""
         if self._due():
             self._bar.update(self._task, description=text, completed=done)
             self._bar.refresh()

@@ -68,8 +68,8 @@ def cache_list() -> None:
     entries = store.entries()
     if entries:
         table = Table(
-            caption="A variant for CPUs serves every dtype, head dimension and number of heads; a GPU kernel is compiled "
-            "for one dtype and the head dimensions of Q·K and V. Entry: the folder's name begins with it.",
+            caption="A variant for CPUs serves every dtype, head dimension and number of heads; a GPU kernel serves "
+            "one dtype and head dimension, which its name begins with. Entry: how the name of its folder begins.",
             caption_justify="left",
         )
         for name, justify in (("name", "left"), ("kind", "left"), ("compiled for", "left"), ("date", "left")):
@@ -110,7 +110,7 @@ def cache_warm(specs: tuple[str, ...]) -> None:
         except (ValueError, TypeError, ImportError, RuntimeError) as error:
             raise click.ClickException(f"{target}: {error}") from None
         variants = _counted(compiled, "variant", "variants")
-        click.echo(f"{target}: {_counted(len(found), 'spec', 'specs')}; compiled {variants}, found the rest in the cache")
+        click.echo(f"{target}: {_counted(len(found), 'spec', 'specs')}; compiled {variants}, the cache has the others")
 
 
 def _counted(count: int, one: str, many: str) -> str:

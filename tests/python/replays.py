@@ -11,7 +11,7 @@ from raddle.replay import cli
 @pytest.fixture(autouse=True)
 def no_bandwidth(monkeypatch):
     """The measurement takes seconds and a gigabyte: imported, it is left out of all tests of a file."""
-    monkeypatch.setattr(limits, "read_gbps", lambda: 12.5)
+    monkeypatch.setattr(limits, "read_gbps", lambda advance: 12.5)
 
 
 def replay(folder, *arguments, exit_code=0):

@@ -1,11 +1,13 @@
 """`raddle replay` end to end, on small models: what it reports, that it repeats, and that no fault passes."""
 
 import math
+import re
 
 import numpy as np
 import pytest
 from raddle.bench import limits
-from raddle.replay import metrics, native
+from raddle.replay import metrics, native, sampling
+from raddle.replay import report as words_of
 from raddle.replay.engine import Batch, Engine
 from raddle.replay.faults import INJECT
 from raddle.replay.models import MODELS, LayerKind, Model, reference
@@ -20,7 +22,7 @@ HEADS = ["--num-qo-heads", "8", "--num-kv-heads", "2", "--head-dim", "64"]
 @pytest.fixture(autouse=True)
 def no_bandwidth(monkeypatch):
     """The measurement takes seconds and a gigabyte."""
-    monkeypatch.setattr(limits, "read_gbps", lambda: 12.5)
+    monkeypatch.setattr(limits, "read_gbps", lambda advance: 12.5)
 
 
 @pytest.fixture
@@ -46,12 +48,58 @@ def test_the_report(replayed):
     assert "verification passed" in output
 
 
-@pytest.mark.parametrize("read, verdict", [(1e-6, "≥ 60 met"), (1e6, "≥ 60 missed"), (None, "share of it")])
-def test_decode_is_a_share_of_the_read_bandwidth(replayed, monkeypatch, read, verdict):
-    monkeypatch.setattr(limits, "read_gbps", lambda: read)
+@pytest.mark.parametrize("read", [1e-6, 1e6, None])
+def test_decode_is_a_share_of_the_read_bandwidth(replayed, monkeypatch, read):
+    monkeypatch.setattr(limits, "read_gbps", lambda advance: read)
     report, output = replayed(*SMALL, *HEADS, "--requests", 2, "--verify", 0)
-    assert verdict in output and ("≥ 60" in output) == (read is not None)
     assert (report["decode_share"] is None) == (read is None)
+    # What Raddle itself aims at is no business of a report on the user's machine.
+    assert "so attention reaches" in output and not re.search("missed|met|✗|✓|≥", output)
+
+
+def test_the_output_says_what_it_means(replayed, tmp_path):
+    trace = tmp_path / "[bold]my trace[red].jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 90, "output_length": 3}\n' * 3)
+    report, output = replayed("--trace", trace, *HEADS, "--verify", 0)
+    words = " ".join(output.split())
+    assert "[bold]my trace[red].jsonl: 3 requests" in words and "Attention alone: a whole model has more layers" in words
+    assert "Requests arrived 0.2 times as fast as in the trace" in words and 0 < report["busy"] <= 1
+
+
+def test_a_queue_is_pointed_out():
+    config = {"rate": 16.0, "device": "cpu", "isa": "avx2", "threads": 2, "schedule": "auto", "seed": 0}
+    counts = dict.fromkeys(("steps", "prompt_tokens", "tokens", "decode_steps", "prefill_steps"), 1)
+    result = {**counts, "config": config, "chunked_prefills": 1, "queued_requests": 2, "seconds": 30.0}
+    late = {**result, "busy": 1.0, "ttft_us": {"p50": 24.8e6, "p99": 30e6}}
+    assert "a lower --rate" in words_of.conditions(late)[-1]
+    for fine in ({"busy": 0.7}, {"ttft_us": {"p50": 2e5, "p99": 1e6}}, {"busy": None, "ttft_us": None}):
+        assert "--rate shows" not in "".join(words_of.conditions({**late, **fine}))
+
+
+@pytest.mark.parametrize("flags", [(), ("--parallel", 2), ("--speculate", "2x2"), ("--schedule", "all")])
+def test_progress_counts_all_tokens(replayed, monkeypatch, flags):
+    """From the first step on, up to exactly as many as there are to do."""
+    schedulers, seen = [], []
+
+    def shown_by(progress, scheduler):
+        schedulers.append(scheduler)
+        return lambda history: seen.append(scheduler.tokens_done)
+
+    monkeypatch.setattr(words_of, "shown_by", shown_by)
+    replayed(*SMALL, *HEADS, "--requests", 3, "--verify", 0, *flags)
+    assert 0 < seen[0] < seen[-1] == schedulers[0].tokens_to_do and seen == sorted(set(seen))
+
+
+def test_verifying_tells_of_every_output(replayed, monkeypatch):
+    told, verify = [], sampling.Sampler.verify
+
+    def watched(sampler, done):
+        assert sampler.num_drawn == 37
+        return verify(sampler, told.append)
+
+    monkeypatch.setattr(sampling.Sampler, "verify", watched)
+    replayed(*SMALL, *HEADS, "--requests", 3, "--verify", 37)
+    assert sum(told) == 37 and max(told) <= 8
 
 
 def test_values_without_such_a_step_are_null(replayed, tmp_path):

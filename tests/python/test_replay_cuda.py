@@ -22,7 +22,7 @@ GPT_OSS = "--model gpt-oss-20b --dtype float16"
 
 @pytest.fixture
 def replayed(tmp_path, gpu, monkeypatch):
-    monkeypatch.setattr("raddle.replay.cli.read_gbps", lambda device: 1000.0)
+    monkeypatch.setattr("raddle.replay.cli.read_gbps", lambda device, progress: 1000.0)
     return lambda *arguments, **options: replay(tmp_path, *TINY, *HEADS, "--device", gpu, *arguments, **options)
 
 
@@ -45,7 +45,7 @@ def test_the_page_shows_items(replayed, tmp_path):
     path = tmp_path / "page.html"
     replayed("--report", path)
     text = path.read_text()
-    assert text.count("<svg") == 3 and "A bar is a work item" in text and "work items for 3 workers" in text
+    assert text.count("<svg") == 8 and "A bar is one work item" in text and "work items for 3 workers" in text
 
 
 @pytest.mark.parametrize("flags", [GPT_OSS, "--rope --layers 1 --soft-cap 5 --window 9"])

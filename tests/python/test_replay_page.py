@@ -28,11 +28,11 @@ def drawn(monkeypatch):
 
 
 class Read(HTMLParser):
-    """The text of a page; fails where elements are not closed, or something is to be loaded."""
+    """The text and tables of a page; fails where elements are not closed, or something is to be loaded."""
 
     def __init__(self, path):
         super().__init__()
-        self.open, self.text, self.pictures = [], [], 0
+        self.open, self.text, self.pictures, self.rows = [], [], 0, []
         self.feed(path.read_text(encoding="utf-8"))
         self.close()
         assert self.open == [] and "url(http" not in "".join(self.text)
@@ -42,7 +42,11 @@ class Read(HTMLParser):
         if tag != "meta":
             self.open.append(tag)
         self.pictures += tag == "svg"
-        assert tag not in ("link", "script", "iframe", "image", "img")
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        assert tag not in ("link", "script", "iframe", "image", "img", "pre", "b")
         for name, value in attributes:
             assert name not in ("src", "data", "href") and (name != "xlink:href" or value.startswith("#"))
 
@@ -56,29 +60,37 @@ class Read(HTMLParser):
 
     def handle_data(self, data):
         self.text.append(data)
+        if self.open and self.open[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
 
 
 def test_the_page(tmp_path):
     path = tmp_path / "page.html"
     report, _ = replay(tmp_path, *SMALL, *HEADS, "--report", path)
     read = Read(path)
-    assert read.pictures == 3
+    assert read.pictures == 8
     for text in (
         "uniform:60:200: 6 requests",
-        "inter-token latency",
-        "requests a step",
-        "tokens a step",
-        "keys of a request in a step",
-        "plan of a step, µs",
-        "appends of a step, µs",
-        "attention of a step, ms",
+        "Requests in a step",
+        "Query rows in a step",
+        "requests in steps",
+        "Keys of a request in a step",
+        "Planning of a step",
+        "New keys and values of a step",
+        "Attention of a step, all layers",
+        "replay's clock, s",
         "in use",
-        f"the pool's {report['pool']['pages']}",
+        f"size of the pool: {report['pool']['pages']}",
         "layer 1",
         "worker",
-        "work items for 3 workers",
+        "time since the step's attention began, ",
+        "a worker is a thread on a CPU",
     ):
         assert text in read.text, text
+    rows = {row[0]: row[1:] for row in read.rows if row}
+    assert rows["how long it took"] == ["median", "99th percentile"]
+    assert all(re.fullmatch(r"[\d.,]+ (s|ms|µs)", cell) for cell in rows["time to the first token, waiting included"])
+    assert "3 workers" in rows["work"][0] and rows["schedule"][0].endswith(")")
     assert "evicted" not in read.text
 
 
@@ -87,13 +99,13 @@ def test_with_a_prefix_cache(tmp_path, drawn):
         {"timestamp": i, "input_length": BLOCK_TOKENS + 40, "output_length": 3, "hash_ids": [i % 2, 10 + i]}
         for i in range(5)
     ]
-    trace = tmp_path / "<i> & co.jsonl"
+    trace = tmp_path / "<script>alert(1)<b> & co.jsonl"
     trace.write_text("\n".join(map(json.dumps, requests)))
     path = tmp_path / "page.html"
     report, _ = replay(tmp_path, "--trace", trace, "--pool-tokens", 800, *HEADS, "--verify", 0, "--report", path)
     read = Read(path)
-    assert "<i> & co.jsonl" in read.text
-    for text in ("cached and held by no request", "read by several requests of a step", "evicted so far"):
+    assert "<script>alert(1)<b> & co.jsonl" in read.text
+    for text in ("of these: cached, and no request uses them", "read by several requests of a step", "evicted so far"):
         assert text in read.text
     ((_, _, history, _),) = drawn
     evicted = [step.evicted_tokens for step in history.steps]

@@ -210,7 +210,7 @@ NEED = 512 * (1 + 3 * 8) + 24 * 64  # tokens
 
 @pytest.fixture(autouse=True)
 def no_bandwidth(monkeypatch):
-    monkeypatch.setattr(limits, "read_gbps", lambda: 12.5)
+    monkeypatch.setattr(limits, "read_gbps", lambda advance: 12.5)
 
 
 @pytest.fixture
@@ -237,7 +237,7 @@ def test_hits_are_those_of_the_hashes(replayed, flags):
     assert report["verified"]["failed"] == 0 and report["verified"]["strata"]["reused prefix"] > 0
     assert report["config"]["prefix_cache"] and report["pool"]["idle"] > 0
     words = " ".join(output.replace("│", " ").split())
-    assert "prefix cache, hit rate 59.6 %" in words and "tokens saved 3,056" in words
+    assert "prompt tokens found in the prefix cache 59.6 %" in words and "tokens not computed again 3,056" in words
 
 
 def test_without_the_cache_nothing_is_taken_over(replayed):

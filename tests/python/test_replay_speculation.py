@@ -123,7 +123,7 @@ def test_trees_pass(replayed, flags):
     assert 1 < report["accepted"] < 1 + shape.depth
     plain, _ = replayed(*SMALL)
     assert plain["tokens"] == report["tokens"] and plain["steps"] > report["steps"] and plain["accepted"] is None
-    assert "accepted tokens, mean" in output and f"a tree of {shape}" in output
+    assert "tokens accepted, on average" in output and f"per tree of {shape}" in output
 
 
 def test_with_a_prefix_cache(replayed, tmp_path):

@@ -11,6 +11,8 @@ from raddle import _library
 
 #: Bytes that are read for it: several times what a large shared cache holds.
 READ_BYTES = 2 << 30
+#: The same for `read_gbps`, which takes a second or two: still more than the caches of most machines hold.
+QUICK_READ_BYTES, QUICK_LOOPS = 512 << 20, 2
 #: Least bandwidth in GB/s that a machine with AMX has, a thread and in all: less was disturbed, and no limit.
 PLAUSIBLE_A_THREAD, PLAUSIBLE = 15.0, 30.0
 _TRIES = 3
@@ -77,7 +79,7 @@ def measure(
     size = READ_BYTES if read_bytes is None else read_bytes
     say("limits: arithmetic")
     rates = [float(_rate(name, threads)) for name in ("fma", "exp2", "bf16")]
-    floor = min(PLAUSIBLE, PLAUSIBLE_A_THREAD * threads) if has_amx() else 0.0
+    floor = _plausible(threads)
     found: Optional[Limits] = None
     for _ in range(_TRIES):
         say("limits: memory read")
@@ -97,6 +99,19 @@ def has_amx(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
         return False
 
 
-def read_gbps() -> Optional[float]:
-    """The read bandwidth alone, of all threads; None where it was disturbed."""
-    return measure(raddle.cpu_threads()).read_gbps
+def read_gbps(advance: Callable[[], None] = lambda: None) -> Optional[float]:
+    """The read bandwidth alone, of all threads; None where it was disturbed.
+
+    A quick measurement for commands that are not about it: it reads less memory, and once. ``advance`` is called after
+    each of `QUICK_LOOPS` loops.
+    """
+    threads, best = raddle.cpu_threads(), 0.0
+    for loop in (_read_sequential, _read_pages):
+        best = max(best, float(loop(QUICK_READ_BYTES, threads)))
+        advance()
+    return best if best >= _plausible(threads) else None
+
+
+def _plausible(threads: int) -> float:
+    """A read bandwidth in GB/s below which the measurement was disturbed; 0 where nothing tells."""
+    return min(PLAUSIBLE, PLAUSIBLE_A_THREAD * threads) if has_amx() else 0.0

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
-from rich.console import Console
 
 import raddle
+from raddle._console import table_console
 from raddle._progress import Progress
 
 from . import page, pictures, report, steplog
@@ -85,9 +85,9 @@ def _option(*names: str, **settings: Any) -> Any:
 @_option(
     "--rate",
     type=click.FloatRange(min=0, min_open=True),
-    default=16.0,
-    help="Divide arrival times by this. A trace of a whole service comes in slowly for one machine: at 16 "
-    "the default excerpt keeps a queue.",
+    default=0.2,
+    help="How many times as fast as in the trace requests arrive. The default suits two CPU cores; at 16 the whole "
+    "default excerpt arrives within a second, and most requests wait.",
 )
 # What is computed
 @_option(
@@ -216,7 +216,12 @@ def replay(ctx: click.Context, **options: Any) -> None:
         raise BadInput(str(error) or "out of memory") from error
     if options["json_path"]:
         options["json_path"].write_text(json.dumps(result, indent=2) + "\n")
-    Console().print(*report.tables(result), sep="\n")
+    out = table_console()
+    for sheet in report.sheets(result):
+        out.print(sheet.rich())
+    out.print(*report.conditions(result), sep="\n", markup=False)
+    if options["report_path"]:
+        click.echo(f"report: {options['report_path']}")
     if verified.failed:
         worst = "\n".join(f"  {sample}" for sample in verified.worst_samples)
         click.echo(f"verification failed; the worst:\n{worst}", err=True)
@@ -253,35 +258,36 @@ def _run(
             log.requests, pool, log.token_budget, prefixes, log.samples, log.speculate, log.seed
         )
     layers = options["layers"]
-    engine = engine_of(log, model, options)
-    sampler = Sampler(
-        model,
-        layers,
-        log.page_size,
-        options["num_verified"],
-        log.seed,
-        engine.rounds_weights,
-        engine.prompts,
-    )
     with Progress(counts=True) as progress:
-        progress.say("serving", total=log.samples * len(log.requests))
-        history = serve(scheduler, engine, sampler, report.shown_by(progress))
-        progress.say("verifying")
-        verified = sampler.verify()
-        progress.say("measuring the memory's read bandwidth")
-        bandwidth = read_gbps(engine.device)
-    if options["save_steps"]:
-        log.steps = [step.spans for step in history.steps]
-        log.queued = sorted(scheduler.queued)
-        steplog.save(log, options["save_steps"])
-    result = {
-        "trace": log.trace,
-        **summary(history, scheduler, model, layers, bandwidth),
-        "verified": verified.report(),
-        "config": _config(log, model, engine, options),
-    }
-    if options["report_path"]:
-        page.write(options["report_path"], result, history, engine.longest)
+        progress.say("preparing the KV pool and the kernels")
+        engine = engine_of(log, model, options)
+        sampler = Sampler(
+            model,
+            layers,
+            log.page_size,
+            options["num_verified"],
+            log.seed,
+            engine.rounds_weights,
+            engine.prompts,
+        )
+        progress.say("serving", total=scheduler.tokens_to_do)
+        history = serve(scheduler, engine, sampler, report.shown_by(progress, scheduler))
+        progress.say("checking outputs against fp64", total=sampler.num_drawn)
+        verified = sampler.verify(progress.advance)
+        bandwidth = read_gbps(engine.device, progress)
+        if options["save_steps"]:
+            log.steps = [step.spans for step in history.steps]
+            log.queued = sorted(scheduler.queued)
+            steplog.save(log, options["save_steps"])
+        result = {
+            "trace": log.trace,
+            **summary(history, scheduler, model, layers, bandwidth),
+            "verified": verified.report(),
+            "config": _config(log, model, engine, options),
+        }
+        if options["report_path"]:
+            progress.say("drawing the report")
+            page.write(options["report_path"], result, history, engine.longest)
     return result, verified
 
 

@@ -1,4 +1,4 @@
-"""Where a replay runs: the engine of a device, and what is said of it."""
+"""Where a replay runs: the engine of a device, and what a report says about it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import raddle
 from raddle import _cuda
+from raddle._progress import Progress
 from raddle.bench import limits
 
 from . import native
@@ -67,15 +68,17 @@ def _check_compared(options: dict[str, Any], cascades: bool) -> None:
         raise ValueError(f"--compare single: --schedule names {len(schedules)}; expected one")
 
 
-def read_gbps(device: str) -> float | None:
-    """What this machine reads; of a GPU where torch and CuPy are, by the floor of `raddle bench gpu`.
+def read_gbps(device: str, progress: Progress) -> float | None:
+    """How fast this machine reads memory, in GB/s; on a GPU the floor of `raddle bench gpu`, with torch and CuPy.
 
-    None where that cannot be measured, or where the measurement of a CPU was disturbed.
+    None where that cannot be measured, or where other work disturbed the measurement.
     """
     if device == "cpu":
-        return limits.read_gbps()
+        progress.say("measuring how fast this machine reads memory", total=limits.QUICK_LOOPS)
+        return limits.read_gbps(progress.advance)
     if not torch_has_gpu():
         return None
+    progress.say("measuring how fast this GPU reads memory")
     try:
         from raddle.bench.gpu import floor
 

@@ -37,6 +37,7 @@ def summary(
         "tokens": tokens,
         "prompt_tokens": sum(r.input_tokens for r in requests),
         "seconds": history.seconds,
+        "busy": _ratio(sum(s.cost.seconds for s in steps), history.seconds),
         "tokens_per_s": _ratio(tokens, history.seconds),
         "itl_us": _percentiles(np.diff(r.token_times) * 1e6 for r in history.finished),
         "ttft_us": _percentiles(

@@ -12,7 +12,7 @@ import itertools
 import random
 import sys
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -24,6 +24,7 @@ STRATA = ("chunk", "decode", "split", "page edge", "reused prefix", "cascade", "
 # From one layer's output and stratum; a run of few steps still fills its quota.
 _DRAWS_A_STEP = 4
 _WORST_SHOWN = 3
+_JUDGED_AT_ONCE = 8
 
 
 @dataclass
@@ -137,23 +138,20 @@ class Sampler:
                 reservoir.kept[place : place + 1] = [sample]
                 drawn.append((row, sample))
 
-    def verify(self) -> Verified:
+    def verify(self, done: Callable[[int], None] = lambda outputs: None) -> Verified:
         """Compares `count` of the outputs drawn, as many of each stratum and layer as there are.
 
-        Of several ways each is compared, and the worst one counts.
+        Of several ways each is compared, and the worst one counts. `done` is told of outputs that were compared.
         """
-        # Reservoirs take turns, so that one with few candidates leaves its share to the others.
-        turns = itertools.zip_longest(*(r.kept for r in self.reservoirs.values()))
-        drawn = [sample for turn in turns for sample in turn if sample is not None]
-        samples = sorted(drawn[: self.count], key=_judged_together)
+        samples = sorted(self._chosen(), key=_judged_together)
         judged = []
-        for (layer, departs, request), same in itertools.groupby(samples, key=_judged_together):
-            group = list(same)
+        for (layer, departs, request), group in _groups(samples):
             rows = [np.array([getattr(s, name) for s in group], np.int32) for name in ("request", "position", "head")]
             prompts = self.prompts.departing(request, departs) if departs >= 0 else self.prompts
             spec = reference(self.model, layer, self.seed, self.rounds_weights)
             ways = [native.verify(spec, np.stack(found), *rows, prompts) for found in zip(*(s.found for s in group))]
             judged += zip((max(verdicts, key=lambda v: v["ratio"]) for verdicts in zip(*ways)), group)
+            done(len(group))
         judged.sort(key=lambda pair: -pair[0]["ratio"])
         return Verified(
             checked=len(judged),
@@ -162,6 +160,16 @@ class Sampler:
             strata={s: sum(sample.stratum == s for sample in samples) for s in STRATA},
             worst_samples=[_in_words(v, s) for v, s in judged[:_WORST_SHOWN]],
         )
+
+    @property
+    def num_drawn(self) -> int:
+        """Outputs that `verify` compares."""
+        return len(self._chosen())
+
+    def _chosen(self) -> list[Sample]:
+        # Reservoirs take turns, so that one with few candidates leaves its share to the others.
+        turns = itertools.zip_longest(*(r.kept for r in self.reservoirs.values()))
+        return [sample for turn in turns for sample in turn if sample is not None][: self.count]
 
     def _strata(self, batch: Batch, planned: Planned) -> dict[str, np.ndarray]:
         """Which rows and KV heads belong to a stratum: bool [rows, Hkv] each."""
@@ -182,6 +190,13 @@ class Sampler:
             "cascade": np.outer(batch.shares_pages & ~batch.is_tree.any(), every_head) if has_levels else no_head,
             "wrong draft": np.outer(batch.departs >= 0, every_head),
         }
+
+
+def _groups(samples: Sequence[Sample]) -> Iterator[tuple[tuple[int, int, int], list[Sample]]]:
+    """Samples that are judged together, few at a time, so that progress shows."""
+    for key, same in itertools.groupby(samples, key=_judged_together):
+        while group := list(itertools.islice(same, _JUDGED_AT_ONCE)):
+            yield key, group
 
 
 def _judged_together(s: Sample) -> tuple[int, int, int]:

@@ -83,6 +83,8 @@ class Scheduler:
         self.running: dict[int, Running] = {}
         self.queued: set[int] = set()
         """Requests that had to wait for pages."""
+        self.tokens_done = 0
+        """Prompt tokens in the pool and tokens generated until now, of `tokens_to_do`."""
         self._freed: list[np.ndarray] = []
         self.copies: tuple[np.ndarray, np.ndarray] = (NO_PAGES, NO_PAGES)
         """Pages to copy before the scheduled step's keys are written, and where to."""
@@ -112,6 +114,7 @@ class Scheduler:
         done = []
         for span, tree in zip(step, self.trees):
             r = self.running[span.request]
+            self.tokens_done += min(span.length, r.prefill_left)
             r.kv_len += tree.kept if tree else span.length
             if tree:
                 self._freed.append(self.pool.truncate([r.key], [r.kv_len]))
@@ -120,7 +123,9 @@ class Scheduler:
                 self._freed.append(self.prefixes.computed(r.key, r.request))
                 samples += self._fork(r)
             for sample in samples if r.prefill_left == 0 else ():
-                sample.token_times += [now] * (tree.kept if tree else 1)
+                generated = tree.kept if tree else 1
+                sample.token_times += [now] * generated
+                self.tokens_done += generated
                 if len(sample.token_times) == sample.request.output_tokens:
                     done.append(self.running.pop(sample.index))
                     self._freed.append(self.prefixes.finish(sample.key))
@@ -159,6 +164,11 @@ class Scheduler:
         return left + sum(n - 1 for n in sharing.values())
 
     @property
+    def tokens_to_do(self) -> int:
+        """Tokens of all prompts, and those that all samples generate."""
+        return sum(r.input_tokens + self.samples * r.output_tokens for r in self.requests)
+
+    @property
     def done(self) -> bool:
         return not self.waiting and not self.running
 
@@ -177,6 +187,7 @@ class Scheduler:
             return False
         index = self.waiting.popleft()
         key, reused = self.prefixes.add(request)
+        self.tokens_done += reused
         self.running[index] = Running(index, request, key, pages, reused, kv_len=reused)
         prefilling.append(self.running[index])
         return True

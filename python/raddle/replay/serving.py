@@ -50,7 +50,7 @@ def serve(
     sampler: Sampler,
     on_step: Callable[[History], None] = lambda history: None,
 ) -> History:
-    """Serves all requests; `on_step` is told of each step."""
+    """Serves all requests; calls `on_step` after each step."""
     history = History()
     now = 0.0
     while not scheduler.done:
