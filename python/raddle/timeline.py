@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -143,28 +142,21 @@ class Marks:
         return "\n".join(lines)
 
     def json(self) -> str:
-        """Returns one JSON object: ``stages``, their names, and ``workers``, for each a list of [stage, item, us]."""
-        workers = [[[int(s), int(i), round(float(us), 3)] for s, i, us in row] for row in self.workers]
-        return json.dumps({"stages": STAGES, "workers": workers}, separators=(",", ":"))
+        """Returns Chrome's trace events, which https://ui.perfetto.dev opens: a row for each worker.
 
-    def picture(self, path: Path | str) -> None:
-        """Draws a line a worker, from mark to mark in the colour of what the time was spent on; needs matplotlib.
-
-        Raises ImportError where that is not installed.
+        An event is named by the stage at which it ends; it begins at the worker's mark before. Its item is in ``args``.
         """
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(14, min(40.0, 2.0 + 0.07 * len(self.workers))), layout="constrained")
-        axes = figure.subplots()
-        colours = ("lightgrey", "tab:orange", "tab:blue", "tab:green", "tab:purple", "tab:red")
-        for number, (name, colour) in enumerate(zip(STAGES, colours)):
-            if number == 0:
-                continue
-            reached = [row["stage"][1:] == number for row in self.workers]
-            worker = np.concatenate([np.full(each.sum(), w) for w, each in enumerate(reached)])
-            begin = np.concatenate([row["us"][:-1][each] for row, each in zip(self.workers, reached)])
-            end = np.concatenate([row["us"][1:][each] for row, each in zip(self.workers, reached)])
-            axes.barh(worker, end - begin, left=begin, height=0.9, color=colour, label=f"until {name}")
-        axes.set(xlabel="µs", ylabel="worker", xlim=(0, None), ylim=(len(self.workers) - 0.5, -0.5))
-        axes.legend(loc="lower right")
-        figure.savefig(path, dpi=120)
+        events = [
+            {
+                "name": STAGES[stage],
+                "ph": "X",  # a complete event: ts and dur in microseconds
+                "pid": 0,
+                "tid": worker,
+                "ts": round(float(begin), 3),
+                "dur": round(float(end - begin), 3),
+                "args": {"item": int(item)},
+            }
+            for worker, row in enumerate(self.workers)
+            for begin, (stage, item, end) in zip(row["us"], row[1:])
+        ]
+        return json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}, separators=(",", ":"))

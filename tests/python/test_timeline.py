@@ -166,13 +166,10 @@ def test_the_summary_says_who_was_last():
     assert "the last, worker 1: started 1 at 0.0, opened 1 at 1.0, finished 1 at 7.0" in text
 
 
-def test_as_json():
+def test_as_trace_events():
     read = json.loads(marks_of(*WORKED).json())
-    assert read["stages"] == list(STAGES)
-    assert read["workers"] == [[[0, 0, 0.5], [1, 0, 1.5], [2, 0, 3.5]], [[0, 1, 0.0], [1, 1, 1.0], [4, 1, 7.0]], []]
-
-
-def test_a_picture(tmp_path):
-    pytest.importorskip("matplotlib")
-    marks_of(*WORKED).picture(tmp_path / "timeline.png")
-    assert (tmp_path / "timeline.png").stat().st_size > 1000
+    events = [tuple(e[key] for key in ("tid", "name", "ts", "dur")) for e in read["traceEvents"]]
+    first = [(0, "opened", 0.5, 1.0), (0, "computed", 1.5, 2.0)]
+    assert events == [*first, (1, "opened", 0.0, 1.0), (1, "finished", 1.0, 6.0)]
+    assert {(e["ph"], e["pid"], e["args"]["item"]) for e in read["traceEvents"]} == {("X", 0, 0), ("X", 0, 1)}
+    assert json.loads(marks_of([], []).json())["traceEvents"] == []

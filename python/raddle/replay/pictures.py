@@ -45,7 +45,7 @@ def distributions(history: History) -> Iterator[tuple[str, str]]:
         axes.hist(values, bins=_bins(values), log=True)
         axes.set(xlabel=unit, ylabel=counted)
         axes.set_ylim(bottom=0.7)  # so that a count of 1 shows
-        axes.xaxis.get_major_locator().set_params(integer=all(isinstance(value, int) for value in values))
+        axes.xaxis.get_major_locator().set_params(integer=all(isinstance(value, int) for value in values), min_n_ticks=1)
         axes.yaxis.set_minor_formatter("")
         axes.margins(x=0.02)
         yield name, _svg(figure)

@@ -148,7 +148,7 @@ def _of_trees(report: dict[str, Any]) -> list[list[str]]:
 
 def _of_cascades(report: dict[str, Any]) -> list[list[str]]:
     found = report["cascades"]
-    steps = f"of {report['steps']:,}, at most {found['levels']} levels"
+    steps = f"of {report['steps']:,}" + (f", at most {found['levels']} levels" if found["steps"] else "")
     rows = [["steps with a cascade", f"{found['steps']:,}", steps]]
     for name, key in (("such steps", "cascade_steps"), ("all steps", "all_steps")):
         if key in found:
