@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 #: Columns of a table that goes into a file or a pipe; a terminal has its own width.
-_FILE_WIDTH = 140
+_FILE_WIDTH = 160
 
 
 def table_console() -> Console:

@@ -1,6 +1,7 @@
 """Small cases for the tests of `raddle bench gpu`, and stand-ins for what needs a GPU."""
 
 import dataclasses
+import re
 
 import torch
 from raddle.bench.gpu import report
@@ -63,7 +64,11 @@ def stand_in(name, out, us, fails_at=None):
 
 
 def shows(section, rows, *texts):
-    """What is printed of a section holds all the texts."""
+    """What is printed of a section holds all the texts; Raddle's own targets only where they are asked for."""
     with (out := report.console()).capture() as captured:
-        out.print(*report.tables(section, rows), sep="\n")
+        out.print(*report.tables(section, rows, with_bars=True), sep="\n")
     assert all(text in captured.get() for text in texts), captured.get()
+    with out.capture() as captured:
+        out.print(*report.tables(section, rows), sep="\n")
+    assert all(text.rstrip(" ✗✓") in captured.get() for text in texts if "met" not in text), captured.get()
+    assert not re.search("✗|✓|missed|bar", captured.get()), captured.get()

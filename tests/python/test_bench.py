@@ -406,15 +406,17 @@ def test_alone_there_is_no_ratio(result):
     assert report.comparison([alone], LIMITS, 1).row_count == 1
 
 
-def shown(result, found=LIMITS):
+def shown(result, found=LIMITS, with_bars=True):
     with (out := report.console()).capture() as text:
-        out.print(report.comparison([result], found, 3))
+        out.print(report.comparison([result], found, 3, with_bars))
     return text.get()
 
 
 def test_the_table_shows_the_best_peer_and_the_bars(result):
     text = shown(result)
     assert "≥ 1.5 met" in text and "2.00" in text
+    plain = shown(result, with_bars=False)
+    assert "2.00" in plain and "bar" not in plain and "met" not in plain
     assert result.best_peer == "torch b"
     # 67 MB in a millisecond and a half are 45 GB/s of 60.
     slower = {name: [1500.0 * us for us in us_of] for name, us_of in {"raddle": [1.0]}.items()}
@@ -439,8 +441,11 @@ def test_bars_are_met_or_missed():
     found = [Measured("a", None, 1.1, "x", 1.15), Measured("b", 3.0, 20.0, "us", 15.0), barless]
     assert [m.met for m in found] == [True, False, None]
     with (out := report.console()).capture() as text:
-        out.print(report.bars("some", found))
+        out.print(report.figures("some", found, with_bars=True))
     assert "≤ 1.15 met" in text.get() and "≤ 15 missed" in text.get()
+    with out.capture() as text:
+        out.print(report.figures("some", found))
+    assert "1.1" in text.get() and "bar" not in text.get() and "missed" not in text.get()
     assert all(set(row) == KEYS for row in report.bar_rows(found))
 
 

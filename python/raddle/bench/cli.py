@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 import click
 
-from raddle.bench.gpu.cli import gpu, split
+from raddle.bench.gpu.cli import bars_option, gpu, split, wants_bars
 from raddle.bench.workloads import ALL, chosen
 
 _JSON = click.Path(dir_okay=False, writable=True, path_type=Path)
@@ -31,12 +31,14 @@ def _rounds_option(default: int) -> Any:
     return click.option("--rounds", type=rounds, default=default, show_default=True, help="Rounds to time.")
 
 
-_json_option = click.option("--json", "json_path", type=_JSON, help="Write the figures here, too.")
+def _figures_options(command: Any) -> Any:
+    """What all commands take on the figures: where else to write them, and whether to judge them."""
+    return bars_option(click.option("--json", "json_path", type=_JSON, help="Write the figures here, too.")(command))
 
 
 @click.group()
 def bench() -> None:
-    """Compare Raddle's speed with other engines, and with what it promises.
+    """Compare Raddle's speed with other engines.
 
     The tensors are torch's: pip install "raddle[bench]".
     """
@@ -72,7 +74,7 @@ bench.add_command(gpu)
 @click.option("--limits", "limits_only", is_flag=True, help="Measure what the machine can do at best, and stop.")
 @_rounds_option(21)
 @_threads_option(None, "all CPUs of this process")
-@_json_option
+@_figures_options
 def cpu(
     against: tuple[str, ...],
     vllm_cpu_python: Optional[str],
@@ -121,7 +123,7 @@ def cpu(
     if json_path:
         report.write_json(json_path, report.rows(results, found))
     out.print(report.limits(found))
-    out.print(report.comparison(results, found, rounds))
+    out.print(report.comparison(results, found, rounds, wants_bars()))
 
 
 def _peers(
@@ -156,7 +158,7 @@ def _compared(workloads: Any, peers: dict[str, Any], rounds: int, threads: int) 
 
 @bench.command()
 @_rounds_option(2000)
-@_json_option
+@_figures_options
 def plan(rounds: int, json_path: Optional[Path]) -> None:
     """Host time of `plan` with its layout, and what Python adds to `run`."""
     threads, torch_version = _prepare(None, json_path)
@@ -170,13 +172,13 @@ def plan(rounds: int, json_path: Optional[Path]) -> None:
         found = [plan_cost.plan_cost(16, 15.0, rounds), plan_cost.plan_cost(256, 60.0, rounds)]
         progress.say("running")
         found += plan_cost.run_overhead(10.0, max(21, rounds // 20))
-    _print_bars("Host time of a serving step, from Python", found, json_path)
+    _print_figures("Host time of a serving step, from Python", found, json_path)
 
 
 @bench.command()
 @_rounds_option(21)
 @_threads_option(2, True)
-@_json_option
+@_figures_options
 def balance(rounds: int, threads: int, json_path: Optional[Path]) -> None:
     """Planned and measured balance of decodes with skewed lengths."""
     threads, torch_version = _prepare(threads, json_path)
@@ -191,7 +193,7 @@ def balance(rounds: int, threads: int, json_path: Optional[Path]) -> None:
         for name in ("decode bf16 B16 skewed1024", "decode bf16 B16 skewed8192"):
             (workload,) = chosen((name,))
             found += spread.measure(workload, rounds, progress)
-    _print_bars("Balance: busiest worker over the mean, contraction included", found, json_path)
+    _print_figures("Balance: busiest worker over the mean, contraction included", found, json_path)
 
 
 @bench.command("flex-cpu")
@@ -199,7 +201,7 @@ def balance(rounds: int, threads: int, json_path: Optional[Path]) -> None:
 @click.option("--dtype", "dtypes", type=click.Choice(["fp32", "bf16"]), multiple=True, help="Default: both.")
 @_rounds_option(7)
 @_threads_option(None, "all CPUs of this process")
-@_json_option
+@_figures_options
 def flex_cpu(
     against: tuple[str, ...], dtypes: tuple[str, ...], rounds: int, threads: Optional[int], json_path: Optional[Path]
 ) -> None:
@@ -216,13 +218,13 @@ def flex_cpu(
         except compare.WrongOutput as error:
             raise click.ClickException(str(error)) from None
         found += flex.kept_tiles(rounds, progress)
-    _print_bars(f"Prefill of {flex.LENGTH} tokens with functions of Python; rates count kept pairs", found, json_path)
+    _print_figures(f"Prefill of {flex.LENGTH} tokens with functions of Python; rates count kept pairs", found, json_path)
 
 
 @bench.command("first-use")
 @_rounds_option(5)
 @click.option("--seed", type=int, default=lambda: int.from_bytes(os.urandom(3), "little"), help="Of the expressions.")
-@_json_option
+@_figures_options
 def first_use(rounds: int, seed: int, json_path: Optional[Path]) -> None:
     """Compiling a new variant, starting warm, and preparing masks over a million tokens."""
     threads, torch_version = _prepare(None, json_path)
@@ -234,7 +236,7 @@ def first_use(rounds: int, seed: int, json_path: Optional[Path]) -> None:
     out.print(report.header(threads, torch=torch_version, seed=str(seed)))
     with Progress() as progress:
         found = first.compiles(rounds, seed, progress) + first.masks(progress)
-    _print_bars("First use, each in a process of its own", found, json_path)
+    _print_figures("First use, each in a process of its own", found, json_path)
 
 
 @bench.command()
@@ -242,7 +244,7 @@ def first_use(rounds: int, seed: int, json_path: Optional[Path]) -> None:
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:1.")
 @_rounds_option(11)
 @_threads_option(None, "all CPUs of this process")
-@_json_option
+@_figures_options
 def formats(
     dtypes: tuple[str, ...], device: str, rounds: int, threads: Optional[int], json_path: Optional[Path]
 ) -> None:
@@ -261,12 +263,12 @@ def formats(
             found += streaming.rolling(device, dtype, rounds, progress)
             if device == "cpu":  # `bench gpu --only quest` has a GPU's
                 found += selection.quest(dtype, rounds, progress)
-    _print_bars("Formats: levels as chosen, token trees, rolling caches, important pages", found, json_path)
+    _print_figures("Formats: levels as chosen, token trees, rolling caches, important pages", found, json_path)
 
 
 @bench.command()
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the prompts.")
-@_json_option
+@_figures_options
 def kv(seed: int, json_path: Optional[Path]) -> None:
     """The page pool and the radix cache, on one core: match, insert, evict, memory."""
     threads, torch_version = _prepare(None, json_path)
@@ -278,15 +280,15 @@ def kv(seed: int, json_path: Optional[Path]) -> None:
     out.print(report.header(threads, torch=torch_version, seed=str(seed)))
     with Progress() as progress:
         found = cache.measure(seed, progress.say)
-    _print_bars("Page pool and radix cache, pages of 16, one core, called from Python", found, json_path)
+    _print_figures("Page pool and radix cache, pages of 16, one core, called from Python", found, json_path)
 
 
-def _print_bars(title: str, found: Any, json_path: Optional[Path]) -> None:
+def _print_figures(title: str, found: Any, json_path: Optional[Path]) -> None:
     from raddle.bench import report
 
     if json_path:
         report.write_json(json_path, report.bar_rows(found))
-    report.console().print(report.bars(title, found))
+    report.console().print(report.figures(title, found, wants_bars()))
 
 
 def _prepare(threads: Optional[int], json_path: Optional[Path]) -> tuple[int, str]:

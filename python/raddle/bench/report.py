@@ -9,23 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from rich.console import Console
 from rich.table import Table
 
 import raddle
+from raddle._console import table_console as console  # noqa: F401
 from raddle.bench.bars import Measured
 from raddle.bench.compare import RADDLE, Result
 from raddle.bench.limits import Limits
 from raddle.bench.workloads import Workload
-
-#: Columns of a table that goes into a file; a terminal has its own width.
-_FILE_WIDTH = 140
-
-
-def console() -> Console:
-    out = Console(highlight=False)
-    return out if out.is_terminal else Console(highlight=False, width=_FILE_WIDTH)
-
 
 def header(threads: int, **versions: str) -> str:
     """On which machine, with what, and under which load."""
@@ -68,8 +59,8 @@ def limits(found: Limits) -> Table:
 _CAPTION_LIMITS = "The best of several loops and rounds. A bandwidth too low for this kind of machine is no limit."
 
 
-def comparison(results: Sequence[Result], found: Limits, rounds: int) -> Table:
-    """All engines on all workloads."""
+def comparison(results: Sequence[Result], found: Limits, rounds: int, with_bars: bool = False) -> Table:
+    """All engines on all workloads; with Raddle's own targets beside where they are asked for."""
     read = f"{found.read_gbps:.1f} GB/s" if found.read_gbps else "unknown: its measurement was disturbed"
     rates = [f"{found.fma_gflops:,.0f} GFLOP/s of FMA"]
     if found.bf16_gflops:
@@ -90,18 +81,19 @@ def comparison(results: Sequence[Result], found: Limits, rounds: int) -> Table:
     )
     for name in ("workload", "engine"):
         table.add_column(name, no_wrap=True)
-    for name in ("µs", "rate", "of limit", "bar", "× best", "bar"):
+    bar = ["bar"] if with_bars else []
+    for name in ("µs", "rate", "of limit", *bar, "× best", *bar):
         table.add_column(name, justify="right", no_wrap=True)
     for result in results:
         for engine in result.times:
-            table.add_row(*_cells(result, engine, found))
+            table.add_row(*_cells(result, engine, found, with_bars))
         for reason in result.refused:
             table.add_row("", reason)
         table.add_section()
     return table
 
 
-def _cells(result: Result, engine: str, found: Limits) -> list[str]:
+def _cells(result: Result, engine: str, found: Limits, with_bars: bool) -> list[str]:
     w, us, ours = result.workload, result.us(engine), engine == RADDLE
     share = _share(result, engine, found)
     speedup = result.speedup if ours else None
@@ -111,9 +103,9 @@ def _cells(result: Result, engine: str, found: Limits) -> list[str]:
         f"{us:,.0f}",
         f"{_form(result, engine).rate(us):,.1f} {w.unit}",
         "?" if share is None else f"{100 * share:.0f} %",
-        _bar_cell(w.share_bar if ours else None, share),
+        *([_bar_cell(w.share_bar if ours else None, share)] if with_bars else []),
         "" if speedup is None else f"{speedup:.2f}",
-        _bar_cell(w.bar, speedup),
+        *([_bar_cell(w.bar, speedup)] if with_bars else []),
     ]
 
 
@@ -134,16 +126,17 @@ def _share(result: Result, engine: str, found: Limits) -> Optional[float]:
     return None if least is None else least / result.us(engine)
 
 
-def bars(title: str, found: Sequence[Measured]) -> Table:
-    """Single figures beside their bars."""
+def figures(title: str, found: Sequence[Measured], with_bars: bool = False) -> Table:
+    """Single figures; with Raddle's own targets beside where they are asked for."""
     table = Table(title=title)
     table.add_column("measured")
     table.add_column("value", justify="right")
     table.add_column("unit")
-    table.add_column("bar", justify="right")
+    if with_bars:
+        table.add_column("bar", justify="right")
     for each in found:
         bar = "" if each.bar is None else f"{'≥' if each.at_least else '≤'} {each.bar:g} {verdict(each.met)}"
-        table.add_row(each.name, f"{each.value:.4g}", each.unit, bar)
+        table.add_row(each.name, f"{each.value:.4g}", each.unit, *([bar] if with_bars else []))
     return table
 
 

@@ -15,6 +15,27 @@ def split(context: click.Context, parameter: click.Parameter, value: tuple[str, 
     return tuple(dict.fromkeys(name for text in value for name in text.split(",") if name))
 
 
+_BARS = "raddle.bench.bars"  # where the context keeps the flag
+
+
+def _keep_flag(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    context.meta[_BARS] = value
+
+
+bars_option = click.option(
+    "--bars",
+    is_flag=True,
+    expose_value=False,
+    callback=_keep_flag,
+    help="Show Raddle's own targets, too, and whether they were met.",
+)
+
+
+def wants_bars() -> bool:
+    """Whether the running command was given --bars."""
+    return bool(click.get_current_context().meta.get(_BARS))
+
+
 @click.command()
 @click.option(
     "--against",
@@ -34,6 +55,7 @@ def split(context: click.Context, parameter: click.Parameter, value: tuple[str, 
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Rounds to time.")
 @click.option("--device", default="cuda", show_default=True, help="cuda, or cuda:1.")
 @click.option("--out", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Write JSON here, too.")
+@bars_option
 @click.option("--prepare", is_flag=True, help="Only compile and compare, on tiny batches: no times.")
 @click.option(
     "--timeline",
@@ -93,7 +115,7 @@ def gpu(
             report.write(out, machine, finished)
 
     folder = str(timeline.absolute()) if timeline else ""
-    options = process.Options(against, rounds, device, prepare, folder, timeline_of, section_seconds)
+    options = process.Options(against, rounds, device, prepare, folder, timeline_of, section_seconds, wants_bars())
     _, finished = process.run_all([section.name for section in chosen], options, keep)
     rows = [row for section in finished for row in section["rows"]]
     lost = [row for row in rows if row.get("workload") == "all" and row["engine"] == "all"]

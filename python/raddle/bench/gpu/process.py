@@ -31,6 +31,7 @@ class Options:
     timelines: str = ""  #: folder for timelines; empty: none
     timelines_of: tuple[str, ...] = ()  #: the sections that have them, by name or pattern; empty: all
     section_s: float = 240.0  #: seconds after which a section is given up
+    bars: bool = False  #: whether tables show Raddle's own targets
 
 
 Command = Callable[[Options, Path, Sequence[str]], list[str]]
@@ -134,7 +135,7 @@ def main(arguments: Sequence[str]) -> int:
         with Progress() as progress:
             rows, lost = _section(section, present, options, progress, DeviceLost)
         seconds = round(time.monotonic() - start, 1)
-        out.print(*report.tables(section, rows), f"{section.name}: {seconds:.0f} s\n", sep="\n")
+        out.print(*report.tables(section, rows, options.bars), f"{section.name}: {seconds:.0f} s\n", sep="\n")
         _write(folder, section.name, {"name": section.name, "seconds": seconds, "rows": rows})
         if lost:
             return _CONTINUE

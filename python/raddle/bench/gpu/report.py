@@ -9,20 +9,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
+from raddle._console import table_console as console  # noqa: F401
 from raddle.bench.gpu import results
 from raddle.bench.gpu.cases import Case, Section
 from raddle.bench.gpu.engines import RADDLE, family
-
-_FILE_WIDTH = 160
-
-
-def console() -> Console:
-    out = Console(highlight=False)
-    return out if out.is_terminal else Console(highlight=False, width=_FILE_WIDTH)
-
 
 def commit() -> str | None:
     """RADDLE_COMMIT, else the checkout's; None where there is neither."""
@@ -49,14 +41,19 @@ def sections_listed(sections: Iterable[Section]) -> str:
     return "\n".join(lines)
 
 
-def tables(section: Section, rows: Sequence[results.Row]) -> list[Any]:
-    """What is printed of a section: its table, its errors against fp64, what failed."""
+def tables(section: Section, rows: Sequence[results.Row], with_bars: bool = False) -> list[Any]:
+    """What is printed of a section: its table, its errors against fp64, what failed.
+
+    With Raddle's own targets where they are asked for.
+    """
     shown: list[Any] = []
-    if section.cases:
-        shown.append(_compared(section, rows))
     figures = [row for row in rows if "bar" in row or not section.cases and "value" in row]
+    if not with_bars:
+        rows, figures = ([_without_bars(row) for row in each] for each in (rows, figures))
+    if section.cases:
+        shown.append(_compared(section, rows, with_bars))
     if figures:
-        shown.append(_figures(section, figures))
+        shown.append(_figures(section, figures, with_bars))
     errors = [row for row in rows if row.get("kind") == "error"]
     if errors:
         each = (f"{row['engine']} {row['value']:.3e}" for row in errors)
@@ -69,14 +66,18 @@ def tables(section: Section, rows: Sequence[results.Row]) -> list[Any]:
     return shown
 
 
-def _compared(section: Section, rows: Sequence[results.Row]) -> Table:
+def _without_bars(row: results.Row) -> results.Row:
+    return {key: value for key, value in row.items() if key not in ("bar", "met")}
+
+
+def _compared(section: Section, rows: Sequence[results.Row], with_bars: bool) -> Table:
     """A line a workload; beside Raddle's time and rate, each engine's rate and how many times slower it is."""
     timed = {(row["workload"], row["engine"]): row for row in rows if "rounds" in row}
     others = dict.fromkeys(engine for _, engine in timed if engine not in (RADDLE, results.FLOOR))
     has_floor = any(engine == results.FLOOR for _, engine in timed)
     has_own = any(case.versus for case in section.cases)
     rounds = max((len(row["rounds"]) for row in timed.values()), default=0)
-    table = Table(title=section.title, caption=_caption(rounds), caption_justify="left")
+    table = Table(title=section.title, caption=_caption(rounds, with_bars), caption_justify="left")
     table.add_column("workload", no_wrap=True)
     heads = ["µs", "rate", *(["of floor"] if has_floor else []), *others, *(["× own"] if has_own else [])]
     for name in heads:
@@ -91,11 +92,11 @@ def _compared(section: Section, rows: Sequence[results.Row]) -> Table:
     return table
 
 
-def _caption(rounds: int) -> str:
+def _caption(rounds: int, with_bars: bool) -> str:
     return (
         f"Medians of {rounds} interleaved rounds, L2 overwritten before every call. Of others: rate, and how many "
         "times faster Raddle is (median of the rounds' ratios). × own: share of the rate of the row that it is set "
-        "against. ✓: target met, ✗: missed."
+        "against." + (" ✓: target met, ✗: missed." if with_bars else "")
     )
 
 
@@ -126,18 +127,19 @@ def _own(case: Case, ours: results.Row) -> str:
     return "" if share is None else _judged(f"{share:.3f}", case, ours, "versus")
 
 
-def _figures(section: Section, rows: Sequence[results.Row]) -> Table:
+def _figures(section: Section, rows: Sequence[results.Row], with_bars: bool) -> Table:
     table = Table(title=section.title)
     for name in ("measured", "engine"):
         table.add_column(name)
-    for name in ("value", "unit", "bar", "ratio"):
+    for name in ("value", "unit", *(["bar"] if with_bars else []), "ratio"):
         table.add_column(name, justify="right")
     for row in rows:
         bar = ""
         if "bar" in row:
             bar = f"≤ {row['bar']:g} {'[green]met[/]' if row['met'] else '[bold red]missed[/]'}"
         ratios = ", ".join(f"{ratio:.2f}× {name}" for name, ratio in row.get("ratios", {}).items())
-        table.add_row(row["workload"], row["engine"], f"{row['value']:.4g}", row["unit"], bar, ratios)
+        cells = [row["workload"], row["engine"], f"{row['value']:.4g}", row["unit"]]
+        table.add_row(*cells, *([bar] if with_bars else []), ratios)
     return table
 
 
