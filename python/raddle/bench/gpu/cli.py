@@ -27,7 +27,7 @@ bars_option = click.option(
     is_flag=True,
     expose_value=False,
     callback=_keep_flag,
-    help="Show Raddle's own targets, too, and whether they were met.",
+    help="Also show Raddle's own targets, and whether they were met.",
 )
 
 
@@ -52,21 +52,30 @@ def wants_bars() -> bool:
     help="Only these sections, or patterns such as decode*; see --list.",
 )
 @click.option("--list", "list_only", is_flag=True, help="List the sections and their rows, and stop.")
-@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Rounds to time.")
+@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="How many rounds to time.")
 @click.option("--device", default="cuda", show_default=True, help="cuda, or cuda:1.")
-@click.option("--out", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="Write JSON here, too.")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Also write the figures to this file, as JSON.",
+)
 @bars_option
 @click.option("--prepare", is_flag=True, help="Only compile and compare, on tiny batches: no times.")
 @click.option(
     "--timeline",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Write what Raddle's workers did in one run of each case here: JSON, and a summary as text.",
+    help="Write what Raddle's workers did in one run of each case here: trace events (JSON, for ui.perfetto.dev), and a "
+    "summary.",
 )
 @click.option(
     "--timeline-of", multiple=True, callback=split, metavar="NAMES", help="Only of these sections, or patterns."
 )
 @click.option(
-    "--section-seconds", type=click.FloatRange(min=1), default=240.0, show_default=True, help="Limit of a section."
+    "--section-seconds",
+    type=click.FloatRange(min=1),
+    default=240.0,
+    show_default=True,
+    help="Seconds after which a section is given up.",
 )
 def gpu(
     against: tuple[str, ...],
@@ -80,10 +89,11 @@ def gpu(
     timeline_of: tuple[str, ...],
     section_seconds: float,
 ) -> None:
-    """Decode, prefill, mixed batches and more on an NVIDIA GPU, beside other engines and a read of as many bytes.
+    """Compare decode, prefill, mixed batches and more on an NVIDIA GPU with other engines.
 
-    Engines take turns in rounds of one process; ratios are medians over rounds. All outputs are compared before
-    anything is timed. A peer that fails is a line in the table; if Raddle fails, the exit code is 1.
+    Engines take turns in the rounds of one process, beside a plain read of as many bytes; ratios are medians over
+    rounds. All outputs are compared before anything is timed. An engine that fails is a line in the table; if Raddle
+    fails, the exit code is 1.
     """
     from raddle.bench.gpu import process, report, results, sections
 
