@@ -64,8 +64,8 @@ def wants_bars() -> bool:
 @click.option(
     "--timeline",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Write what Raddle's workers did in one run of each case here: trace events (JSON, for ui.perfetto.dev), and a "
-    "summary.",
+    help="Write what Raddle's workers did in one run of each case here: trace events (JSON, for ui.perfetto.dev), and "
+    "a summary.",
 )
 @click.option(
     "--timeline-of", multiple=True, callback=split, metavar="NAMES", help="Only of these sections, or patterns."
