@@ -58,9 +58,9 @@ def attention(
         CompileError: a variant of your own that does not compile.
 
     Example:
-        >>> q, k = np.ones((2, 100, 8, 64), np.float32), np.ones((2, 100, 2, 64), np.float32)
+        >>> q, k = np.ones((100, 8, 64), np.float32), np.ones((100, 2, 64), np.float32)
         >>> raddle.attention(q, k, k, causal=True, variant=raddle.SlidingWindow(15)).shape
-        (2, 100, 8, 64)
+        (100, 8, 64)
     """
     if is_traced():
         return compiled.attention(q, k, v, causal, variant, scale, return_lse)
@@ -238,7 +238,7 @@ def support_matrix(device: Any = "cpu") -> list[dict[str, Any]]:
         device: as of `Attention`.
 
     Returns:
-        A list of dicts: feature, backend ("cpu" or "cuda"), works (a bool) and reason (of a refusal, else empty).
+        A list of dicts with feature, backend ("cpu" or "cuda"), works (a bool) and reason (of a refusal, else empty).
 
     Raises:
         RuntimeError: a device that is not there.

@@ -121,7 +121,7 @@ def absorb_q(w_uq: Any, w_uk: Any) -> Any:
         w_uk: [kv_lora_rank, heads, nope].
 
     Returns:
-        [q_lora, heads, kv_lora_rank]. It is larger than both: to absorb W_UK in every step instead, see `latent_q`.
+        [q_lora, heads, kv_lora_rank]. It is larger than both; to absorb W_UK in every step instead, see `latent_q`.
 
     Raises:
         ValueError: a w_uk whose shape does not fit.

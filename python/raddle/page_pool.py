@@ -1,5 +1,7 @@
 """A pool of KV pages: which are free, who holds the others, and which keys of a request lie where.
 
+::
+
     pool = raddle.PagePool(num_pages=4096, page_size=16)
     requests = [pool.add(), pool.add()]
     grown = pool.append(requests, [40, 17])                    # room for two prompts, or for neither

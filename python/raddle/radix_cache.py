@@ -1,5 +1,7 @@
 """A cache of prefixes over a `PagePool`: which pages hold the keys of a sequence's longest known prefix.
 
+::
+
     cache = raddle.RadixCache(pool)
     found = cache.match(tokens[:-1], lock=True)        # at least one token is computed, for its logits
     request = pool.add(found.pages)                    # its first found.num_tokens keys are there

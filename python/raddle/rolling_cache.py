@@ -1,5 +1,7 @@
 """Endless texts in constant memory: attention sinks and a recent window over a rolling cache (StreamingLLM).
 
+::
+
     cache = raddle.RollingCache(pool)
     requests = [cache.add(num_sinks=4, window=1020) for _ in range(2)]
     step = cache.append(requests, [300, 17])           # chunks of prompts, then 1 token a step

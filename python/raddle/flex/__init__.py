@@ -1,5 +1,7 @@
 """Attention whose scores and masks are written in Python: FlexAttention's programming model.
 
+::
+
     from raddle.flex import create_block_mask, flex_attention, masks, mods
 
     block_mask = create_block_mask(masks.sliding_window(1023, 0), None, None, L, S)

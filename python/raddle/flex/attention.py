@@ -62,7 +62,7 @@ def flex_attention(
     change. Never computed densely, and forward only.
 
     Returns:
-        out [B, Hq, L, Ev] in query's dtype: a view of [B, L, Hq, Ev]. A row without keys is 0. Or (out, lse), or
+        out [B, Hq, L, Ev] in query's dtype, a view of [B, L, Hq, Ev]. A row without keys is 0. Or (out, lse), or
         (out, AuxOutput).
 
     Raises:
