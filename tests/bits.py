@@ -46,9 +46,11 @@ def problems() -> dict[str, dict]:
         few[f"schedule {schedule}"] = {**kernel, "lengths": MIXED, "num_workers": 7, "schedule": schedule}
     few["state"] = {**kernel, "lengths": MIXED, "num_workers": 7, "state": True}
     few["batch invariant"] = {**kernel, "lengths": MIXED, "num_workers": 7, "batch_invariant": True}
-    few["e4m3"] = {**kernel, "variant": "causal", "lengths": MIXED, "kv_dtype": KV_DTYPES[0], "scales": ("token", "head")}
+    stored = {"kv_dtype": KV_DTYPES[0], "scales": ("token", "head")}
+    few["e4m3"] = {**kernel, **stored, "variant": "causal", "lengths": MIXED}
     few["everything"] = {**kernel, "variant": "everything", "lengths": MIXED, "num_workers": 7}
-    few["MLA"] = {**kernel, "dim": 576, "dim_vo": 512, "group": 16, "num_kv_heads": 1, "latent": True, "lengths": DECODE}
+    latent = {"dim": 576, "dim_vo": 512, "group": 16, "num_kv_heads": 1, "latent": True}
+    few["MLA"] = {**kernel, **latent, "lengths": DECODE}
     few["score function"] = {**kernel, "variant": "function score", "lengths": MIXED, "num_workers": 7}
     for number, variant in enumerate(VARIANTS):
         more[f"variant {variant}"] = {
@@ -62,13 +64,15 @@ def problems() -> dict[str, dict]:
     for dims in ((8, 8), (80, 80), (128, 128), (256, 256), (192, 128), (24, 40)):
         for dtype in ("float32", *HALVES):
             shape = {"dtype": dtype, "dim": dims[0], "dim_vo": dims[1], "num_kv_heads": 1}
-            more[f"dims {dims[0]}/{dims[1]} {dtype}"] = {**shape, "variant": "gemma2", "lengths": MIXED, "num_workers": 5}
-            more[f"decode {dims[0]}/{dims[1]} {dtype}"] = {**shape, "variant": "sinks", "lengths": DECODE, "group": 8}
+            name = f"{dims[0]}/{dims[1]} {dtype}"
+            more[f"dims {name}"] = {**shape, "variant": "gemma2", "lengths": MIXED, "num_workers": 5}
+            more[f"decode {name}"] = {**shape, "variant": "sinks", "lengths": DECODE, "group": 8}
     for kv_dtype in KV_DTYPES:
         for k_kind, v_kind in (("none", "none"), ("tensor", "token"), ("head", "head"), ("token", "tensor")):
             stored = {"dtype": HALVES[len(k_kind) % 2], "kv_dtype": kv_dtype, "scales": (k_kind, v_kind)}
             more[f"stored {kv_dtype} {k_kind} {v_kind}"] = {**stored, "dim": 128, "lengths": MIXED, "num_workers": 7}
-    more["stored float8_e4m3fn rope"] = {"dtype": "bfloat16", "kv_dtype": KV_DTYPES[0], "variant": "rope", "lengths": MIXED}
+    turned = {"dtype": "bfloat16", "kv_dtype": KV_DTYPES[0], "variant": "rope"}
+    more["stored float8_e4m3fn rope"] = {**turned, "lengths": MIXED}
     more["MLA, many rows"] = {**few["MLA"], "lengths": [(7, 300), (1, 900)], "num_workers": 5}
     more["mask function"] = {"dtype": "bfloat16", "variant": "function mask", "lengths": MIXED}
     more["huge logits"] = {"dtype": "float32", "lengths": LONG, "peak": 300.0}
@@ -167,7 +171,8 @@ def in_processes(arguments) -> dict[str, dict[str, str]]:
     found = {}
     for place, (before, environment) in places.items():
         command = [*before, sys.executable, __file__, *given]
-        ended = subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True, check=True)
+        environment = {**os.environ, **environment}
+        ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
         found[place] = json.loads(ended.stdout)
     return found
 

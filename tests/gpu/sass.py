@@ -203,8 +203,9 @@ def compare(before: dict, after: dict) -> int:
         if old is None:
             print(f"new       {line_of(name, new)}")
             continue
-        loops = [old["loops"] == new["loops"], [x["opcodes"] for x in old["loops"]] == [x["opcodes"] for x in new["loops"]]]
-        kind = "loops same" if loops[0] else "loops: other registers" if loops[1] else "LOOPS DIFFER"
+        same = old["loops"] == new["loops"]
+        alike = [loop["opcodes"] for loop in old["loops"]] == [loop["opcodes"] for loop in new["loops"]]
+        kind = "loops same" if same else "loops: other registers" if alike else "LOOPS DIFFER"
         print(f"was       {line_of(name, old)}\nis now    {line_of(name, new)}\n          {kind}")
     return changed
 
@@ -213,8 +214,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="parts of names, joined by commas")
     parser.add_argument("--out", type=Path, help="where to write the record as JSON")
-    parser.add_argument("--against", type=Path, help="an earlier record to compare with; 1 is returned if kernels differ")
-    parser.add_argument("--keep", type=Path, help="a folder for the normalised code of each kernel")
+    parser.add_argument("--against", type=Path, help="an earlier record to compare with; returns 1 if some differ")
     arguments = parser.parse_args()
     tool, wanted = disassembler(), arguments.only.split(",")
     kernels = {name: compiles for name, compiles in table().items() if any(part in name for part in wanted)}
@@ -225,7 +225,8 @@ def main() -> int:
     if arguments.out:
         arguments.out.write_text(json.dumps(record, indent=1) + "\n")
     if not arguments.against:
-        print(f"{'NVRTC ' + record['nvrtc']:48} regs spilled  shared instrs  code      product loops (instructions:code)")
+        columns = "regs spilled  shared instrs  code      product loops (instructions:code)"
+        print(f"{'NVRTC ' + record['nvrtc']:48} {columns}")
         print("\n".join(line_of(name, row) for name, row in rows.items()))
         return 0
     before = json.loads(arguments.against.read_text())

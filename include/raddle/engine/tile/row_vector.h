@@ -1,6 +1,6 @@
 // A head vector in registers, as the contract's query, key and value see it in attention on a GPU.
-// Some lanes hold a row together, so that a warp has several rows at hand, and lanes of different
-// rows need not wait for one another.
+// Several lanes hold a row together, so a warp has several rows in flight, and lanes of different
+// rows do not wait for one another.
 #pragma once
 
 #include "raddle/engine/core/math.h"
@@ -9,9 +9,9 @@
 
 RADDLE_ENGINE_BEGIN
 
-/// Which part of which rows a lane holds. Lane l of a row's lanes has the chunks l and l + half:
-/// both halves of half-split pairs, and whole interleaved pairs. Lanes that are left over see what
-/// the last one has, so that all do the same.
+/// The parts of rows that a lane holds. Lane l of a row's lanes has chunks l and l + half: both
+/// elements of half-split pairs, and whole interleaved pairs. Lanes without chunks of their own see
+/// those of the last lane, so that all lanes do the same.
 template <i32 dim>
 class RowShare {
   using Rows = SharedRows<dim>;
@@ -25,11 +25,12 @@ class RowShare {
     return n;
   }();
   static_assert(lanes <= 32 && dim % 8 == 0);
-  static constexpr i32 rows = 32 / lanes;  ///< that a warp holds at a time
-  /// Whether half-split pairs of all elements meet in a lane.
+  static constexpr i32 rows = 32 / lanes;  ///< rows that a warp holds at a time
+  /// Whether one lane holds both elements of every half-split pair of a whole row.
   static constexpr bool splits_evenly = chunks % 2 == 0;
 
-  /// The rows from `first` on: a multiple of eight, or of as many rows as are looked at.
+  /// For the rows from `first` on: a multiple of eight, or of the number of rows that are looked
+  /// at.
   RADDLE_DEVICE RowShare(u8* memory, i32 first) : memory_(memory) {
     const i32 lane = ptx::lane_index();
     lane_ = lane % lanes;
@@ -40,23 +41,23 @@ class RowShare {
     for (i32 k = 0; k < 2; ++k) at_[k] = Rows::at(first + nth_, chunk_index(k));
   }
 
-  /// Which one of the warp's rows this lane has a part of.
+  /// The number, among the warp's rows, of the row that this lane has a part of.
   RADDLE_DEVICE i32 nth_row() const { return nth_; }
-  /// The lanes that hold the same row, a bit each.
+  /// The lanes that hold the same row, one bit each.
   RADDLE_DEVICE u32 members() const { return members_; }
   RADDLE_DEVICE i32 lane_of_row() const { return lane_; }
   /// The first element of the lane's chunk k.
   RADDLE_DEVICE i32 first_element(i32 k) const { return 8 * chunk_index(k); }
-  /// Whether there is such a chunk,
+  /// Whether the row has this chunk,
   RADDLE_DEVICE bool sees(i32 k) const { return splits_evenly || first_element(k) < dim; }
   /// and whether it is this lane's own.
   RADDLE_DEVICE bool owns(i32 k) const { return (lanes == half || lane_ < half) && sees(k); }
-  /// That chunk of the row that lies `down` rows below.
+  /// Chunk k of the row that lies `down` rows below.
   RADDLE_DEVICE Packed8& chunk(i32 k, i32 down) const {
     return *reinterpret_cast<Packed8*>(memory_ + Rows::rows_after(at_[k], down));
   }
-  /// Number i < dim / 2 of the floats that take that row's place in memory while its elements are
-  /// in registers. They lie where elements do: padding stays zero, for products see it.
+  /// Float number i < dim / 2 of those that take the row's place in memory while its elements are
+  /// in registers. They lie where elements do: padding, which products read, stays zero.
   RADDLE_DEVICE float& room(i32 i, i32 down) const {
     const u32 at = Rows::rows_after(Rows::at(row_, i / 4), down);
     return reinterpret_cast<float*>(memory_ + at)[i % 4];
@@ -72,14 +73,13 @@ class RowShare {
   u32 members_, at_[2];
 };
 
-/// One row. Where it is `whole`, pairs are of all its elements as a rule, and nothing is moved to
-/// make them meet.
+/// One row. `whole`: pairs usually span the whole row, and no element has to move between lanes.
 template <class T, i32 dim, bool whole>
 class RowVector {
   using Share = RowShare<dim>;
 
  public:
-  /// The row `down` rows below the first one of its lanes.
+  /// Loads the row `down` rows below the first one of its lanes.
   RADDLE_DEVICE void load(const Share& share, i32 down) {
     share_ = &share;
     down_ = down;
@@ -87,7 +87,8 @@ class RowVector {
     for (i32 k = 0; k < 2; ++k) {
       const Packed8 packed = share.sees(k) ? share.chunk(k, down) : Packed8{};
       RADDLE_UNROLL
-      for (i32 e = 0; e < 4; ++e) ptx::unpack(packed.x[e], x_[k][2 * e], x_[k][2 * e + 1], T{});
+      for (i32 e = 0; e < 4; ++e)
+        ptx::unpack(packed.x[e], elements_[k][2 * e], elements_[k][2 * e + 1], T{});
     }
   }
   /// Rounds once.
@@ -96,7 +97,8 @@ class RowVector {
     for (i32 k = 0; k < 2; ++k) {
       Packed8 packed;
       RADDLE_UNROLL
-      for (i32 e = 0; e < 4; ++e) packed.x[e] = ptx::pack(x_[k][2 * e], x_[k][2 * e + 1], T{});
+      for (i32 e = 0; e < 4; ++e)
+        packed.x[e] = ptx::pack(elements_[k][2 * e], elements_[k][2 * e + 1], T{});
       if (share.owns(k)) share.chunk(k, down) = packed;
     }
   }
@@ -114,7 +116,7 @@ class RowVector {
   RADDLE_DEVICE void half_pairs(i32 n, F f) {
     if (!(whole && Share::splits_evenly && n == dim)) return part_halves(n / 2, f);
     RADDLE_UNROLL
-    for (i32 e = 0; e < 8; ++e) f(x_[0][e], x_[1][e], share_->first_element(0) + e);
+    for (i32 e = 0; e < 8; ++e) f(elements_[0][e], elements_[1][e], share_->first_element(0) + e);
   }
 
   /// Interleaved pairs (x[2i], x[2i + 1]) of the first n elements.
@@ -126,11 +128,11 @@ class RowVector {
       const i32 first = share_->first_element(k) / 2;
       if ((whole && n == dim) || first + 4 <= n / 2) {
         RADDLE_UNROLL
-        for (i32 e = 0; e < 4; ++e) f(x_[k][2 * e], x_[k][2 * e + 1], first + e);
+        for (i32 e = 0; e < 4; ++e) f(elements_[k][2 * e], elements_[k][2 * e + 1], first + e);
       } else {
         RADDLE_UNROLL
         for (i32 e = 0; e < 3; ++e)
-          if (first + e < n / 2) f(x_[k][2 * e], x_[k][2 * e + 1], first + e);
+          if (first + e < n / 2) f(elements_[k][2 * e], elements_[k][2 * e + 1], first + e);
       }
     }
   }
@@ -143,7 +145,7 @@ class RowVector {
     for (i32 k = 0; k < 2; ++k) {
       if (!share_->owns(k)) continue;
       RADDLE_UNROLL
-      for (i32 e = 0; e < 8; ++e) total += f(x_[k][e]);
+      for (i32 e = 0; e < 8; ++e) total += f(elements_[k][e]);
     }
     RADDLE_UNROLL
     for (i32 step = Share::lanes / 2; step > 0; step /= 2)
@@ -151,7 +153,8 @@ class RowVector {
     return total;
   }
 
-  // What pairs are turned with: approximations of the hardware, far below the rounding of a row.
+  // Functions for turning pairs: approximations of the hardware, far more precise than the rounding
+  // of a row.
   /// Sine and cosine of turn / 2^32 full turns, within 2^-20.
   RADDLE_DEVICE static math::SinCos sincos_turns(u32 turn) {
     const float x = static_cast<float>(static_cast<i32>(turn)) * 1.46291807926716e-9f;  // 2π / 2^32
@@ -167,12 +170,12 @@ class RowVector {
     for (i32 k = 0; k < 2; ++k) {
       if (!share_->sees(k)) continue;
       RADDLE_UNROLL
-      for (i32 e = 0; e < 8; ++e) f(x_[k][e], share_->first_element(k) + e);
+      for (i32 e = 0; e < 8; ++e) f(elements_[k][e], share_->first_element(k) + e);
     }
   }
 
-  /// Half-split pairs that do not meet in a lane. Most partial rotations are of a number of chunks
-  /// that lanes can swap.
+  /// Half-split pairs whose elements are in different lanes. In most partial rotations the elements
+  /// are whole chunks that two lanes can swap.
   template <class F>
   RADDLE_DEVICE void part_halves(i32 half, F f) {
     const i32 apart = half / 8;  // chunks
@@ -182,8 +185,8 @@ class RowVector {
       exchange_halves(half, f);
   }
 
-  /// Both halves are first chunks of lanes, whose numbers differ in one bit: each lane of a pair
-  /// turns half of its elements.
+  /// Both elements of a pair are in first chunks of lanes whose numbers differ in one bit: each
+  /// lane of such a pair turns half of the elements.
   template <class F>
   RADDLE_DEVICE void swap_halves(i32 apart, F f) {
     const i32 lane = share_->lane_of_row();
@@ -192,9 +195,9 @@ class RowVector {
     float a[4], b[4];
     RADDLE_UNROLL
     for (i32 e = 0; e < 4; ++e) {
-      const float mine = second ? x_[0][4 + e] : x_[0][e];
-      const float other =
-          ptx::shuffle_xor(second ? x_[0][e] : x_[0][4 + e], apart, share_->members());
+      const float mine = second ? elements_[0][4 + e] : elements_[0][e];
+      const float other = ptx::shuffle_xor(second ? elements_[0][e] : elements_[0][4 + e], apart,
+                                           share_->members());
       a[e] = second ? other : mine;
       b[e] = second ? mine : other;
     }
@@ -206,13 +209,13 @@ class RowVector {
     for (i32 e = 0; e < 4; ++e) {
       const float back = ptx::shuffle_xor(second ? a[e] : b[e], apart, share_->members());
       const float kept = second ? b[e] : a[e];
-      x_[0][e] = turns ? (second ? back : kept) : x_[0][e];
-      x_[0][4 + e] = turns ? (second ? kept : back) : x_[0][4 + e];
+      elements_[0][e] = turns ? (second ? back : kept) : elements_[0][e];
+      elements_[0][4 + e] = turns ? (second ? kept : back) : elements_[0][4 + e];
     }
   }
 
-  /// All others: second halves go to the lanes of the first ones and back, through the memory of
-  /// the row, whose elements are in registers.
+  /// The other cases: second elements go to the lanes of the first ones and back, through the
+  /// memory of the row, whose elements are in registers.
   template <class F>
   RADDLE_DEVICE void exchange_halves(i32 half, F f) {
     const auto room = [&](i32 i) -> float& { return share_->room(i, down_); };
@@ -224,8 +227,8 @@ class RowVector {
     ptx::sync_lanes(share_->members());
     RADDLE_UNROLL
     for (i32 e = 0; e < 8; ++e) {
-      const i32 i = share_->first_element(0) + e;  // first halves are in first chunks
-      if (share_->owns(0) && i < half) f(x_[0][e], room(i), i);
+      const i32 i = share_->first_element(0) + e;  // first elements are in first chunks
+      if (share_->owns(0) && i < half) f(elements_[0][e], room(i), i);
     }
     ptx::sync_lanes(share_->members());
     each([&](float& x, i32 i) {
@@ -236,10 +239,10 @@ class RowVector {
 
   const Share* share_;
   i32 down_;
-  float x_[2][8];
+  float elements_[2][8];
 };
 
-/// Stands for a row to find out whether a variant's pairs are of all elements.
+/// Stands in for a row, to find out whether a variant's pairs span whole rows.
 template <i32 dim>
 struct WholePairs : math::SameBits {
   bool whole = true;

@@ -1,5 +1,5 @@
-// Rows of 16-bit elements in shared memory, laid out so that eight rows of a matrix, and a row of
-// 16-byte units, lie in different banks.
+// Rows of 16-bit elements in shared memory, laid out so that eight rows of a matrix, and the
+// 16-byte chunks of a row, lie in different banks.
 #pragma once
 
 #include "raddle/engine/core/config.h"
@@ -11,9 +11,9 @@ struct alignas(16) Packed8 {
   u32 x[4];
 };
 
-/// Rows of `dim` elements, padded to whole matrices 16 wide. A row is counted in chunks of 16
-/// bytes, eight elements. Where a row is whole lines of 128 bytes, chunk c lies at c ^ (row % 8);
-/// other rows are one chunk longer than they need be, which makes their pitch odd.
+/// Rows of `dim` elements, padded to whole matrices 16 wide. A row consists of chunks of 16 bytes,
+/// eight elements. Where a row is whole lines of 128 bytes, chunk c lies at c ^ (row % 8); other
+/// rows are one chunk longer than necessary, which makes their pitch odd.
 template <i32 dim>
 struct SharedRows {
   static constexpr i32 chunks = 2 * ceil_div(dim, 16);
@@ -25,18 +25,19 @@ struct SharedRows {
     return static_cast<u32>(row * pitch + 16 * (swizzled ? chunk ^ (row & 7) : chunk));
   }
 
-  /// The same for chunk + 2 · step, given the offset of `chunk` < 2 in a block aligned to 128
-  /// bytes: one operation where the steps are unrolled.
+  /// Offset of chunk + 2 · step, given the offset of `chunk` < 2 in a block aligned to 128 bytes:
+  /// one operation where the steps are unrolled.
   RADDLE_FN static constexpr u32 step_from(u32 first, i32 step) {
     if (!swizzled) return first + static_cast<u32>(32 * step);
     return (first ^ static_cast<u32>(32 * (step & 3))) + static_cast<u32>(128 * (step >> 2));
   }
 
-  /// Steps that lie this far apart are swizzled alike: one address and a constant tell them all.
+  /// Steps this far apart are swizzled alike: one address and a constant are enough for all of
+  /// them.
   static constexpr i32 swizzled_steps = swizzled ? 4 : 1;
 
-  /// The same for a row `rows` further down, where that is a multiple of a power of two above the
-  /// first one's row.
+  /// Offset of the same chunk `rows` rows below, where `rows` is a multiple of a power of two above
+  /// the first row.
   RADDLE_FN static constexpr u32 rows_after(u32 first, i32 rows) {
     if (!swizzled) return first + static_cast<u32>(rows * pitch);
     return (first ^ static_cast<u32>(16 * (rows & 7))) + static_cast<u32>(rows * pitch);

@@ -6,8 +6,8 @@
 
 RADDLE_ENGINE_BEGIN
 
-/// A head vector in shared memory that one warp holds together: element i belongs to a lane of the
-/// method's choosing. Every method ends with the vector complete for all lanes.
+/// A head vector in shared memory that the lanes of a warp share: each method decides which lane
+/// handles element i. After every method all lanes see the complete vector.
 class WarpVector : public math::SameBits {
  public:
   RADDLE_DEVICE WarpVector(float* data, i32 size)

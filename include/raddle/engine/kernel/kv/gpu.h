@@ -1,5 +1,5 @@
-// The cache kernels of GPUs: a warp does one unit of work, and blocks know nothing of one another.
-// What a unit is and does is in the files that CPUs share.
+// The cache kernels of GPUs: each warp does one unit of work, independently of all others. The
+// files that CPUs share define what a unit is.
 #pragma once
 
 #include "raddle/engine/kernel/kv/accept.h"
@@ -20,20 +20,20 @@ namespace kv {
 RADDLE_DEVICE i64 warp_unit() {
   return i64{ptx::block_index()} * num_warps + ptx::thread_index() / 32;
 }
-/// The warp's own room for a head, in shared memory.
+/// This warp's memory for a head in fp32, in shared memory.
 RADDLE_DEVICE float* warp_vector() {
   return static_cast<float*>(ptx::shared_memory()) + ptx::thread_index() / 32 * max_state_dim;
 }
 
 /// Unit: one head of one new row, K and V. T is the element type of the rows, P that of the pool.
-template <class T, class P, class V>
-RADDLE_DEVICE void append(const AppendLaunch& launch, const V& variant) {
+template <class T, class P, class Variant>
+RADDLE_DEVICE void append(const AppendLaunch& launch, const Variant& variant) {
   const AppendView& view = launch.view;
   const i64 unit = warp_unit();
   if (unit >= launch.num_units) return;
   const i32 row = static_cast<i32>(unit / view.k.num_heads);
   const i32 head = static_cast<i32>(unit % view.k.num_heads);
-  // A launch for the most rows that a batch may have: how many there are stands on the device.
+  // The launch has units for the largest number of rows; the actual number is in device memory.
   if (row >= launch.layout.qo_indptr[launch.layout.num_requests]) return;
   const i32 request = find_request(launch.layout, row);
   if (first_new_column(launch.level, request) < 0) return;
@@ -46,7 +46,7 @@ RADDLE_DEVICE void append(const AppendLaunch& launch, const V& variant) {
       append_head(Warp{}, view.v_rows, view.v, row, head, at);
   }
   if (!has_page(view.k, at.page)) return;
-  if constexpr (has_key<V>)
+  if constexpr (has_key<Variant>)
     append_turned<T, P>(Warp{}, view.k_rows, view.k, view.k_scale, row, head, at, warp_vector(),
                         [&](float* vector, const Key& key) {
                           const i64 dim = view.k.head_bytes / static_cast<i64>(sizeof(P));
@@ -103,7 +103,7 @@ RADDLE_DEVICE void summarize(const SummarizeLaunch& launch) {
                        keys_in_page(level, group, nth), head);
 }
 
-/// Unit: as many neighbouring pages of a request's list as a warp has parts for.
+/// Unit: as many neighbouring pages of a request's list as a warp scores at a time.
 template <class T>
 RADDLE_DEVICE void score(const SelectLaunch& launch) {
   const SelectView& view = launch.view;
@@ -120,7 +120,7 @@ RADDLE_DEVICE void score(const SelectLaunch& launch) {
   const i32 first = static_cast<i32>(unit % runs) * at_a_time;
   if (first >= pages) return;
   const i32 mine = first + ptx::thread_index() % 32 / part.width;
-  const i32 nth = min(mine, pages - 1);  // the warp's lanes stay together
+  const i32 nth = min(mine, pages - 1);  // all lanes of the warp take part
   const i32 page = level.blocks[level.block_begin[request] + nth];
   const bool there = page >= 0 && page < view.summary.num_pages;
   const i32 head = static_cast<i32>(list % lists);
@@ -133,8 +133,8 @@ RADDLE_DEVICE void score(const SelectLaunch& launch) {
 }
 
 /// Unit: one head of one row.
-template <class V>
-RADDLE_DEVICE void merge(const MergeLaunch& launch, const V& variant) {
+template <class Variant>
+RADDLE_DEVICE void merge(const MergeLaunch& launch, const Variant& variant) {
   const MergeView& view = launch.view;
   const i64 unit = warp_unit();
   if (unit >= launch.num_units) return;
@@ -144,14 +144,14 @@ RADDLE_DEVICE void merge(const MergeLaunch& launch, const V& variant) {
   float lse = compose_row(Warp{}, view, row, head, sum);
   const Row finished{
       0, row, row, row, head, head / launch.group_size, view.num_rows, view.num_rows};
-  if constexpr (has_sink<V>) {
+  if constexpr (has_sink<Variant>) {
     // ⊕ with the state (0, sink) of a key without value.
     const Mix mix = compose(lse, variant.sink(finished));
     RADDLE_UNROLL
     for (i32 i = 0; i < max_state_dim / Warp::count; ++i) sum[i] *= mix.first;
     lse = mix.lse;
   }
-  if constexpr (has_output<V>) {
+  if constexpr (has_output<Variant>) {
     float* vector = warp_vector();
     RADDLE_UNROLL
     for (i32 i = 0; i < max_state_dim / Warp::count; ++i)
@@ -164,7 +164,7 @@ RADDLE_DEVICE void merge(const MergeLaunch& launch, const V& variant) {
     for (i32 i = 0; i < max_state_dim / Warp::count; ++i)
       sum[i] = vector[i * Warp::count + Warp{}.index()];
   }
-  // The outputs may be one of the inputs: no lane writes before all have read the LSEs.
+  // An output may be one of the inputs: no lane may write before all lanes have read the LSEs.
   ptx::sync_warp();
   float* out = view.out + row * view.out_row + head * view.out_head;
   RADDLE_UNROLL

@@ -1,4 +1,4 @@
-// The k best pages of a list on a GPU: one thread block a list.
+// Selects the k best pages of a list on a GPU: one thread block a list.
 #pragma once
 
 #include "raddle/engine/kernel/kv/launch.h"
@@ -9,13 +9,14 @@ RADDLE_ENGINE_BEGIN
 
 namespace kv {
 
-/// Numbers that a block's warps tell one another. Two sets take turns, so that one barrier a round
-/// is enough: a set is written again only after all have passed the next round's barrier.
+/// Exchanges a number a warp between the warps of a block. Two sets take turns, so that a round
+/// needs one barrier: a set is written again only after all warps have passed the barrier of the
+/// next round.
 class WarpCounts {
  public:
   RADDLE_DEVICE explicit WarpCounts(i32* shared) : set_(shared) {}
 
-  /// Every warp's number, in order, after all have come.
+  /// Returns the numbers of all warps, in order.
   RADDLE_DEVICE const i32* share(i32 mine) {
     i32* set = set_ + round_ * num_select_warps;
     round_ ^= 1;
@@ -55,7 +56,8 @@ RADDLE_DEVICE u32 kth_largest(const u32* keys, i32 n, i32 k, WarpCounts& counts)
   return found;
 }
 
-/// Of the votes of a block, in thread order: how many came before this thread's, and all.
+/// The votes of a block, in thread order: how many came before this thread's, and how many there
+/// are.
 struct Rank {
   i32 before;
   i32 all;

@@ -1,6 +1,6 @@
-// Who does one unit of a cache kernel's work: a CPU thread alone, or the lanes of a warp (warp.h).
-// Unit functions are written once, as loops from lanes.index() in steps of lanes.count, and give
-// the same bits whoever runs them.
+// The workers of one unit of a cache kernel: a single CPU thread, or the lanes of a warp (warp.h).
+// Functions for units are written once, as loops from lanes.index() in steps of lanes.count, and
+// give the same bits on both.
 #pragma once
 
 #include "raddle/engine/core/dtype.h"
@@ -9,13 +9,14 @@ RADDLE_ENGINE_BEGIN
 
 namespace kv {
 
-/// Elements that a lane takes at a time: 16 bytes of a 16-bit dtype. Head dims are multiples of it.
+/// Elements that a lane handles at a time: 16 bytes of a 16-bit dtype. Head dims are multiples of
+/// it.
 constexpr i32 piece_size = 8;
 /// The most pieces of a head: one a lane of a warp.
 constexpr i32 max_pieces = 32;
 constexpr i32 max_head_dim = piece_size * max_pieces;
 
-/// A thread that does all of a unit's work itself.
+/// A single thread, which does all of a unit's work.
 struct Alone {
   static constexpr i32 count = 1;
   static constexpr bool aligned = false;  ///< whether all rows begin at multiples of 16 bytes
@@ -40,7 +41,7 @@ struct Alone {
   }
 };
 
-/// One piece in registers, as it lies in memory.
+/// One piece, as it lies in memory.
 template <class T>
 struct alignas(sizeof(T) == 1 ? piece_size : 16) Piece {
   T x[piece_size];

@@ -1,5 +1,5 @@
-// What the host hands to the cache kernels of GPUs, by value as their parameters; pointers are the
-// device's. Plain data, laid out alike by the host's compiler and NVRTC.
+// The parameters of the cache kernels of GPUs, which the host passes by value; pointers are device
+// pointers. Plain data: the host's compiler and NVRTC lay it out alike.
 #pragma once
 
 #include "raddle/engine/kernel/kv/accept.h"
@@ -10,7 +10,7 @@
 
 namespace raddle {
 
-/// A layout of one level; the layout's own `levels` is not used.
+/// A layout of one level; the layout's own `levels` is null.
 struct KvLaunch {
   LayoutView layout;
   LevelView level;
@@ -45,7 +45,7 @@ struct MergeLaunch {
   i32 group_size;
 };
 
-// Both compilers see these numbers, so neither can lay the parameters out in its own way.
+// Both compilers check these numbers, so neither can lay the parameters out in its own way.
 static_assert(sizeof(PoolBytes) == 48 && sizeof(SummaryBytes) == 40 && sizeof(RowBytes) == 24);
 static_assert(sizeof(AppendLaunch) == 408 && sizeof(AcceptLaunch) == 368);
 static_assert(sizeof(SummarizeLaunch) == 312 && sizeof(SelectLaunch) == 288);
@@ -62,12 +62,12 @@ constexpr i32 num_threads = 32 * num_warps;
 /// A head in fp32 for each warp.
 constexpr i32 shared_bytes = num_warps * max(max_head_dim, max_state_dim) * 4;
 
-/// Of the blocks that choose among scores.
+/// Warps of the blocks that select pages.
 constexpr i32 num_select_warps = 8;
 constexpr i32 num_select_threads = 32 * num_select_warps;
 constexpr i32 select_shared_bytes = 2 * num_select_warps * 4;
 
-/// Units of the score kernel: a warp takes as many pages at a time as it has lanes for.
+/// Units of the score kernel: a warp scores as many pages at a time as it has lanes for.
 RADDLE_FN i64 score_units(const SelectView& view, i32 num_requests) {
   i32 width = 1;
   while (width < view.summary.dim / piece_size) width *= 2;

@@ -1,4 +1,4 @@
-// The lanes of a GPU's warp as a unit's workers.
+// The lanes of a GPU's warp as the workers of a unit.
 #pragma once
 
 #include "raddle/engine/kernel/kv/lanes.h"
@@ -20,8 +20,8 @@ struct Warp {
   }
 };
 
-/// Lanes [first, first + width) of a warp, width a power of two: a warp works on several units at a
-/// time. All of the warp's lanes must call sum_pieces equally often.
+/// Lanes [first, first + width) of a warp, where width is a power of two: the warp works on several
+/// units at a time. All lanes of the warp must call sum_pieces equally often.
 struct Part {
   static constexpr bool aligned = true;
   static constexpr i32 held = 1;
@@ -29,7 +29,7 @@ struct Part {
   RADDLE_DEVICE i32 index() const { return ptx::thread_index() % width; }
   RADDLE_DEVICE i32 piece(i32) const { return index(); }
 
-  /// The tree of Alone::sum_pieces; every lane has the sum.
+  /// Adds in the order of Alone::sum_pieces; every lane gets the sum.
   template <class F>
   RADDLE_DEVICE float sum_pieces(i32 pieces, F f) const {
     float x = index() < pieces ? f(0) : 0.0f;

@@ -1,7 +1,9 @@
-// Who composes partial states, and when: items arrive at the contractions that wait for them. Few
-// rows are composed by whoever brings their last state; many are shared among those who computed
-// states of them, as are all of a cascade, where the last to arrive may be a piece of a prefix that
-// hundreds of contractions wait for: when their queues are done (queue_end.h).
+// When a contraction runs, and which worker runs it. Every item counts itself up at the
+// contractions that wait for it. The worker that stores the last state of a tile with few rows
+// composes that tile at once. Tiles with many rows, and all tiles of a cascade, are composed in
+// shares, by the workers that computed states of them, when the queues of these workers are done
+// (queue_end.h): in a cascade, the last state to arrive may belong to a prefix that hundreds of
+// contractions wait for.
 #pragma once
 
 #include "raddle/engine/kernel/mma/contract.h"
@@ -10,8 +12,8 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-/// What a contraction's word in `arrived` says: how many items have, how many shares of its rows
-/// are taken, and how many workers that were to take one have left without.
+/// A contraction's word in `arrived`: how many items have arrived, how many shares of its rows are
+/// taken, and how many workers gave up waiting without taking one.
 struct Arrivals {
   i32 word;
   static constexpr i32 one_taken = 1 << 16, one_left = 1 << 24;
@@ -20,43 +22,43 @@ struct Arrivals {
   RADDLE_DEVICE i32 left() const { return word >> 24; }
 };
 
-/// Rows that one worker composes in the time of waiting for others, two a warp. Of one level,
-/// whoever brings the last state of so few composes them there and then; all else is shared, and
-/// composed at the ends of queues.
+/// The most rows that a single worker composes at once: two a warp. Composing them takes no longer
+/// than it would take to wait for other workers. More rows, and the rows of a layout of several
+/// levels, are composed in shares at the ends of queues.
 constexpr i32 rows_at_once = 2 * num_warps;
 RADDLE_DEVICE bool composed_at_once(const MmaLaunch& launch, i32 num_rows) {
   return launch.layout.num_levels == 1 && num_rows <= rows_at_once;
 }
 
-/// Which counter, of `arrived` and `expected`, is a contraction's.
+/// The index of a contraction's counter in `arrived` and `expected`.
 RADDLE_DEVICE i32 counter_of(const PlanView& plan, i32 which, i32 kv_head) {
   return which * plan.num_kv_heads + kv_head;
 }
 
-/// In how many shares so many rows are composed by so many workers.
+/// The number of shares in which `workers` workers compose `num_rows` rows.
 RADDLE_DEVICE i32 count_shares(i32 num_rows, i32 workers) {
   constexpr i32 most = 32;
   if (num_rows <= rows_at_once) return 1;
   return min(min(workers, most), ceil_div(num_rows, num_warps));
 }
 
-/// Who composes the rows of a contraction, in shares. Few rows are one share, for which two workers
-/// look: that of the tile's own first chunk, and one of those that computed what it shares with
-/// others. Of many rows there is a share a worker: those of the tile's own chunks, in their order,
-/// and then those of what it shares with few others.
-struct Shares {
+/// How the rows of a contraction are divided into shares. Few rows are one share, and two workers
+/// look for it: the one with the first chunk of the tile itself, and one of those that computed a
+/// chunk of the shared prefix. Many rows are one share a worker: first the workers with the tile's
+/// own chunks, in their order, then the workers with chunks of a prefix that few tiles share.
+struct ContractionShares {
   bool few;     ///< rows
-  i32 count;    ///< of shares
-  i32 workers;  ///< that look for some
+  i32 count;    ///< number of shares
+  i32 workers;  ///< workers that look for a share
   i32 own;      ///< chunks of the tile
-  i32 helper;   ///< the tile whose chunks' workers follow; -1: none do
+  i32 helper;   ///< the query tile whose chunks' workers help; -1: none
 };
 
-/// Of tiles that more contractions wait for than these, workers compose no shares of many rows:
-/// each of those has workers of its own.
+/// Where more contractions than these wait for a tile, its workers take no shares of many rows:
+/// each of those contractions has workers of its own.
 constexpr i32 most_dependents = 4;
 
-RADDLE_DEVICE Shares look_up_shares(const PlanView& plan, i32 which, i32 kv_head) {
+RADDLE_DEVICE ContractionShares look_up_shares(const PlanView& plan, i32 which, i32 kv_head) {
   const Contraction& contraction = plan.contractions[which];
   const QueryTile& tile = plan.query_tiles[contraction.query_tile];
   const i32 first = plan.sources[contraction.source_begin].query_tile;
@@ -67,12 +69,12 @@ RADDLE_DEVICE Shares look_up_shares(const PlanView& plan, i32 which, i32 kv_head
   const i32 own = plan.splits[tile.split + kv_head].num_chunks;
   const i32 others = helps ? plan.splits[shared.split + kv_head].num_chunks : 0;
   const i32 count = count_shares(tile.num_rows, own + others);
-  return Shares{few, count, few ? 1 + min(others, 1) : count, own, helps ? first : -1};
+  return ContractionShares{few, count, few ? 1 + min(others, 1) : count, own, helps ? first : -1};
 }
 
-/// The next share of a contraction whose states are all there; none is left where that is not less
-/// than their count. Of many, workers take some until then, so that who comes late finds less to
-/// do. Who asks last has the next launch begin anew.
+/// Takes the next share of a contraction whose states are all stored, and returns its number; from
+/// `count` on, none is left. Workers keep taking shares until then, so that a late worker finds
+/// less to do. The last worker that asks resets the word for the next launch.
 RADDLE_DEVICE i32 take_share(i32* word, i32 count, i32 workers) {
   const i32 last = count == 1 ? workers - 1 : count + workers - 1;
   const i32 nth = last == 0 ? 0 : Arrivals{ptx::atomic_add(word, Arrivals::one_taken)}.taken();
@@ -80,14 +82,14 @@ RADDLE_DEVICE i32 take_share(i32* word, i32 count, i32 workers) {
   return nth;
 }
 
-/// What an item's arrival needs of the plan, for one of the contractions that wait for it, a thread
-/// each. Asked for early, in two steps, it is waited for by nobody.
-struct Awaiting {
-  i32 at = -1;        ///< its word in `arrived`; -1: none
-  i32 expected = 0;   ///< items
+/// What a thread has to know to count an item up at one of the contractions that wait for it. It is
+/// read in two steps, long before it is needed, so that no thread waits for it.
+struct ArrivalTicket {
+  i32 at = -1;        ///< index of the contraction's word in `arrived`; -1: none
+  i32 expected = 0;   ///< number of items that arrive there
   Split split{0, 0};  ///< of the item's tile
 
-  /// Contraction number `nth` of those that wait for an item.
+  /// First step: finds contraction number `nth` of those that wait for the item.
   RADDLE_DEVICE void find(const MmaLaunch& launch, const WorkItem& item, const QueryTile& tile,
                           i32 nth) {
     at = -1;
@@ -102,108 +104,111 @@ struct Awaiting {
   }
 };
 
-/// Both steps at once.
-RADDLE_DEVICE Awaiting look_up_awaiting(const MmaLaunch& launch, const WorkItem& item, i32 nth) {
-  Awaiting found;
+/// Runs both steps at once.
+RADDLE_DEVICE ArrivalTicket look_up_ticket(const MmaLaunch& launch, const WorkItem& item, i32 nth) {
+  ArrivalTicket found;
   found.find(launch, item, launch.plan.query_tiles[item.query_tile], nth);
   found.expect(launch);
   return found;
 }
 
-/// The first thread of the team that says yes; -1: none does. `bits`, in shared memory, has a word
-/// a warp.
-template <class K>
+/// The first thread of the team for which `yes` is true; -1: none. `bits`, in shared memory, has a
+/// word a warp.
+template <class Kernel>
 RADDLE_DEVICE i32 first_of_team(bool yes, u32* bits) {
   const u32 of_warp = ptx::ballot(yes);
   if (ptx::lane_index() == 0) bits[ptx::warp_index()] = of_warp;
-  sync_team<K>();
+  sync_team<Kernel>();
   i32 first = -1;
   for (i32 w = num_warps - 1; w >= 0; --w)
     if (bits[w] != 0) first = 32 * w + ptx::lowest_bit(bits[w]);
-  sync_team<K>();  // they have been read
+  sync_team<Kernel>();  // every warp has read the words
   return first;
 }
 
-/// What one thread of the team says, to all of them.
-template <class K>
+/// Hands `what` from the thread with `tells` to all threads of the team.
+template <class Kernel>
 RADDLE_DEVICE i32 tell_team(bool tells, i32 what, u32* bits) {
   if (tells) bits[0] = static_cast<u32>(what);
-  sync_team<K>();
+  sync_team<Kernel>();
   const i32 told = static_cast<i32>(bits[0]);
-  sync_team<K>();
+  sync_team<Kernel>();
   return told;
 }
 
-/// Composes share number `nth` of `count` of a tile's rows, if there is one, and then what others
-/// have not taken, which one thread of the team asks for, the one that `takes`. One function for
-/// all contractions, and not in line: a copy for each kind took a fifth of the compiler's time, and
-/// the loop of long queries spilled.
-template <class K, class V>
-RADDLE_COLD void contract(const MmaLaunch& launch, const V& variant, const QueryTile& tile,
-                          Sources sources, i32 count, i32 nth, Crew crew, bool takes, u32* bits,
-                          float* vector) {
+/// Composes share number `nth` of `count` of a tile's rows, if `nth` is below `count`; then goes on
+/// with shares that no other worker has taken. The thread with `takes` asks for these. One function
+/// serves all contractions, and it is not inlined: a copy for each use took a fifth of the compile
+/// time, and made the loop of long queries spill.
+template <class Kernel, class Variant>
+RADDLE_COLD void contract(const MmaLaunch& launch, const Variant& variant, const QueryTile& tile,
+                          Sources sources, i32 count, i32 nth, RowWorkers row_workers, bool takes,
+                          u32* bits, float* vector) {
   const auto row = [&](i32 n) { return quotient(tile.num_rows * n, count); };
   while (nth < count) {
-    contract_rows<K>(launch, variant, tile, row(nth), row(nth + 1), sources.kv_head, crew, vector,
-                     [&](auto& composed, i32 m) { compose_row(launch, sources, composed, m); });
+    contract_rows<Kernel>(
+        launch, variant, tile, row(nth), row(nth + 1), sources.kv_head, row_workers, vector,
+        [&](auto& composed, i32 m) { compose_row(launch, sources, composed, m); });
     if (count == 1) return;
     i32* word = launch.arrived + counter_of(launch.plan, sources.which, sources.kv_head);
-    nth = tell_team<K>(takes, takes ? take_share(word, count, count) : 0, bits);
+    nth = tell_team<Kernel>(takes, takes ? take_share(word, count, count) : 0, bits);
   }
 }
 
-/// The same of contraction number `sources.which`.
-template <class K, class V>
-RADDLE_DEVICE void contract(const MmaLaunch& launch, const V& variant, const Sources& sources,
-                            i32 count, i32 nth, Crew crew, bool takes, u32* bits, float* vector) {
+/// Composes shares of contraction number `sources.which`.
+template <class Kernel, class Variant>
+RADDLE_DEVICE void contract(const MmaLaunch& launch, const Variant& variant, const Sources& sources,
+                            i32 count, i32 nth, RowWorkers row_workers, bool takes, u32* bits,
+                            float* vector) {
   const PlanView& plan = launch.plan;
-  contract<K>(launch, variant, plan.query_tiles[plan.contractions[sources.which].query_tile],
-              sources, count, nth, crew, takes, bits, vector);
+  contract<Kernel>(launch, variant, plan.query_tiles[plan.contractions[sources.which].query_tile],
+                   sources, count, nth, row_workers, takes, bits, vector);
 }
 
-/// Composes what somebody left.
-template <class K, class V>
-RADDLE_DEVICE void contract_left(const MmaLaunch& launch, const V& variant, i32 which, i32 kv_head,
-                                 bool takes, u32* bits, float* vector) {
+/// Composes a share that another worker gave up waiting for.
+template <class Kernel, class Variant>
+RADDLE_DEVICE void contract_left(const MmaLaunch& launch, const Variant& variant, i32 which,
+                                 i32 kv_head, bool takes, u32* bits, float* vector) {
   const PlanView& plan = launch.plan;
-  const Shares shares = look_up_shares(plan, which, kv_head);
+  const ContractionShares shares = look_up_shares(plan, which, kv_head);
   i32* word = launch.arrived + counter_of(plan, which, kv_head);
   const i32 nth =
-      tell_team<K>(takes, takes ? take_share(word, shares.count, shares.workers) : 0, bits);
-  contract<K>(launch, variant, look_up_sources(plan, which, kv_head), shares.count, nth,
-              Crew{false}, takes, bits, vector);
+      tell_team<Kernel>(takes, takes ? take_share(word, shares.count, shares.workers) : 0, bits);
+  contract<Kernel>(launch, variant, look_up_sources(plan, which, kv_head), shares.count, nth,
+                   RowWorkers{false}, takes, bits, vector);
 }
 
-/// Counts an item up at every contraction that waits for it, and composes what it completes where
-/// that is done at once, or where those who were to do so have left. All threads of the team come
-/// here with the item's state stored; `awaiting` is the thread's first. `bits`, in shared memory,
-/// has a word a warp.
-template <class K, class V>
-RADDLE_COLD void arrive(const MmaLaunch& launch, const V& variant, const WorkItem& item,
-                        Awaiting awaiting, u32* bits, float* vector) {
+/// Counts an item up at every contraction that waits for it. Composes a contraction that this item
+/// completes, where that is done at once, or where the workers that had to compose it gave up
+/// waiting. All threads of the team call it after they stored the item's state; `ticket` is the
+/// thread's first one. `bits`, in shared memory, has a word a warp.
+template <class Kernel, class Variant>
+RADDLE_COLD void arrive(const MmaLaunch& launch, const Variant& variant, const WorkItem& item,
+                        ArrivalTicket ticket, u32* bits, float* vector) {
   const QueryTile& tile = launch.plan.query_tiles[item.query_tile];
   const i32 count = tile.dependents_end - tile.dependents_begin;
   const bool at_once = composed_at_once(launch, tile.num_rows);
-  sync_team<K>();  // the state is stored
+  sync_team<Kernel>();  // every thread has stored its part of the state
   for (i32 first = 0; first < count; first += num_threads) {
-    if (first > 0) awaiting = look_up_awaiting(launch, item, first + ptx::thread_index());
-    i32 due = 0;  // shares that fall to this worker
-    if (awaiting.at >= 0) {
-      ptx::fence_device();  // the block's state before its arrival
-      const Arrivals before{ptx::atomic_add(&launch.arrived[awaiting.at], 1)};
-      if (before.count() + 1 == awaiting.expected) due = at_once ? 1 : before.left();
-      if (due > 0 && at_once) launch.arrived[awaiting.at] = 0;
+    if (first > 0) ticket = look_up_ticket(launch, item, first + ptx::thread_index());
+    i32 due = 0;  // shares that this worker has to compose
+    if (ticket.at >= 0) {
+      ptx::fence_device();  // makes the block's state visible before its arrival
+      const Arrivals before{ptx::atomic_add(&launch.arrived[ticket.at], 1)};
+      if (before.count() + 1 == ticket.expected) due = at_once ? 1 : before.left();
+      if (due > 0 && at_once) launch.arrived[ticket.at] = 0;
     }
-    for (i32 i; (i = first_of_team<K>(due > 0, bits)) >= 0;) {
-      ptx::fence_device();  // the others' states, after their arrival
+    for (i32 i; (i = first_of_team<Kernel>(due > 0, bits)) >= 0;) {
+      ptx::fence_device();  // makes the other blocks' states visible after their arrivals
       const bool mine = ptx::thread_index() == i;
       if (mine) --due;
       if (at_once)
-        contract<K>(launch, variant, tile, own_sources(tile, awaiting.split, item.kv_head), 1, 0,
-                    Crew{false}, false, bits, vector);
+        contract<Kernel>(launch, variant, tile, own_sources(tile, ticket.split, item.kv_head), 1, 0,
+                         RowWorkers{false}, false, bits, vector);
       else
-        contract_left<K>(launch, variant, launch.plan.dependents[tile.dependents_begin + first + i],
-                         item.kv_head, mine, bits, vector);
+        contract_left<Kernel>(launch, variant,
+                              launch.plan.dependents[tile.dependents_begin + first + i],
+                              item.kv_head, mine, bits, vector);
     }
   }
 }

@@ -1,5 +1,5 @@
-// How large the mma.sync kernel's tiles and rings are: a pure function of head dimensions and
-// architecture, so that a kernel can be compiled, and a plan made, where that GPU is not.
+// Sizes of tiles and rings of the mma.sync kernel: a pure function of head dimensions and
+// architecture, so that a kernel can be compiled, and a plan made, on a machine without that GPU.
 #pragma once
 
 #include "raddle/engine/tile/shared_rows.h"
@@ -9,50 +9,52 @@ RADDLE_ENGINE_BEGIN
 namespace mma {
 
 struct KernelConfig {
-  i32 short_rows;   ///< Tq of short queries: every warp has keys of its own
+  i32 short_rows;   ///< Tq of short queries: each warp computes all rows against its own keys
   i32 short_keys;   ///< Tkv of short queries
-  i32 long_rows;    ///< Tq of long queries: every warp has rows of its own
+  i32 long_rows;    ///< Tq of long queries: each warp computes its own rows against all keys
   i32 long_keys;    ///< Tkv of long queries
-  i32 short_slots;  ///< K or V of a tile that are in shared memory, or on their way there
+  i32 short_slots;  ///< slots of the ring: each holds K or V of a tile, loaded or being loaded
   i32 long_slots;
   i32 shared_bytes;  ///< dynamic shared memory of a block
   i32 blocks_per_multiprocessor;
 };
 
 constexpr i32 num_warps = 4;
-constexpr i32 num_threads = 32 * num_warps;  ///< of a worker's team,
-constexpr i32 most_teams = 2;                ///< of which a block may be so many (team.h)
+constexpr i32 num_threads =
+    32 * num_warps;            ///< threads of a team, which computes one worker's queue
+constexpr i32 most_teams = 2;  ///< teams in a block (team.h)
 constexpr i32 short_rows = 16;
 constexpr i32 max_slots = 8;
-constexpr i32 slab_columns = 32;  ///< of outputs that warps add up at a time,
+constexpr i32 slab_columns = 32;  ///< columns of O that the warps of a team add up at a time
 constexpr i32 slab_pitch = slab_columns + 4;
-constexpr i32 slab_rows = 8;  ///< and rows
+constexpr i32 slab_rows = 8;  ///< rows of O that they add up at a time
 
 /// Tq and Tkv.
 struct TileRows {
   i32 rows, keys;
 };
 
-/// How K and V lie in a ring: the bytes of an element, and whether keys have scales.
+/// How K and V are stored in the ring: bytes an element, and whether keys have scales.
 struct RingRows {
   i32 key_bytes = 2;
   i32 value_bytes = 2;
   bool scaled = false;
 };
 
-/// Bytes of a row of Q, K or V in shared memory, with elements of so many bytes.
+/// Bytes of a row of Q, K or V in shared memory.
 RADDLE_FN constexpr i32 row_bytes(i32 dim, i32 element_bytes = 2) {
   const i32 chunks = 2 * ceil_div(dim * element_bytes, 32);
   return 16 * (chunks % 8 == 0 ? chunks : chunks + 1);
 }
 
-/// How many tiles of long queries there are tables for, of where their rows lie; one more than
-/// needed, for a power of two is counted easily.
+/// Number of tables that say where the rows of a tile of long queries lie; one more than needed,
+/// because a power of two makes the index cheap.
 constexpr i32 found_slots = 4;
 
-/// How many tiles' keys are spoken of at a time, for a ring of that many slots. Of short queries,
-/// those whose K has been loaded and whose V has not been used; three are counted more easily as
-/// four. Of long ones, those that have been found and one that is computed.
+/// Number of tiles whose key facts are in shared memory, for a ring of `slots` slots. Short queries
+/// keep the facts of tiles whose K has been loaded and whose V is still needed; 3 is rounded up to
+/// 4, whose index is cheaper. Long queries keep the facts of tiles that have been found and of the
+/// one being computed.
 RADDLE_FN constexpr i32 key_slots(i32 rows, i32 slots) {
   if (rows != short_rows) return found_slots;
   return slots / 2 == 2 ? 4 : slots / 2 + 1;
@@ -62,9 +64,9 @@ RADDLE_FN constexpr i32 barrier_bytes(i32 rows, i32 slots) {
   return 16 * slots + (rows != short_rows ? round_up(8 * found_slots, 16) : 0);
 }
 
-/// Shared memory of a block for a tile shape: Q or O, the ring, what is known of the keys in it
-/// (index, position, column, two scales, and a word a warp), where rows that are loaded lie, where
-/// the warps' items have their keys, barriers, and scratch.
+/// Shared memory of a block for a tile shape: Q or O, the ring, facts about its keys (index,
+/// position, column, two scales, and a word a warp), tables of row addresses, the key source of
+/// each warp, barriers, and scratch.
 RADDLE_FN constexpr i32 shared_bytes(i32 dim_qk, i32 dim_vo, i32 rows, i32 tile_keys, i32 slots,
                                      RingRows ring = {}) {
   const i32 row = max(row_bytes(dim_qk), row_bytes(dim_vo));
@@ -90,12 +92,13 @@ RADDLE_FN constexpr i32 shared_bytes_of(i32 arch) {
                                             : 228);
 }
 
-/// What a block of so many on a multiprocessor can ask for: from sm_80 on it takes 1 KiB more.
+/// Shared memory that a block can ask for where `blocks` blocks share a multiprocessor: from sm_80
+/// on each takes 1 KiB more.
 RADDLE_FN constexpr i32 shared_bytes_of_block(i32 arch, i32 blocks) {
   return shared_bytes_of(arch) / blocks - (arch >= 80 ? 1024 : 0);
 }
 
-/// As many slots, at most `limit`, as fit `bytes`.
+/// The largest number of slots, at most `limit`, that fits `bytes`.
 RADDLE_FN constexpr i32 slots_in(i32 bytes, i32 dim_qk, i32 dim_vo, i32 rows, i32 keys, i32 limit,
                                  RingRows ring) {
   i32 n = 0;
@@ -104,9 +107,9 @@ RADDLE_FN constexpr i32 slots_in(i32 bytes, i32 dim_qk, i32 dim_vo, i32 rows, i3
 }
 
 /// Two blocks share a multiprocessor where their rings fit, so that one computes while the other
-/// waits. A thread's accumulators bound the rows of a tile: 128 rows up to heads 128 wide. A ring
-/// has three slots at least, one to compute on and two under way; long queries' has an even number.
-/// On sm_75 nothing is under way: there one will do, as will tiles of few keys.
+/// waits. Accumulators in registers bound the rows of a tile: 128 rows for heads up to 128 wide. A
+/// ring has at least three slots, one in use and two being loaded; the ring of long queries has an
+/// even number. On sm_75 loads are synchronous: one slot and small tiles will do.
 RADDLE_FN constexpr KernelConfig widened_config(i32 dim_qk, i32 dim_vo, i32 arch, bool scaled) {
   constexpr i32 long_shapes[][2] = {{128, 64}, {64, 64}, {64, 32}, {64, 16}};
   const RingRows ring{2, 2, scaled};
@@ -140,28 +143,28 @@ RADDLE_FN constexpr KernelConfig widened_config(i32 dim_qk, i32 dim_vo, i32 arch
   return KernelConfig{};
 }
 
-/// Heads wider than this have rows that no warp can hold: the warps of a block share them
+/// For wider heads one warp cannot hold a row of O in registers: the warps of a block share rows
 /// (wide_queries.h).
 constexpr i32 widest_of_a_warp = 256;
 RADDLE_FN constexpr bool is_wide(i32 dim_qk, i32 dim_vo) {
   return max(dim_qk, dim_vo) > widest_of_a_warp;
 }
 
-/// Elements of a line of shared memory, 128 bytes. Rows of wide heads are whole lines.
+/// 16-bit elements in a line of shared memory, 128 bytes. Rows of wide heads are whole lines.
 constexpr i32 line = 64;
 
-/// The columns of O that are one warp's.
+/// Columns of O that one warp computes.
 RADDLE_FN constexpr i32 wide_columns(i32 dim_vo) {
   return round_up(ceil_div(dim_vo, num_warps), line);
 }
 
-/// Elements of a row of the ring, which is K's or V's.
+/// Elements of a row of the ring, which holds K or V.
 RADDLE_FN constexpr i32 wide_row(i32 dim_qk, i32 dim_vo) {
   return max(round_up(dim_qk, line), num_warps * wide_columns(dim_vo));
 }
 
-/// shared_bytes for wide heads: the warps' parts of the logits and a row in fp32 each, for
-/// transforms, lie behind Q, or in its place where Q stays in registers.
+/// shared_bytes for wide heads. The warps' parts of the logits, and a row in fp32 a warp for
+/// transforms, lie behind Q; where Q stays in registers, they take its place.
 RADDLE_FN constexpr i32 wide_shared_bytes(i32 dim_qk, i32 dim_vo, i32 rows, i32 tile_keys,
                                           i32 slots) {
   const i32 queries = 2 * rows * round_up(dim_qk, line);
@@ -173,16 +176,16 @@ RADDLE_FN constexpr i32 wide_shared_bytes(i32 dim_qk, i32 dim_vo, i32 rows, i32 
   return round_up(front, 128) + ring + keys + 16 * tile_keys + sources + 32 * rows + 16;
 }
 
-/// As many slots, at most `limit`, as fit `bytes`.
+/// The largest number of slots, at most `limit`, that fits `bytes`.
 RADDLE_FN constexpr i32 wide_slots_in(i32 bytes, i32 dim_qk, i32 dim_vo, TileRows tile, i32 limit) {
   i32 n = 0;
   while (n < limit && wide_shared_bytes(dim_qk, dim_vo, tile.rows, tile.keys, n + 1) <= bytes) ++n;
   return n;
 }
 
-/// Two slots at least, one to compute on and one under way. Rows of long queries are what a
-/// thread's registers hold, 128 of them O's; rather few keys than one block a multiprocessor, for
-/// blocks wait for themselves.
+/// A ring has at least two slots, one in use and one being loaded. Registers bound the rows of long
+/// queries: a thread holds 128 elements of O. Small key tiles beat one block a multiprocessor,
+/// because a lone block waits for itself.
 RADDLE_FN constexpr KernelConfig wide_head_config(i32 dim_qk, i32 dim_vo, i32 arch) {
   constexpr TileRows short_tile{short_rows, 32}, long_tiles[] = {{32, 32}, {32, 16}};
   for (i32 blocks = 2; blocks >= 1; --blocks) {
@@ -205,9 +208,9 @@ RADDLE_FN constexpr KernelConfig wide_head_config(i32 dim_qk, i32 dim_vo, i32 ar
   return KernelConfig{};
 }
 
-/// Whether a variant's parts want quantised K or V widened in the ring, only the kernel's compiler
-/// knows: tiles are those of 16-bit rows, and so is the block's memory, of which rows of bytes make
-/// more slots.
+/// Only the kernel's compiler knows whether the variant's parts need quantised K or V widened in
+/// the ring. So the tiles are always those of 16-bit rows, and so is the memory of a block; rows of
+/// bytes give it more slots.
 RADDLE_FN constexpr KernelConfig kernel_config(i32 dim_qk, i32 dim_vo, i32 arch,
                                                RingRows ring = {}) {
   if (is_wide(dim_qk, dim_vo)) return wide_head_config(dim_qk, dim_vo, arch);

@@ -1,4 +1,4 @@
-// Contractions: the rows of a tile composed of partial states, a warp a row.
+// Contractions: each row of a tile is composed of its partial states by one warp.
 #pragma once
 
 #include "raddle/engine/kernel/mma/finish.h"
@@ -7,7 +7,7 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-/// The largest of what the lanes hold: numbers as integers in the same order. NaN is above all.
+/// The largest of the lanes' numbers, compared as integers in the same order. NaN is above all.
 RADDLE_DEVICE float largest_of_warp(float x) {
   const auto sign = [](u32 bits) { return static_cast<u32>(static_cast<i32>(bits) >> 31); };
   const u32 bits = float_to_bits(x);
@@ -15,24 +15,25 @@ RADDLE_DEVICE float largest_of_warp(float x) {
   return bits_to_float(most ^ (~sign(most) | 1u << 31));
 }
 
-/// A row that is composed of partial states: O and Σ relative to a largest LSE. A warp is alone
-/// with it, so that each instruction waits for the one before: what counts is how many there are.
-template <class K, Scan scan>
+/// A row that is composed of partial states: O and Σ relative to a largest LSE. No other warp hides
+/// its latency, so each instruction waits for the one before: the number of instructions decides.
+template <class Kernel, Scan scan>
 class ComposedRow {
  public:
   RADDLE_DEVICE ComposedRow() {
     RADDLE_UNROLL
-    for (i32 i = 0; i < LaneRow<K::dim_vo>::steps; ++i) o.of[i] = Four{};
+    for (i32 i = 0; i < LaneRow<Kernel::dim_vo>::steps; ++i) o.of[i] = Four{};
   }
 
-  /// ⊕= `count` states, 32 at most, in the order of the lanes that know where they are: in row
-  /// `mine` of the states' buffer. Some states' O is on its way while those before are added up,
-  /// the first ones' before their weights are known.
+  /// ⊕= `count` states, at most 32, in lane order: lane i knows the row `mine` of state i in the
+  /// states' buffer. O of the next states is loaded while the current ones are added up; O of the
+  /// first ones is loaded before their weights are known.
   RADDLE_DEVICE void compose(const MmaLaunch& launch, i32 mine, i32 count) {
     const i32 lane = ptx::lane_index();
-    mine = ptx::shuffle(mine, max(0, min(lane, count - 1)));  // others repeat the last one
-    const float* from[LaneRow<K::dim_vo>::steps];
-    LaneRow<K::dim_vo>::every([&](i32 i, i32 d) { from[i] = launch.partial_o + d; });
+    mine = ptx::shuffle(mine,
+                        max(0, min(lane, count - 1)));  // lanes without a state repeat the last one
+    const float* from[LaneRow<Kernel::dim_vo>::steps];
+    LaneRow<Kernel::dim_vo>::every([&](i32 i, i32 d) { from[i] = launch.partial_o + d; });
     States next;
     load(from, mine, 0, next);
     const float lse = launch.partial_lse[mine];
@@ -45,7 +46,7 @@ class ComposedRow {
     }
   }
 
-  /// O and LSE of the union; nothing kept is (0, -inf).
+  /// Turns the sums into O and LSE of the union; a row that kept nothing is (0, -inf).
   RADDLE_DEVICE float finish() {
     if constexpr (scan == Scan::sum) return 0.0f;
     const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
@@ -53,14 +54,14 @@ class ComposedRow {
     return top == -math::infinity ? top : top + math::log(sum);
   }
 
-  LaneRow<K::dim_vo> o;
+  LaneRow<Kernel::dim_vo> o;
 
  private:
-  /// States whose loads are under way together. More would save time where there are dozens, and
-  /// cost more where there are two: code that runs once is waited for.
-  static constexpr i32 unrolled = max(1, 8 / LaneRow<K::dim_vo>::steps);
+  /// States that are loaded together. More would save time for dozens of states, and cost time for
+  /// two: instructions that run once are fetched for one use.
+  static constexpr i32 unrolled = max(1, 8 / LaneRow<Kernel::dim_vo>::steps);
 
-  /// The weight of the lane's state, e^(LSE - top); the sum and O so far shrink to the new top.
+  /// Returns the weight e^(LSE - top) of the lane's state, and rescales Σ and O to the new top.
   RADDLE_DEVICE float weigh(float lse) {
     if constexpr (scan == Scan::sum) return 1.0f;
     const float new_top = max(top, largest_of_warp(lse));
@@ -76,29 +77,29 @@ class ComposedRow {
   }
 
   struct States {
-    LaneRow<K::dim_vo> of[unrolled];
+    LaneRow<Kernel::dim_vo> of[unrolled];
   };
 
-  /// O of states c … c + unrolled - 1.
-  RADDLE_DEVICE static void load(const float* const (&from)[LaneRow<K::dim_vo>::steps], i32 mine,
-                                 i32 c, States& x) {
+  /// Loads O of states c … c + unrolled - 1.
+  RADDLE_DEVICE static void load(const float* const (&from)[LaneRow<Kernel::dim_vo>::steps],
+                                 i32 mine, i32 c, States& x) {
     RADDLE_UNROLL
     for (i32 u = 0; u < unrolled; ++u) {
       const i64 row = ptx::shuffle(mine, c + u);
       RADDLE_UNROLL
-      for (i32 i = 0; i < LaneRow<K::dim_vo>::steps; ++i)
-        x.of[u].of[i] = *reinterpret_cast<const Four*>(from[i] + row * K::dim_vo);
+      for (i32 i = 0; i < LaneRow<Kernel::dim_vo>::steps; ++i)
+        x.of[u].of[i] = *reinterpret_cast<const Four*>(from[i] + row * Kernel::dim_vo);
     }
   }
 
-  /// Adds those that there are, weighted.
+  /// Adds the states that exist, weighted.
   RADDLE_DEVICE void add(const States& x, float weight, i32 c, i32 count) {
     RADDLE_UNROLL
     for (i32 u = 0; u < unrolled; ++u) {
       if (c + u >= count) break;
       const float w = ptx::shuffle(weight, c + u);
       RADDLE_UNROLL
-      for (i32 i = 0; i < LaneRow<K::dim_vo>::steps; ++i) {
+      for (i32 i = 0; i < LaneRow<Kernel::dim_vo>::steps; ++i) {
         RADDLE_UNROLL
         for (i32 e = 0; e < 4; ++e) o.of[i].x[e] = ptx::fma(x.of[u].of[i].x[e], w, o.of[i].x[e]);
       }
@@ -109,32 +110,33 @@ class ComposedRow {
   float sum = 0.0f;
 };
 
-/// Who composes rows together: a team's warps, every fourth row each, or one of them, all rows.
-struct Crew {
+/// The warps that compose rows together: all warps of a team, every fourth row each; or a single
+/// one, all rows.
+struct RowWorkers {
   bool alone;
-  RADDLE_DEVICE i32 member() const { return alone ? 0 : ptx::warp_index(); }
+  RADDLE_DEVICE i32 index() const { return alone ? 0 : ptx::warp_index(); }
   RADDLE_DEVICE i32 size() const { return alone ? 1 : num_warps; }
 };
 
-/// Composes the partial states of rows [begin, end) of a query tile, a warp a row. add(composed, m)
-/// adds row m's.
-template <class K, class V, class Add>
-RADDLE_DEVICE void contract_rows(const MmaLaunch& launch, const V& variant, const QueryTile& tile,
-                                 i32 begin, i32 end, i32 kv_head, Crew crew, float* vector,
-                                 Add add) {
+/// Composes the partial states of rows [begin, end) of a query tile, one warp a row. add(composed,
+/// m) adds the states of row m.
+template <class Kernel, class Variant, class Add>
+RADDLE_DEVICE void contract_rows(const MmaLaunch& launch, const Variant& variant,
+                                 const QueryTile& tile, i32 begin, i32 end, i32 kv_head,
+                                 RowWorkers row_workers, float* vector, Add add) {
   const LevelView& level = launch.levels[tile.level];
-  for (i32 m = begin + crew.member(); m < end; m += crew.size()) {
+  for (i32 m = begin + row_workers.index(); m < end; m += row_workers.size()) {
     const Row row = make_row(launch.layout, level, tile.group, tile.row_begin + m, kv_head,
                              launch.plan.group_size);
-    ComposedRow<K, scan_of<V>()> composed;
+    ComposedRow<Kernel, scan_of<Variant>()> composed;
     add(composed, m);
     const float lse = composed.finish();
-    write_row<K>(launch, variant, row, composed.o, lse, vector);
+    write_row<Kernel>(launch, variant, row, composed.o, lse, vector);
   }
 }
 
-/// A source of a contraction: rows [begin, end) of the tile have `count` states, `stride` rows
-/// apart, the first of row m at first + m.
+/// A source of a contraction: rows [begin, end) of the tile have `count` states each, `stride` rows
+/// apart; the first state of row m is at first + m.
 struct SourceRows {
   i32 first, begin, end, stride, count;
 };
@@ -146,15 +148,15 @@ RADDLE_DEVICE SourceRows rows_of(const PlanView& plan, const Source& source, i32
                     source.dst_row + source.num_rows, from.num_rows, split.num_chunks};
 }
 
-/// What a contraction composes: states of a tile of the last level, in level and chunk order. Each
-/// lane of a warp knows one of the sources.
+/// The sources of a contraction: states of a tile of the last level, in level and chunk order. Lane
+/// i of a warp knows source i.
 struct Sources {
-  i32 which = -1;  ///< the contraction's number
+  i32 which = -1;  ///< number of the contraction; -1: a tile of a single level
   i32 kv_head, count;
   SourceRows mine;
 };
 
-/// This lane's of the sources from `first` on.
+/// This lane's source, counted from `first` on.
 RADDLE_DEVICE SourceRows look_up_source(const PlanView& plan, const Sources& sources, i32 first) {
   const i32 nth = first + ptx::lane_index();
   if (nth >= sources.count) return SourceRows{};
@@ -162,13 +164,13 @@ RADDLE_DEVICE SourceRows look_up_source(const PlanView& plan, const Sources& sou
   return rows_of(plan, plan.sources[begin + nth], sources.kv_head);
 }
 
-/// Where state number `nth` of row m is, this lane's own, if there is one; returns how many there
-/// are, of all sources.
+/// Writes the row of state number `nth` of row m to `row`, if there is such a state; returns the
+/// number of states over all sources. Each lane asks for its own `nth`.
 RADDLE_DEVICE i32 find_state(const PlanView& plan, Sources& sources, i32 m, i32 nth, i32& row) {
   i32 count = 0;
   RADDLE_ROLLED
   for (i32 s = 0; s < sources.count; ++s) {
-    // More than lanes: rows that share little with each other.
+    // There are more sources than lanes: the row shares little with each of many groups.
     if (sources.count > 32 && s % 32 == 0) sources.mine = look_up_source(plan, sources, s);
     const SourceRows& mine = sources.mine;
     const i32 from = s % 32, chunk = nth - count;
@@ -181,7 +183,7 @@ RADDLE_DEVICE i32 find_state(const PlanView& plan, Sources& sources, i32 m, i32 
   return count;
 }
 
-/// ⊕= all states of row m.
+/// Adds all states of row m.
 template <class Composed>
 RADDLE_DEVICE void compose_row(const MmaLaunch& launch, Sources& sources, Composed& composed,
                                i32 m) {
@@ -202,7 +204,7 @@ RADDLE_DEVICE Sources look_up_sources(const PlanView& plan, i32 which, i32 kv_he
   return found;
 }
 
-/// Those of a tile of a single level, whose states are its own: nothing is looked up.
+/// The sources of a tile of a single level are its own chunks: nothing has to be looked up.
 RADDLE_DEVICE Sources own_sources(const QueryTile& tile, const Split& split, i32 kv_head) {
   return Sources{-1, kv_head, 1,
                  SourceRows{split.partial_row, 0, tile.num_rows, tile.num_rows, split.num_chunks}};

@@ -1,5 +1,5 @@
-// From partial results to the caller's tensors: finishing a row. A warp holds it in registers, four
-// elements a lane and step.
+// Finishing a row: from partial results to the caller's tensors. A warp holds a row in registers,
+// four elements a lane and step.
 #pragma once
 
 #include "raddle/engine/core/state.h"
@@ -11,7 +11,8 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-/// A row of `dim` elements in a warp: this lane's are 4 · (lane + 32 · i) + e.
+/// A row of `dim` elements in the registers of a warp: a lane holds the elements 4 · (lane + 32 ·
+/// i) + e.
 template <i32 dim>
 struct LaneRow {
   static constexpr i32 steps = ceil_div(dim, 128);
@@ -27,7 +28,7 @@ struct LaneRow {
     }
   }
   /// f(i, first element) for every step; a lane without elements repeats the row's last ones. For
-  /// what only reads: without branches, more of it is under way.
+  /// reading only: without branches, more loads are in flight.
   template <class F>
   RADDLE_DEVICE static void every(F f) {
     RADDLE_UNROLL
@@ -50,7 +51,7 @@ RADDLE_DEVICE void store_four(T* to, const Four& o) {
       Packed4{{ptx::pack(o.x[0], o.x[1], T{}), ptx::pack(o.x[2], o.x[3], T{})}};
 }
 
-/// Where a row of the output begins, in elements.
+/// Offset of an output row, in elements.
 RADDLE_DEVICE i64 out_offset(const MmaLaunch& launch, const Row& row) {
   return row.row * launch.out.row_stride + row.q_head * launch.out.head_stride;
 }
@@ -60,12 +61,12 @@ RADDLE_DEVICE void store_lse(const MmaLaunch& launch, const Row& row, float lse)
     launch.lse[row.row * launch.lse_row_stride + row.q_head * launch.lse_head_stride] = lse;
 }
 
-/// The factor by which a sink shrinks a row's output, and the LSE with it: ⊕ with the state
-/// (0, sink) of a key without value. 1 for a bare state and for variants without sinks.
-template <class V>
-RADDLE_DEVICE float apply_sink(const MmaLaunch& launch, const V& variant, const Row& row,
+/// Applies a sink to the LSE and returns the factor for the row's output: ⊕ with the state (0,
+/// sink) of a key without value. 1 for a bare state and for variants without sinks.
+template <class Variant>
+RADDLE_DEVICE float apply_sink(const MmaLaunch& launch, const Variant& variant, const Row& row,
                                float& lse) {
-  if constexpr (has_sink<V>) {
+  if constexpr (has_sink<Variant>) {
     if (!launch.state_only) {
       const Mix mix = compose(lse, variant.sink(row));
       lse = mix.lse;
@@ -75,13 +76,13 @@ RADDLE_DEVICE float apply_sink(const MmaLaunch& launch, const V& variant, const 
   return 1.0f;
 }
 
-/// Writes a finished row, or its bare state, to the output tensors. `vector` is the warp's, in
-/// shared memory: what an output part sees.
-template <class K, class V>
-RADDLE_DEVICE void write_row(const MmaLaunch& launch, const V& variant, const Row& row,
-                             LaneRow<K::dim_vo>& o, float lse, float* vector) {
-  using T = typename K::T;
-  using Lanes = LaneRow<K::dim_vo>;
+/// Writes a finished row, or its bare state, to the output tensors. `vector`, in shared memory, is
+/// the warp's: an output part sees the row there.
+template <class Kernel, class Variant>
+RADDLE_DEVICE void write_row(const MmaLaunch& launch, const Variant& variant, const Row& row,
+                             LaneRow<Kernel::dim_vo>& o, float lse, float* vector) {
+  using T = typename Kernel::T;
+  using Lanes = LaneRow<Kernel::dim_vo>;
   const i64 at = out_offset(launch, row);
   if (launch.state_only) {
     Lanes::each([&](i32 i, i32 d) {
@@ -89,11 +90,11 @@ RADDLE_DEVICE void write_row(const MmaLaunch& launch, const V& variant, const Ro
     });
   } else {
     const float factor = apply_sink(launch, variant, row, lse);
-    if constexpr (has_sink<V>) o.map([&](float x) { return x * factor; });
-    if constexpr (has_output<V>) {
+    if constexpr (has_sink<Variant>) o.map([&](float x) { return x * factor; });
+    if constexpr (has_output<Variant>) {
       Lanes::each([&](i32 i, i32 d) { *reinterpret_cast<Four*>(vector + d) = o.of[i]; });
       ptx::sync_warp();
-      WarpVector x(vector, K::dim_vo);
+      WarpVector x(vector, Kernel::dim_vo);
       variant.output(x, row, lse);
       Lanes::every([&](i32 i, i32 d) { o.of[i] = *reinterpret_cast<const Four*>(vector + d); });
       ptx::sync_warp();
@@ -104,57 +105,58 @@ RADDLE_DEVICE void write_row(const MmaLaunch& launch, const V& variant, const Ro
   if (ptx::lane_index() == 0) store_lse(launch, row, lse);
 }
 
-/// Stores a row's state where contractions find it.
-template <class K>
-RADDLE_DEVICE void store_partial(const MmaLaunch& launch, i64 at, const LaneRow<K::dim_vo>& o,
+/// Stores a row's state in the buffer of partial states.
+template <class Kernel>
+RADDLE_DEVICE void store_partial(const MmaLaunch& launch, i64 at, const LaneRow<Kernel::dim_vo>& o,
                                  float lse) {
-  LaneRow<K::dim_vo>::each([&](i32 i, i32 d) {
-    *reinterpret_cast<Four*>(launch.partial_o + at * K::dim_vo + d) = o.of[i];
+  LaneRow<Kernel::dim_vo>::each([&](i32 i, i32 d) {
+    *reinterpret_cast<Four*>(launch.partial_o + at * Kernel::dim_vo + d) = o.of[i];
   });
   if (ptx::lane_index() == 0) launch.partial_lse[at] = lse;
 }
 
-/// Sends a row that lies in shared memory, its LSE behind it, to where it belongs: to partial row
-/// number `partial`, or, where that is negative, to the output.
-template <class K, class V>
-RADDLE_DEVICE void send_row(const MmaLaunch& launch, const V& variant, const float* from,
+/// Sends a row in shared memory, with its LSE behind it, to partial row number `partial`, or, where
+/// that is negative, to the output.
+template <class Kernel, class Variant>
+RADDLE_DEVICE void send_row(const MmaLaunch& launch, const Variant& variant, const float* from,
                             i64 partial, const Row& row, float* vector) {
-  LaneRow<K::dim_vo> o;
+  LaneRow<Kernel::dim_vo> o;
   o.every([&](i32 i, i32 d) { o.of[i] = *reinterpret_cast<const Four*>(from + d); });
-  const float lse = from[K::dim_vo];
+  const float lse = from[Kernel::dim_vo];
   if (partial >= 0)
-    store_partial<K>(launch, partial, o, lse);
+    store_partial<Kernel>(launch, partial, o, lse);
   else
-    write_row<K>(launch, variant, row, o, lse, vector);
+    write_row<Kernel>(launch, variant, row, o, lse, vector);
 }
 
-/// Where a row goes, which a lane finds for its warp; nowhere, if it is padding.
-struct Outbound {
+/// Destination of a row, which one lane looks up for its warp; null for padding.
+struct RowDestination {
   u8* to = nullptr;
-  float factor = 1.0f;  ///< of a sink
+  float factor = 1.0f;  ///< factor of a sink
 };
 
-/// Finds that for this lane's row, and stores its LSE.
-template <class K, class V>
-RADDLE_DEVICE Outbound send_off(const MmaLaunch& launch, const V& variant, i64 partial,
-                                const Row& row, float lse) {
+/// Finds the destination of this lane's row, and stores the row's LSE.
+template <class Kernel, class Variant>
+RADDLE_DEVICE RowDestination find_row_destination(const MmaLaunch& launch, const Variant& variant,
+                                                  i64 partial, const Row& row, float lse) {
   if (partial >= 0) {
     launch.partial_lse[partial] = lse;
-    return Outbound{reinterpret_cast<u8*>(launch.partial_o + partial * K::dim_vo)};
+    return RowDestination{reinterpret_cast<u8*>(launch.partial_o + partial * Kernel::dim_vo)};
   }
   const float factor = apply_sink(launch, variant, row, lse);
   store_lse(launch, row, lse);
-  const i32 bytes = launch.state_only ? 4 : static_cast<i32>(sizeof(typename K::T));
-  return Outbound{static_cast<u8*>(launch.out.data) + bytes * out_offset(launch, row), factor};
+  const i32 bytes = launch.state_only ? 4 : static_cast<i32>(sizeof(typename Kernel::T));
+  return RowDestination{static_cast<u8*>(launch.out.data) + bytes * out_offset(launch, row),
+                        factor};
 }
 
-/// Copies rows from shared memory to where lane i says for row i, in fp32 or in the matrix dtype;
-/// several are under way at a time.
-template <class K, class V, i32 count, bool rounds, class From>
-RADDLE_DEVICE void copy_out(const Outbound& mine, From from) {
-  using T = typename K::T;
-  using Lanes = LaneRow<K::dim_vo>;
-  constexpr i32 batch = K::dim_vo <= 128 ? 4 : 2;
+/// Copies rows from shared memory to the destinations, row i to that of lane i, in fp32 or in the
+/// matrix dtype; several rows are in flight at a time.
+template <class Kernel, class Variant, i32 count, bool rounds, class From>
+RADDLE_DEVICE void copy_out(const RowDestination& mine, From from) {
+  using T = typename Kernel::T;
+  using Lanes = LaneRow<Kernel::dim_vo>;
+  constexpr i32 batch = Kernel::dim_vo <= 128 ? 4 : 2;
   static_assert(count % batch == 0);
   RADDLE_ROLLED
   for (i32 first = 0; first < count; first += batch) {
@@ -165,7 +167,7 @@ RADDLE_DEVICE void copy_out(const Outbound& mine, From from) {
       const float* row = from(first + r);
       to[r] = ptx::shuffle(mine.to, first + r);
       o[r].every([&](i32 i, i32 d) { o[r].of[i] = *reinterpret_cast<const Four*>(row + d); });
-      if constexpr (has_sink<V>) {
+      if constexpr (has_sink<Variant>) {
         const float factor = ptx::shuffle(mine.factor, first + r);
         o[r].map([&](float x) { return x * factor; });
       }
@@ -183,29 +185,31 @@ RADDLE_DEVICE void copy_out(const Outbound& mine, From from) {
   }
 }
 
-/// Sends a warp's rows, `count` of them: the tile's rows number(i), which lie at from(i). A row has
-/// a chain of look-ups, so each lane goes through one row's, but where an output part sees rows.
-template <class K, i32 count, class V, class Number, class From>
-RADDLE_DEVICE void send_rows(const MmaLaunch& launch, const V& variant, i32 num_rows,
+/// Sends `count` rows of a warp: row number(i) of the tile lies at from(i). Finding a destination
+/// is a chain of look-ups, so each lane follows it for one row; rows that an output part sees are
+/// sent one at a time.
+template <class Kernel, i32 count, class Variant, class Number, class From>
+RADDLE_DEVICE void send_rows(const MmaLaunch& launch, const Variant& variant, i32 num_rows,
                              i32 partial_row, const Row* rows, float* vector, Number number,
                              From from) {
   const auto partial = [&](i32 m) { return partial_row >= 0 ? i64{partial_row} + m : -1; };
-  if constexpr (has_output<V>) {
+  if constexpr (has_output<Variant>) {
     RADDLE_ROLLED
     for (i32 i = 0; i < count; ++i) {
       const i32 m = number(i);
-      if (m < num_rows) send_row<K>(launch, variant, from(i), partial(m), rows[m], vector);
+      if (m < num_rows) send_row<Kernel>(launch, variant, from(i), partial(m), rows[m], vector);
     }
   } else {
     static_assert(count <= 32);
     const i32 i = min(ptx::lane_index(), count - 1), m = number(i);
-    Outbound mine;
+    RowDestination mine;
     if (ptx::lane_index() == i && m < num_rows)
-      mine = send_off<K>(launch, variant, partial(m), rows[m], from(i)[K::dim_vo]);
+      mine = find_row_destination<Kernel>(launch, variant, partial(m), rows[m],
+                                          from(i)[Kernel::dim_vo]);
     if (partial_row >= 0 || launch.state_only)
-      copy_out<K, V, count, false>(mine, from);
+      copy_out<Kernel, Variant, count, false>(mine, from);
     else
-      copy_out<K, V, count, true>(mine, from);
+      copy_out<Kernel, Variant, count, true>(mine, from);
   }
 }
 

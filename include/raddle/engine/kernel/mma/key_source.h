@@ -1,5 +1,5 @@
-// Where the keys of a work item lie, and copies of their rows into shared memory: what the streams
-// of short and of long queries have in common.
+// Where the keys of a work item lie, and copies of their rows into shared memory. The streams of
+// short and of long queries share this.
 #pragma once
 
 #include "raddle/engine/kernel/mma/shared.h"
@@ -8,7 +8,7 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-/// One lane's work, for its warp.
+/// Fills in the source of a query tile and KV head. One lane does this for its warp.
 RADDLE_DEVICE void open_source(const MmaLaunch& launch, const QueryTile& tile, i32 kv_head,
                                i32 element_bytes, const i32* zeros, KeySource& source) {
   const LevelView& level = launch.levels[tile.level];
@@ -20,14 +20,14 @@ RADDLE_DEVICE void open_source(const MmaLaunch& launch, const QueryTile& tile, i
     const PoolView& pool = *pools[i];
     const i64 origin = kv_head * pool.head_stride + (level.blocks ? 0 : first * pool.block_stride);
     source.row[i] = static_cast<const u8*>(pool.data) + element_bytes * origin;
-    source.block_stride[i] = element_bytes * pool.block_stride;
+    source.page_stride[i] = element_bytes * pool.block_stride;
     source.row_stride[i] = element_bytes * (level.blocks ? pool.row_stride : pool.block_stride);
   }
-  // One block of rows is a list of one, which says 0.
+  // Keys without a page table are one page: a list with a single 0.
   const i32 size = level.blocks ? level.block_size : 1 << 30;
-  source.blocks = level.blocks ? level.blocks + first : zeros;
-  source.block_size = size;
-  source.block_shift = (size & (size - 1)) == 0 ? ptx::count_bits(static_cast<u32>(size - 1)) : -1;
+  source.pages = level.blocks ? level.blocks + first : zeros;
+  source.page_size = size;
+  source.page_shift = (size & (size - 1)) == 0 ? ptx::count_bits(static_cast<u32>(size - 1)) : -1;
   source.first_index = level.kv_begin ? level.kv_begin[tile.group] : 0;
   source.level = tile.level;
   source.group = tile.group;
@@ -38,7 +38,7 @@ RADDLE_DEVICE void open_source(const MmaLaunch& launch, const QueryTile& tile, i
   source.bits = level.mask_bits != nullptr;
 }
 
-/// The same for the scales of its keys.
+/// Fills in where the scales of the keys lie.
 RADDLE_DEVICE void open_scales(const MmaLaunch& launch, const QueryTile& tile, i32 kv_head,
                                ScaledSource& source) {
   const LevelView& level = launch.levels[tile.level];
@@ -48,59 +48,59 @@ RADDLE_DEVICE void open_scales(const MmaLaunch& launch, const QueryTile& tile, i
     const ScaleView& scale = *scales[i];
     const i64 first = level.blocks ? 0 : level.block_begin[tile.group] * scale.block_stride;
     source.scale[i] = scale.data ? scale.data + kv_head * scale.head_stride + first : nullptr;
-    source.scale_block_stride[i] = scale.block_stride;
+    source.scale_page_stride[i] = scale.block_stride;
     source.scale_row_stride[i] = level.blocks ? scale.row_stride : scale.block_stride;
     source.value[i] = scale.value;
   }
 }
 
-/// The block of the group's list that holds column c.
-RADDLE_DEVICE i32 nth_block(const KeySource& source, i32 c) {
-  return source.block_shift >= 0 ? c >> source.block_shift : c / source.block_size;
+/// The entry of the group's page list that holds column c.
+RADDLE_DEVICE i32 nth_page(const KeySource& source, i32 c) {
+  return source.page_shift >= 0 ? c >> source.page_shift : c / source.page_size;
 }
 
-/// A column of a layout whose indices or positions have to be looked up.
+/// Looks up a column of a layout whose indices or positions lie in memory.
 RADDLE_COLD Column look_up_column(const LevelView& level, i32 group, i32 c) {
   return column_at(level, group, c);
 }
 
-/// column_at, with what open_source worked out; `block` is what the group's list says.
+/// column_at, by what open_source worked out; `page` is the entry of the page list.
 RADDLE_DEVICE Column find_column(const MmaLaunch& launch, const KeySource& source, i32 c,
-                                 i32 block) {
+                                 i32 page) {
   if (!source.plain) return look_up_column(launch.levels[source.level], source.group, c);
   const i32 index = source.first_index + c;
-  return Column{block, c - nth_block(source, c) * source.block_size, index, index, true};
+  return Column{page, c - nth_page(source, c) * source.page_size, index, index, true};
 }
 
-/// As long as the longest row.
+/// A row of zeros, as long as the longest row of K or V.
 template <i32 dim>
 RADDLE_ZEROS(Packed8, zero_row, ceil_div(dim, 8));
 
-/// A row of zeros: where keys that are not there are copied from, for V's rows may hold anything
-/// and meet weights of zero.
-template <class K>
+/// The row of zeros, from which missing keys are copied: rows of V that were never written may hold
+/// NaN, and a weight of zero would not remove it.
+template <class Kernel>
 RADDLE_DEVICE const u8* zeros() {
-  return reinterpret_cast<const u8*>(&zero_row<max(K::dim_qk, K::dim_vo)>);
+  return reinterpret_cast<const u8*>(&zero_row<max(Kernel::dim_qk, Kernel::dim_vo)>);
 }
 
-/// Everything that finding an item's keys needs, for one warp; its first run is returned.
-template <class K, class Source>
+/// Fills in the warp's key source for an item, and returns the item's first run of columns.
+template <class Kernel, class Source>
 RADDLE_DEVICE Span open_item(const MmaLaunch& launch, const WorkItem& item, Source& source) {
   const QueryTile& tile = launch.plan.query_tiles[item.query_tile];
   RunWalk runs(launch.plan, item, tile);
   const Span first = runs.next();
-  ptx::sync_warp();  // all lanes have read what it was
+  ptx::sync_warp();  // all lanes have read the source of the item before
   if (ptx::lane_index() == 0) {
-    open_source(launch, tile, item.kv_head, static_cast<i32>(sizeof(typename K::Stored)),
-                reinterpret_cast<const i32*>(zeros<K>()), source);
-    if constexpr (K::quantized) open_scales(launch, tile, item.kv_head, source);
+    open_source(launch, tile, item.kv_head, static_cast<i32>(sizeof(typename Kernel::Stored)),
+                reinterpret_cast<const i32*>(zeros<Kernel>()), source);
+    if constexpr (Kernel::quantized) open_scales(launch, tile, item.kv_head, source);
     source.runs = runs;
   }
   ptx::sync_warp();
   return first;
 }
 
-/// The item's next run of columns; an empty one at its end.
+/// The item's next run of columns; an empty one at the item's end.
 RADDLE_DEVICE Span next_run(KeySource& source) {
   RunWalk runs = source.runs;
   const Span run = runs.next();
@@ -110,28 +110,28 @@ RADDLE_DEVICE Span next_run(KeySource& source) {
   return run;
 }
 
-/// The columns of a span that may be read.
+/// The columns of a span that exist and may be read.
 RADDLE_DEVICE Span columns_read(const KeySource& source, const Span& span) {
   return Span{max(span.begin, source.col_begin), min(span.end, source.col_end), span.partial};
 }
 
-/// A column that has no key repeats one that has, for variants see only keys that exist.
+/// A column without a key repeats one that has a key, because variants see existing keys only.
 RADDLE_DEVICE i32 existing_column(const Span& read, i32 column) {
   return min(max(column, read.begin), read.end - 1);
 }
 
-/// What the page table says of a column of a span; lists of other kinds are looked up when they are
-/// needed.
-RADDLE_DEVICE i32 look_up_block(const KeySource& source, const Span& span, i32 column) {
+/// The page list's entry for a column of a span. Layouts of other kinds are looked up when a tile
+/// is found.
+RADDLE_DEVICE i32 look_up_page(const KeySource& source, const Span& span, i32 column) {
   if (!source.plain) return 0;
-  return source.blocks[nth_block(source, existing_column(columns_read(source, span), column))];
+  return source.pages[nth_page(source, existing_column(columns_read(source, span), column))];
 }
 
-/// The key of a tile's column; `block` is what was looked up for it.
+/// The key of a tile's column; `page` is the entry that look_up_page returned for it.
 RADDLE_DEVICE Column find_key(const MmaLaunch& launch, const KeySource& source, const Span& tile,
-                              i32 column, i32 block) {
+                              i32 column, i32 page) {
   const Span read = columns_read(source, tile);
-  Column key = find_column(launch, source, existing_column(read, column), block);
+  Column key = find_column(launch, source, existing_column(read, column), page);
   if (column < read.begin || column >= read.end) key.valid = false;
   return key;
 }
@@ -144,7 +144,7 @@ RADDLE_DEVICE i32 tile_flags(const KeySource& source, const Span& tile, i32 keys
          (last ? TileFlags::last : 0);
 }
 
-/// What there is to say of the tile's key j.
+/// Writes the facts about the tile's key j.
 template <class Keys>
 RADDLE_DEVICE void describe_key(Keys& keys, i32 j, i32 column, const Column& key) {
   keys.column[j] = key.valid ? column : -1;
@@ -152,7 +152,7 @@ RADDLE_DEVICE void describe_key(Keys& keys, i32 j, i32 column, const Column& key
   keys.kv_pos[j] = key.kv_pos;
 }
 
-/// Starts copying the scales of the tile's key j, K's and V's.
+/// Starts copying the scales of K and V of the tile's key j.
 template <class Keys>
 RADDLE_DEVICE void load_scales(const ScaledSource& source, Keys& keys, i32 j, const Column& key) {
   RADDLE_UNROLL
@@ -161,23 +161,23 @@ RADDLE_DEVICE void load_scales(const ScaledSource& source, Keys& keys, i32 j, co
     const float* first = source.scale[i];
     if (first && key.valid)
       ptx::copy_word_async(ptx::shared_address(&to), first +
-                                                         key.block * source.scale_block_stride[i] +
+                                                         key.block * source.scale_page_stride[i] +
                                                          key.offset * source.scale_row_stride[i]);
     else
       to = key.valid ? source.value[i] : 0.0f;
   }
 }
 
-/// Where the key's row of K (`which` 0) or V lies; a row that is not there is one of zeros.
-template <class K>
+/// Address of a key's row of K (`which` 0) or V; a missing key has the row of zeros.
+template <class Kernel>
 RADDLE_DEVICE const u8* row_address(const KeySource& source, i32 which, const Column& key) {
-  const u8* row = source.row[which] + key.block * source.block_stride[which] +
+  const u8* row = source.row[which] + key.block * source.page_stride[which] +
                   key.offset * source.row_stride[which];
-  return key.valid ? row : zeros<K>();
+  return key.valid ? row : zeros<Kernel>();
 }
 
-/// copy_rows, where rows are whole lines of 128 bytes: eight lanes copy a row's, and each keeps its
-/// place in them. What lies behind the last line that has elements nobody reads.
+/// copy_rows for rows that are whole lines of 128 bytes: eight lanes copy a row, and each keeps its
+/// chunk. Nothing reads what lies behind the last element.
 template <class Rows, i32 row_bytes, i32 warp_keys>
 RADDLE_DEVICE void copy_lines(u32 to, i32 first_row, const u8* const* source) {
   static_assert(Rows::swizzled && warp_keys % 4 == 0);
@@ -196,18 +196,18 @@ RADDLE_DEVICE void copy_lines(u32 to, i32 first_row, const u8* const* source) {
   }
 }
 
-/// Copies a warp's rows of K or V, which `source` tells, to shared memory, as rows from `first_row`
-/// on. Of rows that will be widened where they lie, bytes take the first half.
-template <class K, class Rows, i32 dim, bool narrow, i32 warp_keys, i32 batch>
+/// Copies a warp's rows of K or V, whose addresses are in `source`, to shared memory, as rows from
+/// `first_row` on. Rows that will be widened in place are copied to the first half of their room.
+template <class Kernel, class Rows, i32 dim, bool narrow, i32 warp_keys, i32 batch>
 RADDLE_DEVICE void copy_rows(u32 to, i32 first_row, const u8* const* source) {
-  constexpr i32 row_bytes = dim * static_cast<i32>(sizeof(typename K::Stored));
-  constexpr i32 chunks = K::quantized && !narrow ? Rows::chunks / 2 : Rows::chunks;
+  constexpr i32 row_bytes = dim * static_cast<i32>(sizeof(typename Kernel::Stored));
+  constexpr i32 chunks = Kernel::quantized && !narrow ? Rows::chunks / 2 : Rows::chunks;
   const i32 lane = ptx::lane_index();
-  if constexpr (K::wide) return copy_lines<Rows, row_bytes, warp_keys>(to, first_row, source);
+  if constexpr (Kernel::wide) return copy_lines<Rows, row_bytes, warp_keys>(to, first_row, source);
   const u32 to_first = to + Rows::at(first_row + lane / chunks, lane % chunks);
-  // A batch's addresses are all read before its first copy starts, so that one wait serves all.
+  // All addresses of a batch are read before its first copy starts, so that the warp waits once.
   constexpr i32 copies = ceil_div(warp_keys * chunks, 32);
-  // Where rows divide a warp, its lanes keep their chunk.
+  // Where the chunks of a row divide 32, a lane copies the same chunk of every row.
   constexpr bool even = 32 % chunks == 0;
   RADDLE_UNROLL
   for (i32 first = 0; first < copies; first += batch) {

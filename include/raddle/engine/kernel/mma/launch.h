@@ -1,5 +1,5 @@
-// What the host hands to the mma.sync kernel, by value as its parameter; pointers are the device's.
-// Plain data, laid out alike by the host's compiler and NVRTC.
+// The parameter of the mma.sync kernel, which the host passes by value; pointers are device
+// pointers. Plain data: the host's compiler and NVRTC lay it out alike.
 #pragma once
 
 #include "raddle/engine/kernel/mma/config.h"
@@ -9,32 +9,32 @@
 
 namespace raddle {
 
-/// What a worker has come to: first its start, then the next four of every item, and at last the
-/// end of what it composed of other workers' states.
+/// What a worker has reached: first its start, then the next four stages of every item, and at last
+/// the end of its contractions.
 enum class TimelineStage : i32 { started, opened, computed, stored, finished, contracted };
 
-/// When each worker did what, for those who ask.
+/// When each worker reached which stage, for profiling.
 struct TimelineView {
-  /// The GPU's clock in ns, of which 32 bits are kept, and a TimelineStage with the item's number
-  /// above it.
+  /// `time`: the low 32 bits of the GPU's clock in ns. `what`: a TimelineStage, and above it the
+  /// item's number.
   struct Mark {
     i32 time, what;
   };
-  Mark* marks;  ///< [num_workers, capacity]; null: nobody asks
+  Mark* marks;  ///< [num_workers, capacity]; null: no marks are written
   i32 capacity;
 };
 
 struct MmaLaunch : RunView {
-  LayoutView layout;  ///< its `levels` is not used:
+  LayoutView layout;  ///< its `levels` is null; the kernel reads the array below
   LevelView levels[max_levels];
   PlanView plan;
-  const u8* arrays;  ///< the memory in which all of layout and plan lies
+  const u8* arrays;  ///< the memory that holds all arrays of layout and plan
   i64 array_bytes;
-  i32 query_rows;  ///< that q has
+  i32 query_rows;  ///< rows of q
   TimelineView timeline;
 };
 
-// Both compilers see these numbers, so neither can lay the parameter out in its own way.
+// Both compilers check these numbers, so neither can lay the parameter out in its own way.
 static_assert(sizeof(LevelView) == 104 && sizeof(LayoutView) == 56 && sizeof(PlanView) == 136);
 static_assert(sizeof(KvView) == 64 && sizeof(KvScales) == 80);
 static_assert(sizeof(RunView) == 1264 && sizeof(MmaLaunch) == 2328);
@@ -54,35 +54,39 @@ struct Either<false, A, B> {
   using Type = B;
 };
 
-/// What a kernel is compiled for: the dtype of Q and O, that in which K and V are stored, head
-/// dimensions, an architecture, for KernelConfig's choices, and a variant.
+/// What a kernel is compiled for: the dtype of Q and O, the dtype in which K and V are stored, head
+/// dimensions, an architecture, from which KernelConfig follows, and a variant.
 ///
-/// Quantised K and V are multiplied as bytes lie in the ring, in f16, which holds them exactly.
-/// Where a part of the variant changes them, they become rows of T in the ring first.
-/// `only_short`: of plans without long queries.
-template <class Element, class StoredElement, i32 qk, i32 vo, i32 arch, class V,
+/// Quantised K and V stay bytes in the ring and are multiplied as f16, which holds them exactly.
+/// Where a part of the variant changes them, they become rows of T in the ring first. `only_short`:
+/// for plans without long queries.
+template <class Element, class StoredElement, i32 qk, i32 vo, i32 arch, class Variant,
           bool only_short = false>
 struct Kernel {
   using T = Element;
   using Stored = StoredElement;
-  static constexpr Scan scan = scan_of<V>();
+  static constexpr Scan scan = scan_of<Variant>();
   static constexpr bool quantized = is_quantized<Stored>;
-  static constexpr bool narrow_keys = quantized && !has_key<V>;
-  static constexpr bool narrow_values = quantized && !has_value<V>;
-  static constexpr bool wide = is_wide(qk, vo);  ///< heads that the warps of a block share
+  static constexpr bool narrow_keys = quantized && !has_key<Variant>;
+  static constexpr bool narrow_values = quantized && !has_value<Variant>;
+  static constexpr bool wide =
+      is_wide(qk, vo);  ///< the warps of a block share the columns of a head
   static_assert(!(wide && quantized));
   static constexpr KernelConfig config =
       kernel_config(qk, vo, arch, {narrow_keys ? 1 : 2, narrow_values ? 1 : 2, quantized});
-  /// Two blocks of short queries that share a multiprocessor are one of two teams, which compose
-  /// the halves of a unit (team.h). Not where an output part sees rows that one team has put
-  /// together, nor where the variant changes keys, or O is wide: there registers are short.
-  static constexpr bool spare_registers = !has_key<V> && !has_value<V> && vo <= 128;
+  /// Where two blocks of short queries would share a multiprocessor, one block of two teams takes
+  /// their place; the teams can compose the two halves of a unit (team.h). Not where an output part
+  /// sees rows that one team has put together, nor where the variant changes keys or O is wide:
+  /// there registers are short.
+  static constexpr bool spare_registers = !has_key<Variant> && !has_value<Variant> && vo <= 128;
   static constexpr bool short_only = only_short;
-  static constexpr bool joins = short_only && !wide && config.blocks_per_multiprocessor == 2 &&
-                                !has_output<V> && spare_registers;
-  static constexpr i32 teams = joins ? 2 : 1;
+  static constexpr bool pairs_teams = short_only && !wide &&
+                                      config.blocks_per_multiprocessor == 2 &&
+                                      !has_output<Variant> && spare_registers;
+  static constexpr i32 teams = pairs_teams ? 2 : 1;
   static constexpr i32 block_threads = teams * num_threads;
-  static constexpr i32 blocks = config.blocks_per_multiprocessor / teams;  ///< of a multiprocessor
+  static constexpr i32 blocks =
+      config.blocks_per_multiprocessor / teams;  ///< blocks a multiprocessor
   static constexpr i32 dim_qk = qk;
   static constexpr i32 dim_vo = vo;
   static constexpr i32 short_keys = config.short_keys;
@@ -92,16 +96,16 @@ struct Kernel {
   static constexpr i32 long_slots = config.long_slots;
   using QueryRows = SharedRows<wide ? round_up(qk, line) : qk>;
   using WideRows = SharedRows<wide_row(qk, vo)>;
-  using KeyRows =  ///< counted in 16 bits
+  using KeyRows =  ///< in elements of 16 bits
       typename Either<wide, WideRows, SharedRows<narrow_keys ? qk / 2 : qk>>::Type;
   using ValueRows = typename Either<wide, WideRows, SharedRows<narrow_values ? vo / 2 : vo>>::Type;
-  /// The matrix dtypes of logits and of outputs. Weights of a sum are of any size, and need T's
-  /// range.
+  /// The matrix dtypes of the products for logits and outputs. Weights of a sum have any size and
+  /// need T's range.
   using QkElement = typename Either<narrow_keys, f16, T>::Type;
   using VoElement = typename Either<narrow_values && scan == Scan::softmax, f16, T>::Type;
-  /// A warp's products of 16 elements in a logit, and fragments 8 wide of an output row.
+  /// Products of depth 16 for a logit, of one warp; and fragments of 8 columns of an output row.
   static constexpr i32 k_steps = ceil_div(qk, wide ? line : 16);
-  static constexpr i32 out_tiles = wide ? wide_columns(vo) / 8 : 2 * ceil_div(vo, 16);
+  static constexpr i32 out_fragments = wide ? wide_columns(vo) / 8 : 2 * ceil_div(vo, 16);
 };
 
 }  // namespace mma

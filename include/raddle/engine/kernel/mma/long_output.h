@@ -1,5 +1,5 @@
-// How the rows of a long item leave: through shared memory, of which ring and keys are free by
-// then, so that whole lines of them are written.
+// Sending the rows of a long item to memory: through shared memory, where ring and key facts are
+// free by then, so that whole lines are written.
 #pragma once
 
 #include "raddle/engine/kernel/mma/finish.h"
@@ -10,34 +10,35 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-/// Rows of a tile that its warps' blocks number r hold together: 16 each.
-constexpr i32 long_block_rows = 16 * num_warps;
+/// Rows of a tile that the team's warps hold together in their row fragments number r: 16 a warp.
+constexpr i32 team_fragment_rows = 16 * num_warps;
 
-/// The first row of a warp's block.
-RADDLE_FN constexpr i32 long_row(i32 warp, i32 block) {
-  return long_block_rows * block + 16 * warp;
+/// The first row of a warp's row fragment.
+RADDLE_FN constexpr i32 long_row(i32 warp, i32 fragment) {
+  return team_fragment_rows * fragment + 16 * warp;
 }
 
-/// O of one item, to partial rows from number `partial_row` on, or, where that is negative, to the
-/// caller's tensor. A warp's own rows: no warp waits for another.
-template <class K, class V, i32 blocks>
+/// Writes O of one item to partial rows from number `partial_row` on, or, where that is negative,
+/// to the caller's tensor. A warp writes its own rows and waits for no other warp.
+template <class Kernel, class Variant, i32 row_fragments>
 class LongOutput {
-  using T = typename K::T;
-  using Layout = LongLayout<K>;
-  static constexpr Scan scan = scan_of<V>();
-  static constexpr i32 columns = K::narrow_values ? K::out_tiles : K::dim_vo / 8;
+  using T = typename Kernel::T;
+  using Layout = LongLayout<Kernel>;
+  static constexpr Scan scan = scan_of<Variant>();
+  static constexpr i32 columns = Kernel::narrow_values ? Kernel::out_fragments : Kernel::dim_vo / 8;
 
  public:
-  RADDLE_DEVICE LongOutput(const MmaLaunch& launch, const V& variant, i32 num_rows, i32 partial_row)
+  RADDLE_DEVICE LongOutput(const MmaLaunch& launch, const Variant& variant, i32 num_rows,
+                           i32 partial_row)
       : launch_(launch),
         variant_(variant),
         warp_(ptx::warp_index()),
         num_rows_(num_rows),
         partial_row_(partial_row) {}
 
-  RADDLE_DEVICE void send(const Output<K, blocks>& o, RowStats<blocks>& stats,
-                          const ValueScales<K, blocks>& scales, float to_log2) {
-    if (!has_output<V> && partial_row_ < 0 && !launch_.state_only) {
+  RADDLE_DEVICE void send(const Output<Kernel, row_fragments>& o, RowStats<row_fragments>& stats,
+                          const ValueScales<Kernel, row_fragments>& scales, float to_log2) {
+    if (!has_output<Variant> && partial_row_ < 0 && !launch_.state_only) {
       put_rounded(o, stats, scales, to_log2);
       ptx::sync_warp();
       return write_rounded();
@@ -52,34 +53,38 @@ class LongOutput {
   }
 
  private:
-  /// f(first column, the two elements of it and the next) for a row of this lane.
+  /// f(first column, the element there, the element behind it) for all columns of a row that this
+  /// lane has.
   template <class F>
-  RADDLE_DEVICE static void each_pair(const Output<K, blocks>& o, i32 r, i32 half, float factor,
-                                      F f) {
+  RADDLE_DEVICE static void each_pair(const Output<Kernel, row_fragments>& o, i32 r, i32 half,
+                                      float factor, F f) {
     RADDLE_UNROLL
     for (i32 n = 0; n < columns; ++n) {
-      const i32 d = out_column<K>(ptx::lane_index() % 4, n);
-      if (K::narrow_values && K::dim_vo % 16 != 0 && d >= K::dim_vo) continue;
-      f(d, out_element<K>(o[r], n, half, 0) * factor, out_element<K>(o[r], n, half, 1) * factor);
+      const i32 d = out_column<Kernel>(ptx::lane_index() % 4, n);
+      if (Kernel::narrow_values && Kernel::dim_vo % 16 != 0 && d >= Kernel::dim_vo) continue;
+      f(d, out_element<Kernel>(o[r], n, half, 0) * factor,
+        out_element<Kernel>(o[r], n, half, 1) * factor);
     }
   }
 
-  // Outputs, rounded where a lane has them: half the memory and half the instructions.
+  // Outputs are rounded in registers: that takes half the memory and half the instructions.
 
-  static constexpr i32 rounded_pitch = 2 * K::dim_vo + 16;
-  static_assert(K::long_rows * rounded_pitch <= Layout::sources);
+  static constexpr i32 rounded_pitch = 2 * Kernel::dim_vo + 16;
+  static_assert(Kernel::long_rows * rounded_pitch <= Layout::sources);
   RADDLE_DEVICE static u8* rounded_row(i32 m) { return Layout::base() + m * rounded_pitch; }
 
-  /// O / Σ, and LSE to where it belongs; a row with nothing kept becomes (0, -inf).
-  RADDLE_DEVICE void put_rounded(const Output<K, blocks>& o, RowStats<blocks>& stats,
-                                 const ValueScales<K, blocks>& scales, float to_log2) const {
+  /// Writes O / Σ to shared memory and stores the LSE; a row that kept nothing becomes (0, -inf).
+  RADDLE_DEVICE void put_rounded(const Output<Kernel, row_fragments>& o,
+                                 RowStats<row_fragments>& stats,
+                                 const ValueScales<Kernel, row_fragments>& scales,
+                                 float to_log2) const {
     RADDLE_UNROLL
-    for (i32 r = 0; r < blocks; ++r) {
+    for (i32 r = 0; r < row_fragments; ++r) {
       RADDLE_UNROLL
       for (i32 half = 0; half < 2; ++half) {
         const i32 m = long_row(warp_, r) + ptx::lane_index() / 4 + 8 * half;
         auto [factor, lse] = end_row<scan>(stats, r, half, to_log2);
-        if constexpr (K::narrow_values) factor *= scales.unit();
+        if constexpr (Kernel::narrow_values) factor *= scales.unit();
         const Row& row = Layout::scratch().row[m];
         factor *= apply_sink(launch_, variant_, row, lse);
         if (ptx::lane_index() % 4 == 0 && m < num_rows_) store_lse(launch_, row, lse);
@@ -90,9 +95,10 @@ class LongOutput {
     }
   }
 
-  /// A lane finds where a row goes, for its warp; a few 16 bytes are under way at a time.
+  /// Copies the rows to the output. Each lane looks up the destination of one row for the warp; a
+  /// few copies of 16 bytes are in flight at a time.
   RADDLE_DEVICE void write_rounded() const {
-    constexpr i32 count = 16 * blocks, chunks = K::dim_vo / 8, batch = 4;
+    constexpr i32 count = 16 * row_fragments, chunks = Kernel::dim_vo / 8, batch = 4;
     const i32 lane = ptx::lane_index();
     const auto number = [&](i32 i) { return long_row(warp_, i / 16) + i % 16; };
     T* mine = nullptr;
@@ -117,30 +123,33 @@ class LongOutput {
     }
   }
 
-  // States, and rows that a part of the variant changes: in fp32, the LSE behind a row.
+  // States, and rows that a part of the variant changes, are written in fp32, with the LSE behind
+  // each row.
 
-  static constexpr i32 row_floats = round_up(K::dim_vo, 8) + 4;
-  /// Where there is no room for all rows, those of one `half` are on their way at a time.
-  static constexpr i32 turns = K::long_rows * row_floats * 4 <= Layout::sources ? 1 : 2;
-  static_assert(K::long_rows / turns * row_floats * 4 <= Layout::sources);
+  static constexpr i32 row_floats = round_up(Kernel::dim_vo, 8) + 4;
+  /// Where shared memory has no room for all rows, the rows of one half are written at a time.
+  static constexpr i32 turns = Kernel::long_rows * row_floats * 4 <= Layout::sources ? 1 : 2;
+  static_assert(Kernel::long_rows / turns * row_floats * 4 <= Layout::sources);
   RADDLE_DEVICE static float* out_row(i32 m) {
     const i32 at = turns == 1 ? m : m / 16 * 8 + m % 8;
     return reinterpret_cast<float*>(Layout::base()) + at * row_floats;
   }
 
-  RADDLE_DEVICE void put_rows(i32 turn, const Output<K, blocks>& o, RowStats<blocks>& stats,
-                              const ValueScales<K, blocks>& scales, float to_log2) const {
+  RADDLE_DEVICE void put_rows(i32 turn, const Output<Kernel, row_fragments>& o,
+                              RowStats<row_fragments>& stats,
+                              const ValueScales<Kernel, row_fragments>& scales,
+                              float to_log2) const {
     RADDLE_UNROLL
-    for (i32 r = 0; r < blocks; ++r) {
+    for (i32 r = 0; r < row_fragments; ++r) {
       RADDLE_UNROLL
       for (i32 half = 0; half < 2; ++half) {
         if (turns == 2 && half != turn) continue;
         float* row = out_row(long_row(warp_, r) + ptx::lane_index() / 4 + 8 * half);
         auto [factor, lse] = end_row<scan>(stats, r, half, to_log2);
-        if constexpr (K::narrow_values) factor *= scales.unit();
+        if constexpr (Kernel::narrow_values) factor *= scales.unit();
         each_pair(o, r, half, factor,
                   [&](i32 d, float x, float y) { ptx::store_two(row + d, x, y); });
-        if (ptx::lane_index() % 4 == 0) row[K::dim_vo] = lse;
+        if (ptx::lane_index() % 4 == 0) row[Kernel::dim_vo] = lse;
       }
     }
   }
@@ -150,13 +159,13 @@ class LongOutput {
     const auto number = [&](i32 i) {
       return long_row(warp_, i / of_block) + 8 * turn + i % of_block;
     };
-    send_rows<K, of_block * blocks>(launch_, variant_, num_rows_, partial_row_,
-                                    Layout::scratch().row, Layout::vector(warp_), number,
-                                    [&](i32 i) { return out_row(number(i)); });
+    send_rows<Kernel, of_block * row_fragments>(launch_, variant_, num_rows_, partial_row_,
+                                                Layout::scratch().row, Layout::vector(warp_),
+                                                number, [&](i32 i) { return out_row(number(i)); });
   }
 
   const MmaLaunch& launch_;
-  const V& variant_;
+  const Variant& variant_;
   const i32 warp_, num_rows_, partial_row_;
 };
 

@@ -1,12 +1,12 @@
 // Quantised K and V as fragments of the matrix products: bytes in shared memory, 16 bits in
 // registers, and scales.
 //
-// A matrix instruction's operand holds two neighbours in a register, and loading 8 × 8 units of 16
-// bits gives a lane four bytes. Of K they are four elements of a key, 4t … 4t + 3: with the pairs
-// (4t, 4t + 1) and (4t + 2, 4t + 3) in the places of (2t, 2t + 1) and (2t + 8, 2t + 9) nothing need
-// be moved between lanes, if Q's elements are in the same order. Of V, transposed, they are columns
-// 2g and 2g + 1 of two keys: one register of each, and so 16 columns of O lie in two fragments in
-// the order 0, 2, 4 …, 14 and 1, 3, 5 …, 15.
+// An operand of a matrix instruction holds two neighbours in a register, and loading 8 × 8 units of
+// 16 bits gives a lane four bytes. Of K these are four elements of a key, 4t … 4t + 3. With the
+// pairs (4t, 4t + 1) and (4t + 2, 4t + 3) in the places of (2t, 2t + 1) and (2t + 8, 2t + 9), no
+// element has to move between lanes, provided that Q's elements are in the same order. Of V,
+// transposed, these are columns 2g and 2g + 1 of two keys: one register for each column. So 16
+// columns of O lie in two fragments, in the order 0, 2, 4 …, 14 and 1, 3, 5 …, 15.
 #pragma once
 
 #include "raddle/engine/kernel/mma/products.h"
@@ -15,22 +15,22 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-/// Two e4m3 in the upper bytes of x's halves, as f16, where no instruction does it. As an f16 their
-/// bits, moved to the right by one but for the sign, mean 2^-8 of what they mean as e4m3; but for
-/// NaN, which is all bits set and would carry.
+/// Two e4m3 in the upper bytes of x's halves, as f16, for architectures without an instruction for
+/// it. Shifted right by one, but for the sign, the bits of an e4m3 are an f16 of 2^-8 times its
+/// value; except for NaN, whose bits are all set and would carry.
 RADDLE_DEVICE u32 e4m3_bits_to_f16(u32 x) {
   const u32 body = x & 0x7f007f00u;
   const u32 nan = (body + 0x01000100u) >> 1 & 0x40004000u;
   return ptx::multiply_pair(body >> 1 | nan | (x & 0x80008000u), 0x5c005c00u);  // by 256
 }
 
-/// Two integers, plus 128, in the lower bytes of x's halves. As the last bits of an f16 from 1024
-/// on they are added to it.
+/// Two integers, plus 128, in the lower bytes of x's halves, as f16: as the last bits of an f16
+/// from 1024 on, they add to it.
 RADDLE_DEVICE u32 biased_to_f16(u32 x) {
   return ptx::subtract_pair(x | 0x64006400u, 0x64806480u);  // 1024 + 128
 }
 
-/// Four stored numbers as f16: bytes 0 and 1, then 2 and 3.
+/// Four stored numbers as f16, in the order of bytes 0 and 1, then 2 and 3.
 RADDLE_DEVICE void widen_in_order(u32 (&y)[2], u32 x, e4m3) {
   if constexpr (ptx::converts_e4m3) return ptx::e4m3_to_f16(y, x);
   y[0] = e4m3_bits_to_f16(ptx::select_bytes<0x1404>(x));
@@ -47,7 +47,7 @@ RADDLE_DEVICE void widen_in_order(u32 (&y)[2], u32 x, s8) {
   y[1] = biased_to_f16(ptx::select_bytes<0x4342>(biased));
 }
 
-/// The same: bytes 0 and 2, then 1 and 3.
+/// Four stored numbers as f16, in the order of bytes 0 and 2, then 1 and 3.
 RADDLE_DEVICE void widen_in_turns(u32 (&y)[2], u32 x, e4m3) {
   if constexpr (ptx::converts_e4m3) return ptx::e4m3_to_f16(y, ptx::select_bytes<0x3120>(x));
   y[0] = e4m3_bits_to_f16(x << 8);
@@ -64,7 +64,7 @@ RADDLE_DEVICE void widen_in_turns(u32 (&y)[2], u32 x, s8) {
   y[1] = biased_to_f16(biased >> 8 & 0x00ff00ffu);
 }
 
-/// f16, which hold every stored number, as matrix dtype T.
+/// Converts f16, which holds every stored number exactly, to matrix dtype T.
 RADDLE_DEVICE void convert_pairs(u32 (&)[2], f16) {}
 RADDLE_DEVICE void convert_pairs(u32 (&y)[2], bf16) {
   RADDLE_UNROLL
@@ -76,31 +76,32 @@ RADDLE_DEVICE void convert_pairs(u32 (&y)[2], bf16) {
 }
 
 /// S = Q · Kᵀ for rows of bytes; see multiply_qk.
-template <class K, i32 blocks, i32 tiles, class Query>
-RADDLE_DEVICE void multiply_narrow_qk(Logits<blocks, tiles>& s, u32 keys, Query query) {
-  using Rows = typename K::KeyRows;
+template <class Kernel, i32 row_fragments, i32 key_fragments, class Query>
+RADDLE_DEVICE void multiply_narrow_qk(Logits<row_fragments, key_fragments>& s, u32 keys,
+                                      Query query) {
+  using Rows = typename Kernel::KeyRows;
   clear(s);
   RADDLE_UNROLL
-  for (i32 step = 0; step < K::k_steps; step += 2) {
-    u32 a[2][blocks][4];
+  for (i32 step = 0; step < Kernel::k_steps; step += 2) {
+    u32 a[2][row_fragments][4];
     RADDLE_UNROLL
-    for (i32 i = 0; i < min(2, K::k_steps - step); ++i) {
+    for (i32 i = 0; i < min(2, Kernel::k_steps - step); ++i) {
       RADDLE_UNROLL
-      for (i32 r = 0; r < blocks; ++r) query(step + i, r, a[i][r]);
+      for (i32 r = 0; r < row_fragments; ++r) query(step + i, r, a[i][r]);
     }
     const u32 at = Rows::step_from(keys, step / 2);
     RADDLE_UNROLL
-    for (i32 n = 0; n < tiles; n += 2) {
+    for (i32 n = 0; n < key_fragments; n += 2) {
       u32 bytes[4];
       ptx::load_matrices(bytes, at + static_cast<u32>(8 * n * Rows::pitch));
       RADDLE_UNROLL
-      for (i32 i = 0; i < min(2, K::k_steps - step); ++i) {
+      for (i32 i = 0; i < min(2, Kernel::k_steps - step); ++i) {
         RADDLE_UNROLL
         for (i32 h = 0; h < 2; ++h) {
           u32 b[2];
-          widen_in_order(b, bytes[2 * h + i], typename K::Stored{});
+          widen_in_order(b, bytes[2 * h + i], typename Kernel::Stored{});
           RADDLE_UNROLL
-          for (i32 r = 0; r < blocks; ++r)
+          for (i32 r = 0; r < row_fragments; ++r)
             ptx::multiply_add(s[r][n + h], a[i][r], b[0], b[1], f16{});
         }
       }
@@ -109,27 +110,27 @@ RADDLE_DEVICE void multiply_narrow_qk(Logits<blocks, tiles>& s, u32 keys, Query 
 }
 
 /// O += P · V for rows of bytes; see multiply_pv.
-template <class K, i32 blocks, i32 tiles>
-RADDLE_DEVICE void multiply_narrow_pv(Output<K, blocks>& o, const Weights<blocks, tiles>& p,
-                                      u32 values) {
-  using Rows = typename K::ValueRows;
-  using T = typename K::VoElement;
+template <class Kernel, i32 row_fragments, i32 key_fragments>
+RADDLE_DEVICE void multiply_narrow_pv(Output<Kernel, row_fragments>& o,
+                                      const Weights<row_fragments, key_fragments>& p, u32 values) {
+  using Rows = typename Kernel::ValueRows;
+  using T = typename Kernel::VoElement;
   RADDLE_UNROLL
-  for (i32 n = 0; n < tiles / 2; ++n) {
+  for (i32 n = 0; n < key_fragments / 2; ++n) {
     RADDLE_UNROLL
-    for (i32 d = 0; d < K::out_tiles; d += 4) {
+    for (i32 d = 0; d < Kernel::out_fragments; d += 4) {
       u32 bytes[4];
       ptx::load_matrices_transposed(
           bytes, Rows::step_from(values, d / 4) + static_cast<u32>(16 * n * Rows::pitch));
       RADDLE_UNROLL
-      for (i32 i = 0; i < min(4, K::out_tiles - d); i += 2) {
+      for (i32 i = 0; i < min(4, Kernel::out_fragments - d); i += 2) {
         u32 first[2], second[2];  // keys 0–7 and 8–15, of even columns and of odd ones
-        widen_in_turns(first, bytes[i], typename K::Stored{});
-        widen_in_turns(second, bytes[i + 1], typename K::Stored{});
+        widen_in_turns(first, bytes[i], typename Kernel::Stored{});
+        widen_in_turns(second, bytes[i + 1], typename Kernel::Stored{});
         convert_pairs(first, T{});
         convert_pairs(second, T{});
         RADDLE_UNROLL
-        for (i32 r = 0; r < blocks; ++r) {
+        for (i32 r = 0; r < row_fragments; ++r) {
           RADDLE_UNROLL
           for (i32 e = 0; e < 2; ++e)
             ptx::multiply_add(o[r][d + i + e], p[r][n], first[e], second[e], T{});
@@ -139,17 +140,17 @@ RADDLE_DEVICE void multiply_narrow_pv(Output<K, blocks>& o, const Weights<blocks
   }
 }
 
-/// Puts a row of Q in shared memory into the order that multiply_narrow_qk asks for, as f16: a
-/// bf16's range is wider, and so its rows are divided by a power of two, which is returned. What is
-/// lost is less than 2^-38 of a row's largest element, and a sum in fp32 would not show it. A
-/// warp's work; the row is complete for its lanes.
-template <class K>
+/// Puts a row of Q in shared memory into the order that multiply_narrow_qk expects, as f16. The
+/// range of bf16 is wider, so its rows are divided by a power of two, which is returned. What that
+/// loses is below 2^-38 of the row's largest element, too little to show in a sum in fp32. The
+/// whole warp calls it; afterwards its lanes see the complete row.
+template <class Kernel>
 RADDLE_DEVICE float arrange_query(u8* rows, i32 row) {
-  using T = typename K::T;
-  constexpr i32 words = 8 * K::k_steps, steps = ceil_div(words, 32);
+  using T = typename Kernel::T;
+  constexpr i32 words = 8 * Kernel::k_steps, steps = ceil_div(words, 32);
   const i32 lane = ptx::lane_index();
   const auto word = [&](i32 chunk, i32 i) -> u32& {
-    return reinterpret_cast<u32*>(rows + K::QueryRows::at(row, chunk))[i];
+    return reinterpret_cast<u32*>(rows + Kernel::QueryRows::at(row, chunk))[i];
   };
   u32 x[steps] = {};
   RADDLE_UNROLL
@@ -182,24 +183,24 @@ RADDLE_DEVICE float arrange_query(u8* rows, i32 row) {
   return factor;
 }
 
-/// S *= scale of the key · factor_of(block, half) of the row. `scale` is that of this lane's first
-/// key.
-template <class K, i32 blocks, i32 tiles, class FactorOf>
-RADDLE_DEVICE void scale_logits(Logits<blocks, tiles>& s, const float* scale, FactorOf factor_of,
-                                i32 halves) {
+/// S *= scale of the key · factor_of(row fragment, half) of the row. `scale` points at that of this
+/// lane's first key.
+template <class Kernel, i32 row_fragments, i32 key_fragments, class FactorOf>
+RADDLE_DEVICE void scale_logits(Logits<row_fragments, key_fragments>& s, const float* scale,
+                                FactorOf factor_of, i32 halves) {
   RADDLE_UNROLL
-  for (i32 r = 0; r < blocks; ++r) {
+  for (i32 r = 0; r < row_fragments; ++r) {
     RADDLE_UNROLL
     for (i32 half = 0; half < 2; ++half) {
       if (half >= halves) continue;
       const float factor = factor_of(r, half);
       RADDLE_UNROLL
-      for (i32 n = 0; n < tiles; ++n) {
+      for (i32 n = 0; n < key_fragments; ++n) {
         const Two of_keys = *reinterpret_cast<const Two*>(scale + 8 * n);
         RADDLE_UNROLL
         for (i32 e = 0; e < 2; ++e) {
           float& x = s[r][n][2 * half + e];
-          if constexpr (dtype_of<typename K::T>::value == DType::bfloat16) x *= factor;
+          if constexpr (dtype_of<typename Kernel::T>::value == DType::bfloat16) x *= factor;
           x *= of_keys.x[e];
         }
       }
@@ -207,19 +208,22 @@ RADDLE_DEVICE void scale_logits(Logits<blocks, tiles>& s, const float* scale, Fa
   }
 }
 
-/// V's scales, which multiply weights. These are rounded to a dtype that may be f16, and scales of
-/// any size would underflow in it: O is kept relative to a power of two near the largest scale that
-/// a warp has met, masked keys' too: of scales below 2^-20 of that, weights lose precision.
-template <class K, i32 blocks>
+/// Scales of V, which multiply the weights. Weights are rounded to a dtype that may be f16, and
+/// scales of any size could underflow there. So O is kept relative to a power of two near the
+/// largest scale that the warp has seen so far, scales of masked keys included. Weights lose
+/// precision where a scale is below 2^-20 of that one.
+template <class Kernel, i32 row_fragments>
 class ValueScales {
-  /// The largest scale becomes less than twice this power of two: weights of a softmax are at most
-  /// 2^(patience + 1), which leaves f16 room, and small ones need it. Those of a sum may be large.
-  static constexpr u32 headroom = K::scan == Scan::softmax ? 6 : 0;
+  /// The largest scale becomes less than twice this power of two. Weights of a softmax are at most
+  /// 2^(rescale_threshold + 1), which leaves f16 room, and small ones need it. Weights of a sum may
+  /// be large.
+  static constexpr u32 headroom = Kernel::scan == Scan::softmax ? 6 : 0;
   static constexpr u32 least = headroom + 1, most = 253;
 
  public:
-  /// Once for each tile: `scale` are those of a warp's `count` keys, `o` what there is of O.
-  RADDLE_DEVICE void meet(const float* scale, i32 count, Output<K, blocks>& o) {
+  /// Rescales O where the tile's largest scale exceeds the power of two so far. Called once a tile:
+  /// `scale` has the scales of a warp's `count` keys.
+  RADDLE_DEVICE void rebase(const float* scale, i32 count, Output<Kernel, row_fragments>& o) {
     u32 top = least;
     for (i32 j = ptx::lane_index(); j < count; j += 32)
       top = max(top, float_to_bits(scale[j]) >> 23 & 0xffu);
@@ -229,24 +233,24 @@ class ValueScales {
         top - exponent_ < 127 ? bits_to_float((127 + exponent_ - top) << 23) : 0.0f;
     exponent_ = top;
     RADDLE_UNROLL
-    for (i32 r = 0; r < blocks; ++r) {
+    for (i32 r = 0; r < row_fragments; ++r) {
       RADDLE_UNROLL
-      for (i32 i = 0; i < 4 * K::out_tiles; ++i) o[r][i / 4][i % 4] *= factor;
+      for (i32 i = 0; i < 4 * Kernel::out_fragments; ++i) o[r][i / 4][i % 4] *= factor;
     }
   }
 
-  /// P *= scale of the key; `scale` is that of this lane's first one.
-  template <i32 tiles>
-  RADDLE_DEVICE void apply(float (&p)[blocks][tiles][4], const float* scale) const {
+  /// P *= scale of the key; `scale` points at that of this lane's first key.
+  template <i32 key_fragments>
+  RADDLE_DEVICE void apply(float (&p)[row_fragments][key_fragments][4], const float* scale) const {
     const float inverse = bits_to_float((254 + headroom - exponent_) << 23);
     RADDLE_UNROLL
-    for (i32 n = 0; n < tiles; ++n) {
+    for (i32 n = 0; n < key_fragments; ++n) {
       const Two of_keys = *reinterpret_cast<const Two*>(scale + 8 * n);
       RADDLE_UNROLL
       for (i32 e = 0; e < 2; ++e) {
         const float factor = of_keys.x[e] * inverse;
         RADDLE_UNROLL
-        for (i32 r = 0; r < blocks; ++r) {
+        for (i32 r = 0; r < row_fragments; ++r) {
           p[r][n][e] *= factor;
           p[r][n][2 + e] *= factor;
         }
@@ -255,40 +259,41 @@ class ValueScales {
   }
 
   RADDLE_DEVICE void clear() { exponent_ = least; }
-  /// What O is relative to.
+  /// The power of two that O is relative to.
   RADDLE_DEVICE float unit() const { return bits_to_float((exponent_ - headroom) << 23); }
 
  private:
   u32 exponent_ = least;
 };
 
-/// S = Q · Kᵀ and O += P · V of rows of either kind.
-template <class K, i32 blocks, i32 tiles, class Query>
-RADDLE_DEVICE void multiply_keys(Logits<blocks, tiles>& s, u32 keys, Query query) {
-  if constexpr (K::narrow_keys)
-    multiply_narrow_qk<K, blocks, tiles>(s, keys, query);
+/// S = Q · Kᵀ and O += P · V, for K and V of 16 bits or of bytes.
+template <class Kernel, i32 row_fragments, i32 key_fragments, class Query>
+RADDLE_DEVICE void multiply_keys(Logits<row_fragments, key_fragments>& s, u32 keys, Query query) {
+  if constexpr (Kernel::narrow_keys)
+    multiply_narrow_qk<Kernel, row_fragments, key_fragments>(s, keys, query);
   else
-    multiply_qk<K, blocks, tiles>(s, keys, query);
+    multiply_qk<Kernel, row_fragments, key_fragments>(s, keys, query);
 }
-template <class K, i32 blocks, i32 tiles>
-RADDLE_DEVICE void multiply_values(Output<K, blocks>& o, const Weights<blocks, tiles>& p,
-                                   u32 values) {
-  if constexpr (K::narrow_values)
-    multiply_narrow_pv<K, blocks, tiles>(o, p, values);
+template <class Kernel, i32 row_fragments, i32 key_fragments>
+RADDLE_DEVICE void multiply_values(Output<Kernel, row_fragments>& o,
+                                   const Weights<row_fragments, key_fragments>& p, u32 values) {
+  if constexpr (Kernel::narrow_values)
+    multiply_narrow_pv<Kernel, row_fragments, key_fragments>(o, p, values);
   else
-    multiply_pv<K, blocks, tiles>(o, p, values);
+    multiply_pv<Kernel, row_fragments, key_fragments>(o, p, values);
 }
 
-/// Two neighbours in a row of O that a lane of number t in its row's four holds, number n of them:
-/// the column of the first,
-template <class K>
+/// A lane holds pairs of neighbours in its rows of O; t is its number among the four lanes of a
+/// row. The column of the first of pair number n,
+template <class Kernel>
 RADDLE_DEVICE i32 out_column(i32 t, i32 n) {
-  return K::narrow_values ? 8 * (n - n % 2) + 4 * t + 2 * (n % 2) : 8 * n + 2 * t;
+  return Kernel::narrow_values ? 8 * (n - n % 2) + 4 * t + 2 * (n % 2) : 8 * n + 2 * t;
 }
-/// and the elements, e = 0 and 1, of one of its two rows.
-template <class K>
-RADDLE_DEVICE float out_element(const float (&o)[K::out_tiles][4], i32 n, i32 half, i32 e) {
-  return K::narrow_values ? o[n - n % 2 + e][2 * half + n % 2] : o[n][2 * half + e];
+/// and the pair's elements, e = 0 and 1, in one of the lane's two rows.
+template <class Kernel>
+RADDLE_DEVICE float out_element(const float (&o)[Kernel::out_fragments][4], i32 n, i32 half,
+                                i32 e) {
+  return Kernel::narrow_values ? o[n - n % 2 + e][2 * half + n % 2] : o[n][2 * half + e];
 }
 
 }  // namespace mma

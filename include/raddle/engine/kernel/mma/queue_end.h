@@ -1,6 +1,7 @@
-// What a worker composes when its queue is done: shares of what its items are states of, when other
-// workers' states are there. Of many rows, a team together; of few rows, as decoding has them, each
-// warp what it finds ready first, for a prefix's last piece completes hundreds of contractions.
+// What a worker composes when its queue is done: its shares of the contractions that its items hold
+// states of, once the other workers' states are stored. The whole team composes contractions of
+// many rows together. Of contractions of few rows, as decoding has them, each warp composes
+// whichever is ready first, because the last piece of a prefix completes hundreds of them.
 #pragma once
 
 #include "raddle/engine/kernel/mma/arrive.h"
@@ -9,59 +10,62 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-/// How long a worker waits for others, all contractions together. Whoever is missing may not have a
-/// multiprocessor before this block leaves its own, as beside kernels of other streams: then the
-/// last to arrive composes what was this worker's.
-constexpr i64 patience_ns = 1'000'000;
+/// How long a worker waits for others, all contractions together. A missing worker may not get a
+/// multiprocessor before this block ends, for instance beside kernels of other streams. Then this
+/// worker gives up, and the last one to arrive composes its shares.
+constexpr i64 contraction_timeout_ns = 1'000'000;
 
 /// A worker's part in a contraction.
-struct Share {
+struct WorkerShare {
   i32 which = -1;  ///< the contraction's number; -1: it has none
   i32 kv_head = 0;
-  i32 count = 0;      ///< shares of its rows
-  i32 workers = 0;    ///< that look for some
-  bool few = false;   ///< rows
-  bool more = false;  ///< contractions wait for the item than have been looked up
+  i32 count = 0;      ///< shares of the contraction's rows
+  i32 workers = 0;    ///< workers that look for a share
+  bool few = false;   ///< the contraction has few rows
+  bool more = false;  ///< more contractions wait for the item than have been looked up
 };
 
-RADDLE_DEVICE i32 counter_of(const MmaLaunch& launch, const Share& share) {
+RADDLE_DEVICE i32 counter_of(const MmaLaunch& launch, const WorkerShare& share) {
   return counter_of(launch.plan, share.which, share.kv_head);
 }
 
-/// The part of an item's worker in contraction number `nth` of those that wait for the item; where
-/// they are many, of those that its tile's chunks deal to this one.
-RADDLE_DEVICE Share look_up_share(const MmaLaunch& launch, const WorkItem& item, i32 nth) {
+/// The part of an item's worker in contraction number `nth` of those that wait for the item. Where
+/// many wait, only those are counted that the chunks of the tile deal to this worker.
+RADDLE_DEVICE WorkerShare look_up_worker_share(const MmaLaunch& launch, const WorkItem& item,
+                                               i32 nth) {
   const PlanView& plan = launch.plan;
-  if (item.partial_row < 0) return Share{};
+  if (item.partial_row < 0) return WorkerShare{};
   const QueryTile& tile = plan.query_tiles[item.query_tile];
   const Split split = plan.splits[tile.split + item.kv_head];
   const i32 chunk = quotient(item.partial_row - split.partial_row, tile.num_rows);
   const i32 dependents = tile.dependents_end - tile.dependents_begin;
   const bool dealt = dependents > most_dependents;
   if (dealt) nth = chunk + nth * split.num_chunks;
-  if (nth >= dependents) return Share{};
+  if (nth >= dependents) return WorkerShare{};
   const i32 which = plan.dependents[tile.dependents_begin + nth];
-  const Shares shares = look_up_shares(plan, which, item.kv_head);
+  const ContractionShares shares = look_up_shares(plan, which, item.kv_head);
   const bool own = tile.level + 1 == launch.layout.num_levels;
   const bool mine =
       shares.few ? launch.layout.num_levels > 1 && chunk == (own ? 0 : nth % split.num_chunks)
                  : !dealt && chunk + (own ? 0 : shares.own) < shares.count;
-  Share found;
+  WorkerShare found;
   if (mine && (own || shares.helper == item.query_tile))
-    found = Share{which, item.kv_head, shares.count, shares.workers, shares.few};
+    found = WorkerShare{which, item.kv_head, shares.count, shares.workers, shares.few};
   found.more = dealt && nth + most_dependents * split.num_chunks < dependents;
   return found;
 }
 
-/// Which of a warp's lanes took a share, and the share's number.
-struct Taken {
+/// The lane whose contraction is ready, and the number of the share that it took.
+struct TakenShare {
   i32 lane, nth;
 };
 
-/// Waits until all states are there of a contraction of which a lane knows its worker's part, and
-/// takes a share for it; lane -1: there is none left to wait for. A lane forgets what is seen to:
-/// of a single share, that somebody else took it, and what was waited for too long. A warp's work.
-RADDLE_DEVICE Taken take_ready(const MmaLaunch& launch, Share& mine, i32 expected, i64 deadline) {
+/// Each lane knows its worker's part in one contraction. Waits until all states of one of these are
+/// stored, and takes a share of it; lane -1: there is none left to wait for. A lane drops its part
+/// when it is settled: when another worker took the only share, or the wait took too long. All
+/// lanes of the warp call it.
+RADDLE_DEVICE TakenShare wait_for_share(const MmaLaunch& launch, WorkerShare& mine, i32 expected,
+                                        i64 deadline) {
   i32* word = launch.arrived + (mine.which >= 0 ? counter_of(launch, mine) : 0);
   while (ptx::ballot(mine.which >= 0) != 0) {
     const bool waits = mine.which >= 0, late = ptx::global_time() >= deadline;
@@ -79,62 +83,64 @@ RADDLE_DEVICE Taken take_ready(const MmaLaunch& launch, Share& mine, i32 expecte
       ptx::sleep(100);
     } else if (const i32 taken = ptx::shuffle(nth, first);
                taken < ptx::shuffle(mine.count, first)) {
-      return Taken{first, taken};
+      return TakenShare{first, taken};
     }
   }
-  return Taken{-1, 0};
+  return TakenShare{-1, 0};
 }
 
-/// Composes what a crew waits for, each contraction when it is complete: lanes have `found` them,
-/// and wait for those of which they have a `share`.
-template <class K, class V>
-RADDLE_DEVICE void compose_ready(const MmaLaunch& launch, const V& variant, const Share& found,
-                                 Share share, i32 expected, Crew crew, i64 deadline, u32* bits,
-                                 float* vector) {
+/// Composes the contractions that the row workers wait for, each when it is complete. Lanes have
+/// `found` them, and wait for those of which they have a `share`.
+template <class Kernel, class Variant>
+RADDLE_DEVICE void compose_ready(const MmaLaunch& launch, const Variant& variant,
+                                 const WorkerShare& found, WorkerShare share, i32 expected,
+                                 RowWorkers row_workers, i64 deadline, u32* bits, float* vector) {
   const bool tells = ptx::thread_index() == 0;
   while (true) {
-    Taken taken{};
-    if (crew.alone || ptx::warp_index() == 0) taken = take_ready(launch, share, expected, deadline);
-    if (!crew.alone) {
-      taken.lane = tell_team<K>(tells, taken.lane, bits);
-      taken.nth = tell_team<K>(tells, taken.nth, bits);
+    TakenShare taken{};
+    if (row_workers.alone || ptx::warp_index() == 0)
+      taken = wait_for_share(launch, share, expected, deadline);
+    if (!row_workers.alone) {
+      taken.lane = tell_team<Kernel>(tells, taken.lane, bits);
+      taken.nth = tell_team<Kernel>(tells, taken.nth, bits);
     }
     if (taken.lane < 0) return;
     const Sources sources = look_up_sources(launch.plan, ptx::shuffle(found.which, taken.lane),
                                             ptx::shuffle(found.kv_head, taken.lane));
-    ptx::sync_warp();     // one lane has seen their arrival
-    ptx::fence_device();  // the others' states, after that
-    contract<K>(launch, variant, sources, ptx::shuffle(found.count, taken.lane), taken.nth, crew,
-                tells, bits, vector);
+    ptx::sync_warp();     // one lane has seen the states arrive
+    ptx::fence_device();  // makes the other blocks' states visible after that
+    contract<Kernel>(launch, variant, sources, ptx::shuffle(found.count, taken.lane), taken.nth,
+                     row_workers, tells, bits, vector);
   }
 }
 
-/// Composes this worker's shares of what the items [begin, end) of its queue, all of them done, are
-/// states of. `bits` has a word a warp in shared memory.
-template <class K, class V>
-RADDLE_DEVICE void contract_shares(const MmaLaunch& launch, const V& variant, i32 begin, i32 end,
-                                   u32* bits, float* vector) {
+/// Composes this worker's shares of the contractions that items [begin, end) of its queue hold
+/// states of; all of these items are done. `bits` has a word a warp in shared memory.
+template <class Kernel, class Variant>
+RADDLE_DEVICE void contract_shares(const MmaLaunch& launch, const Variant& variant, i32 begin,
+                                   i32 end, u32* bits, float* vector) {
   constexpr i32 at_a_time = 32 / most_dependents;
   const PlanView& plan = launch.plan;
-  const i64 deadline = ptx::global_time() + patience_ns;
+  const i64 deadline = ptx::global_time() + contraction_timeout_ns;
   const i32 lane = ptx::lane_index();
   i32 nth = lane % most_dependents;
   for (i32 first = begin; first < end;) {
     const i32 item = first + lane / most_dependents;
-    Share found;
-    if (item < end) found = look_up_share(launch, plan.items[item], nth);
+    WorkerShare found;
+    if (item < end) found = look_up_worker_share(launch, plan.items[item], nth);
     const i32 expected = found.which >= 0 ? plan.expected[counter_of(launch, found)] : 0;
-    // Of several contractions of few rows, each warp looks after some.
+    // Where there are several contractions of few rows, each warp waits for some of them.
     const u32 few = ptx::ballot(found.few);
     const bool apart = ptx::count_bits(few) > num_warps / 2;
     RADDLE_ROLLED
     for (i32 pass = apart ? 0 : 1; pass < 2; ++pass) {
-      const Crew crew{pass == 0};
+      const RowWorkers row_workers{pass == 0};
       const i32 turn = ptx::count_bits(few & ((1u << lane) - 1u)) % num_warps;
-      const bool mine = !crew.alone || turn == ptx::warp_index();
-      Share share = found;
-      if (!mine || (apart && found.few) != crew.alone) share.which = -1;
-      compose_ready<K>(launch, variant, found, share, expected, crew, deadline, bits, vector);
+      const bool mine = !row_workers.alone || turn == ptx::warp_index();
+      WorkerShare share = found;
+      if (!mine || (apart && found.few) != row_workers.alone) share.which = -1;
+      compose_ready<Kernel>(launch, variant, found, share, expected, row_workers, deadline, bits,
+                            vector);
     }
     const bool more = ptx::ballot(found.more) != 0;
     nth = more ? nth + most_dependents : lane % most_dependents;

@@ -1,8 +1,8 @@
-// Work items of up to 16 fused rows: decoding. What counts is to keep the memory busy.
+// The loop for work items of up to 16 fused rows: decode. The aim is to keep the memory busy.
 //
-// Every warp holds all rows and computes them against a quarter of each KV tile's keys, which
-// it loaded itself: no warp waits for another until an item ends, and the loads run on into the
-// items that follow. Then the warps' states are added up.
+// Every warp holds all rows and computes them against a quarter of each KV tile's keys, which it
+// loaded itself. No warp waits for another until an item ends, and loads of the next items are
+// issued meanwhile. At an item's end the team adds up the states of its warps.
 #pragma once
 
 #include "raddle/engine/kernel/mma/arrive.h"
@@ -15,20 +15,21 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-template <class K, class V>
+template <class Kernel, class Variant>
 class ShortQueries {
-  using T = typename K::T;
-  using Layout = ShortLayout<K>;
-  static constexpr Scan scan = scan_of<V>();
+  using T = typename Kernel::T;
+  using Layout = ShortLayout<Kernel>;
+  static constexpr Scan scan = scan_of<Variant>();
   static constexpr i32 warp_keys = Layout::warp_keys;
-  static constexpr i32 tiles = warp_keys / 8;
-  using Slabs = WholeSlabs<Layout, K::out_tiles>;
-  /// An output part sees whole rows, which are put together where the ring was.
-  static constexpr bool runs_on = !has_output<V>;
+  static constexpr i32 key_fragments = warp_keys / 8;
+  using Slabs = WholeSlabs<Layout, Kernel::out_fragments>;
+  /// An output part sees whole rows, which are put together in the memory of the ring; so the ring
+  /// cannot run on into the next item.
+  static constexpr bool runs_on = !has_output<Variant>;
 
  public:
-  /// Items [first, end), or up to the first of another shape.
-  RADDLE_DEVICE ShortQueries(const MmaLaunch& launch, const V& variant, i32 first, i32 end)
+  /// For items [first, end), or up to the first item of another shape.
+  RADDLE_DEVICE ShortQueries(const MmaLaunch& launch, const Variant& variant, i32 first, i32 end)
       : launch_(launch),
         variant_(variant),
         next_(first),
@@ -36,84 +37,87 @@ class ShortQueries {
         warp_(ptx::warp_index()),
         lane_(ptx::lane_index()),
         stream_(launch, first, end_),
-        k_offset_(static_cast<u32>(Layout::template part_of<typename K::KeyRows>(warp_)) +
-                  b_offset<typename K::KeyRows>(lane_)),
-        v_offset_(static_cast<u32>(Layout::template part_of<typename K::ValueRows>(warp_)) +
-                  a_offset<typename K::ValueRows>(lane_)) {
+        k_offset_(static_cast<u32>(Layout::template part_of<typename Kernel::KeyRows>(warp_)) +
+                  b_offset<typename Kernel::KeyRows>(lane_)),
+        v_offset_(static_cast<u32>(Layout::template part_of<typename Kernel::ValueRows>(warp_)) +
+                  a_offset<typename Kernel::ValueRows>(lane_)) {
     if constexpr (fills_apart) fill();
   }
 
-  /// Returns the item after the last one computed.
+  /// Returns the number of the item after the last one computed.
   RADDLE_DEVICE i32 run() {
     RADDLE_ROLLED
     while (attend()) {
     }
     return next_;
   }
-  /// Whether rows of those are composed in shares.
+  /// Whether rows of these items are composed in shares.
   RADDLE_DEVICE bool leaves_shares() const { return leaves_shares_; }
 
  private:
-  static constexpr i32 share = short_rows / num_warps;  ///< of the queries: rows that a warp loads
+  static constexpr i32 share = short_rows / num_warps;  ///< rows of Q that a warp loads
 
   RADDLE_DEVICE const QueryTile& tile_of(const WorkItem& item) const {
     return launch_.plan.query_tiles[item.query_tile];
   }
 
-  /// Queries stay in registers, but for wide heads, whose outputs need these.
-  static constexpr i32 kept_steps = K::k_steps <= 8 ? K::k_steps : 0;
+  /// Queries stay in registers, except for wide heads, whose outputs need these registers.
+  static constexpr i32 kept_steps = Kernel::k_steps <= 8 ? Kernel::k_steps : 0;
   RADDLE_DEVICE void load_fragment(i32 step, u32 (&a)[4]) const {
     const u32 from = ptx::shared_address(Layout::query_memory());
     ptx::load_matrices(
-        a, K::QueryRows::step_from(from + a_offset<typename K::QueryRows>(lane_), step));
+        a, Kernel::QueryRows::step_from(from + a_offset<typename Kernel::QueryRows>(lane_), step));
   }
 
-  /// What is known of an item before its keys are asked for: answers to what is asked behind them
-  /// would come behind them.
-  struct Opened {
+  /// Facts about an item that are read before its keys are requested: read later, they would arrive
+  /// behind the keys.
+  struct OpenedItem {
     WorkItem item;
     i32 num_rows, request;
-    Awaiting awaiting;
-    bool joint;  ///< the block's other team ends with the other half of its unit
+    ArrivalTicket ticket;
+    bool paired;  ///< the block's other team ends with the other half of this unit
   };
 
-  /// Where the variant changes keys, or O is wide, registers are short: there it is asked for anew
-  /// when the keys have been used.
-  static constexpr bool keeps_opened = K::spare_registers;
+  /// Where registers are short, because the variant changes keys or O is wide, the facts are read
+  /// again when the keys have been used.
+  static constexpr bool keeps_opened = Kernel::spare_registers;
 
-  RADDLE_DEVICE Opened open(i32 number) const {
-    Opened opened;
+  RADDLE_DEVICE OpenedItem open(i32 number) const {
+    OpenedItem opened;
     opened.item = launch_.plan.items[number];
     const QueryTile& tile = tile_of(opened.item);
     opened.num_rows = tile.num_rows;
     opened.request = request_of_keys(launch_, tile);
-    opened.awaiting.find(launch_, opened.item, tile, ptx::thread_index());
-    opened.joint = Slabs::fit && tile.num_rows <= slab_rows && ends_jointly<K>(opened.item);
-    if (opened.joint) opened.item.partial_row = -1;  // there is nothing to be stored
+    opened.ticket.find(launch_, opened.item, tile, ptx::thread_index());
+    opened.paired =
+        Slabs::fit && tile.num_rows <= slab_rows && ends_with_paired_half<Kernel>(opened.item);
+    if (opened.paired) opened.item.partial_row = -1;  // no state is stored
     return opened;
   }
 
-  /// The next item and its queries, which arrive while the last one's states are added up.
+  /// Opens the next item and starts loading its queries, which arrive while the states of the last
+  /// one are added up.
   RADDLE_DEVICE void fetch_queries() {
     opened_ = open(next_);
     queries_.fetch(launch_, tile_of(opened_.item), opened_.item.kv_head, share * warp_);
   }
 
-  /// Whether the ring is filled by code of its own, 0.5 µs sooner. In the kernel of both loops,
-  /// steps that compute nothing fill it: its code is about what caches of instructions hold, and
-  /// what loads and fetches would be waited for twice. So they do where registers are short.
-  static constexpr bool fills_apart = K::short_only && K::spare_registers;
+  /// Whether separate code fills the ring, which is 0.5 µs faster. The kernel with both loops is as
+  /// large as the instruction caches, and the warp would wait twice for instructions of loads and
+  /// fetches; there, and where registers are short, steps that compute nothing fill the ring.
+  static constexpr bool fills_apart = Kernel::short_only && Kernel::spare_registers;
 
-  /// Before the first item. A tile's keys are asked for before queries, but not all of the ring's.
+  /// Fills the ring before the first item. The keys of one tile are requested before the queries,
+  /// and those of the other slots behind them.
   RADDLE_DEVICE void fill() {
     RADDLE_ROLLED
-    for (i32 n = -1; n < Layout::slots; ++n) {  // what comes before the first has no tile to copy
+    for (i32 n = -1; n < Layout::slots; ++n) {  // load -1 finds the first tile and copies nothing
       load(n, n);
       if (n == 0) fetch_queries();
     }
   }
 
-  /// Steps have two loads, of which the first ones have no tile to copy.
+  /// A step issues two loads; the very first load finds a tile and copies nothing.
   static constexpr i32 filling_steps = fills_apart ? 0 : Layout::slots / 2 + 1;
   static constexpr bool even = Layout::slots % 2 == 0;
 
@@ -121,12 +125,12 @@ class ShortQueries {
   RADDLE_DEVICE bool attend() {
     const bool fills = filling_steps > 0 && filling_ > 0, fetches = filling_ == filling_steps;
     const i32 number = next_;
-    Opened opened = opened_;
+    OpenedItem opened = opened_;
     if (fills)
       drop_item();
     else
       begin(opened, number);
-    const ApplyVariant<V, 1, tiles> apply(launch_, variant_, number);
+    const ApplyVariant<Variant, 1, key_fragments> apply(launch_, variant_, number);
     to_log2_ = apply.to_log2();
     const i32 halves = opened.num_rows > 8 ? 2 : 1;
     RADDLE_ROLLED
@@ -134,7 +138,7 @@ class ShortQueries {
     }
     if (fills && !fetches) return true;
     if (!fills) {
-      mark<K>(launch_, TimelineStage::computed, number);
+      mark<Kernel>(launch_, TimelineStage::computed, number);
       ++next_;
     }
     const bool more = fills || (next_ < end_ && tile_of(launch_.plan.items[next_]).shape == 0);
@@ -144,22 +148,23 @@ class ShortQueries {
   }
 
   /// Puts the queries, which were fetched, where products take them.
-  RADDLE_DEVICE void begin(Opened& opened, i32 number) {
+  RADDLE_DEVICE void begin(OpenedItem& opened, i32 number) {
     describe_item(opened.request, opened.item.kv_head, Layout::scratch());
     queries_.store(variant_, share * warp_, Layout::query_memory(), Layout::scratch());
-    sync_team<K>();
-    if (keeps_opened) opened.awaiting.expect(launch_);
+    sync_team<Kernel>();
+    if (keeps_opened) opened.ticket.expect(launch_);
     RADDLE_UNROLL
     for (i32 i = 0; i < kept_steps; ++i) load_fragment(i, q_[i]);
-    if constexpr (K::narrow_keys) {
+    if constexpr (Kernel::narrow_keys) {
       factor_[0] = Layout::scratch().factor[lane_ / 4];
       factor_[1] = Layout::scratch().factor[lane_ / 4 + 8];
     }
-    mark<K>(launch_, TimelineStage::opened, number);
+    mark<Kernel>(launch_, TimelineStage::opened, number);
     clear();
   }
 
-  /// Nothing of an item is kept for steps that compute none: what takes registers there spills.
+  /// Clears what belongs to an item, for steps that compute nothing: values kept across them would
+  /// spill.
   RADDLE_DEVICE void drop_item() {
     RADDLE_UNROLL
     for (i32 i = 0; i < kept_steps; ++i) {
@@ -175,23 +180,23 @@ class ShortQueries {
     stats_.clear();
   }
 
-  /// Stores what the warps computed, and says so.
-  RADDLE_DEVICE void finish(Opened& opened, i32 number, bool more) {
+  /// Stores what the warps computed, and counts the item up at its contractions.
+  RADDLE_DEVICE void finish(OpenedItem& opened, i32 number, bool more) {
     if (!keeps_opened) {
       opened = open(number);
-      opened.awaiting.expect(launch_);
+      opened.ticket.expect(launch_);
     }
     merge(opened, number, more);
-    mark<K>(launch_, TimelineStage::stored, number);
+    mark<Kernel>(launch_, TimelineStage::stored, number);
     if (opened.item.partial_row >= 0) {
-      arrive<K>(launch_, variant_, launch_.plan.items[number], opened.awaiting,
-                Layout::completed_bits(), Layout::vector(warp_));
+      arrive<Kernel>(launch_, variant_, launch_.plan.items[number], opened.ticket,
+                     Layout::completed_bits(), Layout::vector(warp_));
       if (!composed_at_once(launch_, opened.num_rows)) leaves_shares_ = true;
     }
-    mark<K>(launch_, TimelineStage::finished, number);
+    mark<Kernel>(launch_, TimelineStage::finished, number);
   }
 
-  /// Load number `nth`, of K and V in turns: a group of copies.
+  /// Issues load number `nth`, K and V in turns, as one group of copies.
   RADDLE_DEVICE void load(i32 nth, i32 slot) {
     if (nth % 2 == 0) {
       stream_.load_keys(slot, loading_);
@@ -202,53 +207,53 @@ class ShortQueries {
     ptx::copy_commit();
   }
 
-  /// One KV tile, whose slots then take what is a ring further on; one that `fills` computes none.
-  /// Returns whether it is the item's last.
+  /// Computes one KV tile and refills its slots with the tile that comes a ring later; a step that
+  /// `fills` computes nothing. Returns whether the tile is the item's last.
   template <class Apply>
   RADDLE_DEVICE bool step(const Apply& apply, i32 halves, bool fills) {
     constexpr i32 pending = Layout::slots - 1;
     const auto& keys = Layout::keys_at(computing_);
     const auto& facts = Layout::scratch();
-    Logits<1, tiles> s;
+    Logits<1, key_fragments> s;
     ptx::copy_wait<pending>();
     ptx::sync_warp();
     const i32 flags = fills ? TileFlags::empty : keys.flags[warp_];
     const bool computes = !(flags & TileFlags::empty);
     if (computes) {
-      if constexpr (has_key<V>)
-        transform_slot<K, Layout, 0>(slot_, keys,
-                                     [v = variant_](auto& x, const Key& key) { v.key(x, key); });
-      multiply_keys<K, 1, tiles>(s, Layout::slot_address(slot_) + k_offset_,
-                                 [&](i32 at, i32, u32(&a)[4]) {
-                                   if (kept_steps == 0) return load_fragment(at, a);
-                                   RADDLE_UNROLL
-                                   for (i32 e = 0; e < 4; ++e) a[e] = q_[at][e];
-                                 });
+      if constexpr (has_key<Variant>)
+        transform_slot<Kernel, Layout, 0>(
+            slot_, keys, [v = variant_](auto& x, const Key& key) { v.key(x, key); });
+      multiply_keys<Kernel, 1, key_fragments>(s, Layout::slot_address(slot_) + k_offset_,
+                                              [&](i32 at, i32, u32(&a)[4]) {
+                                                if (kept_steps == 0) return load_fragment(at, a);
+                                                RADDLE_UNROLL
+                                                for (i32 e = 0; e < 4; ++e) a[e] = q_[at][e];
+                                              });
     }
     ptx::sync_warp();
     load(Layout::slots, slot_);
     slot_ = Layout::after(slot_, Layout::slots);
     if (computes) {
-      if constexpr (K::narrow_keys)
-        scale_logits<K, 1, tiles>(
+      if constexpr (Kernel::narrow_keys)
+        scale_logits<Kernel, 1, key_fragments>(
             s, keys.scale[0] + lane_keys(), [&](i32, i32 half) { return factor_[half]; }, halves);
       apply(
           s, keys, warp_keys * warp_, flags, facts, [&](i32) { return lane_ / 4; }, halves);
-      if constexpr (scan == Scan::softmax) softmax<K>(s, stats_, o_, to_log2_, halves);
+      if constexpr (scan == Scan::softmax) softmax<Kernel>(s, stats_, o_, to_log2_, halves);
     }
     ptx::copy_wait<pending>();
     ptx::sync_warp();
     if (computes) {
-      if constexpr (has_value<V>)
-        transform_slot<K, Layout, 1>(slot_, keys,
-                                     [v = variant_](auto& x, const Key& key) { v.value(x, key); });
-      if constexpr (K::narrow_values) {
-        value_scales_.meet(keys.scale[1] + warp_keys * warp_, warp_keys, o_);
+      if constexpr (has_value<Variant>)
+        transform_slot<Kernel, Layout, 1>(
+            slot_, keys, [v = variant_](auto& x, const Key& key) { v.value(x, key); });
+      if constexpr (Kernel::narrow_values) {
+        value_scales_.rebase(keys.scale[1] + warp_keys * warp_, warp_keys, o_);
         value_scales_.apply(s, keys.scale[1] + lane_keys());
       }
-      Weights<1, tiles> p;
-      round_weights<typename K::VoElement>(s, p);
-      multiply_values<K, 1, tiles>(o_, p, Layout::slot_address(slot_) + v_offset_);
+      Weights<1, key_fragments> p;
+      round_weights<typename Kernel::VoElement>(s, p);
+      multiply_values<Kernel, 1, key_fragments>(o_, p, Layout::slot_address(slot_) + v_offset_);
     }
     ptx::sync_warp();
     load(Layout::slots + 1, slot_);
@@ -256,16 +261,17 @@ class ShortQueries {
     computing_ = Layout::after(computing_, Layout::key_slots);
     if (!fills) return (flags & TileFlags::last) != 0;
     --filling_;
-    return filling_ == 0 || filling_ == filling_steps - (even ? 2 : 1);  // a tile's keys are loaded
+    return filling_ == 0 ||
+           filling_ == filling_steps - (even ? 2 : 1);  // the keys of one tile have been requested
   }
 
-  /// This lane's first key of its warp's.
+  /// The first key of this lane, in its warp's part.
   RADDLE_DEVICE i32 lane_keys() const { return warp_keys * warp_ + lane_ % 4 * 2; }
 
-  /// Adds up the warps' states and stores the result, eight rows and a slab of columns at a time:
-  /// as many as there are, where the ring is free, for there is no item after this one.
-  RADDLE_DEVICE void merge(const Opened& opened, i32 number, bool more) {
-    const ShortOutput<K, V> output(launch_, variant_, opened.item, to_log2_);
+  /// Adds up the states of the warps and stores the result, eight rows and a slab of columns at a
+  /// time. Where no item follows, the ring is free, and the slab has all columns.
+  RADDLE_DEVICE void merge(const OpenedItem& opened, i32 number, bool more) {
+    const ShortOutput<Kernel, Variant> output(launch_, variant_, opened.item, to_log2_);
     const i32 num_rows = opened.num_rows;
     MergeBuffer& buffer = Layout::merge_buffer();
     const i32 g = lane_ / 4, t = lane_ % 4;
@@ -278,7 +284,7 @@ class ShortQueries {
       buffer.top[warp_][g + 8 * half] = stats_.top[0][half];
       buffer.sum[warp_][g + 8 * half] = sum;
     }
-    sync_team<K>();
+    sync_team<Kernel>();
     float factor[2] = {1.0f, 1.0f};
     if constexpr (scan == Scan::softmax) {
       RADDLE_UNROLL
@@ -287,12 +293,12 @@ class ShortQueries {
         factor[half] = ptx::exp2((stats_.top[0][half] - mine.shift) * to_log2_) * mine.inverse;
       }
     }
-    if constexpr (K::narrow_values) {
+    if constexpr (Kernel::narrow_values) {
       factor[0] *= value_scales_.unit();
       factor[1] *= value_scales_.unit();
     }
     constexpr i32 all_columns = Slabs::columns;
-    const bool at_once = Slabs::fit && !more && !has_output<V>;
+    const bool at_once = Slabs::fit && !more && !has_output<Variant>;
     const i32 columns = at_once ? all_columns : slab_columns, pitch = columns + 4;
     float* slab = at_once ? reinterpret_cast<float*>(Layout::slot_memory(0)) : buffer.o;
     float* mine = slab + (slab_rows * warp_ + g) * pitch;
@@ -300,58 +306,60 @@ class ShortQueries {
     const i32 first_row = ptx::thread_index() / quads, c = 4 * (ptx::thread_index() % quads);
     RADDLE_ROLLED
     for (i32 half = 0; 8 * half < num_rows; ++half) {
-      const i32 rows = opened.joint ? 0 : min(slab_rows, num_rows - 8 * half);
-      typename ShortOutput<K, V>::MergedTo to;
+      const i32 rows = opened.paired ? 0 : min(slab_rows, num_rows - 8 * half);
+      typename ShortOutput<Kernel, Variant>::MergedTo to;
       if (first_row < rows) to = output.begin_row(8 * half + first_row, c == 0);
       RADDLE_ROLLED
       for (i32 first = 0; first < all_columns; first += columns) {
         RADDLE_UNROLL
-        for (i32 n = 0; n < K::out_tiles; ++n) {
+        for (i32 n = 0; n < Kernel::out_fragments; ++n) {
           if (8 * n < first || 8 * n >= first + columns) continue;
           float two[2];
           RADDLE_UNROLL
           for (i32 e = 0; e < 2; ++e)
-            two[e] = half == 0 ? out_element<K>(o_[0], n, 0, e) * factor[0]
-                               : out_element<K>(o_[0], n, 1, e) * factor[1];
-          ptx::store_two(mine + out_column<K>(t, n) - first, two[0], two[1]);
+            two[e] = half == 0 ? out_element<Kernel>(o_[0], n, 0, e) * factor[0]
+                               : out_element<Kernel>(o_[0], n, 1, e) * factor[1];
+          ptx::store_two(mine + out_column<Kernel>(t, n) - first, two[0], two[1]);
         }
-        if (K::joins && opened.joint)
-          return compose_halves<K, V, Layout>(launch_, variant_, number, to_log2_);
-        sync_team<K>();
+        if (Kernel::pairs_teams && opened.paired)
+          return compose_paired_halves<Kernel, Variant, Layout>(launch_, variant_, number,
+                                                                to_log2_);
+        sync_team<Kernel>();
         RADDLE_ROLLED
         for (i32 r = first_row; r < rows; r += rows_of_a_turn) {
           if (r != first_row) to = output.begin_row(8 * half + r, c == 0);
-          if (first + c < K::dim_vo)
+          if (first + c < Kernel::dim_vo)
             output.put_four(to, slab + r * pitch + c, slab_rows * pitch, first + c);
         }
-        sync_team<K>();
+        sync_team<Kernel>();
       }
     }
-    if constexpr (has_output<V>) {
+    if constexpr (has_output<Variant>) {
       if (opened.item.partial_row < 0 && !launch_.state_only) output.write_rows(num_rows);
     }
   }
 
   const MmaLaunch& launch_;
-  const V& variant_;
+  const Variant& variant_;
   i32 next_;
   bool leaves_shares_ = false;
   const i32 end_, warp_, lane_;
-  KeyStream<K, Layout> stream_;
-  i32 filling_ = filling_steps;  // that are to come
-  // After these: the slot that is used next, where its keys are spoken of,
+  KeyStream<Kernel, Layout> stream_;
+  i32 filling_ = filling_steps;  // filling steps that remain
+  // Positions in the rings after these steps: the slot that is used next, the facts of its keys,
   i32 slot_ = (3 * Layout::slots - 2 * filling_steps) % Layout::slots;
   i32 computing_ = (2 * Layout::key_slots - filling_steps) % Layout::key_slots;
-  i32 loading_ = filling_steps > 0 && even ? Layout::key_slots - 1 : 0;  // and those loaded next
-  Opened opened_{};
-  QueryRows<share, K> queries_;
-  const u32 k_offset_, v_offset_;  // where this lane takes its matrices
+  i32 loading_ = filling_steps > 0 && even ? Layout::key_slots - 1
+                                           : 0;  // and the facts of the keys that are loaded next
+  OpenedItem opened_{};
+  QueryRows<share, Kernel> queries_;
+  const u32 k_offset_, v_offset_;  // offsets at which this lane loads matrix fragments
   float to_log2_;
-  u32 q_[max(kept_steps, 1)][4];  // the rows' fragments
-  Output<K, 1> o_;
+  u32 q_[max(kept_steps, 1)][4];  // the row fragments of Q
+  Output<Kernel, 1> o_;
   RowStats<1> stats_;
-  float factor_[2];  // by which logits of this lane's rows are too small, where keys are narrow
-  ValueScales<K, 1> value_scales_;
+  float factor_[2];  // factors that logits of this lane's rows still need, where keys are bytes
+  ValueScales<Kernel, 1> value_scales_;
 };
 
 }  // namespace mma

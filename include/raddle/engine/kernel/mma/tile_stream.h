@@ -1,6 +1,6 @@
-// The KV tiles of long queries on their way to shared memory. All warps copy their share of every
-// tile's rows; where these lie, the warps find in turns, a whole tile each, and a table tells the
-// others.
+// Loads the KV tiles of long queries into shared memory. All warps copy their share of every tile's
+// rows. The warps take turns in finding where the rows of a whole tile lie, and write the addresses
+// to a table for the others.
 #pragma once
 
 #include "raddle/engine/kernel/mma/key_source.h"
@@ -9,10 +9,10 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-/// The tiles of one item. Tile number n is found by warp n % num_warps, `ahead` tiles before it is
-/// computed. Where its rows lie is known until its V is on its way; what there is to say of its
-/// keys, until it has been computed.
-template <class K, class Layout>
+/// The tiles of one item. Warp n % num_warps finds tile n, `ahead` tiles before it is computed. The
+/// table of its addresses is kept until its V has been requested; the facts of its keys, until it
+/// has been computed.
+template <class Kernel, class Layout>
 class TileStream {
   static constexpr i32 tile_keys = Layout::tile_keys;
   static constexpr i32 lane_keys = ceil_div(tile_keys, 32);
@@ -24,17 +24,17 @@ class TileStream {
   RADDLE_DEVICE explicit TileStream(const MmaLaunch& launch)
       : launch_(launch), source_(Layout::source(ptx::warp_index())) {}
 
-  /// Before anything else.
+  /// Called before anything else.
   RADDLE_DEVICE void open(const WorkItem& item) {
-    Span rest = open_item<K>(launch_, item, source_);
-    skip(rest, ptx::warp_index());
-    keep(rest);
+    Span rest = open_item<Kernel>(launch_, item, source_);
+    skip_tiles(rest, ptx::warp_index());
+    remember_next_tile(rest);
   }
 
-  static constexpr i32 barrier_arrivals = K::quantized ? 33 : 1;
+  static constexpr i32 barrier_arrivals = Kernel::quantized ? 33 : 1;
 
-  /// Finds tile number nth, if it is this warp's turn. All warps have started loading V of the tile
-  /// before the one that is computed, nth - ahead, and have computed the one before that.
+  /// Finds tile number nth, if it is this warp's turn. By now all warps have requested V of the
+  /// tile before the one being computed (nth - ahead), and have computed the tile before that.
   RADDLE_DEVICE void find(i32 nth) {
     if (ring_slot(nth, num_warps) != ptx::warp_index()) return;
     auto& keys = Layout::keys_at(ring_slot(nth, Layout::key_slots));
@@ -49,46 +49,48 @@ class TileStream {
     }
     if (ptx::lane_index() == 0) keys.flags[0] = flags;
     const u32 barrier = Layout::found(ring_slot(nth, Layout::found_slots));
-    if constexpr (K::quantized) ptx::barrier_arrive_after_copies(barrier);
+    if constexpr (Kernel::quantized) ptx::barrier_arrive_after_copies(barrier);
     ptx::sync_warp();
     if (ptx::lane_index() == 0) ptx::barrier_arrive(barrier);
-    if (!there) return;  // others wait for what is above, not for what this warp finds next
-    skip(rest, num_warps - 1);
-    keep(rest);
+    if (!there) return;  // other warps wait for the barrier above, not for what follows
+    skip_tiles(rest, num_warps - 1);
+    remember_next_tile(rest);
   }
 
-  /// Starts copying this warp's share of tile number nth's K, once that was found. False where
-  /// there is nothing to copy.
+  /// Starts copying this warp's share of K of tile number nth, once that tile has been found.
+  /// Returns false where there is nothing to copy.
   RADDLE_DEVICE bool load_keys(i32 slot, i32 nth) {
     ptx::barrier_wait(Layout::found(ring_slot(nth, Layout::found_slots)),
                       ring_round(nth, Layout::found_slots) & 1);
     const i32 flags = Layout::keys_at(ring_slot(nth, Layout::key_slots)).flags[0];
     copies_ = !(flags & (TileFlags::empty | TileFlags::none));
-    if (copies_) copy<typename K::KeyRows, K::dim_qk, K::narrow_keys>(slot, nth, 0);
+    if (copies_) copy<typename Kernel::KeyRows, Kernel::dim_qk, Kernel::narrow_keys>(slot, nth, 0);
     return copies_;
   }
 
-  /// Starts copying that tile's V.
+  /// Starts copying this warp's share of the same tile's V.
   RADDLE_DEVICE bool load_values(i32 slot, i32 nth) {
-    if (copies_) copy<typename K::ValueRows, K::dim_vo, K::narrow_values>(slot, nth, 1);
+    if (copies_)
+      copy<typename Kernel::ValueRows, Kernel::dim_vo, Kernel::narrow_values>(slot, nth, 1);
     return copies_;
   }
 
  private:
-  /// Where the rows of a tile lie, and what there is to say of its keys.
+  /// Finds where the rows of a tile lie, and writes the facts of its keys.
   RADDLE_DEVICE void find_rows(const Span& tile, typename Layout::Keys& keys,
                                typename Layout::Table& table) const {
     const Span read = columns_read(source_, tile);
     if (asks_ahead()) {
-      // All that is read of shared memory first: stores between would have it read again.
-      const i32 mask = (1 << source_.block_shift) - 1, first_index = source_.first_index;
+      // Everything is read from shared memory first: stores in between would make the compiler read
+      // it again.
+      const i32 mask = (1 << source_.page_shift) - 1, first_index = source_.first_index;
       Column key[lane_keys];
       RADDLE_UNROLL
       for (i32 i = 0; i < lane_keys; ++i) {
         const i32 column = tile.begin + 32 * i + ptx::lane_index();
         const i32 existing = existing_column(read, column);
         const i32 index = first_index + existing;
-        key[i] = Column{next_block_[i], existing & mask, index, index,
+        key[i] = Column{next_page_[i], existing & mask, index, index,
                         column >= read.begin && column < read.end};
       }
       put_rows<lane_keys>(tile.begin, key, ptx::lane_index(), keys, table);
@@ -104,7 +106,7 @@ class TileStream {
     }
   }
 
-  /// Says that of the tile's keys `first`, `first` + 32 ….
+  /// Writes addresses and facts of the tile's keys `first`, `first` + 32 ….
   template <i32 count>
   RADDLE_DEVICE void put_rows(i32 tile_begin, const Column (&key)[count], i32 first,
                               typename Layout::Keys& keys, typename Layout::Table& table) const {
@@ -112,25 +114,25 @@ class TileStream {
     RADDLE_UNROLL
     for (i32 which = 0; which < 2; ++which) {
       RADDLE_UNROLL
-      for (i32 i = 0; i < count; ++i) row[which][i] = row_address<K>(source_, which, key[i]);
+      for (i32 i = 0; i < count; ++i) row[which][i] = row_address<Kernel>(source_, which, key[i]);
     }
     RADDLE_UNROLL
     for (i32 i = 0; i < count; ++i) {
       const i32 j = first + 32 * i;
       if (tile_keys % 32 != 0 && j >= tile_keys) continue;
       describe_key(keys, j, tile_begin + j, key[i]);
-      if constexpr (K::quantized) load_scales(source_, keys, j, key[i]);
+      if constexpr (Kernel::quantized) load_scales(source_, keys, j, key[i]);
       RADDLE_UNROLL
       for (i32 which = 0; which < 2; ++which) table.row[which][j] = row[which][i];
     }
   }
 
-  /// Whether the page table is asked a tile of this warp ahead. Other layouts are looked up when a
-  /// tile is found.
-  RADDLE_DEVICE bool asks_ahead() const { return source_.plain && source_.block_shift >= 0; }
+  /// Whether this warp reads the page table one of its tiles ahead. Other layouts are looked up
+  /// when a tile is found.
+  RADDLE_DEVICE bool asks_ahead() const { return source_.plain && source_.page_shift >= 0; }
 
-  /// Drops the tiles that others find.
-  RADDLE_DEVICE void skip(Span& rest, i32 count) {
+  /// Skips `count` tiles, which other warps find.
+  RADDLE_DEVICE void skip_tiles(Span& rest, i32 count) {
     RADDLE_ROLLED
     while (count > 0 && rest.begin < rest.end) {
       const i32 skipped = min(count, ceil_div(rest.end - rest.begin, tile_keys));
@@ -140,8 +142,8 @@ class TileStream {
     }
   }
 
-  /// Keeps where this warp's next tile begins, and asks the page table about it.
-  RADDLE_DEVICE void keep(const Span& rest) {
+  /// Stores where this warp's next tile begins, and reads its entries of the page table.
+  RADDLE_DEVICE void remember_next_tile(const Span& rest) {
     ptx::sync_warp();  // all lanes have read
     if (ptx::lane_index() == 0) source_.rest = rest;
     ptx::sync_warp();
@@ -149,16 +151,16 @@ class TileStream {
     const Span read = columns_read(source_, rest);
     RADDLE_UNROLL
     for (i32 i = 0; i < lane_keys; ++i)
-      next_block_[i] =
-          source_.blocks[existing_column(read, rest.begin + 32 * i + ptx::lane_index()) >>
-                         source_.block_shift];
+      next_page_[i] =
+          source_.pages[existing_column(read, rest.begin + 32 * i + ptx::lane_index()) >>
+                        source_.page_shift];
   }
 
-  /// Long queries have few registers: addresses are read four at a time.
+  /// Long queries have few free registers: addresses are read four at a time.
   template <class Rows, i32 dim, bool narrow>
   RADDLE_DEVICE void copy(i32 slot, i32 nth, i32 which) const {
     const i32 warp = ptx::warp_index();
-    copy_rows<K, Rows, dim, narrow, Layout::warp_keys, 4>(
+    copy_rows<Kernel, Rows, dim, narrow, Layout::warp_keys, 4>(
         Layout::slot_address(slot) + static_cast<u32>(Layout::template part_of<Rows>(warp)),
         Layout::first_of_part(warp),
         Layout::row_table(ring_slot(nth, Layout::found_slots)).row[which] +
@@ -167,8 +169,8 @@ class TileStream {
 
   const MmaLaunch& launch_;
   typename Layout::Source& source_;
-  i32 next_block_[lane_keys] = {};  // which this lane's rows of the warp's next tile are in
-  bool copies_ = false;             // the tile whose K was loaded last has rows
+  i32 next_page_[lane_keys] = {};  // pages of this lane's rows in the warp's next tile
+  bool copies_ = false;            // the tile whose K was requested last has rows
 };
 
 }  // namespace mma

@@ -1,4 +1,4 @@
-// When a worker did what: marks for people who look for lost time.
+// Marks of when a worker reached a stage, for profiling.
 #pragma once
 
 #include "raddle/engine/kernel/mma/team.h"
@@ -7,18 +7,20 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-/// Marks that the block has reached a stage of an item; what a row has no room for is dropped.
-template <class K>
+/// Writes a mark that the worker has reached a stage of an item; marks beyond the capacity are
+/// dropped.
+template <class Kernel>
 RADDLE_DEVICE void mark(const MmaLaunch& launch, TimelineStage stage, i32 item) {
   const TimelineView& timeline = launch.timeline;
   if (!timeline.marks || ptx::thread_index() != 0) return;
   constexpr i32 stages = static_cast<i32>(TimelineStage::finished);
-  TimelineView::Mark* mine = timeline.marks + i64{worker_index<K>()} * timeline.capacity;
-  const i32* queue = launch.plan.queue_indptr + worker_index<K>();
-  i32 before = item - queue[0];  // items that the block had before
+  TimelineView::Mark* mine = timeline.marks + i64{worker_index<Kernel>()} * timeline.capacity;
+  const i32* queue = launch.plan.queue_indptr + worker_index<Kernel>();
+  i32 before = item - queue[0];  // items of the worker before this one
   if (item >= launch.plan.queue_indptr[launch.plan.num_workers] &&
       stage != TimelineStage::started) {
-    // Drawn: the item's number in the first mark, which no other item has, counts them.
+    // A drawn item. Drawn items are counted in the first mark, above its stage, since no other item
+    // counts there.
     if (stage == TimelineStage::opened) mine->what += 1 << 3;
     before = queue[1] - queue[0] + (mine->what >> 3) - queue[0] - 1;
   }

@@ -1,6 +1,6 @@
-// What the warps of a team leave of a short item, in shared memory: statistics of rows, and slabs
-// of outputs relative to the team's largest logit. A team adds up its own; two teams that end
-// jointly compose theirs.
+// What the warps of a team leave of a short item in shared memory: statistics of rows, and slabs of
+// outputs relative to the team's largest logit. A team adds up its own; two teams with paired
+// halves compose theirs.
 #pragma once
 
 #include "raddle/engine/kernel/mma/finish.h"
@@ -9,7 +9,7 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-/// A row over a team's warps: what its outputs are relative to, 1/Σ, and the LSE.
+/// A row over all warps of a team: what its outputs are relative to, 1/Σ, and the LSE.
 struct MergedRow {
   float shift, inverse, lse;
 };
@@ -27,7 +27,7 @@ RADDLE_DEVICE MergedRow merged_row(const MergeBuffer& buffer, i32 m, float to_lo
                    top == -math::infinity ? top : (shift * to_log2 + math::log2(sum)) * math::ln2};
 }
 
-/// The sum of what a team's warps left of four elements, `stride` floats apart.
+/// The sum over a team's warps of four elements that lie `stride` floats apart.
 RADDLE_DEVICE Four sum_of_warps(const float* from, i32 stride) {
   Four o{};
   for (i32 w = 0; w < num_warps; ++w)
@@ -35,10 +35,10 @@ RADDLE_DEVICE Four sum_of_warps(const float* from, i32 stride) {
   return o;
 }
 
-/// Slabs of all columns of eight rows, where the ring was.
-template <class Layout, i32 out_tiles>
+/// Slabs of all columns of eight rows, in the memory of the ring.
+template <class Layout, i32 out_fragments>
 struct WholeSlabs {
-  static constexpr i32 columns = round_up(8 * out_tiles, slab_columns);
+  static constexpr i32 columns = round_up(8 * out_fragments, slab_columns);
   static constexpr i32 pitch = columns + 4;
   static constexpr bool fit =
       num_warps * slab_rows * pitch * 4 <= Layout::slots * Layout::slot_bytes;
@@ -47,8 +47,9 @@ struct WholeSlabs {
   }
 };
 
-/// Composes two states as ComposedRow does, bit for bit, where a thread has elements of both.
-struct Halves {
+/// Composes two states of a unit, with the same bits as ComposedRow, where a thread has elements of
+/// both.
+struct PairedHalves {
   float weight[2] = {1.0f, 1.0f};
   float inverse = 1.0f;
 
@@ -77,15 +78,15 @@ struct Halves {
   }
 };
 
-/// Composes what both teams left of their halves of a unit, of eight rows at most, and stores it:
-/// the first team's work, a thread four elements. All threads of the block come here with their
-/// slabs stored. Code of its own, for most items' ends have none of it.
-template <class K, class V, class Layout>
-RADDLE_COLD void compose_halves(const MmaLaunch& launch, const V& variant, i32 number,
-                                float to_log2) {
-  constexpr Scan scan = scan_of<V>();
-  using T = typename K::T;
-  using Slabs = WholeSlabs<Layout, K::out_tiles>;
+/// Composes the halves of a unit that both teams left, of eight rows at most, and stores the
+/// result: the first team does this, four elements a thread. All threads of the block call it after
+/// they stored their slabs. A function of its own, because most items end without it.
+template <class Kernel, class Variant, class Layout>
+RADDLE_COLD void compose_paired_halves(const MmaLaunch& launch, const Variant& variant, i32 number,
+                                       float to_log2) {
+  constexpr Scan scan = scan_of<Variant>();
+  using T = typename Kernel::T;
+  using Slabs = WholeSlabs<Layout, Kernel::out_fragments>;
   constexpr i32 quads = Slabs::columns / 4;
   ptx::sync_block();
   if (ptx::team_index() != 0) return;
@@ -96,13 +97,13 @@ RADDLE_COLD void compose_halves(const MmaLaunch& launch, const V& variant, i32 n
   for (i32 m = ptx::thread_index() / quads; m < tile.num_rows; m += num_threads / quads) {
     const Row row = make_row(launch.layout, launch.levels[tile.level], tile.group,
                              tile.row_begin + m, item.kv_head, plan.group_size);
-    Halves halves;
+    PairedHalves halves;
     float lse =
         halves.template weigh<scan>(merged_row<scan>(Layout::merge_buffer_of(0), m, to_log2).lse,
                                     merged_row<scan>(Layout::merge_buffer_of(1), m, to_log2).lse);
     const float factor = apply_sink(launch, variant, row, lse);
     if (d == 0) store_lse(launch, row, lse);
-    if (d >= K::dim_vo) continue;
+    if (d >= Kernel::dim_vo) continue;
     constexpr i32 stride = slab_rows * Slabs::pitch;
     const i32 at = m * Slabs::pitch + d;
     Four o = halves.template compose<scan>(sum_of_warps(Slabs::of_team(0) + at, stride),
@@ -112,7 +113,7 @@ RADDLE_COLD void compose_halves(const MmaLaunch& launch, const V& variant, i32 n
       *reinterpret_cast<Four*>(static_cast<float*>(launch.out.data) + to) = o;
       continue;
     }
-    if constexpr (has_sink<V>)
+    if constexpr (has_sink<Variant>)
       for (i32 e = 0; e < 4; ++e) o.x[e] *= factor;
     store_four(static_cast<T*>(launch.out.data) + to, o);
   }

@@ -1,11 +1,11 @@
-// A work item of heads wider than 256, as MLA's 576 of K and 512 of V: more of O than a warp's
-// registers hold.
+// The loop for work items of heads wider than 256, such as MLA's 576 of K and 512 of V: O has more
+// columns than the registers of a warp hold.
 //
-// Every warp has all rows of the tile, and a quarter of the heads' elements. It multiplies its
-// steps of Q and K; the warps' sums meet in shared memory, where each takes all of them, so that
-// all know the whole tile's logits, and weights go on in registers. Then each multiplies them with
-// columns of V that are its own. Where V is the first columns of K, it is used where K lies, and
-// memory is read once.
+// Every warp has all rows of the tile and a quarter of the heads' elements. It multiplies its part
+// of Q and K. The warps add up their partial logits through shared memory, so that each has the
+// logits of the whole tile, and computes the weights in registers. Then each warp multiplies the
+// weights with its own columns of V. Where V is the first columns of K, it is read in the slot of
+// K, and memory is read once.
 #pragma once
 
 #include "raddle/engine/kernel/mma/arrive.h"
@@ -18,43 +18,45 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-template <class K, class V, i32 blocks>
+template <class Kernel, class Variant, i32 row_fragments>
 class WideQueries {
-  using T = typename K::T;
-  using Layout = typename Either<blocks == 1, ShortWideLayout<K>, LongWideLayout<K>>::Type;
-  using Rows = typename K::KeyRows;
-  static constexpr Scan scan = scan_of<V>();
-  static constexpr i32 tiles = Layout::tile_keys / 8;
-  static constexpr i32 columns = 8 * K::out_tiles;
-  /// Keys that the variant changes are no values any more.
-  static constexpr bool may_share = !has_key<V> && K::dim_vo <= K::dim_qk;
+  using T = typename Kernel::T;
+  using Layout =
+      typename Either<row_fragments == 1, ShortWideLayout<Kernel>, LongWideLayout<Kernel>>::Type;
+  using Rows = typename Kernel::KeyRows;
+  static constexpr Scan scan = scan_of<Variant>();
+  static constexpr i32 key_fragments = Layout::tile_keys / 8;
+  static constexpr i32 columns = 8 * Kernel::out_fragments;
+  /// Keys that the variant has changed cannot serve as values.
+  static constexpr bool may_share = !has_key<Variant> && Kernel::dim_vo <= Kernel::dim_qk;
 
  public:
-  /// One item; others of a queue are computed by others.
-  RADDLE_DEVICE WideQueries(const MmaLaunch& launch, const V& variant, i32 item, i32 = 0)
+  /// For one item; the caller makes another object for the next item of the queue.
+  RADDLE_DEVICE WideQueries(const MmaLaunch& launch, const Variant& variant, i32 item, i32 = 0)
       : launch_(launch),
         variant_(variant),
         item_(item),
         warp_(ptx::warp_index()),
         lane_(ptx::lane_index()),
         stream_(launch, item, item + 1),
-        halves_(blocks == 1 && tile().num_rows <= 8 ? 1 : 2),
-        q_address_(ptx::shared_address(Layout::query_memory()) +
-                   K::QueryRows::step_from(a_offset<typename K::QueryRows>(lane_), warp_)),
+        halves_(row_fragments == 1 && tile().num_rows <= 8 ? 1 : 2),
+        q_address_(
+            ptx::shared_address(Layout::query_memory()) +
+            Kernel::QueryRows::step_from(a_offset<typename Kernel::QueryRows>(lane_), warp_)),
         k_offset_(Rows::step_from(b_offset<Rows>(lane_), warp_)),
         v_offset_(a_offset<Rows>(lane_) + static_cast<u32>(2 * columns * warp_)) {
     stream_.start();
     shares_ = may_share && values_are_keys();
   }
 
-  /// Returns the item after it.
+  /// Returns the number of the next item.
   RADDLE_DEVICE i32 run() {
     compute();
     return item_ + 1;
   }
-  /// Whether its rows are composed in shares: looked up where a queue ends.
+  /// Whether its rows may be composed in shares; that is looked up where a queue ends.
   RADDLE_DEVICE bool leaves_shares() const { return true; }
-  /// Returns what next(item) says to the one thread that asks.
+  /// Returns the result of next(item), which one thread calls.
   template <class Next>
   RADDLE_DEVICE i32 run(Next next) {
     auto& facts = Layout::scratch();
@@ -66,31 +68,31 @@ class WideQueries {
 
  private:
   RADDLE_DEVICE void compute() {
-    // Queries that are transformed take the ring's memory for it.
-    if constexpr (has_query<V>) load_queries();
-    if constexpr (has_query<V>) ptx::sync_block();
+    // Transforms of queries use the memory of the ring.
+    if constexpr (has_query<Variant>) load_queries();
+    if constexpr (has_query<Variant>) ptx::sync_block();
     RADDLE_ROLLED
     for (i32 n = 0; n < Layout::slots - 1; ++n) load();
-    if constexpr (!has_query<V>) load_queries();
-    mark<K>(launch_, TimelineStage::opened, item_);
+    if constexpr (!has_query<Variant>) load_queries();
+    mark<Kernel>(launch_, TimelineStage::opened, item_);
     clear(o_);
     stats_.clear();
-    ptx::sync_block();  // all have stored their queries
+    ptx::sync_block();  // all warps have stored their queries
     if constexpr (Layout::keeps_queries) {
       RADDLE_UNROLL
-      for (i32 i = 0; i < K::k_steps; ++i) load_fragment(i, 0, q_[i]);
+      for (i32 i = 0; i < Kernel::k_steps; ++i) load_fragment(i, 0, q_[i]);
     }
     RADDLE_ROLLED
     while (!step()) {
     }
-    mark<K>(launch_, TimelineStage::computed, item_);
-    ptx::sync_block();  // rows of O take the place of the ring
+    mark<Kernel>(launch_, TimelineStage::computed, item_);
+    ptx::sync_block();  // rows of O overwrite the ring
     finish();
-    mark<K>(launch_, TimelineStage::finished, item_);
-    ptx::sync_block();  // the next item reuses shared memory
+    mark<Kernel>(launch_, TimelineStage::finished, item_);
+    ptx::sync_block();  // the next item overwrites shared memory
   }
 
-  // Looked up anew where they are asked for: in the loop, registers are O's.
+  // Read again where they are needed: in the loop, O takes the registers.
   RADDLE_DEVICE const WorkItem& item() const { return launch_.plan.items[item_]; }
   RADDLE_DEVICE const QueryTile& tile() const {
     return launch_.plan.query_tiles[item().query_tile];
@@ -98,7 +100,7 @@ class WideQueries {
 
   RADDLE_DEVICE bool values_are_keys() const {
     const KeySource& source = Layout::source(warp_);
-    return source.row[0] == source.row[1] && source.block_stride[0] == source.block_stride[1] &&
+    return source.row[0] == source.row[1] && source.page_stride[0] == source.page_stride[1] &&
            source.row_stride[0] == source.row_stride[1];
   }
 
@@ -107,26 +109,27 @@ class WideQueries {
     auto& facts = Layout::scratch();
     describe_item(request_of_keys(launch_, tile()), item().kv_head, facts);
     RADDLE_ROLLED
-    for (i32 r = 0; r < blocks; ++r) {
+    for (i32 r = 0; r < row_fragments; ++r) {
       const i32 first = 16 * r + share * warp_;
-      QueryRows<share, K> rows;
+      QueryRows<share, Kernel> rows;
       rows.fetch(launch_, tile(), item().kv_head, first);
       rows.store(variant_, first, Layout::query_memory(), facts);
-      if constexpr (has_query<V>) {
+      if constexpr (has_query<Variant>) {
         for (i32 m = first; m < min(first + share, tile().num_rows); ++m)
-          transform_stored_row<T, T, typename K::QueryRows, K::dim_qk>(
+          transform_stored_row<T, T, typename Kernel::QueryRows, Kernel::dim_qk>(
               Layout::query_memory(), m, Layout::query_vector(warp_), 1.0f,
               [&](WarpVector& x) { variant_.query(x, facts.row[m]); });
       }
     }
   }
 
-  /// This warp's step of a line of Q.
+  /// Loads this warp's step of a line of Q.
   RADDLE_DEVICE void load_fragment(i32 i, i32 r, u32 (&a)[4]) const {
-    ptx::load_matrices(a, q_address_ + static_cast<u32>(128 * i + r * 16 * K::QueryRows::pitch));
+    ptx::load_matrices(a,
+                       q_address_ + static_cast<u32>(128 * i + r * 16 * Kernel::QueryRows::pitch));
   }
 
-  /// Starts the next load: K and V in turns, or K alone.
+  /// Issues the next load: K and V in turns, or K alone.
   RADDLE_DEVICE void load() {
     if (loads_values_) {
       stream_.load_values(loading_);
@@ -140,7 +143,8 @@ class WideQueries {
     loading_ = Layout::after(loading_, Layout::slots);
   }
 
-  /// The next slot, filled. All warps have used the one before, which is loaded anew.
+  /// Waits for the next slot and returns it. All warps have used the slot before it, which is
+  /// refilled.
   RADDLE_DEVICE i32 next_slot() {
     ptx::copy_wait<Layout::slots - 2>();
     ptx::sync_block();
@@ -150,18 +154,18 @@ class WideQueries {
     return slot;
   }
 
-  /// One KV tile. Returns whether it is the item's last.
+  /// Computes one KV tile. Returns whether it is the item's last.
   RADDLE_DEVICE bool step() {
-    const ApplyVariant<V, blocks, tiles> apply(launch_, variant_, item_);
+    const ApplyVariant<Variant, row_fragments, key_fragments> apply(launch_, variant_, item_);
     const auto& facts = Layout::scratch();
     i32 slot = next_slot();
     const auto& keys = Layout::keys_at(computing_);
     const i32 flags = keys.flags[warp_];
     if (flags & TileFlags::empty) return true;
-    if constexpr (has_key<V>)
-      transform_keys<K::dim_qk>(slot, keys,
-                                [&](WarpVector& x, const Key& key) { variant_.key(x, key); });
-    Logits<blocks, tiles> s;
+    if constexpr (has_key<Variant>)
+      transform_keys<Kernel::dim_qk>(slot, keys,
+                                     [&](WarpVector& x, const Key& key) { variant_.key(x, key); });
+    Logits<row_fragments, key_fragments> s;
     multiply_part(s, Layout::slot_address(slot) + k_offset_);
     put_part(s);
     if (shares_)
@@ -171,18 +175,20 @@ class WideQueries {
     add_parts(s);
     apply(
         s, keys, 0, flags, facts, [&](i32 r) { return 16 * r + lane_ / 4; }, halves_);
-    if constexpr (scan == Scan::softmax) softmax<K>(s, stats_, o_, apply.to_log2(), halves_);
-    if constexpr (has_value<V>)
-      transform_keys<K::dim_vo>(slot, keys,
-                                [&](WarpVector& x, const Key& key) { variant_.value(x, key); });
-    Weights<blocks, tiles> p;
+    if constexpr (scan == Scan::softmax) softmax<Kernel>(s, stats_, o_, apply.to_log2(), halves_);
+    if constexpr (has_value<Variant>)
+      transform_keys<Kernel::dim_vo>(
+          slot, keys, [&](WarpVector& x, const Key& key) { variant_.value(x, key); });
+    Weights<row_fragments, key_fragments> p;
     round_weights<T>(s, p);
-    multiply_pv<K, blocks, tiles>(o_, p, Layout::slot_address(slot) + v_offset_);
+    multiply_pv<Kernel, row_fragments, key_fragments>(o_, p,
+                                                      Layout::slot_address(slot) + v_offset_);
     computing_ = Layout::after(computing_, Layout::key_slots);
     return (flags & TileFlags::last) != 0;
   }
 
-  /// Changes the rows of a slot that this warp loaded, one at a time; then all may be used.
+  /// Changes the rows of a slot that this warp loaded, one at a time; afterwards every warp may use
+  /// the slot.
   template <i32 dim, class Keys, class F>
   RADDLE_DEVICE void transform_keys(i32 slot, const Keys& keys, F transform) const {
     const auto& facts = Layout::scratch();
@@ -196,24 +202,25 @@ class WideQueries {
     ptx::sync_block();
   }
 
-  /// S of this warp's steps: one of every line of a row, so that a line further on is 128 bytes.
-  RADDLE_DEVICE void multiply_part(Logits<blocks, tiles>& s, u32 keys) const {
+  /// S over this warp's steps: one step of every line of a row, so that the next line is 128 bytes
+  /// further.
+  RADDLE_DEVICE void multiply_part(Logits<row_fragments, key_fragments>& s, u32 keys) const {
     clear(s);
     RADDLE_UNROLL
-    for (i32 i = 0; i < K::k_steps; ++i) {
-      u32 a[blocks][4];
+    for (i32 i = 0; i < Kernel::k_steps; ++i) {
+      u32 a[row_fragments][4];
       RADDLE_UNROLL
-      for (i32 r = 0; r < blocks; ++r) {
+      for (i32 r = 0; r < row_fragments; ++r) {
         if constexpr (!Layout::keeps_queries) load_fragment(i, r, a[r]);
         RADDLE_UNROLL
         for (i32 e = 0; Layout::keeps_queries && e < 4; ++e) a[r][e] = q_[i][e];
       }
       RADDLE_UNROLL
-      for (i32 n = 0; n < tiles; n += 2) {
+      for (i32 n = 0; n < key_fragments; n += 2) {
         u32 b[4];
         ptx::load_matrices(b, keys + static_cast<u32>(128 * i + 8 * n * Rows::pitch));
         RADDLE_UNROLL
-        for (i32 r = 0; r < blocks; ++r) {
+        for (i32 r = 0; r < row_fragments; ++r) {
           ptx::multiply_add(s[r][n], a[r], b[0], b[1], T{});
           ptx::multiply_add(s[r][n + 1], a[r], b[2], b[3], T{});
         }
@@ -221,23 +228,24 @@ class WideQueries {
     }
   }
 
-  RADDLE_DEVICE void put_part(const Logits<blocks, tiles>& s) const {
+  RADDLE_DEVICE void put_part(const Logits<row_fragments, key_fragments>& s) const {
     RADDLE_UNROLL
-    for (i32 i = 0; i < blocks * tiles; ++i) {
-      const float(&x)[4] = s[i / tiles][i % tiles];
+    for (i32 i = 0; i < row_fragments * key_fragments; ++i) {
+      const float(&x)[4] = s[i / key_fragments][i % key_fragments];
       Layout::part_of_logits(warp_, i) = Four{{x[0], x[1], x[2], x[3]}};
     }
   }
-  /// In the same order in every warp: all find the same bits.
-  RADDLE_DEVICE void add_parts(Logits<blocks, tiles>& s) const {
+  /// Every warp adds in the same order, and finds the same bits.
+  RADDLE_DEVICE void add_parts(Logits<row_fragments, key_fragments>& s) const {
     RADDLE_UNROLL
-    for (i32 i = 0; i < blocks * tiles; ++i) {
+    for (i32 i = 0; i < row_fragments * key_fragments; ++i) {
       Four part[num_warps];
       RADDLE_UNROLL
       for (i32 w = 0; w < num_warps; ++w) part[w] = Layout::part_of_logits(w, i);
       RADDLE_UNROLL
       for (i32 e = 0; e < 4; ++e)
-        s[i / tiles][i % tiles][e] = (part[0].x[e] + part[1].x[e]) + (part[2].x[e] + part[3].x[e]);
+        s[i / key_fragments][i % key_fragments][e] =
+            (part[0].x[e] + part[1].x[e]) + (part[2].x[e] + part[3].x[e]);
     }
   }
   static_assert(num_warps == 4);
@@ -246,58 +254,60 @@ class WideQueries {
     put_columns();
     ptx::sync_block();
     write_rows();
-    mark<K>(launch_, TimelineStage::stored, item_);
+    mark<Kernel>(launch_, TimelineStage::stored, item_);
     if (item().partial_row >= 0)
-      arrive<K>(launch_, variant_, item(), look_up_awaiting(launch_, item(), ptx::thread_index()),
-                Layout::completed_bits(), Layout::vector(warp_));
+      arrive<Kernel>(launch_, variant_, item(),
+                     look_up_ticket(launch_, item(), ptx::thread_index()), Layout::completed_bits(),
+                     Layout::vector(warp_));
   }
 
-  /// This warp's columns of O / Σ to shared memory, and the first one's LSE; a row with nothing
-  /// kept becomes (0, -inf).
+  /// Writes this warp's columns of O / Σ to shared memory; the first warp writes the LSE. A row
+  /// that kept nothing becomes (0, -inf).
   RADDLE_DEVICE void put_columns() {
-    const float to_log2 = ApplyVariant<V, blocks, tiles>(launch_, variant_, item_).to_log2();
+    const float to_log2 =
+        ApplyVariant<Variant, row_fragments, key_fragments>(launch_, variant_, item_).to_log2();
     const i32 g = lane_ / 4, t = lane_ % 4;
     RADDLE_UNROLL
-    for (i32 r = 0; r < blocks; ++r) {
+    for (i32 r = 0; r < row_fragments; ++r) {
       RADDLE_UNROLL
       for (i32 half = 0; half < 2; ++half) {
         float* row = Layout::out_row(16 * r + g + 8 * half);
         const auto [factor, lse] = end_row<scan>(stats_, r, half, to_log2);
         RADDLE_UNROLL
-        for (i32 n = 0; n < K::out_tiles; ++n) {
+        for (i32 n = 0; n < Kernel::out_fragments; ++n) {
           const i32 d = columns * warp_ + 8 * n + 2 * t;
-          if (K::dim_vo != num_warps * columns && d >= K::dim_vo) continue;
+          if (Kernel::dim_vo != num_warps * columns && d >= Kernel::dim_vo) continue;
           ptx::store_two(row + d, o_[r][n][2 * half] * factor, o_[r][n][2 * half + 1] * factor);
         }
-        if (warp_ == 0 && t == 0) row[K::dim_vo] = lse;
+        if (warp_ == 0 && t == 0) row[Kernel::dim_vo] = lse;
       }
     }
   }
 
-  /// Rows from there to where they belong: every fourth is this warp's.
+  /// Sends the rows from there to memory: every fourth row is this warp's.
   RADDLE_DEVICE void write_rows() const {
     const auto number = [&](i32 i) { return warp_ + num_warps * i; };
-    send_rows<K, 16 * blocks / num_warps>(launch_, variant_, tile().num_rows, item().partial_row,
-                                          Layout::scratch().row, Layout::vector(warp_), number,
-                                          [&](i32 i) { return Layout::out_row(number(i)); });
+    send_rows<Kernel, 16 * row_fragments / num_warps>(
+        launch_, variant_, tile().num_rows, item().partial_row, Layout::scratch().row,
+        Layout::vector(warp_), number, [&](i32 i) { return Layout::out_row(number(i)); });
   }
 
   const MmaLaunch& launch_;
-  const V& variant_;
+  const Variant& variant_;
   const i32 item_, warp_, lane_;
-  KeyStream<K, Layout> stream_;
+  KeyStream<Kernel, Layout> stream_;
   bool shares_;       ///< V is the first columns of K
   const i32 halves_;  ///< 1 where the second half of the rows is padding
   bool loads_values_ = false;
-  i32 loading_ = 0;       // the slot that is loaded next,
-  i32 loading_keys_ = 0;  // and where its keys are spoken of
-  i32 slot_ = 0;          // that is used next
-  i32 computing_ = 0;     // where its keys are spoken of
-  // Where this lane takes its matrices.
+  i32 loading_ = 0;       // the slot that is loaded next
+  i32 loading_keys_ = 0;  // where the facts of its keys go
+  i32 slot_ = 0;          // the slot that is used next
+  i32 computing_ = 0;     // the facts of its keys
+  // Addresses and offsets at which this lane loads matrix fragments.
   const u32 q_address_, k_offset_, v_offset_;
-  u32 q_[Layout::keeps_queries ? K::k_steps : 1][4];  // this warp's steps of Q
-  Output<K, blocks> o_;
-  RowStats<blocks> stats_;
+  u32 q_[Layout::keeps_queries ? Kernel::k_steps : 1][4];  // this warp's steps of Q
+  Output<Kernel, row_fragments> o_;
+  RowStats<row_fragments> stats_;
 };
 
 }  // namespace mma

@@ -24,7 +24,7 @@ RADDLE_FN i32 last_at_most(const i32* numbers, i32 n, i32 x) {
   return lo;
 }
 
-/// Divides by the same number again and again: a multiplication, at most one too low.
+/// Divides by the same number many times: one multiplication, whose result is at most one too low.
 class Divider {
  public:
   RADDLE_FN explicit Divider(i32 by) : by_(static_cast<u32>(by)), factor_(~u32{0} / by_) {}
@@ -45,16 +45,16 @@ RADDLE_FN i32 given_requests(const DeviceBatch& batch) {
 
 class Context {
  public:
-  /// `marks`: what is known of the requests' pages, or null. `part`: of `parts` blocks that plan
-  /// alike.
-  RADDLE_DEVICE Context(const PlanLaunch& launch_, const i32* marks_, PlannerShared& shared,
+  /// `marks`: the marks of the requests' pages, or null. `part`: the number of this block among the
+  /// `parts` blocks that make the same plan.
+  RADDLE_DEVICE Context(const PlanLaunch& launch_, const i32* marks_, PlannerShared& shared_,
                         u8* memory, i32 part_, i32 parts_)
       : launch(launch_),
         config(launch_.config),
         marks(marks_),
-        x(shared),
-        s(scratch_arrays(launch_.scratch_at, memory)),
-        scan(shared.scan),
+        shared(shared_),
+        scratch(scratch_arrays(launch_.scratch_at, memory)),
+        scan(shared_.scan),
         thread(ptx::thread_index()),
         threads(ptx::thread_count()),
         lane(thread % 32),
@@ -70,37 +70,40 @@ class Context {
   }
   RADDLE_DEVICE LayoutArrays arrays() const { return layout_arrays(launch); }
 
-  /// This thread's first and its step, where the threads of all planners share something out.
+  /// The first index and the step of this thread, where the threads of all planning blocks divide a
+  /// loop among them.
   RADDLE_DEVICE i32 first_of_all() const { return part * threads + thread; }
   RADDLE_DEVICE i32 step_of_all() const { return parts * threads; }
 
   RADDLE_DEVICE void note(i32 errors, i32 request) {
-    ptx::atomic_or(&x.report.errors, errors);
-    if (request >= 0) ptx::atomic_min(&x.report.request, request);
+    ptx::atomic_or(&shared.report.errors, errors);
+    if (request >= 0) ptx::atomic_min(&shared.report.request, request);
   }
   RADDLE_DEVICE bool marked(i32 request, i32 bits) const {
     return marks && (marks[request] & bits) != 0;
   }
 
-  /// Query rows and tiles of a request; lengths have been read.
-  RADDLE_DEVICE i32 tiles_of(i32 r) const { return s.candidates[r + 1] - s.candidates[r]; }
+  /// Query tiles and rows of a request; to be called after lengths have been read.
+  RADDLE_DEVICE i32 tiles_of(i32 r) const {
+    return scratch.candidates[r + 1] - scratch.candidates[r];
+  }
   RADDLE_DEVICE i32 rows_of(i32 r) const {
-    return tiles_of(r) > 0 ? s.qo_indptr[r + 1] - s.qo_indptr[r] : 0;
+    return tiles_of(r) > 0 ? scratch.qo_indptr[r + 1] - scratch.qo_indptr[r] : 0;
   }
 
   /// The group of a query tile, counted over all levels.
   RADDLE_DEVICE i32 group_of(i32 tile) const {
-    const QueryTile& t = s.tiles[tile];
+    const QueryTile& t = scratch.tiles[tile];
     return t.group + (t.level + 1 == launch.maxima.max_levels ? num_prefixes : 0);
   }
 
-  /// The unit of a number in linear order. A group's units are as many as its tiles, so the tile of
-  /// `heads` times that number is in the same group.
+  /// The unit with a number in linear order. A group has as many units a head as tiles, so the tile
+  /// whose number is the unit's divided by `heads` is in the same group.
   RADDLE_DEVICE UnitAt unit_at(const Divider& heads, i32 unit) const {
     const i32 near = heads.quotient(unit);
     const i32 group = group_of(near);
-    const i32 begin = s.group_tile[group];
-    const i32 tiles = s.group_tile[group + 1] - begin;
+    const i32 begin = scratch.group_tile[group];
+    const i32 tiles = scratch.group_tile[group + 1] - begin;
     const i32 rest = unit - config.num_kv_heads * begin;
     if (tiles == 1) return UnitAt{group, rest, begin};
     const i32 head = quotient(rest, tiles);
@@ -110,8 +113,8 @@ class Context {
   const PlanLaunch& launch;
   const PlanConfig& config;
   const i32* const marks;
-  PlannerShared& x;
-  const ScratchArrays s;
+  PlannerShared& shared;
+  const ScratchArrays scratch;
   BlockScan scan;
   const i32 thread, threads, lane, warp, warps;
   const i32 part, parts;

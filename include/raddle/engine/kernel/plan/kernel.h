@@ -1,8 +1,8 @@
-// The planner kernel. Some blocks plan, each the whole batch, and share out the writing of items,
-// which costs the most, so that none needs what another found; where pages are to be checked, other
-// blocks look at the tables meanwhile. Whichever block finishes last plans once more if a page is
-// bad: nobody waits for another, and the common case pays for one counter. Where prefixes are to be
-// found, all blocks look at the tables first, and the last one plans.
+// The planner kernel. One to four blocks each plan the whole batch, so that none needs another's
+// results, and divide the writing of items, which takes longest. Where pages are to be checked,
+// other blocks read the tables meanwhile. If a page is bad, the block that finishes last plans once
+// more: no block waits for another, and the common case pays for one counter only. Where prefixes
+// are to be found, all blocks read the tables first, and the last one plans.
 #pragma once
 
 #include "raddle/engine/kernel/plan/planner.h"
@@ -12,25 +12,26 @@ RADDLE_ENGINE_BEGIN
 
 namespace planner {
 
-/// A composition's answers; everything is kept where it has no mask.
-template <class V>
+/// The composition's coverage; where it has no mask, everything is kept.
+template <class Variant>
 struct VariantCover {
-  const V& variant;
+  const Variant& variant;
   RADDLE_FN KvSpan kv_span(const Tile& t) const {
-    if constexpr (has_kv_span<V>)
+    if constexpr (has_kv_span<Variant>)
       return variant.kv_span(t);
     else
       return KvSpan{everything, everything};
   }
   RADDLE_FN Coverage coverage(const Tile& t) const {
-    if constexpr (has_coverage<V>)
+    if constexpr (has_coverage<Variant>)
       return variant.coverage(t);
     else
-      return has_mask<V> ? Coverage::partial : Coverage::full;
+      return has_mask<Variant> ? Coverage::partial : Coverage::full;
   }
 };
 
-/// Marks a request whose list names pages outside the pool, or none; by a block.
+/// Marks a request whose list has pages outside the pool or missing ones. All threads of a block
+/// call it.
 RADDLE_DEVICE void check_pages(const DeviceBatch& batch, const DeviceRequest& q, i32 r,
                                i32* marks) {
   const i32* pages = batch.pages + q.begin;
@@ -46,7 +47,7 @@ RADDLE_DEVICE void check_pages(const DeviceBatch& batch, const DeviceRequest& q,
   }
 }
 
-/// Looks at the page lists of every step-th request.
+/// Checks the page lists of every step-th request and, with `prefixes`, looks for a shared prefix.
 template <bool prefixes>
 RADDLE_DEVICE void read_tables(const PlanLaunch& launch, PlannerShared& shared, i32* marks,
                                i32 first, i32 step) {
@@ -64,38 +65,38 @@ RADDLE_DEVICE void read_tables(const PlanLaunch& launch, PlannerShared& shared, 
   }
 }
 
-/// Whether this block is the last to come here.
+/// Counts this block up; returns whether it is the last one.
 RADDLE_DEVICE bool arrives_last(i32* arrivals, PlannerShared& shared) {
-  ptx::fence_device();  // what this thread wrote, before the block's arrival
+  ptx::fence_device();  // makes what this thread wrote visible before the block's arrival
   ptx::sync_block();
   if (ptx::thread_index() == 0)
     shared.word = ptx::atomic_add(arrivals, 1) + 1 == ptx::block_count();
   ptx::sync_block();
-  ptx::fence_device();  // what the others wrote, after theirs
+  ptx::fence_device();  // makes what the other blocks wrote visible after theirs
   return shared.word != 0;
 }
 
-/// One plan by this block, which is one of `parts` that make the same. A compiler that knows that
-/// the planner's arrays lie in shared memory has shorter addresses, and need not find out at every
-/// access.
-template <bool prefixes, bool in_shared, class V>
-RADDLE_DEVICE void plan_once(const PlanLaunch& launch, const V& variant, const i32* marks,
+/// Makes one plan; this block is one of `parts` that make the same. With `in_shared` the compiler
+/// knows that the planner's arrays lie in shared memory, which makes addresses shorter and saves a
+/// test at every access.
+template <bool prefixes, bool in_shared, class Variant>
+RADDLE_DEVICE void plan_once(const PlanLaunch& launch, const Variant& variant, const i32* marks,
                              PlannerShared& shared, i32 part, i32 parts) {
   u8* memory = static_cast<u8*>(ptx::shared_memory()) + shared_header();
   if (!in_shared && !launch.scratch_in_shared) memory = launch.scratch;
-  const VariantCover<V> cover{variant};
+  const VariantCover<Variant> cover{variant};
   Context context(launch, marks, shared, memory, part, parts);
-  BlockPlanner<VariantCover<V>, prefixes>(cover, context).run();
+  BlockPlanner<VariantCover<Variant>, prefixes>(cover, context).run();
 }
 
-/// The kernel's body. launch.num_planners blocks, or with pages to check more, or with prefixes any
-/// number.
-/// `in_shared` says beforehand what launch.scratch_in_shared says; without it both are right.
-template <bool prefixes, bool in_shared, class V>
-RADDLE_DEVICE void plan_batch(const PlanLaunch& launch, const V& variant) {
+/// The kernel's body, for launch.num_planners blocks; more where pages are checked; any number with
+/// prefixes. `in_shared` is a compile-time promise that launch.scratch_in_shared is true; without
+/// it both cases work.
+template <bool prefixes, bool in_shared, class Variant>
+RADDLE_DEVICE void plan_batch(const PlanLaunch& launch, const Variant& variant) {
   auto& shared = *static_cast<PlannerShared*>(ptx::shared_memory());
   i32* marks = reinterpret_cast<i32*>(launch.scratch + launch.scratch_at.marks);
-  const i32 planners = prefixes ? 0 : launch.num_planners;  // blocks that plan at once
+  const i32 planners = prefixes ? 0 : launch.num_planners;  // blocks that begin to plan at once
   bool reads = ptx::block_index() >= planners;
   bool again = false;  // the tables have been read
   for (;;) {
@@ -114,7 +115,7 @@ RADDLE_DEVICE void plan_batch(const PlanLaunch& launch, const V& variant) {
     reads = false;
   }
   ptx::sync_block();
-  // Zero again for the next launch.
+  // The marks are zero again for the next launch.
   for (i32 i = ptx::thread_index(); i < 2 + launch.maxima.max_requests; i += ptx::thread_count())
     marks[i] = 0;
 }

@@ -1,18 +1,18 @@
-// What the host hands to the planner kernel, by value as its parameter; pointers are the device's.
-// Plain data, laid out alike by the host's compiler and NVRTC.
+// The parameter of the planner kernel, which the host passes by value; pointers are device
+// pointers. Plain data: the host's compiler and NVRTC lay it out alike.
 //
-// The kernel reads lengths and page tables where the caller's own kernels left them and writes a
-// plan, with the layout's arrays, at addresses that never change: what a CUDA graph captures.
+// The kernel reads lengths and page tables from the caller's device arrays and writes a plan and
+// the layout's arrays at addresses that never change, which a CUDA graph can capture.
 #pragma once
 
 #include "raddle/engine/plan/bounds.h"
 
 namespace raddle {
 
-/// Lengths and tables of a batch. A request is a group; its keys are pages or contiguous rows.
+/// Lengths and tables of a batch. Each request is a group; its keys are pages or contiguous rows.
 struct DeviceBatch {
   i32 num_requests;
-  const i32* num_requests_at;  ///< the same number on the device; null: num_requests
+  const i32* num_requests_at;  ///< where the device has that number; null: num_requests holds it
   const i32* qo_indptr;        ///< [num_requests + 1]
   const i32* kv_len;           ///< [num_requests]; null: ragged keys, kv_indptr
   const i32* kv_indptr;        ///< [num_requests + 1]
@@ -25,7 +25,7 @@ struct DeviceBatch {
   i32 min_prefix;  ///< > 0: equal leading pages become a level, from this many tokens on
 };
 
-/// What is wrong with a batch: bits of PlanReport::errors.
+/// Errors of a batch: bits of PlanReport::errors.
 enum PlanError : i32 {
   too_many_requests = 1,  ///< the plan is empty
   too_many_rows = 2,      ///< the plan is empty
@@ -36,10 +36,10 @@ enum PlanError : i32 {
   bad_page = 64    ///< a page outside the pool, or -1 where keys are kept: taken for no keys
 };
 
-/// Only written where something is wrong, and only bits are added; memory of the host will do.
+/// Written only where something is wrong, and bits are only added.
 struct PlanReport {
   i32 errors;
-  i32 request;  ///< the first one that the last bad plan met; -1: none in particular
+  i32 request;  ///< the first bad request of the last bad plan; -1: none in particular
 };
 
 /// Byte offsets of a planned layout's arrays in one block, each aligned to 16 bytes.
@@ -50,7 +50,7 @@ struct PlannedOffsets {
   i64 bytes;
 };
 
-/// Byte offsets of what the planner keeps for itself.
+/// Byte offsets of the planner's scratch arrays.
 struct PlannerScratch {
   i64 candidates, group_tile, prefix, kv_tiles, tiles, cuts, rank, row_at, queue, owners, splits;
   i64 qo_indptr, kv_len;
@@ -71,16 +71,16 @@ struct PlanLaunch {
   PlannedOffsets layout_at;
   PlannerScratch scratch_at;
   bool scratch_in_shared;
-  i32 num_planners;  ///< blocks that plan alike and share out the writing; else than 1 only where
-                     ///< their scratch is in shared memory, and no prefixes are looked for
+  i32 num_planners;  ///< blocks that make the same plan and divide the writing; 1 where scratch is
+                     ///< not in shared memory, or prefixes are looked for
   u8* plan;
   u8* layout;
   u8* scratch;       ///< scratch_at.device_bytes, marks zero between launches
-  PlanSizes* sizes;  ///< what the plan takes
+  PlanSizes* sizes;  ///< sizes of the plan's arrays
   PlanReport* report;
 };
 
-// Both compilers see these numbers, so neither can lay the parameter out in its own way.
+// Both compilers check these numbers, so neither can lay the parameter out in its own way.
 static_assert(sizeof(DeviceBatch) == 88 && sizeof(PlanConfig) == 104 && sizeof(Maxima) == 32);
 static_assert(sizeof(PlannedOffsets) == 88 && sizeof(PlannerScratch) == 208);
 static_assert(sizeof(PlanLaunch) == 648);

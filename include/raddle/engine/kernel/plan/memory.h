@@ -1,5 +1,4 @@
-// Where the planner kernel keeps and puts its arrays: pure functions of the launch, for host and
-// device.
+// The memory of the planner kernel: pure functions of the launch, for host and device.
 #pragma once
 
 #include "raddle/engine/kernel/plan/launch.h"
@@ -8,26 +7,26 @@
 
 namespace raddle {
 
-/// For prefix sums over a block's threads.
+/// Memory for prefix sums over a block's threads.
 struct ScanMemory {
   static constexpr i32 max_sums = 3;
-  i64 of[2][32 * max_sums];  ///< turn by turn, so that a scan needs one barrier
+  i64 of[2][32 * max_sums];  ///< used in turns, so that a scan needs one barrier
 };
 
 /// Dynamic shared memory begins with this; scratch follows where it fits.
 struct PlannerShared {
   ScanMemory scan;
   PlanReport report;
-  i32 word;  ///< what one thread tells the others
+  i32 word;  ///< a word from one thread to all
 };
 
-/// A group of requests that share a prefix, at its leader's place.
+/// A group of requests that share a prefix; stored at the leader's index.
 struct PrefixGroup {
   i32 number;  ///< in the level
   i32 members;
   i32 rows;
-  i32 row_begin;  ///< of its rows among all groups'
-  i32 leader;     ///< of the group whose number this place has
+  i32 row_begin;  ///< where its rows begin among those of all groups
+  i32 leader;     ///< leader of the group whose number is this index
 };
 
 /// Hulls over the rows of a query tile.
@@ -36,14 +35,14 @@ struct RowHull {
   Range q_index;
 };
 
-/// The layout's arrays that the kernel writes.
+/// The arrays of the layout that the kernel writes.
 struct LayoutArrays {
   i32 *qo_indptr, *kv_len, *block_begin;
   i32 *row_request, *suffix, *kv_begin;
   i32 *prefix_indptr, *prefix_rows, *prefix_len, *prefix_begin;
 };
 
-/// What the planner computes with.
+/// The planner's scratch arrays.
 struct ScratchArrays {
   i32* candidates;  ///< [groups + 1] query tiles of the groups before, of one level
   i32* group_tile;  ///< [groups of all levels + 1]
@@ -54,14 +53,14 @@ struct ScratchArrays {
   i32* rank;    ///< [num_workers + 1] chunks that begin at cuts up to this one
   i32* row_at;  ///< [num_workers + 1] partial rows before this cut's
   i32* queue;   ///< [num_workers + 1] queue_indptr
-  u16* owners;  ///< [items] whose queue it lies in
+  u16* owners;  ///< [items] the worker whose queue has the item
   Split* splits;
   i32* qo_indptr;  ///< [requests + 1]
   i32* kv_len;     ///< [requests]
   // With prefixes. [requests]:
-  PrefixLink* links;   ///< where two at least share; else pages is 0
-  i32* depth;          ///< of a leader: pages that all who are linked to it share
-  PrefixGroup* group;  ///< of a leader: what its group takes
+  PrefixLink* links;   ///< link to a leader; pages is 0 where no other request shares
+  i32* depth;          ///< of a leader: pages that all requests linked to it share
+  PrefixGroup* group;  ///< of a leader: its group
   i32* row_before;     ///< rows of the group before the request's
   i32* tiles_before;   ///< query tiles of the group's earlier requests, on the last level
   i32* prefix_tiles;   ///< [requests + 1] candidates of the first level
@@ -76,26 +75,26 @@ RADDLE_ENGINE_BEGIN
 
 namespace planner {
 
-/// Of a block, at most.
+/// The largest number of threads of a block.
 constexpr i32 num_threads = 512;
 
-/// Threads of a block: on a single level one for each request and cut, for more would only wait at
-/// barriers; on two, where one block plans, all.
+/// Threads of a block. On a single level one for each request and cut, because more would only wait
+/// at barriers; on two levels, where one block plans, all.
 RADDLE_FN i32 block_threads(const PlanConfig& config, const Maxima& m) {
   if (m.max_levels > 1) return num_threads;
   const i32 wanted = max(m.max_requests, config.num_workers + 1);
-  return max(min(round_up(wanted, 32), num_threads), 128);  // a warp a scheduler at least
+  return max(min(round_up(wanted, 32), num_threads), 128);  // at least one warp a scheduler
 }
 
-/// Blocks that plan alike (PlanLaunch::num_planners). With four, what they share out is short
-/// beside the rest.
+/// Blocks that make the same plan (PlanLaunch::num_planners). With four, the part that they divide
+/// is short beside the rest.
 RADDLE_FN constexpr i32 most_planners(const Maxima& m) { return m.max_levels > 1 ? 1 : 4; }
 
-/// Workers that ScratchArrays::owners can name.
+/// The most workers that ScratchArrays::owners can name.
 constexpr i32 max_workers = 1 << 16;
 
-/// What is known of a request's pages: bits of its mark.
-constexpr i32 page_missing = 1;  ///< some entry is -1: wrong only where keys are kept
+/// Marks of a request's pages, as bits.
+constexpr i32 page_missing = 1;  ///< some entry is -1, which is an error only where keys are kept
 constexpr i32 page_outside = 2;
 
 RADDLE_FN constexpr i32 shared_header() {
@@ -137,7 +136,7 @@ RADDLE_FN PlannedOffsets planned_offsets(const Maxima& m) {
   return at;
 }
 
-/// `masked`: the composition has a mask, whose coverage may need refining.
+/// `masked`: the composition has a mask, so coverage may need refining.
 RADDLE_FN PlannerScratch planner_scratch(const PlanConfig& config, const Maxima& m, bool masked) {
   const PlanSizes n = plan_bounds(config, m);
   const i64 groups = i64{m.max_requests} * m.max_levels;
@@ -215,7 +214,7 @@ RADDLE_FN ScratchArrays scratch_arrays(const PlannerScratch& at, u8* base) {
 }
 
 /// The layout as attention kernels see it, levels included; `levels` has max_levels entries. Counts
-/// that only the device knows are the maxima.
+/// that only the device knows are given as their maxima.
 RADDLE_FN LayoutView planned_layout(const PlanLaunch& launch, LevelView* levels) {
   const DeviceBatch& batch = launch.batch;
   const LayoutArrays a = layout_arrays(launch);

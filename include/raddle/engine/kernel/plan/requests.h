@@ -1,4 +1,5 @@
-// Lengths and page lists of one request as the device holds them, and what is wrong with them.
+// Reads the lengths and the page list of one request from device memory, and finds what is wrong
+// with them.
 #pragma once
 
 #include "raddle/engine/kernel/plan/launch.h"
@@ -9,7 +10,7 @@ struct DeviceRequest {
   i32 first;   ///< row of the query tensor
   i32 rows;    ///< 0 where they are bad
   i32 keys;    ///< 0 where they or their table are bad
-  i32 begin;   ///< of its list in the pages, or of its keys
+  i32 begin;   ///< where its list begins in the pages, or where its keys begin
   i32 errors;  ///< PlanError
 };
 
@@ -50,7 +51,7 @@ RADDLE_FN DeviceRequest read_request(const DeviceBatch& batch, i32 max_rows, i32
   return q;
 }
 
-/// Entries of its page list that are used.
+/// Entries of its page list that hold keys.
 RADDLE_FN i32 used_pages(const DeviceBatch& batch, const DeviceRequest& q) {
   return batch.pages ? ceil_div(q.keys, batch.page_size) : 0;
 }

@@ -1,7 +1,8 @@
 // Prefix sums over the threads of a block.
 //
-// Loops here and in the planner stay loops (RADDLE_ROLLED). It runs once: what it waits for is its
-// own instructions, and every copy of a loop's body is fetched for a single use.
+// Loops here and in the planner stay loops (RADDLE_ROLLED). The kernel runs once, so it mostly
+// waits for its own instructions, and every copy of a loop's body would be fetched for a single
+// use.
 #pragma once
 
 #include "raddle/engine/kernel/plan/memory.h"
@@ -32,7 +33,7 @@ RADDLE_DEVICE i64 shuffle_up(i64 x, i32 delta) {
                     ptx::shuffle_up(static_cast<i32>(x >> 32), delta));
 }
 
-/// Sums over the lanes up to and with this one; all lanes call it.
+/// Sums over the lanes up to and including this one; all lanes call it.
 template <i32 n, class T>
 RADDLE_DEVICE Sums<n, T> scan_warp(Sums<n, T> x, i32 lanes = 32) {
   const i32 lane = ptx::lane_index();
@@ -51,23 +52,24 @@ class BlockScan {
  public:
   RADDLE_DEVICE explicit BlockScan(ScanMemory& memory) : memory_(memory) {}
 
-  /// Sums over the threads before this one, added to `total`; then adds all threads' to `total`.
-  /// Every thread calls it; threads from `count` on have nothing to add. All that threads wrote
-  /// before is seen by all after it.
+  /// Returns the sums over the threads before this one, plus `total`, and adds the sums of all
+  /// threads to `total`. Every thread calls it; threads from `count` on have nothing to add. What
+  /// any thread wrote before, all threads see afterwards.
   ///
-  /// One warp adds up the warps for all: were each to do it, their shuffles would wait for one
-  /// another longer than for a second barrier.
+  /// One warp adds up the warps' sums for all. If each warp did, their shuffles would compete for
+  /// longer than a second barrier takes.
   template <i32 n, class T>
   RADDLE_DEVICE Sums<n, T> exclusive(const Sums<n, T>& mine, Sums<n, T>& total, i32 count) {
     static_assert(n <= ScanMemory::max_sums);
     const i32 lane = ptx::lane_index();
     const i32 warp = ptx::warp_index();
-    const i32 warps = (min(count, ptx::thread_count()) + 31) / 32;  // that have something to add
+    const i32 warps =
+        (min(count, ptx::thread_count()) + 31) / 32;  // warps that have something to add
     T* of_warps = reinterpret_cast<T*>(memory_.of[turn_]);
     turn_ ^= 1;
     Sums<n, T> here{};
     if (warp < warps) here = scan_warp(mine);
-    if (warps <= 1) {  // only the first warp's sums are wanted outside of it
+    if (warps <= 1) {  // only the first warp's sums are needed
       if (warp == 0 && lane == 31)
         for (i32 i = 0; i < n; ++i) of_warps[i] = here.of[i];
       ptx::sync_block();
