@@ -10,7 +10,7 @@ import numpy as np
 from raddle._device_tensor import DeviceTensor
 from raddle.plans import Plan, Reservation
 
-#: What a worker comes to (include/raddle/engine/kernel/mma/launch.h, TimelineStage): its start once, then of every
+#: What a worker comes to (include/raddle/engine/kernel/gpu/launch.h, TimelineStage): its start once, then of every
 #: item: its first keys are asked for, its last key is computed, its rows or state are stored, it is done. What it
 #: composes of other workers' states at the end of its queue is one more, with its last item's number.
 STAGES = ("started", "opened", "computed", "stored", "finished", "contracted")

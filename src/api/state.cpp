@@ -6,7 +6,7 @@
 #include "cache/on_device.h"
 #include "device/cpu/isa.h"
 #include "raddle/attention.h"
-#include "raddle/engine/kernel/kv/merge.h"
+#include "raddle/engine/kernel/cache/merge.h"
 #include "raddle/error.h"
 #include "variant/bound_variant.h"
 

@@ -3,7 +3,7 @@
 #include "cache/on_device.h"
 #include "layout/index.h"
 #include "layout/token_tree.h"
-#include "raddle/engine/kernel/kv/accept.h"
+#include "raddle/engine/kernel/cache/accept.h"
 #include "raddle/error.h"
 #include "raddle/kv.h"
 

@@ -1,5 +1,5 @@
 // Appending rows of K and V to a page table.
-#include "raddle/engine/kernel/kv/append.h"
+#include "raddle/engine/kernel/cache/append.h"
 
 #include <optional>
 

@@ -8,7 +8,7 @@
 
 #include "backend/kv_tensors.h"
 #include "device/cpu/pool.h"
-#include "raddle/engine/kernel/kv/bytes.h"
+#include "raddle/engine/kernel/cache/bytes.h"
 
 namespace raddle {
 

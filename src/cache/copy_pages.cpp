@@ -5,7 +5,7 @@
 #include "cache/checks.h"
 #include "cache/on_device.h"
 #include "layout/index.h"
-#include "raddle/engine/kernel/kv/copy.h"
+#include "raddle/engine/kernel/cache/copy.h"
 #include "raddle/error.h"
 #include "raddle/kv.h"
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "jit/kv_kernels.h"
-#include "raddle/engine/kernel/kv/launch.h"
+#include "raddle/engine/kernel/cache/launch.h"
 #include "raddle/layout.h"
 #include "variant/bound_variant.h"
 

@@ -5,7 +5,7 @@
 #include "cache/on_device.h"
 #include "device/cpu/isa.h"
 #include "layout/index.h"
-#include "raddle/engine/kernel/kv/select.h"
+#include "raddle/engine/kernel/cache/select.h"
 #include "raddle/error.h"
 #include "raddle/kv.h"
 

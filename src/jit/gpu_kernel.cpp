@@ -25,6 +25,21 @@ const char* type_of(DType dtype) {
   }
 }
 
+/// What a kernel's source includes and names.
+struct FamilyText {
+  const char *header, *kernel;
+  const char *attend, *attend_short;  ///< entries for any plan, and for plans of short queries
+};
+
+FamilyText text_of(KernelFamily family) {
+  switch (family) {
+    case KernelFamily::mma:
+      return {"raddle/engine/kernel/mma/attention.h", "raddle::mma::Kernel", "raddle::mma::attend",
+              "raddle::mma::attend_short"};
+  }
+  return {};
+}
+
 }  // namespace
 
 std::string label_of(const GpuKernel& kernel) {
@@ -43,17 +58,18 @@ i32 arch_number(const std::string& arch) {
 
 std::string source_of(const GpuKernel& kernel, const std::string& arch) {
   std::ostringstream text;
-  text << "#define RADDLE_ISA gpu\n#include \"raddle/engine/kernel/mma/attention.h\"\n"
+  const FamilyText family = text_of(kernel.family);
+  text << "#define RADDLE_ISA gpu\n#include \"" << family.header << "\"\n"
        << declare_variant(kernel.composition, kernel.variant_bytes)
-       << "using Attention = raddle::mma::Kernel<raddle::" << type_of(kernel.dtype)
+       << "using Attention = " << family.kernel << "<raddle::" << type_of(kernel.dtype)
        << ", raddle::" << type_of(kernel.kv_dtype) << ", " << kernel.dim_qk << ", " << kernel.dim_vo
        << ", " << arch_number(arch) << ", raddle::Variant, "
        << (kernel.short_only ? "true" : "false") << ">;\n"
        << "extern \"C\" __global__ void "
        << "__launch_bounds__(Attention::block_threads, Attention::blocks)\n"
-       << gpu_entry_point << "(const __grid_constant__ raddle::MmaLaunch launch,\n"
+       << gpu_entry_point << "(const __grid_constant__ raddle::GpuLaunch launch,\n"
        << "    const __grid_constant__ raddle::Variant variant) {\n"
-       << "  raddle::mma::" << (kernel.short_only ? "attend_short" : "attend")
+       << "  " << (kernel.short_only ? family.attend_short : family.attend)
        << "<Attention>(launch, variant);\n}\n";
   return amalgamate(text.str());
 }

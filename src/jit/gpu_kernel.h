@@ -7,11 +7,13 @@
 #include "jit/nvrtc.h"
 #include "jit/source.h"
 #include "raddle/engine/core/dtype.h"
+#include "raddle/engine/kernel/gpu/config.h"
 
 namespace raddle::jit {
 
 /// What one GPU kernel is compiled from. Group size, layout and lengths are run-time values.
 struct GpuKernel {
+  KernelFamily family;
   DType dtype;     ///< float16 or bfloat16
   DType kv_dtype;  ///< what K and V are stored in: the same, or one of 8 bits
   i32 dim_qk, dim_vo;

@@ -69,8 +69,8 @@ std::string name_of(const KvKernels& kernels) {
 
 std::string source_of(const KvKernels& kernels) {
   std::ostringstream text;
-  text << "#define RADDLE_ISA gpu\n#include \"raddle/engine/kernel/kv/gpu.h\"\n"
-       << "#include \"raddle/engine/kernel/kv/gpu_select.h\"\n"
+  text << "#define RADDLE_ISA gpu\n#include \"raddle/engine/kernel/cache/gpu.h\"\n"
+       << "#include \"raddle/engine/kernel/cache/gpu_select.h\"\n"
        << declare_variant(kernels.composition, kernels.variant_bytes);
   for (const Entry& entry : entries) write(text, entry, kernels);
   return amalgamate(text.str());

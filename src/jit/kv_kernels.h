@@ -18,7 +18,7 @@ struct KvKernels {
   i32 variant_bytes;              ///< of the composition's struct; both compilers must agree
 };
 
-// Entry points. Their parameters are the structs of engine/kernel/kv/launch.h; append and merge
+// Entry points. Their parameters are the structs of engine/kernel/cache/launch.h; append and merge
 // take the composition's struct as a second one.
 constexpr const char* append_entry = "raddle_kv_append";
 constexpr const char* copy_entry = "raddle_kv_copy";

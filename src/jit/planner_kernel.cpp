@@ -16,7 +16,7 @@ std::string source_of(const PlannerKernel& kernel) {
   std::ostringstream text;
   const auto name = [](bool yes) { return yes ? "true" : "false"; };
   text << "#define RADDLE_ISA gpu\n#include \"raddle/engine/variant/composition.h\"\n"
-       << "#include \"raddle/engine/kernel/plan/kernel.h\"\n"
+       << "#include \"raddle/engine/kernel/gpu_planner/kernel.h\"\n"
        << declare_variant(kernel.composition, kernel.variant_bytes)
        << "extern \"C\" __global__ void __launch_bounds__(raddle::planner::num_threads, 1)\n"
        << planner_entry_point << "(const __grid_constant__ raddle::PlanLaunch launch,\n"

@@ -1,7 +1,7 @@
 // A page table in a GPU's memory: shapes and addresses are all that the host knows of it.
 #pragma once
 
-#include "raddle/engine/kernel/plan/launch.h"
+#include "raddle/engine/kernel/gpu_planner/launch.h"
 #include "raddle/layout.h"
 
 namespace raddle {

@@ -1,6 +1,6 @@
 #include "plan/device_planner.h"
 
-#include "raddle/engine/kernel/plan/memory.h"
+#include "raddle/engine/kernel/gpu_planner/memory.h"
 #include "raddle/error.h"
 
 namespace raddle {

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "raddle/engine/kernel/plan/launch.h"
+#include "raddle/engine/kernel/gpu_planner/launch.h"
 
 namespace raddle {
 

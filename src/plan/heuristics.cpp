@@ -87,10 +87,16 @@ PlanConfig cpu_plan_config(const AttentionSpec& spec, CpuIsa isa, i32 num_worker
   return config;
 }
 
+KernelChoice choose_gpu_kernel(const AttentionSpec& spec, i32 arch) {
+  // Only the compiler knows whether a variant's parts need quantised K or V in 16 bits: as if they
+  // did, tiles and memory are the same (mma::kernel_config).
+  return {KernelFamily::mma, mma::kernel_config(spec.head_dim_qk, spec.head_dim_vo, arch,
+                                                {2, 2, has_8_bits(spec.stored_dtype())})};
+}
+
 PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 arch, i32 num_workers,
                            Schedule schedule) {
-  const mma::KernelConfig kernel = mma::kernel_config(spec.head_dim_qk, spec.head_dim_vo, arch,
-                                                      {2, 2, has_8_bits(spec.stored_dtype())});
+  const KernelConfig kernel = choose_gpu_kernel(spec, arch).config;
   PlanConfig config =
       plan_config(spec, num_workers, schedule, {kernel.short_rows, kernel.short_keys},
                   {kernel.long_rows, kernel.long_keys}, gpu_rates);

@@ -4,6 +4,7 @@
 
 #include "raddle/attention.h"
 #include "raddle/engine/kernel/cpu/config.h"
+#include "raddle/engine/kernel/gpu/config.h"
 
 namespace raddle {
 
@@ -18,8 +19,18 @@ i32 read_bytes(i32 head_dim_qk, i32 head_dim_vo, DType stored);
 PlanConfig cpu_plan_config(const AttentionSpec& spec, CpuIsa isa, i32 num_workers,
                            Schedule schedule);
 
-/// Tile shapes, tile rates and memory costs of the GPU kernel on mma.sync of an architecture (80,
-/// 90 …); a worker is a thread block.
+/// The GPU kernel that computes a spec.
+struct KernelChoice {
+  KernelFamily family;
+  KernelConfig config;
+};
+
+/// The kernel for an architecture (80, 90 …). Planning, compiling and launching all ask this one
+/// function, so that they agree.
+KernelChoice choose_gpu_kernel(const AttentionSpec& spec, i32 arch);
+
+/// Tile shapes, tile rates and memory costs of the kernel that choose_gpu_kernel chooses; a worker
+/// is a team of warps.
 PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 arch, i32 num_workers, Schedule schedule);
 
 }  // namespace raddle

@@ -1,7 +1,7 @@
 // The GPU kernels of the KV cache on emulated threads, against the CPU's functions: the same bits.
 #define RADDLE_EMULATED_PTX "emulated_ptx.h"
 #include "kv_gpu_testing.h"
-#include "raddle/engine/kernel/kv/gpu_select.h"
+#include "raddle/engine/kernel/cache/gpu_select.h"
 
 namespace raddle {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "cache/checks.h"
 #include "owned_tensor.h"
-#include "raddle/engine/kernel/kv/gpu.h"
+#include "raddle/engine/kernel/cache/gpu.h"
 #include "raddle/engine/variant/composition.h"
 #include "raddle/engine/variant/shipped.h"
 #include "raddle/kv.h"

@@ -74,7 +74,7 @@ void round_scales(Tensors& t) {
 /// Runs a kernel on blocks of emulated threads, one after another, in an order that no kernel may
 /// rely on.
 template <class Kernel, class V>
-void run_blocks(const MmaLaunch& launch, const V& variant, std::mt19937& random) {
+void run_blocks(const GpuLaunch& launch, const V& variant, std::mt19937& random) {
   const i32 blocks = ceil_div(launch.plan.num_workers, Kernel::teams);
   std::vector<i32> order;
   for (i32 i = 0; i < blocks; ++i) order.push_back(i);
@@ -114,7 +114,7 @@ void check(const LayoutPtr& layout, const V& variant, const reference::Parts& pa
                                 short_only ? Schedule::algorithm1 : Schedule::automatic),
                 cover(variant));
 
-  MmaLaunch launch{};
+  GpuLaunch launch{};
   launch.layout = layout->view();
   std::copy_n(launch.layout.levels, launch.layout.num_levels, launch.levels);
   launch.plan = plan.view();

@@ -11,7 +11,7 @@
 
 #include "plan/prefixes.h"
 #include "plan_testing.h"
-#include "raddle/engine/kernel/plan/launch.h"
+#include "raddle/engine/kernel/gpu_planner/launch.h"
 #include "raddle/engine/variant/parts.h"
 
 namespace raddle::plan_testing {

@@ -9,7 +9,7 @@
 
 #include "plan/device_planner.h"
 #include "plan_batches.h"
-#include "raddle/engine/kernel/plan/kernel.h"
+#include "raddle/engine/kernel/gpu_planner/kernel.h"
 
 namespace raddle::plan_testing {
 

@@ -108,7 +108,7 @@ class Tile {
   }
 
   std::vector<T> elements;
-  mma::TileKeys<tile_keys, false> keys;
+  gpu_kernel::TileKeys<tile_keys, false, mma::num_warps> keys;
 };
 
 template <class T>

@@ -124,11 +124,31 @@ def is_label(line: str) -> bool:
     return line.endswith(":")
 
 
+def functions_of(lines: list[str]) -> list[list[str]]:
+    """The kernel, and the functions that it calls."""
+    found = [[]]
+    for line in lines:
+        if is_label(line) and line.startswith("$"):
+            found.append([])
+        found[-1].append(line)
+    return found
+
+
 def normalised(lines: list[str]) -> list[str]:
-    """With labels numbered in the order in which they stand."""
-    labels = {line[:-1]: f"L{n}" for n, line in enumerate(filter(is_label, lines))}
-    name = re.compile(r"[.$\w]+")
-    return [name.sub(lambda found: labels.get(found[0], found[0]), line) for line in lines]
+    """Without what depends on names: labels and addresses of symbols have numbers in the order in which they occur,
+    calls have no target, and functions are in the order of their text.
+    """
+    texts = []
+    for function in functions_of(lines):
+        labels = {line[:-1]: f"L{n}" for n, line in enumerate(filter(is_label, function))}
+        symbols: dict[str, str] = {}
+        text = []
+        for line in function:
+            line = re.sub(r"(CALL\S*) `\([^)]*\)", r"\1", line)
+            line = re.sub(r"c\[0x4\]\[\w+\]", lambda at: symbols.setdefault(at[0], f"symbol {len(symbols)}"), line)
+            text.append(re.sub(r"[.$\w]+", lambda name: labels.get(name[0], name[0]), line))
+        texts.append(text)
+    return sum([texts[0], *sorted(texts[1:])], [])
 
 
 def product_loops(lines: list[str]) -> list[list[str]]:

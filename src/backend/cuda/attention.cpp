@@ -12,6 +12,7 @@
 #include "backend/kv_tensors.h"
 #include "jit/gpu_kernel.h"
 #include "plan/heuristics.h"
+#include "raddle/engine/kernel/mma/config.h"
 #include "raddle/error.h"
 #include "variant/bound_variant.h"
 
@@ -49,8 +50,13 @@ jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant,
     fail<ValueError>("kv_dtype is '", name_of(spec.stored_dtype()),
                      "'; GPU kernels take K and V in '", name_of(spec.dtype),
                      "', dtype, where a head_dim is above ", mma::widest_of_a_warp);
-  return {spec.dtype,       spec.stored_dtype(), spec.head_dim_qk,
-          spec.head_dim_vo, variant.source(),    variant.memory_bytes()};
+  return {choose_gpu_kernel(spec, jit::arch_number(arch)).family,
+          spec.dtype,
+          spec.stored_dtype(),
+          spec.head_dim_qk,
+          spec.head_dim_vo,
+          variant.source(),
+          variant.memory_bytes()};
 }
 
 jit::PlannerKernel planner_of(const BoundVariant& variant, bool prefixes) {
@@ -69,10 +75,8 @@ KernelReport report_of(const Source& kernel, const std::string& arch, i32 shared
 }
 
 /// What an attention's kernel takes of a multiprocessor.
-mma::KernelConfig config_of(const AttentionSpec& spec, const std::string& arch) {
-  const mma::KernelConfig config =
-      mma::kernel_config(spec.head_dim_qk, spec.head_dim_vo, jit::arch_number(arch),
-                         {2, 2, has_8_bits(spec.stored_dtype())});
+KernelConfig config_of(const AttentionSpec& spec, const std::string& arch) {
+  const KernelConfig config = choose_gpu_kernel(spec, jit::arch_number(arch)).config;
   if (config.blocks_per_multiprocessor == 0)
     fail<ValueError>("head_dim is ", spec.head_dim_qk, " and head_dim_vo ", spec.head_dim_vo,
                      "; expected tiles that fit the shared memory of sm_", jit::arch_number(arch));
@@ -144,9 +148,9 @@ class CudaBackend final : public AttentionBackend {
     // with long queries wait for it.
     jit::GpuKernel kernel = kernel_of(spec, variant, device.info().arch);
     kernel.short_only = true;
-    short_kernel_ = coming(kernel, device, config_.shared_bytes);
+    short_kernel_ = coming(kernel, device, config_);
     kernel.short_only = false;
-    kernel_ = coming(kernel, device, config_.shared_bytes);
+    kernel_ = coming(kernel, device, config_);
     short_kernel_.get();
   }
 
@@ -223,7 +227,7 @@ class CudaBackend final : public AttentionBackend {
       fail<ValueError>(
           "plan is no reservation, and the stream is capturing a graph, which would keep its "
           "addresses; expected a reservation of this attention");
-    MmaLaunch launch = on_device.launch();
+    GpuLaunch launch = on_device.launch();
     static_cast<RunView&>(launch) = view;
     launch.query_rows = static_cast<i32>(args.q.shape[0]);
     launch.timeline = view_timeline(args.timeline, launch.plan.num_workers);
@@ -276,7 +280,7 @@ class CudaBackend final : public AttentionBackend {
 
   AttentionSpec spec_;
   const Device* device_;
-  mma::KernelConfig config_;
+  KernelConfig config_;
   ComingKernel kernel_, short_kernel_;
   mutable CapturedArrays captured_;
   mutable StreamScratch scratch_;

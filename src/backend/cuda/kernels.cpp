@@ -9,8 +9,7 @@
 
 #include "jit/nvrtc.h"
 #include "jit/process.h"
-#include "raddle/engine/kernel/mma/launch.h"
-#include "raddle/engine/kernel/plan/memory.h"
+#include "raddle/engine/kernel/gpu_planner/memory.h"
 #include "raddle/error.h"
 
 namespace raddle::cuda {
@@ -79,12 +78,13 @@ bool ComingKernel::has_failed() const {
   }
 }
 
-ComingKernel coming(const jit::GpuKernel& kernel, const Device& device, i32 shared_bytes) {
+ComingKernel coming(const jit::GpuKernel& kernel, const Device& device,
+                    const KernelConfig& config) {
   const std::string& arch = device.info().arch;
-  const auto make = [kernel, &device, shared_bytes](jit::Watch& watch) {
-    return std::make_unique<const Kernel>(device, jit::cubin_of(kernel, device.info().arch, &watch),
-                                          jit::gpu_entry_point, jit::label_of(kernel),
-                                          mma::num_threads, shared_bytes, mma::most_teams);
+  const auto make = [kernel, &device, config](jit::Watch& watch) {
+    return std::make_unique<const Kernel>(
+        device, jit::cubin_of(kernel, device.info().arch, &watch), jit::gpu_entry_point,
+        jit::label_of(kernel), config.team_threads, config.shared_bytes, config.most_teams);
   };
   return KernelTable::instance().coming(device, jit::source_of(kernel, arch), jit::label_of(kernel),
                                         make);

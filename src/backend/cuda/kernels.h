@@ -12,6 +12,7 @@
 #include "jit/background.h"
 #include "jit/gpu_kernel.h"
 #include "jit/planner_kernel.h"
+#include "raddle/engine/kernel/gpu/config.h"
 
 namespace raddle::cuda {
 
@@ -33,7 +34,7 @@ class ComingKernel {
 };
 
 /// Starts it. Raises CompileError where there is no NVRTC; the rest is get's.
-ComingKernel coming(const jit::GpuKernel& kernel, const Device& device, i32 shared_bytes);
+ComingKernel coming(const jit::GpuKernel& kernel, const Device& device, const KernelConfig& config);
 
 /// With all the shared memory that a block can have: how much a launch takes depends on its maxima.
 ComingKernel coming(const jit::PlannerKernel& kernel, const Device& device);

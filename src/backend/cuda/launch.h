@@ -2,13 +2,13 @@
 #pragma once
 
 #include "backend/cuda/layout.h"
-#include "raddle/engine/kernel/mma/launch.h"
+#include "raddle/engine/kernel/gpu/launch.h"
 
 namespace raddle::cuda {
 
 /// A launch whose layout is the host's.
-inline MmaLaunch launch_of(const Layout& layout) {
-  MmaLaunch launch{};
+inline GpuLaunch launch_of(const Layout& layout) {
+  GpuLaunch launch{};
   launch.layout = layout.view();
   for (std::size_t i = 0; i < layout.levels().size(); ++i)
     launch.levels[i] = layout.view().levels[i];
@@ -19,7 +19,7 @@ inline MmaLaunch launch_of(const Layout& layout) {
 /// Calls visit(pointer, bytes, of) for each array of the layout that `launch` has a view of: the
 /// layout's own, then each level's.
 template <class Visit>
-void visit_arrays(MmaLaunch& launch, const Layout& layout, const Visit& visit) {
+void visit_arrays(GpuLaunch& launch, const Layout& layout, const Visit& visit) {
   visit_arrays(launch.layout, visit);
   for (std::size_t i = 0; i < layout.levels().size(); ++i)
     visit_arrays(launch.levels[i], layout.levels()[i], visit);

@@ -1,8 +1,5 @@
 #include "backend/cuda/layout.h"
 
-#include <cstring>
-#include <type_traits>
-
 #include "layout/copies.h"
 
 namespace raddle {
@@ -12,24 +9,14 @@ LayoutOnDevice::LayoutOnDevice(const Device& device, const Layout& layout, Strea
     : device_(&device), layout_(layout.view()), level_(layout.view().levels[0]) {
   layout_.levels = nullptr;  // kernels have them by value
   const Level& level = layout.levels()[0];
-  std::size_t total = 0;
-  const auto add = [&total](const auto* pointer, std::size_t bytes, Of) {
-    if (pointer) total += aligned(bytes);
+  const auto arrays = [&](const auto& visit) {
+    visit_arrays(layout_, visit);
+    visit_arrays(level_, level, visit);
   };
-  visit_arrays(layout_, add);
-  visit_arrays(level_, level, add);
+  const std::size_t total = bytes_of_arrays(arrays);
   block_ = DevicePool::of(device).take(total, stream, "a layout");
   Upload upload(device, total);
-  std::size_t at = 0;
-  const auto move = [&](auto*& pointer, std::size_t bytes, Of) {
-    if (!pointer) return;
-    if (bytes > 0) std::memcpy(upload.data() + at, pointer, bytes);
-    auto* there = static_cast<std::byte*>(block_.data()) + at;
-    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(there);
-    at += aligned(bytes);
-  };
-  visit_arrays(layout_, move);
-  visit_arrays(level_, level, move);
+  stage_arrays(arrays, upload.data(), static_cast<std::byte*>(block_.data()));
   upload.send(block_, {{0, total}}, stream);
 }
 

@@ -1,8 +1,10 @@
 // A layout's arrays in a GPU's memory.
 #pragma once
 
+#include <cstring>
 #include <memory>
 #include <mutex>
+#include <type_traits>
 #include <vector>
 
 #include "device/cuda/memory.h"
@@ -47,6 +49,29 @@ void visit_arrays(LayoutView& view, const Visit& visit) {
 
 /// Arrays lie at multiples of 16 bytes.
 constexpr std::size_t aligned(std::size_t bytes) { return (bytes + 15) / 16 * 16; }
+
+/// Bytes that arrays take one after another. `arrays(visit)` calls visit_arrays for the views.
+template <class Arrays>
+std::size_t bytes_of_arrays(const Arrays& arrays) {
+  std::size_t total = 0;
+  arrays([&total](const auto* pointer, std::size_t bytes, Of) {
+    if (pointer) total += aligned(bytes);
+  });
+  return total;
+}
+
+/// Copies the same arrays one after another to `staging`, and lets the views point to where they
+/// will lie from `device` on.
+template <class Arrays>
+void stage_arrays(const Arrays& arrays, std::byte* staging, std::byte* device) {
+  std::size_t at = 0;
+  arrays([&](auto*& pointer, std::size_t bytes, Of) {
+    if (!pointer) return;
+    if (bytes > 0) std::memcpy(staging + at, pointer, bytes);
+    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(device + at);
+    at += aligned(bytes);
+  });
+}
 
 /// A layout of one level on one GPU.
 class LayoutOnDevice {

@@ -12,35 +12,28 @@ CudaPlan::CudaPlan(const Kernel& kernel, const Layout& layout, const PlanArrays&
       variant_(std::move(variant)),
       launch_(launch_of(layout)),
       joins_(arrays.stats().pairs_halves) {
-  std::size_t total = aligned(arrays.bytes());
-  visit_arrays(launch_, layout, [&total](const auto* pointer, std::size_t bytes, Of) {
-    if (pointer) total += aligned(bytes);
-  });
+  const auto of_layout = [&](const auto& visit) { visit_arrays(launch_, layout, visit); };
+  const std::size_t plan_bytes = aligned(arrays.bytes());
+  const std::size_t total = plan_bytes + bytes_of_arrays(of_layout);
   const OutsideCapture outside;  // once for both kinds of memory
   block_ = DevicePool::of(kernel.device()).take(total, stream, "a plan");
   Upload upload(kernel.device(), total);
   auto* base = static_cast<std::byte*>(block_.data());
   if (arrays.bytes() > 0) std::memcpy(upload.data(), arrays.data(), arrays.bytes());
-  std::size_t at = aligned(arrays.bytes());
-  visit_arrays(launch_, layout, [&](auto*& pointer, std::size_t bytes, Of) {
-    if (!pointer) return;
-    if (bytes > 0) std::memcpy(upload.data() + at, pointer, bytes);
-    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(base + at);
-    at += aligned(bytes);
-  });
+  stage_arrays(of_layout, upload.data() + plan_bytes, base + plan_bytes);
   launch_.plan = arrays.view_of_copy(base);
   launch_.arrays = reinterpret_cast<const u8*>(base);
   launch_.array_bytes = static_cast<i64>(total);
   upload.send(block_, {{0, total}}, stream);
 }
 
-CudaPlan::CudaPlan(const Kernel& kernel, CudaReservation& reservation, const MmaLaunch& launch)
+CudaPlan::CudaPlan(const Kernel& kernel, CudaReservation& reservation, const GpuLaunch& launch)
     : kernel_(&kernel),
       variant_(reservation.variant()),
       reservation_(reservation.shared_from_this()),
       launch_(launch) {}
 
-CudaPlan::CudaPlan(const Kernel& kernel, CudaReservation& reservation, const MmaLaunch& launch,
+CudaPlan::CudaPlan(const Kernel& kernel, CudaReservation& reservation, const GpuLaunch& launch,
                    DeviceLayoutPtr layout, u64 capture)
     : CudaPlan(kernel, reservation, launch) {
   layout_ = std::move(layout);

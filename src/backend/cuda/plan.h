@@ -7,7 +7,7 @@
 #include "device/cuda/memory.h"
 #include "device/cuda/module.h"
 #include "plan/planner.h"
-#include "raddle/engine/kernel/mma/launch.h"
+#include "raddle/engine/kernel/gpu/launch.h"
 
 namespace raddle::cuda {
 
@@ -17,11 +17,11 @@ class CudaPlan final : public PlanOnDevice {
   CudaPlan(const Kernel& kernel, const Layout& layout, const PlanArrays& arrays,
            std::shared_ptr<const CudaVariant> variant, StreamHandle stream);
   /// A plan whose arrays a reservation has.
-  CudaPlan(const Kernel& kernel, CudaReservation& reservation, const MmaLaunch& launch);
+  CudaPlan(const Kernel& kernel, CudaReservation& reservation, const GpuLaunch& launch);
 
   /// A plan that a reservation's planner makes there of `layout`; `capture`: of the graph that
   /// does.
-  CudaPlan(const Kernel& kernel, CudaReservation& reservation, const MmaLaunch& launch,
+  CudaPlan(const Kernel& kernel, CudaReservation& reservation, const GpuLaunch& launch,
            DeviceLayoutPtr layout, u64 capture);
 
   DeviceId device() const override;
@@ -31,7 +31,7 @@ class CudaPlan final : public PlanOnDevice {
   /// Which runs it.
   const Kernel& kernel() const { return *kernel_; }
   /// The kernel's parameter with layout and plan; the rest is a run's.
-  const MmaLaunch& launch() const { return launch_; }
+  const GpuLaunch& launch() const { return launch_; }
   const CudaVariant& variant() const { return *variant_; }
   /// Null where the plan has memory of its own.
   CudaReservation* reservation() const { return reservation_.get(); }
@@ -50,7 +50,7 @@ class CudaPlan final : public PlanOnDevice {
   std::shared_ptr<const CudaVariant> variant_;
   std::shared_ptr<CudaReservation> reservation_;
   Block block_;
-  MmaLaunch launch_{};
+  GpuLaunch launch_{};
   bool joins_ = false;
   DeviceLayoutPtr layout_;
   u64 capture_ = 0;

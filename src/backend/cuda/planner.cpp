@@ -1,7 +1,7 @@
 #include "backend/cuda/planner.h"
 
 #include "backend/cuda/layout.h"
-#include "raddle/engine/kernel/plan/memory.h"
+#include "raddle/engine/kernel/gpu_planner/memory.h"
 
 namespace raddle::cuda {
 
@@ -9,23 +9,22 @@ CudaPlanner::CudaPlanner(const Kernel& kernel, const PlanConfig& config, const M
                          bool masked, StreamHandle stream)
     : kernel_(&kernel), config_(config), maxima_(maxima), masked_(masked) {
   const PlannerMemory memory = planner_memory(config, maxima, masked);
-  std::size_t end = 0;
-  const auto place = [&end](std::size_t bytes) {
-    const std::size_t begin = end;
-    end += aligned(bytes);
-    return begin;
+  Carver<16> carve;
+  const auto place = [&carve](i64 bytes) {
+    return static_cast<std::size_t>(carve.place<std::byte>(bytes));
   };
-  place(static_cast<std::size_t>(memory.plan));
-  at_.layout = place(static_cast<std::size_t>(memory.layout));
-  at_.scratch = place(static_cast<std::size_t>(memory.scratch));
+  place(memory.plan);
+  at_.layout = place(memory.layout);
+  at_.scratch = place(memory.scratch);
   at_.sizes = place(sizeof(PlanSizes));
   at_.report = place(sizeof(PlanReport));
+  const auto end = static_cast<std::size_t>(carve.used());
   block_ = DevicePool::of(kernel.device()).take(end, stream, "the plan of this reservation");
   // Marks and report begin at zero; so do the queues, empty before the first plan.
   clear(block_, 0, end, stream);
 }
 
-MmaLaunch CudaPlanner::plan(const DeviceLayout& layout, const CudaVariant& variant,
+GpuLaunch CudaPlanner::plan(const DeviceLayout& layout, const CudaVariant& variant,
                             StreamHandle stream) const {
   PlanLaunch launch = plan_launch(layout.batch, config_, maxima_, masked_,
                                   kernel_->device().info().max_shared_bytes);
@@ -41,7 +40,7 @@ MmaLaunch CudaPlanner::plan(const DeviceLayout& layout, const CudaVariant& varia
   void* params[] = {&launch, variant.bytes()};
   kernel_->launch(grid.blocks, grid.threads, grid.shared_bytes, stream, params);
   if (!is_capturing(stream)) block_.written_on(stream);
-  MmaLaunch attention{};
+  GpuLaunch attention{};
   attention.layout = planner::planned_layout(launch, attention.levels);
   attention.layout.levels = nullptr;  // the kernel has them by value
   attention.plan = view_at(base, plan_bounds(config_, maxima_), config_);

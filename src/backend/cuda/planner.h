@@ -7,7 +7,7 @@
 #include "device/cuda/module.h"
 #include "layout/on_device.h"
 #include "plan/device_planner.h"
-#include "raddle/engine/kernel/mma/launch.h"
+#include "raddle/engine/kernel/gpu/launch.h"
 
 namespace raddle::cuda {
 
@@ -19,7 +19,7 @@ class CudaPlanner {
 
   const Kernel& kernel() const { return *kernel_; }
   /// Launches the kernel; returns the attention's launch with views of the plan and of the layout.
-  MmaLaunch plan(const DeviceLayout& layout, const CudaVariant& variant, StreamHandle stream) const;
+  GpuLaunch plan(const DeviceLayout& layout, const CudaVariant& variant, StreamHandle stream) const;
   void use_on(StreamHandle stream) const { block_.use_on(stream); }
   /// What was wrong with plans since it was asked last; waits for the stream.
   PlanReport take_report(StreamHandle stream) const;

@@ -78,7 +78,7 @@ std::size_t CudaReservation::capacity(const Level& level, Of of) const {
   return (keys / static_cast<std::size_t>(level.block_size) + requests) * sizeof(i32);
 }
 
-CudaReservation::Form CudaReservation::form_of(const LayoutKind& kind, const MmaLaunch& launch,
+CudaReservation::Form CudaReservation::form_of(const LayoutKind& kind, const GpuLaunch& launch,
                                                const Layout& layout, StreamHandle stream) const {
   Form form;
   form.kind = kind;
@@ -114,9 +114,9 @@ CudaReservation::Form CudaReservation::form_of(const LayoutKind& kind, const Mma
   return form;
 }
 
-void CudaReservation::check_sizes(const Form& form, const MmaLaunch& launch,
+void CudaReservation::check_sizes(const Form& form, const GpuLaunch& launch,
                                   const Layout& layout) const {
-  MmaLaunch now = launch;
+  GpuLaunch now = launch;
   std::size_t nth = 0;
   visit_arrays(now, layout, [&](const auto* pointer, std::size_t bytes, Of) {
     const std::size_t room = form.places[nth++].bytes;
@@ -164,10 +164,10 @@ void CudaReservation::check_pools(const Layout& layout) const {
   }
 }
 
-MmaLaunch CudaReservation::place(const Layout& layout, const PlanArrays& arrays,
+GpuLaunch CudaReservation::place(const Layout& layout, const PlanArrays& arrays,
                                  StreamHandle stream) {
   const std::lock_guard lock(mutex_);
-  MmaLaunch launch = launch_of(layout);
+  GpuLaunch launch = launch_of(layout);
   const LayoutKind kind = kind_with(layout);
   const bool grows = form_.bytes == 0 || kind != form_.kind;
   Form grown = grows ? form_of(kind, launch, layout, stream) : Form{};
@@ -207,12 +207,12 @@ void CudaReservation::check_table(const DeviceBatch& batch) const {
           "run; expected the same, which its graph keeps: or capture update and run together");
 }
 
-MmaLaunch CudaReservation::plan(const DeviceLayoutPtr& layout, const Layout& shape,
+GpuLaunch CudaReservation::plan(const DeviceLayoutPtr& layout, const Layout& shape,
                                 StreamHandle stream) {
   const std::lock_guard lock(mutex_);
   check_table(layout->batch);
   check_pools(shape);
-  const MmaLaunch launch = planner_->plan(*layout, *variant_, stream);
+  const GpuLaunch launch = planner_->plan(*layout, *variant_, stream);
   if (is_capturing(stream)) captured_updates_.push_back(layout);
   return launch;
 }
@@ -241,7 +241,7 @@ void CudaReservation::use_on(StreamHandle stream) const {
   scratch_.use_on(stream);
 }
 
-void CudaReservation::capture(const RunArgs& args, const Layout& layout, const MmaLaunch& launch,
+void CudaReservation::capture(const RunArgs& args, const Layout& layout, const GpuLaunch& launch,
                               const BoundVariant& variant,
                               std::shared_ptr<const CudaVariant> on_device) {
   if (args.q.shape[0] < maxima_.max_qo_tokens)

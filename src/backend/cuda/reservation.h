@@ -14,7 +14,7 @@
 #include "device/cuda/module.h"
 #include "layout/kind.h"
 #include "plan/planner.h"
-#include "raddle/engine/kernel/mma/launch.h"
+#include "raddle/engine/kernel/gpu/launch.h"
 
 namespace raddle::cuda {
 
@@ -34,14 +34,14 @@ class CudaReservation final : public ReservedMemory,
   /// Has the planner make a plan of lengths that only the device knows, in stream order; returns
   /// the launch with its views. Raises ValueError, and launches nothing, where graphs read another
   /// page table. `shape` is its stand_in.
-  MmaLaunch plan(const DeviceLayoutPtr& layout, const Layout& shape, StreamHandle stream);
+  GpuLaunch plan(const DeviceLayoutPtr& layout, const Layout& shape, StreamHandle stream);
   std::string check(void* stream) override;
 
   LayoutPtr fit(const LayoutPtr& layout) const override;
   void check_captured(const Batch& batch) const override;
 
   /// Sends a plan of a layout that fits up in stream order; returns the launch with its views.
-  MmaLaunch place(const Layout& layout, const PlanArrays& arrays, StreamHandle stream);
+  GpuLaunch place(const Layout& layout, const PlanArrays& arrays, StreamHandle stream);
 
   /// The variant of all its plans: their plan members are given once.
   const std::shared_ptr<const CudaVariant>& variant() const { return variant_; }
@@ -52,7 +52,7 @@ class CudaReservation final : public ReservedMemory,
   void use_on(StreamHandle stream) const;
   /// Checks that a captured run of a layout will do for later plans too, and keeps what its graph
   /// reads: `launch`'s arrays, and `variant`, on the device and with its members' values.
-  void capture(const RunArgs& args, const Layout& layout, const MmaLaunch& launch,
+  void capture(const RunArgs& args, const Layout& layout, const GpuLaunch& launch,
                const BoundVariant& variant, std::shared_ptr<const CudaVariant> on_device);
   /// The same for the page table of a plan that was made on the device, outside of the run's graph:
   /// later plans must be of that table.
@@ -65,17 +65,17 @@ class CudaReservation final : public ReservedMemory,
   /// Where layouts of a kind and their plans lie.
   struct Form {
     LayoutKind kind{};
-    MmaLaunch first{};          ///< with device addresses
+    GpuLaunch first{};          ///< with device addresses
     std::vector<Place> places;  ///< of the layout's arrays, in visiting order
     std::size_t bytes = 0;      ///< 0: there is none yet
     Block block;
   };
   /// What all layouts so far can be written as, and this one.
   LayoutKind kind_with(const Layout& layout) const;
-  void check_sizes(const Form& form, const MmaLaunch& launch, const Layout& layout) const;
+  void check_sizes(const Form& form, const GpuLaunch& launch, const Layout& layout) const;
   void check_pools(const Layout& layout) const;
   void check_table(const DeviceBatch& batch) const;
-  Form form_of(const LayoutKind& kind, const MmaLaunch& launch, const Layout& layout,
+  Form form_of(const LayoutKind& kind, const GpuLaunch& launch, const Layout& layout,
                StreamHandle stream) const;
   std::size_t capacity(const Level& level, Of of) const;
 

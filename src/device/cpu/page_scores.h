@@ -2,7 +2,7 @@
 // Plain data: it crosses from there to the host's.
 #pragma once
 
-#include "raddle/engine/kernel/kv/select.h"
+#include "raddle/engine/kernel/cache/select.h"
 
 namespace raddle {
 

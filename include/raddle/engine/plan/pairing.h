@@ -9,7 +9,7 @@ RADDLE_ENGINE_BEGIN
 /// `numbered[w]` of the plan. A worker with much to do is paired with one that has little, for
 /// together they have one way to memory. But where no worker has a second piece, the halves of a
 /// tile that is cut in two are paired, for they can be added up inside the multiprocessor
-/// (kernel/mma/team.h). `rank_of` has room for all pieces.
+/// (kernel/mma/warp_states.h). `rank_of` has room for all pieces.
 RADDLE_FN void pair_workers(const RankedPiece* ranked, i32 num_pieces, const Piece* pieces,
                             const i32* piece_begin, i32 num_kv_heads, i32 num_workers, i32* rank_of,
                             i32* numbered) {

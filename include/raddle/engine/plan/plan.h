@@ -11,7 +11,7 @@
 // partial states of one query tile of the last level: its own chunks and, in a cascade, the rows
 // that tiles of earlier levels hold of it, level by level, chunk by chunk. Each finished item
 // counts up every contraction that depends on it; the worker that brings the counter to `expected`
-// composes and resets it, but where a GPU's workers share its rows (kernel/mma/arrive.h).
+// composes and resets it, but where a GPU's workers share its rows (kernel/gpu/arrive.h).
 #pragma once
 
 #include "raddle/engine/core/row.h"

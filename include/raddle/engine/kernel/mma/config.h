@@ -2,27 +2,17 @@
 // architecture, so that a kernel can be compiled, and a plan made, on a machine without that GPU.
 #pragma once
 
+#include "raddle/engine/kernel/gpu/config.h"
 #include "raddle/engine/tile/shared_rows.h"
 
 RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-struct KernelConfig {
-  i32 short_rows;   ///< Tq of short queries: each warp computes all rows against its own keys
-  i32 short_keys;   ///< Tkv of short queries
-  i32 long_rows;    ///< Tq of long queries: each warp computes its own rows against all keys
-  i32 long_keys;    ///< Tkv of long queries
-  i32 short_slots;  ///< slots of the ring: each holds K or V of a tile, loaded or being loaded
-  i32 long_slots;
-  i32 shared_bytes;  ///< dynamic shared memory of a block
-  i32 blocks_per_multiprocessor;
-};
-
 constexpr i32 num_warps = 4;
 constexpr i32 num_threads =
     32 * num_warps;            ///< threads of a team, which computes one worker's queue
-constexpr i32 most_teams = 2;  ///< teams in a block (team.h)
+constexpr i32 most_teams = 2;  ///< teams in a block (warp_states.h)
 constexpr i32 short_rows = 16;
 constexpr i32 max_slots = 8;
 constexpr i32 slab_columns = 32;  ///< columns of O that the warps of a team add up at a time
@@ -136,7 +126,9 @@ RADDLE_FN constexpr KernelConfig widened_config(i32 dim_qk, i32 dim_vo, i32 arch
             round_up(max(shared_bytes(dim_qk, dim_vo, short_rows, short_keys, slots, ring),
                          shared_bytes(dim_qk, dim_vo, rows, keys, long_slots, ring)),
                      128),
-            blocks};
+            blocks,
+            num_threads,
+            most_teams};
       }
     }
   }
@@ -202,7 +194,9 @@ RADDLE_FN constexpr KernelConfig wide_head_config(i32 dim_qk, i32 dim_vo, i32 ar
                           long_slots,
                           max(wide_shared_bytes(dim_qk, dim_vo, short_rows, short_tile.keys, slots),
                               wide_shared_bytes(dim_qk, dim_vo, tile.rows, tile.keys, long_slots)),
-                          blocks};
+                          blocks,
+                          num_threads,
+                          most_teams};
     }
   }
   return KernelConfig{};

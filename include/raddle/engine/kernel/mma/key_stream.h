@@ -6,7 +6,7 @@
 // copy the rows together. The page table is read one tile ahead, so that no warp waits for it.
 #pragma once
 
-#include "raddle/engine/kernel/mma/key_source.h"
+#include "raddle/engine/kernel/mma/copy.h"
 
 RADDLE_ENGINE_BEGIN
 
@@ -20,7 +20,7 @@ class KeyStream {
   static_assert(warp_keys <= 32);
 
  public:
-  RADDLE_DEVICE KeyStream(const MmaLaunch& launch, i32 item, i32 end)
+  RADDLE_DEVICE KeyStream(const GpuLaunch& launch, i32 item, i32 end)
       : launch_(launch), source_(Layout::source(ptx::warp_index())), item_(item), end_(end) {}
 
   /// Opens the first item; to be called before the first load. A load of values does so, too.
@@ -115,7 +115,7 @@ class KeyStream {
     return true;
   }
 
-  const MmaLaunch& launch_;
+  const GpuLaunch& launch_;
   typename Layout::Source& source_;
   i32 item_;  // the next item to open
   const i32 end_;

@@ -2,9 +2,9 @@
 // free by then, so that whole lines are written.
 #pragma once
 
-#include "raddle/engine/kernel/mma/finish.h"
+#include "raddle/engine/kernel/gpu/finish.h"
+#include "raddle/engine/kernel/gpu/softmax.h"
 #include "raddle/engine/kernel/mma/quantized.h"
-#include "raddle/engine/kernel/mma/softmax.h"
 
 RADDLE_ENGINE_BEGIN
 
@@ -28,7 +28,7 @@ class LongOutput {
   static constexpr i32 columns = Kernel::narrow_values ? Kernel::out_fragments : Kernel::dim_vo / 8;
 
  public:
-  RADDLE_DEVICE LongOutput(const MmaLaunch& launch, const Variant& variant, i32 num_rows,
+  RADDLE_DEVICE LongOutput(const GpuLaunch& launch, const Variant& variant, i32 num_rows,
                            i32 partial_row)
       : launch_(launch),
         variant_(variant),
@@ -164,7 +164,7 @@ class LongOutput {
                                                 number, [&](i32 i) { return out_row(number(i)); });
   }
 
-  const MmaLaunch& launch_;
+  const GpuLaunch& launch_;
   const Variant& variant_;
   const i32 warp_, num_rows_, partial_row_;
 };

@@ -6,11 +6,12 @@
 // shared memory say when a slot of the ring is filled, and when all warps have used it.
 #pragma once
 
-#include "raddle/engine/kernel/mma/arrive.h"
+#include "raddle/engine/kernel/gpu/arrive.h"
+#include "raddle/engine/kernel/gpu/softmax.h"
+#include "raddle/engine/kernel/gpu/variant.h"
 #include "raddle/engine/kernel/mma/long_output.h"
 #include "raddle/engine/kernel/mma/rows.h"
-#include "raddle/engine/kernel/mma/softmax.h"
-#include "raddle/engine/kernel/mma/tile_stream.h"
+#include "raddle/engine/kernel/mma/tile_ring.h"
 
 RADDLE_ENGINE_BEGIN
 
@@ -25,7 +26,7 @@ class LongQueries {
   static constexpr i32 key_fragments = Layout::tile_keys / 8;
 
  public:
-  RADDLE_DEVICE LongQueries(const MmaLaunch& launch, const Variant& variant, i32 item)
+  RADDLE_DEVICE LongQueries(const GpuLaunch& launch, const Variant& variant, i32 item)
       : launch_(launch),
         variant_(variant),
         item_(item),
@@ -44,11 +45,10 @@ class LongQueries {
     const i32 kv_head = item().kv_head;
     QueryRows<16 * row_fragments, Kernel, team_fragment_rows> queries;
     queries.copy(launch_, tile(), kv_head, first_row(0), Layout::query_memory());
-    create_barriers();
+    ring_.create_barriers();
     ptx::sync_block();
     if (warp_ < Stream::ahead) stream_.find(warp_);
-    RADDLE_ROLLED
-    for (i32 n = 0; n < Layout::slots - lag; ++n) load(n % 2, n, n / 2);
+    ring_.fill(stream_);
     auto& facts = Layout::scratch();
     // The request of the keys is that of any row; a look-up of its own would make all warps wait.
     const bool shared = launch_.levels[Layout::source(warp_).level].keys_are_shared;
@@ -64,14 +64,14 @@ class LongQueries {
     ptx::sync_block();  // the facts of the item are written
     // Drawing an item may take long, but no other warp waits for it here.
     if (ptx::thread_index() == 0) facts.next = next(item_);
-    if (!(keys().flags[0] & TileFlags::empty)) {
+    if (!(ring_.keys().flags[0] & TileFlags::empty)) {
       RADDLE_ROLLED
       while (!step()) {
       }
     }
     mark<Kernel>(launch_, TimelineStage::computed, item_);
     ptx::sync_block();  // rows of O overwrite the ring
-    destroy_barriers();
+    ring_.destroy_barriers();
     finish();
     mark<Kernel>(launch_, TimelineStage::finished, item_);
     ptx::sync_block();  // the next item overwrites shared memory
@@ -86,116 +86,63 @@ class LongQueries {
     return launch_.plan.query_tiles[item().query_tile];
   }
 
-  /// The ring holds K and V of the tiles in turns. Load n goes to slot n % slots, once use n -
-  /// slots of that slot is over. A warp issues the load when its own use n - slots + lag is over:
-  /// by then the other warps are usually done with use n - slots, too.
-  static constexpr i32 lag = Layout::slots > 2 ? 1 : 0;
-  static constexpr i32 tiles_in_ring = Layout::slots / 2;
-  static_assert(Layout::slots % 2 == 0);
-
-  RADDLE_DEVICE void create_barriers() const {
-    const i32 i = ptx::thread_index();
-    if (i < Layout::slots) {
-      ptx::barrier_create(Layout::filled(i), num_threads);
-      ptx::barrier_create(Layout::freed(i), num_warps);
-    }
-    if (i < Layout::found_slots) ptx::barrier_create(Layout::found(i), Stream::barrier_arrivals);
-  }
-  RADDLE_DEVICE void destroy_barriers() const {
-    const i32 i = ptx::thread_index();
-    if (i < Layout::slots) {
-      ptx::barrier_destroy(Layout::filled(i));
-      ptx::barrier_destroy(Layout::freed(i));
-    }
-    if (i < Layout::found_slots) ptx::barrier_destroy(Layout::found(i));
-  }
-
-  /// Starts loading K (`which` 0) or V of tile number `nth`, if there is such a tile.
-  RADDLE_DEVICE void load(i32 which, i32 slot, i32 nth) {
-    const bool loads = which == 0 ? stream_.load_keys(slot, nth) : stream_.load_values(slot, nth);
-    if (loads) ptx::barrier_arrive_after_copies(Layout::filled(slot));
-  }
-
-  /// Says that this warp has used slot `used`, waits until all warps have used `slot`, and starts
-  /// loading the next K or V into that one.
-  RADDLE_DEVICE void release_and_load_next(i32 used, i32 which, i32 slot, i32 parity) {
-    ptx::sync_warp();
-    if (ptx::lane_index() == 0) ptx::barrier_arrive(Layout::freed(used));
-    ptx::barrier_wait(Layout::freed(slot), parity);
-    load(which, slot, tile_number_ + (which == 0 ? tiles_in_ring : 1));
-  }
-
-  // Where the tile lies in the rings: computed again at every use.
-  RADDLE_DEVICE const typename Layout::Keys& keys() const {
-    return Layout::keys_at(ring_slot(tile_number_, Layout::key_slots));
-  }
-  RADDLE_DEVICE i32 k_slot() const { return 2 * ring_slot(tile_number_, tiles_in_ring); }
-  RADDLE_DEVICE i32 v_slot() const { return k_slot() + 1; }
-  RADDLE_DEVICE i32 v_before() const { return (k_slot() == 0 ? Layout::slots : k_slot()) - 1; }
-  /// The parity of the ring's round, for which barriers wait.
-  RADDLE_DEVICE i32 parity() const { return ring_round(tile_number_, tiles_in_ring) & 1; }
-  /// Makes the compiler compute again whatever follows from the tile's number, rather than keep it
-  /// in registers.
-  RADDLE_DEVICE void recompute_from_tile_number() { tile_number_ = ptx::renewed(tile_number_); }
-
   /// Computes one KV tile and refills its slots with the tile that comes a ring later. Returns
   /// whether the tile is the item's last.
   RADDLE_DEVICE bool step() {
     const ApplyVariant<Variant, row_fragments, key_fragments> apply(launch_, variant_, item_);
     [[maybe_unused]] auto& facts = Layout::scratch();
-    ptx::barrier_wait(Layout::filled(k_slot()), parity());
-    stream_.find(tile_number_ + Stream::ahead);
-    recompute_from_tile_number();
+    ring_.wait_keys();
+    stream_.find(ring_.tile_number() + Stream::ahead);
+    ring_.recompute_from_tile_number();
     if constexpr (has_key<Variant>) {
-      transform_slot<Kernel, Layout, 0>(k_slot(), keys(),
+      transform_slot<Kernel, Layout, 0>(ring_.k_slot(), ring_.keys(),
                                         [v = variant_](auto& x, const Key& key) { v.key(x, key); });
       ptx::sync_block();
     }
     Logits<row_fragments, key_fragments> s;
     multiply_keys<Kernel, row_fragments, key_fragments>(
-        s, Layout::slot_address(k_slot()) + k_offset_, [&](i32 at, i32 r, u32(&a)[4]) {
+        s, Layout::slot_address(ring_.k_slot()) + k_offset_, [&](i32 at, i32 r, u32(&a)[4]) {
           ptx::load_matrices(
               a, Kernel::QueryRows::step_from(q_address_, at) +
                      static_cast<u32>(r * team_fragment_rows * Kernel::QueryRows::pitch));
         });
-    recompute_from_tile_number();
-    const i32 flags = keys().flags[0];
-    // Before the first tile there is no V to wait for: a barrier answers at once for the round
-    // before the first.
-    release_and_load_next(k_slot(), lag, lag == 0 ? k_slot() : v_before(),
-                          k_slot() < 2 * lag ? parity() ^ 1 : parity());
-    recompute_from_tile_number();
+    ring_.recompute_from_tile_number();
+    const i32 flags = ring_.keys().flags[0];
+    ring_.release_keys_and_load_next(stream_);
+    ring_.recompute_from_tile_number();
     if constexpr (Kernel::narrow_keys)
       scale_logits<Kernel, row_fragments, key_fragments>(
-          s, keys().scale[0] + ptx::lane_index() % 4 * 2,
+          s, ring_.keys().scale[0] + ptx::lane_index() % 4 * 2,
           [&](i32 r, i32 half) {
             return facts.factor[first_row(r) + ptx::lane_index() / 4 + 8 * half];
           },
           2);
     apply(
-        s, keys(), 0, flags, facts, [&](i32 r) { return first_row(r) + ptx::lane_index() / 4; }, 2);
+        s, ring_.keys(), 0, flags, facts,
+        [&](i32 r) { return first_row(r) + ptx::lane_index() / 4; }, 2);
     // Wait before the weights rather than behind them: from there on, nothing must keep weights and
     // products apart.
-    ptx::barrier_wait(Layout::filled(v_slot()), parity());
-    recompute_from_tile_number();
+    ring_.wait_values();
+    ring_.recompute_from_tile_number();
     if constexpr (scan == Scan::softmax) softmax<Kernel>(s, stats_, o_, apply.to_log2(), 2);
     if constexpr (Kernel::narrow_values) {
-      value_scales_.rebase(keys().scale[1], Layout::tile_keys, o_);
-      value_scales_.apply(s, keys().scale[1] + ptx::lane_index() % 4 * 2);
+      value_scales_.rebase(ring_.keys().scale[1], Layout::tile_keys, o_);
+      value_scales_.apply(s, ring_.keys().scale[1] + ptx::lane_index() % 4 * 2);
     }
     Weights<row_fragments, key_fragments> p;
     round_weights<typename Kernel::VoElement>(s, p);
     if constexpr (has_value<Variant>) {
       transform_slot<Kernel, Layout, 1>(
-          v_slot(), keys(), [v = variant_](auto& x, const Key& key) { v.value(x, key); });
+          ring_.v_slot(), ring_.keys(),
+          [v = variant_](auto& x, const Key& key) { v.value(x, key); });
       ptx::sync_block();
     }
     multiply_values<Kernel, row_fragments, key_fragments>(
-        o_, p, Layout::slot_address(v_slot()) + v_offset_);
-    recompute_from_tile_number();
-    const bool last = (keys().flags[0] & TileFlags::last) != 0;
-    release_and_load_next(v_slot(), 1 - lag, lag == 0 ? v_slot() : k_slot(), parity());
-    ++tile_number_;
+        o_, p, Layout::slot_address(ring_.v_slot()) + v_offset_);
+    ring_.recompute_from_tile_number();
+    const bool last = (ring_.keys().flags[0] & TileFlags::last) != 0;
+    ring_.release_values_and_load_next(stream_);
+    ring_.next_tile();
     return last;
   }
 
@@ -212,12 +159,12 @@ class LongQueries {
                      Layout::vector(warp_));
   }
 
-  const MmaLaunch& launch_;
+  const GpuLaunch& launch_;
   const Variant& variant_;
   const i32 item_;
   const i32 warp_;
   Stream stream_;
-  i32 tile_number_ = 0;  // of the item's tiles: the one that is computed
+  TileRing<Kernel, Layout> ring_;
   // Addresses and offsets at which this lane loads matrix fragments.
   const u32 q_address_, k_offset_, v_offset_;
   Output<Kernel, row_fragments> o_;

@@ -1,37 +1,13 @@
-// The two matrix products of attention on a warp's fragments: S = Q · Kᵀ and O += P · V. A row
-// fragment is 16 query rows; `row_fragments` of them share each fragment of K or V. A key fragment
-// is 8 keys.
+// The two matrix products of attention on a warp's fragments: S = Q · Kᵀ and O += P · V.
+// `row_fragments` of 16 query rows share each fragment of K or V.
 #pragma once
 
+#include "raddle/engine/kernel/gpu/fragments.h"
 #include "raddle/engine/kernel/mma/shared.h"
 
 RADDLE_ENGINE_BEGIN
 
 namespace mma {
-
-/// S: logits, then weights, of 16 · row_fragments rows by 8 · key_fragments keys.
-template <i32 row_fragments, i32 key_fragments>
-using Logits = float[row_fragments][key_fragments][4];
-
-/// P: weights rounded to the matrix dtype, as A's fragments of 16 keys each.
-template <i32 row_fragments, i32 key_fragments>
-using Weights = u32[row_fragments][key_fragments / 2][4];
-
-/// O: unnormalised output.
-template <class Kernel, i32 row_fragments>
-using Output = float[row_fragments][Kernel::out_fragments][4];
-
-template <i32 a, i32 b>
-RADDLE_DEVICE void clear(float (&x)[a][b][4]) {
-  RADDLE_UNROLL
-  for (i32 i = 0; i < a; ++i) {
-    RADDLE_UNROLL
-    for (i32 j = 0; j < b; ++j) {
-      RADDLE_UNROLL
-      for (i32 e = 0; e < 4; ++e) x[i][j][e] = 0.0f;
-    }
-  }
-}
 
 /// Offset at which a lane loads its part of 16 × 16 elements of A, from the first of 16 rows on:
 /// matrices in the order (rows 0–7, k 0–7), (8–15, 0–7), (0–7, 8–15), (8–15, 8–15). For rows of V,
@@ -72,20 +48,6 @@ RADDLE_DEVICE void multiply_qk(Logits<row_fragments, key_fragments>& s, u32 keys
           ptx::multiply_add(s[r][n + 1], a[r], b[2], b[3], typename Kernel::QkElement{});
         }
       }
-    }
-  }
-}
-
-/// Rounds S to P; the fragments of S lie as those of P do.
-template <class T, i32 row_fragments, i32 key_fragments>
-RADDLE_DEVICE void round_weights(const Logits<row_fragments, key_fragments>& s,
-                                 Weights<row_fragments, key_fragments>& p) {
-  RADDLE_UNROLL
-  for (i32 r = 0; r < row_fragments; ++r) {
-    RADDLE_UNROLL
-    for (i32 n = 0; n < key_fragments; ++n) {
-      p[r][n / 2][n % 2 * 2] = ptx::pack(s[r][n][0], s[r][n][1], T{});
-      p[r][n / 2][n % 2 * 2 + 1] = ptx::pack(s[r][n][2], s[r][n][3], T{});
     }
   }
 }

@@ -1,77 +1,12 @@
 // A team's shared memory: queries, a ring of KV tiles, and facts about their keys.
 #pragma once
 
-#include "raddle/engine/kernel/mma/timeline.h"
-#include "raddle/engine/tile/walk.h"
+#include "raddle/engine/kernel/gpu/keys.h"
+#include "raddle/engine/kernel/mma/kernel.h"
 
 RADDLE_ENGINE_BEGIN
 
 namespace mma {
-
-/// Two or four elements that are loaded or stored together.
-struct alignas(8) Two {
-  float x[2];
-};
-struct alignas(16) Four {
-  float x[4];
-};
-struct alignas(8) Packed4 {
-  u32 x[2];
-};
-
-/// Facts about a KV tile, for the warp that computes it.
-struct TileFlags {
-  static constexpr i32 partial = 1;  ///< masks drop some of its pairs
-  static constexpr i32 ragged = 2;   ///< some of its columns have no key
-  static constexpr i32 last = 4;     ///< the last tile of its work item
-  static constexpr i32 empty = 8;    ///< no columns: the item has no keys
-  static constexpr i32 none = 16;    ///< there is no such tile
-  static constexpr i32 bits = 32;    ///< partial, and the layout has a mask of its own
-};
-
-/// The scales of a tile's keys; 0 where there is no key.
-template <i32 tile_keys, bool scaled>
-struct TileScales {};
-template <i32 tile_keys>
-struct TileScales<tile_keys, true> {
-  float scale[2][tile_keys];  ///< K's and V's
-};
-
-/// The keys of one KV tile.
-template <i32 tile_keys, bool scaled>
-struct TileKeys : TileScales<tile_keys, scaled> {
-  i32 column[tile_keys];  ///< -1: no key
-  i32 kv_index[tile_keys];
-  i32 kv_pos[tile_keys];
-  i32 flags[num_warps];  ///< one a warp where warps may be tiles apart; else only the first is used
-};
-
-/// Where the keys of an item lie: what finding them needs of its layout, worked out once. Each warp
-/// has its own, in shared memory, because long queries lack registers.
-struct KeySource {
-  const u8* row[2];    ///< first row of page 0, of the item's head: K's and V's
-  i64 page_stride[2];  ///< bytes
-  i64 row_stride[2];   ///< bytes
-  const i32* pages;    ///< the group's page list
-  i32 page_size;
-  i32 page_shift;   ///< log2(page_size); -1: page_size is no power of two
-  i32 first_index;  ///< kv_index of column 0
-  i32 level, group;
-  i32 col_begin, col_end;
-  bool plain;    ///< positions equal indices, and indices count columns
-  bool holes;    ///< some columns may have no key
-  bool bits;     ///< the layout has a mask of its own
-  RunWalk runs;  ///< the runs behind the current one
-  Span rest;     ///< what is left of the current run, where that is not in registers
-};
-
-/// A key source, and where the scales of its keys lie.
-struct ScaledSource : KeySource {
-  const float* scale[2];     ///< of the first row of page 0, of the item's head; null: `value`
-  i64 scale_page_stride[2];  ///< elements
-  i64 scale_row_stride[2];
-  float value[2];
-};
 
 /// The states of a short query tile that the warps of a team add up: statistics of all rows, and a
 /// slab of rows and columns of O at a time.
@@ -98,12 +33,6 @@ struct ItemScratch : RowFactors<rows, scaled> {
   i32 request, kv_head;  ///< request and head of the keys
   i32 next;              ///< the item after this one. Long items also keep how they end:
   i32 num_rows, partial_row;
-};
-
-/// Addresses of rows to be loaded: K's and V's.
-template <i32 keys>
-struct RowTable {
-  const u8* row[2][keys];
 };
 
 /// The slot of a ring that number `nth` takes, and the round of the ring. Computed as unsigned,
@@ -159,7 +88,7 @@ struct SharedLayout : TeamMemory<SharedLayout<Kernel, rows, keys_of_tile, num_sl
   static constexpr i32 tile_keys = keys_of_tile;
   static constexpr i32 warp_keys = tile_keys / num_warps;  ///< keys that one warp loads
   static constexpr i32 slots = num_slots;  ///< each holds K or V of a tile, in turns
-  using Keys = TileKeys<tile_keys, Kernel::quantized>;
+  using Keys = TileKeys<tile_keys, Kernel::quantized, num_warps>;
   using Scratch = ItemScratch<rows, max(Kernel::dim_qk, Kernel::dim_vo), Kernel::quantized>;
   using Source = typename Either<Kernel::quantized, ScaledSource, KeySource>::Type;
   /// Short queries have a table a warp; long ones, a table for each tile that has been found.

@@ -16,7 +16,7 @@ class ShortOutput {
   static constexpr Scan scan = scan_of<Variant>();
 
  public:
-  RADDLE_DEVICE ShortOutput(const MmaLaunch& launch, const Variant& variant, const WorkItem& item,
+  RADDLE_DEVICE ShortOutput(const GpuLaunch& launch, const Variant& variant, const WorkItem& item,
                             float to_log2)
       : launch_(launch), variant_(variant), item_(item), to_log2_(to_log2) {}
 
@@ -75,7 +75,7 @@ class ShortOutput {
       const float lse = merged(m).lse;
       write_row<Kernel>(launch_, variant_, row_of(m), o, lse, whole_row(m));
     }
-    sync_team<Kernel>();
+    Kernel::Team::sync();
   }
 
  private:
@@ -91,7 +91,7 @@ class ShortOutput {
     return reinterpret_cast<float*>(Layout::slot_memory(0)) + m * Kernel::dim_vo;
   }
 
-  const MmaLaunch& launch_;
+  const GpuLaunch& launch_;
   const Variant& variant_;
   const WorkItem& item_;
   const float to_log2_;

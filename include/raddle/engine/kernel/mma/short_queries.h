@@ -5,11 +5,12 @@
 // issued meanwhile. At an item's end the team adds up the states of its warps.
 #pragma once
 
-#include "raddle/engine/kernel/mma/arrive.h"
+#include "raddle/engine/kernel/gpu/arrive.h"
+#include "raddle/engine/kernel/gpu/softmax.h"
+#include "raddle/engine/kernel/gpu/variant.h"
 #include "raddle/engine/kernel/mma/key_stream.h"
 #include "raddle/engine/kernel/mma/rows.h"
 #include "raddle/engine/kernel/mma/short_output.h"
-#include "raddle/engine/kernel/mma/softmax.h"
 
 RADDLE_ENGINE_BEGIN
 
@@ -29,7 +30,7 @@ class ShortQueries {
 
  public:
   /// For items [first, end), or up to the first item of another shape.
-  RADDLE_DEVICE ShortQueries(const MmaLaunch& launch, const Variant& variant, i32 first, i32 end)
+  RADDLE_DEVICE ShortQueries(const GpuLaunch& launch, const Variant& variant, i32 first, i32 end)
       : launch_(launch),
         variant_(variant),
         next_(first),
@@ -151,7 +152,7 @@ class ShortQueries {
   RADDLE_DEVICE void begin(OpenedItem& opened, i32 number) {
     describe_item(opened.request, opened.item.kv_head, Layout::scratch());
     queries_.store(variant_, share * warp_, Layout::query_memory(), Layout::scratch());
-    sync_team<Kernel>();
+    Kernel::Team::sync();
     if (keeps_opened) opened.ticket.expect(launch_);
     RADDLE_UNROLL
     for (i32 i = 0; i < kept_steps; ++i) load_fragment(i, q_[i]);
@@ -191,7 +192,7 @@ class ShortQueries {
     if (opened.item.partial_row >= 0) {
       arrive<Kernel>(launch_, variant_, launch_.plan.items[number], opened.ticket,
                      Layout::completed_bits(), Layout::vector(warp_));
-      if (!composed_at_once(launch_, opened.num_rows)) leaves_shares_ = true;
+      if (!composed_at_once<typename Kernel::Team>(launch_, opened.num_rows)) leaves_shares_ = true;
     }
     mark<Kernel>(launch_, TimelineStage::finished, number);
   }
@@ -284,7 +285,7 @@ class ShortQueries {
       buffer.top[warp_][g + 8 * half] = stats_.top[0][half];
       buffer.sum[warp_][g + 8 * half] = sum;
     }
-    sync_team<Kernel>();
+    Kernel::Team::sync();
     float factor[2] = {1.0f, 1.0f};
     if constexpr (scan == Scan::softmax) {
       RADDLE_UNROLL
@@ -324,14 +325,14 @@ class ShortQueries {
         if (Kernel::pairs_teams && opened.paired)
           return compose_paired_halves<Kernel, Variant, Layout>(launch_, variant_, number,
                                                                 to_log2_);
-        sync_team<Kernel>();
+        Kernel::Team::sync();
         RADDLE_ROLLED
         for (i32 r = first_row; r < rows; r += rows_of_a_turn) {
           if (r != first_row) to = output.begin_row(8 * half + r, c == 0);
           if (first + c < Kernel::dim_vo)
             output.put_four(to, slab + r * pitch + c, slab_rows * pitch, first + c);
         }
-        sync_team<Kernel>();
+        Kernel::Team::sync();
       }
     }
     if constexpr (has_output<Variant>) {
@@ -339,7 +340,7 @@ class ShortQueries {
     }
   }
 
-  const MmaLaunch& launch_;
+  const GpuLaunch& launch_;
   const Variant& variant_;
   i32 next_;
   bool leaves_shares_ = false;

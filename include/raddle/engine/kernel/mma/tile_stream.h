@@ -3,7 +3,7 @@
 // to a table for the others.
 #pragma once
 
-#include "raddle/engine/kernel/mma/key_source.h"
+#include "raddle/engine/kernel/mma/copy.h"
 
 RADDLE_ENGINE_BEGIN
 
@@ -21,7 +21,7 @@ class TileStream {
   static constexpr i32 ahead = 2;
   static_assert(Layout::found_slots > ahead && Layout::key_slots > ahead + 1);
 
-  RADDLE_DEVICE explicit TileStream(const MmaLaunch& launch)
+  RADDLE_DEVICE explicit TileStream(const GpuLaunch& launch)
       : launch_(launch), source_(Layout::source(ptx::warp_index())) {}
 
   /// Called before anything else.
@@ -167,7 +167,7 @@ class TileStream {
             warp * Layout::warp_keys);
   }
 
-  const MmaLaunch& launch_;
+  const GpuLaunch& launch_;
   typename Layout::Source& source_;
   i32 next_page_[lane_keys] = {};  // pages of this lane's rows in the warp's next tile
   bool copies_ = false;            // the tile whose K was requested last has rows

@@ -3,11 +3,24 @@
 // halves compose theirs.
 #pragma once
 
-#include "raddle/engine/kernel/mma/finish.h"
+#include "raddle/engine/kernel/gpu/finish.h"
+#include "raddle/engine/kernel/mma/shared.h"
 
 RADDLE_ENGINE_BEGIN
 
 namespace mma {
+
+/// A block may have two teams, where two would share a multiprocessor and all items are of short
+/// queries. The teams run independently until both reach their last item. If these items are the
+/// two halves of a unit, the first team composes them in shared memory. Otherwise a half is stored
+/// as a partial state, and the worker that stores the last state composes it (gpu/arrive.h): to the
+/// same bits, but 4 µs later or more.
+///
+/// Whether the items of both teams are the halves of one unit, and the last items of their queues.
+template <class Kernel>
+RADDLE_DEVICE bool ends_with_paired_half(const WorkItem& item) {
+  return Kernel::pairs_teams && item.paired_half != 0 && ptx::team_count() == 2;
+}
 
 /// A row over all warps of a team: what its outputs are relative to, 1/Σ, and the LSE.
 struct MergedRow {
@@ -82,7 +95,7 @@ struct PairedHalves {
 /// result: the first team does this, four elements a thread. All threads of the block call it after
 /// they stored their slabs. A function of its own, because most items end without it.
 template <class Kernel, class Variant, class Layout>
-RADDLE_COLD void compose_paired_halves(const MmaLaunch& launch, const Variant& variant, i32 number,
+RADDLE_COLD void compose_paired_halves(const GpuLaunch& launch, const Variant& variant, i32 number,
                                        float to_log2) {
   constexpr Scan scan = scan_of<Variant>();
   using T = typename Kernel::T;

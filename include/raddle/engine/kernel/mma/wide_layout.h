@@ -20,7 +20,7 @@ struct WideLayout : TeamMemory<WideLayout<Kernel, tile_rows, keys_of_tile, num_s
   static constexpr i32 warp_keys = tile_keys / num_warps;  ///< keys that one warp loads
   static constexpr i32 slots = num_slots;
   static constexpr i32 key_slots = slots;
-  using Keys = TileKeys<tile_keys, false>;
+  using Keys = TileKeys<tile_keys, false, num_warps>;
   using Source = KeySource;
   using Table = RowTable<warp_keys>;
   struct Scratch {

@@ -8,10 +8,11 @@
 // K, and memory is read once.
 #pragma once
 
-#include "raddle/engine/kernel/mma/arrive.h"
+#include "raddle/engine/kernel/gpu/arrive.h"
+#include "raddle/engine/kernel/gpu/softmax.h"
+#include "raddle/engine/kernel/gpu/variant.h"
 #include "raddle/engine/kernel/mma/key_stream.h"
 #include "raddle/engine/kernel/mma/rows.h"
-#include "raddle/engine/kernel/mma/softmax.h"
 #include "raddle/engine/kernel/mma/wide_layout.h"
 
 RADDLE_ENGINE_BEGIN
@@ -32,7 +33,7 @@ class WideQueries {
 
  public:
   /// For one item; the caller makes another object for the next item of the queue.
-  RADDLE_DEVICE WideQueries(const MmaLaunch& launch, const Variant& variant, i32 item, i32 = 0)
+  RADDLE_DEVICE WideQueries(const GpuLaunch& launch, const Variant& variant, i32 item, i32 = 0)
       : launch_(launch),
         variant_(variant),
         item_(item),
@@ -292,7 +293,7 @@ class WideQueries {
         Layout::vector(warp_), number, [&](i32 i) { return Layout::out_row(number(i)); });
   }
 
-  const MmaLaunch& launch_;
+  const GpuLaunch& launch_;
   const Variant& variant_;
   const i32 item_, warp_, lane_;
   KeyStream<Kernel, Layout> stream_;

@@ -1,0 +1,176 @@
+// The variant on fragments of logits: scale, f_logits and f_mask.
+#pragma once
+
+#include "raddle/engine/kernel/gpu/fragments.h"
+#include "raddle/engine/variant/parts.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace gpu_kernel {
+
+/// Scale, f_logits and f_mask of a tile of item `item`, for the rows of a lane. The object holds
+/// almost nothing: what a variant or a mask asks for is read when it is needed, so that O has the
+/// registers.
+template <class Variant, i32 row_fragments, i32 key_fragments>
+class ApplyVariant {
+  static constexpr Scan scan = scan_of<Variant>();
+  static constexpr float dropped = scan == Scan::softmax ? -math::infinity : 0.0f;
+
+ public:
+  RADDLE_DEVICE ApplyVariant(const GpuLaunch& launch, const Variant& variant, i32 item)
+      : launch_(launch), variant_(variant), item_(item) {}
+
+  /// Whether logits come out scaled; if the scale is positive and nothing else changes logits, the
+  /// softmax applies it.
+  RADDLE_DEVICE bool scales() const {
+    return has_logits<Variant> || scan == Scan::sum || launch_.scale <= 0.0f;
+  }
+  /// The factor that turns logits into exponents of two.
+  RADDLE_DEVICE float to_log2() const { return (scales() ? 1.0f : launch_.scale) * math::log2e; }
+
+  /// Changes S in place. `first` is the tile's key that is this warp's first; keys that do not
+  /// exist repeat one that does. `facts` are the item's. row_of(r) is this lane's first row of row
+  /// fragment r; its second row is 8 further. `halves` is 1 where the second half of every row
+  /// fragment is padding.
+  template <class Keys, class Facts, class RowOf>
+  RADDLE_DEVICE void operator()(Logits<row_fragments, key_fragments>& s, const Keys& keys,
+                                i32 first, i32 flags, const Facts& facts, RowOf row_of,
+                                i32 halves) const {
+    const i32 mine = first + ptx::lane_index() % 4 * 2;
+    if (scales()) apply_logits(s, keys, mine, facts, row_of, halves);
+    if (flags & (TileFlags::partial | TileFlags::ragged))
+      apply_mask(s, keys, mine, flags, facts, row_of);
+  }
+
+ private:
+  /// The facts of this lane's rows, read from shared memory once: the members that the variant uses
+  /// stay in registers throughout a loop.
+  struct LaneRows {
+    Row of[row_fragments][2];
+  };
+  template <class Facts, class RowOf>
+  RADDLE_DEVICE static LaneRows lane_rows(const Facts& facts, RowOf row_of) {
+    LaneRows mine;
+    RADDLE_UNROLL
+    for (i32 r = 0; r < row_fragments; ++r) {
+      RADDLE_UNROLL
+      for (i32 half = 0; half < 2; ++half) mine.of[r][half] = facts.row[row_of(r) + 8 * half];
+    }
+    return mine;
+  }
+
+  template <class Keys, class Facts>
+  RADDLE_DEVICE static Key key_of(const Keys& keys, i32 j, const Facts& facts) {
+    return Key{facts.request, keys.kv_index[j], keys.kv_pos[j], facts.kv_head};
+  }
+
+  template <class Keys, class Facts, class RowOf>
+  RADDLE_DEVICE void apply_logits(Logits<row_fragments, key_fragments>& s, const Keys& keys,
+                                  i32 mine, const Facts& facts, RowOf row_of, i32 halves) const {
+    [[maybe_unused]] const LaneRows lane = lane_rows(facts, row_of);
+    // With a single row fragment the halves are computed one after the other, because the second
+    // may be padding.
+    RADDLE_UNROLL
+    for (i32 turn = 0; turn < (row_fragments == 1 ? 2 : 1); ++turn) {
+      if (turn >= halves) continue;
+      RADDLE_UNROLL
+      for (i32 i = 0; i < 2 * key_fragments; ++i) {
+        const i32 n = i / 2, e = i % 2;
+        [[maybe_unused]] const Key key = key_of(keys, mine + 8 * n + e, facts);
+        RADDLE_UNROLL
+        for (i32 r = 0; r < row_fragments; ++r) {
+          RADDLE_UNROLL
+          for (i32 half = 0; half < 2; ++half) {
+            if (row_fragments == 1 && half != turn) continue;
+            float& x = s[r][n][2 * half + e];
+            x *= launch_.scale;
+            if constexpr (has_logits<Variant>) x = variant_.logits(x, lane.of[r][half], key);
+          }
+        }
+      }
+    }
+  }
+
+  /// Finds which pairs are kept, one bit a key; then drops the others in straight code.
+  template <class Keys, class Facts, class RowOf>
+  RADDLE_DEVICE void apply_mask(Logits<row_fragments, key_fragments>& s, const Keys& keys, i32 mine,
+                                i32 flags, const Facts& facts, RowOf row_of) const {
+    u32 missing = 0;
+    if (flags & TileFlags::ragged) {
+      RADDLE_UNROLL
+      for (i32 i = 0; i < 2 * key_fragments; ++i)
+        if (keys.column[mine + 8 * (i / 2) + i % 2] < 0) missing |= 1u << i;
+    }
+    u32 kept[row_fragments][2];
+    RADDLE_UNROLL
+    for (i32 i = 0; i < 2 * row_fragments; ++i) kept[i / 2][i % 2] = ~missing;
+    if constexpr (has_mask<Variant>)
+      if (flags & TileFlags::partial) keep_masked(kept, keys, mine, facts, row_of);
+    if (flags & TileFlags::bits) keep_bits(kept, keys, mine, row_of);
+    RADDLE_UNROLL
+    for (i32 r = 0; r < row_fragments; ++r) {
+      RADDLE_UNROLL
+      for (i32 i = 0; i < 4 * key_fragments; ++i) {
+        const i32 n = i / 4, e = i % 4;
+        if (!(kept[r][e / 2] >> (2 * n + e % 2) & 1)) s[r][n][e] = dropped;
+      }
+    }
+  }
+
+  /// Drops pairs by f_mask. A loop, because a mask may be long; the facts of a few keys are read
+  /// together. Keys that do not exist repeat one that does.
+  template <class Keys, class Facts, class RowOf>
+  RADDLE_DEVICE void keep_masked(u32 (&kept)[row_fragments][2], const Keys& keys, i32 mine,
+                                 const Facts& facts, RowOf row_of) const {
+    constexpr i32 at_a_time = 2 * min(key_fragments, 2);
+    static_assert(2 * key_fragments % at_a_time == 0);
+    const LaneRows lane = lane_rows(facts, row_of);
+    RADDLE_ROLLED
+    for (i32 first = 0; first < 2 * key_fragments; first += at_a_time) {
+      u32 dropped_of[row_fragments][2] = {};
+      RADDLE_UNROLL
+      for (i32 i = 0; i < at_a_time; ++i) {
+        const Key key = key_of(keys, mine + 4 * first + 8 * (i / 2) + i % 2, facts);
+        RADDLE_UNROLL
+        for (i32 r = 0; r < row_fragments; ++r) {
+          RADDLE_UNROLL
+          for (i32 half = 0; half < 2; ++half)
+            if (!variant_.mask(lane.of[r][half], key)) dropped_of[r][half] |= 1u << i;
+        }
+      }
+      RADDLE_UNROLL
+      for (i32 i = 0; i < 2 * row_fragments; ++i)
+        kept[i / 2][i % 2] &= ~(dropped_of[i / 2][i % 2] << first);
+    }
+  }
+
+  /// Drops pairs by the layout's own mask.
+  template <class Keys, class RowOf>
+  RADDLE_DEVICE void keep_bits(u32 (&kept)[row_fragments][2], const Keys& keys, i32 mine,
+                               RowOf row_of) const {
+    const QueryTile& tile = launch_.plan.query_tiles[launch_.plan.items[item_].query_tile];
+    const LevelView& level = launch_.levels[tile.level];
+    RADDLE_UNROLL
+    for (i32 r = 0; r < row_fragments; ++r) {
+      RADDLE_UNROLL
+      for (i32 half = 0; half < 2; ++half) {
+        const i32 m = min(row_of(r) + 8 * half, tile.num_rows - 1);
+        const i32 row = (tile.row_begin + m) / launch_.plan.group_size;
+        RADDLE_ROLLED
+        for (i32 i = 0; i < 2 * key_fragments; ++i) {
+          if (!(kept[r][half] >> i & 1)) continue;
+          const i32 column = keys.column[mine + 8 * (i / 2) + i % 2];
+          if (!mask_bit(level, tile.group, row, column)) kept[r][half] &= ~(1u << i);
+        }
+      }
+    }
+  }
+
+  const GpuLaunch& launch_;
+  const Variant& variant_;
+  const i32 item_;
+};
+
+}  // namespace gpu_kernel
+
+RADDLE_ENGINE_END

@@ -1,0 +1,284 @@
+// The memory of the planner kernel: pure functions of the launch, for host and device.
+#pragma once
+
+#include "raddle/engine/core/carve.h"
+#include "raddle/engine/kernel/gpu_planner/launch.h"
+#include "raddle/engine/plan/contraction.h"
+#include "raddle/engine/plan/prefixes.h"
+
+namespace raddle {
+
+/// Memory for prefix sums over a block's threads.
+struct ScanMemory {
+  static constexpr i32 max_sums = 3;
+  i64 of[2][32 * max_sums];  ///< used in turns, so that a scan needs one barrier
+};
+
+/// Dynamic shared memory begins with this; scratch follows where it fits.
+struct PlannerShared {
+  ScanMemory scan;
+  PlanReport report;
+  i32 word;  ///< a word from one thread to all
+};
+
+/// A group of requests that share a prefix; stored at the leader's index.
+struct PrefixGroup {
+  i32 number;  ///< in the level
+  i32 members;
+  i32 rows;
+  i32 row_begin;  ///< where its rows begin among those of all groups
+  i32 leader;     ///< leader of the group whose number is this index
+};
+
+/// Hulls over the rows of a query tile.
+struct RowHull {
+  Range request;
+  Range q_index;
+};
+
+/// The arrays of the layout that the kernel writes.
+struct LayoutArrays {
+  i32 *qo_indptr, *kv_len, *block_begin;
+  i32 *row_request, *suffix, *kv_begin;
+  i32 *prefix_indptr, *prefix_rows, *prefix_len, *prefix_begin;
+};
+
+/// The planner's scratch arrays, as pointers (PointerTo) or as numbers of entries (CountOf).
+template <template <class> class Of>
+struct ScratchRecord {
+  Of<i32> candidates;  ///< [groups + 1] query tiles of the groups before, of one level
+  Of<i32> group_tile;  ///< [groups of all levels + 1]
+  Of<i64> prefix;      ///< as in Units
+  Of<i32> kv_tiles;
+  Of<QueryTile> tiles;
+  Of<Cut> cuts;
+  Of<i32> rank;    ///< [num_workers + 1] chunks that begin at cuts up to this one
+  Of<i32> row_at;  ///< [num_workers + 1] partial rows before this cut's
+  Of<i32> queue;   ///< [num_workers + 1] queue_indptr
+  Of<u16> owners;  ///< [items] the worker whose queue has the item
+  Of<Split> splits;
+  Of<i32> qo_indptr;  ///< [requests + 1]
+  Of<i32> kv_len;     ///< [requests]
+  // With prefixes. [requests]:
+  Of<PrefixLink> links;   ///< link to a leader; pages is 0 where no other request shares
+  Of<i32> depth;          ///< of a leader: pages that all requests linked to it share
+  Of<PrefixGroup> group;  ///< of a leader: its group
+  Of<i32> row_before;     ///< rows of the group before the request's
+  Of<i32> tiles_before;   ///< query tiles of the group's earlier requests, on the last level
+  Of<i32> prefix_tiles;   ///< [requests + 1] candidates of the first level
+  // [query tiles]:
+  Of<i32> first_dependent;  ///< place of a prefix's tile's first dependent among its group's
+  Of<RowHull> hulls;
+};
+template <class T>
+using PointerTo = T*;
+template <class>
+using CountOf = i64;
+using ScratchArrays = ScratchRecord<PointerTo>;
+using ScratchCounts = ScratchRecord<CountOf>;
+
+}  // namespace raddle
+
+RADDLE_ENGINE_BEGIN
+
+namespace planner {
+
+/// The largest number of threads of a block.
+constexpr i32 num_threads = 512;
+
+/// Threads of a block. On a single level one for each request and cut, because more would only wait
+/// at barriers; on two levels, where one block plans, all.
+RADDLE_FN i32 block_threads(const PlanConfig& config, const Maxima& m) {
+  if (m.max_levels > 1) return num_threads;
+  const i32 wanted = max(m.max_requests, config.num_workers + 1);
+  return max(min(round_up(wanted, 32), num_threads), 128);  // at least one warp a scheduler
+}
+
+/// Blocks that make the same plan (PlanLaunch::num_planners). With four, the part that they divide
+/// is short beside the rest.
+RADDLE_FN constexpr i32 most_planners(const Maxima& m) { return m.max_levels > 1 ? 1 : 4; }
+
+/// The most workers that ScratchArrays::owners can name.
+constexpr i32 max_workers = 1 << 16;
+
+/// Marks of a request's pages, as bits.
+constexpr i32 page_missing = 1;  ///< some entry is -1, which is an error only where keys are kept
+constexpr i32 page_outside = 2;
+
+RADDLE_FN constexpr i32 shared_header() {
+  return round_up(static_cast<i32>(sizeof(PlannerShared)), 16);
+}
+
+/// Goes through the layout's arrays in the order in which they lie in their block. For each of
+/// them, calls `visit` with the members of its name of the given records.
+template <class Visit, class... Records>
+RADDLE_FN constexpr void visit_layout_arrays(const Visit& visit, Records&&... of) {
+  visit(of.qo_indptr...);
+  visit(of.kv_len...);
+  visit(of.block_begin...);
+  visit(of.row_request...);
+  visit(of.suffix...);
+  visit(of.kv_begin...);
+  visit(of.prefix_indptr...);
+  visit(of.prefix_rows...);
+  visit(of.prefix_len...);
+  visit(of.prefix_begin...);
+}
+
+/// The same for the scratch arrays.
+template <class Visit, class... Records>
+RADDLE_FN constexpr void visit_scratch_arrays(const Visit& visit, Records&&... of) {
+  visit(of.candidates...);
+  visit(of.group_tile...);
+  visit(of.prefix...);
+  visit(of.kv_tiles...);
+  visit(of.tiles...);
+  visit(of.cuts...);
+  visit(of.rank...);
+  visit(of.row_at...);
+  visit(of.queue...);
+  visit(of.owners...);
+  visit(of.splits...);
+  visit(of.qo_indptr...);
+  visit(of.kv_len...);
+  visit(of.links...);
+  visit(of.depth...);
+  visit(of.group...);
+  visit(of.row_before...);
+  visit(of.tiles_before...);
+  visit(of.prefix_tiles...);
+  visit(of.first_dependent...);
+  visit(of.hulls...);
+}
+
+RADDLE_FN PlannedOffsets planned_offsets(const Maxima& m) {
+  const i64 requests = m.max_requests;
+  const bool prefixes = m.max_levels > 1;
+  const i64 shared = prefixes ? requests : 0;
+  const i64 rows = prefixes ? m.max_qo_tokens : 0;
+  // Numbers of entries, in a record of the same names.
+  const PlannedOffsets counts{.qo_indptr = requests + 1,
+                              .kv_len = requests,
+                              .block_begin = requests,
+                              .row_request = rows,
+                              .suffix = shared,
+                              .kv_begin = shared,
+                              .prefix_indptr = shared + 1,
+                              .prefix_rows = rows,
+                              .prefix_len = shared,
+                              .prefix_begin = shared,
+                              .bytes = 0};
+  PlannedOffsets at{};
+  Carver<16> carve;
+  visit_layout_arrays([&carve](i64 count, i64& offset) { offset = carve.place<i32>(count); },
+                      counts, at);
+  at.bytes = carve.used();
+  return at;
+}
+
+/// How many entries the scratch arrays have.
+RADDLE_FN ScratchCounts scratch_counts(const PlanConfig& config, const Maxima& m) {
+  const PlanSizes n = plan_bounds(config, m);
+  const i64 requests = m.max_requests;
+  const i64 cuts = i64{config.num_workers} + 1;
+  const bool prefixes = m.max_levels > 1;
+  const i64 shared = prefixes ? requests : 0;
+  const i64 prefix_tiles = prefixes ? max_level_tiles(config, m) : 0;
+  return ScratchCounts{.candidates = requests + 1,
+                       .group_tile = requests * m.max_levels + 1,
+                       .prefix = n.query_tiles + 1,
+                       .kv_tiles = n.query_tiles,
+                       .tiles = n.query_tiles,
+                       .cuts = cuts,
+                       .rank = cuts,
+                       .row_at = cuts,
+                       .queue = cuts,
+                       .owners = n.items,
+                       .splits = n.splits,
+                       .qo_indptr = requests + 1,
+                       .kv_len = requests,
+                       .links = shared,
+                       .depth = shared,
+                       .group = shared,
+                       .row_before = shared,
+                       .tiles_before = shared,
+                       .prefix_tiles = shared + 1,
+                       .first_dependent = prefix_tiles,
+                       .hulls = prefix_tiles};
+}
+
+/// `masked`: the composition has a mask, so coverage may need refining.
+RADDLE_FN PlannerScratch planner_scratch(const PlanConfig& config, const Maxima& m, bool masked) {
+  PlannerScratch at{};
+  Carver<16> carve;
+  visit_scratch_arrays(
+      [&carve]<class T>(i64 count, i64& offset, T*) { offset = carve.place<T>(count); },
+      scratch_counts(config, m), at, ScratchArrays{});
+  at.bytes = carve.used();
+  at.marks = carve.place<i32>(2 + i64{m.max_requests});
+  at.found = carve.place<PrefixLink>(m.max_levels > 1 ? m.max_requests : 0);
+  const i64 planning = i64{most_planners(m)} * block_threads(config, m);
+  at.spans = carve.place<Run>(masked ? planning * max_spans : 0);
+  at.device_bytes = carve.used();
+  return at;
+}
+
+RADDLE_FN LayoutArrays layout_arrays(const PlanLaunch& launch) {
+  LayoutArrays arrays{};
+  visit_layout_arrays(
+      [&launch](i64 offset, i32*& array) {
+        array = reinterpret_cast<i32*>(launch.layout + offset);
+      },
+      launch.layout_at, arrays);
+  return arrays;
+}
+
+RADDLE_FN ScratchArrays scratch_arrays(const PlannerScratch& at, u8* base) {
+  ScratchArrays arrays{};
+  visit_scratch_arrays(
+      [base]<class T>(i64 offset, T*& array) { array = reinterpret_cast<T*>(base + offset); }, at,
+      arrays);
+  return arrays;
+}
+
+/// The layout as attention kernels see it, levels included; `levels` has max_levels entries. Counts
+/// that only the device knows are given as their maxima.
+RADDLE_FN LayoutView planned_layout(const PlanLaunch& launch, LevelView* levels) {
+  const DeviceBatch& batch = launch.batch;
+  const LayoutArrays a = layout_arrays(launch);
+  const i32 last = launch.maxima.max_levels - 1;
+  LevelView level{};
+  level.num_groups = launch.maxima.max_requests;
+  level.block_size = batch.pages ? batch.page_size : 1;
+  level.block_rows = 1;
+  level.blocks = batch.pages;
+  level.groups_are_requests = true;
+  level.row_indptr = a.qo_indptr;
+  level.columns = last > 0 ? a.suffix : a.kv_len;
+  level.kv_begin = last > 0 ? a.kv_begin : nullptr;
+  level.block_begin = a.block_begin;
+  levels[last] = level;
+  if (last > 0) {
+    level.groups_are_requests = false;
+    level.keys_are_shared = true;
+    level.row_indptr = a.prefix_indptr;
+    level.rows = a.prefix_rows;
+    level.columns = a.prefix_len;
+    level.kv_begin = nullptr;
+    level.block_begin = a.prefix_begin;
+    levels[0] = level;
+  }
+  LayoutView layout{};
+  layout.num_requests = launch.maxima.max_requests;
+  layout.num_rows = launch.maxima.max_qo_tokens;
+  layout.num_levels = launch.maxima.max_levels;
+  layout.qo_indptr = a.qo_indptr;
+  layout.kv_len = a.kv_len;
+  layout.row_request = last > 0 ? a.row_request : nullptr;
+  layout.levels = levels;
+  return layout;
+}
+
+}  // namespace planner
+
+RADDLE_ENGINE_END
