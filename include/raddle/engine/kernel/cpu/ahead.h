@@ -45,13 +45,30 @@ class Ahead {
   /// As many bytes of the coming rows as have been used up of the present ones.
   template <i32 bytes>
   RADDLE_FN void used(Int<bytes>) {
+    used_in_loop(Int<bytes>{});
+    catch_up();
+  }
+
+  /// The same in a loop that keeps sums in vector registers. A function call in it would make the
+  /// compiler keep them in memory instead, since a callee may change all vector registers. So no
+  /// stream moves to its next row here: lines past the present rows wait for catch_up.
+  template <i32 bytes>
+  RADDLE_FN void used_in_loop(Int<bytes>) {
     if (half_) return pay<bytes / 2>();
     pay<bytes>();
   }
 
+  /// Between such loops: moves the streams to their next rows where they are due.
+  RADDLE_FN void catch_up() {
+    if (at_ == end_ && left_ > 0) move_on();
+  }
+
   /// The rest.
   void finish() {
-    while (left_ > 0) step();
+    while (left_ > 0) {
+      while (at_ < end_) ask();
+      next_pieces();
+    }
   }
 
  private:
@@ -71,11 +88,24 @@ class Ahead {
 #pragma GCC unroll 16
       for (i32 i = 0; i < bytes / each; ++i) step();
     } else {
-      for (budget_ += bytes; budget_ >= each; budget_ -= each) step();
+      budget_ += bytes;
+      if constexpr (bytes > each)
+        for (; budget_ >= 2 * each; budget_ -= each) step();
+      if (budget_ < each) return;
+      budget_ -= each;
+      step();
     }
   }
 
   RADDLE_FN void step() {
+    if (at_ == end_)
+      ++owed_;
+    else
+      ask();
+  }
+
+  /// A line of each of the next few streams.
+  RADDLE_FN void ask() {
     const u32 at = static_cast<u32>(at_), n = streams;  // halves the instructions of / and %
     const u8* const* row = row_ + at % n;
     const u32 offset = at / n * 64;
@@ -87,10 +117,16 @@ class Ahead {
       for (i32 i = 0; i < at_a_time; ++i) simd::prefetch(row[i] + offset);
     }
     at_ += at_a_time;
-    if (at_ == end_) next_pieces();
   }
 
-  __attribute__((noinline)) void next_pieces() {
+  __attribute__((noinline)) void move_on() {
+    while (at_ == end_ && left_ > 0) {
+      next_pieces();
+      for (; owed_ > 0 && at_ < end_; --owed_) ask();
+    }
+  }
+
+  void next_pieces() {
     if (--left_ > 0)
       for (Piece& piece : pieces_) advance(piece, 1);
     go_to_pieces();
@@ -104,20 +140,16 @@ class Ahead {
   }
 
   void go_to_pieces() {
-    at_ = 0;
-    if (left_ > 0) {
+    at_ = left_ > 0 ? 0 : end_;
+    if (left_ > 0)
       for (i32 i = 0; i < streams; ++i)
         row_[i] = static_cast<const u8*>(rows_[pieces_[i].row]) + pieces_[i].head * stride_;
-    } else {
-      // Nothing is left: some line that is near, again and again.
-      end_ = streams;
-      for (i32 i = 0; i < streams; ++i) row_[i] = reinterpret_cast<const u8*>(this);
-    }
   }
 
   const u8* row_[streams] = {};
-  i32 at_ = 0, end_ = streams;  ///< lines that have been asked for, of so many: a piece a stream
-  i32 budget_ = 0;
+  i32 at_ = 0, end_ = 0;  ///< lines that have been asked for, of so many: a piece a stream
+  i32 budget_ = 0;        ///< bytes used up that have not been asked for, less than a step's
+  i32 owed_ = 0;          ///< steps that wait for the next pieces
   bool half_ = false, into_l2_ = false;
   i32 left_ = 0;  ///< pieces of a stream that have not been asked for
   Piece pieces_[streams];

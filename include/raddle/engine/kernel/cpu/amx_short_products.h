@@ -65,28 +65,26 @@ class TileProducts {
   }
 
   /// S[rows, n] = scale · Q[rows, dim] · K[n, dim]ᵀ. S has room for 16 rows, and for n rounded up
-  /// to 16 columns. `used(Int<bytes>)` is called as K is read.
-  template <class Used>
+  /// to 16 columns. What is read of K is told to `ahead`.
   void qk(i32 head, const float*, i32, i32 rows, const T* const* k, i32 n, float scale, float* s,
-          i32 lds, Used&& used) const {
+          i32 lds, Ahead& ahead) const {
     const bf16* q = squares_of(head);
     i32 j = 0;
     for (; j + tile_rows < n; j += 2 * tile_rows)
-      multiply_keys<2>(q, rows, k + j, n - j, scale, s + j, lds, used);
-    if (j < n) multiply_keys<1>(q, rows, k + j, n - j, scale, s + j, lds, used);
+      multiply_keys<2>(q, rows, k + j, n - j, scale, s + j, lds, ahead);
+    if (j < n) multiply_keys<1>(q, rows, k + j, n - j, scale, s + j, lds, ahead);
   }
 
   /// O[rows, dim] += P[rows, n] · V[n, dim], P padded with zeros to a multiple of 16 keys. 16 rows
   /// of O are tiles, whose columns `finish_output` puts in order; the product of fewer is summed by
   /// itself first, for the rows after them are another head's.
-  template <class Used>
   void pv(const float* p, i32 ldp, i32 rows, const T* const* v, i32 n, float* o, i32 ldo,
-          Used&& used) const {
+          Ahead& ahead) const {
     round_weights(p, ldp, rows, n);
     if (rows == tile_rows)
-      multiply_values<true>(v, n, rows, o, ldo, used);
+      multiply_values<true>(v, n, rows, o, ldo, ahead);
     else
-      multiply_values<false>(v, n, rows, o, ldo, used);
+      multiply_values<false>(v, n, rows, o, ldo, ahead);
   }
 
   void finish_output(float* o, i32 ldo, i32 rows) const {
@@ -131,16 +129,16 @@ class TileProducts {
 
   /// Logits of the first `blocks` · 16 of n keys. Even and odd steps of the depth have results of
   /// their own.
-  template <i32 blocks, class Used>
+  template <i32 blocks>
   void multiply_keys(const bf16* q, i32 rows, const T* const* k, i32 n, float scale, float* s,
-                     i32 lds, Used& used) const {
+                     i32 lds, Ahead& ahead) const {
     Rows keys[blocks];
     for (i32 b = 0; b < blocks; ++b)
       keys[b] = rows_of(k + b * tile_rows, n - b * tile_rows, x_.k + b * tile_rows * dim_qk_);
     zero_results<2 * blocks>();
     for (i32 d = 0; d < dim_qk_; d += 2 * tile_depth, q += 2 * square) {
-      multiply_depth<blocks, 0>(keys, d, q, used);
-      multiply_depth<blocks, 1>(keys, d + tile_depth, q + square, used);
+      multiply_depth<blocks, 0>(keys, d, q, ahead);
+      multiply_depth<blocks, 1>(keys, d + tile_depth, q + square, ahead);
     }
     store_results<2 * blocks>(x_.result, square / 2, 64);
     for_rows(rows, [&](auto r) {
@@ -149,10 +147,10 @@ class TileProducts {
     });
   }
 
-  template <i32 blocks, i32 odd, class Used>
-  void multiply_depth(const Rows (&keys)[blocks], i32 d, const bf16* q, Used& used) const {
+  template <i32 blocks, i32 odd>
+  void multiply_depth(const Rows (&keys)[blocks], i32 d, const bf16* q, Ahead& ahead) const {
     simd::tile_load<6 + odd>(q, 64);
-    used(Int<blocks * tile_rows * tile_depth* static_cast<i32>(sizeof(T))>{});
+    ahead.used(Int<blocks * tile_rows * tile_depth* static_cast<i32>(sizeof(T))>{});
     simd::tile_load<4>(keys[0].data + d, keys[0].stride);
     simd::tile_dot<odd, 4, 6 + odd>();
     if constexpr (blocks > 1) {
@@ -218,19 +216,19 @@ class TileProducts {
 
   /// See pv: 64 columns at a time, of which 32 keys are multiplied while the next are paired. Keys
   /// are few enough for their squares to stay in the L1 cache until they are.
-  template <bool whole, class Used>
-  void multiply_values(const T* const* v, i32 n, i32 rows, float* o, i32 ldo, Used& used) const {
+  template <bool whole>
+  void multiply_values(const T* const* v, i32 n, i32 rows, float* o, i32 ldo, Ahead& ahead) const {
     const i64 stride = (whole ? ldo : stripe) * static_cast<i64>(sizeof(float));
     i32 now = 0;  // squares that are multiplied; the others are made
     for (i32 pair = 0; pair < tile_rows; pair += pairs_a_turn)
-      pair_keys(v, n, 0, 0, pair, x_.v[now], used);
+      pair_keys(v, n, 0, 0, pair, x_.v[now], ahead);
     for (i32 d = 0; d < dim_vo_; d += stripe) {
       start_results<whole>(o + d, stride);
       for (i32 j = 0; j < n; j += tile_depth) {
         const bool goes_on = j + tile_depth < n;
         const i32 next_j = goes_on ? j + tile_depth : 0, next_d = goes_on ? d : d + stripe;
         multiply_pairs(x_.p + j, x_.v[now], [&](i32 pair) {
-          if (next_d < dim_vo_) pair_keys(v, n, next_j, next_d, pair, x_.v[now ^ 1], used);
+          if (next_d < dim_vo_) pair_keys(v, n, next_j, next_d, pair, x_.v[now ^ 1], ahead);
         });
         now ^= 1;
       }
@@ -273,11 +271,10 @@ class TileProducts {
 
   /// Some pairs of keys from j on, columns [d, d + stripe), into their squares; keys past n are
   /// zero.
-  template <class Used>
   void pair_keys(const T* const* v, i32 n, i32 j, i32 d, i32 pair, bf16* squares,
-                 Used& used) const {
+                 Ahead& ahead) const {
     alignas(64) static constexpr T zeros[stripe]{};
-    used(Int<pairs_a_turn * 2 * stripe* static_cast<i32>(sizeof(T))>{});
+    ahead.used(Int<pairs_a_turn * 2 * stripe* static_cast<i32>(sizeof(T))>{});
     bf16* to = squares + pair * tile_depth;
 #pragma GCC unroll 4
     for (i32 i = 0; i < pairs_a_turn; ++i, to += tile_depth) {

@@ -7,21 +7,23 @@
 // rows of Q are laid out once as load_two reads K.
 #pragma once
 
+#include "raddle/engine/kernel/cpu/ahead.h"
 #include "raddle/engine/kernel/cpu/blocks.h"
 
 RADDLE_ENGINE_BEGIN
 
 namespace cpu {
 
-/// Dot products of `rows` queries with `keys` keys; rows · keys <= lanes. Q is arranged as T.
-/// `used(Int<bytes>)` is called as K is read.
-template <class T, i32 rows, i32 keys, class Used>
-RADDLE_FN void dot_block(const float* q, i32 ldq, const T* const* k, i32 dim, float scale, float* s,
-                         i32 lds, Used&& used) {
+/// Dot products of `rows` queries with `keys` keys; rows · keys <= lanes. Q is arranged as T. What
+/// is read of K is told to `ahead`. A function of its own, as all register blocks here: inlined,
+/// its sums would share the registers with the callers' variables, and some would lie in memory.
+template <class T, i32 rows, i32 keys>
+[[gnu::noinline]] void dot_block(const float* q, i32 ldq, const T* const* k, i32 dim, float scale,
+                                 float* s, i32 lds, Ahead& ahead) {
   Vec acc[lanes] = {};
   i32 d = 0;
   for (; d + 2 * lanes <= dim; d += 2 * lanes) {
-    used(Int<keys * 2 * lanes* static_cast<i32>(sizeof(T))>{});
+    ahead.used_in_loop(Int<keys * 2 * lanes* static_cast<i32>(sizeof(T))>{});
     Vec qa[rows], qb[rows];
 #pragma GCC unroll 16
     for (i32 m = 0; m < rows; ++m) {
@@ -51,36 +53,37 @@ RADDLE_FN void dot_block(const float* q, i32 ldq, const T* const* k, i32 dim, fl
   simd::store(sums, simd::sum_each(acc) * (scale * simd::unit<T>));
 #pragma GCC unroll 16
   for (i32 m = 0; m < rows; ++m)
-#pragma GCC unroll 16
-    for (i32 j = 0; j < keys; ++j) s[m * lds + j] = sums[m * keys + j];
+    __builtin_memcpy(s + m * lds, sums + m * keys, keys * sizeof(float));
 }
 
 /// S[rows, n] = scale · Q[rows, dim] · K[n, dim]ᵀ. `dim` is a multiple of `lanes`; Q is arranged as
-/// T. `used(Int<bytes>)` is called as K is read for the first time.
-template <class T, class Used>
-RADDLE_FN void short_qk(const float* q, i32 ldq, i32 rows, const T* const* k, i32 n, i32 dim,
-                        float scale, float* s, i32 lds, Used&& used) {
+/// T. What is read of K for the first time is told to `ahead`.
+template <class T>
+void short_qk(const float* q, i32 ldq, i32 rows, const T* const* k, i32 n, i32 dim, float scale,
+              float* s, i32 lds, Ahead& ahead) {
+  Ahead nothing;
   for_blocks<4>(rows, [&](i32 m, auto r) {
     constexpr i32 block = decltype(r)::value;
     // Few rows leave room for more keys, up to as many as the accumulators are.
     constexpr i32 keys = min(lanes / block, simd::registers / 2);
+    Ahead& asks = m == 0 ? ahead : nothing;
     for_blocks<keys>(n, [&](i32 j, auto c) {
       dot_block<T, block, decltype(c)::value>(q + m * ldq, ldq, k + j, dim, scale, s + m * lds + j,
-                                              lds, [&](auto bytes) {
-                                                if (m == 0) used(bytes);
-                                              });
+                                              lds, asks);
+      asks.catch_up();
     });
   });
 }
 
 /// One register block of P·V: O[rows, vecs · lanes] += P[rows, n] · V[n, …]; `vecs` is even, or 1.
 /// The tile is summed by itself first: two short sums err less than one long one.
-template <class T, i32 rows, i32 vecs, class Used>
-RADDLE_FN void short_pv_block(const float* p, i32 ldp, const T* const* v, i32 n, i32 d, float* o,
-                              i32 ldo, Used&& used) {
+template <class T, i32 rows, i32 vecs>
+[[gnu::noinline]] void short_pv_block(const float* p, i32 ldp, const T* const* v, i32 n, i32 d,
+                                      float* o, i32 ldo, Ahead& ahead) {
   Vec acc[rows][vecs]{};
+#pragma GCC unroll 2
   for (i32 j = 0; j < n; ++j) {
-    used(Int<vecs * lanes* static_cast<i32>(sizeof(T))>{});
+    ahead.used_in_loop(Int<vecs * lanes* static_cast<i32>(sizeof(T))>{});
     Vec vv[vecs];
     if constexpr (vecs == 1) {
       vv[0] = simd::load_unit(v[j] + d);
@@ -111,15 +114,16 @@ RADDLE_FN void short_pv_block(const float* p, i32 ldp, const T* const* v, i32 n,
 }
 
 /// O[rows, dim] += P[rows, n] · V[n, dim]; `dim` is a multiple of `lanes`.
-template <class T, class Used>
-RADDLE_FN void short_pv(const float* p, i32 ldp, i32 rows, const T* const* v, i32 n, i32 dim,
-                        float* o, i32 ldo, Used&& used) {
+template <class T>
+void short_pv(const float* p, i32 ldp, i32 rows, const T* const* v, i32 n, i32 dim, float* o,
+              i32 ldo, Ahead& ahead) {
+  Ahead nothing;
   for_blocks<block_vecs>(dim / lanes, [&](i32 x, auto c) {
     for_blocks<4>(rows, [&](i32 m, auto r) {
+      Ahead& asks = m == 0 ? ahead : nothing;
       short_pv_block<T, decltype(r)::value, decltype(c)::value>(p + m * ldp, ldp, v, n, x * lanes,
-                                                                o + m * ldo, ldo, [&](auto bytes) {
-                                                                  if (m == 0) used(bytes);
-                                                                });
+                                                                o + m * ldo, ldo, asks);
+      asks.catch_up();
     });
   });
 }
@@ -143,16 +147,14 @@ class LaneProducts {
   }
 
   /// Q is what load_queries has left of the same head's.
-  template <class Used>
   void qk(i32, const float* q, i32 ldq, i32 rows, const T* const* k, i32 n, float scale, float* s,
-          i32 lds, Used&& used) const {
-    short_qk(q, ldq, rows, k, n, dim_qk_, scale, s, lds, used);
+          i32 lds, Ahead& ahead) const {
+    short_qk(q, ldq, rows, k, n, dim_qk_, scale, s, lds, ahead);
   }
 
-  template <class Used>
   void pv(const float* p, i32 ldp, i32 rows, const T* const* v, i32 n, float* o, i32 ldo,
-          Used&& used) const {
-    short_pv(p, ldp, rows, v, n, dim_vo_, o, ldo, used);
+          Ahead& ahead) const {
+    short_pv(p, ldp, rows, v, n, dim_vo_, o, ldo, ahead);
   }
 
   /// After the last `pv` of a head.

@@ -166,26 +166,24 @@ class ShortRun : private ItemKernel<T> {
 
   /// S = scale · f_q(Q) · f_k(K)ᵀ
   void multiply_qk(i32 head, const KeyTile<T>& keys, Ahead& ahead) {
-    const auto used = [&](auto bytes) { ahead.used(bytes); };
     if (direct_k_)
       return products_.qk(head, x_.q, x_.ldq, tile_.num_rows, keys.k, keys.n, launch_.scale, x_.s,
-                          x_.lds, used);
+                          x_.lds, ahead);
     Base::template stage_rows<&VariantOps::key>(stages_.key, stages_.num_key, keys.k, keys.k_scale,
                                                 keys, launch_.dim_qk, x_.ldq, x_.k,
                                                 Upcoming<T>{nullptr, 0});
     short_qk(x_.q, x_.ldq, tile_.num_rows, x_.rows_k, keys.n, x_.ldq, launch_.scale, x_.s, x_.lds,
-             used);
+             ahead);
   }
 
   /// O += P · f_v(V)
   void multiply_pv(const KeyTile<T>& keys, Ahead& ahead) {
-    const auto used = [&](auto bytes) { ahead.used(bytes); };
     if (direct_v_)
-      return products_.pv(x_.s, x_.lds, tile_.num_rows, keys.v, keys.n, x_.o, x_.stride_o, used);
+      return products_.pv(x_.s, x_.lds, tile_.num_rows, keys.v, keys.n, x_.o, x_.stride_o, ahead);
     Base::template stage_rows<&VariantOps::value>(stages_.value, stages_.num_value, keys.v,
                                                   keys.v_scale, keys, launch_.dim_vo, x_.ldo, x_.v,
                                                   Upcoming<T>{nullptr, 0});
-    short_pv(x_.s, x_.lds, tile_.num_rows, x_.rows_v, keys.n, x_.ldo, x_.o, x_.stride_o, used);
+    short_pv(x_.s, x_.lds, tile_.num_rows, x_.rows_v, keys.n, x_.ldo, x_.o, x_.stride_o, ahead);
   }
 
   const Scratch<T> all_;  ///< from the first head's rows on
