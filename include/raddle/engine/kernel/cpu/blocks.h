@@ -12,7 +12,7 @@ using simd::Vec;
 
 /// Vectors of a panel or of an output stripe: with `block_rows` rows they fill the registers.
 constexpr i32 block_vecs = simd::registers == 32 ? 4 : 2;
-constexpr i32 block_rows = simd::registers == 32 ? 6 : 4;
+constexpr i32 block_rows = 6;
 constexpr i32 panel_keys = block_vecs * lanes;
 
 /// Calls f(first, Int<count>) for blocks of `size`, then of half that, … down to 1, that cover [0,
