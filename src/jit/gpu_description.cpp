@@ -91,7 +91,7 @@ void Description::read(const std::string& cubin) {
   if (header.key) ops.key = [](const void*, float*, i32, const Key&) { std::abort(); };
   if (header.value) ops.value = [](const void*, float*, i32, const Key&) { std::abort(); };
   if (header.logits)
-    ops.logits = [](const void*, float*, i32, const Row&, const KeyLanes&) { std::abort(); };
+    ops.logits = [](const void*, const LogitRows&, const KeyLanes&) { std::abort(); };
   if (header.mask)
     ops.mask = [](const void*, u8*, i32, const Row&, const KeyLanes&) { std::abort(); };
   if (header.sink) ops.sink = [](const void*, const Row&) -> float { std::abort(); };

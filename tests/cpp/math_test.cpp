@@ -7,6 +7,8 @@
 #include <cmath>
 #include <random>
 
+#include "raddle/engine/variant/native.h"
+
 namespace raddle {
 namespace {
 
@@ -66,9 +68,16 @@ TEST(Math, TangentsAndSigmoid) {
   const auto tanh = [](double x) { return std::tanh(x); };
   EXPECT_LE(errors_of(MATH(tanh), tanh, -20.0, 20.0).absolute, 0x1p-22);
   EXPECT_LE(errors_of(MATH(tanh_approx), tanh, -20.0, 20.0).absolute, 1e-4);
+  EXPECT_LE(errors_of([](float x) { return native::tanh(x); }, tanh, -20.0, 20.0).absolute,
+            0x1p-21);
+  const auto capped = [](double x) { return std::tanh(x / 30.0); };
+  EXPECT_LE(errors_of([](float x) { return native::tanh_ratio(x, 30.0f); }, capped, -400.0, 400.0)
+                .absolute,
+            0x1p-21);
   const auto sigmoid = [](double x) { return 1.0 / (1.0 + std::exp(-x)); };
   EXPECT_LE(errors_of(MATH(sigmoid), sigmoid, -80.0, 80.0).ulp, 4.0);
-  for (const auto function : {+MATH(tanh), +MATH(tanh_approx)}) {
+  for (const auto function :
+       {+MATH(tanh), +MATH(tanh_approx), +[](float x) { return native::tanh(x); }}) {
     EXPECT_NEAR(function(1e30f), 1.0f, 1e-4f);
     EXPECT_NEAR(function(-math::infinity), -1.0f, 1e-4f);
     EXPECT_TRUE(std::isnan(function(nan)));

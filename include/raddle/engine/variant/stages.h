@@ -15,6 +15,16 @@ struct KeyLanes {
   i32 kv_head;
 };
 
+/// Logits of a tile as their stage sees them.
+struct LogitRows {
+  float* s;  ///< [num_rows, n], rows `stride` floats apart
+  i32 stride;
+  i32 n;
+  const Row* rows;
+  i32 num_rows;
+  float scale;  ///< multiplies every logit before the variant sees it
+};
+
 /// A variant's parts as stages over fp32 rows. Absent parts are null. `self` is the variant's
 /// struct.
 struct VariantOps {
@@ -27,7 +37,7 @@ struct VariantOps {
   void (*query)(const void* self, float* q, i32 dim, const Row& row);
   void (*key)(const void* self, float* k, i32 dim, const Key& key);
   void (*value)(const void* self, float* v, i32 dim, const Key& key);
-  void (*logits)(const void* self, float* s, i32 n, const Row& row, const KeyLanes& keys);
+  void (*logits)(const void* self, const LogitRows& logits, const KeyLanes& keys);
   void (*mask)(const void* self, u8* keep, i32 n, const Row& row, const KeyLanes& keys);
   KvSpan (*kv_span)(const void* self, const Tile& tile);
   Coverage (*coverage)(const void* self, const Tile& tile);

@@ -207,10 +207,10 @@ class ItemKernel {
   /// What a dropped pair's logit becomes: -inf, or 0 under a plain sum.
   float dropped() const { return stages_.scan == Scan::softmax ? -math::infinity : 0.0f; }
 
-  /// f_logits of row m, for n keys.
-  void apply_logits(i32 m, float* s, i32 n, const KeyLanes& keys) const {
-    for (i32 i = 0; i < stages_.num_logits; ++i)
-      stages_.logits[i].ops->logits(stages_.logits[i].self, s, n, x_.rows[m], keys);
+  /// f_logits of some rows; their scale is applied once.
+  void apply_logits(LogitRows logits, const KeyLanes& keys) const {
+    for (i32 i = 0; i < stages_.num_logits; ++i, logits.scale = 1.0f)
+      stages_.logits[i].ops->logits(stages_.logits[i].self, logits, keys);
   }
 
   /// f_mask of row m, for n keys of a tile from number `first` on.
@@ -236,9 +236,15 @@ class ItemKernel {
 
   /// `keep` is null where the tile is full.
   void apply_variant(const KeyTile<T>& keys, const u8* keep) {
+    apply_logits({.s = x_.s,
+                  .stride = x_.lds,
+                  .n = keys.n,
+                  .rows = x_.rows,
+                  .num_rows = tile_.num_rows,
+                  .scale = 1.0f},
+                 lanes_of(keys, 0));
     for (i32 m = 0; m < tile_.num_rows; ++m) {
       float* s = x_.s + m * x_.lds;
-      apply_logits(m, s, keys.n, lanes_of(keys, 0));
       if (keep) drop(s, keep + m * max_tile_keys, keys.n, dropped());
       pad_row(s, keys.n, dropped());
     }

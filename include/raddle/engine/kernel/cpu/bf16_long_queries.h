@@ -344,25 +344,36 @@ class Bf16Item : ItemKernel<bf16> {
   /// so that the softmax may take it up; else 1.
   float apply_variant(const Block& block) const {
     const Slice& slice = *block.slice;
-    const i32 padded = block.end - block.begin;
     const i32 n = min(block.end, slice.n) - block.begin;
     const bool scaled_later =
         stages_.num_logits == 0 && stages_.scan == Scan::softmax && launch_.scale > 0.0f;
     const float rest = scaled_later ? launch_.scale : 1.0f;
-    if (scaled_later && !block.partial && n == slice_keys) return rest;
+    if (!scaled_later) scale_and_apply(block, n);
+    if (!block.partial && n == slice_keys) return rest;
     for (i32 m = 0; m < block.rows; ++m) {
       float* row = t_.s[block.slot] + m * slice_keys;
       float* s = row + block.begin;
-      if (!scaled_later) {
-        scale_row(s, padded, launch_.scale);
-        apply_logits(block.first + m, s, n, lanes_of(*slice.keys, slice.first + block.begin));
-      }
       if (block.partial) drop(s, t_.keep[block.slot] + m * slice_keys + block.begin, n, dropped());
       // The softmax takes whole slices.
       for (i32 j = 0; j < block.begin; ++j) row[j] = dropped();
       for (i32 j = block.begin + n; j < slice_keys; ++j) row[j] = dropped();
     }
     return rest;
+  }
+
+  /// Scale and f_logits of a block's first n keys.
+  void scale_and_apply(const Block& block, i32 n) const {
+    float* s = t_.s[block.slot] + block.begin;
+    if (stages_.num_logits == 0)
+      for (i32 m = 0; m < block.rows; ++m)
+        scale_row(s + m * slice_keys, round_up(n, lanes), launch_.scale);
+    apply_logits({.s = s,
+                  .stride = slice_keys,
+                  .n = n,
+                  .rows = x_.rows + block.first,
+                  .num_rows = block.rows,
+                  .scale = launch_.scale},
+                 lanes_of(*block.slice->keys, block.slice->first + block.begin));
   }
 
   /// O of a block's rows times their factors, where those aren't 1.

@@ -36,13 +36,20 @@ constexpr VariantOps stages_of() {
       v.value(vec, key);
     };
   if constexpr (has_logits<V>)
-    ops.logits = [](const void* self, float* s, i32 n, const Row& row, const KeyLanes& keys) {
+    // All rows in one call, and their scale on the way: a pass over a row and what a call sets up
+    // take as long as a short expression.
+    ops.logits = [](const void* self, const LogitRows& logits, const KeyLanes& keys) {
       const V v = *static_cast<const V*>(self);
-      const Row r = row;
+      const LogitRows all = logits;
       const KeyLanes k = keys;
+      for (i32 m = 0; m < all.num_rows; ++m) {
+        const Row r = all.rows[m];
+        float* s = all.s + i64{m} * all.stride;
 #pragma GCC ivdep
-      for (i32 j = 0; j < n; ++j)
-        s[j] = v.logits(s[j], r, Key{k.request, k.kv_index[j], k.kv_pos[j], k.kv_head});
+        for (i32 j = 0; j < all.n; ++j)
+          s[j] =
+              v.logits(s[j] * all.scale, r, Key{k.request, k.kv_index[j], k.kv_pos[j], k.kv_head});
+      }
     };
   if constexpr (has_mask<V>)
     ops.mask = [](const void* self, u8* keep, i32 n, const Row& row, const KeyLanes& keys) {
