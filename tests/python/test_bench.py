@@ -38,7 +38,7 @@ FAKE_VLLM = Path(__file__).with_name("fake_vllm_cpu.py")
 HEADS = dict(num_qo_heads=4, num_kv_heads=2, head_dim=16)
 SMALL = [
     Workload(phase, dtype, "tiny", kv_len, **HEADS)
-    for dtype in ("bf16", "fp32")
+    for dtype in ("bf16", "fp16", "fp32")
     for phase, kv_len in (("decode", (33, 33, 33)), ("decode", (40, 1, 17)), ("prefill", (50,)))
 ]
 LATENT = dict(num_kv_heads=1, head_dim=48, latent=32)

@@ -19,11 +19,17 @@ from raddle.bench.workloads import Workload
 
 #: Shared last-level caches reach hundreds of MB: a pool is read again only after this many bytes.
 POOL_BYTES = 2 * 10**9
-_DTYPES = {"bf16": torch.bfloat16, "fp8": torch.bfloat16, "int8": torch.bfloat16, "fp32": torch.float32}
+_DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.bfloat16,
+    "int8": torch.bfloat16,
+    "fp32": torch.float32,
+}
 #: Of K and V, where they are quantised.
 _STORED = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 #: Largest accepted RMS error relative to the RMS of the outputs, against attention in fp32.
-TOLERANCE = {"bf16": 1e-2, "fp8": 1e-2, "int8": 1e-2, "fp32": 2e-5}
+TOLERANCE = {"bf16": 1e-2, "fp16": 2e-3, "fp8": 1e-2, "int8": 1e-2, "fp32": 2e-5}
 #: What K and V of 8 bits are multiplied by: standard normal numbers then lie within int8's ±127 and e4m3's ±448.
 SCALE = 1 / 16
 SOFT_CAP = 30.0

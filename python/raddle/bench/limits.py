@@ -42,7 +42,7 @@ class Limits:
 
     def flops_rate(self, dtype: str) -> float:
         """GFLOP/s of products of that dtype: those of bf16, where there are any; else FMA's."""
-        return self.bf16_gflops if dtype != "fp32" and self.bf16_gflops else self.fma_gflops
+        return self.bf16_gflops if dtype not in ("fp32", "fp16") and self.bf16_gflops else self.fma_gflops
 
     def least_us(self, dtype: str, read_bytes: float, flops: float) -> Optional[float]:
         """Microseconds that so much work takes at the limits; None where they are not known."""

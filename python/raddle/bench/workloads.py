@@ -15,7 +15,7 @@ PAGE_SIZE = 16
 #: More query heads to a KV head than these, and a decode takes the time of its arithmetic, not of reading.
 MOST_READING = 16
 #: Of an element of K and V; where these are quantised, Q and the output are in bf16.
-BYTES = {"fp32": 4, "bf16": 2, "fp8": 1, "int8": 1}
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 #: Least bytes of K and V that a turn of a decode reads: tens of milliseconds of work, as a step of a model is.
 TURN_BYTES = 512 * 10**6
 
@@ -52,7 +52,7 @@ class Workload:
     """One batch, causal: a query row a request (decode), as many as keys or the last ones (prefill), or both (mixed)."""
 
     phase: str  #: "decode", "prefill" or "mixed"
-    dtype: str  #: "bf16", "fp32", or of K and V with a scale alone: "fp8" (e4m3) and "int8", all else bf16
+    dtype: str  #: "bf16", "fp16", "fp32", or of K and V with a scale alone: "fp8" (e4m3) and "int8", all else bf16
     kind: str  #: what the lengths are called in the name: "S1024", "skewed4096"
     kv_len: tuple[int, ...]
     bar: Optional[float] = None  #: least accepted speed relative to the best of the others
@@ -216,7 +216,14 @@ def _mla() -> list[Workload]:
     ]
 
 
-ALL = tuple(_decode("bf16") + _decode("fp32") + _prefill("bf16") + _prefill("fp32") + _mixed() + _forms() + _mla())
+def _halves() -> list[Workload]:
+    """fp16, measured where it is asked for: its bytes are bf16's, and its arithmetic is fp32's on every CPU."""
+    return [replace(w, bar=None, share_bar=None, usual=False) for w in _decode("fp16") + _prefill("fp16")]
+
+
+ALL = tuple(
+    _decode("bf16") + _decode("fp32") + _prefill("bf16") + _prefill("fp32") + _mixed() + _forms() + _mla() + _halves()
+)
 
 
 def chosen(patterns: tuple[str, ...] = ()) -> list[Workload]:
