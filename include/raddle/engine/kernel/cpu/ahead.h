@@ -1,8 +1,8 @@
 // Asking for the KV tile after this one, a few lines at a time while this one is computed.
 #pragma once
 
+#include "raddle/engine/kernel/cpu/keys.h"
 #include "raddle/engine/simd/vec.h"
-#include "raddle/engine/tile/keys.h"
 
 RADDLE_ENGINE_BEGIN
 
@@ -25,7 +25,7 @@ class Ahead {
 
   /// `rows` are the first head's of `heads`, which lie `stride` bytes apart.
   Ahead(const void* const* rows, i32 n, i32 heads, i64 stride, i32 row_bytes, bool into_l2)
-      : into_l2_(into_l2), rows_(rows), n_(n), stride_(stride) {
+      : into_l2_(into_l2), rows_(rows), num_rows_(n), stride_(stride) {
     // Heads that touch are one long row.
     const bool touch = stride == row_bytes;
     heads_ = touch ? 1 : heads;
@@ -135,8 +135,8 @@ class Ahead {
   /// By so many pieces, one head's after another's; behind the last there is the last.
   void advance(Piece& piece, i32 count) const {
     piece.row += count;
-    for (; piece.row >= n_ && piece.head + 1 < heads_; ++piece.head) piece.row -= n_;
-    piece.row = min(piece.row, n_ - 1);
+    for (; piece.row >= num_rows_ && piece.head + 1 < heads_; ++piece.head) piece.row -= num_rows_;
+    piece.row = min(piece.row, num_rows_ - 1);
   }
 
   void go_to_pieces() {
@@ -154,8 +154,8 @@ class Ahead {
   i32 left_ = 0;  ///< pieces of a stream that have not been asked for
   Piece pieces_[streams];
   const void* const* rows_ = nullptr;
-  i32 n_ = 0, heads_ = 0;  ///< 1 where the rows of all heads are one
-  i64 stride_ = 0;         ///< from head to head, in bytes
+  i32 num_rows_ = 0, heads_ = 0;  ///< 1 where the rows of all heads are one
+  i64 stride_ = 0;                ///< from head to head, in bytes
 };
 
 }  // namespace cpu

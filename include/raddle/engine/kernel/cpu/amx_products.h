@@ -26,9 +26,9 @@ class Product {
   Product() = default;
 
   RADDLE_FN explicit Product(const Operands& x)
-      : a_(x.a),
-        b_(x.b),
-        c_(x.c),
+      : next_a_(x.a),
+        next_b_(x.b),
+        next_c_(x.c),
         skip_(x.skip),
         row_bytes_a_(x.lda * static_cast<i64>(sizeof(bf16))),
         row_bytes_c_(x.ldc * static_cast<i64>(sizeof(float))),
@@ -43,10 +43,10 @@ class Product {
   /// Loads A and B of the step that comes next, if there is one.
   RADDLE_FN void load() const {
     if (is_done()) return;
-    simd::tile_load<4>(a_, row_bytes_a_);
-    simd::tile_load<6>(b_, 64);
-    simd::tile_load<7>(b_ + square, 64);
-    if (has_two_rows_) simd::tile_load<5>(second_rows(a_, row_bytes_a_), row_bytes_a_);
+    simd::tile_load<4>(next_a_, row_bytes_a_);
+    simd::tile_load<6>(next_b_, 64);
+    simd::tile_load<7>(next_b_ + square, 64);
+    if (has_two_rows_) simd::tile_load<5>(second_rows(next_a_, row_bytes_a_), row_bytes_a_);
   }
 
   /// One step, whose A and B have been loaded. It ends with those of the next one, or of `after` at
@@ -69,12 +69,12 @@ class Product {
       simd::tile_dot<2, 5, 6>();
       simd::tile_dot<3, 5, 7>();
     }
-    a_ += tile_depth;
-    b_ += two_squares;
+    next_a_ += tile_depth;
+    next_b_ += two_squares;
     const bool ends_block = --left_ == 0;
     if (ends_block) {
-      a_ -= depth_ * tile_depth;
-      b_ += skip_;
+      next_a_ -= depth_ * tile_depth;
+      next_b_ += skip_;
       left_ = depth_;
       --blocks_;
     }
@@ -90,7 +90,8 @@ class Product {
   RADDLE_FN void fetch_ahead() const {
     if constexpr (steps_ahead > 0)
 #pragma GCC unroll 32
-      for (i32 i = 0; i < two_squares; i += 32) simd::prefetch(b_ + steps_ahead * two_squares + i);
+      for (i32 i = 0; i < two_squares; i += 32)
+        simd::prefetch(next_b_ + steps_ahead * two_squares + i);
   }
 
   template <class T>
@@ -101,15 +102,15 @@ class Product {
   template <bool two_rows>
   RADDLE_FN void start_block() const {
     if constexpr (adds) {
-      simd::tile_load<0>(c_, row_bytes_c_);
-      simd::tile_load<1>(c_ + tile_rows, row_bytes_c_);
+      simd::tile_load<0>(next_c_, row_bytes_c_);
+      simd::tile_load<1>(next_c_ + tile_rows, row_bytes_c_);
     } else {
       simd::tile_zero<0>();
       simd::tile_zero<1>();
     }
     if constexpr (two_rows) {
       if constexpr (adds) {
-        const float* c = second_rows(c_, row_bytes_c_);
+        const float* c = second_rows(next_c_, row_bytes_c_);
         simd::tile_load<2>(c, row_bytes_c_);
         simd::tile_load<3>(c + tile_rows, row_bytes_c_);
       } else {
@@ -121,19 +122,19 @@ class Product {
 
   template <bool two_rows>
   RADDLE_FN void finish_block() {
-    simd::tile_store<0>(c_, row_bytes_c_);
-    simd::tile_store<1>(c_ + tile_rows, row_bytes_c_);
+    simd::tile_store<0>(next_c_, row_bytes_c_);
+    simd::tile_store<1>(next_c_ + tile_rows, row_bytes_c_);
     if constexpr (two_rows) {
-      float* c = second_rows(c_, row_bytes_c_);
+      float* c = second_rows(next_c_, row_bytes_c_);
       simd::tile_store<2>(c, row_bytes_c_);
       simd::tile_store<3>(c + tile_rows, row_bytes_c_);
     }
-    c_ += 2 * tile_rows;
+    next_c_ += 2 * tile_rows;
   }
 
-  const bf16* a_ = nullptr;
-  const bf16* b_ = nullptr;
-  float* c_ = nullptr;
+  const bf16* next_a_ = nullptr;
+  const bf16* next_b_ = nullptr;
+  float* next_c_ = nullptr;
   i64 skip_ = 0, row_bytes_a_ = 0, row_bytes_c_ = 0;
   i32 depth_ = 0;
   i32 left_ = 0;    ///< steps of this block

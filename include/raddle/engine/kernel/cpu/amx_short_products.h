@@ -50,7 +50,7 @@ template <class T>
 class TileProducts {
  public:
   TileProducts(const CpuLaunch& launch, const ShortTileScratch& scratch)
-      : dim_qk_(launch.dim_qk), dim_vo_(launch.dim_vo), x_(scratch) {}
+      : dim_qk_(launch.dim_qk), dim_vo_(launch.dim_vo), scratch_(scratch) {}
 
   void begin() const { simd::configure_tiles(); }
   void end() const { simd::release_tiles(); }
@@ -104,7 +104,7 @@ class TileProducts {
     i64 stride;
   };
 
-  bf16* squares_of(i32 head) const { return x_.q + head * tile_rows * dim_qk_; }
+  bf16* squares_of(i32 head) const { return scratch_.q + head * tile_rows * dim_qk_; }
 
   /// The first 16 of n rows of K: as they lie, where that is evenly; copied to `to` where it isn't,
   /// with zeros past n.
@@ -134,16 +134,17 @@ class TileProducts {
                      i32 lds, Ahead& ahead) const {
     Rows keys[blocks];
     for (i32 b = 0; b < blocks; ++b)
-      keys[b] = rows_of(k + b * tile_rows, n - b * tile_rows, x_.k + b * tile_rows * dim_qk_);
+      keys[b] = rows_of(k + b * tile_rows, n - b * tile_rows, scratch_.k + b * tile_rows * dim_qk_);
     zero_results<2 * blocks>();
     for (i32 d = 0; d < dim_qk_; d += 2 * tile_depth, q += 2 * square) {
       multiply_depth<blocks, 0>(keys, d, q, ahead);
       multiply_depth<blocks, 1>(keys, d + tile_depth, q + square, ahead);
     }
-    store_results<2 * blocks>(x_.result, square / 2, 64);
+    store_results<2 * blocks>(scratch_.result, square / 2, 64);
     for_rows(rows, [&](auto r) {
       for (i32 b = 0; b < blocks; ++b)
-        transpose_to<decltype(r)::value>(x_.result + b * square, scale, s + b * tile_rows, lds);
+        transpose_to<decltype(r)::value>(scratch_.result + b * square, scale, s + b * tile_rows,
+                                         lds);
     });
   }
 
@@ -210,7 +211,8 @@ class TileProducts {
       for (i32 j = 0; j < n; j += tile_depth) {
         const float* at = p + m * ldp + j;
         const Vec high = j + lanes < n ? simd::load(at + lanes) : Vec{};
-        simd::store_words(x_.p + m * short_keys + j, simd::round_to_bf16(simd::load(at), high));
+        simd::store_words(scratch_.p + m * short_keys + j,
+                          simd::round_to_bf16(simd::load(at), high));
       }
   }
 
@@ -221,18 +223,18 @@ class TileProducts {
     const i64 stride = (whole ? ldo : stripe) * static_cast<i64>(sizeof(float));
     i32 now = 0;  // squares that are multiplied; the others are made
     for (i32 pair = 0; pair < tile_rows; pair += pairs_a_turn)
-      pair_keys(v, n, 0, 0, pair, x_.v[now], ahead);
+      pair_keys(v, n, 0, 0, pair, scratch_.v[now], ahead);
     for (i32 d = 0; d < dim_vo_; d += stripe) {
       start_results<whole>(o + d, stride);
       for (i32 j = 0; j < n; j += tile_depth) {
         const bool goes_on = j + tile_depth < n;
         const i32 next_j = goes_on ? j + tile_depth : 0, next_d = goes_on ? d : d + stripe;
-        multiply_pairs(x_.p + j, x_.v[now], [&](i32 pair) {
-          if (next_d < dim_vo_) pair_keys(v, n, next_j, next_d, pair, x_.v[now ^ 1], ahead);
+        multiply_pairs(scratch_.p + j, scratch_.v[now], [&](i32 pair) {
+          if (next_d < dim_vo_) pair_keys(v, n, next_j, next_d, pair, scratch_.v[now ^ 1], ahead);
         });
         now ^= 1;
       }
-      store_results<num_results>(whole ? o + d : x_.result, tile_rows, stride);
+      store_results<num_results>(whole ? o + d : scratch_.result, tile_rows, stride);
       if constexpr (!whole) add_result(rows, o + d, ldo);
     }
   }
@@ -290,7 +292,7 @@ class TileProducts {
   void add_result(i32 rows, float* o, i32 ldo) const {
     for (i32 m = 0; m < rows; ++m) {
       Vec x[num_results];
-      load_row(x_.result + m * stripe, x);
+      load_row(scratch_.result + m * stripe, x);
 #pragma GCC unroll 4
       for (i32 i = 0; i < num_results; ++i) {
         float* at = o + m * ldo + i * lanes;
@@ -311,7 +313,7 @@ class TileProducts {
   }
 
   i32 dim_qk_, dim_vo_;
-  ShortTileScratch x_;
+  ShortTileScratch scratch_;
 };
 
 }  // namespace cpu

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "raddle/engine/kernel/cpu/finish.h"
-#include "raddle/engine/tile/mask.h"
+#include "raddle/engine/kernel/cpu/mask.h"
 #include "raddle/engine/tile/walk.h"
 
 RADDLE_ENGINE_BEGIN
@@ -45,7 +45,7 @@ class ItemKernel {
         level_(launch.layout->levels[tile_.level]),
         stages_(*launch.stages),
         scales_(launch.kv_scales[tile_.level]),
-        x_(scratch) {}
+        scratch_(scratch) {}
 
   void run() {
     load_queries();
@@ -67,11 +67,11 @@ class ItemKernel {
   template <class F, class After>
   void for_tiles(F f, After after_last) {
     TileWalk walk(plan_, *item_);
-    bool partial = gather_next(walk, x_.tiles[0]);
-    for (i32 current = 0; x_.tiles[current].n > 0;) {
-      KeyTile<T>& keys = x_.tiles[current];
+    bool partial = gather_next(walk, scratch_.tiles[0]);
+    for (i32 current = 0; scratch_.tiles[current].n > 0;) {
+      KeyTile<T>& keys = scratch_.tiles[current];
       current = (current + 1) % 3;
-      KeyTile<T>& next = x_.tiles[current];
+      KeyTile<T>& next = scratch_.tiles[current];
       const bool next_is_partial = gather_next(walk, next);
       const bool is_last = next.n == 0;
       if (is_last) after_last(next);
@@ -87,11 +87,11 @@ class ItemKernel {
 
   /// O / Σ to where it belongs: the caller's tensors, or a partial state.
   void finish() {
-    normalize(launch_, x_, tile_.num_rows);
+    normalize(launch_, scratch_, tile_.num_rows);
     if (item_->partial_row >= 0)
-      return store_partial(launch_, x_, tile_.num_rows, item_->partial_row);
+      return store_partial(launch_, scratch_, tile_.num_rows, item_->partial_row);
     for (i32 m = 0; m < tile_.num_rows; ++m)
-      write_row(launch_, x_.rows[m], x_.o + m * x_.stride_o, x_.lse[m]);
+      write_row(launch_, scratch_.rows[m], scratch_.o + m * scratch_.stride_o, scratch_.lse[m]);
   }
 
   void load_queries() {
@@ -103,27 +103,28 @@ class ItemKernel {
 
   /// Row m before any key.
   void start_row(i32 m) {
-    x_.rows[m] = make_row(*launch_.layout, level_, tile_.group, tile_.row_begin + m, item_->kv_head,
-                          plan_.group_size);
-    x_.state[m] = RowState{-math::infinity, 0.0f};
-    x_.lse[m] = 0.0f;
-    for (i32 d = 0; d < x_.ldo; ++d) x_.o[m * x_.stride_o + d] = 0.0f;
+    scratch_.rows[m] = make_row(*launch_.layout, level_, tile_.group, tile_.row_begin + m,
+                                item_->kv_head, plan_.group_size);
+    scratch_.state[m] = RowState{-math::infinity, 0.0f};
+    scratch_.lse[m] = 0.0f;
+    for (i32 d = 0; d < scratch_.ldo; ++d) scratch_.o[m * scratch_.stride_o + d] = 0.0f;
   }
 
   /// Where row m lies in Q, in elements.
   i64 offset_in_q(i32 m) const {
-    return x_.rows[m].row * launch_.q.row_stride + x_.rows[m].q_head * launch_.q.head_stride;
+    return scratch_.rows[m].row * launch_.q.row_stride +
+           scratch_.rows[m].q_head * launch_.q.head_stride;
   }
 
   /// f_q(Q) of row m, in fp32.
   void load_query(i32 m) {
-    float* q = x_.q + m * x_.ldq;
+    float* q = scratch_.q + m * scratch_.ldq;
     dispatch_dtype(launch_.dtype, [&](auto t) {
       widen_row(static_cast<const decltype(t)*>(launch_.q.data) + offset_in_q(m), q, launch_.dim_qk,
-                x_.ldq);
+                scratch_.ldq);
     });
     for (i32 i = 0; i < stages_.num_query; ++i)
-      stages_.query[i].ops->query(stages_.query[i].self, q, launch_.dim_qk, x_.rows[m]);
+      stages_.query[i].ops->query(stages_.query[i].self, q, launch_.dim_qk, scratch_.rows[m]);
     if (stages_.num_query > 0) round_row(launch_.dtype, q, launch_.dim_qk);
   }
 
@@ -151,7 +152,7 @@ class ItemKernel {
   }
 
   /// The request of the tile's keys; -1 on a level whose groups hold rows of several.
-  i32 key_request() const { return level_.keys_are_shared ? -1 : x_.rows[0].request; }
+  i32 key_request() const { return level_.keys_are_shared ? -1 : scratch_.rows[0].request; }
 
   /// Copies rows to fp32 scratch, runs `stages` on them, and rounds what they changed to the matrix
   /// dtype. Stages see values: what is quantised is multiplied by its `scale` before them.
@@ -179,24 +180,27 @@ class ItemKernel {
   /// The scales of K, where nothing has multiplied the keys by them.
   void scale_logits(const KeyTile<T>& keys) {
     if (!is_quantized<T> || stages_.num_key > 0 || is_one(scales_.k)) return;
-    for (i32 m = 0; m < tile_.num_rows; ++m) multiply_row(x_.s + m * x_.lds, keys.k_scale, keys.n);
+    for (i32 m = 0; m < tile_.num_rows; ++m)
+      multiply_row(scratch_.s + m * scratch_.lds, keys.k_scale, keys.n);
   }
 
   /// The same of V, on the weights.
   void scale_weights(const KeyTile<T>& keys) {
     if (!is_quantized<T> || stages_.num_value > 0 || is_one(scales_.v)) return;
-    for (i32 m = 0; m < tile_.num_rows; ++m) multiply_row(x_.s + m * x_.lds, keys.v_scale, keys.n);
+    for (i32 m = 0; m < tile_.num_rows; ++m)
+      multiply_row(scratch_.s + m * scratch_.lds, keys.v_scale, keys.n);
   }
 
   void multiply_logits(const KeyTile<T>& keys, const KeyTile<T>& next, const i32* ends) {
     const Upcoming<T> ahead{next.k, next.n};
     if (stages_.num_key == 0 && launch_.dim_qk % lanes == 0)
-      return multiply_qk(x_.q, x_.ldq, tile_.num_rows, keys.k, keys.n, x_.ldq, launch_.scale, x_.s,
-                         x_.lds, ahead, x_.panel, ends);
+      return multiply_qk(scratch_.q, scratch_.ldq, tile_.num_rows, keys.k, keys.n, scratch_.ldq,
+                         launch_.scale, scratch_.s, scratch_.lds, ahead, scratch_.panel, ends);
     stage_rows<&VariantOps::key>(stages_.key, stages_.num_key, keys.k, keys.k_scale, keys,
-                                 launch_.dim_qk, x_.ldq, x_.k, ahead);
-    multiply_qk(x_.q, x_.ldq, tile_.num_rows, x_.rows_k, keys.n, x_.ldq, launch_.scale, x_.s,
-                x_.lds, Upcoming<float>{nullptr, 0}, x_.panel, ends);
+                                 launch_.dim_qk, scratch_.ldq, scratch_.k, ahead);
+    multiply_qk(scratch_.q, scratch_.ldq, tile_.num_rows, scratch_.rows_k, keys.n, scratch_.ldq,
+                launch_.scale, scratch_.s, scratch_.lds, Upcoming<float>{nullptr, 0},
+                scratch_.panel, ends);
   }
 
   /// Keys of a tile from number `first` on, as stages see them.
@@ -215,7 +219,7 @@ class ItemKernel {
 
   /// f_mask of row m, for n keys of a tile from number `first` on.
   void evaluate_keep(i32 m, const KeyTile<T>& keys, i32 first, i32 n, u8* keep) const {
-    evaluate_mask(stages_, x_.rows[m], lanes_of(keys, first), n, keep);
+    evaluate_mask(stages_, scratch_.rows[m], lanes_of(keys, first), n, keep);
     if (level_.mask_bits)
       apply_mask_bits(level_, tile_.group, (tile_.row_begin + m) / plan_.group_size,
                       keys.column + first, n, keep);
@@ -224,27 +228,28 @@ class ItemKernel {
   /// The same of all rows and keys: [rows, max_tile_keys].
   const u8* evaluate_keep(const KeyTile<T>& keys) {
     for (i32 m = 0; m < tile_.num_rows; ++m)
-      evaluate_keep(m, keys, 0, keys.n, x_.keep + m * max_tile_keys);
-    return x_.keep;
+      evaluate_keep(m, keys, 0, keys.n, scratch_.keep + m * max_tile_keys);
+    return scratch_.keep;
   }
 
   /// How many of n keys each row has to be multiplied with: up to the last one that it keeps.
   const i32* ends_of_rows(const u8* keep, i32 n) {
-    for (i32 m = 0; m < tile_.num_rows; ++m) x_.ends[m] = kept_end(keep + m * max_tile_keys, n);
-    return x_.ends;
+    for (i32 m = 0; m < tile_.num_rows; ++m)
+      scratch_.ends[m] = kept_end(keep + m * max_tile_keys, n);
+    return scratch_.ends;
   }
 
   /// `keep` is null where the tile is full.
   void apply_variant(const KeyTile<T>& keys, const u8* keep) {
-    apply_logits({.s = x_.s,
-                  .stride = x_.lds,
+    apply_logits({.s = scratch_.s,
+                  .stride = scratch_.lds,
                   .n = keys.n,
-                  .rows = x_.rows,
+                  .rows = scratch_.rows,
                   .num_rows = tile_.num_rows,
                   .scale = 1.0f},
                  lanes_of(keys, 0));
     for (i32 m = 0; m < tile_.num_rows; ++m) {
-      float* s = x_.s + m * x_.lds;
+      float* s = scratch_.s + m * scratch_.lds;
       if (keep) drop(s, keep + m * max_tile_keys, keys.n, dropped());
       pad_row(s, keys.n, dropped());
     }
@@ -252,8 +257,8 @@ class ItemKernel {
 
   void softmax(i32 n) {
     for (i32 m = 0; m < tile_.num_rows; ++m) {
-      const float rescale = softmax_step(x_.s + m * x_.lds, n, x_.state[m]);
-      if (rescale != 1.0f) scale_row(x_.o + m * x_.stride_o, x_.ldo, rescale);
+      const float rescale = softmax_step(scratch_.s + m * scratch_.lds, n, scratch_.state[m]);
+      if (rescale != 1.0f) scale_row(scratch_.o + m * scratch_.stride_o, scratch_.ldo, rescale);
     }
   }
 
@@ -262,12 +267,12 @@ class ItemKernel {
     const Upcoming<T> ahead{next.v, next.n};
     scale_weights(keys);
     if (stages_.num_value == 0 && launch_.dim_vo % lanes == 0)
-      return multiply_pv(x_.s, x_.lds, tile_.num_rows, keys.v, keys.n, x_.ldo, x_.o, x_.stride_o,
-                         ahead, x_.panel, ends);
+      return multiply_pv(scratch_.s, scratch_.lds, tile_.num_rows, keys.v, keys.n, scratch_.ldo,
+                         scratch_.o, scratch_.stride_o, ahead, scratch_.panel, ends);
     stage_rows<&VariantOps::value>(stages_.value, stages_.num_value, keys.v, keys.v_scale, keys,
-                                   launch_.dim_vo, x_.ldo, x_.v, ahead);
-    multiply_pv(x_.s, x_.lds, tile_.num_rows, x_.rows_v, keys.n, x_.ldo, x_.o, x_.stride_o,
-                Upcoming<float>{nullptr, 0}, x_.panel, ends);
+                                   launch_.dim_vo, scratch_.ldo, scratch_.v, ahead);
+    multiply_pv(scratch_.s, scratch_.lds, tile_.num_rows, scratch_.rows_v, keys.n, scratch_.ldo,
+                scratch_.o, scratch_.stride_o, Upcoming<float>{nullptr, 0}, scratch_.panel, ends);
   }
 
   const CpuLaunch& launch_;
@@ -277,7 +282,7 @@ class ItemKernel {
   const LevelView& level_;
   const Stages& stages_;
   const KvScales& scales_;
-  Scratch<T> x_;
+  Scratch<T> scratch_;
 };
 
 }  // namespace cpu

@@ -62,21 +62,21 @@ class Bf16Item : ItemKernel<bf16> {
  public:
   Bf16Item(const CpuLaunch& launch, const WorkItem& item, const Scratch<bf16>& scratch,
            Bf16Scratch& tiles)
-      : ItemKernel<bf16>(launch, item, scratch), t_(tiles) {
-    x_.o = t_.o;
-    x_.ldo = x_.stride_o = t_.dim_vo;
+      : ItemKernel<bf16>(launch, item, scratch), bf16_(tiles) {
+    scratch_.o = bf16_.o;
+    scratch_.ldo = scratch_.stride_o = bf16_.dim_vo;
   }
 
   void run() {
     begin_products();
     load_rows();
     TileWalk walk(plan_, *item_);
-    gather_stretch(walk, t_.stretches[0]);
-    for (i32 i = 0; t_.stretches[i].num_tiles > 0; i ^= 1) {
-      gather_stretch(walk, t_.stretches[i ^ 1]);
-      rearrange(t_.stretches[i]);
+    gather_stretch(walk, bf16_.stretches[0]);
+    for (i32 i = 0; bf16_.stretches[i].num_tiles > 0; i ^= 1) {
+      gather_stretch(walk, bf16_.stretches[i ^ 1]);
+      rearrange(bf16_.stretches[i]);
       const i32 turns = ceil_div(tile_.num_rows, rows_a_turn) * num_slices_;
-      ahead_ = RowsAhead(t_.stretches[i ^ 1], turns);
+      ahead_ = RowsAhead(bf16_.stretches[i ^ 1], turns);
       for (i32 m = 0; m < tile_.num_rows; m += strip_rows) {
         const Strip strip = strip_of(m);
         for (i32 j = 0; j < num_slices_; ++j) take(block_of(strip, j));
@@ -86,7 +86,7 @@ class Bf16Item : ItemKernel<bf16> {
       take(Block{});
     }
     end_products();
-    for (i32 m = 0; m < tile_.num_rows; ++m) x_.state[m] = state_of(m);
+    for (i32 m = 0; m < tile_.num_rows; ++m) scratch_.state[m] = state_of(m);
     finish();
   }
 
@@ -122,20 +122,20 @@ class Bf16Item : ItemKernel<bf16> {
   }
 
   /// A row's weights take the place of its logits, which are read before.
-  bf16* weights_of(const Block& b) const { return reinterpret_cast<bf16*>(t_.s[b.slot]); }
+  bf16* weights_of(const Block& b) const { return reinterpret_cast<bf16*>(bf16_.s[b.slot]); }
 
   KeyProduct qk_of(const Block& b) const {
     if (!b.slice) return {};
-    return multiply_keys(b.rows, t_.q + b.first * t_.dim_qk, t_.dim_qk, b.slice->k, b.begin, b.end,
-                         t_.s[b.slot], slice_keys);
+    return multiply_keys(b.rows, bf16_.q + b.first * bf16_.dim_qk, bf16_.dim_qk, b.slice->k,
+                         b.begin, b.end, bf16_.s[b.slot], slice_keys);
   }
 
   /// Brings O to the rows' new shifts first.
   ValueProduct pv_of(const Block& b) const {
     if (!b.slice) return {};
-    if (t_.rescaling[b.slot].needed) rescale_rows(b);
+    if (bf16_.rescaling[b.slot].needed) rescale_rows(b);
     return multiply_values(b.rows, weights_of(b), 2 * slice_keys, b.slice->v, b.begin, b.end,
-                           t_.dim_vo, x_.o + b.first * x_.stride_o);
+                           bf16_.dim_vo, scratch_.o + b.first * scratch_.stride_o);
   }
 
   /// Rows past the last one, up to a whole strip, are zero.
@@ -143,34 +143,34 @@ class Bf16Item : ItemKernel<bf16> {
     const i32 padded = round_up(tile_.num_rows, strip_rows);
     for (i32 m = 0; m < tile_.num_rows; ++m) {
       start_row(m);
-      bf16* to = t_.q + m * t_.dim_qk;
+      bf16* to = bf16_.q + m * bf16_.dim_qk;
       if (stages_.num_query == 0) {
         const bf16* from = static_cast<const bf16*>(launch_.q.data) + offset_in_q(m);
         __builtin_memcpy(to, from, static_cast<u64>(launch_.dim_qk) * sizeof(bf16));
       } else {
         load_query(m);
-        narrow_row(x_.q + m * x_.ldq, to, launch_.dim_qk);
+        narrow_row(scratch_.q + m * scratch_.ldq, to, launch_.dim_qk);
       }
-      for (i32 d = launch_.dim_qk; d < t_.dim_qk; ++d) to[d] = bf16{0};
+      for (i32 d = launch_.dim_qk; d < bf16_.dim_qk; ++d) to[d] = bf16{0};
     }
-    __builtin_memset(t_.q + tile_.num_rows * t_.dim_qk, 0,
-                     static_cast<u64>((padded - tile_.num_rows) * t_.dim_qk) * sizeof(bf16));
+    __builtin_memset(bf16_.q + tile_.num_rows * bf16_.dim_qk, 0,
+                     static_cast<u64>((padded - tile_.num_rows) * bf16_.dim_qk) * sizeof(bf16));
     for (i32 m = 0; m < padded; ++m) {
-      t_.shifts.minus[m] = no_shift;
-      simd::store(t_.shifts.sums + m * lanes, Vec{});
+      bf16_.shifts.minus[m] = no_shift;
+      simd::store(bf16_.shifts.sums + m * lanes, Vec{});
     }
-    for (Rescaling& rescaling : t_.rescaling) rescaling.needed = false;
+    for (Rescaling& rescaling : bf16_.rescaling) rescaling.needed = false;
   }
 
   RowState state_of(i32 m) const {
-    const float minus = t_.shifts.minus[m];
+    const float minus = bf16_.shifts.minus[m];
     return RowState{is_shift(minus) ? -minus * math::ln2 : -math::infinity,
-                    simd::reduce_sum(simd::load(t_.shifts.sums + m * lanes))};
+                    simd::reduce_sum(simd::load(bf16_.shifts.sums + m * lanes))};
   }
 
   void gather_stretch(TileWalk& walk, Stretch& stretch) const {
     i32& n = stretch.num_tiles;
-    for (n = 0; n < t_.squares.num_tiles(); ++n) {
+    for (n = 0; n < bf16_.squares.num_tiles(); ++n) {
       stretch.partial[n] = gather_next(walk, stretch.tiles[n]);
       if (stretch.tiles[n].n == 0) return;
     }
@@ -187,20 +187,20 @@ class Bf16Item : ItemKernel<bf16> {
       for (i32 j = 0; j < slices; ++j) {
         const i32 first = j * slice_keys;
         Slice& slice = slices_[num_slices_ + j];
-        bf16* to = t_.squares.k(num_slices_ + j);
+        bf16* to = bf16_.squares.k(num_slices_ + j);
         slice = slice_of(keys, first, stretch.partial[i]);
         slice.k = to;
-        rearrange_k(k + first, slice.n, t_.dim_qk, to, {keys.v + first, slice.n});
+        rearrange_k(k + first, slice.n, bf16_.dim_qk, to, {keys.v + first, slice.n});
       }
       const bf16* const* v = staged_values(keys);
       for (i32 j = 0; j < slices; ++j) {
         const i32 first = j * slice_keys;
         Slice& slice = slices_[num_slices_ + j];
-        bf16* to = t_.squares.v(num_slices_ + j);
+        bf16* to = bf16_.squares.v(num_slices_ + j);
         slice.v = to;
         const bool is_last = i + 1 == stretch.num_tiles;
         const KeyTile<bf16>& next = stretch.tiles[is_last ? i : i + 1];
-        rearrange_v(v + first, slice.n, t_.dim_vo, to,
+        rearrange_v(v + first, slice.n, bf16_.dim_vo, to,
                     {next.k + first, is_last ? 0 : next.n - first});
       }
       num_slices_ += slices;
@@ -208,29 +208,29 @@ class Bf16Item : ItemKernel<bf16> {
   }
 
   const bf16* const* staged_keys(const KeyTile<bf16>& keys) const {
-    if (stages_.num_key == 0 && launch_.dim_qk == t_.dim_qk) return keys.k;
+    if (stages_.num_key == 0 && launch_.dim_qk == bf16_.dim_qk) return keys.k;
     stage_rows<&VariantOps::key>(stages_.key, stages_.num_key, keys.k, keys.k_scale, keys,
-                                 launch_.dim_qk, x_.ldq, x_.k, {keys.k, 0});
-    return narrow(x_.k, x_.ldq, keys.n, launch_.dim_qk, t_.dim_qk);
+                                 launch_.dim_qk, scratch_.ldq, scratch_.k, {keys.k, 0});
+    return narrow(scratch_.k, scratch_.ldq, keys.n, launch_.dim_qk, bf16_.dim_qk);
   }
 
   const bf16* const* staged_values(const KeyTile<bf16>& keys) const {
-    if (stages_.num_value == 0 && launch_.dim_vo == t_.dim_vo) return keys.v;
+    if (stages_.num_value == 0 && launch_.dim_vo == bf16_.dim_vo) return keys.v;
     const i32 ldv = round_up(launch_.dim_vo, lanes);
     stage_rows<&VariantOps::value>(stages_.value, stages_.num_value, keys.v, keys.v_scale, keys,
-                                   launch_.dim_vo, ldv, x_.v, {keys.v, 0});
-    return narrow(x_.v, ldv, keys.n, launch_.dim_vo, t_.dim_vo);
+                                   launch_.dim_vo, ldv, scratch_.v, {keys.v, 0});
+    return narrow(scratch_.v, ldv, keys.n, launch_.dim_vo, bf16_.dim_vo);
   }
 
   /// Staged rows, which are rounded already, as bf16, padded with zeros.
   const bf16* const* narrow(const float* from, i32 stride, i32 n, i32 dim, i32 padded) const {
     for (i32 j = 0; j < n; ++j) {
-      bf16* to = t_.staged + j * padded;
-      t_.rows[j] = to;
+      bf16* to = bf16_.staged + j * padded;
+      bf16_.rows[j] = to;
       narrow_row(from + j * stride, to, dim);
       for (i32 d = dim; d < padded; ++d) to[d] = bf16{0};
     }
-    return t_.rows;
+    return bf16_.rows;
   }
 
   static Slice slice_of(const KeyTile<bf16>& keys, i32 first, bool partial) {
@@ -249,7 +249,7 @@ class Bf16Item : ItemKernel<bf16> {
     const auto of = [&](i32 Row::*member) {
       Range range{int_max, int_min};
       for (i32 m = first; m < first + strip.rows; ++m)
-        range = hull(range, Range{x_.rows[m].*member, x_.rows[m].*member});
+        range = hull(range, Range{scratch_.rows[m].*member, scratch_.rows[m].*member});
       return range;
     };
     strip.hull = Tile{of(&Row::request), of(&Row::q_index), of(&Row::q_pos),
@@ -296,7 +296,7 @@ class Bf16Item : ItemKernel<bf16> {
     const i32 n = block.slice->n;
     u64 any[words] = {};
     for (i32 m = 0; m < block.rows; ++m) {
-      u8* keep = t_.keep[block.slot] + m * slice_keys;
+      u8* keep = bf16_.keep[block.slot] + m * slice_keys;
       evaluate_keep(block.first + m, *block.slice->keys, block.slice->first, n, keep);
       for (i32 j = n; j < slice_keys; ++j) keep[j] = 0;
       u64 row[words];
@@ -314,11 +314,11 @@ class Bf16Item : ItemKernel<bf16> {
   /// From logits to weights.
   void weigh(const Block& block, Products& products) {
     const float factor = apply_variant(block) * math::log2e;
-    float* s = t_.s[block.slot];
-    Rescaling& rescaling = t_.rescaling[block.slot];
+    float* s = bf16_.s[block.slot];
+    Rescaling& rescaling = bf16_.rescaling[block.slot];
     if (stages_.scan == Scan::softmax)
       for (i32 i = 0; i < block.rows; i += tile_rows)
-        start_shifts(s + i * slice_keys, factor, t_.shifts, block.first + i);
+        start_shifts(s + i * slice_keys, factor, bf16_.shifts, block.first + i);
     for (i32 i = 0; i < block.rows; i += rows_a_turn) {
       products.turn();
       ahead_.fetch(launch_.dim_qk, launch_.dim_vo);
@@ -329,15 +329,15 @@ class Bf16Item : ItemKernel<bf16> {
         if (stages_.scan == Scan::sum)
           round_weights(row, block.begin, block.end, p);
         else
-          softmax_row(row, factor, t_.shifts, block.first + r, rescaling, r, p);
+          softmax_row(row, factor, bf16_.shifts, block.first + r, rescaling, r, p);
       }
     }
   }
 
   /// O of a strip's first P·V, which comes next.
   void fetch_o(i32 m) const {
-    const float* o = x_.o + m * x_.stride_o;
-    for (i32 d = 0; d < rows_a_turn * x_.stride_o; d += lanes) simd::prefetch(o + d);
+    const float* o = scratch_.o + m * scratch_.stride_o;
+    for (i32 d = 0; d < rows_a_turn * scratch_.stride_o; d += lanes) simd::prefetch(o + d);
   }
 
   /// Scale, f_logits and masks of a block. Returns the scale where nothing looks at scaled logits,
@@ -351,9 +351,10 @@ class Bf16Item : ItemKernel<bf16> {
     if (!scaled_later) scale_and_apply(block, n);
     if (!block.partial && n == slice_keys) return rest;
     for (i32 m = 0; m < block.rows; ++m) {
-      float* row = t_.s[block.slot] + m * slice_keys;
+      float* row = bf16_.s[block.slot] + m * slice_keys;
       float* s = row + block.begin;
-      if (block.partial) drop(s, t_.keep[block.slot] + m * slice_keys + block.begin, n, dropped());
+      if (block.partial)
+        drop(s, bf16_.keep[block.slot] + m * slice_keys + block.begin, n, dropped());
       // The softmax takes whole slices.
       for (i32 j = 0; j < block.begin; ++j) row[j] = dropped();
       for (i32 j = block.begin + n; j < slice_keys; ++j) row[j] = dropped();
@@ -363,14 +364,14 @@ class Bf16Item : ItemKernel<bf16> {
 
   /// Scale and f_logits of a block's first n keys.
   void scale_and_apply(const Block& block, i32 n) const {
-    float* s = t_.s[block.slot] + block.begin;
+    float* s = bf16_.s[block.slot] + block.begin;
     if (stages_.num_logits == 0)
       for (i32 m = 0; m < block.rows; ++m)
         scale_row(s + m * slice_keys, round_up(n, lanes), launch_.scale);
     apply_logits({.s = s,
                   .stride = slice_keys,
                   .n = n,
-                  .rows = x_.rows + block.first,
+                  .rows = scratch_.rows + block.first,
                   .num_rows = block.rows,
                   .scale = launch_.scale},
                  lanes_of(*block.slice->keys, block.slice->first + block.begin));
@@ -378,14 +379,15 @@ class Bf16Item : ItemKernel<bf16> {
 
   /// O of a block's rows times their factors, where those aren't 1.
   void rescale_rows(const Block& block) const {
-    Rescaling& rescaling = t_.rescaling[block.slot];
+    Rescaling& rescaling = bf16_.rescaling[block.slot];
     for (i32 i = 0; i < block.rows; ++i)
       if (rescaling.factors[i] != 1.0f)
-        scale_row(x_.o + (block.first + i) * x_.stride_o, x_.ldo, rescaling.factors[i]);
+        scale_row(scratch_.o + (block.first + i) * scratch_.stride_o, scratch_.ldo,
+                  rescaling.factors[i]);
     rescaling.needed = false;
   }
 
-  Bf16Scratch& t_;
+  Bf16Scratch& bf16_;
   Block before_, current_;  ///< blocks in the pipeline: with weights, with logits
   RowsAhead ahead_;
   Slice slices_[max_stretch_tiles * tile_slices];

@@ -19,13 +19,15 @@ template <bool adds>
 class Product {
  public:
   Product() = default;
-  RADDLE_FN explicit Product(const Operands& x) : x_(x) {}
+  RADDLE_FN explicit Product(const Operands& x) : operands_(x) {}
 
   void run() const {
-    const bf16* b = x_.b;
-    for (i32 block = 0; block < x_.blocks; ++block, b += i64{x_.depth} * two_squares + x_.skip)
-      for (i32 m = 0; m < x_.rows; m += product_rows)
-        multiply(x_.a + m * i64{x_.lda}, b, x_.c + m * i64{x_.ldc} + block * 2 * tile_rows);
+    const bf16* b = operands_.b;
+    for (i32 block = 0; block < operands_.blocks;
+         ++block, b += i64{operands_.depth} * two_squares + operands_.skip)
+      for (i32 m = 0; m < operands_.rows; m += product_rows)
+        multiply(operands_.a + m * i64{operands_.lda}, b,
+                 operands_.c + m * i64{operands_.ldc} + block * 2 * tile_rows);
   }
 
  private:
@@ -33,10 +35,10 @@ class Product {
     Vec left[product_rows], right[product_rows];
 #pragma GCC unroll 8
     for (i32 m = 0; m < product_rows; ++m) {
-      left[m] = adds ? simd::load(c + m * x_.ldc) : Vec{};
-      right[m] = adds ? simd::load(c + m * x_.ldc + lanes) : Vec{};
+      left[m] = adds ? simd::load(c + m * operands_.ldc) : Vec{};
+      right[m] = adds ? simd::load(c + m * operands_.ldc + lanes) : Vec{};
     }
-    for (i32 i = 0; i < x_.depth; ++i, a += tile_depth, b += two_squares)
+    for (i32 i = 0; i < operands_.depth; ++i, a += tile_depth, b += two_squares)
 #pragma GCC unroll 4
       for (i32 r = 0; r < tile_rows; ++r) {
         const simd::VecW low = simd::load_words(b + r * tile_depth);
@@ -44,19 +46,19 @@ class Product {
 #pragma GCC unroll 8
         for (i32 m = 0; m < product_rows; ++m) {
           u32 pair;
-          __builtin_memcpy(&pair, a + m * i64{x_.lda} + 2 * r, sizeof(pair));
+          __builtin_memcpy(&pair, a + m * i64{operands_.lda} + 2 * r, sizeof(pair));
           left[m] = simd::dot_pairs(left[m], pair, low);
           right[m] = simd::dot_pairs(right[m], pair, high);
         }
       }
 #pragma GCC unroll 8
     for (i32 m = 0; m < product_rows; ++m) {
-      simd::store(c + m * x_.ldc, left[m]);
-      simd::store(c + m * x_.ldc + lanes, right[m]);
+      simd::store(c + m * operands_.ldc, left[m]);
+      simd::store(c + m * operands_.ldc + lanes, right[m]);
     }
   }
 
-  Operands x_;
+  Operands operands_;
 };
 
 /// P·V of one strip, then Q·Kᵀ of another. Nothing works beside the vector units, so all of it is

@@ -1,10 +1,11 @@
 // From logits to weights in bf16, a slice of keys at a time, in as few instructions as it takes:
 // where there is a tile unit, vector units are as busy as it is.
 //
-// The softmax is patient: a row's shift, what is subtracted from its logits, is the maximum of the
-// first keys that it keeps, and stays until later ones outgrow it by far. Then neither is a maximum
-// looked for nor O rescaled, and sums stay apart, a lane for every sixteenth key. Weights may be
-// larger than 1, which loses nothing: they are floating-point numbers.
+// O is rescaled late. A row's shift, which is subtracted from its logits, is the maximum of the
+// first slice that it keeps something of, and stays until the sum of a slice's weights passes
+// rescale_threshold. Before that no slice needs a maximum or rescales O, and sums stay apart, a
+// lane for every sixteenth key. Weights may be larger than 1, which loses nothing: they are
+// floating-point numbers.
 #pragma once
 
 #include "raddle/engine/kernel/cpu/bf16_squares.h"
@@ -31,7 +32,7 @@ struct Rescaling {
 };
 
 /// How much a lane's weights of a slice may add up to before a row's shift moves.
-constexpr float patience = 65536.0f;
+constexpr float rescale_threshold = 65536.0f;
 constexpr i32 slice_vecs = slice_keys / lanes;
 static_assert(slice_vecs % 2 == 0);
 
@@ -93,7 +94,7 @@ RADDLE_FN void softmax_row(const float* s, float factor, RowShifts rows, i32 m,
   Vec weights[slice_vecs];
   const Vec factors = simd::broadcast(factor);
   Vec total = weights_of(s, factors, simd::broadcast(rows.minus[m]), weights);
-  if (!simd::all_at_most(total, patience)) [[unlikely]] {
+  if (!simd::all_at_most(total, rescale_threshold)) [[unlikely]] {
     move_shift(s, factor, rows, m, rescaling, nth);
     // A row with nothing kept so far: subtracting 0 leaves every logit at -inf.
     const float minus = rows.minus[m];

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "raddle/engine/core/state.h"
+#include "raddle/engine/kernel/cpu/row_conversion.h"
 #include "raddle/engine/kernel/cpu/scratch.h"
-#include "raddle/engine/tile/load.h"
 
 RADDLE_ENGINE_BEGIN
 

@@ -2,10 +2,10 @@
 #pragma once
 
 #include "raddle/engine/core/carve.h"
+#include "raddle/engine/kernel/cpu/keys.h"
 #include "raddle/engine/kernel/cpu/launch.h"
 #include "raddle/engine/kernel/cpu/micro.h"
-#include "raddle/engine/tile/keys.h"
-#include "raddle/engine/tile/softmax.h"
+#include "raddle/engine/kernel/cpu/softmax.h"
 
 RADDLE_ENGINE_BEGIN
 

@@ -50,9 +50,9 @@ class ShortRun : private ItemKernel<T> {
   using Base::item_;
   using Base::launch_;
   using Base::plan_;
+  using Base::scratch_;
   using Base::stages_;
   using Base::tile_;
-  using Base::x_;
 
  public:
   /// Items [first, first + heads), and the one after them that is likely to come next; -1: none.
@@ -72,7 +72,7 @@ class ShortRun : private ItemKernel<T> {
     for (i32 h = 0; h < heads_; ++h) {
       go_to(h);
       Base::load_queries();
-      if (direct_k_) products_.load_queries(h, x_.q, x_.ldq, tile_.num_rows);
+      if (direct_k_) products_.load_queries(h, scratch_.q, scratch_.ldq, tile_.num_rows);
     }
     go_to(0);
     Base::for_tiles(
@@ -81,7 +81,7 @@ class ShortRun : private ItemKernel<T> {
     products_.end();
     for (i32 h = 0; h < heads_; ++h) {
       go_to(h);
-      if (direct_v_) products_.finish_output(x_.o, x_.stride_o, tile_.num_rows);
+      if (direct_v_) products_.finish_output(scratch_.o, scratch_.stride_o, tile_.num_rows);
       Base::finish();
     }
   }
@@ -89,7 +89,7 @@ class ShortRun : private ItemKernel<T> {
  private:
   void go_to(i32 head) {
     item_ = items_ + head;
-    x_ = all_.from_row(head * tile_.num_rows);
+    scratch_ = all_.from_row(head * tile_.num_rows);
   }
 
   const KvView& kv() const { return launch_.kv[tile_.level]; }
@@ -167,23 +167,25 @@ class ShortRun : private ItemKernel<T> {
   /// S = scale · f_q(Q) · f_k(K)ᵀ
   void multiply_qk(i32 head, const KeyTile<T>& keys, Ahead& ahead) {
     if (direct_k_)
-      return products_.qk(head, x_.q, x_.ldq, tile_.num_rows, keys.k, keys.n, launch_.scale, x_.s,
-                          x_.lds, ahead);
+      return products_.qk(head, scratch_.q, scratch_.ldq, tile_.num_rows, keys.k, keys.n,
+                          launch_.scale, scratch_.s, scratch_.lds, ahead);
     Base::template stage_rows<&VariantOps::key>(stages_.key, stages_.num_key, keys.k, keys.k_scale,
-                                                keys, launch_.dim_qk, x_.ldq, x_.k,
+                                                keys, launch_.dim_qk, scratch_.ldq, scratch_.k,
                                                 Upcoming<T>{nullptr, 0});
-    short_qk(x_.q, x_.ldq, tile_.num_rows, x_.rows_k, keys.n, x_.ldq, launch_.scale, x_.s, x_.lds,
-             ahead);
+    short_qk(scratch_.q, scratch_.ldq, tile_.num_rows, scratch_.rows_k, keys.n, scratch_.ldq,
+             launch_.scale, scratch_.s, scratch_.lds, ahead);
   }
 
   /// O += P · f_v(V)
   void multiply_pv(const KeyTile<T>& keys, Ahead& ahead) {
     if (direct_v_)
-      return products_.pv(x_.s, x_.lds, tile_.num_rows, keys.v, keys.n, x_.o, x_.stride_o, ahead);
+      return products_.pv(scratch_.s, scratch_.lds, tile_.num_rows, keys.v, keys.n, scratch_.o,
+                          scratch_.stride_o, ahead);
     Base::template stage_rows<&VariantOps::value>(stages_.value, stages_.num_value, keys.v,
-                                                  keys.v_scale, keys, launch_.dim_vo, x_.ldo, x_.v,
-                                                  Upcoming<T>{nullptr, 0});
-    short_pv(x_.s, x_.lds, tile_.num_rows, x_.rows_v, keys.n, x_.ldo, x_.o, x_.stride_o, ahead);
+                                                  keys.v_scale, keys, launch_.dim_vo, scratch_.ldo,
+                                                  scratch_.v, Upcoming<T>{nullptr, 0});
+    short_pv(scratch_.s, scratch_.lds, tile_.num_rows, scratch_.rows_v, keys.n, scratch_.ldo,
+             scratch_.o, scratch_.stride_o, ahead);
   }
 
   const Scratch<T> all_;  ///< from the first head's rows on

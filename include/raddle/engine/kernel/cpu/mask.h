@@ -1,7 +1,7 @@
 // The element mask of one row of a tile: the variant's mask expression and the layout's mask bits.
 #pragma once
 
-#include "raddle/engine/tile/keys.h"
+#include "raddle/engine/kernel/cpu/keys.h"
 #include "raddle/engine/variant/stages.h"
 
 RADDLE_ENGINE_BEGIN
