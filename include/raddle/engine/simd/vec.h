@@ -169,6 +169,32 @@ RADDLE_FN void load_two(const T* p, Vec& a, Vec& b) {
   }
 }
 
+/// Whether the two vectors of load_two cost as little one by one: all but e4m3's.
+template <class T>
+constexpr bool loads_singly = dtype_of<T>::value != DType::float8_e4m3fn;
+
+/// The first or second vector of load_two.
+template <i32 nth, class T>
+RADDLE_FN Vec load_of_two(const T* p) {
+  if constexpr (loads_apart<T>) {
+    VecU pairs;
+    __builtin_memcpy(&pairs, p, sizeof(pairs));
+    return reinterpret_cast<Vec>(nth == 0 ? pairs << 16 : pairs & 0xffff0000u);
+  } else {
+    return load_unit(p + nth * lanes);
+  }
+}
+
+/// v, in a register: without this the compiler may load a vector from memory at each of its uses.
+RADDLE_FN Vec in_register(Vec v) {
+#if defined(__x86_64__)
+  asm("" : "+v"(v));
+#elif defined(__aarch64__)
+  asm("" : "+w"(v));
+#endif
+  return v;
+}
+
 /// Rows of elements of type T as load_two would read them, in place.
 template <class T>
 RADDLE_FN void arrange(float* x, i32 n) {

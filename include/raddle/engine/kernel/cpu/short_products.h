@@ -14,6 +14,40 @@ RADDLE_ENGINE_BEGIN
 
 namespace cpu {
 
+/// acc[row · keys + key] += Q · K for the nth vector of two. A row of Q is loaded once for all
+/// keys: two loads for every product would take longer than the products.
+template <i32 nth, class T, i32 rows, i32 keys>
+RADDLE_FN void add_products(const float* q, i32 ldq, const T* const* k, i32 d, Vec (&acc)[lanes]) {
+  Vec of_row[rows];
+#pragma GCC unroll 16
+  for (i32 m = 0; m < rows; ++m)
+    of_row[m] = simd::in_register(simd::load(q + m * ldq + d + nth * lanes));
+#pragma GCC unroll 16
+  for (i32 j = 0; j < keys; ++j) {
+    const Vec of_key = simd::load_of_two<nth>(k[j] + d);
+#pragma GCC unroll 16
+    for (i32 m = 0; m < rows; ++m)
+      acc[m * keys + j] = simd::fma(of_row[m], of_key, acc[m * keys + j]);
+  }
+}
+
+/// The same for both vectors, of types that cost more one by one.
+template <class T, i32 rows, i32 keys>
+RADDLE_FN void add_both_products(const float* q, i32 ldq, const T* const* k, i32 d,
+                                 Vec (&acc)[lanes]) {
+#pragma GCC unroll 16
+  for (i32 j = 0; j < keys; ++j) {
+    Vec a, b;
+    simd::load_two(k[j] + d, a, b);
+#pragma GCC unroll 16
+    for (i32 m = 0; m < rows; ++m)
+      acc[m * keys + j] = simd::fma(simd::load(q + m * ldq + d), a, acc[m * keys + j]);
+#pragma GCC unroll 16
+    for (i32 m = 0; m < rows; ++m)
+      acc[m * keys + j] = simd::fma(simd::load(q + m * ldq + d + lanes), b, acc[m * keys + j]);
+  }
+}
+
 /// Dot products of `rows` queries with `keys` keys; rows · keys <= lanes. Q is arranged as T. What
 /// is read of K is told to `ahead`. A function of its own, as all register blocks here: inlined,
 /// its sums would share the registers with the callers' variables, and some would lie in memory.
@@ -24,20 +58,11 @@ template <class T, i32 rows, i32 keys>
   i32 d = 0;
   for (; d + 2 * lanes <= dim; d += 2 * lanes) {
     ahead.used_in_loop(Int<keys * 2 * lanes* static_cast<i32>(sizeof(T))>{});
-    Vec qa[rows], qb[rows];
-#pragma GCC unroll 16
-    for (i32 m = 0; m < rows; ++m) {
-      qa[m] = simd::load(q + m * ldq + d);
-      qb[m] = simd::load(q + m * ldq + d + lanes);
-    }
-#pragma GCC unroll 16
-    for (i32 j = 0; j < keys; ++j) {
-      Vec a, b;
-      simd::load_two(k[j] + d, a, b);
-#pragma GCC unroll 16
-      for (i32 m = 0; m < rows; ++m) acc[m * keys + j] = simd::fma(qa[m], a, acc[m * keys + j]);
-#pragma GCC unroll 16
-      for (i32 m = 0; m < rows; ++m) acc[m * keys + j] = simd::fma(qb[m], b, acc[m * keys + j]);
+    if constexpr (simd::loads_singly<T>) {
+      add_products<0, T, rows, keys>(q, ldq, k, d, acc);
+      add_products<1, T, rows, keys>(q, ldq, k, d, acc);
+    } else {
+      add_both_products<T, rows, keys>(q, ldq, k, d, acc);
     }
   }
   if (d < dim) {
