@@ -16,6 +16,8 @@ embedding = weights.standard_normal((VOCABULARY, DIM)).astype(np.float32)
 to_qkv = weights.standard_normal((DIM, (HQ + 2 * HKV) * HEAD_DIM)).astype(np.float32) / DIM**0.5
 to_logits = weights.standard_normal((HQ * HEAD_DIM, VOCABULARY)).astype(np.float32)
 prompt = weights.integers(0, VOCABULARY, PROMPT)
+# Looked up, not multiplied a step at a time: the bits of a product by numpy may depend on its number of rows.
+qkv_of = (embedding @ to_qkv).reshape(VOCABULARY, HQ + 2 * HKV, HEAD_DIM)
 
 # A request's bits do not depend on who is in its batch, so that both ways give exactly the same.
 spec = raddle.AttentionSpec(HQ, HKV, HEAD_DIM, dtype="float32", variant=[raddle.Causal()], batch_invariant=True)
@@ -29,8 +31,7 @@ def step(pool, kv, requests, tokens, qo_len):
         raise MemoryError(f"{grown.missing} pages are missing")  # an engine evicts, or lets a request wait
     raddle.copy_pages(kv, grown.from_pages, grown.to_pages)
     layout = pool.layout(requests, qo_len)
-    qkv = (embedding[tokens] @ to_qkv).reshape(len(tokens), HQ + 2 * HKV, HEAD_DIM)
-    q, k, v = np.split(qkv, [HQ, HQ + HKV], axis=1)
+    q, k, v = np.split(qkv_of[tokens], [HQ, HQ + HKV], axis=1)
     raddle.append_kv(layout, kv, k, v)
     out = attention.run(attention.plan(layout), q, kv)
     return out[np.cumsum(qo_len) - 1]

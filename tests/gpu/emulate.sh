@@ -9,7 +9,8 @@ built="$root/build/emulated"
 mkdir -p "$built"
 if ! test -e "$built/libcuda.so.1" || test "$root/tests/gpu/emulator.cpp" -nt "$built/libcuda.so.1"; then
   ${CXX:-c++} -std=c++20 -O2 -Wall -Wextra -Wconversion -Wshadow -fPIC -shared \
-    -o "$built/libcuda.so.1" "$root/tests/gpu/emulator.cpp"
+    -o "$built/libcuda.so.1.$$" "$root/tests/gpu/emulator.cpp"
+  mv "$built/libcuda.so.1.$$" "$built/libcuda.so.1"  # at once: others may be starting
 fi
 export LD_LIBRARY_PATH="$built${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 export RADDLE_NVRTC="$built/libcuda.so.1"

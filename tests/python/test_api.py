@@ -1,7 +1,6 @@
 """The Python package: what it returns for which inputs, its functions, and what a call costs."""
 
-import itertools
-import time
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -215,33 +214,30 @@ def test_command_line():
 # --- the wrapper is thin ----------------------------------------------------------------------
 
 
-def best_us(call, repeat=200, rounds=20):
-    """Microseconds of a call in the best of many rounds: what it costs when nothing disturbs it."""
-
-    def once():
-        start = time.perf_counter()
-        for _ in itertools.repeat(None, repeat):
-            call()
-        return (time.perf_counter() - start) / repeat * 1e6
-
-    return min(once() for _ in range(rounds))
+def calls_of(call):
+    """How many functions a call calls, of Python and of C: what it costs, however busy the machine is. `raddle bench
+    plan` has the microseconds."""
+    call()
+    counted = []
+    sys.setprofile(lambda frame, event, what: counted.append(event) if event in ("call", "c_call") else None)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return len(counted)
 
 
 def test_python_adds_little_to_a_run(small_problem):
-    from raddle.attention import _run
-
     q, k, v = (torch.from_numpy(x) for x in small_problem.values())
     attn, out = attention(), torch.empty(3, 4, 16)
     plan = attn.plan(paged())
-    bare = best_us(lambda: _run(attn, plan, q, out, None, False, None, None, None, None, None, k, v))
-    assert best_us(lambda: attn.run(plan, q, (k, v), out=out)) < bare + 10
+    assert calls_of(lambda: attn.run(plan, q, (k, v), out=out)) < 1
 
 
-def test_a_small_batch_is_planned_in_no_time(rng):
+def test_python_adds_little_to_a_plan(rng):
     kv_len = rng.integers(1, 3072, 16).astype(np.int32)
     page_indptr = np.r_[0, np.cumsum(-(-kv_len // 16))].astype(np.int32)
     pages = rng.permutation(page_indptr[-1]).astype(np.int32)
     qo_indptr = np.arange(17, dtype=np.int32)
     attn = raddle.Attention(raddle.AttentionSpec(32, 8, 128, variant=[raddle.Causal()]))
-    # 4 µs on an idle machine of 2026; ten times that catches a wrapper that grew fat, not a busy machine.
-    assert best_us(lambda: attn.plan(raddle.PagedKV(qo_indptr, page_indptr, pages, kv_len))) < 40
+    assert calls_of(lambda: attn.plan(raddle.PagedKV(qo_indptr, page_indptr, pages, kv_len))) < 1

@@ -11,6 +11,7 @@ import raddle
 import torch
 from bench_gpu_cases import DECODE, PREFILL, SQUARE, Quiet, shows
 from click.testing import CliRunner
+from clock import Clock
 from raddle.bench.cli import bench
 from raddle.bench.gpu import engines, first_use, host, planner, process, report, results, sections, timing
 from raddle.bench.gpu.cases import Section
@@ -45,11 +46,15 @@ def no_gpu(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, stand)
 
 
-def test_calls_are_timed_by_events(no_gpu):
+def test_calls_are_timed_by_events(no_gpu, monkeypatch):
+    clock = Clock()
+    for module in (timing, sys.modules[__name__]):
+        monkeypatch.setattr(module, "time", clock)
     timer = timing.Timer("cpu", least_samples=3, most_samples=7, sample_us=9000.0)
-    slow = timer.sampling(lambda: time.sleep(0.01))
-    assert slow.samples == 3 and timer.us(lambda: time.sleep(0.01), slow) >= 10_000
-    assert timer.sampling(lambda: None).samples == 7
+    slow = timer.sampling(lambda: clock.sleep(0.01))
+    assert slow == timing.Sampling(3, pytest.approx(10_000))
+    assert timer.us(lambda: clock.sleep(0.01), slow) == pytest.approx(10_000)
+    assert timer.sampling(lambda: clock.sleep(0.001)).samples == 7
 
 
 def test_a_process_measures_sections_and_keeps_them(no_gpu, monkeypatch, tmp_path, capfd):
@@ -117,28 +122,33 @@ def test_first_use_is_measured_in_processes(monkeypatch):
 # --- processes, files, commands -------------------------------------------------------------
 
 _CHILD = """
-import json, os, sys
-folder, names = sys.argv[1], sys.argv[2:]
+import json, os, sys, time
+folder, hanging, names = sys.argv[1], sys.argv[2], sys.argv[3:]
 def put(name, value):
     with open(f"{folder}/{name}.tmp", "w") as f: f.write(json.dumps(value))
     os.rename(f"{folder}/{name}.tmp", f"{folder}/{name}.json")
 put("machine", {"gpu": "none"})
 for name in names:
     if name == "dies": os.abort()
-    if name == "hangs": import time; time.sleep(60)
+    if name == "hangs":
+        open(hanging, "w").close()
+        while True: time.sleep(1)
     put(name, {"name": name, "seconds": 1.0, "rows": []})
     if name == "loses": sys.exit(3)
 """
 
 
-def test_sections_survive_each_other(tmp_path):
-    kept = []
+def test_sections_survive_each_other(tmp_path, monkeypatch):
+    kept, hanging = [], tmp_path / "hanging"
+    # Time passes where a section hangs, and nowhere else.
+    clock = types.SimpleNamespace(sleep=time.sleep, monotonic=lambda: 100.0 * hanging.exists())
+    monkeypatch.setattr(process, "time", clock)
     names = ["a", "dies", "b", "loses", "hangs", "c"]
     _, finished = process.run_all(
         names,
         process.Options(section_s=1.5),
         lambda machine, done: kept.append((dict(machine), len(done))),
-        lambda options, folder, left: [sys.executable, "-c", _CHILD, str(folder), *left],
+        lambda options, folder, left: [sys.executable, "-c", _CHILD, str(folder), str(hanging), *left],
     )
     assert [part["name"] for part in finished] == names
     failures = {part["name"]: part["rows"][0]["failed"] for part in finished if part["rows"]}

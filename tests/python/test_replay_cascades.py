@@ -100,16 +100,23 @@ def test_a_wrong_level_is_found(replayed, monkeypatch):
 
 
 def test_the_same_rows_are_checked_in_both_formats(replayed, monkeypatch):
-    seen = []
-    verify = native.verify
+    seen, levels = [], {}
+    verify, plan = native.verify, Engine._plan
     monkeypatch.setattr(native, "verify", lambda *given: seen.append(given) or verify(*given))
+
+    def planned(self, batch, layout, way):
+        made = plan(self, batch, layout, way)
+        levels.setdefault(way.cascades, set()).update(each.layout.num_levels for each in made.values())
+        return made
+
+    monkeypatch.setattr(Engine, "_plan", planned)
     replayed(*SAMPLES, "--compare", "single", "--layers", 1)
     assert len(seen) == 2
+    # Two ways to compute them, whose bits may still be the same.
+    assert max(levels[True]) > 1 and levels[False] == {1}
     for one, other in zip(seen[0][2:5], seen[1][2:5]):
         np.testing.assert_array_equal(one, other)
-    outputs, others = seen[0][1], seen[1][1]
-    assert not (outputs == others).all(), "two ways to compute them"
-    np.testing.assert_allclose(outputs, others, atol=0.02)
+    np.testing.assert_allclose(seen[0][1], seen[1][1], atol=0.02)
 
 
 @pytest.mark.parametrize("cascades", [False, True])

@@ -1,7 +1,5 @@
 """What may change no bit: strides, page sizes, head order, stale memory; and, when asked for, the batch around."""
 
-import time
-
 import numpy as np
 import pytest
 from draws import DTYPES, VARIANTS, draw
@@ -201,20 +199,10 @@ def test_batch_invariance_across_ragged_and_pages(engine, rng):
     same(*(engine.run(p, batch_invariant=True, num_workers=n) for p, n in ((problem, 2), (other, 9))))
 
 
-def test_batch_invariance_still_splits_and_costs_little(engine, rng):
-    """One decode over 8,192 keys: KV is cut, and the best of interleaved rounds stays within 1.25 of the default's."""
+def test_batch_invariance_still_splits(engine, rng):
+    """One decode over 8,192 keys is cut. `raddle bench formats` times it beside the default."""
     problem = draw(
         rng, "paged", "causal", "bfloat16", dim=128, group=4, num_kv_heads=8, lengths=[(1, 8192)], page_size=16
     )
-    attentions = [engine.attention(problem), engine.attention(problem, batch_invariant=True)]
-    plans = [attn.plan(twin(problem.layout)) for attn in attentions]
-    assert plans[1].num_items > 8 and plans[1].num_contractions > 0
-    out = np.empty_like(problem.q)
-    times = np.empty((41, 2))
-    for spent in times:
-        for which, (attn, plan) in enumerate(zip(attentions, plans)):
-            start = time.perf_counter()
-            attn.run(plan, problem.q, problem.kv[0], out=out)
-            spent[which] = time.perf_counter() - start
-    default, invariant = times.min(axis=0)  # what other work on the machine does not lengthen
-    assert invariant <= 1.25 * default, f"{invariant * 1e6:.0f} us against {default * 1e6:.0f} us"
+    plan = engine.attention(problem, batch_invariant=True).plan(twin(problem.layout))
+    assert plan.num_items > 8 and plan.num_contractions > 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 import numpy as np
 import pytest
@@ -174,25 +173,6 @@ def test_more_nested_texts_than_levels(engine, rng):
     assert 2 < found.num_levels <= 8
     out, lse = attn.run(attn.plan(found), q, problem.kv[0], return_lse=True)
     within(attention(problem), out, lse)
-
-
-def test_time_is_linear_in_page_entries():
-    """Four times the requests, or the pages, take about four times as long: far from sixteen."""
-    attn = attention_of()
-
-    def seconds(requests, pages):
-        table = np.tile(np.arange(pages, dtype=np.int32), (requests, 1))
-        table[:, pages // 2 :] += np.arange(requests, dtype=np.int32)[:, None] * pages
-        arguments = np.arange(requests + 1), None, table, np.full(requests, 16 * pages), 16
-        best = np.inf
-        for _ in range(5):
-            start = time.perf_counter()
-            raddle.Cascade.from_page_tables(attn, *arguments)
-            best = min(best, time.perf_counter() - start)
-        return best
-
-    base = seconds(200, 200)
-    assert seconds(800, 200) < 9 * base and seconds(200, 800) < 9 * base
 
 
 def test_arguments_are_those_of_a_page_table():

@@ -172,6 +172,7 @@ def plan(rounds: int, json_path: Optional[Path]) -> None:
     with Progress() as progress:
         progress.say("planning")
         found = [plan_cost.plan_cost(16, 15.0, rounds), plan_cost.plan_cost(256, 60.0, rounds)]
+        found += plan_cost.prefix_cost(max(5, rounds // 100))
         progress.say("running")
         found += plan_cost.run_overhead(10.0, max(21, rounds // 20))
     _print_figures("Host time of a serving step, from Python", found, json_path)
@@ -253,7 +254,7 @@ def first_use(rounds: int, seed: int, json_path: Optional[Path]) -> None:
 def formats(
     dtypes: tuple[str, ...], device: str, rounds: int, threads: Optional[int], json_path: Optional[Path]
 ) -> None:
-    """Measure shared prefixes, token trees, rolling caches and, on CPUs, the selection of pages."""
+    """Measure shared prefixes, token trees, batch invariance, rolling caches and, on CPUs, the selection of pages."""
     threads, torch_version = _prepare(threads, json_path)
     from raddle._progress import Progress
     from raddle.bench import formats as composed
@@ -265,10 +266,12 @@ def formats(
         for dtype in dtypes or ("bfloat16",):
             found += composed.shared(device, dtype, rounds, progress)
             found += composed.trees(device, dtype, rounds, progress)
+            found += composed.invariance(device, dtype, rounds, progress)
             found += streaming.rolling(device, dtype, rounds, progress)
             if device == "cpu":  # `bench gpu --only quest` has a GPU's
                 found += selection.quest(dtype, rounds, progress)
-    _print_figures("Formats: levels as chosen, token trees, rolling caches, important pages", found, json_path)
+    title = "Formats: levels as chosen, token trees, batch invariance, rolling caches, important pages"
+    _print_figures(title, found, json_path)
 
 
 @bench.command()

@@ -1,4 +1,5 @@
-"""Composable formats: levels that were chosen beside the single format and levels made by hand, and token trees."""
+"""Composable formats: levels that were chosen beside the single format and levels made by hand, token trees, and
+batch invariance."""
 
 from __future__ import annotations
 
@@ -121,6 +122,22 @@ def trees(device: str, dtype: str, rounds: int, progress: Progress) -> list[Meas
         over = 1 / timing.speedup(times["tree"], times["causal"])
         found.append(Measured(f"{name}, over plain causal", timing.median(times["tree"]), over, "x", 1.2))
     return found
+
+
+def invariance(device: str, dtype: str, rounds: int, progress: Progress, keys: int = 8192) -> list[Measured]:
+    """One decode whose bits depend on nothing but itself (``batch_invariant=True``) over the default (bar 1.25)."""
+    name = f"batch-invariant decode over {keys} keys {dtype}"
+    progress.say(name, total=2 * (rounds + 1))
+    bed = Bed(device, dtype, 0, keys, 1)
+    spec = raddle.AttentionSpec(HQ, HKV, D, dtype=dtype, variant=[raddle.Causal()], batch_invariant=True)
+    attentions = {"default": bed.attention, "invariant": raddle.Attention(spec, device=device)}
+    calls = {}
+    for which, attention in attentions.items():
+        plan = attention.plan(raddle.PagedKV(*bed.table))
+        calls[which] = lambda attention=attention, plan=plan: attention.run(plan, bed.q, bed.kv, out=bed.out)
+    times = timing.on_device(device, calls, rounds, progress.advance)
+    over = 1 / timing.speedup(times["invariant"], times["default"])
+    return [Measured(f"{name}, over default", timing.median(times["invariant"]), over, "x", 1.25)]
 
 
 def _check_equal(name: str, results: dict[str, torch.Tensor]) -> None:

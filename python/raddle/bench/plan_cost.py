@@ -12,6 +12,7 @@ from raddle import _library
 from raddle.bench import timing
 from raddle.bench.bars import Measured
 
+_from_page_tables = raddle.Cascade.from_page_tables
 _run_cpp = _library.function("raddle.bench_run_cpp")
 
 WORKERS = 132
@@ -37,6 +38,28 @@ def plan_cost(requests: int, bar_us: float, rounds: int) -> Measured:
 
     us = timing.median(timing.repeated(plan, rounds))
     return Measured(f"plan, {requests} requests, {WORKERS} workers, layout included", us, us, "us", bar_us)
+
+
+def prefix_cost(rounds: int) -> list[Measured]:
+    """Time of ``raddle.Cascade.from_page_tables``, which is linear in the entries of the table.
+
+    Of four times the requests, or the pages a request, it may take nine times as long: more than caches explain.
+    """
+    attention = raddle.Attention(raddle.AttentionSpec(4, 2, 32, dtype="float32", variant=[raddle.Causal()]))
+    shapes = ((200, 200), (800, 200), (200, 800))
+    us = {}
+    for requests, pages in shapes:
+        table = np.tile(np.arange(pages, dtype=np.int32), (requests, 1))
+        table[:, pages // 2 :] += np.arange(requests, dtype=np.int32)[:, None] * pages
+        kv_len = np.full(requests, PAGE_SIZE * pages)
+        arguments = attention, np.arange(requests + 1), None, table, kv_len, PAGE_SIZE
+        us[requests, pages] = timing.median(timing.repeated(lambda a=arguments: _from_page_tables(*a), rounds))
+    base = us[shapes[0]]
+    names = [f"prefixes found, {requests} requests of {pages} pages" for requests, pages in shapes]
+    return [
+        Measured(names[0], base, base, "us"),
+        *(Measured(f"{name}, over the first", us[at], us[at] / base, "x", 9.0) for name, at in zip(names[1:], shapes[1:])),
+    ]
 
 
 def run_overhead(bar_us: float, rounds: int) -> list[Measured]:
