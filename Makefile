@@ -14,14 +14,17 @@ SANITIZED := build/sanitize
 THREADS := build/threads
 AARCH64 := build/aarch64
 SHARED := build/shared
-CMAKE_FLAGS := -G Ninja -DRADDLE_TESTS=ON -DRADDLE_WERROR=$(WERROR)
+CMAKE := $(BIN)/cmake --log-level=NOTICE -S . -G Ninja -DRADDLE_WERROR=$(WERROR)
+# The instruction sets of `make install`: generic and the best of this machine, until tests have asked for all.
+ISAS ?= $(if $(wildcard $(VENV)/installed-all),all,native)
 
 # The recipes share build folders, and Ninja already uses every core.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install replay gpu bits sass test test-cpp test-python test-sanitize test-threads test-aarch64 test-install \
-        bench docs format check-format tidy wheel test-wheel clean
+.PHONY: help install install-all replay gpu bits sass check test test-cpp test-python test-isas test-sanitize \
+        test-threads test-aarch64 test-install bench docs format check-format tidy wheel test-wheel sdist test-sdist \
+        release clean
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
@@ -30,47 +33,62 @@ export SKBUILD_BUILD_DIR := $(BUILD)
 
 # Folders count as sources too: their time changes when a file is added or removed. Python files
 # do not: an editable install reads them where they are.
-NATIVE := $(shell find src include -not -name '.*')
+NATIVE := $(shell find src include cmake -not -name '.*')
 FORMATTED = $(shell find include src tests bench examples -name '*.h' -o -name '*.cpp' 2>/dev/null)
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
-install: $(VENV)/installed  ## build raddle and install it into .venv (editable)
+install: $(VENV)/installed  ## build raddle for this machine and install it into .venv (editable)
+
+install-all: $(VENV)/installed-all  ## the same for all instruction sets, as wheels have them and tests need them
 
 replay: install  ## replay a request trace: make replay ARGS="--help"
 	$(BIN)/raddle replay $(ARGS)
 
+check: check-format install $(VENV)/tested  ## format, and the tests of attention on this machine's instruction set
+	$(PYTEST) -q -m every_isa $(ARGS)
+
 test: test-cpp test-python test-sanitize test-threads test-aarch64 test-install test-wheel  ## run all tests
 
-test-cpp: install  ## C++ tests: make test-cpp ARGS="--gtest_filter=Plan*"
-	$(BIN)/cmake -S . -B $(BUILD) $(CMAKE_FLAGS)
+test-cpp: install-all  ## C++ tests: make test-cpp ARGS="--gtest_filter=Plan*"
+	$(CMAKE) -B $(BUILD) -DRADDLE_TESTS=ON
 	$(BIN)/cmake --build $(BUILD) --target raddle_tests
 	tests/isa_symbols.sh $(BUILD)
 	tests/sharded.sh $(BUILD)/raddle_tests $(ARGS)
 
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CMAKE_BUILD_PARALLEL_LEVEL) --dist worksteal
+ISA_TESTS = $(PYTEST) -q -m "not every_isa and not any_isa" $(ARGS)
+
 # Threads of torch that wait for each other cost processes side by side half of their time.
-test-python: install $(VENV)/tested  ## Python tests: make test-python ARGS="-k plan"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(CMAKE_BUILD_PARALLEL_LEVEL) --dist worksteal $(ARGS)
+test-python: install-all $(VENV)/tested  ## Python tests: make test-python ARGS="-k plan"
+	$(PYTEST) $(ARGS)
+
+# What stands above the kernels, whose own tests run on every instruction set anyway: with AVX2, numpy multiplies as on a
+# processor that has no more.
+test-isas: install-all $(VENV)/tested  ## Python tests again on AVX2 and generic, which most machines do not choose
+	if grep -qw avx2 /proc/cpuinfo; then RADDLE_CPU_ISA=avx2 OPENBLAS_CORETYPE=Haswell $(ISA_TESTS); fi
+	RADDLE_CPU_ISA=generic $(ISA_TESTS)
 
 # Sanitizers and packaging are tested with the instruction sets that add something to them: compiling takes longest.
 test-sanitize: $(VENV)/created  ## C++ tests under the address and undefined-behaviour sanitizers
-	$(BIN)/cmake -S . -B $(SANITIZED) $(CMAKE_FLAGS) -DRADDLE_SANITIZE=address,undefined \
-	  -DRADDLE_ISAS="avx512_bf16;amx" -DRADDLE_EMULATED_TILES=ON
+	$(CMAKE) -B $(SANITIZED) -DRADDLE_TESTS=ON -DRADDLE_SANITIZE=address,undefined \
+	  -DRADDLE_ISAS="native;avx512_bf16" -DRADDLE_EMULATED_TILES=ON
 	$(BIN)/cmake --build $(SANITIZED) --target raddle_tests
 	tests/sharded.sh $(SANITIZED)/raddle_tests $(ARGS)
 
 test-threads: $(VENV)/created  ## worker pool, queues and attention under the thread sanitizer
-	$(BIN)/cmake -S . -B $(THREADS) $(CMAKE_FLAGS) -DRADDLE_SANITIZE=thread -DRADDLE_ISAS=avx2
+	$(CMAKE) -B $(THREADS) -DRADDLE_TESTS=ON -DRADDLE_SANITIZE=thread -DRADDLE_ISAS=avx2
 	$(BIN)/cmake --build $(THREADS) --target raddle_thread_tests
 	$(THREADS)/raddle_thread_tests --gtest_brief=1 $(ARGS)
 
 test-aarch64: $(VENV)/created  ## C++ tests on an emulated aarch64, where Debian's cross compiler and qemu-user are
 	tests/aarch64.sh $(AARCH64) -DRADDLE_WERROR=$(WERROR)
 
-test-install: install  ## install libraddle, static and shared, and build examples/cpp against it
+test-install: install-all  ## install libraddle, static and shared, and build examples/cpp against it
 	tests/find_package.sh $(BUILD)
 	tests/find_package.sh $(SHARED) -DBUILD_SHARED_LIBS=ON -DRADDLE_WERROR=$(WERROR) -DRADDLE_ISAS=generic
+	tests/native_isa.sh $(BIN)
 
 # The folder build/gpu is all that a machine with a GPU needs beside the sources: carry its library, wheels and
 # peers, and run tests/gpu/run.sh there. GPU_PYTHON is the Python over there. PEERS=1 brings FlashInfer, too.
@@ -87,7 +105,7 @@ gpu: $(VENV)/created  ## test and bench on a GPU, or make a folder to carry to o
 	@if test $(PEERS) != 0 && ! ls build/gpu/peers/*.whl >/dev/null 2>&1; then \
 	  $(GPU_WHEELS) -d build/gpu/peers flashinfer-python==0.6.12; fi
 	@if test -e /dev/nvidia0; then \
-	  $(MAKE) -s $(VENV)/tested && PYTHON=$(CURDIR)/$(BIN)/python tests/gpu/run.sh $(ARGS); else \
+	  $(MAKE) -s install $(VENV)/tested && PYTHON=$(CURDIR)/$(BIN)/python tests/gpu/run.sh $(ARGS); else \
 	  echo "no GPU here: carry these to one, and run tests/gpu/run.sh there"; \
 	  du -shc build/gpu/libraddle_ffi.so build/gpu/wheels $$(ls -d build/gpu/peers 2>/dev/null); fi
 
@@ -113,9 +131,9 @@ check-format: $(VENV)/tools  ## fail if `make format` would change something
 tidy: install $(VENV)/tools  ## run clang-tidy over all C++ sources (a minute or two)
 	find src -name '*.cpp' | xargs -P $(CMAKE_BUILD_PARALLEL_LEVEL) -n 1 $(BIN)/clang-tidy --quiet -p $(BUILD)
 
-wheel: install $(VENV)/tools  ## build a manylinux wheel in dist/
-	rm -rf build/wheel dist && mkdir -p dist
-	$(PIP) wheel -q --no-build-isolation --no-deps -w build/wheel .
+wheel: install-all $(VENV)/tools  ## build a manylinux wheel in dist/
+	rm -rf build/wheel dist/*.whl && mkdir -p dist
+	SKBUILD_CMAKE_DEFINE="RADDLE_WERROR=$(WERROR);RADDLE_ISAS=all" $(PIP) wheel -q --no-build-isolation --no-deps -w build/wheel .
 	$(BIN)/auditwheel repair --exclude libtvm_ffi.so -w dist build/wheel/*.whl
 	@ls -l dist
 
@@ -123,6 +141,21 @@ test-wheel: wheel  ## install that wheel where there is no compiler, and run eve
 	rm -rf build/test-wheel && $(PYTHON) -m venv build/test-wheel
 	build/test-wheel/bin/python -m pip --disable-pip-version-check install -q dist/*.whl hypothesis
 	cd build/test-wheel && env -i HOME="$$HOME" PATH=/nowhere bin/python -I $(CURDIR)/tests/wheel_check.py
+
+release: wheel test-wheel test-sdist  ## make sdist and wheel in dist/, and try each in an empty environment
+	@git diff --quiet HEAD || echo "not for publication: there are changes that are not committed"
+	@$(BIN)/python cmake/version.py | grep -q dev && echo "not for publication: this commit has no tag (v0.1.0)" || true
+	@ls -l dist
+
+sdist: $(VENV)/created  ## make a source distribution in dist/
+	rm -f dist/*.tar.gz
+	$(BIN)/python -c "from scikit_build_core.build import build_sdist; build_sdist('dist')"
+
+test-sdist: sdist  ## build and install that where nothing else is, and run every shipped variant
+	rm -rf build/test-sdist && $(PYTHON) -m venv build/test-sdist
+	env -u SKBUILD_BUILD_DIR CMAKE_ARGS=-DRADDLE_ISAS=native \
+	  build/test-sdist/bin/python -m pip --disable-pip-version-check install -q dist/*.tar.gz hypothesis
+	cd build/test-sdist && env -i HOME="$$HOME" PATH=/nowhere bin/python -I $(CURDIR)/tests/wheel_check.py
 
 clean:  ## remove what was built, and .venv
 	rm -rf build dist $(VENV)
@@ -135,13 +168,23 @@ $(VENV)/created: pyproject.toml
 	$(PIP) install -q "pip>=21.3" cmake ninja "scikit-build-core>=0.11" "apache-tvm-ffi>=0.1.15,<0.2"
 	@touch $@
 
-$(VENV)/installed: $(VENV)/created CMakeLists.txt $(NATIVE)
-	@echo "building raddle: minutes the first time, later only what changed"
-	SKBUILD_CMAKE_DEFINE="RADDLE_WERROR=$(WERROR)" $(PIP) install -q --no-build-isolation -e .
+# Ninja counts the files that it compiles; pip, which would compile them in silence, finds them there.
+define install
+	$(CMAKE) -B $(BUILD) -DRADDLE_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DRADDLE_ISAS="$(1)"
+	$(BIN)/cmake --build $(BUILD) --target raddle_ffi
+	SKBUILD_CMAKE_DEFINE="RADDLE_WERROR=$(WERROR);RADDLE_ISAS=$(1)" $(PIP) install -q --no-build-isolation -e .
 	@touch $@
+endef
 
-# raddle itself is there already: this adds what the extras ask for.
-$(VENV)/tested: pyproject.toml | $(VENV)/installed
+$(VENV)/installed: $(VENV)/created CMakeLists.txt $(NATIVE)
+	$(call install,$(ISAS))
+
+$(VENV)/installed-all: $(VENV)/created CMakeLists.txt $(NATIVE)
+	$(call install,all)
+	@touch $(VENV)/installed
+
+# What the extras ask for. raddle itself is there already: whatever needs this names `install` before it.
+$(VENV)/tested: pyproject.toml
 	$(PIP) install -q "raddle[test,bench]"
 	@touch $@
 

@@ -18,4 +18,7 @@ for i in "${!shards[@]}"; do
   wait "${shards[i]}" || status=1
   cat "$logs/$i"
 done
+passed=$(sed -n 's/^\[  PASSED  \] \([0-9]*\) tests\{0,1\}\..*/\1/p' "$logs"/* |
+  awk '{ sum += $1 } END { print sum + 0 }')
+echo "$(basename "$1"): $passed passed"
 exit $status

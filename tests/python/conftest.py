@@ -15,6 +15,22 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+#: Modules that say the same on every instruction set: `make test-isas` leaves them out.
+ANY_ISA = {
+    "test_bench_gpu": "figures of a GPU",
+    "test_bench_gpu_command": "figures of a GPU",
+    "test_bench_gpu_peers": "figures of a GPU",
+    "test_cuda": "the driver of a GPU",
+    "test_cuda_arch": "kernels of a GPU",
+    "test_cuda_torch": "the driver of a GPU",
+    "test_emulated": "kernels of a GPU",
+    "test_first_use": "kernels of a GPU",
+    "test_isa": "starts a process for each by itself",
+    "test_jit_cache": "files and processes",
+    "test_kv_nvrtc": "kernels of a GPU",
+    "test_nvrtc": "kernels of a GPU",
+    "test_version": "a string",
+}
 NOT_ON_GPU = Path(__file__).parents[1] / "gpu" / "not_on_gpu.txt"
 
 settings.register_profile(
@@ -31,6 +47,7 @@ def pytest_addoption(parser):
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
     config.addinivalue_line("markers", "every_isa: runs once more on each instruction set (test_isa.py)")
+    config.addinivalue_line("markers", "any_isa: says the same on each instruction set (ANY_ISA, conftest.py)")
     if config.option.seed is None:
         config.option.seed = int.from_bytes(os.urandom(4), "little")
     if config.getoption("--hypothesis-seed", None) is None:
@@ -101,6 +118,9 @@ def emulator(gpu):
 
 def pytest_collection_modifyitems(config, items):
     """On a GPU only tests of the engine run, without those that tests/gpu/not_on_gpu.txt lists with reasons."""
+    for item in items:
+        if item.path.stem in ANY_ISA:
+            item.add_marker("any_isa")
     if config.option.device == "cpu":
         return
     listed = [line.split(maxsplit=1) for line in NOT_ON_GPU.read_text().splitlines() if line and line[0] != "#"]

