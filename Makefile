@@ -46,8 +46,8 @@ install-all: $(VENV)/installed-all  ## the same for all instruction sets, as whe
 replay: install  ## replay a request trace: make replay ARGS="--help"
 	$(BIN)/raddle replay $(ARGS)
 
-check: check-format install $(VENV)/tested  ## format, and the tests of attention on this machine's instruction set
-	$(PYTEST) -q -m every_isa $(ARGS)
+check: check-format install $(VENV)/tested  ## format, and the tests that matter most, on this machine's instruction set
+	$(PYTEST) -q -m check $(ARGS)
 
 test: test-cpp test-python test-sanitize test-threads test-aarch64 test-install test-wheel  ## run all tests
 
@@ -109,7 +109,7 @@ gpu: $(VENV)/created  ## test and bench on a GPU, or make a folder to carry to o
 	  echo "no GPU here: carry these to one, and run tests/gpu/run.sh there"; \
 	  du -shc build/gpu/libraddle_ffi.so build/gpu/wheels $$(ls -d build/gpu/peers 2>/dev/null); fi
 
-bits: install $(VENV)/tested  ## hashes of results on fixed problems: make bits ARGS="--against before.json"
+bits: install-all $(VENV)/tested  ## hashes of results on fixed problems: make bits ARGS="--against before.json"
 	$(BIN)/python tests/bits.py $(ARGS)
 
 sass: install $(VENV)/disassembler  ## GPU kernels' registers and machine code: make sass ARGS="--against before.json"

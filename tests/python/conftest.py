@@ -31,6 +31,8 @@ ANY_ISA = {
     "test_nvrtc": "kernels of a GPU",
     "test_version": "a string",
 }
+#: Modules of `make check`, beside the tests marked every_isa: what a user calls first, in a minute or two.
+CHECKED = {"test_api", "test_append", "test_arguments", "test_examples", "test_layouts", "test_page_pool"}
 NOT_ON_GPU = Path(__file__).parents[1] / "gpu" / "not_on_gpu.txt"
 
 settings.register_profile(
@@ -48,6 +50,7 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.addinivalue_line("markers", "every_isa: runs once more on each instruction set (test_isa.py)")
     config.addinivalue_line("markers", "any_isa: says the same on each instruction set (ANY_ISA, conftest.py)")
+    config.addinivalue_line("markers", "check: runs in `make check` (CHECKED, conftest.py)")
     if config.option.seed is None:
         config.option.seed = int.from_bytes(os.urandom(4), "little")
     if config.getoption("--hypothesis-seed", None) is None:
@@ -121,6 +124,8 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.path.stem in ANY_ISA:
             item.add_marker("any_isa")
+        if item.path.stem in CHECKED or item.get_closest_marker("every_isa"):
+            item.add_marker("check")
     if config.option.device == "cpu":
         return
     listed = [line.split(maxsplit=1) for line in NOT_ON_GPU.read_text().splitlines() if line and line[0] != "#"]
