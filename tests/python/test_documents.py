@@ -99,3 +99,9 @@ def test_the_summary_begins_with_the_worst(monkeypatch):
 
     least = [float(number) for number in re.findall(r"\*\*([\d.]+)\*\*", charts.summary())]
     assert len(least) == len(charts.SOURCES) and least == sorted(least)
+
+
+@PAGES
+def test_links_lead_to_files(page):
+    links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
