@@ -73,7 +73,7 @@ class Plan {
   Plan(LayoutPtr layout, std::shared_ptr<const PlanArrays> arrays,
        std::shared_ptr<const BoundVariant> origin, std::shared_ptr<const BoundVariant> variant,
        std::vector<Range> positions, std::shared_ptr<const PlanOnDevice> on_device,
-       bool is_reserved);
+       bool is_reserved, bool arrays_suffice);
   ~Plan();
   const PlanView& view() const { return view_; }
   const PlanArrays& arrays() const;
@@ -93,6 +93,8 @@ class Plan {
   /// Whether a reservation holds it: then q, out and lse may have more rows than the layout; those
   /// beyond are not touched.
   bool is_reserved() const { return is_reserved_; }
+  /// Whether the captured arrays of the spec's run members hold all that this batch indexes.
+  bool arrays_suffice() const { return arrays_suffice_; }
   /// Planned cost of the heaviest queue over the mean, contraction included.
   double balance() const;
   /// Estimated microseconds of the heaviest queue, by the planner's cost model: what plans of the
@@ -107,7 +109,7 @@ class Plan {
   std::shared_ptr<const BoundVariant> origin_, variant_;
   std::vector<Range> positions_;
   std::shared_ptr<const PlanOnDevice> on_device_;
-  bool is_reserved_;
+  bool is_reserved_, arrays_suffice_;
   PlanView view_;
 };
 

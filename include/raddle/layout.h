@@ -61,6 +61,10 @@ class Layout {
 
   const LayoutView& view() const { return view_; }
   const std::vector<Level>& levels() const { return levels_; }
+  const std::vector<i32>& qo_indptr() const { return qo_indptr_; }
+  const std::vector<i32>& kv_len() const { return kv_len_; }
+  const std::vector<i32>& qo_pos() const { return qo_pos_; }
+  const std::vector<i32>& row_request() const { return row_request_; }
   i32 num_requests() const { return view_.num_requests; }
   i32 num_rows() const { return view_.num_rows; }
   /// What GPUs that have met it keep of it.

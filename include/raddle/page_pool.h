@@ -14,6 +14,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "raddle/attention.h"
@@ -42,6 +43,9 @@ struct Appended {
 /// the i-th request, as many as kv_len[i] keys need.
 struct PageTables {
   std::vector<i32> page_indptr{0}, page_indices, kv_len;
+  /// A request without room for the keys that were last to be appended, and the pages that were
+  /// missing: its new query rows have no keys. Nothing where all have room.
+  std::optional<std::pair<std::size_t, i32>> without_room{};
 };
 
 /// Any thread may call anything at any time: a call holds the pool's lock from its first check to
@@ -107,6 +111,7 @@ class PagePool {
   struct Request {
     std::vector<i32> pages;
     i32 kv_len = 0;
+    i32 missing = 0;     ///< pages that its last append lacked; it has no room for new keys then
     i32 generation = 0;  ///< how often the slot was used before
     bool runs = false;
     bool named = false;  ///< by the call that is being checked

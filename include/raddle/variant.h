@@ -59,12 +59,25 @@ struct VariantParam {
   Extents extents{};
 };
 
+/// One operation of a function that was traced. Its operands stand before it in the list, whose
+/// last entry is the result.
+struct TracedNode {
+  std::string op;         ///< "b", "h", "q", "kv", "score", "const", "param", "load", "add", …
+  std::string dtype;      ///< "bool", "int" or "float"
+  std::vector<i32> args;  ///< the operands' places in the list
+  std::string member;     ///< of param and load
+  double value = 0.0;     ///< of const
+};
+
 /// A variant written as C++ source: `struct <name>` of the variant contract
 /// (engine/variant/contract.h).
 struct VariantSource {
   std::string name;
   std::string text;
   std::vector<VariantParam> params;
+  /// What `text` computes, where it was traced: by this, indices outside of captured arrays are
+  /// found. Empty: they are clamped in silence.
+  std::vector<TracedNode> expr{};
 };
 
 /// One functor with values for its members, or masks joined by & and |.

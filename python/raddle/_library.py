@@ -42,7 +42,7 @@ version = function("raddle.version")
 
 
 class Handle(tvm_ffi.Object):
-    """An object of the library. A copy is the object itself, and it does not pickle."""
+    """An object of the library. A copy is the object itself; values (variants, layouts) pickle, others do not."""
 
     __slots__ = ()
 
@@ -60,4 +60,6 @@ class Handle(tvm_ffi.Object):
         return self
 
     def __reduce__(self):
-        raise TypeError(f"a {type(self).__name__} cannot be pickled; make it again from its arguments")
+        name = type(self).__name__
+        article = "an" if name[0] in "AEIOU" else "a"
+        raise TypeError(f"{article} {name} cannot be pickled; make it again from its arguments")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 import sys
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 import ml_dtypes
 import numpy as np
@@ -61,7 +61,7 @@ def lend(x: Any, name: str = "a tensor") -> Any:
     """An input or output tensor as the library takes it; errors speak of it as ``name``."""
     if type(x) is _TorchTensor:
         if x.layout is not _STRIDED or x.requires_grad or x.is_neg() or not (x.is_cpu or x.is_cuda):
-            _refuse_torch(x, name)
+            return _without_gradient(x, name)
         return x
     return _lend_other(x, name)
 
@@ -223,10 +223,42 @@ def current_stream(device: str) -> int | None:
     return _raw_stream(_ordinal_of(device)) or None
 
 
+_ALIASES = {
+    "bf16": "bfloat16",
+    "half": "float16",
+    "fp16": "float16",
+    "float": "float32",
+    "fp32": "float32",
+    **{alias: "float8_e4m3fn" for alias in ("fp8", "fp8_e4m3", "fp8_e4m3fn", "float8_e4m3")},
+    "fp8_e5m2": "float8_e5m2",
+}
+
+
+def plain(x: Any) -> Any:
+    """What the library returned as Python's own dicts and lists, and numpy's arrays: what pickles."""
+    if isinstance(x, FfiTensor):
+        return np.from_dlpack(x).copy()
+    if hasattr(x, "items"):
+        return {str(name): plain(value) for name, value in x.items()}
+    if isinstance(x, Sequence) and not isinstance(x, str):
+        return [plain(value) for value in x]
+    return str(x) if isinstance(x, str) else x
+
+
+def restorable(x: Any) -> Any:
+    """What `plain` made, as the library takes it."""
+    if isinstance(x, np.ndarray):
+        return lend(x, "an array of a pickle")
+    if isinstance(x, dict):
+        return {name: restorable(value) for name, value in x.items()}
+    return [restorable(value) for value in x] if isinstance(x, list) else x
+
+
 def dtype_name(dtype: Any, name: str = "dtype") -> str:
-    """"float32" for that string, and for the dtype as numpy, torch, JAX and ml_dtypes have it."""
+    """"float32" for that string, for "fp32", and for the dtype as numpy, torch, JAX and ml_dtypes have it."""
     if isinstance(dtype, str) or type(dtype).__module__ == "torch":
-        return str(dtype).removeprefix("torch.")
+        found = str(dtype).removeprefix("torch.")
+        return _ALIASES.get(found, found)
     try:
         if dtype is not None:  # which numpy takes for float64
             return np.dtype(dtype).name
@@ -283,7 +315,7 @@ def _from_torch_subclass(x: Any, name: str) -> Any:
     if any(base.__name__ == "FakeTensor" for base in type(x).__mro__):
         raise TypeError(f"{name} is a FakeTensor, which holds no data")
     if x.layout is not _STRIDED or x.requires_grad or x.is_neg() or not (x.is_cpu or x.is_cuda):
-        _refuse_torch(x, name)
+        return _without_gradient(x, name)
     return x
 
 
@@ -296,15 +328,21 @@ def _imported(x: Any, name: str, exporter: Any) -> FfiTensor:
         raise TypeError(f"{name} is a {kind}, which cannot be used: {error}") from None
 
 
-def _refuse_torch(x: Any, name: str) -> None:
+def _without_gradient(x: Any, name: str) -> Any:
+    """A parameter of a module as it is under no_grad; anything else that is no dense tensor of host or GPU is refused."""
     argument = name.split()[-1]
     if x.layout is not _STRIDED:
         raise TypeError(f"{name} has layout {x.layout}; expected a dense tensor: pass {argument}.to_dense()")
-    if x.requires_grad:
-        raise ValueError(f"{name} requires a gradient; Raddle is forward-only: pass {argument}.detach()")
     if not (x.is_cpu or x.is_cuda):
         raise ValueError(f"{name} lies on device '{x.device}'; expected 'cpu' or 'cuda'")
-    raise ValueError(f"{name} has its negative bit set; pass {argument}.resolve_neg()")
+    if x.is_neg():
+        raise ValueError(f"{name} has its negative bit set; pass {argument}.resolve_neg()")
+    if _torch.is_grad_enabled():
+        raise ValueError(
+            f"{name} requires a gradient; Raddle is forward-only: pass {argument}.detach(), or call it under "
+            "torch.no_grad()"
+        )
+    return x.detach()
 
 
 def _is_jax(x: Any) -> bool:

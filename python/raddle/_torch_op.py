@@ -101,7 +101,8 @@ def run(
     names = "\n".join([*tensors, *values])
     changing = list(tensors.values()), list(values.values())
     numbers = attention.number, plan.number
-    torch.ops.raddle.run(*numbers, q, pools, counts, out, lse, return_state, scale, names, *changing)
+    with_grad = torch.is_grad_enabled()  # inside of an operator it never is
+    torch.ops.raddle.run(*numbers, q, pools, counts, out, lse, return_state, scale, names, *changing, with_grad)
     return (out, lse) if wants_lse else out
 
 
@@ -109,7 +110,7 @@ def attention(q: Any, k: Any, v: Any, causal: bool, variant: Any, scale: Any, re
     """`raddle.attention` while it is traced."""
     if not (isinstance(variant, (tuple, list)) and len(variant) == 0):
         raise TypeError("variant of raddle.attention under torch.compile; expected none: make an Attention and a plan")
-    out, lse = torch.ops.raddle.attention(q, k, v, causal, scale, return_lse)
+    out, lse = torch.ops.raddle.attention(q, k, v, causal, scale, return_lse, torch.is_grad_enabled())
     return (out, lse) if return_lse else out
 
 
@@ -126,22 +127,24 @@ def _run(
     names: str,
     tensors: list[Any],
     values: list[float],
+    with_grad: bool = False,
 ) -> None:
     rest = iter(pools)
     levels = [tuple(itertools.islice(rest, count)) if count != 1 else next(rest) for count in counts]
     params = dict(zip(names.split("\n"), [*tensors, *values])) if names else {}
     scales = {name: _scale_of(params, name, len(levels)) for name in _SCALES}
-    _object_of(attention, "the attention").run(
-        _object_of(plan, "the plan"),
-        q,
-        levels[0] if len(levels) == 1 else levels,
-        out=out,
-        lse=lse,
-        return_state=return_state,
-        scale=scale,
-        params=params or None,
-        **scales,
-    )
+    with torch.set_grad_enabled(with_grad):  # where gradients are wanted, tensors that require one are refused
+        _object_of(attention, "the attention").run(
+            _object_of(plan, "the plan"),
+            q,
+            levels[0] if len(levels) == 1 else levels,
+            out=out,
+            lse=lse,
+            return_state=return_state,
+            scale=scale,
+            params=params or None,
+            **scales,
+        )
 
 
 def _scale_of(params: dict[str, Any], name: str, num_levels: int) -> Any:
@@ -152,14 +155,20 @@ def _scale_of(params: dict[str, Any], name: str, num_levels: int) -> Any:
     return [params.pop(by_level[n]) if n in by_level else None for n in range(num_levels)] if by_level else None
 
 
-def _attention(q: Any, k: Any, v: Any, causal: bool, scale: float | None, return_lse: bool) -> tuple[Any, Any]:
+def _attention(
+    q: Any, k: Any, v: Any, causal: bool, scale: float | None, return_lse: bool, with_grad: bool = False
+) -> tuple[Any, Any]:
     from raddle.functional import attention
 
-    result = attention(q, k, v, causal=causal, scale=scale, return_lse=return_lse)
+    layout = "BSHD" if q.ndim == 4 else None
+    with torch.set_grad_enabled(with_grad):
+        result = attention(q, k, v, causal=causal, scale=scale, return_lse=return_lse, layout=layout)
     return result if return_lse else (result, q.new_empty(0, dtype=torch.float32))
 
 
-def _shapes_of_attention(q: Any, k: Any, v: Any, causal: bool, scale: Any, return_lse: bool) -> tuple[Any, Any]:
+def _shapes_of_attention(
+    q: Any, k: Any, v: Any, causal: bool, scale: Any, return_lse: bool, with_grad: bool = False
+) -> tuple[Any, Any]:
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     return out, q.new_empty(q.shape[:-1] if return_lse else (0,), dtype=torch.float32)
 
@@ -173,13 +182,13 @@ def _define(name: str, schema: str, body: Callable[..., Any], shapes: Callable[.
 _define(
     "raddle::run",
     "(SymInt attention, SymInt plan, Tensor q, Tensor[] pools, int[] counts, Tensor(a!) out, Tensor(b!)? lse, "
-    "bool return_state, float? scale, str names, Tensor[] tensors, float[] values) -> ()",
+    "bool return_state, float? scale, str names, Tensor[] tensors, float[] values, bool with_grad=False) -> ()",
     _run,
     lambda *args: None,
 )
 _define(
     "raddle::attention",
-    "(Tensor q, Tensor k, Tensor v, bool causal, float? scale, bool return_lse) -> (Tensor, Tensor)",
+    "(Tensor q, Tensor k, Tensor v, bool causal, float? scale, bool return_lse, bool with_grad=False) -> (Tensor, Tensor)",
     _attention,
     _shapes_of_attention,
 )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import tvm_ffi
 
-from raddle import _library
+from raddle import _keywords, _library
 from raddle._tensors import (
     compiled,
     current_stream,
@@ -64,6 +64,7 @@ class Attention(_library.Handle):
 
     __slots__ = ("spec", "device", "_has_lse", "_out_is_like_q", "number", "__weakref__")
 
+    @_keywords.answered("Attention")
     def __init__(self, spec: AttentionSpec, device: Any = "cpu") -> None:
         # A call, unlike a constructor, lets other threads run meanwhile: this one may compile.
         self.__move_handle_from__(_attention(fields_of(spec, "spec"), str(device)))
@@ -80,6 +81,7 @@ class Attention(_library.Handle):
         schedule: str = "auto",
         params: dict[str, Any] | None = None,
         stream: int | None = None,
+        **unknown: NoReturn,
     ) -> Plan:
         """Decides how a batch is computed.
 
@@ -103,6 +105,8 @@ class Attention(_library.Handle):
             TypeError: a layout that is none.
             CompileError: on a GPU, a kernel of long queries that does not compile.
         """
+        if unknown:
+            _keywords.refuse("Attention.plan", unknown, Attention.plan)
         if stream is None and self.device != "cpu":
             stream = current_stream(self.device)
         return numbered(_plan(self, layout, num_workers, schedule, members(params), stream))
@@ -182,6 +186,7 @@ class Attention(_library.Handle):
         v_scale: Any = None,
         params: dict[str, Any] | None = None,
         timeline: Any = None,
+        **unknown: NoReturn,
     ) -> Any:
         """Computes attention for one layer.
 
@@ -221,6 +226,8 @@ class Attention(_library.Handle):
             ValueError: a shape, a stride, a device or a value that does not fit, before anything is written.
             TypeError: a dtype, or what is no tensor, before anything is written.
         """
+        if unknown:
+            _keywords.refuse("Attention.run", unknown, Attention.run)
         if is_traced():
             scales = k_scale, v_scale
             return compiled.run(self, plan, q, kv, out, lse, return_lse, return_state, scale, scales, params, timeline)

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, NoReturn, Sequence
 
 import numpy as np
 
-from raddle import _library
-from raddle._tensors import compiled, device_of, finished, is_traced, lend, lend_output, like
+from raddle import _keywords, _library
+from raddle._orders import checked_layout
+from raddle._tensors import (
+    compiled,
+    device_of,
+    finished,
+    is_traced,
+    lend,
+    lend_output,
+    like,
+)
 from raddle.attention import Attention
 from raddle.layouts import Layout, PagedKV, RaggedKV
 from raddle.spec import AttentionSpec, fields_of
@@ -31,18 +40,23 @@ def attention(
     variant: Sequence[Variant | Callable[..., Any]] | Variant | Callable[..., Any] = (),
     scale: float | None = None,
     return_lse: bool = False,
+    layout: str | None = None,
+    **unknown: NoReturn,
 ) -> Any:
     """Attention of one sequence, or of a batch of equally long ones.
 
     Args:
-        q: [tokens, Hq, D] or [B, S, Hq, D], float32, float16 or bfloat16.
-        k: [tokens, Hkv, D] or [B, Skv, Hkv, D]; Hkv divides Hq.
+        q: [tokens, Hq, D], [B, S, Hq, D] or [B, Hq, S, D], float32, float16 or bfloat16.
+        k: [tokens, Hkv, D], [B, Skv, Hkv, D] or [B, Hkv, Skv, D]; Hkv divides Hq.
         v: like k, with a head dimension of its own.
         causal: the last query row sees all keys, each row before it one key less.
         variant: further parts (`raddle.variants`); pass the same objects again to have the compiled
             attention reused.
         scale: softmax scale; None: ``1 / sqrt(D)``.
-        return_lse: return (out, lse) with lse [tokens, Hq] or [B, S, Hq] float32, a natural logarithm.
+        return_lse: return (out, lse) with lse as q without its last dimension, float32, a natural logarithm.
+        layout: "THD" for 3 dimensions, which is the default there; of 4, "BSHD" is flash-attn's order, "BHSD" that of
+            PyTorch's scaled_dot_product_attention. None in 4 dimensions: BSHD, where the shapes cannot be read as BHSD,
+            as those of a decode step cannot; where they can, either may be meant, and the call is refused.
 
     Computed on q's device. K and V are read where they are, whatever their strides. q is copied if its batch and
     sequence cannot be seen as one dimension. torch.compile takes the call as one operator; there ``variant`` must be
@@ -62,24 +76,33 @@ def attention(
         >>> raddle.attention(q, k, k, causal=True, variant=raddle.SlidingWindow(15)).shape
         (100, 8, 64)
     """
-    if is_traced():
-        return compiled.attention(q, k, v, causal, variant, scale, return_lse)
-    lend(q, "q"), lend(k, "k"), lend(v, "v")
-    if q.ndim not in (3, 4) or k.ndim != q.ndim or v.ndim != q.ndim:
-        raise ValueError(
-            f"q, k and v have {q.ndim}, {k.ndim} and {v.ndim} dimensions; expected 3 [tokens, H, D] or 4 [B, S, H, D] "
-            "each"
-        )
+    if unknown:
+        _keywords.refuse("attention", unknown, attention)
+    if not isinstance(causal, (bool, np.bool_)):
+        raise TypeError(f"causal is {causal!r:.40}; expected True or False")
+    traced = is_traced()
+    if not traced:
+        lend(q, "q"), lend(k, "k"), lend(v, "v")
+    heads_first = checked_layout(q, k, v, layout) == "BHSD"
+    if heads_first:
+        q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+    if traced:
+        result = compiled.attention(q, k, v, causal, variant, scale, return_lse)
+    else:
+        result = _attention(q, k, v, causal, variant, scale, return_lse)
+    if not heads_first:
+        return result
+    return tuple(x.swapaxes(1, 2) for x in result) if return_lse else result.swapaxes(1, 2)
+
+
+def _attention(q: Any, k: Any, v: Any, causal: bool, variant: Any, scale: Any, return_lse: bool) -> Any:
+    """`attention` of checked tensors, THD or BSHD."""
     composition = parts(variant, q.shape[-2]) + ((_CAUSAL,) if causal else ())
     attn = _attention_of(q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1], str(q.dtype), composition, device_of(q))
     if q.ndim == 3:
         plan = attn.plan(RaggedKV(_indptr(1, q.shape[0]), _indptr(1, k.shape[0])))
         return attn.run(plan, q, (k, v), scale=scale, return_lse=return_lse)
     batch, length = q.shape[:2]
-    if k.shape[0] != batch or v.shape[0] != batch:
-        raise ValueError(f"k and v have batches of {k.shape[0]} and {v.shape[0]}; expected {batch}, as q has")
-    if v.shape[1] != k.shape[1]:
-        raise ValueError(f"v has {v.shape[1]} keys a sequence; expected {k.shape[1]}, as k has")
     rows = q.reshape(batch * length, *q.shape[2:])
     if k.shape[1] == 0:  # pages of no rows cannot be
         plan = attn.plan(RaggedKV(_indptr(batch, length), _indptr(batch, 0)))

@@ -18,6 +18,7 @@ import math
 from typing import Any, NamedTuple
 
 from raddle import _library
+from raddle._keywords import answered
 from raddle._tensors import dtype_name, finished, kind_of, lend, lend_index, lend_output, lend_pool, lend_scale, like
 from raddle.layouts import Layout, PagedKV
 from raddle.variants import Variant
@@ -31,6 +32,7 @@ _heads_of_pool = _library.function("raddle.heads_of_pool")
 _accept_tree = _library.function("raddle.accept_tree")
 
 
+@answered("append_kv")
 def append_kv(
     layout: PagedKV,
     kv_pool: Any,

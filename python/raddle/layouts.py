@@ -10,12 +10,12 @@ The formats are those of the FlashInfer paper, section 3.1 (block-sparse KV cach
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Sequence
 
 import tvm_ffi
 
-from raddle import _library
-from raddle._tensors import is_on_gpu, kind_of, lend, lend_index, lend_indices
+from raddle import _keywords, _library
+from raddle._tensors import is_on_gpu, kind_of, lend, lend_index, lend_indices, plain, restorable
 from raddle.variants import members
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ _page_table_to_bsr = _library.function("raddle.page_table_to_bsr")
 _cascade = _library.function("raddle.cascade")
 _share_prefixes = _library.function("raddle.share_prefixes")
 _layout_info = _library.function("raddle.layout_info")
+_state = _library.function("raddle.layout.state")
+_restore = _library.function("raddle.layout.restore")
 
 
 class _Owner:
@@ -75,10 +77,25 @@ class Layout(_library.Handle):
         """Levels; 1 but for a cascade, and 2 where prefixes are discovered."""
         return _layout_info(self)["num_levels"]
 
+    def __reduce__(self) -> Any:
+        return _restored, (type(self), plain(_state(self)), self._extras())
+
+    def _extras(self) -> dict[str, Any]:
+        """What the object has beside the layout."""
+        return {"_reason": self._reason} if hasattr(self, "_reason") else {}
+
     def _text(self) -> str:
         info = _layout_info(self)
         rest = f"on {info['device']}" if "device" in info else f"{info['num_rows']} rows"
         return f"{type(self).__name__}({info['num_requests']} requests, {rest})"
+
+
+def _restored(kind: type[Layout], state: dict[str, Any], extras: dict[str, Any]) -> Layout:
+    layout = kind.__new__(kind)
+    layout.__init_handle_by_constructor__(_restore, restorable(state))
+    for name, value in extras.items():
+        setattr(layout, name, value)
+    return layout
 
 
 class RaggedKV(Layout):
@@ -99,6 +116,7 @@ class RaggedKV(Layout):
         RaggedKV(2 requests, 4 rows)
     """
 
+    @_keywords.answered("RaggedKV")
     def __init__(self, qo_indptr: Any, kv_indptr: Any, qo_pos: Any = None) -> None:
         self._init(_ragged_kv, qo_indptr=qo_indptr, kv_indptr=kv_indptr, qo_pos=qo_pos)
 
@@ -161,7 +179,10 @@ class PagedKV(Layout):
         discover_prefixes: bool | int = False,
         num_pages: int | None = None,
         num_requests: Any = None,
+        **unknown: NoReturn,
     ) -> None:
+        if unknown:
+            _keywords.refuse("PagedKV", unknown, PagedKV.__init__)
         owner = _Owner((qo_indptr, page_indptr, page_indices, kv_len, num_requests)) if is_on_gpu(kv_len) else None
         try:
             # The hot path of serving: names, as _init takes them, or a tuple of all would cost as much as an array.

@@ -6,6 +6,7 @@ from numbers import Integral
 from typing import Any, NamedTuple, Optional
 
 from raddle import _library
+from raddle._keywords import answered
 from raddle._tensors import lend, lend_index
 from raddle.variants import Variant
 
@@ -78,6 +79,7 @@ class Rope(Variant):
         >>> spec = raddle.AttentionSpec(32, 8, 128, variant=[raddle.Rope(128, theta=500000.0), raddle.Causal()])
     """
 
+    @answered("Rope")
     def __init__(
         self,
         rotary_dim: int,

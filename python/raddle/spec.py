@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Callable, Sequence
 
+from raddle._keywords import answered
 from raddle._tensors import dtype_name, kind_of
 from raddle.variants import Variant, parts
 
@@ -68,6 +69,9 @@ class AttentionSpec:
     def fields(self) -> dict[str, Any]:
         """Returns all fields by name, as they cross to C++."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+AttentionSpec.__init__ = answered("AttentionSpec")(AttentionSpec.__init__)  # type: ignore[method-assign]
 
 
 def fields_of(spec: Any, name: str) -> dict[str, Any]:

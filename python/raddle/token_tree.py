@@ -98,6 +98,9 @@ class TokenTree(Layout):
         found = np.array(list(made["parents"]), np.int32)
         self.parents = found if len(found) == self.num_rows else None
 
+    def _extras(self) -> dict[str, Any]:
+        return {"pages": self.pages, "parents": self.parents}
+
     def accept(self, kv_pool: Any, accepted: Any, *, scales: Any = None) -> Any:
         """Makes the path to each request's last accepted node its next keys: `accept_tree` of this tree.
 

@@ -14,12 +14,13 @@ from typing import Any, Iterable, Mapping, NamedTuple
 import tvm_ffi
 
 from raddle import _library
-from raddle._tensors import kind_of, lend, refuse_tracer
+from raddle._keywords import answered
+from raddle._tensors import kind_of, lend, plain, refuse_tracer, restorable
 
 _make = {
     name: _library.function(f"raddle.variant.{name}")
     for name in ("causal", "window", "softcap", "alibi", "sinks", "sigmoid", "all_of", "any_of", "describe")
-    + ("source", "source_of", "bind")
+    + ("source", "source_of", "bind", "check_indices", "state", "restore")
 }
 _alibi_slopes = _library.function("raddle.alibi_slopes")
 
@@ -93,6 +94,14 @@ class Variant(_library.Handle):
         types = {member: _type_of(member, kind) for member, kind in (params or {}).items()}
         self.__init_handle_by_constructor__(_make["source"], name, source, types)
 
+    @classmethod
+    def _of_expression(cls, name: str, source: str, params: dict[str, Any], nodes: list[dict[str, Any]]) -> Variant:
+        """A traced function, with the expression by which its indices are checked (`raddle.flex.trace`)."""
+        made = cls.__new__(cls)
+        types = {member: _type_of(member, kind) for member, kind in params.items()}
+        made.__init_handle_by_constructor__(_make["source"], name, source, types, nodes)
+        return made
+
     def __call__(self, **values: Any) -> Variant:
         """The same variant with values for some of its members.
 
@@ -123,6 +132,10 @@ class Variant(_library.Handle):
 
     def _text(self) -> str:
         return _make["describe"](self)
+
+    def __reduce__(self) -> Any:
+        # Also of a traced function, which is C++ by now: the function itself need not pickle.
+        return _restored, (type(self), plain(_make["state"](self)))
 
 
 class Causal(Variant):
@@ -155,6 +168,7 @@ class SlidingWindow(Variant):
         >>> spec = raddle.AttentionSpec(32, 8, 128, variant=[raddle.Causal(), raddle.SlidingWindow(1023)])
     """
 
+    @answered("SlidingWindow")
     def __init__(self, left: int, right: int = -1) -> None:
         self.__init_handle_by_constructor__(_make["window"], left, right)
 
@@ -177,6 +191,7 @@ class SoftCap(Variant):
         >>> spec = raddle.AttentionSpec(32, 8, 128, variant=[raddle.SoftCap(50.0), raddle.Causal()])
     """
 
+    @answered("SoftCap")
     def __init__(self, cap: float) -> None:
         refuse_tracer(cap, "cap")
         self.__init_handle_by_constructor__(_make["softcap"], cap)
@@ -198,6 +213,7 @@ class Sinks(Variant):
         >>> spec = raddle.AttentionSpec(32, 8, 128, variant=[raddle.Sinks(np.zeros(32, np.float32)), raddle.Causal()])
     """
 
+    @answered("Sinks")
     def __init__(self, logits: Any) -> None:
         self.__init_handle_by_constructor__(_make["sinks"], numbers(logits, "logits"))
 
@@ -240,8 +256,15 @@ class Alibi(Variant):
         >>> spec = raddle.AttentionSpec(32, 8, 128, variant=[raddle.Alibi(raddle.alibi_slopes(32)), raddle.Causal()])
     """
 
+    @answered("Alibi")
     def __init__(self, slopes: Any) -> None:
         self.__init_handle_by_constructor__(_make["alibi"], numbers(slopes, "slopes"))
+
+
+def _restored(kind: type[Variant], state: dict[str, Any]) -> Variant:
+    variant = kind.__new__(kind)
+    variant.__init_handle_by_constructor__(_make["restore"], restorable(state))
+    return variant
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
@@ -307,17 +330,24 @@ def parts(variant: Any, num_qo_heads: int) -> tuple[Any, ...]:
 
 
 def _is_part(x: Any) -> bool:
-    return isinstance(x, Variant) or not isinstance(x, type) and (callable(x) or hasattr(x, "as_mask"))
+    return isinstance(x, Variant) or not isinstance(x, type) and (callable(x) or _is_block_mask(x))
+
+
+def _is_block_mask(x: Any) -> bool:
+    """Raddle's or PyTorch's."""
+    return hasattr(x, "as_mask") or hasattr(x, "mask_mod") and hasattr(x, "kv_indices")
 
 
 def _traced(part: Any, num_qo_heads: int) -> Any:
     """A variant for a function of Python or a `BlockMask`; anything else as it is."""
     if isinstance(part, Variant) or not _is_part(part):
         return part
-    from raddle.flex.trace import as_variant  # not before it is needed: most specs have no functions
+    from raddle.flex.block_mask import from_torch  # not before it is needed: most specs have no functions
+    from raddle.flex.trace import as_variant
 
-    if not hasattr(part, "as_mask"):
+    if not _is_block_mask(part):
         return as_variant(part)
+    part = part if hasattr(part, "as_mask") else from_torch(part)
     heads = part.shape[1]
     if heads not in (1, num_qo_heads):
         raise ValueError(f"variant has a block mask of H = {heads}; expected 1 or num_qo_heads, {num_qo_heads}")

@@ -57,7 +57,7 @@ float AttentionSpec::softmax_scale() const {
 Plan::Plan(LayoutPtr layout, std::shared_ptr<const PlanArrays> arrays,
            std::shared_ptr<const BoundVariant> origin, std::shared_ptr<const BoundVariant> variant,
            std::vector<Range> positions, std::shared_ptr<const PlanOnDevice> on_device,
-           bool is_reserved)
+           bool is_reserved, bool arrays_suffice)
     : layout_(std::move(layout)),
       arrays_(std::move(arrays)),
       origin_(std::move(origin)),
@@ -65,6 +65,7 @@ Plan::Plan(LayoutPtr layout, std::shared_ptr<const PlanArrays> arrays,
       positions_(std::move(positions)),
       on_device_(std::move(on_device)),
       is_reserved_(is_reserved),
+      arrays_suffice_(arrays_suffice),
       view_(arrays_->view()) {}
 Plan::~Plan() = default;
 

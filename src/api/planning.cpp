@@ -143,13 +143,19 @@ PlanPtr plan_layout(const std::shared_ptr<const BoundVariant>& attention, const 
       variant->needs_positions() ? positions_by_request(layout->view()) : std::vector<Range>{};
   const Batch batch{layout->view(), shares_keys(layout->view()), positions};
   variant->check_batch(batch, MemberTime::plan);
+  if (const auto error = variant->find_short_array(layout->view(), MemberTime::plan))
+    fail<ValueError>(*error);
+  // A run may bring arrays of its own, so that those of the spec are only refused where it does
+  // not.
+  const bool arrays_suffice = !variant->find_short_array(layout->view(), MemberTime::run);
   if (reserved) reserved->check_captured(batch);
   auto arrays =
       std::make_shared<const PlanArrays>(make_plan(layout->view(), config, cover_fns(*variant)));
   check_used_blocks(*layout, arrays->view());
   auto on_device = backend.upload(*layout, *arrays, *attention, *variant, reserved, options.stream);
   return std::make_shared<const Plan>(layout, std::move(arrays), attention, std::move(variant),
-                                      std::move(positions), std::move(on_device), is_reserved);
+                                      std::move(positions), std::move(on_device), is_reserved,
+                                      arrays_suffice);
 }
 
 PlanPtr plan_on_device(const std::shared_ptr<const BoundVariant>& attention,
@@ -167,7 +173,7 @@ PlanPtr plan_on_device(const std::shared_ptr<const BoundVariant>& attention,
   auto arrays = std::make_shared<const PlanArrays>(nullptr, PlanSizes{}, config, PlanStats{});
   return std::make_shared<const Plan>(std::move(shape), std::move(arrays), attention,
                                       std::move(variant), std::vector<Range>{},
-                                      std::move(on_device), true);
+                                      std::move(on_device), true, true);
 }
 
 RunView view_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args) {
@@ -193,9 +199,13 @@ RunView view_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& arg
 
 std::shared_ptr<const BoundVariant> variant_of_run(const Plan& plan, const RunArgs& args) {
   auto variant = plan.variant_ptr();
-  if (args.params && !args.params->empty()) variant = variant->with(*args.params, ParamScope::run);
+  const bool has_params = args.params && !args.params->empty();
+  if (has_params) variant = variant->with(*args.params, ParamScope::run);
   const LayoutView& layout = plan.layout().view();
   variant->check_batch(Batch{layout, shares_keys(layout), plan.positions()}, MemberTime::run);
+  if ((has_params || !plan.arrays_suffice()) && !plan.made_on_device())
+    if (const auto error = variant->find_short_array(layout, MemberTime::run))
+      fail<ValueError>(*error);
   return variant;
 }
 

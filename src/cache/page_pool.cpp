@@ -256,6 +256,8 @@ Appended PagePool::append(std::span<const RequestId> requests, std::span<const i
   Appended done;
   if (needed > static_cast<i64>(free_.size())) {
     done.missing = static_cast<i32>(needed - static_cast<i64>(free_.size()));
+    for (std::size_t i = 0; i < grown.size(); ++i)
+      if (counts[i] > 0) grown[i]->missing = done.missing;
     return done;
   }
   // All memory first: from here on nothing can fail.
@@ -273,6 +275,7 @@ Appended PagePool::append(std::span<const RequestId> requests, std::span<const i
   for (std::size_t i = 0; i < grown.size(); ++i) {
     for (i32 n = 0; n < new_pages[i]; ++n) grown[i]->pages.push_back(take());
     grown[i]->kv_len += counts[i];
+    grown[i]->missing = 0;
   }
   return done;
 }
@@ -292,6 +295,7 @@ std::vector<i32> PagePool::truncate(std::span<const RequestId> requests,
   freed.reserve(given_back);
   for (std::size_t i = 0; i < cut.size(); ++i) {
     std::vector<i32>& pages = cut[i]->pages;
+    cut[i]->missing = 0;
     for (cut[i]->kv_len = kv_len[i]; pages.size() > at(pages_of(kv_len[i])); pages.pop_back())
       drop(pages.back(), freed);
   }
@@ -331,6 +335,7 @@ std::vector<i32> PagePool::finish(std::span<const RequestId> requests) {
     request->kv_len = 0;
     request->runs = false;
     ++request->generation;
+    request->missing = 0;
     free_slots_.push_back(static_cast<i32>(request - requests_.data()));
   }
   return freed;
@@ -362,6 +367,7 @@ PageTables PagePool::tables(std::span<const RequestId> requests) const {
                                request.pages.end());
     tables.page_indptr.push_back(static_cast<i32>(tables.page_indices.size()));
     tables.kv_len.push_back(request.kv_len);
+    if (request.missing > 0 && !tables.without_room) tables.without_room = {i, request.missing};
   }
   return tables;
 }

@@ -22,6 +22,10 @@ LayoutPtr pool_layout(const PagePool& pool, std::span<const RequestId> requests,
     qo_indptr.push_back(static_cast<i32>(rows));
   }
   const PageTables tables = pool.tables(requests);
+  if (const auto& lacks = tables.without_room; lacks && qo_len[lacks->first] > 0)
+    fail<ValueError>("requests[", lacks->first, "] has no room for its query rows: its last append",
+                     " reported ", lacks->second, " missing pages and changed nothing; expected ",
+                     "an append that reports 0, after pages were given back, or qo_len 0");
   const auto whole = [](const std::vector<i32>& v) {
     static constexpr i32 none = 0;  // an empty list must still count as given
     return v.empty() ? IndexRef{&none, 0} : IndexRef{v.data(), static_cast<i64>(v.size())};

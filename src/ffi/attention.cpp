@@ -71,9 +71,10 @@ TensorRef half_of(const std::string& name, const TensorRef& both, i64 which) {
 
 }  // namespace
 
-KvRef take_pair(Arguments& in, const std::string& name, Where where, std::optional<DType> bytes) {
-  const TensorRef k = in.tensor(name + ": k", where, bytes);
-  const TensorRef v = in.optional_tensor(name + ": v", where, bytes);
+KvRef take_pair(Arguments& in, const std::string& name, Where where, std::optional<DType> bytes,
+                std::optional<DType> wanted) {
+  const TensorRef k = in.tensor(name + ": k", where, bytes, wanted);
+  const TensorRef v = in.optional_tensor(name + ": v", where, bytes, wanted);
   if (v.data) return KvRef{k, v};
   return KvRef{half_of(name, k, 0), half_of(name, k, 1)};
 }
@@ -191,22 +192,24 @@ void run(Arguments& in) {
   if (!plan) fail<ValueError>("plan is empty; expected one that was made");
   RunArgs args;
   args.stream = current_stream(attention.device());
-  args.q = in.tensor("q", Where::anywhere);
-  args.out = in.tensor("out", Where::anywhere);
+  const AttentionSpec& spec = attention.spec();
+  args.q = in.tensor("q", Where::anywhere, {}, spec.dtype);
+  const ffi::AnyView out = in.take();
   args.lse = in.optional_tensor("lse", Where::anywhere);
   args.return_state = in.boolean("return_state");
+  args.out =
+      to_tensor("out", out, Where::anywhere, {}, args.return_state ? DType::float32 : spec.dtype);
   args.scale = in.number("scale");
   args.timeline = in.optional_tensor("timeline", Where::anywhere);
   const Params params = to_params(in.map("params"));
   if (!params.empty()) args.params = &params;
   const std::vector<ScaleRef> k_scale = take_scales(in, "k_scale");
   const std::vector<ScaleRef> v_scale = take_scales(in, "v_scale");
-  const AttentionSpec& spec = attention.spec();
   const auto bytes = has_8_bits(spec.stored_dtype()) ? spec.kv_dtype : std::nullopt;
   const bool one_level = in.left() == 2;
   while (in.more()) {
     const std::string name = one_level ? "kv" : "kv[" + std::to_string(args.kv.size()) + "]";
-    args.kv.push_back(take_pair(in, name, Where::anywhere, bytes));
+    args.kv.push_back(take_pair(in, name, Where::anywhere, bytes, spec.stored_dtype()));
   }
   set_scales("k_scale", k_scale, args.kv, &KvRef::k_scale);
   set_scales("v_scale", v_scale, args.kv, &KvRef::v_scale);

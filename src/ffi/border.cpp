@@ -3,6 +3,8 @@
 #include <cmath>
 #include <limits>
 
+#include "backend/kv_tensors.h"
+
 namespace raddle::border {
 
 std::string dtype_text(DLDataType t) {
@@ -98,13 +100,28 @@ bool is(DLDataType t, int code, int bits) {
   return t.code == code && t.bits == bits && t.lanes == 1;
 }
 
-DType to_dtype(const std::string& name, DLDataType t) {
+/// How to make the dtype that is wanted of another one.
+std::string cast_advice(const std::string& name, DLDataType t, DType wanted) {
+  const std::string argument = name.substr(name.find_last_of(' ') + 1);
+  const std::string dtype = name_of(wanted);
+  if (is(t, kDLUInt, 16) && wanted == DType::bfloat16)
+    return ": where these are bfloat16's bits, pass " + argument + ".view(ml_dtypes.bfloat16)";
+  if (has_8_bits(wanted)) return "";
+  const std::string numpy = wanted == DType::bfloat16 ? "ml_dtypes." : "numpy.";
+  return ": pass " + argument + ".astype(" + numpy + dtype + "), or " + argument + ".to(torch." +
+         dtype + ")";
+}
+
+DType to_dtype(const std::string& name, DLDataType t, std::optional<DType> wanted) {
   if (is(t, kDLBfloat, 16)) return DType::bfloat16;
   if (is(t, kDLFloat, 16)) return DType::float16;
   if (is(t, kDLFloat, 32)) return DType::float32;
   if (is(t, kDLFloat8_e4m3fn, 8)) return DType::float8_e4m3fn;
   if (is(t, kDLFloat8_e5m2, 8)) return DType::float8_e5m2;
   if (is(t, kDLInt, 8)) return DType::int8;
+  if (wanted)
+    fail<TypeError>(name, " has dtype ", dtype_text(t), "; expected ", name_of(*wanted),
+                    ", as the spec says", cast_advice(name, t, *wanted));
   fail<TypeError>(name, " has dtype ", dtype_text(t),
                   "; expected float32, float16, bfloat16, float8_e4m3fn, float8_e5m2 or int8");
 }
@@ -203,11 +220,11 @@ std::string Arguments::string(const char* name) {
 }
 
 TensorRef to_tensor(const std::string& name, const ffi::AnyView& value, Where where,
-                    std::optional<DType> bytes) {
+                    std::optional<DType> bytes, std::optional<DType> wanted) {
   const DLTensor& t = where == Where::host ? host_tensor(name, value) : any_tensor(name, value);
   TensorRef tensor;
   tensor.device = device_of(name, t);
-  tensor.dtype = bytes && is(t.dtype, kDLUInt, 8) ? *bytes : to_dtype(name, t.dtype);
+  tensor.dtype = bytes && is(t.dtype, kDLUInt, 8) ? *bytes : to_dtype(name, t.dtype, wanted);
   if (t.ndim > static_cast<int>(tensor.shape.size())) {
     fail<ValueError>(name, " has ", t.ndim, " dimensions; expected at most ", tensor.shape.size());
   }
@@ -217,14 +234,15 @@ TensorRef to_tensor(const std::string& name, const ffi::AnyView& value, Where wh
   return tensor;
 }
 
-TensorRef Arguments::tensor(const std::string& name, Where where, std::optional<DType> bytes) {
-  return to_tensor(name, take(), where, bytes);
+TensorRef Arguments::tensor(const std::string& name, Where where, std::optional<DType> bytes,
+                            std::optional<DType> wanted) {
+  return to_tensor(name, take(), where, bytes, wanted);
 }
 
 TensorRef Arguments::optional_tensor(const std::string& name, Where where,
-                                     std::optional<DType> bytes) {
+                                     std::optional<DType> bytes, std::optional<DType> wanted) {
   const ffi::AnyView value = take();
-  return value == nullptr ? TensorRef{} : to_tensor(name, value, where, bytes);
+  return value == nullptr ? TensorRef{} : to_tensor(name, value, where, bytes, wanted);
 }
 
 ScaleRef to_scale(const std::string& name, const ffi::AnyView& value) {

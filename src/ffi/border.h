@@ -10,6 +10,7 @@
 #include <new>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -111,12 +112,13 @@ class Arguments {
   std::optional<float> number(const char* name);
   double real(const char* name);
   std::string string(const char* name);
-  /// `bytes`: what the elements of a uint8 tensor are, where it may be one.
+  /// `bytes`: what the elements of a uint8 tensor are, where it may be one. `wanted`: the dtype of
+  /// the spec, which an error about any other kind of element names.
   TensorRef tensor(const std::string& name, Where where = Where::host,
-                   std::optional<DType> bytes = {});
+                   std::optional<DType> bytes = {}, std::optional<DType> wanted = {});
   /// Without data where None is given.
   TensorRef optional_tensor(const std::string& name, Where where = Where::host,
-                            std::optional<DType> bytes = {});
+                            std::optional<DType> bytes = {}, std::optional<DType> wanted = {});
   IndexRef index(const char* name, Where where = Where::host);
   /// Numbers of a page pool's requests.
   std::vector<RequestId> requests(const char* name);
@@ -129,21 +131,29 @@ class Arguments {
   int next_ = 0;
 };
 
-/// A host tensor of the integers, which it keeps.
+/// A host tensor of the numbers, which it keeps; without a shape of one dimension.
 template <class T>
-ffi::Tensor array_of(std::vector<T> values) {
+ffi::Tensor array_of(std::vector<T> values, std::vector<std::int64_t> shape = {}) {
   struct Kept {
     std::vector<T> values;
     void AllocData(DLTensor* tensor) { tensor->data = values.data(); }
     void FreeData(DLTensor*) {}
   };
-  const auto count = static_cast<std::int64_t>(values.size());
-  return ffi::Tensor::FromNDAlloc(Kept{std::move(values)}, ffi::Shape{count},
-                                  DLDataType{kDLInt, 8 * sizeof(T), 1}, DLDevice{kDLCPU, 0});
+  if (shape.empty()) shape.push_back(static_cast<std::int64_t>(values.size()));
+  constexpr auto code = std::is_floating_point_v<T> ? kDLFloat
+                        : std::is_unsigned_v<T>     ? kDLUInt
+                                                    : kDLInt;
+  return ffi::Tensor::FromNDAlloc(Kept{std::move(values)}, ffi::Shape(shape.begin(), shape.end()),
+                                  DLDataType{code, 8 * sizeof(T), 1}, DLDevice{kDLCPU, 0});
 }
 
+/// Types of members as they cross: "float", "int", or {"dtype": "float32", "extents": ["any", …]}.
+VariantParam to_param(const std::string& name, const ffi::AnyView& value);
+ffi::Any from_param(const VariantParam& param);
+/// One operation of a traced function: {"op": "load", "dtype": "int", "args": [0, 2], …}.
+TracedNode to_node(const ffi::Map<ffi::String, ffi::Any>& fields);
 TensorRef to_tensor(const std::string& name, const ffi::AnyView& value, Where where,
-                    std::optional<DType> bytes = {});
+                    std::optional<DType> bytes = {}, std::optional<DType> wanted = {});
 double to_number(const std::string& name, const ffi::AnyView& value);
 /// A number, a list of numbers, or a tensor of rank 0 to 4.
 MemberValue to_member(const std::string& name, const ffi::AnyView& value);
@@ -155,7 +165,7 @@ Schedule parse_schedule(const std::string& text);
 DType dtype_field(const std::string& name, const ffi::AnyView& value);
 /// One level's K and V: two tensors, or one and None. `bytes`: as Arguments::tensor has it.
 KvRef take_pair(Arguments& in, const std::string& name, Where where = Where::host,
-                std::optional<DType> bytes = {});
+                std::optional<DType> bytes = {}, std::optional<DType> wanted = {});
 /// A scale of K or V: None, a number or a tensor.
 ScaleRef to_scale(const std::string& name, const ffi::AnyView& value);
 /// "cpu", "cuda" (the GPU that is current, else the first) or "cuda:1".

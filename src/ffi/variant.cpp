@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ffi/border.h"
+#include "variant/index_checks.h"
 #include "variant/member.h"
 
 namespace raddle::border {
@@ -157,40 +158,14 @@ ffi::ObjectRef make_rope(Arguments& in) {
   return wrap<VariantObj>(rope(args));
 }
 
-/// "float", "int", or {"dtype": "float32", "extents": ["qo_heads", "any"]}.
-VariantParam to_param(const std::string& name, const ffi::AnyView& value) {
-  VariantParam param;
-  param.name = name;
-  if (const auto text = value.as<ffi::String>()) {
-    param.type.kind = *text == "int" ? MemberKind::int_scalar : MemberKind::float_scalar;
-    return param;
-  }
-  const auto fields = value.cast<ffi::Map<ffi::String, ffi::Any>>();
-  const auto find = [](const std::string& wanted, const auto& names) {
-    i32 i = 0;
-    for (const char* each : names) {
-      if (wanted == each) return i;
-      ++i;
-    }
-    fail<ValueError>("'", wanted, "' is no dtype or extent of a tensor parameter");
-  };
-  constexpr std::array dtypes = {"float32", "int32", "uint32", "uint8"};
-  constexpr std::array extents = {"any", "qo_heads", "kv_heads", "half_head_dim",
-                                  "one_or_requests"};
-  const auto first = static_cast<i32>(MemberKind::float_tensor);
-  param.type.kind =
-      static_cast<MemberKind>(first + find(fields.at("dtype").cast<ffi::String>(), dtypes));
-  for (const ffi::Any& each : fields.at("extents").cast<ffi::Array<ffi::Any>>())
-    param.extents.of[param.type.rank++] =
-        static_cast<Extent>(find(each.cast<ffi::String>(), extents));
-  return param;
-}
-
 ffi::ObjectRef make_source(Arguments& in) {
   VariantSource source;
   source.name = in.string("name");
   source.text = in.string("source");
   for (const auto& [name, type] : in.map("params")) source.params.push_back(to_param(name, type));
+  if (in.more())
+    for (const ffi::Any& node : in.take().cast<ffi::Array<ffi::Any>>())
+      source.expr.push_back(to_node(node.cast<ffi::Map<ffi::String, ffi::Any>>()));
   return wrap<VariantObj>(variant_from_source(std::move(source)));
 }
 
@@ -201,6 +176,22 @@ ffi::ObjectRef bind(Arguments& in) {
     variant.members.insert_or_assign(name,
                                      to_member(variant.name + "." + std::string(name), value));
   return wrap<VariantObj>(std::move(variant));
+}
+
+/// Raises where a captured array of a traced mask is too short for sequences of these lengths.
+void check_indices(Arguments& in) {
+  const Variant& variant = in.object<VariantObj>("variant").value;
+  Tile pairs{};
+  for (Range Tile::*side : {&Tile::request, &Tile::q_head, &Tile::q_pos, &Tile::kv_pos})
+    pairs.*side = Range{0, in.integer32("shape") - 1};
+  if (!variant.source) return;
+  const TracedFunction function(*variant.source);
+  std::array<TracedMember, max_traced_members> members;
+  for (std::size_t n = 0; function.has_indices() && n < function.members().size(); ++n)
+    members[n].value = &variant.members.at(function.members()[n]);
+  if (!function.has_indices()) return;
+  if (const auto error = find_short_array(variant.name, function, members.data(), pairs))
+    fail<ValueError>(*error);
 }
 
 /// The variant's C++: a user's own text, or the engine header of a shipped one.
@@ -277,6 +268,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def_packed("raddle.variant.rope", exported(make_rope))
       .def_packed("raddle.variant.source", exported(make_source))
       .def_packed("raddle.variant.bind", exported(bind))
+      .def_packed("raddle.variant.check_indices", exported(check_indices))
       .def_packed("raddle.variant.source_of", exported(source_of))
       .def_packed("raddle.variant.all_of", exported(make_all_of))
       .def_packed("raddle.variant.any_of", exported(make_any_of))

@@ -94,6 +94,19 @@ void check_pages(Level& level) {
   level.max_block = used.max;
 }
 
+/// Where the other arrays agree on another number of requests, qo_indptr is the one that is wrong.
+void check_requests(const PagedArgs& args, std::size_t groups) {
+  const bool is_table = args.page_indptr.empty();
+  const IndexRef& pages = is_table ? args.page_indices : args.page_indptr;
+  if (args.kv_len.rank != 1 || pages.rank != (is_table ? 2 : 1)) return;
+  const i64 requests = args.kv_len.shape[0];
+  if (requests == static_cast<i64>(groups) || pages.shape[0] != requests + (is_table ? 0 : 1))
+    return;
+  fail<ValueError>("qo_indptr has ", groups + 1, " entries; expected ", requests + 1,
+                   ", one more than requests: kv_len and ",
+                   is_table ? "page_indices" : "page_indptr", " have ", requests);
+}
+
 /// A single level alone still counts its keys from kv_begin, so that q_index and kv_index agree.
 std::vector<i32> index_lengths(const std::vector<i32>& columns, const std::vector<i32>& kv_begin) {
   std::vector<i32> kv_len = columns;
@@ -200,6 +213,7 @@ LayoutPtr paged_kv(const PagedArgs& args) {
   check_prefix_args(args);
   std::vector<i32> qo_indptr = copy_indptr("qo_indptr", args.qo_indptr);
   const std::size_t groups = qo_indptr.size() - 1;
+  check_requests(args, groups);
   Level level;
   level.storage = KvStorage::paged;
   level.order = args.order;

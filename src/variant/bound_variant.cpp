@@ -1,6 +1,7 @@
 #include "variant/bound_variant.h"
 
 #include <algorithm>
+#include <array>
 
 #include "device/cpu/isa.h"
 #include "jit/cpu_stages.h"
@@ -11,6 +12,7 @@
 #include "raddle/engine/variant/composition.h"
 #include "raddle/engine/variant/fold_masks.h"
 #include "raddle/error.h"
+#include "variant/index_checks.h"
 
 namespace raddle {
 namespace {
@@ -128,6 +130,9 @@ std::size_t BoundVariant::add_part(const Variant& variant) {
     if (std::none_of(part.ops->members, end, [&](const Member& m) { return name == m.name; }))
       fail<ValueError>("variant '", part.name, "' has no member '", name, "'");
   }
+  if (part.source)
+    if (auto traced = std::make_shared<const TracedFunction>(*part.source); traced->has_indices())
+      part.traced = std::move(traced);
   parts_.push_back(std::move(part));
   return parts_.size() - 1;
 }
@@ -321,6 +326,29 @@ void BoundVariant::check_batch(const Batch& batch, MemberTime time) const {
     }
     if (!part.source) check_shipped(part.ops->name, part.name, part.members, batch, time);
   }
+}
+
+std::optional<std::string> BoundVariant::find_short_array(const LayoutView& layout,
+                                                          MemberTime time) const {
+  for (const Part& part : parts_) {
+    // All members of a mask are the plan's, all those of a score the run's.
+    if (!part.traced || part.ops->members[0].time != time) continue;
+    std::array<TracedMember, max_traced_members> members;
+    for (std::size_t n = 0; n < part.traced->members().size(); ++n)
+      for (std::size_t m = 0; m < part.members.size(); ++m)
+        if (part.traced->members()[n] == part.ops->members[m].name)
+          members[n] = {&part.members[m].value, part.members[m].hull.get()};
+    IndexedBatch batch{layout, spec_.qo_heads};
+    if (time == MemberTime::run && has_masks()) {
+      batch.masks = this;
+      batch.coverage = [](const void* self, const Tile& tile) {
+        return static_cast<const BoundVariant*>(self)->coverage(tile);
+      };
+    }
+    if (auto found = raddle::find_short_array(part.name, *part.traced, members.data(), batch))
+      return found;
+  }
+  return {};
 }
 
 bool BoundVariant::needs_positions() const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "raddle/engine/variant/stages.h"
 #include "variant/batch_checks.h"
 #include "variant/member.h"
+#include "variant/traced_function.h"
 
 namespace raddle {
 
@@ -59,6 +61,9 @@ class BoundVariant {
   /// Refuses values of plan members, or of run members, that a batch cannot have. `positions` may
   /// be empty unless needs_positions().
   void check_batch(const Batch& batch, MemberTime time) const;
+  /// Which captured array of a plan or run member is too short for what a batch indexes, and why;
+  /// nothing where all suffice. Lengths must be known.
+  std::optional<std::string> find_short_array(const LayoutView& layout, MemberTime time) const;
   /// Whether a run member must suit the positions of a batch.
   bool needs_positions() const;
   /// What a kernel of this composition is compiled from.
@@ -78,9 +83,10 @@ class BoundVariant {
   struct Part {
     std::string name;  ///< "softcap"; a second one is "softcap#2"
     const VariantOps* ops;
-    std::shared_ptr<const VariantSource> source;  ///< null: shipped
-    std::size_t slot;                             ///< of the variant's struct in memory_
-    std::vector<BoundMember> members;             ///< own what captured tensors point to
+    std::shared_ptr<const VariantSource> source;   ///< null: shipped
+    std::size_t slot;                              ///< of the variant's struct in memory_
+    std::vector<BoundMember> members;              ///< own what captured tensors point to
+    std::shared_ptr<const TracedFunction> traced;  ///< null: it indexes no captured array
   };
 
   const VariantOps& find_ops(const Variant& variant);

@@ -100,7 +100,7 @@ def test_gradients_are_refused_by_name(small_problem, name, called):
     tensors[name].requires_grad_()
     with refuses(ValueError, f"{called} requires a gradient", f"pass {name}.detach()"):
         run(**tensors)
-    with torch.no_grad(), refuses(ValueError, f"{called} requires a gradient"):
+    with torch.no_grad():
         run(**{**tensors, name: torch.nn.Parameter(tensors[name])})
 
 
@@ -125,16 +125,40 @@ def test_torch_tensors_that_are_not_what_they_hold(small_problem):
 
 def test_attention_in_one_call(rng):
     q, k, v = (rng.standard_normal((2, 5, heads, 16)).astype(np.float32) for heads in (4, 2, 2))
-    out, lse = raddle.attention(q, k, v, causal=True, return_lse=True)
+    out, lse = raddle.attention(q, k, v, causal=True, return_lse=True, layout="BSHD")
     assert out.shape == q.shape and lse.shape == (2, 5, 4)
     for b in range(2):
         alone, alone_lse = raddle.attention(q[b], k[b], v[b], causal=True, return_lse=True)
         np.testing.assert_allclose(out[b], alone, atol=1e-6)
         np.testing.assert_allclose(lse[b], alone_lse, atol=1e-6)
     heads_first = [np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (q, k, v)]
-    np.testing.assert_array_equal(raddle.attention(*heads_first, causal=True), out)
+    np.testing.assert_array_equal(raddle.attention(*heads_first, causal=True, layout="BSHD"), out)
     capped = raddle.attention(q[0], k[0], v[0], variant=[raddle.SoftCap(2.0)], scale=0.5)
     assert not np.array_equal(capped, raddle.attention(q[0], k[0], v[0], scale=0.5))
+
+
+def test_heads_or_rows_first(rng):
+    """[B, H, S, D] by name gives what [B, S, H, D] gives; what can be either is refused without a name."""
+    q, k, v = (rng.standard_normal((2, 6, heads, 16)).astype(np.float32) for heads in (4, 2, 2))
+    expected, expected_lse = raddle.attention(q, k, v, causal=True, return_lse=True, layout="BSHD")
+    heads_first = [np.ascontiguousarray(x.swapaxes(1, 2)) for x in (q, k, v)]
+    out, lse = raddle.attention(*heads_first, causal=True, return_lse=True, layout="BHSD")
+    assert out.shape == (2, 4, 6, 16) and lse.shape == (2, 4, 6)
+    np.testing.assert_array_equal(out.swapaxes(1, 2), expected)
+    np.testing.assert_array_equal(lse.swapaxes(1, 2), expected_lse)
+    for tensors in ((q, k, v), heads_first):
+        with refuses(ValueError, "either [B, S, H, D] or [B, H, S, D]", "layout='BSHD'", "layout='BHSD'"):
+            raddle.attention(*tensors, causal=True)
+
+
+def test_a_decode_step_needs_no_layout(rng):
+    q, k, v = (rng.standard_normal((2, rows, 4, 16)).astype(np.float32) for rows in (1, 9, 9))
+    expected = raddle.attention(q, k, v, layout="BSHD")
+    np.testing.assert_array_equal(raddle.attention(q, k, v), expected)
+    with refuses(ValueError, "only [B, H, S, D]", "expected layout='BHSD'"):
+        raddle.attention(*(x.swapaxes(1, 2) for x in (q, k, v)))
+    one = q[:, :, :1]
+    np.testing.assert_array_equal(raddle.attention(one, one, one), one)  # a row and a head: both orders are one
 
 
 def test_attention_of_nothing():
@@ -148,13 +172,30 @@ def test_bad_calls_of_attention(rng):
     q, k, v = (rng.standard_normal((2, 5, heads, 16)).astype(np.float32) for heads in (4, 2, 2))
     with refuses(ValueError, "4, 3 and 4 dimensions"):
         raddle.attention(q, k[0], v)
-    with refuses(ValueError, "batches of 1 and 2", "expected 2"):
+    with refuses(ValueError, "k has a batch of 1", "expected 2, as q has"):
         raddle.attention(q, k[:1], v)
-    with refuses(ValueError, "v has 4 keys", "expected 5"):
+    with refuses(ValueError, "v has 4 keys", "expected 5, as k has"):
         raddle.attention(q, k, v[:, :4])
-    with refuses(ValueError, "num_qo_heads is 4", "3"):
-        raddle.attention(q, np.concatenate([k, k[:, :, :1]], 2), v)
-    with refuses(ValueError, "dtype is 'float64'"):
+    with refuses(ValueError, "v has 4 keys", "expected 5, as k has"):
+        raddle.attention(q[0], k[0], v[0, :4])
+    with refuses(ValueError, "k has 3 heads and q 4", "divisor"):
+        raddle.attention(q, *(np.concatenate([x, x[:, :, :1]], 2) for x in (k, v)), layout="BSHD")
+    with refuses(ValueError, "v has 3 heads", "expected 2"):
+        raddle.attention(q, k, np.concatenate([v, v[:, :, :1]], 2), layout="BSHD")
+    with refuses(ValueError, "k has a head dimension of 8", "expected 16, as q has"):
+        raddle.attention(q, k[..., :8], v, layout="BSHD")
+    with refuses(ValueError, "q has a head dimension of 12", "multiple of 8"):
+        raddle.attention(q[..., :12], k[..., :12], v, layout="BSHD")
+    with refuses(TypeError, "k has dtype float16", "expected float32, as q has"):
+        raddle.attention(q, k.astype(np.float16), v)
+    for causal in ("false", 0, None):
+        with refuses(TypeError, f"causal is {causal!r}", "expected True or False"):
+            raddle.attention(q, k, v, causal=causal)
+    with refuses(ValueError, "layout is 'NHD'", "'BSHD' or 'BHSD'"):
+        raddle.attention(q, k, v, layout="NHD")
+    with refuses(ValueError, "layout is 'BHSD'", "'THD'", "3 dimensions"):
+        raddle.attention(q[0], k[0], v[0], layout="BHSD")
+    with refuses(TypeError, "q has dtype float64"):
         raddle.attention(q.astype(np.float64), k, v)
     with refuses(TypeError, "v is a str"):
         raddle.attention(q, k, "v")

@@ -277,13 +277,11 @@ def test_nan_in_q_is_not_swallowed():
     assert np.isnan(out).all() and np.isnan(lse).all()
 
 
-def test_handles_copy_as_themselves_and_do_not_pickle():
+def test_handles_copy_as_themselves():
     layout = raddle.RaggedKV([0, 1], [0, 3])
     plan = raddle.Attention(raddle.AttentionSpec(1, 1, 8)).plan(layout)
     for handle in (layout, plan, raddle.Causal()):
         assert copy.deepcopy(handle) is handle and copy.copy(handle) is handle
-        with refuses(TypeError, "cannot be pickled"):
-            pickle.dumps(handle)
 
 
 def test_rows_of_unequal_length():

@@ -192,8 +192,6 @@ def test_bad_blocks_are_refused(changes, words):
 def test_bad_arguments_are_refused():
     with refuses(TypeError, "kv_indices", "float64", "integers"):
         BlockMask.from_kv_blocks([[1]], [[[0.5]]])
-    with refuses(ValueError, "device", "cuda", "cpu"):
-        create_block_mask(masks.causal(), 1, 1, 8, 8, device="cuda")
     with refuses(ValueError, "Q_LEN", "-8"):
         create_block_mask(masks.causal(), 1, 1, -8, 8)
     with refuses(TypeError, "mask_mod", "score mod"):
@@ -212,6 +210,14 @@ def test_bad_arguments_are_refused():
         and_masks(masks.causal(), 3)
     with pytest.raises(IndexError, match="index 9"):
         create_block_mask(masks.causal(), 1, 1, 8, 8)[9]
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "cpu", torch.device("cuda"), None])
+def test_masks_have_no_device(device):
+    """FlexAttention's tutorials pass device="cuda", which says where PyTorch's block tables go."""
+    mask = create_block_mask(masks.causal(), 1, 1, 8, 8, device=device)
+    assert mask.to(device) is mask
+    assert mask.to_dense().tolist() == [[[[1]]]]
 
 
 def test_nothing_is_kept_outside_of_given_blocks():

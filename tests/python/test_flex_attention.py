@@ -89,6 +89,25 @@ def test_as_pytorch(rng, monkeypatch, gqa):
     torch.testing.assert_close(aux.lse, their_aux.lse, rtol=1e-5, atol=2e-6)
 
 
+def test_pytorchs_own_block_mask(rng):
+    """Its blocks and its mask_mod are taken, also where the blocks say less than the function."""
+    q, k, v = map(torch.tensor, draw(rng, kv_heads=4))
+    ours = create_block_mask(torch_mask, 2, None, 50, 70)
+    expected = flex_attention(q, k, v, block_mask=ours)
+    whole = theirs.create_block_mask(torch_mask, 2, None, 50, 70, device="cpu", BLOCK_SIZE=16)
+    torch.testing.assert_close(flex_attention(q, k, v, block_mask=whole), expected, rtol=1e-5, atol=2e-6)
+    lists = [getattr(whole, name) for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")]
+    fewer = theirs.BlockMask.from_kv_blocks(lists[0].clamp(max=1), *lists[1:], 16, torch_mask, (50, 70))
+    mine = BlockMask.from_kv_blocks(lists[0].clamp(max=1), *lists[1:], 16, torch_mask, (50, 70))
+    assert torch.equal(flex_attention(q, k, v, block_mask=fewer), flex_attention(q, k, v, block_mask=mine))
+    x, layout = torch.randn(70, 4, 16), raddle.RaggedKV([0, 50], [0, 70], qo_pos=np.arange(50))
+    attn = [
+        raddle.Attention(raddle.AttentionSpec(4, 4, 16, dtype="float32", variant=[mask])) for mask in (fewer, mine)
+    ]
+    out = [each.run(each.plan(layout), x[:50], (x, x)) for each in attn]
+    assert torch.equal(*out)
+
+
 @pytest.mark.parametrize("size", [16, (8, 24), 1])
 def test_given_blocks(rng, size):
     """Absent blocks are skipped and full ones kept, whatever the mask says, head by head."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import random
 import re
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import raddle.flex
@@ -243,13 +245,58 @@ def test_dtypes_of_members(dtype, held):
 def test_results_of_the_wrong_type():
     with pytest.raises(TraceError, match="the mask is a float; expected a bool"):
         trace_mask(lambda b, h, q, kv: q / 2)
-    with pytest.raises(TraceError, match="the function returns None"):
+    with pytest.raises(TraceError, match="the mask is an int; expected a bool"):
+        trace_mask(lambda b, h, q, kv: q - kv)
+    with pytest.raises(TraceError, match="the function returns None; expected a bool: is `return` missing"):
         trace_mask(lambda b, h, q, kv: None)
     with pytest.raises(TraceError, match="is no function"):
         trace_mask(3)
     for result, kind in (((1, 2), "a tuple"), ("q", "a str"), (np.arange(3), "an array")):
         with pytest.raises(TraceError, match=f"{__file__}:.*\n  the function returns {kind}; expected one score"):
             trace_score(lambda score, b, h, q, kv: result)
+
+
+RNG = np.random.default_rng(0)
+DRAWING = {
+    "torch.rand": lambda score, b, h, q, kv: score + torch.rand(()),
+    "torch.rand_like": lambda score, b, h, q, kv: score + torch.rand_like(torch.zeros(3))[0],
+    "torch.randint": lambda score, b, h, q, kv: score + torch.randint(0, 3, ()),
+    "torch.bernoulli": lambda score, b, h, q, kv: score + torch.bernoulli(torch.tensor(0.5)),
+    "Tensor.normal_": lambda score, b, h, q, kv: score + torch.zeros(()).normal_(),
+    "dropout": lambda score, b, h, q, kv: score * torch.nn.functional.dropout(torch.ones(()), 0.5),
+    "numpy.random": lambda score, b, h, q, kv: score + np.random.rand(),
+    "random": lambda score, b, h, q, kv: score + random.random(),
+    "Generator": lambda score, b, h, q, kv: score + RNG.random(),
+}
+
+
+@pytest.mark.parametrize("mod", DRAWING.values(), ids=DRAWING)
+def test_random_numbers_are_refused(mod):
+    with pytest.raises(TraceError, match=r"random number.* once.* the same for every pair and call; draw an array before"):
+        trace_score(mod)
+
+
+def test_functions_that_draw_nothing_still_trace():
+    table = torch.linspace(0, 1, 8)
+    trace_score(lambda score, b, h, q, kv: score + torch.where(q > kv, table[h], 0.0) + random_bias(h))
+
+
+def random_bias(h):
+    return h * 0.5
+
+
+JAX_MODS = {
+    "tanh": lambda score, b, h, q, kv: jnp.tanh(score),
+    "where": lambda score, b, h, q, kv: jnp.where(q > kv, score, 0.0),
+    "minimum": lambda score, b, h, q, kv: jnp.minimum(score, 3.0),
+}
+
+
+@pytest.mark.parametrize("name, mod", JAX_MODS.items())
+def test_functions_of_jax_say_what_to_write(name, mod):
+    with pytest.raises(TraceError, match=rf"JAX.*write raddle\.flex\.ops\.{name} instead of jnp\.{name}") as caught:
+        trace_score(mod)
+    assert len(str(caught.value).splitlines()) == 2
 
 
 def test_a_constant_index_is_within():

@@ -226,6 +226,23 @@ def test_a_layout_of_the_pool_attends_like_one_made_by_hand(rng):
         pool.layout(requests, [1, -1])
 
 
+def test_a_request_without_room_is_no_part_of_a_layout():
+    """Its append changed nothing: its query rows would see keys that are none of theirs, or nothing."""
+    pool = raddle.PagePool(3, 4)
+    held, waiting = pool.add(), pool.add()
+    assert pool.append([held], 8).missing == 0
+    assert pool.append([held, waiting], [1, 8]).missing == 2
+    for requests in ([waiting], [held, waiting], [held]):
+        with pytest.raises(ValueError, match=r"requests\[0\] has no room for its query rows.* 2 missing pages"):
+            pool.layout(requests)
+    assert pool.layout([held, waiting], 0).num_rows == 0  # without rows of its own a request asks for no room
+    assert pool.append([held], 1).missing == 0
+    assert pool.layout([held]).num_rows == 1
+    pool.truncate([held], [4])
+    assert pool.append([waiting], 8).missing == 0
+    assert pool.layout([held, waiting], [1, 8]).num_rows == 9
+
+
 def test_bad_arguments_are_named():
     with pytest.raises(ValueError, match="num_pages is 0"):
         raddle.PagePool(0)

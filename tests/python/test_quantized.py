@@ -183,7 +183,7 @@ def test_the_dtype_itself_is_no_quantisation(engine, rng):
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
-        ({"kv_dtype": "fp8"}, ValueError, "kv_dtype is 'fp8'; expected 'float8_e4m3fn', 'float8_e5m2', 'int8' or None"),
+        ({"kv_dtype": "fp4"}, ValueError, "kv_dtype is 'fp4'; expected 'float8_e4m3fn', 'float8_e5m2', 'int8' or None"),
         ({"kv_dtype": "float16"}, ValueError, "kv_dtype is 'float16'; expected .* or dtype, 'bfloat16'"),
         ({"kv_dtype": 8}, TypeError, "kv_dtype is an int; expected 'float8_e4m3fn'"),
         ({"dtype": "float8_e5m2"}, ValueError, "dtype is 'float8_e5m2'; expected 'float32', 'float16' or 'bfloat16'"),

@@ -66,7 +66,7 @@ def test_one_call_without_a_plan(tensors, dtype, causal):
 @DTYPES
 def test_one_call_with_a_batch_dimension(tensors, dtype):
     q, k, v = (x.reshape(3, -1, *x.shape[1:]) for x in tensors(dtype, rows=3 * 20, keys=3 * 20))
-    out = raddle.attention(q, k, v, causal=True)
+    out = raddle.attention(q, k, v, causal=True, layout="BSHD")
     assert out.shape == q.shape
     torch.testing.assert_close(out, by_sdpa(q, k, v, is_causal=True), atol=TOLERANCE[dtype], rtol=0)
 
@@ -97,6 +97,25 @@ def test_no_grad_and_detached_inputs_are_fine(tensors):
     expected = raddle.attention(q, k, v)
     q.requires_grad_()
     torch.testing.assert_close(raddle.attention(q.detach(), k, v), expected, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_parameters_are_taken_where_there_are_no_gradients(tensors, mode):
+    q, k, v = tensors(torch.float32)
+    sinks = torch.zeros(q.shape[1])
+    attn = raddle.Attention(raddle.AttentionSpec(q.shape[1], k.shape[1], 64, dtype="fp32", variant=[raddle.Sinks(sinks)]))
+    plan = attn.plan(one_request(37, 90))
+    expected = attn.run(plan, q, (k, v))
+    parameter = torch.nn.Parameter
+    with mode():
+        same = raddle.Attention(
+            raddle.AttentionSpec(q.shape[1], k.shape[1], 64, dtype="fp32", variant=[raddle.Sinks(parameter(sinks))])
+        )
+        out = same.run(plan, parameter(q), (parameter(k), parameter(v)))
+    torch.testing.assert_close(out, expected, atol=0, rtol=0)
+    assert not out.requires_grad
+    with pytest.raises(ValueError, match=r"q requires a gradient.*torch\.no_grad\(\)"):
+        attn.run(plan, parameter(q), (k, v))
 
 
 @DTYPES

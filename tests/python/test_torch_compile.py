@@ -117,11 +117,13 @@ def test_a_level_without_a_scale_among_others(rng):
 def test_attention_without_a_plan(rng, return_lse):
     q, k, v = tensors(rng)
 
-    def call(q, k, v):
-        return raddle.attention(q, k, v, causal=True, scale=0.3, return_lse=return_lse)
+    def call(q, k, v, layout=None):
+        return raddle.attention(q, k, v, causal=True, scale=0.3, return_lse=return_lse, layout=layout)
 
     compiled = torch.compile(call, fullgraph=True)
     equal(compiled(q, k, v), call(q, k, v))
+    heads_first = torch.randn(2, 4, 3, 16), torch.randn(2, 2, 9, 16), torch.randn(2, 2, 9, 16), "BHSD"
+    equal(compiled(*heads_first), call(*heads_first))
     batch = torch.randn(2, 3, 4, 16), torch.randn(2, 9, 2, 16), torch.randn(2, 9, 2, 16)
     equal(compiled(*batch), call(*batch))
 
@@ -130,10 +132,12 @@ def test_errors_keep_their_names(rng):
     attn = raddle.Attention(raddle.AttentionSpec(**SPEC))
     plan, (q, k, v) = attn.plan(ragged()), tensors(rng)
     compiled = torch.compile(attn.run, fullgraph=True)
-    with pytest.raises(TypeError, match="kv: k has dtype float64; expected float32"):
+    with pytest.raises(TypeError, match="kv: k has dtype float64; expected float32, as the spec says"):
         compiled(plan, q, (k.double(), v))
     with pytest.raises(ValueError, match="requires a gradient"):
         compiled(plan, torch.nn.Parameter(q), (k, v))
+    with torch.no_grad():
+        equal(compiled(plan, torch.nn.Parameter(q), (k, v)), attn.run(plan, q, (k, v)))
     with pytest.raises(Exception, match="timeline is given under torch.compile; expected None"):
         torch.compile(lambda x: attn.run(plan, x, (k, v), timeline=q), fullgraph=True)(q)
 

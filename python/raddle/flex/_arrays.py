@@ -29,7 +29,7 @@ def integers(x: Any, name: str, ndim: int = 1) -> np.ndarray:
 def floats(x: Any, name: str, ndim: int = 1) -> np.ndarray:
     """``x`` as a contiguous float32 array of ``ndim`` dimensions, a copy."""
     if hasattr(x, "detach"):
-        x = x.detach().float().numpy()  # numpy does not know torch's bfloat16
+        x = x.detach().float().cpu().numpy()  # numpy does not know torch's bfloat16
     array = np.array(x, np.float32, order="C")
     if array.ndim != ndim:
         raise ValueError(f"{name} has {array.ndim} dimensions; expected {ndim}")

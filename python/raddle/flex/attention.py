@@ -7,14 +7,14 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
+from raddle._keywords import answered
 from raddle._tensors import device_of, dtype_name, lend
 from raddle.attention import Attention
-from raddle.flex.block_mask import BlockMask
+from raddle.flex.block_mask import BlockMask, from_torch, is_torch_block_mask
 from raddle.flex.offset import arguments
 from raddle.flex.trace import Traced, trace_mask, trace_score
 from raddle.layouts import Layout, PagedKV, RaggedKV
 from raddle.spec import AttentionSpec
-from raddle.variants import Variant
 
 
 class AuxRequest(NamedTuple):
@@ -31,6 +31,7 @@ class AuxOutput(NamedTuple):
     max_scores: Any = None  #: always None
 
 
+@answered("flex_attention")
 def flex_attention(
     query: Any,
     key: Any,
@@ -51,7 +52,8 @@ def flex_attention(
         key: [B, Hkv, S, E], read where it lies: any strides with a contiguous last dimension.
         value: [B, Hkv, S, Ev], likewise. With a block_mask for B sequences, both may be of one that all share.
         score_mod: ``(score, b, h, q_idx, kv_idx)`` -> score, traced; h counts query heads, q_idx rows from 0.
-        block_mask: of `create_block_mask` or `BlockMask.from_kv_blocks`; None: every pair.
+        block_mask: of `create_block_mask` or `BlockMask.from_kv_blocks`, or PyTorch's own, of which blocks and mask_mod
+            are taken; None: every pair.
         scale: of the scores before score_mod; None: ``1 / sqrt(E)``.
         enable_gqa: allow fewer KV heads than query heads.
         return_lse: return (out, lse); lse is [B, Hq, L] float32, a natural logarithm, -inf for a row without keys.
@@ -79,6 +81,8 @@ def flex_attention(
     wants_lse = _wants_lse(return_lse, return_aux)
     if kernel_options is not None and not isinstance(kernel_options, dict):
         raise TypeError(f"kernel_options is a {type(kernel_options).__name__}; expected a dict or None")
+    if is_torch_block_mask(block_mask):
+        block_mask = from_torch(block_mask)
     _check_tensors(query, key, value, enable_gqa)
     _check_block_mask(query, key, block_mask)
     mods = _traced(score_mod, block_mask)
@@ -117,7 +121,7 @@ class _Structure:
 @functools.lru_cache(maxsize=64)
 def _attention_of(*spec: Any) -> Attention:
     num_qo_heads, num_kv_heads, dim, dim_vo, dtype, mods, device = spec
-    variant = [Variant(each.mod.name, each.mod.source, each.mod.params)(**each.mod.values) for each in mods]
+    variant = [each.mod.variant() for each in mods]
     return Attention(AttentionSpec(num_qo_heads, num_kv_heads, dim, dim_vo, dtype, variant), device)
 
 
@@ -194,7 +198,7 @@ def _check_tensors(query: Any, key: Any, value: Any, enable_gqa: bool) -> None:
 def _check_block_mask(query: Any, key: Any, block_mask: BlockMask | None) -> None:
     batch, heads, length = query.shape[:3]
     if block_mask is not None and not isinstance(block_mask, BlockMask):
-        hint = "a raddle.flex.BlockMask, or None; BlockMask.from_kv_blocks takes the parts of PyTorch's"
+        hint = "a BlockMask of raddle.flex or of PyTorch, or None: create_block_mask makes one of a function"
         raise TypeError(f"block_mask is a {type(block_mask).__module__}.{type(block_mask).__name__}; expected {hint}")
     shares = key.shape[0] == 1 and block_mask is not None and block_mask.shape[0] == batch
     if key.shape[0] != batch and not shares:

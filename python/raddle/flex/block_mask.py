@@ -11,6 +11,7 @@ from typing import Any, Callable
 
 import numpy as np
 
+from raddle._keywords import answered
 from raddle._tensors import kind_of
 from raddle.flex import picture
 from raddle.flex._arrays import integer, integers, pair
@@ -150,8 +151,7 @@ class BlockMask:
         return 100.0 * (1.0 - np.count_nonzero(kinds) / kinds.size) if kinds.size else 0.0
 
     def to(self, device: Any) -> BlockMask:
-        """Returns the mask on a device; "cpu" is the only one for now. Raises ValueError for another."""
-        _check_device(device)
+        """Returns the mask itself: it is a function and has no device."""
         return self
 
     def to_string(self, grid_size: int | tuple[int, int] = (20, 40), limit: int = 4) -> str:
@@ -251,6 +251,7 @@ class BlockMask:
 _LISTS = {f"{full}{by}_{what}" for full in ("", "full_") for by in ("q", "kv") for what in ("num_blocks", "indices")}
 
 
+@answered("create_block_mask")
 def create_block_mask(
     mask_mod: Callable[..., Any],
     B: int | None,
@@ -268,16 +269,18 @@ def create_block_mask(
         mask_mod: ``(b, h, q_idx, kv_idx)`` -> True = keep; what can be traced is in `raddle.flex`.
         B, H: requests and query heads; None or 1: the mask is the same for all.
         Q_LEN, KV_LEN: rows and keys.
-        device: "cpu" or None.
+        device: PyTorch's; has no effect, since a mask has no device.
         BLOCK_SIZE: of the blocks that the mask shows when asked; computing does not depend on it.
         _compile, separate_full_blocks: PyTorch's; have no effect.
+
+    A tensor on a GPU that mask_mod captures is copied to the host here, which waits for the GPU.
 
     Returns:
         A `BlockMask`.
 
     Raises:
         TraceError: a function that cannot be traced.
-        ValueError: lengths or sizes out of range.
+        ValueError: lengths or sizes out of range, a captured array that is too short for these lengths.
         TypeError: what is no mask function.
 
     Example:
@@ -285,18 +288,33 @@ def create_block_mask(
         (1, 1, 1000000, 1000000)
     """
     _check_mask(mask_mod)
-    _check_device(device)
     shape = (1 if B is None else integer(B, "B", 1), 1 if H is None else integer(H, "H", 1))
     shape += (integer(Q_LEN, "Q_LEN"), integer(KV_LEN, "KV_LEN"))
-    return BlockMask(mask_mod, shape, pair(BLOCK_SIZE, "BLOCK_SIZE"), None)
+    block_mask = BlockMask(mask_mod, shape, pair(BLOCK_SIZE, "BLOCK_SIZE"), None)
+    block_mask._traced.check_indices(shape)
+    return block_mask
+
+
+def from_torch(block_mask: Any) -> BlockMask:
+    """PyTorch's `BlockMask` as Raddle's: its blocks and its mask function. Blocks on a GPU are copied to the host."""
+    names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
+    lists = [getattr(block_mask, name) for name in names]
+    lists = [each if each is None else each.cpu().numpy() for each in lists]
+    size, lengths = tuple(block_mask.BLOCK_SIZE), tuple(map(int, block_mask.seq_lengths))
+    return BlockMask.from_kv_blocks(*lists, size, block_mask.mask_mod, lengths)
+
+
+def is_torch_block_mask(x: Any) -> bool:
+    """Whether ``x`` is a `BlockMask` of torch.nn.attention.flex_attention."""
+    return type(x).__name__ == "BlockMask" and type(x).__module__.split(".")[0] == "torch"
 
 
 def _block_function(block_mask: BlockMask) -> Callable[..., Any]:
     """Blocks and mask as one function that captures the kinds of blocks.
 
     Heads come last in the table: a tile's heads share its rows, so that what a tile reads is one run of the table,
-    whose bounds say what the tile keeps. Where B or H is 1, every index reads the only entry. Indices are clamped, so
-    an empty row and an empty column of blocks behind the others, and an empty request, are what lies outside.
+    whose bounds say what the tile keeps. Where B or H is 1, every index reads the only entry. Indices are clamped to
+    an empty row and an empty column of blocks behind the others, and to an empty request: what lies outside.
     """
     kinds = block_mask._kinds().transpose(0, 2, 3, 1).astype(np.int32)
     kinds = np.pad(kinds, ((0, int(kinds.shape[0] > 1)), (0, 1), (0, 1), (0, 0)))
@@ -305,11 +323,16 @@ def _block_function(block_mask: BlockMask) -> Callable[..., Any]:
     mask_mod = block_mask.mask_mod
     row_bits, key_bits = height.bit_length() - 1, width.bit_length() - 1
 
+    last_row, last_column = kinds.shape[1] - 1, kinds.shape[2] - 1
+
+    def kind_at(b, h, row, column):
+        return kinds[minimum(b, last_request), minimum(row, last_row), minimum(column, last_column), minimum(h, last_head)]
+
     def kind_by_shift(b, h, q_idx, kv_idx):
-        return kinds[minimum(b, last_request), q_idx >> row_bits, kv_idx >> key_bits, minimum(h, last_head)]
+        return kind_at(b, h, q_idx >> row_bits, kv_idx >> key_bits)
 
     def kind_by_division(b, h, q_idx, kv_idx):
-        return kinds[minimum(b, last_request), q_idx // height, kv_idx // width, minimum(h, last_head)]
+        return kind_at(b, h, q_idx // height, kv_idx // width)
 
     # Shifts vectorise where divisions do not.
     shifts = height == 1 << row_bits and width == 1 << key_bits
@@ -367,8 +390,3 @@ def _like_torch(x: np.ndarray) -> Any:
 def _check_mask(mask_mod: Any) -> None:
     if arguments(mask_mod, "mask_mod") != 4:
         raise TypeError("mask_mod is a score mod; expected (b, h, q_idx, kv_idx)")
-
-
-def _check_device(device: Any) -> None:
-    if device is not None and str(device).split(":")[0] != "cpu":
-        raise ValueError(f"device is '{device}'; expected 'cpu', the only device for now")

@@ -65,13 +65,13 @@ def member_array(x: Any, name: str) -> np.ndarray:
 
 
 def _torch_array(torch: Any, x: Any, name: str) -> Any:
-    if x.device.type != "cpu":
-        raise errors.refuse(f"captured tensor {name} lies on {x.device}", f"expected host memory: {name}.cpu()")
+    if x.device.type not in ("cpu", "cuda"):
+        raise errors.refuse(f"captured tensor {name} lies on {x.device}", "expected a tensor of the host or a CUDA GPU")
     if x.requires_grad and torch.is_grad_enabled():
         raise errors.refuse(
             f"captured tensor {name} requires a gradient", f"attention here is forward only: {name}.detach()"
         )
-    x = x.detach()
+    x = x.detach().cpu()  # masks are evaluated on the host, too: waits for the GPU
     return x.float().numpy() if x.is_floating_point() else x.numpy()
 
 

@@ -255,6 +255,23 @@ class _Intervals:
         return f"interval::{_interval_names.get(op, op)}({', '.join(args)})"
 
 
+def described(root: Node, payloads: dict[str, Any]) -> list[dict[str, Any]]:
+    """The expression as the library takes it: operations with their operands' places, the result last."""
+    names = {id(payload): name for name, payload in payloads.items()}
+    nodes = order(root)
+    place = {id(node): n for n, node in enumerate(nodes)}
+    found = []
+    for node in nodes:
+        fields: dict[str, Any] = {"op": node.op, "dtype": node.dtype, "args": [place[id(a)] for a in node.args]}
+        if id(node.payload) in names:
+            fields["member"] = names[id(node.payload)]
+        elif node.op in ("const", "param"):  # a parameter without a member is fixed in the code
+            fields["op"] = "const"
+            fields["value"] = float(node.payload.value if node.op == "param" else node.payload)
+        found.append(fields)
+    return found
+
+
 def _function(head: str, body: Any) -> list[str]:
     lines = [f"    {line}" for line in body.lines]
     return [f"  RADDLE_FN {head} const {{", *lines, f"    return {body.result};", "  }"]

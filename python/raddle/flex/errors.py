@@ -11,8 +11,10 @@ from types import CodeType, FrameType, TracebackType
 _here = os.path.dirname(os.path.abspath(__file__))
 _ours = {
     os.path.join(_here, name + ".py")
-    for name in ("errors", "expr", "graph", "ops", "capture", "rebuild", "foreign", "evaluate", "codegen", "trace")
+    for name in ("errors", "expr", "graph", "ops", "capture", "rebuild", "foreign", "evaluate", "codegen", "trace",
+        "random")
 }
+_jax = re.compile(r"(site|dist)-packages[/\\]jax")
 _libraries = re.compile(r"(site|dist)-packages[/\\](torch|numpy|jax|jaxlib)[/\\]")
 
 
@@ -35,12 +37,17 @@ def wrap(error: Exception) -> TraceError:
     """Any other exception of the user's function, with the line that raised it."""
     if isinstance(error, TraceError):
         return error
-    where, at = None, error.__traceback__
+    where, at, by_jax = None, error.__traceback__, "jax" in str(error).lower()
     while at is not None:
+        by_jax = by_jax or _jax.search(at.tb_frame.f_code.co_filename) is not None
         if not _is_internal(at.tb_frame):
             where = at
         at = at.tb_next
     text = describe_line(where)
+    if by_jax:
+        raise_at = "" if where is None else source_line(where.tb_frame, where.tb_lineno)
+        found = "a function of JAX gets a traced value, which it cannot compute with"
+        return TraceError(f"{text}{found}; {_jax_advice(raise_at)}")
     traced = TraceError(
         f"{text}tracing raised {type(error).__name__}: {error}; expected arithmetic, comparisons, "
         "indexing of captured arrays and the functions of raddle.flex.ops"
@@ -93,6 +100,16 @@ def float_advice() -> str:
     if found and hasattr(ops, found.group(1)):
         return f"write raddle.flex.ops.{found.group(1)} instead of math.{found.group(1)}"
     return "write x.float() or raddle.flex.ops.cast(x, 'float32')"
+
+
+def _jax_advice(line: str) -> str:
+    """What to write instead of a function of jax.numpy."""
+    from raddle.flex import ops
+
+    found = re.search(r"\b(?:jnp|jax\.numpy|lax|jax\.nn)\.(\w+)", line)
+    if found and hasattr(ops, found.group(1)):
+        return f"write raddle.flex.ops.{found.group(1)} instead of {found.group(0)}"
+    return "use arithmetic, and the functions of raddle.flex.ops, numpy or torch"
 
 
 def _is_internal(frame: FrameType) -> bool:

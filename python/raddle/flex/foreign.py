@@ -6,7 +6,7 @@ import contextlib
 import sys
 from typing import Any, Callable
 
-from raddle.flex import errors, ops
+from raddle.flex import errors, ops, random
 from raddle.flex.capture import capture
 from raddle.flex.expr import Value, build, scalar
 from raddle.flex.graph import Graph
@@ -184,6 +184,7 @@ def tensors_indexed(graph: Graph) -> Any:
                 items = args[1] if isinstance(args[1], tuple) else (args[1],)
                 if any(isinstance(i, Value) for i in items):
                     return capture(graph, args[0], "tensor")[args[1]]
+            random.refuse_function(getattr(func, "__name__", ""))
             return func(*args, **(kwargs or {}))
 
     return Mode()

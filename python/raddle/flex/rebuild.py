@@ -13,7 +13,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from raddle.flex import ops
+from raddle.flex import ops, random
 from raddle.flex.capture import capture, is_array
 from raddle.flex.expr import Value, scalar
 from raddle.flex.graph import Graph, Parameter
@@ -58,6 +58,8 @@ class Rebuilder:
             return type(x)(self.value(y, f"{hint}_{i}") for i, y in enumerate(x))
         if type(x) is dict:
             return {k: self.value(y, f"{hint}_{k}") for k, y in x.items()}
+        if random.is_generator(x):
+            random.refuse_generator(hint)
         if isinstance(x, types.SimpleNamespace) or hasattr(type(x), "__dataclass_fields__"):
             return self._object(x)
         call = getattr(type(x), "__call__", None)

@@ -8,7 +8,8 @@
 The function runs once, over symbolic values, and what it did becomes C++ (FlexAttention: Dong et al. 2024,
 section 3). ``b`` is the request, ``h`` the query head, ``q_idx`` and ``kv_idx`` positions in the text, ``score``
 the scaled logit. ints are int32 and wrap, floats are float32, integer division has Python's floor meaning
-(x // 0 and x % 0 are 0), negative indices count from the end, and indices out of range are clamped. Numbers
+(x // 0 and x % 0 are 0), and negative indices count from the end. An array that is too short for what a batch indexes
+is refused when the batch is planned; where that cannot be known, indices out of range are clamped. Numbers
 that the function captures become members of the variant, arrays captured tensors: copies of their present
 contents. torch is not needed; its functions are understood if the function uses them.
 """
@@ -21,8 +22,9 @@ from typing import Any, Callable
 
 import numpy as np
 
+from raddle import _library
 from raddle._tensors import kind_of
-from raddle.flex import codegen, errors, evaluate, foreign
+from raddle.flex import codegen, errors, evaluate, foreign, random
 from raddle.flex.capture import Capture
 from raddle.flex.errors import TraceError
 from raddle.flex.expr import Value, lift
@@ -30,6 +32,8 @@ from raddle.flex.graph import Graph, Node
 from raddle.flex.rebuild import Rebuilder
 
 __all__ = ["TraceError", "Traced", "as_variant", "trace_mask", "trace_score"]
+
+_check_indices = _library.function("raddle.variant.check_indices")
 
 _shipped = frozenset(
     "causal window softcap sinks sigmoid rope alibi all_of any_of packed_mask custom_mask yarn shipped contract stages "
@@ -58,6 +62,23 @@ class Traced:
     is_mask: bool
     _payloads: dict[str, Any]
 
+    def variant(self) -> Any:
+        """The function as a `raddle.Variant` with its members' values.
+
+        It knows what the function's indices are computed from, so that a captured array that is too short for a batch
+        is refused when the batch is planned.
+        """
+        from raddle import Variant
+
+        indexes = any(node.op == "load" for node in evaluate.order(self.expr))
+        nodes = codegen.described(self.expr, self._payloads) if indexes else []
+        return Variant._of_expression(self.name, self.source, self.params, nodes)(**self.values)
+
+    def check_indices(self, shape: tuple[int, int, int, int]) -> None:
+        """Raises ValueError where a captured array is too short for sequences of (B, H, Q_LEN, KV_LEN)."""
+        if any(node.op == "load" for node in evaluate.order(self.expr)):
+            _check_indices(self.variant(), *shape)
+
     def evaluate(
         self, b: Any, h: Any, q_idx: Any, kv_idx: Any, score: Any = None, values: dict[str, Any] | None = None
     ) -> np.ndarray:
@@ -84,10 +105,7 @@ def trace_mask(fn: Callable[..., Any]) -> Traced:
 
 def as_variant(fn: Callable[..., Any]) -> Any:
     """A `raddle.Variant` of a score_mod (5 arguments) or a mask_mod (4 arguments)."""
-    import raddle
-
-    traced = trace_score(fn) if takes_score(fn) else trace_mask(fn)
-    return raddle.Variant(traced.name, traced.source, traced.params)(**traced.values)
+    return (trace_score(fn) if takes_score(fn) else trace_mask(fn)).variant()
 
 
 def takes_score(fn: Callable[..., Any]) -> bool:
@@ -133,11 +151,12 @@ def _trace(fn: Callable[..., Any], leaves: tuple[str, ...], is_mask: bool) -> Tr
 def _run(fn: Callable[..., Any], leaves: tuple[str, ...], is_mask: bool, graph: Graph) -> Node:
     arguments = [Value(graph, graph.node(leaf, "float" if leaf == "score" else "int")) for leaf in leaves]
     rebuilt = Rebuilder(graph).callable(fn)
-    with foreign.tensors_indexed(graph):
+    with foreign.tensors_indexed(graph), random.refused():
         result = rebuilt(*arguments)
     code = getattr(fn, "__code__", None)
     if result is None:
-        raise errors.refuse_in(code, "the function returns None", f"expected a {'bool' if is_mask else 'score'}")
+        expected = "bool" if is_mask else "score"
+        raise errors.refuse_in(code, "the function returns None", f"expected a {expected}: is `return` missing?")
     try:
         node = lift(graph, result)
     except TraceError:
@@ -145,8 +164,11 @@ def _run(fn: Callable[..., Any], leaves: tuple[str, ...], is_mask: bool, graph: 
         raise errors.refuse_in(
             code, f"the function returns {found}", f"expected one {'bool' if is_mask else 'score'}"
         ) from None
-    if is_mask and node.dtype == "float":
-        raise errors.refuse_in(code, "the mask is a float", "expected a bool; compare it, for example with > 0")
+    if is_mask and node.dtype != "bool":
+        raise errors.refuse_in(
+            code, f"the mask is {'a float' if node.dtype == 'float' else 'an int'}",
+            "expected a bool; compare it, for example with > 0 or != 0",
+        )
     return graph.cast(node, "bool" if is_mask else "float")
 
 

@@ -7,6 +7,7 @@ from typing import Any, Callable
 import numpy as np
 
 from raddle.flex._arrays import integers
+from raddle.flex.ops import minimum
 
 
 def document(offsets: Any) -> Callable[..., Any]:
@@ -37,7 +38,10 @@ def document(offsets: Any) -> Callable[..., Any]:
     lengths = np.diff(bounds)
     begin, end = np.repeat(bounds[:-1], lengths), np.repeat(bounds[1:], lengths)
 
+    last = int(bounds[-1]) - 1
+
     def document(b, h, q_idx, kv_idx):
-        return (begin[q_idx] <= kv_idx) & (kv_idx < end[q_idx])
+        token = minimum(q_idx, last)
+        return (begin[token] <= kv_idx) & (kv_idx < end[token])
 
     return document
