@@ -38,7 +38,10 @@ _IN_VARIANT = {name: f"variant=[{part}]" for name, part in _PARTS.items()}
 _OF_SPEC = {name: f"variant=[{part}] of the AttentionSpec" for name, part in _PARTS.items()}
 
 _ROWS = {name: "qo_indptr=" for name in ("cu_seqlens_q", "query_start_loc", "cu_seqlens", "q_indptr")}
-_LENGTHS = {name: "kv_len=" for name in ("seq_lens", "cache_seqlens", "seqused_k", "context_lens", "kv_lens", "seq_len")}
+_LENGTHS = {
+    name: "kv_len="
+    for name in ("seq_lens", "cache_seqlens", "seqused_k", "context_lens", "kv_lens", "seq_len")
+}
 _LAST_PAGE = "kv_len=, where kv_len = (pages of the request - 1) * page_size + last_page_len"
 _TABLE = {
     **_ROWS,

@@ -329,7 +329,7 @@ def _imported(x: Any, name: str, exporter: Any) -> FfiTensor:
 
 
 def _without_gradient(x: Any, name: str) -> Any:
-    """A parameter of a module as it is under no_grad; anything else that is no dense tensor of host or GPU is refused."""
+    """Returns a module's parameter as it is under no_grad; refuses what is no dense tensor of host or GPU."""
     argument = name.split()[-1]
     if x.layout is not _STRIDED:
         raise TypeError(f"{name} has layout {x.layout}; expected a dense tensor: pass {argument}.to_dense()")

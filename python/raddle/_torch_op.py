@@ -188,7 +188,8 @@ _define(
 )
 _define(
     "raddle::attention",
-    "(Tensor q, Tensor k, Tensor v, bool causal, float? scale, bool return_lse, bool with_grad=False) -> (Tensor, Tensor)",
+    "(Tensor q, Tensor k, Tensor v, bool causal, float? scale, bool return_lse, bool with_grad=False) -> "
+    "(Tensor, Tensor)",
     _attention,
     _shapes_of_attention,
 )

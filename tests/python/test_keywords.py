@@ -31,11 +31,11 @@ CALLS = {
 def arguments_of(call):
     """One for each that is needed: the keyword is looked at before they are."""
     function = call.__init__ if isinstance(call, type) else call
-    return [
-        None
-        for name, each in inspect.signature(function).parameters.items()
-        if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD and not (name == "self" and function is not call)
-    ]
+    parameters = dict(inspect.signature(function).parameters)
+    if isinstance(call, type):
+        del parameters["self"]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return [None for each in parameters.values() if each.default is each.empty and each.kind is kind]
 
 
 @pytest.mark.parametrize("call", CALLS)

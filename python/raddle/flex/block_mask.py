@@ -326,7 +326,8 @@ def _block_function(block_mask: BlockMask) -> Callable[..., Any]:
     last_row, last_column = kinds.shape[1] - 1, kinds.shape[2] - 1
 
     def kind_at(b, h, row, column):
-        return kinds[minimum(b, last_request), minimum(row, last_row), minimum(column, last_column), minimum(h, last_head)]
+        row, column = minimum(row, last_row), minimum(column, last_column)
+        return kinds[minimum(b, last_request), row, column, minimum(h, last_head)]
 
     def kind_by_shift(b, h, q_idx, kv_idx):
         return kind_at(b, h, q_idx >> row_bits, kv_idx >> key_bits)
