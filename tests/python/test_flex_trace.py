@@ -141,8 +141,8 @@ def make_functions():
         x, y, u, v = q % 8, q // 8, kv % 8, kv // 8
         return (abs(x - u) <= 2) & (abs(y - v) <= 1)
 
-    def integer_mask(b, h, q, kv):
-        return (q - kv) & 1
+    def parity_mask(b, h, q, kv):
+        return ((q - kv) & 1) != 0
 
     def always(b, h, q, kv):
         return True
