@@ -56,7 +56,7 @@ def __getattr__(name: str):
     raise AttributeError(f"module 'raddle' has no attribute '{name}'")
 
 
-__version__: str = _library.version()
+__version__: str = str(_library.version())
 
 __all__ = [
     "Alibi",
