@@ -1,7 +1,7 @@
 #include "variant/batch_checks.h"
 
-#include "raddle/engine/plan/coverage.h"
 #include "raddle/error.h"
+#include "variant/positions.h"
 
 namespace raddle {
 namespace {
@@ -54,28 +54,12 @@ void check_rope_tables(const std::string& part, const Array<float>& cos, const A
 }  // namespace
 
 std::vector<Range> positions_by_request(const LayoutView& layout) {
-  std::vector<Range> all(static_cast<std::size_t>(layout.num_requests), Range{int_max, int_min});
-  const auto add = [&all](i32 request, Range more) {
-    Range& one = all[static_cast<std::size_t>(request)];
-    if (!is_empty(more)) one = hull(one, more);
-  };
-  for (i32 i = 0; i < layout.num_requests; ++i) {
-    const i32 begin = layout.qo_indptr[i], end = layout.qo_indptr[i + 1];
-    if (begin == end) continue;
-    if (!layout.qo_pos) add(i, Range{layout.kv_len[i] - (end - begin), layout.kv_len[i] - 1});
-    if (layout.qo_pos)
-      for (i32 row = begin; row < end; ++row) add(i, Range{layout.qo_pos[row], layout.qo_pos[row]});
-  }
-  for (i32 l = 0; l < layout.num_levels; ++l) {
-    const LevelView& level = layout.levels[l];
-    for (i32 g = 0; g < level.num_groups; ++g) {
-      const i32 rows = group_rows(level, g);
-      if (rows == 0 || level.columns[g] <= 0) continue;
-      const Range keys = kv_hull(level, g, 0, level.columns[g]).pos;
-      for (i32 i = 0; i < (level.groups_are_requests ? 1 : rows); ++i)
-        add(request_of(layout, level, g, query_row(level, g, i)), keys);
-    }
-  }
+  std::vector<Range> all(static_cast<std::size_t>(layout.num_requests));
+  for (i32 i = 0; i < layout.num_requests; ++i)
+    all[static_cast<std::size_t>(i)] = positions_of_rows(layout, i);
+  visit_keys(layout, [&all](i32 request, Range keys) {
+    widen(all[static_cast<std::size_t>(request)], keys);
+  });
   return all;
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "raddle/engine/plan/coverage.h"
+#include "variant/positions.h"
 
 namespace raddle {
 namespace {
@@ -12,40 +13,9 @@ namespace {
 /// Parts of a batch's pairs that are looked at before the search gives up, and the index is
 /// clamped. The first pair outside of a 2^20 x 2^20 problem takes 80.
 constexpr i32 max_parts = 256;
-constexpr Range nothing{int_max, int_min};
-
-void add(Range& all, Range more) {
-  if (!is_empty(more)) all = hull(all, more);
-}
-
-Range positions_of_rows(const LayoutView& layout, i32 request) {
-  const i32 begin = layout.qo_indptr[request], end = layout.qo_indptr[request + 1];
-  if (begin == end) return nothing;
-  if (!layout.qo_pos)
-    return Range{layout.kv_len[request] - (end - begin), layout.kv_len[request] - 1};
-  Range all = nothing;
-  for (i32 row = begin; row < end; ++row) add(all, Range{layout.qo_pos[row], layout.qo_pos[row]});
-  return all;
-}
-
-/// Calls `found(request, positions of its keys)` for each group of each level, once for each row
-/// where a group is no request.
-template <class Found>
-void visit_keys(const LayoutView& layout, const Found& found) {
-  for (i32 l = 0; l < layout.num_levels; ++l) {
-    const LevelView& level = layout.levels[l];
-    for (i32 g = 0; g < level.num_groups; ++g) {
-      const i32 rows = group_rows(level, g);
-      if (rows == 0 || level.columns[g] <= 0) continue;
-      const Range keys = kv_hull(level, g, 0, level.columns[g]).pos;
-      for (i32 i = 0; i < (level.groups_are_requests ? 1 : rows); ++i)
-        found(request_of(layout, level, g, query_row(level, g, i)), keys);
-    }
-  }
-}
 
 Tile no_pairs(Range request, i32 num_qo_heads) {
-  return Tile{request, everything, nothing, {0, num_qo_heads - 1}, everything, nothing};
+  return Tile{request, everything, no_positions, {0, num_qo_heads - 1}, everything, no_positions};
 }
 
 bool is_empty(const Tile& t) { return is_empty(t.q_pos) || is_empty(t.kv_pos); }
@@ -54,8 +24,8 @@ bool is_empty(const Tile& t) { return is_empty(t.q_pos) || is_empty(t.kv_pos); }
 Tile all_pairs(const IndexedBatch& batch) {
   const LayoutView& layout = batch.layout;
   Tile all = no_pairs({0, layout.num_requests - 1}, batch.num_qo_heads);
-  for (i32 i = 0; i < layout.num_requests; ++i) add(all.q_pos, positions_of_rows(layout, i));
-  visit_keys(layout, [&all](i32, Range keys) { add(all.kv_pos, keys); });
+  for (i32 i = 0; i < layout.num_requests; ++i) widen(all.q_pos, positions_of_rows(layout, i));
+  visit_keys(layout, [&all](i32, Range keys) { widen(all.kv_pos, keys); });
   return all;
 }
 
@@ -71,7 +41,7 @@ std::vector<Tile> pairs_by_request(const IndexedBatch& batch) {
     all.push_back(one);
   }
   visit_keys(layout, [&all](i32 request, Range keys) {
-    add(all[static_cast<std::size_t>(request)].kv_pos, keys);
+    widen(all[static_cast<std::size_t>(request)].kv_pos, keys);
   });
   return all;
 }
