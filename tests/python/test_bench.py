@@ -2,6 +2,8 @@
 
 import functools
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,12 +13,14 @@ import torch
 from click.testing import CliRunner
 from clock import Clock
 
+import raddle
 from raddle._progress import Progress
 from raddle.bench import (
     balance,
     cli,
     compare,
     engines,
+    isa,
     kv,
     limits,
     plan_cost,
@@ -119,6 +123,28 @@ def test_workloads_are_chosen_by_words():
     assert [w.name for w in workloads.chosen(("decode bf16 B16 S1024",))] == ["decode bf16 B16 S1024"]
     with pytest.raises(ValueError, match="'fp64'.*decode bf16 B16 S1024"):
         workloads.chosen(("decode", "fp64"))
+
+
+def test_each_instruction_set_has_its_bars():
+    of_avx2 = {w.name: (w.bar, w.share_bar) for w in workloads.chosen(("16 S", "B1 S", "prefill"), "avx2")}
+    for dtype in ("bf16", "fp16", "fp32"):
+        for name in ("B16 S1024", "B16 S4096", "B1 S8192"):
+            assert of_avx2[f"decode {dtype} {name}"] == (1.15, 0.6)
+    for name in ("B1 S1024", "B1 S4096"):
+        assert of_avx2[f"prefill bf16 {name}"][0] == 1.8 and of_avx2[f"prefill fp32 {name}"][0] == 1.4
+    scored = {w.bar for w in workloads.chosen(("prefill softcap", "prefill alibi"), "amx")}
+    assert scored == {0.8}
+    assert workloads.chosen((), "avx512") == [w for w in workloads.ALL if w.usual]
+
+
+def test_a_short_comparison_has_the_targets():
+    few = [w.name for w in workloads.chosen((), "avx2", few=True)]
+    plain = [f"decode {dtype} {n}" for dtype in ("bf16", "fp32") for n in ("B16 S1024", "B16 S4096", "B1 S8192")]
+    plain += [f"prefill {dtype} B1 {n}" for dtype in ("bf16", "fp32") for n in ("S1024", "S4096")]
+    forms = [f"{w} {score}" for w in ("decode bf16 B16 S1024", "prefill bf16 B1 S1024") for score in ("softcap", "alibi")]
+    assert few == [*plain, *forms, *(f"decode fp16 {n}" for n in ("B16 S1024", "B16 S4096", "B1 S8192"))]
+    with pytest.raises(ValueError, match="no workload fits 'skewed'"):
+        workloads.chosen(("skewed",), "avx2", few=True)
 
 
 def test_rates_count_bytes_of_kv_and_half_the_square():
@@ -231,6 +257,26 @@ def test_speedup_is_the_median_of_ratios_in_rounds():
     assert timing.best({"a": [1.0, 9.0, 9.0], "b": [5.0, 5.0, 5.0]}) == "b"
     with pytest.raises(ValueError, match="rounds"):
         timing.speedup([1.0], [1.0, 2.0])
+
+
+# --- instruction sets -----------------------------------------------------------------------
+
+
+def test_torch_is_limited_as_raddle_is():
+    script = "from raddle.bench import cli, isa; cli.bench(['cpu', '--list'], standalone_mode=False); "
+    script += "print(isa.torch_limit(), isa.torch_described(), sep='; ')"
+    env = {**os.environ, "RADDLE_CPU_ISA": "generic"}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "generic; limited to generic"
+
+
+def test_a_limit_that_came_too_late_is_not_claimed(monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setenv("RADDLE_CPU_ISA", "avx2")
+    assert isa.torch_limit() is None
+    assert isa.torch_described() == "on avx512: it was used before it could be limited to avx2"
+    monkeypatch.delenv("RADDLE_CPU_ISA")
+    assert isa.torch_limit() is None and isa.torch_described() == "on avx512"
 
 
 # --- engines --------------------------------------------------------------------------------
@@ -400,7 +446,8 @@ def test_rows_have_the_promised_keys(result, tmp_path):
     assert ours["value"] == pytest.approx(67_108_864 / 11.0 / 1e3)
     assert ours["share"] == pytest.approx(ours["value"] / 40.0)
     assert [row["engine"] for row in others] == ["torch a", "torch b"]
-    assert all(set(row) == {*KEYS, "share", "layers"} and row["layers"] == 1 for row in others)
+    assert all(set(row) == {*KEYS, "share", "layers", "isa"} and row["layers"] == 1 for row in others)
+    assert ours["isa"] == raddle.cpu_isa() and [row["isa"] for row in others] == [isa.torch_limit()] * 2
 
 
 def test_alone_there_is_no_ratio(result):
@@ -456,7 +503,7 @@ def test_bars_are_met_or_missed():
 @pytest.fixture
 def tiny_bench(monkeypatch):
     """The commands on small shapes, so that only their wiring takes time."""
-    monkeypatch.setattr(cli, "chosen", lambda patterns: [*SMALL[:3], FORMS[2]])
+    monkeypatch.setattr(cli, "chosen", lambda *_: [*SMALL[:3], FORMS[2]])
     monkeypatch.setattr(limits, "READ_BYTES", 1 << 24)
     monkeypatch.setattr(limits, "has_amx", lambda: False)  # out of a cache this is no bandwidth
     monkeypatch.setattr(engines, "POOL_BYTES", 1 << 16)
@@ -521,6 +568,11 @@ def test_bench_plan(tmp_path):
     rows = json.loads(path.read_text())
     assert len(rows) == 8 and all(set(row) == KEYS for row in rows)
     assert all(row["value"] > 0 for row in rows if row["workload"] != "run, what Python adds")
+
+
+def test_a_run_of_the_host_has_a_bar():
+    bars = {each.name: each.bar for each in plan_cost.run_overhead(10.0, 3)}
+    assert bars["run from Python on torch tensors, one key"] == bars["run, what Python adds"] == 10.0
 
 
 def test_plan_batches_are_decodes_of_1024_to_2048_keys():

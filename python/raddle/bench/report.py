@@ -13,6 +13,7 @@ from rich.table import Table
 
 import raddle
 from raddle._console import table_console as console  # noqa: F401
+from raddle.bench import isa
 from raddle.bench.bars import Measured
 from raddle.bench.compare import RADDLE, Result
 from raddle.bench.limits import Limits
@@ -75,7 +76,8 @@ def comparison(results: Sequence[Result], found: Limits, rounds: int, with_bars:
             "Decode counts bytes of K and V, prefill half the square, mla128 the operations of both. × best: median of "
             "the rounds' ratios to the fastest form of the others; of other pages, K and V of 8 bits and scores to "
             "Raddle's own plain form. Of limit: share of what the same threads reached in this run; "
-            f"memory read {read}, {', '.join(rates)}; mixed: both, one after the other."
+            f"memory read {read}, {', '.join(rates)}; mixed: both, one after the other. Raddle on {raddle.cpu_isa()}, "
+            f"torch {isa.torch_described()}."
         ),
         caption_justify="left",
     )
@@ -153,14 +155,16 @@ def rows(results: Sequence[Result], found: Limits) -> list[dict[str, Any]]:
 
     Keys: ``workload``, ``engine``, ``us`` (median), ``value`` in ``unit``, of engines also ``share`` of the limit (null
     where that was disturbed) and ``layers``, the calls of a step that was timed. Rows of Raddle also have ``ratio``, the
-    speed relative to the best of the others (null where it ran alone).
+    speed relative to the best of the others (null where it ran alone). ``isa``: Raddle's instruction set, and the one
+    that torch was limited to (null where an engine chose its own).
     """
-    all_rows = found.rows()
+    all_rows, isas = found.rows(), {RADDLE: raddle.cpu_isa(), "torch": isa.torch_limit()}
     for result in results:
         for engine in result.times:
             us, form = result.us(engine), _form(result, engine)
             row = {"workload": result.workload.name, "engine": engine, "us": us, "value": form.rate(us)}
             row.update(unit=form.unit, share=_share(result, engine, found), layers=result.workload.layers)
+            row.update(isa=isas.get(engine.split()[0]))
             all_rows.append({**row, "ratio": result.speedup} if engine == RADDLE else row)
     return all_rows
 

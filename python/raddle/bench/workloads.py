@@ -19,6 +19,13 @@ BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
 #: Least bytes of K and V that a turn of a decode reads: tens of milliseconds of work, as a step of a model is.
 TURN_BYTES = 512 * 10**6
 
+#: On AVX2, bars of plain workloads: speed relative to the best of the others, and share of the machine's limit.
+_AVX2_BARS = {
+    **{("decode", dtype): {"bar": 1.15, "share_bar": 0.6} for dtype in ("bf16", "fp16", "fp32")},
+    ("prefill", "bf16"): {"bar": 1.8},
+    ("prefill", "fp32"): {"bar": 1.4},
+}
+
 _UNIFORM = {
     1024: (948, 838, 774, 650, 669, 533, 550, 520, 601, 929, 845, 980, 770, 823, 1009, 886),
     4096: (3790, 3353, 3095, 2600, 2678, 2131, 2202, 2081, 2407, 3714, 3378, 3918, 3079, 3290, 4037, 3542),
@@ -81,6 +88,14 @@ class Workload:
     def is_decode(self) -> bool:
         return self.phase == "decode"
 
+    def judged_on(self, isa: str) -> Workload:
+        """The workload with the bars of an instruction set, where it has some of its own."""
+        if isa == "avx2" and self.is_plain and not self.latent:
+            return replace(self, **_AVX2_BARS.get((self.phase, self.dtype), {}))
+        if isa == "amx" and self.score and not self.is_decode:
+            return replace(self, bar=0.8)  # scores run on vectors beside products that tiles make fast
+        return self
+
     @property
     def group_size(self) -> int:
         return self.num_qo_heads // self.num_kv_heads
@@ -118,6 +133,12 @@ class Workload:
     def layers(self) -> int:
         """Calls that are timed as one step: of a short decode as many as read `TURN_BYTES`, else one."""
         return max(1, -(-TURN_BYTES // self.kv_bytes)) if self.is_decode else 1
+
+    @property
+    def is_few(self) -> bool:
+        """Whether a short comparison has it."""
+        same_form = replace(self.plain, score=self.score) == self
+        return self.bar is not None and same_form and self.group_size > 1 and len(set(self.kv_len)) == 1
 
     def _only_reads(self, qo_len: int) -> bool:
         """Whether nothing but reading K and V takes time for a request."""
@@ -226,18 +247,21 @@ ALL = tuple(
 )
 
 
-def chosen(patterns: tuple[str, ...] = ()) -> list[Workload]:
+def chosen(patterns: tuple[str, ...] = (), isa: str = "", few: bool = False) -> list[Workload]:
     """The usual workloads; with patterns, all those whose name holds every word of one of them, or is one of them.
 
-    Raises ``ValueError`` for a pattern that fits none.
+    They have the bars of ``isa``. ``few``: of all workloads those with a bar on their speed, of constant lengths and on
+    pages of 16, in a dtype that is no quantised one. Raises ``ValueError`` for a pattern that fits none.
     """
+    of_isa = [w.judged_on(isa) for w in ALL]
+    known = [w for w in of_isa if w.is_few] if few else of_isa
     if not patterns:
-        return [w for w in ALL if w.usual]
+        return [w for w in known if few or w.usual]
     for pattern in patterns:
-        if not any(_fits(w, pattern) for w in ALL):
-            names = ", ".join(w.name for w in ALL)
+        if not any(_fits(w, pattern) for w in known):
+            names = ", ".join(w.name for w in known)
             raise ValueError(f"no workload fits {pattern!r}; expected words of one of: {names}")
-    return [w for w in ALL if any(_fits(w, pattern) for pattern in patterns)]
+    return [w for w in known if any(_fits(w, pattern) for pattern in patterns)]
 
 
 def _fits(workload: Workload, pattern: str) -> bool:
