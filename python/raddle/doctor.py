@@ -172,8 +172,8 @@ def support_page(devices: Sequence[str] = ("cpu",)) -> str:
     lines = [
         "# What works, and what is refused",
         "",
-        "Printed by `raddle support`, which tries each feature on a small problem; a refusal's reason is its message.",
-        "GPUs (cuda) have a column where there is one, real or emulated (tests/gpu/emulate.sh); all say the same.",
+        "`raddle support` prints this page. It tries each feature on a small problem. If a device refuses one, the page has the",
+        "message. The column cuda is there on machines with an NVIDIA GPU; the answers are equal for all of them.",
         "",
         f"| feature | {backends} |",
         "|" + " --- |" * (1 + len(devices)),

@@ -227,9 +227,9 @@ void Trials::add_scales() {
       attempt(spec, small_layout(), true, false, scale);
     });
   };
-  add_scale("one of a tensor", 0.5f);
-  add_scale("one a head", there(scales.data(), DType::float32, 2));
-  add_scale("one a token and head", there(scales.data(), DType::float32, 6, 2));
+  add_scale("one per tensor", 0.5f);
+  add_scale("one per head", there(scales.data(), DType::float32, 2));
+  add_scale("one per token and head", there(scales.data(), DType::float32, 6, 2));
   add("scales of K and V that are not quantised",
       [this] { attempt(small_spec(), small_layout(), true, false, 0.5f); });
 }

@@ -52,7 +52,7 @@ MAY_BE_REFUSED = {
 }
 # Of GPUs, too: they have no float32, and may have no 8-bit K and V, least of all of wide heads.
 MAY_BE_REFUSED_BY_GPUS = {"dtype: float32", *(f"kv_dtype: {kind}" for kind in KV_DTYPES)}
-MAY_BE_REFUSED_BY_GPUS |= {f"scales: one {of}" for of in ("of a tensor", "a head", "a token and head")}
+MAY_BE_REFUSED_BY_GPUS |= {f"scales: one {of}" for of in ("per tensor", "per head", "per token and head")}
 MAY_BE_REFUSED_BY_GPUS |= {"MLA with kv_dtype: float8_e4m3fn"}
 
 SINKS = Sinks([0.5, -1.0, 2.0, 0.0])
@@ -76,7 +76,7 @@ SHIPPED = {
     "sinks + window + causal (gpt-oss)": [SINKS, SlidingWindow(20), Causal()],
 }
 MASKS = {"causal": Causal(), "window": SlidingWindow(20), "packed_mask": PACKED}
-SCALES = {"one of a tensor": "tensor", "one a head": "head", "one a token and head": "token"}
+SCALES = {"one per tensor": "tensor", "one per head": "head", "one per token and head": "token"}
 LAYOUTS = {
     "ragged": "ragged",
     "paged, NHD": "paged",
