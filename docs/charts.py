@@ -38,6 +38,9 @@ SOURCES = {
 _COLOURS = ("#c2532f", "#4f7fb5", "#6aa57c", "#9a73a8", "#b59a3c", "#6f8f9f")
 _FLOOR = "#8a8f98"
 
+# Inches, of charts for narrow screens: text of 9 points then is about as large as that of the page.
+_NARROW = 4.2
+
 
 def _rows(chart: str) -> list[dict[str, Any]]:
     """The measured rows of a chart, of all engines."""
@@ -114,11 +117,11 @@ def table(chart: str) -> str:
     found, unit = rows_of(chart), SOURCES[chart][3]
     engines, best = _engines(found), against_best(chart)
     shown = "µs" if unit == "us" else unit
-    lines = [f"| {shown} | {' | '.join(engines)} | Raddle against the best |", "|" + " --- |" * (2 + len(engines))]
+    lines = [f"| {shown} | Raddle over the best | {' | '.join(engines)} |", "|" + " --- |" * (2 + len(engines))]
     for workload, values in found.items():
         name, times = best[workload]
         cells = [f"{values[engine]:,.0f}" if engine in values else "–" for engine in engines]
-        lines.append(f"| {workload} | {' | '.join(cells)} | **{times:.2f}×** {name} |")
+        lines.append(f"| {workload} | **{times:.2f}×** {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -135,39 +138,49 @@ def range_text(ratios: list[float]) -> str:
     return f"{ratios[0]:.2f}" if ratios[-1] - ratios[0] < 0.005 else f"{ratios[0]:.2f} – {ratios[-1]:.2f}"
 
 
-def draw_ranges(background: str | None = None) -> str:
-    """Every workload of every chart as a dot: how many times as fast as the best peer Raddle is."""
-    figure, axes = _figure(9, 4.2, background)
+def draw_ranges(background: str | None = None, narrow: bool = False) -> str:
+    """Every workload of every chart as a dot: how many times as fast as the best peer Raddle is.
+
+    A narrow one, for telephones, has its labels above the dots.
+    """
     found = ranges()
+    figure, axes = _figure(_NARROW if narrow else 9, 0.5 * len(found) + 0.7 if narrow else 4.2, background)
     for y, (title, ratios) in enumerate(found.items()):
         colour = _COLOURS[2] if ratios[0] >= 1 else _COLOURS[0] if ratios[-1] < 1 else _COLOURS[4]
         axes.plot([ratios[0], ratios[-1]], [y, y], color=colour, linewidth=7, alpha=0.35, solid_capstyle="round")
         axes.plot(ratios, [y] * len(ratios), "o", color=colour, markersize=6)
         axes.text(3.6, y, range_text(ratios), va="center", fontsize=9)
-    axes.axvline(1, color="#8a8f98", linewidth=1)
+        if narrow:
+            axes.text(0.41, y - 0.22, title, va="bottom", fontsize=9)
+    axes.axvline(1, color="#8a8f98", linewidth=1, zorder=0)
     axes.set_xscale("log")
-    axes.set_xlim(0.4, 5.2)
+    axes.set_xlim(0.4, 6.5 if narrow else 5.2)
     axes.set_xticks([0.5, 0.7, 1, 1.5, 2, 3], ["½×", "0.7×", "equal", "1.5×", "2×", "3×"])
     axes.minorticks_off()
-    axes.set_yticks(range(len(found)), list(found))
-    axes.invert_yaxis()
-    says = "Raddle against the fastest other engine, a dot a workload: right is faster; red never is, green always"
-    axes.set_title(says, fontsize=9.5, loc="right")
+    axes.set_yticks([] if narrow else range(len(found)), [] if narrow else list(found))
+    axes.set_ylim(len(found) - 0.5, -0.8 if narrow else -0.5)
+    says = "Raddle against the fastest other engine. A dot is a workload,\nfurther right is faster. "
+    axes.set_title(says + "Red is always slower, green always faster.", fontsize=9 if narrow else 9.5, loc="left")
     return _svg(figure, background)
 
 
-def draw(chart: str, background: str | None = None) -> str:
-    """The chart as SVG. Without a background, text and axes take the colour of the page."""
+def draw(chart: str, background: str | None = None, narrow: bool = False) -> str:
+    """The chart as SVG. Without a background, text and axes take the colour of the page; `narrow` as of the ranges."""
     file, title, _, unit, _ = SOURCES[chart]
     found = rows_of(chart)
     engines = _engines(found)
     peers = [name for name in engines if name not in ("raddle", "floor")]
     colour = {"raddle": _COLOURS[0], "floor": _FLOOR, **dict(zip(peers, _COLOURS[1:]))}
-    height = 0.9 + sum(0.24 * len(values) + 0.22 for values in found.values())
-    figure, axes = _figure(9, height, background)
+    above = 1.1 if narrow else 0.0  # bars' heights that a label above them takes
+    height = 0.9 + 0.24 * ((len(engines) - 1) // 2 if narrow else 0)
+    height += sum(0.24 * (len(values) + above) + 0.22 for values in found.values())
+    figure, axes = _figure(_NARROW if narrow else 9, height, background)
     y, ticks, longest = 0.0, [], max(max(values.values()) for values in found.values())
     for workload, values in found.items():
         here = [engine for engine in engines if engine in values]
+        y += above
+        if narrow:
+            axes.text(0, y - 0.6, workload, va="bottom", fontsize=9)
         ticks.append((y + 0.5 * (len(here) - 1), workload))
         for engine in here:
             label = None if engine in axes.get_legend_handles_labels()[1] else engine
@@ -175,14 +188,15 @@ def draw(chart: str, background: str | None = None) -> str:
             axes.text(values[engine] + longest * 0.008, y, f"{values[engine]:,.0f}", va="center", fontsize=8)
             y += 1
         y += 0.9
-    axes.set_yticks([place for place, _ in ticks], [name for _, name in ticks])
+    axes.set_yticks([] if narrow else [place for place, _ in ticks], [] if narrow else [name for _, name in ticks])
     axes.invert_yaxis()
-    axes.set_xlim(0, longest * 1.12)
+    axes.set_xlim(0, longest * (1.2 if narrow else 1.12))
     axes.set_xlabel("microseconds, less is better" if unit == "us" else f"{unit}, more is better")
-    axes.set_title(f"{title}\nbench/results/{file}.json", fontsize=10, loc="left")
+    axes.set_title(f"{title}\nbench/results/{file}.json", fontsize=9 if narrow else 10, loc="left")
     handles = dict(zip(*reversed(axes.get_legend_handles_labels())))
     names = [engine for engine in engines if engine in handles]
-    figure.legend([handles[name] for name in names], names, loc="outside lower center", ncols=4, frameon=False)
+    columns = 2 if narrow else 4
+    figure.legend([handles[name] for name in names], names, loc="outside lower center", ncols=columns, frameon=False)
     return _svg(figure, background)
 
 
@@ -218,21 +232,26 @@ def _engines(found: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def draw_all(folder: Path) -> None:
-    """Writes every chart to ``folder`` as a piece of HTML, and its table as Markdown."""
+    """Writes every chart to ``folder`` as a piece of HTML, wide and narrow, and its table as Markdown."""
     folder.mkdir(parents=True, exist_ok=True)
     for chart in SOURCES:
-        (folder / f"{chart}.html").write_text(_html(draw(chart), chart, SOURCES[chart][1]), encoding="utf-8")
+        pieces = draw(chart), draw(chart, narrow=True)
+        (folder / f"{chart}.html").write_text(_html(*pieces, chart, SOURCES[chart][1]), encoding="utf-8")
         (folder / f"{chart}.md").write_text(table(chart), encoding="utf-8")
-    (folder / "ranges.html").write_text(_html(draw_ranges(), "ranges", "Raddle against others"), encoding="utf-8")
+    pieces = draw_ranges(), draw_ranges(narrow=True)
+    (folder / "ranges.html").write_text(_html(*pieces, "ranges", "Raddle against others"), encoding="utf-8")
     (folder / "summary.md").write_text(summary(), encoding="utf-8")
 
 
-def _html(svg: str, name: str, title: str) -> str:
-    # Several are on one page: what a chart names inside of itself is its own.
-    svg = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{name}-", svg)
-    svg = re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', 'role="img"', svg, count=1)
-    svg = re.sub(r"(<svg[^>]*>)", rf"\1<title>{title}</title>", svg, count=1)
-    return f'<div class="picture chart">{svg}</div>\n'
+def _html(wide: str, narrow: str, name: str, title: str) -> str:
+    """Both forms of a chart: the style sheet shows that which the screen has room for."""
+    svgs = []
+    for form, svg in (("wide", wide), ("narrow", narrow)):
+        # Several are on one page: what a chart names inside of itself is its own.
+        svg = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{name}-{form}-", svg)
+        svg = re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', f'role="img" class="{form}"', svg, count=1)
+        svgs.append(re.sub(r"(<svg[^>]*>)", rf"\1<title>{title}</title>", svg, count=1))
+    return f'<div class="picture chart">{"".join(svgs)}</div>\n'
 
 
 if __name__ == "__main__":
