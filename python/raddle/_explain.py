@@ -44,7 +44,7 @@ def explain(
     workers: int | None,
     schedule: str,
 ) -> None:
-    """Show how Raddle would compute a batch on the CPU, and why.
+    """Show how Raddle would compute a batch on the CPU.
 
     Each QO:KV is a request with QO query rows and KV keys. For example, a prompt of 512 tokens beside two requests that
     generate one token each:
@@ -87,7 +87,8 @@ def explain(
 def _numbers(text: str, option: str = "") -> tuple[int, int]:
     first, colon, second = text.partition(":")
     if not (first.isdecimal() and second.isdecimal()):
-        raise ValueError(f"found {option}'{text}'; expected two numbers with a colon between them, such as 1:4096")
+        example = "32:8" if option else "1:4096"
+        raise ValueError(f"found {option}'{text}'; expected two numbers with a colon between them, such as {example}")
     if max(int(first), int(second)) > _MAX_LENGTH:
         raise ValueError(f"'{text}' has a number above {_MAX_LENGTH}; expected 32-bit integers")
     return int(first), int(second)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from datetime import datetime
 
 import click
@@ -43,9 +44,10 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 
 @main.command()
 def support() -> None:
-    """Show which features work on which device, and why others are refused.
+    """Show which features work on which device.
 
-    Tries each feature on a small problem. On a machine with a GPU this compiles kernels, for minutes the first time.
+    Tries each of them on a small problem, and prints the message if it is refused. On a machine with a GPU this
+    compiles kernels, for minutes the first time.
     """
     from raddle.doctor import has_gpu, support_page
 
@@ -54,7 +56,7 @@ def support() -> None:
 
 @main.group()
 def cache() -> None:
-    """List, remove or prepare what Raddle has compiled on this machine."""
+    """List, remove or prepare compiled code."""
 
 
 @cache.command("list")
@@ -99,18 +101,21 @@ def cache_warm(specs: tuple[str, ...]) -> None:
     """Compile what attention specs need, before the first request has to wait for it.
 
     Each argument names a raddle.AttentionSpec, a list of them, or a function that returns one or the other:
-    `raddle cache warm my_model.attention:SPECS` or `raddle cache warm specs.py:all_layers`.
+    `raddle cache warm my_model.attention:SPECS` or `raddle cache warm specs.py:all_layers`. Modules are found in the
+    current folder, too.
     """
     from raddle import cache as store
 
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as `python -m` does: this script's own folder stands there else
     for target in specs:
         try:
             found = store.find_specs(target)
             compiled = store.warm(found)
         except (ValueError, TypeError, ImportError, RuntimeError) as error:
             raise click.ClickException(f"{target}: {error}") from None
-        variants = _counted(compiled, "variant", "variants")
-        click.echo(f"{target}: {_counted(len(found), 'spec', 'specs')}; compiled {variants}, the cache has the others")
+        variants = f"compiled {_counted(compiled, 'variant', 'variants')}" if compiled else "nothing left to compile"
+        click.echo(f"{target}: {_counted(len(found), 'spec', 'specs')}; {variants}")
 
 
 def _counted(count: int, one: str, many: str) -> str:

@@ -46,7 +46,7 @@ def started(tmp_path):
     return start
 
 
-@pytest.mark.parametrize("arguments", ["-h", "doctor", "explain 1:40", "cache list", "bench gpu --help", "replay -h"])
+@pytest.mark.parametrize("arguments", ["-h", "--help", "doctor", "explain 1:40", "cache list", "bench gpu --help", "replay -h"])
 def test_what_needs_no_torch_imports_none(started, arguments):
     ended = started(arguments)
     assert ended.returncode == 0, ended.stderr
@@ -55,6 +55,17 @@ def test_what_needs_no_torch_imports_none(started, arguments):
 def test_what_needs_torch_finds_it(started):
     for arguments in ("bench cpu", "replay --device cuda", "cache warm nothing:HERE"):
         assert "torch was imported" in started(arguments).stderr, arguments
+
+
+def test_modules_of_specs_are_found_in_the_current_folder(tmp_path):
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "my_specs.py").write_text("import raddle\nSPECS = raddle.AttentionSpec(2, 1, 8)\n")
+    script = tmp_path / "raddle"  # its own folder is where Python looks first
+    script.write_text("from raddle.cli import main; main()")
+    command = [sys.executable, str(script), "cache", "warm", "my_specs:SPECS"]
+    ended = subprocess.run(command, cwd=here, capture_output=True, text=True)
+    assert "1 spec; nothing left to compile" in ended.stdout, ended.stderr
 
 
 def test_the_module_is_the_command():

@@ -90,11 +90,11 @@ def cpu(
     threads: Optional[int],
     json_path: Optional[Path],
 ) -> None:
-    """Compare decode, prefill and mixed batches on the CPU, beside the machine's limits.
+    """Compare decode, prefill and mixed batches on the CPU.
 
-    Engines take turns, and their outputs are compared before anything is timed. Each call reads another of many KV
-    pools (2 GB per engine), so that no keys are in a cache. Short decodes are timed as steps of several layers. Needs
-    12 GB of memory.
+    The machine's limits are measured, too. Engines take turns, and their outputs are compared before anything is timed.
+    Each call reads another of many KV pools (2 GB per engine), so that no keys are in a cache. Short decodes are timed
+    as steps of several layers. Needs 12 GB of memory.
 
     RADDLE_CPU_ISA limits torch as well as Raddle, so that RADDLE_CPU_ISA=avx2 compares both on AVX2.
     """
@@ -171,7 +171,10 @@ def _compared(workloads: Any, peers: dict[str, Any], rounds: int, threads: int) 
 @_rounds_option(2000)
 @_figures_options
 def plan(rounds: int, json_path: Optional[Path]) -> None:
-    """Measure the host's time for `plan` with its layout and for a `run`, and what of that is Python's."""
+    """Measure the host's time for `plan` and `run`.
+
+    That of `plan` includes making the layout. A row says how much of `run` is Python's.
+    """
     threads, torch_version = _prepare(None, json_path)
     from raddle._progress import Progress
     from raddle.bench import plan_cost, report
@@ -192,7 +195,10 @@ def plan(rounds: int, json_path: Optional[Path]) -> None:
 @_threads_option(2, True)
 @_figures_options
 def balance(rounds: int, threads: int, json_path: Optional[Path]) -> None:
-    """Measure how evenly workers are loaded when requests have very different lengths."""
+    """Measure how evenly workers are loaded.
+
+    Requests have very different lengths, which is when it is difficult.
+    """
     threads, torch_version = _prepare(threads, json_path)
     from raddle._progress import Progress
     from raddle.bench import balance as spread
@@ -217,7 +223,10 @@ def balance(rounds: int, threads: int, json_path: Optional[Path]) -> None:
 def flex_cpu(
     against: tuple[str, ...], dtypes: tuple[str, ...], rounds: int, threads: Optional[int], json_path: Optional[Path]
 ) -> None:
-    """Compare prefill with masks and scores written in Python with the variants that ship."""
+    """Compare masks and scores written in Python.
+
+    The others are the variants that come with Raddle and, with --against torch, PyTorch's FlexAttention.
+    """
     threads, torch_version = _prepare(threads, json_path)
     from raddle.bench import compare, flex, report
     from raddle._progress import Progress
@@ -241,7 +250,10 @@ def flex_cpu(
 )
 @_figures_options
 def first_use(rounds: int, seed: int, json_path: Optional[Path]) -> None:
-    """Measure compiling a new variant, starting with a full cache, and masks over a million tokens."""
+    """Measure the time until a new variant runs.
+
+    Compiling it, starting with a full cache, and planning masks over a million tokens.
+    """
     threads, torch_version = _prepare(None, json_path)
     from raddle.bench import first_use as first
     from raddle.bench import report
@@ -263,7 +275,10 @@ def first_use(rounds: int, seed: int, json_path: Optional[Path]) -> None:
 def formats(
     dtypes: tuple[str, ...], device: str, rounds: int, threads: Optional[int], json_path: Optional[Path]
 ) -> None:
-    """Measure shared prefixes, token trees, batch invariance, rolling caches and, on CPUs, the selection of pages."""
+    """Measure shared prefixes, trees and other formats.
+
+    Also batch invariance, rolling caches and, on CPUs, the selection of pages.
+    """
     threads, torch_version = _prepare(threads, json_path)
     from raddle._progress import Progress
     from raddle.bench import formats as composed
@@ -287,7 +302,10 @@ def formats(
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the prompts.")
 @_figures_options
 def kv(seed: int, json_path: Optional[Path]) -> None:
-    """Measure the page pool and the radix cache on one core: match, insert, evict, memory."""
+    """Measure the page pool and the radix cache.
+
+    On one core: matching, inserting, evicting, and the memory that they take.
+    """
     threads, torch_version = _prepare(None, json_path)
     from raddle._progress import Progress
     from raddle.bench import kv as cache

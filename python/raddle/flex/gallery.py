@@ -111,10 +111,13 @@ def _counts(kinds: np.ndarray) -> str:
 @click.command()
 @click.argument("folder", default="docs", type=click.Path(file_okay=False, path_type=Path))
 def gallery(folder: Path) -> None:
-    """Draw the masks of raddle.flex.masks: FOLDER/gallery.md and its pictures."""
+    """Draw the masks of raddle.flex.masks.
+
+    Writes the page FOLDER/gallery.md, and its pictures into FOLDER/gallery.
+    """
     written: dict[str, Any] = files()
     for name, text in written.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    click.echo(f"{len(written)} files in {folder}")
+    click.echo(f"wrote {folder / 'gallery.md'} and {len(written) - 1} pictures")

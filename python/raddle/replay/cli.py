@@ -67,16 +67,16 @@ def _option(*names: str, **settings: Any) -> Any:
 @_option(
     "--trace",
     type=_FILE,
-    help="Requests: an Azure LLM inference CSV or a Mooncake JSONL file, .gz too. Without: an excerpt of "
-    "the Azure conversation trace that comes with Raddle.",
+    help="Requests: an Azure LLM inference CSV or a Mooncake JSONL file, .gz too. [default: an excerpt of the Azure "
+    "conversation trace, which comes with Raddle]",
 )
 @_option(
     "--synthetic",
     metavar="uniform:LOW:HIGH",
     help="Draw requests instead: LOW to HIGH prompt tokens, an eighth as many generated ones, one request "
-    f"a second in the mean, {SYNTHETIC_REQUESTS} of them unless --requests says otherwise.",
+    f"per second on average. --requests says how many, {SYNTHETIC_REQUESTS} without it.",
 )
-@_option("--requests", type=_POSITIVE, help="Take the first so many requests. [default: all]")
+@_option("--requests", type=_POSITIVE, help="Replay this many requests, the first ones. [default: all]")
 @_option(
     "--max-context",
     type=_POSITIVE,
@@ -94,45 +94,45 @@ def _option(*names: str, **settings: Any) -> Any:
     "--model",
     type=click.Choice(list(MODELS)),
     default="llama-3.1-8b",
-    help="Heads, head dimension, and each layer's variant; the next seven change parts of it.",
+    help="Heads, head dimension, and each layer's variant. The next seven options change parts of it.",
 )
 @_option("--num-qo-heads", type=_POSITIVE, help="Query heads.")
 @_option("--num-kv-heads", type=_POSITIVE, help="KV heads.")
 @_option("--head-dim", type=_POSITIVE, help="Head dimension.")
-@_option("--window", type=click.IntRange(min=0), help="Tokens a row sees, itself included; 0: all.")
+@_option("--window", type=click.IntRange(min=0), help="Tokens that a row sees, itself included; 0: all.")
 @_option("--soft-cap", type=click.FloatRange(min=0), help="Soft cap of the logits; 0: none.")
 @_option("--sinks/--no-sinks", default=None, help="A sink for each query head, or none.")
 @_option(
-    "--rope", is_flag=True, help="Fuse the model's RoPE into Q and K. Without, both come rotated already."
+    "--rope", is_flag=True, help="Apply the model's RoPE inside attention. Without it, Q and K are rotated before."
 )
 @_option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), default="bfloat16", help="Of Q, K, V and O.")
-@_option("--layers", type=_POSITIVE, default=2, help="Layers a step; equal ones share a plan.")
+@_option("--layers", type=_POSITIVE, default=2, help="How many layers to compute; equal ones share a plan.")
 @_option(
     "--seed",
     type=click.IntRange(0, 2**63 - 1),
     default=0,
-    help="Of Q, K, V, synthetic requests, and the choice of outputs to verify.",
+    help="Seed of Q, K, V, of synthetic requests, and of the choice of outputs to verify.",
 )
 # How it is served
-@_option("--device", default="cpu", help="Where attention and its pools are: cpu, cuda or cuda:1.")
-@_option("--page-size", type=_POSITIVE, default=16, help="Tokens a page.")
+@_option("--device", default="cpu", help="Device that computes and holds the pools: cpu, cuda or cuda:1.")
+@_option("--page-size", type=_POSITIVE, default=16, help="Tokens per page.")
 @_option(
     "--pool-tokens",
     type=_POSITIVE,
     default=16384,
-    help="Tokens that the pool holds. Requests queue for room for all their tokens.",
+    help="Tokens that the pool has room for. A request waits until all of its tokens fit.",
 )
 @_option(
     "--token-budget",
     type=_POSITIVE,
     default=512,
-    help="Query rows a step: one for each request that decodes, the rest for prefill, in chunks.",
+    help="Query rows per step: one for each request that decodes, the others for chunks of prompts.",
 )
 @_option(
     "--prefix-cache/--no-prefix-cache",
     default=None,
-    help="Whether prompts stay in the pool for others that begin alike, until their pages are needed. [default: where "
-    "the trace has hashes of blocks, as Mooncake's have]",
+    help="Whether the keys of prompts stay in the pool, for later prompts with the same beginning, until their pages "
+    "are needed. [default: if the trace has hashes of blocks, as Mooncake's have]",
 )
 @_option(
     "--parallel",
@@ -144,8 +144,8 @@ def _option(*names: str, **settings: Any) -> Any:
     "--speculate",
     metavar="WIDTHxDEPTH",
     callback=_parse_shape,
-    help="Each decode drafts a tree below its last token, WIDTH chains of DEPTH tokens, and attends to all of it in "
-    "one step; what is right of one chain, drawn by the seed, is kept. On a CPU, without --parallel.",
+    help="Decode with drafted trees: WIDTH chains of DEPTH tokens, verified in one step. The seed decides how many "
+    "tokens of which chain are accepted. On a CPU, without --parallel.",
 )
 @_option(
     "--schedule",
@@ -153,26 +153,26 @@ def _option(*names: str, **settings: Any) -> Any:
     default="auto",
     callback=_split_schedules,
     metavar="NAMES",
-    help=f"How plans spread the work: {', '.join(_SCHEDULES)}. Several, by commas, or all: every step is computed "
-    "under each of them, in turns, and they are compared; the clock goes by the first.",
+    help=f"How plans spread the work: {', '.join(_SCHEDULES)}. With several, separated by commas, or all, every step "
+    "is computed with each of them, in turns, and the report compares them; the clock counts the first.",
 )
 @_option(
     "--compare",
     type=click.Choice(["single"]),
-    help="Compute each step also without cascades, in turns, and say what they saved. With --prefix-cache or "
-    "--parallel, on a CPU: there pages that requests share are read once for all of them where that pays.",
+    help="Compute each step also without cascades, in turns, and report what they save. Needs --prefix-cache or "
+    "--parallel, and a CPU: there, pages that requests share are read once for all of them where that is faster.",
 )
 @_option("--num-workers", type=_POSITIVE, help="Workers to plan for. [default: all threads]")
 @_option(
     "--save-steps",
     type=_NEW_FILE,
-    help="Write the log of steps (seed, requests, the rows of each step), .gz too.",
+    help="Write a log of the steps to this file: seed, requests, and the rows of each step. May end in .gz.",
 )
 @_option(
     "--steps",
     type=_FILE,
-    help="Repeat a log that --save-steps wrote: the same data in the same batches, whatever they cost now. "
-    "Compare schedules, dtypes or machines with it.",
+    help="Repeat the steps of a log that --save-steps wrote: equal batches of equal data, to compare schedules, dtypes "
+    "or machines.",
 )
 # What is said about it
 @_option(
@@ -180,29 +180,29 @@ def _option(*names: str, **settings: Any) -> Any:
     "num_verified",
     type=click.IntRange(min=0),
     default=200,
-    help="Outputs to check against fp64. If one leaves its error budget, the command fails.",
+    help="How many outputs to check against fp64. If an error is above its budget, the command fails.",
 )
 @_option(
     "--inject",
     type=click.Choice(list(INJECT)),
-    help="Plant a fault of this kind, to see that the verification finds it.",
+    help="Make a mistake of this kind on purpose, to see that the verification finds it.",
 )
-@_option("--json", "json_path", type=_NEW_FILE, help="Write the report here, too.")
+@_option("--json", "json_path", type=_NEW_FILE, help="Also write the figures to this file.")
 @_option(
     "--report",
     "report_path",
     metavar="FILE.html",
     type=_NEW_FILE,
-    help="Write a page with the report and pictures: distributions, the cache over time, the workers of the step that "
-    "took longest. Needs matplotlib.",
+    help="Also write a page with pictures: distributions, the cache over time, and what each worker did in the longest "
+    "step. Needs matplotlib.",
 )
 @click.pass_context
 def replay(ctx: click.Context, **options: Any) -> None:
     """Replay a request trace through the attention engine.
 
-    A serving loop over attention alone: continuous batching, chunked prefill, a paged pool; each step appends
-    new K and V, plans once, and runs its layers. Data is a hash of where it belongs, so that outputs drawn
-    from the run can be checked against fp64 that knows nothing of pool, pages and plan.
+    This is a serving loop over attention alone, with continuous batching, chunked prefill and a paged pool. Each step
+    appends new K and V, plans once, and runs its layers. Q, K and V are numbers that follow from request, position and
+    layer, so that a sample of the outputs can be computed again in fp64, without pool, pages and plan, and compared.
 
     Exits with 1 if verification fails, with 2 on bad input.
     """
