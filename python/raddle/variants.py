@@ -320,17 +320,21 @@ def parts(variant: Any, num_qo_heads: int) -> tuple[Any, ...]:
     """``variant`` of a spec as a tuple of parts; functions of Python and block masks are traced."""
     if _is_part(variant):
         return (_traced(variant, num_qo_heads),)
-    if isinstance(variant, (type, str)) or not isinstance(variant, Iterable):
+    if isinstance(variant, (type, str)) or _is_array(variant) or not isinstance(variant, Iterable):
         _refuse_part(variant, "variant", "a variant or a list of variants")
     found = tuple(variant)
     for number, part in enumerate(found):
-        if isinstance(part, type):
+        if isinstance(part, type) or _is_array(part):
             _refuse_part(part, f"variant[{number}]", "a variant")
     return tuple(_traced(part, num_qo_heads) for part in found)
 
 
 def _is_part(x: Any) -> bool:
     return isinstance(x, Variant) or not isinstance(x, type) and (callable(x) or _is_block_mask(x))
+
+
+def _is_array(x: Any) -> bool:
+    return hasattr(x, "__dlpack__")
 
 
 def _is_block_mask(x: Any) -> bool:
@@ -359,4 +363,7 @@ def _refuse_part(part: Any, name: str, expected: str) -> None:
         expected = f"one made of it, with parentheses: {part.__name__}(…)"
     if part is None:
         expected += "; () for plain attention"
-    raise TypeError(f"{name} is {kind_of(part)}; expected {expected}")
+    if _is_array(part):
+        expected += ": for a matrix raddle.PackedMask.from_masks([matrix]), or a function (b, h, q_idx, kv_idx)"
+    kind = "an array" if _is_array(part) else kind_of(part)
+    raise TypeError(f"{name} is {kind}; expected {expected}")

@@ -15,7 +15,7 @@ const LevelView& check_page_table(const Layout& layout, const char* why) {
                      level.block_count.empty() && level.mask_bits.empty();
   if (!plain) {
     fail<ValueError>(
-        "layout is not a plain page table of requests; expected paged_kv without qo_rows ", why);
+        "layout is not a plain page table of requests; expected a PagedKV without qo_rows ", why);
   }
   return layout.view().levels[0];
 }
