@@ -31,7 +31,7 @@ ENTRIES = [
     Entry("document", "Documents of 12, 24, 8 and 20 tokens.", "masks.document([0, 12, 36, 44, 64])"),
     Entry(
         "causal_document",
-        "The same, each document causal: masks join.",
+        "These documents, each of them causal: two masks combined.",
         "and_masks(masks.causal(), masks.document([0, 12, 36, 44, 64]))",
     ),
     Entry("dilated_window", "Every third key, 5 to each side.", "masks.dilated_window(window=5, dilation=3)"),
@@ -75,8 +75,9 @@ def page(kinds: dict[str, np.ndarray]) -> str:
     lines = [
         "# Gallery of masks",
         "",
-        "Rows are queries, columns are keys. Dark tiles are full: they run without a mask. Light tiles are partial,",
-        "with the kept pairs in dark. Tiles left blank are never loaded. Drawn by `raddle gallery`, from the code shown.",
+        "Rows are queries, columns are keys. Dark tiles are full: Raddle computes them without the mask. Light tiles are",
+        "partial, with the kept pairs in dark. Blank tiles are never loaded. `raddle gallery` draws the pictures, from the",
+        "code that is shown; `masks` is `raddle.flex.masks`.",
         "",
     ]
     for entry in ENTRIES:
@@ -85,8 +86,8 @@ def page(kinds: dict[str, np.ndarray]) -> str:
     lines += [
         "## natten",
         "",
-        "Neighbourhood attention on a canvas of 32 × 32 tokens with a kernel of 7 × 7: every token sees 49 of 1,024. How",
-        "many tiles of 16 × 16 are loaded is a matter of the tokens' order:",
+        "Neighbourhood attention on a canvas of 32 × 32 tokens with a kernel of 7 × 7: every token sees 49 of 1,024. The",
+        "order of the tokens decides how many tiles of 16 × 16 are loaded:",
         "",
         "| order | code | full | partial | kept of 4,096 |",
         "| --- | --- | --- | --- | --- |",
