@@ -62,8 +62,26 @@ def _name_sources(app, docname, source):
 
     source[0] = _LINK.sub(replaced, source[0])
 
+
+# In the sidebar, the pages of these folders stand below their README. As plain text, where a directive would show, the
+# READMEs have tables of them.
+_LISTED_BELOW = {"design/README": "*\n*/*", "lab/README": "*"}
+
+
+def _list_folder(app, docname, source):
+    if docname in _LISTED_BELOW:
+        source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{_LISTED_BELOW[docname]}\n```\n"
+
+
+def _hide_unknown(app, what, name, obj, options, signature, returned):
+    """Keywords that a function refuses by name are no part of how it is called."""
+    return (signature and signature.replace(", **unknown", "")), returned
+
+
 def setup(app):
     drawn = HERE / "_drawn"
     pictures.draw_all(drawn)
     charts.draw_all(drawn)
     app.connect("source-read", _name_sources)
+    app.connect("source-read", _list_folder)
+    app.connect("autodoc-process-signature", _hide_unknown)
