@@ -4,9 +4,9 @@ import dataclasses
 import re
 
 import torch
-from raddle.bench.gpu import report
+from raddle.bench import report
+from raddle.bench.engines import Engine
 from raddle.bench.gpu.cases import Case
-from raddle.bench.gpu.engines import Contestant
 
 TINY = {"heads": (4, 2, 32), "page_size": 16}
 DECODE = Case("decode", (1, 1, 1), (33, 64, 5), **TINY)
@@ -39,13 +39,13 @@ class Quiet:
 class Clock:
     """Stands in for the GPU's timer: an engine's time is written into its call."""
 
-    def sampling(self, call):
-        call()
-        return call.us
+    def turn(self, call):
+        def timed(number):
+            call(number)
+            return call.us
 
-    def us(self, call, how):
-        call()
-        return how
+        call(0)
+        return timed
 
 
 def stand_in(name, out, us, fails_at=None):
@@ -53,14 +53,14 @@ def stand_in(name, out, us, fails_at=None):
     written = torch.empty_like(out)
     count = [0]
 
-    def call():
+    def call(step):
         count[0] += 1
         if count[0] == fails_at:
             raise RuntimeError("broke\nsecond line")
         return written.copy_(out)
 
     call.us = us
-    return name, lambda: Contestant(name, call, written)
+    return name, lambda: Engine(name, call, written)
 
 
 def shows(section, rows, *texts):

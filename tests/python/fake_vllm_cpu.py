@@ -1,11 +1,11 @@
-"""The worker of `raddle.bench.vllm_cpu` with operators of PyTorch in place of vLLM's."""
+"""The worker of `raddle.bench.peers.vllm_cpu` with operators of PyTorch in place of vLLM's."""
 
 import importlib.util
 from pathlib import Path
 
 import torch
 
-_PATH = Path(__file__).parents[2] / "python/raddle/bench/vllm_cpu_worker.py"
+_PATH = Path(__file__).parents[2] / "python/raddle/bench/peers/vllm_cpu_worker.py"
 _SPEC = importlib.util.spec_from_file_location("vllm_cpu_worker", _PATH)
 worker = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(worker)

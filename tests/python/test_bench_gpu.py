@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 from bench_gpu_cases import CASES, DECODE, PREFILL, SQUARE, STEP, Clock, Quiet, shows, stand_in
-from raddle.bench import workloads
-from raddle.bench.gpu import check, engines, measure, results, sections, timing
+from raddle.bench import engines, results, timing, workloads
+from raddle.bench.gpu import check, measure, own, sections
 from raddle.bench.gpu.cases import Case, Section, lengths
-from raddle.bench.gpu.engines import own, sdpa
 from raddle.bench.gpu.problem import Problem
+from raddle.bench.peers import sdpa
 from raddle.timeline import Marks
 
 
@@ -157,7 +157,7 @@ def test_engines_take_turns_and_failures_drop_out():
     seen, failures = [], []
 
     def call(name):
-        def timed():
+        def timed(number):
             seen.append(name)
             if name == "b" and seen.count("b") == 2:
                 raise RuntimeError("no more")
@@ -165,9 +165,8 @@ def test_engines_take_turns_and_failures_drop_out():
 
         return timed
 
-    times = {}
     drop = lambda name, error: failures.append((name, str(error)))  # noqa: E731
-    timing.interleaved({n: call(n) for n in "abc"}, 3, drop, times)
+    times = timing.interleaved({n: call(n) for n in "abc"}, 3, failed=drop)
     assert seen == ["a", "b", "c", "b", "c", "a", "a", "c"] and failures == [("b", "no more")]
     assert {name: len(found) for name, found in times.items()} == {"a": 3, "c": 3}
 

@@ -12,8 +12,9 @@ import torch
 from bench_gpu_cases import DECODE, PREFILL, SQUARE, Quiet, shows
 from click.testing import CliRunner
 from clock import Clock
+from raddle.bench import engines, first_use, report, results, timing
 from raddle.bench.cli import bench
-from raddle.bench.gpu import engines, first_use, host, planner, process, report, results, sections, timing
+from raddle.bench.gpu import host, planner, process, sections
 from raddle.bench.gpu.cases import Section
 
 
@@ -50,11 +51,12 @@ def test_calls_are_timed_by_events(no_gpu, monkeypatch):
     clock = Clock()
     for module in (timing, sys.modules[__name__]):
         monkeypatch.setattr(module, "time", clock)
-    timer = timing.Timer("cpu", least_samples=3, most_samples=7, sample_us=9000.0)
-    slow = timer.sampling(lambda: clock.sleep(0.01))
-    assert slow == timing.Sampling(3, pytest.approx(10_000))
-    assert timer.us(lambda: clock.sleep(0.01), slow) == pytest.approx(10_000)
-    assert timer.sampling(lambda: clock.sleep(0.001)).samples == 7
+    gpu = timing.GpuClock("cpu", least_samples=3, most_samples=7, sample_us=9000.0)
+    assert gpu.sampling(lambda step: clock.sleep(0.01)) == timing.Sampling(3, pytest.approx(10_000))
+    assert gpu.turn(lambda step: clock.sleep(0.01))(0) == pytest.approx(10_000)
+    assert gpu.sampling(lambda step: clock.sleep(0.001)).samples == 7
+    times = gpu.rounds({"a": lambda step: clock.sleep(0.001 * (step + 1))}, 3)
+    assert times == {"a": pytest.approx([1000, 2000, 3000])}
 
 
 def test_a_process_measures_sections_and_keeps_them(no_gpu, monkeypatch, tmp_path, capfd):
@@ -109,14 +111,14 @@ def test_plans_on_the_device_are_measured(no_gpu, monkeypatch):
 
 
 def test_first_use_is_measured_in_processes(monkeypatch):
-    script = first_use._FIRST_RESULT.replace("torch.cuda.synchronize()", "pass")
-    monkeypatch.setattr(first_use, "_FIRST_RESULT", script)
+    script = first_use._FIRST_ON_GPU.replace("torch.cuda.synchronize()", "pass")
+    monkeypatch.setattr(first_use, "_FIRST_ON_GPU", script)
     monkeypatch.setattr(first_use, "VARIANTS", ("rope",))
-    rows = first_use.measure(1, Quiet(), "cpu")
+    rows = first_use.on_gpu(1, Quiet(), "cpu")
     expected = [[f"{kind} cache", what] for kind in ("cold", "warm") for what in first_use.RESULTS for _ in range(2)]
     assert [row["workload"].split(", ")[1:3] for row in rows] == expected, rows
     monkeypatch.setattr(first_use, "VARIANTS", ("nothing",))
-    assert "KeyError: 'nothing'" in first_use.measure(1, Quiet(), "cpu")[0]["failed"]
+    assert "KeyError: 'nothing'" in first_use.on_gpu(1, Quiet(), "cpu")[0]["failed"]
 
 
 # --- processes, files, commands -------------------------------------------------------------
@@ -160,7 +162,7 @@ def test_sections_survive_each_other(tmp_path, monkeypatch):
 def test_the_file_holds_machine_and_rows(tmp_path):
     path = tmp_path / "gpu.json"
     part = {"name": "s", "seconds": 2.0, "rows": [results.figure("s", "w", 3.0, "us", 4.0)]}
-    report.write(path, {"gpu": "some", "versions": {}}, [part, {**part, "name": "t"}])
+    report.write_gpu(path, {"gpu": "some", "versions": {}}, [part, {**part, "name": "t"}])
     read = json.loads(path.read_text())
     assert read["machine"]["gpu"] == "some" and read["seconds"] == {"s": 2.0, "t": 2.0}
     assert [row["met"] for row in read["rows"]] == [True, True]
@@ -169,7 +171,7 @@ def test_the_file_holds_machine_and_rows(tmp_path):
 def test_the_commit_may_be_given(monkeypatch):
     monkeypatch.setenv("RADDLE_COMMIT", "abc")
     assert report.commit() == "abc"
-    assert "commit abc" in report.header({"gpu": "G", "commit": report.commit(), "versions": {"torch": "2"}})
+    assert "commit abc" in report.gpu_header({"gpu": "G", "commit": report.commit(), "versions": {"torch": "2"}})
 
 
 def test_absent_engines_are_named(monkeypatch):

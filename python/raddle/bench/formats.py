@@ -11,7 +11,7 @@ import torch
 import raddle
 from raddle._progress import Progress
 from raddle.bench import timing
-from raddle.bench.bars import Measured
+from raddle.bench.results import Measured
 from raddle.bench.workloads import HKV, HQ, D
 
 PAGE = 16

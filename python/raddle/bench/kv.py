@@ -11,7 +11,7 @@ import numpy as np
 
 import raddle
 from raddle.bench import timing
-from raddle.bench.bars import Measured
+from raddle.bench.results import Measured
 
 PAGE_SIZE = 16
 #: Insertions that cut an older prompt somewhere and go on differently: two edges each, one of them a split one.

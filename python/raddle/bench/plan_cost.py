@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +12,8 @@ import torch
 import raddle
 from raddle import _library
 from raddle.bench import timing
-from raddle.bench.bars import Measured
+from raddle.bench.batch import indptr
+from raddle.bench.results import Measured
 
 _from_page_tables = raddle.Cascade.from_page_tables
 _run_cpp = _library.function("raddle.bench_run_cpp")
@@ -28,16 +31,18 @@ def plan_cost(requests: int, bar_us: float, rounds: int) -> Measured:
     attention = raddle.Attention(
         raddle.AttentionSpec(num_qo_heads=32, num_kv_heads=8, head_dim=128, variant=[raddle.Causal()])
     )
-    rng = np.random.default_rng(0)
-    batches = itertools.cycle([batch(rng, requests) for _ in range(_BATCHES)])
+    us = timing.median(timing.repeated(planning(attention, batches(requests), num_workers=WORKERS), rounds))
+    return Measured(f"plan, {requests} requests, {WORKERS} workers, layout included", us, us, "us", bar_us)
+
+
+def planning(attention: raddle.Attention, batches: Sequence[Any], **options: Any) -> Callable[[], None]:
+    """A call that plans the next of the batches, its layout included."""
+    turns = itertools.cycle(batches)
 
     def plan() -> None:
-        qo_indptr, page_indptr, page_indices, kv_len = next(batches)
-        layout = raddle.PagedKV(qo_indptr, page_indptr, page_indices, kv_len, page_size=PAGE_SIZE)
-        attention.plan(layout, num_workers=WORKERS)
+        attention.plan(raddle.PagedKV(*next(turns), page_size=PAGE_SIZE), **options)
 
-    us = timing.median(timing.repeated(plan, rounds))
-    return Measured(f"plan, {requests} requests, {WORKERS} workers, layout included", us, us, "us", bar_us)
+    return plan
 
 
 def prefix_cost(rounds: int) -> list[Measured]:
@@ -55,15 +60,15 @@ def prefix_cost(rounds: int) -> list[Measured]:
         arguments = attention, np.arange(requests + 1), None, table, kv_len, PAGE_SIZE
         us[requests, pages] = timing.median(timing.repeated(lambda a=arguments: _from_page_tables(*a), rounds))
     base = us[shapes[0]]
-    names = [f"prefixes found, {requests} requests of {pages} pages" for requests, pages in shapes]
+    first, *more = (f"prefixes found, {requests} requests of {pages} pages" for requests, pages in shapes)
     return [
-        Measured(names[0], base, base, "us"),
-        *(Measured(f"{name}, over the first", us[at], us[at] / base, "x", 9.0) for name, at in zip(names[1:], shapes[1:])),
+        Measured(first, base, base, "us"),
+        *(Measured(f"{name}, over the first", us[at], us[at] / base, "x", 9.0) for name, at in zip(more, shapes[1:])),
     ]
 
 
 def run_overhead(bar_us: float, rounds: int) -> list[Measured]:
-    """The host's time for one `run` with ``out=`` on torch tensors, and what of it `Attention::run` in C++ does not take.
+    """The host's time for a `run` with ``out=`` on torch tensors, and what of it `Attention::run` in C++ does not take.
 
     The batch is so small that its arithmetic takes no time and one thread does it; both are timed in turn, and the
     difference is the median of the rounds' differences. The bar is that of either.
@@ -93,9 +98,15 @@ def run_overhead(bar_us: float, rounds: int) -> list[Measured]:
     ]
 
 
+def batches(requests: int) -> list[tuple[np.ndarray, ...]]:
+    """Decodes, always the same ones."""
+    rng = np.random.default_rng(0)
+    return [batch(rng, requests) for _ in range(_BATCHES)]
+
+
 def batch(rng: np.random.Generator, requests: int) -> tuple[np.ndarray, ...]:
     """(qo_indptr, page_indptr, page_indices, kv_len), int32, pages shuffled."""
     kv_len = rng.integers(1024, 2049, requests).astype(np.int32)
-    page_indptr = np.concatenate([[0], np.cumsum(-(-kv_len // PAGE_SIZE))]).astype(np.int32)
+    page_indptr = indptr(-(-kv_len // PAGE_SIZE))
     page_indices = rng.permutation(page_indptr[-1]).astype(np.int32)
     return np.arange(requests + 1, dtype=np.int32), page_indptr, page_indices, kv_len

@@ -8,7 +8,7 @@ from typing import Any
 import raddle
 from raddle._progress import Progress
 from raddle.bench import timing
-from raddle.bench.bars import Measured
+from raddle.bench.results import Measured
 from raddle.bench.formats import PAGE, Bed
 
 #: Tokens of the one request that is decoded.
@@ -17,7 +17,7 @@ CONTEXTS = (8192, 16384, 32768, 65536)
 BARRED = 32768
 #: Pages that are kept, of `formats.PAGE` tokens.
 KEPT = 64
-#: Beds of each context, a layer each: a short call is timed in a step of them, as `timing.interleaved` says.
+#: Beds of each context, a layer each: a short call is timed in a step of them, as `timing.HostClock` says.
 LAYERS = 4
 _KINDS = ("all", "choose", "attend", "step")
 

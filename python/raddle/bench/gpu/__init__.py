@@ -1,6 +1,6 @@
 """``raddle bench gpu``: Raddle beside other engines on one GPU, in interleaved rounds of one process.
 
-``cases`` and ``sections`` say what is measured, ``problem`` makes the tensors, ``engines`` call them, ``check``
-compares the outputs, ``timing`` and ``floor`` measure, ``measure`` does a section, ``host`` and ``first_use`` do
-those that measure the host, ``report`` prints, ``process`` runs sections in processes of their own.
+``cases`` and ``sections`` say what is measured, ``problem`` makes the tensors, ``own`` is Raddle on them, ``variants`` and ``check`` have the exact
+outputs, ``measure`` does a section beside the ``floor`` of reading, ``host`` and ``planner`` do those that measure the
+host and plans made by the GPU, ``process`` runs sections in processes of their own.
 """

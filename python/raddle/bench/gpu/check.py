@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from raddle.bench.engines import WrongOutput, error
 from raddle.bench.gpu.cases import Case
 from raddle.bench.gpu.problem import Problem
 from raddle.bench.gpu.variants import exact_row
@@ -12,10 +13,6 @@ from raddle.bench.gpu.variants import exact_row
 #: Largest accepted RMS error relative to the RMS of the exact rows: bfloat16 arithmetic keeps far below.
 TOLERANCE = 1e-2
 _SAMPLED_ROWS = 4
-
-
-class WrongOutput(RuntimeError):
-    """An engine computed something else: its speed means nothing."""
 
 
 def sampled_rows(case: Case, count: int = _SAMPLED_ROWS) -> list[tuple[int, int]]:
@@ -50,12 +47,6 @@ def exact(problem: Problem, case: Case, rows: list[tuple[int, int]]) -> torch.Te
 def _kept(problem: Problem, x: torch.Tensor) -> torch.Tensor:
     blocks = x.view(-1, problem.case.page_size, *x.shape[1:])
     return blocks[problem.on_device("kept_blocks").long()].flatten(0, 1)
-
-
-def error(out: torch.Tensor, reference: torch.Tensor) -> float:
-    """RMS of the difference over the RMS of the reference; NaN where ``out`` holds one."""
-    difference = out.double() - reference
-    return float(difference.square().mean().sqrt() / reference.square().mean().sqrt())
 
 
 def flat_rows(problem: Problem, rows: list[tuple[int, int]]) -> list[int]:

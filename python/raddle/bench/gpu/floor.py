@@ -8,12 +8,11 @@ timed as the engines are.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from raddle.bench.gpu.timing import Timer
+from raddle.bench.timing import Call, GpuClock
 
 _RING_STAGES, _RING_BYTES = 24, 8192  # 192 KiB in flight a multiprocessor
 _THREADS = (128, 256, 512)
@@ -106,26 +105,28 @@ class Floor:
         # Random: zeros take less power, and may be read faster.
         self._data = torch.randint(0, 255, (_rounded(most_bytes),), dtype=torch.uint8, device=self._device)
 
-    def _launch(self, kernel: Any, blocks: int, threads: int, arguments: tuple[Any, ...], shared: int = 0) -> None:
+    def _launch(
+        self, kernel: Any, blocks: int, threads: int, arguments: tuple[Any, ...], shared: int, step: int
+    ) -> None:
         with self._cupy.cuda.ExternalStream(torch.cuda.current_stream(self._device).cuda_stream):
             kernel((blocks,), (threads,), arguments, shared_mem=shared)
 
-    def nothing(self) -> None:
+    def nothing(self, step: int) -> None:
         """Launches a kernel that does nothing: the time under every time."""
-        self._launch(self._nothing, 1, 32, ())
+        self._launch(self._nothing, 1, 32, (), 0, step)
 
-    def reads(self, num_bytes: int) -> dict[str, Callable[[], None]]:
+    def reads(self, num_bytes: int) -> dict[str, Call]:
         """Launches that read ``num_bytes``, rounded up to whole chunks, by name."""
         whole = _rounded(num_bytes)
         if whole > self._data.numel():
             raise ValueError(f"num_bytes is {num_bytes}; expected at most {self._data.numel()}")
         data, as_count = self._data.data_ptr(), self._cupy.uint64
-        found: dict[str, Callable[[], None]] = {}
+        found: dict[str, Call] = {}
         for threads in _THREADS:
             for blocks in (self._multiprocessors * each for each in _BLOCKS_PER_SM):
                 arguments = (data, as_count(whole // 16), self._sink.data_ptr())
                 name = f"loads, {blocks} × {threads} threads"
-                found[name] = functools.partial(self._launch, self._loads, blocks, threads, arguments)
+                found[name] = functools.partial(self._launch, self._loads, blocks, threads, arguments, 0)
         if self._has_bulk:
             arguments = (data, as_count(whole // _RING_BYTES))
             shared = _RING_STAGES * _RING_BYTES
@@ -137,5 +138,5 @@ class Floor:
 
 def read_gbps(device: Any, num_bytes: int = 1 << 29) -> float:
     """GB/s of the fastest read of so many bytes. Raises ImportError without CuPy."""
-    floor, timer = Floor(device, num_bytes), Timer(device)
-    return num_bytes / min(timer.us(call, timer.sampling(call)) for call in floor.reads(num_bytes).values()) / 1e3
+    floor, clock = Floor(device, num_bytes), GpuClock(device)
+    return num_bytes / min(clock.turn(call)(0) for call in floor.reads(num_bytes).values()) / 1e3

@@ -11,11 +11,10 @@ import numpy as np
 import torch
 
 import raddle
-from raddle.bench import plan_cost, timing
-from raddle.bench.gpu import results
-from raddle.bench.gpu.engines import first_line
-from raddle.bench.gpu.problem import DTYPE, indptr
-from raddle.bench.gpu.timing import host_us
+from raddle.bench import plan_cost, results, timing
+from raddle.bench.batch import indptr
+from raddle.bench.engines import first_line
+from raddle.bench.gpu.problem import DTYPE
 
 SECTION = "plan"
 _HEADS = 32, 8, 128
@@ -24,7 +23,7 @@ _LAYERS = 32
 
 
 def measure(families: tuple[str, ...], rounds: int, device: str = "cuda") -> list[results.Row]:
-    """All figures; a part that fails is a row that says so."""
+    """All figures."""
     attn = raddle.Attention(raddle.AttentionSpec(*_HEADS, variant=[raddle.Causal()]), device=device)
     parts: dict[str, Callable[[], list[results.Row]]] = {
         "plan B16": lambda: _plan(attn, 16, 15.0, rounds, families, device),
@@ -32,27 +31,20 @@ def measure(families: tuple[str, ...], rounds: int, device: str = "cuda") -> lis
         "run": lambda: _run(attn, rounds, device),
         f"{_LAYERS} layers, eager, B16": lambda: _step(attn, rounds, device),
     }
-    rows = []
-    for name, part in parts.items():
-        try:
-            rows += part()
-        except Exception as error:  # noqa: BLE001
-            rows.append(results.failed(SECTION, name, "raddle", first_line(error)))
-    return rows
+    return results.of_parts(SECTION, parts)
+
+
+def host_us(call: Callable[[], object], rounds: int) -> float:
+    """Median microseconds of a call on the host; the GPU is idle before each."""
+    return timing.median(timing.repeated(call, rounds, torch.cuda.synchronize))
 
 
 def _plan(
     attn: Any, requests: int, bar_us: float, rounds: int, families: tuple[str, ...], device: str
 ) -> list[results.Row]:
     """`plan` of a decode batch from host arrays, its layout included; FlashInfer's from its tensors."""
-    rng = np.random.default_rng(0)
-    drawn = [plan_cost.batch(rng, requests) for _ in range(8)]
-    batches = itertools.cycle(drawn)
-
-    def plan() -> None:
-        attn.plan(raddle.PagedKV(*next(batches), page_size=plan_cost.PAGE_SIZE))
-
-    us = host_us(plan, 40 * rounds)
+    drawn = plan_cost.batches(requests)
+    us = host_us(plan_cost.planning(attn, drawn), 40 * rounds)
     rows = [results.figure(SECTION, f"plan B{requests}", us, "us", bar_us)]
     if "flashinfer" in families:
         try:

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from raddle._progress import Progress
-from raddle.bench.gpu import check, engines, results
+from raddle.bench import engines, results
+from raddle.bench.engines import RADDLE, first_line
+from raddle.bench.gpu import check
 from raddle.bench.gpu.cases import Case, Section
-from raddle.bench.gpu.engines import RADDLE, Contestant, first_line
 from raddle.bench.gpu.problem import Problem
-from raddle.bench.gpu.timing import Timer, interleaved
+from raddle.bench.timing import Call, GpuClock, Turn, interleaved
 
 Key = tuple[str, str]  # (workload, engine)
 
@@ -30,7 +31,7 @@ class SectionRun:
     Args:
         families: the engines to compare with; those that are absent are left out by the caller.
         rounds: rounds to time; 0: only prepare and compare.
-        timer: times a call; None: a new `Timer`.
+        clock: times the calls; None: a new `GpuClock`.
         makers: what `engines.makers` is; tests give their own.
         timelines: folder to which one of Raddle's runs of each case is written, as marks of all workers; None: nowhere.
     """
@@ -42,21 +43,21 @@ class SectionRun:
         rounds: int,
         progress: Progress,
         device: str = "cuda",
-        timer: Any = None,
+        clock: Any = None,
         makers: Callable[..., engines.Makers] = engines.makers,
         timelines: Path | None = None,
     ) -> None:
         self.section, self.families, self.rounds = section, families, rounds
         self.device, self.rows = device, []
         self._progress, self._makers = progress, makers
-        self._timer = timer or Timer(device)
+        self._clock = clock or GpuClock(device)
         self._errors: dict[Key, float] = {}
         self._timelines = timelines
         self._watched: dict[str, Callable[..., Any]] = {}
 
     def run(self) -> list[results.Row]:
         """All rows. Raises DeviceLost; what was found until then is in ``rows``."""
-        calls: dict[Key, Callable[[], float]] = {}
+        calls: dict[Key, Turn] = {}
         problems: dict[Any, Problem] = {}
         for case in self.section.cases:
             self._progress.say(f"{self.section.name}: {case.name}: comparing outputs")
@@ -71,7 +72,7 @@ class SectionRun:
             self._progress.say(f"{self.section.name}: timing", total=self.rounds * len(calls))
             times: dict[Key, list[float]] = {}
             try:
-                interleaved(calls, self.rounds, self._fail, times, self._progress.advance)
+                interleaved(calls, self.rounds, 0, self._progress.advance, self._fail, times)
             finally:
                 self._keep(times)
             if self._timelines:
@@ -83,8 +84,8 @@ class SectionRun:
         us = {row["workload"]: row["us"] for row in self.rows if row["engine"] == RADDLE and "us" in row}
         for name, watched in self._watched.items():
             try:
-                watched(self._timer.flush)  # the first one finds code and plan in no cache
-                marks = watched(self._timer.flush)
+                watched(self._clock.flush)  # the first one finds code and plan in no cache
+                marks = watched(self._clock.flush)
             except Exception as error:  # noqa: BLE001: what was timed stands
                 self._fail((name, "timeline"), error)
                 continue
@@ -105,11 +106,11 @@ class SectionRun:
         ]
         self.rows = results.compared(self.section.cases, self.rows)
 
-    def _prepare(self, case: Case, problem: Problem) -> dict[Key, Callable[[], float]]:
+    def _prepare(self, case: Case, problem: Problem) -> dict[Key, Turn]:
         """How to time each engine whose output is right."""
         sample = check.sampled_rows(case)
         reference = check.exact(problem, case, sample)
-        calls: dict[Key, Callable[[], float]] = {}
+        calls: dict[Key, Turn] = {}
         first = None
         for name, make in self._makers(case, problem, self.families):
             key = case.name, name
@@ -121,37 +122,34 @@ class SectionRun:
                     first = out.clone()
                 else:
                     check.agree(name, out, first)
-                calls[key] = self._timed(contestant)
+                calls[key] = self._timed(contestant.call)
                 if contestant.watched:
                     self._watched[case.name] = contestant.watched
             except Exception as error:  # noqa: BLE001: an engine's failure is a result
                 self._fail(key, error)
         return calls
 
-    def _timed(self, contestant: Contestant) -> Callable[[], float]:
-        if not self.rounds:
-            return lambda: 0.0
-        how = self._timer.sampling(contestant.call)
-        return lambda: self._timer.us(contestant.call, how)
+    def _timed(self, call: Call) -> Turn:
+        return self._clock.turn(call) if self.rounds else lambda number: 0.0
 
-    def _floors(self) -> dict[Key, Callable[[], float]]:
+    def _floors(self) -> dict[Key, Turn]:
         """The fastest read of as many bytes as each case reads that asks for it."""
         cases = [case for case in self.section.cases if case.floor]
-        calls: dict[Key, Callable[[], float]] = {}
+        calls: dict[Key, Turn] = {}
         if not cases:
             return calls
         try:
             from raddle.bench.gpu.floor import Floor
 
             floor = Floor(self.device, max(case.bytes_read for case in cases))
-            nothing = self._timed(Contestant("nothing", floor.nothing))()
+            nothing = self._timed(floor.nothing)(0)
             empty = results.figure(self.section.name, "empty kernel", nothing, "us")
             self.rows.append({**empty, "engine": results.FLOOR})
             for case in cases:
                 self._progress.say(f"{self.section.name}: {case.name}: floor")
                 reads = floor.reads(case.bytes_read)
-                timed = {name: self._timed(Contestant(name, call)) for name, call in reads.items()}
-                fastest = min(timed, key=lambda name: timed[name]())
+                timed = {name: self._timed(call) for name, call in reads.items()}
+                fastest = min(timed, key=lambda name: timed[name](0))
                 calls[case.name, results.FLOOR] = timed[fastest]
         except Exception as error:  # noqa: BLE001: without CuPy, there are ratios to peers alone
             self._fail(("all", results.FLOOR), error)
@@ -173,7 +171,7 @@ def errors_of_small(
     section: Section, families: tuple[str, ...], device: str, makers: Callable[..., engines.Makers] = engines.makers
 ) -> list[results.Row]:
     """RMS errors against fp64 over ten draws of the section's small case: Raddle's, the peers', and SDPA's."""
-    from raddle.bench.gpu.engines.sdpa import exact_enough
+    from raddle.bench.peers.sdpa import exact_enough
 
     case = section.small
     if case is None:

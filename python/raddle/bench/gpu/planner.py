@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 import raddle
-from raddle.bench import timing
-from raddle.bench.gpu import results
-from raddle.bench.gpu.engines import first_line
+from raddle.bench import results, timing
+from raddle.bench.gpu.host import host_us
 from raddle.bench.gpu.problem import DTYPE
-from raddle.bench.gpu.timing import Timer, host_us, interleaved
+from raddle.bench.timing import GpuClock
 
 _HEADS = 32, 8, 128
 _PAGE_SIZE = 16
@@ -23,22 +22,16 @@ _MIN_PREFIX = 1024
 
 
 def measure(section: str, rounds: int, device: str = "cuda") -> list[results.Row]:
-    """All figures; a part that fails is a row that says so."""
+    """All figures."""
     attn = raddle.Attention(raddle.AttentionSpec(*_HEADS, variant=[raddle.Causal()]), device=device)
-    timer = Timer(device)
+    clock = GpuClock(device)
     decode, found = "update on the GPU, B256 decode", "update on the GPU, 64 rows of 600 pages, prefixes found"
     parts: dict[str, Callable[[], list[results.Row]]] = {
-        decode: lambda: _updates(section, decode, attn, timer, rounds, prefixes=False, bar_us=10.0),
-        found: lambda: _updates(section, found, attn, timer, rounds, prefixes=True, bar_us=None),
-        "decode, prefix found": lambda: _shared_decode(section, attn, timer, rounds),
+        decode: lambda: _updates(section, decode, attn, clock, rounds, prefixes=False, bar_us=10.0),
+        found: lambda: _updates(section, found, attn, clock, rounds, prefixes=True, bar_us=None),
+        "decode, prefix found": lambda: _shared_decode(section, attn, clock, rounds),
     }
-    rows = []
-    for name, part in parts.items():
-        try:
-            rows += part()
-        except Exception as error:  # noqa: BLE001
-            rows.append(results.failed(section, name, "raddle", first_line(error)))
-    return rows
+    return results.of_parts(section, parts)
 
 
 def _decode(attn: Any, lengths: torch.Tensor, shared: int, min_prefix: int) -> tuple[Any, Any, int]:
@@ -63,21 +56,21 @@ def _decode(attn: Any, lengths: torch.Tensor, shared: int, min_prefix: int) -> t
 
 
 def _updates(
-    section: str, name: str, attn: Any, timer: Timer, rounds: int, prefixes: bool, bar_us: float | None
+    section: str, name: str, attn: Any, clock: GpuClock, rounds: int, prefixes: bool, bar_us: float | None
 ) -> list[results.Row]:
     """Time of `update` on the GPU, whose cache has forgotten the batch, as it has after a model's layers."""
     torch.manual_seed(0)
     lengths = torch.randint(9500, 9601, (64,)) if prefixes else torch.randint(1024, 2049, (256,))
     reservation, layout, _ = _decode(attn, lengths, 512 if prefixes else 0, _MIN_PREFIX if prefixes else 0)
-    how = timer.sampling(lambda: reservation.update(layout))
-    us = timing.median([timer.us(lambda: reservation.update(layout), how) for _ in range(rounds)])
+    times = clock.rounds({name: lambda _: reservation.update(layout)}, rounds)
+    us = timing.median(times[name])
     reservation.check()
     enqueued = host_us(lambda: reservation.update(layout), 40 * rounds)
     host = results.figure(section, f"{name}: until enqueued", enqueued, "us")
     return [results.figure(section, name, us, "us", bar_us), host]
 
 
-def _shared_decode(section: str, attn: Any, timer: Timer, rounds: int) -> list[results.Row]:
+def _shared_decode(section: str, attn: Any, clock: GpuClock, rounds: int) -> list[results.Row]:
     """`run` of requests that share 8,192 tokens in pages known only to the GPU, with discovery and without."""
     requests, shared, own = 64, 8192, 256
     lengths = torch.full((requests,), shared + own)
@@ -92,20 +85,16 @@ def _shared_decode(section: str, attn: Any, timer: Timer, rounds: int) -> list[r
         reservation.update(layout)
         reservation.check()
 
-        def run(reservation: Any = reservation, name: str = name) -> None:
+        def run(_: int, reservation: Any = reservation, name: str = name) -> None:
             attn.run(reservation, q, kv, out=out[name])
 
-        how = timer.sampling(run)
-        calls[name] = lambda run=run, how=how: timer.us(run, how)
+        calls[name] = run
+        run(0)
     off = (out["found"].float() - out["not looked for"].float()).abs().max()
     if not off < 0.02 * out["found"].float().abs().max():
         raise RuntimeError(f"outputs with and without discovered prefixes differ by {off}")
 
-    def fail(_: Any, error: Exception) -> None:
-        raise error
-
-    times: dict[Any, list[float]] = {}
-    interleaved(calls, rounds, fail, times)
+    times = clock.rounds(calls, rounds)
     medians = {name: timing.median(each) for name, each in times.items()}
     share = timing.median([a / b for a, b in zip(times["found"], times["not looked for"])])
     workload = f"decode, {requests} share {shared} + {own}, prefix"

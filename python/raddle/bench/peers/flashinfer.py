@@ -11,8 +11,8 @@ import torch
 
 import flashinfer
 import flashinfer.mla
+from raddle.bench.engines import Engine, Makers
 from raddle.bench.gpu.cases import Case
-from raddle.bench.gpu.engines import Contestant, Makers
 from raddle.bench.gpu.problem import DTYPE, Problem, indptr
 
 _WORKSPACE_BYTES = 512 << 20
@@ -28,7 +28,7 @@ def contestants(problem: Problem, case: Case, name: str) -> Makers:
         yield f"{name} {form}".strip(), functools.partial(make, problem, case, f"{name} {form}".strip())
 
 
-def _forms(case: Case) -> dict[str, Callable[..., Contestant]]:
+def _forms(case: Case) -> dict[str, Callable[..., Engine]]:
     """What FlashInfer offers for a case; a name is the family's and one of these words."""
     if case.form == "blocks":
         return {"blocks": _blocks}
@@ -57,12 +57,12 @@ def _tables(problem: Problem) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     return problem.on_device("page_indptr"), problem.on_device("page_indices"), _last_page_len(problem)
 
 
-def _with_out(name: str, problem: Problem, run: Callable[..., Any], *tensors: Any) -> Contestant:
+def _with_out(name: str, problem: Problem, run: Callable[..., Any], *tensors: Any) -> Engine:
     out = problem.empty()
-    return Contestant(name, lambda: run(*tensors, out=out), out)
+    return Engine(name, lambda _: run(*tensors, out=out), out)
 
 
-def _decode(problem: Problem, case: Case, name: str, tensor_cores: bool) -> Contestant:
+def _decode(problem: Problem, case: Case, name: str, tensor_cores: bool) -> Engine:
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
         _workspace(problem.device), "NHD", use_tensor_cores=tensor_cores
     )
@@ -72,21 +72,21 @@ def _decode(problem: Problem, case: Case, name: str, tensor_cores: bool) -> Cont
     return _with_out(name, problem, wrapper.run, problem.q, (problem.k, problem.v))
 
 
-def _ragged_prefill(problem: Problem, case: Case, name: str, backend: str) -> Contestant:
+def _ragged_prefill(problem: Problem, case: Case, name: str, backend: str) -> Engine:
     wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(_workspace(problem.device), "NHD", backend=backend)
     ends = problem.on_device("qo_indptr"), problem.on_device("kv_indptr")
     wrapper.plan(*ends, *case.heads, causal=True, q_data_type=DTYPE, kv_data_type=DTYPE)
     return _with_out(name, problem, wrapper.run, problem.q, problem.k, problem.v)
 
 
-def _paged_prefill(problem: Problem, case: Case, name: str, backend: str) -> Contestant:
+def _paged_prefill(problem: Problem, case: Case, name: str, backend: str) -> Engine:
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(_workspace(problem.device), "NHD", backend=backend)
     tables, types = _tables(problem), {"q_data_type": DTYPE, "kv_data_type": DTYPE}
     wrapper.plan(problem.on_device("qo_indptr"), *tables, *case.heads, case.page_size, causal=True, **types)
     return _with_out(name, problem, wrapper.run, problem.q, (problem.k, problem.v))
 
 
-def _mixed(problem: Problem, case: Case, name: str) -> Contestant:
+def _mixed(problem: Problem, case: Case, name: str) -> Engine:
     wrapper = flashinfer.BatchAttention("NHD", str(problem.device))
     hq, hkv, dim = case.heads
     ends, pages, _ = _tables(problem)
@@ -98,7 +98,7 @@ def _mixed(problem: Problem, case: Case, name: str) -> Contestant:
     return _with_out(name, problem, run, problem.q, (problem.k, problem.v))
 
 
-def _mla(problem: Problem, case: Case, name: str, backend: str) -> Contestant:
+def _mla(problem: Problem, case: Case, name: str, backend: str) -> Engine:
     """The latent part of Q and K and the one that RoPE turned are tensors of their own there: here, views."""
     wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(_workspace(problem.device), backend=backend)
     hq, _, dim = case.heads
@@ -111,7 +111,7 @@ def _mla(problem: Problem, case: Case, name: str, backend: str) -> Contestant:
     return _with_out(name, problem, wrapper.run, *itertools.chain(*parts))
 
 
-def _cascade(problem: Problem, case: Case, name: str) -> Contestant:
+def _cascade(problem: Problem, case: Case, name: str) -> Engine:
     wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(2, _workspace(problem.device), "NHD")
     page, requests = case.page_size, len(case.kv_len)
 
@@ -129,10 +129,10 @@ def _cascade(problem: Problem, case: Case, name: str) -> Contestant:
         q_data_type=DTYPE,
         kv_data_type=DTYPE,
     )
-    return Contestant(name, lambda: wrapper.run(problem.q, (problem.k, problem.v)))
+    return Engine(name, lambda _: wrapper.run(problem.q, (problem.k, problem.v)))
 
 
-def _blocks(problem: Problem, case: Case, name: str) -> Contestant:
+def _blocks(problem: Problem, case: Case, name: str) -> Engine:
     wrapper = flashinfer.BlockSparseAttentionWrapper(_workspace(problem.device))
     ends = torch.from_numpy(indptr([len(problem.kept_blocks)])).to(problem.device)
     shape = 1, case.kv_len[0], 1, case.page_size

@@ -1,16 +1,45 @@
-"""What was measured, as rows of a JSON file: plain values, so that they pass between processes and into tables."""
+"""What was measured: single figures with their bars, and rows of JSON files, plain values that pass between processes
+and into tables."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Optional
 
 from raddle.bench import timing
+from raddle.bench.engines import RADDLE, family, first_line
 from raddle.bench.gpu.cases import Case
-from raddle.bench.gpu.engines import RADDLE, family
 
 FLOOR = "floor"
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """``value`` in ``unit``; ``us`` is the time behind it, if there is one."""
+
+    name: str
+    us: Optional[float]
+    value: float
+    unit: str
+    bar: Optional[float] = None  #: the most that the value may be
+    at_least: bool = False  #: or, if this is set, the least
+    engine: str = RADDLE
+    ratios: Mapping[str, float] = field(default_factory=dict)  #: to other engines
+
+    @property
+    def met(self) -> Optional[bool]:
+        """Whether the value keeps its bar; None where there is none."""
+        if self.bar is None:
+            return None
+        return self.value >= self.bar if self.at_least else self.value <= self.bar
+
+    @classmethod
+    def of(cls, row: Row) -> Measured:
+        """A row of `figure`, or of an engine on a workload without its bars."""
+        bar, ratios = row.get("bar"), row.get("ratios", {})
+        return cls(row["workload"], row.get("us"), row["value"], row["unit"], bar, engine=row["engine"], ratios=ratios)
 
 
 def measured(section: str, case: Case, engine: str, rounds: Sequence[float], error: float | None) -> Row:
@@ -31,6 +60,17 @@ def figure(section: str, workload: str, value: float, unit: str, bar: float | No
     """A single figure of Raddle's; ``bar``: the most that it may be."""
     row = {"section": section, "workload": workload, "engine": RADDLE, "value": value, "unit": unit, **more}
     return row if bar is None else {**row, "bar": bar, "met": value <= bar}
+
+
+def of_parts(section: str, parts: Mapping[str, Callable[[], list[Row]]]) -> list[Row]:
+    """Rows of all parts; a part that fails is a row that says so."""
+    rows: list[Row] = []
+    for name, part in parts.items():
+        try:
+            rows += part()
+        except Exception as error:  # noqa: BLE001
+            rows.append(failed(section, name, RADDLE, first_line(error)))
+    return rows
 
 
 def compared(cases: Sequence[Case], rows: Sequence[Row]) -> list[Row]:

@@ -1,18 +1,26 @@
-"""PyTorch's SDPA on dense K and V, in every form that may be its fastest for a batch."""
+"""PyTorch's scaled_dot_product_attention on dense K and V: on a CPU in every form that may be its fastest for a batch,
+on a GPU its cuDNN backend and its FlashAttention-2."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from raddle.bench.engines import Batch, Engine, causal_mask, copies
+from raddle.bench.batch import Batch, causal_mask
+from raddle.bench.engines import Engine, Makers
+from raddle.bench.paged import copies
+from raddle.bench.gpu.cases import Case
+from raddle.bench.gpu.problem import Problem
+
+_BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_ATTENTION}
 
 
 def torch_engines(batch: Batch, pool_bytes: Optional[int] = None) -> list[Engine]:
-    """All forms for this batch."""
+    """All forms for this batch, on a CPU."""
     w = batch.workload
     if w.phase == "prefill":
         return _torch_prefill(batch, pool_bytes)
@@ -37,7 +45,7 @@ def _torch_decode(batch: Batch, pool_bytes: Optional[int]) -> list[Engine]:
         return F.scaled_dot_product_attention(q_grouped, *pools[(step + len(pools) // 2) % len(pools)])
 
     forms = (("torch sdpa gqa", gqa), ("torch sdpa grouped", grouped))
-    return [Engine(name, call, lambda out: out.reshape(shape)) for name, call in forms]
+    return [Engine(name, call, rows=lambda out: out.reshape(shape)) for name, call in forms]
 
 
 def _torch_loop(batch: Batch, pool_bytes: Optional[int]) -> Engine:
@@ -50,7 +58,7 @@ def _torch_loop(batch: Batch, pool_bytes: Optional[int]) -> Engine:
     def loop(step: int) -> torch.Tensor:
         return torch.cat([call(*pool[step % count]) for call, pool in calls])
 
-    return Engine("torch sdpa grouped loop", loop, lambda out: out)
+    return Engine("torch sdpa grouped loop", loop)
 
 
 _Call = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -95,10 +103,47 @@ def _torch_prefill(batch: Batch, pool_bytes: Optional[int]) -> list[Engine]:
     def rows(out: torch.Tensor) -> torch.Tensor:
         return out.transpose(1, 2).reshape(batch.q.shape)
 
-    return [Engine(name, call, rows) for name, call in forms]
+    return [Engine(name, call, rows=rows) for name, call in forms]
 
 
 def _dense_pools(k: torch.Tensor, v: torch.Tensor, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """``count`` contiguous copies of K and V [B, H, S, D]."""
     dense = torch.contiguous_format
     return [(k.clone(memory_format=dense), v.clone(memory_format=dense)) for _ in range(count)]
+
+
+
+def contestants(problem: Problem, case: Case, name: str) -> Makers:
+    if case.variant == "causal":
+        yield name, lambda: _prepared(problem, case, name)
+
+
+def _prepared(problem: Problem, case: Case, name: str) -> Engine:
+    q, (k, v) = problem.dense_q, problem.dense
+    options: dict[str, Any] = {"is_causal": not case.is_decode}
+    if case.group_size > 1:
+        options["enable_gqa"] = True
+
+    def call(_: int) -> torch.Tensor:
+        with sdpa_kernel(_BACKENDS[name]):
+            return F.scaled_dot_product_attention(q, k, v, **options)
+
+    return Engine(name, call, rows=lambda out: out.transpose(1, 2).reshape(problem.q.shape))
+
+
+def exact_enough(problem: Problem, case: Case) -> torch.Tensor:
+    """O [rows, Hq, D] by SDPA as it chooses its backend, a request at a time: whose error others are held against."""
+    hq, hkv, _ = case.heads
+    found = []
+    for request, (qo, kv) in enumerate(zip(case.qo_len, case.kv_len)):
+        first = int(problem.qo_indptr[request])
+        k, v = problem.tokens(request)
+        if case.form == "blocks":
+            kept = problem.on_device("kept_blocks").long()
+            k, v = (x.view(-1, case.page_size, *x.shape[1:])[kept].flatten(0, 1) for x in (k, v))
+        q, k, v = (x.transpose(0, 1)[None] for x in (problem.q[first : first + qo], k, v))
+        k, v = (x.repeat_interleave(hq // hkv, 1) for x in (k, v))
+        mask = causal_mask(qo, kv).to(q.device) if 1 < qo < kv else None
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=1 < qo == kv)
+        found.append(out[0].transpose(0, 1))
+    return torch.cat(found)

@@ -1,4 +1,4 @@
-"""Masks and scores written in Python: Raddle's, traced and as shipped, and PyTorch's compiled FlexAttention."""
+"""Prefill with masks and scores written in Python: Raddle's, traced and as shipped, beside PyTorch's FlexAttention."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import torch
 
 import raddle
 from raddle import flex
-from raddle.bench import engines, timing
-from raddle.bench.bars import Measured
-from raddle.bench.compare import WrongOutput
 from raddle._progress import Progress
+from raddle.bench import timing
+from raddle.bench.batch import DTYPES, TOLERANCE
+from raddle.bench.engines import WrongOutput, error
+from raddle.bench.results import Measured
 from raddle.bench.workloads import HKV, HQ, D
 
 LENGTH = 4096
@@ -22,7 +23,6 @@ DOCUMENTS = 12
 #: Least accepted rate relative to PyTorch's compiled FlexAttention; of bf16 relative to own fp32; time of
 #: a traced function relative to the shipped one; time a kept tile relative to causal's.
 BAR_TORCH, BAR_BF16, BAR_TRACED, BAR_TILES = 2.0, 0.9, 1.05, 1.25
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Problem:
 
     def __init__(self, dtype: str, length: int, copies: int = 8):
         torch.manual_seed(0)
-        kind, self.length = _DTYPES[dtype], length
+        kind, self.length = DTYPES[dtype], length
         self.q = torch.randn(1, HQ, length, D, dtype=kind)
         self.kv = [tuple(torch.randn(1, HKV, length, D, dtype=kind) for _ in "kv") for _ in range(copies)]
         self.rows = self.q[0].transpose(0, 1).contiguous()
@@ -77,33 +77,19 @@ class Problem:
         return lambda step: attention.run(plan, self.rows, self.ragged[step % len(self.ragged)], out=self.out)
 
     def torch_call(self, case: Case) -> Callable[[int], torch.Tensor]:
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+        from raddle.bench.peers import flex as peer
 
-        compiled = torch.compile(flex_attention)
-        mask, score = _torch_mask(case, self.length), _torch_score(case)
-        blocks = create_block_mask(mask, None, None, self.length, self.length, device="cpu")
-
-        def call(step: int) -> torch.Tensor:
-            with torch.no_grad():
-                kv = self.kv[step % len(self.kv)]
-                return compiled(self.q, *kv, score_mod=score, block_mask=blocks, enable_gqa=True)
-
-        return call
+        score = None if case.score is None else peer.softcap(30.0)
+        return peer.compiled(self.q, self.kv, _torch_mask(case, self.length, peer), score)
 
 
-def _torch_mask(case: Case, length: int) -> Callable[..., Any]:
+def _torch_mask(case: Case, length: int, peer: Any) -> Callable[..., Any]:
     """The same masks as PyTorch's users write them."""
     if "documents" in case.name:
         lengths = np.diff(document_offsets(length))
         document = torch.from_numpy(np.repeat(np.arange(DOCUMENTS), lengths))
         return lambda b, h, q, kv: (document[q] == document[kv]) & (q >= kv)
-    if "window" in case.name:
-        return lambda b, h, q, kv: (q >= kv) & (q - kv <= 1023)
-    return lambda b, h, q, kv: q >= kv
-
-
-def _torch_score(case: Case) -> Optional[Callable[..., Any]]:
-    return None if case.score is None else lambda score, b, h, q, kv: 30.0 * torch.tanh(score / 30.0)
+    return peer.window(1023) if "window" in case.name else peer.causal
 
 
 def measure(against: Sequence[str], rounds: int, dtypes: Sequence[str], progress: Progress) -> list[Measured]:
@@ -121,7 +107,7 @@ def measure(against: Sequence[str], rounds: int, dtypes: Sequence[str], progress
                 calls["torch flex"] = problem.torch_call(case)
             _verify(calls, problem, f"{dtype} {case.name}")
             progress.say(f"{dtype} {case.name}: timing", total=(rounds + 1) * len(calls))
-            times = timing.interleaved(calls, rounds, tick=progress.advance)
+            times = timing.HostClock().rounds(calls, rounds, progress.advance)
             work = 4.0 * HQ * D * case.kept(LENGTH)
             for engine, each in times.items():
                 us = timing.median(each)
@@ -152,9 +138,9 @@ def _verify(calls: dict[str, Callable[[int], torch.Tensor]], problem: Problem, n
         out = call(0).float()
         out = out[0].transpose(0, 1) if out.ndim == 4 else out
         first = out.clone() if first is None else first
-        error = float((out - first).square().mean().sqrt() / first.square().mean().sqrt())
-        if not error <= 2 * engines.TOLERANCE[problem.dtype]:
-            raise WrongOutput(f"{engine} on {name} differs by {error:.1e} of the RMS from the others")
+        off = error(out, first)
+        if not off <= 2 * TOLERANCE[problem.dtype]:
+            raise WrongOutput(f"{engine} on {name} differs by {off:.1e} of the RMS from the others")
 
 
 def kept_tiles(rounds: int, progress: Progress, length: int = 16384) -> list[Measured]:
@@ -162,9 +148,8 @@ def kept_tiles(rounds: int, progress: Progress, length: int = 16384) -> list[Mea
     problem = Problem("fp32", length, copies=2)
     chosen = [case for case in cases(length) if case.shipped is None or case.name == "causal"]
     progress.say(f"documents at {length}", total=(rounds + 1) * len(chosen))
-    times = timing.interleaved(
-        {case.name: problem.raddle_call([case.mask]) for case in chosen}, rounds, tick=progress.advance
-    )
+    calls = {case.name: problem.raddle_call([case.mask]) for case in chosen}
+    times = timing.HostClock().rounds(calls, rounds, progress.advance)
     found, per_tile = [], {}
     for case in chosen:
         tiles = _tiles(case, length)

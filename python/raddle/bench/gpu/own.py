@@ -1,4 +1,4 @@
-"""Raddle, planned once and run on the caller's stream; and RoPE as a pass of its own before it."""
+"""Raddle on a GPU, planned once and run on the caller's stream; and RoPE as a pass of its own before it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 import raddle
+from raddle.bench.engines import RADDLE, Engine, Makers
 from raddle.bench.gpu.cases import Case
-from raddle.bench.gpu.engines import RADDLE, Contestant, Makers
 from raddle.bench.gpu.problem import Problem
 from raddle.bench.gpu.variants import PARTS, angles, rotated
 
@@ -45,7 +45,7 @@ def contestants(problem: Problem, case: Case) -> Makers:
         yield "rotation + raddle", lambda: _rotation(problem, case)
 
 
-def _prepared(problem: Problem, case: Case) -> Contestant:
+def _prepared(problem: Problem, case: Case) -> Engine:
     attn = attention(case, problem.device)
     plan = attn.plan(layout(problem, case))
     kv: Any = (problem.k, problem.v)
@@ -60,10 +60,10 @@ def _prepared(problem: Problem, case: Case) -> Contestant:
         attn.run(plan, problem.q, kv, out=out, timeline=timeline, **scales)
         return timeline.read()
 
-    return Contestant(RADDLE, lambda: attn.run(plan, problem.q, kv, out=out, **scales), out, watched=watched)
+    return Engine(RADDLE, lambda _: attn.run(plan, problem.q, kv, out=out, **scales), out, watched=watched)
 
 
-def _rotation(problem: Problem, case: Case) -> Contestant:
+def _rotation(problem: Problem, case: Case) -> Engine:
     """Rotates Q and the pages of K by a compiled pass of PyTorch, then attends without RoPE."""
     plain = Case(**{**case.__dict__, "variant": "causal"})
     attn, out = attention(plain, problem.device), problem.empty()
@@ -79,8 +79,8 @@ def _rotation(problem: Problem, case: Case) -> Contestant:
     turns_q = [x.float() for x in angles(last, dim)]
     turn = torch.compile(lambda x, cos, sin: rotated(x.float(), cos, sin).to(x.dtype), dynamic=True)
 
-    def call() -> Any:
+    def call(_: int) -> Any:
         k = turn(problem.k.flatten(0, 1), *turns_k).view_as(problem.k)
         return attn.run(plan, turn(problem.q, *turns_q), (k, problem.v), out=out)
 
-    return Contestant("rotation + raddle", call, out)
+    return Engine("rotation + raddle", call, out)
