@@ -155,17 +155,6 @@ def _scale_of(params: dict[str, Any], name: str, num_levels: int) -> Any:
     return [params.pop(by_level[n]) if n in by_level else None for n in range(num_levels)] if by_level else None
 
 
-def _attention(
-    q: Any, k: Any, v: Any, causal: bool, scale: float | None, return_lse: bool, with_grad: bool = False
-) -> tuple[Any, Any]:
-    from raddle.functional import attention
-
-    layout = "BSHD" if q.ndim == 4 else None
-    with torch.set_grad_enabled(with_grad):
-        result = attention(q, k, v, causal=causal, scale=scale, return_lse=return_lse, layout=layout)
-    return result if return_lse else (result, q.new_empty(0, dtype=torch.float32))
-
-
 def _shapes_of_attention(
     q: Any, k: Any, v: Any, causal: bool, scale: Any, return_lse: bool, with_grad: bool = False
 ) -> tuple[Any, Any]:
@@ -186,10 +175,23 @@ _define(
     _run,
     lambda *args: None,
 )
-_define(
-    "raddle::attention",
-    "(Tensor q, Tensor k, Tensor v, bool causal, float? scale, bool return_lse, bool with_grad=False) -> "
-    "(Tensor, Tensor)",
-    _attention,
-    _shapes_of_attention,
-)
+
+
+def define_attention(eager: Callable[..., Any]) -> None:
+    """Registers the operator of `raddle.attention`, which is ``eager``, called with tensors."""
+
+    def run_eager(
+        q: Any, k: Any, v: Any, causal: bool, scale: float | None, return_lse: bool, with_grad: bool = False
+    ) -> tuple[Any, Any]:
+        layout = "BSHD" if q.ndim == 4 else None
+        with torch.set_grad_enabled(with_grad):
+            result = eager(q, k, v, causal=causal, scale=scale, return_lse=return_lse, layout=layout)
+        return result if return_lse else (result, q.new_empty(0, dtype=torch.float32))
+
+    _define(
+        "raddle::attention",
+        "(Tensor q, Tensor k, Tensor v, bool causal, float? scale, bool return_lse, bool with_grad=False) -> "
+        "(Tensor, Tensor)",
+        run_eager,
+        _shapes_of_attention,
+    )

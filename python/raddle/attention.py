@@ -7,18 +7,16 @@ from typing import Any, NoReturn
 import tvm_ffi
 
 from raddle import _keywords, _library
+from raddle._compiled import compiled, is_traced, numbered
 from raddle._tensors import (
-    compiled,
     current_stream,
     finished,
-    is_traced,
     lend,
     lend_output,
     lend_pools,
     lend_scale,
     lend_unasked,
     make_output,
-    numbered,
     refuse_tracer,
 )
 from raddle.layouts import Layout

@@ -8,20 +8,13 @@ from typing import Any, Callable, NoReturn, Sequence
 import numpy as np
 
 from raddle import _keywords, _library
+from raddle._compiled import compiled, is_traced
 from raddle._orders import checked_layout
-from raddle._tensors import (
-    compiled,
-    device_of,
-    finished,
-    is_traced,
-    lend,
-    lend_output,
-    like,
-)
+from raddle._tensors import device_of, finished, lend, lend_output, like
 from raddle.attention import Attention
 from raddle.layouts import Layout, PagedKV, RaggedKV
-from raddle.spec import AttentionSpec, fields_of
-from raddle.variants import Causal, Variant, parts
+from raddle.spec import AttentionSpec, fields_of, parts
+from raddle.variants import Causal, Variant
 
 _merge_state = _library.function("raddle.merge_state")
 _merge_states = _library.function("raddle.merge_states")
@@ -93,6 +86,10 @@ def attention(
     if not heads_first:
         return result
     return tuple(x.swapaxes(1, 2) for x in result) if return_lse else result.swapaxes(1, 2)
+
+
+if compiled is not None:
+    compiled.define_attention(attention)
 
 
 def _attention(q: Any, k: Any, v: Any, causal: bool, variant: Any, scale: Any, return_lse: bool) -> Any:

@@ -27,7 +27,7 @@ import tvm_ffi
 
 from raddle import _library
 from raddle._tensors import dtype_name, lend_index, lend_integer
-from raddle.layouts import PagedKV
+from raddle.paged_kv import PagedKV
 
 _make = _library.function("raddle.page_pool")
 _counts = _library.function("raddle.page_pool.counts")

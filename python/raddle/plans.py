@@ -7,7 +7,8 @@ from typing import Sequence
 import tvm_ffi
 
 from raddle import _library
-from raddle._tensors import current_stream, numbered
+from raddle._compiled import numbered
+from raddle._tensors import current_stream
 from raddle.layouts import Layout
 
 _update = _library.function("raddle.update")

@@ -9,7 +9,7 @@ Logits parts apply in written order, then all masks, joined by and. Masks also c
 from __future__ import annotations
 
 from numbers import Real
-from typing import Any, Iterable, Mapping, NamedTuple
+from typing import Any, Mapping, NamedTuple
 
 import tvm_ffi
 
@@ -314,56 +314,3 @@ def members(params: dict[str, Any] | None) -> dict[str, Any] | None:
         if not isinstance(name, str):
             raise TypeError(f"params has {name!r} as a key; expected names of members, such as 'window.left'")
     return {name: numbers(value, f"params['{name}']") for name, value in params.items()}
-
-
-def parts(variant: Any, num_qo_heads: int) -> tuple[Any, ...]:
-    """``variant`` of a spec as a tuple of parts; functions of Python and block masks are traced."""
-    if _is_part(variant):
-        return (_traced(variant, num_qo_heads),)
-    if isinstance(variant, (type, str)) or _is_array(variant) or not isinstance(variant, Iterable):
-        _refuse_part(variant, "variant", "a variant or a list of variants")
-    found = tuple(variant)
-    for number, part in enumerate(found):
-        if isinstance(part, type) or _is_array(part):
-            _refuse_part(part, f"variant[{number}]", "a variant")
-    return tuple(_traced(part, num_qo_heads) for part in found)
-
-
-def _is_part(x: Any) -> bool:
-    return isinstance(x, Variant) or not isinstance(x, type) and (callable(x) or _is_block_mask(x))
-
-
-def _is_array(x: Any) -> bool:
-    return hasattr(x, "__dlpack__")
-
-
-def _is_block_mask(x: Any) -> bool:
-    """Raddle's or PyTorch's."""
-    return hasattr(x, "as_mask") or hasattr(x, "mask_mod") and hasattr(x, "kv_indices")
-
-
-def _traced(part: Any, num_qo_heads: int) -> Any:
-    """A variant for a function of Python or a `BlockMask`; anything else as it is."""
-    if isinstance(part, Variant) or not _is_part(part):
-        return part
-    from raddle.flex.block_mask import from_torch  # not before it is needed: most specs have no functions
-    from raddle.flex.trace import as_variant
-
-    if not _is_block_mask(part):
-        return as_variant(part)
-    part = part if hasattr(part, "as_mask") else from_torch(part)
-    heads = part.shape[1]
-    if heads not in (1, num_qo_heads):
-        raise ValueError(f"variant has a block mask of H = {heads}; expected 1 or num_qo_heads, {num_qo_heads}")
-    return as_variant(part.as_mask())
-
-
-def _refuse_part(part: Any, name: str, expected: str) -> None:
-    if isinstance(part, type) and issubclass(part, Variant):
-        expected = f"one made of it, with parentheses: {part.__name__}(…)"
-    if part is None:
-        expected += "; () for plain attention"
-    if _is_array(part):
-        expected += ": for a matrix raddle.PackedMask.from_masks([matrix]), or a function (b, h, q_idx, kv_idx)"
-    kind = "an array" if _is_array(part) else kind_of(part)
-    raise TypeError(f"{name} is {kind}; expected {expected}")

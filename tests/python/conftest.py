@@ -25,6 +25,7 @@ ANY_ISA = {
     "test_cuda_torch": "the driver of a GPU",
     "test_emulated": "kernels of a GPU",
     "test_first_use": "kernels of a GPU",
+    "test_imports": "source text",
     "test_isa": "starts a process for each by itself",
     "test_jit_cache": "files and processes",
     "test_kv_nvrtc": "kernels of a GPU",

@@ -421,7 +421,7 @@ def test_the_cache_of_this_process(tmp_path, monkeypatch):
     assert entry["time"] == os.path.getmtime(entry["path"])
     assert raddle.cache.clear() == 1 and raddle.cache.entries() == []
     # What is loaded stays loaded.
-    q = np.ones((1, 2, 8), raddle._tensors._NUMPY_DTYPES["bfloat16"])
+    q = np.ones((1, 2, 8), raddle._tensors.dtypes.NUMPY["bfloat16"])
     attention = raddle.Attention(spec)
     assert attention.run(attention.plan(raddle.RaggedKV([0, 1], [0, 1])), q, (q[:, :1], q[:, :1])).shape == q.shape
 

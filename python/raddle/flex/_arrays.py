@@ -1,9 +1,10 @@
-"""Captured arrays of the library's mods: checked once, when a mod is made."""
+"""Arguments of the library's masks and mods: checked once, when one is made."""
 
 from __future__ import annotations
 
+import inspect
 from numbers import Integral
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
@@ -55,3 +56,24 @@ def pair(x: Any, name: str, least: int = 1) -> tuple[int, int]:
     if len(both) != 2:
         raise ValueError(f"{name} has {len(both)} entries; expected one or two")
     return integer(both[0], name, least), integer(both[1], name, least)
+
+
+def by_request(x: Any, name: str, least: int = 0) -> int | np.ndarray:
+    """An int of all requests, or a contiguous int32 array [requests]: of at least ``least``."""
+    if isinstance(x, Integral):
+        return integer(x, name, least)
+    found = integers(x, name)
+    if found.size == 0 or found.min() < least:
+        entry = "a negative entry" if least == 0 else f"an entry below {least}"
+        raise ValueError(f"{name} is empty or has {entry}; expected at least {least}, one entry a request")
+    return found
+
+
+def num_arguments(fn: Callable[..., Any]) -> int | None:
+    """Positional arguments without a default; None where a function (of C) does not tell."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except ValueError:
+        return None
+    return sum(each.kind in kinds and each.default is each.empty for each in parameters)

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from types import CodeType, FrameType, TracebackType
+from typing import Container
 
 _here = os.path.dirname(os.path.abspath(__file__))
 _ours = {
@@ -33,8 +34,8 @@ def refuse_in(code: CodeType | None, found: str, instead: str) -> TraceError:
     return TraceError(f"{where}{found}; {instead}")
 
 
-def wrap(error: Exception) -> TraceError:
-    """Any other exception of the user's function, with the line that raised it."""
+def wrap(error: Exception, known: Container[str]) -> TraceError:
+    """Any other exception of the user's function, with the line that raised it; ``known``: as of `float_advice`."""
     if isinstance(error, TraceError):
         return error
     where, at, by_jax = None, error.__traceback__, "jax" in str(error).lower()
@@ -47,7 +48,7 @@ def wrap(error: Exception) -> TraceError:
     if by_jax:
         raise_at = "" if where is None else source_line(where.tb_frame, where.tb_lineno)
         found = "a function of JAX gets a traced value, which it cannot compute with"
-        return TraceError(f"{text}{found}; {_jax_advice(raise_at)}")
+        return TraceError(f"{text}{found}; {_jax_advice(raise_at, known)}")
     traced = TraceError(
         f"{text}tracing raised {type(error).__name__}: {error}; expected arithmetic, comparisons, "
         "indexing of captured arrays and the functions of raddle.flex.ops"
@@ -92,22 +93,18 @@ def condition_advice() -> str:
     return "combine conditions with & | ~, and choose between values with raddle.flex.ops.where"
 
 
-def float_advice() -> str:
-    """What to write instead of a function that wants a Python number."""
-    from raddle.flex import ops
-
+def float_advice(known: Container[str]) -> str:
+    """What to write instead of a function that wants a Python number; ``known``: names of functions of `raddle.flex.ops`."""
     found = re.search(r"\bmath\.(\w+)", user_line())
-    if found and hasattr(ops, found.group(1)):
+    if found and found.group(1) in known:
         return f"write raddle.flex.ops.{found.group(1)} instead of math.{found.group(1)}"
     return "write x.float() or raddle.flex.ops.cast(x, 'float32')"
 
 
-def _jax_advice(line: str) -> str:
+def _jax_advice(line: str, known: Container[str]) -> str:
     """What to write instead of a function of jax.numpy."""
-    from raddle.flex import ops
-
     found = re.search(r"\b(?:jnp|jax\.numpy|lax|jax\.nn)\.(\w+)", line)
-    if found and hasattr(ops, found.group(1)):
+    if found and found.group(1) in known:
         return f"write raddle.flex.ops.{found.group(1)} instead of {found.group(0)}"
     return "use arithmetic, and the functions of raddle.flex.ops, numpy or torch"
 

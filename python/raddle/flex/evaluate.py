@@ -138,3 +138,11 @@ def evaluate(root: Node, leaves: dict[str, Any], float_type: Any = np.float32, v
                 result = np.asarray(NUMPY[node.op](*args)).astype(kind, copy=False)
             results[id(node)] = result
     return results[id(root)]
+
+
+def concretise(node: Node) -> Any:
+    """The present value of an expression of numbers alone, which the code is then fixed to."""
+    for each in order(node):
+        if each.op == "param":
+            each.payload.baked = True
+    return evaluate(node, {}, np.float64).item()

@@ -11,6 +11,7 @@ from typing import Any, Iterable
 import numpy as np
 
 from raddle.flex import errors
+from raddle.flex.evaluate import NUMPY, concretise
 from raddle.flex.graph import Graph, Node
 
 _rank = {"bool": 0, "int": 1, "float": 2}
@@ -66,12 +67,12 @@ class Value:
     def _known(self, found: str, instead: str) -> Any:
         if self.node.varies:
             raise errors.refuse(found, instead)
-        return self.graph.concretise(self.node)
+        return concretise(self.node)
 
     def __bool__(self) -> bool:
         if self.node.varies:
             raise errors.refuse("a condition on a traced value has no truth value here", errors.condition_advice())
-        return bool(self.graph.concretise(self.node))
+        return bool(concretise(self.node))
 
     def __index__(self) -> int:
         value = self._known(
@@ -86,8 +87,8 @@ class Value:
 
     def __float__(self) -> float:
         if self.node.varies:
-            raise errors.refuse("a traced value is used where Python needs a float now", errors.float_advice())
-        return float(self.graph.concretise(self.node))
+            raise errors.refuse("a traced value is used where Python needs a float now", errors.float_advice(NUMPY))
+        return float(concretise(self.node))
 
     def item(self) -> Any:
         return self._known(".item() of a traced value", "compute with the value itself")
@@ -184,34 +185,10 @@ class Value:
     def _constant(self, x: Any) -> Value:
         return Value(self.graph, self.graph.constant(x))
 
-    def __getattr__(self, name: str) -> Any:
-        from raddle.flex import foreign
-
-        if name.startswith("__"):
-            raise AttributeError(name)
-        function = foreign.find(name)
-        if function is None:
-            raise errors.refuse(f"a traced value has no .{name}", "use arithmetic or the functions of raddle.flex.ops")
-        return lambda *args, **kwargs: function(self, *args, **kwargs)
-
     def __repr__(self) -> str:
         return f"<traced {self.node.dtype}: {self.node.op}>"
 
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        from raddle.flex import foreign
-
-        return foreign.call(getattr(func, "__name__", str(func)), args, kwargs or {})
-
-    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
-        from raddle.flex import foreign
-
-        return foreign.call(ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}", args, kwargs)
-
-    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        from raddle.flex import foreign
-
-        return foreign.call(func.__name__, args, kwargs)
+    # Operators, and what numpy and torch call, are in `foreign`, which knows their functions.
 
 
 def lift(graph: Graph, x: Any) -> Node:

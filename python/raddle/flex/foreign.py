@@ -190,6 +190,28 @@ def tensors_indexed(graph: Graph) -> Any:
     return Mode()
 
 
+def _attribute(self: Value, name: str) -> Any:
+    """A tensor's method of that name."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    function = find(name)
+    if function is None:
+        raise errors.refuse(f"a traced value has no .{name}", "use arithmetic or the functions of raddle.flex.ops")
+    return lambda *args, **kwargs: function(self, *args, **kwargs)
+
+
+def _torch_function(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    return call(getattr(func, "__name__", str(func)), args, kwargs or {})
+
+
+def _array_ufunc(self: Value, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+    return call(ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}", args, kwargs)
+
+
+def _array_function(self: Value, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    return call(func.__name__, args, kwargs)
+
+
 def _method(name: str, reflected: bool = False) -> Any:
     function = find(name)
     assert function is not None, name
@@ -201,6 +223,13 @@ def _method(name: str, reflected: bool = False) -> Any:
     return method
 
 
+for _name, _function in (
+    ("__getattr__", _attribute),
+    ("__torch_function__", classmethod(_torch_function)),
+    ("__array_ufunc__", _array_ufunc),
+    ("__array_function__", _array_function),
+):
+    setattr(Value, _name, _function)
 for _name in "add sub mul truediv floordiv mod pow and or xor lshift rshift divmod".split():
     setattr(Value, f"__{_name}__", _method(_name))
     setattr(Value, f"__r{_name}__", _method(_name, True))

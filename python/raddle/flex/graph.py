@@ -77,12 +77,3 @@ class Graph:
         if node.dtype == "bool" and dtype == "float":
             node = self.cast(node, "int")
         return self.node("cast", dtype, (node,))
-
-    def concretise(self, node: Node) -> Any:
-        """The present value of an expression of numbers alone, which the code is then fixed to."""
-        from raddle.flex.evaluate import evaluate, order
-
-        for each in order(node):
-            if each.op == "param":
-                each.payload.baked = True
-        return evaluate(node, {}, np.float64).item()

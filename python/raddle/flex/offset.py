@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-from numbers import Integral
 from typing import Any, Callable
 
-from raddle.flex._arrays import integer, integers
+from raddle._tensors import kind_of
+from raddle.flex._arrays import by_request, num_arguments
 
 _INT_MIN = -(2**31)
 
@@ -108,14 +107,14 @@ def with_offset(mod: Callable[..., Any], offset: Any) -> Callable[..., Any]:
         >>> bool(mask(0, 0, 0, 100)), bool(mask(0, 0, 0, 101))
         (True, False)
     """
-    if isinstance(offset, Integral):
-        shift = integer(offset, "offset", _INT_MIN)
+    shifts = by_request(offset, "offset", _INT_MIN)
+    if isinstance(shifts, int):
+        shift = shifts
 
         def shifted(b, q_idx):
             return q_idx + shift
 
     else:
-        shifts = integers(offset, "offset")
 
         def shifted(b, q_idx):
             return q_idx + shifts[b]
@@ -131,15 +130,10 @@ def with_offset(mod: Callable[..., Any], offset: Any) -> Callable[..., Any]:
 
 def arguments(mod: Any, name: str) -> int:
     """5 for a score mod, 4 for a mask mod. Raises TypeError, naming the argument ``name``, for anything else."""
-    if callable(mod):
-        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        given = inspect.signature(mod).parameters.values()
-        count = sum(each.kind in kinds and each.default is each.empty for each in given)
-        if count in (4, 5):
-            return count
-        found = f"a function of {count} arguments"
-    else:
-        found = f"a {type(mod).__name__}"
+    count = num_arguments(mod) if callable(mod) else None
+    if count in (4, 5):
+        return count
+    found = f"a function of {count} arguments" if count is not None else kind_of(mod)
     raise TypeError(f"{name} is {found}; expected (score, b, h, q_idx, kv_idx) or (b, h, q_idx, kv_idx)")
 
 

@@ -16,7 +16,6 @@ contents. torch is not needed; its functions are understood if the function uses
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from typing import Any, Callable
 
@@ -24,12 +23,14 @@ import numpy as np
 
 from raddle import _library
 from raddle._tensors import kind_of
-from raddle.flex import codegen, errors, evaluate, foreign, random
+from raddle.flex import codegen, errors, evaluate, foreign, ops, random
+from raddle.flex._arrays import num_arguments
 from raddle.flex.capture import Capture
 from raddle.flex.errors import TraceError
 from raddle.flex.expr import Value, lift
 from raddle.flex.graph import Graph, Node
 from raddle.flex.rebuild import Rebuilder
+from raddle.variants import Tensor, Variant
 
 __all__ = ["TraceError", "Traced", "as_variant", "trace_mask", "trace_score"]
 
@@ -62,14 +63,12 @@ class Traced:
     is_mask: bool
     _payloads: dict[str, Any]
 
-    def variant(self) -> Any:
+    def variant(self) -> Variant:
         """The function as a `raddle.Variant` with its members' values.
 
         It knows what the function's indices are computed from, so that a captured array that is too short for a batch
         is refused when the batch is planned.
         """
-        from raddle import Variant
-
         indexes = any(node.op == "load" for node in evaluate.order(self.expr))
         nodes = codegen.described(self.expr, self._payloads) if indexes else []
         return Variant._of_expression(self.name, self.source, self.params, nodes)(**self.values)
@@ -103,19 +102,16 @@ def trace_mask(fn: Callable[..., Any]) -> Traced:
     return _trace(fn, ("b", "h", "q", "kv"), is_mask=True)
 
 
-def as_variant(fn: Callable[..., Any]) -> Any:
+def as_variant(fn: Callable[..., Any]) -> Variant:
     """A `raddle.Variant` of a score_mod (5 arguments) or a mask_mod (4 arguments)."""
     return (trace_score(fn) if takes_score(fn) else trace_mask(fn)).variant()
 
 
 def takes_score(fn: Callable[..., Any]) -> bool:
     """True for a score_mod, False for a mask_mod, by the number of positional arguments without a default."""
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    try:
-        parameters = inspect.signature(fn).parameters.values()
-    except ValueError:
-        raise TraceError(f"{fn!r:.60} does not tell its parameters; expected a function written in Python") from None
-    count = sum(p.kind in kinds and p.default is p.empty for p in parameters)
+    count = num_arguments(fn)
+    if count is None:
+        raise TraceError(f"{fn!r:.60} does not tell its parameters; expected a function written in Python")
     if count not in (4, 5):
         raise errors.refuse_in(
             getattr(fn, "__code__", None),
@@ -134,7 +130,7 @@ def _trace(fn: Callable[..., Any], leaves: tuple[str, ...], is_mask: bool) -> Tr
         try:
             root = _run(fn, leaves, is_mask, Graph(numbers_as_parameters=False))
         except Exception as error:  # noqa: BLE001
-            raise errors.wrap(error) from error.__cause__
+            raise errors.wrap(error, dir(ops)) from error.__cause__
     members = codegen.Members(root)
     name = variant_name(fn)
     return Traced(
@@ -184,6 +180,4 @@ def variant_name(fn: Callable[..., Any]) -> str:
 def _param_type(payload: Any) -> Any:
     if not hasattr(payload, "array"):
         return int if isinstance(payload.value, int) else float
-    from raddle import Tensor
-
     return Tensor[(payload.array.dtype.name, *(None,) * payload.array.ndim)]

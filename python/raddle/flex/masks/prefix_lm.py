@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Any, Callable
 
-from raddle.flex._arrays import integer, integers
+from raddle.flex._arrays import by_request
 
 
 def prefix_lm(prefix_length: Any) -> Callable[..., Any]:
@@ -28,17 +27,14 @@ def prefix_lm(prefix_length: Any) -> Callable[..., Any]:
         >>> bool(mask(0, 0, 3, 19)), bool(mask(0, 0, 3, 20))
         (True, False)
     """
-    if isinstance(prefix_length, Integral):
-        length = integer(prefix_length, "prefix_length")
+    lengths = by_request(prefix_length, "prefix_length")
+    if isinstance(lengths, int):
+        length = lengths
 
         def prefix_lm(b, h, q_idx, kv_idx):
             return (kv_idx < length) | (kv_idx <= q_idx)
 
         return prefix_lm
-
-    lengths = integers(prefix_length, "prefix_length")
-    if lengths.size == 0 or lengths.min() < 0:
-        raise ValueError("prefix_length is empty or has a negative entry; expected a length of at least 0 a request")
 
     def prefix_lm_by_request(b, h, q_idx, kv_idx):
         return (kv_idx < lengths[b]) | (kv_idx <= q_idx)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Any, Callable
 
 import numpy as np
 
-from raddle.flex._arrays import integer, integers
+from raddle.flex._arrays import by_request, integers
 from raddle.flex.ops import maximum
 
 
@@ -40,11 +39,7 @@ def tree(parents: Any, context: Any = 0) -> Callable[..., Any]:
         raise ValueError(f"parents has shape {table.shape}; expected [nodes] or [requests, nodes], with nodes")
     if (table < -1).any() or (table >= np.arange(table.shape[-1])).any():
         raise ValueError("parents has an entry that is no earlier node; expected -1 or a smaller node number")
-    if isinstance(context, Integral):
-        context = [integer(context, "context")]
-    begin = integers(context, "context")
-    if begin.size == 0 or begin.min() < 0:
-        raise ValueError("context is empty or has a negative entry; expected a length of at least 0 a request")
+    begin = integers(np.atleast_1d(by_request(context, "context")), "context")
     walks = [_walk(row) for row in np.atleast_2d(table)]
     enter, leave = (np.array(part, np.int32) for part in zip(*walks))
     last_tree, last_context = len(enter) - 1, len(begin) - 1
