@@ -49,9 +49,10 @@ class Size:
     def __init__(self, num_requests, layout):
         self.q = torch.zeros(LAYERS, num_requests, HQ, DIM, dtype=torch.float16, device=DEVICE)
         self.out = torch.zeros_like(self.q)
-        self.reservation = attention.reserve(
+        maxima = raddle.Maxima(
             max_requests=num_requests, max_qo_tokens=num_requests, max_kv_tokens=num_requests * LONGEST, max_qo_len=1
         )
+        self.reservation = attention.reserve(maxima)
         self.reservation.update(layout)  # once before the capture
         self.graph = Graph(self.run)
 

@@ -27,7 +27,7 @@ from raddle.kv import SelectedPages, accept_tree, append_kv, copy_pages, select_
 from raddle.layouts import BlockSparse, Cascade, Layout, PagedKV, RaggedKV
 from raddle.packed_mask import PackedMask, pack_masks
 from raddle.page_pool import PagePool
-from raddle.plans import Plan, Reservation, select
+from raddle.plans import Maxima, Plan, Reservation, select
 from raddle.radix_cache import RadixCache
 from raddle.rolling_cache import RollingCache
 from raddle.rotary import Llama31Scaling, Rope, RopeTables, YarnScaling
@@ -68,6 +68,7 @@ __all__ = [
     "CompileError",
     "Layout",
     "Llama31Scaling",
+    "Maxima",
     "PackedMask",
     "PagePool",
     "PagedKV",

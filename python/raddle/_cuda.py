@@ -45,7 +45,7 @@ def compile_kernel(spec: AttentionSpec, arch: str, short_only: bool = False) -> 
     With ``short_only`` the one of plans that have short queries only. Returns registers a thread, spill_bytes,
     shared_bytes a block, seconds, log, cubin (PTX, for a virtual architecture). Raises CompileError.
     """
-    return dict(_compile(spec.fields(), arch, short_only))
+    return dict(_compile(spec=spec.fields(), arch=arch, short_only=short_only))
 
 
 def compile_planner(spec: AttentionSpec, arch: str, prefixes: bool = False) -> dict[str, Any]:
@@ -53,12 +53,12 @@ def compile_planner(spec: AttentionSpec, arch: str, prefixes: bool = False) -> d
 
     With ``prefixes`` the one of reservations with max_levels=2. What it takes of shared memory depends on the maxima.
     """
-    return dict(_compile_planner(spec.fields(), arch, prefixes))
+    return dict(_compile_planner(spec=spec.fields(), arch=arch, prefixes=prefixes))
 
 
 def warm(spec: AttentionSpec, arch: str) -> None:
     """Sees to it that the spec's kernel is in the cache; needs NVRTC, no GPU. Raises CompileError."""
-    _warm(spec.fields(), arch)
+    _warm(spec=spec.fields(), arch=arch)
 
 
 def machine() -> dict[str, str]:

@@ -39,32 +39,34 @@ class DeviceTensor:
         self.shape, self.dtype = tuple(shape), np.dtype(dtype)
         self.nbytes = math.prod(shape) * self.dtype.itemsize
         stream = None if device == "cuda" else current_stream(device)
-        self._memory = _allocate(self.nbytes, device, stream)
+        self._memory = _allocate(nbytes=self.nbytes, device=device, stream=stream)
         self._tensor = self.rows(shape[0])
         self.device = device_of(self._tensor)
 
     def rows(self, count: int) -> tvm_ffi.Tensor:
         """The first so many rows, as Raddle takes them."""
-        return _tensor_of(self._memory, [count, *self.shape[1:]], self.dtype.name)
+        return _tensor_of(memory=self._memory, shape=[count, *self.shape[1:]], dtype=self.dtype.name)
 
     def write(self, array: np.ndarray) -> None:
         """Copies rows of the same shape and dtype to the first rows."""
         if array.shape[1:] != self.shape[1:] or array.dtype != self.dtype or len(array) > self.shape[0]:
             found = f"{array.dtype} {array.shape}"
             raise ValueError(f"array is {found}; expected at most {self.dtype} {self.shape}")
-        _upload(self._memory, _bytes(np.ascontiguousarray(array)), current_stream(self.device))
+        stream = current_stream(self.device)
+        _upload(memory=self._memory, array=_bytes(np.ascontiguousarray(array)), stream=stream)
 
     def numpy(self, rows: int | None = None) -> np.ndarray:
         """A copy of the first so many rows, None: all; waits for it."""
         found = np.empty((self.shape[0] if rows is None else rows, *self.shape[1:]), self.dtype)
-        _download(self._memory, _bytes(found), current_stream(self.device))
+        _download(memory=self._memory, array=_bytes(found), stream=current_stream(self.device))
         return found
 
     def fill(self, byte: int, first: int = 0, count: int | None = None) -> None:
         """Gives all bytes of rows ``first … first + count`` (None: to the end) a value."""
         row = self.nbytes // max(1, self.shape[0])
         count = self.shape[0] - first if count is None else count
-        _set_bytes(self._memory, first * row, count * row, byte, current_stream(self.device))
+        stream = current_stream(self.device)
+        _set_bytes(memory=self._memory, at=first * row, nbytes=count * row, value=byte, stream=stream)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._tensor.__dlpack_device__()
@@ -75,7 +77,7 @@ class DeviceTensor:
 
 def synchronize(device: str) -> None:
     """Waits for the current stream of a GPU."""
-    _synchronize(device, current_stream(device))
+    _synchronize(device=device, stream=current_stream(device))
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

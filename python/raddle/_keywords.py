@@ -59,6 +59,12 @@ _TABLE = {
 _LAYOUT = {name: f"raddle.PagedKV({write})" for name, write in _TABLE.items() if not write.startswith("nothing")}
 _DESCALE = {f"{x}_descale": f"{x}_scale=" for x in "kv"}
 
+_MAXIMA = {
+    name: "maxima=raddle.Maxima(max_requests=…, max_qo_tokens=…, max_kv_tokens=…)"
+    for name in ("max_requests", "max_qo_tokens", "max_kv_tokens", "max_levels", "max_runs", "max_qo_len")
+    + ("max_batch_size", "max_num_seqs", "max_bs", "max_num_tokens", "max_seq_len")
+}
+
 #: What to write for a keyword, by the call that was given it.
 HINTS: dict[str, dict[str, str]] = {
     "attention": {
@@ -96,7 +102,7 @@ HINTS: dict[str, dict[str, str]] = {
             for name in ("workspace", "workspace_buffer", "float_workspace_buffer", "int_workspace_buffer")
         },
         "kv_layout": 'kv_layout="NHD" or "HND" of a raddle.PagedKV',
-        "use_cuda_graph": "attn.reserve(…), and run with the reservation",
+        "use_cuda_graph": "attn.reserve(raddle.Maxima(…)), and run with the reservation",
         "backend": "nothing: the device decides",
     },
     "Attention.plan": {
@@ -115,6 +121,8 @@ HINTS: dict[str, dict[str, str]] = {
         "return_softmax_lse": "return_lse=True",
         "dropout_p": _NO_DROPOUT,
     },
+    "Attention.reserve": _MAXIMA,
+    "workspace_bytes": _MAXIMA,
     "PagedKV": {**_TABLE, **_OF_SPEC},
     "RaggedKV": {
         **_ROWS,

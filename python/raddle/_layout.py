@@ -25,7 +25,7 @@ class Layout(_library.Handle):
         return getattr(self, "_reason", "")
 
     def _init(self, make: Any, **args: Any) -> None:
-        """Makes the object of arguments in the order in which ``make`` takes them."""
+        """Makes the object of arguments in the order in which ``make`` takes them, a `_library.function_in_order`."""
         try:
             return self.__init_handle_by_constructor__(make, *args.values())
         except (BufferError, TypeError, RuntimeError):
@@ -64,7 +64,7 @@ class Layout(_library.Handle):
 
 def _restored(kind: type[Layout], state: dict[str, Any], extras: dict[str, Any]) -> Layout:
     layout = kind.__new__(kind)
-    layout.__init_handle_by_constructor__(_restore, restorable(state))
+    layout.__move_handle_from__(_restore(restorable(state)))
     for name, value in extras.items():
         setattr(layout, name, value)
     return layout

@@ -20,14 +20,16 @@ from raddle._tensors import (
     refuse_tracer,
 )
 from raddle.layouts import Layout
-from raddle.plans import Plan, Reservation
+from raddle.plans import Maxima, Plan, Reservation, fields_of_maxima
 from raddle.spec import AttentionSpec, fields_of
 from raddle.variants import members
 
 _attention = _library.function("raddle.attention")
-_plan = _library.function("raddle.plan")
+_plan = _library.function_in_order("raddle.plan", "attention layout num_workers schedule params stream")
 _reserve = _library.function("raddle.reserve")
-_run = _library.function("raddle.run")
+_run = _library.function_in_order(
+    "raddle.run", "attention plan q out lse return_state scale timeline params k_scale v_scale *kv"
+)
 _has_lse = _library.function("raddle.has_lse")
 _device = _library.function("raddle.device")
 _busy_us = _library.function("raddle.busy_us")
@@ -65,7 +67,7 @@ class Attention(_library.Handle):
     @_keywords.answered("Attention")
     def __init__(self, spec: AttentionSpec, device: Any = "cpu") -> None:
         # A call, unlike a constructor, lets other threads run meanwhile: this one may compile.
-        self.__move_handle_from__(_attention(fields_of(spec, "spec"), str(device)))
+        self.__move_handle_from__(_attention(spec=fields_of(spec, "spec"), device=str(device)))
         self.spec = spec
         self.device = _device(self)
         self._has_lse = _has_lse(self)
@@ -109,15 +111,11 @@ class Attention(_library.Handle):
             stream = current_stream(self.device)
         return numbered(_plan(self, layout, num_workers, schedule, members(params), stream))
 
+    @_keywords.answered("Attention.reserve")
     def reserve(
         self,
+        maxima: Maxima,
         *,
-        max_requests: int,
-        max_qo_tokens: int,
-        max_kv_tokens: int,
-        max_levels: int = 1,
-        max_runs: int = 0,
-        max_qo_len: int = 0,
         num_workers: int | None = None,
         schedule: str = "auto",
         params: dict[str, Any] | None = None,
@@ -127,15 +125,7 @@ class Attention(_library.Handle):
         """Room for all plans within maxima, so that `run` may be captured in a CUDA graph.
 
         Args:
-            max_requests: requests of a batch, and groups of a level.
-            max_qo_tokens: query rows of a batch. q and out of a captured run have as many; rows that a batch does not
-                use are not touched. On a GPU the kernel that so many rows may need is waited for here.
-            max_kv_tokens: keys of all requests of a level together; with device_lengths of all requests, those that
-                prefix discovery makes a level of included.
-            max_levels, max_runs: as of `raddle.workspace_bytes`.
-            max_qo_len: query rows of one request; 0: as many as max_qo_tokens. With 1, for batches that only decode, a GPU
-                runs its kernel of short queries (up to 16 rows a KV head), which is faster, and takes less memory. Not
-                with several levels or device_lengths.
+            maxima: the largest batches. On a GPU the kernel that so many query rows may need is waited for here.
             num_workers, schedule, params, stream: as of `plan`, for all its plans.
             device_lengths: lengths and page tables lie on the GPU and are planned there (`Reservation.update`). Its
                 kernel is compiled here, and memory for it taken. The schedule is linear: the plan, and so every bit of
@@ -148,19 +138,20 @@ class Attention(_library.Handle):
 
         Raises:
             ValueError: maxima that cannot be, or options that exclude each other.
+            TypeError: maxima that are none.
             RuntimeError: memory that does not suffice, with the size that was asked for.
         """
-        maxima = {
-            "max_requests": max_requests,
-            "max_qo_tokens": max_qo_tokens,
-            "max_kv_tokens": max_kv_tokens,
-            "max_levels": max_levels,
-            "max_runs": max_runs,
-            "max_qo_len": max_qo_len,
-        }
         if stream is None and self.device != "cpu":
             stream = current_stream(self.device)
-        reservation = _reserve(self, maxima, num_workers, schedule, members(params), stream, device_lengths)
+        reservation = _reserve(
+            attention=self,
+            maxima=fields_of_maxima(maxima),
+            num_workers=num_workers,
+            schedule=schedule,
+            params=members(params),
+            stream=stream,
+            device_lengths=device_lengths,
+        )
         reservation.device = self.device
         return numbered(reservation)
 

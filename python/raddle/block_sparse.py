@@ -7,8 +7,11 @@ from typing import Any
 from raddle import _library
 from raddle._layout import Layout
 
-_block_sparse = _library.function("raddle.block_sparse")
-_block_sparse_from_mask = _library.function("raddle.block_sparse_from_mask")
+_block_sparse = _library.function_in_order(
+    "raddle.block_sparse",
+    "Br Bc indptr indices qo_indptr kv_len num_rows num_cols mask_bits block_pos block_first block_count kv_begin qo_pos",
+)
+_block_sparse_from_mask = _library.function_in_order("raddle.block_sparse_from_mask", "mask Br Bc qo_indptr")
 
 
 class BlockSparse(Layout):

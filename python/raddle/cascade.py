@@ -39,7 +39,7 @@ class Cascade(Layout):
     def __init__(self, levels: Sequence[Layout]) -> None:
         if not isinstance(levels, (list, tuple)):
             raise TypeError(f"levels is {kind_of(levels)}; expected a list of layouts, shared prefixes first")
-        self.__init_handle_by_constructor__(_cascade, *levels)
+        self.__move_handle_from__(_cascade(*levels))
 
     @staticmethod
     def from_page_tables(
@@ -79,11 +79,11 @@ class Cascade(Layout):
             ValueError: a page table that `PagedKV` refuses, or options that `Attention.plan` refuses.
             TypeError: arrays that are neither int32 nor int64.
         """
-        *table, positions = lend_indices(
+        arrays = lend_indices(
             qo_indptr=qo_indptr, page_indptr=page_indptr, page_indices=page_indices, kv_len=kv_len, qo_pos=qo_pos
         )
-        options = num_workers, schedule, members(params)
-        chosen = _share_prefixes(attn, *table, page_size, kv_layout, positions, *options)
+        options = dict(num_workers=num_workers, schedule=schedule, params=members(params))
+        chosen = _share_prefixes(attention=attn, **arrays, page_size=page_size, kv_layout=kv_layout, **options)
         layout = chosen["layout"]
         kind = Cascade if layout.num_levels > 1 else PagedKV
         result = kind.__new__(kind)

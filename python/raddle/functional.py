@@ -13,6 +13,7 @@ from raddle._orders import checked_layout
 from raddle._tensors import device_of, finished, lend, lend_output, like
 from raddle.attention import Attention
 from raddle.layouts import Layout, PagedKV, RaggedKV
+from raddle.plans import Maxima, fields_of_maxima
 from raddle.spec import AttentionSpec, fields_of, parts
 from raddle.variants import Causal, Variant
 
@@ -155,13 +156,14 @@ def merge_state(
         >>> float(both[0, 0, 0]), round(float(both_lse[0, 0]), 4)
         (2.0, 0.6931)
     """
-    inputs = (lend(o_a, "o_a"), lend(lse_a, "lse_a"), lend(o_b, "o_b"), lend(lse_b, "lse_b"))
-    if out is not None:
-        _merge_state(*inputs, *map(lend_output, out, ("out", "lse")))
-        return out
-    o, lse = like(o_a, tuple(o_a.shape), "float32"), like(o_a, tuple(o_a.shape[:-1]), "float32")
-    _merge_state(*inputs, lend_output(o, "out"), lend_output(lse, "lse"))
-    return finished(o_a, o), finished(o_a, lse)
+    given = {"o_a": o_a, "lse_a": lse_a, "o_b": o_b, "lse_b": lse_b}
+    inputs = {name: lend(x, name) for name, x in given.items()}
+    if out is None:
+        o, lse = like(o_a, tuple(o_a.shape), "float32"), like(o_a, tuple(o_a.shape[:-1]), "float32")
+    else:
+        o, lse = out
+    _merge_state(**inputs, out=lend_output(o, "out"), lse=lend_output(lse, "lse"))
+    return (finished(o_a, o), finished(o_a, lse)) if out is None else out
 
 
 def merge_states(
@@ -191,39 +193,27 @@ def merge_states(
         >>> raddle.merge_states(o, lse)[0].shape
         (3, 8, 64)
     """
-    inputs = (lend(o, "o"), lend(lse, "lse"))
+    inputs = {"o": lend(o, "o"), "lse": lend(lse, "lse")}
     fields = None if finish is None else fields_of(finish, "finish")
-    if out is not None:
-        _merge_states(*inputs, *map(lend_output, out, ("out", "lse_out")), fields)
-        return out
-    merged, merged_lse = like(o, tuple(o.shape[1:]), "float32"), like(o, tuple(o.shape[1:-1]), "float32")
-    _merge_states(*inputs, lend_output(merged, "out"), lend_output(merged_lse, "lse_out"), fields)
-    return finished(o, merged), finished(o, merged_lse)
+    if out is None:
+        merged, merged_lse = like(o, tuple(o.shape[1:]), "float32"), like(o, tuple(o.shape[1:-1]), "float32")
+    else:
+        merged, merged_lse = out
+    outputs = {"out": lend_output(merged, "out"), "lse_out": lend_output(merged_lse, "lse_out")}
+    _merge_states(**inputs, **outputs, finish=fields)
+    return (finished(o, merged), finished(o, merged_lse)) if out is None else out
 
 
+@_keywords.answered("workspace_bytes")
 def workspace_bytes(
-    spec: AttentionSpec,
-    num_workers: int | None = None,
-    *,
-    max_requests: int,
-    max_qo_tokens: int,
-    max_kv_tokens: int,
-    max_levels: int = 1,
-    max_runs: int = 0,
-    max_qo_len: int = 0,
-    device: Any = "cpu",
+    spec: AttentionSpec, maxima: Maxima, num_workers: int | None = None, device: Any = "cpu"
 ) -> int:
     """Bytes of scratch that no plan within the maxima exceeds, and that some plan attains.
 
     Args:
         spec: what is computed.
+        maxima: the largest batches.
         num_workers: work queues; None: the device's default, as of `Attention.plan`.
-        max_requests: groups of one level: requests, or row blocks of a block-sparse matrix.
-        max_qo_tokens: query rows of a batch.
-        max_kv_tokens: keys of all requests together.
-        max_levels: levels of a cascade.
-        max_runs: coverage runs of a query tile; 0: the planner's own limit.
-        max_qo_len: query rows of one request, of a single level; 0: as many as max_qo_tokens.
         device: as of `Attention`.
 
     Returns:
@@ -231,22 +221,17 @@ def workspace_bytes(
 
     Raises:
         ValueError: maxima below 0, or a spec that the device cannot compute.
+        TypeError: maxima or a spec that are none.
         RuntimeError: a device that is not there.
 
     Example:
-        >>> spec = raddle.AttentionSpec(32, 8, 128)
-        >>> raddle.workspace_bytes(spec, 2, max_requests=8, max_qo_tokens=8, max_kv_tokens=8192) > 0
+        >>> maxima = raddle.Maxima(max_requests=8, max_qo_tokens=8, max_kv_tokens=8192)
+        >>> raddle.workspace_bytes(raddle.AttentionSpec(32, 8, 128), maxima, num_workers=2) > 0
         True
     """
-    maxima = {
-        "max_requests": max_requests,
-        "max_qo_tokens": max_qo_tokens,
-        "max_kv_tokens": max_kv_tokens,
-        "max_levels": max_levels,
-        "max_runs": max_runs,
-        "max_qo_len": max_qo_len,
-    }
-    return _workspace_bytes(fields_of(spec, "spec"), num_workers, maxima, str(device))
+    fields, limits = fields_of(spec, "spec"), fields_of_maxima(maxima)
+    found: int = _workspace_bytes(spec=fields, num_workers=num_workers, maxima=limits, device=str(device))
+    return found
 
 
 def support_matrix(device: Any = "cpu") -> list[dict[str, Any]]:

@@ -19,11 +19,13 @@ from typing import Any, NamedTuple
 
 from raddle import _library
 from raddle._keywords import answered
-from raddle._tensors import dtype_name, finished, kind_of, lend, lend_index, lend_output, lend_pool, lend_scale, like
+from raddle._tensors import dtype_name, finished, kind_of, lend, lend_indices, lend_output, lend_pool, lend_scale, like
 from raddle.layouts import Layout, PagedKV
 from raddle.variants import Variant
 
-_append_kv = _library.function("raddle.append_kv")
+_append_kv = _library.function_in_order(
+    "raddle.append_kv", "layout kv_dtype k_new v_new kv_pool_k kv_pool_v k_scale v_scale rope"
+)
 _copy_pages = _library.function("raddle.copy_pages")
 _summarize_pages = _library.function("raddle.summarize_pages")
 _select_pages = _library.function("raddle.select_pages")
@@ -73,10 +75,10 @@ def append_kv(
         >>> k_pool[0, :5, 0, 0].tolist()
         [0.0, 1.0, 1.0, 1.0, 0.0]
     """
-    pools = lend_pool(kv_pool, lend_output)
-    new = lend(k_new, "k_new"), lend(v_new, "v_new")
-    scales = _written(k_scale, "k_scale"), _written(v_scale, "v_scale")
-    _append_kv(layout, _kv_dtype(kv_dtype), *new, *pools, *scales, rope)
+    k_pool, v_pool = lend_pool(kv_pool, lend_output)
+    k_new, v_new = lend(k_new, "k_new"), lend(v_new, "v_new")
+    k_scale, v_scale = _written(k_scale, "k_scale"), _written(v_scale, "v_scale")
+    _append_kv(layout, _kv_dtype(kv_dtype), k_new, v_new, k_pool, v_pool, k_scale, v_scale, rope)
 
 
 def _kv_dtype(dtype: Any) -> str | None:
@@ -111,11 +113,13 @@ def copy_pages(
         >>> float(pool[3, 0, 0, 0, 0])
         7.0
     """
-    target = lend_pool(kv_pool, lend_output) if to is None else lend_pool(to, lend_output, "to")
-    source = lend_pool(kv_pool)
-    from_scales = _pair(scales, "scales")
-    written = _pair(scales if to is None else to_scales, "to_scales")
-    _copy_pages(*source, *from_scales, *target, *written, lend_index(from_pages, "from_pages"), lend_index(to_pages, "to_pages"))
+    to_k, to_v = lend_pool(kv_pool, lend_output) if to is None else lend_pool(to, lend_output, "to")
+    k, v = lend_pool(kv_pool)
+    k_scale, v_scale = _pair(scales, "scales")
+    to_k_scale, to_v_scale = _pair(scales if to is None else to_scales, "to_scales")
+    source = dict(kv_pool_k=k, kv_pool_v=v, from_k_scale=k_scale, from_v_scale=v_scale)
+    target = dict(to_k=to_k, to_v=to_v, to_k_scale=to_k_scale, to_v_scale=to_v_scale)
+    _copy_pages(**source, **target, **lend_indices(from_pages=from_pages, to_pages=to_pages))
 
 
 def _pair(scales: Any, name: str) -> tuple[Any, Any]:
@@ -162,19 +166,20 @@ def summarize_pages(
         >>> raddle.summarize_pages(layout, pool).shape
         (4, 2, 2, 64)
     """
-    pools = lend_pool(kv_pool)
-    given = _kv_dtype(kv_dtype), *pools, lend_scale(k_scale, "k_scale")
+    k_pool, v_pool = lend_pool(kv_pool)
+    pools = dict(layout=layout, kv_pool_k=k_pool, kv_pool_v=v_pool)
+    given = dict(**pools, kv_dtype=_kv_dtype(kv_dtype), k_scale=lend_scale(k_scale, "k_scale"), new_only=new_only)
     if summary is not None:
-        _summarize_pages(layout, *given, lend_output(summary, "summary"), new_only)
+        _summarize_pages(**given, summary=lend_output(summary, "summary"))
         return summary
     pair = kv_pool[0] if isinstance(kv_pool, list) else kv_pool
     k = pair[0] if isinstance(pair, (tuple, list)) else pair[:, 0]
     dtype = str(k.dtype).rpartition(".")[2]
     if kv_dtype is not None or dtype == "int8" or dtype.startswith("float8"):
         raise ValueError("summary is None; expected a tensor in the dtype of queries, where K is quantised")
-    heads = _heads_of_pool(layout, *pools)
+    heads = _heads_of_pool(**pools)
     made = like(k, (k.shape[0], 2, heads, k.shape[-1]), dtype)
-    _summarize_pages(layout, *given, lend_output(made, "summary"), new_only)
+    _summarize_pages(**given, summary=lend_output(made, "summary"))
     return finished(k, made)
 
 
@@ -208,8 +213,8 @@ class SelectedPages(NamedTuple):
                 f"pages has {self.pages.ndim} dimensions; expected 2 [requests, num_pages]: "
                 "a layout has one list for all heads"
             )
-        arrays = (lend_index(x, name) for x, name in zip(self, self._fields))
-        return _selected_layout(layout, *arrays)
+        selected: Layout = _selected_layout(layout=layout, **lend_indices(**self._asdict()))
+        return selected
 
 
 def select_pages(
@@ -254,15 +259,14 @@ def select_pages(
         >>> chosen.pages.shape, chosen.layout(layout).num_rows
         ((1, 2), 1)
     """
-    tensors = lend(q, "q"), lend(summary, "summary")
+    tensors = {"q": lend(q, "q"), "summary": lend(summary, "summary")}
+    options = dict(num_pages=num_pages, per_head=per_head, keep_last=keep_last)
     lists = (layout.num_requests, summary.shape[2]) if per_head and summary.ndim == 4 else (layout.num_requests,)
     shape = (*lists, max(int(num_pages), 0))
-    if out is not None:
-        _select_pages(layout, *tensors, num_pages, per_head, keep_last, *map(lend_output, out, out._fields))
-        return out
-    made = [like(q, (math.prod(shape),), "int32") for _ in SelectedPages._fields]
-    _select_pages(layout, *tensors, num_pages, per_head, keep_last, *(lend(x, "a result") for x in made))
-    return SelectedPages(*(finished(q, x).reshape(shape) for x in made))
+    made = SelectedPages(*(like(q, (math.prod(shape),), "int32") for _ in range(3))) if out is None else out
+    written = {name: lend_output(x, name) for name, x in made._asdict().items()}
+    _select_pages(layout=layout, **tensors, **options, **written)
+    return SelectedPages(*(finished(q, x).reshape(shape) for x in made)) if out is None else out
 
 
 def accept_tree(layout: PagedKV, kv_pool: Any, parents: Any, accepted: Any, *, scales: Any = None) -> Any:
@@ -297,8 +301,10 @@ def accept_tree(layout: PagedKV, kv_pool: Any, parents: Any, accepted: Any, *, s
         >>> raddle.accept_tree(layout, pool, parents, accepted).tolist()            # nodes 0, 2 and 3 stay
         [23]
     """
-    pools = lend_pool(kv_pool, lend_output)
-    trees = lend_index(parents, "parents"), lend_index(accepted, "accepted")
+    k_pool, v_pool = lend_pool(kv_pool, lend_output)
+    k_scale, v_scale = _pair(scales, "scales")
+    pools = dict(kv_pool_k=k_pool, kv_pool_v=v_pool, k_scale=k_scale, v_scale=v_scale)
+    trees = lend_indices(parents=parents, accepted=accepted)
     kv_len = like(accepted, (layout.num_requests,), "int32")
-    _accept_tree(layout, *pools, *_pair(scales, "scales"), *trees, lend(kv_len, "kv_len"))
+    _accept_tree(layout=layout, **pools, **trees, kv_len=lend(kv_len, "kv_len"))
     return finished(accepted, kv_len)

@@ -43,7 +43,7 @@ class PackedMask(Variant):
 
     def __init__(self, bits: Any, indptr: Any) -> None:
         bits = np.zeros(0, np.uint8) if isinstance(bits, (list, tuple)) and not bits else bits
-        self.__init_handle_by_constructor__(_make_packed_mask, lend(bits, "bits"), lend_index(indptr, "indptr"))
+        self.__move_handle_from__(_make_packed_mask(bits=lend(bits, "bits"), indptr=lend_index(indptr, "indptr")))
 
     @classmethod
     def from_masks(cls, masks: Sequence[Any]) -> PackedMask:

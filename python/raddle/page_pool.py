@@ -26,7 +26,7 @@ import numpy as np
 import tvm_ffi
 
 from raddle import _library
-from raddle._tensors import dtype_name, lend_index, lend_integer
+from raddle._tensors import dtype_name, lend_index, lend_indices, lend_integer
 from raddle.paged_kv import PagedKV
 
 _make = _library.function("raddle.page_pool")
@@ -90,7 +90,7 @@ class PagePool(_library.Handle):
     """
 
     def __init__(self, num_pages: int, page_size: int = 16) -> None:
-        self.__init_handle_by_constructor__(_make, num_pages, page_size)
+        self.__move_handle_from__(_make(num_pages=num_pages, page_size=page_size))
 
     # What there is
 
@@ -126,7 +126,7 @@ class PagePool(_library.Handle):
 
     def references(self, pages: Any) -> np.ndarray:
         """Returns how many references each of ``pages`` has, int32. Raises ValueError for a page that is not there."""
-        return _array(_references(self, lend_index(pages, "pages")))
+        return _array(_references(pool=self, pages=lend_index(pages, "pages")))
 
     # Pages in the caller's own hands
 
@@ -142,12 +142,12 @@ class PagePool(_library.Handle):
         Raises:
             ValueError: a negative count.
         """
-        pages = _allocate(self, count)
+        pages = _allocate(pool=self, count=count)
         return None if pages is None else _array(pages)
 
     def retain(self, pages: Any) -> None:
         """Takes one more reference of the caller to each of ``pages``. Raises ValueError for a free page."""
-        _retain(self, lend_index(pages, "pages"))
+        _retain(pool=self, pages=lend_index(pages, "pages"))
 
     def release(self, pages: Any) -> np.ndarray:
         """Gives back one reference of the caller to each of ``pages``.
@@ -158,7 +158,7 @@ class PagePool(_library.Handle):
         Raises:
             ValueError: a page of which the caller has no reference (any more), whatever other references it has.
         """
-        return _array(_release(self, lend_index(pages, "pages")))
+        return _array(_release(pool=self, pages=lend_index(pages, "pages")))
 
     # Requests
 
@@ -176,7 +176,7 @@ class PagePool(_library.Handle):
         Raises:
             ValueError: a free page, or a kv_len that does not end on the last page.
         """
-        return _add(self, None if pages is None else lend_index(pages, "pages"), kv_len)
+        return _add(pool=self, pages=None if pages is None else lend_index(pages, "pages"), kv_len=kv_len)
 
     def fork(self, request: int, count: int = 1) -> list[int]:
         """Begins ``count`` requests with the keys of ``request``, on the same pages (parallel sampling).
@@ -190,7 +190,7 @@ class PagePool(_library.Handle):
         Raises:
             ValueError: a request that is not there, or a negative count.
         """
-        return _array(_fork(self, lend_integer(request, "request"), count)).tolist()
+        return _array(_fork(pool=self, request=lend_integer(request, "request"), count=count)).tolist()
 
     def append(self, requests: Any, counts: Any) -> Appended:
         """Makes room for ``counts[i]`` more keys (or ``counts``, of all) of each request: for all of them, or for none.
@@ -206,7 +206,8 @@ class PagePool(_library.Handle):
             ValueError: a request that is not there or named twice, or counts that are negative or too few.
         """
         requests = lend_index(requests, "requests")
-        done = _append(self, requests, lend_index(_each(counts, requests, "counts"), "counts"))
+        counts = lend_index(_each(counts, requests, "counts"), "counts")
+        done = _append(pool=self, requests=requests, counts=counts)
         return Appended(done["missing"], _array(done["from_pages"]), _array(done["to_pages"]))
 
     def truncate(self, requests: Any, kv_len: Any) -> np.ndarray:
@@ -218,7 +219,7 @@ class PagePool(_library.Handle):
         Raises:
             ValueError: a length above the request's own.
         """
-        return _array(_truncate(self, lend_index(requests, "requests"), lend_index(kv_len, "kv_len")))
+        return _array(_truncate(pool=self, **lend_indices(requests=requests, kv_len=kv_len)))
 
     def replace(self, request: int, pages: Any) -> np.ndarray:
         """Puts pages that hold the same keys in the place of the request's first ones, full ones all.
@@ -231,7 +232,7 @@ class PagePool(_library.Handle):
         Raises:
             ValueError: a free page, or more pages than the request has full ones.
         """
-        return _array(_replace(self, lend_integer(request, "request"), lend_index(pages, "pages")))
+        return _array(_replace(pool=self, request=lend_integer(request, "request"), pages=lend_index(pages, "pages")))
 
     def finish(self, requests: Any) -> np.ndarray:
         """Ends requests.
@@ -242,15 +243,15 @@ class PagePool(_library.Handle):
         Raises:
             ValueError: a request that is not there or named twice.
         """
-        return _array(_finish(self, lend_index(requests, "requests")))
+        return _array(_finish(pool=self, requests=lend_index(requests, "requests")))
 
     def kv_len(self, request: int) -> int:
         """Returns how many keys a request has. Raises ValueError for one that is not there."""
-        return _kv_len(self, lend_integer(request, "request"))
+        return _kv_len(pool=self, request=lend_integer(request, "request"))
 
     def pages(self, request: int) -> np.ndarray:
         """Returns a request's pages, int32, in the order of its keys. Raises ValueError for one that is not there."""
-        return _array(_pages(self, lend_integer(request, "request")))
+        return _array(_pages(pool=self, request=lend_integer(request, "request")))
 
     def tables(self, requests: Any) -> PageTables:
         """Returns pages and lengths of requests, `PageTables`, for layouts that you make yourself.
@@ -258,7 +259,7 @@ class PagePool(_library.Handle):
         Raises:
             ValueError: a request that is not there or named twice.
         """
-        tables = _tables(self, lend_index(requests, "requests"))
+        tables = _tables(pool=self, requests=lend_index(requests, "requests"))
         return PageTables(*(_array(tables[name]) for name in PageTables._fields))
 
     def layout(
@@ -281,9 +282,9 @@ class PagePool(_library.Handle):
         """
         requests = lend_index(requests, "requests")
         layout = PagedKV.__new__(PagedKV)
-        layout.__init_handle_by_constructor__(
-            _layout, self, requests, lend_index(_each(qo_len, requests, "qo_len"), "qo_len"), kv_layout, discover_prefixes
-        )
+        rows = lend_index(_each(qo_len, requests, "qo_len"), "qo_len")
+        options = dict(kv_layout=kv_layout, discover_prefixes=discover_prefixes)
+        layout.__move_handle_from__(_layout(pool=self, requests=requests, qo_len=rows, **options))
         return layout
 
     def make_kv(

@@ -8,7 +8,11 @@ from raddle import _keywords, _library
 from raddle._layout import Layout
 from raddle._tensors import is_on_gpu
 
-_paged_kv = _library.function("raddle.paged_kv")
+_paged_kv = _library.function_in_order(
+    "raddle.paged_kv",
+    "qo_indptr page_indptr page_indices kv_len page_size kv_layout kv_begin qo_rows qo_pos discover_prefixes num_pages "
+    "num_requests owner",
+)
 _page_table_to_bsr = _library.function("raddle.page_table_to_bsr")
 
 
@@ -85,7 +89,7 @@ class PagedKV(Layout):
             _keywords.refuse("PagedKV", unknown, PagedKV.__init__)
         owner = _Owner((qo_indptr, page_indptr, page_indices, kv_len, num_requests)) if is_on_gpu(kv_len) else None
         try:
-            # The hot path of serving: names, as _init takes them, or a tuple of all would cost as much as an array.
+            # Once a batch: names, as _init takes them, or a tuple of all would cost as much as an array.
             return self.__init_handle_by_constructor__(
                 _paged_kv,
                 qo_indptr,

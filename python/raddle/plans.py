@@ -2,22 +2,64 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from dataclasses import dataclass
+from typing import Any, Sequence
 
 import tvm_ffi
 
 from raddle import _library
 from raddle._compiled import numbered
-from raddle._tensors import current_stream
+from raddle._tensors import current_stream, kind_of
 from raddle.layouts import Layout
 
-_update = _library.function("raddle.update")
+_update = _library.function_in_order("raddle.update", "reservation layout stream")
 _check = _library.function("raddle.check")
 _plan_in_force = _library.function("raddle.plan_in_force")
 _reserved_bytes = _library.function("raddle.reserved_bytes")
 _select = _library.function("raddle.select")
 _plan_info = _library.function("raddle.plan_info")
 _plan_explain = _library.function("raddle.plan_explain")
+
+
+@dataclass(frozen=True)
+class Maxima:
+    """The largest batches that a reservation or a workspace is for (`Attention.reserve`, `workspace_bytes`).
+
+    Args:
+        max_requests: requests of a batch, and groups of one level: row blocks of a block-sparse matrix, shared prefixes.
+        max_qo_tokens: query rows of a batch. q and out of a captured run have as many; rows that a batch does not use are
+            not touched.
+        max_kv_tokens: keys of all requests of a level together; of a reservation with device_lengths keys of all requests,
+            those that prefix discovery makes a level of included.
+        max_levels: levels of a cascade.
+        max_runs: coverage runs of a query tile; 0: the planner's own limit.
+        max_qo_len: query rows of one request, of a single level; 0: as many as max_qo_tokens. With 1, for batches that
+            only decode, a GPU runs its kernel of short queries (up to 16 rows a KV head), which is faster, and takes less
+            memory. Not with several levels or device_lengths.
+
+    They are checked where they are used.
+
+    Raises:
+        TypeError: the first three are not given.
+
+    Example:
+        >>> raddle.Maxima(max_requests=8, max_qo_tokens=8, max_kv_tokens=8192).max_levels
+        1
+    """
+
+    max_requests: int
+    max_qo_tokens: int
+    max_kv_tokens: int
+    max_levels: int = 1
+    max_runs: int = 0
+    max_qo_len: int = 0
+
+
+def fields_of_maxima(maxima: Any) -> dict[str, int]:
+    """The fields of the argument ``maxima`` by name, as they cross to C++."""
+    if isinstance(maxima, Maxima):
+        return {name: getattr(maxima, name) for name in maxima.__dataclass_fields__}
+    raise TypeError(f"maxima is {kind_of(maxima)}; expected raddle.Maxima(max_requests=…, max_qo_tokens=…, max_kv_tokens=…)")
 
 
 @tvm_ffi.register_object("raddle.Plan")
@@ -100,7 +142,7 @@ class Reservation(_library.Handle):
 
     Example:
         >>> attn = raddle.Attention(raddle.AttentionSpec(8, 2, 64, dtype="float32", variant=raddle.Causal()))
-        >>> reservation = attn.reserve(max_requests=4, max_qo_tokens=4, max_kv_tokens=512, max_qo_len=1)
+        >>> reservation = attn.reserve(raddle.Maxima(max_requests=4, max_qo_tokens=4, max_kv_tokens=512, max_qo_len=1))
         >>> q, pool = np.ones((4, 8, 64), np.float32), np.ones((8, 2, 16, 2, 64), np.float32)
         >>> for kv_len in ([30, 17], [31, 18]):
         ...     reservation.update(raddle.PagedKV([0, 1, 2], None, [[0, 1], [2, 3]], kv_len, page_size=16))
@@ -161,12 +203,12 @@ class Reservation(_library.Handle):
         """
         if stream is None and self.device != "cpu":
             stream = current_stream(self.device)
-        _check(self, stream)
+        _check(reservation=self, stream=stream)
 
     @property
     def plan(self) -> Plan:
         """The plan in force, to look at. Raises ValueError before the first update."""
-        return numbered(_plan_in_force(self, None))
+        return numbered(_plan_in_force(reservation=self, head_dim_vo=None))
 
     @property
     def num_bytes(self) -> int:
@@ -190,7 +232,7 @@ def select(reservations: Sequence[Reservation], layout: Layout) -> Reservation:
 
     Example:
         >>> attn = raddle.Attention(raddle.AttentionSpec(8, 2, 64, dtype="float32"))
-        >>> sizes = [attn.reserve(max_requests=n, max_qo_tokens=n, max_kv_tokens=512) for n in (1, 4)]
+        >>> sizes = [attn.reserve(raddle.Maxima(n, n, max_kv_tokens=512)) for n in (1, 4)]
         >>> layout = raddle.PagedKV([0, 1, 2], None, [[0, 1], [2, 3]], [30, 17], page_size=16)
         >>> sizes.index(raddle.select(sizes, layout))
         1

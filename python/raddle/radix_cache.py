@@ -29,7 +29,7 @@ import numpy as np
 import tvm_ffi
 
 from raddle import _library
-from raddle._tensors import kind_of, lend_index, lend_integer
+from raddle._tensors import kind_of, lend_index, lend_indices, lend_integer
 from raddle.page_pool import PagePool, PageTables
 
 _make = _library.function("raddle.radix_cache")
@@ -111,7 +111,7 @@ class RadixCache(_library.Handle):
     """
 
     def __init__(self, pool: PagePool, token_bits: int = 32) -> None:
-        self.__init_handle_by_constructor__(_make, pool, token_bits)
+        self.__move_handle_from__(_make(pool=pool, token_bits=token_bits))
 
     @property
     def pool(self) -> PagePool:
@@ -134,7 +134,8 @@ class RadixCache(_library.Handle):
         Raises:
             ValueError: tokens out of range, or lock without touch.
         """
-        found = _match(self, lend_index(tokens, "tokens"), _bytes(extra_key), lock, touch)
+        key = _bytes(extra_key)
+        found = _match(cache=self, tokens=lend_index(tokens, "tokens"), extra_key=key, lock=lock, touch=touch)
         return Match(found["num_tokens"], np.from_dlpack(found["pages"]), found["node"])
 
     def insert(self, tokens: Any, pages: Any, extra_key: ExtraKey = None, *, lock: bool = False) -> Inserted:
@@ -155,7 +156,7 @@ class RadixCache(_library.Handle):
         Raises:
             ValueError: tokens out of range, too few pages, or a free page.
         """
-        done = _insert(self, lend_index(tokens, "tokens"), lend_index(pages, "pages"), _bytes(extra_key), lock)
+        done = _insert(cache=self, **lend_indices(tokens=tokens, pages=pages), extra_key=_bytes(extra_key), lock=lock)
         return Inserted(done["num_tokens"], done["num_cached"], np.from_dlpack(done["pages"]), done["node"])
 
     def lock(self, node: int) -> None:
@@ -164,7 +165,7 @@ class RadixCache(_library.Handle):
         Raises:
             ValueError: a node that is evicted.
         """
-        _lock(self, lend_integer(node, "node"))
+        _lock(cache=self, node=lend_integer(node, "node"))
 
     def unlock(self, node: int) -> None:
         """The end of a use: one lock less; where it was the last, the prefix is the most recently used one.
@@ -172,7 +173,7 @@ class RadixCache(_library.Handle):
         Raises:
             ValueError: a node without a lock.
         """
-        _unlock(self, lend_integer(node, "node"))
+        _unlock(cache=self, node=lend_integer(node, "node"))
 
     def tables(self, requests: Any, matches: Sequence[Match | Inserted | None]) -> PageTables:
         """As `PagePool.tables`, of requests that hold prefixes here: cached tokens lie on the cache's pages.
@@ -235,7 +236,7 @@ class RadixCache(_library.Handle):
         Raises:
             ValueError: a negative number.
         """
-        return np.from_dlpack(_evict(self, num_pages))
+        return np.from_dlpack(_evict(cache=self, num_pages=num_pages))
 
     def counts(self) -> CacheCounts:
         """Returns how much there is, `CacheCounts`."""
@@ -246,7 +247,7 @@ class RadixCache(_library.Handle):
         """All edges, in no particular order; those evicted meanwhile are left out."""
         for node in np.from_dlpack(_nodes(self)).tolist():
             try:
-                entry = _entry(self, node)
+                entry = _entry(cache=self, node=node)
             except ValueError:
                 continue
             tokens, pages = (np.from_dlpack(entry[name]) for name in ("tokens", "pages"))
@@ -264,7 +265,7 @@ class RadixCache(_library.Handle):
         if tokens == 0 or (node, pages[-1]) in known:
             return
         try:
-            entry = _entry(self, node)
+            entry = _entry(cache=self, node=node)
         except ValueError as error:
             raise ValueError(f"{name}.{error}") from None
         if np.from_dlpack(entry["pages"])[-1] != pages[-1]:

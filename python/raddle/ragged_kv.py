@@ -8,7 +8,7 @@ from raddle import _library
 from raddle._keywords import answered
 from raddle._layout import Layout
 
-_ragged_kv = _library.function("raddle.ragged_kv")
+_ragged_kv = _library.function_in_order("raddle.ragged_kv", "qo_indptr kv_indptr qo_pos")
 
 
 class RaggedKV(Layout):

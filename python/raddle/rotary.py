@@ -92,9 +92,8 @@ class Rope(Variant):
             offset = lend_index(offset, "offset")
         given = scaling._asdict() if isinstance(scaling, (Llama31Scaling, YarnScaling)) else {}
         fields = {name: value for name, value in given.items() if value is not None}
-        self.__init_handle_by_constructor__(
-            _make_rope, rotary_dim, theta, offset, interleaved, type(scaling).__name__, fields
-        )
+        turn = dict(rotary_dim=rotary_dim, theta=theta, offset=offset, interleaved=interleaved)
+        self.__move_handle_from__(_make_rope(**turn, scheme=type(scaling).__name__, scaling=fields))
 
 
 class RopeTables(Variant):
@@ -122,6 +121,5 @@ class RopeTables(Variant):
     def __init__(self, cos: Any, sin: Any, interleaved: bool = False, offset: Any = 0) -> None:
         if not isinstance(offset, Integral):
             offset = lend_index(offset, "offset")
-        self.__init_handle_by_constructor__(
-            _make_rope_tables, lend(cos, "cos"), lend(sin, "sin"), offset, interleaved
-        )
+        tables = {"cos": lend(cos, "cos"), "sin": lend(sin, "sin")}
+        self.__move_handle_from__(_make_rope_tables(**tables, offset=offset, interleaved=interleaved))

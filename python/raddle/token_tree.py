@@ -83,7 +83,7 @@ class TokenTree(Layout):
             packed = isinstance(masks, tuple) and len(masks) == 2 and getattr(masks[0], "ndim", 0) == 1
             bits, indptr = masks if packed else pack_masks(_of_nodes(masks, qo_indptr))
             bits, indptr = lend(bits, "masks[0]"), lend_index(indptr, "masks[1]")
-        *table, positions, tree = lend_indices(
+        arrays = lend_indices(
             qo_indptr=qo_indptr,
             page_indptr=page_indptr,
             page_indices=page_indices,
@@ -91,7 +91,8 @@ class TokenTree(Layout):
             qo_pos=qo_pos,
             parents=parents,
         )
-        made = _token_tree(*table, page_size, kv_layout, positions, tree, bits, indptr, max_nodes)
+        bitmasks = dict(mask_bits=bits, mask_indptr=indptr, max_nodes=max_nodes)
+        made = _token_tree(**arrays, page_size=page_size, kv_layout=kv_layout, **bitmasks)
         self.__move_handle_from__(made["layout"])
         self.pages = PagedKV.__new__(PagedKV)
         self.pages.__move_handle_from__(made["pages"])

@@ -92,14 +92,14 @@ class Variant(_library.Handle):
 
     def __init__(self, name: str, source: str, params: dict[str, Any] | None = None) -> None:
         types = {member: _type_of(member, kind) for member, kind in (params or {}).items()}
-        self.__init_handle_by_constructor__(_make["source"], name, source, types)
+        self.__move_handle_from__(_make["source"](name=name, source=source, params=types, expr=None))
 
     @classmethod
     def _of_expression(cls, name: str, source: str, params: dict[str, Any], nodes: list[dict[str, Any]]) -> Variant:
         """A traced function, with the expression by which its indices are checked (`raddle.flex.trace`)."""
         made = cls.__new__(cls)
         types = {member: _type_of(member, kind) for member, kind in params.items()}
-        made.__init_handle_by_constructor__(_make["source"], name, source, types, nodes)
+        made.__move_handle_from__(_make["source"](name=name, source=source, params=types, expr=nodes))
         return made
 
     def __call__(self, **values: Any) -> Variant:
@@ -115,7 +115,8 @@ class Variant(_library.Handle):
             ValueError: an unknown member, or an array of another shape.
             TypeError: a value of another type.
         """
-        return _make["bind"](self, {name: numbers(value, name) for name, value in values.items()})
+        members = {name: numbers(value, name) for name, value in values.items()}
+        return _make["bind"](variant=self, values=members)
 
     @property
     def source(self) -> str:
@@ -124,11 +125,11 @@ class Variant(_library.Handle):
 
     def __and__(self, other: Variant) -> Variant:
         """Returns a mask that keeps what both masks keep. Raises TypeError if ``other`` is no variant."""
-        return _make["all_of"](self, other)
+        return _make["all_of"](left=self, right=other)
 
     def __or__(self, other: Variant) -> Variant:
         """Returns a mask that keeps what either mask keeps. Raises TypeError if ``other`` is no variant."""
-        return _make["any_of"](self, other)
+        return _make["any_of"](left=self, right=other)
 
     def _text(self) -> str:
         return _make["describe"](self)
@@ -148,7 +149,7 @@ class Causal(Variant):
     """
 
     def __init__(self) -> None:
-        self.__init_handle_by_constructor__(_make["causal"])
+        self.__move_handle_from__(_make["causal"]())
 
 
 class SlidingWindow(Variant):
@@ -170,7 +171,7 @@ class SlidingWindow(Variant):
 
     @answered("SlidingWindow")
     def __init__(self, left: int, right: int = -1) -> None:
-        self.__init_handle_by_constructor__(_make["window"], left, right)
+        self.__move_handle_from__(_make["window"](left=left, right=right))
 
 
 class SoftCap(Variant):
@@ -194,7 +195,7 @@ class SoftCap(Variant):
     @answered("SoftCap")
     def __init__(self, cap: float) -> None:
         refuse_tracer(cap, "cap")
-        self.__init_handle_by_constructor__(_make["softcap"], cap)
+        self.__move_handle_from__(_make["softcap"](cap))
 
 
 class Sinks(Variant):
@@ -215,7 +216,7 @@ class Sinks(Variant):
 
     @answered("Sinks")
     def __init__(self, logits: Any) -> None:
-        self.__init_handle_by_constructor__(_make["sinks"], numbers(logits, "logits"))
+        self.__move_handle_from__(_make["sinks"](numbers(logits, "logits")))
 
 
 class Sigmoid(Variant):
@@ -235,7 +236,7 @@ class Sigmoid(Variant):
 
     def __init__(self, bias: float = 0.0) -> None:
         refuse_tracer(bias, "bias")
-        self.__init_handle_by_constructor__(_make["sigmoid"], bias)
+        self.__move_handle_from__(_make["sigmoid"](bias))
 
 
 class Alibi(Variant):
@@ -258,12 +259,12 @@ class Alibi(Variant):
 
     @answered("Alibi")
     def __init__(self, slopes: Any) -> None:
-        self.__init_handle_by_constructor__(_make["alibi"], numbers(slopes, "slopes"))
+        self.__move_handle_from__(_make["alibi"](numbers(slopes, "slopes")))
 
 
 def _restored(kind: type[Variant], state: dict[str, Any]) -> Variant:
     variant = kind.__new__(kind)
-    variant.__init_handle_by_constructor__(_make["restore"], restorable(state))
+    variant.__move_handle_from__(_make["restore"](restorable(state)))
     return variant
 
 

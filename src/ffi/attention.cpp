@@ -2,7 +2,6 @@
 #include "raddle/attention.h"
 
 #include <tvm/ffi/extra/c_env_api.h>
-#include <tvm/ffi/reflection/registry.h>
 
 #include <algorithm>
 #include <charconv>
@@ -153,7 +152,7 @@ i64 select_reservation(Arguments& in) {
 
 /// A plan, or the one in force of a reservation.
 PlanPtr take_plan(Arguments& in) {
-  const ffi::AnyView value = in.take();
+  const ffi::AnyView value = in.take("plan");
   if (const auto* plan = value.as<PlanObj>()) return plan->value;
   if (const auto* reservation = value.as<ReservationObj>())
     if (reservation->value) return reservation->value->plan();
@@ -162,7 +161,7 @@ PlanPtr take_plan(Arguments& in) {
 
 /// One for all levels, or a list of one a level; empty where None is given.
 std::vector<ScaleRef> take_scales(Arguments& in, const std::string& name) {
-  const ffi::AnyView value = in.take();
+  const ffi::AnyView value = in.take(name);
   if (value == nullptr) return {};
   const auto list = value.as<ffi::Array<ffi::Any>>();
   if (!list) return {to_scale(name, value)};
@@ -194,7 +193,7 @@ void run(Arguments& in) {
   args.stream = current_stream(attention.device());
   const AttentionSpec& spec = attention.spec();
   args.q = in.tensor("q", Where::anywhere, {}, spec.dtype);
-  const ffi::AnyView out = in.take();
+  const ffi::AnyView out = in.take("out");
   args.lse = in.optional_tensor("lse", Where::anywhere);
   args.return_state = in.boolean("return_state");
   args.out =
@@ -282,22 +281,24 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   refl::ObjectDef<AttentionObj>();
   refl::ObjectDef<PlanObj>();
   refl::ObjectDef<ReservationObj>();
-  refl::GlobalDef()
-      .def_packed("raddle.attention", exported(make_attention))
-      .def_packed("raddle.plan", exported(make_plan))
-      .def_packed("raddle.reserve", exported(make_reservation))
-      .def_packed("raddle.update", exported(update))
-      .def_packed("raddle.check", exported(check))
-      .def_packed("raddle.plan_in_force", exported(plan_in_force))
-      .def_packed("raddle.reserved_bytes", exported(reserved_bytes))
-      .def_packed("raddle.select", exported(select_reservation))
-      .def_packed("raddle.run", exported(run))
-      .def_packed("raddle.has_lse", exported(has_lse))
-      .def_packed("raddle.device", exported(device_of))
-      .def_packed("raddle.busy_us", exported(busy_us))
-      .def_packed("raddle.plan_info", exported(plan_info))
-      .def_packed("raddle.plan_explain", exported(explain))
-      .def_packed("raddle.workspace_bytes", exported(bound_on_workspace));
+  Exports()
+      .def("raddle.attention", make_attention, "spec device")
+      .def("raddle.plan", make_plan, "attention layout num_workers schedule params stream")
+      .def("raddle.reserve", make_reservation,
+           "attention maxima num_workers schedule params stream device_lengths")
+      .def("raddle.update", update, "reservation layout stream")
+      .def("raddle.check", check, "reservation stream")
+      .def("raddle.plan_in_force", plan_in_force, "reservation head_dim_vo")
+      .def("raddle.reserved_bytes", reserved_bytes, "reservation")
+      .def("raddle.select", select_reservation, "layout *reservations")
+      .def("raddle.run", run,
+           "attention plan q out lse return_state scale timeline params k_scale v_scale *kv")
+      .def("raddle.has_lse", has_lse, "attention")
+      .def("raddle.device", device_of, "attention")
+      .def("raddle.busy_us", busy_us)
+      .def("raddle.plan_info", plan_info, "plan")
+      .def("raddle.plan_explain", explain, "plan")
+      .def("raddle.workspace_bytes", bound_on_workspace, "spec num_workers maxima device");
 }
 
 }  // namespace raddle::border

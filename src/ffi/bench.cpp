@@ -1,5 +1,4 @@
 // What `raddle bench` measures against: the C++ call without the border, and the machine's limits.
-#include <tvm/ffi/reflection/registry.h>
 
 #include <chrono>
 
@@ -46,11 +45,11 @@ double rate_of(Arguments& in) {
 }  // namespace
 
 TVM_FFI_STATIC_INIT_BLOCK() {
-  tvm::ffi::reflection::GlobalDef()
-      .def_packed("raddle.bench_run_cpp", exported(run_cpp))
-      .def_packed("raddle.read_bandwidth_gbps", exported(read_gbps<read_bandwidth_gbps>))
-      .def_packed("raddle.read_pages_gbps", exported(read_gbps<read_pages_gbps>))
-      .def_packed("raddle.compute_rate", exported(rate_of));
+  Exports()
+      .def("raddle.bench_run_cpp", run_cpp, "attention plan q out kv_k kv_v repeat")
+      .def("raddle.read_bandwidth_gbps", read_gbps<read_bandwidth_gbps>, "nbytes num_threads")
+      .def("raddle.read_pages_gbps", read_gbps<read_pages_gbps>, "nbytes num_threads")
+      .def("raddle.compute_rate", rate_of, "limit num_threads");
 }
 
 }  // namespace raddle::border

@@ -1,5 +1,6 @@
 #include "ffi/border.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -156,13 +157,43 @@ std::string kind_of(const ffi::AnyView& value) {
   }
 }
 
-ffi::AnyView Arguments::take() {
-  if (!more()) fail<TypeError>("a call from the Python package has too few arguments");
+ArgumentNames::ArgumentNames(std::string_view text) {
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find(' '), text.size());
+    names_.push_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  any_number_ = !names_.empty() && names_.back().front() == '*';
+}
+
+bool ArgumentNames::is(int n, std::string_view name) const {
+  if (any_number_ && n >= count() - 1) return true;
+  if (n >= count()) return false;
+  const std::string_view known = names_[static_cast<std::size_t>(n)];
+  if (known == name) return true;
+  std::size_t at = 0;
+  const auto separates = [](char c) { return c == '_' || c == ' ' || c == ':' || c == '.'; };
+  for (std::size_t i = 0; i < name.size(); ++i) {
+    if (separates(name[i]) && i > 0 && separates(name[i - 1])) continue;
+    const char wanted = separates(name[i]) ? '_' : name[i];
+    if (at == known.size() || known[at++] != wanted) return false;
+  }
+  return at == known.size();
+}
+
+ffi::AnyView Arguments::take(std::string_view name) {
+  if (!more()) fail<TypeError>("a call lacks its argument ", name);
+  if (names_ && !names_->is(next_, name))
+    fail<TypeError>("argument ", next_, " is read as ", name, ", which the export's list has not");
   return args_[next_++];
 }
 
+void Arguments::check_all_read() const {
+  if (more()) fail<TypeError>("a call has ", args_.size(), " arguments; expected ", next_);
+}
+
 i64 Arguments::integer(const char* name, i64 if_none) {
-  const ffi::AnyView value = take();
+  const ffi::AnyView value = take(name);
   if (value == nullptr) return if_none;
   const auto number =
       value.type_index() == ffi::TypeIndex::kTVMFFIInt ? value.as<std::int64_t>() : std::nullopt;
@@ -179,7 +210,7 @@ i32 Arguments::integer32(const char* name, i32 if_none) {
 }
 
 std::optional<i32> Arguments::optional_integer32(const char* name) {
-  const bool none = args_[next_] == nullptr;
+  const bool none = more() && args_[next_] == nullptr;
   const i32 value = integer32(name, 0);
   return none ? std::nullopt : std::optional(value);
 }
@@ -190,7 +221,7 @@ i32 Arguments::integer32(const char* name) {
 }
 
 bool Arguments::boolean(const char* name) {
-  const ffi::AnyView value = take();
+  const ffi::AnyView value = take(name);
   const auto flag = value.as<bool>();
   if (!flag) fail<TypeError>(name, " is ", kind_of(value), "; expected a bool");
   return *flag;
@@ -205,15 +236,15 @@ double to_number(const std::string& name, const ffi::AnyView& value) {
 }
 
 std::optional<float> Arguments::number(const char* name) {
-  const ffi::AnyView value = take();
+  const ffi::AnyView value = take(name);
   if (value == nullptr) return std::nullopt;
   return static_cast<float>(to_number(name, value));
 }
 
-double Arguments::real(const char* name) { return to_number(name, take()); }
+double Arguments::real(const char* name) { return to_number(name, take(name)); }
 
 std::string Arguments::string(const char* name) {
-  const ffi::AnyView value = take();
+  const ffi::AnyView value = take(name);
   const auto text = value.as<ffi::String>();
   if (!text) fail<TypeError>(name, " is ", kind_of(value), "; expected a string");
   return *text;
@@ -236,12 +267,12 @@ TensorRef to_tensor(const std::string& name, const ffi::AnyView& value, Where wh
 
 TensorRef Arguments::tensor(const std::string& name, Where where, std::optional<DType> bytes,
                             std::optional<DType> wanted) {
-  return to_tensor(name, take(), where, bytes, wanted);
+  return to_tensor(name, take(name), where, bytes, wanted);
 }
 
 TensorRef Arguments::optional_tensor(const std::string& name, Where where,
                                      std::optional<DType> bytes, std::optional<DType> wanted) {
-  const ffi::AnyView value = take();
+  const ffi::AnyView value = take(name);
   return value == nullptr ? TensorRef{} : to_tensor(name, value, where, bytes, wanted);
 }
 
@@ -254,7 +285,7 @@ ScaleRef to_scale(const std::string& name, const ffi::AnyView& value) {
 }
 
 IndexRef Arguments::index(const char* name, Where where) {
-  const ffi::AnyView value = take();
+  const ffi::AnyView value = take(name);
   if (value == nullptr) return {};
   const DLTensor& t = where == Where::host ? host_tensor(name, value) : any_tensor(name, value);
   IndexRef index;
@@ -283,7 +314,7 @@ std::vector<RequestId> Arguments::requests(const char* name) {
 }
 
 const LayoutObj& Arguments::any_layout(const char* name) {
-  const ffi::AnyView value = take();
+  const ffi::AnyView value = take(name);
   const auto* layout = value.as<LayoutObj>();
   if (!layout) fail<TypeError>(name, " is ", kind_of(value), "; expected a ", LayoutObj::_type_key);
   if (!layout->value && !layout->on_device)
@@ -292,7 +323,7 @@ const LayoutObj& Arguments::any_layout(const char* name) {
 }
 
 const DLTensor* Arguments::bytes(const char* name) {
-  const ffi::AnyView value = take();
+  const ffi::AnyView value = take(name);
   if (value == nullptr) return nullptr;
   const DLTensor& t = host_tensor(name, value);
   if (!is(t.dtype, kDLUInt, 8) && !is(t.dtype, kDLBool, 8)) {
@@ -303,7 +334,7 @@ const DLTensor* Arguments::bytes(const char* name) {
 }
 
 ffi::Map<ffi::String, ffi::Any> Arguments::map(const char* name) {
-  const ffi::AnyView value = take();
+  const ffi::AnyView value = take(name);
   if (value == nullptr) return {};
   const auto map = value.as<ffi::Map<ffi::String, ffi::Any>>();
   if (!map) fail<TypeError>(name, " is ", kind_of(value), "; expected a dict with names as keys");

@@ -1,15 +1,20 @@
 // What the exports share: objects that Python holds, and arguments taken by name.
 //
-// A call's arguments come in an order that only these files and the Python wrappers know; every
-// error speaks of them by the names that users write.
+// Beside each export stand the names of its arguments, in the order in which it reads them. Python
+// calls it with these names, which it asks for once, when it is imported
+// (python/raddle/_library.py), and the readers below check in its first call that each is at the
+// argument that it names. Errors speak of arguments by the names that users write.
 #pragma once
 
+#include <tvm/ffi/reflection/registry.h>
 #include <tvm/ffi/tvm_ffi.h>
 
+#include <atomic>
 #include <memory>
 #include <new>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -76,18 +81,40 @@ std::string dtype_text(DLDataType dtype);
 /// Which tensors an argument may be; the callee checks the device of those from anywhere.
 enum class Where { host, anywhere };
 
+/// Names of an export's arguments in their order, of a literal "spec device". A last one with a
+/// star ("*kv") stands for any number.
+class ArgumentNames {
+ public:
+  explicit ArgumentNames(std::string_view text);
+
+  int count() const { return static_cast<int>(names_.size()); }
+  bool any_number() const { return any_number_; }
+  /// Whether argument `n` is the one that a reader calls `name`: "k_pool", or "kv_pool: k" of
+  /// kv_pool_k, as what separates words counts as one underscore.
+  bool is(int n, std::string_view name) const;
+
+ private:
+  std::vector<std::string_view> names_;
+  bool any_number_ = false;
+};
+
 /// The arguments of one call, taken in order. Each reader names what it takes.
 class Arguments {
  public:
-  explicit Arguments(ffi::PackedArgs args) : args_(args) {}
+  /// `names`: what readers are checked against; null once a call has been read to its end.
+  Arguments(ffi::PackedArgs args, const ArgumentNames* names) : args_(args), names_(names) {}
 
   int left() const { return args_.size() - next_; }
   bool more() const { return left() > 0; }
-  ffi::AnyView take();
+  ffi::AnyView take(std::string_view name);
+  /// Fails where an argument has not been read: the export's list of names is not what it reads.
+  void check_all_read() const;
 
+  /// `called`: what errors call it, where that is not its name.
   template <class Obj>
-  const Obj& object(const char* name) {
-    const ffi::AnyView value = take();
+  const Obj& object(const char* argument, const char* called = nullptr) {
+    const ffi::AnyView value = take(argument);
+    const char* name = called ? called : argument;
     const Obj* object = value.as<Obj>();
     if (!object) fail<TypeError>(name, " is ", kind_of(value), "; expected a ", Obj::_type_key);
     // Python can make a handle of nothing by skipping the constructor.
@@ -128,6 +155,7 @@ class Arguments {
 
  private:
   ffi::PackedArgs args_;
+  const ArgumentNames* names_;
   int next_ = 0;
 };
 
@@ -195,20 +223,37 @@ auto guarded(Body&& body) {
   throw;  // not reached; the compiler does not know that raise throws
 }
 
-/// An export: takes its arguments by name, returns a value that a ffi::Any can hold.
-template <class Body>
-auto exported(Body body) {
-  return [body](ffi::PackedArgs args, ffi::Any* result) {
-    guarded([&] {
-      Arguments in(args);
-      if constexpr (std::is_void_v<decltype(body(in))>) {
-        body(in);
-        *result = nullptr;
-      } else {
-        *result = body(in);
-      }
-    });
-  };
-}
+/// Registers exports.
+class Exports {
+ public:
+  /// `arguments`: their names, in the order in which the body reads them. The body returns nothing,
+  /// or a value that a ffi::Any can hold.
+  template <class Body>
+  Exports& def(const char* name, Body body, const char* arguments = "") {
+    const auto call = [body, names = ArgumentNames(arguments),
+                       checked = std::make_shared<std::atomic<bool>>(false)](ffi::PackedArgs args,
+                                                                             ffi::Any* result) {
+      guarded([&] {
+        const bool known = checked->load(std::memory_order_relaxed);
+        Arguments in(args, known ? nullptr : &names);
+        if constexpr (std::is_void_v<decltype(body(in))>) {
+          body(in);
+          *result = nullptr;
+        } else {
+          *result = body(in);
+        }
+        if (known) return;
+        in.check_all_read();
+        checked->store(true, std::memory_order_relaxed);
+      });
+    };
+    registry_.def_packed(name, call,
+                         ffi::reflection::Metadata{{"arguments", ffi::String(arguments)}});
+    return *this;
+  }
+
+ private:
+  ffi::reflection::GlobalDef registry_;
+};
 
 }  // namespace raddle::border

@@ -1,5 +1,4 @@
 // Kernels for GPUs, and what there is to compile and run them with.
-#include <tvm/ffi/reflection/registry.h>
 
 #include "backend/cuda/attention.h"
 #include "device/cuda/device.h"
@@ -98,18 +97,17 @@ ffi::String nvrtc_version(Arguments&) { return jit::Nvrtc::instance().version();
 }  // namespace
 
 TVM_FFI_STATIC_INIT_BLOCK() {
-  namespace refl = ffi::reflection;
   jit::promise_to_stop();  // python/raddle/_cuda.py does
-  refl::GlobalDef()
-      .def_packed("raddle.cuda.compile", exported(compile))
-      .def_packed("raddle.cuda.compile_planner", exported(compile_planner))
-      .def_packed("raddle.cuda.warm", exported(warm))
-      .def_packed("raddle.cuda.machine", exported(machine))
-      .def_packed("raddle.cuda.nvrtc", exported(nvrtc))
-      .def_packed("raddle.cuda.driver", exported(driver))
-      .def_packed("raddle.cuda.stop_compiling", exported(stop_compiling))
-      .def_packed("raddle.cuda.add_search_folder", exported(add_search_folder))
-      .def_packed("raddle.cuda.nvrtc_version", exported(nvrtc_version));
+  Exports()
+      .def("raddle.cuda.compile", compile, "spec arch short_only")
+      .def("raddle.cuda.compile_planner", compile_planner, "spec arch prefixes")
+      .def("raddle.cuda.warm", warm, "spec arch")
+      .def("raddle.cuda.machine", machine)
+      .def("raddle.cuda.nvrtc", nvrtc)
+      .def("raddle.cuda.driver", driver)
+      .def("raddle.cuda.stop_compiling", stop_compiling)
+      .def("raddle.cuda.add_search_folder", add_search_folder, "folder")
+      .def("raddle.cuda.nvrtc_version", nvrtc_version);
 }
 
 }  // namespace raddle::border

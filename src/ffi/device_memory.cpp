@@ -1,7 +1,6 @@
 // Memory of a GPU where no framework has any: what `raddle replay` and timelines need of one.
 #include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/container/tensor.h>
-#include <tvm/ffi/reflection/registry.h>
 
 #include <cstring>
 
@@ -19,7 +18,7 @@ struct DeviceMemoryObj : ffi::Object {
 namespace {
 
 const DeviceMemoryObj& take_memory(Arguments& in) {
-  const auto* memory = in.take().as<DeviceMemoryObj>();
+  const auto* memory = in.take("memory").as<DeviceMemoryObj>();
   if (!memory || !memory->device) fail<TypeError>("memory is none; expected memory of a GPU");
   return *memory;
 }
@@ -64,10 +63,10 @@ struct Borrowed {
 
 /// A contiguous tensor at the start of the memory.
 ffi::Tensor tensor_of(Arguments& in) {
-  const ffi::AnyView given = in.take();
+  const ffi::AnyView given = in.take("memory");
   const auto* memory = given.as<DeviceMemoryObj>();
   if (!memory) fail<TypeError>("memory is none; expected memory of a GPU");
-  const auto shape = in.take().cast<ffi::Array<i64>>();
+  const auto shape = in.take("shape").cast<ffi::Array<i64>>();
   const DLDataType dtype = ffi::StringToDLDataType(in.string("dtype"));
   std::size_t bytes = static_cast<std::size_t>(dtype.bits) / 8;
   for (const i64 n : shape) bytes *= static_cast<std::size_t>(n);
@@ -80,7 +79,7 @@ ffi::Tensor tensor_of(Arguments& in) {
 /// Copies a host's bytes to the start of the memory, in stream order.
 void upload(Arguments& in) {
   const DeviceMemoryObj& memory = take_memory(in);
-  const DLTensor* from = in.bytes("from");
+  const DLTensor* from = in.bytes("array");
   const auto bytes = static_cast<std::size_t>(from ? ffi::GetDataSize(*from) : 0);
   check_within(memory, 0, bytes);
   if (bytes == 0) return;
@@ -93,7 +92,7 @@ void upload(Arguments& in) {
 /// Copies from the start of the memory, and waits until it is there.
 void download(Arguments& in) {
   const DeviceMemoryObj& memory = take_memory(in);
-  const DLTensor* to = in.bytes("to");
+  const DLTensor* to = in.bytes("array");
   const auto bytes = static_cast<std::size_t>(to ? ffi::GetDataSize(*to) : 0);
   check_within(memory, 0, bytes);
   if (bytes == 0) return;
@@ -127,13 +126,13 @@ void synchronize(Arguments& in) {
 TVM_FFI_STATIC_INIT_BLOCK() {
   namespace refl = ffi::reflection;
   refl::ObjectDef<DeviceMemoryObj>();
-  refl::GlobalDef()
-      .def_packed("raddle.cuda.allocate", exported(allocate))
-      .def_packed("raddle.cuda.tensor_of", exported(tensor_of))
-      .def_packed("raddle.cuda.upload", exported(upload))
-      .def_packed("raddle.cuda.download", exported(download))
-      .def_packed("raddle.cuda.set_bytes", exported(set_bytes))
-      .def_packed("raddle.cuda.synchronize", exported(synchronize));
+  Exports()
+      .def("raddle.cuda.allocate", allocate, "nbytes device stream")
+      .def("raddle.cuda.tensor_of", tensor_of, "memory shape dtype")
+      .def("raddle.cuda.upload", upload, "memory array stream")
+      .def("raddle.cuda.download", download, "memory array stream")
+      .def("raddle.cuda.set_bytes", set_bytes, "memory at nbytes value stream")
+      .def("raddle.cuda.synchronize", synchronize, "device stream");
 }
 
 }  // namespace raddle::border

@@ -1,5 +1,4 @@
 // The cache of what was compiled, and what compiles.
-#include <tvm/ffi/reflection/registry.h>
 
 #include "ffi/border.h"
 #include "jit/cache.h"
@@ -37,12 +36,12 @@ Row compiler(Arguments&) {
 }  // namespace
 
 TVM_FFI_STATIC_INIT_BLOCK() {
-  ffi::reflection::GlobalDef()
-      .def_packed("raddle.cache.folder", exported(folder))
-      .def_packed("raddle.cache.list", exported(list))
-      .def_packed("raddle.cache.clear", exported(clear))
-      .def_packed("raddle.jit.num_compiled", exported(num_compiled))
-      .def_packed("raddle.jit.compiler", exported(compiler));
+  Exports()
+      .def("raddle.cache.folder", folder)
+      .def("raddle.cache.list", list)
+      .def("raddle.cache.clear", clear)
+      .def("raddle.jit.num_compiled", num_compiled)
+      .def("raddle.jit.compiler", compiler);
 }
 
 }  // namespace raddle::border

@@ -1,8 +1,6 @@
 // The KV cache: appending, copying pages, choosing pages, accepting drafts.
 #include "raddle/kv.h"
 
-#include <tvm/ffi/reflection/registry.h>
-
 #include "cache/checks.h"
 #include "cache/on_device.h"
 #include "ffi/border.h"
@@ -15,7 +13,7 @@ const Layout& take_layout(Arguments& in) { return *in.object<LayoutObj>("layout"
 
 /// A contiguous int32 array for a result, on the device where the result is made.
 i32* take_result(Arguments& in, const char* name, DeviceId device, i64 entries) {
-  const ffi::AnyView value = in.take();
+  const ffi::AnyView value = in.take(name);
   const DLTensor* t = value.type_index() == ffi::TypeIndex::kTVMFFITensor
                           ? static_cast<const DLTensor*>(value.cast<const ffi::TensorObj*>())
                       : value.type_index() == ffi::TypeIndex::kTVMFFIDLTensorPtr
@@ -37,7 +35,7 @@ i32* take_result(Arguments& in, const char* name, DeviceId device, i64 entries) 
 
 /// What pools of uint8 hold; nothing where None is given.
 std::optional<DType> take_kv_dtype(Arguments& in) {
-  const ffi::AnyView value = in.take();
+  const ffi::AnyView value = in.take("kv_dtype");
   if (value == nullptr) return std::nullopt;
   const DType dtype = dtype_field("kv_dtype", value);
   if (has_8_bits(dtype)) return dtype;
@@ -48,8 +46,9 @@ std::optional<DType> take_kv_dtype(Arguments& in) {
 constexpr DType moved_bytes = DType::float8_e4m3fn;
 
 void take_scales(Arguments& in, KvRef& pool, const std::string& of = "") {
-  pool.k_scale = to_scale(of + "k_scale", in.take());
-  pool.v_scale = to_scale(of + "v_scale", in.take());
+  for (const auto& [scale, name] :
+       {std::pair{&pool.k_scale, of + "k_scale"}, std::pair{&pool.v_scale, of + "v_scale"}})
+    *scale = to_scale(name, in.take(name));
 }
 
 void append(Arguments& in) {
@@ -59,7 +58,7 @@ void append(Arguments& in) {
   const TensorRef v_new = in.tensor("v_new", Where::anywhere, kv_dtype);
   KvRef pool = take_pair(in, "kv_pool", Where::anywhere, kv_dtype);
   take_scales(in, pool);
-  const ffi::AnyView rope = in.take();
+  const ffi::AnyView rope = in.take("rope");
   void* stream = current_stream(k_new.device);
   if (rope == nullptr) return append_kv(layout, k_new, v_new, pool, nullptr, stream);
   const VariantObj* variant = rope.as<VariantObj>();
@@ -80,7 +79,7 @@ void summarize(Arguments& in) {
   const Layout& layout = take_layout(in);
   const auto kv_dtype = take_kv_dtype(in);
   const KvRef pool = take_pair(in, "kv_pool", Where::anywhere, kv_dtype);
-  const ScaleRef k_scale = to_scale("k_scale", in.take());
+  const ScaleRef k_scale = to_scale("k_scale", in.take("k_scale"));
   const TensorRef summary = in.tensor("summary", Where::anywhere);
   summarize_pages(layout, pool.k, summary, in.boolean("new_only"), current_stream(pool.k.device),
                   k_scale);
@@ -139,15 +138,21 @@ ffi::Map<ffi::String, ffi::Any> compile(Arguments& in) {
 }  // namespace
 
 TVM_FFI_STATIC_INIT_BLOCK() {
-  ffi::reflection::GlobalDef()
-      .def_packed("raddle.append_kv", exported(append))
-      .def_packed("raddle.copy_pages", exported(copy))
-      .def_packed("raddle.summarize_pages", exported(summarize))
-      .def_packed("raddle.heads_of_pool", exported(heads_of_pool))
-      .def_packed("raddle.select_pages", exported(select))
-      .def_packed("raddle.selected_layout", exported(selected))
-      .def_packed("raddle.accept_tree", exported(accept))
-      .def_packed("raddle.cuda.compile_kv", exported(compile));
+  Exports()
+      .def("raddle.append_kv", append,
+           "layout kv_dtype k_new v_new kv_pool_k kv_pool_v k_scale v_scale rope")
+      .def("raddle.copy_pages", copy,
+           "kv_pool_k kv_pool_v from_k_scale from_v_scale to_k to_v to_k_scale to_v_scale "
+           "from_pages to_pages")
+      .def("raddle.summarize_pages", summarize,
+           "layout kv_dtype kv_pool_k kv_pool_v k_scale summary new_only")
+      .def("raddle.heads_of_pool", heads_of_pool, "layout kv_pool_k kv_pool_v")
+      .def("raddle.select_pages", select,
+           "layout q summary num_pages per_head keep_last pages pos count")
+      .def("raddle.selected_layout", selected, "layout pages pos count")
+      .def("raddle.accept_tree", accept,
+           "layout kv_pool_k kv_pool_v k_scale v_scale parents accepted kv_len")
+      .def("raddle.cuda.compile_kv", compile, "spec arch");
 }
 
 }  // namespace raddle::border

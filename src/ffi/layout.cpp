@@ -1,8 +1,6 @@
 // Layouts.
 #include "raddle/layout.h"
 
-#include <tvm/ffi/reflection/registry.h>
-
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -31,7 +29,7 @@ ffi::ObjectRef ragged(Arguments& in) {
 
 /// True: the default; else the least number of tokens that makes a level.
 i32 take_min_prefix(Arguments& in) {
-  const ffi::AnyView value = in.take();
+  const ffi::AnyView value = in.take("discover_prefixes");
   if (value.type_index() == ffi::TypeIndex::kTVMFFIBool)
     return value.cast<bool>() ? default_min_prefix : 0;
   const auto tokens =
@@ -56,7 +54,7 @@ ffi::ObjectRef paged(Arguments& in) {
   args.min_prefix = take_min_prefix(in);
   args.num_pages = in.integer32("num_pages", 0);
   args.num_requests = in.index("num_requests", Where::anywhere);
-  const ffi::AnyView owner = in.take();
+  const ffi::AnyView owner = in.take("owner");
   if (args.kv_len.device.kind == DeviceId::Kind::cuda) {
     args.owner = std::make_shared<const ffi::Any>(owner);
     auto layout = ffi::make_object<LayoutObj>();
@@ -219,17 +217,25 @@ ffi::Map<ffi::String, ffi::Any> info(Arguments& in) {
 TVM_FFI_STATIC_INIT_BLOCK() {
   namespace refl = ffi::reflection;
   refl::ObjectDef<LayoutObj>();
-  refl::GlobalDef()
-      .def_packed("raddle.ragged_kv", exported(ragged))
-      .def_packed("raddle.paged_kv", exported(paged))
-      .def_packed("raddle.share_prefixes", exported(share))
-      .def_packed("raddle.token_tree", exported(tree))
-      .def_packed("raddle.pool_layout", exported(of_pool))
-      .def_packed("raddle.block_sparse", exported(sparse))
-      .def_packed("raddle.block_sparse_from_mask", exported(sparse_from_mask))
-      .def_packed("raddle.cascade", exported(joined))
-      .def_packed("raddle.page_table_to_bsr", exported(to_block_sparse))
-      .def_packed("raddle.layout_info", exported(info));
+  Exports()
+      .def("raddle.ragged_kv", ragged, "qo_indptr kv_indptr qo_pos")
+      .def("raddle.paged_kv", paged,
+           "qo_indptr page_indptr page_indices kv_len page_size kv_layout kv_begin qo_rows qo_pos "
+           "discover_prefixes num_pages num_requests owner")
+      .def("raddle.share_prefixes", share,
+           "attention qo_indptr page_indptr page_indices kv_len page_size kv_layout qo_pos "
+           "num_workers schedule params")
+      .def("raddle.token_tree", tree,
+           "qo_indptr page_indptr page_indices kv_len page_size kv_layout qo_pos parents mask_bits "
+           "mask_indptr max_nodes")
+      .def("raddle.pool_layout", of_pool, "pool requests qo_len kv_layout discover_prefixes")
+      .def("raddle.block_sparse", sparse,
+           "Br Bc indptr indices qo_indptr kv_len num_rows num_cols mask_bits block_pos "
+           "block_first block_count kv_begin qo_pos")
+      .def("raddle.block_sparse_from_mask", sparse_from_mask, "mask Br Bc qo_indptr")
+      .def("raddle.cascade", joined, "*levels")
+      .def("raddle.page_table_to_bsr", to_block_sparse, "layout")
+      .def("raddle.layout_info", info, "layout");
 }
 
 }  // namespace raddle::border

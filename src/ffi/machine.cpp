@@ -1,5 +1,4 @@
 // What this machine offers, and the one conversion that numpy's DLPack lacks.
-#include <tvm/ffi/reflection/registry.h>
 
 #include "device/cpu/topology.h"
 #include "ffi/border.h"
@@ -12,8 +11,8 @@ namespace {
 /// ml_dtypes' arrays come as views of unsigned integers, because numpy cannot export them. The
 /// tensor is the wrapper's own and has no other reader yet, so its dtype is changed in place.
 ffi::Tensor as_dtype(Arguments& in) {
-  const auto tensor = in.take().as<ffi::Tensor>();
-  const DType dtype = dtype_field("dtype", in.take());
+  const auto tensor = in.take("tensor").as<ffi::Tensor>();
+  const DType dtype = dtype_field("dtype", in.take("dtype"));
   const std::uint8_t code = dtype == DType::bfloat16        ? kDLBfloat
                             : dtype == DType::float8_e4m3fn ? kDLFloat8_e4m3fn
                                                             : kDLFloat8_e5m2;
@@ -56,12 +55,12 @@ ffi::Array<ffi::Map<ffi::String, ffi::Any>> support(Arguments& in) {
 }  // namespace
 
 TVM_FFI_STATIC_INIT_BLOCK() {
-  ffi::reflection::GlobalDef()
-      .def_packed("raddle.as_dtype", exported(as_dtype))
-      .def_packed("raddle.cpu_isa", exported(isa))
-      .def_packed("raddle.cpu_threads", exported(threads))
-      .def_packed("raddle.cpu_report", exported(report))
-      .def_packed("raddle.support_matrix", exported(support));
+  Exports()
+      .def("raddle.as_dtype", as_dtype, "tensor dtype")
+      .def("raddle.cpu_isa", isa)
+      .def("raddle.cpu_threads", threads)
+      .def("raddle.cpu_report", report)
+      .def("raddle.support_matrix", support, "device");
 }
 
 }  // namespace raddle::border

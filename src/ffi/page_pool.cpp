@@ -1,8 +1,6 @@
 // The page pool.
 #include "raddle/page_pool.h"
 
-#include <tvm/ffi/reflection/registry.h>
-
 #include "ffi/border.h"
 #include "layout/index.h"
 
@@ -115,22 +113,22 @@ Fields tables(Arguments& in) {
 
 TVM_FFI_STATIC_INIT_BLOCK() {
   ffi::reflection::ObjectDef<PagePoolObj>();
-  ffi::reflection::GlobalDef()
-      .def_packed("raddle.page_pool", exported(make))
-      .def_packed("raddle.page_pool.counts", exported(counts))
-      .def_packed("raddle.page_pool.references", exported(references))
-      .def_packed("raddle.page_pool.allocate", exported(allocate))
-      .def_packed("raddle.page_pool.retain", exported(retain))
-      .def_packed("raddle.page_pool.release", exported(release))
-      .def_packed("raddle.page_pool.add", exported(add))
-      .def_packed("raddle.page_pool.fork", exported(fork))
-      .def_packed("raddle.page_pool.append", exported(append))
-      .def_packed("raddle.page_pool.truncate", exported(truncate))
-      .def_packed("raddle.page_pool.replace", exported(replace))
-      .def_packed("raddle.page_pool.finish", exported(finish))
-      .def_packed("raddle.page_pool.kv_len", exported(kv_len))
-      .def_packed("raddle.page_pool.pages", exported(pages))
-      .def_packed("raddle.page_pool.tables", exported(tables));
+  Exports()
+      .def("raddle.page_pool", make, "num_pages page_size")
+      .def("raddle.page_pool.counts", counts, "pool")
+      .def("raddle.page_pool.references", references, "pool pages")
+      .def("raddle.page_pool.allocate", allocate, "pool count")
+      .def("raddle.page_pool.retain", retain, "pool pages")
+      .def("raddle.page_pool.release", release, "pool pages")
+      .def("raddle.page_pool.add", add, "pool pages kv_len")
+      .def("raddle.page_pool.fork", fork, "pool request count")
+      .def("raddle.page_pool.append", append, "pool requests counts")
+      .def("raddle.page_pool.truncate", truncate, "pool requests kv_len")
+      .def("raddle.page_pool.replace", replace, "pool request pages")
+      .def("raddle.page_pool.finish", finish, "pool requests")
+      .def("raddle.page_pool.kv_len", kv_len, "pool request")
+      .def("raddle.page_pool.pages", pages, "pool request")
+      .def("raddle.page_pool.tables", tables, "pool requests");
 }
 
 }  // namespace raddle::border

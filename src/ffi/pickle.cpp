@@ -1,5 +1,4 @@
 // Variants and layouts as plain data and back: what Python pickles.
-#include <tvm/ffi/reflection/registry.h>
 
 #include <tuple>
 
@@ -173,17 +172,18 @@ Fields layout_state(Arguments& in) {
 }  // namespace
 
 TVM_FFI_STATIC_INIT_BLOCK() {
-  ffi::reflection::GlobalDef()
-      .def_packed("raddle.variant.state", exported([](Arguments& in) {
-                    return from_variant(in.object<VariantObj>("variant").value);
-                  }))
-      .def_packed("raddle.variant.restore", exported([](Arguments& in) {
-                    return wrap<VariantObj>(to_variant(in.map("state")));
-                  }))
-      .def_packed("raddle.layout.state", exported(layout_state))
-      .def_packed("raddle.layout.restore", exported([](Arguments& in) {
-                    return wrap<LayoutObj>(to_layout(in.map("state")));
-                  }));
+  Exports()
+      .def(
+          "raddle.variant.state",
+          [](Arguments& in) { return from_variant(in.object<VariantObj>("variant").value); },
+          "variant")
+      .def(
+          "raddle.variant.restore",
+          [](Arguments& in) { return wrap<VariantObj>(to_variant(in.map("state"))); }, "state")
+      .def("raddle.layout.state", layout_state, "layout")
+      .def(
+          "raddle.layout.restore",
+          [](Arguments& in) { return wrap<LayoutObj>(to_layout(in.map("state"))); }, "state");
 }
 
 }  // namespace raddle::border

@@ -1,8 +1,6 @@
 // The radix cache.
 #include "raddle/radix_cache.h"
 
-#include <tvm/ffi/reflection/registry.h>
-
 #include "ffi/border.h"
 #include "layout/index.h"
 
@@ -15,14 +13,14 @@ using Fields = ffi::Map<ffi::String, ffi::Any>;
 RadixCache& take_cache(Arguments& in) { return *in.object<RadixCacheObj>("cache").value; }
 
 std::string take_key(Arguments& in) {
-  const ffi::AnyView value = in.take();
+  const ffi::AnyView value = in.take("extra_key");
   const auto key = value.as<ffi::Bytes>();
   if (!key) fail<TypeError>("extra_key is ", kind_of(value), "; expected bytes");
   return {key->data(), key->size()};
 }
 
 ffi::ObjectRef make(Arguments& in) {
-  const ffi::AnyView pool = in.take();
+  const ffi::AnyView pool = in.take("pool");
   const auto* given = pool.as<PagePoolObj>();
   if (!given || !given->value)
     fail<TypeError>("pool is ", kind_of(pool), "; expected a raddle.PagePool");
@@ -100,17 +98,17 @@ Fields entry(Arguments& in) {
 
 TVM_FFI_STATIC_INIT_BLOCK() {
   ffi::reflection::ObjectDef<RadixCacheObj>();
-  ffi::reflection::GlobalDef()
-      .def_packed("raddle.radix_cache", exported(make))
-      .def_packed("raddle.radix_cache.pool", exported(pool))
-      .def_packed("raddle.radix_cache.match", exported(match))
-      .def_packed("raddle.radix_cache.insert", exported(insert))
-      .def_packed("raddle.radix_cache.lock", exported(lock))
-      .def_packed("raddle.radix_cache.unlock", exported(unlock))
-      .def_packed("raddle.radix_cache.evict", exported(evict))
-      .def_packed("raddle.radix_cache.counts", exported(counts))
-      .def_packed("raddle.radix_cache.nodes", exported(nodes))
-      .def_packed("raddle.radix_cache.entry", exported(entry));
+  Exports()
+      .def("raddle.radix_cache", make, "pool token_bits")
+      .def("raddle.radix_cache.pool", pool, "cache")
+      .def("raddle.radix_cache.match", match, "cache tokens extra_key lock touch")
+      .def("raddle.radix_cache.insert", insert, "cache tokens pages extra_key lock")
+      .def("raddle.radix_cache.lock", lock, "cache node")
+      .def("raddle.radix_cache.unlock", unlock, "cache node")
+      .def("raddle.radix_cache.evict", evict, "cache num_pages")
+      .def("raddle.radix_cache.counts", counts, "cache")
+      .def("raddle.radix_cache.nodes", nodes, "cache")
+      .def("raddle.radix_cache.entry", entry, "cache node");
 }
 
 }  // namespace raddle::border

@@ -1,6 +1,5 @@
 // What `raddle replay` calls besides the public API: data from the hash, the fp64 check, which rows
 // of a plan are split, and the machine's read bandwidth.
-#include <tvm/ffi/reflection/registry.h>
 
 #include <algorithm>
 
@@ -153,11 +152,13 @@ void split_rows(Arguments& in) {
 }  // namespace
 
 TVM_FFI_STATIC_INIT_BLOCK() {
-  tvm::ffi::reflection::GlobalDef()
-      .def_packed("raddle.replay.fill", exported(fill))
-      .def_packed("raddle.replay.sinks", exported(sinks))
-      .def_packed("raddle.replay.verify", exported(verify))
-      .def_packed("raddle.replay.split_rows", exported(split_rows));
+  Exports()
+      .def("raddle.replay.fill", fill,
+           "stream seed layer out request position block_tokens indptr blocks tokens")
+      .def("raddle.replay.sinks", sinks, "seed layer heads")
+      .def("raddle.replay.verify", verify,
+           "spec found request position head block_tokens indptr blocks tokens")
+      .def("raddle.replay.split_rows", split_rows, "plan split");
 }
 
 }  // namespace raddle::border

@@ -1,5 +1,4 @@
 // Composition of states.
-#include <tvm/ffi/reflection/registry.h>
 
 #include "ffi/border.h"
 
@@ -32,9 +31,9 @@ void merge_many(Arguments& in) {
 }  // namespace
 
 TVM_FFI_STATIC_INIT_BLOCK() {
-  ffi::reflection::GlobalDef()
-      .def_packed("raddle.merge_state", exported(merge_two))
-      .def_packed("raddle.merge_states", exported(merge_many));
+  Exports()
+      .def("raddle.merge_state", merge_two, "o_a lse_a o_b lse_b out lse")
+      .def("raddle.merge_states", merge_many, "o lse out lse_out finish");
 }
 
 }  // namespace raddle::border

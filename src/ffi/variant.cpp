@@ -1,8 +1,6 @@
 // Variants as values.
 #include "raddle/variant.h"
 
-#include <tvm/ffi/reflection/registry.h>
-
 #include <array>
 #include <limits>
 #include <sstream>
@@ -58,7 +56,7 @@ ffi::ObjectRef make_soft_cap(Arguments& in) {
 }
 
 ffi::ObjectRef make_sinks(Arguments& in) {
-  return wrap<VariantObj>(sinks(float_list("logits", in.take())));
+  return wrap<VariantObj>(sinks(float_list("logits", in.take("logits"))));
 }
 
 ffi::ObjectRef make_sigmoid(Arguments& in) {
@@ -66,7 +64,7 @@ ffi::ObjectRef make_sigmoid(Arguments& in) {
 }
 
 ffi::ObjectRef make_alibi(Arguments& in) {
-  return wrap<VariantObj>(alibi(float_list("slopes", in.take())));
+  return wrap<VariantObj>(alibi(float_list("slopes", in.take("slopes"))));
 }
 
 ffi::Array<double> slopes_for(Arguments& in) {
@@ -77,12 +75,12 @@ ffi::Array<double> slopes_for(Arguments& in) {
 }
 
 ffi::ObjectRef make_packed_mask(Arguments& in) {
-  const MemberValue bits = to_member("bits", in.take());
+  const MemberValue bits = to_member("bits", in.take("bits"));
   const auto* bytes = std::get_if<Array<std::uint8_t>>(&bits);
   if (!bytes || bytes->shape().size() != 1)
     fail<TypeError>("bits has the wrong kind; expected a uint8 array of rank 1");
   return wrap<VariantObj>(packed_mask({bytes->data(), bytes->data() + bytes->size()},
-                                      integer_list("indptr", in.take())));
+                                      integer_list("indptr", in.take("indptr"))));
 }
 
 Array<float> float_table(const char* name, const ffi::AnyView& value) {
@@ -93,9 +91,9 @@ Array<float> float_table(const char* name, const ffi::AnyView& value) {
 
 ffi::ObjectRef make_rope_tables(Arguments& in) {
   RopeTablesArgs args;
-  args.cos = float_table("cos", in.take());
-  args.sin = float_table("sin", in.take());
-  args.offset = integer_list("offset", in.take());
+  args.cos = float_table("cos", in.take("cos"));
+  args.sin = float_table("sin", in.take("sin"));
+  args.offset = integer_list("offset", in.take("offset"));
   args.interleaved = in.boolean("interleaved");
   return wrap<VariantObj>(rope_tables(args));
 }
@@ -144,9 +142,9 @@ ffi::ObjectRef make_rope(Arguments& in) {
   RopeArgs args;
   args.rotary_dim = in.integer32("rotary_dim", 0);
   args.theta = in.real("theta");
-  args.offset = integer_list("offset", in.take());
+  args.offset = integer_list("offset", in.take("offset"));
   args.interleaved = in.boolean("interleaved");
-  const std::string scheme = in.string("scaling");
+  const std::string scheme = in.string("scheme");
   const auto fields = in.map("scaling");
   if (scheme == "Llama31Scaling") {
     args.scaling = llama31_scaling(fields);
@@ -163,8 +161,8 @@ ffi::ObjectRef make_source(Arguments& in) {
   source.name = in.string("name");
   source.text = in.string("source");
   for (const auto& [name, type] : in.map("params")) source.params.push_back(to_param(name, type));
-  if (in.more())
-    for (const ffi::Any& node : in.take().cast<ffi::Array<ffi::Any>>())
+  if (const ffi::AnyView expr = in.take("expr"); expr != nullptr)
+    for (const ffi::Any& node : expr.cast<ffi::Array<ffi::Any>>())
       source.expr.push_back(to_node(node.cast<ffi::Map<ffi::String, ffi::Any>>()));
   return wrap<VariantObj>(variant_from_source(std::move(source)));
 }
@@ -182,8 +180,11 @@ ffi::ObjectRef bind(Arguments& in) {
 void check_indices(Arguments& in) {
   const Variant& variant = in.object<VariantObj>("variant").value;
   Tile pairs{};
-  for (Range Tile::*side : {&Tile::request, &Tile::q_head, &Tile::q_pos, &Tile::kv_pos})
-    pairs.*side = Range{0, in.integer32("shape") - 1};
+  for (const auto& [name, side] : {std::pair{"B", &Tile::request},
+                                   {"H", &Tile::q_head},
+                                   {"Q_LEN", &Tile::q_pos},
+                                   {"KV_LEN", &Tile::kv_pos}})
+    pairs.*side = Range{0, in.integer32(name) - 1};
   if (!variant.source) return;
   const TracedFunction function(*variant.source);
   std::array<TracedMember, max_traced_members> members;
@@ -201,13 +202,13 @@ ffi::String source_of(Arguments& in) {
 }
 
 ffi::ObjectRef make_all_of(Arguments& in) {
-  const Variant& a = in.object<VariantObj>("the left side of &").value;
-  return wrap<VariantObj>(a & in.object<VariantObj>("the right side of &").value);
+  const Variant& a = in.object<VariantObj>("left", "the left side of &").value;
+  return wrap<VariantObj>(a & in.object<VariantObj>("right", "the right side of &").value);
 }
 
 ffi::ObjectRef make_any_of(Arguments& in) {
-  const Variant& a = in.object<VariantObj>("the left side of |").value;
-  return wrap<VariantObj>(a | in.object<VariantObj>("the right side of |").value);
+  const Variant& a = in.object<VariantObj>("left", "the left side of |").value;
+  return wrap<VariantObj>(a | in.object<VariantObj>("right", "the right side of |").value);
 }
 
 void write(std::ostream& text, const MemberValue& value) {
@@ -255,24 +256,24 @@ ffi::String describe(Arguments& in) {
 TVM_FFI_STATIC_INIT_BLOCK() {
   namespace refl = ffi::reflection;
   refl::ObjectDef<VariantObj>();
-  refl::GlobalDef()
-      .def_packed("raddle.variant.causal", exported(make_causal))
-      .def_packed("raddle.variant.window", exported(make_window))
-      .def_packed("raddle.variant.softcap", exported(make_soft_cap))
-      .def_packed("raddle.variant.sinks", exported(make_sinks))
-      .def_packed("raddle.variant.sigmoid", exported(make_sigmoid))
-      .def_packed("raddle.variant.packed_mask", exported(make_packed_mask))
-      .def_packed("raddle.variant.rope_tables", exported(make_rope_tables))
-      .def_packed("raddle.variant.alibi", exported(make_alibi))
-      .def_packed("raddle.alibi_slopes", exported(slopes_for))
-      .def_packed("raddle.variant.rope", exported(make_rope))
-      .def_packed("raddle.variant.source", exported(make_source))
-      .def_packed("raddle.variant.bind", exported(bind))
-      .def_packed("raddle.variant.check_indices", exported(check_indices))
-      .def_packed("raddle.variant.source_of", exported(source_of))
-      .def_packed("raddle.variant.all_of", exported(make_all_of))
-      .def_packed("raddle.variant.any_of", exported(make_any_of))
-      .def_packed("raddle.variant.describe", exported(describe));
+  Exports()
+      .def("raddle.variant.causal", make_causal)
+      .def("raddle.variant.window", make_window, "left right")
+      .def("raddle.variant.softcap", make_soft_cap, "cap")
+      .def("raddle.variant.sinks", make_sinks, "logits")
+      .def("raddle.variant.sigmoid", make_sigmoid, "bias")
+      .def("raddle.variant.packed_mask", make_packed_mask, "bits indptr")
+      .def("raddle.variant.rope_tables", make_rope_tables, "cos sin offset interleaved")
+      .def("raddle.variant.alibi", make_alibi, "slopes")
+      .def("raddle.alibi_slopes", slopes_for, "num_heads")
+      .def("raddle.variant.rope", make_rope, "rotary_dim theta offset interleaved scheme scaling")
+      .def("raddle.variant.source", make_source, "name source params expr")
+      .def("raddle.variant.bind", bind, "variant values")
+      .def("raddle.variant.check_indices", check_indices, "variant B H Q_LEN KV_LEN")
+      .def("raddle.variant.source_of", source_of, "variant")
+      .def("raddle.variant.all_of", make_all_of, "left right")
+      .def("raddle.variant.any_of", make_any_of, "left right")
+      .def("raddle.variant.describe", describe, "variant");
 }
 
 }  // namespace raddle::border

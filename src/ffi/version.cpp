@@ -1,9 +1,11 @@
 #include "raddle/version.h"
 
-#include <tvm/ffi/reflection/registry.h>
-#include <tvm/ffi/tvm_ffi.h>
+#include "ffi/border.h"
+
+namespace raddle::border {
 
 TVM_FFI_STATIC_INIT_BLOCK() {
-  tvm::ffi::reflection::GlobalDef().def("raddle.version",
-                                        [] { return tvm::ffi::String(raddle::version()); });
+  Exports().def("raddle.version", [](Arguments&) { return ffi::String(version()); });
 }
+
+}  // namespace raddle::border

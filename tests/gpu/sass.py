@@ -86,7 +86,7 @@ def table() -> dict:
         what = f"planner{' prefixes' if prefixes else ''} {ARCHS[-1]}"
         kernels[what] = lambda p=prefixes: _cuda.compile_planner(SPECS["causal"], ARCHS[-1], p)
     for name in ("rope", "e5m2 rope"):
-        kernels[f"cache {name} {ARCHS[-1]}"] = lambda e=SPECS[name]: _compile_kv(e.fields(), ARCHS[-1])
+        kernels[f"cache {name} {ARCHS[-1]}"] = lambda e=SPECS[name]: _compile_kv(spec=e.fields(), arch=ARCHS[-1])
     return kernels
 
 

@@ -26,6 +26,7 @@ ANY_ISA = {
     "test_emulated": "kernels of a GPU",
     "test_first_use": "kernels of a GPU",
     "test_imports": "source text",
+    "test_border": "calls of Python",
     "test_isa": "starts a process for each by itself",
     "test_jit_cache": "files and processes",
     "test_kv_nvrtc": "kernels of a GPU",

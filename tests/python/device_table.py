@@ -8,6 +8,7 @@ from device_arrays import DeviceArray
 from draws import draw
 from engine import spec_of
 from reference import Causal
+from small import reserved
 
 HEADS = {"dim": 64, "group": 2, "num_kv_heads": 2, "dtype": "bfloat16"}
 MAXIMA = {"max_requests": 6, "max_qo_tokens": 24, "max_kv_tokens": 1000, "num_workers": 5}
@@ -78,4 +79,4 @@ def batch(rng, kind="paged", variant=None, page_size=16):
 def reserve(gpu, variant=None, **changes):
     spec = spec_of(draw(np.random.default_rng(0), "paged", variant or [Causal()], lengths=[(1, 1)], **HEADS))
     attn = raddle.Attention(spec, device=gpu)
-    return attn, attn.reserve(**{**MAXIMA, "device_lengths": True, **changes})
+    return attn, reserved(attn, **{**MAXIMA, "device_lengths": True, **changes})

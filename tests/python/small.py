@@ -30,6 +30,13 @@ def attention(**changes):
     return raddle.Attention(raddle.AttentionSpec(**{**SPEC, **changes}))
 
 
+def reserved(attn, **given):
+    """A reservation of fields of its `raddle.Maxima` and options of `reserve` together."""
+    fields = raddle.Maxima.__dataclass_fields__
+    maxima = raddle.Maxima(**{name: value for name, value in given.items() if name in fields})
+    return attn.reserve(maxima, **{name: value for name, value in given.items() if name not in fields})
+
+
 def run(q, k, v, spec=SPEC, layout=None, **how):
     attn = raddle.Attention(raddle.AttentionSpec(**spec))
     return attn.run(attn.plan(layout or paged()), q, (k, v), **how)

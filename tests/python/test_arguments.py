@@ -139,10 +139,10 @@ def test_a_plan_shows_how():
     assert plan.balance >= 1.0 and plan.num_contractions >= 0
     assert "work items" in plan.explain() and "workers" in repr(plan)
     maxima = {"max_requests": 2, "max_qo_tokens": 3, "max_kv_tokens": 25}
-    bound = raddle.workspace_bytes(raddle.AttentionSpec(**SPEC), 3, **maxima)
+    bound = raddle.workspace_bytes(raddle.AttentionSpec(**SPEC), raddle.Maxima(**maxima), 3)
     assert 0 <= plan.workspace_bytes <= bound
     with refuses(ValueError, "max_requests is -1"):
-        raddle.workspace_bytes(raddle.AttentionSpec(**SPEC), 3, **{**maxima, "max_requests": -1})
+        raddle.workspace_bytes(raddle.AttentionSpec(**SPEC), raddle.Maxima(**{**maxima, "max_requests": -1}), 3)
 
 
 
@@ -331,7 +331,7 @@ def test_what_is_no_spec():
     with refuses(TypeError, "spec is the class AttentionSpec"):
         raddle.Attention(raddle.AttentionSpec)
     with refuses(TypeError, "spec is an Attention"):
-        raddle.workspace_bytes(attn, max_requests=1, max_qo_tokens=1, max_kv_tokens=1)
+        raddle.workspace_bytes(attn, raddle.Maxima(1, 1, 1))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from device_arrays import DeviceArray
 from draws import draw
 from engine import twin
 from reference import Causal, Problem, Rope, attention
-from small import refuses
+from small import refuses, reserved
 
 HEADS = {"dim": 64, "group": 2, "num_kv_heads": 2, "dtype": "bfloat16"}
 MAXIMA = {"max_requests": 6, "max_qo_tokens": 24, "max_kv_tokens": 1000}
@@ -28,7 +28,7 @@ class Captured:
     def __init__(self, engine, emulator, first: Problem, **maxima):
         self.emulator, self.stream = emulator, next(streams)
         self.attn = engine.attention(first).attention
-        self.reservation = self.attn.reserve(**{**MAXIMA, "num_workers": 5, **maxima})
+        self.reservation = reserved(self.attn, **{**MAXIMA, "num_workers": 5, **maxima})
         self.reservation.update(twin(first.layout))
         shape, dtype = (24, *first.q.shape[1:]), first.q.dtype
         self.q, self.out = (DeviceArray(np.zeros(shape, dtype)) for _ in range(2))
@@ -117,7 +117,7 @@ def test_a_plan_of_before_the_reservation_grew(engine, emulator, rng):
     """Its arrays are no longer those that updates fill."""
     first = batch(rng)
     attn = engine.attention(first).attention
-    reservation = attn.reserve(**MAXIMA, num_workers=5)
+    reservation = reserved(attn, **MAXIMA, num_workers=5)
     reservation.update(twin(first.layout))
     old = reservation.plan
     reservation.update(twin(with_positions(rng).layout))
@@ -134,7 +134,7 @@ def test_a_plan_of_before_the_reservation_grew(engine, emulator, rng):
 def test_without_memory_to_grow_the_plan_before_stays(engine, emulator, rng):
     first = batch(rng)
     attn = engine.attention(first)
-    reservation = attn.attention.reserve(**{**MAXIMA, "max_kv_tokens": 10**7, "num_workers": 5})
+    reservation = reserved(attn.attention, **{**MAXIMA, "max_kv_tokens": 10**7, "num_workers": 5})
     reservation.update(twin(first.layout))
     emulator.raddle_emulator_memory_left(1000)
     with refuses(RuntimeError, "this reservation takes", "bytes free"):

@@ -14,7 +14,7 @@ from draws import draw
 from engine import spec_of
 from raddle import _cuda, _toolchain
 from reference import Causal, Rope, SoftCap
-from small import refuses
+from small import refuses, reserved
 
 SMALL = {"group": 4, "num_kv_heads": 1, "dtype": "float16"}
 # Tiles of wide heads have few keys, and rows of O leave them in two turns.
@@ -59,7 +59,7 @@ def test_bfloat16_is_refused_by_name(turing, rng):
 def test_the_planner(turing, rng):
     """Is compiled for that architecture, too."""
     attn = raddle.Attention(spec_of(draw(rng, variant="causal", **SMALL)), device=turing)
-    attn.reserve(max_requests=4, max_qo_tokens=8, max_kv_tokens=256, device_lengths=True)
+    reserved(attn, max_requests=4, max_qo_tokens=8, max_kv_tokens=256, device_lengths=True)
 
 
 def test_doctor_says_so(turing):

@@ -9,6 +9,7 @@ from device_batches import MAX_REQUESTS, MAX_ROWS, PAGES, batches
 from draws import draw
 from engine import spec_of, twin
 from reference import Causal, PagedKV, Problem, SoftCap, attention
+from small import reserved
 
 torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
@@ -42,7 +43,7 @@ def test_graphs_replay_changing_batches(gpu, rng):
     variant = [raddle.SoftCap(30.0), raddle.Causal()]
     attn = raddle.Attention(raddle.AttentionSpec(**heads, variant=variant), device=device)
     maxima = {"max_requests": 16, "max_qo_tokens": rows, "max_kv_tokens": 16 * pages}
-    reservation = attn.reserve(**maxima)
+    reservation = reserved(attn, **maxima)
 
     def layout():
         lengths = rng.integers(0, 3, rng.integers(1, 17)), rng.integers(1, 500, 16)
@@ -85,8 +86,8 @@ def test_graphs_plan_by_themselves(gpu, rng, prefixes):
     attn = raddle.Attention(raddle.AttentionSpec(8, 2, 128, variant=twin(_VARIANT)), device=device)
     maxima = {"max_requests": MAX_REQUESTS, "max_qo_tokens": MAX_ROWS, "max_kv_tokens": 16 * PAGES}
     maxima["max_levels"] = 2 if prefixes else 1
-    there = attn.reserve(**maxima, device_lengths=True)
-    host = attn.reserve(**maxima, schedule="linear")
+    there = reserved(attn, **maxima, device_lengths=True)
+    host = reserved(attn, **maxima, schedule="linear")
     drawn = batches(rng, 1000, shared=prefixes > 0)
     all_of = [{name: torch.from_numpy(x).to(device) for name, x in batch.items()} for batch in drawn]
     now = {name: x.clone() for name, x in all_of[0].items()}
@@ -130,7 +131,7 @@ def test_compiled_graphs_replay_changing_batches(gpu, rng):
     """torch.compile captures a reservation's runs in CUDA graphs of its own, between operators of its own."""
     device = torch.device("cuda", torch.cuda.current_device())
     attn = raddle.Attention(raddle.AttentionSpec(8, 2, 128, variant=[raddle.Causal()]), device=device)
-    reservation = attn.reserve(max_requests=4, max_qo_tokens=16, max_kv_tokens=1024)
+    reservation = reserved(attn, max_requests=4, max_qo_tokens=16, max_kv_tokens=1024)
     q = torch.randn(16, 8, 128, device=device, dtype=torch.bfloat16)
     k, v = torch.randn(2, 1024, 2, 128, device=device, dtype=torch.bfloat16)
     torch._dynamo.mark_static_address(k), torch._dynamo.mark_static_address(v)
@@ -158,7 +159,7 @@ def test_two_gpus_in_turns(gpu, rng):
     for device in (torch.device("cuda:0"), torch.device("cuda:1")):
         attn = raddle.Attention(spec_of(problem), device=device)
         q, k, v = (torch.from_numpy(x.astype(np.float32)).to(device).bfloat16() for x in (problem.q, *problem.kv[0]))
-        reservation = attn.reserve(max_requests=4, max_qo_tokens=len(q), max_kv_tokens=1024)
+        reservation = reserved(attn, max_requests=4, max_qo_tokens=len(q), max_kv_tokens=1024)
         reservation.update(layout)
         out, graph = torch.full_like(q, float("nan")), torch.cuda.CUDAGraph()
         with torch.cuda.device(device), torch.cuda.graph(graph):

@@ -15,7 +15,7 @@ from draws import draw
 from engine import Engine, twin
 from reference import Causal, SlidingWindow, SoftCap, attention
 from reference.variants import Flex
-from small import refuses
+from small import refuses, reserved
 
 FORMS = ("lists", "table")
 WIDTHS = np.array([3, 60, 200, 20], np.int32)
@@ -28,7 +28,7 @@ def window_by_head(b, h, q_idx, kv_idx):
 
 def host_plans(attn, problem, tensors, **changes):
     """Output bits of the reservation that the host plans."""
-    host = attn.reserve(**{**MAXIMA, "schedule": "linear", **changes})
+    host = reserved(attn, **{**MAXIMA, "schedule": "linear", **changes})
     host.update(twin(problem.layout))
     attn.run(host, tensors.q, tensors.kv, out=tensors.out)
     return tensors.out.numpy()
@@ -186,7 +186,7 @@ def test_a_run_captured_alone_keeps_its_table(gpu, rng, emulator):
 def test_on_a_cpu_the_host_plans(rng):
     problem = batch(rng)
     attn = Engine("cpu").attention(problem)
-    reservation = attn.reserve(**{**MAXIMA, "device_lengths": True})
+    reservation = reserved(attn, **{**MAXIMA, "device_lengths": True})
     for _ in range(3):
         reservation.update(twin(problem.layout))
         reservation.check()
@@ -199,7 +199,7 @@ def test_discovered_prefixes_in_a_reservation_of_the_host(engine, rng):
     first = batch(rng, "paged_prefixes")
     attn = engine.attention(first)
     owner = attn if engine.device == "cpu" else attn.attention
-    reservation = owner.reserve(**MAXIMA, max_levels=2)
+    reservation = reserved(owner, **MAXIMA, max_levels=2)
     for number in range(8):
         problem = batch(rng, "paged_prefixes" if number % 2 else "paged")
         problem.layout.discover_prefixes = problem.layout.discover_prefixes or 1

@@ -11,7 +11,7 @@ from device_table import HEADS, MAXIMA, PAGES, WIDTH, Table, Tensors, batch, int
 from draws import draw
 from engine import twin
 from reference import Problem, attention
-from small import refuses
+from small import refuses, reserved
 
 # --- what is wrong shows in check ------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ def test_reservations_and_layouts_of_other_kinds(gpu, rng):
     with refuses(ValueError, "layout has its lengths on a GPU", "device_lengths=True"):
         attn.plan(page_table())
     with refuses(ValueError, f"layout lies on '{usual_gpu()}'", "device_lengths=True"):
-        attn.reserve(**MAXIMA).update(page_table())
+        reserved(attn, **MAXIMA).update(page_table())
     with refuses(ValueError, "layout lies on the host", f"'{usual_gpu()}'", "device_lengths=True"):
         reservation.update(twin(problem.layout))
     with refuses(ValueError, "layout has 7 requests", "max_requests = 6"):
@@ -159,16 +159,16 @@ def test_reservations_and_layouts_of_other_kinds(gpu, rng):
         reserve(gpu, max_levels=2)[1].update(page_table())
     on_cpu = raddle.Attention(raddle.AttentionSpec(4, 2, 64))
     with refuses(ValueError, f"layout lies on '{usual_gpu()}'; expected 'cpu'"):
-        on_cpu.reserve(**MAXIMA, device_lengths=True).update(page_table())
+        reserved(on_cpu, **MAXIMA, device_lengths=True).update(page_table())
     for changes, words in (
         ({"schedule": "algorithm1"}, ["schedule is 'algorithm1'", "'linear'"]),
         ({"max_levels": 3}, ["max_levels is 3", "2"]),
     ):
         with refuses(ValueError, *words):
-            attn.reserve(**{**MAXIMA, "device_lengths": True, **changes})
+            reserved(attn, **{**MAXIMA, "device_lengths": True, **changes})
     invariant = raddle.Attention(raddle.AttentionSpec(4, 2, 64, batch_invariant=True), device=gpu)
     with refuses(ValueError, "batch_invariant is True", "host"):
-        invariant.reserve(**MAXIMA, device_lengths=True)
+        reserved(invariant, **MAXIMA, device_lengths=True)
 
 
 def test_runs_have_room_for_any_batch(gpu, rng):
@@ -185,4 +185,4 @@ def test_bits_of_a_batch_are_refused(gpu):
     mask = raddle.PackedMask(np.zeros(1, np.uint8), np.zeros(3, np.int32))
     attn = raddle.Attention(raddle.AttentionSpec(4, 2, 64, variant=[mask]), device=gpu)
     with refuses(ValueError, "packed_mask has bits for every pair", "host"):
-        attn.reserve(**MAXIMA, device_lengths=True).update(page_table())
+        reserved(attn, **MAXIMA, device_lengths=True).update(page_table())

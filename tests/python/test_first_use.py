@@ -22,7 +22,7 @@ os.environ["RADDLE_CACHE_DIR"] = cache_folder
 SPEC = raddle.AttentionSpec(8, 2, 64, dtype="bfloat16", variant=raddle.Causal())
 decode, prompt = raddle.RaggedKV([0, 1, 2], [0, 30, 90]), raddle.RaggedKV([0, 40], [0, 40])
 def release(): open(gate, "w").close()
-def reserve(attn, tokens): return attn.reserve(max_requests=2, max_qo_tokens=tokens, max_kv_tokens=100)
+def reserve(attn, tokens): return attn.reserve(raddle.Maxima(2, tokens, max_kv_tokens=100))
 def names(): return sorted(entry["name"] for entry in cache.entries())
 def until(condition):
     while not condition(): time.sleep(0.01)

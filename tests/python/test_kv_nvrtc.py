@@ -32,7 +32,7 @@ def resources(log: str) -> dict[str, tuple[int, int]]:
 @pytest.mark.parametrize(("dtype", "kv_dtype", "variant", "arch"), CASES)
 def test_kernels_compile(dtype, kv_dtype, variant, arch, capsys):
     spec = raddle.AttentionSpec(8, 2, 64, dtype=dtype, kv_dtype=kv_dtype, variant=variant)
-    got = resources(_compile(spec.fields(), arch)["log"])
+    got = resources(_compile(spec=spec.fields(), arch=arch)["log"])
     with capsys.disabled():
         print(f"\n{arch} {dtype} {kv_dtype} {variant}: " + ", ".join(f"{name} {n}" for name, (n, _) in got.items()), end="")
     assert set(got) == KERNELS

@@ -10,7 +10,7 @@ from device_arrays import DeviceArray
 from draws import draw
 from engine import twin
 from reference import Problem, attention
-from small import refuses
+from small import refuses, reserved
 
 HEADS = {"dim": 64, "group": 2, "num_kv_heads": 2, "dtype": "bfloat16"}
 MAXIMA = {"max_requests": 6, "max_qo_tokens": 24, "max_kv_tokens": 1000}
@@ -32,7 +32,7 @@ def padded(x: np.ndarray, rows: int) -> np.ndarray:
 def reserve(engine, problem, **changes):
     attn = engine.attention(problem)
     owner = attn if engine.device == "cpu" else attn.attention
-    return attn, owner.reserve(**{**MAXIMA, "num_workers": 5, **changes})
+    return attn, reserved(owner, **{**MAXIMA, "num_workers": 5, **changes})
 
 
 def test_batches_one_after_another(engine, rng):
@@ -88,7 +88,7 @@ def test_requests_of_few_rows(engine, rng):
     longer = draw(rng, "paged", "causal", lengths=[(1, 30), (3, 50)], page_size=16, **HEADS)
     attn = engine.attention(decode)
     owner = attn if engine.device == "cpu" else attn.attention
-    any_rows, few = (owner.reserve(**MAXIMA, num_workers=5, max_qo_len=n) for n in (0, 2))
+    any_rows, few = (reserved(owner, **MAXIMA, num_workers=5, max_qo_len=n) for n in (0, 2))
     assert few.num_bytes < any_rows.num_bytes
     few.update(twin(decode.layout))
     within(attention(decode), attn.run(few, decode.q, decode.kv[0]))
@@ -114,7 +114,7 @@ def test_select(engine, rng):
     attn = engine.attention(problem)
     owner = attn if engine.device == "cpu" else attn.attention
     sizes = [(1, 8), (4, 64), (16, 256), (4, 64)]
-    all_of = [owner.reserve(max_requests=n, max_qo_tokens=t, max_kv_tokens=500) for n, t in sizes]
+    all_of = [reserved(owner, max_requests=n, max_qo_tokens=t, max_kv_tokens=500) for n, t in sizes]
     chosen = raddle.select(all_of[::-1], twin(problem.layout))
     assert chosen is all_of[3] and all_of[0].num_bytes < chosen.num_bytes < all_of[2].num_bytes
     many = draw(rng, "paged", "causal", lengths=[(1, 3)] * 17, page_size=16, **HEADS)

@@ -10,7 +10,7 @@ from checks import within
 from draws import DTYPES, numpy_dtype
 from engine import twin
 from reference import Alibi, Causal, Problem, RaggedKV, Rope, RopeTables, SlidingWindow, SoftCap, attention
-from small import refuses
+from small import refuses, reserved
 
 HEADS, KV_HEADS, DIM, DIM_VO = 4, 2, 32, 24
 
@@ -151,7 +151,7 @@ def test_pages_and_planned_work_stay_the_same(rng):
     spec = raddle.AttentionSpec(HEADS, KV_HEADS, DIM, DIM_VO, dtype="float32", variant=twin(problem.variant))
     attn = raddle.Attention(spec)
     bound = len(requests) * (len(pages[0]) + 2) * page_size  # two pages may stand in two entries
-    reservation = attn.reserve(max_requests=2, max_qo_tokens=2, max_kv_tokens=bound)
+    reservation = reserved(attn, max_requests=2, max_qo_tokens=2, max_kv_tokens=bound)
     costs = []
     texts.cache.append(requests, [window, 5])
     for _ in range(30 * window):

@@ -5,7 +5,7 @@ import pytest
 import raddle
 import torch
 from raddle.flex import BlockMask, create_block_mask, flex_attention, masks, ops, with_offset
-from small import refuses
+from small import refuses, reserved
 
 SHORT, LONG = np.arange(10, dtype=np.int32), np.arange(40, dtype=np.int32)
 TABLE = np.linspace(0, 1, 10, dtype=np.float32)
@@ -161,7 +161,7 @@ def test_explicit_positions():
 
 def test_reservations_refuse_and_keep_the_old_plan():
     attn = attention_of(SHORT_MASKS["kv_idx"])
-    reservation = attn.reserve(max_requests=1, max_qo_tokens=4, max_kv_tokens=64)
+    reservation = reserved(attn, max_requests=1, max_qo_tokens=4, max_kv_tokens=64)
     reservation.update(raddle.RaggedKV([0, 2], [0, 8]))
     before = reservation.plan.num_items
     with refuses(ValueError, "indexed with 10"):

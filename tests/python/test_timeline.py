@@ -11,7 +11,7 @@ from device_arrays import DeviceArray
 from draws import draw
 from engine import spec_of, twin
 from raddle.timeline import STAGES, Marks
-from small import refuses
+from small import refuses, reserved
 
 HEADS = {"dim": 64, "group": 2, "num_kv_heads": 2, "dtype": "bfloat16"}
 LENGTHS = [(1, 300), (70, 90), (0, 5), (2, 1)]
@@ -61,7 +61,7 @@ def test_marks_beyond_the_room_are_dropped(gpu, problem):
 
 def test_a_reservations_plan_in_force(gpu, problem):
     attn = raddle.Attention(spec_of(problem), device=gpu)
-    reservation = attn.reserve(max_requests=4, max_qo_tokens=80, max_kv_tokens=1000, num_workers=3)
+    reservation = reserved(attn, max_requests=4, max_qo_tokens=80, max_kv_tokens=1000, num_workers=3)
     reservation.update(twin(problem.layout))
     timeline = raddle.Timeline(reservation, gpu)
     run(attn, reservation, problem, timeline)

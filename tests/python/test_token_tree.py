@@ -9,7 +9,7 @@ from checks import within
 from draws import DTYPES, WORKERS, draw
 from engine import twin
 from reference import Alibi, Causal, PackedMask, Problem, Rope, SlidingWindow, SoftCap, attention
-from small import refuses
+from small import refuses, reserved
 
 HEADS = dict(dim=32, group=2, num_kv_heads=2)
 LENGTHS = [(17, 400), (1, 90), (0, 40), (5, 5), (64, 300), (3, 4)]
@@ -104,7 +104,7 @@ def test_batches_in_one_reservation(engine, rng):
     attn = engine.attention(first)
     owner = attn if engine.device == "cpu" else attn.attention
     maxima = dict(max_requests=4, max_qo_tokens=24, max_kv_tokens=400, max_levels=2, num_workers=5)
-    reservation = owner.reserve(**maxima)
+    reservation = reserved(owner, **maxima)
     for lengths in ([(12, 100), (3, 60)], [(1, 40), (2, 2), (20, 90)], [(0, 7), (24, 24)], [(16, 300)]):
         problem = draw(rng, "token_tree", "causal", "bfloat16", lengths=lengths, page_size=16, **HEADS)
         arguments = {k: v for k, v in vars(problem.layout).items() if k != "qo_pos"}

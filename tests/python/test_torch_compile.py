@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import raddle
 import torch
-from small import SPEC
+from small import SPEC, reserved
 
 ROWS, KEYS = 3, 25
 
@@ -73,7 +73,7 @@ def test_two_layers_of_one_plan(rng):
 def test_levels_states_and_reservations(rng, how):
     attn = raddle.Attention(raddle.AttentionSpec(**{**SPEC, "dtype": "bfloat16"}, variant=[raddle.Causal()]))
     q, k, v = (x.bfloat16() for x in tensors(rng))
-    reservation = attn.reserve(max_requests=2, max_qo_tokens=8, max_kv_tokens=64)
+    reservation = reserved(attn, max_requests=2, max_qo_tokens=8, max_kv_tokens=64)
     reservation.update(ragged())
 
     def call(plan, q, kv):

@@ -48,9 +48,9 @@ def lend_index(x: Any, name: str) -> Any:
     return lend(x, name)
 
 
-def lend_indices(**arrays: Any) -> list[Any]:
-    """Each as of `lend_index`, in their order, under their names; None stays None."""
-    return [None if x is None else lend_index(x, name) for name, x in arrays.items()]
+def lend_indices(**arrays: Any) -> dict[str, Any]:
+    """Each as of `lend_index`, under their names; None stays None."""
+    return {name: None if x is None else lend_index(x, name) for name, x in arrays.items()}
 
 
 def lend_integer(x: Any, name: str) -> int:
@@ -82,7 +82,7 @@ def _lend_other(x: Any, name: str) -> Any:
 def _from_numpy(x: np.ndarray, name: str) -> FfiTensor:
     viewed = VIEWED.get(x.dtype)
     if viewed is not None:
-        return _as_dtype(_from_numpy(x.view(viewed[0]), name), viewed[1])
+        return _as_dtype(tensor=_from_numpy(x.view(viewed[0]), name), dtype=viewed[1])
     if x.flags.writeable:
         return _imported(x, name, x)
     try:

@@ -78,12 +78,13 @@ def measure(
     """All limits; reading is tried again where it is slower than this kind of machine can be."""
     size = READ_BYTES if read_bytes is None else read_bytes
     say("limits: arithmetic")
-    rates = [float(_rate(name, threads)) for name in ("fma", "exp2", "bf16")]
+    rates = [float(_rate(limit=name, num_threads=threads)) for name in ("fma", "exp2", "bf16")]
     floor = _plausible(threads)
     found: Optional[Limits] = None
     for _ in range(_TRIES):
         say("limits: memory read")
-        one = Limits(threads, float(_read_sequential(size, threads)), float(_read_pages(size, threads)), *rates, floor)
+        read = [float(loop(nbytes=size, num_threads=threads)) for loop in (_read_sequential, _read_pages)]
+        one = Limits(threads, *read, *rates, floor)
         found = one if found is None else found.best_of(one)
         if found.read_gbps:
             break
@@ -107,7 +108,7 @@ def read_gbps(advance: Callable[[], None] = lambda: None) -> Optional[float]:
     """
     threads, best = raddle.cpu_threads(), 0.0
     for loop in (_read_sequential, _read_pages):
-        best = max(best, float(loop(QUICK_READ_BYTES, threads)))
+        best = max(best, float(loop(nbytes=QUICK_READ_BYTES, num_threads=threads)))
         advance()
     return best if best >= _plausible(threads) else None
 

@@ -88,7 +88,7 @@ def run_overhead(bar_us: float, rounds: int) -> list[Measured]:
     python, cpp = [], []
     for _ in range(rounds):
         python.append(timing.repeated(run, 1)[0] / _CALLS)
-        cpp.append(_run_cpp(attention, plan, q, out, *pools, _CALLS))
+        cpp.append(_run_cpp(attention=attention, plan=plan, q=q, out=out, kv_k=pools[0], kv_v=pools[1], repeat=_CALLS))
     extra = timing.median([a - b for a, b in zip(python, cpp)])
     call = timing.median(python)
     return [

@@ -76,7 +76,7 @@ class Traced:
     def check_indices(self, shape: tuple[int, int, int, int]) -> None:
         """Raises ValueError where a captured array is too short for sequences of (B, H, Q_LEN, KV_LEN)."""
         if any(node.op == "load" for node in evaluate.order(self.expr)):
-            _check_indices(self.variant(), *shape)
+            _check_indices(variant=self.variant(), **dict(zip(("B", "H", "Q_LEN", "KV_LEN"), shape)))
 
     def evaluate(
         self, b: Any, h: Any, q_idx: Any, kv_idx: Any, score: Any = None, values: dict[str, Any] | None = None

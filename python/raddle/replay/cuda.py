@@ -117,9 +117,11 @@ class CudaEngine(Engine):
         every = itertools.product(schedules, self.attention, range(len(self._sizes)))
         return {
             (schedule, kind, size): self.attention[kind].reserve(
-                max_requests=min(self._sizes[size], self._max_requests),
-                max_qo_tokens=self._sizes[size],
-                max_kv_tokens=pages * page_size,
+                raddle.Maxima(
+                    max_requests=min(self._sizes[size], self._max_requests),
+                    max_qo_tokens=self._sizes[size],
+                    max_kv_tokens=pages * page_size,
+                ),
                 num_workers=self.num_workers,
                 schedule=schedule,
             )

@@ -56,12 +56,13 @@ def fill(
     `request` and `position` are int32 [rows], `out` is [rows, heads, D] of any dtype. Queries are never
     shared.
     """
-    _fill(stream, seed, layer, lend(out, "out"), request, position, *prompts)
+    rows = dict(out=lend(out, "out"), request=request, position=position)
+    _fill(stream=stream, seed=seed, layer=layer, **rows, **prompts._asdict())
 
 
 def sinks(seed: int, layer: int, num_heads: int) -> np.ndarray:
     """The layer's sink logits, fp32 [num_heads]."""
-    return np.array(_sinks(seed, layer, num_heads), np.float32)
+    return np.array(_sinks(seed=seed, layer=layer, heads=num_heads), np.float32)
 
 
 def verify(
@@ -77,12 +78,13 @@ def verify(
     One dict for each: the ``element`` that uses most of its budget, ``found``, ``expected`` and ``budget``
     there, and their ``ratio``, above 1 if the output is wrong. src/replay/verify.cpp derives the budgets.
     """
-    verdicts = _verify(dict(reference), found, request, position, head, *prompts)
+    samples = dict(found=found, request=request, position=position, head=head)
+    verdicts = _verify(spec=dict(reference), **samples, **prompts._asdict())
     return [dict(verdict.items()) for verdict in verdicts]
 
 
 def split_rows(plan: raddle.Plan, rows: int, num_kv_heads: int) -> np.ndarray:
     """Whether a row's output is composed of several chunks: bool [rows, num_kv_heads]."""
     split = np.empty((rows, num_kv_heads), np.bool_)
-    _split_rows(plan, split)
+    _split_rows(plan=plan, split=split)
     return split

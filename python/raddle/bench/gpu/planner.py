@@ -44,13 +44,13 @@ def _decode(attn: Any, lengths: torch.Tensor, shared: int, min_prefix: int) -> t
     qo_indptr = torch.arange(requests + 1, dtype=torch.int32)
     there = (x.to(attn.device) for x in (qo_indptr, table, lengths.to(torch.int32)))
     qo_indptr, table, lengths = there
-    reservation = attn.reserve(
+    maxima = raddle.Maxima(
         max_requests=requests,
         max_qo_tokens=requests,
         max_kv_tokens=requests * width * _PAGE_SIZE,
         max_levels=2 if min_prefix else 1,
-        device_lengths=True,
     )
+    reservation = attn.reserve(maxima, device_lengths=True)
     options = {"page_size": _PAGE_SIZE, "discover_prefixes": min_prefix}
     return reservation, raddle.PagedKV(qo_indptr, None, table, lengths, **options), shared + own * requests
 
