@@ -165,11 +165,12 @@ def plan(rounds: int, json_path: Optional[Path]) -> None:
     """
 
     def measure(progress: Progress) -> list[Any]:
-        from raddle.bench import plan_cost
+        from raddle.bench import array_checks, plan_cost
 
         progress.say("planning")
         found = [plan_cost.plan_cost(16, 15.0, rounds), plan_cost.plan_cost(256, 60.0, rounds)]
         found += plan_cost.prefix_cost(max(5, rounds // 100))
+        found += array_checks.array_check_cost(256, (10.0, 100.0), max(21, rounds // 10))
         progress.say("running")
         return found + plan_cost.run_overhead(10.0, max(21, rounds // 20))
 
