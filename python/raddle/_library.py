@@ -52,8 +52,8 @@ def _arguments(name: str) -> list[str]:
 def function(name: str) -> Callable[..., Any]:
     """A function of the library, called with its arguments by name: what place a name has is looked up once, here.
 
-    Arguments of which there may be any number ("*kv") follow as they are, and so does the only one of a function that has
-    no other. Calls raise TypeError where names are not those that the library lists.
+    Arguments of which there may be any number ("*kv") follow as they are, and so does the only one of a function that
+    has no other. Calls raise TypeError where names are not those that the library lists.
     """
     raw: Callable[..., Any] = tvm_ffi.get_global_func(name)
     listed = _arguments(name)

@@ -9,7 +9,8 @@ from raddle._layout import Layout
 
 _block_sparse = _library.function_in_order(
     "raddle.block_sparse",
-    "Br Bc indptr indices qo_indptr kv_len num_rows num_cols mask_bits block_pos block_first block_count kv_begin qo_pos",
+    "Br Bc indptr indices qo_indptr kv_len num_rows num_cols mask_bits block_pos block_first block_count kv_begin "
+    "qo_pos",
 )
 _block_sparse_from_mask = _library.function_in_order("raddle.block_sparse_from_mask", "mask Br Bc qo_indptr")
 

@@ -26,16 +26,17 @@ class Maxima:
     """The largest batches that a reservation or a workspace is for (`Attention.reserve`, `workspace_bytes`).
 
     Args:
-        max_requests: requests of a batch, and groups of one level: row blocks of a block-sparse matrix, shared prefixes.
-        max_qo_tokens: query rows of a batch. q and out of a captured run have as many; rows that a batch does not use are
-            not touched.
-        max_kv_tokens: keys of all requests of a level together; of a reservation with device_lengths keys of all requests,
-            those that prefix discovery makes a level of included.
+        max_requests: requests of a batch, and groups of one level: row blocks of a block-sparse matrix, shared
+            prefixes.
+        max_qo_tokens: query rows of a batch. q and out of a captured run have as many; rows that a batch does not use
+            are not touched.
+        max_kv_tokens: keys of all requests of a level together; of a reservation with device_lengths keys of all
+            requests, those that prefix discovery makes a level of included.
         max_levels: levels of a cascade.
         max_runs: coverage runs of a query tile; 0: the planner's own limit.
         max_qo_len: query rows of one request, of a single level; 0: as many as max_qo_tokens. With 1, for batches that
-            only decode, a GPU runs its kernel of short queries (up to 16 rows a KV head), which is faster, and takes less
-            memory. Not with several levels or device_lengths.
+            only decode, a GPU runs its kernel of short queries (up to 16 rows a KV head), which is faster, and takes
+            less memory. Not with several levels or device_lengths.
 
     They are checked where they are used.
 
@@ -59,7 +60,8 @@ def fields_of_maxima(maxima: Any) -> dict[str, int]:
     """The fields of the argument ``maxima`` by name, as they cross to C++."""
     if isinstance(maxima, Maxima):
         return {name: getattr(maxima, name) for name in maxima.__dataclass_fields__}
-    raise TypeError(f"maxima is {kind_of(maxima)}; expected raddle.Maxima(max_requests=…, max_qo_tokens=…, max_kv_tokens=…)")
+    expected = "raddle.Maxima(max_requests=…, max_qo_tokens=…, max_kv_tokens=…)"
+    raise TypeError(f"maxima is {kind_of(maxima)}; expected {expected}")
 
 
 @tvm_ffi.register_object("raddle.Plan")

@@ -66,6 +66,6 @@ def test_calls_in_order_are_in_that_order():
                     # "q" of q, q_lent, lend(q, "q") and "out" of out_lent; the object itself is self.
                     used = {each.id for each in ast.walk(argument) if isinstance(each, ast.Name)}
                     words = {word for each in used for word in (each, each.removesuffix("_lent"))}
-                    own = "pools" if name == "*kv" else name.replace("kv_pool_k", "k_pool").replace("kv_pool_v", "v_pool")
+                    own = {"*kv": "pools", "kv_pool_k": "k_pool", "kv_pool_v": "v_pool"}.get(name, name)
                     assert words & {own, "self"}, f"{path.name}: {ast.unparse(argument)} is passed as {name}"
     assert seen >= 8

@@ -1,11 +1,12 @@
 """Tensors in and out of the library: DLPack, without copies.
 
-Inputs may be of torch, numpy (bfloat16 and 8-bit floats by ml_dtypes), JAX or CuPy; outputs that Raddle allocates are of the
-same kind and on the same device. What shape, dtype and strides a tensor must have is checked in C++; only what DLPack
-does not carry is checked here.
+Inputs may be of torch, numpy (bfloat16 and 8-bit floats by ml_dtypes), JAX or CuPy; outputs that Raddle allocates are
+of the same kind and on the same device. What shape, dtype and strides a tensor must have is checked in C++; only what
+DLPack does not carry is checked here.
 
-`kinds` tells which framework a tensor is of and where it lies, `dtypes` names what it holds; `inputs`, `pools` and `outputs` lend tensors
-to the library, and make those that it writes; `streams` knows torch's current stream, `saved` what pickles hold.
+`kinds` tells which framework a tensor is of and where it lies, `dtypes` names what it holds; `inputs`, `pools` and
+`outputs` lend tensors to the library, and make those that it writes; `streams` knows torch's current stream, `saved`
+what pickles hold.
 """
 
 from raddle._tensors.dtypes import dtype_name

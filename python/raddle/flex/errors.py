@@ -94,7 +94,7 @@ def condition_advice() -> str:
 
 
 def float_advice(known: Container[str]) -> str:
-    """What to write instead of a function that wants a Python number; ``known``: names of functions of `raddle.flex.ops`."""
+    """What to write instead of a function that wants a Python number; ``known``: names of functions of `ops`."""
     found = re.search(r"\bmath\.(\w+)", user_line())
     if found and found.group(1) in known:
         return f"write raddle.flex.ops.{found.group(1)} instead of math.{found.group(1)}"
