@@ -5,7 +5,7 @@ import ast
 import pytest
 import tvm_ffi
 from raddle import _library
-from test_imports import ROOT
+from statements import PACKAGE
 
 
 def test_every_function_lists_its_arguments():
@@ -55,7 +55,7 @@ def calls(tree, function):
 
 def test_calls_in_order_are_in_that_order():
     seen = 0
-    for path in ROOT.rglob("*.py"):
+    for path in PACKAGE.rglob("*.py"):
         tree = ast.parse(path.read_text())
         for function, listed in orders(tree):
             for arguments, names in calls(tree, function):

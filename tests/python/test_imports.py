@@ -1,46 +1,24 @@
 """The modules of the package import each other in one direction: a module is understood with those below it alone."""
 
-import ast
-from pathlib import Path
-
-import raddle
-
-ROOT = next(Path(folder) for folder in raddle.__path__ if (Path(folder) / "attention.py").is_file())
+from statements import PACKAGE, imported
 
 
 def name_of(path):
     """"raddle.flex.trace" of flex/trace.py, "raddle.flex" of flex/__init__.py."""
-    parts = ("raddle", *path.relative_to(ROOT).with_suffix("").parts)
+    parts = ("raddle", *path.relative_to(PACKAGE).with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def modules():
-    return {name_of(path): ast.parse(path.read_text()) for path in ROOT.rglob("*.py")}
-
-
-def imported(name, tree, known, is_package=False):
-    """Modules that a module names in its import statements, wherever they stand: those of a function run later, and are
-    needed nevertheless. Imports for type checkers alone do not count."""
-    ignored = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if id(node) in ignored:
-            continue
-        if isinstance(node, ast.Import):
-            yield from (each.name for each in node.names if each.name in known)
-        elif isinstance(node, ast.ImportFrom):
-            of = node.module or ""
-            if node.level:  # "from .traces import Request"
-                above = name.split(".") if is_package else name.split(".")[:-1]
-                of = ".".join([*above[: len(above) - node.level + 1], *filter(None, [node.module])])
-            for each in node.names:
-                inner = f"{of}.{each.name}"
-                if inner in known or of in known:
-                    yield inner if inner in known else of
+def imports():
+    """The modules that each module imports, inside of functions too: what runs later is needed nevertheless."""
+    paths = {name_of(path): path for path in PACKAGE.rglob("*.py")}
+    graph = {name: set() for name in paths}
+    for name, path in paths.items():
+        for each in imported(path, for_types=False):
+            module = each if each in paths else each.rpartition(".")[0]  # a module, or what is taken from one
+            if module in paths:
+                graph[name].add(module)
+    return graph
 
 
 def circle(graph):
@@ -63,10 +41,9 @@ def circle(graph):
 
 
 def test_modules_import_each_other_in_one_direction():
-    trees = modules()
-    packages = {name_of(path) for path in ROOT.rglob("__init__.py")}
-    graph = {name: set(imported(name, tree, trees, name in packages)) for name, tree in trees.items()}
+    graph = imports()
     assert len(graph) > 60 and graph["raddle.attention"] >= {"raddle.plans", "raddle.spec"}  # it has been read
+    assert "raddle.flex.trace" in graph["raddle.spec"]  # inside of a function
     found = circle(graph)
     assert found is None, " imports ".join(found)
 

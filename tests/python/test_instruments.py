@@ -1,25 +1,10 @@
 """Benchmarks and replays are instruments: the command `raddle` registers them, and the library imports nothing of them."""
 
-import ast
-from pathlib import Path
-
 import pytest
+from statements import PACKAGE, imported
 
-PACKAGE = Path(__file__).parents[2] / "python" / "raddle"
 INSTRUMENTS = ("bench", "replay")
 LIBRARY = [path for path in sorted(PACKAGE.rglob("*.py")) if path.relative_to(PACKAGE).parts[0] not in INSTRUMENTS]
-
-
-def imported(path, package=PACKAGE):
-    """Full names of the modules, and of what is taken from them, that a file of the package imports anywhere."""
-    parents = ["raddle", *path.relative_to(package).parts[:-1]]
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (each.name for each in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            start = parents[: len(parents) + 1 - node.level] if node.level else []
-            module = ".".join([*start, *([node.module] if node.module else [])])
-            yield from (f"{module}.{each.name}" for each in node.names)
 
 
 def of_instruments(path, package=PACKAGE):
