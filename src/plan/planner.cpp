@@ -1,245 +1,111 @@
 #include "plan/planner.h"
 
-#include <algorithm>
-#include <cstring>
-#include <utility>
-
-#include "plan/buffer.h"
 #include "plan/chooser.h"
+#include "plan/packer.h"
 #include "plan/tiling.h"
-#include "raddle/engine/plan/contraction.h"
+#include "raddle/engine/plan/coverage.h"
 
 namespace raddle {
 namespace {
 
-/// One plan in the making. Lives in thread-local memory; `make` starts afresh.
-class Planner {
- public:
-  PlanArrays make(const LayoutView& layout, const PlanConfig& config, const CoverFns& cover);
-
- private:
-  i32 mark_splits();
-  i64 count_items() const;
-  i32 fill_splits(i32 num_splits);
-  ContractionMap contract(i32 num_splits);
-  void write_items(WorkItem* items, i32* queue_indptr);
-  void write_placed(WorkItem* items, i32* queue_indptr);
-  void write_drawn(WorkItem* items) const;
-  PlanArrays pack();
-  const Units& units() const { return tiling_.units; }
-  bool is_cut() const { return chosen_->form == Assignment::Form::cuts; }
-  bool is_drawn() const { return chosen_->form == Assignment::Form::queue; }
-  i32 chunks_of(i32 tile) const {
-    return chosen_->piece_begin[tile + 1] - chosen_->piece_begin[tile];
+struct HostCover {
+  CoverFns fns;
+  KvSpan kv_span(const Tile& t) const {
+    return fns.kv_span ? fns.kv_span(fns.self, t) : KvSpan{everything, everything};
   }
-
-  LayoutView layout_{};
-  PlanConfig config_{};
-  Tiling tiling_;
-  Chooser chooser_;
-  const Assignment* chosen_ = nullptr;
-  PlanStats stats_;
-  Buffer<Split> splits_;
-  Buffer<Contraction> contractions_;
-  Buffer<Source> sources_;
-  Buffer<i32> expected_, dependents_, seen_, cursor_, row_group_, row_index_;
-  Buffer<RowMap> row_maps_;
+  Coverage coverage(const Tile& t) const {
+    return fns.coverage ? fns.coverage(fns.self, t) : Coverage::full;
+  }
 };
-
-/// Finds the tiles that have partial states; returns the number of Splits they take.
-i32 Planner::mark_splits() {
-  QueryTile* tiles = tiling_.tiles.data();
-  if (is_cut() && !units().all_partial) {
-    mark_cut_tiles(chosen_->cuts.data(), config_.num_workers, tiles);
-  } else {
-    for (i32 t = 0; t < units().num_tiles; ++t) {
-      const bool split = units().all_partial || (!is_drawn() && chunks_of(t) > 1);
-      tiles[t].split = split ? 0 : -1;
-    }
-  }
-  return config_.num_kv_heads * number_splits(tiles, units().num_tiles, config_.num_kv_heads);
-}
-
-i64 Planner::count_items() const {
-  if (is_drawn()) return i64{units().num_tiles} * config_.num_kv_heads;
-  if (!is_cut()) return chosen_->num_pieces * config_.num_kv_heads;
-  return i64{units().num_tiles} * config_.num_kv_heads + chosen_->num_cut_chunks;
-}
-
-/// Places the partial states; returns the rows they take.
-i32 Planner::fill_splits(i32 num_splits) {
-  const Cut* cuts = chosen_->cuts.data();
-  const QueryTile* tiles = tiling_.tiles.data();
-  Split* splits = splits_.grow(num_splits);
-  if (num_splits == 0) return 0;
-  if (!is_cut()) {
-    return fill_piece_splits(tiles, units().num_tiles, config_.num_kv_heads,
-                             chosen_->piece_begin.data(), splits);
-  }
-  if (units().all_partial) return fill_all_splits(units(), cuts, config_.num_workers, splits);
-  return fill_cut_splits(units(), cuts, config_.num_workers, num_splits, splits);
-}
-
-ContractionMap Planner::contract(i32 num_splits) {
-  const i64 tiles = units().num_tiles;
-  const i32 levels = units().all_partial ? layout_.num_levels : 1;
-  const i64 most_sources =
-      levels > 1 ? tiles + (levels - 1) * (layout_.num_rows + 2 * tiles) : tiles;
-  ContractionMap map{contractions_.grow(tiles),
-                     expected_.grow(num_splits),
-                     sources_.grow(most_sources),
-                     dependents_.grow(most_sources),
-                     0,
-                     0,
-                     0};
-  if (levels <= 1) {
-    contract_tiles(tiling_.tiles.data(), units().num_tiles, num_splits, splits_.data(), map);
-    return map;
-  }
-  const i64 rows = layout_.num_rows;
-  row_group_.grow(rows * (levels - 1));
-  row_index_.grow(rows * (levels - 1));
-  row_maps_.grow(levels - 1);
-  for (i32 l = 0; l + 1 < levels; ++l) {
-    row_maps_[l] = RowMap{row_group_.data() + rows * l, row_index_.data() + rows * l};
-    map_rows(layout_.levels[l], layout_.num_rows, row_maps_[l]);
-  }
-  contract_levels(layout_, tiling_.tiles.data(), units().num_tiles, units().group_tile,
-                  config_.num_kv_heads, config_.group_size, row_maps_.data(), splits_.data(),
-                  seen_.grow(tiles), map);
-  return map;
-}
-
-void Planner::write_items(WorkItem* items, i32* queue_indptr) {
-  const i32 workers = config_.num_workers;
-  queue_indptr[0] = 0;
-  queue_indptr[workers + 1] = static_cast<i32>(count_items());
-  if (is_drawn()) {
-    std::fill_n(queue_indptr, workers + 1, 0);
-    return write_drawn(items);
-  }
-  if (is_cut()) {
-    const Cut* cuts = chosen_->cuts.data();
-    const Split* splits = splits_.data();
-    const Units line = units();
-    for (i32 w = 0, end = 0; w < workers; ++w) {
-      end += write_span(line, splits, cuts[w], cuts[w + 1], items + end);
-      queue_indptr[w + 1] = end;
-    }
-    return;
-  }
-  write_placed(items, queue_indptr);
-}
-
-/// The items of placed pieces; the workers of a group have queues of one length.
-void Planner::write_placed(WorkItem* items, i32* queue_indptr) {
-  const Placement* placements = chosen_->placements.data();
-  const i32 workers = config_.num_workers;
-  const i32 group = chosen_->head_group, groups = workers / group;
-  const i64 count = chosen_->num_pieces * config_.num_kv_heads / group;
-  const i32* numbered = chosen_->is_paired ? chosen_->numbered.data() : nullptr;
-  const auto queue_of = [numbered](i32 worker) { return numbered ? numbered[worker] : worker; };
-  i32* length = cursor_.grow(groups);
-  std::fill_n(length, groups, 0);
-  for (i64 i = 0; i < count; ++i) ++length[placements[i].worker];
-  for (i32 g = 0, w = 0; g < groups; ++g)
-    for (const i32 end = w + group; w < end; ++w) queue_indptr[queue_of(w) + 1] = length[g];
-  for (i32 w = 0, end = 0; w < workers; ++w) queue_indptr[w + 1] = end += queue_indptr[w + 1];
-  std::fill_n(length, groups, 0);
-  // A compiler must assume that writing items changes any integer in memory: all that the heads of
-  // a piece have in common is read before.
-  const Split* splits = splits_.data();
-  for (i64 i = 0; i < count; ++i) {
-    const Placement p = placements[i];
-    const Piece piece = chosen_->pieces[p.piece];
-    const QueryTile& tile = units().tiles[piece.tile];
-    const i32 at = length[p.worker]++;
-    const i32 paired = chosen_->pairs_halves && chunks_of(piece.tile) == 2 ? 1 : 0;
-    stats_.pairs_halves |= paired == 1;
-    const i32 head = p.kv_head * group;
-    const i32 worker = p.worker * group;
-    const Split* split = tile.split >= 0 ? splits + tile.split + head : nullptr;
-    const i32 row = split ? (p.piece - chosen_->piece_begin[piece.tile]) * tile.num_rows : -1;
-    for (i32 j = 0; j < group; ++j) {
-      items[queue_indptr[queue_of(worker + j)] + at] =
-          WorkItem{.query_tile = piece.tile,
-                   .kv_head = head + j,
-                   .col_begin = piece.col_begin,
-                   .col_end = piece.col_end,
-                   .partial_row = row + (split ? split[j].partial_row : 0),
-                   .paired_half = paired};
-    }
-  }
-}
-
-void Planner::write_drawn(WorkItem* items) const {
-  const i64 count = count_items();
-  for (i64 i = 0; i < count; ++i) {
-    const DrawnUnit& unit = chosen_->queue[i];
-    items[i] = WorkItem{
-        .query_tile = unit.tile,
-        .kv_head = unit.kv_head,
-        .col_begin = unit_column(units(), unit.tile, 0),
-        .col_end = unit_column(units(), unit.tile, units().kv_tiles[unit.tile]),
-        .partial_row = -1,
-        .paired_half = 0,
-    };
-  }
-}
-
-PlanArrays Planner::pack() {
-  // Splits and contraction map come first: how large they are shows only when they are there.
-  const i32 num_splits = mark_splits();
-  const i64 partial_rows = fill_splits(num_splits);
-  const ContractionMap map = contract(num_splits);
-  const PlanSizes sizes{.query_tiles = units().num_tiles,
-                        .runs = tiling_.num_runs,
-                        .items = count_items(),
-                        .queue_indptr = config_.num_workers + 2,
-                        .splits = num_splits,
-                        .contractions = map.num_contractions,
-                        .expected = i64{map.num_contractions} * config_.num_kv_heads,
-                        .sources = map.num_sources,
-                        .dependents = map.num_dependents,
-                        .partial_rows = partial_rows};
-  const PlanOffsets offsets = plan_offsets(sizes);
-  std::shared_ptr<std::byte[]> block(new std::byte[static_cast<std::size_t>(offsets.bytes)]);
-  std::byte* base = block.get();
-  PlanView made{};  // where the arrays are now; null: written in place
-  made.query_tiles = tiling_.tiles.data();
-  made.runs = tiling_.runs.data();
-  made.splits = splits_.data();
-  made.contractions = map.contractions;
-  made.expected = map.expected;
-  made.sources = map.sources;
-  made.dependents = map.dependents;
-  visit_plan_arrays(
-      [base]<class T>(const T* from, i64 count, i64 offset) {
-        const i64 bytes = count * i64{sizeof(T)}, end = offset + bytes;
-        if (from && bytes > 0) std::memcpy(base + offset, from, static_cast<std::size_t>(bytes));
-        // Equal plans are equal bytes, the gaps that align the arrays included.
-        std::memset(base + end, 0, static_cast<std::size_t>(round_up(end, i64{16}) - end));
-      },
-      made, sizes, offsets);
-  write_items(reinterpret_cast<WorkItem*>(base + offsets.items),
-              reinterpret_cast<i32*>(base + offsets.queue_indptr));
-  return PlanArrays(std::move(block), sizes, config_, stats_);
-}
-
-PlanArrays Planner::make(const LayoutView& layout, const PlanConfig& config,
-                         const CoverFns& cover) {
-  layout_ = layout;
-  config_ = config;
-  tiling_.make(layout_, config_, cover);
-  chosen_ = &chooser_.choose(tiling_, config_, stats_);
-  return pack();
-}
 
 }  // namespace
 
+template <class Cover>
+void Tiling::make_group(const LayoutView& layout, const PlanConfig& config, const Cover& cover,
+                        i32 level, i32 group) {
+  const LevelView& at = layout.levels[level];
+  const bool last_level = level + 1 == layout.num_levels;
+  const i32 fused = group_rows(at, group) * config.group_size;
+  const i32 count = count_tiles(config, fused);
+  const i64 used = units.num_tiles;
+  tiles.grow(used + count, used);
+  kv_tiles_.grow(used + count, used);
+  prefix_.grow(used + count + 1, used + 1);
+  const auto hull = [&](const QueryTile& tile) {
+    return query_hull(layout, at, tile, config.group_size, config.num_kv_heads);
+  };
+  for (i32 i = 0; i < count; ++i) {
+    Run* spans = runs.grow(num_runs + max_spans, num_runs) + num_runs;
+    CoveredTile covered =
+        make_covered(cover, hull, at, config, make_tile(config, level, group, fused, i),
+                     units.all_partial, spans);
+    const i32 num = covered.tile.run_end;
+    if (!last_level && num == 0) continue;  // nothing to do, nothing to contract
+    if (num > 0 && !covered.in_spans) spans[0] = covered.only;
+    const i32 t = units.num_tiles++;
+    covered.tile.run_begin = static_cast<i32>(num_runs);
+    num_runs += num;
+    covered.tile.run_end = static_cast<i32>(num_runs);
+    tiles[t] = covered.tile;
+    kv_tiles_[t] = covered.kv_tiles;
+    const i64 cost = covered.cost;
+    prefix_[t + 1] = prefix_[t] + cost;
+    if (cost > longest_unit) {
+      longest_unit = cost;
+      longest_tile = t;
+    }
+    shortest_unit = t == 0 ? cost : min(shortest_unit, cost);
+  }
+}
+
+template <class Cover>
+void Tiling::make_levels(const LayoutView& layout, const PlanConfig& config, const Cover& cover) {
+  for (i32 l = 0; l < layout.num_levels; ++l) {
+    // Where earlier levels have nothing to do, the last one alone is an ordinary single level.
+    units.all_partial = l + 1 < layout.num_levels || units.num_tiles > 0;
+    for (i32 g = 0; g < layout.levels[l].num_groups; ++g) {
+      make_group(layout, config, cover, l, g);
+      group_tile_[++units.num_groups] = units.num_tiles;
+    }
+  }
+}
+
+void Tiling::make(const LayoutView& layout, const PlanConfig& config, const CoverFns& cover) {
+  i64 groups = 0;
+  for (i32 l = 0; l < layout.num_levels; ++l) groups += layout.levels[l].num_groups;
+  units = Units{};
+  num_runs = longest_unit = shortest_unit = 0;
+  longest_tile = 0;
+  group_tile_.grow(groups + 1)[0] = 0;
+  prefix_.grow(groups + 1)[0] = 0;
+  if (cover.kv_span || cover.coverage) {
+    make_levels(layout, config, HostCover{cover});
+  } else {
+    make_levels(layout, config, CoverAll{});
+  }
+  units.tiles = tiles.data();
+  units.runs = runs.data();
+  units.kv_tiles = kv_tiles_.data();
+  units.prefix = prefix_.data();
+  units.group_tile = group_tile_.data();
+  units.num_kv_heads = config.num_kv_heads;
+  for (i32 s = 0; s < 2; ++s) {
+    units.shapes[s] = config.shapes[s];
+    units.costs[s] = config.costs[s];
+  }
+}
+
 PlanArrays make_plan(const LayoutView& layout, const PlanConfig& config, const CoverFns& cover) {
-  static thread_local Planner planner;
-  return planner.make(layout, config, cover);
+  struct Memory {
+    Tiling tiling;
+    Chooser chooser;
+    Packer packer;
+  };
+  static thread_local Memory memory;  // serves a thread's next plan, too
+  memory.tiling.make(layout, config, cover);
+  PlanStats stats;
+  const Assignment& chosen = memory.chooser.choose(memory.tiling, config, stats);
+  return memory.packer.pack(layout, config, memory.tiling, chosen, stats);
 }
 
 }  // namespace raddle

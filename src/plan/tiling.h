@@ -1,4 +1,4 @@
-// The first half of planning: which query tiles there are, what their masks keep, what they cost.
+// The first step of planning: which query tiles there are, what their masks keep, what they cost.
 #pragma once
 
 #include "plan/buffer.h"
@@ -16,7 +16,7 @@ struct Tiling {
   i32 longest_tile = 0;
   Units units{};  ///< views of these buffers
 
-  /// Starts afresh; the buffers keep their memory.
+  /// Starts afresh; the buffers keep their memory. In planner.cpp.
   void make(const LayoutView& layout, const PlanConfig& config, const CoverFns& cover);
 
  private:
