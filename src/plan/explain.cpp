@@ -97,9 +97,10 @@ std::string explain(const PlanArrays& plan, i32 read_bytes) {
   text << plan.stats().explain();
   explain_reads(text, view, read_bytes);
   explain_work(text, view);
-  text << "tile shapes: " << view.shapes[0].rows << " query rows x " << view.shapes[0].keys
-       << " keys (short queries), " << view.shapes[1].rows << " x " << view.shapes[1].keys
-       << " (long queries)\n";
+  const TileShape& of_short = view.shapes[short_queries];
+  const TileShape& of_long = view.shapes[long_queries];
+  text << "tile shapes: " << of_short.rows << " query rows x " << of_short.keys
+       << " keys (short queries), " << of_long.rows << " x " << of_long.keys << " (long queries)\n";
   return text.str();
 }
 

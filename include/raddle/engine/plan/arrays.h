@@ -71,8 +71,8 @@ RADDLE_FN PlanView view_at(const void* base, const PlanSizes& sizes, const PlanC
   view.num_sources = static_cast<i32>(sizes.sources);
   view.num_dependents = static_cast<i32>(sizes.dependents);
   view.num_partial_rows = static_cast<i32>(sizes.partial_rows);
-  view.shapes[0] = config.shapes[0];
-  view.shapes[1] = config.shapes[1];
+  view.shapes[short_queries] = config.shapes[short_queries];
+  view.shapes[long_queries] = config.shapes[long_queries];
   Carver<16> carve(const_cast<void*>(base));
   visit_plan_arrays([&carve]<class T>(i64 count, const T*& array) { array = carve.take<T>(count); },
                     sizes, view);

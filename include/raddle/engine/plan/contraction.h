@@ -1,6 +1,7 @@
 // Which partial states exist, and how they come together.
 #pragma once
 
+#include "raddle/engine/core/search.h"
 #include "raddle/engine/plan/linear_split.h"
 #include "raddle/engine/plan/pieces.h"
 
@@ -128,18 +129,9 @@ RADDLE_FN void map_rows(const LevelView& level, i32 num_rows, const RowMap& map)
 
 /// The tile among [begin, end) that holds fused row `row` of its group; -1: none does.
 RADDLE_FN i32 tile_holding(const QueryTile* tiles, i32 begin, i32 end, i32 row) {
-  for (i32 lo = begin, hi = end; lo < hi;) {
-    const i32 middle = lo + (hi - lo) / 2;
-    const QueryTile& t = tiles[middle];
-    if (row < t.row_begin) {
-      hi = middle;
-    } else if (row >= t.row_begin + t.num_rows) {
-      lo = middle + 1;
-    } else {
-      return middle;
-    }
-  }
-  return -1;
+  const i32 t =
+      first_where(begin, end, [&](i32 i) { return row < tiles[i].row_begin + tiles[i].num_rows; });
+  return t < end && row >= tiles[t].row_begin ? t : -1;
 }
 
 /// Appends what one earlier level holds of query tile `tile` of the last level, neighbours joined.

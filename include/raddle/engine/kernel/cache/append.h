@@ -4,6 +4,7 @@
 
 #include "raddle/engine/core/math.h"
 #include "raddle/engine/core/row.h"
+#include "raddle/engine/core/search.h"
 #include "raddle/engine/kernel/cache/bytes.h"
 
 namespace raddle {
@@ -38,19 +39,10 @@ struct NewRow {
 
 /// The request of row `row`: the last one that begins at or before it and isn't empty.
 RADDLE_FN i32 find_request(const LayoutView& layout, i32 row) {
-  i32 low = 0;
-  i32 high = layout.num_requests;
   // One row a request, as in decoding, needs no search.
-  if (row < high && layout.qo_indptr[row] == row && layout.qo_indptr[row + 1] > row) return row;
-  while (high - low > 1) {
-    const i32 middle = low + (high - low) / 2;
-    if (layout.qo_indptr[middle] <= row) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
+  if (row < layout.num_requests && layout.qo_indptr[row] == row && layout.qo_indptr[row + 1] > row)
+    return row;
+  return first_where(1, layout.num_requests, [&](i32 i) { return layout.qo_indptr[i] > row; }) - 1;
 }
 
 RADDLE_FN NewRow new_row(const LayoutView& layout, const LevelView& level, i32 request, i32 row) {

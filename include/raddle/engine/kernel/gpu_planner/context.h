@@ -1,6 +1,7 @@
 // What the steps of the planner share: the block, its memory, and the batch's arrays.
 #pragma once
 
+#include "raddle/engine/core/search.h"
 #include "raddle/engine/kernel/gpu_planner/memory.h"
 #include "raddle/engine/kernel/gpu_planner/requests.h"
 #include "raddle/engine/kernel/gpu_planner/scan.h"
@@ -11,17 +12,7 @@ namespace planner {
 
 /// The last of n ascending numbers that is at most x; the first is.
 RADDLE_FN i32 last_at_most(const i32* numbers, i32 n, i32 x) {
-  i32 lo = 0;
-  i32 hi = n;
-  while (lo + 1 < hi) {
-    const i32 middle = lo + (hi - lo) / 2;
-    if (numbers[middle] <= x) {
-      lo = middle;
-    } else {
-      hi = middle;
-    }
-  }
-  return lo;
+  return first_where(1, n, [&](i32 i) { return numbers[i] > x; }) - 1;
 }
 
 /// Divides by the same number many times: one multiplication, whose result is at most one too low.
@@ -53,7 +44,7 @@ class Context {
         config(launch_.config),
         marks(marks_),
         shared(shared_),
-        scratch(scratch_arrays(launch_.scratch_at, memory)),
+        scratch(arrays_at<ScratchRecord>(launch_.scratch_at, memory)),
         scan(shared_.scan),
         thread(ptx::thread_index()),
         threads(ptx::thread_count()),

@@ -5,6 +5,7 @@
 // the layout's arrays at addresses that never change, which a CUDA graph can capture.
 #pragma once
 
+#include "raddle/engine/kernel/gpu_planner/arrays.h"
 #include "raddle/engine/plan/bounds.h"
 
 namespace raddle {
@@ -43,18 +44,12 @@ struct PlanReport {
 };
 
 /// Byte offsets of a planned layout's arrays in one block, each aligned to 16 bytes.
-struct PlannedOffsets {
-  i64 qo_indptr, kv_len, block_begin;
-  i64 row_request, suffix, kv_begin;                         // with prefixes: of the last level,
-  i64 prefix_indptr, prefix_rows, prefix_len, prefix_begin;  // and of the first
+struct PlannedOffsets : PlannedRecord<NumberOf> {
   i64 bytes;
 };
 
 /// Byte offsets of the planner's scratch arrays.
-struct PlannerScratch {
-  i64 candidates, group_tile, prefix, kv_tiles, tiles, cuts, rank, row_at, queue, owners, splits;
-  i64 qo_indptr, kv_len;
-  i64 links, depth, group, row_before, tiles_before, prefix_tiles, first_dependent, hulls;
+struct PlannerScratch : ScratchRecord<NumberOf> {
   i64 bytes;  ///< of all these: in shared memory where that suffices, else in device memory
   i64 marks;  ///< what follows is in device memory: a counter and a word for all, then one a
               ///< request;

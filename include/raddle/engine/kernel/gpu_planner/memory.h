@@ -1,10 +1,8 @@
 // The memory of the planner kernel: pure functions of the launch, for host and device.
 #pragma once
 
-#include "raddle/engine/core/carve.h"
 #include "raddle/engine/kernel/gpu_planner/launch.h"
 #include "raddle/engine/plan/contraction.h"
-#include "raddle/engine/plan/prefixes.h"
 
 namespace raddle {
 
@@ -20,62 +18,6 @@ struct PlannerShared {
   PlanReport report;
   i32 word;  ///< a word from one thread to all
 };
-
-/// A group of requests that share a prefix; stored at the leader's index.
-struct PrefixGroup {
-  i32 number;  ///< in the level
-  i32 members;
-  i32 rows;
-  i32 row_begin;  ///< where its rows begin among those of all groups
-  i32 leader;     ///< leader of the group whose number is this index
-};
-
-/// Hulls over the rows of a query tile.
-struct RowHull {
-  Range request;
-  Range q_index;
-};
-
-/// The arrays of the layout that the kernel writes.
-struct LayoutArrays {
-  i32 *qo_indptr, *kv_len, *block_begin;
-  i32 *row_request, *suffix, *kv_begin;
-  i32 *prefix_indptr, *prefix_rows, *prefix_len, *prefix_begin;
-};
-
-/// The planner's scratch arrays, as pointers (PointerTo) or as numbers of entries (CountOf).
-template <template <class> class Of>
-struct ScratchRecord {
-  Of<i32> candidates;  ///< [groups + 1] query tiles of the groups before, of one level
-  Of<i32> group_tile;  ///< [groups of all levels + 1]
-  Of<i64> prefix;      ///< as in Units
-  Of<i32> kv_tiles;
-  Of<QueryTile> tiles;
-  Of<Cut> cuts;
-  Of<i32> rank;    ///< [num_workers + 1] chunks that begin at cuts up to this one
-  Of<i32> row_at;  ///< [num_workers + 1] partial rows before this cut's
-  Of<i32> queue;   ///< [num_workers + 1] queue_indptr
-  Of<u16> owners;  ///< [items] the worker whose queue has the item
-  Of<Split> splits;
-  Of<i32> qo_indptr;  ///< [requests + 1]
-  Of<i32> kv_len;     ///< [requests]
-  // With prefixes. [requests]:
-  Of<PrefixLink> links;   ///< link to a leader; pages is 0 where no other request shares
-  Of<i32> depth;          ///< of a leader: pages that all requests linked to it share
-  Of<PrefixGroup> group;  ///< of a leader: its group
-  Of<i32> row_before;     ///< rows of the group before the request's
-  Of<i32> tiles_before;   ///< query tiles of the group's earlier requests, on the last level
-  Of<i32> prefix_tiles;   ///< [requests + 1] candidates of the first level
-  // [query tiles]:
-  Of<i32> first_dependent;  ///< place of a prefix's tile's first dependent among its group's
-  Of<RowHull> hulls;
-};
-template <class T>
-using PointerTo = T*;
-template <class>
-using CountOf = i64;
-using ScratchArrays = ScratchRecord<PointerTo>;
-using ScratchCounts = ScratchRecord<CountOf>;
 
 }  // namespace raddle
 
@@ -109,111 +51,65 @@ RADDLE_FN constexpr i32 shared_header() {
   return round_up(static_cast<i32>(sizeof(PlannerShared)), 16);
 }
 
-/// Goes through the layout's arrays in the order in which they lie in their block. For each of
-/// them, calls `visit` with the members of its name of the given records.
-template <class Visit, class... Records>
-RADDLE_FN constexpr void visit_layout_arrays(const Visit& visit, Records&&... of) {
-  visit(of.qo_indptr...);
-  visit(of.kv_len...);
-  visit(of.block_begin...);
-  visit(of.row_request...);
-  visit(of.suffix...);
-  visit(of.kv_begin...);
-  visit(of.prefix_indptr...);
-  visit(of.prefix_rows...);
-  visit(of.prefix_len...);
-  visit(of.prefix_begin...);
-}
-
-/// The same for the scratch arrays.
-template <class Visit, class... Records>
-RADDLE_FN constexpr void visit_scratch_arrays(const Visit& visit, Records&&... of) {
-  visit(of.candidates...);
-  visit(of.group_tile...);
-  visit(of.prefix...);
-  visit(of.kv_tiles...);
-  visit(of.tiles...);
-  visit(of.cuts...);
-  visit(of.rank...);
-  visit(of.row_at...);
-  visit(of.queue...);
-  visit(of.owners...);
-  visit(of.splits...);
-  visit(of.qo_indptr...);
-  visit(of.kv_len...);
-  visit(of.links...);
-  visit(of.depth...);
-  visit(of.group...);
-  visit(of.row_before...);
-  visit(of.tiles_before...);
-  visit(of.prefix_tiles...);
-  visit(of.first_dependent...);
-  visit(of.hulls...);
-}
-
 RADDLE_FN PlannedOffsets planned_offsets(const Maxima& m) {
   const i64 requests = m.max_requests;
   const bool prefixes = m.max_levels > 1;
   const i64 shared = prefixes ? requests : 0;
   const i64 rows = prefixes ? m.max_qo_tokens : 0;
-  // Numbers of entries, in a record of the same names.
-  const PlannedOffsets counts{.qo_indptr = requests + 1,
-                              .kv_len = requests,
-                              .block_begin = requests,
-                              .row_request = rows,
-                              .suffix = shared,
-                              .kv_begin = shared,
-                              .prefix_indptr = shared + 1,
-                              .prefix_rows = rows,
-                              .prefix_len = shared,
-                              .prefix_begin = shared,
-                              .bytes = 0};
-  PlannedOffsets at{};
   Carver<16> carve;
-  visit_layout_arrays([&carve](i64 count, i64& offset) { offset = carve.place<i32>(count); },
-                      counts, at);
+  PlannedOffsets at{};
+  static_cast<PlannedRecord<NumberOf>&>(at) =
+      offsets_of(PlannedRecord<NumberOf>{.qo_indptr = requests + 1,
+                                         .kv_len = requests,
+                                         .block_begin = requests,
+                                         .row_request = rows,
+                                         .suffix = shared,
+                                         .kv_begin = shared,
+                                         .prefix_indptr = shared + 1,
+                                         .prefix_rows = rows,
+                                         .prefix_len = shared,
+                                         .prefix_begin = shared},
+                 carve);
   at.bytes = carve.used();
   return at;
 }
 
 /// How many entries the scratch arrays have.
-RADDLE_FN ScratchCounts scratch_counts(const PlanConfig& config, const Maxima& m) {
+RADDLE_FN ScratchRecord<NumberOf> scratch_counts(const PlanConfig& config, const Maxima& m) {
   const PlanSizes n = plan_bounds(config, m);
   const i64 requests = m.max_requests;
   const i64 cuts = i64{config.num_workers} + 1;
   const bool prefixes = m.max_levels > 1;
   const i64 shared = prefixes ? requests : 0;
   const i64 prefix_tiles = prefixes ? max_level_tiles(config, m) : 0;
-  return ScratchCounts{.candidates = requests + 1,
-                       .group_tile = requests * m.max_levels + 1,
-                       .prefix = n.query_tiles + 1,
-                       .kv_tiles = n.query_tiles,
-                       .tiles = n.query_tiles,
-                       .cuts = cuts,
-                       .rank = cuts,
-                       .row_at = cuts,
-                       .queue = cuts,
-                       .owners = n.items,
-                       .splits = n.splits,
-                       .qo_indptr = requests + 1,
-                       .kv_len = requests,
-                       .links = shared,
-                       .depth = shared,
-                       .group = shared,
-                       .row_before = shared,
-                       .tiles_before = shared,
-                       .prefix_tiles = shared + 1,
-                       .first_dependent = prefix_tiles,
-                       .hulls = prefix_tiles};
+  return {.candidates = requests + 1,
+          .group_tile = requests * m.max_levels + 1,
+          .prefix = n.query_tiles + 1,
+          .kv_tiles = n.query_tiles,
+          .tiles = n.query_tiles,
+          .cuts = cuts,
+          .rank = cuts,
+          .row_at = cuts,
+          .queue = cuts,
+          .owners = n.items,
+          .splits = n.splits,
+          .qo_indptr = requests + 1,
+          .kv_len = requests,
+          .links = shared,
+          .depth = shared,
+          .group = shared,
+          .row_before = shared,
+          .tiles_before = shared,
+          .prefix_tiles = shared + 1,
+          .first_dependent = prefix_tiles,
+          .hulls = prefix_tiles};
 }
 
 /// `masked`: the composition has a mask, so coverage may need refining.
 RADDLE_FN PlannerScratch planner_scratch(const PlanConfig& config, const Maxima& m, bool masked) {
-  PlannerScratch at{};
   Carver<16> carve;
-  visit_scratch_arrays(
-      [&carve]<class T>(i64 count, i64& offset, T*) { offset = carve.place<T>(count); },
-      scratch_counts(config, m), at, ScratchArrays{});
+  PlannerScratch at{};
+  static_cast<ScratchRecord<NumberOf>&>(at) = offsets_of(scratch_counts(config, m), carve);
   at.bytes = carve.used();
   at.marks = carve.place<i32>(2 + i64{m.max_requests});
   at.found = carve.place<PrefixLink>(m.max_levels > 1 ? m.max_requests : 0);
@@ -224,21 +120,7 @@ RADDLE_FN PlannerScratch planner_scratch(const PlanConfig& config, const Maxima&
 }
 
 RADDLE_FN LayoutArrays layout_arrays(const PlanLaunch& launch) {
-  LayoutArrays arrays{};
-  visit_layout_arrays(
-      [&launch](i64 offset, i32*& array) {
-        array = reinterpret_cast<i32*>(launch.layout + offset);
-      },
-      launch.layout_at, arrays);
-  return arrays;
-}
-
-RADDLE_FN ScratchArrays scratch_arrays(const PlannerScratch& at, u8* base) {
-  ScratchArrays arrays{};
-  visit_scratch_arrays(
-      [base]<class T>(i64 offset, T*& array) { array = reinterpret_cast<T*>(base + offset); }, at,
-      arrays);
-  return arrays;
+  return arrays_at<PlannedRecord>(launch.layout_at, launch.layout);
 }
 
 /// The layout as attention kernels see it, levels included; `levels` has max_levels entries. Counts

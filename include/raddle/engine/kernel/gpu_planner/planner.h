@@ -6,7 +6,7 @@
 
 #include "raddle/engine/kernel/gpu_planner/prefixes.h"
 #include "raddle/engine/kernel/gpu_planner/states.h"
-#include "raddle/engine/plan/tiling.h"
+#include "raddle/engine/plan/coverage.h"
 
 RADDLE_ENGINE_BEGIN
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "raddle/engine/kernel/gpu_planner/context.h"
-#include "raddle/engine/plan/tiles.h"
+#include "raddle/engine/plan/units.h"
 
 RADDLE_ENGINE_BEGIN
 

@@ -89,15 +89,9 @@ RADDLE_DEVICE void for_each_source(const Context& context, i32 t, F&& f) {
   const i32 group = context.scratch.group[context.scratch.links[tile.group].leader].number;
   const i32 first = rows_before * context.config.group_size + tile.row_begin;
   const i32 end = context.scratch.group_tile[group + 1];
-  i32 p = context.scratch.group_tile[group];
-  for (i32 hi = end; p < hi;) {  // the first of the prefix's tiles that reaches past `first`
-    const i32 middle = p + (hi - p) / 2;
-    if (context.scratch.tiles[middle].row_begin + context.scratch.tiles[middle].num_rows > first) {
-      hi = middle;
-    } else {
-      p = middle + 1;
-    }
-  }
+  i32 p = first_where(context.scratch.group_tile[group], end, [&](i32 i) {
+    return context.scratch.tiles[i].row_begin + context.scratch.tiles[i].num_rows > first;
+  });  // the first of the prefix's tiles that reaches past `first`
   for (; p < end && context.scratch.tiles[p].row_begin < first + tile.num_rows; ++p) {
     const QueryTile& from = context.scratch.tiles[p];
     const i32 row = max(first, from.row_begin);
