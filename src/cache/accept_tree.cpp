@@ -1,7 +1,7 @@
 // Accepting a path of a token tree.
 #include "cache/checks.h"
 #include "cache/on_device.h"
-#include "layout/index.h"
+#include "layout/normal_form.h"
 #include "layout/token_tree.h"
 #include "raddle/engine/kernel/cache/accept.h"
 #include "raddle/error.h"

@@ -4,7 +4,7 @@
 
 #include "cache/checks.h"
 #include "cache/on_device.h"
-#include "layout/index.h"
+#include "layout/normal_form.h"
 #include "raddle/engine/kernel/cache/copy.h"
 #include "raddle/error.h"
 #include "raddle/kv.h"

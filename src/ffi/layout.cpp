@@ -7,7 +7,7 @@
 
 #include "backend/backend.h"
 #include "ffi/border.h"
-#include "layout/index.h"
+#include "layout/normal_form.h"
 #include "layout/on_device.h"
 
 namespace raddle::border {

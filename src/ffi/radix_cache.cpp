@@ -2,7 +2,7 @@
 #include "raddle/radix_cache.h"
 
 #include "ffi/border.h"
-#include "layout/index.h"
+#include "layout/normal_form.h"
 
 namespace raddle::border {
 

@@ -3,7 +3,7 @@
 #include <limits>
 #include <utility>
 
-#include "layout/index.h"
+#include "layout/normal_form.h"
 #include "raddle/error.h"
 #include "raddle/layout.h"
 

@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include "layout/index.h"
+#include "layout/normal_form.h"
 #include "raddle/error.h"
 #include "raddle/layout.h"
 

@@ -1,4 +1,5 @@
-// Index arrays on their way in: checked, narrowed to 32 bits, copied.
+// What all constructors of layouts share: index arrays on their way in are checked, narrowed to 32
+// bits and copied; Layout (raddle/layout.h) is the view of them as the engine's normal form.
 #pragma once
 
 #include <cstddef>
