@@ -9,22 +9,6 @@ namespace raddle::jit {
 
 namespace {
 
-/// The engine's type.
-const char* type_of(DType dtype) {
-  switch (dtype) {
-    case DType::float8_e4m3fn:
-      return "e4m3";
-    case DType::float8_e5m2:
-      return "e5m2";
-    case DType::int8:
-      return "s8";
-    case DType::float16:
-      return "f16";
-    default:
-      return "bf16";
-  }
-}
-
 /// What a kernel's source includes and names.
 struct FamilyText {
   const char *header, *kernel;

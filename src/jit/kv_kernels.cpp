@@ -7,22 +7,9 @@
 namespace raddle::jit {
 namespace {
 
-const char* type_of(DType dtype) {
-  switch (dtype) {
-    case DType::float32:
-      return "float";
-    case DType::float16:
-      return "raddle::f16";
-    case DType::bfloat16:
-      return "raddle::bf16";
-    case DType::float8_e4m3fn:
-      return "raddle::e4m3";
-    case DType::float8_e5m2:
-      return "raddle::e5m2";
-    case DType::int8:
-      return "raddle::s8";
-  }
-  return "";
+/// As a kernel's source names it.
+std::string qualified(DType dtype) {
+  return dtype == DType::float32 ? type_of(dtype) : std::string("raddle::") + type_of(dtype);
 }
 
 /// What an entry point takes and calls.
@@ -48,7 +35,7 @@ void write(std::ostream& text, const Entry& entry, const KvKernels& kernels) {
   std::string call = entry.call;
   const auto fill = [&call](const char* hole, DType dtype) {
     if (const auto at = call.find(hole); at != std::string::npos)
-      call.replace(at, 2, type_of(dtype));
+      call.replace(at, 2, qualified(dtype));
   };
   fill("{}", kernels.dtype);
   fill("[]", kernels.kv_dtype);

@@ -204,6 +204,24 @@ void check_all_named(const VariantSource& source, const VariantOps& ops) {
 
 }  // namespace
 
+const char* type_of(DType dtype) {
+  switch (dtype) {
+    case DType::float32:
+      return "float";
+    case DType::float16:
+      return "f16";
+    case DType::bfloat16:
+      return "bf16";
+    case DType::float8_e4m3fn:
+      return "e4m3";
+    case DType::float8_e5m2:
+      return "e5m2";
+    case DType::int8:
+      return "s8";
+  }
+  return "";
+}
+
 std::string describe(const MemberType& type) {
   static constexpr const char* names[] = {"a number",        "an integer",
                                           "a float32 array", "an int32 array",

@@ -32,6 +32,9 @@ struct CompositionSource {
   std::vector<MaskNode> masks;
 };
 
+/// The engine's type of such elements, in namespace raddle but for "float": "bf16".
+const char* type_of(DType dtype);
+
 /// What a member of that type is, for messages: "an int32 array of rank 2".
 std::string describe(const MemberType& type);
 
