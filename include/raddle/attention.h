@@ -62,8 +62,9 @@ struct ReserveOptions : PlanOptions {
   bool device_lengths = false;
 };
 
-class AttentionBackend;
+class Backend;
 class BoundVariant;
+class GpuBackend;
 class PlanArrays;
 class PlanOnDevice;
 
@@ -84,8 +85,8 @@ class Plan {
   const BoundVariant& origin() const { return *origin_; }
   /// Hull of the positions of each request's rows and keys; empty where no variant asks.
   const std::vector<Range>& positions() const { return positions_; }
-  /// The copy that kernels read; null where they read the host's.
-  const PlanOnDevice* on_device() const { return on_device_.get(); }
+  /// What kernels read, and how they run it.
+  const PlanOnDevice& on_device() const { return *on_device_; }
   /// Where it can be run.
   DeviceId device() const;
   /// Whether a kernel made it, of lengths that the host does not know: then view() is empty.
@@ -225,7 +226,8 @@ class Attention {
  private:
   AttentionSpec spec_;
   std::shared_ptr<const BoundVariant> variant_;
-  std::shared_ptr<const AttentionBackend> backend_;
+  std::shared_ptr<const Backend> backend_;
+  std::shared_ptr<const GpuBackend> gpu_;  ///< which that is on a GPU; null on a CPU
 };
 
 /// Upper bound of the scratch that any plan within `maxima` needs; attained by some plan.

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "api/planning.h"
+#include "api/plan.h"
 #include "layout/on_device.h"
 #include "plan/device_planner.h"
 #include "raddle/error.h"
@@ -45,7 +45,6 @@ ReservationPtr Attention::reserve(const Maxima& maxima, const ReserveOptions& op
   state->config.max_runs = maxima.max_runs;
   const auto variant =  // members are refused now
       options.params.empty() ? variant_ : variant_->with(options.params, ParamScope::plan);
-  state->device_lengths = options.device_lengths && device().kind != DeviceId::Kind::cpu;
   if (options.device_lengths) {
     if (maxima.max_qo_len > 0)
       fail<ValueError>(
@@ -54,10 +53,11 @@ ReservationPtr Attention::reserve(const Maxima& maxima, const ReserveOptions& op
     check_device_planning(state->config, maxima);
     state->config.schedule = Schedule::linear;
   }
-  state->memory =
-      state->device_lengths
-          ? backend_->reserve_planner(state->config, maxima, *variant_, *variant, options.stream)
-          : backend_->reserve(state->config, maxima, options.stream);
+  if (options.device_lengths && gpu_)
+    state->planner =
+        gpu_->reserve_planner(state->config, maxima, *variant_, *variant, options.stream);
+  else  // on a CPU the device's lengths are the host's
+    state->store = backend_->reserve(state->config, maxima, options.stream);
   return ReservationPtr(new Reservation(std::move(state)));
 }
 
@@ -68,7 +68,7 @@ std::size_t Reservation::bytes() const {
   const PlanConfig& config = state_->config;
   const i64 plan = plan_offsets(plan_bounds(config, state_->maxima)).bytes;
   const i64 scratch = workspace_bytes(config, state_->maxima, state_->backend->spec().head_dim_vo);
-  if (!state_->device_lengths) return static_cast<std::size_t>(plan + scratch);
+  if (!state_->planner) return static_cast<std::size_t>(plan + scratch);
   const PlannerMemory there = planner_memory(config, state_->maxima, state_->variant->has_masks());
   return static_cast<std::size_t>(there.plan + there.layout + there.scratch + scratch);
 }
@@ -104,14 +104,14 @@ std::string Reservation::misfit(const Layout& layout) const {
 
 void Reservation::update(const LayoutPtr& layout, void* stream) {
   if (!layout) fail<ValueError>("layout is missing");
-  if (state_->device_lengths)
+  if (state_->planner)
     fail<ValueError>("layout lies on the host; expected arrays on '", name_of(device()),
                      "', since the reservation was made with device_lengths=True");
   if (const std::string text = misfit(*layout); !text.empty()) fail<ValueError>(text);
   const std::lock_guard lock(state_->mutex);
   state_->options.stream = stream;
-  state_->plan = plan_layout(state_->variant, layout, state_->options, *state_->backend,
-                             state_->config, true, state_->memory.get());
+  state_->plan = plan_layout(state_->variant, layout, state_->options, state_->backend->spec(),
+                             state_->config, *state_->store, true);
 }
 
 void Reservation::update(const DeviceLayoutPtr& layout, void* stream) {
@@ -120,7 +120,7 @@ void Reservation::update(const DeviceLayoutPtr& layout, void* stream) {
   if (layout->device != device())
     fail<ValueError>("layout lies on '", name_of(layout->device), "'; expected '",
                      name_of(device()), "', the reservation's device");
-  if (!state_->device_lengths)
+  if (!state_->planner)
     fail<ValueError>("layout lies on '", name_of(layout->device),
                      "'; expected host arrays, or a reservation made with device_lengths=True");
   if (layout->batch.num_requests > m.max_requests)
@@ -133,13 +133,14 @@ void Reservation::update(const DeviceLayoutPtr& layout, void* stream) {
                      ", since max_levels of the reservation is ", m.max_levels);
   const std::lock_guard lock(state_->mutex);
   state_->options.stream = stream;
-  state_->plan = plan_on_device(state_->variant, layout, state_->options, *state_->backend,
-                                state_->config, m.max_qo_tokens, *state_->memory);
+  state_->plan = plan_on_device(state_->variant, layout, state_->options, state_->config,
+                                m.max_qo_tokens, *state_->planner);
 }
 
 void Reservation::check(void* stream) const {
-  if (!state_->device_lengths) return;
-  if (const std::string text = state_->memory->check(stream); !text.empty()) fail<ValueError>(text);
+  if (!state_->planner) return;
+  if (const std::string text = state_->planner->check(stream); !text.empty())
+    fail<ValueError>(text);
 }
 
 PlanPtr Reservation::plan() const {

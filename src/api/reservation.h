@@ -10,13 +10,13 @@
 namespace raddle {
 
 struct Reservation::State {
-  std::shared_ptr<const AttentionBackend> backend;
+  std::shared_ptr<const Backend> backend;
   std::shared_ptr<const BoundVariant> variant;  ///< before the plan's members
   Maxima maxima;
   PlanOptions options;
   PlanConfig config;
-  bool device_lengths;                     ///< GPUs: plans are made there
-  std::shared_ptr<ReservedMemory> memory;  ///< null on CPUs
+  std::shared_ptr<PlanStore> store;        ///< where plans of the host go, or
+  std::shared_ptr<DevicePlanner> planner;  ///< what makes plans on a GPU: one of the two
   std::mutex mutex;
   PlanPtr plan;
 };

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include "api/planning.h"
+#include "api/plan.h"
 #include "plan/shared_runs.h"
 #include "raddle/engine/plan/coverage.h"
 #include "raddle/error.h"
@@ -138,9 +138,8 @@ std::string describe(const std::vector<SharedRun>& runs, const ChosenRuns& chose
 
 }  // namespace
 
-SharedPrefixes share_prefixes(const std::shared_ptr<const BoundVariant>& attention,
-                              const PagedArgs& args, const PlanOptions& options,
-                              const AttentionBackend& backend) {
+SharedPrefixes Attention::share_prefixes(const PagedArgs& args, const PlanOptions& options) const {
+  check_options(options);
   for (const auto& [name, given] : {std::pair{"kv_begin", !args.kv_begin.empty()},
                                     {"qo_rows", !args.qo_rows.empty()},
                                     {"min_prefix", args.min_prefix != 0}})
@@ -155,11 +154,11 @@ SharedPrefixes share_prefixes(const std::shared_ptr<const BoundVariant>& attenti
   if (runs.empty()) return {single, "single level: no requests share a full leading page"};
 
   const auto variant =
-      options.params.empty() ? attention : attention->with(options.params, ParamScope::plan);
-  const std::string refused = refusal(backend.spec(), *variant, *single);
+      options.params.empty() ? variant_ : variant_->with(options.params, ParamScope::plan);
+  const std::string refused = refusal(spec_, *variant, *single);
   if (!refused.empty()) return {single, "single level: " + refused};
 
-  const PlanConfig config = backend.plan_config(options.num_workers, options.schedule);
+  const PlanConfig config = backend_->plan_config(options.num_workers, options.schedule);
   const CoverFns cover = cover_fns(*variant);
   const ChosenRuns chosen = choose_runs(runs, lists, first_kept(view, config, cover), config);
   if (chosen.runs.empty())

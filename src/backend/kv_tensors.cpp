@@ -177,6 +177,24 @@ KvView view_kv(const std::string& name, const KvRef& kv, const Level& level,
 
 // --- scales ----------------------------------------------------------------------------------
 
+void check_gpu_rows(const TensorRef& t, const char* what, i64 level) {
+  const auto name = [&] {
+    return (level >= 0 ? "kv[" + std::to_string(level) + "]: " : std::string()) + what;
+  };
+  if (!t.data) return;
+  if (reinterpret_cast<std::uintptr_t>(t.data) % 16 != 0) [[unlikely]]
+    fail<ValueError>(name(),
+                     " begins at an address that is no multiple of 16 bytes; expected one "
+                     "on a GPU");
+  const i64 unit = 16 / dtype_bytes(t.dtype);
+  for (std::size_t i = 0; i + 1 < static_cast<std::size_t>(t.rank); ++i)
+    if (t.shape[i] > 1 && t.stride[i] % unit != 0) [[unlikely]]
+      fail<ValueError>(name(), " has stride ", t.stride[i], " in dimension ", i,
+                       "; expected a multiple of ", unit,
+                       " elements on a GPU: rows of 16-byte "
+                       "units");
+}
+
 void check_scale(const std::string& name, const ScaleRef& scale, const std::string& pool_name,
                  const TensorRef& pool, i64 heads) {
   if (!scale.is_given()) return;

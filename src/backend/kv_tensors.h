@@ -44,6 +44,11 @@ void check_storage(const std::string& name, const TensorRef& t);
 /// A tensor that is written: two threads must not find themselves at one place.
 void check_distinct(const std::string& name, const TensorRef& t);
 
+/// GPU kernels take rows 16 bytes at a time: refuses tensors that do not allow it. Called for every
+/// tensor of a run, so no string is made before something is wrong. `level` at least 0 is part of
+/// the name.
+void check_gpu_rows(const TensorRef& t, const char* what, i64 level = -1);
+
 /// A scale for each token and head, rather than one for all or one a head.
 inline bool is_by_token(const ScaleRef& scale) {
   return scale.tensor.data && scale.tensor.rank > 1;

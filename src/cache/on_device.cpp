@@ -5,7 +5,6 @@
 #include <memory>
 #include <mutex>
 
-#include "backend/cuda/attention.h"
 #include "backend/cuda/layout.h"
 #include "backend/cuda/variant.h"
 #include "backend/kv_tensors.h"
@@ -25,7 +24,7 @@ DeviceId common_device(const std::vector<NamedTensor>& tensors) {
       fail<ValueError>(name, " lies on '", text(t.device), "'; expected '", text(device), "', as ",
                        tensors.front().name, " does");
     if (!is_gpu(device) || t.rank == 0) continue;
-    cuda::check_rows(t, name);
+    check_gpu_rows(t, name);
     const i64 row = dim(t, t.rank - 1) * dtype_bytes(t.dtype);
     if (row % 16 != 0)
       fail<ValueError>(name, " has rows of ", row, " bytes; expected a multiple of 16 on a GPU");

@@ -1,6 +1,6 @@
 // Kernels for GPUs, and what there is to compile and run them with.
 
-#include "backend/cuda/attention.h"
+#include "backend/cuda/compile.h"
 #include "device/cuda/device.h"
 #include "ffi/border.h"
 #include "jit/background.h"

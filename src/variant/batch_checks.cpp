@@ -1,5 +1,7 @@
 #include "variant/batch_checks.h"
 
+#include <algorithm>
+
 #include "raddle/error.h"
 #include "variant/positions.h"
 
@@ -52,6 +54,11 @@ void check_rope_tables(const std::string& part, const Array<float>& cos, const A
 }
 
 }  // namespace
+
+bool shares_keys(const LayoutView& layout) {
+  return std::any_of(layout.levels, layout.levels + layout.num_levels,
+                     [](const LevelView& level) { return level.keys_are_shared; });
+}
 
 std::vector<Range> positions_by_request(const LayoutView& layout) {
   std::vector<Range> all(static_cast<std::size_t>(layout.num_requests));

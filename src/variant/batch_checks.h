@@ -17,6 +17,9 @@ struct Batch {
   bool lengths_are_known = true;        ///< false where only the device knows them
 };
 
+/// Whether some level's keys belong to several requests.
+bool shares_keys(const LayoutView& layout);
+
 /// Hull of the positions of each request's query rows and of the keys that they may see.
 std::vector<Range> positions_by_request(const LayoutView& layout);
 

@@ -115,7 +115,8 @@ std::size_t BoundVariant::add_part(const Variant& variant) {
   });
   part.name = variant.name + (same ? "#" + std::to_string(same + 1) : "");
   part.slot = memory_.size();
-  memory_.resize(part.slot + static_cast<std::size_t>(slot_bytes(part.ops->bytes)) / sizeof(Slot));
+  memory_.resize(part.slot +
+                 static_cast<std::size_t>(slot_bytes(part.ops->bytes)) / sizeof(VariantSlot));
   part.members.resize(static_cast<std::size_t>(part.ops->num_members));
   for (std::size_t m = 0; m < part.members.size(); ++m) {
     const auto found = variant.members.find(part.ops->members[m].name);
@@ -245,7 +246,8 @@ std::vector<Capture> BoundVariant::captures() const {
     for (std::size_t m = 0; m < part.members.size(); ++m) {
       const Member& member = part.ops->members[m];
       if (member.type.rank == 0) continue;
-      const std::size_t at = part.slot * sizeof(Slot) + static_cast<std::size_t>(member.offset);
+      const std::size_t at =
+          part.slot * sizeof(VariantSlot) + static_cast<std::size_t>(member.offset);
       std::visit(
           [&](const auto& x) {
             if constexpr (!std::is_same_v<std::decay_t<decltype(x)>, double>) {

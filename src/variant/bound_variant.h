@@ -21,6 +21,11 @@ void check_spec(const AttentionSpec& spec);
 /// Which members a set of parameters may change.
 enum class ParamScope { plan, run };
 
+/// A piece of a composition's struct in memory, as aligned as any of them must be.
+struct alignas(16) VariantSlot {
+  u8 bytes[16];
+};
+
 /// A captured array that a composition's struct points to.
 struct Capture {
   std::size_t offset;  ///< of the pointer in the struct
@@ -70,16 +75,13 @@ class BoundVariant {
   jit::CompositionSource source() const;
   /// The struct of source()'s Composition, with all members' values.
   const void* memory() const { return memory_.data(); }
-  i32 memory_bytes() const { return static_cast<i32>(memory_.size() * sizeof(Slot)); }
+  i32 memory_bytes() const { return static_cast<i32>(memory_.size() * sizeof(VariantSlot)); }
   /// The arrays that it points to: a device needs copies of its own.
   std::vector<Capture> captures() const;
   /// Bytes of one key and value of a KV head that a kernel reads.
   i32 read_bytes() const;
 
  private:
-  struct alignas(16) Slot {
-    u8 bytes[16];
-  };
   struct Part {
     std::string name;  ///< "softcap"; a second one is "softcap#2"
     const VariantOps* ops;
@@ -109,7 +111,7 @@ class BoundVariant {
   } spec_;
   std::string gpu_arch_, unknown_masks_;
   std::vector<Part> parts_;
-  std::vector<Slot> memory_;  ///< the parts' structs, as Composition lays them out
+  std::vector<VariantSlot> memory_;  ///< the parts' structs, as Composition lays them out
   std::vector<jit::MaskNode> masks_;
   const VariantOps* fused_ =
       nullptr;  ///< the composition as one functor, where the spec asks for it

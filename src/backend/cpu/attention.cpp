@@ -13,41 +13,14 @@ namespace {
 /// second thread does not pay.
 constexpr i64 single_thread_cost = 4 * 20'000;
 
-class CpuBackend final : public AttentionBackend {
+/// The host's own arrays are where kernels read a plan, so all plans of an attention share this.
+class HostPlans final : public PlanOnDevice {
  public:
-  explicit CpuBackend(const AttentionSpec& spec) : spec_(spec) {
-    cpu::selected_isa();  // a bad RADDLE_CPU_ISA is refused here, not at the first run
-  }
+  explicit HostPlans(const AttentionSpec& spec) : spec_(spec) {}
 
   DeviceId device() const override { return {}; }
-  const AttentionSpec& spec() const override { return spec_; }
-
-  PlanConfig plan_config(i32 num_workers, Schedule schedule) const override {
-    return cpu_plan_config(spec_, cpu::selected_isa(),
-                           num_workers > 0 ? num_workers : cpu_threads(), schedule);
-  }
-
-  std::shared_ptr<const PlanOnDevice> upload(const Layout&, const PlanArrays&, const BoundVariant&,
-                                             const BoundVariant&, ReservedMemory*,
-                                             void*) const override {
-    return nullptr;
-  }
-
-  std::shared_ptr<ReservedMemory> reserve(const PlanConfig&, const Maxima&, void*) const override {
-    return nullptr;
-  }
-
-  // On a CPU the device's lengths are the host's: its reservations plan as ever.
-  std::shared_ptr<ReservedMemory> reserve_planner(const PlanConfig&, const Maxima&,
-                                                  const BoundVariant&, const BoundVariant&,
-                                                  void*) const override {
-    return nullptr;
-  }
-
-  std::shared_ptr<const PlanOnDevice> plan_on_device(const DeviceLayoutPtr&, const Layout&,
-                                                     ReservedMemory&, void*) const override {
-    return nullptr;
-  }
+  std::string explain() const override { return cpu_isa(); }
+  bool made_on_device() const override { return false; }
 
   void run(const Plan& plan, const RunView& view, const BoundVariant& variant, const RunArgs&,
            RunStats* stats) const override {
@@ -71,10 +44,50 @@ class CpuBackend final : public AttentionBackend {
   mutable cpu::ScratchPool scratch_;
 };
 
+/// Plans stay where they were made, those of reservations, too.
+class HostStore final : public PlanStore {
+ public:
+  explicit HostStore(const AttentionSpec& spec) : plans_(std::make_shared<const HostPlans>(spec)) {}
+
+  std::shared_ptr<const PlanOnDevice> put(const Layout&, const PlanArrays&, const BoundVariant&,
+                                          const BoundVariant&, void*) override {
+    return plans_;
+  }
+
+ private:
+  std::shared_ptr<const HostPlans> plans_;
+};
+
+class CpuBackend final : public Backend {
+ public:
+  explicit CpuBackend(const AttentionSpec& spec)
+      : spec_(spec), store_(std::make_shared<HostStore>(spec)) {
+    cpu::selected_isa();  // a bad RADDLE_CPU_ISA is refused here, not at the first run
+  }
+
+  DeviceId device() const override { return {}; }
+  const AttentionSpec& spec() const override { return spec_; }
+
+  PlanConfig plan_config(i32 num_workers, Schedule schedule) const override {
+    return cpu_plan_config(spec_, cpu::selected_isa(),
+                           num_workers > 0 ? num_workers : cpu_threads(), schedule);
+  }
+
+  PlanStore& plans() const override { return *store_; }
+
+  std::shared_ptr<PlanStore> reserve(const PlanConfig&, const Maxima&, void*) const override {
+    return store_;
+  }
+
+ private:
+  AttentionSpec spec_;
+  std::shared_ptr<HostStore> store_;
+};
+
 }  // namespace
 
-std::unique_ptr<AttentionBackend> make_cpu_backend(const AttentionSpec& spec) {
-  return std::make_unique<CpuBackend>(spec);
+std::shared_ptr<const Backend> make_cpu_backend(const AttentionSpec& spec) {
+  return std::make_shared<const CpuBackend>(spec);
 }
 
 std::string cpu_isa() { return cpu::to_string(cpu::selected_isa()); }

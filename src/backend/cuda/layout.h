@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "device/cuda/memory.h"
+#include "raddle/engine/kernel/gpu/launch.h"
 #include "raddle/layout.h"
 
 namespace raddle {
@@ -45,6 +46,25 @@ void visit_arrays(LayoutView& view, const Visit& visit) {
   visit(view.kv_len, requests * sizeof(i32), Of::requests);
   visit(view.qo_pos, rows * sizeof(i32), Of::rows);
   visit(view.row_request, rows * sizeof(i32), Of::rows);
+}
+
+/// The same for each array of the layout that `launch` has a view of: the layout's own, then each
+/// level's.
+template <class Visit>
+void visit_arrays(GpuLaunch& launch, const Layout& layout, const Visit& visit) {
+  visit_arrays(launch.layout, visit);
+  for (std::size_t i = 0; i < layout.levels().size(); ++i)
+    visit_arrays(launch.levels[i], layout.levels()[i], visit);
+}
+
+/// A launch whose layout is the host's.
+inline GpuLaunch launch_of(const Layout& layout) {
+  GpuLaunch launch{};
+  launch.layout = layout.view();
+  for (std::size_t i = 0; i < layout.levels().size(); ++i)
+    launch.levels[i] = layout.view().levels[i];
+  launch.layout.levels = nullptr;  // the kernel has them by value
+  return launch;
 }
 
 /// Arrays lie at multiples of 16 bytes.

@@ -1,14 +1,93 @@
 #include "backend/cuda/plan.h"
 
+#include <algorithm>
 #include <cstring>
 
-#include "backend/cuda/launch.h"
+#include "backend/cuda/layout.h"
+#include "backend/cuda/reservation.h"
+#include "backend/kv_tensors.h"
+#include "raddle/error.h"
+#include "variant/bound_variant.h"
 
 namespace raddle::cuda {
+namespace {
 
-CudaPlan::CudaPlan(const Kernel& kernel, const Layout& layout, const PlanArrays& arrays,
-                   std::shared_ptr<const CudaVariant> variant, StreamHandle stream)
+void check_alignment(const RunArgs& args) {
+  check_gpu_rows(args.q, "q");
+  check_gpu_rows(args.out, "out");
+  if (args.kv.size() == 1) {
+    check_gpu_rows(args.kv[0].k, "kv: k");
+    check_gpu_rows(args.kv[0].v, "kv: v");
+    return;
+  }
+  for (std::size_t i = 0; i < args.kv.size(); ++i) {
+    check_gpu_rows(args.kv[i].k, "k", static_cast<i64>(i));
+    check_gpu_rows(args.kv[i].v, "v", static_cast<i64>(i));
+  }
+}
+
+bool is_short(const PlanView& plan) {
+  return std::all_of(plan.query_tiles, plan.query_tiles + plan.num_query_tiles,
+                     [](const QueryTile& tile) { return tile.shape == short_queries; });
+}
+
+TimelineView view_timeline(const TensorRef& t, i32 num_workers) {
+  if (!t.data) return {};
+  check_output("timeline", t, DType::float32, {num_workers, -1, 2});
+  const i64 capacity = dim(t, 1);
+  if (capacity < 2 || capacity >= i64{1} << 31 || step(t, 1) != 2 || step(t, 0) != 2 * capacity)
+    fail<ValueError>("timeline is ", shape_text(t),
+                     "; expected a contiguous tensor of two marks a worker or more");
+  return {static_cast<TimelineView::Mark*>(t.data), static_cast<i32>(capacity)};
+}
+
+/// What kernels count in fewer bits than plans do.
+void check_counts(const Layout& layout, const PlanArrays& arrays) {
+  constexpr i32 most_ragged = 1 << 30, most_states = 0xffff;
+  for (const Level& level : layout.levels()) {
+    if (level.storage != KvStorage::ragged) continue;
+    for (std::size_t g = 0; g < level.columns.size(); ++g)
+      if (level.columns[g] > most_ragged)
+        fail<ValueError>("kv_indptr gives request ", g, " ", level.columns[g],
+                         " keys; expected at most ", most_ragged, " on a GPU, or pages");
+  }
+  const PlanView plan = arrays.view();
+  // Other schedules have at most a partial state a worker and a level.
+  if (!arrays.config().batch_invariant) return;
+  for (i64 c = 0; c < i64{plan.num_contractions} * plan.num_kv_heads; ++c)
+    if (plan.expected[c] > most_states)
+      fail<ValueError>("a query tile's keys are computed in ", plan.expected[c],
+                       " chunks with batch_invariant=True; expected at most ", most_states,
+                       " on a GPU: shorter requests");
+}
+
+}  // namespace
+
+std::shared_ptr<const CudaVariant> AttentionMemory::variant_of(const BoundVariant& origin,
+                                                               const BoundVariant& variant,
+                                                               StreamHandle stream) {
+  std::shared_ptr<const CudaVariant> own;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!origin_) origin_ = captured.variant(origin, nullptr, stream);
+    own = origin_;
+  }
+  return &variant == &origin ? own : captured.variant(variant, own.get(), stream);
+}
+
+void check_upload(const Layout& layout, const PlanArrays& arrays, StreamHandle stream) {
+  if (is_capturing(stream))
+    fail<ValueError>(
+        "the stream is capturing a graph, in which a new plan cannot be made; expected plan, or "
+        "update of a reservation, before the capture");
+  check_counts(layout, arrays);
+}
+
+CudaPlan::CudaPlan(const Kernel& kernel, AttentionMemoryPtr memory, const Layout& layout,
+                   const PlanArrays& arrays, std::shared_ptr<const CudaVariant> variant,
+                   StreamHandle stream)
     : kernel_(&kernel),
+      memory_(std::move(memory)),
       variant_(std::move(variant)),
       launch_(launch_of(layout)),
       joins_(arrays.stats().pairs_halves) {
@@ -27,15 +106,16 @@ CudaPlan::CudaPlan(const Kernel& kernel, const Layout& layout, const PlanArrays&
   upload.send(block_, {{0, total}}, stream);
 }
 
-CudaPlan::CudaPlan(const Kernel& kernel, CudaReservation& reservation, const GpuLaunch& launch)
-    : kernel_(&kernel),
+CudaPlan::CudaPlan(CudaReservation& reservation, const GpuLaunch& launch)
+    : kernel_(&reservation.kernel()),
+      memory_(reservation.memory()),
       variant_(reservation.variant()),
       reservation_(reservation.shared_from_this()),
       launch_(launch) {}
 
-CudaPlan::CudaPlan(const Kernel& kernel, CudaReservation& reservation, const GpuLaunch& launch,
-                   DeviceLayoutPtr layout, u64 capture)
-    : CudaPlan(kernel, reservation, launch) {
+CudaPlan::CudaPlan(CudaReservation& reservation, const GpuLaunch& launch, DeviceLayoutPtr layout,
+                   u64 capture)
+    : CudaPlan(reservation, launch) {
   layout_ = std::move(layout);
   capture_ = capture;
 }
@@ -44,12 +124,53 @@ DeviceId CudaPlan::device() const { return DeviceId::cuda(kernel_->device().ordi
 
 std::string CudaPlan::explain() const {
   const bool launches = launch_.plan.num_items > 0 || reservation_;
-  const std::string plan =
-      made_on_device() ? reservation_->planner()->kernel().label() + " (1 launch an update), " : "";
-  return plan + kernel_->label() + " for " + kernel_->device().info().arch + " on " +
-         kernel_->device().info().name + "; a run is " +
+  return (reservation_ ? reservation_->explain() : "") + kernel_->label() + " for " +
+         kernel_->device().info().arch + " on " + kernel_->device().info().name + "; a run is " +
          (launches ? "1 launch of " + kernel_->describe_teams(launch_.plan.num_workers, joins())
                    : "0 launches");
+}
+
+void CudaPlan::run(const Plan& plan, const RunView& view, const BoundVariant& variant,
+                   const RunArgs& args, RunStats* stats) const {
+  check_alignment(args);
+  if (stats) stats->busy_us.clear();
+  if (plan.view().num_items == 0 && !reservation_) return;
+  const ContextScope context(kernel_->device());
+  const bool captured = is_capturing(args.stream);
+  if (captured && !reservation_)
+    fail<ValueError>(
+        "plan is no reservation, and the stream is capturing a graph, which would keep its "
+        "addresses; expected a reservation of this attention");
+  GpuLaunch launch = launch_;
+  static_cast<RunView&>(launch) = view;
+  launch.query_rows = static_cast<i32>(args.q.shape[0]);
+  launch.timeline = view_timeline(args.timeline, launch.plan.num_workers);
+  std::unique_lock<std::mutex> lock;
+  if (reservation_)
+    reservation_->provide(launch);
+  else
+    lock = memory_->scratch.provide(plan.view(), args.stream, launch);
+  std::shared_ptr<const CudaVariant> of_run = variant_;
+  if (&variant != &plan.variant()) {
+    // What went up on a stream that is being captured would be a part of the graph.
+    StreamHandle up = captured ? upload_stream(kernel_->device()) : args.stream;
+    of_run = memory_->captured.variant(variant, variant_.get(), up);
+  }
+  if (captured) reservation_->capture(*this, args, plan.layout(), variant, of_run);
+  of_run->use_on(args.stream);
+  reservation_ ? reservation_->use_on(args.stream) : block_.use_on(args.stream);
+  void* params[] = {&launch, of_run->bytes()};
+  kernel_->launch_teams(launch.plan.num_workers, joins(), args.stream, params);
+}
+
+std::shared_ptr<const PlanOnDevice> CudaPlans::put(const Layout& layout, const PlanArrays& arrays,
+                                                   const BoundVariant& origin,
+                                                   const BoundVariant& variant, void* stream) {
+  const ContextScope context(*device_);
+  check_upload(layout, arrays, stream);
+  return std::make_shared<const CudaPlan>(kernels_.get(is_short(arrays.view())), memory_, layout,
+                                          arrays, memory_->variant_of(origin, variant, stream),
+                                          stream);
 }
 
 }  // namespace raddle::cuda

@@ -1,8 +1,11 @@
-// A plan on a GPU: its arrays and its layout's in one block of device memory.
+// Plans on a GPU: sent there, and run.
 #pragma once
 
+#include <mutex>
+
 #include "backend/backend.h"
-#include "backend/cuda/reservation.h"
+#include "backend/cuda/kernels.h"
+#include "backend/cuda/scratch.h"
 #include "backend/cuda/variant.h"
 #include "device/cuda/memory.h"
 #include "device/cuda/module.h"
@@ -11,49 +14,92 @@
 
 namespace raddle::cuda {
 
+class CudaReservation;
+
+/// What all plans of an attention share; each keeps it as long as it lives.
+class AttentionMemory {
+ public:
+  AttentionMemory(const Device& device, const AttentionSpec& spec)
+      : captured(device), scratch(device, spec.head_dim_vo) {}
+
+  /// A plan's variant on the device. `origin` is the spec's own, which most plans and runs share.
+  /// What is new goes up on `stream`. Needs a ContextScope.
+  std::shared_ptr<const CudaVariant> variant_of(const BoundVariant& origin,
+                                                const BoundVariant& variant, StreamHandle stream);
+
+  CapturedArrays captured;
+  StreamScratch scratch;
+
+ private:
+  std::mutex mutex_;
+  std::shared_ptr<const CudaVariant> origin_;
+};
+using AttentionMemoryPtr = std::shared_ptr<AttentionMemory>;
+
+/// The two kernels of an attention.
+struct AttentionKernels {
+  ComingKernel any_length, short_only;
+  /// The one that all queries are short for, or that takes any; waits for it.
+  const Kernel& get(bool all_short) const { return (all_short ? short_only : any_length).get(); }
+};
+
+/// Raises ValueError where a plan cannot go up on `stream`: it is being captured, or kernels count
+/// something of the plan in fewer bits than plans do.
+void check_upload(const Layout& layout, const PlanArrays& arrays, StreamHandle stream);
+
 class CudaPlan final : public PlanOnDevice {
  public:
   /// Sends everything up in one asynchronous copy on `stream`. Needs a ContextScope.
-  CudaPlan(const Kernel& kernel, const Layout& layout, const PlanArrays& arrays,
-           std::shared_ptr<const CudaVariant> variant, StreamHandle stream);
+  CudaPlan(const Kernel& kernel, AttentionMemoryPtr memory, const Layout& layout,
+           const PlanArrays& arrays, std::shared_ptr<const CudaVariant> variant,
+           StreamHandle stream);
   /// A plan whose arrays a reservation has.
-  CudaPlan(const Kernel& kernel, CudaReservation& reservation, const GpuLaunch& launch);
-
-  /// A plan that a reservation's planner makes there of `layout`; `capture`: of the graph that
-  /// does.
-  CudaPlan(const Kernel& kernel, CudaReservation& reservation, const GpuLaunch& launch,
-           DeviceLayoutPtr layout, u64 capture);
+  CudaPlan(CudaReservation& reservation, const GpuLaunch& launch);
+  /// A plan that a reservation's planner makes there of `layout`, in work that `capture` records.
+  CudaPlan(CudaReservation& reservation, const GpuLaunch& launch, DeviceLayoutPtr layout,
+           u64 capture);
 
   DeviceId device() const override;
   bool made_on_device() const override { return layout_ != nullptr; }
   std::string explain() const override;
+  void run(const Plan& plan, const RunView& view, const BoundVariant& variant, const RunArgs& args,
+           RunStats* stats) const override;
 
-  /// Which runs it.
-  const Kernel& kernel() const { return *kernel_; }
   /// The kernel's parameter with layout and plan; the rest is a run's.
   const GpuLaunch& launch() const { return launch_; }
-  const CudaVariant& variant() const { return *variant_; }
-  /// Null where the plan has memory of its own.
-  CudaReservation* reservation() const { return reservation_.get(); }
-  /// Whether two workers' teams may end with halves of a unit; of a reservation a later plan's may.
-  bool joins() const { return joins_ || reservation_; }
   /// What it was made of there, or null, and by which captured graph, or 0.
   const DeviceLayoutPtr& layout() const { return layout_; }
   u64 capture() const { return capture_; }
-  /// Before a launch on `stream`.
-  void use_on(StreamHandle stream) const {
-    reservation_ ? reservation_->use_on(stream) : block_.use_on(stream);
-  }
 
  private:
+  /// Whether two workers' teams may end with halves of a unit; of a reservation a later plan's may.
+  bool joins() const { return joins_ || reservation_; }
+
   const Kernel* kernel_;
+  AttentionMemoryPtr memory_;
   std::shared_ptr<const CudaVariant> variant_;
-  std::shared_ptr<CudaReservation> reservation_;
+  std::shared_ptr<CudaReservation> reservation_;  ///< null where the plan has memory of its own
   Block block_;
   GpuLaunch launch_{};
   bool joins_ = false;
   DeviceLayoutPtr layout_;
   u64 capture_ = 0;
+};
+
+/// Plans with memory of their own.
+class CudaPlans final : public PlanStore {
+ public:
+  CudaPlans(const Device& device, AttentionKernels kernels, AttentionMemoryPtr memory)
+      : device_(&device), kernels_(std::move(kernels)), memory_(std::move(memory)) {}
+
+  std::shared_ptr<const PlanOnDevice> put(const Layout& layout, const PlanArrays& arrays,
+                                          const BoundVariant& origin, const BoundVariant& variant,
+                                          void* stream) override;
+
+ private:
+  const Device* device_;
+  AttentionKernels kernels_;
+  AttentionMemoryPtr memory_;
 };
 
 }  // namespace raddle::cuda

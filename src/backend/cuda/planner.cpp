@@ -2,6 +2,8 @@
 
 #include "backend/cuda/layout.h"
 #include "raddle/engine/kernel/gpu_planner/memory.h"
+#include "raddle/error.h"
+#include "variant/bound_variant.h"
 
 namespace raddle::cuda {
 
@@ -10,14 +12,11 @@ CudaPlanner::CudaPlanner(const Kernel& kernel, const PlanConfig& config, const M
     : kernel_(&kernel), config_(config), maxima_(maxima), masked_(masked) {
   const PlannerMemory memory = planner_memory(config, maxima, masked);
   Carver<16> carve;
-  const auto place = [&carve](i64 bytes) {
-    return static_cast<std::size_t>(carve.place<std::byte>(bytes));
-  };
-  place(memory.plan);
-  at_.layout = place(memory.layout);
-  at_.scratch = place(memory.scratch);
-  at_.sizes = place(sizeof(PlanSizes));
-  at_.report = place(sizeof(PlanReport));
+  carve.place<u8>(memory.plan);
+  at_.layout = carve.place<u8>(memory.layout);
+  at_.scratch = carve.place<u8>(memory.scratch);
+  at_.sizes = carve.place<PlanSizes>(1);
+  at_.report = carve.place<PlanReport>(1);
   const auto end = static_cast<std::size_t>(carve.used());
   block_ = DevicePool::of(kernel.device()).take(end, stream, "the plan of this reservation");
   // Marks and report begin at zero; so do the queues, empty before the first plan.
@@ -49,9 +48,58 @@ GpuLaunch CudaPlanner::plan(const DeviceLayout& layout, const CudaVariant& varia
 
 PlanReport CudaPlanner::take_report(StreamHandle stream) const {
   PlanReport report{};
-  download(&report, block_, at_.report, sizeof(report), stream);
-  clear(block_, at_.report, sizeof(report), stream);
+  download(&report, block_, static_cast<std::size_t>(at_.report), sizeof(report), stream);
+  clear(block_, static_cast<std::size_t>(at_.report), sizeof(report), stream);
   return report;
+}
+
+DevicePlannedReservation::DevicePlannedReservation(const Kernel& kernel, AttentionMemoryPtr memory,
+                                                   const PlanConfig& config, const Maxima& maxima,
+                                                   i32 dim_vo, StreamHandle stream,
+                                                   const Kernel& planner,
+                                                   const BoundVariant& origin,
+                                                   const BoundVariant& variant)
+    : CudaReservation(kernel, std::move(memory), config, maxima, dim_vo, stream),
+      planner_(planner, config, maxima, variant.has_masks(), stream) {
+  set_variant(this->memory()->variant_of(origin, variant, stream));
+}
+
+std::string DevicePlannedReservation::explain() const {
+  return planner_.kernel().label() + " (1 launch an update), ";
+}
+
+/// A run that was captured without its update reads one page table for good.
+void DevicePlannedReservation::check_table(const DeviceBatch& batch) const {
+  for (const DeviceLayoutPtr& layout : captured_tables_)
+    if (batch.pages != layout->batch.pages || batch.page_size != layout->batch.page_size)
+      fail<ValueError>(
+          "page_indices is another array, or page_size another number, than those of a captured "
+          "run; expected the same, which its graph keeps: or capture update and run together");
+}
+
+void DevicePlannedReservation::keep_arrays(const CudaPlan& plan, StreamHandle stream) {
+  if (plan.capture() == capture_of(stream)) return;
+  check_table(plan.layout()->batch);
+  captured_tables_.push_back(plan.layout());
+}
+
+std::shared_ptr<const PlanOnDevice> DevicePlannedReservation::plan(const DeviceLayoutPtr& layout,
+                                                                   const Layout& shape,
+                                                                   void* stream) {
+  const ContextScope context(*device_);
+  const std::lock_guard lock(mutex_);
+  check_table(layout->batch);
+  check_pools(shape);
+  const GpuLaunch launch = planner_.plan(*layout, *variant(), stream);
+  if (is_capturing(stream)) captured_updates_.push_back(layout);
+  return std::make_shared<const CudaPlan>(*this, launch, layout, capture_of(stream));
+}
+
+std::string DevicePlannedReservation::check(void* stream) {
+  const ContextScope context(*device_);
+  if (is_capturing(stream))
+    fail<ValueError>("the stream is capturing a graph; expected check after its replays");
+  return describe(planner_.take_report(stream), maxima_);
 }
 
 }  // namespace raddle::cuda

@@ -54,13 +54,15 @@ std::size_t plan_bytes(const PlanSizes& bounds) {
 
 }  // namespace
 
-CudaReservation::CudaReservation(const Kernel& kernel, const PlanConfig& config,
-                                 const Maxima& maxima, i32 dim_vo, StreamHandle stream)
+CudaReservation::CudaReservation(const Kernel& kernel, AttentionMemoryPtr memory,
+                                 const PlanConfig& config, const Maxima& maxima, i32 dim_vo,
+                                 StreamHandle stream)
     : kernel_(&kernel),
       device_(&kernel.device()),
       config_(config),
       maxima_(maxima),
       bounds_(plan_bounds(config, maxima)),
+      memory_(std::move(memory)),
       dim_vo_(dim_vo) {
   const i64 bytes = workspace_bytes(config, maxima, dim_vo);
   scratch_ = DevicePool::of(*device_).take(static_cast<std::size_t>(bytes), stream,
@@ -70,7 +72,64 @@ CudaReservation::CudaReservation(const Kernel& kernel, const PlanConfig& config,
         stream);
 }
 
-std::size_t CudaReservation::capacity(const Level& level, Of of) const {
+void CudaReservation::provide(RunView& view) const {
+  point_to_scratch(scratch_.data(), bounds_.partial_rows, bounds_.expected, dim_vo_, view);
+}
+
+void CudaReservation::use_on(StreamHandle stream) const {
+  const std::lock_guard lock(mutex_);
+  use_arrays_on(stream);
+  scratch_.use_on(stream);
+}
+
+void CudaReservation::check_values(const Batch& batch) const {
+  const std::lock_guard lock(mutex_);
+  for (const BoundVariant& variant : captured_values_) {
+    try {
+      variant.check_batch(batch, MemberTime::run);
+    } catch (const ValueError& error) {
+      fail<ValueError>(error.what(), "; a captured run's graph keeps it");
+    }
+  }
+}
+
+void CudaReservation::check_pools(const Layout& layout) const {
+  for (std::size_t i = 0; i < captured_pools_.size(); ++i) {
+    const Level& level = layout.levels()[i];
+    const bool blocks = level.storage == KvStorage::blocks;
+    if (const i64 used = blocks ? level.max_slot : level.max_block; used >= captured_pools_[i])
+      fail<ValueError>("layout uses ", blocks ? "slot " : "page or row ", used,
+                       "; the pool of a captured run has ", captured_pools_[i]);
+  }
+}
+
+void CudaReservation::capture(const CudaPlan& plan, const RunArgs& args, const Layout& layout,
+                              const BoundVariant& variant,
+                              std::shared_ptr<const CudaVariant> on_device) {
+  if (args.q.shape[0] < maxima_.max_qo_tokens)
+    fail<ValueError>("q has ", args.q.shape[0],
+                     " rows; a captured run needs max_qo_tokens = ", maxima_.max_qo_tokens,
+                     ", as many as a later plan may have");
+  const std::lock_guard lock(mutex_);
+  keep_arrays(plan, args.stream);
+  if (std::find(captured_.begin(), captured_.end(), on_device) == captured_.end()) {
+    captured_.push_back(std::move(on_device));
+    captured_values_.push_back(variant);
+  }
+  captured_pools_.resize(layout.levels().size(), std::numeric_limits<i64>::max());
+  for (std::size_t i = 0; i < captured_pools_.size(); ++i) {
+    const Level& level = layout.levels()[i];
+    const KvRef& kv = args.kv[args.kv.size() == 1 ? 0 : i];
+    for (const TensorRef* t : {&kv.k, &kv.v}) {
+      const std::size_t rows_at = level.order == HeadOrder::hnd ? 2 : 1;
+      const bool slots = level.storage == KvStorage::blocks && t->rank == 4;
+      captured_pools_[i] =
+          std::min(captured_pools_[i], slots ? t->shape[0] * t->shape[rows_at] : t->shape[0]);
+    }
+  }
+}
+
+std::size_t HostPlannedReservation::capacity(const Level& level, Of of) const {
   const auto requests = static_cast<std::size_t>(maxima_.max_requests) + 1;
   if (of == Of::rows) return static_cast<std::size_t>(maxima_.max_qo_tokens) * sizeof(i32);
   if (of != Of::entries) return requests * sizeof(i32);
@@ -78,8 +137,10 @@ std::size_t CudaReservation::capacity(const Level& level, Of of) const {
   return (keys / static_cast<std::size_t>(level.block_size) + requests) * sizeof(i32);
 }
 
-CudaReservation::Form CudaReservation::form_of(const LayoutKind& kind, const GpuLaunch& launch,
-                                               const Layout& layout, StreamHandle stream) const {
+HostPlannedReservation::Form HostPlannedReservation::form_of(const LayoutKind& kind,
+                                                             const GpuLaunch& launch,
+                                                             const Layout& layout,
+                                                             StreamHandle stream) const {
   Form form;
   form.kind = kind;
   form.first = launch;
@@ -114,8 +175,8 @@ CudaReservation::Form CudaReservation::form_of(const LayoutKind& kind, const Gpu
   return form;
 }
 
-void CudaReservation::check_sizes(const Form& form, const GpuLaunch& launch,
-                                  const Layout& layout) const {
+void HostPlannedReservation::check_sizes(const Form& form, const GpuLaunch& launch,
+                                         const Layout& layout) const {
   GpuLaunch now = launch;
   std::size_t nth = 0;
   visit_arrays(now, layout, [&](const auto* pointer, std::size_t bytes, Of) {
@@ -126,46 +187,35 @@ void CudaReservation::check_sizes(const Form& form, const GpuLaunch& launch,
   });
 }
 
-LayoutKind CudaReservation::kind_with(const Layout& layout) const {
+LayoutKind HostPlannedReservation::kind_with(const Layout& layout) const {
   const LayoutKind kind = kind_of(layout);
   if (form_.bytes == 0 || kind == form_.kind) return kind;
   LayoutKind common = common_kind(form_.kind, kind);
-  if (common != form_.kind && !captured_.empty())
+  if (common != form_.kind && has_captures())
     fail<ValueError>("layout has ", beyond(form_.kind, common),
                      ", which graphs of captured runs do not read; expected an update with such a "
                      "layout before the first capture");
   return common;
 }
 
-LayoutPtr CudaReservation::fit(const LayoutPtr& layout) const {
+LayoutPtr HostPlannedReservation::fit(const LayoutPtr& layout) const {
   const std::lock_guard lock(mutex_);
   return as_kind(layout, kind_with(*layout));
 }
 
-void CudaReservation::check_captured(const Batch& batch) const {
-  const std::lock_guard lock(mutex_);
-  for (const BoundVariant& variant : captured_values_) {
-    try {
-      variant.check_batch(batch, MemberTime::run);
-    } catch (const ValueError& error) {
-      fail<ValueError>(error.what(), "; a captured run's graph keeps it");
-    }
-  }
+std::shared_ptr<const PlanOnDevice> HostPlannedReservation::put(const Layout& layout,
+                                                                const PlanArrays& arrays,
+                                                                const BoundVariant& origin,
+                                                                const BoundVariant& variant,
+                                                                void* stream) {
+  const ContextScope context(*device_);
+  check_upload(layout, arrays, stream);
+  if (!this->variant()) set_variant(memory()->variant_of(origin, variant, stream));
+  return std::make_shared<const CudaPlan>(*this, send(layout, arrays, stream));
 }
 
-/// Pages of later layouts must lie in the pools that graphs captured.
-void CudaReservation::check_pools(const Layout& layout) const {
-  for (std::size_t i = 0; i < captured_pools_.size(); ++i) {
-    const Level& level = layout.levels()[i];
-    const bool blocks = level.storage == KvStorage::blocks;
-    if (const i64 used = blocks ? level.max_slot : level.max_block; used >= captured_pools_[i])
-      fail<ValueError>("layout uses ", blocks ? "slot " : "page or row ", used,
-                       "; the pool of a captured run has ", captured_pools_[i]);
-  }
-}
-
-GpuLaunch CudaReservation::place(const Layout& layout, const PlanArrays& arrays,
-                                 StreamHandle stream) {
+GpuLaunch HostPlannedReservation::send(const Layout& layout, const PlanArrays& arrays,
+                                       StreamHandle stream) {
   const std::lock_guard lock(mutex_);
   GpuLaunch launch = launch_of(layout);
   const LayoutKind kind = kind_with(layout);
@@ -198,82 +248,16 @@ GpuLaunch CudaReservation::place(const Layout& layout, const PlanArrays& arrays,
   return launch;
 }
 
-/// A run that was captured without its update reads one page table for good.
-void CudaReservation::check_table(const DeviceBatch& batch) const {
-  for (const DeviceLayoutPtr& layout : captured_tables_)
-    if (batch.pages != layout->batch.pages || batch.page_size != layout->batch.page_size)
-      fail<ValueError>(
-          "page_indices is another array, or page_size another number, than those of a captured "
-          "run; expected the same, which its graph keeps: or capture update and run together");
-}
-
-GpuLaunch CudaReservation::plan(const DeviceLayoutPtr& layout, const Layout& shape,
-                                StreamHandle stream) {
-  const std::lock_guard lock(mutex_);
-  check_table(layout->batch);
-  check_pools(shape);
-  const GpuLaunch launch = planner_->plan(*layout, *variant_, stream);
-  if (is_capturing(stream)) captured_updates_.push_back(layout);
-  return launch;
-}
-
-std::string CudaReservation::check(void* stream) {
-  if (!planner_) return {};
-  const ContextScope context(*device_);
-  if (is_capturing(stream))
-    fail<ValueError>("the stream is capturing a graph; expected check after its replays");
-  return describe(planner_->take_report(stream), maxima_);
-}
-
-void CudaReservation::provide(RunView& view) const {
-  auto* base = static_cast<u8*>(scratch_.data());
-  view.partial_o = reinterpret_cast<float*>(base);
-  view.partial_lse = view.partial_o + bounds_.partial_rows * dim_vo_;
-  const ScratchOffsets at = scratch_offsets(bounds_.partial_rows, bounds_.expected, dim_vo_);
-  view.drawn = reinterpret_cast<i32*>(base + at.drawn);
-  view.arrived = reinterpret_cast<i32*>(base + at.arrived);
-}
-
-void CudaReservation::use_on(StreamHandle stream) const {
-  const std::lock_guard lock(mutex_);
-  planner_ ? planner_->use_on(stream) : form_.block.use_on(stream);
+void HostPlannedReservation::use_arrays_on(StreamHandle stream) const {
+  form_.block.use_on(stream);
   for (const Block& block : outgrown_) block.use_on(stream);
-  scratch_.use_on(stream);
 }
 
-void CudaReservation::capture(const RunArgs& args, const Layout& layout, const GpuLaunch& launch,
-                              const BoundVariant& variant,
-                              std::shared_ptr<const CudaVariant> on_device) {
-  if (args.q.shape[0] < maxima_.max_qo_tokens)
-    fail<ValueError>("q has ", args.q.shape[0],
-                     " rows; a captured run needs max_qo_tokens = ", maxima_.max_qo_tokens,
-                     ", as many as a later plan may have");
-  const std::lock_guard lock(mutex_);
-  if (!planner_ && launch.arrays != form_.first.arrays)
+void HostPlannedReservation::keep_arrays(const CudaPlan& plan, StreamHandle) {
+  if (plan.launch().arrays != form_.first.arrays)
     fail<ValueError>(
         "plan is of an earlier update than the one that gave the reservation its present arrays; "
         "expected the reservation itself, or its present plan, which later updates change");
-  if (std::find(captured_.begin(), captured_.end(), on_device) == captured_.end()) {
-    captured_.push_back(std::move(on_device));
-    captured_values_.push_back(variant);
-  }
-  captured_pools_.resize(layout.levels().size(), std::numeric_limits<i64>::max());
-  for (std::size_t i = 0; i < captured_pools_.size(); ++i) {
-    const Level& level = layout.levels()[i];
-    const KvRef& kv = args.kv[args.kv.size() == 1 ? 0 : i];
-    for (const TensorRef* t : {&kv.k, &kv.v}) {
-      const std::size_t rows_at = level.order == HeadOrder::hnd ? 2 : 1;
-      const bool slots = level.storage == KvStorage::blocks && t->rank == 4;
-      captured_pools_[i] =
-          std::min(captured_pools_[i], slots ? t->shape[0] * t->shape[rows_at] : t->shape[0]);
-    }
-  }
-}
-
-void CudaReservation::capture(const DeviceLayoutPtr& layout) {
-  const std::lock_guard lock(mutex_);
-  check_table(layout->batch);
-  captured_tables_.push_back(layout);
 }
 
 }  // namespace raddle::cuda

@@ -7,56 +7,83 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/cuda/launch.h"
-#include "backend/cuda/planner.h"
+#include "backend/cuda/layout.h"
+#include "backend/cuda/plan.h"
 #include "backend/cuda/variant.h"
 #include "device/cuda/memory.h"
 #include "device/cuda/module.h"
 #include "layout/kind.h"
 #include "plan/planner.h"
-#include "raddle/engine/kernel/gpu/launch.h"
 
 namespace raddle::cuda {
 
-class CudaReservation final : public ReservedMemory,
-                              public std::enable_shared_from_this<CudaReservation> {
+/// What a reservation has whether the host or a kernel makes its plans: scratch, one variant, and
+/// what the graphs of captured runs read.
+class CudaReservation : public std::enable_shared_from_this<CudaReservation> {
  public:
   /// Allocates what the maxima ask for; `kernel` runs all its plans. Needs a ContextScope, as all
   /// that follows.
-  CudaReservation(const Kernel& kernel, const PlanConfig& config, const Maxima& maxima, i32 dim_vo,
-                  StreamHandle stream);
+  CudaReservation(const Kernel& kernel, AttentionMemoryPtr memory, const PlanConfig& config,
+                  const Maxima& maxima, i32 dim_vo, StreamHandle stream);
+  virtual ~CudaReservation() = default;
+  CudaReservation(const CudaReservation&) = delete;
+  CudaReservation& operator=(const CudaReservation&) = delete;
+
   const Kernel& kernel() const { return *kernel_; }
-
-  /// Plans are made on the device from here on. Once, before the first.
-  void plan_with(std::unique_ptr<const CudaPlanner> planner) { planner_ = std::move(planner); }
-  /// Null where the host plans.
-  const CudaPlanner* planner() const { return planner_.get(); }
-  /// Has the planner make a plan of lengths that only the device knows, in stream order; returns
-  /// the launch with its views. Raises ValueError, and launches nothing, where graphs read another
-  /// page table. `shape` is its stand_in.
-  GpuLaunch plan(const DeviceLayoutPtr& layout, const Layout& shape, StreamHandle stream);
-  std::string check(void* stream) override;
-
-  LayoutPtr fit(const LayoutPtr& layout) const override;
-  void check_captured(const Batch& batch) const override;
-
-  /// Sends a plan of a layout that fits up in stream order; returns the launch with its views.
-  GpuLaunch place(const Layout& layout, const PlanArrays& arrays, StreamHandle stream);
-
+  const AttentionMemoryPtr& memory() const { return memory_; }
   /// The variant of all its plans: their plan members are given once.
   const std::shared_ptr<const CudaVariant>& variant() const { return variant_; }
-  void set_variant(std::shared_ptr<const CudaVariant> variant) { variant_ = std::move(variant); }
+  /// What makes a plan, where that is a kernel: a beginning of PlanOnDevice::explain.
+  virtual std::string explain() const { return {}; }
 
   /// Points `view` to the reservation's scratch.
   void provide(RunView& view) const;
   void use_on(StreamHandle stream) const;
-  /// Checks that a captured run of a layout will do for later plans too, and keeps what its graph
-  /// reads: `launch`'s arrays, and `variant`, on the device and with its members' values.
-  void capture(const RunArgs& args, const Layout& layout, const GpuLaunch& launch,
+  /// Checks that a captured run of `plan` will do for later plans too, and keeps what its graph
+  /// reads: the plan's arrays, and `variant`, on the device and with its members' values.
+  void capture(const CudaPlan& plan, const RunArgs& args, const Layout& layout,
                const BoundVariant& variant, std::shared_ptr<const CudaVariant> on_device);
-  /// The same for the page table of a plan that was made on the device, outside of the run's graph:
-  /// later plans must be of that table.
-  void capture(const DeviceLayoutPtr& layout);
+
+ protected:
+  void set_variant(std::shared_ptr<const CudaVariant> variant) { variant_ = std::move(variant); }
+  /// Raises ValueError where values that a captured run keeps do not suit a batch.
+  void check_values(const Batch& batch) const;
+  /// Pages of later layouts must lie in the pools that graphs captured.
+  void check_pools(const Layout& layout) const;
+  bool has_captures() const { return !captured_.empty(); }
+
+  const Kernel* kernel_;
+  const Device* device_;
+  PlanConfig config_;
+  Maxima maxima_;
+  PlanSizes bounds_;
+  mutable std::mutex mutex_;
+
+ private:
+  /// Before a launch on `stream` that reads the plan's arrays. The mutex is held.
+  virtual void use_arrays_on(StreamHandle stream) const = 0;
+  /// Checks that later plans will lie where `plan` does. The mutex is held.
+  virtual void keep_arrays(const CudaPlan& plan, StreamHandle stream) = 0;
+
+  AttentionMemoryPtr memory_;
+  i32 dim_vo_;
+  Block scratch_;
+  std::shared_ptr<const CudaVariant> variant_;
+  std::vector<std::shared_ptr<const CudaVariant>> captured_;  ///< what graphs point into,
+  std::vector<BoundVariant> captured_values_;                 ///< and the values in it
+  std::vector<i64> captured_pools_;  ///< pages, or slots, of captured runs' smallest, by level
+};
+
+/// The host makes the plans; they go up into one block.
+class HostPlannedReservation final : public CudaReservation, public PlanStore {
+ public:
+  using CudaReservation::CudaReservation;
+
+  LayoutPtr fit(const LayoutPtr& layout) const override;
+  void check_captured(const Batch& batch) const override { check_values(batch); }
+  std::shared_ptr<const PlanOnDevice> put(const Layout& layout, const PlanArrays& arrays,
+                                          const BoundVariant& origin, const BoundVariant& variant,
+                                          void* stream) override;
 
  private:
   struct Place {
@@ -70,32 +97,19 @@ class CudaReservation final : public ReservedMemory,
     std::size_t bytes = 0;      ///< 0: there is none yet
     Block block;
   };
+  void use_arrays_on(StreamHandle stream) const override;
+  void keep_arrays(const CudaPlan& plan, StreamHandle stream) override;
+  /// Sends a plan of a layout that fits up in stream order; returns the launch with its views.
+  GpuLaunch send(const Layout& layout, const PlanArrays& arrays, StreamHandle stream);
   /// What all layouts so far can be written as, and this one.
   LayoutKind kind_with(const Layout& layout) const;
   void check_sizes(const Form& form, const GpuLaunch& launch, const Layout& layout) const;
-  void check_pools(const Layout& layout) const;
-  void check_table(const DeviceBatch& batch) const;
   Form form_of(const LayoutKind& kind, const GpuLaunch& launch, const Layout& layout,
                StreamHandle stream) const;
   std::size_t capacity(const Level& level, Of of) const;
 
-  const Kernel* kernel_;
-  const Device* device_;
-  PlanConfig config_;
-  Maxima maxima_;
-  PlanSizes bounds_;
-  i32 dim_vo_;
-  Block scratch_;
-  std::unique_ptr<const CudaPlanner> planner_;
-  std::shared_ptr<const CudaVariant> variant_;
   Form form_;  ///< the first layout's, and those of later ones with more, until a run is captured
   std::vector<Block> outgrown_;  ///< which launches of earlier plans still name
-  mutable std::mutex mutex_;
-  std::vector<std::shared_ptr<const CudaVariant>> captured_;  ///< what graphs point into,
-  std::vector<BoundVariant> captured_values_;                 ///< and the values in it
-  std::vector<DeviceLayoutPtr> captured_updates_;             ///< whose graphs plan anew,
-  std::vector<DeviceLayoutPtr> captured_tables_;              ///< and of runs whose graphs do not
-  std::vector<i64> captured_pools_;  ///< pages, or slots, of captured runs' smallest, by level
 };
 
 }  // namespace raddle::cuda

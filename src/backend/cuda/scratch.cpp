@@ -4,6 +4,15 @@
 
 namespace raddle::cuda {
 
+void point_to_scratch(void* base, i64 rows, i64 counters, i32 dim_vo, RunView& view) {
+  const ScratchOffsets at = scratch_offsets(rows, counters, dim_vo);
+  auto* bytes = static_cast<u8*>(base);
+  view.partial_o = reinterpret_cast<float*>(bytes);
+  view.partial_lse = view.partial_o + rows * dim_vo;
+  view.drawn = reinterpret_cast<i32*>(bytes + at.drawn);
+  view.arrived = reinterpret_cast<i32*>(bytes + at.arrived);
+}
+
 std::unique_lock<std::mutex> StreamScratch::provide(const PlanView& plan, StreamHandle stream,
                                                     RunView& view) {
   const i64 rows = plan.num_partial_rows;
@@ -25,12 +34,7 @@ std::unique_lock<std::mutex> StreamScratch::provide(const PlanView& plan, Stream
     set->rows = more_rows;
     set->counters = more_counters;
   }
-  auto* base = static_cast<u8*>(set->block.data());
-  view.partial_o = reinterpret_cast<float*>(base);
-  view.partial_lse = view.partial_o + set->rows * dim_vo_;
-  const ScratchOffsets at = scratch_offsets(set->rows, set->counters, dim_vo_);
-  view.drawn = reinterpret_cast<i32*>(base + at.drawn);
-  view.arrived = reinterpret_cast<i32*>(base + at.arrived);
+  point_to_scratch(set->block.data(), set->rows, set->counters, dim_vo_, view);
   return lock;
 }
 

@@ -11,6 +11,9 @@
 
 namespace raddle::cuda {
 
+/// Points `view` to scratch for so many rows of partial states and counters, which lies at `base`.
+void point_to_scratch(void* base, i64 rows, i64 counters, i32 dim_vo, RunView& view);
+
 class StreamScratch {
  public:
   StreamScratch(const Device& device, i32 dim_vo) : device_(&device), dim_vo_(dim_vo) {}

@@ -26,7 +26,7 @@ std::shared_ptr<const CudaVariant> CapturedArrays::variant(const BoundVariant& b
                                                            StreamHandle stream) {
   auto made = std::make_shared<CudaVariant>();
   const auto bytes = static_cast<std::size_t>(bound.memory_bytes());
-  made->struct_.resize(std::max<std::size_t>(1, bytes / sizeof(CudaVariant::Slot)));
+  made->struct_.resize(std::max<std::size_t>(1, bytes / sizeof(VariantSlot)));
   auto* to = reinterpret_cast<u8*>(made->struct_.data());
   if (bytes > 0) std::memcpy(to, bound.memory(), bytes);
   for (const Capture& capture : bound.captures()) {

@@ -19,7 +19,7 @@ struct CapturedArray {
 class CudaVariant {
  public:
   /// The kernel's parameter.
-  void* bytes() const { return const_cast<Slot*>(struct_.data()); }
+  void* bytes() const { return const_cast<VariantSlot*>(struct_.data()); }
   /// Before a launch on `stream`.
   void use_on(StreamHandle stream) const {
     for (const auto& array : arrays_) array->block.use_on(stream);
@@ -27,10 +27,7 @@ class CudaVariant {
 
  private:
   friend class CapturedArrays;
-  struct alignas(16) Slot {
-    u8 bytes[16];
-  };
-  std::vector<Slot> struct_;
+  std::vector<VariantSlot> struct_;
   std::vector<std::shared_ptr<const CapturedArray>> arrays_;
 };
 

@@ -1,11 +1,25 @@
-// GPU kernels of specs: compiled, reported on, loaded.
+// GPU kernels of specs: chosen, compiled, reported on.
 #pragma once
 
 #include <string>
 
+#include "jit/gpu_kernel.h"
+#include "jit/planner_kernel.h"
 #include "raddle/attention.h"
+#include "raddle/engine/kernel/gpu/config.h"
 
 namespace raddle::cuda {
+
+/// The kernel of plans with queries of any length. Raises ValueError for a spec that has no GPU
+/// kernel (float32).
+jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant,
+                         const std::string& arch);
+
+/// What that kernel takes of a multiprocessor. Raises ValueError where it does not fit.
+KernelConfig config_of(const AttentionSpec& spec, const std::string& arch);
+
+/// The kernel that plans on the device.
+jit::PlannerKernel planner_of(const BoundVariant& variant, bool prefixes);
 
 /// A kernel as the compiler reports it.
 struct KernelReport {
@@ -26,10 +40,5 @@ KernelReport compile_planner(const AttentionSpec& spec, const std::string& arch,
 
 /// Sees to it that the kernel is in the cache; needs no GPU.
 void warm(const AttentionSpec& spec, const std::string& arch);
-
-/// Kernels take rows 16 bytes at a time: refuses tensors that do not allow it. Called for every
-/// tensor of a run, so no string is made before something is wrong. `level` at least 0 is part of
-/// the name.
-void check_rows(const TensorRef& t, const char* what, i64 level = -1);
 
 }  // namespace raddle::cuda

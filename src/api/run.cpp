@@ -1,0 +1,110 @@
+// Running a plan: checks the tensors of one layer, and hands them to the device.
+#include <algorithm>
+#include <cmath>
+
+#include "backend/backend.h"
+#include "backend/kv_tensors.h"
+#include "raddle/error.h"
+#include "variant/bound_variant.h"
+
+namespace raddle {
+namespace {
+
+void check_device(const char* name, const TensorRef& t, DeviceId expected) {
+  if (t.data && t.device != expected) [[unlikely]]
+    fail<ValueError>(name, " lies on device '", name_of(t.device), "'; expected '",
+                     name_of(expected), "', this attention's device");
+}
+
+/// A reservation's tensors have room for larger batches than the present one.
+i64 rows_of_run(const Plan& plan, const TensorRef& q) {
+  const i64 rows = plan.layout().num_rows();
+  return plan.is_reserved() && q.rank > 0 ? std::max<i64>(rows, q.shape[0]) : rows;
+}
+
+/// Raises where a run's tensors do not suit spec and plan.
+void check_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args) {
+  const DeviceId device = plan.device();
+  check_device("q", args.q, device);
+  check_device("out", args.out, device);
+  check_device("lse", args.lse, device);
+  if (args.timeline.data && device.kind == DeviceId::Kind::cpu) [[unlikely]]
+    fail<ValueError>(
+        "timeline is given, and this attention computes on 'cpu'; expected a GPU attention: only "
+        "there do workers mark what they do");
+  check_device("timeline", args.timeline, device);
+  for (const KvRef& pair : args.kv) {
+    check_device("kv: k", pair.k, device);
+    check_device("kv: v", pair.v, device);
+  }
+  const i64 rows = rows_of_run(plan, args.q);
+  check_tensor("q", args.q, spec.dtype, {rows, spec.num_qo_heads, spec.head_dim_qk});
+  check_output("out", args.out, args.return_state ? DType::float32 : spec.dtype,
+               {rows, spec.num_qo_heads, spec.head_dim_vo});
+  const bool sum = plan.variant().stages().scan == Scan::sum;
+  if (args.lse.data) {
+    if (sum)
+      fail<ValueError>("lse: a Scan::sum variant has no LSE; expected return_lse=False and no lse");
+    check_output("lse", args.lse, DType::float32, {rows, spec.num_qo_heads});
+  } else if (args.return_state && !sum) {
+    fail<ValueError>("lse is missing; return_state needs it: a state is (O, LSE)");
+  }
+  if (args.scale && !std::isfinite(*args.scale))
+    fail<ValueError>("scale is ", *args.scale, "; expected a finite number");
+  const std::size_t levels = plan.layout().levels().size();
+  if (args.kv.size() != 1 && args.kv.size() != levels)
+    fail<ValueError>("kv has ", args.kv.size(),
+                     " pairs of K and V; expected 1, or one a level: ", levels);
+}
+
+/// Checks a run's tensors against spec and plan, and views them; scratch is left null.
+RunView view_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args) {
+  check_run(spec, plan, args);
+  RunView view{};
+  const std::vector<Level>& levels = plan.layout().levels();
+  const bool one = args.kv.size() == 1;
+  for (std::size_t i = 0; i < levels.size(); ++i) {
+    const std::string suffix = one ? "" : "[" + std::to_string(i) + "]";
+    const KvRef& pair = args.kv[one ? 0 : i];
+    view.kv[i] = view_kv("kv" + suffix, pair, levels[i], spec);
+    view.kv_scales[i] = view_scales(suffix, "kv" + suffix, pair, levels[i], spec);
+  }
+  view.q = RowsView{args.q.data, args.q.stride[0], args.q.stride[1]};
+  view.out = RowsView{args.out.data, args.out.stride[0], args.out.stride[1]};
+  view.lse = static_cast<float*>(args.lse.data);
+  view.lse_row_stride = args.lse.stride[0];
+  view.lse_head_stride = args.lse.stride[1];
+  view.scale = args.scale ? *args.scale : spec.softmax_scale();
+  view.state_only = args.return_state;
+  return view;
+}
+
+/// The variant that a run computes: the plan's, with the run's members; checked against the batch.
+std::shared_ptr<const BoundVariant> variant_of_run(const Plan& plan, const RunArgs& args) {
+  auto variant = plan.variant_ptr();
+  const bool has_params = args.params && !args.params->empty();
+  if (has_params) variant = variant->with(*args.params, ParamScope::run);
+  const LayoutView& layout = plan.layout().view();
+  variant->check_batch(Batch{layout, shares_keys(layout), plan.positions()}, MemberTime::run);
+  if ((has_params || !plan.arrays_suffice()) && !plan.made_on_device())
+    if (const auto error = variant->find_short_array(layout, MemberTime::run))
+      fail<ValueError>(*error);
+  return variant;
+}
+
+}  // namespace
+
+void Attention::run(const Plan& plan, const RunArgs& args, RunStats* stats) const {
+  if (&plan.origin() != variant_.get() && !plan.origin().same_as(*variant_))
+    fail<ValueError>(
+        "plan is of another attention; expected one made by this Attention, or by one of an equal "
+        "spec");
+  if (plan.device() != device())
+    fail<ValueError>("plan is for device '", name_of(plan.device()), "'; expected one for '",
+                     name_of(device()), "', this attention's device");
+  const RunView view = view_run(spec_, plan, args);
+  const auto variant = variant_of_run(plan, args);
+  plan.on_device().run(plan, view, *variant, args, stats);
+}
+
+}  // namespace raddle

@@ -1,0 +1,79 @@
+#include "backend/cuda/compile.h"
+
+#include <chrono>
+
+#include "backend/kv_tensors.h"
+#include "plan/heuristics.h"
+#include "raddle/engine/kernel/mma/config.h"
+#include "raddle/error.h"
+#include "variant/bound_variant.h"
+
+namespace raddle::cuda {
+namespace {
+
+/// Compiles a kernel, without looking into the cache.
+template <class Source>
+KernelReport report_of(const Source& kernel, const std::string& arch, i32 shared_bytes) {
+  const auto start = std::chrono::steady_clock::now();
+  jit::Cubin cubin = jit::compile(kernel, arch);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  const jit::Resources used = jit::parse_resources(cubin.log);
+  return {used.registers, used.spill_bytes,     shared_bytes,
+          took.count(),   std::move(cubin.log), std::move(cubin.bytes)};
+}
+
+}  // namespace
+
+jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant,
+                         const std::string& arch) {
+  if (spec.dtype == DType::float32)
+    fail<ValueError>("dtype is 'float32'; GPU kernels compute 'float16' and 'bfloat16'");
+  if (spec.dtype == DType::bfloat16 && jit::arch_number(arch) < 80)
+    fail<ValueError>("dtype is 'bfloat16'; expected 'float16' on sm_", jit::arch_number(arch),
+                     ", whose matrix instructions take no other");
+  if (has_8_bits(spec.stored_dtype()) && mma::is_wide(spec.head_dim_qk, spec.head_dim_vo))
+    fail<ValueError>("kv_dtype is '", name_of(spec.stored_dtype()),
+                     "'; GPU kernels take K and V in '", name_of(spec.dtype),
+                     "', dtype, where a head_dim is above ", mma::widest_of_a_warp);
+  return {choose_gpu_kernel(spec, jit::arch_number(arch)).family,
+          spec.dtype,
+          spec.stored_dtype(),
+          spec.head_dim_qk,
+          spec.head_dim_vo,
+          variant.source(),
+          variant.memory_bytes()};
+}
+
+KernelConfig config_of(const AttentionSpec& spec, const std::string& arch) {
+  const KernelConfig config = choose_gpu_kernel(spec, jit::arch_number(arch)).config;
+  if (config.blocks_per_multiprocessor == 0)
+    fail<ValueError>("head_dim is ", spec.head_dim_qk, " and head_dim_vo ", spec.head_dim_vo,
+                     "; expected tiles that fit the shared memory of sm_", jit::arch_number(arch));
+  return config;
+}
+
+jit::PlannerKernel planner_of(const BoundVariant& variant, bool prefixes) {
+  return {variant.source(), variant.memory_bytes(), prefixes};
+}
+
+KernelReport compile(const AttentionSpec& spec, const std::string& arch, bool short_only) {
+  check_spec(spec);
+  jit::GpuKernel kernel = kernel_of(spec, BoundVariant(spec, arch), arch);
+  kernel.short_only = short_only;
+  return report_of(kernel, arch, config_of(spec, arch).shared_bytes);
+}
+
+KernelReport compile_planner(const AttentionSpec& spec, const std::string& arch, bool prefixes) {
+  check_spec(spec);
+  return report_of(planner_of(BoundVariant(spec, arch), prefixes), arch, 0);
+}
+
+void warm(const AttentionSpec& spec, const std::string& arch) {
+  check_spec(spec);
+  jit::GpuKernel kernel = kernel_of(spec, BoundVariant(spec, arch), arch);
+  jit::cubin_of(kernel, arch);
+  kernel.short_only = true;
+  jit::cubin_of(kernel, arch);
+}
+
+}  // namespace raddle::cuda
