@@ -13,10 +13,12 @@ LayoutOnDevice::LayoutOnDevice(const Device& device, const Layout& layout, Strea
     visit_arrays(layout_, visit);
     visit_arrays(level_, level, visit);
   };
-  const std::size_t total = bytes_of_arrays(arrays);
+  ArrayCarver room, places;
+  carve_arrays(arrays, room);
+  const auto total = static_cast<std::size_t>(room.used());
   block_ = DevicePool::of(device).take(total, stream, "a layout");
   Upload upload(device, total);
-  stage_arrays(arrays, upload.data(), static_cast<std::byte*>(block_.data()));
+  stage_arrays(arrays, places, upload.data(), static_cast<std::byte*>(block_.data()));
   upload.send(block_, {{0, total}}, stream);
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "device/cuda/memory.h"
+#include "raddle/engine/core/carve.h"
 #include "raddle/engine/kernel/gpu/launch.h"
 #include "raddle/layout.h"
 
@@ -67,29 +68,26 @@ inline GpuLaunch launch_of(const Layout& layout) {
   return launch;
 }
 
-/// Arrays lie at multiples of 16 bytes.
-constexpr std::size_t aligned(std::size_t bytes) { return (bytes + 15) / 16 * 16; }
+/// How arrays lie in a block.
+using ArrayCarver = Carver<16>;
 
-/// Bytes that arrays take one after another. `arrays(visit)` calls visit_arrays for the views.
+/// Room for arrays. `arrays(visit)` calls visit_arrays for the views.
 template <class Arrays>
-std::size_t bytes_of_arrays(const Arrays& arrays) {
-  std::size_t total = 0;
-  arrays([&total](const auto* pointer, std::size_t bytes, Of) {
-    if (pointer) total += aligned(bytes);
+void carve_arrays(const Arrays& arrays, ArrayCarver& carve) {
+  arrays([&carve](const auto* pointer, std::size_t bytes, Of) {
+    if (pointer) carve.place<u8>(static_cast<i64>(bytes));
   });
-  return total;
 }
 
-/// Copies the same arrays one after another to `staging`, and lets the views point to where they
-/// will lie from `device` on.
+/// Copies the same arrays to their places in `staging`, and lets the views point to where they will
+/// lie in the block at `device`.
 template <class Arrays>
-void stage_arrays(const Arrays& arrays, std::byte* staging, std::byte* device) {
-  std::size_t at = 0;
+void stage_arrays(const Arrays& arrays, ArrayCarver& carve, std::byte* staging, std::byte* device) {
   arrays([&](auto*& pointer, std::size_t bytes, Of) {
     if (!pointer) return;
+    const i64 at = carve.place<u8>(static_cast<i64>(bytes));
     if (bytes > 0) std::memcpy(staging + at, pointer, bytes);
     pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(device + at);
-    at += aligned(bytes);
   });
 }
 

@@ -92,14 +92,16 @@ CudaPlan::CudaPlan(const Kernel& kernel, AttentionMemoryPtr memory, const Layout
       launch_(launch_of(layout)),
       joins_(arrays.stats().pairs_halves) {
   const auto of_layout = [&](const auto& visit) { visit_arrays(launch_, layout, visit); };
-  const std::size_t plan_bytes = aligned(arrays.bytes());
-  const std::size_t total = plan_bytes + bytes_of_arrays(of_layout);
+  ArrayCarver room, places;
+  for (ArrayCarver* carve : {&room, &places}) carve->place<u8>(static_cast<i64>(arrays.bytes()));
+  carve_arrays(of_layout, room);
+  const auto total = static_cast<std::size_t>(room.used());
   const OutsideCapture outside;  // once for both kinds of memory
   block_ = DevicePool::of(kernel.device()).take(total, stream, "a plan");
   Upload upload(kernel.device(), total);
   auto* base = static_cast<std::byte*>(block_.data());
   if (arrays.bytes() > 0) std::memcpy(upload.data(), arrays.data(), arrays.bytes());
-  stage_arrays(of_layout, upload.data() + plan_bytes, base + plan_bytes);
+  stage_arrays(of_layout, places, upload.data(), base);
   launch_.plan = arrays.view_of_copy(base);
   launch_.arrays = reinterpret_cast<const u8*>(base);
   launch_.array_bytes = static_cast<i64>(total);

@@ -48,10 +48,6 @@ void put_plan(const PlanArrays& arrays, const PlanSizes& bounds, Filler& filler)
     fail<ValueError>("layout takes more partial states than the reservation has");
 }
 
-std::size_t plan_bytes(const PlanSizes& bounds) {
-  return aligned(static_cast<std::size_t>(plan_offsets(bounds).bytes));
-}
-
 }  // namespace
 
 CudaReservation::CudaReservation(const Kernel& kernel, AttentionMemoryPtr memory,
@@ -144,7 +140,8 @@ HostPlannedReservation::Form HostPlannedReservation::form_of(const LayoutKind& k
   Form form;
   form.kind = kind;
   form.first = launch;
-  form.bytes = plan_bytes(bounds_);
+  ArrayCarver carve;
+  carve.place<u8>(plan_offsets(bounds_).bytes);
   const auto places_of = [&](const Level& level) {
     return [&](const auto* pointer, std::size_t, Of of) {
       std::size_t bytes = pointer ? capacity(level, of) : 0;
@@ -154,13 +151,14 @@ HostPlannedReservation::Form HostPlannedReservation::form_of(const LayoutKind& k
                       static_cast<std::size_t>(level.block_size) +
                   7) /
                  8);
-      form.places.push_back({form.bytes, bytes});
-      form.bytes += aligned(bytes);
+      form.places.push_back(
+          {static_cast<std::size_t>(carve.place<u8>(static_cast<i64>(bytes))), bytes});
     };
   };
   visit_arrays(form.first.layout, places_of(layout.levels()[0]));
   for (std::size_t i = 0; i < layout.levels().size(); ++i)
     visit_arrays(form.first.levels[i], layout.levels()[i], places_of(layout.levels()[i]));
+  form.bytes = static_cast<std::size_t>(carve.used());
   form.block = DevicePool::of(*device_).take(form.bytes, stream, "this reservation");
   auto* base = static_cast<std::byte*>(form.block.data());
   std::size_t nth = 0;
