@@ -42,9 +42,9 @@ i32 Packer::fill_splits(i32 num_splits) {
 
 ContractionMap Packer::contract(i32 num_splits) {
   const i64 tiles = units().num_tiles;
-  const i32 levels = units().all_partial ? layout_.num_levels : 1;
+  const i32 levels = units().all_partial ? layout_->num_levels : 1;
   const i64 most_sources =
-      levels > 1 ? tiles + (levels - 1) * (layout_.num_rows + 2 * tiles) : tiles;
+      levels > 1 ? tiles + (levels - 1) * (layout_->num_rows + 2 * tiles) : tiles;
   ContractionMap map{contractions_.grow(tiles),
                      expected_.grow(num_splits),
                      sources_.grow(most_sources),
@@ -56,15 +56,15 @@ ContractionMap Packer::contract(i32 num_splits) {
     contract_tiles(tiling_->tiles.data(), units().num_tiles, num_splits, splits_.data(), map);
     return map;
   }
-  const i64 rows = layout_.num_rows;
+  const i64 rows = layout_->num_rows;
   row_group_.grow(rows * (levels - 1));
   row_index_.grow(rows * (levels - 1));
   row_maps_.grow(levels - 1);
   for (i32 l = 0; l + 1 < levels; ++l) {
     row_maps_[l] = RowMap{row_group_.data() + rows * l, row_index_.data() + rows * l};
-    map_rows(layout_.levels[l], layout_.num_rows, row_maps_[l]);
+    map_rows(layout_->levels[l], layout_->num_rows, row_maps_[l]);
   }
-  contract_levels(layout_, tiling_->tiles.data(), units().num_tiles, units().group_tile,
+  contract_levels(*layout_, tiling_->tiles.data(), units().num_tiles, units().group_tile,
                   config_.num_kv_heads, config_.group_size, row_maps_.data(), splits_.data(),
                   seen_.grow(tiles), map);
   return map;
@@ -149,7 +149,7 @@ void Packer::write_drawn(WorkItem* items) const {
 
 PlanArrays Packer::pack(const LayoutView& layout, const PlanConfig& config, Tiling& tiling,
                         const Assignment& chosen, const PlanStats& stats) {
-  layout_ = layout;
+  layout_ = &layout;
   config_ = config;
   tiling_ = &tiling;
   chosen_ = &chosen;

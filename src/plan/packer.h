@@ -32,7 +32,7 @@ class Packer {
     return chosen_->piece_begin[tile + 1] - chosen_->piece_begin[tile];
   }
 
-  LayoutView layout_{};
+  const LayoutView* layout_ = nullptr;
   PlanConfig config_{};
   Tiling* tiling_ = nullptr;
   const Assignment* chosen_ = nullptr;
