@@ -636,15 +636,16 @@ def test_important_pages_of_all_contexts_take_turns(monkeypatch):
     monkeypatch.setattr(selection, "CONTEXTS", (128, 256))
     monkeypatch.setattr(selection, "KEPT", 4)
     names = [f"{kind} {context}" for kind in ("all", "choose", "attend", "step") for context in (128, 256)]
-    us = dict(zip(names, (80.0, 120.0, 32.0, 64.0, 40.0, 44.0, 16.0, 20.0)))
+    us = dict(zip(names, (20.0, 30.0, 8.0, 16.0, 10.0, 11.0, 4.0, 5.0)))
 
-    def on_device(device, calls, rounds, tick):
-        assert list(calls) == list(us)
+    def rounds_of(clock, calls, rounds, tick):
+        assert list(calls) == list(us) and clock.layers == selection.LAYERS == 4
         for call in calls.values():
-            call()
-        return {name: [of_all_layers] * rounds for name, of_all_layers in us.items()}
+            for step in range(clock.layers):
+                call(step)
+        return {name: [of_a_layer] * rounds for name, of_a_layer in us.items()}
 
-    monkeypatch.setattr(timing, "on_device", on_device)
+    monkeypatch.setattr(timing.HostClock, "rounds", rounds_of)
     with Progress() as progress:
         found = selection.quest("float32", 2, progress)
     assert [each.us for each in found] == [4.0, 10.0, 8.0, 5.0, 11.0, 16.0]

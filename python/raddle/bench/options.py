@@ -19,9 +19,13 @@ FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 _BARS = "raddle.bench.bars"  # where the context keeps the flag
 
 
-def split(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
-    """Names given with commas, or by repeating the option."""
+def _split(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for text in value for name in text.split(",") if name))
+
+
+def names_option(name: str, text: str) -> Any:
+    """Names given with commas, or by repeating the option."""
+    return click.option(name, multiple=True, callback=_split, metavar="NAMES", help=text)
 
 
 def _keep_flag(context: click.Context, parameter: click.Parameter, value: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import raddle
@@ -47,23 +47,14 @@ def quest(dtype: str, rounds: int, progress: Progress) -> list[Measured]:
 def _times(dtype: str, rounds: int, progress: Progress) -> dict[str, list[float]]:
     """Microseconds a layer of each kind of call on each context; the contexts of a kind stand side by side."""
     progress.say(f"{KEPT} pages {dtype}: filling pools")
-    layers = {context: [_calls(Bed("cpu", dtype, 0, context, 1)) for _ in range(LAYERS)] for context in CONTEXTS}
+    beds = {context: [_calls(Bed("cpu", dtype, 0, context, 1)) for _ in range(LAYERS)] for context in CONTEXTS}
     calls = {
-        f"{kind} {context}": _one_after_another([layer[kind] for layer in layers[context]])
+        f"{kind} {context}": lambda step, kind=kind, context=context: beds[context][step % LAYERS][kind]()
         for kind in _KINDS
         for context in CONTEXTS
     }
     progress.say(f"{KEPT} pages {dtype}: timing", total=len(calls) * (rounds + 1))
-    times = timing.on_device("cpu", calls, rounds, progress.advance)
-    return {name: [us / LAYERS for us in taken] for name, taken in times.items()}
-
-
-def _one_after_another(calls: Sequence[Callable[[], Any]]) -> Callable[[], None]:
-    def run() -> None:
-        for call in calls:
-            call()
-
-    return run
+    return timing.HostClock(LAYERS).rounds(calls, rounds, progress.advance)
 
 
 def _calls(bed: Bed) -> dict[str, Callable[[], Any]]:

@@ -21,31 +21,28 @@ _BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_ATTENT
 
 def torch_engines(batch: Batch, pool_bytes: Optional[int] = None) -> list[Engine]:
     """All forms for this batch, on a CPU."""
-    w = batch.workload
-    if w.phase == "prefill":
-        return _torch_prefill(batch, pool_bytes)
-    if len(set(zip(w.qo_len, w.kv_len))) > 1:
+    w, n = batch.workload, len(batch.workload.kv_len)
+    if w.phase != "prefill" and len(set(zip(w.qo_len, w.kv_len))) > 1:
         return [_torch_loop(batch, pool_bytes)]
-    return _torch_decode(batch, pool_bytes)
-
-
-def _torch_decode(batch: Batch, pool_bytes: Optional[int]) -> list[Engine]:
-    w, shape = batch.workload, batch.q.shape
-    n = len(w.kv_len)
-    k, v = (x.view(n, -1, *x.shape[1:]).transpose(1, 2) for x in (batch.k, batch.v))
+    q, k, v = (x.view(n, -1, *x.shape[1:]).transpose(1, 2).contiguous() for x in (batch.q, batch.k, batch.v))
     pools = _dense_pools(k, v, copies(w.kv_bytes, pool_bytes))
-    q_gqa = batch.q.view(n, w.num_qo_heads, 1, w.head_dim)
-    q_grouped = batch.q.view(n, w.num_kv_heads, w.group_size, w.head_dim)
 
-    def gqa(step: int) -> torch.Tensor:
-        return F.scaled_dot_product_attention(q_gqa, *pools[step % len(pools)], enable_gqa=True)
+    def form(name: str, q: torch.Tensor, pools: list[Any], **options: Any) -> Engine:
+        def call(step: int) -> torch.Tensor:
+            pool = pools[step % len(pools)]
+            return F.scaled_dot_product_attention(q, *pool, is_causal=not w.is_decode, **options)
 
-    def grouped(step: int) -> torch.Tensor:
-        # Half the pools away from the other form, which has just read its own.
-        return F.scaled_dot_product_attention(q_grouped, *pools[(step + len(pools) // 2) % len(pools)])
+        return Engine(f"torch sdpa {name}", call, rows=lambda out: out.transpose(1, 2).reshape(batch.q.shape))
 
-    forms = (("torch sdpa gqa", gqa), ("torch sdpa grouped", grouped))
-    return [Engine(name, call, rows=lambda out: out.reshape(shape)) for name, call in forms]
+    if w.is_decode:
+        # Query heads as rows of their KV head, half the pools away from the other form, which has just read its own.
+        half, rows = len(pools) // 2, batch.q.view(n, w.num_kv_heads, w.group_size, w.head_dim)
+        other = form("grouped", rows, pools[half:] + pools[:half])
+        other.rows = lambda out: out.reshape(batch.q.shape)
+    else:
+        repeated = (x.repeat_interleave(w.group_size, 1) for x in (k, v))
+        other = form("repeated", q, _dense_pools(*repeated, copies(w.kv_bytes * w.group_size, pool_bytes)))
+    return [form("gqa", q, pools, enable_gqa=True), other]
 
 
 def _torch_loop(batch: Batch, pool_bytes: Optional[int]) -> Engine:
@@ -82,28 +79,6 @@ def _several_rows(q: torch.Tensor, kv_len: int) -> _Call:
         return out[0].transpose(0, 1)
 
     return call
-
-
-def _torch_prefill(batch: Batch, pool_bytes: Optional[int]) -> list[Engine]:
-    w, n = batch.workload, len(batch.workload.kv_len)
-    q, k, v = (x.view(n, -1, *x.shape[1:]).transpose(1, 2).contiguous() for x in (batch.q, batch.k, batch.v))
-    pools = _dense_pools(k, v, copies(w.kv_bytes, pool_bytes))
-    repeated = [x.repeat_interleave(w.group_size, 1) for x in (k, v)]
-    repeated_pools = _dense_pools(*repeated, copies(w.kv_bytes * w.group_size, pool_bytes))
-
-    def gqa(step: int) -> torch.Tensor:
-        pool = pools[step % len(pools)]
-        return F.scaled_dot_product_attention(q, *pool, is_causal=True, enable_gqa=True)
-
-    def repeat(step: int) -> torch.Tensor:
-        return F.scaled_dot_product_attention(q, *repeated_pools[step % len(repeated_pools)], is_causal=True)
-
-    forms = (("torch sdpa gqa", gqa), ("torch sdpa repeated", repeat))
-
-    def rows(out: torch.Tensor) -> torch.Tensor:
-        return out.transpose(1, 2).reshape(batch.q.shape)
-
-    return [Engine(name, call, rows=rows) for name, call in forms]
 
 
 def _dense_pools(k: torch.Tensor, v: torch.Tensor, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
