@@ -52,24 +52,23 @@ def _arguments(name: str) -> list[str]:
 def function(name: str) -> Callable[..., Any]:
     """A function of the library, called with its arguments by name: what place a name has is looked up once, here.
 
-    Arguments of which there may be any number ("*kv") follow as they are, and so does the only one of a function that
-    has no other. Calls raise TypeError where names are not those that the library lists.
+    Names other than the library's raise TypeError. Where no two arguments could change places, they are passed as they
+    are: a single one, or one that any number of a kind may follow ("layout *reservations").
     """
     raw: Callable[..., Any] = tvm_ffi.get_global_func(name)
     listed = _arguments(name)
-    named = [each for each in listed if not each.startswith("*")]
-    if len(named) < 2:
+    if sum(not each.startswith("*") for each in listed) < 2:
         return raw
-    in_order, count = itemgetter(*named), len(named)
+    in_order, count = itemgetter(*listed), len(listed)
 
-    def call(*others: Any, **arguments: Any) -> Any:
-        if len(arguments) == count and (not others or named != listed):
+    def call(**arguments: Any) -> Any:
+        if len(arguments) == count:
             try:
                 given = in_order(arguments)
             except KeyError:
                 pass
             else:
-                return raw(*given, *others)
+                return raw(*given)
         raise TypeError(f"{name} is called with {', '.join(arguments)}; expected {', '.join(listed)}")
 
     return call
