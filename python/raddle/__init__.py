@@ -48,7 +48,7 @@ from raddle.variants import (
 
 
 def __getattr__(name: str):
-    # Not everybody needs them, and `import raddle` should stay light.
+    # Many programs do without them, and `import raddle` should stay light.
     if name in ("cache", "flex", "mla"):
         import importlib
 

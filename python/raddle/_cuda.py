@@ -49,7 +49,7 @@ def compile_kernel(spec: AttentionSpec, arch: str, short_only: bool = False) -> 
 
 
 def compile_planner(spec: AttentionSpec, arch: str, prefixes: bool = False) -> dict[str, Any]:
-    """The same for the kernel that plans on the GPU (`Attention.reserve` with ``device_lengths=True``).
+    """`compile_kernel` for the kernel that plans on the GPU (`Attention.reserve` with ``device_lengths=True``).
 
     With ``prefixes`` the one of reservations with max_levels=2. What it takes of shared memory depends on the maxima.
     """

@@ -27,7 +27,7 @@ class _Memory(_library.Handle):
 
 
 class DeviceTensor:
-    """A contiguous tensor on a GPU; it crosses to Raddle, and to whoever takes DLPack, as it is.
+    """A contiguous tensor on a GPU; Raddle, and every library that takes DLPack, reads it without a copy.
 
     Its contents are undefined. Everything happens on the current stream, in order; only `numpy` waits.
 

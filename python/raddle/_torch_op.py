@@ -68,7 +68,7 @@ def run(
 ) -> Any:
     """`Attention.run` while it is traced."""
     if timeline is not None:
-        raise TypeError("timeline is given under torch.compile; expected None: run outside of it to see who did what")
+        raise TypeError("timeline is given under torch.compile; expected None: run outside of it to see what each worker did")
     spec = attention.spec
     wants_lse = return_lse or (return_state and attention._has_lse)
     if out is None:

@@ -93,7 +93,7 @@ def _written(scale: Any, name: str) -> Any:
 def copy_pages(
     kv_pool: Any, from_pages: Any, to_pages: Any, to: Any = None, *, scales: Any = None, to_scales: Any = None
 ) -> None:
-    """Copies page ``from_pages[i]`` of a pool to page ``to_pages[i]`` of the same or another, for all i at once.
+    """Copies page ``from_pages[i]`` of a pool to page ``to_pages[i]`` of that pool or of another one, for all i at once.
 
     Args:
         kv_pool: K and V that are read, [pages, …] of 2 to 4 dimensions each. A summary [pages, 2, Hkv, D] is one, too.

@@ -91,7 +91,7 @@ def append(layout: PagedKV, cache: Any, c_kv: Any, k_pe: Any, rope: Variant | No
         layout: as of `append_kv`.
         cache: [pages, page_size, 1, kv_lora_rank + rope], written.
         c_kv: [rows, kv_lora_rank] in the cache's dtype, normalised as the model does.
-        k_pe: [rows, rope] of the same.
+        k_pe: [rows, rope] in the cache's dtype.
         rope: turns k_pe on the way, at the rows' positions; None: it is turned already.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A pool of KV pages: which are free, who holds the others, and which keys of a request lie where.
+"""A pool of KV pages: which are free, which requests hold the others, and which keys of a request lie where.
 
 ::
 

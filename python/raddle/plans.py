@@ -176,7 +176,7 @@ class Reservation(_library.Handle):
         Args:
             layout: within the maxima, with the page size and the number of levels of the first one. A captured graph
                 keeps which optional arrays there are: what later layouts lack of them (explicit query positions, a
-                prefix that anybody shares) is written out, but they may have nothing that no layout before the
+                prefix that requests share) is written out, but they may have nothing that no layout before the
                 capture had. So update with all of it before capturing.
             stream: GPUs: as of `Attention.plan`. Runs and replays on that stream after this call compute the layout.
 

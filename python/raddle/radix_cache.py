@@ -6,7 +6,7 @@
     found = cache.match(tokens[:-1], lock=True)        # at least one token is computed, for its logits
     request = pool.add(found.pages)                    # its first found.num_tokens keys are there
     ...                                                # append, plan and run the others
-    cache.insert(tokens, pool.pages(request))          # for whoever comes next
+    cache.insert(tokens, pool.pages(request))          # for requests that come later
     pool.finish([request])
     cache.unlock(found.node)
 

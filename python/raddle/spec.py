@@ -32,7 +32,7 @@ class AttentionSpec:
             a C++ compiler the first time.
 
     The values are checked when an `Attention` is made; types that cannot be right raise TypeError here. A spec is
-    immutable, and equal specs compute the same.
+    immutable, and equal specs give equal results.
 
     Raises:
         TypeError: a dtype or a part of ``variant`` that is none.

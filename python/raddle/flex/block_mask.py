@@ -1,7 +1,7 @@
 """`BlockMask`: a mask and its lengths, and if the user gives them, the blocks that count.
 
 `create_block_mask` stores a function, not blocks: coverage comes from the function itself, so that a mask over a
-million tokens takes no time and no memory. Blocks are computed when somebody looks at them.
+million tokens takes no time and no memory. Blocks are computed when they are looked at.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class BlockMask:
         Args:
             kv_num_blocks: [B, H, rows] (or without B, or both): partial blocks of each row of blocks.
             kv_indices: [B, H, rows, columns]: their columns; entries past kv_num_blocks may hold anything.
-            full_kv_num_blocks, full_kv_indices: the same for blocks that are kept whatever ``mask_mod`` says.
+            full_kv_num_blocks, full_kv_indices: counts and indices of blocks that are kept whatever ``mask_mod`` says.
             BLOCK_SIZE: rows and keys of a block, or an int for both.
             mask_mod: what partial blocks keep; None: everything.
             seq_lengths: (Q_LEN, KV_LEN); None: all of the blocks.
