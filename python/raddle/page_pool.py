@@ -44,7 +44,7 @@ _finish = _library.function("raddle.page_pool.finish")
 _kv_len = _library.function("raddle.page_pool.kv_len")
 _pages = _library.function("raddle.page_pool.pages")
 _tables = _library.function("raddle.page_pool.tables")
-_layout = _library.function("raddle.pool_layout")
+_layout = _library.function_in_order("raddle.pool_layout", "pool requests qo_len kv_layout discover_prefixes")
 
 
 class Appended(NamedTuple):
@@ -282,9 +282,8 @@ class PagePool(_library.Handle):
         """
         requests = lend_index(requests, "requests")
         layout = PagedKV.__new__(PagedKV)
-        rows = lend_index(_each(qo_len, requests, "qo_len"), "qo_len")
-        options = dict(kv_layout=kv_layout, discover_prefixes=discover_prefixes)
-        layout.__move_handle_from__(_layout(pool=self, requests=requests, qo_len=rows, **options))
+        qo_len = lend_index(_each(qo_len, requests, "qo_len"), "qo_len")
+        layout.__init_handle_by_constructor__(_layout, self, requests, qo_len, kv_layout, discover_prefixes)
         return layout
 
     def make_kv(
