@@ -32,7 +32,7 @@ def array_check_cost(requests: int, bars_us: tuple[float, float], rounds: int) -
     def same_document(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return packed[begin[b] + q_idx] == packed[begin[b] + kv_idx]
 
-    masks = {"an array [requests]": prefix, "packed documents": same_document}
+    masks = {"an array with an entry a request": prefix, "packed documents": same_document}
     return [
         _measured(f"plan, {requests} requests, check of {name}", mask, requests, bar_us, rounds)
         for (name, mask), bar_us in zip(masks.items(), bars_us)
