@@ -1,4 +1,4 @@
-// Causal attention: a row sees itself and what came before it in the request.
+// Causal attention: a row keeps its own key and those before it in the request.
 #pragma once
 
 #include "raddle/engine/variant/contract.h"

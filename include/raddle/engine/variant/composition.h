@@ -1,9 +1,11 @@
 // A composition of variants as one struct of the contract: what a GPU kernel is compiled with, and
-// what a fused CPU stage is made of. Parts lie one after another, each in a slot of whole 16 bytes,
-// so that the host knows their offsets without compiling anything. A part of the contract is there
-// only if some variant has it.
+// what a fused CPU stage is made of. The variants' structs lie one after another, each in a slot of
+// whole 16 bytes, so that the host knows their offsets without compiling anything. The composition
+// has a part of the contract only if one of its variants has it.
 //
 //   Composition<AllOf<Leaf<1>, Leaf<2>>, SoftCap, Causal, SlidingWindow>
+//
+// keeps what variants 1 and 2, Causal and SlidingWindow, both keep; variants are numbered from 0.
 #pragma once
 
 #include "raddle/engine/variant/parts.h"
@@ -25,42 +27,43 @@ struct Pack<First, Rest...> {
 };
 
 template <i32 index, class First, class... Rest>
-RADDLE_FN constexpr const auto& part_of(const Pack<First, Rest...>& pack) {
+RADDLE_FN constexpr const auto& variant_at(const Pack<First, Rest...>& pack) {
   if constexpr (index == 0)
     return pack.first;
   else
-    return part_of<index - 1>(pack.rest);
+    return variant_at<index - 1>(pack.rest);
 }
 
 /// Calls f with every variant, in order.
 template <class F>
-RADDLE_FN constexpr void for_each_part(const Pack<>&, F&&) {}
+RADDLE_FN constexpr void for_each_variant(const Pack<>&, F&&) {}
 template <class First, class... Rest, class F>
-RADDLE_FN constexpr void for_each_part(const Pack<First, Rest...>& pack, F&& f) {
+RADDLE_FN constexpr void for_each_variant(const Pack<First, Rest...>& pack, F&& f) {
   f(pack.first);
-  for_each_part(pack.rest, f);
+  for_each_variant(pack.rest, f);
 }
 
-// --- mask expressions: types that say how the variants' masks join -----------------------------
+// --- mask expressions: types that say how the variants' masks combine
+// -----------------------------
 
 /// The mask of the variant at `index`.
 template <i32 index>
 struct Leaf {
   template <class P>
-  RADDLE_FN static bool mask(const P& parts, const Row& r, const Key& c) {
-    return part_of<index>(parts).mask(r, c);
+  RADDLE_FN static bool mask(const P& variants, const Row& r, const Key& c) {
+    return variant_at<index>(variants).mask(r, c);
   }
   template <class P>
-  RADDLE_FN static KvSpan kv_span(const P& parts, const Tile& t) {
-    const auto& v = part_of<index>(parts);
+  RADDLE_FN static KvSpan kv_span(const P& variants, const Tile& t) {
+    const auto& v = variant_at<index>(variants);
     if constexpr (requires { v.kv_span(t); })
       return v.kv_span(t);
     else
       return KvSpan{everything, everything};
   }
   template <class P>
-  RADDLE_FN static Coverage coverage(const P& parts, const Tile& t) {
-    const auto& v = part_of<index>(parts);
+  RADDLE_FN static Coverage coverage(const P& variants, const Tile& t) {
+    const auto& v = variant_at<index>(variants);
     if constexpr (requires { v.coverage(t); })
       return v.coverage(t);
     else
@@ -72,16 +75,16 @@ struct Leaf {
 template <class A, class B>
 struct AllOf {
   template <class P>
-  RADDLE_FN static bool mask(const P& parts, const Row& r, const Key& c) {
-    return A::mask(parts, r, c) & B::mask(parts, r, c);
+  RADDLE_FN static bool mask(const P& variants, const Row& r, const Key& c) {
+    return A::mask(variants, r, c) & B::mask(variants, r, c);
   }
   template <class P>
-  RADDLE_FN static KvSpan kv_span(const P& parts, const Tile& t) {
-    return both(A::kv_span(parts, t), B::kv_span(parts, t));
+  RADDLE_FN static KvSpan kv_span(const P& variants, const Tile& t) {
+    return both(A::kv_span(variants, t), B::kv_span(variants, t));
   }
   template <class P>
-  RADDLE_FN static Coverage coverage(const P& parts, const Tile& t) {
-    return both(A::coverage(parts, t), B::coverage(parts, t));
+  RADDLE_FN static Coverage coverage(const P& variants, const Tile& t) {
+    return both(A::coverage(variants, t), B::coverage(variants, t));
   }
 };
 
@@ -89,23 +92,23 @@ struct AllOf {
 template <class A, class B>
 struct AnyOf {
   template <class P>
-  RADDLE_FN static bool mask(const P& parts, const Row& r, const Key& c) {
-    return A::mask(parts, r, c) | B::mask(parts, r, c);
+  RADDLE_FN static bool mask(const P& variants, const Row& r, const Key& c) {
+    return A::mask(variants, r, c) | B::mask(variants, r, c);
   }
   template <class P>
-  RADDLE_FN static KvSpan kv_span(const P& parts, const Tile& t) {
-    return either(A::kv_span(parts, t), B::kv_span(parts, t));
+  RADDLE_FN static KvSpan kv_span(const P& variants, const Tile& t) {
+    return either(A::kv_span(variants, t), B::kv_span(variants, t));
   }
   template <class P>
-  RADDLE_FN static Coverage coverage(const P& parts, const Tile& t) {
-    return either(A::coverage(parts, t), B::coverage(parts, t));
+  RADDLE_FN static Coverage coverage(const P& variants, const Tile& t) {
+    return either(A::coverage(variants, t), B::coverage(variants, t));
   }
 };
 
 /// No variant has a mask.
 struct NoMask {};
 
-/// The logit after this variant's `logits` part if the variant has this scan; else unchanged.
+/// The logit after this variant's `logits` part if the variant has this scan; otherwise s itself.
 template <Scan scan, class V>
 RADDLE_FN float logits_of(const V& v, float s, const Row& r, const Key& c) {
   if constexpr (has_logits<V> && scan_of<V>() == scan)
@@ -114,40 +117,43 @@ RADDLE_FN float logits_of(const V& v, float s, const Row& r, const Key& c) {
     return s;
 }
 
-template <class Mask, class... Parts>
+/// `Mask` is NoMask or a mask expression over the variants.
+template <class Mask, class... Variants>
 struct Composition {
-  Pack<Parts...> parts;
+  Pack<Variants...> parts;  ///< the variants' structs
 
-  static constexpr Scan scan = ((scan_of<Parts>() == Scan::sum) || ...) ? Scan::sum : Scan::softmax;
+  static constexpr Scan scan =
+      ((scan_of<Variants>() == Scan::sum) || ...) ? Scan::sum : Scan::softmax;
+  // NVRTC has no <type_traits>: only a NoMask* converts to a NoMask*.
   static constexpr bool masked = !requires(NoMask * none, Mask* mask) { none = mask; };
 
   template <class Vec>
-  requires(has_query<Parts> || ...) RADDLE_FN void query(Vec& q, const Row& r) const {
-    for_each_part(parts, [&](const auto& v) {
+  requires(has_query<Variants> || ...) RADDLE_FN void query(Vec& q, const Row& r) const {
+    for_each_variant(parts, [&](const auto& v) {
       if constexpr (requires { v.query(q, r); }) v.query(q, r);
     });
   }
 
   template <class Vec>
-  requires(has_key<Parts> || ...) RADDLE_FN void key(Vec& k, const Key& c) const {
-    for_each_part(parts, [&](const auto& v) {
+  requires(has_key<Variants> || ...) RADDLE_FN void key(Vec& k, const Key& c) const {
+    for_each_variant(parts, [&](const auto& v) {
       if constexpr (requires { v.key(k, c); }) v.key(k, c);
     });
   }
 
   template <class Vec>
-  requires(has_value<Parts> || ...) RADDLE_FN void value(Vec& x, const Key& c) const {
-    for_each_part(parts, [&](const auto& v) {
+  requires(has_value<Variants> || ...) RADDLE_FN void value(Vec& x, const Key& c) const {
+    for_each_variant(parts, [&](const auto& v) {
       if constexpr (requires { v.value(x, c); }) v.value(x, c);
     });
   }
 
   /// The part that turns logits into weights (Scan::sum) runs last, wherever it stands in the list.
   RADDLE_FN float logits(float s, const Row& r, const Key& c) const
-      requires(has_logits<Parts> || ...) {
-    for_each_part(parts, [&](const auto& v) { s = logits_of<Scan::softmax>(v, s, r, c); });
+      requires(has_logits<Variants> || ...) {
+    for_each_variant(parts, [&](const auto& v) { s = logits_of<Scan::softmax>(v, s, r, c); });
     if constexpr (scan == Scan::sum)
-      for_each_part(parts, [&](const auto& v) { s = logits_of<Scan::sum>(v, s, r, c); });
+      for_each_variant(parts, [&](const auto& v) { s = logits_of<Scan::sum>(v, s, r, c); });
     return s;
   }
 
@@ -161,17 +167,19 @@ struct Composition {
     return Mask::coverage(parts, t);
   }
 
-  RADDLE_FN float sink(const Row& r) const requires(has_sink<Parts> || ...) {
+  /// At most one variant has a sink (src/variant/bound_variant.cpp refuses more).
+  RADDLE_FN float sink(const Row& r) const requires(has_sink<Variants> || ...) {
     float logit = -math::infinity;
-    for_each_part(parts, [&](const auto& v) {
+    for_each_variant(parts, [&](const auto& v) {
       if constexpr (requires { v.sink(r); }) logit = v.sink(r);
     });
     return logit;
   }
 
   template <class Vec>
-  requires(has_output<Parts> || ...) RADDLE_FN void output(Vec& o, const Row& r, float lse) const {
-    for_each_part(parts, [&](const auto& v) {
+  requires(has_output<Variants> || ...) RADDLE_FN
+      void output(Vec& o, const Row& r, float lse) const {
+    for_each_variant(parts, [&](const auto& v) {
       if constexpr (requires { v.output(o, r, lse); }) v.output(o, r, lse);
     });
   }

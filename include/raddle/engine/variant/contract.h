@@ -1,5 +1,8 @@
-// The variant contract. A variant is a struct of small functions; every backend compiles one
-// source. All parts are optional, and an absent part costs nothing.
+// The variant contract. A variant is a struct of small functions, its parts; every backend compiles
+// one source. All parts are optional, and an absent part costs nothing. A `Vec` is one head's
+// vector, of which a kernel may hold a share in each lane: it has map, half_pairs,
+// interleaved_pairs and sum (HeadVector below is a CPU's), and sincos_turns and multiply_add for
+// rotations (rotation.h).
 //
 // clang-format off
 //   struct MyVariant {
@@ -7,21 +10,23 @@
 //     Tensor<const float, 1> slopes;    //   captured tensors with their extents,
 //     SpanTensor<const i32, 1> doc;     //   captured tensors of which coverage needs minima and maxima
 //     static constexpr Scan scan = Scan::softmax;                             // Scan::sum: O = Σ f(s)·v
-//     template <class Vec> RADDLE_FN void query(Vec& q, const Row& r) const;  // a head vector: map, pairs, sum
+//     template <class Vec> RADDLE_FN void query(Vec& q, const Row& r) const;  // changes q in place
 //     template <class Vec> RADDLE_FN void key(Vec& k, const Key& c) const;
 //     template <class Vec> RADDLE_FN void value(Vec& v, const Key& c) const;
 //     RADDLE_FN float logits(float s, const Row& r, const Key& c) const;      // s is already scaled
 //     RADDLE_FN bool mask(const Row& r, const Key& c) const;                  // true = keep; after logits
-//     RADDLE_FN KvSpan kv_span(const Tile& t) const;                          // O(1) bounds on what a tile keeps
-//     RADDLE_FN Coverage coverage(const Tile& t) const;                       // must hold on the whole hull
+//     RADDLE_FN KvSpan kv_span(const Tile& t) const;                          // bounds on what t's rows keep, in O(1)
+//     RADDLE_FN Coverage coverage(const Tile& t) const;                       // must hold for every row and key in t's hulls
 //     RADDLE_FN float sink(const Row& r) const;                               // logit of a key without value
 //     template <class Vec> RADDLE_FN void output(Vec& o, const Row& r, float lse) const;  // after the last ⊕
 //   };
 // clang-format on
 //
 // A variant's file ends with its member list (RADDLE_VARIANT), by which the host finds members by
-// name. Members that mask, kv_span or coverage read are plan members: they are fixed by `plan`. All
-// others are run members and may differ from layer to layer.
+// name. Members that mask, kv_span or coverage read are plan members: they are fixed by `plan`, so
+// that no plan outlives the mask that it was made for. All others are run members and may differ
+// from layer to layer. The list of a shipped variant says which is which; of a user's source the
+// library finds out (docs/design/variants.md).
 #pragma once
 
 #include "raddle/engine/core/math.h"
@@ -59,7 +64,7 @@ struct Extents {
 struct MemberType {
   MemberKind kind;
   i32 rank;       ///< 0: a scalar
-  bool hull;      ///< a SpanTensor: the host adds its pyramid of minima and maxima
+  bool hull;      ///< a SpanTensor: the host adds its minima and maxima (core/span.h)
   i32 bytes = 0;  ///< of the variant's struct; 0: not known
 };
 
@@ -103,7 +108,7 @@ struct element_kind<u8> {
   static constexpr MemberKind value = MemberKind::byte_tensor;
 };
 
-/// The members a variant may have.
+/// The types that a variant's members may have.
 template <class T>
 struct member_type;
 template <>
@@ -176,8 +181,8 @@ constexpr Member checked(Member member, Check check) {
   }
 #endif
 
-/// A head vector in contiguous fp32 memory, as `query`, `key`, `value` and `output` see it on a
-/// CPU.
+/// A head vector in contiguous fp32 memory, as `query`, `key`, `value` and `output` get it on a
+/// CPU. Its rotations have equal bits on every backend (SameBits).
 class HeadVector : public math::SameBits {
  public:
   RADDLE_FN HeadVector(float* data, i32 size) : data_(data), size_(size) {}

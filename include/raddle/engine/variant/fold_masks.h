@@ -6,8 +6,8 @@
 
 RADDLE_ENGINE_BEGIN
 
-/// The answer of the whole expression: `ask` answers for one mask, both() and either() join; `none`
-/// where there is no mask.
+/// The answer of the whole expression: `ask` answers for one mask, both() and either() combine two
+/// answers; `none` is the answer where there is no mask.
 template <class Answer, class Ask>
 inline Answer fold_masks(const Stages& stages, Answer none, const Ask& ask) {
   Answer stack[max_mask_depth + 1];

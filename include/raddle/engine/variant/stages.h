@@ -7,7 +7,7 @@
 
 namespace raddle {
 
-/// Keys of one tile as the lanes of a stage see them.
+/// Keys of one tile, as a stage's loop over keys reads them.
 struct KeyLanes {
   const i32* kv_index;
   const i32* kv_pos;
@@ -15,7 +15,7 @@ struct KeyLanes {
   i32 kv_head;
 };
 
-/// Logits of a tile as their stage sees them.
+/// Logits of a tile, as a stage reads and changes them.
 struct LogitRows {
   float* s;  ///< [num_rows, n], rows `stride` floats apart
   i32 stride;
@@ -58,9 +58,10 @@ struct MaskStep {
 };
 
 constexpr i32 max_stages = 16;
-constexpr i32 max_mask_depth = 4;
+constexpr i32 max_mask_depth = 4;  ///< operands on the stack of a mask expression
 
-/// A composition, split by part in the order written.
+/// A composition: for each part of the contract, the stages of the variants that have it, in the
+/// order in which the variants are listed.
 struct Stages {
   i32 num_query, num_key, num_value, num_logits, num_mask, num_output;
   BoundStage query[max_stages];
@@ -69,7 +70,7 @@ struct Stages {
   BoundStage logits[max_stages];
   BoundStage output[max_stages];
   MaskStep mask[2 * max_stages];
-  BoundStage sink;  ///< ops is null when there is none
+  BoundStage sink;  ///< at most one; ops is null where there is none
   Scan scan;
 };
 
