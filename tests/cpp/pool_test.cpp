@@ -213,7 +213,7 @@ TEST_F(PoolTest, WorkersKeepOffTheCallersCpu) {
   use_threads(2);
   cpu_set_t before;
   ASSERT_EQ(sched_getaffinity(0, sizeof(before), &before), 0);
-  pool.run(2, [](i32, i32) {});  // the crew is made while the caller may still use all CPUs
+  pool.run(2, [](i32, i32) {});  // starts the workers while the caller may still use all CPUs
   for (const i32 mine : {cpus[0], cpus[1], cpus[0]}) {
     cpu_set_t only;
     CPU_ZERO(&only);

@@ -30,7 +30,7 @@ class HostPlans final : public PlanOnDevice {
     launch.dim_vo = spec_.head_dim_vo;
     launch.dtype = spec_.dtype;
     launch.kv_dtype = spec_.stored_dtype();
-    launch.asks_into_l2 = cpu::asks_into_l2();
+    launch.prefetch_into_l2 = cpu::prefetch_into_l2();
     launch.layout = &plan.layout().view();
     launch.plan = &plan.view();
     launch.stages = &variant.stages();

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "device/cpu/compute_loops.h"
-#include "device/cpu/page_scores.h"
 #include "device/cpu/topology.h"
+#include "raddle/engine/kernel/cache/page_scores.h"
 #include "raddle/engine/kernel/cpu/launch.h"
 
 namespace raddle::cpu {

@@ -1,9 +1,9 @@
 // Compiled once an instruction set, with RADDLE_ISA naming the namespace of everything included
 // here.
-#include "device/cpu/lane_scores.h"
-#include "device/cpu/page_scores.h"
+#include "raddle/engine/kernel/cache/lane_scores.h"
+#include "raddle/engine/kernel/cache/page_scores.h"
 #if defined(__AMX_BF16__)
-#include "device/cpu/tile_scores.h"
+#include "raddle/engine/kernel/cache/tile_scores.h"
 #endif
 
 RADDLE_ENGINE_BEGIN

@@ -46,51 +46,51 @@ i32 WorkerPool::run_job(i32 wanted, JobEntry entry, void* context) {
     return 1;
   }
   const Lease lease(*this);
-  const i32 num_threads = 1 + (closed_.load() ? 0 : hire(most - 1));
+  const i32 num_threads = 1 + (closed_.load() ? 0 : start_workers(most - 1));
   if (num_threads == 1) {
     entry(context, 0, 1);
     return 1;
   }
-  Crew& crew = *crew_;
-  crew.post(entry, context, num_threads);
-  crew.take_part(0);
-  if (!lease.crossed_fork()) crew.wait();
-  if (std::exception_ptr error = crew.take_error()) std::rethrow_exception(std::move(error));
+  WorkerThreads& workers = *workers_;
+  workers.post(entry, context, num_threads);
+  workers.take_part(0);
+  if (!lease.crossed_fork()) workers.wait();
+  if (std::exception_ptr error = workers.take_error()) std::rethrow_exception(std::move(error));
   return num_threads;
 }
 
-i32 WorkerPool::hire(i32 workers) {
+i32 WorkerPool::start_workers(i32 wanted) {
   // Too small only after forget_default_threads().
-  if (crew_ && crew_->max_workers() < workers) disband();
-  if (!crew_) crew_ = new Crew(std::max(workers, threads() - 1));
-  return crew_->grow(workers);
+  if (workers_ && workers_->max_workers() < wanted) stop_workers();
+  if (!workers_) workers_ = new WorkerThreads(std::max(wanted, threads() - 1));
+  return workers_->grow(wanted);
 }
 
-void WorkerPool::disband() {
-  if (crew_) crew_->dismiss();
-  delete std::exchange(crew_, nullptr);
+void WorkerPool::stop_workers() {
+  if (workers_) workers_->stop_all();
+  delete std::exchange(workers_, nullptr);
 }
 
 /// Joins the workers, so that a library being unloaded leaves no thread in its code.
 void WorkerPool::shut_down() {
   closed_ = true;
   // exit() called in a body: that job cannot end, and the process takes its threads along.
-  if (leads_job || Crew::on_worker()) return;
+  if (leads_job || WorkerThreads::on_worker()) return;
   // A job of some other thread gets time to end, but must not keep the process from exiting.
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(1);
   while (busy_.exchange(true, std::memory_order_acquire)) {
     if (std::chrono::steady_clock::now() > end) return;
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
-  disband();
+  stop_workers();
   busy_.store(false, std::memory_order_release);
 }
 
-/// After fork() the child has none of the crew's threads, and the thread that held the pool may not
-/// exist. The old crew is leaked on purpose: its words may be in any state, and nothing can be
-/// joined.
+/// After fork() the child has none of the worker threads, and the thread that held the pool may not
+/// exist. The old WorkerThreads is leaked on purpose: its words may be in any state, and no thread
+/// can be joined.
 void WorkerPool::become_child() {
-  crew_ = nullptr;
+  workers_ = nullptr;
   forks_.fetch_add(1);
   busy_.store(false);
   forget_default_threads();

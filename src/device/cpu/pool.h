@@ -9,8 +9,8 @@
 #include <memory>
 #include <type_traits>
 
-#include "device/cpu/crew.h"
 #include "device/cpu/topology.h"
+#include "device/cpu/worker_threads.h"
 
 namespace raddle::cpu {
 
@@ -51,15 +51,15 @@ class WorkerPool {
   class Lease;
 
   i32 run_job(i32 threads, JobEntry entry, void* context);
-  i32 hire(i32 workers);
-  void disband();
+  i32 start_workers(i32 wanted);
+  void stop_workers();
   void shut_down();
   void become_child();
 
-  std::atomic<bool> busy_{false};    ///< held for a job's whole length; guards crew_
+  std::atomic<bool> busy_{false};    ///< held for a job's whole length; guards workers_
   std::atomic<bool> closed_{false};  ///< the process is ending: jobs run alone
   std::atomic<u32> forks_{0};        ///< how many forks lie between this process and the first
-  Crew* crew_ = nullptr;
+  WorkerThreads* workers_ = nullptr;
 };
 
 }  // namespace raddle::cpu

@@ -45,9 +45,8 @@ bool has_amx() {
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & avx512_bf16) != 0;
 }
 
-/// Linux gives tile registers (8 KiB more to save of each thread) to processes that ask for them.
-/// It refuses where a thread's signal stack is too small for them, and emulators don't know the
-/// question.
+/// Linux gives tile registers (8 KiB more state per thread) to processes that request them. It
+/// refuses where a thread's signal stack is too small for them; emulators don't know the request.
 bool may_use_tiles() {
   if (emulated_tiles) return true;
 #if defined(__linux__) && defined(SYS_arch_prctl)
@@ -114,7 +113,7 @@ const char* to_string(Isa isa) {
 bool supported(Isa isa) {
   if (!built(isa)) return false;
 #if defined(__x86_64__)
-  // The builtin asks the operating system too: wide registers must survive a context switch.
+  // The builtin checks the operating system, too: it must save wide registers at a context switch.
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
@@ -126,7 +125,7 @@ bool supported(Isa isa) {
 #endif
 }
 
-bool asks_into_l2() {
+bool prefetch_into_l2() {
 #if defined(__x86_64__)
   static const bool is_amd = __builtin_cpu_is("amd");
   return is_amd;

@@ -11,8 +11,8 @@ namespace raddle::cpu {
 using Isa = CpuIsa;
 
 const char* to_string(Isa isa);
-/// Whether this library holds it, and this CPU and operating system can run it. Tile registers must
-/// be asked for: the first call asks, for all threads of the process.
+/// Whether this library contains it, and this CPU and operating system can run it. Linux grants
+/// tile registers on request: the first call requests them for all threads of the process.
 bool supported(Isa isa);
 /// The instruction set that `wanted` names, or the best supported one where it is null or empty.
 /// Raises ValueError for a name that is unknown or that this CPU cannot run.
@@ -20,9 +20,9 @@ Isa choose_isa(const char* wanted);
 /// choose_isa of RADDLE_CPU_ISA, once a process.
 Isa selected_isa();
 
-/// Whether this processor reads memory faster when it is asked ahead into the L2 cache than into
-/// the L1: AMD's do.
-bool asks_into_l2();
+/// Whether this processor reads memory faster with prefetches into the L2 cache than into the L1:
+/// AMD's do.
+bool prefetch_into_l2();
 
 /// CPUs of the calling thread's affinity mask, ascending.
 std::vector<i32> allowed_cpus();

@@ -1,6 +1,6 @@
 // Tile registers (AMX): eight matrices of 16 rows by 64 bytes, and the product of two tiles of bf16
-// that adds to one of fp32. Only here are there AMX instructions. They stand in asm with memory
-// operands, since gcc 12's intrinsics don't say what they read and write.
+// that adds to one of fp32. All AMX instructions are in this file, as asm with memory operands,
+// because gcc 12's intrinsics don't say what they read and write.
 //
 // C[16, 16] += A[16, 32] · B[32, 16], where B is stored by pairs of its rows: row r of the tile
 // holds (B[2r, n], B[2r + 1, n]) for every n.

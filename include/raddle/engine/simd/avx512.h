@@ -40,8 +40,8 @@ RADDLE_FN Vec exp2_nonpositive(Vec x) {
                                 exp2_fraction(x), x);
 }
 
-/// The same for any x, without a look at how small it is: below -126 results lose bits, and are 0
-/// from -150 on.
+/// 2^x per lane for any x, with no special case for small x: below -126 results lose bits, and from
+/// -150 on they are 0.
 RADDLE_FN Vec exp2_unguarded(Vec x) {
   return _mm512_maskz_scalef_ps(0xffff, exp2_fraction(x), x);  // see widen_f16
 }

@@ -8,8 +8,7 @@ RADDLE_ENGINE_BEGIN
 
 namespace simd {
 
-/// Of the squares that products are made of: a vector of pairs has a row's 16 columns, and a row
-/// of the left side 32.
+/// A packed block, one operand of a product, has 16 rows (or columns) and 32 elements of the depth.
 constexpr i32 tile_rows = 16;
 constexpr i32 tile_depth = 32;
 
@@ -39,7 +38,7 @@ RADDLE_FN void interleave(VecW a, VecW b, VecW& low, VecW& high) {
   high = reinterpret_cast<VecW>(_mm512_unpackhi_epi16(x, y));
 }
 
-/// c + a · b for each lane's pair: `pair` has the left side's two numbers, the same for all lanes.
+/// c + a · b for each lane's pair: `pair` has the left side's two numbers, for all lanes.
 /// Numbers below 2^-126 count as 0.
 RADDLE_FN Vec dot_pairs(Vec c, u32 pair, VecW b) {
   const __m512i a = _mm512_set1_epi32(static_cast<i32>(pair));

@@ -1,4 +1,4 @@
-// What a thread does between two looks at a word that another thread will write.
+// The pause of a spinning loop.
 #pragma once
 
 #include "raddle/engine/core/config.h"

@@ -145,11 +145,11 @@ RADDLE_FN void load_both(const e4m3* p, Vec& a, Vec& b) {
   b = widen_f16(half[1]);
 }
 
-/// What load_two reads as two vectors: where it doesn't keep the order of elements, `arrange` gives
-/// fp32 rows the same one, and in_order undoes it.
+/// Whether load_two splits elements into even and odd ones instead of keeping their order. Then
+/// `arrange` splits fp32 rows alike, and in_order restores the order of what was computed of them.
 template <class T>
 constexpr bool loads_apart = false;
-/// Widening bf16 takes one instruction a vector where a pair of them is split into even and odd.
+/// Splitting bf16 into even and odd elements widens them with one instruction per vector.
 template <>
 inline constexpr bool loads_apart<bf16> = true;
 
@@ -241,7 +241,7 @@ RADDLE_FN void exchange(Vec& a, Vec& b) {
   a = x;
 }
 
-/// Transposes a square of `lanes` vectors in registers.
+/// Transposes a matrix of `lanes` vectors in registers.
 template <i32 step = lanes / 2>
 RADDLE_FN void transpose(Vec (&v)[lanes]) {
   if constexpr (step > 0) {

@@ -1,9 +1,9 @@
-// Q·Kᵀ and P·V of one strip of query rows and one slice of keys in tile registers; bf16_products.h
-// has their like. Both products keep 2 × 2 results in tiles 0 to 3; tiles 4 and 5 hold rows of Q or
-// P, 6 and 7 squares of K or V.
+// Q·Kᵀ and P·V of one row block and one key block in tile registers; bf16_products.h computes them
+// in vector registers. Both products keep 2 × 2 results in tiles 0 to 3; tiles 4 and 5 hold rows of
+// Q or P, tiles 6 and 7 packed blocks of K or V.
 #pragma once
 
-#include "raddle/engine/kernel/cpu/bf16_squares.h"
+#include "raddle/engine/kernel/cpu/bf16_packing.h"
 #include "raddle/engine/simd/amx.h"
 
 RADDLE_ENGINE_BEGIN
@@ -13,44 +13,45 @@ namespace cpu {
 RADDLE_FN void begin_products() { simd::configure_tiles(); }
 RADDLE_FN void end_products() { simd::release_tiles(); }
 
-/// How many steps ahead squares are asked for: from the L2 cache they come too late for a unit that
-/// starts a product every 16 cycles. 0: never.
+/// How many steps ahead packed blocks are prefetched: without that they arrive from the L2 cache
+/// too late for a unit that starts a product every 16 cycles. 0: never.
 constexpr i32 steps_ahead = 1;
 
-/// C = A · B, or C += A · B if `adds`, in steps short enough to stand between the rows of another
-/// strip's softmax: the tile unit works on a step while the vector units work on rows. C has 16 or
-/// 32 rows. A step takes 32 of the depth, and two squares.
+/// C = A · B, or C += A · B if `adds`, in steps that the kernel issues between the rows of another
+/// block's softmax: the tile unit computes a step while the vector units compute rows. C has 16 or
+/// 32 rows. A step covers 32 elements of the depth, and uses two packed blocks of B.
 template <bool adds>
 class Product {
  public:
   Product() = default;
 
-  RADDLE_FN explicit Product(const Operands& x)
-      : next_a_(x.a),
-        next_b_(x.b),
-        next_c_(x.c),
-        skip_(x.skip),
-        row_bytes_a_(x.lda * static_cast<i64>(sizeof(bf16))),
-        row_bytes_c_(x.ldc * static_cast<i64>(sizeof(float))),
-        depth_(x.depth),
-        left_(x.depth),
-        blocks_(x.blocks),
-        has_two_rows_(x.rows > tile_rows) {}
+  RADDLE_FN explicit Product(const Operands& operands)
+      : next_a_(operands.a),
+        next_b_(operands.b),
+        next_c_(operands.c),
+        skip_(operands.skip),
+        row_bytes_a_(operands.lda * static_cast<i64>(sizeof(bf16))),
+        row_bytes_c_(operands.ldc * static_cast<i64>(sizeof(float))),
+        depth_(operands.depth),
+        steps_left_(operands.depth),
+        column_blocks_left_(operands.column_blocks),
+        has_two_rows_(operands.rows > tile_rows) {}
 
-  RADDLE_FN i32 num_steps() const { return blocks_ * depth_; }
-  RADDLE_FN bool is_done() const { return blocks_ == 0; }
+  RADDLE_FN i32 num_steps() const { return column_blocks_left_ * depth_; }
+  RADDLE_FN bool is_done() const { return column_blocks_left_ == 0; }
 
   /// Loads A and B of the step that comes next, if there is one.
   RADDLE_FN void load() const {
     if (is_done()) return;
     simd::tile_load<4>(next_a_, row_bytes_a_);
     simd::tile_load<6>(next_b_, 64);
-    simd::tile_load<7>(next_b_ + square, 64);
+    simd::tile_load<7>(next_b_ + packed_block, 64);
     if (has_two_rows_) simd::tile_load<5>(second_rows(next_a_, row_bytes_a_), row_bytes_a_);
   }
 
-  /// One step, whose A and B have been loaded. It ends with those of the next one, or of `after` at
-  /// the end: then they are there in time, although a row of softmax lies between two steps.
+  /// One step, whose A and B have been loaded. It ends by loading A and B of the next step (after
+  /// the last step, of `after`), so that these loads are issued before the row of softmax that
+  /// follows.
   template <class After>
   RADDLE_FN void step(const After& after) {
     if (has_two_rows_)
@@ -62,7 +63,7 @@ class Product {
  private:
   template <bool two_rows, class After>
   RADDLE_FN void multiply(const After& after) {
-    if (left_ == depth_) start_block<two_rows>();
+    if (steps_left_ == depth_) start_block<two_rows>();
     simd::tile_dot<0, 4, 6>();
     simd::tile_dot<1, 4, 7>();
     if constexpr (two_rows) {
@@ -70,13 +71,13 @@ class Product {
       simd::tile_dot<3, 5, 7>();
     }
     next_a_ += tile_depth;
-    next_b_ += two_squares;
-    const bool ends_block = --left_ == 0;
+    next_b_ += step_elements;
+    const bool ends_block = --steps_left_ == 0;
     if (ends_block) {
       next_a_ -= depth_ * tile_depth;
       next_b_ += skip_;
-      left_ = depth_;
-      --blocks_;
+      steps_left_ = depth_;
+      --column_blocks_left_;
     }
     if (is_done())
       after.load();
@@ -86,12 +87,12 @@ class Product {
     if (ends_block) finish_block<two_rows>();
   }
 
-  /// Asks for squares of a later step.
+  /// Prefetches packed blocks of a later step.
   RADDLE_FN void fetch_ahead() const {
     if constexpr (steps_ahead > 0)
 #pragma GCC unroll 32
-      for (i32 i = 0; i < two_squares; i += 32)
-        simd::prefetch(next_b_ + steps_ahead * two_squares + i);
+      for (i32 i = 0; i < step_elements; i += 32)
+        simd::prefetch(next_b_ + steps_ahead * step_elements + i);
   }
 
   template <class T>
@@ -137,12 +138,13 @@ class Product {
   float* next_c_ = nullptr;
   i64 skip_ = 0, row_bytes_a_ = 0, row_bytes_c_ = 0;
   i32 depth_ = 0;
-  i32 left_ = 0;    ///< steps of this block
-  i32 blocks_ = 0;  ///< that are left, this one included
+  i32 steps_left_ = 0;          ///< of this column block
+  i32 column_blocks_left_ = 0;  ///< this one included
   bool has_two_rows_ = false;
 };
 
-/// P·V of one strip, then Q·Kᵀ of another, a fair share of which is done whenever somebody asks.
+/// P·V of one logit block, then Q·Kᵀ of another. Each turn() computes an equal share of their
+/// steps.
 class Products {
  public:
   RADDLE_FN Products(const Product<true>& values, const Product<false>& keys, i32 num_turns)
@@ -177,7 +179,7 @@ class Products {
   Product<true> values_;
   Product<false> keys_;
   i32 steps_, turns_;
-  i32 due_ = 0;  ///< what turns have earned, in shares of a step
+  i32 due_ = 0;  ///< steps due but not computed yet, times turns_
 };
 
 }  // namespace cpu

@@ -1,13 +1,13 @@
-// Q·Kᵀ and P·V of few query rows (decode) in tile registers. What bounds decode is how long a line
-// of K or V keeps a core busy, since lines on their way have to be asked for meanwhile; here it is
-// about six cycles for four rows of bf16, and a product takes as long for 16.
+// Q·Kᵀ and P·V of few query rows (decode) in tile registers. Decoding is bound by how many cycles a
+// core spends on a line of K or V, because it prefetches other lines meanwhile: about six for four
+// rows of bf16, and a tile product takes as long for 16 rows.
 //
-//   Sᵀ = K·Qᵀ: rows of K are tiles as they lie in the pool, and Q is rearranged once an item.
-//   O  = P·V:  rows of V are interleaved by pairs of keys.
+//   Sᵀ = K·Qᵀ: rows of K are loaded as tiles where they lie in the pool; Q is packed once per item.
+//   O  = P·V:  pairs of V's rows are interleaved.
 //
-// A product waits 52 cycles for the one before it on the same result, and a load waits for stores
-// to the same lines: so four results are computed at a time, and squares of V are made while those
-// before them are multiplied. K and V of 8 bits become bf16 on the way, which is exact.
+// A product waits 52 cycles for an earlier product on one result, and a load waits for stores to
+// the lines that it reads. So four results are computed at a time, and V is packed 32 keys ahead of
+// its products. K and V of 8 bits become bf16 on the way, which is exact.
 #pragma once
 
 #include "raddle/engine/kernel/cpu/amx_products.h"
@@ -20,32 +20,32 @@ namespace cpu {
 
 /// Most keys of a short tile.
 constexpr i32 short_keys = max_tile_keys;
-/// Dimensions that are rearranged at a time: two lines of bf16, one of fp8.
-constexpr i32 stripe = 2 * tile_depth;
-/// What is multiplied side by side: results in tiles 0 to 3.
+/// Dimensions that are packed at a time: two lines of bf16, one of fp8.
+constexpr i32 packed_dims = 2 * tile_depth;
+/// Results that are computed side by side, in tiles 0 to 3.
 constexpr i32 num_results = 4;
 
-/// What a run of short queries needs besides a worker's other scratch.
+/// Scratch memory that a run of short queries needs besides Scratch.
 struct ShortTileScratch {
-  bf16* q;        ///< [heads][dim / 32] squares of pairs of dimensions × rows
-  bf16* k;        ///< [2 · 16, dim] rows of K that don't lie evenly, or aren't bf16
-  bf16* v[2];     ///< [stripe / 16] squares of pairs of 32 keys, see pair_rows
+  bf16* q;        ///< [heads][dim / 32] packed blocks: pairs of dimensions × rows
+  bf16* k;        ///< [2 · 16, dim] copies of rows of K that don't lie evenly, or aren't bf16
+  bf16* v[2];     ///< [packed_dims / 16] packed blocks of 32 keys, see pair_rows
   bf16* p;        ///< [16, short_keys] weights
-  float* result;  ///< [16, stripe] of one product, or [4][16, 16]
+  float* result;  ///< [16, packed_dims] of one product, or [4][16, 16]
   i64 bytes;
 
   ShortTileScratch(const CpuLaunch& launch, i32 max_heads, void* base) {
     Carver carve(base);
     q = carve.take<bf16>(max_heads * tile_rows * launch.dim_qk);
     k = carve.take<bf16>(2 * tile_rows * launch.dim_qk);
-    for (bf16*& squares : v) squares = carve.take<bf16>(tile_depth * stripe);
+    for (bf16*& blocks : v) blocks = carve.take<bf16>(tile_depth * packed_dims);
     p = carve.take<bf16>(tile_rows * short_keys);
-    result = carve.take<float>(tile_rows * stripe);
+    result = carve.take<float>(tile_rows * packed_dims);
     bytes = carve.used();
   }
 };
 
-/// T: bf16 or e4m3.
+/// T is bf16 or e4m3.
 template <class T>
 class TileProducts {
  public:
@@ -55,29 +55,29 @@ class TileProducts {
   void begin() const { simd::configure_tiles(); }
   void end() const { simd::release_tiles(); }
 
-  bool takes_k() const { return dim_qk_ % stripe == 0; }
-  bool takes_v() const { return dim_vo_ % stripe == 0; }
+  bool takes_k() const { return dim_qk_ % packed_dims == 0; }
+  bool takes_v() const { return dim_vo_ % packed_dims == 0; }
 
-  /// Rows of Q of the run's head number `head`.
+  /// Packs Q of the run's head number `head`.
   void load_queries(i32 head, float* q, i32 ldq, i32 rows) const {
     for (i32 d = 0; d < dim_qk_; d += tile_depth)
-      simd::pair_columns(q + d, ldq, rows, squares_of(head) + d * tile_rows);
+      simd::pair_columns(q + d, ldq, rows, packed_queries(head) + d * tile_rows);
   }
 
   /// S[rows, n] = scale · Q[rows, dim] · K[n, dim]ᵀ. S has room for 16 rows, and for n rounded up
-  /// to 16 columns. What is read of K is told to `ahead`.
+  /// to 16 columns. Prefetches by `ahead` at the rate at which it reads K.
   void qk(i32 head, const float*, i32, i32 rows, const T* const* k, i32 n, float scale, float* s,
           i32 lds, Ahead& ahead) const {
-    const bf16* q = squares_of(head);
+    const bf16* q = packed_queries(head);
     i32 j = 0;
     for (; j + tile_rows < n; j += 2 * tile_rows)
       multiply_keys<2>(q, rows, k + j, n - j, scale, s + j, lds, ahead);
     if (j < n) multiply_keys<1>(q, rows, k + j, n - j, scale, s + j, lds, ahead);
   }
 
-  /// O[rows, dim] += P[rows, n] · V[n, dim], P padded with zeros to a multiple of 16 keys. 16 rows
-  /// of O are tiles, whose columns `finish_output` puts in order; the product of fewer is summed by
-  /// itself first, for the rows after them are another head's.
+  /// O[rows, dim] += P[rows, n] · V[n, dim], P padded with zeros to a multiple of 16 keys. With 16
+  /// rows, tiles accumulate in O itself, and finish_output puts its columns in order. With fewer,
+  /// the product is summed apart first, because the rows behind them are another head's.
   void pv(const float* p, i32 ldp, i32 rows, const T* const* v, i32 n, float* o, i32 ldo,
           Ahead& ahead) const {
     round_weights(p, ldp, rows, n);
@@ -90,7 +90,7 @@ class TileProducts {
   void finish_output(float* o, i32 ldo, i32 rows) const {
     if (rows < tile_rows) return;
     for (i32 m = 0; m < rows; ++m)
-      for (i32 d = 0; d < dim_vo_; d += stripe) {
+      for (i32 d = 0; d < dim_vo_; d += packed_dims) {
         Vec x[num_results];
         load_row(o + m * ldo + d, x);
         store_row(o + m * ldo + d, x);
@@ -104,10 +104,10 @@ class TileProducts {
     i64 stride;
   };
 
-  bf16* squares_of(i32 head) const { return scratch_.q + head * tile_rows * dim_qk_; }
+  bf16* packed_queries(i32 head) const { return scratch_.q + head * tile_rows * dim_qk_; }
 
-  /// The first 16 of n rows of K: as they lie, where that is evenly; copied to `to` where it isn't,
-  /// with zeros past n.
+  /// The first 16 of n rows of K: in place where they lie evenly; else copied to `to`, with zeros
+  /// past n.
   Rows rows_of(const T* const* k, i32 n, bf16* to) const {
     if constexpr (dtype_of<T>::value == DType::bfloat16) {
       if (n >= tile_rows) {
@@ -118,7 +118,7 @@ class TileProducts {
       }
     }
     for (i32 i = 0; i < tile_rows; ++i)
-      for (i32 d = 0; d < dim_qk_; d += stripe) {
+      for (i32 d = 0; d < dim_qk_; d += packed_dims) {
         simd::VecW a{}, b{};
         if (i < n) simd::load_words(k[i] + d, a, b);
         simd::store_words(to + i * dim_qk_ + d, a);
@@ -127,8 +127,8 @@ class TileProducts {
     return {to, dim_qk_ * static_cast<i64>(sizeof(bf16))};
   }
 
-  /// Logits of the first `blocks` · 16 of n keys. Even and odd steps of the depth have results of
-  /// their own.
+  /// Logits of the first `blocks` · 16 of n keys. Even and odd steps of the depth accumulate in
+  /// separate results.
   template <i32 blocks>
   void multiply_keys(const bf16* q, i32 rows, const T* const* k, i32 n, float scale, float* s,
                      i32 lds, Ahead& ahead) const {
@@ -136,15 +136,15 @@ class TileProducts {
     for (i32 b = 0; b < blocks; ++b)
       keys[b] = rows_of(k + b * tile_rows, n - b * tile_rows, scratch_.k + b * tile_rows * dim_qk_);
     zero_results<2 * blocks>();
-    for (i32 d = 0; d < dim_qk_; d += 2 * tile_depth, q += 2 * square) {
+    for (i32 d = 0; d < dim_qk_; d += 2 * tile_depth, q += 2 * packed_block) {
       multiply_depth<blocks, 0>(keys, d, q, ahead);
-      multiply_depth<blocks, 1>(keys, d + tile_depth, q + square, ahead);
+      multiply_depth<blocks, 1>(keys, d + tile_depth, q + packed_block, ahead);
     }
-    store_results<2 * blocks>(scratch_.result, square / 2, 64);
+    store_results<2 * blocks>(scratch_.result, packed_block / 2, 64);
     for_rows(rows, [&](auto r) {
       for (i32 b = 0; b < blocks; ++b)
-        transpose_to<decltype(r)::value>(scratch_.result + b * square, scale, s + b * tile_rows,
-                                         lds);
+        transpose_to<decltype(r)::value>(scratch_.result + b * packed_block, scale,
+                                         s + b * tile_rows, lds);
     });
   }
 
@@ -160,7 +160,7 @@ class TileProducts {
     }
   }
 
-  /// Two results or all.
+  /// Zeroes the first two results, or all four.
   template <i32 count>
   static void zero_results() {
     simd::tile_zero<0>();
@@ -171,7 +171,7 @@ class TileProducts {
     }
   }
 
-  /// Each `step` elements behind the one before it.
+  /// Stores the first two results, or all four, `step` elements apart.
   template <i32 count>
   static void store_results(float* to, i32 step, i64 stride) {
     simd::tile_store<0>(to, stride);
@@ -190,15 +190,14 @@ class TileProducts {
     f(Int<most>{});
   }
 
-  /// The sum of two results, [16 keys, 16 rows], to rows of S. What isn't stored isn't transposed
-  /// either.
+  /// Stores the sum of two results, [16 keys, 16 rows], transposed, as rows of S.
   template <i32 rows>
   void transpose_to(const float* results, float scale, float* s, i32 lds) const {
     Vec keys[lanes];
 #pragma GCC unroll 16
     for (i32 i = 0; i < lanes; ++i) {
       const float* at = results + i * tile_rows;
-      keys[i] = simd::load(at) + simd::load(at + square / 2);
+      keys[i] = simd::load(at) + simd::load(at + packed_block / 2);
     }
     simd::transpose(keys);
 #pragma GCC unroll 16
@@ -216,19 +215,19 @@ class TileProducts {
       }
   }
 
-  /// See pv: 64 columns at a time, of which 32 keys are multiplied while the next are paired. Keys
-  /// are few enough for their squares to stay in the L1 cache until they are.
+  /// See pv: 64 columns at a time, and of these 32 keys while the next 32 are packed. Packed keys
+  /// stay in the L1 cache until they are multiplied.
   template <bool whole>
   void multiply_values(const T* const* v, i32 n, i32 rows, float* o, i32 ldo, Ahead& ahead) const {
-    const i64 stride = (whole ? ldo : stripe) * static_cast<i64>(sizeof(float));
-    i32 now = 0;  // squares that are multiplied; the others are made
-    for (i32 pair = 0; pair < tile_rows; pair += pairs_a_turn)
+    const i64 stride = (whole ? ldo : packed_dims) * static_cast<i64>(sizeof(float));
+    i32 now = 0;  // scratch_.v[now] is multiplied; the other is packed
+    for (i32 pair = 0; pair < tile_rows; pair += pairs_per_turn)
       pair_keys(v, n, 0, 0, pair, scratch_.v[now], ahead);
-    for (i32 d = 0; d < dim_vo_; d += stripe) {
+    for (i32 d = 0; d < dim_vo_; d += packed_dims) {
       start_results<whole>(o + d, stride);
       for (i32 j = 0; j < n; j += tile_depth) {
         const bool goes_on = j + tile_depth < n;
-        const i32 next_j = goes_on ? j + tile_depth : 0, next_d = goes_on ? d : d + stripe;
+        const i32 next_j = goes_on ? j + tile_depth : 0, next_d = goes_on ? d : d + packed_dims;
         multiply_pairs(scratch_.p + j, scratch_.v[now], [&](i32 pair) {
           if (next_d < dim_vo_) pair_keys(v, n, next_j, next_d, pair, scratch_.v[now ^ 1], ahead);
         });
@@ -251,48 +250,47 @@ class TileProducts {
     }
   }
 
-  /// 32 keys of a stripe; turn(pair) after each product, for each four pairs of others.
+  /// Multiplies 32 keys × 64 columns; calls turn(pair) after each product, for four pairs of keys.
   template <class Turn>
-  void multiply_pairs(const bf16* p, const bf16* squares, Turn turn) const {
+  void multiply_pairs(const bf16* p, const bf16* blocks, Turn turn) const {
     simd::tile_load<4>(p, short_keys * sizeof(bf16));
-    simd::tile_load<6>(squares, 64);
+    simd::tile_load<6>(blocks, 64);
     simd::tile_dot<0, 4, 6>();
     turn(0);
-    simd::tile_load<7>(squares + square, 64);
+    simd::tile_load<7>(blocks + packed_block, 64);
     simd::tile_dot<1, 4, 7>();
-    turn(pairs_a_turn);
-    simd::tile_load<6>(squares + 2 * square, 64);
+    turn(pairs_per_turn);
+    simd::tile_load<6>(blocks + 2 * packed_block, 64);
     simd::tile_dot<2, 4, 6>();
-    turn(2 * pairs_a_turn);
-    simd::tile_load<7>(squares + 3 * square, 64);
+    turn(2 * pairs_per_turn);
+    simd::tile_load<7>(blocks + 3 * packed_block, 64);
     simd::tile_dot<3, 4, 7>();
-    turn(3 * pairs_a_turn);
+    turn(3 * pairs_per_turn);
   }
 
-  static constexpr i32 pairs_a_turn = 4;
+  static constexpr i32 pairs_per_turn = 4;
 
-  /// Some pairs of keys from j on, columns [d, d + stripe), into their squares; keys past n are
-  /// zero.
-  void pair_keys(const T* const* v, i32 n, i32 j, i32 d, i32 pair, bf16* squares,
+  /// Packs some pairs of keys from j on, columns [d, d + packed_dims); keys past n are zero.
+  void pair_keys(const T* const* v, i32 n, i32 j, i32 d, i32 pair, bf16* blocks,
                  Ahead& ahead) const {
-    alignas(64) static constexpr T zeros[stripe]{};
-    ahead.used(Int<pairs_a_turn * 2 * stripe* static_cast<i32>(sizeof(T))>{});
-    bf16* to = squares + pair * tile_depth;
+    alignas(64) static constexpr T zeros[packed_dims]{};
+    ahead.used(Int<pairs_per_turn * 2 * packed_dims* static_cast<i32>(sizeof(T))>{});
+    bf16* to = blocks + pair * tile_depth;
 #pragma GCC unroll 4
-    for (i32 i = 0; i < pairs_a_turn; ++i, to += tile_depth) {
+    for (i32 i = 0; i < pairs_per_turn; ++i, to += tile_depth) {
       const i32 key = j + 2 * (pair + i);
       simd::VecW pairs[num_results];
       simd::pair_rows(key < n ? v[key] + d : zeros, key + 1 < n ? v[key + 1] + d : zeros, pairs);
 #pragma GCC unroll 4
-      for (i32 t = 0; t < num_results; ++t) simd::store_words(to + t * square, pairs[t]);
+      for (i32 t = 0; t < num_results; ++t) simd::store_words(to + t * packed_block, pairs[t]);
     }
   }
 
-  /// O[rows, stripe] += the product in `result`.
+  /// O[rows, packed_dims] += the product in `result`.
   void add_result(i32 rows, float* o, i32 ldo) const {
     for (i32 m = 0; m < rows; ++m) {
       Vec x[num_results];
-      load_row(scratch_.result + m * stripe, x);
+      load_row(scratch_.result + m * packed_dims, x);
 #pragma GCC unroll 4
       for (i32 i = 0; i < num_results; ++i) {
         float* at = o + m * ldo + i * lanes;
@@ -301,7 +299,7 @@ class TileProducts {
     }
   }
 
-  /// A stripe of one row as products leave it, in order.
+  /// 64 columns of one row as products leave them, put in order.
   static void load_row(const float* from, Vec (&x)[num_results]) {
 #pragma GCC unroll 4
     for (i32 i = 0; i < num_results; ++i) x[i] = simd::load(from + i * lanes);

@@ -1,4 +1,4 @@
-// A run of work items, by the kernel that is made for them.
+// Chooses the kernel for a run of work items.
 #pragma once
 
 #include "raddle/engine/kernel/cpu/config.h"
@@ -14,7 +14,7 @@ RADDLE_ENGINE_BEGIN
 
 namespace cpu {
 
-/// What a thread needs in scratch memory.
+/// Bytes of scratch memory that a thread needs.
 template <class T>
 i64 item_scratch_bytes(const CpuLaunch& launch) {
   const i64 bytes = Scratch<T>(launch, nullptr).bytes;
@@ -28,12 +28,12 @@ i64 item_scratch_bytes(const CpuLaunch& launch) {
   return bytes + more;
 }
 
-/// Most query rows that fp32 lanes multiply as fast as memory delivers K and V; those of 8 bits
-/// take too long to widen for any.
+/// The most query rows that fp32 lanes multiply as fast as memory delivers K and V: 0 for K and V
+/// of 8 bits, because widening these takes too long.
 template <class T>
 constexpr i32 max_lane_rows = is_quantized<T> ? 0 : 4;
 
-/// A run of short queries, items [first, end). `memory` is what Scratch leaves.
+/// A run of short queries, items [first, end). `memory` is the thread's memory behind Scratch.
 template <class T>
 void attend_short(const CpuLaunch& launch, i32 first, i32 end, i32 next, const Scratch<T>& scratch,
                   [[maybe_unused]] u8* memory) {

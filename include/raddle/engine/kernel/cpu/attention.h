@@ -32,8 +32,8 @@ RADDLE_FN i32 kept_end(const u8* keep, i32 n) {
   return n;
 }
 
-/// T is the element type of K and V. That of Q and O, which the loops over keys don't meet, is a
-/// run-time value.
+/// T is the element type of K and V. The element type of Q and O is a run-time value: no loop over
+/// keys depends on it.
 template <class T>
 class ItemKernel {
  public:
@@ -61,9 +61,9 @@ class ItemKernel {
   }
 
  protected:
-  /// Calls f(keys, next, partial) for the item's KV tiles in order, with the tile after each. That
-  /// before it stays until the next call. after_last(next) may say what comes after the last tile;
-  /// it is only asked for.
+  /// Calls f(keys, next, partial) for the item's KV tiles in order, with the tile after each. The
+  /// tile before stays valid until the next call. after_last(next) may fill in the tile after the
+  /// last, which is only prefetched.
   template <class F, class After>
   void for_tiles(F f, After after_last) {
     TileWalk walk(plan_, *item_);
@@ -184,7 +184,7 @@ class ItemKernel {
       multiply_row(scratch_.s + m * scratch_.lds, keys.k_scale, keys.n);
   }
 
-  /// The same of V, on the weights.
+  /// The scales of V, on the weights.
   void scale_weights(const KeyTile<T>& keys) {
     if (!is_quantized<T> || stages_.num_value > 0 || is_one(scales_.v)) return;
     for (i32 m = 0; m < tile_.num_rows; ++m)
@@ -225,14 +225,14 @@ class ItemKernel {
                       keys.column + first, n, keep);
   }
 
-  /// The same of all rows and keys: [rows, max_tile_keys].
+  /// f_mask of all rows and keys: [rows, max_tile_keys].
   const u8* evaluate_keep(const KeyTile<T>& keys) {
     for (i32 m = 0; m < tile_.num_rows; ++m)
       evaluate_keep(m, keys, 0, keys.n, scratch_.keep + m * max_tile_keys);
     return scratch_.keep;
   }
 
-  /// How many of n keys each row has to be multiplied with: up to the last one that it keeps.
+  /// The number of keys that each row has to be multiplied with: up to the last that it keeps.
   const i32* ends_of_rows(const u8* keep, i32 n) {
     for (i32 m = 0; m < tile_.num_rows; ++m)
       scratch_.ends[m] = kept_end(keep + m * max_tile_keys, n);

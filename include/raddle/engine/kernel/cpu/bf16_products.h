@@ -1,8 +1,8 @@
-// Q·Kᵀ and P·V of one strip of query rows and one slice of keys by products of pairs of bf16, which
-// multiply twice as many numbers as those of fp32; amx_products.h has their like.
+// Q·Kᵀ and P·V of one row block and one key block by products of pairs of bf16, each of which
+// multiplies twice as many numbers as one of fp32; amx_products.h computes them in tile registers.
 #pragma once
 
-#include "raddle/engine/kernel/cpu/bf16_squares.h"
+#include "raddle/engine/kernel/cpu/bf16_packing.h"
 
 RADDLE_ENGINE_BEGIN
 
@@ -19,12 +19,12 @@ template <bool adds>
 class Product {
  public:
   Product() = default;
-  RADDLE_FN explicit Product(const Operands& x) : operands_(x) {}
+  RADDLE_FN explicit Product(const Operands& operands) : operands_(operands) {}
 
   void run() const {
     const bf16* b = operands_.b;
-    for (i32 block = 0; block < operands_.blocks;
-         ++block, b += i64{operands_.depth} * two_squares + operands_.skip)
+    for (i32 block = 0; block < operands_.column_blocks;
+         ++block, b += i64{operands_.depth} * step_elements + operands_.skip)
       for (i32 m = 0; m < operands_.rows; m += product_rows)
         multiply(operands_.a + m * i64{operands_.lda}, b,
                  operands_.c + m * i64{operands_.ldc} + block * 2 * tile_rows);
@@ -38,11 +38,11 @@ class Product {
       left[m] = adds ? simd::load(c + m * operands_.ldc) : Vec{};
       right[m] = adds ? simd::load(c + m * operands_.ldc + lanes) : Vec{};
     }
-    for (i32 i = 0; i < operands_.depth; ++i, a += tile_depth, b += two_squares)
+    for (i32 i = 0; i < operands_.depth; ++i, a += tile_depth, b += step_elements)
 #pragma GCC unroll 4
       for (i32 r = 0; r < tile_rows; ++r) {
         const simd::VecW low = simd::load_words(b + r * tile_depth);
-        const simd::VecW high = simd::load_words(b + square + r * tile_depth);
+        const simd::VecW high = simd::load_words(b + packed_block + r * tile_depth);
 #pragma GCC unroll 8
         for (i32 m = 0; m < product_rows; ++m) {
           u32 pair;
@@ -61,8 +61,8 @@ class Product {
   Operands operands_;
 };
 
-/// P·V of one strip, then Q·Kᵀ of another. Nothing works beside the vector units, so all of it is
-/// done at the end.
+/// P·V of one logit block, then Q·Kᵀ of another. The vector units compute both products and the
+/// softmax, so there is nothing to overlap: finish() computes all steps.
 class Products {
  public:
   RADDLE_FN Products(const Product<true>& values, const Product<false>& keys, i32)

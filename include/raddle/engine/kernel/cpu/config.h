@@ -1,5 +1,5 @@
-// Which kernel a CPU computes long queries with, and in tiles of what shape: pure functions of
-// instruction set and dtypes, asked by the planner and by the kernel.
+// Which kernels and tile shapes a CPU uses: pure functions of instruction set and dtypes, called by
+// the planner and by the kernels.
 #pragma once
 
 #include "raddle/engine/core/dtype.h"
@@ -28,18 +28,18 @@ RADDLE_FN constexpr bool multiplies_short_in_tiles(CpuIsa isa, DType dtype, DTyp
          (kv_dtype == DType::bfloat16 || kv_dtype == DType::float8_e4m3fn);
 }
 
-/// As many rows as are worth reading K and V in place. Keys are few, so that a plan can cut finely;
-/// but rows of O that are wide (MLA: 32 KiB) leave the L1 cache and come back once a tile, which
-/// takes as long as 64 keys in tile registers.
+/// Up to this many rows it is faster to read K and V in place than to pack them. A tile has few
+/// keys, so that a plan can cut finely; but wide rows of O (MLA: 32 KiB) leave the L1 cache and
+/// come back once per tile, which takes as long as 64 keys in tile registers.
 RADDLE_FN constexpr TileShape short_query_tile(CpuIsa isa, DType dtype, DType kv_dtype,
                                                i32 dim_vo) {
   return TileShape{16, dim_vo > 256 && multiplies_short_in_tiles(isa, dtype, kv_dtype) ? 128 : 64};
 }
 
-/// Enough rows to pay for rearranging K and V: with 256, that takes 7 % of a prefill's time on fp32
-/// lanes. Q, S and O of so many leave an L2 cache of 256 KiB, but are read in order, a row for
-/// hundreds of products. Where there is AMX, a row costs a sixth of the time, and rearranging about
-/// as much.
+/// Enough rows to pay for packing K and V: with 256 rows, packing takes 7 % of a prefill's time on
+/// fp32 lanes. Q, S and O of so many rows exceed an L2 cache of 256 KiB, but are read in order,
+/// each for hundreds of products. With AMX a row takes a sixth of that time, and packing as long as
+/// here.
 RADDLE_FN constexpr TileShape long_query_tile(CpuIsa isa, DType dtype, DType kv_dtype) {
   if (isa == CpuIsa::amx && multiplies_in_bf16(isa, dtype, kv_dtype)) return TileShape{512, 128};
   return TileShape{isa >= CpuIsa::avx2 ? 256 : 128, 128};

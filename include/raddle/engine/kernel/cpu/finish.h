@@ -36,26 +36,26 @@ inline void write_row(const CpuLaunch& launch, const Row& row, float* o, float l
 /// Normalises the tile's rows: O / Σ and LSE = max + ln Σ; a row with nothing kept becomes (0,
 /// -inf).
 template <class T>
-inline void normalize(const CpuLaunch& launch, Scratch<T>& x, i32 num_rows) {
+inline void normalize(const CpuLaunch& launch, Scratch<T>& scratch, i32 num_rows) {
   if (launch.stages->scan == Scan::sum) return;
   for (i32 m = 0; m < num_rows; ++m) {
-    const RowState& row = x.state[m];
-    float* o = x.o + m * x.stride_o;
-    x.lse[m] = row.max + math::log(row.sum);
+    const RowState& row = scratch.state[m];
+    float* o = scratch.o + m * scratch.stride_o;
+    scratch.lse[m] = row.max + math::log(row.sum);
     if (row.sum == 0.0f)  // exactly 0, whatever the values of dropped keys have left there
-      for (i32 d = 0; d < x.ldo; ++d) o[d] = 0.0f;
+      for (i32 d = 0; d < scratch.ldo; ++d) o[d] = 0.0f;
     else
-      scale_row(o, x.ldo, 1.0f / row.sum);
+      scale_row(o, scratch.ldo, 1.0f / row.sum);
   }
 }
 
 template <class T>
-inline void store_partial(const CpuLaunch& launch, const Scratch<T>& x, i32 num_rows,
+inline void store_partial(const CpuLaunch& launch, const Scratch<T>& scratch, i32 num_rows,
                           i64 partial_row) {
   for (i32 m = 0; m < num_rows; ++m) {
-    narrow_row(x.o + m * x.stride_o, launch.partial_o + (partial_row + m) * launch.dim_vo,
-               launch.dim_vo);
-    launch.partial_lse[partial_row + m] = x.lse[m];
+    narrow_row(scratch.o + m * scratch.stride_o,
+               launch.partial_o + (partial_row + m) * launch.dim_vo, launch.dim_vo);
+    launch.partial_lse[partial_row + m] = scratch.lse[m];
   }
 }
 
@@ -72,13 +72,13 @@ RADDLE_FN void compose_partial(const CpuLaunch& launch, i64 partial_row, float* 
 /// Composes all partial states of one query tile of the last level, in level and chunk order.
 template <class T>
 inline void contract(const CpuLaunch& launch, const Contraction& contraction, i32 kv_head,
-                     Scratch<T>& x) {
+                     Scratch<T>& scratch) {
   const PlanView& plan = *launch.plan;
   const QueryTile& tile = plan.query_tiles[contraction.query_tile];
   const float empty = launch.stages->scan == Scan::softmax ? -math::infinity : 0.0f;
   for (i32 m = 0; m < tile.num_rows; ++m) {
-    x.lse[m] = empty;
-    for (i32 d = 0; d < x.ldo; ++d) x.o[m * x.stride_o + d] = 0.0f;
+    scratch.lse[m] = empty;
+    for (i32 d = 0; d < scratch.ldo; ++d) scratch.o[m * scratch.stride_o + d] = 0.0f;
   }
   for (i32 i = contraction.source_begin; i < contraction.source_end; ++i) {
     const Source& source = plan.sources[i];
@@ -87,8 +87,8 @@ inline void contract(const CpuLaunch& launch, const Contraction& contraction, i3
     for (i32 chunk = 0; chunk < split.num_chunks; ++chunk) {
       const i64 first = split.partial_row + static_cast<i64>(chunk) * from.num_rows + source.row;
       for (i32 m = 0; m < source.num_rows; ++m)
-        compose_partial(launch, first + m, x.o + (source.dst_row + m) * x.stride_o,
-                        x.lse[source.dst_row + m]);
+        compose_partial(launch, first + m, scratch.o + (source.dst_row + m) * scratch.stride_o,
+                        scratch.lse[source.dst_row + m]);
     }
   }
   const LevelView& level = launch.layout->levels[tile.level];
@@ -96,13 +96,13 @@ inline void contract(const CpuLaunch& launch, const Contraction& contraction, i3
     write_row(
         launch,
         make_row(*launch.layout, level, tile.group, tile.row_begin + m, kv_head, plan.group_size),
-        x.o + m * x.stride_o, x.lse[m]);
+        scratch.o + m * scratch.stride_o, scratch.lse[m]);
 }
 
-/// Counts one finished item up at every contraction that waits for it, and composes those it
+/// Counts a finished item at every contraction that waits for it, and composes those that it
 /// completes.
 template <class T>
-inline void arrive(const CpuLaunch& launch, const WorkItem& item, Scratch<T>& x) {
+inline void arrive(const CpuLaunch& launch, const WorkItem& item, Scratch<T>& scratch) {
   const PlanView& plan = *launch.plan;
   const QueryTile& tile = plan.query_tiles[item.query_tile];
   for (i32 i = tile.dependents_begin; i < tile.dependents_end; ++i) {
@@ -110,7 +110,7 @@ inline void arrive(const CpuLaunch& launch, const WorkItem& item, Scratch<T>& x)
     const i32 at = which * plan.num_kv_heads + item.kv_head;
     if (__atomic_add_fetch(&launch.arrived[at], 1, __ATOMIC_ACQ_REL) != plan.expected[at]) continue;
     __atomic_store_n(&launch.arrived[at], 0, __ATOMIC_RELAXED);
-    contract(launch, plan.contractions[which], item.kv_head, x);
+    contract(launch, plan.contractions[which], item.kv_head, scratch);
   }
 }
 

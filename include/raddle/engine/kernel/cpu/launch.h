@@ -13,9 +13,9 @@ namespace raddle {
 struct CpuLaunch : RunView {
   i32 dim_qk;
   i32 dim_vo;
-  DType dtype;        ///< of Q and O
-  DType kv_dtype;     ///< of K and V
-  bool asks_into_l2;  ///< where keys are asked for ahead: the L2 cache, or the L1
+  DType dtype;            ///< of Q and O
+  DType kv_dtype;         ///< of K and V
+  bool prefetch_into_l2;  ///< prefetch keys into the L2 cache, not the L1
   const Stages* stages;
   const LayoutView* layout;
   const PlanView* plan;

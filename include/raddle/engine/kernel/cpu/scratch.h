@@ -4,7 +4,7 @@
 #include "raddle/engine/core/carve.h"
 #include "raddle/engine/kernel/cpu/keys.h"
 #include "raddle/engine/kernel/cpu/launch.h"
-#include "raddle/engine/kernel/cpu/micro.h"
+#include "raddle/engine/kernel/cpu/panel_products.h"
 #include "raddle/engine/kernel/cpu/softmax.h"
 
 RADDLE_ENGINE_BEGIN
@@ -14,9 +14,9 @@ namespace cpu {
 /// Each array begins on a cache line of its own.
 using Carver = raddle::Carver<64>;
 
-/// Floats from row to row, where a piece of each of 16 rows is used at a time. An L1 cache finds a
-/// line by its address modulo 4 KiB, so that rows 2 KiB apart (MLA) would share two of its sets:
-/// rows of whole KiB lie a line further apart than they are long.
+/// Floats from row to row of an array of which a piece of 16 rows is used at a time. An L1 cache
+/// finds a line by its address modulo 4 KiB, so rows 2 KiB apart (MLA) would share two of its sets:
+/// rows of whole KiB lie one line further apart than they are long.
 inline i32 spread_stride(i32 length) {
   constexpr i32 kib = 1024 / sizeof(float), line = 64 / sizeof(float);
   return length % kib == 0 ? length + line : length;
@@ -33,7 +33,7 @@ struct Scratch {
   float* lse;            ///< [Tq]
   float* k;              ///< [Tkv, ldq] keys staged in fp32
   float* v;              ///< [Tkv, ldo]
-  float* panel;          ///< [max(ldq, Tkv), panel_keys]: some keys' K, or a stripe of V
+  float* panel;          ///< [max(ldq, Tkv), panel_keys]: K of some keys, or some columns of V
   const float** rows_k;  ///< [Tkv] rows of `k` and `v`
   const float** rows_v;
   u8* keep;           ///< [Tq, max_tile_keys] which pairs of a partial tile are kept
@@ -76,18 +76,18 @@ struct Scratch {
     }
   }
 
-  /// The rows from `m` on.
+  /// This scratch from row m on.
   Scratch from_row(i32 m) const {
-    Scratch x = *this;
-    x.q += m * ldq;
-    x.s += m * lds;
-    x.o += m * stride_o;
-    x.lse += m;
-    x.keep += m * max_tile_keys;
-    x.ends += m;
-    x.rows += m;
-    x.state += m;
-    return x;
+    Scratch rest = *this;
+    rest.q += m * ldq;
+    rest.s += m * lds;
+    rest.o += m * stride_o;
+    rest.lse += m;
+    rest.keep += m * max_tile_keys;
+    rest.ends += m;
+    rest.rows += m;
+    rest.state += m;
+    return rest;
   }
 };
 

@@ -1,14 +1,14 @@
-// The matrix products of few query rows (decode). K and V are read where they lie, each line once
-// for a block of up to four rows: Q·Kᵀ as squares of dot products that are summed across lanes
-// together, P·V along the lanes.
+// Q·Kᵀ and P·V of few query rows (decode) on fp32 lanes. K and V are read where they lie, each line
+// once for a block of up to four rows: Q·Kᵀ as register blocks of dot products that are summed over
+// the lanes together, P·V along the lanes.
 //
-// What bounds them is how many instructions a line takes: at 15 GB/s a core of 2.5 GHz has ten
-// cycles for one. A line of bf16 takes, with four rows, one shift, one mask and eight FMAs, since
-// rows of Q are laid out once as load_two reads K.
+// They are bound by the instructions for a line: at 15 GB/s a core of 2.5 GHz has ten cycles for
+// one. A line of bf16 takes, with four rows, one shift, one mask and eight FMAs, because rows of Q
+// are rearranged once as load_two reads K.
 #pragma once
 
 #include "raddle/engine/kernel/cpu/ahead.h"
-#include "raddle/engine/kernel/cpu/blocks.h"
+#include "raddle/engine/kernel/cpu/register_blocks.h"
 
 RADDLE_ENGINE_BEGIN
 
@@ -31,7 +31,7 @@ RADDLE_FN void add_products(const float* q, i32 ldq, const T* const* k, i32 d, V
   }
 }
 
-/// The same for both vectors, of types that cost more one by one.
+/// add_products of both vectors, for types that are cheaper to load two vectors at a time.
 template <class T, i32 rows, i32 keys>
 RADDLE_FN void add_both_products(const float* q, i32 ldq, const T* const* k, i32 d,
                                  Vec (&acc)[lanes]) {
@@ -48,9 +48,9 @@ RADDLE_FN void add_both_products(const float* q, i32 ldq, const T* const* k, i32
   }
 }
 
-/// Dot products of `rows` queries with `keys` keys; rows · keys <= lanes. Q is arranged as T. What
-/// is read of K is told to `ahead`. A function of its own, as all register blocks here: inlined,
-/// its sums would share the registers with the callers' variables, and some would lie in memory.
+/// Dot products of `rows` queries with `keys` keys; rows · keys <= lanes. Q is arranged as T.
+/// Prefetches by `ahead` at the rate at which it reads K. Like all register blocks it is not
+/// inlined: the caller's variables would take registers, and some sums would lie in memory.
 template <class T, i32 rows, i32 keys>
 [[gnu::noinline]] void dot_block(const float* q, i32 ldq, const T* const* k, i32 dim, float scale,
                                  float* s, i32 lds, Ahead& ahead) {
@@ -82,7 +82,7 @@ template <class T, i32 rows, i32 keys>
 }
 
 /// S[rows, n] = scale · Q[rows, dim] · K[n, dim]ᵀ. `dim` is a multiple of `lanes`; Q is arranged as
-/// T. What is read of K for the first time is told to `ahead`.
+/// T. Prefetches by `ahead` while it reads K for the first time.
 template <class T>
 void short_qk(const float* q, i32 ldq, i32 rows, const T* const* k, i32 n, i32 dim, float scale,
               float* s, i32 lds, Ahead& ahead) {
@@ -91,17 +91,17 @@ void short_qk(const float* q, i32 ldq, i32 rows, const T* const* k, i32 n, i32 d
     constexpr i32 block = decltype(r)::value;
     // Few rows leave room for more keys, up to as many as the accumulators are.
     constexpr i32 keys = min(lanes / block, simd::registers / 2);
-    Ahead& asks = m == 0 ? ahead : nothing;
+    Ahead& prefetches = m == 0 ? ahead : nothing;
     for_blocks<keys>(n, [&](i32 j, auto c) {
       dot_block<T, block, decltype(c)::value>(q + m * ldq, ldq, k + j, dim, scale, s + m * lds + j,
-                                              lds, asks);
-      asks.catch_up();
+                                              lds, prefetches);
+      prefetches.catch_up();
     });
   });
 }
 
 /// One register block of P·V: O[rows, vecs · lanes] += P[rows, n] · V[n, …]; `vecs` is even, or 1.
-/// The tile is summed by itself first: two short sums err less than one long one.
+/// The tile is summed apart first: two short sums err less than one long one.
 template <class T, i32 rows, i32 vecs>
 [[gnu::noinline]] void short_pv_block(const float* p, i32 ldp, const T* const* v, i32 n, i32 d,
                                       float* o, i32 ldo, Ahead& ahead) {
@@ -143,17 +143,18 @@ template <class T>
 void short_pv(const float* p, i32 ldp, i32 rows, const T* const* v, i32 n, i32 dim, float* o,
               i32 ldo, Ahead& ahead) {
   Ahead nothing;
-  for_blocks<block_vecs>(dim / lanes, [&](i32 x, auto c) {
+  for_blocks<register_block_vecs>(dim / lanes, [&](i32 x, auto c) {
     for_blocks<4>(rows, [&](i32 m, auto r) {
-      Ahead& asks = m == 0 ? ahead : nothing;
+      Ahead& prefetches = m == 0 ? ahead : nothing;
       short_pv_block<T, decltype(r)::value, decltype(c)::value>(p + m * ldp, ldp, v, n, x * lanes,
-                                                                o + m * ldo, ldo, asks);
-      asks.catch_up();
+                                                                o + m * ldo, ldo, prefetches);
+      prefetches.catch_up();
     });
   });
 }
 
-/// Both on fp32 lanes, for a run of short queries; amx_short_products.h has its like.
+/// Both products for a run of short queries; TileProducts (amx_short_products.h) has these members,
+/// too.
 template <class T>
 class LaneProducts {
  public:
@@ -171,7 +172,7 @@ class LaneProducts {
     for (i32 m = 0; m < rows; ++m) simd::arrange<T>(q + m * ldq, dim_qk_);
   }
 
-  /// Q is what load_queries has left of the same head's.
+  /// `q` was prepared by load_queries for this head.
   void qk(i32, const float* q, i32 ldq, i32 rows, const T* const* k, i32 n, float scale, float* s,
           i32 lds, Ahead& ahead) const {
     short_qk(q, ldq, rows, k, n, dim_qk_, scale, s, lds, ahead);

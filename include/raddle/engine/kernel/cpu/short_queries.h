@@ -1,10 +1,10 @@
-// Short queries (decode): the KV heads of a request in turns, tile by tile, so that memory is read
-// in the order in which it lies.
+// Short queries (decode): computes the KV heads of a request in turns, tile by tile, so that memory
+// is read in the order of its addresses.
 //
 // Where the heads of a token lie side by side, one head's keys are pieces of a few hundred bytes
-// with gaps between them, and reading those reaches half of what reading whole rows does. So a run
-// of work items that differ in nothing but the head is computed together: each tile of keys for all
-// heads, then the next tile. What an item computes, and in which order, does not depend on its run.
+// with gaps between them, which are read half as fast as whole rows. So work items that differ only
+// in the head are computed together, as a run: a tile of keys for all heads, then the next tile. An
+// item's arithmetic and its order do not depend on the run.
 #pragma once
 
 #include "raddle/engine/kernel/cpu/ahead.h"
@@ -23,7 +23,7 @@ inline i32 max_run_heads(const CpuLaunch& launch) {
   return max(1, max_run_bytes / (launch.dim_qk * dtype_bytes(launch.kv_dtype)));
 }
 
-/// How many items from `first` on, before `end`, make one run.
+/// The number of items from `first` on, before `end`, that form one run.
 inline i32 run_length(const CpuLaunch& launch, i32 first, i32 end) {
   const PlanView& plan = *launch.plan;
   const WorkItem& item = plan.items[first];
@@ -43,7 +43,7 @@ inline i32 run_length(const CpuLaunch& launch, i32 first, i32 end) {
   return n;
 }
 
-/// Products: LaneProducts, or what has the same members.
+/// Products is LaneProducts or TileProducts.
 template <class T, class Products>
 class ShortRun : private ItemKernel<T> {
   using Base = ItemKernel<T>;
@@ -94,7 +94,7 @@ class ShortRun : private ItemKernel<T> {
 
   const KvView& kv() const { return launch_.kv[tile_.level]; }
 
-  /// The first tile of the item after this run: its keys, to be asked for.
+  /// Gathers the keys of the first tile of the item after this run, to be prefetched.
   void gather_next_item(KeyTile<T>& keys) const {
     if (next_ < 0) return;
     const WorkItem& item = plan_.items[next_];
@@ -107,17 +107,18 @@ class ShortRun : private ItemKernel<T> {
                 max(span.begin, tile.col_begin), min(span.end, tile.col_end), keys);
   }
 
-  /// Where V is a part of K's rows (MLA), it is there when K is.
+  /// Whether V is a part of K's rows (MLA): then reading K has brought V, too.
   bool v_is_in_k(const KeyTile<T>& keys) const {
     return keys.v[0] >= keys.k[0] && keys.v[0] + launch_.dim_vo <= keys.k[0] + launch_.dim_qk;
   }
 
-  /// One tile of keys: K of all heads, then V of all heads, each of which asks for the other's
-  /// rows that come next; where V is in K, both ask for K's, a line for two that are used.
+  /// One tile of keys: K of all heads while V is prefetched, then V of all heads while the next
+  /// tile's K is prefetched. Where V is in K, both prefetch the next K, a line for two that are
+  /// used.
   void step(KeyTile<T>& keys, const KeyTile<T>& next, bool partial) {
     Ahead ahead_k = ahead(next.k, next.n, kv().k.head_stride, launch_.dim_qk);
     if (v_is_in_k(keys)) {
-      ahead_k.ask_for_half();
+      ahead_k.prefetch_half();
       weigh(keys, partial, ahead_k);
     } else {
       Ahead ahead_v = ahead(keys.v, keys.n, kv().v.head_stride, launch_.dim_vo);
@@ -133,10 +134,10 @@ class ShortRun : private ItemKernel<T> {
   }
 
   /// All heads' weights.
-  void weigh(KeyTile<T>& keys, bool partial, Ahead& coming) {
+  void weigh(KeyTile<T>& keys, bool partial, Ahead& ahead) {
     for_heads(keys.k, keys.n, kv().k.head_stride, [&](i32 h) {
       if constexpr (is_quantized<T>) Base::gather_scales(keys);
-      multiply_qk(h, keys, coming);
+      multiply_qk(h, keys, ahead);
       Base::scale_logits(keys);
       Base::apply_variant(keys, partial ? Base::evaluate_keep(keys) : nullptr);
       if (stages_.scan == Scan::softmax) Base::softmax(keys.n);
@@ -144,7 +145,7 @@ class ShortRun : private ItemKernel<T> {
     });
   }
 
-  /// Calls f(head) for all heads in turns; `rows` are meanwhile that head's.
+  /// Calls f(head) for all heads in turns, with `rows` moved to that head.
   template <class F>
   void for_heads(const T** rows, i32 n, i64 head_stride, F f) {
     const auto move = [&](i64 by) {
@@ -161,7 +162,7 @@ class ShortRun : private ItemKernel<T> {
   Ahead ahead(const T* const* rows, i32 n, i64 head_stride, i32 dim) const {
     constexpr i64 bytes = sizeof(T);
     return Ahead(reinterpret_cast<const void* const*>(rows), n, heads_, head_stride * bytes,
-                 dim * static_cast<i32>(bytes), launch_.asks_into_l2);
+                 dim * static_cast<i32>(bytes), launch_.prefetch_into_l2);
   }
 
   /// S = scale · f_q(Q) · f_k(K)ᵀ

@@ -10,13 +10,14 @@ namespace cpu {
 using simd::lanes;
 using simd::Vec;
 
-/// Vectors of a panel or of an output stripe: with `block_rows` rows they fill the registers.
-constexpr i32 block_vecs = simd::registers == 32 ? 4 : 2;
-constexpr i32 block_rows = 6;
-constexpr i32 panel_keys = block_vecs * lanes;
+/// Vectors of a panel's row, hence columns of a register block: with `register_block_rows` rows
+/// they fill the registers.
+constexpr i32 register_block_vecs = simd::registers == 32 ? 4 : 2;
+constexpr i32 register_block_rows = 6;
+constexpr i32 panel_keys = register_block_vecs * lanes;
 
-/// Calls f(first, Int<count>) for blocks of `size`, then of half that, … down to 1, that cover [0,
-/// n).
+/// Calls f(first, Int<count>) for blocks that cover [0, n): as many of `size` as fit, then of half
+/// that, … down to 1.
 template <i32 size, class F>
 RADDLE_FN void for_blocks(i32 n, F f, i32 first = 0) {
   for (; first + size <= n; first += size) f(first, Int<size>{});

@@ -1,15 +1,14 @@
-// The matrix micro-kernels of many query rows (prefill): Q·Kᵀ and P·V on one tile, on fp32 lanes.
-// This is the seam at which an ISA brings kernels of its own. The tile's keys are transposed once
-// into panels that all rows reuse. short_products.h has those of few rows.
+// Q·Kᵀ and P·V of one query tile and one KV tile, on fp32 lanes (prefill). K and V are packed once
+// into panels that all rows of the query tile reuse. short_products.h has the products of few rows.
 #pragma once
 
-#include "raddle/engine/kernel/cpu/blocks.h"
+#include "raddle/engine/kernel/cpu/register_blocks.h"
 
 RADDLE_ENGINE_BEGIN
 
 namespace cpu {
 
-/// K or V rows of the tile after this one, asked for while this one is computed.
+/// K or V rows of the next tile, prefetched while this one is computed.
 template <class T>
 struct Upcoming {
   const T* const* rows;
@@ -21,22 +20,22 @@ struct Upcoming {
   }
 };
 
-/// Transposes up to `panel_keys` keys into panel[d][key], zero past `n`.
+/// Packs K of up to `panel_keys` keys as panel[d][key], zero past `n`.
 template <class T>
-RADDLE_FN void pack_panel(const T* const* k, i32 n, i32 dim, float* panel) {
+RADDLE_FN void pack_k_panel(const T* const* k, i32 n, i32 dim, float* panel) {
   for (i32 j = 0; j < panel_keys; j += lanes)
     for (i32 d = 0; d < dim; d += lanes) {
-      Vec square[lanes];
+      Vec rows[lanes];
 #pragma GCC unroll 16
-      for (i32 i = 0; i < lanes; ++i) square[i] = j + i < n ? simd::load(k[j + i] + d) : Vec{};
-      simd::transpose(square);
+      for (i32 i = 0; i < lanes; ++i) rows[i] = j + i < n ? simd::load(k[j + i] + d) : Vec{};
+      simd::transpose(rows);
 #pragma GCC unroll 16
-      for (i32 i = 0; i < lanes; ++i) simd::store(panel + (d + i) * panel_keys + j, square[i]);
+      for (i32 i = 0; i < lanes; ++i) simd::store(panel + (d + i) * panel_keys + j, rows[i]);
     }
 }
 
-/// One register block of Q · panel: `rows` queries by the panel's first `vecs` vectors of keys. A
-/// function of its own, or the registers that it fills are shared with its callers' variables.
+/// One register block of Q · panel: `rows` queries by the panel's first `vecs` vectors of keys. Not
+/// inlined: it fills the registers, and the caller's variables would take some of them.
 template <i32 rows, i32 vecs>
 [[gnu::noinline]] void panel_block(const float* q, i32 ldq, const float* panel, i32 dim,
                                    float scale, float* s, i32 lds) {
@@ -58,8 +57,8 @@ template <i32 rows, i32 vecs>
     for (i32 v = 0; v < vecs; ++v) simd::store(s + m * lds + v * lanes, acc[m][v] * scale);
 }
 
-/// Of n keys those that some of `count` rows from `first` on need: the largest of their ends; null:
-/// all.
+/// How many of n keys `count` rows from `first` on need: the largest of their ends; all where
+/// `ends` is null.
 RADDLE_FN i32 keys_needed(const i32* ends, i32 first, i32 count, i32 n) {
   if (!ends) return n;
   i32 most = 0;
@@ -71,43 +70,44 @@ RADDLE_FN i32 keys_needed(const i32* ends, i32 first, i32 count, i32 n) {
 template <class F>
 RADDLE_FN void for_row_blocks(i32 rows, F block) {
   i32 m = 0;
-  for (; m + block_rows <= rows; m += block_rows) block(m, Int<block_rows>{});
+  for (; m + register_block_rows <= rows; m += register_block_rows)
+    block(m, Int<register_block_rows>{});
   for_blocks<4>(rows - m, [&](i32 i, auto count) { block(m + i, count); });
 }
 
 /// S[rows, n] = scale · Q[rows, dim] · K[n, dim]ᵀ. `dim` is a multiple of `lanes`; S has room for n
-/// rounded up to panel_keys columns; `panel` for dim · panel_keys floats. Of row m only the first
-/// ends[m] are needed, where there are `ends`.
+/// rounded up to panel_keys columns; `panel` for dim · panel_keys floats. Where `ends` is not null,
+/// only the first ends[m] columns of row m are needed.
 template <class T>
 RADDLE_FN void multiply_qk(const float* q, i32 ldq, i32 rows, const T* const* k, i32 n, i32 dim,
                            float scale, float* s, i32 lds, Upcoming<T> next, float* panel,
                            const i32* ends) {
   for (i32 j = 0; j < n; j += panel_keys) {
-    pack_panel(k + j, n - j, dim, panel);
+    pack_k_panel(k + j, n - j, dim, panel);
     next.fetch(j, panel_keys, dim);
     for_row_blocks(rows, [&](i32 m, auto r) {
       constexpr i32 count = decltype(r)::value;
       const i32 needed = keys_needed(ends, m, count, n) - j;
       if (needed <= 0) return;
-      // Half a panel is all that every other row of a diagonal needs.
-      const auto block = needed <= panel_keys / 2 ? panel_block<count, block_vecs / 2>
-                                                  : panel_block<count, block_vecs>;
+      // On a diagonal, half of the row blocks need half a panel only.
+      const auto block = needed <= panel_keys / 2 ? panel_block<count, register_block_vecs / 2>
+                                                  : panel_block<count, register_block_vecs>;
       block(q + m * ldq, ldq, panel, dim, scale, s + m * lds + j, lds);
     });
   }
 }
 
-/// Copies `vecs` vectors of V's rows, from element d on, to panel[key], in fp32.
+/// Packs `vecs` vectors of V's rows, from element d on, as panel[key], in fp32.
 template <i32 vecs, class T>
-RADDLE_FN void pack_stripe(const T* const* v, i32 n, i32 d, float* panel) {
+RADDLE_FN void pack_v_panel(const T* const* v, i32 n, i32 d, float* panel) {
   for (i32 j = 0; j < n; ++j)
 #pragma GCC unroll 4
     for (i32 x = 0; x < vecs; ++x)
       simd::store(panel + (j * vecs + x) * lanes, simd::load(v[j] + d + x * lanes));
 }
 
-/// One register block of P·V: O[rows, vecs · lanes] += P[rows, n] · panel. The tile is summed by
-/// itself first: two short sums err less than one long one.
+/// One register block of P·V: O[rows, vecs · lanes] += P[rows, n] · panel. The tile is summed apart
+/// first: two short sums err less than one long one.
 template <i32 rows, i32 vecs>
 [[gnu::noinline]] void pv_block(const float* p, i32 ldp, const float* panel, i32 n, float* o,
                                 i32 ldo) {
@@ -133,18 +133,18 @@ template <i32 rows, i32 vecs>
 }
 
 /// O[rows, dim] += P[rows, n] · V[n, dim]; `dim` is a multiple of `lanes`; `panel` for n ·
-/// panel_keys floats. A stripe of V is copied once and serves all rows: rows of the pool lie far
-/// apart, and what is read of them falls into a few sets of the L1 cache. Row m's weights are 0
-/// from ends[m] on, where there are `ends`.
+/// panel_keys floats. Some columns of V are packed once for all rows of the query tile: rows of the
+/// pool lie far apart, and their columns would share a few sets of the L1 cache. Where `ends` is
+/// not null, row m's weights are 0 from ends[m] on.
 template <class T>
 RADDLE_FN void multiply_pv(const float* p, i32 ldp, i32 rows, const T* const* v, i32 n, i32 dim,
                            float* o, i32 ldo, Upcoming<T> next, float* panel, const i32* ends) {
-  for_blocks<block_vecs>(dim / lanes, [&](i32 x, auto vecs) {
+  for_blocks<register_block_vecs>(dim / lanes, [&](i32 x, auto vecs) {
     constexpr i32 width = decltype(vecs)::value;
-    pack_stripe<width>(v, n, x * lanes, panel);
+    pack_v_panel<width>(v, n, x * lanes, panel);
     for_row_blocks(rows, [&](i32 m, auto r) {
       constexpr i32 count = decltype(r)::value;
-      if (x == 0) {  // each block of rows asks for its share
+      if (x == 0) {  // each register block prefetches its share
         const i32 first = next.n * m / rows, end = next.n * (m + count) / rows;
         next.fetch(first, end - first, dim);
       }

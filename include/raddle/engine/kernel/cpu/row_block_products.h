@@ -1,4 +1,4 @@
-// The products of one strip of query rows and one slice of keys, by the unit that has them.
+// The products of one row block and one key block, in tile registers where there are any.
 #pragma once
 
 #if defined(__AMX_BF16__)
@@ -14,7 +14,7 @@ namespace cpu {
 using KeyProduct = Product<false>;
 using ValueProduct = Product<true>;
 
-/// S = Q · Kᵀ, not yet scaled, for keys [begin, end) of a slice, multiples of 32.
+/// S = Q · Kᵀ, not yet scaled, for keys [begin, end) of a key block, multiples of 32.
 RADDLE_FN KeyProduct multiply_keys(i32 rows, const bf16* q, i32 dim, const bf16* k, i32 begin,
                                    i32 end, float* s, i32 lds) {
   return KeyProduct({.rows = rows,
@@ -24,21 +24,21 @@ RADDLE_FN KeyProduct multiply_keys(i32 rows, const bf16* q, i32 dim, const bf16*
                      .depth = dim / tile_depth,
                      .c = s + begin,
                      .ldc = lds,
-                     .blocks = (end - begin) / padded_unit});
+                     .column_blocks = (end - begin) / padded_unit});
 }
 
-/// O += P · V for the same keys. `dim` is a multiple of 32.
+/// O += P · V for keys [begin, end) of a key block. `dim` is a multiple of 32.
 RADDLE_FN ValueProduct multiply_values(i32 rows, const bf16* p, i32 ldp, const bf16* v, i32 begin,
                                        i32 end, i32 dim, float* o) {
   return ValueProduct({.rows = rows,
                        .a = p + begin,
                        .lda = ldp,
                        .b = v + i64{begin} * 2 * tile_rows,
-                       .skip = i64{slice_keys - (end - begin)} * 2 * tile_rows,
+                       .skip = i64{key_block_keys - (end - begin)} * 2 * tile_rows,
                        .depth = (end - begin) / tile_depth,
                        .c = o,
                        .ldc = dim,
-                       .blocks = dim / padded_unit});
+                       .column_blocks = dim / padded_unit});
 }
 
 }  // namespace cpu

@@ -1,11 +1,11 @@
 // Each worker has a mailbox word of its own:
 //
-//   idle --(worker tires of spinning)--> asleep        idle | asleep --(caller)--> work | stop
+//   idle --(worker has spun too long)--> asleep        idle | asleep --(caller)--> work | stop
 //
 // The caller's exchange tells it whether the worker slept, so that no call pays for a wake-up that
 // isn't needed, and no job can be missed or seen twice. Ends are counted down in one word, on which
 // the caller may sleep.
-#include "device/cpu/crew.h"
+#include "device/cpu/worker_threads.h"
 
 #include <linux/futex.h>
 #include <sched.h>
@@ -61,7 +61,7 @@ bool spin(Clock::duration limit, Done done) {
   return done();
 }
 
-/// Lets the calling thread run on these CPUs but for `without`.
+/// Lets the calling thread run on these CPUs except `without`.
 void stay_on(const std::vector<i32>& cpus, i32 without = -1) {
   const i32 end = *std::max_element(cpus.begin(), cpus.end()) + 1;
   const std::size_t size = CPU_ALLOC_SIZE(end);
@@ -76,25 +76,25 @@ void stay_on(const std::vector<i32>& cpus, i32 without = -1) {
 
 }  // namespace
 
-Crew::Crew(i32 max_workers)
+WorkerThreads::WorkerThreads(i32 max_workers)
     : pins_(pinning_wanted()),
       cpus_(allowed_cpus()),
       workers_(static_cast<std::size_t>(max_workers)) {}
 
-bool Crew::on_worker() { return is_worker; }
+bool WorkerThreads::on_worker() { return is_worker; }
 
-i32 Crew::grow(i32 wanted) {
+i32 WorkerThreads::grow(i32 wanted) {
   wanted = std::min(wanted, max_workers());
   while (started_ < wanted && start(worker(started_ + 1))) ++started_;
   return std::min(started_, wanted);
 }
 
-bool Crew::start(Worker& self) {
-  self.crew = this;
+bool WorkerThreads::start(Worker& self) {
+  self.owner = this;
   self.thread = started_ + 1;
   if (pins_ && !cpus_.empty())
     self.cpu = cpus_[static_cast<std::size_t>(self.thread) % cpus_.size()];
-  // Signals belong to the threads that the program knows of.
+  // Workers block all signals: the program's own threads handle them.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -103,24 +103,24 @@ bool Crew::start(Worker& self) {
   return ok;
 }
 
-void* Crew::serve(void* arg) {
+void* WorkerThreads::serve(void* arg) {
   Worker& self = *static_cast<Worker*>(arg);
-  Crew& crew = *self.crew;
+  WorkerThreads& workers = *self.owner;
   is_worker = true;
   if (self.cpu >= 0) stay_on({self.cpu});
-  while (crew.next_job(self)) {
-    crew.wake_children(self.thread);
-    crew.keep_off_caller(self);
-    crew.take_part(self.thread);
-    if (crew.pending_.fetch_sub(1, std::memory_order_acq_rel) == (caller_sleeps | 1u)) {
-      futex_wake(crew.pending_);
+  while (workers.next_job(self)) {
+    workers.wake_children(self.thread);
+    workers.keep_off_caller(self);
+    workers.take_part(self.thread);
+    if (workers.pending_.fetch_sub(1, std::memory_order_acq_rel) == (caller_sleeps | 1u)) {
+      futex_wake(workers.pending_);
     }
   }
   return nullptr;
 }
 
-/// Waits for mail; false: it says stop.
-bool Crew::next_job(Worker& self) {
+/// Waits for mail; returns false when it is `stop`.
+bool WorkerThreads::next_job(Worker& self) {
   const auto called = [&] { return self.mail.load(std::memory_order_acquire) >= work; };
   if (!spin(worker_spin, called)) {
     u32 expected = idle;
@@ -135,16 +135,17 @@ bool Crew::next_job(Worker& self) {
   return true;
 }
 
-/// Linux likes to wake a thread where its waker runs. A worker that begins there computes in turns
-/// with the caller until the scheduler moves one of them, which takes longer than a decode step.
-void Crew::keep_off_caller(Worker& self) {
+/// Linux tends to wake a thread on the CPU of the thread that wakes it. A worker that starts there
+/// takes turns with the caller until the scheduler moves one of them, later than a decode step
+/// takes.
+void WorkerThreads::keep_off_caller(Worker& self) {
   const bool room_for_all = static_cast<std::size_t>(num_threads_) <= cpus_.size();
   if (self.cpu >= 0 || self.kept_off == caller_cpu_ || caller_cpu_ < 0 || !room_for_all) return;
   self.kept_off = caller_cpu_;
   stay_on(cpus_, caller_cpu_);
 }
 
-void Crew::post(JobEntry entry, void* context, i32 num_threads) {
+void WorkerThreads::post(JobEntry entry, void* context, i32 num_threads) {
   caller_cpu_ = sched_getcpu();
   entry_ = entry;
   context_ = context;
@@ -163,7 +164,7 @@ void Crew::post(JobEntry entry, void* context, i32 num_threads) {
   wake_children(0);
 }
 
-void Crew::wake_children(i32 thread) {
+void WorkerThreads::wake_children(i32 thread) {
   const i32 first = wake_width * thread + 1;
   const i32 end = std::min(num_threads_, first + wake_width);
   for (i32 child = first; child < end; ++child) {
@@ -171,7 +172,7 @@ void Crew::wake_children(i32 thread) {
   }
 }
 
-void Crew::take_part(i32 thread) {
+void WorkerThreads::take_part(i32 thread) {
   try {
     entry_(context_, thread, num_threads_);
   } catch (...) {
@@ -179,7 +180,7 @@ void Crew::take_part(i32 thread) {
   }
 }
 
-void Crew::wait() {
+void WorkerThreads::wait() {
   if (spin(caller_spin, [&] { return pending_.load(std::memory_order_acquire) == 0; })) return;
   u32 now = pending_.fetch_or(caller_sleeps, std::memory_order_acq_rel) | caller_sleeps;
   while (now != caller_sleeps) {
@@ -188,12 +189,12 @@ void Crew::wait() {
   }
 }
 
-std::exception_ptr Crew::take_error() {
+std::exception_ptr WorkerThreads::take_error() {
   if (!failed_.exchange(false, std::memory_order_relaxed)) return nullptr;
   return std::exchange(error_, nullptr);
 }
 
-void Crew::dismiss() {
+void WorkerThreads::stop_all() {
   for (i32 t = 1; t <= started_; ++t) {
     if (worker(t).mail.exchange(stop, std::memory_order_acq_rel) == asleep) {
       futex_wake(worker(t).mail);

@@ -15,12 +15,12 @@ namespace raddle::cpu {
 
 using JobEntry = void (*)(void* context, i32 thread, i32 num_threads);
 
-class Crew {
+class WorkerThreads {
  public:
   /// Room for so many workers; grow() starts them. Raises ValueError for a bad RADDLE_PIN.
-  explicit Crew(i32 max_workers);
-  Crew(const Crew&) = delete;
-  Crew& operator=(const Crew&) = delete;
+  explicit WorkerThreads(i32 max_workers);
+  WorkerThreads(const WorkerThreads&) = delete;
+  WorkerThreads& operator=(const WorkerThreads&) = delete;
 
   i32 max_workers() const { return static_cast<i32>(workers_.size()); }
   /// Has up to `wanted` workers running; returns how many a job may count on. The system may refuse
@@ -30,12 +30,12 @@ class Crew {
   void post(JobEntry entry, void* context, i32 num_threads);
   /// Runs the current job's body as `thread`, keeping what it throws.
   void take_part(i32 thread);
-  /// Until all workers have done their part.
+  /// Waits until all workers have done their part.
   void wait();
-  /// What the first failing body of the job threw, if any did.
+  /// The exception of the first body of the job that threw, if any did.
   std::exception_ptr take_error();
   /// Ends all workers.
-  void dismiss();
+  void stop_all();
 
   /// Whether the calling thread is a worker.
   static bool on_worker();
@@ -46,12 +46,12 @@ class Crew {
 
   struct alignas(separate) Worker {
     std::atomic<u32> mail{0};
-    bool slept = false;  ///< when the job was posted; the caller tells the worker's waker
+    bool slept = false;  ///< when the job was posted: its parent has to wake it
     i32 thread = 0;
     i32 cpu = -1;       ///< pinned there; -1: anywhere
-    i32 kept_off = -1;  ///< but there
+    i32 kept_off = -1;  ///< the CPU that it must not run on; -1: none
     pthread_t handle{};
-    Crew* crew = nullptr;
+    WorkerThreads* owner = nullptr;
   };
 
   static void* serve(void* worker);
@@ -72,7 +72,7 @@ class Crew {
   i32 caller_cpu_ = -1;          ///< where the current job was posted
   std::vector<Worker> workers_;
   alignas(separate) std::atomic<u32> pending_{
-      0};  ///< workers that are at it, and a bit for a sleeping caller
+      0};  ///< workers that have not finished, and a bit for a sleeping caller
 };
 
 }  // namespace raddle::cpu

@@ -1,7 +1,7 @@
 // Scores of pages on fp32 lanes. Queries are parted: [rows, heads, 2, D], max(q, 0) and min(q, 0).
 #pragma once
 
-#include "device/cpu/page_scores.h"
+#include "raddle/engine/kernel/cache/page_scores.h"
 #include "raddle/engine/simd/vec.h"
 
 RADDLE_ENGINE_BEGIN
@@ -58,7 +58,7 @@ float defined_bound(const float* q, const Bounds<T>& of, i32 dim) {
 
 /// The bounds of `count` query vectors, which lie parted one after the other, on each of `pages`
 /// pages: the largest, or what `best` has. As two products, q⁺ · max + q⁻ · min, they cost half;
-/// where a key is infinite these may be no number, and the definition is asked.
+/// where a key is infinite these may be NaN, and the bound is computed as it is defined.
 template <i32 pages, i32 count, class T>
 void largest_bounds(const float* q, const Bounds<T>* of, i32 dim, float* best) {
   simd::Vec sum[pages][count] = {};
@@ -93,9 +93,9 @@ void largest_bounds(const float* q, const Bounds<T>* of, i32 dim, float* best) {
   }
 }
 
-/// Asks for a head's minima and maxima of a page: pages lie anywhere.
+/// Prefetches a head's minima and maxima of a page: pages lie anywhere.
 template <class T>
-void ask_for(const SummaryBytes& summary, i32 page, i32 head) {
+void prefetch_bounds(const SummaryBytes& summary, i32 page, i32 head) {
   constexpr i32 line = 64 / static_cast<i32>(sizeof(T));
   for (i32 which = 0; which < 2; ++which)
     for (i32 d = 0; d < summary.dim; d += line)
@@ -115,7 +115,7 @@ void score_some(const ScoreJob& job, i32 nth) {
       const i32 page = job.pages[nth + p], next = nth + p + pages;
       of[p] = {kv::summary_at<T>(view.summary, page, 0, head),
                kv::summary_at<T>(view.summary, page, 1, head)};
-      if (next < job.count) ask_for<T>(view.summary, job.pages[next], head);
+      if (next < job.count) prefetch_bounds<T>(view.summary, job.pages[next], head);
     }
     for (i32 row = job.row_begin; row < job.row_end; ++row) {
       const float* q = parted_queries(job, row, head);
@@ -128,7 +128,7 @@ void score_some(const ScoreJob& job, i32 nth) {
   for (i32 p = 0; p < pages; ++p) job.keys[nth + p] = kv::score_key(best[p]);
 }
 
-/// The same of pages [begin, end).
+/// Scores pages [begin, end) of the job.
 template <class T>
 void score_pages(const ScoreJob& job, i32 begin, i32 end) {
   i32 nth = begin;
