@@ -20,6 +20,33 @@ struct Upcoming {
   }
 };
 
+/// Prefetches those rows into the L2 cache, evenly over `turns` turns: many lines at once would
+/// occupy the fill buffers that a core needs for what it computes, and wait for each other.
+template <class T>
+class UpcomingLines {
+ public:
+  UpcomingLines(Upcoming<T> next, i32 dim, i32 turns)
+      : next_(next),
+        lines_(ceil_div(dim, line)),
+        lines_per_turn_(ceil_div(next.n * lines_, max(turns, 1))) {}
+
+  RADDLE_FN void turn() {
+    for (i32 i = 0; i < lines_per_turn_ && row_ < next_.n; ++i) {
+      simd::prefetch_l2(next_.rows[row_] + at_ * line);
+      if (++at_ < lines_) continue;
+      at_ = 0;
+      ++row_;
+    }
+  }
+
+ private:
+  static constexpr i32 line = 64 / static_cast<i32>(sizeof(T));  ///< elements
+
+  Upcoming<T> next_;
+  i32 lines_, lines_per_turn_;  ///< of a row
+  i32 row_ = 0, at_ = 0;        ///< the next line
+};
+
 /// Packs K of up to `panel_keys` keys as panel[d][key], zero past `n`.
 template <class T>
 RADDLE_FN void pack_k_panel(const T* const* k, i32 n, i32 dim, float* panel) {
@@ -66,6 +93,9 @@ RADDLE_FN i32 keys_needed(const i32* ends, i32 first, i32 count, i32 n) {
   return most;
 }
 
+/// Register blocks that cover `rows` rows, about.
+RADDLE_FN i32 num_row_blocks(i32 rows) { return ceil_div(rows, register_block_rows); }
+
 /// Calls block(first, Int<count>) for blocks of rows that cover [0, rows).
 template <class F>
 RADDLE_FN void for_row_blocks(i32 rows, F block) {
@@ -82,10 +112,11 @@ template <class T>
 RADDLE_FN void multiply_qk(const float* q, i32 ldq, i32 rows, const T* const* k, i32 n, i32 dim,
                            float scale, float* s, i32 lds, Upcoming<T> next, float* panel,
                            const i32* ends) {
+  UpcomingLines<T> upcoming(next, dim, ceil_div(n, panel_keys) * num_row_blocks(rows));
   for (i32 j = 0; j < n; j += panel_keys) {
     pack_k_panel(k + j, n - j, dim, panel);
-    next.fetch(j, panel_keys, dim);
     for_row_blocks(rows, [&](i32 m, auto r) {
+      upcoming.turn();
       constexpr i32 count = decltype(r)::value;
       const i32 needed = keys_needed(ends, m, count, n) - j;
       if (needed <= 0) return;
@@ -139,15 +170,13 @@ template <i32 rows, i32 vecs>
 template <class T>
 RADDLE_FN void multiply_pv(const float* p, i32 ldp, i32 rows, const T* const* v, i32 n, i32 dim,
                            float* o, i32 ldo, Upcoming<T> next, float* panel, const i32* ends) {
+  UpcomingLines<T> upcoming(next, dim, dim / panel_keys * num_row_blocks(rows));
   for_blocks<register_block_vecs>(dim / lanes, [&](i32 x, auto vecs) {
     constexpr i32 width = decltype(vecs)::value;
     pack_v_panel<width>(v, n, x * lanes, panel);
     for_row_blocks(rows, [&](i32 m, auto r) {
       constexpr i32 count = decltype(r)::value;
-      if (x == 0) {  // each register block prefetches its share
-        const i32 first = next.n * m / rows, end = next.n * (m + count) / rows;
-        next.fetch(first, end - first, dim);
-      }
+      upcoming.turn();
       pv_block<count, width>(p + m * ldp, ldp, panel, keys_needed(ends, m, count, n),
                              o + m * ldo + x * lanes, ldo);
     });
