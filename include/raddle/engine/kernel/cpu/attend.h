@@ -76,7 +76,7 @@ void attend(const CpuLaunch& launch, i32 first, i32 end, i32 next, void* memory)
   Scratch<T> scratch(launch, memory);
   u8* rest = static_cast<u8*>(memory) + scratch.bytes;
   const WorkItem* items = launch.plan->items;
-  if (launch.plan->query_tiles[items[first].query_tile].shape == 0)
+  if (launch.plan->query_tiles[items[first].query_tile].shape == short_queries)
     attend_short(launch, first, end, next, scratch, rest);
   else
     attend_long(launch, items[first], scratch, rest);

@@ -37,7 +37,7 @@ struct Bf16Scratch {
       : dim_qk(round_up(launch.dim_qk, padded_unit)),
         dim_vo(round_up(launch.dim_vo, padded_unit)),
         packed(dim_qk, dim_vo) {
-    const TileShape& shape = launch.plan->shapes[1];
+    const TileShape& shape = launch.plan->shapes[long_queries];
     const i32 rows_q = round_up(shape.rows, row_block_rows);
     const i32 keys = round_up(shape.keys, padded_unit);
     Carver carve(base);

@@ -46,8 +46,8 @@ struct Scratch {
 
   Scratch(const CpuLaunch& launch, void* base) {
     const TileShape* shapes = launch.plan->shapes;
-    const i32 tq = max(shapes[0].rows, shapes[1].rows);
-    const i32 tkv = max(shapes[0].keys, shapes[1].keys);
+    const i32 tq = max(shapes[short_queries].rows, shapes[long_queries].rows);
+    const i32 tkv = max(shapes[short_queries].keys, shapes[long_queries].keys);
     ldq = round_up(launch.dim_qk, lanes);
     ldo = round_up(launch.dim_vo, lanes);
     stride_o = spread_stride(ldo);

@@ -28,9 +28,10 @@ inline i32 run_length(const CpuLaunch& launch, i32 first, i32 end) {
   const PlanView& plan = *launch.plan;
   const WorkItem& item = plan.items[first];
   const QueryTile& tile = plan.query_tiles[item.query_tile];
-  if (tile.shape != 0) return 1;
+  if (tile.shape != short_queries) return 1;
   // The rows of all heads have room in the scratch of one long tile.
-  const i32 most_rows = max(plan.shapes[0].rows, plan.shapes[1].rows) / tile.num_rows;
+  const i32 most_rows =
+      max(plan.shapes[short_queries].rows, plan.shapes[long_queries].rows) / tile.num_rows;
   const i32 most = min(end - first, min(max_run_heads(launch), most_rows));
   i32 n = 1;
   while (n < most) {
