@@ -11,13 +11,15 @@ struct Placement {
   i32 worker;
 };
 
-/// A worker and its load in one number, cost above worker, so that one comparison orders loads, and
-/// equal ones by worker. There is room for 2^17 workers, and for costs of hours.
+/// A worker and its load in one number, the cost in the upper bits, so that one comparison orders
+/// loads, and equal ones by worker. There is room for 2^17 workers, and for costs of hours.
 struct Load {
   i64 key;
 };
 constexpr i32 worker_bits = 17;
 
+/// What is sorted by cost: a piece, or another thing by its number (drawn.h sorts groups and
+/// units).
 struct RankedPiece {
   i64 cost;
   i32 piece;
@@ -27,10 +29,10 @@ struct RankedPiece {
 
 RADDLE_ENGINE_BEGIN
 
-/// Sorts by cost, most expensive first, equal costs in their order: digit by digit of what each is
-/// below the highest cost, for a CPU cannot predict the branches of comparisons. Few pieces are
-/// sorted by smaller digits: going through all values of a large one would take longer than they
-/// do. `spare` is scratch; the result is in `ranked`.
+/// Sorts by cost, most expensive first, equal costs in their order. A radix sort, by how far each
+/// cost is below the highest: a CPU cannot predict the branches of comparisons. Few pieces are
+/// sorted by smaller digits, because going through all values of a large digit would take longer
+/// than going through the pieces. `spare` is scratch; the result is in `ranked`.
 RADDLE_FN void sort_most_expensive_first(RankedPiece* ranked, i32 count, RankedPiece* spare) {
   constexpr i32 most_values = 1 << 8;
   const i32 bits = count < most_values / 2 ? 5 : 8, values = 1 << bits;
@@ -114,8 +116,8 @@ RADDLE_FN void assign_first(const RankedPiece* ranked, i32 num_kv_heads, i32 num
   }
 }
 
-/// No assignment of sorted pieces has a lighter heaviest queue: of one piece more than there are
-/// workers, two meet.
+/// No assignment of sorted pieces has a lighter heaviest queue: it has the most expensive piece,
+/// and of the W + 1 most expensive ones at least two on one worker.
 RADDLE_FN i64 least_of_ranked(const RankedPiece* ranked, i32 num_pieces, i32 num_kv_heads,
                               i32 num_workers) {
   if (num_pieces * num_kv_heads <= num_workers) return num_pieces > 0 ? ranked[0].cost : 0;
@@ -124,8 +126,8 @@ RADDLE_FN i64 least_of_ranked(const RankedPiece* ranked, i32 num_pieces, i32 num
   return max(ranked[0].cost, two);
 }
 
-/// Algorithm 1's assignment: the most expensive piece next, to the least loaded worker. `heap` has
-/// num_workers entries. Returns the heaviest load.
+/// The assignment of Algorithm 1 (arXiv:2501.01005): the most expensive piece next, to the least
+/// loaded worker. `heap` has num_workers entries. Returns the heaviest load.
 RADDLE_FN i64 assign_longest_first(const RankedPiece* ranked, i32 num_pieces, i32 num_kv_heads,
                                    i32 num_workers, Load* heap, Placement* placements) {
   if (num_pieces == 0) return 0;
@@ -166,7 +168,7 @@ RADDLE_FN i64 assign_spans(const Units& units, const Piece* pieces, const i32* p
   for (i32 g = 0; g < units.num_groups; ++g) {
     const i32 begin = units.group_tile[g];
     const i32 end = units.group_tile[g + 1];
-    if (end - begin == 1) {  // of decode: all heads of a chunk, which lie side by side
+    if (end - begin == 1) {  // decode: all heads of a chunk in turn, for they lie side by side
       const i32 chunks = piece_begin[end] - piece_begin[begin];
       for (i32 p = piece_begin[begin]; p < piece_begin[end]; ++p)
         for (i32 head = 0; head < units.num_kv_heads; ++head) place(p, head, chunks);
@@ -182,7 +184,7 @@ RADDLE_FN i64 assign_spans(const Units& units, const Piece* pieces, const i32* p
   return heaviest;
 }
 
-/// The baseline: all pieces of a group to one worker, groups in turn.
+/// One-per-request, a baseline: all pieces of a group to one worker, and groups to workers in turn.
 RADDLE_FN i64 assign_by_group(const Units& units, const Piece* pieces, const i32* piece_begin,
                               i32 num_workers, i64* loads, Placement* placements) {
   for (i32 w = 0; w < num_workers; ++w) loads[w] = 0;

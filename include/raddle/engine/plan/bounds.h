@@ -1,13 +1,15 @@
 // How large any plan can become under given maxima.
 //
-// Partial states. W workers make at most W - 1 cuts, whatever they cut: linear split by
-// construction, and Algorithm 1 because a chunk limit of (all columns / W) leaves at most W - 1
-// full chunks before a tile's last one. A cut adds one partial state of at most R rows, and each
-// unit that is cut adds its own rows once; a unit of a layout with several levels always does.
-// Cuts through the keys of all KV heads count once for each.
+// Partial states. For W workers at most W - 1 cuts are made under every schedule: by linear split,
+// which makes one between neighbours; by Algorithm 1, because at most W - 1 chunks are both as long
+// as its limit (all columns / W) and not the last of their unit. With R rows in the largest query
+// tile, a cut adds one partial state of at most R rows, and each unit that is cut adds its own rows
+// once; a unit of a layout with several levels always does. A cut through all KV heads counts once
+// for each.
 //
-// Batch invariance cuts regardless of W. A group of n tiles and f ≤ n · R fused rows over c columns
-// is cut every n · C columns, so it stores at most f · (c / (n · C) + 1) ≤ R · c / C + f rows.
+// Batch invariance cuts regardless of W: a group of one query tile every C columns. A group of n
+// tiles and f ≤ n · R fused rows over c columns is cut every n · C columns, so it stores at most
+//   f · (c / (n · C) + 1) ≤ R · c / C + f rows.
 #pragma once
 
 #include "raddle/engine/plan/arrays.h"
@@ -94,10 +96,11 @@ RADDLE_FN i64 state_bytes(i64 partial_rows, i32 dim_vo) {
   return partial_rows * (i64{dim_vo} + 1) * 4;
 }
 
-/// A set of scratch: partial states, then counters, those of the shared queue and one for each
-/// contraction and KV head.
+/// Byte offsets in a set of scratch, which begins with the partial states.
 struct ScratchOffsets {
-  i64 drawn, arrived, end;
+  i64 drawn;    ///< counter of the shared queue
+  i64 arrived;  ///< counters of finished items, one for each contraction and KV head
+  i64 end;
 };
 
 RADDLE_FN ScratchOffsets scratch_offsets(i64 partial_rows, i64 expected, i32 dim_vo) {

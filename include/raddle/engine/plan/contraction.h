@@ -7,8 +7,8 @@
 
 namespace raddle {
 
-/// The arrays of a contraction map while it is made; counts are advanced, capacities are the
-/// caller's.
+/// The arrays of a contraction map while it is made. The functions below advance the counts; the
+/// caller provides arrays that are large enough.
 struct ContractionMap {
   Contraction* contractions;
   i32* expected;
@@ -82,7 +82,7 @@ RADDLE_FN i32 fill_all_splits(const Units& units, const Cut* cuts, i32 num_worke
   return rows;
 }
 
-/// The splits of fixed pieces: rows in tile order.
+/// The splits of pieces: rows in tile order.
 RADDLE_FN i32 fill_piece_splits(const QueryTile* tiles, i32 num_tiles, i32 num_kv_heads,
                                 const i32* piece_begin, Split* splits) {
   i32 rows = 0;
@@ -97,7 +97,7 @@ RADDLE_FN i32 fill_piece_splits(const QueryTile* tiles, i32 num_tiles, i32 num_k
   return rows;
 }
 
-/// One level: split tile t is the cth, and contracts its own chunks.
+/// On one level: query tile t, the cth that is split, contracts its own chunks.
 RADDLE_FN void contract_tile(QueryTile* tiles, i32 t, i32 c, const ContractionMap& map) {
   map.contractions[c] = Contraction{t, c, c + 1};
   map.sources[c] = Source{t, 0, 0, tiles[t].num_rows};
@@ -134,7 +134,8 @@ RADDLE_FN i32 tile_holding(const QueryTile* tiles, i32 begin, i32 end, i32 row) 
   return t < end && row >= tiles[t].row_begin ? t : -1;
 }
 
-/// Appends what one earlier level holds of query tile `tile` of the last level, neighbours joined.
+/// Appends the sources that one earlier level has of query tile `tile` of the last level;
+/// neighbours are joined.
 RADDLE_FN void append_sources(const QueryTile* tiles, const QueryTile& tile, const LevelView& last,
                               i32 group_size, const RowMap& rows, const i32* group_tile,
                               ContractionMap& map) {
@@ -165,7 +166,8 @@ RADDLE_FN void append_sources(const QueryTile* tiles, const QueryTile& tile, con
   }
 }
 
-/// Several levels: every query tile of the last level contracts what all levels hold of its rows.
+/// On several levels: every query tile of the last level contracts the states that all levels have
+/// of its rows.
 /// `group_tile` counts groups over all levels; `rows` has an entry for every level but the last;
 /// `seen` is scratch of num_tiles entries.
 RADDLE_FN void contract_levels(const LayoutView& layout, QueryTile* tiles, i32 num_tiles,

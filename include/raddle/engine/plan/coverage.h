@@ -4,8 +4,8 @@
 // coverage(tile)`, asked again for halves of what is partial. It is a variant itself, an evaluator
 // of a traced expression, or CoverAll where nothing is masked.
 //
-// Few tiles come to refining, so its loops stay loops on a GPU: copies of their bodies would lie
-// between the instructions that all tiles need.
+// Few tiles need refining, so its loops are not unrolled on a GPU (RADDLE_ROLLED): copies of their
+// bodies would lie between the instructions that all tiles need.
 #pragma once
 
 #include "raddle/engine/layout/layout.h"
@@ -27,8 +27,8 @@ struct CoveredTile {
 RADDLE_ENGINE_BEGIN
 
 constexpr i32 default_max_runs = 64;
-/// Spans under refinement. A mask that is still partial in half as many places is not worth finer
-/// questions: its runs would be merged again.
+/// Spans of columns under refinement. Where a mask is still partial in half as many places, finer
+/// questions are not worth asking: the runs would be joined again.
 constexpr i32 max_spans = 256;
 
 RADDLE_FN i32 runs_limit(i32 max_runs) {
@@ -125,7 +125,7 @@ RADDLE_FN Range clip_columns(const LevelView& level, i32 group, const KvSpan& sp
   return kept;
 }
 
-/// Joins neighbours until at most `max_runs` are left, those first that add least work.
+/// Joins neighbours until at most `max_runs` are left, first those whose joining adds least work.
 RADDLE_FN i32 join_surplus(Run* runs, i32 count, i32 max_runs) {
   RADDLE_ROLLED
   while (count > max_runs) {
@@ -182,8 +182,8 @@ RADDLE_FN i32 append_span(const Cover& cover, Tile& t, const LevelView& level, i
   return count + 1;
 }
 
-/// Halves every partial span of more than one KV tile, round by round. The first cut of the whole
-/// takes off its first KV tile: for a decode row under a sliding window that settles it.
+/// Halves every partial span of more than one KV tile, round by round. The first round takes only
+/// the first KV tile off: for a decode row under a sliding window that settles both parts.
 template <class Cover>
 RADDLE_FN i32 refine_spans(const Cover& cover, Tile& t, const LevelView& level, i32 group, i32 keys,
                            Run* spans, i32 count) {
@@ -217,8 +217,8 @@ RADDLE_FN i32 refine_spans(const Cover& cover, Tile& t, const LevelView& level, 
   return count;
 }
 
-/// How many columns at one end of [begin, end) no row keeps, by bisection: whether a part is empty
-/// is asked of hulls that only shrink. At most 7 questions for a KV tile of 128.
+/// How many columns at one end of [begin, end) no row keeps, by bisection: at most 7 questions for
+/// a KV tile of 128, each about a smaller part, whose hulls are tighter.
 template <class Cover>
 RADDLE_FN i32 empty_end(const Cover& cover, Tile& t, const LevelView& level, i32 group, i32 begin,
                         i32 end, bool at_front) {

@@ -1,9 +1,9 @@
 // The shared queue: a schedule for many workers, each of which draws the next unit when it is free.
 //
-// What it has over equal spans of the line, and over longest first: workers compute the tiles of
-// one KV head at one time, so that its keys are read into the L2 cache once, however far the
-// workers drift apart; and no worker waits long for a late one. Units come in waves whose keys fit
-// the cache together, and in a wave the most expensive first, so that the last ones are cheap.
+// It has two advantages over equal spans of the line and over longest first. Workers compute the
+// tiles of one KV head at one time, so that its keys are read into the L2 cache once, however far
+// the workers drift apart; and no worker waits long for a late one. Units come in waves whose keys
+// fit the cache together, and in a wave the most expensive first, so that the last ones are cheap.
 #pragma once
 
 #include "raddle/engine/plan/assign.h"
@@ -27,8 +27,8 @@ RADDLE_FN i64 columns_of(const Units& units, i32 group) {
   return columns;
 }
 
-/// Orders the units. `order` ranks the groups by their most expensive tile, that of the highest
-/// cost first; `wave` is how many columns of one head fit the cache; `ranked` and `spare` have room
+/// Orders the units. `order` has the groups, by their most expensive tile, highest cost first;
+/// `wave` is how many columns of one KV head fit the cache; `ranked` and `spare` have room
 /// for all units. Returns how many there are.
 RADDLE_FN i32 order_in_waves(const Units& units, const RankedPiece* order, i32 num_groups, i64 wave,
                              RankedPiece* ranked, RankedPiece* spare, DrawnUnit* queue) {
@@ -38,7 +38,7 @@ RADDLE_FN i32 order_in_waves(const Units& units, const RankedPiece* order, i32 n
   const i64 waves = max(i64{1}, ceil_div(columns * heads, max(i64{1}, wave)));
   const i64 even = ceil_div(columns * heads, waves);
   i32 count = 0, begin = 0;
-  i64 filled = 0;  // of a wave
+  i64 filled = 0;  // columns in the wave so far
   const auto end_wave = [&] {
     sort_most_expensive_first(ranked, count - begin, spare);
     for (i32 i = begin; i < count; ++i)

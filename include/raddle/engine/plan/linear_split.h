@@ -1,13 +1,13 @@
 // Linear split, the default schedule: the units laid end to end on a line, each as long as it
-// costs, and the line cut into equal spans at KV-tile boundaries. A worker finds where its span
-// begins by binary search and needs nothing of its neighbours but the other end, so the same
-// functions serve a loop on the host and a thread a worker on a GPU.
+// costs, and the line cut into equal spans at KV-tile boundaries. Where a span begins is found by
+// binary search, without the cuts before it; it ends where the next one begins. So these functions
+// serve a loop on the host and, on a GPU, one thread per worker.
 //
-// A span reaches its ideal end to within half a KV tile, or the price of a contraction where the
-// cut moved to the nearest unit boundary; each of its two cut pieces costs at most one contraction.
-// Hence
-//   heaviest ≤ mean + one KV tile + two contractions,
-// a contraction being UnitCost::resume.
+// Each end of a span lies within half a KV tile of its ideal place, and cutting a unit there adds
+// at most UnitCost::resume to the span; or the cut moved to a unit boundary, at most that much
+// further. Hence
+//   heaviest ≤ mean + one KV tile + 2 · resume,
+// or p KV tiles where cuts fall on multiples of p (least_piece).
 //
 // An example: three workers and two units, A of 6 KV tiles and B of 3, where starting an item costs
 // 2, a KV tile 1, and a partial state 1. The line is 8 + 5 = 13 long, so that spans ideally end at
@@ -40,17 +40,17 @@ struct Cut {
   i32 chunk;  ///< which chunk of the unit begins here
 };
 
-/// What cutting the line came to.
+/// What the spans of a line cost.
 struct LinearSplit {
-  i64 heaviest;    ///< planned cost of the heaviest queue, what the cuts add included
-  i64 total;       ///< and of all queues
-  i64 num_chunks;  ///< that begin at cuts; every unit has one more
+  i64 heaviest;    ///< planned cost of the heaviest queue, with what the cuts add
+  i64 total;       ///< planned cost of all queues, with what the cuts add
+  i64 num_chunks;  ///< chunks that begin at cuts; every unit has one more
 };
 
-/// A line's cost shared out among workers.
+/// The cost of a line divided by the number of workers.
 struct Shares {
-  i64 whole;
-  i64 rest;
+  i64 whole;  ///< the quotient, rounded down
+  i64 rest;   ///< the remainder
   i32 num_workers;
 };
 
@@ -87,15 +87,17 @@ struct CutAdds {
 
 RADDLE_ENGINE_BEGIN
 
-/// The least number of KV tiles worth a chunk of a unit with n of them. Only where spans are
-/// shorter than that is it asked for; else cuts may fall anywhere.
+/// The fewest KV tiles that a chunk of a unit with n of them should have; cuts fall on multiples of
+/// it. It is 1, so that cuts may fall at every KV tile, unless workers' shares are shorter than a
+/// balanced chunk: then composing their states would take longer than computing one of them.
 RADDLE_FN i32 least_piece(const UnitCost& cost, i64 merge, i32 n, i64 span) {
-  // Longer spans have no piece that compares; their square would not fit.
+  // The last comparison is span ≥ balanced_piece(…) · tile, squared. A span above int_max, whose
+  // square might overflow, is not short.
   if (span >= n * cost.tile || span > int_max || span * span >= n * merge * cost.tile) return 1;
   return balanced_piece(cost, merge, n);
 }
 
-/// `span` is a worker's share.
+/// Where the units of `tile` may be cut. `span` is a worker's share of the line.
 RADDLE_FN Grid grid_of(const Units& units, i32 tile, i64 span) {
   const QueryTile& t = units.tiles[tile];
   const i64 merge = i64{units.costs[t.shape].per_merge_row} * t.num_rows;
@@ -112,9 +114,9 @@ RADDLE_FN i32 snap(const Grid& grid, i64 offset) {
   i64 k = quotient(offset - cost.start + cost.tile / 2, cost.tile);
   if (grid.piece > 1) k = quotient(k + grid.piece / 2, i64{grid.piece}) * grid.piece;
   k = min(k, i64{grid.n});
-  // A last piece that costs less than resuming it would stays with the first. A first piece stays
-  // with the last where the state between them costs more: the item would have to be started for
-  // either.
+  // KV tiles behind the cut that cost no more than resuming the unit there stay with those before
+  // it. KV tiles before the cut stay with those behind it where they cost no more than the state
+  // that would be stored: the unit has to be started once in any case.
   if ((grid.n - k) * cost.tile <= cost.resume) return grid.n;
   return k * cost.tile <= cost.resume - cost.start ? 0 : static_cast<i32>(k);
 }
@@ -145,7 +147,7 @@ RADDLE_FN GroupSpan span_of(const Units& units, i32 group) {
                    units.prefix[end] - start};
 }
 
-/// The unit in which the point x of the line lies, 0 < x < total_cost; it is of `group`.
+/// The unit in which the point x of the line lies, 0 < x < total_cost; it is one of `group`'s.
 RADDLE_FN UnitSpan unit_around(const Units& units, i64 x, const GroupSpan& group) {
   const i64 start = units.prefix[group.begin];
   const i64 in_group = x - group.x;
@@ -161,11 +163,11 @@ RADDLE_FN UnitSpan unit_around(const Units& units, i64 x, const GroupSpan& group
                   head_x + (units.prefix[tile + 1] - start)};
 }
 
-/// The cut nearest to a point x of a unit; never before the cut nearest to a lesser one. `grid` is
-/// its tile's.
+/// The cut nearest to a point x of a unit. It never falls as x grows. `grid` is that of the unit's
+/// tile.
 RADDLE_FN Cut cut_near(const Units& units, i64 x, const UnitSpan& unit, const Grid& grid) {
   const i32 k = snap(grid, x - unit.x);
-  // A unit without keys goes to the nearer side.
+  // A unit without keys is not cut: the cut goes to its nearer end.
   if (grid.n > 0 ? k == grid.n : 2 * x >= unit.x + unit.end)
     return Cut{unit.end, next_unit(units, unit.at), unit.unit + 1, 0, 0};
   return Cut{unit.x + (k > 0 ? grid.cost.start + k * grid.cost.tile : 0), unit.at, unit.unit, k, 0};
@@ -183,14 +185,15 @@ RADDLE_FN Shares shares_of(const Units& units, i32 num_workers) {
   return Shares{whole, total - whole * num_workers, num_workers};
 }
 
-/// Cut w of num_workers + 1 that make equal spans, for a thread of its own. `group_of(tile)` is the
-/// group of a query tile.
+/// Cut w of the num_workers + 1 that make equal spans, found without the others. `group_of(tile)`
+/// is the group of a query tile.
 template <class GroupOf>
 RADDLE_FN Cut even_cut(const Units& units, const Shares& shares, i32 w, const GroupOf& group_of) {
   const i64 x = shares.whole * w + quotient(shares.rest * w, i64{shares.num_workers});
   if (w == shares.num_workers) return last_cut(units);
   if (x == 0) return first_cut(units);
-  // One KV head's share of the line has the groups' bounds at the same places: one search.
+  // A group of all KV heads begins at num_kv_heads times its place on the line of one KV head: one
+  // search in `prefix` finds the group, though not yet the tile.
   const i64 in_head = quotient(x, i64{units.num_kv_heads});
   const i32 tile =
       first_where(1, units.num_tiles, [&](i32 t) { return units.prefix[t] > in_head; }) - 1;
@@ -208,13 +211,13 @@ RADDLE_FN CutAdds cut_adds(const Cut& p, const Cut& c) {
 /// `w` is at least 1.
 RADDLE_FN CutAdds cut_adds(const Cut* cuts, i32 w) { return cut_adds(cuts[w - 1], cuts[w]); }
 
-/// Goes along the cuts, from one to the next, and adds up what lies between.
+/// Goes along the cuts in order, numbers their chunks, and adds up what the spans cost.
 class CutWalk {
  public:
   RADDLE_FN explicit CutWalk(const Cut& first) : last_(first) {}
 
-  /// The next cut, whose chunk is numbered; `cost` is its unit's where it cuts one. Returns what
-  /// lies before it.
+  /// Takes the next cut and numbers its chunk; `cost` is that of the unit that it cuts, if it cuts
+  /// one. Returns the cost of the span before it.
   RADDLE_FN i64 step(Cut& cut, const UnitCost& cost) {
     const CutAdds adds = cut_adds(last_, cut);
     const bool is_empty = cut.unit == last_.unit && cut.k == last_.k;
@@ -234,11 +237,11 @@ class CutWalk {
 
  private:
   Cut last_;
-  i64 resume_ = 0;  // what the last cut costs the piece behind it
+  i64 resume_ = 0;  // what the last cut adds to the span behind it
   LinearSplit split_{0, 0, 0};
 };
 
-/// All cuts, from the first to the last: what even_cut searches, the cut before has found nearly.
+/// All cuts in order. Each is looked for from the one before it, where even_cut needs a search.
 /// `cuts` has num_workers + 1 entries.
 RADDLE_FN LinearSplit cut_evenly(const Units& units, i32 num_workers, Cut* cuts) {
   const Shares shares = shares_of(units, num_workers);
@@ -248,10 +251,10 @@ RADDLE_FN LinearSplit cut_evenly(const Units& units, i32 num_workers, Cut* cuts)
   UnitSpan unit{{-1, 0, -1}, 0, 0, 0};
   Grid grid{};
   i64 x = 0;
-  i64 rest = 0;  // of the next whole number, in parts of num_workers
+  i64 rest = 0;  // the fraction of the ideal cut, in parts of num_workers; x is its whole part
   for (i32 w = 1; w < num_workers; ++w) {
     rest += shares.rest;
-    const bool carry = rest >= num_workers;  // which a CPU cannot predict
+    const bool carry = rest >= num_workers;  // added, not branched on: a CPU cannot predict it
     rest -= carry ? num_workers : 0;
     x += shares.whole + carry;
     if (x == 0) {
@@ -293,8 +296,9 @@ RADDLE_FN i32 first_cut_from(const Cut* cuts, i32 num_workers, i32 unit) {
   return first_where(1, num_workers, [&](i32 w) { return cuts[w].unit >= unit; });
 }
 
-/// The item of one unit of the span between cuts a and b. Written field by field, and last: a CPU
-/// waits where it loads as one what it has just stored as several.
+/// The item of one unit of the span between cuts a and b. Its fields are written where they stay,
+/// after all have been computed: to copy a temporary item, a CPU would load as one what it has just
+/// stored as several, which store-to-load forwarding does not cover.
 RADDLE_FN void write_item(const Units& units, const Split* splits, const Cut& a, const Cut& b,
                           i32 unit, const UnitAt& at, WorkItem& item) {
   const QueryTile& t = units.tiles[at.tile];

@@ -1,5 +1,5 @@
-// Pieces: what schedules deal with that first cut every query tile's KV and then hand the pieces to
-// workers. All KV heads of a tile are cut alike.
+// Pieces, for schedules that first cut the KV of every query tile and then assign what they have
+// cut to workers. All KV heads of a tile are cut alike.
 #pragma once
 
 #include "raddle/engine/plan/units.h"
@@ -18,16 +18,16 @@ struct Piece {
 
 RADDLE_ENGINE_BEGIN
 
-/// Algorithm 1's limit on a chunk's columns: all columns over all workers.
+/// The limit of Algorithm 1 (arXiv:2501.01005) on a chunk's columns: all columns / workers.
 RADDLE_FN i64 chunk_limit(const Units& units, i32 num_workers) {
   i64 columns = 0;
   for (i32 t = 0; t < units.num_tiles; ++t) columns += i64{units.kv_tiles[t]} * tile_keys(units, t);
   return max(i64{1}, ceil_div(columns * units.num_kv_heads, i64{num_workers}));
 }
 
-/// KV tiles of one chunk under a limit in columns, the unit's where it is not cut; a chunk is no
-/// shorter than composing its tile's states takes, a quarter of what storing and composing them
-/// costs.
+/// KV tiles of one chunk under a limit in columns; those of the unit where it is not cut. A chunk
+/// is no shorter than a balanced one (balanced_piece), with composing taken as a quarter of what
+/// storing and composing a state costs.
 RADDLE_FN i32 limit_tiles(const Units& units, i32 tile, i64 limit) {
   const QueryTile& t = units.tiles[tile];
   const i64 compose = i64{units.costs[t.shape].per_merge_row} * t.num_rows / 4;
@@ -38,7 +38,7 @@ RADDLE_FN i32 limit_tiles(const Units& units, i32 tile, i64 limit) {
   return min(max(step, balanced_piece(unit_cost(units, tile), compose, n)), n);
 }
 
-/// How many chunks of so many KV tiles a unit with n of them has, at least one.
+/// How many chunks of `step` KV tiles a unit with n of them has, at least one.
 RADDLE_FN i32 count_chunks(i32 n, i32 step) { return step >= n ? 1 : ceil_div(n, step); }
 
 /// Columns between absolute cuts of a group of `num_tiles` query tiles. Many tiles are parallel

@@ -8,10 +8,11 @@
 // Contraction. An item of an unsplit tile on a single-level layout writes its final output
 // (writethrough). All others store a partial state. The chunks of one (tile, head) lie in the state
 // buffer one after another, `num_rows` rows each, in chunk order. A contraction composes all
-// partial states of one query tile of the last level: its own chunks and, in a cascade, the rows
-// that tiles of earlier levels hold of it, level by level, chunk by chunk. Each finished item
-// counts up every contraction that depends on it; the worker that brings the counter to `expected`
-// composes and resets it, but where a GPU's workers share its rows (kernel/gpu/arrive.h).
+// partial states of one query tile of the last level: those of its own chunks and, in a cascade,
+// those that tiles of earlier levels have of its rows, level by level, chunk by chunk. Each
+// finished item counts up every contraction that depends on it. The worker that brings the counter
+// to `expected` resets it and composes the states, except on a GPU where workers share the rows of
+// a contraction (kernel/gpu/arrive.h).
 #pragma once
 
 #include "raddle/engine/core/row.h"
@@ -24,8 +25,8 @@ struct TileShape {
   i32 keys;
 };
 
-/// Columns [begin, end) of which a query tile keeps some (partial) or all (full) pairs. Both ends
-/// are multiples of the shape's `keys`, but for the end of the list.
+/// A coverage run: columns [begin, end) of which a query tile keeps some (partial) or all (full)
+/// pairs. Both ends are multiples of the shape's `keys`, except for the end of the group's list.
 struct Run {
   i32 begin;
   i32 end;
@@ -35,11 +36,13 @@ struct Run {
 struct QueryTile {
   i32 level;
   i32 group;
-  i32 row_begin;  ///< first fused row in the group: row · group_size + head
+  i32 row_begin;  ///< first fused row in the group: row · group_size + head in KV head
   i32 num_rows;   ///< fused rows
   i32 shape;      ///< QueryShape: index into PlanView::shapes
-  i32 col_begin;  ///< no column outside [col_begin, col_end) is ever read: the variant's kv_span
-  i32 col_end;    ///< keeps none, though runs are cut at whole KV tiles
+  /// No column outside [col_begin, col_end) is ever read, because the mask keeps none there. The
+  /// runs, which consist of whole KV tiles, may reach beyond it.
+  i32 col_begin;
+  i32 col_end;
   i32 run_begin;
   i32 run_end;
   i32 split;             ///< index of KV head 0's Split; -1: every head is written through
@@ -110,17 +113,18 @@ struct PlanView {
   const i32* dependents;  ///< contraction numbers
 };
 
-/// Integer costs in the units in which the tile rates were measured: only ratios matter.
+/// Integer costs, in quarters of a nanosecond (src/plan/heuristics.h). Only their ratios decide
+/// what is planned; `raddle explain` also prints them as times.
 struct CostModel {
   i32 per_item;      ///< starting a work item: loading and transforming queries, storing the result
   i32 per_item_row;  ///< what each fused row adds to that
   i32 per_tile;      ///< a KV tile's share that does not depend on the query rows (loading K and V)
-  i32 per_tile_row;  ///< a KV tile's share a fused row
+  i32 per_tile_row;  ///< what each fused row adds to that
   i32 per_merge_row;  ///< storing and composing one row of a partial state
-  i32 per_merge;      ///< what a state of any size takes: telling other workers that it is there
+  i32 per_merge;  ///< what a partial state adds whatever its size: announcing it to other workers
 };
 
-/// What is planned for: pure values, those that a kernel and its memory cost included.
+/// What is planned for: numbers of workers and heads, tile shapes and their costs. Pure values.
 struct PlanConfig {
   i32 num_workers;
   i32 num_kv_heads;
@@ -129,15 +133,17 @@ struct PlanConfig {
   CostModel costs[2];  ///< of each shape
   Schedule schedule;
   bool batch_invariant;
-  /// Reading one KV head's keys costs as much as reading all heads', which lie side by side: where
-  /// that is balanced, a worker computes all heads of the keys that it reads.
+  /// Reading one KV head's keys costs as much as reading those of all heads, which lie side by
+  /// side. So where it is balanced, a worker computes all heads of the keys that it reads.
   bool reads_whole_rows;
-  /// Keys of one KV head that stay in a cache which all workers share, once one of them has read
-  /// them; 0: workers share no cache, and no queue.
+  /// How many columns of one KV head fit the cache that all workers share. 0: workers share no
+  /// cache, and there is no shared queue.
   i32 cached_columns;
-  i32 cached_discount;    ///< percent saved of what reading keys costs, where others just read them
-  i32 bandwidth_sharers;  ///< workers on one way to memory (of a multiprocessor), which one of them
-                          ///< alone reads through so many times as fast; 0 is 1
+  i32 cached_discount;  ///< percent of the cost of reading keys that is saved where another worker
+                        ///< has just read them
+  /// Workers that share one path to memory, as those of a multiprocessor do. One of them that reads
+  /// alone is this many times as fast as when all do. 0 means 1.
+  i32 bandwidth_sharers;
   i32 invariant_chunk;  ///< batch-invariant mode cuts KV at absolute multiples of this many columns
   i32 max_runs;         ///< coverage runs of one query tile; surplus runs merge to partial. 0: 64
 };

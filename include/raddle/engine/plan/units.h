@@ -1,5 +1,5 @@
 // Query tiles, units and their costs. The fused rows of every group are cut into query tiles of one
-// of two shapes; a unit is one (query tile, KV head). All schedules order units by level, group, KV
+// of two shapes; a unit is one (query tile, KV head). Schedules order units by level, group, KV
 // head, tile: the tiles of a KV head follow each other, so that its keys are still in the cache.
 #pragma once
 
@@ -7,19 +7,19 @@
 
 namespace raddle {
 
-/// What a unit costs: start + (KV tiles) · tile, and what one cut through it adds.
+/// What a unit costs: start + (KV tiles) · tile, plus store and resume for a cut through it.
 struct UnitCost {
   i64 start;
   i64 tile;
-  i64 store;   ///< added to the piece before the first cut: its partial state
-  i64 resume;  ///< added to the piece after a cut: one more item and its partial state
+  i64 store;   ///< added to the chunk before the first cut: its partial state
+  i64 resume;  ///< added to the chunk after each cut: one more item and its partial state
 };
 
 struct Units {
   const QueryTile* tiles;
   const Run* runs;
   const i32* kv_tiles;    ///< [num_tiles] KV tiles of a query tile
-  const i64* prefix;      ///< [num_tiles + 1] cost of the tiles before, for one KV head
+  const i64* prefix;      ///< [num_tiles + 1] prefix sum of the tiles' costs, for one KV head
   const i32* group_tile;  ///< [num_groups + 1] first tile of a group, counted over all levels
   i32 num_tiles;
   i32 num_groups;
@@ -95,8 +95,9 @@ RADDLE_FN i64 isqrt(i64 n) {
   return n < 1 ? 0 : x;
 }
 
-/// KV tiles of a chunk of a unit with n of them: chunks of p tiles take p · tile in parallel, and
-/// then one worker composes n / p states: p = √(n · compose / tile) balances the two.
+/// How many KV tiles p a chunk of a unit with n of them should have. Workers compute the chunks
+/// side by side, in p · tile; then one worker composes their n / p states, in n / p · compose. Both
+/// take as long where p = √(n · compose / tile).
 RADDLE_FN i32 balanced_piece(const UnitCost& cost, i64 compose, i32 n) {
   return static_cast<i32>(max(i64{1}, isqrt(quotient(n * compose, cost.tile))));
 }
@@ -119,7 +120,7 @@ RADDLE_FN i32 unit_column(const Units& units, i32 tile, i32 k) {
   return column_of(units.runs, t.run_begin, t.run_end, keys, k);
 }
 
-/// A place between items: before KV tile k of a unit.
+/// Which unit: its group, KV head and query tile.
 struct UnitAt {
   i32 group;
   i32 head;

@@ -43,8 +43,7 @@ RADDLE_FN constexpr void for_each_variant(const Pack<First, Rest...>& pack, F&& 
   for_each_variant(pack.rest, f);
 }
 
-// --- mask expressions: types that say how the variants' masks combine
-// -----------------------------
+// --- mask expressions: types that say how the variants' masks combine ---------------------------
 
 /// The mask of the variant at `index`.
 template <i32 index>
