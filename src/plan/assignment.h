@@ -9,14 +9,15 @@
 namespace raddle {
 
 struct Assignment {
-  /// What hands the work out: cuts of the line of units, placements of pieces, or the shared queue.
-  /// None: no worker has anything yet.
+  /// How the work is given: as cuts of the line of units, as placements of pieces, or as the shared
+  /// queue. None: the schedule was not worked out.
   enum class Form { none, cuts, pieces, queue };
 
   Form form = Form::none;
   i64 heaviest = 0;  ///< planned cost of the heaviest worker's items
   i64 total = 0;     ///< and of all workers'
-  i64 time = 0;  ///< when the last worker is done: `heaviest`, but where workers share bandwidth
+  i64 time =
+      0;  ///< when the last worker is done: `heaviest`, or less where workers share bandwidth
 
   // Form::cuts
   Buffer<Cut> cuts;        ///< [num_workers + 1]

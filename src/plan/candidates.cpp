@@ -9,7 +9,7 @@
 namespace raddle {
 namespace {
 
-/// Units a worker that are sorted for what whole ones gain where workers share bandwidth.
+/// Units per worker up to which shared bandwidth counts, and sorting for it pays.
 constexpr i64 most_sorted = 4;
 
 }  // namespace
@@ -20,8 +20,9 @@ void Candidates::begin(const Tiling& tiling, const PlanConfig& config) {
   tiling_ = &tiling;
   config_ = &config;
   uncut_ = total_cost(tiling.units);
-  // Of fewer units than workers, whole ones leave multiprocessors half empty, and a block alone
-  // does not compute as fast as two. Of many a worker, cuts are few, and sorting takes longer.
+  // With fewer units than workers, whole ones leave multiprocessors half empty, and one block alone
+  // does not compute as fast as two. With many units per worker, cuts are few, and sorting takes
+  // longer.
   const i64 workers = config.num_workers;
   const bool shares = config.schedule == Schedule::automatic && !config.batch_invariant &&
                       config.bandwidth_sharers > 1 && num_units() >= workers &&
@@ -52,7 +53,8 @@ void Candidates::make_linear(Assignment& to) {
   to.num_cut_chunks = split.num_chunks;
   to.heaviest = split.heaviest;
   to.total = split.total;
-  // Its loads differ little: what is above their mean has the other workers' share of the memory.
+  // Its loads differ little. What the heaviest has above their mean is read with the bandwidth that
+  // the other workers leave.
   const i64 share = split.total / workers;
   to.time = share + (split.heaviest - share) / sharers_;
 }
@@ -190,10 +192,10 @@ void Candidates::assign_sorted(Assignment& to, i64 earlier_than) {
   const i32 heads = config_->num_kv_heads;
   const i32 workers = config_->num_workers;
   const i32 count = static_cast<i32>(to.num_pieces);
-  // The longest-first assignment gives as many neighbouring workers as divide both numbers the same
-  // pieces, each another KV head: so many neighbours begin with the heads of one piece, and equal
-  // loads go from the lowest worker on, so that they stay together. Assigning groups of heads to
-  // groups of workers is therefore the same assignment.
+  // Let `group` be the greatest common divisor of heads and workers. The longest-first assignment
+  // gives each group of so many neighbouring workers the same pieces, each worker another KV head:
+  // the group begins with the heads of one piece, and equal loads are served from the lowest worker
+  // on, so that the group stays together. So it can assign groups of heads to groups of workers.
   const i32 group = std::gcd(heads, workers);
   const i32 places = heads / group;  // of a piece
   to.begin_pieces(to.num_pieces * places, group);

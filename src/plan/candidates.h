@@ -1,5 +1,5 @@
-// The candidate schedules: each works out its own assignment of one batch's units to workers, and
-// says how early it can be done at best.
+// The candidate schedules: for each, a function that works out its assignment of one batch's units
+// to workers; for some, a lower bound on its time.
 #pragma once
 
 #include "plan/assignment.h"
@@ -18,12 +18,12 @@ class Candidates {
   void make_linear(Assignment& to);
   /// Equal spans of one KV head's line, of which every worker computes all heads.
   void make_whole_rows(Assignment& to);
-  /// Long queries in a shared queue, from which workers draw.
+  /// All units in the shared queue, from which workers draw.
   void make_drawn(Assignment& to);
   /// Uncut tiles, longest first.
   void make_whole_tiles(Assignment& to);
-  /// The paper's: chunks under a limit, longest first. Form::none, and a bound for its time, where
-  /// that is not below `earlier_than`.
+  /// Algorithm 1 (arXiv:2501.01005): chunks under a limit, longest first. Where a lower bound on
+  /// its time is not below `earlier_than`, only that bound: Form::none.
   void make_algorithm1(Assignment& to, i64 earlier_than = never);
   /// All pieces of a request by one worker; batch-invariant chunks, if the config says so.
   void make_one_per_request(Assignment& to);
@@ -34,7 +34,8 @@ class Candidates {
 
   /// No assignment of whole units is done earlier than this.
   i64 least_of_whole_tiles() const;
-  /// No assignment of Algorithm 1's chunks is worth the sorting that is done later than this.
+  /// No assignment of Algorithm 1's chunks is done earlier than this, if sorting them takes a
+  /// percent.
   i64 least_of_algorithm1() const;
 
   /// Whether all units are tiles of one shape, on a single level.
@@ -62,7 +63,7 @@ class Candidates {
   const Tiling* tiling_ = nullptr;
   const PlanConfig* config_ = nullptr;
   i64 uncut_ = 0;    // cost of all units without any cut
-  i32 sharers_ = 1;  // PlanConfig::bandwidth_sharers, where bandwidth is what workers wait for
+  i32 sharers_ = 1;  // PlanConfig::bandwidth_sharers where workers wait for bandwidth; else 1
   Buffer<RankedPiece> ranked_, spare_, groups_;
   Buffer<Load> heap_;
   Buffer<i64> loads_;

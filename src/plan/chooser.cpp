@@ -5,10 +5,11 @@
 namespace raddle {
 namespace {
 
-/// Units a worker that are drawn: of fewer, the last ones are a part of the time that counts.
+/// Units per worker from which the shared queue is a candidate. With fewer, workers wait for the
+/// last units for a noticeable part of the time.
 constexpr i64 fewest_drawn = 8;
 
-/// What is known where a candidate is looked at.
+/// What is known when a candidate is considered.
 struct Situation {
   const Candidates& of;
   const Tiling& tiling;
@@ -16,31 +17,32 @@ struct Situation {
   const Assignment* best;  ///< the earliest done of the candidates before; null: there is none
 };
 
-/// A schedule that may be taken. The functions are null where they would have nothing to say.
+/// A schedule that may be taken.
 struct Candidate {
   const char* name = "";
   bool batch_invariant = false;  ///< it cuts at absolute columns: for batch-invariant configs alone
-  Schedule asked = Schedule::automatic;  ///< the schedule that insists on it; automatic: none does
-  /// Sorting costs more than small gains: looked at only where the best one before does not
+  Schedule asked = Schedule::automatic;  ///< what a caller asks for to get it; automatic: nothing
+  /// Sorting costs more than small gains: considered only where the best one before does not
   /// suffice.
   bool sorts = false;
-  /// The reason given where it settles the choice, or suffices.
+  /// The reason that `raddle explain` prints where it settles the choice or suffices.
   const char* why_settled = nullptr;
-  /// The reason given where it is done earliest of all. Null: it is taken only if it settles it.
+  /// The reason that is printed where it is done earliest of all. Null: it is taken only if it
+  /// settles the choice.
   const char* why_best = nullptr;
-  /// No assignment of it is done earlier; `never`: it does not apply. Null: 0.
+  /// No assignment of it is done earlier. `never`: the schedule does not apply. Null: the bound is
+  /// 0.
   i64 (*lower_bound)(const Situation&) = nullptr;
   void (*make)(Candidates&, Assignment& to, i64 earlier_than) = nullptr;
-  /// Whether it is taken without a look at the candidates behind it. Null: it is not.
+  /// Whether it is taken at once, whatever candidates come after it. Null: it is not.
   bool (*settles)(const Situation&, const Assignment& made) = nullptr;
-  /// Whether it is taken, as the best so far, without a look at candidates that sort. Null: it is
-  /// not.
+  /// Whether the best so far is taken without considering candidates that sort. Null: it is not.
   bool (*suffices)(const Situation&, const Assignment& made) = nullptr;
 };
 
 bool is_balanced(const Situation& s, const Assignment& made) { return s.of.balanced(made); }
 
-/// The table, in the order in which candidates are looked at.
+/// The table, in the order in which candidates are considered.
 constexpr Candidate table[] = {
     // A worker for every unit, and a cut would cost more than the longest unit has beyond its
     // share.
@@ -107,7 +109,7 @@ constexpr Candidate table[] = {
      .asked = Schedule::one_per_request,
      .lower_bound = [](const Situation&) { return Candidates::never; },
      .make = [](Candidates& c, Assignment& to, i64) { c.make_one_per_request(to); }},
-    // Batch invariance gives the chunks; only their order and their places are free.
+    // Batch invariance fixes the chunks; only their order and their workers are free.
     {.name = "linear over fixed chunks",
      .batch_invariant = true,
      .asked = Schedule::linear,

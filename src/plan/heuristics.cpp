@@ -10,28 +10,29 @@ namespace {
 /// What one worker does in a nanosecond.
 struct Rates {
   double bytes;     ///< K and V streamed from memory
-  double flops;     ///< multiply-adds, softmax included
-  double item_ns;   ///< taking an item, starting its tile walk
-  double merge_ns;  ///< saying that a partial state is there
+  double flops;     ///< two per multiply-add; the softmax between the products is included
+  double item_ns;   ///< nanoseconds to take an item and start its tile walk
+  double merge_ns;  ///< nanoseconds to announce a partial state
 };
 
-/// A worker thread's, rounded from measurements on two-core AVX-512 machines. Only their
-/// ratios matter: they say how a long-query tile weighs against a decode tile.
+/// Rates of a worker thread, rounded from measurements on two-core AVX-512 machines. For the choice
+/// of a schedule only their ratios matter: how a long-query tile weighs against a decode tile.
 constexpr Rates cpu_rates{12.0, 80.0, 800.0, 0.0};
-/// Those of workers that multiply long queries by pairs of bf16, or in tile registers.
+/// Rates of workers that multiply long queries by pairs of bf16, and of those with tile registers.
 constexpr Rates bf16_rates{12.0, 140.0, 800.0, 0.0};
 constexpr Rates amx_rates{12.0, 600.0, 800.0, 0.0};
-/// A thread block's on an H200 with two on each multiprocessor, rounded from measurements: a tile
-/// of 16 × 128 takes 4.5 µs where all decode, one of 128 × 64 takes 3.5 µs where all prefill.
+/// Rates of a thread block on an H200 with two on each multiprocessor, rounded from measurements: a
+/// tile of 16 × 128 takes 4.5 µs where all blocks decode, one of 128 × 64 takes 3.5 µs where all
+/// prefill.
 constexpr Rates gpu_rates{15.0, 3000.0, 4000.0, 4000.0};
-/// Saved of reading keys that other workers have just read, percent: two cores share little; on an
-/// H200 the single format reads a prefix out of the L2 cache at more than twice the memory's rate.
+/// PlanConfig::cached_discount. Two cores share little; on an H200 a single-level layout reads a
+/// prefix out of the L2 cache at more than twice the rate of memory.
 constexpr i32 cpu_cached_discount = 17, gpu_cached_discount = 55;
-/// Keys and values that are read by many workers at a time, of what an H200's L2 cache of 50 MB
-/// holds: its halves keep a copy each of what both ask for.
+/// Bytes of K and V in a wave of the shared queue. An H200's L2 cache has 50 MB, but each of its
+/// halves keeps its own copy of what workers on both sides read.
 constexpr i32 drawn_bytes = 16 << 20;
 
-/// Of a token and head, K and V.
+/// Bytes of K and V of one token and KV head.
 i32 kv_bytes(const AttentionSpec& spec) {
   return (spec.head_dim_qk + spec.head_dim_vo) * dtype_bytes(spec.stored_dtype());
 }
@@ -88,8 +89,8 @@ PlanConfig cpu_plan_config(const AttentionSpec& spec, CpuIsa isa, i32 num_worker
 }
 
 KernelChoice choose_gpu_kernel(const AttentionSpec& spec, i32 arch) {
-  // Only the compiler knows whether a variant's parts need quantised K or V in 16 bits: as if they
-  // did, tiles and memory are the same (mma::kernel_config).
+  // Only the compiler knows whether a variant's parts need quantised K or V widened to 16 bits. The
+  // planner need not: tiles and memory are as if they did (mma::kernel_config).
   return {KernelFamily::mma, mma::kernel_config(spec.head_dim_qk, spec.head_dim_vo, arch,
                                                 {2, 2, has_8_bits(spec.stored_dtype())})};
 }

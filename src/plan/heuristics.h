@@ -1,5 +1,5 @@
-// Which tile shapes and costs a plan is made with. Pure functions of the spec; ask `raddle explain`
-// why.
+// Which tile shapes and costs a plan is made with. Pure functions of the spec; `raddle explain`
+// prints what they give.
 #pragma once
 
 #include "raddle/attention.h"

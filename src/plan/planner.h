@@ -33,7 +33,7 @@ struct PlanStats {
   i32 num_workers = 0;
   const char* schedule = "";  ///< the candidate that was taken (plan/chooser.cpp)
   const char* reason = "";
-  Tried tried[most_tried]{};  ///< in their order
+  Tried tried[most_tried]{};  ///< in the order in which they were worked out
   i32 num_tried = 0;
   bool pairs_halves = false;  ///< paired workers have the halves of units
 

@@ -1,8 +1,8 @@
-// Prefix discovery on the host as the planner kernel does it on a device, where it makes the same
-// groups (engine/plan/prefixes.h says which): one level, found by a comparison with a leader each.
-// What a caller of the host shares at every depth is found from a tree of runs (shared_runs.h),
-// which a block of threads could not grow: the two differ where lists agree in their first page and
-// in the page at the least depth, but not between those.
+// Prefix discovery on the host as the planner kernel does it on a device, with equal groups
+// (discover_prefixes=True): one level, found by comparing each request with a leader
+// (engine/plan/prefixes.h). Cascade.from_page_tables finds the runs of pages that are shared at
+// every depth, as a tree (shared_runs.h), which a block of threads could not grow. The two differ
+// where lists agree in their first page and in the page at the least depth, but not between those.
 #pragma once
 
 #include <vector>

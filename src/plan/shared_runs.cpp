@@ -10,7 +10,7 @@ namespace {
 
 std::size_t at(i64 i) { return static_cast<std::size_t>(i); }
 
-/// Grows the tree of runs from ranges of requests that have so many pages in common.
+/// Grows the tree of runs from ranges of requests whose lists begin alike.
 class RunTree {
  public:
   explicit RunTree(const PageLists& lists) : lists_(lists) {}
@@ -18,9 +18,9 @@ class RunTree {
 
  private:
   struct Range {
-    i32 begin, end;  // of order_
-    i32 parent;
-    i32 pages;  // in common
+    i32 begin, end;  // in order_
+    i32 parent;      // run before; -1: none
+    i32 pages;       // that the requests are known to have in common
   };
 
   /// The page that request r may share at `depth`; -1: none.
@@ -44,7 +44,8 @@ i32 RunTree::common_pages(const Range& range) const {
   }
 }
 
-/// Adds to the pending ranges those whose requests go on with one page.
+/// Divides a range by the page at `depth`, and adds the parts with at least two requests to the
+/// pending ranges.
 void RunTree::part(const Range& range, i32 parent, i32 depth) {
   const auto first = order_.begin() + range.begin;
   std::stable_sort(first, order_.begin() + range.end,

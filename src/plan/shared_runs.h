@@ -14,7 +14,7 @@
 
 namespace raddle {
 
-/// Pages [begin, end) of the lists of `members`, which are equal up to there.
+/// Pages [begin, end) of the lists of `members`, which are equal up to page `end`.
 struct SharedRun {
   i32 parent;  ///< the run that ends where this one begins; -1: it begins the lists
   i32 begin, end;
@@ -25,7 +25,8 @@ struct SharedRun {
 /// sorting requests where they part.
 std::vector<SharedRun> find_shared_runs(const PageLists& lists);
 
-/// A run that is worth a level, with those before it that were left to it.
+/// A run that becomes a group of a level. The group reads from page `begin` on: with the run's
+/// pages those of the runs before it that did not become groups.
 struct ChosenRun {
   i32 run;
   i32 level;
@@ -35,9 +36,10 @@ struct ChosenRun {
 struct ChosenRuns {
   std::vector<ChosenRun> runs;  ///< by level, then by their first request
   std::vector<i32> own_begin;   ///< [requests] first page that a request reads alone
-  /// What must be gained, for one KV head: of each run what a cache saves of reading it more than
-  /// once, and a KV tile for each of its requests. The model knows no better what a tile of many
-  /// rows saves, and what starting a unit and composing its state takes.
+  /// How much cheaper, for one KV head, the cascade must be to be worth it. For each run: what a
+  /// cache saves where the run's pages are read more than once, and the cost of a KV tile for each
+  /// of its requests, because the cost model is no more exact than that about tiles of many rows,
+  /// about starting units and about composing states.
   i64 margin = 0;
 };
 

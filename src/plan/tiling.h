@@ -11,10 +11,10 @@ struct Tiling {
   Buffer<QueryTile> tiles;
   Buffer<Run> runs;
   i64 num_runs = 0;
-  i64 longest_unit = 0;   ///< cost of the most expensive unit, and which query tile that is
+  i64 longest_unit = 0;   ///< cost of the most expensive unit
+  i32 longest_tile = 0;   ///< query tile of that unit
   i64 shortest_unit = 0;  ///< cost of the cheapest unit
-  i32 longest_tile = 0;
-  Units units{};  ///< views of these buffers
+  Units units{};          ///< views of these buffers
 
   /// Starts afresh; the buffers keep their memory. In planner.cpp.
   void make(const LayoutView& layout, const PlanConfig& config, const CoverFns& cover);
