@@ -16,8 +16,7 @@ struct Assignment {
   Form form = Form::none;
   i64 heaviest = 0;  ///< planned cost of the heaviest worker's items
   i64 total = 0;     ///< and of all workers'
-  i64 time =
-      0;  ///< when the last worker is done: `heaviest`, or less where workers share bandwidth
+  i64 time = 0;  ///< when the last worker is done; less than `heaviest` where bandwidth is shared
 
   // Form::cuts
   Buffer<Cut> cuts;        ///< [num_workers + 1]
