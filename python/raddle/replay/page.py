@@ -39,7 +39,7 @@ figure { margin: 1rem 0; }
 figcaption { font-weight: 600; }
 .grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(17rem, 1fr)); gap: 0 1.5rem; }
 svg { display: block; width: 100%; height: auto; }
-.wide > svg { min-width: 38rem; }
+.wide > svg { min-width: 22rem; max-width: 54rem; }
 </style>
 </head>
 <body>

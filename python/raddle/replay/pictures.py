@@ -11,7 +11,7 @@ from .queues import Queues
 from .serving import History
 
 _BINS = 30
-_WIDTH = 8.5  # inches
+_WIDTH = 6.4  # inches: text stays legible where a telephone shows it
 _SMALL = (4.2, 2.6)
 _COLOURS = ("tab:blue", "tab:orange")
 
@@ -55,7 +55,7 @@ def cache(history: History, num_pages: int, page_size: int, has_prefixes: bool) 
     """Pages of the pool over the clock, at each step's end; with a prefix cache what it keeps and evicts."""
     steps = history.steps
     clock = [step.end for step in steps]
-    figure = _figure(_WIDTH, 3.6)
+    figure = _figure(_WIDTH, 3.0)
     axes = _axes(figure)
 
     def draw(values: Sequence[int], label: str, **how: Any) -> None:
