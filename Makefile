@@ -13,6 +13,7 @@ BUILD := build/release
 SANITIZED := build/sanitize
 THREADS := build/threads
 AARCH64 := build/aarch64
+MACHINE := $(shell uname -m)
 SHARED := build/shared
 CMAKE := $(BIN)/cmake --log-level=NOTICE -S . -G Ninja -DRADDLE_WERROR=$(WERROR)
 # The instruction sets of `make install`: generic and the best of this machine, until tests have asked for all.
@@ -23,8 +24,8 @@ ISAS ?= $(if $(wildcard $(VENV)/installed-all),all,native)
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help install install-all replay gpu bits sass check test test-cpp test-python test-isas test-sanitize \
-        test-threads test-aarch64 test-install bench docs format check-format tidy wheel test-wheel sdist test-sdist \
-        release clean
+        test-threads test-aarch64 test-install bench docs format check-format tidy wheel test-wheel wheel-aarch64 \
+        sdist test-sdist release clean
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc)
@@ -119,7 +120,7 @@ bench: install $(VENV)/tested  ## benchmarks: make bench ARGS="cpu --against tor
 	$(BIN)/raddle bench $(ARGS)
 
 docs: install $(VENV)/documented  ## build the site of docs/ into build/docs/html
-	$(BIN)/python -m sphinx -q -W --keep-going -b html -d build/docs/doctrees docs build/docs/html
+	$(BIN)/python -m sphinx -E -q -W --keep-going -b html -d build/docs/doctrees docs build/docs/html
 	@echo "built build/docs/html/index.html"
 
 format: $(VENV)/tools  ## format the C++ sources
@@ -132,24 +133,28 @@ tidy: install $(VENV)/tools  ## run clang-tidy over all C++ sources (a minute or
 	find src -name '*.cpp' | xargs -P $(CMAKE_BUILD_PARALLEL_LEVEL) -n 1 $(BIN)/clang-tidy --quiet -p $(BUILD)
 
 wheel: install-all $(VENV)/tools  ## build a manylinux wheel in dist/
-	rm -rf build/wheel dist/*.whl && mkdir -p dist
+	rm -rf build/wheel dist/*_$(MACHINE).whl && mkdir -p dist
 	SKBUILD_CMAKE_DEFINE="RADDLE_WERROR=$(WERROR);RADDLE_ISAS=all" $(PIP) wheel -q --no-build-isolation --no-deps -w build/wheel .
 	$(BIN)/auditwheel repair --exclude libtvm_ffi.so -w dist build/wheel/*.whl
 	@ls -l dist
 
 test-wheel: wheel  ## install that wheel where there is no compiler, and run every shipped variant
 	rm -rf build/test-wheel && $(PYTHON) -m venv build/test-wheel
-	build/test-wheel/bin/python -m pip --disable-pip-version-check install -q dist/*.whl hypothesis
+	build/test-wheel/bin/python -m pip --disable-pip-version-check install -q dist/*_$(MACHINE).whl hypothesis
 	cd build/test-wheel && env -i HOME="$$HOME" PATH=/nowhere bin/python -I $(CURDIR)/tests/wheel_check.py
 
-release: wheel test-wheel test-sdist  ## make sdist and wheel in dist/, and try each in an empty environment
+wheel-aarch64: $(VENV)/tools  ## the same for aarch64 where Debian's cross compiler is, tried on an emulated one
+	tests/wheel_aarch64.sh build/wheel-aarch64 dist -DRADDLE_WERROR=$(WERROR)
+
+release: test-wheel wheel-aarch64 test-sdist  ## make sdist and wheels in dist/, and try each in an empty environment
 	@git diff --quiet HEAD || echo "not for publication: there are changes that are not committed"
 	@$(BIN)/python cmake/version.py | grep -q dev && echo "not for publication: this commit has no tag (v0.1.0)" || true
 	@ls -l dist
 
-sdist: $(VENV)/created  ## make a source distribution in dist/
+sdist: $(VENV)/created  ## make a source distribution in dist/, without tests and results
 	rm -f dist/*.tar.gz
 	$(BIN)/python -c "from scikit_build_core.build import build_sdist; build_sdist('dist')"
+	! tar -tzf dist/*.tar.gz | grep -E '^[^/]+/(bench|tests)/'
 
 test-sdist: sdist  ## build and install that where nothing else is, and run every shipped variant
 	rm -rf build/test-sdist && $(PYTHON) -m venv build/test-sdist

@@ -18,9 +18,7 @@ if ((${#missing[@]})); then
 fi
 
 cmake -S . -B "$build" -G Ninja -DRADDLE_TESTS=ON -DRADDLE_GOOGLETEST=/usr/src/googletest \
-  -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
-  -DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc \
-  -DCMAKE_CROSSCOMPILING_EMULATOR="qemu-aarch64;-L;/usr/aarch64-linux-gnu" "$@"
+  -DCMAKE_TOOLCHAIN_FILE="$PWD/cmake/aarch64.cmake" "$@"
 cmake --build "$build" --target raddle_tests
 # Left out: children of fork(), in which the emulator itself does not survive.
 filter='-PoolTest.*Fork*:PoolTest.PinsWorkersWhenAsked:PoolTest.ExitJoins*'
