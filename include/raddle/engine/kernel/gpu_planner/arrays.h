@@ -32,16 +32,17 @@ using NumberOf = i64;
 template <template <class> class Of>
 struct PlannedRecord {
   Of<i32> qo_indptr, kv_len, block_begin;
-  Of<i32> row_request, suffix, kv_begin;  // with prefixes: of the last level,
+  Of<i32> row_request, suffix, kv_begin;  // with shared prefixes: of the last level,
   Of<i32> prefix_indptr, prefix_rows, prefix_len, prefix_begin;  // and of the first
 };
 
 /// The scratch arrays.
 template <template <class> class Of>
 struct ScratchRecord {
-  Of<i32> candidates;  ///< [groups + 1] query tiles of the groups before, of one level
+  Of<i32> candidates;  ///< [groups + 1] query tiles of the groups before, of one level, with those
+                       ///< that keep nothing
   Of<i32> group_tile;  ///< [groups of all levels + 1]
-  Of<i64> prefix;      ///< as in Units
+  Of<i64> prefix;      ///< prefix sum of costs, as in Units
   Of<i32> kv_tiles;
   Of<QueryTile> tiles;
   Of<Cut> cuts;
@@ -52,7 +53,7 @@ struct ScratchRecord {
   Of<Split> splits;
   Of<i32> qo_indptr;  ///< [requests + 1]
   Of<i32> kv_len;     ///< [requests]
-  // With prefixes. [requests]:
+  // With shared prefixes. [requests]:
   Of<PrefixLink> links;   ///< link to a leader; pages is 0 where no other request shares
   Of<i32> depth;          ///< of a leader: pages that all requests linked to it share
   Of<PrefixGroup> group;  ///< of a leader: its group
@@ -60,7 +61,8 @@ struct ScratchRecord {
   Of<i32> tiles_before;   ///< query tiles of the group's earlier requests, on the last level
   Of<i32> prefix_tiles;   ///< [requests + 1] candidates of the first level
   // [query tiles]:
-  Of<i32> first_dependent;  ///< place of a prefix's tile's first dependent among its group's
+  Of<i32> first_dependent;  ///< of a tile of a shared prefix: its first dependent among those of
+                            ///< its group
   Of<RowHull> hulls;
 };
 

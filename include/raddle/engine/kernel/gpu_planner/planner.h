@@ -1,7 +1,7 @@
 // The planner on the GPU: a block computes the plan that the host computes under Schedule::linear,
-// byte for byte, from lengths and tables in device memory. Every step is a loop over threads that
-// calls the functions of engine/plan which the host calls in turn; where the host carries a running
-// total from element to element, the block computes a prefix sum.
+// byte for byte, from lengths and page tables in device memory. In every step each thread calls the
+// functions of engine/plan for elements of its own, where the host calls them for one element after
+// another; where the host carries a running total, the block computes a prefix sum.
 #pragma once
 
 #include "raddle/engine/kernel/gpu_planner/prefixes.h"
@@ -12,8 +12,8 @@ RADDLE_ENGINE_BEGIN
 
 namespace planner {
 
-/// Makes a plan by one block, which writes its part of the items. With `prefixes`, equal leading
-/// pages become a level.
+/// Makes a plan by one block. Several blocks may make the plan side by side; each then writes a
+/// part of its items and tiles. With `prefixes`, equal leading pages become a level.
 template <class Cover, bool prefixes>
 class BlockPlanner {
  public:
@@ -28,7 +28,8 @@ class BlockPlanner {
     for (i32 level = 0; level < num_levels; ++level) make_tiles(level);
     const Units units = make_units();
     cut(units);
-    PlanSizes sizes = prefixes && units.all_partial ? place_two_levels(units) : place_one(units);
+    PlanSizes sizes =
+        prefixes && units.all_partial ? place_two_levels(units) : place_one_level(units);
     write_items(units);
     write_tiles(units, static_cast<i32>(sizes.splits));
     sizes.query_tiles = units.num_tiles;
@@ -40,8 +41,8 @@ class BlockPlanner {
  private:
   static constexpr i32 num_levels = prefixes ? 2 : 1;
 
-  /// Copies and checks the lengths; counts the query tiles of every request. False where the batch
-  /// exceeds the maxima.
+  /// Copies and checks the lengths; counts the query tiles of every request (`mine`: a thread's own
+  /// numbers, `before`: their sum over earlier requests). False where the batch exceeds the maxima.
   RADDLE_DEVICE bool read_lengths() {
     const Maxima& most = context_.launch.maxima;
     const LayoutArrays to = context_.arrays();
@@ -78,14 +79,15 @@ class BlockPlanner {
     }
     ptx::sync_block();
     if (context_.thread == 0 &&
-        !(fits_rows && fits_keys))  // the only error that is reported: nothing is planned
+        !(fits_rows && fits_keys))  // replaces errors of requests: nothing is planned
       context_.shared.report =
           PlanReport{(fits_rows ? 0 : too_many_rows) | (fits_keys ? 0 : too_many_keys), int_max};
     return fits_rows && fits_keys;
   }
 
   /// The layout as the planning functions see it, with the planner's own copies of the lengths.
-  /// Fields that no batch on a device has are constants, so that the code for them is dropped.
+  /// Fields that no batch on a device has are constants, so that the compiler drops the code for
+  /// them.
   RADDLE_DEVICE LayoutView layout() const {
     LayoutView view{};
     view.num_requests = context_.num_requests;
@@ -109,15 +111,15 @@ class BlockPlanner {
     return view;
   }
 
-  /// Makes the query tiles of one level, a thread a tile. On the level of the prefixes, tiles that
-  /// keep nothing are left out.
+  /// Makes the query tiles of one level, one thread per tile. Tiles that keep nothing have a number
+  /// c, too; on the level of the prefixes they are then left out.
   RADDLE_DEVICE void make_tiles(i32 level) {
     const bool last = !prefixes || level == 1;
     const LayoutView of_layout = layout();
     const LevelView view = level_view(last);
     const i32 groups = last ? context_.num_requests : context_.num_prefixes;
-    const i32* candidates = last ? scratch_.candidates : scratch_.prefix_tiles;
-    const i32 total = groups > 0 ? candidates[groups] : 0;
+    const i32* first_tile = last ? scratch_.candidates : scratch_.prefix_tiles;
+    const i32 total = groups > 0 ? first_tile[groups] : 0;
     all_partial_ = !last || num_tiles() > 0;
     i32* group_tile = scratch_.group_tile + (last ? context_.num_prefixes : 0);
     Run* spans =
@@ -131,8 +133,8 @@ class BlockPlanner {
       Sums<2> mine{};
       if (c < total) {
         // Where every group has one tile, no search is needed.
-        const bool is_own = c < groups && candidates[c] == c && candidates[c + 1] == c + 1;
-        group = is_own ? c : last_at_most(candidates, groups, c);
+        const bool is_own = c < groups && first_tile[c] == c && first_tile[c + 1] == c + 1;
+        group = is_own ? c : last_at_most(first_tile, groups, c);
         const auto hull = [&](const QueryTile& tile) {
           if (last)
             return query_hull(of_layout, view, tile, context_.config.group_size,
@@ -144,7 +146,7 @@ class BlockPlanner {
         };
         const QueryTile tile =
             make_tile(context_.config, level, group,
-                      group_rows(view, group) * context_.config.group_size, c - candidates[group]);
+                      group_rows(view, group) * context_.config.group_size, c - first_tile[group]);
         covered = make_covered(cover_, hull, view, context_.config, tile, all_partial_, spans);
         if (last && context_.marked(group, page_missing) && !has_pages(view, covered, spans))
           drop_keys(covered, group);
@@ -152,16 +154,16 @@ class BlockPlanner {
         if (kept) mine = Sums<2>{{join_words(covered.tile.run_end, 1), covered.cost}};
       }
       const Sums<2> before = context_.scan.exclusive(mine, tiles_, total - base);
-      if (c < total && c == candidates[group])
+      if (c < total && c == first_tile[group])
         group_tile[group] = static_cast<i32>(before.of[0] >> 32);
       if (kept) store_tile(covered, spans, before);
     }
     ptx::sync_block();
     // A group without tiles begins where the next one does.
     for (i32 g = context_.thread; g < groups; g += context_.threads) {
-      const i32 c = candidates[g];
-      if (c == candidates[g + 1])
-        group_tile[g] = c == total ? num_tiles() : group_tile[last_at_most(candidates, groups, c)];
+      const i32 c = first_tile[g];
+      if (c == first_tile[g + 1])
+        group_tile[g] = c == total ? num_tiles() : group_tile[last_at_most(first_tile, groups, c)];
     }
     if (context_.thread == 0) {
       group_tile[groups] = num_tiles();
@@ -205,6 +207,7 @@ class BlockPlanner {
     return true;
   }
 
+  /// Plans a tile without keys, because pages are missing, and reports its request.
   RADDLE_DEVICE void drop_keys(CoveredTile& covered, i32 group) {
     context_.note(bad_page, group);
     QueryTile& t = covered.tile;
@@ -233,7 +236,7 @@ class BlockPlanner {
     return units;
   }
 
-  /// Computes every worker's span, and where its queue begins.
+  /// Computes where every worker's span and queue begin, and marks the tiles that are cut.
   RADDLE_DEVICE void cut(const Units& units) {
     const i32 workers = context_.config.num_workers;
     const Shares shares = shares_of(units, workers);
@@ -262,6 +265,7 @@ class BlockPlanner {
     if (context_.thread == 0)
       scratch_.queue[workers] = queue_indptr[workers] = queue_indptr[workers + 1] = cuts_.of[0];
     ptx::sync_block();
+    // What CutWalk numbers on the way: the chunk that begins at a cut.
     for (i32 w = 1 + context_.thread; w < workers; w += context_.threads) {
       Cut& c = scratch_.cuts[w];
       if (c.k == 0) continue;
@@ -273,7 +277,7 @@ class BlockPlanner {
     }
   }
 
-  RADDLE_DEVICE PlanSizes place_one(const Units& units) {
+  RADDLE_DEVICE PlanSizes place_one_level(const Units& units) {
     const i64 n = place_cut_states(context_, units);
     const i64 all = n * units.num_kv_heads;
     return PlanSizes{.splits = all,
@@ -345,7 +349,7 @@ class BlockPlanner {
   Context& context_;
   const ScratchArrays& scratch_;
   bool all_partial_ = false;
-  Sums<2> tiles_{};      // (tiles, runs) and costs so far
+  Sums<2> tiles_{};      // tiles and runs, joined in one word, and costs so far
   Sums<3, i32> cuts_{};  // items, rows, chunks
 };
 
