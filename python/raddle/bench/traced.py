@@ -96,7 +96,7 @@ def measure(against: Sequence[str], rounds: int, dtypes: Sequence[str], progress
     """Rates of every case; ratios are medians of the rounds' own."""
     found, rates = [], {}
     for dtype in dtypes:
-        for case in cases():
+        for case in cases(LENGTH):
             progress.say(f"{dtype} {case.name}: compiling")
             problem = Problem(dtype, LENGTH)
             traced = [case.mask] if case.score is None else [case.score, case.mask]

@@ -26,14 +26,13 @@ def compiled(
     pools: Sequence[tuple[torch.Tensor, torch.Tensor]],
     mask: Optional[Mod] = None,
     score: Optional[Mod] = None,
-    dynamic: Optional[bool] = None,
 ) -> Callable[[int], torch.Tensor]:
     """A call on q [B, Hq, rows, D] and the step's one of the pools, each k and v [B, Hkv, S, D]."""
     keys = pools[0][0]
     options: dict[str, Any] = {"enable_gqa": q.shape[1] > keys.shape[1], "score_mod": score}
     if mask is not None:
         options["block_mask"] = create_block_mask(mask, None, None, q.shape[2], keys.shape[2], device=str(q.device))
-    function = torch.compile(flex_attention, dynamic=dynamic)
+    function = torch.compile(flex_attention, dynamic=False)
 
     def call(step: int) -> torch.Tensor:
         with torch.no_grad():
@@ -74,5 +73,5 @@ def contestants(problem: Problem, case: Case, name: str) -> Makers:
 def _prepared(problem: Problem, case: Case, name: str) -> Engine:
     of_rows = window(WINDOW) if case.variant == "window" else causal
     mask = None if case.is_decode else of_rows
-    call = compiled(problem.dense_q, [problem.dense], mask, _score_mod(case, problem.device), dynamic=False)
+    call = compiled(problem.dense_q, [problem.dense], mask, _score_mod(case, problem.device))
     return Engine(name, call, rows=lambda out: out.transpose(1, 2).reshape(problem.q.shape))
