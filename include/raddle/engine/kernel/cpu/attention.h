@@ -16,12 +16,12 @@ inline void round_row(DType dtype, float* x, i32 dim) {
   dispatch_dtype(dtype, [&](auto t) { raddle::round_row<decltype(t)>(x, dim); });
 }
 
-/// s[j] becomes `dropped` where the pair isn't kept.
+/// s[j] becomes `dropped` where the pair is not kept.
 RADDLE_FN void drop(float* s, const u8* keep, i32 n, float dropped) {
   for (i32 j = 0; j < n; ++j) s[j] = keep[j] ? s[j] : dropped;
 }
 
-/// The last of n keys that is kept, plus one.
+/// One past the last of n keys that is kept; 0: none is.
 RADDLE_FN i32 kept_end(const u8* keep, i32 n) {
   constexpr i32 word = sizeof(u64);
   for (u64 eight = 0; n >= word; n -= word) {
@@ -62,8 +62,8 @@ class ItemKernel {
 
  protected:
   /// Calls f(keys, next, partial) for the item's KV tiles in order, with the tile after each. The
-  /// tile before stays valid until the next call. after_last(next) may fill in the tile after the
-  /// last, which is only prefetched.
+  /// tile before stays valid until the next call, so there are three. after_last(next) may fill in
+  /// the tile after the last, which is only prefetched.
   template <class F, class After>
   void for_tiles(F f, After after_last) {
     TileWalk walk(plan_, *item_);
@@ -85,7 +85,7 @@ class ItemKernel {
     for_tiles(f, [](const KeyTile<T>&) {});
   }
 
-  /// O / Σ to where it belongs: the caller's tensors, or a partial state.
+  /// Writes O / Σ and LSE to the caller's tensors, or as a partial state.
   void finish() {
     normalize(launch_, scratch_, tile_.num_rows);
     if (item_->partial_row >= 0)
@@ -101,7 +101,7 @@ class ItemKernel {
     }
   }
 
-  /// Row m before any key.
+  /// Describes row m and sets its state to that of no key.
   void start_row(i32 m) {
     scratch_.rows[m] = make_row(*launch_.layout, level_, tile_.group, tile_.row_begin + m,
                                 item_->kv_head, plan_.group_size);
@@ -151,7 +151,7 @@ class ItemKernel {
                           keys.v_scale);
   }
 
-  /// The request of the tile's keys; -1 on a level whose groups hold rows of several.
+  /// The request of the tile's keys; -1 on a level whose groups have rows of several requests.
   i32 key_request() const { return level_.keys_are_shared ? -1 : scratch_.rows[0].request; }
 
   /// Copies rows to fp32 scratch, runs `stages` on them, and rounds what they changed to the matrix
@@ -184,7 +184,7 @@ class ItemKernel {
       multiply_row(scratch_.s + m * scratch_.lds, keys.k_scale, keys.n);
   }
 
-  /// The scales of V, on the weights.
+  /// The scales of V, on the weights: where the logits were.
   void scale_weights(const KeyTile<T>& keys) {
     if (!is_quantized<T> || stages_.num_value > 0 || is_one(scales_.v)) return;
     for (i32 m = 0; m < tile_.num_rows; ++m)
@@ -211,7 +211,7 @@ class ItemKernel {
   /// What a dropped pair's logit becomes: -inf, or 0 under a plain sum.
   float dropped() const { return stages_.scan == Scan::softmax ? -math::infinity : 0.0f; }
 
-  /// f_logits of some rows; their scale is applied once.
+  /// f_logits of some rows; logits.scale is applied by the first stage alone.
   void apply_logits(LogitRows logits, const KeyLanes& keys) const {
     for (i32 i = 0; i < stages_.num_logits; ++i, logits.scale = 1.0f)
       stages_.logits[i].ops->logits(stages_.logits[i].self, logits, keys);
