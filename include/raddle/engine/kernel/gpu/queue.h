@@ -57,7 +57,7 @@ RADDLE_DEVICE i32 next_long(const GpuLaunch& launch, i32 item) {
   const PlanView& plan = launch.plan;
   const i32* own = plan.queue_indptr + ptx::block_index();
   for (i32 i = item + 1; i < own[1]; ++i)
-    if (plan.query_tiles[plan.items[i].query_tile].shape == 1) return i;
+    if (plan.query_tiles[plan.items[i].query_tile].shape == long_queries) return i;
   const i32* open = plan.queue_indptr + plan.num_workers;
   if (open[0] == open[1]) return -1;
   const i32 drawn = open[0] + ptx::atomic_add(launch.drawn, 1);
@@ -76,7 +76,8 @@ RADDLE_DEVICE i32 first_long(const GpuLaunch& launch, i32 begin, i32 end) {
     i32 i = begin;
     for (; i < end && found == 0; i += 32) {
       const i32 mine = i + ptx::lane_index();
-      found = ptx::ballot(mine < end && plan.query_tiles[plan.items[mine].query_tile].shape == 1);
+      found = ptx::ballot(mine < end &&
+                          plan.query_tiles[plan.items[mine].query_tile].shape == long_queries);
     }
     if (ptx::lane_index() == 0)
       first = found != 0 ? i - 32 + ptx::lowest_bit(found) : next_long(launch, end);

@@ -31,7 +31,7 @@ template <class Kernel, class Variant>
 RADDLE_DEVICE void attend(const GpuLaunch& launch, const Variant& variant) {
   const PlanView& plan = launch.plan;
   const auto is_short = [&](i32 i) {
-    return plan.query_tiles[plan.items[i].query_tile].shape == 0;
+    return plan.query_tiles[plan.items[i].query_tile].shape == short_queries;
   };
   attend_queue<Kernel, EndLayout<Kernel>>(launch, variant, [&](i32 begin, i32 end) {
     RADDLE_ROLLED
