@@ -69,9 +69,10 @@ PlanConfig plan_config(const AttentionSpec& spec, i32 num_workers, Schedule sche
 }  // namespace
 
 i32 read_bytes(i32 head_dim_qk, i32 head_dim_vo, DType stored) {
-  const i32 dims = mma::is_wide(head_dim_qk, head_dim_vo) ? std::max(head_dim_qk, head_dim_vo)
-                                                          : head_dim_qk + head_dim_vo;
-  return dims * dtype_bytes(stored);
+  constexpr i32 widest_with_own_values = 256;
+  const i32 widest = std::max(head_dim_qk, head_dim_vo);
+  return (widest > widest_with_own_values ? widest : head_dim_qk + head_dim_vo) *
+         dtype_bytes(stored);
 }
 
 PlanConfig cpu_plan_config(const AttentionSpec& spec, CpuIsa isa, i32 num_workers,
@@ -91,8 +92,10 @@ PlanConfig cpu_plan_config(const AttentionSpec& spec, CpuIsa isa, i32 num_worker
 KernelChoice choose_gpu_kernel(const AttentionSpec& spec, i32 arch) {
   // Only the compiler knows whether a variant's parts need quantised K or V widened to 16 bits. The
   // planner need not: tiles and memory are as if they did (mma::kernel_config).
-  return {KernelFamily::mma, mma::kernel_config(spec.head_dim_qk, spec.head_dim_vo, arch,
-                                                {2, 2, has_8_bits(spec.stored_dtype())})};
+  return {.family = KernelFamily::mma,
+          .config = mma::kernel_config(spec.head_dim_qk, spec.head_dim_vo, arch,
+                                       {2, 2, has_8_bits(spec.stored_dtype())}),
+          .widest_8_bits = mma::widest_of_a_warp};
 }
 
 PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 arch, i32 num_workers,

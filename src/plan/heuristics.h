@@ -11,8 +11,8 @@ namespace raddle {
 /// CostModel counts quarters of a nanosecond.
 constexpr double cost_units_per_ns = 4.0;
 
-/// Bytes of one key and value of a KV head that a kernel reads: of wide heads, which are MLA's as a
-/// rule, V is a part of K.
+/// Bytes of one key and value of a KV head that a kernel reads. Heads above 256 are MLA's as a
+/// rule, whose V is a part of K.
 i32 read_bytes(i32 head_dim_qk, i32 head_dim_vo, DType stored);
 
 /// Tile shapes, tile rates and chunk size for the CPU kernels of an instruction set.
@@ -23,10 +23,12 @@ PlanConfig cpu_plan_config(const AttentionSpec& spec, CpuIsa isa, i32 num_worker
 struct KernelChoice {
   KernelFamily family;
   KernelConfig config;
+  i32 widest_8_bits;  ///< the largest head dimension for K and V of 8 bits
 };
 
 /// The kernel for an architecture (80, 90 …). Planning, compiling and launching all ask this one
-/// function, so that they agree.
+/// function, so that they agree. Beside it, only jit/gpu_kernel.cpp knows families: the text of
+/// their sources.
 KernelChoice choose_gpu_kernel(const AttentionSpec& spec, i32 arch);
 
 /// Tile shapes, tile rates and memory costs of the kernel that choose_gpu_kernel chooses; a worker

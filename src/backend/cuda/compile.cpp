@@ -1,10 +1,10 @@
 #include "backend/cuda/compile.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "backend/kv_tensors.h"
 #include "plan/heuristics.h"
-#include "raddle/engine/kernel/mma/config.h"
 #include "raddle/error.h"
 #include "variant/bound_variant.h"
 
@@ -31,17 +31,14 @@ jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant,
   if (spec.dtype == DType::bfloat16 && jit::arch_number(arch) < 80)
     fail<ValueError>("dtype is 'bfloat16'; expected 'float16' on sm_", jit::arch_number(arch),
                      ", whose matrix instructions take no other");
-  if (has_8_bits(spec.stored_dtype()) && mma::is_wide(spec.head_dim_qk, spec.head_dim_vo))
+  const KernelChoice choice = choose_gpu_kernel(spec, jit::arch_number(arch));
+  if (has_8_bits(spec.stored_dtype()) &&
+      std::max(spec.head_dim_qk, spec.head_dim_vo) > choice.widest_8_bits)
     fail<ValueError>("kv_dtype is '", name_of(spec.stored_dtype()),
                      "'; GPU kernels take K and V in '", name_of(spec.dtype),
-                     "', dtype, where a head_dim is above ", mma::widest_of_a_warp);
-  return {choose_gpu_kernel(spec, jit::arch_number(arch)).family,
-          spec.dtype,
-          spec.stored_dtype(),
-          spec.head_dim_qk,
-          spec.head_dim_vo,
-          variant.source(),
-          variant.memory_bytes()};
+                     "', dtype, where a head_dim is above ", choice.widest_8_bits);
+  return {choice.family,    spec.dtype,       spec.stored_dtype(),   spec.head_dim_qk,
+          spec.head_dim_vo, variant.source(), variant.memory_bytes()};
 }
 
 KernelConfig config_of(const AttentionSpec& spec, const std::string& arch) {
