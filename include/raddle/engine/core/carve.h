@@ -14,7 +14,8 @@ RADDLE_ENGINE_BEGIN
 template <i32 alignment>
 class Carver {
  public:
-  RADDLE_FN constexpr explicit Carver(void* base = nullptr) : base_(static_cast<u8*>(base)) {}
+  Carver() = default;
+  RADDLE_FN explicit Carver(void* base) : base_(static_cast<u8*>(base)) {}
 
   /// Byte offset of the next array, which has n entries.
   template <class T>
@@ -35,7 +36,7 @@ class Carver {
   RADDLE_FN constexpr i64 used() const { return used_; }
 
  private:
-  u8* base_;
+  u8* base_ = nullptr;
   i64 used_ = 0;
 };
 

@@ -11,14 +11,21 @@ struct alignas(16) Packed8 {
   u32 x[4];
 };
 
-/// Rows of `dim` elements, padded to whole matrices 16 wide. A row consists of chunks of 16 bytes,
-/// eight elements. Where a row is whole lines of 128 bytes, chunk c lies at c ^ (row % 8); other
-/// rows are one chunk longer than necessary, which makes their pitch odd.
+/// Bytes from one row of `dim` elements to the next. Rows are padded to whole matrices 16 wide.
+/// Where that is not whole lines of 128 bytes, a row is one chunk longer, so that its number of
+/// chunks is odd.
+RADDLE_FN constexpr i32 row_pitch(i32 dim) {
+  const i32 chunks = 2 * ceil_div(dim, 16);
+  return 16 * (chunks % 8 == 0 ? chunks : chunks + 1);
+}
+
+/// Rows of `dim` elements. A row consists of chunks of 16 bytes, eight elements. Where a row is
+/// whole lines of 128 bytes, chunk c lies at c ^ (row % 8).
 template <i32 dim>
 struct SharedRows {
   static constexpr i32 chunks = 2 * ceil_div(dim, 16);
   static constexpr bool swizzled = chunks % 8 == 0;
-  static constexpr i32 pitch = 16 * (swizzled ? chunks : chunks + 1);  ///< bytes
+  static constexpr i32 pitch = row_pitch(dim);
 
   /// Byte offset of a chunk.
   RADDLE_FN static constexpr u32 at(i32 row, i32 chunk) {

@@ -1,9 +1,9 @@
-// When a contraction runs, and which worker runs it. Every item counts itself up at the
-// contractions that wait for it. The worker that stores the last state of a tile with few rows
-// composes that tile at once. Tiles with many rows, and all tiles of a cascade, are composed in
-// shares, by the workers that computed states of them, when the queues of these workers are done
-// (queue_end.h): in a cascade, the last state to arrive may belong to a prefix that hundreds of
-// contractions wait for.
+// When a contraction runs, and which worker runs it. Every item that stored a state adds 1 to the
+// counter of each contraction that waits for it. The worker that stores the last state of a tile
+// with few rows composes that tile at once. Tiles with many rows, and all tiles of a cascade, are
+// composed in shares, by the workers that computed states of them, when the queues of these workers
+// are done (queue_end.h): in a cascade, the last state to arrive may belong to a prefix that
+// hundreds of contractions wait for.
 #pragma once
 
 #include "raddle/engine/kernel/gpu/contract.h"
@@ -76,9 +76,9 @@ RADDLE_DEVICE ContractionShares look_up_shares(const PlanView& plan, i32 which, 
   return ContractionShares{few, count, few ? 1 + min(others, 1) : count, own, helps ? first : -1};
 }
 
-/// Takes the next share of a contraction whose states are all stored, and returns its number; from
-/// `count` on, none is left. Workers keep taking shares until then, so that a late worker finds
-/// less to do. The last worker that asks resets the word for the next launch.
+/// Takes the next share of a contraction whose states are all stored, and returns its number; a
+/// number from `count` on means that none was left. Workers keep taking shares until then, so that
+/// a late worker finds less to do. The last worker that asks resets the word for the next launch.
 RADDLE_DEVICE i32 take_share(i32* word, i32 count, i32 workers) {
   const i32 last = count == 1 ? workers - 1 : count + workers - 1;
   const i32 nth = last == 0 ? 0 : Arrivals{ptx::atomic_add(word, Arrivals::one_taken)}.taken();
@@ -86,8 +86,8 @@ RADDLE_DEVICE i32 take_share(i32* word, i32 count, i32 workers) {
   return nth;
 }
 
-/// What a thread has to know to count an item up at one of the contractions that wait for it. It is
-/// read in two steps, long before it is needed, so that no thread waits for it.
+/// What a thread needs to count an item at one of the contractions that wait for it. The thread
+/// reads it in two steps, long before that, and so never waits for it.
 struct ArrivalTicket {
   i32 at = -1;        ///< index of the contraction's word in `arrived`; -1: none
   i32 expected = 0;   ///< number of items that arrive there
@@ -159,10 +159,10 @@ RADDLE_DEVICE void contract_left(const GpuLaunch& launch, const Variant& variant
                    RowWorkers<typename Kernel::Team>{false}, takes, bits, vector);
 }
 
-/// Counts an item up at every contraction that waits for it. Composes a contraction that this item
-/// completes, where that is done at once, or where the workers that had to compose it gave up
-/// waiting. All threads of the team call it after they stored the item's state; `ticket` is the
-/// thread's first one. `bits`, in shared memory, has a word a warp.
+/// Counts an item at every contraction that waits for it. If the item completes a contraction, this
+/// worker composes it in two cases: a contraction that is composed at once, and shares for which
+/// other workers gave up waiting. All threads of the team call it after they stored the item's
+/// state; `ticket` is the thread's first one. `bits`, in shared memory, has a word a warp.
 template <class Kernel, class Variant>
 RADDLE_COLD void arrive(const GpuLaunch& launch, const Variant& variant, const WorkItem& item,
                         ArrivalTicket ticket, u32* bits, float* vector) {

@@ -1,4 +1,4 @@
-// Contractions: each row of a tile is composed of its partial states by one warp.
+// Contractions: one warp composes a row of a tile from the row's partial states.
 #pragma once
 
 #include "raddle/engine/kernel/gpu/finish.h"

@@ -1,7 +1,8 @@
-// Facts about the keys of a KV tile, which the variant and the softmax see.
+// Records that a kernel keeps in shared memory: where the keys of an item lie, and the facts about
+// the keys of a KV tile that the variant and the softmax see. The host reads their sizes, too.
 #pragma once
 
-#include "raddle/engine/kernel/gpu/timeline.h"
+#include "raddle/engine/tile/walk.h"
 
 RADDLE_ENGINE_BEGIN
 
@@ -43,6 +44,39 @@ struct TileKeys : TileScales<tile_keys, scaled> {
   i32 kv_index[tile_keys];
   i32 kv_pos[tile_keys];
   i32 flags[num_warps];  ///< one a warp where warps may be tiles apart; else only the first is used
+};
+
+/// Where the keys of an item lie: what finding a key needs of the layout, worked out once an item.
+/// Each warp has its own, in shared memory, because long queries lack registers.
+struct KeySource {
+  const u8* row[2];    ///< first row of page 0, of the item's head: K's and V's
+  i64 page_stride[2];  ///< bytes
+  i64 row_stride[2];   ///< bytes
+  const i32* pages;    ///< the group's page list
+  i32 page_size;
+  i32 page_shift;   ///< log2(page_size); -1: page_size is no power of two
+  i32 first_index;  ///< kv_index of column 0
+  i32 level, group;
+  i32 col_begin, col_end;
+  bool plain;    ///< positions equal indices, and indices count columns
+  bool holes;    ///< some columns may have no key
+  bool bits;     ///< the layout has a mask of its own
+  RunWalk runs;  ///< the runs behind the current one
+  Span rest;     ///< what is left of the current run, where that is not in registers
+};
+
+/// A key source, and where the scales of its keys lie.
+struct ScaledSource : KeySource {
+  const float* scale[2];     ///< of the first row of page 0, of the item's head; null: `value`
+  i64 scale_page_stride[2];  ///< elements
+  i64 scale_row_stride[2];
+  float value[2];
+};
+
+/// Addresses of rows to be loaded: K's and V's.
+template <i32 keys>
+struct RowTable {
+  const u8* row[2][keys];
 };
 
 }  // namespace gpu_kernel

@@ -4,6 +4,7 @@
 
 #include "raddle/engine/core/state.h"
 #include "raddle/engine/kernel/gpu/facts.h"
+#include "raddle/engine/kernel/gpu/timeline.h"
 #include "raddle/engine/tile/warp_vector.h"
 #include "raddle/engine/variant/parts.h"
 

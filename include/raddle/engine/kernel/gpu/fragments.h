@@ -4,6 +4,7 @@
 #pragma once
 
 #include "raddle/engine/kernel/gpu/facts.h"
+#include "raddle/engine/kernel/gpu/timeline.h"
 
 RADDLE_ENGINE_BEGIN
 

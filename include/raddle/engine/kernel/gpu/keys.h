@@ -2,45 +2,12 @@
 #pragma once
 
 #include "raddle/engine/kernel/gpu/facts.h"
+#include "raddle/engine/kernel/gpu/team.h"
 #include "raddle/engine/tile/shared_rows.h"
-#include "raddle/engine/tile/walk.h"
 
 RADDLE_ENGINE_BEGIN
 
 namespace gpu_kernel {
-
-/// Where the keys of an item lie: what finding them needs of its layout, worked out once. Each warp
-/// has its own, in shared memory, because long queries lack registers.
-struct KeySource {
-  const u8* row[2];    ///< first row of page 0, of the item's head: K's and V's
-  i64 page_stride[2];  ///< bytes
-  i64 row_stride[2];   ///< bytes
-  const i32* pages;    ///< the group's page list
-  i32 page_size;
-  i32 page_shift;   ///< log2(page_size); -1: page_size is no power of two
-  i32 first_index;  ///< kv_index of column 0
-  i32 level, group;
-  i32 col_begin, col_end;
-  bool plain;    ///< positions equal indices, and indices count columns
-  bool holes;    ///< some columns may have no key
-  bool bits;     ///< the layout has a mask of its own
-  RunWalk runs;  ///< the runs behind the current one
-  Span rest;     ///< what is left of the current run, where that is not in registers
-};
-
-/// A key source, and where the scales of its keys lie.
-struct ScaledSource : KeySource {
-  const float* scale[2];     ///< of the first row of page 0, of the item's head; null: `value`
-  i64 scale_page_stride[2];  ///< elements
-  i64 scale_row_stride[2];
-  float value[2];
-};
-
-/// Addresses of rows to be loaded: K's and V's.
-template <i32 keys>
-struct RowTable {
-  const u8* row[2][keys];
-};
 
 /// Fills in the source of a query tile and KV head. One lane does this for its warp.
 RADDLE_DEVICE void open_source(const GpuLaunch& launch, const QueryTile& tile, i32 kv_head,
@@ -98,7 +65,7 @@ RADDLE_COLD Column look_up_column(const LevelView& level, i32 group, i32 c) {
   return column_at(level, group, c);
 }
 
-/// column_at, by what open_source worked out; `page` is the entry of the page list.
+/// column_at, from what open_source worked out; `page` is the entry of the page list.
 RADDLE_DEVICE Column find_column(const GpuLaunch& launch, const KeySource& source, i32 c,
                                  i32 page) {
   if (!source.plain) return look_up_column(launch.levels[source.level], source.group, c);
@@ -154,8 +121,8 @@ RADDLE_DEVICE i32 existing_column(const Span& read, i32 column) {
   return min(max(column, read.begin), read.end - 1);
 }
 
-/// The page list's entry for a column of a span. Layouts of other kinds are looked up when a tile
-/// is found.
+/// The page list's entry for a column of a span. 0 for layouts that are not plain: find_column
+/// looks their keys up.
 RADDLE_DEVICE i32 look_up_page(const KeySource& source, const Span& span, i32 column) {
   if (!source.plain) return 0;
   return source.pages[nth_page(source, existing_column(columns_read(source, span), column))];

@@ -62,9 +62,9 @@ struct TakenShare {
 };
 
 /// Each lane knows its worker's part in one contraction. Waits until all states of one of these are
-/// stored, and takes a share of it; lane -1: there is none left to wait for. A lane drops its part
-/// when it is settled: when another worker took the only share, or the wait took too long. All
-/// lanes of the warp call it.
+/// stored, and takes a share of it; returns lane -1 when no lane has a part left to wait for. A
+/// lane drops its part when it is settled: when another worker took the only share, or the wait
+/// took too long. All lanes of the warp call it.
 RADDLE_DEVICE TakenShare wait_for_share(const GpuLaunch& launch, WorkerShare& mine, i32 expected,
                                         i64 deadline) {
   i32* word = launch.arrived + (mine.which >= 0 ? counter_of(launch, mine) : 0);

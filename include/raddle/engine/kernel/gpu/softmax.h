@@ -109,10 +109,11 @@ RADDLE_DEVICE void subtract(Logits<row_fragments, key_fragments>& s,
 
 /// S -> exp(S - max). O and the sums so far are rescaled where the maximum grew by more than the
 /// threshold. Logits times to_log2 are exponents of two. `halves` is 1 where the second half of
-/// every row fragment is padding.
+/// every row fragment is padding. For variants whose scan is a sum, S is the weights already.
 template <class Kernel, i32 row_fragments, i32 key_fragments>
 RADDLE_DEVICE void softmax(Logits<row_fragments, key_fragments>& s, RowStats<row_fragments>& stats,
                            Output<Kernel, row_fragments>& o, float to_log2, i32 halves) {
+  if constexpr (Kernel::scan == Scan::sum) return;
   float shift[row_fragments][2];  // the maximum that is subtracted
   float rescale[row_fragments][2];
   bool grew = false;

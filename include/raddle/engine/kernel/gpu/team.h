@@ -1,6 +1,6 @@
 // A team: the warps that compute one worker's queue together. Kernels name theirs Kernel::Team, and
-// what all families share asks it alone: how many warps it has, which one this is, and for a
-// barrier.
+// code that all families share learns from it alone how many warps there are and which one this is,
+// and waits at its barrier.
 #pragma once
 
 #include "raddle/engine/kernel/gpu/launch.h"

@@ -9,8 +9,6 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
-using namespace gpu_kernel;  // what all families share
-
 /// What a kernel is compiled for: the dtype of Q and O, the dtype in which K and V are stored, head
 /// dimensions, an architecture, from which KernelConfig follows, and a variant.
 ///
@@ -29,14 +27,15 @@ struct Kernel {
   static constexpr bool wide =
       is_wide(qk, vo);  ///< the warps of a block share the columns of a head
   static_assert(!(wide && quantized));
-  static constexpr KernelConfig config =
-      kernel_config(qk, vo, arch, {narrow_keys ? 1 : 2, narrow_values ? 1 : 2, quantized});
-  /// Where two blocks of short queries would share a multiprocessor, one block of two teams takes
-  /// their place; the teams can compose the two halves of a unit (warp_states.h). Not where an
-  /// output part sees rows that one team has put together, nor where the variant changes keys or O
-  /// is wide: there registers are short.
+  static constexpr RingRows ring_rows{narrow_keys ? 1 : 2, narrow_values ? 1 : 2, quantized};
+  static constexpr KernelConfig config = kernel_config(qk, vo, arch, ring_rows);
+  /// Whether the loop of short queries has registers to spare: not where the variant changes keys
+  /// or values, or O is wide.
   static constexpr bool spare_registers = !has_key<Variant> && !has_value<Variant> && vo <= 128;
   static constexpr bool short_only = only_short;
+  /// Where two blocks of short queries would share a multiprocessor, one block of two teams takes
+  /// their place; the teams can compose the two halves of a unit (warp_states.h). Not for output
+  /// parts, which see rows that one team has put together.
   static constexpr bool pairs_teams = short_only && !wide &&
                                       config.blocks_per_multiprocessor == 2 &&
                                       !has_output<Variant> && spare_registers;

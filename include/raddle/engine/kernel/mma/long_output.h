@@ -24,6 +24,7 @@ template <class Kernel, class Variant, i32 row_fragments>
 class LongOutput {
   using T = typename Kernel::T;
   using Layout = LongLayout<Kernel>;
+  using Values = ValueOperand<Kernel, row_fragments>;
   static constexpr Scan scan = scan_of<Variant>();
   static constexpr i32 columns = Kernel::narrow_values ? Kernel::out_fragments : Kernel::dim_vo / 8;
 
@@ -37,15 +38,15 @@ class LongOutput {
         partial_row_(partial_row) {}
 
   RADDLE_DEVICE void send(const Output<Kernel, row_fragments>& o, RowStats<row_fragments>& stats,
-                          const ValueScales<Kernel, row_fragments>& scales, float to_log2) {
+                          const Values& values, float to_log2) {
     if (!has_output<Variant> && partial_row_ < 0 && !launch_.state_only) {
-      put_rounded(o, stats, scales, to_log2);
+      put_rounded(o, stats, values, to_log2);
       ptx::sync_warp();
       return write_rounded();
     }
     RADDLE_UNROLL
     for (i32 turn = 0; turn < turns; ++turn) {
-      put_rows(turn, o, stats, scales, to_log2);
+      put_rows(turn, o, stats, values, to_log2);
       ptx::sync_warp();
       write_rows(turn);
       ptx::sync_warp();
@@ -60,10 +61,9 @@ class LongOutput {
                                       float factor, F f) {
     RADDLE_UNROLL
     for (i32 n = 0; n < columns; ++n) {
-      const i32 d = out_column<Kernel>(ptx::lane_index() % 4, n);
+      const i32 d = Values::column(ptx::lane_index() % 4, n);
       if (Kernel::narrow_values && Kernel::dim_vo % 16 != 0 && d >= Kernel::dim_vo) continue;
-      f(d, out_element<Kernel>(o[r], n, half, 0) * factor,
-        out_element<Kernel>(o[r], n, half, 1) * factor);
+      f(d, Values::element(o[r], n, half, 0) * factor, Values::element(o[r], n, half, 1) * factor);
     }
   }
 
@@ -75,8 +75,7 @@ class LongOutput {
 
   /// Writes O / Σ to shared memory and stores the LSE; a row that kept nothing becomes (0, -inf).
   RADDLE_DEVICE void put_rounded(const Output<Kernel, row_fragments>& o,
-                                 RowStats<row_fragments>& stats,
-                                 const ValueScales<Kernel, row_fragments>& scales,
+                                 RowStats<row_fragments>& stats, const Values& values,
                                  float to_log2) const {
     RADDLE_UNROLL
     for (i32 r = 0; r < row_fragments; ++r) {
@@ -84,8 +83,8 @@ class LongOutput {
       for (i32 half = 0; half < 2; ++half) {
         const i32 m = long_row(warp_, r) + ptx::lane_index() / 4 + 8 * half;
         auto [factor, lse] = end_row<scan>(stats, r, half, to_log2);
-        if constexpr (Kernel::narrow_values) factor *= scales.unit();
-        const Row& row = Layout::scratch().row[m];
+        factor *= values.unit();
+        const Row& row = Layout::facts().row[m];
         factor *= apply_sink(launch_, variant_, row, lse);
         if (ptx::lane_index() % 4 == 0 && m < num_rows_) store_lse(launch_, row, lse);
         each_pair(o, r, half, factor, [&](i32 d, float x, float y) {
@@ -104,7 +103,7 @@ class LongOutput {
     T* mine = nullptr;
     if (lane < count && number(lane) < num_rows_)
       mine = static_cast<T*>(launch_.out.data) +
-             out_offset(launch_, Layout::scratch().row[number(lane)]);
+             out_offset(launch_, Layout::facts().row[number(lane)]);
     RADDLE_ROLLED
     for (i32 first = 0; first < count * chunks; first += 32 * batch) {
       Packed8 x[batch];
@@ -136,8 +135,7 @@ class LongOutput {
   }
 
   RADDLE_DEVICE void put_rows(i32 turn, const Output<Kernel, row_fragments>& o,
-                              RowStats<row_fragments>& stats,
-                              const ValueScales<Kernel, row_fragments>& scales,
+                              RowStats<row_fragments>& stats, const Values& values,
                               float to_log2) const {
     RADDLE_UNROLL
     for (i32 r = 0; r < row_fragments; ++r) {
@@ -146,7 +144,7 @@ class LongOutput {
         if (turns == 2 && half != turn) continue;
         float* row = out_row(long_row(warp_, r) + ptx::lane_index() / 4 + 8 * half);
         auto [factor, lse] = end_row<scan>(stats, r, half, to_log2);
-        if constexpr (Kernel::narrow_values) factor *= scales.unit();
+        factor *= values.unit();
         each_pair(o, r, half, factor,
                   [&](i32 d, float x, float y) { ptx::store_two(row + d, x, y); });
         if (ptx::lane_index() % 4 == 0) row[Kernel::dim_vo] = lse;
@@ -160,8 +158,8 @@ class LongOutput {
       return long_row(warp_, i / of_block) + 8 * turn + i % of_block;
     };
     send_rows<Kernel, of_block * row_fragments>(launch_, variant_, num_rows_, partial_row_,
-                                                Layout::scratch().row, Layout::vector(warp_),
-                                                number, [&](i32 i) { return out_row(number(i)); });
+                                                Layout::facts().row, Layout::vector(warp_), number,
+                                                [&](i32 i) { return out_row(number(i)); });
   }
 
   const GpuLaunch& launch_;

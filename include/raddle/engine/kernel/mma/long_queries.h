@@ -22,7 +22,6 @@ class LongQueries {
   using T = typename Kernel::T;
   using Layout = LongLayout<Kernel>;
   using Stream = TileStream<Kernel, Layout>;
-  static constexpr Scan scan = scan_of<Variant>();
   static constexpr i32 key_fragments = Layout::tile_keys / 8;
 
  public:
@@ -49,7 +48,7 @@ class LongQueries {
     ptx::sync_block();
     if (warp_ < Stream::ahead) stream_.find(warp_);
     ring_.fill(stream_);
-    auto& facts = Layout::scratch();
+    auto& facts = Layout::facts();
     // The request of the keys is that of any row; a look-up of its own would make all warps wait.
     const bool shared = launch_.levels[Layout::source(warp_).level].keys_are_shared;
     describe_item(shared ? -1 : queries.row().request, kv_head, facts);
@@ -75,11 +74,13 @@ class LongQueries {
     finish();
     mark<Kernel>(launch_, TimelineStage::finished, item_);
     ptx::sync_block();  // the next item overwrites shared memory
-    return Layout::scratch().next;
+    return Layout::facts().next;
   }
 
  private:
+  /// Rows of the tile: the first of this warp's row fragment r, and of this lane's two there.
   RADDLE_DEVICE i32 first_row(i32 r) const { return long_row(warp_, r); }
+  RADDLE_DEVICE i32 lane_row(i32 r) const { return first_row(r) + ptx::lane_index() / 4; }
   // Read again where they are needed: in the loop, O takes the registers.
   RADDLE_DEVICE const WorkItem& item() const { return launch_.plan.items[item_]; }
   RADDLE_DEVICE const QueryTile& tile() const {
@@ -90,66 +91,54 @@ class LongQueries {
   /// whether the tile is the item's last.
   RADDLE_DEVICE bool step() {
     const ApplyVariant<Variant, row_fragments, key_fragments> apply(launch_, variant_, item_);
-    [[maybe_unused]] auto& facts = Layout::scratch();
-    ring_.wait_keys();
-    stream_.find(ring_.tile_number() + Stream::ahead);
-    ring_.recompute_from_tile_number();
+    const auto& facts = Layout::facts();
+    ring_.wait_k_and_find_next(stream_);
     if constexpr (has_key<Variant>) {
-      transform_slot<Kernel, Layout, 0>(ring_.k_slot(), ring_.keys(),
-                                        [v = variant_](auto& x, const Key& key) { v.key(x, key); });
+      change_keys<Kernel, Layout>(variant_, ring_.k_slot(), ring_.keys());
       ptx::sync_block();
     }
     Logits<row_fragments, key_fragments> s;
-    multiply_keys<Kernel, row_fragments, key_fragments>(
-        s, Layout::slot_address(ring_.k_slot()) + k_offset_, [&](i32 at, i32 r, u32(&a)[4]) {
-          ptx::load_matrices(
-              a, Kernel::QueryRows::step_from(q_address_, at) +
-                     static_cast<u32>(r * team_fragment_rows * Kernel::QueryRows::pitch));
-        });
-    ring_.recompute_from_tile_number();
-    const i32 flags = ring_.keys().flags[0];
-    ring_.release_keys_and_load_next(stream_);
-    ring_.recompute_from_tile_number();
-    if constexpr (Kernel::narrow_keys)
-      scale_logits<Kernel, row_fragments, key_fragments>(
-          s, ring_.keys().scale[0] + ptx::lane_index() % 4 * 2,
-          [&](i32 r, i32 half) {
-            return facts.factor[first_row(r) + ptx::lane_index() / 4 + 8 * half];
-          },
-          2);
+    multiply_queries(s, Layout::slot_address(ring_.k_slot()) + k_offset_);
+    const i32 flags = ring_.flags_after_product();
+    ring_.release_k_and_load_next(stream_);
+    KeyOperand<Kernel>::scale(
+        s, ring_.keys(), ptx::lane_index() % 4 * 2,
+        [&](i32 r, i32 half) {
+          return KeyOperand<Kernel>::row_factor(facts, lane_row(r) + 8 * half);
+        },
+        2);
     apply(
-        s, ring_.keys(), 0, flags, facts,
-        [&](i32 r) { return first_row(r) + ptx::lane_index() / 4; }, 2);
+        s, ring_.keys(), 0, flags, facts, [&](i32 r) { return lane_row(r); }, 2);
     // Wait before the weights rather than behind them: from there on, nothing must keep weights and
     // products apart.
-    ring_.wait_values();
-    ring_.recompute_from_tile_number();
-    if constexpr (scan == Scan::softmax) softmax<Kernel>(s, stats_, o_, apply.to_log2(), 2);
-    if constexpr (Kernel::narrow_values) {
-      value_scales_.rebase(ring_.keys().scale[1], Layout::tile_keys, o_);
-      value_scales_.apply(s, ring_.keys().scale[1] + ptx::lane_index() % 4 * 2);
-    }
+    ring_.wait_v();
+    softmax<Kernel>(s, stats_, o_, apply.to_log2(), 2);
+    values_.scale(s, ring_.keys(), 0, Layout::tile_keys, ptx::lane_index() % 4 * 2, o_);
     Weights<row_fragments, key_fragments> p;
     round_weights<typename Kernel::VoElement>(s, p);
     if constexpr (has_value<Variant>) {
-      transform_slot<Kernel, Layout, 1>(
-          ring_.v_slot(), ring_.keys(),
-          [v = variant_](auto& x, const Key& key) { v.value(x, key); });
+      change_values<Kernel, Layout>(variant_, ring_.v_slot(), ring_.keys());
       ptx::sync_block();
     }
-    multiply_values<Kernel, row_fragments, key_fragments>(
-        o_, p, Layout::slot_address(ring_.v_slot()) + v_offset_);
-    ring_.recompute_from_tile_number();
-    const bool last = (ring_.keys().flags[0] & TileFlags::last) != 0;
-    ring_.release_values_and_load_next(stream_);
-    ring_.next_tile();
+    values_.multiply(o_, p, Layout::slot_address(ring_.v_slot()) + v_offset_);
+    const bool last = (ring_.flags_after_product() & TileFlags::last) != 0;
+    ring_.release_v_and_load_next(stream_);
     return last;
   }
 
+  /// S = Q · Kᵀ. Q is loaded again for every tile: it does not fit in registers.
+  RADDLE_DEVICE void multiply_queries(Logits<row_fragments, key_fragments>& s, u32 keys) const {
+    KeyOperand<Kernel>::multiply(s, keys, [&](i32 at, i32 r, u32(&a)[4]) {
+      ptx::load_matrices(a,
+                         Kernel::QueryRows::step_from(q_address_, at) +
+                             static_cast<u32>(r * team_fragment_rows * Kernel::QueryRows::pitch));
+    });
+  }
+
   RADDLE_DEVICE void finish() {
-    const auto& facts = Layout::scratch();
+    const auto& facts = Layout::facts();
     LongOutput<Kernel, Variant, row_fragments>(launch_, variant_, facts.num_rows, facts.partial_row)
-        .send(o_, stats_, value_scales_,
+        .send(o_, stats_, values_,
               ApplyVariant<Variant, row_fragments, key_fragments>(launch_, variant_, item_)
                   .to_log2());
     mark<Kernel>(launch_, TimelineStage::stored, item_);
@@ -169,7 +158,7 @@ class LongQueries {
   const u32 q_address_, k_offset_, v_offset_;
   Output<Kernel, row_fragments> o_;
   RowStats<row_fragments> stats_;
-  ValueScales<Kernel, row_fragments> value_scales_;
+  ValueOperand<Kernel, row_fragments> values_;
 };
 
 }  // namespace mma

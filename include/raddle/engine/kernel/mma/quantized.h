@@ -76,72 +76,7 @@ RADDLE_DEVICE void convert_pairs(u32 (&y)[2], bf16) {
   }
 }
 
-/// S = Q · Kᵀ for rows of bytes; see multiply_qk.
-template <class Kernel, i32 row_fragments, i32 key_fragments, class Query>
-RADDLE_DEVICE void multiply_narrow_qk(Logits<row_fragments, key_fragments>& s, u32 keys,
-                                      Query query) {
-  using Rows = typename Kernel::KeyRows;
-  clear(s);
-  RADDLE_UNROLL
-  for (i32 step = 0; step < Kernel::k_steps; step += 2) {
-    u32 a[2][row_fragments][4];
-    RADDLE_UNROLL
-    for (i32 i = 0; i < min(2, Kernel::k_steps - step); ++i) {
-      RADDLE_UNROLL
-      for (i32 r = 0; r < row_fragments; ++r) query(step + i, r, a[i][r]);
-    }
-    const u32 at = Rows::step_from(keys, step / 2);
-    RADDLE_UNROLL
-    for (i32 n = 0; n < key_fragments; n += 2) {
-      u32 bytes[4];
-      ptx::load_matrices(bytes, at + static_cast<u32>(8 * n * Rows::pitch));
-      RADDLE_UNROLL
-      for (i32 i = 0; i < min(2, Kernel::k_steps - step); ++i) {
-        RADDLE_UNROLL
-        for (i32 h = 0; h < 2; ++h) {
-          u32 b[2];
-          widen_in_order(b, bytes[2 * h + i], typename Kernel::Stored{});
-          RADDLE_UNROLL
-          for (i32 r = 0; r < row_fragments; ++r)
-            ptx::multiply_add(s[r][n + h], a[i][r], b[0], b[1], f16{});
-        }
-      }
-    }
-  }
-}
-
-/// O += P · V for rows of bytes; see multiply_pv.
-template <class Kernel, i32 row_fragments, i32 key_fragments>
-RADDLE_DEVICE void multiply_narrow_pv(Output<Kernel, row_fragments>& o,
-                                      const Weights<row_fragments, key_fragments>& p, u32 values) {
-  using Rows = typename Kernel::ValueRows;
-  using T = typename Kernel::VoElement;
-  RADDLE_UNROLL
-  for (i32 n = 0; n < key_fragments / 2; ++n) {
-    RADDLE_UNROLL
-    for (i32 d = 0; d < Kernel::out_fragments; d += 4) {
-      u32 bytes[4];
-      ptx::load_matrices_transposed(
-          bytes, Rows::step_from(values, d / 4) + static_cast<u32>(16 * n * Rows::pitch));
-      RADDLE_UNROLL
-      for (i32 i = 0; i < min(4, Kernel::out_fragments - d); i += 2) {
-        u32 first[2], second[2];  // keys 0–7 and 8–15, of even columns and of odd ones
-        widen_in_turns(first, bytes[i], typename Kernel::Stored{});
-        widen_in_turns(second, bytes[i + 1], typename Kernel::Stored{});
-        convert_pairs(first, T{});
-        convert_pairs(second, T{});
-        RADDLE_UNROLL
-        for (i32 r = 0; r < row_fragments; ++r) {
-          RADDLE_UNROLL
-          for (i32 e = 0; e < 2; ++e)
-            ptx::multiply_add(o[r][d + i + e], p[r][n], first[e], second[e], T{});
-        }
-      }
-    }
-  }
-}
-
-/// Puts a row of Q in shared memory into the order that multiply_narrow_qk expects, as f16. The
+/// Puts a row of Q in shared memory into the order that KeyOperand::multiply expects, as f16. The
 /// range of bf16 is wider, so its rows are divided by a power of two, which is returned. What that
 /// loses is below 2^-38 of the row's largest element, too little to show in a sum in fp32. The
 /// whole warp calls it; afterwards its lanes see the complete row.
@@ -184,35 +119,118 @@ RADDLE_DEVICE float arrange_query(u8* rows, i32 row) {
   return factor;
 }
 
-/// S = Q · Kᵀ and O += P · V, for K and V of 16 bits or of bytes.
-template <class Kernel, i32 row_fragments, i32 key_fragments, class Query>
-RADDLE_DEVICE void multiply_keys(Logits<row_fragments, key_fragments>& s, u32 keys, Query query) {
-  if constexpr (Kernel::narrow_keys)
-    multiply_narrow_qk<Kernel, row_fragments, key_fragments>(s, keys, query);
-  else
-    multiply_qk<Kernel, row_fragments, key_fragments>(s, keys, query);
-}
-template <class Kernel, i32 row_fragments, i32 key_fragments>
-RADDLE_DEVICE void multiply_values(Output<Kernel, row_fragments>& o,
-                                   const Weights<row_fragments, key_fragments>& p, u32 values) {
-  if constexpr (Kernel::narrow_values)
-    multiply_narrow_pv<Kernel, row_fragments, key_fragments>(o, p, values);
-  else
-    multiply_pv<Kernel, row_fragments, key_fragments>(o, p, values);
-}
+/// K of bytes: multiplied as f16, which holds every stored number, and scaled afterwards.
+template <class Kernel>
+struct KeyOperand<Kernel, true> {
+  template <i32 count, class Facts>
+  RADDLE_DEVICE static void arrange_queries(u8* shared, i32 first, i32 rows, Facts& facts) {
+    const i32 lane = ptx::lane_index();
+    if (lane < count) facts.factor[first + lane] = 0.0f;
+    for (i32 r = 0; r < rows; ++r) {
+      const float factor = arrange_query<Kernel>(shared, first + r);
+      if (lane == 0) facts.factor[first + r] = factor;
+    }
+  }
 
-/// A lane holds pairs of neighbours in its rows of O; t is its number among the four lanes of a
-/// row. The column of the first of pair number n,
-template <class Kernel>
-RADDLE_DEVICE i32 out_column(i32 t, i32 n) {
-  return Kernel::narrow_values ? 8 * (n - n % 2) + 4 * t + 2 * (n % 2) : 8 * n + 2 * t;
-}
-/// and the pair's elements, e = 0 and 1, in one of the lane's two rows.
-template <class Kernel>
-RADDLE_DEVICE float out_element(const float (&o)[Kernel::out_fragments][4], i32 n, i32 half,
-                                i32 e) {
-  return Kernel::narrow_values ? o[n - n % 2 + e][2 * half + n % 2] : o[n][2 * half + e];
-}
+  template <i32 row_fragments, i32 key_fragments, class Query>
+  RADDLE_DEVICE static void multiply(Logits<row_fragments, key_fragments>& s, u32 keys,
+                                     Query query) {
+    using Rows = typename Kernel::KeyRows;
+    clear(s);
+    RADDLE_UNROLL
+    for (i32 step = 0; step < Kernel::k_steps; step += 2) {
+      u32 a[2][row_fragments][4];
+      RADDLE_UNROLL
+      for (i32 i = 0; i < min(2, Kernel::k_steps - step); ++i) {
+        RADDLE_UNROLL
+        for (i32 r = 0; r < row_fragments; ++r) query(step + i, r, a[i][r]);
+      }
+      const u32 at = Rows::step_from(keys, step / 2);
+      RADDLE_UNROLL
+      for (i32 n = 0; n < key_fragments; n += 2) {
+        u32 bytes[4];
+        ptx::load_matrices(bytes, at + static_cast<u32>(8 * n * Rows::pitch));
+        RADDLE_UNROLL
+        for (i32 i = 0; i < min(2, Kernel::k_steps - step); ++i) {
+          RADDLE_UNROLL
+          for (i32 h = 0; h < 2; ++h) {
+            u32 b[2];
+            widen_in_order(b, bytes[2 * h + i], typename Kernel::Stored{});
+            RADDLE_UNROLL
+            for (i32 r = 0; r < row_fragments; ++r)
+              ptx::multiply_add(s[r][n + h], a[i][r], b[0], b[1], f16{});
+          }
+        }
+      }
+    }
+  }
+
+  template <class Facts>
+  RADDLE_DEVICE static float row_factor(const Facts& facts, i32 m) {
+    return facts.factor[m];
+  }
+
+  template <i32 row_fragments, i32 key_fragments, class Keys, class FactorOf>
+  RADDLE_DEVICE static void scale(Logits<row_fragments, key_fragments>& s, const Keys& keys,
+                                  i32 mine, FactorOf factor_of, i32 halves) {
+    scale_logits<Kernel, row_fragments, key_fragments>(s, keys.scale[0] + mine, factor_of, halves);
+  }
+};
+
+/// V of bytes: widened to T in registers; scales multiply the weights.
+template <class Kernel, i32 row_fragments>
+class ValueOperand<Kernel, row_fragments, true> {
+ public:
+  RADDLE_DEVICE void clear() { scales_.clear(); }
+
+  template <i32 key_fragments, class Keys>
+  RADDLE_DEVICE void scale(Logits<row_fragments, key_fragments>& p, const Keys& keys, i32 first,
+                           i32 count, i32 mine, Output<Kernel, row_fragments>& o) {
+    scales_.rebase(keys.scale[1] + first, count, o);
+    scales_.apply(p, keys.scale[1] + mine);
+  }
+
+  template <i32 steps>
+  RADDLE_DEVICE static void multiply(Output<Kernel, row_fragments>& o,
+                                     const u32 (&p)[row_fragments][steps][4], u32 values) {
+    using Rows = typename Kernel::ValueRows;
+    using T = typename Kernel::VoElement;
+    RADDLE_UNROLL
+    for (i32 n = 0; n < steps; ++n) {
+      RADDLE_UNROLL
+      for (i32 d = 0; d < Kernel::out_fragments; d += 4) {
+        u32 bytes[4];
+        ptx::load_matrices_transposed(
+            bytes, Rows::step_from(values, d / 4) + static_cast<u32>(16 * n * Rows::pitch));
+        RADDLE_UNROLL
+        for (i32 i = 0; i < min(4, Kernel::out_fragments - d); i += 2) {
+          u32 first[2], second[2];  // keys 0–7 and 8–15, of even columns and of odd ones
+          widen_in_turns(first, bytes[i], typename Kernel::Stored{});
+          widen_in_turns(second, bytes[i + 1], typename Kernel::Stored{});
+          convert_pairs(first, T{});
+          convert_pairs(second, T{});
+          RADDLE_UNROLL
+          for (i32 r = 0; r < row_fragments; ++r) {
+            RADDLE_UNROLL
+            for (i32 e = 0; e < 2; ++e)
+              ptx::multiply_add(o[r][d + i + e], p[r][n], first[e], second[e], T{});
+          }
+        }
+      }
+    }
+  }
+
+  RADDLE_DEVICE float unit() const { return scales_.unit(); }
+
+  RADDLE_DEVICE static i32 column(i32 t, i32 n) { return 8 * (n - n % 2) + 4 * t + 2 * (n % 2); }
+  RADDLE_DEVICE static float element(const float (&o)[Kernel::out_fragments][4], i32 n, i32 half,
+                                     i32 e) {
+    return o[n - n % 2 + e][2 * half + n % 2];
+  }
+
+ private:
+  ValueScales<Kernel, row_fragments> scales_;
+};
 
 }  // namespace mma
 

@@ -1,12 +1,69 @@
-// Loading queries into shared memory, and transforms of a slot of the ring.
+// Rows of Q, K and V: asynchronous copies into shared memory, and transforms there.
 #pragma once
 
+#include "raddle/engine/kernel/gpu/keys.h"
 #include "raddle/engine/kernel/gpu/rows.h"
 #include "raddle/engine/kernel/mma/quantized.h"
 
 RADDLE_ENGINE_BEGIN
 
 namespace mma {
+
+/// copy_rows for rows that are whole lines of 128 bytes: eight lanes copy a row, and each keeps its
+/// chunk. Nothing reads what lies behind the last element.
+template <class Rows, i32 row_bytes, i32 warp_keys>
+RADDLE_DEVICE void copy_lines(u32 to, i32 first_row, const u8* const* source) {
+  static_assert(Rows::swizzled && warp_keys % 4 == 0);
+  const i32 lane = ptx::lane_index(), chunk = lane % 8;
+  RADDLE_UNROLL
+  for (i32 i = 0; i < warp_keys; i += 4) {
+    const i32 row = i + lane / 8;
+    const u8* from = source[row] + 16 * chunk;
+    const u32 at = to + Rows::at(first_row + row, chunk);
+    RADDLE_UNROLL
+    for (i32 first = 0; first < row_bytes; first += 128) {
+      const i32 bytes =
+          first + 128 <= row_bytes ? 16 : max(0, min(16, row_bytes - first - 16 * chunk));
+      ptx::copy_async(at + static_cast<u32>(first), from + first, bytes);
+    }
+  }
+}
+
+/// Copies a warp's rows of K or V, whose addresses are in `source`, to shared memory, as rows from
+/// `first_row` on. Rows that will be widened in place are copied to the first half of their room.
+template <class Kernel, class Rows, i32 dim, bool narrow, i32 warp_keys, i32 batch>
+RADDLE_DEVICE void copy_rows(u32 to, i32 first_row, const u8* const* source) {
+  constexpr i32 row_bytes = dim * static_cast<i32>(sizeof(typename Kernel::Stored));
+  constexpr i32 chunks = Kernel::quantized && !narrow ? Rows::chunks / 2 : Rows::chunks;
+  const i32 lane = ptx::lane_index();
+  if constexpr (Kernel::wide) return copy_lines<Rows, row_bytes, warp_keys>(to, first_row, source);
+  const u32 to_first = to + Rows::at(first_row + lane / chunks, lane % chunks);
+  // All addresses of a batch are read before its first copy starts, so that the warp waits once.
+  constexpr i32 copies = ceil_div(warp_keys * chunks, 32);
+  // Where the chunks of a row divide 32, a lane copies the same chunk of every row.
+  constexpr bool even = 32 % chunks == 0;
+  RADDLE_UNROLL
+  for (i32 first = 0; first < copies; first += batch) {
+    const u8* from[batch];
+    RADDLE_UNROLL
+    for (i32 i = first; i < min(first + batch, copies); ++i) {
+      const i32 row = even ? lane / chunks + 32 / chunks * i : (32 * i + lane) / chunks;
+      const i32 chunk = even ? lane % chunks : (32 * i + lane) % chunks;
+      from[i - first] = source[min(row, warp_keys - 1)] + 16 * chunk;
+    }
+    RADDLE_UNROLL
+    for (i32 i = first; i < min(first + batch, copies); ++i) {
+      const i32 row = even ? lane / chunks + 32 / chunks * i : (32 * i + lane) / chunks;
+      const i32 chunk = even ? lane % chunks : (32 * i + lane) % chunks;
+      if (warp_keys * chunks % 32 != 0 && row >= warp_keys) continue;
+      const u32 at = even ? Rows::rows_after(to_first, 32 / chunks * i)
+                          : to + Rows::at(first_row + row, chunk);
+      const i32 bytes =
+          row_bytes % (16 * chunks) == 0 ? 16 : max(0, min(16, row_bytes - 16 * chunk));
+      ptx::copy_async(at, from[i - first], bytes);
+    }
+  }
+}
 
 /// Loads `count` rows of a query tile into shared memory; all lanes of a warp call it. With more
 /// than 16 rows, the second 16 lie `apart` rows behind the first. There are two ways: `fetch` loads
@@ -124,14 +181,7 @@ class QueryRows {
             shared, first, [=](i32 r) { return r < rows; },
             [&, v = variant](auto& q, i32 r) { v.query(q, facts.row[first + r]); });
     }
-    if constexpr (Kernel::narrow_keys) {
-      const i32 lane = ptx::lane_index();
-      if (lane < block) facts.factor[first + lane] = 0.0f;
-      for (i32 r = 0; r < rows; ++r) {
-        const float factor = arrange_query<Kernel>(shared, first + r);
-        if (lane == 0) facts.factor[first + r] = factor;
-      }
-    }
+    KeyOperand<Kernel>::template arrange_queries<block>(shared, first, rows, facts);
   }
 
   i32 rows_ = 0;  // rows of the tile, from the first of these on
@@ -148,12 +198,30 @@ RADDLE_DEVICE void transform_slot(i32 slot, const typename Layout::Keys& keys, F
   const i32 warp = ptx::warp_index();
   u8* rows = Layout::slot_memory(slot) + Layout::template part_of<Rows>(warp);
   const i32 first_row = Layout::first_of_part(warp);
-  const auto& facts = Layout::scratch();
+  const auto& facts = Layout::facts();
   if constexpr (Kernel::quantized)
     transform_stored_keys<typename Kernel::T, typename Kernel::Stored, dim>(
         rows, first_row, keys, keys.scale[which], facts, Layout::vector(warp), transform);
   else
     transform_keys<typename Kernel::T, dim>(rows, first_row, keys, facts, transform);
+}
+
+/// f_k of the part of a slot that this warp loaded, in place, where the variant changes keys.
+template <class Kernel, class Layout, class Variant>
+RADDLE_DEVICE void change_keys(const Variant& variant, i32 slot,
+                               const typename Layout::Keys& keys) {
+  if constexpr (has_key<Variant>)
+    transform_slot<Kernel, Layout, 0>(slot, keys,
+                                      [v = variant](auto& x, const Key& key) { v.key(x, key); });
+}
+
+/// f_v of the part of a slot that this warp loaded, in place, where the variant changes values.
+template <class Kernel, class Layout, class Variant>
+RADDLE_DEVICE void change_values(const Variant& variant, i32 slot,
+                                 const typename Layout::Keys& keys) {
+  if constexpr (has_value<Variant>)
+    transform_slot<Kernel, Layout, 1>(slot, keys,
+                                      [v = variant](auto& x, const Key& key) { v.value(x, key); });
 }
 
 }  // namespace mma

@@ -20,8 +20,9 @@ class ShortOutput {
                             float to_log2)
       : launch_(launch), variant_(variant), item_(item), to_log2_(to_log2) {}
 
+  /// Row m over all warps of the team.
   RADDLE_DEVICE MergedRow merged(i32 m) const {
-    return merged_row<scan>(Layout::merge_buffer(), m, to_log2_);
+    return merged_row<scan>(Layout::statistics(), m, to_log2_);
   }
 
   /// Where a row's elements are written, in fp32 or in the matrix dtype; both null: the row is

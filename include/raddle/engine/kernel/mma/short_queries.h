@@ -8,8 +8,7 @@
 #include "raddle/engine/kernel/gpu/arrive.h"
 #include "raddle/engine/kernel/gpu/softmax.h"
 #include "raddle/engine/kernel/gpu/variant.h"
-#include "raddle/engine/kernel/mma/key_stream.h"
-#include "raddle/engine/kernel/mma/rows.h"
+#include "raddle/engine/kernel/mma/key_ring.h"
 #include "raddle/engine/kernel/mma/short_output.h"
 
 RADDLE_ENGINE_BEGIN
@@ -20,13 +19,23 @@ template <class Kernel, class Variant>
 class ShortQueries {
   using T = typename Kernel::T;
   using Layout = ShortLayout<Kernel>;
-  static constexpr Scan scan = scan_of<Variant>();
   static constexpr i32 warp_keys = Layout::warp_keys;
   static constexpr i32 key_fragments = warp_keys / 8;
+  using Keys = typename Layout::Keys;
   using Slabs = WholeSlabs<Layout, Kernel::out_fragments>;
+  using Out = ShortOutput<Kernel, Variant>;
   /// An output part sees whole rows, which are put together in the memory of the ring; so the ring
   /// cannot run on into the next item.
   static constexpr bool runs_on = !has_output<Variant>;
+
+  /// Whether code of its own fills the ring before the first item. Otherwise steps that compute
+  /// nothing fill it, and the code that finds and loads exists once: a second copy is a thousand
+  /// instructions. The full kernel is as large as the instruction caches, and with that copy a
+  /// cascade took 3 to 4 µs more. The short kernel has room for it and saves 0.5 µs, where registers
+  /// are not short.
+  static constexpr bool fills_apart = Kernel::short_only && Kernel::spare_registers;
+  /// A step issues two loads; the very first load finds a tile and copies nothing.
+  static constexpr i32 filling_steps = fills_apart ? 0 : Layout::slots / 2 + 1;
 
  public:
   /// For items [first, end), or up to the first item of another shape.
@@ -37,12 +46,12 @@ class ShortQueries {
         end_(runs_on ? end : first + 1),
         warp_(ptx::warp_index()),
         lane_(ptx::lane_index()),
-        stream_(launch, first, end_),
+        ring_(launch, first, end_),
         k_offset_(static_cast<u32>(Layout::template part_of<typename Kernel::KeyRows>(warp_)) +
                   b_offset<typename Kernel::KeyRows>(lane_)),
         v_offset_(static_cast<u32>(Layout::template part_of<typename Kernel::ValueRows>(warp_)) +
                   a_offset<typename Kernel::ValueRows>(lane_)) {
-    if constexpr (fills_apart) fill();
+    if constexpr (fills_apart) ring_.fill([&] { fetch_queries(); });
   }
 
   /// Returns the number of the item after the last one computed.
@@ -62,7 +71,7 @@ class ShortQueries {
     return launch_.plan.query_tiles[item.query_tile];
   }
 
-  /// Queries stay in registers, except for wide heads, whose outputs need these registers.
+  /// Queries stay in registers, except for heads above 128, whose outputs need these registers.
   static constexpr i32 kept_steps = Kernel::k_steps <= 8 ? Kernel::k_steps : 0;
   RADDLE_DEVICE void load_fragment(i32 step, u32 (&a)[4]) const {
     const u32 from = ptx::shared_address(Layout::query_memory());
@@ -103,28 +112,10 @@ class ShortQueries {
     queries_.fetch(launch_, tile_of(opened_.item), opened_.item.kv_head, share * warp_);
   }
 
-  /// Whether separate code fills the ring, which is 0.5 µs faster. The kernel with both loops is as
-  /// large as the instruction caches, and the warp would wait twice for instructions of loads and
-  /// fetches; there, and where registers are short, steps that compute nothing fill the ring.
-  static constexpr bool fills_apart = Kernel::short_only && Kernel::spare_registers;
-
-  /// Fills the ring before the first item. The keys of one tile are requested before the queries,
-  /// and those of the other slots behind them.
-  RADDLE_DEVICE void fill() {
-    RADDLE_ROLLED
-    for (i32 n = -1; n < Layout::slots; ++n) {  // load -1 finds the first tile and copies nothing
-      load(n, n);
-      if (n == 0) fetch_queries();
-    }
-  }
-
-  /// A step issues two loads; the very first load finds a tile and copies nothing.
-  static constexpr i32 filling_steps = fills_apart ? 0 : Layout::slots / 2 + 1;
-  static constexpr bool even = Layout::slots % 2 == 0;
-
-  /// Fills a part of the ring, or computes the next item; returns whether there is more to do.
+  /// Computes the next item; or, before the first, fills a part of the ring (`filling_steps`).
+  /// Returns whether there is more to do.
   RADDLE_DEVICE bool attend() {
-    const bool fills = filling_steps > 0 && filling_ > 0, fetches = filling_ == filling_steps;
+    const bool fills = ring_.fills(), fetches = ring_.is_new();
     const i32 number = next_;
     OpenedItem opened = opened_;
     if (fills)
@@ -148,18 +139,17 @@ class ShortQueries {
     return more;
   }
 
-  /// Puts the queries, which were fetched, where products take them.
+  /// Begins an item: stores its queries, which have been fetched, where products load them.
   RADDLE_DEVICE void begin(OpenedItem& opened, i32 number) {
-    describe_item(opened.request, opened.item.kv_head, Layout::scratch());
-    queries_.store(variant_, share * warp_, Layout::query_memory(), Layout::scratch());
+    describe_item(opened.request, opened.item.kv_head, Layout::facts());
+    queries_.store(variant_, share * warp_, Layout::query_memory(), Layout::facts());
     Kernel::Team::sync();
     if (keeps_opened) opened.ticket.expect(launch_);
     RADDLE_UNROLL
     for (i32 i = 0; i < kept_steps; ++i) load_fragment(i, q_[i]);
-    if constexpr (Kernel::narrow_keys) {
-      factor_[0] = Layout::scratch().factor[lane_ / 4];
-      factor_[1] = Layout::scratch().factor[lane_ / 4 + 8];
-    }
+    RADDLE_UNROLL
+    for (i32 half = 0; half < 2; ++half)
+      factor_[half] = KeyOperand<Kernel>::row_factor(Layout::facts(), lane_ / 4 + 8 * half);
     mark<Kernel>(launch_, TimelineStage::opened, number);
     clear();
   }
@@ -177,11 +167,11 @@ class ShortQueries {
 
   RADDLE_DEVICE void clear() {
     mma::clear(o_);
-    value_scales_.clear();
+    values_.clear();
     stats_.clear();
   }
 
-  /// Stores what the warps computed, and counts the item up at its contractions.
+  /// Stores what the warps computed, and counts the item at the contractions that wait for it.
   RADDLE_DEVICE void finish(OpenedItem& opened, i32 number, bool more) {
     if (!keeps_opened) {
       opened = open(number);
@@ -197,131 +187,79 @@ class ShortQueries {
     mark<Kernel>(launch_, TimelineStage::finished, number);
   }
 
-  /// Issues load number `nth`, K and V in turns, as one group of copies.
-  RADDLE_DEVICE void load(i32 nth, i32 slot) {
-    if (nth % 2 == 0) {
-      stream_.load_keys(slot, loading_);
-      loading_ = Layout::after(loading_, Layout::key_slots);
-    } else {
-      stream_.load_values(slot);
-    }
-    ptx::copy_commit();
-  }
-
   /// Computes one KV tile and refills its slots with the tile that comes a ring later; a step that
   /// `fills` computes nothing. Returns whether the tile is the item's last.
   template <class Apply>
   RADDLE_DEVICE bool step(const Apply& apply, i32 halves, bool fills) {
-    constexpr i32 pending = Layout::slots - 1;
-    const auto& keys = Layout::keys_at(computing_);
-    const auto& facts = Layout::scratch();
+    const auto& keys = ring_.keys();
     Logits<1, key_fragments> s;
-    ptx::copy_wait<pending>();
-    ptx::sync_warp();
+    ring_.wait_k();
     const i32 flags = fills ? TileFlags::empty : keys.flags[warp_];
     const bool computes = !(flags & TileFlags::empty);
+    if (computes) multiply_queries(s, keys);
+    ring_.release_k_and_load_next();
     if (computes) {
-      if constexpr (has_key<Variant>)
-        transform_slot<Kernel, Layout, 0>(
-            slot_, keys, [v = variant_](auto& x, const Key& key) { v.key(x, key); });
-      multiply_keys<Kernel, 1, key_fragments>(s, Layout::slot_address(slot_) + k_offset_,
-                                              [&](i32 at, i32, u32(&a)[4]) {
-                                                if (kept_steps == 0) return load_fragment(at, a);
-                                                RADDLE_UNROLL
-                                                for (i32 e = 0; e < 4; ++e) a[e] = q_[at][e];
-                                              });
-    }
-    ptx::sync_warp();
-    load(Layout::slots, slot_);
-    slot_ = Layout::after(slot_, Layout::slots);
-    if (computes) {
-      if constexpr (Kernel::narrow_keys)
-        scale_logits<Kernel, 1, key_fragments>(
-            s, keys.scale[0] + lane_keys(), [&](i32, i32 half) { return factor_[half]; }, halves);
+      KeyOperand<Kernel>::scale(
+          s, keys, lane_keys(), [&](i32, i32 half) { return factor_[half]; }, halves);
       apply(
-          s, keys, warp_keys * warp_, flags, facts, [&](i32) { return lane_ / 4; }, halves);
-      if constexpr (scan == Scan::softmax) softmax<Kernel>(s, stats_, o_, to_log2_, halves);
+          s, keys, warp_keys * warp_, flags, Layout::facts(), [&](i32) { return lane_ / 4; },
+          halves);
+      softmax<Kernel>(s, stats_, o_, to_log2_, halves);
     }
-    ptx::copy_wait<pending>();
-    ptx::sync_warp();
-    if (computes) {
-      if constexpr (has_value<Variant>)
-        transform_slot<Kernel, Layout, 1>(
-            slot_, keys, [v = variant_](auto& x, const Key& key) { v.value(x, key); });
-      if constexpr (Kernel::narrow_values) {
-        value_scales_.rebase(keys.scale[1] + warp_keys * warp_, warp_keys, o_);
-        value_scales_.apply(s, keys.scale[1] + lane_keys());
-      }
-      Weights<1, key_fragments> p;
-      round_weights<typename Kernel::VoElement>(s, p);
-      multiply_values<Kernel, 1, key_fragments>(o_, p, Layout::slot_address(slot_) + v_offset_);
-    }
-    ptx::sync_warp();
-    load(Layout::slots + 1, slot_);
-    slot_ = Layout::after(slot_, Layout::slots);
-    computing_ = Layout::after(computing_, Layout::key_slots);
-    if (!fills) return (flags & TileFlags::last) != 0;
-    --filling_;
-    return filling_ == 0 ||
-           filling_ == filling_steps - (even ? 2 : 1);  // the keys of one tile have been requested
+    ring_.wait_v();
+    if (computes) add_values(s, keys);
+    ring_.release_v_and_load_next();
+    return fills ? ring_.end_filling_step() : (flags & TileFlags::last) != 0;
   }
 
-  /// The first key of this lane, in its warp's part.
+  /// This lane's first key in the tile.
   RADDLE_DEVICE i32 lane_keys() const { return warp_keys * warp_ + lane_ % 4 * 2; }
+
+  /// S = Q · Kᵀ over this warp's keys.
+  RADDLE_DEVICE void multiply_queries(Logits<1, key_fragments>& s, const Keys& keys) const {
+    change_keys<Kernel, Layout>(variant_, ring_.slot(), keys);
+    KeyOperand<Kernel>::multiply(s, Layout::slot_address(ring_.slot()) + k_offset_,
+                                 [&](i32 at, i32, u32(&a)[4]) {
+                                   if (kept_steps == 0) return load_fragment(at, a);
+                                   RADDLE_UNROLL
+                                   for (i32 e = 0; e < 4; ++e) a[e] = q_[at][e];
+                                 });
+  }
+
+  /// O += P · V over this warp's keys.
+  RADDLE_DEVICE void add_values(Logits<1, key_fragments>& s, const Keys& keys) {
+    change_values<Kernel, Layout>(variant_, ring_.slot(), keys);
+    values_.scale(s, keys, warp_keys * warp_, warp_keys, lane_keys(), o_);
+    Weights<1, key_fragments> p;
+    round_weights<typename Kernel::VoElement>(s, p);
+    values_.multiply(o_, p, Layout::slot_address(ring_.slot()) + v_offset_);
+  }
 
   /// Adds up the states of the warps and stores the result, eight rows and a slab of columns at a
   /// time. Where no item follows, the ring is free, and the slab has all columns.
   RADDLE_DEVICE void merge(const OpenedItem& opened, i32 number, bool more) {
-    const ShortOutput<Kernel, Variant> output(launch_, variant_, opened.item, to_log2_);
-    const i32 num_rows = opened.num_rows;
-    MergeBuffer& buffer = Layout::merge_buffer();
+    const Out output(launch_, variant_, opened.item, to_log2_);
     const i32 g = lane_ / 4, t = lane_ % 4;
-    RADDLE_UNROLL
-    for (i32 half = 0; half < 2; ++half) {
-      float& sum = stats_.sum[0][half];
-      sum += ptx::shuffle_xor(sum, 1);
-      sum += ptx::shuffle_xor(sum, 2);
-      if (t != 0) continue;
-      buffer.top[warp_][g + 8 * half] = stats_.top[0][half];
-      buffer.sum[warp_][g + 8 * half] = sum;
-    }
+    put_statistics(g, t);
     Kernel::Team::sync();
-    float factor[2] = {1.0f, 1.0f};
-    if constexpr (scan == Scan::softmax) {
-      RADDLE_UNROLL
-      for (i32 half = 0; half < 2; ++half) {
-        const MergedRow mine = output.merged(g + 8 * half);
-        factor[half] = ptx::exp2((stats_.top[0][half] - mine.shift) * to_log2_) * mine.inverse;
-      }
-    }
-    if constexpr (Kernel::narrow_values) {
-      factor[0] *= value_scales_.unit();
-      factor[1] *= value_scales_.unit();
-    }
+    float factor[2];
+    find_factors(output, g, factor);
     constexpr i32 all_columns = Slabs::columns;
     const bool at_once = Slabs::fit && !more && !has_output<Variant>;
     const i32 columns = at_once ? all_columns : slab_columns, pitch = columns + 4;
-    float* slab = at_once ? reinterpret_cast<float*>(Layout::slot_memory(0)) : buffer.o;
+    float* slab = at_once ? Slabs::of_team(Layout::team()) : Layout::slabs();
     float* mine = slab + (slab_rows * warp_ + g) * pitch;
+    // A thread adds up four columns, of rows that lie `rows_of_a_turn` apart.
     const i32 quads = columns / 4, rows_of_a_turn = num_threads / quads;
     const i32 first_row = ptx::thread_index() / quads, c = 4 * (ptx::thread_index() % quads);
     RADDLE_ROLLED
-    for (i32 half = 0; 8 * half < num_rows; ++half) {
-      const i32 rows = opened.paired ? 0 : min(slab_rows, num_rows - 8 * half);
-      typename ShortOutput<Kernel, Variant>::MergedTo to;
+    for (i32 half = 0; 8 * half < opened.num_rows; ++half) {
+      const i32 rows = opened.paired ? 0 : min(slab_rows, opened.num_rows - 8 * half);
+      typename Out::MergedTo to;
       if (first_row < rows) to = output.begin_row(8 * half + first_row, c == 0);
       RADDLE_ROLLED
       for (i32 first = 0; first < all_columns; first += columns) {
-        RADDLE_UNROLL
-        for (i32 n = 0; n < Kernel::out_fragments; ++n) {
-          if (8 * n < first || 8 * n >= first + columns) continue;
-          float two[2];
-          RADDLE_UNROLL
-          for (i32 e = 0; e < 2; ++e)
-            two[e] = half == 0 ? out_element<Kernel>(o_[0], n, 0, e) * factor[0]
-                               : out_element<Kernel>(o_[0], n, 1, e) * factor[1];
-          ptx::store_two(mine + out_column<Kernel>(t, n) - first, two[0], two[1]);
-        }
+        put_slab(mine, t, first, columns, half, factor);
         if (Kernel::pairs_teams && opened.paired)
           return compose_paired_halves<Kernel, Variant, Layout>(launch_, variant_, number,
                                                                 to_log2_);
@@ -336,7 +274,53 @@ class ShortQueries {
       }
     }
     if constexpr (has_output<Variant>) {
-      if (opened.item.partial_row < 0 && !launch_.state_only) output.write_rows(num_rows);
+      if (opened.item.partial_row < 0 && !launch_.state_only) output.write_rows(opened.num_rows);
+    }
+  }
+
+  // Of a fragment, a lane has rows g and g + 8, and columns 2t and 2t + 1 of each 8. Computed once
+  // for all three, they save a register.
+
+  /// Leaves this warp's maxima and sums for the team.
+  RADDLE_DEVICE void put_statistics(i32 g, i32 t) {
+    MergeStatistics& team = Layout::statistics();
+    RADDLE_UNROLL
+    for (i32 half = 0; half < 2; ++half) {
+      float& sum = stats_.sum[0][half];
+      sum += ptx::shuffle_xor(sum, 1);
+      sum += ptx::shuffle_xor(sum, 2);
+      if (t != 0) continue;
+      team.top[warp_][g + 8 * half] = stats_.top[0][half];
+      team.sum[warp_][g + 8 * half] = sum;
+    }
+  }
+
+  /// The factors that make this lane's rows of O a part of the team's.
+  RADDLE_DEVICE void find_factors(const Out& output, i32 g, float (&factor)[2]) const {
+    RADDLE_UNROLL
+    for (i32 half = 0; half < 2; ++half) {
+      factor[half] = 1.0f;
+      if constexpr (Kernel::scan == Scan::softmax) {
+        const MergedRow row = output.merged(g + 8 * half);
+        factor[half] = ptx::exp2((stats_.top[0][half] - row.shift) * to_log2_) * row.inverse;
+      }
+      factor[half] *= values_.unit();
+    }
+  }
+
+  /// Writes columns [first, first + columns) of eight rows of this warp's O to its slab, where this
+  /// lane's row begins at `mine`.
+  RADDLE_DEVICE void put_slab(float* mine, i32 t, i32 first, i32 columns, i32 half,
+                              const float (&factor)[2]) const {
+    RADDLE_UNROLL
+    for (i32 n = 0; n < Kernel::out_fragments; ++n) {
+      if (8 * n < first || 8 * n >= first + columns) continue;
+      float two[2];
+      RADDLE_UNROLL
+      for (i32 e = 0; e < 2; ++e)
+        two[e] = half == 0 ? values_.element(o_[0], n, 0, e) * factor[0]
+                           : values_.element(o_[0], n, 1, e) * factor[1];
+      ptx::store_two(mine + values_.column(t, n) - first, two[0], two[1]);
     }
   }
 
@@ -345,13 +329,7 @@ class ShortQueries {
   i32 next_;
   bool leaves_shares_ = false;
   const i32 end_, warp_, lane_;
-  KeyStream<Kernel, Layout> stream_;
-  i32 filling_ = filling_steps;  // filling steps that remain
-  // Positions in the rings after these steps: the slot that is used next, the facts of its keys,
-  i32 slot_ = (3 * Layout::slots - 2 * filling_steps) % Layout::slots;
-  i32 computing_ = (2 * Layout::key_slots - filling_steps) % Layout::key_slots;
-  i32 loading_ = filling_steps > 0 && even ? Layout::key_slots - 1
-                                           : 0;  // and the facts of the keys that are loaded next
+  WarpRing<Kernel, Layout, filling_steps> ring_;
   OpenedItem opened_{};
   QueryRows<share, Kernel> queries_;
   const u32 k_offset_, v_offset_;  // offsets at which this lane loads matrix fragments
@@ -360,7 +338,7 @@ class ShortQueries {
   Output<Kernel, 1> o_;
   RowStats<1> stats_;
   float factor_[2];  // factors that logits of this lane's rows still need, where keys are bytes
-  ValueScales<Kernel, 1> value_scales_;
+  ValueOperand<Kernel, 1> values_;
 };
 
 }  // namespace mma

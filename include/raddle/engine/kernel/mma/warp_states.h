@@ -28,7 +28,7 @@ struct MergedRow {
 };
 
 template <Scan scan>
-RADDLE_DEVICE MergedRow merged_row(const MergeBuffer& buffer, i32 m, float to_log2) {
+RADDLE_DEVICE MergedRow merged_row(const MergeStatistics& buffer, i32 m, float to_log2) {
   if constexpr (scan == Scan::sum) return MergedRow{0.0f, 1.0f, 0.0f};
   float top = -math::infinity;
   for (i32 w = 0; w < num_warps; ++w) top = max(top, buffer.top[w][m]);
@@ -112,8 +112,8 @@ RADDLE_COLD void compose_paired_halves(const GpuLaunch& launch, const Variant& v
                              tile.row_begin + m, item.kv_head, plan.group_size);
     PairedHalves halves;
     float lse =
-        halves.template weigh<scan>(merged_row<scan>(Layout::merge_buffer_of(0), m, to_log2).lse,
-                                    merged_row<scan>(Layout::merge_buffer_of(1), m, to_log2).lse);
+        halves.template weigh<scan>(merged_row<scan>(Layout::statistics_of(0), m, to_log2).lse,
+                                    merged_row<scan>(Layout::statistics_of(1), m, to_log2).lse);
     const float factor = apply_sink(launch, variant, row, lse);
     if (d == 0) store_lse(launch, row, lse);
     if (d >= Kernel::dim_vo) continue;

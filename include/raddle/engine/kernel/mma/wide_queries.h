@@ -11,9 +11,7 @@
 #include "raddle/engine/kernel/gpu/arrive.h"
 #include "raddle/engine/kernel/gpu/softmax.h"
 #include "raddle/engine/kernel/gpu/variant.h"
-#include "raddle/engine/kernel/mma/key_stream.h"
-#include "raddle/engine/kernel/mma/rows.h"
-#include "raddle/engine/kernel/mma/wide_layout.h"
+#include "raddle/engine/kernel/mma/key_ring.h"
 
 RADDLE_ENGINE_BEGIN
 
@@ -39,15 +37,14 @@ class WideQueries {
         item_(item),
         warp_(ptx::warp_index()),
         lane_(ptx::lane_index()),
-        stream_(launch, item, item + 1),
+        ring_(launch, item),
         halves_(row_fragments == 1 && tile().num_rows <= 8 ? 1 : 2),
         q_address_(
             ptx::shared_address(Layout::query_memory()) +
             Kernel::QueryRows::step_from(a_offset<typename Kernel::QueryRows>(lane_), warp_)),
         k_offset_(Rows::step_from(b_offset<Rows>(lane_), warp_)),
         v_offset_(a_offset<Rows>(lane_) + static_cast<u32>(2 * columns * warp_)) {
-    stream_.start();
-    shares_ = may_share && values_are_keys();
+    ring_.start();
   }
 
   /// Returns the number of the next item.
@@ -60,7 +57,7 @@ class WideQueries {
   /// Returns the result of next(item), which one thread calls.
   template <class Next>
   RADDLE_DEVICE i32 run(Next next) {
-    auto& facts = Layout::scratch();
+    auto& facts = Layout::facts();
     compute();
     if (ptx::thread_index() == 0) facts.next = next(item_);
     ptx::sync_block();
@@ -72,8 +69,7 @@ class WideQueries {
     // Transforms of queries use the memory of the ring.
     if constexpr (has_query<Variant>) load_queries();
     if constexpr (has_query<Variant>) ptx::sync_block();
-    RADDLE_ROLLED
-    for (i32 n = 0; n < Layout::slots - 1; ++n) load();
+    ring_.fill(may_share && values_are_keys());
     if constexpr (!has_query<Variant>) load_queries();
     mark<Kernel>(launch_, TimelineStage::opened, item_);
     clear(o_);
@@ -107,7 +103,7 @@ class WideQueries {
 
   RADDLE_DEVICE void load_queries() const {
     constexpr i32 share = 16 / num_warps;
-    auto& facts = Layout::scratch();
+    auto& facts = Layout::facts();
     describe_item(request_of_keys(launch_, tile()), item().kv_head, facts);
     RADDLE_ROLLED
     for (i32 r = 0; r < row_fragments; ++r) {
@@ -130,61 +126,32 @@ class WideQueries {
                        q_address_ + static_cast<u32>(128 * i + r * 16 * Kernel::QueryRows::pitch));
   }
 
-  /// Issues the next load: K and V in turns, or K alone.
-  RADDLE_DEVICE void load() {
-    if (loads_values_) {
-      stream_.load_values(loading_);
-    } else {
-      stream_.load_keys(loading_, loading_keys_);
-      loading_keys_ = Layout::after(loading_keys_, Layout::key_slots);
-      if (shares_) stream_.skip_values();
-    }
-    ptx::copy_commit();
-    loads_values_ = !shares_ && !loads_values_;
-    loading_ = Layout::after(loading_, Layout::slots);
-  }
-
-  /// Waits for the next slot and returns it. All warps have used the slot before it, which is
-  /// refilled.
-  RADDLE_DEVICE i32 next_slot() {
-    ptx::copy_wait<Layout::slots - 2>();
-    ptx::sync_block();
-    load();
-    const i32 slot = slot_;
-    slot_ = Layout::after(slot_, Layout::slots);
-    return slot;
-  }
-
   /// Computes one KV tile. Returns whether it is the item's last.
   RADDLE_DEVICE bool step() {
     const ApplyVariant<Variant, row_fragments, key_fragments> apply(launch_, variant_, item_);
-    const auto& facts = Layout::scratch();
-    i32 slot = next_slot();
-    const auto& keys = Layout::keys_at(computing_);
+    ring_.wait_k_and_load_next();
+    const auto& keys = ring_.keys();
     const i32 flags = keys.flags[warp_];
     if (flags & TileFlags::empty) return true;
     if constexpr (has_key<Variant>)
-      transform_keys<Kernel::dim_qk>(slot, keys,
+      transform_keys<Kernel::dim_qk>(ring_.slot(), keys,
                                      [&](WarpVector& x, const Key& key) { variant_.key(x, key); });
     Logits<row_fragments, key_fragments> s;
-    multiply_part(s, Layout::slot_address(slot) + k_offset_);
+    multiply_part(s, Layout::slot_address(ring_.slot()) + k_offset_);
     put_part(s);
-    if (shares_)
-      ptx::sync_block();
-    else
-      slot = next_slot();
+    ring_.wait_v_and_load_next();
     add_parts(s);
     apply(
-        s, keys, 0, flags, facts, [&](i32 r) { return 16 * r + lane_ / 4; }, halves_);
-    if constexpr (scan == Scan::softmax) softmax<Kernel>(s, stats_, o_, apply.to_log2(), halves_);
+        s, keys, 0, flags, Layout::facts(), [&](i32 r) { return 16 * r + lane_ / 4; }, halves_);
+    softmax<Kernel>(s, stats_, o_, apply.to_log2(), halves_);
     if constexpr (has_value<Variant>)
       transform_keys<Kernel::dim_vo>(
-          slot, keys, [&](WarpVector& x, const Key& key) { variant_.value(x, key); });
+          ring_.slot(), keys, [&](WarpVector& x, const Key& key) { variant_.value(x, key); });
     Weights<row_fragments, key_fragments> p;
     round_weights<T>(s, p);
-    multiply_pv<Kernel, row_fragments, key_fragments>(o_, p,
-                                                      Layout::slot_address(slot) + v_offset_);
-    computing_ = Layout::after(computing_, Layout::key_slots);
+    ValueOperand<Kernel, row_fragments>::multiply(o_, p,
+                                                  Layout::slot_address(ring_.slot()) + v_offset_);
+    ring_.next_tile();
     return (flags & TileFlags::last) != 0;
   }
 
@@ -192,7 +159,7 @@ class WideQueries {
   /// the slot.
   template <i32 dim, class Keys, class F>
   RADDLE_DEVICE void transform_keys(i32 slot, const Keys& keys, F transform) const {
-    const auto& facts = Layout::scratch();
+    const auto& facts = Layout::facts();
     for (i32 i = 0; i < Layout::warp_keys; ++i) {
       const i32 j = Layout::warp_keys * warp_ + i;
       if (keys.column[j] < 0) continue;
@@ -289,21 +256,15 @@ class WideQueries {
   RADDLE_DEVICE void write_rows() const {
     const auto number = [&](i32 i) { return warp_ + num_warps * i; };
     send_rows<Kernel, 16 * row_fragments / num_warps>(
-        launch_, variant_, tile().num_rows, item().partial_row, Layout::scratch().row,
+        launch_, variant_, tile().num_rows, item().partial_row, Layout::facts().row,
         Layout::vector(warp_), number, [&](i32 i) { return Layout::out_row(number(i)); });
   }
 
   const GpuLaunch& launch_;
   const Variant& variant_;
   const i32 item_, warp_, lane_;
-  KeyStream<Kernel, Layout> stream_;
-  bool shares_;       ///< V is the first columns of K
+  BlockRing<Kernel, Layout> ring_;
   const i32 halves_;  ///< 1 where the second half of the rows is padding
-  bool loads_values_ = false;
-  i32 loading_ = 0;       // the slot that is loaded next
-  i32 loading_keys_ = 0;  // where the facts of its keys go
-  i32 slot_ = 0;          // the slot that is used next
-  i32 computing_ = 0;     // the facts of its keys
   // Addresses and offsets at which this lane loads matrix fragments.
   const u32 q_address_, k_offset_, v_offset_;
   u32 q_[Layout::keeps_queries ? Kernel::k_steps : 1][4];  // this warp's steps of Q
