@@ -31,9 +31,10 @@ class ShortQueries {
   /// Whether code of its own fills the ring before the first item. Otherwise steps that compute
   /// nothing fill it, and the code that finds and loads exists once: a second copy is a thousand
   /// instructions. The full kernel is as large as the instruction caches, and with that copy a
-  /// cascade took 3 to 4 µs more. The short kernel has room for it and saves 0.5 µs, where registers
-  /// are not short.
-  static constexpr bool fills_apart = Kernel::short_only && Kernel::spare_registers;
+  /// cascade took 3 to 4 µs more. The short kernel has room for it and saves 0.5 µs. But it keeps
+  /// more registers across the loop than transforms of keys and values leave.
+  static constexpr bool fills_apart =
+      Kernel::short_only && !has_key<Variant> && !has_value<Variant>;
   /// A step issues two loads; the very first load finds a tile and copies nothing.
   static constexpr i32 filling_steps = fills_apart ? 0 : Layout::slots / 2 + 1;
 
