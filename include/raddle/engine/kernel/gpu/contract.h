@@ -25,9 +25,9 @@ class ComposedRow {
     for (i32 i = 0; i < LaneRow<Kernel::dim_vo>::steps; ++i) o.of[i] = Four{};
   }
 
-  /// ⊕= `count` states, at most 32, in lane order: lane i knows the row `mine` of state i in the
-  /// states' buffer. O of the next states is loaded while the current ones are added up; O of the
-  /// first ones is loaded before their weights are known.
+  /// ⊕= `count` states, at most 32, in lane order: lane i gives `mine`, the row of state i in the
+  /// buffer of partial states. O of the next states is loaded while the current ones are added up;
+  /// O of the first ones is loaded before their weights are known.
   RADDLE_DEVICE void compose(const GpuLaunch& launch, i32 mine, i32 count) {
     const i32 lane = ptx::lane_index();
     mine = ptx::shuffle(mine,
@@ -57,8 +57,8 @@ class ComposedRow {
   LaneRow<Kernel::dim_vo> o;
 
  private:
-  /// States that are loaded together. More would save time for dozens of states, and cost time for
-  /// two: instructions that run once are fetched for one use.
+  /// States that are loaded together. More would save time for dozens of states, but cost time for
+  /// two: instructions that run once have to be fetched, too.
   static constexpr i32 unrolled = max(1, 8 / LaneRow<Kernel::dim_vo>::steps);
 
   /// Returns the weight e^(LSE - top) of the lane's state, and rescales Σ and O to the new top.

@@ -40,8 +40,8 @@ RADDLE_DEVICE void scale_logits(Logits<row_fragments, key_fragments>& s, const f
 template <class Kernel, i32 row_fragments>
 class ValueScales {
   /// The largest scale becomes less than twice this power of two. Weights of a softmax are at most
-  /// 2^(rescale_threshold + 1), which leaves f16 room, and small ones need it. Weights of a sum may
-  /// be large.
+  /// 2^(rescale_threshold + 1): their products use f16 up to its end, because small ones need its
+  /// range. Weights of a sum may be large.
   static constexpr u32 headroom = Kernel::scan == Scan::softmax ? 6 : 0;
   static constexpr u32 least = headroom + 1, most = 253;
 

@@ -9,8 +9,8 @@ RADDLE_ENGINE_BEGIN
 
 namespace gpu_kernel {
 
-/// The running statistics of rows: the largest logit, in the unit of which to_log2 makes powers of
-/// two, and the sum of the weights of this lane's keys.
+/// The running statistics of rows: the largest logit, still without the factor to_log2, and the sum
+/// of the weights of this lane's keys.
 template <i32 row_fragments>
 struct RowStats {
   float top[row_fragments][2];

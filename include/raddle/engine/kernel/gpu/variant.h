@@ -9,8 +9,8 @@ RADDLE_ENGINE_BEGIN
 namespace gpu_kernel {
 
 /// Scale, f_logits and f_mask of a tile of item `item`, for the rows of a lane. The object holds
-/// almost nothing: what a variant or a mask asks for is read when it is needed, so that O has the
-/// registers.
+/// almost nothing: it reads what a variant or a mask asks for when that is needed, so that O has
+/// the registers.
 template <class Variant, i32 row_fragments, i32 key_fragments>
 class ApplyVariant {
   static constexpr Scan scan = scan_of<Variant>();
@@ -20,7 +20,7 @@ class ApplyVariant {
   RADDLE_DEVICE ApplyVariant(const GpuLaunch& launch, const Variant& variant, i32 item)
       : launch_(launch), variant_(variant), item_(item) {}
 
-  /// Whether logits come out scaled; if the scale is positive and nothing else changes logits, the
+  /// Whether logits are scaled here. If the scale is positive and nothing else changes logits, the
   /// softmax applies it.
   RADDLE_DEVICE bool scales() const {
     return has_logits<Variant> || scan == Scan::sum || launch_.scale <= 0.0f;
@@ -28,9 +28,9 @@ class ApplyVariant {
   /// The factor that turns logits into exponents of two.
   RADDLE_DEVICE float to_log2() const { return (scales() ? 1.0f : launch_.scale) * math::log2e; }
 
-  /// Changes S in place. `first` is the tile's key that is this warp's first; keys that do not
-  /// exist repeat one that does. `facts` are the item's. row_of(r) is this lane's first row of row
-  /// fragment r; its second row is 8 further. `halves` is 1 where the second half of every row
+  /// Changes S in place. `first` is the number of this warp's first key in the tile; keys that do
+  /// not exist repeat one that does. `facts` are the item's. row_of(r) is this lane's first row of
+  /// row fragment r; its second row is 8 further. `halves` is 1 where the second half of every row
   /// fragment is padding.
   template <class Keys, class Facts, class RowOf>
   RADDLE_DEVICE void operator()(Logits<row_fragments, key_fragments>& s, const Keys& keys,

@@ -203,7 +203,7 @@ class WideQueries {
       Layout::part_of_logits(warp_, i) = Four{{x[0], x[1], x[2], x[3]}};
     }
   }
-  /// Every warp adds in the same order, and finds the same bits.
+  /// Every warp adds the parts in one order, so that all warps have equal bits.
   RADDLE_DEVICE void add_parts(Logits<row_fragments, key_fragments>& s) const {
     RADDLE_UNROLL
     for (i32 i = 0; i < row_fragments * key_fragments; ++i) {
