@@ -1,5 +1,5 @@
 // The host's side of the planner on a GPU: checks what can be known before a launch, and fills in
-// its parameter but for addresses of memory. Pure functions.
+// the kernel's parameter, except for addresses of memory. Pure functions.
 #pragma once
 
 #include <string>
@@ -15,7 +15,7 @@ struct PlannerGrid {
   i32 shared_bytes;  ///< dynamic shared memory of a block
 };
 
-/// Raises ValueError naming the argument where such a reservation's plans cannot be made on a
+/// Raises ValueError, naming the argument, where plans of such a reservation cannot be made on a
 /// device.
 void check_device_planning(const PlanConfig& config, const Maxima& maxima);
 
@@ -28,9 +28,10 @@ PlannerMemory planner_memory(const PlanConfig& config, const Maxima& maxima, boo
 
 /// The kernel's parameter for a reservation: `plan`, `layout`, `scratch`, `sizes` and `report` are
 /// left null. They need planner_memory, sizeof(PlanSizes) and sizeof(PlanReport).
-/// batch.num_requests says how many its arrays hold, also where num_requests_at says how many there
-/// are. `masked`: the composition has a mask. `max_shared_bytes` is what a block can have on the
-/// device. Raises ValueError naming the argument where no plan can be made on the device.
+/// batch.num_requests says how many requests its arrays have room for, also where num_requests_at
+/// points to how many there are. `masked`: the composition has a mask. `max_shared_bytes` is what a
+/// block can have on the device. Raises ValueError naming the argument where no plan can be made on
+/// the device.
 PlanLaunch plan_launch(const DeviceBatch& batch, const PlanConfig& config, const Maxima& maxima,
                        bool masked, i32 max_shared_bytes);
 
