@@ -15,6 +15,7 @@ THREADS := build/threads
 AARCH64 := build/aarch64
 MACHINE := $(shell uname -m)
 SHARED := build/shared
+TIDY := build/tidy
 CMAKE := $(BIN)/cmake --log-level=NOTICE -S . -G Ninja -DRADDLE_WERROR=$(WERROR)
 # The instruction sets of `make install`: generic and the best of this machine, until tests have asked for all.
 ISAS ?= $(if $(wildcard $(VENV)/installed-all),all,native)
@@ -130,7 +131,8 @@ check-format: $(VENV)/tools  ## fail if `make format` would change something
 	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
 
 tidy: install $(VENV)/tools  ## run clang-tidy over all C++ sources (a minute or two)
-	find src -name '*.cpp' | xargs -P $(CMAKE_BUILD_PARALLEL_LEVEL) -n 1 $(BIN)/clang-tidy --quiet -p $(BUILD)
+	$(CMAKE) -B $(TIDY) -DRADDLE_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON
+	find src -name '*.cpp' | xargs -P $(CMAKE_BUILD_PARALLEL_LEVEL) -n 1 $(BIN)/clang-tidy --quiet -p $(TIDY)
 
 wheel: install-all $(VENV)/tools  ## build a manylinux wheel in dist/
 	rm -rf build/wheel dist/*_$(MACHINE).whl && mkdir -p dist

@@ -188,8 +188,14 @@ class MmaTest : public testing::Test {
   std::mt19937 random{7};
 };
 
+#if defined(__SANITIZE_ADDRESS__)
+// Which bytes a kernel touches depends on their number alone; every pair takes the sanitizers
+// minutes.
+using Pairs = testing::Types<Pair<f16, f16>, Pair<bf16, bf16>, Pair<f16, e5m2>, Pair<bf16, s8>>;
+#else
 using Pairs = testing::Types<Pair<f16, f16>, Pair<bf16, bf16>, Pair<f16, e5m2>, Pair<bf16, e4m3>,
                              Pair<f16, e4m3>, Pair<bf16, e5m2>, Pair<f16, s8>, Pair<bf16, s8>>;
+#endif
 TYPED_TEST_SUITE(MmaTest, Pairs);
 
 TYPED_TEST(MmaTest, Pages) { this->check_all(pages(), 1); }
