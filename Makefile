@@ -192,7 +192,7 @@ $(VENV)/installed-all: $(VENV)/created CMakeLists.txt $(NATIVE)
 
 # What the extras ask for. raddle itself is there already: whatever needs this names `install` before it.
 $(VENV)/tested: pyproject.toml
-	$(PIP) install -q "raddle[test,bench]"
+	$(PIP) install -q --no-compile "raddle[test,bench]"
 	@touch $@
 
 $(VENV)/documented: pyproject.toml | $(VENV)/installed

@@ -7,6 +7,8 @@ import torch
 from small import SPEC, reserved
 
 ROWS, KEYS = 3, 25
+#: How a graph is captured and made functional, as torch's default backend has it, without the C++ that it writes.
+CAPTURED = {"fullgraph": True, "backend": "aot_eager"}
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +41,7 @@ def test_a_new_plan_compiles_nothing(rng):
     def layer(plan, q, k, v):
         return attn.run(plan, 2 * q, (k, v)) + q
 
-    compiled = torch.compile(layer, fullgraph=True)
+    compiled = torch.compile(layer, **CAPTURED)
     for step, rows in enumerate((3, 4, 5, 7, 2)):
         q, k, v = tensors(rng, rows, KEYS + step)
         plan = attn.plan(ragged(rows, KEYS + step))
@@ -79,7 +81,7 @@ def test_levels_states_and_reservations(rng, how):
     def call(plan, q, kv):
         return attn.run(plan, q, kv, **how)
 
-    equal(torch.compile(call, fullgraph=True)(reservation, q, [(k, v)]), call(reservation, q, [(k, v)]))
+    equal(torch.compile(call, **CAPTURED)(reservation, q, [(k, v)]), call(reservation, q, [(k, v)]))
 
 
 def test_scales_of_quantized_keys_and_values(rng):
@@ -91,7 +93,7 @@ def test_scales_of_quantized_keys_and_values(rng):
     def call(plan, q, kv, k_scale, v_scale):
         return attn.run(plan, q, kv, k_scale=k_scale, v_scale=v_scale, params={"softcap.cap": 5.0})
 
-    compiled = torch.compile(call, fullgraph=True)
+    compiled = torch.compile(call, **CAPTURED)
     by_token = torch.rand(KEYS, 2)
     for scales in ((0.5, torch.tensor([2.0, 3.0])), (by_token, None), ([None], [by_token]), (2, [0.25])):
         equal(compiled(plan, q, kv, *scales), call(plan, q, kv, *scales))
@@ -110,7 +112,7 @@ def test_a_level_without_a_scale_among_others(rng):
 
     kv = [tuple(pools[:2]), tuple(pools[2:])]
     for scales in ([0.25, None], [None, 0.25]):
-        equal(torch.compile(call, fullgraph=True)(plan, q, kv, scales), call(plan, q, kv, scales))
+        equal(torch.compile(call, **CAPTURED)(plan, q, kv, scales), call(plan, q, kv, scales))
 
 
 @pytest.mark.parametrize("return_lse", [False, True])
@@ -120,7 +122,7 @@ def test_attention_without_a_plan(rng, return_lse):
     def call(q, k, v, layout=None):
         return raddle.attention(q, k, v, causal=True, scale=0.3, return_lse=return_lse, layout=layout)
 
-    compiled = torch.compile(call, fullgraph=True)
+    compiled = torch.compile(call, **CAPTURED)
     equal(compiled(q, k, v), call(q, k, v))
     heads_first = torch.randn(2, 4, 3, 16), torch.randn(2, 2, 9, 16), torch.randn(2, 2, 9, 16), "BHSD"
     equal(compiled(*heads_first), call(*heads_first))
@@ -131,7 +133,7 @@ def test_attention_without_a_plan(rng, return_lse):
 def test_errors_keep_their_names(rng):
     attn = raddle.Attention(raddle.AttentionSpec(**SPEC))
     plan, (q, k, v) = attn.plan(ragged()), tensors(rng)
-    compiled = torch.compile(attn.run, fullgraph=True)
+    compiled = torch.compile(attn.run, **CAPTURED)
     with pytest.raises(TypeError, match="kv: k has dtype float64; expected float32, as the spec says"):
         compiled(plan, q, (k.double(), v))
     with pytest.raises(ValueError, match="requires a gradient"):
@@ -139,7 +141,7 @@ def test_errors_keep_their_names(rng):
     with torch.no_grad():
         equal(compiled(plan, torch.nn.Parameter(q), (k, v)), attn.run(plan, q, (k, v)))
     with pytest.raises(Exception, match="timeline is given under torch.compile; expected None"):
-        torch.compile(lambda x: attn.run(plan, x, (k, v), timeline=q), fullgraph=True)(q)
+        torch.compile(lambda x: attn.run(plan, x, (k, v), timeline=q), **CAPTURED)(q)
 
 
 def test_a_plan_that_is_gone(rng):
