@@ -1,0 +1,60 @@
+// Hopper's bulk copies (sm_90): one thread has the hardware copy a box of a tensor in device memory
+// to shared memory. A barrier counts the bytes; a phase of it ends when all threads have arrived
+// and all bytes that were announced are there.
+//
+// Bulk copies and matrix instructions read and write shared memory through another proxy than loads
+// and stores. What threads have written is seen through it behind `fence_proxy`; what copies have
+// written is seen by whichever thread waits for their barrier.
+#pragma once
+
+#include "raddle/engine/ptx/barrier.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace ptx {
+
+/// A tensor as bulk copies see it: its address, sizes, strides, the box, the swizzle. Made by the
+/// driver (cuTensorMapEncodeTiled); a kernel's parameter.
+struct alignas(64) TensorMap {
+  u64 words[16];
+};
+
+/// Has the constant cache fetch the map.
+RADDLE_DEVICE void prefetch(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/// What this thread has written to shared memory is seen by bulk copies and matrix instructions
+/// that a later barrier orders behind this.
+RADDLE_DEVICE void fence_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+/// Barriers that this thread has created are seen by bulk copies.
+RADDLE_DEVICE void fence_created_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+/// Arrives, and announces so many bytes of bulk copies in the open phase.
+RADDLE_DEVICE void barrier_arrive_expecting(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
+/// How long lines stay in the L2 cache: what is read once goes first, what others read again stays.
+enum class Keep : u64 { once = 0x12f0000000000000, again = 0x14f0000000000000 };
+
+/// Starts copying the box at `column`, `row`, `head`, `page` (dimensions 0 to 3; elements, not
+/// bytes) to `to`, a multiple of 128 bytes, and of 1,024 if the map swizzles. Elements outside of
+/// the tensor are zeros, and count as copied.
+RADDLE_DEVICE void copy_box(u32 to, const TensorMap* map, u32 barrier, i32 column, i32 row,
+                            i32 head, i32 page, Keep keep) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+      "l"(map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(page),
+      "l"(static_cast<u64>(keep))
+      : "memory");
+}
+
+}  // namespace ptx
+
+RADDLE_ENGINE_END
