@@ -21,6 +21,7 @@
 #ifndef RADDLE_AMALGAMATED  // there the text before this one holds it
 #include "raddle/engine/core/dtype.h"
 #endif
+#include "emulated_hopper.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
@@ -57,7 +58,11 @@ class Block {
         warps_(fibers_.size() / 32),
         teams_(static_cast<std::size_t>(teams)),
         // Poisoned: all bits set are NaN in every dtype.
-        shared_(static_cast<std::size_t>(shared_bytes) / 16 + 1, Unit{~u64{0}, ~u64{0}}) {}
+        shared_(static_cast<std::size_t>(shared_bytes) / sizeof(Unit) + 1, Unit{}),
+        proxies_(static_cast<std::byte*>(shared()), shared_.size() * sizeof(Unit)),
+        products_(fibers_.size() / Products::num_threads, Products(proxies_)),
+        warpgroups_(products_.size()),
+        random_(static_cast<u32>(index)) {}
 
   /// Runs body on every thread, one at a time, switching where one waits.
   void run(const std::function<void()>& body) {
@@ -80,10 +85,7 @@ class Block {
         enter(fibers_[running_]);
         if (fibers_[running_].done) --left, ++progress_;
       }
-      if (progress_ == before) {
-        std::fputs("emulated GPU: threads wait for others that never come\n", stderr);
-        std::abort();
-      }
+      if (progress_ == before && !finish_a_box()) broken("threads wait for others that never come");
     }
     current() = nullptr;
   }
@@ -121,20 +123,34 @@ class Block {
   /// Barriers in shared memory, by address.
   void create_barrier(u32 at, i32 arrivals) {
     if (memory_barriers_.count(at)) broken("a barrier is created where one is");
-    memory_barriers_[at] = {arrivals, arrivals, 0, {}};
+    memory_barriers_[at] = {arrivals, arrivals, 0, 0, {}};
   }
   void destroy_barrier(u32 at) {
     if (memory_barriers_.erase(at) == 0) broken("no barrier is where one is destroyed");
   }
   void arrive(u32 at) {
     MemoryBarrier& barrier = barrier_at(at);
-    if (--barrier.missing > 0) return;
-    for (const Copy& each : barrier.copies) copy(each);
-    barrier.copies.clear();
-    barrier.missing = barrier.arrivals;
-    ++barrier.phase;
-    ++progress_;
+    if (--barrier.missing < 0) broken("more threads arrive at a barrier than it expects");
+    end_phase(barrier);
   }
+  void arrive_expecting(u32 at, u32 bytes) {
+    barrier_at(at).bytes += bytes;
+    arrive(at);
+  }
+  /// Boxes are copied when nothing else is left to do, in any order.
+  void start_box(const BoxCopy& box) {
+    barrier_at(box.barrier);
+    box.start(proxies_);
+    boxes_.push_back(box);
+  }
+  void fence_proxy() { proxies_.fence(); }
+  /// All threads of a warpgroup begin and end products together.
+  Products& products() { return products_[running_ / Products::num_threads]; }
+  i32 thread_of_warpgroup() const { return static_cast<i32>(running_) % Products::num_threads; }
+  void wait_warpgroup() { wait(warpgroups_[running_ / Products::num_threads], 128); }
+  /// Barriers by number; a thread that does not wait comes all the same.
+  void sync_threads(i32 id, i32 threads) { wait(named_[id], static_cast<std::size_t>(threads)); }
+  void arrive_threads(i32 id, i32 threads) { come(named_[id], static_cast<std::size_t>(threads)); }
   /// The thread's copies are done when the phase ends, no sooner.
   void arrive_after_copies(u32 at) {
     auto& copies = barrier_at(at).copies;
@@ -184,19 +200,35 @@ class Block {
     std::size_t arrived = 0;
     i64 generation = 0;
   };
-  struct alignas(16) Unit {
-    u64 x[2];
+  struct alignas(1024) Unit {
+    Unit() { std::memset(x, 0xff, sizeof x); }
+    u64 x[128];
   };
 
   struct MemoryBarrier {
     i32 arrivals, missing;
-    i64 phase;
+    i64 phase, bytes;  ///< bytes of bulk copies that are announced and not there
     std::vector<Copy> copies;
   };
 
-  [[noreturn]] static void broken(const char* what) {
-    std::fprintf(stderr, "emulated GPU: %s\n", what);
-    std::abort();
+  void end_phase(MemoryBarrier& barrier) {
+    if (barrier.missing > 0 || barrier.bytes != 0) return;
+    for (const Copy& each : barrier.copies) copy(each);
+    barrier.copies.clear();
+    barrier.missing = barrier.arrivals;
+    ++barrier.phase;
+    ++progress_;
+  }
+  bool finish_a_box() {
+    if (boxes_.empty()) return false;
+    std::swap(boxes_[random_() % boxes_.size()], boxes_.back());
+    const BoxCopy box = boxes_.back();
+    boxes_.pop_back();
+    box.finish(proxies_);
+    MemoryBarrier& barrier = barrier_at(box.barrier);
+    barrier.bytes -= box.bytes();
+    end_phase(barrier);
+    return true;
   }
   MemoryBarrier& barrier_at(u32 at) {
     const auto found = memory_barriers_.find(at);
@@ -237,14 +269,15 @@ class Block {
 #endif
   }
 
+  void come(Barrier& barrier, std::size_t threads) {
+    if (++barrier.arrived < threads) return;
+    barrier.arrived = 0;
+    ++barrier.generation;
+    ++progress_;
+  }
   void wait(Barrier& barrier, std::size_t threads) {
     const i64 generation = barrier.generation;
-    if (++barrier.arrived == threads) {
-      barrier.arrived = 0;
-      ++barrier.generation;
-      ++progress_;
-      return;
-    }
+    come(barrier, threads);
     while (barrier.generation == generation) leave(false);
   }
 
@@ -254,6 +287,12 @@ class Block {
   std::vector<Barrier> warps_, teams_;
   std::map<std::pair<std::size_t, u32>, Barrier> lanes_;
   std::vector<Unit> shared_;
+  TwoProxies proxies_;
+  std::vector<Products> products_;
+  std::vector<Barrier> warpgroups_;
+  std::map<i32, Barrier> named_;
+  std::vector<BoxCopy> boxes_;
+  std::mt19937 random_;
   Barrier block_;
   std::map<u32, MemoryBarrier> memory_barriers_;
   const std::function<void()>* body_ = nullptr;
@@ -415,6 +454,98 @@ inline void barrier_arrive_after_copies(u32 barrier) {
 inline void barrier_wait(u32 barrier, i32 parity) {
   Block::current()->wait_barrier(barrier, parity);
 }
+
+enum class Major : i32 { k = 0, other = 1 };
+struct SharedMatrix {
+  u64 bits;
+};
+inline SharedMatrix swizzled_matrix(u32 address, u32 next_columns = 16) {
+  return {static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(next_columns >> 4) << 16 |
+          static_cast<u64>(1024 >> 4) << 32 | 1ull << 62};
+}
+inline SharedMatrix operator+(SharedMatrix matrix, u32 bytes) {
+  return {matrix.bits + (bytes >> 4)};
+}
+
+inline void products_begin() {
+  Block& block = *Block::current();
+  block.wait_warpgroup();
+  block.products().begin(block.thread_of_warpgroup());
+}
+inline void products_end() {
+  Block& block = *Block::current();
+  block.products().end(block.thread_of_warpgroup());
+  block.wait_warpgroup();
+}
+template <i32 pending, i32 size>
+inline void products_wait(float (&)[size]) {
+  Block::current()->products().finish(pending);
+}
+template <class T>
+inline float element(u16 bits) {
+  return to_float(T{bits});
+}
+template <Major major_a, Major major_b, i32 size, class T>
+inline void multiply(float (&c)[size], SharedMatrix a, SharedMatrix b, i32 keep, T) {
+  Block& block = *Block::current();
+  block.products().issue({c,
+                          size,
+                          block.thread_of_warpgroup(),
+                          keep != 0,
+                          {b.bits, major_b == Major::k},
+                          {a.bits, major_a == Major::k},
+                          nullptr,
+                          {},
+                          {},
+                          &element<T>});
+}
+template <Major major_b, i32 size, class T>
+inline void multiply(float (&c)[size], const u32 (&a)[4], SharedMatrix b, i32 keep, T) {
+  Block& block = *Block::current();
+  std::vector<float> rows(32);
+  const Exchange mine{0.0f, {a[0], a[1], a[2], a[3]}, {}, 0, nullptr, false};
+  const i32 g = block.thread() % 32 / 4;
+  block.exchange(mine, [&](auto at) {
+    for (i32 i = 0; i < 32; ++i) {
+      const i32 half = i / 16, k = i % 16;
+      const u32 pair = at(4 * g + k % 8 / 2).a[half + k / 8 * 2];
+      rows[static_cast<std::size_t>(i)] = element<T>(static_cast<u16>(pair >> 16 * (k % 2)));
+    }
+  });
+  block.products().issue({c,
+                          size,
+                          block.thread_of_warpgroup(),
+                          keep != 0,
+                          {b.bits, major_b == Major::k},
+                          {},
+                          a,
+                          {a[0], a[1], a[2], a[3]},
+                          rows,
+                          &element<T>});
+}
+
+struct alignas(64) TensorMap {
+  u64 words[16];
+};
+enum class Keep : u64 { once, again };
+inline void prefetch(const TensorMap*) {}
+inline void fence_proxy() { Block::current()->fence_proxy(); }
+inline void fence_created_barriers() {}
+inline void barrier_arrive_expecting(u32 barrier, u32 bytes) {
+  Block::current()->arrive_expecting(barrier, bytes);
+}
+inline void copy_box(u32 to, const TensorMap* map, u32 barrier, i32 column, i32 row, i32 head,
+                     i32 page, Keep) {
+  emulated::BoxCopy box{{}, to, barrier, {column, row, head, page}};
+  std::memcpy(&box.map, map, sizeof box.map);
+  Block::current()->start_box(box);
+}
+template <i32>
+inline void give_registers() {}
+template <i32>
+inline void take_registers() {}
+inline void sync_threads(i32 id, i32 threads) { Block::current()->sync_threads(id, threads); }
+inline void arrive_threads(i32 id, i32 threads) { Block::current()->arrive_threads(id, threads); }
 
 inline u32 element_of_row(u32 row, i32 i) {
   u16 x;

@@ -16,7 +16,7 @@ export LD_LIBRARY_PATH="$built${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 export RADDLE_NVRTC="$built/libcuda.so.1"
 export RADDLE_EMULATOR_INCLUDE="$root/tests/cpp"
 # What compiles kernels there is no part of the cache's key.
-sum=$(cat "$root/tests/gpu/emulator.cpp" "$root/tests/cpp/emulated_ptx.h" | cksum | cut -d" " -f1)
+sum=$(cat "$root/tests/gpu/emulator.cpp" "$root"/tests/cpp/emulated_*.h | cksum | cut -d" " -f1)
 # RADDLE_EMULATOR_HOLLOW=1: kernels do nothing, and compile in no time: for what the host refuses.
 export RADDLE_CACHE_DIR="$built/cache${RADDLE_EMULATOR_HOLLOW:+-hollow}-$sum"
 exec "$@"

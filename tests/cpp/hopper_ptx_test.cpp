@@ -1,0 +1,283 @@
+// Hopper's bulk copies and matrix instructions as tests emulate them: they compute what they
+// should, and stop at what the hardware would leave undefined.
+#define RADDLE_EMULATED_PTX "emulated_ptx.h"
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+#include "raddle/engine/ptx/instructions.h"
+
+namespace raddle {
+namespace {
+
+using emulated::Block;
+using ptx::Major;
+
+constexpr i32 rows = 64, dim = 128, half_columns = 64;
+constexpr u32 half_bytes = rows * 128, tile_bytes = 2 * half_bytes;
+
+/// A tile of 64 rows of `dim` numbers in device memory, and its map: boxes of 64 × 64.
+struct Tile {
+  std::vector<bf16> data;
+  ptx::TensorMap map{};
+
+  explicit Tile(std::mt19937& random, i32 existing_rows = rows)
+      : data(static_cast<std::size_t>(rows * dim)) {
+    std::normal_distribution<float> normal;
+    for (bf16& x : data) x = from_float<bf16>(normal(random));
+    const emulated::BoxMap box{reinterpret_cast<const std::byte*>(data.data()),
+                               2,
+                               1,
+                               {dim, static_cast<u64>(existing_rows), 1, 1},
+                               {2 * dim, 0, 0},
+                               {half_columns, rows, 1, 1}};
+    std::memcpy(&map, &box, sizeof box);
+    std::fill(data.begin() + existing_rows * dim, data.end(), bf16{});
+  }
+  float at(i32 row, i32 column) const {
+    return to_float(data[static_cast<std::size_t>(row * dim + column)]);
+  }
+};
+
+void copy_tile(u32 to, const Tile& tile, u32 barrier) {
+  ptx::barrier_arrive_expecting(barrier, tile_bytes);
+  for (i32 half = 0; half < 2; ++half)
+    ptx::copy_box(to + static_cast<u32>(half) * half_bytes, &tile.map, barrier, 64 * half, 0, 0, 0,
+                  ptx::Keep::once);
+}
+
+u32 step(i32 k) { return static_cast<u32>(k / 4) * half_bytes + static_cast<u32>(k % 4) * 32; }
+
+/// Row and column of number e of C.
+i32 row_of(i32 thread, i32 e) { return thread / 32 * 16 + thread % 32 / 4 + 8 * (e / 2 % 2); }
+i32 column_of(i32 thread, i32 e) { return e / 4 * 8 + 2 * (thread % 4) + e % 2; }
+
+constexpr u32 q_at = 1024, k_at = q_at + tile_bytes, v_at = k_at + tile_bytes;
+constexpr i32 shared_bytes = static_cast<i32>(v_at + tile_bytes);
+
+/// Q · Kᵀ, then its rounded numbers times V: what a warpgroup does with a KV tile.
+struct Attention {
+  std::mt19937 random{11};
+  Tile q{random}, k{random}, v{random, 40};
+  std::vector<float> s = std::vector<float>(64 * 64), o = std::vector<float>(64 * 128);
+
+  void compute() {
+    const i32 thread = ptx::thread_index();
+    if (thread == 0) {
+      ptx::barrier_create(0, 1);
+      ptx::fence_created_barriers();
+      ptx::barrier_arrive_expecting(0, 0);
+    }
+    ptx::sync_block();
+    if (thread == 0) {
+      ptx::barrier_create(8, 3);
+      copy_tile(q_at, q, 8), copy_tile(k_at, k, 8), copy_tile(v_at, v, 8);
+    }
+    ptx::sync_block();
+    ptx::barrier_wait(8, 0);
+    float scores[32];
+    ptx::products_begin();
+    for (i32 i = 0; i < 8; ++i)
+      ptx::multiply<Major::k, Major::k>(scores, ptx::swizzled_matrix(q_at) + step(i),
+                                        ptx::swizzled_matrix(k_at) + step(i), i > 0, bf16{});
+    ptx::products_end();
+    ptx::products_wait<0>(scores);
+    u32 p[4][4];
+    for (i32 i = 0; i < 16; ++i)
+      p[i / 4][i % 4] = ptx::pack(scores[2 * i], scores[2 * i + 1], bf16{});
+    float sums[64];
+    ptx::products_begin();
+    for (i32 i = 0; i < 4; ++i)
+      ptx::multiply<Major::other>(
+          sums, p[i], ptx::swizzled_matrix(v_at, half_bytes) + static_cast<u32>(2048 * i), i > 0,
+          bf16{});
+    ptx::products_end();
+    ptx::products_wait<0>(sums);
+    for (i32 e = 0; e < 32; ++e)
+      s[static_cast<std::size_t>(row_of(thread, e) * 64 + column_of(thread, e))] = scores[e];
+    for (i32 e = 0; e < 64; ++e)
+      o[static_cast<std::size_t>(row_of(thread, e) * 128 + column_of(thread, e))] = sums[e];
+  }
+};
+
+TEST(HopperPtx, ScoresAndValuesOfATile) {
+  Attention x;
+  Block block(0, 128, shared_bytes);
+  block.run([&] { x.compute(); });
+  for (i32 row = 0; row < 64; ++row) {
+    for (i32 key = 0; key < 64; ++key) {
+      double sum = 0;
+      for (i32 d = 0; d < dim; ++d) sum += static_cast<double>(x.q.at(row, d)) * x.k.at(key, d);
+      EXPECT_NEAR(x.s[static_cast<std::size_t>(row * 64 + key)], sum, 1e-4);
+    }
+    for (i32 d = 0; d < dim; ++d) {
+      double sum = 0;
+      for (i32 key = 0; key < 64; ++key) {
+        const float p = x.s[static_cast<std::size_t>(row * 64 + key)];
+        sum += static_cast<double>(to_float(from_float<bf16>(p))) * x.v.at(key, d);
+      }
+      EXPECT_NEAR(x.o[static_cast<std::size_t>(row * 128 + d)], sum, 1e-3);
+    }
+  }
+}
+
+/// Swapped products, of few queries: K · Qᵀ with keys as rows, then Vᵀ · Pᵀ.
+TEST(HopperPtx, SwappedProducts) {
+  std::mt19937 random{12};
+  Tile k{random}, q{random, 8};
+  std::vector<float> s(64 * 8), o(64 * 8);
+  Block block(0, 128, shared_bytes);
+  block.run([&] {
+    const i32 thread = ptx::thread_index();
+    if (thread == 0) {
+      ptx::barrier_create(8, 2);
+      copy_tile(q_at, q, 8), copy_tile(k_at, k, 8);
+    }
+    ptx::sync_block();
+    ptx::barrier_wait(8, 0);
+    float scores[4], columns[4];
+    ptx::products_begin();
+    for (i32 i = 0; i < 8; ++i)
+      ptx::multiply<Major::k, Major::k>(scores, ptx::swizzled_matrix(k_at) + step(i),
+                                        ptx::swizzled_matrix(q_at) + step(i), i > 0, bf16{});
+    // The first 64 columns of K, transposed, times the first 64 columns of the 8 rows of Q.
+    for (i32 i = 0; i < 4; ++i)
+      ptx::multiply<Major::other, Major::k>(columns,
+                                            ptx::swizzled_matrix(k_at) + static_cast<u32>(2048 * i),
+                                            ptx::swizzled_matrix(q_at) + step(i), i > 0, bf16{});
+    ptx::products_end();
+    ptx::products_wait<0>(scores);
+    for (i32 e = 0; e < 4; ++e) {
+      const auto at = static_cast<std::size_t>(row_of(thread, e) * 8 + column_of(thread, e));
+      s[at] = scores[e], o[at] = columns[e];
+    }
+  });
+  for (i32 row = 0; row < 64; ++row)
+    for (i32 query = 0; query < 8; ++query) {
+      double sum = 0, across = 0;
+      for (i32 d = 0; d < dim; ++d) sum += static_cast<double>(k.at(row, d)) * q.at(query, d);
+      for (i32 key = 0; key < 64; ++key)
+        across += static_cast<double>(k.at(key, row)) * q.at(query, key);
+      EXPECT_NEAR(s[static_cast<std::size_t>(row * 8 + query)], sum, 1e-4);
+      EXPECT_NEAR(o[static_cast<std::size_t>(row * 8 + query)], across, 1e-4);
+    }
+}
+
+/// Runs `body` on a warpgroup whose shared memory is full of ones that all proxies see.
+void run(const std::function<void()>& body) {
+  Block block(0, 128, shared_bytes);
+  block.run([&] {
+    auto* x = static_cast<u16*>(ptx::shared_memory());
+    if (ptx::thread_index() == 0) {
+      std::fill_n(x, shared_bytes / 2, u16{0x3f80});
+      ptx::fence_proxy();
+    }
+    ptx::sync_block();
+    body();
+  });
+}
+
+void multiply_once(float (&c)[4]) {
+  ptx::multiply<Major::k, Major::k>(c, ptx::swizzled_matrix(k_at), ptx::swizzled_matrix(q_at), 0,
+                                    bf16{});
+}
+
+TEST(HopperPtxDeathTest, WhatTheHardwareLeavesUndefinedStops) {
+  testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  EXPECT_DEATH(run([] {
+                 float c[4];
+                 multiply_once(c);
+               }),
+               "a product without products_begin before it");
+  EXPECT_DEATH(run([] {
+                 float c[4];
+                 ptx::products_begin();
+                 multiply_once(c);
+                 ptx::products_end();
+                 c[1] = 2.0f;
+                 ptx::products_wait<0>(c);
+               }),
+               "accumulators are written while a product is under way");
+  EXPECT_DEATH(run([] {
+                 float c[4];
+                 u32 a[4] = {};
+                 ptx::products_begin();
+                 ptx::multiply<Major::k>(c, a, ptx::swizzled_matrix(q_at), 0, bf16{});
+                 ptx::products_end();
+                 a[2] = 1;
+                 ptx::products_wait<0>(c);
+               }),
+               "registers that a product reads are written while it is under way");
+  EXPECT_DEATH(run([] {
+                 float c[4];
+                 static_cast<u16*>(ptx::shared_memory())[k_at / 2] = 0;
+                 ptx::sync_block();
+                 ptx::products_begin();
+                 multiply_once(c);
+                 ptx::products_end();
+                 ptx::products_wait<0>(c);
+               }),
+               "a product reads what was written and not fenced");
+  EXPECT_DEATH(run([] {
+                 if (ptx::thread_index() > 0) return;
+                 ptx::barrier_create(8, 1);
+                 ptx::barrier_arrive_expecting(8, 16);
+                 ptx::barrier_wait(8, 0);
+               }),
+               "threads wait for others that never come");
+}
+
+/// A slot that is filled again while products read it: they read what the copy leaves behind.
+TEST(HopperPtx, ASlotThatIsReusedTooEarlyShows) {
+  std::mt19937 random{13};
+  const Tile tile(random);
+  float first = 0.0f;
+  run([&] {
+    float c[4];
+    if (ptx::thread_index() == 0) ptx::barrier_create(8, 1);
+    ptx::sync_block();
+    ptx::products_begin();
+    multiply_once(c);
+    ptx::products_end();
+    if (ptx::thread_index() == 0) copy_tile(k_at, tile, 8);
+    ptx::sync_warp();
+    ptx::products_wait<0>(c);
+    if (ptx::thread_index() == 0) first = c[0];
+    ptx::barrier_wait(8, 0);
+  });
+  EXPECT_NE(first, 16.0f);
+}
+
+TEST(HopperPtx, NumbersBeforeTheWaitAreNotThere) {
+  run([] {
+    float c[4];
+    ptx::products_begin();
+    multiply_once(c);
+    ptx::products_end();
+    EXPECT_TRUE(std::isnan(c[3]));
+    ptx::sync_block();  // the first that waits has the products of all computed
+    ptx::products_wait<0>(c);
+    EXPECT_EQ(c[3], 16.0f);
+  });
+}
+
+/// Two warpgroups take turns: each waits for its own number, and comes to the other's.
+TEST(HopperPtx, Turns) {
+  std::vector<i32> order;
+  Block block(0, 256, 1024);
+  block.run([&] {
+    const i32 mine = ptx::thread_index() / 128;
+    if (mine == 1) ptx::arrive_threads(1, 256);
+    for (i32 i = 0; i < 3; ++i) {
+      ptx::sync_threads(1 + mine, 256);
+      if (ptx::thread_index() % 128 == 0) order.push_back(mine);
+      ptx::arrive_threads(1 + (mine ^ 1), 256);
+    }
+    if (mine == 0) ptx::sync_threads(1, 256);
+  });
+  EXPECT_EQ(order, (std::vector<i32>{0, 1, 0, 1, 0, 1}));
+}
+
+}  // namespace
+}  // namespace raddle
