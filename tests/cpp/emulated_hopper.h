@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "emulated_box_map.h"
+
 namespace raddle::emulated {
 
 [[noreturn]] inline void broken(const char* what) {
@@ -157,16 +159,6 @@ class Products {
   TwoProxies& memory_;
   std::vector<Thread> threads_;
 };
-
-/// A tensor map as the emulated driver makes it, in the 128 bytes of the real one.
-struct BoxMap {
-  const std::byte* data;
-  i32 element_bytes, swizzled;
-  u64 size[4];    ///< elements
-  u64 stride[3];  ///< bytes from one row, head, page to the next
-  i32 box[4];     ///< elements
-};
-static_assert(sizeof(BoxMap) <= 128);
 
 /// A bulk copy under way.
 struct BoxCopy {

@@ -8,8 +8,10 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -17,6 +19,8 @@
 #include <map>
 #include <string>
 #include <vector>
+
+#include "../cpp/emulated_box_map.h"
 
 // The kernel's library is compiled with the emulated instructions, this one need not know them.
 using Attend = void (*)(int block, int blocks, int threads, int teams, int shared_bytes,
@@ -363,6 +367,25 @@ int cuStreamGetCaptureInfo_v2(void* stream, int* status, unsigned long* id, void
   return cuStreamIsCapturing(stream, status);
 }
 int cuThreadExchangeStreamCaptureMode(int*) { return 0; }
+/// As the emulated bulk copies read it (tests/cpp/emulated_hopper.h), with the conditions of the
+/// real one.
+int cuTensorMapEncodeTiled(void* map, int type, unsigned rank, std::uint64_t data,
+                           const std::uint64_t* size, const std::uint64_t* stride,
+                           const unsigned* box, const unsigned*, int, int swizzle, int, int) {
+  if (rank != 4 || type > 1 || swizzle != 3 || data % 16 != 0) return 1;
+  const unsigned bytes = type == 0 ? 1 : 2;
+  if (box[0] * bytes != 128) return 1;
+  for (int i = 0; i < 4; ++i)
+    if (size[i] == 0 || size[i] > std::uint64_t{1} << 32 || box[i] == 0 || box[i] > 256) return 1;
+  for (int i = 0; i < 3; ++i)
+    if (stride[i] % 16 != 0 || stride[i] >= std::uint64_t{1} << 40) return 1;
+  raddle::emulated::BoxMap boxes{reinterpret_cast<const std::byte*>(data), static_cast<int>(bytes),
+                                 1};
+  for (int i = 0; i < 4; ++i) boxes.size[i] = size[i], boxes.box[i] = static_cast<int>(box[i]);
+  std::copy_n(stride, 3, boxes.stride);
+  std::memcpy(map, &boxes, sizeof boxes);
+  return 0;
+}
 int cuModuleLoadData(void** module, const void* image) {
   // A shared object's own header says how long it is: its section headers come last.
   const auto* bytes = static_cast<const unsigned char*>(image);

@@ -53,6 +53,7 @@ Driver load() {
   find(d.exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
   find(d.error_name, "cuGetErrorName");
   find(d.error_string, "cuGetErrorString");
+  d.library.find(d.encode_tensor_map, "cuTensorMapEncodeTiled");
   if (!missing.empty())
     fail<DeviceError>("libcuda.so.1 lacks ", missing,
                       "; expected the driver of CUDA 11 or later: update NVIDIA's driver");

@@ -48,6 +48,10 @@ struct Driver {
   int (*is_capturing)(void* stream, int* status);
   int (*capture_info)(void* stream, int* status, u64* id, void* graph, void* nodes, void* count);
   int (*exchange_capture_mode)(int* mode);
+  /// Null in drivers older than CUDA 12.
+  int (*encode_tensor_map)(void* map, int type, unsigned rank, u64 data, const u64* size,
+                           const u64* stride, const unsigned* box, const unsigned* element_stride,
+                           int interleave, int swizzle, int promotion, int fill);
   int (*error_name)(int, const char**);
   int (*error_string)(int, const char**);
 };

@@ -1,0 +1,32 @@
+// Tensor maps: what Hopper's bulk copies know of a tensor (engine/ptx/bulk.h).
+#pragma once
+
+#include <string>
+
+#include "raddle/engine/core/config.h"
+
+namespace raddle::cuda {
+
+/// A tensor of four dimensions in device memory, the innermost first, and the box of it that one
+/// instruction copies. Rows of a box become 128 bytes of shared memory, swizzled.
+struct BoxedTensor {
+  u64 data = 0;
+  i32 element_bytes = 2;  ///< 1 or 2
+  u64 size[4] = {};       ///< elements
+  u64 stride[3] = {};     ///< bytes from one row, head, page to the next
+  u32 box[4] = {};        ///< elements; the innermost ones are 128 bytes
+};
+
+/// 128 bytes that a kernel takes as its parameter.
+struct alignas(64) TensorMap {
+  u64 words[16];
+};
+
+/// Why the hardware cannot copy boxes of the tensor; empty where it can.
+std::string why_not_boxed(const BoxedTensor& tensor);
+
+/// The map of a tensor that can be boxed; of the current device. Raises DeviceError where the
+/// driver refuses it, or is older than Hopper.
+TensorMap make_tensor_map(const BoxedTensor& tensor);
+
+}  // namespace raddle::cuda
