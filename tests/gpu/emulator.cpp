@@ -379,8 +379,9 @@ int cuTensorMapEncodeTiled(void* map, int type, unsigned rank, std::uint64_t dat
     if (size[i] == 0 || size[i] > std::uint64_t{1} << 32 || box[i] == 0 || box[i] > 256) return 1;
   for (int i = 0; i < 3; ++i)
     if (stride[i] % 16 != 0 || stride[i] >= std::uint64_t{1} << 40) return 1;
-  raddle::emulated::BoxMap boxes{reinterpret_cast<const std::byte*>(data), static_cast<int>(bytes),
-                                 1};
+  raddle::emulated::BoxMap boxes{};
+  boxes.data = reinterpret_cast<const std::byte*>(data);
+  boxes.element_bytes = static_cast<int>(bytes), boxes.swizzled = 1;
   for (int i = 0; i < 4; ++i) boxes.size[i] = size[i], boxes.box[i] = static_cast<int>(box[i]);
   std::copy_n(stride, 3, boxes.stride);
   std::memcpy(map, &boxes, sizeof boxes);
