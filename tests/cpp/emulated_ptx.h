@@ -477,19 +477,19 @@ inline void products_end() {
   block.products().end(block.thread_of_warpgroup());
   block.wait_warpgroup();
 }
-template <i32 pending, i32 size>
-inline void products_wait(float (&)[size]) {
+template <i32 pending, i32 fragments>
+inline void products_wait(float (&)[fragments][4]) {
   Block::current()->products().finish(pending);
 }
 template <class T>
 inline float element(u16 bits) {
   return to_float(T{bits});
 }
-template <Major major_a, Major major_b, i32 size, class T>
-inline void multiply(float (&c)[size], SharedMatrix a, SharedMatrix b, i32 keep, T) {
+template <Major major_a, Major major_b, i32 fragments, class T>
+inline void multiply(float (&c)[fragments][4], SharedMatrix a, SharedMatrix b, i32 keep, T) {
   Block& block = *Block::current();
-  block.products().issue({c,
-                          size,
+  block.products().issue({&c[0][0],
+                          4 * fragments,
                           block.thread_of_warpgroup(),
                           keep != 0,
                           {b.bits, major_b == Major::k},
@@ -499,8 +499,8 @@ inline void multiply(float (&c)[size], SharedMatrix a, SharedMatrix b, i32 keep,
                           {},
                           &element<T>});
 }
-template <Major major_b, i32 size, class T>
-inline void multiply(float (&c)[size], const u32 (&a)[4], SharedMatrix b, i32 keep, T) {
+template <Major major_b, i32 fragments, class T>
+inline void multiply(float (&c)[fragments][4], const u32 (&a)[4], SharedMatrix b, i32 keep, T) {
   Block& block = *Block::current();
   std::vector<float> rows(32);
   const Exchange mine{0.0f, {a[0], a[1], a[2], a[3]}, {}, 0, nullptr, false};
@@ -512,8 +512,8 @@ inline void multiply(float (&c)[size], const u32 (&a)[4], SharedMatrix b, i32 ke
       rows[static_cast<std::size_t>(i)] = element<T>(static_cast<u16>(pair >> 16 * (k % 2)));
     }
   });
-  block.products().issue({c,
-                          size,
+  block.products().issue({&c[0][0],
+                          4 * fragments,
                           block.thread_of_warpgroup(),
                           keep != 0,
                           {b.bits, major_b == Major::k},

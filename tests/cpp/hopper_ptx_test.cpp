@@ -76,7 +76,7 @@ struct Attention {
     }
     ptx::sync_block();
     ptx::barrier_wait(8, 0);
-    float scores[32];
+    float scores[8][4];
     ptx::products_begin();
     for (i32 i = 0; i < 8; ++i)
       ptx::multiply<Major::k, Major::k>(scores, ptx::swizzled_matrix(q_at) + step(i),
@@ -85,8 +85,8 @@ struct Attention {
     ptx::products_wait<0>(scores);
     u32 p[4][4];
     for (i32 i = 0; i < 16; ++i)
-      p[i / 4][i % 4] = ptx::pack(scores[2 * i], scores[2 * i + 1], bf16{});
-    float sums[64];
+      p[i / 4][i % 4] = ptx::pack(scores[i / 2][i % 2 * 2], scores[i / 2][i % 2 * 2 + 1], bf16{});
+    float sums[16][4];
     ptx::products_begin();
     for (i32 i = 0; i < 4; ++i)
       ptx::multiply<Major::other>(
@@ -95,9 +95,11 @@ struct Attention {
     ptx::products_end();
     ptx::products_wait<0>(sums);
     for (i32 e = 0; e < 32; ++e)
-      s[static_cast<std::size_t>(row_of(thread, e) * 64 + column_of(thread, e))] = scores[e];
+      s[static_cast<std::size_t>(row_of(thread, e) * 64 + column_of(thread, e))] =
+          scores[e / 4][e % 4];
     for (i32 e = 0; e < 64; ++e)
-      o[static_cast<std::size_t>(row_of(thread, e) * 128 + column_of(thread, e))] = sums[e];
+      o[static_cast<std::size_t>(row_of(thread, e) * 128 + column_of(thread, e))] =
+          sums[e / 4][e % 4];
   }
 };
 
@@ -136,7 +138,7 @@ TEST(HopperPtx, SwappedProducts) {
     }
     ptx::sync_block();
     ptx::barrier_wait(8, 0);
-    float scores[4], columns[4];
+    float scores[1][4], columns[1][4];
     ptx::products_begin();
     for (i32 i = 0; i < 8; ++i)
       ptx::multiply<Major::k, Major::k>(scores, ptx::swizzled_matrix(k_at) + step(i),
@@ -150,7 +152,7 @@ TEST(HopperPtx, SwappedProducts) {
     ptx::products_wait<0>(scores);
     for (i32 e = 0; e < 4; ++e) {
       const auto at = static_cast<std::size_t>(row_of(thread, e) * 8 + column_of(thread, e));
-      s[at] = scores[e], o[at] = columns[e];
+      s[at] = scores[0][e], o[at] = columns[0][e];
     }
   });
   for (i32 row = 0; row < 64; ++row)
@@ -178,7 +180,7 @@ void run(const std::function<void()>& body) {
   });
 }
 
-void multiply_once(float (&c)[4]) {
+void multiply_once(float (&c)[1][4]) {
   ptx::multiply<Major::k, Major::k>(c, ptx::swizzled_matrix(k_at), ptx::swizzled_matrix(q_at), 0,
                                     bf16{});
 }
@@ -186,21 +188,21 @@ void multiply_once(float (&c)[4]) {
 TEST(HopperPtxDeathTest, WhatTheHardwareLeavesUndefinedStops) {
   testing::GTEST_FLAG(death_test_style) = "threadsafe";
   EXPECT_DEATH(run([] {
-                 float c[4];
+                 float c[1][4];
                  multiply_once(c);
                }),
                "a product without products_begin before it");
   EXPECT_DEATH(run([] {
-                 float c[4];
+                 float c[1][4];
                  ptx::products_begin();
                  multiply_once(c);
                  ptx::products_end();
-                 c[1] = 2.0f;
+                 c[0][1] = 2.0f;
                  ptx::products_wait<0>(c);
                }),
                "accumulators are written while a product is under way");
   EXPECT_DEATH(run([] {
-                 float c[4];
+                 float c[1][4];
                  u32 a[4] = {};
                  ptx::products_begin();
                  ptx::multiply<Major::k>(c, a, ptx::swizzled_matrix(q_at), 0, bf16{});
@@ -210,7 +212,7 @@ TEST(HopperPtxDeathTest, WhatTheHardwareLeavesUndefinedStops) {
                }),
                "registers that a product reads are written while it is under way");
   EXPECT_DEATH(run([] {
-                 float c[4];
+                 float c[1][4];
                  static_cast<u16*>(ptx::shared_memory())[k_at / 2] = 0;
                  ptx::sync_block();
                  ptx::products_begin();
@@ -234,7 +236,7 @@ TEST(HopperPtx, ASlotThatIsReusedTooEarlyShows) {
   const Tile tile(random);
   float first = 0.0f;
   run([&] {
-    float c[4];
+    float c[1][4];
     if (ptx::thread_index() == 0) ptx::barrier_create(8, 1);
     ptx::sync_block();
     ptx::products_begin();
@@ -243,7 +245,7 @@ TEST(HopperPtx, ASlotThatIsReusedTooEarlyShows) {
     if (ptx::thread_index() == 0) copy_tile(k_at, tile, 8);
     ptx::sync_warp();
     ptx::products_wait<0>(c);
-    if (ptx::thread_index() == 0) first = c[0];
+    if (ptx::thread_index() == 0) first = c[0][0];
     ptx::barrier_wait(8, 0);
   });
   EXPECT_NE(first, 16.0f);
@@ -251,14 +253,14 @@ TEST(HopperPtx, ASlotThatIsReusedTooEarlyShows) {
 
 TEST(HopperPtx, NumbersBeforeTheWaitAreNotThere) {
   run([] {
-    float c[4];
+    float c[1][4];
     ptx::products_begin();
     multiply_once(c);
     ptx::products_end();
-    EXPECT_TRUE(std::isnan(c[3]));
+    EXPECT_TRUE(std::isnan(c[0][3]));
     ptx::sync_block();  // the first that waits has the products of all computed
     ptx::products_wait<0>(c);
-    EXPECT_EQ(c[3], 16.0f);
+    EXPECT_EQ(c[0][3], 16.0f);
   });
 }
 

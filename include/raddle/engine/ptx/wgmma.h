@@ -46,12 +46,12 @@ RADDLE_DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" :
 RADDLE_DEVICE void products_end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 /// Waits until at most `pending` groups, the newest, are under way; c may be read from here on.
-template <i32 pending, i32 size>
-RADDLE_DEVICE void products_wait(float (&c)[size]) {
+template <i32 pending, i32 fragments>
+RADDLE_DEVICE void products_wait(float (&c)[fragments][4]) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
   // The compiler does not know that the products wrote c: no read may move above the wait.
   RADDLE_UNROLL
-  for (i32 i = 0; i < size; ++i) asm volatile("" : "+f"(c[i])::"memory");
+  for (i32 i = 0; i < 4 * fragments; ++i) asm volatile("" : "+f"(c[i / 4][i % 4])::"memory");
 }
 
 // One instruction a function: multiply(c, a, b, keep, T{}) for n = 8, 16, 32, 64 and 128, with n /
@@ -62,27 +62,27 @@ RADDLE_DEVICE void products_wait(float (&c)[size]) {
 #define RADDLE_C4 "%0, %1, %2, %3"
 #define RADDLE_C8 \
   RADDLE_C4       \
-      ", "        \
-      "%4, %5, %6, %7"
+  ", "            \
+  "%4, %5, %6, %7"
 #define RADDLE_C16 \
   RADDLE_C8        \
-      ", "         \
-      "%8, %9, %10, %11, %12, %13, %14, %15"
+  ", "             \
+  "%8, %9, %10, %11, %12, %13, %14, %15"
 #define RADDLE_C32 \
   RADDLE_C16       \
-      ", "         \
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define RADDLE_C64                                                                     \
-  RADDLE_C32                                                                           \
-      ", "                                                                             \
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
-      ", "                                                                             \
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define RADDLE_OUT4(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
-#define RADDLE_OUT8(i) RADDLE_OUT4(i), RADDLE_OUT4(i + 4)
-#define RADDLE_OUT16(i) RADDLE_OUT8(i), RADDLE_OUT8(i + 8)
-#define RADDLE_OUT32(i) RADDLE_OUT16(i), RADDLE_OUT16(i + 16)
-#define RADDLE_OUT64(i) RADDLE_OUT32(i), RADDLE_OUT32(i + 32)
+  ", "             \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define RADDLE_C64                                                                 \
+  RADDLE_C32                                                                       \
+  ", "                                                                             \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
+  ", "                                                                             \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define RADDLE_OUT4(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
+#define RADDLE_OUT8(i) RADDLE_OUT4(i), RADDLE_OUT4(i + 1)
+#define RADDLE_OUT16(i) RADDLE_OUT8(i), RADDLE_OUT8(i + 2)
+#define RADDLE_OUT32(i) RADDLE_OUT16(i), RADDLE_OUT16(i + 4)
+#define RADDLE_OUT64(i) RADDLE_OUT32(i), RADDLE_OUT32(i + 8)
 
 #define RADDLE_PRODUCT(n, T, size, operands, keep_at)                                            \
   "{\n.reg .pred keep;\nsetp.ne.b32 keep, " keep_at                                              \
@@ -90,22 +90,24 @@ RADDLE_DEVICE void products_wait(float (&c)[size]) {
   "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #T "." #T " {" RADDLE_C##size "}, " operands \
                                                                                   ";\n}"
 
-#define RADDLE_MULTIPLY(n, T, size, shared, shared_keep, registers, registers_keep)             \
-  template <Major major_a, Major major_b>                                                       \
-  RADDLE_DEVICE void multiply(float(&c)[size], SharedMatrix a, SharedMatrix b, i32 keep, T) {   \
-    asm volatile(RADDLE_PRODUCT(n, T, size, shared, shared_keep)                                \
-                 : RADDLE_OUT##size(0)                                                          \
-                 : "l"(a.bits), "l"(b.bits), "r"(keep), "n"(static_cast<i32>(major_a)),         \
-                   "n"(static_cast<i32>(major_b))                                               \
-                 : "memory");                                                                   \
-  }                                                                                             \
-  template <Major major_b>                                                                      \
-  RADDLE_DEVICE void multiply(float(&c)[size], const u32(&a)[4], SharedMatrix b, i32 keep, T) { \
-    asm volatile(RADDLE_PRODUCT(n, T, size, registers, registers_keep)                          \
-                 : RADDLE_OUT##size(0)                                                          \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(keep),          \
-                   "n"(static_cast<i32>(major_b))                                               \
-                 : "memory");                                                                   \
+#define RADDLE_MULTIPLY(n, T, size, shared, shared_keep, registers, registers_keep)               \
+  template <Major major_a, Major major_b>                                                         \
+  RADDLE_DEVICE void multiply(float(&c)[size / 4][4], SharedMatrix a, SharedMatrix b, i32 keep,   \
+                              T) {                                                                \
+    asm volatile(RADDLE_PRODUCT(n, T, size, shared, shared_keep)                                  \
+                 : RADDLE_OUT##size(0)                                                            \
+                 : "l"(a.bits), "l"(b.bits), "r"(keep), "n"(static_cast<i32>(major_a)),           \
+                   "n"(static_cast<i32>(major_b))                                                 \
+                 : "memory");                                                                     \
+  }                                                                                               \
+  template <Major major_b>                                                                        \
+  RADDLE_DEVICE void multiply(float(&c)[size / 4][4], const u32(&a)[4], SharedMatrix b, i32 keep, \
+                              T) {                                                                \
+    asm volatile(RADDLE_PRODUCT(n, T, size, registers, registers_keep)                            \
+                 : RADDLE_OUT##size(0)                                                            \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(keep),            \
+                   "n"(static_cast<i32>(major_b))                                                 \
+                 : "memory");                                                                     \
   }
 
 #define RADDLE_MULTIPLY_BOTH(...)       \
