@@ -365,6 +365,14 @@ inline float shuffle_xor(float x, i32 mask, u32 lanes = ~u32{0}) {
   return shuffle(x, (thread_index() % 32) ^ mask, lanes);
 }
 
+inline u32 shuffle_xor(u32 x, i32 mask) {
+  Exchange mine{};
+  mine.row = x;
+  u32 result = 0;
+  const i32 lane = (thread_index() % 32) ^ mask;
+  Block::current()->exchange(mine, [&](auto at) { result = at(lane).row; });
+  return result;
+}
 inline u32 ballot(bool yes) {
   Exchange mine{};
   mine.x = yes ? 1.0f : 0.0f;

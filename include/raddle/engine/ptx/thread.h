@@ -61,6 +61,12 @@ RADDLE_DEVICE float shuffle_xor(float x, i32 mask, u32 lanes = 0xffffffffu) {
   return y;
 }
 
+RADDLE_DEVICE u32 shuffle_xor(u32 x, i32 mask) {
+  u32 y;
+  asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 0x1f, 0xffffffff;" : "=r"(y) : "r"(x), "r"(mask));
+  return y;
+}
+
 /// The value that lane `lane` holds.
 RADDLE_DEVICE float shuffle(float x, i32 lane) {
   float y;

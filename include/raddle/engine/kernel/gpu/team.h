@@ -19,9 +19,35 @@ struct Either<false, A, B> {
   using Type = B;
 };
 
+/// How the threads of a team, which has a barrier, decide something together.
+template <class Team>
+struct TeamVotes {
+  /// The first thread of the team for which `yes` is true; -1: none. `bits`, in shared memory, has
+  /// a word a warp.
+  RADDLE_DEVICE static i32 first(bool yes, u32* bits) {
+    const u32 of_warp = ptx::ballot(yes);
+    if (ptx::lane_index() == 0) bits[Team::warp()] = of_warp;
+    Team::sync();
+    i32 found = -1;
+    for (i32 w = Team::num_warps - 1; w >= 0; --w)
+      if (bits[w] != 0) found = 32 * w + ptx::lowest_bit(bits[w]);
+    Team::sync();  // every warp has read the words
+    return found;
+  }
+
+  /// Hands `what` from the thread with `tells` to all threads of the team.
+  RADDLE_DEVICE static i32 tell(bool tells, i32 what, u32* bits) {
+    if (tells) bits[0] = static_cast<u32>(what);
+    Team::sync();
+    const i32 told = static_cast<i32>(bits[0]);
+    Team::sync();
+    return told;
+  }
+};
+
 /// `warps` warps of a block that has `teams` such teams, each with its own thread numbers.
 template <i32 warps, i32 teams>
-struct BlockTeam {
+struct BlockTeam : TeamVotes<BlockTeam<warps, teams>> {
   static constexpr i32 num_warps = warps;
   static constexpr i32 num_threads = 32 * warps;
   static constexpr i32 num_teams = teams;  ///< of a block
@@ -42,28 +68,6 @@ struct BlockTeam {
       ptx::sync_team<num_threads>();
     else
       ptx::sync_block();
-  }
-
-  /// The first thread of the team for which `yes` is true; -1: none. `bits`, in shared memory, has
-  /// a word a warp.
-  RADDLE_DEVICE static i32 first(bool yes, u32* bits) {
-    const u32 of_warp = ptx::ballot(yes);
-    if (ptx::lane_index() == 0) bits[warp()] = of_warp;
-    sync();
-    i32 found = -1;
-    for (i32 w = num_warps - 1; w >= 0; --w)
-      if (bits[w] != 0) found = 32 * w + ptx::lowest_bit(bits[w]);
-    sync();  // every warp has read the words
-    return found;
-  }
-
-  /// Hands `what` from the thread with `tells` to all threads of the team.
-  RADDLE_DEVICE static i32 tell(bool tells, i32 what, u32* bits) {
-    if (tells) bits[0] = static_cast<u32>(what);
-    sync();
-    const i32 told = static_cast<i32>(bits[0]);
-    sync();
-    return told;
   }
 };
 

@@ -1,0 +1,53 @@
+// Attention of long queries for Hopper (sm_90a): one persistent block a multiprocessor, whose third
+// warpgroup loads what the other two compute.
+#pragma once
+
+#include "raddle/engine/kernel/wgmma/loader.h"
+#include "raddle/engine/kernel/wgmma/long_queries.h"
+#include "raddle/engine/kernel/wgmma/queries.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace wgmma {
+
+template <class Kernel>
+RADDLE_DEVICE void create_barriers() {
+  auto& block = Memory<Kernel>::get();
+  const auto create = [](u64& barrier, i32 arrivals) {
+    ptx::barrier_create(ptx::shared_address(&barrier), arrivals);
+  };
+  for (i32 i = 0; i < Kernel::slots; ++i) {
+    create(block.key_slots.full[i], 1), create(block.key_slots.free[i], consumer_groups);
+    create(block.value_slots.full[i], 1), create(block.value_slots.free[i], consumer_groups);
+    create(block.queries.full[i], QueryLoader<Kernel>::num_threads);
+    create(block.queries.free[i], consumer_groups);
+    create(block.found[i], 1);
+  }
+  create(block.tail, 1);
+  ptx::fence_created_barriers();
+}
+
+/// Computes the long queries of the worker's own queue, and then those it draws from the open one.
+template <class Kernel, class Variant>
+RADDLE_DEVICE void attend_long(const Launch& launch, const Variant& variant) {
+  const i32* queue = launch.plan.queue_indptr + ptx::block_index();
+  const i32 item = first_long(launch, queue[0], queue[1]);
+  if (ptx::thread_index() == 0) create_barriers<Kernel>();
+  ptx::sync_block();
+  if (ptx::thread_index() < consumer_groups * group_threads) {
+    ptx::take_registers<consumer_registers>();
+    LongQueries<Kernel, Variant>(launch, variant).run();
+    contract_shares<Kernel>(launch, variant, queue[0], queue[1], Memory<Kernel>::get().completed,
+                            Memory<Kernel>::get().vector[ConsumerTeam::warp()]);
+  } else {
+    ptx::give_registers<loader_registers>();
+    if (ptx::warp_index() == consumer_groups * group_warps)
+      KeyLoader<Kernel>(launch).run(item);
+    else
+      QueryLoader<Kernel>(launch).run();
+  }
+}
+
+}  // namespace wgmma
+
+RADDLE_ENGINE_END

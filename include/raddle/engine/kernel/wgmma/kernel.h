@@ -1,0 +1,62 @@
+// What a kernel on Hopper's wgmma is compiled for, and how its block shares the work: two
+// warpgroups compute, each 64 of an item's 128 rows; a third loads what they need.
+#pragma once
+
+#include "raddle/engine/kernel/gpu/team.h"
+#include "raddle/engine/variant/parts.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace wgmma {
+
+using namespace gpu_kernel;  // what all families share
+
+constexpr i32 group_threads = 128, group_warps = 4;
+constexpr i32 consumer_groups = 2;
+constexpr i32 num_threads = group_threads * (consumer_groups + 1);
+constexpr i32 group_rows = 64;  ///< of an item, a consumer warpgroup
+/// Registers of a thread: the loading warpgroup gives up what the computing ones take.
+constexpr i32 loader_registers = 40, consumer_registers = 232;
+
+/// Numbers of the block's barriers; 0 is ptx::sync_block.
+enum BarrierId : i32 { turn_of_group_0 = 1, turn_of_group_1 = 2, consumers = 3 };
+
+/// The warps of both consumer warpgroups: the team that composes states.
+struct ConsumerTeam : TeamVotes<ConsumerTeam> {
+  static constexpr i32 num_warps = consumer_groups * group_warps;
+  static constexpr i32 num_threads = 32 * num_warps;
+  static constexpr i32 num_teams = 1;
+  RADDLE_DEVICE static i32 warp() { return ptx::warp_index(); }
+  RADDLE_DEVICE static i32 thread() { return ptx::thread_index(); }
+  RADDLE_DEVICE static i32 worker() { return ptx::block_index(); }
+  RADDLE_DEVICE static void sync() { ptx::sync_threads(consumers, num_threads); }
+};
+
+/// `Element` is the dtype of Q, K, V and O.
+template <class Element, i32 qk, i32 vo, class Variant>
+struct Kernel {
+  using T = Element;
+  using Stored = Element;
+  using Team = ConsumerTeam;
+  static constexpr Scan scan = scan_of<Variant>();
+  static constexpr bool quantized = false;
+  static constexpr i32 dim_qk = qk;
+  static constexpr i32 dim_vo = vo;
+  static constexpr i32 long_rows = consumer_groups * group_rows;
+  static constexpr i32 long_keys = 128;
+  static constexpr i32 slots = 2;  ///< of K's ring, of V's, and of Q
+  /// Heads are stored in halves of 64 columns; a product's depth is 16, its width 64 columns of O.
+  static constexpr i32 qk_halves = ceil_div(qk, 64);
+  static constexpr i32 vo_halves = ceil_div(vo, 64);
+  static constexpr i32 out_fragments = 8 * vo_halves;
+  static_assert(vo_halves <= 2, "wider heads have fewer keys a tile");
+};
+
+/// The parameter of a kernel: what every family is given, and where bulk copies find K and V.
+struct Launch : GpuLaunch {
+  ptx::TensorMap map[max_levels][2];  ///< of K and V
+};
+
+}  // namespace wgmma
+
+RADDLE_ENGINE_END

@@ -1,0 +1,136 @@
+// The warp that loads the keys and values of a block: it walks the tiles of all items, describes
+// their keys, and has bulk copies fill the rings.
+#pragma once
+
+#include "raddle/engine/kernel/gpu/queue.h"
+#include "raddle/engine/kernel/wgmma/boxes.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace wgmma {
+
+/// Values of a tile are needed a tile later than its keys, and are copied behind the next one's.
+template <class Kernel>
+class KeyLoader {
+  using Block = Memory<Kernel>;
+  using Flags = TileFlagsOfRing;
+  static constexpr i32 tile_keys = Kernel::long_keys;
+
+ public:
+  RADDLE_DEVICE explicit KeyLoader(const Launch& launch) : launch_(launch) {}
+
+  /// Loads the tiles of item `first` and of those that follow it; then puts a tile that is none, in
+  /// whose step the computing warpgroups send the last item.
+  RADDLE_DEVICE void run(i32 first) {
+    RADDLE_ROLLED
+    for (i32 item = first; item >= 0;) {
+      const i32 after = ptx::lane_index() == 0 ? next_long(launch_, item) : 0;
+      name_item(item);
+      load_item(launch_.plan.items[item]);
+      item = ptx::shuffle(after, 0);
+    }
+    name_item(-1);
+    put_tile(Span{0, 0, false}, Flags::first | Flags::none, 0);
+  }
+
+ private:
+  RADDLE_DEVICE static Block& block() { return Block::get(); }
+  RADDLE_DEVICE static u32 address(const u64& barrier) { return ptx::shared_address(&barrier); }
+  RADDLE_DEVICE static bool has_keys(i32 flags) { return !(flags & (Flags::empty | Flags::none)); }
+
+  /// Names the item for the warps that load queries, once the slot's last item has been sent.
+  RADDLE_DEVICE void name_item(i32 item) {
+    const i32 slot = items_ & 1;
+    ptx::barrier_wait(address(block().queries.free[slot]), (items_ >> 1 & 1) ^ 1);
+    if (ptx::lane_index() == 0) {
+      block().item[slot].item = item;
+      ptx::barrier_arrive(address(block().found[slot]));
+    }
+    ++items_;
+  }
+
+  RADDLE_DEVICE void load_item(const WorkItem& item) {
+    KeySource& source = block().source;
+    Span rest = open_item<Kernel>(launch_, item, source);
+    if (rest.begin == rest.end) return put_tile(rest, Flags::first | Flags::empty, item.kv_head);
+    i32 first = Flags::first;
+    RADDLE_ROLLED
+    while (rest.begin < rest.end) {
+      const Span tile = take_tile(rest, tile_keys);
+      if (rest.begin == rest.end) rest = next_run(source);
+      put_tile(tile, first | tile_flags(source, tile, tile_keys, rest.begin == rest.end),
+               item.kv_head);
+      first = 0;
+    }
+  }
+
+  /// Describes a tile and has its keys copied; then the values of the tile before.
+  RADDLE_DEVICE void put_tile(const Span& tile, i32 flags, i32 kv_head) {
+    const i32 slot = tiles_ & 1;
+    const u32 full = address(block().key_slots.full[slot]);
+    Boxes<Kernel> boxes{};
+    if (has_keys(flags)) boxes.find(launch_, block().source, tile, kv_head);
+    ptx::barrier_wait(address(block().key_slots.free[slot]), (tiles_ >> 1 & 1) ^ 1);
+    auto& keys = keys_of(tiles_);
+    if (has_keys(flags)) describe(keys, tile);
+    if (ptx::lane_index() == 0) keys.flags[0] = flags;
+    ptx::sync_warp();  // the facts are written
+    if (has_keys(flags))
+      boxes.template copy<0>(launch_, ptx::shared_address(block().k[slot]), full);
+    else if (ptx::lane_index() == 0)
+      ptx::barrier_arrive(full);
+    if (tiles_ > 0) load_values();
+    before_ = boxes, flags_ = flags;
+    ++tiles_;
+  }
+  RADDLE_DEVICE static auto& keys_of(i32 tile) {
+    return block().keys[tile & (Block::fact_slots - 1)];
+  }
+
+  RADDLE_DEVICE void describe(TileKeys<tile_keys, false, 1>& keys, const Span& tile) const {
+    const KeySource& source = block().source;
+    RADDLE_ROLLED
+    for (i32 j = ptx::lane_index(); j < tile_keys; j += 32)
+      describe_key(keys, j, tile.begin + j, find_key(launch_, source, tile, tile.begin + j, 0));
+  }
+
+  /// Has the values of the tile before copied. A weight of zero does not remove NaN, so that values
+  /// of keys that do not exist are cleared.
+  RADDLE_DEVICE void load_values() {
+    const i32 tile = tiles_ - 1, slot = tile & 1;
+    const u32 full = address(block().value_slots.full[slot]);
+    const u32 values = ptx::shared_address(block().v[slot]);
+    ptx::barrier_wait(address(block().value_slots.free[slot]), (tile >> 1 & 1) ^ 1);
+    if (!(flags_ & (Flags::ragged | Flags::empty)))
+      return before_.template copy<1>(launch_, values, full);
+    if (has_keys(flags_)) {
+      const u32 tail = address(block().tail);
+      before_.template copy<1>(launch_, values, tail);
+      ptx::barrier_wait(tail, tails_++ & 1);
+    }
+    clear_values(keys_of(tile), block().v[slot], !has_keys(flags_));
+    ptx::fence_proxy();
+    ptx::sync_warp();
+    if (ptx::lane_index() == 0) ptx::barrier_arrive(full);
+  }
+
+  /// Clears the rows of keys that do not exist, or all.
+  RADDLE_DEVICE static void clear_values(const TileKeys<tile_keys, false, 1>& keys, u8* values,
+                                         bool all) {
+    constexpr i32 chunks = 8 * Kernel::vo_halves;
+    RADDLE_ROLLED
+    for (i32 i = ptx::lane_index(); i < tile_keys * chunks; i += 32)
+      if (all || keys.column[i / chunks] < 0)
+        *reinterpret_cast<Packed8*>(values + Block::Values::at(i / chunks, i % chunks)) = Packed8{};
+  }
+
+  const Launch& launch_;
+  i32 tiles_ = 0, items_ = 0, tails_ = 0;
+  // The tile before, whose values are still to be copied.
+  i32 flags_ = 0;
+  Boxes<Kernel> before_{};
+};
+
+}  // namespace wgmma
+
+RADDLE_ENGINE_END
