@@ -16,7 +16,7 @@ constexpr i32 consumer_groups = 2;
 constexpr i32 num_threads = group_threads * (consumer_groups + 1);
 constexpr i32 group_rows = 64;  ///< of an item, a consumer warpgroup
 /// Registers of a thread: the loading warpgroup gives up what the computing ones take.
-constexpr i32 loader_registers = 40, consumer_registers = 232;
+constexpr i32 loader_registers = 48, consumer_registers = 232;
 
 /// Numbers of the block's barriers; 0 is ptx::sync_block.
 enum BarrierId : i32 { turn_of_group_0 = 1, turn_of_group_1 = 2, consumers = 3 };

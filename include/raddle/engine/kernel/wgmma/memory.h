@@ -57,7 +57,8 @@ struct Memory {
   u8 v[slots][Values::bytes];
   TileKeys<Kernel::long_keys, false, 1> keys[fact_slots];
   ItemFacts<Kernel> item[slots];
-  float vector[ConsumerTeam::num_warps][Kernel::dim_vo];  ///< a row in fp32 for each warp
+  alignas(
+      16) float vector[ConsumerTeam::num_warps][Kernel::dim_vo];  ///< a row in fp32 for each warp
   u32 completed[ConsumerTeam::num_warps];
   KeySource source;
   /// A phase of `full` ends when a slot is filled, one of `free` when both groups have used it.
