@@ -15,8 +15,12 @@ constexpr i32 group_threads = 128, group_warps = 4;
 constexpr i32 consumer_groups = 2;
 constexpr i32 num_threads = group_threads * (consumer_groups + 1);
 constexpr i32 group_rows = 64;  ///< of an item, a consumer warpgroup
-/// Registers of a thread: the loading warpgroup gives up what the computing ones take.
-constexpr i32 loader_registers = 48, consumer_registers = 232;
+/// Registers of a thread: what the launch gives each, and how the warpgroups divide them. More than
+/// the launch gave can never be taken: the block would wait for ever.
+constexpr i32 launch_registers = 168, loader_registers = 40, consumer_registers = 232;
+static_assert(consumer_groups * consumer_registers + loader_registers <=
+              (consumer_groups + 1) * launch_registers);
+static_assert(65536 / num_threads / 8 * 8 == launch_registers);
 
 /// Numbers of the block's barriers; 0 is ptx::sync_block.
 enum BarrierId : i32 { turn_of_group_0 = 1, turn_of_group_1 = 2, consumers = 3 };
