@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "raddle/engine/ptx/instructions.h"
+#include "raddle/engine/ptx/hopper.h"
 
 namespace raddle {
 namespace {

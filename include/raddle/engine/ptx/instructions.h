@@ -8,13 +8,10 @@
 #else
 #include "raddle/engine/ptx/barrier.h"
 #include "raddle/engine/ptx/block.h"
-#include "raddle/engine/ptx/bulk.h"
 #include "raddle/engine/ptx/convert.h"
 #include "raddle/engine/ptx/copy.h"
 #include "raddle/engine/ptx/math.h"
 #include "raddle/engine/ptx/mma.h"
 #include "raddle/engine/ptx/thread.h"
 #include "raddle/engine/ptx/vote.h"
-#include "raddle/engine/ptx/warpgroup.h"
-#include "raddle/engine/ptx/wgmma.h"
 #endif

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "raddle/engine/kernel/gpu/team.h"
+#include "raddle/engine/ptx/hopper.h"
 #include "raddle/engine/variant/parts.h"
 
 RADDLE_ENGINE_BEGIN
