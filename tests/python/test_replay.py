@@ -63,7 +63,7 @@ def test_the_output_says_what_it_means(replayed, tmp_path):
     report, output = replayed("--trace", trace, *HEADS, "--verify", 0)
     words = " ".join(output.split())
     assert "[bold]my trace[red].jsonl: 3 requests" in words and "Attention alone: a whole model has more layers" in words
-    assert "Requests arrived 0.5 times as fast as in the trace" in words and 0 < report["busy"] <= 1
+    assert "Requests arrived 0.4 times as fast as in the trace" in words and 0 < report["busy"] <= 1
 
 
 def test_a_queue_is_pointed_out():

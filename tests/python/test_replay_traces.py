@@ -213,8 +213,7 @@ def test_a_log_survives_its_file(tmp_path):
 
 @pytest.mark.parametrize("speed", [1, 4, 16])
 def test_two_cores_keep_up_with_the_default_rate(speed):
-    """Machines from one to sixteen times as fast as two cores with 150 GFLOP/s and 15 GB/s: no request queues at the
-    end, and a sixth of the time is left."""
+    """On machines from one to sixteen times as fast as two cores with 150 GFLOP/s and 15 GB/s, no request queues."""
     from raddle.replay.cli import replay
 
     default = {option.name: option.default for option in replay.params}
@@ -229,6 +228,6 @@ def test_two_cores_keep_up_with_the_default_rate(speed):
         return default["layers"] * (flops / 150e9 + read / 15e9) / speed
 
     steps = run_to_end(scheduler, seconds)
-    assert sum(map(seconds, steps)) < 5 / 6 * max(r.arrival for r in requests)
+    assert sum(map(seconds, steps)) < 0.7 * max(r.arrival for r in requests)
     assert not scheduler.queued
     assert any(span.begin < span.begin + span.length < requests[span.request].input_tokens for s in steps for span in s)

@@ -30,11 +30,9 @@ _NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 _FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
 _POSITIVE = click.IntRange(min=1)
 _SCHEDULES = ("auto", "linear", "algorithm1", "one-per-request")
-# The default excerpt, ten seconds of a trace, is ten seconds of attention for two quiet cores of a Zen 4. At half of its
-# pace they are half idle, a safety factor of two: cores half as fast (AVX2) still keep up, for the busier cores are, the
-# more requests share a step; the median time to the first token stays below a second. At 0.2 they would compute one
-# request at a time.
-_RATE = 0.5
+# Faster, and requests queue where cores are slow; slower, and each is computed alone. At this rate two cores with 150
+# GFLOP/s and 15 GB/s, half of what a quiet Zen 4 reaches, are busy for two thirds of the time, and no request queues.
+_RATE = 0.4
 # A log of steps has its own, so these can't be given beside it.
 _FIXED_BY_LOG = (
     *("trace", "synthetic", "requests", "max_context", "rate"),
