@@ -54,6 +54,8 @@ struct Kernel {
   static constexpr i32 qk_halves = ceil_div(qk, 64);
   static constexpr i32 vo_halves = ceil_div(vo, 64);
   static constexpr i32 out_fragments = 8 * vo_halves;
+  /// Whether the facts of keys are read where no mask cuts a tile.
+  static constexpr bool asks_for_keys = has_logits<Variant>;
   static_assert(vo_halves <= 2, "wider heads have fewer keys a tile");
 };
 

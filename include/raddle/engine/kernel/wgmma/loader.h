@@ -68,12 +68,15 @@ class KeyLoader {
   RADDLE_DEVICE void put_tile(const Span& tile, i32 flags, i32 kv_head) {
     const i32 slot = tiles_ & 1;
     const u32 full = address(block().key_slots.full[slot]);
+    auto& keys = keys_of(tiles_);
     Boxes<Kernel> boxes{};
     if (has_keys(flags)) boxes.find(launch_, block().source, tile, kv_head);
-    ptx::barrier_wait(address(block().key_slots.free[slot]), (tiles_ >> 1 & 1) ^ 1);
-    auto& keys = keys_of(tiles_);
-    if (has_keys(flags)) describe(keys, tile);
+    // The facts' slot is free by now: its last tile came fact_slots ago, and the groups have begun
+    // the products of the tile but two before this one.
+    if (has_keys(flags) && (Kernel::asks_for_keys || flags & (Flags::partial | Flags::ragged)))
+      describe(keys, tile);
     if (ptx::lane_index() == 0) keys.flags[0] = flags;
+    ptx::barrier_wait(address(block().key_slots.free[slot]), (tiles_ >> 1 & 1) ^ 1);
     ptx::sync_warp();  // the facts are written
     if (has_keys(flags))
       boxes.template copy<0>(launch_, ptx::shared_address(block().k[slot]), full);
