@@ -24,7 +24,7 @@ ISAS ?= $(if $(wildcard $(VENV)/installed-all),all,native)
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install install-all replay gpu bits sass check test test-cpp test-python test-isas test-sanitize \
+.PHONY: help install install-all replay gpu bits sass check test test-all test-cpp test-python test-isas test-sanitize \
         test-threads test-aarch64 test-install bench docs format check-format tidy wheel test-wheel wheel-aarch64 \
         sdist test-sdist release clean
 
@@ -51,7 +51,9 @@ replay: install  ## replay a request trace: make replay ARGS="--help"
 check: check-format install $(VENV)/tested  ## format, and the tests that matter most, on this machine's instruction set
 	$(PYTEST) -q -m check $(ARGS)
 
-test: test-cpp test-python test-sanitize test-threads test-aarch64 test-install test-wheel  ## run all tests
+test: test-cpp test-python  ## all C++ and Python tests
+
+test-all: test test-isas test-sanitize test-threads test-aarch64 test-install test-wheel  ## and all again as CI does: other processors, sanitizers, packages
 
 test-cpp: install-all  ## C++ tests: make test-cpp ARGS="--gtest_filter=Plan*"
 	$(CMAKE) -B $(BUILD) -DRADDLE_TESTS=ON
