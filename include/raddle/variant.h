@@ -2,6 +2,7 @@
 // order.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -24,27 +25,48 @@ class Array {
   Array() : Array(std::vector<T>{}) {}
   /// Rank 1.
   Array(std::vector<T> values)  // NOLINT: a list is an array
-      : values_(std::make_shared<const std::vector<T>>(std::move(values))),
-        shape_{static_cast<std::int64_t>(size())} {}
+      : Array(std::move(values), {}, true) {}
   /// Raises ValueError where the shape has another number of elements.
   Array(std::vector<T> values, std::vector<std::int64_t> shape)
-      : values_(std::make_shared<const std::vector<T>>(std::move(values))),
-        shape_(std::move(shape)) {
+      : Array(std::move(values), std::move(shape), false) {
     check_shape(size(), shape_);
   }
+  /// Values that lie elsewhere, contiguous, and stay what they are as long as `owner` is kept.
+  static Array borrowed(std::shared_ptr<const void> owner, const T* data,
+                        std::vector<std::int64_t> shape) {
+    Array array;
+    array.owner_ = std::move(owner);
+    array.data_ = data;
+    array.size_ = 1;
+    for (const std::int64_t extent : shape) array.size_ *= static_cast<std::size_t>(extent);
+    array.shape_ = std::move(shape);
+    return array;
+  }
 
-  const T* data() const { return values_->data(); }
+  const T* data() const { return data_; }
   /// Keeps the values where they are.
-  std::shared_ptr<const void> owner() const { return values_; }
-  std::size_t size() const { return values_->size(); }
-  const T& front() const { return values_->front(); }
+  std::shared_ptr<const void> owner() const { return owner_; }
+  std::size_t size() const { return size_; }
+  const T& front() const { return *data_; }
   const std::vector<std::int64_t>& shape() const { return shape_; }
   bool operator==(const Array& other) const {
-    return shape_ == other.shape_ && (values_ == other.values_ || *values_ == *other.values_);
+    return shape_ == other.shape_ &&
+           (data_ == other.data_ || std::equal(data_, data_ + size_, other.data_));
   }
 
  private:
-  std::shared_ptr<const std::vector<T>> values_;
+  Array(std::vector<T> values, std::vector<std::int64_t> shape, bool is_list)
+      : shape_(std::move(shape)) {
+    const auto owner = std::make_shared<const std::vector<T>>(std::move(values));
+    data_ = owner->data();
+    size_ = owner->size();
+    if (is_list) shape_ = {static_cast<std::int64_t>(size_)};
+    owner_ = owner;
+  }
+
+  std::shared_ptr<const void> owner_;
+  const T* data_;
+  std::size_t size_;
   std::vector<std::int64_t> shape_;
 };
 

@@ -200,7 +200,7 @@ void run(Arguments& in) {
       to_tensor("out", out, Where::anywhere, {}, args.return_state ? DType::float32 : spec.dtype);
   args.scale = in.number("scale");
   args.timeline = in.optional_tensor("timeline", Where::anywhere);
-  const Params params = to_params(in.map("params"));
+  const Params params = to_params(in.map("params"), Members::borrowed);
   if (!params.empty()) args.params = &params;
   const std::vector<ScaleRef> k_scale = take_scales(in, "k_scale");
   const std::vector<ScaleRef> v_scale = take_scales(in, "v_scale");

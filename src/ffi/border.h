@@ -183,9 +183,13 @@ TracedNode to_node(const ffi::Map<ffi::String, ffi::Any>& fields);
 TensorRef to_tensor(const std::string& name, const ffi::AnyView& value, Where where,
                     std::optional<DType> bytes = {}, std::optional<DType> wanted = {});
 double to_number(const std::string& name, const ffi::AnyView& value);
+/// Whether arrays are copied, or large ones left where they are, for a call that reads them at
+/// once.
+enum class Members { copied, borrowed };
 /// A number, a list of numbers, or a tensor of rank 0 to 4.
-MemberValue to_member(const std::string& name, const ffi::AnyView& value);
-Params to_params(const ffi::Map<ffi::String, ffi::Any>& params);
+MemberValue to_member(const std::string& name, const ffi::AnyView& value,
+                      Members members = Members::copied);
+Params to_params(const ffi::Map<ffi::String, ffi::Any>& params, Members members = Members::copied);
 AttentionSpec to_spec(const ffi::Map<ffi::String, ffi::Any>& fields);
 Maxima to_maxima(const ffi::Map<ffi::String, ffi::Any>& fields);
 Schedule parse_schedule(const std::string& text);

@@ -10,11 +10,38 @@ namespace {
 
 using Fields = ffi::Map<ffi::String, ffi::Any>;
 
+/// Larger arrays of a run are not copied. What a GPU keeps from run to run is smaller, and owned.
+constexpr i64 least_borrowed_bytes = 64 * 1024 + 1;
+
+bool is_contiguous(const DLTensor& t) {
+  i64 step = 1;
+  for (i32 d = t.ndim; t.strides && d-- > 0; step *= t.shape[d])
+    if (t.shape[d] != 1 && t.strides[d] != step) return false;
+  return true;
+}
+
+template <class T>
+const T* data_of(const DLTensor& t) {
+  return reinterpret_cast<const T*>(static_cast<const char*>(t.data) + t.byte_offset);
+}
+
+/// The elements as they are: copied, or where they lie if `owner` keeps a large array of them
+/// there.
+template <class T>
+MemberValue plain_member(const DLTensor& t, const std::shared_ptr<const void>& owner) {
+  i64 count = 1;
+  for (i32 d = 0; d < t.ndim; ++d) count *= t.shape[d];
+  const T* data = data_of<T>(t);
+  std::vector<std::int64_t> shape(t.shape, t.shape + t.ndim);
+  if (owner && count * i64{sizeof(T)} >= least_borrowed_bytes)
+    return Array<T>::borrowed(owner, data, std::move(shape));
+  return Array<T>(std::vector<T>(data, data + count), std::move(shape));
+}
+
 /// The elements in row-major order, whatever the strides; `to` converts one.
 template <class From, class Convert>
 auto copy_strided(const DLTensor& t, const Convert& to) {
-  const auto* data =
-      reinterpret_cast<const From*>(static_cast<const char*>(t.data) + t.byte_offset);
+  const auto* data = data_of<From>(t);
   std::vector<std::int64_t> shape(t.shape, t.shape + t.ndim), at(shape.size(), 0);
   i64 total = 1, step = 1;
   for (const i64 extent : shape) total *= extent;
@@ -36,7 +63,8 @@ auto copy_strided(const DLTensor& t, const Convert& to) {
   return Array(std::move(values), std::move(shape));
 }
 
-MemberValue tensor_member(const std::string& name, const DLTensor& t) {
+MemberValue tensor_member(const std::string& name, const DLTensor& t,
+                          const std::shared_ptr<const void>& owner) {
   if (t.device.device_type != kDLCPU) {
     fail<ValueError>(name, " lies on another device; expected 'cpu', the only device for now");
   }
@@ -51,6 +79,12 @@ MemberValue tensor_member(const std::string& name, const DLTensor& t) {
       fail<ValueError>(name, " holds ", x, "; expected 32-bit integers");
     return static_cast<std::int32_t>(x);
   };
+  if (is_contiguous(t)) {
+    if (is(kDLFloat, 32)) return plain_member<float>(t, owner);
+    if (is(kDLInt, 32)) return plain_member<std::int32_t>(t, owner);
+    if (is(kDLUInt, 32)) return plain_member<std::uint32_t>(t, owner);
+    if (is(kDLUInt, 8) || is(kDLBool, 8)) return plain_member<std::uint8_t>(t, owner);
+  }
   if (is(kDLFloat, 32)) return copy_strided<float>(t, same);
   if (is(kDLFloat, 64)) return copy_strided<double>(t, narrow);
   if (is(kDLFloat, 16)) return copy_strided<f16>(t, widen);
@@ -152,23 +186,25 @@ std::vector<Variant> variants_field(const std::string& name, const ffi::AnyView&
 
 }  // namespace
 
-MemberValue to_member(const std::string& name, const ffi::AnyView& value) {
+MemberValue to_member(const std::string& name, const ffi::AnyView& value, Members members) {
   if (const auto number = value.try_cast<double>()) return *number;
   if (const auto tensor = value.as<ffi::Tensor>()) {
-    return scalar_if_rank_0(tensor_member(name, *tensor->GetDLTensorPtr()), tensor->ndim());
+    std::shared_ptr<const void> owner;
+    if (members == Members::borrowed) owner = std::make_shared<const ffi::Tensor>(*tensor);
+    return scalar_if_rank_0(tensor_member(name, *tensor->GetDLTensorPtr(), owner), tensor->ndim());
   }
   if (const auto view = value.as<ffi::TensorView>()) {
-    return scalar_if_rank_0(tensor_member(name, *value.cast<DLTensor*>()), view->ndim());
+    return scalar_if_rank_0(tensor_member(name, *value.cast<DLTensor*>(), nullptr), view->ndim());
   }
   if (const auto list = value.as<ffi::Array<ffi::Any>>()) return list_member(name, *list);
   wrong_type(name, value, "a number, a list of numbers or an array");
 }
 
-Params to_params(const Fields& params) {
+Params to_params(const Fields& params, Members members) {
   Params values;
   for (const auto& [name, value] : params) {
     const std::string key = name;
-    values.emplace(key, to_member("params['" + key + "']", value));
+    values.emplace(key, to_member("params['" + key + "']", value, members));
   }
   return values;
 }

@@ -20,7 +20,6 @@ FILES = (
     "replay_cuda",
     "reservation",
     "timeline",
-    "vllm_cuda",
 )
 
 

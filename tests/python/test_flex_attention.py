@@ -16,7 +16,7 @@ from raddle.flex import (
     noop_mask,
     with_offset,
 )
-from raddle.flex.attention import _attention_of
+from raddle.flex.program import _attention_of
 from reference import Exact, Flex, Problem, RaggedKV, attention
 from small import refuses
 from test_flex_mods import MASKS, SCORES, TOKENS, Place
@@ -144,6 +144,35 @@ def test_key_and_value_of_any_strides(rng):
     assert np.array_equal(flex_attention(q, *views, enable_gqa=True), expected)
     rows = np.ascontiguousarray(q.swapaxes(1, 2)).swapaxes(1, 2)
     assert np.array_equal(flex_attention(rows, k, v, enable_gqa=True), expected)
+
+
+@pytest.mark.parametrize("dims", [(20, 12), (7, 7), (3, 64), (64, 1), (100, 40)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_head_dims_of_any_size(rng, dims, dtype):
+    q, k, v = draw(rng, dim=dims[0], dim_vo=dims[1], dtype=dtype)
+    cap, mask = mods.softcap(8.0), create_block_mask(masks.causal(), None, None, 50, 70)
+    parts = Flex(cap, error=2e-6), Flex(masks.causal())
+    how = {"score_mod": cap, "block_mask": mask, "enable_gqa": True, "return_lse": True}
+    out, lse = flex_attention(q, k, v, **how)
+    assert out.shape == (*q.shape[:3], dims[1])
+    within(exact_of(q, k, v, *parts), out, lse)
+    if dtype == "float32":
+        mine = flex_attention(*map(torch.tensor, (q, k, v)), **how)
+        assert np.array_equal(mine[0].numpy(), out) and np.array_equal(mine[1].numpy(), lse)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3), (1, 2, 0, 3), (0, 1, 3, 2)])
+@pytest.mark.parametrize("shape", [{"batch": 1}, {"rows": 1}, {}, {"batch": 1, "dim_vo": 20}], ids=str)
+def test_output_strides_follow_the_querys(rng, monkeypatch, order, shape):
+    """As PyTorch's do, so that what views its output views ours."""
+    monkeypatch.setattr(theirs, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    q, k, v = map(torch.tensor, draw(rng, kv_heads=4, **shape))
+    expected, lse = theirs.flex_attention(q, k, v, return_lse=True)
+    q = q.permute(order).contiguous().permute([order.index(d) for d in range(4)])
+    their_out, their_lse = theirs.flex_attention(q, k, v, return_lse=True)
+    out, lse = flex_attention(q, k, v, return_lse=True)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=2e-6)
+    assert out.stride() == their_out.stride() and lse.stride() == their_lse.stride()
 
 
 def test_one_key_and_value_for_all(rng):

@@ -158,7 +158,8 @@ def _compared(workloads: Any, peers: dict[str, Any], rounds: int, threads: int) 
 def plan(rounds: int, json_path: Optional[Path]) -> None:
     """Measure the host's time for `plan` and `run`.
 
-    That of `plan` includes making the layout. A row says how much of `run` is Python's.
+    That of `plan` includes making the layout. A row says how much of `run` is Python's, another how much a call of
+    flex_attention takes above both.
     """
 
     def measure(progress: Progress) -> list[Any]:
@@ -169,7 +170,8 @@ def plan(rounds: int, json_path: Optional[Path]) -> None:
         found += plan_cost.prefix_cost(max(5, rounds // 100))
         found += array_checks.array_check_cost(256, (10.0, 100.0), max(21, rounds // 10))
         progress.say("running")
-        return found + plan_cost.run_overhead(10.0, max(21, rounds // 20))
+        found += plan_cost.run_overhead(10.0, max(21, rounds // 20))
+        return found + plan_cost.flex_cost(150.0, 30.0, max(21, rounds // 20))
 
     show_figures("Host time of a serving step, from Python", measure, json_path)
 

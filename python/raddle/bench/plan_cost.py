@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import raddle
-from raddle import _library
+from raddle import _library, flex
 from raddle.bench import timing
 from raddle.bench.batch import indptr
 from raddle.bench.results import Measured
@@ -96,6 +96,44 @@ def run_overhead(bar_us: float, rounds: int) -> list[Measured]:
         Measured("run from Python on torch tensors, one key", call, call, "us", bar_us),
         Measured("run, what Python adds", extra, extra, "us", bar_us),
     ]
+
+
+def flex_cost(bar_us: float, bar_above_us: float, rounds: int) -> list[Measured]:
+    """A decode by ``flex_attention``, one row with a soft cap and a document mask in Python, and what of it a plan and a
+    run of the same spec do not take. One thread computes; the difference is the median of the rounds' differences."""
+    heads, kv_heads, dim, tokens = 8, 2, 64, 256
+    document = torch.arange(tokens) // 32
+
+    def mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return document[q_idx + (tokens - 1)] == document[kv_idx]
+
+    def score(s: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return 30.0 * torch.tanh(s / 30.0)
+
+    q = torch.ones(1, heads, 1, dim)
+    k, v = (torch.ones(1, kv_heads, tokens, dim) for _ in "kv")
+    block_mask = flex.create_block_mask(mask, None, None, 1, tokens)
+    spec = raddle.AttentionSpec(heads, kv_heads, dim, dtype="float32", variant=[score, mask])
+    attention, one = raddle.Attention(spec), np.array([0], np.int32)
+    layout = raddle.PagedKV([0, 1], None, one[:, None], one + tokens, tokens, "HND", qo_pos=one)
+    rows, out = q[:, :, 0], torch.empty(1, heads, dim)
+
+    def call() -> None:
+        for _ in range(_CALLS):
+            flex.flex_attention(q, k, v, score_mod=score, block_mask=block_mask, enable_gqa=True)
+
+    def plan_and_run() -> None:
+        for _ in range(_CALLS):
+            attention.run(attention.plan(layout), rows, (k, v), out=out)
+
+    call()
+    whole, base = [], []
+    for _ in range(rounds):
+        whole.append(timing.repeated(call, 1)[0] / _CALLS)
+        base.append(timing.repeated(plan_and_run, 1)[0] / _CALLS)
+    us, above = timing.median(whole), timing.median([a - b for a, b in zip(whole, base)])
+    name = "flex_attention, one row, soft cap, documents"
+    return [Measured(name, us, us, "us", bar_us), Measured(f"{name}, above plan and run", above, above, "us", bar_above_us)]
 
 
 def batches(requests: int) -> list[tuple[np.ndarray, ...]]:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Callable, NamedTuple
 
-import numpy as np
-
 from raddle._keywords import answered
-from raddle._tensors import device_of, dtype_name, lend
-from raddle.attention import Attention
+from raddle._tensors import dtype_name, lend
 from raddle.flex.block_mask import BlockMask, from_torch, is_torch_block_mask
+from raddle.flex.inputs import Inputs
 from raddle.flex.offset import arguments
-from raddle.flex.trace import Traced, trace_mask, trace_score
-from raddle.layouts import Layout, PagedKV, RaggedKV
-from raddle.spec import AttentionSpec
+from raddle.flex.program import program_of
+from raddle.flex.trace import Traced, trace_mask, trace_score, traced_before
 
 
 class AuxRequest(NamedTuple):
@@ -64,8 +60,8 @@ def flex_attention(
     change. Never computed densely, and forward only.
 
     Returns:
-        out [B, Hq, L, Ev] in query's dtype, a view of [B, L, Hq, Ev]. A row without keys is 0. Or (out, lse), or
-        (out, AuxOutput).
+        out [B, Hq, L, Ev] in query's dtype; of torch with strides in the order of query's. A row without keys is 0.
+        Or (out, lse), or (out, AuxOutput).
 
     Raises:
         TraceError: a function that cannot be traced.
@@ -85,84 +81,37 @@ def flex_attention(
         block_mask = from_torch(block_mask)
     _check_tensors(query, key, value, enable_gqa)
     _check_block_mask(query, key, block_mask)
-    mods = _traced(score_mod, block_mask)
-    (batch, num_qo_heads, length, dim), num_kv_heads = query.shape, key.shape[1]
-    dtype = str(query.dtype).rpartition(".")[2]
-    heads = (num_qo_heads, num_kv_heads, dim, value.shape[3])
-    attn = _attention_of(*heads, dtype, tuple(_Structure(mod) for mod in mods), device_of(query))
-    shared = key.shape[0] != batch
-    plan = attn.plan(_layout(batch, length, key.shape[2], shared), params=_params(mods, is_mask=True))
-    rows = query.swapaxes(1, 2).reshape(batch * length, num_qo_heads, dim)
-    if key.shape[2] == 0:  # pages of no rows cannot be
-        key, value = key.reshape(0, num_kv_heads, dim), value.reshape(0, num_kv_heads, value.shape[3])
-    result = attn.run(plan, rows, (key, value), return_lse=wants_lse, scale=scale, params=_params(mods, is_mask=False))
-    out, lse = result if wants_lse else (result, None)
-    out = out.reshape(batch, length, num_qo_heads, value.shape[-1]).swapaxes(1, 2)
+    score, mask = _traced(score_mod, block_mask)
+    inputs = Inputs(query, key, value, scale)
+    program = program_of(inputs, score, mask)
+    plan = program.plan(inputs.batch, inputs.length, inputs.kv_length, inputs.shares_keys, mask)
+    out, rows_out = inputs.make_output()
+    params = program.params_of_run(score)
+    result = program.attention.run(
+        plan, inputs.rows, inputs.kv, out=rows_out, return_lse=wants_lse, scale=inputs.scale, params=params
+    )
+    result, lse = result if wants_lse else (result, None)
+    out = inputs.finish(result, rows_out, out)
     if lse is not None:
-        lse = lse.reshape(batch, length, num_qo_heads).swapaxes(1, 2)
+        lse = inputs.finish_lse(lse)
     if return_aux is not None:
         return out, AuxOutput(lse=lse)
     return (out, lse) if wants_lse else out
 
 
-class _Structure:
-    """A traced mod as a key: equal where the compiled code is, whatever values it captures."""
-
-    def __init__(self, mod: Traced) -> None:
-        self.mod = mod
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Structure) and self.mod.source == other.mod.source
-
-    def __hash__(self) -> int:
-        return hash(self.mod.source)
-
-
-@functools.lru_cache(maxsize=64)
-def _attention_of(*spec: Any) -> Attention:
-    num_qo_heads, num_kv_heads, dim, dim_vo, dtype, mods, device = spec
-    variant = [each.mod.variant() for each in mods]
-    return Attention(AttentionSpec(num_qo_heads, num_kv_heads, dim, dim_vo, dtype, variant), device)
-
-
-@functools.lru_cache(maxsize=64)
-def _layout(batch: int, length: int, kv_length: int, shared: bool) -> Layout:
-    """Key and value [B, Hkv, S, E] are a pool of B pages, one a sequence; all sequences may read the first."""
-    qo_indptr = np.arange(batch + 1, dtype=np.int64) * length
-    qo_pos = np.tile(np.arange(length, dtype=np.int32), batch)
-    if kv_length == 0:
-        return RaggedKV(qo_indptr, np.zeros(batch + 1, np.int64), qo_pos=qo_pos)
-    pages = np.zeros(batch, np.int32) if shared else np.arange(batch, dtype=np.int32)
-    kv_len = np.full(batch, kv_length, np.int32)
-    return PagedKV(qo_indptr, None, pages[:, None], kv_len, kv_length, "HND", qo_pos=qo_pos)
-
-
-def _traced(score_mod: Any, block_mask: BlockMask | None) -> list[Traced]:
-    mods = []
+def _traced(score_mod: Any, block_mask: BlockMask | None) -> tuple[Traced | None, Traced | None]:
+    score = mask = None
     if score_mod is not None:
-        if arguments(score_mod, "score_mod") != 5:
-            raise TypeError("score_mod is a mask mod; expected (score, b, h, q_idx, kv_idx)")
-        mods.append(trace_score(score_mod))
+        score = traced_before(score_mod, is_mask=False)
+        if score is None:
+            if arguments(score_mod, "score_mod") != 5:
+                raise TypeError("score_mod is a mask mod; expected (score, b, h, q_idx, kv_idx)")
+            score = trace_score(score_mod)
     if block_mask is not None:
         mask = trace_mask(block_mask.as_mask())
-        if mods and mods[0].name == mask.name:  # two lambdas, say: their members need names of their own
-            mask = trace_mask(_renamed(block_mask.as_mask(), f"{mask.name}_mask"))
-        mods.append(mask)
-    return mods
-
-
-def _renamed(mask: Callable[..., Any], name: str) -> Callable[..., Any]:
-    def renamed(b, h, q_idx, kv_idx):
-        return mask(b, h, q_idx, kv_idx)
-
-    renamed.__name__ = name
-    return renamed
-
-
-def _params(mods: list[Traced], is_mask: bool) -> dict[str, Any]:
-    """What the mods capture, by the names of members: plan members of masks, run members of scores."""
-    chosen = [mod for mod in mods if mod.is_mask == is_mask]
-    return {f"{mod.name}.{member}": value for mod in chosen for member, value in mod.values.items()}
+        if score is not None and score.name == mask.name:  # two lambdas, say: their members need names of their own
+            mask = mask.renamed(f"{mask.name}_mask")
+    return score, mask
 
 
 def _wants_lse(return_lse: bool, return_aux: Any) -> bool:

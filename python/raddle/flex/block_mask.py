@@ -54,6 +54,7 @@ class BlockMask:
         self._mask_mod = mask_mod
         self._blocks = blocks
         self._computed: np.ndarray | None = None
+        self._whole: Callable[..., Any] | None = None
         self.shape = shape
         self.BLOCK_SIZE = block_size
 
@@ -125,7 +126,7 @@ class BlockMask:
         if self._blocks is None:
             before = BlockMask(self._mask_mod, self.shape, self.BLOCK_SIZE, None)
             self._blocks = before._kinds
-        self._traced, self._mask_mod = trace_mask(mask_mod), mask_mod
+        self._traced, self._mask_mod, self._whole = trace_mask(mask_mod), mask_mod, None
 
     def as_mask(self) -> Callable[..., Any]:
         """Returns the whole as one mask function (b, h, q_idx, kv_idx): blocks, if they were given, and ``mask_mod``.
@@ -135,7 +136,11 @@ class BlockMask:
         """
         if self._mask_mod is _sliced:
             _sliced()
-        return self._mask_mod if self._blocks is None else _block_function(self)
+        if self._blocks is None:
+            return self._mask_mod
+        if self._whole is None:
+            self._whole = _block_function(self)
+        return self._whole
 
     def to_dense(self) -> Any:
         """Returns which blocks keep anything: int32 [B, H, rows, columns] of 0 and 1."""

@@ -11,23 +11,35 @@ import numpy as np
 from raddle.flex import errors
 from raddle.flex.expr import Value, scalar
 from raddle.flex.graph import Graph, Node
+from raddle.flex.reads import Of
 
 MAX_RANK = 4
 
 
 class CapturedArray:
-    """One captured array: as the user gave it, and as the member holds it."""
+    """One captured array: what the code depends on, and how to find it again.
 
-    def __init__(self, original: Any, hint: str):
-        self.original, self.hint = original, hint
-        self._array: np.ndarray | None = None
+    ``read`` is of the trace's `Reads`; None for one that the function made while it was traced.
+    """
+
+    def __init__(self, original: Any, hint: str, read: int | None):
+        self.original: Any = original
+        self.hint, self.read = hint, read
+        self._element: str | None = None
+        self.ndim = len(original.shape)
 
     @property
-    def array(self) -> np.ndarray:
-        """C-contiguous float32, int32 or uint8 (from bools), a copy. Made when it is first indexed."""
-        if self._array is None:
-            self._array = member_array(self.original, self.hint)
-        return self._array
+    def element(self) -> str:
+        """The member's elements: "float32", "int32" or "uint8" (of bools)."""
+        if self._element is None:
+            check_member(self.original, self.hint)
+            self._element = _ELEMENTS[_kind_of(self.original)]
+        return self._element
+
+    def forget(self) -> None:
+        """Lets go of an array that each call reads anew."""
+        if self.read is not None:
+            self.original = None
 
 
 def is_array(x: Any) -> bool:
@@ -37,48 +49,78 @@ def is_array(x: Any) -> bool:
     )
 
 
-def member_array(x: Any, name: str) -> np.ndarray:
-    """A captured array as a member holds it. Raises TraceError, naming it, where it cannot be one."""
+_ELEMENTS = {"f": "float32", "i": "int32", "u": "int32", "b": "uint8"}
+_INT32 = np.iinfo(np.int32)
+
+
+def _kind_of(x: Any) -> str:
+    """"f", "i", "u" or "b" of numbers and bools, else what numpy calls it."""
+    name = str(x.dtype).rpartition(".")[2]
+    if name.startswith(("bfloat", "float")):
+        return "f"
+    return {"bool": "b", "int": "i", "uint": "u"}.get(name.rstrip("0123456789")) or np.asarray(x).dtype.kind
+
+
+def check_member(x: Any, name: str) -> None:
+    """Raises TraceError, naming the array, where it cannot be a member."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
-        x = _torch_array(torch, x, name)
-    array = np.asarray(x)
-    kind = "f" if array.dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2") else array.dtype.kind
-    if kind not in "fiub":
-        raise errors.refuse(f"captured array {name} has dtype {array.dtype}", "expected numbers or bools")
-    if not 1 <= array.ndim <= MAX_RANK:
-        raise errors.refuse(f"captured array {name} has {array.ndim} dimensions", f"expected 1 to {MAX_RANK}")
-    if array.size == 0:
-        raise errors.refuse(f"captured array {name} is empty (shape {array.shape})", "expected at least one element")
-    if kind == "b":
-        return np.array(array, np.uint8, order="C")
-    if kind == "f":
-        return np.array(array, np.float32, order="C")
-    info = np.iinfo(np.int32)
-    least, most = array.min(), array.max()
-    if least < info.min or most > info.max:
-        found = int(least if least < info.min else most)
-        raise errors.refuse(
-            f"captured array {name} holds {found}, which does not fit in 32 bits", "expected int32 values"
-        )
-    return np.array(array, np.int32, order="C")
+        if x.device.type not in ("cpu", "cuda"):
+            raise errors.refuse(
+                f"captured tensor {name} lies on {x.device}", "expected a tensor of the host or a CUDA GPU"
+            )
+        if x.requires_grad and torch.is_grad_enabled():
+            raise errors.refuse(
+                f"captured tensor {name} requires a gradient", f"attention here is forward only: {name}.detach()"
+            )
+    kind = _kind_of(x)
+    if kind not in _ELEMENTS:
+        raise errors.refuse(f"captured array {name} has dtype {x.dtype}", "expected numbers or bools")
+    if not 1 <= len(x.shape) <= MAX_RANK:
+        raise errors.refuse(f"captured array {name} has {len(x.shape)} dimensions", f"expected 1 to {MAX_RANK}")
+    if 0 in x.shape:
+        raise errors.refuse(f"captured array {name} is empty (shape {tuple(x.shape)})", "expected at least one element")
+    if kind in "iu" and not _fits(x.dtype):
+        least, most = int(x.min()), int(x.max())
+        if least < _INT32.min or most > _INT32.max:
+            found = least if least < _INT32.min else most
+            raise errors.refuse(
+                f"captured array {name} holds {found}, which does not fit in 32 bits", "expected int32 values"
+            )
 
 
-def _torch_array(torch: Any, x: Any, name: str) -> Any:
-    if x.device.type not in ("cpu", "cuda"):
-        raise errors.refuse(f"captured tensor {name} lies on {x.device}", "expected a tensor of the host or a CUDA GPU")
-    if x.requires_grad and torch.is_grad_enabled():
-        raise errors.refuse(
-            f"captured tensor {name} requires a gradient", f"attention here is forward only: {name}.detach()"
-        )
-    x = x.detach().cpu()  # masks are evaluated on the host, too: waits for the GPU
-    return x.float().numpy() if x.is_floating_point() else x.numpy()
+def _fits(dtype: Any) -> bool:
+    return str(dtype).rpartition(".")[2] in ("int8", "int16", "int32", "uint8", "uint16")
 
 
-def capture(graph: Graph, x: Any, hint: str) -> Capture:
+# As the library reads them: it converts what is wider as it copies.
+_LENT = {"float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "bool"}
+
+
+def lent_array(x: Any) -> Any:
+    """A captured array as a member's value for the library: itself where it can be read where it lies."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        if not x.is_cpu or x.requires_grad or x.is_neg():
+            x = x.detach().cpu().resolve_neg()  # masks are evaluated on the host, too: waits for the GPU
+        return x if str(x.dtype).rpartition(".")[2] in _LENT else member_array(x)
+    return x if str(x.dtype) in _LENT else member_array(x)
+
+
+def member_array(x: Any) -> np.ndarray:
+    """A captured array as a member holds it: C-contiguous float32, int32 or uint8 (of bools), a copy."""
+    kind = _kind_of(x)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        x = x.detach().cpu()
+        x = x.float().numpy() if kind == "f" else x.numpy()
+    return np.array(x, _ELEMENTS[kind], order="C")
+
+
+def capture(graph: Graph, x: Any, hint: str, read: int | None = None) -> Capture:
     """The stand-in of an array; the same for the same array."""
     if id(x) not in graph.captures:
-        graph.captures[id(x)] = CapturedArray(x, hint)
+        graph.captures[id(x)] = CapturedArray(x, hint, read)
     return Capture(graph, graph.captures[id(x)])
 
 
@@ -110,7 +152,7 @@ class Capture:
             )
         if len(nodes) < rank:
             return Capture(self._graph, self._source, nodes)
-        dtype = {"f": "float", "i": "int", "u": "bool"}[self._source.array.dtype.kind]
+        dtype = {"float32": "float", "int32": "int", "uint8": "bool"}[self._source.element]
         return Value(self._graph, self._graph.node("load", dtype, nodes, self._source))
 
     def _index(self, i: Any, dimension: int) -> Node:
@@ -141,23 +183,25 @@ class Capture:
             raise errors.refuse(
                 f"{self.described} meets a traced value", "expected a number; index arrays with b, h, q_idx or kv_idx"
             )
-        return self._wrap(function(self._source.original, *map(unwrap, args), **kwargs))
+        return self._computed(function, (self, *args), kwargs)
 
-    def _wrap(self, result: Any) -> Any:
+    def _computed(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """What a function makes of captured arrays alone: another one, or what Python then knows."""
+        result = function(*unwrap(args), **{name: unwrap(x) for name, x in kwargs.items()})
+        reads = self._graph.reads
+        read = reads.compute(function, _by_read(args), {name: _by_read(x) for name, x in kwargs.items()}, result)
         if not is_array(result):
             return result
         known = scalar(result)
-        return capture(self._graph, result, self._source.hint) if known is None else known
+        return capture(self._graph, result, self._source.hint, read) if known is None else known
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or self._leading and name != "shape":
             raise AttributeError(name)
-        found = getattr(self._source.original, name)
-        if name == "shape":
-            return tuple(found)[len(self._leading) :]
-        if not callable(found):
-            return self._wrap(found)
-        return lambda *args, **kwargs: self._now(lambda _, *a, **k: found(*a, **k), *args, **kwargs)
+        if not callable(getattr(self._source.original, name)):
+            found = self._computed(getattr, (Capture(self._graph, self._source), name), {})
+            return tuple(found)[len(self._leading) :] if name == "shape" else found
+        return lambda *args, **kwargs: self._now(_method, name, *args, **kwargs)
 
     @property
     def described(self) -> str:
@@ -174,13 +218,14 @@ class Capture:
     def __contains__(self, x: Any) -> bool:
         if isinstance(x, Value) or self._leading:
             return any(each == x for each in self)  # which says why not
-        return bool(self._now(lambda array: x in array))
+        return bool(self._now(operator.contains, x))
 
     def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
+        self._graph.reads.repeatable = False  # numpy has its contents now
         return np.asarray(self._source.original, *args, **kwargs)
 
     def __bool__(self) -> bool:
-        return bool(self._source.original)
+        return bool(self._computed(bool, (self,), {}))
 
     def __repr__(self) -> str:
         return f"<captured {self._source.hint}>"
@@ -200,11 +245,26 @@ def _is_integer(i: Any) -> bool:
     return isinstance(i, (int, np.integer)) and not isinstance(i, bool)
 
 
+def _method(array: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    return getattr(array, name)(*args, **kwargs)
+
+
 def unwrap(x: Any) -> Any:
     """The array itself where ``x`` stands for one."""
     if isinstance(x, Capture):
-        return x._now(lambda array: array) if x._leading else x._source.original
+        return x._now(_itself) if x._leading else x._source.original
     return type(x)(map(unwrap, x)) if type(x) in (list, tuple) else x
+
+
+def _itself(x: Any) -> Any:
+    return x
+
+
+def _by_read(x: Any) -> Any:
+    """``x`` with the reads of captured arrays in their place."""
+    if isinstance(x, Capture):
+        return x._source.original if x._source.read is None else Of(x._source.read)
+    return type(x)(map(_by_read, x)) if type(x) in (list, tuple) else x
 
 
 def _apply(func: Any, args: Any, kwargs: Any) -> Any:
@@ -212,7 +272,7 @@ def _apply(func: Any, args: Any, kwargs: Any) -> Any:
     first = next(x for x in _flat(args) if isinstance(x, Capture))
     if any(isinstance(x, Value) for x in _flat(args)):
         return first._now(lambda array, *a: None, *_flat(args))  # raises
-    return first._wrap(func(*map(unwrap, args), **{k: unwrap(v) for k, v in kwargs.items()}))
+    return first._computed(func, tuple(args), kwargs)
 
 
 def _flat(args: Any) -> list[Any]:
@@ -222,8 +282,11 @@ def _flat(args: Any) -> list[Any]:
 def _operator(name: str, reflected: bool) -> Any:
     function = getattr(operator, name)
 
+    def swapped(a: Any, b: Any) -> Any:
+        return function(b, a)
+
     def method(self: Capture, *args: Any) -> Any:
-        return self._now((lambda a, b: function(b, a)) if reflected else function, *args)
+        return self._now(swapped if reflected else function, *args)
 
     return method
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from raddle.flex.evaluate import order
-from raddle.flex.graph import Node
+from raddle.flex.graph import Node, Parameter
 
 _MAX_DEPTH = 10  # of what is written in place
 
@@ -283,11 +283,10 @@ def _parameter(kind: str, name: str, reads: set[str]) -> str:
 
 def member_type(payload: Any, is_mask: bool) -> str:
     """The C++ type of a member."""
-    if not hasattr(payload, "array"):
+    if isinstance(payload, Parameter):
         return "i32" if isinstance(payload.value, int) else "float"
-    array = payload.array
-    element = {"f": "float", "i": "i32", "u": "u8"}[array.dtype.kind]
-    return f"{'SpanTensor' if is_mask else 'Tensor'}<const {element}, {array.ndim}>"
+    element = {"float32": "float", "int32": "i32", "uint8": "u8"}[payload.element]
+    return f"{'SpanTensor' if is_mask else 'Tensor'}<const {element}, {payload.ndim}>"
 
 
 def struct(name: str, root: Node, members: Members, is_mask: bool) -> str:

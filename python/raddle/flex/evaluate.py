@@ -115,7 +115,7 @@ def _load(array: Any, indices: list[Any]) -> Any:
 def evaluate(root: Node, leaves: dict[str, Any], float_type: Any = np.float32, values: Any = None) -> Any:
     """The value of ``root``, broadcast over the leaves b, h, q, kv (ints) and score (floats).
 
-    ``values`` replaces captured numbers and arrays: a dict by ``id`` of the payload.
+    ``values`` has the captured arrays, and numbers that differ from the traced ones: a dict by ``id`` of the payload.
     """
     kinds = {"bool": np.bool_, "int": np.int32, "float": float_type}
     values = values or {}
@@ -131,7 +131,7 @@ def evaluate(root: Node, leaves: dict[str, Any], float_type: Any = np.float32, v
             elif node.op == "param":
                 result = np.asarray(values.get(id(node.payload), node.payload.value)).astype(kind)
             elif node.op == "load":
-                result = _load(np.asarray(values.get(id(node.payload), node.payload.array)), args).astype(kind)
+                result = _load(np.asarray(values[id(node.payload)]), args).astype(kind)
             elif node.op == "cast":
                 result = _to_int(args[0]) if node.dtype == "int" else np.asarray(args[0]).astype(kind)
             else:

@@ -29,20 +29,22 @@ class Node:
 
 
 class Parameter:
-    """A number that the function captured: a run-time member."""
+    """A number that the function captured: a run-time member. ``read``: of the trace's `Reads`."""
 
-    __slots__ = ("hint", "value", "baked")
+    __slots__ = ("hint", "value", "read", "baked")
 
-    def __init__(self, hint: str, value: int | float):
-        self.hint, self.value = hint, value
+    def __init__(self, hint: str, value: int | float, read: int = 0):
+        self.hint, self.value, self.read = hint, value, read
         self.baked = False  # True: Python needed its value, so the code holds for this one alone
 
 
 class Graph:
     """The nodes of one trace."""
 
-    def __init__(self, numbers_as_parameters: bool = True):
+    def __init__(self, reads: Any, numbers_as_parameters: bool = True):
+        self.reads = reads
         self.numbers_as_parameters = numbers_as_parameters
+        self.parameters: list[Parameter] = []
         self.captures: dict[int, Any] = {}
         self._nodes: dict[Any, Node] = {}
 

@@ -1,0 +1,124 @@
+"""What calls of `flex_attention` with the same functions, heads and dims share: a compiled attention, plans of late."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from typing import Any, Callable
+
+import numpy as np
+
+from raddle._tensors.kinds import TorchTensor, torch
+from raddle.attention import Attention
+from raddle.flex.inputs import Inputs
+from raddle.flex.trace import Traced
+from raddle.layouts import Layout, PagedKV, RaggedKV
+from raddle.plans import Plan
+from raddle.spec import AttentionSpec
+
+_MOST_PROGRAMS, _MOST_PLANS = 128, 16
+
+_programs: dict[Any, Program] = {}
+_lock = threading.Lock()
+
+
+class Program:
+    """A compiled attention, and the plans that its latest calls made."""
+
+    def __init__(self, attention: Attention, score: Traced | None) -> None:
+        self.attention = attention
+        self._plans: list[tuple[Any, dict[str, Callable[[Any], bool]], Plan]] = []
+        self._in_spec = None if score is None else dict(score.captured)
+        if score is not None and any(not isinstance(x, (int, float)) for x in score.captured.values()):
+            self._in_spec = None  # the attention holds copies of the arrays, not what they hold now
+
+    def plan(self, batch: int, length: int, kv_length: int, shares_keys: bool, mask: Traced | None) -> Plan:
+        """The plan for these lengths and what the mask captures now: one of late, or a new one."""
+        lengths = batch, length, kv_length, shares_keys
+        captured = {} if mask is None else mask.captured
+        for known, unchanged, plan in self._plans:
+            if known == lengths and all(unchanged[name](x) for name, x in captured.items()):
+                return plan
+        unchanged = {name: _comparison(x) for name, x in captured.items()}  # before they may change
+        plan = self.attention.plan(_layout(*lengths), params=_params(mask))
+        if all(each is not None for each in unchanged.values()):
+            self._plans = [(lengths, unchanged, plan), *self._plans][:_MOST_PLANS]
+        return plan
+
+    def params_of_run(self, score: Traced | None) -> dict[str, Any] | None:
+        """Run members that differ from those with which the attention was compiled."""
+        return None if score is None or score.captured == self._in_spec else _params(score)
+
+
+def program_of(inputs: Inputs, score: Traced | None, mask: Traced | None) -> Program:
+    query = inputs.query
+    traces = None if score is None else score.trace, None if mask is None else mask.trace
+    heads = inputs.num_qo_heads, inputs.num_kv_heads, inputs.dim, inputs.padded_dim_vo
+    where = query.device if isinstance(query, TorchTensor) else inputs.device
+    key = (*traces, *heads, query.dtype, where)
+    found = _programs.get(key)
+    if found is None:
+        mods = [each for each in (score, mask) if each is not None]
+        attention = _attention_of(*heads, inputs.dtype, tuple(map(_Structure, mods)), inputs.device)
+        found = Program(attention, score)
+        with _lock:
+            while len(_programs) >= _MOST_PROGRAMS:
+                del _programs[next(iter(_programs))]  # the oldest
+            _programs[key] = found
+    return found
+
+
+class _Structure:
+    """A traced mod as a key: equal where the compiled code is, whatever values it captures."""
+
+    def __init__(self, mod: Traced) -> None:
+        self.mod = mod
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Structure) and self.mod.source == other.mod.source
+
+    def __hash__(self) -> int:
+        return hash(self.mod.source)
+
+
+@functools.lru_cache(maxsize=64)
+def _attention_of(*spec: Any) -> Attention:
+    num_qo_heads, num_kv_heads, dim, dim_vo, dtype, mods, device = spec
+    variant = [each.mod.variant() for each in mods]
+    return Attention(AttentionSpec(num_qo_heads, num_kv_heads, dim, dim_vo, dtype, variant), device)
+
+
+@functools.lru_cache(maxsize=64)
+def _layout(batch: int, length: int, kv_length: int, shares_keys: bool) -> Layout:
+    """Key and value [B, Hkv, S, E] are a pool of B pages, one a sequence; all sequences may read the first."""
+    qo_indptr = np.arange(batch + 1, dtype=np.int64) * length
+    qo_pos = np.tile(np.arange(length, dtype=np.int32), batch)
+    if kv_length == 0:
+        return RaggedKV(qo_indptr, np.zeros(batch + 1, np.int64), qo_pos=qo_pos)
+    pages = np.zeros(batch, np.int32) if shares_keys else np.arange(batch, dtype=np.int32)
+    kv_len = np.full(batch, kv_length, np.int32)
+    return PagedKV(qo_indptr, None, pages[:, None], kv_len, kv_length, "HND", qo_pos=qo_pos)
+
+
+def _params(mod: Traced | None) -> dict[str, Any] | None:
+    """What a mod captures, by the names of members."""
+    return None if mod is None else {f"{mod.name}.{member}": x for member, x in mod.lent().items()}
+
+
+def _comparison(x: Any) -> Callable[[Any], bool] | None:
+    """Whether another captured value is what this one is now; None: it would take too long to tell."""
+    if isinstance(x, (int, float)):
+        return lambda y: type(y) is type(x) and y == x
+    if isinstance(x, TorchTensor):
+        if not x.is_cpu:  # to compare contents, the host would wait for the GPU
+            same, version = weakref.ref(x), None if x.is_inference() else x._version
+            return None if version is None else lambda y: y is same() and y._version == version
+        copy = x.detach().clone()
+        return lambda y: y.shape == copy.shape and torch.equal(y, copy)
+    if isinstance(x, np.ndarray):
+        kept = x.copy()
+        return lambda y: y.shape == kept.shape and np.array_equal(y, kept)
+    if type(x).__module__.startswith("jax"):  # immutable
+        return lambda y: y is x
+    return None

@@ -1,1 +1,0 @@
-"""Raddle inside serving engines; a package each, which imports the engine it is for."""
