@@ -98,8 +98,8 @@ class Plan {
   bool arrays_suffice() const { return arrays_suffice_; }
   /// Planned cost of the heaviest queue over the mean, contraction included.
   double balance() const;
-  /// Estimated microseconds of the heaviest queue, by the planner's cost model: what plans of the
-  /// same spec and device are compared by, no prediction of a run on this machine.
+  /// Estimated microseconds until the last worker is done, by the planner's cost model: what plans
+  /// of the same spec and device are compared by, no prediction of a run on this machine.
   double estimated_us() const;
   /// Which schedule, tile shapes and kernels were chosen, and why: text for people.
   std::string explain() const;

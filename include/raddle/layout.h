@@ -101,6 +101,8 @@ struct PagedArgs {
   /// Above 0: leading pages that requests share, of at least so many tokens, become a level of
   /// their own, and the layout has two. Not with kv_begin or qo_rows.
   i32 min_prefix = 0;
+  i32 num_rows = -1;  ///< at most so many query rows; -1: as many as qo_indptr has, which on a
+                      ///< device are at most a reservation's
 };
 
 /// A page table: key j of request i is row j % page_size of page page_indices[page_indptr[i] + j /

@@ -11,7 +11,7 @@ from raddle._tensors import is_on_gpu
 _paged_kv = _library.function_in_order(
     "raddle.paged_kv",
     "qo_indptr page_indptr page_indices kv_len page_size kv_layout kv_begin qo_rows qo_pos discover_prefixes num_pages "
-    "num_requests owner",
+    "num_requests num_rows owner",
 )
 _page_table_to_bsr = _library.function("raddle.page_table_to_bsr")
 
@@ -51,6 +51,9 @@ class PagedKV(Layout):
             used as they are.
         num_requests: [1] on the same GPU, how many of the requests there are; None: all. The arrays' other entries
             may then hold anything.
+        num_rows: at most how many query rows there are; None: what qo_indptr says. On a GPU, where the host does not
+            know that, q and out of runs have as many rows, or max_qo_tokens of the reservation. Graphs of several sizes
+            can share a reservation so: before a replay come updates with at most the num_rows of its capture.
 
     The page table may lie on a GPU, all of it: qo_indptr, page_indptr or None, page_indices and kv_len, int32, the
     lists contiguous and the rows of a block table any stride apart. The layout borrows these arrays and knows only
@@ -83,6 +86,7 @@ class PagedKV(Layout):
         discover_prefixes: bool | int = False,
         num_pages: int | None = None,
         num_requests: Any = None,
+        num_rows: int | None = None,
         **unknown: NoReturn,
     ) -> None:
         if unknown:
@@ -104,6 +108,7 @@ class PagedKV(Layout):
                 discover_prefixes,
                 num_pages,
                 num_requests,
+                num_rows,
                 owner,
             )
         except (BufferError, TypeError, RuntimeError):
@@ -122,6 +127,7 @@ class PagedKV(Layout):
             discover_prefixes=discover_prefixes,
             num_pages=num_pages,
             num_requests=num_requests,
+            num_rows=num_rows,
             owner=owner,
         )
 

@@ -117,7 +117,7 @@ class Plan(_library.Handle):
 
     @property
     def estimated_us(self) -> float | None:
-        """Estimated microseconds of the busiest worker, by the planner's cost model.
+        """Estimated microseconds until the last worker is done, by the planner's cost model.
 
         Plans of one spec and device are compared by it; how long a run takes on this machine is for `run` to show.
         """

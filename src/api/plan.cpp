@@ -75,7 +75,7 @@ const PlanArrays& Plan::arrays() const { return *arrays_; }
 DeviceId Plan::device() const { return on_device_->device(); }
 bool Plan::made_on_device() const { return on_device_->made_on_device(); }
 double Plan::balance() const { return arrays_->stats().heaviest_over_mean(); }
-double Plan::estimated_us() const { return raddle::estimated_us(arrays_->stats().heaviest); }
+double Plan::estimated_us() const { return raddle::estimated_us(arrays_->stats().time); }
 
 std::string Plan::explain() const {
   std::ostringstream text;

@@ -127,6 +127,9 @@ void Reservation::update(const DeviceLayoutPtr& layout, void* stream) {
     fail<ValueError>("layout has ", layout->batch.num_requests,
                      " requests; expected at most max_requests = ", m.max_requests,
                      " of the reservation");
+  if (layout->num_rows > m.max_qo_tokens)
+    fail<ValueError>("num_rows is ", layout->num_rows,
+                     "; expected at most max_qo_tokens = ", m.max_qo_tokens, " of the reservation");
   if (layout->num_levels() != m.max_levels)
     fail<ValueError>("discover_prefixes is ", layout->batch.min_prefix,
                      m.max_levels > 1 ? "; expected more than 0" : "; expected False",

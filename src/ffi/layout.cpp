@@ -54,6 +54,7 @@ ffi::ObjectRef paged(Arguments& in) {
   args.min_prefix = take_min_prefix(in);
   args.num_pages = in.integer32("num_pages", 0);
   args.num_requests = in.index("num_requests", Where::anywhere);
+  args.num_rows = in.optional_integer32("num_rows").value_or(-1);
   const ffi::AnyView owner = in.take("owner");
   if (args.kv_len.device.kind == DeviceId::Kind::cuda) {
     args.owner = std::make_shared<const ffi::Any>(owner);
@@ -202,6 +203,7 @@ ffi::Map<ffi::String, ffi::Any> info(Arguments& in) {
   if (object.on_device) {
     fields.Set("num_requests", object.on_device->batch.num_requests);
     fields.Set("num_levels", object.on_device->num_levels());
+    if (const i32 rows = object.on_device->num_rows; rows >= 0) fields.Set("num_rows", rows);
     fields.Set("device", name_of(object.on_device->device));
     return fields;
   }
@@ -221,7 +223,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("raddle.ragged_kv", ragged, "qo_indptr kv_indptr qo_pos")
       .def("raddle.paged_kv", paged,
            "qo_indptr page_indptr page_indices kv_len page_size kv_layout kv_begin qo_rows qo_pos "
-           "discover_prefixes num_pages num_requests owner")
+           "discover_prefixes num_pages num_requests num_rows owner")
       .def("raddle.share_prefixes", share,
            "attention qo_indptr page_indptr page_indices kv_len page_size kv_layout qo_pos "
            "num_workers schedule params")

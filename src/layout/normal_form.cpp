@@ -247,4 +247,8 @@ Layout::Layout(std::vector<i32> qo_indptr, std::vector<i32> kv_len, std::vector<
 
 Layout::~Layout() = default;
 
+void check_num_rows(i32 num_rows) {
+  if (num_rows < -1) fail<ValueError>("num_rows is ", num_rows, "; expected at least 0");
+}
+
 }  // namespace raddle

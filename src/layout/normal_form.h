@@ -37,4 +37,7 @@ std::vector<i32> copy_indptr(const char* name, const IndexRef& ref);
 void append_index(const char* name, const IndexRef& ref, i64 first, i64 step, i64 count,
                   std::vector<i32>& to);
 
+/// A bound that is given, 0 or more, or -1.
+void check_num_rows(i32 num_rows);
+
 }  // namespace raddle

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "device/name.h"
+#include "layout/normal_form.h"
 #include "raddle/error.h"
 
 namespace raddle {
@@ -75,6 +76,7 @@ DeviceLayoutPtr device_paged_kv(const DevicePagedArgs& args) {
   check_absent(args);
   if (args.page_size < 1)
     fail<ValueError>("page_size is ", args.page_size, "; expected at least 1");
+  check_num_rows(args.num_rows);
   if (args.num_pages < 0)
     fail<ValueError>("num_pages is ", args.num_pages, "; expected at least 0");
   if (args.min_prefix < 0)
@@ -84,6 +86,7 @@ DeviceLayoutPtr device_paged_kv(const DevicePagedArgs& args) {
   auto layout = std::make_shared<DeviceLayout>();
   layout->device = device;
   layout->order = args.order;
+  layout->num_rows = args.num_rows;
   layout->owner = args.owner;
   DeviceBatch& batch = layout->batch;
   batch = {};
@@ -111,7 +114,7 @@ LayoutPtr stand_in(const DeviceLayout& layout, i32 max_qo_tokens) {
   const DeviceBatch& batch = layout.batch;
   const auto requests = static_cast<std::size_t>(batch.num_requests);
   std::vector<i32> qo_indptr(requests + 1, 0);
-  qo_indptr.back() = max_qo_tokens;
+  qo_indptr.back() = layout.num_rows < 0 ? max_qo_tokens : layout.num_rows;
   std::vector<Level> levels(static_cast<std::size_t>(layout.num_levels()));
   for (Level& level : levels) {
     level.storage = KvStorage::paged;

@@ -10,6 +10,7 @@ struct DeviceLayout {
   DeviceId device;
   DeviceBatch batch;
   HeadOrder order;
+  i32 num_rows = -1;  ///< at most; -1: as many as the reservation may have
   std::shared_ptr<const void> owner;
 
   i32 num_levels() const { return batch.min_prefix > 0 ? 2 : 1; }
@@ -17,7 +18,7 @@ struct DeviceLayout {
 
 /// A host layout that answers all questions but those about lengths: how K and V are stored, how
 /// many requests and levels there are, which pages they may use. It has as many query rows as the
-/// batch may have, and no keys.
+/// batch may have, max_qo_tokens where the layout does not say, and no keys.
 LayoutPtr stand_in(const DeviceLayout& layout, i32 max_qo_tokens);
 
 }  // namespace raddle

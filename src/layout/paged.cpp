@@ -130,6 +130,12 @@ LayoutPtr single_level(std::vector<i32> qo_indptr, std::vector<i32> qo_pos, Leve
                                         std::vector<i32>{}, std::move(levels));
 }
 
+void check_rows(i32 most, i32 rows) {
+  check_num_rows(most);
+  if (most >= 0 && rows > most)
+    fail<ValueError>("qo_indptr has ", rows, " rows; expected at most num_rows = ", most);
+}
+
 void check_prefix_args(const PagedArgs& args) {
   if (args.min_prefix < 0)
     fail<ValueError>("discover_prefixes is ", args.min_prefix,
@@ -214,6 +220,7 @@ LayoutPtr paged_kv(const PagedArgs& args) {
   std::vector<i32> qo_indptr = copy_indptr("qo_indptr", args.qo_indptr);
   const std::size_t groups = qo_indptr.size() - 1;
   check_requests(args, groups);
+  check_rows(args.num_rows, qo_indptr.back());
   Level level;
   level.storage = KvStorage::paged;
   level.order = args.order;

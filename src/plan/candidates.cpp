@@ -103,16 +103,16 @@ void Candidates::make_whole_rows(Assignment& to) {
 
 void Candidates::make_drawn(Assignment& to) {
   const Units& units = tiling_->units;
-  RankedPiece* groups = groups_.grow(units.num_groups);
+  Ranked* groups = groups_.grow(units.num_groups);
   i32 num_groups = 0;
   for (i32 g = 0; g < units.num_groups; ++g) {
     i64 most_expensive = 0;
     for (i32 t = units.group_tile[g]; t < units.group_tile[g + 1]; ++t)
-      most_expensive = max(most_expensive, units.prefix[t + 1] - units.prefix[t]);
-    if (most_expensive > 0) groups[num_groups++] = RankedPiece{most_expensive, g};
+      most_expensive = max(most_expensive, units.cost_before[t + 1] - units.cost_before[t]);
+    if (most_expensive > 0) groups[num_groups++] = Ranked{most_expensive, g};
   }
   const i64 most = num_units();
-  RankedPiece* spare = spare_.grow(max(most, i64{num_groups}));
+  Ranked* spare = spare_.grow(max(most, i64{num_groups}));
   sort_most_expensive_first(groups, num_groups, spare);
   const i32 count = order_in_waves(units, groups, num_groups, config_->cached_columns,
                                    ranked_.grow(most), spare, to.queue.grow(most));
@@ -199,12 +199,12 @@ void Candidates::assign_sorted(Assignment& to, i64 earlier_than) {
   const i32 group = std::gcd(heads, workers);
   const i32 places = heads / group;  // of a piece
   to.begin_pieces(to.num_pieces * places, group);
-  RankedPiece* ranked = ranked_.grow(count);
+  Ranked* ranked = ranked_.grow(count);
   for (i32 t = 0; t < units.num_tiles; ++t) {
     const UnitCost cost = unit_cost(units, t);
     const i32 chunks = to.piece_begin[t + 1] - to.piece_begin[t];
     for (i32 p = to.piece_begin[t]; p < to.piece_begin[t + 1]; ++p)
-      ranked[p] = RankedPiece{piece_cost(cost, to.pieces[p], chunks), p};
+      ranked[p] = Ranked{piece_cost(cost, to.pieces[p], chunks), p};
   }
   sort_most_expensive_first(ranked, count, spare_.grow(count));
   to.heaviest = least_of_ranked(ranked, count, heads, workers);

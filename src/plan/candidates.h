@@ -64,7 +64,7 @@ class Candidates {
   const PlanConfig* config_ = nullptr;
   i64 uncut_ = 0;    // cost of all units without any cut
   i32 sharers_ = 1;  // PlanConfig::bandwidth_sharers where workers wait for bandwidth; else 1
-  Buffer<RankedPiece> ranked_, spare_, groups_;
+  Buffer<Ranked> ranked_, spare_, groups_;
   Buffer<Load> heap_;
   Buffer<i64> loads_;
   Buffer<i32> rank_of_;

@@ -132,7 +132,7 @@ constexpr Candidate table[] = {
 
 void note(PlanStats& stats, const Candidate& candidate, const Assignment& made) {
   if (made.form != Assignment::Form::none)
-    stats.tried[stats.num_tried++] = PlanStats::Tried{candidate.name, made.heaviest};
+    stats.tried[stats.num_tried++] = PlanStats::Tried{candidate.name, made.time};
 }
 
 const Assignment& take(PlanStats& stats, const Candidate& candidate, const char* reason,
@@ -140,6 +140,7 @@ const Assignment& take(PlanStats& stats, const Candidate& candidate, const char*
   stats.schedule = candidate.name;
   stats.reason = reason;
   stats.heaviest = made.heaviest;
+  stats.time = made.time;
   stats.total = made.total;
   return made;
 }

@@ -95,7 +95,8 @@ std::string describe(const PlanReport& report, const Maxima& maxima) {
   add(too_many_requests,
       beyond("num_requests is below 0 or larger", maxima.max_requests, "max_requests") +
           ", as where it exceeds the entries of kv_len");
-  add(too_many_rows, beyond("qo_indptr has more rows", maxima.max_qo_tokens, "max_qo_tokens"));
+  add(too_many_rows, beyond("qo_indptr has more rows", maxima.max_qo_tokens, "max_qo_tokens") +
+                         ", as where it exceeds num_rows of the layout");
   add(too_many_keys, beyond("kv_len has more keys", maxima.max_kv_tokens, "max_kv_tokens"));
   add(bad_rows, "qo_indptr decreases, or leaves 0 to max_qo_tokens = " +
                     std::to_string(maxima.max_qo_tokens) + ": rows there are left alone");

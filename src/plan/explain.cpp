@@ -83,11 +83,11 @@ std::string PlanStats::explain() const {
   char over_mean[32];
   std::snprintf(over_mean, sizeof over_mean, "%.3f", heaviest_over_mean());
   std::string text = std::string("schedule: ") + schedule + " (" + reason +
-                     ")\nestimated time: " + in_time(heaviest) + " for the busiest of " +
+                     ")\nestimated time: " + in_time(time) + " for the busiest of " +
                      counted(num_workers, "worker") + ", " + over_mean + " times their average\n";
   for (i32 i = 0; i < num_tried; ++i)
     text += (i == 0 ? "schedules tried: " : ", ") + std::string(tried[i].name) + " " +
-            in_time(tried[i].heaviest);
+            in_time(tried[i].time);
   return num_tried == 0 ? text : text + "\n";
 }
 

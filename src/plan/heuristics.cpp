@@ -12,7 +12,7 @@ struct Rates {
   double bytes;     ///< K and V streamed from memory
   double flops;     ///< two per multiply-add; the softmax between the products is included
   double item_ns;   ///< nanoseconds to take an item and start its tile walk
-  double merge_ns;  ///< nanoseconds to announce a partial state
+  double state_ns;  ///< nanoseconds to announce a partial state
 };
 
 /// Rates of a worker thread, rounded from measurements on two-core AVX-512 machines. For the choice
@@ -43,11 +43,12 @@ CostModel costs(const AttentionSpec& spec, TileShape shape, const Rates& rates) 
   const auto units = [](double ns) { return static_cast<i32>(ns * cost_units_per_ns) + 1; };
   CostModel cost;
   cost.per_item = units(rates.item_ns);
-  cost.per_item_row = units(dims / 4.0);
+  cost.per_item_row = units(dims / 4.0);  // loading, scaling and storing: four numbers a nanosecond
   cost.per_tile = units(shape.keys * read / rates.bytes);
   cost.per_tile_row = units(shape.keys * dims * 2.0 / rates.flops);
-  cost.per_merge_row = units(20.0 + 2.0 * spec.head_dim_vo * 4.0 / rates.bytes);
-  cost.per_merge = rates.merge_ns > 0.0 ? units(rates.merge_ns) : 0;
+  // 20 ns for its maximum and sum; its O is written and read once, in fp32.
+  cost.per_state_row = units(20.0 + 2.0 * spec.head_dim_vo * 4.0 / rates.bytes);
+  cost.per_state = rates.state_ns > 0.0 ? units(rates.state_ns) : 0;
   return cost;
 }
 
@@ -62,7 +63,8 @@ PlanConfig plan_config(const AttentionSpec& spec, i32 num_workers, Schedule sche
   for (int i = 0; i < 2; ++i) config.costs[i] = costs(spec, config.shapes[i], rates);
   config.schedule = schedule;
   config.batch_invariant = spec.batch_invariant;
-  config.invariant_chunk = 2048;
+  config.invariant_chunk =
+      2048;  // a decode of one request of 128k keys still has 64 chunks a KV head
   return config;
 }
 

@@ -30,7 +30,7 @@ void Tiling::make_group(const LayoutView& layout, const PlanConfig& config, cons
   const i64 used = units.num_tiles;
   tiles.grow(used + count, used);
   kv_tiles_.grow(used + count, used);
-  prefix_.grow(used + count + 1, used + 1);
+  cost_before_.grow(used + count + 1, used + 1);
   const auto hull = [&](const QueryTile& tile) {
     return query_hull(layout, at, tile, config.group_size, config.num_kv_heads);
   };
@@ -49,7 +49,7 @@ void Tiling::make_group(const LayoutView& layout, const PlanConfig& config, cons
     tiles[t] = covered.tile;
     kv_tiles_[t] = covered.kv_tiles;
     const i64 cost = covered.cost;
-    prefix_[t + 1] = prefix_[t] + cost;
+    cost_before_[t + 1] = cost_before_[t] + cost;
     if (cost > longest_unit) {
       longest_unit = cost;
       longest_tile = t;
@@ -77,7 +77,7 @@ void Tiling::make(const LayoutView& layout, const PlanConfig& config, const Cove
   num_runs = longest_unit = shortest_unit = 0;
   longest_tile = 0;
   group_tile_.grow(groups + 1)[0] = 0;
-  prefix_.grow(groups + 1)[0] = 0;
+  cost_before_.grow(groups + 1)[0] = 0;
   if (cover.kv_span || cover.coverage) {
     make_levels(layout, config, HostCover{cover});
   } else {
@@ -86,7 +86,7 @@ void Tiling::make(const LayoutView& layout, const PlanConfig& config, const Cove
   units.tiles = tiles.data();
   units.runs = runs.data();
   units.kv_tiles = kv_tiles_.data();
-  units.prefix = prefix_.data();
+  units.cost_before = cost_before_.data();
   units.group_tile = group_tile_.data();
   units.num_kv_heads = config.num_kv_heads;
   for (i32 s = 0; s < 2; ++s) {

@@ -23,11 +23,12 @@ struct PlanStats {
   /// A candidate schedule that was worked out.
   struct Tried {
     const char* name;
-    i64 heaviest;
+    i64 time;
   };
   static constexpr i32 most_tried = 10;
 
   i64 heaviest = 0;  ///< planned cost of the heaviest queue
+  i64 time = 0;      ///< when the last worker is done: less where workers share bandwidth
   i64 total = 0;     ///< planned cost of all queues
   i64 uncut = 0;     ///< cost of the same work without any cut
   i32 num_workers = 0;

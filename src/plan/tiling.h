@@ -27,7 +27,7 @@ struct Tiling {
                   i32 group);
 
   Buffer<i32> kv_tiles_, group_tile_;
-  Buffer<i64> prefix_;
+  Buffer<i64> cost_before_;
 };
 
 }  // namespace raddle

@@ -95,7 +95,7 @@ TYPED_TEST(KvGpuQuantized, Append) {
       const auto& lo = std::get<Array<std::uint32_t>>(host.members.at("freq_lo"));
       const i32 none = 0;
       Composition<NoMask, Rope> variant{};
-      variant.parts.first = {{hi.data(), {16}}, {lo.data(), {16}}, {&none, {1}}, 1.0f};
+      variant.variants.first = {{hi.data(), {16}}, {lo.data(), {16}}, {&none, {1}}, 1.0f};
       launch_units(args.num_units, random, [&] { kv::append<T, P>(args, variant); });
     } else {
       const Composition<NoMask> variant{};

@@ -63,7 +63,7 @@ TYPED_TEST(KvGpu, AppendWithRope) {
     const i32 none = 0;
     const auto check = [&](auto rotation) {
       Composition<NoMask, decltype(rotation)> variant{};
-      variant.parts.first = {{hi.data(), {16}}, {lo.data(), {16}}, {&none, {1}}, 1.0f};
+      variant.variants.first = {{hi.data(), {16}}, {lo.data(), {16}}, {&none, {1}}, 1.0f};
       this->check_append(batch, variant, &host, random);
     };
     if (args.interleaved)

@@ -70,7 +70,7 @@ TEST(KvGpuMerge, StatesInOrderWithSinks) {
     args.group_size = 2;
     const float logit[] = {0.5f, -1.0f, 2.0f, 0.0f};
     Composition<NoMask, Sinks> sink{};
-    sink.parts.first.logit = {logit, {4}};
+    sink.variants.first.logit = {logit, {4}};
     launch_units(args.num_units, random, [&] {
       if (sunk)
         kv::merge(args, sink);

@@ -170,16 +170,16 @@ class MmaTest : public testing::Test {
     check<typename Types::T, typename Types::S>(layout, Composition<Leaf<0>, Causal>{},
                                                 all[1].parts, num_workers, random);
     Composition<AllOf<Leaf<1>, Leaf<2>>, SoftCap, SlidingWindow, Causal> gemma{};
-    gemma.parts.first.cap = 2.0f;
-    gemma.parts.rest.first = SlidingWindow{9, -1};
+    gemma.variants.first.cap = 2.0f;
+    gemma.variants.rest.first = SlidingWindow{9, -1};
     check<typename Types::T, typename Types::S>(layout, gemma, all[2].parts, num_workers, random);
     const float logit[] = {0.5f, -1.0f, 2.0f, 0.0f, 1.0f, -3.0f};
     Composition<AllOf<Leaf<1>, Leaf<2>>, Sinks, SlidingWindow, Causal> oss{};
-    oss.parts.first.logit = {logit, {6}};
-    oss.parts.rest.first = SlidingWindow{9, -1};
+    oss.variants.first.logit = {logit, {6}};
+    oss.variants.rest.first = SlidingWindow{9, -1};
     check<typename Types::T, typename Types::S>(layout, oss, all[3].parts, num_workers, random);
     Composition<NoMask, Sigmoid> sigmoid_only{};
-    sigmoid_only.parts.first.bias = -1.0f;
+    sigmoid_only.variants.first.bias = -1.0f;
     check<typename Types::T, typename Types::S>(layout, sigmoid_only, all[4].parts, num_workers,
                                                 random);
     check<typename Types::T, typename Types::S>(layout, Composition<NoMask, ThereAndBack>{},
@@ -219,7 +219,7 @@ TYPED_TEST(MmaTest, TwoTeams) {
   const std::vector<Case> all = cases();
   Composition<Leaf<0>, Causal> causal{};
   Composition<NoMask, Sigmoid> sigmoid{};
-  sigmoid.parts.first.bias = -1.0f;
+  sigmoid.variants.first.bias = -1.0f;
   for (const i32 workers : {4 * kv_heads, 3, 7}) {
     const LayoutPtr equal = decode({400, 400}), uneven = decode({300, 1, 0, 140});
     check<T, S, 80, true>(equal, causal, all[1].parts, workers, this->random);

@@ -134,7 +134,7 @@ TEST(PlanBalance, LinearSplitKeepsItsBound) {
     PlanConfig config =
         with(config_for(between(random, 1, 140), between(random, 1, 8), between(random, 1, 8)),
              Schedule::linear);
-    config.costs[short_queries].per_merge_row = config.costs[long_queries].per_merge_row =
+    config.costs[short_queries].per_state_row = config.costs[long_queries].per_state_row =
         between(random, 0, 3000);
     const PlanArrays plan = make_plan(layout.view(), config, cover_of(Causal{}));
     const PlanView view = plan.view();
@@ -145,7 +145,7 @@ TEST(PlanBalance, LinearSplitKeepsItsBound) {
       const CostModel& model = config.costs[t.shape];
       const UnitCost cost = cost_of(model, t.num_rows, false);
       const i32 n = count_kv_tiles(view.runs, t.run_begin, t.run_end, view.shapes[t.shape].keys);
-      const i32 piece = least_piece(cost, i64{model.per_merge_row} * t.num_rows, n,
+      const i32 piece = least_piece(cost, i64{model.per_state_row} * t.num_rows, n,
                                     plan.stats().uncut / config.num_workers);
       tile = std::max(tile, cost.tile * piece);
       contraction = std::max(contraction, cost.resume);
@@ -241,7 +241,7 @@ TEST(PlanBalance, HeadGroupsAreAssignedAsTheirWorkersWouldBe) {
     std::vector<i64> loads;
     const auto expected = longest_first(costs, heads, workers, loads);
 
-    std::vector<RankedPiece> ranked, spare(costs.size());
+    std::vector<Ranked> ranked, spare(costs.size());
     for (const i64 cost : costs) ranked.push_back({cost, static_cast<i32>(ranked.size())});
     const auto count = static_cast<i32>(ranked.size());
     sort_most_expensive_first(ranked.data(), count, spare.data());
@@ -322,7 +322,7 @@ TEST(PlanBalance, MuchIsPairedWithLittle) {
   const PlanArrays apart = make_plan(layout.view(), config);
   EXPECT_EQ(apart.view().items[4].col_end, 4096) << "as they come";
   config.schedule = Schedule::automatic;
-  config.costs[short_queries].per_merge = 1 << 28;  // whole tiles
+  config.costs[short_queries].per_state = 1 << 28;  // whole tiles
   const PlanArrays arrays = make_plan(layout.view(), config);
   const PlanView plan = arrays.view();
   ASSERT_EQ(plan.num_items, 8);
@@ -344,10 +344,10 @@ TEST(PlanBalance, ChunksAreNoShorterThanTheirComposition) {
   CostModel& cost = config.costs[short_queries];
   cost.per_tile = 1000;
   cost.per_tile_row = 0;
-  cost.per_merge_row = 1;  // a state of 16 rows is composed in a fraction of a tile's time
+  cost.per_state_row = 1;  // a state of 16 rows is composed in a fraction of a tile's time
   const i32 num_tiles = 16384 / config.shapes[short_queries].keys;
   EXPECT_EQ(chunks(), std::min(256, num_tiles));
-  cost.per_merge_row = 1000;  // in four times a tile's
+  cost.per_state_row = 1000;  // in four times a tile's
   EXPECT_LE(chunks() * chunks(), num_tiles / 4 + chunks());
   EXPECT_GE((chunks() + 1) * (chunks() + 1), num_tiles / 4);
 }

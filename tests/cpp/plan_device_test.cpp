@@ -25,7 +25,7 @@ void check_all(std::mt19937& random, const OwnedBatch& batch, const PlanConfig& 
   check(random, batch, config, Composition<NoMask>{});
   check(random, batch, config, Composition<Leaf<0>, Causal>{});
   Composition<AllOf<Leaf<1>, Leaf<2>>, SoftCap, SlidingWindow, Causal> gemma{};
-  gemma.parts.rest.first = SlidingWindow{between(random, 0, 300), -1};
+  gemma.variants.rest.first = SlidingWindow{between(random, 0, 300), -1};
   check(random, batch, config, gemma);
 }
 
@@ -169,7 +169,7 @@ TEST(DevicePlan, UnusedPagesMayBeMissing) {
     batch.kv_indptr.push_back(0);
     const PlanConfig config = config_for(7);
     Composition<Leaf<0>, SlidingWindow> window{};
-    window.parts.first = SlidingWindow{100, 0};  // keeps keys from 149 on: page 9
+    window.variants.first = SlidingWindow{100, 0};  // keeps keys from 149 on: page 9
     DevicePlanner planner(window, batch.view(), config, maxima_of(batch, config, 0));
     planner.run(random);
     EXPECT_EQ(planner.result.report.errors, 0);

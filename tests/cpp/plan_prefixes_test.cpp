@@ -49,7 +49,7 @@ TEST(Prefixes, DeviceAndHostFindTheSame) {
     check(random, batch, config, min_prefix, Composition<NoMask>{});
     check(random, batch, config, min_prefix, Composition<Leaf<0>, Causal>{});
     Composition<AllOf<Leaf<0>, Leaf<1>>, SlidingWindow, Causal> window{};
-    window.parts.first = SlidingWindow{between(random, 0, 300), -1};
+    window.variants.first = SlidingWindow{between(random, 0, 300), -1};
     check(random, batch, config, min_prefix, window);
   });
 }

@@ -187,22 +187,22 @@ TEST(Wgmma, WideHeads) {
 TEST(Wgmma, ScoresAndWindows) {
   const Case gemma_case = testing_attention::cases()[2];
   Composition<AllOf<Leaf<1>, Leaf<2>>, SoftCap, SlidingWindow, Causal> gemma{};
-  gemma.parts.first.cap = 2.0f;
-  gemma.parts.rest.first = SlidingWindow{9, -1};
+  gemma.variants.first.cap = 2.0f;
+  gemma.variants.rest.first = SlidingWindow{9, -1};
   check<bf16, 64, 64>(rows, {500, 130, 0}, 16, gemma, gemma_case.parts, 3);
 }
 TEST(Wgmma, SinksOfSplitTiles) {
   Case oss_case = testing_attention::cases()[3];
   const float logit[] = {0.5f, -1.0f, 2.0f, 0.0f};
   Composition<AllOf<Leaf<1>, Leaf<2>>, Sinks, SlidingWindow, Causal> oss{};
-  oss.parts.first.logit = {logit, {4}};
-  oss.parts.rest.first = SlidingWindow{9, -1};
+  oss.variants.first.logit = {logit, {4}};
+  oss.variants.rest.first = SlidingWindow{9, -1};
   check<f16, 64, 64>({9}, {1000}, 16, oss, oss_case.parts, 8);
 }
 TEST(Wgmma, Sums) {
   const Case sigmoid_case = testing_attention::cases()[4];
   Composition<NoMask, Sigmoid> sigmoid_only{};
-  sigmoid_only.parts.first.bias = -1.0f;
+  sigmoid_only.variants.first.bias = -1.0f;
   for (const i32 workers : {1, 6})
     check<bf16, 64, 64>({70}, {600}, 16, sigmoid_only, sigmoid_case.parts, workers);
 }

@@ -105,8 +105,15 @@ class DeviceArray:
 
     def first_columns(self, count: int) -> DeviceArray:
         """A view of the first elements of every row; it keeps this array."""
+        return self._of_shape((*self.shape[:-1], count))
+
+    def first_rows(self, count: int) -> DeviceArray:
+        """A view of the first rows; it keeps this array."""
+        return self._of_shape((count, *self.shape[1:]))
+
+    def _of_shape(self, shape: tuple[int, ...]) -> DeviceArray:
         view = object.__new__(DeviceArray)
-        view.__dict__.update(self.__dict__, shape=(*self.shape[:-1], count), _base=ctypes.c_uint64(), _whole=self)
+        view.__dict__.update(self.__dict__, shape=shape, _base=ctypes.c_uint64(), _whole=self)
         return view
 
     def __del__(self):

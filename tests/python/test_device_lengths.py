@@ -15,7 +15,7 @@ from draws import draw
 from engine import Engine, twin
 from reference import Causal, SlidingWindow, SoftCap, attention
 from reference.variants import Flex
-from small import refuses, reserved
+from small import paged, refuses, reserved
 
 FORMS = ("lists", "table")
 WIDTHS = np.array([3, 60, 200, 20], np.int32)
@@ -180,6 +180,66 @@ def test_a_run_captured_alone_keeps_its_table(gpu, rng, emulator):
         within(attention(problem), tensors.out.numpy()[: len(problem.q)])
 
 
+@pytest.mark.parametrize("prefixes", [False, True])
+def test_graphs_of_several_sizes_share_a_reservation(gpu, rng, emulator, prefixes):
+    """As serving engines capture them: a graph a batch size, each with tensors of that size, one plan for all."""
+    import tvm_ffi
+
+    options = {"discover_prefixes": 16 if prefixes else False}
+    attn, reservation = reserve(gpu, max_levels=2 if prefixes else 1)
+    table, tensors = Table("table", counted=False), Tensors()
+    zeros = {size: np.zeros((size, *tensors.q.shape[1:]), tensors.q.dtype) for size in (2, 5, 6)}
+    q, out = ({size: DeviceArray(array) for size, array in zeros.items()} for _ in range(2))
+
+    def layout(size):
+        whole = table.qo_indptr.first_columns(size + 1), None, table.pages.first_rows(size)
+        return raddle.PagedKV(*whole, table.kv_len.first_columns(size), page_size=16, num_rows=size, **options)
+
+    for size in zeros:
+        reservation.update(layout(size))
+        with tvm_ffi.use_raw_stream(tvm_ffi.device(attn.device), stream := 0x730 + size + 16 * prefixes):
+            emulator.raddle_emulator_capture(stream)
+            attn.run(reservation, q[size], tensors.kv, out=out[size])
+            emulator.raddle_emulator_capture(None)
+    for size, lengths in [(5, [40, 0, 97, 3, 60]), (2, [160, 31]), (6, [20, 70]), (6, [33, 150, 5, 0, 90, 1])]:
+        kind = "paged_prefixes" if prefixes else "paged"
+        problem = draw(rng, kind, "causal", lengths=[(1, n) for n in lengths], page_size=16, **HEADS)
+        table.write(problem.layout), tensors.write(problem)
+        rest = size - len(lengths)  # requests that are none: no rows, no keys
+        counts = np.concatenate([problem.layout.kv_len, np.zeros(6 - len(lengths))])
+        starts = np.minimum(np.arange(7), len(lengths))
+        table.kv_len.write(counts.astype(np.int32)), table.qo_indptr.write(starts.astype(np.int32))
+        q[size].write(np.concatenate([problem.q, np.full((rest, *problem.q.shape[1:]), np.nan, problem.q.dtype)]))
+        out[size].write(np.full(out[size].shape, 7.0, out[size].dtype))
+        reservation.update(layout(size))
+        emulator.raddle_emulator_replay(0x730 + size + 16 * prefixes)
+        reservation.check()
+        within(attention(problem), out[size].numpy()[: len(lengths)])
+        assert (out[size].numpy()[len(lengths) :] == 7.0).all()
+
+
+def test_fewer_rows_than_the_reservation_has(gpu, rng):
+    attn, reservation = reserve(gpu)
+    table, tensors = Table("table"), Tensors()
+    arrays = table.qo_indptr, None, table.pages, table.kv_len
+    layout = raddle.PagedKV(*arrays, page_size=16, num_requests=table.count, num_rows=5)
+    assert layout.num_rows == 5
+    problem = draw(rng, "paged", "causal", lengths=[(3, 40), (3, 70)], page_size=16, **HEADS)
+    table.write(problem.layout), tensors.write(problem)
+    reservation.update(layout)
+    few = DeviceArray(np.zeros((4, *tensors.q.shape[1:]), tensors.q.dtype))
+    with refuses(ValueError, "q is [4, 4, 64] bfloat16; expected [5, 4, 64]"):
+        attn.run(reservation, few, tensors.kv, out=few)
+    attn.run(reservation, tensors.q, tensors.kv, out=tensors.out)
+    with refuses(ValueError, "qo_indptr has more rows than", "num_rows of the layout"):
+        reservation.check()
+    assert (tensors.out.numpy() == 7.0).all()
+    with refuses(ValueError, "num_rows is 25; expected at most max_qo_tokens = 24 of the reservation"):
+        reservation.update(raddle.PagedKV(*arrays, page_size=16, num_rows=25))
+    with refuses(ValueError, "num_rows is -2; expected at least 0"):
+        raddle.PagedKV(*arrays, page_size=16, num_rows=-2)
+
+
 # --- where the device is the host ------------------------------------------------------------------
 
 
@@ -220,3 +280,9 @@ def test_what_prefix_discovery_refuses():
     attn = raddle.Attention(raddle.AttentionSpec(4, 2, 64, batch_invariant=True))
     with refuses(ValueError, "cascade", "batch_invariant"):
         attn.plan(raddle.PagedKV(**arrays, discover_prefixes=True))
+
+
+def test_a_host_table_within_num_rows(rng):
+    assert paged(num_rows=3).num_rows == paged(num_rows=9).num_rows == 3
+    with refuses(ValueError, "qo_indptr has 3 rows; expected at most num_rows = 2"):
+        paged(num_rows=2)

@@ -12,6 +12,7 @@ import pytest
 import raddle
 from documents import ROOT
 from raddle import flex, mla
+from raddle.integrations import vllm
 
 MODULES = {
     "raddle": raddle.__all__,
@@ -21,6 +22,7 @@ MODULES = {
     "raddle.flex.ops": None,
     "raddle.mla": None,
     "raddle.cache": None,
+    "raddle.integrations.vllm": vllm.__all__,
 }
 # Modules, and what means `min` and `max` inside of a traced function.
 NO_ENTRY = {"raddle.flex.masks", "raddle.flex.mods", "raddle.flex.ops", "raddle.flex.ops.smallest", "raddle.flex.ops.largest"}

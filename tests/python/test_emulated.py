@@ -20,6 +20,7 @@ FILES = (
     "replay_cuda",
     "reservation",
     "timeline",
+    "vllm_cuda",
 )
 
 

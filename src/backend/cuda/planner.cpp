@@ -27,6 +27,8 @@ GpuLaunch CudaPlanner::plan(const DeviceLayout& layout, const CudaVariant& varia
                             StreamHandle stream) const {
   PlanLaunch launch = plan_launch(layout.batch, config_, maxima_, masked_,
                                   kernel_->device().info().max_shared_bytes);
+  // After the sizes, which are the reservation's: only what the kernel compares rows with.
+  if (layout.num_rows >= 0) launch.maxima.max_qo_tokens = layout.num_rows;
   auto* base = static_cast<u8*>(block_.data());
   launch.plan = base;
   launch.layout = base + at_.layout;
@@ -76,6 +78,10 @@ void DevicePlannedReservation::check_table(const DeviceBatch& batch) const {
           "page_indices is another array, or page_size another number, than those of a captured "
           "run; expected the same, which its graph keeps: or capture update and run together");
 }
+
+/// The host does not know which graph is replayed next: its tensors must suit the layout that was
+/// captured with it, and later ones of its graph have no more rows.
+i64 DevicePlannedReservation::captured_rows(const Layout& shape) const { return shape.num_rows(); }
 
 void DevicePlannedReservation::keep_arrays(const CudaPlan& plan, StreamHandle stream) {
   if (plan.capture() == capture_of(stream)) return;

@@ -54,6 +54,7 @@ class DevicePlannedReservation final : public CudaReservation, public DevicePlan
 
  private:
   void use_arrays_on(StreamHandle stream) const override { planner_.use_on(stream); }
+  i64 captured_rows(const Layout& shape) const override;
   void keep_arrays(const CudaPlan& plan, StreamHandle stream) override;
   void check_table(const DeviceBatch& batch) const;
 

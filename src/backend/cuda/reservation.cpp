@@ -102,9 +102,9 @@ void CudaReservation::check_pools(const Layout& layout) const {
 void CudaReservation::capture(const CudaPlan& plan, const RunArgs& args, const Layout& layout,
                               const BoundVariant& variant,
                               std::shared_ptr<const CudaVariant> on_device) {
-  if (args.q.shape[0] < maxima_.max_qo_tokens)
+  if (const i64 rows = captured_rows(layout); args.q.shape[0] < rows)
     fail<ValueError>("q has ", args.q.shape[0],
-                     " rows; a captured run needs max_qo_tokens = ", maxima_.max_qo_tokens,
+                     " rows; a captured run needs max_qo_tokens = ", rows,
                      ", as many as a later plan may have");
   const std::lock_guard lock(mutex_);
   keep_arrays(plan, args.stream);

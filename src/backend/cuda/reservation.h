@@ -62,6 +62,8 @@ class CudaReservation : public std::enable_shared_from_this<CudaReservation> {
  private:
   /// Before a launch on `stream` that reads the plan's arrays. The mutex is held.
   virtual void use_arrays_on(StreamHandle stream) const = 0;
+  /// Query rows that the tensors of a captured run of `layout` have at least.
+  virtual i64 captured_rows(const Layout&) const { return maxima_.max_qo_tokens; }
   /// Checks that later plans will lie where `plan` does. The mutex is held.
   virtual void keep_arrays(const CudaPlan& plan, StreamHandle stream) = 0;
 

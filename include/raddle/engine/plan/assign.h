@@ -20,9 +20,9 @@ constexpr i32 worker_bits = 17;
 
 /// What is sorted by cost: a piece, or another thing by its number (drawn.h sorts groups and
 /// units).
-struct RankedPiece {
+struct Ranked {
   i64 cost;
-  i32 piece;
+  i32 number;
 };
 
 }  // namespace raddle
@@ -33,7 +33,7 @@ RADDLE_ENGINE_BEGIN
 /// cost is below the highest: a CPU cannot predict the branches of comparisons. Few pieces are
 /// sorted by smaller digits, because going through all values of a large digit would take longer
 /// than going through the pieces. `spare` is scratch; the result is in `ranked`.
-RADDLE_FN void sort_most_expensive_first(RankedPiece* ranked, i32 count, RankedPiece* spare) {
+RADDLE_FN void sort_most_expensive_first(Ranked* ranked, i32 count, Ranked* spare) {
   constexpr i32 most_values = 1 << 8;
   const i32 bits = count < most_values / 2 ? 5 : 8, values = 1 << bits;
   i64 most = 0, least = count > 0 ? ranked[0].cost : 0;
@@ -41,10 +41,10 @@ RADDLE_FN void sort_most_expensive_first(RankedPiece* ranked, i32 count, RankedP
     most = max(most, ranked[i].cost);
     least = min(least, ranked[i].cost);
   }
-  RankedPiece* from = ranked;
-  RankedPiece* to = spare;
+  Ranked* from = ranked;
+  Ranked* to = spare;
   for (i32 shift = 0; (most - least) >> shift > 0; shift += bits) {
-    const auto digit = [&](const RankedPiece& piece) {
+    const auto digit = [&](const Ranked& piece) {
       return static_cast<i32>((most - piece.cost) >> shift & (values - 1));
     };
     i32 place[most_values];
@@ -56,7 +56,7 @@ RADDLE_FN void sort_most_expensive_first(RankedPiece* ranked, i32 count, RankedP
       before += here;
     }
     for (i32 i = 0; i < count; ++i) to[place[digit(from[i])]++] = from[i];
-    RankedPiece* swap = from;
+    Ranked* swap = from;
     from = to;
     to = swap;
   }
@@ -96,13 +96,13 @@ RADDLE_FN void add_to_least(Load* heap, i32 count, i64 cost) {
 
 /// Gives the first num_workers placements to a worker each, as a heap of idle workers would, and
 /// makes the heap of what they then have.
-RADDLE_FN void assign_first(const RankedPiece* ranked, i32 num_kv_heads, i32 num_workers,
-                            Load* heap, Placement* placements) {
+RADDLE_FN void assign_first(const Ranked* ranked, i32 num_kv_heads, i32 num_workers, Load* heap,
+                            Placement* placements) {
   i32 last = 0;
   for (i32 p = 0, w = 0; w < num_workers; ++p) {
     last = p;
     for (i32 h = 0; h < num_kv_heads && w < num_workers; ++h, ++w)
-      placements[w] = Placement{ranked[p].piece, h, w};
+      placements[w] = Placement{ranked[p].number, h, w};
   }
   // Ascending loads are a heap. They lie in falling order, and equal ones from the lowest worker
   // on.
@@ -118,7 +118,7 @@ RADDLE_FN void assign_first(const RankedPiece* ranked, i32 num_kv_heads, i32 num
 
 /// No assignment of sorted pieces has a lighter heaviest queue: it has the most expensive piece,
 /// and of the W + 1 most expensive ones at least two on one worker.
-RADDLE_FN i64 least_of_ranked(const RankedPiece* ranked, i32 num_pieces, i32 num_kv_heads,
+RADDLE_FN i64 least_of_ranked(const Ranked* ranked, i32 num_pieces, i32 num_kv_heads,
                               i32 num_workers) {
   if (num_pieces * num_kv_heads <= num_workers) return num_pieces > 0 ? ranked[0].cost : 0;
   const i64 two =
@@ -128,7 +128,7 @@ RADDLE_FN i64 least_of_ranked(const RankedPiece* ranked, i32 num_pieces, i32 num
 
 /// The assignment of Algorithm 1 (arXiv:2501.01005): the most expensive piece next, to the least
 /// loaded worker. `heap` has num_workers entries. Returns the heaviest load.
-RADDLE_FN i64 assign_longest_first(const RankedPiece* ranked, i32 num_pieces, i32 num_kv_heads,
+RADDLE_FN i64 assign_longest_first(const Ranked* ranked, i32 num_pieces, i32 num_kv_heads,
                                    i32 num_workers, Load* heap, Placement* placements) {
   if (num_pieces == 0) return 0;
   const i32 count = num_pieces * num_kv_heads;
@@ -137,7 +137,7 @@ RADDLE_FN i64 assign_longest_first(const RankedPiece* ranked, i32 num_pieces, i3
   i32 p = num_workers / num_kv_heads;
   i32 head = num_workers - p * num_kv_heads;
   for (i32 i = num_workers; i < count; ++i) {
-    placements[i] = Placement{ranked[p].piece, head, worker_of(heap[0])};
+    placements[i] = Placement{ranked[p].number, head, worker_of(heap[0])};
     heaviest = max(heaviest, cost_of(heap[0]) + ranked[p].cost);
     add_to_least(heap, num_workers, ranked[p].cost);
     if (++head < num_kv_heads) continue;

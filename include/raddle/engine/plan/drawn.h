@@ -30,10 +30,10 @@ RADDLE_FN i64 columns_of(const Units& units, i32 group) {
 /// Orders the units. `order` has the groups, by their most expensive tile, highest cost first;
 /// `wave` is how many columns of one KV head fit the cache; `ranked` and `spare` have room
 /// for all units. Returns how many there are.
-RADDLE_FN i32 order_in_waves(const Units& units, const RankedPiece* order, i32 num_groups, i64 wave,
-                             RankedPiece* ranked, RankedPiece* spare, DrawnUnit* queue) {
+RADDLE_FN i32 order_in_waves(const Units& units, const Ranked* order, i32 num_groups, i64 wave,
+                             Ranked* ranked, Ranked* spare, DrawnUnit* queue) {
   i64 columns = 0;
-  for (i32 i = 0; i < num_groups; ++i) columns += columns_of(units, order[i].piece);
+  for (i32 i = 0; i < num_groups; ++i) columns += columns_of(units, order[i].number);
   const i32 heads = units.num_kv_heads;
   const i64 waves = max(i64{1}, ceil_div(columns * heads, max(i64{1}, wave)));
   const i64 even = ceil_div(columns * heads, waves);
@@ -42,18 +42,17 @@ RADDLE_FN i32 order_in_waves(const Units& units, const RankedPiece* order, i32 n
   const auto end_wave = [&] {
     sort_most_expensive_first(ranked, count - begin, spare);
     for (i32 i = begin; i < count; ++i)
-      queue[i] = DrawnUnit{ranked[i - begin].piece / heads, ranked[i - begin].piece % heads};
+      queue[i] = DrawnUnit{ranked[i - begin].number / heads, ranked[i - begin].number % heads};
     begin = count;
     filled = 0;
   };
   for (i32 i = 0; i < num_groups; ++i) {
-    const i32 group = order[i].piece;
+    const i32 group = order[i].number;
     const i64 adds = columns_of(units, group);
     for (i32 h = 0; h < heads; ++h) {
       for (i32 t = units.group_tile[group]; t < units.group_tile[group + 1]; ++t) {
         const UnitCost cost = unit_cost(units, t);
-        ranked[count++ - begin] =
-            RankedPiece{cost.start + units.kv_tiles[t] * cost.tile, t * heads + h};
+        ranked[count++ - begin] = Ranked{cost.start + units.kv_tiles[t] * cost.tile, t * heads + h};
       }
       filled += adds;
       if (filled >= even) end_wave();

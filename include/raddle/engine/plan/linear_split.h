@@ -55,7 +55,7 @@ struct Shares {
 };
 
 /// Where the units of a query tile may be cut.
-struct Grid {
+struct CutGrid {
   UnitCost cost;
   i32 n;      ///< KV tiles
   i32 piece;  ///< cuts fall on multiples of this many of them
@@ -98,17 +98,17 @@ RADDLE_FN i32 least_piece(const UnitCost& cost, i64 merge, i32 n, i64 span) {
 }
 
 /// Where the units of `tile` may be cut. `span` is a worker's share of the line.
-RADDLE_FN Grid grid_of(const Units& units, i32 tile, i64 span) {
+RADDLE_FN CutGrid cut_grid_of(const Units& units, i32 tile, i64 span) {
   const QueryTile& t = units.tiles[tile];
-  const i64 merge = i64{units.costs[t.shape].per_merge_row} * t.num_rows;
-  Grid grid{unit_cost(units, tile), units.kv_tiles[tile], 1};
+  const i64 merge = i64{units.costs[t.shape].per_state_row} * t.num_rows;
+  CutGrid grid{unit_cost(units, tile), units.kv_tiles[tile], 1};
   grid.piece = least_piece(grid.cost, merge, grid.n, span);
   return grid;
 }
 
 /// KV tiles before the cut of a unit that is ideally at `offset` from its beginning; n means that
 /// the cut moves to the unit's end, 0 to its beginning.
-RADDLE_FN i32 snap(const Grid& grid, i64 offset) {
+RADDLE_FN i32 snap(const CutGrid& grid, i64 offset) {
   const UnitCost& cost = grid.cost;
   if (offset <= cost.start) return 0;
   i64 k = quotient(offset - cost.start + cost.tile / 2, cost.tile);
@@ -138,34 +138,34 @@ RADDLE_FN Cut last_cut(const Units& units) {
 RADDLE_FN GroupSpan span_of(const Units& units, i32 group) {
   const i32 begin = units.group_tile[group];
   const i32 end = units.group_tile[group + 1];
-  const i64 start = units.prefix[begin];
+  const i64 start = units.cost_before[begin];
   return GroupSpan{group,
                    begin,
                    end,
                    units.num_kv_heads * begin,
                    units.num_kv_heads * start,
-                   units.prefix[end] - start};
+                   units.cost_before[end] - start};
 }
 
 /// The unit in which the point x of the line lies, 0 < x < total_cost; it is one of `group`'s.
 RADDLE_FN UnitSpan unit_around(const Units& units, i64 x, const GroupSpan& group) {
-  const i64 start = units.prefix[group.begin];
+  const i64 start = units.cost_before[group.begin];
   const i64 in_group = x - group.x;
   const i32 head = static_cast<i32>(quotient(in_group, group.head_cost));
   const i64 head_x = group.x + head * group.head_cost;
   const i64 in_head = x - head_x;
   const i32 tile = first_where(group.begin + 1, group.end,
-                               [&](i32 t) { return units.prefix[t] - start > in_head; }) -
+                               [&](i32 t) { return units.cost_before[t] - start > in_head; }) -
                    1;
   return UnitSpan{{group.group, head, tile},
                   group.unit + head * (group.end - group.begin) + (tile - group.begin),
-                  head_x + (units.prefix[tile] - start),
-                  head_x + (units.prefix[tile + 1] - start)};
+                  head_x + (units.cost_before[tile] - start),
+                  head_x + (units.cost_before[tile + 1] - start)};
 }
 
 /// The cut nearest to a point x of a unit. It never falls as x grows. `grid` is that of the unit's
 /// tile.
-RADDLE_FN Cut cut_near(const Units& units, i64 x, const UnitSpan& unit, const Grid& grid) {
+RADDLE_FN Cut cut_near(const Units& units, i64 x, const UnitSpan& unit, const CutGrid& grid) {
   const i32 k = snap(grid, x - unit.x);
   // A unit without keys is not cut: the cut goes to its nearer end.
   if (grid.n > 0 ? k == grid.n : 2 * x >= unit.x + unit.end)
@@ -196,10 +196,10 @@ RADDLE_FN Cut even_cut(const Units& units, const Shares& shares, i32 w, const Gr
   // search in `prefix` finds the group, though not yet the tile.
   const i64 in_head = quotient(x, i64{units.num_kv_heads});
   const i32 tile =
-      first_where(1, units.num_tiles, [&](i32 t) { return units.prefix[t] > in_head; }) - 1;
+      first_where(1, units.num_tiles, [&](i32 t) { return units.cost_before[t] > in_head; }) - 1;
   const GroupSpan group = span_of(units, group_of(tile));
   const UnitSpan unit = unit_around(units, x, group);
-  return cut_near(units, x, unit, grid_of(units, unit.at.tile, shares.whole));
+  return cut_near(units, x, unit, cut_grid_of(units, unit.at.tile, shares.whole));
 }
 
 /// What cut c adds, p being the one before it.
@@ -249,7 +249,7 @@ RADDLE_FN LinearSplit cut_evenly(const Units& units, i32 num_workers, Cut* cuts)
   CutWalk walk(cuts[0]);
   GroupSpan group{-1, 0, 0, 0, 0, 0};
   UnitSpan unit{{-1, 0, -1}, 0, 0, 0};
-  Grid grid{};
+  CutGrid grid{};
   i64 x = 0;
   i64 rest = 0;  // the fraction of the ideal cut, in parts of num_workers; x is its whole part
   for (i32 w = 1; w < num_workers; ++w) {
@@ -266,7 +266,7 @@ RADDLE_FN LinearSplit cut_evenly(const Units& units, i32 num_workers, Cut* cuts)
         group = span_of(units, group.group + 1);
       const i32 tile = unit.at.tile;
       unit = unit_around(units, x, group);
-      if (unit.at.tile != tile) grid = grid_of(units, unit.at.tile, shares.whole);
+      if (unit.at.tile != tile) grid = cut_grid_of(units, unit.at.tile, shares.whole);
     }
     Cut cut = cut_near(units, x, unit, grid);
     walk.step(cut, grid.cost);

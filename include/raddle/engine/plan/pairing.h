@@ -10,7 +10,7 @@ RADDLE_ENGINE_BEGIN
 /// together they have one way to memory. But where no worker has a second piece, the halves of a
 /// tile that is cut in two are paired, for they can be added up inside the multiprocessor
 /// (kernel/mma/warp_states.h). `rank_of` has room for all pieces.
-RADDLE_FN void pair_workers(const RankedPiece* ranked, i32 num_pieces, const Piece* pieces,
+RADDLE_FN void pair_workers(const Ranked* ranked, i32 num_pieces, const Piece* pieces,
                             const i32* piece_begin, i32 num_kv_heads, i32 num_workers, i32* rank_of,
                             i32* numbered) {
   const i32 half = num_workers / 2;
@@ -28,9 +28,9 @@ RADDLE_FN void pair_workers(const RankedPiece* ranked, i32 num_pieces, const Pie
     const i32 t = pieces[piece].tile;
     return piece_begin[t + 1] - piece_begin[t] == 2;
   };
-  for (i32 i = 0; i < num_pieces; ++i) rank_of[ranked[i].piece] = i;
+  for (i32 i = 0; i < num_pieces; ++i) rank_of[ranked[i].number] = i;
   for (i32 i = 0; i < num_pieces; ++i) {
-    const i32 piece = ranked[i].piece;
+    const i32 piece = ranked[i].number;
     if (!is_half(piece) || piece != piece_begin[pieces[piece].tile]) continue;
     for (i32 h = 0; h < num_kv_heads; ++h, ++first) {
       numbered[i * num_kv_heads + h] = first;
@@ -38,7 +38,8 @@ RADDLE_FN void pair_workers(const RankedPiece* ranked, i32 num_pieces, const Pie
     }
   }
   for (i32 i = 0; i < num_pieces; ++i)
-    for (i32 h = 0; h < num_kv_heads && !is_half(ranked[i].piece); ++h) place(i * num_kv_heads + h);
+    for (i32 h = 0; h < num_kv_heads && !is_half(ranked[i].number); ++h)
+      place(i * num_kv_heads + h);
   for (i32 w = num_pieces * num_kv_heads; w < num_workers; ++w) place(w);
 }
 

@@ -30,7 +30,7 @@ RADDLE_FN i64 chunk_limit(const Units& units, i32 num_workers) {
 /// storing and composing a state costs.
 RADDLE_FN i32 limit_tiles(const Units& units, i32 tile, i64 limit) {
   const QueryTile& t = units.tiles[tile];
-  const i64 compose = i64{units.costs[t.shape].per_merge_row} * t.num_rows / 4;
+  const i64 compose = i64{units.costs[t.shape].per_state_row} * t.num_rows / 4;
   const i32 n = units.kv_tiles[tile];
   const i32 keys = tile_keys(units, tile);
   if (limit > (i64{n} - 1) * keys) return max(n, 1);  // no division

@@ -120,8 +120,8 @@ struct CostModel {
   i32 per_item_row;  ///< what each fused row adds to that
   i32 per_tile;      ///< a KV tile's share that does not depend on the query rows (loading K and V)
   i32 per_tile_row;  ///< what each fused row adds to that
-  i32 per_merge_row;  ///< storing and composing one row of a partial state
-  i32 per_merge;  ///< what a partial state adds whatever its size: announcing it to other workers
+  i32 per_state_row;  ///< storing and composing one row of a partial state
+  i32 per_state;  ///< what a partial state adds whatever its size: announcing it to other workers
 };
 
 /// What is planned for: numbers of workers and heads, tile shapes and their costs. Pure values.

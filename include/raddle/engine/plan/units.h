@@ -18,9 +18,9 @@ struct UnitCost {
 struct Units {
   const QueryTile* tiles;
   const Run* runs;
-  const i32* kv_tiles;    ///< [num_tiles] KV tiles of a query tile
-  const i64* prefix;      ///< [num_tiles + 1] prefix sum of the tiles' costs, for one KV head
-  const i32* group_tile;  ///< [num_groups + 1] first tile of a group, counted over all levels
+  const i32* kv_tiles;     ///< [num_tiles] KV tiles of a query tile
+  const i64* cost_before;  ///< [num_tiles + 1] cost of all tiles before one, for one KV head
+  const i32* group_tile;   ///< [num_groups + 1] first tile of a group, counted over all levels
   i32 num_tiles;
   i32 num_groups;
   i32 num_kv_heads;
@@ -77,7 +77,7 @@ RADDLE_FN i32 column_of(const Run* runs, i32 begin, i32 end, i32 keys, i32 k) {
 RADDLE_FN UnitCost cost_of(const CostModel& model, i32 rows, bool all_partial) {
   const i64 item = max(i64{1}, model.per_item + i64{model.per_item_row} * rows);
   const i64 tile = max(i64{1}, model.per_tile + i64{model.per_tile_row} * rows);
-  const i64 merge = model.per_merge + i64{model.per_merge_row} * rows;
+  const i64 merge = model.per_state + i64{model.per_state_row} * rows;
   return UnitCost{all_partial ? item + merge : item, tile, all_partial ? 0 : merge, item + merge};
 }
 
@@ -103,7 +103,7 @@ RADDLE_FN i32 balanced_piece(const UnitCost& cost, i64 compose, i32 n) {
 }
 
 RADDLE_FN i64 total_cost(const Units& units) {
-  return units.num_kv_heads * units.prefix[units.num_tiles];
+  return units.num_kv_heads * units.cost_before[units.num_tiles];
 }
 
 RADDLE_FN i32 tile_keys(const Units& units, i32 tile) {

@@ -119,7 +119,7 @@ RADDLE_FN float logits_of(const V& v, float s, const Row& r, const Key& c) {
 /// `Mask` is NoMask or a mask expression over the variants.
 template <class Mask, class... Variants>
 struct Composition {
-  Pack<Variants...> parts;  ///< the variants' structs
+  Pack<Variants...> variants;
 
   static constexpr Scan scan =
       ((scan_of<Variants>() == Scan::sum) || ...) ? Scan::sum : Scan::softmax;
@@ -128,21 +128,21 @@ struct Composition {
 
   template <class Vec>
   requires(has_query<Variants> || ...) RADDLE_FN void query(Vec& q, const Row& r) const {
-    for_each_variant(parts, [&](const auto& v) {
+    for_each_variant(variants, [&](const auto& v) {
       if constexpr (requires { v.query(q, r); }) v.query(q, r);
     });
   }
 
   template <class Vec>
   requires(has_key<Variants> || ...) RADDLE_FN void key(Vec& k, const Key& c) const {
-    for_each_variant(parts, [&](const auto& v) {
+    for_each_variant(variants, [&](const auto& v) {
       if constexpr (requires { v.key(k, c); }) v.key(k, c);
     });
   }
 
   template <class Vec>
   requires(has_value<Variants> || ...) RADDLE_FN void value(Vec& x, const Key& c) const {
-    for_each_variant(parts, [&](const auto& v) {
+    for_each_variant(variants, [&](const auto& v) {
       if constexpr (requires { v.value(x, c); }) v.value(x, c);
     });
   }
@@ -150,26 +150,28 @@ struct Composition {
   /// The part that turns logits into weights (Scan::sum) runs last, wherever it stands in the list.
   RADDLE_FN float logits(float s, const Row& r, const Key& c) const
       requires(has_logits<Variants> || ...) {
-    for_each_variant(parts, [&](const auto& v) { s = logits_of<Scan::softmax>(v, s, r, c); });
+    for_each_variant(variants, [&](const auto& v) { s = logits_of<Scan::softmax>(v, s, r, c); });
     if constexpr (scan == Scan::sum)
-      for_each_variant(parts, [&](const auto& v) { s = logits_of<Scan::sum>(v, s, r, c); });
+      for_each_variant(variants, [&](const auto& v) { s = logits_of<Scan::sum>(v, s, r, c); });
     return s;
   }
 
   RADDLE_FN bool mask(const Row& r, const Key& c) const requires masked {
-    return Mask::mask(parts, r, c);
+    return Mask::mask(variants, r, c);
   }
 
-  RADDLE_FN KvSpan kv_span(const Tile& t) const requires masked { return Mask::kv_span(parts, t); }
+  RADDLE_FN KvSpan kv_span(const Tile& t) const requires masked {
+    return Mask::kv_span(variants, t);
+  }
 
   RADDLE_FN Coverage coverage(const Tile& t) const requires masked {
-    return Mask::coverage(parts, t);
+    return Mask::coverage(variants, t);
   }
 
   /// At most one variant has a sink (src/variant/bound_variant.cpp refuses more).
   RADDLE_FN float sink(const Row& r) const requires(has_sink<Variants> || ...) {
     float logit = -math::infinity;
-    for_each_variant(parts, [&](const auto& v) {
+    for_each_variant(variants, [&](const auto& v) {
       if constexpr (requires { v.sink(r); }) logit = v.sink(r);
     });
     return logit;
@@ -178,7 +180,7 @@ struct Composition {
   template <class Vec>
   requires(has_output<Variants> || ...) RADDLE_FN
       void output(Vec& o, const Row& r, float lse) const {
-    for_each_variant(parts, [&](const auto& v) {
+    for_each_variant(variants, [&](const auto& v) {
       if constexpr (requires { v.output(o, r, lse); }) v.output(o, r, lse);
     });
   }

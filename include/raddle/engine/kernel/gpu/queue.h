@@ -31,7 +31,7 @@ RADDLE_DEVICE void prefetch_inputs(const GpuLaunch& launch) {
 /// Computes one worker's queue: compute(begin, end) computes the items and returns whether some of
 /// their rows are composed in shares. These shares are composed last, when the other workers'
 /// states are stored.
-template <class Kernel, class Layout, class Variant, class Compute>
+template <class Kernel, class Memory, class Variant, class Compute>
 RADDLE_DEVICE void attend_queue(const GpuLaunch& launch, const Variant& variant, Compute compute) {
   if (Kernel::Team::num_teams > 1 && Kernel::Team::worker() >= launch.plan.num_workers)
     return;  // the second team of the last block, where the number of workers is odd
@@ -45,7 +45,7 @@ RADDLE_DEVICE void attend_queue(const GpuLaunch& launch, const Variant& variant,
   if (!compute(begin, end) || begin == end) return;
   // The queue's bounds are loaded again: kept until here, they would take registers from the loops.
   contract_shares<Kernel>(launch, variant, ptx::load_now(queue), ptx::load_now(queue + 1),
-                          Layout::completed_bits(), Layout::vector(Kernel::Team::warp()));
+                          Memory::completed_bits(), Memory::vector(Kernel::Team::warp()));
   mark<Kernel>(launch, TimelineStage::contracted, end - 1);
 }
 

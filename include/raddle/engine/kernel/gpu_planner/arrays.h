@@ -39,10 +39,10 @@ struct PlannedRecord {
 /// The scratch arrays.
 template <template <class> class Of>
 struct ScratchRecord {
-  Of<i32> candidates;  ///< [groups + 1] query tiles of the groups before, of one level, with those
-                       ///< that keep nothing
-  Of<i32> group_tile;  ///< [groups of all levels + 1]
-  Of<i64> prefix;      ///< prefix sum of costs, as in Units
+  Of<i32> tile_indptr;  ///< [groups + 1] query tiles of the groups before, of one level, with those
+                        ///< that keep nothing
+  Of<i32> group_tile;   ///< [groups of all levels + 1]
+  Of<i64> cost_before;  ///< as in Units
   Of<i32> kv_tiles;
   Of<QueryTile> tiles;
   Of<Cut> cuts;
@@ -54,12 +54,12 @@ struct ScratchRecord {
   Of<i32> qo_indptr;  ///< [requests + 1]
   Of<i32> kv_len;     ///< [requests]
   // With shared prefixes. [requests]:
-  Of<PrefixLink> links;   ///< link to a leader; pages is 0 where no other request shares
-  Of<i32> depth;          ///< of a leader: pages that all requests linked to it share
-  Of<PrefixGroup> group;  ///< of a leader: its group
-  Of<i32> row_before;     ///< rows of the group before the request's
-  Of<i32> tiles_before;   ///< query tiles of the group's earlier requests, on the last level
-  Of<i32> prefix_tiles;   ///< [requests + 1] candidates of the first level
+  Of<PrefixLink> links;        ///< link to a leader; pages is 0 where no other request shares
+  Of<i32> depth;               ///< of a leader: pages that all requests linked to it share
+  Of<PrefixGroup> group;       ///< of a leader: its group
+  Of<i32> row_before;          ///< rows of the group before the request's
+  Of<i32> tiles_before;        ///< query tiles of the group's earlier requests, on the last level
+  Of<i32> prefix_tile_indptr;  ///< [requests + 1] tile_indptr of the first level
   // [query tiles]:
   Of<i32> first_dependent;  ///< of a tile of a shared prefix: its first dependent among those of
                             ///< its group
@@ -95,9 +95,9 @@ RADDLE_FN constexpr void visit_arrays(const Visit& visit, const PlannedRecord<Of
 template <class Visit, template <class> class Of, class... Records>
 RADDLE_FN constexpr void visit_arrays(const Visit& visit, const ScratchRecord<Of>& first,
                                       Records&&... of) {
-  visit(first.candidates, of.candidates...);
+  visit(first.tile_indptr, of.tile_indptr...);
   visit(first.group_tile, of.group_tile...);
-  visit(first.prefix, of.prefix...);
+  visit(first.cost_before, of.cost_before...);
   visit(first.kv_tiles, of.kv_tiles...);
   visit(first.tiles, of.tiles...);
   visit(first.cuts, of.cuts...);
@@ -113,7 +113,7 @@ RADDLE_FN constexpr void visit_arrays(const Visit& visit, const ScratchRecord<Of
   visit(first.group, of.group...);
   visit(first.row_before, of.row_before...);
   visit(first.tiles_before, of.tiles_before...);
-  visit(first.prefix_tiles, of.prefix_tiles...);
+  visit(first.prefix_tile_indptr, of.prefix_tile_indptr...);
   visit(first.first_dependent, of.first_dependent...);
   visit(first.hulls, of.hulls...);
 }

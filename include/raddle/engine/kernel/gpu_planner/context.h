@@ -76,7 +76,7 @@ class Context {
 
   /// Query tiles and rows of a request; to be called after lengths have been read.
   RADDLE_DEVICE i32 tiles_of(i32 r) const {
-    return scratch.candidates[r + 1] - scratch.candidates[r];
+    return scratch.tile_indptr[r + 1] - scratch.tile_indptr[r];
   }
   RADDLE_DEVICE i32 rows_of(i32 r) const {
     return tiles_of(r) > 0 ? scratch.qo_indptr[r + 1] - scratch.qo_indptr[r] : 0;

@@ -81,10 +81,10 @@ RADDLE_FN ScratchRecord<NumberOf> scratch_counts(const PlanConfig& config, const
   const i64 cuts = i64{config.num_workers} + 1;
   const bool prefixes = m.max_levels > 1;
   const i64 shared = prefixes ? requests : 0;
-  const i64 prefix_tiles = prefixes ? max_level_tiles(config, m) : 0;
-  return {.candidates = requests + 1,
+  const i64 prefix_tile_indptr = prefixes ? max_level_tiles(config, m) : 0;
+  return {.tile_indptr = requests + 1,
           .group_tile = requests * m.max_levels + 1,
-          .prefix = n.query_tiles + 1,
+          .cost_before = n.query_tiles + 1,
           .kv_tiles = n.query_tiles,
           .tiles = n.query_tiles,
           .cuts = cuts,
@@ -100,9 +100,9 @@ RADDLE_FN ScratchRecord<NumberOf> scratch_counts(const PlanConfig& config, const
           .group = shared,
           .row_before = shared,
           .tiles_before = shared,
-          .prefix_tiles = shared + 1,
-          .first_dependent = prefix_tiles,
-          .hulls = prefix_tiles};
+          .prefix_tile_indptr = shared + 1,
+          .first_dependent = prefix_tile_indptr,
+          .hulls = prefix_tile_indptr};
 }
 
 /// `masked`: the composition has a mask, so coverage may need refining.

@@ -65,7 +65,7 @@ class BlockPlanner {
       const Sums<3> before = context_.scan.exclusive(mine, sums, requests - base);
       if (r >= requests) continue;
       if (q.errors) context_.note(q.errors, r);  // thread 0 cleared the report before the scan
-      scratch_.candidates[r] = static_cast<i32>(before.of[0]);
+      scratch_.tile_indptr[r] = static_cast<i32>(before.of[0]);
       scratch_.qo_indptr[r] = to.qo_indptr[r] = q.first;
       scratch_.kv_len[r] = to.kv_len[r] = q.keys;
       to.block_begin[r] = q.begin;
@@ -75,7 +75,7 @@ class BlockPlanner {
     const bool fits_keys = sums.of[2] <= most.max_kv_tokens;
     if (context_.thread == 0) {
       scratch_.qo_indptr[requests] = to.qo_indptr[requests] = end;
-      scratch_.candidates[requests] = static_cast<i32>(sums.of[0]);
+      scratch_.tile_indptr[requests] = static_cast<i32>(sums.of[0]);
     }
     ptx::sync_block();
     if (context_.thread == 0 &&
@@ -118,7 +118,7 @@ class BlockPlanner {
     const LayoutView of_layout = layout();
     const LevelView view = level_view(last);
     const i32 groups = last ? context_.num_requests : context_.num_prefixes;
-    const i32* first_tile = last ? scratch_.candidates : scratch_.prefix_tiles;
+    const i32* first_tile = last ? scratch_.tile_indptr : scratch_.prefix_tile_indptr;
     const i32 total = groups > 0 ? first_tile[groups] : 0;
     all_partial_ = !last || num_tiles() > 0;
     i32* group_tile = scratch_.group_tile + (last ? context_.num_prefixes : 0);
@@ -167,7 +167,7 @@ class BlockPlanner {
     }
     if (context_.thread == 0) {
       group_tile[groups] = num_tiles();
-      scratch_.prefix[0] = 0;
+      scratch_.cost_before[0] = 0;
     }
     ptx::sync_block();
   }
@@ -186,7 +186,7 @@ class BlockPlanner {
     covered.tile.run_end = begin + count;
     scratch_.tiles[t] = covered.tile;
     scratch_.kv_tiles[t] = covered.kv_tiles;
-    scratch_.prefix[t + 1] = before.of[1] + covered.cost;
+    scratch_.cost_before[t + 1] = before.of[1] + covered.cost;
     Run* to = context_.template out<Run>(context_.launch.at.runs) + begin;
     RADDLE_ROLLED
     for (i32 i = 0; i < count; ++i) to[i] = run_of(covered, spans, i);
@@ -223,7 +223,7 @@ class BlockPlanner {
     units.tiles = scratch_.tiles;
     units.runs = context_.template out<Run>(context_.launch.at.runs);
     units.kv_tiles = scratch_.kv_tiles;
-    units.prefix = scratch_.prefix;
+    units.cost_before = scratch_.cost_before;
     units.group_tile = scratch_.group_tile;
     units.num_tiles = num_tiles();
     units.num_groups = context_.num_prefixes + context_.num_requests;

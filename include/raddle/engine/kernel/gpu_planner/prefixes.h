@@ -90,13 +90,13 @@ RADDLE_DEVICE void place_members(Context& context) {
 /// Computes the hulls over the rows of every query tile of the prefixes, from the first and last
 /// row of each request in it. A warp a tile.
 RADDLE_DEVICE void find_hulls(Context& context) {
-  const i32 total = context.scratch.prefix_tiles[context.num_prefixes];
+  const i32 total = context.scratch.prefix_tile_indptr[context.num_prefixes];
   for (i32 c = context.warp; c < total; c += context.warps) {
-    const i32 g = last_at_most(context.scratch.prefix_tiles, context.num_prefixes, c);
+    const i32 g = last_at_most(context.scratch.prefix_tile_indptr, context.num_prefixes, c);
     const i32 leader = context.scratch.group[g].leader;
     const i32 fused = context.scratch.group[leader].rows * context.config.group_size;
     const QueryTile tile =
-        make_tile(context.config, 0, g, fused, c - context.scratch.prefix_tiles[g]);
+        make_tile(context.config, 0, g, fused, c - context.scratch.prefix_tile_indptr[g]);
     const Range rows{tile.row_begin / context.config.group_size,
                      (tile.row_begin + tile.num_rows - 1) / context.config.group_size};
     RowHull h{{int_max, int_min}, {int_max, int_min}};
@@ -154,14 +154,14 @@ RADDLE_DEVICE void make_prefixes(Context& context) {
     context.scratch.group[r].number = g;
     context.scratch.group[r].row_begin = before.of[1];
     context.scratch.group[g].leader = r;
-    context.scratch.prefix_tiles[g] = before.of[2];
+    context.scratch.prefix_tile_indptr[g] = before.of[2];
     to.prefix_indptr[g] = before.of[1];
     to.prefix_len[g] = context.scratch.depth[r] * context.launch.batch.page_size;
     to.prefix_begin[g] = to.block_begin[r];
   }
   context.num_prefixes = sums.of[0];
   if (context.thread == 0) {
-    context.scratch.prefix_tiles[context.num_prefixes] = sums.of[2];
+    context.scratch.prefix_tile_indptr[context.num_prefixes] = sums.of[2];
     to.prefix_indptr[context.num_prefixes] = sums.of[1];
   }
   ptx::sync_block();

@@ -14,7 +14,7 @@ namespace mma {
 
 /// Whose memory contractions at the end of a queue use.
 template <class Kernel>
-using EndLayout = typename Either<Kernel::wide, ShortWideLayout<Kernel>, ShortLayout<Kernel>>::Type;
+using EndMemory = typename Either<Kernel::wide, ShortWideMemory<Kernel>, ShortMemory<Kernel>>::Type;
 
 /// The loops that compute the items of each shape.
 template <class Kernel, class Variant>
@@ -33,7 +33,7 @@ RADDLE_DEVICE void attend(const GpuLaunch& launch, const Variant& variant) {
   const auto is_short = [&](i32 i) {
     return plan.query_tiles[plan.items[i].query_tile].shape == short_queries;
   };
-  attend_queue<Kernel, EndLayout<Kernel>>(launch, variant, [&](i32 begin, i32 end) {
+  attend_queue<Kernel, EndMemory<Kernel>>(launch, variant, [&](i32 begin, i32 end) {
     RADDLE_ROLLED
     for (i32 i = first_long(launch, begin, end); i >= 0;)
       i = Long<Kernel, Variant>(launch, variant, i).run([&](i32 item) {
@@ -49,7 +49,7 @@ RADDLE_DEVICE void attend(const GpuLaunch& launch, const Variant& variant) {
 /// the code, and no registers are held for the other loop.
 template <class Kernel, class Variant>
 RADDLE_DEVICE void attend_short(const GpuLaunch& launch, const Variant& variant) {
-  attend_queue<Kernel, EndLayout<Kernel>>(launch, variant, [&](i32 begin, i32 end) {
+  attend_queue<Kernel, EndMemory<Kernel>>(launch, variant, [&](i32 begin, i32 end) {
     bool shares = launch.layout.num_levels > 1;
     for (i32 i = begin; i < end;) {
       Short<Kernel, Variant> items(launch, variant, i, end);

@@ -14,14 +14,14 @@ namespace mma {
 
 /// A warp's tiles of items [item, end), or up to the first item of another shape. The warp loads K
 /// and V of a tile in turns, and finds the next tile after V.
-template <class Kernel, class Layout>
+template <class Kernel, class Memory>
 class KeyStream {
-  static constexpr i32 warp_keys = Layout::warp_keys;
+  static constexpr i32 warp_keys = Memory::warp_keys;
   static_assert(warp_keys <= 32);
 
  public:
   RADDLE_DEVICE KeyStream(const GpuLaunch& launch, i32 item, i32 end)
-      : launch_(launch), source_(Layout::source(ptx::warp_index())), item_(item), end_(end) {}
+      : launch_(launch), source_(Memory::source(ptx::warp_index())), item_(item), end_(end) {}
 
   /// Opens the first item; to be called before the first load. A load of values does so, too.
   RADDLE_DEVICE void start() { find_tile(); }
@@ -30,7 +30,7 @@ class KeyStream {
   /// copied for a tile without columns.
   RADDLE_DEVICE void load_keys(i32 slot, i32 keys_slot) {
     if (there_) {
-      describe_keys(Layout::keys_at(keys_slot));
+      describe_keys(Memory::keys_at(keys_slot));
       there_ = !(flags_ & TileFlags::empty);
     }
     if (!there_) return;
@@ -47,7 +47,7 @@ class KeyStream {
   RADDLE_DEVICE void skip_values() { find_tile(); }
 
  private:
-  RADDLE_DEVICE void describe_keys(typename Layout::Keys& keys) const {
+  RADDLE_DEVICE void describe_keys(typename Memory::Keys& keys) const {
     const i32 lane = ptx::lane_index(), warp = ptx::warp_index();
     if (lane >= warp_keys) return;
     const i32 j = warp_keys * warp + lane;
@@ -59,7 +59,7 @@ class KeyStream {
 
   /// With 16 keys a warp, a lane writes one address; with 32, two.
   RADDLE_DEVICE void publish_rows() const {
-    auto& table = Layout::row_table(ptx::warp_index());
+    auto& table = Memory::row_table(ptx::warp_index());
     ptx::sync_warp();  // all lanes have read the addresses of the tile before
     RADDLE_UNROLL
     for (i32 i = 0; i < ceil_div(2 * warp_keys, 32); ++i) {
@@ -75,8 +75,8 @@ class KeyStream {
   RADDLE_DEVICE void copy(i32 slot, i32 which) const {
     const i32 warp = ptx::warp_index();
     copy_rows<Kernel, Rows, dim, narrow, warp_keys, 8>(
-        Layout::slot_address(slot) + static_cast<u32>(Layout::template part_of<Rows>(warp)),
-        Layout::first_of_part(warp), Layout::row_table(warp).row[which]);
+        Memory::slot_address(slot) + static_cast<u32>(Memory::template part_of<Rows>(warp)),
+        Memory::first_of_part(warp), Memory::row_table(warp).row[which]);
   }
 
   /// Finds the next tile and the key of this lane.
@@ -87,12 +87,12 @@ class KeyStream {
     flags_ = TileFlags::empty | TileFlags::last;  // an item without keys has one empty tile
     open_ = false;
     if (rest_.begin == rest_.end) return;
-    const Span tile = take_tile(rest_, Layout::tile_keys);
+    const Span tile = take_tile(rest_, Memory::tile_keys);
     if (rest_.begin == rest_.end) rest_ = next_run(source_);
     open_ = rest_.begin != rest_.end;
     column_ = column_of(tile);
     at_ = find_key(launch_, source_, tile, column_, next_page_);
-    flags_ = tile_flags(source_, tile, Layout::tile_keys, !open_);
+    flags_ = tile_flags(source_, tile, Memory::tile_keys, !open_);
     if (open_) look_up();
   }
 
@@ -107,7 +107,7 @@ class KeyStream {
   RADDLE_DEVICE bool next_item() {
     if (item_ == end_) return false;
     const WorkItem item = launch_.plan.items[item_];
-    const bool ours = launch_.plan.query_tiles[item.query_tile].shape == Layout::shape;
+    const bool ours = launch_.plan.query_tiles[item.query_tile].shape == Memory::shape;
     item_ = ours ? item_ + 1 : end_;
     if (!ours) return false;
     rest_ = open_item<Kernel>(launch_, item, source_);
@@ -116,7 +116,7 @@ class KeyStream {
   }
 
   const GpuLaunch& launch_;
-  typename Layout::Source& source_;
+  typename Memory::Source& source_;
   i32 item_;  // the next item to open
   const i32 end_;
   bool open_ = false;  // the item has more tiles
@@ -133,9 +133,9 @@ class KeyStream {
 ///
 /// The ring is filled before the first tile is computed: by `fill`, or by the first
 /// `filling_steps` steps, which issue loads like any other step and compute nothing.
-template <class Kernel, class Layout, i32 filling_steps>
+template <class Kernel, class Memory, i32 filling_steps>
 class WarpRing {
-  static constexpr bool even = Layout::slots % 2 == 0;
+  static constexpr bool even = Memory::slots % 2 == 0;
 
  public:
   /// For items [item, end), or up to the first item of another shape.
@@ -146,7 +146,7 @@ class WarpRing {
   template <class Then>
   RADDLE_DEVICE void fill(Then then) {
     RADDLE_ROLLED
-    for (i32 n = -1; n < Layout::slots; ++n) {  // load -1 finds the first tile and copies nothing
+    for (i32 n = -1; n < Memory::slots; ++n) {  // load -1 finds the first tile and copies nothing
       load(n, n);
       if (n == 0) then();
     }
@@ -165,52 +165,52 @@ class WarpRing {
   /// The slot of the tile that is used: K's, and after its release V's.
   RADDLE_DEVICE i32 slot() const { return slot_; }
   /// The facts of the tile's keys.
-  RADDLE_DEVICE const typename Layout::Keys& keys() const { return Layout::keys_at(computing_); }
+  RADDLE_DEVICE const typename Memory::Keys& keys() const { return Memory::keys_at(computing_); }
 
   RADDLE_DEVICE void wait_k() const { wait(); }
   RADDLE_DEVICE void wait_v() const { wait(); }
-  RADDLE_DEVICE void release_k_and_load_next() { release_and_load(Layout::slots); }
+  RADDLE_DEVICE void release_k_and_load_next() { release_and_load(Memory::slots); }
   /// The tile's end: keys() are those of the next one.
   RADDLE_DEVICE void release_v_and_load_next() {
-    release_and_load(Layout::slots + 1);
-    computing_ = Layout::after(computing_, Layout::key_slots);
+    release_and_load(Memory::slots + 1);
+    computing_ = Memory::after(computing_, Memory::key_slots);
   }
 
  private:
   RADDLE_DEVICE void wait() const {
-    ptx::copy_wait<Layout::slots - 1>();
+    ptx::copy_wait<Memory::slots - 1>();
     ptx::sync_warp();
   }
 
   RADDLE_DEVICE void release_and_load(i32 nth) {
     ptx::sync_warp();
     load(nth, slot_);
-    slot_ = Layout::after(slot_, Layout::slots);
+    slot_ = Memory::after(slot_, Memory::slots);
   }
 
   /// Issues load number `nth`, K and V in turns, as one group of copies.
   RADDLE_DEVICE void load(i32 nth, i32 slot) {
     if (nth % 2 == 0) {
       stream_.load_keys(slot, loading_);
-      loading_ = Layout::after(loading_, Layout::key_slots);
+      loading_ = Memory::after(loading_, Memory::key_slots);
     } else {
       stream_.load_values(slot);
     }
     ptx::copy_commit();
   }
 
-  KeyStream<Kernel, Layout> stream_;
+  KeyStream<Kernel, Memory> stream_;
   i32 filling_ = filling_steps;  // filling steps that remain
   // Positions in the rings after these steps: the slot that is used next, the facts of its keys,
-  i32 slot_ = (3 * Layout::slots - 2 * filling_steps) % Layout::slots;
-  i32 computing_ = (2 * Layout::key_slots - filling_steps) % Layout::key_slots;
-  i32 loading_ = filling_steps > 0 && even ? Layout::key_slots - 1
+  i32 slot_ = (3 * Memory::slots - 2 * filling_steps) % Memory::slots;
+  i32 computing_ = (2 * Memory::key_slots - filling_steps) % Memory::key_slots;
+  i32 loading_ = filling_steps > 0 && even ? Memory::key_slots - 1
                                            : 0;  // and the facts of the keys that are loaded next
 };
 
 /// The ring of a block of wide heads, of which every warp uses all rows. A slot holds K of a tile,
 /// or V, or, with `shares`, K whose first columns are V.
-template <class Kernel, class Layout>
+template <class Kernel, class Memory>
 class BlockRing {
  public:
   RADDLE_DEVICE BlockRing(const GpuLaunch& launch, i32 item) : stream_(launch, item, item + 1) {}
@@ -222,13 +222,13 @@ class BlockRing {
   RADDLE_DEVICE void fill(bool shares) {
     shares_ = shares;
     RADDLE_ROLLED
-    for (i32 n = 0; n < Layout::slots - 1; ++n) load();
+    for (i32 n = 0; n < Memory::slots - 1; ++n) load();
   }
 
   /// The slot of K, and then that of V.
   RADDLE_DEVICE i32 slot() const { return slot_; }
   /// The facts of the tile's keys.
-  RADDLE_DEVICE const typename Layout::Keys& keys() const { return Layout::keys_at(computing_); }
+  RADDLE_DEVICE const typename Memory::Keys& keys() const { return Memory::keys_at(computing_); }
 
   RADDLE_DEVICE void wait_k_and_load_next() { wait_and_load(); }
   /// In both cases a barrier of the block: what the warps wrote to shared memory can be read.
@@ -238,16 +238,16 @@ class BlockRing {
     else
       wait_and_load();
   }
-  RADDLE_DEVICE void next_tile() { computing_ = Layout::after(computing_, Layout::key_slots); }
+  RADDLE_DEVICE void next_tile() { computing_ = Memory::after(computing_, Memory::key_slots); }
 
  private:
   /// Waits for the next slot. All warps have used the slot before it, which is loaded again.
   RADDLE_DEVICE void wait_and_load() {
-    ptx::copy_wait<Layout::slots - 2>();
+    ptx::copy_wait<Memory::slots - 2>();
     ptx::sync_block();
     load();
     slot_ = next_;
-    next_ = Layout::after(next_, Layout::slots);
+    next_ = Memory::after(next_, Memory::slots);
   }
 
   /// Issues the next load: K and V in turns, or K alone.
@@ -256,15 +256,15 @@ class BlockRing {
       stream_.load_values(loading_);
     } else {
       stream_.load_keys(loading_, loading_keys_);
-      loading_keys_ = Layout::after(loading_keys_, Layout::key_slots);
+      loading_keys_ = Memory::after(loading_keys_, Memory::key_slots);
       if (shares_) stream_.skip_values();
     }
     ptx::copy_commit();
     loads_values_ = !shares_ && !loads_values_;
-    loading_ = Layout::after(loading_, Layout::slots);
+    loading_ = Memory::after(loading_, Memory::slots);
   }
 
-  KeyStream<Kernel, Layout> stream_;
+  KeyStream<Kernel, Memory> stream_;
   bool shares_;
   bool loads_values_ = false;
   i32 loading_ = 0;       // the slot that is loaded next

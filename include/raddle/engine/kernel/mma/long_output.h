@@ -23,7 +23,7 @@ RADDLE_FN constexpr i32 long_row(i32 warp, i32 fragment) {
 template <class Kernel, class Variant, i32 row_fragments>
 class LongOutput {
   using T = typename Kernel::T;
-  using Layout = LongLayout<Kernel>;
+  using Memory = LongMemory<Kernel>;
   using Values = ValueOperand<Kernel, row_fragments>;
   static constexpr Scan scan = scan_of<Variant>();
   static constexpr i32 columns = Kernel::narrow_values ? Kernel::out_fragments : Kernel::dim_vo / 8;
@@ -70,8 +70,8 @@ class LongOutput {
   // Outputs are rounded in registers: that takes half the memory and half the instructions.
 
   static constexpr i32 rounded_pitch = 2 * Kernel::dim_vo + 16;
-  static_assert(Kernel::long_rows * rounded_pitch <= Layout::sources);
-  RADDLE_DEVICE static u8* rounded_row(i32 m) { return Layout::base() + m * rounded_pitch; }
+  static_assert(Kernel::long_rows * rounded_pitch <= Memory::sources);
+  RADDLE_DEVICE static u8* rounded_row(i32 m) { return Memory::base() + m * rounded_pitch; }
 
   /// Writes O / Σ to shared memory and stores the LSE; a row that kept nothing becomes (0, -inf).
   RADDLE_DEVICE void put_rounded(const Output<Kernel, row_fragments>& o,
@@ -84,7 +84,7 @@ class LongOutput {
         const i32 m = long_row(warp_, r) + ptx::lane_index() / 4 + 8 * half;
         auto [factor, lse] = end_row<scan>(stats, r, half, to_log2);
         factor *= values.unit();
-        const Row& row = Layout::facts().row[m];
+        const Row& row = Memory::facts().row[m];
         factor *= apply_sink(launch_, variant_, row, lse);
         if (ptx::lane_index() % 4 == 0 && m < num_rows_) store_lse(launch_, row, lse);
         each_pair(o, r, half, factor, [&](i32 d, float x, float y) {
@@ -103,7 +103,7 @@ class LongOutput {
     T* mine = nullptr;
     if (lane < count && number(lane) < num_rows_)
       mine = static_cast<T*>(launch_.out.data) +
-             out_offset(launch_, Layout::facts().row[number(lane)]);
+             out_offset(launch_, Memory::facts().row[number(lane)]);
     RADDLE_ROLLED
     for (i32 first = 0; first < count * chunks; first += 32 * batch) {
       Packed8 x[batch];
@@ -127,11 +127,11 @@ class LongOutput {
 
   static constexpr i32 row_floats = round_up(Kernel::dim_vo, 8) + 4;
   /// Where shared memory has no room for all rows, the rows of one half are written at a time.
-  static constexpr i32 turns = Kernel::long_rows * row_floats * 4 <= Layout::sources ? 1 : 2;
-  static_assert(Kernel::long_rows / turns * row_floats * 4 <= Layout::sources);
+  static constexpr i32 turns = Kernel::long_rows * row_floats * 4 <= Memory::sources ? 1 : 2;
+  static_assert(Kernel::long_rows / turns * row_floats * 4 <= Memory::sources);
   RADDLE_DEVICE static float* out_row(i32 m) {
     const i32 at = turns == 1 ? m : m / 16 * 8 + m % 8;
-    return reinterpret_cast<float*>(Layout::base()) + at * row_floats;
+    return reinterpret_cast<float*>(Memory::base()) + at * row_floats;
   }
 
   RADDLE_DEVICE void put_rows(i32 turn, const Output<Kernel, row_fragments>& o,
@@ -158,7 +158,7 @@ class LongOutput {
       return long_row(warp_, i / of_block) + 8 * turn + i % of_block;
     };
     send_rows<Kernel, of_block * row_fragments>(launch_, variant_, num_rows_, partial_row_,
-                                                Layout::facts().row, Layout::vector(warp_), number,
+                                                Memory::facts().row, Memory::vector(warp_), number,
                                                 [&](i32 i) { return out_row(number(i)); });
   }
 

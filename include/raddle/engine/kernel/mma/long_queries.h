@@ -20,9 +20,9 @@ namespace mma {
 template <class Kernel, class Variant, i32 row_fragments>
 class LongQueries {
   using T = typename Kernel::T;
-  using Layout = LongLayout<Kernel>;
-  using Stream = TileStream<Kernel, Layout>;
-  static constexpr i32 key_fragments = Layout::tile_keys / 8;
+  using Memory = LongMemory<Kernel>;
+  using Stream = TileStream<Kernel, Memory>;
+  static constexpr i32 key_fragments = Memory::tile_keys / 8;
 
  public:
   RADDLE_DEVICE LongQueries(const GpuLaunch& launch, const Variant& variant, i32 item)
@@ -31,7 +31,7 @@ class LongQueries {
         item_(item),
         warp_(ptx::warp_index()),
         stream_(launch),
-        q_address_(ptx::shared_address(Layout::query_memory()) +
+        q_address_(ptx::shared_address(Memory::query_memory()) +
                    static_cast<u32>(first_row(0) * Kernel::QueryRows::pitch) +
                    a_offset<typename Kernel::QueryRows>(ptx::lane_index())),
         k_offset_(b_offset<typename Kernel::KeyRows>(ptx::lane_index())),
@@ -43,20 +43,20 @@ class LongQueries {
     stream_.open(item());
     const i32 kv_head = item().kv_head;
     QueryRows<16 * row_fragments, Kernel, team_fragment_rows> queries;
-    queries.copy(launch_, tile(), kv_head, first_row(0), Layout::query_memory());
+    queries.copy(launch_, tile(), kv_head, first_row(0), Memory::query_memory());
     ring_.create_barriers();
     ptx::sync_block();
     if (warp_ < Stream::ahead) stream_.find(warp_);
     ring_.fill(stream_);
-    auto& facts = Layout::facts();
+    auto& facts = Memory::facts();
     // The request of the keys is that of any row; a look-up of its own would make all warps wait.
-    const bool shared = launch_.levels[Layout::source(warp_).level].keys_are_shared;
+    const bool shared = launch_.levels[Memory::source(warp_).level].keys_are_shared;
     describe_item(shared ? -1 : queries.row().request, kv_head, facts);
     if (ptx::thread_index() == 0) {
       facts.num_rows = tile().num_rows;
       facts.partial_row = item().partial_row;
     }
-    queries.complete(variant_, first_row(0), Layout::query_memory(), facts);
+    queries.complete(variant_, first_row(0), Memory::query_memory(), facts);
     mark<Kernel>(launch_, TimelineStage::opened, item_);
     clear(o_);
     stats_.clear();
@@ -74,7 +74,7 @@ class LongQueries {
     finish();
     mark<Kernel>(launch_, TimelineStage::finished, item_);
     ptx::sync_block();  // the next item overwrites shared memory
-    return Layout::facts().next;
+    return Memory::facts().next;
   }
 
  private:
@@ -91,14 +91,14 @@ class LongQueries {
   /// whether the tile is the item's last.
   RADDLE_DEVICE bool step() {
     const ApplyVariant<Variant, row_fragments, key_fragments> apply(launch_, variant_, item_);
-    const auto& facts = Layout::facts();
+    const auto& facts = Memory::facts();
     ring_.wait_k_and_find_next(stream_);
     if constexpr (has_key<Variant>) {
-      change_keys<Kernel, Layout>(variant_, ring_.k_slot(), ring_.keys());
+      change_keys<Kernel, Memory>(variant_, ring_.k_slot(), ring_.keys());
       ptx::sync_block();
     }
     Logits<row_fragments, key_fragments> s;
-    multiply_queries(s, Layout::slot_address(ring_.k_slot()) + k_offset_);
+    multiply_queries(s, Memory::slot_address(ring_.k_slot()) + k_offset_);
     const i32 flags = ring_.flags_after_product();
     ring_.release_k_and_load_next(stream_);
     KeyOperand<Kernel>::scale(
@@ -113,14 +113,14 @@ class LongQueries {
     // products apart.
     ring_.wait_v();
     softmax<Kernel>(s, stats_, o_, apply.to_log2(), 2);
-    values_.scale(s, ring_.keys(), 0, Layout::tile_keys, ptx::lane_index() % 4 * 2, o_);
+    values_.scale(s, ring_.keys(), 0, Memory::tile_keys, ptx::lane_index() % 4 * 2, o_);
     Weights<row_fragments, key_fragments> p;
     round_weights<typename Kernel::VoElement>(s, p);
     if constexpr (has_value<Variant>) {
-      change_values<Kernel, Layout>(variant_, ring_.v_slot(), ring_.keys());
+      change_values<Kernel, Memory>(variant_, ring_.v_slot(), ring_.keys());
       ptx::sync_block();
     }
-    values_.multiply(o_, p, Layout::slot_address(ring_.v_slot()) + v_offset_);
+    values_.multiply(o_, p, Memory::slot_address(ring_.v_slot()) + v_offset_);
     const bool last = (ring_.flags_after_product() & TileFlags::last) != 0;
     ring_.release_v_and_load_next(stream_);
     return last;
@@ -136,7 +136,7 @@ class LongQueries {
   }
 
   RADDLE_DEVICE void finish() {
-    const auto& facts = Layout::facts();
+    const auto& facts = Memory::facts();
     LongOutput<Kernel, Variant, row_fragments>(launch_, variant_, facts.num_rows, facts.partial_row)
         .send(o_, stats_, values_,
               ApplyVariant<Variant, row_fragments, key_fragments>(launch_, variant_, item_)
@@ -144,8 +144,8 @@ class LongQueries {
     mark<Kernel>(launch_, TimelineStage::stored, item_);
     if (facts.partial_row >= 0)
       arrive<Kernel>(launch_, variant_, item(),
-                     look_up_ticket(launch_, item(), ptx::thread_index()), Layout::completed_bits(),
-                     Layout::vector(warp_));
+                     look_up_ticket(launch_, item(), ptx::thread_index()), Memory::completed_bits(),
+                     Memory::vector(warp_));
   }
 
   const GpuLaunch& launch_;
@@ -153,7 +153,7 @@ class LongQueries {
   const i32 item_;
   const i32 warp_;
   Stream stream_;
-  TileRing<Kernel, Layout> ring_;
+  TileRing<Kernel, Memory> ring_;
   // Addresses and offsets at which this lane loads matrix fragments.
   const u32 q_address_, k_offset_, v_offset_;
   Output<Kernel, row_fragments> o_;

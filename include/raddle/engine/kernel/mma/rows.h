@@ -190,37 +190,37 @@ class QueryRows {
 };
 
 /// f_k (`which` 0) or f_v of the part of a slot that this warp loaded, in place.
-template <class Kernel, class Layout, i32 which, class F>
-RADDLE_DEVICE void transform_slot(i32 slot, const typename Layout::Keys& keys, F transform) {
+template <class Kernel, class Memory, i32 which, class F>
+RADDLE_DEVICE void transform_slot(i32 slot, const typename Memory::Keys& keys, F transform) {
   using Rows =
       typename Either<which == 0, typename Kernel::KeyRows, typename Kernel::ValueRows>::Type;
   constexpr i32 dim = which == 0 ? Kernel::dim_qk : Kernel::dim_vo;
   const i32 warp = ptx::warp_index();
-  u8* rows = Layout::slot_memory(slot) + Layout::template part_of<Rows>(warp);
-  const i32 first_row = Layout::first_of_part(warp);
-  const auto& facts = Layout::facts();
+  u8* rows = Memory::slot_memory(slot) + Memory::template part_of<Rows>(warp);
+  const i32 first_row = Memory::first_of_part(warp);
+  const auto& facts = Memory::facts();
   if constexpr (Kernel::quantized)
     transform_stored_keys<typename Kernel::T, typename Kernel::Stored, dim>(
-        rows, first_row, keys, keys.scale[which], facts, Layout::vector(warp), transform);
+        rows, first_row, keys, keys.scale[which], facts, Memory::vector(warp), transform);
   else
     transform_keys<typename Kernel::T, dim>(rows, first_row, keys, facts, transform);
 }
 
 /// f_k of the part of a slot that this warp loaded, in place, where the variant changes keys.
-template <class Kernel, class Layout, class Variant>
+template <class Kernel, class Memory, class Variant>
 RADDLE_DEVICE void change_keys(const Variant& variant, i32 slot,
-                               const typename Layout::Keys& keys) {
+                               const typename Memory::Keys& keys) {
   if constexpr (has_key<Variant>)
-    transform_slot<Kernel, Layout, 0>(slot, keys,
+    transform_slot<Kernel, Memory, 0>(slot, keys,
                                       [v = variant](auto& x, const Key& key) { v.key(x, key); });
 }
 
 /// f_v of the part of a slot that this warp loaded, in place, where the variant changes values.
-template <class Kernel, class Layout, class Variant>
+template <class Kernel, class Memory, class Variant>
 RADDLE_DEVICE void change_values(const Variant& variant, i32 slot,
-                                 const typename Layout::Keys& keys) {
+                                 const typename Memory::Keys& keys) {
   if constexpr (has_value<Variant>)
-    transform_slot<Kernel, Layout, 1>(slot, keys,
+    transform_slot<Kernel, Memory, 1>(slot, keys,
                                       [v = variant](auto& x, const Key& key) { v.value(x, key); });
 }
 

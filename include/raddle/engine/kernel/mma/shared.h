@@ -19,7 +19,7 @@ RADDLE_FN constexpr i32 ring_round(i32 nth, i32 slots) {
 
 /// The shared memory of a team in the loop of a tile shape.
 template <class Kernel, i32 tile_rows, i32 keys_of_tile, i32 num_slots>
-struct SharedLayout {
+struct SharedMemory {
   static constexpr i32 rows = tile_rows;
   static constexpr i32 tile_keys = keys_of_tile;
   static constexpr i32 warp_keys = tile_keys / num_warps;  ///< keys that one warp loads
@@ -108,28 +108,27 @@ struct SharedLayout {
 };
 
 template <class Kernel>
-using ShortLayout = SharedLayout<Kernel, short_rows, Kernel::short_keys, Kernel::short_slots>;
+using ShortMemory = SharedMemory<Kernel, short_rows, Kernel::short_keys, Kernel::short_slots>;
 template <class Kernel>
-using LongLayout = SharedLayout<Kernel, Kernel::long_rows, Kernel::long_keys, Kernel::long_slots>;
+using LongMemory = SharedMemory<Kernel, Kernel::long_rows, Kernel::long_keys, Kernel::long_slots>;
 
 /// The shared memory of a loop of wide heads. A slot of the ring holds K of a tile, or V, or K
 /// whose first columns are V.
 template <class Kernel, i32 tile_rows, i32 keys_of_tile, i32 num_slots>
-struct WideLayout : SharedLayout<Kernel, tile_rows, keys_of_tile, num_slots> {
-  using Memory = SharedLayout<Kernel, tile_rows, keys_of_tile, num_slots>;
-  using Memory::base, Memory::loop, Memory::map, Memory::rows;
+struct WideMemory : SharedMemory<Kernel, tile_rows, keys_of_tile, num_slots> {
+  using Base = SharedMemory<Kernel, tile_rows, keys_of_tile, num_slots>;
+  using Base::base, Base::loop, Base::map, Base::rows;
 
   /// Few rows of Q are kept in registers, and their memory is used again.
   static constexpr bool keeps_queries = !loop.is_long();
 
   /// A warp's partial logits, over its elements of the heads: fragment `nth`, this lane's part.
   RADDLE_DEVICE static Four& part_of_logits(i32 warp, i32 nth) {
-    constexpr i32 fragments = rows / 16 * Memory::tile_keys / 8;
-    return Memory::template array<Four>(
-        map.parts)[(warp * fragments + nth) * 32 + ptx::lane_index()];
+    constexpr i32 fragments = rows / 16 * Base::tile_keys / 8;
+    return Base::template array<Four>(map.parts)[(warp * fragments + nth) * 32 + ptx::lane_index()];
   }
   /// A row in fp32 for a warp's transforms: of keys and values,
-  RADDLE_DEVICE static float* key_vector(i32 warp) { return Memory::vector(warp); }
+  RADDLE_DEVICE static float* key_vector(i32 warp) { return Base::vector(warp); }
   /// of queries, before the ring is used,
   RADDLE_DEVICE static float* query_vector(i32 warp) { return vector_at(map.ring, warp); }
   /// and of outputs.
@@ -138,7 +137,7 @@ struct WideLayout : SharedLayout<Kernel, tile_rows, keys_of_tile, num_slots> {
   /// Rows of O on their way out, in fp32, each with its LSE behind it, at the end of the ring. All
   /// but the vectors of output parts is free by then.
   RADDLE_DEVICE static float* out_row(i32 m) {
-    return Memory::template array<float>(out) + m * row_floats;
+    return Base::template array<float>(out) + m * row_floats;
   }
 
  private:
@@ -147,14 +146,14 @@ struct WideLayout : SharedLayout<Kernel, tile_rows, keys_of_tile, num_slots> {
   static_assert(out >= 4 * num_warps * loop.widest());
 
   RADDLE_DEVICE static float* vector_at(i32 offset, i32 warp) {
-    return Memory::template array<float>(offset) + warp * loop.widest();
+    return Base::template array<float>(offset) + warp * loop.widest();
   }
 };
 
 template <class Kernel>
-using ShortWideLayout = WideLayout<Kernel, short_rows, Kernel::short_keys, Kernel::short_slots>;
+using ShortWideMemory = WideMemory<Kernel, short_rows, Kernel::short_keys, Kernel::short_slots>;
 template <class Kernel>
-using LongWideLayout = WideLayout<Kernel, Kernel::long_rows, Kernel::long_keys, Kernel::long_slots>;
+using LongWideMemory = WideMemory<Kernel, Kernel::long_rows, Kernel::long_keys, Kernel::long_slots>;
 
 }  // namespace mma
 

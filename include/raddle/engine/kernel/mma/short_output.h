@@ -12,7 +12,7 @@ namespace mma {
 template <class Kernel, class Variant>
 class ShortOutput {
   using T = typename Kernel::T;
-  using Layout = ShortLayout<Kernel>;
+  using Memory = ShortMemory<Kernel>;
   static constexpr Scan scan = scan_of<Variant>();
 
  public:
@@ -22,7 +22,7 @@ class ShortOutput {
 
   /// Row m over all warps of the team.
   RADDLE_DEVICE MergedRow merged(i32 m) const {
-    return merged_row<scan>(Layout::statistics(), m, to_log2_);
+    return merged_row<scan>(Memory::statistics(), m, to_log2_);
   }
 
   /// Where a row's elements are written, in fp32 or in the matrix dtype; both null: the row is
@@ -88,8 +88,8 @@ class ShortOutput {
 
   /// A whole row, in the memory of the ring.
   RADDLE_DEVICE static float* whole_row(i32 m) {
-    static_assert(short_rows * Kernel::dim_vo * 4 <= Layout::slot_bytes);
-    return reinterpret_cast<float*>(Layout::slot_memory(0)) + m * Kernel::dim_vo;
+    static_assert(short_rows * Kernel::dim_vo * 4 <= Memory::slot_bytes);
+    return reinterpret_cast<float*>(Memory::slot_memory(0)) + m * Kernel::dim_vo;
   }
 
   const GpuLaunch& launch_;

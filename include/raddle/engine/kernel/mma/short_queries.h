@@ -18,11 +18,11 @@ namespace mma {
 template <class Kernel, class Variant>
 class ShortQueries {
   using T = typename Kernel::T;
-  using Layout = ShortLayout<Kernel>;
-  static constexpr i32 warp_keys = Layout::warp_keys;
+  using Memory = ShortMemory<Kernel>;
+  static constexpr i32 warp_keys = Memory::warp_keys;
   static constexpr i32 key_fragments = warp_keys / 8;
-  using Keys = typename Layout::Keys;
-  using Slabs = WholeSlabs<Layout, Kernel::out_fragments>;
+  using Keys = typename Memory::Keys;
+  using Slabs = WholeSlabs<Memory, Kernel::out_fragments>;
   using Out = ShortOutput<Kernel, Variant>;
   /// An output part sees whole rows, which are put together in the memory of the ring; so the ring
   /// cannot run on into the next item.
@@ -36,7 +36,7 @@ class ShortQueries {
   static constexpr bool fills_apart =
       Kernel::short_only && !has_key<Variant> && !has_value<Variant>;
   /// A step issues two loads; the very first load finds a tile and copies nothing.
-  static constexpr i32 filling_steps = fills_apart ? 0 : Layout::slots / 2 + 1;
+  static constexpr i32 filling_steps = fills_apart ? 0 : Memory::slots / 2 + 1;
 
  public:
   /// For items [first, end), or up to the first item of another shape.
@@ -48,9 +48,9 @@ class ShortQueries {
         warp_(ptx::warp_index()),
         lane_(ptx::lane_index()),
         ring_(launch, first, end_),
-        k_offset_(static_cast<u32>(Layout::template part_of<typename Kernel::KeyRows>(warp_)) +
+        k_offset_(static_cast<u32>(Memory::template part_of<typename Kernel::KeyRows>(warp_)) +
                   b_offset<typename Kernel::KeyRows>(lane_)),
-        v_offset_(static_cast<u32>(Layout::template part_of<typename Kernel::ValueRows>(warp_)) +
+        v_offset_(static_cast<u32>(Memory::template part_of<typename Kernel::ValueRows>(warp_)) +
                   a_offset<typename Kernel::ValueRows>(lane_)) {
     if constexpr (fills_apart) ring_.fill([&] { fetch_queries(); });
   }
@@ -75,7 +75,7 @@ class ShortQueries {
   /// Queries stay in registers, except for heads above 128, whose outputs need these registers.
   static constexpr i32 kept_steps = Kernel::k_steps <= 8 ? Kernel::k_steps : 0;
   RADDLE_DEVICE void load_fragment(i32 step, u32 (&a)[4]) const {
-    const u32 from = ptx::shared_address(Layout::query_memory());
+    const u32 from = ptx::shared_address(Memory::query_memory());
     ptx::load_matrices(
         a, Kernel::QueryRows::step_from(from + a_offset<typename Kernel::QueryRows>(lane_), step));
   }
@@ -142,15 +142,15 @@ class ShortQueries {
 
   /// Begins an item: stores its queries, which have been fetched, where products load them.
   RADDLE_DEVICE void begin(OpenedItem& opened, i32 number) {
-    describe_item(opened.request, opened.item.kv_head, Layout::facts());
-    queries_.store(variant_, share * warp_, Layout::query_memory(), Layout::facts());
+    describe_item(opened.request, opened.item.kv_head, Memory::facts());
+    queries_.store(variant_, share * warp_, Memory::query_memory(), Memory::facts());
     Kernel::Team::sync();
     if (keeps_opened) opened.ticket.expect(launch_);
     RADDLE_UNROLL
     for (i32 i = 0; i < kept_steps; ++i) load_fragment(i, q_[i]);
     RADDLE_UNROLL
     for (i32 half = 0; half < 2; ++half)
-      factor_[half] = KeyOperand<Kernel>::row_factor(Layout::facts(), lane_ / 4 + 8 * half);
+      factor_[half] = KeyOperand<Kernel>::row_factor(Memory::facts(), lane_ / 4 + 8 * half);
     mark<Kernel>(launch_, TimelineStage::opened, number);
     clear();
   }
@@ -182,7 +182,7 @@ class ShortQueries {
     mark<Kernel>(launch_, TimelineStage::stored, number);
     if (opened.item.partial_row >= 0) {
       arrive<Kernel>(launch_, variant_, launch_.plan.items[number], opened.ticket,
-                     Layout::completed_bits(), Layout::vector(warp_));
+                     Memory::completed_bits(), Memory::vector(warp_));
       if (!composed_at_once<typename Kernel::Team>(launch_, opened.num_rows)) leaves_shares_ = true;
     }
     mark<Kernel>(launch_, TimelineStage::finished, number);
@@ -203,7 +203,7 @@ class ShortQueries {
       KeyOperand<Kernel>::scale(
           s, keys, lane_keys(), [&](i32, i32 half) { return factor_[half]; }, halves);
       apply(
-          s, keys, warp_keys * warp_, flags, Layout::facts(), [&](i32) { return lane_ / 4; },
+          s, keys, warp_keys * warp_, flags, Memory::facts(), [&](i32) { return lane_ / 4; },
           halves);
       softmax<Kernel>(s, stats_, o_, to_log2_, halves);
     }
@@ -218,8 +218,8 @@ class ShortQueries {
 
   /// S = Q · Kᵀ over this warp's keys.
   RADDLE_DEVICE void multiply_queries(Logits<1, key_fragments>& s, const Keys& keys) const {
-    change_keys<Kernel, Layout>(variant_, ring_.slot(), keys);
-    KeyOperand<Kernel>::multiply(s, Layout::slot_address(ring_.slot()) + k_offset_,
+    change_keys<Kernel, Memory>(variant_, ring_.slot(), keys);
+    KeyOperand<Kernel>::multiply(s, Memory::slot_address(ring_.slot()) + k_offset_,
                                  [&](i32 at, i32, u32(&a)[4]) {
                                    if (kept_steps == 0) return load_fragment(at, a);
                                    RADDLE_UNROLL
@@ -229,11 +229,11 @@ class ShortQueries {
 
   /// O += P · V over this warp's keys.
   RADDLE_DEVICE void add_values(Logits<1, key_fragments>& s, const Keys& keys) {
-    change_values<Kernel, Layout>(variant_, ring_.slot(), keys);
+    change_values<Kernel, Memory>(variant_, ring_.slot(), keys);
     values_.scale(s, keys, warp_keys * warp_, warp_keys, lane_keys(), o_);
     Weights<1, key_fragments> p;
     round_weights<typename Kernel::VoElement>(s, p);
-    values_.multiply(o_, p, Layout::slot_address(ring_.slot()) + v_offset_);
+    values_.multiply(o_, p, Memory::slot_address(ring_.slot()) + v_offset_);
   }
 
   /// Adds up the states of the warps and stores the result, eight rows and a slab of columns at a
@@ -248,7 +248,7 @@ class ShortQueries {
     constexpr i32 all_columns = Slabs::columns;
     const bool at_once = Slabs::fit && !more && !has_output<Variant>;
     const i32 columns = at_once ? all_columns : slab_columns, pitch = columns + 4;
-    float* slab = at_once ? Slabs::of_team(Layout::team()) : Layout::slabs();
+    float* slab = at_once ? Slabs::of_team(Memory::team()) : Memory::slabs();
     float* mine = slab + (slab_rows * warp_ + g) * pitch;
     // A thread adds up four columns, of rows that lie `rows_of_a_turn` apart.
     const i32 quads = columns / 4, rows_of_a_turn = num_threads / quads;
@@ -262,7 +262,7 @@ class ShortQueries {
       for (i32 first = 0; first < all_columns; first += columns) {
         put_slab(mine, t, first, columns, half, factor);
         if (Kernel::pairs_teams && opened.paired)
-          return compose_paired_halves<Kernel, Variant, Layout>(launch_, variant_, number,
+          return compose_paired_halves<Kernel, Variant, Memory>(launch_, variant_, number,
                                                                 to_log2_);
         Kernel::Team::sync();
         RADDLE_ROLLED
@@ -284,7 +284,7 @@ class ShortQueries {
 
   /// Leaves this warp's maxima and sums for the team.
   RADDLE_DEVICE void put_statistics(i32 g, i32 t) {
-    MergeStatistics& team = Layout::statistics();
+    MergeStatistics& team = Memory::statistics();
     RADDLE_UNROLL
     for (i32 half = 0; half < 2; ++half) {
       float& sum = stats_.sum[0][half];
@@ -330,7 +330,7 @@ class ShortQueries {
   i32 next_;
   bool leaves_shares_ = false;
   const i32 end_, warp_, lane_;
-  WarpRing<Kernel, Layout, filling_steps> ring_;
+  WarpRing<Kernel, Memory, filling_steps> ring_;
   OpenedItem opened_{};
   QueryRows<share, Kernel> queries_;
   const u32 k_offset_, v_offset_;  // offsets at which this lane loads matrix fragments

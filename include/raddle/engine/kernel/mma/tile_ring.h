@@ -13,17 +13,17 @@ namespace mma {
 /// The tiles of one item. Warp n % num_warps finds tile n, `ahead` tiles before it is computed. The
 /// table of its addresses is kept until its V has been requested; the facts of its keys, until it
 /// has been computed.
-template <class Kernel, class Layout>
+template <class Kernel, class Memory>
 class TileStream {
-  static constexpr i32 tile_keys = Layout::tile_keys;
+  static constexpr i32 tile_keys = Memory::tile_keys;
   static constexpr i32 lane_keys = ceil_div(tile_keys, 32);
 
  public:
   static constexpr i32 ahead = 2;
-  static_assert(Layout::found_slots > ahead && Layout::key_slots > ahead + 1);
+  static_assert(Memory::found_slots > ahead && Memory::key_slots > ahead + 1);
 
   RADDLE_DEVICE explicit TileStream(const GpuLaunch& launch)
-      : launch_(launch), source_(Layout::source(ptx::warp_index())) {}
+      : launch_(launch), source_(Memory::source(ptx::warp_index())) {}
 
   /// Called before anything else.
   RADDLE_DEVICE void open(const WorkItem& item) {
@@ -38,7 +38,7 @@ class TileStream {
   /// tile before the one being computed (nth - ahead), and have computed the tile before that.
   RADDLE_DEVICE void find(i32 nth) {
     if (ring_slot(nth, num_warps) != ptx::warp_index()) return;
-    auto& keys = Layout::keys_at(ring_slot(nth, Layout::key_slots));
+    auto& keys = Memory::keys_at(ring_slot(nth, Memory::key_slots));
     Span rest = source_.rest;
     i32 flags = nth == 0 ? TileFlags::empty | TileFlags::last : TileFlags::none;
     const bool there = rest.begin < rest.end;
@@ -46,10 +46,10 @@ class TileStream {
       const Span tile = take_tile(rest, tile_keys);
       if (rest.begin == rest.end) rest = next_run(source_);
       flags = tile_flags(source_, tile, tile_keys, rest.begin == rest.end);
-      find_rows(tile, keys, Layout::row_table(ring_slot(nth, Layout::found_slots)));
+      find_rows(tile, keys, Memory::row_table(ring_slot(nth, Memory::found_slots)));
     }
     if (ptx::lane_index() == 0) keys.flags[0] = flags;
-    const u32 barrier = Layout::found(ring_slot(nth, Layout::found_slots));
+    const u32 barrier = Memory::found(ring_slot(nth, Memory::found_slots));
     if constexpr (Kernel::quantized) ptx::barrier_arrive_after_copies(barrier);
     ptx::sync_warp();
     if (ptx::lane_index() == 0) ptx::barrier_arrive(barrier);
@@ -61,9 +61,9 @@ class TileStream {
   /// Starts copying this warp's share of K of tile number nth, once that tile has been found.
   /// Returns false where there is nothing to copy.
   RADDLE_DEVICE bool load_keys(i32 slot, i32 nth) {
-    ptx::barrier_wait(Layout::found(ring_slot(nth, Layout::found_slots)),
-                      ring_round(nth, Layout::found_slots) & 1);
-    const i32 flags = Layout::keys_at(ring_slot(nth, Layout::key_slots)).flags[0];
+    ptx::barrier_wait(Memory::found(ring_slot(nth, Memory::found_slots)),
+                      ring_round(nth, Memory::found_slots) & 1);
+    const i32 flags = Memory::keys_at(ring_slot(nth, Memory::key_slots)).flags[0];
     copies_ = !(flags & (TileFlags::empty | TileFlags::none));
     if (copies_) copy<typename Kernel::KeyRows, Kernel::dim_qk, Kernel::narrow_keys>(slot, nth, 0);
     return copies_;
@@ -78,8 +78,8 @@ class TileStream {
 
  private:
   /// Finds where the rows of a tile lie, and writes the facts of its keys.
-  RADDLE_DEVICE void find_rows(const Span& tile, typename Layout::Keys& keys,
-                               typename Layout::Table& table) const {
+  RADDLE_DEVICE void find_rows(const Span& tile, typename Memory::Keys& keys,
+                               typename Memory::Table& table) const {
     const Span read = columns_read(source_, tile);
     if (asks_ahead()) {
       // Everything is read from shared memory first: stores in between would make the compiler read
@@ -110,7 +110,7 @@ class TileStream {
   /// Writes addresses and facts of the tile's keys `first`, `first` + 32 ….
   template <i32 count>
   RADDLE_DEVICE void put_rows(i32 tile_begin, const Column (&key)[count], i32 first,
-                              typename Layout::Keys& keys, typename Layout::Table& table) const {
+                              typename Memory::Keys& keys, typename Memory::Table& table) const {
     const u8* row[2][count];
     RADDLE_UNROLL
     for (i32 which = 0; which < 2; ++which) {
@@ -161,15 +161,15 @@ class TileStream {
   template <class Rows, i32 dim, bool narrow>
   RADDLE_DEVICE void copy(i32 slot, i32 nth, i32 which) const {
     const i32 warp = ptx::warp_index();
-    copy_rows<Kernel, Rows, dim, narrow, Layout::warp_keys, 4>(
-        Layout::slot_address(slot) + static_cast<u32>(Layout::template part_of<Rows>(warp)),
-        Layout::first_of_part(warp),
-        Layout::row_table(ring_slot(nth, Layout::found_slots)).row[which] +
-            warp * Layout::warp_keys);
+    copy_rows<Kernel, Rows, dim, narrow, Memory::warp_keys, 4>(
+        Memory::slot_address(slot) + static_cast<u32>(Memory::template part_of<Rows>(warp)),
+        Memory::first_of_part(warp),
+        Memory::row_table(ring_slot(nth, Memory::found_slots)).row[which] +
+            warp * Memory::warp_keys);
   }
 
   const GpuLaunch& launch_;
-  typename Layout::Source& source_;
+  typename Memory::Source& source_;
   i32 next_page_[lane_keys] = {};  // pages of this lane's rows in the warp's next tile
   bool copies_ = false;            // the tile whose K was requested last has rows
 };
@@ -180,42 +180,42 @@ class TileStream {
 ///
 /// Slots follow from the tile's number at every use, because long queries lack registers. The
 /// stream is an argument, not a member: a reference kept here made NVRTC's loop two thirds longer.
-template <class Kernel, class Layout>
+template <class Kernel, class Memory>
 class TileRing {
-  using Stream = TileStream<Kernel, Layout>;
-  static constexpr i32 lag = Layout::slots > 2 ? 1 : 0;
-  static constexpr i32 tiles_in_ring = Layout::slots / 2;
-  static_assert(Layout::slots % 2 == 0);
+  using Stream = TileStream<Kernel, Memory>;
+  static constexpr i32 lag = Memory::slots > 2 ? 1 : 0;
+  static constexpr i32 tiles_in_ring = Memory::slots / 2;
+  static_assert(Memory::slots % 2 == 0);
 
  public:
   RADDLE_DEVICE void create_barriers() const {
     const i32 i = ptx::thread_index();
-    if (i < Layout::slots) {
-      ptx::barrier_create(Layout::filled(i), num_threads);
-      ptx::barrier_create(Layout::freed(i), num_warps);
+    if (i < Memory::slots) {
+      ptx::barrier_create(Memory::filled(i), num_threads);
+      ptx::barrier_create(Memory::freed(i), num_warps);
     }
-    if (i < Layout::found_slots) ptx::barrier_create(Layout::found(i), Stream::barrier_arrivals);
+    if (i < Memory::found_slots) ptx::barrier_create(Memory::found(i), Stream::barrier_arrivals);
   }
   RADDLE_DEVICE void destroy_barriers() const {
     const i32 i = ptx::thread_index();
-    if (i < Layout::slots) {
-      ptx::barrier_destroy(Layout::filled(i));
-      ptx::barrier_destroy(Layout::freed(i));
+    if (i < Memory::slots) {
+      ptx::barrier_destroy(Memory::filled(i));
+      ptx::barrier_destroy(Memory::freed(i));
     }
-    if (i < Layout::found_slots) ptx::barrier_destroy(Layout::found(i));
+    if (i < Memory::found_slots) ptx::barrier_destroy(Memory::found(i));
   }
 
   /// Issues the first loads.
   RADDLE_DEVICE void fill(Stream& stream) const {
     RADDLE_ROLLED
-    for (i32 n = 0; n < Layout::slots - lag; ++n) load(stream, n % 2, n, n / 2);
+    for (i32 n = 0; n < Memory::slots - lag; ++n) load(stream, n % 2, n, n / 2);
   }
 
   /// The slots of the tile that is computed, and the facts of its keys.
   RADDLE_DEVICE i32 k_slot() const { return 2 * ring_slot(tile_number_, tiles_in_ring); }
   RADDLE_DEVICE i32 v_slot() const { return k_slot() + 1; }
-  RADDLE_DEVICE const typename Layout::Keys& keys() const {
-    return Layout::keys_at(ring_slot(tile_number_, Layout::key_slots));
+  RADDLE_DEVICE const typename Memory::Keys& keys() const {
+    return Memory::keys_at(ring_slot(tile_number_, Memory::key_slots));
   }
   /// The flags of that tile. They are read right behind a product, across which nothing that
   /// follows from the tile's number is to be kept in registers.
@@ -227,12 +227,12 @@ class TileRing {
   /// Waits until K of the tile is there, and finds a tile that comes later, if it is this warp's
   /// turn.
   RADDLE_DEVICE void wait_k_and_find_next(Stream& stream) {
-    ptx::barrier_wait(Layout::filled(k_slot()), parity());
+    ptx::barrier_wait(Memory::filled(k_slot()), parity());
     stream.find(tile_number_ + Stream::ahead);
     recompute_from_tile_number();
   }
   RADDLE_DEVICE void wait_v() {
-    ptx::barrier_wait(Layout::filled(v_slot()), parity());
+    ptx::barrier_wait(Memory::filled(v_slot()), parity());
     recompute_from_tile_number();
   }
 
@@ -251,14 +251,14 @@ class TileRing {
   }
 
  private:
-  RADDLE_DEVICE i32 v_before() const { return (k_slot() == 0 ? Layout::slots : k_slot()) - 1; }
+  RADDLE_DEVICE i32 v_before() const { return (k_slot() == 0 ? Memory::slots : k_slot()) - 1; }
   /// The parity of the ring's round, for which barriers wait.
   RADDLE_DEVICE i32 parity() const { return ring_round(tile_number_, tiles_in_ring) & 1; }
 
   /// Starts loading K (`which` 0) or V of tile number `nth`, if there is such a tile.
   RADDLE_DEVICE void load(Stream& stream, i32 which, i32 slot, i32 nth) const {
     const bool loads = which == 0 ? stream.load_keys(slot, nth) : stream.load_values(slot, nth);
-    if (loads) ptx::barrier_arrive_after_copies(Layout::filled(slot));
+    if (loads) ptx::barrier_arrive_after_copies(Memory::filled(slot));
   }
 
   /// Says that this warp has used slot `used`, waits until all warps have used `slot`, and starts
@@ -266,8 +266,8 @@ class TileRing {
   RADDLE_DEVICE void release_and_load_next(Stream& stream, i32 used, i32 which, i32 slot,
                                            i32 parity) const {
     ptx::sync_warp();
-    if (ptx::lane_index() == 0) ptx::barrier_arrive(Layout::freed(used));
-    ptx::barrier_wait(Layout::freed(slot), parity);
+    if (ptx::lane_index() == 0) ptx::barrier_arrive(Memory::freed(used));
+    ptx::barrier_wait(Memory::freed(slot), parity);
     load(stream, which, slot, tile_number_ + (which == 0 ? tiles_in_ring : 1));
   }
 

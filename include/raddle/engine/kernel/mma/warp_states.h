@@ -49,14 +49,14 @@ RADDLE_DEVICE Four sum_of_warps(const float* from, i32 stride) {
 }
 
 /// Slabs of all columns of eight rows, in the memory of the ring.
-template <class Layout, i32 out_fragments>
+template <class Memory, i32 out_fragments>
 struct WholeSlabs {
   static constexpr i32 columns = round_up(8 * out_fragments, slab_columns);
   static constexpr i32 pitch = columns + 4;
   static constexpr bool fit =
-      num_warps * slab_rows * pitch * 4 <= Layout::slots * Layout::slot_bytes;
+      num_warps * slab_rows * pitch * 4 <= Memory::slots * Memory::slot_bytes;
   RADDLE_DEVICE static float* of_team(i32 team) {
-    return reinterpret_cast<float*>(Layout::base_of(team) + Layout::ring);
+    return reinterpret_cast<float*>(Memory::base_of(team) + Memory::ring);
   }
 };
 
@@ -94,12 +94,12 @@ struct PairedHalves {
 /// Composes the halves of a unit that both teams left, of eight rows at most, and stores the
 /// result: the first team does this, four elements a thread. All threads of the block call it after
 /// they stored their slabs. A function of its own, because most items end without it.
-template <class Kernel, class Variant, class Layout>
+template <class Kernel, class Variant, class Memory>
 RADDLE_COLD void compose_paired_halves(const GpuLaunch& launch, const Variant& variant, i32 number,
                                        float to_log2) {
   constexpr Scan scan = scan_of<Variant>();
   using T = typename Kernel::T;
-  using Slabs = WholeSlabs<Layout, Kernel::out_fragments>;
+  using Slabs = WholeSlabs<Memory, Kernel::out_fragments>;
   constexpr i32 quads = Slabs::columns / 4;
   ptx::sync_block();
   if (ptx::team_index() != 0) return;
@@ -112,8 +112,8 @@ RADDLE_COLD void compose_paired_halves(const GpuLaunch& launch, const Variant& v
                              tile.row_begin + m, item.kv_head, plan.group_size);
     PairedHalves halves;
     float lse =
-        halves.template weigh<scan>(merged_row<scan>(Layout::statistics_of(0), m, to_log2).lse,
-                                    merged_row<scan>(Layout::statistics_of(1), m, to_log2).lse);
+        halves.template weigh<scan>(merged_row<scan>(Memory::statistics_of(0), m, to_log2).lse,
+                                    merged_row<scan>(Memory::statistics_of(1), m, to_log2).lse);
     const float factor = apply_sink(launch, variant, row, lse);
     if (d == 0) store_lse(launch, row, lse);
     if (d >= Kernel::dim_vo) continue;

@@ -20,11 +20,11 @@ namespace mma {
 template <class Kernel, class Variant, i32 row_fragments>
 class WideQueries {
   using T = typename Kernel::T;
-  using Layout =
-      typename Either<row_fragments == 1, ShortWideLayout<Kernel>, LongWideLayout<Kernel>>::Type;
+  using Memory =
+      typename Either<row_fragments == 1, ShortWideMemory<Kernel>, LongWideMemory<Kernel>>::Type;
   using Rows = typename Kernel::KeyRows;
   static constexpr Scan scan = scan_of<Variant>();
-  static constexpr i32 key_fragments = Layout::tile_keys / 8;
+  static constexpr i32 key_fragments = Memory::tile_keys / 8;
   static constexpr i32 columns = 8 * Kernel::out_fragments;
   /// Keys that the variant has changed cannot serve as values.
   static constexpr bool may_share = !has_key<Variant> && Kernel::dim_vo <= Kernel::dim_qk;
@@ -40,7 +40,7 @@ class WideQueries {
         ring_(launch, item),
         halves_(row_fragments == 1 && tile().num_rows <= 8 ? 1 : 2),
         q_address_(
-            ptx::shared_address(Layout::query_memory()) +
+            ptx::shared_address(Memory::query_memory()) +
             Kernel::QueryRows::step_from(a_offset<typename Kernel::QueryRows>(lane_), warp_)),
         k_offset_(Rows::step_from(b_offset<Rows>(lane_), warp_)),
         v_offset_(a_offset<Rows>(lane_) + static_cast<u32>(2 * columns * warp_)) {
@@ -57,7 +57,7 @@ class WideQueries {
   /// Returns the result of next(item), which one thread calls.
   template <class Next>
   RADDLE_DEVICE i32 run(Next next) {
-    auto& facts = Layout::facts();
+    auto& facts = Memory::facts();
     compute();
     if (ptx::thread_index() == 0) facts.next = next(item_);
     ptx::sync_block();
@@ -75,7 +75,7 @@ class WideQueries {
     clear(o_);
     stats_.clear();
     ptx::sync_block();  // all warps have stored their queries
-    if constexpr (Layout::keeps_queries) {
+    if constexpr (Memory::keeps_queries) {
       RADDLE_UNROLL
       for (i32 i = 0; i < Kernel::k_steps; ++i) load_fragment(i, 0, q_[i]);
     }
@@ -96,25 +96,25 @@ class WideQueries {
   }
 
   RADDLE_DEVICE bool values_are_keys() const {
-    const KeySource& source = Layout::source(warp_);
+    const KeySource& source = Memory::source(warp_);
     return source.row[0] == source.row[1] && source.page_stride[0] == source.page_stride[1] &&
            source.row_stride[0] == source.row_stride[1];
   }
 
   RADDLE_DEVICE void load_queries() const {
     constexpr i32 share = 16 / num_warps;
-    auto& facts = Layout::facts();
+    auto& facts = Memory::facts();
     describe_item(request_of_keys(launch_, tile()), item().kv_head, facts);
     RADDLE_ROLLED
     for (i32 r = 0; r < row_fragments; ++r) {
       const i32 first = 16 * r + share * warp_;
       QueryRows<share, Kernel> rows;
       rows.fetch(launch_, tile(), item().kv_head, first);
-      rows.store(variant_, first, Layout::query_memory(), facts);
+      rows.store(variant_, first, Memory::query_memory(), facts);
       if constexpr (has_query<Variant>) {
         for (i32 m = first; m < min(first + share, tile().num_rows); ++m)
           transform_stored_row<T, T, typename Kernel::QueryRows, Kernel::dim_qk>(
-              Layout::query_memory(), m, Layout::query_vector(warp_), 1.0f,
+              Memory::query_memory(), m, Memory::query_vector(warp_), 1.0f,
               [&](WarpVector& x) { variant_.query(x, facts.row[m]); });
       }
     }
@@ -137,12 +137,12 @@ class WideQueries {
       transform_keys<Kernel::dim_qk>(ring_.slot(), keys,
                                      [&](WarpVector& x, const Key& key) { variant_.key(x, key); });
     Logits<row_fragments, key_fragments> s;
-    multiply_part(s, Layout::slot_address(ring_.slot()) + k_offset_);
+    multiply_part(s, Memory::slot_address(ring_.slot()) + k_offset_);
     put_part(s);
     ring_.wait_v_and_load_next();
     add_parts(s);
     apply(
-        s, keys, 0, flags, Layout::facts(), [&](i32 r) { return 16 * r + lane_ / 4; }, halves_);
+        s, keys, 0, flags, Memory::facts(), [&](i32 r) { return 16 * r + lane_ / 4; }, halves_);
     softmax<Kernel>(s, stats_, o_, apply.to_log2(), halves_);
     if constexpr (has_value<Variant>)
       transform_keys<Kernel::dim_vo>(
@@ -150,7 +150,7 @@ class WideQueries {
     Weights<row_fragments, key_fragments> p;
     round_weights<T>(s, p);
     ValueOperand<Kernel, row_fragments>::multiply(o_, p,
-                                                  Layout::slot_address(ring_.slot()) + v_offset_);
+                                                  Memory::slot_address(ring_.slot()) + v_offset_);
     ring_.next_tile();
     return (flags & TileFlags::last) != 0;
   }
@@ -159,12 +159,12 @@ class WideQueries {
   /// the slot.
   template <i32 dim, class Keys, class F>
   RADDLE_DEVICE void transform_keys(i32 slot, const Keys& keys, F transform) const {
-    const auto& facts = Layout::facts();
-    for (i32 i = 0; i < Layout::warp_keys; ++i) {
-      const i32 j = Layout::warp_keys * warp_ + i;
+    const auto& facts = Memory::facts();
+    for (i32 i = 0; i < Memory::warp_keys; ++i) {
+      const i32 j = Memory::warp_keys * warp_ + i;
       if (keys.column[j] < 0) continue;
       const Key key{facts.request, keys.kv_index[j], keys.kv_pos[j], facts.kv_head};
-      transform_stored_row<T, T, Rows, dim>(Layout::slot_memory(slot), j, Layout::key_vector(warp_),
+      transform_stored_row<T, T, Rows, dim>(Memory::slot_memory(slot), j, Memory::key_vector(warp_),
                                             1.0f, [&](WarpVector& x) { transform(x, key); });
     }
     ptx::sync_block();
@@ -179,9 +179,9 @@ class WideQueries {
       u32 a[row_fragments][4];
       RADDLE_UNROLL
       for (i32 r = 0; r < row_fragments; ++r) {
-        if constexpr (!Layout::keeps_queries) load_fragment(i, r, a[r]);
+        if constexpr (!Memory::keeps_queries) load_fragment(i, r, a[r]);
         RADDLE_UNROLL
-        for (i32 e = 0; Layout::keeps_queries && e < 4; ++e) a[r][e] = q_[i][e];
+        for (i32 e = 0; Memory::keeps_queries && e < 4; ++e) a[r][e] = q_[i][e];
       }
       RADDLE_UNROLL
       for (i32 n = 0; n < key_fragments; n += 2) {
@@ -200,7 +200,7 @@ class WideQueries {
     RADDLE_UNROLL
     for (i32 i = 0; i < row_fragments * key_fragments; ++i) {
       const float(&x)[4] = s[i / key_fragments][i % key_fragments];
-      Layout::part_of_logits(warp_, i) = Four{{x[0], x[1], x[2], x[3]}};
+      Memory::part_of_logits(warp_, i) = Four{{x[0], x[1], x[2], x[3]}};
     }
   }
   /// Every warp adds the parts in one order, so that all warps have equal bits.
@@ -209,7 +209,7 @@ class WideQueries {
     for (i32 i = 0; i < row_fragments * key_fragments; ++i) {
       Four part[num_warps];
       RADDLE_UNROLL
-      for (i32 w = 0; w < num_warps; ++w) part[w] = Layout::part_of_logits(w, i);
+      for (i32 w = 0; w < num_warps; ++w) part[w] = Memory::part_of_logits(w, i);
       RADDLE_UNROLL
       for (i32 e = 0; e < 4; ++e)
         s[i / key_fragments][i % key_fragments][e] =
@@ -225,8 +225,8 @@ class WideQueries {
     mark<Kernel>(launch_, TimelineStage::stored, item_);
     if (item().partial_row >= 0)
       arrive<Kernel>(launch_, variant_, item(),
-                     look_up_ticket(launch_, item(), ptx::thread_index()), Layout::completed_bits(),
-                     Layout::vector(warp_));
+                     look_up_ticket(launch_, item(), ptx::thread_index()), Memory::completed_bits(),
+                     Memory::vector(warp_));
   }
 
   /// Writes this warp's columns of O / Σ to shared memory; the first warp writes the LSE. A row
@@ -239,7 +239,7 @@ class WideQueries {
     for (i32 r = 0; r < row_fragments; ++r) {
       RADDLE_UNROLL
       for (i32 half = 0; half < 2; ++half) {
-        float* row = Layout::out_row(16 * r + g + 8 * half);
+        float* row = Memory::out_row(16 * r + g + 8 * half);
         const auto [factor, lse] = end_row<scan>(stats_, r, half, to_log2);
         RADDLE_UNROLL
         for (i32 n = 0; n < Kernel::out_fragments; ++n) {
@@ -256,18 +256,18 @@ class WideQueries {
   RADDLE_DEVICE void write_rows() const {
     const auto number = [&](i32 i) { return warp_ + num_warps * i; };
     send_rows<Kernel, 16 * row_fragments / num_warps>(
-        launch_, variant_, tile().num_rows, item().partial_row, Layout::facts().row,
-        Layout::vector(warp_), number, [&](i32 i) { return Layout::out_row(number(i)); });
+        launch_, variant_, tile().num_rows, item().partial_row, Memory::facts().row,
+        Memory::vector(warp_), number, [&](i32 i) { return Memory::out_row(number(i)); });
   }
 
   const GpuLaunch& launch_;
   const Variant& variant_;
   const i32 item_, warp_, lane_;
-  BlockRing<Kernel, Layout> ring_;
+  BlockRing<Kernel, Memory> ring_;
   const i32 halves_;  ///< 1 where the second half of the rows is padding
   // Addresses and offsets at which this lane loads matrix fragments.
   const u32 q_address_, k_offset_, v_offset_;
-  u32 q_[Layout::keeps_queries ? Kernel::k_steps : 1][4];  // this warp's steps of Q
+  u32 q_[Memory::keeps_queries ? Kernel::k_steps : 1][4];  // this warp's steps of Q
   Output<Kernel, row_fragments> o_;
   RowStats<row_fragments> stats_;
 };

@@ -1,0 +1,1 @@
+"""Raddle inside serving engines; a package each, which imports the engine it is for."""

@@ -1,0 +1,203 @@
+"""What Raddle's backend uses of vLLM 0.24's interfaces, on its own: no vLLM is needed. Names and arguments are vLLM's."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import enum
+import logging
+import sys
+import types
+from typing import Any
+
+import torch
+
+LAYOUT = "NHD"
+
+
+class AttentionType:
+    DECODER, ENCODER_ONLY = "decoder", "encoder_only"
+
+
+class AttentionCGSupport(enum.Enum):
+    ALWAYS, NEVER = 3, 0
+
+
+class MultipleOf:
+    def __init__(self, base):
+        self.base = base
+
+
+class AttentionMetadata:
+    pass
+
+
+class AttentionBackend(abc.ABC):
+    @staticmethod
+    @abc.abstractmethod
+    def get_name(): ...
+
+    @staticmethod
+    @abc.abstractmethod
+    def get_impl_cls(): ...
+
+    @staticmethod
+    @abc.abstractmethod
+    def get_builder_cls(): ...
+
+    @staticmethod
+    @abc.abstractmethod
+    def get_kv_cache_shape(num_blocks, block_size, num_kv_heads, head_size, cache_dtype_str="auto"): ...
+
+
+class AttentionMetadataBuilder(abc.ABC):
+    @abc.abstractmethod
+    def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
+        self.layer_names, self.device = layer_names, device
+
+    @abc.abstractmethod
+    def build(self, common_prefix_len, common_attn_metadata, fast_build=False): ...
+
+
+class AttentionImpl(abc.ABC):
+    @abc.abstractmethod
+    def __init__(self, num_heads, head_size, scale, *args): ...
+
+    @abc.abstractmethod
+    def forward(self, layer, query, key, value, kv_cache, attn_metadata, output, *args): ...
+
+
+@dataclasses.dataclass
+class CommonAttentionMetadata:
+    query_start_loc: Any
+    seq_lens: Any
+    block_table_tensor: Any
+    slot_mapping: Any
+    num_reqs: int
+    num_actual_tokens: int
+    causal: Any = True
+
+
+@dataclasses.dataclass
+class Layer:
+    """vLLM's layer `Attention`."""
+
+    impl: Any
+    _k_scale_float: float = 1.0
+    _v_scale_float: float = 1.0
+
+    def __post_init__(self):
+        self._k_scale, self._v_scale = torch.tensor(self._k_scale_float), torch.tensor(self._v_scale_float)
+
+
+def reshape_and_cache_flash(key, value, k_cache, v_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale):
+    """Rows of key and value beyond slot_mapping, and those of slot -1, are padding."""
+    for rows, cache, scale in ((key, k_cache, k_scale), (value, v_cache, v_scale)):
+        for row, slot in zip(rows, slot_mapping.tolist()):
+            if slot < 0:
+                continue
+            to = cache[slot // cache.shape[1], slot % cache.shape[1]]
+            if kv_cache_dtype == "auto":
+                to[...] = row
+            else:
+                to[...] = (row.float() / scale).to(torch.float8_e4m3fn).view(torch.uint8)
+
+
+def layers_of(vllm_config, layer_type, names):
+    assert layer_type is Layer
+    return {name: vllm_config.layers[name] for name in names}
+
+
+def config(layers, **changes):
+    """A VllmConfig of what the backend reads."""
+    given = {
+        "max_num_seqs": 6,
+        "max_num_batched_tokens": 64,
+        "max_model_len": 200,
+        "captured": 8,
+        "drafted": None,
+        "prefix_caching": True,
+        "dtype": torch.bfloat16,
+        **changes,
+    }
+    space = types.SimpleNamespace
+    drafts = given["drafted"]
+    return space(
+        layers=layers,
+        scheduler_config=space(
+            max_num_seqs=given["max_num_seqs"], max_num_batched_tokens=given["max_num_batched_tokens"]
+        ),
+        model_config=space(max_model_len=given["max_model_len"], dtype=given["dtype"]),
+        compilation_config=space(max_cudagraph_capture_size=given["captured"]),
+        speculative_config=None if drafts is None else space(num_speculative_tokens=drafts),
+        cache_config=space(enable_prefix_caching=given["prefix_caching"]),
+    )
+
+
+registered: dict[Any, str] = {}
+
+
+def register_backend(backend, class_path=None):
+    registered[backend] = class_path
+
+
+class AttentionBackendEnum(enum.Enum):
+    CUSTOM = None
+
+
+MODULES = {
+    "vllm": {"__version__": "0.24.0"},
+    "vllm._custom_ops": {"reshape_and_cache_flash": reshape_and_cache_flash},
+    "vllm.config": {"get_layers_from_vllm_config": layers_of},
+    "vllm.logger": {"init_logger": logging.getLogger},
+    "vllm.model_executor": {},
+    "vllm.model_executor.layers": {},
+    "vllm.model_executor.layers.attention": {"Attention": Layer},
+    "vllm.v1": {},
+    "vllm.v1.attention": {},
+    "vllm.v1.attention.backend": {
+        each.__name__: each
+        for each in (
+            AttentionBackend,
+            AttentionCGSupport,
+            AttentionImpl,
+            AttentionMetadata,
+            AttentionMetadataBuilder,
+            AttentionType,
+            CommonAttentionMetadata,
+            MultipleOf,
+        )
+    },
+    "vllm.v1.attention.backends": {},
+    "vllm.v1.attention.backends.registry": {
+        "AttentionBackendEnum": AttentionBackendEnum,
+        "register_backend": register_backend,
+    },
+    "vllm.v1.attention.backends.utils": {"get_kv_cache_layout": lambda: LAYOUT},
+}
+
+
+def modules():
+    """The modules by name, for sys.modules; each is an attribute of the one above it."""
+    made = {}
+    for name, members in MODULES.items():
+        made[name] = module = types.ModuleType(name)
+        module.__dict__.update(members)
+        module.__path__ = []
+        above, _, own = name.rpartition(".")
+        if above:
+            setattr(made[above], own, module)
+    return made
+
+
+def backend():
+    """`raddle.integrations.vllm.backend`, which finds these modules."""
+    import importlib
+
+    had = {name: sys.modules.get(name) for name in MODULES}
+    sys.modules.update(modules())
+    try:
+        return importlib.import_module("raddle.integrations.vllm.backend")
+    finally:
+        for name, module in had.items():
+            sys.modules.pop(name) if module is None else sys.modules.__setitem__(name, module)
