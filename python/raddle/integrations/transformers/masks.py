@@ -1,0 +1,218 @@
+"""Masks as transformers passes them on: a tensor of the shape of a mask that holds the number of a `Mask`.
+
+transformers makes a mask once a forward pass and hands it to every layer. It takes tensors of four dimensions for
+finished masks, moves them and passes them into compiled graphs. So a mask is one element, expanded: the number by which
+a layer finds the `Mask`, with its plan.
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import cached_property
+from typing import Any, Callable
+
+import numpy as np
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from transformers.masking_utils import causal_mask_function
+
+from raddle.attention import Attention
+from raddle.flex.trace import Traced, trace_mask, trace_score
+from raddle.integrations.transformers.windows import CAUSAL, EVERYTHING, Window, window_of
+from raddle.layouts import BlockSparse, Layout, PagedKV
+from raddle.plans import Plan
+
+
+class Mask:
+    """Which keys the rows of a batch of equally long sequences see, and the plans made of it.
+
+    Args:
+        batch, q_length, kv_length: sequences, rows of each, keys of each.
+        window: what rows see by position.
+        first_position: of the rows, counted from the first key.
+        keep: [batch, kv_length] bool, which keys are tokens and no padding; None: all.
+        mods: further functions, traced, which see positions as above.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        q_length: int,
+        kv_length: int,
+        window: Window = EVERYTHING,
+        first_position: int = 0,
+        keep: np.ndarray | None = None,
+        mods: tuple[Traced, ...] = (),
+    ) -> None:
+        self.shape = (batch, q_length, kv_length)
+        self.window, self.first_position, self.mods = window, first_position, mods
+        self._begin, self._end = np.zeros(batch, np.int32), np.full(batch, kv_length, np.int32)
+        if keep is not None:
+            self._begin, self._end = spans_of(keep)
+        self._plans: dict[int, Plan] = {}
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Sequence b's keys are rows of page b of a pool [batch, kv_length, Hkv, D], padding left out."""
+        batch, q_length, kv_length = self.shape
+        rows = np.arange(batch + 1, dtype=np.int64) * q_length
+        qo_pos = np.tile(np.arange(q_length, dtype=np.int32) + np.int32(self.first_position), batch)
+        pages = np.arange(batch, dtype=np.int32)
+        if not self._begin.any():
+            return PagedKV(rows, None, pages[:, None], self._end, kv_length, qo_pos=qo_pos)
+        blocks = dict(block_pos=self._begin, block_first=self._begin, block_count=self._end - self._begin)
+        return BlockSparse(q_length, kv_length, np.arange(batch + 1), pages, qo_indptr=rows, qo_pos=qo_pos, **blocks)
+
+    def plan(self, attention: Attention) -> Plan:
+        """The plan of this batch, made when a layer first asks."""
+        plan = self._plans.get(attention.number)
+        if plan is None:
+            params: dict[str, Any] = {"window.left": self.window.left, "window.right": self.window.right}
+            params.update(members_of(mod for mod in self.mods if mod.is_mask))
+            plan = self._plans[attention.number] = attention.plan(self.layout, params=params)
+        return plan
+
+
+def members_of(mods: Any) -> dict[str, Any]:
+    """What traced functions capture, by the names of members."""
+    return {f"{mod.name}.{member}": value for mod in mods for member, value in mod.values.items()}
+
+
+def spans_of(keep: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """First column that is kept and the one behind the last, of each row; (0, 0) of a row that keeps nothing."""
+    some = keep.any(axis=1)
+    begin = np.where(some, keep.argmax(axis=1), 0).astype(np.int32)
+    end = np.where(some, keep.shape[1] - keep[:, ::-1].argmax(axis=1), 0).astype(np.int32)
+    return begin, end
+
+
+@torch.compiler.disable
+def make_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: torch.Tensor | None = None,
+    config: Any = None,
+    **_: Any,
+) -> torch.Tensor:
+    """The mask function of ``attn_implementation="raddle"``, by the signature of AttentionMaskInterface.
+
+    Causal masks and windows are plan members; other functions are traced (`raddle.flex`). Padding is no mask: the plan
+    leaves it out, unless it lies between tokens. A padding mask or an offset on a GPU is copied to the host, once a
+    forward pass.
+    """
+    _check_model(config)
+    first_position = int(q_offset) - int(kv_offset)
+    keep = None if attention_mask is None else _padding(attention_mask, int(kv_offset), kv_length)
+    if keep is not None and keep.all():
+        keep = None
+    window, mods = window_of(mask_function), []
+    if window is None:
+        window = EVERYTHING
+        mods.append(trace_mask(_from(mask_function, int(kv_offset))))
+    if keep is not None and not _is_contiguous(keep):
+        mods.append(trace_mask(_kept(keep)))
+    mask = Mask(batch_size, q_length, kv_length, window, first_position, keep, tuple(mods))
+    return _lend(mask)
+
+
+def mask_of(attention_mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor, window: Window) -> Mask:
+    """What a layer was given: a mask of `make_mask`, a user's own [B, 1 or Hq, Sq, Skv], or none, which is ``window``.
+
+    Raises:
+        ValueError: a mask that is for other lengths, or of another kind.
+    """
+    shape = (query.shape[0], query.shape[2], key.shape[2])
+    if attention_mask is None:
+        return Mask(*shape, window)
+    if attention_mask.dtype == torch.int64 and attention_mask.ndim == 4:
+        number = int(attention_mask[0, 0, 0, 0])
+        found = _lent.get(number)
+        if found is None:
+            raise ValueError("attention_mask is an int64 tensor; expected a mask of Raddle, of bools or of floats")
+        mask = found[1]
+    else:
+        mask = _given(attention_mask, shape, query.shape[1])
+    if mask.shape != shape:
+        raise ValueError(f"attention_mask is for (batch, rows, keys) = {mask.shape}; query and key have {shape}")
+    return mask
+
+
+_numbers = itertools.count(2**40)
+_lent: dict[int, tuple[StorageWeakRef, Mask]] = {}
+_LEAST_SWEPT = 16
+
+
+def _lend(mask: Mask) -> torch.Tensor:
+    """The tensor by which layers find the mask, which lives as long as the tensor's memory does."""
+    if len(_lent) >= _LEAST_SWEPT:
+        for number, (memory, _) in list(_lent.items()):
+            if memory.expired():
+                _lent.pop(number, None)
+    number = next(_numbers)
+    holder = torch.tensor([number])
+    _lent[number] = (StorageWeakRef(holder.untyped_storage()), mask)
+    batch, q_length, kv_length = mask.shape
+    return holder.view(1, 1, 1, 1).expand(batch, 1, q_length, kv_length)
+
+
+def _padding(attention_mask: torch.Tensor, kv_offset: int, kv_length: int) -> np.ndarray:
+    """[batch, kv_length] bool; columns behind the mask's last are no tokens: a static cache has room left."""
+    if attention_mask.ndim != 2:
+        raise ValueError(f"attention_mask has {attention_mask.ndim} dimensions; expected 2 [batch, tokens], or 4")
+    keep = attention_mask.bool().cpu().numpy()[:, kv_offset : kv_offset + kv_length]
+    return np.pad(keep, ((0, 0), (0, kv_length - keep.shape[1])))
+
+
+def _is_contiguous(keep: np.ndarray) -> bool:
+    begin, end = spans_of(keep)
+    return bool((keep.sum(axis=1) == end - begin).all())
+
+
+def _from(mask_function: Callable[..., Any], kv_offset: int) -> Callable[..., Any]:
+    """The mask as it is seen from positions that count from the first key."""
+
+    def composed_mask(batch_idx, head_idx, q_idx, kv_idx):
+        return mask_function(batch_idx, head_idx, q_idx + kv_offset, kv_idx + kv_offset)
+
+    return composed_mask
+
+
+def _kept(keep: np.ndarray) -> Callable[..., Any]:
+    def padding_mask(batch_idx, head_idx, q_idx, kv_idx):
+        return keep[batch_idx, kv_idx]
+
+    return padding_mask
+
+
+def _given(given: torch.Tensor, shape: tuple[int, int, int], num_heads: int) -> Mask:
+    """A user's own mask: bools that keep, or floats that are added to the logits."""
+    expected = f"[{shape[0]} or 1, {num_heads} or 1, {shape[1]}, {shape[2]}]"
+    sizes = tuple(given.shape)
+    fits = len(sizes) == 4 and sizes[0] in (1, shape[0]) and sizes[1] in (1, num_heads) and sizes[2:] == shape[1:]
+    if not fits or not (given.dtype == torch.bool or given.is_floating_point()):
+        raise ValueError(f"attention_mask is {given.dtype} {list(sizes)}; expected bools or floats {expected}")
+    per_batch, per_head = int(sizes[0] > 1), int(sizes[1] > 1)
+    array = given.detach()
+
+    def given_mask(batch_idx, head_idx, q_idx, kv_idx):
+        return array[batch_idx * per_batch, head_idx * per_head, q_idx, kv_idx]
+
+    def given_bias(score, batch_idx, head_idx, q_idx, kv_idx):
+        return score + array[batch_idx * per_batch, head_idx * per_head, q_idx, kv_idx]
+
+    mod = trace_mask(given_mask) if given.dtype == torch.bool else trace_score(given_bias)
+    return Mask(*shape, mods=(mod,))
+
+
+def _check_model(config: Any) -> None:
+    """Raises ValueError for a model that Raddle does not serve, before a cache is written."""
+    dim = getattr(config, "head_dim", None)
+    if dim is not None and (dim % 8 or dim > 512):
+        raise ValueError(f"head_dim of the model is {dim}; expected a multiple of 8, at most 512, for attn_implementation='raddle'")
+
+
+__all__ = ["CAUSAL", "EVERYTHING", "Mask", "Window", "make_mask", "mask_of", "members_of"]
