@@ -8,10 +8,14 @@ import tvm_ffi
 
 from raddle import _library
 from raddle._tensors import lend, lend_index, plain, restorable
+from raddle._tensors.kinds import TorchTensor
 
 _layout_info = _library.function("raddle.layout_info")
 _state = _library.function("raddle.layout.state")
 _restore = _library.function("raddle.layout.restore")
+
+#: Types of arguments that cross as they are.
+CROSSING = _library.PLAIN | {TorchTensor}
 
 
 @tvm_ffi.register_object("raddle.Layout")
@@ -22,16 +26,18 @@ class Layout(_library.Handle):
 
     def explain(self) -> str:
         """Returns why it is as it is, where Raddle chose it (`Cascade.from_page_tables`, `from_radix`); else ""."""
+        _library.refuse_unmade(self, "self")
         return getattr(self, "_reason", "")
 
     def _init(self, make: Any, **args: Any) -> None:
         """Makes the object of arguments in the order in which ``make`` takes them, a `_library.function_in_order`."""
-        try:
-            return self.__init_handle_by_constructor__(make, *args.values())
-        except (BufferError, TypeError, RuntimeError):
-            # Lists and read-only arrays do not cross as they are. Converting every argument costs more
-            # than planning a small batch, so it is done only when needed.
-            pass
+        if CROSSING.issuperset(map(type, args.values())):
+            try:
+                return self.__init_handle_by_constructor__(make, *args.values())
+            except (BufferError, TypeError, RuntimeError):
+                # Read-only arrays do not cross as they are. Converting every argument costs more than planning a small
+                # batch, so it is done only when needed.
+                pass
         self.__init_handle_by_constructor__(make, *(_converted(x, name) for name, x in args.items()))
 
     @property
@@ -73,4 +79,7 @@ def _restored(kind: type[Layout], state: dict[str, Any], extras: dict[str, Any])
 def _converted(x: Any, name: str) -> Any:
     if isinstance(x, (list, tuple)):
         return lend_index(x, name)
-    return lend(x, name) if hasattr(x, "__dlpack__") else x
+    if hasattr(x, "__dlpack__"):
+        return lend(x, name)
+    _library.refuse_unmade(x, name)
+    return x

@@ -8,7 +8,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Callable
 
+import numpy as np
 import tvm_ffi
+from tvm_ffi.core import CObject
 
 _NAME = "libraddle_ffi.so"
 
@@ -49,19 +51,55 @@ def _arguments(name: str) -> list[str]:
     return str(listed).split()
 
 
+#: Types that cross to the library as they are; any other may be, or hold, a handle that no constructor made.
+PLAIN = frozenset((type(None), bool, int, float, str, bytes, np.ndarray))
+
+_DEEPEST = 8  # lists and dicts in each other; tvm-ffi converts them by recursion, without a bound
+
+
+def refuse_unmade(x: Any, name: str, depth: int = 0) -> None:
+    """Raises ValueError where the argument ``name`` is, or holds, a handle that no constructor made.
+
+    ``X.__new__(X)`` is one, as is what a constructor that raised leaves in its frame. tvm-ffi would read through its
+    null pointer.
+    """
+    if isinstance(x, CObject):
+        if not x.__chandle__() and not isinstance(x, tvm_ffi.Tensor):  # a tensor may be a view without a handle
+            raise ValueError(f"{name} is a {type(x).__name__} that was not made; expected what its constructor returns")
+    elif isinstance(x, (list, tuple, dict)):
+        if depth == _DEEPEST:
+            raise ValueError(f"{name} holds more than {_DEEPEST} lists in each other; expected a flat one")
+        for each in x if not isinstance(x, dict) else (*x.keys(), *x.values()):
+            if each.__class__ not in PLAIN:
+                refuse_unmade(each, name, depth + 1)
+
+
 def function(name: str) -> Callable[..., Any]:
     """A function of the library, called with its arguments by name: what place a name has is looked up once, here.
 
-    Names other than the library's raise TypeError. Where no two arguments could change places, they are passed as they
-    are: a single one, or one that any number of a kind may follow ("layout *reservations").
+    Names other than the library's raise TypeError. Where no two arguments could change places, they have no names: a
+    single one, or one that any number of a kind may follow ("layout *reservations"). Handles that no constructor made
+    raise ValueError.
     """
     raw: Callable[..., Any] = tvm_ffi.get_global_func(name)
     listed = _arguments(name)
     if sum(not each.startswith("*") for each in listed) < 2:
-        return raw
+        last = len(listed) - 1
+
+        def call_in_order(*given: Any) -> Any:
+            for n, value in enumerate(given):
+                if value.__class__ not in PLAIN and last >= 0:
+                    argument = listed[min(n, last)]
+                    refuse_unmade(value, f"{argument[1:]}[{n - last}]" if argument[0] == "*" else argument)
+            return raw(*given)
+
+        return call_in_order
     in_order, count = itemgetter(*listed), len(listed)
 
     def call(**arguments: Any) -> Any:
+        for argument, value in arguments.items():
+            if value.__class__ not in PLAIN:
+                refuse_unmade(value, argument)
         if len(arguments) == count:
             try:
                 given = in_order(arguments)
@@ -78,7 +116,7 @@ def function_in_order(name: str, arguments: str) -> Callable[..., Any]:
     """A function of the library for what engines call once a layer or a batch, where names would cost 0.2 us a call.
 
     It is called with the ``arguments`` in the order in which they are given here. Raises ImportError where the library
-    lists others.
+    lists others. Callers refuse handles that no constructor made (`refuse_unmade`).
     """
     if arguments.split() != _arguments(name):
         raise ImportError(f"{name} takes {' '.join(_arguments(name))}; expected {arguments}: build the library again")

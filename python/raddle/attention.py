@@ -107,8 +107,14 @@ class Attention(_library.Handle):
         """
         if unknown:
             _keywords.refuse("Attention.plan", unknown, Attention.plan)
-        if stream is None and self.device != "cpu":
-            stream = current_stream(self.device)
+        for name, value in (("self", self), ("layout", layout), ("num_workers", num_workers), ("schedule", schedule)):
+            if value.__class__ not in _library.PLAIN:
+                _library.refuse_unmade(value, name)
+        if stream is None:
+            if self.device != "cpu":
+                stream = current_stream(self.device)
+        else:
+            _library.refuse_unmade(stream, "stream")
         return numbered(_plan(self, layout, num_workers, schedule, members(params), stream))
 
     @_keywords.answered("Attention.reserve")
@@ -141,6 +147,7 @@ class Attention(_library.Handle):
             TypeError: maxima that are none.
             RuntimeError: memory that does not suffice, with the size that was asked for.
         """
+        _library.refuse_unmade(self, "self")
         if stream is None and self.device != "cpu":
             stream = current_stream(self.device)
         reservation = _reserve(
@@ -217,6 +224,12 @@ class Attention(_library.Handle):
         """
         if unknown:
             _keywords.refuse("Attention.run", unknown, Attention.run)
+        try:
+            self.number, plan.number  # only what was made has one, and to look takes a tenth of the time of asking
+        except AttributeError:
+            _library.refuse_unmade(self, "self")
+            _library.refuse_unmade(plan, "plan")
+        spec = self.spec
         if is_traced():
             scales = k_scale, v_scale
             return compiled.run(self, plan, q, kv, out, lse, return_lse, return_state, scale, scales, params, timeline)
@@ -225,9 +238,9 @@ class Attention(_library.Handle):
             pools = (lend_unasked(kv[0], "kv: k"), lend_unasked(kv[1], "kv: v"))
         else:
             pools = lend_pools(kv, lend_unasked)
-        spec = self.spec
-        if scale is not None:
+        if scale is not None and scale.__class__ is not float:
             refuse_tracer(scale, "scale")
+            _library.refuse_unmade(scale, "scale")
         wants_lse = return_lse or (return_state and self._has_lse)
         if out is not None:
             result, out_lent = out, lend_output(out, "out", lend_unasked)

@@ -78,6 +78,8 @@ def append_kv(
     k_pool, v_pool = lend_pool(kv_pool, lend_output)
     k_new, v_new = lend(k_new, "k_new"), lend(v_new, "v_new")
     k_scale, v_scale = _written(k_scale, "k_scale"), _written(v_scale, "v_scale")
+    for name, value in (("layout", layout), ("rope", rope)):
+        _library.refuse_unmade(value, name)
     _append_kv(layout, _kv_dtype(kv_dtype), k_new, v_new, k_pool, v_pool, k_scale, v_scale, rope)
 
 

@@ -283,6 +283,8 @@ class PagePool(_library.Handle):
         requests = lend_index(requests, "requests")
         layout = PagedKV.__new__(PagedKV)
         qo_len = lend_index(_each(qo_len, requests, "qo_len"), "qo_len")
+        for name, value in (("self", self), ("kv_layout", kv_layout), ("discover_prefixes", discover_prefixes)):
+            _library.refuse_unmade(value, name)
         layout.__init_handle_by_constructor__(_layout, self, requests, qo_len, kv_layout, discover_prefixes)
         return layout
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from raddle import _keywords, _library
-from raddle._layout import Layout
+from raddle._layout import CROSSING, Layout
 from raddle._tensors import is_on_gpu
 
 _paged_kv = _library.function_in_order(
@@ -92,27 +92,42 @@ class PagedKV(Layout):
         if unknown:
             _keywords.refuse("PagedKV", unknown, PagedKV.__init__)
         owner = _Owner((qo_indptr, page_indptr, page_indices, kv_len, num_requests)) if is_on_gpu(kv_len) else None
-        try:
-            # Once a batch: names, as _init takes them, or a tuple of all would cost as much as an array.
-            return self.__init_handle_by_constructor__(
-                _paged_kv,
-                qo_indptr,
-                page_indptr,
-                page_indices,
-                kv_len,
-                page_size,
-                kv_layout,
-                kv_begin,
-                qo_rows,
-                qo_pos,
-                discover_prefixes,
-                num_pages,
-                num_requests,
-                num_rows,
-                owner,
-            )
-        except (BufferError, TypeError, RuntimeError):
-            pass
+        # Once a batch: names, as _init takes them, or a tuple of all would cost as much as an array.
+        if (
+            qo_indptr.__class__ in CROSSING
+            and page_indptr.__class__ in CROSSING
+            and page_indices.__class__ in CROSSING
+            and kv_len.__class__ in CROSSING
+            and page_size.__class__ is int
+            and kv_layout.__class__ is str
+            and kv_begin.__class__ in CROSSING
+            and qo_rows.__class__ in CROSSING
+            and qo_pos.__class__ in CROSSING
+            and discover_prefixes.__class__ in CROSSING
+            and num_pages.__class__ in CROSSING
+            and num_requests.__class__ in CROSSING
+            and num_rows.__class__ in CROSSING
+        ):
+            try:
+                return self.__init_handle_by_constructor__(
+                    _paged_kv,
+                    qo_indptr,
+                    page_indptr,
+                    page_indices,
+                    kv_len,
+                    page_size,
+                    kv_layout,
+                    kv_begin,
+                    qo_rows,
+                    qo_pos,
+                    discover_prefixes,
+                    num_pages,
+                    num_requests,
+                    num_rows,
+                    owner,
+                )
+            except (BufferError, TypeError, RuntimeError):
+                pass
         self._init(
             _paged_kv,
             qo_indptr=qo_indptr,

@@ -187,6 +187,8 @@ class Reservation(_library.Handle):
         Raises:
             ValueError: a layout that does not fit; the plan before then stays in force.
         """
+        for name, value in (("self", self), ("layout", layout), ("stream", stream)):
+            _library.refuse_unmade(value, name)
         if stream is None and self.device != "cpu":
             stream = current_stream(self.device)
         _update(self, layout, stream)
@@ -203,6 +205,7 @@ class Reservation(_library.Handle):
             ValueError: they were; the message names the arrays, the first bad request of the last bad plan, and what was
                 made of it.
         """
+        _library.refuse_unmade(self, "self")
         if stream is None and self.device != "cpu":
             stream = current_stream(self.device)
         _check(reservation=self, stream=stream)
@@ -241,4 +244,6 @@ def select(reservations: Sequence[Reservation], layout: Layout) -> Reservation:
     """
     if isinstance(reservations, Reservation):
         raise TypeError("reservations is a single one; expected a list of them")
+    if not isinstance(reservations, (list, tuple)):
+        raise TypeError(f"reservations is {kind_of(reservations)}; expected a list of them")
     return reservations[_select(layout, *reservations)]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Iterable, Sequence
 
 from raddle._keywords import answered
+from raddle._library import refuse_unmade
 from raddle._tensors import dtype_name, kind_of
 from raddle.variants import Variant
 
@@ -84,12 +85,14 @@ def fields_of(spec: Any, name: str) -> dict[str, Any]:
 
 def parts(variant: Any, num_qo_heads: int) -> tuple[Any, ...]:
     """``variant`` of a spec as a tuple of parts; functions of Python and block masks are traced."""
+    refuse_unmade(variant, "variant")
     if _is_part(variant):
         return (_traced(variant, num_qo_heads),)
     if isinstance(variant, (type, str)) or _is_array(variant) or not isinstance(variant, Iterable):
         _refuse_part(variant, "variant", "a variant or a list of variants")
     found = tuple(variant)
     for number, part in enumerate(found):
+        refuse_unmade(part, f"variant[{number}]")
         if isinstance(part, type) or _is_array(part):
             _refuse_part(part, f"variant[{number}]", "a variant")
     return tuple(_traced(part, num_qo_heads) for part in found)

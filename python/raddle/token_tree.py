@@ -114,6 +114,7 @@ class TokenTree(Layout):
         Raises:
             ValueError: masks that are no trees, or a node outside of its tree.
         """
+        _library.refuse_unmade(self, "self")
         if self.parents is None:
             raise ValueError("masks are no trees, so there is no path; expected rows that see what their parent sees")
         return accept_tree(self.pages, kv_pool, self.parents, accepted, scales=scales)

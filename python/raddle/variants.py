@@ -302,7 +302,10 @@ def numbers(x: Any, name: str) -> Any:
     """A member's value: a number, a list of numbers, or a tensor of rank 0 to 4."""
     if isinstance(x, bool):
         raise TypeError(f"{name} is a bool; expected a number, a list of numbers or an array")
-    return x if isinstance(x, (Real, list, tuple)) else lend(x, name)
+    if isinstance(x, (list, tuple)):
+        _library.refuse_unmade(x, name)
+        return x
+    return x if isinstance(x, Real) else lend(x, name)
 
 
 def members(params: dict[str, Any] | None) -> dict[str, Any] | None:
