@@ -5,8 +5,8 @@
     import raddle.integrations.transformers
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="raddle")
 
-Importing this module registers the name "raddle". The masks that transformers composes stay functions: no matrix of rows
-and keys is made.
+Importing this module registers the names "raddle" (`generate`, `forward`) and "paged|raddle" (`generate_batch`). The
+masks that transformers composes stay functions: no matrix of rows and keys is made. Paged caches are read where they lie.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from raddle.integrations.transformers.attention import attend
 from raddle.integrations.transformers.masks import make_mask
+from raddle.integrations.transformers.paged import attend_paged
 
 __all__ = ["register"]
 
@@ -30,7 +31,7 @@ _registered = False
 
 
 def register() -> None:
-    """Registers "raddle" with transformers, as importing this module does.
+    """Registers "raddle" and "paged|raddle" with transformers, as importing this module does.
 
     A version of transformers that was not tried is named in a warning, once.
 
@@ -38,14 +39,15 @@ def register() -> None:
         >>> import raddle.integrations.transformers as integration
         >>> integration.register()
         >>> from transformers import AttentionInterface
-        >>> "raddle" in AttentionInterface()
-        True
+        >>> "raddle" in AttentionInterface(), "paged|raddle" in AttentionInterface()
+        (True, True)
     """
     global _registered
     if _registered:
         return
     AttentionInterface.register("raddle", attend)
     AttentionMaskInterface.register("raddle", make_mask)
+    AttentionInterface.register("paged|raddle", attend_paged)
     if not transformers.__version__.startswith(TRIED):
         tried = " and ".join(f"{version}x" for version in TRIED)
         _logger.warning("raddle was tried with transformers %s; this is %s", tried, transformers.__version__)
