@@ -330,6 +330,7 @@ inline void sync_lanes(u32 lanes) { Block::current()->wait_lanes(lanes); }
 inline void fence_device() {}
 inline i64 global_time() { return ++Block::current()->time; }
 inline void prefetch(const void*) {}
+inline float settled(float x) { return x; }
 inline i32 renewed(i32 x) { return x; }
 inline void sleep(i32 ns) { Block::current()->time += ns; }
 inline i32 load_now(const i32* word) { return *word; }
@@ -342,6 +343,14 @@ inline float shuffle(float x, i32 lane, u32 lanes = ~u32{0}) {
   Block::current()->exchange(
       mine, [&](auto at) { result = at(lane).x; }, lanes);
   return result;
+}
+inline u32 uniform(u32 x) {
+  Exchange mine{};
+  mine.a[0] = x;
+  Block::current()->exchange(mine, [&](auto at) {
+    if (at(0).a[0] != x) emulated::broken("a number that differs between lanes is called uniform");
+  });
+  return x;
 }
 template <class T>
 inline T* shuffle(T* x, i32 lane) {
@@ -456,6 +465,9 @@ inline void barrier_create(u32 barrier, i32 arrivals) {
 }
 inline void barrier_destroy(u32 barrier) { Block::current()->destroy_barrier(barrier); }
 inline void barrier_arrive(u32 barrier) { Block::current()->arrive(barrier); }
+inline void barrier_arrive_if(bool arrives, u32 barrier) {
+  if (arrives) barrier_arrive(barrier);
+}
 inline void barrier_arrive_after_copies(u32 barrier) {
   Block::current()->arrive_after_copies(barrier);
 }
@@ -606,6 +618,8 @@ inline void multiply_add(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, T) {
 }
 
 inline float exp2(float x) { return std::exp2(x); }
+inline float log2(float x) { return std::log2(x); }
+inline float reciprocal(float x) { return 1.0f / x; }
 /// As far off as the hardware's may be; the errors of neighbours have nothing in common.
 inline float off_by(float y, float x, float error) {
   const u32 hash = (float_to_bits(x) * 2654435761u) >> 8;

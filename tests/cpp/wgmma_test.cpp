@@ -56,10 +56,17 @@ ptx::TensorMap map_of(const TensorRef& pool, i32 page_size, i32 dim) {
   return result;
 }
 
+/// What is unusual about a problem's logits.
+struct Logits {
+  double scale = 0.0;     ///< 0: the spec's
+  float late_keys = 1.0;  ///< factor of the keys from number `late` on; of ragged keys
+  i32 late = 0;
+};
+
 /// Requests of a few hundred rows and keys: tiles that masks cut, tails, requests without keys.
 template <class T, i32 dim_qk, i32 dim_vo, class V>
 void check(const Ints& qo_len, const Ints& kv_len, i32 page_size, const V& variant,
-           const reference::Parts& parts, i32 num_workers) {
+           const reference::Parts& parts, i32 num_workers, const Logits& logits = {}) {
   constexpr DType dtype = dtype_of<T>::value;
   std::mt19937 random(3);
   Table table;
@@ -88,6 +95,9 @@ void check(const Ints& qo_len, const Ints& kv_len, i32 page_size, const V& varia
                           : Owned(random, dtype, slots, kv_heads, dim_qk);
   Owned v = page_size > 0 ? Owned(random, dtype, slots, page_size, kv_heads, dim_vo)
                           : Owned(random, dtype, slots, kv_heads, dim_vo);
+  auto* keys = reinterpret_cast<T*>(k.bytes.data());
+  for (i64 i = i64{logits.late} * kv_heads * dim_qk; i < slots * kv_heads * dim_qk; ++i)
+    if (logits.late > 0) keys[i] = from_float<T>(to_float(keys[i]) * logits.late_keys);
   std::fill(out.bytes.begin(), out.bytes.end(), std::byte{0xff});
   std::fill(lse.bytes.begin(), lse.bytes.end(), std::byte{0xff});
 
@@ -120,7 +130,8 @@ void check(const Ints& qo_len, const Ints& kv_len, i32 page_size, const V& varia
   launch.arrived = arrived.data();
   i32 drawn[2] = {};
   launch.drawn = drawn;
-  launch.scale = spec.softmax_scale();
+  const double scale = logits.scale == 0.0 ? 1.0 / std::sqrt(dim_qk) : logits.scale;
+  launch.scale = static_cast<float>(scale);
   for (i32 i = 0; i < launch.plan.num_query_tiles; ++i)
     ASSERT_EQ(launch.plan.query_tiles[i].shape, long_queries);
 
@@ -131,12 +142,9 @@ void check(const Ints& qo_len, const Ints& kv_len, i32 page_size, const V& varia
     block.run([&] { wgmma::attend_long<Kernel>(launch, variant); });
   }
   EXPECT_EQ(drawn[0] + drawn[1], 0);
-  const reference::Problem problem{layout->view(), qo_heads,
-                                   kv_heads,       dim_qk,
-                                   dim_vo,         dtype,
-                                   dtype,          1.0 / std::sqrt(dim_qk),
-                                   launch.q,       {{pool(k), pool(v)}},
-                                   parts};
+  const reference::Problem problem{
+      layout->view(),       qo_heads, kv_heads, dim_qk, dim_vo, dtype, dtype, scale, launch.q,
+      {{pool(k), pool(v)}}, parts};
   for (i32 row = 0; row < rows; row += 7)
     for (i32 head = 0; head < qo_heads; ++head) {
       const reference::Exact e = reference::attend(problem, row, head, false, true);
@@ -152,6 +160,24 @@ void check(const Ints& qo_len, const Ints& kv_len, i32 page_size, const V& varia
                     e.o_budget[at(d)])
             << "row " << row << ", head " << head << ", element " << d;
     }
+}
+
+/// Logits that exceed those of the rows' first tiles by so much that weights overflow, and ones too
+/// large for a single multiply-add.
+TEST(Wgmma, LogitsThatGrow) {
+  const Case plain = testing_attention::cases()[0], causal = testing_attention::cases()[1];
+  const Ints few{9, 70}, many{140, 420};
+  for (const float grows : {12.0f, 60.0f, 400.0f}) {
+    const Logits logits{0.0, grows, 300};
+    check<f16, 64, 64>(few, many, 0, Composition<NoMask>{}, plain.parts, 1, logits);
+    check<bf16, 128, 64>(few, many, 0, Composition<Leaf<0>, Causal>{}, causal.parts, 3, logits);
+  }
+}
+TEST(Wgmma, ScalesThatAreNotPositive) {
+  const Case causal = testing_attention::cases()[1];
+  for (const double scale : {-0.3, -1e-30})
+    check<bf16, 64, 64>({70}, {300}, 16, Composition<Leaf<0>, Causal>{}, causal.parts, 1,
+                        Logits{scale});
 }
 
 /// An output part that needs a row whole, and leaves it as it is.

@@ -29,6 +29,15 @@ RADDLE_DEVICE void barrier_arrive(u32 barrier) {
                : "memory");
 }
 
+/// The same where `arrives` holds, without a branch.
+RADDLE_DEVICE void barrier_arrive_if(bool arrives, u32 barrier) {
+  asm volatile(
+      "{\n.reg .pred arrives;\n.reg .b64 state;\nsetp.ne.s32 arrives, %1, 0;\n"
+      "@arrives mbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(barrier),
+      "r"(static_cast<i32>(arrives))
+      : "memory");
+}
+
 /// All lanes of a warp arrive, each once all its copies so far are done: 32 of the expected
 /// arrivals.
 RADDLE_DEVICE void barrier_arrive_after_copies(u32 barrier) {

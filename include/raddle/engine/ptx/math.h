@@ -21,6 +21,13 @@ RADDLE_DEVICE float reciprocal(float x) {
   return y;
 }
 
+/// log2(x) within 2^-22 of its value, or of 1 where that is more; -inf at 0.
+RADDLE_DEVICE float log2(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 /// x · y + z, rounded once. Contraction is off, so that the only ones are those that are asked for.
 RADDLE_DEVICE float fma(float x, float y, float z) {
   float r;

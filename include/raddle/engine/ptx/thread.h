@@ -74,6 +74,14 @@ RADDLE_DEVICE float shuffle(float x, i32 lane) {
   return y;
 }
 
+/// x, which is the same in all lanes. The assembler learns of it here, and keeps what follows from
+/// x in registers that a warp's lanes share.
+RADDLE_DEVICE u32 uniform(u32 x) {
+  u32 y;
+  asm volatile("shfl.sync.idx.b32 %0, %1, 0, 0x1f, 0xffffffff;" : "=r"(y) : "r"(x));
+  return y;
+}
+
 template <class T>
 RADDLE_DEVICE T* shuffle(T* x, i32 lane) {
   T* y;
@@ -117,6 +125,12 @@ RADDLE_DEVICE void prefetch(const void* p) {
 /// not take registers meanwhile.
 RADDLE_DEVICE i32 renewed(i32 x) {
   asm volatile("" : "+r"(x));
+  return x;
+}
+
+/// x, which the compiler has to have worked out by here.
+RADDLE_DEVICE float settled(float x) {
+  asm volatile("" : "+f"(x)::"memory");
   return x;
 }
 

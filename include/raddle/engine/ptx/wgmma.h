@@ -18,9 +18,12 @@ namespace ptx {
 /// that a product sums over, or those along the other.
 enum class Major : i32 { k = 0, other = 1 };
 
-/// Where a matrix begins in shared memory, and how its 8 × 8 parts follow one another.
+/// Where a matrix begins in shared memory, and how its 8 × 8 parts follow one another: the lower
+/// half of a descriptor. The upper half, rows of 128 bytes and eight of them 1,024 bytes apart, is
+/// the same for all, so that walking a matrix adds to one register.
 struct SharedMatrix {
-  u64 bits;
+  u32 low;
+  RADDLE_DEVICE u64 bits() const { return static_cast<u64>(1u << 30 | 1024 >> 4) << 32 | low; }
 };
 
 /// A matrix stored in rows of 128 bytes whose 16-byte chunk i of row r lies at chunk i ^ (r % 8),
@@ -28,13 +31,12 @@ struct SharedMatrix {
 /// 0 of 1,024. Eight rows take 1,024 bytes. Major::other: the next 64 elements of the dimension
 /// that is not k begin `next_columns` bytes on.
 RADDLE_DEVICE SharedMatrix swizzled_matrix(u32 address, u32 next_columns = 16) {
-  return {static_cast<u64>((address & 0x3ffff) >> 4) | static_cast<u64>(next_columns >> 4) << 16 |
-          static_cast<u64>(1024 >> 4) << 32 | 1ull << 62};
+  return {(address & 0x3ffff) >> 4 | (next_columns >> 4) << 16};
 }
 
 /// The matrix that begins `bytes`, a multiple of 16, further on.
 RADDLE_DEVICE SharedMatrix operator+(SharedMatrix matrix, u32 bytes) {
-  return {matrix.bits + (bytes >> 4)};
+  return {matrix.low + (bytes >> 4)};
 }
 
 /// What a warpgroup says before products, of registers that it has written itself and of C's first
@@ -96,7 +98,7 @@ RADDLE_DEVICE void products_wait(float (&c)[fragments][4]) {
                               T) {                                                                \
     asm volatile(RADDLE_PRODUCT(n, T, size, shared, shared_keep)                                  \
                  : RADDLE_OUT##size(0)                                                            \
-                 : "l"(a.bits), "l"(b.bits), "r"(keep), "n"(static_cast<i32>(major_a)),           \
+                 : "l"(a.bits()), "l"(b.bits()), "r"(keep), "n"(static_cast<i32>(major_a)),       \
                    "n"(static_cast<i32>(major_b))                                                 \
                  : "memory");                                                                     \
   }                                                                                               \
@@ -105,7 +107,7 @@ RADDLE_DEVICE void products_wait(float (&c)[fragments][4]) {
                               T) {                                                                \
     asm volatile(RADDLE_PRODUCT(n, T, size, registers, registers_keep)                            \
                  : RADDLE_OUT##size(0)                                                            \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(keep),            \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "r"(keep),          \
                    "n"(static_cast<i32>(major_b))                                                 \
                  : "memory");                                                                     \
   }

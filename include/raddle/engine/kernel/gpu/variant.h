@@ -36,37 +36,18 @@ class ApplyVariant {
   RADDLE_DEVICE void operator()(Logits<row_fragments, key_fragments>& s, const Keys& keys,
                                 i32 first, i32 flags, const Facts& facts, RowOf row_of,
                                 i32 halves) const {
-    const i32 mine = first + ptx::lane_index() % 4 * 2;
-    if (scales()) apply_logits(s, keys, mine, facts, row_of, halves);
-    if (flags & (TileFlags::partial | TileFlags::ragged))
-      apply_mask(s, keys, mine, flags, facts, row_of);
+    if (scales()) apply_logits(s, keys, first, facts, row_of, halves);
+    if (!(flags & (TileFlags::partial | TileFlags::ragged))) return;
+    u32 kept[row_fragments][2];
+    find_kept(kept, keys, first, flags, facts, row_of);
+    drop(s, kept);
   }
 
- private:
-  /// The facts of this lane's rows, read from shared memory once: the members that the variant uses
-  /// stay in registers throughout a loop.
-  struct LaneRows {
-    Row of[row_fragments][2];
-  };
-  template <class Facts, class RowOf>
-  RADDLE_DEVICE static LaneRows lane_rows(const Facts& facts, RowOf row_of) {
-    LaneRows mine;
-    RADDLE_UNROLL
-    for (i32 r = 0; r < row_fragments; ++r) {
-      RADDLE_UNROLL
-      for (i32 half = 0; half < 2; ++half) mine.of[r][half] = facts.row[row_of(r) + 8 * half];
-    }
-    return mine;
-  }
-
-  template <class Keys, class Facts>
-  RADDLE_DEVICE static Key key_of(const Keys& keys, i32 j, const Facts& facts) {
-    return Key{facts.request, keys.kv_index[j], keys.kv_pos[j], facts.kv_head};
-  }
-
+  /// Scale and f_logits alone.
   template <class Keys, class Facts, class RowOf>
   RADDLE_DEVICE void apply_logits(Logits<row_fragments, key_fragments>& s, const Keys& keys,
-                                  i32 mine, const Facts& facts, RowOf row_of, i32 halves) const {
+                                  i32 first, const Facts& facts, RowOf row_of, i32 halves) const {
+    const i32 mine = first + ptx::lane_index() % 4 * 2;
     [[maybe_unused]] const LaneRows lane = lane_rows(facts, row_of);
     // With a single row fragment the halves are computed one after the other, because the second
     // may be padding.
@@ -91,22 +72,27 @@ class ApplyVariant {
     }
   }
 
-  /// Finds which pairs are kept, one bit a key; then drops the others in straight code.
+  /// Which pairs of a masked tile are kept: a bit for each of this lane's keys, in order.
   template <class Keys, class Facts, class RowOf>
-  RADDLE_DEVICE void apply_mask(Logits<row_fragments, key_fragments>& s, const Keys& keys, i32 mine,
-                                i32 flags, const Facts& facts, RowOf row_of) const {
+  RADDLE_DEVICE void find_kept(u32 (&kept)[row_fragments][2], const Keys& keys, i32 first,
+                               i32 flags, const Facts& facts, RowOf row_of) const {
+    const i32 mine = first + ptx::lane_index() % 4 * 2;
     u32 missing = 0;
     if (flags & TileFlags::ragged) {
       RADDLE_UNROLL
       for (i32 i = 0; i < 2 * key_fragments; ++i)
         if (keys.column[mine + 8 * (i / 2) + i % 2] < 0) missing |= 1u << i;
     }
-    u32 kept[row_fragments][2];
     RADDLE_UNROLL
     for (i32 i = 0; i < 2 * row_fragments; ++i) kept[i / 2][i % 2] = ~missing;
     if constexpr (has_mask<Variant>)
       if (flags & TileFlags::partial) keep_masked(kept, keys, mine, facts, row_of);
     if (flags & TileFlags::bits) keep_bits(kept, keys, mine, row_of);
+  }
+
+  /// Drops the others, in straight code.
+  RADDLE_DEVICE static void drop(Logits<row_fragments, key_fragments>& s,
+                                 const u32 (&kept)[row_fragments][2]) {
     RADDLE_UNROLL
     for (i32 r = 0; r < row_fragments; ++r) {
       RADDLE_UNROLL
@@ -115,6 +101,28 @@ class ApplyVariant {
         if (!(kept[r][e / 2] >> (2 * n + e % 2) & 1)) s[r][n][e] = dropped;
       }
     }
+  }
+
+ private:
+  /// The facts of this lane's rows, read from shared memory once: the members that the variant uses
+  /// stay in registers throughout a loop.
+  struct LaneRows {
+    Row of[row_fragments][2];
+  };
+  template <class Facts, class RowOf>
+  RADDLE_DEVICE static LaneRows lane_rows(const Facts& facts, RowOf row_of) {
+    LaneRows mine;
+    RADDLE_UNROLL
+    for (i32 r = 0; r < row_fragments; ++r) {
+      RADDLE_UNROLL
+      for (i32 half = 0; half < 2; ++half) mine.of[r][half] = facts.row[row_of(r) + 8 * half];
+    }
+    return mine;
+  }
+
+  template <class Keys, class Facts>
+  RADDLE_DEVICE static Key key_of(const Keys& keys, i32 j, const Facts& facts) {
+    return Key{facts.request, keys.kv_index[j], keys.kv_pos[j], facts.kv_head};
   }
 
   /// Drops pairs by f_mask. A loop, because a mask may be long; the facts of a few keys are read

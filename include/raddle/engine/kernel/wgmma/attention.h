@@ -10,7 +10,7 @@ RADDLE_ENGINE_BEGIN
 
 namespace wgmma {
 
-template <class Kernel>
+template <class Kernel, class Variant>
 RADDLE_DEVICE void create_barriers() {
   auto& block = Memory<Kernel>::get();
   const auto create = [](u64& barrier, i32 arrivals) {
@@ -19,12 +19,28 @@ RADDLE_DEVICE void create_barriers() {
   for (i32 i = 0; i < Kernel::slots; ++i) {
     create(block.key_slots.full[i], 1), create(block.key_slots.free[i], consumer_groups);
     create(block.value_slots.full[i], 1), create(block.value_slots.free[i], consumer_groups);
-    create(block.queries.full[i], QueryLoader<Kernel>::num_threads);
-    create(block.queries.free[i], consumer_groups);
-    create(block.found[i], 1);
+    create(block.queries.full[i], QueryLoader<Kernel, Variant>::num_threads);
+    create(block.queries.free[i], ConsumerTeam::num_warps);
   }
+  for (i32 i = 0; i < Memory<Kernel>::fact_slots; ++i)
+    create(block.items.full[i], 1), create(block.items.free[i], ConsumerTeam::num_warps);
   create(block.tail, 1);
   ptx::fence_created_barriers();
+}
+
+/// Says of every item of the worker's own queue that its state, if it has one, is stored; drawn
+/// items have none. Said at the queue's end: a call in the loop of long queries would have it
+/// spill.
+template <class Kernel, class Variant>
+RADDLE_DEVICE void arrive_all(const Launch& launch, const Variant& variant, i32 begin, i32 end) {
+  auto& block = Memory<Kernel>::get();
+  RADDLE_ROLLED
+  for (i32 i = begin; i < end; ++i) {
+    const WorkItem& item = launch.plan.items[i];
+    if (item.partial_row < 0) continue;
+    arrive<Kernel>(launch, variant, item, look_up_ticket(launch, item, ConsumerTeam::thread()),
+                   block.completed, block.vector[ConsumerTeam::warp()]);
+  }
 }
 
 /// Computes the long queries of the worker's own queue, and then those it draws from the open one.
@@ -32,19 +48,20 @@ template <class Kernel, class Variant>
 RADDLE_DEVICE void attend_long(const Launch& launch, const Variant& variant) {
   const i32* queue = launch.plan.queue_indptr + ptx::block_index();
   const i32 item = first_long(launch, queue[0], queue[1]);
-  if (ptx::thread_index() == 0) create_barriers<Kernel>();
+  if (ptx::thread_index() == 0) create_barriers<Kernel, Variant>();
   ptx::sync_block();
   if (ptx::thread_index() < consumer_groups * group_threads) {
     ptx::take_registers<consumer_registers>();
     LongQueries<Kernel, Variant>(launch, variant).run();
+    arrive_all<Kernel>(launch, variant, queue[0], queue[1]);
     contract_shares<Kernel>(launch, variant, queue[0], queue[1], Memory<Kernel>::get().completed,
                             Memory<Kernel>::get().vector[ConsumerTeam::warp()]);
   } else {
     ptx::give_registers<loader_registers>();
     if (ptx::warp_index() == consumer_groups * group_warps)
-      KeyLoader<Kernel>(launch).run(item);
+      KeyLoader<Kernel>(launch).run();
     else
-      QueryLoader<Kernel>(launch).run();
+      QueryLoader<Kernel, Variant>(launch, variant).run(item);
   }
 }
 

@@ -2,7 +2,6 @@
 // their keys, and has bulk copies fill the rings.
 #pragma once
 
-#include "raddle/engine/kernel/gpu/queue.h"
 #include "raddle/engine/kernel/wgmma/boxes.h"
 
 RADDLE_ENGINE_BEGIN
@@ -19,18 +18,17 @@ class KeyLoader {
  public:
   RADDLE_DEVICE explicit KeyLoader(const Launch& launch) : launch_(launch) {}
 
-  /// Loads the tiles of item `first` and of those that follow it; then puts a tile that is none, in
-  /// whose step the computing warpgroups send the last item.
-  RADDLE_DEVICE void run(i32 first) {
+  /// Loads the tiles of all items that are named; then puts a tile that is none, in whose step the
+  /// computing warpgroups send the last item.
+  RADDLE_DEVICE void run() {
     RADDLE_ROLLED
-    for (i32 item = first; item >= 0;) {
-      const i32 after = ptx::lane_index() == 0 ? next_long(launch_, item) : 0;
-      name_item(item);
-      load_item(launch_.plan.items[item]);
-      item = ptx::shuffle(after, 0);
+    for (i32 nth = 0;; ++nth) {
+      auto& facts = block().item[nth & 3];
+      ptx::barrier_wait(address(block().items.full[nth & 3]), nth >> 2 & 1);
+      if (facts.item < 0) break;
+      load_item(facts.source, facts.kv_head);
     }
-    name_item(-1);
-    put_tile(Span{0, 0, false}, Flags::first | Flags::none, 0);
+    put_tile(nullptr, Span{0, 0, false}, Flags::first | Flags::none, {});
   }
 
  private:
@@ -38,44 +36,39 @@ class KeyLoader {
   RADDLE_DEVICE static u32 address(const u64& barrier) { return ptx::shared_address(&barrier); }
   RADDLE_DEVICE static bool has_keys(i32 flags) { return !(flags & (Flags::empty | Flags::none)); }
 
-  /// Names the item for the warps that load queries, once the slot's last item has been sent.
-  RADDLE_DEVICE void name_item(i32 item) {
-    const i32 slot = items_ & 1;
-    ptx::barrier_wait(address(block().queries.free[slot]), (items_ >> 1 & 1) ^ 1);
-    if (ptx::lane_index() == 0) {
-      block().item[slot].item = item;
-      ptx::barrier_arrive(address(block().found[slot]));
-    }
-    ++items_;
-  }
-
-  RADDLE_DEVICE void load_item(const WorkItem& item) {
-    KeySource& source = block().source;
-    Span rest = open_item<Kernel>(launch_, item, source);
-    if (rest.begin == rest.end) return put_tile(rest, Flags::first | Flags::empty, item.kv_head);
-    i32 first = Flags::first;
+  /// The boxes of the next tile are found before the current one's slot is free: page numbers come
+  /// from device memory.
+  RADDLE_DEVICE void load_item(KeySource& source, i32 kv_head) {
+    Span rest = source.rest;
+    if (rest.begin == rest.end)
+      return put_tile(&source, rest, Flags::first | Flags::last | Flags::empty, {});
+    Span tile = take_tile(rest, tile_keys);
+    Boxes<Kernel> boxes{};
+    boxes.find(launch_, source, tile, kv_head);
     RADDLE_ROLLED
-    while (rest.begin < rest.end) {
-      const Span tile = take_tile(rest, tile_keys);
+    for (i32 first = Flags::first;; first = 0) {
       if (rest.begin == rest.end) rest = next_run(source);
-      put_tile(tile, first | tile_flags(source, tile, tile_keys, rest.begin == rest.end),
-               item.kv_head);
-      first = 0;
+      const bool last = rest.begin == rest.end;
+      const Span next = last ? tile : take_tile(rest, tile_keys);
+      Boxes<Kernel> next_boxes{};
+      next_boxes.find(launch_, source, next, kv_head);
+      put_tile(&source, tile, first | tile_flags(source, tile, tile_keys, last), boxes);
+      if (last) return;
+      tile = next, boxes = next_boxes;
     }
   }
 
   /// Describes a tile and has its keys copied; then the values of the tile before.
-  RADDLE_DEVICE void put_tile(const Span& tile, i32 flags, i32 kv_head) {
+  RADDLE_DEVICE void put_tile(const KeySource* source, const Span& tile, i32 flags,
+                              const Boxes<Kernel>& boxes) {
     const i32 slot = tiles_ & 1;
     const u32 full = address(block().key_slots.full[slot]);
     auto& keys = keys_of(tiles_);
-    Boxes<Kernel> boxes{};
-    if (has_keys(flags)) boxes.find(launch_, block().source, tile, kv_head);
     // The facts' slot is free by now: its last tile came fact_slots ago, and the groups have begun
     // the products of the tile but two before this one.
     if (has_keys(flags) && (Kernel::asks_for_keys || flags & (Flags::partial | Flags::ragged)))
-      describe(keys, tile);
-    if (ptx::lane_index() == 0) keys.flags[0] = flags;
+      describe(keys, *source, tile);
+    if (ptx::lane_index() == 0) block().tile[tiles_ & 3] = facts_of(source, tile, flags);
     ptx::barrier_wait(address(block().key_slots.free[slot]), (tiles_ >> 1 & 1) ^ 1);
     ptx::sync_warp();  // the facts are written
     if (has_keys(flags))
@@ -86,12 +79,15 @@ class KeyLoader {
     before_ = boxes, flags_ = flags;
     ++tiles_;
   }
-  RADDLE_DEVICE static auto& keys_of(i32 tile) {
-    return block().keys[tile & (Block::fact_slots - 1)];
-  }
+  RADDLE_DEVICE static auto& keys_of(i32 tile) { return block().keys[tile & 3]; }
 
-  RADDLE_DEVICE void describe(TileKeys<tile_keys, false, 1>& keys, const Span& tile) const {
-    const KeySource& source = block().source;
+  RADDLE_DEVICE static TileFacts facts_of(const KeySource* source, const Span& tile, i32 flags) {
+    if (!has_keys(flags)) return {flags, 0, 0, 0};
+    const Span read = columns_read(*source, tile);
+    return {flags, tile.begin, source->holes ? KeptColumns::unknown : read.begin, read.end};
+  }
+  RADDLE_DEVICE void describe(TileKeys<tile_keys, false, 1>& keys, const KeySource& source,
+                              const Span& tile) const {
     RADDLE_ROLLED
     for (i32 j = ptx::lane_index(); j < tile_keys; j += 32)
       describe_key(keys, j, tile.begin + j, find_key(launch_, source, tile, tile.begin + j, 0));
@@ -128,7 +124,7 @@ class KeyLoader {
   }
 
   const Launch& launch_;
-  i32 tiles_ = 0, items_ = 0, tails_ = 0;
+  i32 tiles_ = 0, tails_ = 0;
   // The tile before, whose values are still to be copied.
   i32 flags_ = 0;
   Boxes<Kernel> before_{};

@@ -21,42 +21,58 @@ class LongOutput {
 
  public:
   RADDLE_DEVICE LongOutput(const GpuLaunch& launch, const Variant& variant,
-                           const ItemFacts<Kernel>& facts, i32 group)
-      : launch_(launch),
-        variant_(variant),
-        facts_(facts),
-        first_row_(group * group_rows + 16 * (ptx::warp_index() % group_warps)) {}
+                           const ItemFacts<Kernel>& facts, i32 warp_row, i32 lane)
+      : launch_(launch), variant_(variant), facts_(facts), first_row_(warp_row), lane_(lane) {}
 
   RADDLE_DEVICE void send(const O& o, const RowStats<1>& stats, float to_log2) {
+    RowEnd end[2];
     RADDLE_UNROLL
-    for (i32 half = 0; half < 2; ++half) {
-      const RowEnd end = end_row<scan>(stats, 0, half, to_log2);
-      if constexpr (has_output<Variant>)
-        send_whole(o, half, end);
-      else
-        send_pieces(o, half, end);
+    for (i32 half = 0; half < 2; ++half) end[half] = end_of(stats, half, to_log2);
+    if constexpr (has_output<Variant>) {
+      RADDLE_UNROLL
+      for (i32 half = 0; half < 2; ++half) send_whole(o, half, end[half]);
+    } else {
+      send_pieces(o, end);
     }
   }
 
  private:
-  RADDLE_DEVICE i32 number(i32 half) const { return first_row_ + ptx::lane_index() / 4 + 8 * half; }
+  RADDLE_DEVICE i32 number(i32 half) const { return first_row_ + lane_ / 4 + 8 * half; }
   RADDLE_DEVICE i64 partial(i32 m) const {
     return facts_.partial_row >= 0 ? i64{facts_.partial_row} + m : -1;
   }
 
-  /// Every lane writes a quarter of its row.
-  RADDLE_DEVICE void send_pieces(const O& o, i32 half, RowEnd end) const {
-    const i32 m = number(half), t = ptx::lane_index() % 4;
-    RowDestination mine;
-    if (m < facts_.num_rows) {
+  /// end_row, in instructions of the special function unit: nothing hides what an item's end takes.
+  RADDLE_DEVICE static RowEnd end_of(const RowStats<1>& stats, i32 half, float to_log2) {
+    if constexpr (scan == Scan::sum) return RowEnd{1.0f, 0.0f};
+    float sum = stats.sum[0][half];
+    sum += ptx::shuffle_xor(sum, 1);
+    sum += ptx::shuffle_xor(sum, 2);
+    const float top = stats.top[0][half];
+    const float lse = ptx::fma(top, to_log2, ptx::log2(sum)) * math::ln2;
+    return RowEnd{sum == 0.0f ? 0.0f : ptx::reciprocal(sum), top == -math::infinity ? top : lse};
+  }
+
+  /// Every lane writes a quarter of its rows.
+  RADDLE_DEVICE void send_pieces(const O& o, const RowEnd (&end)[2]) const {
+    const i32 t = lane_ % 4;
+    float factor[2];
+    u8* to[2];
+    RADDLE_UNROLL
+    for (i32 half = 0; half < 2; ++half) {
+      RowDestination mine;
       // All four lanes find the destination; only one stores the LSE.
-      mine = destination(m, end.lse, t == 0);
+      if (number(half) < facts_.num_rows) mine = destination(number(half), end[half].lse, t == 0);
+      factor[half] = end[half].factor * mine.factor, to[half] = mine.to;
     }
-    const float factor = end.factor * mine.factor;
-    if (facts_.partial_row >= 0 || launch_.state_only)
-      write_states(o, half, factor, mine.to, t);
-    else
-      write_rounded(o, half, factor, mine.to, t);
+    const bool states = facts_.partial_row >= 0 || launch_.state_only;
+    RADDLE_UNROLL
+    for (i32 half = 0; half < 2; ++half) {
+      if (states)
+        write_states(o, half, factor[half], to[half], t);
+      else
+        write_rounded(o, half, factor[half], to[half], t);
+    }
   }
 
   RADDLE_DEVICE RowDestination destination(i32 m, float lse, bool stores) const {
@@ -114,12 +130,12 @@ class LongOutput {
     for (i32 g = 0; g < 8; ++g) {
       const i32 m = first_row_ + g + 8 * half;
       if (m >= facts_.num_rows) return;
-      if (ptx::lane_index() / 4 == g) {
+      if (lane_ / 4 == g) {
         RADDLE_UNROLL
         for (i32 n = 0; n < fragments; ++n) {
           RADDLE_UNROLL
           for (i32 e = 0; e < 2; ++e)
-            vector[8 * n + 2 * (ptx::lane_index() % 4) + e] = o[0][n][2 * half + e] * end.factor;
+            vector[8 * n + 2 * (lane_ % 4) + e] = o[0][n][2 * half + e] * end.factor;
         }
       }
       ptx::sync_warp();
@@ -137,7 +153,7 @@ class LongOutput {
   const GpuLaunch& launch_;
   const Variant& variant_;
   const ItemFacts<Kernel>& facts_;
-  const i32 first_row_;
+  const i32 first_row_, lane_;
 };
 
 }  // namespace wgmma

@@ -7,7 +7,6 @@
 // product is issued behind a branch, which would have the compiler wait for each of them.
 #pragma once
 
-#include "raddle/engine/kernel/gpu/arrive.h"
 #include "raddle/engine/kernel/gpu/variant.h"
 #include "raddle/engine/kernel/wgmma/long_output.h"
 #include "raddle/engine/kernel/wgmma/products.h"
@@ -20,40 +19,52 @@ namespace wgmma {
 
 template <class Kernel, class Variant>
 class LongQueries {
+  using T = typename Kernel::T;
+  using Flags = TileFlagsOfRing;
+  using Apply = ApplyVariant<Variant, 1, Kernel::long_keys / 8>;
   static constexpr i32 key_fragments = Kernel::long_keys / 8;
   static constexpr Scan scan = scan_of<Variant>();
+  /// Whether logits are scaled here, not by the softmax. A scale that is not positive turns the
+  /// queries (queries.h).
+  static constexpr bool scales_here = has_logits<Variant> || scan == Scan::sum;
 
  public:
   RADDLE_DEVICE LongQueries(const Launch& launch, const Variant& variant)
-      : launch_(launch), variant_(variant), group_(ptx::warp_index() / group_warps) {}
+      : launch_(launch),
+        variant_(variant),
+        group_(ptx::warp_index() / group_warps),
+        warp_row_(16 * ptx::warp_index()),
+        lane_(ptx::lane_index()),
+        to_log2_((scales_here || launch.scale == 0.0f ? 1.0f : math::abs(launch.scale)) *
+                 math::log2e) {}
 
   RADDLE_DEVICE void run() {
     Turns turns(group_);
     TilesReader<Kernel> tiles;
     clear(o_);
-    stats_.clear();
-    tiles.wait();
+    weighing_.clear();
+    tiles.begin();
     RADDLE_ROLLED
     for (;;) {
       tiles.wait_queries();
       turns.take();
       tiles.wait_values();
-      multiply_keys<Kernel, key_fragments>(s_, tiles.queries() + first_row_bytes(), tiles.keys());
+      multiply_keys<Kernel, key_fragments>(s_, tiles.queries() + row_bytes(group_ * group_rows),
+                                           tiles.keys());
       multiply_values<Kernel, key_fragments>(o_, p_, tiles.values(), keep_);
       turns.pass();
       ptx::products_wait<1>(s_[0]);
       tiles.release_keys();
-      const bool opens = tiles.opens_item();
-      const RowStats<1> ended = stats_;
-      if (opens) stats_.clear();
+      const RowStats<1> ended = weighing_.stats;
+      if (tiles.opens_item()) weighing_.clear();
       float factor[2] = {1.0f, 1.0f};
-      weigh_tile(tiles, factor);
-      ptx::products_wait<0>(o_[0]);
-      tiles.release_values();
-      round_weights<typename Kernel::T>(s_, p_);
-      if (opens) send(tiles, ended);
-      keep_ = opens ? 0 : 1;
-      shrink(o_, factor);
+      const bool shrinks = weigh_tile(tiles, factor);
+      tiles.release_queries();
+      keep_ = tiles.opens_item() ? 0 : 1;
+      if (tiles.opens_item())
+        send(tiles, ended);
+      else if (shrinks)
+        shrink(o_, factor);
       if (tiles.at_end()) break;
       tiles.next();
     }
@@ -61,29 +72,81 @@ class LongQueries {
   }
 
  private:
-  RADDLE_DEVICE u32 first_row_bytes() const { return static_cast<u32>(group_ * group_rows * 128); }
-  RADDLE_DEVICE i32 lane_row() const {
-    return group_ * group_rows + 16 * (ptx::warp_index() % group_warps) + ptx::lane_index() / 4;
-  }
+  RADDLE_DEVICE static u32 row_bytes(i32 row) { return static_cast<u32>(128 * row); }
+  RADDLE_DEVICE i32 lane_row() const { return warp_row_ + lane_ / 4; }
 
-  /// The variant, the mask and the softmax of a tile's scores.
+  /// S -> weights -> P. Returns whether O shrinks by `factor` first. The next tile is waited for
+  /// between the weights and the values' product: the compiler, which knows nothing of what that
+  /// wait is for, would move it before the weights.
   template <class Tiles>
-  RADDLE_DEVICE void weigh_tile(const Tiles& tiles, float (&factor)[2]) {
-    const auto& facts = tiles.item();
-    const ApplyVariant<Variant, 1, key_fragments> apply(launch_, variant_, facts.item);
-    if (tiles.flags() & (TileFlags::empty | TileFlags::none)) {
-      RADDLE_UNROLL
-      for (i32 i = 0; i < 4 * key_fragments; ++i)
-        s_[0][i / 4][i % 4] = scan == Scan::softmax ? -math::infinity : 0.0f;
-    } else {
-      apply(
-          s_, tiles.facts(), 0, tiles.flags(), facts, [&](i32) { return lane_row(); }, 2);
+  RADDLE_DEVICE bool weigh_tile(Tiles& tiles, float (&factor)[2]) {
+    float sum[2] = {};
+    bool raises = scan == Scan::softmax && weighing_.searches;
+    RADDLE_ROLLED
+    for (bool again = false;; again = true) {
+      if (scales_here || tiles.flags() & Flags::masked) change_logits(tiles);
+      if constexpr (scan == Scan::softmax) {
+        if (raises) weighing_.raise(s_, factor, to_log2_);
+        weighing_.weigh(s_, sum, to_log2_);
+      }
+      if (!tiles.at_end()) tiles.wait_next();
+      ptx::products_wait<0>(o_[0]);
+      tiles.release_values(!again);
+      round_weights<T>(s_, p_);
+      const bool overflows = !raises & !(sum[0] + sum[1] <= most_weight<T>);
+      if (scan == Scan::sum || !ptx::any(overflows)) break;
+      multiply_keys_again<Kernel, key_fragments>(s_, launch_, tiles.item().source,
+                                                 tiles.facts().begin,
+                                                 tiles.queries() + row_bytes(warp_row_));
+      raises = true;
     }
-    if constexpr (scan == Scan::softmax) softmax(s_, stats_, factor, to_log2());
+    weighing_.add(sum);
+    return raises;
   }
 
-  RADDLE_DEVICE float to_log2() const {
-    return ApplyVariant<Variant, 1, key_fragments>(launch_, variant_, 0).to_log2();
+  /// Variant and mask of a tile's logits. Both change S in place: where branches gave it values of
+  /// their own, the compiler would move all of S to other registers at every tile.
+  template <class Tiles>
+  RADDLE_DEVICE void change_logits(const Tiles& tiles) {
+    const i32 flags = tiles.flags();
+    const auto& facts = tiles.item();
+    const bool has_keys = !(flags & (Flags::empty | Flags::none));
+    const Apply apply(launch_, variant_, facts.item);
+    const auto row_of = [&](i32) { return lane_row(); };
+    if constexpr (scales_here)
+      if (has_keys) apply.apply_logits(s_, tiles.keys_facts(), 0, facts, row_of, 2);
+    if (!(flags & Flags::masked)) return;
+    u32 kept[1][2] = {};
+    if (has_keys && !find_intervals(tiles, kept))
+      apply.find_kept(kept, tiles.keys_facts(), 0, flags, facts, row_of);
+    Apply::drop(s_, kept);
+  }
+
+  /// Finds which keys are kept, a bit each, where those of every row are an interval.
+  template <class Tiles>
+  RADDLE_DEVICE bool find_intervals(const Tiles& tiles, u32 (&kept)[1][2]) const {
+    const TileFacts& tile = tiles.facts();
+    KeptColumns of_row[2] = {{int_min, int_max}, {int_min, int_max}};
+    if (has_mask<Variant> && tile.flags & Flags::partial) {
+      of_row[0] = tiles.item().kept[lane_row()];
+      of_row[1] = tiles.item().kept[lane_row() + 8];
+    }
+    if (tile.flags & Flags::bits) return false;
+    if (ptx::any(tile.first == KeptColumns::unknown || of_row[0].first == KeptColumns::unknown ||
+                 of_row[1].first == KeptColumns::unknown))
+      return false;
+    const i32 begin = tile.begin + lane_ % 4 * 2;
+    RADDLE_UNROLL
+    for (i32 half = 0; half < 2; ++half)
+      kept[0][half] = bits_below(min(of_row[half].end, tile.end) - begin) &
+                      ~bits_below(max(of_row[half].first, tile.first) - begin);
+    return true;
+  }
+  /// A bit for each of the lane's keys whose column is below `end`: two columns of every eight.
+  RADDLE_DEVICE static u32 bits_below(i32 end) {
+    const i32 whole = min(max(end, 0), 8 * key_fragments);
+    const i32 count = 2 * (whole / 8) + min(whole % 8, 2);
+    return count >= 32 ? ~0u : (1u << count) - 1u;
   }
 
   /// Sends O of the item before the one that the current tile opens.
@@ -91,25 +154,20 @@ class LongQueries {
   RADDLE_DEVICE void send(Tiles& tiles, const RowStats<1>& ended) {
     if (!tiles.has_item_before()) return;
     const auto& facts = tiles.item_before();
-    LongOutput<Kernel, Variant> output(launch_, variant_, facts, group_);
-    output.send(o_, ended, to_log2());
-    if (facts.partial_row >= 0) {
-      const WorkItem& item = launch_.plan.items[facts.item];
-      arrive<Kernel>(launch_, variant_, item, look_up_ticket(launch_, item, ConsumerTeam::thread()),
-                     Memory<Kernel>::get().completed,
-                     Memory<Kernel>::get().vector[ConsumerTeam::warp()]);
-    }
+    LongOutput<Kernel, Variant> output(launch_, variant_, facts, warp_row_, lane_);
+    output.send(o_, ended, to_log2_);
     tiles.release_item_before();
   }
 
   const Launch& launch_;
   const Variant& variant_;
-  const i32 group_;
+  const i32 group_, warp_row_, lane_;
+  const float to_log2_;
   i32 keep_ = 0;
   Logits<1, key_fragments> s_;
   Weights<1, key_fragments> p_ = {};
   Output<Kernel, 1> o_;
-  RowStats<1> stats_;
+  Weighing weighing_;
 };
 
 }  // namespace wgmma

@@ -32,13 +32,29 @@ struct Slot {
 /// What the loading warpgroup tells of a KV tile; flags beyond those of gpu/facts.h.
 struct TileFlagsOfRing : TileFlags {
   static constexpr i32 first = 64;  ///< of its item
+  /// Tiles of which some pairs are dropped.
+  static constexpr i32 masked = partial | ragged | empty | none;
 };
 
-/// What the variant and the output see of an item.
+/// A KV tile: its flags, its first column, and those of its columns that have keys, unless holes
+/// are among them.
+struct TileFacts {
+  i32 flags, begin, first, end;
+};
+
+/// The columns that a row keeps, where those are an interval.
+struct KeptColumns {
+  i32 first, end;
+  static constexpr i32 unknown = -1;  ///< `first` where only the mask itself knows
+};
+
+/// What is known of an item: where its keys lie, and what the variant and the output see.
 template <class Kernel>
 struct ItemFacts {
   Row row[Kernel::long_rows];  ///< padding repeats the last one
-  i32 request, kv_head;        ///< of the keys
+  KeptColumns kept[Kernel::long_rows];
+  KeySource source;      ///< source.rest: the first run of columns
+  i32 request, kv_head;  ///< of the keys
   i32 item, num_rows, partial_row;
 };
 
@@ -49,25 +65,26 @@ struct Memory {
   using Values = Slot<Kernel::long_keys, Kernel::vo_halves>;
   static constexpr i32 slots = Kernel::slots;
   /// The facts of a tile are read until its softmax is done, which is after the loading warpgroup
-  /// may have filled its slot of K again.
+  /// may have found the next ones; those of an item until its output has been sent.
   static constexpr i32 fact_slots = 4;
 
   u8 q[slots][Queries::bytes];
   u8 k[slots][Keys::bytes];
   u8 v[slots][Values::bytes];
   TileKeys<Kernel::long_keys, false, 1> keys[fact_slots];
-  ItemFacts<Kernel> item[slots];
+  alignas(16) TileFacts tile[fact_slots];
+  ItemFacts<Kernel> item[fact_slots];
   alignas(
       16) float vector[ConsumerTeam::num_warps][Kernel::dim_vo];  ///< a row in fp32 for each warp
   u32 completed[ConsumerTeam::num_warps];
-  KeySource source;
   /// A phase of `full` ends when a slot is filled, one of `free` when both groups have used it.
+  template <i32 count>
   struct Ring {
-    u64 full[slots], free[slots];
+    u64 full[count], free[count];
   };
-  Ring queries, key_slots, value_slots;
-  u64 found[slots];  ///< an item is known, and its queries can be loaded
-  u64 tail;          ///< values whose last rows must be cleared have come
+  Ring<slots> queries, key_slots, value_slots;
+  Ring<fact_slots> items;
+  u64 tail;  ///< values whose last rows must be cleared have come
 
   RADDLE_DEVICE static Memory& get() { return *static_cast<Memory*>(ptx::shared_memory()); }
 };

@@ -11,6 +11,7 @@ namespace wgmma {
 /// Starts S = Q · Kᵀ of a warpgroup's rows, which begin at `queries`.
 template <class Kernel, i32 key_fragments>
 RADDLE_DEVICE void multiply_keys(Logits<1, key_fragments>& s, u32 queries, u32 keys) {
+  queries = ptx::uniform(queries), keys = ptx::uniform(keys);
   ptx::products_begin();
   RADDLE_UNROLL
   for (i32 k = 0; k < 4 * Kernel::qk_halves; ++k)
@@ -24,12 +25,46 @@ RADDLE_DEVICE void multiply_keys(Logits<1, key_fragments>& s, u32 queries, u32 k
 template <class Kernel, i32 key_fragments>
 RADDLE_DEVICE void multiply_values(Output<Kernel, 1>& o, const Weights<1, key_fragments>& p,
                                    u32 values, i32 keep) {
+  values = ptx::uniform(values);
   ptx::products_begin();
   RADDLE_UNROLL
   for (i32 k = 0; k < key_fragments / 2; ++k)
     ptx::multiply<ptx::Major::other>(o[0], p[0][k], Memory<Kernel>::Values::rows_of(values, k),
                                      k > 0 ? 1 : keep, typename Kernel::T{});
   ptx::products_end();
+}
+
+/// S = Q · Kᵀ once more, by each warp for its 16 rows: without wgmma, which must not be issued
+/// behind a branch, and of keys in device memory, because their slot is another tile's by now.
+/// `queries` is where the warp's rows begin. Seldom needed: S comes by way of local memory, so that
+/// this takes few registers.
+template <class Kernel, i32 key_fragments>
+RADDLE_DEVICE void multiply_keys_again(Logits<1, key_fragments>& s, const GpuLaunch& launch,
+                                       const KeySource& source, i32 begin, u32 queries) {
+  using Slots = typename Memory<Kernel>::Queries;
+  const i32 lane = ptx::lane_index();
+  const Span tile{begin, begin + 8 * key_fragments, false};
+  float products[4 * key_fragments];
+  RADDLE_ROLLED
+  for (i32 n = 0; n < key_fragments; ++n) {
+    const i32 column = begin + 8 * n + lane / 4;
+    const Column key = find_key(launch, source, tile, column, look_up_page(source, tile, column));
+    const u8* row = row_address<Kernel>(source, 0, key) + lane % 4 * 4;
+    float x[4] = {};
+    RADDLE_ROLLED
+    for (i32 k = 0; k < ceil_div(Kernel::dim_qk, 16); ++k) {
+      u32 a[4];
+      ptx::load_matrices(a, queries + static_cast<u32>(Slots::at(lane % 16, 2 * k + lane / 16)));
+      const bool whole = 16 * k + 8 < Kernel::dim_qk;
+      ptx::multiply_add(x, a, *reinterpret_cast<const u32*>(row + 32 * k),
+                        whole ? *reinterpret_cast<const u32*>(row + 32 * k + 16) : 0u,
+                        typename Kernel::T{});
+    }
+    RADDLE_UNROLL
+    for (i32 i = 0; i < 4; ++i) products[4 * n + i] = x[i];
+  }
+  RADDLE_UNROLL
+  for (i32 i = 0; i < 4 * key_fragments; ++i) s[0][i / 4][i % 4] = products[i];
 }
 
 }  // namespace wgmma

@@ -29,65 +29,100 @@ class Turns {
   const i32 group_;
 };
 
-/// The tiles of all items of a block, as a computing warpgroup reads them. Tile n has slot n % 2 of
-/// keys and of values; an item's queries have slot (number of the item) % 2.
+/// The tiles of all items of a block, as a warp of a computing warpgroup reads them. Tile n has
+/// slot n % 2 of keys and of values; an item's queries have slot (number of the item) % 2.
 template <class Kernel>
 class TilesReader {
   using Block = Memory<Kernel>;
-  static_assert(Kernel::slots == 2);
+  using Flags = TileFlagsOfRing;
+  static_assert(Kernel::slots == 2 && Block::fact_slots == 4);
 
  public:
-  /// Waits for the current tile's keys and its facts.
-  RADDLE_DEVICE void wait() {
-    ptx::barrier_wait(address(block().key_slots.full[slot()]), tile_ >> 1 & 1);
-    flags_ = facts().flags[0];
-    if (opens_item()) ++item_;
+  RADDLE_DEVICE TilesReader()
+      : base_(ptx::shared_address(&Block::get())),
+        leads_(ptx::lane_index() == 0),
+        leads_group_(ptx::thread_index() % group_threads == 0) {}
+
+  /// Waits for the keys and the facts of the first tile.
+  RADDLE_DEVICE void begin() {
+    wait_next();
+    next();
+  }
+  /// Waits for those of the tile after the current one, which `next` makes the current one.
+  RADDLE_DEVICE void wait_next() {
+    const i32 tile = tile_ + 1;
+    ptx::barrier_wait(base_ + key_slots_full + 8 * (tile & 1), tile >> 1 & 1);
+    next_flags_ = block().tile[tile & 3].flags;
   }
   RADDLE_DEVICE void next() {
     ++tile_;
-    wait();
+    flags_ = next_flags_;
+    if (opens_item()) ++item_;
   }
   /// Waits for the queries of an item at its first tile.
   RADDLE_DEVICE void wait_queries() const {
     if (opens_item() && !at_end())
-      ptx::barrier_wait(address(block().queries.full[item_ & 1]), item_ >> 1 & 1);
+      ptx::barrier_wait(base_ + queries_full + 8 * (item_ & 1), item_ >> 1 & 1);
   }
   /// Waits for the values of the tile before; at the first tile, whose weights are 0, for none.
   RADDLE_DEVICE void wait_values() const {
     if (tile_ > 0)
-      ptx::barrier_wait(address(block().value_slots.full[slot() ^ 1]), (tile_ - 1) >> 1 & 1);
+      ptx::barrier_wait(base_ + value_slots_full + 8 * (~tile_ & 1), (tile_ - 1) >> 1 & 1);
   }
-  RADDLE_DEVICE void release_keys() const { release(block().key_slots.free[slot()]); }
-  RADDLE_DEVICE void release_values() const {
-    if (tile_ > 0) release(block().value_slots.free[slot() ^ 1]);
+  /// This warpgroup's products of the tile's keys are done: one thread's are when all are.
+  RADDLE_DEVICE void release_keys() const {
+    ptx::barrier_arrive_if(leads_group_, base_ + key_slots_free + 8 * (tile_ & 1));
   }
-  /// The queries and facts of the item before the current tile's are not needed any more.
-  RADDLE_DEVICE void release_item_before() const { release(block().queries.free[(item_ - 1) & 1]); }
+  /// The same of the values of the tile before; `once`: the first time at this tile.
+  RADDLE_DEVICE void release_values(bool once) const {
+    ptx::barrier_arrive_if(leads_group_ && once && tile_ > 0,
+                           base_ + value_slots_free + 8 * (~tile_ & 1));
+  }
+  /// This warp needs the item's queries no more, if the tile is its last.
+  RADDLE_DEVICE void release_queries() const {
+    ptx::barrier_arrive_if(leads_ && flags_ & Flags::last, base_ + queries_free + 8 * (item_ & 1));
+  }
+  /// This warp needs the facts of the item before the current tile's no more.
+  RADDLE_DEVICE void release_item_before() const {
+    ptx::sync_warp();
+    if (leads_) ptx::barrier_arrive(base_ + items_free + 8 * ((item_ - 1) & 3));
+  }
 
   RADDLE_DEVICE i32 flags() const { return flags_; }
-  RADDLE_DEVICE bool opens_item() const { return (flags_ & TileFlagsOfRing::first) != 0; }
-  RADDLE_DEVICE bool at_end() const { return (flags_ & TileFlags::none) != 0; }
+  RADDLE_DEVICE bool opens_item() const { return (flags_ & Flags::first) != 0; }
+  RADDLE_DEVICE bool at_end() const { return (flags_ & Flags::none) != 0; }
   RADDLE_DEVICE bool has_item_before() const { return item_ > 0; }
-  RADDLE_DEVICE const auto& facts() const { return block().keys[tile_ & (Block::fact_slots - 1)]; }
-  RADDLE_DEVICE const auto& item() const { return block().item[item_ & 1]; }
-  RADDLE_DEVICE const auto& item_before() const { return block().item[(item_ - 1) & 1]; }
-  RADDLE_DEVICE u32 queries() const { return address(block().q[item_ & 1]); }
-  RADDLE_DEVICE u32 keys() const { return address(block().k[slot()]); }
-  RADDLE_DEVICE u32 values() const { return address(block().v[slot() ^ 1]); }
+  RADDLE_DEVICE const TileFacts& facts() const { return block().tile[tile_ & 3]; }
+  RADDLE_DEVICE const auto& keys_facts() const { return block().keys[tile_ & 3]; }
+  RADDLE_DEVICE const auto& item() const { return block().item[item_ & 3]; }
+  RADDLE_DEVICE const auto& item_before() const { return block().item[(item_ - 1) & 3]; }
+  RADDLE_DEVICE u32 queries() const {
+    return base_ + q_begin + static_cast<u32>((item_ & 1) * Block::Queries::bytes);
+  }
+  RADDLE_DEVICE u32 keys() const {
+    return base_ + k_begin + static_cast<u32>((tile_ & 1) * Block::Keys::bytes);
+  }
+  RADDLE_DEVICE u32 values() const {
+    return base_ + v_begin + static_cast<u32>((~tile_ & 1) * Block::Values::bytes);
+  }
 
  private:
+  static constexpr u32 q_begin = __builtin_offsetof(Block, q);
+  static constexpr u32 k_begin = __builtin_offsetof(Block, k);
+  static constexpr u32 v_begin = __builtin_offsetof(Block, v);
+  static constexpr u32 queries_full = __builtin_offsetof(Block, queries.full);
+  static constexpr u32 queries_free = __builtin_offsetof(Block, queries.free);
+  static constexpr u32 key_slots_full = __builtin_offsetof(Block, key_slots.full);
+  static constexpr u32 key_slots_free = __builtin_offsetof(Block, key_slots.free);
+  static constexpr u32 value_slots_full = __builtin_offsetof(Block, value_slots.full);
+  static constexpr u32 value_slots_free = __builtin_offsetof(Block, value_slots.free);
+  static constexpr u32 items_free = __builtin_offsetof(Block, items.free);
   RADDLE_DEVICE static Block& block() { return Block::get(); }
-  RADDLE_DEVICE static u32 address(const void* p) { return ptx::shared_address(p); }
-  RADDLE_DEVICE i32 slot() const { return tile_ & 1; }
-  /// One thread arrives for its warpgroup, whose products are done when one thread's are.
-  RADDLE_DEVICE static void release(const u64& barrier) {
-    if (ptx::thread_index() % group_threads == 0) ptx::barrier_arrive(address(&barrier));
-  }
-  RADDLE_DEVICE static u32 address(const u64& barrier) { return ptx::shared_address(&barrier); }
 
-  i32 tile_ = 0;
-  i32 item_ = -1;
-  i32 flags_ = 0;
+  const u32 base_;                  ///< where the block's memory begins
+  const bool leads_, leads_group_;  ///< one lane of the warp, one of the warpgroup
+  i32 tile_ = -1, item_ = -1;
+  i32 flags_ = 0, next_flags_ = 0;
 };
 
 }  // namespace wgmma

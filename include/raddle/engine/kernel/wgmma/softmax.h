@@ -1,5 +1,7 @@
-// The online softmax of a tile whose O is being multiplied meanwhile: it says by how much O
-// shrinks, and the loop shrinks O when the product is there (FlashAttention-3, algorithm 2).
+// The softmax of the loop of long queries, whose weights are relative to a logit that each row
+// chose at its first tile, its reference, and not to the largest one so far. Weights may exceed 1
+// then, by as much as P's dtype can hold; their sums say when they exceed it. So a tile's largest
+// logits, which all weights would wait for, are seldom looked for, and O seldom shrinks.
 #pragma once
 
 #include "raddle/engine/kernel/gpu/softmax.h"
@@ -10,46 +12,78 @@ namespace wgmma {
 
 using namespace gpu_kernel;
 
-/// S -> exp(S - max), with the running maximum; the sums so far shrink by `factor`, as O has to. In
-/// this loop a vote whether any row grew costs more than shrinking always.
-template <i32 key_fragments>
-RADDLE_DEVICE void softmax(Logits<1, key_fragments>& s, RowStats<1>& stats, float (&factor)[2],
-                           float to_log2) {
-  float shift[1][2], product[1][2];
-  bool fused = true;
-  RADDLE_UNROLL
-  for (i32 half = 0; half < 2; ++half) {
-    const float before = stats.top[0][half];
-    float top = before, other = -math::infinity;  // two chains, of a row's even and odd numbers
-    RADDLE_UNROLL
-    for (i32 n = 0; n < key_fragments; ++n) {
-      top = ptx::max(top, s[0][n][2 * half]);
-      other = ptx::max(other, s[0][n][2 * half + 1]);
-    }
-    top = ptx::max(top, other);
-    top = ptx::max(top, ptx::shuffle_xor(top, 1));
-    top = ptx::max(top, ptx::shuffle_xor(top, 2));
-    stats.top[0][half] = top;
-    // For a row that has kept nothing so far, subtracting 0 leaves every logit at -inf, and every
-    // weight becomes 0.
-    shift[0][half] = top == -math::infinity ? 0.0f : top;
-    factor[half] = ptx::exp2((before - shift[0][half]) * to_log2);
-    stats.sum[0][half] *= factor[half];
-    product[0][half] = shift[0][half] * to_log2;
-    fused = fused && math::abs(product[0][half]) <= fused_limit;
+/// The largest sum of a lane's weights of a tile and row that P and O are taken to hold: half of
+/// what fp16 does; bf16 reaches as far as fp32, of which O needs a part.
+template <class T>
+constexpr float most_weight = 1099511627776.0f;  // 2^40
+template <>
+inline constexpr float most_weight<f16> = 32768.0f;
+
+/// The references and sums of a lane's two rows.
+struct Weighing {
+  RowStats<1> stats;  ///< stats.top: the references
+  float product[2];   ///< reference · to_log2, or 0 where logits are subtracted exactly
+  bool searches;      ///< a row of the warp has no reference yet, or subtracts exactly
+
+  RADDLE_DEVICE void clear() {
+    stats.clear();
+    product[0] = product[1] = 0.0f;
+    searches = true;
   }
-  if (ptx::any(!fused)) {
-    // Only for rows that need it: the bits of other rows do not depend on them.
+
+  /// Raises the references to the largest logits so far; `factor`: what the sums so far, and O,
+  /// shrink by.
+  template <i32 key_fragments>
+  RADDLE_DEVICE void raise(Logits<1, key_fragments>& s, float (&factor)[2], float to_log2) {
+    float shift[1][2];
+    bool exact = false, none = false;
     RADDLE_UNROLL
     for (i32 half = 0; half < 2; ++half) {
-      const bool exact = !(math::abs(product[0][half]) <= fused_limit);
-      shift[0][half] = exact ? shift[0][half] : 0.0f;
-      product[0][half] = exact ? 0.0f : product[0][half];
+      const float before = stats.top[0][half];
+      float top = before, other = -math::infinity;  // two chains, of even and odd columns
+      RADDLE_UNROLL
+      for (i32 n = 0; n < key_fragments; ++n) {
+        top = ptx::max(top, s[0][n][2 * half]);
+        other = ptx::max(other, s[0][n][2 * half + 1]);
+      }
+      top = ptx::max(top, other);
+      top = ptx::max(top, ptx::shuffle_xor(top, 1));
+      top = ptx::max(top, ptx::shuffle_xor(top, 2));
+      stats.top[0][half] = top;
+      // For a row that has kept nothing so far, subtracting 0 leaves every logit at -inf, and every
+      // weight becomes 0.
+      const float from = top == -math::infinity ? 0.0f : top;
+      factor[half] = ptx::exp2((before - from) * to_log2);
+      stats.sum[0][half] *= factor[half];
+      const bool huge = !(math::abs(from * to_log2) <= fused_limit);
+      shift[0][half] = huge ? from : 0.0f;
+      product[half] = huge ? 0.0f : from * to_log2;
+      exact = exact || huge, none = none || top == -math::infinity;
     }
-    subtract(s, shift);
+    searches = ptx::any(exact || none);
+    if (ptx::any(exact)) subtract(s, shift);
   }
-  weigh(s, stats, product, to_log2, 2);
-}
+
+  /// S -> weights; returns the sums of the lane's.
+  template <i32 key_fragments>
+  RADDLE_DEVICE void weigh(Logits<1, key_fragments>& s, float (&sum)[2], float to_log2) const {
+    RADDLE_UNROLL
+    for (i32 half = 0; half < 2; ++half) {
+      float even = 0.0f, odd = 0.0f;
+      RADDLE_UNROLL
+      for (i32 n = 0; n < key_fragments; ++n) {
+        float(&x)[4] = s[0][n];
+        x[2 * half] = ptx::exp2(ptx::fma(x[2 * half], to_log2, -product[half]));
+        x[2 * half + 1] = ptx::exp2(ptx::fma(x[2 * half + 1], to_log2, -product[half]));
+        even += x[2 * half], odd += x[2 * half + 1];
+      }
+      sum[half] = ptx::settled(even + odd);
+    }
+  }
+  RADDLE_DEVICE void add(const float (&sum)[2]) {
+    stats.sum[0][0] += sum[0], stats.sum[0][1] += sum[1];
+  }
+};
 
 /// O times the factors of its rows.
 template <i32 fragments>
