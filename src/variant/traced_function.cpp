@@ -91,6 +91,7 @@ const TracedFunction::Arithmetic* TracedFunction::find_arithmetic(const std::str
   using F = FloatInterval;
   namespace in = interval;
   static constexpr std::array known = {
+      Arithmetic{"same", [](I a, I) { return a; }, nullptr},
       Arithmetic{"add", in::add, in::add},
       Arithmetic{"sub", in::sub, in::sub},
       Arithmetic{"mul", in::mul, in::mul},

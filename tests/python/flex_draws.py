@@ -17,10 +17,13 @@ _compare = [operator.lt, operator.le, operator.gt, operator.ge, operator.eq, ope
 
 
 def draw_int(rng, depth, arrays):
-    kind = rng.integers(9)
+    kind = rng.integers(10)
     if depth == 0 or kind == 0:
         name = str(rng.choice(["b", "h", "q", "kv", "q", "kv"]))
         return lambda e: e[name]
+    if kind == 9:
+        x, factor = draw_int(rng, depth - 1, arrays), int(rng.choice([1, 3, 73856093, 2**33 + 1]))
+        return lambda e: ops.cast(x(e), "int64") * factor
     a, b = (draw_int(rng, depth - 1, arrays) for _ in range(2))
     n = int(rng.integers(-9, 20))
     if kind == 1:

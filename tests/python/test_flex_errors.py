@@ -112,7 +112,7 @@ def int_of(score, b, h, q, kv):
 
 
 def wide_integer(score, b, h, q, kv):
-    return score + (q + 2**40)  # here
+    return score + (q + 2**70)  # here
 
 
 def whole_array(score, b, h, q, kv):
@@ -169,7 +169,7 @@ ADVICE = {
     loop_to_traced: "range()",
     item: ".item() of a traced value",
     int_of: "write x.int()",
-    wide_integer: "does not fit in 32 bits",
+    wide_integer: "does not fit in 64 bits",
     whole_array: "captured array TABLE as a whole meets a traced value",
     whole_tensor: "captured array T_TABLE as a whole meets a traced value",
     bitwise_float: "of a float",

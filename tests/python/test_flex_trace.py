@@ -27,6 +27,11 @@ T_SLOPES, T_DOC, T_FLAGS, T_TABLE = (torch.from_numpy(x) for x in (SLOPES, DOC, 
 T_BF16 = torch.from_numpy(TABLE).bfloat16()
 
 
+def wide(x):
+    """An integer of a function as int64."""
+    return ops.cast(x, "int64")
+
+
 def parts(width, b, h, q, kv, *, back):
     return (q - kv < width) & (kv - q < back)
 
@@ -87,6 +92,20 @@ def make_functions():
 
     def helper(q, i):
         return q * i + cap
+
+    def hashes(score, b, h, q, kv):
+        x = (wide(q) * 73856093) ^ (wide(kv) * 19349663) ^ (b * 2654435761)
+        return score + (x >> 7) % 1000 + (x & 255) - wide(q) * wide(kv) * 65537 // 2**33 - (wide(q) << 35) % 77
+
+    def narrow_longs(score, b, h, q, kv):
+        return score + wide(q) % 16 + wide(kv) // 3 + TABLE[wide(h) % 8, wide(kv) & 63] - ops.minimum(wide(q), kv)
+
+    def long_branches(score, b, h, q, kv):
+        far = ops.where(q > kv, wide(q) * 2**33, kv)
+        return ops.cast(far // 2**30, "float32") + ops.cast(ops.cast(far, "int32") % 7, "float32") + abs(-far) % 13
+
+    def of_int64(score, b, h, q, kv):
+        return score + (CUBE[1, h, kv] * 73856093 + CUBE[0, 0, q]) % 1021
 
     def same_twice(score, b, h, q, kv):
         d = (q - kv) * 0.5

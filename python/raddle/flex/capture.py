@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from raddle.flex import errors
-from raddle.flex.expr import Value, scalar
+from raddle.flex import bounds, errors
+from raddle.flex.expr import Value, build, scalar
 from raddle.flex.graph import Graph, Node
 from raddle.flex.reads import Of
 
@@ -27,6 +27,7 @@ class CapturedArray:
         self.hint, self.read = hint, read
         self._element: str | None = None
         self.ndim = len(original.shape)
+        self.is_int64 = str(original.dtype).endswith("int64")
 
     @property
     def element(self) -> str:
@@ -159,6 +160,10 @@ class Capture:
         if isinstance(i, Value):
             if i.node.dtype == "int":
                 return i.node
+            if i.node.dtype == "long":  # what leaves 32 bits is outside of any array
+                if i.node.is_wide:
+                    i = build("maximum", build("minimum", i, bounds.INT[1]), bounds.INT[0])
+                return self._graph.cast(i.node, "int")
             advice = "write i.int(), or // instead of /" if i.node.dtype == "float" else "write i.int()"
             raise errors.refuse(f"captured array {self._source.hint} is indexed with a {i.node.dtype}", advice)
         if not _is_integer(i):

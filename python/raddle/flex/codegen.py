@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from raddle.flex import bounds
 from raddle.flex.evaluate import order
 from raddle.flex.graph import Node, Parameter
 
 _MAX_DEPTH = 10  # of what is written in place
 
-_types = {"bool": "bool", "int": "i32", "float": "float"}
-_interval_types = {"bool": "Truth", "int": "IntInterval", "float": "FloatInterval"}
+_interval_types = {"bool": "Truth", "int": "IntInterval", "long": "IntInterval", "float": "FloatInterval"}
 _row = {"b": "r.request", "h": "r.q_head", "q": "r.q_pos", "kv": "c.kv_pos", "score": "s"}
 _tile = {"b": "t.request", "h": "t.q_head", "q": "t.q_pos", "kv": "t.kv_pos"}
 _infix = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|", "xor": "^"}
@@ -79,7 +79,7 @@ def number(x: bool | int | float) -> str:
     if isinstance(x, bool):
         return "true" if x else "false"
     if isinstance(x, int):
-        return "int_min" if x == -(2**31) else str(x)
+        return "int_min" if x == -(2**31) else str(x) if abs(x) < 2**31 else f"i64{{{x}}}"
     with np.errstate(over="ignore"):
         x = float(np.float32(x))
     if math.isnan(x):
@@ -88,6 +88,12 @@ def number(x: bool | int | float) -> str:
         return "math::infinity" if x > 0 else "-math::infinity"
     text = repr(np.float32(x).item()) if x == int(x) and abs(x) < 1e6 else np.format_float_scientific(np.float32(x))
     return f"{text}f"
+
+
+def _type(node: Node) -> str:
+    if node.dtype in ("bool", "float"):
+        return node.dtype
+    return "i64" if node.is_wide else "i32"
 
 
 class _Scalar:
@@ -109,7 +115,7 @@ class _Scalar:
                 depth[id(node)] = 0
                 text = self._write(node)
                 self._names[id(node)] = f"t{len(self.lines)}"
-                self.lines.append(f"const {_types[node.dtype]} {self._names[id(node)]} = {text};")
+                self.lines.append(f"const {_type(node)} {self._names[id(node)]} = {text};")
         self.result = self.text(root)
 
     def text(self, node: Node) -> str:
@@ -121,6 +127,8 @@ class _Scalar:
         return text if re.fullmatch(r"[\w.:]+", text) or _is_call(text) else f"({text})"
 
     def _write(self, node: Node) -> str:
+        if node.args and (node.is_wide or any(a.is_wide for a in node.args)):
+            return self._write_wide(node)
         op, args = node.op, node.args
         if op in _row:
             self.reads.add(_row[op][0])
@@ -134,9 +142,11 @@ class _Scalar:
         if op == "load":
             return self._load(node)
         if op == "cast":
-            if node.dtype == "int" and args[0].dtype == "float":
+            if node.dtype in ("int", "long") and args[0].dtype == "float":
                 return f"traced::to_int({self.text(args[0])})"
-            return f"static_cast<{_types[node.dtype]}>({self.text(args[0])})"
+            if node.dtype in ("int", "long") and args[0].dtype != "bool":
+                return self.text(args[0])
+            return f"static_cast<{_type(node)}>({self.text(args[0])})"
         if op == "where":
             a, b, c = map(self._operand, args)
             return f"{a} ? {b} : {c}"
@@ -150,7 +160,7 @@ class _Scalar:
             return ("!" if node.dtype == "bool" else "~") + self._operand(args[0])
         if op == "neg" and node.dtype == "float":
             return "-" + self._operand(args[0])
-        if op in ("floor_div", "floor_mod") and node.dtype == "int" and args[1].op == "const" and args[1].payload > 0:
+        if op in ("floor_div", "floor_mod") and node.dtype != "float" and args[1].op == "const" and args[1].payload > 0:
             return f"traced::{op}<{args[1].payload}>({self.text(args[0])})"
         if op == "tanh":
             ratio = args[0]
@@ -159,6 +169,28 @@ class _Scalar:
             return f"native::tanh({self.text(ratio)})"
         space = "math" if op in _math or op == "abs" and node.dtype == "float" else "traced"
         return f"{space}::{op}({', '.join(map(self.text, args))})"
+
+    def _write_wide(self, node: Node) -> str:
+        """An operation with integers of 64 bits among its operands, or as its result."""
+        op, args = node.op, node.args
+        if op in _compare:
+            return f"{self._operand(args[0])} {_compare[op]} {self._operand(args[1])}"
+        if op == "cast" and args[0].dtype == "float":
+            text = f"traced::to_long({self.text(args[0])})"
+        elif op == "cast":
+            return f"static_cast<{_type(node)}>({self.text(args[0])})"
+        elif op == "where":
+            condition, *both = map(self._operand, args)
+            text = " : ".join(x if a.is_wide else f"i64{{{x}}}" for a, x in zip(args[1:], both))
+            text = f"{condition} ? {text}"
+        elif op in ("and", "or", "xor"):
+            text = f"{self._operand(args[0])} {_infix[op]} {self._operand(args[1])}"
+        elif op == "not":
+            text = f"~{self._operand(args[0])}"
+        else:
+            wide = (self.text(a) if a.is_wide else f"i64{{{self.text(a)}}}" for a in args)
+            text = f"traced::{op}({', '.join(wide)})"
+        return text if node.is_wide else f"static_cast<i32>({text})"
 
     def _load(self, node: Node) -> str:
         name = self._members.names[id(node.payload)]
@@ -187,7 +219,7 @@ def is_nonnegative(node: Node) -> bool:
     """Whether an index cannot be negative, so that it need not be wrapped. Positions can: rows that stand
     before the first key of their request are counted from below 0."""
     op, args = node.op, node.args
-    if op in ("b", "h"):
+    if node.bounds is not None and node.bounds[0] >= 0:
         return True
     if op == "const":
         return node.payload >= 0
@@ -231,6 +263,8 @@ class _Intervals:
         args = [self._names[id(a)] for a in node.args]
         if op in _tile:
             return f"interval::of({_tile[op]})"
+        if op == "const" and node.is_wide:
+            return f"IntInterval{{{node.payload}, {node.payload}}}"
         if op == "const":
             return f"interval::of({number(node.payload)})"
         if op == "param":
@@ -240,8 +274,12 @@ class _Intervals:
             text = f"interval::at({self._members.names[id(node.payload)]}, {', '.join(args)})"
             zero = "interval::of(0)"
             return f"interval::logical_not(interval::equal({text}, {zero}))" if node.dtype == "bool" else text
+        if any(a.is_wide for a in node.args) or node.is_wide:
+            return self._write_wide(node, args)
         if op == "cast":
-            return f"interval::to_{node.dtype}({args[0]})"
+            if node.dtype == "long" and node.args[0].dtype == "int" or node.dtype == "int" and node.args[0].dtype == "long":
+                return args[0]
+            return f"interval::to_{'int' if node.dtype == 'long' else node.dtype}({args[0]})"
         if len(args) == 2 and args[0] == args[1]:
             # One thing twice is no two independent things.
             if op == "mul":
@@ -255,6 +293,30 @@ class _Intervals:
         return f"interval::{_interval_names.get(op, op)}({', '.join(args)})"
 
 
+    def _write_wide(self, node: Node, args: list[str]) -> str:
+        """Where 64 bits cannot overflow, their bounds; what is not known is what the expression can be at all."""
+        op = node.op
+        if op in _compare:
+            return f"interval::{_interval_names[op]}({', '.join(args)})"
+        if op == "cast" and node.dtype == "float":
+            return f"interval::to_float({args[0]})"
+        if op == "where" or op in ("minimum", "maximum"):
+            return f"interval::{op}({', '.join(args)})"
+        least, most = node.bounds
+        if (least, most) != bounds.LONG:
+            if op == "cast" and node.args[0].dtype == "long" and node.args[0].bounds == node.bounds:
+                return args[0]
+            if op in ("add", "sub", "mul", "neg"):
+                return f"interval::wide_{op}({', '.join(args)})"
+            if op == "floor_mod" and node.args[1].op == "const" and node.args[1].payload > 0:
+                return f"interval::floor_mod({', '.join(args)})"
+        return f"IntInterval{{{_bound(least)}, {_bound(most)}}}"
+
+
+def _bound(x: int) -> str:
+    return "-0x7fffffffffffffff - 1" if x == bounds.LONG[0] else str(x)
+
+
 def described(root: Node, payloads: dict[str, Any]) -> list[dict[str, Any]]:
     """The expression as the library takes it: operations with their operands' places, the result last."""
     names = {id(payload): name for name, payload in payloads.items()}
@@ -262,10 +324,15 @@ def described(root: Node, payloads: dict[str, Any]) -> list[dict[str, Any]]:
     place = {id(node): n for n, node in enumerate(nodes)}
     found = []
     for node in nodes:
-        fields: dict[str, Any] = {"op": node.op, "dtype": node.dtype, "args": [place[id(a)] for a in node.args]}
+        dtype = "int" if node.dtype == "long" else node.dtype
+        # Nothing is said of integers of 64 bits. A cast between widths that hold the value alike is none.
+        is_wide = node.is_wide or any(a.is_wide for a in node.args)
+        same = node.op == "cast" and dtype == "int" and node.args[0].dtype in ("int", "long")
+        op = "unknown" if is_wide else "same" if same else node.op
+        fields: dict[str, Any] = {"op": op, "dtype": dtype, "args": [place[id(a)] for a in node.args]}
         if id(node.payload) in names:
             fields["member"] = names[id(node.payload)]
-        elif node.op in ("const", "param"):  # a parameter without a member is fixed in the code
+        elif node.op in ("const", "param") and not is_wide:  # a parameter without a member is fixed in the code
             fields["op"] = "const"
             fields["value"] = float(node.payload.value if node.op == "param" else node.payload)
         found.append(fields)

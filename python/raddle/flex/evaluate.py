@@ -1,4 +1,4 @@
-"""Expressions evaluated with numpy, elementwise: int32 that wraps, float32, and the engine's edge cases.
+"""Expressions evaluated with numpy, elementwise: int32 and int64 that wrap, float32, and the engine's edge cases.
 
 The elementary functions are numpy's own: they differ from the engine's in the last bits.
 """
@@ -39,12 +39,13 @@ def _floor_mod(a: Any, b: Any) -> Any:
 
 
 def _shift_left(a: Any, n: Any) -> Any:
-    inside = (n >= 0) & (n <= 31)
+    inside = (n >= 0) & (n < 8 * np.asarray(a).itemsize)
     return np.where(inside, np.left_shift(a, np.where(inside, n, 0)), np.zeros_like(a))
 
 
 def _shift_right(a: Any, n: Any) -> Any:
-    return np.right_shift(a, np.where((n >= 0) & (n <= 31), n, 31))
+    bits = 8 * np.asarray(a).itemsize
+    return np.right_shift(a, np.where((n >= 0) & (n < bits), n, bits - 1))
 
 
 def _to_int(x: Any) -> Any:
@@ -53,6 +54,16 @@ def _to_int(x: Any) -> Any:
         return x.astype(np.int32)
     held = np.clip(np.nan_to_num(np.trunc(x).astype(np.float64), nan=0.0), -(2.0**31), 2.0**31 - 1)
     return held.astype(np.int32)
+
+
+def _to_long(x: Any) -> Any:
+    x = np.asarray(x)
+    if x.dtype.kind != "f":
+        return x.astype(np.int64)
+    held = np.nan_to_num(np.trunc(x).astype(np.float64), nan=0.0)
+    inside = np.abs(held) < 2.0**63
+    limit = np.where(held < 0, np.iinfo(np.int64).min, np.iinfo(np.int64).max)
+    return np.where(inside, np.where(inside, held, 0.0).astype(np.int64), limit)
 
 
 def _tanh_approx(x: Any) -> Any:
@@ -100,6 +111,7 @@ NUMPY: dict[str, Callable[..., Any]] = {
     "sqrt": np.sqrt,
     "cast_bool": lambda x: np.asarray(x).astype(bool),
     "cast_int": _to_int,
+    "cast_long": _to_long,
     "cast_float": lambda x: np.asarray(x).astype(np.float32),
 }
 
@@ -117,7 +129,7 @@ def evaluate(root: Node, leaves: dict[str, Any], float_type: Any = np.float32, v
 
     ``values`` has the captured arrays, and numbers that differ from the traced ones: a dict by ``id`` of the payload.
     """
-    kinds = {"bool": np.bool_, "int": np.int32, "float": float_type}
+    kinds = {"bool": np.bool_, "int": np.int32, "long": np.int64, "float": float_type}
     values = values or {}
     results: dict[int, Any] = {}
     with np.errstate(all="ignore"):
@@ -133,7 +145,8 @@ def evaluate(root: Node, leaves: dict[str, Any], float_type: Any = np.float32, v
             elif node.op == "load":
                 result = _load(np.asarray(values[id(node.payload)]), args).astype(kind)
             elif node.op == "cast":
-                result = _to_int(args[0]) if node.dtype == "int" else np.asarray(args[0]).astype(kind)
+                convert = {"int": _to_int, "long": _to_long}.get(node.dtype)
+                result = convert(args[0]) if convert else np.asarray(args[0]).astype(kind)
             else:
                 result = np.asarray(NUMPY[node.op](*args)).astype(kind, copy=False)
             results[id(node)] = result

@@ -1,6 +1,6 @@
 """Symbolic values: what a traced function computes with.
 
-dtypes are "bool", "int" (int32) and "float" (float32), promoted in this order as PyTorch does.
+dtypes are "bool", "int" (int32), "long" (int64) and "float" (float32), promoted in this order as PyTorch does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from raddle.flex import errors
 from raddle.flex.evaluate import NUMPY, concretise
 from raddle.flex.graph import Graph, Node
 
-_rank = {"bool": 0, "int": 1, "float": 2}
+_rank = {"bool": 0, "int": 1, "long": 2, "float": 3}
 
 
 def _plain_name(dtype: Any) -> str:
@@ -24,22 +24,24 @@ def _plain_name(dtype: Any) -> str:
 
 
 def dtype_name(dtype: Any) -> str:
-    """"bool", "int" or "float" for a dtype of torch, numpy, Python or its name."""
+    """"bool", "int", "long" or "float" for a dtype of torch, numpy, Python or its name."""
     if dtype in (bool, int, float):
         return dtype.__name__
     name = _plain_name(dtype)
     if name.startswith("bool"):
         return "bool"
-    if name.startswith(("int", "uint", "long")):
+    if name in ("int64", "uint64", "uint32", "long"):
+        return "long"
+    if name.startswith(("int", "uint", "short")):
         return "int"
     if name.startswith(("float", "bfloat", "half", "double")):
         return "float"
-    raise errors.refuse(f"{dtype!r} is no dtype of a traced value", "expected bool, int32 or float32")
+    raise errors.refuse(f"{dtype!r} is no dtype of a traced value", "expected bool, int32, int64 or float32")
 
 
 def narrow_bits(dtype: Any) -> int | None:
-    """8 or 16 for an unsigned integer dtype of so many bits, -8 or -16 for a signed one; None for others."""
-    return {"uint8": 8, "uint16": 16, "int8": -8, "int16": -16}.get(_plain_name(dtype))
+    """8, 16 or 32 for an unsigned integer dtype of so many bits, -8 or -16 for a signed one; None for others."""
+    return {"uint8": 8, "uint16": 16, "uint32": 32, "int8": -8, "int16": -16, "short": -16}.get(_plain_name(dtype))
 
 
 def scalar(x: Any) -> Any:
@@ -53,7 +55,7 @@ def scalar(x: Any) -> Any:
 
 
 class Value:
-    """A bool, int32 or float32 that is known when the kernel runs."""
+    """A bool, int32, int64 or float32 that is known when the kernel runs."""
 
     __slots__ = ("node", "graph")
     __hash__ = object.__hash__
@@ -122,7 +124,7 @@ class Value:
 
     @property
     def dtype(self) -> Any:
-        name = {"bool": "bool", "int": "int32", "float": "float32"}[self.node.dtype]
+        name = {"bool": "bool", "int": "int32", "long": "int64", "float": "float32"}[self.node.dtype]
         torch = sys.modules.get("torch")
         return getattr(torch, name) if torch is not None else np.dtype(name)
 
@@ -158,6 +160,9 @@ class Value:
 
     def int(self) -> Value:
         return self.astype("int32")
+
+    def long(self) -> Value:
+        return self.astype("int64")
 
     def bool(self) -> Value:
         return self.astype("bool")
@@ -233,16 +238,23 @@ def build(op: str, *operands: Any) -> Value:
         return Value(graph, graph.node(op, dtype, args))
     if op in ("logical_and", "logical_or", "logical_xor", "logical_not"):
         op, args = op[len("logical_") :], [graph.cast(a, "bool") for a in args]
+    if op in ("mul", "shift_left") and any(_is_of_int64(a) for a in args):
+        args = [graph.cast(a, "long") if a.dtype in ("bool", "int") else a for a in args]
     dtype = _operand_dtype(op, args)
     op = _bool_twin.get(op, op) if dtype == "bool" else op
     args = [graph.cast(a, dtype) for a in args]
-    if op == "floor" and dtype == "int":
+    if op == "floor" and dtype in ("int", "long"):
         return Value(graph, args[0])
     if op in ("eq", "lt", "le") and args[0] is args[1] and dtype != "float":  # compilers warn of it
         return Value(graph, graph.constant(op != "lt"))
     if op == "eq" and dtype == "bool":
         return Value(graph, graph.node("not", "bool", (graph.node("xor", "bool", args),)))
     return Value(graph, graph.node(op, "bool" if op in ("lt", "le", "eq") else dtype, args))
+
+
+def _is_of_int64(node: Node) -> bool:
+    """Whether it is an element of an int64 array, which lies in 32 bits: a hash of it may not."""
+    return node.op == "load" and node.dtype == "int" and getattr(node.payload, "is_int64", False)
 
 
 def _operand_dtype(op: str, args: list[Node]) -> str:

@@ -111,7 +111,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "to": lambda x, *a, **k: x.to(*a, **k),
     "float": lambda x: x.float(),
     "int": lambda x: x.int(),
-    "long": lambda x: x.int(),
+    "long": lambda x: x.long(),
     "bool": lambda x: x.bool(),
     "half": lambda x: x.float(),
     "double": lambda x: x.float(),

@@ -6,26 +6,31 @@ from typing import Any, Iterable
 
 import numpy as np
 
-from raddle.flex import errors
+from raddle.flex import bounds, errors
 
-_int32 = np.iinfo(np.int32)
-
-
-def _to_int(x: bool | int | float) -> int:
-    """As a kernel casts it: a float32, held within 32 bits."""
+def _to_int(x: bool | int | float, limits: bounds.Bounds) -> int:
+    """As a kernel casts it: a float32, held within 32 or 64 bits; of an integer the low 32."""
+    if isinstance(x, int):
+        return x if bounds.within((x, x), limits) else (x + 2**31) % 2**32 - 2**31
     with np.errstate(over="ignore"):
-        return x if isinstance(x, int) else int(min(max(float(np.float32(x)), _int32.min), _int32.max))
+        return int(min(max(float(np.float32(x)), limits[0]), limits[1]))
 
 
 class Node:
     """One operation. ``payload``: a constant's value, a `Parameter`, or a captured array."""
 
-    __slots__ = ("op", "dtype", "args", "payload", "varies")
+    __slots__ = ("op", "dtype", "args", "payload", "varies", "bounds")
 
     def __init__(self, op: str, dtype: str, args: tuple[Node, ...], payload: Any):
         self.op, self.dtype, self.args, self.payload = op, dtype, args, payload
         # Whether it depends on the pair or on a captured array: if not, Python may know its value.
         self.varies = op in ("b", "h", "q", "kv", "score", "load") or any(a.varies for a in args)
+        self.bounds = bounds.of(op, dtype, args, payload)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether it is an integer that 32 bits do not hold."""
+        return self.bounds is not None and not bounds.within(self.bounds, bounds.INT)
 
 
 class Parameter:
@@ -61,21 +66,23 @@ class Graph:
         if isinstance(x, bool):
             return self.node("const", "bool", payload=x)
         if isinstance(x, int):
-            if not _int32.min <= x <= _int32.max:
-                raise errors.refuse(f"the integer {x} does not fit in 32 bits", "write a float, or a smaller number")
-            return self.node("const", "int", payload=int(x))  # an enumeration's repr is no number
+            if not bounds.within((x, x), (-bounds.LONG[1], bounds.LONG[1])):
+                raise errors.refuse(f"the integer {x} does not fit in 64 bits", "write a float, or a smaller number")
+            is_long = not bounds.within((x, x), bounds.INT)
+            return self.node("const", "long" if is_long else "int", payload=int(x))  # an enumeration's repr is no number
         return self.node("const", "float", payload=float(x))
 
     def cast(self, node: Node, dtype: str) -> Node:
         if node.dtype == dtype:
             return node
-        if node.op == "const":
-            convert = {"bool": bool, "int": _to_int, "float": float}[dtype]
-            folds = dtype != "int" or np.isfinite(node.payload)
-            return self.constant(convert(node.payload)) if folds else self.node("cast", dtype, (node,))
+        if node.op == "const" and (dtype not in ("int", "long") or np.isfinite(node.payload)):
+            if dtype in ("int", "long"):
+                x = _to_int(node.payload, bounds.INT if dtype == "int" else bounds.LONG)
+                return self.node("const", dtype, payload=int(x))
+            return self.constant({"bool": bool, "float": float}[dtype](node.payload))
         if dtype == "bool":
-            zero = self.constant(0 if node.dtype == "int" else 0.0)
+            zero = self.cast(self.constant(0), node.dtype)
             return self.node("not", "bool", (self.node("eq", "bool", (node, zero)),))
-        if node.dtype == "bool" and dtype == "float":
+        if node.dtype == "bool" and dtype in ("float", "long"):
             node = self.cast(node, "int")
         return self.node("cast", dtype, (node,))

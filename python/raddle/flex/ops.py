@@ -196,7 +196,7 @@ def sqrt(x: Any) -> Any:
 
 
 def cast(x: Any, dtype: Any) -> Any:
-    """``x`` as "bool", "int32" (towards 0, held within 32 bits) or "float32".
+    """``x`` as "bool", "int32" or "int64" (towards 0, held within their bits) or "float32".
 
     Example:
         >>> int(flex.ops.cast(-1.5, "int32"))
@@ -207,7 +207,7 @@ def cast(x: Any, dtype: Any) -> Any:
         return x.astype(name)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
-        return x.to(getattr(torch, {"bool": "bool", "int": "int32", "float": "float32"}[name]))
+        return x.to(getattr(torch, {"bool": "bool", "int": "int32", "long": "int64", "float": "float32"}[name]))
     return NUMPY["cast_" + name](x)
 
 

@@ -97,6 +97,48 @@ RADDLE_FN constexpr i32 to_int(float x) {
   return x != x ? 0 : x >= 2147483648.0f ? 0x7fffffff : static_cast<i32>(x != x ? 0.0f : held);
 }
 
+// int64 as PyTorch has it, where 32 bits would not hold a value: hashes, mostly.
+
+RADDLE_FN constexpr i64 add(i64 a, i64 b) {
+  return static_cast<i64>(static_cast<u64>(a) + static_cast<u64>(b));
+}
+RADDLE_FN constexpr i64 sub(i64 a, i64 b) {
+  return static_cast<i64>(static_cast<u64>(a) - static_cast<u64>(b));
+}
+RADDLE_FN constexpr i64 mul(i64 a, i64 b) {
+  return static_cast<i64>(static_cast<u64>(a) * static_cast<u64>(b));
+}
+RADDLE_FN constexpr i64 neg(i64 a) { return sub(i64{0}, a); }
+RADDLE_FN constexpr i64 abs(i64 a) { return a < 0 ? neg(a) : a; }
+RADDLE_FN constexpr i64 minimum(i64 a, i64 b) { return min(a, b); }
+RADDLE_FN constexpr i64 maximum(i64 a, i64 b) { return max(a, b); }
+/// a // b; 0 where b is 0.
+RADDLE_FN constexpr i64 floor_div(i64 a, i64 b) {
+  if (b == 0) return 0;
+  if (b == -1) return neg(a);
+  const i64 q = a / b;
+  return a % b != 0 && (a < 0) != (b < 0) ? q - 1 : q;
+}
+/// a % b with the sign of b; 0 where b is 0.
+RADDLE_FN constexpr i64 floor_mod(i64 a, i64 b) {
+  if (b == 0 || b == -1) return 0;
+  const i64 rest = a % b;
+  return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+/// a << n; 0 where n is not in [0, 63].
+RADDLE_FN constexpr i64 shift_left(i64 a, i64 n) {
+  return n < 0 || n > 63 ? 0 : static_cast<i64>(static_cast<u64>(a) << (n & 63));
+}
+/// a >> n, arithmetic; the sign of a where n is not in [0, 63].
+RADDLE_FN constexpr i64 shift_right(i64 a, i64 n) { return a >> (n < 0 || n > 63 ? 63 : n); }
+/// Truncation towards 0, held within int64; 0 for NaN.
+RADDLE_FN constexpr i64 to_long(float x) {
+  constexpr float limit = 9223372036854775808.0f;
+  if (x != x) return 0;
+  if (x >= limit) return 0x7fffffffffffffff;
+  return x < -limit ? -0x7fffffffffffffff - 1 : static_cast<i64>(x);
+}
+
 /// An index as Python reads it: a negative one counts from the end.
 RADDLE_FN constexpr i32 wrap(i32 i, i32 n) { return i < 0 ? i + n : i; }
 

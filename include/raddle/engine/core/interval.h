@@ -73,6 +73,20 @@ RADDLE_FN constexpr IntInterval mul(IntInterval a, IntInterval b) {
   return fit_corners(a.first * b.first, a.first * b.last, a.last * b.first, a.last * b.last);
 }
 RADDLE_FN constexpr IntInterval neg(IntInterval a) { return fit(-a.last, -a.first); }
+
+// int64: for operands whose results are known to stay within it.
+RADDLE_FN constexpr IntInterval wide_add(IntInterval a, IntInterval b) {
+  return IntInterval{a.first + b.first, a.last + b.last};
+}
+RADDLE_FN constexpr IntInterval wide_sub(IntInterval a, IntInterval b) {
+  return IntInterval{a.first - b.last, a.last - b.first};
+}
+RADDLE_FN constexpr IntInterval wide_mul(IntInterval a, IntInterval b) {
+  const i64 c[] = {a.first * b.first, a.first * b.last, a.last * b.first, a.last * b.last};
+  return IntInterval{min(min(c[0], c[1]), min(c[2], c[3])), max(max(c[0], c[1]), max(c[2], c[3]))};
+}
+RADDLE_FN constexpr IntInterval wide_neg(IntInterval a) { return IntInterval{-a.last, -a.first}; }
+
 RADDLE_FN constexpr IntInterval abs(IntInterval a) {
   const i64 most = max(-a.first, a.last);
   return fit(a.first > 0 ? a.first : a.last < 0 ? -a.last : 0, most);
