@@ -70,7 +70,7 @@ def unknown_torch(score, b, h, q, kv):
 
 
 def unknown_numpy(score, b, h, q, kv):
-    return np.arctan(score)  # here
+    return np.spacing(score)  # here
 
 
 def unknown_method(score, b, h, q, kv):
@@ -127,10 +127,6 @@ def bitwise_float(score, b, h, q, kv):
     return score & 3  # here
 
 
-def traced_power(score, b, h, q, kv):
-    return score**q  # here
-
-
 def bool_difference(b, h, q, kv):
     return (q > kv) - (h > 3)  # here
 
@@ -159,7 +155,7 @@ ADVICE = {
     python_while: "where(condition, a, b) instead of if",
     math_function: "raddle.flex.ops.exp instead of math.exp",
     unknown_torch: "`erfinv` of a traced value is unknown",
-    unknown_numpy: "`arctan` of a traced value is unknown",
+    unknown_numpy: "`spacing` of a traced value is unknown",
     unknown_method: "a traced value has no .erfinv",
     float_index: "captured array TABLE is indexed with a float; write i.int(), or // instead of /",
     torch_float_index: "captured array T_TABLE is indexed with a float",
@@ -173,7 +169,6 @@ ADVICE = {
     whole_array: "captured array TABLE as a whole meets a traced value",
     whole_tensor: "captured array T_TABLE as a whole meets a traced value",
     bitwise_float: "of a float",
-    traced_power: "exp2",
     bool_difference: "a & ~b",
     rounds: "floor(x + 0.5)",
     iterates: "cannot be iterated",
@@ -341,4 +336,4 @@ def test_what_is_advised_exists():
     folder = Path(ops.__file__).parent
     text = "".join(file.read_text() for file in folder.glob("*.py"))
     assert set(re.findall(r"raddle\.flex\.(\w+)\(", text)) <= set(dir(raddle.flex))
-    assert {"where", "cast", "exp2"} <= set(re.findall(r"raddle\.flex\.ops\.(\w+)", text)) <= set(dir(ops))
+    assert {"where", "cast", "floor"} <= set(re.findall(r"raddle\.flex\.ops\.(\w+)", text)) <= set(dir(ops))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from raddle.flex import bounds, errors
-from raddle.flex.expr import Value, build, scalar
+from raddle.flex.expr import Value, build, scalar, tensors
 from raddle.flex.graph import Graph, Node
 from raddle.flex.reads import Of
 
@@ -141,6 +141,8 @@ class Capture:
 
     def __getitem__(self, index: Any) -> Any:
         items = index if isinstance(index, tuple) else (index,)
+        if tensors.takes("getitem", (self, *items)):
+            return tensors.index(self, items)
         if not self._leading and not any(isinstance(i, Value) for i in items):
             if not all(_is_integer(i) for i in items):
                 return self._now(operator.getitem, index)
@@ -201,16 +203,30 @@ class Capture:
         return capture(self._graph, result, self._source.hint, read) if known is None else known
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or self._leading and name != "shape":
+        if name.startswith("__"):
             raise AttributeError(name)
+        whole = Capture(self._graph, self._source)
+        if name == "shape":
+            return self._computed(_shape_behind, (whole, len(self._leading)), {})
         if not callable(getattr(self._source.original, name)):
-            found = self._computed(getattr, (Capture(self._graph, self._source), name), {})
-            return tuple(found)[len(self._leading) :] if name == "shape" else found
+            return self._computed(getattr, (whole, name), {})
+        if self._leading:
+            return lambda *args, **kwargs: tensors.call(name, (self, *args), kwargs)
         return lambda *args, **kwargs: self._now(_method, name, *args, **kwargs)
 
     @property
     def described(self) -> str:
+        """What it is, for an error message."""
         return f"captured array {self._source.hint} as a whole"
+
+    @property
+    def is_row(self) -> bool:
+        """Whether it has indices for its first dimensions: a row, for each pair another one."""
+        return bool(self._leading)
+
+    def at(self, *nodes: Any) -> Any:
+        """The element, or the row, at these indices behind those that it has."""
+        return self[nodes] if nodes else self
 
     def __len__(self) -> int:
         return int(self.shape[0])
@@ -250,6 +266,10 @@ def _is_integer(i: Any) -> bool:
     return isinstance(i, (int, np.integer)) and not isinstance(i, bool)
 
 
+def _shape_behind(array: Any, dimensions: int) -> tuple[int, ...]:
+    return tuple(map(int, array.shape[dimensions:]))
+
+
 def _method(array: Any, name: str, *args: Any, **kwargs: Any) -> Any:
     return getattr(array, name)(*args, **kwargs)
 
@@ -274,6 +294,9 @@ def _by_read(x: Any) -> Any:
 
 def _apply(func: Any, args: Any, kwargs: Any) -> Any:
     """A library's function over captured arrays, computed now."""
+    name = getattr(func, "__name__", str(func))
+    if tensors.takes(name, _flat(args)):
+        return tensors.call(name, args, kwargs)
     first = next(x for x in _flat(args) if isinstance(x, Capture))
     if any(isinstance(x, Value) for x in _flat(args)):
         return first._now(lambda array, *a: None, *_flat(args))  # raises
@@ -290,13 +313,17 @@ def _operator(name: str, reflected: bool) -> Any:
     def swapped(a: Any, b: Any) -> Any:
         return function(b, a)
 
+    plain = name.rstrip("_")
+
     def method(self: Capture, *args: Any) -> Any:
+        if tensors.takes(plain, (self, *args)):
+            return tensors.call(plain, (*args, self) if reflected else (self, *args), {})
         return self._now(swapped if reflected else function, *args)
 
     return method
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and_", "or_", "xor", "lshift", "rshift"):
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and_", "or_", "xor", "lshift", "rshift", "matmul"):
     setattr(Capture, f"__{_name.rstrip('_')}__", _operator(_name, False))
     setattr(Capture, f"__r{_name.rstrip('_')}__", _operator(_name, True))
 for _name in ("lt", "le", "gt", "ge", "eq", "ne", "neg", "invert", "abs"):

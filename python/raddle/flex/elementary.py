@@ -19,6 +19,12 @@ def _float(x: Value) -> Value:
     return x.astype("float32")
 
 
+def _values(*operands: Any) -> list[Value]:
+    """Numbers among traced values as traced values."""
+    like = next(x for x in operands if isinstance(x, Value))
+    return [x if isinstance(x, Value) else like._constant(scalar(x)) for x in operands]
+
+
 def where(condition: Any, a: Any, b: Any) -> Any:
     return build("where", condition, a, b)
 
@@ -69,7 +75,7 @@ def acosh(x: Value) -> Value:
     above = x - 1.0
     held = build("minimum", above, 1e9)
     near = log1p(held + build("sqrt", held * 2.0 + held * held))
-    return where(above < 1e9, near, build("log", x) + math.log(2.0))
+    return where(above < 0.0, math.nan, where(above < 1e9, near, build("log", x) + math.log(2.0)))
 
 
 def atanh(x: Value) -> Value:
@@ -96,7 +102,8 @@ def atan(x: Value) -> Value:
 
 
 def atan2(y: Value | float, x: Value | float) -> Value:
-    y, x = build("mul", y, 1.0), build("mul", x, 1.0)
+    y, x = _values(y, x)
+    y, x = _float(y), _float(x)
     infinite = (abs(y) == math.inf) & (abs(x) == math.inf)
     part = atan(where(infinite, 1.0, abs(y) / abs(x)))
     part = where((x == 0.0) & (y == 0.0), 0.0, part)
@@ -176,7 +183,7 @@ def mish(x: Value, inplace: bool = False) -> Value:
     return x * build("tanh", softplus(x))
 
 
-def round_(x: Value, decimals: int = 0) -> Value:
+def round_(x: Value, decimals: Any = 0) -> Value:
     """To the nearest integer, halves to the even one."""
     if x.node.dtype != "float":
         return x
@@ -201,8 +208,9 @@ def trunc(x: Value) -> Value:
 
 def fmod(a: Any, b: Any) -> Value:
     """The remainder of a division rounded towards 0, with the sign of ``a``. Of floats exact while the quotient is."""
-    rest = build("floor_mod", a, b)
-    return where(build("ne", rest, 0) & (build("lt", a, 0) ^ build("lt", b, 0)), build("sub", rest, b), rest)
+    a, b = _values(a, b)
+    rest = build("floor_mod", abs(a), abs(b))
+    return where(a < 0, -rest, rest)
 
 
 def nan_to_num(x: Value, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Value:
@@ -215,6 +223,7 @@ def nan_to_num(x: Value, nan: Any = 0.0, posinf: Any = None, neginf: Any = None)
 
 
 def lerp(a: Any, b: Any, weight: Any) -> Value:
+    a, b, weight = _values(a, b, weight)
     difference = build("sub", b, a)
     return where(build("lt", weight, 0.5), build("mul", weight, difference) + a, b - difference * (1.0 - weight))
 
@@ -228,17 +237,20 @@ def isfinite(x: Value) -> Value:
 
 
 def logaddexp(a: Any, b: Any) -> Value:
+    a, b = _values(a, b)
     most, difference = build("maximum", a, b), abs(build("sub", a, b))
     return where(difference != difference, most, most + log1p(build("exp", -difference)))
 
 
 def hypot(a: Any, b: Any) -> Value:
+    a, b = _values(a, b)
     return build("sqrt", build("mul", a, a) + build("mul", b, b))
 
 
 def copysign(a: Any, b: Any) -> Value:
-    size = build("abs", build("mul", a, 1.0))
-    return where(build("lt", b, 0.0) | build("lt", build("div", 1.0, b), 0.0), -size, size)
+    a, b = _values(a, b)
+    size = abs(_float(a))
+    return where((b < 0.0) | (1.0 / b < 0.0), -size, size)
 
 
 def isin(x: Value, values: Any, *, assume_unique: bool = False, invert: bool = False) -> Value:
@@ -263,10 +275,14 @@ def power(x: Any, n: Any) -> Any:
         return _constant_power(x, n)
     if n.node.dtype != "float" and (isinstance(x, int) or isinstance(x, Value) and x.node.dtype != "float"):
         return _integer_power(x, n)
+    return _power_of_floats(x, n)
+
+
+def _power_of_floats(x: Any, n: Any) -> Value:
     known = scalar(x) if not isinstance(x, Value) else None
     if known == 2:
         return build("exp2", n)
-    n = _float(n)
+    n = _float(n) if isinstance(n, Value) else x._constant(float(n))
     if known is not None and known > 0:
         return build("exp2", n * math.log2(known))
     size = build("abs", build("mul", x, 1.0))
@@ -274,7 +290,7 @@ def power(x: Any, n: Any) -> Any:
     part = where(n == 0.0, 1.0, part)
     whole = build("floor", n)
     odd = (whole == n) & (whole - build("floor", whole * 0.5) * 2.0 == 1.0)
-    negative = where(odd, -part, where(whole == n, part, math.nan))
+    negative = where(odd, -part, where((whole == n) | (size == math.inf), part, math.nan))
     return where(build("lt", x, 0.0), negative, part)
 
 
@@ -289,7 +305,7 @@ def _constant_power(x: Value, n: Any) -> Value:
         for _ in range(int(abs(n)) - 1):
             result = build("mul", result, x)
         return build("div", 1.0, result) if n < 0 else result
-    return power(_float(x), x._constant(float(n)) if x.node.varies else float(n))
+    return _power_of_floats(_float(x), n)
 
 
 def _integer_power(x: Any, n: Value) -> Value:

@@ -54,6 +54,17 @@ def scalar(x: Any) -> Any:
     return None
 
 
+class _Tensors:
+    """What `vector`, which knows the modules that meet tensors of traced values, does with them."""
+
+    takes: Any  #: ``takes(name, args)``: whether a library's function is about more than single values
+    call: Any  #: ``call(name, args, kwargs)``: runs it
+    index: Any  #: ``index(capture, items)``: a captured array with slices or vectors among its indices
+
+
+tensors = _Tensors()
+
+
 class Value:
     """A bool, int32, int64 or float32 that is known when the kernel runs."""
 
@@ -99,7 +110,7 @@ class Value:
         return self.item()
 
     def __round__(self, digits: Any = None) -> Any:
-        return round(self._known("round() of a traced value", "write raddle.flex.ops.floor(x + 0.5)"))
+        return round(self._known("round() of a traced value", "write torch.round(x), or raddle.flex.ops.floor(x + 0.5)"))
 
     def __iter__(self) -> Any:
         raise errors.refuse("a traced value is a scalar and cannot be iterated", "compute with the value itself")
@@ -108,6 +119,8 @@ class Value:
         raise errors.refuse("a traced value is a scalar without a length", "compute with the value itself")
 
     def __getitem__(self, index: Any) -> Any:
+        if all(i is None or i is Ellipsis for i in (index if isinstance(index, tuple) else (index,))):
+            return tensors.call("getitem", (self, index), {})
         raise errors.refuse("a traced value is a scalar and cannot be indexed", "index a captured tensor with it")
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:

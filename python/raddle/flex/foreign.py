@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
+import math
 import sys
 from typing import Any, Callable
 
-from raddle.flex import errors, ops, random
+from raddle.flex import elementary, errors, ops, random
 from raddle.flex.capture import capture
-from raddle.flex.expr import Value, build, scalar
+from raddle.flex.expr import Value, build, tensors
 from raddle.flex.graph import Graph
 
 
@@ -18,30 +20,6 @@ def _binary(op: str) -> Callable[..., Any]:
 
 def _unary(op: str) -> Callable[..., Any]:
     return lambda x: build(op, x)
-
-
-def _pow(x: Any, n: Any) -> Any:
-    """Small constant powers; multiplied out from the left."""
-    if not isinstance(x, Value):
-        if scalar(x) == 2:
-            return build("exp2", n)
-        raise errors.refuse("a number to a traced power", "write raddle.flex.ops.exp2(power * math.log2(number))")
-    if isinstance(n, Value):
-        if n.node.varies:
-            raise errors.refuse("a traced power", "write raddle.flex.ops.exp2(power * raddle.flex.ops.log2(x))")
-        n = n.item()
-    if n == 0.5:
-        return build("sqrt", x)
-    if n != int(n) or not 0 <= n <= 16:
-        raise errors.refuse(f"the power {n}", "expected 0.5 or an integer from 0 to 16")
-    result = x if n else x._constant(1)
-    for _ in range(int(n) - 1):
-        result = build("mul", result, x)
-    return result
-
-
-def _trunc(x: Value) -> Value:
-    return x if x.node.dtype != "float" else build("where", build("lt", x, 0.0), _ceil(x), build("floor", x))
 
 
 def _ceil(x: Value) -> Value:
@@ -54,7 +32,7 @@ def _divide(a: Any, b: Any, rounding_mode: str | None = None) -> Value:
     if rounding_mode == "floor":
         return build("floor_div", a, b)
     if any(isinstance(x, Value) and x.node.dtype == "float" or isinstance(x, float) for x in (a, b)):
-        return _trunc(build("div", a, b))
+        return elementary.trunc(build("div", a, b))
     # In integers: a float32 would not hold them.
     up = build("ne", build("floor_mod", a, b), 0) & ((a < 0) ^ (b < 0))
     return build("add", build("floor_div", a, b), up)
@@ -84,8 +62,21 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "add": _add,
     "sub": _sub,
     "div": _divide,
-    "pow": _pow,
-    "trunc": _trunc,
+    "pow": elementary.power,
+    "float_power": lambda x, n: elementary.power(build("mul", x, 1.0), n),
+    "round": elementary.round_,
+    "log10": lambda x: build("log2", x) * math.log10(2.0),
+    "exp10": lambda x: elementary.power(10.0, x),
+    "relu6": lambda x, inplace=False: elementary.hardtanh(x, 0.0, 6.0),
+    "softsign": lambda x: x / (build("abs", x) + 1.0),
+    "rad2deg": lambda x: x * (180.0 / math.pi),
+    "deg2rad": lambda x: x * (math.pi / 180.0),
+    "signbit": lambda x: build("lt", elementary.copysign(1.0, x), 0.0),
+    "isposinf": lambda x: build("eq", x, math.inf),
+    "isneginf": lambda x: build("eq", x, -math.inf),
+    "addcmul": lambda x, a, b, value=1: x + a * b * value,
+    "addcdiv": lambda x, a, b, value=1: x + build("div", a, b) * value,
+    "heaviside": lambda x, value: build("where", build("eq", x, 0), value, build("where", build("lt", x, 0), 0, 1)),
     "ceil": _ceil,
     "clamp": _clip,
     "clamp_min": lambda x, min: ops.clamp(x, min),
@@ -127,6 +118,12 @@ _FUNCTIONS.update({name: _binary(name) for name in (
     "logical_and", "logical_or", "logical_xor", "shift_left", "shift_right",
 )})
 
+_FUNCTIONS.update({name: getattr(elementary, name) for name in (
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "copysign", "cosh", "elu", "erf", "erfc", "expm1", "fmod",
+    "gelu", "hardtanh", "hypot", "isfinite", "isin", "isinf", "leaky_relu", "lerp", "log1p", "logaddexp", "logsigmoid",
+    "mish", "nan_to_num", "selu", "silu", "sinh", "softplus", "tan", "trunc",
+)})  # fmt: skip
+
 _ALIASES = {
     "subtract": "sub", "multiply": "mul", "divide": "div", "true_divide": "div", "truediv": "div",
     "floor_divide": "floor_div", "floordiv": "floor_div", "remainder": "floor_mod", "mod": "floor_mod",
@@ -136,18 +133,23 @@ _ALIASES = {
     "bitwise_left_shift": "shift_left", "bitwise_right_shift": "shift_right", "left_shift": "shift_left",
     "right_shift": "shift_right", "lshift": "shift_left", "rshift": "shift_right", "min": "minimum",
     "max": "maximum", "fmin": "minimum", "fmax": "maximum", "clip": "clamp", "type": "to",
-    "expit": "sigmoid", "sgn": "sign", "fix": "trunc", "pos": "positive",
+    "expit": "sigmoid", "sgn": "sign", "log_sigmoid": "logsigmoid", "around": "round", "rint": "round", "swish": "silu",
+    "arccos": "acos", "arccosh": "acosh", "arcsin": "asin", "arcsinh": "asinh", "arctan": "atan", "arctan2": "atan2",
+    "arctanh": "atanh", "fix": "trunc", "pos": "positive",
 }  # fmt: skip
 
 
 def find(name: str) -> Callable[..., Any] | None:
     """The operation that torch or numpy calls ``name``."""
+    name = name.removeprefix("special_")
     return _FUNCTIONS.get(_ALIASES.get(name, name))
 
 
 def call(name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     """Runs a library's function on traced values."""
     plain = name.strip("_")
+    if tensors.takes(name, args):
+        return tensors.call(name, args, kwargs)
     if plain == "where" and len(args) == 3 and kwargs == {}:
         first = args[0]
         if isinstance(first, Value) and first.node.dtype == "float":  # Tensor.where(self, condition, other)
@@ -158,17 +160,20 @@ def call(name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         if swapped is not None:
             return swapped(args[1], args[0], **kwargs)
     if function is None:
-        raise errors.refuse(
-            f"`{name}` of a traced value is unknown",
-            "expected arithmetic, comparisons, where, minimum, maximum, clamp, abs, exp, exp2, log, log2, tanh, "
-            "sigmoid, sin, cos, floor, sqrt, casts",
-        )
+        raise errors.refuse(f"`{name}` of a traced value is unknown", instead_of(plain))
     try:
         return function(*args, **kwargs)
     except TypeError as error:
         if isinstance(error, errors.TraceError):
             raise
         raise errors.refuse(f"`{name}` is called with arguments that the tracer does not know", str(error)) from error
+
+
+def instead_of(name: str) -> str:
+    """What to write for a function that is not known."""
+    near = difflib.get_close_matches(name, [*_FUNCTIONS, *_ALIASES], 2)
+    known = f"; known are {' and '.join(near)}" if near else ""
+    return f"write it with arithmetic, comparisons, where and the functions of raddle.flex.ops, or index a table{known}"
 
 
 def tensors_indexed(graph: Graph) -> Any:
@@ -195,8 +200,10 @@ def _attribute(self: Value, name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
     function = find(name)
+    if function is None and tensors.takes(name, (self,)):
+        return lambda *args, **kwargs: tensors.call(name, (self, *args), kwargs)
     if function is None:
-        raise errors.refuse(f"a traced value has no .{name}", "use arithmetic or the functions of raddle.flex.ops")
+        raise errors.refuse(f"a traced value has no .{name}", instead_of(name))
     return lambda *args, **kwargs: function(self, *args, **kwargs)
 
 
@@ -217,6 +224,8 @@ def _method(name: str, reflected: bool = False) -> Any:
     assert function is not None, name
 
     def method(self: Value, *args: Any) -> Any:
+        if tensors.takes(name, (self, *args)):
+            return tensors.call(name, (*args, self) if reflected else (self, *args), {})
         # Where the other is no number, it may know what to do: an array says what is wrong better.
         return function(*args, self) if reflected else function(self, *args)
 

@@ -1,0 +1,174 @@
+"""Functions that kernels do not have by themselves, and tensors of traced values: the C++ against torch in float64."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from checks import within
+from flex_compiled import Compiled
+from raddle.flex import TraceError, create_block_mask, flex_attention
+from raddle.flex.trace import takes_score, trace_mask, trace_score
+from reference import Flex
+from small import refuses
+from test_flex_attention import draw, exact_of
+
+ONE = {
+    "erf": torch.erf, "erfc": torch.erfc, "log1p": torch.log1p, "expm1": torch.expm1, "sinh": torch.sinh,
+    "cosh": torch.cosh, "tan": torch.tan, "atan": torch.atan, "asin": torch.asin, "acos": torch.acos,
+    "asinh": torch.asinh, "acosh": torch.acosh, "atanh": torch.atanh, "gelu": F.gelu, "silu": F.silu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "softplus": F.softplus, "elu": F.elu, "selu": F.selu,
+    "softplus_beta": lambda x: F.softplus(x, 2.0, 9.0), "leaky_relu": lambda x: F.leaky_relu(x, 0.2), "mish": F.mish,
+    "round": torch.round, "trunc": torch.trunc, "logsigmoid": F.logsigmoid, "hardtanh": F.hardtanh, "relu6": F.relu6,
+    "log10": torch.log10, "softsign": F.softsign, "special_erf": torch.special.erf, "method": lambda x: x.erf().sinh(),
+    "nan_to_num": lambda x: torch.nan_to_num(x, 1.0, 2.0, 3.0), "isinf": lambda x: torch.isinf(x) * 1.0,
+    "isfinite": lambda x: torch.isfinite(x) * 1.0, "fmod": lambda x: torch.fmod(x, 3.0), "power": lambda x: x**2.5,
+    "inverse_power": lambda x: x**-3, "exponential": lambda x: 1.3**x, "lerp": lambda x: torch.lerp(x, 2 * x, 0.3),
+    "copysign": lambda x: torch.copysign(torch.ones_like(x) * 2, x), "hypot": lambda x: torch.hypot(x, x + 1),
+    "atan2": lambda x: torch.atan2(x, x - 1) + torch.atan2(x, 1 - x), "logaddexp": lambda x: torch.logaddexp(x, -x),
+    "isin": lambda x: torch.isin(torch.round(x), torch.tensor([1.0, -2.0])) * 1.0,
+    "traced_power": lambda x: torch.pow(torch.abs(x), x / 16), "odd_power": lambda x: torch.pow(x, torch.round(x / 30)),
+}  # fmt: skip
+ERFC = 4e-7  # absolute: 1 - erf
+ABSOLUTE = {"erf": ERFC, "erfc": ERFC, "gelu": 60 * ERFC, "gelu_tanh": 3e-5, "special_erf": ERFC, "method": 2 * ERFC,
+            "atan2": ERFC, "cosh": ERFC, "log10": ERFC, "logaddexp": 2e-6, "tan": 0, "lerp": 1e-5, "mish": 4e-5}  # fmt: skip
+RELATIVE = {"exponential": 1e-5, "inverse_power": 1e-6, "power": 3e-6, "traced_power": 3e-6, "odd_power": 3e-6, "tan": 2e-5}
+
+
+def as_score(function):
+    def mod(score, b, h, q, kv):
+        return function(score)
+
+    mod.__name__ = "mod"
+    return mod
+
+
+def test_elementary_functions(rng, tmp_path):
+    traced = [trace_score(as_score(function)) for function in ONE.values()]
+    x = np.concatenate([rng.standard_normal(700) * size for size in (1e-4, 0.1, 1.0, 9.0, 40.0)])
+    x = np.float32([*x, 0.0, -0.0, math.inf, -math.inf, math.nan, 0.5, 1.5, -2.5, 1.0, -1.0, 4194305.5, -8388609.0])
+    at, compiled = np.zeros((len(x), 4), np.int32), Compiled(tmp_path, traced)
+    for i, (name, function) in enumerate(ONE.items()):
+        with np.errstate(all="ignore"):
+            exact = function(torch.from_numpy(x).double()).numpy()
+            held = exact.astype(np.float32)
+            for found in (compiled.run(i, at, x), traced[i].evaluate(*at.T, x)):
+                finite = np.isfinite(held) & (np.abs(held) > 1e-30)
+                allowed = RELATIVE.get(name, 2e-6) * np.abs(exact) + ABSOLUTE.get(name, 1e-7)
+                off = np.abs(found - exact)[finite] / allowed[finite]
+                assert off.max() <= 1.0, (name, x[finite][off.argmax()], found[finite][off.argmax()])
+                assert np.array_equal(np.isnan(found), np.isnan(held)), name
+                assert np.array_equal(found[np.isinf(held)], held[np.isinf(held)]), name
+
+
+B, H, S, D = 2, 3, 12, 5
+Q_ROPE, K_ROPE = torch.randn(B, H, S, D), torch.randn(B, S, D)
+CHOSEN, WIDTHS = torch.randint(0, 4, (B, H, 3, 2)), torch.tensor([1, 4, 9])
+
+
+def dot(score, b, h, q, kv):
+    return score + torch.dot(Q_ROPE[b, h, q], K_ROPE[b, kv])
+
+
+def product_and_sum(score, b, h, q, kv):
+    return score + (Q_ROPE[b, h, q] * K_ROPE[b, kv]).sum() + Q_ROPE[b, h, q, :] @ K_ROPE[b, kv, :]
+
+
+def norms(score, b, h, q, kv):
+    far = torch.linalg.vector_norm(Q_ROPE[b, h, q] - K_ROPE[b, kv])
+    return score / (1 + far) + K_ROPE[b, kv].norm() + (K_ROPE[b, kv] ** 2).mean() + K_ROPE[b, kv].abs().max()
+
+
+def chosen_blocks(b, h, q, kv):
+    return (CHOSEN[b, h, q // 4] == kv // 4).any()
+
+
+def any_width(b, h, q, kv):
+    return (WIDTHS == q - kv).any() | torch.isin(q - kv, WIDTHS) | torch.isin(kv, torch.tensor([3]))
+
+
+def stacked(score, b, h, q, kv):
+    return torch.stack([score, score * 0.5, q * 0.1]).max(dim=0).values + torch.stack((q, kv)).sum()
+
+
+def new_dimensions(b, h, q, kv):
+    return (q.unsqueeze(-1) >= torch.stack([kv, kv + 2])).all() | (kv[None] == q[None])[0]
+
+
+def slices(score, b, h, q, kv):
+    rows = Q_ROPE[b, h, q, 1:3].sum() + K_ROPE[b, kv, ...].sum(-1) + Q_ROPE[b, :, q, 0].max()
+    return score + rows + Q_ROPE[b, h, q][::2].sum() + torch.matmul(K_ROPE[b, :3], Q_ROPE[b, h, q]).sum()
+
+
+def integer_powers(score, b, h, q, kv):
+    return score + 2**h + (q - 6) ** 3 + torch.pow(kv - 4, b + 2) + 1.5 ** -(h + 1)
+
+
+ROWS = [dot, product_and_sum, norms, chosen_blocks, any_width, stacked, new_dimensions, slices, integer_powers]
+
+
+def test_rows_of_captured_arrays(rng, tmp_path):
+    traced = [(trace_score if takes_score(fn) else trace_mask)(fn) for fn in ROWS]
+    compiled = Compiled(tmp_path, traced)
+    at = np.stack([rng.integers(0, n, 100) for n in (B, H, S, S)], 1)
+    score = rng.standard_normal(100).astype(np.float32)
+    for i, fn in enumerate(ROWS):
+        rows = [[torch.tensor(int(x)) for x in row] for row in at]
+        scores = [[torch.tensor(s)] if takes_score(fn) else [] for s in score]
+        expected = [float(fn(*s, *row)) for s, row in zip(scores, rows)]
+        for found in (compiled.run(i, at, score), traced[i].evaluate(*at.T, score)):
+            np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-5, err_msg=fn.__name__)
+
+
+def test_rows_in_attention(rng):
+    """Selected blocks and a rotary part of their own, as sparse and latent attention have them."""
+    q, k, v = draw(rng, batch=B, heads=H, kv_heads=H, rows=S, keys=S)
+    mask = create_block_mask(chosen_blocks, B, H, S, S)
+    out = flex_attention(q, k, v, score_mod=dot, block_mask=mask, return_lse=True)
+    table = np.einsum("bhqd,bkd->bhqk", Q_ROPE.double(), K_ROPE.double())
+    blocks = CHOSEN.numpy()
+
+    def exact_dot(s, b, h, q_idx, kv_idx):
+        return s + table[b, h, q_idx, kv_idx]
+
+    def exact_blocks(b, h, q_idx, kv_idx):
+        return (blocks[b, h, q_idx // 4, 0] == kv_idx // 4) | (blocks[b, h, q_idx // 4, 1] == kv_idx // 4)
+
+    within(exact_of(q, k, v, Flex(exact_dot, error=1e-5), Flex(exact_blocks)), *out)
+
+
+def scattered(b, h, q_idx, kv_idx):
+    return ((q_idx.long() * 73856093 ^ kv_idx.long() * 19349663) >> 5) % 7 < 3
+
+
+def test_hashes_are_torchs(rng):
+    """Of 64 bits: in 32 they are others from index 30 on."""
+    q, k, v = map(torch.tensor, draw(rng, rows=90, keys=90, kv_heads=4))
+    idx = torch.arange(90)
+    keep = scattered(0, 0, idx[:, None], idx[None])
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
+    block_mask = create_block_mask(scattered, None, None, 90, 90)
+    torch.testing.assert_close(flex_attention(q, k, v, block_mask=block_mask), expected, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("mod", "words"),
+    [
+        (lambda score, b, h, q, kv: torch.lgamma(score), "`lgamma` of a traced value is unknown; write it with"),
+        (lambda score, b, h, q, kv: torch.erfinv(score), "known are erf and"),
+        (lambda score, b, h, q, kv: torch.cumsum(K_ROPE[b, kv], 0)[0], "`cumsum` of a traced tensor is unknown"),
+        (lambda score, b, h, q, kv: K_ROPE[b].sum() + BIG[h].sum(), "at most 1024 elements"),
+        (lambda score, b, h, q, kv: F.gelu(score, approximate="fast"), "expected 'none' or 'tanh'"),
+        (lambda score, b, h, q, kv: K_ROPE[b, kv], "returns an array"),
+        (lambda score, b, h, q, kv: K_ROPE[b, kv] + 1, "returns a Vector"),
+    ],
+)
+def test_what_is_not_known_says_what_to_write(mod, words):
+    with refuses(TraceError, words):
+        trace_score(mod)
+
+
+BIG = torch.zeros(3, 40, 40)
