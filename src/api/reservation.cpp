@@ -5,12 +5,13 @@
 #include "api/plan.h"
 #include "layout/on_device.h"
 #include "plan/device_planner.h"
+#include "plan/heuristics.h"
 #include "raddle/error.h"
 
 namespace raddle {
 namespace {
 
-void check_maxima(const Maxima& m) {
+void check_maxima(const Maxima& m, bool device_lengths) {
   const auto at_least = [](const char* name, i64 value, i64 least) {
     if (value < least) fail<ValueError>(name, " is ", value, "; expected at least ", least);
   };
@@ -22,7 +23,7 @@ void check_maxima(const Maxima& m) {
   at_least("max_qo_len", m.max_qo_len, 0);
   if (m.max_levels > max_levels)
     fail<ValueError>("max_levels is ", m.max_levels, "; expected at most ", max_levels);
-  if (m.max_qo_len > 0 && m.max_levels > 1)
+  if (m.max_qo_len > 0 && m.max_levels > 1 && !device_lengths)
     fail<ValueError>("max_qo_len is ", m.max_qo_len,
                      "; expected 0 with max_levels = ", m.max_levels,
                      ", for a prefix has the rows of all that share it");
@@ -33,26 +34,29 @@ void check_maxima(const Maxima& m) {
 Reservation::Reservation(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Reservation::~Reservation() = default;
 
-ReservationPtr Attention::reserve(const Maxima& maxima, const ReserveOptions& options) const {
+ReservationPtr Attention::reserve(const Maxima& most, const ReserveOptions& options) const {
   check_options(options);
-  check_maxima(maxima);
+  check_maxima(most, options.device_lengths);
+  Maxima maxima = most;
   auto state = std::make_unique<Reservation::State>();
   state->backend = backend_;
   state->variant = variant_;
-  state->maxima = maxima;
   state->options = options;
   state->config = backend_->plan_config(options.num_workers, options.schedule);
   state->config.max_runs = maxima.max_runs;
   const auto variant =  // members are refused now
       options.params.empty() ? variant_ : variant_->with(options.params, ParamScope::plan);
   if (options.device_lengths) {
-    if (maxima.max_qo_len > 0)
-      fail<ValueError>(
-          "max_qo_len is ", maxima.max_qo_len,
-          "; expected 0 with device_lengths=True, whose lengths the host cannot check");
+    // The host cannot check such lengths: longer requests are computed, too, in tiles of the same
+    // shape.
+    const i64 usual_rows = i64{maxima.max_qo_len} * state->config.group_size;
+    maxima.max_qo_len = 0;
+    if (gpu_ && usual_rows > 0 && usual_rows <= state->config.shapes[short_queries].rows)
+      state->config = short_plan_config(state->config);
     check_device_planning(state->config, maxima);
     state->config.schedule = Schedule::linear;
   }
+  state->maxima = maxima;
   if (options.device_lengths && gpu_)
     state->planner =
         gpu_->reserve_planner(state->config, maxima, *variant_, *variant, options.stream);

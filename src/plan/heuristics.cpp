@@ -112,4 +112,11 @@ PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 arch, i32 num_workers,
   return config;
 }
 
+PlanConfig short_plan_config(PlanConfig config) {
+  config.short_only = true;
+  config.shapes[long_queries] = config.shapes[short_queries];
+  config.costs[long_queries] = config.costs[short_queries];
+  return config;
+}
+
 }  // namespace raddle

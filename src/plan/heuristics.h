@@ -35,4 +35,7 @@ KernelChoice choose_gpu_kernel(const AttentionSpec& spec, i32 arch);
 /// is a team of warps.
 PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 arch, i32 num_workers, Schedule schedule);
 
+/// The same for the kernel of short queries alone: groups with more rows are cut into its tiles.
+PlanConfig short_plan_config(PlanConfig config);
+
 }  // namespace raddle

@@ -218,6 +218,30 @@ def test_graphs_of_several_sizes_share_a_reservation(gpu, rng, emulator, prefixe
         assert (out[size].numpy()[len(lengths) :] == 7.0).all()
 
 
+@pytest.mark.parametrize("prefixes", [False, True])
+def test_reservations_for_decodes(gpu, rng, prefixes):
+    """The kernel of short queries: it computes longer requests and prefixes as well."""
+    levels = {"max_levels": 2 if prefixes else 1}
+    attn, reservation = reserve(gpu, max_qo_len=1, **levels)
+    _, any_rows = reserve(gpu, **levels)
+    assert reservation.num_bytes < any_rows.num_bytes
+    table, tensors = Table("table", discover_prefixes=16 if prefixes else False), Tensors()
+    kind = "paged_prefixes" if prefixes else "paged"
+    for lengths in ([(1, n) for n in (70, 0, 1, 160, 33, 0)], [(1, 90), (20, 60), (1, 44)], [(1, 90)] * 6):
+        problem = draw(rng, kind, "causal", lengths=lengths, page_size=16, **HEADS)
+        table.write(problem.layout), tensors.write(problem)
+        if len(lengths) == 6 and not prefixes:
+            expected = host_plans(attn, problem, tensors, max_qo_len=1)
+            tensors.write(problem)
+        reservation.update(table.layout)
+        attn.run(reservation, tensors.q, tensors.kv, out=tensors.out)
+        reservation.check()
+        assert "(short queries)" in reservation.plan.explain()
+        within(attention(problem), tensors.out.numpy()[: len(problem.q)])
+        if len(lengths) == 6 and not prefixes:
+            np.testing.assert_array_equal(tensors.out.numpy().view(np.uint16), expected.view(np.uint16))
+
+
 def test_fewer_rows_than_the_reservation_has(gpu, rng):
     attn, reservation = reserve(gpu)
     table, tensors = Table("table"), Tensors()

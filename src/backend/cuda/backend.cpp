@@ -80,7 +80,7 @@ class CudaBackend final : public GpuBackend {
   /// The kernel that runs all plans within `maxima`; waits for it.
   const Kernel& kernel_for(const PlanConfig& config, const Maxima& maxima) const {
     const i64 most_rows = i64{max_group_rows(maxima)} * spec_.group_size();
-    return kernels_.get(most_rows <= config.shapes[short_queries].rows);
+    return kernels_.get(config.short_only || most_rows <= config.shapes[short_queries].rows);
   }
 
   AttentionSpec spec_;

@@ -133,6 +133,8 @@ struct PlanConfig {
   CostModel costs[2];  ///< of each shape
   Schedule schedule;
   bool batch_invariant;
+  bool short_only;  ///< tiles of long queries have the shape of short ones, and count as such: for
+                    ///< the kernel without the loop of long queries
   /// Reading one KV head's keys costs as much as reading those of all heads, which lie side by
   /// side. So where it is balanced, a worker computes all heads of the keys that it reads.
   bool reads_whole_rows;

@@ -36,7 +36,8 @@ RADDLE_ENGINE_BEGIN
 /// The shape depends on the group's own rows alone, so that a request is tiled alike alone and in a
 /// batch.
 RADDLE_FN i32 shape_of(const PlanConfig& config, i32 fused_rows) {
-  return fused_rows <= config.shapes[short_queries].rows ? short_queries : long_queries;
+  const bool is_short = config.short_only || fused_rows <= config.shapes[short_queries].rows;
+  return is_short ? short_queries : long_queries;
 }
 
 RADDLE_FN i32 count_tiles(const PlanConfig& config, i32 fused_rows) {
