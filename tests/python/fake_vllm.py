@@ -75,6 +75,7 @@ class CommonAttentionMetadata:
     slot_mapping: Any
     num_reqs: int
     num_actual_tokens: int
+    max_query_len: int
     causal: Any = True
 
 
@@ -115,6 +116,7 @@ def config(layers, **changes):
         "max_num_batched_tokens": 64,
         "max_model_len": 200,
         "captured": 8,
+        "mixed": "PIECEWISE",
         "drafted": None,
         "prefix_caching": True,
         "dtype": torch.bfloat16,
@@ -128,7 +130,10 @@ def config(layers, **changes):
             max_num_seqs=given["max_num_seqs"], max_num_batched_tokens=given["max_num_batched_tokens"]
         ),
         model_config=space(max_model_len=given["max_model_len"], dtype=given["dtype"]),
-        compilation_config=space(max_cudagraph_capture_size=given["captured"]),
+        compilation_config=space(
+            max_cudagraph_capture_size=given["captured"],
+            cudagraph_mode=space(mixed_mode=lambda: space(name=given["mixed"])),
+        ),
         speculative_config=None if drafts is None else space(num_speculative_tokens=drafts),
         cache_config=space(enable_prefix_caching=given["prefix_caching"]),
     )

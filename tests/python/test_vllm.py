@@ -16,6 +16,7 @@ from reference import Alibi, Causal, PagedKV, Problem, Sinks, SlidingWindow, Sof
 from reference.variants import Flex
 from raddle.integrations import vllm as integration
 from raddle.integrations.vllm import layers as layers_module
+from raddle.integrations.vllm import plans as plans_module
 from small import refuses
 
 backend = fake_vllm.backend()
@@ -87,6 +88,7 @@ class Model:
             slot_mapping=torch.tensor(slots, dtype=torch.int64),
             num_reqs=len(lengths),
             num_actual_tokens=int(starts[-1]),
+            max_query_len=int(new.max()),
         )
 
     def step(self, lengths, padding=0, padded_requests=0):
@@ -166,16 +168,24 @@ def test_prefixes_are_read_once(rng, monkeypatch):
         reads()
 
 
-def test_batches_choose_their_reservation_by_rows(rng):
-    """Graphs of any size up to the largest capture find the plan that they captured."""
-    model = Model(rng, {"a": impl_of()}, {"a": [Causal()]}, captured=8, drafted=2)
-    (plans,) = model.builder.plans
-    assert plans.limits.graph_rows == 18, "six requests of three rows, more than any graph"
-    used = [model.step([(n, n)]).plans[0] for n in (1, 18, 19, 60, 7)]
-    assert [each.same_as(plans.small) for each in used] == [True, True, False, False, True]
-    assert all(each.same_as(plans.large) for each in used[2:4])
-    one = Model(rng, {"a": impl_of()}, {"a": [Causal()]}, captured=64).builder.plans[0]
-    assert one.large is None and one.num_bytes == one.small.num_bytes
+def test_batches_choose_their_reservation(rng, monkeypatch):
+    """By what is equal when a graph is captured and replayed: its rows, and whether it decodes."""
+
+    def chosen(**config):
+        model = Model(rng, {"a": impl_of()}, {"a": [Causal()]}, **config)
+        (plans,) = model.builder.plans
+        names = [name for name in ("decodes", "few", "many") if getattr(plans, name) is not None]
+        for lengths in ([(1, 1)], [(3, 30), (1, 9)], [(4, 30)], [(18, 18)], [(19, 19)], [(60, 60)]):
+            used = model.step(lengths).plans[0]
+            yield next(name for name in names if used.same_as(getattr(plans, name)))
+
+    assert list(chosen(drafted=2)) == ["decodes", "decodes", "few", "few", "many", "many"]
+    monkeypatch.setattr(plans_module, "SHORT_PREFIX_ROWS", 3 * HEADS // KV_HEADS)
+    assert list(chosen(drafted=2)) == ["decodes", "few", "few", "few", "many", "many"]
+    assert list(chosen(drafted=2, prefix_caching=False)) == ["decodes", "decodes", "few", "few", "many", "many"]
+    assert list(chosen()) == ["decodes", "few", "few", "many", "many", "many"]
+    assert list(chosen(drafted=2, mixed="FULL")) == ["few"] * 4 + ["many"] * 2
+    assert list(chosen(captured=64, mixed="FULL")) == ["few"] * 6
 
 
 def test_quantised_keys_and_values(rng):

@@ -22,13 +22,14 @@ MAX_REQUESTS = 6
 class Runner:
     """What vLLM's model runner does with a layer: fixed arrays for all batches, tensors of their own for each graph."""
 
-    def __init__(self, gpu, monkeypatch, variant, **given):
+    def __init__(self, gpu, monkeypatch, variant, mixed, **given):
         monkeypatch.setenv("RADDLE_VLLM_MIN_PREFIX", "16")
         self.variant = variant
         heads, dim = HEADS["group"] * HEADS["num_kv_heads"], HEADS["dim"]
         impl = backend.Impl(heads, dim, dim**-0.5, HEADS["num_kv_heads"], **given)
         self.layer = fake_vllm.Layer(impl)
-        config = fake_vllm.config({"a": self.layer}, max_num_seqs=MAX_REQUESTS, max_num_batched_tokens=24, captured=6)
+        limits = {"max_num_seqs": MAX_REQUESTS, "max_num_batched_tokens": 24, "captured": 6, "mixed": mixed}
+        config = fake_vllm.config({"a": self.layer}, **limits)
         space = types.SimpleNamespace(block_size=16)
         self.builder = backend.Builder(space, ["a"], config, gpu)
         self.starts, self.lengths = ints(np.zeros(MAX_REQUESTS + 1)), ints(np.zeros(MAX_REQUESTS))
@@ -37,11 +38,11 @@ class Runner:
         self.q, self.out = ({n: DeviceArray(np.zeros((n, heads, dim), kind)) for n in range(1, 25)} for _ in range(2))
         self.cache = DeviceArray(np.zeros((PAGES, 2, 16, HEADS["num_kv_heads"], dim), kind))
 
-    def build(self, requests, rows):
+    def build(self, requests, rows, longest=1):
         """Metadata of padded numbers of requests and rows."""
         arrays = self.starts.first_columns(requests + 1), self.lengths.first_columns(requests)
         return self.builder.build(
-            0, fake_vllm.CommonAttentionMetadata(*arrays, self.table.first_rows(requests), None, requests, rows)
+            0, fake_vllm.CommonAttentionMetadata(*arrays, self.table.first_rows(requests), None, requests, rows, longest)
         )
 
     def forward(self, rows, metadata):
@@ -72,12 +73,12 @@ class Runner:
         assert (out[given:] == 7.0).all()
 
 
-@pytest.mark.parametrize("cap", [None, 20.0])
-def test_whole_graphs_and_eager_steps_in_turns(gpu, rng, emulator, monkeypatch, cap):
+@pytest.mark.parametrize("cap, mixed", [(None, "PIECEWISE"), (20.0, "FULL")])
+def test_whole_graphs_and_eager_steps_in_turns(gpu, rng, emulator, monkeypatch, cap, mixed):
     import tvm_ffi
 
     variant = [Causal()] if cap is None else [SoftCap(cap), Causal()]
-    runner = Runner(gpu, monkeypatch, variant, logits_soft_cap=cap)
+    runner = Runner(gpu, monkeypatch, variant, mixed, logits_soft_cap=cap)
     device = tvm_ffi.device(runner.builder.plans[0].attention.device)
 
     def stream(rows):
@@ -96,21 +97,23 @@ def test_whole_graphs_and_eager_steps_in_turns(gpu, rng, emulator, monkeypatch, 
         ([(1, 40), (1, 97), (1, 3)], 4),  # decodes in a graph that is too large for them
         ([(5, 60), (1, 41), (4, 90)], 10),  # a chunk of a prompt beside decodes: no graph
         ([(1, 41)], 1),
-        ([(3, 60), (3, 41)], 6),  # a mixed batch in a graph, and drafts
+        ([(3, 60), (3, 41)], 6),  # prompts and decodes of few rows: in a graph, where graphs hold such batches
         ([(1, 160), (1, 31), (1, 5), (1, 70), (1, 2), (1, 50)], 6),
     ]:
         kind = "paged_prefixes" if rows in (4, 6) else "paged"
         problem = draw(rng, kind, variant, lengths=lengths, page_size=16, **HEADS)
         runner.write(problem, rows)
-        if rows == 10:
+        longest = max(new for new, _ in lengths)
+        if rows == 10 or (longest > 1 and mixed != "FULL"):
             # Pieces of the model are graphs, attention is called between them: with rows of padding.
-            runner.write(problem, 12)
-            runner.forward(12, runner.build(len(lengths), rows))
-            runner.compare(problem, 12)
+            runner.write(problem, rows + 2)
+            runner.forward(rows + 2, runner.build(len(lengths), sum(new for new, _ in lengths), longest))
+            runner.compare(problem, rows + 2)
             continue
-        runner.build(rows, rows)
+        runner.build(rows, rows, longest)
         emulator.raddle_emulator_replay(stream(rows))
         runner.compare(problem, rows)
     assert [count() for count in counts] == before, "nothing is allocated or copied by steps"
     for plans in runner.builder.plans:
-        plans.small.check(), plans.large.check()
+        for reservation in plans.reservations:
+            reservation.check()

@@ -20,7 +20,7 @@ TRIED = ("0.24.",)
 #: A module, or a file of Python, that calls `variant`.
 VARIANTS = "RADDLE_VLLM_VARIANTS"
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger("vllm.raddle")  # below vLLM's own logger, which has the handlers
 
 
 def register() -> None:

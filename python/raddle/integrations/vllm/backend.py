@@ -27,7 +27,7 @@ from raddle.integrations.vllm.layers import LayerAttention
 from raddle.integrations.vllm.plans import Batch, Limits, plans_of
 from raddle.plans import Reservation
 
-logger = init_logger(__name__)
+logger = init_logger("vllm.raddle")  # below vLLM's own logger, which has the handlers
 
 #: Least number of shared leading tokens that are read once for all requests; 0: prefixes are not looked for.
 MIN_PREFIX = "RADDLE_VLLM_MIN_PREFIX"
@@ -127,7 +127,7 @@ class Builder(AttentionMetadataBuilder):
         for name, layer, nth in zip(layer_names, layers, which):
             impls[name].impl.serve(layer, self.plans[nth], nth)
         size = sum(plans.num_bytes for plans in self.plans) / 2**20
-        logger.info("Raddle: %d layers, %d plans a step, %.0f MiB, %s", len(layers), len(self.plans), size, limits)
+        logger.info("Raddle: %d layers, plans a step: %d, %.0f MiB, %s", len(layers), len(self.plans), size, limits)
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
@@ -142,10 +142,11 @@ class Builder(AttentionMetadataBuilder):
             _first(batch.block_table_tensor, requests),
             _first(batch.seq_lens, requests),
         )
-        planned = Batch(*arrays, page_size=self.page_size, num_rows=batch.num_actual_tokens)
+        rows, longest = batch.num_actual_tokens, batch.max_query_len
+        planned = Batch(*arrays, page_size=self.page_size, num_rows=rows, longest=longest)
         reservations = [plans.plan(planned) for plans in self.plans]
         starts, table, lengths = arrays
-        return Metadata(reservations, batch.num_actual_tokens, starts, lengths, table, batch.slot_mapping)
+        return Metadata(reservations, rows, starts, lengths, table, batch.slot_mapping)
 
     def use_cascade_attention(self, *args: Any, **kwargs: Any) -> bool:
         """Shared prefixes are found on the GPU, by groups of requests, and not by vLLM."""
@@ -244,7 +245,8 @@ def _first(array: Any, count: int) -> Any:
 def _limits(vllm_config: Any) -> Limits:
     """The largest batches, as vLLM's configuration has them."""
     scheduler, speculation = vllm_config.scheduler_config, vllm_config.speculative_config
-    captured = vllm_config.compilation_config.max_cudagraph_capture_size or 0
+    compilation = vllm_config.compilation_config
+    captured = compilation.max_cudagraph_capture_size or 0
     drafted = (speculation.num_speculative_tokens or 0) if speculation is not None else 0
     requests = scheduler.max_num_seqs
     decoded = requests * (1 + drafted)
@@ -254,6 +256,8 @@ def _limits(vllm_config: Any) -> Limits:
         max_qo_tokens=max(scheduler.max_num_batched_tokens, captured, decoded),
         max_kv_tokens=requests * vllm_config.model_config.max_model_len,
         graph_rows=max(captured, decoded),
+        decode_len=1 + drafted,
+        captures_mixed=compilation.cudagraph_mode.mixed_mode().name == "FULL",
         min_prefix=_min_prefix() if caches_prefixes else 0,
     )
 

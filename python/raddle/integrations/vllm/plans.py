@@ -10,6 +10,13 @@ from raddle.integrations.vllm.layers import LayerAttention
 from raddle.layouts import PagedKV
 from raddle.plans import Maxima, Reservation
 
+#: Decodes of up to so many rows, times query heads a KV head, run the kernel of short queries although prefixes are looked
+#: for. Between the matrix products of a model on an H200 a decode takes 15 us with it, 25 with the full kernel, whose code
+#: comes from memory anew in each layer. But it reads a prefix once for every 16 such rows, where the full kernel does so
+#: for 128: 32 requests of 8,192 shared tokens ought to take 55 us instead of 80, and 64 about the same (estimated from the
+#: rate at which it reads keys from the L2 cache).
+SHORT_PREFIX_ROWS = 256
+
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
@@ -20,6 +27,8 @@ class Limits:
         max_qo_tokens: query rows of a batch.
         max_kv_tokens: keys of all requests.
         graph_rows: query rows of the largest batch whose runs are captured whole, and of any that only decodes.
+        decode_len: query rows of a request that decodes: 1, and drafts.
+        captures_mixed: graphs hold whole batches of prompts and decodes, not of decodes alone.
         min_prefix: shared leading tokens that are read once, from so many on; 0: prefixes are not looked for.
     """
 
@@ -27,18 +36,21 @@ class Limits:
     max_qo_tokens: int
     max_kv_tokens: int
     graph_rows: int
+    decode_len: int = 1
+    captures_mixed: bool = False
     min_prefix: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """A batch: arrays as of `PagedKV`, and at most how many rows q has."""
+    """A batch: arrays as of `PagedKV`, at most how many rows q has, and how many a request."""
 
     qo_indptr: Any
     block_table: Any
     kv_len: Any
     page_size: int
     num_rows: int
+    longest: int
 
     def layout(self, min_prefix: int) -> PagedKV:
         """Its page table; with ``min_prefix`` above 0, prefixes are a level."""
@@ -49,8 +61,9 @@ class Batch:
 class LayerPlans:
     """The plans of all layers that one plan serves, in memory that CUDA graphs may keep.
 
-    Two reservations, because partial states of prefixes take memory with every row: a small one, which looks for shared
-    prefixes, for batches that may be captured, and one for the rest, which are bound by their prompts.
+    A reservation for each use: decodes run the kernel of short queries alone, whose code is a third. Batches of few rows,
+    as those with the end of a prompt, look for prefixes, too. The rest do not: they are bound by their prompts, and
+    partial states of prefixes take memory with every row.
     """
 
     def __init__(self, first: LayerAttention, dtype: Any, device: str, limits: Limits) -> None:
@@ -59,22 +72,28 @@ class LayerPlans:
         self.attention = Attention(first.spec(dtype), device)
         # Keys behind a window are not read, so that a prefix is soon no work for anyone.
         self.min_prefix = limits.min_prefix if first.window is None else 0
-        small = min(limits.graph_rows, limits.max_qo_tokens)
-        self.small = self._reserve(small, levels=2 if self.min_prefix else 1)
-        self.large = self._reserve(limits.max_qo_tokens, levels=1) if small < limits.max_qo_tokens else None
+        few, levels = min(limits.graph_rows, limits.max_qo_tokens), 2 if self.min_prefix else 1
+        group = first.num_qo_heads // first.num_kv_heads
+        self.decode_rows = min(few, max(1, SHORT_PREFIX_ROWS // group)) if self.min_prefix else few
+        self.decodes = None if limits.captures_mixed else self._reserve(self.decode_rows, levels, limits.decode_len)
+        self.few = self._reserve(few, levels)
+        self.many = self._reserve(limits.max_qo_tokens) if few < limits.max_qo_tokens else None
 
-    def _reserve(self, rows: int, levels: int) -> Reservation:
+    def _reserve(self, rows: int, levels: int = 1, longest: int = 0) -> Reservation:
         limits = self.limits
-        maxima = Maxima(min(limits.max_requests, rows), rows, limits.max_kv_tokens, max_levels=levels)
+        requests = min(limits.max_requests, rows)
+        maxima = Maxima(requests, rows, limits.max_kv_tokens, max_levels=levels, max_qo_len=longest)
         return self.attention.reserve(maxima, device_lengths=True)
 
     def plan(self, batch: Batch) -> Reservation:
-        """Plans the batch. Which reservation has it depends on num_rows alone, so graphs find their own again."""
-        if self.large is None or batch.num_rows <= self.limits.graph_rows:
-            self.small.update(batch.layout(self.min_prefix))
-            return self.small
-        self.large.update(batch.layout(0))
-        return self.large
+        """Plans the batch. What decides is equal when a graph is captured and when it is replayed."""
+        if self.many is not None and batch.num_rows > self.limits.graph_rows:
+            self.many.update(batch.layout(0))
+            return self.many
+        decodes = batch.longest <= self.limits.decode_len and batch.num_rows <= self.decode_rows
+        chosen = self.decodes if decodes and self.decodes is not None else self.few
+        chosen.update(batch.layout(self.min_prefix))
+        return chosen
 
     def params_of(self, layer: LayerAttention) -> dict[str, Any] | None:
         """Run members by which a layer differs from the first one; None: it does not."""
@@ -84,8 +103,12 @@ class LayerPlans:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of both reservations."""
-        return self.small.num_bytes + (self.large.num_bytes if self.large else 0)
+        """Bytes of all reservations."""
+        return sum(each.num_bytes for each in self.reservations)
+
+    @property
+    def reservations(self) -> list[Reservation]:
+        return [each for each in (self.decodes, self.few, self.many) if each is not None]
 
 
 def plans_of(layers: list[LayerAttention], dtype: Any, device: str, limits: Limits) -> tuple[list[LayerPlans], list[int]]:
