@@ -157,8 +157,9 @@ LayoutPtr block_sparse(const BlockSparseArgs& args);
 
 /// Composable formats: several levels over the same query rows, disjoint in keys, composed by ⊕.
 /// The last level's groups are the requests, in order; a request's kv_len is the sum over the
-/// levels that hold it.
-LayoutPtr cascade(const std::vector<LayoutPtr>& levels);
+/// levels that hold it. With `allow_gaps` a level may begin behind where the one before ends, by
+/// its kv_begin: keys between the two lie elsewhere, such as on another machine, and count.
+LayoutPtr cascade(const std::vector<LayoutPtr>& levels, bool allow_gaps = false);
 
 /// Trees of drafted tokens, of each request the newest keys: node n of request i's is its row n,
 /// and key kv_len - qo_len + n of its page table. A row sees the whole text before the tree, and of

@@ -49,7 +49,7 @@ from raddle.variants import (
 
 def __getattr__(name: str):
     # Many programs do without them, and `import raddle` should stay light.
-    if name in ("cache", "flex", "mla"):
+    if name in ("cache", "flex", "mla", "parallel"):
         import importlib
 
         return importlib.import_module(f"raddle.{name}")

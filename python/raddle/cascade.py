@@ -22,6 +22,8 @@ class Cascade(Layout):
         levels: layouts of one level each, in the order of their keys: shared prefixes first. Each row
             lies in at most one group of a level. The last level's groups are the requests, in order, and hold
             every row. A request's kv_len is the sum over the levels that hold it.
+        allow_gaps: a level's kv_begin may be behind the end of the level before: the keys between them lie elsewhere,
+            such as on another machine (`raddle.parallel`). They are not read, and count in positions and lengths.
 
     A cascade is planned as one problem and run by one call (FlashInfer paper, section 3.1.2).
 
@@ -36,10 +38,10 @@ class Cascade(Layout):
         Cascade(2 requests, 2 rows)
     """
 
-    def __init__(self, levels: Sequence[Layout]) -> None:
+    def __init__(self, levels: Sequence[Layout], allow_gaps: bool = False) -> None:
         if not isinstance(levels, (list, tuple)):
             raise TypeError(f"levels is {kind_of(levels)}; expected a list of layouts, shared prefixes first")
-        self.__move_handle_from__(_cascade(*levels))
+        self.__move_handle_from__(_cascade(bool(allow_gaps), *levels))
 
     @staticmethod
     def from_page_tables(

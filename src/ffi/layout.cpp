@@ -185,12 +185,13 @@ ffi::ObjectRef sparse_from_mask(Arguments& in) {
 }
 
 ffi::ObjectRef joined(Arguments& in) {
+  const bool allow_gaps = in.boolean("allow_gaps");
   std::vector<LayoutPtr> levels;
   while (in.more()) {
     const std::string name = "levels[" + std::to_string(levels.size()) + "]";
     levels.push_back(in.object<LayoutObj>(name.c_str()).value);
   }
-  return wrap<LayoutObj>(cascade(levels));
+  return wrap<LayoutObj>(cascade(levels, allow_gaps));
 }
 
 ffi::ObjectRef to_block_sparse(Arguments& in) {
@@ -235,7 +236,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
            "Br Bc indptr indices qo_indptr kv_len num_rows num_cols mask_bits block_pos "
            "block_first block_count kv_begin qo_pos")
       .def("raddle.block_sparse_from_mask", sparse_from_mask, "mask Br Bc qo_indptr")
-      .def("raddle.cascade", joined, "*levels")
+      .def("raddle.cascade", joined, "allow_gaps *levels")
       .def("raddle.page_table_to_bsr", to_block_sparse, "layout")
       .def("raddle.layout_info", info, "layout");
 }

@@ -13,10 +13,12 @@ namespace {
 
 std::size_t at(i64 i) { return static_cast<std::size_t>(i); }
 
-/// Adds levels one after another, counting the keys that each row has seen so far.
+/// Adds levels one after another, with the number of keys that precede the next level's for each
+/// row.
 class Merge {
  public:
-  explicit Merge(const Layout& last) : last_(last), seen_(at(last.num_rows()), 0) {}
+  Merge(const Layout& last, bool allow_gaps)
+      : last_(last), allow_gaps_(allow_gaps), seen_(at(last.num_rows()), 0) {}
 
   void add(const Layout& layout, std::size_t number, bool is_last);
   LayoutPtr finish();
@@ -31,8 +33,9 @@ class Merge {
   }
 
   const Layout& last_;
+  const bool allow_gaps_;
   std::size_t number_ = 0;
-  std::vector<i32> seen_;  ///< [rows] keys in the levels added
+  std::vector<i32> seen_;  ///< [rows] keys of the levels added, and of the gaps between them
   std::vector<Level> levels_;
 };
 
@@ -51,7 +54,8 @@ void Merge::check_rows(const Layout& layout) const {
   }
 }
 
-/// The kv_index of a group's first key: one past what earlier levels hold of its rows.
+/// The kv_index of a group's first key: one past what earlier levels hold of its rows; with gaps,
+/// what the level says, where that is more.
 i32 Merge::first_key(const Level& level, i32 group) const {
   const LevelView view = level.view();
   const i32 given = view.kv_begin ? view.kv_begin[group] : -1;
@@ -67,8 +71,9 @@ i32 Merge::first_key(const Level& level, i32 group) const {
              " keys; expected equal numbers");
     }
   }
+  if (allow_gaps_ && given > seen) return given;
   if (given >= 0 && given != seen) {
-    refuse("kv_begin[", group, "] is ", given, "; expected ", seen,
+    refuse("kv_begin[", group, "] is ", given, "; expected ", allow_gaps_ ? "at least " : "", seen,
            ", the keys that earlier levels hold of row ", first_row);
   }
   return seen;
@@ -138,7 +143,7 @@ LayoutPtr Merge::finish() {
 
 }  // namespace
 
-LayoutPtr cascade(const std::vector<LayoutPtr>& levels) {
+LayoutPtr cascade(const std::vector<LayoutPtr>& levels, bool allow_gaps) {
   if (levels.empty()) fail<ValueError>("levels is empty; expected at least one layout");
   if (levels.size() > static_cast<std::size_t>(max_levels))
     fail<ValueError>("levels has ", levels.size(), " layouts; expected at most ", max_levels);
@@ -148,7 +153,7 @@ LayoutPtr cascade(const std::vector<LayoutPtr>& levels) {
       fail<ValueError>("levels[", i, "] is itself a cascade; expected a layout of one level");
     }
   }
-  Merge merge(*levels.back());
+  Merge merge(*levels.back(), allow_gaps);
   for (std::size_t i = 0; i < levels.size(); ++i) {
     merge.add(*levels[i], i, i + 1 == levels.size());
   }

@@ -108,6 +108,15 @@ TEST_F(LayoutTest, ACascadeCountsKeysOverLevels) {
   expect_error("levels[1]: kv_begin[1] is 16; expected 0", [&] {
     cascade({paged_kv(prefix), paged_kv(args)});
   });
+  // With gaps, the keys before kv_begin lie elsewhere, and count.
+  const LayoutPtr gaps = cascade({paged_kv(prefix), paged_kv(args)}, true);
+  EXPECT_EQ(gaps->view().levels[1].kv_begin[1], 16);
+  EXPECT_EQ(gaps->view().kv_len[1], 16 + layout->view().kv_len[1]);
+  const Ints early{0, 0, 16};
+  args.kv_begin = index_of(early);
+  expect_error("levels[1]: kv_begin[0] is 0; expected at least 16", [&] {
+    cascade({paged_kv(prefix), paged_kv(args)}, true);
+  });
 }
 
 TEST_F(LayoutTest, RowsOfARequestNeedEqualKeys) {

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import raddle
 from documents import ROOT
-from raddle import flex, mla
+from raddle import flex, mla, parallel
 from raddle.integrations import vllm
 
 MODULES = {
@@ -22,6 +22,7 @@ MODULES = {
     "raddle.flex.ops": None,
     "raddle.mla": None,
     "raddle.cache": None,
+    "raddle.parallel": parallel.__all__,
     "raddle.integrations.vllm": vllm.__all__,
 }
 # Modules, and what means `min` and `max` inside of a traced function.
