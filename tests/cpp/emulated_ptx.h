@@ -549,6 +549,7 @@ struct alignas(64) TensorMap {
 };
 enum class Keep : u64 { once, again };
 inline void prefetch(const TensorMap*) {}
+inline bool elected() { return lane_index() == 0; }
 inline void fence_proxy() { Block::current()->fence_proxy(); }
 inline void fence_created_barriers() {}
 inline void barrier_arrive_expecting(u32 barrier, u32 bytes) {

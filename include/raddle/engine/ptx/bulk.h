@@ -42,6 +42,17 @@ RADDLE_DEVICE void barrier_arrive_expecting(u32 barrier, u32 bytes) {
 /// How long lines stay in the L2 cache: what is read once goes first, what others read again stays.
 enum class Keep : u64 { once = 0x12f0000000000000, again = 0x14f0000000000000 };
 
+/// Whether this is the one lane of the warp that the hardware chooses. Behind this, unlike behind a
+/// comparison of lane numbers, the assembler knows that a single lane starts copies, and needs no
+/// loop over lanes.
+RADDLE_DEVICE bool elected() {
+  u32 is;
+  asm volatile(
+      "{\n.reg .pred one;\nmov.u32 %0, 0;\nelect.sync _|one, 0xffffffff;\n@one mov.u32 %0, 1;\n}"
+      : "=r"(is));
+  return is != 0;
+}
+
 /// Starts copying the box at `column`, `row`, `head`, `page` (dimensions 0 to 3; elements, not
 /// bytes) to `to`, a multiple of 128 bytes, and of 1,024 if the map swizzles. Elements outside of
 /// the tensor are zeros, and count as copied.

@@ -10,7 +10,7 @@ RADDLE_ENGINE_BEGIN
 
 namespace wgmma {
 
-template <class Kernel, class Variant>
+template <class Kernel>
 RADDLE_DEVICE void create_barriers() {
   auto& block = Memory<Kernel>::get();
   const auto create = [](u64& barrier, i32 arrivals) {
@@ -19,7 +19,7 @@ RADDLE_DEVICE void create_barriers() {
   for (i32 i = 0; i < Kernel::slots; ++i) {
     create(block.key_slots.full[i], 1), create(block.key_slots.free[i], consumer_groups);
     create(block.value_slots.full[i], 1), create(block.value_slots.free[i], consumer_groups);
-    create(block.queries.full[i], QueryLoader<Kernel, Variant>::num_threads);
+    create(block.queries.full[i], 32);
     create(block.queries.free[i], ConsumerTeam::num_warps);
   }
   for (i32 i = 0; i < Memory<Kernel>::fact_slots; ++i)
@@ -48,7 +48,7 @@ template <class Kernel, class Variant>
 RADDLE_DEVICE void attend_long(const Launch& launch, const Variant& variant) {
   const i32* queue = launch.plan.queue_indptr + ptx::block_index();
   const i32 item = first_long(launch, queue[0], queue[1]);
-  if (ptx::thread_index() == 0) create_barriers<Kernel, Variant>();
+  if (ptx::thread_index() == 0) create_barriers<Kernel>();
   ptx::sync_block();
   if (ptx::thread_index() < consumer_groups * group_threads) {
     ptx::take_registers<consumer_registers>();
@@ -58,10 +58,15 @@ RADDLE_DEVICE void attend_long(const Launch& launch, const Variant& variant) {
                             Memory<Kernel>::get().vector[ConsumerTeam::warp()]);
   } else {
     ptx::give_registers<loader_registers>();
-    if (ptx::warp_index() == consumer_groups * group_warps)
-      KeyLoader<Kernel>(launch).run();
+    const i32 warp = ptx::warp_index() - consumer_groups * group_warps;
+    if (warp == 0)
+      TileLoader<Kernel, 0>(launch).run();
+    else if (warp == 1)
+      TileLoader<Kernel, 1>(launch).run();
+    else if (warp == 2)
+      ItemFinder<Kernel>(launch).run(item);
     else
-      QueryLoader<Kernel, Variant>(launch, variant).run(item);
+      QueryLoader<Kernel, Variant>(launch, variant).run();
   }
 }
 

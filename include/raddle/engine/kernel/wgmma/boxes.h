@@ -17,7 +17,8 @@ template <class Kernel>
 struct Boxes {
   static constexpr i32 tile_keys = Kernel::long_keys;
   i32 count, rows;  ///< boxes of the tile, and the rows of each
-  i32 row, page;    ///< where this lane's begins
+  i32 row;          ///< where each begins
+  i32 page;         ///< where this lane's lies
   i32 kv_head, level;
 
   /// Finds the boxes of a tile whose first column is a multiple of their rows. Page lists are not
@@ -29,7 +30,9 @@ struct Boxes {
     count = ceil_div(columns_read(source, tile).end - tile.begin, rows);
     const i32 column = tile.begin + rows * min(ptx::lane_index(), count - 1);
     page = source.pages[nth_page(source, column)];
-    row = view.blocks ? column & (source.page_size - 1) : view.block_begin[source.group] + column;
+    // Of several boxes, each is a page.
+    row = view.blocks ? tile.begin & (source.page_size - 1)
+                      : view.block_begin[source.group] + tile.begin;
     kv_head = head;
     level = source.level;
   }
@@ -38,16 +41,25 @@ struct Boxes {
   template <i32 which>
   RADDLE_DEVICE void copy(const Launch& launch, u32 slot, u32 barrier) const {
     constexpr i32 halves = which == 0 ? Kernel::qk_halves : Kernel::vo_halves;
-    const i32 lane = ptx::lane_index();
-    if (lane == 0)
+    const bool starts = ptx::elected();
+    const auto& map = launch.map[level][which];
+    if (starts)
       ptx::barrier_arrive_expecting(barrier, static_cast<u32>(128 * rows * count * halves));
-    ptx::sync_warp();
-    if (lane >= count) return;
-    RADDLE_UNROLL
-    for (i32 half = 0; half < halves; ++half)
-      ptx::copy_box(slot + static_cast<u32>(128 * (half * tile_keys + lane * rows)),
-                    &launch.map[level][which], barrier, 64 * half, row, kv_head, page,
-                    ptx::Keep::again);
+    constexpr i32 at_a_time = 4;
+    RADDLE_ROLLED
+    for (i32 first = 0; first < count; first += at_a_time) {
+      i32 from[at_a_time];
+      RADDLE_UNROLL
+      for (i32 i = 0; i < at_a_time; ++i) from[i] = ptx::shuffle(page, first + i);
+      RADDLE_UNROLL
+      for (i32 i = 0; i < at_a_time; ++i) {
+        if (!starts || first + i >= count) continue;
+        RADDLE_UNROLL
+        for (i32 half = 0; half < halves; ++half)
+          ptx::copy_box(slot + static_cast<u32>(128 * (half * tile_keys + (first + i) * rows)),
+                        &map, barrier, 64 * half, row, kv_head, from[i], ptx::Keep::again);
+      }
+    }
   }
 };
 

@@ -1,5 +1,5 @@
-// The warp that loads the keys and values of a block: it walks the tiles of all items, describes
-// their keys, and has bulk copies fill the rings.
+// The warps that load the keys and the values of a block: each walks the tiles of all items and has
+// bulk copies fill a ring. The keys' one also says what is known of each tile.
 #pragma once
 
 #include "raddle/engine/kernel/wgmma/boxes.h"
@@ -8,126 +8,119 @@ RADDLE_ENGINE_BEGIN
 
 namespace wgmma {
 
-/// Values of a tile are needed a tile later than its keys, and are copied behind the next one's.
-template <class Kernel>
-class KeyLoader {
+/// Loads K (`which` 0) or V.
+template <class Kernel, i32 which>
+class TileLoader {
   using Block = Memory<Kernel>;
   using Flags = TileFlagsOfRing;
   static constexpr i32 tile_keys = Kernel::long_keys;
 
  public:
-  RADDLE_DEVICE explicit KeyLoader(const Launch& launch) : launch_(launch) {}
+  RADDLE_DEVICE explicit TileLoader(const Launch& launch) : launch_(launch) {}
 
-  /// Loads the tiles of all items that are named; then puts a tile that is none, in whose step the
-  /// computing warpgroups send the last item.
+  /// Loads the tiles of all items that are named; an item that is none has a tile that is none, in
+  /// whose step the computing warpgroups send the last item. The boxes of the next tile are found
+  /// before the current one's slot is free: page numbers come from device memory.
   RADDLE_DEVICE void run() {
     RADDLE_ROLLED
     for (i32 nth = 0;; ++nth) {
       auto& facts = block().item[nth & 3];
       ptx::barrier_wait(address(block().items.full[nth & 3]), nth >> 2 & 1);
-      if (facts.item < 0) break;
-      load_item(facts.source, facts.kv_head);
+      KeySource& source = facts.source[which];
+      Span rest = facts.item < 0 ? Span{0, 0, false} : source.rest;
+      const bool has_keys = rest.begin < rest.end;
+      i32 flags = Flags::first;
+      if (!has_keys) flags |= facts.item < 0 ? Flags::none : Flags::last | Flags::empty;
+      Span tile = take_tile(rest, tile_keys);
+      Boxes<Kernel> boxes{};
+      if (has_keys) boxes.find(launch_, source, tile, facts.kv_head);
+      RADDLE_ROLLED
+      for (bool last = !has_keys;; flags = 0) {
+        Span next{};
+        Boxes<Kernel> next_boxes{};
+        if (has_keys) {
+          if (rest.begin == rest.end) rest = next_run(source);
+          last = rest.begin == rest.end;
+          flags |= tile_flags(source, tile, tile_keys, last);
+          if (!last) next = take_tile(rest, tile_keys);
+          if (!last) next_boxes.find(launch_, source, next, facts.kv_head);
+        }
+        if constexpr (which == 0)
+          put_keys(source, tile, flags, boxes);
+        else if (!(flags & Flags::none))
+          put_values(source, tile, flags, boxes);
+        ++tiles_;
+        if (last) break;
+        tile = next, boxes = next_boxes;
+      }
+      if (flags & Flags::none) return;
     }
-    put_tile(nullptr, Span{0, 0, false}, Flags::first | Flags::none, {});
   }
 
  private:
   RADDLE_DEVICE static Block& block() { return Block::get(); }
   RADDLE_DEVICE static u32 address(const u64& barrier) { return ptx::shared_address(&barrier); }
   RADDLE_DEVICE static bool has_keys(i32 flags) { return !(flags & (Flags::empty | Flags::none)); }
-
-  /// The boxes of the next tile are found before the current one's slot is free: page numbers come
-  /// from device memory.
-  RADDLE_DEVICE void load_item(KeySource& source, i32 kv_head) {
-    Span rest = source.rest;
-    if (rest.begin == rest.end)
-      return put_tile(&source, rest, Flags::first | Flags::last | Flags::empty, {});
-    Span tile = take_tile(rest, tile_keys);
-    Boxes<Kernel> boxes{};
-    boxes.find(launch_, source, tile, kv_head);
-    RADDLE_ROLLED
-    for (i32 first = Flags::first;; first = 0) {
-      if (rest.begin == rest.end) rest = next_run(source);
-      const bool last = rest.begin == rest.end;
-      const Span next = last ? tile : take_tile(rest, tile_keys);
-      Boxes<Kernel> next_boxes{};
-      next_boxes.find(launch_, source, next, kv_head);
-      put_tile(&source, tile, first | tile_flags(source, tile, tile_keys, last), boxes);
-      if (last) return;
-      tile = next, boxes = next_boxes;
-    }
+  RADDLE_DEVICE i32 slot() const { return tiles_ & 1; }
+  /// Waits until the slot of the tile before the last one is free.
+  template <class Ring>
+  RADDLE_DEVICE void wait_free(const Ring& ring) const {
+    ptx::barrier_wait(address(ring.free[slot()]), (tiles_ >> 1 & 1) ^ 1);
   }
 
-  /// Describes a tile and has its keys copied; then the values of the tile before.
-  RADDLE_DEVICE void put_tile(const KeySource* source, const Span& tile, i32 flags,
+  /// Describes a tile and has its keys copied. The facts' slot is free by now: its last tile came
+  /// fact_slots ago, and the groups have begun the products of the tile but two before this one.
+  RADDLE_DEVICE void put_keys(const KeySource& source, const Span& tile, i32 flags,
                               const Boxes<Kernel>& boxes) {
-    const i32 slot = tiles_ & 1;
-    const u32 full = address(block().key_slots.full[slot]);
-    auto& keys = keys_of(tiles_);
-    // The facts' slot is free by now: its last tile came fact_slots ago, and the groups have begun
-    // the products of the tile but two before this one.
-    if (has_keys(flags) && (Kernel::asks_for_keys || flags & (Flags::partial | Flags::ragged)))
-      describe(keys, *source, tile);
+    auto& keys = block().keys[tiles_ & 3];
+    if (has_keys(flags) && (Kernel::asks_for_keys || flags & (Flags::partial | Flags::ragged))) {
+      RADDLE_ROLLED
+      for (i32 j = ptx::lane_index(); j < tile_keys; j += 32)
+        describe_key(keys, j, tile.begin + j, find_key(launch_, source, tile, tile.begin + j, 0));
+    }
     if (ptx::lane_index() == 0) block().tile[tiles_ & 3] = facts_of(source, tile, flags);
-    ptx::barrier_wait(address(block().key_slots.free[slot]), (tiles_ >> 1 & 1) ^ 1);
+    wait_free(block().key_slots);
     ptx::sync_warp();  // the facts are written
+    const u32 full = address(block().key_slots.full[slot()]);
     if (has_keys(flags))
-      boxes.template copy<0>(launch_, ptx::shared_address(block().k[slot]), full);
+      boxes.template copy<0>(launch_, ptx::shared_address(block().k[slot()]), full);
     else if (ptx::lane_index() == 0)
       ptx::barrier_arrive(full);
-    if (tiles_ > 0) load_values();
-    before_ = boxes, flags_ = flags;
-    ++tiles_;
   }
-  RADDLE_DEVICE static auto& keys_of(i32 tile) { return block().keys[tile & 3]; }
-
-  RADDLE_DEVICE static TileFacts facts_of(const KeySource* source, const Span& tile, i32 flags) {
+  RADDLE_DEVICE static TileFacts facts_of(const KeySource& source, const Span& tile, i32 flags) {
     if (!has_keys(flags)) return {flags, 0, 0, 0};
-    const Span read = columns_read(*source, tile);
-    return {flags, tile.begin, source->holes ? KeptColumns::unknown : read.begin, read.end};
-  }
-  RADDLE_DEVICE void describe(TileKeys<tile_keys, false, 1>& keys, const KeySource& source,
-                              const Span& tile) const {
-    RADDLE_ROLLED
-    for (i32 j = ptx::lane_index(); j < tile_keys; j += 32)
-      describe_key(keys, j, tile.begin + j, find_key(launch_, source, tile, tile.begin + j, 0));
+    const Span read = columns_read(source, tile);
+    return {flags, tile.begin, source.holes ? KeptColumns::unknown : read.begin, read.end};
   }
 
-  /// Has the values of the tile before copied. A weight of zero does not remove NaN, so that values
-  /// of keys that do not exist are cleared.
-  RADDLE_DEVICE void load_values() {
-    const i32 tile = tiles_ - 1, slot = tile & 1;
-    const u32 full = address(block().value_slots.full[slot]);
-    const u32 values = ptx::shared_address(block().v[slot]);
-    ptx::barrier_wait(address(block().value_slots.free[slot]), (tile >> 1 & 1) ^ 1);
-    if (!(flags_ & (Flags::ragged | Flags::empty)))
-      return before_.template copy<1>(launch_, values, full);
-    if (has_keys(flags_)) {
-      const u32 tail = address(block().tail);
-      before_.template copy<1>(launch_, values, tail);
-      ptx::barrier_wait(tail, tails_++ & 1);
-    }
-    clear_values(keys_of(tile), block().v[slot], !has_keys(flags_));
+  /// Has the values of a tile copied. A weight of zero does not remove NaN, so that values of keys
+  /// that do not exist are cleared.
+  RADDLE_DEVICE void put_values(const KeySource& source, const Span& tile, i32 flags,
+                                const Boxes<Kernel>& boxes) {
+    wait_free(block().value_slots);
+    const u32 full = address(block().value_slots.full[slot()]), tail = address(block().tail);
+    u8* values = block().v[slot()];
+    const bool clears = (flags & (Flags::ragged | Flags::empty)) != 0;
+    if (has_keys(flags))
+      boxes.template copy<1>(launch_, ptx::shared_address(values), clears ? tail : full);
+    if (!clears) return;
+    if (has_keys(flags)) ptx::barrier_wait(tail, tails_++ & 1);
+    RADDLE_ROLLED
+    for (i32 j = 0; j < tile_keys; ++j)
+      if (!has_keys(flags) || !find_key(launch_, source, tile, tile.begin + j, 0).valid)
+        clear_row(values, j);
     ptx::fence_proxy();
     ptx::sync_warp();
     if (ptx::lane_index() == 0) ptx::barrier_arrive(full);
   }
-
-  /// Clears the rows of keys that do not exist, or all.
-  RADDLE_DEVICE static void clear_values(const TileKeys<tile_keys, false, 1>& keys, u8* values,
-                                         bool all) {
+  RADDLE_DEVICE static void clear_row(u8* values, i32 row) {
     constexpr i32 chunks = 8 * Kernel::vo_halves;
-    RADDLE_ROLLED
-    for (i32 i = ptx::lane_index(); i < tile_keys * chunks; i += 32)
-      if (all || keys.column[i / chunks] < 0)
-        *reinterpret_cast<Packed8*>(values + Block::Values::at(i / chunks, i % chunks)) = Packed8{};
+    if (const i32 chunk = ptx::lane_index(); chunk < chunks)
+      *reinterpret_cast<Packed8*>(values + Block::Values::at(row, chunk)) = Packed8{};
   }
 
   const Launch& launch_;
   i32 tiles_ = 0, tails_ = 0;
-  // The tile before, whose values are still to be copied.
-  i32 flags_ = 0;
-  Boxes<Kernel> before_{};
 };
 
 }  // namespace wgmma

@@ -53,9 +53,9 @@ template <class Kernel>
 struct ItemFacts {
   Row row[Kernel::long_rows];  ///< padding repeats the last one
   KeptColumns kept[Kernel::long_rows];
-  KeySource source;      ///< source.rest: the first run of columns
+  KeySource source[2];   ///< of the walks that load K and V; source.rest: the first run of columns
   i32 request, kv_head;  ///< of the keys
-  i32 item, num_rows, partial_row;
+  i32 item, query_tile, num_rows, partial_row;
 };
 
 template <class Kernel>

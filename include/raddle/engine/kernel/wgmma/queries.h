@@ -1,4 +1,5 @@
-// Finding items, and loading their queries, by three warps that are an item ahead of all others.
+// Finding items, and loading their queries: a warp each, ahead of all others. Both follow chains of
+// look-ups, one after another, which an item of few tiles would otherwise wait for.
 #pragma once
 
 #include "raddle/engine/kernel/gpu/queue.h"
@@ -9,6 +10,53 @@ RADDLE_ENGINE_BEGIN
 
 namespace wgmma {
 
+template <class Kernel>
+class ItemFinder {
+  using Block = Memory<Kernel>;
+
+ public:
+  RADDLE_DEVICE explicit ItemFinder(const GpuLaunch& launch) : launch_(launch) {}
+
+  /// Names item `first` and those that follow it, then an item that is none. An item is drawn once
+  /// the one three before it has been sent.
+  RADDLE_DEVICE void run(i32 first) const {
+    Block& block = Block::get();
+    RADDLE_ROLLED
+    for (i32 nth = 0, item = first;; ++nth) {
+      if (nth >= ahead)
+        ptx::barrier_wait(ptx::shared_address(&block.items.free[(nth - ahead) & 3]),
+                          (nth - ahead) >> 2 & 1);
+      if (nth > 0) item = ptx::shuffle(ptx::lane_index() == 0 ? next_long(launch_, item) : 0, 0);
+      auto& facts = block.item[nth & 3];
+      if (item >= 0) open(launch_.plan.items[item], facts);
+      if (ptx::lane_index() == 0) {
+        facts.item = item;
+        ptx::barrier_arrive(ptx::shared_address(&block.items.full[nth & 3]));
+      }
+      if (item < 0) return;
+    }
+  }
+
+ private:
+  static constexpr i32 ahead = 3;
+  static_assert(ahead < Block::fact_slots);
+
+  RADDLE_DEVICE void open(const WorkItem& item, ItemFacts<Kernel>& facts) const {
+    const QueryTile& tile = launch_.plan.query_tiles[item.query_tile];
+    const Span first = open_item<Kernel>(launch_, item, facts.source[0]);
+    if (ptx::lane_index() != 0) return;
+    facts.source[0].rest = first;
+    facts.source[1] = facts.source[0];
+    facts.request = request_of_keys(launch_, tile);
+    facts.query_tile = item.query_tile;
+    facts.kv_head = item.kv_head;
+    facts.num_rows = tile.num_rows;
+    facts.partial_row = item.partial_row;
+  }
+
+  const GpuLaunch& launch_;
+};
+
 template <class Kernel, class Variant>
 class QueryLoader {
   using T = typename Kernel::T;
@@ -16,40 +64,35 @@ class QueryLoader {
   using Slots = typename Block::Queries;
 
  public:
-  static constexpr i32 num_threads = 96;
-
   RADDLE_DEVICE QueryLoader(const GpuLaunch& launch, const Variant& variant)
       : launch_(launch), variant_(variant) {}
 
-  /// Loads the queries of item `first` and of those that follow it; then names an item that is
-  /// none. An item is drawn when the queries of the one before it are there.
-  RADDLE_DEVICE void run(i32 first) const {
+  /// Loads the queries of all items that are named.
+  RADDLE_DEVICE void run() const {
     Block& block = Block::get();
     RADDLE_ROLLED
     for (i32 nth = 0;; ++nth) {
-      ptx::barrier_wait(ptx::shared_address(&block.items.free[nth & 3]), (nth >> 2 & 1) ^ 1);
+      ptx::barrier_wait(ptx::shared_address(&block.items.full[nth & 3]), nth >> 2 & 1);
       auto& facts = block.item[nth & 3];
-      if (thread() == 0)
-        facts.item = nth == 0 ? first : next_long(launch_, block.item[(nth - 1) & 3].item);
-      ptx::sync_threads(item_known, num_threads);
-      const u32 found = ptx::shared_address(&block.items.full[nth & 3]);
-      if (facts.item < 0) {
-        if (thread() == 0) ptx::barrier_arrive(found);
-        return;
+      if (facts.item < 0) return;
+      const QueryTile& tile = launch_.plan.query_tiles[facts.query_tile];
+      bool waits = true;
+      RADDLE_ROLLED
+      for (i32 m = ptx::lane_index(); m < Kernel::long_rows; m += 32) {
+        const Row row = make_row(launch_.layout, launch_.levels[tile.level], tile.group,
+                                 tile.row_begin + min(m, tile.num_rows - 1), facts.kv_head,
+                                 launch_.plan.group_size);
+        facts.row[m] = row;
+        facts.kept[m] = columns_kept(row, facts.source[0]);
+        if (waits)
+          ptx::barrier_wait(ptx::shared_address(&block.queries.free[nth & 1]), (nth >> 1 & 1) ^ 1);
+        waits = false;
+        copy(m - ptx::lane_index(), address(row), min(tile.num_rows, Kernel::long_rows),
+             ptx::shared_address(block.q[nth & 1]));
       }
-      const WorkItem item = launch_.plan.items[facts.item];
-      const QueryTile& tile = launch_.plan.query_tiles[item.query_tile];
-      if (thread() < 32) {
-        open(item, tile, facts);
-        if (thread() == 0) ptx::barrier_arrive(found);
-      }
-      ptx::sync_threads(item_known, num_threads);  // the source is known
-      describe_rows(item, tile, facts);
-      ptx::sync_threads(item_known, num_threads);
-      ptx::barrier_wait(ptx::shared_address(&block.queries.free[nth & 1]), (nth >> 1 & 1) ^ 1);
-      load(min(tile.num_rows, Kernel::long_rows), facts, ptx::shared_address(block.q[nth & 1]));
       ptx::copy_commit();
       ptx::copy_wait<0>();
+      ptx::sync_warp();
       if (!has_logits<Variant> && launch_.scale <= 0.0f) turn(block.q[nth & 1]);
       ptx::fence_proxy();
       ptx::barrier_arrive(ptx::shared_address(&block.queries.full[nth & 1]));
@@ -57,33 +100,6 @@ class QueryLoader {
   }
 
  private:
-  static constexpr i32 item_known = consumers + 1;
-  RADDLE_DEVICE static i32 thread() { return ptx::thread_index() % group_threads - 32; }
-
-  RADDLE_DEVICE void open(const WorkItem& item, const QueryTile& tile,
-                          ItemFacts<Kernel>& facts) const {
-    const Span first = open_item<Kernel>(launch_, item, facts.source);
-    if (thread() != 0) return;
-    facts.source.rest = first;
-    facts.request = request_of_keys(launch_, tile);
-    facts.kv_head = item.kv_head;
-    facts.num_rows = tile.num_rows;
-    facts.partial_row = item.partial_row;
-  }
-
-  RADDLE_DEVICE void describe_rows(const WorkItem& item, const QueryTile& tile,
-                                   ItemFacts<Kernel>& facts) const {
-    const LevelView& level = launch_.levels[tile.level];
-    RADDLE_ROLLED
-    for (i32 m = thread(); m < Kernel::long_rows; m += num_threads) {
-      const Row row =
-          make_row(launch_.layout, level, tile.group, tile.row_begin + min(m, tile.num_rows - 1),
-                   item.kv_head, launch_.plan.group_size);
-      facts.row[m] = row;
-      facts.kept[m] = columns_kept(row, facts.source);
-    }
-  }
-
   /// The columns that a row keeps, if the variant can say that they are an interval.
   RADDLE_DEVICE KeptColumns columns_kept(const Row& row, const KeySource& source) const {
     if constexpr (has_mask<Variant> && has_kv_span<Variant> && has_coverage<Variant>) {
@@ -107,24 +123,29 @@ class QueryLoader {
     return {KeptColumns::unknown, 0};
   }
 
-  /// Starts copying. Rows beyond the tile's, and columns beyond the head's, become zero.
-  RADDLE_DEVICE void load(i32 num_rows, const ItemFacts<Kernel>& facts, u32 to) const {
-    constexpr i32 chunks = 8 * Kernel::qk_halves;
+  /// Starts copying 32 rows, each of which a lane knows. Rows beyond the tile's, and columns beyond
+  /// the head's, become zero.
+  RADDLE_DEVICE static void copy(i32 first, const T* mine, i32 num_rows, u32 to) {
+    const i32 chunk = ptx::lane_index() % 8;
     RADDLE_ROLLED
-    for (i32 at = thread(); at < Kernel::long_rows * chunks; at += num_threads) {
-      const i32 m = at / chunks, chunk = at % chunks;
-      const i32 columns = Kernel::dim_qk - 8 * chunk;
-      ptx::copy_async(to + static_cast<u32>(Slots::at(m, chunk)),
-                      address(facts.row[m]) + (columns > 0 ? 8 * chunk : 0),
-                      m < num_rows ? min(max(columns, 0) * 2, 16) : 0);
+    for (i32 i = 0; i < 8; ++i) {
+      const i32 nth = 4 * i + ptx::lane_index() / 8, m = first + nth;
+      const T* row = ptx::shuffle(mine, nth);
+      RADDLE_UNROLL
+      for (i32 half = 0; half < Kernel::qk_halves; ++half) {
+        const i32 column = 64 * half + 8 * chunk;
+        const i32 bytes = min(max(Kernel::dim_qk - column, 0) * 2, 16);
+        ptx::copy_async(to + static_cast<u32>(Slots::at(m, 8 * half + chunk)),
+                        row + (bytes > 0 ? column : 0), m < num_rows ? bytes : 0);
+      }
     }
   }
-  /// Softmax takes positive scales alone. With another one, what this thread has copied changes its
-  /// sign, or becomes zero.
+  /// Softmax takes positive scales alone. With another one, the queries change their sign,
+  /// or become zero.
   RADDLE_DEVICE void turn(u8* slot) const {
     constexpr i32 chunks = 8 * Kernel::qk_halves;
     RADDLE_ROLLED
-    for (i32 at = thread(); at < Kernel::long_rows * chunks; at += num_threads) {
+    for (i32 at = ptx::lane_index(); at < Kernel::long_rows * chunks; at += 32) {
       auto& x = *reinterpret_cast<Packed8*>(slot + Slots::at(at / chunks, at % chunks));
       RADDLE_UNROLL
       for (i32 i = 0; i < 4; ++i) x.x[i] = launch_.scale == 0.0f ? 0u : x.x[i] ^ 0x80008000u;
