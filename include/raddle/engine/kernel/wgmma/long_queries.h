@@ -46,12 +46,13 @@ class LongQueries {
     tiles.begin();
     RADDLE_ROLLED
     for (;;) {
+      const u32 queries = ptx::uniform(tiles.queries() + row_bytes(group_ * group_rows));
+      const u32 keys = ptx::uniform(tiles.keys()), values = ptx::uniform(tiles.values());
       tiles.wait_queries();
       turns.take();
       tiles.wait_values();
-      multiply_keys<Kernel, key_fragments>(s_, tiles.queries() + row_bytes(group_ * group_rows),
-                                           tiles.keys());
-      multiply_values<Kernel, key_fragments>(o_, p_, tiles.values(), keep_);
+      multiply_keys<Kernel, key_fragments>(s_, queries, keys);
+      multiply_values<Kernel, key_fragments>(o_, p_, values, keep_);
       turns.pass();
       ptx::products_wait<1>(s_[0]);
       tiles.release_keys();
@@ -61,11 +62,13 @@ class LongQueries {
       const bool shrinks = weigh_tile(tiles, factor);
       tiles.release_queries();
       keep_ = tiles.opens_item() ? 0 : 1;
-      if (tiles.opens_item())
-        send(tiles, ended);
-      else if (shrinks)
-        shrink(o_, factor);
-      if (tiles.at_end()) break;
+      if (tiles.opens_item() | shrinks) {
+        if (tiles.opens_item())
+          send(tiles, ended);
+        else
+          shrink(o_, factor);
+        if (tiles.at_end()) break;
+      }
       tiles.next();
     }
     turns.end();
@@ -84,11 +87,12 @@ class LongQueries {
     bool raises = scan == Scan::softmax && weighing_.searches;
     RADDLE_ROLLED
     for (bool again = false;; again = true) {
-      if (scales_here || tiles.flags() & Flags::masked) change_logits(tiles);
-      if constexpr (scan == Scan::softmax) {
+      const bool changes = scales_here || tiles.flags() & Flags::masked;
+      if (changes | raises) {
+        if (changes) change_logits(tiles);
         if (raises) weighing_.raise(s_, factor, to_log2_);
-        weighing_.weigh(s_, sum, to_log2_);
       }
+      if constexpr (scan == Scan::softmax) weighing_.weigh(s_, sum, to_log2_);
       if (!tiles.at_end()) tiles.wait_next();
       ptx::products_wait<0>(o_[0]);
       tiles.release_values(!again);

@@ -8,10 +8,9 @@ RADDLE_ENGINE_BEGIN
 
 namespace wgmma {
 
-/// Starts S = Q · Kᵀ of a warpgroup's rows, which begin at `queries`.
+/// Starts S = Q · Kᵀ of a warpgroup's rows, which begin at `queries`. Addresses are ptx::uniform.
 template <class Kernel, i32 key_fragments>
 RADDLE_DEVICE void multiply_keys(Logits<1, key_fragments>& s, u32 queries, u32 keys) {
-  queries = ptx::uniform(queries), keys = ptx::uniform(keys);
   ptx::products_begin();
   RADDLE_UNROLL
   for (i32 k = 0; k < 4 * Kernel::qk_halves; ++k)
@@ -25,7 +24,6 @@ RADDLE_DEVICE void multiply_keys(Logits<1, key_fragments>& s, u32 queries, u32 k
 template <class Kernel, i32 key_fragments>
 RADDLE_DEVICE void multiply_values(Output<Kernel, 1>& o, const Weights<1, key_fragments>& p,
                                    u32 values, i32 keep) {
-  values = ptx::uniform(values);
   ptx::products_begin();
   RADDLE_UNROLL
   for (i32 k = 0; k < key_fragments / 2; ++k)

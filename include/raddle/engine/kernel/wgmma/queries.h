@@ -76,7 +76,6 @@ class QueryLoader {
       auto& facts = block.item[nth & 3];
       if (facts.item < 0) return;
       const QueryTile& tile = launch_.plan.query_tiles[facts.query_tile];
-      bool waits = true;
       RADDLE_ROLLED
       for (i32 m = ptx::lane_index(); m < Kernel::long_rows; m += 32) {
         const Row row = make_row(launch_.layout, launch_.levels[tile.level], tile.group,
@@ -84,12 +83,12 @@ class QueryLoader {
                                  launch_.plan.group_size);
         facts.row[m] = row;
         facts.kept[m] = columns_kept(row, facts.source[0]);
-        if (waits)
-          ptx::barrier_wait(ptx::shared_address(&block.queries.free[nth & 1]), (nth >> 1 & 1) ^ 1);
-        waits = false;
-        copy(m - ptx::lane_index(), address(row), min(tile.num_rows, Kernel::long_rows),
-             ptx::shared_address(block.q[nth & 1]));
       }
+      ptx::barrier_wait(ptx::shared_address(&block.queries.free[nth & 1]), (nth >> 1 & 1) ^ 1);
+      RADDLE_ROLLED
+      for (i32 first = 0; first < Kernel::long_rows; first += 32)
+        copy(address(facts.row[first + ptx::lane_index()]),
+             ptx::shared_address(block.q[nth & 1]) + static_cast<u32>(128 * first));
       ptx::copy_commit();
       ptx::copy_wait<0>();
       ptx::sync_warp();
@@ -123,20 +122,20 @@ class QueryLoader {
     return {KeptColumns::unknown, 0};
   }
 
-  /// Starts copying 32 rows, each of which a lane knows. Rows beyond the tile's, and columns beyond
-  /// the head's, become zero.
-  RADDLE_DEVICE static void copy(i32 first, const T* mine, i32 num_rows, u32 to) {
-    const i32 chunk = ptx::lane_index() % 8;
-    RADDLE_ROLLED
+  /// Starts copying 32 rows, each of which a lane knows; eight lanes copy 128 bytes of one. Columns
+  /// beyond the head's become zero. This is on the way of short items, so it is straight code.
+  RADDLE_DEVICE static void copy(const T* mine, u32 to) {
+    const i32 lane = ptx::lane_index(), column = 8 * (lane % 8);
+    RADDLE_UNROLL
     for (i32 i = 0; i < 8; ++i) {
-      const i32 nth = 4 * i + ptx::lane_index() / 8, m = first + nth;
-      const T* row = ptx::shuffle(mine, nth);
+      const i32 m = 4 * i + lane / 8;
+      const T* row = ptx::shuffle(mine, m);
       RADDLE_UNROLL
       for (i32 half = 0; half < Kernel::qk_halves; ++half) {
-        const i32 column = 64 * half + 8 * chunk;
-        const i32 bytes = min(max(Kernel::dim_qk - column, 0) * 2, 16);
-        ptx::copy_async(to + static_cast<u32>(Slots::at(m, 8 * half + chunk)),
-                        row + (bytes > 0 ? column : 0), m < num_rows ? bytes : 0);
+        constexpr bool whole = Kernel::dim_qk % 64 == 0;
+        const i32 columns = whole ? 8 : min(max(Kernel::dim_qk - 64 * half - column, 0), 8);
+        ptx::copy_async(to + static_cast<u32>(Slots::at(m, 8 * half + lane % 8)),
+                        row + (columns > 0 ? 64 * half + column : 0), 2 * columns);
       }
     }
   }
