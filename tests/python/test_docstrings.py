@@ -28,7 +28,7 @@ MODULES = {
 # Modules, and what means `min` and `max` inside of a traced function.
 NO_ENTRY = {"raddle.flex.masks", "raddle.flex.mods", "raddle.flex.ops", "raddle.flex.ops.smallest", "raddle.flex.ops.largest"}
 # Takes any device, and raises nothing.
-NEVER_RAISES = {"raddle.flex.BlockMask.to"}
+NEVER_RAISES = {"raddle.flex.BlockMask.to", "raddle.flex.BlockMask.as_tuple"}
 ENTRY = re.compile(r"^\.\. auto(\w+):: (\S+)$", re.MULTILINE)
 PAGES = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs/reference").glob("*.md")))
 ENTRIES = {name: kind for kind, name in ENTRY.findall(PAGES)}

@@ -14,8 +14,8 @@ for them. In `flex_attention`, ``q_idx`` counts rows from 0; in plan/run form it
 """
 
 from raddle.flex import masks, mods, ops
-from raddle.flex.attention import AuxOutput, AuxRequest, flex_attention
-from raddle.flex.block_mask import BlockMask, create_block_mask
+from raddle.flex.attention import AuxOutput, AuxRequest, FlexKernelOptions, flex_attention
+from raddle.flex.block_mask import BlockMask, create_block_mask, create_mask
 from raddle.flex.offset import and_masks, noop_mask, or_masks, with_offset
 from raddle.flex.trace import TraceError
 
@@ -23,9 +23,11 @@ __all__ = [
     "AuxOutput",
     "AuxRequest",
     "BlockMask",
+    "FlexKernelOptions",
     "TraceError",
     "and_masks",
     "create_block_mask",
+    "create_mask",
     "flex_attention",
     "masks",
     "mods",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, NoReturn, TypedDict
 
 from raddle._keywords import answered
 from raddle._tensors import dtype_name, lend
 from raddle.flex.block_mask import BlockMask, from_torch, is_torch_block_mask
+from raddle.flex.errors import LengthError, RankError, UnsupportedError
 from raddle.flex.inputs import Inputs
 from raddle.flex.offset import arguments
 from raddle.flex.program import program_of
@@ -18,6 +19,10 @@ class AuxRequest(NamedTuple):
 
     lse: bool = False  #: the natural logarithm of each row's denominator
     max_scores: bool = False  #: refused: the kernels do not keep it
+
+
+class FlexKernelOptions(TypedDict, total=False):
+    """PyTorch's hints for its own kernels, such as ``BLOCK_M``. None has an effect here: plans choose tiles."""
 
 
 class AuxOutput(NamedTuple):
@@ -37,20 +42,21 @@ def flex_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     return_lse: bool = False,
-    kernel_options: dict[str, Any] | None = None,
+    kernel_options: FlexKernelOptions | dict[str, Any] | None = None,
     *,
     return_aux: AuxRequest | None = None,
 ) -> Any:
     """Attention of B equally long sequences with a score mod and a mask (FlexAttention, arXiv 2412.05496).
 
     Args:
-        query: [B, Hq, L, E] in float32, float16 or bfloat16, of torch, numpy or JAX.
-        key: [B, Hkv, S, E], read where it lies: any strides with a contiguous last dimension.
+        query: [B, Hq, L, E] in float32, float16 or bfloat16, of torch, numpy or JAX. E and Ev that are no multiple of 8
+            are padded with zeros, which copies.
+        key: [B, Hkv, S, E], read where it lies: any strides with a contiguous last dimension, otherwise copied.
         value: [B, Hkv, S, Ev], likewise. With a block_mask for B sequences, both may be of one that all share.
         score_mod: ``(score, b, h, q_idx, kv_idx)`` -> score, traced; h counts query heads, q_idx rows from 0.
         block_mask: of `create_block_mask` or `BlockMask.from_kv_blocks`, or PyTorch's own, of which blocks and mask_mod
             are taken; None: every pair.
-        scale: of the scores before score_mod; None: ``1 / sqrt(E)``.
+        scale: of the scores before score_mod, a number or a tensor of one; None: ``1 / sqrt(E)``.
         enable_gqa: allow fewer KV heads than query heads.
         return_lse: return (out, lse); lse is [B, Hq, L] float32, a natural logarithm, -inf for a row without keys.
         kernel_options: PyTorch's hints for its own kernels; a dict, which is not looked at.
@@ -122,15 +128,17 @@ def _wants_lse(return_lse: bool, return_aux: Any) -> bool:
     if not (hasattr(return_aux, "lse") and hasattr(return_aux, "max_scores")):
         raise TypeError(f"return_aux is a {type(return_aux).__name__}; expected an AuxRequest or None")
     if return_aux.max_scores:
-        raise ValueError("return_aux.max_scores is True; expected False: only lse is kept of a softmax")
+        raise UnsupportedError("return_aux.max_scores is True; expected False: only lse is kept of a softmax")
     return bool(return_aux.lse)
 
 
 def _check_tensors(query: Any, key: Any, value: Any, enable_gqa: bool) -> None:
     for name, x in (("query", query), ("key", key), ("value", value)):
         lend(x, name)
+        if str(x.dtype).endswith("float64"):
+            _refuse_double(name)
         if x.ndim != 4:
-            raise ValueError(f"{name} has {x.ndim} dimensions; expected 4: [B, H, tokens, E]")
+            raise RankError(f"{name} has {x.ndim} dimensions; expected 4: [B, H, tokens, E]")
         if x.dtype != query.dtype and dtype_name(x.dtype) != dtype_name(query.dtype):  # of two libraries, say
             raise TypeError(f"{name} has dtype {dtype_name(x.dtype)}; expected {dtype_name(query.dtype)}, as query has")
     if key.shape[3] != query.shape[3]:
@@ -142,6 +150,13 @@ def _check_tensors(query: Any, key: Any, value: Any, enable_gqa: bool) -> None:
         raise ValueError(f"key has {kv_heads} heads and query {heads}; expected as many, or enable_gqa=True")
     if kv_heads == 0 or heads % kv_heads:
         raise ValueError(f"key has {kv_heads} heads; expected a divisor of query's {heads}")
+
+
+def _refuse_double(name: str) -> NoReturn:
+    raise ValueError(
+        f"{name} has dtype float64; expected float32, float16 or bfloat16: kernels accumulate in float32, so that float64 "
+        f"would promise what it does not hold; pass {name}.float()"
+    )
 
 
 def _check_block_mask(query: Any, key: Any, block_mask: BlockMask | None) -> None:
@@ -157,7 +172,7 @@ def _check_block_mask(query: Any, key: Any, block_mask: BlockMask | None) -> Non
         return
     lengths, expected = tuple(block_mask.seq_lengths), (length, key.shape[2])
     if lengths != expected:
-        raise ValueError(f"block_mask is for lengths {lengths}; expected (query, key) = {expected}")
+        raise LengthError(f"block_mask is for lengths {lengths}; expected (query, key) = {expected}")
     for name, found, wanted in (("B", block_mask.shape[0], batch), ("H", block_mask.shape[1], heads)):
         if found not in (1, wanted):
             raise ValueError(f"block_mask has {name} = {found}; expected 1 or {wanted}, as query has")

@@ -7,6 +7,7 @@ million tokens takes no time and no memory. Blocks are computed when they are lo
 from __future__ import annotations
 
 import sys
+import weakref
 from typing import Any, Callable
 
 import numpy as np
@@ -18,7 +19,8 @@ from raddle.flex._arrays import integer, integers, pair
 from raddle.flex.offset import arguments, noop_mask
 from raddle.flex.ops import minimum
 from raddle.flex.picture import EMPTY, FULL, PARTIAL
-from raddle.flex.trace import trace_mask
+from raddle.flex.errors import BlockListError, IncompleteError, SlicedMaskError
+from raddle.flex.trace import trace_mask, trace_score
 
 _TO_SHOW = 1 << 26  # pairs of a mask whose blocks repr may compute
 
@@ -47,16 +49,43 @@ class BlockMask:
         37.5
     """
 
-    def __init__(self, mask_mod: Callable[..., Any], shape: tuple[int, ...], block_size: tuple[int, int], blocks: Any):
-        """``blocks``: kinds of blocks, uint8 [B, H, rows, columns], or a function that makes them; None: as the mask
-        says."""
+    def __init__(
+        self,
+        seq_lengths: tuple[int, int],
+        kv_num_blocks: Any,
+        kv_indices: Any,
+        full_kv_num_blocks: Any = None,
+        full_kv_indices: Any = None,
+        q_num_blocks: Any = None,
+        q_indices: Any = None,
+        full_q_num_blocks: Any = None,
+        full_q_indices: Any = None,
+        BLOCK_SIZE: int | tuple[int, int] = 128,
+        mask_mod: Callable[..., Any] = noop_mask,
+        **_: Any,
+    ):
+        """PyTorch's own arguments: `from_kv_blocks` says what they are. Lists by column are those by row, transposed,
+        and are not looked at; nor are those of a backward pass (dq_…)."""
+        blocks = kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices
+        self._set(*_given(*blocks, BLOCK_SIZE, seq_lengths), mask_mod)
+        self._has_full = full_kv_indices is not None
+        self._has_columns = q_indices is not None
+
+    def _set(self, kinds: Any, shape: tuple[int, ...], block_size: tuple[int, int], mask_mod: Any) -> None:
+        """``kinds``: of blocks, uint8 [B, H, rows, columns], or a function that makes them; None: as the mask says."""
         self._traced = None if mask_mod is _sliced else trace_mask(mask_mod)
         self._mask_mod = mask_mod
-        self._blocks = blocks
+        self._blocks = kinds
         self._computed: np.ndarray | None = None
         self._whole: Callable[..., Any] | None = None
-        self.shape = shape
-        self.BLOCK_SIZE = block_size
+        self._shape, self._size = shape, block_size
+        self._has_full = self._has_columns = True
+
+    @classmethod
+    def _of(cls, mask_mod: Any, shape: tuple[int, ...], block_size: tuple[int, int], kinds: Any) -> BlockMask:
+        made = cls.__new__(cls)
+        made._set(kinds, shape, block_size, mask_mod)
+        return made
 
     @classmethod
     def from_kv_blocks(
@@ -88,32 +117,33 @@ class BlockMask:
             ValueError: shapes that do not fit together, or a column that is not there.
             TypeError: arrays of no integers, or a mask_mod that is no mask function.
         """
-        if (full_kv_num_blocks is None) != (full_kv_indices is None):
-            raise ValueError("full_kv_num_blocks and full_kv_indices: one is given; expected both or none")
-        size = pair(BLOCK_SIZE, "BLOCK_SIZE")
-        rows, columns = tuple(np.shape(kv_indices)[-2:]) if np.ndim(kv_indices) >= 2 else (0, 0)
-        lengths = (rows * size[0], columns * size[1])
-        if seq_lengths is not None:
-            if not isinstance(seq_lengths, (tuple, list)) or len(seq_lengths) != 2:
-                raise TypeError(f"seq_lengths is {kind_of(seq_lengths)}; expected (Q_LEN, KV_LEN)")
-            lengths = tuple(integer(n, f"seq_lengths[{i}]") for i, n in enumerate(seq_lengths))
-        expected = -(-lengths[0] // size[0])
-        if expected != rows:
-            raise ValueError(f"kv_indices has {rows} rows of blocks; expected {expected}, as seq_lengths")
-        columns = -(-lengths[1] // size[1])
-        kinds = _listed(kv_num_blocks, kv_indices, columns, "kv_")
-        kinds[kinds != 0] = PARTIAL
-        if full_kv_indices is not None:
-            full = _listed(full_kv_num_blocks, full_kv_indices, columns, "full_kv_")
-            if full.shape != kinds.shape:
-                raise ValueError(f"full_kv_indices is for blocks {full.shape}; expected {kinds.shape}, as kv_indices")
-            kinds[full != 0] = FULL
-        return cls(mask_mod or noop_mask, (*kinds.shape[:2], *lengths), size, kinds)
+        blocks = kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices
+        kinds, shape, size = _given(*blocks, BLOCK_SIZE, seq_lengths)
+        made = cls._of(mask_mod or noop_mask, shape, size, kinds)
+        made._has_full, made._has_columns = full_kv_indices is not None, bool(compute_q_blocks)
+        return made
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(B, H, Q_LEN, KV_LEN)."""
+        return self._shape
+
+    @property
+    def BLOCK_SIZE(self) -> tuple[int, int]:
+        """Rows and keys of a block."""
+        return self._size
 
     @property
     def seq_lengths(self) -> tuple[int, int]:
-        """(Q_LEN, KV_LEN)."""
-        return self.shape[2:]
+        """(Q_LEN, KV_LEN). Others may be set, for instance where a slice of blocks serves a single row: blocks stay."""
+        return self._shape[2:]
+
+    @seq_lengths.setter
+    def seq_lengths(self, seq_lengths: tuple[int, int]) -> None:
+        lengths = _lengths(seq_lengths)
+        if self._blocks is None:
+            self._freeze()
+        self._shape = (*self._shape[:2], *lengths)
 
     @property
     def mask_mod(self) -> Callable[..., Any]:
@@ -124,9 +154,33 @@ class BlockMask:
     def mask_mod(self, mask_mod: Callable[..., Any]) -> None:
         _check_mask(mask_mod)
         if self._blocks is None:
-            before = BlockMask(self._mask_mod, self.shape, self.BLOCK_SIZE, None)
-            self._blocks = before._kinds
+            self._freeze()
         self._traced, self._mask_mod, self._whole = trace_mask(mask_mod), mask_mod, None
+
+    def _freeze(self) -> None:
+        """The blocks become what they are now, whatever is set later."""
+        before = BlockMask._of(self._mask_mod, self._shape, self._size, None)
+        before._computed, self._blocks = self._computed, before._kinds
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_") and name not in ("mask_mod", "seq_lengths"):
+            expected = "another mask by BlockMask.from_kv_blocks; mask_mod and seq_lengths can be set"
+            raise AttributeError(f"{name} of a BlockMask is read-only; expected {expected}")
+        object.__setattr__(self, name, value)
+
+    def as_tuple(self, flatten: bool = True) -> tuple[Any, ...]:
+        """All parts, in the order of PyTorch's constructor: lengths, lists by row and by column, lists of a backward
+        pass (None here), block size, ``mask_mod``.
+
+        Args:
+            flatten: lengths and block size as two ints each; else as tuples.
+
+        Returns:
+            A tuple.
+        """
+        lengths, size = (self.seq_lengths, self._size) if flatten else ((self.seq_lengths,), (self._size,))
+        lists = [getattr(self, name) for name in (*_LISTS, *_BACKWARD)]
+        return (*lengths, *lists, *size, self._mask_mod)
 
     def as_mask(self) -> Callable[..., Any]:
         """Returns the whole as one mask function (b, h, q_idx, kv_idx): blocks, if they were given, and ``mask_mod``.
@@ -208,26 +262,37 @@ class BlockMask:
         exact = isinstance(index[2], (int, slice))  # of arrays, PyTorch does not look at the values
         q_len = int(lengths.sum()) if exact else len(lengths) * self.BLOCK_SIZE[0]
         shape = (len(chosen[0]), len(chosen[1]), q_len, self.shape[3])
-        return BlockMask(_sliced, shape, self.BLOCK_SIZE, lambda: self._kinds(*chosen))
+        return self._like(BlockMask._of(_sliced, shape, self.BLOCK_SIZE, lambda: self._kinds(*chosen)))
 
     def _adjust(self, new_q_len: int, new_kv_len: int) -> BlockMask:
         """The upper left corner, for other lengths."""
         q_len, kv_len = integer(new_q_len, "new_q_len"), integer(new_kv_len, "new_kv_len")
         shape = (*self.shape[:2], q_len, kv_len)
         if self._blocks is None:
-            return BlockMask(self._mask_mod, shape, self.BLOCK_SIZE, None)
+            return self._like(BlockMask._of(self._mask_mod, shape, self.BLOCK_SIZE, None))
         rows, columns = -(-q_len // self.BLOCK_SIZE[0]), -(-kv_len // self.BLOCK_SIZE[1])
-        return BlockMask(self._mask_mod, shape, self.BLOCK_SIZE, self._kinds()[:, :, :rows, :columns])
+        kinds = self._kinds()[:, :, :rows, :columns]
+        return self._like(BlockMask._of(self._mask_mod, shape, self.BLOCK_SIZE, kinds))
+
+    def _like(self, other: BlockMask) -> BlockMask:
+        """A mask made of this one, which has the lists that this one has."""
+        other._has_full, other._has_columns = self._has_full, self._has_columns
+        return other
 
     def __getattr__(self, name: str) -> Any:
-        if name in _LISTS:
-            number = name.endswith("num_blocks")
-            kinds = self._kinds() == (FULL if name.startswith("full") else PARTIAL)
-            kinds = kinds.swapaxes(2, 3) if "q_" in name else kinds
-            if number:
-                return _like_torch(kinds.sum(-1).astype(np.int32))
-            return _like_torch(np.argsort(~kinds, axis=-1, kind="stable").astype(np.int32))
-        raise AttributeError(f"BlockMask has no attribute '{name}'")
+        if name in _BACKWARD:
+            return None
+        if name not in _LISTS:
+            raise AttributeError(f"BlockMask has no attribute '{name}'")
+        is_full, by_column = name.startswith("full"), "q_" in name
+        if is_full and not self._has_full or by_column and not self._has_columns:
+            return None
+        kinds = self._kinds()
+        kinds = kinds == FULL if is_full else kinds == PARTIAL if self._has_full else kinds != EMPTY
+        kinds = kinds.swapaxes(2, 3) if by_column else kinds
+        if name.endswith("num_blocks"):
+            return _like_torch(kinds.sum(-1).astype(np.int32))
+        return _like_torch(np.argsort(~kinds, axis=-1, kind="stable").astype(np.int32))
 
     def _cheap(self) -> bool:
         return self._computed is not None or isinstance(self._blocks, np.ndarray) or self.numel() <= _TO_SHOW
@@ -253,7 +318,8 @@ class BlockMask:
         return kinds
 
 
-_LISTS = {f"{full}{by}_{what}" for full in ("", "full_") for by in ("q", "kv") for what in ("num_blocks", "indices")}
+_LISTS = [f"{full}{by}_{what}" for by in ("kv", "q") for full in ("", "full_") for what in ("num_blocks", "indices")]
+_BACKWARD = ["dq_write_order", "dq_write_order_full", "dq_kv_order", "dq_kv_order_spt"]
 
 
 @answered("create_block_mask")
@@ -267,6 +333,8 @@ def create_block_mask(
     BLOCK_SIZE: int | tuple[int, int] = 128,
     _compile: bool = False,
     separate_full_blocks: bool = True,
+    compute_dq_write_order: bool = False,
+    dq_kv_order: bool = True,
 ) -> BlockMask:
     """A mask function with its lengths. Nothing is computed: any length takes the same microseconds.
 
@@ -276,7 +344,9 @@ def create_block_mask(
         Q_LEN, KV_LEN: rows and keys.
         device: PyTorch's; has no effect, since a mask has no device.
         BLOCK_SIZE: of the blocks that the mask shows when asked; computing does not depend on it.
-        _compile, separate_full_blocks: PyTorch's; have no effect.
+        separate_full_blocks: False: the mask lists full blocks among the partial ones, and full_kv_num_blocks and
+            full_kv_indices are None. Computing does not depend on it.
+        _compile, compute_dq_write_order, dq_kv_order: PyTorch's; have no effect.
 
     A tensor on a GPU that mask_mod captures is copied to the host here, which waits for the GPU.
 
@@ -295,18 +365,76 @@ def create_block_mask(
     _check_mask(mask_mod)
     shape = (1 if B is None else integer(B, "B", 1), 1 if H is None else integer(H, "H", 1))
     shape += (integer(Q_LEN, "Q_LEN"), integer(KV_LEN, "KV_LEN"))
-    block_mask = BlockMask(mask_mod, shape, pair(BLOCK_SIZE, "BLOCK_SIZE"), None)
+    block_mask = BlockMask._of(mask_mod, shape, pair(BLOCK_SIZE, "BLOCK_SIZE"), None)
+    block_mask._has_full = bool(separate_full_blocks)
     block_mask._traced.check_indices(shape)
     return block_mask
 
 
+@answered("create_mask")
+def create_mask(
+    mod_fn: Callable[..., Any], B: int | None, H: int | None, Q_LEN: int, KV_LEN: int, device: Any = None
+) -> Any:
+    """A mask or score mod pair by pair, to look at: attention needs no such table.
+
+    Args:
+        mod_fn: ``(b, h, q_idx, kv_idx)`` -> True = keep; or ``(score, b, h, q_idx, kv_idx)`` -> score, of which a pair is
+            dropped that gives -inf for a score of 0.
+        B, H: requests and query heads; None: 1.
+        Q_LEN, KV_LEN: rows and keys.
+        device: where the tensor lies if torch is imported; None: the host.
+
+    Returns:
+        bool [B, H, Q_LEN, KV_LEN], of torch if it is imported, else of numpy.
+
+    Raises:
+        TraceError: a function that cannot be traced.
+        ValueError: lengths out of range.
+        TypeError: what is no mod.
+
+    Example:
+        >>> np.asarray(flex.create_mask(flex.masks.causal(), None, None, 2, 3)).astype(int).tolist()
+        [[[[1, 0, 0], [1, 1, 0]]]]
+    """
+    is_mask = arguments(mod_fn, "mod_fn") == 4
+    shape = (1 if B is None else integer(B, "B", 1), 1 if H is None else integer(H, "H", 1))
+    shape += (integer(Q_LEN, "Q_LEN"), integer(KV_LEN, "KV_LEN"))
+    traced = trace_mask(mod_fn) if is_mask else trace_score(mod_fn)
+    traced.check_indices(shape)
+    keep = np.broadcast_to(traced.evaluate(*np.ogrid[tuple(map(slice, shape))], 0.0), shape)
+    keep = _like_torch(np.array(keep if is_mask else keep != -np.inf))
+    return keep.to(device) if device is not None and not isinstance(keep, np.ndarray) else keep
+
+
+_of_torch: dict[int, tuple[Any, Any, BlockMask]] = {}
+
+
 def from_torch(block_mask: Any) -> BlockMask:
-    """PyTorch's `BlockMask` as Raddle's: its blocks and its mask function. Blocks on a GPU are copied to the host."""
+    """PyTorch's `BlockMask` as Raddle's: its blocks and its mask function. Blocks on a GPU are copied to the host, once,
+    unless they have changed since."""
     names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
     lists = [getattr(block_mask, name) for name in names]
-    lists = [each if each is None else each.cpu().numpy() for each in lists]
     size, lengths = tuple(block_mask.BLOCK_SIZE), tuple(map(int, block_mask.seq_lengths))
-    return BlockMask.from_kv_blocks(*lists, size, block_mask.mask_mod, lengths)
+    parts = size, lengths, block_mask.mask_mod, *map(_version, lists)
+    known, of, found = _of_torch.get(id(block_mask), (None, None, None))
+    if known is not None and known() is block_mask and of == parts:
+        return found
+    lists = [each if each is None else each.cpu().numpy() for each in lists]
+    found = BlockMask.from_kv_blocks(*lists, size, block_mask.mask_mod, lengths)
+    if not any(version is _UNKNOWN for version in parts):
+        forget = weakref.ref(block_mask, lambda _, key=id(block_mask): _of_torch.pop(key, None))
+        _of_torch[id(block_mask)] = forget, parts, found
+    return found
+
+
+_UNKNOWN = object()
+
+
+def _version(tensor: Any) -> Any:
+    """Tells a tensor's contents from others: it, and how often torch has written to it."""
+    if tensor is None:
+        return None
+    return _UNKNOWN if tensor.is_inference() else (id(tensor), tensor._version)
 
 
 def is_torch_block_mask(x: Any) -> bool:
@@ -357,14 +485,44 @@ def _block_function(block_mask: BlockMask) -> Callable[..., Any]:
 
 
 def _sliced(*_: Any) -> Any:
-    raise ValueError("block_mask is a slice, whose rows are packed; expected mask_mod to be set to one for these rows")
+    raise SlicedMaskError("block_mask is a slice, whose rows are packed; expected mask_mod to be set to one for these rows")
+
+
+def _lengths(seq_lengths: Any) -> tuple[int, int]:
+    if not isinstance(seq_lengths, (tuple, list)) or len(seq_lengths) != 2:
+        raise TypeError(f"seq_lengths is {kind_of(seq_lengths)}; expected (Q_LEN, KV_LEN)")
+    q_len, kv_len = (integer(n, f"seq_lengths[{i}]") for i, n in enumerate(seq_lengths))
+    return q_len, kv_len
+
+
+def _given(
+    kv_num_blocks: Any, kv_indices: Any, full_kv_num_blocks: Any, full_kv_indices: Any, block_size: Any, seq_lengths: Any
+) -> tuple[np.ndarray, tuple[int, ...], tuple[int, int]]:
+    """Kinds of blocks, shape and size of blocks of what `BlockMask.from_kv_blocks` is given."""
+    if (full_kv_num_blocks is None) != (full_kv_indices is None):
+        raise IncompleteError("full_kv_num_blocks and full_kv_indices: one is given; expected both or none")
+    size = pair(block_size, "BLOCK_SIZE")
+    rows, columns = tuple(np.shape(kv_indices)[-2:]) if np.ndim(kv_indices) >= 2 else (0, 0)
+    lengths = (rows * size[0], columns * size[1]) if seq_lengths is None else _lengths(seq_lengths)
+    expected = -(-lengths[0] // size[0])
+    if expected != rows and np.ndim(kv_indices) >= 2:
+        raise ValueError(f"kv_indices has {rows} rows of blocks; expected {expected}, as seq_lengths")
+    columns = -(-lengths[1] // size[1])
+    kinds = _listed(kv_num_blocks, kv_indices, columns, "kv_")
+    kinds[kinds != 0] = PARTIAL
+    if full_kv_indices is not None:
+        full = _listed(full_kv_num_blocks, full_kv_indices, columns, "full_kv_")
+        if full.shape != kinds.shape:
+            raise ValueError(f"full_kv_indices is for blocks {full.shape}; expected {kinds.shape}, as kv_indices")
+        kinds[full != 0] = FULL
+    return kinds, (*kinds.shape[:2], *lengths), size
 
 
 def _listed(num_blocks: Any, indices: Any, columns: int, prefix: str) -> np.ndarray:
     """1 where a block is listed, uint8 [B, H, rows, columns]."""
     dims = np.ndim(indices)
     if dims not in (2, 3, 4):
-        raise ValueError(f"{prefix}indices has {dims} dimensions; expected [B, H, rows, columns], or without B or both")
+        raise BlockListError(f"{prefix}indices has {dims} dimensions; expected [B, H, rows, columns], or without B or both")
     column, count = integers(indices, f"{prefix}indices", dims), integers(num_blocks, f"{prefix}num_blocks", dims - 1)
     if count.shape != column.shape[:-1]:
         raise ValueError(f"{prefix}num_blocks has shape {count.shape}; expected {column.shape[:-1]}")

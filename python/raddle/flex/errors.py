@@ -23,6 +23,34 @@ class TraceError(TypeError):
     """A Python function does something that cannot become a kernel."""
 
 
+class SlicedMaskError(ValueError, RuntimeError):
+    """A slice of a block mask has no mask function yet. PyTorch raises RuntimeError."""
+
+
+class BlockListError(ValueError, RuntimeError):
+    """Block lists of too few dimensions. PyTorch raises RuntimeError."""
+
+
+class IncompleteError(ValueError, AssertionError):
+    """One of two lists that belong together is missing. PyTorch raises AssertionError."""
+
+
+class MaskTypeError(TypeError, RuntimeError):
+    """Something among masks is no mask function. PyTorch raises RuntimeError."""
+
+
+class RankError(ValueError, NotImplementedError):
+    """Tensors of another number of dimensions than 4. PyTorch raises NotImplementedError."""
+
+
+class LengthError(ValueError, RuntimeError):
+    """A block mask for other lengths than query's and key's. PyTorch raises RuntimeError."""
+
+
+class UnsupportedError(ValueError, NotImplementedError):
+    """What is not computed here, such as gradients and maxima. PyTorch raises NotImplementedError on CPUs."""
+
+
 def refuse(found: str, instead: str) -> TraceError:
     """The error for the user's line that is running now."""
     return TraceError(f"{describe_line(_calling_frame())}{found}; {instead}")

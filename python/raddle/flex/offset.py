@@ -6,6 +6,7 @@ from typing import Any, Callable
 
 from raddle._tensors import kind_of
 from raddle.flex._arrays import by_request, num_arguments
+from raddle.flex.errors import MaskTypeError
 
 _INT_MIN = -(2**31)
 
@@ -139,5 +140,7 @@ def arguments(mod: Any, name: str) -> int:
 
 def _check_masks(mask_mods: tuple[Any, ...]) -> None:
     for number, mask in enumerate(mask_mods):
+        if not callable(mask):
+            raise MaskTypeError(f"mask_mods[{number}] is {kind_of(mask)}; expected (b, h, q_idx, kv_idx)")
         if arguments(mask, f"mask_mods[{number}]") != 4:
             raise TypeError(f"mask_mods[{number}] is a score mod; expected (b, h, q_idx, kv_idx)")
