@@ -1,0 +1,1 @@
+"""Other libraries' functions and classes, computed by Raddle; a module each."""
