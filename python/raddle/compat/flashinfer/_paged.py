@@ -16,6 +16,8 @@ from raddle.plans import Maxima
 class Paged(Planned):
     """A wrapper over a paged cache."""
 
+    _max_qo_len = 0  # no bound
+
     def _init_paged(self, workspace: torch.Tensor, kv_layout: str, use_cuda_graph: bool, **buffers: Any) -> None:
         """Keeps the caller's buffers, by FlashInfer's attributes; in graph mode the page table's must be there."""
         self.device = workspace.device
@@ -52,14 +54,16 @@ class Paged(Planned):
 
     def _check_fits(self, rows: np.ndarray, pages: np.ndarray, page_size: int) -> None:
         if self._batch_size != self._fixed_batch_size:
-            raise ValueError(f"the batch has {self._batch_size} requests; expected {self._fixed_batch_size}, as the buffers have")
-        if len(pages) > len(self._paged_kv_indices_buf):
-            raise ValueError(f"indices has {len(pages)} entries; expected at most {len(self._paged_kv_indices_buf)}, the buffer's")
+            expected = f"expected {self._fixed_batch_size}, as the buffers have"
+            raise ValueError(f"the batch has {self._batch_size} requests; {expected}")
+        room = len(self._paged_kv_indices_buf)
+        if len(pages) > room:
+            raise ValueError(f"indices has {len(pages)} entries; expected at most {room}, the buffer's")
         if self._maxima is None:
-            keys = len(self._paged_kv_indices_buf) * page_size
-            self._maxima = Maxima(self._batch_size, int(rows[-1]), keys, max_qo_len=int(np.diff(rows).max(initial=1)))
+            self._maxima = Maxima(self._batch_size, int(rows[-1]), room * page_size, max_qo_len=self._max_qo_len)
         elif rows[-1] > self._maxima.max_qo_tokens:
-            raise ValueError(f"qo_indptr ends at {rows[-1]}; expected at most {self._maxima.max_qo_tokens}, as in the first plan")
+            most = self._maxima.max_qo_tokens
+            raise ValueError(f"qo_indptr ends at {rows[-1]}; expected at most {most}, as in the first plan")
 
     def _keep(self, **arrays: Any) -> None:
         """In graph mode copies into the caller's buffers; else the arrays are the buffers."""

@@ -41,6 +41,8 @@ class BatchDecodeWithPagedKVCacheWrapper(Paged):
         (torch.Size([2, 8, 64]), 16.671)
     """
 
+    _max_qo_len = 1
+
     def __init__(
         self,
         float_workspace_buffer: torch.Tensor,

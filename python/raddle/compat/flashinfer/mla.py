@@ -93,7 +93,7 @@ class BatchMLAPagedAttentionWrapper(Planned):
         rows, table, pages, lengths = (host(x) for x in arrays.values())
         if self._use_cuda_graph and self._maxima is None:
             keys = len(self._buffers["kv_indices"]) * page_size
-            self._maxima = Maxima(len(lengths), int(rows[-1]), keys, max_qo_len=int(np.diff(rows).max(initial=1)))
+            self._maxima = Maxima(len(lengths), int(rows[-1]), keys)
         layout = PagedKV(rows, table, pages[: table[-1]], lengths, page_size)
         self._plan_layout(lambda _: layout, np.zeros(0, np.int32))
         if self._use_cuda_graph:
