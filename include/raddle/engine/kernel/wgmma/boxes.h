@@ -11,56 +11,66 @@ namespace wgmma {
 constexpr i32 least_box_rows = 8;
 RADDLE_FN constexpr i32 box_rows(i32 page_size, i32 tile_keys) { return min(page_size, tile_keys); }
 
-/// A tile's boxes, a lane each: found before the tile's keys are copied, and used again for its
-/// values, which are copied later.
+/// The boxes of an item's tiles, which begin at multiples of a box's rows. Pages hold a power of
+/// two of keys. What a tile's boxes need of the layout is in registers: the warps that load take
+/// the instructions that they execute from those that compute.
 template <class Kernel>
-struct Boxes {
+class Boxes {
   static constexpr i32 tile_keys = Kernel::long_keys;
-  i32 count, rows;  ///< boxes of the tile, and the rows of each
-  i32 row;          ///< where each begins
-  i32 page;         ///< where this lane's lies
-  i32 kv_head, level;
 
-  /// Finds the boxes of a tile whose first column is a multiple of their rows. Page lists are not
-  /// read behind their end.
-  RADDLE_DEVICE void find(const GpuLaunch& launch, const KeySource& source, const Span& tile,
-                          i32 head) {
+ public:
+  RADDLE_DEVICE Boxes(const GpuLaunch& launch, const KeySource& source, i32 kv_head)
+      : pages_(source.pages + ptx::lane_index()),
+        page_shift_(source.page_shift),
+        rows_(box_rows(source.page_size, tile_keys)),
+        shift_(ptx::count_bits(static_cast<u32>(rows_ - 1))),
+        level_(source.level),
+        kv_head_(kv_head),
+        end_(source.col_end) {
     const LevelView& view = launch.levels[source.level];
-    rows = box_rows(source.page_size, tile_keys);
-    count = ceil_div(columns_read(source, tile).end - tile.begin, rows);
-    const i32 column = tile.begin + rows * min(ptx::lane_index(), count - 1);
-    page = source.pages[nth_page(source, column)];
-    // Of several boxes, each is a page.
-    row = view.blocks ? tile.begin & (source.page_size - 1)
-                      : view.block_begin[source.group] + tile.begin;
-    kv_head = head;
-    level = source.level;
+    in_pages_ = view.blocks != nullptr;
+    if (!in_pages_) first_row_ = view.block_begin[source.group];
   }
 
-  /// Starts copying K (`which` 0) or V to a slot; `barrier` expects its bytes.
+  /// The page of this lane's box of a tile; lists are not read behind their end.
+  RADDLE_DEVICE i32 find_page(const Span& tile) const {
+    return in_pages_ && ptx::lane_index() < count(tile) ? pages_[tile.begin >> page_shift_] : 0;
+  }
+
+  /// Starts copying K (`which` 0) or V of a tile to a slot; `barrier` expects its bytes.
   template <i32 which>
-  RADDLE_DEVICE void copy(const Launch& launch, u32 slot, u32 barrier) const {
+  RADDLE_DEVICE void copy(const Launch& launch, const Span& tile, i32 page, u32 slot,
+                          u32 barrier) const {
     constexpr i32 halves = which == 0 ? Kernel::qk_halves : Kernel::vo_halves;
     const bool starts = ptx::elected();
-    const auto& map = launch.map[level][which];
+    const auto& map = launch.map[level_][which];
+    // Of several boxes, each is a page.
+    const i32 row = in_pages_ ? tile.begin & ((1 << page_shift_) - 1) : first_row_ + tile.begin;
+    const auto copy_one = [&](i32 i, i32 from) {
+      RADDLE_UNROLL
+      for (i32 half = 0; half < halves; ++half)
+        ptx::copy_box(slot + static_cast<u32>(128 * (half * tile_keys + i * rows_)), &map, barrier,
+                      64 * half, row, kv_head_, from, ptx::Keep::again);
+    };
+    const i32 boxes = count(tile);
     if (starts)
-      ptx::barrier_arrive_expecting(barrier, static_cast<u32>(128 * rows * count * halves));
-    constexpr i32 at_a_time = 4;
+      ptx::barrier_arrive_expecting(barrier, static_cast<u32>(128 * halves * (boxes << shift_)));
     RADDLE_ROLLED
-    for (i32 first = 0; first < count; first += at_a_time) {
-      i32 from[at_a_time];
-      RADDLE_UNROLL
-      for (i32 i = 0; i < at_a_time; ++i) from[i] = ptx::shuffle(page, first + i);
-      RADDLE_UNROLL
-      for (i32 i = 0; i < at_a_time; ++i) {
-        if (!starts || first + i >= count) continue;
-        RADDLE_UNROLL
-        for (i32 half = 0; half < halves; ++half)
-          ptx::copy_box(slot + static_cast<u32>(128 * (half * tile_keys + (first + i) * rows)),
-                        &map, barrier, 64 * half, row, kv_head, from[i], ptx::Keep::again);
-      }
+    for (i32 i = 0; i < boxes; ++i) {
+      const i32 from = ptx::shuffle(page, i);
+      if (starts) copy_one(i, from);
     }
   }
+
+ private:
+  RADDLE_DEVICE i32 count(const Span& tile) const {
+    return (min(tile.end, end_) - tile.begin + rows_ - 1) >> shift_;
+  }
+
+  const i32* pages_;  ///< this lane's entry of the page list
+  i32 page_shift_, rows_, shift_, level_, kv_head_, end_;
+  i32 first_row_ = 0;
+  bool in_pages_;
 };
 
 }  // namespace wgmma

@@ -26,38 +26,46 @@ class TileLoader {
     for (i32 nth = 0;; ++nth) {
       auto& facts = block().item[nth & 3];
       ptx::barrier_wait(address(block().items.full[nth & 3]), nth >> 2 & 1);
-      KeySource& source = facts.source[which];
-      Span rest = facts.item < 0 ? Span{0, 0, false} : source.rest;
-      const bool has_keys = rest.begin < rest.end;
-      i32 flags = Flags::first;
-      if (!has_keys) flags |= facts.item < 0 ? Flags::none : Flags::last | Flags::empty;
-      Span tile = take_tile(rest, tile_keys);
-      Boxes<Kernel> boxes{};
-      if (has_keys) boxes.find(launch_, source, tile, facts.kv_head);
-      RADDLE_ROLLED
-      for (bool last = !has_keys;; flags = 0) {
-        Span next{};
-        Boxes<Kernel> next_boxes{};
-        if (has_keys) {
-          if (rest.begin == rest.end) rest = next_run(source);
-          last = rest.begin == rest.end;
-          flags |= tile_flags(source, tile, tile_keys, last);
-          if (!last) next = take_tile(rest, tile_keys);
-          if (!last) next_boxes.find(launch_, source, next, facts.kv_head);
-        }
-        if constexpr (which == 0)
-          put_keys(source, tile, flags, boxes);
-        else if (!(flags & Flags::none))
-          put_values(source, tile, flags, boxes);
-        ++tiles_;
-        if (last) break;
-        tile = next, boxes = next_boxes;
-      }
-      if (flags & Flags::none) return;
+      if (facts.item < 0) break;
+      load_item(facts.source[which], facts.kv_head);
     }
+    if constexpr (which == 0) put_keys(nullptr, Span{}, Flags::first | Flags::none, nullptr, 0);
   }
 
  private:
+  using Walk = Boxes<Kernel>;
+
+  RADDLE_DEVICE void load_item(KeySource& source, i32 kv_head) {
+    Span rest = source.rest;
+    if (rest.begin == rest.end)
+      return put(&source, rest, Flags::first | Flags::last | Flags::empty, nullptr, 0);
+    const Walk boxes(launch_, source, kv_head);
+    const i32 begin = source.col_begin, end = source.col_end;
+    const i32 always = source.holes ? Flags::ragged : 0;
+    Span tile = take_tile(rest, tile_keys);
+    i32 page = boxes.find_page(tile);
+    RADDLE_ROLLED
+    for (i32 flags = Flags::first | always;; flags = always) {
+      if (rest.begin == rest.end) rest = next_run(source);
+      const bool last = rest.begin == rest.end;
+      const Span next = last ? tile : take_tile(rest, tile_keys);
+      const i32 next_page = boxes.find_page(next);
+      if (tile.begin < begin || min(tile.end, end) < tile.begin + tile_keys) flags |= Flags::ragged;
+      if (tile.partial) flags |= Flags::partial | (source.bits ? Flags::bits : 0);
+      put(&source, tile, flags | (last ? Flags::last : 0), &boxes, page);
+      if (last) return;
+      tile = next, page = next_page;
+    }
+  }
+  RADDLE_DEVICE void put(const KeySource* source, const Span& tile, i32 flags, const Walk* boxes,
+                         i32 page) {
+    if constexpr (which == 0)
+      put_keys(source, tile, flags, boxes, page);
+    else
+      put_values(source, tile, flags, boxes, page);
+    ++tiles_;
+  }
+
   RADDLE_DEVICE static Block& block() { return Block::get(); }
   RADDLE_DEVICE static u32 address(const u64& barrier) { return ptx::shared_address(&barrier); }
   RADDLE_DEVICE static bool has_keys(i32 flags) { return !(flags & (Flags::empty | Flags::none)); }
@@ -70,44 +78,45 @@ class TileLoader {
 
   /// Describes a tile and has its keys copied. The facts' slot is free by now: its last tile came
   /// fact_slots ago, and the groups have begun the products of the tile but two before this one.
-  RADDLE_DEVICE void put_keys(const KeySource& source, const Span& tile, i32 flags,
-                              const Boxes<Kernel>& boxes) {
+  RADDLE_DEVICE void put_keys(const KeySource* source, const Span& tile, i32 flags,
+                              const Walk* boxes, i32 page) {
     auto& keys = block().keys[tiles_ & 3];
     if (has_keys(flags) && (Kernel::asks_for_keys || flags & (Flags::partial | Flags::ragged))) {
       RADDLE_ROLLED
       for (i32 j = ptx::lane_index(); j < tile_keys; j += 32)
-        describe_key(keys, j, tile.begin + j, find_key(launch_, source, tile, tile.begin + j, 0));
+        describe_key(keys, j, tile.begin + j, find_key(launch_, *source, tile, tile.begin + j, 0));
     }
     if (ptx::lane_index() == 0) block().tile[tiles_ & 3] = facts_of(source, tile, flags);
     wait_free(block().key_slots);
     ptx::sync_warp();  // the facts are written
     const u32 full = address(block().key_slots.full[slot()]);
     if (has_keys(flags))
-      boxes.template copy<0>(launch_, ptx::shared_address(block().k[slot()]), full);
+      boxes->template copy<0>(launch_, tile, page, ptx::shared_address(block().k[slot()]), full);
     else if (ptx::lane_index() == 0)
       ptx::barrier_arrive(full);
   }
-  RADDLE_DEVICE static TileFacts facts_of(const KeySource& source, const Span& tile, i32 flags) {
-    if (!has_keys(flags)) return {flags, 0, 0, 0};
-    const Span read = columns_read(source, tile);
-    return {flags, tile.begin, source.holes ? KeptColumns::unknown : read.begin, read.end};
+  RADDLE_DEVICE static TileFacts facts_of(const KeySource* source, const Span& tile, i32 flags) {
+    if (!(flags & (Flags::partial | Flags::ragged))) return {flags, tile.begin, 0, 0};
+    const Span read = columns_read(*source, tile);
+    return {flags, tile.begin, source->holes ? KeptColumns::unknown : read.begin, read.end};
   }
 
   /// Has the values of a tile copied. A weight of zero does not remove NaN, so that values of keys
   /// that do not exist are cleared.
-  RADDLE_DEVICE void put_values(const KeySource& source, const Span& tile, i32 flags,
-                                const Boxes<Kernel>& boxes) {
+  RADDLE_DEVICE void put_values(const KeySource* source, const Span& tile, i32 flags,
+                                const Walk* boxes, i32 page) {
     wait_free(block().value_slots);
     const u32 full = address(block().value_slots.full[slot()]), tail = address(block().tail);
     u8* values = block().v[slot()];
     const bool clears = (flags & (Flags::ragged | Flags::empty)) != 0;
     if (has_keys(flags))
-      boxes.template copy<1>(launch_, ptx::shared_address(values), clears ? tail : full);
+      boxes->template copy<1>(launch_, tile, page, ptx::shared_address(values),
+                              clears ? tail : full);
     if (!clears) return;
     if (has_keys(flags)) ptx::barrier_wait(tail, tails_++ & 1);
     RADDLE_ROLLED
     for (i32 j = 0; j < tile_keys; ++j)
-      if (!has_keys(flags) || !find_key(launch_, source, tile, tile.begin + j, 0).valid)
+      if (!has_keys(flags) || !find_key(launch_, *source, tile, tile.begin + j, 0).valid)
         clear_row(values, j);
     ptx::fence_proxy();
     ptx::sync_warp();
