@@ -65,7 +65,8 @@ class LongOutput {
       if (number(half) < facts_.num_rows) mine = destination(number(half), end[half].lse, t == 0);
       factor[half] = end[half].factor * mine.factor, to[half] = mine.to;
     }
-    const bool states = facts_.partial_row >= 0 || launch_.state_only;
+    // Decided by vote, so that the compiler knows that a warp stays together.
+    const bool states = ptx::any(facts_.partial_row >= 0 || launch_.state_only);
     RADDLE_UNROLL
     for (i32 half = 0; half < 2; ++half) {
       if (states)
@@ -116,11 +117,11 @@ class LongOutput {
   }
 
   RADDLE_DEVICE void write_states(const O& o, i32 half, float factor, u8* to, i32 t) const {
-    if (!to) return;
     RADDLE_UNROLL
     for (i32 n = 0; n < fragments; ++n)
-      *reinterpret_cast<Two*>(to + 4 * (8 * n + 2 * t)) =
-          Two{{o[0][n][2 * half] * factor, o[0][n][2 * half + 1] * factor}};
+      if (to)
+        *reinterpret_cast<Two*>(to + 4 * (8 * n + 2 * t)) =
+            Two{{o[0][n][2 * half] * factor, o[0][n][2 * half + 1] * factor}};
   }
 
   /// A row that an output part sees whole: the warp gathers one row after another in shared memory.

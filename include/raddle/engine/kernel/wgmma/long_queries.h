@@ -99,8 +99,7 @@ class LongQueries {
       round_weights<T>(s_, p_);
       const bool overflows = !raises & !(sum[0] + sum[1] <= most_weight<T>);
       if (scan == Scan::sum || !ptx::any(overflows)) break;
-      multiply_keys_again<Kernel, key_fragments>(s_, launch_, tiles.item().source[0],
-                                                 tiles.facts().begin,
+      multiply_keys_again<Kernel, key_fragments>(s_, tiles.item().source[0], tiles.facts().begin,
                                                  tiles.queries() + row_bytes(warp_row_));
       raises = true;
     }
