@@ -12,19 +12,11 @@ import reference
 import torch
 from checks import within
 from raddle.compat import flashinfer
+from signatures import spelled
 
 RECORD = json.loads((Path(__file__).parent / "flashinfer_signatures.json").read_text(encoding="utf-8"))
 WORKSPACE = torch.empty(0, dtype=torch.uint8)
 HQ, HKV, D = 4, 2, 32
-
-
-def spelled(function):
-    """Parameters as tests/flashinfer_signatures.py writes them."""
-    found = []
-    for each in inspect.signature(function).parameters.values():
-        default = "" if each.default is each.empty else f"={each.default!r}"
-        found.append(f"{'*' if each.kind is each.VAR_POSITIONAL else ''}{each.name}{default}")
-    return found
 
 
 class TestSignatures:

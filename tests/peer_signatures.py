@@ -1,9 +1,11 @@
-"""Records the signatures that raddle.compat.flashinfer has to have, from FlashInfer's source, which need not be importable.
+"""Records the signatures that raddle.compat has to have, from the peers' sources, which need not be importable.
 
     pip download --no-deps flashinfer-python==0.6.12
-    python tests/flashinfer_signatures.py flashinfer_python-0.6.12-py3-none-any.whl
+    python tests/peer_signatures.py flashinfer_python-0.6.12-py3-none-any.whl
+    python tests/peer_signatures.py flash-attention/hopper/flash_attn_interface.py
 
-writes tests/python/flashinfer_signatures.json: of each function and method its parameters, a default after "=".
+write tests/python/flashinfer_signatures.json and flash_attn_signatures.json: of each function and method its parameters, a
+default after "=".
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ MODULES = {
     "quantization/packbits": ["packbits", "segment_packbits"],
     "sparse": ["BlockSparseAttentionWrapper"],
 }
-TARGET = Path(__file__).parent / "python" / "flashinfer_signatures.json"
+FLASH_ATTN = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
+RECORDS = Path(__file__).parent / "python"
 
 
 def parameters(function: ast.FunctionDef) -> list[str]:
@@ -58,7 +61,7 @@ def functions(body: list[ast.stmt]) -> dict[str, list[str]]:
     return found
 
 
-def signatures(wheel: str) -> dict[str, dict[str, list[str]]]:
+def of_wheel(wheel: str) -> dict[str, dict[str, list[str]]]:
     """By the name of a class its methods; functions under ""."""
     found: dict[str, dict[str, list[str]]] = {"": {}}
     with zipfile.ZipFile(wheel) as archive:
@@ -73,6 +76,15 @@ def signatures(wheel: str) -> dict[str, dict[str, list[str]]]:
     return found
 
 
+def of_file(path: str) -> dict[str, dict[str, list[str]]]:
+    """FlashAttention-3's functions."""
+    found = functions(ast.parse(Path(path).read_text(encoding="utf-8")).body)
+    return {"": {name: found[name] for name in FLASH_ATTN}}
+
+
 if __name__ == "__main__":
-    TARGET.write_text(json.dumps({"wheel": Path(sys.argv[1]).name, "signatures": signatures(sys.argv[1])}, indent=1) + "\n")
-    print(f"wrote {TARGET}")
+    source = sys.argv[1]
+    kind, found = ("flashinfer", of_wheel(source)) if source.endswith(".whl") else ("flash_attn", of_file(source))
+    target = RECORDS / f"{kind}_signatures.json"
+    target.write_text(json.dumps({"source": Path(source).name, "signatures": found}, indent=1) + "\n")
+    print(f"wrote {target}")
