@@ -25,6 +25,13 @@ namespace raddle {
 void append_kv(const Layout& layout, const TensorRef& k_new, const TensorRef& v_new,
                const KvRef& pool, const Variant* rope = nullptr, void* stream = nullptr);
 
+/// The same, row r to slots[r] = page * page_size + slot of its page; below 0: it goes nowhere.
+/// Rows behind the slots are padding. Slots lie where the tensors do: int32 or int64. On a GPU they
+/// are read when the kernel runs, also in a captured graph, and slots outside of the pool are none;
+/// on the host they are refused. Of two rows for one slot either may stay.
+void append_kv(const IndexRef& slots, HeadOrder order, const TensorRef& k_new,
+               const TensorRef& v_new, const KvRef& pool, void* stream = nullptr);
+
 /// Copies K and V of page from_pages[i] of `from` to page to_pages[i] of `to`, for all i at once:
 /// no page is written twice, or both read and written. Tensors are [pages, …] of rank 2 to 4 and
 /// alike but for their number of pages. `to` may be `from`. Scales of tokens go along; others are

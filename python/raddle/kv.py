@@ -4,8 +4,9 @@ A page table (`PagedKV`) says where keys lie. ``kv_pool`` is everywhere a pair (
 K and V in dimension 1; pools are [pages, page_size, Hkv, D] (NHD) or [pages, Hkv, page_size, D] (HND), as the layout
 says.
 
-Tensors lie together, on the host or on one GPU. Layouts and index arrays are the host's; to a GPU they go up with the
-call, which runs on the caller's current stream and waits for nothing; a stream that captures a graph is refused.
+Tensors lie together, on the host or on one GPU. Layouts and index arrays are the host's, slot mappings of `append_kv` lie
+with the tensors; to a GPU they go up with the call, which runs on the caller's current stream and waits for nothing; a
+stream that captures a graph is refused, but for slot mappings.
 Everything is checked before anything is written: ValueError or TypeError name the argument.
 
 Pools may be quantised, of float8_e4m3fn, float8_e5m2 or int8, with scales as `Attention.run` takes them; what only
@@ -19,12 +20,26 @@ from typing import Any, NamedTuple
 
 from raddle import _library
 from raddle._keywords import answered
-from raddle._tensors import dtype_name, finished, kind_of, lend, lend_indices, lend_output, lend_pool, lend_scale, like
+from raddle._tensors import (
+    dtype_name,
+    finished,
+    kind_of,
+    lend,
+    lend_index,
+    lend_indices,
+    lend_output,
+    lend_pool,
+    lend_scale,
+    like,
+)
 from raddle.layouts import Layout, PagedKV
 from raddle.variants import Variant
 
 _append_kv = _library.function_in_order(
     "raddle.append_kv", "layout kv_dtype k_new v_new kv_pool_k kv_pool_v k_scale v_scale rope"
+)
+_append_slots = _library.function_in_order(
+    "raddle.append_slots", "slots kv_layout kv_dtype k_new v_new kv_pool_k kv_pool_v k_scale v_scale"
 )
 _copy_pages = _library.function("raddle.copy_pages")
 _summarize_pages = _library.function("raddle.summarize_pages")
@@ -36,7 +51,7 @@ _accept_tree = _library.function("raddle.accept_tree")
 
 @answered("append_kv")
 def append_kv(
-    layout: PagedKV,
+    layout: Any,
     kv_pool: Any,
     k_new: Any,
     v_new: Any,
@@ -45,11 +60,16 @@ def append_kv(
     k_scale: Any = None,
     v_scale: Any = None,
     kv_dtype: Any = None,
+    kv_layout: str | None = None,
 ) -> None:
     """Writes new keys and values into their pages: row r of request i becomes its key ``kv_len - qo_len + r``.
 
     Args:
-        layout: the page table of the step that follows: kv_len counts the new keys, qo_indptr has a row for each.
+        layout: the page table (`PagedKV`) of the step that follows: kv_len counts the new keys, qo_indptr has a row for
+            each. Or a slot mapping, int32 or int64 where the pools lie: row r goes to slot ``s % page_size`` of page
+            ``s // page_size``, with s its entry r; nowhere, where that is negative. Rows behind its end are padding. On a GPU
+            it is read when the kernel runs: a stream that captures a graph may take the call, once a call before has
+            compiled the kernel. Slots outside of the pools are none there; of two rows for one slot either may stay.
         kv_pool: written.
         k_new, v_new: [rows, Hkv, D] in the pool's dtype, or, where that has 8 bits, one of 16 or 32 bits.
         rope: a variant that changes keys and at most queries (`Rope`, `RopeTables`, one of your own); its key part
@@ -60,12 +80,13 @@ def append_kv(
             largest finite number (448, 57344). Tensors of one a token and head, beside the pool, are written: each row
             and head gets ``max |x|`` over the largest finite number, at least 2⁻¹²⁶. D is as with rope.
         kv_dtype: "float8_e4m3fn", "float8_e5m2" or "int8": what pools that are given as uint8 hold.
+        kv_layout: "NHD" or "HND", of pools beside a slot mapping; None: "NHD". A page table has its own.
 
     Slots that no row goes to keep what they hold.
 
     Raises:
-        ValueError: shapes or pages that do not fit, two rows that would go to one slot, or, on a GPU, a stream that
-            captures a graph.
+        ValueError: shapes or pages that do not fit, two rows that a page table sends to one slot, rope with a slot
+            mapping, or a page table with a GPU's stream that captures a graph.
         TypeError: a dtype that is not the pool's.
 
     Example:
@@ -80,7 +101,15 @@ def append_kv(
     k_scale, v_scale = _written(k_scale, "k_scale"), _written(v_scale, "v_scale")
     for name, value in (("layout", layout), ("rope", rope)):
         _library.refuse_unmade(value, name)
-    _append_kv(layout, _kv_dtype(kv_dtype), k_new, v_new, k_pool, v_pool, k_scale, v_scale, rope)
+    if not hasattr(layout, "__dlpack__") and not isinstance(layout, (list, tuple)):
+        if kv_layout is not None:
+            raise ValueError(f"kv_layout is '{kv_layout}'; expected None beside a page table, which has its own")
+        _append_kv(layout, _kv_dtype(kv_dtype), k_new, v_new, k_pool, v_pool, k_scale, v_scale, rope)
+        return
+    if rope is not None:
+        raise ValueError("rope is given with a slot mapping; expected a page table, which knows the rows' positions")
+    slots, order, dtype = lend_index(layout, "slots"), kv_layout or "NHD", _kv_dtype(kv_dtype)
+    _append_slots(slots, order, dtype, k_new, v_new, k_pool, v_pool, k_scale, v_scale)
 
 
 def _kv_dtype(dtype: Any) -> str | None:

@@ -2,9 +2,11 @@
 #include "raddle/engine/kernel/cache/append.h"
 
 #include <optional>
+#include <tuple>
 
 #include "cache/checks.h"
 #include "cache/on_device.h"
+#include "device/name.h"
 #include "raddle/error.h"
 #include "raddle/kv.h"
 #include "variant/bound_variant.h"
@@ -12,10 +14,10 @@
 namespace raddle {
 namespace {
 
-/// For K or V: raises unless the new rows fit the pool and the pool fits the layout.
-void check_pair(const std::string& letter, const Layout& layout, const TensorRef& rows,
+/// For K or V: raises unless the new rows fit the pool, of which pages are checked.
+void check_rows(const std::string& letter, HeadOrder order, const TensorRef& rows,
                 const TensorRef& pool) {
-  const PoolAxes axes = pool_axes(layout.levels()[0].order);
+  const PoolAxes axes = pool_axes(order);
   const std::string rows_name = letter + "_new";
   const std::string pool_name = "pool." + letter;
   if (rows.rank != 3) {
@@ -23,14 +25,9 @@ void check_pair(const std::string& letter, const Layout& layout, const TensorRef
                      " dimensions; expected 3 [rows, heads, head_dim]");
   }
   check_storage(rows_name, rows);
-  check_pool(pool_name, pool, layout);
   if (rows.dtype != pool.dtype && (!has_8_bits(pool.dtype) || has_8_bits(rows.dtype))) {
     fail<TypeError>(rows_name, " is ", name_of(rows.dtype), "; expected ", name_of(pool.dtype),
                     ", as ", pool_name, " is");
-  }
-  if (rows.shape[0] != layout.num_rows()) {
-    fail<ValueError>(rows_name, " has ", rows.shape[0], " rows; expected ", layout.num_rows(),
-                     ", the last of qo_indptr");
   }
   if (dim(pool, axes.head) != rows.shape[1] || pool.shape[3] != rows.shape[2]) {
     fail<ValueError>(pool_name, " has ", dim(pool, axes.head), " heads of ", pool.shape[3],
@@ -38,6 +35,23 @@ void check_pair(const std::string& letter, const Layout& layout, const TensorRef
                      " has");
   }
   check_distinct(pool_name, pool);
+}
+
+void check_pair(const std::string& letter, const Layout& layout, const TensorRef& rows,
+                const TensorRef& pool) {
+  check_pool("pool." + letter, pool, layout);
+  check_rows(letter, layout.levels()[0].order, rows, pool);
+  if (rows.shape[0] != layout.num_rows()) {
+    fail<ValueError>(letter, "_new has ", rows.shape[0], " rows; expected ", layout.num_rows(),
+                     ", the last of qo_indptr");
+  }
+}
+
+void check_same_heads(const TensorRef& k_new, const TensorRef& v_new) {
+  if (k_new.shape[1] != v_new.shape[1]) {
+    fail<ValueError>("v_new has ", v_new.shape[1], " heads; expected ", k_new.shape[1],
+                     ", as k_new has");
+  }
 }
 
 bool quantizes(const TensorRef& rows, const TensorRef& pool) { return rows.dtype != pool.dtype; }
@@ -226,6 +240,48 @@ RowBytes row_bytes(const TensorRef& rows) {
   return RowBytes{static_cast<const u8*>(rows.data), step(rows, 0) * bytes, step(rows, 1) * bytes};
 }
 
+AppendView append_view(const TensorRef& k_new, const TensorRef& v_new, const KvRef& pool,
+                       HeadOrder order) {
+  AppendView view{};
+  view.k_rows = row_bytes(k_new);
+  view.v_rows = row_bytes(v_new);
+  view.k = pool_bytes(pool.k, order);
+  view.v = pool_bytes(pool.v, order);
+  view.k_scale = quantize_view("k_scale", pool.k_scale, "pool.k", pool.k, order);
+  view.v_scale = quantize_view("v_scale", pool.v_scale, "pool.v", pool.v, order);
+  return view;
+}
+
+/// Raises unless rows, pools and slots suit each other.
+void check_slot_mapping(const IndexRef& slots, HeadOrder order, const TensorRef& k_new,
+                        const TensorRef& v_new, const KvRef& pool) {
+  if (slots.empty()) fail<TypeError>("slots is missing");
+  if (slots.rank != 1) fail<ValueError>("slots has ", slots.rank, " dimensions; expected 1 [rows]");
+  const PoolAxes axes = pool_axes(order);
+  for (const auto& [letter, rows, pages] :
+       {std::tuple{"k", &k_new, &pool.k}, {"v", &v_new, &pool.v}}) {
+    check_pool(std::string("pool.") + letter, *pages, order);
+    check_rows(letter, order, *rows, *pages);
+    if (rows->shape[0] < slots.shape[0])
+      fail<ValueError>(letter, "_new has ", rows->shape[0], " rows; expected at least ",
+                       slots.shape[0], ", one a slot");
+  }
+  if (dim(pool.v, axes.slot) != dim(pool.k, axes.slot))
+    fail<ValueError>("pool.v has pages of ", dim(pool.v, axes.slot), "; expected ",
+                     dim(pool.k, axes.slot), ", as pool.k has");
+  check_same_heads(k_new, v_new);
+  check_quantized(k_new, v_new, pool, nullptr);
+}
+
+/// Slots on the host must be in the pools.
+void check_host_slots(const AppendView& view, i64 rows) {
+  const i64 pages = std::min(view.k.num_pages, view.v.num_pages);
+  for (i64 row = 0; row < rows; ++row)
+    if (const kv::NewRow at = kv::row_of_slot(view.slots, row); at.page >= pages)
+      fail<ValueError>("slots[", row, "] is on page ", at.page, "; expected one of the pool's ",
+                       pages, " pages, or below 0 for none");
+}
+
 }  // namespace
 
 void append_kv(const Layout& layout, const TensorRef& k_new, const TensorRef& v_new,
@@ -233,20 +289,13 @@ void append_kv(const Layout& layout, const TensorRef& k_new, const TensorRef& v_
   const LevelView& level = check_page_table(layout, "to append to");
   check_pair("k", layout, k_new, pool.k);
   check_pair("v", layout, v_new, pool.v);
-  if (k_new.shape[1] != v_new.shape[1]) {
-    fail<ValueError>("v_new has ", v_new.shape[1], " heads; expected ", k_new.shape[1],
-                     ", as k_new has");
-  }
+  check_same_heads(k_new, v_new);
   check_quantized(k_new, v_new, pool, rope);
-  const HeadOrder order = layout.levels()[0].order;
-  const QuantizeView k_scale = quantize_view("k_scale", pool.k_scale, "pool.k", pool.k, order);
-  const QuantizeView v_scale = quantize_view("v_scale", pool.v_scale, "pool.v", pool.v, order);
+  const AppendView view = append_view(k_new, v_new, pool, layout.levels()[0].order);
   check_slots(layout, level, std::min(pool.k.shape[0], pool.v.shape[0]));
   std::optional<BoundVariant> bound;
   if (rope) bound.emplace(bind_rope(*rope, layout, level, k_new, v_new));
 
-  const AppendView view{row_bytes(k_new),          row_bytes(v_new), pool_bytes(pool.k, order),
-                        pool_bytes(pool.v, order), k_scale,          v_scale};
   const i64 bytes = (view.k.head_bytes + view.v.head_bytes) * view.k.num_heads;
   if (bytes == 0) return;
   const DeviceId device =
@@ -260,6 +309,29 @@ void append_kv(const Layout& layout, const TensorRef& k_new, const TensorRef& v_
                        append_row(view, k_new.dtype, pool.k.dtype,
                                   bound ? &bound->stages() : nullptr, row, at);
                      });
+  });
+}
+
+void append_kv(const IndexRef& slots, HeadOrder order, const TensorRef& k_new,
+               const TensorRef& v_new, const KvRef& pool, void* stream) {
+  check_slot_mapping(slots, order, k_new, v_new, pool);
+  AppendView view = append_view(k_new, v_new, pool, order);
+  const auto page_size = static_cast<i32>(dim(pool.k, pool_axes(order).slot));
+  view.slots = {slots.data, slots.stride[0], page_size, slots.is_64bit};
+  const i64 rows = slots.shape[0];
+  const i64 bytes = (view.k.head_bytes + view.v.head_bytes) * view.k.num_heads;
+  if (bytes == 0 || rows == 0 || page_size == 0) return;
+  const DeviceId device =
+      common_device({{"k_new", k_new}, {"v_new", v_new}, {"pool.k", pool.k}, {"pool.v", pool.v}});
+  if (slots.device != device)
+    fail<ValueError>("slots lies on '", name_of(slots.device), "'; expected '", name_of(device),
+                     "', as k_new does");
+  if (is_gpu(device)) return cuda::append({device, stream}, rows, view, k_new.dtype, pool.k.dtype);
+  check_host_slots(view, rows);
+  share_units(rows, bytes, [&](i64 begin, i64 end) {
+    for (i64 row = begin; row < end; ++row)
+      if (const kv::NewRow at = kv::row_of_slot(view.slots, row); at.page >= 0)
+        append_row(view, k_new.dtype, pool.k.dtype, nullptr, row, at);
   });
 }
 

@@ -20,15 +20,20 @@ const LevelView& check_page_table(const Layout& layout, const char* why) {
   return layout.view().levels[0];
 }
 
-void check_pool(const std::string& name, const TensorRef& pool, const Layout& layout) {
-  const Level& level = layout.levels()[0];
-  const bool nhd = level.order == HeadOrder::nhd;
+void check_pool(const std::string& name, const TensorRef& pool, HeadOrder order) {
+  const bool nhd = order == HeadOrder::nhd;
   if (pool.rank != 4) {
     fail<ValueError>(name, " has ", pool.rank, " dimensions; expected 4 ",
                      nhd ? "[pages, page_size, heads, head_dim] (NHD)"
                          : "[pages, heads, page_size, head_dim] (HND)");
   }
   check_storage(name, pool);
+}
+
+void check_pool(const std::string& name, const TensorRef& pool, const Layout& layout) {
+  const Level& level = layout.levels()[0];
+  const bool nhd = level.order == HeadOrder::nhd;
+  check_pool(name, pool, level.order);
   const i64 page_size = dim(pool, pool_axes(level.order).slot);
   if (page_size != level.block_size) {
     fail<ValueError>(name, " has shape ", shape_text(pool), ", so page_size ", page_size, " (",

@@ -16,7 +16,10 @@ namespace raddle {
 /// ("to append to").
 const LevelView& check_page_table(const Layout& layout, const char* why);
 
-/// Raises unless `pool` holds the layout's pages, with any number of heads and any head dimension.
+/// Raises unless `pool` is one of pages, with any number of heads and any head dimension.
+void check_pool(const std::string& name, const TensorRef& pool, HeadOrder order);
+
+/// Raises unless it holds the layout's pages, too.
 void check_pool(const std::string& name, const TensorRef& pool, const Layout& layout);
 
 /// Raises unless V has as many heads as K.

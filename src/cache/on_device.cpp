@@ -159,6 +159,19 @@ class Call {
   std::vector<Block> blocks_;
 };
 
+AppendLaunch append_launch(i64 rows, const AppendView& view) {
+  AppendLaunch launch{};
+  launch.view = view;
+  launch.num_units = rows * view.k.num_heads;
+  return launch;
+}
+
+/// Rows that are quantised already are bytes, as rows of the pool's own dtype are.
+jit::KvKernels append_kernels(DType dtype, DType kv_dtype, const BoundVariant* variant) {
+  if (has_8_bits(dtype)) dtype = kv_dtype = DType::bfloat16;
+  return kernels_of(dtype, kv_dtype, variant);
+}
+
 i32 longest_list(const LevelView& level) {
   i32 pages = 0;
   for (i32 i = 0; i < level.num_groups; ++i) pages = std::max(pages, kv::pages_of_group(level, i));
@@ -169,15 +182,17 @@ i32 longest_list(const LevelView& level) {
 
 void append(const Target& on, const Layout& layout, const AppendView& view, DType dtype,
             DType kv_dtype, const BoundVariant* variant) {
-  AppendLaunch launch{};
-  launch.view = view;
-  launch.num_units = i64{layout.num_rows()} * view.k.num_heads;
+  AppendLaunch launch = append_launch(layout.num_rows(), view);
   if (launch.num_units == 0) return;
-  // Rows that are quantised already are bytes, as rows of the pool's own dtype are.
-  if (has_8_bits(dtype)) dtype = kv_dtype = DType::bfloat16;
-  Call call(on, kernels_of(dtype, kv_dtype, variant));
+  Call call(on, append_kernels(dtype, kv_dtype, variant));
   call.place(layout, launch);
   call.launch(jit::append_entry, launch.num_units, kv::num_warps, launch, call.place(variant));
+}
+
+void append(const Target& on, i64 rows, const AppendView& view, DType dtype, DType kv_dtype) {
+  AppendLaunch launch = append_launch(rows, view);
+  Call call(on, append_kernels(dtype, kv_dtype, nullptr));
+  call.launch(jit::append_entry, launch.num_units, kv::num_warps, launch, call.place(nullptr));
 }
 
 void copy(const Target& on, const CopyView& view, DType kv_dtype) {

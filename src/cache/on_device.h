@@ -37,6 +37,8 @@ struct Target {
 /// `dtype` is that of the new rows, `kv_dtype` that of the pool.
 void append(const Target& on, const Layout& layout, const AppendView& view, DType dtype,
             DType kv_dtype, const BoundVariant* variant);
+/// The same for the `rows` of view.slots; a capture keeps their addresses.
+void append(const Target& on, i64 rows, const AppendView& view, DType dtype, DType kv_dtype);
 /// `view`'s lists are the host's.
 void copy(const Target& on, const CopyView& view, DType kv_dtype);
 void accept(const Target& on, const Layout& layout, const AcceptView& view, DType kv_dtype);

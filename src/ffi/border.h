@@ -202,6 +202,8 @@ KvRef take_pair(Arguments& in, const std::string& name, Where where = Where::hos
 ScaleRef to_scale(const std::string& name, const ffi::AnyView& value);
 /// "cpu", "cuda" (the GPU that is current, else the first) or "cuda:1".
 DeviceId parse_device(const std::string& text);
+/// "NHD" or "HND".
+HeadOrder parse_order(const std::string& text);
 /// The caller's current stream on a GPU: tvm-ffi takes it from the framework of a call's tensors.
 void* current_stream(DeviceId device);
 

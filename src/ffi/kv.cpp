@@ -66,6 +66,18 @@ void append(Arguments& in) {
   append_kv(layout, k_new, v_new, pool, &variant->value, stream);
 }
 
+/// The same to slots of the pool.
+void append_slots(Arguments& in) {
+  const IndexRef slots = in.index("slots", Where::anywhere);
+  const HeadOrder order = parse_order(in.string("kv_layout"));
+  const auto kv_dtype = take_kv_dtype(in);
+  const TensorRef k_new = in.tensor("k_new", Where::anywhere, kv_dtype);
+  const TensorRef v_new = in.tensor("v_new", Where::anywhere, kv_dtype);
+  KvRef pool = take_pair(in, "kv_pool", Where::anywhere, kv_dtype);
+  take_scales(in, pool);
+  append_kv(slots, order, k_new, v_new, pool, current_stream(k_new.device));
+}
+
 void copy(Arguments& in) {
   KvRef from = take_pair(in, "kv_pool", Where::anywhere, moved_bytes);
   take_scales(in, from, "from.");
@@ -141,6 +153,8 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   Exports()
       .def("raddle.append_kv", append,
            "layout kv_dtype k_new v_new kv_pool_k kv_pool_v k_scale v_scale rope")
+      .def("raddle.append_slots", append_slots,
+           "slots kv_layout kv_dtype k_new v_new kv_pool_k kv_pool_v k_scale v_scale")
       .def("raddle.copy_pages", copy,
            "kv_pool_k kv_pool_v from_k_scale from_v_scale to_k to_v to_k_scale to_v_scale "
            "from_pages to_pages")

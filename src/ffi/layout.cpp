@@ -12,13 +12,13 @@
 
 namespace raddle::border {
 
-namespace {
-
 HeadOrder parse_order(const std::string& text) {
   if (text == "NHD") return HeadOrder::nhd;
   if (text == "HND") return HeadOrder::hnd;
   fail<ValueError>("kv_layout is '", text, "'; expected 'NHD' or 'HND'");
 }
+
+namespace {
 
 ffi::ObjectRef ragged(Arguments& in) {
   const IndexRef qo_indptr = in.index("qo_indptr");

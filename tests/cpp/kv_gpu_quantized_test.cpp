@@ -89,7 +89,8 @@ TYPED_TEST(KvGpuQuantized, Append) {
                  pool_bytes(k_gpu.ref, batch.order),
                  pool_bytes(v_gpu.ref, batch.order),
                  k_scale_gpu.view(batch.order),
-                 v_scale_gpu.view(batch.order)};
+                 v_scale_gpu.view(batch.order),
+                 {}};
     if (turned) {
       const auto& hi = std::get<Array<std::uint32_t>>(host.members.at("freq_hi"));
       const auto& lo = std::get<Array<std::uint32_t>>(host.members.at("freq_lo"));

@@ -30,6 +30,7 @@ class KvGpu : public testing::Test {
                  pool_bytes(k_gpu.ref, batch.order),
                  pool_bytes(v_gpu.ref, batch.order),
                  {},
+                 {},
                  {}};
     launch_units(args.num_units, random, [&] { kv::append<T, T>(args, variant); });
     ASSERT_EQ(k.bytes, k_gpu.bytes);

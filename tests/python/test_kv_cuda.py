@@ -150,6 +150,36 @@ def test_merge_states(gpu, rng, finish, dim):
     same_bits(two[:2], raddle.merge_state(o[0], lse[0], o[1], lse[1]))
 
 
+@pytest.mark.parametrize("kv_dtype", [None, "float8_e4m3fn"])
+@pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
+def test_slots_in_a_graph(gpu, rng, emulator, kv_dtype, kv_layout):
+    """A replay reads the slots and rows of its step; what is no slot of the pool is none."""
+    import tvm_ffi
+
+    kind = numpy_dtype("bfloat16")
+    shape = (7, 16, HEADS, DIM) if kv_layout == "NHD" else (7, HEADS, 16, DIM)
+    pools = [np.zeros(shape, kind if kv_dtype is None else np.uint8) for _ in range(2)]
+    how = {"kv_layout": kv_layout} if kv_dtype is None else {"kv_layout": kv_layout, "kv_dtype": kv_dtype, "k_scale": 0.3}
+    there = [DeviceArray(x) for x in pools]
+    slots, new = DeviceArray(np.full(9, -1)), [DeviceArray(np.zeros((12, HEADS, DIM), kind)) for _ in range(2)]
+    raddle.append_kv(slots, tuple(there), *new, **how)  # compiles the kernel
+    stream = 0xA00 + (kv_layout == "NHD") + 2 * (kv_dtype is None)
+    emulator.raddle_emulator_capture(stream)
+    with tvm_ffi.use_raw_stream(tvm_ffi.device(usual_gpu()), stream):
+        raddle.append_kv(slots, tuple(there), *new, **how)
+    emulator.raddle_emulator_capture(None)
+    same_bits(there, pools)
+    for _ in range(3):
+        step, rows = rng.permutation(7 * 16)[:9], [rng.standard_normal(x.shape).astype(kind) for x in new]
+        step[rng.integers(9)] = -1
+        slots.write(np.where(step == step.max(), step + 7 * 16, step) if _ else step)
+        for array, values in zip(new, rows):
+            array.write(values)
+        emulator.raddle_emulator_replay(stream)
+        raddle.append_kv(np.where(step == step.max(), -1, step) if _ else step, tuple(pools), *rows, **how)
+        same_bits(there, pools)
+
+
 def test_what_cannot_be_is_named(gpu, rng):
     layout, (k, v) = drawn(rng, "bfloat16", "NHD")
     table, k_there, v_there = twin(layout), DeviceArray(k), DeviceArray(v)

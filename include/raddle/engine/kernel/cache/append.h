@@ -15,11 +15,20 @@ struct QuantizeView {
   bool computed;  ///< of each row and head anew, and written
 };
 
-/// What an append moves, for a layout of one level.
+/// A slot of the pool for each new row, page * page_size + slot, in place of a layout.
+struct SlotsView {
+  const void* data;  ///< i32, or i64; below 0: the row goes nowhere. Null: there is a layout
+  i64 step;          ///< entries from one row's to the next's
+  i32 page_size;
+  bool is_64bit;
+};
+
+/// What an append moves, for a layout of one level or for slots.
 struct AppendView {
   RowBytes k_rows, v_rows;
   PoolBytes k, v;
   QuantizeView k_scale, v_scale;
+  SlotsView slots;
 };
 
 }  // namespace raddle
@@ -51,6 +60,17 @@ RADDLE_FN NewRow new_row(const LayoutView& layout, const LevelView& level, i32 r
   // Trees: a draft's position is its depth, not its place in the cache.
   const i32 pos = layout.qo_pos ? layout.qo_pos[row] : at.kv_pos;
   return NewRow{at.block, at.offset, request, at.kv_index, pos};
+}
+
+/// Where the row of a slot goes. Which request's key it becomes is not known, so no key part is
+/// applied.
+RADDLE_FN NewRow row_of_slot(const SlotsView& slots, i64 row) {
+  const i64 slot = slots.is_64bit ? static_cast<const i64*>(slots.data)[row * slots.step]
+                                  : i64{static_cast<const i32*>(slots.data)[row * slots.step]};
+  const i64 page = slot < 0 ? -1 : slot / slots.page_size;
+  const i64 no_pool_has = int_max;  // a page of more bits is in no pool
+  return NewRow{static_cast<i32>(min(page, no_pool_has)),
+                static_cast<i32>(slot - page * slots.page_size), 0, 0, 0};
 }
 
 /// Appends one head of one row of K or V as it is.

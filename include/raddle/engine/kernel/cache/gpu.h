@@ -25,6 +25,15 @@ RADDLE_DEVICE float* warp_vector() {
   return static_cast<float*>(ptx::shared_memory()) + ptx::thread_index() / 32 * max_state_dim;
 }
 
+/// Where a layout's row goes; to page -1 where there is no such row.
+RADDLE_DEVICE NewRow row_of_layout(const AppendLaunch& launch, i32 row) {
+  // The launch has units for the largest number of rows; the actual number is in device memory.
+  if (row >= launch.layout.qo_indptr[launch.layout.num_requests]) return NewRow{-1, 0, 0, 0, 0};
+  const i32 request = find_request(launch.layout, row);
+  if (first_new_column(launch.level, request) < 0) return NewRow{-1, 0, 0, 0, 0};
+  return new_row(launch.layout, launch.level, request, row);
+}
+
 /// Unit: one head of one new row, K and V. T is the element type of the rows, P that of the pool.
 template <class T, class P, class Variant>
 RADDLE_DEVICE void append(const AppendLaunch& launch, const Variant& variant) {
@@ -33,11 +42,7 @@ RADDLE_DEVICE void append(const AppendLaunch& launch, const Variant& variant) {
   if (unit >= launch.num_units) return;
   const i32 row = static_cast<i32>(unit / view.k.num_heads);
   const i32 head = static_cast<i32>(unit % view.k.num_heads);
-  // The launch has units for the largest number of rows; the actual number is in device memory.
-  if (row >= launch.layout.qo_indptr[launch.layout.num_requests]) return;
-  const i32 request = find_request(launch.layout, row);
-  if (first_new_column(launch.level, request) < 0) return;
-  const NewRow at = new_row(launch.layout, launch.level, request, row);
+  const NewRow at = view.slots.data ? row_of_slot(view.slots, row) : row_of_layout(launch, row);
   if (has_page(view.v, at.page)) {
     if constexpr (is_quantized<P>)
       append_turned<T, P>(Warp{}, view.v_rows, view.v, view.v_scale, row, head, at, warp_vector(),

@@ -47,7 +47,7 @@ struct MergeLaunch {
 
 // Both compilers check these numbers, so neither can lay the parameters out in its own way.
 static_assert(sizeof(PoolBytes) == 48 && sizeof(SummaryBytes) == 40 && sizeof(RowBytes) == 24);
-static_assert(sizeof(AppendLaunch) == 408 && sizeof(AcceptLaunch) == 368);
+static_assert(sizeof(AppendLaunch) == 432 && sizeof(AcceptLaunch) == 368);
 static_assert(sizeof(SummarizeLaunch) == 312 && sizeof(SelectLaunch) == 288);
 static_assert(sizeof(CopyLaunch) == 384 && sizeof(MergeLaunch) == 208);
 
