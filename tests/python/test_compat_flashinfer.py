@@ -281,7 +281,7 @@ class TestGraphMode:
                 wrapper.plan(*batch.table, **plan)
         wrapper = flashinfer.CUDAGraphBatchDecodeWithPagedKVCacheWrapper(WORKSPACE, *self.buffers())
         wrapper.plan(*batch.table, **plan)
-        with pytest.raises(ValueError, match="planned for other terms; expected those of its first plan"):
+        with pytest.raises(ValueError, match="planned for other terms; expected those of the first plan"):
             wrapper.plan(*batch.table, **plan, window_left=3)
 
 

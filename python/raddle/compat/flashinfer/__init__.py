@@ -7,8 +7,8 @@
     import raddle.compat.flashinfer                                # or in place of the real package's classes:
     raddle.compat.flashinfer.install()                             # before other code imports them
 
-Names, signatures and tensors are FlashInfer's; LSE is to base 2, as there. The workspace buffers are not used: their device
-says where to compute. `plan` keeps its arrays on the host, and copies those that lie on a GPU. No call copies a cache.
+Names, signatures and tensors are FlashInfer's; LSE is to base 2, as there. The workspace buffers are not used: their
+device says where to compute. `plan` keeps its arrays on the host, and copies those that lie on a GPU. No call copies a cache.
 """
 
 from raddle.compat.flashinfer.batch_attention import BatchAttention

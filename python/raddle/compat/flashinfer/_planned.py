@@ -148,7 +148,8 @@ class Planned:
         if alibi and (self._window_left >= 0 or self._logits_soft_cap):
             other = "window_left" if self._window_left >= 0 else "logits_soft_cap"
             raise NotImplementedError(f"{other} is given beside pos_encoding_mode='ALIBI'; expected one of the two")
-        rope = (self._rope_scale or 1.0, self._rope_theta or 1e4) if self._pos_encoding_mode == "ROPE_LLAMA" else (1.0, 1e4)
+        turns = self._pos_encoding_mode == "ROPE_LLAMA"
+        rope = (self._rope_scale or 1.0, self._rope_theta or 1e4) if turns else (1.0, 1e4)
         return Kind(
             heads=self._heads,
             q_dtype=self._cached_q_data_type,
@@ -190,7 +191,7 @@ class Planned:
         if self._reservation is None:
             self._reservation, self._reserved_key = attention.reserve(self._maxima, params=params or None), key
         elif self._reserved_key != key:
-            raise ValueError("a wrapper with use_cuda_graph was planned for other terms; expected those of its first plan")
+            raise ValueError("use_cuda_graph, and planned for other terms; expected those of the first plan")
         self._reservation.update(layout)
         return self._reservation
 
@@ -207,7 +208,7 @@ class Planned:
         v_scale: Any = None,
         sinks: Any = None,
     ) -> Any:
-        """Runs the plan; scales of 16- and 32-bit caches move into the softmax scale and the output, as in FlashInfer."""
+        """Runs the plan; scales of caches of 16 and 32 bits move into softmax scale and output, as in FlashInfer."""
         attention, plan = self._plan_for(self._kind(sinks is not None))
         scale = self._sm_scale if self._sm_scale is not None else 1.0 / math.sqrt(self._heads[2])
         scale = float(scale) * (1.0 if q_scale is None else float(q_scale))
@@ -232,7 +233,15 @@ class Planned:
         return found
 
     def _computed(
-        self, attention: Attention, plan: Any, q: Any, kv: Any, out: Any, lse: Any, return_lse: bool, wants: dict[str, Any]
+        self,
+        attention: Attention,
+        plan: Any,
+        q: torch.Tensor,
+        kv: Any,
+        out: torch.Tensor | None,
+        lse: torch.Tensor | None,
+        return_lse: bool,
+        wants: dict[str, Any],
     ) -> Any:
         """(out, lse) or (out,), in the output's dtype."""
         dtype = getattr(torch, self._cached_o_data_type)

@@ -32,7 +32,8 @@ def merge_state(
     Example:
         >>> import torch
         >>> from raddle.compat import flashinfer
-        >>> v, s = flashinfer.merge_state(torch.ones(3, 8, 64), torch.zeros(3, 8), torch.ones(3, 8, 64), torch.zeros(3, 8))
+        >>> state = torch.ones(3, 8, 64), torch.zeros(3, 8)
+        >>> v, s = flashinfer.merge_state(*state, *state)
         >>> float(v[0, 0, 0]), float(s[0, 0])
         (1.0, 1.0)
     """
@@ -103,8 +104,9 @@ class MultiLevelCascadeAttentionWrapper(Planned):
     Args:
         num_levels: levels; the last one's groups are the requests.
         float_workspace_buffer, kv_layout: as of `BatchDecodeWithPagedKVCacheWrapper`.
-        use_cuda_graph, qo_indptr_buf_arr, paged_kv_indptr_buf_arr, paged_kv_indices_buf_arr,
-            paged_kv_last_page_len_buf_arr: refused.
+        use_cuda_graph: refused.
+        qo_indptr_buf_arr, paged_kv_indptr_buf_arr, paged_kv_indices_buf_arr: of graph mode.
+        paged_kv_last_page_len_buf_arr: of graph mode.
 
     Raises:
         NotImplementedError: graph mode.
@@ -177,7 +179,8 @@ class MultiLevelCascadeAttentionWrapper(Planned):
             refuse(**{"pos_encoding_mode or window_left of a cascade": True})
         levels = [qo_indptr_arr, paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len]
         if any(len(each) != self._num_levels for each in levels):
-            raise ValueError(f"qo_indptr_arr has {len(qo_indptr_arr)} levels; expected {self._num_levels} of each array")
+            found = len(qo_indptr_arr)
+            raise ValueError(f"qo_indptr_arr has {found} levels; expected {self._num_levels} of each array")
         heads = num_qo_heads, num_kv_heads, head_dim, head_dim
         terms = dict(causal=causal, sm_scale=sm_scale, logits_soft_cap=logits_soft_cap)
         self._set_terms(heads, q_data_type, kv_data_type, None, **terms)

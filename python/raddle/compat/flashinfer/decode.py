@@ -19,10 +19,10 @@ class BatchDecodeWithPagedKVCacheWrapper(Paged):
     Args:
         float_workspace_buffer: says by its device where to compute; Raddle's own workspace is smaller.
         kv_layout: "NHD" or "HND".
-        use_cuda_graph: `plan` replans into memory that stays, for at most the batch and pages of the buffers, so that
-            `run` may be captured.
+        use_cuda_graph: `plan` replans into memory that stays, for at most the batch and pages of the buffers, so that `run`
+            may be captured.
         use_tensor_cores: has no effect; Raddle chooses.
-        paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer: in graph mode, written by `plan`.
+        paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer: of graph mode; `plan` writes them.
         backend: "auto", "fa2" or "fa3", which have no effect.
         jit_args: refused.
 
@@ -34,8 +34,8 @@ class BatchDecodeWithPagedKVCacheWrapper(Paged):
         >>> import torch
         >>> from raddle.compat import flashinfer
         >>> wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(torch.empty(0, dtype=torch.uint8), "NHD")
-        >>> indptr, indices, last_page_len = torch.tensor([0, 3, 5]), torch.tensor([7, 2, 5, 0, 1]), torch.tensor([3, 4])
-        >>> wrapper.plan(indptr, indices, last_page_len, 8, 2, 64, 16, q_data_type="float32")
+        >>> table = torch.tensor([0, 3, 5]), torch.tensor([7, 2, 5, 0, 1]), torch.tensor([3, 4])
+        >>> wrapper.plan(*table, 8, 2, 64, 16, q_data_type="float32")
         >>> out, lse = wrapper.run(torch.ones(2, 8, 64), torch.ones(8, 2, 16, 2, 64), return_lse=True)
         >>> out.shape, round(float(lse[0, 0]), 3)                                   # to base 2: 8 log2(e) + log2(35)
         (torch.Size([2, 8, 64]), 16.671)
@@ -295,9 +295,9 @@ def fast_decode_plan(
     Args:
         self: the wrapper.
         global_override_indptr_cpu: indptr on the host.
-        indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode, window_left,
-            logits_soft_cap, q_data_type, kv_data_type, data_type, sm_scale, rope_scale, rope_theta, non_blocking,
-            fixed_split_size, disable_split_kv: as of `plan`.
+        indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size: as of `plan`.
+        pos_encoding_mode, window_left, logits_soft_cap, q_data_type, kv_data_type, data_type: as of `plan`.
+        sm_scale, rope_scale, rope_theta, non_blocking, fixed_split_size, disable_split_kv: as of `plan`.
 
     Raises:
         ValueError: what `plan` refuses.

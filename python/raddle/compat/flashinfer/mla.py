@@ -17,13 +17,13 @@ from raddle.plans import Maxima
 class BatchMLAPagedAttentionWrapper(Planned):
     """MLA over a paged cache of latents: FlashInfer's class of that name.
 
-    The latent and the rotary part must be neighbouring views of one tensor [pages, page_size, ckv + kpe], as SGLang keeps
+    The latent and the rotary part must be neighbouring views of one tensor [pages, page_size, ckv + kpe], as SGLang has
     them, since Raddle reads them as one key: ``cache[..., :512], cache[..., 512:]``.
 
     Args:
         float_workspace_buffer, backend: as of `BatchDecodeWithPagedKVCacheWrapper`.
-        use_cuda_graph: `plan` replans into memory that stays, for at most the batch and pages of the buffers and the rows
-            of the first plan.
+        use_cuda_graph: `plan` replans into memory that stays, for at most the batch and pages of the buffers and the
+            rows of the first plan.
         qo_indptr, kv_indptr, kv_indices, kv_len_arr: in graph mode, written by `plan`.
 
     Raises:
@@ -143,8 +143,8 @@ class BatchMLAPagedAttentionWrapper(Planned):
 def _joined(ckv: torch.Tensor, kpe: torch.Tensor) -> torch.Tensor:
     """[pages, page_size, 1, ckv + kpe]: the memory of both, which are neighbours."""
     where = ckv.data_ptr() + ckv.shape[-1] * ckv.element_size()
-    together = ckv.stride() == kpe.stride() and ckv.dtype == kpe.dtype and kpe.data_ptr() == where and ckv.stride(-1) == 1
-    if not together:
+    alike = ckv.stride() == kpe.stride() and ckv.dtype == kpe.dtype and ckv.stride(-1) == 1
+    if not alike or kpe.data_ptr() != where:
         raise ValueError(
             "ckv_cache and kpe_cache are tensors of their own; expected neighbouring views of one tensor: "
             "cache[..., :512] and cache[..., 512:]"

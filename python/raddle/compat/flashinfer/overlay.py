@@ -13,8 +13,8 @@ MODULES = ("", ".attention", ".cascade", ".decode", ".mla", ".page", ".prefill",
 def install() -> list[str]:
     """Puts this package's classes and functions into the installed package `flashinfer`, under their names.
 
-    What Raddle does not have (sampling, norms, MoE, communication) stays FlashInfer's. Call it before other code takes the
-    names from `flashinfer`: what has them already keeps them.
+    What Raddle does not have (sampling, norms, MoE, communication) stays FlashInfer's. Call it before other code takes
+    the names from `flashinfer`: what has them already keeps them.
 
     Returns:
         The full names that were replaced.

@@ -99,7 +99,8 @@ def append_paged_kv_cache(
         >>> from raddle.compat import flashinfer
         >>> cache, table = torch.zeros(4, 2, 16, 2, 64), (torch.tensor([2, 0]), torch.tensor([0, 2]), torch.tensor([4]))
         >>> rows = torch.ones(3, 2, 64)
-        >>> flashinfer.append_paged_kv_cache(rows, rows, torch.tensor([0, 0, 0]), torch.tensor([17, 18, 19]), cache, *table)
+        >>> where = torch.tensor([0, 0, 0]), torch.tensor([17, 18, 19])
+        >>> flashinfer.append_paged_kv_cache(rows, rows, *where, cache, *table)
         >>> cache[0, 0, :5, 0, 0].tolist()
         [0.0, 1.0, 1.0, 1.0, 0.0]
     """

@@ -110,11 +110,12 @@ class BatchPrefillWithPagedKVCacheWrapper(Paged):
             custom_mask, packed_custom_mask: bools of all rows and keys, flat; or their bits, each request's beginning
                 at a whole byte. causal has no effect then.
             prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr: refused.
-            num_qo_heads, num_kv_heads, head_dim_qk, page_size, head_dim_vo, causal, sm_scale, window_left: as in FlashInfer.
-            use_fp16_qk_reduction, non_blocking, seq_lens, seq_lens_q, block_tables, max_token_per_sequence,
-                max_sequence_kv: have no effect.
-            pos_encoding_mode, logits_soft_cap, rope_scale, rope_theta, q_data_type, kv_data_type, o_data_type,
-                fixed_split_size, disable_split_kv: as of `BatchDecodeWithPagedKVCacheWrapper.plan`.
+            num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo, page_size: as in FlashInfer.
+            causal, sm_scale, window_left: as in FlashInfer.
+            use_fp16_qk_reduction, non_blocking, seq_lens, seq_lens_q, block_tables: have no effect.
+            max_token_per_sequence, max_sequence_kv: have no effect.
+            pos_encoding_mode, logits_soft_cap, rope_scale, rope_theta: as of `BatchDecodeWithPagedKVCacheWrapper.plan`.
+            q_data_type, kv_data_type, o_data_type, fixed_split_size, disable_split_kv: as there.
 
         Raises:
             NotImplementedError: what Raddle does not have.

@@ -18,7 +18,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(Planned):
     """Prefill of a batch whose K and V are ragged tensors: FlashInfer's class of that name, with its arguments.
 
     Args:
-        float_workspace_buffer, kv_layout, backend: as of `BatchDecodeWithPagedKVCacheWrapper`; "HND" is [Hkv, tokens, D].
+        float_workspace_buffer, backend: as of `BatchDecodeWithPagedKVCacheWrapper`.
+        kv_layout: "NHD" for [tokens, Hkv, D], "HND" for [Hkv, tokens, D].
         use_cuda_graph: refused, with the buffers.
         qo_indptr_buf, kv_indptr_buf, custom_mask_buf, mask_indptr_buf, jit_args, jit_kwargs: refused.
 

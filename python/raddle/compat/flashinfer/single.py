@@ -38,8 +38,8 @@ def single_decode_with_kv_cache(
         k, v: [keys, Hkv, D], or [Hkv, keys, D] for kv_layout="HND".
         return_lse: return (out, lse); lse [Hq] is to base 2.
         use_tensor_cores: has no effect.
-        pos_encoding_mode, q_scale, k_scale, v_scale, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta: as of
-            `BatchDecodeWithPagedKVCacheWrapper`.
+        pos_encoding_mode, rope_scale, rope_theta, window_left: as of `BatchDecodeWithPagedKVCacheWrapper`.
+        logits_soft_cap, sm_scale, q_scale, k_scale, v_scale: as there.
 
     Returns:
         out [Hq, D], or (out, lse).
@@ -50,7 +50,8 @@ def single_decode_with_kv_cache(
     Example:
         >>> import torch
         >>> from raddle.compat import flashinfer
-        >>> flashinfer.single_decode_with_kv_cache(torch.ones(8, 64), torch.ones(30, 2, 64), torch.ones(30, 2, 64)).shape
+        >>> k = torch.ones(30, 2, 64)
+        >>> flashinfer.single_decode_with_kv_cache(torch.ones(8, 64), k, k).shape
         torch.Size([8, 64])
     """
     terms = dict(window_left=window_left, logits_soft_cap=logits_soft_cap, sm_scale=sm_scale)
@@ -93,8 +94,9 @@ def single_prefill_with_kv_cache(
         o_dtype: of the output; None: q's.
         scale_q, scale_k, scale_v, kv_cache_sf: refused.
         return_lse: return (out, lse); lse [rows, Hq] is to base 2.
-        causal, pos_encoding_mode, use_fp16_qk_reduction, sm_scale, window_left, logits_soft_cap, rope_scale, rope_theta,
-            backend, k_scale, v_scale: as of `BatchPrefillWithPagedKVCacheWrapper`.
+        causal, use_fp16_qk_reduction, sm_scale, window_left, logits_soft_cap: as of
+            `BatchPrefillWithPagedKVCacheWrapper`.
+        pos_encoding_mode, rope_scale, rope_theta, backend, k_scale, v_scale: as there.
 
     Returns:
         out [rows, Hq, D], or (out, lse).

@@ -73,8 +73,8 @@ class BlockSparseAttentionWrapper(Planned):
                 row of Q, as FlashInfer packs them.
             causal, pos_encoding_mode: refused.
             use_fp16_qk_reduction, non_blocking: have no effect.
-            num_qo_heads, num_kv_heads, head_dim, logits_soft_cap, sm_scale, rope_scale, rope_theta, q_data_type,
-                kv_data_type, o_data_type: as of `BatchDecodeWithPagedKVCacheWrapper.plan`.
+            num_qo_heads, num_kv_heads, head_dim, logits_soft_cap, sm_scale, rope_scale, rope_theta: as in FlashInfer.
+            q_data_type, kv_data_type, o_data_type: as of `BatchDecodeWithPagedKVCacheWrapper.plan`.
 
         Raises:
             NotImplementedError: what Raddle does not have.

@@ -6,7 +6,8 @@
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="raddle")
 
 Importing this module registers the names "raddle" (`generate`, `forward`) and "paged|raddle" (`generate_batch`). The
-masks that transformers composes stay functions: no matrix of rows and keys is made. Paged caches are read where they lie.
+masks that transformers composes stay functions: no matrix of rows and keys is made. Paged caches are read where they
+lie.
 """
 
 from __future__ import annotations

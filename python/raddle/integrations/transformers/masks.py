@@ -212,7 +212,8 @@ def _check_model(config: Any) -> None:
     """Raises ValueError for a model that Raddle does not serve, before a cache is written."""
     dim = getattr(config, "head_dim", None)
     if dim is not None and (dim % 8 or dim > 512):
-        raise ValueError(f"head_dim of the model is {dim}; expected a multiple of 8, at most 512, for attn_implementation='raddle'")
+        expected = "a multiple of 8, at most 512, for attn_implementation='raddle'"
+        raise ValueError(f"head_dim of the model is {dim}; expected {expected}")
 
 
 __all__ = ["CAUSAL", "EVERYTHING", "Mask", "Window", "make_mask", "mask_of", "members_of"]

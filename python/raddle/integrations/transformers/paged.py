@@ -1,4 +1,4 @@
-"""Continuous batching (`generate_batch`): attention over transformers' paged cache, whose keys are read where they lie."""
+"""Continuous batching (`generate_batch`): attention over transformers' paged cache, where it lies."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def attend_paged(
     """
     refuse(dropout, position_bias)
     if cache is None:
-        raise ValueError("cache is None; expected a paged one: 'paged|raddle' is for generate_batch, 'raddle' for the rest")
+        raise ValueError("cache is None; expected a paged one: 'paged|raddle' is generate_batch's, 'raddle' all other's")
     if block_table is not None:
         raise ValueError("block_table is given; expected None: set max_blocks_per_request=0")
     if query.is_cuda and torch.cuda.is_current_stream_capturing():
