@@ -39,13 +39,16 @@ def nvrtc_version() -> str:
     return _nvrtc_version()
 
 
-def compile_kernel(spec: AttentionSpec, arch: str, short_only: bool = False) -> dict[str, Any]:
+def compile_kernel(
+    spec: AttentionSpec, arch: str, short_only: bool = False, family: str = "mma"
+) -> dict[str, Any]:
     """Compiles the spec's GPU kernel for ``arch`` ("sm_80", "sm_90a", as PTX "compute_75"); needs NVRTC, no GPU.
 
-    With ``short_only`` the one of plans that have short queries only. Returns registers a thread, spill_bytes,
-    shared_bytes a block, seconds, log, cubin (PTX, for a virtual architecture). Raises CompileError.
+    ``family`` is "mma" or "wgmma"; with ``short_only`` mma's one of plans that have short queries only. Returns
+    registers a thread, spill_bytes, shared_bytes a block, seconds, log, cubin (PTX, for a virtual architecture). Raises
+    CompileError, and ValueError where the family does not serve the spec.
     """
-    return dict(_compile(spec=spec.fields(), arch=arch, short_only=short_only))
+    return dict(_compile(spec=spec.fields(), arch=arch, family=family, short_only=short_only))
 
 
 def compile_planner(spec: AttentionSpec, arch: str, prefixes: bool = False) -> dict[str, Any]:

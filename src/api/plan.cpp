@@ -123,7 +123,7 @@ CoverFns cover_fns(const BoundVariant& variant) {
 }
 
 PlanPtr plan_layout(const std::shared_ptr<const BoundVariant>& attention, const LayoutPtr& given,
-                    const PlanOptions& options, const AttentionSpec& spec, const PlanConfig& config,
+                    const PlanOptions& options, const AttentionSpec& spec, const Planning& planning,
                     PlanStore& store, bool is_reserved) {
   if (!given) fail<ValueError>("layout is missing");
   check_fused_rows(*given, spec.group_size());
@@ -148,10 +148,11 @@ PlanPtr plan_layout(const std::shared_ptr<const BoundVariant>& attention, const 
   // not.
   const bool arrays_suffice = !variant->find_short_array(layout->view(), MemberTime::run);
   store.check_captured(batch);
-  auto arrays =
-      std::make_shared<const PlanArrays>(make_plan(layout->view(), config, cover_fns(*variant)));
+  auto arrays = std::make_shared<const PlanArrays>(
+      make_plan(layout->view(), planning.config, cover_fns(*variant)));
   check_used_blocks(*layout, arrays->view());
-  auto on_device = store.put(*layout, *arrays, *attention, *variant, options.stream);
+  auto on_device =
+      store.put(*layout, *arrays, planning.kernel, *attention, *variant, options.stream);
   return std::make_shared<const Plan>(layout, std::move(arrays), attention, std::move(variant),
                                       std::move(positions), std::move(on_device), is_reserved,
                                       arrays_suffice);
@@ -176,8 +177,9 @@ PlanPtr plan_on_device(const std::shared_ptr<const BoundVariant>& attention,
 
 PlanPtr Attention::plan(const LayoutPtr& layout, const PlanOptions& options) const {
   check_options(options);
+  if (!layout) fail<ValueError>("layout is missing");
   return plan_layout(variant_, layout, options, spec_,
-                     backend_->plan_config(options.num_workers, options.schedule),
+                     backend_->planning_of(*layout, options.num_workers, options.schedule),
                      backend_->plans(), false);
 }
 

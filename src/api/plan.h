@@ -20,11 +20,11 @@ void check_options(const PlanOptions& options);
 /// What a variant's masks keep, for the planner; it must live as long.
 CoverFns cover_fns(const BoundVariant& variant);
 
-/// Checks `layout` and `options`, plans with `config`, and puts the plan into `store`; `attention`
-/// is the variant before the plan's members. Raises ValueError for a layout that the spec cannot
-/// serve. `is_reserved`: the store is a reservation's.
+/// Checks `layout` and `options`, plans with `planning`, and puts the plan into `store`;
+/// `attention` is the variant before the plan's members. Raises ValueError for a layout that the
+/// spec cannot serve. `is_reserved`: the store is a reservation's.
 PlanPtr plan_layout(const std::shared_ptr<const BoundVariant>& attention, const LayoutPtr& layout,
-                    const PlanOptions& options, const AttentionSpec& spec, const PlanConfig& config,
+                    const PlanOptions& options, const AttentionSpec& spec, const Planning& planning,
                     PlanStore& store, bool is_reserved);
 
 /// A plan that a reservation's planner makes on the device, of `config`.

@@ -42,26 +42,27 @@ ReservationPtr Attention::reserve(const Maxima& most, const ReserveOptions& opti
   state->backend = backend_;
   state->variant = variant_;
   state->options = options;
-  state->config = backend_->plan_config(options.num_workers, options.schedule);
-  state->config.max_runs = maxima.max_runs;
+  state->planning = backend_->reserved_planning(options.num_workers, options.schedule);
+  PlanConfig& config = state->planning.config;
+  config.max_runs = maxima.max_runs;
   const auto variant =  // members are refused now
       options.params.empty() ? variant_ : variant_->with(options.params, ParamScope::plan);
   if (options.device_lengths) {
     // The host cannot check such lengths: longer requests are computed, too, in tiles of the same
     // shape.
-    const i64 usual_rows = i64{maxima.max_qo_len} * state->config.group_size;
+    const i64 usual_rows = i64{maxima.max_qo_len} * config.group_size;
     maxima.max_qo_len = 0;
-    if (gpu_ && usual_rows > 0 && usual_rows <= state->config.shapes[short_queries].rows)
-      state->config = short_plan_config(state->config);
-    check_device_planning(state->config, maxima);
-    state->config.schedule = Schedule::linear;
+    if (gpu_ && usual_rows > 0 && usual_rows <= config.shapes[short_queries].rows)
+      config = short_plan_config(config);
+    check_device_planning(config, maxima);
+    config.schedule = Schedule::linear;
   }
   state->maxima = maxima;
   if (options.device_lengths && gpu_)
     state->planner =
-        gpu_->reserve_planner(state->config, maxima, *variant_, *variant, options.stream);
+        gpu_->reserve_planner(state->planning, maxima, *variant_, *variant, options.stream);
   else  // on a CPU the device's lengths are the host's
-    state->store = backend_->reserve(state->config, maxima, options.stream);
+    state->store = backend_->reserve(state->planning, maxima, options.stream);
   return ReservationPtr(new Reservation(std::move(state)));
 }
 
@@ -69,7 +70,7 @@ const Maxima& Reservation::maxima() const { return state_->maxima; }
 DeviceId Reservation::device() const { return state_->backend->device(); }
 
 std::size_t Reservation::bytes() const {
-  const PlanConfig& config = state_->config;
+  const PlanConfig& config = state_->planning.config;
   const i64 plan = plan_offsets(plan_bounds(config, state_->maxima)).bytes;
   const i64 scratch = workspace_bytes(config, state_->maxima, state_->backend->spec().head_dim_vo);
   if (!state_->planner) return static_cast<std::size_t>(plan + scratch);
@@ -115,7 +116,7 @@ void Reservation::update(const LayoutPtr& layout, void* stream) {
   const std::lock_guard lock(state_->mutex);
   state_->options.stream = stream;
   state_->plan = plan_layout(state_->variant, layout, state_->options, state_->backend->spec(),
-                             state_->config, *state_->store, true);
+                             state_->planning, *state_->store, true);
 }
 
 void Reservation::update(const DeviceLayoutPtr& layout, void* stream) {
@@ -140,7 +141,7 @@ void Reservation::update(const DeviceLayoutPtr& layout, void* stream) {
                      ", since max_levels of the reservation is ", m.max_levels);
   const std::lock_guard lock(state_->mutex);
   state_->options.stream = stream;
-  state_->plan = plan_on_device(state_->variant, layout, state_->options, state_->config,
+  state_->plan = plan_on_device(state_->variant, layout, state_->options, state_->planning.config,
                                 m.max_qo_tokens, *state_->planner);
 }
 

@@ -14,7 +14,7 @@ struct Reservation::State {
   std::shared_ptr<const BoundVariant> variant;  ///< before the plan's members
   Maxima maxima;
   PlanOptions options;
-  PlanConfig config;
+  Planning planning;
   std::shared_ptr<PlanStore> store;        ///< where plans of the host go, or
   std::shared_ptr<DevicePlanner> planner;  ///< what makes plans on a GPU: one of the two
   std::mutex mutex;

@@ -158,7 +158,8 @@ SharedPrefixes Attention::share_prefixes(const PagedArgs& args, const PlanOption
   const std::string refused = refusal(spec_, *variant, *single);
   if (!refused.empty()) return {single, "single level: " + refused};
 
-  const PlanConfig config = backend_->plan_config(options.num_workers, options.schedule);
+  const PlanConfig config =
+      backend_->planning_of(*single, options.num_workers, options.schedule).config;
   const CoverFns cover = cover_fns(*variant);
   const ChosenRuns chosen = choose_runs(runs, lists, first_kept(view, config, cover), config);
   if (chosen.runs.empty())

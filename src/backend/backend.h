@@ -5,6 +5,7 @@
 #include <string>
 
 #include "device/name.h"
+#include "plan/kernel_choice.h"
 #include "raddle/attention.h"
 #include "raddle/engine/kernel/run.h"
 #include "variant/batch_checks.h"
@@ -34,10 +35,17 @@ class PlanStore {
   /// Raises ValueError where values that a captured run keeps do not suit a batch.
   virtual void check_captured(const Batch&) const {}
   /// Has a plan where kernels read it, from work on `stream` on; returns before it is there.
-  /// `origin` is the variant before the plan's members.
+  /// `kernel` is what the plan was made for, `origin` the variant before the plan's members.
   virtual std::shared_ptr<const PlanOnDevice> put(const Layout& layout, const PlanArrays& arrays,
+                                                  const KernelChoice& kernel,
                                                   const BoundVariant& origin,
                                                   const BoundVariant& variant, void* stream) = 0;
+};
+
+/// What a plan is made with: tile shapes and costs, and the kernels that have them.
+struct Planning {
+  PlanConfig config;
+  KernelChoice kernel;  ///< of a GPU
 };
 
 /// What plans and runs an attention on one device.
@@ -46,12 +54,14 @@ class Backend {
   virtual ~Backend() = default;
   virtual DeviceId device() const = 0;
   virtual const AttentionSpec& spec() const = 0;
-  /// Tile shapes and costs; num_workers 0: the device's default.
-  virtual PlanConfig plan_config(i32 num_workers, Schedule schedule) const = 0;
+  /// For plans of `layout`; num_workers 0: the device's default.
+  virtual Planning planning_of(const Layout& layout, i32 num_workers, Schedule schedule) const = 0;
+  /// For all plans of a reservation.
+  virtual Planning reserved_planning(i32 num_workers, Schedule schedule) const = 0;
   /// Where plans go that no reservation holds.
   virtual PlanStore& plans() const = 0;
-  /// Room for any plan of `config` within `maxima`.
-  virtual std::shared_ptr<PlanStore> reserve(const PlanConfig& config, const Maxima& maxima,
+  /// Room for any plan made with `planning` within `maxima`.
+  virtual std::shared_ptr<PlanStore> reserve(const Planning& planning, const Maxima& maxima,
                                              void* stream) const = 0;
 };
 
@@ -71,9 +81,9 @@ class DevicePlanner {
 /// A GPU can plan, too.
 class GpuBackend : public Backend {
  public:
-  /// Room for any plan of `config` within `maxima`, and for making it. `variant` is that of all
-  /// plans, `origin` as of PlanStore::put.
-  virtual std::shared_ptr<DevicePlanner> reserve_planner(const PlanConfig& config,
+  /// Room for any plan made with `planning` within `maxima`, and for making it. `variant` is that
+  /// of all plans, `origin` as of PlanStore::put.
+  virtual std::shared_ptr<DevicePlanner> reserve_planner(const Planning& planning,
                                                          const Maxima& maxima,
                                                          const BoundVariant& origin,
                                                          const BoundVariant& variant,
@@ -85,7 +95,8 @@ std::shared_ptr<const Backend> make_cpu_backend(const AttentionSpec& spec);
 std::shared_ptr<const GpuBackend> make_cuda_backend(const AttentionSpec& spec,
                                                     const BoundVariant& variant, DeviceId device);
 
-/// Tile shapes and costs of that GPU's kernel; num_workers 0: as many blocks as it holds at a time.
+/// Tile shapes and costs of reservations on that GPU; num_workers 0: as many blocks as it holds at
+/// a time.
 PlanConfig cuda_plan_config(const AttentionSpec& spec, DeviceId device, i32 num_workers,
                             Schedule schedule);
 

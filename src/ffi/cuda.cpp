@@ -23,10 +23,17 @@ Fields fields_of(const cuda::KernelReport& report) {
   return fields;
 }
 
+KernelFamily family_of(const std::string& name) {
+  for (const KernelFamily family : {KernelFamily::mma, KernelFamily::wgmma})
+    if (name == name_of(family)) return family;
+  fail<ValueError>("family is '", name, "'; expected 'mma' or 'wgmma'");
+}
+
 Fields compile(Arguments& in) {
   const AttentionSpec spec = to_spec(in.map("spec"));
   const std::string arch = in.string("arch");
-  return fields_of(cuda::compile(spec, arch, in.boolean("short_only")));
+  const std::string family = in.string("family");
+  return fields_of(cuda::compile(spec, arch, family_of(family), in.boolean("short_only")));
 }
 
 Fields compile_planner(Arguments& in) {
@@ -99,7 +106,7 @@ ffi::String nvrtc_version(Arguments&) { return jit::Nvrtc::instance().version();
 TVM_FFI_STATIC_INIT_BLOCK() {
   jit::promise_to_stop();  // python/raddle/_cuda.py does
   Exports()
-      .def("raddle.cuda.compile", compile, "spec arch short_only")
+      .def("raddle.cuda.compile", compile, "spec arch family short_only")
       .def("raddle.cuda.compile_planner", compile_planner, "spec arch prefixes")
       .def("raddle.cuda.warm", warm, "spec arch")
       .def("raddle.cuda.machine", machine)

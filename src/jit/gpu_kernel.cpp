@@ -11,17 +11,27 @@ namespace {
 
 /// What a kernel's source includes and names.
 struct FamilyText {
-  const char *header, *kernel;
-  const char *attend, *attend_short;  ///< entries for any plan, and for plans of short queries
+  const char *header, *launch;
+  std::string kernel;  ///< with its template arguments
+  const char* bounds;  ///< threads of a block, blocks of a multiprocessor
+  const char* attend;
 };
 
-FamilyText text_of(KernelFamily family) {
-  switch (family) {
-    case KernelFamily::mma:
-      return {"raddle/engine/kernel/mma/attention.h", "raddle::mma::Kernel", "raddle::mma::attend",
-              "raddle::mma::attend_short"};
+FamilyText text_of(const GpuKernel& kernel, const std::string& arch) {
+  std::ostringstream type;
+  const std::string element = std::string("raddle::") + type_of(kernel.dtype);
+  if (kernel.family == KernelFamily::wgmma) {
+    type << "raddle::wgmma::Kernel<" << element << ", " << kernel.dim_qk << ", " << kernel.dim_vo
+         << ", raddle::Variant>";
+    return {"raddle/engine/kernel/wgmma/attention.h", "raddle::wgmma::Launch", type.str(),
+            "raddle::wgmma::num_threads, 1", "raddle::wgmma::attend_long"};
   }
-  return {};
+  type << "raddle::mma::Kernel<" << element << ", raddle::" << type_of(kernel.kv_dtype) << ", "
+       << kernel.dim_qk << ", " << kernel.dim_vo << ", " << arch_number(arch)
+       << ", raddle::Variant, " << (kernel.short_only ? "true" : "false") << ">";
+  return {"raddle/engine/kernel/mma/attention.h", "raddle::GpuLaunch", type.str(),
+          "Attention::block_threads, Attention::blocks",
+          kernel.short_only ? "raddle::mma::attend_short" : "raddle::mma::attend"};
 }
 
 }  // namespace
@@ -31,6 +41,7 @@ std::string label_of(const GpuKernel& kernel) {
   if (kernel.kv_dtype != kernel.dtype) name += std::string(" ") + type_of(kernel.kv_dtype);
   name += " " + std::to_string(kernel.dim_qk) + "/" + std::to_string(kernel.dim_vo);
   for (const Functor& part : kernel.composition.parts) name += " " + part.type;
+  if (kernel.family == KernelFamily::wgmma) name += " (wgmma)";
   if (kernel.short_only) name += " (short queries)";
   return name;
 }
@@ -42,19 +53,15 @@ i32 arch_number(const std::string& arch) {
 
 std::string source_of(const GpuKernel& kernel, const std::string& arch) {
   std::ostringstream text;
-  const FamilyText family = text_of(kernel.family);
+  const FamilyText family = text_of(kernel, arch);
   text << "#define RADDLE_ISA gpu\n#include \"" << family.header << "\"\n"
        << declare_variant(kernel.composition, kernel.variant_bytes)
-       << "using Attention = " << family.kernel << "<raddle::" << type_of(kernel.dtype)
-       << ", raddle::" << type_of(kernel.kv_dtype) << ", " << kernel.dim_qk << ", " << kernel.dim_vo
-       << ", " << arch_number(arch) << ", raddle::Variant, "
-       << (kernel.short_only ? "true" : "false") << ">;\n"
+       << "using Attention = " << family.kernel << ";\n"
        << "extern \"C\" __global__ void "
-       << "__launch_bounds__(Attention::block_threads, Attention::blocks)\n"
-       << gpu_entry_point << "(const __grid_constant__ raddle::GpuLaunch launch,\n"
+       << "__launch_bounds__(" << family.bounds << ")\n"
+       << gpu_entry_point << "(const __grid_constant__ " << family.launch << " launch,\n"
        << "    const __grid_constant__ raddle::Variant variant) {\n"
-       << "  " << (kernel.short_only ? family.attend_short : family.attend)
-       << "<Attention>(launch, variant);\n}\n";
+       << "  " << family.attend << "<Attention>(launch, variant);\n}\n";
   return amalgamate(text.str());
 }
 

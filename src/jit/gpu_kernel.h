@@ -19,7 +19,7 @@ struct GpuKernel {
   i32 dim_qk, dim_vo;
   CompositionSource composition;
   i32 variant_bytes;        ///< of the composition's struct; both compilers must agree
-  bool short_only = false;  ///< for plans without long query tiles
+  bool short_only = false;  ///< of the mma family: for plans without long query tiles
 };
 
 /// The kernel's entry point.

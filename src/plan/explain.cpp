@@ -23,11 +23,6 @@ std::string in_units(double value, const char* const* units, int num_units) {
   return text;
 }
 
-std::string in_time(i64 cost) {
-  static constexpr const char* units[] = {"us", "ms", "s"};
-  return in_units(estimated_us(cost), units, 3);
-}
-
 /// "1 work item", "2 work items".
 std::string counted(i64 count, const char* noun) {
   return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
@@ -74,6 +69,11 @@ void explain_work(std::ostream& text, const PlanView& plan) {
 
 double estimated_us(i64 cost) { return static_cast<double>(cost) / cost_units_per_ns / 1000.0; }
 
+std::string in_time(i64 cost) {
+  static constexpr const char* units[] = {"us", "ms", "s"};
+  return in_units(estimated_us(cost), units, 3);
+}
+
 std::string in_bytes(double bytes) {
   static constexpr const char* units[] = {"B", "kB", "MB", "GB", "TB"};
   return in_units(bytes, units, 5);
@@ -99,8 +99,12 @@ std::string explain(const PlanArrays& plan, i32 read_bytes) {
   explain_work(text, view);
   const TileShape& of_short = view.shapes[short_queries];
   const TileShape& of_long = view.shapes[long_queries];
-  text << "tile shapes: " << of_short.rows << " query rows x " << of_short.keys
-       << " keys (short queries), " << of_long.rows << " x " << of_long.keys << " (long queries)\n";
+  text << "tile shapes: ";
+  if (of_short.rows > 0)
+    text << of_short.rows << " query rows x " << of_short.keys << " keys (short queries), "
+         << of_long.rows << " x " << of_long.keys << " (long queries)\n";
+  else
+    text << of_long.rows << " query rows x " << of_long.keys << " keys\n";
   return text.str();
 }
 

@@ -10,6 +10,9 @@ namespace raddle {
 /// Microseconds that a cost stands for, by the planner's cost model.
 double estimated_us(i64 cost);
 
+/// The same in words: "12.5 us".
+std::string in_time(i64 cost);
+
 /// "12.5 MB", in powers of 1000.
 std::string in_bytes(double bytes);
 

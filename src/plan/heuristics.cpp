@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "raddle/engine/kernel/mma/config.h"
+#include "raddle/engine/kernel/wgmma/config.h"
 
 namespace raddle {
 namespace {
@@ -25,6 +26,10 @@ constexpr Rates amx_rates{12.0, 600.0, 800.0, 0.0};
 /// tile of 16 × 128 takes 4.5 µs where all blocks decode, one of 128 × 64 takes 3.5 µs where all
 /// prefill.
 constexpr Rates gpu_rates{15.0, 3000.0, 4000.0, 4000.0};
+/// Rates of a block of the wgmma family, which has a multiprocessor for itself. It multiplies whole
+/// tiles while the next are read, so that a tile of 128 keys takes 2.3 µs, however many rows it has
+/// and wherever its keys come from.
+constexpr Rates wgmma_rates{28.0, 1e9, 1500.0, 4000.0};
 /// PlanConfig::cached_discount. Two cores share little; on an H200 a single-level layout reads a
 /// prefix out of the L2 cache at more than twice the rate of memory.
 constexpr i32 cpu_cached_discount = 17, gpu_cached_discount = 55;
@@ -91,21 +96,23 @@ PlanConfig cpu_plan_config(const AttentionSpec& spec, CpuIsa isa, i32 num_worker
   return config;
 }
 
-KernelChoice choose_gpu_kernel(const AttentionSpec& spec, i32 arch) {
+KernelConfig gpu_kernel_config(const AttentionSpec& spec, i32 arch, KernelFamily family) {
+  if (family == KernelFamily::wgmma) return wgmma::kernel_config();
   // Only the compiler knows whether a variant's parts need quantised K or V widened to 16 bits. The
   // planner need not: tiles and memory are as if they did (mma::kernel_config).
-  return {.family = KernelFamily::mma,
-          .config = mma::kernel_config(spec.head_dim_qk, spec.head_dim_vo, arch,
-                                       {2, 2, has_8_bits(spec.stored_dtype())}),
-          .widest_8_bits = mma::widest_of_a_warp};
+  return mma::kernel_config(spec.head_dim_qk, spec.head_dim_vo, arch,
+                            {2, 2, has_8_bits(spec.stored_dtype())});
 }
 
-PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 arch, i32 num_workers,
-                           Schedule schedule) {
-  const KernelConfig kernel = choose_gpu_kernel(spec, arch).config;
+i32 widest_8_bits() { return mma::widest_of_a_warp; }
+
+PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 arch, KernelFamily family,
+                           i32 num_workers, Schedule schedule) {
+  const KernelConfig kernel = gpu_kernel_config(spec, arch, family);
   PlanConfig config =
       plan_config(spec, num_workers, schedule, {kernel.short_rows, kernel.short_keys},
-                  {kernel.long_rows, kernel.long_keys}, gpu_rates);
+                  {kernel.long_rows, kernel.long_keys},
+                  family == KernelFamily::wgmma ? wgmma_rates : gpu_rates);
   config.cached_columns = drawn_bytes / kv_bytes(spec);
   config.cached_discount = gpu_cached_discount;
   config.bandwidth_sharers = kernel.blocks_per_multiprocessor;

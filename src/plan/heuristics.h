@@ -19,21 +19,17 @@ i32 read_bytes(i32 head_dim_qk, i32 head_dim_vo, DType stored);
 PlanConfig cpu_plan_config(const AttentionSpec& spec, CpuIsa isa, i32 num_workers,
                            Schedule schedule);
 
-/// The GPU kernel that computes a spec.
-struct KernelChoice {
-  KernelFamily family;
-  KernelConfig config;
-  i32 widest_8_bits;  ///< the largest head dimension for K and V of 8 bits
-};
+/// The kernel of a family for an architecture (80, 90 …). Planning, compiling and launching all ask
+/// this one function, so that they agree. Beside it and plan/kernel_choice.cpp, only
+/// jit/gpu_kernel.cpp knows families: the text of their sources.
+KernelConfig gpu_kernel_config(const AttentionSpec& spec, i32 arch, KernelFamily family);
 
-/// The kernel for an architecture (80, 90 …). Planning, compiling and launching all ask this one
-/// function, so that they agree. Beside it, only jit/gpu_kernel.cpp knows families: the text of
-/// their sources.
-KernelChoice choose_gpu_kernel(const AttentionSpec& spec, i32 arch);
+/// The largest head dimension for K and V of 8 bits.
+i32 widest_8_bits();
 
-/// Tile shapes, tile rates and memory costs of the kernel that choose_gpu_kernel chooses; a worker
-/// is a team of warps.
-PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 arch, i32 num_workers, Schedule schedule);
+/// Tile shapes, tile rates and memory costs of that kernel; a worker is a team of warps.
+PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 arch, KernelFamily family,
+                           i32 num_workers, Schedule schedule);
 
 /// The same for the kernel of short queries alone: groups with more rows are cut into its tiles.
 PlanConfig short_plan_config(PlanConfig config);

@@ -20,6 +20,7 @@
 
 #ifndef RADDLE_AMALGAMATED  // there the text before this one holds it
 #include "raddle/engine/core/dtype.h"
+#include "raddle/engine/core/tensor_map.h"
 #endif
 #include "emulated_hopper.h"
 
@@ -544,9 +545,7 @@ inline void multiply(float (&c)[fragments][4], const u32 (&a)[4], SharedMatrix b
                           &element<T>});
 }
 
-struct alignas(64) TensorMap {
-  u64 words[16];
-};
+using raddle::TensorMap;
 enum class Keep : u64 { once, again };
 inline void prefetch(const TensorMap*) {}
 inline bool elected() { return lane_index() == 0; }

@@ -37,7 +37,7 @@ CoverFns cover(const V& variant) {
 }
 
 /// The map of a pool whose rows are boxed as the kernel asks for.
-ptx::TensorMap map_of(const TensorRef& pool, i32 page_size, i32 dim) {
+TensorMap map_of(const TensorRef& pool, i32 page_size, i32 dim) {
   const i32 rows = page_size > 0 ? page_size : static_cast<i32>(pool.shape[0]);
   emulated::BoxMap map{};
   map.data = static_cast<const std::byte*>(pool.data);
@@ -51,7 +51,7 @@ ptx::TensorMap map_of(const TensorRef& pool, i32 page_size, i32 dim) {
   map.stride[2] = paged ? static_cast<u64>(2 * pool.stride[0]) : 16;
   map.box[0] = 64, map.box[1] = wgmma::box_rows(paged ? page_size : 128, 128);
   map.box[2] = map.box[3] = 1;
-  ptx::TensorMap result{};
+  TensorMap result{};
   std::memcpy(&result, &map, sizeof map);
   return result;
 }
@@ -101,10 +101,8 @@ void check(const Ints& qo_len, const Ints& kv_len, i32 page_size, const V& varia
   std::fill(out.bytes.begin(), out.bytes.end(), std::byte{0xff});
   std::fill(lse.bytes.begin(), lse.bytes.end(), std::byte{0xff});
 
-  PlanConfig config = gpu_plan_config(spec, 90, num_workers, Schedule::automatic);
-  config.shapes[short_queries] = {0, 128};
-  config.shapes[short_queries].rows = 1;
-  config.shapes[long_queries] = {128, 128};
+  const PlanConfig config =
+      gpu_plan_config(spec, 90, KernelFamily::wgmma, num_workers, Schedule::automatic);
   const PlanArrays plan = make_plan(layout->view(), config, cover(variant));
 
   wgmma::Launch launch{};

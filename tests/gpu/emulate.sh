@@ -17,6 +17,7 @@ export RADDLE_NVRTC="$built/libcuda.so.1"
 export RADDLE_EMULATOR_INCLUDE="$root/tests/cpp"
 # What compiles kernels there is no part of the cache's key.
 sum=$(cat "$root/tests/gpu/emulator.cpp" "$root"/tests/cpp/emulated_*.h | cksum | cut -d" " -f1)
+# RADDLE_EMULATOR_COMPUTE=90: GPUs of another compute capability than 8.0.
 # RADDLE_EMULATOR_HOLLOW=1: kernels do nothing, and compile in no time: for what the host refuses.
 export RADDLE_CACHE_DIR="$built/cache${RADDLE_EMULATOR_HOLLOW:+-hollow}-$sum"
 exec "$@"

@@ -265,10 +265,11 @@ int cuDeviceGetName(char* name, int length, int) {
   return 0;
 }
 int cuDeviceGetAttribute(int* value, int attribute, int) {
-  // Multiprocessors, compute capability 8.0, shared memory of a block.
+  // Multiprocessors, compute capability, shared memory of a block.
+  const int compute = std::atoi(environment("RADDLE_EMULATOR_COMPUTE", "80").c_str());
   *value = attribute == 16   ? multiprocessors
-           : attribute == 75 ? 8
-           : attribute == 76 ? 0
+           : attribute == 75 ? compute / 10
+           : attribute == 76 ? compute % 10
                              : shared_bytes_of_a_block;
   return 0;
 }

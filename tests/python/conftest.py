@@ -29,6 +29,7 @@ ANY_ISA = {
     "test_border": "calls of Python",
     "test_isa": "starts a process for each by itself",
     "test_jit_cache": "files and processes",
+    "test_kernel_families": "kernels of a GPU",
     "test_kv_nvrtc": "kernels of a GPU",
     "test_nvrtc": "kernels of a GPU",
     "test_version": "a string",

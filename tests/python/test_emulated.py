@@ -34,6 +34,16 @@ def test_cuda_on_emulated_threads(name, request):
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
 
 
+def test_hoppers_kernels_on_emulated_threads(request):
+    """Where the device says that it is an sm_90."""
+    command = [TESTS / "gpu/emulate.sh", sys.executable, "-m", "pytest", "-q", "--device", "cuda"]
+    seed = ["--seed", str(request.config.option.seed)]
+    environment = {**os.environ, "PYTHON": sys.executable, "RADDLE_EMULATOR_COMPUTE": "90"}
+    file = TESTS / "python" / "test_kernel_families.py"
+    ended = subprocess.run([*command, *seed, file], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
+
+
 def test_wide_heads_on_emulated_threads(request):
     """A few of them, for each is a kernel of its own: both tile shapes, V in K and apart, parts of one's own."""
     command = [TESTS / "gpu/emulate.sh", sys.executable, "-m", "pytest", "-q", "--device", "cuda"]

@@ -66,9 +66,10 @@ class Kernel(NamedTuple):
     arch: str
     short_only: bool = False
     spilled: int = 0  # bytes that are known of
+    family: str = "mma"
 
     def compile(self):
-        return _cuda.compile_kernel(self.spec, self.arch, self.short_only)
+        return _cuda.compile_kernel(self.spec, self.arch, self.short_only, self.family)
 
 
 MLA = raddle.AttentionSpec(16, 1, 576, 512, variant=raddle.Causal())
@@ -106,6 +107,9 @@ KERNELS = [
     Kernel("Rope, 128 wide, fp16", spec(ROPE, 128, "float16"), "sm_75"),
     Kernel("MLA", MLA, "sm_80", spilled=128),
     Kernel("MLA", MLA, "sm_90a"),
+    # Between products only, not in their loop (tests/gpu/sass.py): 168 registers are for the loading warpgroup, too.
+    Kernel("Causal, wgmma", spec(SHIPPED["Causal"], 128), "sm_90a", spilled=256, family="wgmma"),
+    Kernel("SoftCap, wgmma", spec(SHIPPED["SoftCap"]), "sm_90a", spilled=256, family="wgmma"),
 ]
 
 
@@ -123,6 +127,8 @@ def test_kernels_compile(capsys):
     assert len(KERNELS) <= 40, "compiled where there is no GPU: few enough to wait for"
     for kernel, got in zip(KERNELS, reports):
         which = kernel.name, kernel.arch, kernel.short_only
+        # "wgmma serialized": products that the compiler waits for, each by itself.
+        assert "C75" not in got["log"] and "serializ" not in got["log"], (which, got["log"])
         assert 32 <= got["registers"] <= 255, (which, got["log"])
         assert got["spill_bytes"] <= kernel.spilled, (which, got["spill_bytes"])
         assert got["shared_bytes"] <= 1024 * KIB_OF_A_BLOCK[kernel.arch], (which, got["shared_bytes"])
@@ -177,6 +183,20 @@ def test_own_source_needs_no_cpp_compiler(tmp_path):
 def test_dtypes_without_a_gpu_kernel_are_refused_by_name():
     with pytest.raises(ValueError, match="float32.*bfloat16"):
         _cuda.compile_kernel(spec([], dtype="float32"), "sm_80")
+
+
+@pytest.mark.parametrize(
+    ("why", "arch", "more"),
+    [
+        ("of sm_90 alone", "sm_80", {}),
+        ("head dims", "sm_90a", {"head_dim": 256}),
+        ("kv_dtype", "sm_90a", {"kv_dtype": "int8"}),
+        ("parts for queries", "sm_90a", {"variant": SHIPPED["Rope"]}),
+    ],
+)
+def test_what_wgmma_does_not_serve_is_refused_by_name(why, arch, more):
+    with pytest.raises(ValueError, match=f"family is 'wgmma', and wgmma .*{why}"):
+        _cuda.compile_kernel(spec(**{"variant": [], **more}), arch, family="wgmma")
 
 
 def test_bfloat16_is_refused_by_name_on_sm_75():

@@ -49,8 +49,9 @@ class HostStore final : public PlanStore {
  public:
   explicit HostStore(const AttentionSpec& spec) : plans_(std::make_shared<const HostPlans>(spec)) {}
 
-  std::shared_ptr<const PlanOnDevice> put(const Layout&, const PlanArrays&, const BoundVariant&,
-                                          const BoundVariant&, void*) override {
+  std::shared_ptr<const PlanOnDevice> put(const Layout&, const PlanArrays&, const KernelChoice&,
+                                          const BoundVariant&, const BoundVariant&,
+                                          void*) override {
     return plans_;
   }
 
@@ -68,14 +69,18 @@ class CpuBackend final : public Backend {
   DeviceId device() const override { return {}; }
   const AttentionSpec& spec() const override { return spec_; }
 
-  PlanConfig plan_config(i32 num_workers, Schedule schedule) const override {
-    return cpu_plan_config(spec_, cpu::selected_isa(),
-                           num_workers > 0 ? num_workers : cpu_threads(), schedule);
+  Planning planning_of(const Layout&, i32 num_workers, Schedule schedule) const override {
+    return reserved_planning(num_workers, schedule);
+  }
+  Planning reserved_planning(i32 num_workers, Schedule schedule) const override {
+    return {cpu_plan_config(spec_, cpu::selected_isa(),
+                            num_workers > 0 ? num_workers : cpu_threads(), schedule),
+            {}};
   }
 
   PlanStore& plans() const override { return *store_; }
 
-  std::shared_ptr<PlanStore> reserve(const PlanConfig&, const Maxima&, void*) const override {
+  std::shared_ptr<PlanStore> reserve(const Planning&, const Maxima&, void*) const override {
     return store_;
   }
 

@@ -1,11 +1,14 @@
 // An attention on a GPU: its kernels, and the memory of its plans.
 #include "backend/backend.h"
 
+#include <cstdlib>
+
 #include "backend/cuda/compile.h"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/plan.h"
 #include "backend/cuda/planner.h"
 #include "backend/cuda/reservation.h"
+#include "device/cuda/tensor_map.h"
 #include "plan/heuristics.h"
 #include "raddle/error.h"
 #include "variant/bound_variant.h"
@@ -14,24 +17,13 @@ namespace raddle {
 namespace cuda {
 namespace {
 
-/// Compiles both at once. Any use needs the short kernel soon, and it has all parts of the variant,
-/// so that their errors are raised here. The full kernel takes twice as long; plans with long
-/// queries wait for it.
-AttentionKernels kernels_of(const AttentionSpec& spec, const BoundVariant& variant,
-                            const Device& device) {
-  const KernelConfig config = config_of(spec, device.info().arch);
-  if (config.shared_bytes > device.info().max_shared_bytes)
-    fail<ValueError>("head_dim ", spec.head_dim_qk, " needs ", config.shared_bytes,
-                     " bytes of shared memory; ", device.info().name, " has ",
-                     device.info().max_shared_bytes);
-  jit::GpuKernel kernel = kernel_of(spec, variant, device.info().arch);
-  AttentionKernels kernels;
-  kernel.short_only = true;
-  kernels.short_only = coming(kernel, device, config);
-  kernel.short_only = false;
-  kernels.any_length = coming(kernel, device, config);
-  kernels.short_only.get();
-  return kernels;
+/// Plans for all workers that the device holds at a time, or for so many.
+PlanConfig plan_config(const AttentionSpec& spec, const DeviceInfo& device, KernelFamily family,
+                       i32 num_workers, Schedule schedule) {
+  const i32 all =
+      device.num_multiprocessors * config_of(spec, device.arch, family).blocks_per_multiprocessor;
+  return gpu_plan_config(spec, jit::arch_number(device.arch), family,
+                         num_workers > 0 ? num_workers : all, schedule);
 }
 
 class CudaBackend final : public GpuBackend {
@@ -39,36 +31,49 @@ class CudaBackend final : public GpuBackend {
   CudaBackend(const AttentionSpec& spec, const BoundVariant& variant, const Device& device)
       : spec_(spec),
         device_(&device),
-        kernels_(kernels_of(spec, variant, device)),
+        facts_(facts_of(variant, device.info().arch, makes_tensor_maps(),
+                        family_named(std::getenv("RADDLE_BACKEND")))),
+        kernels_(spec, variant, device),
         memory_(std::make_shared<AttentionMemory>(device, spec)),
-        plans_(device, kernels_, memory_) {}
+        plans_(device, kernels_, memory_) {
+    check_asked_family(spec, facts_);
+    start_kernels();
+  }
 
   DeviceId device() const override { return DeviceId::cuda(device_->ordinal()); }
   const AttentionSpec& spec() const override { return spec_; }
 
-  PlanConfig plan_config(i32 num_workers, Schedule schedule) const override {
-    return cuda_plan_config(spec_, device(), num_workers, schedule);
+  Planning planning_of(const Layout& layout, i32 num_workers, Schedule schedule) const override {
+    const PlanConfig mma = config(KernelFamily::mma, num_workers, schedule);
+    const PlanConfig wgmma = config(KernelFamily::wgmma, num_workers, schedule);
+    const KernelChoice choice = choose_gpu_kernel(spec_, facts_, layout, mma, wgmma);
+    return {choice.family == KernelFamily::wgmma ? wgmma : mma, choice};
+  }
+
+  Planning reserved_planning(i32 num_workers, Schedule schedule) const override {
+    const KernelChoice choice = choose_reserved_kernel(spec_, facts_);
+    return {config(choice.family, num_workers, schedule), choice};
   }
 
   PlanStore& plans() const override { return plans_; }
 
-  std::shared_ptr<PlanStore> reserve(const PlanConfig& config, const Maxima& maxima,
+  std::shared_ptr<PlanStore> reserve(const Planning& planning, const Maxima& maxima,
                                      void* stream) const override {
     const ContextScope context(*device_);
     check_reserve(stream);
-    return std::make_shared<HostPlannedReservation>(kernel_for(config, maxima), memory_, config,
+    return std::make_shared<HostPlannedReservation>(kernel_for(planning, maxima), memory_, planning,
                                                     maxima, spec_.head_dim_vo, stream);
   }
 
-  std::shared_ptr<DevicePlanner> reserve_planner(const PlanConfig& config, const Maxima& maxima,
+  std::shared_ptr<DevicePlanner> reserve_planner(const Planning& planning, const Maxima& maxima,
                                                  const BoundVariant& origin,
                                                  const BoundVariant& variant,
                                                  void* stream) const override {
     const ComingKernel planner = coming(planner_of(variant, maxima.max_levels > 1), *device_);
     const ContextScope context(*device_);
     check_reserve(stream);
-    return std::make_shared<DevicePlannedReservation>(kernel_for(config, maxima), memory_, config,
-                                                      maxima, spec_.head_dim_vo, stream,
+    return std::make_shared<DevicePlannedReservation>(kernel_for(planning, maxima), memory_,
+                                                      planning, maxima, spec_.head_dim_vo, stream,
                                                       planner.get(), origin, variant);
   }
 
@@ -77,15 +82,34 @@ class CudaBackend final : public GpuBackend {
     if (is_capturing(stream))
       fail<ValueError>("the stream is capturing a graph; expected reserve before the capture");
   }
+  PlanConfig config(KernelFamily family, i32 num_workers, Schedule schedule) const {
+    return plan_config(spec_, device_->info(), family, num_workers, schedule);
+  }
+  /// Any use needs the kernel of short queries soon, and it has all parts of the variant, so that
+  /// their errors are raised here. Those of long queries take longer; plans wait for them. Where
+  /// wgmma serves the spec, few plans need the mma family's.
+  void start_kernels() {
+    const bool wgmma = !unserved_by_wgmma(spec_, facts_);
+    const AttentionKernels::Which first = facts_.asked == KernelFamily::wgmma
+                                              ? AttentionKernels::wgmma
+                                              : AttentionKernels::short_only;
+    kernels_.start(first);
+    kernels_.start(wgmma && facts_.asked != KernelFamily::mma ? AttentionKernels::wgmma
+                                                              : AttentionKernels::any_length);
+    kernels_.get(first);
+  }
   /// The kernel that runs all plans within `maxima`; waits for it.
-  const Kernel& kernel_for(const PlanConfig& config, const Maxima& maxima) const {
+  const Kernel& kernel_for(const Planning& planning, const Maxima& maxima) const {
     const i64 most_rows = i64{max_group_rows(maxima)} * spec_.group_size();
-    return kernels_.get(config.short_only || most_rows <= config.shapes[short_queries].rows);
+    const PlanConfig& config = planning.config;
+    return kernels_.get(planning.kernel.family,
+                        config.short_only || most_rows <= config.shapes[short_queries].rows);
   }
 
   AttentionSpec spec_;
   const Device* device_;
-  AttentionKernels kernels_;
+  FamilyFacts facts_;
+  mutable AttentionKernels kernels_;
   AttentionMemoryPtr memory_;
   mutable CudaPlans plans_;
 };
@@ -95,11 +119,10 @@ class CudaBackend final : public GpuBackend {
 
 PlanConfig cuda_plan_config(const AttentionSpec& spec, DeviceId device, i32 num_workers,
                             Schedule schedule) {
-  const cuda::DeviceInfo& info = cuda::Device::get(device.ordinal).info();
-  const i32 all =
-      info.num_multiprocessors * cuda::config_of(spec, info.arch).blocks_per_multiprocessor;
-  return gpu_plan_config(spec, jit::arch_number(info.arch), num_workers > 0 ? num_workers : all,
-                         schedule);
+  const KernelFamily family =
+      family_named(std::getenv("RADDLE_BACKEND")).value_or(KernelFamily::mma);
+  return cuda::plan_config(spec, cuda::Device::get(device.ordinal).info(), family, num_workers,
+                           schedule);
 }
 
 std::shared_ptr<const GpuBackend> make_cuda_backend(const AttentionSpec& spec,

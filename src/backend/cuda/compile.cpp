@@ -25,24 +25,31 @@ KernelReport report_of(const Source& kernel, const std::string& arch, i32 shared
 }  // namespace
 
 jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant,
-                         const std::string& arch) {
+                         const std::string& arch, KernelFamily family) {
   if (spec.dtype == DType::float32)
     fail<ValueError>("dtype is 'float32'; GPU kernels compute 'float16' and 'bfloat16'");
   if (spec.dtype == DType::bfloat16 && jit::arch_number(arch) < 80)
     fail<ValueError>("dtype is 'bfloat16'; expected 'float16' on sm_", jit::arch_number(arch),
                      ", whose matrix instructions take no other");
-  const KernelChoice choice = choose_gpu_kernel(spec, jit::arch_number(arch));
   if (has_8_bits(spec.stored_dtype()) &&
-      std::max(spec.head_dim_qk, spec.head_dim_vo) > choice.widest_8_bits)
+      std::max(spec.head_dim_qk, spec.head_dim_vo) > widest_8_bits())
     fail<ValueError>("kv_dtype is '", name_of(spec.stored_dtype()),
                      "'; GPU kernels take K and V in '", name_of(spec.dtype),
-                     "', dtype, where a head_dim is above ", choice.widest_8_bits);
-  return {choice.family,    spec.dtype,       spec.stored_dtype(),   spec.head_dim_qk,
+                     "', dtype, where a head_dim is above ", widest_8_bits());
+  return {family,           spec.dtype,       spec.stored_dtype(),   spec.head_dim_qk,
           spec.head_dim_vo, variant.source(), variant.memory_bytes()};
 }
 
-KernelConfig config_of(const AttentionSpec& spec, const std::string& arch) {
-  const KernelConfig config = choose_gpu_kernel(spec, jit::arch_number(arch)).config;
+FamilyFacts facts_of(const BoundVariant& variant, const std::string& arch, bool makes_tensor_maps,
+                     std::optional<KernelFamily> asked) {
+  const Stages& stages = variant.stages();
+  const bool virtual_arch = arch.rfind("compute_", 0) == 0;
+  return {virtual_arch ? 0 : jit::arch_number(arch), makes_tensor_maps,
+          stages.num_query + stages.num_key + stages.num_value > 0, asked};
+}
+
+KernelConfig config_of(const AttentionSpec& spec, const std::string& arch, KernelFamily family) {
+  const KernelConfig config = gpu_kernel_config(spec, jit::arch_number(arch), family);
   if (config.blocks_per_multiprocessor == 0)
     fail<ValueError>("head_dim is ", spec.head_dim_qk, " and head_dim_vo ", spec.head_dim_vo,
                      "; expected tiles that fit the shared memory of sm_", jit::arch_number(arch));
@@ -53,11 +60,16 @@ jit::PlannerKernel planner_of(const BoundVariant& variant, bool prefixes) {
   return {variant.source(), variant.memory_bytes(), prefixes};
 }
 
-KernelReport compile(const AttentionSpec& spec, const std::string& arch, bool short_only) {
+KernelReport compile(const AttentionSpec& spec, const std::string& arch, KernelFamily family,
+                     bool short_only) {
   check_spec(spec);
-  jit::GpuKernel kernel = kernel_of(spec, BoundVariant(spec, arch), arch);
+  const BoundVariant variant(spec, arch);
+  if (family == KernelFamily::wgmma)
+    if (const char* why = unserved_by_wgmma(spec, facts_of(variant, arch, true, {})))
+      fail<ValueError>("family is 'wgmma', and ", why);
+  jit::GpuKernel kernel = kernel_of(spec, variant, arch, family);
   kernel.short_only = short_only;
-  return report_of(kernel, arch, config_of(spec, arch).shared_bytes);
+  return report_of(kernel, arch, config_of(spec, arch, family).shared_bytes);
 }
 
 KernelReport compile_planner(const AttentionSpec& spec, const std::string& arch, bool prefixes) {
@@ -67,10 +79,13 @@ KernelReport compile_planner(const AttentionSpec& spec, const std::string& arch,
 
 void warm(const AttentionSpec& spec, const std::string& arch) {
   check_spec(spec);
-  jit::GpuKernel kernel = kernel_of(spec, BoundVariant(spec, arch), arch);
+  const BoundVariant variant(spec, arch);
+  jit::GpuKernel kernel = kernel_of(spec, variant, arch, KernelFamily::mma);
   jit::cubin_of(kernel, arch);
   kernel.short_only = true;
   jit::cubin_of(kernel, arch);
+  if (!unserved_by_wgmma(spec, facts_of(variant, arch, true, {})))
+    jit::cubin_of(kernel_of(spec, variant, arch, KernelFamily::wgmma), arch);
 }
 
 }  // namespace raddle::cuda

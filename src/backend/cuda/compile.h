@@ -5,18 +5,23 @@
 
 #include "jit/gpu_kernel.h"
 #include "jit/planner_kernel.h"
+#include "plan/kernel_choice.h"
 #include "raddle/attention.h"
 #include "raddle/engine/kernel/gpu/config.h"
 
 namespace raddle::cuda {
 
-/// The kernel of plans with queries of any length. Raises ValueError for a spec that has no GPU
-/// kernel (float32).
+/// The family's kernel of plans with queries of any length. Raises ValueError for a spec that has
+/// no GPU kernel (float32).
 jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant,
-                         const std::string& arch);
+                         const std::string& arch, KernelFamily family);
 
 /// What that kernel takes of a multiprocessor. Raises ValueError where it does not fit.
-KernelConfig config_of(const AttentionSpec& spec, const std::string& arch);
+KernelConfig config_of(const AttentionSpec& spec, const std::string& arch, KernelFamily family);
+
+/// What the choice of a family is made by. `makes_tensor_maps`: the driver does.
+FamilyFacts facts_of(const BoundVariant& variant, const std::string& arch, bool makes_tensor_maps,
+                     std::optional<KernelFamily> asked);
 
 /// The kernel that plans on the device.
 jit::PlannerKernel planner_of(const BoundVariant& variant, bool prefixes);
@@ -31,14 +36,16 @@ struct KernelReport {
   std::string cubin;  ///< or PTX, of a virtual architecture
 };
 
-/// Compiles the spec's kernel with NVRTC, or the one of plans with short queries only; needs no
-/// GPU. Raises CompileError, and ValueError for a spec that has no GPU kernel (float32).
-KernelReport compile(const AttentionSpec& spec, const std::string& arch, bool short_only);
+/// Compiles the spec's kernel of a family with NVRTC, or the mma family's one of plans with short
+/// queries only; needs no GPU. Raises CompileError, and ValueError for a spec that has no such
+/// kernel.
+KernelReport compile(const AttentionSpec& spec, const std::string& arch, KernelFamily family,
+                     bool short_only);
 
 /// The same for the kernel that plans on the device; its shared memory depends on the maxima: 0.
 KernelReport compile_planner(const AttentionSpec& spec, const std::string& arch, bool prefixes);
 
-/// Sees to it that the kernel is in the cache; needs no GPU.
+/// Sees to it that the kernels of all families that serve the spec are in the cache; needs no GPU.
 void warm(const AttentionSpec& spec, const std::string& arch);
 
 }  // namespace raddle::cuda

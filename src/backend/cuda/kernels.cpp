@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 
+#include "backend/cuda/compile.h"
 #include "jit/nvrtc.h"
 #include "jit/process.h"
 #include "raddle/engine/kernel/gpu_planner/memory.h"
@@ -98,6 +99,40 @@ ComingKernel coming(const jit::PlannerKernel& kernel, const Device& device) {
   };
   return KernelTable::instance().coming(device, jit::source_of(kernel), jit::label_of(kernel),
                                         make);
+}
+
+AttentionKernels::Described AttentionKernels::describe(const AttentionSpec& spec,
+                                                       const BoundVariant& variant,
+                                                       const Device& device, Which which) {
+  const KernelFamily family = which == wgmma ? KernelFamily::wgmma : KernelFamily::mma;
+  const KernelConfig config = config_of(spec, device.info().arch, family);
+  jit::GpuKernel kernel = kernel_of(spec, variant, device.info().arch, family);
+  kernel.short_only = which == short_only;
+  return {std::move(kernel), config};
+}
+
+AttentionKernels::AttentionKernels(const AttentionSpec& spec, const BoundVariant& variant,
+                                   const Device& device)
+    : device_(&device) {
+  for (i32 which = 0; which < count; ++which)
+    described_.push_back(describe(spec, variant, device, static_cast<Which>(which)));
+  const KernelConfig& config = described_[any_length].config;
+  if (config.shared_bytes > device.info().max_shared_bytes)
+    fail<ValueError>("head_dim ", spec.head_dim_qk, " needs ", config.shared_bytes,
+                     " bytes of shared memory; ", device.info().name, " has ",
+                     device.info().max_shared_bytes);
+}
+
+void AttentionKernels::start(Which which) {
+  const std::lock_guard lock(mutex_);
+  std::optional<ComingKernel>& kernel = coming_[which];
+  if (!kernel || kernel->has_failed())
+    kernel = coming(described_[which].kernel, *device_, described_[which].config);
+}
+
+const Kernel& AttentionKernels::get(Which which) {
+  start(which);
+  return coming_[which]->get();
 }
 
 }  // namespace raddle::cuda

@@ -6,13 +6,18 @@
 
 #include <future>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "device/cuda/module.h"
 #include "jit/background.h"
 #include "jit/gpu_kernel.h"
 #include "jit/planner_kernel.h"
+#include "raddle/attention.h"
 #include "raddle/engine/kernel/gpu/config.h"
+#include "variant/bound_variant.h"
 
 namespace raddle::cuda {
 
@@ -26,6 +31,7 @@ class ComingKernel {
 
  private:
   friend class KernelTable;
+  friend class AttentionKernels;
   bool has_failed() const;
   std::shared_future<const Kernel*> kernel_;
   std::string doing_;  ///< for people
@@ -38,5 +44,34 @@ ComingKernel coming(const jit::GpuKernel& kernel, const Device& device, const Ke
 
 /// With all the shared memory that a block can have: how much a launch takes depends on its maxima.
 ComingKernel coming(const jit::PlannerKernel& kernel, const Device& device);
+
+/// The kernels of an attention. One is compiled or found when it is first asked for, or earlier.
+class AttentionKernels {
+ public:
+  enum Which { any_length, short_only, wgmma, count };
+  AttentionKernels(const AttentionSpec& spec, const BoundVariant& variant, const Device& device);
+
+  /// Has it compiled on a thread of its own.
+  void start(Which which);
+  /// Waits for it. Raises what went wrong on the way.
+  const Kernel& get(Which which);
+  /// The one of a family; of the mma family that of short queries alone, or any.
+  const Kernel& get(KernelFamily family, bool all_short) {
+    return get(family == KernelFamily::wgmma ? wgmma : all_short ? short_only : any_length);
+  }
+
+ private:
+  struct Described {
+    jit::GpuKernel kernel;
+    KernelConfig config;
+  };
+  static Described describe(const AttentionSpec& spec, const BoundVariant& variant,
+                            const Device& device, Which which);
+
+  const Device* device_;
+  std::vector<Described> described_;  ///< by Which
+  std::mutex mutex_;
+  std::optional<ComingKernel> coming_[count];
+};
 
 }  // namespace raddle::cuda

@@ -83,10 +83,11 @@ void check_upload(const Layout& layout, const PlanArrays& arrays, StreamHandle s
   check_counts(layout, arrays);
 }
 
-CudaPlan::CudaPlan(const Kernel& kernel, AttentionMemoryPtr memory, const Layout& layout,
-                   const PlanArrays& arrays, std::shared_ptr<const CudaVariant> variant,
-                   StreamHandle stream)
+CudaPlan::CudaPlan(const Kernel& kernel, const KernelChoice& choice, AttentionMemoryPtr memory,
+                   const Layout& layout, const PlanArrays& arrays,
+                   std::shared_ptr<const CudaVariant> variant, StreamHandle stream)
     : kernel_(&kernel),
+      choice_(choice),
       memory_(std::move(memory)),
       variant_(std::move(variant)),
       launch_(launch_of(layout)),
@@ -110,6 +111,7 @@ CudaPlan::CudaPlan(const Kernel& kernel, AttentionMemoryPtr memory, const Layout
 
 CudaPlan::CudaPlan(CudaReservation& reservation, const GpuLaunch& launch)
     : kernel_(&reservation.kernel()),
+      choice_(reservation.choice()),
       memory_(reservation.memory()),
       variant_(reservation.variant()),
       reservation_(reservation.shared_from_this()),
@@ -129,7 +131,8 @@ std::string CudaPlan::explain() const {
   return (reservation_ ? reservation_->explain() : "") + kernel_->label() + " for " +
          kernel_->device().info().arch + " on " + kernel_->device().info().name + "; a run is " +
          (launches ? "1 launch of " + kernel_->describe_teams(launch_.plan.num_workers, joins())
-                   : "0 launches");
+                   : "0 launches") +
+         "\n" + choice_.explain();
 }
 
 void CudaPlan::run(const Plan& plan, const RunView& view, const BoundVariant& variant,
@@ -143,10 +146,13 @@ void CudaPlan::run(const Plan& plan, const RunView& view, const BoundVariant& va
     fail<ValueError>(
         "plan is no reservation, and the stream is capturing a graph, which would keep its "
         "addresses; expected a reservation of this attention");
-  GpuLaunch launch = launch_;
+  wgmma::Launch with_maps;  // the maps are written where they are read
+  GpuLaunch& launch = with_maps;
+  launch = launch_;
   static_cast<RunView&>(launch) = view;
   launch.query_rows = static_cast<i32>(args.q.shape[0]);
   launch.timeline = view_timeline(args.timeline, launch.plan.num_workers);
+  if (choice_.family == KernelFamily::wgmma) memory_->maps.provide(plan.layout(), args, with_maps);
   std::unique_lock<std::mutex> lock;
   if (reservation_)
     reservation_->provide(launch);
@@ -161,18 +167,20 @@ void CudaPlan::run(const Plan& plan, const RunView& view, const BoundVariant& va
   if (captured) reservation_->capture(*this, args, plan.layout(), variant, of_run);
   of_run->use_on(args.stream);
   reservation_ ? reservation_->use_on(args.stream) : block_.use_on(args.stream);
-  void* params[] = {&launch, of_run->bytes()};
+  void* params[] = {&with_maps,
+                    of_run->bytes()};  // mma kernels take the GpuLaunch that it begins with
   kernel_->launch_teams(launch.plan.num_workers, joins(), args.stream, params);
 }
 
 std::shared_ptr<const PlanOnDevice> CudaPlans::put(const Layout& layout, const PlanArrays& arrays,
+                                                   const KernelChoice& kernel,
                                                    const BoundVariant& origin,
                                                    const BoundVariant& variant, void* stream) {
   const ContextScope context(*device_);
   check_upload(layout, arrays, stream);
-  return std::make_shared<const CudaPlan>(kernels_.get(is_short(arrays.view())), memory_, layout,
-                                          arrays, memory_->variant_of(origin, variant, stream),
-                                          stream);
+  return std::make_shared<const CudaPlan>(kernels_->get(kernel.family, is_short(arrays.view())),
+                                          kernel, memory_, layout, arrays,
+                                          memory_->variant_of(origin, variant, stream), stream);
 }
 
 }  // namespace raddle::cuda

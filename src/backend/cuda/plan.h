@@ -6,6 +6,7 @@
 #include "backend/backend.h"
 #include "backend/cuda/kernels.h"
 #include "backend/cuda/scratch.h"
+#include "backend/cuda/tensor_maps.h"
 #include "backend/cuda/variant.h"
 #include "device/cuda/memory.h"
 #include "device/cuda/module.h"
@@ -20,7 +21,7 @@ class CudaReservation;
 class AttentionMemory {
  public:
   AttentionMemory(const Device& device, const AttentionSpec& spec)
-      : captured(device), scratch(device, spec.head_dim_vo) {}
+      : captured(device), scratch(device, spec.head_dim_vo), maps(spec) {}
 
   /// A plan's variant on the device. `origin` is the spec's own, which most plans and runs share.
   /// What is new goes up on `stream`. Needs a ContextScope.
@@ -29,19 +30,13 @@ class AttentionMemory {
 
   CapturedArrays captured;
   StreamScratch scratch;
+  TensorMaps maps;
 
  private:
   std::mutex mutex_;
   std::shared_ptr<const CudaVariant> origin_;
 };
 using AttentionMemoryPtr = std::shared_ptr<AttentionMemory>;
-
-/// The two kernels of an attention.
-struct AttentionKernels {
-  ComingKernel any_length, short_only;
-  /// The one that all queries are short for, or that takes any; waits for it.
-  const Kernel& get(bool all_short) const { return (all_short ? short_only : any_length).get(); }
-};
 
 /// Raises ValueError where a plan cannot go up on `stream`: it is being captured, or kernels count
 /// something of the plan in fewer bits than plans do.
@@ -50,9 +45,9 @@ void check_upload(const Layout& layout, const PlanArrays& arrays, StreamHandle s
 class CudaPlan final : public PlanOnDevice {
  public:
   /// Sends everything up in one asynchronous copy on `stream`. Needs a ContextScope.
-  CudaPlan(const Kernel& kernel, AttentionMemoryPtr memory, const Layout& layout,
-           const PlanArrays& arrays, std::shared_ptr<const CudaVariant> variant,
-           StreamHandle stream);
+  CudaPlan(const Kernel& kernel, const KernelChoice& choice, AttentionMemoryPtr memory,
+           const Layout& layout, const PlanArrays& arrays,
+           std::shared_ptr<const CudaVariant> variant, StreamHandle stream);
   /// A plan whose arrays a reservation has.
   CudaPlan(CudaReservation& reservation, const GpuLaunch& launch);
   /// A plan that a reservation's planner makes there of `layout`, in work that `capture` records.
@@ -76,6 +71,7 @@ class CudaPlan final : public PlanOnDevice {
   bool joins() const { return joins_ || reservation_; }
 
   const Kernel* kernel_;
+  KernelChoice choice_;
   AttentionMemoryPtr memory_;
   std::shared_ptr<const CudaVariant> variant_;
   std::shared_ptr<CudaReservation> reservation_;  ///< null where the plan has memory of its own
@@ -89,16 +85,16 @@ class CudaPlan final : public PlanOnDevice {
 /// Plans with memory of their own.
 class CudaPlans final : public PlanStore {
  public:
-  CudaPlans(const Device& device, AttentionKernels kernels, AttentionMemoryPtr memory)
-      : device_(&device), kernels_(std::move(kernels)), memory_(std::move(memory)) {}
+  CudaPlans(const Device& device, AttentionKernels& kernels, AttentionMemoryPtr memory)
+      : device_(&device), kernels_(&kernels), memory_(std::move(memory)) {}
 
   std::shared_ptr<const PlanOnDevice> put(const Layout& layout, const PlanArrays& arrays,
-                                          const BoundVariant& origin, const BoundVariant& variant,
-                                          void* stream) override;
+                                          const KernelChoice& kernel, const BoundVariant& origin,
+                                          const BoundVariant& variant, void* stream) override;
 
  private:
   const Device* device_;
-  AttentionKernels kernels_;
+  AttentionKernels* kernels_;
   AttentionMemoryPtr memory_;
 };
 

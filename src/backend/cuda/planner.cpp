@@ -56,13 +56,13 @@ PlanReport CudaPlanner::take_report(StreamHandle stream) const {
 }
 
 DevicePlannedReservation::DevicePlannedReservation(const Kernel& kernel, AttentionMemoryPtr memory,
-                                                   const PlanConfig& config, const Maxima& maxima,
+                                                   const Planning& planning, const Maxima& maxima,
                                                    i32 dim_vo, StreamHandle stream,
                                                    const Kernel& planner,
                                                    const BoundVariant& origin,
                                                    const BoundVariant& variant)
-    : CudaReservation(kernel, std::move(memory), config, maxima, dim_vo, stream),
-      planner_(planner, config, maxima, variant.has_masks(), stream) {
+    : CudaReservation(kernel, std::move(memory), planning, maxima, dim_vo, stream),
+      planner_(planner, planning.config, maxima, variant.has_masks(), stream) {
   set_variant(this->memory()->variant_of(origin, variant, stream));
 }
 
@@ -94,6 +94,7 @@ std::shared_ptr<const PlanOnDevice> DevicePlannedReservation::plan(const DeviceL
                                                                    void* stream) {
   const ContextScope context(*device_);
   const std::lock_guard lock(mutex_);
+  check_reserved_layout(choice_.family, shape);
   check_table(layout->batch);
   check_pools(shape);
   const GpuLaunch launch = planner_.plan(*layout, *variant(), stream);

@@ -41,7 +41,7 @@ class DevicePlannedReservation final : public CudaReservation, public DevicePlan
  public:
   /// As CudaReservation; `planner` is the kernel that plans for `variant`, whose spec has `origin`.
   DevicePlannedReservation(const Kernel& kernel, AttentionMemoryPtr memory,
-                           const PlanConfig& config, const Maxima& maxima, i32 dim_vo,
+                           const Planning& planning, const Maxima& maxima, i32 dim_vo,
                            StreamHandle stream, const Kernel& planner, const BoundVariant& origin,
                            const BoundVariant& variant);
 

@@ -51,16 +51,17 @@ void put_plan(const PlanArrays& arrays, const PlanSizes& bounds, Filler& filler)
 }  // namespace
 
 CudaReservation::CudaReservation(const Kernel& kernel, AttentionMemoryPtr memory,
-                                 const PlanConfig& config, const Maxima& maxima, i32 dim_vo,
+                                 const Planning& planning, const Maxima& maxima, i32 dim_vo,
                                  StreamHandle stream)
     : kernel_(&kernel),
+      choice_(planning.kernel),
       device_(&kernel.device()),
-      config_(config),
+      config_(planning.config),
       maxima_(maxima),
-      bounds_(plan_bounds(config, maxima)),
+      bounds_(plan_bounds(config_, maxima)),
       memory_(std::move(memory)),
       dim_vo_(dim_vo) {
-  const i64 bytes = workspace_bytes(config, maxima, dim_vo);
+  const i64 bytes = workspace_bytes(config_, maxima, dim_vo);
   scratch_ = DevicePool::of(*device_).take(static_cast<std::size_t>(bytes), stream,
                                            "the workspace of this reservation");
   const i64 counters = scratch_offsets(bounds_.partial_rows, bounds_.expected, dim_vo).drawn;
@@ -201,11 +202,10 @@ LayoutPtr HostPlannedReservation::fit(const LayoutPtr& layout) const {
   return as_kind(layout, kind_with(*layout));
 }
 
-std::shared_ptr<const PlanOnDevice> HostPlannedReservation::put(const Layout& layout,
-                                                                const PlanArrays& arrays,
-                                                                const BoundVariant& origin,
-                                                                const BoundVariant& variant,
-                                                                void* stream) {
+std::shared_ptr<const PlanOnDevice> HostPlannedReservation::put(
+    const Layout& layout, const PlanArrays& arrays, const KernelChoice& kernel,
+    const BoundVariant& origin, const BoundVariant& variant, void* stream) {
+  check_reserved_layout(kernel.family, layout);
   const ContextScope context(*device_);
   check_upload(layout, arrays, stream);
   if (!this->variant()) set_variant(memory()->variant_of(origin, variant, stream));

@@ -23,13 +23,14 @@ class CudaReservation : public std::enable_shared_from_this<CudaReservation> {
  public:
   /// Allocates what the maxima ask for; `kernel` runs all its plans. Needs a ContextScope, as all
   /// that follows.
-  CudaReservation(const Kernel& kernel, AttentionMemoryPtr memory, const PlanConfig& config,
+  CudaReservation(const Kernel& kernel, AttentionMemoryPtr memory, const Planning& planning,
                   const Maxima& maxima, i32 dim_vo, StreamHandle stream);
   virtual ~CudaReservation() = default;
   CudaReservation(const CudaReservation&) = delete;
   CudaReservation& operator=(const CudaReservation&) = delete;
 
   const Kernel& kernel() const { return *kernel_; }
+  const KernelChoice& choice() const { return choice_; }
   const AttentionMemoryPtr& memory() const { return memory_; }
   /// The variant of all its plans: their plan members are given once.
   const std::shared_ptr<const CudaVariant>& variant() const { return variant_; }
@@ -53,6 +54,7 @@ class CudaReservation : public std::enable_shared_from_this<CudaReservation> {
   bool has_captures() const { return !captured_.empty(); }
 
   const Kernel* kernel_;
+  KernelChoice choice_;
   const Device* device_;
   PlanConfig config_;
   Maxima maxima_;
@@ -84,8 +86,8 @@ class HostPlannedReservation final : public CudaReservation, public PlanStore {
   LayoutPtr fit(const LayoutPtr& layout) const override;
   void check_captured(const Batch& batch) const override { check_values(batch); }
   std::shared_ptr<const PlanOnDevice> put(const Layout& layout, const PlanArrays& arrays,
-                                          const BoundVariant& origin, const BoundVariant& variant,
-                                          void* stream) override;
+                                          const KernelChoice& kernel, const BoundVariant& origin,
+                                          const BoundVariant& variant, void* stream) override;
 
  private:
   struct Place {

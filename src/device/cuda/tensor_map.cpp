@@ -13,6 +13,8 @@ constexpr u64 most_elements = u64{1} << 32, most_stride = u64{1} << 40;
 
 }  // namespace
 
+bool makes_tensor_maps() { return driver().encode_tensor_map != nullptr; }
+
 std::string why_not_boxed(const BoxedTensor& tensor) {
   if (tensor.data % 16 != 0) return "its address is no multiple of 16";
   for (const u64 stride : tensor.stride)

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "raddle/engine/core/config.h"
+#include "raddle/engine/core/tensor_map.h"
 
 namespace raddle::cuda {
 
@@ -15,12 +15,11 @@ struct BoxedTensor {
   u64 size[4] = {};       ///< elements
   u64 stride[3] = {};     ///< bytes from one row, head, page to the next
   u32 box[4] = {};        ///< elements; the innermost ones are 128 bytes
+  bool operator==(const BoxedTensor&) const = default;
 };
 
-/// 128 bytes that a kernel takes as its parameter.
-struct alignas(64) TensorMap {
-  u64 words[16];
-};
+/// Whether the driver makes tensor maps: CUDA 12's does.
+bool makes_tensor_maps();
 
 /// Why the hardware cannot copy boxes of the tensor; empty where it can.
 std::string why_not_boxed(const BoxedTensor& tensor);

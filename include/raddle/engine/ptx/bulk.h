@@ -7,17 +7,14 @@
 // written is seen by whichever thread waits for their barrier.
 #pragma once
 
+#include "raddle/engine/core/tensor_map.h"
 #include "raddle/engine/ptx/barrier.h"
 
 RADDLE_ENGINE_BEGIN
 
 namespace ptx {
 
-/// A tensor as bulk copies see it: its address, sizes, strides, the box, the swizzle. Made by the
-/// driver (cuTensorMapEncodeTiled); a kernel's parameter.
-struct alignas(64) TensorMap {
-  u64 words[16];
-};
+using raddle::TensorMap;
 
 /// Has the constant cache fetch the map.
 RADDLE_DEVICE void prefetch(const TensorMap* map) {

@@ -1,7 +1,9 @@
 // All instructions of this folder; or those of a test that emulates a GPU's threads on the host.
 #pragma once
 
-#include "raddle/engine/core/dtype.h"  // whose text must stand before the emulation's
+// Their text must stand before the emulation's.
+#include "raddle/engine/core/dtype.h"
+#include "raddle/engine/core/tensor_map.h"
 
 #ifdef RADDLE_EMULATED_PTX
 #include RADDLE_EMULATED_PTX

@@ -7,7 +7,8 @@
 namespace raddle {
 
 /// A folder of kernel/ with kernels of its own.
-enum class KernelFamily : i32 { mma };
+enum class KernelFamily : i32 { mma, wgmma };
+constexpr i32 num_families = 2;
 
 struct KernelConfig {
   i32 short_rows;   ///< Tq of short queries: each warp computes all rows against its own keys

@@ -46,6 +46,8 @@ RADDLE_DEVICE void arrive_all(const Launch& launch, const Variant& variant, i32 
 /// Computes the long queries of the worker's own queue, and then those it draws from the open one.
 template <class Kernel, class Variant>
 RADDLE_DEVICE void attend_long(const Launch& launch, const Variant& variant) {
+  static_assert(!has_kernel(Kernel::dim_qk, Kernel::dim_vo) ||
+                sizeof(Memory<Kernel>) <= shared_bytes);
   const i32* queue = launch.plan.queue_indptr + ptx::block_index();
   const i32 item = first_long(launch, queue[0], queue[1]);
   if (ptx::thread_index() == 0) create_barriers<Kernel>();

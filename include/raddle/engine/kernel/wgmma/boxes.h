@@ -7,10 +7,6 @@ RADDLE_ENGINE_BEGIN
 
 namespace wgmma {
 
-/// Boxes have at least as many rows as the swizzle's pattern, and at most as many as a tile.
-constexpr i32 least_box_rows = 8;
-RADDLE_FN constexpr i32 box_rows(i32 page_size, i32 tile_keys) { return min(page_size, tile_keys); }
-
 /// The boxes of an item's tiles, which begin at multiples of a box's rows. Pages hold a power of
 /// two of keys. What a tile's boxes need of the layout is in registers: the warps that load take
 /// the instructions that they execute from those that compute.

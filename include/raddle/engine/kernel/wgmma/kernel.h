@@ -3,6 +3,8 @@
 #pragma once
 
 #include "raddle/engine/kernel/gpu/team.h"
+#include "raddle/engine/kernel/wgmma/config.h"
+#include "raddle/engine/kernel/wgmma/launch.h"
 #include "raddle/engine/ptx/hopper.h"
 #include "raddle/engine/variant/parts.h"
 
@@ -12,10 +14,8 @@ namespace wgmma {
 
 using namespace gpu_kernel;  // what all families share
 
-constexpr i32 group_threads = 128, group_warps = 4;
-constexpr i32 consumer_groups = 2;
-constexpr i32 num_threads = group_threads * (consumer_groups + 1);
-constexpr i32 group_rows = 64;  ///< of an item, a consumer warpgroup
+constexpr i32 group_warps = group_threads / 32;
+constexpr i32 group_rows = long_tile.rows / consumer_groups;  ///< of an item
 /// Registers of a thread: what the launch gives each, and how the warpgroups divide them. More than
 /// the launch gave can never be taken: the block would wait for ever.
 constexpr i32 launch_registers = 168, loader_registers = 40, consumer_registers = 232;
@@ -47,8 +47,8 @@ struct Kernel {
   static constexpr bool quantized = false;
   static constexpr i32 dim_qk = qk;
   static constexpr i32 dim_vo = vo;
-  static constexpr i32 long_rows = consumer_groups * group_rows;
-  static constexpr i32 long_keys = 128;
+  static constexpr i32 long_rows = long_tile.rows;
+  static constexpr i32 long_keys = long_tile.keys;
   static constexpr i32 slots = 2;  ///< of K's ring, of V's, and of Q
   /// Heads are stored in halves of 64 columns; a product's depth is 16, its width 64 columns of O.
   static constexpr i32 qk_halves = ceil_div(qk, 64);
@@ -57,11 +57,6 @@ struct Kernel {
   /// Whether the facts of keys are read where no mask cuts a tile.
   static constexpr bool asks_for_keys = has_logits<Variant>;
   static_assert(vo_halves <= 2, "wider heads have fewer keys a tile");
-};
-
-/// The parameter of a kernel: what every family is given, and where bulk copies find K and V.
-struct Launch : GpuLaunch {
-  ptx::TensorMap map[max_levels][2];  ///< of K and V
 };
 
 }  // namespace wgmma

@@ -1,0 +1,20 @@
+// The parameter of a kernel on Hopper's wgmma.
+#pragma once
+
+#include "raddle/engine/core/tensor_map.h"
+#include "raddle/engine/kernel/gpu/launch.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace wgmma {
+
+/// What every family is given, and where bulk copies find K and V.
+struct Launch : GpuLaunch {
+  TensorMap map[max_levels][2];  ///< of K and V
+};
+
+static_assert(sizeof(Launch) == 2368 + 128 * 2 * max_levels);
+
+}  // namespace wgmma
+
+RADDLE_ENGINE_END

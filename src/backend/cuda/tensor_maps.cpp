@@ -1,0 +1,64 @@
+#include "backend/cuda/tensor_maps.h"
+
+#include <algorithm>
+
+#include "backend/kv_tensors.h"
+#include "raddle/engine/kernel/wgmma/config.h"
+
+namespace raddle::cuda {
+
+std::size_t TensorMaps::Hash::operator()(const BoxedTensor& tensor) const {
+  u64 hash = tensor.data;
+  const auto add = [&hash](u64 value) {
+    hash = (hash ^ value) * 0x9e3779b97f4a7c15 + (hash >> 29);
+  };
+  for (const u64 size : tensor.size) add(size);
+  for (const u64 stride : tensor.stride) add(stride);
+  add(tensor.box[1]);
+  return static_cast<std::size_t>(hash);
+}
+
+/// Rows of 64 columns of one page and head are a box. Keys without pages lie in one.
+BoxedTensor TensorMaps::box(const PoolView& pool, const TensorRef& tensor, const Level& level,
+                            i32 dim) const {
+  const bool paged = level.storage == KvStorage::paged;
+  const i64 blocks = raddle::dim(tensor, 0);
+  const i64 rows = paged ? level.block_size : blocks;
+  BoxedTensor boxed;
+  boxed.data = reinterpret_cast<u64>(pool.data);
+  boxed.element_bytes = element_bytes_;
+  const i64 size[4] = {dim, rows, heads_, paged ? blocks : 1};
+  const i64 stride[3] = {paged ? pool.row_stride : pool.block_stride, pool.head_stride,
+                         paged ? pool.block_stride : 0};
+  // What has one element alone may have any stride, also one that no map can have.
+  const u64 least = static_cast<u64>(round_up(i64{dim} * element_bytes_, i64{16}));
+  for (i32 i = 0; i < 4; ++i) boxed.size[i] = static_cast<u64>(size[i]);
+  for (i32 i = 0; i < 3; ++i)
+    boxed.stride[i] = size[i + 1] > 1 ? static_cast<u64>(stride[i] * element_bytes_) : least;
+  boxed.box[0] = static_cast<u32>(128 / element_bytes_);
+  boxed.box[1] = static_cast<u32>(
+      wgmma::box_rows(paged ? level.block_size : wgmma::long_tile.keys, wgmma::long_tile.keys));
+  boxed.box[2] = boxed.box[3] = 1;
+  return boxed;
+}
+
+TensorMap TensorMaps::map_of(const BoxedTensor& tensor) {
+  // Of a tensor without rows nothing is ever copied.
+  if (std::count(tensor.size, tensor.size + 4, u64{0}) > 0) return {};
+  const auto found = maps_.find(tensor);
+  if (found != maps_.end()) return found->second;
+  if (maps_.size() >= most) maps_.clear();
+  return maps_.emplace(tensor, make_tensor_map(tensor)).first->second;
+}
+
+void TensorMaps::provide(const Layout& layout, const RunArgs& args, wgmma::Launch& launch) {
+  const std::lock_guard lock(mutex_);
+  const std::vector<Level>& levels = layout.levels();
+  for (std::size_t i = 0; i < levels.size(); ++i) {
+    const KvRef& pair = args.kv[args.kv.size() == 1 ? 0 : i];
+    launch.map[i][0] = map_of(box(launch.kv[i].k, pair.k, levels[i], dims_[0]));
+    launch.map[i][1] = map_of(box(launch.kv[i].v, pair.v, levels[i], dims_[1]));
+  }
+}
+
+}  // namespace raddle::cuda

@@ -1,0 +1,42 @@
+// Tensor maps of the KV tensors that runs bring: made once a tensor, since a model's layers run
+// again and again with the same ones.
+#pragma once
+
+#include <mutex>
+#include <unordered_map>
+
+#include "device/cuda/tensor_map.h"
+#include "raddle/attention.h"
+#include "raddle/engine/kernel/run.h"
+#include "raddle/engine/kernel/wgmma/launch.h"
+
+namespace raddle::cuda {
+
+class TensorMaps {
+ public:
+  explicit TensorMaps(const AttentionSpec& spec)
+      : dims_{spec.head_dim_qk, spec.head_dim_vo},
+        heads_(spec.num_kv_heads),
+        element_bytes_(dtype_bytes(spec.stored_dtype())) {}
+
+  /// Writes the maps of K and V of each of the layout's levels, whose tensors `args` has. All must
+  /// be served by the wgmma family. Raises DeviceError where the driver refuses one.
+  void provide(const Layout& layout, const RunArgs& args, wgmma::Launch& launch);
+
+ private:
+  struct Hash {
+    std::size_t operator()(const BoxedTensor& tensor) const;
+  };
+  /// Beyond so many, those of tensors that are gone are in the way: all are made anew.
+  static constexpr std::size_t most = 4096;
+
+  BoxedTensor box(const PoolView& pool, const TensorRef& tensor, const Level& level, i32 dim) const;
+  TensorMap map_of(const BoxedTensor& tensor);
+
+  i32 dims_[2];  ///< of K and V
+  i32 heads_, element_bytes_;
+  std::mutex mutex_;
+  std::unordered_map<BoxedTensor, TensorMap, Hash> maps_;
+};
+
+}  // namespace raddle::cuda

@@ -1,0 +1,127 @@
+#include "plan/kernel_choice.h"
+
+#include <string_view>
+
+#include "plan/explain.h"
+#include "plan/heuristics.h"
+#include "raddle/engine/kernel/wgmma/config.h"
+#include "raddle/engine/plan/units.h"
+#include "raddle/error.h"
+
+namespace raddle {
+namespace {
+
+/// Whether every group has short queries, in the mma family's sense.
+bool is_short(const LayoutView& layout, const PlanConfig& config) {
+  for (i32 l = 0; l < layout.num_levels; ++l) {
+    const LevelView& level = layout.levels[l];
+    for (i32 g = 0; g < level.num_groups; ++g)
+      if (shape_of(config, group_rows(level, g) * config.group_size) != short_queries) return false;
+  }
+  return true;
+}
+
+/// When workers that share the work equally are done with it, if masks keep everything.
+i64 equal_share(const LayoutView& layout, const PlanConfig& config) {
+  const bool all_partial = layout.num_levels > 1;
+  i64 total = 0;
+  for (i32 l = 0; l < layout.num_levels; ++l) {
+    const LevelView& level = layout.levels[l];
+    for (i32 g = 0; g < level.num_groups; ++g) {
+      const i32 rows = group_rows(level, g) * config.group_size;
+      const TileShape& shape = config.shapes[shape_of(config, rows)];
+      const CostModel& model = config.costs[shape_of(config, rows)];
+      const i64 tiles = count_tiles(config, rows),
+                kv_tiles = ceil_div(level.columns[g], shape.keys);
+      const UnitCost full = cost_of(model, min(rows, shape.rows), all_partial);
+      total += tiles * (full.start + kv_tiles * full.tile);
+    }
+  }
+  return total * config.num_kv_heads / config.num_workers;
+}
+
+}  // namespace
+
+const char* name_of(KernelFamily family) { return family == KernelFamily::wgmma ? "wgmma" : "mma"; }
+
+std::optional<KernelFamily> family_named(const char* value) {
+  const std::string_view name = value ? value : "";
+  if (name.empty()) return {};
+  for (const KernelFamily family : {KernelFamily::mma, KernelFamily::wgmma})
+    if (name == name_of(family)) return family;
+  fail<ValueError>("RADDLE_BACKEND is \"", name, "\"; expected \"mma\" or \"wgmma\"");
+}
+
+std::string KernelChoice::explain() const {
+  std::string text = std::string("kernel family: ") + name_of(family) + " (" + reason;
+  for (i32 i = 0; i < num_families; ++i)
+    if (time[i] > 0)
+      text += std::string(i == 0 ? ": " : ", ") + name_of(static_cast<KernelFamily>(i)) + " " +
+              in_time(time[i]);
+  return text + ")";
+}
+
+const char* unserved_by_wgmma(const AttentionSpec& spec, const FamilyFacts& facts) {
+  if (facts.arch != 90) return "wgmma is of sm_90 alone";
+  if (!facts.makes_tensor_maps) return "wgmma needs the driver of CUDA 12 or later";
+  if (spec.stored_dtype() != spec.dtype) return "wgmma does not serve a kv_dtype other than dtype";
+  if (!wgmma::has_kernel(spec.head_dim_qk, spec.head_dim_vo))
+    return "wgmma does not serve such head dims: expected up to 128, those of V multiples of 32";
+  if (facts.changes_rows)
+    return "wgmma does not serve variants with parts for queries, keys or values";
+  return nullptr;
+}
+
+const char* unserved_by_wgmma(const Layout& layout) {
+  for (const Level& level : layout.levels()) {
+    if (level.storage == KvStorage::blocks)
+      return "wgmma does not serve blocks of slots, only pages";
+    if (level.page_size > 0 || !level.block_first.empty())
+      return "wgmma does not serve blocks that are parts of pages";
+    if (level.storage == KvStorage::paged && !wgmma::is_boxed(level.block_size))
+      return "wgmma does not serve such pages: expected a page_size that is a power of two and at "
+             "least 8";
+  }
+  return nullptr;
+}
+
+void check_asked_family(const AttentionSpec& spec, const FamilyFacts& facts) {
+  if (facts.asked != KernelFamily::wgmma) return;
+  if (const char* why = unserved_by_wgmma(spec, facts))
+    fail<ValueError>("RADDLE_BACKEND is \"wgmma\", and ", why);
+}
+
+KernelChoice choose_reserved_kernel(const AttentionSpec& spec, const FamilyFacts& facts) {
+  if (facts.asked) return {*facts.asked, "RADDLE_BACKEND asks for it"};
+  if (const char* why = unserved_by_wgmma(spec, facts)) return {KernelFamily::mma, why};
+  return {KernelFamily::mma, "a reservation takes layouts of any kind and any queries"};
+}
+
+void check_reserved_layout(KernelFamily family, const Layout& layout) {
+  if (family != KernelFamily::wgmma) return;
+  if (const char* why = unserved_by_wgmma(layout))
+    fail<ValueError>("layout cannot be read by the reservation's kernel: ", why);
+}
+
+KernelChoice choose_gpu_kernel(const AttentionSpec& spec, const FamilyFacts& facts,
+                               const Layout& layout, const PlanConfig& mma,
+                               const PlanConfig& wgmma) {
+  if (facts.asked == KernelFamily::wgmma) {
+    if (const char* why = unserved_by_wgmma(layout))
+      fail<ValueError>("RADDLE_BACKEND is \"wgmma\", and layout cannot be read: ", why);
+  }
+  if (facts.asked) return {*facts.asked, "RADDLE_BACKEND asks for it"};
+  if (const char* why = unserved_by_wgmma(spec, facts)) return {KernelFamily::mma, why};
+  // Page sizes and neighbours must change no bit.
+  if (spec.batch_invariant)
+    return {KernelFamily::mma, "one family for all layouts, with batch_invariant=True"};
+  if (const char* why = unserved_by_wgmma(layout)) return {KernelFamily::mma, why};
+  if (is_short(layout.view(), mma)) return {KernelFamily::mma, "all queries are short"};
+  KernelChoice choice{KernelFamily::mma, "it is expected to be faster", {}};
+  choice.time[0] = equal_share(layout.view(), mma);
+  choice.time[1] = equal_share(layout.view(), wgmma);
+  if (choice.time[1] < choice.time[0]) choice.family = KernelFamily::wgmma;
+  return choice;
+}
+
+}  // namespace raddle

@@ -1,0 +1,57 @@
+// Which family of GPU kernels runs a plan: what each can compute, what it is expected to take, and
+// why one is taken. Pure functions.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "raddle/attention.h"
+#include "raddle/engine/kernel/gpu/config.h"
+
+namespace raddle {
+
+/// What decides, beside spec and layout, which families can compute.
+struct FamilyFacts {
+  i32 arch = 0;                       ///< 90 for "sm_90a"
+  bool makes_tensor_maps = false;     ///< the driver does
+  bool changes_rows = false;          ///< the variant has parts for queries, keys or values
+  std::optional<KernelFamily> asked;  ///< RADDLE_BACKEND
+};
+
+/// "mma"
+const char* name_of(KernelFamily family);
+
+/// The family that RADDLE_BACKEND's value names; nothing where it is null or empty. Raises
+/// ValueError.
+std::optional<KernelFamily> family_named(const char* value);
+
+struct KernelChoice {
+  KernelFamily family = KernelFamily::mma;
+  const char* reason = "";
+  /// Planned time of each family where they were weighed, else 0; in the CostModel's units.
+  i64 time[num_families] = {};
+  /// "kernel family: …", a line of text for people.
+  std::string explain() const;
+};
+
+/// Why the wgmma family cannot compute the spec, or read the layout; null: it can.
+const char* unserved_by_wgmma(const AttentionSpec& spec, const FamilyFacts& facts);
+const char* unserved_by_wgmma(const Layout& layout);
+
+/// Raises ValueError, naming the argument, where RADDLE_BACKEND asks for a family that cannot
+/// compute the spec.
+void check_asked_family(const AttentionSpec& spec, const FamilyFacts& facts);
+
+/// The family of plans for all layouts of a reservation.
+KernelChoice choose_reserved_kernel(const AttentionSpec& spec, const FamilyFacts& facts);
+
+/// The family for a layout; `mma` and `wgmma` are what plans of each are made with. Raises
+/// ValueError where RADDLE_BACKEND asks for one that cannot read it.
+KernelChoice choose_gpu_kernel(const AttentionSpec& spec, const FamilyFacts& facts,
+                               const Layout& layout, const PlanConfig& mma,
+                               const PlanConfig& wgmma);
+
+/// Raises ValueError where the family cannot read a reservation's layout.
+void check_reserved_layout(KernelFamily family, const Layout& layout);
+
+}  // namespace raddle

@@ -1,0 +1,162 @@
+"""Hopper's family of GPU kernels: which plans take it and why, and that it computes what the other one does.
+
+Needs --device cuda: an sm_90 GPU, or the emulated driver with RADDLE_EMULATOR_COMPUTE=90 (test_emulated.py).
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+import raddle
+import tvm_ffi
+from checks import within
+from device_table import MAXIMA, PAGES, Table, Tensors, batch, reserve
+from draws import draw
+from engine import Engine, OnDevice, spec_of, twin
+from raddle import _cuda
+from reference import attention
+from small import refuses, reserved
+
+HEADS = {"dim": 64, "group": 2, "num_kv_heads": 2, "dtype": "bfloat16"}
+LONG = [(70, 90), (1, 300), (0, 5), (33, 140), (130, 131)]
+streams = itertools.count(0xA0000, 0x100)
+
+
+@pytest.fixture
+def wgmma(gpu, monkeypatch):
+    """Every plan asks for the family."""
+    monkeypatch.setenv("RADDLE_BACKEND", "wgmma")
+    if not _cuda.driver()["gpus"][0]["arch"].startswith("sm_90"):
+        with refuses(ValueError, 'RADDLE_BACKEND is "wgmma"', "sm_90 alone"):
+            raddle.Attention(raddle.AttentionSpec(4, 2, 64, dtype="bfloat16"), device=gpu)
+        pytest.skip("needs an sm_90 GPU, or RADDLE_EMULATOR_COMPUTE=90")
+    return gpu
+
+
+def attention_of(gpu, problem, **options):
+    return OnDevice(raddle.Attention(spec_of(problem, **options), device=gpu))
+
+
+def check(gpu, problem, num_workers=None, state=False, schedule="auto"):
+    attn = attention_of(gpu, problem)
+    plan = attn.plan(twin(problem.layout), num_workers=num_workers, schedule=schedule)
+    assert "kernel family: wgmma" in plan.explain() and "(wgmma) for" in plan.explain(), plan.explain()
+    out, lse = Engine(gpu).run_plan(attn, plan, problem, state=state)
+    within(attention(problem, state=state), out, lse)
+    return plan
+
+
+@pytest.mark.parametrize("layout", ["ragged", "paged", "paged_hnd", "paged_interleaved", "paged_table"])
+@pytest.mark.parametrize("num_workers", [1, 3, 8])
+def test_layouts(wgmma, rng, layout, num_workers):
+    paged = {} if layout == "ragged" else {"page_size": int(rng.choice([8, 16, 64, 256]))}
+    check(wgmma, draw(rng, layout, "causal", lengths=LONG, **paged, **HEADS), num_workers)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "algorithm1", "one-per-request"])
+def test_schedules(wgmma, rng, schedule):
+    check(wgmma, draw(rng, "paged", "causal", lengths=LONG, page_size=16, **HEADS), 5, schedule=schedule)
+
+
+def test_states(wgmma, rng):
+    check(wgmma, draw(rng, "paged", "causal", lengths=LONG, page_size=16, **HEADS), 5, state=True)
+
+
+@pytest.mark.parametrize("num_workers", [1, 7])
+def test_cascades(wgmma, rng, num_workers):
+    """Short queries of the requests beside long ones of what they share."""
+    lengths = [(1, 30), (9, 70), (1, 3), (20, 40)]
+    check(wgmma, draw(rng, "cascade", "causal", lengths=lengths, page_size=16, **HEADS), num_workers)
+
+
+def test_batch_invariance(wgmma, rng):
+    """Other workers, and other requests beside it, change no bit of a request's."""
+    problem = draw(rng, "paged", "causal", lengths=[(40, 2300), (3, 30)], page_size=16, **HEADS)
+    attn = attention_of(wgmma, problem, batch_invariant=True)
+    layout = twin(problem.layout)
+    outs = []
+    for workers in (1, 6):
+        outs.append(attn.run(attn.plan(layout, num_workers=workers), problem.q, problem.kv[0]))
+    within(attention(problem), outs[0])
+    np.testing.assert_array_equal(outs[0].view(np.uint16), outs[1].view(np.uint16))
+
+
+def test_layouts_that_it_does_not_read(wgmma, rng):
+    plain = draw(rng, "paged", "causal", lengths=LONG, page_size=16, **HEADS)
+    attn = attention_of(wgmma, plain)
+    for layout, pages, why in [
+        ("paged", {"page_size": 4}, "power of two and at least 8"),
+        ("paged", {"page_size": 24}, "power of two and at least 8"),
+        ("bsr", {}, "not serve blocks of slots"),
+    ]:
+        other = draw(rng, layout, "causal", lengths=LONG, **pages, **HEADS)
+        with refuses(ValueError, 'RADDLE_BACKEND is "wgmma", and layout cannot be read', why):
+            attn.plan(twin(other.layout))
+
+
+def test_specs_that_it_does_not_serve(wgmma):
+    def refused(why, *dims, **options):
+        spec = raddle.AttentionSpec(4, 2, *dims, **{"dtype": "bfloat16", **options})
+        with refuses(ValueError, 'RADDLE_BACKEND is "wgmma"', why):
+            raddle.Attention(spec, device=wgmma)
+
+    refused("head dims", 256)
+    refused("head dims", 64, 72)
+    refused("kv_dtype other than dtype", 64, kv_dtype="float8_e4m3fn")
+    refused("parts for queries, keys or values", 64, variant=raddle.Rope(64))
+
+
+def test_graphs(wgmma, emulator, rng):
+    """Later batches in the graph of a captured run, whose maps are those of the pools that it captured."""
+    attn = attention_of(wgmma, batch(rng)).attention
+    reservation, tensors, stream = reserved(attn, **MAXIMA), Tensors(), next(streams)
+    for step in range(4):
+        problem = batch(rng)
+        reservation.update(twin(problem.layout))
+        tensors.write(problem)
+        if step == 0:
+            assert "(wgmma) for" in reservation.plan.explain()
+            emulator.raddle_emulator_capture(stream)
+            with tvm_ffi.use_raw_stream(tvm_ffi.device(attn.device), stream):
+                attn.run(reservation, tensors.q, tensors.kv, out=tensors.out)
+            emulator.raddle_emulator_capture(None)
+        emulator.raddle_emulator_replay(stream)
+        within(attention(problem), tensors.out.numpy()[: len(problem.q)])
+    with refuses(ValueError, "cannot be read by the reservation's kernel", "at least 8"):
+        few = reserved(attn, **MAXIMA)
+        few.update(twin(batch(rng, page_size=4).layout))
+
+
+@pytest.mark.parametrize("prefixes", [False, True])
+def test_plans_made_on_the_device(wgmma, rng, prefixes):
+    levels = 2 if prefixes else 1
+    attn, reservation = reserve(wgmma, max_levels=levels)
+    table, tensors = Table("lists", num_pages=PAGES, discover_prefixes=16 if prefixes else False), Tensors()
+    for _ in range(3):
+        problem = batch(rng, "paged_prefixes" if prefixes else "paged")
+        problem.layout.discover_prefixes = 16 if prefixes else 0
+        table.write(problem.layout), tensors.write(problem)
+        reservation.update(table.layout)
+        attn.run(reservation, tensors.q, tensors.kv, out=tensors.out)
+        reservation.check()
+        within(attention(problem), tensors.out.numpy()[: len(problem.q)])
+
+
+def test_the_choice(wgmma, rng, monkeypatch):
+    """By default: long queries where they are served, with the reason."""
+    monkeypatch.delenv("RADDLE_BACKEND")
+
+    def chosen(lengths, layout="ragged", **options):
+        options = {"page_size": 16, **options} if layout == "paged" else options
+        problem = draw(rng, layout, "causal", lengths=lengths, **HEADS)
+        return attention_of(wgmma, problem).plan(twin(problem.layout)).explain()
+
+    assert "kernel family: wgmma (it is expected to be faster: mma" in chosen([(1300, 1300)])
+    assert "kernel family: mma (all queries are short)" in chosen([(1, 3000), (8, 90)])
+    # A long prompt beside requests that generate, and the other way round.
+    assert "kernel family: wgmma" in chosen([(1300, 1300), (1, 40), (1, 70)])
+    monkeypatch.setenv("RADDLE_BACKEND", "mma")
+    assert "kernel family: mma (RADDLE_BACKEND asks for it)" in chosen([(1300, 1300)])
+    monkeypatch.setenv("RADDLE_BACKEND", "cutlass")
+    with refuses(ValueError, 'RADDLE_BACKEND is "cutlass"; expected "mma" or "wgmma"'):
+        chosen([(1, 1)])
