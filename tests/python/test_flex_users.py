@@ -23,8 +23,9 @@ def torch_rng(rng):
 
 
 def same(program):
+    """A tanh errs by up to 2^-21, a logit that is capped at 30 by 30 times that."""
     found, expected = program(ours), program(theirs)
-    torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-6)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=5e-5)
 
 
 class Cache(torch.nn.Module):
