@@ -43,7 +43,7 @@ def _sweep() -> None:
     _sweep_at = max(_LEAST_SWEPT, 2 * len(_numbered))
 
 
-def _object_of(number: int, what: str) -> Any:
+def object_of(number: int, what: str) -> Any:
     """Raises RuntimeError where what a compiled graph names by its number is gone."""
     ref = _numbered.get(number)
     found = None if ref is None else ref()
@@ -134,8 +134,8 @@ def _run(
     params = dict(zip(names.split("\n"), [*tensors, *values])) if names else {}
     scales = {name: _scale_of(params, name, len(levels)) for name in _SCALES}
     with torch.set_grad_enabled(with_grad):  # where gradients are wanted, tensors that require one are refused
-        _object_of(attention, "the attention").run(
-            _object_of(plan, "the plan"),
+        object_of(attention, "the attention").run(
+            object_of(plan, "the plan"),
             q,
             levels[0] if len(levels) == 1 else levels,
             out=out,

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from typing import Any, Callable, NamedTuple, NoReturn, TypedDict
 
+from raddle._compiled import compiled as operators
+from raddle._compiled import is_traced
 from raddle._keywords import answered
 from raddle._tensors import dtype_name, lend
 from raddle.flex.block_mask import BlockMask, from_torch, is_torch_block_mask
 from raddle.flex.errors import LengthError, RankError, UnsupportedError
-from raddle.flex.inputs import Inputs
+from raddle.flex.inputs import Inputs, like_in_order
 from raddle.flex.offset import arguments
 from raddle.flex.program import program_of
 from raddle.flex.trace import Traced, trace_mask, trace_score, traced_before
+
+
+if operators is not None:
+    from raddle._torch_op import object_of
+    from raddle.flex import compiled
+else:
+    compiled = None
 
 
 class AuxRequest(NamedTuple):
@@ -83,11 +92,26 @@ def flex_attention(
     wants_lse = _wants_lse(return_lse, return_aux)
     if kernel_options is not None and not isinstance(kernel_options, dict):
         raise TypeError(f"kernel_options is a {type(kernel_options).__name__}; expected a dict or None")
-    if is_torch_block_mask(block_mask):
-        block_mask = from_torch(block_mask)
-    _check_tensors(query, key, value, enable_gqa)
-    _check_block_mask(query, key, block_mask)
-    score, mask = _traced(score_mod, block_mask)
+    if is_traced():
+        how = score_mod, block_mask, scale, enable_gqa, wants_lse
+        out, lse = compiled.flex_attention(query, key, value, *how)
+        lse = lse if wants_lse else None
+    else:
+        if is_torch_block_mask(block_mask):
+            block_mask = from_torch(block_mask)
+        _check_tensors(query, key, value, enable_gqa)
+        _check_block_mask(query, key, block_mask)
+        score, mask = _traced(score_mod, block_mask)
+        out, lse = _attend(query, key, value, score, mask, scale, wants_lse)
+    if return_aux is not None:
+        return out, AuxOutput(lse=lse)
+    return (out, lse) if wants_lse else out
+
+
+def _attend(
+    query: Any, key: Any, value: Any, score: Traced | None, mask: Traced | None, scale: Any, wants_lse: bool
+) -> tuple[Any, Any]:
+    """(out, lse); lse is None where it is not wanted."""
     inputs = Inputs(query, key, value, scale)
     program = program_of(inputs, score, mask)
     plan = program.plan(inputs.batch, inputs.length, inputs.kv_length, inputs.shares_keys, mask)
@@ -98,11 +122,29 @@ def flex_attention(
     )
     result, lse = result if wants_lse else (result, None)
     out = inputs.finish(result, rows_out, out)
-    if lse is not None:
-        lse = inputs.finish_lse(lse)
-    if return_aux is not None:
-        return out, AuxOutput(lse=lse)
-    return (out, lse) if wants_lse else out
+    return out, lse if lse is None else inputs.finish_lse(lse)
+
+
+def _attend_compiled(
+    query: Any, key: Any, value: Any, score: Any, mask: Any, given: int, scale: Any, enable_gqa: bool, wants_lse: bool
+) -> tuple[Any, Any]:
+    """What the operator of torch.compile does; ``given``: the number of a block mask that was made outside."""
+    block_mask = object_of(given, "the block mask") if given else None
+    _check_tensors(query, key, value, enable_gqa)
+    _check_block_mask(query, key, block_mask)
+    if block_mask is not None:
+        mask = trace_mask(block_mask.as_mask())
+    return _attend(query, key, value, score, _told_apart(score, mask), scale, wants_lse)
+
+
+if compiled is not None:
+    compiled.define(_attend_compiled, like_in_order)
+
+
+def _told_apart(score: Traced | None, mask: Traced | None) -> Traced | None:
+    """The mask, whose members have names of their own where score and mask have one name (two lambdas, say)."""
+    same = score is not None and mask is not None and score.name == mask.name
+    return mask.renamed(f"{mask.name}_mask") if same else mask
 
 
 def _traced(score_mod: Any, block_mask: BlockMask | None) -> tuple[Traced | None, Traced | None]:
@@ -114,9 +156,7 @@ def _traced(score_mod: Any, block_mask: BlockMask | None) -> tuple[Traced | None
                 raise TypeError("score_mod is a mask mod; expected (score, b, h, q_idx, kv_idx)")
             score = trace_score(score_mod)
     if block_mask is not None:
-        mask = trace_mask(block_mask.as_mask())
-        if score is not None and score.name == mask.name:  # two lambdas, say: their members need names of their own
-            mask = mask.renamed(f"{mask.name}_mask")
+        mask = _told_apart(score, trace_mask(block_mask.as_mask()))
     return score, mask
 
 

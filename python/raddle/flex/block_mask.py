@@ -12,6 +12,8 @@ from typing import Any, Callable
 
 import numpy as np
 
+from raddle._compiled import compiled as operators
+from raddle._compiled import is_traced, numbered
 from raddle._keywords import answered
 from raddle._tensors import kind_of
 from raddle.flex import picture
@@ -21,6 +23,9 @@ from raddle.flex.ops import minimum
 from raddle.flex.picture import EMPTY, FULL, PARTIAL
 from raddle.flex.errors import BlockListError, IncompleteError, SlicedMaskError
 from raddle.flex.trace import trace_mask, trace_score
+
+if operators is not None:
+    from raddle.flex import compiled
 
 _TO_SHOW = 1 << 26  # pairs of a mask whose blocks repr may compute
 
@@ -80,6 +85,7 @@ class BlockMask:
         self._whole: Callable[..., Any] | None = None
         self._shape, self._size = shape, block_size
         self._has_full = self._has_columns = True
+        numbered(self)
 
     @classmethod
     def _of(cls, mask_mod: Any, shape: tuple[int, ...], block_size: tuple[int, int], kinds: Any) -> BlockMask:
@@ -163,7 +169,7 @@ class BlockMask:
         before._computed, self._blocks = self._computed, before._kinds
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not name.startswith("_") and name not in ("mask_mod", "seq_lengths"):
+        if not name.startswith("_") and name not in ("mask_mod", "seq_lengths", "number"):
             expected = "another mask by BlockMask.from_kv_blocks; mask_mod and seq_lengths can be set"
             raise AttributeError(f"{name} of a BlockMask is read-only; expected {expected}")
         object.__setattr__(self, name, value)
@@ -362,6 +368,8 @@ def create_block_mask(
         >>> flex.create_block_mask(lambda b, h, q_idx, kv_idx: kv_idx <= q_idx, 1, 1, 1_000_000, 1_000_000).shape
         (1, 1, 1000000, 1000000)
     """
+    if is_traced():
+        return compiled.create_block_mask(mask_mod, (B or 1, H or 1, Q_LEN, KV_LEN))
     _check_mask(mask_mod)
     shape = (1 if B is None else integer(B, "B", 1), 1 if H is None else integer(H, "H", 1))
     shape += (integer(Q_LEN, "Q_LEN"), integer(KV_LEN, "KV_LEN"))

@@ -53,7 +53,7 @@ class Inputs:
         where they are a view of it. (None, None): `run` makes one."""
         if not isinstance(self.query, TorchTensor):
             return None, None
-        out = _like_in_order(self.query, (self.batch, self.num_qo_heads, self.length, self.dim_vo))
+        out = like_in_order(self.query, (self.batch, self.num_qo_heads, self.length, self.dim_vo))
         if self.dim_vo != self.padded_dim_vo:
             return out, None
         if self.batch == 1:
@@ -79,7 +79,7 @@ class Inputs:
         return lse.contiguous() if isinstance(lse, TorchTensor) else lse
 
 
-def _like_in_order(query: Any, shape: tuple[int, ...]) -> Any:
+def like_in_order(query: Any, shape: tuple[int, ...]) -> Any:
     """An uninitialised tensor whose strides have the order of the query's; elements of a head lie side by side."""
     if query.is_contiguous():
         return query.new_empty(shape)

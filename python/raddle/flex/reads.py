@@ -51,7 +51,7 @@ class Reads:
 
     def same(self, at: At, read: int) -> int:
         """A value that was one object with another read's, and has to be again."""
-        return self.add(At(_one, (*at, read)), operator.is_not, _OTHER)
+        return self.add(At(one, (*at, read)), operator.is_not, _OTHER)
 
     def hold(self, read: int, value: Any) -> None:
         """The trace holds for this value alone."""
@@ -59,7 +59,7 @@ class Reads:
 
     def compute(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any], result: Any) -> int:
         """What was computed of captured arrays, `Of` in ``args`` and ``kwargs``: computed anew by each call."""
-        at = At(_computed, (function, args, kwargs))
+        at = At(computed, (function, args, kwargs))
         known = scalar(result)
         if known is not None or _is_plain(result):
             return self.add(at, is_constant, result)
@@ -67,6 +67,18 @@ class Reads:
             return self.add(at, is_array, kind_of_array(result))
         self.repeatable = False
         return self.add(at, is_type, type(result))
+
+    def listed(self) -> list[tuple[Find, Any, Callable[[Any, Any], Any], Any]]:
+        return self._reads
+
+    def is_of_array(self, read: int) -> bool:
+        """Whether a number was read of an array of one element."""
+        return self._reads[read][0] is number
+
+    def number_behind(self, read: int) -> int:
+        """The read of the array of which a number was read; else the read itself."""
+        find, where, *_ = self._reads[read]
+        return where if find is number else read
 
     def again(self, fn: Any) -> Optional[list[Any]]:
         """The values of all reads for another function; None where the trace does not hold for it."""
@@ -97,7 +109,7 @@ def _is_plain(x: Any) -> bool:
 # Values lie one place behind their reads: the first is the function itself, which none has read.
 
 
-def _one(values: list[Any], where: tuple[Find, Any, int]) -> Any:
+def one(values: list[Any], where: tuple[Find, Any, int]) -> Any:
     find, at, read = where
     value = find(values, at)
     return value if value is values[read + 1] else _OTHER
@@ -141,7 +153,7 @@ def method_of_type(values: list[Any], where: tuple[int, str]) -> Any:
     return getattr(type(values[where[0] + 1]), where[1])
 
 
-def _computed(values: list[Any], where: tuple[Any, Any, dict[str, Any]]) -> Any:
+def computed(values: list[Any], where: tuple[Any, Any, dict[str, Any]]) -> Any:
     function, args, kwargs = where
     return function(*_given(values, args), **{name: _given(values, x) for name, x in kwargs.items()})
 

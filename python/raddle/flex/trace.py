@@ -59,16 +59,17 @@ class Trace:
     def __init__(self, name: str, root: Node, is_mask: bool, reads: Reads) -> None:
         members = codegen.Members(root)
         self.payloads: dict[str, Any] = members.payloads
-        self.name, self.expr, self.is_mask, self._reads = name, root, is_mask, reads
+        self.name, self.expr, self.is_mask, self.reads = name, root, is_mask, reads
         self.source = codegen.struct(name, root, members, is_mask)
         self.params = {member: _param_type(payload) for member, payload in self.payloads.items()}
         self.indexes = any(node.op == "load" for node in evaluate.order(root))
         self._variant: Variant | None = None
         self._renamed: dict[str, Trace] = {}
+        self.number: int | None = None  # of a trace that a compiled graph has
 
     def of(self, fn: Any) -> Traced | None:
         """The function, if this is what it becomes, with what it captures now."""
-        values = self._reads.again(fn)
+        values = self.reads.again(fn)
         if values is None:
             return None
         found = {}
@@ -79,7 +80,7 @@ class Trace:
     def renamed(self, name: str) -> Trace:
         """The same under another name."""
         if name not in self._renamed:
-            self._renamed[name] = Trace(name, self.expr, self.is_mask, self._reads)
+            self._renamed[name] = Trace(name, self.expr, self.is_mask, self.reads)
         return self._renamed[name]
 
     @property

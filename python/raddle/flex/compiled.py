@@ -1,0 +1,197 @@
+"""`flex_attention` and `create_block_mask` under torch.compile: an operator that it does not look into.
+
+torch.compile cannot hold a function of Python in a graph. What the function captures it can: the trace, made when the
+graph is compiled, is a constant of it, and torch.compile itself reads the captured values by a function that is written
+from the trace's `Reads`. So they are inputs of the graph; other values compile nothing, and where Python needed a number
+torch.compile guards it. A `BlockMask` that comes from outside has a number, as plans have.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any, Callable
+
+import torch
+
+from raddle.flex import reads
+from raddle.flex.trace import Trace, Traced, trace_mask, trace_score
+
+_traces: dict[int, Trace] = {}  # of compiled graphs: as long as the process, since graphs have their numbers alone
+
+
+# Where torch.compile finds the functions that read: a module of their own, which it can import.
+_readers = sys.modules["raddle.flex._readers"] = types.ModuleType("raddle.flex._readers")
+
+
+class TracedMask:
+    """A block mask that was made inside of a compiled function."""
+
+    def __init__(self, number: int, captured: Any, shape: Any) -> None:
+        self.number_of_trace, self.captured, self.shape = number, captured, shape
+
+
+@torch._dynamo.assume_constant_result
+def _number_of(fn: Callable[..., Any], is_mask: bool) -> int:
+    return _trace_of(fn, is_mask).number
+
+
+def _read(fn: Callable[..., Any], number: int) -> Any:
+    return getattr(_readers, f"read{number}")(fn)
+
+
+def _trace_of(fn: Callable[..., Any], is_mask: bool) -> Trace:
+    trace = (trace_mask if is_mask else trace_score)(fn).trace
+    if trace.number is None:
+        number = len(_traces) + 1
+        _write_reader(trace, number)
+        trace.number, _traces[number] = number, trace
+    return trace
+
+
+def _write_reader(trace: Trace, number: int) -> None:
+    """Defines a function that reads what the trace captures: (tensors, ints, floats) in the order of its members."""
+    if not trace.reads.repeatable:
+        raise TypeError(
+            f"{trace.name} captures what cannot be read again, which torch.compile would have to; expected numbers, "
+            "tensors, functions, and lists, dicts or objects of them"
+        )
+    scope: dict[str, Any] = {}
+    lines = [f"def read{number}(v0):"]
+    for n, each in enumerate(trace.reads.listed(), start=1):
+        lines += [f"    {line}" for line in _lines(n, *each, f"_{number}", scope)]
+    lists: dict[str, list[str]] = {"tensors": [], "ints": [], "floats": []}
+    for payload, kind in zip(trace.payloads.values(), trace.params.values()):
+        if payload.read is not None:
+            lists[_list_of(trace, payload, kind)].append(f"v{trace.reads.number_behind(payload.read) + 1}")
+    # An operator's float would be a constant of the graph; a factor of a tensor is none.
+    lists["floats"] = [f"torch.ones((), dtype=torch.float64, device='cpu') * {name}" for name in lists["floats"]]
+    returned = (f"[{', '.join(names)}]" for names in lists.values())
+    lines.append(f"    return {', '.join(returned)}")
+    vars(_readers).update(scope)
+    exec("\n".join(lines), vars(_readers))  # noqa: S102: of our own text
+
+
+def _list_of(trace: Trace, payload: Any, kind: Any) -> str:
+    """In which list a member's value crosses; a number that was an array of one element as that."""
+    if kind not in (int, float) or trace.reads.is_of_array(payload.read):
+        return "tensors"
+    return "ints" if kind is int else "floats"
+
+
+def _lines(
+    n: int, find: Any, where: Any, check: Any, expected: Any, of: str, scope: dict[str, Any]
+) -> list[str]:
+    """Python that makes ``v<n>`` the value of a read. ``of`` tells the names of this function's constants apart."""
+    v = lambda read: f"v{read + 1}"  # noqa: E731
+    if find is reads.one:
+        inner, at, read = where
+        return [*_lines(n, inner, at, reads.always, None, of, scope), f"if v{n} is not {v(read)}: fail()"]
+    if find is reads.root:
+        line = f"v{n} = v0"
+    elif find is reads.itself or find is reads.number:
+        line = f"v{n} = {v(where)}"
+    elif find is reads.cell:
+        line = f"v{n} = {v(where[0])}.__closure__[{where[1]}].cell_contents"
+    elif find is reads.global_:
+        line = f"v{n} = {v(where[0])}.__globals__[{where[1]!r}]"
+    elif find is reads.default:
+        kind = "__defaults__" if type(where[1]) is int else "__kwdefaults__"
+        line = f"v{n} = {v(where[0])}.{kind}[{where[1]!r}]"
+    elif find is reads.entry:
+        scope[f"k{n}{of}"] = where[1]
+        line = f"v{n} = {v(where[0])}[k{n}{of}]"
+    elif find is reads.attribute:
+        line = f"v{n} = {v(where[0])}.{where[1]}"
+    elif find is reads.computed:
+        function, args, kwargs = where
+        scope[f"f{n}{of}"] = function
+        given = [_given(f"a{n}{of}_{i}", x, scope) for i, x in enumerate(args)]
+        given += [f"{name}={_given(f'a{n}{of}_{name}', x, scope)}" for name, x in kwargs.items()]
+        line = f"v{n} = f{n}{of}({', '.join(given)})"
+    else:
+        raise TypeError("a captured value is found in a way that torch.compile does not know")
+    if check is reads.is_constant and isinstance(expected, (bool, int, float, str, type(None))):
+        scope[f"c{n}{of}"] = expected
+        return [line, f"if v{n} != c{n}{of}: fail()"]
+    return [line]
+
+
+def _given(name: str, x: Any, scope: dict[str, Any]) -> str:
+    if type(x) is reads.Of:
+        return f"v{x.read + 1}"
+    if type(x) in (list, tuple):
+        inner = "".join(_given(f"{name}_{i}", y, scope) + ", " for i, y in enumerate(x))
+        return f"[{inner}]" if type(x) is list else f"({inner})"
+    scope[name] = x
+    return name
+
+
+def _fail() -> None:
+    raise RuntimeError("a captured value is not what it was when the function was traced")
+
+
+vars(_readers).update(fail=_fail, torch=torch)
+
+
+def create_block_mask(mask_mod: Any, shape: Any) -> Any:
+    """`create_block_mask` while it is compiled."""
+    number = _number_of(mask_mod, True)
+    return TracedMask(number, _read(mask_mod, number), shape)
+
+
+def flex_attention(
+    query: Any, key: Any, value: Any, score_mod: Any, block_mask: Any, scale: Any, enable_gqa: bool, wants_lse: bool
+) -> tuple[Any, Any]:
+    """`flex_attention` while it is compiled: (out, lse)."""
+    nothing: Any = ([], [], [])
+    score, score_captures, mask, mask_captures, given = 0, nothing, 0, nothing, 0
+    if score_mod is not None:
+        score = _number_of(score_mod, False)
+        score_captures = _read(score_mod, score)
+    if isinstance(block_mask, TracedMask):
+        mask, mask_captures = block_mask.number_of_trace, block_mask.captured
+    elif block_mask is not None:
+        given = block_mask.number
+    return torch.ops.raddle.flex_attention(
+        query, key, value, score, *score_captures, mask, *mask_captures, given, scale, enable_gqa, wants_lse,
+        torch.is_grad_enabled(),
+    )  # fmt: skip
+
+
+def traced(number: int, tensors: list[Any], ints: list[int], floats: list[Any]) -> Traced | None:
+    """The trace of a compiled graph, with the values that the graph passes on."""
+    if number == 0:
+        return None
+    trace, found = _traces[number], {}
+    rest = {"tensors": iter(tensors), "ints": iter(ints), "floats": iter(floats)}
+    for (member, payload), kind in zip(trace.payloads.items(), trace.params.values()):
+        if payload.read is None:
+            found[member] = payload.original
+        else:
+            value = next(rest[_list_of(trace, payload, kind)])
+            found[member] = kind(value) if kind in (int, float) else value
+    return Traced(trace, found)
+
+
+def define(attend: Callable[..., Any], like: Callable[..., Any]) -> None:
+    """Registers the operator. ``attend``: what it computes; ``like``: an output as eager calls lay it out."""
+
+    def run(q, k, v, score, st, si, sf, mask, mt, mi, mf, given, scale, enable_gqa, wants_lse, with_grad):  # type: ignore
+        with torch.set_grad_enabled(with_grad):
+            out, lse = attend(q, k, v, traced(score, st, si, sf), traced(mask, mt, mi, mf), given, scale, enable_gqa, wants_lse)
+        return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
+
+    def shapes(q, k, v, *rest):  # type: ignore
+        shape = q.shape[:3] if rest[-2] else (0,)
+        return like(q, (*q.shape[:3], v.shape[3])), q.new_empty(shape, dtype=torch.float32)
+
+    name = "raddle::flex_attention"
+    captures = "int {0}, Tensor[] {0}_tensors, SymInt[] {0}_ints, Tensor[] {0}_floats"
+    torch.library.define(
+        name,
+        f"(Tensor q, Tensor k, Tensor v, {captures.format('score')}, {captures.format('mask')}, SymInt block_mask, "
+        "float? scale, bool enable_gqa, bool wants_lse, bool with_grad) -> (Tensor, Tensor)",
+    )
+    torch.library.impl(name, "CompositeExplicitAutograd", run)
+    torch.library.register_fake(name, shapes)
