@@ -71,12 +71,6 @@ struct Memory {
   u8 q[slots][Queries::bytes];
   u8 k[slots][Keys::bytes];
   u8 v[slots][Values::bytes];
-  TileKeys<Kernel::long_keys, false, 1> keys[fact_slots];
-  alignas(16) TileFacts tile[fact_slots];
-  ItemFacts<Kernel> item[fact_slots];
-  alignas(
-      16) float vector[ConsumerTeam::num_warps][Kernel::dim_vo];  ///< a row in fp32 for each warp
-  u32 completed[ConsumerTeam::num_warps];
   /// A phase of `full` ends when a slot is filled, one of `free` when both groups have used it.
   template <i32 count>
   struct Ring {
@@ -84,6 +78,12 @@ struct Memory {
   };
   Ring<slots> queries, key_slots, value_slots;
   Ring<fact_slots> items;
+  TileKeys<Kernel::long_keys, false, 1> keys[fact_slots];
+  alignas(16) TileFacts tile[fact_slots];
+  ItemFacts<Kernel> item[fact_slots];
+  alignas(
+      16) float vector[ConsumerTeam::num_warps][Kernel::dim_vo];  ///< a row in fp32 for each warp
+  u32 completed[ConsumerTeam::num_warps];
   u64 tail;  ///< values whose last rows must be cleared have come
 
   RADDLE_DEVICE static Memory& get() { return *static_cast<Memory*>(ptx::shared_memory()); }

@@ -51,7 +51,7 @@ class TilesReader {
   /// Waits for those of the tile after the current one, which `next` makes the current one.
   RADDLE_DEVICE void wait_next() {
     const i32 tile = tile_ + 1;
-    ptx::barrier_wait(base_ + key_slots_full() + 8 * (tile & 1), tile >> 1 & 1);
+    ptx::barrier_wait(base_ + key_slots_full + 8 * (tile & 1), tile >> 1 & 1);
     next_flags_ = block().tile[tile & 3].flags;
   }
   RADDLE_DEVICE void next() {
@@ -62,31 +62,30 @@ class TilesReader {
   /// Waits for the queries of an item at its first tile.
   RADDLE_DEVICE void wait_queries() const {
     if (opens_item() && !at_end())
-      ptx::barrier_wait(base_ + queries_full() + 8 * (item_ & 1), item_ >> 1 & 1);
+      ptx::barrier_wait(base_ + queries_full + 8 * (item_ & 1), item_ >> 1 & 1);
   }
   /// Waits for the values of the tile before; at the first tile, whose weights are 0, for none.
   RADDLE_DEVICE void wait_values() const {
     if (tile_ > 0)
-      ptx::barrier_wait(base_ + value_slots_full() + 8 * (~tile_ & 1), (tile_ - 1) >> 1 & 1);
+      ptx::barrier_wait(base_ + value_slots_full + 8 * (~tile_ & 1), (tile_ - 1) >> 1 & 1);
   }
   /// This warpgroup's products of the tile's keys are done: one thread's are when all are.
   RADDLE_DEVICE void release_keys() const {
-    ptx::barrier_arrive_if(leads_group_, base_ + key_slots_free() + 8 * (tile_ & 1));
+    ptx::barrier_arrive_if(leads_group_, base_ + key_slots_free + 8 * (tile_ & 1));
   }
   /// The same of the values of the tile before; `once`: the first time at this tile.
   RADDLE_DEVICE void release_values(bool once) const {
     ptx::barrier_arrive_if(leads_group_ && once && tile_ > 0,
-                           base_ + value_slots_free() + 8 * (~tile_ & 1));
+                           base_ + value_slots_free + 8 * (~tile_ & 1));
   }
   /// This warp needs the item's queries no more, if the tile is its last.
   RADDLE_DEVICE void release_queries() const {
-    ptx::barrier_arrive_if(leads_ && flags_ & Flags::last,
-                           base_ + queries_free() + 8 * (item_ & 1));
+    ptx::barrier_arrive_if(leads_ && flags_ & Flags::last, base_ + queries_free + 8 * (item_ & 1));
   }
   /// This warp needs the facts of the item before the current tile's no more.
   RADDLE_DEVICE void release_item_before() const {
     ptx::sync_warp();
-    if (leads_) ptx::barrier_arrive(base_ + items_free() + 8 * ((item_ - 1) & 3));
+    if (leads_) ptx::barrier_arrive(base_ + items_free + 8 * ((item_ - 1) & 3));
   }
 
   RADDLE_DEVICE i32 flags() const { return flags_; }
@@ -98,32 +97,33 @@ class TilesReader {
   RADDLE_DEVICE const auto& item() const { return block().item[item_ & 3]; }
   RADDLE_DEVICE const auto& item_before() const { return block().item[(item_ - 1) & 3]; }
   RADDLE_DEVICE u32 queries() const {
-    return base_ + q_begin() + static_cast<u32>((item_ & 1) * Block::Queries::bytes);
+    return base_ + q_begin + static_cast<u32>((item_ & 1) * Block::Queries::bytes);
   }
   RADDLE_DEVICE u32 keys() const {
-    return base_ + k_begin() + static_cast<u32>((tile_ & 1) * Block::Keys::bytes);
+    return base_ + k_begin + static_cast<u32>((tile_ & 1) * Block::Keys::bytes);
   }
   RADDLE_DEVICE u32 values() const {
-    return base_ + v_begin() + static_cast<u32>((~tile_ & 1) * Block::Values::bytes);
+    return base_ + v_begin + static_cast<u32>((~tile_ & 1) * Block::Values::bytes);
   }
 
  private:
-  /// Of a member in the block's memory; a constant, for the compiler knows both addresses. (NVRTC
-  /// has no offsetof.)
-  RADDLE_DEVICE static u32 offset(const void* member) {
-    return static_cast<u32>(static_cast<const u8*>(member) -
-                            reinterpret_cast<const u8*>(&Block::get()));
-  }
-  RADDLE_DEVICE static u32 q_begin() { return offset(block().q); }
-  RADDLE_DEVICE static u32 k_begin() { return offset(block().k); }
-  RADDLE_DEVICE static u32 v_begin() { return offset(block().v); }
-  RADDLE_DEVICE static u32 queries_full() { return offset(block().queries.full); }
-  RADDLE_DEVICE static u32 queries_free() { return offset(block().queries.free); }
-  RADDLE_DEVICE static u32 key_slots_full() { return offset(block().key_slots.full); }
-  RADDLE_DEVICE static u32 key_slots_free() { return offset(block().key_slots.free); }
-  RADDLE_DEVICE static u32 value_slots_full() { return offset(block().value_slots.full); }
-  RADDLE_DEVICE static u32 value_slots_free() { return offset(block().value_slots.free); }
-  RADDLE_DEVICE static u32 items_free() { return offset(block().items.free); }
+  // Where members of the block's memory lie, as constants: NVRTC has no offsetof.
+  static constexpr u32 q_begin = 0;
+  static constexpr u32 k_begin = Kernel::slots * Block::Queries::bytes;
+  static constexpr u32 v_begin = k_begin + Kernel::slots * Block::Keys::bytes;
+  static constexpr u32 queries_full = v_begin + Kernel::slots * Block::Values::bytes;
+  static constexpr u32 queries_free = queries_full + 8 * Kernel::slots;
+  static constexpr u32 key_slots_full = queries_free + 8 * Kernel::slots;
+  static constexpr u32 key_slots_free = key_slots_full + 8 * Kernel::slots;
+  static constexpr u32 value_slots_full = key_slots_free + 8 * Kernel::slots;
+  static constexpr u32 value_slots_free = value_slots_full + 8 * Kernel::slots;
+  static constexpr u32 items_free = value_slots_free + 8 * Kernel::slots + 8 * Block::fact_slots;
+#ifndef __CUDACC_RTC__
+  static_assert(__builtin_offsetof(Block, v) == v_begin &&
+                __builtin_offsetof(Block, queries.full) == queries_full &&
+                __builtin_offsetof(Block, value_slots.free) == value_slots_free &&
+                __builtin_offsetof(Block, items.free) == items_free);
+#endif
   RADDLE_DEVICE static Block& block() { return Block::get(); }
 
   const u32 base_;                  ///< where the block's memory begins
