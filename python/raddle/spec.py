@@ -11,6 +11,12 @@ from raddle._tensors import dtype_name, kind_of
 from raddle.variants import Variant
 
 
+class _AsHeadDim(int):
+    """A head_dim_vo that was None, and became head_dim."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class AttentionSpec:
     """The attention that one or more layers compute.
@@ -65,7 +71,13 @@ class AttentionSpec:
         if self.kv_dtype is not None:
             object.__setattr__(self, "kv_dtype", dtype_name(self.kv_dtype, "kv_dtype"))
         if self.head_dim_vo is None:
-            object.__setattr__(self, "head_dim_vo", self.head_dim)
+            object.__setattr__(self, "head_dim_vo", _AsHeadDim(self.head_dim) if type(self.head_dim) is int else self.head_dim)
+        elif isinstance(self.head_dim_vo, _AsHeadDim) and self.head_dim_vo != self.head_dim:
+            # dataclasses.replace hands over what None became: whether V shall change, too, it cannot say.
+            raise ValueError(
+                f"head_dim is {self.head_dim} and head_dim_vo {int(self.head_dim_vo)}, which followed another head_dim; "
+                f"expected head_dim_vo, too: None, to follow this one, or int({int(self.head_dim_vo)})"
+            )
 
     def fields(self) -> dict[str, Any]:
         """Returns all fields by name, as they cross to C++."""

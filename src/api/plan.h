@@ -17,6 +17,11 @@ constexpr i32 max_workers = 65536;
 /// Raises ValueError where they ask for what no plan can be.
 void check_options(const PlanOptions& options);
 
+/// Raises ValueError for maxima that no plan of this configuration can have, or whose bytes no
+/// integer counts.
+/// `device_lengths`: they may be of a reservation whose plans the device makes.
+void check_maxima(const Maxima& maxima, const PlanConfig& config, i32 dim_vo, bool device_lengths);
+
 /// What a variant's masks keep, for the planner; it must live as long.
 CoverFns cover_fns(const BoundVariant& variant);
 

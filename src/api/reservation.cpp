@@ -11,7 +11,25 @@
 namespace raddle {
 namespace {
 
-void check_maxima(const Maxima& m, bool device_lengths) {
+/// Bytes of plans and scratch under `m`, above what any of them needs: in floating point, since
+/// integers end before some maxima do.
+double bytes_under(const PlanConfig& config, const Maxima& m, i32 dim_vo) {
+  const auto number = [](auto x) { return static_cast<double>(x); };
+  const double heads = number(config.num_kv_heads), levels = number(m.max_levels);
+  const double rows = number(max_tile_rows(config, m));
+  const double fused = number(m.max_qo_tokens) * number(config.group_size);
+  const double tiles = levels * (number(min(m.max_requests, m.max_qo_tokens)) + fused);
+  // A chunk has at least one KV tile of 16 keys; each of them may leave a tile's partial rows.
+  const double cuts =
+      heads * (config.batch_invariant ? number(m.max_kv_tokens) / 16 : number(config.num_workers));
+  const double partial_rows = cuts * rows + heads * fused * levels;
+  const double per_tile = 64 * heads + number(sizeof(Run)) * number(runs_limit(m.max_runs));
+  return partial_rows * (number(dim_vo) + 1) * 4 + tiles * per_tile;
+}
+
+}  // namespace
+
+void check_maxima(const Maxima& m, const PlanConfig& config, i32 dim_vo, bool device_lengths) {
   const auto at_least = [](const char* name, i64 value, i64 least) {
     if (value < least) fail<ValueError>(name, " is ", value, "; expected at least ", least);
   };
@@ -27,16 +45,19 @@ void check_maxima(const Maxima& m, bool device_lengths) {
     fail<ValueError>("max_qo_len is ", m.max_qo_len,
                      "; expected 0 with max_levels = ", m.max_levels,
                      ", for a prefix has the rows of all that share it");
+  constexpr double most = 1LL << 60;
+  if (!(bytes_under(config, m, dim_vo) < most))
+    fail<ValueError>("maxima: max_requests = ", m.max_requests,
+                     ", max_qo_tokens = ", m.max_qo_tokens, ", max_kv_tokens = ", m.max_kv_tokens,
+                     ", max_levels = ", m.max_levels, " and max_runs = ", m.max_runs,
+                     " may take more than 2**60 bytes; expected smaller ones");
 }
-
-}  // namespace
 
 Reservation::Reservation(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Reservation::~Reservation() = default;
 
 ReservationPtr Attention::reserve(const Maxima& most, const ReserveOptions& options) const {
   check_options(options);
-  check_maxima(most, options.device_lengths);
   Maxima maxima = most;
   auto state = std::make_unique<Reservation::State>();
   state->backend = backend_;
@@ -45,6 +66,7 @@ ReservationPtr Attention::reserve(const Maxima& most, const ReserveOptions& opti
   state->planning = backend_->reserved_planning(options.num_workers, options.schedule);
   PlanConfig& config = state->planning.config;
   config.max_runs = maxima.max_runs;
+  check_maxima(maxima, config, spec_.head_dim_vo, options.device_lengths);
   const auto variant =  // members are refused now
       options.params.empty() ? variant_ : variant_->with(options.params, ParamScope::plan);
   if (options.device_lengths) {

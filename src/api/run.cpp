@@ -16,6 +16,26 @@ void check_device(const char* name, const TensorRef& t, DeviceId expected) {
                      name_of(expected), "', this attention's device");
 }
 
+/// What a run writes is none of what it reads; O may take the place of Q, element by element. Names
+/// are made where something is wrong.
+void check_no_overlap(const RunArgs& args) {
+  const auto check = [](const char* name, const TensorRef& t, const char* other_name,
+                        const TensorRef& other) {
+    if (overlap(t, other)) [[unlikely]]
+      check_apart(name, t, other_name, other);
+  };
+  if (!is_same(args.out, args.q) && overlap(args.out, args.q)) [[unlikely]]
+    fail<ValueError>("out shares memory with q; expected memory of its own, or exactly q's");
+  for (const KvRef& pair : args.kv) {
+    check("out", args.out, "kv: k", pair.k);
+    check("out", args.out, "kv: v", pair.v);
+    check("lse", args.lse, "kv: k", pair.k);
+    check("lse", args.lse, "kv: v", pair.v);
+  }
+  check("lse", args.lse, "q", args.q);
+  check("lse", args.lse, "out", args.out);
+}
+
 /// A reservation's tensors have room for larger batches than the present one.
 i64 rows_of_run(const Plan& plan, const TensorRef& q) {
   const i64 rows = plan.layout().num_rows();
@@ -49,6 +69,7 @@ void check_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args)
   } else if (args.return_state && !sum) {
     fail<ValueError>("lse is missing; return_state needs it: a state is (O, LSE)");
   }
+  check_no_overlap(args);
   if (args.scale && !std::isfinite(*args.scale))
     fail<ValueError>("scale is ", *args.scale, "; expected a finite number");
   const std::size_t levels = plan.layout().levels().size();

@@ -25,6 +25,28 @@ void check_outputs(const std::string& lse_name, const TensorRef& out, const Tens
   check_output(lse_name, lse, DType::float32, {shape.begin(), shape.end() - 1});
 }
 
+/// Results lie apart from each other, and from every state that they do not replace exactly.
+void check_merged(const TensorRef& out, const std::string& lse_name, const TensorRef& lse,
+                  const std::vector<NamedTensor>& states) {
+  check_apart("out", out, lse_name, lse);
+  for (const auto& [name, t] : states)
+    for (const auto& [written_name, written] :
+         {NamedTensor{"out", out}, NamedTensor{lse_name.c_str(), lse}})
+      if (!is_same(written, t)) check_apart(written_name, written, name, t);
+}
+
+/// State `n` of a list.
+TensorRef nth_of(const TensorRef& list, i64 n) {
+  TensorRef one = list;
+  one.data = static_cast<char*>(list.data) + n * step(list, 0) * dtype_bytes(list.dtype);
+  one.rank = list.rank - 1;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(one.rank); ++i) {
+    one.shape[i] = list.shape[i + 1];
+    one.stride[i] = list.stride[i + 1];
+  }
+  return one;
+}
+
 /// A state [rows, heads], or a list of them with another dimension before.
 StatesView view_states(const TensorRef& o, const TensorRef& lse) {
   const bool list = o.rank == 4;
@@ -109,6 +131,7 @@ void merge_state(const TensorRef& o_a, const TensorRef& lse_a, const TensorRef& 
   check_outputs("lse", out, lse, shape);
   const DeviceId device = device_of_states({{"o_a", o_a}, {"o_b", o_b}, {"out", out}},
                                            {{"lse_a", lse_a}, {"lse_b", lse_b}, {"lse", lse}});
+  check_merged(out, "lse", lse, {{"o_a", o_a}, {"o_b", o_b}, {"lse_a", lse_a}, {"lse_b", lse_b}});
   const MergeView view = view_merge(view_states(o_a, lse_a), view_states(o_b, lse_b), 2, out, lse);
   if (is_gpu(device)) return cuda::merge({device, stream}, view, nullptr, 1);
   merge_rows(view, nullptr, 1);
@@ -134,6 +157,10 @@ void merge_states(const TensorRef& o, const TensorRef& lse, const TensorRef& out
   }
   const DeviceId device =
       device_of_states({{"o", o}, {"out", out}}, {{"lse", lse}, {"lse_out", lse_out}});
+  for (i64 i = 0; i < dim(o, 0); ++i) {
+    const TensorRef one = nth_of(o, i), its_lse = nth_of(lse, i);
+    check_merged(out, "lse_out", lse_out, {{"o", one}, {"lse", its_lse}});
+  }
   const StatesView list = view_states(o, lse);
   const MergeView view =
       view_merge(list, dim(o, 0) > 1 ? rest_of(list) : list, dim(o, 0), out, lse_out);

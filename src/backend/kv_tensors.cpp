@@ -1,7 +1,11 @@
 #include "backend/kv_tensors.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstdlib>
+#include <tuple>
+#include <utility>
 
 #include "backend/backend.h"
 #include "raddle/error.h"
@@ -141,11 +145,92 @@ void check_storage(const std::string& name, const TensorRef& t) {
                      "; expected 1: make it contiguous");
 }
 
-void check_distinct(const std::string& name, const TensorRef& t) {
+namespace {
+
+/// Bytes that a tensor reaches before and behind its first element, `high` exclusive.
+struct Reach {
+  i64 low, high;
+};
+
+/// Of the dimensions that `counts` takes, given their strides in bytes.
+template <class Counts>
+Reach reach_of(const TensorRef& t, const Counts& counts) {
+  const i64 bytes = dtype_bytes(t.dtype);
+  Reach reach{0, bytes};
+  for (int i = 0; i < t.rank; ++i) {
+    const i64 stride = step(t, i) * bytes;
+    if (dim(t, i) > 1 && counts(stride))
+      (stride < 0 ? reach.low : reach.high) += (dim(t, i) - 1) * stride;
+  }
+  return reach;
+}
+
+bool has_elements(const TensorRef& t) {
   for (int i = 0; i < t.rank; ++i)
-    if (dim(t, i) > 1 && step(t, i) == 0)
-      fail<ValueError>(name, " has stride 0 in dimension ", i,
+    if (dim(t, i) <= 0) return false;
+  return t.data != nullptr;
+}
+
+/// Whether bytes lie at different places of a period that both tensors walk in: pages, slots or
+/// rows of one tensor.
+bool apart_within(i64 period, const TensorRef& a, const TensorRef& b) {
+  if (period <= 0) return false;
+  const auto within = [period](i64 stride) { return stride % period != 0; };
+  const Reach x = reach_of(a, within), y = reach_of(b, within);
+  const i64 between =
+      (static_cast<const u8*>(b.data) + y.low) - (static_cast<const u8*>(a.data) + x.low);
+  const i64 offset = (between % period + period) % period;
+  return x.high - x.low <= offset && offset + (y.high - y.low) <= period;
+}
+
+}  // namespace
+
+void check_distinct(const std::string& name, const TensorRef& t) {
+  std::array<std::pair<i64, i64>, std::tuple_size_v<decltype(t.shape)>> dims;  // stride, extent
+  std::size_t count = 0;
+  for (int i = 0; i < t.rank; ++i) {
+    if (dim(t, i) <= 0) return;
+    if (dim(t, i) == 1) continue;
+    std::size_t at = count++;
+    const std::pair<i64, i64> one{std::abs(step(t, i)), dim(t, i)};
+    for (; at > 0 && one < dims[at - 1]; --at) dims[at] = dims[at - 1];
+    dims[at] = one;
+  }
+  i64 reach = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto [stride, extent] = dims[i];
+    if (stride <= reach) [[unlikely]]
+      fail<ValueError>(name, " has stride ", stride, " in a dimension of ", extent,
                        "; expected rows that do not overlap");
+    reach += stride * (extent - 1);
+  }
+}
+
+bool overlap(const TensorRef& a, const TensorRef& b) {
+  if (!has_elements(a) || !has_elements(b) || a.device != b.device) return false;
+  const auto all = [](i64) { return true; };
+  const Reach x = reach_of(a, all), y = reach_of(b, all);
+  const auto* p = static_cast<const u8*>(a.data);
+  const auto* q = static_cast<const u8*>(b.data);
+  if (p + x.high <= q + y.low || q + y.high <= p + x.low) return false;
+  for (const TensorRef* t : {&a, &b})
+    for (int i = 0; i < t->rank; ++i)
+      if (dim(*t, i) > 1 && apart_within(std::abs(step(*t, i)) * dtype_bytes(t->dtype), a, b))
+        return false;
+  return true;
+}
+
+bool is_same(const TensorRef& a, const TensorRef& b) {
+  if (a.data != b.data || a.dtype != b.dtype || a.rank != b.rank) return false;
+  for (int i = 0; i < a.rank; ++i)
+    if (dim(a, i) != dim(b, i) || (dim(a, i) > 1 && step(a, i) != step(b, i))) return false;
+  return true;
+}
+
+void check_apart(const std::string& name, const TensorRef& t, const std::string& other_name,
+                 const TensorRef& other) {
+  if (overlap(t, other)) [[unlikely]]
+    fail<ValueError>(name, " shares memory with ", other_name, "; expected memory of its own");
 }
 
 void check_tensor(const std::string& name, const TensorRef& t, DType dtype,

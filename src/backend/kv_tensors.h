@@ -41,8 +41,20 @@ void check_output(const std::string& name, const TensorRef& t, DType dtype,
 /// and a contiguous last dimension.
 void check_storage(const std::string& name, const TensorRef& t);
 
-/// A tensor that is written: two threads must not find themselves at one place.
+/// A tensor that is written: raises unless its strides keep its elements apart. Sorted by size,
+/// each must be beyond what the smaller ones reach.
 void check_distinct(const std::string& name, const TensorRef& t);
+
+/// Whether two tensors have a byte in common. Slices of one tensor have none where their strides
+/// show it; other strides that interleave count as common.
+bool overlap(const TensorRef& a, const TensorRef& b);
+
+/// The same elements at the same places, by the same indices.
+bool is_same(const TensorRef& a, const TensorRef& b);
+
+/// Raises where the tensor `name`, which is written, has bytes in common with `other`.
+void check_apart(const std::string& name, const TensorRef& t, const std::string& other_name,
+                 const TensorRef& other);
 
 /// GPU kernels take rows 16 bytes at a time: refuses tensors that do not allow it. Called for every
 /// tensor of a run, so no string is made before something is wrong. `level` at least 0 is part of

@@ -57,6 +57,7 @@ void accept_tree(const Layout& layout, const KvRef& pool, const IndexRef& parent
   check_pool("pool.v", pool.v, layout);
   check_distinct("pool.k", pool.k);
   check_distinct("pool.v", pool.v);
+  const bool v_moves_with_k = check_pair_apart("pool", pool);
   const HeadOrder order = layout.levels()[0].order;
   check_heads(pool, order);
   const ScaleView k_scale = moved_scales("k_scale", pool.k_scale, "pool.k", pool.k, order);
@@ -69,13 +70,14 @@ void accept_tree(const Layout& layout, const KvRef& pool, const IndexRef& parent
   check_path_pages(batch, level, tree, last, std::min(dim(pool.k, 0), dim(pool.v, 0)));
 
   const DeviceId device = common_device({{"pool.k", pool.k}, {"pool.v", pool.v}});
-  const AcceptView view{pool_bytes(pool.k, order),
-                        pool_bytes(pool.v, order),
-                        k_scale,
-                        v_scale,
-                        tree.data(),
-                        last.data(),
-                        kv_len};
+  AcceptView view{pool_bytes(pool.k, order),
+                  pool_bytes(pool.v, order),
+                  k_scale,
+                  v_scale,
+                  tree.data(),
+                  last.data(),
+                  kv_len};
+  if (v_moves_with_k) view.v.head_bytes = 0;
   const i64 requests = batch.num_requests;
   if (is_gpu(device)) {
     // The paths are known here, so their lengths are, too.

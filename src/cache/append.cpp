@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <tuple>
+#include <utility>
 
 #include "cache/checks.h"
 #include "cache/on_device.h"
@@ -120,7 +121,7 @@ class SlotTable {
 
   void add(const NewSlots& more) {
     const std::size_t mask = slots_.size() - 1;
-    std::size_t i = (static_cast<std::size_t>(more.page) * 0x9e3779b97f4a7c15u >> 32) & mask;
+    std::size_t i = first_of(more.page);
     for (; slots_[i].page >= 0; i = (i + 1) & mask) {
       const NewSlots& other = slots_[i];
       if (other.page != more.page || other.end <= more.begin || more.end <= other.begin) continue;
@@ -131,9 +132,40 @@ class SlotTable {
     slots_[i] = more;
   }
 
+  /// Raises where a page that one of the request's earlier keys lies on is written by its new rows.
+  void check_kept(i32 page, i32 request, i32 nth) const {
+    const std::size_t mask = slots_.size() - 1;
+    for (std::size_t i = first_of(page); slots_[i].page >= 0; i = (i + 1) & mask)
+      if (slots_[i].page == page && slots_[i].request == request)
+        fail<ValueError>("page_indices has page ", page, " as page ", nth, " of request ", request,
+                         ", and again where its new rows go; expected each page once");
+  }
+
  private:
+  std::size_t first_of(i32 page) const {
+    return (static_cast<std::size_t>(page) * 0x9e3779b97f4a7c15u >> 32) & (slots_.size() - 1);
+  }
+
   std::vector<NewSlots> slots_;
 };
+
+/// Earlier keys of a request must not lie on pages that its new rows go to, but for the first of
+/// those, which they share.
+void check_kept_pages(const SlotTable& table, const LevelView& level, i32 request) {
+  const i32* pages = level.blocks + level.block_begin[request];
+  const i32 first = kv::first_new_column(level, request) / level.block_size;
+  const i32 last = (level.columns[request] - 1) / level.block_size;
+  // Of a decode step one page is written: to compare it costs a tenth of looking all others up.
+  if (first == last) {
+    const i32* found = std::find(pages, pages + first, pages[first]);
+    if (found != pages + first)
+      table.check_kept(pages[first], request, static_cast<i32>(found - pages));
+    return;
+  }
+  for (i32 nth = 0; nth < first; ++nth) table.check_kept(pages[nth], request, nth);
+  for (i32 nth = first + 1; nth <= last; ++nth)
+    if (pages[nth] == pages[first]) table.check_kept(pages[first], request, nth);
+}
 
 /// Raises unless every page that gets a new row exists and every slot gets one row at most. Other
 /// pages are not touched and may be anything.
@@ -161,6 +193,8 @@ void check_slots(const Layout& layout, const LevelView& level, i64 pages) {
                  kv::keys_in_page(level, i, nth)});
     }
   }
+  for (i32 i = 0; i < layout.num_requests(); ++i)
+    if (group_rows(level, i) > 0) check_kept_pages(table, level, i);
 }
 
 /// Hull of the positions of each request's new rows.
@@ -242,6 +276,11 @@ RowBytes row_bytes(const TensorRef& rows) {
 
 AppendView append_view(const TensorRef& k_new, const TensorRef& v_new, const KvRef& pool,
                        HeadOrder order) {
+  check_apart("pool.k", pool.k, "pool.v", pool.v);
+  for (const auto& [name, rows] : {std::pair{"k_new", &k_new}, {"v_new", &v_new}}) {
+    check_apart("pool.k", pool.k, name, *rows);
+    check_apart("pool.v", pool.v, name, *rows);
+  }
   AppendView view{};
   view.k_rows = row_bytes(k_new);
   view.v_rows = row_bytes(v_new);

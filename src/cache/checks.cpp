@@ -49,6 +49,19 @@ void check_heads(const KvRef& pool, HeadOrder order) {
   }
 }
 
+bool check_pair_apart(const std::string& name, const KvRef& pool) {
+  const TensorRef &k = pool.k, &v = pool.v;
+  if (!overlap(k, v)) return false;
+  const i64 offset = (static_cast<const u8*>(v.data) - static_cast<const u8*>(k.data));
+  bool columns = k.dtype == v.dtype && k.rank == v.rank && offset >= 0 &&
+                 offset + dim(v, v.rank - 1) * dtype_bytes(v.dtype) <=
+                     dim(k, k.rank - 1) * dtype_bytes(k.dtype);
+  for (int i = 0; columns && i + 1 < k.rank; ++i)
+    columns = dim(k, i) == dim(v, i) && (dim(k, i) <= 1 || step(k, i) == step(v, i));
+  if (!columns) check_apart(name + ".k", k, name + ".v", v);
+  return columns;
+}
+
 void check_page(const LevelView& level, i32 request, i32 nth, i64 pages, const char* why) {
   const i32 page = level.blocks[level.block_begin[request] + nth];
   if (page < 0 || page >= pages) {

@@ -25,6 +25,10 @@ void check_pool(const std::string& name, const TensorRef& pool, const Layout& la
 /// Raises unless V has as many heads as K.
 void check_heads(const KvRef& pool, HeadOrder order);
 
+/// K and V of a pool that is written page by page, `name` "pool" or "to": apart; or V is columns of
+/// K (MLA), which move with it. Raises otherwise. Returns whether V is.
+bool check_pair_apart(const std::string& name, const KvRef& pool);
+
 /// Raises unless `request` has a page `nth` in the pool; `why` ("new rows go to") says what needs
 /// it.
 void check_page(const LevelView& level, i32 request, i32 nth, i64 pages, const char* why);

@@ -167,6 +167,18 @@ class Disjoint {
   std::vector<std::size_t> from_, to_;  ///< entries sorted by page
 };
 
+/// Whether V is columns of K in both pools, the same ones. Raises where K and V that are written
+/// share memory otherwise.
+bool moves_with_k(const KvRef& from, const KvRef& to) {
+  if (!check_pair_apart("to", to)) return false;
+  const auto offset = [](const KvRef& pair) {
+    return static_cast<const u8*>(pair.v.data) - static_cast<const u8*>(pair.k.data);
+  };
+  if (!overlap(from.k, from.v) || offset(from) != offset(to) || !check_pair_apart("from", from))
+    check_apart("to.k", to.k, "to.v", to.v);
+  return true;
+}
+
 }  // namespace
 
 void copy_pages(const KvRef& from, const KvRef& to, const IndexRef& from_pages,
@@ -188,6 +200,7 @@ void copy_pages(const KvRef& from, const KvRef& to, const IndexRef& from_pages,
   const Disjoint disjoint(read, written);
   for (const TensorRef* x : {&a.k, &a.v})
     for (const TensorRef* y : {&b.k, &b.v}) disjoint.check(*x, *y);
+  const bool v_moves_with_k = moves_with_k(a, b);
   const MovedScales k_scales = scales_of("k", from.k_scale, from.k, to.k_scale, to.k);
   const MovedScales v_scales = scales_of("v", from.v_scale, from.v, to.v_scale, to.v);
 
@@ -196,6 +209,7 @@ void copy_pages(const KvRef& from, const KvRef& to, const IndexRef& from_pages,
   view.k_to = pool_bytes(b.k, HeadOrder::nhd);
   view.v_from = pool_bytes(a.v, HeadOrder::nhd);
   view.v_to = pool_bytes(b.v, HeadOrder::nhd);
+  if (v_moves_with_k) view.v_from.head_bytes = view.v_to.head_bytes = 0;
   view.k_scale_from = k_scales.from;
   view.k_scale_to = k_scales.to;
   view.v_scale_from = v_scales.from;

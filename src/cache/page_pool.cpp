@@ -210,7 +210,9 @@ RequestId PagePool::add(std::span<const i32> pages, std::optional<i32> kv_len) {
 }
 
 std::vector<RequestId> PagePool::fork(RequestId request, i32 count) {
-  if (count < 0) fail<ValueError>("count is ", count, "; expected at least 0");
+  constexpr i32 most = 1 << 20;
+  if (count < 0 || count > most)
+    fail<ValueError>("count is ", count, "; expected at least 0, at most ", most);
   const std::lock_guard lock(mutex_);
   const Request& parent = find("request", -1, request);
   const i32 kv_len = parent.kv_len;

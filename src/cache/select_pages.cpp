@@ -1,5 +1,6 @@
 // Page summaries and the choice of pages by them (Quest, arXiv 2406.10774).
 #include <numeric>
+#include <utility>
 
 #include "cache/checks.h"
 #include "cache/on_device.h"
@@ -65,6 +66,29 @@ i64 check_select(const Layout& layout, const SelectArgs& args) {
   if (args.num_selected < 1)
     fail<ValueError>("num_pages is ", args.num_selected, "; expected at least 1");
   return kv_heads;
+}
+
+/// The three results of `lists` lists lie apart, and from what is read.
+void check_lists_apart(const SelectArgs& args, i64 lists) {
+  const auto as_tensor = [&](i32* data) {
+    TensorRef t;
+    t.data = data;
+    t.dtype = DType::float32;  // of as many bytes
+    t.device = args.q.device;
+    t.rank = 1;
+    t.shape[0] = lists * args.num_selected;
+    t.stride[0] = 1;
+    return t;
+  };
+  const TensorRef pages = as_tensor(args.pages), pos = as_tensor(args.pos),
+                  count = as_tensor(args.count);
+  check_apart("pages", pages, "pos", pos);
+  check_apart("pages", pages, "count", count);
+  check_apart("pos", pos, "count", count);
+  for (const auto& [name, t] : {std::pair{"pages", &pages}, {"pos", &pos}, {"count", &count}}) {
+    check_apart(name, *t, "q", args.q);
+    check_apart(name, *t, "summary", args.summary);
+  }
 }
 
 /// Neighbouring pages of a list, which one thread scores.
@@ -177,6 +201,7 @@ void summarize_pages(const Layout& layout, const TensorRef& k_pool, const Tensor
         "quantised");
   check_output("summary", summary, quantized ? summary.dtype : k_pool.dtype,
                {-1, 2, dim(k_pool, pool_axes(order).head), dim(k_pool, 3)});
+  check_apart("summary", summary, "pool.k", k_pool);
   const SummarizeView view{pool_bytes(k_pool, order), summary_bytes(summary),
                            pool_scale("k_scale", k_scale, "pool.k", k_pool, order), new_only};
   for (i32 i = 0; i < layout.num_requests(); ++i)
@@ -219,6 +244,7 @@ void select_pages(const Layout& layout, const SelectArgs& args) {
       check_page(level, i, nth, dim(args.summary, 0), "may be selected");
     most = std::max<i64>(most, pages);
   }
+  check_lists_apart(args, i64{level.num_groups} * (args.per_head ? kv_heads : 1));
   SelectView view{};
   view.summary = summary_bytes(args.summary);
   const i64 bytes = dtype_bytes(args.q.dtype);

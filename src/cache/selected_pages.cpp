@@ -43,9 +43,10 @@ struct Lists {
       const i64 page = element(selection.pages, request, i);
       const i64 at = element(selection.pos, request, i);
       const i64 n = element(selection.count, request, i);
-      if (page < 0) continue;
-      if (page > int_max)
-        fail<ValueError>("pages[", request, ", ", i, "] is ", page, "; expected at most ", int_max);
+      if (page == -1) continue;
+      if (page < 0 || page > int_max)
+        fail<ValueError>("pages[", request, ", ", i, "] is ", page, "; expected 0 to ", int_max,
+                         ", or -1 for none");
       if (n < 0 || n > page_size)
         fail<ValueError>("count[", request, ", ", i, "] is ", n, "; expected 0 to ", page_size);
       if (at < 0 || at > int_max - page_size)

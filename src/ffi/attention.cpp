@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
-#include <limits>
+#include <optional>
 
 #include "device/cuda/device.h"
 #include "ffi/border.h"
@@ -265,13 +265,11 @@ ffi::String explain(Arguments& in) { return in.object<PlanObj>("plan").value->ex
 
 i64 bound_on_workspace(Arguments& in) {
   const AttentionSpec spec = to_spec(in.map("spec"));
-  constexpr i32 none = std::numeric_limits<i32>::min();
-  const i32 given = in.integer32("num_workers", none);
-  if (given < 1 && given != none)
-    fail<ValueError>("num_workers is ", given, "; expected at least 1");
+  const std::optional<i32> given = in.optional_integer32("num_workers");
+  if (given && *given < 1) fail<ValueError>("num_workers is ", *given, "; expected at least 1");
   const Maxima maxima = to_maxima(in.map("maxima"));
   const DeviceId device = parse_device(in.string("device"));
-  return static_cast<i64>(workspace_bytes(spec, given == none ? 0 : given, maxima, device));
+  return static_cast<i64>(workspace_bytes(spec, given.value_or(0), maxima, device));
 }
 
 }  // namespace

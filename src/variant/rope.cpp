@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "raddle/attention.h"
 #include "raddle/error.h"
 #include "raddle/variant.h"
 
@@ -105,8 +106,9 @@ double magnitude(const YarnScaling& s) {
 }  // namespace
 
 Variant rope(const RopeArgs& args) {
-  if (args.rotary_dim <= 0 || args.rotary_dim % 2 != 0)
-    fail<ValueError>("rotary_dim is ", args.rotary_dim, "; expected an even number above 0");
+  if (args.rotary_dim <= 0 || args.rotary_dim % 2 != 0 || args.rotary_dim > max_head_dim_qk)
+    fail<ValueError>("rotary_dim is ", args.rotary_dim,
+                     "; expected an even number above 0, at most ", max_head_dim_qk);
   if (!(args.theta > 1.0) || !std::isfinite(args.theta))
     fail<ValueError>("theta is ", args.theta, "; expected a finite number above 1");
   if (args.offset.empty())

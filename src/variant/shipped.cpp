@@ -46,7 +46,8 @@ Variant variant_from_source(VariantSource source, std::map<std::string, MemberVa
            std::all_of(s.begin(), s.end(),
                        [](unsigned char c) { return std::isalnum(c) || c == '_'; });
   };
-  if (!is_identifier(source.name))
+  // Macros of the engine would replace it.
+  if (!is_identifier(source.name) || source.name.starts_with("RADDLE_"))
     fail<ValueError>("name is '", source.name, "'; expected the name of the struct in source");
   if (source.text.find("struct " + source.name) == std::string::npos)
     fail<ValueError>("source defines no struct ", source.name, "; expected one, as name says");
@@ -99,7 +100,9 @@ Variant alibi(std::vector<float> slopes) {
 }
 
 std::vector<float> alibi_slopes(i32 num_heads) {
-  if (num_heads <= 0) fail<ValueError>("num_heads is ", num_heads, "; expected at least 1");
+  constexpr i32 most = 1 << 20;
+  if (num_heads <= 0 || num_heads > most)
+    fail<ValueError>("num_heads is ", num_heads, "; expected at least 1, at most ", most);
   i32 whole = 1;  // the largest power of two that is not above num_heads
   while (2 * whole <= num_heads) whole *= 2;
   std::vector<float> slopes;

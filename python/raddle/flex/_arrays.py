@@ -38,6 +38,8 @@ def floats(x: Any, name: str, ndim: int = 1) -> np.ndarray:
         raise ValueError(f"{name} has values that are not finite")
     return array
 
+_INT_MAX = 2**31 - 1
+
 
 def integer(x: Any, name: str, least: int = 0) -> int:
     """``x`` as an int of at least ``least``."""
@@ -45,6 +47,8 @@ def integer(x: Any, name: str, least: int = 0) -> int:
         raise TypeError(f"{name} is a {type(x).__name__}; expected an integer")
     if x < least:
         raise ValueError(f"{name} is {x}; expected at least {least}")
+    if x > _INT_MAX:
+        raise ValueError(f"{name} is {x}; expected at most {_INT_MAX}")
     return int(x)
 
 

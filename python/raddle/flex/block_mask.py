@@ -310,14 +310,15 @@ class BlockMask:
         known = self._blocks if isinstance(self._blocks, np.ndarray) else self._computed
         if known is not None:
             return known if bs is None else known[np.ix_(bs, hs, rows)]
-        height, width = self.BLOCK_SIZE
+        # Of a block larger than the mask one row or key beyond it is evaluated: it makes the block partial, as all would.
+        height, width = (min(size, n + 1) for size, n in zip(self.BLOCK_SIZE, self.shape[2:]))
         everything = [np.arange(n) for n in (*self.shape[:2], -(-self.shape[2] // height))]
         chosen = everything if bs is None else (bs, hs, rows)
         kinds = np.zeros((*(len(part) for part in chosen), -(-self.shape[3] // width)), np.uint8)
         q_idx = (chosen[2][:, None] * height + np.arange(height)).ravel()
         q_idx[q_idx >= self.shape[2]] = -1
         for i, j in np.ndindex(*kinds.shape[:2]):
-            where = (int(chosen[0][i]), int(chosen[1][j]), q_idx, self.shape[3], self.BLOCK_SIZE)
+            where = (int(chosen[0][i]), int(chosen[1][j]), q_idx, self.shape[3], (height, width))
             kinds[i, j] = picture.tile_kinds(self._traced.evaluate, *where)
         if bs is None:
             self._computed = kinds

@@ -49,6 +49,8 @@ def identifier(name: str, fallback: str) -> str:
     name = re.sub(r"_+", "_", re.sub(r"\W", "_", name, flags=re.ASCII)).strip("_")
     if not name or name[0].isdigit():
         name = f"{fallback}_{name}".rstrip("_")
+    if name.startswith("RADDLE_"):  # the engine's macros, which would replace it
+        name = f"{fallback}_{name}"
     return name + "_mod" if name in _taken else name
 
 
