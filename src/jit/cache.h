@@ -24,9 +24,9 @@ struct Request {
   Watch* watch = nullptr;  ///< of a caller that waits for it on another thread
 };
 
-/// A compiled binary, and where it lies: empty where it is only in memory.
+/// A compiled binary. It is loaded from these bytes, never from the path of an entry: what was
+/// checked is what runs, whoever exchanges the file meanwhile.
 struct Binary {
-  std::string path;
   std::string bytes;
   bool compiled = false;  ///< by this call
 };
@@ -35,9 +35,10 @@ struct Binary {
 /// folder of this user's among the temporary files (TMPDIR, else /tmp).
 std::string cache_folder();
 
-/// The entry of that key: found and intact, or compiled now. A damaged entry, or one of another
-/// user, is refused and made again; where the folder cannot be written, the result stays in memory
-/// and a warning is printed once per process. Raises CompileError when it is stopped.
+/// The entry of that key: found and intact, or compiled now. A damaged entry, or one that another
+/// user can have written, is refused and made again. Where the folder cannot be written, or others
+/// can write it, the result stays in memory, and a warning is printed once per process. Raises
+/// CompileError when it is stopped.
 Binary find_or_compile(const Request& request);
 
 struct CacheEntry {

@@ -1,16 +1,19 @@
 #include "jit/cpu_stages.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 
 #include "jit/cache.h"
 #include "jit/host_compiler.h"
+#include "jit/locks.h"
 #include "jit/made_once.h"
 #include "raddle/error.h"
 
@@ -21,29 +24,51 @@ constexpr const char* entry_point = "raddle_variant";
 
 std::atomic<int> compiled_count = 0;
 
-/// Never unloaded: plans and compositions point into it.
-void* load_from_memory(const Binary& binary) {
-  const int memory = memfd_create("raddle-variant", MFD_CLOEXEC);
-  if (memory < 0) return nullptr;
-  for (std::size_t done = 0; done < binary.bytes.size();) {
-    const ssize_t n = write(memory, binary.bytes.data() + done, binary.bytes.size() - done);
+bool write_all(int file, const std::string& bytes) {
+  for (std::size_t done = 0; done < bytes.size();) {
+    const ssize_t n = write(file, bytes.data() + done, bytes.size() - done);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) {
-      close(memory);
-      return nullptr;
-    }
+    if (n <= 0) return false;
     done += static_cast<std::size_t>(n);
   }
+  return true;
+}
+
+/// Never unloaded: plans and compositions point into it.
+void* load_from_memory(const std::string& bytes) {
+  const int memory = memfd_create("raddle-variant", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (memory < 0) return nullptr;
+  if (!write_all(memory, bytes)) {
+    close(memory);
+    return nullptr;
+  }
+  fcntl(memory, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW);
   // The descriptor stays open: the loader knows libraries by their path, and the next file of this
   // number would be taken for the same library.
   return dlopen(("/proc/self/fd/" + std::to_string(memory)).c_str(), RTLD_NOW | RTLD_LOCAL);
 }
 
+/// Where there is no /proc, or nothing is executed from memory: a copy that only this user can
+/// write, gone when it is loaded.
+void* load_from_copy(const std::string& bytes) {
+  const char* wanted = std::getenv("TMPDIR");
+  for (const char* base : {wanted && *wanted ? wanted : "/tmp", "/tmp"}) {
+    const PrivateFolder folder(base, ".raddle-load-");
+    if (!folder.held()) continue;
+    const std::string path = (folder.path() / "binary").string();
+    const int file = open(path.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
+    if (file < 0) continue;
+    const bool written = write_all(file, bytes);
+    close(file);
+    if (void* library = written ? dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) : nullptr)
+      return library;
+  }
+  return nullptr;
+}
+
 void* load(const Binary& binary, const std::string& name) {
-  void* library =
-      binary.path.empty() ? nullptr : dlopen(binary.path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  // Without a file, or where the cache lies on a file system that nothing is executed from.
-  if (!library) library = load_from_memory(binary);
+  void* library = load_from_memory(binary.bytes);
+  if (!library) library = load_from_copy(binary.bytes);
   if (library) return library;
   const char* why = dlerror();
   fail<CompileError>("variant '", name, "' cannot be loaded: ", why ? why : std::strerror(errno));

@@ -153,6 +153,92 @@ def test_entries_of_another_user_are_refused(cache, tmp_path):
     assert compiled(cache) == (0, [])
 
 
+def test_entries_under_other_names_are_refused(tmp_path):
+    cache = tmp_path / "cache"
+    compiled(cache, "One", "Two")
+    one, two = (next(each for each in entries(cache) if entry_name(each) == name) for name in ("One", "Two"))
+    aside = tmp_path / "aside"
+    for taken, given in ((one, aside), (two, one), (aside, two)):
+        taken.rename(given)
+    assert compiled(cache, "One", "Two") == (2, [])
+    assert compiled(cache, "One", "Two") == (0, [])
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o757])
+def test_folders_that_others_may_write_are_not_trusted(cache, mode):
+    """Between the check of an entry and its load another user could exchange it."""
+    cache.chmod(mode)
+    (before,) = entries(cache)
+    number, said = compiled(cache, "One", "Twice")
+    assert number == 2 and len(said) == 1
+    assert f"{cache} can be written by other users" in said[0] and f"'chmod go-w {cache}'" in said[0]
+    assert entries(cache) == [before]
+    cache.chmod(0o755)
+    assert compiled(cache) == (0, [])
+    if os.geteuid() == 0:  # nobody else can give folders away
+        os.chown(cache, 65534, -1)
+        number, said = compiled(cache)
+        assert number == 1 and len(said) == 1 and "belongs to another user (65534)" in said[0]
+
+
+def test_the_folder_is_made_for_its_owner_alone_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        compiled(tmp_path / "above" / "cache")
+    finally:
+        os.umask(before)
+    for folder in (tmp_path / "above", tmp_path / "above" / "cache"):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+    assert compiled(tmp_path / "above" / "cache") == (0, [])
+
+
+EXCHANGE = r"""
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+extern "C" void* dlopen(const char* path, int flags) {
+  const auto real = (void* (*)(const char*, int))dlsym(RTLD_NEXT, "dlopen");
+  const char* entry = getenv("ENTRY");
+  const char* other = getenv("OTHER");
+  if (entry && other) {
+    unlink(entry);
+    if (symlink(other, entry) != 0) abort();
+  }
+  return real(path, flags);
+}
+"""
+
+EVIL = r"""
+#include <unistd.h>
+__attribute__((constructor)) static void run() { _exit(66); }
+"""
+
+
+def test_an_entry_exchanged_between_its_check_and_its_load(cache, tmp_path):
+    """The library that is loaded is the bytes that were checked, not what lies at their path by then."""
+    libraries = {}
+    for name, text in {"exchange": EXCHANGE, "evil": EVIL}.items():
+        (tmp_path / f"{name}.cpp").write_text(text)
+        libraries[name] = tmp_path / f"{name}.so"
+        source = tmp_path / f"{name}.cpp"
+        subprocess.run(["c++", "-shared", "-fPIC", "-o", libraries[name], source, "-ldl"], check=True)
+    (entry,) = entries(cache)
+    env = {"LD_PRELOAD": libraries["exchange"], "ENTRY": entry / "binary", "OTHER": libraries["evil"]}
+    process = start(cache, **env)
+    process.communicate()
+    assert process.returncode == 0 and (entry / "binary").is_symlink()
+
+
+def test_pipes_in_the_place_of_files_are_not_waited_for(cache):
+    (entry,) = entries(cache)
+    for name in ("binary", "manifest"):
+        (entry / name).unlink()
+        os.mkfifo(entry / name)
+    assert compiled(cache) == (1, [])
+
+
 def test_entries_are_readable_by_all_and_writable_by_their_owner_alone(tmp_path):
     cache = tmp_path / "cache"
     before = os.umask(0)
@@ -449,7 +535,7 @@ def test_a_homeless_cache_is_nobody_elses(tmp_path):
     assert stat.S_IMODE(base.stat().st_mode) == 0o700
     base.chmod(0o777)
     count, said = finish(start("", **homeless))
-    assert count == 1 and len(said) == 1 and "cannot be written" in said[0]
+    assert count == 1 and len(said) == 1 and "can be written by other users" in said[0]
     base.rename(tmp_path / "elsewhere")
     base.symlink_to(tmp_path / "elsewhere")
     assert finish(start("", **homeless))[0] == 1
