@@ -1,9 +1,12 @@
 // The cache of what was compiled, and what compiles.
 
+#include <tvm/ffi/extra/c_env_api.h>
+
 #include "ffi/border.h"
 #include "jit/cache.h"
 #include "jit/cpu_stages.h"
 #include "jit/host_compiler.h"
+#include "jit/process.h"
 
 namespace raddle::border {
 
@@ -36,6 +39,9 @@ Row compiler(Arguments&) {
 }  // namespace
 
 TVM_FFI_STATIC_INIT_BLOCK() {
+  jit::set_interrupt_check([] {  // Python's own handlers run where it waits for a compiler
+    if (TVMFFIEnvCheckSignals() != 0) throw ffi::EnvErrorAlreadySet();
+  });
   Exports()
       .def("raddle.cache.folder", folder)
       .def("raddle.cache.list", list)

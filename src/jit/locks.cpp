@@ -31,6 +31,7 @@ int lock(int fd, const std::string& waiting, const std::atomic<bool>* stop) {
       announce(waiting);
       said = true;
     }
+    check_interrupt();
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   return 0;
@@ -54,7 +55,13 @@ FileLock::FileLock(const fs::path& path, const std::string& waiting, const std::
       error_ = errno;
       return;
     }
-    const int failed = lock(fd_, waiting, stop);
+    int failed = 0;
+    try {
+      failed = lock(fd_, waiting, stop);
+    } catch (...) {
+      close(fd_);
+      throw;
+    }
     // Where the file system has no locks, duplicates are compiled, which is harmless.
     if (failed != ECANCELED && (failed || leads_to(path, fd_))) return;
     close(fd_);

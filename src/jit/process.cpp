@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
@@ -22,6 +23,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+std::atomic<void (*)()> interrupt_check = nullptr;
+
 /// A child starts with no signal blocked, and with default actions for signals that programs often
 /// ignore: with SIGCHLD ignored a compiler driver cannot wait for its own children.
 class Attributes {
@@ -34,7 +37,9 @@ class Attributes {
     for (const int signal : {SIGCHLD, SIGPIPE}) sigaddset(&defaults, signal);
     posix_spawnattr_setsigmask(&value_, &none);
     posix_spawnattr_setsigdefault(&value_, &defaults);
-    posix_spawnattr_setflags(&value_, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+    // What can be interrupted is a group of its own, so that a driver's children end with it.
+    posix_spawnattr_setflags(&value_, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF |
+                                          (interrupt_check.load() ? POSIX_SPAWN_SETPGROUP : 0));
   }
   ~Attributes() { posix_spawnattr_destroy(&value_); }
   Attributes(const Attributes&) = delete;
@@ -102,6 +107,12 @@ bool readable(int from, int milliseconds) {
 
 }  // namespace
 
+void set_interrupt_check(void (*check)()) { interrupt_check = check; }
+
+void check_interrupt() {
+  if (const auto check = interrupt_check.load()) check();
+}
+
 void announce(const std::string& doing) {
   const std::string line = "raddle: " + doing + "\n";
   std::fwrite(line.data(), 1, line.size(), stderr);
@@ -125,6 +136,14 @@ Outcome run(const std::vector<std::string>& command,
   // The end of the program counts, not that of the pipe: a compiler wrapper may leave a server
   // behind that holds the pipe open for ever.
   while (!ended) {
+    try {
+      check_interrupt();
+    } catch (...) {
+      kill(-child, SIGKILL);
+      waitpid(child, nullptr, 0);
+      close(from);
+      throw;
+    }
     if (open && readable(from, 20)) {
       open = read_some(from, outcome.output);
       if (open) continue;

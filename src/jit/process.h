@@ -21,6 +21,13 @@ Outcome run(const std::vector<std::string>& command,
             const std::vector<std::pair<std::string, std::string>>& variables,
             const std::string& doing);
 
+/// Has every wait for a program or a lock call `check` some fifty times a second; what it throws
+/// ends the wait, and the program with all that it started. How Python's Ctrl-C arrives: without a
+/// check a signal's own action does.
+void set_interrupt_check(void (*check)());
+/// Calls it, if there is one.
+void check_interrupt();
+
 /// "exit status 1", "signal 9".
 std::string describe_status(int status);
 

@@ -555,3 +555,36 @@ def test_a_compiler_that_ignores_sigchld_around_it(tmp_path):
         os.kill(int(pid), signal.SIGTERM)  # raises if it is gone, and it was waited for
     assert done.returncode == 0, done.stderr
     assert done.stdout == "1\n"
+
+
+INTERRUPTED = """
+import os, signal, threading, time
+from pathlib import Path
+import raddle
+def interrupt():
+    while not Path(os.environ["STARTED"]).exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt, daemon=True).start()
+text = "struct Mine { RADDLE_FN float logits(float s, const Row&, const Key&) const { return 2.0f * s; } };"
+spec = raddle.AttentionSpec(2, 1, 8, dtype="float32", variant=[raddle.Variant("Mine", text)()])
+try:
+    raddle.Attention(spec)
+except KeyboardInterrupt:
+    print("interrupted")
+os.environ["RADDLE_CXX"] = "c++"
+raddle.Attention(spec)
+print(raddle.cache.num_compiled())
+"""
+
+
+def test_an_interrupt_ends_a_compilation_and_leaves_nothing(tmp_path):
+    cache, work, started = tmp_path / "cache", tmp_path / "work files", tmp_path / "started"
+    work.mkdir()
+    compiler = slow_compiler(tmp_path, 100000)
+    env = environment(cache, RADDLE_CXX=compiler, STARTED=started, TMPDIR=work)
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and done.stdout.split() == ["interrupted", "1"], done.stderr
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), 0)
+    assert list(work.iterdir()) == [] and len(all_in(cache)) == 1

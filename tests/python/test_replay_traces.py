@@ -231,3 +231,61 @@ def test_two_cores_keep_up_with_the_default_rate(speed):
     assert sum(map(seconds, steps)) < 0.7 * max(r.arrival for r in requests)
     assert not scheduler.queued
     assert any(span.begin < span.begin + span.length < requests[span.request].input_tokens for s in steps for span in s)
+
+
+_LINE = '{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}\n'
+_HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+
+
+@pytest.mark.parametrize(
+    "data, line",
+    [
+        (_HEAD + "2023-11-16 18:17:03.9799600," + "9" * 200_000 + ",5\n", 2),  # more than csv's longest field
+        (_HEAD + "2023-11-16 18:17:03.9799600," + "9" * 5000 + ",5\n", 2),
+        (_LINE + "[" * 100_000 + "\n", 2),
+        (_LINE + '{"timestamp": ' + "[" * 100_000 + "\n", 2),
+        (_LINE + '{"timestamp": 1' + "0" * 400 + ', "input_length": 1, "output_length": 1}\n', 2),
+        (_LINE + '{"timestamp": 1, "input_length": 1' + "0" * 30 + ', "output_length": 1}\n', 2),
+        (_LINE + '{"timestamp": 1, "input_length": 1e308, "output_length": 1}\n', 2),
+        (_LINE.encode() + b"\xff\xfe\xff\n", 2),
+        (_LINE + "x" * (17 << 20), 2),
+    ],
+)
+def test_hostile_lines_are_named(tmp_path, data, line):
+    path = tmp_path / "hostile.txt"
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    # Text is decoded in pieces, so a bad byte may show before its line.
+    with pytest.raises(TraceError, match=rf"^hostile\.txt:(1|{line}): ") as raised:
+        list(read_trace(path))
+    assert len(str(raised.value)) < 500
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-20], lambda b: b[:40] + b"\0" * 20 + b[60:], lambda b: b"\x1f\x8b" + b[9:]])
+def test_damaged_gzip_is_named(tmp_path, damage):
+    path = tmp_path / "damaged.gz"
+    lines = "".join(_LINE.replace('"timestamp": 0', f'"timestamp": {n * 7919 % 10007}') for n in range(10007))
+    path.write_bytes(damage(gzip.compress((_LINE + lines).encode())))
+    with pytest.raises(TraceError, match=r"^damaged\.gz:\d+: "):
+        list(read_trace(path))
+
+
+def test_a_line_without_end_takes_bounded_memory(tmp_path):
+    """A gigabyte of one line, a megabyte of gzip."""
+    import resource
+
+    from forked import outcome
+
+    path = tmp_path / "endless.gz"
+    with gzip.open(path, "wb", 1) as file:
+        for _ in range(1024):
+            file.write(b"x" * (1 << 20))
+
+    def read():
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        try:
+            list(read_trace(path))
+        except TraceError as error:
+            return str(error), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+
+    message, kilobytes = outcome(read, seconds=120)
+    assert message.startswith("endless.gz:1: more than") and kilobytes < 300_000

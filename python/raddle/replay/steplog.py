@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from .speculation import Shape
 from .traces import Request
 
 _FORMAT = "raddle replay steps 3"
+_MOST_BYTES = 1 << 30
 
 
 @dataclass
@@ -60,8 +62,11 @@ def save(log: StepLog, path: Path) -> None:
 def load(path: Path) -> StepLog:
     """Reads what `save` wrote. Raises ``ValueError`` naming the file for anything else."""
     try:
-        data = path.read_bytes()
-        record = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise ValueError(f"more than {_MOST_BYTES} bytes")
+        record = json.loads(data)
         if record.pop("format") != _FORMAT:
             raise ValueError("unknown format")
         record["requests"] = [
@@ -71,5 +76,5 @@ def load(path: Path) -> StepLog:
         if record["speculate"] is not None:
             record["speculate"] = Shape(*map(int, record["speculate"]))
         return StepLog(**record)
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise ValueError(f"{path.name} is not a log of steps as --save-steps writes it: {error!r}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, EOFError, OverflowError, RecursionError, zlib.error) as error:
+        raise ValueError(f"{path.name} is not a log of steps as --save-steps writes it: {error!r:.300}") from None

@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import random
+import zlib
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -17,6 +18,8 @@ EXCERPT = Path(__file__).parent.parent / "data" / "azure_llm_2023_conv_excerpt.c
 BLOCK_TOKENS = 512
 """Prompt tokens to a hash of a Mooncake trace."""
 _MOST_BLOCKS = 2**63 // BLOCK_TOKENS
+_MOST_TOKENS = 2**31 - 1
+_LONGEST_LINE = 16 << 20  # characters; a prompt of a million tokens has 2,000 hashes of at most 19 digits
 
 
 @dataclass(frozen=True)
@@ -52,11 +55,9 @@ def read_trace(path: Path) -> Iterator[Request]:
     ``hash_ids``, one for each 512 prompt tokens, which count where the prompt fills the block). A name that ends in
     ``.gz`` is decompressed. Raises `TraceError`.
     """
-    with _open(path) as lines:
-        try:
-            first = lines.readline()
-        except (UnicodeDecodeError, OSError, EOFError) as error:
-            raise TraceError(path, 1, f"{error}; expected lines of text, or a gzip file named .gz") from None
+    with _open(path) as file:
+        lines = _lines(path, file)
+        first = next(lines, "")
         parse = _parser(path, first)
         start = None
         for number, line in enumerate(itertools.chain([first], lines), 1):
@@ -64,12 +65,16 @@ def read_trace(path: Path) -> Iterator[Request]:
                 continue
             try:
                 request = parse(line)
-            except (ValueError, KeyError, TypeError) as error:
-                raise TraceError(path, number, f"{error}; found {_shown(line)}") from None
+            except (ValueError, KeyError, TypeError, OverflowError, csv.Error) as error:
+                raise TraceError(path, number, f"{str(error):.200}; found {_shown(line)}") from None
+            except RecursionError:
+                raise TraceError(path, number, f"lists in each other without end; found {_shown(line)}") from None
             start = request.arrival if start is None else start
             if request.input_tokens < 1 or request.output_tokens < 1:
                 tokens = f"{request.input_tokens} prompt and {request.output_tokens} generated tokens"
                 raise TraceError(path, number, f"found {tokens}; expected at least 1 each")
+            if request.tokens > _MOST_TOKENS:
+                raise TraceError(path, number, f"more than {_MOST_TOKENS} tokens; found {_shown(line)}")
             if request.arrival < start:
                 raise TraceError(path, number, "arrives before the first request")
             yield replace(request, arrival=request.arrival - start)
@@ -106,6 +111,20 @@ def _open(path: Path) -> TextIO:
     return open(path, encoding="utf-8", newline="")
 
 
+def _lines(path: Path, file: TextIO) -> Iterator[str]:
+    """The lines of a file, of bounded length: what is no text, or ends early, is an error that names its line."""
+    for number in itertools.count(1):
+        try:
+            line = file.readline(_LONGEST_LINE + 1)
+        except (UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
+            raise TraceError(path, number, f"{error}; expected lines of text, or a gzip file named .gz") from None
+        if len(line) > _LONGEST_LINE:
+            raise TraceError(path, number, f"more than {_LONGEST_LINE} characters; found {_shown(line)}")
+        if not line:
+            return
+        yield line
+
+
 def _parser(path: Path, first: str) -> Callable[[str], Request]:
     """What reads a line; arrivals are on the trace's own clock."""
     if first.lstrip("\ufeff \t").startswith("{"):
@@ -122,7 +141,13 @@ def _azure(line: str) -> Request:
         raise ValueError(f"expected 3 fields, not {len(fields)}")
     # Seven digits of a second; Python reads six.
     stamp = datetime.strptime(fields[0][:26], "%Y-%m-%d %H:%M:%S.%f")
-    return Request((stamp - datetime(2000, 1, 1)).total_seconds(), int(fields[1]), int(fields[2]))
+    return Request((stamp - datetime(2000, 1, 1)).total_seconds(), _tokens(fields[1]), _tokens(fields[2]))
+
+
+def _tokens(digits: str) -> int:
+    if len(digits) > 20:  # what Python would take long to read
+        raise ValueError("a number of more than 20 digits")
+    return int(digits)
 
 
 def _mooncake(line: str) -> Request:
