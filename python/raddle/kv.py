@@ -108,8 +108,8 @@ def append_kv(
         return
     if rope is not None:
         raise ValueError("rope is given with a slot mapping; expected a page table, which knows the rows' positions")
-    slots, order, dtype = lend_index(layout, "slots"), kv_layout or "NHD", _kv_dtype(kv_dtype)
-    _append_slots(slots, order, dtype, k_new, v_new, k_pool, v_pool, k_scale, v_scale)
+    slots, kv_layout, kv_dtype = lend_index(layout, "slots"), kv_layout or "NHD", _kv_dtype(kv_dtype)
+    _append_slots(slots, kv_layout, kv_dtype, k_new, v_new, k_pool, v_pool, k_scale, v_scale)
 
 
 def _kv_dtype(dtype: Any) -> str | None:
