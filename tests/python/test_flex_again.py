@@ -318,6 +318,17 @@ def test_masks_that_take_turns_keep_their_plans(rng, plans):
     assert len(plans) == 2
 
 
+def test_plans_of_large_arrays_are_not_collected(rng, plans, monkeypatch):
+    """Each keeps a copy to compare with: of arrays beyond the limit the latest alone."""
+    monkeypatch.setattr(program, "_MOST_BYTES", 3000)
+    q, k, v = draw(rng, rows=20, keys=20)
+    tables = [rng.integers(0, 2, (20, 20)).astype(bool) for _ in range(9)]
+    both = [create_block_mask(lambda b, h, q, kv, t=t: t[q, kv], None, None, 20, 20) for t in tables]
+    for block_mask in both[:2] + [both[1]] + both[2:] + [both[8], both[3], both[0]]:
+        flex_attention(q, k, v, block_mask=block_mask, enable_gqa=True)
+    assert len(plans) == 10  # all but the repeated ones and the fourth, one of the latest seven; the first is gone
+
+
 def test_given_blocks_are_read_once(rng, traces, plans):
     q, k, v = draw(rng, rows=32, keys=32)
     whole = create_block_mask(masks.causal(), None, None, 32, 32, BLOCK_SIZE=16)

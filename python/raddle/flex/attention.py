@@ -194,8 +194,8 @@ def _check_tensors(query: Any, key: Any, value: Any, enable_gqa: bool) -> None:
 
 def _refuse_double(name: str) -> NoReturn:
     raise ValueError(
-        f"{name} has dtype float64; expected float32, float16 or bfloat16: kernels accumulate in float32, so that float64 "
-        f"would promise what it does not hold; pass {name}.float()"
+        f"{name} has dtype float64; expected float32, float16 or bfloat16: kernels accumulate in float32, so that "
+        f"float64 would promise what it does not hold; pass {name}.float()"
     )
 
 

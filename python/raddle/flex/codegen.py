@@ -279,7 +279,7 @@ class _Intervals:
         if any(a.is_wide for a in node.args) or node.is_wide:
             return self._write_wide(node, args)
         if op == "cast":
-            if node.dtype == "long" and node.args[0].dtype == "int" or node.dtype == "int" and node.args[0].dtype == "long":
+            if {node.dtype, node.args[0].dtype} <= {"int", "long"}:
                 return args[0]
             return f"interval::to_{'int' if node.dtype == 'long' else node.dtype}({args[0]})"
         if len(args) == 2 and args[0] == args[1]:

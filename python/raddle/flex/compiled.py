@@ -2,8 +2,8 @@
 
 torch.compile cannot hold a function of Python in a graph. What the function captures it can: the trace, made when the
 graph is compiled, is a constant of it, and torch.compile itself reads the captured values by a function that is written
-from the trace's `Reads`. So they are inputs of the graph; other values compile nothing, and where Python needed a number
-torch.compile guards it. A `BlockMask` that comes from outside has a number, as plans have.
+from the trace's `Reads`. So they are inputs of the graph; other values compile nothing, and where Python needed a
+number torch.compile guards it. A `BlockMask` that comes from outside has a number, as plans have.
 """
 
 from __future__ import annotations
@@ -177,9 +177,10 @@ def traced(number: int, tensors: list[Any], ints: list[int], floats: list[Any]) 
 def define(attend: Callable[..., Any], like: Callable[..., Any]) -> None:
     """Registers the operator. ``attend``: what it computes; ``like``: an output as eager calls lay it out."""
 
-    def run(q, k, v, score, st, si, sf, mask, mt, mi, mf, given, scale, enable_gqa, wants_lse, with_grad):  # type: ignore
+    def run(q, k, v, score, st, si, sf, mask, mt, mi, mf, given, scale, gqa, wants_lse, with_grad):  # type: ignore
         with torch.set_grad_enabled(with_grad):
-            out, lse = attend(q, k, v, traced(score, st, si, sf), traced(mask, mt, mi, mf), given, scale, enable_gqa, wants_lse)
+            mods = traced(score, st, si, sf), traced(mask, mt, mi, mf)
+            out, lse = attend(q, k, v, *mods, given, scale, gqa, wants_lse)
         return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
     def shapes(q, k, v, *rest):  # type: ignore

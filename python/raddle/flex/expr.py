@@ -110,7 +110,8 @@ class Value:
         return self.item()
 
     def __round__(self, digits: Any = None) -> Any:
-        return round(self._known("round() of a traced value", "write torch.round(x), or raddle.flex.ops.floor(x + 0.5)"))
+        instead = "write torch.round(x), or raddle.flex.ops.floor(x + 0.5)"
+        return round(self._known("round() of a traced value", instead))
 
     def __iter__(self) -> Any:
         raise errors.refuse("a traced value is a scalar and cannot be iterated", "compute with the value itself")

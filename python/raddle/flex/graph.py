@@ -68,8 +68,8 @@ class Graph:
         if isinstance(x, int):
             if not bounds.within((x, x), (-bounds.LONG[1], bounds.LONG[1])):
                 raise errors.refuse(f"the integer {x} does not fit in 64 bits", "write a float, or a smaller number")
-            is_long = not bounds.within((x, x), bounds.INT)
-            return self.node("const", "long" if is_long else "int", payload=int(x))  # an enumeration's repr is no number
+            dtype = "int" if bounds.within((x, x), bounds.INT) else "long"
+            return self.node("const", dtype, payload=int(x))  # an enumeration's repr is no number
         return self.node("const", "float", payload=float(x))
 
     def cast(self, node: Node, dtype: str) -> Node:

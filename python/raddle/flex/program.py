@@ -18,6 +18,7 @@ from raddle.plans import Plan
 from raddle.spec import AttentionSpec
 
 _MOST_PROGRAMS, _MOST_PLANS = 128, 16
+_MOST_BYTES = 64 << 20  # of captured arrays that a program's plans keep to compare with; the latest plan is kept anyway
 
 _programs: dict[Any, Program] = {}
 _lock = threading.Lock()
@@ -28,7 +29,7 @@ class Program:
 
     def __init__(self, attention: Attention, score: Traced | None) -> None:
         self.attention = attention
-        self._plans: list[tuple[Any, dict[str, Callable[[Any], bool]], Plan]] = []
+        self._plans: list[tuple[Any, dict[str, Callable[[Any], bool]], Plan, int]] = []
         self._in_spec = None if score is None else dict(score.captured)
         if score is not None and any(not isinstance(x, (int, float)) for x in score.captured.values()):
             self._in_spec = None  # the attention holds copies of the arrays, not what they hold now
@@ -37,13 +38,16 @@ class Program:
         """The plan for these lengths and what the mask captures now: one of late, or a new one."""
         lengths = batch, length, kv_length, shares_keys
         captured = {} if mask is None else mask.captured
-        for known, unchanged, plan in self._plans:
+        for known, unchanged, plan, _ in self._plans:
             if known == lengths and all(unchanged[name](x) for name, x in captured.items()):
                 return plan
         unchanged = {name: _comparison(x) for name, x in captured.items()}  # before they may change
         plan = self.attention.plan(_layout(*lengths), params=_params(mask))
         if all(each is not None for each in unchanged.values()):
-            self._plans = [(lengths, unchanged, plan), *self._plans][:_MOST_PLANS]
+            kept = [(lengths, unchanged, plan, sum(map(_bytes_of, captured.values()))), *self._plans][:_MOST_PLANS]
+            while len(kept) > 1 and sum(each[-1] for each in kept) > _MOST_BYTES:
+                kept.pop()
+            self._plans = kept
         return plan
 
     def params_of_run(self, score: Traced | None) -> dict[str, Any] | None:
@@ -104,6 +108,12 @@ def _layout(batch: int, length: int, kv_length: int, shares_keys: bool) -> Layou
 def _params(mod: Traced | None) -> dict[str, Any] | None:
     """What a mod captures, by the names of members."""
     return None if mod is None else {f"{mod.name}.{member}": x for member, x in mod.lent().items()}
+
+
+def _bytes_of(x: Any) -> int:
+    """Of an array on the host, of which a copy is kept."""
+    on_gpu = isinstance(x, TorchTensor) and not x.is_cpu
+    return 0 if on_gpu else int(getattr(x, "nbytes", 0))
 
 
 def _comparison(x: Any) -> Callable[[Any], bool] | None:

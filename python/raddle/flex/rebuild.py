@@ -170,7 +170,8 @@ class Rebuilder:
     def _partial(self, fn: functools.partial[Any], at: At) -> functools.partial[Any]:
         read = self._reads.add(at, reads.is_partial, (type(fn), len(fn.args), tuple(fn.keywords)))
         function = self.callable(fn.func, At(reads.attribute, (read, "func")))
-        places = [self._reads.add(At(reads.attribute, (read, name)), reads.always, None) for name in ("args", "keywords")]
+        of = lambda name: self._reads.add(At(reads.attribute, (read, name)), reads.always, None)  # noqa: E731
+        places = of("args"), of("keywords")
         code = getattr(fn.func, "__code__", None)
         names = code.co_varnames if code is not None else ()
         args = [
