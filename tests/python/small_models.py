@@ -72,3 +72,24 @@ def like(model, attn_implementation, dtype=torch.float32):
     other = copy.deepcopy(model)
     other.set_attn_implementation(attn_implementation)
     return other.to(dtype)
+
+
+NEAR_TIE = 1e-4  # between logits that are about 1 and differ by roundings of 1e-6
+
+
+def greedy(model, ids, attention_mask=None, **how):
+    """New tokens of eager attention [batch, steps], and the logits that they were chosen by [batch, steps, vocabulary]."""
+    mask = torch.ones_like(ids) if attention_mask is None else attention_mask
+    kept = dict(return_dict_in_generate=True, output_logits=True, do_sample=False)
+    found = like(model, "eager").generate(ids, attention_mask=mask, **kept, **how)
+    return found.sequences[:, ids.shape[1] :], torch.stack(found.logits, 1)
+
+
+def assert_same_tokens(found, expected, logits):
+    """Equal tokens of one sequence, up to the first step whose two tokens are a near tie."""
+    assert len(found) == len(expected)
+    for step, (token, other) in enumerate(zip(map(int, found), map(int, expected))):
+        if token != other:
+            gap = float(logits[step, other] - logits[step, token])
+            assert gap < NEAR_TIE, f"step {step} has token {token}; expected {other}, whose logit is {gap} above"
+            return

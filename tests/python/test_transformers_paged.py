@@ -3,7 +3,7 @@
 import pytest
 import raddle.integrations.transformers
 import torch
-from small_models import MODELS, like, model_of
+from small_models import MODELS, assert_same_tokens, greedy, model_of
 from transformers import AttentionInterface, ContinuousBatchingConfig, GenerationConfig
 
 from raddle.integrations.transformers import paged
@@ -20,13 +20,12 @@ def generate_batch(model, prompts, **how):
     return [result.generated_tokens for result in found.values()]
 
 
-def one_by_one(model, prompts):
-    """Greedy tokens of eager attention, without a cache of pages."""
-    model = like(model, "eager")
-    return [
-        model.generate(torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False)[0, len(prompt) :].tolist()
-        for prompt in prompts
-    ]
+def assert_as_one_by_one(found, model, prompts):
+    """Tokens of each prompt are those of eager attention without a cache of pages."""
+    assert len(found) == len(prompts)
+    for tokens, prompt in zip(found, prompts):
+        expected, logits = greedy(model, torch.tensor([prompt]), max_new_tokens=NEW_TOKENS)
+        assert_same_tokens(tokens, expected[0], logits[0])
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ def prompts(rng):
 @pytest.mark.parametrize("implementation", ["raddle", "paged|raddle"])
 def test_the_name_with_and_without_its_prefix(implementation, rng, prompts):
     model = model_of("llama", rng, implementation)
-    assert generate_batch(model, prompts) == one_by_one(model, prompts)
+    assert_as_one_by_one(generate_batch(model, prompts), model, prompts)
     assert model.config._attn_implementation == implementation
 
 
@@ -55,7 +54,7 @@ def test_greedy_tokens(name, max_batch_tokens, rng, prompts, monkeypatch):
     monkeypatch.setattr(paged.Step, "__init__", spied)
     monkeypatch.setattr(torch, "index_select", None)  # by which transformers would gather keys
     model = model_of(name, rng)
-    assert generate_batch(model, prompts, max_batch_tokens=max_batch_tokens) == one_by_one(model, prompts)
+    assert_as_one_by_one(generate_batch(model, prompts, max_batch_tokens=max_batch_tokens), model, prompts)
     windowed = "sliding_window" in MODELS[name][1]
     assert kinds >= {(True, False)} | ({(True, True)} if windowed and max_batch_tokens == 12 else set())
 
@@ -63,7 +62,7 @@ def test_greedy_tokens(name, max_batch_tokens, rng, prompts, monkeypatch):
 def test_prefixes_that_requests_share(rng):
     model, prefix = model_of("llama", rng), rng.integers(2, 97, 40).tolist()
     prompts = [prefix + rng.integers(2, 97, n).tolist() for n in (2, 5, 3)]
-    assert generate_batch(model, prompts) == one_by_one(model, prompts)
+    assert_as_one_by_one(generate_batch(model, prompts), model, prompts)
 
 
 class TestRefusals:
