@@ -24,7 +24,7 @@ ISAS ?= $(if $(wildcard $(VENV)/installed-all),all,native)
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install install-all replay gpu bits sass check test test-all test-cpp test-python test-isas test-sanitize \
+.PHONY: help install install-all replay gpu bits sass check fuzz test test-all test-cpp test-python test-isas test-sanitize \
         test-threads test-aarch64 test-install bench docs format check-format tidy wheel test-wheel wheel-aarch64 \
         sdist test-sdist release clean
 
@@ -67,6 +67,11 @@ ISA_TESTS = $(PYTEST) -q -m "not every_isa and not any_isa" $(ARGS)
 # Threads of torch that wait for each other cost processes side by side half of their time.
 test-python: install-all $(VENV)/tested  ## Python tests: make test-python ARGS="-k plan"
 	$(PYTEST) $(ARGS)
+
+# Pieces of SECONDS, with seeds that it prints.
+SECONDS ?= 1800
+fuzz: install $(VENV)/tested  ## attack the public API for half an hour: make fuzz SECONDS=60
+	OMP_NUM_THREADS=1 $(BIN)/python tests/python/attack.py --seconds $(SECONDS) $(ARGS)
 
 # What stands above the kernels, whose own tests run on every instruction set anyway: with AVX2, numpy multiplies as on a
 # processor that has no more.

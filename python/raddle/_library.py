@@ -91,7 +91,10 @@ def function(name: str) -> Callable[..., Any]:
                 if value.__class__ not in PLAIN and last >= 0:
                     argument = listed[min(n, last)]
                     refuse_unmade(value, f"{argument[1:]}[{n - last}]" if argument[0] == "*" else argument)
-            return raw(*given)
+            try:
+                return raw(*given)
+            except BufferError as error:  # DLPack's, which names no argument
+                raise TypeError(f"{' or '.join(listed)} cannot be used: {error}") from None
 
         return call_in_order
     in_order, count = itemgetter(*listed), len(listed)
@@ -106,7 +109,11 @@ def function(name: str) -> Callable[..., Any]:
             except KeyError:
                 pass
             else:
-                return raw(*given)
+                try:
+                    return raw(*given)
+                except BufferError as error:
+                    arrays = [name for name, x in arguments.items() if hasattr(x, "__dlpack__")]
+                    raise TypeError(f"{' or '.join(arrays)} cannot be used: {error}") from None
         raise TypeError(f"{name} is called with {', '.join(arguments)}; expected {', '.join(listed)}")
 
     return call
@@ -134,7 +141,12 @@ class Handle(tvm_ffi.Object):
 
     def __repr__(self) -> str:
         # A constructor that raises leaves a handle of nothing in its frame, which error reporters show.
-        return self._text() if self.__chandle__() else f"{type(self).__name__}(not made)"
+        if not self.__chandle__():
+            return f"{type(self).__name__}(not made)"
+        try:
+            return self._text()
+        except ValueError:  # an object of the library without a value: raddle.Layout()
+            return f"{type(self).__name__}(empty)"
 
     def _text(self) -> str:
         return super().__repr__()

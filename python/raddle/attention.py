@@ -12,6 +12,7 @@ from raddle._tensors import (
     current_stream,
     finished,
     lend,
+    lend_integer,
     lend_output,
     lend_pools,
     lend_scale,
@@ -114,8 +115,11 @@ class Attention(_library.Handle):
             if self.device != "cpu":
                 stream = current_stream(self.device)
         else:
-            _library.refuse_unmade(stream, "stream")
-        return numbered(_plan(self, layout, num_workers, schedule, members(params), stream))
+            stream = lend_integer(stream, "stream")
+        try:
+            return numbered(_plan(self, layout, num_workers, schedule, members(params), stream))
+        except BufferError as error:  # DLPack's, of an array that it does not know
+            raise TypeError(f"layout, num_workers or schedule is an array: {error}") from None
 
     @_keywords.answered("Attention.reserve")
     def reserve(
@@ -269,6 +273,8 @@ class Attention(_library.Handle):
                 lend_scale(v_scale, "v_scale"),
                 *pools,
             )
+        except BufferError as error:
+            raise TypeError(f"plan, or an array among kv, cannot be used: {error}") from None
         except RuntimeError:
             lend_pools(kv)
             lend_output(out_lent, "out")

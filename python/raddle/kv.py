@@ -27,6 +27,7 @@ from raddle._tensors import (
     lend,
     lend_index,
     lend_indices,
+    lend_integer,
     lend_output,
     lend_pool,
     lend_scale,
@@ -204,6 +205,8 @@ def summarize_pages(
         _summarize_pages(**given, summary=lend_output(summary, "summary"))
         return summary
     pair = kv_pool[0] if isinstance(kv_pool, list) else kv_pool
+    if not isinstance(pair, (tuple, list)) and pair.ndim < 2:
+        raise ValueError(f"kv_pool has {pair.ndim} dimensions; expected K and V in dimension 1: [pages, 2, …]")
     k = pair[0] if isinstance(pair, (tuple, list)) else pair[:, 0]
     dtype = str(k.dtype).rpartition(".")[2]
     if kv_dtype is not None or dtype == "int8" or dtype.startswith("float8"):
@@ -290,6 +293,10 @@ def select_pages(
         >>> chosen.pages.shape, chosen.layout(layout).num_rows
         ((1, 2), 1)
     """
+    _check_layout(layout)
+    num_pages = lend_integer(num_pages, "num_pages")
+    if out is not None and not isinstance(out, SelectedPages):
+        raise TypeError(f"out is {kind_of(out)}; expected a raddle.SelectedPages")
     tensors = {"q": lend(q, "q"), "summary": lend(summary, "summary")}
     options = dict(num_pages=num_pages, per_head=per_head, keep_last=keep_last)
     lists = (layout.num_requests, summary.shape[2]) if per_head and summary.ndim == 4 else (layout.num_requests,)
@@ -298,6 +305,12 @@ def select_pages(
     written = {name: lend_output(x, name) for name, x in made._asdict().items()}
     _select_pages(layout=layout, **tensors, **options, **written)
     return SelectedPages(*(finished(q, x).reshape(shape) for x in made)) if out is None else out
+
+
+def _check_layout(layout: Any) -> None:
+    _library.refuse_unmade(layout, "layout")
+    if not isinstance(layout, Layout):
+        raise TypeError(f"layout is {kind_of(layout)}; expected a raddle.PagedKV")
 
 
 def accept_tree(layout: PagedKV, kv_pool: Any, parents: Any, accepted: Any, *, scales: Any = None) -> Any:
@@ -332,6 +345,7 @@ def accept_tree(layout: PagedKV, kv_pool: Any, parents: Any, accepted: Any, *, s
         >>> raddle.accept_tree(layout, pool, parents, accepted).tolist()            # nodes 0, 2 and 3 stay
         [23]
     """
+    _check_layout(layout)
     k_pool, v_pool = lend_pool(kv_pool, lend_output)
     k_scale, v_scale = _pair(scales, "scales")
     pools = dict(kv_pool_k=k_pool, kv_pool_v=v_pool, k_scale=k_scale, v_scale=v_scale)

@@ -285,6 +285,8 @@ class PagePool(_library.Handle):
         qo_len = lend_index(_each(qo_len, requests, "qo_len"), "qo_len")
         for name, value in (("self", self), ("kv_layout", kv_layout), ("discover_prefixes", discover_prefixes)):
             _library.refuse_unmade(value, name)
+            if hasattr(value, "__dlpack__"):
+                raise TypeError(f"{name} is an array; expected {'NHD or HND' if name == 'kv_layout' else 'a bool or an int'}")
         layout.__init_handle_by_constructor__(_layout, self, requests, qo_len, kv_layout, discover_prefixes)
         return layout
 

@@ -9,7 +9,7 @@ import tvm_ffi
 
 from raddle import _library
 from raddle._compiled import numbered
-from raddle._tensors import current_stream, kind_of
+from raddle._tensors import current_stream, kind_of, lend_integer
 from raddle.layouts import Layout
 
 _update = _library.function_in_order("raddle.update", "reservation layout stream")
@@ -188,11 +188,16 @@ class Reservation(_library.Handle):
         Raises:
             ValueError: a layout that does not fit; the plan before then stays in force.
         """
-        for name, value in (("self", self), ("layout", layout), ("stream", stream)):
+        for name, value in (("self", self), ("layout", layout)):
             _library.refuse_unmade(value, name)
-        if stream is None and self.device != "cpu":
+        if stream is not None:
+            stream = lend_integer(stream, "stream")
+        elif self.device != "cpu":
             stream = current_stream(self.device)
-        _update(self, layout, stream)
+        try:
+            _update(self, layout, stream)
+        except BufferError as error:
+            raise TypeError(f"layout is {kind_of(layout)}, which cannot be used: {error}") from None
 
     def check(self, stream: int | None = None) -> None:
         """Waits for the stream, and asks whether lengths or tables on the GPU were bad since the last check.

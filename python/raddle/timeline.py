@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from raddle._device_tensor import DeviceTensor
+from raddle._tensors import kind_of
 from raddle.plans import Plan, Reservation
 
 #: What a worker comes to (include/raddle/engine/kernel/gpu/launch.h, TimelineStage): its start once, then of every
@@ -39,6 +40,8 @@ class Timeline:
 
     def __init__(self, plan: Plan | Reservation, device: str, num_items: int | None = None) -> None:
         plan = plan.plan if isinstance(plan, Reservation) else plan
+        if not isinstance(plan, Plan):
+            raise TypeError(f"plan is {kind_of(plan)}; expected a raddle.Plan or a raddle.Reservation")
         if num_items is None:
             num_items = plan.longest_queue
         if num_items is None:

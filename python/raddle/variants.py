@@ -91,6 +91,8 @@ class Variant(_library.Handle):
     """
 
     def __init__(self, name: str, source: str, params: dict[str, Any] | None = None) -> None:
+        if params is not None and not isinstance(params, Mapping):
+            raise TypeError(f"params is {kind_of(params)}; expected a dict of types by member: {{'bias': float}}")
         types = {member: _type_of(member, kind) for member, kind in (params or {}).items()}
         self.__move_handle_from__(_make["source"](name=name, source=source, params=types, expr=None))
 
