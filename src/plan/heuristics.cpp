@@ -26,10 +26,13 @@ constexpr Rates amx_rates{12.0, 600.0, 800.0, 0.0};
 /// tile of 16 × 128 takes 4.5 µs where all blocks decode, one of 128 × 64 takes 3.5 µs where all
 /// prefill.
 constexpr Rates gpu_rates{15.0, 3000.0, 4000.0, 4000.0};
-/// Rates of a block of the wgmma family, which has a multiprocessor for itself. It multiplies whole
-/// tiles while the next are read, so that a tile of 128 keys takes 2.3 µs, however many rows it has
-/// and wherever its keys come from.
-constexpr Rates wgmma_rates{28.0, 1e9, 1500.0, 4000.0};
+/// Rates of a block of the wgmma family, which has a multiprocessor for itself, rounded from
+/// measurements on an H200. It multiplies whole tiles while the next are read, so that a tile takes
+/// as long whatever its rows: 1.9 µs where all prefill, whose keys are in the L2 cache, and 3.5 µs
+/// where queries are short and keys come from memory. The latter is for the choice of a family
+/// alone.
+constexpr Rates wgmma_rates{35.0, 1e9, 1500.0, 4000.0};
+constexpr Rates wgmma_short_rates{18.5, 1e9, 1500.0, 4000.0};
 /// PlanConfig::cached_discount. Two cores share little; on an H200 a single-level layout reads a
 /// prefix out of the L2 cache at more than twice the rate of memory.
 constexpr i32 cpu_cached_discount = 17, gpu_cached_discount = 55;
@@ -113,6 +116,8 @@ PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 arch, KernelFamily fam
       plan_config(spec, num_workers, schedule, {kernel.short_rows, kernel.short_keys},
                   {kernel.long_rows, kernel.long_keys},
                   family == KernelFamily::wgmma ? wgmma_rates : gpu_rates);
+  if (family == KernelFamily::wgmma)
+    config.costs[short_queries] = costs(spec, config.shapes[short_queries], wgmma_short_rates);
   config.cached_columns = drawn_bytes / kv_bytes(spec);
   config.cached_discount = gpu_cached_discount;
   config.bandwidth_sharers = kernel.blocks_per_multiprocessor;

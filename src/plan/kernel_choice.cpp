@@ -21,18 +21,21 @@ bool is_short(const LayoutView& layout, const PlanConfig& config) {
   return true;
 }
 
-/// When workers that share the work equally are done with it, if masks keep everything.
-i64 equal_share(const LayoutView& layout, const PlanConfig& config) {
+/// When workers that share the work equally are done with it; a mask is taken for a causal one.
+/// Which queries are short is said by `mma`, whatever family `config` is of.
+i64 equal_share(const LayoutView& layout, const PlanConfig& config, const PlanConfig& mma,
+                bool masked) {
   const bool all_partial = layout.num_levels > 1;
   i64 total = 0;
   for (i32 l = 0; l < layout.num_levels; ++l) {
     const LevelView& level = layout.levels[l];
+    const bool causal = masked && l + 1 == layout.num_levels;
     for (i32 g = 0; g < level.num_groups; ++g) {
-      const i32 rows = group_rows(level, g) * config.group_size;
+      const i32 tokens = group_rows(level, g), rows = tokens * config.group_size;
+      const i32 keys = max(level.columns[g] - (causal ? tokens / 2 : 0), 0);
       const TileShape& shape = config.shapes[shape_of(config, rows)];
-      const CostModel& model = config.costs[shape_of(config, rows)];
-      const i64 tiles = count_tiles(config, rows),
-                kv_tiles = ceil_div(level.columns[g], shape.keys);
+      const CostModel& model = config.costs[shape_of(mma, rows)];
+      const i64 tiles = count_tiles(config, rows), kv_tiles = ceil_div(keys, shape.keys);
       const UnitCost full = cost_of(model, min(rows, shape.rows), all_partial);
       total += tiles * (full.start + kv_tiles * full.tile);
     }
@@ -118,8 +121,8 @@ KernelChoice choose_gpu_kernel(const AttentionSpec& spec, const FamilyFacts& fac
   if (const char* why = unserved_by_wgmma(layout)) return {KernelFamily::mma, why};
   if (is_short(layout.view(), mma)) return {KernelFamily::mma, "all queries are short"};
   KernelChoice choice{KernelFamily::mma, "it is expected to be faster", {}};
-  choice.time[0] = equal_share(layout.view(), mma);
-  choice.time[1] = equal_share(layout.view(), wgmma);
+  choice.time[0] = equal_share(layout.view(), mma, mma, facts.masks);
+  choice.time[1] = equal_share(layout.view(), wgmma, mma, facts.masks);
   if (choice.time[1] < choice.time[0]) choice.family = KernelFamily::wgmma;
   return choice;
 }

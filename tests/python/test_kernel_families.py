@@ -81,6 +81,14 @@ def test_batch_invariance(wgmma, rng):
     np.testing.assert_array_equal(outs[0].view(np.uint16), outs[1].view(np.uint16))
 
 
+def test_it_marks_no_timeline(wgmma, rng):
+    problem = draw(rng, "paged", "causal", lengths=LONG, page_size=16, **HEADS)
+    attn = attention_of(wgmma, problem)
+    plan = attn.plan(twin(problem.layout))
+    with refuses(ValueError, "timeline is given", "marks nothing", "RADDLE_BACKEND=mma"):
+        attn.run(plan, problem.q, problem.kv[0], timeline=raddle.Timeline(plan, wgmma))
+
+
 def test_layouts_that_it_does_not_read(wgmma, rng):
     plain = draw(rng, "paged", "causal", lengths=LONG, page_size=16, **HEADS)
     attn = attention_of(wgmma, plain)
@@ -155,6 +163,7 @@ def test_the_choice(wgmma, rng, monkeypatch):
     assert "kernel family: mma (all queries are short)" in chosen([(1, 3000), (8, 90)])
     # A long prompt beside requests that generate, and the other way round.
     assert "kernel family: wgmma" in chosen([(1300, 1300), (1, 40), (1, 70)])
+    assert "kernel family: mma (it is expected to be faster" in chosen([(20, 60), *[(1, 1000)] * 12])
     monkeypatch.setenv("RADDLE_BACKEND", "mma")
     assert "kernel family: mma (RADDLE_BACKEND asks for it)" in chosen([(1300, 1300)])
     monkeypatch.setenv("RADDLE_BACKEND", "cutlass")

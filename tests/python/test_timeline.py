@@ -17,6 +17,12 @@ HEADS = {"dim": 64, "group": 2, "num_kv_heads": 2, "dtype": "bfloat16"}
 LENGTHS = [(1, 300), (70, 90), (0, 5), (2, 1)]
 
 
+@pytest.fixture(autouse=True)
+def mma(monkeypatch):
+    """The family of kernels that marks."""
+    monkeypatch.setenv("RADDLE_BACKEND", "mma")
+
+
 @pytest.fixture
 def problem(rng):
     return draw(rng, "paged", "causal", lengths=LENGTHS, page_size=16, **HEADS)

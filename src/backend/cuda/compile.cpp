@@ -45,7 +45,7 @@ FamilyFacts facts_of(const BoundVariant& variant, const std::string& arch, bool 
   const Stages& stages = variant.stages();
   const bool virtual_arch = arch.rfind("compute_", 0) == 0;
   return {virtual_arch ? 0 : jit::arch_number(arch), makes_tensor_maps,
-          stages.num_query + stages.num_key + stages.num_value > 0, asked};
+          stages.num_query + stages.num_key + stages.num_value > 0, variant.has_masks(), asked};
 }
 
 KernelConfig config_of(const AttentionSpec& spec, const std::string& arch, KernelFamily family) {

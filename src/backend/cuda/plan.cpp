@@ -138,6 +138,10 @@ std::string CudaPlan::explain() const {
 void CudaPlan::run(const Plan& plan, const RunView& view, const BoundVariant& variant,
                    const RunArgs& args, RunStats* stats) const {
   check_alignment(args);
+  if (args.timeline.data && choice_.family == KernelFamily::wgmma)
+    fail<ValueError>(
+        "timeline is given, and the plan runs on the wgmma family of kernels, which marks nothing; "
+        "expected an Attention made with RADDLE_BACKEND=mma");
   if (stats) stats->busy_us.clear();
   if (plan.view().num_items == 0 && !reservation_) return;
   const ContextScope context(kernel_->device());
