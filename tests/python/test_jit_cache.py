@@ -561,6 +561,7 @@ INTERRUPTED = """
 import os, signal, threading, time
 from pathlib import Path
 import raddle
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background of a shell ignore it
 def interrupt():
     while not Path(os.environ["STARTED"]).exists():
         time.sleep(0.01)

@@ -160,6 +160,7 @@ def test_the_choice(wgmma, rng, monkeypatch):
         return attention_of(wgmma, problem).plan(twin(problem.layout)).explain()
 
     assert "kernel family: wgmma (it is expected to be faster: mma" in chosen([(1300, 1300)])
+    assert "kernel family: wgmma" in chosen([(512, 512)] * 4)
     assert "kernel family: mma (all queries are short)" in chosen([(1, 3000), (8, 90)])
     # A long prompt beside requests that generate, and the other way round.
     assert "kernel family: wgmma" in chosen([(1300, 1300), (1, 40), (1, 70)])

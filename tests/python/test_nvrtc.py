@@ -124,7 +124,7 @@ def test_kernels_compile(capsys):
             queries = "short" if kernel.short_only else "all"
             numbers = f"{got['registers']:10}{got['spill_bytes']:9}{got['shared_bytes']:8}{got['seconds']:9.1f}"
             print(f"{kernel.name:24}{kernel.arch:8}{queries:>8}{numbers}")
-    assert len(KERNELS) <= 40, "compiled where there is no GPU: few enough to wait for"
+    assert len(KERNELS) <= 44, "compiled where there is no GPU: few enough to wait for"
     for kernel, got in zip(KERNELS, reports):
         which = kernel.name, kernel.arch, kernel.short_only
         # "wgmma serialized": products that the compiler waits for, each by itself.
