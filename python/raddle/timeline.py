@@ -40,7 +40,7 @@ class Timeline:
 
     def __init__(self, plan: Plan | Reservation, device: str, num_items: int | None = None) -> None:
         plan = plan.plan if isinstance(plan, Reservation) else plan
-        if not isinstance(plan, Plan):
+        if not hasattr(plan, "longest_queue"):
             raise TypeError(f"plan is {kind_of(plan)}; expected a raddle.Plan or a raddle.Reservation")
         if num_items is None:
             num_items = plan.longest_queue
