@@ -26,7 +26,7 @@ SOURCES = {
     "gpu_quest": ("gpu-h200-2026-11-23-reservations", "Selected pages (Quest), H200", "quest", "us", ""),
     "gpu_rope": ("gpu-h200-2026-11-23-reservations", "Decode with RoPE fused, H200", "rope", "us", ""),
     "gpu_ragged": ("gpu-h200-2026-11-22-prefill", "Prefill of ragged batches, fa2 alone beside, H200", "prefill-ragged", "TFLOP/s", ""),
-    "gpu_prefill_others": ("gpu-h200-2026-11-21", "Prefill beside cuDNN and FlashAttention-2, H200, earlier kernels", "prefill", "TFLOP/s", "causal"),
+    "gpu_prefill_others": ("gpu-h200-2026-11-24-wgmma-prefill", "Prefill on wgmma beside cuDNN, H200", "prefill", "TFLOP/s", "causal"),
     "gpu_decode_others": ("gpu-h200-2026-11-21", "Decode beside cuDNN and FlashAttention-2, H200, earlier kernels", "decode", "GB/s", ""),
     "cpu_decode": ("cpu-xeon-amx-2c-2026-11-23-fifth-decode", "Decode, two cores with AMX", None, "GB/s", "decode"),
     "cpu_prefill": ("cpu-xeon-amx-2c-2026-11-23-fifth-prefill", "Prefill, two cores with AMX", None, "GFLOP/s", "prefill"),
