@@ -380,3 +380,33 @@ def test_old_programs_and_traces_are_forgotten(monkeypatch):
         trace_mask(scope["mask"])
     assert len(traces._by_code) == 3
     assert math.isfinite(program._MOST_PROGRAMS)
+
+
+def test_functions_of_one_text_have_their_own_numbers(rng):
+    """Two codes with the same C++ share what is compiled, not what they capture."""
+    q, k, v = draw(rng, rows=20, keys=20)
+
+    def twin(limit, window):
+        scope = {"limit": limit, "window": window}
+        exec("def score(s, b, h, q, kv): return s * 0.25 + limit * (kv - q)", scope)
+        exec("def mask(b, h, q, kv): return q - kv < window", scope)
+        return scope["score"], scope["mask"]
+
+    for limit, window in ((0.1, 3), (0.3, 9), (0.1, 3)):
+        score, mask = twin(limit, window)
+        block_mask = create_block_mask(mask, None, None, 20, 20)
+        found = flex_attention(q, k, v, score_mod=score, block_mask=block_mask, enable_gqa=True, return_lse=True)
+        within(exact_of(q, k, v, Flex(score), Flex(mask)), *found)
+
+
+def test_programs_keep_no_captured_arrays(rng):
+    import gc
+    import weakref
+
+    q, k, v = draw(rng, rows=20, keys=20)
+    bias = torch.rand(20, 20)
+    flex_attention(q, k, v, score_mod=lambda score, b, h, q, kv: score + bias[q, kv], enable_gqa=True)
+    alive = weakref.ref(bias)
+    del bias
+    gc.collect()
+    assert alive() is None

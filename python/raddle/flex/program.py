@@ -16,6 +16,7 @@ from raddle.flex.trace import Traced
 from raddle.layouts import Layout, PagedKV, RaggedKV
 from raddle.plans import Plan
 from raddle.spec import AttentionSpec
+from raddle.variants import Variant
 
 _MOST_PROGRAMS, _MOST_PLANS = 128, 16
 _MOST_BYTES = 64 << 20  # of captured arrays that a program's plans keep to compare with; the latest plan is kept anyway
@@ -27,12 +28,11 @@ _lock = threading.Lock()
 class Program:
     """A compiled attention, and the plans that its latest calls made."""
 
-    def __init__(self, attention: Attention, score: Traced | None) -> None:
+    def __init__(self, attention: Attention, in_spec: dict[str, Any] | None) -> None:
+        """``in_spec``: the score's captured values that the attention has; None: it has not all of them."""
         self.attention = attention
         self._plans: list[tuple[Any, dict[str, Callable[[Any], bool]], Plan, int]] = []
-        self._in_spec = None if score is None else dict(score.captured)
-        if score is not None and any(not isinstance(x, (int, float)) for x in score.captured.values()):
-            self._in_spec = None  # the attention holds copies of the arrays, not what they hold now
+        self._in_spec = in_spec
 
     def plan(self, batch: int, length: int, kv_length: int, shares_keys: bool, mask: Traced | None) -> Plan:
         """The plan for these lengths and what the mask captures now: one of late, or a new one."""
@@ -63,9 +63,8 @@ def program_of(inputs: Inputs, score: Traced | None, mask: Traced | None) -> Pro
     key = (*traces, *heads, query.dtype, where)
     found = _programs.get(key)
     if found is None:
-        mods = [each for each in (score, mask) if each is not None]
-        attention = _attention_of(*heads, inputs.dtype, tuple(map(_Structure, mods)), inputs.device)
-        found = Program(attention, score)
+        structures = tuple(None if mod is None else _Structure(mod) for mod in (score, mask))
+        found = Program(*_attention_of(*heads, inputs.dtype, structures, inputs.device))
         with _lock:
             while len(_programs) >= _MOST_PROGRAMS:
                 del _programs[next(iter(_programs))]  # the oldest
@@ -74,23 +73,35 @@ def program_of(inputs: Inputs, score: Traced | None, mask: Traced | None) -> Pro
 
 
 class _Structure:
-    """A traced mod as a key: equal where the compiled code is, whatever values it captures."""
+    """A traced mod as a key: equal where the compiled code is, whatever values it captures. It keeps no arrays alive."""
 
     def __init__(self, mod: Traced) -> None:
-        self.mod = mod
+        self.trace = mod.trace
+        self.numbers = {name: x for name, x in mod.captured.items() if isinstance(x, (int, float))}
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Structure) and self.mod.source == other.mod.source
+        return isinstance(other, _Structure) and self.trace.source == other.trace.source
 
     def __hash__(self) -> int:
-        return hash(self.mod.source)
+        return hash(self.trace.source)
+
+    def variant(self) -> Variant:
+        """With an array of one element in the place of each captured one, which plans and runs are given."""
+        return self.trace.variant(**{
+            name: self.numbers[name] if name in self.numbers else np.zeros((1,) * payload.ndim, payload.element)
+            for name, payload in self.trace.payloads.items()
+        })  # fmt: skip
 
 
 @functools.lru_cache(maxsize=64)
-def _attention_of(*spec: Any) -> Attention:
-    num_qo_heads, num_kv_heads, dim, dim_vo, dtype, mods, device = spec
-    variant = [each.mod.variant() for each in mods]
-    return Attention(AttentionSpec(num_qo_heads, num_kv_heads, dim, dim_vo, dtype, variant), device)
+def _attention_of(*spec: Any) -> tuple[Attention, dict[str, Any] | None]:
+    """An attention for all mods of this structure, and the numbers that it has of the score, if these are all that the
+    score captures. They are those of the score for which it was made: another's of the same source may differ."""
+    num_qo_heads, num_kv_heads, dim, dim_vo, dtype, (score, mask), device = spec
+    variant = [each.variant() for each in (score, mask) if each is not None]
+    attention = Attention(AttentionSpec(num_qo_heads, num_kv_heads, dim, dim_vo, dtype, variant), device)
+    has_all = score is not None and len(score.numbers) == len(score.trace.payloads)
+    return attention, score.numbers if has_all else None
 
 
 @functools.lru_cache(maxsize=64)
