@@ -31,6 +31,7 @@ from raddle.plans import Maxima, Plan, Reservation, select
 from raddle.radix_cache import RadixCache
 from raddle.rolling_cache import RollingCache
 from raddle.rotary import Llama31Scaling, Rope, RopeTables, YarnScaling
+from raddle.sampling import sample
 from raddle.spec import AttentionSpec
 from raddle.timeline import Timeline
 from raddle.token_tree import TokenTree
@@ -99,6 +100,7 @@ __all__ = [
     "merge_state",
     "merge_states",
     "pack_masks",
+    "sample",
     "select",
     "select_pages",
     "summarize_pages",

@@ -159,6 +159,12 @@ HINTS: dict[str, dict[str, str]] = {
         "kv_len": "KV_LEN=",
         "block_size": "BLOCK_SIZE=",
     },
+    "sample": {
+        **{f"{name}s": f"{name}=" for name in ("temperature", "top_k", "top_p", "min_p", "seed", "offset")},
+        **{f"{name}_penalties": f"{name}_penalty=" for name in ("repetition", "presence", "frequency")},
+        "generator": "seed=, and offset= for the step",
+        "deterministic": "nothing: the same seed always draws the same tokens",
+    },
     "append_kv": {
         "slot_mapping": "a raddle.PagedKV whose last keys are the new ones",
         "paged_kv_cache": "kv_pool=",

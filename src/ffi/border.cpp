@@ -285,7 +285,10 @@ ScaleRef to_scale(const std::string& name, const ffi::AnyView& value) {
 }
 
 IndexRef Arguments::index(const char* name, Where where) {
-  const ffi::AnyView value = take(name);
+  return to_index(name, take(name), where);
+}
+
+IndexRef to_index(const char* name, const ffi::AnyView& value, Where where) {
   if (value == nullptr) return {};
   const DLTensor& t = where == Where::host ? host_tensor(name, value) : any_tensor(name, value);
   IndexRef index;

@@ -198,6 +198,8 @@ DType dtype_field(const std::string& name, const ffi::AnyView& value);
 /// One level's K and V: two tensors, or one and None. `bytes`: as Arguments::tensor has it.
 KvRef take_pair(Arguments& in, const std::string& name, Where where = Where::host,
                 std::optional<DType> bytes = {}, std::optional<DType> wanted = {});
+/// An array of integers; without data where None is given.
+IndexRef to_index(const char* name, const ffi::AnyView& value, Where where);
 /// A scale of K or V: None, a number or a tensor.
 ScaleRef to_scale(const std::string& name, const ffi::AnyView& value);
 /// "cpu", "cuda" (the GPU that is current, else the first) or "cuda:1".

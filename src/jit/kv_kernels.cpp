@@ -7,11 +7,6 @@
 namespace raddle::jit {
 namespace {
 
-/// As a kernel's source names it.
-std::string qualified(DType dtype) {
-  return dtype == DType::float32 ? type_of(dtype) : std::string("raddle::") + type_of(dtype);
-}
-
 /// What an entry point takes and calls.
 struct Entry {
   const char* name;
@@ -35,7 +30,7 @@ void write(std::ostream& text, const Entry& entry, const KvKernels& kernels) {
   std::string call = entry.call;
   const auto fill = [&call](const char* hole, DType dtype) {
     if (const auto at = call.find(hole); at != std::string::npos)
-      call.replace(at, 2, qualified(dtype));
+      call.replace(at, 2, qualified_type_of(dtype));
   };
   fill("{}", kernels.dtype);
   fill("[]", kernels.kv_dtype);

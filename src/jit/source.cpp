@@ -222,6 +222,10 @@ const char* type_of(DType dtype) {
   return "";
 }
 
+std::string qualified_type_of(DType dtype) {
+  return dtype == DType::float32 ? type_of(dtype) : std::string("raddle::") + type_of(dtype);
+}
+
 std::string describe(const MemberType& type) {
   static constexpr const char* names[] = {"a number",        "an integer",
                                           "a float32 array", "an int32 array",

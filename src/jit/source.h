@@ -34,6 +34,8 @@ struct CompositionSource {
 
 /// The engine's type of such elements, in namespace raddle but for "float": "bf16".
 const char* type_of(DType dtype);
+/// The same as source outside of the engine's namespace has to name it: "raddle::bf16".
+std::string qualified_type_of(DType dtype);
 
 /// What a member of that type is, for messages: "an int32 array of rank 2".
 std::string describe(const MemberType& type);

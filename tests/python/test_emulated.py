@@ -19,6 +19,7 @@ FILES = (
     "kv_cuda",
     "replay_cuda",
     "reservation",
+    "sample_cuda",
     "timeline",
     "vllm_cuda",
 )

@@ -27,6 +27,7 @@ CALLS = {
     "flex_attention": flex_attention,
     "create_block_mask": create_block_mask,
     "append_kv": raddle.append_kv,
+    "sample": raddle.sample,
 }
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import raddle
-from raddle import _cuda
+from raddle import _cuda, _library
 
 HEADS = 8
 TABLES = np.ones((4, 32), np.float32), np.zeros((4, 32), np.float32)
@@ -149,6 +149,17 @@ def test_planners_compile():
     for (_, arch, prefixes), got in zip(PLANNERS, reports):
         assert 32 <= got["registers"] <= 128, (arch, prefixes, got["log"])
         assert got["spill_bytes"] == 0, (arch, prefixes, got["log"])
+
+
+SAMPLERS = [("float16", "sm_75"), ("float32", "sm_80"), ("bfloat16", "sm_90a")]
+
+
+@pytest.mark.parametrize(("kind", "arch"), SAMPLERS)
+def test_sampling_compiles(kind, arch):
+    """Blocks of 512 threads: at most 128 registers."""
+    log = _library.function("raddle.cuda.compile_sample")(dtype=kind, arch=arch)["log"]
+    assert 16 <= int(re.search(r"Used (\d+) registers", log)[1]) <= 128, log
+    assert re.findall(r"(\d+) bytes spill", log) == ["0", "0"], log
 
 
 NO_COMPILER = """
