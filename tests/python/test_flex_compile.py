@@ -135,3 +135,42 @@ def test_errors_are_those_of_eager_calls():
     compiled = torch.compile(flex_attention, backend="aot_eager", fullgraph=True)
     with pytest.raises(ValueError, match="block_mask is for lengths"):
         compiled(q, k, v, block_mask=create_block_mask(same_document, None, None, 5, 5))
+
+
+ORDERS = {"BHSD": (0, 1, 2, 3), "BSHD": (0, 2, 1, 3), "SBHD": (2, 0, 1, 3), "HBSD": (1, 0, 2, 3)}
+
+
+def in_order(order, length=9, dim=D):
+    sizes = 2, HEADS, length, dim
+    return torch.randn([sizes[d] for d in order]).permute([order.index(d) for d in range(4)])
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+@pytest.mark.parametrize("dim", [8, 12])
+def test_the_operator_is_what_a_graph_is_told(order, dim):
+    """Shapes, strides and dtypes; lengths that change; nothing is written that was given."""
+    q, k, v = in_order(order, dim=dim), in_order(ORDERS["BHSD"], dim=dim), in_order(order, dim=8)
+    flex_attention(q, k, v)  # registers nothing, but compiles the kernel before it is watched
+    nothing = [], [], []
+    for wants_lse in (False, True):
+        args = q, k, v, 0, *nothing, 0, *nothing, 0, None, False, wants_lse, True
+        torch.library.opcheck(torch.ops.raddle.flex_attention.default, args)
+
+
+def test_a_graph_hands_over_the_strides_that_it_knows():
+    """Inductor may lay out what it computes as it likes, unless the operator says that strides matter."""
+    operator = torch.ops.raddle.flex_attention.default
+    assert torch.Tag.needs_exact_strides in operator.tags
+
+    def attend(x, y):
+        q, k, v = (each.sin() for each in (x.transpose(1, 2), y.permute(0, 3, 2, 1), x.transpose(1, 2)))
+        first, second = flex_attention(q, k, v), flex_attention(k * 2, q, v)
+        return first, second, first.transpose(1, 2).flatten(2), second + first
+
+    compiled = torch.compile(attend, fullgraph=True, dynamic=True)
+    with torch._functorch.config.patch(custom_op_default_layout_constraint="flexible_layout"):
+        for n in (9, 13):
+            x, y = torch.randn(2, n, HEADS, D), torch.randn(2, D, n, HEADS)
+            for found, expected in zip(compiled(x, y), attend(x, y)):
+                torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+                assert found.stride() == expected.stride()

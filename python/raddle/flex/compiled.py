@@ -193,6 +193,8 @@ def define(attend: Callable[..., Any], like: Callable[..., Any]) -> None:
         name,
         f"(Tensor q, Tensor k, Tensor v, {captures.format('score')}, {captures.format('mask')}, SymInt block_mask, "
         "float? scale, bool enable_gqa, bool wants_lse, bool with_grad) -> (Tensor, Tensor)",
+        # The output's strides follow the query's: what compiles a graph must hand over those of which it knows the output.
+        tags=(getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order), torch.Tag.pt2_compliant_tag),
     )
     torch.library.impl(name, "CompositeExplicitAutograd", run)
     torch.library.register_fake(name, shapes)
