@@ -30,11 +30,16 @@ ONE = {
     "copysign": lambda x: torch.copysign(torch.ones_like(x) * 2, x), "hypot": lambda x: torch.hypot(x, x + 1),
     "atan2": lambda x: torch.atan2(x, x - 1) + torch.atan2(x, 1 - x), "logaddexp": lambda x: torch.logaddexp(x, -x),
     "isin": lambda x: torch.isin(torch.round(x), torch.tensor([1.0, -2.0])) * 1.0,
+    "frac": torch.frac, "celu": lambda x: F.celu(x, 0.7), "hardswish": F.hardswish, "hardsigmoid": F.hardsigmoid,
+    "hardshrink": F.hardshrink, "softshrink": F.softshrink, "tanhshrink": F.tanhshrink,
+    "threshold": lambda x: F.threshold(x, 0.1, 20.0), "logaddexp2": lambda x: torch.logaddexp2(x, -x),
+    "xlogy": lambda x: torch.xlogy(x, abs(x)), "sinc": lambda x: torch.sinc(x / 9), "type_as": lambda x: (x > 0).type_as(x),
     "traced_power": lambda x: torch.pow(torch.abs(x), x / 16), "odd_power": lambda x: torch.pow(x, torch.round(x / 30)),
 }  # fmt: skip
 ERFC = 4e-7  # absolute: 1 - erf
 ABSOLUTE = {"erf": ERFC, "erfc": ERFC, "gelu": 60 * ERFC, "gelu_tanh": 3e-5, "special_erf": ERFC, "method": 2 * ERFC,
-            "atan2": ERFC, "cosh": ERFC, "log10": ERFC, "logaddexp": 2e-6, "tan": 0, "lerp": 1e-5, "mish": 4e-5}  # fmt: skip
+            "atan2": ERFC, "cosh": ERFC, "log10": ERFC, "logaddexp": 2e-6, "tan": 0, "lerp": 1e-5, "mish": 4e-5,
+            "tanhshrink": 2**-20, "logaddexp2": 3e-6, "sinc": ERFC}  # fmt: skip
 RELATIVE = {"exponential": 1e-5, "inverse_power": 1e-6, "power": 3e-6, "traced_power": 3e-6, "odd_power": 3e-6, "tan": 2e-5}
 
 
@@ -107,7 +112,32 @@ def integer_powers(score, b, h, q, kv):
     return score + 2**h + (q - 6) ** 3 + torch.pow(kv - 4, b + 2) + 1.5 ** -(h + 1)
 
 
+def whole_slices(score, b, h, q, kv):
+    return score + K_ROPE[b, :S][q, 0] * K_ROPE[b, :, :D][kv][1] + Q_ROPE[b, :][h, q, 2]
+
+
+BYTES, SIGNED = torch.randint(0, 256, (S,), dtype=torch.uint8), torch.randint(-128, 128, (S,), dtype=torch.int8)
+SHORTS = torch.randint(-30000, 30000, (S,), dtype=torch.int16)
+
+
+def narrow_integers(score, b, h, q, kv):
+    """They wrap as they do in torch; with integers of other kinds they are these."""
+    wrapped = (BYTES[q] - BYTES[kv]).float() + (SIGNED[q] * SIGNED[kv]).float() + (SHORTS[q] + SHORTS[kv]).float()
+    numbers = (BYTES[q] * 2 + 9).float() + (~BYTES[kv]).float() + (-BYTES[q] >> 1).float() + (SIGNED[q] << 3).float()
+    mixed = (BYTES[q] + SIGNED[kv]).float() + (BYTES[q] + kv).float() + (SIGNED[kv] + (q > kv)).float()
+    chosen = torch.where(q > kv, BYTES[q], BYTES[kv]) + torch.maximum(BYTES[q], BYTES[kv])
+    total = torch.stack([BYTES[q], BYTES[kv]]).sum() + BYTES[q].long() * BYTES[kv].int()
+    return score + wrapped + numbers + mixed + chosen + total
+
+
+def constants_of_64_bits(score, b, h, q, kv):
+    """From 2^63 on an integer takes the bits, a float the value."""
+    bits = (q.long() * 0x9E3779B97F4A7C15 >> 40) % 1000
+    return score + bits + torch.where(score.abs() * 0xC2B2AE3D27D4EB4F > 1e19, 1.0, 0.0)
+
+
 ROWS = [dot, product_and_sum, norms, chosen_blocks, any_width, stacked, new_dimensions, slices, integer_powers]
+ROWS += [whole_slices, narrow_integers, constants_of_64_bits]
 
 
 def test_rows_of_captured_arrays(rng, tmp_path):

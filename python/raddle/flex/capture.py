@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from raddle.flex import bounds, errors
-from raddle.flex.expr import Value, build, scalar, tensors
+from raddle.flex.expr import Value, build, narrow_bits, scalar, tensors
 from raddle.flex.graph import Graph, Node
 from raddle.flex.reads import Of
 
@@ -28,6 +28,7 @@ class CapturedArray:
         self._element: str | None = None
         self.ndim = len(original.shape)
         self.is_int64 = str(original.dtype).endswith("int64")
+        self.narrow = narrow_bits(original.dtype)
 
     @property
     def element(self) -> str:
@@ -156,7 +157,7 @@ class Capture:
         if len(nodes) < rank:
             return Capture(self._graph, self._source, nodes)
         dtype = {"float32": "float", "int32": "int", "uint8": "bool"}[self._source.element]
-        return Value(self._graph, self._graph.node("load", dtype, nodes, self._source))
+        return Value(self._graph, self._graph.node("load", dtype, nodes, self._source), self._source.narrow)
 
     def _index(self, i: Any, dimension: int) -> Node:
         if isinstance(i, Value):

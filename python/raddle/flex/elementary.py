@@ -141,48 +141,6 @@ def erfc(x: Value) -> Value:
     return 1.0 - erf(x)
 
 
-def gelu(x: Value, approximate: str = "none") -> Value:
-    x = _float(x)
-    if approximate == "tanh":
-        return x * 0.5 * (build("tanh", (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)) + 1.0)
-    if approximate != "none":
-        raise errors.refuse(f"gelu with approximate={approximate!r}", "expected 'none' or 'tanh'")
-    return x * 0.5 * (erf(x * math.sqrt(0.5)) + 1.0)
-
-
-def silu(x: Value, inplace: bool = False) -> Value:
-    return _float(x) * build("sigmoid", x)
-
-
-def softplus(x: Value, beta: Any = 1.0, threshold: Any = 20.0) -> Value:
-    scaled = _float(x) * beta
-    return where(scaled > threshold, x, log1p(build("exp", build("minimum", scaled, threshold))) / beta)
-
-
-def logsigmoid(x: Value) -> Value:
-    return build("minimum", x, 0.0) - log1p(build("exp", -abs(_float(x))))
-
-
-def elu(x: Value, alpha: Any = 1.0, inplace: bool = False) -> Value:
-    return where(x > 0, x, expm1(build("minimum", x, 0.0)) * alpha)
-
-
-def selu(x: Value, inplace: bool = False) -> Value:
-    return elu(x, 1.6732632423543772) * 1.0507009873554805
-
-
-def leaky_relu(x: Value, negative_slope: Any = 0.01, inplace: bool = False) -> Value:
-    return where(x > 0, x, x * negative_slope)
-
-
-def hardtanh(x: Value, min_val: Any = -1.0, max_val: Any = 1.0, inplace: bool = False) -> Value:
-    return build("minimum", build("maximum", x, min_val), max_val)
-
-
-def mish(x: Value, inplace: bool = False) -> Value:
-    return x * build("tanh", softplus(x))
-
-
 def round_(x: Value, decimals: Any = 0) -> Value:
     """To the nearest integer, halves to the even one."""
     if x.node.dtype != "float":

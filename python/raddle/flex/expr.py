@@ -41,7 +41,11 @@ def dtype_name(dtype: Any) -> str:
 
 def narrow_bits(dtype: Any) -> int | None:
     """8, 16 or 32 for an unsigned integer dtype of so many bits, -8 or -16 for a signed one; None for others."""
-    return {"uint8": 8, "uint16": 16, "uint32": 32, "int8": -8, "int16": -16, "short": -16}.get(_plain_name(dtype))
+    return _NARROW.get(_plain_name(dtype))
+
+
+_NARROW = {"uint8": 8, "uint16": 16, "uint32": 32, "int8": -8, "int16": -16, "short": -16}
+_NAMES = {bits: name for name, bits in _NARROW.items() if name != "short"}
 
 
 def scalar(x: Any) -> Any:
@@ -66,14 +70,17 @@ tensors = _Tensors()
 
 
 class Value:
-    """A bool, int32, int64 or float32 that is known when the kernel runs."""
+    """A bool, int32, int64 or float32 that is known when the kernel runs.
 
-    __slots__ = ("node", "graph")
+    ``narrow``: of an int32 that is an integer of fewer bits in PyTorch, which wraps there: of `narrow_bits`.
+    """
+
+    __slots__ = ("node", "graph", "narrow")
     __hash__ = object.__hash__
     __array_priority__ = 1000
 
-    def __init__(self, graph: Graph, node: Node):
-        self.graph, self.node = graph, node
+    def __init__(self, graph: Graph, node: Node, narrow: int | None = None):
+        self.graph, self.node, self.narrow = graph, node, narrow
 
     # --- what Python would have to know now --------------------------------------------------------
 
@@ -139,6 +146,7 @@ class Value:
     @property
     def dtype(self) -> Any:
         name = {"bool": "bool", "int": "int32", "long": "int64", "float": "float32"}[self.node.dtype]
+        name = _NAMES.get(self.narrow, name)
         torch = sys.modules.get("torch")
         return getattr(torch, name) if torch is not None else np.dtype(name)
 
@@ -161,13 +169,16 @@ class Value:
         """A cast; integers of 8 and 16 bits wrap, floats of 16 count as float32."""
         cast = Value(self.graph, self.graph.cast(self.node, dtype_name(dtype)))
         bits = narrow_bits(dtype)
-        if bits is None:
-            return cast
-        low = build("and", cast, (1 << abs(bits)) - 1)
-        sign = 1 << (abs(bits) - 1)
-        return low if bits > 0 else build("sub", build("xor", low, sign), sign)
+        return cast if bits is None else cast._wrapped(bits)
 
     type = astype
+
+    def _wrapped(self, bits: int) -> Value:
+        """Its low bits, as a signed number where ``bits`` is negative."""
+        low = build("and", Value(self.graph, self.node), (1 << abs(bits)) - 1)
+        sign = 1 << (abs(bits) - 1)
+        low = low if bits > 0 else build("sub", build("xor", low, sign), sign)
+        return Value(self.graph, low.node, bits)
 
     def float(self) -> Value:
         return self.astype("float32")
@@ -237,8 +248,45 @@ _floats_only = {"exp", "exp2", "log", "log2", "tanh", "tanh_approx", "sigmoid", 
 _no_bools = {"neg", "abs", "floor", "floor_div", "floor_mod", "shift_left", "shift_right", "lt", "le"}
 
 
+_closed = {"and", "or", "xor", "minimum", "maximum", "where", "floor_mod", "shift_right"}
+_wrapping = {"add", "sub", "mul", "neg", "not", "abs", "floor_div", "shift_left"}
+
+
 def build(op: str, *operands: Any) -> Value:
     """The value of an operation, of which at least one operand is traced."""
+    operands = _without_uint64(operands)
+    result = _build(op, *operands)
+    if op in _closed or op in _wrapping:
+        bits = _narrow(operands[1:] if op == "where" else operands)
+        if bits is not None and result.node.dtype == "int":
+            return result._wrapped(bits) if op in _wrapping else Value(result.graph, result.node, bits)
+    return result
+
+
+def _narrow(operands: tuple[Any, ...]) -> int | None:
+    """The narrow integer that holds all operands in PyTorch; numbers of Python take the others' dtype."""
+    found = None
+    for x in operands:
+        if not isinstance(x, Value) or x.node.dtype == "bool" or x.node.op in ("const", "param"):
+            continue
+        if x.narrow is None:
+            return None
+        found = x.narrow if found in (None, x.narrow) else -16 if max(found, x.narrow) <= 8 else None
+        if found is None:
+            return None
+    return found
+
+
+def _without_uint64(operands: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Numbers from 2^63 to 2^64 as PyTorch takes them: among integers the int64 of the same bits, among floats a float."""
+    if not any(type(x) is int and 2**63 <= x < 2**64 for x in operands):
+        return operands
+    floats = any(isinstance(x, float) or isinstance(x, Value) and x.node.dtype == "float" for x in operands)
+    convert = float if floats else lambda x: x - 2**64
+    return tuple(convert(x) if type(x) is int and 2**63 <= x < 2**64 else x for x in operands)
+
+
+def _build(op: str, *operands: Any) -> Value:
     graph = next(x.graph for x in operands if isinstance(x, Value))
     args = [lift(graph, x) for x in operands]
     if op in ("gt", "ge"):

@@ -8,7 +8,7 @@ import math
 import sys
 from typing import Any, Callable
 
-from raddle.flex import elementary, errors, ops, random
+from raddle.flex import activations, elementary, errors, ops, random
 from raddle.flex.capture import capture
 from raddle.flex.expr import Value, build, tensors
 from raddle.flex.graph import Graph
@@ -67,7 +67,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "round": elementary.round_,
     "log10": lambda x: build("log2", x) * math.log10(2.0),
     "exp10": lambda x: elementary.power(10.0, x),
-    "relu6": lambda x, inplace=False: elementary.hardtanh(x, 0.0, 6.0),
+    "relu6": lambda x, inplace=False: activations.hardtanh(x, 0.0, 6.0),
     "softsign": lambda x: x / (build("abs", x) + 1.0),
     "rad2deg": lambda x: x * (180.0 / math.pi),
     "deg2rad": lambda x: x * (math.pi / 180.0),
@@ -76,6 +76,11 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "isneginf": lambda x: build("eq", x, -math.inf),
     "addcmul": lambda x, a, b, value=1: x + a * b * value,
     "addcdiv": lambda x, a, b, value=1: x + build("div", a, b) * value,
+    "frac": lambda x: x - elementary.trunc(x),
+    "type_as": lambda x, other: x.to(other),
+    "xlogy": lambda x, y: build("where", build("eq", x, 0), 0.0, x * build("log", y)),
+    "logaddexp2": lambda a, b: elementary.logaddexp(a * math.log(2.0), b * math.log(2.0)) / math.log(2.0),
+    "sinc": lambda x: build("where", build("eq", x, 0), 1.0, build("sin", x * math.pi) / (x * math.pi)),
     "heaviside": lambda x, value: build("where", build("eq", x, 0), value, build("where", build("lt", x, 0), 0, 1)),
     "ceil": _ceil,
     "clamp": _clip,
@@ -119,9 +124,12 @@ _FUNCTIONS.update({name: _binary(name) for name in (
 )})
 
 _FUNCTIONS.update({name: getattr(elementary, name) for name in (
-    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "copysign", "cosh", "elu", "erf", "erfc", "expm1", "fmod",
-    "gelu", "hardtanh", "hypot", "isfinite", "isin", "isinf", "leaky_relu", "lerp", "log1p", "logaddexp", "logsigmoid",
-    "mish", "nan_to_num", "selu", "silu", "sinh", "softplus", "tan", "trunc",
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "copysign", "cosh", "erf", "erfc", "expm1", "fmod",
+    "hypot", "isfinite", "isin", "isinf", "lerp", "log1p", "logaddexp", "nan_to_num", "sinh", "tan", "trunc",
+)})  # fmt: skip
+_FUNCTIONS.update({name: getattr(activations, name) for name in (
+    "celu", "elu", "gelu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "logsigmoid", "mish",
+    "selu", "silu", "softplus", "softshrink", "tanhshrink", "threshold",
 )})  # fmt: skip
 
 _ALIASES = {

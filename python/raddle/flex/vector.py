@@ -170,8 +170,12 @@ _PLAIN = {
     "and": lambda a, b: a & b,
 }  # fmt: skip
 
-_integer_of_bool = lambda x: x.int() if isinstance(x, Value) and x.node.dtype == "bool" else x  # noqa: E731
-_sum = _reduced(_sum_of("add"), _integer_of_bool)
+def _as_summed(x: Any) -> Any:
+    """Bools and narrow integers are summed as integers."""
+    return x.int() if isinstance(x, Value) and (x.node.dtype == "bool" or x.narrow is not None) else x
+
+
+_sum = _reduced(_sum_of("add"), _as_summed)
 _amax, _amin = _reduced(_sum_of("maximum")), _reduced(_sum_of("minimum"))
 
 
@@ -224,7 +228,7 @@ def _shaped(x: Any, *shape: Any) -> Any:
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sum": _sum,
-    "prod": _reduced(_sum_of("mul"), _integer_of_bool),
+    "prod": _reduced(_sum_of("mul"), _as_summed),
     "any": _reduced(_sum_of("or"), _is_true),
     "all": _reduced(_sum_of("and"), _is_true),
     "amax": _amax,
@@ -289,7 +293,7 @@ def index(x: Capture, items: tuple[Any, ...]) -> Any:
         items = (*items[:at], *[slice(None)] * (len(x.shape) - given), *items[at + 1 :])
     if any(isinstance(i, Vector) for i in items):
         return elementwise(lambda *each: x.at(*each), *items)
-    while items and isinstance(items[-1], slice) and items[-1] == slice(None):
+    while items and isinstance(items[-1], slice) and _is_whole(items[-1], x, sum(i is not None for i in items[:-1])):
         items = items[:-1]
     if not any(i is None or isinstance(i, slice) for i in items):
         return x.at(*items)
@@ -309,6 +313,11 @@ def index(x: Capture, items: tuple[Any, ...]) -> Any:
             whole[at] = of_capture(rows[at]).items
         rows = whole
     return of(rows[each])
+
+
+def _is_whole(span: slice, x: Capture, dimension: int) -> bool:
+    """Whether a slice leaves a dimension as it is."""
+    return span == slice(None) or range(*span.indices(x.shape[dimension])) == range(x.shape[dimension])
 
 
 def call(name: str, args: Any, kwargs: dict[str, Any]) -> Any:
