@@ -90,6 +90,13 @@ def rng(request):
     return np.random.default_rng([request.config.option.seed, zlib.crc32(request.node.nodeid.encode())])
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compiled_anew(tmp_path_factory):
+    """torch.compile keeps what it wrote for later processes, by its graphs alone, in which operators are names: what it
+    wrote for another version of an operator is not what this version's tests are about."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.mktemp("inductor"))
+
+
 @pytest.fixture(scope="session")
 def engine(request):
     """Raddle on the device that --device names."""

@@ -63,8 +63,24 @@ def test_a_model_of_two_layers_is_one_graph():
         for n in range(5, 15):
             block_mask = create_block_mask(documents(n), None, None, 3 * n, 3 * n)
             how = torch.randn(2, 3 * n, HEADS * D), biased(torch.rand(HEADS), 10.5 + n, n), block_mask
-            torch.testing.assert_close(compiled(*how), model(*how), rtol=1e-5, atol=1e-6)
+            agree(compiled, model, how)
     assert counter.frame_count == 1
+
+
+def agree(compiled, function, how):
+    """Compiled and eager compute the same; a failure says which of the two computes something else a second time."""
+    found, expected = compiled(*how), function(*how)
+
+    def explained(message):
+        again = [same_bits(first, f(*how)) for f, first in ((compiled, found), (function, expected))]
+        return f"{message}\na second call gives the same bits: compiled {again[0]}, eager {again[1]}"
+
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, msg=explained)
+
+
+def same_bits(first, second):
+    both = ([x] if isinstance(x, torch.Tensor) else x for x in (first, second))
+    return all(torch.equal(a, b) for a, b in zip(*both))
 
 
 def counted(function, batches, backend="aot_eager"):
@@ -72,7 +88,7 @@ def counted(function, batches, backend="aot_eager"):
     counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
     compiled = torch.compile(function, backend=counter, fullgraph=True, dynamic=True)
     for batch in batches:
-        torch.testing.assert_close(compiled(*batch), function(*batch), rtol=1e-5, atol=1e-6)
+        agree(compiled, function, batch)
     return counter.frame_count
 
 
