@@ -169,14 +169,14 @@ def test_the_operator_is_what_a_graph_is_told(order, dim):
     flex_attention(q, k, v)  # registers nothing, but compiles the kernel before it is watched
     nothing = [], [], []
     for wants_lse in (False, True):
-        args = q, k, v, 0, *nothing, 0, *nothing, 0, None, False, wants_lse, True
+        args = q, k, v, 0, *nothing, 0, *nothing, 0, None, None, False, wants_lse, True
         torch.library.opcheck(torch.ops.raddle.flex_attention.default, args)
 
 
 def test_a_graph_hands_over_the_strides_that_it_knows():
     """Inductor may lay out what it computes as it likes, unless the operator says that strides matter."""
     operator = torch.ops.raddle.flex_attention.default
-    assert torch.Tag.needs_exact_strides in operator.tags
+    assert {torch.Tag.needs_exact_strides, torch.Tag.cudagraph_unsafe} <= set(operator.tags)
 
     def attend(x, y):
         q, k, v = (each.sin() for each in (x.transpose(1, 2), y.permute(0, 3, 2, 1), x.transpose(1, 2)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import types
 from numbers import Integral
 from typing import Any, Callable
 
@@ -75,6 +76,11 @@ def by_request(x: Any, name: str, least: int = 0) -> int | np.ndarray:
 
 def num_arguments(fn: Callable[..., Any]) -> int | None:
     """Positional arguments without a default; None where a function (of C) does not tell."""
+    if isinstance(fn, types.MethodType):
+        count = num_arguments(fn.__func__)
+        return count if count is None else count - 1
+    if isinstance(fn, types.FunctionType) and not hasattr(fn, "__wrapped__"):  # which torch.compile understands, too
+        return int(fn.__code__.co_argcount) - len(fn.__defaults__ or ())
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:
         parameters = inspect.signature(fn).parameters.values()

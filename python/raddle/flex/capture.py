@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from raddle.flex import bounds, errors
+from raddle.flex import bounds, errors, reads
 from raddle.flex.expr import Value, build, narrow_bits, scalar, tensors
-from raddle.flex.graph import Graph, Node
-from raddle.flex.reads import Of
+from raddle.flex.graph import Graph, Node, Parameter
+from raddle.flex.reads import At, Of
 
 MAX_RANK = 4
 
@@ -119,6 +119,21 @@ def member_array(x: Any) -> np.ndarray:
     return np.array(x, _ELEMENTS[kind], order="C")
 
 
+def number(graph: Graph, x: Any, hint: str, at: At) -> Any:
+    """A captured number, or an array of one: a parameter, or where Python would need the number, the number itself."""
+    if isinstance(x, np.generic) or hasattr(x, "item"):
+        at = At(reads.number, graph.reads.add(at, reads.is_type, type(x)))
+        x = x.item()
+    if isinstance(x, bool) or not graph.numbers_as_parameters or isinstance(x, int) and abs(x) >= 2**31:
+        graph.reads.add(at, reads.is_constant, x)
+        return x
+    is_integer = isinstance(x, int)
+    read = graph.reads.add(at, *((reads.is_small_integer, None) if is_integer else (reads.is_type, float)))
+    node = graph.node("param", "int" if is_integer else "float", (), Parameter(hint, x, read))
+    graph.parameters.append(node.payload)
+    return Value(graph, node)
+
+
 def capture(graph: Graph, x: Any, hint: str, read: int | None = None) -> Capture:
     """The stand-in of an array; the same for the same array."""
     if id(x) not in graph.captures:
@@ -196,12 +211,11 @@ class Capture:
     def _computed(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """What a function makes of captured arrays alone: another one, or what Python then knows."""
         result = function(*unwrap(args), **{name: unwrap(x) for name, x in kwargs.items()})
-        reads = self._graph.reads
-        read = reads.compute(function, _by_read(args), {name: _by_read(x) for name, x in kwargs.items()}, result)
-        if not is_array(result):
-            return result
-        known = scalar(result)
-        return capture(self._graph, result, self._source.hint, read) if known is None else known
+        given = _by_read(args), {name: _by_read(x) for name, x in kwargs.items()}
+        if scalar(result) is not None and (is_array(result) or isinstance(result, np.generic)):
+            return number(self._graph, result, self._source.hint, At(reads.computed, (function, *given)))
+        read = self._graph.reads.compute(function, *given, result)
+        return capture(self._graph, result, self._source.hint, read) if is_array(result) else result
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

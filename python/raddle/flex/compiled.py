@@ -13,8 +13,10 @@ import types
 from typing import Any, Callable
 
 import torch
+from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from raddle.flex import reads
+from raddle.flex.described import PLACEHOLDERS, describe, forget, stand_in
 from raddle.flex.trace import Trace, Traced, trace_mask, trace_score
 
 _traces: dict[int, Trace] = {}  # of compiled graphs: as long as the process, since graphs have their numbers alone
@@ -31,9 +33,28 @@ class TracedMask:
         self.number_of_trace, self.captured, self.shape = number, captured, shape
 
 
-@torch._dynamo.assume_constant_result
 def _number_of(fn: Callable[..., Any], is_mask: bool) -> int:
-    return _trace_of(fn, is_mask).number
+    """The number of a function's trace; torch.compile runs through this."""
+    number = _number_of_described(describe(fn, False), is_mask, False)
+    if number == 0:  # Python needs a number that the graph computes: for another one it compiles again
+        number = _number_of_described(describe(fn, True), is_mask, True)
+    return number
+
+
+@torch._dynamo.assume_constant_result
+def _number_of_described(description: Any, is_mask: bool, with_numbers: bool) -> int:
+    """0 where the trace depends on a placeholder."""
+    try:
+        trace = _trace_of(stand_in(description), is_mask)
+    except Exception:
+        if with_numbers or "number" not in repr(description):
+            raise
+        return 0
+    finally:
+        forget()
+    if not with_numbers and "number" in repr(description) and trace.reads.holds_any(PLACEHOLDERS):
+        return 0
+    return trace.number
 
 
 def _read(fn: Callable[..., Any], number: int) -> Any:
@@ -44,12 +65,12 @@ def _trace_of(fn: Callable[..., Any], is_mask: bool) -> Trace:
     trace = (trace_mask if is_mask else trace_score)(fn).trace
     if trace.number is None:
         number = len(_traces) + 1
-        _write_reader(trace, number)
+        _write_reader(trace, number, fn)
         trace.number, _traces[number] = number, trace
     return trace
 
 
-def _write_reader(trace: Trace, number: int) -> None:
+def _write_reader(trace: Trace, number: int, fn: Callable[..., Any]) -> None:
     """Defines a function that reads what the trace captures: (tensors, ints, floats) in the order of its members."""
     if not trace.reads.repeatable:
         raise TypeError(
@@ -58,18 +79,35 @@ def _write_reader(trace: Trace, number: int) -> None:
         )
     scope: dict[str, Any] = {}
     lines = [f"def read{number}(v0):"]
+    values = trace.reads.again(fn)
     for n, each in enumerate(trace.reads.listed(), start=1):
-        lines += [f"    {line}" for line in _lines(n, *each, f"_{number}", scope)]
+        lines += [f"    {line}" for line in _lines(n, *_by_module(*each, values), f"_{number}", scope)]
     lists: dict[str, list[str]] = {"tensors": [], "ints": [], "floats": []}
     for payload, kind in zip(trace.payloads.values(), trace.params.values()):
         if payload.read is not None:
             lists[_list_of(trace, payload, kind)].append(f"v{trace.reads.number_behind(payload.read) + 1}")
-    # An operator's float would be a constant of the graph; a factor of a tensor is none.
-    lists["floats"] = [f"torch.ones((), dtype=torch.float64, device='cpu') * {name}" for name in lists["floats"]]
+    lists["floats"] = [f"as_tensor({name})" for name in lists["floats"]]
     returned = (f"[{', '.join(names)}]" for names in lists.values())
     lines.append(f"    return {', '.join(returned)}")
     vars(_readers).update(scope)
     exec("\n".join(lines), vars(_readers))  # noqa: S102: of our own text
+
+
+def _by_module(find: Any, where: Any, check: Any, expected: Any, values: Any) -> tuple[Any, Any, Any, Any]:
+    """A read of a global as one of its module: of a function that is made inside torch.compile does not know globals."""
+    if find is reads.one:
+        inner, at, read = where
+        return find, (*_by_module(inner, at, None, None, values)[:2], read), check, expected
+    if find is reads.global_ and values is not None:
+        scope = values[where[0] + 1].__globals__
+        module = sys.modules.get(scope.get("__name__"))
+        if module is not None and vars(module) is scope:
+            return _of_module, (module, where[1]), check, expected
+    return find, where, check, expected
+
+
+def _of_module(values: Any, where: tuple[types.ModuleType, str]) -> Any:
+    return getattr(*where)
 
 
 def _list_of(trace: Trace, payload: Any, kind: Any) -> str:
@@ -95,6 +133,9 @@ def _lines(
         line = f"v{n} = {v(where[0])}.__closure__[{where[1]}].cell_contents"
     elif find is reads.global_:
         line = f"v{n} = {v(where[0])}.__globals__[{where[1]!r}]"
+    elif find is _of_module:
+        scope[f"m{n}{of}"] = where[0]
+        line = f"v{n} = m{n}{of}.{where[1]}"
     elif find is reads.default:
         kind = "__defaults__" if type(where[1]) is int else "__kwdefaults__"
         line = f"v{n} = {v(where[0])}.{kind}[{where[1]!r}]"
@@ -103,6 +144,8 @@ def _lines(
         line = f"v{n} = {v(where[0])}[k{n}{of}]"
     elif find is reads.attribute:
         line = f"v{n} = {v(where[0])}.{where[1]}"
+    elif find is reads.method_of_type:
+        line = f"v{n} = type({v(where[0])}).{where[1]}"
     elif find is reads.computed:
         function, args, kwargs = where
         scope[f"f{n}{of}"] = function
@@ -131,7 +174,7 @@ def _fail() -> None:
     raise RuntimeError("a captured value is not what it was when the function was traced")
 
 
-vars(_readers).update(fail=_fail, torch=torch)
+vars(_readers).update(fail=_fail)
 
 
 def create_block_mask(mask_mod: Any, shape: Any) -> Any:
@@ -153,10 +196,23 @@ def flex_attention(
         mask, mask_captures = block_mask.number_of_trace, block_mask.captured
     elif block_mask is not None:
         given = block_mask.number
+    changing = None
+    if isinstance(scale, torch.Tensor):
+        scale, changing = None, scale
+    elif scale is not None and not has_static_value(scale):
+        scale, changing = None, _as_tensor(scale)
     return torch.ops.raddle.flex_attention(
-        query, key, value, score, *score_captures, mask, *mask_captures, given, scale, enable_gqa, wants_lse,
+        query, key, value, score, *score_captures, mask, *mask_captures, given, scale, changing, enable_gqa, wants_lse,
         torch.is_grad_enabled(),
     )  # fmt: skip
+
+
+def _as_tensor(number: Any) -> torch.Tensor:
+    """A number of the graph: an operator's float would be a constant of it; a factor of a tensor is none."""
+    return torch.ones((), dtype=torch.float64, device="cpu") * number
+
+
+vars(_readers).update(as_tensor=_as_tensor)
 
 
 def traced(number: int, tensors: list[Any], ints: list[int], floats: list[Any]) -> Traced | None:
@@ -174,10 +230,19 @@ def traced(number: int, tensors: list[Any], ints: list[int], floats: list[Any]) 
     return Traced(trace, found)
 
 
+def _tags() -> tuple[Any, ...]:
+    # The output's strides follow the query's: what compiles a graph must hand over those of which it knows the output.
+    strides = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
+    # It plans where lengths or masks are new, which no CUDA graph can hold: torch captures what lies around it.
+    by_itself = (torch.Tag.cudagraph_unsafe,) if hasattr(torch.Tag, "cudagraph_unsafe") else ()
+    return (strides, torch.Tag.pt2_compliant_tag, *by_itself)
+
+
 def define(attend: Callable[..., Any], like: Callable[..., Any]) -> None:
     """Registers the operator. ``attend``: what it computes; ``like``: an output as eager calls lay it out."""
 
-    def run(q, k, v, score, st, si, sf, mask, mt, mi, mf, given, scale, gqa, wants_lse, with_grad):  # type: ignore
+    def run(q, k, v, score, st, si, sf, mask, mt, mi, mf, given, scale, changing, gqa, wants_lse, with_grad):  # type: ignore
+        scale = scale if changing is None else float(changing)
         with torch.set_grad_enabled(with_grad):
             mods = traced(score, st, si, sf), traced(mask, mt, mi, mf)
             out, lse = attend(q, k, v, *mods, given, scale, gqa, wants_lse)
@@ -192,9 +257,8 @@ def define(attend: Callable[..., Any], like: Callable[..., Any]) -> None:
     torch.library.define(
         name,
         f"(Tensor q, Tensor k, Tensor v, {captures.format('score')}, {captures.format('mask')}, SymInt block_mask, "
-        "float? scale, bool enable_gqa, bool wants_lse, bool with_grad) -> (Tensor, Tensor)",
-        # The output's strides follow the query's: what compiles a graph must hand over those of which it knows the output.
-        tags=(getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order), torch.Tag.pt2_compliant_tag),
+        "float? scale, Tensor? changing_scale, bool enable_gqa, bool wants_lse, bool with_grad) -> (Tensor, Tensor)",
+        tags=_tags(),
     )
     torch.library.impl(name, "CompositeExplicitAutograd", run)
     torch.library.register_fake(name, shapes)

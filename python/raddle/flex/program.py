@@ -136,10 +136,10 @@ def _comparison(x: Any) -> Callable[[Any], bool] | None:
             same, version = weakref.ref(x), None if x.is_inference() else x._version
             return None if version is None else lambda y: y is same() and y._version == version
         copy = x.detach().clone()
-        return lambda y: y.shape == copy.shape and torch.equal(y, copy)
+        return lambda y: isinstance(y, TorchTensor) and y.is_cpu and y.shape == copy.shape and torch.equal(y, copy)
     if isinstance(x, np.ndarray):
         kept = x.copy()
-        return lambda y: y.shape == kept.shape and np.array_equal(y, kept)
+        return lambda y: isinstance(y, np.ndarray) and np.array_equal(y, kept)
     if type(x).__module__.startswith("jax"):  # immutable
         return lambda y: y is x
     return None

@@ -71,6 +71,11 @@ class Reads:
     def listed(self) -> list[tuple[Find, Any, Callable[[Any, Any], Any], Any]]:
         return self._reads
 
+    def holds_any(self, numbers: tuple[int, ...]) -> bool:
+        """Whether the trace holds only for one of these numbers, or for a shape with one."""
+        held = [expected for _, _, check, expected in self._reads if check is is_constant]
+        return any(x in numbers for each in held for x in (each if type(each) is tuple else (each,)) if _is_number(x))
+
     def is_of_array(self, read: int) -> bool:
         """Whether a number was read of an array of one element."""
         return self._reads[read][0] is number
@@ -104,6 +109,10 @@ def _is_plain(x: Any) -> bool:
     if isinstance(x, tuple):
         return all(type(each) is int for each in x)
     return type(x).__module__ == "torch" and type(x).__name__ in ("dtype", "device", "layout")
+
+
+def _is_number(x: Any) -> bool:
+    return type(x) in (int, float)
 
 
 # Values lie one place behind their reads: the first is the function itself, which none has read.

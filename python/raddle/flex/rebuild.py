@@ -18,9 +18,9 @@ from typing import Any, Callable
 import numpy as np
 
 from raddle.flex import ops, random, reads
-from raddle.flex.capture import capture, is_array
-from raddle.flex.expr import Value, scalar
-from raddle.flex.graph import Graph, Parameter
+from raddle.flex.capture import capture, is_array, number
+from raddle.flex.expr import scalar
+from raddle.flex.graph import Graph
 from raddle.flex.reads import At
 
 _foreign = ("torch", "numpy", "jax", "jaxlib", "functools", "math", "raddle.flex.ops", "raddle.flex.expr")
@@ -63,7 +63,7 @@ class Rebuilder:
         if isinstance(x, (types.FunctionType, types.MethodType, functools.partial)):
             return self.callable(x, at)
         if type(x) in (int, float) or isinstance(x, (np.integer, np.floating)):
-            return self._number(x, hint, at)
+            return number(self._graph, x, hint, at)
         if is_array(x):
             return self._array(x, hint, at)
         if isinstance(x, tuple) and hasattr(x, "_fields") or type(x) in (list, tuple):
@@ -77,23 +77,9 @@ class Rebuilder:
             random.refuse_generator(hint)
         return self._object(x, at)
 
-    def _number(self, x: Any, hint: str, at: At) -> Any:
-        """A parameter, or where Python would need the number, the number itself."""
-        if isinstance(x, np.generic) or hasattr(x, "item"):
-            at = At(reads.number, self._reads.add(at, reads.is_type, type(x)))
-            x = x.item()
-        if isinstance(x, bool) or not self._graph.numbers_as_parameters or isinstance(x, int) and abs(x) >= 2**31:
-            self._reads.add(at, reads.is_constant, x)
-            return x
-        is_integer = isinstance(x, int)
-        read = self._reads.add(at, *((reads.is_small_integer, None) if is_integer else (reads.is_type, float)))
-        node = self._graph.node("param", "int" if is_integer else "float", (), Parameter(hint, x, read))
-        self._graph.parameters.append(node.payload)
-        return Value(self._graph, node)
-
     def _array(self, x: Any, hint: str, at: At) -> Any:
         if scalar(x) is not None:
-            return self._number(x, hint, at)
+            return number(self._graph, x, hint, at)
         made = self._known(("array", id(x)), at)
         if made is None:
             read = self._reads.add(at, reads.is_array, reads.kind_of_array(x))

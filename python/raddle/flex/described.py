@@ -1,0 +1,119 @@
+"""What torch.compile knows of a function that is made inside of a compiled one, as a function that can be traced.
+
+Such a function has no object yet, and what it captures may be tensors and numbers of the graph. While torch.compile runs
+through `describe`, it tells the function's code, and of each captured value the kind; `stand_in` makes a function of that,
+with values of these kinds in their places. What is an object already is taken as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from typing import Any
+
+import torch
+from torch._dynamo.comptime import comptime
+from torch.fx.experimental.symbolic_shapes import has_static_value
+
+#: In the place of numbers that the graph computes, and of sizes. A trace that depends on one of them has to know it.
+PLACEHOLDERS = NUMBER, SIZE = 13, 1021
+
+_noted: dict[int, Any] = {}  # objects, as long as torch.compile looks at the function
+
+# What may capture variables of the function that is compiled: described, not noted.
+_MADE_INSIDE = ("NestedUserFunctionVariable", "UserMethodVariable", "FunctoolsPartialVariable")
+
+
+def _note(context: Any) -> None:
+    """Notes the object ``x`` of the calling function, if it is one by now."""
+    found = context.get_local("x")._i_will_not_complain_if_bc_breaks_VariableTracker()
+    found = found.realize() if hasattr(found, "realize") else found
+    _noted.pop(0, None)
+    if type(found).__name__ in _MADE_INSIDE:
+        return
+    if hasattr(found, "evaluate_expr"):  # a number of the graph, which is guarded from now on
+        _noted[0] = found.evaluate_expr()
+        return
+    try:
+        value = found.as_python_constant()
+    except Exception:  # noqa: BLE001: an object of the user's has one all the same
+        if not hasattr(found, "value"):
+            return
+        value = found.value
+    _noted[0] = value
+
+
+@torch._dynamo.assume_constant_result
+def _number_of_noted() -> int:
+    """Of the object that was noted last; 0: none was."""
+    if 0 not in _noted:
+        return 0
+    number = max(_noted) + 1
+    _noted[number] = _noted.pop(0)
+    return number
+
+
+def describe(x: Any, with_numbers: bool) -> Any:
+    """A tuple of constants. ``with_numbers``: numbers and sizes of the graph as they are, which torch.compile guards."""
+    if isinstance(x, torch.Tensor):
+        return "tensor", x.dtype, tuple(describe(n, with_numbers) for n in x.shape), x.requires_grad
+    if type(x) in (list, tuple):
+        return "list" if type(x) is list else "tuple", tuple(describe(each, with_numbers) for each in x)
+    if type(x) is dict:
+        return "dict", tuple((key, describe(each, with_numbers)) for key, each in x.items())
+    changes = type(x) in (int, float) and not has_static_value(x)
+    if changes and not with_numbers:
+        return "number", type(x) is int
+    if not changes and (type(x) in (int, float, bool, str) or x is None):
+        return "constant", x
+    comptime(_note)
+    number = _number_of_noted()
+    if number:
+        return "object", number
+    if isinstance(x, types.MethodType):
+        return "method", describe(x.__func__, with_numbers), describe(x.__self__, with_numbers)
+    if isinstance(x, functools.partial):
+        return "partial", describe(x.func, with_numbers), describe(x.args, with_numbers), describe(x.keywords, with_numbers)
+    if isinstance(x, types.FunctionType):
+        cells = tuple(describe(each.cell_contents, with_numbers) for each in x.__closure__ or ())
+        defaults = describe(x.__defaults__, with_numbers), describe(x.__kwdefaults__, with_numbers)
+        return "function", x.__code__, x.__name__, x.__module__, cells, defaults
+    raise TypeError("a function for flex_attention captures what torch.compile does not know; expected tensors and numbers")
+
+
+def stand_in(described: Any) -> Any:
+    """What was described, with placeholders for what the graph computes."""
+    kind, *parts = described
+    if kind == "constant":
+        return parts[0]
+    if kind == "object":
+        return _noted[parts[0]]
+    if kind == "number":
+        return NUMBER if parts[0] else float(NUMBER)
+    if kind == "tensor":
+        dtype, shape, requires_grad = parts
+        sizes = [SIZE if size[0] == "number" else stand_in(size) for size in shape]
+        return torch.zeros((), dtype=dtype).expand(sizes).requires_grad_(requires_grad and torch.is_grad_enabled())
+    if kind in ("list", "tuple"):
+        return (list if kind == "list" else tuple)(map(stand_in, parts[0]))
+    if kind == "dict":
+        return {key: stand_in(each) for key, each in parts[0]}
+    if kind == "method":
+        return types.MethodType(*map(stand_in, parts))
+    if kind == "partial":
+        function, args, keywords = map(stand_in, parts)
+        return functools.partial(function, *args, **keywords)
+    return _function(*parts)
+
+
+def _function(code: Any, name: str, module: str, cells: Any, defaults: Any) -> Any:
+    contents = tuple(types.CellType(stand_in(each)) for each in cells)
+    made = types.FunctionType(code, vars(sys.modules[module]), name, stand_in(defaults[0]), contents or None)
+    made.__kwdefaults__, made.__module__ = stand_in(defaults[1]), module
+    return made
+
+
+def forget() -> None:
+    """Lets go of what was noted."""
+    _noted.clear()

@@ -1,0 +1,168 @@
+"""Functions that are made inside of a compiled one, over its variables: one graph, as when they are made outside."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from raddle.flex import AuxRequest, and_masks, create_block_mask, flex_attention, masks, mods, with_offset
+from test_flex_compile import HEADS, D, counted, fresh, inputs  # noqa: F401
+
+LENGTHS = 9, 12, 13
+TABLE = torch.rand(4)
+
+
+def batches(*more):
+    """Query, key and value of each length, and what each of ``more`` makes for it."""
+    for n, qkv in zip(LENGTHS, inputs(LENGTHS)):
+        yield (*qkv, *(make(n) for make in more))
+
+
+def documents(n):
+    return torch.randint(0, 3, (2, n))
+
+
+def in_document(q, k, v, document):
+    def mask(b, h, q_idx, kv_idx):
+        return (document[b, q_idx] == document[b, kv_idx]) & (q_idx >= kv_idx)
+
+    return flex_attention(q, k, v, block_mask=create_block_mask(mask, q.shape[0], None, q.shape[2], q.shape[2]))
+
+
+def of_a_model(q, k, v, softcap, bias, sinks):
+    """As models' own attention functions call it."""
+
+    def score_mod(score, b, h, q_idx, kv_idx):
+        if softcap is not None:
+            score = softcap * torch.tanh(score / softcap)
+        return score + bias[b][0][q_idx][kv_idx]
+
+    out, aux = flex_attention(q, k, v, score_mod=score_mod, scale=0.2, return_aux=AuxRequest(lse=True))
+    return out * torch.sigmoid(aux.lse.unsqueeze(-1) - sinks.view(1, -1, 1, 1))
+
+
+def of_lengths(q, k, v):
+    ahead = k.shape[2] - 2
+
+    def mask(b, h, q_idx, kv_idx):
+        return q_idx + ahead >= kv_idx
+
+    return flex_attention(q[:, :, :2], k, v, block_mask=create_block_mask(mask, None, None, 2, k.shape[2]))
+
+
+def joined(q, k, v):
+    mask = and_masks(masks.causal(), lambda b, h, q_idx, kv_idx: q_idx - kv_idx < 5)
+    block_mask = create_block_mask(mask, None, None, q.shape[2], q.shape[2])
+    return flex_attention(q, k, v, score_mod=mods.softcap(20.0), block_mask=block_mask)
+
+
+def moved(q, k, v, n):
+    mask = with_offset(masks.causal(), n - 1)
+    return flex_attention(q[:, :, :1], k, v, block_mask=create_block_mask(mask, None, None, 1, k.shape[2]))
+
+
+def intermediate(q, k, v, names):
+    gate, held = torch.sigmoid(q.mean(-1)), {"names": [names * 2]}
+
+    def helper(b, h, idx):
+        return gate[b, h, idx] * held["names"][0][idx]
+
+    return flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: score + helper(b, h, i) + helper(b, h, j))
+
+
+def by_keyword(q, k, v, slope):
+    def mod(score, b, h, q_idx, kv_idx, *, slope):
+        return score + slope * (kv_idx - q_idx)
+
+    return flex_attention(q, k, v, score_mod=functools.partial(mod, slope=slope))
+
+
+def of_scalars(q, k, v, factor, shift):
+    return flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: score * factor + shift * (i > j))
+
+
+def of_a_maximum(q, k, v, table):
+    def mod(score, b, h, i, j):
+        return score * table.max() + table[(i - j).clamp(0, table.shape[0] - 1)] * TABLE.sum()
+
+    return flex_attention(q, k, v, score_mod=mod)
+
+
+NUMPY = np.arange(40) // 7
+
+
+def of_numpy(q, k, v):
+    mask = create_block_mask(lambda b, h, i, j: NUMPY[i] == NUMPY[j], None, None, q.shape[2], q.shape[2])
+    return flex_attention(q, k, v, block_mask=mask)
+
+
+PROGRAMS = {
+    "documents": (in_document, [documents]),
+    "a model's": (of_a_model, [lambda n: 20.0 + n, lambda n: torch.randn(2, 1, n, n), lambda n: torch.randn(HEADS)]),
+    "lengths": (of_lengths, []),
+    "joined masks": (joined, []),
+    "an offset": (moved, [lambda n: n]),
+    "intermediate tensors": (intermediate, [torch.rand]),
+    "partial": (by_keyword, [lambda n: 0.1 * n]),
+    "scalar tensors": (of_scalars, [lambda n: torch.tensor(0.1 * n), lambda n: torch.tensor(n)]),
+    "what is computed of tensors": (of_a_maximum, [lambda n: torch.rand(4) + TABLE.mul_(1.5) * 0]),
+    "numpy": (of_numpy, []),
+    "scale": (lambda q, k, v, scale: flex_attention(q, k, v, scale=scale), [lambda n: 0.1 * n]),
+    "scale of a tensor": (lambda q, k, v, scale: flex_attention(q, k, v, scale=scale), [lambda n: torch.tensor(0.1 * n)]),
+}
+
+
+@pytest.mark.parametrize("program, more", PROGRAMS.values(), ids=PROGRAMS)
+def test_programs_are_one_graph(program, more):
+    assert counted(program, batches(*more)) == 1
+
+
+def test_a_number_that_python_needs_is_guarded():
+    def program(q, k, v, steps):
+        def mod(score, b, h, i, j):
+            for _ in range(steps):
+                score = score * 0.5 + 1
+            return score
+
+        return flex_attention(q, k, v, score_mod=mod)
+
+    assert counted(program, [(*next(inputs()), n) for n in (2, 3, 3, 2)]) == 2
+
+
+class Block(torch.nn.Module):
+    """A layer whose score mod is its method, and whose mask is made in each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = torch.nn.Linear(HEADS * D, 3 * HEADS * D)
+        self.register_buffer("slopes", torch.rand(HEADS))
+        self.cap = 20.0
+
+    def score(self, score, b, h, q_idx, kv_idx):
+        return self.cap * torch.tanh(score / self.cap) + self.slopes[h] * (kv_idx - q_idx)
+
+    def forward(self, x, document):
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, HEADS, D).permute(2, 0, 3, 1, 4)
+
+        def mask(b, h, q_idx, kv_idx):
+            return (document[b, q_idx] == document[b, kv_idx]) & (q_idx >= kv_idx)
+
+        block_mask = create_block_mask(mask, x.shape[0], None, x.shape[1], x.shape[1])
+        out = flex_attention(q, k, v, score_mod=self.score, block_mask=block_mask)
+        return x + out.transpose(1, 2).flatten(2)
+
+
+def test_layers_compiled_one_by_one_share_a_graph():
+    """More layers than graphs that torch.compile keeps of one code."""
+    layers = [Block().eval() for _ in range(10)]
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = [torch.compile(layer, backend=counter, fullgraph=True, dynamic=True) for layer in layers]
+    with torch.no_grad():
+        for n in LENGTHS:
+            x, document = torch.randn(2, n, HEADS * D), documents(n)
+            found = functools.reduce(lambda x, layer: layer(x, document), compiled, x)
+            expected = functools.reduce(lambda x, layer: layer(x, document), layers, x)
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert counter.frame_count <= 2  # the second: torch.compile's own, of the first layer's attributes
