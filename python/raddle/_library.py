@@ -81,7 +81,9 @@ def function(name: str) -> Callable[..., Any]:
     single one, or one that any number of a kind may follow ("layout *reservations"). Handles that no constructor made
     raise ValueError.
     """
-    raw: Callable[..., Any] = tvm_ffi.get_global_func(name)
+    raw: Callable[..., Any] | None = tvm_ffi.get_global_func(name, allow_missing=True)
+    if raw is None:
+        raise ImportError(f"{find()} has no {name}: it is older than this code; build it again")
     listed = _arguments(name)
     if sum(not each.startswith("*") for each in listed) < 2:
         last = len(listed) - 1

@@ -69,3 +69,8 @@ def test_calls_in_order_are_in_that_order():
                     own = {"*kv": "pools", "kv_pool_k": "k_pool", "kv_pool_v": "v_pool"}.get(name, name)
                     assert words & {own, "self"}, f"{path.name}: {ast.unparse(argument)} is passed as {name}"
     assert seen >= 9
+
+
+def test_a_library_older_than_the_code_says_so():
+    with pytest.raises(ImportError, match=r"libraddle_ffi\.so has no raddle\.of_tomorrow: .*; build it again"):
+        _library.function("raddle.of_tomorrow")
