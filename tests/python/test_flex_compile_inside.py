@@ -9,6 +9,7 @@ import pytest
 import torch
 from raddle.flex import AuxRequest, and_masks, create_block_mask, flex_attention, masks, mods, with_offset
 from test_flex_compile import HEADS, D, counted, fresh, inputs  # noqa: F401
+from torch.nn.attention import flex_attention as theirs
 
 LENGTHS = 9, 12, 13
 TABLE = torch.rand(4)
@@ -166,3 +167,51 @@ def test_layers_compiled_one_by_one_share_a_graph():
             expected = functools.reduce(lambda x, layer: layer(x, document), layers, x)
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     assert counter.frame_count <= 2  # the second: torch.compile's own, of the first layer's attributes
+
+
+WHOLE = create_block_mask(masks.causal(), None, None, 40, 40, BLOCK_SIZE=8)
+
+
+def moved_by(mask_mod, offset):
+    def mask(b, h, q_idx, kv_idx):
+        return mask_mod(b, h, q_idx + offset, kv_idx)
+
+    return mask
+
+
+def of_a_slice(q, k, v, whole, position):
+    """A step of decoding: the row of blocks of its position, and the mask function moved there."""
+    mask = whole[:, :, position // whole.BLOCK_SIZE[0]]
+    mask.mask_mod = moved_by(whole.mask_mod, position[0])
+    mask.seq_lengths = (1, 40)
+    k, v = (torch.nn.functional.pad(x, (0, 0, 0, 40 - x.shape[2])) for x in (k, v))
+    return flex_attention(q[:, :, :1], k, v, block_mask=mask)
+
+
+def of_a_set_mask(q, k, v, offset):
+    """Blocks that were full stay."""
+    mask = create_block_mask(masks.causal(), None, None, q.shape[2], q.shape[2], BLOCK_SIZE=4)
+    mask.mask_mod = moved_by(mask.mask_mod, -offset)
+    return flex_attention(q, k, v, block_mask=mask)
+
+
+@pytest.mark.parametrize(
+    "program, more",
+    [
+        (of_a_slice, [lambda n: WHOLE, lambda n: torch.tensor([n])]),
+        (of_a_set_mask, [lambda n: torch.tensor(n - 8)]),
+    ],
+)
+def test_masks_that_are_changed_inside(program, more):
+    assert counted(program, batches(*more)) == 1
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_block_masks_of_pytorch(separate):
+    def of(n):
+        document = documents(n)
+        how = {"device": "cpu", "BLOCK_SIZE": 4, "separate_full_blocks": separate}
+        return theirs.create_block_mask(lambda b, h, i, j: document[b, i] >= document[b, j], 2, None, n, n, **how)
+
+    program = lambda q, k, v, mask: flex_attention(q, k, v, block_mask=mask)  # noqa: E731
+    assert counted(program, batches(of)) == 1

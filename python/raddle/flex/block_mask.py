@@ -17,14 +17,14 @@ from raddle._compiled import is_traced, numbered
 from raddle._keywords import answered
 from raddle.flex import picture
 from raddle.flex._arrays import integer, pair
-from raddle.flex.blocks import block_function, given_blocks, lengths_of, selected
+from raddle.flex.blocks import block_function, block_table, given_blocks, lengths_of, selected
 from raddle.flex.offset import arguments, noop_mask
 from raddle.flex.picture import EMPTY, FULL, PARTIAL
 from raddle.flex.errors import SlicedMaskError
 from raddle.flex.trace import trace_mask, trace_score
 
 if operators is not None:
-    from raddle.flex import compiled
+    from raddle.flex import compiled, traced_mask
 
 _TO_SHOW = 1 << 26  # pairs of a mask whose blocks repr may compute
 
@@ -198,7 +198,7 @@ class BlockMask:
         if self._blocks is None:
             return self._mask_mod
         if self._whole is None:
-            self._whole = block_function(self)
+            self._whole = block_function(block_table(self._kinds()), self._size, self._mask_mod)
         return self._whole
 
     def to_dense(self) -> Any:
@@ -257,6 +257,8 @@ class BlockMask:
         Raises:
             IndexError: an index out of range, or more than three.
         """
+        if is_traced():
+            return traced_mask.sliced(self, index)
         index = index if isinstance(index, tuple) else (index,)
         if len(index) > 3:
             raise IndexError(f"index has {len(index)} entries; expected at most 3: b, h, blocks of rows")
@@ -323,6 +325,13 @@ class BlockMask:
             self._computed = kinds
         return kinds
 
+    def _rows_of_blocks(self, rows: Any) -> Any:
+        """Kinds of some rows of blocks, uint8 [B, H, rows, columns] of torch; for compiled graphs."""
+        if self._cheap():
+            self._kinds()  # the next call finds all
+        everything = (np.arange(n) for n in self.shape[:2])
+        return _like_torch(self._kinds(*everything, np.asarray(rows.cpu())))
+
 
 _LISTS = [f"{full}{by}_{what}" for by in ("kv", "q") for full in ("", "full_") for what in ("num_blocks", "indices")]
 _BACKWARD = ["dq_write_order", "dq_write_order_full", "dq_kv_order", "dq_kv_order_spt"]
@@ -369,7 +378,7 @@ def create_block_mask(
         (1, 1, 1000000, 1000000)
     """
     if is_traced():
-        return compiled.create_block_mask(mask_mod, (B or 1, H or 1, Q_LEN, KV_LEN))
+        return compiled.create_block_mask(mask_mod, (B or 1, H or 1, Q_LEN, KV_LEN), BLOCK_SIZE)
     _check_mask(mask_mod)
     shape = (1 if B is None else integer(B, "B", 1), 1 if H is None else integer(H, "H", 1))
     shape += (integer(Q_LEN, "Q_LEN"), integer(KV_LEN, "KV_LEN"))
@@ -412,6 +421,17 @@ def create_mask(
     keep = np.broadcast_to(traced.evaluate(*np.ogrid[tuple(map(slice, shape))], 0.0), shape)
     keep = _like_torch(np.array(keep if is_mask else keep != -np.inf))
     return keep.to(device) if device is not None and not isinstance(keep, np.ndarray) else keep
+
+
+def _kinds_of(traced: Any, shape: tuple[int, ...], size: tuple[int, int]) -> Any:
+    """Kinds of blocks of a traced mask."""
+    made = BlockMask._of(_sliced, shape, size, None)
+    made._traced = traced
+    return _like_torch(made._kinds())
+
+
+if operators is not None:
+    compiled.define_kinds(_kinds_of)
 
 
 _of_torch: dict[int, tuple[Any, Any, BlockMask]] = {}

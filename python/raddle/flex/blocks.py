@@ -14,21 +14,27 @@ from raddle.flex.ops import minimum
 from raddle.flex.picture import FULL, PARTIAL
 
 
-def block_function(block_mask: Any) -> Callable[..., Any]:
-    """Blocks and mask as one function that captures the kinds of blocks.
+def block_table(kinds: np.ndarray) -> np.ndarray:
+    """Kinds of blocks [B, H, rows, columns] as `block_function` looks them up.
 
-    Heads come last in the table: a tile's heads share its rows, so that what a tile reads is one run of the table,
-    whose bounds say what the tile keeps. Where B or H is 1, every index reads the only entry. Indices are clamped to
-    an empty row and an empty column of blocks behind the others, and to an empty request: what lies outside.
+    Heads come last: a tile's heads share its rows, so that what a tile reads is one run of the table, whose bounds say
+    what the tile keeps. Behind the others stand an empty row and an empty column of blocks, and an empty request.
     """
-    kinds = block_mask._kinds().transpose(0, 2, 3, 1).astype(np.int32)
-    kinds = np.pad(kinds, ((0, int(kinds.shape[0] > 1)), (0, 1), (0, 1), (0, 0)))
-    last_request, last_head = kinds.shape[0] - 1, kinds.shape[3] - 1
-    height, width = block_mask.BLOCK_SIZE
-    mask_mod = block_mask.mask_mod
-    row_bits, key_bits = height.bit_length() - 1, width.bit_length() - 1
+    table = kinds.transpose(0, 2, 3, 1).astype(np.int32)
+    return np.pad(table, ((0, int(table.shape[0] > 1)), (0, 1), (0, 1), (0, 0)))
 
+
+def block_function(kinds: Any, size: tuple[int, int], mask_mod: Any, shifts: bool = True) -> Callable[..., Any]:
+    """Blocks and mask as one function that captures a `block_table`.
+
+    Where B or H is 1, every index reads the only entry. Indices are clamped to what is empty: what lies outside.
+    ``shifts``: where block sizes are powers of two, which vectorise where divisions do not.
+    """
+    last_request, last_head = kinds.shape[0] - 1, kinds.shape[3] - 1
     last_row, last_column = kinds.shape[1] - 1, kinds.shape[2] - 1
+    height, width = size
+    row_bits, key_bits = (height.bit_length() - 1, width.bit_length() - 1) if shifts else (0, 0)
+    shifts = shifts and height == 1 << row_bits and width == 1 << key_bits
 
     def kind_at(b, h, row, column):
         row, column = minimum(row, last_row), minimum(column, last_column)
@@ -40,8 +46,6 @@ def block_function(block_mask: Any) -> Callable[..., Any]:
     def kind_by_division(b, h, q_idx, kv_idx):
         return kind_at(b, h, q_idx // height, kv_idx // width)
 
-    # Shifts vectorise where divisions do not.
-    shifts = height == 1 << row_bits and width == 1 << key_bits
     kind_of = kind_by_shift if shifts else kind_by_division
 
     def kept_blocks(b, h, q_idx, kv_idx):

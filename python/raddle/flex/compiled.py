@@ -18,19 +18,13 @@ from torch.fx.experimental.symbolic_shapes import has_static_value
 from raddle.flex import reads
 from raddle.flex.described import PLACEHOLDERS, describe, forget, stand_in
 from raddle.flex.trace import Trace, Traced, trace_mask, trace_score
+from raddle.flex.traced_mask import TracedMask, of_torch
 
 _traces: dict[int, Trace] = {}  # of compiled graphs: as long as the process, since graphs have their numbers alone
 
 
 # Where torch.compile finds the functions that read: a module of their own, which it can import.
 _readers = sys.modules["raddle.flex._readers"] = types.ModuleType("raddle.flex._readers")
-
-
-class TracedMask:
-    """A block mask that was made inside of a compiled function."""
-
-    def __init__(self, number: int, captured: Any, shape: Any) -> None:
-        self.number_of_trace, self.captured, self.shape = number, captured, shape
 
 
 def _number_of(fn: Callable[..., Any], is_mask: bool) -> int:
@@ -177,10 +171,17 @@ def _fail() -> None:
 vars(_readers).update(fail=_fail)
 
 
-def create_block_mask(mask_mod: Any, shape: Any) -> Any:
+def create_block_mask(mask_mod: Any, shape: Any, block_size: Any) -> TracedMask:
     """`create_block_mask` while it is compiled."""
-    number = _number_of(mask_mod, True)
-    return TracedMask(number, _read(mask_mod, number), shape)
+    made = TracedMask(mask_mod, shape, (block_size, block_size) if isinstance(block_size, int) else block_size)
+    made.find_kinds = _kinds_of
+    return made
+
+
+def _kinds_of(mask: TracedMask) -> torch.Tensor:
+    """Blocks as they are before another mask function is set: they stay."""
+    number = _number_of(mask.mask_mod, True)
+    return torch.ops.raddle.kinds_of_blocks(number, *_read(mask.mask_mod, number), *mask.shape, *mask.BLOCK_SIZE)
 
 
 def flex_attention(
@@ -192,8 +193,12 @@ def flex_attention(
     if score_mod is not None:
         score = _number_of(score_mod, False)
         score_captures = _read(score_mod, score)
+    if block_mask is not None and not isinstance(block_mask, TracedMask) and not hasattr(block_mask, "number"):
+        block_mask = of_torch(block_mask)
     if isinstance(block_mask, TracedMask):
-        mask, mask_captures = block_mask.number_of_trace, block_mask.captured
+        mask_mod = block_mask.whole()
+        mask = _number_of(mask_mod, True)
+        mask_captures = _read(mask_mod, mask)
     elif block_mask is not None:
         given = block_mask.number
     changing = None
@@ -236,6 +241,21 @@ def _tags() -> tuple[Any, ...]:
     # It plans where lengths or masks are new, which no CUDA graph can hold: torch captures what lies around it.
     by_itself = (torch.Tag.cudagraph_unsafe,) if hasattr(torch.Tag, "cudagraph_unsafe") else ()
     return (strides, torch.Tag.pt2_compliant_tag, *by_itself)
+
+
+def define_kinds(evaluate: Callable[..., Any]) -> None:
+    """Registers the operator of blocks' kinds; ``evaluate(traced, shape, size)`` computes them."""
+
+    def run(mask, tensors, ints, floats, B, H, Q_LEN, KV_LEN, height, width):  # type: ignore
+        return evaluate(traced(mask, tensors, ints, floats), (B, H, Q_LEN, KV_LEN), (height, width))
+
+    def shape(mask, tensors, ints, floats, B, H, Q_LEN, KV_LEN, height, width):  # type: ignore
+        return torch.empty((B, H, -(-Q_LEN // height), -(-KV_LEN // width)), dtype=torch.uint8, device="cpu")
+
+    name, sizes = "raddle::kinds_of_blocks", ", ".join(f"SymInt {n}" for n in "B H Q_LEN KV_LEN height width".split())
+    torch.library.define(name, f"(int mask, Tensor[] tensors, SymInt[] ints, Tensor[] floats, {sizes}) -> Tensor")
+    torch.library.impl(name, "CompositeExplicitAutograd", run)
+    torch.library.register_fake(name, shape)
 
 
 def define(attend: Callable[..., Any], like: Callable[..., Any]) -> None:
