@@ -22,7 +22,7 @@ from raddle._tensors import (
 )
 from raddle.layouts import Layout
 from raddle.plans import Maxima, Plan, Reservation, fields_of_maxima
-from raddle.spec import AttentionSpec, fields_of
+from raddle.spec import AttentionSpec, fields_of, shape_of_out
 from raddle.variants import members
 
 _attention = _library.function("raddle.attention")
@@ -192,22 +192,25 @@ class Attention(_library.Handle):
 
         Args:
             plan: of this attention, or a reservation of it. While a CUDA graph is captured, only a reservation.
-            q: [rows, Hq, head_dim] in the spec's dtype.
+            q: [rows, Hq, head_dim] or [rows, Hq · head_dim] in the spec's dtype.
             kv: a tuple (k, v), or one tensor with K and V in dimension 1 ([pages, 2, page_size, Hkv, D],
                 [tokens, 2, Hkv, D]); or a list of those, one a level of the layout. Any strides with a
-                contiguous last dimension. With a kv_dtype also uint8 tensors of its bits. Of MLA with absorbed
+                contiguous last dimension. With pages of one token also [slots, Hkv, D], and ragged keys also
+                [tokens, Hkv · D]. With a kv_dtype also uint8 tensors of its bits. Of MLA with absorbed
                 weights, v is a view of k: ``(cache, cache[..., :512])``. A GPU reads memory once then.
-            out: [rows, Hq, head_dim_vo] to write; None: a new tensor of q's kind.
-            lse: [rows, Hq] float32 to write; None: a new one if it is returned.
+            out: [rows, Hq, head_dim_vo] or [rows, Hq · head_dim_vo] to write; None: a new tensor of q's kind, with as
+                many dimensions.
+            lse: [rows, Hq] float32 to write, of any strides: the transpose of [Hq, rows], say; None: a new one if it
+                is returned.
             return_lse: return (out, lse); lse is the natural logarithm of the softmax's denominator,
                 sinks included, and -inf for a row without keys.
             return_state: return the state (O, LSE) in float32, without sinks and output parts, for
                 `raddle.merge_states`. O alone for a `Sigmoid`.
             scale: softmax scale of this layer; None: the spec's.
             k_scale, v_scale: what K and V of 8 bits are multiplied by (the spec's kv_dtype): a number, or float32
-                tensors where K and V lie: [Hkv], one a head; or one a token and head, K's or V's shape without its
-                last dimension ([pages, page_size, Hkv], [pages, Hkv, page_size], [tokens, Hkv]). Where kv is a list
-                of levels, a list has one of them a level. None: 1. Only quantised K and V have scales.
+                tensors where K and V lie: of one element; [Hkv], one a head; or one a token and head, K's or V's shape
+                without its last dimension ([pages, page_size, Hkv], [pages, Hkv, page_size], [tokens, Hkv]). Where kv
+                is a list of levels, a list has one of them a level. None: 1. Only quantised K and V have scales.
             params: run members that differ from the spec's, such as ``{"softcap.cap": 50.0}``.
             timeline: GPUs: a `raddle.Timeline` of the plan, to which each worker writes what it did when (or a zero
                 float32 tensor [workers, marks, 2] to read as one); costs less than a microsecond an item. Not under
@@ -251,7 +254,7 @@ class Attention(_library.Handle):
         else:
             # A q of a wrong shape is refused before the output that has it too.
             is_like_q = self._out_is_like_q and not return_state
-            shape = None if is_like_q else (*q.shape[:1], spec.num_qo_heads, spec.head_dim_vo)
+            shape = None if is_like_q else shape_of_out(spec, q)
             result, out_lent = make_output(q, shape, "float32" if return_state else spec.dtype, "out")
         result_lse, lse_lent = lse, None
         if lse is not None:

@@ -138,7 +138,7 @@ def merge_state(
 
     Args:
         o_a, o_b: [rows, H, D] float32, as `Attention.run` returns them with return_state.
-        lse_a, lse_b: [rows, H] float32.
+        lse_a, lse_b: [rows, H] float32, of any strides.
         out: (o, lse) to write, which may be one of the states; None: new tensors of o_a's kind.
 
     Computed where the states lie. Two empty states (lse = -inf) compose to the empty state.
@@ -173,7 +173,7 @@ def merge_states(
 
     Args:
         o: [n, rows, H, D] float32.
-        lse: [n, rows, H] float32.
+        lse: [n, rows, H] float32, of any strides.
         finish: a spec whose sinks and output parts are applied to the result; None: the result is a
             state again.
         out: (o, lse) to write; None: new tensors of o's kind.

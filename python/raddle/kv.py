@@ -71,8 +71,8 @@ def append_kv(
             ``s // page_size``, with s its entry r; nowhere, where that is negative. Rows behind its end are padding. On a GPU
             it is read when the kernel runs: a stream that captures a graph may take the call, once a call before has
             compiled the kernel. Slots outside of the pools are none there; of two rows for one slot either may stay.
-        kv_pool: written.
-        k_new, v_new: [rows, Hkv, D] in the pool's dtype, or, where that has 8 bits, one of 16 or 32 bits.
+        kv_pool: written. With a slot mapping, or pages of one token, also [slots, Hkv, D].
+        k_new, v_new: [rows, Hkv, D], or [rows, Hkv · D], in the pool's dtype, or, where that has 8 bits, one of 16 or 32 bits.
         rope: a variant that changes keys and at most queries (`Rope`, `RopeTables`, one of your own); its key part
             is applied on the way, in fp32 and rounded once, at the row's position: the layout's qo_pos, or the
             key's index. D is then a multiple of 8, at most 256. Attention over this cache must not turn keys again.

@@ -36,6 +36,30 @@ void check_no_overlap(const RunArgs& args) {
   check("lse", args.lse, "out", args.out);
 }
 
+/// The tensors with their heads, and pools with their pages, in dimensions of their own; nothing
+/// where they are so.
+std::optional<RunArgs> unfolded(const AttentionSpec& spec, const Plan& plan, const RunArgs& given) {
+  const std::vector<Level>& levels = plan.layout().levels();
+  const auto is_folded = [&](const KvRef& pair) { return pair.k.rank < 4 || pair.v.rank < 4; };
+  if (given.q.rank > 2 && given.out.rank > 2 &&
+      std::none_of(given.kv.begin(), given.kv.end(), is_folded))
+    return std::nullopt;
+  RunArgs args = given;
+  args.q = with_heads(given.q, spec.num_qo_heads, spec.head_dim_qk);
+  args.out = with_heads(given.out, spec.num_qo_heads, spec.head_dim_vo);
+  for (std::size_t i = 0; i < std::min(args.kv.size(), levels.size()); ++i) {
+    KvRef& pair = args.kv[i];
+    const Level& level = levels[i];
+    if (level.storage == KvStorage::ragged) {
+      pair.k = with_heads(pair.k, spec.num_kv_heads, spec.head_dim_qk);
+      pair.v = with_heads(pair.v, spec.num_kv_heads, spec.head_dim_vo);
+    } else if (level.storage == KvStorage::paged && rows_of_page(level) == 1) {
+      pair = with_pages(pair, level.order);
+    }
+  }
+  return args;
+}
+
 /// A reservation's tensors have room for larger batches than the present one.
 i64 rows_of_run(const Plan& plan, const TensorRef& q) {
   const i64 rows = plan.layout().num_rows();
@@ -65,7 +89,8 @@ void check_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args)
   if (args.lse.data) {
     if (sum)
       fail<ValueError>("lse: a Scan::sum variant has no LSE; expected return_lse=False and no lse");
-    check_output("lse", args.lse, DType::float32, {rows, spec.num_qo_heads});
+    check_strided("lse", args.lse, DType::float32, {rows, spec.num_qo_heads});
+    check_distinct("lse", args.lse);
   } else if (args.return_state && !sum) {
     fail<ValueError>("lse is missing; return_state needs it: a state is (O, LSE)");
   }
@@ -115,7 +140,7 @@ std::shared_ptr<const BoundVariant> variant_of_run(const Plan& plan, const RunAr
 
 }  // namespace
 
-void Attention::run(const Plan& plan, const RunArgs& args, RunStats* stats) const {
+void Attention::run(const Plan& plan, const RunArgs& given, RunStats* stats) const {
   if (&plan.origin() != variant_.get() && !plan.origin().same_as(*variant_))
     fail<ValueError>(
         "plan is of another attention; expected one made by this Attention, or by one of an equal "
@@ -123,6 +148,8 @@ void Attention::run(const Plan& plan, const RunArgs& args, RunStats* stats) cons
   if (plan.device() != device())
     fail<ValueError>("plan is for device '", name_of(plan.device()), "'; expected one for '",
                      name_of(device()), "', this attention's device");
+  const std::optional<RunArgs> apart = unfolded(spec_, plan, given);
+  const RunArgs& args = apart ? *apart : given;
   const RunView view = view_run(spec_, plan, args);
   const auto variant = variant_of_run(plan, args);
   plan.on_device().run(plan, view, *variant, args, stats);

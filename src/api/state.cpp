@@ -16,13 +16,14 @@ namespace {
 void check_state(const std::string& o_name, const TensorRef& o, const std::string& lse_name,
                  const TensorRef& lse, const std::vector<i64>& shape) {
   check_tensor(o_name, o, DType::float32, shape);
-  check_tensor(lse_name, lse, DType::float32, {shape.begin(), shape.end() - 1});
+  check_strided(lse_name, lse, DType::float32, {shape.begin(), shape.end() - 1});
 }
 
 void check_outputs(const std::string& lse_name, const TensorRef& out, const TensorRef& lse,
                    const std::vector<i64>& shape) {
   check_output("out", out, DType::float32, shape);
-  check_output(lse_name, lse, DType::float32, {shape.begin(), shape.end() - 1});
+  check_strided(lse_name, lse, DType::float32, {shape.begin(), shape.end() - 1});
+  check_distinct(lse_name, lse);
 }
 
 /// Results lie apart from each other, and from every state that they do not replace exactly.
@@ -144,7 +145,7 @@ void merge_states(const TensorRef& o, const TensorRef& lse, const TensorRef& out
   if (shape[2] > kv::max_state_dim)
     fail<ValueError>("o is ", describe(o), "; expected a last dimension of at most ",
                      kv::max_state_dim);
-  check_tensor("lse", lse, DType::float32, {dim(o, 0), shape[0], shape[1]});
+  check_strided("lse", lse, DType::float32, {dim(o, 0), shape[0], shape[1]});
   check_outputs("lse_out", out, lse_out, shape);
   std::optional<BoundVariant> variant;
   if (finish) {

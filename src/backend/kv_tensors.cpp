@@ -80,7 +80,7 @@ Pool pool_of(const std::string& name, const TensorRef& t, const Level& level, co
       check_tensor(name, t, kind.dtype, {-1, kind.heads, kind.head_dim});
       return ragged_pool(t);
     case KvStorage::paged: {
-      const i64 rows = level.page_size > 0 ? level.page_size : level.block_size;
+      const i64 rows = rows_of_page(level);
       if (level.order == HeadOrder::nhd)
         check_tensor(name, t, kind.dtype, {-1, rows, kind.heads, kind.head_dim});
       else
@@ -246,6 +246,49 @@ void check_tensor(const std::string& name, const TensorRef& t, DType dtype,
   check_storage(name, t);
 }
 
+void check_strided(const std::string& name, const TensorRef& t, DType dtype,
+                   const std::vector<i64>& expected) {
+  TensorRef dense = t;
+  if (t.rank > 0) dense.stride[static_cast<std::size_t>(t.rank - 1)] = 1;
+  check_tensor(name, dense, dtype, expected);
+}
+
+TensorRef with_heads(const TensorRef& t, i64 heads, i64 head_dim) {
+  if (t.rank != 2 || dim(t, 1) != heads * head_dim || (dim(t, 1) > 1 && step(t, 1) != 1)) return t;
+  TensorRef apart = t;
+  apart.rank = 3;
+  apart.shape = {dim(t, 0), heads, head_dim};
+  apart.stride = {step(t, 0), head_dim, 1};
+  return apart;
+}
+
+namespace {
+
+/// With a dimension of one element before dimension `at`.
+TensorRef with_one(const TensorRef& t, std::size_t at) {
+  TensorRef more = t;
+  ++more.rank;
+  for (std::size_t i = static_cast<std::size_t>(t.rank); i > at; --i) {
+    more.shape[i] = more.shape[i - 1];
+    more.stride[i] = more.stride[i - 1];
+  }
+  more.shape[at] = 1;
+  more.stride[at] = t.stride[at - 1];
+  return more;
+}
+
+}  // namespace
+
+KvRef with_pages(const KvRef& pool, HeadOrder order) {
+  const auto slot = static_cast<std::size_t>(pool_axes(order).slot);
+  KvRef pages = pool;
+  for (TensorRef* t : {&pages.k, &pages.v})
+    if (t->rank == 3) *t = with_one(*t, slot);
+  for (ScaleRef* scale : {&pages.k_scale, &pages.v_scale})
+    if (scale->tensor.rank == 2) scale->tensor = with_one(scale->tensor, slot);
+  return pages;
+}
+
 void check_output(const std::string& name, const TensorRef& t, DType dtype,
                   const std::vector<i64>& expected) {
   check_tensor(name, t, dtype, expected);
@@ -290,7 +333,8 @@ void check_scale(const std::string& name, const ScaleRef& scale, const std::stri
     fail<ValueError>(name, " is ", *scale.value, "; expected a finite number");
   const TensorRef& t = scale.tensor;
   if (!t.data) return;
-  bool ok = t.rank == 0 || (t.rank == 1 && dim(t, 0) == heads) || is_by_token(scale);
+  const bool of_all = t.rank == 0 || (t.rank == 1 && dim(t, 0) == 1);
+  bool ok = of_all || (t.rank == 1 && dim(t, 0) == heads) || is_by_token(scale);
   for (int i = 0; is_by_token(scale) && i < std::max(t.rank, pool.rank - 1); ++i)
     ok = ok && t.rank == pool.rank - 1 && dim(t, i) == dim(pool, i);
   if (!ok)
@@ -307,7 +351,7 @@ void check_scale(const std::string& name, const ScaleRef& scale, const std::stri
 
 ScaleView constant_scale(const ScaleRef& scale) {
   ScaleView view{static_cast<float*>(scale.tensor.data), 0, 0, 0, scale.value.value_or(1.0f)};
-  if (scale.tensor.rank == 1) view.head_stride = step(scale.tensor, 0);
+  if (scale.tensor.rank == 1 && dim(scale.tensor, 0) > 1) view.head_stride = step(scale.tensor, 0);
   return view;
 }
 

@@ -37,6 +37,22 @@ void check_tensor(const std::string& name, const TensorRef& t, DType dtype,
 void check_output(const std::string& name, const TensorRef& t, DType dtype,
                   const std::vector<i64>& expected);
 
+/// The same without the last demand: LSE may lie in any order, as [heads, rows] transposed.
+void check_strided(const std::string& name, const TensorRef& t, DType dtype,
+                   const std::vector<i64>& expected);
+
+/// Slots of a page of a paged level.
+inline i64 rows_of_page(const Level& level) {
+  return level.page_size > 0 ? level.page_size : level.block_size;
+}
+
+/// [rows, heads · head_dim] as [rows, heads, head_dim]; what has another shape is as it was.
+TensorRef with_heads(const TensorRef& t, i64 heads, i64 head_dim);
+
+/// Pools [slots, heads, head_dim], and scales [slots, heads] beside them, as those whose pages have
+/// one slot; what has another rank is as it was.
+KvRef with_pages(const KvRef& pool, HeadOrder order);
+
 /// What holds for tensors of every shape: no extent below 0, elements where there should be some,
 /// and a contiguous last dimension.
 void check_storage(const std::string& name, const TensorRef& t);

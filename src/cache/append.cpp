@@ -15,6 +15,12 @@
 namespace raddle {
 namespace {
 
+/// New rows with the pool's heads in a dimension of their own.
+TensorRef rows_for(const TensorRef& rows, const TensorRef& pool, HeadOrder order) {
+  if (pool.rank != 4) return rows;
+  return with_heads(rows, dim(pool, pool_axes(order).head), dim(pool, 3));
+}
+
 /// For K or V: raises unless the new rows fit the pool, of which pages are checked.
 void check_rows(const std::string& letter, HeadOrder order, const TensorRef& rows,
                 const TensorRef& pool) {
@@ -323,9 +329,13 @@ void check_host_slots(const AppendView& view, i64 rows) {
 
 }  // namespace
 
-void append_kv(const Layout& layout, const TensorRef& k_new, const TensorRef& v_new,
-               const KvRef& pool, const Variant* rope, void* stream) {
+void append_kv(const Layout& layout, const TensorRef& k_given, const TensorRef& v_given,
+               const KvRef& pool_given, const Variant* rope, void* stream) {
   const LevelView& level = check_page_table(layout, "to append to");
+  const HeadOrder order = layout.levels()[0].order;
+  const KvRef pool = level.block_size == 1 ? with_pages(pool_given, order) : pool_given;
+  const TensorRef k_new = rows_for(k_given, pool.k, order);
+  const TensorRef v_new = rows_for(v_given, pool.v, order);
   check_pair("k", layout, k_new, pool.k);
   check_pair("v", layout, v_new, pool.v);
   check_same_heads(k_new, v_new);
@@ -351,8 +361,11 @@ void append_kv(const Layout& layout, const TensorRef& k_new, const TensorRef& v_
   });
 }
 
-void append_kv(const IndexRef& slots, HeadOrder order, const TensorRef& k_new,
-               const TensorRef& v_new, const KvRef& pool, void* stream) {
+void append_kv(const IndexRef& slots, HeadOrder order, const TensorRef& k_given,
+               const TensorRef& v_given, const KvRef& pool_given, void* stream) {
+  const KvRef pool = with_pages(pool_given, order);
+  const TensorRef k_new = rows_for(k_given, pool.k, order);
+  const TensorRef v_new = rows_for(v_given, pool.v, order);
   check_slot_mapping(slots, order, k_new, v_new, pool);
   AppendView view = append_view(k_new, v_new, pool, order);
   const auto page_size = static_cast<i32>(dim(pool.k, pool_axes(order).slot));

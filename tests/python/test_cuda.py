@@ -246,3 +246,21 @@ def test_rows_of_8_bits_are_aligned(gpu, rng):
     attn, out = raddle.Attention(spec_of(problem), device=gpu), np.zeros_like(problem.q)
     with refuses(ValueError, "kv: k has stride", "multiple of 16"):
         run(attn, attn.plan(twin(problem.layout)), **tensors(problem, out=DeviceArray(out)))
+
+
+def test_folded_shapes(gpu, rng):
+    """Heads in rows, pools of slots and an LSE by heads: the same bits as of tensors with all dimensions."""
+    problem = draw(rng, "paged", "causal", lengths=[(1, 30), (3, 40), (2, 2)], page_size=1, **HEADS)
+    rows, heads, dim = problem.q.shape
+    pools = [np.ascontiguousarray(x.reshape(-1, 2, dim)) for x in problem.kv[0]]
+    attn = raddle.Attention(spec_of(problem), device=gpu)
+    plan = attn.plan(twin(problem.layout), num_workers=3)
+    paged = [DeviceArray(x[:, None]) for x in pools]
+    lse = DeviceArray(np.zeros((rows, heads), np.float32))
+    out = run(attn, plan, **tensors(problem, k=paged[0], v=paged[1]), lse=lse)
+    q, into = problem.q.reshape(rows, -1), np.zeros_like(problem.q).reshape(rows, -1)
+    folded = tensors(problem, q=q, k=pools[0], v=pools[1], out=into)
+    by_heads = DeviceArray(np.zeros((heads, rows), np.float32).T)
+    got = run(attn, plan, **folded, lse=by_heads)
+    np.testing.assert_array_equal(got.reshape(out.shape).view(np.uint16), out.view(np.uint16))
+    np.testing.assert_array_equal(by_heads.numpy(), lse.numpy())
