@@ -12,7 +12,7 @@ import pytest
 import raddle
 from documents import ROOT
 from raddle import flex, mla, parallel
-from raddle.integrations import vllm
+from raddle.integrations import sglang, vllm
 
 MODULES = {
     "raddle": raddle.__all__,
@@ -24,6 +24,7 @@ MODULES = {
     "raddle.cache": None,
     "raddle.parallel": parallel.__all__,
     "raddle.integrations.vllm": vllm.__all__,
+    "raddle.integrations.sglang": sglang.__all__,
 }
 # Modules, and what means `min` and `max` inside of a traced function.
 NO_ENTRY = {"raddle.flex.masks", "raddle.flex.mods", "raddle.flex.ops", "raddle.flex.ops.smallest", "raddle.flex.ops.largest"}

@@ -1,0 +1,233 @@
+"""SGLang's attention backend (sglang.srt.layers.attention.base_attn_backend).
+
+A batch is planned on the GPU, once a step for all layers of a kind, from SGLang's table of token slots: pages of one
+token. The plan of a captured decode is a part of its graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from typing import Any, NamedTuple
+
+import torch
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.layers.radix_attention import RadixAttention
+
+from raddle.attention import Attention
+from raddle.integrations.sglang.layers import find_layers, layer_attention, refuse_model
+from raddle.integrations.vllm.plans import Batch, LayerPlans, Limits, plans_of
+from raddle.plans import Reservation
+
+logger = logging.getLogger("sglang.raddle")
+
+#: Least number of shared leading tokens that are read once for all requests; 0: prefixes are not looked for.
+MIN_PREFIX = "RADDLE_SGLANG_MIN_PREFIX"
+
+
+class Served(NamedTuple):
+    """How a layer is computed."""
+
+    attention: Attention
+    nth: int  #: which of a step's plans is its
+    params: dict[str, Any] | None
+    has_sinks: bool
+    is_quantized: bool
+
+
+class GraphArrays(NamedTuple):
+    """What captured decodes read, at fixed addresses."""
+
+    table: Any  #: [max_bs, context] int32 slots
+    kv_len: Any  #: [max_bs] int32
+    qo_indptr: Any  #: [max_bs + 1] int32
+
+
+class Backend(AttentionBackend):
+    """What Raddle serves; the rest is refused when the engine starts."""
+
+    needs_cpu_seq_lens = False
+
+    def __init__(self, runner: Any) -> None:
+        super().__init__()
+        refuse_model(runner)
+        self.pool = runner.token_to_kv_pool
+        self.req_to_token = runner.req_to_token_pool.req_to_token
+        self.device = torch.device(runner.device)
+        self.dtype = runner.dtype
+        self.context_len = min(self.req_to_token.shape[1], runner.model_config.context_len)
+        found = find_layers(runner.model, RadixAttention)
+        self.layers = {each.layer.layer_id: layer_attention(each, runner.dtype, runner.kv_cache_dtype) for each in found}
+        self.arguments = runner.server_args
+        self.graph: GraphArrays | None = None
+        self.planned: list[Reservation] = []
+        self.rows = 0
+        self._make_plans(runner.req_to_token_pool.size)
+
+    def _make_plans(self, max_requests: int) -> None:
+        self.max_requests = max_requests
+        limits = _limits(self.arguments, max_requests, self.context_len)
+        layers = list(self.layers.values())
+        self.plans, which = plans_of(layers, self.dtype, str(self.device), limits)
+        self.served = {
+            number: Served(
+                self.plans[nth].attention,
+                nth,
+                self.plans[nth].params_of(layer),
+                layer.sinks is not None,
+                layer.is_quantized,
+            )
+            for (number, layer), nth in zip(self.layers.items(), which)
+        }
+        size = sum(plans.num_bytes for plans in self.plans) / 2**20
+        logger.info("Raddle: %d layers, plans a step: %d, %.0f MiB, %s", len(layers), len(self.plans), size, limits)
+
+    # --- plans -------------------------------------------------------------------------------------
+
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        """Plans a batch that runs eagerly."""
+        if forward_batch.forward_mode.is_idle():
+            return
+        table = self._slots(forward_batch, self._width(forward_batch))
+        kv_len = forward_batch.seq_lens.to(torch.int32)
+        qo_indptr, rows, longest = self._rows_of(forward_batch)
+        self._plan(Batch(qo_indptr, table, kv_len, page_size=1, num_rows=rows, longest=longest))
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        """Takes memory for what graphs of decodes read."""
+        if max_bs > self.max_requests:
+            self._make_plans(max_bs)
+        of = {"dtype": torch.int32, "device": self.device}
+        table = torch.zeros((max_bs, self.context_len), **of)
+        self.graph = GraphArrays(table, torch.ones(max_bs, **of), torch.arange(max_bs + 1, **of))
+
+    def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
+        """Before a capture and before each replay: the batch's slots and lengths, without a copy to the host."""
+        _require(forward_batch, "DECODE", "IDLE")
+        arrays, bs, width = self._graph_arrays(), forward_batch.batch_size, self._width(forward_batch)
+        arrays.table[:bs, :width].copy_(self._slots(forward_batch, width))
+        arrays.kv_len[:bs].copy_(forward_batch.seq_lens[:bs])
+
+    def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
+        """Plans in the graph: a replay plans anew, from what the arrays hold then."""
+        arrays, bs = self._graph_arrays(), forward_batch.batch_size
+        of_batch = arrays.qo_indptr[: bs + 1], arrays.table[:bs], arrays.kv_len[:bs]
+        self._plan(Batch(*of_batch, page_size=1, num_rows=bs, longest=1))
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        return 1
+
+    def _graph_arrays(self) -> GraphArrays:
+        if self.graph is None:
+            raise RuntimeError("a CUDA graph is captured before init_cuda_graph_state; expected that call first")
+        return self.graph
+
+    def _width(self, forward_batch: Any) -> int:
+        """Columns of the table that hold the batch's slots; all, where the host does not know."""
+        lengths = getattr(forward_batch, "seq_lens_cpu", None)
+        return self.context_len if lengths is None else max(int(torch.as_tensor(lengths).max()), 1)
+
+    def _slots(self, forward_batch: Any, width: int) -> Any:
+        return self.req_to_token[forward_batch.req_pool_indices[: forward_batch.batch_size], :width]
+
+    def _rows_of(self, forward_batch: Any) -> tuple[Any, int, int]:
+        """qo_indptr, the number of rows, and that of the longest request."""
+        _require(forward_batch, "DECODE", "EXTEND", "MIXED")
+        bs = forward_batch.batch_size
+        if forward_batch.forward_mode.is_decode():
+            return torch.arange(bs + 1, dtype=torch.int32, device=self.device), bs, 1
+        qo_indptr = torch.zeros(bs + 1, dtype=torch.int32, device=self.device)
+        qo_indptr[1:] = torch.cumsum(forward_batch.extend_seq_lens[:bs], dim=0)
+        lengths = forward_batch.extend_seq_lens_cpu
+        rows = forward_batch.out_cache_loc.shape[0] if lengths is None else sum(lengths)
+        return qo_indptr, rows, rows if lengths is None else max(lengths)
+
+    def _plan(self, batch: Batch) -> None:
+        """One launch for each kind of layer."""
+        batches = {False: batch}
+        self.planned = []
+        for plans in self.plans:
+            is_apart = _has_pool_of_window(plans, self.pool)
+            if is_apart not in batches:
+                table = self.pool.translate_loc_from_full_to_swa(batch.block_table).to(torch.int32)
+                batches[is_apart] = dataclasses.replace(batch, block_table=table)
+            self.planned.append(plans.plan(batches[is_apart]))
+        self.rows, self.batches = batch.num_rows, batches  # their arrays live until the next plan
+
+    # --- layers ------------------------------------------------------------------------------------
+
+    def forward_decode(
+        self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **more: Any
+    ) -> Any:
+        """Returns [tokens, Hq · D]: q of that shape or with heads apart, k and v [tokens, Hkv, D]."""
+        return self._attend(q, k, v, layer, forward_batch, save_kv_cache, **more)
+
+    def forward_extend(
+        self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **more: Any
+    ) -> Any:
+        """The same of prompts, and of prompts beside decodes."""
+        return self._attend(q, k, v, layer, forward_batch, save_kv_cache, **more)
+
+    def _attend(
+        self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool, sinks: Any = None, **unknown: Any
+    ) -> Any:
+        served = self.served[layer.layer_id]
+        if unknown:
+            raise NotImplementedError(f"{', '.join(unknown)} of an attention layer; Raddle's backend does not serve them")
+        if (sinks is not None) != served.has_sinks:
+            raise NotImplementedError(
+                f"layer {layer.layer_id} is called {'with' if sinks is not None else 'without'} sinks; expected what its "
+                "model's attribute 'sinks' said when the engine started"
+            )
+        if k is not None and save_kv_cache:
+            self._store(layer, forward_batch.out_cache_loc, k, v)
+        q = q.reshape(q.shape[0], -1)
+        out = q.new_empty(q.shape[0], layer.tp_q_head_num * layer.v_head_dim)
+        if q.shape[0] > self.rows:  # of a padded batch
+            out[self.rows :].zero_()
+        scales = {}
+        if served.is_quantized:
+            scales = {"k_scale": layer.k_scale_float, "v_scale": layer.v_scale_float}
+        kv = tuple(self.pool.get_kv_buffer(layer.layer_id))
+        plan = self.planned[served.nth]
+        served.attention.run(plan, q, kv, out=out, scale=float(layer.scaling), params=served.params, **scales)
+        return out
+
+    def _store(self, layer: Any, slots: Any, k: Any, v: Any) -> None:
+        if layer.k_scale is None:
+            self.pool.set_kv_buffer(layer, slots, k, v)
+        else:  # SGLang's pool divides them by their scales in place
+            self.pool.set_kv_buffer(layer, slots, k.clone(), v.clone(), layer.k_scale, layer.v_scale)
+
+
+def _has_pool_of_window(plans: LayerPlans, pool: Any) -> bool:
+    """Whether layers with a window have slots of their own, as in models that mix both kinds."""
+    return plans.first.window is not None and hasattr(pool, "translate_loc_from_full_to_swa")
+
+
+def _require(forward_batch: Any, *names: str) -> None:
+    """Raises NotImplementedError for a batch of another mode."""
+    mode = forward_batch.forward_mode.name
+    if mode not in names:
+        raise NotImplementedError(f"forward mode {mode}; Raddle's backend for SGLang serves {' and '.join(names)} here")
+
+
+def _limits(arguments: Any, max_requests: int, context_len: int) -> Limits:
+    """The largest batches, as SGLang's arguments have them: a chunk of prompts, with decodes beside it."""
+    chunk = arguments.chunked_prefill_size or -1
+    prompts = chunk if chunk > 0 else max(arguments.max_prefill_tokens, context_len)
+    return Limits(
+        max_requests=max_requests,
+        max_qo_tokens=prompts + max_requests,
+        max_kv_tokens=max_requests * context_len,
+        graph_rows=max_requests,
+        min_prefix=0 if arguments.disable_radix_cache else _min_prefix(),
+    )
+
+
+def _min_prefix() -> int:
+    text = os.environ.get(MIN_PREFIX, "512")
+    if not text.isdecimal():
+        raise ValueError(f"{MIN_PREFIX} is '{text}'; expected the least number of tokens, or 0 to look for no prefixes")
+    return int(text)
