@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import sys
+import weakref
 from typing import Any
 
 import numpy as np
@@ -104,9 +105,25 @@ def lent_array(x: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         if not x.is_cpu or x.requires_grad or x.is_neg():
-            x = x.detach().cpu().resolve_neg()  # masks are evaluated on the host, too: waits for the GPU
+            x = _on_host(x)
         return x if str(x.dtype).rpartition(".")[2] in _LENT else member_array(x)
     return x if str(x.dtype) in _LENT else member_array(x)
+
+
+_host_copies: dict[int, tuple[Any, int, Any]] = {}
+
+
+def _on_host(x: Any) -> Any:
+    """A torch tensor as the library can read it. To copy one from a GPU waits for the GPU, so the copy is kept until torch
+    has written to the tensor."""
+    known, version, copy = _host_copies.get(id(x), (None, None, None))
+    if known is not None and known() is x and version == x._version:
+        return copy
+    copy = x.detach().cpu().resolve_neg()
+    if not x.is_inference():  # which has no version
+        forget = weakref.ref(x, lambda _, key=id(x): _host_copies.pop(key, None))
+        _host_copies[id(x)] = forget, x._version, copy
+    return copy
 
 
 def member_array(x: Any) -> np.ndarray:
