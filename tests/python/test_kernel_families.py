@@ -14,8 +14,9 @@ from device_table import MAXIMA, PAGES, Table, Tensors, batch, reserve
 from draws import draw
 from engine import Engine, OnDevice, spec_of, twin
 from raddle import _cuda
-from reference import attention
+from reference import Flex, attention
 from small import refuses, reserved
+from test_flex_mods import MASKS, SCORES, Place
 
 HEADS = {"dim": 64, "group": 2, "num_kv_heads": 2, "dtype": "bfloat16"}
 LONG = [(70, 90), (1, 300), (0, 5), (33, 140), (130, 131)]
@@ -60,6 +61,22 @@ def test_schedules(wgmma, rng, schedule):
 
 def test_states(wgmma, rng):
     check(wgmma, draw(rng, "paged", "causal", lengths=LONG, page_size=16, **HEADS), 5, state=True)
+
+
+SHORT_OF_LONG = [(70, 90), (1, 120), (33, 140), (130, 131)]  # within the tables of the mods
+
+
+@pytest.mark.parametrize(
+    "mods",
+    [("document", "softcap"), ("dilated_window", "alibi"), ("natten_tiled", "t5_buckets"), ("tree", "relative_position_bias")],
+    ids="-".join,
+)
+def test_functions_of_python(wgmma, rng, mods):
+    """A mask and a score: masks whose tiles are empty, full and partial; arrays that both index."""
+    place = Place(rng, 4, len(SHORT_OF_LONG))
+    mask, score = MASKS[mods[0]](place), SCORES[mods[1]](place)
+    variant = [Flex(score, error=2e-6 if mods[1] == "softcap" else 0.0), Flex(mask)]
+    check(wgmma, draw(rng, "paged", variant=variant, lengths=SHORT_OF_LONG, page_size=16, **HEADS), 5)
 
 
 @pytest.mark.parametrize("num_workers", [1, 7])
