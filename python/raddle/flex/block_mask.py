@@ -81,6 +81,7 @@ class BlockMask:
         self._mask_mod = mask_mod
         self._blocks = kinds
         self._computed: np.ndarray | None = None
+        self._rows: dict[tuple[int, int], dict[int, np.ndarray]] = {}  # of blocks, kinds that slices asked for
         self._whole: Callable[..., Any] | None = None
         self._shape, self._size = shape, block_size
         self._has_full = self._has_columns = True
@@ -316,21 +317,27 @@ class BlockMask:
         everything = [np.arange(n) for n in (*self.shape[:2], -(-self.shape[2] // height))]
         chosen = everything if bs is None else (bs, hs, rows)
         kinds = np.zeros((*(len(part) for part in chosen), -(-self.shape[3] // width)), np.uint8)
-        q_idx = (chosen[2][:, None] * height + np.arange(height)).ravel()
-        q_idx[q_idx >= self.shape[2]] = -1
         for i, j in np.ndindex(*kinds.shape[:2]):
-            where = (int(chosen[0][i]), int(chosen[1][j]), q_idx, self.shape[3], (height, width))
-            kinds[i, j] = picture.tile_kinds(self._traced.evaluate, *where)
+            kinds[i, j] = self._kinds_of_rows(int(chosen[0][i]), int(chosen[1][j]), chosen[2], (height, width))
         if bs is None:
-            self._computed = kinds
+            self._computed, self._rows = kinds, {}
         return kinds
+
+    def _kinds_of_rows(self, b: int, h: int, rows: np.ndarray, size: tuple[int, int]) -> Any:
+        """Kinds of some rows of blocks of a request and head. They are kept: slices for steps of decoding take the same."""
+        known = self._rows.setdefault((b, h), {})
+        missing = np.array([row for row in rows if row not in known], np.int64)
+        if missing.size:
+            q_idx = (missing[:, None] * size[0] + np.arange(size[0])).ravel()
+            q_idx[q_idx >= self.shape[2]] = -1
+            found = picture.tile_kinds(self._traced.evaluate, b, h, q_idx, self.shape[3], size)
+            known.update(zip(missing.tolist(), found))
+        return [known[row] for row in rows] if len(rows) else 0
 
     def _rows_of_blocks(self, rows: Any) -> Any:
         """Kinds of some rows of blocks, uint8 [B, H, rows, columns] of torch; for compiled graphs."""
-        if self._cheap():
-            self._kinds()  # the next call finds all
-        everything = (np.arange(n) for n in self.shape[:2])
-        return _like_torch(self._kinds(*everything, np.asarray(rows.cpu())))
+        rows = selected(np.asarray(rows.cpu()), -(-self.shape[2] // self._size[0]))
+        return _like_torch(self._kinds(*(np.arange(n) for n in self.shape[:2]), rows))
 
 
 _LISTS = [f"{full}{by}_{what}" for by in ("kv", "q") for full in ("", "full_") for what in ("num_blocks", "indices")]
