@@ -99,6 +99,10 @@ def of_numpy(q, k, v):
     return flex_attention(q, k, v, block_mask=mask)
 
 
+def scaled(q, k, v, scale):
+    return flex_attention(q, k, v, scale=scale)
+
+
 PROGRAMS = {
     "documents": (in_document, [documents]),
     "a model's": (of_a_model, [lambda n: 20.0 + n, lambda n: torch.randn(2, 1, n, n), lambda n: torch.randn(HEADS)]),
@@ -110,8 +114,8 @@ PROGRAMS = {
     "scalar tensors": (of_scalars, [lambda n: torch.tensor(0.1 * n), lambda n: torch.tensor(n)]),
     "what is computed of tensors": (of_a_maximum, [lambda n: torch.rand(4) + TABLE.mul_(1.5) * 0]),
     "numpy": (of_numpy, []),
-    "scale": (lambda q, k, v, scale: flex_attention(q, k, v, scale=scale), [lambda n: 0.1 * n]),
-    "scale of a tensor": (lambda q, k, v, scale: flex_attention(q, k, v, scale=scale), [lambda n: torch.tensor(0.1 * n)]),
+    "scale": (scaled, [lambda n: 0.1 * n]),
+    "scale of a tensor": (scaled, [lambda n: torch.tensor(0.1 * n)]),
 }
 
 

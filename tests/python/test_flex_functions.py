@@ -33,7 +33,8 @@ ONE = {
     "frac": torch.frac, "celu": lambda x: F.celu(x, 0.7), "hardswish": F.hardswish, "hardsigmoid": F.hardsigmoid,
     "hardshrink": F.hardshrink, "softshrink": F.softshrink, "tanhshrink": F.tanhshrink,
     "threshold": lambda x: F.threshold(x, 0.1, 20.0), "logaddexp2": lambda x: torch.logaddexp2(x, -x),
-    "xlogy": lambda x: torch.xlogy(x, abs(x)), "sinc": lambda x: torch.sinc(x / 9), "type_as": lambda x: (x > 0).type_as(x),
+    "xlogy": lambda x: torch.xlogy(x, abs(x)), "sinc": lambda x: torch.sinc(x / 9),
+    "type_as": lambda x: (x > 0).type_as(x),
     "traced_power": lambda x: torch.pow(torch.abs(x), x / 16), "odd_power": lambda x: torch.pow(x, torch.round(x / 30)),
 }  # fmt: skip
 ERFC = 4e-7  # absolute: 1 - erf

@@ -68,7 +68,12 @@ SHORT_OF_LONG = [(70, 90), (1, 120), (33, 140), (130, 131)]  # within the tables
 
 @pytest.mark.parametrize(
     "mods",
-    [("document", "softcap"), ("dilated_window", "alibi"), ("natten_tiled", "t5_buckets"), ("tree", "relative_position_bias")],
+    [
+        ("document", "softcap"),
+        ("dilated_window", "alibi"),
+        ("natten_tiled", "t5_buckets"),
+        ("tree", "relative_position_bias"),
+    ],
     ids="-".join,
 )
 def test_functions_of_python(wgmma, rng, mods):

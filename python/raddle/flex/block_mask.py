@@ -324,7 +324,7 @@ class BlockMask:
         return kinds
 
     def _kinds_of_rows(self, b: int, h: int, rows: np.ndarray, size: tuple[int, int]) -> Any:
-        """Kinds of some rows of blocks of a request and head. They are kept: slices for steps of decoding take the same."""
+        """Kinds of some rows of blocks of a request and head; kept, since steps of decoding slice the same rows."""
         known = self._rows.setdefault((b, h), {})
         missing = np.array([row for row in rows if row not in known], np.int64)
         if missing.size:

@@ -114,8 +114,8 @@ _host_copies: dict[int, tuple[Any, int, Any]] = {}
 
 
 def _on_host(x: Any) -> Any:
-    """A torch tensor as the library can read it. To copy one from a GPU waits for the GPU, so the copy is kept until torch
-    has written to the tensor."""
+    """A torch tensor as the library can read it. To copy one from a GPU waits for the GPU, so the copy is kept until
+    torch has written to the tensor."""
     known, version, copy = _host_copies.get(id(x), (None, None, None))
     if known is not None and known() is x and version == x._version:
         return copy

@@ -88,7 +88,7 @@ def _write_reader(trace: Trace, number: int, fn: Callable[..., Any]) -> None:
 
 
 def _by_module(find: Any, where: Any, check: Any, expected: Any, values: Any) -> tuple[Any, Any, Any, Any]:
-    """A read of a global as one of its module: of a function that is made inside torch.compile does not know globals."""
+    """A read of a global as one of its module: torch.compile does not know globals of a function that is made inside."""
     if find is reads.one:
         inner, at, read = where
         return find, (*_by_module(inner, at, None, None, values)[:2], read), check, expected
@@ -261,11 +261,11 @@ def define_kinds(evaluate: Callable[..., Any]) -> None:
 def define(attend: Callable[..., Any], like: Callable[..., Any]) -> None:
     """Registers the operator. ``attend``: what it computes; ``like``: an output as eager calls lay it out."""
 
-    def run(q, k, v, score, st, si, sf, mask, mt, mi, mf, given, scale, changing, gqa, wants_lse, with_grad):  # type: ignore
+    def run(q, k, v, score, st, si, sf, mask, mt, mi, mf, given, scale, changing, gqa, lse, with_grad):  # type: ignore
         scale = scale if changing is None else float(changing)
         with torch.set_grad_enabled(with_grad):
             mods = traced(score, st, si, sf), traced(mask, mt, mi, mf)
-            out, lse = attend(q, k, v, *mods, given, scale, gqa, wants_lse)
+            out, lse = attend(q, k, v, *mods, given, scale, gqa, lse)
         return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
     def shapes(q, k, v, *rest):  # type: ignore

@@ -1,8 +1,8 @@
 """What torch.compile knows of a function that is made inside of a compiled one, as a function that can be traced.
 
-Such a function has no object yet, and what it captures may be tensors and numbers of the graph. While torch.compile runs
-through `describe`, it tells the function's code, and of each captured value the kind; `stand_in` makes a function of that,
-with values of these kinds in their places. What is an object already is taken as it is.
+Such a function has no object yet, and what it captures may be tensors and numbers of the graph. While torch.compile
+runs through `describe`, it tells the function's code, and of each captured value the kind; `stand_in` makes a function
+of that, with values of these kinds in their places. What is an object already is taken as it is.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _number_of_noted() -> int:
 
 
 def describe(x: Any, with_numbers: bool) -> Any:
-    """A tuple of constants. ``with_numbers``: numbers and sizes of the graph as they are, which torch.compile guards."""
+    """A tuple of constants. ``with_numbers``: numbers and sizes of the graph as they are; torch.compile guards them."""
     if isinstance(x, torch.Tensor):
         return "tensor", x.dtype, tuple(describe(n, with_numbers) for n in x.shape), x.requires_grad
     if type(x) in (list, tuple):
@@ -74,12 +74,13 @@ def describe(x: Any, with_numbers: bool) -> Any:
     if isinstance(x, types.MethodType):
         return "method", describe(x.__func__, with_numbers), describe(x.__self__, with_numbers)
     if isinstance(x, functools.partial):
-        return "partial", describe(x.func, with_numbers), describe(x.args, with_numbers), describe(x.keywords, with_numbers)
+        given = describe(x.args, with_numbers), describe(x.keywords, with_numbers)
+        return "partial", describe(x.func, with_numbers), *given
     if isinstance(x, types.FunctionType):
         cells = tuple(describe(each.cell_contents, with_numbers) for each in x.__closure__ or ())
         defaults = describe(x.__defaults__, with_numbers), describe(x.__kwdefaults__, with_numbers)
         return "function", x.__code__, x.__name__, x.__module__, cells, defaults
-    raise TypeError("a function for flex_attention captures what torch.compile does not know; expected tensors and numbers")
+    raise TypeError("a function for flex_attention captures what torch.compile cannot tell; expected tensors and numbers")
 
 
 def stand_in(described: Any) -> Any:

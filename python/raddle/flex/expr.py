@@ -278,7 +278,7 @@ def _narrow(operands: tuple[Any, ...]) -> int | None:
 
 
 def _without_uint64(operands: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Numbers from 2^63 to 2^64 as PyTorch takes them: among integers the int64 of the same bits, among floats a float."""
+    """Numbers from 2^63 to 2^64 as PyTorch takes them: among integers the int64 of these bits, among floats a float."""
     if not any(type(x) is int and 2**63 <= x < 2**64 for x in operands):
         return operands
     floats = any(isinstance(x, float) or isinstance(x, Value) and x.node.dtype == "float" for x in operands)

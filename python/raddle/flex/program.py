@@ -73,7 +73,7 @@ def program_of(inputs: Inputs, score: Traced | None, mask: Traced | None) -> Pro
 
 
 class _Structure:
-    """A traced mod as a key: equal where the compiled code is, whatever values it captures. It keeps no arrays alive."""
+    """A traced mod as a key: equal where the compiled code is, whatever values it captures. It holds no arrays."""
 
     def __init__(self, mod: Traced) -> None:
         self.trace = mod.trace

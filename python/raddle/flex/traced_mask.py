@@ -12,6 +12,7 @@ import torch
 
 from raddle._torch_op import object_of
 from raddle.flex.blocks import block_function
+from raddle.flex.errors import SlicedMaskError
 from raddle.flex.picture import FULL, PARTIAL
 
 
@@ -42,7 +43,8 @@ class TracedMask:
         if self._kinds is None:
             return self._mask_mod
         if self._mask_mod is None:
-            raise ValueError("block_mask is a slice, whose rows are packed; expected mask_mod to be set to one for these rows")
+            found = "block_mask is a slice, whose rows are packed"
+            raise SlicedMaskError(f"{found}; expected mask_mod to be set to one for these rows")
         requests = int(self._kinds.shape[0] > 1)
         table = self._kinds.permute(0, 2, 3, 1).int()
         table = torch.nn.functional.pad(table, (0, 0, 0, 1, 0, 1, 0, requests))
