@@ -16,7 +16,7 @@ from reference import Alibi, Causal, PagedKV, Problem, Sinks, SlidingWindow, Sof
 from reference.variants import Flex
 from raddle.integrations import vllm as integration
 from raddle.integrations.vllm import layers as layers_module
-from raddle.integrations.vllm import plans as plans_module
+from raddle.integrations.paged import plans as plans_module
 from small import refuses
 
 backend = fake_vllm.backend()

@@ -1,1 +1,1 @@
-"""Raddle inside serving engines; a package each, which imports the engine it is for."""
+"""Raddle inside serving engines; a package each, which imports the engine it is for. `paged` is what they share."""

@@ -16,8 +16,8 @@ from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import RadixAttention
 
 from raddle.attention import Attention
+from raddle.integrations.paged.plans import Batch, LayerPlans, Limits, plans_of
 from raddle.integrations.sglang.layers import find_layers, layer_attention, refuse_model
-from raddle.integrations.vllm.plans import Batch, LayerPlans, Limits, plans_of
 from raddle.plans import Reservation
 
 logger = logging.getLogger("sglang.raddle")
@@ -76,7 +76,7 @@ class Backend(AttentionBackend):
                 nth,
                 self.plans[nth].params_of(layer),
                 layer.sinks is not None,
-                layer.is_quantized,
+                layer.kv_dtype is not None,
             )
             for (number, layer), nth in zip(self.layers.items(), which)
         }

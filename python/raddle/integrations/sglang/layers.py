@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Iterator
 
-from raddle.integrations.vllm.layers import LayerAttention
+from raddle.integrations.paged.layers import LayerAttention
 
-#: SGLang's names of what K and V are stored as -> vLLM's, which `LayerAttention` takes.
-_STORED = {"float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2"}
+#: What K and V may be stored as beside the model's dtype.
+_STORED = ("float8_e4m3fn", "float8_e5m2")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ def layer_attention(found: FoundLayer, dtype: Any, kv_dtype: Any) -> LayerAttent
         window=None if window is None or window < 0 else window + 1,
         soft_cap=layer.logit_cap or None,
         sinks=found.sinks,
-        stored=_stored(dtype, kv_dtype),
+        kv_dtype=_stored(dtype, kv_dtype),
     )
 
 
@@ -68,13 +68,13 @@ def _refusals(layer: Any) -> Iterator[tuple[bool, str]]:
     yield getattr(layer, "xai_temperature_len", -1) > 0, "a temperature by length (xai_temperature_len)"
 
 
-def _stored(dtype: Any, kv_dtype: Any) -> str:
+def _stored(dtype: Any, kv_dtype: Any) -> str | None:
     name = str(kv_dtype).rpartition(".")[2]
     if kv_dtype == dtype:
-        return "auto"
+        return None
     if name not in _STORED:
         raise NotImplementedError(f"a KV cache of {name} beside {dtype}; Raddle's backend for SGLang takes {dtype} or fp8")
-    return _STORED[name]
+    return name
 
 
 def refuse_model(runner: Any) -> None:

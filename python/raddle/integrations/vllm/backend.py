@@ -23,8 +23,9 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.attention.backends.utils import get_kv_cache_layout
 
-from raddle.integrations.vllm.layers import LayerAttention
-from raddle.integrations.vllm.plans import Batch, Limits, plans_of
+from raddle.integrations.paged.layers import LayerAttention
+from raddle.integrations.paged.plans import Batch, Limits, plans_of
+from raddle.integrations.vllm.layers import STORED, own_parts
 from raddle.plans import Reservation
 
 logger = init_logger("vllm.raddle")  # below vLLM's own logger, which has the handlers
@@ -120,7 +121,7 @@ class Builder(AttentionMetadataBuilder):
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         impls = get_layers_from_vllm_config(vllm_config, AttentionLayer, layer_names)
-        layers = [impls[name].impl.layer.named(name) for name in layer_names]
+        layers = [impls[name].impl.layer.with_parts(own_parts(name)) for name in layer_names]
         self.page_size = kv_cache_spec.block_size
         limits = _limits(vllm_config)
         self.plans, which = plans_of(layers, vllm_config.model_config.dtype, str(device), limits)
@@ -188,7 +189,7 @@ class Impl(AttentionImpl):
             soft_cap=logits_soft_cap or None,  # models say 0 where there is none
             slopes=None if alibi_slopes is None else tuple(map(float, alibi_slopes)),
             sinks=None if sinks is None else (0.0,) * num_heads,
-            stored=kv_cache_dtype,
+            kv_dtype=STORED.get(kv_cache_dtype),
         )
         self._halves: Any = (None, None, None)
 
@@ -202,7 +203,7 @@ class Impl(AttentionImpl):
         """Has plan ``nth`` of each `Metadata` compute this layer."""
         self.attention, self.nth = plans.attention, nth
         self.params = plans.params_of(layer)
-        self.is_quantized = layer.is_quantized
+        self.is_quantized = layer.kv_dtype is not None
 
     def forward(
         self,

@@ -1,4 +1,4 @@
-"""Plans of a batch for the layers of one builder, made on the GPU. Imports nothing of vLLM."""
+"""Plans of a batch for the layers that one KV cache serves, made on the GPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from raddle.attention import Attention
-from raddle.integrations.vllm.layers import LayerAttention
+from raddle.integrations.paged.layers import LayerAttention
 from raddle.layouts import PagedKV
 from raddle.plans import Maxima, Reservation
 
