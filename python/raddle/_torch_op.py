@@ -12,6 +12,8 @@ from typing import Any, Callable, TypeVar
 
 import torch
 
+from raddle._tensors import shape_of_out
+
 T = TypeVar("T")
 
 # Scales of K and V cross with the parameters, whose names have a dot.
@@ -73,7 +75,7 @@ def run(
     wants_lse = return_lse or (return_state and attention._has_lse)
     if out is None:
         dtype = torch.float32 if return_state else getattr(torch, spec.dtype)
-        out = torch.empty(shape_of_out(spec, q), dtype=dtype, device=q.device)
+        out = torch.empty(shape_of_out(q, spec.num_qo_heads, spec.head_dim_vo), dtype=dtype, device=q.device)
     if lse is None and wants_lse:
         lse = torch.empty((q.shape[0], spec.num_qo_heads), dtype=torch.float32, device=q.device)
     pools: list[Any] = []

@@ -19,10 +19,11 @@ from raddle._tensors import (
     lend_unasked,
     make_output,
     refuse_tracer,
+    shape_of_out,
 )
 from raddle.layouts import Layout
 from raddle.plans import Maxima, Plan, Reservation, fields_of_maxima
-from raddle.spec import AttentionSpec, fields_of, shape_of_out
+from raddle.spec import AttentionSpec, fields_of
 from raddle.variants import members
 
 _attention = _library.function("raddle.attention")
@@ -254,7 +255,7 @@ class Attention(_library.Handle):
         else:
             # A q of a wrong shape is refused before the output that has it too.
             is_like_q = self._out_is_like_q and not return_state
-            shape = None if is_like_q else shape_of_out(spec, q)
+            shape = None if is_like_q else shape_of_out(q, spec.num_qo_heads, spec.head_dim_vo)
             result, out_lent = make_output(q, shape, "float32" if return_state else spec.dtype, "out")
         result_lse, lse_lent = lse, None
         if lse is not None:

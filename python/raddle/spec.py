@@ -95,12 +95,6 @@ def fields_of(spec: Any, name: str) -> dict[str, Any]:
     raise TypeError(f"{name} is {kind_of(spec)}; expected an AttentionSpec{hint}")
 
 
-def shape_of_out(spec: AttentionSpec, q: Any) -> tuple[int, ...]:
-    """Of the output for ``q``, which has the heads in a dimension of their own or not."""
-    heads = spec.num_qo_heads, spec.head_dim_vo
-    return (q.shape[0], heads[0] * heads[1]) if q.ndim == 2 else (*q.shape[:1], *heads)
-
-
 def parts(variant: Any, num_qo_heads: int) -> tuple[Any, ...]:
     """``variant`` of a spec as a tuple of parts; functions of Python and block masks are traced."""
     refuse_unmade(variant, "variant")

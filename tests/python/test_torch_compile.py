@@ -72,6 +72,18 @@ def test_two_layers_of_one_plan(rng):
 
 
 @pytest.mark.parametrize("how", [{}, {"return_lse": True}, {"return_state": True}], ids=str)
+def test_heads_folded_into_rows(rng, how):
+    attn = raddle.Attention(raddle.AttentionSpec(**SPEC, variant=[raddle.Causal()]))
+    q, k, v = tensors(rng)
+    args = attn.plan(ragged()), q.flatten(1), k.flatten(1), v
+
+    def call(plan, q, k, v):
+        return attn.run(plan, q, (k, v), **how)
+
+    equal(torch.compile(call, **CAPTURED)(*args), call(*args))
+
+
+@pytest.mark.parametrize("how", [{}, {"return_lse": True}, {"return_state": True}], ids=str)
 def test_levels_states_and_reservations(rng, how):
     attn = raddle.Attention(raddle.AttentionSpec(**{**SPEC, "dtype": "bfloat16"}, variant=[raddle.Causal()]))
     q, k, v = (x.bfloat16() for x in tensors(rng))

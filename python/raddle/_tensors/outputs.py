@@ -42,6 +42,11 @@ def make_output(x: Any, shape: tuple[int, ...] | None, dtype: str, name: str) ->
     return made, made
 
 
+def shape_of_out(q: Any, num_heads: int, head_dim: int) -> tuple[int, ...]:
+    """Of the output for ``q``, which has the heads in a dimension of their own or not."""
+    return (q.shape[0], num_heads * head_dim) if q.ndim == 2 else (*q.shape[:1], num_heads, head_dim)
+
+
 def like(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
     """An uninitialised tensor of the kind of ``x``, where ``x`` is. For JAX one that `finished` converts."""
     if isinstance(x, TorchTensor):
