@@ -134,7 +134,8 @@ struct RunArgs {
   TensorRef out;          ///< [rows, Hq, Dvo] in the spec's dtype; fp32 when return_state
   TensorRef lse;          ///< [rows, Hq] fp32; data null: not wanted
   bool return_state =
-      false;  ///< (O, LSE) without sink and output parts, O in fp32, for merge_states
+      false;                ///< (O, LSE) without sink and output parts, O in fp32, for merge_states
+  bool lse_base_2 = false;  ///< LSE is written as a logarithm to base 2, not as a natural one
   std::optional<float> scale;
   const Params* params = nullptr;  ///< run members that differ from the spec's
   void* stream = nullptr;          ///< GPUs: the CUstream to run on; null: the default stream
@@ -246,6 +247,14 @@ void merge_state(const TensorRef& o_a, const TensorRef& lse_a, const TensorRef& 
 void merge_states(const TensorRef& o, const TensorRef& lse, const TensorRef& out,
                   const TensorRef& lse_out, const AttentionSpec* finish = nullptr,
                   void* stream = nullptr);
+
+/// The same of uneven numbers of states: O [states, H, D], LSE [states, H], and row r is the ⊕ of
+/// the states indptr[r] to indptr[r + 1], of none an empty state. `indptr` [rows + 1] lies where
+/// the states do, int32 on a GPU, which reads it when the kernel runs: bounds outside of the states
+/// count as the nearest ones there, and are refused on the host. Results lie apart from the states.
+void merge_states(const TensorRef& o, const TensorRef& lse, const IndexRef& indptr,
+                  const TensorRef& out, const TensorRef& lse_out,
+                  const AttentionSpec* finish = nullptr, void* stream = nullptr);
 
 /// The ISA that kernels run on ("avx512"), after RADDLE_CPU_ISA; and the number of worker threads.
 std::string cpu_isa();

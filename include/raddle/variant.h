@@ -139,6 +139,11 @@ Variant alibi(std::vector<float> slopes);
 /// The slopes of the ALiBi paper (arXiv 2108.12409, section 3) for any number of heads.
 std::vector<float> alibi_slopes(i32 num_heads);
 
+/// All frequencies divided by `factor`: positions interpolated (arXiv 2306.15595).
+struct LinearScaling {
+  double factor = 1.0;
+};
+
 /// Llama 3.1's frequency scaling.
 struct RopeScaling {
   double factor = 8.0;
@@ -162,7 +167,7 @@ struct RopeArgs {
   i32 rotary_dim = 0;  ///< even, at most Dqk; the remaining elements pass unchanged
   double theta = 10000.0;
   std::vector<std::int32_t> offset{0};  ///< one for all, or one a request, added to every position
-  std::variant<std::monostate, RopeScaling, YarnScaling> scaling;
+  std::variant<std::monostate, LinearScaling, RopeScaling, YarnScaling> scaling;
   bool interleaved = false;  ///< pairs (x[2i], x[2i + 1]) instead of (x[i], x[i + rotary_dim / 2])
 };
 

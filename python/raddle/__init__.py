@@ -30,7 +30,7 @@ from raddle.page_pool import PagePool
 from raddle.plans import Maxima, Plan, Reservation, select
 from raddle.radix_cache import RadixCache
 from raddle.rolling_cache import RollingCache
-from raddle.rotary import Llama31Scaling, Rope, RopeTables, YarnScaling
+from raddle.rotary import LinearScaling, Llama31Scaling, Rope, RopeTables, YarnScaling
 from raddle.sampling import sample
 from raddle.spec import AttentionSpec
 from raddle.timeline import Timeline
@@ -68,6 +68,7 @@ __all__ = [
     "Causal",
     "CompileError",
     "Layout",
+    "LinearScaling",
     "Llama31Scaling",
     "Maxima",
     "PackedMask",

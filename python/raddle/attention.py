@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NoReturn
 
 import tvm_ffi
@@ -31,6 +32,9 @@ _plan = _library.function_in_order("raddle.plan", "attention layout num_workers 
 _reserve = _library.function("raddle.reserve")
 _run = _library.function_in_order(
     "raddle.run", "attention plan q out lse return_state scale timeline params k_scale v_scale *kv"
+)
+_run_lse_base_2 = _library.function_in_order(
+    "raddle.run_lse_base_2", "attention plan q out lse return_state scale timeline params k_scale v_scale *kv"
 )
 _has_lse = _library.function("raddle.has_lse")
 _device = _library.function("raddle.device")
@@ -182,6 +186,7 @@ class Attention(_library.Handle):
         lse: Any = None,
         return_lse: bool = False,
         return_state: bool = False,
+        lse_base_2: bool = False,
         scale: float | None = None,
         k_scale: Any = None,
         v_scale: Any = None,
@@ -207,6 +212,8 @@ class Attention(_library.Handle):
                 sinks included, and -inf for a row without keys.
             return_state: return the state (O, LSE) in float32, without sinks and output parts, for
                 `raddle.merge_states`. O alone for a `Sigmoid`.
+            lse_base_2: LSE is written as a logarithm to base 2, as FlashInfer has it, by the same kernel. Functions
+                that merge states expect natural ones.
             scale: softmax scale of this layer; None: the spec's.
             k_scale, v_scale: what K and V of 8 bits are multiplied by (the spec's kv_dtype): a number, or float32
                 tensors where K and V lie: of one element; [Hkv], one a head; or one a token and head, K's or V's shape
@@ -240,7 +247,10 @@ class Attention(_library.Handle):
         spec = self.spec
         if is_traced():
             scales = k_scale, v_scale
-            return compiled.run(self, plan, q, kv, out, lse, return_lse, return_state, scale, scales, params, timeline)
+            found = compiled.run(self, plan, q, kv, out, lse, return_lse, return_state, scale, scales, params, timeline)
+            if lse_base_2 and (lse is not None or isinstance(found, tuple)):
+                (found[1] if lse is None else lse).mul_(1.0 / math.log(2.0))  # fused with what comes next
+            return found
         q_lent = lend(q, "q")
         if type(kv) is tuple and len(kv) == 2:
             pools = (lend_unasked(kv[0], "kv: k"), lend_unasked(kv[1], "kv: v"))
@@ -263,7 +273,7 @@ class Attention(_library.Handle):
         elif wants_lse:
             result_lse, lse_lent = make_output(q, (*q.shape[:1], spec.num_qo_heads), "float32", "lse")
         try:
-            _run(
+            (_run_lse_base_2 if lse_base_2 else _run)(
                 self,
                 plan,
                 q_lent,

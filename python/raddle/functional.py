@@ -10,7 +10,7 @@ import numpy as np
 from raddle import _keywords, _library
 from raddle._compiled import compiled, is_traced
 from raddle._orders import checked_layout
-from raddle._tensors import device_of, finished, lend, lend_output, like
+from raddle._tensors import device_of, finished, lend, lend_index, lend_output, like
 from raddle.attention import Attention
 from raddle.layouts import Layout, PagedKV, RaggedKV
 from raddle.plans import Maxima, fields_of_maxima
@@ -19,6 +19,7 @@ from raddle.variants import Causal, Variant
 
 _merge_state = _library.function("raddle.merge_state")
 _merge_states = _library.function("raddle.merge_states")
+_merge_uneven_states = _library.function("raddle.merge_uneven_states")
 _workspace_bytes = _library.function("raddle.workspace_bytes")
 _support_matrix = _library.function("raddle.support_matrix")
 
@@ -167,16 +168,24 @@ def merge_state(
 
 
 def merge_states(
-    o: Any, lse: Any, finish: AttentionSpec | None = None, out: tuple[Any, Any] | None = None
+    o: Any,
+    lse: Any,
+    finish: AttentionSpec | None = None,
+    out: tuple[Any, Any] | None = None,
+    *,
+    indptr: Any = None,
 ) -> tuple[Any, Any]:
-    """The composition of n states, in order.
+    """The composition of n states, in order; or of as many as each row has.
 
     Args:
-        o: [n, rows, H, D] float32.
-        lse: [n, rows, H] float32, of any strides.
+        o: [n, rows, H, D] float32; with ``indptr`` [states, H, D].
+        lse: [n, rows, H] float32, of any strides; with ``indptr`` [states, H].
         finish: a spec whose sinks and output parts are applied to the result; None: the result is a
             state again.
         out: (o, lse) to write; None: new tensors of o's kind.
+        indptr: [rows + 1] int32, or on the host int64, where the states lie: row r is composed of the states indptr[r]
+            to indptr[r + 1], and is empty where there are none. A GPU reads it when the kernel runs, and takes bounds
+            outside of the states for the nearest ones. None: every row has n states.
 
     Computed where the states lie.
 
@@ -196,11 +205,15 @@ def merge_states(
     inputs = {"o": lend(o, "o"), "lse": lend(lse, "lse")}
     fields = None if finish is None else fields_of(finish, "finish")
     if out is None:
-        merged, merged_lse = like(o, tuple(o.shape[1:]), "float32"), like(o, tuple(o.shape[1:-1]), "float32")
+        shape = tuple(o.shape[1:]) if indptr is None else (len(indptr) - 1, *o.shape[1:])
+        merged, merged_lse = like(o, shape, "float32"), like(o, shape[:-1], "float32")
     else:
         merged, merged_lse = out
     outputs = {"out": lend_output(merged, "out"), "lse_out": lend_output(merged_lse, "lse_out")}
-    _merge_states(**inputs, **outputs, finish=fields)
+    if indptr is None:
+        _merge_states(**inputs, **outputs, finish=fields)
+    else:
+        _merge_uneven_states(**inputs, indptr=lend_index(indptr, "indptr"), **outputs, finish=fields)
     return (finished(o, merged), finished(o, merged_lse)) if out is None else out
 
 

@@ -14,6 +14,16 @@ _make_rope = _library.function("raddle.variant.rope")
 _make_rope_tables = _library.function("raddle.variant.rope_tables")
 
 
+class LinearScaling(NamedTuple):
+    """Divides all RoPE frequencies by ``factor``: positions are interpolated (arXiv 2306.15595).
+
+    Example:
+        >>> rope = raddle.Rope(128, scaling=raddle.LinearScaling(8.0))
+    """
+
+    factor: float  #: by which all pairs are divided
+
+
 class Llama31Scaling(NamedTuple):
     """Llama 3.1's scaling of RoPE frequencies for contexts longer than the trained one.
 
@@ -64,7 +74,7 @@ class Rope(Variant):
     Args:
         rotary_dim: elements of a head that rotate, even, at most head_dim; the others pass unchanged.
         theta: base of the frequencies ``theta ** (-2 i / rotary_dim)``, above 1.
-        scaling: `Llama31Scaling`, `YarnScaling`, or None.
+        scaling: `LinearScaling`, `Llama31Scaling`, `YarnScaling`, or None.
         offset: added to every position: an int, or one int32 or int64 a request.
         interleaved: rotate pairs ``(x[2i], x[2i + 1])``, as RoFormer, GPT-J and DeepSeek do, instead of
             ``(x[i], x[i + rotary_dim / 2])``, as Llama in transformers does.
@@ -84,13 +94,13 @@ class Rope(Variant):
         self,
         rotary_dim: int,
         theta: float = 10000.0,
-        scaling: Llama31Scaling | YarnScaling | None = None,
+        scaling: LinearScaling | Llama31Scaling | YarnScaling | None = None,
         offset: Any = 0,
         interleaved: bool = False,
     ) -> None:
         if not isinstance(offset, Integral):
             offset = lend_index(offset, "offset")
-        given = scaling._asdict() if isinstance(scaling, (Llama31Scaling, YarnScaling)) else {}
+        given = scaling._asdict() if isinstance(scaling, (LinearScaling, Llama31Scaling, YarnScaling)) else {}
         fields = {name: value for name, value in given.items() if value is not None}
         turn = dict(rotary_dim=rotary_dim, theta=theta, offset=offset, interleaved=interleaved)
         self.__move_handle_from__(_make_rope(**turn, scheme=type(scaling).__name__, scaling=fields))

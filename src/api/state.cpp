@@ -118,15 +118,53 @@ void merge_rows(const MergeView& view, const Stages* finish, i32 group_size) {
   });
 }
 
+void check_width(const char* name, const TensorRef& o) {
+  if (dim(o, o.rank - 1) > kv::max_state_dim)
+    fail<ValueError>(name, " is ", describe(o), "; expected a last dimension of at most ",
+                     kv::max_state_dim);
+}
+
+/// The variant whose sink and output parts are applied to states of so many heads.
+std::optional<BoundVariant> bind_finish(const AttentionSpec* finish, i64 heads) {
+  if (!finish) return std::nullopt;
+  check_spec(*finish);
+  if (finish->num_qo_heads != heads)
+    fail<ValueError>("finish has ", finish->num_qo_heads, " query heads; o has ", heads);
+  std::optional<BoundVariant> variant(*finish);
+  if (variant->stages().scan == Scan::sum)
+    fail<ValueError>("finish is a Scan::sum variant; its states are summed, not composed");
+  return variant;
+}
+
+/// Where each row's states begin, of a host array.
+std::vector<i32> checked_indptr(const IndexRef& indptr, i64 states) {
+  std::vector<i32> begins;
+  i64 before = 0;
+  for (i64 i = 0; i < indptr.shape[0]; ++i) {
+    const i64 at = indptr.at(i);
+    if (at < before || at > states)
+      fail<ValueError>("indptr[", i, "] is ", at, "; expected ", before, " to ", states,
+                       ", the number of states");
+    begins.push_back(static_cast<i32>(before = at));
+  }
+  return begins;
+}
+
+void merge(DeviceId device, void* stream, const MergeView& view,
+           const std::optional<BoundVariant>& variant, const AttentionSpec* finish) {
+  const i32 group_size = finish ? finish->group_size() : 1;
+  if (is_gpu(device))
+    return cuda::merge({device, stream}, view, variant ? &*variant : nullptr, group_size);
+  merge_rows(view, variant ? &variant->stages() : nullptr, group_size);
+}
+
 }  // namespace
 
 void merge_state(const TensorRef& o_a, const TensorRef& lse_a, const TensorRef& o_b,
                  const TensorRef& lse_b, const TensorRef& out, const TensorRef& lse, void* stream) {
   check_state("o_a", o_a, "lse_a", lse_a, {-1, -1, -1});
   const std::vector<i64> shape{dim(o_a, 0), dim(o_a, 1), dim(o_a, 2)};
-  if (shape[2] > kv::max_state_dim)
-    fail<ValueError>("o_a is ", describe(o_a), "; expected a last dimension of at most ",
-                     kv::max_state_dim);
+  check_width("o_a", o_a);
   check_state("o_a", o_a, "lse_a", lse_a, shape);
   check_state("o_b", o_b, "lse_b", lse_b, shape);
   check_outputs("lse", out, lse, shape);
@@ -142,20 +180,10 @@ void merge_states(const TensorRef& o, const TensorRef& lse, const TensorRef& out
                   const TensorRef& lse_out, const AttentionSpec* finish, void* stream) {
   check_tensor("o", o, DType::float32, {-1, -1, -1, -1});
   const std::vector<i64> shape{dim(o, 1), dim(o, 2), dim(o, 3)};
-  if (shape[2] > kv::max_state_dim)
-    fail<ValueError>("o is ", describe(o), "; expected a last dimension of at most ",
-                     kv::max_state_dim);
+  check_width("o", o);
   check_strided("lse", lse, DType::float32, {dim(o, 0), shape[0], shape[1]});
   check_outputs("lse_out", out, lse_out, shape);
-  std::optional<BoundVariant> variant;
-  if (finish) {
-    check_spec(*finish);
-    if (finish->num_qo_heads != shape[1])
-      fail<ValueError>("finish has ", finish->num_qo_heads, " query heads; o has ", shape[1]);
-    variant.emplace(*finish);
-    if (variant->stages().scan == Scan::sum)
-      fail<ValueError>("finish is a Scan::sum variant; its states are summed, not composed");
-  }
+  const auto variant = bind_finish(finish, shape[1]);
   const DeviceId device =
       device_of_states({{"o", o}, {"out", out}}, {{"lse", lse}, {"lse_out", lse_out}});
   for (i64 i = 0; i < dim(o, 0); ++i) {
@@ -165,10 +193,41 @@ void merge_states(const TensorRef& o, const TensorRef& lse, const TensorRef& out
   const StatesView list = view_states(o, lse);
   const MergeView view =
       view_merge(list, dim(o, 0) > 1 ? rest_of(list) : list, dim(o, 0), out, lse_out);
-  const i32 group_size = finish ? finish->group_size() : 1;
-  if (is_gpu(device))
-    return cuda::merge({device, stream}, view, variant ? &*variant : nullptr, group_size);
-  merge_rows(view, variant ? &variant->stages() : nullptr, group_size);
+  merge(device, stream, view, variant, finish);
+}
+
+void merge_states(const TensorRef& o, const TensorRef& lse, const IndexRef& indptr,
+                  const TensorRef& out, const TensorRef& lse_out, const AttentionSpec* finish,
+                  void* stream) {
+  check_state("o", o, "lse", lse, {-1, -1, -1});
+  check_width("o", o);
+  check_state("o", o, "lse", lse, {dim(o, 0), dim(o, 1), dim(o, 2)});
+  if (indptr.empty() || indptr.rank != 1 || indptr.shape[0] < 1)
+    fail<ValueError>(
+        "indptr is not [rows + 1]; expected where each row's states begin, and the end");
+  const std::vector<i64> shape{indptr.shape[0] - 1, dim(o, 1), dim(o, 2)};
+  check_outputs("lse_out", out, lse_out, shape);
+  const auto variant = bind_finish(finish, shape[1]);
+  const DeviceId device =
+      device_of_states({{"o", o}, {"out", out}}, {{"lse", lse}, {"lse_out", lse_out}});
+  if (indptr.device != device)
+    fail<ValueError>("indptr does not lie where o does; expected all on one device");
+  check_apart("out", out, "lse_out", lse_out);
+  for (const auto& [name, t] : {NamedTensor{"o", o}, NamedTensor{"lse", lse}}) {
+    check_apart("out", out, name, t);
+    check_apart("lse_out", lse_out, name, t);
+  }
+  const StatesView list = view_states(o, lse);
+  MergeView view = view_merge(list, list, dim(o, 0), out, lse_out);
+  if (is_gpu(device)) {
+    if (indptr.is_64bit || indptr.stride[0] != 1)
+      fail<TypeError>("indptr is no contiguous int32 array; expected one on a GPU");
+    view.indptr = static_cast<const i32*>(indptr.data);
+    return merge(device, stream, view, variant, finish);
+  }
+  const std::vector<i32> copy = checked_indptr(indptr, dim(o, 0));
+  view.indptr = copy.data();
+  merge(device, stream, view, variant, finish);
 }
 
 }  // namespace raddle

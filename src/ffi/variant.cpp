@@ -110,6 +110,15 @@ void read_numbers(const ffi::Map<ffi::String, ffi::Any>& map, const Fields& fiel
   }
 }
 
+LinearScaling linear_scaling(const ffi::Map<ffi::String, ffi::Any>& map) {
+  LinearScaling s;
+  read_numbers(map, [&s](const std::string& name, double value) {
+    if (name == "factor") return s.factor = value, true;
+    return false;
+  });
+  return s;
+}
+
 RopeScaling llama31_scaling(const ffi::Map<ffi::String, ffi::Any>& map) {
   RopeScaling s;
   read_numbers(map, [&s](const std::string& name, double value) {
@@ -148,10 +157,13 @@ ffi::ObjectRef make_rope(Arguments& in) {
   const auto fields = in.map("scaling");
   if (scheme == "Llama31Scaling") {
     args.scaling = llama31_scaling(fields);
+  } else if (scheme == "LinearScaling") {
+    args.scaling = linear_scaling(fields);
   } else if (scheme == "YarnScaling") {
     args.scaling = yarn_scaling(fields);
   } else if (scheme != "NoneType") {
-    fail<TypeError>("scaling is a ", scheme, "; expected Llama31Scaling, YarnScaling or None");
+    fail<TypeError>("scaling is a ", scheme,
+                    "; expected LinearScaling, Llama31Scaling, YarnScaling or None");
   }
   return wrap<VariantObj>(rope(args));
 }

@@ -27,6 +27,13 @@ std::vector<double> frequencies(const RopeArgs& args, std::monostate) {
   return freq;
 }
 
+std::vector<double> frequencies(const RopeArgs& args, const LinearScaling& s) {
+  check_positive("scaling.factor", s.factor);
+  std::vector<double> freq;
+  for (i32 i = 0; i < args.rotary_dim / 2; ++i) freq.push_back(unscaled(args, i) / s.factor);
+  return freq;
+}
+
 /// Llama 3.1: frequencies whose wavelength exceeds the original context are divided by `factor`,
 /// short ones stay, those between are interpolated (Llama 3.1's reference code, apply_scaling).
 double slowed(double freq, const RopeScaling& s) {

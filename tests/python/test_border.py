@@ -46,7 +46,7 @@ def calls(tree, function):
     """Arguments of a function that a module calls, or has a constructor call: expressions, and their names if given."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            called = getattr(node.func, "id", "") == function
+            called = function in {each.id for each in ast.walk(node.func) if isinstance(each, ast.Name)}
             passed = node.args and getattr(node.args[0], "id", "") == function
             if called or passed:
                 given = node.args[passed:] + [each.value for each in node.keywords]

@@ -264,3 +264,5 @@ def test_folded_shapes(gpu, rng):
     got = run(attn, plan, **folded, lse=by_heads)
     np.testing.assert_array_equal(got.reshape(out.shape).view(np.uint16), out.view(np.uint16))
     np.testing.assert_array_equal(by_heads.numpy(), lse.numpy())
+    run(attn, plan, **folded, lse=by_heads, lse_base_2=True)
+    np.testing.assert_array_equal(by_heads.numpy(), lse.numpy() * np.float32(np.log2(np.e)))

@@ -15,7 +15,8 @@ def drawn(rng, *shape):
 
 
 def attention(head_dim_vo=D, **more):
-    return raddle.Attention(raddle.AttentionSpec(HQ, HKV, D, head_dim_vo, dtype="float32", variant=raddle.Causal(), **more))
+    spec = raddle.AttentionSpec(HQ, HKV, D, head_dim_vo, dtype="float32", variant=raddle.Causal(), **more)
+    return raddle.Attention(spec)
 
 
 def of_slots(order="NHD"):
@@ -129,6 +130,21 @@ def test_lse_by_heads(rng):
     np.testing.assert_array_equal(merged[0], expected[0])
     np.testing.assert_array_equal(merged[1].T, expected[1])
     several = np.stack([out, out, out]), np.stack([lse.T] * 3).transpose(0, 2, 1)
-    np.testing.assert_array_equal(raddle.merge_states(*several)[1], raddle.merge_states(several[0], np.stack([lse] * 3))[1])
+    expected = raddle.merge_states(several[0], np.stack([lse] * 3))
+    np.testing.assert_array_equal(raddle.merge_states(*several)[1], expected[1])
     with refuses(ValueError, "lse has stride 0 in a dimension of 4; expected rows that do not overlap"):
         attn.run(plan, q, (k, v), lse=np.lib.stride_tricks.as_strided(by_heads, (ROWS, HQ), (4, 0)))
+
+
+@pytest.mark.parametrize("state", [False, True])
+def test_lse_to_base_2(rng, state):
+    """Written by the same kernel: one rounding of its product with log2(e)."""
+    attn = raddle.Attention(raddle.AttentionSpec(HQ, HKV, D, dtype="float32", variant=raddle.Sinks([0.5] * HQ)))
+    plan = attn.plan(raddle.RaggedKV([0, 2, ROWS], [0, 0, 20]))  # the first request has no keys
+    q, k, v = drawn(rng, ROWS, HQ, D), drawn(rng, 20, HKV, D), drawn(rng, 20, HKV, D)
+    how = {"return_state": True} if state else {"return_lse": True}
+    out, lse = attn.run(plan, q, (k, v), **how)
+    same, base_2 = attn.run(plan, q, (k, v), lse_base_2=True, **how)
+    np.testing.assert_array_equal(same, out)
+    np.testing.assert_array_equal(base_2, lse * np.float32(np.log2(np.e)))
+    assert np.isneginf(base_2[:2]).all() == state

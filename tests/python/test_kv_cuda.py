@@ -9,6 +9,7 @@ from device_arrays import DeviceArray, usual_gpu
 from draws import numpy_dtype
 from engine import twin
 from layout_draws import paged, paged_pools
+from small import refuses
 
 LENGTHS = [(1, 1), (5, 70), (0, 30), (17, 33), (2, 100)]
 HEADS, DIM = 2, 64
@@ -148,6 +149,22 @@ def test_merge_states(gpu, rng, finish, dim):
     two = [DeviceArray(x) for x in (o[0], lse[0], o[1], lse[1])]
     raddle.merge_state(*two, out=(two[0], two[1]))  # in place
     same_bits(two[:2], raddle.merge_state(o[0], lse[0], o[1], lse[1]))
+
+
+def test_merge_uneven_states(gpu, rng):
+    """Bounds that lie on the GPU: what is outside of the states is no state."""
+    o = rng.standard_normal((20, 4, 64)).astype(np.float32)
+    lse = rng.normal(0.0, 4.0, o.shape[:-1]).astype(np.float32)
+    lse[rng.random(lse.shape) < 0.3] = -np.inf
+    indptr = np.array([0, 3, 3, 11, 20], np.int32)
+    out = DeviceArray(np.full((4, 4, 64), np.nan, np.float32)), DeviceArray(np.full((4, 4), np.nan, np.float32))
+    raddle.merge_states(DeviceArray(o), DeviceArray(lse), out=out, indptr=DeviceArray(indptr))
+    same_bits(out, raddle.merge_states(o, lse, indptr=indptr))
+    far = DeviceArray(np.array([-5, 3, 3, 11, 99], np.int32))
+    raddle.merge_states(DeviceArray(o), DeviceArray(lse), out=out, indptr=far)
+    same_bits(out, raddle.merge_states(o, lse, indptr=indptr))
+    with refuses(ValueError, "indptr does not lie where o does"):
+        raddle.merge_states(DeviceArray(o), DeviceArray(lse), out=out, indptr=indptr)
 
 
 @pytest.mark.parametrize("kv_dtype", [None, "float8_e4m3fn"])

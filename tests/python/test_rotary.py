@@ -6,7 +6,7 @@ import raddle
 from draws import DTYPES, draw
 from engine import twin
 from layout_draws import LAYOUTS
-from reference import Causal, Llama31Scaling, Problem, Rope, RopeTables, YarnScaling
+from reference import Causal, LinearScaling, Llama31Scaling, Problem, Rope, RopeTables, YarnScaling
 from small import refuses
 
 HEADS = dict(dim=32, group=2, num_kv_heads=2)
@@ -71,6 +71,17 @@ def test_yarn(engine, rng, yarn, theta):
         engine.check(draw(rng, "paged", [rope], **HEADS))
 
 
+@pytest.mark.parametrize("factor", [0.5, 1.0, 8.0])
+def test_all_frequencies_divided(engine, rng, factor):
+    """Positions interpolated; a factor of 1 changes no bit."""
+    for rotary_dim, interleaved in ((2, False), (32, True)):
+        rope = Rope(rotary_dim, 10000.0, LinearScaling(factor), 3000, interleaved)
+        engine.check(problem := draw(rng, "paged", [rope], **HEADS))
+        plain = Rope(rotary_dim, 10000.0, None, 3000, interleaved)
+        same = engine.run(Problem(problem.q, problem.kv, problem.layout, [plain]))[0] == engine.run(problem)[0]
+        assert same.all() == (factor == 1.0)
+
+
 def test_a_temperature_is_a_run_member(engine, rng):
     problem = draw(rng, "paged", [Rope(32)], **HEADS)
     warm = Problem(problem.q, problem.kv, problem.layout, [Rope(32, scaling=YarnScaling(1.0, 64.0, 1, 0.5, 1.25))])
@@ -97,6 +108,7 @@ def yarn(**changes):
         (yarn(mscale=1.0), ValueError, ["scaling.mscale_all_dim is missing"]),
         (yarn(mscale_all_dim=1.0), ValueError, ["scaling.mscale is missing"]),
         (yarn(mscale=-2.0, mscale_all_dim=1.0), ValueError, ["scaling.mscale is -2"]),
+        (lambda: raddle.Rope(8, scaling=raddle.LinearScaling(-1.0)), ValueError, ["scaling.factor is -1"]),
         (lambda: raddle.Rope(8, scaling=raddle.Llama31Scaling(factor=0.0)), ValueError, ["scaling.factor is 0"]),
         (lambda: raddle.Rope(8, scaling=raddle.Llama31Scaling(8.0, 4.0, 4.0)), ValueError, ["scaling.high_freq_factor"]),
         (lambda: raddle.Rope(8, scaling={"factor": 4.0}), TypeError, ["scaling is a dict", "YarnScaling"]),

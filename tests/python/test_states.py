@@ -32,6 +32,45 @@ def test_merge_states(rng, n, dim):
     within(merge_states(o, lse), *raddle.merge_states(o, lse))
 
 
+def by_rows(o, lse, indptr, finish=None):
+    """Each row's states by themselves."""
+    rows = [raddle.merge_states(o[a:b, None], lse[a:b, None], finish) for a, b in zip(indptr, indptr[1:])]
+    return tuple(np.concatenate(each) for each in zip(*rows))
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+@pytest.mark.parametrize("dim", [24, 512])
+def test_merge_uneven_states(rng, kind, dim):
+    o, lse = random_states(rng, 1, rows=30, dim=dim)
+    cuts = np.sort(rng.integers(0, 31, 7))
+    indptr = np.array([0, *cuts, 30, 30], kind)
+    sunk = raddle.AttentionSpec(3, 3, dim, dtype="float32", variant=raddle.Sinks([0.5, -1.0, 2.0]))
+    for finish in (None, sunk):
+        merged = raddle.merge_states(o[0], lse[0], finish, indptr=indptr)
+        for got, want in zip(merged, by_rows(o[0], lse[0], indptr, finish)):
+            np.testing.assert_array_equal(got, want)
+    assert (merged[1][-1] == np.array([0.5, -1.0, 2.0], np.float32)).all(), "no state: the sink alone"
+    assert raddle.merge_states(o[0], lse[0], indptr=[0])[0].shape == (0, 3, dim)
+
+
+def test_bad_bounds_of_uneven_states(rng):
+    o, lse = random_states(rng, 1, rows=6)
+    out = np.full((2, 3, 24), 7.0, np.float32), np.full((2, 3), 7.0, np.float32)
+    for indptr, message in (
+        ([0, 4, 3], r"indptr\[2\] is 3; expected 4 to 6, the number of states"),
+        ([-1, 2, 3], r"indptr\[0\] is -1; expected 0 to 6"),
+        ([0, 2, 7], r"indptr\[2\] is 7; expected 2 to 6"),
+        ([[0, 2, 4]], r"indptr is not \[rows \+ 1\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            raddle.merge_states(o[0], lse[0], out=out, indptr=indptr)
+    with pytest.raises(ValueError, match=r"out is \[2, 3, 24\] float32; expected \[1, 3, 24\] float32"):
+        raddle.merge_states(o[0], lse[0], out=out, indptr=[0, 4])
+    with pytest.raises(ValueError, match="out shares memory with o"):
+        raddle.merge_states(o[0], lse[0], out=(o[0][:2], out[1]), indptr=[0, 2, 4])
+    assert (out[0] == 7.0).all() and (out[1] == 7.0).all()
+
+
 def test_merge_state_of_two(rng):
     o, lse = random_states(rng, 2)
     within(merge_states(o, lse), *raddle.merge_state(o[0], lse[0], o[1], lse[1]))

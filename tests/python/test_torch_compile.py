@@ -71,7 +71,7 @@ def test_two_layers_of_one_plan(rng):
     equal(outs[0], outs[1])
 
 
-@pytest.mark.parametrize("how", [{}, {"return_lse": True}, {"return_state": True}], ids=str)
+@pytest.mark.parametrize("how", [{}, {"return_state": True}, {"return_lse": True, "lse_base_2": True}], ids=str)
 def test_heads_folded_into_rows(rng, how):
     attn = raddle.Attention(raddle.AttentionSpec(**SPEC, variant=[raddle.Causal()]))
     q, k, v = tensors(rng)

@@ -4,6 +4,7 @@
 #include "device/cpu/isa.h"
 #include "plan/heuristics.h"
 #include "plan/planner.h"
+#include "raddle/engine/core/math.h"
 #include "variant/bound_variant.h"
 
 namespace raddle {
@@ -22,7 +23,7 @@ class HostPlans final : public PlanOnDevice {
   std::string explain() const override { return cpu_isa(); }
   bool made_on_device() const override { return false; }
 
-  void run(const Plan& plan, const RunView& view, const BoundVariant& variant, const RunArgs&,
+  void run(const Plan& plan, const RunView& view, const BoundVariant& variant, const RunArgs& args,
            RunStats* stats) const override {
     CpuLaunch launch{};
     static_cast<RunView&>(launch) = view;
@@ -37,9 +38,18 @@ class HostPlans final : public PlanOnDevice {
     const bool small = plan.arrays().stats().total < single_thread_cost;
     cpu::execute(launch, cpu::kernels(cpu::selected_isa()), small ? 1 : cpu_threads(), scratch_,
                  stats ? &stats->busy_us : nullptr);
+    if (args.lse_base_2 && view.lse) change_base(view, plan.layout().num_rows());
   }
 
  private:
+  /// Natural logarithms of the batch's rows become those to base 2: what the kernels of a GPU do
+  /// themselves.
+  void change_base(const RunView& view, i32 num_rows) const {
+    for (i64 row = 0; row < num_rows; ++row)
+      for (i64 head = 0; head < spec_.num_qo_heads; ++head)
+        view.lse[row * view.lse_row_stride + head * view.lse_head_stride] *= math::log2e;
+  }
+
   AttentionSpec spec_;
   mutable cpu::ScratchPool scratch_;
 };

@@ -155,6 +155,7 @@ void CudaPlan::run(const Plan& plan, const RunView& view, const BoundVariant& va
   launch = launch_;
   static_cast<RunView&>(launch) = view;
   launch.query_rows = static_cast<i32>(args.q.shape[0]);
+  launch.lse_base_2 = args.lse_base_2;
   launch.timeline = view_timeline(args.timeline, launch.plan.num_workers);
   if (choice_.family == KernelFamily::wgmma) memory_->maps.provide(plan.layout(), args, with_maps);
   std::unique_lock<std::mutex> lock;

@@ -152,6 +152,18 @@ class Sigmoid:
 
 
 @dataclass
+class LinearScaling:
+    """All frequencies are divided by `factor`."""
+
+    factor: float
+
+    magnitude = 1.0
+
+    def scale(self, frequency, theta=None):
+        return frequency / self.factor
+
+
+@dataclass
 class Llama31Scaling:
     """Llama 3.1: low frequencies are divided by `factor`, high ones kept, those between interpolated."""
 
@@ -236,7 +248,7 @@ class Rope(Rotation):
 
     rotary_dim: int
     theta: float = 10000.0
-    scaling: Llama31Scaling | YarnScaling | None = None
+    scaling: LinearScaling | Llama31Scaling | YarnScaling | None = None
     offset: object = 0  # one for all, or one a request
     interleaved: bool = False
 

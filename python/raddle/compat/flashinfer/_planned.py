@@ -12,11 +12,10 @@ import torch
 from raddle._tensors import dtype_name
 from raddle.attention import Attention
 from raddle.compat.flashinfer._refusals import check_pos_encoding_mode, refuse
-from raddle.compat.flashinfer._tensors import LOG2_E
 from raddle.layouts import Layout
 from raddle.packed_mask import PackedMask
 from raddle.plans import Maxima, Reservation
-from raddle.rotary import Llama31Scaling, Rope
+from raddle.rotary import LinearScaling, Rope
 from raddle.spec import AttentionSpec
 from raddle.variants import Alibi, Causal, Sinks, SlidingWindow, SoftCap, Variant, alibi_slopes
 
@@ -42,9 +41,7 @@ class Kind(NamedTuple):
         parts: list[Variant] = []
         if self.pos_encoding_mode == "ROPE_LLAMA":
             scale, theta = self.rope
-            # Every pair is slow: it makes fewer turns than any bound.
-            slow = Llama31Scaling(scale, 1e30, 2e30, 1.0) if scale != 1.0 else None
-            parts.append(Rope(self.heads[2], theta, slow))
+            parts.append(Rope(self.heads[2], theta, LinearScaling(scale) if scale != 1.0 else None))
         if self.pos_encoding_mode == "ALIBI":
             parts.append(Alibi(alibi_slopes(self.heads[0])))
         if self.has_cap:
@@ -223,14 +220,11 @@ class Planned:
             params["softcap.cap"] = float(self._logits_soft_cap)
         if sinks is not None:
             params["sinks.logit"] = sinks
-        wants = dict(scale=scale, params=params or None, **scales)
+        wants = dict(scale=scale, params=params or None, lse_base_2=return_lse, **scales)
         found = self._computed(attention, plan, q, kv, out, lse, return_lse, wants)
         if not quantised and v_scale is not None:
             found[0].mul_(v_scale)
-        if not return_lse:
-            return found[0]
-        found[1].mul_(LOG2_E)
-        return found
+        return found if return_lse else found[0]
 
     def _computed(
         self,

@@ -49,7 +49,7 @@ struct MergeLaunch {
 static_assert(sizeof(PoolBytes) == 48 && sizeof(SummaryBytes) == 40 && sizeof(RowBytes) == 24);
 static_assert(sizeof(AppendLaunch) == 432 && sizeof(AcceptLaunch) == 368);
 static_assert(sizeof(SummarizeLaunch) == 312 && sizeof(SelectLaunch) == 288);
-static_assert(sizeof(CopyLaunch) == 384 && sizeof(MergeLaunch) == 208);
+static_assert(sizeof(CopyLaunch) == 384 && sizeof(MergeLaunch) == 216);
 
 }  // namespace raddle
 

@@ -16,6 +16,8 @@ struct StatesView {
 };
 
 /// `num_states` states: one, and those of a list behind it. The outputs may be one of the inputs.
+/// Or with `indptr`: row r's states are the rows indptr[r] to indptr[r + 1] of `first`, which has
+/// num_states of them; bounds outside of it count as the nearest ones.
 struct MergeView {
   StatesView first;
   StatesView rest;
@@ -27,6 +29,7 @@ struct MergeView {
   i32 num_rows;
   i32 num_heads;
   i32 dim;
+  const i32* indptr;  ///< [num_rows + 1]; null: every row has num_states
 };
 
 }  // namespace raddle
@@ -47,13 +50,16 @@ RADDLE_FN float compose_row(const Lanes& lanes, const MergeView& view, i64 row, 
   float total = -math::infinity;
   RADDLE_UNROLL
   for (i32 i = 0; i < max_state_dim / Lanes::count; ++i) sum[i] = 0.0f;
-  for (i32 s = 0; s < view.num_states; ++s) {
-    const StatesView& from = s == 0 ? view.first : view.rest;
-    const i64 nth = max(s - 1, 0);
-    const float lse = from.lse[nth * from.lse_state + row * from.lse_row + head * from.lse_head];
+  const bool listed = view.indptr != nullptr;
+  const i32 begin = listed ? max(view.indptr[row], 0) : 0;
+  const i32 end = listed ? min(view.indptr[row + 1], view.num_states) : view.num_states;
+  for (i32 s = begin; s < end; ++s) {
+    const StatesView& from = listed || s == 0 ? view.first : view.rest;
+    const i64 nth = listed ? 0 : max(s - 1, 0), at = listed ? s : row;
+    const float lse = from.lse[nth * from.lse_state + at * from.lse_row + head * from.lse_head];
     if (lse == -math::infinity) continue;  // whatever its O holds
     const Mix mix = compose(total, lse);
-    const float* o = from.o + nth * from.o_state + row * from.o_row + head * from.o_head;
+    const float* o = from.o + nth * from.o_state + at * from.o_row + head * from.o_head;
     // A warp keeps its sums in registers, so its loop has a constant length.
     const i32 mine = Lanes::count == 1 ? view.dim : max_state_dim / Lanes::count;
     RADDLE_UNROLL

@@ -29,7 +29,8 @@ struct GpuLaunch : RunView {
   PlanView plan;
   const u8* arrays;  ///< the memory that holds all arrays of layout and plan
   i64 array_bytes;
-  i32 query_rows;  ///< rows of q
+  i32 query_rows;   ///< rows of q
+  bool lse_base_2;  ///< what is written to `lse` is a logarithm to base 2
   TimelineView timeline;
 };
 
