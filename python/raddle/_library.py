@@ -6,7 +6,7 @@ import os
 import sys
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, NoReturn
 
 import numpy as np
 import tvm_ffi
@@ -74,6 +74,22 @@ def refuse_unmade(x: Any, name: str, depth: int = 0) -> None:
                 refuse_unmade(each, name, depth + 1)
 
 
+def refuse_arrays(error: Exception, **given: Any) -> NoReturn:
+    """Raises TypeError where an argument is, or holds, a tensor that DLPack does not hand over; else ``error`` again.
+
+    tvm-ffi asks for it in the call, and its error, or the framework's, names no argument.
+    """
+    for name, x in given.items():
+        for each in x if isinstance(x, (list, tuple)) else (x,):
+            if hasattr(each, "__dlpack__"):
+                try:
+                    tvm_ffi.from_dlpack(each)
+                except Exception as refused:
+                    why = str(refused).partition("\n")[0]
+                    raise TypeError(f"{name} is a {type(each).__name__} that cannot be used: {why}") from None
+    raise error
+
+
 def function(name: str) -> Callable[..., Any]:
     """A function of the library, called with its arguments by name: what place a name has is looked up once, here.
 
@@ -95,8 +111,9 @@ def function(name: str) -> Callable[..., Any]:
                     refuse_unmade(value, f"{argument[1:]}[{n - last}]" if argument[0] == "*" else argument)
             try:
                 return raw(*given)
-            except BufferError as error:  # DLPack's, which names no argument
-                raise TypeError(f"{' or '.join(listed)} cannot be used: {error}") from None
+            except (BufferError, RuntimeError) as error:
+                first = dict(zip(listed[:last], given))
+                refuse_arrays(error, **first, **({listed[last].lstrip("*"): given[last:]} if listed else {}))
 
         return call_in_order
     in_order, count = itemgetter(*listed), len(listed)
@@ -113,9 +130,8 @@ def function(name: str) -> Callable[..., Any]:
             else:
                 try:
                     return raw(*given)
-                except BufferError as error:
-                    arrays = [name for name, x in arguments.items() if hasattr(x, "__dlpack__")]
-                    raise TypeError(f"{' or '.join(arrays)} cannot be used: {error}") from None
+                except (BufferError, RuntimeError) as error:
+                    refuse_arrays(error, **arguments)
         raise TypeError(f"{name} is called with {', '.join(arguments)}; expected {', '.join(listed)}")
 
     return call

@@ -13,6 +13,7 @@ from raddle._tensors import (
     current_stream,
     finished,
     lend,
+    lend_flag,
     lend_integer,
     lend_output,
     lend_pools,
@@ -123,8 +124,8 @@ class Attention(_library.Handle):
             stream = lend_integer(stream, "stream")
         try:
             return numbered(_plan(self, layout, num_workers, schedule, members(params), stream))
-        except BufferError as error:  # DLPack's, of an array that it does not know
-            raise TypeError(f"layout, num_workers or schedule is an array: {error}") from None
+        except (BufferError, RuntimeError) as error:
+            _library.refuse_arrays(error, layout=layout, num_workers=num_workers, schedule=schedule)
 
     @_keywords.answered("Attention.reserve")
     def reserve(
@@ -259,6 +260,10 @@ class Attention(_library.Handle):
         if scale is not None and scale.__class__ is not float:
             refuse_tracer(scale, "scale")
             _library.refuse_unmade(scale, "scale")
+        if return_lse is not False:
+            return_lse = lend_flag(return_lse, "return_lse")
+        if return_state is not False:
+            return_state = lend_flag(return_state, "return_state")
         wants_lse = return_lse or (return_state and self._has_lse)
         if out is not None:
             result, out_lent = out, lend_output(out, "out", lend_unasked)
@@ -279,7 +284,7 @@ class Attention(_library.Handle):
                 q_lent,
                 out_lent,
                 lse_lent,
-                bool(return_state),
+                return_state,
                 scale,
                 None if timeline is None else lend_output(timeline, "timeline"),
                 members(params),
@@ -287,12 +292,10 @@ class Attention(_library.Handle):
                 lend_scale(v_scale, "v_scale"),
                 *pools,
             )
-        except BufferError as error:
-            raise TypeError(f"plan, or an array among kv, cannot be used: {error}") from None
-        except RuntimeError:
+        except (BufferError, RuntimeError) as error:
             lend_pools(kv)
             lend_output(out_lent, "out")
-            raise
+            _library.refuse_arrays(error, plan=plan, scale=scale)
         if out is None:
             result = finished(q, result)
         if not wants_lse:

@@ -6,7 +6,7 @@ from typing import Any, Sequence
 
 from raddle import _library
 from raddle._layout import Layout
-from raddle._tensors import kind_of, lend_indices
+from raddle._tensors import kind_of, lend_flag, lend_indices
 from raddle.paged_kv import PagedKV
 from raddle.radix_cache import Inserted, Match, RadixCache
 from raddle.variants import members
@@ -41,7 +41,7 @@ class Cascade(Layout):
     def __init__(self, levels: Sequence[Layout], allow_gaps: bool = False) -> None:
         if not isinstance(levels, (list, tuple)):
             raise TypeError(f"levels is {kind_of(levels)}; expected a list of layouts, shared prefixes first")
-        self.__move_handle_from__(_cascade(bool(allow_gaps), *levels))
+        self.__move_handle_from__(_cascade(lend_flag(allow_gaps, "allow_gaps"), *levels))
 
     @staticmethod
     def from_page_tables(

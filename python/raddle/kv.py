@@ -25,6 +25,7 @@ from raddle._tensors import (
     finished,
     kind_of,
     lend,
+    lend_flag,
     lend_index,
     lend_indices,
     lend_integer,
@@ -105,7 +106,10 @@ def append_kv(
     if not hasattr(layout, "__dlpack__") and not isinstance(layout, (list, tuple)):
         if kv_layout is not None:
             raise ValueError(f"kv_layout is '{kv_layout}'; expected None beside a page table, which has its own")
-        _append_kv(layout, _kv_dtype(kv_dtype), k_new, v_new, k_pool, v_pool, k_scale, v_scale, rope)
+        try:
+            _append_kv(layout, _kv_dtype(kv_dtype), k_new, v_new, k_pool, v_pool, k_scale, v_scale, rope)
+        except (BufferError, RuntimeError) as error:
+            _library.refuse_arrays(error, rope=rope)
         return
     if rope is not None:
         raise ValueError("rope is given with a slot mapping; expected a page table, which knows the rows' positions")
@@ -294,7 +298,7 @@ def select_pages(
         ((1, 2), 1)
     """
     _check_layout(layout)
-    num_pages = lend_integer(num_pages, "num_pages")
+    num_pages, per_head = lend_integer(num_pages, "num_pages"), lend_flag(per_head, "per_head")
     if out is not None and not isinstance(out, SelectedPages):
         raise TypeError(f"out is {kind_of(out)}; expected a raddle.SelectedPages")
     tensors = {"q": lend(q, "q"), "summary": lend(summary, "summary")}

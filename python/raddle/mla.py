@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from raddle._tensors import kind_of
+from raddle._tensors import TorchTensor, kind_of, lend, lend_integer
 from raddle.kv import append_kv
 from raddle.layouts import PagedKV
 from raddle.spec import AttentionSpec
@@ -52,6 +52,7 @@ def spec(
         An `AttentionSpec`.
 
     Raises:
+        ValueError: columns that cannot be.
         TypeError: a field that `AttentionSpec` does not have, or refuses.
 
     Example:
@@ -59,6 +60,12 @@ def spec(
         >>> spec.head_dim, spec.head_dim_vo, spec.num_kv_heads
         (576, 512, 1)
     """
+    kv_lora_rank, nope, rope = (
+        lend_integer(x, name) for name, x in (("kv_lora_rank", kv_lora_rank), ("nope", nope), ("rope", rope))
+    )
+    for name, x, least in (("kv_lora_rank", kv_lora_rank, 1), ("nope", nope, 0), ("rope", rope, 1)):
+        if not least <= x < 2**31:
+            raise ValueError(f"{name} is {x}; expected at least {least}, and less than 2**31")
     others = {"scale": (nope + rope) ** -0.5, **others}
     return AttentionSpec(num_heads, 1, kv_lora_rank + rope, kv_lora_rank, **others)
 
@@ -81,7 +88,8 @@ def kv(cache: Any, kv_lora_rank: int = KV_LORA_RANK) -> tuple[Any, Any]:
         >>> v.shape
         (4, 16, 1, 512)
     """
-    return cache, cache[..., :kv_lora_rank]
+    lend(cache, "cache")
+    return cache, cache[..., : lend_integer(kv_lora_rank, "kv_lora_rank")]
 
 
 def append(layout: PagedKV, cache: Any, c_kv: Any, k_pe: Any, rope: Variant | None = None) -> None:
@@ -106,9 +114,10 @@ def append(layout: PagedKV, cache: Any, c_kv: Any, k_pe: Any, rope: Variant | No
         >>> int(np.count_nonzero(cache.any(axis=-1)))
         3
     """
-    for name, x in (("cache", cache), ("c_kv", c_kv), ("k_pe", k_pe)):
-        if not hasattr(x, "shape"):
-            raise TypeError(f"{name} is {kind_of(x)}; expected a tensor")
+    for name, x, axes in (("cache", cache, 4), ("c_kv", c_kv, 2), ("k_pe", k_pe, 2)):
+        lend(x, name)
+        if x.ndim != axes:
+            raise ValueError(f"{name} has {x.ndim} dimensions; expected {axes}")
     rank = c_kv.shape[-1]
     append_kv(layout, (cache[..., rank:], cache[..., :rank]), k_pe[:, None], c_kv[:, None], rope=rope)
 
@@ -130,6 +139,11 @@ def absorb_q(w_uq: Any, w_uk: Any) -> Any:
         >>> mla.absorb_q(np.ones((96, 16, 128), np.float32), np.ones((512, 16, 128), np.float32)).shape
         (96, 16, 512)
     """
+    _check_alike(w_uq=w_uq, w_uk=w_uk)
+    return _absorbed(w_uq, w_uk)
+
+
+def _absorbed(w_uq: Any, w_uk: Any) -> Any:
     _check("w_uk", w_uk, "[kv_lora_rank, heads, nope]", w_uk.shape[:1] + w_uq.shape[1:])
     return _of_heads(w_uq, w_uk.swapaxes(0, 1).swapaxes(1, 2))
 
@@ -152,6 +166,7 @@ def absorb_out(w_uv: Any, w_o: Any) -> Any:
         >>> mla.absorb_out(np.ones((512, 4, 128), np.float32), np.ones((4, 128, 256), np.float32)).shape
         (4, 512, 256)
     """
+    _check_alike(w_uv=w_uv, w_o=w_o)
     _check("w_o", w_o, "[heads, v_dim, hidden]", w_uv.shape[1:] + w_o.shape[-1:])
     return _as(w_uv, _wide(w_uv.swapaxes(0, 1)) @ _wide(w_o))
 
@@ -175,7 +190,8 @@ def latent_q(q_nope: Any, q_pe: Any, w_uk: Any) -> Any:
         >>> mla.latent_q(q_nope, q_pe, np.ones((512, 16, 128), np.float32)).shape
         (3, 16, 576)
     """
-    latent = absorb_q(q_nope, w_uk)
+    _check_alike(q_nope=q_nope, q_pe=q_pe, w_uk=w_uk)
+    latent = _absorbed(q_nope, w_uk)
     _check("q_pe", q_pe, "[rows, heads, rope]", q_nope.shape[:2] + q_pe.shape[-1:])
     if isinstance(latent, np.ndarray):
         return np.concatenate([latent, q_pe], -1)
@@ -201,6 +217,7 @@ def value_heads(out: Any, w_uv: Any) -> Any:
         >>> mla.value_heads(np.ones((3, 16, 512), np.float32), np.ones((512, 16, 128), np.float32)).shape
         (3, 16, 128)
     """
+    _check_alike(out=out, w_uv=w_uv)
     _check("w_uv", w_uv, "[kv_lora_rank, heads, v_dim]", out.shape[:0:-1] + w_uv.shape[-1:])
     return _of_heads(out, w_uv.swapaxes(0, 1))
 
@@ -219,6 +236,26 @@ def _wide(x: Any) -> Any:
 def _as(like: Any, x: Any) -> Any:
     """Contiguous, in the dtype of ``like``."""
     return np.ascontiguousarray(x, like.dtype) if isinstance(x, np.ndarray) else x.to(like.dtype).contiguous()
+
+
+def _check_alike(**arrays: Any) -> None:
+    """Raises TypeError unless all are of numpy or all of torch, of numbers that multiply; ValueError but for 3 dimensions."""
+    first, like = next(iter(arrays.items()))
+    for name, x in arrays.items():
+        if not isinstance(x, (np.ndarray, TorchTensor)):
+            raise TypeError(f"{name} is {kind_of(x)}; expected an array of numpy or a tensor of torch")
+        if isinstance(x, np.ndarray) != isinstance(like, np.ndarray):
+            raise TypeError(f"{name} is {kind_of(x)} and {first} {kind_of(like)}; expected the same kind")
+        if x.ndim != 3:
+            raise ValueError(f"{name} has {x.ndim} dimensions; expected 3")
+        if isinstance(x, np.ndarray):
+            if not np.can_cast(x.dtype, np.float64):
+                raise TypeError(f"{name} has dtype {x.dtype}; expected floating-point numbers")
+        elif not x.is_floating_point() or x.is_sparse or x.device != like.device or _wide(x).dtype != _wide(like).dtype:
+            raise TypeError(
+                f"{name} is a tensor of {x.dtype} on '{x.device}'; expected dense floating-point numbers, as {first} has "
+                f"({like.dtype} on '{like.device}')"
+            )
 
 
 def _check(name: str, x: Any, axes: str, shape: Any) -> None:

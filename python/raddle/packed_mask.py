@@ -7,7 +7,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from raddle import _library
-from raddle._tensors import lend, lend_index
+from raddle._tensors import TorchTensor, host_array, lend, lend_index
 from raddle.variants import Variant
 
 _make_packed_mask = _library.function("raddle.variant.packed_mask")
@@ -78,9 +78,11 @@ def pack_masks(masks: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
         >>> bits.tolist(), indptr.tolist()
         ([255, 3, 7], [0, 2, 3])
     """
+    if isinstance(masks, TorchTensor):
+        masks = host_array(masks, "masks")
     rows = []
     for number, mask in enumerate(masks):
-        mask = np.asarray(mask)
+        mask = host_array(mask, f"masks[{number}]")
         if mask.ndim != 2:
             raise ValueError(f"masks[{number}] has {mask.ndim} dimensions; expected 2, [qo_len, kv_len]")
         rows.append(np.packbits(mask.astype(bool).ravel(), bitorder="little"))

@@ -21,6 +21,7 @@ import numpy as np
 
 from raddle import functional
 from raddle._layout import Layout
+from raddle._tensors import host_array, kind_of, lend_integer
 from raddle.attention import Attention
 from raddle.cascade import Cascade
 from raddle.paged_kv import PagedKV
@@ -31,6 +32,8 @@ __all__ = ["ContextParallel", "RankLost", "layout", "spans"]
 
 #: Seconds for which a process whose exchange failed waits for the others to say that they are there.
 _ROLL_CALL = 10.0
+
+_MOST_RANKS, _INT_MAX = 1 << 20, 2**31 - 1
 
 
 def spans(kv_len: Any, num_ranks: int, page_size: int = 1) -> Any:
@@ -56,12 +59,11 @@ def spans(kv_len: Any, num_ranks: int, page_size: int = 1) -> Any:
         >>> raddle.parallel.spans([64], num_ranks=2, page_size=16).tolist()
         [[[[0, 16], [48, 64]]], [[[16, 32], [32, 48]]]]
     """
-    for name, value in (("num_ranks", num_ranks), ("page_size", page_size)):
-        if value < 1:
-            raise ValueError(f"{name} is {value}; expected at least 1")
-    lengths = np.asarray(kv_len, np.int64)
-    if lengths.ndim != 1 or (lengths < 0).any():
-        raise ValueError(f"kv_len is {kv_len}; expected one length for each request, none below 0")
+    num_ranks, page_size = lend_integer(num_ranks, "num_ranks"), lend_integer(page_size, "page_size")
+    for name, value, most in (("num_ranks", num_ranks, _MOST_RANKS), ("page_size", page_size, _INT_MAX)):
+        if not 1 <= value <= most:
+            raise ValueError(f"{name} is {value}; expected at least 1, at most {most}")
+    lengths = _lengths(kv_len)
     chunks = 2 * num_ranks
     pages = -(-lengths // page_size)
     sizes = -(-pages // chunks) * page_size
@@ -94,11 +96,25 @@ def layout(levels: Sequence[Layout], qo_indptr: Any, kv_len: Any) -> Layout:
         >>> raddle.parallel.layout([early, late], [0, 4], kv_len=[108])
         Cascade(1 requests, 4 rows)
     """
-    lengths = np.asarray(kv_len, np.int32)
+    if not isinstance(levels, (list, tuple)):
+        raise TypeError(f"levels is {kind_of(levels)}; expected a list of layouts")
+    lengths = _lengths(kv_len).astype(np.int32)
     none = np.zeros(lengths.size + 1, np.int32)
     empty = np.zeros(0, np.int32), np.zeros_like(lengths)
     end = PagedKV(qo_indptr, none, *empty, page_size=1, kv_begin=lengths)
     return Cascade([*levels, end], allow_gaps=True)
+
+
+def _lengths(kv_len: Any) -> np.ndarray:
+    """kv_len as int64. Raises TypeError for what are no integers, ValueError for what are no lengths of requests."""
+    lengths = host_array(kv_len, "kv_len")
+    if lengths.size == 0 and lengths.dtype.kind == "f":
+        lengths = lengths.astype(np.int64)  # numpy's guess for an empty list
+    if lengths.dtype.kind not in "iu":
+        raise TypeError(f"kv_len is {kind_of(kv_len)} of {lengths.dtype}; expected integers")
+    if lengths.ndim != 1 or ((lengths < 0) | (lengths > _INT_MAX)).any():
+        raise ValueError(f"kv_len is {kv_len!s:.200}; expected one length for each request, 0 to {_INT_MAX}")
+    return lengths.astype(np.int64)
 
 
 class RankLost(RuntimeError):

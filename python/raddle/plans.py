@@ -196,8 +196,8 @@ class Reservation(_library.Handle):
             stream = current_stream(self.device)
         try:
             _update(self, layout, stream)
-        except BufferError as error:
-            raise TypeError(f"layout is {kind_of(layout)}, which cannot be used: {error}") from None
+        except (BufferError, RuntimeError) as error:
+            _library.refuse_arrays(error, layout=layout)
 
     def check(self, stream: int | None = None) -> None:
         """Waits for the stream, and asks whether lengths or tables on the GPU were bad since the last check.

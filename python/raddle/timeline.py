@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from raddle._device_tensor import DeviceTensor
-from raddle._tensors import kind_of
+from raddle._tensors import kind_of, lend_integer
 from raddle.plans import Plan, Reservation
 
 #: What a worker comes to (include/raddle/engine/kernel/gpu/launch.h, TimelineStage): its start once, then of every
@@ -44,6 +44,7 @@ class Timeline:
             raise TypeError(f"plan is {kind_of(plan)}; expected a raddle.Plan or a raddle.Reservation")
         if num_items is None:
             num_items = plan.longest_queue
+        num_items = None if num_items is None else lend_integer(num_items, "num_items")
         if num_items is None:
             raise ValueError("num_items is None, and the plan was made on the GPU; expected the items of a worker")
         # Two marks at least: a tensor of less is refused.

@@ -10,21 +10,24 @@ what pickles hold.
 """
 
 from raddle._tensors.dtypes import dtype_name
-from raddle._tensors.inputs import lend, lend_index, lend_indices, lend_integer, lend_unasked
-from raddle._tensors.kinds import device_of, is_on_gpu, kind_of, refuse_tracer
+from raddle._tensors.inputs import host_array, lend, lend_flag, lend_index, lend_indices, lend_integer, lend_unasked
+from raddle._tensors.kinds import TorchTensor, device_of, is_on_gpu, kind_of, refuse_tracer
 from raddle._tensors.outputs import finished, lend_output, like, make_output, shape_of_out
 from raddle._tensors.pools import lend_pool, lend_pools, lend_scale
 from raddle._tensors.saved import plain, restorable
 from raddle._tensors.streams import current_stream
 
 __all__ = [
+    "TorchTensor",
     "current_stream",
     "device_of",
     "dtype_name",
     "finished",
+    "host_array",
     "is_on_gpu",
     "kind_of",
     "lend",
+    "lend_flag",
     "lend_index",
     "lend_indices",
     "lend_integer",

@@ -61,6 +61,27 @@ def lend_integer(x: Any, name: str) -> int:
         raise TypeError(f"{name} is {kind_of(x)}; expected an integer") from None
 
 
+def lend_flag(x: Any, name: str) -> bool:
+    """Whether ``x`` counts as true. Raises TypeError for what does not tell, naming the argument."""
+    if x.__class__ is bool:
+        return bool(x)
+    try:
+        return bool(x)
+    except Exception:  # numpy's of two elements is a ValueError, torch's a RuntimeError
+        raise TypeError(f"{name} is {kind_of(x)}; expected True or False") from None
+
+
+def host_array(x: Any, name: str) -> np.ndarray:
+    """What a tensor of any library, or a list, holds. Raises TypeError where it holds nothing that the host can read."""
+    try:
+        return np.asarray(x.detach().cpu().resolve_conj().resolve_neg() if isinstance(x, TorchTensor) else x)
+    except (RuntimeError, TypeError, OverflowError, BufferError) as error:
+        why = str(error).partition("\n")[0]
+        raise TypeError(f"{name} is {kind_of(x)} that cannot be used: {why}") from None
+    except ValueError as error:  # rows of unequal length
+        raise ValueError(f"{name} is {kind_of(x)} that cannot be used: {error}") from None
+
+
 def _lend_other(x: Any, name: str) -> Any:
     if isinstance(x, np.ndarray):
         return _from_numpy(x, name)

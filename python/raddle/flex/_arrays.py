@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import math
 import types
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, Callable
 
 import numpy as np
 
-from raddle._tensors import kind_of
+from raddle._tensors import host_array, kind_of
 
 _INT32 = np.iinfo(np.int32)
 
 
 def integers(x: Any, name: str, ndim: int = 1) -> np.ndarray:
     """``x`` as a contiguous int32 array of ``ndim`` dimensions, a copy."""
-    array = np.asarray(x)
+    array = host_array(x, name)
     if array.size == 0 and array.dtype.kind == "f":
         array = array.astype(np.int32)  # numpy's guess for an empty list
     if array.dtype.kind not in "iu":
@@ -31,13 +32,17 @@ def integers(x: Any, name: str, ndim: int = 1) -> np.ndarray:
 def floats(x: Any, name: str, ndim: int = 1) -> np.ndarray:
     """``x`` as a contiguous float32 array of ``ndim`` dimensions, a copy."""
     if hasattr(x, "detach"):
-        x = x.detach().float().cpu().numpy()  # numpy does not know torch's bfloat16
-    array = np.array(x, np.float32, order="C")
+        x = x.detach().float()  # numpy does not know torch's bfloat16
+    try:
+        array = np.array(host_array(x, name), np.float32, order="C")
+    except OverflowError as error:
+        raise ValueError(f"{name} has a number beyond float32: {error}") from None
     if array.ndim != ndim:
         raise ValueError(f"{name} has {array.ndim} dimensions; expected {ndim}")
     if not np.isfinite(array).all():
         raise ValueError(f"{name} has values that are not finite")
     return array
+
 
 _INT_MAX = 2**31 - 1
 
@@ -51,6 +56,16 @@ def integer(x: Any, name: str, least: int = 0) -> int:
     if x > _INT_MAX:
         raise ValueError(f"{name} is {x}; expected at most {_INT_MAX}")
     return int(x)
+
+
+def real(x: Any, name: str) -> float:
+    """``x`` as a float; what is too large for one is infinite."""
+    if not isinstance(x, Real):
+        raise TypeError(f"{name} is {kind_of(x)}; expected a number")
+    try:
+        return float(x)
+    except OverflowError:
+        return math.inf if x > 0 else -math.inf
 
 
 def pair(x: Any, name: str, least: int = 1) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from typing import Any, Callable, NamedTuple, NoReturn, TypedDict
 from raddle._compiled import compiled as operators
 from raddle._compiled import is_traced
 from raddle._keywords import answered
-from raddle._tensors import dtype_name, lend
+from raddle._tensors import dtype_name, lend, lend_flag
 from raddle.flex.block_mask import BlockMask, from_torch, is_torch_block_mask
 from raddle.flex.errors import LengthError, RankError, UnsupportedError
 from raddle.flex.inputs import Inputs, like_in_order
@@ -162,14 +162,14 @@ def _traced(score_mod: Any, block_mask: BlockMask | None) -> tuple[Traced | None
 
 def _wants_lse(return_lse: bool, return_aux: Any) -> bool:
     if return_aux is None:
-        return bool(return_lse)
-    if return_lse:
+        return lend_flag(return_lse, "return_lse")
+    if lend_flag(return_lse, "return_lse"):
         raise ValueError("return_lse and return_aux are both given; expected one: return_aux=AuxRequest(lse=True)")
     if not (hasattr(return_aux, "lse") and hasattr(return_aux, "max_scores")):
         raise TypeError(f"return_aux is a {type(return_aux).__name__}; expected an AuxRequest or None")
-    if return_aux.max_scores:
+    if lend_flag(return_aux.max_scores, "return_aux.max_scores"):
         raise UnsupportedError("return_aux.max_scores is True; expected False: only lse is kept of a softmax")
-    return bool(return_aux.lse)
+    return lend_flag(return_aux.lse, "return_aux.lse")
 
 
 def _check_tensors(query: Any, key: Any, value: Any, enable_gqa: bool) -> None:
@@ -186,7 +186,7 @@ def _check_tensors(query: Any, key: Any, value: Any, enable_gqa: bool) -> None:
     if tuple(value.shape[:3]) != tuple(key.shape[:3]):
         raise ValueError(f"value has shape {tuple(value.shape)}; expected {tuple(key.shape[:3])} first, as key has")
     heads, kv_heads = query.shape[1], key.shape[1]
-    if heads != kv_heads and not enable_gqa:
+    if heads != kv_heads and not lend_flag(enable_gqa, "enable_gqa"):
         raise ValueError(f"key has {kv_heads} heads and query {heads}; expected as many, or enable_gqa=True")
     if kv_heads == 0 or heads % kv_heads:
         raise ValueError(f"key has {kv_heads} heads; expected a divisor of query's {heads}")

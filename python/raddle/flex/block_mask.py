@@ -15,6 +15,7 @@ import numpy as np
 from raddle._compiled import compiled as operators
 from raddle._compiled import is_traced, numbered
 from raddle._keywords import answered
+from raddle._tensors import lend_flag
 from raddle.flex import picture
 from raddle.flex._arrays import integer, pair
 from raddle.flex.blocks import block_function, block_table, given_blocks, lengths_of, selected
@@ -126,7 +127,7 @@ class BlockMask:
         blocks = kv_num_blocks, kv_indices, full_kv_num_blocks, full_kv_indices
         kinds, shape, size = given_blocks(*blocks, BLOCK_SIZE, seq_lengths)
         made = cls._of(mask_mod or noop_mask, shape, size, kinds)
-        made._has_full, made._has_columns = full_kv_indices is not None, bool(compute_q_blocks)
+        made._has_full, made._has_columns = full_kv_indices is not None, lend_flag(compute_q_blocks, "compute_q_blocks")
         return made
 
     @property
@@ -184,7 +185,7 @@ class BlockMask:
         Returns:
             A tuple.
         """
-        lengths, size = (self.seq_lengths, self._size) if flatten else ((self.seq_lengths,), (self._size,))
+        lengths, size = (self.seq_lengths, self._size) if lend_flag(flatten, "flatten") else ((self.seq_lengths,), (self._size,))
         lists = [getattr(self, name) for name in (*_LISTS, *_BACKWARD)]
         return (*lengths, *lists, *size, self._mask_mod)
 
@@ -233,7 +234,9 @@ class BlockMask:
             TypeError: a grid_size that is neither an int nor a pair of ints.
         """
         kinds = self._kinds()
-        grid = kinds.shape[2:] if grid_size in (-1, (-1, -1)) else pair(grid_size, "grid_size")
+        whole = isinstance(grid_size, (int, tuple)) and grid_size in (-1, (-1, -1))
+        grid = kinds.shape[2:] if whole else pair(grid_size, "grid_size")
+        limit = integer(limit, "limit")
         shown = list(np.ndindex(*kinds.shape[:2]))
         parts = [f"{where}\n{picture.text(kinds[where], grid)}" for where in shown[:limit]]
         return "\n".join(parts + ["…"] * (len(shown) > limit))
@@ -390,7 +393,7 @@ def create_block_mask(
     shape = (1 if B is None else integer(B, "B", 1), 1 if H is None else integer(H, "H", 1))
     shape += (integer(Q_LEN, "Q_LEN"), integer(KV_LEN, "KV_LEN"))
     block_mask = BlockMask._of(mask_mod, shape, pair(BLOCK_SIZE, "BLOCK_SIZE"), None)
-    block_mask._has_full = bool(separate_full_blocks)
+    block_mask._has_full = lend_flag(separate_full_blocks, "separate_full_blocks")
     block_mask._traced.check_indices(shape)
     return block_mask
 

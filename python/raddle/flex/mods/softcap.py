@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from numbers import Real
 from typing import Any, Callable
 
-from raddle._tensors import kind_of
+from raddle._tensors import lend_flag
+from raddle.flex._arrays import real
 from raddle.flex.ops import tanh, tanh_approx
 
 
@@ -31,9 +31,7 @@ def softcap(cap: float, fast: bool = False) -> Callable[..., Any]:
         >>> round(float(mod(1000.0, 0, 0, 10, 3)), 3)
         30.0
     """
-    if not isinstance(cap, Real):
-        raise TypeError(f"cap is {kind_of(cap)}; expected a number")
-    cap = float(cap)
+    cap, fast = real(cap, "cap"), lend_flag(fast, "fast")
     if not (cap > 0.0 and math.isfinite(cap)):
         raise ValueError(f"cap is {cap}; expected a finite number above 0")
 

@@ -6,6 +6,7 @@ from typing import Any, Callable
 
 import numpy as np
 
+from raddle._tensors import lend_flag
 from raddle.flex._arrays import floats, integer
 from raddle.flex.mods.relative_position_bias import relative_position_bias
 
@@ -34,7 +35,7 @@ def t5_buckets(bias: Any, max_distance: int = 128, bidirectional: bool = False) 
         >>> float(mod(0.0, 0, 0, 10, 7))
         3.0
     """
-    table = floats(bias, "bias", 2)
+    table, bidirectional = floats(bias, "bias", 2), lend_flag(bidirectional, "bidirectional")
     distance = np.arange(-integer(max_distance, "max_distance", 1), max_distance + 1)
     bucket = t5_bucket(distance, len(table), max_distance, bidirectional)
     return relative_position_bias(table[bucket].T)
