@@ -68,7 +68,7 @@ class PagePool(_library.Handle):
     """Pages 0 … num_pages - 1 of page_size keys each, all free at first.
 
     Args:
-        num_pages: at least 1.
+        num_pages: 1 to 2^27.
         page_size: keys of a page, at least 1.
 
     A request is an int, never used again once it is finished. Where an argument is ``requests``, it is a list or an

@@ -7,7 +7,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from raddle import _library
-from raddle._tensors import lend, lend_index, lend_indices
+from raddle._tensors import host_array, lend, lend_index, lend_indices
 from raddle.kv import accept_tree
 from raddle.layouts import Layout, PagedKV
 from raddle.packed_mask import pack_masks
@@ -122,7 +122,7 @@ class TokenTree(Layout):
 
 def _of_nodes(masks: Sequence[Any], qo_indptr: Any) -> Sequence[Any]:
     """The masks, if they are [qo_len, qo_len]: their bytes alone would not tell 3 nodes from 4."""
-    for number, (mask, nodes) in enumerate(zip(masks, np.diff(np.asarray(qo_indptr)))):
+    for number, (mask, nodes) in enumerate(zip(masks, np.diff(host_array(qo_indptr, "qo_indptr")))):
         shape = list(np.shape(mask))
         if shape != [nodes, nodes]:
             raise ValueError(f"masks[{number}] has shape {shape}; expected [{nodes}, {nodes}], its nodes")

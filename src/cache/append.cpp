@@ -283,9 +283,13 @@ RowBytes row_bytes(const TensorRef& rows) {
 AppendView append_view(const TensorRef& k_new, const TensorRef& v_new, const KvRef& pool,
                        HeadOrder order) {
   check_apart("pool.k", pool.k, "pool.v", pool.v);
+  if (check_scales_apart("pool", pool))
+    fail<ValueError>("k_scale is v_scale; expected a tensor each: both get scales of their own");
   for (const auto& [name, rows] : {std::pair{"k_new", &k_new}, {"v_new", &v_new}}) {
     check_apart("pool.k", pool.k, name, *rows);
     check_apart("pool.v", pool.v, name, *rows);
+    for (const ScaleRef* scale : {&pool.k_scale, &pool.v_scale})
+      if (is_by_token(*scale)) check_apart("k_scale or v_scale", scale->tensor, name, *rows);
   }
   AppendView view{};
   view.k_rows = row_bytes(k_new);

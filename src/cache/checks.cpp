@@ -62,6 +62,21 @@ bool check_pair_apart(const std::string& name, const KvRef& pool) {
   return columns;
 }
 
+bool check_scales_apart(const std::string& name, const KvRef& pool) {
+  const std::string of = name == "pool" ? "" : name + "_";
+  const TensorRef &k = pool.k_scale.tensor, &v = pool.v_scale.tensor;
+  for (const auto& [which, scale] :
+       {std::pair{"k_scale", &pool.k_scale}, {"v_scale", &pool.v_scale}}) {
+    if (!is_by_token(*scale)) continue;
+    check_apart(of + which, scale->tensor, name + ".k", pool.k);
+    check_apart(of + which, scale->tensor, name + ".v", pool.v);
+  }
+  if (!is_by_token(pool.k_scale) || !is_by_token(pool.v_scale)) return false;
+  if (is_same(k, v)) return true;
+  check_apart(of + "k_scale", k, of + "v_scale", v);
+  return false;
+}
+
 void check_page(const LevelView& level, i32 request, i32 nth, i64 pages, const char* why) {
   const i32 page = level.blocks[level.block_begin[request] + nth];
   if (page < 0 || page >= pages) {

@@ -29,6 +29,10 @@ void check_heads(const KvRef& pool, HeadOrder order);
 /// K (MLA), which move with it. Raises otherwise. Returns whether V is.
 bool check_pair_apart(const std::string& name, const KvRef& pool);
 
+/// Scales of tokens that are written with a pool, `name` "pool" or "to", lie apart from its K and V
+/// and from each other, or are one tensor for both. Raises otherwise. Returns whether they are.
+bool check_scales_apart(const std::string& name, const KvRef& pool);
+
 /// Raises unless `request` has a page `nth` in the pool; `why` ("new rows go to") says what needs
 /// it.
 void check_page(const LevelView& level, i32 request, i32 nth, i64 pages, const char* why);

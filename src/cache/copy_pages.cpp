@@ -204,6 +204,10 @@ void copy_pages(const KvRef& from, const KvRef& to, const IndexRef& from_pages,
   const MovedScales k_scales = scales_of("k", from.k_scale, from.k, to.k_scale, to.k);
   const MovedScales v_scales = scales_of("v", from.v_scale, from.v, to.v_scale, to.v);
 
+  if (check_scales_apart("to", to) && !is_same(from.k_scale.tensor, from.v_scale.tensor))
+    fail<ValueError>(
+        "to_k_scale is to_v_scale, and those that are read are two; expected two, too");
+
   CopyView view{};
   view.k_from = pool_bytes(a.k, HeadOrder::nhd);
   view.k_to = pool_bytes(b.k, HeadOrder::nhd);

@@ -213,8 +213,9 @@ void accept(const Target& on, const Layout& layout, const AcceptView& view, DTyp
   if (launch.num_units == 0) return;
   Call call(on, kernels_for_pools(kv_dtype));
   call.place(layout, launch);
-  launch.view.parents = call.send(view.parents, layout.num_rows(), "parents");
-  launch.view.accepted = call.send(view.accepted, layout.num_requests(), "accepted");
+  const i32 requests = layout.num_requests();
+  launch.view.path = call.send(view.path, view.path_begin[requests], "the accepted paths");
+  launch.view.path_begin = call.send(view.path_begin, i64{requests} + 1, "the accepted paths");
   call.launch(jit::accept_entry, launch.num_units, kv::num_warps, launch);
 }
 

@@ -29,7 +29,10 @@ void make_room(std::vector<i32>& pages, std::size_t size) {
 }  // namespace
 
 PagePool::PagePool(i32 num_pages, i32 page_size) : page_size_(page_size) {
-  if (num_pages < 1) fail<ValueError>("num_pages is ", num_pages, "; expected at least 1");
+  // What is kept of a page takes some twenty bytes: beyond, a mistaken number would fill a machine.
+  constexpr i32 most = 1 << 27;
+  if (num_pages < 1 || num_pages > most)
+    fail<ValueError>("num_pages is ", num_pages, "; expected at least 1, at most ", most);
   if (page_size < 1) fail<ValueError>("page_size is ", page_size, "; expected at least 1");
   pages_.resize(at(num_pages));
   free_.resize(at(num_pages));

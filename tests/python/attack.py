@@ -24,7 +24,7 @@ import attack_calls
 import attack_problems
 import attack_serving
 
-SECONDS_AT_ONCE, MOST_MEMORY = 120, 24 << 30  # torch's libraries take some of it
+SECONDS_AT_ONCE, MOST_MEMORY = 120, 8 << 30
 #: What a fork does, and how often.
 SHARE = {"calls": 100, "guarded": 8, "traced": 1, "merged": 2, "served": 2, "threads": 1}
 

@@ -9,6 +9,7 @@ from forked import outcome
 from raddle import flex
 from small import SPEC, attention, refuses
 
+
 def kept(b, h, q_idx, kv_idx):
     return q_idx >= kv_idx
 
@@ -51,6 +52,7 @@ def test_workers():
     (lambda: raddle.alibi_slopes(INT_MAX), "num_heads is"),
     (lambda: raddle.Rope(2**30), "rotary_dim is 1073741824; expected an even number above 0, at most 576"),
     (lambda: raddle.PagePool(4).fork(0, INT_MAX), "count is"),
+    (lambda: raddle.PagePool(2**27 + 1), "num_pages is 134217729; expected at least 1, at most 134217728"),
     (lambda: flex.create_block_mask(kept, None, None, 64, 64, BLOCK_SIZE=2**64), "BLOCK_SIZE is"),
     (lambda: flex.create_block_mask(kept, None, None, 2**64, 64), "Q_LEN is"),
 ])  # fmt: skip
@@ -62,6 +64,21 @@ def test_too_large(call, words):
             return str(error)
 
     assert words in outcome(message, seconds=30)
+
+
+def test_a_tree_of_300000_nodes():
+    """In time that grows with the tree, not with its square: that would be minutes."""
+    nodes = 300_000
+    pool = np.arange(nodes * 8, dtype=np.float32).reshape(nodes // 100, 100, 1, 8)
+    layout = raddle.PagedKV([0, nodes], None, [list(range(nodes // 100))], [nodes], page_size=100)
+    parents = np.maximum(np.arange(nodes) - 2, -1).astype(np.int32)  # even nodes are a path
+
+    def rows():
+        kept = raddle.accept_tree(layout, (pool, pool.copy()), parents, [nodes - 2])
+        return kept.tolist(), pool.reshape(nodes, 8)[: nodes // 2, 0].tolist()
+
+    kept, moved = outcome(rows, seconds=60)
+    assert kept == [nodes // 2] and moved == [16.0 * n for n in range(nodes // 2)]
 
 
 def test_blocks_larger_than_the_mask():

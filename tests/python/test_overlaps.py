@@ -159,3 +159,43 @@ def test_lists_of_selected_pages(rng):
     chosen.pages[0, 1] = -2
     with refuses(ValueError, "pages[0, 1] is -2", "-1 for none"):
         chosen.layout(layout)
+
+
+def test_scales_that_are_written(rng):
+    """append_kv finds scales, accept_tree moves them: K's and V's are two tensors, or move once."""
+    k, v = (np.zeros((PAGES, PAGE, HEADS, DIM), np.int8) for _ in range(2))
+    rows, scales = new_rows(rng, 3), rng.random((PAGES, PAGE, HEADS), np.float32)
+    with refuses(ValueError, "k_scale is v_scale", "a tensor each"):
+        raddle.append_kv(paged(), (k, v), *rows, k_scale=scales, v_scale=scales)
+    over_k = k.reshape(-1).view(np.float32)[: scales.size].reshape(scales.shape)
+    with refuses(ValueError, "v_scale shares memory with pool.k"):
+        raddle.append_kv(paged(), (k, v), *rows, k_scale=scales, v_scale=over_k)
+    line = np.zeros(scales.size + 8, np.float32)
+    with refuses(ValueError, "k_scale shares memory with v_scale"):
+        shifted = (line[8:].reshape(scales.shape), line[:-8].reshape(scales.shape))
+        raddle.accept_tree(paged(), (k, v), [-1, -1, 0], [0, 0], scales=shifted)
+    assert not k.any() and not line.any()
+    layout = raddle.PagedKV([0, 4], None, [[2, 0]], [24], page_size=PAGE)
+    once, apart = scales.copy(), (scales.copy(), scales.copy())
+    for given in ((once, once), apart):
+        raddle.accept_tree(layout, (k, v), np.array([-1, 0, 0, 2], np.int32), [3], scales=given)
+    np.testing.assert_array_equal(once, apart[0])
+    with refuses(ValueError, "to_k_scale is to_v_scale"):
+        to = (k.copy(), v.copy())
+        raddle.copy_pages((k, v), [1], [2], to=to, scales=apart, to_scales=(line[8:].reshape(scales.shape),) * 2)
+
+
+def test_accepted_paths_that_share_slots(rng):
+    k, v = pool(rng), pool(rng)
+    kept = k.copy(), v.copy()
+    parents = np.array([-1, -1, 1], np.int32)
+    with refuses(ValueError, "page_indices has page 3 for key 3 of request 0", "for key 19 of request 0", "pages of their own"):
+        layout = raddle.PagedKV([0, 20], None, [[3, 3]], [20], page_size=PAGE)
+        raddle.accept_tree(layout, (k, v), np.r_[-1, np.arange(-1, 18)].astype(np.int32), [19])
+    with refuses(ValueError, "page_indices has page 3", "of request 0 and", "of request 1"):
+        layout = raddle.PagedKV([0, 3, 6], None, [[3], [3]], [10, 10], page_size=PAGE)
+        raddle.accept_tree(layout, (k, v), np.tile(parents, 2), [2, 2])
+    np.testing.assert_array_equal((k, v), kept)
+    # Pages that are shared where nothing moves are fine.
+    layout = raddle.PagedKV([0, 3, 6], None, [[3, 4], [3, 5]], [20, 20], page_size=PAGE)
+    assert raddle.accept_tree(layout, (k, v), np.tile(parents, 2), [2, 2]).tolist() == [19, 19]

@@ -82,6 +82,14 @@ def test_numbers_that_no_float_or_size_is(call, words):
         call()
 
 
+def test_results_beyond_memory():
+    """As numpy has it; torch's own is a RuntimeError."""
+    summary = np.ones((6, 2, 2, 16), np.float32)
+    for q in (Q, torch.from_numpy(Q)):
+        with pytest.raises(MemoryError):
+            raddle.select_pages(LAYOUT, q, summary, 2**44)
+
+
 def test_mixed_kinds_of_weights():
     with refuses(TypeError, "w_uk is a Tensor and w_uq a ndarray", "same kind"):
         mla.absorb_q(W, torch.ones(8, 2, 4))

@@ -50,7 +50,12 @@ def shape_of_out(q: Any, num_heads: int, head_dim: int) -> tuple[int, ...]:
 def like(x: Any, shape: tuple[int, ...], dtype: str) -> Any:
     """An uninitialised tensor of the kind of ``x``, where ``x`` is. For JAX one that `finished` converts."""
     if isinstance(x, TorchTensor):
-        return torch.empty(shape, dtype=_torch_dtype(dtype), device=x.device)
+        try:
+            return torch.empty(shape, dtype=_torch_dtype(dtype), device=x.device)
+        except RuntimeError as error:
+            if x.is_cuda:
+                raise  # torch.OutOfMemoryError says it all
+            raise MemoryError(f"a tensor of shape {list(shape)} for a result: {str(error).partition(chr(10))[0]}") from None
     if is_cupy(x):
         return _like_cupy(x, shape, dtype)
     if device_of(x) != "cpu":

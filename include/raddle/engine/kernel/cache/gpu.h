@@ -88,8 +88,8 @@ RADDLE_DEVICE void copy(const CopyLaunch& launch) {
 RADDLE_DEVICE void accept(const AcceptLaunch& launch) {
   const i64 unit = warp_unit();
   if (unit >= launch.num_units) return;
-  accept_head(Warp{}, launch.view, launch.layout, launch.level,
-              static_cast<i32>(unit / launch.view.k.num_heads), unit % launch.view.k.num_heads);
+  accept_head(Warp{}, launch.view, launch.level, static_cast<i32>(unit / launch.view.k.num_heads),
+              unit % launch.view.k.num_heads);
 }
 
 /// Unit: one head of one page of a request's list. Launched for the longest list. T is the element
