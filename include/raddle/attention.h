@@ -221,7 +221,8 @@ class Attention {
   ReservationPtr reserve(const Maxima& maxima, const ReserveOptions& options = {}) const;
   /// Thread-safe. CPU: concurrent calls use scratch of their own. GPU: the tensors lie there, the
   /// call launches one kernel on args.stream and waits for nothing; each stream has scratch of its
-  /// own, and must outlive the plans that were run on it, and their Attention.
+  /// own, the per-thread default stream one a thread. A stream may be destroyed before plans that
+  /// ran on it.
   void run(const Plan& plan, const RunArgs& args, RunStats* stats = nullptr) const;
 
  private:

@@ -227,7 +227,8 @@ class Attention(_library.Handle):
 
         On a GPU all tensors lie there, rows are multiples of 16 bytes apart, and the call launches one kernel on the
         current stream of q's framework (torch's current stream) and waits for nothing. Every stream has scratch of its
-        own. The stream must not be destroyed before the plans that ran on it and their Attention, whose scratch it has.
+        own, CUDA's per-thread default stream one a thread. A stream may be destroyed before plans that ran on it. The
+        default stream is refused while another one that it waits for captures a graph: it would end the capture.
 
         torch.compile takes the call as an operator that it does not look into, whatever the plan; make plans outside.
 

@@ -86,7 +86,9 @@ class Call {
       : device_(Device::get(on.device.ordinal)),
         stream_(on.stream),
         context_(device_),
-        kernels_(std::move(kernels)) {}
+        kernels_(std::move(kernels)) {
+    check_takes_work(stream_);
+  }
 
   StreamHandle stream() const { return stream_; }
   const Device& device() const { return device_; }

@@ -17,6 +17,8 @@
 #include <cstring>
 #include <fstream>
 #include <map>
+#include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -49,7 +51,10 @@ thread_local int* current = nullptr;
 std::atomic<void*> capturing = nullptr;
 std::atomic<unsigned long> capture_number = 0;
 std::atomic<int> allocations = 0, launches = 0, uploads = 0, refusals = 0;
+std::atomic<int> misuses = 0, waits = 0, synchronizations = 0;
 std::atomic<bool> events_pass = true, launch_nothing = false, launches_fail = false;
+/// Whether the default stream waits for the one that is being captured.
+std::atomic<bool> capture_blocks = false;
 std::atomic<std::size_t> memory_left = std::size_t{1} << 40;
 
 struct Program {
@@ -154,6 +159,27 @@ std::string hollow_entries_of(const std::string& name) {
          "(int, int, int, int, int, void**) {}\nextern \"C\" int raddle_emulated_bytes_" + name +
          "(int) { return 0; }\nextern \"C\" int raddle_emulated_threads_" + name +
          "() { return 0; }\n";
+}
+
+struct Destroyed {
+  std::mutex mutex;
+  std::set<void*> streams;
+  bool has(void* stream) {
+    const std::lock_guard lock(mutex);
+    return streams.count(stream) != 0;
+  }
+} destroyed;
+
+bool is_beside_capture(void* stream) {
+  return capture_blocks && capturing && reinterpret_cast<std::uintptr_t>(stream) < 2;
+}
+
+/// The error of a call that gives a stream work which it cannot take: it was destroyed, or it is
+/// the default one and would end another one's capture.
+int misuse_of(void* stream) {
+  const int error = destroyed.has(stream) ? 400 : is_beside_capture(stream) ? 906 : 0;
+  misuses += error != 0;
+  return error;
 }
 
 int without_context() {
@@ -327,7 +353,8 @@ int cuMemcpyHtoD_v2(unsigned long to, const void* from, std::size_t bytes) {
   std::memcpy(reinterpret_cast<void*>(to), from, bytes);
   return 0;
 }
-int cuMemcpyHtoDAsync_v2(unsigned long to, const void* from, std::size_t bytes, void*) {
+int cuMemcpyHtoDAsync_v2(unsigned long to, const void* from, std::size_t bytes, void* stream) {
+  if (const int error = misuse_of(stream)) return error;
   ++uploads;
   return cuMemcpyHtoD_v2(to, from, bytes);
 }
@@ -335,10 +362,12 @@ int cuMemcpyDtoH_v2(void* to, unsigned long from, std::size_t bytes) {
   std::memcpy(to, reinterpret_cast<void*>(from), bytes);
   return 0;
 }
-int cuMemcpyDtoHAsync_v2(void* to, unsigned long from, std::size_t bytes, void*) {
+int cuMemcpyDtoHAsync_v2(void* to, unsigned long from, std::size_t bytes, void* stream) {
+  if (const int error = misuse_of(stream)) return error;
   return cuMemcpyDtoH_v2(to, from, bytes);
 }
-int cuMemsetD8Async(unsigned long to, unsigned char value, std::size_t bytes, void*) {
+int cuMemsetD8Async(unsigned long to, unsigned char value, std::size_t bytes, void* stream) {
+  if (const int error = misuse_of(stream)) return error;
   std::memset(reinterpret_cast<void*>(to), value, bytes);
   return 0;
 }
@@ -350,7 +379,7 @@ int cuEventCreate(void** event, unsigned) {
   return 0;
 }
 int cuEventDestroy_v2(void*) { return 0; }
-int cuEventRecord(void*, void*) { return 0; }
+int cuEventRecord(void*, void* stream) { return misuse_of(stream); }
 int cuEventQuery(void*) { return events_pass ? 0 : 600; }
 int cuEventSynchronize(void*) { return 0; }
 int cuStreamCreate(void** stream, unsigned) {
@@ -358,8 +387,18 @@ int cuStreamCreate(void** stream, unsigned) {
   *stream = &one;
   return 0;
 }
-int cuStreamWaitEvent(void*, void*, unsigned) { return 0; }
+int cuStreamWaitEvent(void* stream, void*, unsigned) {
+  ++waits;
+  return misuse_of(stream);
+}
+int cuCtxSynchronize() {
+  if (capturing) return 900;
+  ++synchronizations;
+  return 0;
+}
 int cuStreamIsCapturing(void* stream, int* status) {
+  if (is_beside_capture(stream)) return 906;
+  if (const int error = misuse_of(stream)) return error;
   *status = capturing && capturing == stream;
   return 0;
 }
@@ -428,6 +467,7 @@ int cuLaunchKernel(void* handle, unsigned blocks, unsigned, unsigned, unsigned t
                    unsigned teams, unsigned, unsigned shared_bytes, void* stream, void** params,
                    void**) {
   if (launches_fail) return 701;
+  if (const int error = misuse_of(stream)) return error;
   ++launches;
   if (launch_nothing) return 0;
   const auto& function = *static_cast<const Function*>(handle);
@@ -465,6 +505,14 @@ void raddle_emulator_replay(void* stream) {
     run_blocks(*node.function, node.blocks, node.threads, node.teams, node.shared_bytes, params);
   }
 }
+void raddle_emulator_capture_blocks(int on) { capture_blocks = on != 0; }
+void raddle_emulator_destroy_stream(void* stream) {
+  const std::lock_guard lock(destroyed.mutex);
+  destroyed.streams.insert(stream);
+}
+int raddle_emulator_misuses() { return misuses; }
+int raddle_emulator_waits() { return waits; }
+int raddle_emulator_synchronizations() { return synchronizations; }
 void raddle_emulator_events_pass(int pass) { events_pass = pass != 0; }
 void raddle_emulator_launch_nothing(int on) { launch_nothing = on != 0; }
 void raddle_emulator_launches_fail(int on) { launches_fail = on != 0; }

@@ -119,11 +119,12 @@ def emulator(gpu):
     cuda = ctypes.CDLL("libcuda.so.1")
     if not hasattr(cuda, "raddle_emulator_capture"):
         pytest.skip("asks the emulated driver: tests/gpu/emulate.sh")
-    for name in ("capture", "replay"):
+    for name in ("capture", "replay", "destroy_stream"):
         getattr(cuda, f"raddle_emulator_{name}").argtypes = [ctypes.c_void_p]
     cuda.raddle_emulator_memory_left.argtypes = [ctypes.c_size_t]
     yield cuda
     cuda.raddle_emulator_capture(None)
+    cuda.raddle_emulator_capture_blocks(0)
     cuda.raddle_emulator_events_pass(1)
     cuda.raddle_emulator_launches_fail(0)
     cuda.raddle_emulator_memory_left(2**40)

@@ -35,12 +35,13 @@ GpuLaunch CudaPlanner::plan(const DeviceLayout& layout, const CudaVariant& varia
   launch.scratch = base + at_.scratch;
   launch.sizes = reinterpret_cast<PlanSizes*>(base + at_.sizes);
   launch.report = reinterpret_cast<PlanReport*>(base + at_.report);
+  const bool captured = is_capturing(stream);
   block_.use_on(stream);
   variant.use_on(stream);
   const PlannerGrid grid = planner_grid(launch);
   void* params[] = {&launch, variant.bytes()};
   kernel_->launch(grid.blocks, grid.threads, grid.shared_bytes, stream, params);
-  if (!is_capturing(stream)) block_.written_on(stream);
+  if (!captured) block_.written_on(stream);
   GpuLaunch attention{};
   attention.layout = planner::planned_layout(launch, attention.levels);
   attention.layout.levels = nullptr;  // the kernel has them by value

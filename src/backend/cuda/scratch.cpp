@@ -18,10 +18,14 @@ std::unique_lock<std::mutex> StreamScratch::provide(const PlanView& plan, Stream
   const i64 rows = plan.num_partial_rows;
   const i64 counters = i64{plan.num_contractions} * plan.num_kv_heads;
   std::unique_lock lock(mutex_);
+  const StreamId id = id_of(stream);
   Set* set = nullptr;
   for (Set& each : sets_)
-    if (each.stream == stream) set = &each;
-  if (!set) set = &sets_.emplace_back(Set{stream, {}});
+    if (each.stream == id) set = &each;
+  if (!set) {
+    if (sets_.size() == most_sets) sets_.pop_front();
+    set = &sets_.emplace_back(Set{id, {}});
+  }
   if (rows > set->rows || counters > set->counters) {
     const i64 more_rows = max(rows, set->rows), more_counters = max(counters, set->counters);
     const ScratchOffsets at = scratch_offsets(more_rows, more_counters, dim_vo_);

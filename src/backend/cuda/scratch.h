@@ -26,10 +26,13 @@ class StreamScratch {
 
  private:
   struct Set {
-    StreamHandle stream;
+    StreamId stream;
     Block block;
     i64 rows = -1, counters = -1;  ///< that there is room for
   };
+  /// More streams than programs have: the one that was new first has its set taken away. Callers
+  /// may destroy streams, whose sets nothing would use again.
+  static constexpr std::size_t most_sets = 64;
   const Device* device_;
   i32 dim_vo_;
   std::mutex mutex_;

@@ -23,6 +23,7 @@ struct Driver {
   int (*current_device)(int*);
   int (*push_context)(void*);
   int (*pop_context)(void**);
+  int (*synchronize_context)();
   int (*memory_info)(std::size_t* free, std::size_t* total);
   int (*allocate)(u64*, std::size_t);
   int (*release)(u64);
@@ -70,7 +71,7 @@ inline void check(int result, const char* what) {
 }
 
 // Results and attributes of cuda.h.
-constexpr int out_of_memory = 2, not_ready = 600;
+constexpr int out_of_memory = 2, not_ready = 600, capture_implicit = 906;
 constexpr int multiprocessor_count = 16, compute_major = 75, compute_minor = 76,
               max_shared_optin = 97, function_max_threads = 0, function_max_dynamic_shared = 8;
 

@@ -34,22 +34,20 @@ std::size_t rounded(std::size_t bytes) {
 // --- device memory -----------------------------------------------------------------------------
 
 struct Block::State {
-  /// A stream that works on the block, and how far it was when the block was given back.
+  /// A stream that works on the block, and its ticket of when the block was given back.
   struct Use {
-    StreamHandle stream = nullptr;
-    Event event;
-    bool recorded = false;
+    std::shared_ptr<StreamProgress> stream;
+    u64 ticket = 0;
   };
 
   DevicePool* pool = nullptr;
   u64 address = 0;
   std::size_t bytes = 0;
   std::mutex mutex;
-  std::vector<Use> uses;  ///< the first num_uses are in use, the rest keep their events
-  std::size_t num_uses = 0;
+  std::vector<Use> uses;
   /// When what was sent up is there, and on which stream it went.
   std::shared_ptr<const Event> sent;
-  StreamHandle sent_on = nullptr;
+  StreamId sent_on;
   std::atomic<bool> arrived = true;
   std::shared_ptr<const Event> own;  ///< for what is no Upload
 
@@ -58,23 +56,21 @@ struct Block::State {
   void mark_sent(std::shared_ptr<const Event> event, StreamHandle stream) {
     const std::lock_guard lock(mutex);
     sent = std::move(event);
-    sent_on = stream;
+    sent_on = id_of(stream);
     arrived = false;
   }
   void add_use(StreamHandle stream) {
+    const StreamId id = id_of(stream);
     const std::lock_guard lock(mutex);
-    for (std::size_t i = 0; i < num_uses; ++i)
-      if (uses[i].stream == stream) return;
-    if (num_uses == uses.size()) {
-      const OutsideCapture outside;
-      uses.emplace_back();
-    }
-    uses[num_uses].stream = stream;
-    uses[num_uses++].recorded = false;
+    for (const Use& use : uses)
+      if (use.stream->id() == id) return use.stream->mark();
+    uses.push_back({pool->progress_of(id), 0});
+    uses.back().stream->mark();
   }
   void order_after_upload(StreamHandle stream) {
-    if (arrived || stream == sent_on) return;
+    if (arrived) return;
     const std::lock_guard lock(mutex);
+    if (id_of(stream) == sent_on) return;
     const OutsideCapture outside;
     if (sent->has_passed())
       arrived = true;
@@ -83,16 +79,20 @@ struct Block::State {
     else
       sent->delay(stream);
   }
-  /// False where some stream is being captured just now: then nothing can be said of its work.
-  bool record_uses() {
-    for (std::size_t i = 0; i < num_uses; ++i) {
-      Use& use = uses[i];
-      if (use.recorded) continue;
-      if (is_capturing(use.stream)) return false;
-      use.event.record(use.stream);
-      use.recorded = true;
-    }
-    return true;
+  /// Has the stream wait for the work of all others. Returns false where the end of some has no
+  /// mark.
+  bool order_after_uses(StreamHandle stream) const {
+    const StreamId id = id_of(stream);
+    return std::all_of(uses.begin(), uses.end(), [&](const Use& use) {
+      // A stream waits for itself anyway. (The driver gives a destroyed stream's handle to no other
+      // before all its work is done.)
+      return use.stream->id() == id || use.stream->delay(stream, use.ticket);
+    });
+  }
+  /// Waits on the host for the work of all. Returns false where the end of some has no mark.
+  bool synchronize() const {
+    return std::all_of(uses.begin(), uses.end(),
+                       [](const Use& use) { return use.stream->synchronize(use.ticket); });
   }
 };
 
@@ -128,24 +128,30 @@ Block DevicePool::take(std::size_t bytes, StreamHandle stream, const char* what)
   const ContextScope context(*device_);
   const OutsideCapture outside;
   Block block;
-  block.state_ = reuse(rounded(bytes), stream);
+  // Where callers destroy streams, marks of their work never come: the host waits for the device
+  // instead, once for many blocks.
+  constexpr int most_unknown = 16;
+  int unknown = 0;
+  block.state_ = reuse(rounded(bytes), stream, unknown);
+  if (!block.state_ && unknown >= most_unknown && all_work_is_done())
+    block.state_ = reuse(rounded(bytes), stream, unknown);
   if (!block.state_) block.state_ = allocate(rounded(bytes), what);
-  block.state_->num_uses = 0;
+  block.state_->uses.clear();
   block.state_->arrived = true;
   block.use_on(stream);
   return block;
 }
 
-std::unique_ptr<Block::State> DevicePool::reuse(std::size_t bytes, StreamHandle stream) {
+std::unique_ptr<Block::State> DevicePool::reuse(std::size_t bytes, StreamHandle stream,
+                                                int& unknown) {
   const std::lock_guard lock(mutex_);
   // The last one given back first: its stream is most often this one.
   for (std::size_t i = free_.size(); i-- > 0;) {
     if (free_[i]->bytes < bytes || free_[i]->bytes > 2 * bytes) continue;
-    if (!free_[i]->record_uses()) continue;
-    // A stream waits for itself anyway. (The driver gives a destroyed stream's handle to no other
-    // before all its work is done.)
-    for (std::size_t u = 0; u < free_[i]->num_uses; ++u)
-      if (free_[i]->uses[u].stream != stream) free_[i]->uses[u].event.delay(stream);
+    if (!free_[i]->order_after_uses(stream)) {
+      ++unknown;
+      continue;
+    }
     auto found = std::move(free_[i]);
     free_.erase(free_.begin() + static_cast<std::ptrdiff_t>(i));
     return found;
@@ -174,26 +180,38 @@ std::unique_ptr<Block::State> DevicePool::allocate(std::size_t bytes, const char
 
 /// Frees what no stream works on any more.
 void DevicePool::release_idle() {
+  all_work_is_done();
   const std::lock_guard lock(mutex_);
-  std::erase_if(free_, [](const std::unique_ptr<Block::State>& state) {
-    if (!state->record_uses()) return false;
-    for (std::size_t u = 0; u < state->num_uses; ++u) state->uses[u].event.synchronize();
+  std::erase_if(free_, [&](const std::unique_ptr<Block::State>& state) {
+    // Others may have given memory back meanwhile.
+    if (!state->synchronize()) return false;
     driver().release(state->address);
     return true;
   });
 }
 
+bool DevicePool::all_work_is_done() {
+  const std::lock_guard lock(mutex_);
+  if (!synchronize_device()) return false;
+  for (const auto& state : free_) state->uses.clear();
+  return true;
+}
+
+std::shared_ptr<StreamProgress> DevicePool::progress_of(const StreamId& id) {
+  const std::lock_guard lock(streams_mutex_);
+  std::erase_if(streams_, [](const auto& each) { return each.expired(); });
+  for (const auto& each : streams_)
+    if (auto found = each.lock(); found && found->id() == id) return found;
+  auto made = std::make_shared<StreamProgress>(id);
+  streams_.push_back(made);
+  return made;
+}
+
 void DevicePool::give_back(std::unique_ptr<Block::State> state) {
-  try {
-    const ContextScope context(*device_);
-    const OutsideCapture outside;
-    state->record_uses();
-    const std::lock_guard lock(mutex_);
-    free_.push_back(std::move(state));
-  } catch (const DeviceError&) {
-    // The device is lost, and its memory with it; its next use raises an error.
-    (void)state.release();
-  }
+  // Nothing is asked of the streams, which may be gone.
+  for (Block::State::Use& use : state->uses) use.ticket = use.stream->take_ticket();
+  const std::lock_guard lock(mutex_);
+  free_.push_back(std::move(state));
 }
 
 // --- pinned memory -----------------------------------------------------------------------------
@@ -249,6 +267,7 @@ std::byte* Upload::data() const { return static_cast<std::byte*>(pinned_->data);
 void Upload::send(const Block& block, const std::vector<Piece>& pieces, StreamHandle stream) {
   const ContextScope context(*device_);
   Block::State& to = *block.state_;
+  check_takes_work(stream);
   for (const Piece& piece : pieces)
     if (piece.bytes > 0)
       check(driver().copy_to_device(to.address + piece.at, data() + piece.at, piece.bytes, stream),
@@ -278,6 +297,7 @@ StreamHandle upload_stream(const Device& device) {
 void set_bytes(const Block& block, std::size_t at, std::size_t bytes, u8 value,
                StreamHandle stream) {
   if (bytes == 0) return;
+  check_takes_work(stream);
   check(driver().set_bytes(reinterpret_cast<u64>(block.data()) + at, value, bytes, stream),
         "setting device memory");
   block.written_on(stream);
@@ -285,6 +305,7 @@ void set_bytes(const Block& block, std::size_t at, std::size_t bytes, u8 value,
 
 void download(void* to, const Block& block, std::size_t at, std::size_t bytes,
               StreamHandle stream) {
+  check_takes_work(stream);
   block.use_on(stream);
   const auto address = reinterpret_cast<u64>(block.data()) + at;
   check(driver().copy_from_device(to, address, bytes, stream), "copying from the GPU");

@@ -28,7 +28,7 @@ class Block {
   /// Must be called with every stream that is given work on it, before that work: the
   /// stream waits for uploads and for work named by `written_on`, and the memory's next user waits
   /// for the stream. A stream that is being captured cannot wait for what is not part of its graph:
-  /// there the host waits. The stream must outlive the block.
+  /// there the host waits. The stream may be destroyed any time after that work was launched.
   void use_on(StreamHandle stream) const;
   /// What `stream` was given last writes the block: other streams wait for it as for an upload. Not
   /// while it is being captured.
@@ -54,13 +54,21 @@ class DevicePool {
   explicit DevicePool(const Device& device);
   ~DevicePool();
   void give_back(std::unique_ptr<Block::State> state);
-  std::unique_ptr<Block::State> reuse(std::size_t bytes, StreamHandle stream);
+  /// `unknown` counts blocks of the size that other streams may still work on: their ends have no
+  /// mark.
+  std::unique_ptr<Block::State> reuse(std::size_t bytes, StreamHandle stream, int& unknown);
   std::unique_ptr<Block::State> allocate(std::size_t bytes, const char* what);
   void release_idle();
+  /// Waits on the host, so that no stream works on what is free any more. Returns false where the
+  /// host may not wait.
+  bool all_work_is_done();
+  std::shared_ptr<StreamProgress> progress_of(const StreamId& id);
 
   const Device* device_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Block::State>> free_;
+  std::mutex streams_mutex_;
+  std::vector<std::weak_ptr<StreamProgress>> streams_;  ///< that blocks were used on
 };
 
 /// A block of pinned host memory to fill, and then to send in one asynchronous copy. The pool does
