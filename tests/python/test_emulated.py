@@ -20,6 +20,7 @@ FILES = (
     "replay_cuda",
     "reservation",
     "sample_cuda",
+    "streams",
     "timeline",
     "vllm_cuda",
 )
@@ -52,6 +53,19 @@ def test_wide_heads_on_emulated_threads(request):
     seed = ["--seed", str(request.config.option.seed)]
     environment = {**os.environ, "PYTHON": sys.executable}
     file = TESTS / "python" / "test_wide_heads.py"
+    ended = subprocess.run([*command, *seed, *few, file], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
+
+
+@pytest.mark.parametrize("family, compute", [("mma", "80"), ("wgmma", "90")])
+def test_empty_rows_on_emulated_threads(family, compute, request):
+    """Split and whole; the sums' kernels are their own."""
+    command = [TESTS / "gpu/emulate.sh", sys.executable, "-m", "pytest", "-q", "--device", "cuda"]
+    few = ["-k", "(test_rows_that_keep_nothing and float16-5) or test_sums_and_sinks"]
+    seed = ["--seed", str(request.config.option.seed)]
+    variables = {"RADDLE_EMULATOR_COMPUTE": compute, "RADDLE_BACKEND": family}
+    environment = {**os.environ, "PYTHON": sys.executable, **variables}
+    file = TESTS / "python" / "test_empty_rows.py"
     ended = subprocess.run([*command, *seed, *few, file], env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
 

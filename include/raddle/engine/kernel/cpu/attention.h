@@ -87,11 +87,40 @@ class ItemKernel {
 
   /// Writes O / Σ and LSE to the caller's tensors, or as a partial state.
   void finish() {
+    if (stages_.scan == Scan::sum) clear_empty_rows();
     normalize(launch_, scratch_, tile_.num_rows);
     if (item_->partial_row >= 0)
       return store_partial(launch_, scratch_, tile_.num_rows, item_->partial_row);
     for (i32 m = 0; m < tile_.num_rows; ++m)
       write_row(launch_, scratch_.rows[m], scratch_.o + m * scratch_.stride_o, scratch_.lse[m]);
+  }
+
+  /// Under a plain sum no Σ says which rows kept nothing. Where O isn't finite, masks are asked
+  /// again: a row that kept nothing is 0, whatever the values of dropped keys have left there.
+  void clear_empty_rows() {
+    for (i32 m = 0; m < tile_.num_rows; ++m) {
+      float* o = scratch_.o + m * scratch_.stride_o;
+      simd::Vec none{};  // x - x is 0, or NaN
+      for (i32 d = 0; d < scratch_.ldo; d += lanes) {
+        const simd::Vec x = simd::load(o + d);
+        none = none + (x - x);
+      }
+      if (simd::reduce_sum(none) == 0.0f || keeps_any(m)) continue;
+      for (i32 d = 0; d < scratch_.ldo; ++d) o[d] = 0.0f;
+    }
+  }
+
+  /// Whether row m keeps any of the item's keys.
+  bool keeps_any(i32 m) {
+    TileWalk walk(plan_, *item_);
+    KeyTile<T>& keys = scratch_.tiles[0];
+    for (;;) {
+      const bool partial = gather_next(walk, keys);
+      if (keys.n == 0) return false;
+      if (!partial) return true;
+      evaluate_keep(m, keys, 0, keys.n, scratch_.keep);
+      if (kept_end(scratch_.keep, keys.n) > 0) return true;
+    }
   }
 
   void load_queries() {

@@ -10,7 +10,8 @@ RADDLE_ENGINE_BEGIN
 namespace gpu_kernel {
 
 /// The running statistics of rows: the largest logit, still without the factor to_log2, and the sum
-/// of the weights of this lane's keys.
+/// of the weights of this lane's keys. Under a plain sum of which only `sum` is used, and says
+/// whether a key was kept: it is 1 then.
 template <i32 row_fragments>
 struct RowStats {
   float top[row_fragments][2];
@@ -28,19 +29,66 @@ struct RowStats {
   }
 };
 
+/// Under a plain sum: all keys of a tile were kept, or those of which `kept` has this lane's bits.
+template <i32 row_fragments>
+RADDLE_DEVICE void note_all_kept(RowStats<row_fragments>& stats) {
+  RADDLE_UNROLL
+  for (i32 i = 0; i < 2 * row_fragments; ++i) stats.sum[i / 2][i % 2] = 1.0f;
+}
+template <i32 key_fragments, i32 row_fragments>
+RADDLE_DEVICE void note_kept(RowStats<row_fragments>& stats, const u32 (&kept)[row_fragments][2]) {
+  constexpr u32 of_lane = ~0u >> (32 - 2 * key_fragments);
+  RADDLE_UNROLL
+  for (i32 i = 0; i < 2 * row_fragments; ++i)
+    if (kept[i / 2][i % 2] & of_lane) stats.sum[i / 2][i % 2] = 1.0f;
+}
+
+/// Makes O of rows that kept nothing 0. All their weights are 0, but where V of dropped keys is
+/// infinite or NaN their products are NaN. `halves` as of softmax().
+template <Scan scan, i32 row_fragments, i32 out_fragments>
+RADDLE_DEVICE void clear_empty_rows(const RowStats<row_fragments>& stats,
+                                    float (&o)[row_fragments][out_fragments][4], i32 halves) {
+  bool empty = false;
+  RADDLE_UNROLL
+  for (i32 r = 0; r < row_fragments; ++r) {
+    RADDLE_UNROLL
+    for (i32 half = 0; half < 2; ++half)
+      if (half < halves)
+        empty = empty || (scan == Scan::softmax ? stats.top[r][half] == -math::infinity
+                                                : stats.sum[r][half] == 0.0f);
+  }
+  if (!ptx::any(empty)) return;
+  RADDLE_UNROLL
+  for (i32 r = 0; r < row_fragments; ++r) {
+    RADDLE_UNROLL
+    for (i32 half = 0; half < 2; ++half) {
+      float sum = stats.sum[r][half];
+      sum += ptx::shuffle_xor(sum, 1);
+      sum += ptx::shuffle_xor(sum, 2);
+      if (sum != 0.0f) continue;
+      RADDLE_UNROLL
+      for (i32 n = 0; n < out_fragments; ++n) o[r][n][2 * half] = o[r][n][2 * half + 1] = 0.0f;
+    }
+  }
+}
+
 /// The end of a row: the factor for its outputs, and its LSE; (0, -inf) where nothing was kept.
 struct RowEnd {
   float factor, lse;
 };
 
+/// An element of O times its row's factor, and 0 where that is: of a row that kept nothing, where V
+/// of dropped keys was infinite or NaN, O may be NaN.
+RADDLE_DEVICE float scaled(float o, float factor) { return factor == 0.0f ? 0.0f : o * factor; }
+
 /// Finishes this lane's row; the four lanes of a row do this together. Rows of a sum are left as
-/// they are.
+/// they are, where they kept a key.
 template <Scan scan, i32 row_fragments>
 RADDLE_DEVICE RowEnd end_row(const RowStats<row_fragments>& stats, i32 r, i32 half, float to_log2) {
-  if constexpr (scan == Scan::sum) return RowEnd{1.0f, 0.0f};
   float sum = stats.sum[r][half];
   sum += ptx::shuffle_xor(sum, 1);
   sum += ptx::shuffle_xor(sum, 2);
+  if constexpr (scan == Scan::sum) return RowEnd{sum == 0.0f ? 0.0f : 1.0f, 0.0f};
   const float top = stats.top[r][half];
   return RowEnd{sum == 0.0f ? 0.0f : 1.0f / sum,
                 top == -math::infinity ? top : (top * to_log2 + math::log2(sum)) * math::ln2};

@@ -1,7 +1,7 @@
 // The variant on fragments of logits: scale, f_logits and f_mask.
 #pragma once
 
-#include "raddle/engine/kernel/gpu/fragments.h"
+#include "raddle/engine/kernel/gpu/softmax.h"
 #include "raddle/engine/variant/parts.h"
 
 RADDLE_ENGINE_BEGIN
@@ -31,15 +31,19 @@ class ApplyVariant {
   /// Changes S in place. `first` is the number of this warp's first key in the tile; keys that do
   /// not exist repeat one that does. `facts` are the item's. row_of(r) is this lane's first row of
   /// row fragment r; its second row is 8 further. `halves` is 1 where the second half of every row
-  /// fragment is padding.
+  /// fragment is padding. Under a plain sum, `stats` notes which rows keep a key.
   template <class Keys, class Facts, class RowOf>
   RADDLE_DEVICE void operator()(Logits<row_fragments, key_fragments>& s, const Keys& keys,
-                                i32 first, i32 flags, const Facts& facts, RowOf row_of,
-                                i32 halves) const {
+                                i32 first, i32 flags, const Facts& facts, RowOf row_of, i32 halves,
+                                RowStats<row_fragments>& stats) const {
     if (scales()) apply_logits(s, keys, first, facts, row_of, halves);
-    if (!(flags & (TileFlags::partial | TileFlags::ragged))) return;
+    if (!(flags & (TileFlags::partial | TileFlags::ragged))) {
+      if constexpr (scan == Scan::sum) note_all_kept(stats);
+      return;
+    }
     u32 kept[row_fragments][2];
     find_kept(kept, keys, first, flags, facts, row_of);
+    if constexpr (scan == Scan::sum) note_kept<key_fragments>(stats, kept);
     drop(s, kept);
   }
 

@@ -63,7 +63,8 @@ class LongOutput {
     for (i32 n = 0; n < columns; ++n) {
       const i32 d = Values::column(ptx::lane_index() % 4, n);
       if (Kernel::narrow_values && Kernel::dim_vo % 16 != 0 && d >= Kernel::dim_vo) continue;
-      f(d, Values::element(o[r], n, half, 0) * factor, Values::element(o[r], n, half, 1) * factor);
+      f(d, scaled(Values::element(o[r], n, half, 0), factor),
+        scaled(Values::element(o[r], n, half, 1), factor));
     }
   }
 

@@ -108,7 +108,7 @@ class LongQueries {
         },
         2);
     apply(
-        s, ring_.keys(), 0, flags, facts, [&](i32 r) { return lane_row(r); }, 2);
+        s, ring_.keys(), 0, flags, facts, [&](i32 r) { return lane_row(r); }, 2, stats_);
     // Wait before the weights rather than behind them: from there on, nothing must keep weights and
     // products apart.
     ring_.wait_v();

@@ -204,7 +204,7 @@ class ShortQueries {
           s, keys, lane_keys(), [&](i32, i32 half) { return factor_[half]; }, halves);
       apply(
           s, keys, warp_keys * warp_, flags, Memory::facts(), [&](i32) { return lane_ / 4; },
-          halves);
+          halves, stats_);
       softmax<Kernel>(s, stats_, o_, to_log2_, halves);
     }
     ring_.wait_v();
@@ -241,6 +241,7 @@ class ShortQueries {
   RADDLE_DEVICE void merge(const OpenedItem& opened, i32 number, bool more) {
     const Out output(launch_, variant_, opened.item, to_log2_);
     const i32 g = lane_ / 4, t = lane_ % 4;
+    clear_empty_rows<Kernel::scan>(stats_, o_, opened.num_rows > 8 ? 2 : 1);
     put_statistics(g, t);
     Kernel::Team::sync();
     float factor[2];

@@ -142,7 +142,8 @@ class WideQueries {
     ring_.wait_v_and_load_next();
     add_parts(s);
     apply(
-        s, keys, 0, flags, Memory::facts(), [&](i32 r) { return 16 * r + lane_ / 4; }, halves_);
+        s, keys, 0, flags, Memory::facts(), [&](i32 r) { return 16 * r + lane_ / 4; }, halves_,
+        stats_);
     softmax<Kernel>(s, stats_, o_, apply.to_log2(), halves_);
     if constexpr (has_value<Variant>)
       transform_keys<Kernel::dim_vo>(
@@ -245,7 +246,8 @@ class WideQueries {
         for (i32 n = 0; n < Kernel::out_fragments; ++n) {
           const i32 d = columns * warp_ + 8 * n + 2 * t;
           if (Kernel::dim_vo != num_warps * columns && d >= Kernel::dim_vo) continue;
-          ptx::store_two(row + d, o_[r][n][2 * half] * factor, o_[r][n][2 * half + 1] * factor);
+          ptx::store_two(row + d, scaled(o_[r][n][2 * half], factor),
+                         scaled(o_[r][n][2 * half + 1], factor));
         }
         if (warp_ == 0 && t == 0) row[Kernel::dim_vo] = lse;
       }

@@ -118,10 +118,14 @@ class LongQueries {
     const auto row_of = [&](i32) { return lane_row(); };
     if constexpr (scales_here)
       if (has_keys) apply.apply_logits(s_, tiles.keys_facts(), 0, facts, row_of, 2);
-    if (!(flags & Flags::masked)) return;
+    if (!(flags & Flags::masked)) {
+      if constexpr (scan == Scan::sum) note_all_kept(weighing_.stats);
+      return;
+    }
     u32 kept[1][2] = {};
     if (has_keys && !find_intervals(tiles, kept))
       apply.find_kept(kept, tiles.keys_facts(), 0, flags, facts, row_of);
+    if constexpr (scan == Scan::sum) note_kept<key_fragments>(weighing_.stats, kept);
     Apply::drop(s_, kept);
   }
 
@@ -157,6 +161,7 @@ class LongQueries {
   RADDLE_DEVICE void send(Tiles& tiles, const RowStats<1>& ended) {
     if (!tiles.has_item_before()) return;
     const auto& facts = tiles.item_before();
+    clear_empty_rows<scan>(ended, o_, 2);
     LongOutput<Kernel, Variant> output(launch_, variant_, facts, warp_row_, lane_);
     output.send(o_, ended, to_log2_);
     tiles.release_item_before();
