@@ -1,4 +1,5 @@
-"""An attack on the public API: calls with hostile arguments, problems between guard pages, and threads, each in a fork.
+"""An attack on the public API: calls with hostile arguments, problems between guard pages, and threads, each in a fork;
+and on the cache of compiled variants.
 
 ``python tests/python/attack.py --seconds 1800`` (``make fuzz``) runs until the time is over and prints its figures; a
 problem prints the seed that repeats it, which ``--only SEED`` does. `test_attack.py` runs a part with every session's seed.
@@ -20,11 +21,14 @@ import warnings
 from collections import Counter
 from typing import Any, Callable
 
+import attack_cache
 import attack_calls
 import attack_problems
 import attack_serving
 
 SECONDS_AT_ONCE, MOST_MEMORY = 120, 8 << 30
+#: From one round of killed compilations and failing disks (attack_cache.py) to the next.
+SECONDS_BETWEEN_ROUNDS = 60
 #: What a fork does, and how often.
 SHARE = {"calls": 100, "guarded": 8, "traced": 1, "merged": 2, "served": 2, "threads": 1}
 
@@ -119,11 +123,13 @@ def _take_steps(seed: int, writing: int) -> None:
 
 
 def run_for(seconds: float, seed: int) -> tuple[Counter[str], list[str]]:
-    """Forks one after another until the time is over; tells at once what is found."""
+    """Forks one after another until the time is over, and each minute a round of the cache; tells at once what is found."""
     counts, found = Counter[str](), []
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        more, wrong = attack(seed)
+    begin = last = time.monotonic()
+    while time.monotonic() < begin + seconds:
+        of_cache = time.monotonic() > last + SECONDS_BETWEEN_ROUNDS
+        more, wrong = attack_cache.attack(seed) if of_cache else attack(seed)
+        last = time.monotonic() if of_cache else last
         counts.update(more)
         found += wrong
         for each in wrong:

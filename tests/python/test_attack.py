@@ -7,6 +7,7 @@ import sys
 import time
 
 import attack
+import attack_cache
 import attack_calls
 import numpy as np
 import pytest
@@ -23,6 +24,13 @@ def test_hostile_calls_guarded_problems_and_threads(request):
         found += wrong
     assert not found, "\n".join(found)
     assert counts == {"forks": 20, **{kind: 20 * count for kind, count in attack.SHARE.items()}}
+
+
+def test_killed_compilations_and_failing_disks(request):
+    """The cache stays whole, and who comes after computes right."""
+    counts, wrong = attack_cache.attack(request.config.option.seed)
+    assert not wrong, "\n".join(wrong)
+    assert counts["kills"] >= 1 and counts["faults"] >= 1
 
 
 @pytest.fixture
