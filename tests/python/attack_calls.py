@@ -13,7 +13,7 @@ import torch
 from raddle import flex, mla, parallel
 from raddle.compat import flash_attn_interface, flashinfer
 from raddle.flex import masks, mods
-from raddle.integrations.vllm import layers, plans
+from raddle.integrations.paged import layers, plans
 
 #: What a call may raise. Errors of a device that is not there are RuntimeErrors with its name.
 EXPECTED = (ValueError, TypeError, MemoryError, raddle.CompileError)
