@@ -65,7 +65,8 @@ TEST(KvGpuMerge, StatesInOrderWithSinks) {
                  static_cast<i32>(n),
                  static_cast<i32>(rows),
                  4,
-                 static_cast<i32>(dim)};
+                 static_cast<i32>(dim),
+                 nullptr};
     args.num_units = rows * heads;
     args.group_size = 2;
     const float logit[] = {0.5f, -1.0f, 2.0f, 0.0f};
