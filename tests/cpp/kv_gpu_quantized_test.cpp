@@ -146,27 +146,19 @@ TYPED_TEST(KvGpuQuantized, AcceptTreeWithItsScales) {
     std::mt19937 random(seed);
     const Batch batch = this->draw(random);
     const LayoutPtr layout = batch.layout();
-    std::vector<i32> parents{}, accepted{};
-    for (i32 i = 0; i < batch.requests(); ++i) {
-      const auto r = static_cast<size_t>(i);
-      const i32 nodes = batch.qo_indptr[r + 1] - batch.qo_indptr[r];
-      for (i32 n = 0; n < nodes; ++n)
-        parents.push_back(static_cast<i32>(random() % static_cast<unsigned>(n + 1)) - 1);
-      accepted.push_back(nodes - 1);
-    }
-    parents.push_back(0);  // no tree is empty storage
+    const DrawnTrees trees(batch, random);
     Owned k = batch.pool(random, batch.dim), v = batch.pool(random, batch.dim_vo);
     Owned k_scale = batch.scales(random), v_scale = batch.scales(random);
     Owned k_gpu = k, v_gpu = v, k_scale_gpu = k_scale, v_scale_gpu = v_scale;
-    accept_tree(*layout, {k.ref, v.ref, k_scale.ref, v_scale.ref}, {parents.data(), batch.rows()},
-                {accepted.data(), batch.requests()});
+    accept_tree(*layout, {k.ref, v.ref, k_scale.ref, v_scale.ref},
+                {trees.parents.data(), batch.rows()}, {trees.accepted.data(), batch.requests()});
     auto args = start<AcceptLaunch>(*layout, i64{batch.requests()} * batch.heads);
     args.view = {pool_bytes(k_gpu.ref, batch.order),
                  pool_bytes(v_gpu.ref, batch.order),
                  token_view(k_scale_gpu.ref, batch.order),
                  token_view(v_scale_gpu.ref, batch.order),
-                 parents.data(),
-                 accepted.data(),
+                 trees.path.data(),
+                 trees.path_begin.data(),
                  nullptr};
     launch_units(args.num_units, random, [&] { kv::accept(args); });
     ASSERT_EQ(k.bytes, k_gpu.bytes);

@@ -105,26 +105,19 @@ TYPED_TEST(KvGpu, AcceptTree) {
     std::mt19937 random(seed);
     const Batch batch(random, this->dtype);
     const LayoutPtr layout = batch.layout();
-    std::vector<i32> parents, accepted, kv_len(batch.kv_len.size(), -9), kv_len_gpu = kv_len;
-    for (i32 i = 0; i < batch.requests(); ++i) {
-      const auto r = static_cast<size_t>(i);
-      const i32 nodes = batch.qo_indptr[r + 1] - batch.qo_indptr[r];
-      for (i32 n = 0; n < nodes; ++n)
-        parents.push_back(static_cast<i32>(random() % static_cast<unsigned>(n + 1)) - 1);
-      accepted.push_back(static_cast<i32>(random() % static_cast<unsigned>(nodes + 1)) - 1);
-    }
-    parents.push_back(0);  // no tree is empty storage
+    const DrawnTrees trees(batch, random);
+    std::vector<i32> kv_len(batch.kv_len.size(), -9), kv_len_gpu = kv_len;
     Owned k = batch.pool(random, batch.dim), v = batch.pool(random, batch.dim_vo);
     Owned k_gpu = k, v_gpu = v;
-    accept_tree(*layout, {k.ref, v.ref}, {parents.data(), batch.rows()},
-                {accepted.data(), batch.requests()}, kv_len.data());
+    accept_tree(*layout, {k.ref, v.ref}, {trees.parents.data(), batch.rows()},
+                {trees.accepted.data(), batch.requests()}, kv_len.data());
     auto args = start<AcceptLaunch>(*layout, i64{batch.requests()} * batch.heads);
     args.view = {pool_bytes(k_gpu.ref, batch.order),
                  pool_bytes(v_gpu.ref, batch.order),
                  {},
                  {},
-                 parents.data(),
-                 accepted.data(),
+                 trees.path.data(),
+                 trees.path_begin.data(),
                  kv_len_gpu.data()};
     launch_units(args.num_units, random, [&] { kv::accept(args); });
     ASSERT_EQ(k.bytes, k_gpu.bytes);

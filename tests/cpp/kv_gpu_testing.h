@@ -101,6 +101,28 @@ struct Batch {
   }
 };
 
+/// A tree for each request's rows, the node that is accepted of it, and the paths to those nodes,
+/// as the kernel takes them.
+struct DrawnTrees {
+  std::vector<i32> parents, accepted, path, path_begin{0};
+
+  DrawnTrees(const Batch& batch, std::mt19937& random) {
+    const auto below = [&](i32 n) { return static_cast<i32>(random() % static_cast<unsigned>(n)); };
+    for (i32 i = 0; i < batch.requests(); ++i) {
+      const i32 row = batch.qo_indptr[static_cast<size_t>(i)];
+      const i32 nodes = batch.qo_indptr[static_cast<size_t>(i) + 1] - row;
+      for (i32 n = 0; n < nodes; ++n) parents.push_back(below(n + 1) - 1);
+      accepted.push_back(below(nodes + 1) - 1);
+      std::vector<i32> backwards;
+      for (i32 n = accepted.back(); n >= 0; n = parents[static_cast<size_t>(row + n)])
+        backwards.push_back(n);
+      path.insert(path.end(), backwards.rbegin(), backwards.rend());
+      path_begin.push_back(static_cast<i32>(path.size()));
+    }
+    parents.push_back(0), path.push_back(0);  // none is empty storage
+  }
+};
+
 /// Runs a kernel on blocks in an order that it may not rely on.
 template <class Kernel>
 void launch(i64 blocks, i32 threads, i32 shared_bytes, std::mt19937& random, Kernel kernel) {

@@ -165,7 +165,8 @@ TEST(PagePool, ReplacesDuplicates) {
 }
 
 TEST(PagePool, RefusesBadSizes) {
-  EXPECT_EQ(refused([] { PagePool(0, 16); }), "num_pages is 0; expected at least 1");
+  EXPECT_EQ(refused([] { PagePool(0, 16); }),
+            "num_pages is 0; expected at least 1, at most 134217728");
   EXPECT_EQ(refused([] { PagePool(1, 0); }), "page_size is 0; expected at least 1");
   PagePool pool(4, 4);
   const Pages own = *pool.allocate(2);
