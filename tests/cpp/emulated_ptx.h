@@ -151,6 +151,14 @@ class Block {
   void wait_warpgroup() { wait(warpgroups_[running_ / Products::num_threads], 128); }
   /// Barriers by number; a thread that does not wait comes all the same.
   void sync_threads(i32 id, i32 threads) { wait(named_[id], static_cast<std::size_t>(threads)); }
+  bool sync_threads_any(i32 id, i32 threads, bool condition) {
+    NamedBarrier& barrier = named_[id];
+    barrier.some = barrier.some || condition;
+    if (barrier.arrived + 1 == static_cast<std::size_t>(threads))
+      barrier.told = std::exchange(barrier.some, false);
+    wait(barrier, static_cast<std::size_t>(threads));
+    return barrier.told;
+  }
   void arrive_threads(i32 id, i32 threads) { come(named_[id], static_cast<std::size_t>(threads)); }
   /// The thread's copies are done when the phase ends, no sooner.
   void arrive_after_copies(u32 at) {
@@ -200,6 +208,10 @@ class Block {
   struct Barrier {
     std::size_t arrived = 0;
     i64 generation = 0;
+  };
+  /// Its threads may say something: what one of them said, all are told.
+  struct NamedBarrier : Barrier {
+    bool some = false, told = false;
   };
   struct alignas(1024) Unit {
     Unit() { std::memset(x, 0xff, sizeof x); }
@@ -291,7 +303,7 @@ class Block {
   TwoProxies proxies_;
   std::vector<Products> products_;
   std::vector<Barrier> warpgroups_;
-  std::map<i32, Barrier> named_;
+  std::map<i32, NamedBarrier> named_;
   std::vector<BoxCopy> boxes_;
   std::mt19937 random_;
   Barrier block_;
@@ -498,6 +510,8 @@ inline void products_end() {
   block.products().end(block.thread_of_warpgroup());
   block.wait_warpgroup();
 }
+template <i32 fragments>
+inline void products_read(float (&)[fragments][4]) {}
 template <i32 pending, i32 fragments>
 inline void products_wait(float (&)[fragments][4]) {
   Block::current()->products().finish(pending);
@@ -565,12 +579,30 @@ inline void give_registers() {}
 template <i32>
 inline void take_registers() {}
 inline void sync_threads(i32 id, i32 threads) { Block::current()->sync_threads(id, threads); }
+inline bool sync_threads_any(i32 id, i32 threads, bool condition) {
+  return Block::current()->sync_threads_any(id, threads, condition);
+}
 inline void arrive_threads(i32 id, i32 threads) { Block::current()->arrive_threads(id, threads); }
 
 inline u32 element_of_row(u32 row, i32 i) {
   u16 x;
   std::memcpy(&x, static_cast<const std::byte*>(shared_memory()) + row + 2 * i, 2);
   return x;
+}
+
+inline void store_matrices_transposed(u32 row, const u32 (&x)[2]) {
+  const i32 lane = thread_index() % 32;
+  Exchange mine{};
+  mine.row = row, mine.a[0] = x[0], mine.a[1] = x[1];
+  Block::current()->exchange(mine, [&](auto at) {
+    if (lane >= 16) return;
+    if (row % 16 != 0) emulated::broken("a row of a matrix at an address that is no multiple");
+    for (i32 g = 0; g < 8; ++g) {
+      const u32 pair = at(4 * g + lane % 8 / 2).a[lane / 8];
+      const auto element = static_cast<u16>(pair >> 16 * (lane % 2));
+      std::memcpy(static_cast<std::byte*>(shared_memory()) + row + 2 * g, &element, 2);
+    }
+  });
 }
 
 inline void load_matrices(u32 (&x)[4], u32 row) {

@@ -166,6 +166,75 @@ TEST(HopperPtx, SwappedProducts) {
     }
 }
 
+/// Scores as accumulators hold them, Sᵀ, become rows of queries in shared memory, which the swapped
+/// product of values reads.
+TEST(HopperPtx, WeightsOfSwappedProducts) {
+  std::vector<u16> stored(8 * 64);
+  std::vector<float> o(64 * 8);
+  std::mt19937 random{14};
+  Tile v{random};
+  Block block(0, 128, shared_bytes);
+  const auto weight = [](i32 query, i32 key) {
+    return static_cast<float>(query - 3) + static_cast<float>(key) / 64.0f;
+  };
+  block.run([&] {
+    const i32 thread = ptx::thread_index(), lane = thread % 32;
+    if (thread == 0) ptx::barrier_create(8, 1), copy_tile(v_at, v, 8);
+    ptx::sync_block();
+    float s[4];
+    for (i32 e = 0; e < 4; ++e) s[e] = weight(column_of(thread, e), row_of(thread, e));
+    const u32 rounded[2] = {ptx::pack(s[0], s[1], bf16{}), ptx::pack(s[2], s[3], bf16{})};
+    const i32 row = lane % 8, chunk = 2 * (thread / 32) + lane / 8 % 2;
+    ptx::store_matrices_transposed(q_at + static_cast<u32>(128 * row + (chunk ^ row) * 16),
+                                   rounded);
+    ptx::fence_proxy();
+    ptx::barrier_wait(8, 0);
+    ptx::sync_threads(1, 128);
+    float columns[1][4];
+    ptx::products_begin();
+    for (i32 i = 0; i < 4; ++i)
+      ptx::multiply<Major::other, Major::k>(columns,
+                                            ptx::swizzled_matrix(v_at) + static_cast<u32>(2048 * i),
+                                            ptx::swizzled_matrix(q_at) + step(i), i > 0, bf16{});
+    ptx::products_end();
+    ptx::products_wait<0>(columns);
+    for (i32 e = 0; e < 4; ++e)
+      o[static_cast<std::size_t>(row_of(thread, e) * 8 + column_of(thread, e))] = columns[0][e];
+    if (thread < 8)
+      for (i32 key = 0; key < 64; ++key) {
+        const i32 at = 128 * thread + ((key / 8) ^ thread) * 16 + key % 8 * 2;
+        stored[static_cast<std::size_t>(64 * thread + key)] =
+            static_cast<u16*>(ptx::shared_memory())[(static_cast<i32>(q_at) + at) / 2];
+      }
+  });
+  for (i32 query = 0; query < 8; ++query) {
+    for (i32 key = 0; key < 64; ++key)
+      EXPECT_EQ(stored[static_cast<std::size_t>(64 * query + key)],
+                from_float<bf16>(weight(query, key)).bits);
+    for (i32 d = 0; d < 64; ++d) {
+      double sum = 0;
+      for (i32 key = 0; key < 64; ++key)
+        sum += static_cast<double>(to_float(from_float<bf16>(weight(query, key)))) * v.at(key, d);
+      EXPECT_NEAR(o[static_cast<std::size_t>(d * 8 + query)], sum, 1e-3);
+    }
+  }
+}
+
+/// What one of them says at a barrier all are told, and at the next one no more.
+TEST(HopperPtx, ThreadsAgreeAtABarrier) {
+  i32 told = 0, told_of_none = 0;
+  Block block(0, 256, 1024);
+  block.run([&] {
+    const i32 thread = ptx::thread_index(), group = thread / 128;
+    for (i32 i = 0; i < 3; ++i) {
+      told += ptx::sync_threads_any(1 + group, 128, group == 1 && thread == 200) ? 1 : 0;
+      told_of_none += ptx::sync_threads_any(1 + group, 128, false) ? 1 : 0;
+    }
+  });
+  EXPECT_EQ(told, 3 * 128);
+  EXPECT_EQ(told_of_none, 0);
+}
+
 /// Runs `body` on a warpgroup whose shared memory is full of ones that all proxies see.
 void run(const std::function<void()>& body) {
   Block block(0, 128, shared_bytes);

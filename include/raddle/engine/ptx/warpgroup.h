@@ -27,6 +27,18 @@ RADDLE_DEVICE void sync_threads(i32 id, i32 threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/// The same; returns whether the condition holds in some thread.
+RADDLE_DEVICE bool sync_threads_any(i32 id, i32 threads, bool condition) {
+  i32 some;
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.s32 p, %1, 0;\nbar.red.or.pred q, %2, %3, p;\n"
+      "selp.s32 %0, 1, 0, q;\n}"
+      : "=r"(some)
+      : "r"(static_cast<i32>(condition)), "r"(id), "r"(threads)
+      : "memory");
+  return some != 0;
+}
+
 /// Comes to a barrier and goes on.
 RADDLE_DEVICE void arrive_threads(i32 id, i32 threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");

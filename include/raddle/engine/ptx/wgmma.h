@@ -47,13 +47,19 @@ RADDLE_DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" :
 /// Closes a group.
 RADDLE_DEVICE void products_end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
+/// Says behind a wait that another product's c, which it covers, may be read from here on: the
+/// compiler does not know that products write c, and no read may move above the wait.
+template <i32 fragments>
+RADDLE_DEVICE void products_read(float (&c)[fragments][4]) {
+  RADDLE_UNROLL
+  for (i32 i = 0; i < 4 * fragments; ++i) asm volatile("" : "+f"(c[i / 4][i % 4])::"memory");
+}
+
 /// Waits until at most `pending` groups, the newest, are under way; c may be read from here on.
 template <i32 pending, i32 fragments>
 RADDLE_DEVICE void products_wait(float (&c)[fragments][4]) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
-  // The compiler does not know that the products wrote c: no read may move above the wait.
-  RADDLE_UNROLL
-  for (i32 i = 0; i < 4 * fragments; ++i) asm volatile("" : "+f"(c[i / 4][i % 4])::"memory");
+  products_read(c);
 }
 
 // One instruction a function: multiply(c, a, b, keep, T{}) for n = 8, 16, 32, 64 and 128, with n /
