@@ -40,15 +40,16 @@ def nvrtc_version() -> str:
 
 
 def compile_kernel(
-    spec: AttentionSpec, arch: str, short_only: bool = False, family: str = "mma"
+    spec: AttentionSpec, arch: str, short_only: bool = False, family: str = "mma", short_rows: int = 0
 ) -> dict[str, Any]:
     """Compiles the spec's GPU kernel for ``arch`` ("sm_80", "sm_90a", as PTX "compute_75"); needs NVRTC, no GPU.
 
-    ``family`` is "mma" or "wgmma"; with ``short_only`` mma's one of plans that have short queries only. Returns
+    ``family`` is "mma" or "wgmma"; with ``short_only`` mma's one of plans that have short queries only; with
+    ``short_rows`` (8, 16, 32 or 64) wgmma's one of such plans, whose tiles have as many rows. Returns
     registers a thread, spill_bytes, shared_bytes a block, seconds, log, cubin (PTX, for a virtual architecture). Raises
     CompileError, and ValueError where the family does not serve the spec.
     """
-    return dict(_compile(spec=spec.fields(), arch=arch, family=family, short_only=short_only))
+    return dict(_compile(spec=spec.fields(), arch=arch, family=family, short_only=short_only, short_rows=short_rows))
 
 
 def compile_planner(spec: AttentionSpec, arch: str, prefixes: bool = False) -> dict[str, Any]:

@@ -67,7 +67,7 @@ std::size_t workspace_bytes(const AttentionSpec& spec, i32 num_workers, const Ma
   const PlanConfig config =
       device.kind == DeviceId::Kind::cpu
           ? cpu_plan_config(spec, cpu::selected_isa(), on_cpu, Schedule::automatic)
-          : cuda_plan_config(spec, device, num_workers, Schedule::automatic);
+          : cuda_plan_config(spec, device, maxima, num_workers, Schedule::automatic);
   check_maxima(maxima, config, spec.head_dim_vo, true);
   return static_cast<std::size_t>(workspace_bytes(config, maxima, spec.head_dim_vo));
 }

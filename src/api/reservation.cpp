@@ -63,7 +63,7 @@ ReservationPtr Attention::reserve(const Maxima& most, const ReserveOptions& opti
   state->backend = backend_;
   state->variant = variant_;
   state->options = options;
-  state->planning = backend_->reserved_planning(options.num_workers, options.schedule);
+  state->planning = backend_->reserved_planning(maxima, options.num_workers, options.schedule);
   PlanConfig& config = state->planning.config;
   config.max_runs = maxima.max_runs;
   check_maxima(maxima, config, spec_.head_dim_vo, options.device_lengths);

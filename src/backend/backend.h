@@ -57,7 +57,8 @@ class Backend {
   /// For plans of `layout`; num_workers 0: the device's default.
   virtual Planning planning_of(const Layout& layout, i32 num_workers, Schedule schedule) const = 0;
   /// For all plans of a reservation.
-  virtual Planning reserved_planning(i32 num_workers, Schedule schedule) const = 0;
+  virtual Planning reserved_planning(const Maxima& maxima, i32 num_workers,
+                                     Schedule schedule) const = 0;
   /// Where plans go that no reservation holds.
   virtual PlanStore& plans() const = 0;
   /// Room for any plan made with `planning` within `maxima`.
@@ -97,8 +98,8 @@ std::shared_ptr<const GpuBackend> make_cuda_backend(const AttentionSpec& spec,
 
 /// Tile shapes and costs of reservations on that GPU; num_workers 0: as many blocks as it holds at
 /// a time.
-PlanConfig cuda_plan_config(const AttentionSpec& spec, DeviceId device, i32 num_workers,
-                            Schedule schedule);
+PlanConfig cuda_plan_config(const AttentionSpec& spec, DeviceId device, const Maxima& maxima,
+                            i32 num_workers, Schedule schedule);
 
 /// "sm_90a". Raises DeviceError where there is no such device.
 std::string cuda_arch(DeviceId device);

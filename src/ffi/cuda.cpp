@@ -33,7 +33,9 @@ Fields compile(Arguments& in) {
   const AttentionSpec spec = to_spec(in.map("spec"));
   const std::string arch = in.string("arch");
   const std::string family = in.string("family");
-  return fields_of(cuda::compile(spec, arch, family_of(family), in.boolean("short_only")));
+  const bool short_only = in.boolean("short_only");
+  const i32 short_rows = in.integer32("short_rows");
+  return fields_of(cuda::compile(spec, arch, family_of(family), short_only, short_rows));
 }
 
 Fields compile_planner(Arguments& in) {
@@ -106,7 +108,7 @@ ffi::String nvrtc_version(Arguments&) { return jit::Nvrtc::instance().version();
 TVM_FFI_STATIC_INIT_BLOCK() {
   jit::promise_to_stop();  // python/raddle/_cuda.py does
   Exports()
-      .def("raddle.cuda.compile", compile, "spec arch family short_only")
+      .def("raddle.cuda.compile", compile, "spec arch family short_only short_rows")
       .def("raddle.cuda.compile_planner", compile_planner, "spec arch prefixes")
       .def("raddle.cuda.warm", warm, "spec arch")
       .def("raddle.cuda.machine", machine)

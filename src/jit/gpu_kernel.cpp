@@ -21,10 +21,14 @@ FamilyText text_of(const GpuKernel& kernel, const std::string& arch) {
   std::ostringstream type;
   const std::string element = std::string("raddle::") + type_of(kernel.dtype);
   if (kernel.family == KernelFamily::wgmma) {
-    type << "raddle::wgmma::Kernel<" << element << ", " << kernel.dim_qk << ", " << kernel.dim_vo
-         << ", raddle::Variant>";
+    const bool is_short = kernel.short_rows > 0;
+    type << "raddle::wgmma::" << (is_short ? "ShortKernel<" : "Kernel<") << element << ", "
+         << kernel.dim_qk << ", " << kernel.dim_vo << ", ";
+    if (is_short) type << kernel.short_rows << ", ";
+    type << "raddle::Variant>";
     return {"raddle/engine/kernel/wgmma/attention.h", "raddle::wgmma::Launch", type.str(),
-            "raddle::wgmma::num_threads, 1", "raddle::wgmma::attend_long"};
+            "raddle::wgmma::num_threads, 1",
+            is_short ? "raddle::wgmma::attend_short" : "raddle::wgmma::attend_long"};
   }
   type << "raddle::mma::Kernel<" << element << ", raddle::" << type_of(kernel.kv_dtype) << ", "
        << kernel.dim_qk << ", " << kernel.dim_vo << ", " << arch_number(arch)
@@ -41,7 +45,10 @@ std::string label_of(const GpuKernel& kernel) {
   if (kernel.kv_dtype != kernel.dtype) name += std::string(" ") + type_of(kernel.kv_dtype);
   name += " " + std::to_string(kernel.dim_qk) + "/" + std::to_string(kernel.dim_vo);
   for (const Functor& part : kernel.composition.parts) name += " " + part.type;
-  if (kernel.family == KernelFamily::wgmma) name += " (wgmma)";
+  if (kernel.short_rows > 0)
+    name += " (wgmma, short queries of " + std::to_string(kernel.short_rows) + " rows)";
+  else if (kernel.family == KernelFamily::wgmma)
+    name += " (wgmma)";
   if (kernel.short_only) name += " (short queries)";
   return name;
 }

@@ -20,6 +20,7 @@ struct GpuKernel {
   CompositionSource composition;
   i32 variant_bytes;        ///< of the composition's struct; both compilers must agree
   bool short_only = false;  ///< of the mma family: for plans without long query tiles
+  i32 short_rows = 0;  ///< of the wgmma family: rows of tiles of short queries; 0: of long ones
 };
 
 /// The kernel's entry point.

@@ -33,7 +33,11 @@ constexpr Rates gpu_rates{15.0, 3000.0, 4000.0, 4000.0};
 /// where queries are short and keys come from memory. The latter is for the choice of a family
 /// alone. Queries are loaded beside the item before; an item's end takes 2.5 µs in all.
 constexpr Rates wgmma_rates{35.0, 1e9, 1500.0, 4000.0, 32.0};
-constexpr Rates wgmma_short_rates{18.5, 1e9, 1500.0, 4000.0, 32.0};
+constexpr Rates wgmma_whole_tile_rates{18.5, 1e9, 1500.0, 4000.0, 32.0};
+/// Rates of that family's kernels of short queries, of a prototype on an H200: 132 blocks read
+/// 3,800 GB/s, and an item's end, beside which the next item's keys are read, takes 1 µs. What
+/// announcing a state takes is mma's. To be measured.
+constexpr Rates wgmma_short_rates{29.0, 1e9, 1000.0, 4000.0, 32.0};
 /// PlanConfig::cached_discount. Two cores share little; on an H200 a single-level layout reads a
 /// prefix out of the L2 cache at more than twice the rate of memory.
 constexpr i32 cpu_cached_discount = 17, gpu_cached_discount = 55;
@@ -100,8 +104,12 @@ PlanConfig cpu_plan_config(const AttentionSpec& spec, CpuIsa isa, i32 num_worker
   return config;
 }
 
-KernelConfig gpu_kernel_config(const AttentionSpec& spec, i32 arch, KernelFamily family) {
-  if (family == KernelFamily::wgmma) return wgmma::kernel_config();
+KernelConfig gpu_kernel_config(const AttentionSpec& spec, i32 arch, KernelFamily family,
+                               i32 short_rows) {
+  if (family == KernelFamily::wgmma)
+    return short_rows > 0
+               ? wgmma::short_kernel_config(short_rows, spec.head_dim_qk, spec.head_dim_vo)
+               : wgmma::long_kernel_config();
   // Only the compiler knows whether a variant's parts need quantised K or V widened to 16 bits. The
   // planner need not: tiles and memory are as if they did (mma::kernel_config).
   return mma::kernel_config(spec.head_dim_qk, spec.head_dim_vo, arch,
@@ -110,19 +118,21 @@ KernelConfig gpu_kernel_config(const AttentionSpec& spec, i32 arch, KernelFamily
 
 i32 widest_8_bits() { return mma::widest_of_a_warp; }
 
-PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 arch, KernelFamily family,
+PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 arch, KernelFamily family, i32 short_rows,
                            i32 num_workers, Schedule schedule) {
-  const KernelConfig kernel = gpu_kernel_config(spec, arch, family);
+  const KernelConfig kernel = gpu_kernel_config(spec, arch, family, short_rows);
+  const bool wgmma = family == KernelFamily::wgmma;
   PlanConfig config =
       plan_config(spec, num_workers, schedule, {kernel.short_rows, kernel.short_keys},
-                  {kernel.long_rows, kernel.long_keys},
-                  family == KernelFamily::wgmma ? wgmma_rates : gpu_rates);
-  if (family == KernelFamily::wgmma)
-    config.costs[short_queries] = costs(spec, config.shapes[short_queries], wgmma_short_rates);
+                  {kernel.long_rows, kernel.long_keys}, wgmma ? wgmma_rates : gpu_rates);
+  if (wgmma)
+    config.costs[short_queries] =
+        costs(spec, config.shapes[short_queries],
+              short_rows > 0 ? wgmma_short_rates : wgmma_whole_tile_rates);
   config.cached_columns = drawn_bytes / kv_bytes(spec);
   config.cached_discount = gpu_cached_discount;
   config.bandwidth_sharers = kernel.blocks_per_multiprocessor;
-  return config;
+  return short_rows > 0 ? short_plan_config(config) : config;
 }
 
 PlanConfig short_plan_config(PlanConfig config) {

@@ -5,11 +5,19 @@
 #include "plan/explain.h"
 #include "plan/heuristics.h"
 #include "raddle/engine/kernel/wgmma/config.h"
+#include "raddle/engine/plan/bounds.h"
 #include "raddle/engine/plan/units.h"
 #include "raddle/error.h"
 
 namespace raddle {
 namespace {
+
+constexpr const char* asked_for = "RADDLE_BACKEND asks for it";
+
+void check_asked_long_queries(const AttentionSpec& spec, const char* what) {
+  if (const char* why = long_queries_unserved_by_wgmma(spec))
+    fail<ValueError>("RADDLE_BACKEND is \"wgmma\", ", what, ", and ", why);
+}
 
 /// Whether every group has short queries, in the mma family's sense.
 bool is_short(const LayoutView& layout, const PlanConfig& config) {
@@ -19,6 +27,18 @@ bool is_short(const LayoutView& layout, const PlanConfig& config) {
       if (shape_of(config, group_rows(level, g) * config.group_size) != short_queries) return false;
   }
   return true;
+}
+
+/// KernelChoice::short_rows of a layout for the wgmma family. With batch_invariant=True, groups
+/// beside a request must not decide.
+i32 short_rows_of(const AttentionSpec& spec, const LayoutView& layout) {
+  if (spec.batch_invariant || !wgmma::has_short_kernels(spec.head_dim_qk, spec.head_dim_vo))
+    return 0;
+  i32 most = 0;
+  for (i32 l = 0; l < layout.num_levels; ++l)
+    for (i32 g = 0; g < layout.levels[l].num_groups; ++g)
+      most = max(most, group_rows(layout.levels[l], g));
+  return wgmma::short_rows_for(most * spec.group_size(), spec.head_dim_vo);
 }
 
 /// When workers that share the work equally are done with it; a mask is taken for a causal one.
@@ -68,10 +88,17 @@ const char* unserved_by_wgmma(const AttentionSpec& spec, const FamilyFacts& fact
   if (facts.arch != 90) return "wgmma is of sm_90 alone";
   if (!facts.makes_tensor_maps) return "wgmma needs the driver of CUDA 12 or later";
   if (spec.stored_dtype() != spec.dtype) return "wgmma does not serve a kv_dtype other than dtype";
-  if (!wgmma::has_kernel(spec.head_dim_qk, spec.head_dim_vo))
-    return "wgmma does not serve such head dims: expected up to 128, those of V multiples of 32";
+  if (!wgmma::has_short_kernels(spec.head_dim_qk, spec.head_dim_vo))
+    return "wgmma does not serve such head dims: expected multiples of 8 up to 256";
   if (facts.changes_rows)
     return "wgmma does not serve variants with parts for queries, keys or values";
+  return nullptr;
+}
+
+const char* long_queries_unserved_by_wgmma(const AttentionSpec& spec) {
+  if (!wgmma::has_long_kernel(spec.head_dim_qk, spec.head_dim_vo))
+    return "wgmma does not serve long queries of such head dims: expected up to 128, those of V "
+           "multiples of 32";
   return nullptr;
 }
 
@@ -94,8 +121,24 @@ void check_asked_family(const AttentionSpec& spec, const FamilyFacts& facts) {
     fail<ValueError>("RADDLE_BACKEND is \"wgmma\", and ", why);
 }
 
-KernelChoice choose_reserved_kernel(const AttentionSpec& spec, const FamilyFacts& facts) {
-  if (facts.asked) return {*facts.asked, "RADDLE_BACKEND asks for it"};
+i32 reserved_short_rows(const AttentionSpec& spec, const Maxima& maxima) {
+  if (spec.batch_invariant || !wgmma::has_short_kernels(spec.head_dim_qk, spec.head_dim_vo))
+    return 0;
+  const bool finds_prefixes = maxima.max_levels > 1 && maxima.max_qo_len > 0;
+  const i64 tokens = finds_prefixes ? maxima.max_qo_len : max_group_rows(maxima);
+  const i64 rows = tokens * spec.group_size(), most = wgmma::most_short_rows(spec.head_dim_vo);
+  if (rows > most) return 0;
+  return wgmma::short_rows_for(static_cast<i32>(finds_prefixes ? most : rows), spec.head_dim_vo);
+}
+
+KernelChoice choose_reserved_kernel(const AttentionSpec& spec, const FamilyFacts& facts,
+                                    const Maxima& maxima) {
+  if (facts.asked == KernelFamily::wgmma) {
+    const i32 short_rows = reserved_short_rows(spec, maxima);
+    if (short_rows == 0) check_asked_long_queries(spec, "a reservation of long queries is made");
+    return {KernelFamily::wgmma, asked_for, {}, short_rows};
+  }
+  if (facts.asked) return {*facts.asked, asked_for};
   if (const char* why = unserved_by_wgmma(spec, facts)) return {KernelFamily::mma, why};
   return {KernelFamily::mma, "a reservation takes layouts of any kind and any queries"};
 }
@@ -112,14 +155,18 @@ KernelChoice choose_gpu_kernel(const AttentionSpec& spec, const FamilyFacts& fac
   if (facts.asked == KernelFamily::wgmma) {
     if (const char* why = unserved_by_wgmma(layout))
       fail<ValueError>("RADDLE_BACKEND is \"wgmma\", and layout cannot be read: ", why);
+    const i32 short_rows = short_rows_of(spec, layout.view());
+    if (short_rows == 0) check_asked_long_queries(spec, "layout has long queries");
+    return {KernelFamily::wgmma, asked_for, {}, short_rows};
   }
-  if (facts.asked) return {*facts.asked, "RADDLE_BACKEND asks for it"};
+  if (facts.asked) return {*facts.asked, asked_for};
   if (const char* why = unserved_by_wgmma(spec, facts)) return {KernelFamily::mma, why};
   // Page sizes and neighbours must change no bit.
   if (spec.batch_invariant)
     return {KernelFamily::mma, "one family for all layouts, with batch_invariant=True"};
   if (const char* why = unserved_by_wgmma(layout)) return {KernelFamily::mma, why};
   if (is_short(layout.view(), mma)) return {KernelFamily::mma, "all queries are short"};
+  if (const char* why = long_queries_unserved_by_wgmma(spec)) return {KernelFamily::mma, why};
   KernelChoice choice{KernelFamily::mma, "it is expected to be faster", {}};
   choice.time[0] = equal_share(layout.view(), mma, mma, facts.masks);
   choice.time[1] = equal_share(layout.view(), wgmma, mma, facts.masks);

@@ -31,23 +31,35 @@ struct KernelChoice {
   const char* reason = "";
   /// Planned time of each family where they were weighed, else 0; in the CostModel's units.
   i64 time[num_families] = {};
+  /// Of the wgmma family's kernels, the fused rows of the tiles of one of short queries; 0: the
+  /// kernel of long queries.
+  i32 short_rows = 0;
   /// "kernel family: …", a line of text for people.
   std::string explain() const;
 };
 
-/// Why the wgmma family cannot compute the spec, or read the layout; null: it can.
+/// Why the wgmma family cannot compute the spec, or long queries of it, or read the layout; null:
+/// it can.
 const char* unserved_by_wgmma(const AttentionSpec& spec, const FamilyFacts& facts);
+const char* long_queries_unserved_by_wgmma(const AttentionSpec& spec);
 const char* unserved_by_wgmma(const Layout& layout);
 
 /// Raises ValueError, naming the argument, where RADDLE_BACKEND asks for a family that cannot
 /// compute the spec.
 void check_asked_family(const AttentionSpec& spec, const FamilyFacts& facts);
 
-/// The family of plans for all layouts of a reservation.
-KernelChoice choose_reserved_kernel(const AttentionSpec& spec, const FamilyFacts& facts);
+/// KernelChoice::short_rows of a reservation whose plans run in the wgmma family. Where the device
+/// knows lengths, usual ones have at most max_qo_len rows, and prefixes those of many requests.
+i32 reserved_short_rows(const AttentionSpec& spec, const Maxima& maxima);
 
-/// The family for a layout; `mma` and `wgmma` are what plans of each are made with. Raises
-/// ValueError where RADDLE_BACKEND asks for one that cannot read it.
+/// The family of plans for all layouts of a reservation. Raises ValueError where RADDLE_BACKEND
+/// asks for one that cannot compute them.
+KernelChoice choose_reserved_kernel(const AttentionSpec& spec, const FamilyFacts& facts,
+                                    const Maxima& maxima);
+
+/// The family for a layout; `mma` and `wgmma` are what plans of each, of long queries, are made
+/// with. Kernels of short queries of the wgmma family are not chosen unasked: they have not been
+/// measured. Raises ValueError where RADDLE_BACKEND asks for one that cannot read it.
 KernelChoice choose_gpu_kernel(const AttentionSpec& spec, const FamilyFacts& facts,
                                const Layout& layout, const PlanConfig& mma,
                                const PlanConfig& wgmma);

@@ -2,6 +2,7 @@
 
     python tests/gpu/contract.py --seed 1 --out result.json          # all kinds, 50 problems each and dtype
     python tests/gpu/contract.py --only rope,cascade --cases 10
+    RADDLE_BACKEND=wgmma python tests/gpu/contract.py --only decode  # what Hopper's kernels of short queries serve
     RADDLE_CUDA_ARCH=75 python tests/gpu/contract.py                 # kernels of sm_75 on a later GPU, fp16 alone
 
 Worker processes draw the problems, compile their kernels into the cache, and compute the exact answers; this
@@ -40,6 +41,7 @@ DTYPES = ["float16", "bfloat16"]
 MLA = (576, 512)  # one KV head, V the first columns of K
 DIMS = [(64, 64), (128, 128), (80, 80), (256, 256), (192, 128), (24, 40)]
 LAYOUTS = ["ragged", "paged", "paged_hnd", "paged_interleaved", "paged_table", "bsr", "bsr_bits", "bsr_blocks"]
+BOXED = [8, 16, 64, 128, 256]  # page sizes of kind "decode": those that Hopper's kernels read
 LONGEST = 4096
 MOST_ROWS = 1500  # rows times heads at that length: bounds the reference's time and memory
 
@@ -105,6 +107,7 @@ KINDS = {
     "mla": lambda rng, heads, dim: KINDS[str(rng.choice(["softcap", "sink", "sum", "document", "cascade"]))](
         rng, heads, dim
     ),
+    "decode": lambda rng, heads, dim: KINDS[str(rng.choice(["softcap", "sink", "sum", "document"]))](rng, heads, dim),
 }
 
 
@@ -162,12 +165,17 @@ class Case:
             (dim, dim_vo), heads, group = MLA, 1, int(rng.choice([5, 16, 32, 128]))
             layout = str(rng.choice([*(each for each in LAYOUTS if each != "paged_interleaved"), "long_cascade"]))
             stored = {"latent": bool(rng.integers(4))}
+        if self.kind == "decode":
+            layout = str(rng.choice([each for each in LAYOUTS if not each.startswith("bsr")]))
+            stored = {} if layout == "ragged" else {"page_size": int(rng.choice(BOXED))}
         if self.kind == "quantized":
             layout = "long_cascade" if rng.integers(5) == 0 else layout
             stored = {"kv_dtype": str(rng.choice(KV_DTYPES)), "scales": tuple(rng.choice(SCALES, 2).tolist())}
         lengths = draw_lengths(rng, self.number, group * heads, self.longest)
         if self.kind == "mla":
             lengths = [(min(qo, max(1, MOST_ROWS // group)), kv) for qo, kv in lengths]
+        if self.kind == "decode":  # at most 32 fused rows, so that heads of any width fit
+            lengths = [(min(qo, 32 // group), kv) for qo, kv in lengths]
         problem = draw(
             rng,
             layout=layout,

@@ -5,6 +5,7 @@
 #   tests/gpu/run.sh tests -k plan                the test suite on the GPU, with options of pytest
 #   tests/gpu/run.sh bench --only decode          benchmarks, with options of `raddle bench gpu`
 #   tests/gpu/run.sh support                      docs/support.md, made and tried here
+#   tests/gpu/run.sh families                     Hopper's kernels of short queries: right, and beside mma's; 8 minutes
 #   tests/gpu/run.sh replay --requests 100        a trace under every schedule, with options of `raddle replay`
 #   tests/gpu/run.sh formats                      shared prefixes as levels that were chosen, and token trees
 # Needs what `make gpu` leaves in build/gpu, Python 3.9 or later with numpy, ml_dtypes and hypothesis (tests: pytest,
@@ -86,6 +87,19 @@ formats() {
     bench formats --device cuda --json "$OUT/formats.json" "$@" 2>&1 | tee "$OUT/formats.txt"
 }
 
+# Kernels that are not chosen unasked, since they have not been timed yet: first whether they are right, then mma's and theirs
+# in turns. The rest is measured also where a part fails, or takes too long.
+families() {
+  local failed=0
+  timeout 150 "$PYTHON" -m pytest tests/python/test_short_wgmma.py tests/python/test_kernel_families.py \
+    --device cuda -q 2>&1 | tee "$OUT/families-tests.txt" || failed=1
+  RADDLE_BACKEND=wgmma timeout 100 "$PYTHON" tests/gpu/contract.py --only decode --cases 40 \
+    --out "$OUT/families-contract.json" 2>&1 | tee "$OUT/families-contract.txt" || failed=1
+  timeout 230 "$PYTHON" -c 'from raddle.cli import main; main()' bench gpu --against "" --only decode-families \
+    --section-seconds 220 --out "$OUT/families.json" "$@" 2>&1 | tee "$OUT/families.txt" || failed=1
+  return $failed
+}
+
 # FlashInfer's kernels take minutes of nvcc: a process a section compiles them while Raddle is tested.
 prepare_peers() {
   [ -z "$FLASHINFER_DISABLE_JIT" ] || return 0
@@ -135,6 +149,6 @@ install_wheels
 environment
 case ${1:-all} in
   all) everything ;;
-  contract | tests | support | bench | replay | formats) "$@" ;;
-  *) echo "'$1' is none of: contract, tests, support, bench, replay, formats" >&2 && exit 2 ;;
+  contract | tests | support | bench | families | replay | formats) "$@" ;;
+  *) echo "'$1' is none of: contract, tests, support, bench, families, replay, formats" >&2 && exit 2 ;;
 esac

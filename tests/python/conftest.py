@@ -32,6 +32,7 @@ ANY_ISA = {
     "test_kernel_families": "kernels of a GPU",
     "test_kv_nvrtc": "kernels of a GPU",
     "test_nvrtc": "kernels of a GPU",
+    "test_short_wgmma": "kernels of a GPU",
     "test_version": "a string",
 }
 #: Modules of `make check`, beside the tests marked every_isa: what a user calls first, in a minute or two.
@@ -114,6 +115,21 @@ def gpu(request):
 
 
 @pytest.fixture
+def wgmma(gpu, monkeypatch):
+    """The GPU under test, of which every plan asks for Hopper's family of kernels."""
+    import raddle
+    from raddle import _cuda
+    from small import refuses
+
+    monkeypatch.setenv("RADDLE_BACKEND", "wgmma")
+    if not _cuda.driver()["gpus"][0]["arch"].startswith("sm_90"):
+        with refuses(ValueError, 'RADDLE_BACKEND is "wgmma"', "sm_90 alone"):
+            raddle.Attention(raddle.AttentionSpec(4, 2, 64, dtype="bfloat16"), device=gpu)
+        pytest.skip("needs an sm_90 GPU, or RADDLE_EMULATOR_COMPUTE=90")
+    return gpu
+
+
+@pytest.fixture
 def emulator(gpu):
     """The emulated driver, as it was, at the end."""
     cuda = ctypes.CDLL("libcuda.so.1")
@@ -142,7 +158,7 @@ def pytest_collection_modifyitems(config, items):
     listed = [line.split(maxsplit=1) for line in NOT_ON_GPU.read_text().splitlines() if line and line[0] != "#"]
     kept, dropped = [], []
     for item in items:
-        on_device = {"engine", "gpu"} & set(item.fixturenames)
+        on_device = {"engine", "gpu", "wgmma"} & set(item.fixturenames)
         (kept if on_device else dropped).append(item)
         for pattern, reason in listed:
             if fnmatch.fnmatch(item.nodeid.rpartition("/")[2], pattern):

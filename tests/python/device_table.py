@@ -52,9 +52,9 @@ class Table:
 class Tensors:
     """Q, pools and the output of any batch at fixed addresses."""
 
-    def __init__(self, heads=4, kv_heads=2, dim=64, page_size=16):
+    def __init__(self, heads=4, kv_heads=2, dim=64, page_size=16, tokens=MAXIMA["max_qo_tokens"]):
         kind = draw(np.random.default_rng(0), lengths=[(1, 1)], **HEADS).q.dtype
-        self.q, self.out = (DeviceArray(np.zeros((MAXIMA["max_qo_tokens"], heads, dim), kind)) for _ in range(2))
+        self.q, self.out = (DeviceArray(np.zeros((tokens, heads, dim), kind)) for _ in range(2))
         self.kv = tuple(DeviceArray(np.zeros((PAGES, page_size, kv_heads, dim), kind)) for _ in range(2))
 
     def write(self, problem):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 
 import numpy as np
 import pytest
@@ -63,7 +64,8 @@ def test_kept_pairs_are_counted(variant, qo, kv):
 
 def test_sections_are_chosen_by_name_or_pattern():
     assert [s.name for s in sections.chosen(["decode"])] == ["decode"]
-    assert [s.name for s in sections.chosen(["decode*"])] == ["decode", "decode-pages", "decode-variants"]
+    every = ["decode", "decode-pages", "decode-families", "decode-variants"]
+    assert [s.name for s in sections.chosen(["decode*"])] == every
     assert [s.name for s in sections.chosen(["long", "mixed"])] == ["mixed", "long"]
     assert sections.chosen([]) == list(sections.SECTIONS)
     with pytest.raises(ValueError, match="'fp4'.*decode, decode-pages"):
@@ -92,6 +94,25 @@ def test_raddle_computes_every_form_and_variant(case):
     assert check.error(make().outcome(), reference) < check.TOLERANCE
     if case.variant in ("plain", "causal"):
         assert check.error(sdpa.exact_enough(problem, case), reference) < check.TOLERANCE
+
+
+def test_kernel_families_are_asked_for_one_by_one(monkeypatch):
+    """Whatever the environment asks for, and it does so again afterwards."""
+    asked = []
+
+    def prepared(problem, case, backend=""):
+        with own.asking_for(backend):
+            asked.append(os.environ.get("RADDLE_BACKEND"))
+
+    monkeypatch.setattr(own, "_prepared", prepared)
+    case = next(s for s in sections.SECTIONS if s.name == "decode-families").cases[0]
+    for before in (None, "mma"):
+        monkeypatch.delenv("RADDLE_BACKEND", raising=False)
+        if before:
+            monkeypatch.setenv("RADDLE_BACKEND", before)
+        assert [(name, make()) for name, make in own.contestants(None, case)] == [("raddle", None), ("raddle wgmma", None)]
+        assert os.environ.get("RADDLE_BACKEND") == before
+    assert asked == [None, "wgmma", "mma", "wgmma"]
 
 
 def test_a_rotation_pass_is_another_way_to_the_same(monkeypatch):

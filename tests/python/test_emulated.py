@@ -36,12 +36,13 @@ def test_cuda_on_emulated_threads(name, request):
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
 
 
-def test_hoppers_kernels_on_emulated_threads(request):
+@pytest.mark.parametrize("name", ["kernel_families", "short_wgmma"])
+def test_hoppers_kernels_on_emulated_threads(name, request):
     """Where the device says that it is an sm_90."""
     command = [TESTS / "gpu/emulate.sh", sys.executable, "-m", "pytest", "-q", "--device", "cuda"]
     seed = ["--seed", str(request.config.option.seed)]
     environment = {**os.environ, "PYTHON": sys.executable, "RADDLE_EMULATOR_COMPUTE": "90"}
-    file = TESTS / "python" / "test_kernel_families.py"
+    file = TESTS / "python" / f"test_{name}.py"
     ended = subprocess.run([*command, *seed, file], env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
 

@@ -12,39 +12,14 @@ import tvm_ffi
 from checks import within
 from device_table import MAXIMA, PAGES, Table, Tensors, batch, reserve
 from draws import draw
-from engine import Engine, OnDevice, spec_of, twin
-from raddle import _cuda
+from engine import Engine, twin
+from hopper import HEADS, attention_of, check, kernel_of
 from reference import Flex, attention
 from small import refuses, reserved
 from test_flex_mods import MASKS, SCORES, Place
 
-HEADS = {"dim": 64, "group": 2, "num_kv_heads": 2, "dtype": "bfloat16"}
 LONG = [(70, 90), (1, 300), (0, 5), (33, 140), (130, 131)]
 streams = itertools.count(0xA0000, 0x100)
-
-
-@pytest.fixture
-def wgmma(gpu, monkeypatch):
-    """Every plan asks for the family."""
-    monkeypatch.setenv("RADDLE_BACKEND", "wgmma")
-    if not _cuda.driver()["gpus"][0]["arch"].startswith("sm_90"):
-        with refuses(ValueError, 'RADDLE_BACKEND is "wgmma"', "sm_90 alone"):
-            raddle.Attention(raddle.AttentionSpec(4, 2, 64, dtype="bfloat16"), device=gpu)
-        pytest.skip("needs an sm_90 GPU, or RADDLE_EMULATOR_COMPUTE=90")
-    return gpu
-
-
-def attention_of(gpu, problem, **options):
-    return OnDevice(raddle.Attention(spec_of(problem, **options), device=gpu))
-
-
-def check(gpu, problem, num_workers=None, state=False, schedule="auto"):
-    attn = attention_of(gpu, problem)
-    plan = attn.plan(twin(problem.layout), num_workers=num_workers, schedule=schedule)
-    assert "kernel family: wgmma" in plan.explain() and "(wgmma) for" in plan.explain(), plan.explain()
-    out, lse = Engine(gpu).run_plan(attn, plan, problem, state=state)
-    within(attention(problem, state=state), out, lse)
-    return plan
 
 
 @pytest.mark.parametrize("layout", ["ragged", "paged", "paged_hnd", "paged_interleaved", "paged_table"])
@@ -87,7 +62,7 @@ def test_functions_of_python(wgmma, rng, mods):
 @pytest.mark.parametrize("num_workers", [1, 7])
 def test_cascades(wgmma, rng, num_workers):
     """Short queries of the requests beside long ones of what they share."""
-    lengths = [(1, 30), (9, 70), (1, 3), (20, 40)]
+    lengths = [(1, 30), (9, 70), (1, 3), (40, 60)]
     check(wgmma, draw(rng, "cascade", "causal", lengths=lengths, page_size=16, **HEADS), num_workers)
 
 
@@ -130,22 +105,39 @@ def test_specs_that_it_does_not_serve(wgmma):
         with refuses(ValueError, 'RADDLE_BACKEND is "wgmma"', why):
             raddle.Attention(spec, device=wgmma)
 
-    refused("head dims", 256)
-    refused("head dims", 64, 72)
+    refused("head dims", 264)
+    refused("head dims", 64, 264)
     refused("kv_dtype other than dtype", 64, kv_dtype="float8_e4m3fn")
     refused("parts for queries, keys or values", 64, variant=raddle.Rope(64))
 
 
-def test_graphs(wgmma, emulator, rng):
+@pytest.mark.parametrize("dims", [(256, 256), (64, 72)])
+def test_heads_whose_long_queries_it_does_not_serve(wgmma, rng, dims):
+    heads = {**HEADS, "dim": dims[0], "dim_vo": dims[1]}
+    problem = draw(rng, "paged", "causal", lengths=[(1, 30), (33, 40)], page_size=16, **heads)
+    attn = attention_of(wgmma, problem)
+    with refuses(ValueError, 'RADDLE_BACKEND is "wgmma", layout has long queries', "does not serve long queries"):
+        attn.plan(twin(problem.layout))
+    with refuses(ValueError, "a reservation of long queries is made, and wgmma", "of V multiples of 32"):
+        reserved(attn.attention, **{**MAXIMA, "max_qo_tokens": 40})
+
+
+# Maxima with more than 64 fused rows in a group, and without.
+TOKENS = pytest.mark.parametrize(("tokens", "short_rows"), [(40, 0), (24, 64)])
+
+
+@TOKENS
+def test_graphs(wgmma, emulator, rng, tokens, short_rows):
     """Later batches in the graph of a captured run, whose maps are those of the pools that it captured."""
     attn = attention_of(wgmma, batch(rng)).attention
-    reservation, tensors, stream = reserved(attn, **MAXIMA), Tensors(), next(streams)
+    reservation, tensors = reserved(attn, **{**MAXIMA, "max_qo_tokens": tokens}), Tensors(tokens=tokens)
+    stream = next(streams)
     for step in range(4):
         problem = batch(rng)
         reservation.update(twin(problem.layout))
         tensors.write(problem)
         if step == 0:
-            assert "(wgmma) for" in reservation.plan.explain()
+            assert kernel_of(short_rows) in reservation.plan.explain()
             emulator.raddle_emulator_capture(stream)
             with tvm_ffi.use_raw_stream(tvm_ffi.device(attn.device), stream):
                 attn.run(reservation, tensors.q, tensors.kv, out=tensors.out)
@@ -157,16 +149,18 @@ def test_graphs(wgmma, emulator, rng):
         few.update(twin(batch(rng, page_size=4).layout))
 
 
+@TOKENS
 @pytest.mark.parametrize("prefixes", [False, True])
-def test_plans_made_on_the_device(wgmma, rng, prefixes):
+def test_plans_made_on_the_device(wgmma, rng, prefixes, tokens, short_rows):
     levels = 2 if prefixes else 1
-    attn, reservation = reserve(wgmma, max_levels=levels)
-    table, tensors = Table("lists", num_pages=PAGES, discover_prefixes=16 if prefixes else False), Tensors()
+    attn, reservation = reserve(wgmma, max_levels=levels, max_qo_tokens=tokens)
+    table, tensors = Table("lists", num_pages=PAGES, discover_prefixes=16 if prefixes else False), Tensors(tokens=tokens)
     for _ in range(3):
         problem = batch(rng, "paged_prefixes" if prefixes else "paged")
         problem.layout.discover_prefixes = 16 if prefixes else 0
         table.write(problem.layout), tensors.write(problem)
         reservation.update(table.layout)
+        assert kernel_of(short_rows) in reservation.plan.explain()
         attn.run(reservation, tensors.q, tensors.kv, out=tensors.out)
         reservation.check()
         within(attention(problem), tensors.out.numpy()[: len(problem.q)])

@@ -67,9 +67,10 @@ class Kernel(NamedTuple):
     short_only: bool = False
     spilled: int = 0  # bytes that are known of
     family: str = "mma"
+    short_rows: int = 0
 
     def compile(self):
-        return _cuda.compile_kernel(self.spec, self.arch, self.short_only, self.family)
+        return _cuda.compile_kernel(self.spec, self.arch, self.short_only, self.family, self.short_rows)
 
 
 MLA = raddle.AttentionSpec(16, 1, 576, 512, variant=raddle.Causal())
@@ -110,6 +111,8 @@ KERNELS = [
     # Between products only, not in their loop (tests/gpu/sass.py): 168 registers are for the loading warpgroup, too.
     Kernel("Causal, wgmma", spec(SHIPPED["Causal"], 128), "sm_90a", spilled=256, family="wgmma"),
     Kernel("SoftCap, wgmma", spec(SHIPPED["SoftCap"]), "sm_90a", spilled=256, family="wgmma"),
+    Kernel("Causal, wgmma", spec(SHIPPED["Causal"], 128), "sm_90a", family="wgmma", short_rows=8),
+    Kernel("SoftCap, wgmma", spec(SHIPPED["SoftCap"], 128), "sm_90a", family="wgmma", short_rows=64),
 ]
 
 
@@ -121,12 +124,12 @@ def test_kernels_compile(capsys):
         print(f"\nGPU kernels by NVRTC {_cuda.nvrtc_version()}")
         print(f"{'variant':24}{'target':8}{'queries':>8}{'registers':>10}{'spilled':>9}{'shared':>8}{'seconds':>9}")
         for kernel, got in zip(KERNELS, reports):
-            queries = "short" if kernel.short_only else "all"
+            queries = kernel.short_rows or ("short" if kernel.short_only else "all")
             numbers = f"{got['registers']:10}{got['spill_bytes']:9}{got['shared_bytes']:8}{got['seconds']:9.1f}"
             print(f"{kernel.name:24}{kernel.arch:8}{queries:>8}{numbers}")
     assert len(KERNELS) <= 44, "compiled where there is no GPU: few enough to wait for"
     for kernel, got in zip(KERNELS, reports):
-        which = kernel.name, kernel.arch, kernel.short_only
+        which = kernel.name, kernel.arch, kernel.short_only, kernel.short_rows
         # "wgmma serialized": products that the compiler waits for, each by itself.
         assert "C75" not in got["log"] and "serializ" not in got["log"], (which, got["log"])
         assert 32 <= got["registers"] <= 255, (which, got["log"])
@@ -200,7 +203,8 @@ def test_dtypes_without_a_gpu_kernel_are_refused_by_name():
     ("why", "arch", "more"),
     [
         ("of sm_90 alone", "sm_80", {}),
-        ("head dims", "sm_90a", {"head_dim": 256}),
+        ("long queries of such head dims", "sm_90a", {"head_dim": 256}),
+        ("such head dims", "sm_90a", {"head_dim": 264}),
         ("kv_dtype", "sm_90a", {"kv_dtype": "int8"}),
         ("parts for queries", "sm_90a", {"variant": SHIPPED["Rope"]}),
     ],
@@ -208,6 +212,12 @@ def test_dtypes_without_a_gpu_kernel_are_refused_by_name():
 def test_what_wgmma_does_not_serve_is_refused_by_name(why, arch, more):
     with pytest.raises(ValueError, match=f"family is 'wgmma', and wgmma .*{why}"):
         _cuda.compile_kernel(spec(**{"variant": [], **more}), arch, family="wgmma")
+
+
+@pytest.mark.parametrize(("family", "rows", "dim"), [("wgmma", 12, 64), ("wgmma", 64, 256), ("mma", 8, 64)])
+def test_tiles_of_short_queries_that_no_kernel_has_are_refused_by_name(family, rows, dim):
+    with pytest.raises(ValueError, match=f"short_rows is {rows}; expected 0, or of the wgmma family 8, 16"):
+        _cuda.compile_kernel(spec([], dim), "sm_90a", family=family, short_rows=rows)
 
 
 def test_bfloat16_is_refused_by_name_on_sm_75():

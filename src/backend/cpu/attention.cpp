@@ -80,9 +80,9 @@ class CpuBackend final : public Backend {
   const AttentionSpec& spec() const override { return spec_; }
 
   Planning planning_of(const Layout&, i32 num_workers, Schedule schedule) const override {
-    return reserved_planning(num_workers, schedule);
+    return reserved_planning({}, num_workers, schedule);
   }
-  Planning reserved_planning(i32 num_workers, Schedule schedule) const override {
+  Planning reserved_planning(const Maxima&, i32 num_workers, Schedule schedule) const override {
     return {cpu_plan_config(spec_, cpu::selected_isa(),
                             num_workers > 0 ? num_workers : cpu_threads(), schedule),
             {}};

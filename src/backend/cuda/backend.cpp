@@ -19,10 +19,10 @@ namespace {
 
 /// Plans for all workers that the device holds at a time, or for so many.
 PlanConfig plan_config(const AttentionSpec& spec, const DeviceInfo& device, KernelFamily family,
-                       i32 num_workers, Schedule schedule) {
-  const i32 all =
-      device.num_multiprocessors * config_of(spec, device.arch, family).blocks_per_multiprocessor;
-  return gpu_plan_config(spec, jit::arch_number(device.arch), family,
+                       i32 short_rows, i32 num_workers, Schedule schedule) {
+  const i32 all = device.num_multiprocessors *
+                  config_of(spec, device.arch, family, short_rows).blocks_per_multiprocessor;
+  return gpu_plan_config(spec, jit::arch_number(device.arch), family, short_rows,
                          num_workers > 0 ? num_workers : all, schedule);
 }
 
@@ -47,12 +47,15 @@ class CudaBackend final : public GpuBackend {
     const PlanConfig mma = config(KernelFamily::mma, num_workers, schedule);
     const PlanConfig wgmma = config(KernelFamily::wgmma, num_workers, schedule);
     const KernelChoice choice = choose_gpu_kernel(spec_, facts_, layout, mma, wgmma);
+    if (choice.short_rows > 0)
+      return {config(KernelFamily::wgmma, num_workers, schedule, choice.short_rows), choice};
     return {choice.family == KernelFamily::wgmma ? wgmma : mma, choice};
   }
 
-  Planning reserved_planning(i32 num_workers, Schedule schedule) const override {
-    const KernelChoice choice = choose_reserved_kernel(spec_, facts_);
-    return {config(choice.family, num_workers, schedule), choice};
+  Planning reserved_planning(const Maxima& maxima, i32 num_workers,
+                             Schedule schedule) const override {
+    const KernelChoice choice = choose_reserved_kernel(spec_, facts_, maxima);
+    return {config(choice.family, num_workers, schedule, choice.short_rows), choice};
   }
 
   PlanStore& plans() const override { return plans_; }
@@ -82,27 +85,29 @@ class CudaBackend final : public GpuBackend {
     if (is_capturing(stream))
       fail<ValueError>("the stream is capturing a graph; expected reserve before the capture");
   }
-  PlanConfig config(KernelFamily family, i32 num_workers, Schedule schedule) const {
-    return plan_config(spec_, device_->info(), family, num_workers, schedule);
+  PlanConfig config(KernelFamily family, i32 num_workers, Schedule schedule,
+                    i32 short_rows = 0) const {
+    return plan_config(spec_, device_->info(), family, short_rows, num_workers, schedule);
   }
   /// Any use needs the kernel of short queries soon, and it has all parts of the variant, so that
   /// their errors are raised here. Those of long queries take longer; plans wait for them. Where
   /// wgmma serves the spec, few plans need the mma family's.
   void start_kernels() {
-    const bool wgmma = !unserved_by_wgmma(spec_, facts_);
-    const AttentionKernels::Which first = facts_.asked == KernelFamily::wgmma
-                                              ? AttentionKernels::wgmma
-                                              : AttentionKernels::short_only;
+    const bool wgmma = !unserved_by_wgmma(spec_, facts_) && !long_queries_unserved_by_wgmma(spec_);
+    AttentionKernels::Which first = AttentionKernels::short_only;
+    if (facts_.asked == KernelFamily::wgmma)
+      first = wgmma ? AttentionKernels::wgmma : AttentionKernels::wgmma_short_8;
     kernels_.start(first);
-    kernels_.start(wgmma && facts_.asked != KernelFamily::mma ? AttentionKernels::wgmma
-                                                              : AttentionKernels::any_length);
+    if (facts_.asked != KernelFamily::wgmma)
+      kernels_.start(wgmma && !facts_.asked ? AttentionKernels::wgmma
+                                            : AttentionKernels::any_length);
     kernels_.get(first);
   }
   /// The kernel that runs all plans within `maxima`; waits for it.
   const Kernel& kernel_for(const Planning& planning, const Maxima& maxima) const {
     const i64 most_rows = i64{max_group_rows(maxima)} * spec_.group_size();
     const PlanConfig& config = planning.config;
-    return kernels_.get(planning.kernel.family,
+    return kernels_.get(planning.kernel,
                         config.short_only || most_rows <= config.shapes[short_queries].rows);
   }
 
@@ -117,12 +122,13 @@ class CudaBackend final : public GpuBackend {
 }  // namespace
 }  // namespace cuda
 
-PlanConfig cuda_plan_config(const AttentionSpec& spec, DeviceId device, i32 num_workers,
-                            Schedule schedule) {
+PlanConfig cuda_plan_config(const AttentionSpec& spec, DeviceId device, const Maxima& maxima,
+                            i32 num_workers, Schedule schedule) {
   const KernelFamily family =
       family_named(std::getenv("RADDLE_BACKEND")).value_or(KernelFamily::mma);
-  return cuda::plan_config(spec, cuda::Device::get(device.ordinal).info(), family, num_workers,
-                           schedule);
+  const i32 short_rows = family == KernelFamily::wgmma ? reserved_short_rows(spec, maxima) : 0;
+  return cuda::plan_config(spec, cuda::Device::get(device.ordinal).info(), family, short_rows,
+                           num_workers, schedule);
 }
 
 std::shared_ptr<const GpuBackend> make_cuda_backend(const AttentionSpec& spec,

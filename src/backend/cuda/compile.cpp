@@ -5,6 +5,7 @@
 
 #include "backend/kv_tensors.h"
 #include "plan/heuristics.h"
+#include "raddle/engine/kernel/wgmma/config.h"
 #include "raddle/error.h"
 #include "variant/bound_variant.h"
 
@@ -48,8 +49,9 @@ FamilyFacts facts_of(const BoundVariant& variant, const std::string& arch, bool 
           stages.num_query + stages.num_key + stages.num_value > 0, variant.has_masks(), asked};
 }
 
-KernelConfig config_of(const AttentionSpec& spec, const std::string& arch, KernelFamily family) {
-  const KernelConfig config = gpu_kernel_config(spec, jit::arch_number(arch), family);
+KernelConfig config_of(const AttentionSpec& spec, const std::string& arch, KernelFamily family,
+                       i32 short_rows) {
+  const KernelConfig config = gpu_kernel_config(spec, jit::arch_number(arch), family, short_rows);
   if (config.blocks_per_multiprocessor == 0)
     fail<ValueError>("head_dim is ", spec.head_dim_qk, " and head_dim_vo ", spec.head_dim_vo,
                      "; expected tiles that fit the shared memory of sm_", jit::arch_number(arch));
@@ -61,15 +63,22 @@ jit::PlannerKernel planner_of(const BoundVariant& variant, bool prefixes) {
 }
 
 KernelReport compile(const AttentionSpec& spec, const std::string& arch, KernelFamily family,
-                     bool short_only) {
+                     bool short_only, i32 short_rows) {
   check_spec(spec);
   const BoundVariant variant(spec, arch);
-  if (family == KernelFamily::wgmma)
-    if (const char* why = unserved_by_wgmma(spec, facts_of(variant, arch, true, {})))
-      fail<ValueError>("family is 'wgmma', and ", why);
+  if (family == KernelFamily::wgmma) {
+    const char* why = unserved_by_wgmma(spec, facts_of(variant, arch, true, {}));
+    if (!why && short_rows == 0) why = long_queries_unserved_by_wgmma(spec);
+    if (why) fail<ValueError>("family is 'wgmma', and ", why);
+  }
+  if (short_rows != 0 && (family != KernelFamily::wgmma ||
+                          wgmma::short_rows_for(short_rows, spec.head_dim_vo) != short_rows))
+    fail<ValueError>("short_rows is ", short_rows, "; expected 0, or of the wgmma family 8, 16, ",
+                     "32, or 64 where head_dim_vo is at most 128");
   jit::GpuKernel kernel = kernel_of(spec, variant, arch, family);
   kernel.short_only = short_only;
-  return report_of(kernel, arch, config_of(spec, arch, family).shared_bytes);
+  kernel.short_rows = short_rows;
+  return report_of(kernel, arch, config_of(spec, arch, family, short_rows).shared_bytes);
 }
 
 KernelReport compile_planner(const AttentionSpec& spec, const std::string& arch, bool prefixes) {
@@ -84,7 +93,8 @@ void warm(const AttentionSpec& spec, const std::string& arch) {
   jit::cubin_of(kernel, arch);
   kernel.short_only = true;
   jit::cubin_of(kernel, arch);
-  if (!unserved_by_wgmma(spec, facts_of(variant, arch, true, {})))
+  if (!unserved_by_wgmma(spec, facts_of(variant, arch, true, {})) &&
+      !long_queries_unserved_by_wgmma(spec))
     jit::cubin_of(kernel_of(spec, variant, arch, KernelFamily::wgmma), arch);
 }
 

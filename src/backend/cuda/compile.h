@@ -17,7 +17,8 @@ jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant,
                          const std::string& arch, KernelFamily family);
 
 /// What that kernel takes of a multiprocessor. Raises ValueError where it does not fit.
-KernelConfig config_of(const AttentionSpec& spec, const std::string& arch, KernelFamily family);
+KernelConfig config_of(const AttentionSpec& spec, const std::string& arch, KernelFamily family,
+                       i32 short_rows);
 
 /// What the choice of a family is made by. `makes_tensor_maps`: the driver does.
 FamilyFacts facts_of(const BoundVariant& variant, const std::string& arch, bool makes_tensor_maps,
@@ -36,11 +37,12 @@ struct KernelReport {
   std::string cubin;  ///< or PTX, of a virtual architecture
 };
 
-/// Compiles the spec's kernel of a family with NVRTC, or the mma family's one of plans with short
-/// queries only; needs no GPU. Raises CompileError, and ValueError for a spec that has no such
-/// kernel.
+/// Compiles the spec's kernel of a family with NVRTC: of the mma family any, or `short_only`, that
+/// of plans with short queries only; of the wgmma family that of long queries, or that of short
+/// ones with tiles of `short_rows` (8, 16, 32, 64). Needs no GPU. Raises CompileError, and
+/// ValueError for a spec that has no such kernel.
 KernelReport compile(const AttentionSpec& spec, const std::string& arch, KernelFamily family,
-                     bool short_only);
+                     bool short_only, i32 short_rows);
 
 /// The same for the kernel that plans on the device; its shared memory depends on the maxima: 0.
 KernelReport compile_planner(const AttentionSpec& spec, const std::string& arch, bool prefixes);

@@ -104,10 +104,12 @@ ComingKernel coming(const jit::PlannerKernel& kernel, const Device& device) {
 AttentionKernels::Described AttentionKernels::describe(const AttentionSpec& spec,
                                                        const BoundVariant& variant,
                                                        const Device& device, Which which) {
-  const KernelFamily family = which == wgmma ? KernelFamily::wgmma : KernelFamily::mma;
-  const KernelConfig config = config_of(spec, device.info().arch, family);
+  const KernelFamily family = which >= wgmma ? KernelFamily::wgmma : KernelFamily::mma;
+  const i32 short_rows = which > wgmma ? 8 << (which - wgmma_short_8) : 0;
+  const KernelConfig config = config_of(spec, device.info().arch, family, short_rows);
   jit::GpuKernel kernel = kernel_of(spec, variant, device.info().arch, family);
   kernel.short_only = which == short_only;
+  kernel.short_rows = short_rows;
   return {std::move(kernel), config};
 }
 
@@ -128,6 +130,13 @@ void AttentionKernels::start(Which which) {
   std::optional<ComingKernel>& kernel = coming_[which];
   if (!kernel || kernel->has_failed())
     kernel = coming(described_[which].kernel, *device_, described_[which].config);
+}
+
+const Kernel& AttentionKernels::get(const KernelChoice& choice, bool all_short) {
+  if (choice.family == KernelFamily::mma) return get(all_short ? short_only : any_length);
+  Which which = wgmma;
+  for (i32 rows = 8; rows <= choice.short_rows; rows *= 2) which = static_cast<Which>(which + 1);
+  return get(which);
 }
 
 const Kernel& AttentionKernels::get(Which which) {

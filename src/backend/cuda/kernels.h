@@ -15,6 +15,7 @@
 #include "jit/background.h"
 #include "jit/gpu_kernel.h"
 #include "jit/planner_kernel.h"
+#include "plan/kernel_choice.h"
 #include "raddle/attention.h"
 #include "raddle/engine/kernel/gpu/config.h"
 #include "variant/bound_variant.h"
@@ -48,17 +49,24 @@ ComingKernel coming(const jit::PlannerKernel& kernel, const Device& device);
 /// The kernels of an attention. One is compiled or found when it is first asked for, or earlier.
 class AttentionKernels {
  public:
-  enum Which { any_length, short_only, wgmma, count };
+  enum Which {
+    any_length,
+    short_only,
+    wgmma,
+    wgmma_short_8,
+    wgmma_short_16,
+    wgmma_short_32,
+    wgmma_short_64,
+    count
+  };
   AttentionKernels(const AttentionSpec& spec, const BoundVariant& variant, const Device& device);
 
   /// Has it compiled on a thread of its own.
   void start(Which which);
   /// Waits for it. Raises what went wrong on the way.
   const Kernel& get(Which which);
-  /// The one of a family; of the mma family that of short queries alone, or any.
-  const Kernel& get(KernelFamily family, bool all_short) {
-    return get(family == KernelFamily::wgmma ? wgmma : all_short ? short_only : any_length);
-  }
+  /// The one that was chosen; of the mma family that of short queries alone, or any.
+  const Kernel& get(const KernelChoice& choice, bool all_short);
 
  private:
   struct Described {

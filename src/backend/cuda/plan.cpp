@@ -157,7 +157,8 @@ void CudaPlan::run(const Plan& plan, const RunView& view, const BoundVariant& va
   launch.query_rows = static_cast<i32>(args.q.shape[0]);
   launch.lse_base_2 = args.lse_base_2;
   launch.timeline = view_timeline(args.timeline, launch.plan.num_workers);
-  if (choice_.family == KernelFamily::wgmma) memory_->maps.provide(plan.layout(), args, with_maps);
+  if (choice_.family == KernelFamily::wgmma)
+    memory_->maps.provide(plan.layout(), args, launch_.plan.shapes[long_queries].keys, with_maps);
   std::unique_lock<std::mutex> lock;
   if (reservation_)
     reservation_->provide(launch);
@@ -183,8 +184,8 @@ std::shared_ptr<const PlanOnDevice> CudaPlans::put(const Layout& layout, const P
                                                    const BoundVariant& variant, void* stream) {
   const ContextScope context(*device_);
   check_upload(layout, arrays, stream);
-  return std::make_shared<const CudaPlan>(kernels_->get(kernel.family, is_short(arrays.view())),
-                                          kernel, memory_, layout, arrays,
+  return std::make_shared<const CudaPlan>(kernels_->get(kernel, is_short(arrays.view())), kernel,
+                                          memory_, layout, arrays,
                                           memory_->variant_of(origin, variant, stream), stream);
 }
 

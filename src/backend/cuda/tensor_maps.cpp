@@ -20,7 +20,7 @@ std::size_t TensorMaps::Hash::operator()(const BoxedTensor& tensor) const {
 
 /// Rows of 64 columns of one page and head are a box. Keys without pages lie in one.
 BoxedTensor TensorMaps::box(const PoolView& pool, const TensorRef& tensor, const Level& level,
-                            i32 dim) const {
+                            i32 dim, i32 tile_keys) const {
   const bool paged = level.storage == KvStorage::paged;
   const i64 blocks = raddle::dim(tensor, 0);
   const i64 rows = paged ? level.block_size : blocks;
@@ -36,8 +36,7 @@ BoxedTensor TensorMaps::box(const PoolView& pool, const TensorRef& tensor, const
   for (i32 i = 0; i < 3; ++i)
     boxed.stride[i] = size[i + 1] > 1 ? static_cast<u64>(stride[i] * element_bytes_) : least;
   boxed.box[0] = static_cast<u32>(128 / element_bytes_);
-  boxed.box[1] = static_cast<u32>(
-      wgmma::box_rows(paged ? level.block_size : wgmma::long_tile.keys, wgmma::long_tile.keys));
+  boxed.box[1] = static_cast<u32>(wgmma::box_rows(paged ? level.block_size : tile_keys, tile_keys));
   boxed.box[2] = boxed.box[3] = 1;
   return boxed;
 }
@@ -51,13 +50,14 @@ TensorMap TensorMaps::map_of(const BoxedTensor& tensor) {
   return maps_.emplace(tensor, make_tensor_map(tensor)).first->second;
 }
 
-void TensorMaps::provide(const Layout& layout, const RunArgs& args, wgmma::Launch& launch) {
+void TensorMaps::provide(const Layout& layout, const RunArgs& args, i32 tile_keys,
+                         wgmma::Launch& launch) {
   const std::lock_guard lock(mutex_);
   const std::vector<Level>& levels = layout.levels();
   for (std::size_t i = 0; i < levels.size(); ++i) {
     const KvRef& pair = args.kv[args.kv.size() == 1 ? 0 : i];
-    launch.map[i][0] = map_of(box(launch.kv[i].k, pair.k, levels[i], dims_[0]));
-    launch.map[i][1] = map_of(box(launch.kv[i].v, pair.v, levels[i], dims_[1]));
+    launch.map[i][0] = map_of(box(launch.kv[i].k, pair.k, levels[i], dims_[0], tile_keys));
+    launch.map[i][1] = map_of(box(launch.kv[i].v, pair.v, levels[i], dims_[1], tile_keys));
   }
 }
 

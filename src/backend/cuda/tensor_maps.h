@@ -19,9 +19,10 @@ class TensorMaps {
         heads_(spec.num_kv_heads),
         element_bytes_(dtype_bytes(spec.stored_dtype())) {}
 
-  /// Writes the maps of K and V of each of the layout's levels, whose tensors `args` has. All must
-  /// be served by the wgmma family. Raises DeviceError where the driver refuses one.
-  void provide(const Layout& layout, const RunArgs& args, wgmma::Launch& launch);
+  /// Writes the maps of K and V of each of the layout's levels, whose tensors `args` has, for a
+  /// kernel whose tiles have `tile_keys` keys. All must be served by the wgmma family. Raises
+  /// DeviceError where the driver refuses one.
+  void provide(const Layout& layout, const RunArgs& args, i32 tile_keys, wgmma::Launch& launch);
 
  private:
   struct Hash {
@@ -30,7 +31,8 @@ class TensorMaps {
   /// Beyond so many, those of tensors that are gone are in the way: all are made anew.
   static constexpr std::size_t most = 4096;
 
-  BoxedTensor box(const PoolView& pool, const TensorRef& tensor, const Level& level, i32 dim) const;
+  BoxedTensor box(const PoolView& pool, const TensorRef& tensor, const Level& level, i32 dim,
+                  i32 tile_keys) const;
   TensorMap map_of(const BoxedTensor& tensor);
 
   i32 dims_[2];  ///< of K and V

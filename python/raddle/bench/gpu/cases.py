@@ -47,6 +47,7 @@ class Case:
     floor: bool = False  #: time a read of as many bytes, too
     kv_dtype: str = ""  #: "float8_e4m3fn" or "float8_e5m2": what K and V are stored in, with scales
     scales: str = "tensor"  #: or "token": one a token and head
+    backends: tuple[str, ...] = ()  #: kernel families that take part, each asked for by RADDLE_BACKEND, too
     versus: str = ""  #: case of the same section whose rate this one's is divided by
     at_least: Mapping[str, float] = field(default_factory=dict)  #: targets: peer's family, "floor" or "versus"
 

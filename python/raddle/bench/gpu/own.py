@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,21 @@ from raddle.bench.engines import RADDLE, Engine, Makers
 from raddle.bench.gpu.cases import Case
 from raddle.bench.gpu.problem import Problem
 from raddle.bench.gpu.variants import PARTS, angles, rotated
+
+
+@contextlib.contextmanager
+def asking_for(backend: str) -> Iterator[None]:
+    """Attentions that are made meanwhile ask for this family of kernels; empty: for whatever they asked for before."""
+    before = os.environ.get("RADDLE_BACKEND")
+    if backend:
+        os.environ["RADDLE_BACKEND"] = backend
+    try:
+        yield
+    finally:
+        if backend:
+            os.environ.pop("RADDLE_BACKEND")
+        if before is not None:
+            os.environ["RADDLE_BACKEND"] = before
 
 
 def attention(case: Case, device: Any) -> raddle.Attention:
@@ -41,12 +58,15 @@ def layout(problem: Problem, case: Case) -> raddle.Layout:
 
 def contestants(problem: Problem, case: Case) -> Makers:
     yield RADDLE, lambda: _prepared(problem, case)
+    for backend in case.backends:
+        yield f"{RADDLE} {backend}", lambda backend=backend: _prepared(problem, case, backend)
     if case.variant == "rope" and case.peers:
         yield "rotation + raddle", lambda: _rotation(problem, case)
 
 
-def _prepared(problem: Problem, case: Case) -> Engine:
-    attn = attention(case, problem.device)
+def _prepared(problem: Problem, case: Case, backend: str = "") -> Engine:
+    with asking_for(backend):
+        attn = attention(case, problem.device)
     plan = attn.plan(layout(problem, case))
     kv: Any = (problem.k, problem.v)
     if case.form == "cascade":
@@ -62,7 +82,8 @@ def _prepared(problem: Problem, case: Case) -> Engine:
 
     marks = "kernel family: wgmma" not in plan.explain()  # whose kernels write no marks
     call = lambda _: attn.run(plan, problem.q, kv, out=out, **scales)  # noqa: E731
-    return Engine(RADDLE, call, out, watched=watched if marks else None)
+    # Of several contestants, the first one's timelines are written.
+    return Engine(f"{RADDLE} {backend}".strip(), call, out, watched=watched if marks and not backend else None)
 
 
 def _rotation(problem: Problem, case: Case) -> Engine:

@@ -1,10 +1,11 @@
-// Attention of long queries for Hopper (sm_90a): one persistent block a multiprocessor, whose third
-// warpgroup loads what the other two compute.
+// Attention for Hopper (sm_90a): one persistent block a multiprocessor, whose third warpgroup loads
+// what the other two compute. Long and short queries have kernels of their own.
 #pragma once
 
 #include "raddle/engine/kernel/wgmma/loader.h"
 #include "raddle/engine/kernel/wgmma/long_queries.h"
 #include "raddle/engine/kernel/wgmma/queries.h"
+#include "raddle/engine/kernel/wgmma/short_queries.h"
 
 RADDLE_ENGINE_BEGIN
 
@@ -16,13 +17,14 @@ RADDLE_DEVICE void create_barriers() {
   const auto create = [](u64& barrier, i32 arrivals) {
     ptx::barrier_create(ptx::shared_address(&barrier), arrivals);
   };
+  constexpr i32 users = consumer_groups / Kernel::rings;
   for (i32 i = 0; i < Kernel::slots; ++i) {
-    create(block.key_slots.full[i], 1), create(block.key_slots.free[i], consumer_groups);
-    create(block.value_slots.full[i], 1), create(block.value_slots.free[i], consumer_groups);
-    create(block.queries.full[i], 32);
-    create(block.queries.free[i], ConsumerTeam::num_warps);
+    create(block.key_slots.full[i], 1), create(block.key_slots.free[i], users);
+    create(block.value_slots.full[i], 1), create(block.value_slots.free[i], users);
   }
-  for (i32 i = 0; i < Memory<Kernel>::fact_slots; ++i)
+  for (i32 i = 0; i < Kernel::query_slots; ++i)
+    create(block.queries.full[i], 32), create(block.queries.free[i], ConsumerTeam::num_warps);
+  for (i32 i = 0; i < Kernel::item_slots; ++i)
     create(block.items.full[i], 1), create(block.items.free[i], ConsumerTeam::num_warps);
   create(block.tail, 1);
   ptx::fence_created_barriers();
@@ -43,10 +45,34 @@ RADDLE_DEVICE void arrive_all(const Launch& launch, const Variant& variant, i32 
   }
 }
 
+/// What the warps of the loading warpgroup do; `first` is the first item, and next(item) the one
+/// behind another.
+template <class Kernel, class Variant, class Next>
+RADDLE_DEVICE void load(const Launch& launch, const Variant& variant, i32 first, Next next) {
+  const i32 warp = ptx::warp_index() - consumer_groups * group_warps;
+  if (warp == 0)
+    TileLoader<Kernel, 0>(launch).run();
+  else if (warp == 1)
+    TileLoader<Kernel, 1>(launch).run();
+  else if (warp == 2)
+    ItemFinder<Kernel>(launch).run(first, next);
+  else
+    QueryLoader<Kernel, Variant>(launch, variant).run();
+}
+
+/// The contractions at the end of a worker's queue.
+template <class Kernel, class Variant>
+RADDLE_DEVICE void contract_queue(const Launch& launch, const Variant& variant, const i32* queue) {
+  auto& block = Memory<Kernel>::get();
+  arrive_all<Kernel>(launch, variant, queue[0], queue[1]);
+  contract_shares<Kernel>(launch, variant, queue[0], queue[1], block.completed,
+                          block.vector[ConsumerTeam::warp()]);
+}
+
 /// Computes the long queries of the worker's own queue, and then those it draws from the open one.
 template <class Kernel, class Variant>
 RADDLE_DEVICE void attend_long(const Launch& launch, const Variant& variant) {
-  static_assert(!has_kernel(Kernel::dim_qk, Kernel::dim_vo) ||
+  static_assert(!has_long_kernel(Kernel::dim_qk, Kernel::dim_vo) ||
                 sizeof(Memory<Kernel>) <= shared_bytes);
   const i32* queue = launch.plan.queue_indptr + ptx::block_index();
   const i32 item = first_long(launch, queue[0], queue[1]);
@@ -55,20 +81,28 @@ RADDLE_DEVICE void attend_long(const Launch& launch, const Variant& variant) {
   if (ptx::thread_index() < consumer_groups * group_threads) {
     ptx::take_registers<consumer_registers>();
     LongQueries<Kernel, Variant>(launch, variant).run();
-    arrive_all<Kernel>(launch, variant, queue[0], queue[1]);
-    contract_shares<Kernel>(launch, variant, queue[0], queue[1], Memory<Kernel>::get().completed,
-                            Memory<Kernel>::get().vector[ConsumerTeam::warp()]);
+    contract_queue<Kernel>(launch, variant, queue);
   } else {
     ptx::give_registers<loader_registers>();
-    const i32 warp = ptx::warp_index() - consumer_groups * group_warps;
-    if (warp == 0)
-      TileLoader<Kernel, 0>(launch).run();
-    else if (warp == 1)
-      TileLoader<Kernel, 1>(launch).run();
-    else if (warp == 2)
-      ItemFinder<Kernel>(launch).run(item);
-    else
-      QueryLoader<Kernel, Variant>(launch, variant).run();
+    load<Kernel>(launch, variant, item, [&](i32 last) { return next_long(launch, last); });
+  }
+}
+
+/// Computes a worker's queue of short queries; the plan has no others.
+template <class Kernel, class Variant>
+RADDLE_DEVICE void attend_short(const Launch& launch, const Variant& variant) {
+  static_assert(sizeof(ShortMemory<Kernel>) <= shared_bytes);
+  const i32* queue = launch.plan.queue_indptr + ptx::block_index();
+  if (ptx::thread_index() == 0) create_barriers<Kernel>();
+  ptx::sync_block();
+  if (ptx::thread_index() < consumer_groups * group_threads) {
+    if constexpr (Kernel::takes_registers) ptx::take_registers<short_consumer_registers>();
+    ShortQueries<Kernel, Variant>(launch, variant).run();
+    contract_queue<Kernel>(launch, variant, queue);
+  } else {
+    if constexpr (Kernel::takes_registers) ptx::give_registers<short_loader_registers>();
+    load<Kernel>(launch, variant, queue[0] < queue[1] ? queue[0] : -1,
+                 [&](i32 last) { return last + 1 < queue[1] ? last + 1 : -1; });
   }
 }
 

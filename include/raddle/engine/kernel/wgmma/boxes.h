@@ -12,7 +12,7 @@ namespace wgmma {
 /// the instructions that they execute from those that compute.
 template <class Kernel>
 class Boxes {
-  static constexpr i32 tile_keys = Kernel::long_keys;
+  static constexpr i32 tile_keys = Kernel::tile_keys;
 
  public:
   RADDLE_DEVICE Boxes(const GpuLaunch& launch, const KeySource& source, i32 kv_head)
@@ -46,7 +46,7 @@ class Boxes {
       RADDLE_UNROLL
       for (i32 half = 0; half < halves; ++half)
         ptx::copy_box(slot + static_cast<u32>(128 * (half * tile_keys + i * rows_)), &map, barrier,
-                      64 * half, row, kv_head_, from, ptx::Keep::again);
+                      64 * half, row, kv_head_, from, Kernel::keep);
     };
     const i32 boxes = count(tile);
     if (starts)

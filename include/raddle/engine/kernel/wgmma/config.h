@@ -10,10 +10,12 @@ RADDLE_ENGINE_BEGIN
 
 namespace wgmma {
 
-/// Two warpgroups compute, each 64 of an item's rows; a third loads what they need.
+/// Two warpgroups compute; a third loads what they need.
 constexpr i32 group_threads = 128, consumer_groups = 2;
 constexpr i32 num_threads = group_threads * (consumer_groups + 1);
-constexpr TileShape long_tile{128, 128};
+constexpr TileShape long_tile{128, 128};  ///< each warpgroup computes 64 of an item's rows
+/// The keys of a tile of short queries, which one warpgroup computes: the rows of its products.
+constexpr i32 short_keys = 64;
 /// A block has its multiprocessor for itself, and all of its shared memory.
 constexpr i32 shared_bytes = 227 * 1024;
 
@@ -26,14 +28,36 @@ RADDLE_FN constexpr bool is_boxed(i32 page_size) {
   return page_size >= least_box_rows && (page_size & (page_size - 1)) == 0;
 }
 
-/// Whether there is a kernel for such heads. Rows of O are written in pieces of 32 columns; two
-/// slots of Q, of K and of V must fit the shared memory.
-RADDLE_FN constexpr bool has_kernel(i32 dim_qk, i32 dim_vo) {
+/// Whether there is a kernel of long queries for such heads. Rows of O are written in pieces of 32
+/// columns; two slots of Q, of K and of V must fit the shared memory.
+RADDLE_FN constexpr bool has_long_kernel(i32 dim_qk, i32 dim_vo) {
   return dim_qk <= 128 && dim_qk % 8 == 0 && dim_vo <= 128 && dim_vo % 32 == 0;
 }
+/// Whether there are kernels of short queries.
+RADDLE_FN constexpr bool has_short_kernels(i32 dim_qk, i32 dim_vo) {
+  return dim_qk <= 256 && dim_qk % 8 == 0 && dim_vo <= 256 && dim_vo % 8 == 0;
+}
+/// The most rows that a kernel of short queries has for heads of V and O this wide: of wider ones,
+/// 64 rows fit neither the registers nor the shared memory.
+RADDLE_FN constexpr i32 most_short_rows(i32 dim_vo) { return dim_vo <= 128 ? 64 : 32; }
+/// The fused rows of the smallest tile of short queries that holds so many: 8, 16, 32 or 64, each
+/// a kernel of its own, whose products have as many columns. 0: there is none.
+RADDLE_FN constexpr i32 short_rows_for(i32 rows, i32 dim_vo) {
+  for (i32 of_tile = 8; of_tile <= most_short_rows(dim_vo); of_tile *= 2)
+    if (rows <= of_tile) return of_tile;
+  return 0;
+}
 
-/// There are no short queries: fewer rows than a tile's are computed as a whole tile.
-RADDLE_FN constexpr KernelConfig kernel_config() {
+/// Slots of the ring of keys of short queries, and of that of values. 128 KB of keys and values are
+/// under way or in use: in a prototype, a quarter less was slower, and half as much again no
+/// faster. Where a slot takes more than 32 KB, four slots are 160 KB, for two would be too few.
+RADDLE_FN constexpr i32 short_slots(i32 dim_qk, i32 dim_vo) {
+  const i32 halves = ceil_div(dim_qk, 64) + ceil_div(dim_vo, 64);
+  return halves <= 2 ? 8 : halves <= 5 ? 4 : 2;
+}
+
+/// The kernel of long queries, which takes fewer rows than a tile's as a whole tile.
+RADDLE_FN constexpr KernelConfig long_kernel_config() {
   return {.short_rows = 0,
           .short_keys = long_tile.keys,
           .long_rows = long_tile.rows,
@@ -44,6 +68,16 @@ RADDLE_FN constexpr KernelConfig kernel_config() {
           .blocks_per_multiprocessor = 1,
           .team_threads = num_threads,
           .most_teams = 1};
+}
+
+/// A kernel of short queries, all of whose tiles have `rows`; groups with more are cut into such.
+RADDLE_FN constexpr KernelConfig short_kernel_config(i32 rows, i32 dim_qk, i32 dim_vo) {
+  KernelConfig config = long_kernel_config();
+  config.short_rows = config.long_rows = rows;
+  config.short_keys = config.long_keys = short_keys;
+  config.short_slots = short_slots(dim_qk, dim_vo);
+  config.long_slots = 0;
+  return config;
 }
 
 }  // namespace wgmma

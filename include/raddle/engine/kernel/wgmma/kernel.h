@@ -1,5 +1,5 @@
 // What a kernel on Hopper's wgmma is compiled for, and how its block shares the work: two
-// warpgroups compute, each 64 of an item's 128 rows; a third loads what they need.
+// warpgroups compute what a third loads.
 #pragma once
 
 #include "raddle/engine/kernel/gpu/team.h"
@@ -19,12 +19,25 @@ constexpr i32 group_rows = long_tile.rows / consumer_groups;  ///< of an item
 /// Registers of a thread: what the launch gives each, and how the warpgroups divide them. More than
 /// the launch gave can never be taken: the block would wait for ever.
 constexpr i32 launch_registers = 168, loader_registers = 40, consumer_registers = 232;
+/// The same of short queries, where the warps that compute take some.
+constexpr i32 short_loader_registers = 88, short_consumer_registers = 208;
 static_assert(consumer_groups * consumer_registers + loader_registers <=
+              (consumer_groups + 1) * launch_registers);
+static_assert(consumer_groups * short_consumer_registers + short_loader_registers <=
               (consumer_groups + 1) * launch_registers);
 static_assert(65536 / num_threads / 8 * 8 == launch_registers);
 
-/// Numbers of the block's barriers; 0 is ptx::sync_block.
-enum BarrierId : i32 { turn_of_group_0 = 1, turn_of_group_1 = 2, consumers = 3 };
+/// Numbers of the block's barriers; 0 is ptx::sync_block. Those of turns and those of a group's own
+/// threads belong to different kernels.
+enum BarrierId : i32 {
+  turn_of_group_0 = 1,
+  turn_of_group_1 = 2,
+  group_0 = 1,
+  group_1 = 2,
+  consumers = 3,
+  state_is_there = 4,
+  state_is_taken = 5
+};
 
 /// The warps of both consumer warpgroups: the team that composes states.
 struct ConsumerTeam : TeamVotes<ConsumerTeam> {
@@ -37,9 +50,9 @@ struct ConsumerTeam : TeamVotes<ConsumerTeam> {
   RADDLE_DEVICE static void sync() { ptx::sync_threads(consumers, num_threads); }
 };
 
-/// `Element` is the dtype of Q, K, V and O.
+/// What all kernels have; `Element` is the dtype of Q, K, V and O.
 template <class Element, i32 qk, i32 vo, class Variant>
-struct Kernel {
+struct AnyKernel {
   using T = Element;
   using Stored = Element;
   using Team = ConsumerTeam;
@@ -47,16 +60,47 @@ struct Kernel {
   static constexpr bool quantized = false;
   static constexpr i32 dim_qk = qk;
   static constexpr i32 dim_vo = vo;
-  static constexpr i32 long_rows = long_tile.rows;
-  static constexpr i32 long_keys = long_tile.keys;
-  static constexpr i32 slots = 2;  ///< of K's ring, of V's, and of Q
+  static constexpr i32 item_slots = 4;
   /// Heads are stored in halves of 64 columns; a product's depth is 16, its width 64 columns of O.
   static constexpr i32 qk_halves = ceil_div(qk, 64);
   static constexpr i32 vo_halves = ceil_div(vo, 64);
-  static constexpr i32 out_fragments = 8 * vo_halves;
   /// Whether the facts of keys are read where no mask cuts a tile.
   static constexpr bool asks_for_keys = has_logits<Variant>;
-  static_assert(vo_halves <= 2, "wider heads have fewer keys a tile");
+};
+
+/// For long queries: both warpgroups use every KV tile, each for 64 of an item's 128 rows.
+template <class Element, i32 qk, i32 vo, class Variant>
+struct Kernel : AnyKernel<Element, qk, vo, Variant> {
+  static constexpr i32 tile_rows = long_tile.rows;
+  static constexpr i32 tile_keys = long_tile.keys;
+  static constexpr i32 rings = 1;
+  static constexpr i32 slots = 2;  ///< of all rings of K, and of V
+  static constexpr i32 query_slots = 2;
+  static constexpr i32 fact_slots = 4;  ///< of the facts about tiles
+  static constexpr i32 out_fragments = 8 * ceil_div(vo, 64);
+  /// Whether the loop knows of items by the flags of their tiles alone: each has one then, and one
+  /// that is none follows the last.
+  static constexpr bool tiles_end_items = true;
+  static constexpr ptx::Keep keep = ptx::Keep::again;
+  static_assert(vo <= 128, "wider heads have fewer keys a tile");
+};
+
+/// For short queries, at most `rows`: the warpgroups use KV tiles of 64 keys in turns, each for all
+/// rows.
+template <class Element, i32 qk, i32 vo, i32 rows, class Variant>
+struct ShortKernel : AnyKernel<Element, qk, vo, Variant> {
+  static constexpr i32 tile_rows = rows;
+  static constexpr i32 tile_keys = short_keys;
+  static constexpr i32 rings = consumer_groups;  ///< of tiles: each group has its own
+  static constexpr i32 slots = short_slots(qk, vo);
+  static constexpr i32 query_slots = rows < 64 ? 2 : 1;  ///< two would not fit beside the ring
+  static constexpr i32 fact_slots = max(2 * slots, 8);
+  static constexpr i32 row_fragments = rows / 8;
+  /// Whether the warps that compute take registers of those that load: of 64 rows, Sᵀ and Oᵀ take
+  /// 96, references and sums 32.
+  static constexpr bool takes_registers = rows >= 64;
+  static constexpr bool tiles_end_items = false;
+  static constexpr ptx::Keep keep = ptx::Keep::once;
 };
 
 }  // namespace wgmma

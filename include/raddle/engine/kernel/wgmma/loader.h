@@ -13,23 +13,26 @@ template <class Kernel, i32 which>
 class TileLoader {
   using Block = Memory<Kernel>;
   using Flags = TileFlagsOfRing;
-  static constexpr i32 tile_keys = Kernel::long_keys;
+  static constexpr i32 tile_keys = Kernel::tile_keys;
 
  public:
   RADDLE_DEVICE explicit TileLoader(const Launch& launch) : launch_(launch) {}
 
-  /// Loads the tiles of all items that are named; an item that is none has a tile that is none, in
-  /// whose step the computing warpgroups send the last item. The boxes of the next tile are found
-  /// before the current one's slot is free: page numbers come from device memory.
+  /// Loads the tiles of all items that are named. Of long queries, an item that is none has a tile
+  /// that is none, in whose step the computing warpgroups send the last item. The boxes of the next
+  /// tile are found before the current one's slot is free: page numbers come from device memory.
   RADDLE_DEVICE void run() {
     RADDLE_ROLLED
     for (i32 nth = 0;; ++nth) {
-      auto& facts = block().item[nth & 3];
-      ptx::barrier_wait(address(block().items.full[nth & 3]), nth >> 2 & 1);
+      const auto place = block().items.place(nth);
+      auto& facts = block().item[place.slot];
+      ptx::barrier_wait(address(block().items.full[place.slot]), place.parity);
       if (facts.item < 0) break;
+      ring_ = nth % Kernel::rings;
       load_item(facts.source[which], facts.kv_head);
     }
-    if constexpr (which == 0) put_keys(nullptr, Span{}, Flags::first | Flags::none, nullptr, 0);
+    if constexpr (which == 0 && Kernel::tiles_end_items)
+      put_keys(nullptr, Span{}, Flags::first | Flags::none, nullptr, 0);
   }
 
  private:
@@ -37,8 +40,11 @@ class TileLoader {
 
   RADDLE_DEVICE void load_item(KeySource& source, i32 kv_head) {
     Span rest = source.rest;
-    if (rest.begin == rest.end)
-      return put(&source, rest, Flags::first | Flags::last | Flags::empty, nullptr, 0);
+    if (rest.begin == rest.end) {
+      if constexpr (Kernel::tiles_end_items)
+        put(&source, rest, Flags::first | Flags::last | Flags::empty, nullptr, 0);
+      return;
+    }
     const Walk boxes(launch_, source, kv_head);
     const i32 begin = source.col_begin, end = source.col_end;
     const i32 always = source.holes ? Flags::ragged : 0;
@@ -63,35 +69,41 @@ class TileLoader {
       put_keys(source, tile, flags, boxes, page);
     else
       put_values(source, tile, flags, boxes, page);
-    ++tiles_;
+    tiles_ += ring_ == 0 ? 1 : 0, tiles_of_other_ += ring_ == 0 ? 0 : 1;
+    ring_ = (ring_ + 1) % Kernel::rings;
   }
 
   RADDLE_DEVICE static Block& block() { return Block::get(); }
   RADDLE_DEVICE static u32 address(const u64& barrier) { return ptx::shared_address(&barrier); }
   RADDLE_DEVICE static bool has_keys(i32 flags) { return !(flags & (Flags::empty | Flags::none)); }
-  RADDLE_DEVICE i32 slot() const { return tiles_ & 1; }
-  /// Waits until the slot of the tile before the last one is free.
-  template <class Ring>
-  RADDLE_DEVICE void wait_free(const Ring& ring) const {
-    ptx::barrier_wait(address(ring.free[slot()]), (tiles_ >> 1 & 1) ^ 1);
+  RADDLE_DEVICE TilePlace<Kernel> place() const {
+    return {ring_, ring_ == 0 ? tiles_ : tiles_of_other_};
+  }
+  /// Waits until the slot is free of the tile that was in it.
+  template <class Slots>
+  RADDLE_DEVICE static void wait_free(const Slots& ring, const TilePlace<Kernel>& at) {
+    ptx::barrier_wait(address(ring.free[at.slot]), at.parity ^ 1);
   }
 
   /// Describes a tile and has its keys copied. The facts' slot is free by now: its last tile came
-  /// fact_slots ago, and the groups have begun the products of the tile but two before this one.
+  /// twice as many tiles ago as the ring has slots, and the groups have begun the products of the
+  /// one that had the slot of the tile before this one, and so are done with the facts of all
+  /// before.
   RADDLE_DEVICE void put_keys(const KeySource* source, const Span& tile, i32 flags,
                               const Walk* boxes, i32 page) {
-    auto& keys = block().keys[tiles_ & 3];
+    const TilePlace<Kernel> at = place();
+    auto& keys = block().keys[at.facts];
     if (has_keys(flags) && (Kernel::asks_for_keys || flags & (Flags::partial | Flags::ragged))) {
       RADDLE_ROLLED
       for (i32 j = ptx::lane_index(); j < tile_keys; j += 32)
         describe_key(keys, j, tile.begin + j, find_key(launch_, *source, tile, tile.begin + j, 0));
     }
-    if (ptx::lane_index() == 0) block().tile[tiles_ & 3] = facts_of(source, tile, flags);
-    wait_free(block().key_slots);
+    if (ptx::lane_index() == 0) block().tile[at.facts] = facts_of(source, tile, flags);
+    wait_free(block().key_slots, at);
     ptx::sync_warp();  // the facts are written
-    const u32 full = address(block().key_slots.full[slot()]);
+    const u32 full = address(block().key_slots.full[at.slot]);
     if (has_keys(flags))
-      boxes->template copy<0>(launch_, tile, page, ptx::shared_address(block().k[slot()]), full);
+      boxes->template copy<0>(launch_, tile, page, ptx::shared_address(block().k[at.slot]), full);
     else if (ptx::lane_index() == 0)
       ptx::barrier_arrive(full);
   }
@@ -102,13 +114,15 @@ class TileLoader {
   }
 
   /// Has the values of a tile copied. A weight of zero does not remove NaN, so that values of keys
-  /// that do not exist are cleared.
+  /// that do not exist are cleared; of short queries, whose copies must not wait for that, by those
+  /// that compute.
   RADDLE_DEVICE void put_values(const KeySource* source, const Span& tile, i32 flags,
                                 const Walk* boxes, i32 page) {
-    wait_free(block().value_slots);
-    const u32 full = address(block().value_slots.full[slot()]), tail = address(block().tail);
-    u8* values = block().v[slot()];
-    const bool clears = (flags & (Flags::ragged | Flags::empty)) != 0;
+    const TilePlace<Kernel> at = place();
+    wait_free(block().value_slots, at);
+    const u32 full = address(block().value_slots.full[at.slot]), tail = address(block().tail);
+    u8* values = block().v[at.slot];
+    const bool clears = Kernel::tiles_end_items && flags & (Flags::ragged | Flags::empty);
     if (has_keys(flags))
       boxes->template copy<1>(launch_, tile, page, ptx::shared_address(values),
                               clears ? tail : full);
@@ -129,7 +143,9 @@ class TileLoader {
   }
 
   const Launch& launch_;
-  i32 tiles_ = 0, tails_ = 0;
+  i32 ring_ = 0;  ///< of the next tile; an item's tiles begin at either in turn
+  i32 tiles_ = 0, tiles_of_other_ = 0;  ///< so far, of ring 0 and of ring 1
+  i32 tails_ = 0;
 };
 
 }  // namespace wgmma

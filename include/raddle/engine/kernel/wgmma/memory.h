@@ -51,36 +51,67 @@ struct KeptColumns {
 /// What is known of an item: where its keys lie, and what the variant and the output see.
 template <class Kernel>
 struct ItemFacts {
-  Row row[Kernel::long_rows];  ///< padding repeats the last one
-  KeptColumns kept[Kernel::long_rows];
+  Row row[Kernel::tile_rows];  ///< padding repeats the last one
+  KeptColumns kept[Kernel::tiles_end_items ? Kernel::tile_rows : 1];  ///< of long queries
   KeySource source[2];   ///< of the walks that load K and V; source.rest: the first run of columns
   i32 request, kv_head;  ///< of the keys
   i32 item, query_tile, num_rows, partial_row;
+  i32 num_tiles;  ///< KV tiles, of short queries
 };
 
+/// Of slots that are used one after another: that of what comes nth, and the parity of the phase
+/// that its barriers are in then. Who waits for a phase must have seen the slot's last one.
+template <i32 count>
+struct RingPlace {
+  i32 slot, parity;
+  RADDLE_FN explicit RingPlace(i32 nth) : slot(nth & (count - 1)), parity(nth >> shift & 1) {}
+
+ private:
+  static constexpr i32 shift = count < 4 ? count / 2 : count < 8 ? 2 : 3;
+  static_assert(count == 1 << shift);
+};
+
+/// Barriers of slots. A phase of `full` ends when a slot is filled, one of `free` when it has been
+/// used.
+template <i32 count>
+struct Ring {
+  u64 full[count], free[count];
+  RADDLE_FN static RingPlace<count> place(i32 nth) { return RingPlace<count>(nth); }
+};
+
+/// Where the nth tile of a ring lies.
+template <class Kernel>
+struct TilePlace {
+  i32 slot;    ///< of keys, and of values
+  i32 parity;  ///< of the phases of the slot's barriers
+  i32 facts;   ///< slot of the facts about it
+  RADDLE_FN TilePlace(i32 ring, i32 nth) {
+    constexpr i32 slots = Kernel::slots / Kernel::rings, all = Kernel::fact_slots / Kernel::rings;
+    const RingPlace<slots> place(nth);
+    slot = ring * slots + place.slot, parity = place.parity;
+    facts = ring * all + (nth & (all - 1));
+  }
+};
+
+/// What the loading warpgroup fills, for either kernel, and what a contraction takes.
 template <class Kernel>
 struct Memory {
-  using Queries = Slot<Kernel::long_rows, Kernel::qk_halves>;
-  using Keys = Slot<Kernel::long_keys, Kernel::qk_halves>;
-  using Values = Slot<Kernel::long_keys, Kernel::vo_halves>;
-  static constexpr i32 slots = Kernel::slots;
+  using Queries = Slot<Kernel::tile_rows, Kernel::qk_halves>;
+  using Keys = Slot<Kernel::tile_keys, Kernel::qk_halves>;
+  using Values = Slot<Kernel::tile_keys, Kernel::vo_halves>;
   /// The facts of a tile are read until its softmax is done, which is after the loading warpgroup
   /// may have found the next ones; those of an item until its output has been sent.
-  static constexpr i32 fact_slots = 4;
+  static constexpr i32 fact_slots = Kernel::fact_slots;
 
-  u8 q[slots][Queries::bytes];
-  u8 k[slots][Keys::bytes];
-  u8 v[slots][Values::bytes];
-  /// A phase of `full` ends when a slot is filled, one of `free` when both groups have used it.
-  template <i32 count>
-  struct Ring {
-    u64 full[count], free[count];
-  };
-  Ring<slots> queries, key_slots, value_slots;
-  Ring<fact_slots> items;
-  TileKeys<Kernel::long_keys, false, 1> keys[fact_slots];
+  u8 q[Kernel::query_slots][Queries::bytes];
+  u8 k[Kernel::slots][Keys::bytes];
+  u8 v[Kernel::slots][Values::bytes];
+  Ring<Kernel::query_slots> queries;
+  Ring<Kernel::slots> key_slots, value_slots;
+  Ring<Kernel::item_slots> items;
+  TileKeys<Kernel::tile_keys, false, 1> keys[fact_slots];
   alignas(16) TileFacts tile[fact_slots];
-  ItemFacts<Kernel> item[fact_slots];
+  ItemFacts<Kernel> item[Kernel::item_slots];
   alignas(
       16) float vector[ConsumerTeam::num_warps][Kernel::dim_vo];  ///< a row in fp32 for each warp
   u32 completed[ConsumerTeam::num_warps];

@@ -32,6 +32,36 @@ RADDLE_DEVICE void multiply_values(Output<Kernel, 1>& o, const Weights<1, key_fr
   ptx::products_end();
 }
 
+/// Starts Sᵀ = K · Qᵀ of a tile of short queries.
+template <class Kernel>
+RADDLE_DEVICE void multiply_short_keys(float (&s)[Kernel::row_fragments][4], u32 keys,
+                                       u32 queries) {
+  ptx::products_begin();
+  RADDLE_UNROLL
+  for (i32 k = 0; k < 4 * Kernel::qk_halves; ++k)
+    ptx::multiply<ptx::Major::k, ptx::Major::k>(s, Memory<Kernel>::Keys::columns(keys, k),
+                                                Memory<Kernel>::Queries::columns(queries, k), k > 0,
+                                                typename Kernel::T{});
+  ptx::products_end();
+}
+
+/// Starts Oᵀ += Vᵀ · Pᵀ, 64 columns of V after another; `weights` is where a row of P has its keys.
+template <class Kernel>
+RADDLE_DEVICE void multiply_short_values(float (&o)[Kernel::vo_halves][Kernel::row_fragments][4],
+                                         u32 values, u32 weights) {
+  using Values = typename Memory<Kernel>::Values;
+  ptx::products_begin();
+  RADDLE_UNROLL
+  for (i32 half = 0; half < Kernel::vo_halves; ++half) {
+    RADDLE_UNROLL
+    for (i32 k = 0; k < Kernel::tile_keys / 16; ++k)
+      ptx::multiply<ptx::Major::other, ptx::Major::k>(
+          o[half], Values::rows_of(values, k) + static_cast<u32>(half * Values::half_bytes),
+          Slot<Kernel::tile_rows, 1>::columns(weights, k), 1, typename Kernel::T{});
+  }
+  ptx::products_end();
+}
+
 /// S = Q · Kᵀ once more, by each warp for its 16 rows: without wgmma, which must not be issued
 /// behind a branch, and of keys in device memory, because their slot is another tile's by now.
 /// `queries` is where the warp's rows begin. Seldom needed: S comes by way of local memory, so that

@@ -17,21 +17,21 @@ class ItemFinder {
  public:
   RADDLE_DEVICE explicit ItemFinder(const GpuLaunch& launch) : launch_(launch) {}
 
-  /// Names item `first` and those that follow it, then an item that is none. An item is drawn once
-  /// the one three before it has been sent.
-  RADDLE_DEVICE void run(i32 first) const {
+  /// Names item `first` and those that follow it, as one lane learns from next(item); then an item
+  /// that is none. An item is drawn once the one three before it has been sent.
+  template <class Next>
+  RADDLE_DEVICE void run(i32 first, Next next) const {
     Block& block = Block::get();
     RADDLE_ROLLED
     for (i32 nth = 0, item = first;; ++nth) {
-      if (nth >= ahead)
-        ptx::barrier_wait(ptx::shared_address(&block.items.free[(nth - ahead) & 3]),
-                          (nth - ahead) >> 2 & 1);
-      if (nth > 0) item = ptx::shuffle(ptx::lane_index() == 0 ? next_long(launch_, item) : 0, 0);
-      auto& facts = block.item[nth & 3];
+      if (nth >= ahead) wait_free(block.items, block.items.place(nth - ahead));
+      if (nth > 0) item = ptx::shuffle(ptx::lane_index() == 0 ? next(item) : 0, 0);
+      const i32 slot = block.items.place(nth).slot;
+      auto& facts = block.item[slot];
       if (item >= 0) open(launch_.plan.items[item], facts);
       if (ptx::lane_index() == 0) {
         facts.item = item;
-        ptx::barrier_arrive(ptx::shared_address(&block.items.full[nth & 3]));
+        ptx::barrier_arrive(ptx::shared_address(&block.items.full[slot]));
       }
       if (item < 0) return;
     }
@@ -39,7 +39,11 @@ class ItemFinder {
 
  private:
   static constexpr i32 ahead = 3;
-  static_assert(ahead < Block::fact_slots);
+  template <class Slots, class At>
+  RADDLE_DEVICE static void wait_free(const Slots& items, const At& at) {
+    ptx::barrier_wait(ptx::shared_address(&items.free[at.slot]), at.parity);
+  }
+  static_assert(ahead < Kernel::item_slots);
 
   RADDLE_DEVICE void open(const WorkItem& item, ItemFacts<Kernel>& facts) const {
     const QueryTile& tile = launch_.plan.query_tiles[item.query_tile];
@@ -52,6 +56,14 @@ class ItemFinder {
     facts.kv_head = item.kv_head;
     facts.num_rows = tile.num_rows;
     facts.partial_row = item.partial_row;
+    if constexpr (!Kernel::tiles_end_items)
+      facts.num_tiles = count_tiles(first, facts.source[0].runs);
+  }
+  RADDLE_DEVICE static i32 count_tiles(Span run, RunWalk runs) {
+    i32 count = 0;
+    for (; run.begin < run.end; run = runs.next())
+      count += ceil_div(run.end - run.begin, Kernel::tile_keys);
+    return count;
   }
 
   const GpuLaunch& launch_;
@@ -72,29 +84,33 @@ class QueryLoader {
     Block& block = Block::get();
     RADDLE_ROLLED
     for (i32 nth = 0;; ++nth) {
-      ptx::barrier_wait(ptx::shared_address(&block.items.full[nth & 3]), nth >> 2 & 1);
-      auto& facts = block.item[nth & 3];
+      const auto place = block.items.place(nth);
+      ptx::barrier_wait(ptx::shared_address(&block.items.full[place.slot]), place.parity);
+      auto& facts = block.item[place.slot];
       if (facts.item < 0) return;
       const QueryTile& tile = launch_.plan.query_tiles[facts.query_tile];
       RADDLE_ROLLED
-      for (i32 m = ptx::lane_index(); m < Kernel::long_rows; m += 32) {
+      for (i32 m = ptx::lane_index(); m < Kernel::tile_rows; m += 32) {
         const Row row = make_row(launch_.layout, launch_.levels[tile.level], tile.group,
                                  tile.row_begin + min(m, tile.num_rows - 1), facts.kv_head,
                                  launch_.plan.group_size);
         facts.row[m] = row;
-        facts.kept[m] = columns_kept(row, facts.source[0]);
+        if constexpr (Kernel::tiles_end_items) facts.kept[m] = columns_kept(row, facts.source[0]);
       }
-      ptx::barrier_wait(ptx::shared_address(&block.queries.free[nth & 1]), (nth >> 1 & 1) ^ 1);
+      const auto of_queries = block.queries.place(nth);
+      u8* to = block.q[of_queries.slot];
+      ptx::barrier_wait(ptx::shared_address(&block.queries.free[of_queries.slot]),
+                        of_queries.parity ^ 1);
       RADDLE_ROLLED
-      for (i32 first = 0; first < Kernel::long_rows; first += 32)
-        copy(address(facts.row[first + ptx::lane_index()]),
-             ptx::shared_address(block.q[nth & 1]) + static_cast<u32>(128 * first));
+      for (i32 first = 0; first < Kernel::tile_rows; first += rows_at_once)
+        copy(address(facts.row[first + ptx::lane_index() % rows_at_once]),
+             ptx::shared_address(to) + static_cast<u32>(128 * first));
       ptx::copy_commit();
       ptx::copy_wait<0>();
       ptx::sync_warp();
-      if (!has_logits<Variant> && launch_.scale <= 0.0f) turn(block.q[nth & 1]);
+      if (!has_logits<Variant> && launch_.scale <= 0.0f) turn(to);
       ptx::fence_proxy();
-      ptx::barrier_arrive(ptx::shared_address(&block.queries.full[nth & 1]));
+      ptx::barrier_arrive(ptx::shared_address(&block.queries.full[of_queries.slot]));
     }
   }
 
@@ -122,12 +138,14 @@ class QueryLoader {
     return {KeptColumns::unknown, 0};
   }
 
-  /// Starts copying 32 rows, each of which a lane knows; eight lanes copy 128 bytes of one. Columns
-  /// beyond the head's become zero. This is on the way of short items, so it is straight code.
+  static constexpr i32 rows_at_once = min(Kernel::tile_rows, 32);
+  /// Starts copying these rows, each of which a lane knows; eight lanes copy 128 bytes of one.
+  /// Columns beyond the head's become zero. This is on the way of short items, so it is straight
+  /// code.
   RADDLE_DEVICE static void copy(const T* mine, u32 to) {
     const i32 lane = ptx::lane_index(), column = 8 * (lane % 8);
     RADDLE_UNROLL
-    for (i32 i = 0; i < 8; ++i) {
+    for (i32 i = 0; i < rows_at_once / 4; ++i) {
       const i32 m = 4 * i + lane / 8;
       const T* row = ptx::shuffle(mine, m);
       RADDLE_UNROLL
@@ -144,7 +162,7 @@ class QueryLoader {
   RADDLE_DEVICE void turn(u8* slot) const {
     constexpr i32 chunks = 8 * Kernel::qk_halves;
     RADDLE_ROLLED
-    for (i32 at = ptx::lane_index(); at < Kernel::long_rows * chunks; at += 32) {
+    for (i32 at = ptx::lane_index(); at < Kernel::tile_rows * chunks; at += 32) {
       auto& x = *reinterpret_cast<Packed8*>(slot + Slots::at(at / chunks, at % chunks));
       RADDLE_UNROLL
       for (i32 i = 0; i < 4; ++i) x.x[i] = launch_.scale == 0.0f ? 0u : x.x[i] ^ 0x80008000u;

@@ -35,7 +35,8 @@ template <class Kernel>
 class TilesReader {
   using Block = Memory<Kernel>;
   using Flags = TileFlagsOfRing;
-  static_assert(Kernel::slots == 2 && Block::fact_slots == 4);
+  static_assert(Kernel::slots == 2 && Kernel::query_slots == 2);
+  static_assert(Block::fact_slots == 4 && Kernel::item_slots == 4);
 
  public:
   RADDLE_DEVICE TilesReader()
@@ -117,7 +118,7 @@ class TilesReader {
   static constexpr u32 key_slots_free = key_slots_full + 8 * Kernel::slots;
   static constexpr u32 value_slots_full = key_slots_free + 8 * Kernel::slots;
   static constexpr u32 value_slots_free = value_slots_full + 8 * Kernel::slots;
-  static constexpr u32 items_free = value_slots_free + 8 * Kernel::slots + 8 * Block::fact_slots;
+  static constexpr u32 items_free = value_slots_free + 8 * Kernel::slots + 8 * Kernel::item_slots;
 #ifndef __CUDACC_RTC__
   static_assert(__builtin_offsetof(Block, v) == v_begin &&
                 __builtin_offsetof(Block, queries.full) == queries_full &&

@@ -1,0 +1,29 @@
+"""Problems on Hopper's family of GPU kernels, by the fixture `wgmma`."""
+
+from __future__ import annotations
+
+import raddle
+from checks import within
+from engine import Engine, OnDevice, spec_of, twin
+from reference import attention
+
+HEADS = {"dim": 64, "group": 2, "num_kv_heads": 2, "dtype": "bfloat16"}
+
+
+def attention_of(gpu, problem, **options):
+    return OnDevice(raddle.Attention(spec_of(problem, **options), device=gpu))
+
+
+def kernel_of(short_rows):
+    """What `explain` calls it; 0: that of long queries."""
+    return f"(wgmma, short queries of {short_rows} rows) for" if short_rows else "(wgmma) for"
+
+
+def check(gpu, problem, num_workers=None, state=False, schedule="auto", short_rows=0):
+    """Plans, runs, and compares with the reference; returns O and LSE."""
+    attn = attention_of(gpu, problem)
+    plan = attn.plan(twin(problem.layout), num_workers=num_workers, schedule=schedule)
+    assert "kernel family: wgmma" in plan.explain() and kernel_of(short_rows) in plan.explain(), plan.explain()
+    out, lse = Engine(gpu).run_plan(attn, plan, problem, state=state)
+    within(attention(problem, state=state), out, lse)
+    return out, lse
