@@ -36,6 +36,7 @@ TEST(ShortWgmma, OtherHeads) {
   check<f16, 96, 96, 8>({{1, 1}, {200, 65}, 16, 1}, JustCausal{}, causal.parts);
   check<bf16, 256, 256, 32>({{3, 16}, {140, 200}, 32, 2}, JustCausal{}, causal.parts);
   check<bf16, 192, 128, 16>({{1, 8}, {140, 300}, 32, 1}, JustCausal{}, causal.parts);
+  check<bf16, 192, 128, 64>({{20, 32}, {140, 200}, 32, 1}, JustCausal{}, causal.parts);
   check<bf16, 40, 72, 8>({{2, 1}, {140, 70}, 16, 1}, JustCausal{}, causal.parts);
 }
 /// References that rise at one tile, or at every one; weights that the dtype could not hold else.

@@ -48,12 +48,14 @@ RADDLE_FN constexpr i32 short_rows_for(i32 rows, i32 dim_vo) {
   return 0;
 }
 
-/// Slots of the ring of keys of short queries, and of that of values. 128 KB of keys and values are
-/// under way or in use: in a prototype, a quarter less was slower, and half as much again no
-/// faster. Where a slot takes more than 32 KB, four slots are 160 KB, for two would be too few.
-RADDLE_FN constexpr i32 short_slots(i32 dim_qk, i32 dim_vo) {
+/// Slots of keys of short queries, and of values, both rings together. 128 KB of keys and values
+/// are under way or in use: in a prototype, a quarter less was slower, and half as much again no
+/// faster. Heads of 192 by 128 take 160 KB, for which tiles of many rows leave no room; they
+/// have 80.
+RADDLE_FN constexpr i32 short_slots(i32 dim_qk, i32 dim_vo, i32 rows) {
   const i32 halves = ceil_div(dim_qk, 64) + ceil_div(dim_vo, 64);
-  return halves <= 2 ? 8 : halves <= 5 ? 4 : 2;
+  const bool wide = halves > 5 || (halves == 5 && rows > 16);
+  return halves <= 2 ? 8 : wide ? 2 : 4;
 }
 
 /// The kernel of long queries, which takes fewer rows than a tile's as a whole tile.
@@ -75,7 +77,7 @@ RADDLE_FN constexpr KernelConfig short_kernel_config(i32 rows, i32 dim_qk, i32 d
   KernelConfig config = long_kernel_config();
   config.short_rows = config.long_rows = rows;
   config.short_keys = config.long_keys = short_keys;
-  config.short_slots = short_slots(dim_qk, dim_vo);
+  config.short_slots = short_slots(dim_qk, dim_vo, rows);
   config.long_slots = 0;
   return config;
 }

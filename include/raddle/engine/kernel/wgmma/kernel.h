@@ -92,7 +92,7 @@ struct ShortKernel : AnyKernel<Element, qk, vo, Variant> {
   static constexpr i32 tile_rows = rows;
   static constexpr i32 tile_keys = short_keys;
   static constexpr i32 rings = consumer_groups;  ///< of tiles: each group has its own
-  static constexpr i32 slots = short_slots(qk, vo);
+  static constexpr i32 slots = short_slots(qk, vo, rows);
   static constexpr i32 query_slots = rows < 64 ? 2 : 1;  ///< two would not fit beside the ring
   static constexpr i32 fact_slots = max(2 * slots, 8);
   static constexpr i32 row_fragments = rows / 8;
