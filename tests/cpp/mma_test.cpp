@@ -110,7 +110,7 @@ void check(const LayoutPtr& layout, const V& variant, const reference::Parts& pa
   std::fill(t.lse.bytes.begin(), t.lse.bytes.end(), std::byte{0xff});
   const PlanArrays plan =
       make_plan(layout->view(),
-                gpu_plan_config(spec, arch, KernelFamily::mma, num_workers,
+                gpu_plan_config(spec, arch, KernelFamily::mma, 0, num_workers,
                                 short_only ? Schedule::algorithm1 : Schedule::automatic),
                 cover(variant));
 
