@@ -32,10 +32,7 @@ _attention = _library.function("raddle.attention")
 _plan = _library.function_in_order("raddle.plan", "attention layout num_workers schedule params stream")
 _reserve = _library.function("raddle.reserve")
 _run = _library.function_in_order(
-    "raddle.run", "attention plan q out lse return_state scale timeline params k_scale v_scale *kv"
-)
-_run_lse_base_2 = _library.function_in_order(
-    "raddle.run_lse_base_2", "attention plan q out lse return_state scale timeline params k_scale v_scale *kv"
+    "raddle.run", "attention plan q out lse return_state lse_base_2 scale timeline params k_scale v_scale *kv"
 )
 _has_lse = _library.function("raddle.has_lse")
 _device = _library.function("raddle.device")
@@ -265,6 +262,8 @@ class Attention(_library.Handle):
             return_lse = lend_flag(return_lse, "return_lse")
         if return_state is not False:
             return_state = lend_flag(return_state, "return_state")
+        if lse_base_2 is not False:
+            lse_base_2 = lend_flag(lse_base_2, "lse_base_2")
         wants_lse = return_lse or (return_state and self._has_lse)
         if out is not None:
             result, out_lent = out, lend_output(out, "out", lend_unasked)
@@ -279,13 +278,14 @@ class Attention(_library.Handle):
         elif wants_lse:
             result_lse, lse_lent = make_output(q, (*q.shape[:1], spec.num_qo_heads), "float32", "lse")
         try:
-            (_run_lse_base_2 if lse_base_2 else _run)(
+            _run(
                 self,
                 plan,
                 q_lent,
                 out_lent,
                 lse_lent,
                 return_state,
+                lse_base_2,
                 scale,
                 None if timeline is None else lend_output(timeline, "timeline"),
                 members(params),

@@ -40,14 +40,17 @@ void check_no_overlap(const RunArgs& args) {
 /// where they are so.
 std::optional<RunArgs> unfolded(const AttentionSpec& spec, const Plan& plan, const RunArgs& given) {
   const std::vector<Level>& levels = plan.layout().levels();
-  const auto is_folded = [&](const KvRef& pair) { return pair.k.rank < 4 || pair.v.rank < 4; };
-  if (given.q.rank > 2 && given.out.rank > 2 &&
-      std::none_of(given.kv.begin(), given.kv.end(), is_folded))
-    return std::nullopt;
+  const std::size_t num_levels = std::min(given.kv.size(), levels.size());
+  bool folded = given.q.rank < 3 || given.out.rank < 3;
+  for (std::size_t i = 0; i < num_levels; ++i) {
+    const int rank = levels[i].storage == KvStorage::paged ? 4 : 3;
+    folded = folded || given.kv[i].k.rank < rank || given.kv[i].v.rank < rank;
+  }
+  if (!folded) return std::nullopt;
   RunArgs args = given;
   args.q = with_heads(given.q, spec.num_qo_heads, spec.head_dim_qk);
   args.out = with_heads(given.out, spec.num_qo_heads, spec.head_dim_vo);
-  for (std::size_t i = 0; i < std::min(args.kv.size(), levels.size()); ++i) {
+  for (std::size_t i = 0; i < num_levels; ++i) {
     KvRef& pair = args.kv[i];
     const Level& level = levels[i];
     if (level.storage == KvStorage::ragged) {

@@ -185,7 +185,6 @@ void set_scales(const char* name, const std::vector<ScaleRef>& scales, std::vect
 /// ask first.
 thread_local RunStats last_run;
 
-template <bool lse_base_2>
 void run(Arguments& in) {
   const Attention& attention = *in.object<AttentionObj>("attention").value;
   const PlanPtr plan = take_plan(in);
@@ -197,7 +196,7 @@ void run(Arguments& in) {
   const ffi::AnyView out = in.take("out");
   args.lse = in.optional_tensor("lse", Where::anywhere);
   args.return_state = in.boolean("return_state");
-  args.lse_base_2 = lse_base_2;
+  args.lse_base_2 = in.boolean("lse_base_2");
   args.out =
       to_tensor("out", out, Where::anywhere, {}, args.return_state ? DType::float32 : spec.dtype);
   args.scale = in.number("scale");
@@ -291,10 +290,9 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("raddle.plan_in_force", plan_in_force, "reservation head_dim_vo")
       .def("raddle.reserved_bytes", reserved_bytes, "reservation")
       .def("raddle.select", select_reservation, "layout *reservations")
-      .def("raddle.run", run<false>,
-           "attention plan q out lse return_state scale timeline params k_scale v_scale *kv")
-      .def("raddle.run_lse_base_2", run<true>,
-           "attention plan q out lse return_state scale timeline params k_scale v_scale *kv")
+      .def("raddle.run", run,
+           "attention plan q out lse return_state lse_base_2 scale timeline params k_scale v_scale "
+           "*kv")
       .def("raddle.has_lse", has_lse, "attention")
       .def("raddle.device", device_of, "attention")
       .def("raddle.busy_us", busy_us)
