@@ -7,6 +7,7 @@
 #include "layout_testing.h"
 #include "plan/heuristics.h"
 #include "plan/planner.h"
+#include "plan_testing.h"
 #include "raddle/engine/kernel/mma/attention.h"
 #include "raddle/engine/variant/composition.h"
 #include "raddle/engine/variant/shipped.h"
@@ -15,6 +16,7 @@ namespace raddle {
 namespace {
 
 using namespace testing_attention;
+using plan_testing::cover;
 
 /// Transforms of every kind that leave attention as it is.
 struct ThereAndBack {
@@ -48,19 +50,6 @@ struct KeysThereAndBack {
     k.map([](float x, i32) { return 0.5f * x; });
   }
 };
-
-template <class V>
-CoverFns cover(const V& variant) {
-  CoverFns fns;
-  fns.self = &variant;
-  if constexpr (has_mask<V>) {
-    fns.kv_span = [](const void* v, const Tile& t) { return static_cast<const V*>(v)->kv_span(t); };
-    fns.coverage = [](const void* v, const Tile& t) {
-      return static_cast<const V*>(v)->coverage(t);
-    };
-  }
-  return fns;
-}
 
 /// Powers of two, by which multiplying what a part will change is exact.
 void round_scales(Tensors& t) {

@@ -12,7 +12,6 @@
 #include "plan/prefixes.h"
 #include "plan_testing.h"
 #include "raddle/engine/kernel/gpu_planner/launch.h"
-#include "raddle/engine/variant/parts.h"
 
 namespace raddle::plan_testing {
 
@@ -56,12 +55,6 @@ void repeat(i32 times, F&& f) {
     std::mt19937 random(seed + i);
     f(random);
   }
-}
-
-template <class V>
-CoverFns cover(const V& v) {
-  if constexpr (has_mask<V>) return cover_of(v);
-  return {};
 }
 
 inline PlanConfig random_config(std::mt19937& random) {

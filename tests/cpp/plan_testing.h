@@ -7,6 +7,7 @@
 
 #include "plan/planner.h"
 #include "raddle/engine/plan/linear_split.h"
+#include "raddle/engine/variant/parts.h"
 
 namespace raddle::plan_testing {
 
@@ -50,6 +51,13 @@ CoverFns cover_of(const V& v) {
     return static_cast<const V*>(self)->coverage(t);
   };
   return fns;
+}
+
+/// The same, of a variant that may have no mask.
+template <class V>
+CoverFns cover(const V& v) {
+  if constexpr (has_mask<V>) return cover_of(v);
+  return {};
 }
 
 /// Whether a row keeps a key.

@@ -8,29 +8,18 @@
 #include "layout_testing.h"
 #include "plan/heuristics.h"
 #include "plan/planner.h"
+#include "plan_testing.h"
 #include "raddle/engine/kernel/wgmma/attention.h"
 #include "raddle/engine/variant/composition.h"
 #include "raddle/engine/variant/shipped.h"
 
 namespace raddle::testing_wgmma {
 
+using plan_testing::cover;
 using testing_attention::Case;
 using testing_attention::Owned;
 
 constexpr i32 kv_heads = 2;
-
-template <class V>
-CoverFns cover(const V& variant) {
-  CoverFns fns;
-  fns.self = &variant;
-  if constexpr (has_mask<V>) {
-    fns.kv_span = [](const void* v, const Tile& t) { return static_cast<const V*>(v)->kv_span(t); };
-    fns.coverage = [](const void* v, const Tile& t) {
-      return static_cast<const V*>(v)->coverage(t);
-    };
-  }
-  return fns;
-}
 
 /// The map of a pool whose rows are boxed as a kernel with tiles of `tile_keys` asks for.
 inline TensorMap map_of(const TensorRef& pool, i32 page_size, i32 dim, i32 tile_keys) {

@@ -5,10 +5,10 @@ from __future__ import annotations
 import abc
 import dataclasses
 import enum
-import sys
 import types
 from typing import Any
 
+import fake_modules
 import torch
 
 
@@ -162,26 +162,10 @@ MODULES = {
 
 
 def modules():
-    """The modules by name, for sys.modules; each is an attribute of the one above it."""
-    made = {}
-    for name, members in MODULES.items():
-        made[name] = module = types.ModuleType(name)
-        module.__dict__.update(members)
-        module.__path__ = []
-        above, _, own = name.rpartition(".")
-        if above:
-            setattr(made[above], own, module)
-    return made
+    """The modules by name, for sys.modules."""
+    return fake_modules.modules(MODULES)
 
 
 def backend():
     """`raddle.integrations.sglang.backend`, which finds these modules."""
-    import importlib
-
-    had = {name: sys.modules.get(name) for name in MODULES}
-    sys.modules.update(modules())
-    try:
-        return importlib.import_module("raddle.integrations.sglang.backend")
-    finally:
-        for name, module in had.items():
-            sys.modules.pop(name) if module is None else sys.modules.__setitem__(name, module)
+    return fake_modules.imported("raddle.integrations.sglang.backend", MODULES)

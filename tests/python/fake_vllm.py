@@ -6,10 +6,10 @@ import abc
 import dataclasses
 import enum
 import logging
-import sys
 import types
 from typing import Any
 
+import fake_modules
 import torch
 
 LAYOUT = "NHD"
@@ -183,26 +183,10 @@ MODULES = {
 
 
 def modules():
-    """The modules by name, for sys.modules; each is an attribute of the one above it."""
-    made = {}
-    for name, members in MODULES.items():
-        made[name] = module = types.ModuleType(name)
-        module.__dict__.update(members)
-        module.__path__ = []
-        above, _, own = name.rpartition(".")
-        if above:
-            setattr(made[above], own, module)
-    return made
+    """The modules by name, for sys.modules."""
+    return fake_modules.modules(MODULES)
 
 
 def backend():
     """`raddle.integrations.vllm.backend`, which finds these modules."""
-    import importlib
-
-    had = {name: sys.modules.get(name) for name in MODULES}
-    sys.modules.update(modules())
-    try:
-        return importlib.import_module("raddle.integrations.vllm.backend")
-    finally:
-        for name, module in had.items():
-            sys.modules.pop(name) if module is None else sys.modules.__setitem__(name, module)
+    return fake_modules.imported("raddle.integrations.vllm.backend", MODULES)
