@@ -172,8 +172,7 @@ void merge_state(const TensorRef& o_a, const TensorRef& lse_a, const TensorRef& 
                                            {{"lse_a", lse_a}, {"lse_b", lse_b}, {"lse", lse}});
   check_merged(out, "lse", lse, {{"o_a", o_a}, {"o_b", o_b}, {"lse_a", lse_a}, {"lse_b", lse_b}});
   const MergeView view = view_merge(view_states(o_a, lse_a), view_states(o_b, lse_b), 2, out, lse);
-  if (is_gpu(device)) return cuda::merge({device, stream}, view, nullptr, 1);
-  merge_rows(view, nullptr, 1);
+  merge(device, stream, view, std::nullopt, nullptr);
 }
 
 void merge_states(const TensorRef& o, const TensorRef& lse, const TensorRef& out,
