@@ -41,6 +41,28 @@ i32 short_rows_of(const AttentionSpec& spec, const LayoutView& layout) {
   return wgmma::short_rows_for(most * spec.group_size(), spec.head_dim_vo);
 }
 
+/// Bytes of K and V up to which they are the first lines to leave the L2 cache. On an H200, whose
+/// cache has 60 MB, displacing what other kernels have written there costs 3 µs; being displaced
+/// early costs 5 % of a read's time.
+constexpr i64 most_leaving_first = i64{128} << 20;
+
+KernelChoice short_wgmma(const AttentionSpec& spec, const LayoutView& layout, const char* reason) {
+  i64 keys = 0;
+  for (i32 l = 0; l < layout.num_levels; ++l)
+    for (i32 g = 0; g < layout.levels[l].num_groups; ++g) keys += layout.levels[l].columns[g];
+  const i64 bytes =
+      keys * spec.num_kv_heads * read_bytes(spec.head_dim_qk, spec.head_dim_vo, spec.dtype);
+  return {
+      KernelFamily::wgmma, reason, {}, short_rows_of(spec, layout), bytes <= most_leaving_first};
+}
+
+/// Whether decoding of this kind was measured to be as fast as on mma, or faster
+/// (docs/lab/hopper.md).
+bool is_timed(const AttentionSpec& spec, const LayoutView& layout, const KernelChoice& choice) {
+  return choice.short_rows == 8 && layout.num_levels == 1 && spec.head_dim_qk <= 128 &&
+         spec.head_dim_vo <= 128;
+}
+
 /// When workers that share the work equally are done with it; a mask is taken for a causal one.
 /// Which queries are short is said by `mma`, whatever family `config` is of.
 i64 equal_share(const LayoutView& layout, const PlanConfig& config, const PlanConfig& mma,
@@ -155,9 +177,9 @@ KernelChoice choose_gpu_kernel(const AttentionSpec& spec, const FamilyFacts& fac
   if (facts.asked == KernelFamily::wgmma) {
     if (const char* why = unserved_by_wgmma(layout))
       fail<ValueError>("RADDLE_BACKEND is \"wgmma\", and layout cannot be read: ", why);
-    const i32 short_rows = short_rows_of(spec, layout.view());
-    if (short_rows == 0) check_asked_long_queries(spec, "layout has long queries");
-    return {KernelFamily::wgmma, asked_for, {}, short_rows};
+    const KernelChoice choice = short_wgmma(spec, layout.view(), asked_for);
+    if (choice.short_rows == 0) check_asked_long_queries(spec, "layout has long queries");
+    return choice;
   }
   if (facts.asked) return {*facts.asked, asked_for};
   if (const char* why = unserved_by_wgmma(spec, facts)) return {KernelFamily::mma, why};
@@ -165,7 +187,13 @@ KernelChoice choose_gpu_kernel(const AttentionSpec& spec, const FamilyFacts& fac
   if (spec.batch_invariant)
     return {KernelFamily::mma, "one family for all layouts, with batch_invariant=True"};
   if (const char* why = unserved_by_wgmma(layout)) return {KernelFamily::mma, why};
-  if (is_short(layout.view(), mma)) return {KernelFamily::mma, "all queries are short"};
+  if (is_short(layout.view(), mma)) {
+    const KernelChoice choice = short_wgmma(spec, layout.view(), "all queries are short");
+    if (is_timed(spec, layout.view(), choice)) return choice;
+    return {KernelFamily::mma,
+            "all queries are short, and wgmma has been timed only for one level, "
+            "8 fused rows and heads up to 128"};
+  }
   if (const char* why = long_queries_unserved_by_wgmma(spec)) return {KernelFamily::mma, why};
   KernelChoice choice{KernelFamily::mma, "it is expected to be faster", {}};
   choice.time[0] = equal_share(layout.view(), mma, mma, facts.masks);

@@ -34,6 +34,8 @@ struct KernelChoice {
   /// Of the wgmma family's kernels, the fused rows of the tiles of one of short queries; 0: the
   /// kernel of long queries.
   i32 short_rows = 0;
+  /// wgmma::Launch::keys_leave_first
+  bool keys_leave_first = false;
   /// "kernel family: …", a line of text for people.
   std::string explain() const;
 };
@@ -58,8 +60,7 @@ KernelChoice choose_reserved_kernel(const AttentionSpec& spec, const FamilyFacts
                                     const Maxima& maxima);
 
 /// The family for a layout; `mma` and `wgmma` are what plans of each, of long queries, are made
-/// with. Kernels of short queries of the wgmma family are not chosen unasked: they have not been
-/// measured. Raises ValueError where RADDLE_BACKEND asks for one that cannot read it.
+/// with. Raises ValueError where RADDLE_BACKEND asks for one that cannot read it.
 KernelChoice choose_gpu_kernel(const AttentionSpec& spec, const FamilyFacts& facts,
                                const Layout& layout, const PlanConfig& mma,
                                const PlanConfig& wgmma);

@@ -560,7 +560,7 @@ inline void multiply(float (&c)[fragments][4], const u32 (&a)[4], SharedMatrix b
 }
 
 using raddle::TensorMap;
-enum class Keep : u64 { once, again };
+enum class Keep : u64 { usual, once, again };
 inline void prefetch(const TensorMap*) {}
 inline bool elected() { return lane_index() == 0; }
 inline void fence_proxy() { Block::current()->fence_proxy(); }

@@ -78,7 +78,7 @@ def test_batch_invariance(wgmma, rng):
     np.testing.assert_array_equal(outs[0].view(np.uint16), outs[1].view(np.uint16))
 
 
-def test_it_marks_no_timeline(wgmma, rng):
+def test_long_queries_mark_no_timeline(wgmma, rng):
     problem = draw(rng, "paged", "causal", lengths=LONG, page_size=16, **HEADS)
     attn = attention_of(wgmma, problem)
     plan = attn.plan(twin(problem.layout))
@@ -167,17 +167,21 @@ def test_plans_made_on_the_device(wgmma, rng, prefixes, tokens, short_rows):
 
 
 def test_the_choice(wgmma, rng, monkeypatch):
-    """By default: long queries where they are served, with the reason."""
+    """By default: long queries where they are served, and those of decoding that were timed, with the reason."""
     monkeypatch.delenv("RADDLE_BACKEND")
 
-    def chosen(lengths, layout="ragged", **options):
-        options = {"page_size": 16, **options} if layout == "paged" else options
-        problem = draw(rng, layout, "causal", lengths=lengths, **HEADS)
+    def chosen(lengths, layout="ragged", page_size=16, **heads):
+        paged = {"page_size": page_size} if layout == "paged" else {}
+        problem = draw(rng, layout, "causal", lengths=lengths, **paged, **{**HEADS, **heads})
         return attention_of(wgmma, problem).plan(twin(problem.layout)).explain()
 
     assert "kernel family: wgmma (it is expected to be faster: mma" in chosen([(1300, 1300)])
     assert "kernel family: wgmma" in chosen([(512, 512)] * 4)
-    assert "kernel family: mma (all queries are short)" in chosen([(1, 3000), (8, 90)])
+    assert "kernel family: wgmma (all queries are short)" in chosen([(1, 3000), (4, 90)])
+    assert "kernel family: wgmma (all queries are short)" in chosen([(1, 300)], "paged")
+    assert "kernel family: mma (all queries are short, and wgmma" in chosen([(1, 3000), (8, 90)])
+    assert "kernel family: mma (all queries are short, and wgmma" in chosen([(1, 300)], dim=256, dim_vo=256)
+    assert "kernel family: mma (wgmma does not serve such pages" in chosen([(1, 300)], "paged", page_size=4)
     # A long prompt beside requests that generate, and the other way round.
     assert "kernel family: wgmma" in chosen([(1300, 1300), (1, 40), (1, 70)])
     assert "kernel family: mma (it is expected to be faster" in chosen([(20, 60), *[(1, 1000)] * 12])

@@ -1,4 +1,4 @@
-"""Hopper's kernels for short queries, which RADDLE_BACKEND=wgmma asks for: against the reference.
+"""Hopper's kernels for short queries: against the reference.
 
 Needs --device cuda: an sm_90 GPU, or the emulated driver with RADDLE_EMULATOR_COMPUTE=90 (test_emulated.py).
 """
@@ -10,11 +10,12 @@ import pytest
 import raddle
 from checks import within
 from draws import draw
-from engine import OnDevice, twin
+from engine import OnDevice, spec_of, twin
 from hopper import HEADS, attention_of, check, kernel_of
 from reference import Sigmoid, attention
 from test_empty_rows import spoil, with_empty_rows
 from test_same_bits import same
+from test_timeline import marks_every_item
 
 DECODES = [(1, 300), (1, 64), (0, 5), (1, 0), (1, 1), (2, 777)]
 ROWS = {8: 3, 16: 8, 32: 14, 64: 30}  # rows of a tile -> query rows of a request, of groups of 2
@@ -137,6 +138,11 @@ def test_same_bits(wgmma, rng):
     first = check(wgmma, problem, 5, short_rows=8)
     for _ in range(3):
         same(first, check(wgmma, problem, 5, short_rows=8))
+
+
+def test_every_item_has_its_marks(wgmma, rng):
+    problem = draw(rng, "paged", "causal", lengths=DECODES, page_size=16, **HEADS)
+    marks_every_item(raddle.Attention(spec_of(problem), device=wgmma), problem)
 
 
 def test_batch_invariance_takes_the_kernel_of_long_queries(wgmma, rng):

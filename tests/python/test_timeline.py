@@ -35,7 +35,10 @@ def run(attn, plan, problem, timeline):
 
 
 def test_every_item_has_its_marks(gpu, problem):
-    attn = raddle.Attention(spec_of(problem), device=gpu)
+    marks_every_item(raddle.Attention(spec_of(problem), device=gpu), problem)
+
+
+def marks_every_item(attn, problem):
     plan = attn.plan(twin(problem.layout), num_workers=3)
     timeline = raddle.Timeline(plan, attn.device)
     for _ in range(2):

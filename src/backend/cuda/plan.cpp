@@ -138,10 +138,10 @@ std::string CudaPlan::explain() const {
 void CudaPlan::run(const Plan& plan, const RunView& view, const BoundVariant& variant,
                    const RunArgs& args, RunStats* stats) const {
   check_alignment(args);
-  if (args.timeline.data && choice_.family == KernelFamily::wgmma)
+  if (args.timeline.data && choice_.family == KernelFamily::wgmma && choice_.short_rows == 0)
     fail<ValueError>(
-        "timeline is given, and the plan runs on the wgmma family of kernels, which marks nothing; "
-        "expected an Attention made with RADDLE_BACKEND=mma");
+        "timeline is given, and the plan runs on the wgmma family's kernel of long queries, which "
+        "marks nothing; expected an Attention made with RADDLE_BACKEND=mma");
   if (stats) stats->busy_us.clear();
   if (plan.view().num_items == 0 && !reservation_) return;
   const ContextScope context(kernel_->device());
@@ -157,6 +157,7 @@ void CudaPlan::run(const Plan& plan, const RunView& view, const BoundVariant& va
   launch.query_rows = static_cast<i32>(args.q.shape[0]);
   launch.lse_base_2 = args.lse_base_2;
   launch.timeline = view_timeline(args.timeline, launch.plan.num_workers);
+  with_maps.keys_leave_first = choice_.keys_leave_first;
   if (choice_.family == KernelFamily::wgmma)
     memory_->maps.provide(plan.layout(), args, launch_.plan.shapes[long_queries].keys, with_maps);
   std::unique_lock<std::mutex> lock;

@@ -8,7 +8,7 @@ namespace {
 
 // Enumerators of cuda.h.
 constexpr int bytes_as_they_are = 0, words_of_two_bytes = 1, not_interleaved = 0, swizzle_128 = 3,
-              fetch_256_bytes = 3, zeros_outside = 0;
+              fetch_128_bytes = 2, zeros_outside = 0;
 constexpr u64 most_elements = u64{1} << 32, most_stride = u64{1} << 40;
 
 }  // namespace
@@ -38,7 +38,7 @@ TensorMap make_tensor_map(const BoxedTensor& tensor) {
   const u32 every_element[4] = {1, 1, 1, 1};
   check(encode(&map, tensor.element_bytes == 1 ? bytes_as_they_are : words_of_two_bytes, 4,
                tensor.data, tensor.size, tensor.stride, tensor.box, every_element, not_interleaved,
-               swizzle_128, fetch_256_bytes, zeros_outside),
+               swizzle_128, fetch_128_bytes, zeros_outside),
         "making a tensor map");
   return map;
 }

@@ -36,8 +36,12 @@ RADDLE_DEVICE void barrier_arrive_expecting(u32 barrier, u32 bytes) {
                : "memory");
 }
 
-/// How long lines stay in the L2 cache: what is read once goes first, what others read again stays.
-enum class Keep : u64 { once = 0x12f0000000000000, again = 0x14f0000000000000 };
+/// How long lines stay in the L2 cache: as others do, shorter than others, or longer.
+enum class Keep : u64 {
+  usual = 0x1000000000000000,
+  once = 0x12f0000000000000,
+  again = 0x14f0000000000000
+};
 
 /// Whether this is the one lane of the warp that the hardware chooses. Behind this, unlike behind a
 /// comparison of lane numbers, the assembler knows that a single lane starts copies, and needs no

@@ -5,6 +5,7 @@
 #include "raddle/engine/kernel/wgmma/loader.h"
 #include "raddle/engine/kernel/wgmma/long_queries.h"
 #include "raddle/engine/kernel/wgmma/queries.h"
+#include "raddle/engine/kernel/wgmma/queue_end.h"
 #include "raddle/engine/kernel/wgmma/short_queries.h"
 
 RADDLE_ENGINE_BEGIN
@@ -30,21 +31,6 @@ RADDLE_DEVICE void create_barriers() {
   ptx::fence_created_barriers();
 }
 
-/// Says of every item of the worker's own queue that its state, if it has one, is stored; drawn
-/// items have none. Said at the queue's end: a call in the loop of long queries would have it
-/// spill.
-template <class Kernel, class Variant>
-RADDLE_DEVICE void arrive_all(const Launch& launch, const Variant& variant, i32 begin, i32 end) {
-  auto& block = Memory<Kernel>::get();
-  RADDLE_ROLLED
-  for (i32 i = begin; i < end; ++i) {
-    const WorkItem& item = launch.plan.items[i];
-    if (item.partial_row < 0) continue;
-    arrive<Kernel>(launch, variant, item, look_up_ticket(launch, item, ConsumerTeam::thread()),
-                   block.completed, block.vector[ConsumerTeam::warp()]);
-  }
-}
-
 /// What the warps of the loading warpgroup do; `first` is the first item, and next(item) the one
 /// behind another.
 template <class Kernel, class Variant, class Next>
@@ -60,15 +46,6 @@ RADDLE_DEVICE void load(const Launch& launch, const Variant& variant, i32 first,
     QueryLoader<Kernel, Variant>(launch, variant).run();
 }
 
-/// The contractions at the end of a worker's queue.
-template <class Kernel, class Variant>
-RADDLE_DEVICE void contract_queue(const Launch& launch, const Variant& variant, const i32* queue) {
-  auto& block = Memory<Kernel>::get();
-  arrive_all<Kernel>(launch, variant, queue[0], queue[1]);
-  contract_shares<Kernel>(launch, variant, queue[0], queue[1], block.completed,
-                          block.vector[ConsumerTeam::warp()]);
-}
-
 /// Computes the long queries of the worker's own queue, and then those it draws from the open one.
 template <class Kernel, class Variant>
 RADDLE_DEVICE void attend_long(const Launch& launch, const Variant& variant) {
@@ -81,7 +58,7 @@ RADDLE_DEVICE void attend_long(const Launch& launch, const Variant& variant) {
   if (ptx::thread_index() < consumer_groups * group_threads) {
     ptx::take_registers<consumer_registers>();
     LongQueries<Kernel, Variant>(launch, variant).run();
-    contract_queue<Kernel>(launch, variant, queue);
+    contract_queue<Kernel>(launch, variant, queue[0], queue[1]);
   } else {
     ptx::give_registers<loader_registers>();
     load<Kernel>(launch, variant, item, [&](i32 last) { return next_long(launch, last); });
@@ -93,12 +70,20 @@ template <class Kernel, class Variant>
 RADDLE_DEVICE void attend_short(const Launch& launch, const Variant& variant) {
   static_assert(sizeof(ShortMemory<Kernel>) <= shared_bytes);
   const i32* queue = launch.plan.queue_indptr + ptx::block_index();
+  const bool computes = ptx::thread_index() < consumer_groups * group_threads;
+  mark<Kernel>(launch, TimelineStage::started, queue[0]);
+  if (computes) prefetch_inputs<Kernel>(launch);
+  if (ptx::thread_index() < 2) ptx::prefetch(&launch.map[0][ptx::thread_index()]);
   if (ptx::thread_index() == 0) create_barriers<Kernel>();
   ptx::sync_block();
-  if (ptx::thread_index() < consumer_groups * group_threads) {
+  if (computes) {
     if constexpr (Kernel::takes_registers) ptx::take_registers<short_consumer_registers>();
-    ShortQueries<Kernel, Variant>(launch, variant).run();
-    contract_queue<Kernel>(launch, variant, queue);
+    // This warp has nothing to do before the first keys have come.
+    if (ConsumerTeam::warp() == ConsumerTeam::num_warps - 1)
+      look_up_tickets<Kernel>(launch, queue[0], queue[1]);
+    if (ShortQueries<Kernel, Variant>(launch, variant).run())
+      contract_short_queue<Kernel>(launch, variant, queue[0], queue[1]);
+    if (queue[0] < queue[1]) mark<Kernel>(launch, TimelineStage::contracted, queue[1] - 1);
   } else {
     if constexpr (Kernel::takes_registers) ptx::give_registers<short_loader_registers>();
     load<Kernel>(launch, variant, queue[0] < queue[1] ? queue[0] : -1,

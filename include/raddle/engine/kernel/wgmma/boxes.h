@@ -38,7 +38,6 @@ class Boxes {
   RADDLE_DEVICE void copy(const Launch& launch, const Span& tile, i32 page, u32 slot,
                           u32 barrier) const {
     constexpr i32 halves = which == 0 ? Kernel::qk_halves : Kernel::vo_halves;
-    const bool starts = ptx::elected();
     const auto& map = launch.map[level_][which];
     // Of several boxes, each is a page.
     const i32 row = in_pages_ ? tile.begin & ((1 << page_shift_) - 1) : first_row_ + tile.begin;
@@ -46,11 +45,17 @@ class Boxes {
       RADDLE_UNROLL
       for (i32 half = 0; half < halves; ++half)
         ptx::copy_box(slot + static_cast<u32>(128 * (half * tile_keys + i * rows_)), &map, barrier,
-                      64 * half, row, kv_head_, from, Kernel::keep);
+                      64 * half, row, kv_head_, from, Kernel::keeps(launch));
     };
     const i32 boxes = count(tile);
+    const bool starts = ptx::elected();
     if (starts)
       ptx::barrier_arrive_expecting(barrier, static_cast<u32>(128 * halves * (boxes << shift_)));
+    if constexpr (Kernel::lanes_start_boxes) {
+      ptx::sync_warp();  // no box may end before its bytes are expected
+      if (ptx::lane_index() < boxes) copy_one(ptx::lane_index(), page);
+      return;
+    }
     RADDLE_ROLLED
     for (i32 i = 0; i < boxes; ++i) {
       const i32 from = ptx::shuffle(page, i);

@@ -81,7 +81,10 @@ struct Kernel : AnyKernel<Element, qk, vo, Variant> {
   /// Whether the loop knows of items by the flags of their tiles alone: each has one then, and one
   /// that is none follows the last.
   static constexpr bool tiles_end_items = true;
-  static constexpr ptx::Keep keep = ptx::Keep::again;
+  /// Whether each lane starts a tile's box, which is sooner, or one lane all of them, which takes
+  /// fewer instructions from the warps that compute.
+  static constexpr bool lanes_start_boxes = false;
+  RADDLE_DEVICE static ptx::Keep keeps(const Launch&) { return ptx::Keep::again; }
   static_assert(vo <= 128, "wider heads have fewer keys a tile");
 };
 
@@ -100,7 +103,10 @@ struct ShortKernel : AnyKernel<Element, qk, vo, Variant> {
   /// 96, references and sums 32.
   static constexpr bool takes_registers = rows >= 64;
   static constexpr bool tiles_end_items = false;
-  static constexpr ptx::Keep keep = ptx::Keep::once;
+  static constexpr bool lanes_start_boxes = true;
+  RADDLE_DEVICE static ptx::Keep keeps(const Launch& launch) {
+    return launch.keys_leave_first ? ptx::Keep::once : ptx::Keep::usual;
+  }
 };
 
 }  // namespace wgmma

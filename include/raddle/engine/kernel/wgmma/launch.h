@@ -10,6 +10,9 @@ namespace wgmma {
 
 /// What every family is given, and where bulk copies find K and V.
 struct Launch : GpuLaunch {
+  /// Whether keys and values are the first lines to leave the L2 cache: then they displace nothing
+  /// that has not been written to memory yet. Long reads are slower so.
+  bool keys_leave_first;
   TensorMap map[max_levels][2];  ///< of K and V
 };
 

@@ -2,11 +2,15 @@
 // the threads of the computing warpgroups tell one another.
 #pragma once
 
+#include "raddle/engine/kernel/gpu/arrive.h"
 #include "raddle/engine/kernel/wgmma/memory.h"
 
 RADDLE_ENGINE_BEGIN
 
 namespace wgmma {
+
+/// Items of a queue whose tickets are looked up before their states are stored.
+constexpr i32 tickets_ahead = 32;
 
 template <class Kernel>
 struct ShortMemory : Memory<Kernel> {
@@ -23,6 +27,7 @@ struct ShortMemory : Memory<Kernel> {
   /// Of the keys of each warp of a group: the largest logits of a tile, and an item's sums.
   float top[consumer_groups][group_warps][rows];
   float sum[consumer_groups][group_warps][rows];
+  ArrivalTicket ticket[tickets_ahead];  ///< of the queue's first items
 
   RADDLE_DEVICE static ShortMemory& get() {
     return *static_cast<ShortMemory*>(ptx::shared_memory());

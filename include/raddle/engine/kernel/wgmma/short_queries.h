@@ -29,9 +29,11 @@ class ShortQueries {
         to_log2_((scales_here || launch.scale == 0.0f ? 1.0f : math::abs(launch.scale)) *
                  math::log2e) {}
 
-  RADDLE_DEVICE void run() {
+  /// Computes the items that are named; returns whether some of them stored states.
+  RADDLE_DEVICE bool run() {
     const ShortOutput<Kernel, Variant> output(launch_, variant_, lane_, to_log2_);
     i32 nth = 0;
+    bool any_states = false;
     RADDLE_ROLLED
     for (;; ++nth) {
       const auto place = block().items.place(nth);
@@ -39,13 +41,18 @@ class ShortQueries {
       wait(block().items.full[place.slot], place.parity);
       if (facts.item < 0) break;
       attend_item(facts, nth);
+      any_states = any_states | (facts.partial_row >= 0);
+      mark<Kernel>(launch_, TimelineStage::computed, facts.item);
       if (lane_.group == 0)
         output.send(o_, weighing_, facts);
       else
         output.leave(o_, weighing_, nth > 0);
+      mark<Kernel>(launch_, TimelineStage::stored, facts.item);
+      if (facts.partial_row < 0) mark<Kernel>(launch_, TimelineStage::finished, facts.item);
       release_of_warp(block().items.free[place.slot]);
     }
     if (lane_.group == 1 && nth > 0) output.wait_until_taken();
+    return any_states;
   }
 
  private:
@@ -55,6 +62,7 @@ class ShortQueries {
   RADDLE_DEVICE void attend_item(const Facts& facts, i32 nth) {
     const auto place = block().queries.place(nth);
     wait(block().queries.full[place.slot], place.parity);
+    mark<Kernel>(launch_, TimelineStage::opened, facts.item);
     const u32 queries = ptx::uniform(ptx::shared_address(block().q[place.slot]));
     weighing_.clear();
     clear(o_);
