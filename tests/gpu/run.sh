@@ -92,7 +92,7 @@ families() {
   local failed=0
   timeout 150 "$PYTHON" -m pytest tests/python/test_short_wgmma.py tests/python/test_kernel_families.py \
     --device cuda -q 2>&1 | tee "$OUT/families-tests.txt" || failed=1
-  RADDLE_BACKEND=wgmma timeout 100 "$PYTHON" tests/gpu/contract.py --only decode --cases 40 \
+  RADDLE_BACKEND=wgmma timeout 100 "$PYTHON" tests/gpu/contract.py --only decode --cases 12 \
     --out "$OUT/families-contract.json" 2>&1 | tee "$OUT/families-contract.txt" || failed=1
   timeout 230 "$PYTHON" -c 'from raddle.cli import main; main()' bench gpu --against "" --only decode-families \
     --section-seconds 220 --out "$OUT/families.json" "$@" 2>&1 | tee "$OUT/families.txt" || failed=1
