@@ -46,7 +46,8 @@ i32 short_rows_of(const AttentionSpec& spec, const LayoutView& layout) {
 /// early costs 5 % of a read's time.
 constexpr i64 most_leaving_first = i64{128} << 20;
 
-KernelChoice short_wgmma(const AttentionSpec& spec, const LayoutView& layout, const char* reason) {
+/// The wgmma family for a layout: its kernel of short queries, or, with short_rows 0, of long ones.
+KernelChoice wgmma_for(const AttentionSpec& spec, const LayoutView& layout, const char* reason) {
   i64 keys = 0;
   for (i32 l = 0; l < layout.num_levels; ++l)
     for (i32 g = 0; g < layout.levels[l].num_groups; ++g) keys += layout.levels[l].columns[g];
@@ -182,7 +183,7 @@ KernelChoice choose_gpu_kernel(const AttentionSpec& spec, const FamilyFacts& fac
   if (facts.asked == KernelFamily::wgmma) {
     if (const char* why = unserved_by_wgmma(layout))
       fail<ValueError>("RADDLE_BACKEND is \"wgmma\", and layout cannot be read: ", why);
-    const KernelChoice choice = short_wgmma(spec, layout.view(), asked_for);
+    const KernelChoice choice = wgmma_for(spec, layout.view(), asked_for);
     if (choice.short_rows == 0) check_asked_long_queries(spec, "layout has long queries");
     return choice;
   }
@@ -193,7 +194,7 @@ KernelChoice choose_gpu_kernel(const AttentionSpec& spec, const FamilyFacts& fac
     return {KernelFamily::mma, "one family for all layouts, with batch_invariant=True"};
   if (const char* why = unserved_by_wgmma(layout)) return {KernelFamily::mma, why};
   if (is_short(layout.view(), mma)) {
-    const KernelChoice choice = short_wgmma(spec, layout.view(), "all queries are short");
+    const KernelChoice choice = wgmma_for(spec, layout.view(), "all queries are short");
     if (is_faster(spec, layout, choice)) return choice;
     return {KernelFamily::mma, "all queries are short, and wgmma is not known to be faster"};
   }

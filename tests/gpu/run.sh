@@ -87,7 +87,8 @@ formats() {
     bench formats --device cuda --json "$OUT/formats.json" "$@" 2>&1 | tee "$OUT/formats.txt"
 }
 
-# Hopper's kernels of short queries: first whether they are right, then they and mma's in turns. The rest is measured also where a part fails, or takes too long.
+# Hopper's kernels of short queries: first whether they are right, then their times and mma's, in turns. Later parts run
+# also where an earlier one fails, or takes too long.
 families() {
   local failed=0
   timeout 150 "$PYTHON" -m pytest tests/python/test_short_wgmma.py tests/python/test_kernel_families.py \

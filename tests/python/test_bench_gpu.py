@@ -110,9 +110,10 @@ def test_kernel_families_are_asked_for_one_by_one(monkeypatch):
         monkeypatch.delenv("RADDLE_BACKEND", raising=False)
         if before:
             monkeypatch.setenv("RADDLE_BACKEND", before)
-        assert [(name, make()) for name, make in own.contestants(None, case)] == [("raddle", None), ("raddle mma", None)]
+        names = ["raddle", "raddle mma", "raddle wgmma"]
+        assert [(name, make()) for name, make in own.contestants(None, case)] == [(name, None) for name in names]
         assert os.environ.get("RADDLE_BACKEND") == before
-    assert asked == [None, "mma", "mma", "mma"]
+    assert asked == [None, "mma", "wgmma", "mma", "mma", "wgmma"]
 
 
 def test_a_rotation_pass_is_another_way_to_the_same(monkeypatch):

@@ -49,12 +49,12 @@ def _pages() -> tuple[Case, ...]:
 
 
 def _decode_families() -> tuple[Case, ...]:
-    """Decodes on the kernels that are chosen, on Hopper those of wgmma, beside those of mma."""
-    rows = [_named(case.name, case, floor=True, backends=("mma",)) for case in _first_table()]
+    """Decodes on the kernels that are chosen, and on those of each family where it is asked for."""
+    rows = [_named(case.name, case, floor=True, backends=("mma", "wgmma")) for case in _first_table()]
     for base in (_decode("constant", 1024, 16), _decode("constant", 8192, 16)):
         for page in (1, 64, 128):
             name = f"{base.name}, page {page}"
-            rows.append(_named(name, base, page_size=page, backends=("mma",), versus=base.name))
+            rows.append(_named(name, base, page_size=page, backends=("mma", "wgmma"), versus=base.name))
     return tuple(rows)
 
 
@@ -212,7 +212,7 @@ _PLANNER_ROWS = ("update on the GPU, B256", "update on the GPU, prefixes found",
 SECTIONS: tuple[Section, ...] = (
     Section("decode", "Decode, 32/8/128, pages of 16", _first_table(), _SMALL_DECODE),
     Section("decode-pages", "Page sizes", _pages()),
-    Section("decode-families", "Decode on the kernels that are chosen, and on mma", _decode_families()),
+    Section("decode-families", "Decode on the kernels that are chosen, and on each family", _decode_families()),
     Section("decode-variants", "Decode variants at 8192 B16", _decode_variants()),
     Section("prefill", "Prefill, B16 H16 D128, causal", _prefill_rows(), _SMALL_PREFILL),
     Section("prefill-ragged", "Prefill of ragged batches, 32/8/128", _prefill_ragged()),

@@ -2,10 +2,10 @@
 // what the other two compute. Long and short queries have kernels of their own.
 #pragma once
 
+#include "raddle/engine/kernel/wgmma/contractions.h"
 #include "raddle/engine/kernel/wgmma/loader.h"
 #include "raddle/engine/kernel/wgmma/long_queries.h"
 #include "raddle/engine/kernel/wgmma/queries.h"
-#include "raddle/engine/kernel/wgmma/queue_end.h"
 #include "raddle/engine/kernel/wgmma/short_queries.h"
 
 RADDLE_ENGINE_BEGIN
