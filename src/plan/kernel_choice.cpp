@@ -57,16 +57,11 @@ KernelChoice wgmma_for(const AttentionSpec& spec, const LayoutView& layout, cons
       KernelFamily::wgmma, reason, {}, short_rows_of(spec, layout), bytes <= most_leaving_first};
 }
 
-/// Whether decoding of this kind was measured to be faster than on mma (docs/lab/hopper.md): in
-/// small batches, and in large ones where a page holds a tile of keys. Of large ones with small
-/// pages, mma is up to 6 % faster.
-bool is_faster(const AttentionSpec& spec, const Layout& layout, const KernelChoice& choice) {
-  const auto is_in_few_boxes = [](const Level& level) {
-    return level.storage != KvStorage::paged || level.block_size >= wgmma::short_keys;
-  };
-  return choice.short_rows == 8 && layout.levels().size() == 1 && spec.head_dim_qk <= 128 &&
-         spec.head_dim_vo <= 128 &&
-         (choice.keys_leave_first || is_in_few_boxes(layout.levels()[0]));
+/// Whether decoding of this kind was measured to be as fast as on mma or faster
+/// (docs/lab/hopper.md).
+bool is_faster(const AttentionSpec& spec, const LayoutView& layout, const KernelChoice& choice) {
+  return choice.short_rows == 8 && layout.num_levels == 1 && spec.head_dim_qk <= 128 &&
+         spec.head_dim_vo <= 128;
 }
 
 /// When workers that share the work equally are done with it; a mask is taken for a causal one.
@@ -195,7 +190,7 @@ KernelChoice choose_gpu_kernel(const AttentionSpec& spec, const FamilyFacts& fac
   if (const char* why = unserved_by_wgmma(layout)) return {KernelFamily::mma, why};
   if (is_short(layout.view(), mma)) {
     const KernelChoice choice = wgmma_for(spec, layout.view(), "all queries are short");
-    if (is_faster(spec, layout, choice)) return choice;
+    if (is_faster(spec, layout.view(), choice)) return choice;
     return {KernelFamily::mma, "all queries are short, and wgmma is not known to be faster"};
   }
   if (const char* why = long_queries_unserved_by_wgmma(spec)) return {KernelFamily::mma, why};

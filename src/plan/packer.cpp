@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "raddle/engine/plan/opening.h"
+
 namespace raddle {
 
 /// Finds the tiles that have partial states; returns the number of Splits they take.
@@ -147,6 +149,21 @@ void Packer::write_drawn(WorkItem* items) const {
   }
 }
 
+void Packer::write_openings(const WorkItem* items, const i32* queue_indptr,
+                            Opening* openings) const {
+  for (i32 w = 0; w < config_.num_workers; ++w) {
+    const i32 begin = queue_indptr[w], end = queue_indptr[w + 1];
+    if (begin == end) {
+      openings[w] = no_opening(end);
+      continue;
+    }
+    const WorkItem& item = items[begin];
+    const QueryTile& tile = units().tiles[item.query_tile];
+    openings[w] = make_opening(item, tile, layout_->levels[tile.level], units().runs,
+                               config_.shapes[tile.shape].keys, begin, end);
+  }
+}
+
 PlanArrays Packer::pack(const LayoutView& layout, const PlanConfig& config, Tiling& tiling,
                         const Assignment& chosen, const PlanStats& stats) {
   layout_ = &layout;
@@ -167,6 +184,7 @@ PlanArrays Packer::pack(const LayoutView& layout, const PlanConfig& config, Tili
                         .expected = i64{map.num_contractions} * config_.num_kv_heads,
                         .sources = map.num_sources,
                         .dependents = map.num_dependents,
+                        .openings = config_.has_openings ? config_.num_workers : 0,
                         .partial_rows = partial_rows};
   const PlanOffsets offsets = plan_offsets(sizes);
   std::shared_ptr<std::byte[]> block(new std::byte[static_cast<std::size_t>(offsets.bytes)]);
@@ -187,8 +205,11 @@ PlanArrays Packer::pack(const LayoutView& layout, const PlanConfig& config, Tili
         std::memset(base + end, 0, static_cast<std::size_t>(round_up(end, i64{16}) - end));
       },
       made, sizes, offsets);
-  write_items(reinterpret_cast<WorkItem*>(base + offsets.items),
-              reinterpret_cast<i32*>(base + offsets.queue_indptr));
+  auto* items = reinterpret_cast<WorkItem*>(base + offsets.items);
+  auto* queue_indptr = reinterpret_cast<i32*>(base + offsets.queue_indptr);
+  write_items(items, queue_indptr);
+  if (config_.has_openings)
+    write_openings(items, queue_indptr, reinterpret_cast<Opening*>(base + offsets.openings));
   return PlanArrays(std::move(block), sizes, config_, stats_);
 }
 

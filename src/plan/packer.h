@@ -25,6 +25,7 @@ class Packer {
   void write_items(WorkItem* items, i32* queue_indptr);
   void write_placed(WorkItem* items, i32* queue_indptr);
   void write_drawn(WorkItem* items) const;
+  void write_openings(const WorkItem* items, const i32* queue_indptr, Opening* openings) const;
   const Units& units() const { return tiling_->units; }
   bool is_cut() const { return chosen_->form == Assignment::Form::cuts; }
   bool is_drawn() const { return chosen_->form == Assignment::Form::queue; }

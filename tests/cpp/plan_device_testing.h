@@ -97,7 +97,7 @@ inline void expect_equal_plans(const DevicePlan& got, const PlanArrays& plan) {
           ASSERT_EQ(std::memcmp(array + i, expected + i, sizeof(T)), 0) << "entry " << i;
       },
       got.sizes, got.launch.at, plan.sizes(), plan.view());
-  EXPECT_EQ(nth, 9);
+  EXPECT_EQ(nth, 10);
   EXPECT_EQ(got.sizes.partial_rows, plan.sizes().partial_rows);
 }
 

@@ -182,15 +182,6 @@ def test_the_choice(wgmma, rng, monkeypatch):
     assert "kernel family: mma (all queries are short, and wgmma is not known" in chosen([(1, 3000), (8, 90)])
     assert "kernel family: mma (all queries are short, and wgmma is not known" in chosen([(1, 300)], dim=256, dim_vo=256)
     assert "kernel family: mma (wgmma does not serve such pages" in chosen([(1, 300)], "paged", page_size=4)
-    # Many keys, 164 MB of them: it depends on the pages.
-    for page_size, family in ((16, "mma"), (64, "wgmma")):
-        pages = 20_480 // page_size
-        indptr = np.arange(17, dtype=np.int32)
-        layout = raddle.PagedKV(
-            indptr, indptr * pages, np.arange(16 * pages, dtype=np.int32), np.full(16, 20_480, np.int32), page_size=page_size
-        )
-        attn = attention_of(wgmma, draw(rng, "ragged", "causal", lengths=[(1, 9)], **HEADS))
-        assert f"kernel family: {family} (all queries are short" in attn.plan(layout).explain()
     # A long prompt beside requests that generate, and the other way round.
     assert "kernel family: wgmma" in chosen([(1300, 1300), (1, 40), (1, 70)])
     assert "kernel family: mma (it is expected to be faster" in chosen([(20, 60), *[(1, 1000)] * 12])

@@ -17,12 +17,14 @@ struct PlanSizes {
   i64 expected = 0;  ///< also the number of counters
   i64 sources = 0;
   i64 dependents = 0;
+  i64 openings = 0;
   i64 partial_rows = 0;
 };
 
 /// Byte offsets of the arrays of a plan in one block, each aligned to 16 bytes.
 struct PlanOffsets {
-  i64 query_tiles, runs, items, queue_indptr, splits, contractions, expected, sources, dependents;
+  i64 query_tiles, runs, items, queue_indptr, splits, contractions, expected, sources, dependents,
+      openings;
   i64 bytes;  ///< of the whole block
 };
 
@@ -45,6 +47,7 @@ RADDLE_FN constexpr void visit_plan_arrays(const Visit& visit, Records&&... of) 
   visit(of.expected...);
   visit(of.sources...);
   visit(of.dependents...);
+  visit(of.openings...);
 }
 
 RADDLE_FN PlanOffsets plan_offsets(const PlanSizes& sizes) {

@@ -63,6 +63,7 @@ RADDLE_FN PlanSizes plan_bounds(const PlanConfig& config, const Maxima& m) {
   n.query_tiles = level_tiles * m.max_levels;
   n.runs = n.query_tiles * runs_limit(m.max_runs);
   n.queue_indptr = i64{config.num_workers} + 2;
+  n.openings = config.has_openings ? config.num_workers : 0;
   i64 split_tiles = 0;
   if (config.batch_invariant) {
     // C is at least the smaller of the two shapes' roundings; one long group reaches the bound.

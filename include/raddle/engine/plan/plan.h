@@ -61,6 +61,21 @@ struct WorkItem {
                     ///< paired with this one (pairing.h)
 };
 
+/// All that is looked up for a work item before its first key can be asked for, in one piece of
+/// memory (opening.h). A plan may have one for every worker's first item.
+struct alignas(16) Opening {
+  i32 item;       ///< its index, with which the worker's queue begins; -1: the queue is empty
+  i32 queue_end;  ///< of the same queue
+  i32 query_tile, kv_head, partial_row;                 ///< WorkItem's
+  i32 level, group, row_begin, num_rows;                ///< QueryTile's
+  i32 col_begin, col_end;                               ///< QueryTile's, too
+  i32 first_entry;                                      ///< LevelView::block_begin of the group
+  i32 first_index;                                      ///< LevelView::kv_begin of the group, or 0
+  i32 span_begin, span_end, span_partial;               ///< the item's first columns (Span)
+  i32 next_run, run_end, item_col_begin, item_col_end;  ///< those that follow (RunWalk)
+  i32 num_kv_tiles;                                     ///< KV tiles of the item
+};
+
 /// The partial states of one (query tile, KV head); num_chunks is 0 where that head is written
 /// through.
 struct Split {
@@ -110,7 +125,8 @@ struct PlanView {
   const i32* expected;  ///< [num_contractions · num_kv_heads] items a contraction waits for; 0:
                         ///< none needed
   const Source* sources;
-  const i32* dependents;  ///< contraction numbers
+  const i32* dependents;    ///< contraction numbers
+  const Opening* openings;  ///< [num_workers]; null where PlanConfig::has_openings is false
 };
 
 /// Integer costs, in quarters of a nanosecond (src/plan/heuristics.h). Only their ratios decide
@@ -138,6 +154,7 @@ struct PlanConfig {
   /// Reading one KV head's keys costs as much as reading those of all heads, which lie side by
   /// side. So where it is balanced, a worker computes all heads of the keys that it reads.
   bool reads_whole_rows;
+  bool has_openings;  ///< the kernel begins with PlanView::openings
   /// How many columns of one KV head fit the cache that all workers share. 0: workers share no
   /// cache, and there is no shared queue.
   i32 cached_columns;

@@ -17,11 +17,13 @@ class RunWalk {
  public:
   RunWalk() = default;
   RADDLE_FN RunWalk(const PlanView& plan, const WorkItem& item, const QueryTile& tile)
-      : runs_(plan.runs),
-        run_(tile.run_begin),
-        run_end_(tile.run_end),
-        begin_(item.col_begin),
-        end_(item.col_end) {}
+      : RunWalk(plan.runs, tile.run_begin, tile.run_end, item.col_begin, item.col_end) {}
+  /// Of runs [run, run_end), the columns [begin, end).
+  RADDLE_FN RunWalk(const Run* runs, i32 run, i32 run_end, i32 begin, i32 end)
+      : runs_(runs), run_(run), run_end_(run_end), begin_(begin), end_(end) {}
+
+  /// The run that is looked at next.
+  RADDLE_FN i32 next_run() const { return run_; }
 
   /// The next one that holds columns; an empty span at the end.
   RADDLE_FN Span next() {

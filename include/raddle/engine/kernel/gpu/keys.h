@@ -9,12 +9,15 @@ RADDLE_ENGINE_BEGIN
 
 namespace gpu_kernel {
 
-/// Fills in the source of a query tile and KV head. One lane does this for its warp.
-RADDLE_DEVICE void open_source(const GpuLaunch& launch, const QueryTile& tile, i32 kv_head,
-                               i32 element_bytes, const i32* zeros, KeySource& source) {
-  const LevelView& level = launch.levels[tile.level];
-  const KvView& kv = launch.kv[tile.level];
-  const i32 first = level.block_begin[tile.group];
+/// Fills in the source of the keys of group `of.group`, of which the query tile sees those in
+/// [of.col_begin, of.col_end); `first` and `first_index` are the group's block_begin and kv_begin.
+/// One lane does this for its warp. `Of` is QueryTile or Opening.
+template <class Of>
+RADDLE_DEVICE void open_source(const GpuLaunch& launch, const Of& of, i32 kv_head, i32 first,
+                               i32 first_index, i32 element_bytes, const i32* zeros,
+                               KeySource& source) {
+  const LevelView& level = launch.levels[of.level];
+  const KvView& kv = launch.kv[of.level];
   const PoolView* pools[2] = {&kv.k, &kv.v};
   RADDLE_UNROLL
   for (i32 i = 0; i < 2; ++i) {
@@ -29,11 +32,11 @@ RADDLE_DEVICE void open_source(const GpuLaunch& launch, const QueryTile& tile, i
   source.pages = level.blocks ? level.blocks + first : zeros;
   source.page_size = size;
   source.page_shift = (size & (size - 1)) == 0 ? ptx::count_bits(static_cast<u32>(size - 1)) : -1;
-  source.first_index = level.kv_begin ? level.kv_begin[tile.group] : 0;
-  source.level = tile.level;
-  source.group = tile.group;
-  source.col_begin = tile.col_begin;
-  source.col_end = tile.col_end;
+  source.first_index = first_index;
+  source.level = of.level;
+  source.group = of.group;
+  source.col_begin = of.col_begin;
+  source.col_end = of.col_end;
   source.plain = !level.block_index && !level.block_pos && !level.block_first && !level.block_count;
   source.holes = level.block_count != nullptr;
   source.bits = level.mask_bits != nullptr;
@@ -92,7 +95,10 @@ RADDLE_DEVICE Span open_item(const GpuLaunch& launch, const WorkItem& item, Sour
   const Span first = runs.next();
   ptx::sync_warp();  // all lanes have read the source of the item before
   if (ptx::lane_index() == 0) {
-    open_source(launch, tile, item.kv_head, static_cast<i32>(sizeof(typename Kernel::Stored)),
+    const LevelView& level = launch.levels[tile.level];
+    open_source(launch, tile, item.kv_head, level.block_begin[tile.group],
+                level.kv_begin ? level.kv_begin[tile.group] : 0,
+                static_cast<i32>(sizeof(typename Kernel::Stored)),
                 reinterpret_cast<const i32*>(zeros<Kernel>()), source);
     if constexpr (Kernel::quantized) open_scales(launch, tile, item.kv_head, source);
     source.runs = runs;

@@ -137,11 +137,11 @@ RADDLE_DEVICE void transform_stored_keys(u8* rows, i32 first_row,
   ptx::sync_warp();  // the cleared rows
 }
 
-/// The request whose keys a tile's rows see; -1 where the rows belong to several requests.
-RADDLE_DEVICE i32 request_of_keys(const GpuLaunch& launch, const QueryTile& tile) {
-  const LevelView& level = launch.levels[tile.level];
+/// The request whose keys the rows of a group see; -1 where they belong to several requests.
+RADDLE_DEVICE i32 request_of_keys(const GpuLaunch& launch, i32 nth_level, i32 group) {
+  const LevelView& level = launch.levels[nth_level];
   if (level.keys_are_shared) return -1;
-  return request_of(launch.layout, level, tile.group, query_row(level, tile.group, 0));
+  return request_of(launch.layout, level, group, query_row(level, group, 0));
 }
 
 /// Writes the facts that all keys of an item have in common.

@@ -78,6 +78,6 @@ struct PlanLaunch {
 // Both compilers check these numbers, so neither can lay the parameter out in its own way.
 static_assert(sizeof(DeviceBatch) == 88 && sizeof(PlanConfig) == 104 && sizeof(Maxima) == 32);
 static_assert(sizeof(PlannedOffsets) == 88 && sizeof(PlannerScratch) == 208);
-static_assert(sizeof(PlanLaunch) == 648);
+static_assert(sizeof(PlanLaunch) == 656);
 
 }  // namespace raddle

@@ -7,6 +7,7 @@
 #include "raddle/engine/kernel/gpu_planner/prefixes.h"
 #include "raddle/engine/kernel/gpu_planner/states.h"
 #include "raddle/engine/plan/coverage.h"
+#include "raddle/engine/plan/opening.h"
 
 RADDLE_ENGINE_BEGIN
 
@@ -31,6 +32,7 @@ class BlockPlanner {
     PlanSizes sizes =
         prefixes && units.all_partial ? place_two_levels(units) : place_one_level(units);
     write_items(units);
+    if (context_.config.has_openings) write_openings(units);
     write_tiles(units, static_cast<i32>(sizes.splits));
     sizes.query_tiles = units.num_tiles;
     sizes.runs = num_runs();
@@ -315,6 +317,28 @@ class BlockPlanner {
     }
   }
 
+  /// Writes the workers' openings; the threads of all planning blocks divide them.
+  RADDLE_DEVICE void write_openings(const Units& units) {
+    const Divider heads(units.num_kv_heads);
+    Opening* openings = context_.template out<Opening>(context_.launch.at.openings);
+    RADDLE_ROLLED
+    for (i32 w = context_.first_of_all(); w < context_.config.num_workers;
+         w += context_.step_of_all()) {
+      const i32 begin = scratch_.queue[w], end = scratch_.queue[w + 1];
+      if (begin == end) {
+        openings[w] = no_opening(end);
+        continue;
+      }
+      const Cut* cuts = scratch_.cuts + w;
+      WorkItem item;
+      write_item(units, scratch_.splits, cuts[0], cuts[1], cuts[0].unit,
+                 context_.unit_at(heads, cuts[0].unit), item);
+      const QueryTile& tile = units.tiles[item.query_tile];
+      openings[w] = make_opening(item, tile, level_view(!prefixes || tile.level == 1), units.runs,
+                                 context_.config.shapes[tile.shape].keys, begin, end);
+    }
+  }
+
   RADDLE_DEVICE void write_tiles(const Units& units, i32 num_splits) {
     Split* splits = context_.template out<Split>(context_.launch.at.splits);
     for (i32 i = context_.first_of_all(); i < num_splits; i += context_.step_of_all())
@@ -331,6 +355,11 @@ class BlockPlanner {
     i32* queue_indptr = context_.template out<i32>(context_.launch.at.queue_indptr);
     for (i32 w = context_.thread; w < context_.config.num_workers + 2; w += context_.threads)
       queue_indptr[w] = 0;
+    if (context_.config.has_openings) {
+      Opening* openings = context_.template out<Opening>(context_.launch.at.openings);
+      for (i32 w = context_.thread; w < context_.config.num_workers; w += context_.threads)
+        openings[w] = no_opening(0);
+    }
     publish(PlanSizes{});
   }
 
@@ -338,6 +367,7 @@ class BlockPlanner {
     ptx::sync_block();
     if (context_.part != 0 || context_.thread != 0) return;
     sizes.queue_indptr = context_.config.num_workers + 2;
+    sizes.openings = context_.config.has_openings ? context_.config.num_workers : 0;
     *context_.launch.sizes = sizes;
     const PlanReport& report = context_.shared.report;
     if (report.errors == 0) return;

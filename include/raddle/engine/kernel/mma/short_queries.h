@@ -98,7 +98,7 @@ class ShortQueries {
     opened.item = launch_.plan.items[number];
     const QueryTile& tile = tile_of(opened.item);
     opened.num_rows = tile.num_rows;
-    opened.request = request_of_keys(launch_, tile);
+    opened.request = request_of_keys(launch_, tile.level, tile.group);
     opened.ticket.find(launch_, opened.item, tile, ptx::thread_index());
     opened.paired =
         Slabs::fit && tile.num_rows <= slab_rows && ends_with_paired_half<Kernel>(opened.item);

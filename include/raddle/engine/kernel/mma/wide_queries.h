@@ -104,7 +104,7 @@ class WideQueries {
   RADDLE_DEVICE void load_queries() const {
     constexpr i32 share = 16 / num_warps;
     auto& facts = Memory::facts();
-    describe_item(request_of_keys(launch_, tile()), item().kv_head, facts);
+    describe_item(request_of_keys(launch_, tile().level, tile().group), item().kv_head, facts);
     RADDLE_ROLLED
     for (i32 r = 0; r < row_fragments; ++r) {
       const i32 first = 16 * r + share * warp_;

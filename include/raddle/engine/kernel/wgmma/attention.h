@@ -31,17 +31,21 @@ RADDLE_DEVICE void create_barriers() {
   ptx::fence_created_barriers();
 }
 
-/// What the warps of the loading warpgroup do; `first` is the first item, and next(item) the one
-/// behind another.
+/// The loading warpgroup's warp that finds items.
+constexpr i32 finder_warp = consumer_groups * group_warps + 2;
+
+/// What the warps of the loading warpgroup do; `first` is the first item, `opening` its opening
+/// where workers have one, and next(item) the item behind another.
 template <class Kernel, class Variant, class Next>
-RADDLE_DEVICE void load(const Launch& launch, const Variant& variant, i32 first, Next next) {
+RADDLE_DEVICE void load(const Launch& launch, const Variant& variant, i32 first,
+                        const Opening& opening, Next next) {
   const i32 warp = ptx::warp_index() - consumer_groups * group_warps;
   if (warp == 0)
     TileLoader<Kernel, 0>(launch).run();
   else if (warp == 1)
     TileLoader<Kernel, 1>(launch).run();
-  else if (warp == 2)
-    ItemFinder<Kernel>(launch).run(first, next);
+  else if (ptx::warp_index() == finder_warp)
+    ItemFinder<Kernel>(launch).run(first, opening, next);
   else
     QueryLoader<Kernel, Variant>(launch, variant).run();
 }
@@ -61,7 +65,8 @@ RADDLE_DEVICE void attend_long(const Launch& launch, const Variant& variant) {
     contract_queue<Kernel>(launch, variant, queue[0], queue[1]);
   } else {
     ptx::give_registers<loader_registers>();
-    load<Kernel>(launch, variant, item, [&](i32 last) { return next_long(launch, last); });
+    load<Kernel>(launch, variant, item, Opening{},
+                 [&](i32 last) { return next_long(launch, last); });
   }
 }
 
@@ -69,25 +74,28 @@ RADDLE_DEVICE void attend_long(const Launch& launch, const Variant& variant) {
 template <class Kernel, class Variant>
 RADDLE_DEVICE void attend_short(const Launch& launch, const Variant& variant) {
   static_assert(sizeof(ShortMemory<Kernel>) <= shared_bytes);
-  const i32* queue = launch.plan.queue_indptr + ptx::block_index();
   const bool computes = ptx::thread_index() < consumer_groups * group_threads;
-  mark<Kernel>(launch, TimelineStage::started, queue[0]);
+  const Opening opening = launch.plan.openings[ptx::block_index()];
+  const i32 end = opening.queue_end, begin = opening.item < 0 ? end : opening.item;
+  mark<Kernel>(launch, TimelineStage::started, begin);
   if (computes) prefetch_inputs<Kernel>(launch);
   if (ptx::thread_index() < 2) ptx::prefetch(&launch.map[0][ptx::thread_index()]);
   if (ptx::thread_index() == 0) create_barriers<Kernel>();
   ptx::sync_block();
   if (computes) {
     if constexpr (Kernel::takes_registers) ptx::take_registers<short_consumer_registers>();
-    // This warp has nothing to do before the first keys have come.
-    if (ConsumerTeam::warp() == ConsumerTeam::num_warps - 1)
-      look_up_tickets<Kernel>(launch, queue[0], queue[1]);
+    // These warps have nothing else to do before the first keys have come.
+    if (composes_at_once<Kernel>(launch)) look_up_states<Kernel>(launch, begin, end);
     if (ShortQueries<Kernel, Variant>(launch, variant).run())
-      contract_short_queue<Kernel>(launch, variant, queue[0], queue[1]);
-    if (queue[0] < queue[1]) mark<Kernel>(launch, TimelineStage::contracted, queue[1] - 1);
+      contract_short_queue<Kernel>(launch, variant, begin, end);
+    if (begin < end) mark<Kernel>(launch, TimelineStage::contracted, end - 1);
   } else {
     if constexpr (Kernel::takes_registers) ptx::give_registers<short_loader_registers>();
-    load<Kernel>(launch, variant, queue[0] < queue[1] ? queue[0] : -1,
-                 [&](i32 last) { return last + 1 < queue[1] ? last + 1 : -1; });
+    load<Kernel>(launch, variant, opening.item, opening,
+                 [&](i32 last) { return last + 1 < end ? last + 1 : -1; });
+    // It has named the last items, and has nothing to do while the others finish them.
+    if (ptx::warp_index() == finder_warp && composes_at_once<Kernel>(launch))
+      rehearse_composition<Kernel, Variant>(launch);
   }
 }
 

@@ -54,12 +54,12 @@ class Boxes {
     if constexpr (Kernel::lanes_start_boxes) {
       ptx::sync_warp();  // no box may end before its bytes are expected
       if (ptx::lane_index() < boxes) copy_one(ptx::lane_index(), page);
-      return;
-    }
-    RADDLE_ROLLED
-    for (i32 i = 0; i < boxes; ++i) {
-      const i32 from = ptx::shuffle(page, i);
-      if (starts) copy_one(i, from);
+    } else {
+      RADDLE_ROLLED
+      for (i32 i = 0; i < boxes; ++i) {
+        const i32 from = ptx::shuffle(page, i);
+        if (starts) copy_one(i, from);
+      }
     }
   }
 

@@ -33,40 +33,108 @@ RADDLE_DEVICE void contract_queue(const GpuLaunch& launch, const Variant& varian
                           block.vector[ConsumerTeam::warp()]);
 }
 
-/// Looks up, while the first keys are on their way, what it takes to announce the states of a queue
-/// of short queries: each lane of a warp for one item, because a ticket is the last of a chain of
-/// look-ups. Layouts of several levels have many tickets an item, and do without.
+/// Whether each state of the plan waits in one contraction, which the worker that stores its last
+/// state composes.
 template <class Kernel>
-RADDLE_DEVICE void look_up_tickets(const GpuLaunch& launch, i32 begin, i32 end) {
-  const i32 lane = ptx::lane_index();
-  if (launch.layout.num_levels == 1 && begin + lane < end)
-    ShortMemory<Kernel>::get().ticket[lane] =
-        look_up_ticket(launch, launch.plan.items[begin + lane], 0);
+RADDLE_DEVICE bool composes_at_once(const GpuLaunch& launch) {
+  return ShortMemory<Kernel>::state_rows > 0 && launch.layout.num_levels == 1;
 }
 
-/// What contract_queue does, with the tickets that were looked up ahead. Where a state has few
-/// rows, the worker that stores the last one composes them, and no worker has shares to look for.
+/// Looks up what announcing and composing the states of up to 32 items from `first` on takes: each
+/// warp for rows of its own, each lane for one item, because a row is the last of a chain of
+/// look-ups.
+template <class Kernel>
+RADDLE_DEVICE void look_up_states(const GpuLaunch& launch, i32 first, i32 end) {
+  auto& block = ShortMemory<Kernel>::get();
+  const i32 lane = ptx::lane_index();
+  if (first + lane >= end) return;
+  const WorkItem& item = launch.plan.items[first + lane];
+  const QueryTile& tile = launch.plan.query_tiles[item.query_tile];
+  RADDLE_ROLLED
+  for (i32 m = ConsumerTeam::warp(); m < Kernel::tile_rows; m += ConsumerTeam::num_warps) {
+    StateRow& state = block.state_row[m][lane];
+    state.ticket = ArrivalTicket{};
+    if (item.partial_row < 0) continue;
+    state.ticket = look_up_ticket(launch, item, 0);
+    state.num_rows = tile.num_rows;
+    state.row =
+        make_row(launch.layout, launch.levels[tile.level], tile.group,
+                 tile.row_begin + min(m, tile.num_rows - 1), item.kv_head, launch.plan.group_size);
+  }
+}
+
+/// Composes states that are dropped, and where they lie in the buffer of partial states matters
+/// not. Instructions that run for the first time come from memory, line after line, which took most
+/// of the time of a composition at the queue's end, for which the whole launch waits. A warp that
+/// loads fetches them while the others compute.
+template <class Kernel, class Variant>
+RADDLE_DEVICE void rehearse_composition(const GpuLaunch& launch) {
+  if (launch.plan.num_partial_rows > 0)
+    compose_chunks<Kernel, scan_of<Variant>()>(launch.partial_o, launch.partial_lse, 0, 1, nullptr);
+}
+
+/// Composes row m of the tile whose states the state of `from` completes.
+template <class Kernel, class Variant>
+RADDLE_DEVICE void compose_state_row(const GpuLaunch& launch, const Variant& variant,
+                                     const StateRow& from, i32 m, float* vector) {
+  const Split split = from.ticket.split;
+  const i64 first = split.partial_row + m;
+  const float lse = compose_chunks<Kernel, scan_of<Variant>()>(
+      launch.partial_o + first * Kernel::dim_vo, launch.partial_lse + first, from.num_rows,
+      split.num_chunks, vector);
+  ptx::sync_warp();
+  LaneRow<Kernel::dim_vo> o;
+  o.every([&](i32 i, i32 d) { o.of[i] = *reinterpret_cast<const Four*>(vector + d); });
+  write_row<Kernel>(launch, variant, from.row, o, lse, vector);
+}
+
+/// Announces the states of up to 32 items of the queue, each lane of a warp one; returns which of
+/// them were the last of their tiles.
+template <class Kernel>
+RADDLE_DEVICE u32 announce_states(const GpuLaunch& launch, i32 count) {
+  auto& block = ShortMemory<Kernel>::get();
+  ConsumerTeam::sync();  // every thread has stored its part of the states
+  if (ConsumerTeam::warp() == 0) {
+    ArrivalTicket ticket;
+    if (ptx::lane_index() < count) ticket = block.state_row[0][ptx::lane_index()].ticket;
+    bool completes = false;
+    if (ticket.at >= 0) {
+      ptx::fence_device();  // makes the block's states visible before their arrival
+      i32* word = launch.arrived + ticket.at;
+      completes = Arrivals{ptx::atomic_add(word, 1)}.count() + 1 == ticket.expected;
+      if (completes) *word = 0;
+    }
+    block.completed[0] = ptx::ballot(completes);
+  }
+  ConsumerTeam::sync();
+  return block.completed[0];
+}
+
+/// What contract_queue does, by what look_up_states has found: a tile has one contraction, and few
+/// rows, which the warps compose side by side.
 template <class Kernel, class Variant>
 RADDLE_DEVICE void contract_short_queue(const GpuLaunch& launch, const Variant& variant, i32 begin,
                                         i32 end) {
-  using Team = typename Kernel::Team;
+  if (!composes_at_once<Kernel>(launch)) return contract_queue<Kernel>(launch, variant, begin, end);
   auto& block = ShortMemory<Kernel>::get();
-  if (launch.layout.num_levels > 1) return contract_queue<Kernel>(launch, variant, begin, end);
-  Team::sync();  // a warp of the team has written the tickets
+  const i32 warp = ConsumerTeam::warp();
   RADDLE_ROLLED
-  for (i32 i = begin; i < end; ++i) {
-    const i32 nth = i - begin;
-    ArrivalTicket ticket =
-        nth < tickets_ahead ? block.ticket[nth] : look_up_ticket(launch, launch.plan.items[i], 0);
-    if (ticket.at < 0) continue;
-    if (Team::thread() > 0) ticket.at = -1;  // a tile has one contraction
-    arrive<Kernel>(launch, variant, launch.plan.items[i], ticket, block.completed,
-                   block.vector[Team::warp()]);
-    mark<Kernel>(launch, TimelineStage::finished, i);
+  for (i32 first = begin; first < end; first += 32) {
+    if (first > begin) {
+      ConsumerTeam::sync();  // all warps are done with those before
+      look_up_states<Kernel>(launch, first, end);
+    }
+    u32 completed = announce_states<Kernel>(launch, end - first);
+    if (completed != 0) ptx::fence_device();  // makes the other blocks' states visible
+    for (; completed != 0; completed &= completed - 1) {
+      const i32 nth = ptx::lowest_bit(completed);
+      for (i32 m = warp; m < block.state_row[0][nth].num_rows; m += ConsumerTeam::num_warps)
+        compose_state_row<Kernel>(launch, variant, block.state_row[m][nth], m, block.vector[warp]);
+    }
   }
-  if constexpr (Kernel::tile_rows > rows_at_once<Team>)
-    contract_shares<Kernel>(launch, variant, begin, end, block.completed,
-                            block.vector[Team::warp()]);
+  RADDLE_ROLLED
+  for (i32 i = begin; launch.timeline.marks && i < end; ++i)
+    if (launch.plan.items[i].partial_row >= 0) mark<Kernel>(launch, TimelineStage::finished, i);
 }
 
 }  // namespace wgmma

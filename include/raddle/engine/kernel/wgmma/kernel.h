@@ -81,6 +81,7 @@ struct Kernel : AnyKernel<Element, qk, vo, Variant> {
   /// Whether the loop knows of items by the flags of their tiles alone: each has one then, and one
   /// that is none follows the last.
   static constexpr bool tiles_end_items = true;
+  static constexpr bool has_openings = false;  ///< PlanConfig::has_openings
   /// Whether each lane starts a tile's box, which is sooner, or one lane all of them, which takes
   /// fewer instructions from the warps that compute.
   static constexpr bool lanes_start_boxes = false;
@@ -103,6 +104,7 @@ struct ShortKernel : AnyKernel<Element, qk, vo, Variant> {
   /// 96, references and sums 32.
   static constexpr bool takes_registers = rows >= 64;
   static constexpr bool tiles_end_items = false;
+  static constexpr bool has_openings = true;
   static constexpr bool lanes_start_boxes = true;
   RADDLE_DEVICE static ptx::Keep keeps(const Launch& launch) {
     return launch.keys_leave_first ? ptx::Keep::once : ptx::Keep::usual;

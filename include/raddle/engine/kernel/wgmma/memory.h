@@ -55,7 +55,7 @@ struct ItemFacts {
   KeptColumns kept[Kernel::tiles_end_items ? Kernel::tile_rows : 1];  ///< of long queries
   KeySource source[2];   ///< of the walks that load K and V; source.rest: the first run of columns
   i32 request, kv_head;  ///< of the keys
-  i32 item, query_tile, num_rows, partial_row;
+  i32 item, query_tile, row_begin, num_rows, partial_row;
   i32 num_tiles;  ///< KV tiles, of short queries
 };
 

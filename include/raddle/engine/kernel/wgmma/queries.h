@@ -5,6 +5,7 @@
 #include "raddle/engine/kernel/gpu/queue.h"
 #include "raddle/engine/kernel/gpu/rows.h"
 #include "raddle/engine/kernel/wgmma/memory.h"
+#include "raddle/engine/plan/opening.h"
 
 RADDLE_ENGINE_BEGIN
 
@@ -18,19 +19,20 @@ class ItemFinder {
   RADDLE_DEVICE explicit ItemFinder(const GpuLaunch& launch) : launch_(launch) {}
 
   /// Names item `first` and those that follow it, as one lane learns from next(item); then an item
-  /// that is none. An item is drawn once the one three before it has been sent.
+  /// that is none. An item is drawn once the one three before it has been sent. Where workers have
+  /// openings, `opening` is that of the first item.
   template <class Next>
-  RADDLE_DEVICE void run(i32 first, Next next) const {
+  RADDLE_DEVICE void run(i32 first, const Opening& opening, Next next) const {
     Block& block = Block::get();
     RADDLE_ROLLED
     for (i32 nth = 0, item = first;; ++nth) {
       if (nth >= ahead) wait_free(block.items, block.items.place(nth - ahead));
       if (nth > 0) item = ptx::shuffle(ptx::lane_index() == 0 ? next(item) : 0, 0);
       const i32 slot = block.items.place(nth).slot;
-      auto& facts = block.item[slot];
-      if (item >= 0) open(launch_.plan.items[item], facts);
       if (ptx::lane_index() == 0) {
-        facts.item = item;
+        block.item[slot].item = item;
+        if (item >= 0)
+          describe(nth == 0 && Kernel::has_openings ? opening : look_up(item), block.item[slot]);
         ptx::barrier_arrive(ptx::shared_address(&block.items.full[slot]));
       }
       if (item < 0) return;
@@ -45,25 +47,28 @@ class ItemFinder {
   }
   static_assert(ahead < Kernel::item_slots);
 
-  RADDLE_DEVICE void open(const WorkItem& item, ItemFacts<Kernel>& facts) const {
+  RADDLE_DEVICE Opening look_up(i32 number) const {
+    const WorkItem& item = launch_.plan.items[number];
     const QueryTile& tile = launch_.plan.query_tiles[item.query_tile];
-    const Span first = open_item<Kernel>(launch_, item, facts.source[0]);
-    if (ptx::lane_index() != 0) return;
-    facts.source[0].rest = first;
-    facts.source[1] = facts.source[0];
-    facts.request = request_of_keys(launch_, tile);
-    facts.query_tile = item.query_tile;
-    facts.kv_head = item.kv_head;
-    facts.num_rows = tile.num_rows;
-    facts.partial_row = item.partial_row;
-    if constexpr (!Kernel::tiles_end_items)
-      facts.num_tiles = count_tiles(first, facts.source[0].runs);
+    return make_opening(item, tile, launch_.levels[tile.level], launch_.plan.runs,
+                        Kernel::tile_keys, number, 0);
   }
-  RADDLE_DEVICE static i32 count_tiles(Span run, RunWalk runs) {
-    i32 count = 0;
-    for (; run.begin < run.end; run = runs.next())
-      count += ceil_div(run.end - run.begin, Kernel::tile_keys);
-    return count;
+  RADDLE_DEVICE void describe(const Opening& o, ItemFacts<Kernel>& facts) const {
+    facts.query_tile = o.query_tile;
+    facts.kv_head = o.kv_head;
+    facts.row_begin = o.row_begin;
+    facts.num_rows = o.num_rows;
+    facts.partial_row = o.partial_row;
+    if constexpr (!Kernel::tiles_end_items) facts.num_tiles = o.num_kv_tiles;
+    KeySource& source = facts.source[0];
+    source.runs =
+        RunWalk(launch_.plan.runs, o.next_run, o.run_end, o.item_col_begin, o.item_col_end);
+    source.rest = Span{o.span_begin, o.span_end, o.span_partial != 0};
+    open_source(launch_, o, o.kv_head, o.first_entry, o.first_index,
+                static_cast<i32>(sizeof(typename Kernel::Stored)),
+                reinterpret_cast<const i32*>(zeros<Kernel>()), source);
+    facts.request = request_of_keys(launch_, o.level, o.group);
+    facts.source[1] = source;
   }
 
   const GpuLaunch& launch_;
@@ -88,14 +93,14 @@ class QueryLoader {
       ptx::barrier_wait(ptx::shared_address(&block.items.full[place.slot]), place.parity);
       auto& facts = block.item[place.slot];
       if (facts.item < 0) return;
-      const QueryTile& tile = launch_.plan.query_tiles[facts.query_tile];
+      const KeySource& source = facts.source[0];
       RADDLE_ROLLED
       for (i32 m = ptx::lane_index(); m < Kernel::tile_rows; m += 32) {
-        const Row row = make_row(launch_.layout, launch_.levels[tile.level], tile.group,
-                                 tile.row_begin + min(m, tile.num_rows - 1), facts.kv_head,
+        const Row row = make_row(launch_.layout, launch_.levels[source.level], source.group,
+                                 facts.row_begin + min(m, facts.num_rows - 1), facts.kv_head,
                                  launch_.plan.group_size);
         facts.row[m] = row;
-        if constexpr (Kernel::tiles_end_items) facts.kept[m] = columns_kept(row, facts.source[0]);
+        if constexpr (Kernel::tiles_end_items) facts.kept[m] = columns_kept(row, source);
       }
       const auto of_queries = block.queries.place(nth);
       u8* to = block.q[of_queries.slot];

@@ -9,8 +9,12 @@ RADDLE_ENGINE_BEGIN
 
 namespace wgmma {
 
-/// Items of a queue whose tickets are looked up before their states are stored.
-constexpr i32 tickets_ahead = 32;
+/// What announcing an item's state, and composing a row of its tile takes.
+struct StateRow {
+  ArrivalTicket ticket;
+  i32 num_rows;  ///< of the tile
+  Row row;
+};
 
 template <class Kernel>
 struct ShortMemory : Memory<Kernel> {
@@ -27,7 +31,9 @@ struct ShortMemory : Memory<Kernel> {
   /// Of the keys of each warp of a group: the largest logits of a tile, and an item's sums.
   float top[consumer_groups][group_warps][rows];
   float sum[consumer_groups][group_warps][rows];
-  ArrivalTicket ticket[tickets_ahead];  ///< of the queue's first items
+  /// Of 32 items of the queue, where tiles are composed at once: they have few rows.
+  static constexpr i32 state_rows = rows <= rows_at_once<ConsumerTeam> ? rows : 0;
+  StateRow state_row[max(state_rows, 1)][state_rows > 0 ? 32 : 1];
 
   RADDLE_DEVICE static ShortMemory& get() {
     return *static_cast<ShortMemory*>(ptx::shared_memory());

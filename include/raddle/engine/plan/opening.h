@@ -1,0 +1,54 @@
+// A worker's opening. From its queue, the item, the query tile, the runs and the group's lists,
+// each of which says where the next lies, a worker would learn in five look-ups, one after another,
+// where its first keys are; this is one.
+#pragma once
+
+#include "raddle/engine/layout/layout.h"
+#include "raddle/engine/tile/walk.h"
+
+RADDLE_ENGINE_BEGIN
+
+/// KV tiles of `keys` columns in a run and those that follow it.
+RADDLE_FN i32 count_kv_tiles(Span run, RunWalk runs, i32 keys) {
+  i32 count = 0;
+  for (; run.begin < run.end; run = runs.next()) count += ceil_div(run.end - run.begin, keys);
+  return count;
+}
+
+/// The opening of item number `number`, whose KV tiles have `tile_keys` columns; its queue ends at
+/// `queue_end`.
+RADDLE_FN Opening make_opening(const WorkItem& item, const QueryTile& tile, const LevelView& level,
+                               const Run* all_runs, i32 tile_keys, i32 number, i32 queue_end) {
+  RunWalk runs(all_runs, tile.run_begin, tile.run_end, item.col_begin, item.col_end);
+  const Span first = runs.next();
+  return Opening{.item = number,
+                 .queue_end = queue_end,
+                 .query_tile = item.query_tile,
+                 .kv_head = item.kv_head,
+                 .partial_row = item.partial_row,
+                 .level = tile.level,
+                 .group = tile.group,
+                 .row_begin = tile.row_begin,
+                 .num_rows = tile.num_rows,
+                 .col_begin = tile.col_begin,
+                 .col_end = tile.col_end,
+                 .first_entry = level.block_begin[tile.group],
+                 .first_index = level.kv_begin ? level.kv_begin[tile.group] : 0,
+                 .span_begin = first.begin,
+                 .span_end = first.end,
+                 .span_partial = first.partial ? 1 : 0,
+                 .next_run = runs.next_run(),
+                 .run_end = tile.run_end,
+                 .item_col_begin = item.col_begin,
+                 .item_col_end = item.col_end,
+                 .num_kv_tiles = count_kv_tiles(first, runs, tile_keys)};
+}
+
+/// The opening of an empty queue.
+RADDLE_FN Opening no_opening(i32 queue_end) {
+  Opening none{};
+  none.item = -1, none.queue_end = queue_end;
+  return none;
+}
+
+RADDLE_ENGINE_END
