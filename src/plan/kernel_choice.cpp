@@ -29,16 +29,21 @@ bool is_short(const LayoutView& layout, const PlanConfig& config) {
   return true;
 }
 
+/// The most fused rows of a level's groups.
+i32 most_rows(const AttentionSpec& spec, const LevelView& level) {
+  i32 most = 0;
+  for (i32 g = 0; g < level.num_groups; ++g) most = max(most, group_rows(level, g));
+  return most * spec.group_size();
+}
+
 /// KernelChoice::short_rows of a layout for the wgmma family. With batch_invariant=True, groups
 /// beside a request must not decide.
 i32 short_rows_of(const AttentionSpec& spec, const LayoutView& layout) {
   if (spec.batch_invariant || !wgmma::has_short_kernels(spec.head_dim_qk, spec.head_dim_vo))
     return 0;
   i32 most = 0;
-  for (i32 l = 0; l < layout.num_levels; ++l)
-    for (i32 g = 0; g < layout.levels[l].num_groups; ++g)
-      most = max(most, group_rows(layout.levels[l], g));
-  return wgmma::short_rows_for(most * spec.group_size(), spec.head_dim_vo);
+  for (i32 l = 0; l < layout.num_levels; ++l) most = max(most, most_rows(spec, layout.levels[l]));
+  return wgmma::short_rows_for(most, spec.head_dim_vo);
 }
 
 /// Bytes of K and V up to which they are the first lines to leave the L2 cache. On an H200, whose
@@ -57,11 +62,13 @@ KernelChoice wgmma_for(const AttentionSpec& spec, const LayoutView& layout, cons
       KernelFamily::wgmma, reason, {}, short_rows_of(spec, layout), bytes <= most_leaving_first};
 }
 
-/// Whether decoding of this kind was measured to be as fast as on mma or faster
-/// (docs/lab/hopper.md).
-bool is_faster(const AttentionSpec& spec, const LayoutView& layout, const KernelChoice& choice) {
-  return choice.short_rows == 8 && layout.num_levels == 1 && spec.head_dim_qk <= 128 &&
-         spec.head_dim_vo <= 128;
+/// Whether `choice` is a kernel of short queries, and decoding of this kind was measured to be as
+/// fast as on mma or faster (docs/lab/hopper.md): on a single level, and with shared prefixes whose
+/// rows are those of one tile.
+bool decodes_as_fast(const AttentionSpec& spec, const LayoutView& layout,
+                     const KernelChoice& choice) {
+  return choice.short_rows > 0 && spec.head_dim_qk <= 128 && spec.head_dim_vo <= 128 &&
+         most_rows(spec, layout.levels[layout.num_levels - 1]) <= 8;
 }
 
 /// When workers that share the work equally are done with it; a mask is taken for a causal one.
@@ -188,11 +195,10 @@ KernelChoice choose_gpu_kernel(const AttentionSpec& spec, const FamilyFacts& fac
   if (spec.batch_invariant)
     return {KernelFamily::mma, "one family for all layouts, with batch_invariant=True"};
   if (const char* why = unserved_by_wgmma(layout)) return {KernelFamily::mma, why};
-  if (is_short(layout.view(), mma)) {
-    const KernelChoice choice = wgmma_for(spec, layout.view(), "all queries are short");
-    if (is_faster(spec, layout.view(), choice)) return choice;
+  const KernelChoice of_short = wgmma_for(spec, layout.view(), "all queries are short");
+  if (decodes_as_fast(spec, layout.view(), of_short)) return of_short;
+  if (is_short(layout.view(), mma))
     return {KernelFamily::mma, "all queries are short, and wgmma is not known to be faster"};
-  }
   if (const char* why = long_queries_unserved_by_wgmma(spec)) return {KernelFamily::mma, why};
   KernelChoice choice{KernelFamily::mma, "it is expected to be faster", {}};
   choice.time[0] = equal_share(layout.view(), mma, mma, facts.masks);

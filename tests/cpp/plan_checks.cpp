@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <tuple>
 
 #include "plan_testing.h"
 #include "raddle/engine/plan/bounds.h"
+#include "raddle/engine/tile/walk.h"
 
 namespace raddle::plan_testing {
 namespace {
@@ -213,6 +215,39 @@ void check_paired_halves(const PlanView& plan) {
   }
 }
 
+/// An opening says of a queue's first item what the plan and the layout say.
+void check_openings(const LayoutView& layout, const PlanView& plan) {
+  for (i32 w = 0; plan.openings && w < plan.num_workers; ++w) {
+    const Opening& o = plan.openings[w];
+    ASSERT_EQ(o.queue_end, plan.queue_indptr[w + 1]);
+    if (plan.queue_indptr[w] == plan.queue_indptr[w + 1]) {
+      ASSERT_EQ(o.item, -1);
+      continue;
+    }
+    ASSERT_EQ(o.item, plan.queue_indptr[w]);
+    const WorkItem& item = plan.items[o.item];
+    const QueryTile& tile = plan.query_tiles[item.query_tile];
+    const LevelView& level = layout.levels[tile.level];
+    EXPECT_EQ(
+        std::tie(o.query_tile, o.kv_head, o.partial_row, o.item_col_begin, o.item_col_end),
+        std::tie(item.query_tile, item.kv_head, item.partial_row, item.col_begin, item.col_end));
+    EXPECT_EQ(std::tie(o.level, o.group, o.row_begin, o.num_rows, o.col_begin, o.col_end),
+              std::tie(tile.level, tile.group, tile.row_begin, tile.num_rows, tile.col_begin,
+                       tile.col_end));
+    EXPECT_EQ(o.first_entry, level.block_begin[tile.group]);
+    EXPECT_EQ(o.first_index, level.kv_begin ? level.kv_begin[tile.group] : 0);
+    i32 tiles = 0;
+    TileWalk walk(plan, item);
+    for (Span span; walk.next(span); ++tiles) {
+      if (tiles > 0) continue;
+      EXPECT_EQ(o.span_begin, span.begin);
+      EXPECT_GE(o.span_end, span.end);
+      EXPECT_EQ(o.span_partial, span.partial ? 1 : 0);
+    }
+    EXPECT_EQ(o.num_kv_tiles, tiles);
+  }
+}
+
 void check_work(const LayoutView& layout, const PlanConfig& config, const PlanView& plan) {
   ASSERT_EQ(plan.queue_indptr[0], 0);
   ASSERT_EQ(plan.queue_indptr[plan.num_workers + 1], plan.num_items);
@@ -230,6 +265,7 @@ void check_work(const LayoutView& layout, const PlanConfig& config, const PlanVi
   check_partition(layout, config, plan);
   check_contractions(layout, config, plan);
   check_paired_halves(plan);
+  check_openings(layout, plan);
 }
 
 void check_bounds(const LayoutView& layout, const PlanConfig& config, const PlanArrays& plan) {
@@ -252,6 +288,7 @@ void check_bounds(const LayoutView& layout, const PlanConfig& config, const Plan
   EXPECT_LE(n.expected, bound.expected);
   EXPECT_LE(n.sources, bound.sources);
   EXPECT_LE(n.dependents, bound.dependents);
+  EXPECT_LE(n.openings, bound.openings);
   EXPECT_LE(n.partial_rows, bound.partial_rows);
 }
 

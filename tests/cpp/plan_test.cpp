@@ -64,6 +64,7 @@ PlanConfig random_config(std::mt19937& random) {
       config_for(between(random, 1, 20), between(random, 1, 3), between(random, 1, 7));
   config.schedule = static_cast<Schedule>(between(random, 0, 3));
   config.reads_whole_rows = between(random, 0, 1) == 1;
+  config.has_openings = between(random, 0, 1) == 1;
   return config;
 }
 

@@ -110,67 +110,6 @@ class ComposedRow {
   float sum = 0.0f;
 };
 
-/// Composes the `count` states of a row, of which the next is always `stride` rows behind the one
-/// before; `o` and `lse` are the first one's. The warp stores O at `to`, in shared memory, unless
-/// that is null, and returns the LSE. While some states are added up, the next are on their way.
-template <class Kernel, Scan scan>
-RADDLE_COLD float compose_chunks(const float* o, const float* lse, i32 stride, i32 count,
-                                 float* to) {
-  using Lanes = LaneRow<Kernel::dim_vo>;
-  constexpr i32 at_once = max(1, 8 / Lanes::steps);
-  struct State {
-    Lanes o;
-    float lse;
-  };
-  State next[at_once];
-  State all{{}, -math::infinity};
-  float sum = 0.0f;
-  RADDLE_ROLLED
-  for (i32 c = 0; c < count + at_once; c += at_once) {
-    State now[at_once];
-    RADDLE_UNROLL
-    for (i32 u = 0; u < at_once; ++u) {
-      now[u] = next[u];
-      if (c >= count) continue;
-      const i64 row = i64{stride} * min(c + u, count - 1);
-      Lanes::every([&](i32 i, i32 d) {
-        next[u].o.of[i] = *reinterpret_cast<const Four*>(o + row * Kernel::dim_vo + d);
-      });
-      next[u].lse = c + u < count ? lse[row] : -math::infinity;
-    }
-    if (c == 0) continue;
-    float top = all.lse;
-    RADDLE_UNROLL
-    for (i32 u = 0; u < at_once; ++u) top = ptx::max(top, now[u].lse);
-    const float shift = top == -math::infinity ? 0.0f : top;
-    const auto weight = [=](float x) {
-      return scan == Scan::sum ? 1.0f : ptx::exp2((x - shift) * math::log2e);
-    };
-    const float rescale = weight(all.lse);
-    all.lse = top, sum *= rescale;
-    all.o.map([=](float x) { return x * rescale; });
-    RADDLE_UNROLL
-    for (i32 u = 0; u < at_once; ++u) {
-      if (c - at_once + u >= count) break;
-      const float w = weight(now[u].lse);
-      sum += w;
-      RADDLE_UNROLL
-      for (i32 i = 0; i < Lanes::steps; ++i) {
-        RADDLE_UNROLL
-        for (i32 e = 0; e < 4; ++e)
-          all.o.of[i].x[e] = ptx::fma(now[u].o.of[i].x[e], w, all.o.of[i].x[e]);
-      }
-    }
-  }
-  if constexpr (scan == Scan::softmax) {
-    const float inverse = sum == 0.0f ? 0.0f : ptx::reciprocal(sum);
-    all.o.map([=](float x) { return x * inverse; });
-    if (sum != 0.0f) all.lse = ptx::fma(ptx::log2(sum), math::ln2, all.lse);
-  }
-  if (to) Lanes::each([&](i32 i, i32 d) { *reinterpret_cast<Four*>(to + d) = all.o.of[i]; });
-  return scan == Scan::sum ? 0.0f : all.lse;
-}
-
 /// The warps that compose rows together: all warps of a team, every fourth row each; or a single
 /// one, all rows.
 template <class Team>

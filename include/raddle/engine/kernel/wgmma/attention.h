@@ -86,6 +86,8 @@ RADDLE_DEVICE void attend_short(const Launch& launch, const Variant& variant) {
     if constexpr (Kernel::takes_registers) ptx::take_registers<short_consumer_registers>();
     // These warps have nothing else to do before the first keys have come.
     if (composes_at_once<Kernel>(launch)) look_up_states<Kernel>(launch, begin, end);
+    if (launch.layout.num_levels > 1 && ConsumerTeam::warp() == ConsumerTeam::num_warps - 1)
+      look_up_known_shares<Kernel>(launch, begin, end);
     if (ShortQueries<Kernel, Variant>(launch, variant).run())
       contract_short_queue<Kernel>(launch, variant, begin, end);
     if (begin < end) mark<Kernel>(launch, TimelineStage::contracted, end - 1);
@@ -95,7 +97,7 @@ RADDLE_DEVICE void attend_short(const Launch& launch, const Variant& variant) {
                  [&](i32 last) { return last + 1 < end ? last + 1 : -1; });
     // It has named the last items, and has nothing to do while the others finish them.
     if (ptx::warp_index() == finder_warp && composes_at_once<Kernel>(launch))
-      rehearse_composition<Kernel, Variant>(launch);
+      rehearse_composition<Kernel, Variant>(launch, ShortMemory<Kernel>::get().rehearsal);
   }
 }
 

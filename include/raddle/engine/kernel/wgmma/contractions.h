@@ -2,33 +2,22 @@
 #pragma once
 
 #include "raddle/engine/kernel/gpu/queue_end.h"
+#include "raddle/engine/kernel/wgmma/level_contractions.h"
 #include "raddle/engine/kernel/wgmma/short_memory.h"
 
 RADDLE_ENGINE_BEGIN
 
 namespace wgmma {
 
-/// Says of every item of the worker's own queue that its state, if it has one, is stored; drawn
-/// items have none. Said at the queue's end: a call in the loop of long queries would have it
-/// spill.
-template <class Kernel, class Variant>
-RADDLE_DEVICE void arrive_all(const GpuLaunch& launch, const Variant& variant, i32 begin, i32 end) {
-  auto& block = Memory<Kernel>::get();
-  RADDLE_ROLLED
-  for (i32 i = begin; i < end; ++i) {
-    const WorkItem& item = launch.plan.items[i];
-    if (item.partial_row < 0) continue;
-    arrive<Kernel>(launch, variant, item, look_up_ticket(launch, item, ConsumerTeam::thread()),
-                   block.completed, block.vector[ConsumerTeam::warp()]);
-  }
-}
-
 /// The contractions at the end of a worker's queue.
 template <class Kernel, class Variant>
 RADDLE_DEVICE void contract_queue(const GpuLaunch& launch, const Variant& variant, i32 begin,
                                   i32 end) {
   auto& block = Memory<Kernel>::get();
-  arrive_all<Kernel>(launch, variant, begin, end);
+  if (launch.layout.num_levels > 1)
+    announce_all_to_levels<Kernel>(launch, variant, begin, end);
+  else
+    announce_all<Kernel>(launch, variant, begin, end);
   contract_shares<Kernel>(launch, variant, begin, end, block.completed,
                           block.vector[ConsumerTeam::warp()]);
 }
@@ -40,14 +29,13 @@ RADDLE_DEVICE bool composes_at_once(const GpuLaunch& launch) {
   return ShortMemory<Kernel>::state_rows > 0 && launch.layout.num_levels == 1;
 }
 
-/// Looks up what announcing and composing the states of up to 32 items from `first` on takes: each
-/// warp for rows of its own, each lane for one item, because a row is the last of a chain of
-/// look-ups.
+/// Looks up what announcing and composing the states of some items from `first` on takes: each warp
+/// for rows of its own, each lane for one item, because a row is the last of a chain of look-ups.
 template <class Kernel>
 RADDLE_DEVICE void look_up_states(const GpuLaunch& launch, i32 first, i32 end) {
   auto& block = ShortMemory<Kernel>::get();
   const i32 lane = ptx::lane_index();
-  if (first + lane >= end) return;
+  if (lane >= states_at_once || first + lane >= end) return;
   const WorkItem& item = launch.plan.items[first + lane];
   const QueryTile& tile = launch.plan.query_tiles[item.query_tile];
   RADDLE_ROLLED
@@ -63,32 +51,7 @@ RADDLE_DEVICE void look_up_states(const GpuLaunch& launch, i32 first, i32 end) {
   }
 }
 
-/// Composes states that are dropped, and where they lie in the buffer of partial states matters
-/// not. Instructions that run for the first time come from memory, line after line, which took most
-/// of the time of a composition at the queue's end, for which the whole launch waits. A warp that
-/// loads fetches them while the others compute.
-template <class Kernel, class Variant>
-RADDLE_DEVICE void rehearse_composition(const GpuLaunch& launch) {
-  if (launch.plan.num_partial_rows > 0)
-    compose_chunks<Kernel, scan_of<Variant>()>(launch.partial_o, launch.partial_lse, 0, 1, nullptr);
-}
-
-/// Composes row m of the tile whose states the state of `from` completes.
-template <class Kernel, class Variant>
-RADDLE_DEVICE void compose_state_row(const GpuLaunch& launch, const Variant& variant,
-                                     const StateRow& from, i32 m, float* vector) {
-  const Split split = from.ticket.split;
-  const i64 first = split.partial_row + m;
-  const float lse = compose_chunks<Kernel, scan_of<Variant>()>(
-      launch.partial_o + first * Kernel::dim_vo, launch.partial_lse + first, from.num_rows,
-      split.num_chunks, vector);
-  ptx::sync_warp();
-  LaneRow<Kernel::dim_vo> o;
-  o.every([&](i32 i, i32 d) { o.of[i] = *reinterpret_cast<const Four*>(vector + d); });
-  write_row<Kernel>(launch, variant, from.row, o, lse, vector);
-}
-
-/// Announces the states of up to 32 items of the queue, each lane of a warp one; returns which of
+/// Announces the states of at most states_at_once items, each lane of a warp one; returns which of
 /// them were the last of their tiles.
 template <class Kernel>
 RADDLE_DEVICE u32 announce_states(const GpuLaunch& launch, i32 count) {
@@ -115,21 +78,29 @@ RADDLE_DEVICE u32 announce_states(const GpuLaunch& launch, i32 count) {
 template <class Kernel, class Variant>
 RADDLE_DEVICE void contract_short_queue(const GpuLaunch& launch, const Variant& variant, i32 begin,
                                         i32 end) {
-  if (!composes_at_once<Kernel>(launch)) return contract_queue<Kernel>(launch, variant, begin, end);
   auto& block = ShortMemory<Kernel>::get();
+  if (launch.layout.num_levels > 1 && block.known.count != KnownShares::none)
+    return contract_known_shares<Kernel>(launch, variant, begin, end);
+  if (!composes_at_once<Kernel>(launch)) return contract_queue<Kernel>(launch, variant, begin, end);
   const i32 warp = ConsumerTeam::warp();
   RADDLE_ROLLED
-  for (i32 first = begin; first < end; first += 32) {
+  for (i32 first = begin; first < end; first += states_at_once) {
     if (first > begin) {
       ConsumerTeam::sync();  // all warps are done with those before
       look_up_states<Kernel>(launch, first, end);
     }
-    u32 completed = announce_states<Kernel>(launch, end - first);
+    u32 completed = announce_states<Kernel>(launch, min(end - first, states_at_once));
     if (completed != 0) ptx::fence_device();  // makes the other blocks' states visible
     for (; completed != 0; completed &= completed - 1) {
+      const auto& rows_of = block.state_row;
       const i32 nth = ptx::lowest_bit(completed);
-      for (i32 m = warp; m < block.state_row[0][nth].num_rows; m += ConsumerTeam::num_warps)
-        compose_state_row<Kernel>(launch, variant, block.state_row[m][nth], m, block.vector[warp]);
+      for (i32 m = warp; m < rows_of[0][nth].num_rows; m += ConsumerTeam::num_warps) {
+        const StateRow& state = rows_of[m][nth];
+        const Split& split = state.ticket.split;
+        compose_row<Kernel>(launch, variant, state.row,
+                            StateRows{split.partial_row + m, state.num_rows, split.num_chunks},
+                            block.vector[warp]);
+      }
     }
   }
   RADDLE_ROLLED

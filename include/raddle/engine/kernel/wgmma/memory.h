@@ -112,8 +112,8 @@ struct Memory {
   TileKeys<Kernel::tile_keys, false, 1> keys[fact_slots];
   alignas(16) TileFacts tile[fact_slots];
   ItemFacts<Kernel> item[Kernel::item_slots];
-  alignas(
-      16) float vector[ConsumerTeam::num_warps][Kernel::dim_vo];  ///< a row in fp32 for each warp
+  alignas(16) float vector[ConsumerTeam::num_warps]
+                          [max(Kernel::dim_vo, 32)];  ///< a row in fp32 for each warp
   u32 completed[ConsumerTeam::num_warps];
   u64 tail;  ///< values whose last rows must be cleared have come
 

@@ -2,18 +2,38 @@
 // the threads of the computing warpgroups tell one another.
 #pragma once
 
-#include "raddle/engine/kernel/gpu/arrive.h"
+#include "raddle/engine/kernel/gpu/queue_end.h"
 #include "raddle/engine/kernel/wgmma/memory.h"
 
 RADDLE_ENGINE_BEGIN
 
 namespace wgmma {
 
+/// Items of a queue whose states are announced at a time.
+constexpr i32 states_at_once = 16;
+
 /// What announcing an item's state, and composing a row of its tile takes.
 struct StateRow {
   ArrivalTicket ticket;
   i32 num_rows;  ///< of the tile
   Row row;
+};
+
+/// A worker's share of a contraction of few rows, with all that composing them takes.
+struct KnownShare {
+  static constexpr i32 most_rows = 8, most_sources = 3;
+  WorkerShare share;
+  i32 expected;  ///< states
+  i32 query_tile, num_rows, num_sources;
+  SourceRows source[most_sources];
+  Row row[most_rows];
+};
+
+/// A worker's shares of contractions of several levels, where they are few and small.
+struct KnownShares {
+  static constexpr i32 most = 12, none = -1;
+  i32 count;  ///< none: they were not
+  KnownShare share[most];
 };
 
 template <class Kernel>
@@ -31,9 +51,11 @@ struct ShortMemory : Memory<Kernel> {
   /// Of the keys of each warp of a group: the largest logits of a tile, and an item's sums.
   float top[consumer_groups][group_warps][rows];
   float sum[consumer_groups][group_warps][rows];
-  /// Of 32 items of the queue, where tiles are composed at once: they have few rows.
+  /// Of items of the queue, where tiles are composed at once: they have few rows.
   static constexpr i32 state_rows = rows <= rows_at_once<ConsumerTeam> ? rows : 0;
-  StateRow state_row[max(state_rows, 1)][state_rows > 0 ? 32 : 1];
+  StateRow state_row[max(state_rows, 1)][state_rows > 0 ? states_at_once : 1];
+  KnownShares known;
+  alignas(16) float rehearsal[max(Kernel::dim_vo, 32)];  ///< a row that is dropped
 
   RADDLE_DEVICE static ShortMemory& get() {
     return *static_cast<ShortMemory*>(ptx::shared_memory());

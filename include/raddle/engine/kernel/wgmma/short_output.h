@@ -24,10 +24,11 @@ class ShortOutput {
 
   /// The second warpgroup leaves its state; `waits`: not for the first item's does it wait until
   /// the one before is taken.
-  RADDLE_DEVICE void leave(const O& o, Weighing& weighing, bool waits) const {
+  template <class Facts>
+  RADDLE_DEVICE void leave(const O& o, Weighing& weighing, const Facts& facts, bool waits) const {
     if (waits) wait_until_taken();
     put_sums(weighing);
-    each_number([&](i32 row, i32 column, i32 half, i32 n, i32 e) {
+    each_number(facts.num_rows, [&](i32 row, i32 column, i32 half, i32 n, i32 e) {
       block().state[row][column] = o[half][n][e];
     });
     ptx::arrive_threads(state_is_there, both_groups);
@@ -41,7 +42,7 @@ class ShortOutput {
     ptx::sync_threads(state_is_there, both_groups);
     OfQueries<Kernel> factor[consumer_groups];
     each_query<Kernel>([&](i32 n, i32 e) { compose(weighing, n, e, factor); });
-    each_number([&](i32 row, i32 column, i32 half, i32 n, i32 e) {
+    each_number(facts.num_rows, [&](i32 row, i32 column, i32 half, i32 n, i32 e) {
       float& x = block().state[row][column];
       x = scaled(x, factor[1][n][e % 2]) + scaled(o[half][n][e], factor[0][n][e % 2]);
     });
@@ -53,16 +54,18 @@ class ShortOutput {
  private:
   RADDLE_DEVICE static Block& block() { return Block::get(); }
 
-  /// f(row, column, half, n, e) for every number of O that this lane holds.
+  /// f(row, column, half, n, e) for every number of O that this lane holds, of fragments of rows
+  /// that the item has.
   template <class F>
-  RADDLE_DEVICE void each_number(F f) const {
+  RADDLE_DEVICE void each_number(i32 num_rows, F f) const {
     RADDLE_UNROLL
-    for (i32 half = 0; half < Kernel::vo_halves; ++half) {
+    for (i32 n = 0; n < Kernel::row_fragments; ++n) {
+      if (8 * n >= num_rows) return;
       RADDLE_UNROLL
-      for (i32 i = 0; i < 4 * Kernel::row_fragments; ++i) {
-        const i32 column = 64 * half + lane_.key(i % 4 / 2);
+      for (i32 i = 0; i < 4 * Kernel::vo_halves; ++i) {
+        const i32 column = 64 * (i / 4) + lane_.key(i % 4 / 2);
         if (Kernel::dim_vo % 64 == 0 || column < Kernel::dim_vo)
-          f(lane_.query(i / 4, i), column, half, i / 4, i % 4);
+          f(lane_.query(n, i % 4), column, i / 4, n, i % 4);
       }
     }
   }

@@ -46,7 +46,7 @@ class ShortQueries {
       if (lane_.group == 0)
         output.send(o_, weighing_, facts);
       else
-        output.leave(o_, weighing_, nth > 0);
+        output.leave(o_, weighing_, facts, nth > 0);
       mark<Kernel>(launch_, TimelineStage::stored, facts.item);
       if (facts.partial_row < 0) mark<Kernel>(launch_, TimelineStage::finished, facts.item);
       release_of_warp(block().items.free[place.slot]);
