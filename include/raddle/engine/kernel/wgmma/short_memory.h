@@ -31,7 +31,7 @@ struct KnownShare {
 
 /// A worker's shares of contractions of several levels, where they are few and small.
 struct KnownShares {
-  static constexpr i32 most = 12, none = -1;
+  static constexpr i32 most = 8, none = -1;
   i32 count;  ///< none: they were not
   KnownShare share[most];
 };
@@ -55,7 +55,7 @@ struct ShortMemory : Memory<Kernel> {
   static constexpr i32 state_rows = rows <= rows_at_once<ConsumerTeam> ? rows : 0;
   StateRow state_row[max(state_rows, 1)][state_rows > 0 ? states_at_once : 1];
   KnownShares known;
-  alignas(16) float rehearsal[max(Kernel::dim_vo, 32)];  ///< a row that is dropped
+  alignas(16) float rehearsal[state_rows > 0 ? max(Kernel::dim_vo, 32) : 1];  ///< is dropped
 
   RADDLE_DEVICE static ShortMemory& get() {
     return *static_cast<ShortMemory*>(ptx::shared_memory());
