@@ -216,8 +216,8 @@ void check_paired_halves(const PlanView& plan) {
 }
 
 /// An opening says of a queue's first item what the plan and the layout say.
-void check_openings(const LayoutView& layout, const PlanView& plan) {
-  for (i32 w = 0; plan.openings && w < plan.num_workers; ++w) {
+void check_openings(const LayoutView& layout, const PlanConfig& config, const PlanView& plan) {
+  for (i32 w = 0; config.has_openings && w < plan.num_workers; ++w) {
     const Opening& o = plan.openings[w];
     ASSERT_EQ(o.queue_end, plan.queue_indptr[w + 1]);
     if (plan.queue_indptr[w] == plan.queue_indptr[w + 1]) {
@@ -265,7 +265,7 @@ void check_work(const LayoutView& layout, const PlanConfig& config, const PlanVi
   check_partition(layout, config, plan);
   check_contractions(layout, config, plan);
   check_paired_halves(plan);
-  check_openings(layout, plan);
+  check_openings(layout, config, plan);
 }
 
 void check_bounds(const LayoutView& layout, const PlanConfig& config, const PlanArrays& plan) {

@@ -126,7 +126,7 @@ struct PlanView {
                         ///< none needed
   const Source* sources;
   const i32* dependents;    ///< contraction numbers
-  const Opening* openings;  ///< [num_workers]; null where PlanConfig::has_openings is false
+  const Opening* openings;  ///< [num_workers]; none where PlanConfig::has_openings is false
 };
 
 /// Integer costs, in quarters of a nanosecond (src/plan/heuristics.h). Only their ratios decide
