@@ -41,7 +41,8 @@ RADDLE_FN Opening make_opening(const WorkItem& item, const QueryTile& tile, cons
                  .run_end = tile.run_end,
                  .item_col_begin = item.col_begin,
                  .item_col_end = item.col_end,
-                 .num_kv_tiles = count_kv_tiles(first, runs, tile_keys)};
+                 .num_kv_tiles = count_kv_tiles(first, runs, tile_keys),
+                 .unused = {}};
 }
 
 /// The opening of an empty queue.

@@ -74,6 +74,7 @@ struct alignas(16) Opening {
   i32 span_begin, span_end, span_partial;               ///< the item's first columns (Span)
   i32 next_run, run_end, item_col_begin, item_col_end;  ///< those that follow (RunWalk)
   i32 num_kv_tiles;                                     ///< KV tiles of the item
+  i32 unused[3];                                        ///< 0: equal plans are equal bytes
 };
 
 /// The partial states of one (query tile, KV head); num_chunks is 0 where that head is written
