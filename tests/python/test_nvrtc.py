@@ -113,8 +113,6 @@ KERNELS = [
     Kernel("SoftCap, wgmma", spec(SHIPPED["SoftCap"]), "sm_90a", spilled=256, family="wgmma"),
     Kernel("Causal, wgmma", spec(SHIPPED["Causal"], 128), "sm_90a", family="wgmma", short_rows=8),
     Kernel("SoftCap, wgmma", spec(SHIPPED["SoftCap"], 128), "sm_90a", family="wgmma", short_rows=64),
-    # The one whose shared memory is nearly full.
-    Kernel("256 wide, wgmma", spec([], 256), "sm_90a", family="wgmma", short_rows=32),
 ]
 
 
@@ -129,7 +127,7 @@ def test_kernels_compile(capsys):
             queries = kernel.short_rows or ("short" if kernel.short_only else "all")
             numbers = f"{got['registers']:10}{got['spill_bytes']:9}{got['shared_bytes']:8}{got['seconds']:9.1f}"
             print(f"{kernel.name:24}{kernel.arch:8}{queries:>8}{numbers}")
-    assert len(KERNELS) <= 45, "compiled where there is no GPU: few enough to wait for"
+    assert len(KERNELS) <= 44, "compiled where there is no GPU: few enough to wait for"
     for kernel, got in zip(KERNELS, reports):
         which = kernel.name, kernel.arch, kernel.short_only, kernel.short_rows
         # "wgmma serialized": products that the compiler waits for, each by itself.

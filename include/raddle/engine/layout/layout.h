@@ -92,8 +92,13 @@ struct Column {
   bool valid;  ///< false for a hole
 };
 
+/// The kv_index of a group's first column.
+RADDLE_FN i32 first_kv_index(const LevelView& level, i32 group) {
+  return level.kv_begin ? level.kv_begin[group] : 0;
+}
+
 RADDLE_FN Column column_at(const LevelView& level, i32 group, i32 c) {
-  const i32 base = level.kv_begin ? level.kv_begin[group] : 0;
+  const i32 base = first_kv_index(level, group);
   if (!level.blocks) return Column{level.block_begin[group] + c, 0, base + c, base + c, true};
   const i32 nth = c / level.block_size;
   const i32 offset = c - nth * level.block_size;

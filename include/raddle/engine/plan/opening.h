@@ -33,7 +33,7 @@ RADDLE_FN Opening make_opening(const WorkItem& item, const QueryTile& tile, cons
                  .col_begin = tile.col_begin,
                  .col_end = tile.col_end,
                  .first_entry = level.block_begin[tile.group],
-                 .first_index = level.kv_begin ? level.kv_begin[tile.group] : 0,
+                 .first_index = first_kv_index(level, tile.group),
                  .span_begin = first.begin,
                  .span_end = first.end,
                  .span_partial = first.partial ? 1 : 0,

@@ -97,7 +97,7 @@ RADDLE_DEVICE Span open_item(const GpuLaunch& launch, const WorkItem& item, Sour
   if (ptx::lane_index() == 0) {
     const LevelView& level = launch.levels[tile.level];
     open_source(launch, tile, item.kv_head, level.block_begin[tile.group],
-                level.kv_begin ? level.kv_begin[tile.group] : 0,
+                first_kv_index(level, tile.group),
                 static_cast<i32>(sizeof(typename Kernel::Stored)),
                 reinterpret_cast<const i32*>(zeros<Kernel>()), source);
     if constexpr (Kernel::quantized) open_scales(launch, tile, item.kv_head, source);

@@ -61,6 +61,15 @@ struct TakenShare {
   i32 lane, nth;
 };
 
+/// What has arrived at a share's contraction, if the lane waits for it. A lane whose wait took too
+/// long says that it gives up, unless all states have arrived meanwhile.
+RADDLE_DEVICE Arrivals look_at_share(i32* word, bool waits, bool late, i32 expected) {
+  Arrivals seen{waits ? ptx::load_relaxed(word) : 0};
+  if (waits && late && seen.count() < expected)
+    seen.word = ptx::atomic_add(word, Arrivals::one_left);
+  return seen;
+}
+
 /// Each lane knows its worker's part in one contraction. Waits until all states of one of these are
 /// stored, and takes a share of it; returns lane -1 when no lane has a part left to wait for. A
 /// lane drops its part when it is settled: when another worker took the only share, or the wait
@@ -70,9 +79,7 @@ RADDLE_DEVICE TakenShare wait_for_share(const GpuLaunch& launch, WorkerShare& mi
   i32* word = launch.arrived + (mine.which >= 0 ? counter_of(launch, mine) : 0);
   while (ptx::ballot(mine.which >= 0) != 0) {
     const bool waits = mine.which >= 0, late = ptx::global_time() >= deadline;
-    Arrivals seen{waits ? ptx::load_relaxed(word) : 0};
-    if (waits && late && seen.count() < expected)
-      seen.word = ptx::atomic_add(word, Arrivals::one_left);
+    const Arrivals seen = look_at_share(word, waits, late, expected);
     const bool complete = waits && seen.count() >= expected;
     const bool others = complete && mine.count == 1 && seen.taken() > 0;
     const u32 ready = ptx::ballot(complete && !others);

@@ -8,9 +8,9 @@ RADDLE_ENGINE_BEGIN
 
 namespace wgmma {
 
-/// Announces the states of the queue's items to the contractions that wait for them: each warp
-/// those of one item, each lane to one contraction at a time. Shares that other workers gave up
-/// waiting for are composed here.
+/// Announces the states of items, at most as many as the team has warps, to the contractions of
+/// several levels that wait for them. Each warp announces those of one item, each lane to one
+/// contraction at a time. The team composes shares that other workers gave up waiting for.
 template <class Kernel, class Variant>
 RADDLE_COLD void announce_to_levels(const GpuLaunch& launch, const Variant& variant, i32 begin,
                                     i32 end) {
@@ -58,9 +58,9 @@ RADDLE_DEVICE void announce_all_to_levels(const GpuLaunch& launch, const Variant
     announce_to_levels<Kernel>(launch, variant, first, end);
 }
 
-/// Announces the states of a queue in a layout of one level, where the last one may have this
-/// worker compose a tile. Said at the queue's end: a call in the loop of long queries would have it
-/// spill.
+/// Announces the states of a queue in a layout of one level; a worker whose state is the last of a
+/// tile with few rows composes it. Workers do this at the queue's end, because a call in the loop
+/// of long queries would have that loop spill.
 template <class Kernel, class Variant>
 RADDLE_DEVICE void announce_all(const GpuLaunch& launch, const Variant& variant, i32 begin,
                                 i32 end) {

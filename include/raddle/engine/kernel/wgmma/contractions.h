@@ -22,15 +22,15 @@ RADDLE_DEVICE void contract_queue(const GpuLaunch& launch, const Variant& varian
                           block.vector[ConsumerTeam::warp()]);
 }
 
-/// Whether each state of the plan waits in one contraction, which the worker that stores its last
-/// state composes.
+/// Whether the worker that stores the last state of a tile composes the tile.
 template <class Kernel>
 RADDLE_DEVICE bool composes_at_once(const GpuLaunch& launch) {
   return ShortMemory<Kernel>::state_rows > 0 && launch.layout.num_levels == 1;
 }
 
-/// Looks up what announcing and composing the states of some items from `first` on takes: each warp
-/// for rows of its own, each lane for one item, because a row is the last of a chain of look-ups.
+/// Looks up what it takes to announce and compose the states of some items from `first` on. Each
+/// lane does this for one item, because tickets and rows are the last of chains of look-ups; each
+/// warp looks up rows of its own.
 template <class Kernel>
 RADDLE_DEVICE void look_up_states(const GpuLaunch& launch, i32 first, i32 end) {
   auto& block = ShortMemory<Kernel>::get();
@@ -38,17 +38,14 @@ RADDLE_DEVICE void look_up_states(const GpuLaunch& launch, i32 first, i32 end) {
   if (lane >= states_at_once || first + lane >= end) return;
   const WorkItem& item = launch.plan.items[first + lane];
   const QueryTile& tile = launch.plan.query_tiles[item.query_tile];
+  if (ConsumerTeam::warp() == 0)
+    block.item_state[lane] = {look_up_ticket(launch, item, 0), tile.num_rows};
+  if (item.partial_row < 0) return;
   RADDLE_ROLLED
-  for (i32 m = ConsumerTeam::warp(); m < Kernel::tile_rows; m += ConsumerTeam::num_warps) {
-    StateRow& state = block.state_row[m][lane];
-    state.ticket = ArrivalTicket{};
-    if (item.partial_row < 0) continue;
-    state.ticket = look_up_ticket(launch, item, 0);
-    state.num_rows = tile.num_rows;
-    state.row =
+  for (i32 m = ConsumerTeam::warp(); m < Kernel::tile_rows; m += ConsumerTeam::num_warps)
+    block.state_row[m][lane] =
         make_row(launch.layout, launch.levels[tile.level], tile.group,
                  tile.row_begin + min(m, tile.num_rows - 1), item.kv_head, launch.plan.group_size);
-  }
 }
 
 /// Announces the states of at most states_at_once items, each lane of a warp one; returns which of
@@ -59,7 +56,7 @@ RADDLE_DEVICE u32 announce_states(const GpuLaunch& launch, i32 count) {
   ConsumerTeam::sync();  // every thread has stored its part of the states
   if (ConsumerTeam::warp() == 0) {
     ArrivalTicket ticket;
-    if (ptx::lane_index() < count) ticket = block.state_row[0][ptx::lane_index()].ticket;
+    if (ptx::lane_index() < count) ticket = block.item_state[ptx::lane_index()].ticket;
     bool completes = false;
     if (ticket.at >= 0) {
       ptx::fence_device();  // makes the block's states visible before their arrival
@@ -92,15 +89,13 @@ RADDLE_DEVICE void contract_short_queue(const GpuLaunch& launch, const Variant& 
     u32 completed = announce_states<Kernel>(launch, min(end - first, states_at_once));
     if (completed != 0) ptx::fence_device();  // makes the other blocks' states visible
     for (; completed != 0; completed &= completed - 1) {
-      const auto& rows_of = block.state_row;
       const i32 nth = ptx::lowest_bit(completed);
-      for (i32 m = warp; m < rows_of[0][nth].num_rows; m += ConsumerTeam::num_warps) {
-        const StateRow& state = rows_of[m][nth];
-        const Split& split = state.ticket.split;
-        compose_row<Kernel>(launch, variant, state.row,
+      const ItemState& state = block.item_state[nth];
+      const Split& split = state.ticket.split;
+      for (i32 m = warp; m < state.num_rows; m += ConsumerTeam::num_warps)
+        compose_row<Kernel>(launch, variant, block.state_row[m][nth],
                             StateRows{split.partial_row + m, state.num_rows, split.num_chunks},
                             block.vector[warp]);
-      }
     }
   }
   RADDLE_ROLLED

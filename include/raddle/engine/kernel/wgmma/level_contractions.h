@@ -69,9 +69,7 @@ RADDLE_DEVICE u32 wait_for_shares(const GpuLaunch& launch, WorkerShare& mine, i3
   i32* word = launch.arrived + (mine.which >= 0 ? counter_of(launch, mine) : 0);
   while (ptx::ballot(mine.which >= 0) != 0) {
     const bool waits = mine.which >= 0, late = ptx::global_time() >= deadline;
-    Arrivals seen{waits ? ptx::load_relaxed(word) : 0};
-    if (waits && late && seen.count() < expected)
-      seen.word = ptx::atomic_add(word, Arrivals::one_left);
+    const Arrivals seen = look_at_share(word, waits, late, expected);
     const bool complete = waits && seen.count() >= expected;
     const bool takes = complete && take_share(word, mine.count, mine.workers) < mine.count;
     if (complete || late) mine.which = -1;

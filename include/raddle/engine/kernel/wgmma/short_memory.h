@@ -12,11 +12,10 @@ namespace wgmma {
 /// Items of a queue whose states are announced at a time.
 constexpr i32 states_at_once = 16;
 
-/// What announcing an item's state, and composing a row of its tile takes.
-struct StateRow {
+/// What it takes to announce an item's state and to find the states of its tile.
+struct ItemState {
   ArrivalTicket ticket;
   i32 num_rows;  ///< of the tile
-  Row row;
 };
 
 /// A worker's share of a contraction of few rows, with all that composing them takes.
@@ -53,7 +52,8 @@ struct ShortMemory : Memory<Kernel> {
   float sum[consumer_groups][group_warps][rows];
   /// Of items of the queue, where tiles are composed at once: they have few rows.
   static constexpr i32 state_rows = rows <= rows_at_once<ConsumerTeam> ? rows : 0;
-  StateRow state_row[max(state_rows, 1)][state_rows > 0 ? states_at_once : 1];
+  ItemState item_state[states_at_once];
+  Row state_row[max(state_rows, 1)][state_rows > 0 ? states_at_once : 1];
   KnownShares known;
   alignas(16) float rehearsal[state_rows > 0 ? max(Kernel::dim_vo, 32) : 1];  ///< is dropped
 
