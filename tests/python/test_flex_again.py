@@ -419,14 +419,14 @@ def test_host_copies_are_kept_until_they_are_stale():
     table = torch.randn(12, dtype=torch.complex64)
     x = table.conj().imag
     assert x.is_neg()
-    first = capture.lent_array(x)
-    assert capture.lent_array(x) is first and torch.equal(first, x)
+    first = capture.lent_array(x, "x")
+    assert capture.lent_array(x, "x") is first and torch.equal(first, x)
     table.mul_(2)
-    second = capture.lent_array(x)
+    second = capture.lent_array(x, "x")
     assert torch.equal(second, x) and not torch.equal(second, first)
     kept = len(capture._host_copies)
     del x
     assert len(capture._host_copies) == kept - 1
     with torch.inference_mode():
         inferred = torch.randn(12, dtype=torch.complex64).conj().imag
-        assert torch.equal(capture.lent_array(inferred), inferred) and len(capture._host_copies) == kept - 1
+        assert torch.equal(capture.lent_array(inferred, "inferred"), inferred) and len(capture._host_copies) == kept - 1

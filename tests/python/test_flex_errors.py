@@ -15,7 +15,7 @@ import raddle.flex
 import torch
 
 from raddle.flex import ops
-from raddle.flex.trace import TraceError, takes_score, trace_mask, trace_score
+from raddle.flex.trace import TraceError, as_variant, takes_score, trace_mask, trace_score
 
 TABLE = np.arange(8.0)
 INDEX = np.arange(8)
@@ -198,20 +198,31 @@ def capturing(array):
     return lambda score, b, h, q, kv: score + array[h]
 
 
-@pytest.mark.parametrize(
-    "array, message",
-    [
-        (np.array([1, 2**40]), "array holds 1099511627776, which does not fit in 32 bits"),
-        (np.array([-(2**33), 0]), "array holds -8589934592"),
-        (np.zeros(0), r"array is empty \(shape \(0,\)\)"),
-        (np.array(["a", "b"]), "array has dtype <U1"),
-        (np.zeros(3, complex), "array has dtype complex128"),
-        (torch.ones(3, requires_grad=True), "array requires a gradient"),
-    ],
-)
-def test_arrays_that_cannot_be_members_are_named(array, message):
-    with pytest.raises(TraceError, match=f"captured (array|tensor) {message}"):
-        trace_score(capturing(array))
+REFUSED = [
+    (np.array([1, 2**40]), "holds 1099511627776", ", which does not fit in 32 bits"),
+    (np.array([-(2**33), 0]), "holds -8589934592", ""),
+    (np.array([2**32 - 1], np.uint32), "holds 4294967295", ""),
+    (torch.tensor([2**32 - 1], dtype=torch.uint32), "holds 4294967295", ""),
+    (np.zeros(0), "is empty", r" \(shape \(0,\)\)"),
+    (np.array(["a", "b"]), "has dtype <U1", ""),
+    (np.zeros(3, complex), "has dtype complex128", ""),
+    (torch.ones(3, requires_grad=True), "requires a gradient", ""),
+]
+
+
+@pytest.mark.parametrize("array, fault, more", REFUSED)
+def test_arrays_that_cannot_be_members_are_named(array, fault, more):
+    with pytest.raises(TraceError, match=f"captured (array|tensor) array {fault}{more}"):
+        # Code that was not traced before.
+        trace_score(eval("lambda score, b, h, q, kv: score + array[h]", {"array": array}))
+
+
+@pytest.mark.parametrize("array, fault, _", REFUSED)
+def test_arrays_are_refused_by_code_that_was_traced_with_a_good_one(array, fault, _):
+    kind = array.dtype if array.dtype in (np.int64, np.uint32, torch.uint32) else None
+    as_variant(capturing(torch.ones(3, dtype=kind) if isinstance(array, torch.Tensor) else np.ones(3, kind)))
+    with pytest.raises((TraceError, ValueError), match=f"array {fault}"):
+        as_variant(capturing(array))
 
 
 def test_more_than_four_dimensions_are_refused():

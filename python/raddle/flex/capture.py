@@ -84,9 +84,8 @@ def check_member(x: Any, name: str) -> None:
     if 0 in x.shape:
         raise errors.refuse(f"captured array {name} is empty (shape {tuple(x.shape)})", "expected at least one element")
     if kind in "iu" and not _fits(x.dtype):
-        least, most = int(x.min()), int(x.max())
-        if least < _INT32.min or most > _INT32.max:
-            found = least if least < _INT32.min else most
+        found = _outside(_host_array(x))
+        if found is not None:
             raise errors.refuse(
                 f"captured array {name} holds {found}, which does not fit in 32 bits", "expected int32 values"
             )
@@ -96,18 +95,33 @@ def _fits(dtype: Any) -> bool:
     return str(dtype).rpartition(".")[2] in ("int8", "int16", "int32", "uint8", "uint16")
 
 
+def _outside(x: np.ndarray) -> int | None:
+    """An element that does not fit in 32 bits."""
+    least, most = int(x.min()), int(x.max())
+    return least if least < _INT32.min else most if most > _INT32.max else None
+
+
+def _host_array(x: Any) -> np.ndarray:
+    """As numpy has it; bfloat16, which numpy lacks, as float32."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        x = x.detach().cpu()
+        return (x.float() if _kind_of(x) == "f" else x).numpy()
+    return np.asarray(x)
+
+
 # As the library reads them: it converts what is wider as it copies.
 _LENT = {"float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "bool"}
 
 
-def lent_array(x: Any) -> Any:
+def lent_array(x: Any, name: str) -> Any:
     """A captured array as a member's value for the library: itself where it can be read where it lies."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         if not x.is_cpu or x.requires_grad or x.is_neg():
             x = _on_host(x)
-        return x if str(x.dtype).rpartition(".")[2] in _LENT else member_array(x)
-    return x if str(x.dtype) in _LENT else member_array(x)
+        return x if str(x.dtype).rpartition(".")[2] in _LENT else member_array(x, name)
+    return x if str(x.dtype) in _LENT else member_array(x, name)
 
 
 _host_copies: dict[int, tuple[Any, int, Any]] = {}
@@ -126,14 +140,14 @@ def _on_host(x: Any) -> Any:
     return copy
 
 
-def member_array(x: Any) -> np.ndarray:
+def member_array(x: Any, name: str) -> np.ndarray:
     """A captured array as a member holds it: C-contiguous float32, int32 or uint8 (of bools), a copy."""
-    kind = _kind_of(x)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor):
-        x = x.detach().cpu()
-        x = x.float().numpy() if kind == "f" else x.numpy()
-    return np.array(x, _ELEMENTS[kind], order="C")
+    kind, array = _kind_of(x), _host_array(x)
+    if kind in "iu" and not _fits(x.dtype):
+        found = _outside(array)
+        if found is not None:  # a trace that was made of another array's elements holds for this array, too
+            raise ValueError(f"captured array {name} holds {found}; expected 32-bit integers")
+    return np.array(array, _ELEMENTS[kind], order="C")
 
 
 def number(graph: Graph, x: Any, hint: str, at: At) -> Any:

@@ -236,12 +236,13 @@ def is_partial(value: Any, expected: tuple[Any, ...]) -> bool:
 
 
 def kind_of_array(x: Any) -> tuple[Any, ...]:
-    """What of an array the C++ depends on. One that requires a gradient is looked at anew: it may be refused."""
+    """What of an array the C++ depends on. One that is empty or requires a gradient is looked at anew: it may be
+    refused."""
     return type(x), x.dtype, len(x.shape), getattr(x, "requires_grad", False)
 
 
 def is_array(value: Any, expected: tuple[Any, ...]) -> bool:
     kind, dtype, rank, _ = expected
-    if type(value) is not kind or value.dtype != dtype or value.ndim != rank:
+    if type(value) is not kind or value.dtype != dtype or value.ndim != rank or 0 in value.shape:
         return False
     return type(value) is np.ndarray or not getattr(value, "requires_grad", False)

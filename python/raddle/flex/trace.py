@@ -114,7 +114,7 @@ class Traced:
         if self._values is None:
             held = {int: int, float: float}
             self._values = {
-                name: held[kind](x) if kind in held else member_array(x)
+                name: held[kind](x) if kind in held else member_array(x, name)
                 for (name, x), kind in zip(self.captured.items(), self.params.values())
             }
         return self._values
@@ -122,7 +122,7 @@ class Traced:
     def lent(self) -> dict[str, Any]:
         """Each member's value as the library takes it: arrays where they lie, if it can read them there."""
         captured, types = self.captured, self.trace.params
-        return {name: x if types[name] in (int, float) else lent_array(x) for name, x in captured.items()}
+        return {name: x if types[name] in (int, float) else lent_array(x, name) for name, x in captured.items()}
 
     def renamed(self, name: str) -> Traced:
         """The same under another name."""
