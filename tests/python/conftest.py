@@ -25,6 +25,7 @@ ANY_ISA = {
     "test_cuda_torch": "the driver of a GPU",
     "test_emulated": "kernels of a GPU",
     "test_first_use": "kernels of a GPU",
+    "test_flex_transformers": "PyTorch's compiler around the engine",
     "test_imports": "source text",
     "test_border": "calls of Python",
     "test_isa": "starts a process for each by itself",

@@ -6,6 +6,7 @@ million tokens takes no time and no memory. Blocks are computed when they are lo
 
 from __future__ import annotations
 
+import abc
 import sys
 import weakref
 from typing import Any, Callable
@@ -30,7 +31,7 @@ if operators is not None:
 _TO_SHOW = 1 << 26  # pairs of a mask whose blocks repr may compute
 
 
-class BlockMask:
+class BlockMask(abc.ABC):
     """What attends to what, for `flex_attention` and as ``variant=`` of an `AttentionSpec`.
 
     Made by `create_block_mask` or `BlockMask.from_kv_blocks`. Attributes follow PyTorch's: ``shape`` is
@@ -442,6 +443,7 @@ def _kinds_of(traced: Any, shape: tuple[int, ...], size: tuple[int, int]) -> Any
 
 if operators is not None:
     compiled.define_kinds(_kinds_of)
+    BlockMask.register(traced_mask.TracedMask)
 
 
 _of_torch: dict[int, tuple[Any, Any, BlockMask]] = {}
