@@ -136,6 +136,9 @@ struct RunArgs {
   bool return_state =
       false;                ///< (O, LSE) without sink and output parts, O in fp32, for merge_states
   bool lse_base_2 = false;  ///< LSE is written as a logarithm to base 2, not as a natural one
+  /// Rows of O beyond the batch's, which tensors of a reservation's run may have, become 0, of LSE
+  /// -inf; else they are left as they are.
+  bool zero_unused_rows = false;
   std::optional<float> scale;
   const Params* params = nullptr;  ///< run members that differ from the spec's
   void* stream = nullptr;          ///< GPUs: the CUstream to run on; null: the default stream

@@ -63,6 +63,7 @@ def run(
     lse: Any,
     return_lse: bool,
     return_state: bool,
+    zero_unused_rows: bool,
     scale: float | None,
     scales: tuple[Any, Any],
     params: dict[str, Any] | None,
@@ -104,7 +105,8 @@ def run(
     changing = list(tensors.values()), list(values.values())
     numbers = attention.number, plan.number
     with_grad = torch.is_grad_enabled()  # inside of an operator it never is
-    torch.ops.raddle.run(*numbers, q, pools, counts, out, lse, return_state, scale, names, *changing, with_grad)
+    flags = return_state, zero_unused_rows
+    torch.ops.raddle.run(*numbers, q, pools, counts, out, lse, *flags, scale, names, *changing, with_grad)
     return (out, lse) if wants_lse else out
 
 
@@ -125,6 +127,7 @@ def _run(
     out: Any,
     lse: Any,
     return_state: bool,
+    zero_unused_rows: bool,
     scale: float | None,
     names: str,
     tensors: list[Any],
@@ -143,6 +146,7 @@ def _run(
             out=out,
             lse=lse,
             return_state=return_state,
+            zero_unused_rows=zero_unused_rows,
             scale=scale,
             params=params or None,
             **scales,
@@ -173,7 +177,7 @@ def _define(name: str, schema: str, body: Callable[..., Any], shapes: Callable[.
 _define(
     "raddle::run",
     "(SymInt attention, SymInt plan, Tensor q, Tensor[] pools, int[] counts, Tensor(a!) out, Tensor(b!)? lse, "
-    "bool return_state, float? scale, str names, Tensor[] tensors, float[] values, bool with_grad=False) -> ()",
+    "bool return_state, bool zero_unused_rows, float? scale, str names, Tensor[] tensors, float[] values, bool with_grad=False) -> ()",
     _run,
     lambda *args: None,
 )

@@ -32,7 +32,7 @@ _attention = _library.function("raddle.attention")
 _plan = _library.function_in_order("raddle.plan", "attention layout num_workers schedule params stream")
 _reserve = _library.function("raddle.reserve")
 _run = _library.function_in_order(
-    "raddle.run", "attention plan q out lse return_state lse_base_2 scale timeline params k_scale v_scale *kv"
+    "raddle.run", "attention plan q out lse return_state lse_base_2 zero_unused_rows scale timeline params k_scale v_scale *kv"
 )
 _has_lse = _library.function("raddle.has_lse")
 _device = _library.function("raddle.device")
@@ -185,6 +185,7 @@ class Attention(_library.Handle):
         return_lse: bool = False,
         return_state: bool = False,
         lse_base_2: bool = False,
+        zero_unused_rows: bool = False,
         scale: float | None = None,
         k_scale: Any = None,
         v_scale: Any = None,
@@ -212,6 +213,9 @@ class Attention(_library.Handle):
                 `raddle.merge_states`. O alone for a `Sigmoid`.
             lse_base_2: LSE is written as a logarithm to base 2, as FlashInfer has it, by the same kernel. Functions
                 that merge states expect natural ones.
+            zero_unused_rows: of a reservation, whose q may have more rows than the batch: the rows of out beyond the
+                batch's become 0, and of lse -inf, by the same kernel, in every replay of a graph, too. Otherwise they
+                keep what they hold, which may be NaN.
             scale: softmax scale of this layer; None: the spec's.
             k_scale, v_scale: what K and V of 8 bits are multiplied by (the spec's kv_dtype): a number, or float32
                 tensors where K and V lie: of one element; [Hkv], one a head; or one a token and head, K's or V's shape
@@ -246,7 +250,8 @@ class Attention(_library.Handle):
         spec = self.spec
         if is_traced():
             scales = k_scale, v_scale
-            found = compiled.run(self, plan, q, kv, out, lse, return_lse, return_state, scale, scales, params, timeline)
+            flags = return_lse, return_state, zero_unused_rows
+            found = compiled.run(self, plan, q, kv, out, lse, *flags, scale, scales, params, timeline)
             if lse_base_2 and (lse is not None or isinstance(found, tuple)):
                 (found[1] if lse is None else lse).mul_(1.0 / math.log(2.0))  # fused with what comes next
             return found
@@ -264,6 +269,8 @@ class Attention(_library.Handle):
             return_state = lend_flag(return_state, "return_state")
         if lse_base_2 is not False:
             lse_base_2 = lend_flag(lse_base_2, "lse_base_2")
+        if zero_unused_rows is not False:
+            zero_unused_rows = lend_flag(zero_unused_rows, "zero_unused_rows")
         wants_lse = return_lse or (return_state and self._has_lse)
         if out is not None:
             result, out_lent = out, lend_output(out, "out", lend_unasked)
@@ -286,6 +293,7 @@ class Attention(_library.Handle):
                 lse_lent,
                 return_state,
                 lse_base_2,
+                zero_unused_rows,
                 scale,
                 None if timeline is None else lend_output(timeline, "timeline"),
                 members(params),

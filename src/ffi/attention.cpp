@@ -197,6 +197,7 @@ void run(Arguments& in) {
   args.lse = in.optional_tensor("lse", Where::anywhere);
   args.return_state = in.boolean("return_state");
   args.lse_base_2 = in.boolean("lse_base_2");
+  args.zero_unused_rows = in.boolean("zero_unused_rows");
   args.out =
       to_tensor("out", out, Where::anywhere, {}, args.return_state ? DType::float32 : spec.dtype);
   args.scale = in.number("scale");
@@ -290,9 +291,10 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("raddle.plan_in_force", plan_in_force, "reservation head_dim_vo")
       .def("raddle.reserved_bytes", reserved_bytes, "reservation")
       .def("raddle.select", select_reservation, "layout *reservations")
-      .def("raddle.run", run,
-           "attention plan q out lse return_state lse_base_2 scale timeline params k_scale v_scale "
-           "*kv")
+      .def(
+          "raddle.run", run,
+          "attention plan q out lse return_state lse_base_2 zero_unused_rows scale timeline params "
+          "k_scale v_scale *kv")
       .def("raddle.has_lse", has_lse, "attention")
       .def("raddle.device", device_of, "attention")
       .def("raddle.busy_us", busy_us)

@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import pytest
 import tvm_ffi
 from checks import within
 from device_arrays import DeviceArray
@@ -25,8 +26,8 @@ def padded(x: np.ndarray, rows: int) -> np.ndarray:
 class Captured:
     """A run of a reservation in a graph: tensors of the largest batch, whose contents change."""
 
-    def __init__(self, engine, emulator, first: Problem, **maxima):
-        self.emulator, self.stream = emulator, next(streams)
+    def __init__(self, engine, emulator, first: Problem, zero_unused_rows: bool = False, **maxima):
+        self.emulator, self.stream, self.zeroes = emulator, next(streams), zero_unused_rows
         self.attn = engine.attention(first).attention
         self.reservation = reserved(self.attn, **{**MAXIMA, "num_workers": 5, **maxima})
         self.reservation.update(twin(first.layout))
@@ -34,7 +35,8 @@ class Captured:
         self.q, self.out = (DeviceArray(np.zeros(shape, dtype)) for _ in range(2))
         self.kv = [[DeviceArray(np.zeros((PAGES, *x.shape[1:]), dtype)) for x in pair] for pair in first.kv]
         pairs = [tuple(pair) for pair in self.kv]
-        self._capture(lambda: self.attn.run(self.reservation, self.q, pairs if len(pairs) > 1 else pairs[0], out=self.out))
+        kv, options = pairs if len(pairs) > 1 else pairs[0], {"out": self.out, "zero_unused_rows": self.zeroes}
+        self._capture(lambda: self.attn.run(self.reservation, self.q, kv, **options))
 
     def _capture(self, run) -> None:
         self.emulator.raddle_emulator_capture(self.stream)
@@ -49,8 +51,11 @@ class Captured:
         for lent, pair in zip(self.kv, problem.kv):
             for pool, x in zip(lent, pair):
                 pool.write(padded(x, PAGES))
+        self.out.write(np.full(self.out.shape, np.nan, self.out.dtype))
         self.emulator.raddle_emulator_replay(self.stream)
-        within(attention(problem), self.out.numpy()[: len(problem.q)])
+        out, rows = self.out.numpy(), len(problem.q)
+        within(attention(problem), out[:rows])
+        assert (out[rows:] == 0.0 if self.zeroes else np.isnan(out[rows:])).all()
 
 
 def batch(rng, layout="paged", most_rows=24):
@@ -65,8 +70,9 @@ def with_positions(rng) -> Problem:
     return draw(rng, "paged_positions", "causal", lengths=[(2, 9), (1, 40)], page_size=16, **HEADS)
 
 
-def test_later_batches(engine, emulator, rng):
-    captured = Captured(engine, emulator, batch(rng))
+@pytest.mark.parametrize("zero_unused_rows", [False, True])
+def test_later_batches(engine, emulator, rng, zero_unused_rows):
+    captured = Captured(engine, emulator, batch(rng), zero_unused_rows)
     for _ in range(5):
         captured.check(problem := batch(rng))
     far = Problem(problem.q, problem.kv, problem.layout, problem.variant)

@@ -55,6 +55,28 @@ def test_bits_are_those_of_the_hosts_plan(gpu, rng, form, prefixes, variant):
         np.testing.assert_array_equal(out.view(np.uint16), host_plans(attn, problem, tensors, **levels).view(np.uint16))
 
 
+@pytest.mark.parametrize("prefixes", [False, True])
+def test_rows_beyond_the_batch_are_zero_where_asked(gpu, rng, prefixes):
+    attn, reservation = reserve(gpu, max_levels=2 if prefixes else 1)
+    table, tensors = Table("table", discover_prefixes=16 if prefixes else False), Tensors()
+    for _ in range(4):
+        problem = batch(rng)
+        table.write(problem.layout), tensors.write(problem)
+        reservation.update(table.layout)
+        attn.run(reservation, tensors.q, tensors.kv, out=tensors.out, zero_unused_rows=True)
+        reservation.check()
+        out, rows = tensors.out.numpy(), len(problem.q)
+        within(attention(problem), out[:rows])
+        assert (out[rows:] == 0.0).all()
+    table.count.write(np.array([7], np.int32))  # more requests than fit: there is no plan, and no row of a batch
+    tensors.out.write(np.full(tensors.out.shape, 7.0, tensors.out.dtype))
+    reservation.update(table.layout)
+    attn.run(reservation, tensors.q, tensors.kv, out=tensors.out, zero_unused_rows=True)
+    with refuses(ValueError, "requests"):
+        reservation.check()
+    assert (tensors.out.numpy() == 0.0).all()
+
+
 def test_plan_members_of_a_reservation(gpu, rng):
     attn, reservation = reserve(gpu, [SlidingWindow(3)], params={"window.left": 50})
     table, tensors = Table("lists"), Tensors()

@@ -127,7 +127,8 @@ TOKENS = pytest.mark.parametrize(("tokens", "short_rows"), [(40, 0), (24, 64)])
 
 
 @TOKENS
-def test_graphs(wgmma, emulator, rng, tokens, short_rows):
+@pytest.mark.parametrize("zeroes", [False, True])
+def test_graphs(wgmma, emulator, rng, tokens, short_rows, zeroes):
     """Later batches in the graph of a captured run, whose maps are those of the pools that it captured."""
     attn = attention_of(wgmma, batch(rng)).attention
     reservation, tensors = reserved(attn, **{**MAXIMA, "max_qo_tokens": tokens}), Tensors(tokens=tokens)
@@ -140,10 +141,12 @@ def test_graphs(wgmma, emulator, rng, tokens, short_rows):
             assert kernel_of(short_rows) in reservation.plan.explain()
             emulator.raddle_emulator_capture(stream)
             with tvm_ffi.use_raw_stream(tvm_ffi.device(attn.device), stream):
-                attn.run(reservation, tensors.q, tensors.kv, out=tensors.out)
+                attn.run(reservation, tensors.q, tensors.kv, out=tensors.out, zero_unused_rows=zeroes)
             emulator.raddle_emulator_capture(None)
         emulator.raddle_emulator_replay(stream)
-        within(attention(problem), tensors.out.numpy()[: len(problem.q)])
+        out, rows = tensors.out.numpy(), len(problem.q)
+        within(attention(problem), out[:rows])
+        assert (out[rows:] == (0.0 if zeroes else 7.0)).all()
     with refuses(ValueError, "cannot be read by the reservation's kernel", "at least 8"):
         few = reserved(attn, **MAXIMA)
         few.update(twin(batch(rng, page_size=4).layout))

@@ -59,6 +59,27 @@ def test_rows_beyond_the_batch_are_not_touched(engine, rng):
         attn.run(attn.plan(twin(problem.layout)), q, problem.kv[0])
 
 
+@pytest.mark.parametrize("options", [{}, {"lse_base_2": True}, {"return_state": True}], ids=str)
+def test_rows_beyond_the_batch_are_zero_where_asked(engine, rng, options):
+    problem = batch(rng, most_rows=20)
+    attn, reservation = reserve(engine, problem)
+    q, rows = padded(problem.q, 24), len(problem.q)
+    out = np.full(q.shape, np.nan, np.float32 if "return_state" in options else q.dtype)
+    lse = np.full(q.shape[:2], np.nan, np.float32)
+    for _ in range(2):  # into what the run before has left
+        reservation.update(twin(problem.layout))
+        attn.run(reservation, q, problem.kv[0], out=out, lse=lse, zero_unused_rows=True, **options)
+        within(attention(problem, state="return_state" in options), out[:rows])
+        assert (out[rows:] == 0.0).all() and (lse[rows:] == -np.inf).all()
+        assert not np.isnan(lse[:rows]).any()
+        problem = batch(rng, most_rows=20)
+        rows = len(problem.q)
+        q[:rows] = problem.q
+    plan = attn.plan(twin(problem.layout))
+    same = attn.run(plan, problem.q, problem.kv[0], zero_unused_rows=True)
+    within(attention(problem), same)
+
+
 def test_what_does_not_fit_leaves_the_plan_in_force(engine, rng):
     problem = draw(rng, "paged", "causal", lengths=[(2, 30), (1, 50)], page_size=16, **HEADS)
     attn, reservation = reserve(engine, problem)

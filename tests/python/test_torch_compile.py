@@ -96,6 +96,22 @@ def test_levels_states_and_reservations(rng, how):
     equal(torch.compile(call, **CAPTURED)(reservation, q, [(k, v)]), call(reservation, q, [(k, v)]))
 
 
+def test_unused_rows_of_a_reservation(rng):
+    attn = raddle.Attention(raddle.AttentionSpec(**SPEC))
+    q, k, v = tensors(rng)
+    reservation = reserved(attn, max_requests=2, max_qo_tokens=ROWS + 3, max_kv_tokens=64)
+    reservation.update(ragged())
+    padded = torch.cat([q, torch.full((3, *q.shape[1:]), float("nan"))])
+    out = torch.full_like(padded, float("nan"))
+
+    def call(plan, q, kv, out):
+        return attn.run(plan, q, kv, out=out, zero_unused_rows=True)
+
+    torch.compile(call, **CAPTURED)(reservation, padded, (k, v), out)
+    equal(out[:ROWS], attn.run(attn.plan(ragged()), q, (k, v)))
+    assert not out[ROWS:].any()
+
+
 def test_scales_of_quantized_keys_and_values(rng):
     attn = raddle.Attention(raddle.AttentionSpec(**SPEC, variant=[raddle.SoftCap(30.0)], kv_dtype=torch.float8_e4m3fn))
     q, k, v = tensors(rng)
@@ -161,7 +177,7 @@ def test_a_plan_that_is_gone(rng):
     attn = raddle.Attention(raddle.AttentionSpec(**SPEC))
     plan, (q, k, v) = attn.plan(ragged()), tensors(rng)
     out, numbers = torch.zeros_like(q), (attn.number, plan.number)
-    rest = [k, v], [2], out, None, False, None, "", [], []
+    rest = [k, v], [2], out, None, False, False, None, "", [], []
     torch.ops.raddle.run(*numbers, q, *rest)
     equal(out, attn.run(plan, q, (k, v)))
     del plan

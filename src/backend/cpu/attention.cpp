@@ -1,4 +1,6 @@
 // Attention on the worker pool.
+#include <cstring>
+
 #include "backend/backend.h"
 #include "device/cpu/execute.h"
 #include "device/cpu/isa.h"
@@ -38,7 +40,9 @@ class HostPlans final : public PlanOnDevice {
     const bool small = plan.arrays().stats().total < single_thread_cost;
     cpu::execute(launch, cpu::kernels(cpu::selected_isa()), small ? 1 : cpu_threads(), scratch_,
                  stats ? &stats->busy_us : nullptr);
-    if (args.lse_base_2 && view.lse) change_base(view, plan.layout().num_rows());
+    const i32 num_rows = plan.layout().num_rows();
+    if (args.lse_base_2 && view.lse) change_base(view, num_rows);
+    if (args.zero_unused_rows) zero_rows(view, num_rows, args.q.shape[0]);
   }
 
  private:
@@ -48,6 +52,19 @@ class HostPlans final : public PlanOnDevice {
     for (i64 row = 0; row < num_rows; ++row)
       for (i64 head = 0; head < spec_.num_qo_heads; ++head)
         view.lse[row * view.lse_row_stride + head * view.lse_head_stride] *= math::log2e;
+  }
+
+  void zero_rows(const RunView& view, i64 begin, i64 end) const {
+    const i64 bytes = dtype_bytes(view.state_only ? DType::float32 : spec_.dtype);
+    for (i64 row = begin; row < end; ++row) {
+      for (i64 head = 0; head < spec_.num_qo_heads; ++head) {
+        const i64 at = row * view.out.row_stride + head * view.out.head_stride;
+        std::memset(static_cast<std::byte*>(view.out.data) + at * bytes, 0,
+                    static_cast<std::size_t>(spec_.head_dim_vo * bytes));
+        if (view.lse)
+          view.lse[row * view.lse_row_stride + head * view.lse_head_stride] = -math::infinity;
+      }
+    }
   }
 
   AttentionSpec spec_;

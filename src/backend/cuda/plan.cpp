@@ -161,10 +161,12 @@ void CudaPlan::run(const Plan& plan, const RunView& view, const BoundVariant& va
   if (choice_.family == KernelFamily::wgmma)
     memory_->maps.provide(plan.layout(), args, launch_.plan.shapes[long_queries].keys, with_maps);
   std::unique_lock<std::mutex> lock;
-  if (reservation_)
+  if (reservation_) {
     reservation_->provide(launch);
-  else
+    if (args.zero_unused_rows) launch.unused_rows_begin = reservation_->num_rows_at(launch.layout);
+  } else {
     lock = memory_->scratch.provide(plan.view(), args.stream, launch);
+  }
   std::shared_ptr<const CudaVariant> of_run = variant_;
   if (&variant != &plan.variant()) {
     // What went up on a stream that is being captured would be a part of the graph.

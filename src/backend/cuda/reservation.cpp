@@ -13,6 +13,9 @@ namespace {
 /// Gaps up to this size are copied along: cheaper than a copy of their own.
 constexpr std::size_t small_gap = 16 * 1024;
 
+/// The first array that visit_arrays visits: qo_indptr.
+constexpr std::size_t row_offsets = 0;
+
 /// Fills pinned memory that lies as the device's does, and remembers what was filled.
 class Filler {
  public:
@@ -231,6 +234,8 @@ GpuLaunch HostPlannedReservation::send(const Layout& layout, const PlanArrays& a
     if (pointer) filler.put(form.places[nth].at, pointer, bytes);
     ++nth;
   });
+  filler.put(form.places[row_offsets].at + form.places[row_offsets].bytes - sizeof(i32),
+             &launch.layout.num_rows, sizeof(i32));
   // Every worker of a captured launch reads its own queue: the plan's lengths are all in memory.
   form.block.use_on(stream);
   upload.send(form.block, filler.pieces(), stream);

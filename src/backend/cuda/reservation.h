@@ -39,6 +39,10 @@ class CudaReservation : public std::enable_shared_from_this<CudaReservation> {
 
   /// Points `view` to the reservation's scratch.
   void provide(RunView& view) const;
+  /// Where a later plan has its number of rows, too: the last entry of its row offsets.
+  const i32* num_rows_at(const LayoutView& layout) const {
+    return layout.qo_indptr + maxima_.max_requests;
+  }
   void use_on(StreamHandle stream) const;
   /// Checks that a captured run of `plan` will do for later plans too, and keeps what its graph
   /// reads: the plan's arrays, and `variant`, on the device and with its members' values.

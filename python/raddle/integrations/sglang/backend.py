@@ -62,7 +62,6 @@ class Backend(AttentionBackend):
         self.arguments = runner.server_args
         self.graph: GraphArrays | None = None
         self.planned: list[Reservation] = []
-        self.rows = 0
         self._make_plans(runner.req_to_token_pool.size)
 
     def _make_plans(self, max_requests: int) -> None:
@@ -153,7 +152,7 @@ class Backend(AttentionBackend):
                 table = self.pool.translate_loc_from_full_to_swa(batch.block_table).to(torch.int32)
                 batches[is_apart] = dataclasses.replace(batch, block_table=table)
             self.planned.append(plans.plan(batches[is_apart]))
-        self.rows, self.batches = batch.num_rows, batches  # their arrays live until the next plan
+        self.batches = batches  # their arrays live until the next plan
 
     # --- layers ------------------------------------------------------------------------------------
 
@@ -184,14 +183,12 @@ class Backend(AttentionBackend):
             self._store(layer, forward_batch.out_cache_loc, k, v)
         q = q.reshape(q.shape[0], -1)
         out = q.new_empty(q.shape[0], layer.tp_q_head_num * layer.v_head_dim)
-        if q.shape[0] > self.rows:  # of a padded batch
-            out[self.rows :].zero_()
-        scales = {}
+        options = {"scale": float(layer.scaling), "params": served.params, "zero_unused_rows": True}
         if served.is_quantized:
-            scales = {"k_scale": layer.k_scale_float, "v_scale": layer.v_scale_float}
+            options |= {"k_scale": layer.k_scale_float, "v_scale": layer.v_scale_float}
         kv = tuple(self.pool.get_kv_buffer(layer.layer_id))
         plan = self.planned[served.nth]
-        served.attention.run(plan, q, kv, out=out, scale=float(layer.scaling), params=served.params, **scales)
+        served.attention.run(plan, q, kv, out=out, **options)
         return out
 
     def _store(self, layer: Any, slots: Any, k: Any, v: Any) -> None:

@@ -222,11 +222,11 @@ class Impl(AttentionImpl):
             raise NotImplementedError("a quantised output; Raddle's backend writes the model's dtype")
         if attn_metadata is None:  # vLLM measures the model's memory
             return output.fill_(0)
-        scales = {}
+        options = {"scale": self.scale, "params": self.params, "zero_unused_rows": True}
         if self.is_quantized:
-            scales = {"k_scale": layer._k_scale_float, "v_scale": layer._v_scale_float}
+            options |= {"k_scale": layer._k_scale_float, "v_scale": layer._v_scale_float}
         plan = attn_metadata.plans[self.nth]
-        self.attention.run(plan, query, kv_cache, out=output, scale=self.scale, params=self.params, **scales)
+        self.attention.run(plan, query, kv_cache, out=output, **options)
         return output
 
     def do_kv_cache_update(self, layer: Any, key: Any, value: Any, kv_cache: Any, slot_mapping: Any) -> None:

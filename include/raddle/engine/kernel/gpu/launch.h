@@ -31,12 +31,14 @@ struct GpuLaunch : RunView {
   i64 array_bytes;
   i32 query_rows;   ///< rows of q
   bool lse_base_2;  ///< what is written to `lse` is a logarithm to base 2
+  /// Where the number of the batch's rows is, if rows from there on are to be zero; else null.
+  const i32* unused_rows_begin;
   TimelineView timeline;
 };
 
 // Both compilers check these numbers, so neither can lay the parameter out in its own way.
 static_assert(sizeof(LevelView) == 104 && sizeof(LayoutView) == 56 && sizeof(PlanView) == 144);
 static_assert(sizeof(Opening) == 96 && sizeof(KvView) == 64 && sizeof(KvScales) == 80);
-static_assert(sizeof(RunView) == 1264 && sizeof(GpuLaunch) == 2336);
+static_assert(sizeof(RunView) == 1264 && sizeof(GpuLaunch) == 2344);
 
 }  // namespace raddle

@@ -4,6 +4,7 @@
 
 #include "raddle/engine/kernel/gpu/keys.h"
 #include "raddle/engine/kernel/gpu/queue_end.h"
+#include "raddle/engine/kernel/gpu/unused_rows.h"
 
 RADDLE_ENGINE_BEGIN
 
@@ -41,6 +42,7 @@ RADDLE_DEVICE void attend_queue(const GpuLaunch& launch, const Variant& variant,
   prefetch_inputs<Kernel>(launch);
   // The address of the row of zeros lies in constant memory and arrives before the queue does.
   ptx::prefetch(zeros<Kernel>());
+  zero_unused_rows<Kernel>(launch);
   mark<Kernel>(launch, TimelineStage::started, begin);
   if (!compute(begin, end) || begin == end) return;
   // The queue's bounds are loaded again: kept until here, they would take registers from the loops.

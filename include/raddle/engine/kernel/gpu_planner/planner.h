@@ -50,7 +50,8 @@ class BlockPlanner {
     const LayoutArrays to = context_.arrays();
     const i32 requests = context_.num_requests;
     if (requests < 0 || requests > most.max_requests) {
-      if (context_.thread == 0) context_.note(too_many_requests, -1);
+      if (context_.thread == 0)
+        context_.note(too_many_requests, -1), to.qo_indptr[most.max_requests] = 0;
       return false;
     }
     Sums<3> sums{};  // query tiles, rows, keys
@@ -78,6 +79,8 @@ class BlockPlanner {
     if (context_.thread == 0) {
       scratch_.qo_indptr[requests] = to.qo_indptr[requests] = end;
       scratch_.tile_indptr[requests] = static_cast<i32>(sums.of[0]);
+      // The last entry is the number of rows in every plan: none, where none is made.
+      to.qo_indptr[most.max_requests] = fits_rows && fits_keys ? max(end, 0) : 0;
     }
     ptx::sync_block();
     if (context_.thread == 0 &&

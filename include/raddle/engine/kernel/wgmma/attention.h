@@ -61,6 +61,7 @@ RADDLE_DEVICE void attend_long(const Launch& launch, const Variant& variant) {
   ptx::sync_block();
   if (ptx::thread_index() < consumer_groups * group_threads) {
     ptx::take_registers<consumer_registers>();
+    zero_unused_rows<Kernel>(launch);
     LongQueries<Kernel, Variant>(launch, variant).run();
     contract_queue<Kernel>(launch, variant, queue[0], queue[1]);
   } else {
@@ -85,6 +86,7 @@ RADDLE_DEVICE void attend_short(const Launch& launch, const Variant& variant) {
   if (computes) {
     if constexpr (Kernel::takes_registers) ptx::take_registers<short_consumer_registers>();
     // These warps have nothing else to do before the first keys have come.
+    zero_unused_rows<Kernel>(launch);
     if (composes_at_once<Kernel>(launch)) look_up_states<Kernel>(launch, begin, end);
     if (launch.layout.num_levels > 1 && ConsumerTeam::warp() == ConsumerTeam::num_warps - 1)
       look_up_known_shares<Kernel>(launch, begin, end);
