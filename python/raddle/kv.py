@@ -101,7 +101,7 @@ def append_kv(
     k_pool, v_pool = lend_pool(kv_pool, lend_output)
     k_new, v_new = lend(k_new, "k_new"), lend(v_new, "v_new")
     k_scale, v_scale = _written(k_scale, "k_scale"), _written(v_scale, "v_scale")
-    for name, value in (("layout", layout), ("rope", rope)):
+    for name, value in (("layout", layout), ("kv_layout", kv_layout), ("rope", rope)):
         _library.refuse_unmade(value, name)
     if not hasattr(layout, "__dlpack__") and not isinstance(layout, (list, tuple)):
         if kv_layout is not None:

@@ -78,10 +78,12 @@ def test_as_an_argument(kind):
     layout = raddle.RaggedKV([0, 3], [0, 3])
     plan, pool = attn.plan(layout), raddle.PagePool(4)
     q, k = np.ones((3, 4, 16), np.float32), np.ones((3, 2, 16), np.float32)
+    pages = np.zeros((1, 16, 2, 16), np.float32)
     x = unmade(kind)
     calls = {
         "layout": lambda: attn.plan(x),
         "num_workers": lambda: attn.plan(layout, num_workers=x),
+        "schedule": lambda: attn.plan(layout, schedule=x),
         "plan": lambda: attn.run(x, q, (k, k)),
         "q": lambda: attn.run(plan, x, (k, k)),
         "kv": lambda: attn.run(plan, q, (k, x)),
@@ -93,6 +95,7 @@ def test_as_an_argument(kind):
         "reservations": lambda: raddle.select([x], layout),
         "levels": lambda: raddle.Cascade([layout, x]),
         "variant": lambda: raddle.AttentionSpec(4, 2, 16, variant=[raddle.Causal(), x]),
+        "variant, one after another": lambda: raddle.AttentionSpec(4, 2, 16, variant=iter([raddle.Causal(), x])),
         "other": lambda: raddle.Causal() & x,
         "qo_indptr": lambda: raddle.RaggedKV(x, [0, 3]),
         "kv_len": lambda: raddle.PagedKV([0, 1], None, [[0]], x),
@@ -102,6 +105,9 @@ def test_as_an_argument(kind):
         "num_pages": lambda: raddle.PagePool(x),
         "requests": lambda: pool.layout(x),
         "rope": lambda: raddle.append_kv(raddle.PagedKV([0, 1], None, [[0]], [1]), (k, k), k, k, rope=x),
+        "layout of append_kv": lambda: raddle.append_kv(x, (pages, pages.copy()), k[:1], k[:1]),
+        "kv_layout of slots": lambda: raddle.append_kv([0], (pages, pages.copy()), k[:1], k[:1], kv_layout=x),
+        "layout of accept_tree": lambda: raddle.accept_tree(x, (pages, pages.copy()), [-1], [0]),
         "pool": lambda: raddle.RadixCache(x),
         "num_heads": lambda: raddle.alibi_slopes(x),
     }
@@ -131,3 +137,18 @@ def test_lists_in_lists_without_end():
     endless.append(endless)
     with refuses(ValueError, "slopes", "lists in each other"):
         raddle.Alibi(endless)
+
+
+@pytest.mark.parametrize("use", [
+    lambda attn, layout: attn.plan(raddle.Layout()),
+    lambda attn, layout: raddle.Layout().num_rows,
+    lambda attn, layout: raddle.Cascade([raddle.Layout()]),
+    lambda attn, layout: attn.run(raddle.Plan(), np.ones((3, 4, 16), np.float32), np.ones((2, 3, 2, 16), np.float32)),
+    lambda attn, layout: raddle.Plan().explain(),
+    lambda attn, layout: raddle.select([raddle.Reservation()], layout),
+])  # fmt: skip
+def test_objects_without_a_value(use):
+    """What tvm-ffi makes of a class without a constructor."""
+    attn = raddle.Attention(raddle.AttentionSpec(4, 2, 16, dtype="float32"))
+    answer = outcome(lambda: use(attn, raddle.RaggedKV([0, 3], [0, 3])))
+    assert isinstance(answer, ValueError) and "is empty; expected one that was made" in str(answer)
