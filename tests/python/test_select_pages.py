@@ -211,6 +211,9 @@ def test_bad_arguments_are_named(rng):
     few = raddle.select_pages(table, q, summary, 1, keep_last=False)
     with pytest.raises(ValueError, match=r"pos has shape \[5, 2\]; expected \[5, 1\], a list a request"):
         few._replace(pos=np.zeros((5, 2), np.int32)).layout(table)
+    for page in (-2, -(2**31)):
+        with pytest.raises(ValueError, match=rf"pages\[0, 0\] is {page}; expected 0 to 2147483647, or -1 for none"):
+            few._replace(pages=np.full_like(few.pages, page)).layout(table)
 
 
 def test_rows_of_a_request_without_keys(rng):
