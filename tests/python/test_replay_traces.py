@@ -2,6 +2,7 @@
 
 import gzip
 import itertools
+import re
 
 import pytest
 import raddle
@@ -247,6 +248,7 @@ _HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
         (_LINE + '{"timestamp": 1' + "0" * 400 + ', "input_length": 1, "output_length": 1}\n', 2),
         (_LINE + '{"timestamp": 1, "input_length": 1' + "0" * 30 + ', "output_length": 1}\n', 2),
         (_LINE + '{"timestamp": 1, "input_length": 1e308, "output_length": 1}\n', 2),
+        (_LINE + '{"timestamp": "' + "9" * 5000 + '", "input_length": 1, "output_length": 1}\n', 2),
         (_LINE.encode() + b"\xff\xfe\xff\n", 2),
         (_LINE + "x" * (17 << 20), 2),
     ],
@@ -258,6 +260,14 @@ def test_hostile_lines_are_named(tmp_path, data, line):
     with pytest.raises(TraceError, match=rf"^hostile\.txt:(1|{line}): ") as raised:
         list(read_trace(path))
     assert len(str(raised.value)) < 500
+
+
+def test_numbers_of_many_digits_are_not_read(tmp_path):
+    """Python reads them in the square of their length, or, since 3.11, refuses those of more than 4,300 digits."""
+    path = tmp_path / "digits.csv"
+    path.write_text(_HEAD + "2023-11-16 18:17:03.9799600," + "9" * 21 + ",5\n")
+    with pytest.raises(TraceError, match=r"^digits\.csv:2: a number of more than 20 digits; found "):
+        list(read_trace(path))
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-20], lambda b: b[:40] + b"\0" * 20 + b[60:], lambda b: b"\x1f\x8b" + b[9:]])
@@ -289,3 +299,57 @@ def test_a_line_without_end_takes_bounded_memory(tmp_path):
 
     message, kilobytes = outcome(read, seconds=120)
     assert message.startswith("endless.gz:1: more than") and kilobytes < 300_000
+
+
+_LOG = (
+    '{"format": "raddle replay steps 3", "trace": "t", "seed": 0, "page_size": 16, "num_pages": 9, "token_budget": 9, '
+    '"prefix_cache": false, "samples": 1, "speculate": null, "rate": 1.0, "requests": [[0.0, 5, 2, []]], '
+    '"steps": [[[0, 0, 5]]], "queued": []}'
+)
+
+
+@pytest.mark.parametrize(
+    "name, data",
+    [
+        ("deep.json", b"[" * 100_000),
+        ("no list.json", b"[]"),
+        ("endless.json", _LOG.replace("5, 2", "Infinity, 2").encode()),
+        ("strange.json", _LOG.replace('"queued"', '"' + "x" * 5000 + '"').encode()),
+        ("short.gz", gzip.compress(_LOG.encode())[:-20]),
+        ("damaged.gz", gzip.compress(_LOG.encode())[:40] + b"\0" * 20 + gzip.compress(_LOG.encode())[60:]),
+        ("no gzip.gz", _LOG.encode()),
+    ],
+)
+def test_damaged_logs_of_steps_are_named(tmp_path, name, data):
+    path = tmp_path / name
+    path.write_bytes(_LOG.encode())
+    if not name.endswith(".gz"):
+        assert steplog.load(path).steps == [[(0, 0, 5)]]
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=f"^{re.escape(name)} is not a log of steps") as raised:
+        steplog.load(path)
+    assert len(str(raised.value)) < 500
+
+
+def test_a_log_without_end_takes_bounded_memory(tmp_path, monkeypatch):
+    """What lies behind the most bytes is not read, and its beginning is not taken for the whole."""
+    import resource
+
+    from forked import outcome
+
+    path = tmp_path / "endless.gz"
+    with gzip.open(path, "wb", 1) as file:
+        file.write(_LOG.encode())
+        for _ in range(512):
+            file.write(b" " * (1 << 20))
+    monkeypatch.setattr(steplog, "_MOST_BYTES", 1 << 20)
+
+    def read():
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        try:
+            return steplog.load(path), 0
+        except ValueError as error:
+            return str(error), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+
+    message, kilobytes = outcome(read, seconds=120)
+    assert "more than 1048576 bytes" in message and kilobytes < 200_000
