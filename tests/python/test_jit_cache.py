@@ -123,7 +123,17 @@ DAMAGE = {
     "folder writable by all": lambda entry: entry.chmod(0o777),
     "binary writable by all": lambda entry: (entry / "binary").chmod(0o666),
     "binary writable by its group": lambda entry: (entry / "binary").chmod(0o664),
+    "manifest writable by all": lambda entry: (entry / "manifest").chmod(0o666),
+    # Links are refused, too: their targets may be anybody's.
+    "folder a link": lambda entry: linked(entry, entry.with_name("folder elsewhere")),
+    "binary a link": lambda entry: linked(entry / "binary", entry.with_name("binary elsewhere")),
+    "manifest a link": lambda entry: linked(entry / "manifest", entry.with_name("manifest elsewhere")),
 }
+
+
+def linked(path, elsewhere):
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
 
 
 def test_damaged_entries_are_refused_and_made_again(tmp_path):
@@ -141,15 +151,12 @@ def entry_name(entry):
     return dict(line.split(" ", 1) for line in (entry / "manifest").read_text().splitlines())["name"]
 
 
-def test_entries_of_another_user_are_refused(cache, tmp_path):
+@pytest.mark.skipif(os.geteuid() != 0, reason="nobody but root can give files away")
+@pytest.mark.parametrize("part", ["", "binary", "manifest"])
+def test_entries_of_another_user_are_refused(cache, part):
     (entry,) = entries(cache)
-    # A link is refused too: its target may be anybody's.
-    (entry / "binary").rename(tmp_path / "binary")
-    (entry / "binary").symlink_to(tmp_path / "binary")
+    os.chown(entry / part, 65534, -1)
     assert compiled(cache) == (1, [])
-    if os.geteuid() == 0:  # nobody else can give files away
-        os.chown(entry / "binary", 65534, -1)
-        assert compiled(cache) == (1, [])
     assert compiled(cache) == (0, [])
 
 
@@ -162,6 +169,17 @@ def test_entries_under_other_names_are_refused(tmp_path):
         taken.rename(given)
     assert compiled(cache, "One", "Two") == (2, [])
     assert compiled(cache, "One", "Two") == (0, [])
+
+
+def test_entries_of_other_compilers_are_refused_under_this_ones_name(cache):
+    """Of the same source, but not what this compiler made of it."""
+    (mine,) = entries(cache)
+    assert compiled(cache, RADDLE_CXX="c++ -DOTHER") == (1, [])
+    (other,) = set(entries(cache)) - {mine}
+    mine.rename(mine.with_name("aside"))
+    other.rename(mine)
+    assert compiled(cache) == (1, [])
+    assert compiled(cache) == (0, [])
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o757])
@@ -181,8 +199,9 @@ def test_folders_that_others_may_write_are_not_trusted(cache, mode):
         assert number == 1 and len(said) == 1 and "belongs to another user (65534)" in said[0]
 
 
-def test_the_folder_is_made_for_its_owner_alone_whatever_the_umask(tmp_path):
-    before = os.umask(0)
+@pytest.mark.parametrize("mask", [0, 0o077])
+def test_the_folder_is_made_for_its_owner_alone_whatever_the_umask(tmp_path, mask):
+    before = os.umask(mask)
     try:
         compiled(tmp_path / "above" / "cache")
     finally:
@@ -229,6 +248,56 @@ def test_an_entry_exchanged_between_its_check_and_its_load(cache, tmp_path):
     process = start(cache, **env)
     process.communicate()
     assert process.returncode == 0 and (entry / "binary").is_symlink()
+
+
+SEALS = """
+import fcntl, os
+links = {int(fd): os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
+(memory,) = [fd for fd, link in links.items() if "memfd:raddle-variant" in link]
+wanted = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+assert fcntl.fcntl(memory, fcntl.F_GET_SEALS) & wanted == wanted
+"""
+
+
+def test_what_was_loaded_cannot_be_written_to(cache):
+    done = subprocess.run([sys.executable, "-c", CHILD + SEALS], env=environment(cache), capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout == "0\n", done.stderr
+
+
+NO_MEMORY = r"""
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <string>
+#include <sys/stat.h>
+extern "C" int memfd_create(const char*, unsigned) {
+  errno = ENOSYS;
+  return -1;
+}
+extern "C" void* dlopen(const char* path, int flags) {
+  const auto real = (void* (*)(const char*, int))dlsym(RTLD_NEXT, "dlopen");
+  struct stat file, folder;
+  if (path && strstr(path, "/.raddle-load-") && stat(path, &file) == 0 &&
+      stat(std::string(path, strrchr(path, '/')).c_str(), &folder) == 0)
+    fprintf(stderr, "loaded a copy of mode %o in a folder of mode %o\n", file.st_mode & 0777, folder.st_mode & 0777);
+  return real(path, flags);
+}
+"""
+
+
+def test_without_files_in_memory_a_private_copy_is_loaded(cache, tmp_path):
+    (tmp_path / "none.cpp").write_text(NO_MEMORY)
+    library, work = tmp_path / "none.so", tmp_path / "work files"
+    subprocess.run(["c++", "-shared", "-fPIC", "-o", library, tmp_path / "none.cpp", "-ldl"], check=True)
+    work.mkdir()
+    before = os.umask(0)
+    try:
+        number, said = compiled(cache, LD_PRELOAD=library, TMPDIR=work)
+    finally:
+        os.umask(before)
+    assert number == 0 and said == ["loaded a copy of mode 600 in a folder of mode 700"]
+    assert list(work.iterdir()) == []
 
 
 def test_pipes_in_the_place_of_files_are_not_waited_for(cache):
@@ -327,7 +396,7 @@ def test_a_killed_process_leaves_nothing_that_hurts(tmp_path):
     assert list(cache.iterdir()) and list(work.iterdir())  # a lock, and a compilation's files
     assert compiled(cache, RADDLE_CXX=compiler, TMPDIR=work) == (1, [])
     assert len(all_in(cache)) == 1 and list(work.iterdir()) == []
-    os.kill(int(started.read_text()), signal.SIGTERM)  # the dead one's compiler: nobody waited for it
+    os.killpg(int(started.read_text()), signal.SIGTERM)  # the dead one's compiler: nobody waited for it
 
 
 def until(condition):
@@ -536,9 +605,11 @@ def test_a_homeless_cache_is_nobody_elses(tmp_path):
     base.chmod(0o777)
     count, said = finish(start("", **homeless))
     assert count == 1 and len(said) == 1 and "can be written by other users" in said[0]
-    base.rename(tmp_path / "elsewhere")
-    base.symlink_to(tmp_path / "elsewhere")
-    assert finish(start("", **homeless))[0] == 1
+    base.chmod(0o700)
+    assert finish(start("", **homeless)) == (0, [])
+    linked(base, tmp_path / "elsewhere")
+    count, said = finish(start("", **homeless))
+    assert count == 1 and len(said) == 1 and f"{base} cannot be read" in said[0]
 
 
 def test_a_compiler_that_ignores_sigchld_around_it(tmp_path):
@@ -569,10 +640,12 @@ def interrupt():
 threading.Thread(target=interrupt, daemon=True).start()
 text = "struct Mine { RADDLE_FN float logits(float s, const Row&, const Key&) const { return 2.0f * s; } };"
 spec = raddle.AttentionSpec(2, 1, 8, dtype="float32", variant=[raddle.Variant("Mine", text)()])
+before = len(os.listdir("/proc/self/fd"))
 try:
     raddle.Attention(spec)
 except KeyboardInterrupt:
     print("interrupted")
+assert len(os.listdir("/proc/self/fd")) == before
 os.environ["RADDLE_CXX"] = "c++"
 raddle.Attention(spec)
 print(raddle.cache.num_compiled())
@@ -582,10 +655,62 @@ print(raddle.cache.num_compiled())
 def test_an_interrupt_ends_a_compilation_and_leaves_nothing(tmp_path):
     cache, work, started = tmp_path / "cache", tmp_path / "work files", tmp_path / "started"
     work.mkdir()
-    compiler = slow_compiler(tmp_path, 100000)
-    env = environment(cache, RADDLE_CXX=compiler, STARTED=started, TMPDIR=work)
+    # A driver with a child, as compilers are.
+    text = f"""case "$1" in -dump*|--version) exec c++ "$@";; esac
+[ -e "{started}" ] || {{ sleep 100000 & echo $! > "{tmp_path}/child"; echo $$ > "{started}"; wait; }}
+exec c++ "$@\""""
+    env = environment(cache, RADDLE_CXX=script(tmp_path / "driver and child", text), STARTED=started, TMPDIR=work)
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and done.stdout.split() == ["interrupted", "1"], done.stderr
     with pytest.raises(ProcessLookupError):
         os.kill(int(started.read_text()), 0)
+    until(lambda: is_gone(int((tmp_path / "child").read_text())))
     assert list(work.iterdir()) == [] and len(all_in(cache)) == 1
+
+
+def is_gone(pid):
+    """Whether a process has ended, be it that nobody has asked how."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except FileNotFoundError:
+        return True
+
+
+WAITING = """
+import os, signal
+import raddle
+signal.signal(signal.SIGINT, signal.default_int_handler)
+before = len(os.listdir("/proc/self/fd"))
+try:
+    result("Twice")
+except KeyboardInterrupt:
+    print("interrupted")
+assert len(os.listdir("/proc/self/fd")) == before
+"""
+
+
+def test_an_interrupt_ends_the_wait_for_another_process(tmp_path):
+    started = tmp_path / "started"
+    compiler = slow_compiler(tmp_path, 100000)
+    first = start(tmp_path / "cache", RADDLE_CXX=compiler)
+    until(lambda: started.exists() and started.read_text())
+    code = CHILD[: CHILD.index("for name in")] + WAITING
+    second = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=environment(tmp_path / "cache", RADDLE_CXX=compiler),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert "waiting for variant 'Twice', which another process compiles" in second.stderr.readline()
+        second.send_signal(signal.SIGINT)
+        out, err = second.communicate(timeout=300)
+        assert second.returncode == 0 and out == "interrupted\n", err
+        assert first.poll() is None  # it compiles on
+    finally:
+        second.kill()
+        second.communicate()
+        first.send_signal(signal.SIGKILL)
+        os.killpg(int(started.read_text()), signal.SIGTERM)
+        first.communicate()
