@@ -18,6 +18,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from raddle import _library
 from raddle._keywords import answered
 from raddle._tensors import (
@@ -246,12 +248,12 @@ class SelectedPages(NamedTuple):
             ValueError: a selection per head, which one layout cannot hold; a request of several rows that lacks a page
                 of its own rows: causal masks go by index.
         """
-        if self.pages.ndim != 2:
+        arrays = lend_indices(**self._asdict())
+        if (ndim := len(np.shape(self.pages))) != 2:
             raise ValueError(
-                f"pages has {self.pages.ndim} dimensions; expected 2 [requests, num_pages]: "
-                "a layout has one list for all heads"
+                f"pages has {ndim} dimensions; expected 2 [requests, num_pages]: a layout has one list for all heads"
             )
-        selected: Layout = _selected_layout(layout=layout, **lend_indices(**self._asdict()))
+        selected: Layout = _selected_layout(layout=layout, **arrays)
         return selected
 
 

@@ -172,7 +172,7 @@ class Reservation(_library.Handle):
 
         The arrays are read until the last run of the plan, and graphs keep them alive. A run captured without its
         update fixes the block table for later updates. q and out have max_qo_tokens rows, since the host does not know
-        how many there are; rows that a batch does not use are not touched.
+        how many there are; rows that a batch does not use are not touched, unless `Attention.run` is asked to zero them.
 
         Args:
             layout: within the maxima, with the page size and the number of levels of the first one. A captured graph
@@ -190,10 +190,7 @@ class Reservation(_library.Handle):
         """
         for name, value in (("self", self), ("layout", layout)):
             _library.refuse_unmade(value, name)
-        if stream is not None:
-            stream = lend_integer(stream, "stream")
-        elif self.device != "cpu":
-            stream = current_stream(self.device)
+        stream = self._stream_of(stream)
         try:
             _update(self, layout, stream)
         except (BufferError, RuntimeError) as error:
@@ -212,9 +209,14 @@ class Reservation(_library.Handle):
                 made of it.
         """
         _library.refuse_unmade(self, "self")
-        if stream is None and self.device != "cpu":
-            stream = current_stream(self.device)
-        _check(reservation=self, stream=stream)
+        _check(reservation=self, stream=self._stream_of(stream))
+
+    def _stream_of(self, stream: int | None) -> int | None:
+        """The current stream of a GPU where none is given. What no constructor made has no device: the library refuses it."""
+        if stream is not None:
+            return lend_integer(stream, "stream")
+        device = getattr(self, "device", "cpu")
+        return None if device == "cpu" else current_stream(device)
 
     @property
     def plan(self) -> Plan:

@@ -87,6 +87,8 @@ def test_as_an_argument(kind):
         "plan": lambda: attn.run(x, q, (k, k)),
         "q": lambda: attn.run(plan, x, (k, k)),
         "kv": lambda: attn.run(plan, q, (k, x)),
+        "return_lse": lambda: attn.run(plan, q, (k, k), return_lse=x),
+        "pages": lambda: raddle.SelectedPages(x, x, x).layout(raddle.PagedKV([0, 1], None, [[0]], [1])),
         "scale": lambda: attn.run(plan, q, (k, k), scale=x),
         "k_scale": lambda: attn.run(plan, q, (k, k), k_scale=[x]),
         "params": lambda: attn.run(plan, q, (k, k), params={"softcap.cap": [x]}),
@@ -146,6 +148,8 @@ def test_lists_in_lists_without_end():
     lambda attn, layout: attn.run(raddle.Plan(), np.ones((3, 4, 16), np.float32), np.ones((2, 3, 2, 16), np.float32)),
     lambda attn, layout: raddle.Plan().explain(),
     lambda attn, layout: raddle.select([raddle.Reservation()], layout),
+    lambda attn, layout: raddle.Reservation().update(layout),
+    lambda attn, layout: raddle.Reservation().check(),
 ])  # fmt: skip
 def test_objects_without_a_value(use):
     """What tvm-ffi makes of a class without a constructor."""

@@ -151,7 +151,7 @@ def entry_name(entry):
     return dict(line.split(" ", 1) for line in (entry / "manifest").read_text().splitlines())["name"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="nobody but root can give files away")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to others")
 @pytest.mark.parametrize("part", ["", "binary", "manifest"])
 def test_entries_of_another_user_are_refused(cache, part):
     (entry,) = entries(cache)

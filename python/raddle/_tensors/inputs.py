@@ -65,6 +65,7 @@ def lend_flag(x: Any, name: str) -> bool:
     """Whether ``x`` counts as true. Raises TypeError for what does not tell, naming the argument."""
     if x.__class__ is bool:
         return bool(x)
+    _library.refuse_unmade(x, name)
     try:
         return bool(x)
     except Exception:  # numpy's of two elements is a ValueError, torch's a RuntimeError
