@@ -177,7 +177,8 @@ def _define(name: str, schema: str, body: Callable[..., Any], shapes: Callable[.
 _define(
     "raddle::run",
     "(SymInt attention, SymInt plan, Tensor q, Tensor[] pools, int[] counts, Tensor(a!) out, Tensor(b!)? lse, "
-    "bool return_state, bool zero_unused_rows, float? scale, str names, Tensor[] tensors, float[] values, bool with_grad=False) -> ()",
+    "bool return_state, bool zero_unused_rows, float? scale, str names, Tensor[] tensors, float[] values, "
+    "bool with_grad=False) -> ()",
     _run,
     lambda *args: None,
 )

@@ -32,7 +32,8 @@ _attention = _library.function("raddle.attention")
 _plan = _library.function_in_order("raddle.plan", "attention layout num_workers schedule params stream")
 _reserve = _library.function("raddle.reserve")
 _run = _library.function_in_order(
-    "raddle.run", "attention plan q out lse return_state lse_base_2 zero_unused_rows scale timeline params k_scale v_scale *kv"
+    "raddle.run",
+    "attention plan q out lse return_state lse_base_2 zero_unused_rows scale timeline params k_scale v_scale *kv",
 )
 _has_lse = _library.function("raddle.has_lse")
 _device = _library.function("raddle.device")

@@ -443,7 +443,7 @@ def _kinds_of(traced: Any, shape: tuple[int, ...], size: tuple[int, int]) -> Any
 
 if operators is not None:
     compiled.define_kinds(_kinds_of)
-    BlockMask.register(traced_mask.TracedMask)
+    BlockMask.register(traced_mask.TracedMask)  # for isinstance inside of compiled functions
 
 
 _of_torch: dict[int, tuple[Any, Any, BlockMask]] = {}

@@ -231,11 +231,11 @@ GpuLaunch HostPlannedReservation::send(const Layout& layout, const PlanArrays& a
   put_plan(arrays, bounds_, filler);
   std::size_t nth = 0;
   visit_arrays(launch, layout, [&](const auto* pointer, std::size_t bytes, Of) {
-    if (pointer) filler.put(form.places[nth].at, pointer, bytes);
-    ++nth;
+    const Place& place = form.places[nth];
+    if (pointer) filler.put(place.at, pointer, bytes);
+    if (nth++ == row_offsets)  // and the number of rows as the last entry that there is room for
+      filler.put(place.at + place.bytes - sizeof(i32), &launch.layout.num_rows, sizeof(i32));
   });
-  filler.put(form.places[row_offsets].at + form.places[row_offsets].bytes - sizeof(i32),
-             &launch.layout.num_rows, sizeof(i32));
   // Every worker of a captured launch reads its own queue: the plan's lengths are all in memory.
   form.block.use_on(stream);
   upload.send(form.block, filler.pieces(), stream);

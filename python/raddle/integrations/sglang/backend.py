@@ -183,7 +183,7 @@ class Backend(AttentionBackend):
             self._store(layer, forward_batch.out_cache_loc, k, v)
         q = q.reshape(q.shape[0], -1)
         out = q.new_empty(q.shape[0], layer.tp_q_head_num * layer.v_head_dim)
-        options = {"scale": float(layer.scaling), "params": served.params, "zero_unused_rows": True}
+        options: dict[str, Any] = {"scale": float(layer.scaling), "params": served.params, "zero_unused_rows": True}
         if served.is_quantized:
             options |= {"k_scale": layer.k_scale_float, "v_scale": layer.v_scale_float}
         kv = tuple(self.pool.get_kv_buffer(layer.layer_id))

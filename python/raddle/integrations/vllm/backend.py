@@ -222,7 +222,7 @@ class Impl(AttentionImpl):
             raise NotImplementedError("a quantised output; Raddle's backend writes the model's dtype")
         if attn_metadata is None:  # vLLM measures the model's memory
             return output.fill_(0)
-        options = {"scale": self.scale, "params": self.params, "zero_unused_rows": True}
+        options: dict[str, Any] = {"scale": self.scale, "params": self.params, "zero_unused_rows": True}
         if self.is_quantized:
             options |= {"k_scale": layer._k_scale_float, "v_scale": layer._v_scale_float}
         plan = attn_metadata.plans[self.nth]

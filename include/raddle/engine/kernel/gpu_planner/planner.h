@@ -50,8 +50,10 @@ class BlockPlanner {
     const LayoutArrays to = context_.arrays();
     const i32 requests = context_.num_requests;
     if (requests < 0 || requests > most.max_requests) {
-      if (context_.thread == 0)
-        context_.note(too_many_requests, -1), to.qo_indptr[most.max_requests] = 0;
+      if (context_.thread == 0) {
+        context_.note(too_many_requests, -1);
+        to.qo_indptr[most.max_requests] = 0;
+      }
       return false;
     }
     Sums<3> sums{};  // query tiles, rows, keys
