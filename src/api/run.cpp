@@ -19,21 +19,31 @@ void check_device(const char* name, const TensorRef& t, DeviceId expected) {
 /// What a run writes is none of what it reads; O may take the place of Q, element by element. Names
 /// are made where something is wrong.
 void check_no_overlap(const RunArgs& args) {
-  const auto check = [](const char* name, const TensorRef& t, const char* other_name,
-                        const TensorRef& other) {
-    if (overlap(t, other)) [[unlikely]]
-      check_apart(name, t, other_name, other);
+  struct Named {
+    const char* name;
+    const TensorRef& tensor;
+    MemoryRange range;
   };
-  if (!is_same(args.out, args.q) && overlap(args.out, args.q)) [[unlikely]]
+  const auto named = [](const char* name, const TensorRef& t) {
+    return Named{name, t, range_of(t)};
+  };
+  const auto check = [](const Named& written, const Named& other) {
+    if (written.range.meets(other.range)) [[unlikely]]
+      check_apart(written.name, written.tensor, other.name, other.tensor);
+  };
+  const Named q = named("q", args.q), out = named("out", args.out), lse = named("lse", args.lse);
+  if (out.range.meets(q.range) && !is_same(args.out, args.q) && overlap(args.out, args.q))
+      [[unlikely]]
     fail<ValueError>("out shares memory with q; expected memory of its own, or exactly q's");
   for (const KvRef& pair : args.kv) {
-    check("out", args.out, "kv: k", pair.k);
-    check("out", args.out, "kv: v", pair.v);
-    check("lse", args.lse, "kv: k", pair.k);
-    check("lse", args.lse, "kv: v", pair.v);
+    const Named k = named("kv: k", pair.k), v = named("kv: v", pair.v);
+    check(out, k);
+    check(out, v);
+    check(lse, k);
+    check(lse, v);
   }
-  check("lse", args.lse, "q", args.q);
-  check("lse", args.lse, "out", args.out);
+  check(lse, q);
+  check(lse, out);
 }
 
 /// The tensors with their heads, and pools with their pages, in dimensions of their own; nothing

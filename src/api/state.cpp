@@ -14,15 +14,15 @@ namespace raddle {
 namespace {
 
 void check_state(const std::string& o_name, const TensorRef& o, const std::string& lse_name,
-                 const TensorRef& lse, const std::vector<i64>& shape) {
+                 const TensorRef& lse, ExpectedShape shape) {
   check_tensor(o_name, o, DType::float32, shape);
-  check_strided(lse_name, lse, DType::float32, {shape.begin(), shape.end() - 1});
+  check_strided(lse_name, lse, DType::float32, shape.first(shape.size() - 1));
 }
 
 void check_outputs(const std::string& lse_name, const TensorRef& out, const TensorRef& lse,
-                   const std::vector<i64>& shape) {
+                   ExpectedShape shape) {
   check_output("out", out, DType::float32, shape);
-  check_strided(lse_name, lse, DType::float32, {shape.begin(), shape.end() - 1});
+  check_strided(lse_name, lse, DType::float32, shape.first(shape.size() - 1));
   check_distinct(lse_name, lse);
 }
 

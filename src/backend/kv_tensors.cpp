@@ -206,13 +206,15 @@ void check_distinct(const std::string& name, const TensorRef& t) {
   }
 }
 
+MemoryRange range_of(const TensorRef& t) {
+  if (!has_elements(t)) return {};
+  const Reach reach = reach_of(t, [](i64) { return true; });
+  const auto* data = static_cast<const u8*>(t.data);
+  return {data + reach.low, data + reach.high};
+}
+
 bool overlap(const TensorRef& a, const TensorRef& b) {
-  if (!has_elements(a) || !has_elements(b) || a.device != b.device) return false;
-  const auto all = [](i64) { return true; };
-  const Reach x = reach_of(a, all), y = reach_of(b, all);
-  const auto* p = static_cast<const u8*>(a.data);
-  const auto* q = static_cast<const u8*>(b.data);
-  if (p + x.high <= q + y.low || q + y.high <= p + x.low) return false;
+  if (a.device != b.device || !range_of(a).meets(range_of(b))) return false;
   for (const TensorRef* t : {&a, &b})
     for (int i = 0; i < t->rank; ++i)
       if (dim(*t, i) > 1 && apart_within(std::abs(step(*t, i)) * dtype_bytes(t->dtype), a, b))
@@ -234,7 +236,7 @@ void check_apart(const std::string& name, const TensorRef& t, const std::string&
 }
 
 void check_tensor(const std::string& name, const TensorRef& t, DType dtype,
-                  const std::vector<i64>& expected) {
+                  ExpectedShape expected) {
   bool ok = t.rank == static_cast<int>(expected.size());
   for (std::size_t i = 0; ok && i < expected.size(); ++i)
     ok = expected[i] < 0 || t.shape[i] == expected[i];
@@ -247,7 +249,7 @@ void check_tensor(const std::string& name, const TensorRef& t, DType dtype,
 }
 
 void check_strided(const std::string& name, const TensorRef& t, DType dtype,
-                   const std::vector<i64>& expected) {
+                   ExpectedShape expected) {
   TensorRef dense = t;
   if (t.rank > 0) dense.stride[static_cast<std::size_t>(t.rank - 1)] = 1;
   check_tensor(name, dense, dtype, expected);
@@ -290,7 +292,7 @@ KvRef with_pages(const KvRef& pool, HeadOrder order) {
 }
 
 void check_output(const std::string& name, const TensorRef& t, DType dtype,
-                  const std::vector<i64>& expected) {
+                  ExpectedShape expected) {
   check_tensor(name, t, dtype, expected);
   check_distinct(name, t);
 }

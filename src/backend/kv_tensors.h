@@ -1,7 +1,10 @@
 // Checks K and V against a level and finds the strides by which kernels walk them.
 #pragma once
 
+#include <initializer_list>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "raddle/attention.h"
 #include "raddle/engine/kernel/cpu/launch.h"
@@ -28,18 +31,23 @@ std::string shape_text(const TensorRef& t);
 /// "[4, 8, 128] bfloat16"
 std::string describe(const TensorRef& t);
 
+/// Extents that are named in a call, borrowed: a run checks its tensors without allocating.
+struct ExpectedShape : std::span<const i64> {
+  ExpectedShape(std::initializer_list<i64> extents) : span(extents.begin(), extents.size()) {}
+  ExpectedShape(std::span<const i64> extents) : span(extents) {}
+  ExpectedShape(const std::vector<i64>& extents) : span(extents) {}
+};
+
 /// Raises where `name` is not `[expected…]` in `dtype` with a contiguous last dimension; -1 stands
 /// for any extent.
-void check_tensor(const std::string& name, const TensorRef& t, DType dtype,
-                  const std::vector<i64>& expected);
+void check_tensor(const std::string& name, const TensorRef& t, DType dtype, ExpectedShape expected);
 
 /// The same for a tensor that is written: its elements must not coincide.
-void check_output(const std::string& name, const TensorRef& t, DType dtype,
-                  const std::vector<i64>& expected);
+void check_output(const std::string& name, const TensorRef& t, DType dtype, ExpectedShape expected);
 
 /// The same without the last demand: LSE may lie in any order, as [heads, rows] transposed.
 void check_strided(const std::string& name, const TensorRef& t, DType dtype,
-                   const std::vector<i64>& expected);
+                   ExpectedShape expected);
 
 /// Slots of a page of a paged level.
 inline i64 rows_of_page(const Level& level) {
@@ -60,6 +68,13 @@ void check_storage(const std::string& name, const TensorRef& t);
 /// A tensor that is written: raises unless its strides keep its elements apart. Sorted by size,
 /// each must be beyond what the smaller ones reach.
 void check_distinct(const std::string& name, const TensorRef& t);
+
+/// Where a tensor's elements lie; begin == end where it has none.
+struct MemoryRange {
+  const u8 *begin, *end;
+  bool meets(const MemoryRange& other) const { return begin < other.end && other.begin < end; }
+};
+MemoryRange range_of(const TensorRef& t);
 
 /// Whether two tensors have a byte in common. Slices of one tensor have none where their strides
 /// show it; other strides that interleave count as common.
