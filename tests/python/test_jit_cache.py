@@ -124,7 +124,7 @@ DAMAGE = {
     "binary writable by all": lambda entry: (entry / "binary").chmod(0o666),
     "binary writable by its group": lambda entry: (entry / "binary").chmod(0o664),
     "manifest writable by all": lambda entry: (entry / "manifest").chmod(0o666),
-    # Links are refused, too: their targets may be anybody's.
+    # Links are refused, too: their targets may belong to another user.
     "folder a link": lambda entry: linked(entry, entry.with_name("folder elsewhere")),
     "binary a link": lambda entry: linked(entry / "binary", entry.with_name("binary elsewhere")),
     "manifest a link": lambda entry: linked(entry / "manifest", entry.with_name("manifest elsewhere")),
@@ -669,7 +669,7 @@ exec c++ "$@\""""
 
 
 def is_gone(pid):
-    """Whether a process has ended, be it that nobody has asked how."""
+    """Whether a process has ended; its parent may still have to ask how."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except FileNotFoundError:

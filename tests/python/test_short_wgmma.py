@@ -60,6 +60,13 @@ def test_head_dims(wgmma, rng, dim, dim_vo):
     check(wgmma, draw(rng, "paged", "causal", lengths=DECODES, page_size=16, **heads), 3, short_rows=8)
 
 
+@pytest.mark.parametrize(("dim", "dim_vo", "rows"), [(256, 256, 32), (192, 128, 16)])
+def test_tiles_that_nearly_fill_shared_memory(wgmma, rng, dim, dim_vo, rows):
+    heads = {**HEADS, "dim": dim, "dim_vo": dim_vo}
+    lengths = [(ROWS[rows], 100), (1, 300)]
+    check(wgmma, draw(rng, "paged", "causal", lengths=lengths, page_size=16, **heads), 3, short_rows=rows)
+
+
 VARIANTS = ["plain", "band", "alibi_capped", "gpt_oss", "sigmoid_first", "packed_or_window"]
 
 

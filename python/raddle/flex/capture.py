@@ -83,21 +83,22 @@ def check_member(x: Any, name: str) -> None:
         raise errors.refuse(f"captured array {name} has {len(x.shape)} dimensions", f"expected 1 to {MAX_RANK}")
     if 0 in x.shape:
         raise errors.refuse(f"captured array {name} is empty (shape {tuple(x.shape)})", "expected at least one element")
-    if kind in "iu" and not _fits(x.dtype):
-        found = _outside(_host_array(x))
-        if found is not None:
-            raise errors.refuse(
-                f"captured array {name} holds {found}, which does not fit in 32 bits", "expected int32 values"
-            )
+    if (found := _outside(x)) is not None:
+        raise errors.refuse(
+            f"captured array {name} holds {found}, which does not fit in 32 bits", "expected int32 values"
+        )
 
 
 def _fits(dtype: Any) -> bool:
     return str(dtype).rpartition(".")[2] in ("int8", "int16", "int32", "uint8", "uint16")
 
 
-def _outside(x: np.ndarray) -> int | None:
-    """An element that does not fit in 32 bits."""
-    least, most = int(x.min()), int(x.max())
+def _outside(x: Any) -> int | None:
+    """An element of an array of integers that does not fit in 32 bits."""
+    if _kind_of(x) not in "iu" or _fits(x.dtype):
+        return None
+    array = _host_array(x)
+    least, most = int(array.min()), int(array.max())
     return least if least < _INT32.min else most if most > _INT32.max else None
 
 
@@ -142,12 +143,9 @@ def _on_host(x: Any) -> Any:
 
 def member_array(x: Any, name: str) -> np.ndarray:
     """A captured array as a member holds it: C-contiguous float32, int32 or uint8 (of bools), a copy."""
-    kind, array = _kind_of(x), _host_array(x)
-    if kind in "iu" and not _fits(x.dtype):
-        found = _outside(array)
-        if found is not None:  # a trace that was made of another array's elements holds for this array, too
-            raise ValueError(f"captured array {name} holds {found}; expected 32-bit integers")
-    return np.array(array, _ELEMENTS[kind], order="C")
+    if (found := _outside(x)) is not None:  # where the trace was made with another array
+        raise ValueError(f"captured array {name} holds {found}; expected 32-bit integers")
+    return np.array(_host_array(x), _ELEMENTS[_kind_of(x)], order="C")
 
 
 def number(graph: Graph, x: Any, hint: str, at: At) -> Any:

@@ -54,6 +54,7 @@ class HostPlans final : public PlanOnDevice {
         view.lse[row * view.lse_row_stride + head * view.lse_head_stride] *= math::log2e;
   }
 
+  /// Rows beyond the batch's become what a row without keys has: what GPU kernels do themselves.
   void zero_rows(const RunView& view, i64 begin, i64 end) const {
     const i64 bytes = dtype_bytes(view.state_only ? DType::float32 : spec_.dtype);
     for (i64 row = begin; row < end; ++row) {
