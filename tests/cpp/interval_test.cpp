@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <random>
 #include <vector>
 
 #include "raddle/engine/core/span.h"
+#include "test_seed.h"
 
 namespace raddle {
 namespace {
@@ -17,9 +19,8 @@ namespace {
 class IntervalTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    const u32 seed = std::random_device{}();
-    RecordProperty("seed", std::to_string(seed));
-    std::printf("seed: %u\n", seed);
+    const u32 seed = test_seed();
+    trace_.emplace(__FILE__, __LINE__, seed_text(seed));
     random_.seed(seed);
   }
   i32 draw(i32 a, i32 b) { return std::uniform_int_distribution<i32>(a, b)(random_); }
@@ -45,6 +46,7 @@ class IntervalTest : public ::testing::Test {
   }
 
   std::mt19937 random_;
+  std::optional<testing::ScopedTrace> trace_;
 };
 
 #define EXPECT_CONTAINS(op)                               \

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <functional>
 #include <optional>
 #include <random>
@@ -13,6 +12,7 @@
 
 #include "raddle/error.h"
 #include "raddle/layout.h"
+#include "test_seed.h"
 
 namespace raddle {
 
@@ -28,10 +28,8 @@ inline std::size_t at(i64 i) { return static_cast<std::size_t>(i); }
 class LayoutTest : public testing::Test {
  protected:
   void SetUp() override {
-    const char* wanted = std::getenv("RADDLE_TEST_SEED");
-    const u32 seed = wanted ? static_cast<u32>(std::stoul(wanted)) : std::random_device{}();
-    RecordProperty("seed", std::to_string(seed));
-    trace_.emplace(__FILE__, __LINE__, "RADDLE_TEST_SEED=" + std::to_string(seed));
+    const u32 seed = test_seed();
+    trace_.emplace(__FILE__, __LINE__, seed_text(seed));
     random_.seed(seed);
   }
 

@@ -5,13 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <numeric>
-#include <string>
 
 #include "plan/prefixes.h"
 #include "plan_testing.h"
 #include "raddle/engine/kernel/gpu_planner/launch.h"
+#include "test_seed.h"
 
 namespace raddle::plan_testing {
 
@@ -42,16 +41,11 @@ struct OwnedBatch {
   }
 };
 
-inline u32 first_seed() {
-  const char* given = std::getenv("RADDLE_SEED");
-  return given ? static_cast<u32>(std::strtoul(given, nullptr, 10)) : std::random_device{}();
-}
-
 template <class F>
 void repeat(i32 times, F&& f) {
-  const u32 seed = first_seed();
+  const u32 seed = test_seed();
   for (u32 i = 0; i < static_cast<u32>(times) && !testing::Test::HasFailure(); ++i) {
-    SCOPED_TRACE("RADDLE_SEED=" + std::to_string(seed + i));
+    SCOPED_TRACE(seed_text(seed + i));
     std::mt19937 random(seed + i);
     f(random);
   }

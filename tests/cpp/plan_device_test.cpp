@@ -1,5 +1,5 @@
 // The planner kernel, on emulated threads: the host's plan byte for byte. A failure prints the
-// seed; RADDLE_SEED repeats it.
+// seed that repeats it.
 #include "plan_device_testing.h"
 #include "raddle/engine/variant/composition.h"
 #include "raddle/engine/variant/shipped.h"

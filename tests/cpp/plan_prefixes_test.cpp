@@ -1,5 +1,5 @@
-// Prefix discovery on host and device: the same cascade, the same plan. A failure prints the seed;
-// RADDLE_SEED repeats it.
+// Prefix discovery on host and device: the same cascade, the same plan. A failure prints the seed
+// that repeats it.
 #include "plan/shared_runs.h"
 #include "plan_device_testing.h"
 #include "raddle/engine/variant/composition.h"
@@ -132,7 +132,7 @@ TEST(Prefixes, ListsThatAgreeAtBothEndsOnly) {
   const PrefixCascade found = discover_prefixes(lists_of(batch, begins), 12);
   EXPECT_EQ(found.rows, (std::vector<i32>{0, 3}));
   EXPECT_EQ(found.kv_begin, (std::vector<i32>{12, 0, 0, 12}));
-  std::mt19937 random(first_seed());
+  std::mt19937 random(test_seed());
   PlanConfig config = config_for(7, 2, 4);
   config.schedule = Schedule::linear;  // as on a device
   check(random, batch, config, 12, Composition<Leaf<0>, Causal>{});

@@ -1,4 +1,4 @@
-// What every plan promises, on random layouts. A failure prints the seed; RADDLE_SEED repeats it.
+// What every plan promises, on random layouts. A failure prints the seed that repeats it.
 #include <gtest/gtest.h>
 
 #include <algorithm>

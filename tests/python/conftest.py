@@ -47,7 +47,8 @@ settings.load_profile("raddle")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--seed", type=int, default=None, help="draw the problems of an earlier session again")
+    seed = os.environ.get("RADDLE_TEST_SEED")
+    parser.addoption("--seed", type=int, default=seed, help="draw the problems of an earlier session again")
     parser.addoption("--device", default="cpu", help="where the engine's tests run: cpu, cuda, cuda:1")
 
 
