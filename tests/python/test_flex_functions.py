@@ -145,7 +145,46 @@ def constants_of_64_bits(score, b, h, q, kv):
     return score + bits + torch.where(score.abs() * 0xC2B2AE3D27D4EB4F > 1e19, 1.0, 0.0)
 
 
+def weights(score, b, h, q, kv):
+    row = torch.softmax(Q_ROPE[b, h, q], -1) @ K_ROPE[b, kv].log_softmax(0)
+    return score + row + torch.logsumexp(torch.stack([score, Q_ROPE[b, h, q, 0]]), 0) + F.softmax(K_ROPE[b, :2, 0], dim=0)[1]
+
+
+def contractions(score, b, h, q, kv):
+    mixed = torch.einsum("d,ed,e->", Q_ROPE[b, h, q], K_ROPE[b, :D], K_ROPE[b, kv])
+    outer = torch.einsum("i,j->ij", Q_ROPE[b, h, q], K_ROPE[b, kv]).t()[1, 3] + torch.outer(K_ROPE[b, 0], K_ROPE[b, kv])[2, 4]
+    products = torch.bmm(Q_ROPE[b, :2, :3], Q_ROPE[b, :2, :D, :3].transpose(1, 2)[:, :3, :D].transpose(1, 2)).sum()
+    return score + mixed + outer + products * 0.1 + F.linear(Q_ROPE[b, h, q], K_ROPE[b, :2], K_ROPE[b, kv, :2]).sum()
+
+
+def choices(score, b, h, q, kv):
+    row, near = Q_ROPE[b, h, q], torch.stack([kv % D, q % D])
+    taken = torch.take(row, near).sum() + torch.index_select(K_ROPE[b, :3], 1, near)[2, 0] + row[kv % D - D]
+    gathered = torch.gather(K_ROPE[b, :3], 1, torch.stack([near, near + 0, near * 0])).sum() + row.unsqueeze(0)[0, q % D]
+    return score + taken + gathered + K_ROPE[b, :3][:, kv % D].sum() + torch.take_along_dim(row, near, 0)[1]
+
+
+def places(score, b, h, q, kv):
+    row = Q_ROPE[b, h, q]
+    at = row.argmax() + torch.argmin(K_ROPE[b, :3], dim=1)[1] * 10 + row.max(dim=0).indices * 100
+    return score + at + torch.count_nonzero(row > 0) + torch.min(K_ROPE[b, :4], 0).indices[2]
+
+
+def statistics(score, b, h, q, kv):
+    row, other = Q_ROPE[b, h, q], K_ROPE[b, kv]
+    spread = row.var() + torch.std(other, unbiased=False) + torch.var(K_ROPE[b, :3], dim=1, correction=0).sum()
+    return score + spread + F.cosine_similarity(row, other, dim=0) + row.cumsum(0)[3] + torch.cumprod(other, -1)[2]
+
+
+def rearranged(score, b, h, q, kv):
+    row, rows = Q_ROPE[b, h, q], K_ROPE[b, :3]
+    turned = row.flip(0)[1] + torch.roll(row, 2)[0] + rows.permute(1, 0)[4, 2] + rows.transpose(0, 1)[3].sum()
+    first, *_ = torch.unbind(rows + row.expand(3, D), 1)
+    return score + turned + first.sum() + torch.flip(rows, [0, 1])[0, 0] + row.broadcast_to(2, D)[1, 1]
+
+
 ROWS = [dot, product_and_sum, norms, chosen_blocks, any_width, stacked, new_dimensions, slices, integer_powers]
+ROWS += [weights, contractions, choices, places, statistics, rearranged]
 ROWS += [whole_slices, narrow_integers, constants_of_64_bits]
 
 
@@ -198,7 +237,9 @@ def test_hashes_are_torchs(rng):
     [
         (lambda score, b, h, q, kv: torch.lgamma(score), "`lgamma` of a traced value is unknown; write it with"),
         (lambda score, b, h, q, kv: torch.erfinv(score), "known are erf and"),
-        (lambda score, b, h, q, kv: torch.cumsum(K_ROPE[b, kv], 0)[0], "`cumsum` of a traced tensor is unknown"),
+        (lambda score, b, h, q, kv: torch.sort(K_ROPE[b, kv])[0], "`sort` of a traced tensor is unknown"),
+        (lambda score, b, h, q, kv: torch.einsum("ii->", K_ROPE[b, :D]), "expected one letter a dimension, each once"),
+        (lambda score, b, h, q, kv: K_ROPE[b, :3][..., kv % D], "is indexed with a traced value and more"),
         (lambda score, b, h, q, kv: K_ROPE[b].sum() + BIG[h].sum(), "at most 1024 elements"),
         (lambda score, b, h, q, kv: F.gelu(score, approximate="fast"), "expected 'none' or 'tanh'"),
         (lambda score, b, h, q, kv: K_ROPE[b, kv], "returns an array"),

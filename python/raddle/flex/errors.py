@@ -13,7 +13,7 @@ _here = os.path.dirname(os.path.abspath(__file__))
 _ours = {
     os.path.join(_here, name + ".py")
     for name in ("errors", "expr", "graph", "ops", "capture", "rebuild", "foreign", "evaluate", "codegen", "trace",
-        "random", "reads", "elementary", "activations", "vector")
+        "random", "reads", "elementary", "activations", "vector", "vector_functions")
 }
 _jax = re.compile(r"(site|dist)-packages[/\\]jax")
 _libraries = re.compile(r"(site|dist)-packages[/\\](torch|numpy|jax|jaxlib)[/\\]")

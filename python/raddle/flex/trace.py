@@ -24,7 +24,7 @@ import numpy as np
 
 from raddle import _library
 from raddle._tensors import kind_of
-from raddle.flex import codegen, errors, evaluate, foreign, ops, random, reads, vector  # noqa: F401: vector is met
+from raddle.flex import codegen, errors, evaluate, foreign, ops, random, reads, vector_functions  # noqa: F401: is met
 from raddle.flex._arrays import num_arguments
 from raddle.flex.capture import Capture, lent_array, member_array
 from raddle.flex.errors import TraceError

@@ -5,7 +5,6 @@ Their shapes are known while tracing, so an operation on one is written out elem
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, Callable, NamedTuple
 
@@ -16,6 +15,8 @@ from raddle.flex.capture import Capture
 from raddle.flex.expr import Value, build
 
 MOST_ELEMENTS = 1024
+#: Functions of tensors by torch's and numpy's names; `vector_functions` fills it in.
+functions: dict[str, Callable[..., Any]] = {}
 
 
 class Extreme(NamedTuple):
@@ -58,10 +59,18 @@ class Vector:
         return (of(each) for each in self.items)
 
     def __getitem__(self, index: Any) -> Any:
-        for each in index if isinstance(index, tuple) else (index,):
-            if isinstance(each, Value) and each.node.varies:
-                raise errors.refuse("a row is indexed with a traced value", "index the captured array at once: x[h, q]")
-        return of(self.items[index])
+        items, rest = self.items, list(index) if isinstance(index, tuple) else [index]
+        traced = [n for n, i in enumerate(rest) if isinstance(i, Value) and i.node.varies]
+        if traced and any(i is Ellipsis or isinstance(i, Vector) for i in rest if not isinstance(i, Value)):
+            raise errors.refuse("a tensor of traced values is indexed with a traced value and more", "expected numbers")
+        chosen = [rest[n] for n in traced]
+        for n in traced:
+            rest[n] = slice(None)
+        axes = [sum(i is None or isinstance(i, slice) for i in rest[:n]) for n in traced]
+        items = of(items[tuple(rest)])
+        for i, axis in zip(reversed(chosen), reversed(axes)):
+            items = one_of(np.moveaxis(array_of(items), axis, 0), i)
+        return items
 
     def __bool__(self) -> bool:
         raise errors.refuse("a condition on a traced value has no truth value here", errors.condition_advice())
@@ -101,6 +110,19 @@ def _element(x: Any) -> Any:
     return x.item() if isinstance(x, np.ndarray) else x
 
 
+def one_of(rows: np.ndarray, index: Any) -> Any:
+    """The row at an index, which may be traced: then each is asked for in turn."""
+    if not isinstance(index, Value) or not index.node.varies:
+        return of(rows[int(index)])
+    n = len(rows)
+    at = build("where", build("lt", index, 0), build("add", index, n), index)
+    found = of(rows[0])
+    for i in range(1, n):
+        chosen = build("eq", at, i)
+        found = elementwise(lambda a, b: build("where", chosen, a, b), of(rows[i]), found)
+    return found
+
+
 def of_capture(x: Capture) -> Vector:
     """The rest of a captured array that has indices for its first dimensions, or none."""
     shape = tuple(x.shape)
@@ -114,14 +136,14 @@ def of_capture(x: Capture) -> Vector:
     return Vector(items)
 
 
-def _array(x: Any) -> np.ndarray:
-    """As an array of objects."""
+def array_of(x: Any) -> np.ndarray:
+    """As an array of objects: traced values and numbers."""
     if isinstance(x, Vector):
         return x.items
     if isinstance(x, Capture):
         return of_capture(x).items
     if isinstance(x, (list, tuple)):
-        return np.stack([_array(each) for each in x])
+        return np.stack([array_of(each) for each in x])
     if not isinstance(x, Value) and hasattr(x, "shape"):
         return np.asarray(x).astype(object)
     items = np.empty((), object)
@@ -130,137 +152,13 @@ def _array(x: Any) -> np.ndarray:
 
 
 def elementwise(function: Callable[..., Any], *operands: Any) -> Any:
-    arrays = np.broadcast_arrays(*map(_array, operands))
+    arrays = np.broadcast_arrays(*map(array_of, operands))
     if arrays[0].size > MOST_ELEMENTS:
         raise errors.refuse(f"a traced tensor of shape {arrays[0].shape}", f"expected at most {MOST_ELEMENTS} elements")
     result = np.empty(arrays[0].shape, object)
     for at in np.ndindex(result.shape):
         result[at] = function(*(x[at] for x in arrays))
     return of(result)
-
-
-def _reduced(function: Callable[[Any, Any], Any], prepare: Callable[[Any], Any] = lambda x: x) -> Callable[..., Any]:
-    def reduce(x: Any, dim: Any = None, keepdim: bool = False, *, axis: Any = None, keepdims: bool = False, **_: Any) -> Any:
-        items, dim = _array(elementwise(prepare, x)), axis if dim is None else dim
-        dims = range(items.ndim) if dim is None else dim if isinstance(dim, (tuple, list)) else (dim,)
-        dims = sorted({d % items.ndim for d in dims}, reverse=True)
-        for d in dims:
-            items = np.asarray(_fold(function, np.moveaxis(items, d, 0)), object)
-            items = np.expand_dims(items, d) if keepdim or keepdims else items
-        return of(items)
-
-    return reduce
-
-
-def _fold(function: Callable[[Any, Any], Any], rows: np.ndarray) -> Any:
-    return functools.reduce(lambda a, b: _array(elementwise(function, of(a), of(b))), rows[1:], _array(of(rows[0])))
-
-
-def _is_true(x: Any) -> Any:
-    return x.bool() if isinstance(x, Value) else bool(x)
-
-
-def _sum_of(name: str) -> Callable[[Any, Any], Any]:
-    function = foreign.find(name)
-    return lambda a, b: function(a, b) if isinstance(a, Value) or isinstance(b, Value) else _PLAIN[name](a, b)
-
-
-_PLAIN = {
-    "add": lambda a, b: a + b, "mul": lambda a, b: a * b, "maximum": max, "minimum": min, "or": lambda a, b: a | b,
-    "and": lambda a, b: a & b,
-}  # fmt: skip
-
-def _as_summed(x: Any) -> Any:
-    """Bools and narrow integers are summed as integers."""
-    return x.int() if isinstance(x, Value) and (x.node.dtype == "bool" or x.narrow is not None) else x
-
-
-_sum = _reduced(_sum_of("add"), _as_summed)
-_amax, _amin = _reduced(_sum_of("maximum")), _reduced(_sum_of("minimum"))
-
-
-def _extreme(along: Callable[..., Any], pairwise: str) -> Callable[..., Any]:
-    def extreme(x: Any, dim: Any = None, keepdim: bool = False, **how: Any) -> Any:
-        if isinstance(dim, (Value, Vector, Capture)):  # torch.max(a, b)
-            return elementwise(foreign.find(pairwise), x, dim)
-        return along(x, dim, keepdim, **how) if dim is None else Extreme(along(x, dim, keepdim, **how))
-
-    return extreme
-
-
-def _mean(x: Any, dim: Any = None, keepdim: bool = False, **how: Any) -> Any:
-    total = _sum(x, dim, keepdim, **how)
-    return elementwise(lambda a: build("div", a, _array(x).size // max(1, _array(total).size)), total)
-
-
-def _norm(x: Any, p: Any = 2, dim: Any = None, keepdim: bool = False, **how: Any) -> Any:
-    if p not in (2, "fro", None, 1, math.inf):
-        raise errors.refuse(f"a norm of order {p}", "expected 1, 2 or inf")
-    if p == 1:
-        return _sum(elementwise(abs, x), dim, keepdim)
-    if p == math.inf:
-        return _amax(elementwise(abs, x), dim, keepdim)
-    squares = elementwise(lambda a: build("mul", a, a), x)
-    return elementwise(lambda a: build("sqrt", a), _sum(squares, dim, keepdim))
-
-
-def _vector_norm(x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, **_: Any) -> Any:
-    return _norm(x, ord, dim, keepdim)
-
-
-def _dot(a: Any, b: Any) -> Any:
-    return _sum(elementwise(foreign.find("mul"), a, b))
-
-
-def _matmul(a: Any, b: Any) -> Any:
-    a, b = _array(a), _array(b)
-    if a.ndim == b.ndim == 1:
-        return _dot(of(a), of(b))
-    if b.ndim == 1:
-        return _sum(elementwise(foreign.find("mul"), of(a), of(b)), -1)
-    rows = a[..., :, :, None] if a.ndim > 1 else a[:, None]
-    return _sum(elementwise(foreign.find("mul"), of(rows), of(b)), -2)
-
-
-def _shaped(x: Any, *shape: Any) -> Any:
-    return of(_array(x).reshape(*(tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape)))
-
-
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "sum": _sum,
-    "prod": _reduced(_sum_of("mul"), _as_summed),
-    "any": _reduced(_sum_of("or"), _is_true),
-    "all": _reduced(_sum_of("and"), _is_true),
-    "amax": _amax,
-    "amin": _amin,
-    "max": _extreme(_amax, "maximum"),
-    "min": _extreme(_amin, "minimum"),
-    "mean": _mean,
-    "norm": _norm,
-    "vector_norm": _vector_norm,
-    "linalg_vector_norm": _vector_norm,
-    "linalg_norm": _vector_norm,
-    "dot": _dot,
-    "vdot": _dot,
-    "inner": _dot,
-    "matmul": _matmul,
-    "mv": _matmul,
-    "stack": lambda xs, dim=0, **_: of(np.stack([_array(x) for x in xs], dim)),
-    "cat": lambda xs, dim=0, **_: of(np.concatenate([_array(x) for x in xs], dim)),
-    "unsqueeze": lambda x, dim: of(np.expand_dims(_array(x), dim)),
-    "squeeze": lambda x, dim=None: of(np.squeeze(_array(x), dim)),
-    "reshape": _shaped,
-    "view": _shaped,
-    "flatten": lambda x, *_: of(_array(x).reshape(-1)),
-    "expand_dims": lambda x, axis: of(np.expand_dims(_array(x), axis)),
-    "getitem": lambda x, index: of(_array(x)[index]),
-    "isin": lambda x, values, **how: elementwise(lambda a: foreign.find("isin")(a, _flat(values), **how), x),
-}
-_FUNCTIONS.update({"concatenate": _FUNCTIONS["cat"], "concat": _FUNCTIONS["cat"]})
-
-
-def _flat(values: Any) -> list[Any]:
-    return list(_array(values).reshape(-1))
 
 
 _COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne", "isin"}
@@ -280,7 +178,7 @@ def takes(name: str, args: Any) -> bool:
     if name in _OF_VALUES:
         return True
     several = bool(args) and isinstance(args[0], (list, tuple))
-    return several and name in _OF_VALUES or name in _FUNCTIONS and bool(args) and type(args[0]) is Value and (
+    return several and name in _OF_VALUES or name in functions and bool(args) and type(args[0]) is Value and (
         name not in ("max", "min") or len(args) == 1
     )
 
@@ -323,7 +221,7 @@ def _is_whole(span: slice, x: Capture, dimension: int) -> bool:
 def call(name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     """Runs a library's function, or a tensor's method, on vectors."""
     plain = name.strip("_")
-    function = _FUNCTIONS.get(plain.removeprefix("special_"))
+    function = functions.get(plain.removeprefix("special_"))
     if function is not None:
         return function(*args, **kwargs)
     if name.startswith("__r") and foreign.find(plain) is None and foreign.find(plain[1:]) is not None:
