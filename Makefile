@@ -147,9 +147,14 @@ wheel: install-all $(VENV)/tools  ## build a manylinux wheel in dist/
 	$(BIN)/auditwheel repair --exclude libtvm_ffi.so -w dist build/wheel/*.whl
 	@ls -l dist
 
+# Serving engines pin it to one version: the newest one and the oldest one are tried.
+LEAST_TVM_FFI = $(shell sed -n 's/^dependencies = \["apache-tvm-ffi>=\([0-9.]*\),.*/\1/p' pyproject.toml)
+
 test-wheel: wheel  ## install that wheel where there is no compiler, and run every shipped variant
 	rm -rf build/test-wheel && $(PYTHON) -m venv build/test-wheel
 	build/test-wheel/bin/python -m pip --disable-pip-version-check install -q dist/*_$(MACHINE).whl hypothesis
+	cd build/test-wheel && env -i HOME="$$HOME" PATH=/nowhere bin/python -I $(CURDIR)/tests/wheel_check.py
+	build/test-wheel/bin/python -m pip --disable-pip-version-check install -q apache-tvm-ffi==$(LEAST_TVM_FFI)
 	cd build/test-wheel && env -i HOME="$$HOME" PATH=/nowhere bin/python -I $(CURDIR)/tests/wheel_check.py
 
 wheel-aarch64: $(VENV)/tools  ## the same for aarch64 where Debian's cross compiler is, tried on an emulated one

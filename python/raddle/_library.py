@@ -10,7 +10,10 @@ from typing import Any, Callable, NoReturn
 
 import numpy as np
 import tvm_ffi
-from tvm_ffi.core import CObject
+from tvm_ffi import core
+
+# The base of all its objects, tensors and functions among them; until 0.1.9 it was Object.
+CObject = getattr(core, "CObject", core.Object)
 
 _NAME = "libraddle_ffi.so"
 
@@ -156,6 +159,11 @@ class Handle(tvm_ffi.Object):
     """An object of the library. A copy is the object itself; values (variants, layouts) pickle, others do not."""
 
     __slots__ = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """In the class itself, copying is kept by tvm-ffi 0.1.9 and 0.1.11, which else refuse it."""
+        super().__init_subclass__(**options)
+        cls.__copy__, cls.__deepcopy__ = Handle.__copy__, Handle.__deepcopy__
 
     def __repr__(self) -> str:
         # A constructor that raises leaves a handle of nothing in its frame, which error reporters show.

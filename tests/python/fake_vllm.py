@@ -1,4 +1,5 @@
-"""What Raddle's backend uses of vLLM 0.24's interfaces, on its own: no vLLM is needed. Names and arguments are vLLM's."""
+"""What Raddle's backend uses of vLLM's interfaces, 0.24's and 0.33's, on its own: no vLLM is needed. Names and arguments
+are vLLM's."""
 
 from __future__ import annotations
 

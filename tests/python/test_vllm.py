@@ -49,6 +49,20 @@ def array(x):
     return x.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
 
 
+def caches_of(layout):
+    """A cache's shape, and the order of its dimensions in memory: of vLLM 0.24, or of 0.33 ("BNHC", "BHNC", "HBNC")."""
+    if layout in ("NHD", "HND"):
+        return backend.Backend.get_kv_cache_shape(PAGES, PAGE, KV_HEADS, DIM), {"NHD": (0, 1, 2, 3, 4), "HND": (0, 1, 3, 2, 4)}[layout]
+    return (PAGES, KV_HEADS, PAGE, 2 * DIM), ["BHNC".index(c) for c in layout]
+
+
+def halves(cache):
+    """K and V [blocks, block_size, Hkv, D]."""
+    if cache.ndim == 5:
+        return cache[:, 0], cache[:, 1]
+    return cache[..., :DIM].transpose(1, 2), cache[..., DIM:].transpose(1, 2)
+
+
 class Model:
     """Layers with caches of their own, the requests' tables, and a step of all layers."""
 
@@ -60,8 +74,7 @@ class Model:
         self.config = fake_vllm.config(self.layers, **config)
         space = types.SimpleNamespace(block_size=PAGE)
         self.builder = backend.Builder(space, list(self.layers), self.config, torch.device("cpu"))
-        shape = backend.Backend.get_kv_cache_shape(PAGES, PAGE, KV_HEADS, DIM)
-        order = {"NHD": (0, 1, 2, 3, 4), "HND": (0, 1, 3, 2, 4)}[layout]
+        shape, order = caches_of(layout)
         # Keys of earlier steps are anything; so are slots that no request has reached.
         physical = [self.tensor(*(shape[i] for i in order)) for _ in layers]
         self.caches = dict(zip(layers, (x.permute(np.argsort(order).tolist()) for x in physical)))
@@ -111,7 +124,7 @@ class Model:
         indptr = np.concatenate([[0], np.cumsum([len(x) for x in lists])]).astype(np.int32)
         kv_len = np.array([t for _, t in lengths], np.int32)
         layout = PagedKV(starts, indptr, np.concatenate(lists), kv_len, PAGE)
-        kv = tuple(array(self.caches[name][:, half]) for half in (0, 1))
+        kv = tuple(array(half) for half in halves(self.caches[name]))
         return Problem(array(q), [kv], layout, self.variants[name], scale=self.layers[name].impl.scale)
 
 
@@ -125,7 +138,7 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("layout", ["NHD", "HND", "BNHC", "BHNC", "HBNC"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_steps_of_a_serving_loop(rng, monkeypatch, name, layout):
     monkeypatch.setattr(fake_vllm, "LAYOUT", layout)

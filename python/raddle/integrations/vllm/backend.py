@@ -1,4 +1,8 @@
-"""vLLM's three classes: backend, metadata builder, implementation (vllm.v1.attention.backend)."""
+"""vLLM's three classes: backend, metadata builder, implementation (vllm.v1.attention.backend).
+
+A layer's cache is one tensor. Until 0.24 the backend says how it lies: [blocks, 2, block_size, Hkv, D] here. By 0.33 vLLM
+gives it as [blocks, Hkv, block_size, 2 D], a head's keys before its values, of any strides but in the last dimension.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ from vllm.v1.attention.backend import (
     CommonAttentionMetadata,
     MultipleOf,
 )
-from vllm.v1.attention.backends.utils import get_kv_cache_layout
+from vllm.v1.attention.backends import utils
 
 from raddle.integrations.paged.layers import LayerAttention
 from raddle.integrations.paged.plans import Batch, Limits, plans_of
@@ -69,10 +73,10 @@ class Backend(AttentionBackend):
 
     @staticmethod
     def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
-        return _ORDERS[get_kv_cache_layout(), include_num_layers_dimension]
+        return _ORDERS[utils.get_kv_cache_layout(), include_num_layers_dimension]  # 0.33 has none, and does not ask
 
     @staticmethod
-    def get_supported_kernel_block_sizes() -> list[Any]:
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
         return [MultipleOf(1)]
 
     @classmethod
@@ -85,6 +89,10 @@ class Backend(AttentionBackend):
 
     @classmethod
     def supports_sink(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
         return True
 
     @classmethod
@@ -191,7 +199,7 @@ class Impl(AttentionImpl):
             sinks=None if sinks is None else (0.0,) * num_heads,
             kv_dtype=STORED.get(kv_cache_dtype),
         )
-        self._halves: Any = (None, None, None)
+        self._pools: Any = (None, None, None)
 
     def process_weights_after_loading(self, act_dtype: Any) -> None:
         """Sinks are a parameter, whose values are known now."""
@@ -217,7 +225,7 @@ class Impl(AttentionImpl):
         output_scale: Any = None,
         output_block_scale: Any = None,
     ) -> Any:
-        """Writes ``output``: query, output [tokens, Hq, D], kv_cache [blocks, 2, block_size, Hkv, D]."""
+        """Writes ``output``: query, output [tokens, Hq, D]."""
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError("a quantised output; Raddle's backend writes the model's dtype")
         if attn_metadata is None:  # vLLM measures the model's memory
@@ -226,16 +234,22 @@ class Impl(AttentionImpl):
         if self.is_quantized:
             options |= {"k_scale": layer._k_scale_float, "v_scale": layer._v_scale_float}
         plan = attn_metadata.plans[self.nth]
-        self.attention.run(plan, query, kv_cache, out=output, **options)
+        kv = kv_cache if len(kv_cache.shape) == 5 else self._pools_of(kv_cache)
+        self.attention.run(plan, query, kv, out=output, **options)
         return output
 
     def do_kv_cache_update(self, layer: Any, key: Any, value: Any, kv_cache: Any, slot_mapping: Any) -> None:
         """Writes new keys and values, as many as slot_mapping has; a slot of -1 is none."""
-        if self._halves[0] is not kv_cache:
-            self._halves = (kv_cache, *kv_cache.unbind(1))
-        _, k_cache, v_cache = self._halves
         scales = layer._k_scale, layer._v_scale
-        ops.reshape_and_cache_flash(key, value, k_cache, v_cache, slot_mapping, self.kv_cache_dtype, *scales)
+        ops.reshape_and_cache_flash(key, value, *self._pools_of(kv_cache), slot_mapping, self.kv_cache_dtype, *scales)
+
+    def _pools_of(self, kv_cache: Any) -> tuple[Any, Any]:
+        """K and V [blocks, block_size, Hkv, D]. Views take microseconds: those of the cache are kept."""
+        if self._pools[0] is not kv_cache:
+            two = kv_cache.unbind(1) if kv_cache.ndim == 5 else kv_cache.transpose(1, 2).split(self.head_size, -1)
+            self._pools = (kv_cache, *two)
+        _, k, v = self._pools
+        return k, v
 
 
 def _first(array: Any, count: int) -> Any:
@@ -249,6 +263,8 @@ def _limits(vllm_config: Any) -> Limits:
     compilation = vllm_config.compilation_config
     captured = compilation.max_cudagraph_capture_size or 0
     drafted = (speculation.num_speculative_tokens or 0) if speculation is not None else 0
+    if getattr(speculation, "parallel_drafting", False):  # whose requests have as many rows for what is drafted next
+        drafted *= 2
     requests = scheduler.max_num_seqs
     decoded = requests * (1 + drafted)
     caches_prefixes = bool(vllm_config.cache_config.enable_prefix_caching)
