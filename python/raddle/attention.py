@@ -144,8 +144,8 @@ class Attention(_library.Handle):
             device_lengths: lengths and page tables lie on the GPU and are planned there (`Reservation.update`). Its
                 kernel is compiled here, and memory for it taken. The schedule is linear: the plan, and so every bit of
                 the output, is that of the host under ``schedule="linear"``. With max_levels=2 layouts have
-                ``discover_prefixes``. Not with batch_invariant or a `PackedMask`. On a CPU layouts lie on the host
-                as ever, and the schedule is linear.
+                ``discover_prefixes``, which excludes batch_invariant. Not with a `PackedMask`. On a CPU layouts lie on
+                the host as ever, and the schedule is linear.
 
         Returns:
             A `Reservation`, to be updated before its first run.

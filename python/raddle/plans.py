@@ -37,7 +37,8 @@ class Maxima:
         max_qo_len: query rows of one request, of a single level; 0: as many as max_qo_tokens. With 1, for batches that
             only decode, a GPU runs its kernel of short queries (up to 16 rows a KV head), which is faster, and takes
             less memory. Not with several levels, but for device_lengths: there the host cannot check lengths, and
-            longer requests and prefixes are computed as well, 16 rows at a time.
+            longer requests and prefixes are computed as well, 16 rows at a time; with batch_invariant, which lets no
+            reservation change bits, longer requests are not computed, and `Reservation.check` raises.
 
     They are checked where they are used.
 

@@ -71,11 +71,13 @@ ReservationPtr Attention::reserve(const Maxima& most, const ReserveOptions& opti
       options.params.empty() ? variant_ : variant_->with(options.params, ParamScope::plan);
   if (options.device_lengths) {
     // The host cannot check such lengths: longer requests are computed, too, in tiles of the same
-    // shape.
-    const i64 usual_rows = i64{maxima.max_qo_len} * config.group_size;
-    maxima.max_qo_len = 0;
-    if (gpu_ && usual_rows > 0 && usual_rows <= config.shapes[short_queries].rows)
-      config = short_plan_config(config);
+    // shape. Batch invariance lets no reservation change a shape: the planner refuses them.
+    if (!config.batch_invariant) {
+      const i64 usual_rows = i64{maxima.max_qo_len} * config.group_size;
+      maxima.max_qo_len = 0;
+      if (gpu_ && usual_rows > 0 && usual_rows <= config.shapes[short_queries].rows)
+        config = short_plan_config(config);
+    }
     check_device_planning(config, maxima);
     config.schedule = Schedule::linear;
   }

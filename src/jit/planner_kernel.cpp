@@ -7,7 +7,9 @@
 namespace raddle::jit {
 
 std::string label_of(const PlannerKernel& kernel) {
-  std::string label = kernel.prefixes ? "planner with prefixes" : "planner";
+  std::string label = kernel.prefixes       ? "planner with prefixes"
+                      : kernel.fixed_chunks ? "planner of fixed chunks"
+                                            : "planner";
   for (const Functor& part : kernel.composition.parts) label += " " + part.type;
   return label;
 }
@@ -21,8 +23,9 @@ std::string source_of(const PlannerKernel& kernel) {
        << "extern \"C\" __global__ void __launch_bounds__(raddle::planner::num_threads, 1)\n"
        << planner_entry_point << "(const __grid_constant__ raddle::PlanLaunch launch,\n"
        << "    const __grid_constant__ raddle::Variant variant) {\n"
-       << "  raddle::planner::plan_batch<" << name(kernel.prefixes) << ", "
-       << name(kernel.in_shared) << ">(launch, variant);\n}\n";
+       << "  raddle::planner::plan_batch<raddle::planner::PlannerKind{.prefixes = "
+       << name(kernel.prefixes) << ", .in_shared = " << name(kernel.in_shared)
+       << ", .fixed_chunks = " << name(kernel.fixed_chunks) << "}>(launch, variant);\n}\n";
   return amalgamate(text.str());
 }
 

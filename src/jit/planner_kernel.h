@@ -15,6 +15,7 @@ struct PlannerKernel {
   bool prefixes;           ///< finds equal leading pages: PlanLaunch::batch.min_prefix > 0
   bool in_shared = false;  ///< knows that PlanLaunch::scratch_in_shared is set; without, any launch
                            ///< is right, and takes longer
+  bool fixed_chunks = false;  ///< cuts at absolute columns: PlanConfig::batch_invariant
 };
 
 /// The kernel's entry point: (PlanLaunch, the composition's struct), both by value.

@@ -29,10 +29,6 @@ void check_batch(const DeviceBatch& batch, const Maxima& maxima) {
 }  // namespace
 
 void check_device_planning(const PlanConfig& config, const Maxima& maxima) {
-  if (config.batch_invariant)
-    fail<ValueError>(
-        "batch_invariant is True; expected lengths on the host, since chunks of fixed "
-        "boundaries are planned there");
   if (config.num_workers > planner::max_workers)
     fail<ValueError>("num_workers is ", config.num_workers, "; expected at most ",
                      planner::max_workers, " on the device");
@@ -43,6 +39,10 @@ void check_device_planning(const PlanConfig& config, const Maxima& maxima) {
   if (maxima.max_levels > 2)
     fail<ValueError>("max_levels is ", maxima.max_levels,
                      "; expected 1, or 2 where prefixes are discovered, for lengths on a device");
+  if (config.batch_invariant && maxima.max_levels > 1)
+    fail<ValueError>("max_levels is ", maxima.max_levels,
+                     "; expected 1 with batch_invariant=True, since which prefixes are shared "
+                     "depends on the batch");
 }
 
 PlannerMemory planner_memory(const PlanConfig& config, const Maxima& maxima, bool masked) {
@@ -107,6 +107,9 @@ std::string describe(const PlanReport& report, const Maxima& maxima) {
   add(bad_page,
       "page_indices names a page that is not in the pool of num_pages, or is -1 where the mask "
       "keeps keys: taken for no keys");
+  add(too_long,
+      "qo_indptr gives it more rows than max_qo_len = " + std::to_string(maxima.max_qo_len) +
+          ", of which tiles would have another shape: its rows are left alone");
   if (!text.empty() && report.request >= 0)
     text = "request " + std::to_string(report.request) + ": " + text;
   return text;

@@ -61,6 +61,14 @@ inline PlanConfig random_config(std::mt19937& random) {
   return config;
 }
 
+/// The same, with cuts at absolute columns.
+inline PlanConfig random_invariant_config(std::mt19937& random) {
+  PlanConfig config = random_config(random);
+  config.batch_invariant = true;
+  config.invariant_chunk = between(random, 1, 300);
+  return config;
+}
+
 /// Lengths, pages and the way they are listed, at random. Unused entries name no page.
 inline OwnedBatch random_batch(std::mt19937& random, i32 most_requests, i32 most_rows,
                                i32 most_keys) {

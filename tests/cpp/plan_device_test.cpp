@@ -35,6 +35,60 @@ TEST(DevicePlan, IsTheHosts) {
   });
 }
 
+TEST(DevicePlan, IsTheHostsWithFixedChunks) {
+  repeat(25, [](std::mt19937& random) {
+    check_all(random, random_batch(random, 9, 70, 900), random_invariant_config(random));
+  });
+  repeat(3, [](std::mt19937& random) {
+    check_all(random, random_batch(random, 200, 3, 300), random_invariant_config(random));
+  });
+}
+
+TEST(DevicePlan, FixedChunksOfOneRequestFillWhatThereIsRoomFor) {
+  std::mt19937 random(1);
+  PlanConfig config = config_for(1000, 2, 1);
+  config.schedule = Schedule::linear;
+  config.batch_invariant = true;
+  config.invariant_chunk = 1;
+  config.shapes[long_queries].keys = config.shapes[short_queries].keys;
+  const i32 chunk = static_cast<i32>(least_absolute_chunk(config));
+  OwnedBatch batch;  // ragged
+  batch.qo_indptr = {0, 1};
+  batch.kv_len = {7 * chunk + 1};
+  batch.kv_indptr = {0, 7 * chunk + 1};
+  const Composition<NoMask> plain{};
+  DevicePlanner planner(plain, batch.view(), config, maxima_of(batch, config, 0));
+  planner.run(random);
+  EXPECT_EQ(planner.result.sizes.items, 2 * 8);
+  EXPECT_EQ(planner.result.sizes.partial_rows, 2 * 8);
+  const PlanSizes bounds = plan_bounds(config, maxima_of(batch, config, 0));
+  EXPECT_EQ(bounds.items, 2 * 8);
+  EXPECT_EQ(bounds.partial_rows, 2 * 8);
+}
+
+TEST(DevicePlan, FixedChunksRefuseLongRequests) {
+  repeat(10, [](std::mt19937& random) {
+    OwnedBatch batch = random_batch(random, 9, 9, 300);
+    batch.num_pages = 0;
+    const PlanConfig config = random_invariant_config(random);
+    Maxima maxima = maxima_of(batch, config, 1);
+    maxima.max_qo_len = 4;
+    const Composition<Leaf<0>, Causal> causal{};
+    DevicePlanner planner(causal, batch.view(), config, maxima);
+    planner.run(random);
+    i32 first = -1;
+    for (i32 r = batch.num_requests() - 1; r >= 0; --r)
+      if (batch.qo_indptr[at(r) + 1] - batch.qo_indptr[at(r)] > 4) first = r;
+    EXPECT_EQ(planner.result.report.errors, first < 0 ? 0 : too_long);
+    if (first >= 0) {
+      EXPECT_EQ(planner.result.report.request, first);
+    }
+    const QueryTile* tiles = planner.result.array<QueryTile>(planner.result.launch.at.query_tiles);
+    for (i64 t = 0; t < planner.result.sizes.query_tiles; ++t)
+      EXPECT_LE(batch.qo_indptr[at(tiles[t].group) + 1] - batch.qo_indptr[at(tiles[t].group)], 4);
+  });
+}
+
 void expect_empty(const DevicePlan& plan, i32 error) {
   EXPECT_EQ(plan.report.errors, error);
   EXPECT_EQ(plan.sizes.items, 0);

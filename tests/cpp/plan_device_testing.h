@@ -63,16 +63,7 @@ class DevicePlanner {
     std::shuffle(order.begin(), order.end(), random);
     for (const i32 b : order) {
       emulated::Block block(b, threads, grid.shared_bytes, blocks);
-      block.run([&] {
-        const bool prefixes = result.launch.batch.min_prefix > 0;
-        if (result.launch.scratch_in_shared) {
-          prefixes ? planner::plan_batch<true, true>(result.launch, variant_)
-                   : planner::plan_batch<false, true>(result.launch, variant_);
-        } else {
-          prefixes ? planner::plan_batch<true, false>(result.launch, variant_)
-                   : planner::plan_batch<false, false>(result.launch, variant_);
-        }
-      });
+      block.run([&] { result.launch.scratch_in_shared ? plan<true>() : plan<false>(); });
     }
     const auto* marks =
         reinterpret_cast<const i32*>(result.scratch.data() + result.launch.scratch_at.marks);
@@ -83,6 +74,19 @@ class DevicePlanner {
   DevicePlan result;
 
  private:
+  template <bool in_shared>
+  void plan() const {
+    using planner::PlannerKind;
+    const PlanLaunch& launch = result.launch;
+    if (launch.batch.min_prefix > 0)
+      planner::plan_batch<PlannerKind{.prefixes = true, .in_shared = in_shared}>(launch, variant_);
+    else if (launch.config.batch_invariant)
+      planner::plan_batch<PlannerKind{.in_shared = in_shared, .fixed_chunks = true}>(launch,
+                                                                                     variant_);
+    else
+      planner::plan_batch<PlannerKind{.in_shared = in_shared}>(launch, variant_);
+  }
+
   const V& variant_;
 };
 

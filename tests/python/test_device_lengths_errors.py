@@ -166,9 +166,6 @@ def test_reservations_and_layouts_of_other_kinds(gpu, rng):
     ):
         with refuses(ValueError, *words):
             reserved(attn, **{**MAXIMA, "device_lengths": True, **changes})
-    invariant = raddle.Attention(raddle.AttentionSpec(4, 2, 64, batch_invariant=True), device=gpu)
-    with refuses(ValueError, "batch_invariant is True", "host"):
-        reserved(invariant, **MAXIMA, device_lengths=True)
 
 
 def test_runs_have_room_for_any_batch(gpu, rng):

@@ -14,6 +14,7 @@ FILES = (
     "captured_runs",
     "cuda",
     "cuda_arch",
+    "device_invariance",
     "device_lengths",
     "device_lengths_errors",
     "kv_cuda",

@@ -72,7 +72,9 @@ class CudaBackend final : public GpuBackend {
                                                  const BoundVariant& origin,
                                                  const BoundVariant& variant,
                                                  void* stream) const override {
-    const ComingKernel planner = coming(planner_of(variant, maxima.max_levels > 1), *device_);
+    check_reserved_counts(planning.config, maxima);
+    const ComingKernel planner =
+        coming(planner_of(spec_, variant, maxima.max_levels > 1), *device_);
     const ContextScope context(*device_);
     check_reserve(stream);
     return std::make_shared<DevicePlannedReservation>(kernel_for(planning, maxima), memory_,

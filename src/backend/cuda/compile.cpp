@@ -58,8 +58,12 @@ KernelConfig config_of(const AttentionSpec& spec, const std::string& arch, Kerne
   return config;
 }
 
-jit::PlannerKernel planner_of(const BoundVariant& variant, bool prefixes) {
-  return {variant.source(), variant.memory_bytes(), prefixes};
+jit::PlannerKernel planner_of(const AttentionSpec& spec, const BoundVariant& variant,
+                              bool prefixes) {
+  return {.composition = variant.source(),
+          .variant_bytes = variant.memory_bytes(),
+          .prefixes = prefixes,
+          .fixed_chunks = spec.batch_invariant};
 }
 
 KernelReport compile(const AttentionSpec& spec, const std::string& arch, KernelFamily family,
@@ -83,7 +87,7 @@ KernelReport compile(const AttentionSpec& spec, const std::string& arch, KernelF
 
 KernelReport compile_planner(const AttentionSpec& spec, const std::string& arch, bool prefixes) {
   check_spec(spec);
-  return report_of(planner_of(BoundVariant(spec, arch), prefixes), arch, 0);
+  return report_of(planner_of(spec, BoundVariant(spec, arch), prefixes), arch, 0);
 }
 
 void warm(const AttentionSpec& spec, const std::string& arch) {

@@ -25,7 +25,8 @@ FamilyFacts facts_of(const BoundVariant& variant, const std::string& arch, bool 
                      std::optional<KernelFamily> asked);
 
 /// The kernel that plans on the device.
-jit::PlannerKernel planner_of(const BoundVariant& variant, bool prefixes);
+jit::PlannerKernel planner_of(const AttentionSpec& spec, const BoundVariant& variant,
+                              bool prefixes);
 
 /// A kernel as the compiler reports it.
 struct KernelReport {

@@ -41,9 +41,12 @@ TimelineView view_timeline(const TensorRef& t, i32 num_workers) {
   return {static_cast<TimelineView::Mark*>(t.data), static_cast<i32>(capacity)};
 }
 
+/// Kernels count the partial states of a query tile and KV head in 16 bits.
+constexpr i32 most_states = 0xffff;
+
 /// What kernels count in fewer bits than plans do.
 void check_counts(const Layout& layout, const PlanArrays& arrays) {
-  constexpr i32 most_ragged = 1 << 30, most_states = 0xffff;
+  constexpr i32 most_ragged = 1 << 30;
   for (const Level& level : layout.levels()) {
     if (level.storage != KvStorage::ragged) continue;
     for (std::size_t g = 0; g < level.columns.size(); ++g)
@@ -73,6 +76,15 @@ std::shared_ptr<const CudaVariant> AttentionMemory::variant_of(const BoundVarian
     own = origin_;
   }
   return &variant == &origin ? own : captured.variant(variant, own.get(), stream);
+}
+
+void check_reserved_counts(const PlanConfig& config, const Maxima& maxima) {
+  const i64 chunk = least_absolute_chunk(config);
+  if (config.batch_invariant && maxima.max_kv_tokens > (most_states - 1) * chunk)
+    fail<ValueError>("max_kv_tokens is ", maxima.max_kv_tokens, "; expected at most ",
+                     (most_states - 1) * chunk,
+                     " with batch_invariant=True and lengths on a GPU, where one request may have "
+                     "them all");
 }
 
 void check_upload(const Layout& layout, const PlanArrays& arrays, StreamHandle stream) {

@@ -42,6 +42,10 @@ using AttentionMemoryPtr = std::shared_ptr<AttentionMemory>;
 /// something of the plan in fewer bits than plans do.
 void check_upload(const Layout& layout, const PlanArrays& arrays, StreamHandle stream);
 
+/// Raises ValueError where plans that a kernel makes under `maxima` might have counts of more bits
+/// than kernels count in.
+void check_reserved_counts(const PlanConfig& config, const Maxima& maxima);
+
 class CudaPlan final : public PlanOnDevice {
  public:
   /// Sends everything up in one asynchronous copy on `stream`. Needs a ContextScope.

@@ -51,6 +51,12 @@ RADDLE_FN i64 max_tile_rows(const PlanConfig& config, const Maxima& m) {
   return min(rows, i64{max_group_rows(m)} * config.group_size);
 }
 
+/// No absolute chunk of a request has fewer columns.
+RADDLE_FN i64 least_absolute_chunk(const PlanConfig& config) {
+  return min(absolute_chunk(config.invariant_chunk, config.shapes[short_queries].keys, 1),
+             absolute_chunk(config.invariant_chunk, config.shapes[long_queries].keys, 1));
+}
+
 /// Sizes that no plan under `m` exceeds, whatever its schedule.
 RADDLE_FN PlanSizes plan_bounds(const PlanConfig& config, const Maxima& m) {
   const i64 heads = config.num_kv_heads;
@@ -67,9 +73,7 @@ RADDLE_FN PlanSizes plan_bounds(const PlanConfig& config, const Maxima& m) {
   i64 split_tiles = 0;
   if (config.batch_invariant) {
     // C is at least the smaller of the two shapes' roundings; one long group reaches the bound.
-    const i64 chunk =
-        min(absolute_chunk(config.invariant_chunk, config.shapes[short_queries].keys, 1),
-            absolute_chunk(config.invariant_chunk, config.shapes[long_queries].keys, 1));
+    const i64 chunk = least_absolute_chunk(config);
     n.items = heads * (n.query_tiles + m.max_kv_tokens / chunk);
     n.partial_rows = heads * (tile_rows * (m.max_kv_tokens / chunk) + fused);
     split_tiles = level_tiles;

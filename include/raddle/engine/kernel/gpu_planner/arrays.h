@@ -4,6 +4,7 @@
 
 #include "raddle/engine/core/carve.h"
 #include "raddle/engine/plan/linear_split.h"
+#include "raddle/engine/plan/pieces.h"
 #include "raddle/engine/plan/prefixes.h"
 
 namespace raddle {
@@ -45,11 +46,17 @@ struct ScratchRecord {
   Of<i64> cost_before;  ///< as in Units
   Of<i32> kv_tiles;
   Of<QueryTile> tiles;
+  // Of the linear split:
   Of<Cut> cuts;
   Of<i32> rank;    ///< [num_workers + 1] chunks that begin at cuts up to this one
   Of<i32> row_at;  ///< [num_workers + 1] partial rows before this cut's
-  Of<i32> queue;   ///< [num_workers + 1] queue_indptr
   Of<u16> owners;  ///< [items] the worker whose queue has the item
+  // Of fixed chunks (PieceLine):
+  Of<Piece> pieces;
+  Of<i32> piece_begin;        ///< [tiles + 1]
+  Of<i64> piece_cost_before;  ///< [pieces + 1]
+  // Of both:
+  Of<i32> queue;  ///< [num_workers + 1] queue_indptr
   Of<Split> splits;
   Of<i32> qo_indptr;  ///< [requests + 1]
   Of<i32> kv_len;     ///< [requests]
@@ -103,8 +110,11 @@ RADDLE_FN constexpr void visit_arrays(const Visit& visit, const ScratchRecord<Of
   visit(first.cuts, of.cuts...);
   visit(first.rank, of.rank...);
   visit(first.row_at, of.row_at...);
-  visit(first.queue, of.queue...);
   visit(first.owners, of.owners...);
+  visit(first.pieces, of.pieces...);
+  visit(first.piece_begin, of.piece_begin...);
+  visit(first.piece_cost_before, of.piece_cost_before...);
+  visit(first.queue, of.queue...);
   visit(first.splits, of.splits...);
   visit(first.qo_indptr, of.qo_indptr...);
   visit(first.kv_len, of.kv_len...);

@@ -5,6 +5,8 @@
 // are to be found, all blocks read the tables first, and the last one plans.
 #pragma once
 
+#include "raddle/engine/kernel/gpu_planner/fixed_chunks.h"
+#include "raddle/engine/kernel/gpu_planner/linear.h"
 #include "raddle/engine/kernel/gpu_planner/planner.h"
 #include "raddle/engine/variant/parts.h"
 
@@ -76,24 +78,42 @@ RADDLE_DEVICE bool arrives_last(i32* arrivals, PlannerShared& shared) {
   return shared.word != 0;
 }
 
-/// Makes one plan; this block is one of `parts` that make the same. With `in_shared` the compiler
-/// knows that the planner's arrays lie in shared memory, which makes addresses shorter and saves a
-/// test at every access.
-template <bool prefixes, bool in_shared, class Variant>
+/// What a planner kernel is compiled for.
+struct PlannerKind {
+  bool prefixes = false;      ///< finds equal leading pages
+  bool in_shared = false;     ///< a promise that launch.scratch_in_shared is true: the planner's
+                              ///< arrays lie in shared memory, which makes addresses shorter and
+                              ///< saves a test at every access. Without it both cases work.
+  bool fixed_chunks = false;  ///< cuts at absolute columns: PlanConfig::batch_invariant
+};
+
+/// How a kind divides the units among the workers.
+template <bool prefixes, bool fixed_chunks>
+struct WorkOf {
+  using type = LinearSpans<prefixes>;
+};
+template <bool prefixes>
+struct WorkOf<prefixes, true> {
+  using type = FixedChunks;
+};
+
+/// Makes one plan; this block is one of `parts` that make the same.
+template <PlannerKind kind, class Variant>
 RADDLE_DEVICE void plan_once(const PlanLaunch& launch, const Variant& variant, const i32* marks,
                              PlannerShared& shared, i32 part, i32 parts) {
   u8* memory = static_cast<u8*>(ptx::shared_memory()) + shared_header();
-  if (!in_shared && !launch.scratch_in_shared) memory = launch.scratch;
+  if (!kind.in_shared && !launch.scratch_in_shared) memory = launch.scratch;
   const VariantCover<Variant> cover{variant};
   Context context(launch, marks, shared, memory, part, parts);
-  BlockPlanner<VariantCover<Variant>, prefixes>(cover, context).run();
+  using Work = typename WorkOf<kind.prefixes, kind.fixed_chunks>::type;
+  BlockPlanner<VariantCover<Variant>, kind.prefixes, Work>(cover, context).run();
 }
 
 /// The kernel's body, for launch.num_planners blocks; more where pages are checked; any number with
-/// prefixes. `in_shared` is a compile-time promise that launch.scratch_in_shared is true; without
-/// it both cases work.
-template <bool prefixes, bool in_shared, class Variant>
+/// prefixes.
+template <PlannerKind kind, class Variant>
 RADDLE_DEVICE void plan_batch(const PlanLaunch& launch, const Variant& variant) {
+  constexpr bool prefixes = kind.prefixes;
   auto& shared = *static_cast<PlannerShared*>(ptx::shared_memory());
   i32* marks = reinterpret_cast<i32*>(launch.scratch + launch.scratch_at.marks);
   const i32 planners = prefixes ? 0 : launch.num_planners;  // blocks that begin to plan at once
@@ -104,8 +124,8 @@ RADDLE_DEVICE void plan_batch(const PlanLaunch& launch, const Variant& variant) 
       read_tables<prefixes>(launch, shared, marks, ptx::block_index() - planners,
                             ptx::block_count() - planners);
     } else {
-      plan_once<prefixes, in_shared>(launch, variant, again && marks[1] != 0 ? marks + 2 : nullptr,
-                                     shared, again ? 0 : ptx::block_index(), again ? 1 : planners);
+      plan_once<kind>(launch, variant, again && marks[1] != 0 ? marks + 2 : nullptr, shared,
+                      again ? 0 : ptx::block_index(), again ? 1 : planners);
     }
     if (again) break;
     if (ptx::block_count() == planners) return;

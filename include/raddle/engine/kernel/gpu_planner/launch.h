@@ -34,7 +34,8 @@ enum PlanError : i32 {
   bad_rows = 8,           ///< qo_indptr decreases or leaves [0, max_qo_tokens]: no rows there
   bad_keys = 16,          ///< kv_len below 0: taken for 0
   bad_table = 32,  ///< fewer pages than kv_len needs, or outside the table: kv_len taken for 0
-  bad_page = 64    ///< a page outside the pool, or -1 where keys are kept: taken for no keys
+  bad_page = 64,   ///< a page outside the pool, or -1 where keys are kept: taken for no keys
+  too_long = 128   ///< a request with more rows than max_qo_len, with batch invariance: no rows
 };
 
 /// Written only where something is wrong, and bits are only added.
@@ -61,7 +62,8 @@ struct PlannerScratch : ScratchRecord<NumberOf> {
 struct PlanLaunch {
   DeviceBatch batch;
   PlanConfig config;  ///< `schedule` is not looked at: on a device it is linear
-  Maxima maxima;      ///< max_levels is 2 with prefixes, else 1
+  Maxima maxima;      ///< max_levels is 2 with prefixes, else 1; max_qo_len is 0, except with
+                      ///< batch invariance
   PlanOffsets at;     ///< of the arrays of plan_bounds(config, maxima)
   PlannedOffsets layout_at;
   PlannerScratch scratch_at;
@@ -77,7 +79,7 @@ struct PlanLaunch {
 
 // Both compilers check these numbers, so neither can lay the parameter out in its own way.
 static_assert(sizeof(DeviceBatch) == 88 && sizeof(PlanConfig) == 104 && sizeof(Maxima) == 32);
-static_assert(sizeof(PlannedOffsets) == 88 && sizeof(PlannerScratch) == 208);
-static_assert(sizeof(PlanLaunch) == 656);
+static_assert(sizeof(PlannedOffsets) == 88 && sizeof(PlannerScratch) == 232);
+static_assert(sizeof(PlanLaunch) == 680);
 
 }  // namespace raddle

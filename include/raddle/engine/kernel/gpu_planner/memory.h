@@ -78,7 +78,9 @@ RADDLE_FN PlannedOffsets planned_offsets(const Maxima& m) {
 RADDLE_FN ScratchRecord<NumberOf> scratch_counts(const PlanConfig& config, const Maxima& m) {
   const PlanSizes n = plan_bounds(config, m);
   const i64 requests = m.max_requests;
-  const i64 cuts = i64{config.num_workers} + 1;
+  const i64 workers = i64{config.num_workers} + 1;
+  const i64 cuts = config.batch_invariant ? 0 : workers;
+  const i64 pieces = config.batch_invariant ? quotient(n.items, i64{config.num_kv_heads}) : 0;
   const bool prefixes = m.max_levels > 1;
   const i64 shared = prefixes ? requests : 0;
   const i64 prefix_tile_indptr = prefixes ? max_level_tiles(config, m) : 0;
@@ -90,8 +92,11 @@ RADDLE_FN ScratchRecord<NumberOf> scratch_counts(const PlanConfig& config, const
           .cuts = cuts,
           .rank = cuts,
           .row_at = cuts,
-          .queue = cuts,
-          .owners = n.items,
+          .owners = config.batch_invariant ? 0 : n.items,
+          .pieces = pieces,
+          .piece_begin = config.batch_invariant ? n.query_tiles + 1 : 0,
+          .piece_cost_before = config.batch_invariant ? pieces + 1 : 0,
+          .queue = workers,
           .splits = n.splits,
           .qo_indptr = requests + 1,
           .kv_len = requests,

@@ -1,11 +1,11 @@
 // The planner on the GPU: a block computes the plan that the host computes under Schedule::linear,
-// byte for byte, from lengths and page tables in device memory. In every step each thread calls the
-// functions of engine/plan for elements of its own, where the host calls them for one element after
-// another; where the host carries a running total, the block computes a prefix sum.
+// byte for byte, batch invariance included, from lengths and page tables in device memory. In every
+// step each thread calls the functions of engine/plan for elements of its own, where the host calls
+// them for one element after another; where the host carries a running total, the block computes a
+// prefix sum.
 #pragma once
 
 #include "raddle/engine/kernel/gpu_planner/prefixes.h"
-#include "raddle/engine/kernel/gpu_planner/states.h"
 #include "raddle/engine/plan/coverage.h"
 #include "raddle/engine/plan/opening.h"
 
@@ -15,11 +15,12 @@ namespace planner {
 
 /// Makes a plan by one block. Several blocks may make the plan side by side; each then writes a
 /// part of its items and tiles. With `prefixes`, equal leading pages become a level.
-template <class Cover, bool prefixes>
+/// `Work` divides the units among the workers: LinearSpans or FixedChunks.
+template <class Cover, bool prefixes, class Work>
 class BlockPlanner {
  public:
   RADDLE_DEVICE BlockPlanner(const Cover& cover, Context& context)
-      : cover_(cover), context_(context), scratch_(context.scratch) {}
+      : cover_(cover), context_(context), scratch_(context.scratch), work_(context) {}
 
   RADDLE_DEVICE void run() {
     if (context_.thread == 0) context_.shared.report = PlanReport{0, int_max};
@@ -28,9 +29,8 @@ class BlockPlanner {
     RADDLE_ROLLED
     for (i32 level = 0; level < num_levels; ++level) make_tiles(level);
     const Units units = make_units();
-    cut(units);
-    PlanSizes sizes =
-        prefixes && units.all_partial ? place_two_levels(units) : place_one_level(units);
+    work_.divide(units);
+    PlanSizes sizes = work_.place_states(units);
     write_items(units);
     if (context_.config.has_openings) write_openings(units);
     write_tiles(units, static_cast<i32>(sizes.splits));
@@ -64,6 +64,8 @@ class BlockPlanner {
       if (r < requests) {
         q = read_request(context_.launch.batch, most.max_qo_tokens, r);
         if (context_.marked(r, page_outside)) q.keys = q.begin = 0, q.errors |= bad_page;
+        if constexpr (Work::keeps_shapes)  // a short kernel's tiles would be others
+          if (q.rows > max_group_rows(most)) q.rows = 0, q.errors |= too_long;
         mine = Sums<3>{
             {count_tiles(context_.config, q.rows * context_.config.group_size), q.rows, q.keys}};
       }
@@ -243,83 +245,14 @@ class BlockPlanner {
     return units;
   }
 
-  /// Computes where every worker's span and queue begin, and marks the tiles that are cut.
-  RADDLE_DEVICE void cut(const Units& units) {
-    const i32 workers = context_.config.num_workers;
-    const Shares shares = shares_of(units, workers);
-    for (i32 w = context_.thread; w <= workers; w += context_.threads)
-      scratch_.cuts[w] = even_cut(units, shares, w, [this](i32 t) { return context_.group_of(t); });
-    ptx::sync_block();
-    i32* queue_indptr = context_.template out<i32>(context_.launch.at.queue_indptr);
-    for (i32 base = 0; base < workers; base += context_.threads) {
-      const i32 w = base + context_.thread;
-      Sums<3, i32> mine{};
-      bool chunk = false;
-      if (w < workers) {
-        chunk = w > 0 && cut_adds(scratch_.cuts, w).chunk;
-        mine = Sums<3, i32>{{span_items(scratch_.cuts[w], scratch_.cuts[w + 1]),
-                             w > 0 ? cut_rows(units, scratch_.cuts, w) : 0, chunk ? 1 : 0}};
-      }
-      const Sums<3, i32> before = context_.scan.exclusive(mine, cuts_, workers - base);
-      if (w >= workers) continue;
-      scratch_.queue[w] = queue_indptr[w] = before.of[0];
-      scratch_.row_at[w] = before.of[1];
-      scratch_.rank[w] = before.of[2] + (chunk ? 1 : 0);
-      if (chunk) scratch_.tiles[scratch_.cuts[w].at.tile].split = 0;
-      RADDLE_ROLLED
-      for (i32 i = 0; i < mine.of[0]; ++i) scratch_.owners[before.of[0] + i] = static_cast<u16>(w);
-    }
-    if (context_.thread == 0)
-      scratch_.queue[workers] = queue_indptr[workers] = queue_indptr[workers + 1] = cuts_.of[0];
-    ptx::sync_block();
-    // What CutWalk numbers on the way: the chunk that begins at a cut.
-    for (i32 w = 1 + context_.thread; w < workers; w += context_.threads) {
-      Cut& c = scratch_.cuts[w];
-      if (c.k == 0) continue;
-      const Cut& p = scratch_.cuts[w - 1];
-      const bool is_first = p.unit != c.unit || p.k == 0;
-      c.chunk = is_first ? 1
-                         : scratch_.rank[w] -
-                               scratch_.rank[first_cut_behind(scratch_.cuts, workers, c.unit)] + 1;
-    }
-  }
-
-  RADDLE_DEVICE PlanSizes place_one_level(const Units& units) {
-    const i64 n = place_cut_states(context_, units);
-    const i64 all = n * units.num_kv_heads;
-    return PlanSizes{.splits = all,
-                     .contractions = n,
-                     .expected = all,
-                     .sources = n,
-                     .dependents = n,
-                     .partial_rows = cuts_.of[1]};
-  }
-
-  RADDLE_DEVICE PlanSizes place_two_levels(const Units& units) {
-    const i64 rows = place_all_states(context_, units);
-    const i64 sources = contract_two_levels(context_, units);
-    const i64 n = units.num_tiles - scratch_.group_tile[context_.num_prefixes];
-    const i64 heads = units.num_kv_heads;
-    return PlanSizes{.splits = heads * units.num_tiles,
-                     .contractions = n,
-                     .expected = heads * n,
-                     .sources = sources,
-                     .dependents = sources,
-                     .partial_rows = rows};
-  }
-
   /// Writes the items; the threads of all planning blocks divide them.
   RADDLE_DEVICE void write_items(const Units& units) {
     const i32 count = scratch_.queue[context_.config.num_workers];
     const Divider heads(units.num_kv_heads);
     WorkItem* items = context_.template out<WorkItem>(context_.launch.at.items);
     RADDLE_ROLLED
-    for (i32 i = context_.first_of_all(); i < count; i += context_.step_of_all()) {
-      const i32 w = scratch_.owners[i];
-      const i32 unit = scratch_.cuts[w].unit + i - scratch_.queue[w];
-      write_item(units, scratch_.splits, scratch_.cuts[w], scratch_.cuts[w + 1], unit,
-                 context_.unit_at(heads, unit), items[i]);
-    }
+    for (i32 i = context_.first_of_all(); i < count; i += context_.step_of_all())
+      work_.write(units, heads, i, work_.owner_of(i), items[i]);
   }
 
   /// Writes the workers' openings; the threads of all planning blocks divide them.
@@ -334,10 +267,8 @@ class BlockPlanner {
         openings[w] = no_opening(end);
         continue;
       }
-      const Cut* cuts = scratch_.cuts + w;
       WorkItem item;
-      write_item(units, scratch_.splits, cuts[0], cuts[1], cuts[0].unit,
-                 context_.unit_at(heads, cuts[0].unit), item);
+      work_.write(units, heads, begin, w, item);
       const QueryTile& tile = units.tiles[item.query_tile];
       openings[w] = make_opening(item, tile, level_view(!prefixes || tile.level == 1), units.runs,
                                  context_.config.shapes[tile.shape].keys, begin, end);
@@ -383,9 +314,9 @@ class BlockPlanner {
   const Cover& cover_;
   Context& context_;
   const ScratchArrays& scratch_;
+  Work work_;
   bool all_partial_ = false;
-  Sums<2> tiles_{};      // tiles and runs, joined in one word, and costs so far
-  Sums<3, i32> cuts_{};  // items, rows, chunks
+  Sums<2> tiles_{};  // tiles and runs, joined in one word, and costs so far
 };
 
 }  // namespace planner
