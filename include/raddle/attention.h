@@ -171,7 +171,9 @@ class Reservation {
   /// ValueError where it does not fit, where its page size or levels are not the first one's, and
   /// where it has arrays (explicit positions …) that no layout before the first captured run had,
   /// or the values of that run's variant do not suit it; then the plan before stays in force.
-  void update(const LayoutPtr& layout, void* stream = nullptr);
+  /// `params`: plan members that are arrays of a batch, as packed_mask's are; they lie at addresses
+  /// that stay, so that graphs read them, too. Others are the reservation's.
+  void update(const LayoutPtr& layout, void* stream = nullptr, const Params& params = {});
   /// The same for lengths that only the device knows: one kernel plans on `stream`, which may be
   /// capturing, then at every replay again. The host copies nothing and waits for nothing. The
   /// layout's arrays are read until the last run, and graphs that captured them keep the layout.

@@ -62,7 +62,7 @@ _DESCALE = {f"{x}_descale": f"{x}_scale=" for x in "kv"}
 _MAXIMA = {
     name: "maxima=raddle.Maxima(max_requests=…, max_qo_tokens=…, max_kv_tokens=…)"
     for name in ("max_requests", "max_qo_tokens", "max_kv_tokens", "max_levels", "max_runs", "max_qo_len")
-    + ("max_batch_size", "max_num_seqs", "max_bs", "max_num_tokens", "max_seq_len")
+    + ("max_mask_bytes", "max_batch_size", "max_num_seqs", "max_bs", "max_num_tokens", "max_seq_len")
 }
 
 #: What to write for a keyword, by the call that was given it.

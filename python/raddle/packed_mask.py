@@ -26,8 +26,8 @@ class PackedMask(Variant):
     of FlashInfer's packed custom masks. Both arrays are copied.
 
     Plan members: ``packed_mask.bits``, ``packed_mask.indptr``: a batch has its own, of any length, given by
-    ``attn.plan(layout, params={...})``. `Attention.plan` raises ValueError unless there are bits for exactly
-    ``qo_len * kv_len`` pairs of every request.
+    ``attn.plan(layout, params={...})`` or ``reservation.update(layout, params={...})``. Both raise
+    ValueError unless there are bits for exactly ``qo_len * kv_len`` pairs of every request.
 
     Raises:
         ValueError: an indptr that does not ascend from 0 to the number of bytes.

@@ -11,8 +11,9 @@ from raddle import _library
 from raddle._compiled import numbered
 from raddle._tensors import current_stream, kind_of, lend_integer
 from raddle.layouts import Layout
+from raddle.variants import members
 
-_update = _library.function_in_order("raddle.update", "reservation layout stream")
+_update = _library.function_in_order("raddle.update", "reservation layout stream params")
 _check = _library.function("raddle.check")
 _plan_in_force = _library.function("raddle.plan_in_force")
 _reserved_bytes = _library.function("raddle.reserved_bytes")
@@ -39,6 +40,10 @@ class Maxima:
             less memory. Not with several levels, but for device_lengths: there the host cannot check lengths, and
             longer requests and prefixes are computed as well, 16 rows at a time; with batch_invariant, which lets no
             reservation change bits, longer requests are not computed, and `Reservation.check` raises.
+        max_mask_bytes: bits of a batch's `PackedMask`, in bytes, each request's from a whole byte on; 0: as many as any
+            batch within the other maxima may need: max_qo_len · max_kv_tokens · max_levels / 8 + max_requests, with
+            max_qo_tokens for a max_qo_len of 0, and at most 2^31 - 1. A reservation on a GPU takes memory for them with
+            its first update.
 
     They are checked where they are used.
 
@@ -56,6 +61,7 @@ class Maxima:
     max_levels: int = 1
     max_runs: int = 0
     max_qo_len: int = 0
+    max_mask_bytes: int = 0
 
 
 def fields_of_maxima(maxima: Any) -> dict[str, int]:
@@ -155,7 +161,7 @@ class Reservation(_library.Handle):
 
     __slots__ = ("device", "number", "__weakref__")
 
-    def update(self, layout: Layout, stream: int | None = None) -> None:
+    def update(self, layout: Layout, stream: int | None = None, *, params: dict[str, Any] | None = None) -> None:
         """Plans a batch into the reservation.
 
         A layout on the host is planned there and goes up asynchronously. A `PagedKV` whose page table lies on the GPU
@@ -181,19 +187,24 @@ class Reservation(_library.Handle):
                 prefix that requests share) is written out, but they may have nothing that no layout before the
                 capture had. So update with all of it before capturing.
             stream: GPUs: as of `Attention.plan`. Runs and replays on that stream after this call compute the layout.
+            params: the mask of this batch, ``packed_mask.bits`` and ``packed_mask.indptr`` (`PackedMask`), of at most
+                max_mask_bytes; None: those of ``reserve(params=…)`` or of the spec. They go up with the plan, into
+                memory of the reservation, so that replays read them. Other plan members are the reservation's, for
+                graphs keep their values.
 
         What is wrong with lengths that only the GPU knows shows in `check`: a batch beyond the maxima makes an empty
         plan, whose runs write nothing, and a request with a bad length or page is taken for one without keys, whose
         output is 0.
 
         Raises:
-            ValueError: a layout that does not fit; the plan before then stays in force.
+            ValueError: a layout that does not fit, or ``params`` that are no arrays of a batch; the plan before then
+                stays in force.
         """
         for name, value in (("self", self), ("layout", layout)):
             _library.refuse_unmade(value, name)
         stream = self._stream_of(stream)
         try:
-            _update(self, layout, stream)
+            _update(self, layout, stream, members(params))
         except (BufferError, RuntimeError) as error:
             _library.refuse_arrays(error, layout=layout)
 

@@ -39,6 +39,7 @@ void check_maxima(const Maxima& m, const PlanConfig& config, i32 dim_vo, bool de
   at_least("max_levels", m.max_levels, 1);
   at_least("max_runs", m.max_runs, 0);
   at_least("max_qo_len", m.max_qo_len, 0);
+  at_least("max_mask_bytes", m.max_mask_bytes, 0);
   if (m.max_levels > max_levels)
     fail<ValueError>("max_levels is ", m.max_levels, "; expected at most ", max_levels);
   if (m.max_qo_len > 0 && m.max_levels > 1 && !device_lengths)
@@ -131,16 +132,23 @@ std::string Reservation::misfit(const Layout& layout) const {
   return text;
 }
 
-void Reservation::update(const LayoutPtr& layout, void* stream) {
+void Reservation::update(const LayoutPtr& layout, void* stream, const Params& params) {
   if (!layout) fail<ValueError>("layout is missing");
   if (state_->planner)
     fail<ValueError>("layout lies on the host; expected arrays on '", name_of(device()),
                      "', since the reservation was made with device_lengths=True");
   if (const std::string text = misfit(*layout); !text.empty()) fail<ValueError>(text);
+  if (!params.empty()) state_->variant->check_of_batch(params, state_->maxima);
   const std::lock_guard lock(state_->mutex);
   state_->options.stream = stream;
-  state_->plan = plan_layout(state_->variant, layout, state_->options, state_->backend->spec(),
-                             state_->planning, *state_->store, true);
+  PlanOptions with_params;
+  if (!params.empty()) {
+    with_params = state_->options;
+    for (const auto& [name, value] : params) with_params.params.insert_or_assign(name, value);
+  }
+  state_->plan =
+      plan_layout(state_->variant, layout, params.empty() ? state_->options : with_params,
+                  state_->backend->spec(), state_->planning, *state_->store, true);
 }
 
 void Reservation::update(const DeviceLayoutPtr& layout, void* stream) {

@@ -116,10 +116,13 @@ void update(Arguments& in) {
   Reservation& reservation = *in.object<ReservationObj>("reservation").value;
   const LayoutObj& layout = in.any_layout("layout");
   void* stream = take_stream(in, reservation.device());
+  const Params params = to_params(in.map("params"));
+  if (layout.on_device && !params.empty())
+    fail<ValueError>("params is given with a layout on a GPU; expected none");
   if (layout.on_device)
     reservation.update(layout.on_device, stream);
   else
-    reservation.update(layout.value, stream);
+    reservation.update(layout.value, stream, params);
 }
 
 void check(Arguments& in) {
@@ -286,7 +289,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("raddle.plan", make_plan, "attention layout num_workers schedule params stream")
       .def("raddle.reserve", make_reservation,
            "attention maxima num_workers schedule params stream device_lengths")
-      .def("raddle.update", update, "reservation layout stream")
+      .def("raddle.update", update, "reservation layout stream params")
       .def("raddle.check", check, "reservation stream")
       .def("raddle.plan_in_force", plan_in_force, "reservation head_dim_vo")
       .def("raddle.reserved_bytes", reserved_bytes, "reservation")

@@ -261,6 +261,8 @@ Maxima to_maxima(const Fields& fields) {
       maxima.max_runs = integer32_field(name, value);
     } else if (name == "max_qo_len") {
       maxima.max_qo_len = integer32_field(name, value);
+    } else if (name == "max_mask_bytes") {
+      maxima.max_mask_bytes = integer32_field(name, value);
     } else {
       fail<TypeError>("'", name, "' is no maximum");
     }

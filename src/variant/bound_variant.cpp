@@ -251,7 +251,8 @@ std::vector<Capture> BoundVariant::captures() const {
       std::visit(
           [&](const auto& x) {
             if constexpr (!std::is_same_v<std::decay_t<decltype(x)>, double>) {
-              captures.push_back({at, x.data(), x.size() * sizeof(x.front()), x.owner()});
+              captures.push_back(
+                  {at, x.data(), x.size() * sizeof(x.front()), x.owner(), member.extents.of[0]});
               if (!member.type.hull) return;
               const auto entries = static_cast<std::size_t>(hull_size(static_cast<i64>(x.size())));
               const auto& hull = part.members[m].hull;
@@ -295,6 +296,27 @@ void BoundVariant::change(const std::string& name, const MemberValue& value, Par
   }
   fail<ValueError>("params: no member is named '", name, "'; the spec's variant has ",
                    known.empty() ? "none" : known);
+}
+
+void BoundVariant::check_of_batch(const Params& params, const Maxima& maxima) const {
+  for (const Part& part : parts_)
+    for (i32 i = 0; i < part.ops->num_members; ++i) {
+      const Member& member = part.ops->members[i];
+      const Extent extent = member.extents.of[0];
+      const auto found = params.find(part.name + "." + member.name);
+      if (member.type.rank > 0 && is_of_batch(extent)) {
+        if (found != params.end() && extent == Extent::mask_bytes &&
+            count(found->second) > most_mask_bytes(maxima))
+          fail<ValueError>("params: '", found->first, "' has ", count(found->second),
+                           " bytes; expected at most max_mask_bytes = ", most_mask_bytes(maxima),
+                           " of the reservation");
+      } else if (found != params.end() && member.time == MemberTime::plan) {
+        fail<ValueError>("params: '", found->first,
+                         "' is the reservation's, for graphs keep it; expected it in "
+                         "reserve(params=…), and in update arrays of a batch alone, such as those "
+                         "of a packed mask");
+      }
+    }
 }
 
 bool BoundVariant::same_as(const BoundVariant& other) const {

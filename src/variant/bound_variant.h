@@ -8,6 +8,7 @@
 
 #include "jit/source.h"
 #include "raddle/attention.h"
+#include "raddle/engine/plan/bounds.h"
 #include "raddle/engine/variant/stages.h"
 #include "variant/batch_checks.h"
 #include "variant/member.h"
@@ -21,6 +22,11 @@ void check_spec(const AttentionSpec& spec);
 /// Which members a set of parameters may change.
 enum class ParamScope { plan, run };
 
+/// Whether a captured array is a batch's, which an update of a reservation may bring anew.
+constexpr bool is_of_batch(Extent extent) {
+  return extent == Extent::request_offsets || extent == Extent::mask_bytes;
+}
+
 /// A piece of a composition's struct in memory, as aligned as any of them must be.
 struct alignas(16) VariantSlot {
   u8 bytes[16];
@@ -32,6 +38,7 @@ struct Capture {
   const void* data;
   std::size_t bytes;
   std::shared_ptr<const void> owner;  ///< of `data`
+  Extent extent = Extent::any;        ///< of its first dimension
 };
 
 /// Functors with their members' values. A value: parameters make a changed copy.
@@ -63,6 +70,9 @@ class BoundVariant {
   }
   /// Names of the masks whose coverage nobody knows on the host; empty: all are known.
   const std::string& unknown_masks() const { return unknown_masks_; }
+  /// Refuses what an update of a reservation may not change: plan members other than arrays of a
+  /// batch, and arrays larger than those of any batch within the maxima.
+  void check_of_batch(const Params& params, const Maxima& maxima) const;
   /// Refuses values of plan members, or of run members, that a batch cannot have. `positions` may
   /// be empty unless needs_positions().
   void check_batch(const Batch& batch, MemberTime time) const;

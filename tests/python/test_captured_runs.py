@@ -26,16 +26,19 @@ def padded(x: np.ndarray, rows: int) -> np.ndarray:
 class Captured:
     """A run of a reservation in a graph: tensors of the largest batch, whose contents change."""
 
+    of_run: dict = {}  #: more arguments of the captured run
+
     def __init__(self, engine, emulator, first: Problem, zero_unused_rows: bool = False, **maxima):
         self.emulator, self.stream, self.zeroes = emulator, next(streams), zero_unused_rows
         self.attn = engine.attention(first).attention
         self.reservation = reserved(self.attn, **{**MAXIMA, "num_workers": 5, **maxima})
-        self.reservation.update(twin(first.layout))
+        self.update(first)
         shape, dtype = (24, *first.q.shape[1:]), first.q.dtype
         self.q, self.out = (DeviceArray(np.zeros(shape, dtype)) for _ in range(2))
         self.kv = [[DeviceArray(np.zeros((PAGES, *x.shape[1:]), dtype)) for x in pair] for pair in first.kv]
         pairs = [tuple(pair) for pair in self.kv]
-        kv, options = pairs if len(pairs) > 1 else pairs[0], {"out": self.out, "zero_unused_rows": self.zeroes}
+        kv = pairs if len(pairs) > 1 else pairs[0]
+        options = {"out": self.out, "zero_unused_rows": self.zeroes, **self.of_run}
         self._capture(lambda: self.attn.run(self.reservation, self.q, kv, **options))
 
     def _capture(self, run) -> None:
@@ -44,9 +47,12 @@ class Captured:
             run()
         self.emulator.raddle_emulator_capture(None)
 
+    def update(self, problem: Problem) -> None:
+        self.reservation.update(twin(problem.layout))
+
     def check(self, problem: Problem) -> None:
         """Replays the graph on another batch."""
-        self.reservation.update(twin(problem.layout))
+        self.update(problem)
         self.q.write(padded(problem.q, 24))
         for lent, pair in zip(self.kv, problem.kv):
             for pool, x in zip(lent, pair):

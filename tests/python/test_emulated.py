@@ -18,6 +18,7 @@ FILES = (
     "device_lengths",
     "device_lengths_errors",
     "kv_cuda",
+    "masks_in_graphs",
     "replay_cuda",
     "reservation",
     "sample_cuda",

@@ -211,8 +211,15 @@ std::shared_ptr<const PlanOnDevice> HostPlannedReservation::put(
   check_reserved_layout(kernel.family, layout);
   const ContextScope context(*device_);
   check_upload(layout, arrays, stream);
-  if (!this->variant()) set_variant(memory()->variant_of(origin, variant, stream));
-  return std::make_shared<const CudaPlan>(*this, send(layout, arrays, stream));
+  if (!this->variant()) {
+    batch_arrays_ = BatchArrays(*device_, variant, maxima_, stream);
+    set_variant(memory()->variant_of(origin, variant, stream));
+  }
+  const BatchArrays::Staged staged = batch_arrays_.stage(variant);
+  const GpuLaunch launch = send(layout, arrays, stream);
+  if (!batch_arrays_.empty())
+    set_variant(batch_arrays_.send(staged, variant, *this->variant(), stream));
+  return std::make_shared<const CudaPlan>(*this, launch);
 }
 
 GpuLaunch HostPlannedReservation::send(const Layout& layout, const PlanArrays& arrays,

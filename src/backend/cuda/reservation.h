@@ -116,6 +116,7 @@ class HostPlannedReservation final : public CudaReservation, public PlanStore {
                StreamHandle stream) const;
   std::size_t capacity(const Level& level, Of of) const;
 
+  BatchArrays batch_arrays_;
   Form form_;  ///< the first layout's, and those of later ones with more, until a run is captured
   std::vector<Block> outgrown_;  ///< which launches of earlier plans still name
 };

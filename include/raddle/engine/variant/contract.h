@@ -49,11 +49,15 @@ enum class MemberTime : i32 { plan, run };
 
 /// How many elements one dimension of a captured tensor must have.
 enum class Extent : i32 {
-  any,             ///< whatever is given
-  qo_heads,        ///< Hq
-  kv_heads,        ///< Hkv
-  half_head_dim,   ///< one per rotating pair: at most Dqk / 2
-  one_or_requests  ///< 1, or one per request of the batch
+  any,              ///< whatever is given
+  qo_heads,         ///< Hq
+  kv_heads,         ///< Hkv
+  half_head_dim,    ///< one per rotating pair: at most Dqk / 2
+  one_or_requests,  ///< 1, or one per request of the batch
+  // Those that follow are arrays of a batch, as lengths are: a reservation has room for them, and
+  // each update may bring them anew. Masks read no extent of such an array, which graphs keep.
+  request_offsets,  ///< one more than requests
+  mask_bytes        ///< bits for every pair of a row and a key, each request's from a whole byte on
 };
 
 struct Extents {

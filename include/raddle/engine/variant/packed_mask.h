@@ -19,7 +19,7 @@ struct PackedMask {
     return ((bits.data[indptr.data[r.request] + (bit >> 3)] >> (bit & 7)) & 1) != 0;
   }
 };
-RADDLE_VARIANT(PackedMask, "packed_mask", RADDLE_PLAN_MEMBER(PackedMask, bits),
-               RADDLE_PLAN_MEMBER(PackedMask, indptr));
+RADDLE_VARIANT(PackedMask, "packed_mask", RADDLE_PLAN_TENSOR(PackedMask, bits, mask_bytes),
+               RADDLE_PLAN_TENSOR(PackedMask, indptr, request_offsets));
 
 RADDLE_ENGINE_END
