@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import raddle
 import reference
 import torch
 from checks import within
@@ -269,6 +270,38 @@ class TestGraphMode:
             found = wrapper.run(batch.q, batch.cache, return_lse=True)
             check(batch.exact([reference.Causal()]), *found)
             assert torch.equal(rows, given)
+
+    def masked(self, batch, rng):
+        """A mask of every request, flat and packed, and the parts that compute it."""
+        masks = [rng.random(shape) < 0.6 for shape in zip(batch.qo_len, batch.kv_len)]
+        bits, indptr = raddle.pack_masks(masks)
+        flat = torch.from_numpy(np.concatenate([mask.ravel() for mask in masks]))
+        return flat, torch.from_numpy(bits), torch.from_numpy(indptr), [reference.PackedMask(bits, indptr)]
+
+    def test_custom_masks(self, rng):
+        """Each plan brings its mask; buffers hold it as FlashInfer's do."""
+        rows, indptr = (torch.zeros(5, dtype=torch.int32) for _ in range(2))
+        bits = torch.zeros(900, dtype=torch.uint8)
+        given = WORKSPACE, "NHD", True, rows, *self.buffers()
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(*given, custom_mask_buf=bits, mask_indptr_buf=indptr)
+        batches = sorted((Batch(rng, page_size=3) for _ in range(4)), key=lambda batch: -batch.qo_indptr[-1])
+        for number, batch in enumerate(batches):
+            flat, packed, offsets, exact = self.masked(batch, rng)
+            mask = {"custom_mask": flat} if number % 2 else {"packed_custom_mask": packed}
+            table = torch.from_numpy(batch.qo_indptr), *batch.table
+            wrapper.plan(*table, HQ, HKV, D, 3, causal=True, q_data_type="float32", **mask)
+            check(batch.exact(exact), *wrapper.run(batch.q, batch.cache, return_lse=True))
+            assert torch.equal(bits[: len(packed)], packed) and torch.equal(indptr, offsets.int())
+        with pytest.raises(ValueError, match="planned for other terms; expected those of the first plan"):
+            wrapper.plan(*table, HQ, HKV, D, 3, q_data_type="float32")
+        for buffers, message in (
+            ({"custom_mask_buf": bits}, "mask_indptr_buf is None; expected a tensor"),
+            ({"mask_indptr_buf": indptr}, "custom_mask_buf is None; expected a tensor"),
+            ({"custom_mask_buf": bits[:2], "mask_indptr_buf": indptr}, "custom_mask_buf has 2 entries; expected at"),
+        ):
+            wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(*given, **buffers)
+            with pytest.raises(ValueError, match=message):
+                wrapper.plan(*table, HQ, HKV, D, 3, q_data_type="float32", **mask)
 
     def test_what_does_not_fit(self, rng):
         batch = Batch(rng, decode=True, page_size=3)

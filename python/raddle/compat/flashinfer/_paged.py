@@ -50,6 +50,8 @@ class Paged(Planned):
 
         self._plan_layout(layout, rows_from_0(rows))
         given = {"qo_indptr": qo_indptr, "paged_kv_indptr": indptr, "paged_kv_indices": indices}
+        if self._use_cuda_graph and self._mask is not None:
+            given["custom_mask"], given["mask_indptr"] = map(torch.from_numpy, self._mask)
         self._keep(**given, paged_kv_last_page_len=last_page_len)
 
     def _check_fits(self, rows: np.ndarray, pages: np.ndarray, page_size: int) -> None:
@@ -59,11 +61,25 @@ class Paged(Planned):
         room = len(self._paged_kv_indices_buf)
         if len(pages) > room:
             raise ValueError(f"indices has {len(pages)} entries; expected at most {room}, the buffer's")
+        bits = self._check_mask_fits()
         if self._maxima is None:
-            self._maxima = Maxima(self._batch_size, int(rows[-1]), room * page_size, max_qo_len=self._max_qo_len)
+            most = dict(max_qo_len=self._max_qo_len, max_mask_bytes=bits)
+            self._maxima = Maxima(self._batch_size, int(rows[-1]), room * page_size, **most)
         elif rows[-1] > self._maxima.max_qo_tokens:
             most = self._maxima.max_qo_tokens
             raise ValueError(f"qo_indptr ends at {rows[-1]}; expected at most {most}, as in the first plan")
+
+    def _check_mask_fits(self) -> int:
+        """Bytes that a graph's mask may have: those of its buffer; 0 without a mask."""
+        if self._mask is None:
+            return 0
+        for name, array in zip(("custom_mask", "mask_indptr"), self._mask):
+            buffer = getattr(self, f"_{name}_buf", None)
+            if buffer is None:
+                raise ValueError(f"{name}_buf is None; expected a tensor: use_cuda_graph is True, and there is a mask")
+            if len(array) > len(buffer):
+                raise ValueError(f"{name}_buf has {len(buffer)} entries; expected at least {len(array)}, of this mask")
+        return len(self._custom_mask_buf)
 
     def _keep(self, **arrays: Any) -> None:
         """In graph mode copies into the caller's buffers; else the arrays are the buffers."""

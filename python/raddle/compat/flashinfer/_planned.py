@@ -168,28 +168,27 @@ class Planned:
         found = self._plans.get(key)
         if found is None:
             attention = attention_of(kind)
-            params: dict[str, Any] = {}
-            if kind.has_window:
-                params["window.left"] = int(self._window_left)
+            params = {"window.left": int(self._window_left)} if kind.has_window else {}
+            mask: dict[str, Any] = {}
             if self._mask is not None:
-                params["packed_mask.bits"], params["packed_mask.indptr"] = self._mask
+                mask["packed_mask.bits"], mask["packed_mask.indptr"] = self._mask
             layout = self._make_layout(self._first_rows if kind.pos_encoding_mode == "ALIBI" else None)
             if self._use_cuda_graph:
-                plan = self._reserved(attention, key, layout, params)
+                plan = self._reserved(attention, key, layout, params, mask)
             else:
-                plan = attention.plan(layout, params=params or None)
+                plan = attention.plan(layout, params={**params, **mask} or None)
             found = self._plans[key] = attention, plan
         return found
 
-    def _reserved(self, attention: Attention, key: Any, layout: Layout, params: dict[str, Any]) -> Reservation:
-        """A graph's plan: at addresses that stay, for what the first plan asked."""
-        if self._mask is not None:
-            refuse(**{"custom_mask with use_cuda_graph": True})
+    def _reserved(
+        self, attention: Attention, key: Any, layout: Layout, params: dict[str, Any], mask: dict[str, Any]
+    ) -> Reservation:
+        """A graph's plan: at addresses that stay, for what the first plan asked. The mask is each plan's own."""
         if self._reservation is None:
             self._reservation, self._reserved_key = attention.reserve(self._maxima, params=params or None), key
         elif self._reserved_key != key:
             raise ValueError("use_cuda_graph, and planned for other terms; expected those of the first plan")
-        self._reservation.update(layout)
+        self._reservation.update(layout, params=mask or None)
         return self._reservation
 
     def _run(

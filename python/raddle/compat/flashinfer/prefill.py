@@ -20,7 +20,8 @@ class BatchPrefillWithPagedKVCacheWrapper(Paged):
         float_workspace_buffer, kv_layout, use_cuda_graph, backend: as of `BatchDecodeWithPagedKVCacheWrapper`.
         qo_indptr_buf, paged_kv_indptr_buf, paged_kv_indices_buf, paged_kv_last_page_len_buf: in graph mode, written by
             `plan`; the rows of the first plan are the most that later ones may have.
-        custom_mask_buf, mask_indptr_buf: custom masks are refused in graph mode.
+        custom_mask_buf, mask_indptr_buf: in graph mode with a custom mask, uint8 and [requests + 1], written by `plan`;
+            no mask may have more bytes than the first has room for. Graphs read a copy that Raddle keeps.
         jit_args, jit_kwargs: refused.
 
     Raises:
