@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "raddle/engine/variant/contract.h"
+#include "raddle/tensor.h"
 
 namespace raddle {
 
@@ -32,9 +33,12 @@ class Array {
     check_shape(size(), shape_);
   }
   /// Values that lie elsewhere, contiguous, and stay what they are as long as `owner` is kept.
+  /// Those on a GPU, which only a run takes, are read there by its kernels, and by those of a
+  /// captured graph in every replay: what work on the stream has written by then counts.
   static Array borrowed(std::shared_ptr<const void> owner, const T* data,
-                        std::vector<std::int64_t> shape) {
+                        std::vector<std::int64_t> shape, DeviceId device = {}) {
     Array array;
+    array.device_ = device;
     array.owner_ = std::move(owner);
     array.data_ = data;
     array.size_ = 1;
@@ -43,15 +47,19 @@ class Array {
     return array;
   }
 
+  /// An address of device().
   const T* data() const { return data_; }
+  DeviceId device() const { return device_; }
+  bool is_on_host() const { return device_ == DeviceId{}; }
   /// Keeps the values where they are.
   std::shared_ptr<const void> owner() const { return owner_; }
   std::size_t size() const { return size_; }
   const T& front() const { return *data_; }
   const std::vector<std::int64_t>& shape() const { return shape_; }
   bool operator==(const Array& other) const {
-    return shape_ == other.shape_ &&
-           (data_ == other.data_ || std::equal(data_, data_ + size_, other.data_));
+    return shape_ == other.shape_ && device_ == other.device_ &&
+           (data_ == other.data_ ||
+            (is_on_host() && std::equal(data_, data_ + size_, other.data_)));
   }
 
  private:
@@ -68,6 +76,7 @@ class Array {
   const T* data_;
   std::size_t size_;
   std::vector<std::int64_t> shape_;
+  DeviceId device_{};
 };
 
 /// The value of a variant's member: a scalar, or a captured tensor of rank 1 to 4.

@@ -222,7 +222,12 @@ class Attention(_library.Handle):
                 tensors where K and V lie: of one element; [Hkv], one a head; or one a token and head, K's or V's shape
                 without its last dimension ([pages, page_size, Hkv], [pages, Hkv, page_size], [tokens, Hkv]). Where kv
                 is a list of levels, a list has one of them a level. None: 1. Only quantised K and V have scales.
-            params: run members that differ from the spec's, such as ``{"softcap.cap": 50.0}``.
+            params: run members that differ from the spec's, such as ``{"softcap.cap": 50.0}``. On a GPU an array may lie
+                there, contiguous and in the member's own dtype: it is not copied. Kernels read it where it lies, in stream
+                order; so do those of a graph in each replay, and see what was written since. Like q, it must live until
+                the run ended; one that a graph reads is kept as long as the reservation. Nobody checks its values, nor
+                indices of a score that are computed from them: these are clamped. What the host needs is refused there:
+                a `RopeTables`'s offset, a SpanTensor.
             timeline: GPUs: a `raddle.Timeline` of the plan, to which each worker writes what it did when (or a zero
                 float32 tensor [workers, marks, 2] to read as one); costs less than a microsecond an item. Not under
                 torch.compile.

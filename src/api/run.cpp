@@ -138,11 +138,42 @@ RunView view_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& arg
   return view;
 }
 
+MemoryRange range_of(const MemberValue& value) {
+  return std::visit(
+      [](const auto& x) -> MemoryRange {
+        if constexpr (std::is_same_v<std::decay_t<decltype(x)>, double>) {
+          return {};
+        } else {
+          const auto* begin = reinterpret_cast<const u8*>(x.data());
+          return {begin, begin + x.size() * sizeof(x.front())};
+        }
+      },
+      value);
+}
+
+/// Arrays on a GPU lie on this attention's, and what a run writes is none of them.
+void check_params(const Params& params, const RunArgs& args, DeviceId device) {
+  const MemoryRange out = range_of(args.out), lse = range_of(args.lse);
+  for (const auto& [name, value] : params) {
+    if (const DeviceId found = device_of(value); is_gpu(found) && found != device)
+      fail<ValueError>("params: '", name, "' lies on device '", name_of(found), "'; expected '",
+                       name_of(device), "', this attention's device",
+                       is_gpu(device) ? ", or host memory" : "");
+    const MemoryRange read = range_of(value);
+    if (read.meets(out) || read.meets(lse))
+      fail<ValueError>(read.meets(out) ? "out" : "lse", " shares memory with params: '", name,
+                       "'; expected memory of its own");
+  }
+}
+
 /// The variant that a run computes: the plan's, with the run's members; checked against the batch.
 std::shared_ptr<const BoundVariant> variant_of_run(const Plan& plan, const RunArgs& args) {
   auto variant = plan.variant_ptr();
   const bool has_params = args.params && !args.params->empty();
-  if (has_params) variant = variant->with(*args.params, ParamScope::run);
+  if (has_params) {
+    check_params(*args.params, args, plan.device());
+    variant = variant->with(*args.params, ParamScope::run);
+  }
   const LayoutView& layout = plan.layout().view();
   variant->check_batch(Batch{layout, shares_keys(layout), plan.positions()}, MemberTime::run);
   if ((has_params || !plan.arrays_suffice()) && !plan.made_on_device())

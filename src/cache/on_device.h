@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "device/name.h"
 #include "jit/kv_kernels.h"
 #include "raddle/engine/kernel/cache/launch.h"
 #include "raddle/layout.h"
@@ -23,8 +24,6 @@ struct NamedTensor {
 /// Where all of them lie; raises where they don't lie together, or, on a GPU, where their rows are
 /// no whole 16-byte units.
 DeviceId common_device(const std::vector<NamedTensor>& tensors);
-
-inline bool is_gpu(DeviceId device) { return device.kind == DeviceId::Kind::cuda; }
 
 namespace cuda {
 

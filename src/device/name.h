@@ -7,6 +7,8 @@
 
 namespace raddle {
 
+inline bool is_gpu(DeviceId device) { return device.kind == DeviceId::Kind::cuda; }
+
 /// "cpu" or "cuda:0"
 inline std::string name_of(DeviceId device) {
   return device.kind == DeviceId::Kind::cpu ? "cpu" : "cuda:" + std::to_string(device.ordinal);

@@ -223,7 +223,7 @@ void run(Arguments& in) {
 bool has_lse(Arguments& in) { return in.object<AttentionObj>("attention").value->has_lse(); }
 
 /// "cuda:0": where an attention computes.
-ffi::String device_of(Arguments& in) {
+ffi::String attention_device(Arguments& in) {
   const DeviceId device = in.object<AttentionObj>("attention").value->device();
   if (device.kind == DeviceId::Kind::cpu) return "cpu";
   return "cuda:" + std::to_string(device.ordinal);
@@ -299,7 +299,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
           "attention plan q out lse return_state lse_base_2 zero_unused_rows scale timeline params "
           "k_scale v_scale *kv")
       .def("raddle.has_lse", has_lse, "attention")
-      .def("raddle.device", device_of, "attention")
+      .def("raddle.device", attention_device, "attention")
       .def("raddle.busy_us", busy_us)
       .def("raddle.plan_info", plan_info, "plan")
       .def("raddle.plan_explain", explain, "plan")

@@ -21,6 +21,10 @@ std::string dtype_text(DLDataType t) {
   return t.code == kDLBool ? code : code + std::to_string(t.bits);
 }
 
+bool is(DLDataType t, int code, int bits) {
+  return t.code == code && t.bits == bits && t.lanes == 1;
+}
+
 namespace {
 
 const DLTensor* as_tensor(const ffi::AnyView& value) {
@@ -40,7 +44,8 @@ const DLTensor& any_tensor(const std::string& name, const ffi::AnyView& value) {
   return *t;
 }
 
-/// Where it lies; pinned memory is the host's.
+}  // namespace
+
 DeviceId device_of(const std::string& name, const DLTensor& t) {
   switch (t.device.device_type) {
     case kDLCPU:
@@ -54,6 +59,8 @@ DeviceId device_of(const std::string& name, const DLTensor& t) {
                        " (DLPack); expected 'cpu' or 'cuda'");
   }
 }
+
+namespace {
 
 /// The tensor that an argument is; it must lie on the host.
 const DLTensor& host_tensor(const std::string& name, const ffi::AnyView& value) {
@@ -69,6 +76,8 @@ i64 count_elements(const DLTensor& t) {
   for (int i = 0; i < t.ndim; ++i) elements *= t.shape[i];
   return elements;
 }
+
+}  // namespace
 
 void* first_element(const std::string& name, const DLTensor& t) {
   // An empty tensor may have no address, which would read as "not given".
@@ -86,6 +95,8 @@ void* first_element(const std::string& name, const DLTensor& t) {
   return address;
 }
 
+namespace {
+
 void copy_shape(const DLTensor& t, i64* shape, i64* stride) {
   // Strides of an empty tensor mean nothing, and numpy makes them 0.
   const bool given = t.strides && count_elements(t) > 0;
@@ -95,10 +106,6 @@ void copy_shape(const DLTensor& t, i64* shape, i64* stride) {
     stride[i] = given ? t.strides[i] : contiguous;
     contiguous *= t.shape[i];
   }
-}
-
-bool is(DLDataType t, int code, int bits) {
-  return t.code == code && t.bits == bits && t.lanes == 1;
 }
 
 /// How to make the dtype that is wanted of another one.

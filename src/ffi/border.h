@@ -77,6 +77,8 @@ ffi::ObjectRef wrap(T value) {
 std::string kind_of(const ffi::AnyView& value);
 /// "float32"; of any dtype, known to tvm-ffi or not.
 std::string dtype_text(DLDataType dtype);
+/// Whether elements are scalars of that kind and size.
+bool is(DLDataType dtype, int code, int bits);
 
 /// Which tensors an argument may be; the callee checks the device of those from anywhere.
 enum class Where { host, anywhere };
@@ -180,11 +182,15 @@ VariantParam to_param(const std::string& name, const ffi::AnyView& value);
 ffi::Any from_param(const VariantParam& param);
 /// One operation of a traced function: {"op": "load", "dtype": "int", "args": [0, 2], …}.
 TracedNode to_node(const ffi::Map<ffi::String, ffi::Any>& fields);
+/// Where a tensor lies; pinned memory is the host's.
+DeviceId device_of(const std::string& name, const DLTensor& t);
+/// Its address; raises where there is none, or it is not aligned to the elements.
+void* first_element(const std::string& name, const DLTensor& t);
 TensorRef to_tensor(const std::string& name, const ffi::AnyView& value, Where where,
                     std::optional<DType> bytes = {}, std::optional<DType> wanted = {});
 double to_number(const std::string& name, const ffi::AnyView& value);
-/// Whether arrays are copied, or large ones left where they are, for a call that reads them at
-/// once.
+/// Whether arrays are copied, which lie on the host; or large ones left where they are, for a call
+/// that reads them at once, and those on a GPU, which its kernels read in stream order.
 enum class Members { copied, borrowed };
 /// A number, a list of numbers, or a tensor of rank 0 to 4.
 MemberValue to_member(const std::string& name, const ffi::AnyView& value,

@@ -2,6 +2,7 @@
 #include <limits>
 #include <vector>
 
+#include "device/name.h"
 #include "ffi/border.h"
 
 namespace raddle::border {
@@ -23,6 +24,31 @@ bool is_contiguous(const DLTensor& t) {
 template <class T>
 const T* data_of(const DLTensor& t) {
   return reinterpret_cast<const T*>(static_cast<const char*>(t.data) + t.byte_offset);
+}
+
+/// The elements of a GPU, which its kernels read where they lie; `owner` keeps them there.
+MemberValue gpu_member(const std::string& name, const DLTensor& t, DeviceId device,
+                       const std::shared_ptr<const void>& owner) {
+  const std::string where = " on device '" + name_of(device) + "'";
+  const auto borrow = [&]<class T>(T) -> MemberValue {
+    return Array<T>::borrowed(owner, static_cast<const T*>(first_element(name, t)),
+                              {t.shape, t.shape + t.ndim}, device);
+  };
+  if (!owner)
+    fail<ValueError>(name, " lies", where, "; expected host memory: pass a copy on 'cpu'");
+  if (t.ndim == 0)
+    fail<ValueError>(name, " is a single element", where,
+                     "; expected a number, which kernels take by value: pass float(x)");
+  if (!is_contiguous(t))
+    fail<ValueError>(name, " is not contiguous", where,
+                     "; expected what kernels read where it lies: pass x.contiguous()");
+  if (is(t.dtype, kDLFloat, 32)) return borrow(float{});
+  if (is(t.dtype, kDLInt, 32)) return borrow(std::int32_t{});
+  if (is(t.dtype, kDLUInt, 32)) return borrow(std::uint32_t{});
+  if (is(t.dtype, kDLUInt, 8) || is(t.dtype, kDLBool, 8)) return borrow(std::uint8_t{});
+  fail<TypeError>(name, " has dtype ", dtype_text(t.dtype), where,
+                  "; expected float32, int32, uint32, uint8 or bool, which kernels read where they "
+                  "lie: pass x.float() or x.int()");
 }
 
 /// The elements as they are: copied, or where they lie if `owner` keeps a large array of them
@@ -65,12 +91,11 @@ auto copy_strided(const DLTensor& t, const Convert& to) {
 
 MemberValue tensor_member(const std::string& name, const DLTensor& t,
                           const std::shared_ptr<const void>& owner) {
-  if (t.device.device_type != kDLCPU) {
-    fail<ValueError>(name, " lies on another device; expected 'cpu', the only device for now");
-  }
   if (t.ndim > max_tensor_rank)
     fail<ValueError>(name, " has ", t.ndim, " dimensions; expected at most ", max_tensor_rank);
-  const auto is = [&t](int code, int bits) { return t.dtype.code == code && t.dtype.bits == bits; };
+  if (const DeviceId device = device_of(name, t); is_gpu(device))
+    return gpu_member(name, t, device, owner);
+  const auto holds = [&t](int code, int bits) { return is(t.dtype, code, bits); };
   const auto same = [](auto x) { return x; };
   const auto narrow = [](auto x) { return static_cast<float>(x); };
   const auto widen = [](auto x) { return to_float(x); };
@@ -80,19 +105,19 @@ MemberValue tensor_member(const std::string& name, const DLTensor& t,
     return static_cast<std::int32_t>(x);
   };
   if (is_contiguous(t)) {
-    if (is(kDLFloat, 32)) return plain_member<float>(t, owner);
-    if (is(kDLInt, 32)) return plain_member<std::int32_t>(t, owner);
-    if (is(kDLUInt, 32)) return plain_member<std::uint32_t>(t, owner);
-    if (is(kDLUInt, 8) || is(kDLBool, 8)) return plain_member<std::uint8_t>(t, owner);
+    if (holds(kDLFloat, 32)) return plain_member<float>(t, owner);
+    if (holds(kDLInt, 32)) return plain_member<std::int32_t>(t, owner);
+    if (holds(kDLUInt, 32)) return plain_member<std::uint32_t>(t, owner);
+    if (holds(kDLUInt, 8) || holds(kDLBool, 8)) return plain_member<std::uint8_t>(t, owner);
   }
-  if (is(kDLFloat, 32)) return copy_strided<float>(t, same);
-  if (is(kDLFloat, 64)) return copy_strided<double>(t, narrow);
-  if (is(kDLFloat, 16)) return copy_strided<f16>(t, widen);
-  if (is(kDLBfloat, 16)) return copy_strided<bf16>(t, widen);
-  if (is(kDLInt, 32)) return copy_strided<std::int32_t>(t, same);
-  if (is(kDLInt, 64)) return copy_strided<std::int64_t>(t, narrow_integer);
-  if (is(kDLUInt, 32)) return copy_strided<std::uint32_t>(t, same);
-  if (is(kDLUInt, 8) || is(kDLBool, 8)) return copy_strided<std::uint8_t>(t, same);
+  if (holds(kDLFloat, 32)) return copy_strided<float>(t, same);
+  if (holds(kDLFloat, 64)) return copy_strided<double>(t, narrow);
+  if (holds(kDLFloat, 16)) return copy_strided<f16>(t, widen);
+  if (holds(kDLBfloat, 16)) return copy_strided<bf16>(t, widen);
+  if (holds(kDLInt, 32)) return copy_strided<std::int32_t>(t, same);
+  if (holds(kDLInt, 64)) return copy_strided<std::int64_t>(t, narrow_integer);
+  if (holds(kDLUInt, 32)) return copy_strided<std::uint32_t>(t, same);
+  if (holds(kDLUInt, 8) || holds(kDLBool, 8)) return copy_strided<std::uint8_t>(t, same);
   fail<TypeError>(name, " has dtype ", dtype_text(t.dtype),
                   "; expected floats, bools, or integers of 8 (unsigned), 32 or 64 bits");
 }

@@ -42,6 +42,8 @@ void check_rope_tables(const std::string& part, const Array<float>& cos, const A
                      "]; expected the shape of ", part, ".cos, [", cos.shape()[0], ", ",
                      cos.shape()[1], "]");
   if (cos.size() == 0) fail<ValueError>(part, ".cos is empty; expected at least one row");
+  check_on_host(offset, part + ".offset",
+                "host memory: each run compares positions with the rows of the tables");
   for (std::size_t i = 0; i < batch.positions.size(); ++i) {
     const Range& at = batch.positions[i];
     if (is_empty(at)) continue;

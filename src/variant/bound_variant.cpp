@@ -124,6 +124,7 @@ std::size_t BoundVariant::add_part(const Variant& variant) {
     if (found == variant.members.end())
       fail<ValueError>(argument, " has no value; expected ",
                        jit::describe(part.ops->members[m].type));
+    check_on_host(found->second, argument, "host memory: only params of a run lie on a GPU");
     assign(part, m, found->second, argument);
   }
   for (const auto& [name, value] : variant.members) {
@@ -251,6 +252,7 @@ std::vector<Capture> BoundVariant::captures() const {
       std::visit(
           [&](const auto& x) {
             if constexpr (!std::is_same_v<std::decay_t<decltype(x)>, double>) {
+              if (!x.is_on_host()) return;
               captures.push_back(
                   {at, x.data(), x.size() * sizeof(x.front()), x.owner(), member.extents.of[0]});
               if (!member.type.hull) return;
@@ -287,6 +289,12 @@ void BoundVariant::change(const std::string& name, const MemberValue& value, Par
       if (member.time == MemberTime::run && scope == ParamScope::plan)
         fail<ValueError>("params: '", name,
                          "' is a run member; expected in run(params=…), not in plan");
+      if (scope == ParamScope::plan)
+        check_on_host(value, "params: '" + name + "'",
+                      "host memory: plan reads members of masks there");
+      else if (member.type.hull)
+        check_on_host(value, "params: '" + name + "'",
+                      "host memory: minima and maxima of a SpanTensor are computed there");
       if (member.extents.of[0] == Extent::half_head_dim &&
           shape_of(value) != shape_of(part.members[i].value))
         fail<ValueError>("params: '", name, "' has ", count(value), " elements; expected ",

@@ -54,7 +54,7 @@ class BoundVariant {
   BoundVariant& operator=(const BoundVariant&) = delete;
 
   /// A copy with some members changed. Raises ValueError where a name is unknown, or belongs to the
-  /// other scope.
+  /// other scope, or where a value on a GPU is needed on the host.
   std::shared_ptr<const BoundVariant> with(const Params& params, ParamScope scope) const;
 
   const Stages& stages() const { return stages_; }
@@ -77,7 +77,8 @@ class BoundVariant {
   /// be empty unless needs_positions().
   void check_batch(const Batch& batch, MemberTime time) const;
   /// Which captured array of a plan or run member is too short for what a batch indexes, and why;
-  /// nothing where all suffice. Lengths must be known.
+  /// nothing where all suffice. Lengths must be known. What lies on a GPU has extents, and values
+  /// that nobody knows: indices computed from them count as inside.
   std::optional<std::string> find_short_array(const LayoutView& layout, MemberTime time) const;
   /// Whether a run member must suit the positions of a batch.
   bool needs_positions() const;
@@ -86,7 +87,7 @@ class BoundVariant {
   /// The struct of source()'s Composition, with all members' values.
   const void* memory() const { return memory_.data(); }
   i32 memory_bytes() const { return static_cast<i32>(memory_.size() * sizeof(VariantSlot)); }
-  /// The arrays that it points to: a device needs copies of its own.
+  /// The arrays on the host that it points to: a GPU needs copies of its own.
   std::vector<Capture> captures() const;
   /// Bytes of one key and value of a KV head that a kernel reads.
   i32 read_bytes() const;

@@ -6,6 +6,7 @@
 #include <optional>
 #include <type_traits>
 
+#include "device/name.h"
 #include "jit/source.h"
 #include "raddle/engine/core/span.h"
 #include "raddle/error.h"
@@ -24,7 +25,7 @@ std::optional<Array<T>> convert(const MemberValue& value) {
           return x;
         } else {
           using From = std::decay_t<decltype(x.front())>;
-          if (std::is_floating_point_v<From>) return std::nullopt;
+          if (std::is_floating_point_v<From> || !x.is_on_host()) return std::nullopt;
           std::vector<T> values;
           values.reserve(x.size());
           for (std::size_t i = 0; i < x.size(); ++i) {
@@ -85,6 +86,8 @@ std::string found(const MemberValue& value) {
                                           "a uint32 array", "a uint8 array"};
   std::string text = names[value.index()];
   if (value.index() > 0) text += " of rank " + std::to_string(shape_of(value).size());
+  if (const DeviceId device = device_of(value); is_gpu(device))
+    text += " on '" + name_of(device) + "'";
   return text;
 }
 
@@ -101,8 +104,24 @@ std::vector<std::int64_t> shape_of(const MemberValue& value) {
       value);
 }
 
+DeviceId device_of(const MemberValue& value) {
+  return std::visit(
+      [](const auto& x) -> DeviceId {
+        if constexpr (std::is_same_v<std::decay_t<decltype(x)>, double>)
+          return {};
+        else
+          return x.device();
+      },
+      value);
+}
+
+void check_on_host(const MemberValue& value, const std::string& argument, const char* expected) {
+  if (const DeviceId device = device_of(value); is_gpu(device))
+    fail<ValueError>(argument, " lies on device '", name_of(device), "'; expected ", expected);
+}
+
 void check_value(Check check, const MemberValue& value, const std::string& argument) {
-  if (check == Check::any) return;
+  if (check == Check::any || is_gpu(device_of(value))) return;
   // As the member holds it: a large double is an infinite float.
   const auto one = [check](float x) {
     if (check == Check::logit) return x < std::numeric_limits<float>::infinity();  // no NaN is
@@ -126,7 +145,8 @@ BoundMember bind_member(const Member& member, const MemberValue& value,
                         const std::string& argument) {
   const auto bound = try_bind(member.type, value);
   if (!bound)
-    fail<TypeError>(argument, " is ", found(value), "; expected ", jit::describe(member.type));
+    fail<TypeError>(argument, " is ", found(value), "; expected ", jit::describe(member.type),
+                    is_gpu(device_of(value)) ? ": kernels read it where it lies" : "");
   for (const i64 extent : shape_of(value))
     if (extent > std::numeric_limits<i32>::max())
       fail<ValueError>(argument, " has an extent of ", extent, "; expected 32-bit extents");

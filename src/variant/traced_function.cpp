@@ -70,9 +70,10 @@ auto hull_of(const Array<T>& array, const void* pyramid, const IntInterval* inde
   }
 }
 
-/// Whether the hull of the elements that are selected is found in few reads.
+/// Whether the hull of the elements that are selected is found in few reads, of the host's memory.
 template <class T>
 bool is_cheap(const Array<T>& array, const void* pyramid, const IntInterval* index) {
+  if (!array.is_on_host()) return false;
   if (pyramid || static_cast<i64>(array.size()) <= hull_branch) return true;
   for (std::size_t d = 0; d < array.shape().size(); ++d)
     if (!interval::is_point(index[d])) return false;

@@ -1,6 +1,7 @@
 """Later batches in the graphs of captured runs: the emulated driver keeps a launch's parameters, as graphs do."""
 
 import itertools
+import weakref
 
 import numpy as np
 import pytest
@@ -26,9 +27,7 @@ def padded(x: np.ndarray, rows: int) -> np.ndarray:
 class Captured:
     """A run of a reservation in a graph: tensors of the largest batch, whose contents change."""
 
-    of_run: dict = {}  #: more arguments of the captured run
-
-    def __init__(self, engine, emulator, first: Problem, zero_unused_rows: bool = False, **maxima):
+    def __init__(self, engine, emulator, first: Problem, zero_unused_rows: bool = False, params=None, **maxima):
         self.emulator, self.stream, self.zeroes = emulator, next(streams), zero_unused_rows
         self.attn = engine.attention(first).attention
         self.reservation = reserved(self.attn, **{**MAXIMA, "num_workers": 5, **maxima})
@@ -38,7 +37,7 @@ class Captured:
         self.kv = [[DeviceArray(np.zeros((PAGES, *x.shape[1:]), dtype)) for x in pair] for pair in first.kv]
         pairs = [tuple(pair) for pair in self.kv]
         kv = pairs if len(pairs) > 1 else pairs[0]
-        options = {"out": self.out, "zero_unused_rows": self.zeroes, **self.of_run}
+        options = {"out": self.out, "zero_unused_rows": self.zeroes, "params": params}
         self._capture(lambda: self.attn.run(self.reservation, self.q, kv, **options))
 
     def _capture(self, run) -> None:
@@ -123,6 +122,27 @@ def test_values_that_the_graph_keeps(engine, emulator, rng):
     captured.check(draw(rng, "paged", rope, lengths=[(3, 40), (1, 8)], page_size=16, **HEADS))
     with refuses(ValueError, "rope.offset has 2 elements", "one a request, 3; a captured run's graph keeps it"):
         captured.reservation.update(twin(draw(rng, "paged", "causal", lengths=[(1, 9)] * 3, page_size=16, **HEADS).layout))
+
+
+def test_members_on_the_gpu_in_later_replays(engine, emulator, rng):
+    """A replay reads what the tensor holds then. The reservation keeps its memory."""
+    problem = draw(rng, "paged", "sinks", lengths=[(1, 30), (2, 50)], page_size=16, **HEADS)
+    sinks = DeviceArray(np.zeros(4, np.float32))
+    uploads = emulator.raddle_emulator_uploads
+    captured = Captured(engine, emulator, problem, params={"sinks.logit": sinks})
+    alive = weakref.ref(sinks)
+    for _ in range(3):
+        problem.variant[0].logits = rng.normal(0.0, 3.0, 4).astype(np.float32)
+        sinks.write(problem.variant[0].logits)
+        captured.check(problem)
+    before = uploads()
+    emulator.raddle_emulator_replay(captured.stream)
+    assert uploads() == before
+    del sinks
+    assert alive() is not None
+    captured.check(problem)
+    del captured
+    assert alive() is None
 
 
 def test_a_plan_of_before_the_reservation_grew(engine, emulator, rng):

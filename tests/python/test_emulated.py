@@ -17,6 +17,7 @@ FILES = (
     "device_invariance",
     "device_lengths",
     "device_lengths_errors",
+    "gpu_members",
     "kv_cuda",
     "masks_in_graphs",
     "replay_cuda",
@@ -38,14 +39,14 @@ def test_cuda_on_emulated_threads(name, request):
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
 
 
-@pytest.mark.parametrize("name", ["kernel_families", "short_wgmma"])
-def test_hoppers_kernels_on_emulated_threads(name, request):
+@pytest.mark.parametrize("name, few", [("kernel_families", []), ("short_wgmma", []), ("gpu_members", ["-k", "wgmma"])])
+def test_hoppers_kernels_on_emulated_threads(name, few, request):
     """Where the device says that it is an sm_90."""
     command = [TESTS / "gpu/emulate.sh", sys.executable, "-m", "pytest", "-q", "--device", "cuda"]
     seed = ["--seed", str(request.config.option.seed)]
     environment = {**os.environ, "PYTHON": sys.executable, "RADDLE_EMULATOR_COMPUTE": "90"}
     file = TESTS / "python" / f"test_{name}.py"
-    ended = subprocess.run([*command, *seed, file], env=environment, capture_output=True, text=True)
+    ended = subprocess.run([*command, *seed, *few, file], env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
 
 

@@ -92,13 +92,10 @@ def test_bits_beside_other_masks(engine, emulator, rng):
 def test_runs_with_values_of_their_own_read_the_same_bits(engine, emulator, rng):
     """Layers whose cap differs: their runs are of another variant, and their graphs of the same bits."""
 
-    class Capped(CapturedMask):
-        of_run = {"params": {"softcap.cap": 5.0}}
-
     def capped(lengths, cap):
         return masked(rng, lengths, variant=[SoftCap(cap)])
 
-    captured = Capped(engine, emulator, capped(SOME[4], 50.0))
+    captured = CapturedMask(engine, emulator, capped(SOME[4], 50.0), params={"softcap.cap": 5.0})
     for lengths in SOME:
         problem = capped(lengths, 5.0)
         captured.check(problem)

@@ -161,6 +161,11 @@ def test_layers_of_several_kinds_in_one_group(rng):
     for step in STEPS:
         assert len(model.step(**step).plans) == 3
     assert [each.min_prefix for each in model.builder.plans] == [32, 32, 0]
+    for i in range(2):  # weights that are loaded anew, where they lie
+        sinks[i].data.add_(2.0 - i)
+        layers[f"sinks {i}"].process_weights_after_loading(torch.bfloat16)
+        variants[f"sinks {i}"][0].logits = sinks[i].detach().float().numpy()
+    model.step(**STEPS[0])
 
 
 def test_prefixes_are_read_once(rng, monkeypatch):

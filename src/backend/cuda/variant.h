@@ -58,6 +58,7 @@ class BatchArrays {
 
 /// Captured arrays of an attention and its plans and runs. Each goes up once, as long as it is the
 /// same array; small ones, which come anew with every run, as long as their contents are the same.
+/// Those that lie on the GPU already are none: the struct points to them.
 class CapturedArrays {
  public:
   explicit CapturedArrays(const Device& device) : device_(&device) {}

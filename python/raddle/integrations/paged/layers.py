@@ -28,7 +28,8 @@ class LayerAttention:
 
     Attributes:
         window: tokens that a row sees, itself included; None: all before it.
-        slopes, sinks: one number a query head.
+        slopes: one number a query head.
+        sinks: float32 [num_qo_heads] where the layer runs: kernels read them there in every run, and so in every replay.
         kv_dtype: of K and V, where they are stored in 8 bits, as `AttentionSpec` takes it; None: the queries' dtype.
     """
 
@@ -39,7 +40,7 @@ class LayerAttention:
     window: int | None = None
     soft_cap: float | None = None
     slopes: tuple[float, ...] | None = None
-    sinks: tuple[float, ...] | None = None
+    sinks: Any = None
     kv_dtype: str | None = None
     own: OwnParts | None = None
 
@@ -55,12 +56,12 @@ class LayerAttention:
         return (*heads, self.window, *present, self.kv_dtype, self.own and id(self.own))
 
     def values(self) -> dict[str, Any]:
-        """Values of run members, by their names."""
-        found = {"softcap.cap": self.soft_cap, "alibi.slopes": self.slopes, "sinks.logit": self.sinks}
+        """Values of run members that a spec has, by their names."""
+        found = {"softcap.cap": self.soft_cap, "alibi.slopes": self.slopes}
         return {name: value for name, value in found.items() if value is not None}
 
     def spec(self, dtype: Any) -> AttentionSpec:
-        """What to compute, of queries in ``dtype``."""
+        """What to compute, of queries in ``dtype``; each run gives its sinks."""
         parts: list[Any] = []
         if self.soft_cap is not None:
             parts.append(SoftCap(self.soft_cap))
@@ -69,7 +70,7 @@ class LayerAttention:
         if self.own is not None:
             parts.extend(self.own.parts)
         if self.sinks is not None:
-            parts.append(Sinks(list(self.sinks)))
+            parts.append(Sinks([0.0] * self.num_qo_heads))
         if self.window is not None:
             parts.append(SlidingWindow(self.window - 1))
         if self.own is None or not self.own.replace:

@@ -96,9 +96,11 @@ class LayerPlans:
         return chosen
 
     def params_of(self, layer: LayerAttention) -> dict[str, Any] | None:
-        """Run members by which a layer differs from the first one; None: it does not."""
+        """Run members by which a layer differs from the first one, and its sinks; None: there are none."""
         ours = self.first.values()
         differ = {name: list(x) if isinstance(x, tuple) else x for name, x in layer.values().items() if x != ours[name]}
+        if layer.sinks is not None:
+            differ["sinks.logit"] = layer.sinks
         return differ or None
 
     @property

@@ -16,10 +16,13 @@ _STORED = ("float8_e4m3fn", "float8_e5m2")
 
 @dataclasses.dataclass(frozen=True)
 class FoundLayer:
-    """A layer of the model, with the sinks that its model hands to each call; None: it has none."""
+    """A layer of the model, with the sinks that its model hands to each call; None: it has none.
+
+    They are float32: the model's own tensor if it is, which may change later, else a copy beside it.
+    """
 
     layer: Any
-    sinks: tuple[float, ...] | None
+    sinks: Any
 
 
 def find_layers(model: Any, layer_type: type) -> list[FoundLayer]:
@@ -33,7 +36,7 @@ def _found(model: Any, layer_type: type) -> Iterator[FoundLayer]:
         for child in module.children():
             if isinstance(child, layer_type):
                 sinks = getattr(module, "sinks", None)  # a parameter beside the layer: gpt-oss
-                yield FoundLayer(child, None if sinks is None else tuple(sinks.detach().float().cpu().tolist()))
+                yield FoundLayer(child, None if sinks is None else sinks.detach().float().contiguous())
 
 
 def layer_attention(found: FoundLayer, dtype: Any, kv_dtype: Any) -> LayerAttention:

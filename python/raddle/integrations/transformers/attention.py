@@ -122,15 +122,17 @@ def run_members(cap: float | None, sinks: torch.Tensor | None, mods: tuple[Trace
     if cap is not None:
         params["softcap.cap"] = cap
     if sinks is not None:
-        params["sinks.logit"] = _on_host(sinks)
+        params["sinks.logit"] = _in_float32(sinks)
     return params or None
 
 
-def _on_host(sinks: torch.Tensor) -> torch.Tensor:
-    """Sinks as they are on the host; of those on a GPU a copy, made again when they change."""
-    if sinks.device.type == "cpu":
+def _in_float32(sinks: torch.Tensor) -> torch.Tensor:
+    """Sinks as kernels read them where they lie; of those in another dtype a copy, made again when they change."""
+    if sinks.dtype == torch.float32 or sinks.device.type == "cpu":
         return sinks.detach()
     kept = _copies.get(sinks)
     if kept is None or kept[0] != sinks._version:
-        kept = _copies[sinks] = (sinks._version, sinks.detach().float().cpu())
+        kept = sinks._version, sinks.detach().float()
+        if not torch.cuda.is_current_stream_capturing():  # a graph's memory holds nothing before its replays
+            _copies[sinks] = kept
     return kept[1]

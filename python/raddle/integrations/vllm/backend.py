@@ -196,16 +196,20 @@ class Impl(AttentionImpl):
             window=sliding_window,
             soft_cap=logits_soft_cap or None,  # models say 0 where there is none
             slopes=None if alibi_slopes is None else tuple(map(float, alibi_slopes)),
-            sinks=None if sinks is None else (0.0,) * num_heads,
+            sinks=sinks,
             kv_dtype=STORED.get(kv_cache_dtype),
         )
         self._pools: Any = (None, None, None)
 
     def process_weights_after_loading(self, act_dtype: Any) -> None:
-        """Sinks are a parameter, whose values are known now."""
-        if self.sinks is not None:
-            sinks = tuple(self.sinks.detach().float().cpu().tolist())
-            self.layer = dataclasses.replace(self.layer, sinks=sinks)
+        """Sinks are a parameter, whose values are known now; those of a later load take the place of the first ones."""
+        if self.sinks is None:
+            return
+        if self.layer.sinks is self.sinks:
+            values = self.sinks.detach().to(torch.float32, copy=True)
+            self.layer = dataclasses.replace(self.layer, sinks=values)
+        else:
+            self.layer.sinks.copy_(self.sinks.detach())
 
     def serve(self, layer: LayerAttention, plans: Any, nth: int) -> None:
         """Has plan ``nth`` of each `Metadata` compute this layer."""
