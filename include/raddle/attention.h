@@ -122,7 +122,7 @@ struct SharedPrefixes {
   std::string reason;  ///< what was shared and what that is worth, or why nothing is: for people
 };
 
-/// K and V of one level, and their scales where they are quantised.
+/// K and V of one level, and their scales.
 struct KvRef {
   TensorRef k, v;
   ScaleRef k_scale{}, v_scale{};

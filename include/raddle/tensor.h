@@ -46,8 +46,8 @@ struct TensorRef {
   }
 };
 
-/// What quantised K or V is multiplied by: an element's value is what is stored times its scale.
-/// Nothing: 1.
+/// What K or V is multiplied by: an element's value is what is stored times its scale. Nothing: 1.
+/// Where K and V have no 8 bits, attention takes one number, or one element on the host.
 struct ScaleRef {
   std::optional<float> value;  ///< of all
   /// fp32, where K or V lies. Of rank 0: of all; [Hkv]: of each KV head; or of each token and head:

@@ -218,10 +218,12 @@ class Attention(_library.Handle):
                 batch's become 0, and of lse -inf, by the same kernel, in every replay of a graph, too. Otherwise they
                 keep what they hold, which may be NaN.
             scale: softmax scale of this layer; None: the spec's.
-            k_scale, v_scale: what K and V of 8 bits are multiplied by (the spec's kv_dtype): a number, or float32
-                tensors where K and V lie: of one element; [Hkv], one a head; or one a token and head, K's or V's shape
-                without its last dimension ([pages, page_size, Hkv], [pages, Hkv, page_size], [tokens, Hkv]). Where kv
-                is a list of levels, a list has one of them a level. None: 1. Only quantised K and V have scales.
+            k_scale, v_scale: what K and V are multiplied by; None: 1. Of 8 bits (the spec's kv_dtype): a number, or
+                float32 tensors where K and V lie: of one element; [Hkv], one a head; or one a token and head, K's or V's
+                shape without its last dimension ([pages, page_size, Hkv], [pages, Hkv, page_size], [tokens, Hkv]).
+                Where kv is a list of levels, a list has one of them a level. Of 16 and 32 bits: a number, or one element
+                on the host, the same of all levels. On a GPU the first run with such a v_scale that is not 1 waits for a
+                kernel of its own.
             params: run members that differ from the spec's, such as ``{"softcap.cap": 50.0}``. On a GPU an array may lie
                 there, contiguous and in the member's own dtype: it is not copied. Kernels read it where it lies, in stream
                 order; so do those of a graph in each replay, and see what was written since. Like q, it must live until

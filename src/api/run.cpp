@@ -116,17 +116,81 @@ void check_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args)
                      " pairs of K and V; expected 1, or one a level: ", levels);
 }
 
+/// A scale of K or V that have no 8 bits, which is one number.
+float number_of(const std::string& name, const ScaleRef& scale, const std::string& pool_name,
+                const TensorRef& pool) {
+  const TensorRef& t = scale.tensor;
+  i64 elements = 1;
+  for (int i = 0; i < t.rank; ++i) elements *= dim(t, i);
+  const auto refuse = [&](const auto&... found) {
+    fail<ValueError>(name, found..., ", and ", pool_name, " is ", name_of(pool.dtype),
+                     "; expected one number, on the host: only K and V of 8 bits have scales in "
+                     "tensors");
+  };
+  if (t.data && elements != 1) refuse(" is ", describe(t));
+  if (t.data && is_gpu(t.device)) refuse(" lies on device '", name_of(t.device), "'");
+  if (t.data && t.dtype != DType::float32)
+    fail<TypeError>(name, " is ", name_of(t.dtype), "; expected float32");
+  const float value = t.data ? *static_cast<const float*>(t.data) : *scale.value;
+  if (!std::isfinite(value)) fail<ValueError>(name, " is ", value, "; expected a finite number");
+  return value;
+}
+
+/// The scale of K, or of V, of all levels, where they have no 8 bits; 1 where none is given.
+float scale_of_levels(const char* name, char which, const RunArgs& args) {
+  float all = 1.0f;
+  for (std::size_t i = 0; i < args.kv.size(); ++i) {
+    const KvRef& pair = args.kv[i];
+    const ScaleRef& scale = which == 'k' ? pair.k_scale : pair.v_scale;
+    float value = 1.0f;
+    if (scale.is_given()) {
+      const std::string suffix = args.kv.size() > 1 ? "[" + std::to_string(i) + "]" : "";
+      value = number_of(name + suffix, scale, "kv" + suffix + ": " + which,
+                        which == 'k' ? pair.k : pair.v);
+    }
+    if (i > 0 && value != all)
+      fail<ValueError>(name, " is ", all, " of level 0 and ", value, " of level ", i,
+                       "; expected one number of all: only levels of 8 bits have scales of their "
+                       "own");
+    all = value;
+  }
+  return all;
+}
+
+/// Scales of K and V that have no 8 bits: that of K becomes a part of the softmax scale, that of V
+/// the kernels know.
+void view_scales_of_levels(const Plan& plan, const RunArgs& args, RunView& view) {
+  const float of_k = scale_of_levels("k_scale", 'k', args);
+  const float of_v = scale_of_levels("v_scale", 'v', args);
+  for (std::size_t i = 0; i < plan.layout().levels().size(); ++i)
+    view.kv_scales[i] = {constant_scale({}), constant_scale(of_v)};
+  if (of_k == 1.0f && of_v == 1.0f) return;
+  const auto check_part = [](const char* name, float value, const std::string& part,
+                             const char* what) {
+    if (value != 1.0f && !part.empty())
+      fail<ValueError>(name, " is ", value, ", and the variant's ", part, " changes ", what,
+                       ", so that no factor stands for it; expected 1, or K and V of 8 bits");
+  };
+  check_part("k_scale", of_k, plan.variant().own_part_of_keys(), "keys");
+  check_part("v_scale", of_v, plan.variant().own_part_of_values(), "values");
+  const float scale = view.scale * of_k;
+  if (!std::isfinite(scale))
+    fail<ValueError>("k_scale is ", of_k, ", and scale ", view.scale,
+                     "; expected a finite product, which multiplies logits");
+  view.scale = scale;
+}
+
 /// Checks a run's tensors against spec and plan, and views them; scratch is left null.
 RunView view_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args) {
   check_run(spec, plan, args);
   RunView view{};
   const std::vector<Level>& levels = plan.layout().levels();
-  const bool one = args.kv.size() == 1;
+  const bool one = args.kv.size() == 1, quantized = has_8_bits(spec.stored_dtype());
   for (std::size_t i = 0; i < levels.size(); ++i) {
     const std::string suffix = one ? "" : "[" + std::to_string(i) + "]";
     const KvRef& pair = args.kv[one ? 0 : i];
     view.kv[i] = view_kv("kv" + suffix, pair, levels[i], spec);
-    view.kv_scales[i] = view_scales(suffix, "kv" + suffix, pair, levels[i], spec);
+    if (quantized) view.kv_scales[i] = view_scales(suffix, "kv" + suffix, pair, levels[i], spec);
   }
   view.q = RowsView{args.q.data, args.q.stride[0], args.q.stride[1]};
   view.out = RowsView{args.out.data, args.out.stride[0], args.out.stride[1]};
@@ -134,6 +198,7 @@ RunView view_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& arg
   view.lse_row_stride = args.lse.stride[0];
   view.lse_head_stride = args.lse.stride[1];
   view.scale = args.scale ? *args.scale : spec.softmax_scale();
+  if (!quantized) view_scales_of_levels(plan, args, view);
   view.state_only = args.return_state;
   return view;
 }

@@ -220,6 +220,7 @@ void Trials::attempt_spec(const std::function<void(AttentionSpec&)>& change, boo
 
 void Trials::add_scales() {
   Memory scales(device_, 12 * sizeof(float));
+  const ScaleRef by_head = there(scales.data(), DType::float32, 2);
   const auto add_scale = [this](const char* kind, const ScaleRef& scale) {
     add(std::string("scales: ") + kind, [=, this] {
       AttentionSpec spec = small_spec();
@@ -228,10 +229,12 @@ void Trials::add_scales() {
     });
   };
   add_scale("one per tensor", 0.5f);
-  add_scale("one per head", there(scales.data(), DType::float32, 2));
+  add_scale("one per head", by_head);
   add_scale("one per token and head", there(scales.data(), DType::float32, 6, 2));
-  add("scales of K and V that are not quantised",
+  add("scales of K and V that are not quantised: one number",
       [this] { attempt(small_spec(), small_layout(), true, false, 0.5f); });
+  add("scales of K and V that are not quantised: one per head",
+      [=, this] { attempt(small_spec(), small_layout(), true, false, by_head); });
 }
 
 void Trials::add_specs() {

@@ -50,6 +50,7 @@ std::string label_of(const GpuKernel& kernel) {
   else if (kernel.family == KernelFamily::wgmma)
     name += " (wgmma)";
   if (kernel.short_only) name += " (short queries)";
+  if (kernel.scales_output) name += " (scaled V)";
   return name;
 }
 
@@ -61,6 +62,7 @@ i32 arch_number(const std::string& arch) {
 std::string source_of(const GpuKernel& kernel, const std::string& arch) {
   std::ostringstream text;
   const FamilyText family = text_of(kernel, arch);
+  if (kernel.scales_output) text << "#define RADDLE_SCALES_OUTPUT\n";
   text << "#define RADDLE_ISA gpu\n#include \"" << family.header << "\"\n"
        << declare_variant(kernel.composition, kernel.variant_bytes)
        << "using Attention = " << family.kernel << ";\n"

@@ -383,6 +383,18 @@ std::optional<std::string> BoundVariant::find_short_array(const LayoutView& layo
   return {};
 }
 
+std::string BoundVariant::own_part_of_keys() const {
+  for (const Part& part : parts_)
+    if (part.source && part.ops->key) return part.name;
+  return {};
+}
+
+std::string BoundVariant::own_part_of_values() const {
+  for (const Part& part : parts_)
+    if (part.source && part.ops->value) return part.name;
+  return {};
+}
+
 bool BoundVariant::needs_positions() const {
   return std::any_of(parts_.begin(), parts_.end(), [](const Part& part) {
     return !part.source && raddle::needs_positions(part.ops->name);

@@ -80,6 +80,10 @@ class BoundVariant {
   /// nothing where all suffice. Lengths must be known. What lies on a GPU has extents, and values
   /// that nobody knows: indices computed from them count as inside.
   std::optional<std::string> find_short_array(const LayoutView& layout, MemberTime time) const;
+  /// The name of a part of the user's own that changes keys, or values; empty: there is none. Parts
+  /// that come with Raddle turn keys, so that a factor of keys is one of logits.
+  std::string own_part_of_keys() const;
+  std::string own_part_of_values() const;
   /// Whether a run member must suit the positions of a batch.
   bool needs_positions() const;
   /// What a kernel of this composition is compiled from.

@@ -27,7 +27,8 @@ def padded(x: np.ndarray, rows: int) -> np.ndarray:
 class Captured:
     """A run of a reservation in a graph: tensors of the largest batch, whose contents change."""
 
-    def __init__(self, engine, emulator, first: Problem, zero_unused_rows: bool = False, params=None, **maxima):
+    def __init__(self, engine, emulator, first: Problem, zero_unused_rows: bool = False, given=None, **maxima):
+        """``given``: arguments of the run beside its tensors."""
         self.emulator, self.stream, self.zeroes = emulator, next(streams), zero_unused_rows
         self.attn = engine.attention(first).attention
         self.reservation = reserved(self.attn, **{**MAXIMA, "num_workers": 5, **maxima})
@@ -37,7 +38,7 @@ class Captured:
         self.kv = [[DeviceArray(np.zeros((PAGES, *x.shape[1:]), dtype)) for x in pair] for pair in first.kv]
         pairs = [tuple(pair) for pair in self.kv]
         kv = pairs if len(pairs) > 1 else pairs[0]
-        options = {"out": self.out, "zero_unused_rows": self.zeroes, "params": params}
+        options = {"out": self.out, "zero_unused_rows": self.zeroes, **(given or {})}
         self._capture(lambda: self.attn.run(self.reservation, self.q, kv, **options))
 
     def _capture(self, run) -> None:
@@ -129,7 +130,7 @@ def test_members_on_the_gpu_in_later_replays(engine, emulator, rng):
     problem = draw(rng, "paged", "sinks", lengths=[(1, 30), (2, 50)], page_size=16, **HEADS)
     sinks = DeviceArray(np.zeros(4, np.float32))
     uploads = emulator.raddle_emulator_uploads
-    captured = Captured(engine, emulator, problem, params={"sinks.logit": sinks})
+    captured = Captured(engine, emulator, problem, given={"params": {"sinks.logit": sinks}})
     alive = weakref.ref(sinks)
     for _ in range(3):
         problem.variant[0].logits = rng.normal(0.0, 3.0, 4).astype(np.float32)

@@ -136,8 +136,35 @@ def test_rotary(interleaved, causal, rng):
         np.testing.assert_allclose(out[request].numpy(), exact.out, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("tensors", [False, True])
+def test_descales(tensors, rng):
+    """One number of K and one of V, or tensors that hold nothing else."""
+    q, k, v = randn(rng, 2, 5, HQ, D), randn(rng, 2, 9, HKV, D), randn(rng, 2, 9, HKV, D)
+    made = (lambda x: torch.full((2, HKV), x)) if tensors else float
+    scales = dict(k_descale=made(0.5), v_descale=made(4.0))
+    expected = 4.0 * flash_attn.flash_attn_func(q, 0.5 * k, v, causal=True)
+    assert torch.equal(flash_attn.flash_attn_func(q, k, v, causal=True, **scales), expected)
+    offsets = torch.arange(3, dtype=torch.int32) * 5, torch.arange(3, dtype=torch.int32) * 9, 5, 9
+    flat = (x.flatten(0, 1) for x in (q, k, v))
+    found = flash_attn.flash_attn_varlen_func(*flat, *offsets, causal=True, **scales)
+    assert torch.equal(found.view_as(expected), expected)
+    found = flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=9, causal=True, **scales)
+    assert torch.equal(found, expected)
+
+
 class TestRefusals:
-    @pytest.mark.parametrize("name", ["qv", "q_descale", "k_descale", "v_descale"])
+    @pytest.mark.parametrize("name", ["k_descale", "v_descale"])
+    def test_descales(self, name, rng):
+        q, cache, new = randn(rng, 1, 1, HQ, D), torch.zeros(1, 8, HKV, D), randn(rng, 1, 1, HKV, D)
+        for value, error, words in (
+            (torch.arange(HKV * 1.0)[None], NotImplementedError, f"{name} has several numbers"),
+            (float("nan"), ValueError, f"{name} is nan; expected a finite number"),
+        ):
+            with pytest.raises(error, match=words):
+                flash_attn.flash_attn_with_kvcache(q, cache, cache, new, new, cache_seqlens=2, **{name: value})
+        assert (cache == 0).all()
+
+    @pytest.mark.parametrize("name", ["qv", "q_descale"])
     def test_tensors(self, name, rng):
         q = randn(rng, 1, 2, HQ, D)
         with pytest.raises(NotImplementedError, match=f"{name} is given"):

@@ -216,6 +216,18 @@ def test_scales_of_16_bit_caches(rng):
     wrapper.plan(torch.from_numpy(batch.qo_indptr), *batch.table, HQ, HKV, D, batch.page_size, q_data_type="float32")
     out = wrapper.run(batch.q, batch.cache, q_scale=0.5, k_scale=3.0, v_scale=4.0)
     check(batch.exact(scale=1.5 / np.sqrt(D)), out / 4.0)
+    again = wrapper.run(batch.q, batch.cache, q_scale=0.5, k_scale=torch.tensor(3.0), v_scale=torch.tensor([4.0]))
+    assert torch.equal(again, out)
+
+
+def test_scales_with_outputs_of_another_dtype(rng):
+    """The output is rounded once."""
+    batch = Batch(rng, dtype="bfloat16")
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(WORKSPACE)
+    dtypes = dict(q_data_type=torch.bfloat16, o_data_type=torch.float32)
+    wrapper.plan(torch.from_numpy(batch.qo_indptr), *batch.table, HQ, HKV, D, batch.page_size, **dtypes)
+    out, plain = wrapper.run(batch.q, batch.cache, v_scale=4.0), wrapper.run(batch.q, batch.cache)
+    assert out.dtype == torch.float32 and torch.equal(out, 4.0 * plain)
 
 
 @pytest.mark.parametrize("tensors", [False, True])

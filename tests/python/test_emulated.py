@@ -39,7 +39,10 @@ def test_cuda_on_emulated_threads(name, request):
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
 
 
-@pytest.mark.parametrize("name, few", [("kernel_families", []), ("short_wgmma", []), ("gpu_members", ["-k", "wgmma"])])
+HOPPERS = {"kernel_families": [], "short_wgmma": [], "gpu_members": ["-k", "wgmma"], "unquantized_scales": ["-k", "wgmma"]}
+
+
+@pytest.mark.parametrize("name, few", HOPPERS.items(), ids=HOPPERS)
 def test_hoppers_kernels_on_emulated_threads(name, few, request):
     """Where the device says that it is an sm_90."""
     command = [TESTS / "gpu/emulate.sh", sys.executable, "-m", "pytest", "-q", "--device", "cuda"]
@@ -71,6 +74,16 @@ def test_empty_rows_on_emulated_threads(family, compute, request):
     environment = {**os.environ, "PYTHON": sys.executable, **variables}
     file = TESTS / "python" / "test_empty_rows.py"
     ended = subprocess.run([*command, *seed, *few, file], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
+
+
+def test_unquantized_scales_on_emulated_threads(request):
+    """Not of every variant: each is another kernel, with and without scales."""
+    command = [TESTS / "gpu/emulate.sh", sys.executable, "-m", "pytest", "-q", "--device", "cuda", "-k", "not every_pair"]
+    seed = ["--seed", str(request.config.option.seed)]
+    environment = {**os.environ, "PYTHON": sys.executable}
+    file = TESTS / "python" / "test_unquantized_scales.py"
+    ended = subprocess.run([*command, *seed, file], env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
 
 

@@ -95,7 +95,7 @@ def test_runs_with_values_of_their_own_read_the_same_bits(engine, emulator, rng)
     def capped(lengths, cap):
         return masked(rng, lengths, variant=[SoftCap(cap)])
 
-    captured = CapturedMask(engine, emulator, capped(SOME[4], 50.0), params={"softcap.cap": 5.0})
+    captured = CapturedMask(engine, emulator, capped(SOME[4], 50.0), given={"params": {"softcap.cap": 5.0}})
     for lengths in SOME:
         problem = capped(lengths, 5.0)
         captured.check(problem)

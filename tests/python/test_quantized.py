@@ -248,5 +248,5 @@ def test_bad_pools_are_named(small):
     with pytest.raises(TypeError, match="kv: k has dtype uint8"):
         plain.run(plan, problem.q, (k.view(np.uint8), v.view(np.uint8)), out=out)
     kv = k.astype(np.float16), v.astype(np.float16)
-    with pytest.raises(ValueError, match="v_scale is given, and kv: v is float16; expected no scale"):
-        plain.run(plan, problem.q, kv, out=out, v_scale=0.5)
+    with pytest.raises(ValueError, match="v_scale is .*, and kv: v is float16; expected one number"):
+        plain.run(plan, problem.q, kv, out=out, v_scale=np.ones(2, np.float32))

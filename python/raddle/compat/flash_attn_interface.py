@@ -54,7 +54,9 @@ def flash_attn_func(
         causal: the last row sees all keys, each row before it one key less.
         window_size: (left, right): keys that a row sees to either side of its own place; -1: no bound.
         softcap: of the logits; 0: none.
-        qv, q_descale, k_descale, v_descale, attention_chunk: refused.
+        k_descale, v_descale: what K and V are multiplied by: numbers, or tensors whose elements are equal, which are copied
+            to the host.
+        qv, q_descale, attention_chunk: refused.
         return_attn_probs: return (out, lse), lse [B, Hq, S] float32, a natural logarithm.
 
     Returns:
@@ -71,10 +73,10 @@ def flash_attn_func(
         >>> flash_attn_func(q, k, k, causal=True).shape
         torch.Size([2, 9, 8, 64])
     """
-    _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
+    _refuse(qv=qv, q_descale=q_descale, attention_chunk=attention_chunk)
     (batch, rows), keys = q.shape[:2], k.shape[1]
-    layout = _even_layout(batch, rows, keys)
-    out, lse = _attend(q.flatten(0, 1), (k, v), layout, softmax_scale, causal, window_size, softcap, return_attn_probs)
+    layout, scales = _even_layout(batch, rows, keys), _scales(k_descale, v_descale)
+    out, lse = _attend(q.flatten(0, 1), (k, v), layout, scales, softmax_scale, causal, window_size, softcap, return_attn_probs)
     return _batched(out, lse, batch, rows)
 
 
@@ -109,8 +111,8 @@ def flash_attn_varlen_func(
         q: [rows, Hq, D]; k, v: [keys, Hkv, D].
         cu_seqlens_q, cu_seqlens_k: [B + 1] int32, first row and first key of each sequence.
         seqused_k: [B] keys of each sequence that count; None: all.
-        seqused_q: refused, as are qv, q_descale, k_descale, v_descale and attention_chunk.
-        softmax_scale, causal, window_size, softcap: as of `flash_attn_func`.
+        seqused_q: refused, as are qv, q_descale and attention_chunk.
+        softmax_scale, causal, window_size, softcap, k_descale, v_descale: as of `flash_attn_func`.
         return_attn_probs: return (out, lse), lse [Hq, rows].
 
     Returns:
@@ -127,7 +129,7 @@ def flash_attn_varlen_func(
         >>> flash_attn_varlen_func(q, k, k, rows, keys, 5, 20, causal=True).shape
         torch.Size([9, 8, 64])
     """
-    _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
+    _refuse(qv=qv, q_descale=q_descale, attention_chunk=attention_chunk)
     _refuse(seqused_q=seqused_q)
     rows, keys = _host(cu_seqlens_q), _host(cu_seqlens_k)
     kv = k, v
@@ -136,7 +138,8 @@ def flash_attn_varlen_func(
     else:  # pages of one token, of which a sequence's last ones are left out
         layout = PagedKV(rows, keys, np.arange(keys[-1], dtype=np.int32), _host(seqused_k), page_size=1)
         kv = k[:, None], v[:, None]
-    out, lse = _attend(q, kv, layout, softmax_scale, causal, window_size, softcap, return_attn_probs)
+    scales = _scales(k_descale, v_descale)
+    out, lse = _attend(q, kv, layout, scales, softmax_scale, causal, window_size, softcap, return_attn_probs)
     return out if lse is None else (out, lse.transpose(0, 1))
 
 
@@ -184,8 +187,8 @@ def flash_attn_with_kvcache(
         rotary_cos, rotary_sin: [positions, rotary_dim / 2]: turn k, and q as FlashAttention does: at its rows' places where
             causal or a window, else all at cache_seqlens. Only with k.
         rotary_interleaved: turn neighbouring elements, else halves.
-        cache_leftpad, rotary_seqlens: refused, as are qv, q_descale, k_descale, v_descale and attention_chunk.
-        softmax_scale, causal, window_size, softcap: as of `flash_attn_func`.
+        cache_leftpad, rotary_seqlens: refused, as are qv, q_descale and attention_chunk.
+        softmax_scale, causal, window_size, softcap, k_descale, v_descale: as of `flash_attn_func`.
         return_softmax_lse: return (out, lse), lse [B, Hq, S], or [Hq, rows] with cu_seqlens_q.
 
     Returns:
@@ -204,7 +207,7 @@ def flash_attn_with_kvcache(
         >>> cache[:, 29:32, 0, 0].tolist()
         [[0.0, 1.0, 0.0], [0.0, 1.0, 0.0]]
     """
-    _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
+    _refuse(qv=qv, q_descale=q_descale, attention_chunk=attention_chunk)
     _refuse(cache_leftpad=cache_leftpad, rotary_seqlens=rotary_seqlens)
     rows = _indptr(q, cu_seqlens_q)
     batch = len(rows) - 1
@@ -221,7 +224,7 @@ def flash_attn_with_kvcache(
         raise ValueError(f"q has head dimension {q.shape[-1]}; expected {k_cache.shape[-1]}, as k_cache has")
     packed_q = q if cu_seqlens_q is not None else q.flatten(0, 1)
     kv, terms = (k_cache, v_cache), (softmax_scale, causal, window_size, softcap)
-    run = _planned(packed_q, kv, layout, *terms, return_softmax_lse)
+    run = _planned(packed_q, kv, layout, _scales(k_descale, v_descale), *terms, return_softmax_lse)
     if new_rows is not None:
         rope = None
         if rotary_cos is not None:
@@ -246,6 +249,21 @@ def _refuse(**arguments: Any) -> None:
             raise NotImplementedError(f"{name} is given; raddle.compat.flash_attn_interface does not have it: leave it out")
 
 
+def _scales(k_descale: Any, v_descale: Any) -> dict[str, float | None]:
+    """One number each, as `Attention.run` takes them of K and V of 16 bits."""
+    found: dict[str, float | None] = {}
+    for name, given in (("k", k_descale), ("v", v_descale)):
+        numbers = None if given is None else _host(given).ravel()
+        if numbers is not None and (numbers.size == 0 or np.ptp(numbers) > 0):
+            raise NotImplementedError(
+                f"{name}_descale has several numbers; raddle.compat.flash_attn_interface takes one for all sequences and heads"
+            )
+        if numbers is not None and not np.isfinite(numbers[0]):
+            raise ValueError(f"{name}_descale is {numbers[0]}; expected a finite number")
+        found[f"{name}_scale"] = None if numbers is None else float(numbers[0])
+    return found
+
+
 def _attend(q: torch.Tensor, *problem: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(out [rows, Hq, D], lse [rows, Hq] or None)."""
     found = _planned(q, *problem)(q)
@@ -253,7 +271,15 @@ def _attend(q: torch.Tensor, *problem: Any) -> tuple[torch.Tensor, torch.Tensor 
 
 
 def _planned(
-    q: torch.Tensor, kv: Any, layout: Layout, scale: Any, causal: Any, window: Any, cap: Any, return_lse: Any
+    q: torch.Tensor,
+    kv: Any,
+    layout: Layout,
+    scales: dict[str, float | None],
+    scale: Any,
+    causal: Any,
+    window: Any,
+    cap: Any,
+    return_lse: Any,
 ) -> Any:
     """What computes rows like q."""
     heads = q.shape[-2], kv[0].shape[-2], q.shape[-1], kv[1].shape[-1]
@@ -262,7 +288,7 @@ def _planned(
     params = {"window.left": left, "window.right": 0 if causal else right}
     plan = attention.plan(layout, params=params)
     cap_params = {"softcap.cap": float(cap)} if cap > 0.0 else None
-    how = dict(scale=scale, return_lse=bool(return_lse), params=cap_params)
+    how = dict(scale=scale, return_lse=bool(return_lse), params=cap_params, **scales)
     return lambda rows: attention.run(plan, rows, kv, **how)
 
 

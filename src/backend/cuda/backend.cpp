@@ -33,9 +33,8 @@ class CudaBackend final : public GpuBackend {
         device_(&device),
         facts_(facts_of(variant, device.info().arch, makes_tensor_maps(),
                         family_named(std::getenv("RADDLE_BACKEND")))),
-        kernels_(spec, variant, device),
-        memory_(std::make_shared<AttentionMemory>(device, spec)),
-        plans_(device, kernels_, memory_) {
+        memory_(std::make_shared<AttentionMemory>(device, spec, variant)),
+        plans_(device, memory_) {
     check_asked_family(spec, facts_);
     start_kernels();
   }
@@ -99,24 +98,23 @@ class CudaBackend final : public GpuBackend {
     AttentionKernels::Which first = AttentionKernels::short_only;
     if (facts_.asked == KernelFamily::wgmma)
       first = wgmma ? AttentionKernels::wgmma : AttentionKernels::wgmma_short_8;
-    kernels_.start(first);
+    memory_->kernels.start(first);
     if (facts_.asked != KernelFamily::wgmma)
-      kernels_.start(wgmma && !facts_.asked ? AttentionKernels::wgmma
-                                            : AttentionKernels::any_length);
-    kernels_.get(first);
+      memory_->kernels.start(wgmma && !facts_.asked ? AttentionKernels::wgmma
+                                                    : AttentionKernels::any_length);
+    memory_->kernels.get(first);
   }
   /// The kernel that runs all plans within `maxima`; waits for it.
   const Kernel& kernel_for(const Planning& planning, const Maxima& maxima) const {
     const i64 most_rows = i64{max_group_rows(maxima)} * spec_.group_size();
     const PlanConfig& config = planning.config;
-    return kernels_.get(planning.kernel,
-                        config.short_only || most_rows <= config.shapes[short_queries].rows);
+    return memory_->kernels.get(
+        planning.kernel, config.short_only || most_rows <= config.shapes[short_queries].rows);
   }
 
   AttentionSpec spec_;
   const Device* device_;
   FamilyFacts facts_;
-  mutable AttentionKernels kernels_;
   AttentionMemoryPtr memory_;
   mutable CudaPlans plans_;
 };

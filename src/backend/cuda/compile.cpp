@@ -67,7 +67,7 @@ jit::PlannerKernel planner_of(const AttentionSpec& spec, const BoundVariant& var
 }
 
 KernelReport compile(const AttentionSpec& spec, const std::string& arch, KernelFamily family,
-                     bool short_only, i32 short_rows) {
+                     bool short_only, i32 short_rows, bool scales_output) {
   check_spec(spec);
   const BoundVariant variant(spec, arch);
   if (family == KernelFamily::wgmma) {
@@ -82,6 +82,10 @@ KernelReport compile(const AttentionSpec& spec, const std::string& arch, KernelF
   jit::GpuKernel kernel = kernel_of(spec, variant, arch, family);
   kernel.short_only = short_only;
   kernel.short_rows = short_rows;
+  if (scales_output && kernel.kv_dtype != kernel.dtype)
+    fail<ValueError>("scales_output is given, and kv_dtype is '", name_of(kernel.kv_dtype),
+                     "'; expected K and V of 16 bits: all kernels of 8 bits scale V");
+  kernel.scales_output = scales_output;
   return report_of(kernel, arch, config_of(spec, arch, family, short_rows).shared_bytes);
 }
 

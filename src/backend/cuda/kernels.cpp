@@ -69,6 +69,11 @@ const Kernel& ComingKernel::get() const {
   return *kernel_.get();
 }
 
+bool ComingKernel::is(const Kernel& kernel) const {
+  return kernel_.wait_for(0s) == std::future_status::ready && !has_failed() &&
+         kernel_.get() == &kernel;
+}
+
 bool ComingKernel::has_failed() const {
   if (kernel_.wait_for(0s) != std::future_status::ready) return false;
   try {
@@ -125,11 +130,13 @@ AttentionKernels::AttentionKernels(const AttentionSpec& spec, const BoundVariant
                      device.info().max_shared_bytes);
 }
 
-void AttentionKernels::start(Which which) {
+void AttentionKernels::start(Which which, bool scales) {
   const std::lock_guard lock(mutex_);
-  std::optional<ComingKernel>& kernel = coming_[which];
-  if (!kernel || kernel->has_failed())
-    kernel = coming(described_[which].kernel, *device_, described_[which].config);
+  std::optional<ComingKernel>& kernel = coming_[scales][which];
+  if (kernel && !kernel->has_failed()) return;
+  jit::GpuKernel described = described_[which].kernel;
+  described.scales_output = scales;
+  kernel = coming(described, *device_, described_[which].config);
 }
 
 const Kernel& AttentionKernels::get(const KernelChoice& choice, bool all_short) {
@@ -139,9 +146,19 @@ const Kernel& AttentionKernels::get(const KernelChoice& choice, bool all_short) 
   return get(which);
 }
 
-const Kernel& AttentionKernels::get(Which which) {
-  start(which);
-  return coming_[which]->get();
+const Kernel& AttentionKernels::get(Which which, bool scales) {
+  start(which, scales);
+  return coming_[scales][which]->get();
+}
+
+const Kernel& AttentionKernels::scaling(const Kernel& kernel) {
+  i32 which = 0;
+  for (; which < count; ++which) {
+    const std::lock_guard lock(mutex_);
+    const std::optional<ComingKernel>& known = coming_[false][which];
+    if (known && known->is(kernel)) break;
+  }
+  return get(static_cast<Which>(which), true);
 }
 
 }  // namespace raddle::cuda

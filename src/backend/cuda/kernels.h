@@ -34,6 +34,8 @@ class ComingKernel {
   friend class KernelTable;
   friend class AttentionKernels;
   bool has_failed() const;
+  /// Whether it is there, and that kernel.
+  bool is(const Kernel& kernel) const;
   std::shared_future<const Kernel*> kernel_;
   std::string doing_;  ///< for people
   std::shared_ptr<jit::Watch> watch_;
@@ -61,12 +63,17 @@ class AttentionKernels {
   };
   AttentionKernels(const AttentionSpec& spec, const BoundVariant& variant, const Device& device);
 
-  /// Has it compiled on a thread of its own.
-  void start(Which which);
+  /// Has it compiled on a thread of its own. `scales`: as of scaling().
+  void start(Which which, bool scales = false);
   /// Waits for it. Raises what went wrong on the way.
-  const Kernel& get(Which which);
+  const Kernel& get(Which which, bool scales = false);
   /// The one that was chosen; of the mma family that of short queries alone, or any.
   const Kernel& get(const KernelChoice& choice, bool all_short);
+  /// What runs in the place of `kernel`, one of these, where it is handed a scale of V that has no
+  /// 8 bits: the same with one more multiplication. It is compiled when it is first asked for.
+  const Kernel& scaling(const Kernel& kernel);
+  /// Whether K and V have 8 bits, so that every kernel knows their scales.
+  bool is_quantized() const { return described_[0].kernel.kv_dtype != described_[0].kernel.dtype; }
 
  private:
   struct Described {
@@ -79,7 +86,7 @@ class AttentionKernels {
   const Device* device_;
   std::vector<Described> described_;  ///< by Which
   std::mutex mutex_;
-  std::optional<ComingKernel> coming_[count];
+  std::optional<ComingKernel> coming_[2][count];  ///< the second ones scale
 };
 
 }  // namespace raddle::cuda

@@ -147,6 +147,11 @@ std::string CudaPlan::explain() const {
          "\n" + choice_.explain();
 }
 
+const Kernel& CudaPlan::kernel_of(const RunView& view) const {
+  if (view.kv_scales[0].v.value == 1.0f || memory_->kernels.is_quantized()) return *kernel_;
+  return memory_->kernels.scaling(*kernel_);
+}
+
 void CudaPlan::run(const Plan& plan, const RunView& view, const BoundVariant& variant,
                    const RunArgs& args, RunStats* stats) const {
   check_alignment(args);
@@ -190,7 +195,7 @@ void CudaPlan::run(const Plan& plan, const RunView& view, const BoundVariant& va
   reservation_ ? reservation_->use_on(args.stream) : block_.use_on(args.stream);
   void* params[] = {&with_maps,
                     of_run->bytes()};  // mma kernels take the GpuLaunch that it begins with
-  kernel_->launch_teams(launch.plan.num_workers, joins(), args.stream, params);
+  kernel_of(view).launch_teams(launch.plan.num_workers, joins(), args.stream, params);
 }
 
 std::shared_ptr<const PlanOnDevice> CudaPlans::put(const Layout& layout, const PlanArrays& arrays,
@@ -199,8 +204,8 @@ std::shared_ptr<const PlanOnDevice> CudaPlans::put(const Layout& layout, const P
                                                    const BoundVariant& variant, void* stream) {
   const ContextScope context(*device_);
   check_upload(layout, arrays, stream);
-  return std::make_shared<const CudaPlan>(kernels_->get(kernel, is_short(arrays.view())), kernel,
-                                          memory_, layout, arrays,
+  return std::make_shared<const CudaPlan>(memory_->kernels.get(kernel, is_short(arrays.view())),
+                                          kernel, memory_, layout, arrays,
                                           memory_->variant_of(origin, variant, stream), stream);
 }
 

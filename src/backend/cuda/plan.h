@@ -20,14 +20,18 @@ class CudaReservation;
 /// What all plans of an attention share; each keeps it as long as it lives.
 class AttentionMemory {
  public:
-  AttentionMemory(const Device& device, const AttentionSpec& spec)
-      : captured(device), scratch(device, spec.head_dim_vo), maps(spec) {}
+  AttentionMemory(const Device& device, const AttentionSpec& spec, const BoundVariant& variant)
+      : kernels(spec, variant, device),
+        captured(device),
+        scratch(device, spec.head_dim_vo),
+        maps(spec) {}
 
   /// A plan's variant on the device. `origin` is the spec's own, which most plans and runs share.
   /// What is new goes up on `stream`. Needs a ContextScope.
   std::shared_ptr<const CudaVariant> variant_of(const BoundVariant& origin,
                                                 const BoundVariant& variant, StreamHandle stream);
 
+  AttentionKernels kernels;
   CapturedArrays captured;
   StreamScratch scratch;
   TensorMaps maps;
@@ -73,6 +77,8 @@ class CudaPlan final : public PlanOnDevice {
  private:
   /// Whether two workers' teams may end with halves of a unit; of a reservation a later plan's may.
   bool joins() const { return joins_ || reservation_; }
+  /// The kernel of a run: the plan's, or the one like it that scales V.
+  const Kernel& kernel_of(const RunView& view) const;
 
   const Kernel* kernel_;
   KernelChoice choice_;
@@ -89,8 +95,8 @@ class CudaPlan final : public PlanOnDevice {
 /// Plans with memory of their own.
 class CudaPlans final : public PlanStore {
  public:
-  CudaPlans(const Device& device, AttentionKernels& kernels, AttentionMemoryPtr memory)
-      : device_(&device), kernels_(&kernels), memory_(std::move(memory)) {}
+  CudaPlans(const Device& device, AttentionMemoryPtr memory)
+      : device_(&device), memory_(std::move(memory)) {}
 
   std::shared_ptr<const PlanOnDevice> put(const Layout& layout, const PlanArrays& arrays,
                                           const KernelChoice& kernel, const BoundVariant& origin,
@@ -98,7 +104,6 @@ class CudaPlans final : public PlanStore {
 
  private:
   const Device* device_;
-  AttentionKernels* kernels_;
   AttentionMemoryPtr memory_;
 };
 

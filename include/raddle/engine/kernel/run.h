@@ -10,7 +10,9 @@ namespace raddle {
 
 struct RunView {
   KvView kv[max_levels];
-  KvScales kv_scales[max_levels];  ///< 1 where K and V are not quantised
+  /// Where K and V are not quantised, those of K are 1, since `scale` has theirs, and those of V
+  /// one number, the same of all levels.
+  KvScales kv_scales[max_levels];
   RowsView q;
   RowsView out;
   float* lse;  ///< null: not wanted

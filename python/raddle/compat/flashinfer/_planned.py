@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from typing import Any, Callable, Iterator, NamedTuple
 
@@ -204,25 +205,19 @@ class Planned:
         v_scale: Any = None,
         sinks: Any = None,
     ) -> Any:
-        """Runs the plan; scales of caches of 16 and 32 bits move into softmax scale and output, as in FlashInfer."""
+        """Runs the plan. Scales of caches of 16 and 32 bits are numbers, as in FlashInfer."""
         attention, plan = self._plan_for(self._kind(sinks is not None))
         scale = self._sm_scale if self._sm_scale is not None else 1.0 / math.sqrt(self._heads[2])
         scale = float(scale) * (1.0 if q_scale is None else float(q_scale))
         quantised = attention.spec.kv_dtype is not None
-        scales: dict[str, Any] = {}
-        if quantised:
-            scales = {"k_scale": _per_head(k_scale, self._heads[1]), "v_scale": _per_head(v_scale, self._heads[1])}
-        elif k_scale is not None:
-            scale *= float(k_scale)
+        of = functools.partial(_per_head, num_kv_heads=self._heads[1]) if quantised else _number
         params: dict[str, Any] = {}
         if self._logits_soft_cap:
             params["softcap.cap"] = float(self._logits_soft_cap)
         if sinks is not None:
             params["sinks.logit"] = sinks
-        wants = dict(scale=scale, params=params or None, lse_base_2=return_lse, **scales)
+        wants = dict(scale=scale, params=params or None, lse_base_2=return_lse, k_scale=of(k_scale), v_scale=of(v_scale))
         found = self._computed(attention, plan, q, kv, out, lse, return_lse, wants)
-        if not quantised and v_scale is not None:
-            found[0].mul_(v_scale)
         return found if return_lse else found[0]
 
     def _computed(
@@ -254,6 +249,10 @@ def _per_head(scale: Any, num_kv_heads: int) -> Any:
     """A scale of a quantised cache: a number, or float32 [Hkv]; a tensor of one element counts for all heads."""
     if isinstance(scale, torch.Tensor):
         return scale.float().reshape(-1).expand(num_kv_heads).contiguous()
+    return _number(scale)
+
+
+def _number(scale: Any) -> float | None:
     return None if scale is None else float(scale)
 
 

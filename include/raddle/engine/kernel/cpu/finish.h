@@ -34,10 +34,15 @@ inline void write_row(const CpuLaunch& launch, const Row& row, float* o, float l
 }
 
 /// Normalises the tile's rows: O / Σ and LSE = max + ln Σ; a row with nothing kept becomes (0,
-/// -inf).
+/// -inf). O is multiplied by the scale of V that has no 8 bits, too, before it becomes a state.
 template <class T>
 inline void normalize(const CpuLaunch& launch, Scratch<T>& scratch, i32 num_rows) {
-  if (launch.stages->scan == Scan::sum) return;
+  const float of_values = is_quantized<T> ? 1.0f : launch.kv_scales[0].v.value;
+  if (launch.stages->scan == Scan::sum) {
+    for (i32 m = 0; m < num_rows && of_values != 1.0f; ++m)
+      scale_row(scratch.o + m * scratch.stride_o, scratch.ldo, of_values);
+    return;
+  }
   for (i32 m = 0; m < num_rows; ++m) {
     const RowState& row = scratch.state[m];
     float* o = scratch.o + m * scratch.stride_o;
@@ -45,7 +50,7 @@ inline void normalize(const CpuLaunch& launch, Scratch<T>& scratch, i32 num_rows
     if (row.sum == 0.0f)  // exactly 0, whatever the values of dropped keys have left there
       for (i32 d = 0; d < scratch.ldo; ++d) o[d] = 0.0f;
     else
-      scale_row(o, scratch.ldo, 1.0f / row.sum);
+      scale_row(o, scratch.ldo, of_values / row.sum);
   }
 }
 

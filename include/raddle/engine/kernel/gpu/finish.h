@@ -12,6 +12,21 @@ RADDLE_ENGINE_BEGIN
 
 namespace gpu_kernel {
 
+/// Whether a kernel multiplies O by a scale of V. One for K and V of 16 bits does so only if it is
+/// compiled for that: such scales are rare, and the end of an item is code that nothing hides.
+#if defined(RADDLE_SCALES_OUTPUT)
+constexpr bool scales_output = true;
+#else
+constexpr bool scales_output = false;
+#endif
+
+/// What the rows of an item are multiplied by beside 1/Σ: the scale of V of all levels. So partial
+/// states have it already, and contractions, sinks and output parts need not know.
+RADDLE_DEVICE float output_scale(const GpuLaunch& launch) {
+  if constexpr (scales_output) return launch.kv_scales[0].v.value;
+  return 1.0f;
+}
+
 /// A row of `dim` elements in the registers of a warp: a lane holds the elements 4 · (lane + 32 ·
 /// i) + e.
 template <i32 dim>

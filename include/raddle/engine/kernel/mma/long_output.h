@@ -84,7 +84,7 @@ class LongOutput {
       for (i32 half = 0; half < 2; ++half) {
         const i32 m = long_row(warp_, r) + ptx::lane_index() / 4 + 8 * half;
         auto [factor, lse] = end_row<scan>(stats, r, half, to_log2);
-        factor *= values.unit();
+        factor *= values.unit() * output_scale(launch_);
         const Row& row = Memory::facts().row[m];
         factor *= apply_sink(launch_, variant_, row, lse);
         if (ptx::lane_index() % 4 == 0 && m < num_rows_) store_lse(launch_, row, lse);
@@ -145,7 +145,7 @@ class LongOutput {
         if (turns == 2 && half != turn) continue;
         float* row = out_row(long_row(warp_, r) + ptx::lane_index() / 4 + 8 * half);
         auto [factor, lse] = end_row<scan>(stats, r, half, to_log2);
-        factor *= values.unit();
+        factor *= values.unit() * output_scale(launch_);
         each_pair(o, r, half, factor,
                   [&](i32 d, float x, float y) { ptx::store_two(row + d, x, y); });
         if (ptx::lane_index() % 4 == 0) row[Kernel::dim_vo] = lse;

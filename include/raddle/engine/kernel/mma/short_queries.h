@@ -306,7 +306,7 @@ class ShortQueries {
         const MergedRow row = output.merged(g + 8 * half);
         factor[half] = ptx::exp2((stats_.top[0][half] - row.shift) * to_log2_) * row.inverse;
       }
-      factor[half] *= values_.unit();
+      factor[half] *= values_.unit() * output_scale(launch_);
     }
   }
 

@@ -241,7 +241,8 @@ class WideQueries {
       RADDLE_UNROLL
       for (i32 half = 0; half < 2; ++half) {
         float* row = Memory::out_row(16 * r + g + 8 * half);
-        const auto [factor, lse] = end_row<scan>(stats_, r, half, to_log2);
+        auto [factor, lse] = end_row<scan>(stats_, r, half, to_log2);
+        factor *= output_scale(launch_);
         RADDLE_UNROLL
         for (i32 n = 0; n < Kernel::out_fragments; ++n) {
           const i32 d = columns * warp_ + 8 * n + 2 * t;

@@ -27,7 +27,10 @@ class LongOutput {
   RADDLE_DEVICE void send(const O& o, const RowStats<1>& stats, float to_log2) {
     RowEnd end[2];
     RADDLE_UNROLL
-    for (i32 half = 0; half < 2; ++half) end[half] = end_of(stats, half, to_log2);
+    for (i32 half = 0; half < 2; ++half) {
+      end[half] = end_of(stats, half, to_log2);
+      end[half].factor *= output_scale(launch_);
+    }
     if constexpr (has_output<Variant>) {
       RADDLE_UNROLL
       for (i32 half = 0; half < 2; ++half) send_whole(o, half, end[half]);

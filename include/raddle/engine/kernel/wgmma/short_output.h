@@ -109,6 +109,7 @@ class ShortOutput {
       factor[0][n][e] *= inverse, factor[1][n][e] *= inverse;
       lse = top == -math::infinity ? top : ptx::fma(top, to_log2_, ptx::log2(sum)) * math::ln2;
     }
+    factor[0][n][e] *= output_scale(launch_), factor[1][n][e] *= output_scale(launch_);
     if (lane_.warp == 0 && lane_.g == 0) block().state[row][Kernel::dim_vo] = lse;
   }
 
