@@ -134,8 +134,9 @@ class Block {
     if (--barrier.missing < 0) broken("more threads arrive at a barrier than it expects");
     end_phase(barrier);
   }
+  void expect(u32 at, u32 bytes) { barrier_at(at).bytes += bytes; }
   void arrive_expecting(u32 at, u32 bytes) {
-    barrier_at(at).bytes += bytes;
+    expect(at, bytes);
     arrive(at);
   }
   /// Boxes are copied when nothing else is left to do, in any order.
@@ -568,6 +569,7 @@ inline void fence_created_barriers() {}
 inline void barrier_arrive_expecting(u32 barrier, u32 bytes) {
   Block::current()->arrive_expecting(barrier, bytes);
 }
+inline void barrier_expect(u32 barrier, u32 bytes) { Block::current()->expect(barrier, bytes); }
 inline void copy_box(u32 to, const TensorMap* map, u32 barrier, i32 column, i32 row, i32 head,
                      i32 page, Keep) {
   emulated::BoxCopy box{{}, to, barrier, {column, row, head, page}};

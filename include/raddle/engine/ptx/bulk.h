@@ -36,6 +36,13 @@ RADDLE_DEVICE void barrier_arrive_expecting(u32 barrier, u32 bytes) {
                : "memory");
 }
 
+/// Announces so many bytes of bulk copies in the open phase, which ends no sooner than some thread
+/// arrives.
+RADDLE_DEVICE void barrier_expect(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
 /// How long lines stay in the L2 cache: as others do, shorter than others, or longer.
 enum class Keep : u64 {
   usual = 0x1000000000000000,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "raddle/engine/kernel/wgmma/contractions.h"
+#include "raddle/engine/kernel/wgmma/first_tiles.h"
 #include "raddle/engine/kernel/wgmma/loader.h"
 #include "raddle/engine/kernel/wgmma/long_queries.h"
 #include "raddle/engine/kernel/wgmma/queries.h"
@@ -12,40 +13,55 @@ RADDLE_ENGINE_BEGIN
 
 namespace wgmma {
 
+/// Warps of the loading warpgroup; the first two load K (0) and V (1).
+enum LoadingWarp : i32 { key_warp, value_warp, finder_warp, query_warp };
+/// This warp's number in the loading warpgroup; negative in others.
+RADDLE_DEVICE i32 loading_warp() { return ptx::warp_index() - consumer_groups * group_warps; }
+
+/// Creates a ring's barriers, a lane each: `fillers` arrive at a slot when it is filled, `users`
+/// when it has been used.
+template <i32 count>
+RADDLE_DEVICE void create_ring(Ring<count>& ring, i32 fillers, i32 users) {
+  const i32 lane = ptx::lane_index();
+  if (lane >= count) return;
+  ptx::barrier_create(ptx::shared_address(&ring.full[lane]), fillers);
+  ptx::barrier_create(ptx::shared_address(&ring.free[lane]), users);
+}
+
+/// A warp of the loading warpgroup creates the barriers of what it fills.
 template <class Kernel>
 RADDLE_DEVICE void create_barriers() {
   auto& block = Memory<Kernel>::get();
-  const auto create = [](u64& barrier, i32 arrivals) {
-    ptx::barrier_create(ptx::shared_address(&barrier), arrivals);
-  };
-  constexpr i32 users = consumer_groups / Kernel::rings;
-  for (i32 i = 0; i < Kernel::slots; ++i) {
-    create(block.key_slots.full[i], 1), create(block.key_slots.free[i], users);
-    create(block.value_slots.full[i], 1), create(block.value_slots.free[i], users);
-  }
-  for (i32 i = 0; i < Kernel::query_slots; ++i)
-    create(block.queries.full[i], 32), create(block.queries.free[i], ConsumerTeam::num_warps);
-  for (i32 i = 0; i < Kernel::item_slots; ++i)
-    create(block.items.full[i], 1), create(block.items.free[i], ConsumerTeam::num_warps);
-  create(block.tail, 1);
+  constexpr i32 users = consumer_groups / Kernel::rings;  // of a tile, one thread of a warpgroup
+  const i32 loads = loading_warp();
+  if (loads <= value_warp)
+    create_ring(loads == key_warp ? block.key_slots : block.value_slots, 1, users);
+  else if (loads == finder_warp)
+    create_ring(block.items, 1, ConsumerTeam::num_warps);
+  else
+    create_ring(block.queries, 32, ConsumerTeam::num_warps);
+  if (Kernel::tiles_end_items && loads == value_warp && ptx::lane_index() == 0)
+    ptx::barrier_create(ptx::shared_address(&block.tail), 1);
   ptx::fence_created_barriers();
+  ptx::sync_warp();  // other lanes have copies arrive at them
 }
 
-/// The loading warpgroup's warp that finds items.
-constexpr i32 finder_warp = consumer_groups * group_warps + 2;
-
 /// What the warps of the loading warpgroup do; `first` is the first item, `opening` its opening
-/// where workers have one, and next(item) the item behind another.
-template <class Kernel, class Variant, class Next>
+/// where workers have one, next(item) the item behind another, and look_up() what the finder of
+/// items does behind the first one.
+template <class Kernel, class Variant, class Next, class LookUp>
 RADDLE_DEVICE void load(const Launch& launch, const Variant& variant, i32 first,
-                        const Opening& opening, Next next) {
-  const i32 warp = ptx::warp_index() - consumer_groups * group_warps;
-  if (warp == 0)
-    TileLoader<Kernel, 0>(launch).run();
-  else if (warp == 1)
-    TileLoader<Kernel, 1>(launch).run();
-  else if (ptx::warp_index() == finder_warp)
-    ItemFinder<Kernel>(launch).run(first, opening, next);
+                        const Opening& opening, Next next, LookUp look_up) {
+  const i32 loads = loading_warp();
+  i32 started = 0;
+  if constexpr (Kernel::has_openings)
+    if (loads <= value_warp) started = start_first_tiles<Kernel>(launch, opening, loads);
+  if (loads == key_warp)
+    TileLoader<Kernel, 0>(launch, started).run();
+  else if (loads == value_warp)
+    TileLoader<Kernel, 1>(launch, started).run();
+  else if (loads == finder_warp)
+    ItemFinder<Kernel>(launch).run(first, opening, next, look_up);
   else
     QueryLoader<Kernel, Variant>(launch, variant).run();
 }
@@ -57,17 +73,17 @@ RADDLE_DEVICE void attend_long(const Launch& launch, const Variant& variant) {
                 sizeof(Memory<Kernel>) <= shared_bytes);
   const i32* queue = launch.plan.queue_indptr + ptx::block_index();
   const i32 item = first_long(launch, queue[0], queue[1]);
-  if (ptx::thread_index() == 0) create_barriers<Kernel>();
+  if (loading_warp() >= 0) create_barriers<Kernel>();
   ptx::sync_block();
-  if (ptx::thread_index() < consumer_groups * group_threads) {
+  if (loading_warp() < 0) {
     ptx::take_registers<consumer_registers>();
     zero_unused_rows<Kernel>(launch);
     LongQueries<Kernel, Variant>(launch, variant).run();
     contract_queue<Kernel>(launch, variant, queue[0], queue[1]);
   } else {
     ptx::give_registers<loader_registers>();
-    load<Kernel>(launch, variant, item, Opening{},
-                 [&](i32 last) { return next_long(launch, last); });
+    load<Kernel>(
+        launch, variant, item, Opening{}, [&](i32 last) { return next_long(launch, last); }, [] {});
   }
 }
 
@@ -75,30 +91,31 @@ RADDLE_DEVICE void attend_long(const Launch& launch, const Variant& variant) {
 template <class Kernel, class Variant>
 RADDLE_DEVICE void attend_short(const Launch& launch, const Variant& variant) {
   static_assert(sizeof(ShortMemory<Kernel>) <= shared_bytes);
-  const bool computes = ptx::thread_index() < consumer_groups * group_threads;
+  const i32 loads = loading_warp();
+  const bool computes = loads < 0;
   const Opening opening = launch.plan.openings[ptx::block_index()];
+  if (!computes) {  // first of all: every instruction before the first copy delays it
+    if (loads <= value_warp) ptx::prefetch(&launch.map[0][loads]);
+    create_barriers<Kernel>();
+  }
   const i32 end = opening.queue_end, begin = opening.item < 0 ? end : opening.item;
   mark<Kernel>(launch, TimelineStage::started, begin);
   if (computes) prefetch_inputs<Kernel>(launch);
-  if (ptx::thread_index() < 2) ptx::prefetch(&launch.map[0][ptx::thread_index()]);
-  if (ptx::thread_index() == 0) create_barriers<Kernel>();
   ptx::sync_block();
   if (computes) {
     if constexpr (Kernel::takes_registers) ptx::take_registers<short_consumer_registers>();
-    // These warps have nothing else to do before the first keys have come.
     zero_unused_rows<Kernel>(launch);
-    if (composes_at_once<Kernel>(launch)) look_up_states<Kernel>(launch, begin, end);
-    if (launch.layout.num_levels > 1 && ConsumerTeam::warp() == ConsumerTeam::num_warps - 1)
-      look_up_known_shares<Kernel>(launch, begin, end);
-    if (ShortQueries<Kernel, Variant>(launch, variant).run())
+    if (ShortQueries<Kernel, Variant>(launch, variant).run(opening.partial_row))
       contract_short_queue<Kernel>(launch, variant, begin, end);
     if (begin < end) mark<Kernel>(launch, TimelineStage::contracted, end - 1);
   } else {
     if constexpr (Kernel::takes_registers) ptx::give_registers<short_loader_registers>();
-    load<Kernel>(launch, variant, opening.item, opening,
-                 [&](i32 last) { return last + 1 < end ? last + 1 : -1; });
+    load<Kernel>(
+        launch, variant, opening.item, opening,
+        [&](i32 last) { return last + 1 < end ? last + 1 : -1; },
+        [&] { look_up_contractions<Kernel>(launch, begin, end); });
     // It has named the last items, and has nothing to do while the others finish them.
-    if (ptx::warp_index() == finder_warp && composes_at_once<Kernel>(launch))
+    if (loads == finder_warp && composes_at_once<Kernel>(launch))
       rehearse_composition<Kernel, Variant>(launch, ShortMemory<Kernel>::get().rehearsal);
   }
 }

@@ -111,6 +111,13 @@ struct ShortKernel : AnyKernel<Element, qk, vo, Variant> {
   }
 };
 
+/// For items of at most 8 rows in a kernel for more: a request's own keys beside a shared prefix.
+/// Their products, weights and outputs are those of one fragment; memory is the kernel's.
+template <class ShortKernel>
+struct OfFewRows : ShortKernel {
+  static constexpr i32 row_fragments = 1;
+};
+
 }  // namespace wgmma
 
 RADDLE_ENGINE_END

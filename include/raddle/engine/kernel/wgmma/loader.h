@@ -16,7 +16,9 @@ class TileLoader {
   static constexpr i32 tile_keys = Kernel::tile_keys;
 
  public:
-  RADDLE_DEVICE explicit TileLoader(const Launch& launch) : launch_(launch) {}
+  /// Copies of the first `started` tiles are under way (first_tiles.h).
+  RADDLE_DEVICE TileLoader(const Launch& launch, i32 started)
+      : launch_(launch), started_(started) {}
 
   /// Loads the tiles of all items that are named. Of long queries, an item that is none has a tile
   /// that is none, in whose step the computing warpgroups send the last item. The boxes of the next
@@ -79,6 +81,9 @@ class TileLoader {
   RADDLE_DEVICE TilePlace<Kernel> place() const {
     return {ring_, ring_ == 0 ? tiles_ : tiles_of_other_};
   }
+  RADDLE_DEVICE bool is_started() const {
+    return Kernel::has_openings && tiles_ + tiles_of_other_ < started_;
+  }
   /// Waits until the slot is free of the tile that was in it.
   template <class Slots>
   RADDLE_DEVICE static void wait_free(const Slots& ring, const TilePlace<Kernel>& at) {
@@ -99,10 +104,11 @@ class TileLoader {
         describe_key(keys, j, tile.begin + j, find_key(launch_, *source, tile, tile.begin + j, 0));
     }
     if (ptx::lane_index() == 0) block().tile[at.facts] = facts_of(source, tile, flags);
-    wait_free(block().key_slots, at);
+    const bool started = is_started();
+    if (!started) wait_free(block().key_slots, at);
     ptx::sync_warp();  // the facts are written
     const u32 full = address(block().key_slots.full[at.slot]);
-    if (has_keys(flags))
+    if (has_keys(flags) && !started)
       boxes->template copy<0>(launch_, tile, page, ptx::shared_address(block().k[at.slot]), full);
     else if (ptx::lane_index() == 0)
       ptx::barrier_arrive(full);
@@ -119,8 +125,12 @@ class TileLoader {
   RADDLE_DEVICE void put_values(const KeySource* source, const Span& tile, i32 flags,
                                 const Walk* boxes, i32 page) {
     const TilePlace<Kernel> at = place();
-    wait_free(block().value_slots, at);
     const u32 full = address(block().value_slots.full[at.slot]), tail = address(block().tail);
+    if (is_started()) {
+      if (ptx::lane_index() == 0) ptx::barrier_arrive(full);
+      return;
+    }
+    wait_free(block().value_slots, at);
     u8* values = block().v[at.slot];
     const bool clears = Kernel::tiles_end_items && flags & (Flags::ragged | Flags::empty);
     if (has_keys(flags))
@@ -143,6 +153,7 @@ class TileLoader {
   }
 
   const Launch& launch_;
+  const i32 started_;
   i32 ring_ = 0;  ///< of the next tile; an item's tiles begin at either in turn
   i32 tiles_ = 0, tiles_of_other_ = 0;  ///< so far, of ring 0 and of ring 1
   i32 tails_ = 0;
