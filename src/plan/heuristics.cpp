@@ -15,6 +15,7 @@ struct Rates {
   double item_ns;            ///< nanoseconds to take an item and start its tile walk
   double state_ns;           ///< nanoseconds to announce a partial state
   double row_numbers = 4.0;  ///< numbers of query rows that are loaded, scaled and stored
+  double level_state_ns = state_ns;  ///< that in plans of several levels
 };
 
 /// Rates of a worker thread, rounded from measurements on two-core AVX-512 machines. For the choice
@@ -34,10 +35,11 @@ constexpr Rates gpu_rates{15.0, 3000.0, 4000.0, 4000.0};
 /// alone. Queries are loaded beside the item before; an item's end takes 2.5 µs in all.
 constexpr Rates wgmma_rates{35.0, 1e9, 1500.0, 4000.0, 32.0};
 constexpr Rates wgmma_whole_tile_rates{18.5, 1e9, 1500.0, 4000.0, 32.0};
-/// Rates of that family's kernels of short queries, of a prototype on an H200: 132 blocks read
-/// 3,800 GB/s, and an item's end, beside which the next item's keys are read, takes 1 µs. What
-/// announcing a state takes is mma's. To be measured.
-constexpr Rates wgmma_short_rates{29.0, 1e9, 1000.0, 4000.0, 32.0};
+/// Rates of that family's kernels of short queries, rounded from measurements on an H200 and an
+/// H100: 132 blocks read 3,800 GB/s, and an item's end, beside which the next item's keys are read,
+/// takes 1 µs. A worker announces the states of its queue at the end, all at once, which takes 4 µs
+/// with what it waits for; in plans of several levels every worker does.
+constexpr Rates wgmma_short_rates{29.0, 1e9, 1000.0, 4000.0, 32.0, 500.0};
 /// PlanConfig::cached_discount. Two cores share little; on an H200 a single-level layout reads a
 /// prefix out of the L2 cache at more than twice the rate of memory.
 constexpr i32 cpu_cached_discount = 17, gpu_cached_discount = 55;
@@ -62,6 +64,7 @@ CostModel costs(const AttentionSpec& spec, TileShape shape, const Rates& rates) 
   // 20 ns for its maximum and sum; its O is written and read once, in fp32.
   cost.per_state_row = units(20.0 + 2.0 * spec.head_dim_vo * 4.0 / rates.bytes);
   cost.per_state = rates.state_ns > 0.0 ? units(rates.state_ns) : 0;
+  cost.per_level_state = rates.level_state_ns > 0.0 ? units(rates.level_state_ns) : 0;
   return cost;
 }
 

@@ -1,5 +1,6 @@
 #include "plan/kernel_choice.h"
 
+#include <algorithm>
 #include <string_view>
 
 #include "plan/explain.h"
@@ -13,6 +14,7 @@ namespace raddle {
 namespace {
 
 constexpr const char* asked_for = "RADDLE_BACKEND asks for it";
+constexpr const char* expected = "it is expected to be faster";
 
 void check_asked_long_queries(const AttentionSpec& spec, const char* what) {
   if (const char* why = long_queries_unserved_by_wgmma(spec))
@@ -51,23 +53,23 @@ i32 short_rows_of(const AttentionSpec& spec, const LayoutView& layout) {
 /// early costs 5 % of a read's time.
 constexpr i64 most_leaving_first = i64{128} << 20;
 
-/// The wgmma family for a layout: its kernel of short queries, or, with short_rows 0, of long ones.
-KernelChoice wgmma_for(const AttentionSpec& spec, const LayoutView& layout, const char* reason) {
+/// The wgmma family for a layout: its kernel of short queries in tiles of so many rows, or, with 0,
+/// of long ones.
+KernelChoice wgmma_for(const AttentionSpec& spec, const LayoutView& layout, i32 short_rows,
+                       const char* reason) {
   i64 keys = 0;
   for (i32 l = 0; l < layout.num_levels; ++l)
     for (i32 g = 0; g < layout.levels[l].num_groups; ++g) keys += layout.levels[l].columns[g];
   const i64 bytes =
       keys * spec.num_kv_heads * read_bytes(spec.head_dim_qk, spec.head_dim_vo, spec.dtype);
-  return {
-      KernelFamily::wgmma, reason, {}, short_rows_of(spec, layout), bytes <= most_leaving_first};
+  return {KernelFamily::wgmma, reason, {}, short_rows, bytes <= most_leaving_first};
 }
 
-/// Whether `choice` is a kernel of short queries, and decoding of this kind was measured to be as
-/// fast as on mma or faster (docs/lab/hopper.md): on a single level, and with shared prefixes whose
-/// rows are those of one tile.
-bool decodes_as_fast(const AttentionSpec& spec, const LayoutView& layout,
-                     const KernelChoice& choice) {
-  return choice.short_rows > 0 && spec.head_dim_qk <= 128 && spec.head_dim_vo <= 128 &&
+/// Whether requests decode, of heads for which the wgmma family's kernels of short queries were
+/// measured to be as fast as mma's or faster (docs/lab/hopper.md): on a single level, and with
+/// shared prefixes whose rows are those of one tile.
+bool decodes_as_fast(const AttentionSpec& spec, const LayoutView& layout) {
+  return spec.head_dim_qk <= 128 && spec.head_dim_vo <= 128 &&
          most_rows(spec, layout.levels[layout.num_levels - 1]) <= 8;
 }
 
@@ -185,7 +187,8 @@ KernelChoice choose_gpu_kernel(const AttentionSpec& spec, const FamilyFacts& fac
   if (facts.asked == KernelFamily::wgmma) {
     if (const char* why = unserved_by_wgmma(layout))
       fail<ValueError>("RADDLE_BACKEND is \"wgmma\", and layout cannot be read: ", why);
-    const KernelChoice choice = wgmma_for(spec, layout.view(), asked_for);
+    const KernelChoice choice =
+        wgmma_for(spec, layout.view(), short_rows_of(spec, layout.view()), asked_for);
     if (choice.short_rows == 0) check_asked_long_queries(spec, "layout has long queries");
     return choice;
   }
@@ -195,15 +198,30 @@ KernelChoice choose_gpu_kernel(const AttentionSpec& spec, const FamilyFacts& fac
   if (spec.batch_invariant)
     return {KernelFamily::mma, "one family for all layouts, with batch_invariant=True"};
   if (const char* why = unserved_by_wgmma(layout)) return {KernelFamily::mma, why};
-  const KernelChoice of_short = wgmma_for(spec, layout.view(), "all queries are short");
-  if (decodes_as_fast(spec, layout.view(), of_short)) return of_short;
+  const i32 short_rows = short_rows_of(spec, layout.view());
+  const bool decodes = decodes_as_fast(spec, layout.view());
+  if (decodes && short_rows > 0)
+    return wgmma_for(spec, layout.view(), short_rows, "all queries are short");
   if (is_short(layout.view(), mma))
     return {KernelFamily::mma, "all queries are short, and wgmma is not known to be faster"};
   if (const char* why = long_queries_unserved_by_wgmma(spec)) return {KernelFamily::mma, why};
-  KernelChoice choice{KernelFamily::mma, "it is expected to be faster", {}};
-  choice.time[0] = equal_share(layout.view(), mma, mma, facts.masks);
-  choice.time[1] = equal_share(layout.view(), wgmma, mma, facts.masks);
-  if (choice.time[1] < choice.time[0]) choice.family = KernelFamily::wgmma;
+  const auto time = [&](const PlanConfig& config) {
+    return equal_share(layout.view(), config, mma, facts.masks);
+  };
+  const i64 of_mma = time(mma), of_long = time(wgmma);
+  i64 of_wgmma = of_long;
+  // Decodes whose shared prefixes have more rows than a tile: every tile reads the prefix, but
+  // what a request's own keys take beside being read is little.
+  const i32 most = wgmma::most_short_rows(spec.head_dim_vo);
+  if (decodes) {
+    const i64 of_tiles = time(gpu_plan_config(spec, facts.arch, KernelFamily::wgmma, most,
+                                              wgmma.num_workers, wgmma.schedule));
+    of_wgmma = std::min(of_long, of_tiles);
+  }
+  KernelChoice choice{KernelFamily::mma, expected};
+  if (of_wgmma < of_mma)
+    choice = wgmma_for(spec, layout.view(), of_wgmma < of_long ? most : 0, expected);
+  choice.time[0] = of_mma, choice.time[1] = of_wgmma;
   return choice;
 }
 

@@ -139,6 +139,8 @@ struct CostModel {
   i32 per_tile_row;  ///< what each fused row adds to that
   i32 per_state_row;  ///< storing and composing one row of a partial state
   i32 per_state;  ///< what a partial state adds whatever its size: announcing it to other workers
+  i32 per_level_state;  ///< that in plans of several levels, where every item stores one, and a
+                        ///< worker may announce those of its queue at once
 };
 
 /// What is planned for: numbers of workers and heads, tile shapes and their costs. Pure values.
