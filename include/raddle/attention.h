@@ -35,12 +35,17 @@ struct AttentionSpec {
   std::vector<Variant> variant;  ///< empty: plain attention
   std::optional<float> scale;    ///< softmax scale; default 1/√head_dim_qk
   bool batch_invariant = false;
+  /// A key is its value's row followed by its row of K, which so has k_columns() columns: MLA whose
+  /// latents and rotary keys are tensors of their own. Each part has its tensor's scale.
+  bool k_extends_v = false;
   /// Compile the composition as one functor, with the same bits: one pass over the logits instead
   /// of one a part. Needs a C++ compiler unless it is in the cache.
   bool fuse = false;
 
   i32 group_size() const { return num_qo_heads / num_kv_heads; }
   float softmax_scale() const;
+  /// Columns of K as it lies in memory.
+  i32 k_columns() const { return head_dim_qk - (k_extends_v ? head_dim_vo : 0); }
   /// Of K and V as they lie in memory.
   DType stored_dtype() const { return kv_dtype.value_or(dtype); }
 };

@@ -203,7 +203,8 @@ class Attention(_library.Handle):
                 [tokens, 2, Hkv, D]); or a list of those, one a level of the layout. Any strides with a
                 contiguous last dimension. With pages of one token also [slots, Hkv, D], and ragged keys also
                 [tokens, Hkv · D]. With a kv_dtype also uint8 tensors of its bits. Of MLA with absorbed
-                weights, v is a view of k: ``(cache, cache[..., :512])``. A GPU reads memory once then.
+                weights, v is a view of k: ``(cache, cache[..., :512])``; or, where the spec says k_extends_v, k is
+                what follows v in a key: ``(k_pe, c_kv)``. A GPU reads memory once then.
             out: [rows, Hq, head_dim_vo] or [rows, Hq · head_dim_vo] to write; None: a new tensor of q's kind, with as
                 many dimensions.
             lse: [rows, Hq] float32 to write, of any strides: the transpose of [Hq, rows], say; None: a new one if it

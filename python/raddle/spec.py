@@ -26,7 +26,7 @@ class AttentionSpec:
         num_kv_heads: KV heads Hkv; ``Hq / Hkv`` query heads share one (GQA).
         head_dim: of Q and K: a multiple of 8, at most 576.
         head_dim_vo: of V and the output: a multiple of 8, at most 512; None: head_dim. MLA with absorbed weights has
-            576 and 512, one KV head, and V is a view of K's first columns: see `Attention.run`.
+            576 and 512, one KV head, and V is a view of K's first columns, or see k_extends_v.
         dtype: "bfloat16", "float16" or "float32", of Q, K, V and the output; or that dtype of numpy or torch.
             It is kept as the string.
         kv_dtype: "float8_e4m3fn", "float8_e5m2" (OCP 8-bit floating point) or "int8", of K and V where they are
@@ -37,6 +37,9 @@ class AttentionSpec:
         batch_invariant: a request's bits do not depend on the rest of the batch.
         fuse: compile the variant's parts into one function: the same bits, one pass over the logits. Needs
             a C++ compiler the first time.
+        k_extends_v: a key is its row of V followed by its row of K, so that `run` takes K of ``head_dim -
+            head_dim_vo`` columns: MLA whose latents and rotary keys are tensors of their own (`raddle.mla.kv`). Where
+            they have 8 bits, each part of a key has the scale of its tensor. Needs a head_dim above head_dim_vo.
 
     The values are checked when an `Attention` is made; types that cannot be right raise TypeError here. A spec is
     immutable, and equal specs give equal results.
@@ -64,6 +67,7 @@ class AttentionSpec:
     batch_invariant: bool = False
     fuse: bool = False
     kv_dtype: Any = None
+    k_extends_v: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "variant", parts(self.variant, self.num_qo_heads))

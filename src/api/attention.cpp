@@ -27,6 +27,10 @@ void check_spec(const AttentionSpec& spec) {
   };
   check_dim("head_dim", spec.head_dim_qk, max_head_dim_qk);
   check_dim("head_dim_vo", spec.head_dim_vo, max_head_dim_vo);
+  if (spec.k_extends_v && spec.k_columns() <= 0)
+    fail<ValueError>("head_dim is ", spec.head_dim_qk, ", and head_dim_vo ", spec.head_dim_vo,
+                     "; expected a head_dim above head_dim_vo with k_extends_v=True: it counts the "
+                     "columns of V and K");
   if (has_8_bits(spec.dtype))
     fail<ValueError>("dtype is '", name_of(spec.dtype),
                      "'; expected 'float32', 'float16' or 'bfloat16': kv_dtype is that of K and V");

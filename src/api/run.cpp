@@ -64,7 +64,7 @@ std::optional<RunArgs> unfolded(const AttentionSpec& spec, const Plan& plan, con
     KvRef& pair = args.kv[i];
     const Level& level = levels[i];
     if (level.storage == KvStorage::ragged) {
-      pair.k = with_heads(pair.k, spec.num_kv_heads, spec.head_dim_qk);
+      pair.k = with_heads(pair.k, spec.num_kv_heads, spec.k_columns());
       pair.v = with_heads(pair.v, spec.num_kv_heads, spec.head_dim_vo);
     } else if (level.storage == KvStorage::paged && rows_of_page(level) == 1) {
       pair = with_pages(pair, level.order);

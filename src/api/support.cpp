@@ -205,7 +205,7 @@ void Trials::attempt(const AttentionSpec& spec, const LayoutPtr& layout, bool wa
   };
   RunArgs args;
   args.q = there(q.data(), spec.dtype, 2, spec.num_qo_heads, spec.head_dim_qk);
-  args.kv = {{slots(k, spec.head_dim_qk), slots(v, spec.head_dim_vo), scale, scale}};
+  args.kv = {{slots(k, spec.k_columns()), slots(v, spec.head_dim_vo), scale, scale}};
   args.out = there(out.data(), spec.dtype, 2, spec.num_qo_heads, spec.head_dim_vo);
   if (want_lse) args.lse = there(lse.data(), DType::float32, 2, spec.num_qo_heads);
   attention.run(*plan, args);
@@ -260,18 +260,21 @@ void Trials::add_specs() {
       s.head_dim_vo = 128;
     });
   });
-  const auto absorb = [](AttentionSpec& s) {
-    s.num_kv_heads = 1;
-    s.head_dim_qk = max_head_dim_qk;
-    s.head_dim_vo = max_head_dim_vo;
-  };
-  add("MLA: head_dim 576 with head_dim_vo 512", [=, this] { attempt_spec(absorb); });
-  add("MLA with kv_dtype: float8_e4m3fn", [=, this] {
-    attempt_spec([=](AttentionSpec& s) {
-      absorb(s);
-      s.kv_dtype = DType::float8_e4m3fn;
+  const auto add_mla = [this](const char* name, bool k_extends_v, std::optional<DType> kv_dtype) {
+    add(name, [=, this] {
+      attempt_spec([=](AttentionSpec& s) {
+        s.num_kv_heads = 1;
+        s.head_dim_qk = max_head_dim_qk;
+        s.head_dim_vo = max_head_dim_vo;
+        s.k_extends_v = k_extends_v;
+        s.kv_dtype = kv_dtype;
+      });
     });
-  });
+  };
+  add_mla("MLA: head_dim 576 with head_dim_vo 512", false, {});
+  add_mla("MLA over two caches: k_extends_v", true, {});
+  add_mla("MLA with kv_dtype: float8_e4m3fn", false, DType::float8_e4m3fn);
+  add_mla("MLA over two caches with kv_dtype: float8_e4m3fn", true, DType::float8_e4m3fn);
   for (const i32 group : {1, 3, 4, 8, 16})
     add("group size: " + std::to_string(group),
         [=, this] { attempt_spec([=](AttentionSpec& s) { s.num_qo_heads = 2 * group; }); });

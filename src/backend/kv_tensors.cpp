@@ -301,7 +301,7 @@ KvView view_kv(const std::string& name, const KvRef& kv, const Level& level,
                const AttentionSpec& spec) {
   const DType dtype = spec.stored_dtype();
   const i64 heads = spec.num_kv_heads;
-  return KvView{checked_pool(name + ": k", kv.k, level, {dtype, heads, spec.head_dim_qk}),
+  return KvView{checked_pool(name + ": k", kv.k, level, {dtype, heads, spec.k_columns()}),
                 checked_pool(name + ": v", kv.v, level, {dtype, heads, spec.head_dim_vo})};
 }
 

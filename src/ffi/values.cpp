@@ -258,6 +258,8 @@ AttentionSpec to_spec(const Fields& fields) {
       spec.scale = static_cast<float>(to_number(name, value));
     } else if (name == "batch_invariant") {
       spec.batch_invariant = boolean_field(name, value);
+    } else if (name == "k_extends_v") {
+      spec.k_extends_v = boolean_field(name, value);
     } else if (name == "fuse") {
       spec.fuse = boolean_field(name, value);
     } else {

@@ -32,7 +32,8 @@ FamilyText text_of(const GpuKernel& kernel, const std::string& arch) {
   }
   type << "raddle::mma::Kernel<" << element << ", raddle::" << type_of(kernel.kv_dtype) << ", "
        << kernel.dim_qk << ", " << kernel.dim_vo << ", " << arch_number(arch)
-       << ", raddle::Variant, " << (kernel.short_only ? "true" : "false") << ">";
+       << ", raddle::Variant, " << (kernel.short_only ? "true" : "false")
+       << (kernel.k_extends_v ? ", true>" : ">");
   return {"raddle/engine/kernel/mma/attention.h", "raddle::GpuLaunch", type.str(),
           "Attention::block_threads, Attention::blocks",
           kernel.short_only ? "raddle::mma::attend_short" : "raddle::mma::attend"};
@@ -44,6 +45,7 @@ std::string label_of(const GpuKernel& kernel) {
   std::string name = type_of(kernel.dtype);
   if (kernel.kv_dtype != kernel.dtype) name += std::string(" ") + type_of(kernel.kv_dtype);
   name += " " + std::to_string(kernel.dim_qk) + "/" + std::to_string(kernel.dim_vo);
+  if (kernel.k_extends_v) name += " (K extends V)";
   for (const Functor& part : kernel.composition.parts) name += " " + part.type;
   if (kernel.short_rows > 0)
     name += " (wgmma, short queries of " + std::to_string(kernel.short_rows) + " rows)";

@@ -17,6 +17,7 @@ struct GpuKernel {
   DType dtype;     ///< float16 or bfloat16
   DType kv_dtype;  ///< what K and V are stored in: the same, or one of 8 bits
   i32 dim_qk, dim_vo;
+  bool k_extends_v;
   CompositionSource composition;
   i32 variant_bytes;        ///< of the composition's struct; both compilers must agree
   bool short_only = false;  ///< of the mma family: for plans without long query tiles

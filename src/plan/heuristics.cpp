@@ -49,12 +49,13 @@ constexpr i32 drawn_bytes = 16 << 20;
 
 /// Bytes of K and V of one token and KV head.
 i32 kv_bytes(const AttentionSpec& spec) {
-  return (spec.head_dim_qk + spec.head_dim_vo) * dtype_bytes(spec.stored_dtype());
+  return (spec.k_columns() + spec.head_dim_vo) * dtype_bytes(spec.stored_dtype());
 }
 
 CostModel costs(const AttentionSpec& spec, TileShape shape, const Rates& rates) {
   const double dims = spec.head_dim_qk + spec.head_dim_vo;
-  const i32 read = read_bytes(spec.head_dim_qk, spec.head_dim_vo, spec.stored_dtype());
+  const i32 read =
+      read_bytes(spec.head_dim_qk, spec.head_dim_vo, spec.k_extends_v, spec.stored_dtype());
   const auto units = [](double ns) { return static_cast<i32>(ns * cost_units_per_ns) + 1; };
   CostModel cost;
   cost.per_item = units(rates.item_ns);
@@ -86,11 +87,11 @@ PlanConfig plan_config(const AttentionSpec& spec, i32 num_workers, Schedule sche
 
 }  // namespace
 
-i32 read_bytes(i32 head_dim_qk, i32 head_dim_vo, DType stored) {
+i32 read_bytes(i32 head_dim_qk, i32 head_dim_vo, bool k_extends_v, DType stored) {
   constexpr i32 widest_with_own_values = 256;
   const i32 widest = std::max(head_dim_qk, head_dim_vo);
-  return (widest > widest_with_own_values ? widest : head_dim_qk + head_dim_vo) *
-         dtype_bytes(stored);
+  const bool v_is_in_k = k_extends_v || widest > widest_with_own_values;
+  return (v_is_in_k ? widest : head_dim_qk + head_dim_vo) * dtype_bytes(stored);
 }
 
 PlanConfig cpu_plan_config(const AttentionSpec& spec, CpuIsa isa, i32 num_workers,
@@ -116,7 +117,7 @@ KernelConfig gpu_kernel_config(const AttentionSpec& spec, i32 arch, KernelFamily
   // Only the compiler knows whether a variant's parts need quantised K or V widened to 16 bits. The
   // planner need not: tiles and memory are as if they did (mma::kernel_config).
   return mma::kernel_config(spec.head_dim_qk, spec.head_dim_vo, arch,
-                            {2, 2, has_8_bits(spec.stored_dtype())});
+                            {2, 2, has_8_bits(spec.stored_dtype()), spec.k_extends_v});
 }
 
 i32 widest_8_bits() { return mma::widest_of_a_warp; }

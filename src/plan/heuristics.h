@@ -12,8 +12,8 @@ namespace raddle {
 constexpr double cost_units_per_ns = 4.0;
 
 /// Bytes of one key and value of a KV head that a kernel reads. Heads above 256 are MLA's as a
-/// rule, whose V is a part of K.
-i32 read_bytes(i32 head_dim_qk, i32 head_dim_vo, DType stored);
+/// rule, whose V is a part of K, as it is where K extends V.
+i32 read_bytes(i32 head_dim_qk, i32 head_dim_vo, bool k_extends_v, DType stored);
 
 /// Tile shapes, tile rates and chunk size for the CPU kernels of an instruction set.
 PlanConfig cpu_plan_config(const AttentionSpec& spec, CpuIsa isa, i32 num_workers,

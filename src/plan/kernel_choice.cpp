@@ -60,8 +60,8 @@ KernelChoice wgmma_for(const AttentionSpec& spec, const LayoutView& layout, i32 
   i64 keys = 0;
   for (i32 l = 0; l < layout.num_levels; ++l)
     for (i32 g = 0; g < layout.levels[l].num_groups; ++g) keys += layout.levels[l].columns[g];
-  const i64 bytes =
-      keys * spec.num_kv_heads * read_bytes(spec.head_dim_qk, spec.head_dim_vo, spec.dtype);
+  const i64 bytes = keys * spec.num_kv_heads *
+                    read_bytes(spec.head_dim_qk, spec.head_dim_vo, spec.k_extends_v, spec.dtype);
   return {KernelFamily::wgmma, reason, {}, short_rows, bytes <= most_leaving_first};
 }
 
@@ -120,6 +120,7 @@ const char* unserved_by_wgmma(const AttentionSpec& spec, const FamilyFacts& fact
   if (facts.arch != 90) return "wgmma is of sm_90 alone";
   if (!facts.makes_tensor_maps) return "wgmma needs the driver of CUDA 12 or later";
   if (spec.stored_dtype() != spec.dtype) return "wgmma does not serve a kv_dtype other than dtype";
+  if (spec.k_extends_v) return "wgmma does not serve k_extends_v=True";
   if (!wgmma::has_short_kernels(spec.head_dim_qk, spec.head_dim_vo))
     return "wgmma does not serve such head dims: expected multiples of 8 up to 256";
   if (facts.changes_rows)

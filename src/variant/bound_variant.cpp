@@ -56,8 +56,8 @@ const VariantOps& BoundVariant::find_ops(const Variant& variant) {
 }
 
 BoundVariant::BoundVariant(const AttentionSpec& spec, const std::string& gpu_arch)
-    : spec_{spec.num_qo_heads, spec.num_kv_heads, spec.head_dim_qk,
-            spec.head_dim_vo,  spec.dtype,        spec.stored_dtype()},
+    : spec_{spec.num_qo_heads, spec.num_kv_heads, spec.head_dim_qk,   spec.head_dim_vo,
+            spec.k_extends_v,  spec.dtype,        spec.stored_dtype()},
       gpu_arch_(gpu_arch) {
   for (const Variant& v : spec.variant) add(v);
   check();
@@ -238,7 +238,7 @@ jit::CompositionSource BoundVariant::source() const {
 }
 
 i32 BoundVariant::read_bytes() const {
-  return raddle::read_bytes(spec_.head_dim, spec_.head_dim_vo, spec_.kv_dtype);
+  return raddle::read_bytes(spec_.head_dim, spec_.head_dim_vo, spec_.k_extends_v, spec_.kv_dtype);
 }
 
 std::vector<Capture> BoundVariant::captures() const {

@@ -121,6 +121,7 @@ class BoundVariant {
 
   struct Sizes {
     i32 qo_heads, kv_heads, head_dim, head_dim_vo;
+    bool k_extends_v;
     DType dtype, kv_dtype;
     bool operator==(const Sizes&) const = default;
   } spec_;

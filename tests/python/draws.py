@@ -168,11 +168,13 @@ def draw(
     kv_dtype=None,
     scales=("none", "none"),
     latent=False,
+    k_extends_v=False,
     **layout_options,
 ) -> Problem:
     """A problem. `peak` multiplies Q: 1 gives flat weights, 4 lets few keys dominate. `scales`: kinds for K and V.
 
-    `latent`: V is a view of K's first columns, as in MLA.
+    `latent`: V is a view of K's first columns, as in MLA. `k_extends_v`: K has the columns behind those of V, as where
+    MLA has two caches.
     """
     dim_vo = dim_vo or dim
     num_kv_heads = num_kv_heads or (1 if group > 16 else int(rng.integers(1, 4)))
@@ -186,13 +188,14 @@ def draw(
     requests = None if layout in SHARED_ROWS else len(plan.qo_indptr) - 1
     place = Place(rng, group * num_kv_heads, dim, requests, plan)
     listed = VARIANTS[variant](place) if isinstance(variant, str) else variant
-    kv = pools(rng, plan, num_kv_heads, dim, dim_vo, numpy_dtype(kv_dtype) if kv_dtype else kind)
+    k_columns = dim - dim_vo if k_extends_v else dim
+    kv = pools(rng, plan, num_kv_heads, k_columns, dim_vo, numpy_dtype(kv_dtype) if kv_dtype else kind)
     if latent:
         kv = [(k, k[..., :dim_vo]) for k, _ in kv]
     levels = getattr(plan, "levels", [plan])
     each = [[fill_scales(rng, *at, how) for at in zip(levels, pair)] for pair, how in zip(zip(*kv), scales)]
     k_scale, v_scale = (x[0] if len(x) == 1 else x for x in each)
-    return Problem(q, kv, plan, listed, k_scale=k_scale, v_scale=v_scale)
+    return Problem(q, kv, plan, listed, k_scale=k_scale, v_scale=v_scale, k_extends_v=k_extends_v)
 
 
 def covering(**factors) -> list[dict]:

@@ -43,6 +43,7 @@ def spec_of(problem: Problem, **options) -> raddle.AttentionSpec:
         kv_dtype=str(k.dtype) if k.dtype.itemsize == 1 else None,
         variant=twin(problem.variant),
         scale=problem.scale,
+        k_extends_v=problem.k_extends_v,
         **options,
     )
 

@@ -53,7 +53,7 @@ MAY_BE_REFUSED = {
 # Of GPUs, too: they have no float32, and may have no 8-bit K and V, least of all of wide heads.
 MAY_BE_REFUSED_BY_GPUS = {"dtype: float32", *(f"kv_dtype: {kind}" for kind in KV_DTYPES)}
 MAY_BE_REFUSED_BY_GPUS |= {f"scales: one {of}" for of in ("per tensor", "per head", "per token and head")}
-MAY_BE_REFUSED_BY_GPUS |= {"MLA with kv_dtype: float8_e4m3fn"}
+MAY_BE_REFUSED_BY_GPUS |= {f"{mla} with kv_dtype: float8_e4m3fn" for mla in ("MLA", "MLA over two caches")}
 
 SINKS = Sinks([0.5, -1.0, 2.0, 0.0])
 LENGTHS = [(5, 90), (1, 30)]
@@ -77,6 +77,7 @@ SHIPPED = {
 }
 MASKS = {"causal": Causal(), "window": SlidingWindow(20), "packed_mask": PACKED}
 SCALES = {"one per tensor": "tensor", "one per head": "head", "one per token and head": "token"}
+MLA = {"dim": 576, "dim_vo": 512, "group": 4, "num_kv_heads": 1}
 LAYOUTS = {
     "ragged": "ragged",
     "paged, NHD": "paged",
@@ -112,8 +113,10 @@ FEATURES = {
     **{f"head_dim: {n}": checks(dim=n) for n in (8, 24, 64, 72, 80, 128, 192, 256, 264, 512, 4, 20, 520)},
     "head_dim_vo different from head_dim": checks(dim=16, dim_vo=24),
     "head_dim 192 with head_dim_vo 128": checks(dim=192, dim_vo=128),
-    "MLA: head_dim 576 with head_dim_vo 512": checks(dim=576, dim_vo=512, group=4, num_kv_heads=1, latent=True),
-    "MLA with kv_dtype: float8_e4m3fn": checks(dim=576, dim_vo=512, group=4, num_kv_heads=1, kv_dtype="float8_e4m3fn"),
+    "MLA: head_dim 576 with head_dim_vo 512": checks(**MLA, latent=True),
+    "MLA over two caches: k_extends_v": checks(**MLA, k_extends_v=True),
+    "MLA with kv_dtype: float8_e4m3fn": checks(**MLA, kv_dtype="float8_e4m3fn"),
+    "MLA over two caches with kv_dtype: float8_e4m3fn": checks(**MLA, kv_dtype="float8_e4m3fn", k_extends_v=True),
     **{f"group size: {n}": checks(group=n) for n in (1, 2, 3, 4, 7, 8, 16, 71)},
     "batch_invariant": checks(batch_invariant=True),
     **{f"variant: {name}": checks(variant=parts) for name, parts in SHIPPED.items()},

@@ -31,6 +31,7 @@ class HostPlans final : public PlanOnDevice {
     static_cast<RunView&>(launch) = view;
     launch.dim_qk = spec_.head_dim_qk;
     launch.dim_vo = spec_.head_dim_vo;
+    launch.k_begin = spec_.k_extends_v ? spec_.head_dim_vo : 0;
     launch.dtype = spec_.dtype;
     launch.kv_dtype = spec_.stored_dtype();
     launch.prefetch_into_l2 = cpu::prefetch_into_l2();

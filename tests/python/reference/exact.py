@@ -26,6 +26,7 @@ class Problem:
     scale: float | None = None
     k_scale: object = None  # 1
     v_scale: object = None
+    k_extends_v: bool = False  # a key is its row of V followed by its row of K
 
     @property
     def softmax_scale(self) -> float:
@@ -99,6 +100,8 @@ def kept_pairs(variant, keys: Keys, heads: tuple[int, int]) -> np.ndarray:
 def evaluate(problem: Problem, keys: Keys) -> Work:
     q = problem.q[keys.rows].astype(np.float64)
     k, v = gather(problem, keys, 0), gather(problem, keys, 1)
+    if problem.k_extends_v:
+        k = np.concatenate([v, k], axis=-1)
     for rotation in parts(problem.variant, Rotation):
         q = rotation.rotate(q, keys.q_pos, keys.request)
         k = rotation.rotate(k, keys.kv_pos, keys.request)

@@ -50,12 +50,15 @@ template <class T>
 class TileProducts {
  public:
   TileProducts(const CpuLaunch& launch, const ShortTileScratch& scratch)
-      : dim_qk_(launch.dim_qk), dim_vo_(launch.dim_vo), scratch_(scratch) {}
+      : dim_qk_(launch.dim_qk),
+        dim_vo_(launch.dim_vo),
+        k_begin_(launch.k_begin),
+        scratch_(scratch) {}
 
   void begin() const { simd::configure_tiles(); }
   void end() const { simd::release_tiles(); }
 
-  bool takes_k() const { return dim_qk_ % packed_dims == 0; }
+  bool takes_k() const { return dim_qk_ % packed_dims == 0 && k_begin_ % packed_dims == 0; }
   bool takes_v() const { return dim_vo_ % packed_dims == 0; }
 
   /// Packs Q of the run's head number `head`.
@@ -64,15 +67,17 @@ class TileProducts {
       simd::pair_columns(q + d, ldq, rows, packed_queries(head) + d * tile_rows);
   }
 
-  /// S[rows, n] = scale · Q[rows, dim] · K[n, dim]ᵀ. S has room for 16 rows, and for n rounded up
-  /// to 16 columns. Prefetches by `ahead` at the rate at which it reads K.
-  void qk(i32 head, const float*, i32, i32 rows, const T* const* k, i32 n, float scale, float* s,
-          i32 lds, Ahead& ahead) const {
-    const bf16* q = packed_queries(head);
+  /// S[rows, n] = scale · Q[rows, …] · K[n, …]ᵀ over the keys' columns [begin, end), which lie at
+  /// `k`. S has room for 16 rows, and for n rounded up to 16 columns. Prefetches by `ahead` at the
+  /// rate at which it reads K.
+  void qk(i32 head, i32 begin, i32 end, const float*, i32, i32 rows, const T* const* k, i32 n,
+          float scale, float* s, i32 lds, Ahead& ahead) const {
+    const bf16* q = packed_queries(head) + begin * tile_rows;
+    const i32 dim = end - begin;
     i32 j = 0;
     for (; j + tile_rows < n; j += 2 * tile_rows)
-      multiply_keys<2>(q, rows, k + j, n - j, scale, s + j, lds, ahead);
-    if (j < n) multiply_keys<1>(q, rows, k + j, n - j, scale, s + j, lds, ahead);
+      multiply_keys<2>(q, dim, rows, k + j, n - j, scale, s + j, lds, ahead);
+    if (j < n) multiply_keys<1>(q, dim, rows, k + j, n - j, scale, s + j, lds, ahead);
   }
 
   /// O[rows, dim] += P[rows, n] · V[n, dim], P padded with zeros to a multiple of 16 keys. With 16
@@ -108,7 +113,7 @@ class TileProducts {
 
   /// The first 16 of n rows of K: in place where they lie evenly; else copied to `to`, with zeros
   /// past n.
-  Rows rows_of(const T* const* k, i32 n, bf16* to) const {
+  Rows rows_of(const T* const* k, i32 n, i32 dim, bf16* to) const {
     if constexpr (dtype_of<T>::value == DType::bfloat16) {
       if (n >= tile_rows) {
         const i64 stride = k[1] - k[0];
@@ -118,25 +123,26 @@ class TileProducts {
       }
     }
     for (i32 i = 0; i < tile_rows; ++i)
-      for (i32 d = 0; d < dim_qk_; d += packed_dims) {
+      for (i32 d = 0; d < dim; d += packed_dims) {
         simd::VecW a{}, b{};
         if (i < n) simd::load_words(k[i] + d, a, b);
-        simd::store_words(to + i * dim_qk_ + d, a);
-        simd::store_words(to + i * dim_qk_ + d + tile_depth, b);
+        simd::store_words(to + i * dim + d, a);
+        simd::store_words(to + i * dim + d + tile_depth, b);
       }
-    return {to, dim_qk_ * static_cast<i64>(sizeof(bf16))};
+    return {to, dim * static_cast<i64>(sizeof(bf16))};
   }
 
   /// Logits of the first `blocks` · 16 of n keys. Even and odd steps of the depth accumulate in
   /// separate results.
   template <i32 blocks>
-  void multiply_keys(const bf16* q, i32 rows, const T* const* k, i32 n, float scale, float* s,
-                     i32 lds, Ahead& ahead) const {
+  void multiply_keys(const bf16* q, i32 dim, i32 rows, const T* const* k, i32 n, float scale,
+                     float* s, i32 lds, Ahead& ahead) const {
     Rows keys[blocks];
     for (i32 b = 0; b < blocks; ++b)
-      keys[b] = rows_of(k + b * tile_rows, n - b * tile_rows, scratch_.k + b * tile_rows * dim_qk_);
+      keys[b] =
+          rows_of(k + b * tile_rows, n - b * tile_rows, dim, scratch_.k + b * tile_rows * dim);
     zero_results<2 * blocks>();
-    for (i32 d = 0; d < dim_qk_; d += 2 * tile_depth, q += 2 * packed_block) {
+    for (i32 d = 0; d < dim; d += 2 * tile_depth, q += 2 * packed_block) {
       multiply_depth<blocks, 0>(keys, d, q, ahead);
       multiply_depth<blocks, 1>(keys, d + tile_depth, q + packed_block, ahead);
     }
@@ -310,7 +316,7 @@ class TileProducts {
     for (i32 i = 0; i < num_results; ++i) simd::store(to + i * lanes, x[i]);
   }
 
-  i32 dim_qk_, dim_vo_;
+  i32 dim_qk_, dim_vo_, k_begin_;
   ShortTileScratch scratch_;
 };
 

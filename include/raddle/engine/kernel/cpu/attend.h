@@ -50,7 +50,7 @@ void attend_short(const CpuLaunch& launch, i32 first, i32 end, i32 next, const S
     }
   }
 #endif
-  const LaneProducts<T> products(launch.dim_qk, launch.dim_vo);
+  const LaneProducts<T> products(launch.dim_qk, launch.dim_vo, launch.k_begin);
   ShortRun(launch, first, heads, next, scratch, products).run();
 }
 

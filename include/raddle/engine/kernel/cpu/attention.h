@@ -183,18 +183,59 @@ class ItemKernel {
   /// The request of the tile's keys; -1 on a level whose groups have rows of several requests.
   i32 key_request() const { return level_.keys_are_shared ? -1 : scratch_.rows[0].request; }
 
-  /// Copies rows to fp32 scratch, runs `stages` on them, and rounds what they changed to the matrix
-  /// dtype. Stages see values: what is quantised is multiplied by its `scale` before them.
-  template <void (*VariantOps::*part)(const void*, float*, i32, const Key&)>
-  void stage_rows(const BoundStage* stages, i32 num_stages, const T* const* from,
-                  const float* scale, const KeyTile<T>& keys, i32 dim, i32 padded, float* to,
-                  Upcoming<T> next) const {
+  /// Whether K extends V: a key's row is read from both.
+  bool keys_extend() const { return launch_.k_begin > 0; }
+  /// Columns of the rows of K.
+  i32 k_columns() const { return launch_.dim_qk - launch_.k_begin; }
+
+  /// Row j of a tile's keys in fp32, padded to ldq. Stages see values: what is quantised is
+  /// multiplied by its scale before them, and where K extends V always, since each part has its
+  /// own.
+  void load_key(const KeyTile<T>& keys, i32 j, float* row) const {
+    const i32 begin = launch_.k_begin, rest = scratch_.ldq - begin;
+    const bool scales = is_quantized<T> && (keys_extend() || stages_.num_key > 0);
+    if (keys_extend()) {
+      widen_row(keys.v[j], row, begin, begin);
+      if (scales) multiply_each(row, begin, keys.v_scale[j]);
+    }
+    widen_row(keys.k[j], row + begin, k_columns(), rest);
+    if (scales) multiply_each(row + begin, rest, keys.k_scale[j]);
+  }
+
+  void load_value(const KeyTile<T>& keys, i32 j, i32 padded, float* row) const {
+    widen_row(keys.v[j], row, launch_.dim_vo, padded);
+    if (is_quantized<T> && stages_.num_value > 0) scale_row(row, padded, keys.v_scale[j]);
+  }
+
+  /// f_k(K) of a tile in fp32 scratch, rows of ldq.
+  void stage_keys(const KeyTile<T>& keys, Upcoming<T> next) const {
+    const auto load = [&](i32 j, float* row) {
+      next.fetch(j, 1, k_columns());
+      load_key(keys, j, row);
+    };
+    stage_rows<&VariantOps::key>(stages_.key, stages_.num_key, keys, launch_.dim_qk, scratch_.ldq,
+                                 scratch_.k, load);
+  }
+
+  /// f_v(V) of a tile in fp32 scratch, rows of `padded`.
+  void stage_values(const KeyTile<T>& keys, i32 padded, Upcoming<T> next) const {
+    const auto load = [&](i32 j, float* row) {
+      next.fetch(j, 1, launch_.dim_vo);
+      load_value(keys, j, padded, row);
+    };
+    stage_rows<&VariantOps::value>(stages_.value, stages_.num_value, keys, launch_.dim_vo, padded,
+                                   scratch_.v, load);
+  }
+
+  /// Rows that load(j, row) leaves in fp32 scratch, changed by `stages`; then they are rounded to
+  /// the matrix dtype.
+  template <void (*VariantOps::*part)(const void*, float*, i32, const Key&), class Load>
+  void stage_rows(const BoundStage* stages, i32 num_stages, const KeyTile<T>& keys, i32 dim,
+                  i32 padded, float* to, Load load) const {
     for (i32 j = 0; j < keys.n; ++j) {
-      next.fetch(j, 1, dim);
       float* row = to + j * padded;
-      widen_row(from[j], row, dim, padded);
+      load(j, row);
       const Key key{key_request(), keys.kv_index[j], keys.kv_pos[j], item_->kv_head};
-      if (is_quantized<T> && num_stages > 0) scale_row(row, padded, scale[j]);
       for (i32 i = 0; i < num_stages; ++i) (stages[i].ops->*part)(stages[i].self, row, dim, key);
       if (num_stages > 0) round_row(launch_.dtype, row, dim);
     }
@@ -208,7 +249,7 @@ class ItemKernel {
 
   /// The scales of K, where nothing has multiplied the keys by them.
   void scale_logits(const KeyTile<T>& keys) {
-    if (!is_quantized<T> || stages_.num_key > 0 || is_one(scales_.k)) return;
+    if (!is_quantized<T> || keys_extend() || stages_.num_key > 0 || is_one(scales_.k)) return;
     for (i32 m = 0; m < tile_.num_rows; ++m)
       multiply_row(scratch_.s + m * scratch_.lds, keys.k_scale, keys.n);
   }
@@ -222,11 +263,10 @@ class ItemKernel {
 
   void multiply_logits(const KeyTile<T>& keys, const KeyTile<T>& next, const i32* ends) {
     const Upcoming<T> ahead{next.k, next.n};
-    if (stages_.num_key == 0 && launch_.dim_qk % lanes == 0)
+    if (stages_.num_key == 0 && !keys_extend() && launch_.dim_qk % lanes == 0)
       return multiply_qk(scratch_.q, scratch_.ldq, tile_.num_rows, keys.k, keys.n, scratch_.ldq,
                          launch_.scale, scratch_.s, scratch_.lds, ahead, scratch_.panel, ends);
-    stage_rows<&VariantOps::key>(stages_.key, stages_.num_key, keys.k, keys.k_scale, keys,
-                                 launch_.dim_qk, scratch_.ldq, scratch_.k, ahead);
+    stage_keys(keys, ahead);
     multiply_qk(scratch_.q, scratch_.ldq, tile_.num_rows, scratch_.rows_k, keys.n, scratch_.ldq,
                 launch_.scale, scratch_.s, scratch_.lds, Upcoming<float>{nullptr, 0},
                 scratch_.panel, ends);
@@ -298,8 +338,7 @@ class ItemKernel {
     if (stages_.num_value == 0 && launch_.dim_vo % lanes == 0)
       return multiply_pv(scratch_.s, scratch_.lds, tile_.num_rows, keys.v, keys.n, scratch_.ldo,
                          scratch_.o, scratch_.stride_o, ahead, scratch_.panel, ends);
-    stage_rows<&VariantOps::value>(stages_.value, stages_.num_value, keys.v, keys.v_scale, keys,
-                                   launch_.dim_vo, scratch_.ldo, scratch_.v, ahead);
+    stage_values(keys, scratch_.ldo, ahead);
     multiply_pv(scratch_.s, scratch_.lds, tile_.num_rows, scratch_.rows_v, keys.n, scratch_.ldo,
                 scratch_.o, scratch_.stride_o, Upcoming<float>{nullptr, 0}, scratch_.panel, ends);
   }

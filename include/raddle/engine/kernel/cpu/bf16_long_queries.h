@@ -190,7 +190,9 @@ class Bf16Item : ItemKernel<bf16> {
         bf16* to = bf16_.packed.k(num_key_blocks_ + j);
         key_block = key_block_of(keys, first, panel.partial[i]);
         key_block.k = to;
-        pack_k(k + first, key_block.n, bf16_.dim_qk, to, {keys.v + first, key_block.n});
+        // Where K extends V, V has been read with K.
+        pack_k(k + first, key_block.n, bf16_.dim_qk, to,
+               {keys.v + first, keys_extend() ? 0 : key_block.n});
       }
       const bf16* const* v = staged_values(keys);
       for (i32 j = 0; j < key_blocks; ++j) {
@@ -201,24 +203,25 @@ class Bf16Item : ItemKernel<bf16> {
         const bool is_last = i + 1 == panel.num_tiles;
         const KeyTile<bf16>& next = panel.tiles[is_last ? i : i + 1];
         pack_v(v + first, key_block.n, bf16_.dim_vo, to,
-               {next.k + first, is_last ? 0 : next.n - first});
+               {(keys_extend() ? next.v : next.k) + first, is_last ? 0 : next.n - first});
       }
       num_key_blocks_ += key_blocks;
     }
   }
 
   const bf16* const* staged_keys(const KeyTile<bf16>& keys) const {
+    if (stages_.num_key == 0 && keys_extend())
+      return join_rows(keys.v, launch_.k_begin, keys.k, k_columns(), keys.n, bf16_.dim_qk,
+                       bf16_.staged, bf16_.rows);
     if (stages_.num_key == 0 && launch_.dim_qk == bf16_.dim_qk) return keys.k;
-    stage_rows<&VariantOps::key>(stages_.key, stages_.num_key, keys.k, keys.k_scale, keys,
-                                 launch_.dim_qk, scratch_.ldq, scratch_.k, {keys.k, 0});
+    stage_keys(keys, {keys.k, 0});
     return narrow(scratch_.k, scratch_.ldq, keys.n, launch_.dim_qk, bf16_.dim_qk);
   }
 
   const bf16* const* staged_values(const KeyTile<bf16>& keys) const {
     if (stages_.num_value == 0 && launch_.dim_vo == bf16_.dim_vo) return keys.v;
     const i32 ldv = round_up(launch_.dim_vo, lanes);
-    stage_rows<&VariantOps::value>(stages_.value, stages_.num_value, keys.v, keys.v_scale, keys,
-                                   launch_.dim_vo, ldv, scratch_.v, {keys.v, 0});
+    stage_values(keys, ldv, {keys.v, 0});
     return narrow(scratch_.v, ldv, keys.n, launch_.dim_vo, bf16_.dim_vo);
   }
 
@@ -231,18 +234,6 @@ class Bf16Item : ItemKernel<bf16> {
       for (i32 d = dim; d < padded; ++d) to[d] = bf16{0};
     }
     return bf16_.rows;
-  }
-
-  static KeyBlock key_block_of(const KeyTile<bf16>& keys, i32 first, bool partial) {
-    KeyBlock key_block{&keys,   first,  min(key_block_keys, keys.n - first), partial, {}, {},
-                       nullptr, nullptr};
-    if (!partial) return key_block;
-    key_block.kv_index = key_block.kv_pos = Range{int_max, int_min};
-    for (i32 j = first; j < first + key_block.n; ++j) {
-      key_block.kv_index = hull(key_block.kv_index, Range{keys.kv_index[j], keys.kv_index[j]});
-      key_block.kv_pos = hull(key_block.kv_pos, Range{keys.kv_pos[j], keys.kv_pos[j]});
-    }
-    return key_block;
   }
 
   RowBlock row_block_of(i32 first) const {
@@ -321,7 +312,7 @@ class Bf16Item : ItemKernel<bf16> {
         start_shifts(s + i * key_block_keys, factor, bf16_.shifts, block.first + i);
     for (i32 i = 0; i < block.rows; i += rows_per_turn) {
       products.turn();
-      next_panel_.fetch(launch_.dim_qk, launch_.dim_vo);
+      next_panel_.fetch(k_columns(), launch_.dim_vo);
       if (block.starts_row_block) fetch_o(block.first + i);
       for (i32 r = i; r < i + rows_per_turn; ++r) {
         float* row = s + r * key_block_keys;

@@ -43,6 +43,21 @@ struct Operands {
 constexpr i32 key_block_keys = 128;
 static_assert(key_block_keys % padded_unit == 0);
 
+/// Copies n rows that consist of two parts to `to`, padded with zeros, and returns where they
+/// begin.
+RADDLE_FN const bf16* const* join_rows(const bf16* const* first, i32 first_dim,
+                                       const bf16* const* second, i32 second_dim, i32 n, i32 padded,
+                                       bf16* to, const bf16** rows) {
+  constexpr u64 bytes = sizeof(bf16);
+  for (i32 j = 0; j < n; ++j, to += padded) {
+    rows[j] = to;
+    __builtin_memcpy(to, first[j], static_cast<u64>(first_dim) * bytes);
+    __builtin_memcpy(to + first_dim, second[j], static_cast<u64>(second_dim) * bytes);
+    for (i32 d = first_dim + second_dim; d < padded; ++d) to[d] = bf16{0};
+  }
+  return rows;
+}
+
 /// Packs K of up to key_block_keys keys: to[key / 32][d / 32][key % 32 / 16]. `dim` is a multiple
 /// of 32; keys past n are zero.
 RADDLE_FN void pack_k(const bf16* const* k, i32 n, i32 dim, bf16* to, Upcoming<bf16> next) {

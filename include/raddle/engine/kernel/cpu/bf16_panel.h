@@ -27,6 +27,19 @@ struct KeyBlock {
   i32 padded_keys() const { return round_up(n, padded_unit); }
 };
 
+/// Those of a tile from number `first` on, not packed yet.
+RADDLE_FN KeyBlock key_block_of(const KeyTile<bf16>& keys, i32 first, bool partial) {
+  KeyBlock key_block{&keys,   first,  min(key_block_keys, keys.n - first), partial, {}, {},
+                     nullptr, nullptr};
+  if (!partial) return key_block;
+  key_block.kv_index = key_block.kv_pos = Range{int_max, int_min};
+  for (i32 j = first; j < first + key_block.n; ++j) {
+    key_block.kv_index = hull(key_block.kv_index, Range{keys.kv_index[j], keys.kv_index[j]});
+    key_block.kv_pos = hull(key_block.kv_pos, Range{keys.kv_pos[j], keys.kv_pos[j]});
+  }
+  return key_block;
+}
+
 /// Where the keys of a panel lie in the pool. The kernel gathers the next panel's before it
 /// computes this one.
 struct KvPanel {
@@ -74,11 +87,11 @@ class RowsAhead {
         left_(next.num_keys()),
         keys_per_turn_(num_turns > 0 ? ceil_div(left_, num_turns) : 0) {}
 
-  RADDLE_FN void fetch(i32 dim_qk, i32 dim_vo) {
+  RADDLE_FN void fetch(i32 k_columns, i32 dim_vo) {
     for (i32 i = 0; i < keys_per_turn_ && left_ > 0; ++i, --left_) {
       const bf16* k = tile_->k[key_];
       const bf16* v = tile_->v[key_];
-      for (i32 d = 0; d < dim_qk; d += 32) simd::prefetch_l2(k + d);
+      for (i32 d = 0; d < k_columns; d += 32) simd::prefetch_l2(k + d);
       for (i32 d = 0; d < dim_vo; d += 32) simd::prefetch_l2(v + d);
       if (++key_ < tile_->n) continue;
       key_ = 0;

@@ -13,6 +13,7 @@ namespace raddle {
 struct CpuLaunch : RunView {
   i32 dim_qk;
   i32 dim_vo;
+  i32 k_begin;            ///< columns of a key before its row of K: 0, or dim_vo where K extends V
   DType dtype;            ///< of Q and O
   DType kv_dtype;         ///< of K and V
   bool prefetch_into_l2;  ///< prefetch keys into the L2 cache, not the L1

@@ -5,7 +5,7 @@
 
 RADDLE_ENGINE_BEGIN
 
-/// dst[0, padded) = the row in fp32, zero past dim. `padded` is a multiple of the lanes.
+/// dst[0, padded) = the row in fp32, zero past dim.
 template <class T>
 RADDLE_FN void widen_row(const T* src, float* dst, i32 dim, i32 padded) {
   i32 d = 0;

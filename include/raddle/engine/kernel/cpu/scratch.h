@@ -30,6 +30,7 @@ struct Scratch {
   float* q;              ///< [Tq, ldq]
   float* s;              ///< [Tq, lds] logits, then weights
   float* o;              ///< [Tq, ldo], rows stride_o apart: unnormalised output
+  float* s_of_k;         ///< [short Tq, lds] where K extends V: the part of S of K's columns
   float* lse;            ///< [Tq]
   float* k;              ///< [Tkv, ldq] keys staged in fp32
   float* v;              ///< [Tkv, ldo]
@@ -55,6 +56,7 @@ struct Scratch {
     Carver carve(base);
     q = carve.take<float>(tq * ldq);
     s = carve.take<float>(tq * lds);
+    s_of_k = carve.take<float>(launch.k_begin > 0 ? shapes[short_queries].rows * lds : 0);
     o = carve.take<float>(tq * stride_o);
     lse = carve.take<float>(tq);
     k = carve.take<float>(tkv * ldq);

@@ -158,24 +158,30 @@ void short_pv(const float* p, i32 ldp, i32 rows, const T* const* v, i32 n, i32 d
 template <class T>
 class LaneProducts {
  public:
-  LaneProducts(i32 dim_qk, i32 dim_vo) : dim_qk_(dim_qk), dim_vo_(dim_vo) {}
+  /// `k_begin` as of CpuLaunch.
+  LaneProducts(i32 dim_qk, i32 dim_vo, i32 k_begin)
+      : dim_qk_(dim_qk), dim_vo_(dim_vo), k_begin_(k_begin) {}
 
   void begin() const {}
   void end() const {}
 
   /// Whether rows of K, and of V, are whole vectors.
-  bool takes_k() const { return dim_qk_ % lanes == 0; }
+  bool takes_k() const { return dim_qk_ % lanes == 0 && k_begin_ % lanes == 0; }
   bool takes_v() const { return dim_vo_ % lanes == 0; }
 
   /// Prepares Q of the run's head number `head`.
   void load_queries(i32, float* q, i32 ldq, i32 rows) const {
-    for (i32 m = 0; m < rows; ++m) simd::arrange<T>(q + m * ldq, dim_qk_);
+    for (i32 m = 0; m < rows; ++m) {
+      simd::arrange<T>(q + m * ldq, k_begin_);
+      simd::arrange<T>(q + m * ldq + k_begin_, dim_qk_ - k_begin_);
+    }
   }
 
-  /// `q` was prepared by load_queries for this head.
-  void qk(i32, const float* q, i32 ldq, i32 rows, const T* const* k, i32 n, float scale, float* s,
-          i32 lds, Ahead& ahead) const {
-    short_qk(q, ldq, rows, k, n, dim_qk_, scale, s, lds, ahead);
+  /// S over the keys' columns [begin, end), which lie at `k`. `q` was prepared by load_queries for
+  /// this head.
+  void qk(i32, i32 begin, i32 end, const float* q, i32 ldq, i32 rows, const T* const* k, i32 n,
+          float scale, float* s, i32 lds, Ahead& ahead) const {
+    short_qk(q + begin, ldq, rows, k, n, end - begin, scale, s, lds, ahead);
   }
 
   void pv(const float* p, i32 ldp, i32 rows, const T* const* v, i32 n, float* o, i32 ldo,
@@ -187,7 +193,7 @@ class LaneProducts {
   void finish_output(float*, i32, i32) const {}
 
  private:
-  i32 dim_qk_, dim_vo_;
+  i32 dim_qk_, dim_vo_, k_begin_;
 };
 
 }  // namespace cpu

@@ -115,30 +115,33 @@ class ShortRun : private ItemKernel<T> {
 
   /// One tile of keys: K of all heads while V is prefetched, then V of all heads while the next
   /// tile's K is prefetched. Where V is in K, both prefetch the next K, a line for two that are
-  /// used.
+  /// used; where K extends V, both prefetch the next V so, and K's columns those of the next K.
   void step(KeyTile<T>& keys, const KeyTile<T>& next, bool partial) {
-    Ahead ahead_k = ahead(next.k, next.n, kv().k.head_stride, launch_.dim_qk);
-    if (v_is_in_k(keys)) {
+    Ahead ahead_k = ahead(next.k, next.n, kv().k.head_stride, Base::k_columns());
+    if (Base::keys_extend()) {
+      Ahead ahead_v = ahead(next.v, next.n, kv().v.head_stride, launch_.dim_vo);
+      ahead_v.prefetch_half();
+      weigh(keys, partial, ahead_v, ahead_k);
+      add_values(keys, ahead_v);
+    } else if (v_is_in_k(keys)) {
       ahead_k.prefetch_half();
-      weigh(keys, partial, ahead_k);
+      weigh(keys, partial, ahead_k, ahead_k);
+      add_values(keys, ahead_k);
     } else {
       Ahead ahead_v = ahead(keys.v, keys.n, kv().v.head_stride, launch_.dim_vo);
-      weigh(keys, partial, ahead_v);
+      weigh(keys, partial, ahead_v, ahead_v);
       ahead_v.finish();
+      add_values(keys, ahead_k);
     }
-    for_heads(keys.v, keys.n, kv().v.head_stride, [&](i32) {
-      if constexpr (is_quantized<T>) Base::gather_scales(keys);
-      multiply_pv(keys, ahead_k);
-    });
     ahead_k.finish();
     go_to(0);
   }
 
-  /// All heads' weights.
-  void weigh(KeyTile<T>& keys, bool partial, Ahead& ahead) {
-    for_heads(keys.k, keys.n, kv().k.head_stride, [&](i32 h) {
+  /// All heads' weights; `ahead` and `ahead_k` as of multiply_qk.
+  void weigh(KeyTile<T>& keys, bool partial, Ahead& ahead, Ahead& ahead_k) {
+    for_heads(keys, true, Base::keys_extend(), [&](i32 h) {
       if constexpr (is_quantized<T>) Base::gather_scales(keys);
-      multiply_qk(h, keys, ahead);
+      multiply_qk(h, keys, ahead, ahead_k);
       Base::scale_logits(keys);
       Base::apply_variant(keys, partial ? Base::evaluate_keep(keys) : nullptr);
       if (stages_.scan == Scan::softmax) Base::softmax(keys.n);
@@ -146,18 +149,27 @@ class ShortRun : private ItemKernel<T> {
     });
   }
 
-  /// Calls f(head) for all heads in turns, with `rows` moved to that head.
+  /// All heads' O += P · f_v(V).
+  void add_values(KeyTile<T>& keys, Ahead& ahead) {
+    for_heads(keys, false, true, [&](i32) {
+      if constexpr (is_quantized<T>) Base::gather_scales(keys);
+      multiply_pv(keys, ahead);
+    });
+  }
+
+  /// Calls f(head) for all heads in turns, with the rows of K, of V or of both moved to that head.
   template <class F>
-  void for_heads(const T** rows, i32 n, i64 head_stride, F f) {
-    const auto move = [&](i64 by) {
-      for (i32 j = 0; j < n; ++j) rows[j] += by;
+  void for_heads(KeyTile<T>& keys, bool moves_k, bool moves_v, F f) {
+    const auto move = [&](i32 heads) {
+      for (i32 j = 0; moves_k && j < keys.n; ++j) keys.k[j] += heads * kv().k.head_stride;
+      for (i32 j = 0; moves_v && j < keys.n; ++j) keys.v[j] += heads * kv().v.head_stride;
     };
     for (i32 h = 0; h < heads_; ++h) {
       go_to(h);
-      if (h > 0) move(head_stride);
+      if (h > 0) move(1);
       f(h);
     }
-    if (heads_ > 1) move(-(heads_ - 1) * head_stride);
+    if (heads_ > 1) move(1 - heads_);
   }
 
   Ahead ahead(const T* const* rows, i32 n, i64 head_stride, i32 dim) const {
@@ -166,16 +178,35 @@ class ShortRun : private ItemKernel<T> {
                  dim * static_cast<i32>(bytes), launch_.prefetch_into_l2);
   }
 
-  /// S = scale · f_q(Q) · f_k(K)ᵀ
-  void multiply_qk(i32 head, const KeyTile<T>& keys, Ahead& ahead) {
+  /// S = scale · f_q(Q) · f_k(K)ᵀ. Prefetches by `ahead`; where K extends V, by `ahead_k` while it
+  /// reads K's columns.
+  void multiply_qk(i32 head, const KeyTile<T>& keys, Ahead& ahead, Ahead& ahead_k) {
+    if (direct_k_ && Base::keys_extend()) return multiply_extended(head, keys, ahead, ahead_k);
     if (direct_k_)
-      return products_.qk(head, scratch_.q, scratch_.ldq, tile_.num_rows, keys.k, keys.n,
-                          launch_.scale, scratch_.s, scratch_.lds, ahead);
-    Base::template stage_rows<&VariantOps::key>(stages_.key, stages_.num_key, keys.k, keys.k_scale,
-                                                keys, launch_.dim_qk, scratch_.ldq, scratch_.k,
-                                                Upcoming<T>{nullptr, 0});
+      return products_.qk(head, 0, launch_.dim_qk, scratch_.q, scratch_.ldq, tile_.num_rows, keys.k,
+                          keys.n, launch_.scale, scratch_.s, scratch_.lds, ahead);
+    Base::stage_keys(keys, Upcoming<T>{nullptr, 0});
     short_qk(scratch_.q, scratch_.ldq, tile_.num_rows, scratch_.rows_k, keys.n, scratch_.ldq,
              launch_.scale, scratch_.s, scratch_.lds, ahead);
+  }
+
+  /// The same where K extends V: the product with V's rows, and that with K's.
+  void multiply_extended(i32 head, const KeyTile<T>& keys, Ahead& ahead, Ahead& ahead_k) {
+    const i32 begin = launch_.k_begin, rows = tile_.num_rows, lds = scratch_.lds;
+    products_.qk(head, 0, begin, scratch_.q, scratch_.ldq, rows, keys.v, keys.n, launch_.scale,
+                 scratch_.s, lds, ahead);
+    products_.qk(head, begin, launch_.dim_qk, scratch_.q, scratch_.ldq, rows, keys.k, keys.n,
+                 launch_.scale, all_.s_of_k, lds, ahead_k);
+    for (i32 m = 0; m < rows; ++m) {
+      float* s = scratch_.s + m * lds;
+      float* of_k = all_.s_of_k + m * lds;
+      if (is_quantized<T>) {
+        multiply_row(s, keys.v_scale, keys.n);
+        multiply_row(of_k, keys.k_scale, keys.n);
+      }
+#pragma GCC ivdep
+      for (i32 j = 0; j < keys.n; ++j) s[j] += of_k[j];
+    }
   }
 
   /// O += P · f_v(V)
@@ -183,9 +214,7 @@ class ShortRun : private ItemKernel<T> {
     if (direct_v_)
       return products_.pv(scratch_.s, scratch_.lds, tile_.num_rows, keys.v, keys.n, scratch_.o,
                           scratch_.stride_o, ahead);
-    Base::template stage_rows<&VariantOps::value>(stages_.value, stages_.num_value, keys.v,
-                                                  keys.v_scale, keys, launch_.dim_vo, scratch_.ldo,
-                                                  scratch_.v, Upcoming<T>{nullptr, 0});
+    Base::stage_values(keys, scratch_.ldo, Upcoming<T>{nullptr, 0});
     short_pv(scratch_.s, scratch_.lds, tile_.num_rows, scratch_.rows_v, keys.n, scratch_.ldo,
              scratch_.o, scratch_.stride_o, ahead);
   }

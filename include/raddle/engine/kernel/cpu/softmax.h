@@ -42,6 +42,12 @@ RADDLE_FN void scale_row(float* o, i32 dim, float factor) {
   for (i32 d = 0; d < dim; d += simd::lanes) simd::store(o + d, simd::load(o + d) * factor);
 }
 
+/// The same for rows of any length.
+RADDLE_FN void multiply_each(float* x, i32 n, float factor) {
+#pragma GCC ivdep
+  for (i32 j = 0; j < n; ++j) x[j] *= factor;
+}
+
 /// x[j] *= factor[j]
 RADDLE_FN void multiply_row(float* x, const float* factor, i32 n) {
 #pragma GCC ivdep

@@ -93,14 +93,14 @@ RADDLE_FN constexpr KernelConfig widened_config(i32 dim_qk, i32 dim_vo, i32 arch
 /// A ring has at least two slots, one in use and one being loaded. Registers bound the rows of long
 /// queries: a thread holds 128 elements of O. Small key tiles beat one block a multiprocessor,
 /// because a lone block waits for itself.
-RADDLE_FN constexpr KernelConfig wide_head_config(i32 dim_qk, i32 dim_vo, i32 arch) {
+RADDLE_FN constexpr KernelConfig wide_head_config(i32 dim_qk, i32 dim_vo, i32 arch, RingRows ring) {
   constexpr TileShape long_tiles[] = {{32, 32}, {32, 16}};
   for (i32 blocks = 2; blocks >= 1; --blocks) {
     const i32 bytes = shared_bytes_of_block(arch, blocks);
-    LoopShape short_loop{dim_qk, dim_vo, short_rows, 32, 0, {}};
+    LoopShape short_loop{dim_qk, dim_vo, short_rows, 32, 0, ring};
     short_loop.slots = slots_in(bytes, short_loop, max_slots);
     for (const TileShape& tile : long_tiles) {
-      LoopShape long_loop{dim_qk, dim_vo, tile.rows, tile.keys, 0, {}};
+      LoopShape long_loop{dim_qk, dim_vo, tile.rows, tile.keys, 0, ring};
       long_loop.slots = slots_in(bytes, long_loop, max_slots);
       if (short_loop.slots < 2 || long_loop.slots < 2) continue;
       return config_of(short_loop, long_loop, blocks);
@@ -114,7 +114,8 @@ RADDLE_FN constexpr KernelConfig wide_head_config(i32 dim_qk, i32 dim_vo, i32 ar
 /// bytes give it more slots.
 RADDLE_FN constexpr KernelConfig kernel_config(i32 dim_qk, i32 dim_vo, i32 arch,
                                                RingRows ring = {}) {
-  if (is_wide(dim_qk, dim_vo)) return wide_head_config(dim_qk, dim_vo, arch);
+  if (ring.k_extends_v || is_wide(dim_qk, dim_vo))
+    return wide_head_config(dim_qk, dim_vo, arch, {2, 2, false, ring.k_extends_v});
   KernelConfig config = widened_config(dim_qk, dim_vo, arch, ring.scaled);
   if (!ring.scaled || config.blocks_per_multiprocessor == 0) return config;
   const i32 bytes = shared_bytes_of_block(arch, config.blocks_per_multiprocessor);

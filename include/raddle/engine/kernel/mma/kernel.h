@@ -14,9 +14,9 @@ namespace mma {
 ///
 /// Quantised K and V stay bytes in the ring and are multiplied as f16, which holds them exactly.
 /// Where a part of the variant changes them, they become rows of T in the ring first. `only_short`:
-/// for plans without long queries.
+/// for plans without long queries. `extended_keys`: a key is its row of V, then its row of K.
 template <class Element, class StoredElement, i32 qk, i32 vo, i32 arch, class Variant,
-          bool only_short = false>
+          bool only_short = false, bool extended_keys = false>
 struct Kernel {
   using T = Element;
   using Stored = StoredElement;
@@ -24,10 +24,12 @@ struct Kernel {
   static constexpr bool quantized = is_quantized<Stored>;
   static constexpr bool narrow_keys = quantized && !has_key<Variant>;
   static constexpr bool narrow_values = quantized && !has_value<Variant>;
+  static constexpr bool k_extends_v = extended_keys;
   static constexpr bool wide =
-      is_wide(qk, vo);  ///< the warps of a block share the columns of a head
+      k_extends_v || is_wide(qk, vo);  ///< the warps of a block share the columns of a head
   static_assert(!(wide && quantized));
-  static constexpr RingRows ring_rows{narrow_keys ? 1 : 2, narrow_values ? 1 : 2, quantized};
+  static constexpr RingRows ring_rows{narrow_keys ? 1 : 2, narrow_values ? 1 : 2, quantized,
+                                      k_extends_v};
   static constexpr KernelConfig config = kernel_config(qk, vo, arch, ring_rows);
   /// Whether the loop of short queries has registers to spare: not where the variant changes keys
   /// or values, or O is wide.

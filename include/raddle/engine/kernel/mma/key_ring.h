@@ -35,7 +35,10 @@ class KeyStream {
     }
     if (!there_) return;
     publish_rows();
-    copy<typename Kernel::KeyRows, Kernel::dim_qk, Kernel::narrow_keys>(slot, 0);
+    if constexpr (Kernel::k_extends_v)
+      copy_extended(slot);
+    else
+      copy<typename Kernel::KeyRows, Kernel::dim_qk, Kernel::narrow_keys>(slot, 0);
   }
 
   /// Starts copying V of the same tile, and finds the next one.
@@ -77,6 +80,17 @@ class KeyStream {
     copy_rows<Kernel, Rows, dim, narrow, warp_keys, 8>(
         Memory::slot_address(slot) + static_cast<u32>(Memory::template part_of<Rows>(warp)),
         Memory::first_of_part(warp), Memory::row_table(warp).row[which]);
+  }
+
+  /// Copies this warp's keys, each from two rows.
+  RADDLE_DEVICE void copy_extended(i32 slot) const {
+    using Rows = typename Kernel::KeyRows;
+    constexpr i32 bytes = static_cast<i32>(sizeof(typename Kernel::Stored));
+    const i32 warp = ptx::warp_index();
+    const auto& table = Memory::row_table(warp);
+    copy_extended_lines<Rows, bytes * Kernel::dim_vo, bytes * Kernel::dim_qk, warp_keys>(
+        Memory::slot_address(slot) + static_cast<u32>(Memory::template part_of<Rows>(warp)),
+        Memory::first_of_part(warp), table.row[1], table.row[0]);
   }
 
   /// Finds the next tile and the key of this lane.

@@ -29,6 +29,29 @@ RADDLE_DEVICE void copy_lines(u32 to, i32 first_row, const u8* const* source) {
   }
 }
 
+/// Copies a warp's keys where K extends V: rows of `row_bytes`, of which the first `v_bytes` are
+/// those at `v`, and the others those at `k`.
+template <class Rows, i32 v_bytes, i32 row_bytes, i32 warp_keys>
+RADDLE_DEVICE void copy_extended_lines(u32 to, i32 first_row, const u8* const* v,
+                                       const u8* const* k) {
+  static_assert(Rows::swizzled && warp_keys % 4 == 0 && v_bytes % 16 == 0 && row_bytes % 16 == 0);
+  const i32 lane = ptx::lane_index(), chunk = lane % 8;
+  RADDLE_UNROLL
+  for (i32 i = 0; i < warp_keys; i += 4) {
+    const i32 row = i + lane / 8;
+    const u8* of_v = v[row] + 16 * chunk;
+    const u8* of_k = k[row] + 16 * chunk;
+    const u32 at = to + Rows::at(first_row + row, chunk);
+    RADDLE_UNROLL
+    for (i32 first = 0; first < row_bytes; first += 128) {
+      const i32 begin = first + 16 * chunk;
+      ptx::copy_async(at + static_cast<u32>(first),
+                      begin < v_bytes ? of_v + first : of_k + (first - v_bytes),
+                      begin < row_bytes ? 16 : 0);
+    }
+  }
+}
+
 /// Copies a warp's rows of K or V, whose addresses are in `source`, to shared memory, as rows from
 /// `first_row` on. Rows that will be widened in place are copied to the first half of their room.
 template <class Kernel, class Rows, i32 dim, bool narrow, i32 warp_keys, i32 batch>

@@ -41,11 +41,14 @@ RADDLE_FN constexpr i32 wide_row(i32 dim_qk, i32 dim_vo) {
   return max(round_up(dim_qk, line), num_warps * wide_columns(dim_vo));
 }
 
-/// How K and V are stored in the ring: bytes an element, and whether keys have scales.
+/// How K and V are stored in the ring: bytes an element, whether keys have scales, and whether a
+/// row of K begins with that of V, so that one slot has both: then the loops of wide heads compute,
+/// whatever the width.
 struct RingRows {
   i32 key_bytes = 2;
   i32 value_bytes = 2;
   bool scaled = false;
+  bool k_extends_v = false;
 };
 
 /// The tile and the ring of a loop.
@@ -55,7 +58,7 @@ struct LoopShape {
   i32 slots;       ///< of the ring: each holds K or V of a tile
   RingRows ring;
 
-  RADDLE_FN constexpr bool wide() const { return is_wide(dim_qk, dim_vo); }
+  RADDLE_FN constexpr bool wide() const { return ring.k_extends_v || is_wide(dim_qk, dim_vo); }
   RADDLE_FN constexpr bool is_long() const { return rows != short_rows; }
   RADDLE_FN constexpr i32 widest() const { return max(dim_qk, dim_vo); }
 

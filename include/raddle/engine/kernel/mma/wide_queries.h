@@ -5,7 +5,8 @@
 // of Q and K. The warps add up their partial logits through shared memory, so that each has the
 // logits of the whole tile, and computes the weights in registers. Then each warp multiplies the
 // weights with its own columns of V. Where V is the first columns of K, it is read in the slot of
-// K, and memory is read once.
+// K, and memory is read once. Where K extends V, a slot of K is filled from both, so that this
+// holds there, too.
 #pragma once
 
 #include "raddle/engine/kernel/gpu/arrive.h"
@@ -96,6 +97,7 @@ class WideQueries {
   }
 
   RADDLE_DEVICE bool values_are_keys() const {
+    if constexpr (Kernel::k_extends_v) return true;
     const KeySource& source = Memory::source(warp_);
     return source.row[0] == source.row[1] && source.page_stride[0] == source.page_stride[1] &&
            source.row_stride[0] == source.row_stride[1];
