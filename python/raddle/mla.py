@@ -10,6 +10,9 @@ the first kv_lora_rank::
     out = attn.run(attn.plan(layout), mla.latent_q(q_nope, q_pe, w_uk), mla.kv(cache))
     values = mla.value_heads(out, w_uv)  # [rows, heads, v_dim], what unabsorbed attention gives
 
+Where latents and keys are two tensors, ``mla.spec(heads, k_extends_v=True)`` reads both in place; `append` and `kv` take
+them as a pair ``(c_kv, k_pe)``.
+
 Tensors are of numpy or torch. Products are accumulated in fp32, in fp64 where they are of it, and rounded once to the
 dtype of the first argument. Source: DeepSeek-V2, arXiv 2405.04434, section 2.1, equations 9 to 19 and appendix C.
 
@@ -46,7 +49,7 @@ def spec(
         kv_lora_rank: columns of the latent.
         nope, rope: a head's columns of unabsorbed Q and K without and with RoPE: the softmax scale stays
             ``1 / sqrt(nope + rope)``, unless ``scale`` is given.
-        others: further fields of `AttentionSpec`.
+        others: further fields of `AttentionSpec`; with ``k_extends_v=True`` latents and rotary keys are two tensors.
 
     Returns:
         An `AttentionSpec`.
@@ -70,26 +73,58 @@ def spec(
     return AttentionSpec(num_heads, 1, kv_lora_rank + rope, kv_lora_rank, **others)
 
 
-def kv(cache: Any, kv_lora_rank: int = KV_LORA_RANK) -> tuple[Any, Any]:
-    """K and V as `Attention.run` takes them: V is a view of K's first columns.
+def kv(cache: Any, kv_lora_rank: int | None = None) -> tuple[Any, Any]:
+    """K and V as `Attention.run` takes them: V is a view of K's first columns, or, of two caches, the latents.
 
     Args:
-        cache: [pages, page_size, 1, kv_lora_rank + rope] (NHD), or any other shape of a pool of K.
-        kv_lora_rank: columns of V.
+        cache: [pages, page_size, 1, kv_lora_rank + rope] (NHD), or any other shape of a pool of K; or a tuple of two
+            such pools, of kv_lora_rank columns and of rope, for a spec with ``k_extends_v=True``.
+        kv_lora_rank: columns of V. None: 512, or of two caches those of the first.
 
     Returns:
-        (k, v), both the cache's memory.
+        (k, v), all of it the cache's memory.
 
     Raises:
         TypeError: what is no tensor.
+        ValueError: a tensor with less than 2 dimensions, or a kv_lora_rank that it does not have.
 
     Example:
         >>> k, v = mla.kv(np.zeros((4, 16, 1, 576), np.float32))
-        >>> v.shape
-        (4, 16, 1, 512)
+        >>> k.shape, v.shape
+        ((4, 16, 1, 576), (4, 16, 1, 512))
+        >>> k, v = mla.kv((np.zeros((4, 16, 1, 512), np.float32), np.zeros((4, 16, 1, 64), np.float32)))
+        >>> k.shape, v.shape
+        ((4, 16, 1, 64), (4, 16, 1, 512))
     """
-    lend(cache, "cache")
-    return cache, cache[..., : lend_integer(kv_lora_rank, "kv_lora_rank")]
+    caches = _caches(cache)
+    for name, x in caches.items():
+        if len(x.shape) < 2:
+            raise ValueError(f"{name} has {len(x.shape)} dimensions; expected a pool of K, of 2 to 4")
+    first, columns = next((name, x.shape[-1]) for name, x in caches.items())
+    if kv_lora_rank is None:
+        rank = columns if len(caches) == 2 else KV_LORA_RANK
+    else:
+        rank = lend_integer(kv_lora_rank, "kv_lora_rank")
+    if not 1 <= rank <= columns or len(caches) == 2 and rank != columns:
+        expected = f"{columns}, the columns of {first}" if len(caches) == 2 else f"1 to {columns}, the columns of {first}"
+        raise ValueError(f"kv_lora_rank is {rank}; expected {expected}")
+    if len(caches) == 2:
+        c_kv, k_pe = caches.values()
+        return k_pe, c_kv
+    return cache, cache[..., :rank]
+
+
+def _caches(cache: Any) -> dict[str, Any]:
+    """The tensors of the argument ``cache`` by their names: one, or two of a pair."""
+    if not isinstance(cache, (tuple, list)):
+        lend(cache, "cache")
+        return {"cache": cache}
+    if len(cache) != 2:
+        raise TypeError(f"cache is {kind_of(cache)} of {len(cache)}; expected a tensor, or two: (c_kv, k_pe)")
+    names = "cache[0]", "cache[1]"
+    for name, x in zip(names, cache):
+        lend(x, name)
+    return dict(zip(names, cache))
 
 
 def append(layout: PagedKV, cache: Any, c_kv: Any, k_pe: Any, rope: Variant | None = None) -> None:
@@ -97,7 +132,8 @@ def append(layout: PagedKV, cache: Any, c_kv: Any, k_pe: Any, rope: Variant | No
 
     Args:
         layout: as of `append_kv`.
-        cache: [pages, page_size, 1, kv_lora_rank + rope], written.
+        cache: [pages, page_size, 1, kv_lora_rank + rope], written; or a tuple of two, [pages, page_size, 1,
+            kv_lora_rank] and [pages, page_size, 1, rope].
         c_kv: [rows, kv_lora_rank] in the cache's dtype, normalised as the model does.
         k_pe: [rows, rope] in the cache's dtype.
         rope: turns k_pe on the way, at the rows' positions; None: it is turned already.
@@ -114,12 +150,14 @@ def append(layout: PagedKV, cache: Any, c_kv: Any, k_pe: Any, rope: Variant | No
         >>> int(np.count_nonzero(cache.any(axis=-1)))
         3
     """
-    for name, x, axes in (("cache", cache, 4), ("c_kv", c_kv, 2), ("k_pe", k_pe, 2)):
-        lend(x, name)
+    caches = _caches(cache)
+    lend(c_kv, "c_kv"), lend(k_pe, "k_pe")
+    for name, x, axes in (*((name, x, 4) for name, x in caches.items()), ("c_kv", c_kv, 2), ("k_pe", k_pe, 2)):
         if x.ndim != axes:
             raise ValueError(f"{name} has {x.ndim} dimensions; expected {axes}")
     rank = c_kv.shape[-1]
-    append_kv(layout, (cache[..., rank:], cache[..., :rank]), k_pe[:, None], c_kv[:, None], rope=rope)
+    latents, keys = caches.values() if len(caches) == 2 else (cache[..., :rank], cache[..., rank:])
+    append_kv(layout, (keys, latents), k_pe[:, None], c_kv[:, None], rope=rope)
 
 
 def absorb_q(w_uq: Any, w_uk: Any) -> Any:

@@ -148,6 +148,58 @@ def test_the_cache_is_written_once_and_turned_on_the_way(rng):
     assert not cache[[0, 3]].any() and not cache[1, 4:].any()
 
 
+def test_two_caches(rng):
+    """Written in one call, and read where they lie, with what one cache gives."""
+    layout = raddle.PagedKV([0, 20], [0, 2], [2, 1], [20], page_size=16)
+    c_kv, k_pe = rng.standard_normal((20, RANK), np.float32), rng.standard_normal((20, ROPE), np.float32)
+    whole, *parts = (np.zeros((4, 16, 1, n), np.float32) for n in (RANK + ROPE, RANK, ROPE))
+    for cache in (whole, tuple(parts)):
+        mla.append(layout, cache, c_kv, k_pe, rope=raddle.Rope(ROPE, interleaved=True))
+    np.testing.assert_array_equal(np.concatenate(parts, -1), whole)
+    q = rng.standard_normal((20, HEADS, RANK + ROPE), np.float32)
+    specs = [mla.spec(HEADS, dtype="float32", variant=raddle.Causal(), k_extends_v=apart) for apart in (False, True)]
+    one, two = (raddle.Attention(spec) for spec in specs)
+    k, v = mla.kv(tuple(parts))
+    assert k is parts[1] and v is parts[0]
+    expected = one.run(one.plan(layout), q, mla.kv(whole))
+    np.testing.assert_array_equal(two.run(two.plan(layout), q, (k, v)), expected)  # long queries: the same products
+
+
+WHOLE, LATENTS, KEYS = (np.zeros((4, 16, 1, n), np.float32) for n in (RANK + ROPE, RANK, ROPE))
+
+
+@pytest.mark.parametrize(
+    ("error", "arguments", "message"),
+    [
+        (ValueError, (np.zeros((), np.float32),), "cache has 0 dimensions; expected a pool of K, of 2 to 4"),
+        (ValueError, (WHOLE, 0), "kv_lora_rank is 0; expected 1 to 576, the columns of cache"),
+        (ValueError, (WHOLE, -64), "kv_lora_rank is -64; expected 1 to 576"),
+        (ValueError, (WHOLE, 577), "kv_lora_rank is 577; expected 1 to 576"),
+        (ValueError, (KEYS,), "kv_lora_rank is 512; expected 1 to 64, the columns of cache"),
+        (ValueError, ((LATENTS, KEYS), 64), r"kv_lora_rank is 64; expected 512, the columns of cache\[0\]"),
+        (ValueError, ((LATENTS, np.zeros((), np.float32)),), r"cache\[1\] has 0 dimensions; expected a pool of K"),
+        (TypeError, ((LATENTS, KEYS, KEYS),), r"cache is a tuple of 3; expected a tensor, or two: \(c_kv, k_pe\)"),
+        (TypeError, ((LATENTS, "keys"),), r"cache\[1\] is"),
+    ],
+)
+def test_caches_that_cannot_be(error, arguments, message):
+    with pytest.raises(error, match=message):
+        mla.kv(*arguments)
+
+
+def test_appending_to_caches_that_cannot_be(rng):
+    layout = raddle.PagedKV([0, 3], [0, 1], [2], [3], page_size=16)
+    rows = [np.ones((3, n), np.float32) for n in (RANK, ROPE)]
+    parts = [np.zeros_like(x) for x in (LATENTS, KEYS)]
+    for cache, message in (
+        ((parts[0], parts[1][0]), r"cache\[1\] has 3 dimensions; expected 4"),
+        ((parts[1], parts[0]), "pool.k has 1 heads of 512; expected 1 heads of 64"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            mla.append(layout, cache, *rows)
+    assert not any(x.any() for x in parts)
+
+
 def test_wrong_shapes_are_named(rng):
     w_uq, w_uk, w_uv, w_o = weights(rng)
     q = np.zeros((3, HEADS, NOPE))
