@@ -152,6 +152,39 @@ def test_descales(tensors, rng):
     assert torch.equal(found, expected)
 
 
+@EACH
+@pytest.mark.parametrize("new", [0, 3])
+def test_queries_of_values(terms, new, rng):
+    """qv: MLA over a cache of rotary keys and one of latents."""
+    latent, rope, rows, before = 48, 16, 3, np.array([5, 0, 17], np.int32)
+    table, given = rng.permutation(20)[:18].reshape(3, 6), TERMS[terms][0]
+    caches = randn(rng, 20, 4, 1, rope), randn(rng, 20, 4, 1, latent)
+    fresh = [randn(rng, 3, new, 1, n) for n in (rope, latent)] if new else []
+    q, qv = randn(rng, 3, rows, HQ, rope), randn(rng, 3, rows, HQ, latent)
+    where = dict(page_table=torch.from_numpy(table), cache_seqlens=torch.from_numpy(before))
+    out, lse = flash_attn.flash_attn_with_kvcache(q, *caches, *fresh, qv=qv, return_softmax_lse=True, **where, **given)
+    whole = torch.cat([qv, q], -1).flatten(0, 1).numpy()
+    layout = reference.PagedKV(np.arange(4) * rows, None, table, before + new, 4)
+    pools = [tuple(x.numpy() for x in caches)]
+    problem = reference.Problem(whole, pools, layout, TERMS[terms][1], given.get("softmax_scale"), k_extends_v=True)
+    exact = reference.attention(problem)
+    within(exact, out.reshape(exact.out.shape).numpy(), by_rows(lse).numpy())
+
+
+def test_queries_of_values_without_a_cache(rng):
+    """The three functions alike."""
+    q, qv, k, v = (randn(rng, 2, n, h, d) for n, h, d in ((3, HQ, 16), (3, HQ, 48), (9, HKV, 16), (9, HKV, 48)))
+    out = flash_attn.flash_attn_func(q, k, v, causal=True, qv=qv)
+    assert torch.equal(flash_attn.flash_attn_with_kvcache(q, k, v, qv=qv, causal=True), out)
+    offsets = torch.arange(3, dtype=torch.int32) * 3, torch.arange(3, dtype=torch.int32) * 9, 3, 9
+    rows = [x.flatten(0, 1) for x in (q, k, v)]
+    assert torch.equal(flash_attn.flash_attn_varlen_func(*rows, *offsets, causal=True, qv=qv.flatten(0, 1)), out.flatten(0, 1))
+    with pytest.raises(ValueError, match=r"qv has shape \[6, 4, 40\] in rows; expected \[6, 4, 48\]"):
+        flash_attn.flash_attn_func(q, k, v, qv=qv[..., :40])
+    with pytest.raises(NotImplementedError, match="v_descale with qv is given"):
+        flash_attn.flash_attn_func(q, k, v, qv=qv, v_descale=2.0)
+
+
 class TestRefusals:
     @pytest.mark.parametrize("name", ["k_descale", "v_descale"])
     def test_descales(self, name, rng):
@@ -164,7 +197,7 @@ class TestRefusals:
                 flash_attn.flash_attn_with_kvcache(q, cache, cache, new, new, cache_seqlens=2, **{name: value})
         assert (cache == 0).all()
 
-    @pytest.mark.parametrize("name", ["qv", "q_descale"])
+    @pytest.mark.parametrize("name", ["q_descale"])
     def test_tensors(self, name, rng):
         q = randn(rng, 1, 2, HQ, D)
         with pytest.raises(NotImplementedError, match=f"{name} is given"):

@@ -402,8 +402,10 @@ def test_mla(rng):
     check(exact, *wrapper.run(*parts, return_lse=True))
     out, lse = wrapper.run(*parts, return_lse=True, return_lse_base_on_e=True)
     within(exact, out.numpy(), lse.numpy())
-    with pytest.raises(ValueError, match="expected neighbouring views of one tensor"):
-        wrapper.run(*parts[:2], parts[2].clone(), parts[3].clone())
+    apart = wrapper.run(*parts[:2], parts[2].clone(), parts[3].clone(), return_lse=True)
+    assert all(map(torch.equal, apart, wrapper.run(*parts, return_lse=True)))
+    with pytest.raises(ValueError, match=r"kv: k is \[.*, 8\] float32; expected .*, 16\] float32"):
+        wrapper.run(*parts[:3], parts[3][..., :8])
 
 
 def test_states(rng):

@@ -50,13 +50,15 @@ def flash_attn_func(
 
     Args:
         q: [B, S, Hq, D]; k, v: [B, Skv, Hkv, D], read where they lie; the head dimension of v may differ.
-        softmax_scale: None: ``1 / sqrt(D)``.
+        softmax_scale: None: ``1 / sqrt(D)``, of q and qv together.
         causal: the last row sees all keys, each row before it one key less.
         window_size: (left, right): keys that a row sees to either side of its own place; -1: no bound.
         softcap: of the logits; 0: none.
         k_descale, v_descale: what K and V are multiplied by: numbers, or tensors whose elements are equal, which are copied
-            to the host.
-        qv, q_descale, attention_chunk: refused.
+            to the host; with qv refused.
+        qv: [B, S, Hq, Dv]: the part of a query that meets v, so that logits are ``q · k + qv · v``: MLA, whose latents are
+            v and whose rotary keys are k. None: there is no such part.
+        q_descale, attention_chunk: refused.
         return_attn_probs: return (out, lse), lse [B, Hq, S] float32, a natural logarithm.
 
     Returns:
@@ -73,10 +75,11 @@ def flash_attn_func(
         >>> flash_attn_func(q, k, k, causal=True).shape
         torch.Size([2, 9, 8, 64])
     """
-    _refuse(qv=qv, q_descale=q_descale, attention_chunk=attention_chunk)
+    _refuse(q_descale=q_descale, attention_chunk=attention_chunk)
     (batch, rows), keys = q.shape[:2], k.shape[1]
-    layout, scales = _even_layout(batch, rows, keys), _scales(k_descale, v_descale)
-    out, lse = _attend(q.flatten(0, 1), (k, v), layout, scales, softmax_scale, causal, window_size, softcap, return_attn_probs)
+    layout, scales = _even_layout(batch, rows, keys), _scales(qv, k_descale, v_descale)
+    terms = softmax_scale, causal, window_size, softcap
+    out, lse = _attend(_packed(q), _packed(qv), (k, v), layout, scales, *terms, return_attn_probs)
     return _batched(out, lse, batch, rows)
 
 
@@ -111,7 +114,8 @@ def flash_attn_varlen_func(
         q: [rows, Hq, D]; k, v: [keys, Hkv, D].
         cu_seqlens_q, cu_seqlens_k: [B + 1] int32, first row and first key of each sequence.
         seqused_k: [B] keys of each sequence that count; None: all.
-        seqused_q: refused, as are qv, q_descale and attention_chunk.
+        qv: [rows, Hq, Dv], as of `flash_attn_func`.
+        seqused_q: refused, as are q_descale and attention_chunk.
         softmax_scale, causal, window_size, softcap, k_descale, v_descale: as of `flash_attn_func`.
         return_attn_probs: return (out, lse), lse [Hq, rows].
 
@@ -129,7 +133,7 @@ def flash_attn_varlen_func(
         >>> flash_attn_varlen_func(q, k, k, rows, keys, 5, 20, causal=True).shape
         torch.Size([9, 8, 64])
     """
-    _refuse(qv=qv, q_descale=q_descale, attention_chunk=attention_chunk)
+    _refuse(q_descale=q_descale, attention_chunk=attention_chunk)
     _refuse(seqused_q=seqused_q)
     rows, keys = _host(cu_seqlens_q), _host(cu_seqlens_k)
     kv = k, v
@@ -138,8 +142,8 @@ def flash_attn_varlen_func(
     else:  # pages of one token, of which a sequence's last ones are left out
         layout = PagedKV(rows, keys, np.arange(keys[-1], dtype=np.int32), _host(seqused_k), page_size=1)
         kv = k[:, None], v[:, None]
-    scales = _scales(k_descale, v_descale)
-    out, lse = _attend(q, kv, layout, scales, softmax_scale, causal, window_size, softcap, return_attn_probs)
+    scales = _scales(qv, k_descale, v_descale)
+    out, lse = _attend(q, qv, kv, layout, scales, softmax_scale, causal, window_size, softcap, return_attn_probs)
     return out if lse is None else (out, lse.transpose(0, 1))
 
 
@@ -187,7 +191,8 @@ def flash_attn_with_kvcache(
         rotary_cos, rotary_sin: [positions, rotary_dim / 2]: turn k, and q as FlashAttention does: at its rows' places where
             causal or a window, else all at cache_seqlens. Only with k.
         rotary_interleaved: turn neighbouring elements, else halves.
-        cache_leftpad, rotary_seqlens: refused, as are qv, q_descale and attention_chunk.
+        qv: [B, S, Hq, Dv], or [rows, Hq, Dv], as of `flash_attn_func`.
+        cache_leftpad, rotary_seqlens: refused, as are q_descale and attention_chunk.
         softmax_scale, causal, window_size, softcap, k_descale, v_descale: as of `flash_attn_func`.
         return_softmax_lse: return (out, lse), lse [B, Hq, S], or [Hq, rows] with cu_seqlens_q.
 
@@ -207,7 +212,7 @@ def flash_attn_with_kvcache(
         >>> cache[:, 29:32, 0, 0].tolist()
         [[0.0, 1.0, 0.0], [0.0, 1.0, 0.0]]
     """
-    _refuse(qv=qv, q_descale=q_descale, attention_chunk=attention_chunk)
+    _refuse(q_descale=q_descale, attention_chunk=attention_chunk)
     _refuse(cache_leftpad=cache_leftpad, rotary_seqlens=rotary_seqlens)
     rows = _indptr(q, cu_seqlens_q)
     batch = len(rows) - 1
@@ -222,9 +227,9 @@ def flash_attn_with_kvcache(
     layout = PagedKV(rows, None, pages, kv_len, k_cache.shape[1])
     if q.shape[-1] != k_cache.shape[-1]:  # seen before new keys are written
         raise ValueError(f"q has head dimension {q.shape[-1]}; expected {k_cache.shape[-1]}, as k_cache has")
-    packed_q = q if cu_seqlens_q is not None else q.flatten(0, 1)
+    packed_q = _packed(q)
     kv, terms = (k_cache, v_cache), (softmax_scale, causal, window_size, softcap)
-    run = _planned(packed_q, kv, layout, _scales(k_descale, v_descale), *terms, return_softmax_lse)
+    run = _planned(packed_q, _packed(qv), kv, layout, _scales(qv, k_descale, v_descale), *terms, return_softmax_lse)
     if new_rows is not None:
         rope = None
         if rotary_cos is not None:
@@ -249,10 +254,12 @@ def _refuse(**arguments: Any) -> None:
             raise NotImplementedError(f"{name} is given; raddle.compat.flash_attn_interface does not have it: leave it out")
 
 
-def _scales(k_descale: Any, v_descale: Any) -> dict[str, float | None]:
+def _scales(qv: Any, k_descale: Any, v_descale: Any) -> dict[str, float | None]:
     """One number each, as `Attention.run` takes them of K and V of 16 bits."""
     found: dict[str, float | None] = {}
     for name, given in (("k", k_descale), ("v", v_descale)):
+        if qv is not None:
+            _refuse(**{f"{name}_descale with qv": given})
         numbers = None if given is None else _host(given).ravel()
         if numbers is not None and (numbers.size == 0 or np.ptp(numbers) > 0):
             raise NotImplementedError(
@@ -264,6 +271,11 @@ def _scales(k_descale: Any, v_descale: Any) -> dict[str, float | None]:
     return found
 
 
+def _packed(x: Any) -> Any:
+    """[B, S, H, D] as [rows, H, D]; anything else as it is."""
+    return x.flatten(0, 1) if isinstance(x, torch.Tensor) and x.ndim == 4 else x
+
+
 def _attend(q: torch.Tensor, *problem: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(out [rows, Hq, D], lse [rows, Hq] or None)."""
     found = _planned(q, *problem)(q)
@@ -272,6 +284,7 @@ def _attend(q: torch.Tensor, *problem: Any) -> tuple[torch.Tensor, torch.Tensor 
 
 def _planned(
     q: torch.Tensor,
+    qv: Any,
     kv: Any,
     layout: Layout,
     scales: dict[str, float | None],
@@ -281,21 +294,26 @@ def _planned(
     cap: Any,
     return_lse: Any,
 ) -> Any:
-    """What computes rows like q."""
-    heads = q.shape[-2], kv[0].shape[-2], q.shape[-1], kv[1].shape[-1]
-    attention = _attention_of(heads, q.dtype, str(q.device), cap > 0.0)
+    """What computes rows like q; with qv, a query is its row of qv and then that of q, as a key is V's and then K's."""
+    dim_vo = kv[1].shape[-1]
+    if qv is not None and (*q.shape[:-1], dim_vo) != tuple(qv.shape):
+        raise ValueError(f"qv has shape {list(qv.shape)} in rows; expected {[*q.shape[:-1], dim_vo]}: q's rows, v's columns")
+    heads = q.shape[-2], kv[0].shape[-2], q.shape[-1] + (0 if qv is None else dim_vo), dim_vo
+    attention = _attention_of(heads, q.dtype, str(q.device), cap > 0.0, qv is not None)
     left, right = (int(bound) for bound in window)
     params = {"window.left": left, "window.right": 0 if causal else right}
     plan = attention.plan(layout, params=params)
     cap_params = {"softcap.cap": float(cap)} if cap > 0.0 else None
     how = dict(scale=scale, return_lse=bool(return_lse), params=cap_params, **scales)
-    return lambda rows: attention.run(plan, rows, kv, **how)
+    return lambda rows: attention.run(plan, rows if qv is None else torch.cat([qv, rows], -1), kv, **how)
 
 
 @functools.lru_cache(maxsize=64)
-def _attention_of(heads: tuple[int, int, int, int], dtype: torch.dtype, device: str, has_cap: bool) -> Attention:
+def _attention_of(
+    heads: tuple[int, int, int, int], dtype: torch.dtype, device: str, has_cap: bool, k_extends_v: bool
+) -> Attention:
     variant = [SoftCap(1.0), SlidingWindow(-1)] if has_cap else [SlidingWindow(-1)]
-    return Attention(AttentionSpec(*heads, dtype, variant), device)
+    return Attention(AttentionSpec(*heads, dtype, variant, k_extends_v=k_extends_v), device)
 
 
 @functools.lru_cache(maxsize=64)

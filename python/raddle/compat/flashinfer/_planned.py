@@ -36,6 +36,7 @@ class Kind(NamedTuple):
     pos_encoding_mode: str
     rope: tuple[float, float]  #: scale, theta
     batch_invariant: bool
+    k_extends_v: bool
 
     def variant(self) -> list[Variant]:
         """The variant, with values that every plan or run replaces."""
@@ -66,7 +67,7 @@ def attention_of(kind: Kind) -> Attention:
     found = _attentions.get(kind)
     if found is None:
         kv_dtype = None if kind.kv_dtype == kind.q_dtype else kind.kv_dtype
-        options = dict(batch_invariant=kind.batch_invariant, kv_dtype=kv_dtype)
+        options = dict(batch_invariant=kind.batch_invariant, kv_dtype=kv_dtype, k_extends_v=kind.k_extends_v)
         spec = AttentionSpec(*kind.heads, kind.q_dtype, kind.variant(), **options)
         found = _attentions[kind] = Attention(spec, kind.device)
     return found
@@ -75,6 +76,7 @@ def attention_of(kind: Kind) -> Attention:
 class Planned:
     """A wrapper after its plan. The attributes are FlashInfer's, which engines read and set between plan and run."""
 
+    _k_extends_v = False  #: MLA's two caches
     _causal = False
     _window_left = -1
     _logits_soft_cap: float | None = 0.0
@@ -161,6 +163,7 @@ class Planned:
             pos_encoding_mode=self._pos_encoding_mode,
             rope=rope,
             batch_invariant=self._deterministic,
+            k_extends_v=self._k_extends_v,
         )
 
     def _plan_for(self, kind: Kind) -> tuple[Attention, Any]:

@@ -17,8 +17,7 @@ from raddle.plans import Maxima
 class BatchMLAPagedAttentionWrapper(Planned):
     """MLA over a paged cache of latents: FlashInfer's class of that name.
 
-    The latent and the rotary part must be neighbouring views of one tensor [pages, page_size, ckv + kpe], as SGLang has
-    them, since Raddle reads them as one key: ``cache[..., :512], cache[..., 512:]``.
+    The caches of the latent and of the rotary part are read where they lie: two tensors, or views of one.
 
     Args:
         float_workspace_buffer, backend: as of `BatchDecodeWithPagedKVCacheWrapper`.
@@ -37,10 +36,12 @@ class BatchMLAPagedAttentionWrapper(Planned):
         >>> table = torch.tensor([0, 2]), torch.tensor([2, 0]), torch.tensor([20])
         >>> dtypes = torch.float32, torch.float32
         >>> wrapper.plan(torch.tensor([0, 1]), *table, 16, 512, 64, 16, False, 0.07, *dtypes)
-        >>> cache = torch.ones(4, 16, 576)
-        >>> wrapper.run(torch.ones(1, 16, 512), torch.ones(1, 16, 64), cache[..., :512], cache[..., 512:]).shape
+        >>> caches = torch.ones(4, 16, 512), torch.ones(4, 16, 64)
+        >>> wrapper.run(torch.ones(1, 16, 512), torch.ones(1, 16, 64), *caches).shape
         torch.Size([1, 16, 512])
     """
+
+    _k_extends_v = True
 
     def __init__(
         self,
@@ -119,7 +120,7 @@ class BatchMLAPagedAttentionWrapper(Planned):
 
         Args:
             q_nope, q_pe: [rows, heads, ckv], [rows, heads, kpe].
-            ckv_cache, kpe_cache: [pages, page_size, ckv], [pages, page_size, kpe]: views of one tensor.
+            ckv_cache, kpe_cache: [pages, page_size, ckv], [pages, page_size, kpe].
             return_lse_base_on_e: lse is a natural logarithm, instead of to base 2.
             profiler_buffer, kv_len, page_table, o_scale: refused.
 
@@ -128,26 +129,11 @@ class BatchMLAPagedAttentionWrapper(Planned):
 
         Raises:
             NotImplementedError: what Raddle does not have.
-            ValueError: caches that are no views of one tensor, or shapes that do not fit, before anything is written.
+            ValueError: shapes that do not fit, before anything is written.
         """
         refuse(profiler_buffer=profiler_buffer, kv_len=kv_len, page_table=page_table, o_scale=o_scale)
-        keys = _joined(ckv_cache, kpe_cache)
-        values = keys[..., : ckv_cache.shape[-1]]
         q = torch.cat([q_nope, q_pe], -1)
-        found = self._run(q, (keys, values), out=out, lse=lse, return_lse=return_lse)
+        found = self._run(q, (kpe_cache.unsqueeze(-2), ckv_cache.unsqueeze(-2)), out=out, lse=lse, return_lse=return_lse)
         if return_lse and return_lse_base_on_e:
             found[1].mul_(LN_2)
         return found
-
-
-def _joined(ckv: torch.Tensor, kpe: torch.Tensor) -> torch.Tensor:
-    """[pages, page_size, 1, ckv + kpe]: the memory of both, which are neighbours."""
-    where = ckv.data_ptr() + ckv.shape[-1] * ckv.element_size()
-    alike = ckv.stride() == kpe.stride() and ckv.dtype == kpe.dtype and ckv.stride(-1) == 1
-    if not alike or kpe.data_ptr() != where:
-        raise ValueError(
-            "ckv_cache and kpe_cache are tensors of their own; expected neighbouring views of one tensor: "
-            "cache[..., :512] and cache[..., 512:]"
-        )
-    shape = (*ckv.shape[:2], 1, ckv.shape[-1] + kpe.shape[-1])
-    return ckv.as_strided(shape, (*ckv.stride()[:2], shape[-1], 1))
