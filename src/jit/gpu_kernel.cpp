@@ -30,10 +30,11 @@ FamilyText text_of(const GpuKernel& kernel, const std::string& arch) {
             "raddle::wgmma::num_threads, 1",
             is_short ? "raddle::wgmma::attend_short" : "raddle::wgmma::attend_long"};
   }
-  type << "raddle::mma::Kernel<" << element << ", raddle::" << type_of(kernel.kv_dtype) << ", "
-       << kernel.dim_qk << ", " << kernel.dim_vo << ", " << arch_number(arch)
-       << ", raddle::Variant, " << (kernel.short_only ? "true" : "false")
-       << (kernel.k_extends_v ? ", true>" : ">");
+  std::string stored = std::string("raddle::") + type_of(kernel.kv_dtype);
+  if (kernel.k_extends_v) stored = "raddle::mma::KExtendsV<" + stored + ">";
+  type << "raddle::mma::Kernel<" << element << ", " << stored << ", " << kernel.dim_qk << ", "
+       << kernel.dim_vo << ", " << arch_number(arch) << ", raddle::Variant, "
+       << (kernel.short_only ? "true" : "false") << ">";
   return {"raddle/engine/kernel/mma/attention.h", "raddle::GpuLaunch", type.str(),
           "Attention::block_threads, Attention::blocks",
           kernel.short_only ? "raddle::mma::attend_short" : "raddle::mma::attend"};

@@ -9,22 +9,39 @@ RADDLE_ENGINE_BEGIN
 
 namespace mma {
 
+/// How a kernel is told that K extends V: in place of the dtype in which both are stored. A
+/// template argument of its own would be a part of all kernels' names, and NVRTC assigns registers
+/// by these.
+template <class Element>
+struct KExtendsV;
+
+template <class StoredElement>
+struct Storage {
+  using Type = StoredElement;
+  static constexpr bool k_extends_v = false;
+};
+template <class Element>
+struct Storage<KExtendsV<Element>> {
+  using Type = Element;
+  static constexpr bool k_extends_v = true;
+};
+
 /// What a kernel is compiled for: the dtype of Q and O, the dtype in which K and V are stored, head
 /// dimensions, an architecture, from which KernelConfig follows, and a variant.
 ///
 /// Quantised K and V stay bytes in the ring and are multiplied as f16, which holds them exactly.
 /// Where a part of the variant changes them, they become rows of T in the ring first. `only_short`:
-/// for plans without long queries. `extended_keys`: a key is its row of V, then its row of K.
+/// for plans without long queries.
 template <class Element, class StoredElement, i32 qk, i32 vo, i32 arch, class Variant,
-          bool only_short = false, bool extended_keys = false>
+          bool only_short = false>
 struct Kernel {
   using T = Element;
-  using Stored = StoredElement;
+  using Stored = typename Storage<StoredElement>::Type;
   static constexpr Scan scan = scan_of<Variant>();
   static constexpr bool quantized = is_quantized<Stored>;
   static constexpr bool narrow_keys = quantized && !has_key<Variant>;
   static constexpr bool narrow_values = quantized && !has_value<Variant>;
-  static constexpr bool k_extends_v = extended_keys;
+  static constexpr bool k_extends_v = Storage<StoredElement>::k_extends_v;
   static constexpr bool wide =
       k_extends_v || is_wide(qk, vo);  ///< the warps of a block share the columns of a head
   static_assert(!(wide && quantized));
