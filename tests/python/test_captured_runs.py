@@ -33,8 +33,8 @@ class Captured:
         self.attn = engine.attention(first).attention
         self.reservation = reserved(self.attn, **{**MAXIMA, "num_workers": 5, **maxima})
         self.update(first)
-        shape, dtype = (24, *first.q.shape[1:]), first.q.dtype
-        self.q, self.out = (DeviceArray(np.zeros(shape, dtype)) for _ in range(2))
+        (heads, dim), dim_vo, dtype = first.q.shape[1:], first.kv[0][1].shape[-1], first.q.dtype
+        self.q, self.out = (DeviceArray(np.zeros((24, heads, d), dtype)) for d in (dim, dim_vo))
         self.kv = [[DeviceArray(np.zeros((PAGES, *x.shape[1:]), dtype)) for x in pair] for pair in first.kv]
         pairs = [tuple(pair) for pair in self.kv]
         kv = pairs if len(pairs) > 1 else pairs[0]
@@ -72,6 +72,13 @@ def batch(rng, layout="paged", most_rows=24):
             return draw(rng, layout, "causal", lengths=lengths, page_size=16, **HEADS)
 
 
+def two_caches(rng) -> Problem:
+    """MLA over latents and rotary keys, narrowed."""
+    lengths = [(int(rng.integers(1, 4)), int(rng.integers(4, 160))) for _ in range(rng.integers(1, 7))]
+    heads = {"dim": 96, "dim_vo": 64, "group": 8, "num_kv_heads": 1, "dtype": "bfloat16", "k_extends_v": True}
+    return draw(rng, lengths=lengths, page_size=16, **heads)
+
+
 def with_positions(rng) -> Problem:
     return draw(rng, "paged_positions", "causal", lengths=[(2, 9), (1, 40)], page_size=16, **HEADS)
 
@@ -86,6 +93,12 @@ def test_later_batches(engine, emulator, rng, zero_unused_rows):
     if far.layout.page_indices.size and (far.layout.kv_len > 0).any():
         with refuses(ValueError, "layout uses page", f"the pool of a captured run has {PAGES}"):
             captured.reservation.update(twin(far.layout))
+
+
+def test_two_caches(engine, emulator, rng):
+    captured = Captured(engine, emulator, two_caches(rng))
+    for _ in range(3):
+        captured.check(two_caches(rng))
 
 
 def test_tensors_must_hold_the_largest_batch(engine, emulator, rng):
