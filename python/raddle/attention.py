@@ -223,8 +223,8 @@ class Attention(_library.Handle):
                 float32 tensors where K and V lie: of one element; [Hkv], one a head; or one a token and head, K's or V's
                 shape without its last dimension ([pages, page_size, Hkv], [pages, Hkv, page_size], [tokens, Hkv]).
                 Where kv is a list of levels, a list has one of them a level. Of 16 and 32 bits: a number, or one element
-                on the host, the same of all levels. On a GPU the first run with such a v_scale that is not 1 waits for a
-                kernel of its own.
+                on the host, the same of all levels, and with k_extends_v of K and V. On a GPU the first run with such a
+                v_scale that is not 1 waits for a kernel of its own.
             params: run members that differ from the spec's, such as ``{"softcap.cap": 50.0}``. On a GPU an array may lie
                 there, contiguous and in the member's own dtype: it is not copied. Kernels read it where it lies, in stream
                 order; so do those of a graph in each replay, and see what was written since. Like q, it must live until

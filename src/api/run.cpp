@@ -159,12 +159,17 @@ float scale_of_levels(const char* name, char which, const RunArgs& args) {
 
 /// Scales of K and V that have no 8 bits: that of K becomes a part of the softmax scale, that of V
 /// the kernels know.
-void view_scales_of_levels(const Plan& plan, const RunArgs& args, RunView& view) {
+void view_scales_of_levels(const AttentionSpec& spec, const Plan& plan, const RunArgs& args,
+                           RunView& view) {
   const float of_k = scale_of_levels("k_scale", 'k', args);
   const float of_v = scale_of_levels("v_scale", 'v', args);
   for (std::size_t i = 0; i < plan.layout().levels().size(); ++i)
     view.kv_scales[i] = {constant_scale({}), constant_scale(of_v)};
   if (of_k == 1.0f && of_v == 1.0f) return;
+  if (spec.k_extends_v && of_k != of_v)
+    fail<ValueError>("k_scale is ", of_k, ", and v_scale ", of_v,
+                     "; expected equal ones with k_extends_v=True, or K and V of 8 bits: a key "
+                     "begins with its row of V");
   const auto check_part = [](const char* name, float value, const std::string& part,
                              const char* what) {
     if (value != 1.0f && !part.empty())
@@ -198,7 +203,7 @@ RunView view_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& arg
   view.lse_row_stride = args.lse.stride[0];
   view.lse_head_stride = args.lse.stride[1];
   view.scale = args.scale ? *args.scale : spec.softmax_scale();
-  if (!quantized) view_scales_of_levels(plan, args, view);
+  if (!quantized) view_scales_of_levels(spec, plan, args, view);
   view.state_only = args.return_state;
   return view;
 }

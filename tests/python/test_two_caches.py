@@ -118,6 +118,17 @@ def test_a_reservation(engine, rng):
         within(attention(problem), out, lse)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_number_of_both_caches(engine, rng, dtype):
+    """A key begins with its row of V, so that only one number of both can be a part of the softmax scale."""
+    problem = draw(rng, "paged", "causal", dtype, group=16, lengths=[*LENGTHS, (40, 150)], **MLA)
+    scaled = [dataclasses.replace(problem, k_scale=k, v_scale=v) for k, v in ((0.37, 0.37), (0.37, 0.5), (None, 2.0))]
+    engine.check(scaled[0], num_workers=3)
+    for each, said in zip(scaled[1:], ("k_scale is 0.37, and v_scale 0.5", "k_scale is 1, and v_scale 2")):
+        with pytest.raises(ValueError, match=f"{said}; expected equal ones with k_extends_v=True, or K and V of 8 bits"):
+            engine.run(each)
+
+
 DIMS = [(576, 512), (112, 72), (72, 64)]
 EIGHT_BITS = covering(kv_dtype=KV_DTYPES, dtype=DTYPES, k=SCALES, v=SCALES, group=[1, 16, 40], dim=DIMS)
 SMALL = {"dim": 24, "dim_vo": 16, "group": 2, "k_extends_v": True}
