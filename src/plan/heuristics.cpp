@@ -120,8 +120,6 @@ KernelConfig gpu_kernel_config(const AttentionSpec& spec, i32 arch, KernelFamily
                             {2, 2, has_8_bits(spec.stored_dtype()), spec.k_extends_v});
 }
 
-i32 widest_8_bits() { return mma::widest_of_a_warp; }
-
 PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 arch, KernelFamily family, i32 short_rows,
                            i32 num_workers, Schedule schedule) {
   const KernelConfig kernel = gpu_kernel_config(spec, arch, family, short_rows);

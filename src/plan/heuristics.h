@@ -26,9 +26,6 @@ PlanConfig cpu_plan_config(const AttentionSpec& spec, CpuIsa isa, i32 num_worker
 KernelConfig gpu_kernel_config(const AttentionSpec& spec, i32 arch, KernelFamily family,
                                i32 short_rows);
 
-/// The largest head dimension for K and V of 8 bits.
-i32 widest_8_bits();
-
 /// Tile shapes, tile rates and memory costs of that kernel; a worker is a team of warps.
 PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 arch, KernelFamily family, i32 short_rows,
                            i32 num_workers, Schedule schedule);

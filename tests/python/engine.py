@@ -52,9 +52,16 @@ def hold_to_budgets_of(device: str) -> None:
     """Lets kernels round weights where they do: on GPUs, and where CPUs multiply in bfloat16."""
     if device != "cpu":
         reference.exact.rounds_weights = lambda problem: True
+        of_narrow = reference.exact.weight_dtype
+        reference.exact.weight_dtype = lambda problem: str(problem.q.dtype) if _is_wide(problem) else of_narrow(problem)
     elif raddle.cpu_isa() in ("avx512_bf16", "amx"):
         reference.exact.rounds_weights = _in_bf16
         reference.exact.weight_dtype = lambda problem: str(problem.q.dtype)
+
+
+def _is_wide(problem: Problem) -> bool:
+    """Whether a GPU widens 8-bit K and V to the dtype of Q."""
+    return problem.k_extends_v or max(problem.q.shape[-1], problem.kv[0][1].shape[-1]) > 256
 
 
 def _in_bf16(problem: Problem) -> bool:

@@ -54,9 +54,10 @@ def test_hoppers_kernels_on_emulated_threads(name, few, request):
 
 
 def test_wide_heads_on_emulated_threads(request):
-    """A few of them, for each is a kernel of its own: both tile shapes, V in K and apart, parts of one's own."""
+    """A few of them, for each is a kernel of its own: both tile shapes, V in K and apart, parts of one's own, 8 bits."""
     command = [TESTS / "gpu/emulate.sh", sys.executable, "-m", "pytest", "-q", "--device", "cuda"]
-    few = ["-k", "test_states or test_values or test_parts or (test_head_dims and 264-264-float16)"]
+    whole, one = "test_states or test_values or test_parts", "(test_head_dims and 264-264-float16)"
+    few = ["-k", f"{whole} or {one} or (test_8_bits_in_layouts and cascade)"]
     seed = ["--seed", str(request.config.option.seed)]
     environment = {**os.environ, "PYTHON": sys.executable}
     file = TESTS / "python" / "test_wide_heads.py"

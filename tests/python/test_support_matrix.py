@@ -50,10 +50,9 @@ MAY_BE_REFUSED = {
     "two sinks",
     "layout: cascade with batch_invariant",
 }
-# Of GPUs, too: they have no float32, and may have no 8-bit K and V, least of all of wide heads.
+# Of GPUs, too: they have no float32, and may have no 8-bit K and V.
 MAY_BE_REFUSED_BY_GPUS = {"dtype: float32", *(f"kv_dtype: {kind}" for kind in KV_DTYPES)}
 MAY_BE_REFUSED_BY_GPUS |= {f"scales: one {of}" for of in ("per tensor", "per head", "per token and head")}
-MAY_BE_REFUSED_BY_GPUS |= {f"{mla} with kv_dtype: float8_e4m3fn" for mla in ("MLA", "MLA over two caches")}
 
 SINKS = Sinks([0.5, -1.0, 2.0, 0.0])
 LENGTHS = [(5, 90), (1, 30)]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import raddle
-from draws import DTYPES, SCHEDULES, covering, draw
+from draws import DTYPES, KV_DTYPES, SCALES, SCHEDULES, covering, draw
 from engine import OnDevice, spec_of, twin
 from layout_draws import LAYOUTS
 
@@ -102,7 +102,46 @@ def test_parts_of_ones_own(engine, rng):
     np.testing.assert_array_equal(engine.run_plan(attn, plan, problem)[0], expected)
 
 
-def test_quantised_keys_are_refused_by_name_on_gpus(gpu, rng):
-    problem = draw(rng, "paged", "causal", "float16", group=16, lengths=LENGTHS, kv_dtype="float8_e4m3fn", **MLA)
-    with pytest.raises(ValueError, match="kv_dtype is 'float8_e4m3fn'; .* 'float16'.* head_dim is above 256"):
-        raddle.Attention(spec_of(problem), device=gpu)
+@pytest.mark.parametrize(
+    "row",
+    covering(
+        kv_dtype=KV_DTYPES,
+        dtype=["float16", "bfloat16"],
+        k=SCALES,
+        v=SCALES,
+        group=[1, 16, 40],
+        latent=[True, False],
+    ),
+    ids=lambda row: "-".join(str(x) for x in row.values()),
+)
+def test_8_bits(engine, rng, row):
+    """On GPUs rows are widened in shared memory, also where one slot has K and V, of which each has its own scales."""
+    row = dict(row)
+    scales = row.pop("k"), row.pop("v")
+    lengths = [(qo, kv) for qo, kv in LENGTHS if qo * row["group"] <= 256]
+    problem = draw(rng, "paged", "causal", scales=scales, lengths=lengths, **{**MLA, **row})
+    engine.check(problem, num_workers=3)
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("dim, dim_vo", [(264, 264), (320, 72), (72, 504), (16, 264)])
+def test_8_bits_of_other_head_dims(engine, rng, dim, dim_vo, kv_dtype):
+    how = {"kv_dtype": kv_dtype, "scales": ("token", "token"), "lengths": [*LENGTHS, (17, 90)]}
+    problem = draw(rng, "paged", "gemma2", "float16", dim, dim_vo, group=3, num_kv_heads=2, **how)
+    engine.check(problem, num_workers=7)
+
+
+@pytest.mark.parametrize("variant", ["sigmoid", "everything", "rope_interleaved"])
+def test_8_bits_of_variants(engine, rng, variant):
+    """Parts see rows that are multiplied by their scales."""
+    how = {"kv_dtype": "float8_e4m3fn", "scales": ("head", "token"), "lengths": LENGTHS}
+    problem = draw(rng, "paged", variant, "bfloat16", group=20, **how, **MLA)
+    engine.check(problem, num_workers=5)
+
+
+@pytest.mark.parametrize("layout", ["ragged", "paged_hnd", "cascade"])
+def test_8_bits_in_layouts(engine, rng, layout):
+    how = {"kv_dtype": "int8", "scales": ("token", "token"), "lengths": LENGTHS}
+    problem = draw(rng, layout, "gpt_oss", "float16", group=16, **how, **MLA)
+    for state in (False, True):
+        engine.check(problem, num_workers=7, state=state)

@@ -32,15 +32,18 @@ jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant,
   if (spec.dtype == DType::bfloat16 && jit::arch_number(arch) < 80)
     fail<ValueError>("dtype is 'bfloat16'; expected 'float16' on sm_", jit::arch_number(arch),
                      ", whose matrix instructions take no other");
-  if (has_8_bits(spec.stored_dtype()) && spec.k_extends_v)
-    fail<ValueError>("kv_dtype is '", name_of(spec.stored_dtype()),
-                     "'; GPU kernels take K and V in '", name_of(spec.dtype),
-                     "', dtype, with k_extends_v=True");
-  if (has_8_bits(spec.stored_dtype()) &&
-      std::max(spec.head_dim_qk, spec.head_dim_vo) > widest_8_bits())
-    fail<ValueError>("kv_dtype is '", name_of(spec.stored_dtype()),
-                     "'; GPU kernels take K and V in '", name_of(spec.dtype),
-                     "', dtype, where a head_dim is above ", widest_8_bits());
+  if (has_8_bits(spec.stored_dtype()) && spec.k_extends_v) {
+    // The two parts of a key have scales of their own, and a step of the product sees one part.
+    if (spec.head_dim_vo % 64 != 0)
+      fail<ValueError>("head_dim_vo is ", spec.head_dim_vo,
+                       "; expected a multiple of 64 on a GPU, with k_extends_v=True and kv_dtype '",
+                       name_of(spec.stored_dtype()), "'");
+    if (variant.stages().num_key > 0)
+      fail<ValueError>(
+          "variant changes keys; expected none that does on a GPU, with "
+          "k_extends_v=True and kv_dtype '",
+          name_of(spec.stored_dtype()), "': turn them when they are appended");
+  }
   return {family,           spec.dtype,       spec.stored_dtype(), spec.head_dim_qk,
           spec.head_dim_vo, spec.k_extends_v, variant.source(),    variant.memory_bytes()};
 }

@@ -115,7 +115,7 @@ RADDLE_FN constexpr KernelConfig wide_head_config(i32 dim_qk, i32 dim_vo, i32 ar
 RADDLE_FN constexpr KernelConfig kernel_config(i32 dim_qk, i32 dim_vo, i32 arch,
                                                RingRows ring = {}) {
   if (ring.k_extends_v || is_wide(dim_qk, dim_vo))
-    return wide_head_config(dim_qk, dim_vo, arch, {2, 2, false, ring.k_extends_v});
+    return wide_head_config(dim_qk, dim_vo, arch, {2, 2, ring.scaled, ring.k_extends_v});
   KernelConfig config = widened_config(dim_qk, dim_vo, arch, ring.scaled);
   if (!ring.scaled || config.blocks_per_multiprocessor == 0) return config;
   const i32 bytes = shared_bytes_of_block(arch, config.blocks_per_multiprocessor);
@@ -143,6 +143,8 @@ static_assert(kernel_config(576, 512, 80).long_keys == 32);
 static_assert(kernel_config(576, 512, 89).short_slots == 2);
 static_assert(kernel_config(576, 512, 90).blocks_per_multiprocessor == 2);
 static_assert(kernel_config(576, 512, 90).long_slots == 3);
+static_assert(kernel_config(576, 512, 90, {2, 2, true}).long_slots == 3);
+static_assert(kernel_config(576, 512, 89, {2, 2, true}).short_slots == 2);
 
 }  // namespace mma
 

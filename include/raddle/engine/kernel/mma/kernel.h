@@ -30,8 +30,8 @@ struct Storage<KExtendsV<Element>> {
 /// dimensions, an architecture, from which KernelConfig follows, and a variant.
 ///
 /// Quantised K and V stay bytes in the ring and are multiplied as f16, which holds them exactly.
-/// Where a part of the variant changes them, they become rows of T in the ring first. `only_short`:
-/// for plans without long queries.
+/// Where a part of the variant changes them, or heads are wide, they become rows of T in the ring
+/// first. `only_short`: for plans without long queries.
 template <class Element, class StoredElement, i32 qk, i32 vo, i32 arch, class Variant,
           bool only_short = false>
 struct Kernel {
@@ -39,12 +39,11 @@ struct Kernel {
   using Stored = typename Storage<StoredElement>::Type;
   static constexpr Scan scan = scan_of<Variant>();
   static constexpr bool quantized = is_quantized<Stored>;
-  static constexpr bool narrow_keys = quantized && !has_key<Variant>;
-  static constexpr bool narrow_values = quantized && !has_value<Variant>;
   static constexpr bool k_extends_v = Storage<StoredElement>::k_extends_v;
   static constexpr bool wide =
       k_extends_v || is_wide(qk, vo);  ///< the warps of a block share the columns of a head
-  static_assert(!(wide && quantized));
+  static constexpr bool narrow_keys = quantized && !wide && !has_key<Variant>;
+  static constexpr bool narrow_values = quantized && !wide && !has_value<Variant>;
   static constexpr RingRows ring_rows{narrow_keys ? 1 : 2, narrow_values ? 1 : 2, quantized,
                                       k_extends_v};
   static constexpr KernelConfig config = kernel_config(qk, vo, arch, ring_rows);

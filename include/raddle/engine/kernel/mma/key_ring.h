@@ -244,13 +244,15 @@ class BlockRing {
   /// The facts of the tile's keys.
   RADDLE_DEVICE const typename Memory::Keys& keys() const { return Memory::keys_at(computing_); }
 
-  RADDLE_DEVICE void wait_k_and_load_next() { wait_and_load(); }
+  RADDLE_DEVICE void wait_k_and_load_next() {
+    if constexpr (Kernel::quantized) widen<typename Kernel::KeyRows, Kernel::dim_qk>();
+    wait_and_load();
+  }
   /// In both cases a barrier of the block: what the warps wrote to shared memory can be read.
   RADDLE_DEVICE void wait_v_and_load_next() {
-    if (shares_)
-      ptx::sync_block();
-    else
-      wait_and_load();
+    if (shares_) return ptx::sync_block();
+    if constexpr (Kernel::quantized) widen<typename Kernel::ValueRows, Kernel::dim_vo>();
+    wait_and_load();
   }
   RADDLE_DEVICE void next_tile() { computing_ = Memory::after(computing_, Memory::key_slots); }
 
@@ -262,6 +264,17 @@ class BlockRing {
     load();
     slot_ = next_;
     next_ = Memory::after(next_, Memory::slots);
+  }
+
+  /// Rows of bytes of the next slot become rows of T; each warp widens those that it loaded.
+  template <class Rows, i32 dim>
+  RADDLE_DEVICE void widen() const {
+    ptx::copy_wait<Memory::slots - 2>();
+    ptx::sync_warp();  // what all lanes have copied
+    const i32 warp = ptx::warp_index();
+    widen_rows<Kernel, Rows, dim, Memory::warp_keys>(
+        Memory::slot_memory(next_) + Memory::template part_of<Rows>(warp),
+        Memory::first_of_part(warp));
   }
 
   /// Issues the next load: K and V in turns, or K alone.

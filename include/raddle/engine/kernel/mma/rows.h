@@ -34,7 +34,7 @@ RADDLE_DEVICE void copy_lines(u32 to, i32 first_row, const u8* const* source) {
 template <class Rows, i32 v_bytes, i32 row_bytes, i32 warp_keys>
 RADDLE_DEVICE void copy_extended_lines(u32 to, i32 first_row, const u8* const* v,
                                        const u8* const* k) {
-  static_assert(Rows::swizzled && warp_keys % 4 == 0 && v_bytes % 16 == 0 && row_bytes % 16 == 0);
+  static_assert(Rows::swizzled && warp_keys % 4 == 0 && v_bytes % 16 == 0);
   const i32 lane = ptx::lane_index(), chunk = lane % 8;
   RADDLE_UNROLL
   for (i32 i = 0; i < warp_keys; i += 4) {
@@ -47,7 +47,7 @@ RADDLE_DEVICE void copy_extended_lines(u32 to, i32 first_row, const u8* const* v
       const i32 begin = first + 16 * chunk;
       ptx::copy_async(at + static_cast<u32>(first),
                       begin < v_bytes ? of_v + first : of_k + (first - v_bytes),
-                      begin < row_bytes ? 16 : 0);
+                      max(0, min(16, row_bytes - begin)));
     }
   }
 }
@@ -85,6 +85,46 @@ RADDLE_DEVICE void copy_rows(u32 to, i32 first_row, const u8* const* source) {
           row_bytes % (16 * chunks) == 0 ? 16 : max(0, min(16, row_bytes - 16 * chunk));
       ptx::copy_async(at, from[i - first], bytes);
     }
+  }
+}
+
+/// Rows of bytes become rows of T in place: a warp's, which lie in the first halves of their room,
+/// from `first_row` on, each up to whole lines of T.
+template <class Kernel, class Rows, i32 dim, i32 warp_keys>
+RADDLE_DEVICE void widen_rows(u8* rows, i32 first_row) {
+  constexpr i32 batch = 2, chunks = round_up(dim, line) / 16;
+  constexpr i32 units = ceil_div(batch * chunks, 32);
+  static_assert(warp_keys % batch == 0);
+  RADDLE_ROLLED
+  for (i32 first = first_row; first < first_row + warp_keys; first += batch) {
+    Packed8 x[units];
+    const auto each = [&](auto f) {
+      RADDLE_UNROLL
+      for (i32 i = 0; i < units; ++i) {
+        const i32 at = 32 * i + ptx::lane_index();
+        if (at < batch * chunks) f(x[i], first + at / chunks, at % chunks);
+      }
+    };
+    const auto place = [&](i32 row, i32 chunk) {
+      return reinterpret_cast<Packed8*>(rows + Rows::at(row, chunk));
+    };
+    each([&](Packed8& bytes, i32 row, i32 chunk) { bytes = *place(row, chunk); });
+    ptx::sync_warp();  // all lanes have read
+    each([&](const Packed8& bytes, i32 row, i32 chunk) {
+      RADDLE_UNROLL
+      for (i32 half = 0; half < 2; ++half) {
+        Packed8 wide;
+        RADDLE_UNROLL
+        for (i32 i = 0; i < 2; ++i) {
+          u32 y[2];
+          widen_in_order(y, bytes.x[2 * half + i], typename Kernel::Stored{});
+          convert_pairs(y, typename Kernel::T{});
+          wide.x[2 * i] = y[0];
+          wide.x[2 * i + 1] = y[1];
+        }
+        *place(row, 2 * chunk + half) = wide;
+      }
+    });
   }
 }
 

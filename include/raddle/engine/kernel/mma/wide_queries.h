@@ -6,10 +6,12 @@
 // logits of the whole tile, and computes the weights in registers. Then each warp multiplies the
 // weights with its own columns of V. Where V is the first columns of K, it is read in the slot of
 // K, and memory is read once. Where K extends V, a slot of K is filled from both, so that this
-// holds there, too.
+// holds there, too. K and V of bytes become rows of T in the ring; scales multiply logits and
+// weights.
 #pragma once
 
 #include "raddle/engine/kernel/gpu/arrive.h"
+#include "raddle/engine/kernel/gpu/scales.h"
 #include "raddle/engine/kernel/gpu/softmax.h"
 #include "raddle/engine/kernel/gpu/variant.h"
 #include "raddle/engine/kernel/mma/key_ring.h"
@@ -29,6 +31,13 @@ class WideQueries {
   static constexpr i32 columns = 8 * Kernel::out_fragments;
   /// Keys that the variant has changed cannot serve as values.
   static constexpr bool may_share = !has_key<Variant> && Kernel::dim_vo <= Kernel::dim_qk;
+  /// Where a part of the variant sees keys or values, it sees them multiplied by their scales.
+  static constexpr bool scales_keys = Kernel::quantized && !has_key<Variant>;
+  static constexpr bool scales_values = Kernel::quantized && !has_value<Variant>;
+  /// Whether the two parts of a key have scales of their own; then it begins with whole lines of V.
+  static constexpr bool scales_parts = Kernel::quantized && Kernel::k_extends_v;
+  static constexpr i32 lines_of_v = Kernel::dim_vo / line;
+  static_assert(!scales_parts || (scales_keys && Kernel::dim_vo % line == 0));
 
  public:
   /// For one item; the caller makes another object for the next item of the queue.
@@ -75,6 +84,7 @@ class WideQueries {
     mark<Kernel>(launch_, TimelineStage::opened, item_);
     clear(o_);
     stats_.clear();
+    if constexpr (scales_values) value_scales_.clear();
     ptx::sync_block();  // all warps have stored their queries
     if constexpr (Memory::keeps_queries) {
       RADDLE_UNROLL
@@ -136,20 +146,28 @@ class WideQueries {
     const i32 flags = keys.flags[warp_];
     if (flags & TileFlags::empty) return true;
     if constexpr (has_key<Variant>)
-      transform_keys<Kernel::dim_qk>(ring_.slot(), keys,
-                                     [&](WarpVector& x, const Key& key) { variant_.key(x, key); });
+      transform_keys<Kernel::dim_qk, 0>(
+          ring_.slot(), keys, [&](WarpVector& x, const Key& key) { variant_.key(x, key); });
     Logits<row_fragments, key_fragments> s;
-    multiply_part(s, Memory::slot_address(ring_.slot()) + k_offset_);
+    if constexpr (scales_parts)
+      multiply_scaled_parts(s, Memory::slot_address(ring_.slot()) + k_offset_, keys);
+    else
+      multiply_part(s, Memory::slot_address(ring_.slot()) + k_offset_);
     put_part(s);
     ring_.wait_v_and_load_next();
     add_parts(s);
+    if constexpr (scales_keys && !scales_parts) scale_part(s, keys.scale[0]);
     apply(
         s, keys, 0, flags, Memory::facts(), [&](i32 r) { return 16 * r + lane_ / 4; }, halves_,
         stats_);
     softmax<Kernel>(s, stats_, o_, apply.to_log2(), halves_);
     if constexpr (has_value<Variant>)
-      transform_keys<Kernel::dim_vo>(
+      transform_keys<Kernel::dim_vo, 1>(
           ring_.slot(), keys, [&](WarpVector& x, const Key& key) { variant_.value(x, key); });
+    if constexpr (scales_values) {
+      value_scales_.rebase(keys.scale[1], Memory::tile_keys, o_);
+      value_scales_.apply(s, keys.scale[1] + lane_ % 4 * 2);
+    }
     Weights<row_fragments, key_fragments> p;
     round_weights<T>(s, p);
     ValueOperand<Kernel, row_fragments>::multiply(o_, p,
@@ -158,17 +176,19 @@ class WideQueries {
     return (flags & TileFlags::last) != 0;
   }
 
-  /// Changes the rows of a slot that this warp loaded, one at a time; afterwards every warp may use
-  /// the slot.
-  template <i32 dim, class Keys, class F>
+  /// Changes the rows of K (`which` 0) or V in a slot that this warp loaded, one at a time;
+  /// afterwards every warp may use the slot.
+  template <i32 dim, i32 which, class Keys, class F>
   RADDLE_DEVICE void transform_keys(i32 slot, const Keys& keys, F transform) const {
     const auto& facts = Memory::facts();
     for (i32 i = 0; i < Memory::warp_keys; ++i) {
       const i32 j = Memory::warp_keys * warp_ + i;
       if (keys.column[j] < 0) continue;
       const Key key{facts.request, keys.kv_index[j], keys.kv_pos[j], facts.kv_head};
+      float scale = 1.0f;
+      if constexpr (Kernel::quantized) scale = keys.scale[which][j];
       transform_stored_row<T, T, Rows, dim>(Memory::slot_memory(slot), j, Memory::key_vector(warp_),
-                                            1.0f, [&](WarpVector& x) { transform(x, key); });
+                                            scale, [&](WarpVector& x) { transform(x, key); });
     }
     ptx::sync_block();
   }
@@ -177,8 +197,38 @@ class WideQueries {
   /// further.
   RADDLE_DEVICE void multiply_part(Logits<row_fragments, key_fragments>& s, u32 keys) const {
     clear(s);
+    multiply_lines<0, Kernel::k_steps>(s, keys);
+  }
+
+  /// The same where the parts of a key, V's columns and K's, have scales of their own.
+  template <class Keys>
+  RADDLE_DEVICE void multiply_scaled_parts(Logits<row_fragments, key_fragments>& s, u32 keys,
+                                           const Keys& facts) const {
+    Logits<row_fragments, key_fragments> of_k;
+    clear(s);
+    multiply_lines<0, lines_of_v>(s, keys);
+    scale_part(s, facts.scale[1]);
+    clear(of_k);
+    multiply_lines<lines_of_v, Kernel::k_steps>(of_k, keys);
+    scale_part(of_k, facts.scale[0]);
     RADDLE_UNROLL
-    for (i32 i = 0; i < Kernel::k_steps; ++i) {
+    for (i32 i = 0; i < 4 * row_fragments * key_fragments; ++i) {
+      const i32 r = i / 4 / key_fragments, n = i / 4 % key_fragments;
+      s[r][n][i % 4] += of_k[r][n][i % 4];
+    }
+  }
+
+  /// S *= scale of the key.
+  RADDLE_DEVICE void scale_part(Logits<row_fragments, key_fragments>& s, const float* scale) const {
+    scale_logits<Kernel, row_fragments, key_fragments>(
+        s, scale + lane_ % 4 * 2, [](i32, i32) { return 1.0f; }, halves_);
+  }
+
+  /// S += this warp's steps of lines [begin, end).
+  template <i32 begin, i32 end>
+  RADDLE_DEVICE void multiply_lines(Logits<row_fragments, key_fragments>& s, u32 keys) const {
+    RADDLE_UNROLL
+    for (i32 i = begin; i < end; ++i) {
       u32 a[row_fragments][4];
       RADDLE_UNROLL
       for (i32 r = 0; r < row_fragments; ++r) {
@@ -245,6 +295,7 @@ class WideQueries {
         float* row = Memory::out_row(16 * r + g + 8 * half);
         auto [factor, lse] = end_row<scan>(stats_, r, half, to_log2);
         factor *= output_scale(launch_);
+        if constexpr (scales_values) factor *= value_scales_.unit();
         RADDLE_UNROLL
         for (i32 n = 0; n < Kernel::out_fragments; ++n) {
           const i32 d = columns * warp_ + 8 * n + 2 * t;
@@ -275,6 +326,7 @@ class WideQueries {
   u32 q_[Memory::keeps_queries ? Kernel::k_steps : 1][4];  // this warp's steps of Q
   Output<Kernel, row_fragments> o_;
   RowStats<row_fragments> stats_;
+  ValueScales<Kernel, row_fragments> value_scales_;  // where values have them
 };
 
 }  // namespace mma
