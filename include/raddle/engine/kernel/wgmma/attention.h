@@ -47,11 +47,10 @@ RADDLE_DEVICE void create_barriers() {
 }
 
 /// What the warps of the loading warpgroup do; `first` is the first item, `opening` its opening
-/// where workers have one, next(item) the item behind another, and look_up() what the finder of
-/// items does behind the first one.
-template <class Kernel, class Variant, class Next, class LookUp>
+/// where workers have one, and next(item) the item behind another.
+template <class Kernel, class Variant, class Next>
 RADDLE_DEVICE void load(const Launch& launch, const Variant& variant, i32 first,
-                        const Opening& opening, Next next, LookUp look_up) {
+                        const Opening& opening, Next next) {
   const i32 loads = loading_warp();
   i32 started = 0;
   if constexpr (Kernel::has_openings)
@@ -61,7 +60,7 @@ RADDLE_DEVICE void load(const Launch& launch, const Variant& variant, i32 first,
   else if (loads == value_warp)
     TileLoader<Kernel, 1>(launch, started).run();
   else if (loads == finder_warp)
-    ItemFinder<Kernel>(launch).run(first, opening, next, look_up);
+    ItemFinder<Kernel>(launch).run(first, opening, next);
   else
     QueryLoader<Kernel, Variant>(launch, variant).run();
 }
@@ -82,8 +81,8 @@ RADDLE_DEVICE void attend_long(const Launch& launch, const Variant& variant) {
     contract_queue<Kernel>(launch, variant, queue[0], queue[1]);
   } else {
     ptx::give_registers<loader_registers>();
-    load<Kernel>(
-        launch, variant, item, Opening{}, [&](i32 last) { return next_long(launch, last); }, [] {});
+    load<Kernel>(launch, variant, item, Opening{},
+                 [&](i32 last) { return next_long(launch, last); });
   }
 }
 
@@ -104,16 +103,18 @@ RADDLE_DEVICE void attend_short(const Launch& launch, const Variant& variant) {
   ptx::sync_block();
   if (computes) {
     if constexpr (Kernel::takes_registers) ptx::take_registers<short_consumer_registers>();
+    // These warps have nothing else to do before the first keys have come.
     zero_unused_rows<Kernel>(launch);
-    if (ShortQueries<Kernel, Variant>(launch, variant).run(opening.partial_row))
+    if (composes_at_once<Kernel>(launch)) look_up_states<Kernel>(launch, begin, end);
+    if (launch.layout.num_levels > 1 && ConsumerTeam::warp() == ConsumerTeam::num_warps - 1)
+      look_up_known_shares<Kernel>(launch, begin, end);
+    if (ShortQueries<Kernel, Variant>(launch, variant).run())
       contract_short_queue<Kernel>(launch, variant, begin, end);
     if (begin < end) mark<Kernel>(launch, TimelineStage::contracted, end - 1);
   } else {
     if constexpr (Kernel::takes_registers) ptx::give_registers<short_loader_registers>();
-    load<Kernel>(
-        launch, variant, opening.item, opening,
-        [&](i32 last) { return last + 1 < end ? last + 1 : -1; },
-        [&] { look_up_contractions<Kernel>(launch, begin, end); });
+    load<Kernel>(launch, variant, opening.item, opening,
+                 [&](i32 last) { return last + 1 < end ? last + 1 : -1; });
     // It has named the last items, and has nothing to do while the others finish them.
     if (loads == finder_warp && composes_at_once<Kernel>(launch))
       rehearse_composition<Kernel, Variant>(launch, ShortMemory<Kernel>::get().rehearsal);

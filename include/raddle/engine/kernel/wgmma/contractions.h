@@ -30,29 +30,22 @@ RADDLE_DEVICE bool composes_at_once(const GpuLaunch& launch) {
 
 /// Looks up what it takes to announce and compose the states of some items from `first` on. Each
 /// lane does this for one item, because tickets and rows are the last of chains of look-ups; each
-/// of `warps` warps that do it looks up rows of its own.
+/// warp looks up rows of its own.
 template <class Kernel>
-RADDLE_DEVICE void look_up_states(const GpuLaunch& launch, i32 first, i32 end, i32 warp,
-                                  i32 warps) {
+RADDLE_DEVICE void look_up_states(const GpuLaunch& launch, i32 first, i32 end) {
   auto& block = ShortMemory<Kernel>::get();
   const i32 lane = ptx::lane_index();
   if (lane >= states_at_once || first + lane >= end) return;
   const WorkItem& item = launch.plan.items[first + lane];
   const QueryTile& tile = launch.plan.query_tiles[item.query_tile];
-  if (warp == 0) block.item_state[lane] = {look_up_ticket(launch, item, 0), tile.num_rows};
+  if (ConsumerTeam::warp() == 0)
+    block.item_state[lane] = {look_up_ticket(launch, item, 0), tile.num_rows};
   if (item.partial_row < 0) return;
   RADDLE_ROLLED
-  for (i32 m = warp; m < Kernel::tile_rows; m += warps)
+  for (i32 m = ConsumerTeam::warp(); m < Kernel::tile_rows; m += ConsumerTeam::num_warps)
     block.state_row[m][lane] =
         make_row(launch.layout, launch.levels[tile.level], tile.group,
                  tile.row_begin + min(m, tile.num_rows - 1), item.kv_head, launch.plan.group_size);
-}
-
-/// Looks up what the end of the queue takes. One warp does it, which would wait meanwhile.
-template <class Kernel>
-RADDLE_DEVICE void look_up_contractions(const GpuLaunch& launch, i32 begin, i32 end) {
-  if (composes_at_once<Kernel>(launch)) look_up_states<Kernel>(launch, begin, end, 0, 1);
-  if (launch.layout.num_levels > 1) look_up_known_shares<Kernel>(launch, begin, end);
 }
 
 /// Announces the states of at most states_at_once items, each lane of a warp one; returns which of
@@ -91,7 +84,7 @@ RADDLE_DEVICE void contract_short_queue(const GpuLaunch& launch, const Variant& 
   for (i32 first = begin; first < end; first += states_at_once) {
     if (first > begin) {
       ConsumerTeam::sync();  // all warps are done with those before
-      look_up_states<Kernel>(launch, first, end, warp, ConsumerTeam::num_warps);
+      look_up_states<Kernel>(launch, first, end);
     }
     u32 completed = announce_states<Kernel>(launch, min(end - first, states_at_once));
     if (completed != 0) ptx::fence_device();  // makes the other blocks' states visible

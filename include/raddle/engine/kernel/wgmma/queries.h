@@ -20,10 +20,9 @@ class ItemFinder {
 
   /// Names item `first` and those that follow it, as one lane learns from next(item); then an item
   /// that is none. An item is drawn once the one three before it has been sent. Where workers have
-  /// openings, `opening` is that of the first item. Behind the first item the warp calls look_up(),
-  /// whose results are seen by whoever knows that there are no more items.
-  template <class Next, class LookUp>
-  RADDLE_DEVICE void run(i32 first, const Opening& opening, Next next, LookUp look_up_more) const {
+  /// openings, `opening` is that of the first item.
+  template <class Next>
+  RADDLE_DEVICE void run(i32 first, const Opening& opening, Next next) const {
     Block& block = Block::get();
     RADDLE_ROLLED
     for (i32 nth = 0, item = first;; ++nth) {
@@ -37,7 +36,6 @@ class ItemFinder {
         ptx::barrier_arrive(ptx::shared_address(&block.items.full[slot]));
       }
       if (item < 0) return;
-      if (nth == 0) look_up_more();
     }
   }
 

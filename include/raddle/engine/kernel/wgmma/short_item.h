@@ -45,7 +45,8 @@ class ShortItem {
     wait(block().queries.full[place.slot], place.parity);
     mark<Kernel>(launch_, TimelineStage::opened, facts.item);
     const u32 queries = ptx::uniform(ptx::shared_address(block().q[place.slot]));
-    attend_nothing();
+    weighing_.clear();
+    clear(o_);
     i32 in_use = no_slot;  // of values that a product under way reads
     RADDLE_ROLLED
     for (i32 i = (lane_.group ^ nth) & 1; i < facts.num_tiles; i += consumer_groups) {
@@ -70,19 +71,14 @@ class ShortItem {
     release_of_warp(block().queries.free[place.slot]);
   }
 
-  /// An item without keys.
-  RADDLE_DEVICE void attend_nothing() {
-    weighing_.clear();
-    clear(o_);
-  }
-
   /// Both groups' states become rows of the output, or of partial states.
-  RADDLE_DEVICE void send(const SentRows& rows, bool is_first) {
+  template <class Facts>
+  RADDLE_DEVICE void send(const Facts& facts, i32 nth) {
     const ShortOutput<Kernel, Variant> output(launch_, variant_, lane_, to_log2_);
     if (lane_.group == 0)
-      output.send(o_, weighing_, rows);
+      output.send(o_, weighing_, facts);
     else
-      output.leave(o_, weighing_, rows, !is_first);
+      output.leave(o_, weighing_, facts, nth > 0);
   }
 
  private:

@@ -9,14 +9,6 @@ RADDLE_ENGINE_BEGIN
 
 namespace wgmma {
 
-/// The rows of an item, and where they go.
-struct SentRows {
-  i32 num_rows;
-  i32 num_sent;  ///< of them; 0 where the item's end is rehearsed
-  i32 partial_row;
-  const Row* row;
-};
-
 template <class Kernel, class Variant>
 class ShortOutput {
   using Block = ShortMemory<Kernel>;
@@ -32,10 +24,11 @@ class ShortOutput {
 
   /// The second warpgroup leaves its state; `waits`: not for the first item's does it wait until
   /// the one before is taken.
-  RADDLE_DEVICE void leave(const O& o, Weighing& weighing, const SentRows& rows, bool waits) const {
+  template <class Facts>
+  RADDLE_DEVICE void leave(const O& o, Weighing& weighing, const Facts& facts, bool waits) const {
     if (waits) wait_until_taken();
     put_sums(weighing);
-    each_number(rows.num_rows, [&](i32 row, i32 column, i32 half, i32 n, i32 e) {
+    each_number(facts.num_rows, [&](i32 row, i32 column, i32 half, i32 n, i32 e) {
       block().state[row][column] = o[half][n][e];
     });
     ptx::arrive_threads(state_is_there, both_groups);
@@ -43,17 +36,18 @@ class ShortOutput {
   RADDLE_DEVICE static void wait_until_taken() { ptx::sync_threads(state_is_taken, both_groups); }
 
   /// The first one composes and sends.
-  RADDLE_DEVICE void send(const O& o, Weighing& weighing, const SentRows& rows) const {
+  template <class Facts>
+  RADDLE_DEVICE void send(const O& o, Weighing& weighing, const Facts& facts) const {
     put_sums(weighing);
     ptx::sync_threads(state_is_there, both_groups);
     OfQueries<Kernel> factor[consumer_groups];
     each_query<Kernel>([&](i32 n, i32 e) { compose(weighing, n, e, factor); });
-    each_number(rows.num_rows, [&](i32 row, i32 column, i32 half, i32 n, i32 e) {
+    each_number(facts.num_rows, [&](i32 row, i32 column, i32 half, i32 n, i32 e) {
       float& x = block().state[row][column];
       x = scaled(x, factor[1][n][e % 2]) + scaled(o[half][n][e], factor[0][n][e % 2]);
     });
     ptx::sync_threads(group_0, group_threads);
-    send_rows_of_warp(rows);
+    send_rows_of_warp(facts);
     ptx::arrive_threads(state_is_taken, both_groups);
   }
 
@@ -120,12 +114,13 @@ class ShortOutput {
   }
 
   /// Each warp sends some of the rows, fewer than four of them never: they are sent in fours.
-  RADDLE_DEVICE void send_rows_of_warp(const SentRows& rows) const {
+  template <class Facts>
+  RADDLE_DEVICE void send_rows_of_warp(const Facts& facts) const {
     constexpr i32 count = max(8 * Kernel::row_fragments / group_warps, 4);
     const auto number = [&](i32 i) { return count * lane_.warp + i; };
-    if (number(0) >= rows.num_rows) return;
+    if (number(0) >= facts.num_rows) return;
     send_rows<Kernel, count>(
-        launch_, variant_, rows.num_sent, rows.partial_row, rows.row, block().vector[lane_.warp],
+        launch_, variant_, facts.num_rows, facts.partial_row, facts.row, block().vector[lane_.warp],
         number, [&](i32 i) { return block().state[min(number(i), Kernel::tile_rows - 1)]; });
   }
 
