@@ -44,6 +44,9 @@ class Maxima:
             batch within the other maxima may need: max_qo_len · max_kv_tokens · max_levels / 8 + max_requests, with
             max_qo_tokens for a max_qo_len of 0, and at most 2^31 - 1. A reservation on a GPU takes memory for them with
             its first update.
+        page_size: keys of a page of every layout, which then has no other keys; 0: layouts may be of any kind. On Hopper a
+            reservation for decodes (max_qo_len of at most 8 rows a KV head) runs faster kernels where it is known, a
+            power of two and at least 8; `Plan.explain` tells.
 
     They are checked where they are used.
 
@@ -62,6 +65,7 @@ class Maxima:
     max_runs: int = 0
     max_qo_len: int = 0
     max_mask_bytes: int = 0
+    page_size: int = 0
 
 
 def fields_of_maxima(maxima: Any) -> dict[str, int]:

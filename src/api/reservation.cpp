@@ -40,6 +40,7 @@ void check_maxima(const Maxima& m, const PlanConfig& config, i32 dim_vo, bool de
   at_least("max_runs", m.max_runs, 0);
   at_least("max_qo_len", m.max_qo_len, 0);
   at_least("max_mask_bytes", m.max_mask_bytes, 0);
+  at_least("page_size", m.page_size, 0);
   if (m.max_levels > max_levels)
     fail<ValueError>("max_levels is ", m.max_levels, "; expected at most ", max_levels);
   if (m.max_qo_len > 0 && m.max_levels > 1 && !device_lengths)
@@ -103,6 +104,21 @@ std::size_t Reservation::bytes() const {
   return static_cast<std::size_t>(there.plan + there.layout + there.scratch + scratch);
 }
 
+namespace {
+
+/// Why a level's keys do not lie in pages of that size, whole ones; empty: they do.
+std::string other_pages(const Level& level, i32 page_size) {
+  if (level.storage == KvStorage::paged && level.page_size == 0 && level.block_first.empty()) {
+    if (level.block_size == page_size) return "";
+    return "layout has pages of " + std::to_string(level.block_size) +
+           " keys; expected page_size = " + std::to_string(page_size) + " of the reservation";
+  }
+  return "layout has keys that are not in pages; expected page_size = " +
+         std::to_string(page_size) + " of the reservation";
+}
+
+}  // namespace
+
 std::string Reservation::misfit(const Layout& layout) const {
   const Maxima& m = state_->maxima;
   const auto beyond = [](const std::string& what, i64 found, i64 most, const char* name) {
@@ -123,6 +139,7 @@ std::string Reservation::misfit(const Layout& layout) const {
     i64 keys = 0;
     for (const i32 columns : level.columns) keys += columns;
     text = beyond("keys" + where, keys, m.max_kv_tokens, "max_kv_tokens");
+    if (text.empty() && m.page_size > 0) text = other_pages(level, m.page_size);
     const auto groups = static_cast<i64>(level.columns.size());
     if (text.empty()) text = beyond("groups" + where, groups, m.max_requests, "max_requests");
     for (i32 g = 0; m.max_qo_len > 0 && text.empty() && g < groups; ++g)
@@ -167,6 +184,9 @@ void Reservation::update(const DeviceLayoutPtr& layout, void* stream) {
   if (layout->num_rows > m.max_qo_tokens)
     fail<ValueError>("num_rows is ", layout->num_rows,
                      "; expected at most max_qo_tokens = ", m.max_qo_tokens, " of the reservation");
+  if (m.page_size > 0 && layout->batch.page_size != m.page_size)
+    fail<ValueError>("page_size is ", layout->batch.page_size, "; expected ", m.page_size,
+                     ", as of the reservation");
   if (layout->num_levels() != m.max_levels)
     fail<ValueError>("discover_prefixes is ", layout->batch.min_prefix,
                      m.max_levels > 1 ? "; expected more than 0" : "; expected False",

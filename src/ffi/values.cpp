@@ -290,6 +290,8 @@ Maxima to_maxima(const Fields& fields) {
       maxima.max_qo_len = integer32_field(name, value);
     } else if (name == "max_mask_bytes") {
       maxima.max_mask_bytes = integer32_field(name, value);
+    } else if (name == "page_size") {
+      maxima.page_size = integer32_field(name, value);
     } else {
       fail<TypeError>("'", name, "' is no maximum");
     }

@@ -65,12 +65,11 @@ KernelChoice wgmma_for(const AttentionSpec& spec, const LayoutView& layout, i32 
   return {KernelFamily::wgmma, reason, {}, short_rows, bytes <= most_leaving_first};
 }
 
-/// Whether requests decode, of heads for which the wgmma family's kernels of short queries were
-/// measured to be as fast as mma's or faster (docs/lab/hopper.md): on a single level, and with
-/// shared prefixes whose rows are those of one tile.
-bool decodes_as_fast(const AttentionSpec& spec, const LayoutView& layout) {
-  return spec.head_dim_qk <= 128 && spec.head_dim_vo <= 128 &&
-         most_rows(spec, layout.levels[layout.num_levels - 1]) <= 8;
+/// Whether requests of so many fused rows decode, of heads for which the wgmma family's kernels of
+/// short queries were measured to be as fast as mma's or faster (docs/lab/hopper.md): on a single
+/// level, and with shared prefixes whose rows are those of one tile.
+bool decodes_as_fast(const AttentionSpec& spec, i64 rows) {
+  return spec.head_dim_qk <= 128 && spec.head_dim_vo <= 128 && rows <= 8;
 }
 
 /// When workers that share the work equally are done with it; a mask is taken for a causal one.
@@ -148,6 +147,12 @@ const char* unserved_by_wgmma(const Layout& layout) {
   return nullptr;
 }
 
+bool decodes_on_wgmma(const AttentionSpec& spec, const FamilyFacts& facts) {
+  if (unserved_by_wgmma(spec, facts)) return false;
+  if (facts.asked) return facts.asked == KernelFamily::wgmma;
+  return !spec.batch_invariant && decodes_as_fast(spec, spec.group_size());
+}
+
 void check_asked_family(const AttentionSpec& spec, const FamilyFacts& facts) {
   if (facts.asked != KernelFamily::wgmma) return;
   if (const char* why = unserved_by_wgmma(spec, facts))
@@ -173,7 +178,12 @@ KernelChoice choose_reserved_kernel(const AttentionSpec& spec, const FamilyFacts
   }
   if (facts.asked) return {*facts.asked, asked_for};
   if (const char* why = unserved_by_wgmma(spec, facts)) return {KernelFamily::mma, why};
-  return {KernelFamily::mma, "a reservation takes layouts of any kind and any queries"};
+  const i32 short_rows = maxima.max_qo_len > 0 ? reserved_short_rows(spec, maxima) : 0;
+  if (short_rows == 0 || !decodes_as_fast(spec, i64{maxima.max_qo_len} * spec.group_size()))
+    return {KernelFamily::mma, "a reservation takes any queries"};
+  if (!wgmma::is_boxed(maxima.page_size))
+    return {KernelFamily::mma, "a reservation takes pages of any size"};
+  return {KernelFamily::wgmma, "requests decode, and page_size is known", {}, short_rows};
 }
 
 void check_reserved_layout(KernelFamily family, const Layout& layout) {
@@ -200,7 +210,8 @@ KernelChoice choose_gpu_kernel(const AttentionSpec& spec, const FamilyFacts& fac
     return {KernelFamily::mma, "one family for all layouts, with batch_invariant=True"};
   if (const char* why = unserved_by_wgmma(layout)) return {KernelFamily::mma, why};
   const i32 short_rows = short_rows_of(spec, layout.view());
-  const bool decodes = decodes_as_fast(spec, layout.view());
+  const LevelView& requests = layout.view().levels[layout.view().num_levels - 1];
+  const bool decodes = decodes_as_fast(spec, most_rows(spec, requests));
   if (decodes && short_rows > 0)
     return wgmma_for(spec, layout.view(), short_rows, "all queries are short");
   if (is_short(layout.view(), mma))

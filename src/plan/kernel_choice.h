@@ -46,6 +46,10 @@ const char* unserved_by_wgmma(const AttentionSpec& spec, const FamilyFacts& fact
 const char* long_queries_unserved_by_wgmma(const AttentionSpec& spec);
 const char* unserved_by_wgmma(const Layout& layout);
 
+/// Whether plans of decodes take the wgmma family's kernel of short queries, of most layouts: it is
+/// the one that is needed first.
+bool decodes_on_wgmma(const AttentionSpec& spec, const FamilyFacts& facts);
+
 /// Raises ValueError, naming the argument, where RADDLE_BACKEND asks for a family that cannot
 /// compute the spec.
 void check_asked_family(const AttentionSpec& spec, const FamilyFacts& facts);

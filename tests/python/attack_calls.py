@@ -220,7 +220,7 @@ class Surroundings:
             "rope": raddle.Rope(16), "num_workers": 3, "masks": [np.ones((1, 20), bool), np.ones((2, 5), bool)],
             "num_ranks": 2, "mask_mods": [_mask], "document_id": [0, 0, 1], "window": 4, "offset": 2, "prefix_length": 3,
             "discover_prefixes": 16, "device": "cpu", "schedule": "linear", "layer": layers.LayerAttention(4, 2, 16, 0.25),
-            "limits": plans.Limits(4, 8, 256, 8), "cache": np.ones((6, 16, 1, 576), np.float32),
+            "limits": plans.Limits(4, 8, 256, 16, 8), "cache": np.ones((6, 16, 1, 576), np.float32),
         }  # fmt: skip
 
     def arguments_of_others(self) -> dict[str, Any]:

@@ -153,6 +153,8 @@ def test_reservations_and_layouts_of_other_kinds(gpu, rng):
     with refuses(ValueError, "layout has 7 requests", "max_requests = 6"):
         arrays = {"qo_indptr": ints(np.zeros(8)), "page_indptr": ints(np.zeros(8)), "kv_len": ints(np.zeros(7))}
         reservation.update(page_table(**arrays))
+    with refuses(ValueError, "page_size is 16; expected 32, as of the reservation"):
+        reserve(gpu, page_size=32)[1].update(page_table())
     with refuses(ValueError, "discover_prefixes is 512; expected False", "max_levels", "1"):
         reservation.update(page_table(discover_prefixes=True))
     with refuses(ValueError, "discover_prefixes is 0; expected more", "max_levels", "2"):

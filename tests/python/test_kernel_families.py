@@ -169,6 +169,37 @@ def test_plans_made_on_the_device(wgmma, rng, prefixes, tokens, short_rows):
         within(attention(problem), tensors.out.numpy()[: len(problem.q)])
 
 
+@pytest.mark.parametrize(
+    ("maxima", "short_rows", "why"),
+    [
+        ({"max_qo_len": 1, "page_size": 16}, 8, "requests decode, and page_size is known"),
+        ({"max_qo_len": 2, "max_levels": 2, "page_size": 16}, 64, "requests decode, and page_size is known"),
+        ({"max_qo_len": 1}, None, "a reservation takes pages of any size"),
+        ({"max_qo_len": 1, "page_size": 12}, None, "a reservation takes pages of any size"),
+        ({"max_qo_len": 5, "page_size": 16}, None, "a reservation takes any queries"),
+        ({"page_size": 16}, None, "a reservation takes any queries"),
+    ],
+)
+def test_the_choice_of_a_reservation(wgmma, rng, monkeypatch, maxima, short_rows, why):
+    """Decodes whose pages are known; requests of more rows than that, which the device finds, are computed, too."""
+    monkeypatch.delenv("RADDLE_BACKEND")
+    prefixes, page_size = maxima.get("max_levels", 1) > 1, maxima.get("page_size", 16)
+    attn, reservation = reserve(wgmma, **maxima)
+    tensors = Tensors(page_size=page_size)
+    table = Table("lists", page_size, num_pages=PAGES, discover_prefixes=16 if prefixes else False)
+    for _ in range(2):
+        problem = batch(rng, "paged_prefixes" if prefixes else "paged", page_size=page_size)
+        problem.layout.discover_prefixes = 16 if prefixes else 0
+        table.write(problem.layout), tensors.write(problem)
+        reservation.update(table.layout)
+        lines = reservation.plan.explain()
+        assert f"kernel family: {'mma' if short_rows is None else 'wgmma'} ({why})" in lines
+        assert short_rows is None or kernel_of(short_rows) in lines
+        attn.run(reservation, tensors.q, tensors.kv, out=tensors.out)
+        reservation.check()
+        within(attention(problem), tensors.out.numpy()[: len(problem.q)])
+
+
 def test_the_choice(wgmma, rng, monkeypatch):
     """By default: long queries where they are served, and those of decoding that were timed, with the reason."""
     monkeypatch.delenv("RADDLE_BACKEND")

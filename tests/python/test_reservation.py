@@ -123,6 +123,22 @@ def test_requests_of_few_rows(engine, rng):
     assert raddle.select([few, any_rows], twin(longer.layout)) is any_rows
 
 
+def test_pages_of_one_size(engine, rng):
+    """A page size that the reservation names is that of all its layouts."""
+    problem = batch(rng)
+    attn, reservation = reserve(engine, problem, page_size=16)
+    reservation.update(twin(problem.layout))
+    within(attention(problem), attn.run(reservation, problem.q, problem.kv[0]))
+    lengths = [(1, 30), (2, 50)]
+    for layout, words in (
+        (draw(rng, "paged", "causal", lengths=lengths, page_size=32, **HEADS).layout, "layout has pages of 32 keys"),
+        (draw(rng, "ragged", "causal", lengths=lengths, **HEADS).layout, "layout has keys that are not in pages"),
+    ):
+        with refuses(ValueError, words, "expected page_size = 16 of the reservation"):
+            reservation.update(twin(layout))
+    within(attention(problem), attn.run(reservation, problem.q, problem.kv[0]))
+
+
 def test_cascades(engine, rng):
     first = draw(rng, "cascade", "causal", lengths=[(1, 30), (2, 70), (1, 5)], **HEADS)
     attn, reservation = reserve(engine, first, max_levels=4)
@@ -150,6 +166,7 @@ def test_select(engine, rng):
         ({"max_qo_tokens": 0}, "max_qo_tokens is 0"),
         ({"max_levels": 9}, "max_levels is 9"),
         ({"max_qo_len": -1}, "max_qo_len is -1"),
+        ({"page_size": -1}, "page_size is -1"),
         ({"max_qo_len": 1, "max_levels": 2}, "max_qo_len is 1; expected 0 with max_levels = 2"),
         ({"num_workers": -1}, "num_workers is -1"),
         ({"params": {"softcap.cap": 1.0}}, "softcap.cap"),

@@ -121,6 +121,7 @@ class CudaEngine(Engine):
                     max_requests=min(self._sizes[size], self._max_requests),
                     max_qo_tokens=self._sizes[size],
                     max_kv_tokens=pages * page_size,
+                    page_size=page_size,
                 ),
                 num_workers=self.num_workers,
                 schedule=schedule,

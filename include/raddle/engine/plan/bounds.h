@@ -27,6 +27,7 @@ struct Maxima {
   i32 max_runs;            ///< coverage runs of one query tile, as PlanConfig::max_runs; 0: 64
   i32 max_qo_len = 0;      ///< rows of one request, of a single level; 0: max_qo_tokens
   i32 max_mask_bytes = 0;  ///< of a packed mask's bits; 0: those of any batch (most_mask_bytes)
+  i32 page_size = 0;       ///< keys of a page of all layouts, which have no others; 0: of any kind
 };
 
 }  // namespace raddle

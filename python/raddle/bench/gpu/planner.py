@@ -49,6 +49,8 @@ def _decode(attn: Any, lengths: torch.Tensor, shared: int, min_prefix: int) -> t
         max_qo_tokens=requests,
         max_kv_tokens=requests * width * _PAGE_SIZE,
         max_levels=2 if min_prefix else 1,
+        max_qo_len=1,
+        page_size=_PAGE_SIZE,
     )
     reservation = attn.reserve(maxima, device_lengths=True)
     options = {"page_size": _PAGE_SIZE, "discover_prefixes": min_prefix}

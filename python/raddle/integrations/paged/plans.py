@@ -26,6 +26,7 @@ class Limits:
         max_requests: requests of a batch.
         max_qo_tokens: query rows of a batch.
         max_kv_tokens: keys of all requests.
+        page_size: keys of a page.
         graph_rows: query rows of the largest batch whose runs are captured whole, and of any that only decodes.
         decode_len: query rows of a request that decodes: 1, and drafts.
         captures_mixed: graphs hold whole batches of prompts and decodes, not of decodes alone.
@@ -35,6 +36,7 @@ class Limits:
     max_requests: int
     max_qo_tokens: int
     max_kv_tokens: int
+    page_size: int
     graph_rows: int
     decode_len: int = 1
     captures_mixed: bool = False
@@ -48,14 +50,13 @@ class Batch:
     qo_indptr: Any
     block_table: Any
     kv_len: Any
-    page_size: int
     num_rows: int
     longest: int
 
-    def layout(self, min_prefix: int) -> PagedKV:
-        """Its page table; with ``min_prefix`` above 0, prefixes are a level."""
+    def layout(self, page_size: int, min_prefix: int) -> PagedKV:
+        """Its page table, of pages of so many keys; with ``min_prefix`` above 0, prefixes are a level."""
         arrays = self.qo_indptr, None, self.block_table, self.kv_len
-        return PagedKV(*arrays, page_size=self.page_size, num_rows=self.num_rows, discover_prefixes=min_prefix)
+        return PagedKV(*arrays, page_size=page_size, num_rows=self.num_rows, discover_prefixes=min_prefix)
 
 
 class LayerPlans:
@@ -82,17 +83,18 @@ class LayerPlans:
     def _reserve(self, rows: int, levels: int = 1, longest: int = 0) -> Reservation:
         limits = self.limits
         requests = min(limits.max_requests, rows)
-        maxima = Maxima(requests, rows, limits.max_kv_tokens, max_levels=levels, max_qo_len=longest)
+        most = dict(max_levels=levels, max_qo_len=longest, page_size=limits.page_size)
+        maxima = Maxima(requests, rows, limits.max_kv_tokens, **most)
         return self.attention.reserve(maxima, device_lengths=True)
 
     def plan(self, batch: Batch) -> Reservation:
         """Plans the batch. What decides is equal when a graph is captured and when it is replayed."""
         if self.many is not None and batch.num_rows > self.limits.graph_rows:
-            self.many.update(batch.layout(0))
+            self.many.update(batch.layout(self.limits.page_size, 0))
             return self.many
         decodes = batch.longest <= self.limits.decode_len and batch.num_rows <= self.decode_rows
         chosen = self.decodes if decodes and self.decodes is not None else self.few
-        chosen.update(batch.layout(self.min_prefix))
+        chosen.update(batch.layout(self.limits.page_size, self.min_prefix))
         return chosen
 
     def params_of(self, layer: LayerAttention) -> dict[str, Any] | None:

@@ -91,7 +91,7 @@ class Backend(AttentionBackend):
         table = self._slots(forward_batch, self._width(forward_batch))
         kv_len = forward_batch.seq_lens.to(torch.int32)
         qo_indptr, rows, longest = self._rows_of(forward_batch)
-        self._plan(Batch(qo_indptr, table, kv_len, page_size=1, num_rows=rows, longest=longest))
+        self._plan(Batch(qo_indptr, table, kv_len, num_rows=rows, longest=longest))
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         """Takes memory for what graphs of decodes read."""
@@ -112,7 +112,7 @@ class Backend(AttentionBackend):
         """Plans in the graph: a replay plans anew, from what the arrays hold then."""
         arrays, bs = self._graph_arrays(), forward_batch.batch_size
         of_batch = arrays.qo_indptr[: bs + 1], arrays.table[:bs], arrays.kv_len[:bs]
-        self._plan(Batch(*of_batch, page_size=1, num_rows=bs, longest=1))
+        self._plan(Batch(*of_batch, num_rows=bs, longest=1))
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         return 1
@@ -218,6 +218,7 @@ def _limits(arguments: Any, max_requests: int, context_len: int) -> Limits:
         max_requests=max_requests,
         max_qo_tokens=prompts + max_requests,
         max_kv_tokens=max_requests * context_len,
+        page_size=1,
         graph_rows=max_requests,
         min_prefix=0 if arguments.disable_radix_cache else _min_prefix(),
     )

@@ -130,8 +130,7 @@ class Builder(AttentionMetadataBuilder):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         impls = get_layers_from_vllm_config(vllm_config, AttentionLayer, layer_names)
         layers = [impls[name].impl.layer.with_parts(own_parts(name)) for name in layer_names]
-        self.page_size = kv_cache_spec.block_size
-        limits = _limits(vllm_config)
+        limits = _limits(vllm_config, kv_cache_spec.block_size)
         self.plans, which = plans_of(layers, vllm_config.model_config.dtype, str(device), limits)
         for name, layer, nth in zip(layer_names, layers, which):
             impls[name].impl.serve(layer, self.plans[nth], nth)
@@ -152,7 +151,7 @@ class Builder(AttentionMetadataBuilder):
             _first(batch.seq_lens, requests),
         )
         rows, longest = batch.num_actual_tokens, batch.max_query_len
-        planned = Batch(*arrays, page_size=self.page_size, num_rows=rows, longest=longest)
+        planned = Batch(*arrays, num_rows=rows, longest=longest)
         reservations = [plans.plan(planned) for plans in self.plans]
         starts, table, lengths = arrays
         return Metadata(reservations, rows, starts, lengths, table, batch.slot_mapping)
@@ -261,7 +260,7 @@ def _first(array: Any, count: int) -> Any:
     return array if array.shape[0] == count else array[:count]
 
 
-def _limits(vllm_config: Any) -> Limits:
+def _limits(vllm_config: Any, page_size: int) -> Limits:
     """The largest batches, as vLLM's configuration has them."""
     scheduler, speculation = vllm_config.scheduler_config, vllm_config.speculative_config
     compilation = vllm_config.compilation_config
@@ -276,6 +275,7 @@ def _limits(vllm_config: Any) -> Limits:
         max_requests=requests,
         max_qo_tokens=max(scheduler.max_num_batched_tokens, captured, decoded),
         max_kv_tokens=requests * vllm_config.model_config.max_model_len,
+        page_size=page_size,
         graph_rows=max(captured, decoded),
         decode_len=1 + drafted,
         captures_mixed=compilation.cudagraph_mode.mixed_mode().name == "FULL",
