@@ -90,18 +90,21 @@ class CudaBackend final : public GpuBackend {
                     i32 short_rows = 0) const {
     return plan_config(spec_, device_->info(), family, short_rows, num_workers, schedule);
   }
-  /// Any use needs the kernel of short queries soon, and it has all parts of the variant, so that
-  /// their errors are raised here. Those of long queries take longer; plans wait for them. Where
-  /// wgmma serves the spec, few plans need the mma family's.
+  /// Any use needs the kernel of decodes soon, and it has all parts of the variant, so that their
+  /// errors are raised here. Those of long queries take longer; plans wait for them, and for those
+  /// of the other family, which few plans need.
   void start_kernels() {
-    const bool wgmma = !unserved_by_wgmma(spec_, facts_) && !long_queries_unserved_by_wgmma(spec_);
-    AttentionKernels::Which first = AttentionKernels::short_only;
-    if (facts_.asked == KernelFamily::wgmma)
-      first = wgmma ? AttentionKernels::wgmma : AttentionKernels::wgmma_short_8;
+    const bool has_long = !unserved_by_wgmma(spec_, facts_) &&
+                          !long_queries_unserved_by_wgmma(spec_) &&
+                          facts_.asked != KernelFamily::mma;
+    const AttentionKernels::Which first = decodes_on_wgmma(spec_, facts_)
+                                              ? AttentionKernels::wgmma_short_8
+                                              : AttentionKernels::short_only;
     memory_->kernels.start(first);
-    if (facts_.asked != KernelFamily::wgmma)
-      memory_->kernels.start(wgmma && !facts_.asked ? AttentionKernels::wgmma
-                                                    : AttentionKernels::any_length);
+    if (has_long)
+      memory_->kernels.start(AttentionKernels::wgmma);
+    else if (facts_.asked != KernelFamily::wgmma)
+      memory_->kernels.start(AttentionKernels::any_length);
     memory_->kernels.get(first);
   }
   /// The kernel that runs all plans within `maxima`; waits for it.

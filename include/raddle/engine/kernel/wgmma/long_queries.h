@@ -57,7 +57,7 @@ class LongQueries {
       ptx::products_wait<1>(s_[0]);
       tiles.release_keys();
       const RowStats<1> ended = weighing_.stats;
-      if (tiles.opens_item()) weighing_.clear();
+      if (tiles.opens_item()) weighing_.clear(), grows_ = grows_ & has_logits<Variant>;
       float factor[2] = {1.0f, 1.0f};
       const bool shrinks = weigh_tile(tiles, factor);
       tiles.release_queries();
@@ -84,7 +84,7 @@ class LongQueries {
   template <class Tiles>
   RADDLE_DEVICE bool weigh_tile(Tiles& tiles, float (&factor)[2]) {
     float sum[2] = {};
-    bool raises = scan == Scan::softmax && weighing_.searches;
+    bool raises = scan == Scan::softmax && (weighing_.searches | grows_);
     RADDLE_ROLLED
     for (bool again = false;; again = true) {
       const bool changes = scales_here || tiles.flags() & Flags::masked;
@@ -101,7 +101,7 @@ class LongQueries {
       if (scan == Scan::sum || !ptx::any(overflows)) break;
       multiply_keys_again<Kernel, key_fragments>(s_, tiles.item().source[0], tiles.facts().begin,
                                                  tiles.queries() + row_bytes(warp_row_));
-      raises = true;
+      raises = grows_ = true;
     }
     weighing_.add(sum);
     return raises;
@@ -176,6 +176,10 @@ class LongQueries {
   Weights<1, key_fragments> p_ = {};
   Output<Kernel, 1> o_;
   Weighing weighing_;
+  /// Weights have exceeded what P holds, and would again: all tiles are searched from then on, of
+  /// this item, and, where the variant changes logits, of later ones. Those of ALiBi grow from key
+  /// to key.
+  bool grows_ = false;
 };
 
 }  // namespace wgmma
