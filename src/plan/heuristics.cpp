@@ -113,7 +113,7 @@ KernelConfig gpu_kernel_config(const AttentionSpec& spec, i32 arch, KernelFamily
   if (family == KernelFamily::wgmma)
     return short_rows > 0
                ? wgmma::short_kernel_config(short_rows, spec.head_dim_qk, spec.head_dim_vo)
-               : wgmma::long_kernel_config();
+               : wgmma::long_kernel_config(spec.head_dim_qk, spec.head_dim_vo);
   // Only the compiler knows whether a variant's parts need quantised K or V widened to 16 bits. The
   // planner need not: tiles and memory are as if they did (mma::kernel_config).
   return mma::kernel_config(spec.head_dim_qk, spec.head_dim_vo, arch,

@@ -46,6 +46,9 @@ const char* unserved_by_wgmma(const AttentionSpec& spec, const FamilyFacts& fact
 const char* long_queries_unserved_by_wgmma(const AttentionSpec& spec);
 const char* unserved_by_wgmma(const Layout& layout);
 
+/// Why long queries run on wgmma only where RADDLE_BACKEND asks for it; null: they may be faster.
+const char* long_queries_kept_from_wgmma(const AttentionSpec& spec);
+
 /// Whether plans of decodes take the wgmma family's kernel of short queries, of most layouts: it is
 /// the one that is needed first.
 bool decodes_on_wgmma(const AttentionSpec& spec, const FamilyFacts& facts);

@@ -52,7 +52,16 @@ TEST(Wgmma, KeysInOnePiece) {
 TEST(Wgmma, WideHeads) {
   const Case causal = testing_attention::cases()[1];
   check<bf16, 128, 128>({40}, {300}, 32, Composition<Leaf<0>, Causal>{}, causal.parts, 4);
+}
+/// Tiles of 64 keys; items that wait for the only slot of queries; weights that overflow, and are
+/// multiplied again, of queries in it.
+TEST(Wgmma, HeadsAbove128) {
+  const Case plain = testing_attention::cases()[0], causal = testing_attention::cases()[1];
   check<bf16, 192, 128>({40}, {150}, 32, Composition<Leaf<0>, Causal>{}, causal.parts, 1);
+  check<f16, 256, 256>({70, 130}, {200, 140}, 16, Composition<Leaf<0>, Causal>{}, causal.parts, 2);
+  check<bf16, 256, 64>({9, 70}, {100, 200}, 0, Composition<NoMask>{}, plain.parts, 1,
+                       Logits{0.0, 400.0, 100});
+  check<bf16, 72, 192>({20}, {90}, 8, Composition<Leaf<0>, Causal>{}, causal.parts, 1);
 }
 TEST(Wgmma, ScoresAndWindows) {
   const Case gemma_case = testing_attention::cases()[2];

@@ -111,9 +111,15 @@ def test_specs_that_it_does_not_serve(wgmma):
     refused("parts for queries, keys or values", 64, variant=raddle.Rope(64))
 
 
-@pytest.mark.parametrize("dims", [(256, 256), (64, 72)])
-def test_heads_whose_long_queries_it_does_not_serve(wgmma, rng, dims):
-    heads = {**HEADS, "dim": dims[0], "dim_vo": dims[1]}
+@pytest.mark.parametrize(("dim", "dim_vo", "dtype"), [(256, 256, "bfloat16"), (192, 128, "float16"), (136, 160, "bfloat16")])
+def test_wide_heads(wgmma, rng, dim, dim_vo, dtype):
+    """Tiles of 64 keys; above 192, the queries of an item take the only slot from those before."""
+    heads = {**HEADS, "dim": dim, "dim_vo": dim_vo, "dtype": dtype}
+    check(wgmma, draw(rng, "paged", "causal", lengths=LONG, page_size=16, **heads), 3)
+
+
+def test_heads_whose_long_queries_it_does_not_serve(wgmma, rng):
+    heads = {**HEADS, "dim_vo": 72}
     problem = draw(rng, "paged", "causal", lengths=[(1, 30), (33, 40)], page_size=16, **heads)
     attn = attention_of(wgmma, problem)
     with refuses(ValueError, 'RADDLE_BACKEND is "wgmma", layout has long queries', "does not serve long queries"):
@@ -216,6 +222,7 @@ def test_the_choice(wgmma, rng, monkeypatch):
     assert "kernel family: mma (all queries are short, and wgmma is not known" in chosen([(1, 3000), (8, 90)])
     assert "kernel family: mma (all queries are short, and wgmma is not known" in chosen([(1, 300)], dim=256, dim_vo=256)
     assert "kernel family: mma (wgmma does not serve such pages" in chosen([(1, 300)], "paged", page_size=4)
+    assert "kernel family: mma (long queries of heads above 128 have not been timed" in chosen([(300, 300)], dim=256)
     # A long prompt beside requests that generate, and the other way round.
     assert "kernel family: wgmma" in chosen([(1300, 1300), (1, 40), (1, 70)])
     assert "kernel family: mma (it is expected to be faster" in chosen([(20, 60), *[(1, 1000)] * 12])

@@ -122,6 +122,7 @@ KERNELS = [
     # Between products only, not in their loop (tests/gpu/sass.py): 168 registers are for the loading warpgroup, too.
     Kernel("Causal, wgmma", spec(SHIPPED["Causal"], 128), "sm_90a", spilled=256, family="wgmma"),
     Kernel("SoftCap, wgmma", spec(SHIPPED["SoftCap"]), "sm_90a", spilled=256, family="wgmma"),
+    Kernel("Causal, 256 wide, wgmma", spec(SHIPPED["Causal"], 256), "sm_90a", spilled=256, family="wgmma"),
     Kernel("Causal, wgmma", spec(SHIPPED["Causal"], 128), "sm_90a", family="wgmma", short_rows=8),
     # Multiplied by a scale of V: the code of those without, and an instruction a row.
     Kernel("SoftCap, wgmma, scaled", spec(SHIPPED["SoftCap"], 128), "sm_90a", False, 0, "wgmma", 64, True),
@@ -221,7 +222,7 @@ def test_dtypes_without_a_gpu_kernel_are_refused_by_name():
     ("why", "arch", "more"),
     [
         ("of sm_90 alone", "sm_80", {}),
-        ("long queries of such head dims", "sm_90a", {"head_dim": 256}),
+        ("long queries of such head dims", "sm_90a", {"head_dim": 72}),
         ("such head dims", "sm_90a", {"head_dim": 264}),
         ("kv_dtype", "sm_90a", {"kv_dtype": "int8"}),
         ("parts for queries", "sm_90a", {"variant": SHIPPED["Rope"]}),

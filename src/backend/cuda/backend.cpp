@@ -95,8 +95,9 @@ class CudaBackend final : public GpuBackend {
   /// of the other family, which few plans need.
   void start_kernels() {
     const bool has_long = !unserved_by_wgmma(spec_, facts_) &&
-                          !long_queries_unserved_by_wgmma(spec_) &&
-                          facts_.asked != KernelFamily::mma;
+                          (facts_.asked ? facts_.asked == KernelFamily::wgmma &&
+                                              !long_queries_unserved_by_wgmma(spec_)
+                                        : !long_queries_kept_from_wgmma(spec_));
     const AttentionKernels::Which first = decodes_on_wgmma(spec_, facts_)
                                               ? AttentionKernels::wgmma_short_8
                                               : AttentionKernels::short_only;

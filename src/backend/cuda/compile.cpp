@@ -109,7 +109,7 @@ void warm(const AttentionSpec& spec, const std::string& arch) {
   kernel.short_only = true;
   jit::cubin_of(kernel, arch);
   if (!unserved_by_wgmma(spec, facts_of(variant, arch, true, {})) &&
-      !long_queries_unserved_by_wgmma(spec))
+      !long_queries_kept_from_wgmma(spec))
     jit::cubin_of(kernel_of(spec, variant, arch, KernelFamily::wgmma), arch);
 }
 

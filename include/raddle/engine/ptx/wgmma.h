@@ -62,10 +62,10 @@ RADDLE_DEVICE void products_wait(float (&c)[fragments][4]) {
   products_read(c);
 }
 
-// One instruction a function: multiply(c, a, b, keep, T{}) for n = 8, 16, 32, 64 and 128, with n /
-// 2 numbers of C a thread. A lies in shared memory or in four registers; if `keep` is 0, C begins
-// at 0. PTX numbers its operands, so every n spells its own: C, then A, B, keep, and the matrices'
-// majors.
+// One instruction a function: multiply(c, a, b, keep, T{}) for n = 8, 16, 32, 64, 128, 192 and
+// 256, with n / 2 numbers of C a thread. A lies in shared memory or in four registers; if `keep` is
+// 0, C begins at 0. PTX numbers its operands, so every n spells its own: C, then A, B, keep, and
+// the matrices' majors.
 
 #define RADDLE_C4 "%0, %1, %2, %3"
 #define RADDLE_C8 \
@@ -86,11 +86,22 @@ RADDLE_DEVICE void products_wait(float (&c)[fragments][4]) {
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
   ", "                                                                             \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define RADDLE_C96                                                                          \
+  RADDLE_C64                                                                                \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, " \
+  "%81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define RADDLE_C128                                                                            \
+  RADDLE_C96                                                                                   \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "   \
+  "%111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, " \
+  "%126, %127"
 #define RADDLE_OUT4(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
 #define RADDLE_OUT8(i) RADDLE_OUT4(i), RADDLE_OUT4(i + 1)
 #define RADDLE_OUT16(i) RADDLE_OUT8(i), RADDLE_OUT8(i + 2)
 #define RADDLE_OUT32(i) RADDLE_OUT16(i), RADDLE_OUT16(i + 4)
 #define RADDLE_OUT64(i) RADDLE_OUT32(i), RADDLE_OUT32(i + 8)
+#define RADDLE_OUT96(i) RADDLE_OUT64(i), RADDLE_OUT32(i + 16)
+#define RADDLE_OUT128(i) RADDLE_OUT96(i), RADDLE_OUT32(i + 24)
 
 #define RADDLE_PRODUCT(n, T, size, operands, keep_at)                                            \
   "{\n.reg .pred keep;\nsetp.ne.b32 keep, " keep_at                                              \
@@ -133,16 +144,24 @@ RADDLE_MULTIPLY_BOTH(64, 32, "%32, %33, keep, 1, 1, %35, %36", "%34",
                      "{%32, %33, %34, %35}, %36, keep, 1, 1, %38", "%37")
 RADDLE_MULTIPLY_BOTH(128, 64, "%64, %65, keep, 1, 1, %67, %68", "%66",
                      "{%64, %65, %66, %67}, %68, keep, 1, 1, %70", "%69")
+RADDLE_MULTIPLY_BOTH(192, 96, "%96, %97, keep, 1, 1, %99, %100", "%98",
+                     "{%96, %97, %98, %99}, %100, keep, 1, 1, %102", "%101")
+RADDLE_MULTIPLY_BOTH(256, 128, "%128, %129, keep, 1, 1, %131, %132", "%130",
+                     "{%128, %129, %130, %131}, %132, keep, 1, 1, %134", "%133")
 
 #undef RADDLE_MULTIPLY_OF
 #undef RADDLE_MULTIPLY_BOTH
 #undef RADDLE_MULTIPLY
 #undef RADDLE_PRODUCT
+#undef RADDLE_OUT128
+#undef RADDLE_OUT96
 #undef RADDLE_OUT64
 #undef RADDLE_OUT32
 #undef RADDLE_OUT16
 #undef RADDLE_OUT8
 #undef RADDLE_OUT4
+#undef RADDLE_C128
+#undef RADDLE_C96
 #undef RADDLE_C64
 #undef RADDLE_C32
 #undef RADDLE_C16

@@ -68,8 +68,7 @@ RADDLE_DEVICE void load(const Launch& launch, const Variant& variant, i32 first,
 /// Computes the long queries of the worker's own queue, and then those it draws from the open one.
 template <class Kernel, class Variant>
 RADDLE_DEVICE void attend_long(const Launch& launch, const Variant& variant) {
-  static_assert(!has_long_kernel(Kernel::dim_qk, Kernel::dim_vo) ||
-                sizeof(Memory<Kernel>) <= shared_bytes);
+  static_assert(sizeof(Memory<Kernel>) <= shared_bytes);
   const i32* queue = launch.plan.queue_indptr + ptx::block_index();
   const i32 item = first_long(launch, queue[0], queue[1]);
   if (loading_warp() >= 0) create_barriers<Kernel>();

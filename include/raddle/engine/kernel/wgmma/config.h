@@ -13,7 +13,7 @@ namespace wgmma {
 /// Two warpgroups compute; a third loads what they need.
 constexpr i32 group_threads = 128, consumer_groups = 2;
 constexpr i32 num_threads = group_threads * (consumer_groups + 1);
-constexpr TileShape long_tile{128, 128};  ///< each warpgroup computes 64 of an item's rows
+constexpr i32 long_rows = 128;  ///< of a tile of long queries; each warpgroup computes 64 of them
 /// The keys of a tile of short queries, which one warpgroup computes: the rows of its products.
 constexpr i32 short_keys = 64;
 /// A block has its multiprocessor for itself, and all of its shared memory.
@@ -29,10 +29,17 @@ RADDLE_FN constexpr bool is_boxed(i32 page_size) {
 }
 
 /// Whether there is a kernel of long queries for such heads. Rows of O are written in pieces of 32
-/// columns; two slots of Q, of K and of V must fit the shared memory.
+/// columns.
 RADDLE_FN constexpr bool has_long_kernel(i32 dim_qk, i32 dim_vo) {
-  return dim_qk <= 128 && dim_qk % 8 == 0 && dim_vo <= 128 && dim_vo % 32 == 0;
+  return dim_qk <= 256 && dim_qk % 8 == 0 && dim_vo <= 256 && dim_vo % 32 == 0;
 }
+/// The keys of a tile of long queries: of wider heads as many as leave room for two slots of K and
+/// of V, and registers for O, of which a thread has 128 numbers where V has 256 columns.
+RADDLE_FN constexpr i32 long_keys(i32 dim_qk, i32 dim_vo) {
+  return max(dim_qk, dim_vo) <= 128 ? 128 : 64;
+}
+/// Slots of Q. With one, an item's queries are loaded when the products of the one before are done.
+RADDLE_FN constexpr i32 long_query_slots(i32 dim_qk) { return dim_qk <= 192 ? 2 : 1; }
 /// Whether there are kernels of short queries.
 RADDLE_FN constexpr bool has_short_kernels(i32 dim_qk, i32 dim_vo) {
   return dim_qk <= 256 && dim_qk % 8 == 0 && dim_vo <= 256 && dim_vo % 8 == 0;
@@ -59,11 +66,11 @@ RADDLE_FN constexpr i32 short_slots(i32 dim_qk, i32 dim_vo, i32 rows) {
 }
 
 /// The kernel of long queries, which takes fewer rows than a tile's as a whole tile.
-RADDLE_FN constexpr KernelConfig long_kernel_config() {
+RADDLE_FN constexpr KernelConfig long_kernel_config(i32 dim_qk, i32 dim_vo) {
   return {.short_rows = 0,
-          .short_keys = long_tile.keys,
-          .long_rows = long_tile.rows,
-          .long_keys = long_tile.keys,
+          .short_keys = long_keys(dim_qk, dim_vo),
+          .long_rows = long_rows,
+          .long_keys = long_keys(dim_qk, dim_vo),
           .short_slots = 0,
           .long_slots = 2,
           .shared_bytes = shared_bytes,
@@ -74,7 +81,7 @@ RADDLE_FN constexpr KernelConfig long_kernel_config() {
 
 /// A kernel of short queries, all of whose tiles have `rows`; groups with more are cut into such.
 RADDLE_FN constexpr KernelConfig short_kernel_config(i32 rows, i32 dim_qk, i32 dim_vo) {
-  KernelConfig config = long_kernel_config();
+  KernelConfig config = long_kernel_config(dim_qk, dim_vo);
   config.short_rows = config.long_rows = rows;
   config.short_keys = config.long_keys = short_keys;
   config.short_slots = short_slots(dim_qk, dim_vo, rows);

@@ -15,7 +15,7 @@ namespace wgmma {
 using namespace gpu_kernel;  // what all families share
 
 constexpr i32 group_warps = group_threads / 32;
-constexpr i32 group_rows = long_tile.rows / consumer_groups;  ///< of an item
+constexpr i32 group_rows = long_rows / consumer_groups;  ///< of an item
 /// Registers of a thread: what the launch gives each, and how the warpgroups divide them. More than
 /// the launch gave can never be taken: the block would wait for ever.
 constexpr i32 launch_registers = 168, loader_registers = 40, consumer_registers = 232;
@@ -71,11 +71,11 @@ struct AnyKernel {
 /// For long queries: both warpgroups use every KV tile, each for 64 of an item's 128 rows.
 template <class Element, i32 qk, i32 vo, class Variant>
 struct Kernel : AnyKernel<Element, qk, vo, Variant> {
-  static constexpr i32 tile_rows = long_tile.rows;
-  static constexpr i32 tile_keys = long_tile.keys;
+  static constexpr i32 tile_rows = long_rows;
+  static constexpr i32 tile_keys = long_keys(qk, vo);
   static constexpr i32 rings = 1;
   static constexpr i32 slots = 2;  ///< of all rings of K, and of V
-  static constexpr i32 query_slots = 2;
+  static constexpr i32 query_slots = long_query_slots(qk);
   static constexpr i32 fact_slots = 4;  ///< of the facts about tiles
   static constexpr i32 out_fragments = 8 * ceil_div(vo, 64);
   /// Whether the loop knows of items by the flags of their tiles alone: each has one then, and one
@@ -86,7 +86,6 @@ struct Kernel : AnyKernel<Element, qk, vo, Variant> {
   /// fewer instructions from the warps that compute.
   static constexpr bool lanes_start_boxes = false;
   RADDLE_DEVICE static ptx::Keep keeps(const Launch&) { return ptx::Keep::again; }
-  static_assert(vo <= 128, "wider heads have fewer keys a tile");
 };
 
 /// For short queries, at most `rows`: the warpgroups use KV tiles of 64 keys in turns, each for all

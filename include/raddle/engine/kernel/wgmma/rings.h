@@ -35,7 +35,7 @@ template <class Kernel>
 class TilesReader {
   using Block = Memory<Kernel>;
   using Flags = TileFlagsOfRing;
-  static_assert(Kernel::slots == 2 && Kernel::query_slots == 2);
+  static_assert(Kernel::slots == 2 && Kernel::query_slots <= 2);
   static_assert(Block::fact_slots == 4 && Kernel::item_slots == 4);
 
  public:
@@ -63,7 +63,7 @@ class TilesReader {
   /// Waits for the queries of an item at its first tile.
   RADDLE_DEVICE void wait_queries() const {
     if (opens_item() && !at_end())
-      ptx::barrier_wait(base_ + queries_full + 8 * (item_ & 1), item_ >> 1 & 1);
+      ptx::barrier_wait(base_ + queries_full + 8 * of_queries().slot, of_queries().parity);
   }
   /// Waits for the values of the tile before; at the first tile, whose weights are 0, for none.
   RADDLE_DEVICE void wait_values() const {
@@ -81,7 +81,8 @@ class TilesReader {
   }
   /// This warp needs the item's queries no more, if the tile is its last.
   RADDLE_DEVICE void release_queries() const {
-    ptx::barrier_arrive_if(leads_ && flags_ & Flags::last, base_ + queries_free + 8 * (item_ & 1));
+    ptx::barrier_arrive_if(leads_ && flags_ & Flags::last,
+                           base_ + queries_free + 8 * of_queries().slot);
   }
   /// This warp needs the facts of the item before the current tile's no more.
   RADDLE_DEVICE void release_item_before() const {
@@ -98,7 +99,7 @@ class TilesReader {
   RADDLE_DEVICE const auto& item() const { return block().item[item_ & 3]; }
   RADDLE_DEVICE const auto& item_before() const { return block().item[(item_ - 1) & 3]; }
   RADDLE_DEVICE u32 queries() const {
-    return base_ + q_begin + static_cast<u32>((item_ & 1) * Block::Queries::bytes);
+    return base_ + q_begin + static_cast<u32>(of_queries().slot * Block::Queries::bytes);
   }
   RADDLE_DEVICE u32 keys() const {
     return base_ + k_begin + static_cast<u32>((tile_ & 1) * Block::Keys::bytes);
@@ -110,11 +111,11 @@ class TilesReader {
  private:
   // Where members of the block's memory lie, as constants: NVRTC has no offsetof.
   static constexpr u32 q_begin = 0;
-  static constexpr u32 k_begin = Kernel::slots * Block::Queries::bytes;
+  static constexpr u32 k_begin = Kernel::query_slots * Block::Queries::bytes;
   static constexpr u32 v_begin = k_begin + Kernel::slots * Block::Keys::bytes;
   static constexpr u32 queries_full = v_begin + Kernel::slots * Block::Values::bytes;
-  static constexpr u32 queries_free = queries_full + 8 * Kernel::slots;
-  static constexpr u32 key_slots_full = queries_free + 8 * Kernel::slots;
+  static constexpr u32 queries_free = queries_full + 8 * Kernel::query_slots;
+  static constexpr u32 key_slots_full = queries_free + 8 * Kernel::query_slots;
   static constexpr u32 key_slots_free = key_slots_full + 8 * Kernel::slots;
   static constexpr u32 value_slots_full = key_slots_free + 8 * Kernel::slots;
   static constexpr u32 value_slots_free = value_slots_full + 8 * Kernel::slots;
@@ -126,6 +127,9 @@ class TilesReader {
                 __builtin_offsetof(Block, items.free) == items_free);
 #endif
   RADDLE_DEVICE static Block& block() { return Block::get(); }
+  RADDLE_DEVICE RingPlace<Kernel::query_slots> of_queries() const {
+    return RingPlace<Kernel::query_slots>(item_);
+  }
 
   const u32 base_;                  ///< where the block's memory begins
   const bool leads_, leads_group_;  ///< one lane of the warp, one of the warpgroup
