@@ -105,6 +105,28 @@ class ForwardBatch:
     seq_lens_cpu: Any = None
     extend_seq_lens: Any = None
     extend_seq_lens_cpu: Any = None
+    spec_info: Any = None
+
+
+class TreeMaskMode(enum.IntEnum):
+    FULL_MASK, QLEN_ONLY = 0, 1
+
+
+@dataclasses.dataclass(frozen=True)
+class VerifyMask:
+    buffer: Any
+    mode: TreeMaskMode
+    max_bs: int
+    is_read: bool = True
+
+    def fits(self, bs):
+        return bs <= self.max_bs
+
+
+@dataclasses.dataclass
+class EagleVerifyInput:
+    custom_mask: Any
+    draft_token_num: int
 
 
 def runner(model, pool, req_to_token, **changes):
@@ -114,7 +136,10 @@ def runner(model, pool, req_to_token, **changes):
         "kv_cache_dtype": torch.bfloat16,
         "attention_arch": "MHA",
         "is_encoder_decoder": False,
+        "is_draft_worker": False,
         "speculative_algorithm": None,
+        "speculative_num_draft_tokens": None,
+        "speculative_eagle_topk": None,
         "enable_deterministic_inference": False,
         "chunked_prefill_size": 64,
         "max_prefill_tokens": 128,
@@ -122,12 +147,14 @@ def runner(model, pool, req_to_token, **changes):
         **changes,
     }
     space = types.SimpleNamespace
-    arguments = ("speculative_algorithm", "enable_deterministic_inference", "chunked_prefill_size", "max_prefill_tokens")
+    arguments = ("speculative_algorithm", "speculative_num_draft_tokens", "speculative_eagle_topk")
+    arguments += ("enable_deterministic_inference", "chunked_prefill_size", "max_prefill_tokens")
     return space(
         model=model,
         token_to_kv_pool=pool,
         req_to_token_pool=space(req_to_token=req_to_token, size=len(req_to_token)),
         device="cpu",
+        is_draft_worker=given["is_draft_worker"],
         dtype=given["dtype"],
         kv_cache_dtype=given["kv_cache_dtype"],
         model_config=space(
@@ -157,6 +184,9 @@ MODULES = {
     "sglang.srt.layers.attention": {},
     "sglang.srt.layers.attention.attention_registry": {"register_attention_backend": register_attention_backend},
     "sglang.srt.layers.attention.base_attn_backend": {"AttentionBackend": AttentionBackend},
+    "sglang.srt.layers.attention.verify_mask": {"VerifyMask": VerifyMask},
+    "sglang.srt.speculative": {},
+    "sglang.srt.speculative.eagle_utils": {"TreeMaskMode": TreeMaskMode},
     "sglang.srt.layers.radix_attention": {"RadixAttention": RadixAttention},
 }
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from checks import within
 from fake_sglang import ForwardBatch, ForwardMode, RadixAttention
-from reference import Causal, PagedKV, Problem, Sinks, SlidingWindow, SoftCap, attention
+from reference import Causal, Mask, PagedKV, Problem, Sinks, SlidingWindow, SoftCap, attention
 from raddle.integrations import sglang as integration
 from small import refuses
 
@@ -127,7 +127,7 @@ def test_steps_of_a_serving_loop(rng, name):
     server = Server(rng, [Block(layer_of(n, (n + 1) * 0.1, **given)) for n in range(2)], [variant, variant])
     for step in STEPS:
         server.step(**step)
-        assert len(server.backend.planned) == 1, "one plan serves both layers, whose scales differ"
+        assert len(server.backend.steps.planned) == 1, "one plan serves both layers, whose scales differ"
 
 
 @pytest.mark.parametrize("has_window_pool", [False, True])
@@ -146,7 +146,7 @@ def test_layers_of_several_kinds(rng, has_window_pool):
     server = Server(rng, blocks, variants, has_window_pool)
     for step in STEPS:
         server.step(**step)
-        assert len(server.backend.planned) == 2
+        assert len(server.backend.steps.planned) == 2
 
 
 def test_prefixes_are_read_once(rng, monkeypatch):
@@ -156,7 +156,7 @@ def test_prefixes_are_read_once(rng, monkeypatch):
     def reads(**config):
         server = Server(rng, [Block(layer_of(0))], [[Causal()]], **config)
         server.step(requests)
-        return server.backend.planned[0].plan.explain()
+        return server.backend.steps.planned[0].plan.explain()
 
     shared = reads()
     assert f"level 0: 1 group of requests, with {SHARED} keys" in shared
@@ -234,10 +234,104 @@ def test_idle_batches(rng):
     assert server.backend.forward(server.tensor(0, HEADS * DIM), None, None, server.model[0].attn, idle).shape == (0, 128)
 
 
+# --- drafts ------------------------------------------------------------------------------------------
+
+DRAFTS = 5
+CHAINS = {"speculative_algorithm": "EAGLE3", "speculative_num_draft_tokens": DRAFTS, "speculative_eagle_topk": 1}
+TREES = {**CHAINS, "speculative_eagle_topk": 2}
+
+
+@dataclasses.dataclass
+class Seen(Mask):
+    """The reference's mask of trees: which drafts each row of a request sees; [requests, drafts, drafts] bool."""
+
+    trees: np.ndarray
+
+    def pairs(self, keys):
+        first = keys.kv_len - keys.qo_len
+        draft, row = keys.kv_index[None] - first, keys.q_index[:, None] - first
+        return (draft < 0) | self.trees[keys.request][row, np.clip(draft, 0, None)]
+
+
+def trees_of(rng, num_requests, drafts):
+    """Each draft's parent is a random one before it; the first is the root."""
+    seen = np.zeros((num_requests, drafts, drafts), bool)
+    for tree in seen:
+        for row in range(drafts):
+            if row > 0:
+                tree[row] = tree[rng.integers(row)]
+            tree[row, row] = True
+    return seen
+
+
+class Checking(Server):
+    """Batches in which drafts are checked: SGLang's lengths do not count them."""
+
+    def checks(self, lengths, drafts=DRAFTS, branches=True, in_graph=False, in_place=False, knows_lengths=True):
+        """Of requests {number: tokens before the drafts}. In place: in the memory that the backend made for the trees."""
+        requests = {number: (drafts, n + drafts) for number, n in lengths.items()}
+        batch = self.batch(requests, ForwardMode.TARGET_VERIFY, knows_lengths)
+        batch.seq_lens = batch.seq_lens - drafts
+        batch.seq_lens_cpu = batch.seq_lens if knows_lengths else None
+        seen = trees_of(self.rng, len(lengths), drafts)
+        built = torch.from_numpy(seen.reshape(-1).copy())
+        if in_place:
+            built, at = self.backend.verify_mask.buffer, built
+            built[: len(at)] = at
+        batch.spec_info = fake_sglang.EagleVerifyInput(built, drafts)
+        if in_graph:
+            self.backend.init_forward_metadata_out_graph(batch)
+            self.backend.init_forward_metadata_in_graph(batch)
+        else:
+            self.backend.init_forward_metadata(batch)
+        self.variants = [[*([Seen(seen)] if branches else []), *self.of_layers[0]]]
+        self.attend(requests, batch)
+        self.variants = self.of_layers
+
+    def __init__(self, rng, variants, *more, **config):
+        self.of_layers = variants
+        super().__init__(rng, [Block(layer_of(0, **more[0] if more else {}))], variants, **config)
+
+
+BEFORE = [{0: 60, 2: 50, 1: 45}, {4: 1, 0: 90}, {5: 33}]
+
+
+@pytest.mark.parametrize("branches", [False, True])
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_drafts(rng, branches, in_graph):
+    """Chains and trees, of requests with shared tokens and without, between prompts and decodes; trees built elsewhere."""
+    server = Checking(rng, [[SoftCap(20.0), Causal()]], {"logit_cap": 20.0}, **(TREES if branches else CHAINS))
+    assert server.backend.verify_mask.is_read == branches and server.backend.verify_mask.fits(REQUESTS)
+    server.backend.init_cuda_graph_state(REQUESTS, REQUESTS * DRAFTS)
+    for lengths in BEFORE:
+        for in_place in (False, True):
+            server.checks(lengths, branches=branches, in_graph=in_graph, in_place=in_place, knows_lengths=in_place)
+        server.step({0: (1, 61), 1: (1, 51)})
+        server.step({3: (9, 20), 1: (1, 51)})
+    server.checks({0: 70, 3: 4}, drafts=1, branches=branches, in_graph=in_graph)
+    with refuses(NotImplementedError, "a batch checks 6 drafts", "at most speculative_num_draft_tokens = 5"):
+        server.checks({0: 60}, drafts=6)
+
+
+def test_drafts_read_shared_tokens_once(rng):
+    server = Checking(rng, [[Causal()]], **TREES)
+    server.checks({0: 60, 1: 50, 2: 65, 4: 9})
+    assert f"level 0: 1 group of requests, with {SHARED} keys" in server.backend.steps.planned[0].plan.explain()
+
+
+def test_drafts_behind_windows(rng):
+    """A chain's positions are those of its slots."""
+    server = Checking(rng, [[SlidingWindow(20), Causal()]], {"sliding_window_size": 20}, **CHAINS)
+    for lengths in BEFORE:
+        server.checks(lengths, branches=False)
+
+
 REFUSED = [
     ({}, {"attention_arch": "MLA"}, "latent attention (MLA): Raddle's backend for SGLang does not serve it"),
     ({}, {"is_encoder_decoder": True}, "a model with an encoder"),
-    ({}, {"speculative_algorithm": "EAGLE"}, "speculative_algorithm 'EAGLE'"),
+    ({}, {"speculative_algorithm": "NGRAM"}, "speculative_algorithm 'NGRAM'; Raddle's backend for SGLang serves EAGLE"),
+    ({}, {**TREES, "is_draft_worker": True}, "a draft model on Raddle's backend", "speculative-draft-attention-backend"),
+    ({"sliding_window_size": 9}, TREES, "speculative_eagle_topk above 1 beside layers with a sliding window"),
     ({}, {"enable_deterministic_inference": True}, "enable_deterministic_inference"),
     ({}, {"kv_cache_dtype": torch.int8}, "a KV cache of int8 beside torch.bfloat16"),
     ({"is_cross_attention": True}, {}, "layer 0 has cross-attention"),
@@ -250,9 +344,10 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("layer", "config", "message"), REFUSED)
-def test_what_is_not_served_is_refused_when_the_engine_starts(rng, layer, config, message):
-    with refuses(NotImplementedError, message):
+@pytest.mark.parametrize("refused", REFUSED, ids=lambda row: row[2][:30])
+def test_what_is_not_served_is_refused_when_the_engine_starts(rng, refused):
+    layer, config, *messages = refused
+    with refuses(NotImplementedError, *messages):
         Server(rng, [Block(layer_of(0, **layer))], [[Causal()]], **config)
 
 

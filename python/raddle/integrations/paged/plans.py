@@ -30,6 +30,7 @@ class Limits:
         graph_rows: query rows of the largest batch whose runs are captured whole, and of any that only decodes.
         decode_len: query rows of a request that decodes: 1, and drafts.
         captures_mixed: graphs hold whole batches of prompts and decodes, not of decodes alone.
+        only_decodes: there are no other batches; graph_rows is max_qo_tokens.
         min_prefix: shared leading tokens that are read once, from so many on; 0: prefixes are not looked for.
     """
 
@@ -40,6 +41,7 @@ class Limits:
     graph_rows: int
     decode_len: int = 1
     captures_mixed: bool = False
+    only_decodes: bool = False
     min_prefix: int = 0
 
 
@@ -75,9 +77,10 @@ class LayerPlans:
         self.min_prefix = limits.min_prefix if first.window is None else 0
         few, levels = min(limits.graph_rows, limits.max_qo_tokens), 2 if self.min_prefix else 1
         group = first.num_qo_heads // first.num_kv_heads
-        self.decode_rows = min(few, max(1, SHORT_PREFIX_ROWS // group)) if self.min_prefix else few
+        chooses = self.min_prefix and not limits.only_decodes
+        self.decode_rows = min(few, max(1, SHORT_PREFIX_ROWS // group)) if chooses else few
         self.decodes = None if limits.captures_mixed else self._reserve(self.decode_rows, levels, limits.decode_len)
-        self.few = self._reserve(few, levels)
+        self.few = None if limits.only_decodes else self._reserve(few, levels)
         self.many = self._reserve(limits.max_qo_tokens) if few < limits.max_qo_tokens else None
 
     def _reserve(self, rows: int, levels: int = 1, longest: int = 0) -> Reservation:

@@ -15,10 +15,11 @@ import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import RadixAttention
 
-from raddle.attention import Attention
-from raddle.integrations.paged.plans import Batch, LayerPlans, Limits, plans_of
+from raddle.integrations.paged.layers import LayerAttention, OwnParts
+from raddle.integrations.paged.plans import Batch, Limits
+from raddle.integrations.sglang.drafts import drafts_of
 from raddle.integrations.sglang.layers import find_layers, layer_attention, refuse_model
-from raddle.plans import Reservation
+from raddle.integrations.sglang.steps import Steps
 
 logger = logging.getLogger("sglang.raddle")
 
@@ -26,22 +27,12 @@ logger = logging.getLogger("sglang.raddle")
 MIN_PREFIX = "RADDLE_SGLANG_MIN_PREFIX"
 
 
-class Served(NamedTuple):
-    """How a layer is computed."""
-
-    attention: Attention
-    nth: int  #: which of a step's plans is its
-    params: dict[str, Any] | None
-    has_sinks: bool
-    is_quantized: bool
-
-
 class GraphArrays(NamedTuple):
     """What captured decodes read, at fixed addresses."""
 
     table: Any  #: [max_bs, context] int32 slots
     kv_len: Any  #: [max_bs] int32
-    qo_indptr: Any  #: [max_bs + 1] int32
+    qo_indptr: Any  #: [max_bs + 1] int32, of one row a request
 
 
 class Backend(AttentionBackend):
@@ -52,35 +43,45 @@ class Backend(AttentionBackend):
     def __init__(self, runner: Any) -> None:
         super().__init__()
         refuse_model(runner)
+        self.drafts = drafts_of(runner)
         self.pool = runner.token_to_kv_pool
         self.req_to_token = runner.req_to_token_pool.req_to_token
         self.device = torch.device(runner.device)
         self.dtype = runner.dtype
-        self.context_len = min(self.req_to_token.shape[1], runner.model_config.context_len)
+        self.draft_rows = self.drafts.per_request if self.drafts else 1
+        self.context_len = min(self.req_to_token.shape[1], runner.model_config.context_len + self.draft_rows)
         found = find_layers(runner.model, RadixAttention)
         self.layers = {each.layer.layer_id: layer_attention(each, runner.dtype, runner.kv_cache_dtype) for each in found}
+        self._refuse_windows_of_trees()
         self.arguments = runner.server_args
         self.graph: GraphArrays | None = None
-        self.planned: list[Reservation] = []
+        self.of_trees: dict[str, Any] | None = None  # run members of the current batch's trees
         self._make_plans(runner.req_to_token_pool.size)
+
+    def _refuse_windows_of_trees(self) -> None:
+        # Distances in a tree are those of positions, which differ from those of its slots.
+        if self.drafts and self.drafts.branches and any(layer.window is not None for layer in self.layers.values()):
+            raise NotImplementedError(
+                "speculative_eagle_topk above 1 beside layers with a sliding window: Raddle's backend for SGLang does not "
+                "serve it"
+            )
 
     def _make_plans(self, max_requests: int) -> None:
         self.max_requests = max_requests
-        limits = _limits(self.arguments, max_requests, self.context_len)
-        layers = list(self.layers.values())
-        self.plans, which = plans_of(layers, self.dtype, str(self.device), limits)
-        self.served = {
-            number: Served(
-                self.plans[nth].attention,
-                nth,
-                self.plans[nth].params_of(layer),
-                layer.sinks is not None,
-                layer.kv_dtype is not None,
-            )
-            for (number, layer), nth in zip(self.layers.items(), which)
-        }
-        size = sum(plans.num_bytes for plans in self.plans) / 2**20
-        logger.info("Raddle: %d layers, plans a step: %d, %.0f MiB, %s", len(layers), len(self.plans), size, limits)
+        limits = _limits(self.arguments, max_requests, self.context_len, self.draft_rows)
+        self.usual = self.steps = self._make_steps(self.layers, limits)
+        self.checks = self.usual  # of drafts; in a chain, each row sees those before it
+        if self.drafts:
+            self.drafts.make_mask(max_requests, self.device)
+            if self.drafts.branches:
+                own = OwnParts((self.drafts.tree(),), replace=False)
+                trees = {number: layer.with_parts(own) for number, layer in self.layers.items()}
+                self.checks = self._make_steps(trees, _of_decodes(limits))
+
+    def _make_steps(self, layers: dict[int, LayerAttention], limits: Limits) -> Steps:
+        steps = Steps(layers, self.dtype, str(self.device), limits)
+        logger.info("Raddle: %s", steps)
+        return steps
 
     # --- plans -------------------------------------------------------------------------------------
 
@@ -88,10 +89,12 @@ class Backend(AttentionBackend):
         """Plans a batch that runs eagerly."""
         if forward_batch.forward_mode.is_idle():
             return
-        table = self._slots(forward_batch, self._width(forward_batch))
-        kv_len = forward_batch.seq_lens.to(torch.int32)
-        qo_indptr, rows, longest = self._rows_of(forward_batch)
-        self._plan(Batch(qo_indptr, table, kv_len, num_rows=rows, longest=longest))
+        drafts = self._drafts_in(forward_batch)
+        table = self._slots(forward_batch, self._width(forward_batch, drafts))
+        kv_len = forward_batch.seq_lens.to(torch.int32) + drafts
+        qo_indptr, rows, longest = self._rows_of(forward_batch, drafts)
+        trees = forward_batch.spec_info.custom_mask if drafts else None
+        self._plan(Batch(qo_indptr, table, kv_len, num_rows=rows, longest=longest), drafts, trees)
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
         """Takes memory for what graphs of decodes read."""
@@ -103,16 +106,22 @@ class Backend(AttentionBackend):
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         """Before a capture and before each replay: the batch's slots and lengths, without a copy to the host."""
-        _require(forward_batch, "DECODE", "IDLE")
-        arrays, bs, width = self._graph_arrays(), forward_batch.batch_size, self._width(forward_batch)
+        self._require(forward_batch, "DECODE", "IDLE")
+        drafts = self._drafts_in(forward_batch)
+        arrays, bs, width = self._graph_arrays(), forward_batch.batch_size, self._width(forward_batch, drafts)
         arrays.table[:bs, :width].copy_(self._slots(forward_batch, width))
         arrays.kv_len[:bs].copy_(forward_batch.seq_lens[:bs])
+        if self.drafts and drafts:
+            arrays.kv_len[:bs].add_(drafts)
+            self.drafts.bring(forward_batch.spec_info)
 
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
         """Plans in the graph: a replay plans anew, from what the arrays hold then."""
-        arrays, bs = self._graph_arrays(), forward_batch.batch_size
-        of_batch = arrays.qo_indptr[: bs + 1], arrays.table[:bs], arrays.kv_len[:bs]
-        self._plan(Batch(*of_batch, num_rows=bs, longest=1))
+        arrays, bs, drafts = self._graph_arrays(), forward_batch.batch_size, self._drafts_in(forward_batch)
+        rows = drafts or 1
+        of_batch = arrays.qo_indptr[: bs + 1] * rows, arrays.table[:bs], arrays.kv_len[:bs]
+        trees = self.drafts.mask.buffer if self.drafts else None
+        self._plan(Batch(*of_batch, num_rows=bs * rows, longest=rows), drafts, trees)
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         return 1
@@ -122,37 +131,55 @@ class Backend(AttentionBackend):
             raise RuntimeError("a CUDA graph is captured before init_cuda_graph_state; expected that call first")
         return self.graph
 
-    def _width(self, forward_batch: Any) -> int:
+    def _drafts_in(self, forward_batch: Any) -> int:
+        """Rows of each request beyond its lengths, which count no drafts; 0 where none are checked."""
+        if self.drafts is None or forward_batch.forward_mode.name != "TARGET_VERIFY":
+            return 0
+        rows = forward_batch.spec_info.draft_token_num
+        if rows > self.draft_rows:
+            raise NotImplementedError(
+                f"a batch checks {rows} drafts a request; expected at most speculative_num_draft_tokens = {self.draft_rows}"
+            )
+        return rows
+
+    def _width(self, forward_batch: Any, drafts: int) -> int:
         """Columns of the table that hold the batch's slots; all, where the host does not know."""
         lengths = getattr(forward_batch, "seq_lens_cpu", None)
-        return self.context_len if lengths is None else max(int(torch.as_tensor(lengths).max()), 1)
+        return self.context_len if lengths is None else max(int(torch.as_tensor(lengths).max()) + drafts, 1)
 
     def _slots(self, forward_batch: Any, width: int) -> Any:
         return self.req_to_token[forward_batch.req_pool_indices[: forward_batch.batch_size], :width]
 
-    def _rows_of(self, forward_batch: Any) -> tuple[Any, int, int]:
+    def _rows_of(self, forward_batch: Any, drafts: int) -> tuple[Any, int, int]:
         """qo_indptr, the number of rows, and that of the longest request."""
-        _require(forward_batch, "DECODE", "EXTEND", "MIXED")
+        self._require(forward_batch, "DECODE", "EXTEND", "MIXED")
         bs = forward_batch.batch_size
-        if forward_batch.forward_mode.is_decode():
-            return torch.arange(bs + 1, dtype=torch.int32, device=self.device), bs, 1
+        if drafts or forward_batch.forward_mode.is_decode():
+            rows = drafts or 1
+            return torch.arange(bs + 1, dtype=torch.int32, device=self.device) * rows, bs * rows, rows
         qo_indptr = torch.zeros(bs + 1, dtype=torch.int32, device=self.device)
         qo_indptr[1:] = torch.cumsum(forward_batch.extend_seq_lens[:bs], dim=0)
         lengths = forward_batch.extend_seq_lens_cpu
         rows = forward_batch.out_cache_loc.shape[0] if lengths is None else sum(lengths)
         return qo_indptr, rows, rows if lengths is None else max(lengths)
 
-    def _plan(self, batch: Batch) -> None:
-        """One launch for each kind of layer."""
-        batches = {False: batch}
-        self.planned = []
-        for plans in self.plans:
-            is_apart = _has_pool_of_window(plans, self.pool)
-            if is_apart not in batches:
-                table = self.pool.translate_loc_from_full_to_swa(batch.block_table).to(torch.int32)
-                batches[is_apart] = dataclasses.replace(batch, block_table=table)
-            self.planned.append(plans.plan(batches[is_apart]))
-        self.batches = batches  # their arrays live until the next plan
+    def _plan(self, batch: Batch, drafts: int, trees: Any) -> None:
+        """One launch for each kind of layer. ``trees``: what rows see of the drafts, where some are checked."""
+        self.steps = self.checks if drafts else self.usual
+        self.steps.plan(batch, self.pool)
+        self.of_trees = self.drafts.params(trees, len(batch.kv_len), drafts) if self.drafts and drafts else None
+
+    def _require(self, forward_batch: Any, *names: str) -> None:
+        """Raises NotImplementedError for a batch of another mode."""
+        names = (*names, "TARGET_VERIFY") if self.drafts else names
+        mode = forward_batch.forward_mode.name
+        if mode not in names:
+            raise NotImplementedError(f"forward mode {mode}; Raddle's backend for SGLang serves {' and '.join(names)} here")
+
+    @property
+    def verify_mask(self) -> Any:
+        """Where the draft's kernel says what rows of trees see; None: nothing is drafted."""
+        return self.drafts.mask if self.drafts else None
 
     # --- layers ------------------------------------------------------------------------------------
 
@@ -171,7 +198,7 @@ class Backend(AttentionBackend):
     def _attend(
         self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool, sinks: Any = None, **unknown: Any
     ) -> Any:
-        served = self.served[layer.layer_id]
+        served = self.steps.served[layer.layer_id]
         if unknown:
             raise NotImplementedError(f"{', '.join(unknown)} of an attention layer; Raddle's backend does not serve them")
         if (sinks is not None) != served.has_sinks:
@@ -183,12 +210,12 @@ class Backend(AttentionBackend):
             self._store(layer, forward_batch.out_cache_loc, k, v)
         q = q.reshape(q.shape[0], -1)
         out = q.new_empty(q.shape[0], layer.tp_q_head_num * layer.v_head_dim)
-        options: dict[str, Any] = {"scale": float(layer.scaling), "params": served.params, "zero_unused_rows": True}
+        params = {**(served.params or {}), **self.of_trees} if self.of_trees else served.params
+        options: dict[str, Any] = {"scale": float(layer.scaling), "params": params, "zero_unused_rows": True}
         if served.is_quantized:
             options |= {"k_scale": layer.k_scale_float, "v_scale": layer.v_scale_float}
         kv = tuple(self.pool.get_kv_buffer(layer.layer_id))
-        plan = self.planned[served.nth]
-        served.attention.run(plan, q, kv, out=out, **options)
+        served.attention.run(self.steps.planned[served.nth], q, kv, out=out, **options)
         return out
 
     def _store(self, layer: Any, slots: Any, k: Any, v: Any) -> None:
@@ -198,30 +225,24 @@ class Backend(AttentionBackend):
             self.pool.set_kv_buffer(layer, slots, k.clone(), v.clone(), layer.k_scale, layer.v_scale)
 
 
-def _has_pool_of_window(plans: LayerPlans, pool: Any) -> bool:
-    """Whether layers with a window have slots of their own, as in models that mix both kinds."""
-    return plans.first.window is not None and hasattr(pool, "translate_loc_from_full_to_swa")
-
-
-def _require(forward_batch: Any, *names: str) -> None:
-    """Raises NotImplementedError for a batch of another mode."""
-    mode = forward_batch.forward_mode.name
-    if mode not in names:
-        raise NotImplementedError(f"forward mode {mode}; Raddle's backend for SGLang serves {' and '.join(names)} here")
-
-
-def _limits(arguments: Any, max_requests: int, context_len: int) -> Limits:
+def _limits(arguments: Any, max_requests: int, context_len: int, draft_rows: int) -> Limits:
     """The largest batches, as SGLang's arguments have them: a chunk of prompts, with decodes beside it."""
     chunk = arguments.chunked_prefill_size or -1
     prompts = chunk if chunk > 0 else max(arguments.max_prefill_tokens, context_len)
     return Limits(
         max_requests=max_requests,
-        max_qo_tokens=prompts + max_requests,
+        max_qo_tokens=prompts + max_requests * draft_rows,
         max_kv_tokens=max_requests * context_len,
         page_size=1,
-        graph_rows=max_requests,
+        graph_rows=max_requests * draft_rows,
+        decode_len=draft_rows,
         min_prefix=0 if arguments.disable_radix_cache else _min_prefix(),
     )
+
+
+def _of_decodes(limits: Limits) -> Limits:
+    """Those of batches that only decode."""
+    return dataclasses.replace(limits, max_qo_tokens=limits.graph_rows, only_decodes=True)
 
 
 def _min_prefix() -> int:

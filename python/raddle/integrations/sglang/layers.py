@@ -87,7 +87,6 @@ def refuse_model(runner: Any) -> None:
     for refused, what in (
         (arch == "MLA", "latent attention (MLA)"),
         (bool(getattr(config, "is_encoder_decoder", False)), "a model with an encoder"),
-        (bool(arguments.speculative_algorithm), f"speculative_algorithm '{arguments.speculative_algorithm}'"),
         (bool(getattr(arguments, "enable_deterministic_inference", False)), "enable_deterministic_inference"),
     ):
         if refused:
