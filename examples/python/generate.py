@@ -79,7 +79,7 @@ class Engine:
     def step(self, requests, prefixes, new_tokens):
         """Appends each request's new tokens, and returns the logits of what follows its last one.
 
-        prefixes: what the cache holds of each, locked. Where that pays, it is read once for all who share it.
+        prefixes: what the cache holds of each, locked. Where that pays, it is read once for all requests that share it.
         """
         counts = [len(tokens) for tokens in new_tokens]
         grown = self.pool.append(requests, counts)

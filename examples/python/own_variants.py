@@ -1,4 +1,4 @@
-"""Attention that nobody shipped: a mask in Python, a scan in C++.
+"""Attention that does not come with Raddle: a mask in Python, a scan in C++.
 
 Both are compiled when the `Attention` is made, once a machine, and take a C++ compiler.
 """

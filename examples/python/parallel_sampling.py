@@ -19,7 +19,7 @@ prompt = weights.integers(0, VOCABULARY, PROMPT)
 # Looked up, not multiplied a step at a time: the bits of a product by numpy may depend on its number of rows.
 qkv_of = (embedding @ to_qkv).reshape(VOCABULARY, HQ + 2 * HKV, HEAD_DIM)
 
-# A request's bits do not depend on who is in its batch, so that both ways give exactly the same.
+# A request's bits do not depend on the rest of its batch, so that both ways give exactly the same.
 spec = raddle.AttentionSpec(HQ, HKV, HEAD_DIM, dtype="float32", variant=[raddle.Causal()], batch_invariant=True)
 attention = raddle.Attention(spec)
 

@@ -148,7 +148,7 @@ struct RunArgs {
   const Params* params = nullptr;  ///< run members that differ from the spec's
   void* stream = nullptr;          ///< GPUs: the CUstream to run on; null: the default stream
   /// GPUs: [workers, marks, 2] of 32 bits, zero, to write what each worker did when; see
-  /// Attention.run of the Python package. Data null: nobody asks.
+  /// Attention.run of the Python package. Data null: nothing is written.
   TensorRef timeline;
 };
 

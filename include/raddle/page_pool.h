@@ -1,4 +1,4 @@
-// A pool of KV pages: which are free, who holds the others, and which keys of a request lie where.
+// A pool of KV pages: which are free, what holds the others, and which keys of a request lie where.
 //
 // Pages are numbers. The memory that they number, K and V of every layer, is the caller's, or that
 // of a KvMemory; the pool never touches it. What has to be copied there comes as pairs of pages
@@ -70,8 +70,8 @@ class PagePool {
   std::optional<std::vector<i32>> allocate(i32 count);
   /// One more reference of the caller to each of `pages`, which are not free.
   void retain(std::span<const i32> pages);
-  /// Gives back one reference of the caller to each; refused where the caller has none, whoever
-  /// else may hold the page. Returns the pages that are free now.
+  /// Gives back one reference of the caller to each; refused where the caller has none,
+  /// whatever else may hold the page. Returns the pages that are free now.
   std::vector<i32> release(std::span<const i32> pages);
 
   // --- requests ---------------------------------------------------------------------------------
@@ -81,11 +81,11 @@ class PagePool {
   /// as the pages hold.
   RequestId add(std::span<const i32> pages = {}, std::optional<i32> kv_len = {});
   /// `count` new requests with the keys of `request`, on the same pages, the last partial one
-  /// included: whoever appends to it gets a copy first.
+  /// included: a request that appends to it gets a copy first.
   std::vector<RequestId> fork(RequestId request, i32 count = 1);
   /// Makes room for counts[i] more keys of requests[i], each named once; all of them, or none. A
-  /// partial last page that others hold, too, is replaced by a new one (copy-on-write); the last
-  /// who holds it keeps it.
+  /// partial last page that others hold, too, is replaced by a new one (copy-on-write); its last
+  /// holder keeps it.
   Appended append(std::span<const RequestId> requests, std::span<const i32> counts);
   /// Drops the keys from kv_len[i] on, as after drafts that were not accepted. Returns the pages
   /// that are free now.

@@ -25,7 +25,7 @@ struct Request {
 };
 
 /// A compiled binary. It is loaded from these bytes, never from the path of an entry: what was
-/// checked is what runs, whoever exchanges the file meanwhile.
+/// checked is what runs, also where the file is exchanged meanwhile.
 struct Binary {
   std::string bytes;
   bool compiled = false;  ///< by this call

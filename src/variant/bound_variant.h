@@ -68,7 +68,7 @@ class BoundVariant {
   const BoundStage* only_mask() const {
     return stages_.num_mask == 1 ? &stages_.mask[0].stage : nullptr;
   }
-  /// Names of the masks whose coverage nobody knows on the host; empty: all are known.
+  /// Names of the masks whose coverage the host does not know; empty: it knows all of them.
   const std::string& unknown_masks() const { return unknown_masks_; }
   /// Refuses what an update of a reservation may not change: plan members other than arrays of a
   /// batch, and arrays larger than those of any batch within the maxima.
@@ -78,7 +78,7 @@ class BoundVariant {
   void check_batch(const Batch& batch, MemberTime time) const;
   /// Which captured array of a plan or run member is too short for what a batch indexes, and why;
   /// nothing where all suffice. Lengths must be known. What lies on a GPU has extents, and values
-  /// that nobody knows: indices computed from them count as inside.
+  /// that the host does not know: indices computed from them count as inside.
   std::optional<std::string> find_short_array(const LayoutView& layout, MemberTime time) const;
   /// The name of a part of the user's own that changes keys, or values; empty: there is none. Parts
   /// that come with Raddle turn keys, so that a factor of keys is one of logits.

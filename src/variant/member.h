@@ -16,8 +16,8 @@ struct BoundMember {
 
 /// The value as the member holds it: integers become floats where floats are asked for, narrow
 /// integers wide ones. Raises TypeError, naming `argument`, where the value is of another kind. An
-/// array on a GPU stays there as it is: it must have the member's own elements, whose values nobody
-/// checks.
+/// array on a GPU stays there as it is: it must have the member's own elements, whose values are
+/// not checked.
 BoundMember bind_member(const Member& member, const MemberValue& value,
                         const std::string& argument);
 

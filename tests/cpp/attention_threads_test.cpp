@@ -1,5 +1,5 @@
-// Attention on several threads: who composes which partial state is decided by who comes last, and
-// must show nowhere.
+// Attention on several threads: the one that comes last composes partial states, and
+// which one that is must show nowhere.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

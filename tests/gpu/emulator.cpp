@@ -2,7 +2,7 @@
 // compiler and run on emulated threads (tests/cpp/emulated_ptx.h), device memory is the host's.
 // Everything else of Raddle's GPU path runs as it is. See tests/gpu/emulate.sh.
 //
-// There are two devices, whose memory nobody mistakes for the other's because tests ask for it by
+// There are two devices, whose memories are told apart because tests ask for them by
 // number. Work is done as soon as it is given to a stream. Tests steer and watch the driver through
 // the functions raddle_emulator_*.
 #include <dlfcn.h>

@@ -44,7 +44,7 @@ def drawn(rng, shape, kind) -> np.ndarray:
 
 
 def poisoned(shape, kind) -> np.ndarray:
-    """What nobody may read: NaN, or the one integer that is never made."""
+    """What must not be read: NaN, or the one integer that is never made."""
     return np.full(shape, -128 if np.dtype(kind).kind == "i" else np.nan, kind)
 
 

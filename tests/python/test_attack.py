@@ -27,7 +27,7 @@ def test_hostile_calls_guarded_problems_and_threads(request):
 
 
 def test_killed_compilations_and_failing_disks(request):
-    """The cache stays whole, and who comes after computes right."""
+    """The cache stays whole, and processes that follow compute right."""
     counts, wrong = attack_cache.attack(request.config.option.seed)
     assert not wrong, "\n".join(wrong)
     assert counts["kills"] >= 1 and counts["faults"] >= 1

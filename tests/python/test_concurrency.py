@@ -76,7 +76,7 @@ np.save(sys.argv[2], attn.run(plan, q, (k, v)))
 
 
 def test_any_number_of_threads_gives_the_same_bits(tmp_path):
-    """Threads take items from the plan's queues; who computes what changes no bit."""
+    """Threads take items from the plan's queues; which thread computes what changes no bit."""
     results = []
     for threads in ("1", "5"):
         env = {**os.environ, "RADDLE_NUM_THREADS": threads}

@@ -157,7 +157,7 @@ def test_ragged_rows_beyond_2_to_the_31_elements(engine, rng):
     layout = RaggedKV(np.array([0, 0, 2]), np.array([0, tokens - 40, tokens]))
     q = rng.standard_normal((2, 2, dim)).astype(np.float16)
     problem = Problem(q, [(k, v)], layout, [])
-    # The first request has no rows, so its sixteen million keys are nobody's.
+    # The first request has no rows, so its sixteen million keys belong to no row.
     short = Problem(q, [(k[-40:], v[-40:])], RaggedKV(np.array([0, 2]), np.array([0, 40])), [])
     for a, b in zip(engine.run(problem), engine.run(short)):
         np.testing.assert_array_equal(a, b)

@@ -1,4 +1,4 @@
-"""Who waits for which kernel of a GPU: in processes of their own, where the full one takes until a file is there.
+"""Which call waits for which kernel of a GPU: in processes where the full one takes until a file is there.
 
 Kernels do nothing here (RADDLE_EMULATOR_HOLLOW): when they are there is all that is asked.
 """

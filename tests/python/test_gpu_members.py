@@ -136,7 +136,7 @@ def test_some_members_on_the_gpu(gpu, rng):
     np.testing.assert_array_equal(here.view(np.uint8), there.view(np.uint8))
     unchecked = attn.run(*given, params={"sinks.logit": DeviceArray(np.float32([0, np.inf, np.nan, 0]))})
     kept = np.isfinite(np.float32(unchecked)).all(axis=(0, 2))
-    assert kept[0] and kept[3] and not kept[2], "nobody reads them on the host"
+    assert kept[0] and kept[3] and not kept[2], "they are not read on the host"
 
 
 def refused(attn, problem, error, *words, **params):

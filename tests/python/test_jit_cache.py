@@ -1,4 +1,4 @@
-"""The cache of compiled variants: found again, refused when damaged, and never in anybody's way."""
+"""The cache of compiled variants: found again, refused when damaged, and never in the way."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_folders_that_others_may_write_are_not_trusted(cache, mode):
     assert entries(cache) == [before]
     cache.chmod(0o755)
     assert compiled(cache) == (0, [])
-    if os.geteuid() == 0:  # nobody else can give folders away
+    if os.geteuid() == 0:  # no other user can give folders away
         os.chown(cache, 65534, -1)
         number, said = compiled(cache)
         assert number == 1 and len(said) == 1 and "belongs to another user (65534)" in said[0]
@@ -396,7 +396,7 @@ def test_a_killed_process_leaves_nothing_that_hurts(tmp_path):
     assert list(cache.iterdir()) and list(work.iterdir())  # a lock, and a compilation's files
     assert compiled(cache, RADDLE_CXX=compiler, TMPDIR=work) == (1, [])
     assert len(all_in(cache)) == 1 and list(work.iterdir()) == []
-    os.killpg(int(started.read_text()), signal.SIGTERM)  # the dead one's compiler: nobody waited for it
+    os.killpg(int(started.read_text()), signal.SIGTERM)  # the dead one's compiler: no process waited for it
 
 
 def until(condition):

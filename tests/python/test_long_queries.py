@@ -31,7 +31,7 @@ def test_several_rounds_of_keys(engine, rng, variant, dims):
 @pytest.mark.every_isa
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gaps_that_only_the_mask_itself_knows(engine, rng, dtype):
-    """Rows that keep nothing of a round, rounds that nobody keeps, and single keys at their borders."""
+    """Rows that keep nothing of a round, rounds that no row keeps, and single keys at their borders."""
     qo_len, kv_len = 50, 2200
     keep = np.zeros((qo_len, kv_len), bool)
     keep[:20, 100:230] = keep[5:30, 1023:1025] = keep[:, 1500:1533] = keep[40:, 2199:] = True

@@ -61,7 +61,7 @@ def test_rows_that_keep_nothing_or_everything(engine, rng):
 
 
 def test_a_token_tree(engine, rng):
-    """Eight drafts in a tree over 60 committed keys: positions are depths, bits say who is whose ancestor."""
+    """Eight drafts in a tree over 60 committed keys: positions are depths, bits say which are ancestors."""
     parent = [-1, 0, 0, 1, 1, 2, 3, 6]
     tree = np.eye(8, dtype=bool)
     for i, p in enumerate(parent):

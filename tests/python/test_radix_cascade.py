@@ -45,7 +45,7 @@ class Engine:
         return np.stack(rows, axis=1)
 
     def grow(self, requests, new_tokens):
-        """Appends tokens; pages that become free on the way hold NaN, so that nobody can be reading them."""
+        """Appends tokens; pages that become free on the way hold NaN, so that reading them is found out."""
         arguments = [request.number for request in requests], [len(tokens) for tokens in new_tokens]
         grown = self.pool.append(*arguments)
         if grown.missing:
@@ -232,7 +232,7 @@ def test_requests_without_a_match(rng):
     assert engine.running[3].match.num_tokens == 0
     found = engine.check(attention_of(), [Causal()], [1] * 4)
     assert found.num_levels == 2
-    # They were added with the pages that they matched, so the choice is the same for those who kept no match.
+    # They were added with the pages that they matched, so the choice is the same for those that kept no match.
     nothing = raddle.Cascade.from_radix(attention_of(), engine.cache, engine.numbers(), [None] * 4, np.arange(5))
     assert nothing.explain() == found.explain()
     empty = raddle.Cascade.from_radix(attention_of(), engine.cache, [], [], [0])

@@ -1,4 +1,4 @@
-"""`raddle replay --prefix-cache --parallel N`: what requests and samples share, and that nobody reads other keys."""
+"""`raddle replay --prefix-cache --parallel N`: what requests and samples share, and that none reads other keys."""
 
 import json
 

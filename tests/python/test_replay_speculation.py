@@ -1,4 +1,4 @@
-"""`raddle replay --speculate`: trees of drafts, what is kept of them, and that nobody reads what is not."""
+"""`raddle replay --speculate`: trees of drafts, what is kept of them, and that what is not is never read."""
 
 import json
 from dataclasses import replace

@@ -187,7 +187,7 @@ def test_bad_maxima(engine, rng, changes, words):
     ids=lambda x: x[0] if isinstance(x, list) else "",
 )
 def test_arrays_that_come_and_go(engine, rng, layouts, options):
-    """Idle steps, prefixes that nobody shares, masks that keep everything: no batch decides for those after it."""
+    """Idle steps, prefixes that no requests share, masks that keep everything: no batch decides for those after it."""
     some = [[(0, 0)], [(1, 40)], [(1, 9), (3, 50)], [(2, 70), (1, 5), (4, 30)], [(0, 7)], [(1, 20), (1, 20)]]
     problems = [
         draw(rng, layouts[n % len(layouts)], "causal", lengths=lengths, **options, **HEADS)

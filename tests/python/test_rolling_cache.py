@@ -40,7 +40,7 @@ class Texts:
         for request in requests:
             del self.texts[request]
         for part in self.kv:
-            part[freed] = np.nan  # whoever gets these pages next must not look at what was there
+            part[freed] = np.nan  # a request that gets these pages next must not look at what was there
 
     def append(self, requests, counts):
         """One step: the layout, and the problem that says what it means. Writes K and V of the new tokens."""

@@ -138,7 +138,7 @@ def interleaved(
 ) -> Times:
     """Microseconds of each engine in each round, in which all take turns; ``warm_ups`` more rounds come before.
 
-    Who begins changes from round to round; ``tick`` is called after every turn. A turn that raises is handed to
+    Another engine begins in each round; ``tick`` is called after every turn. A turn that raises is handed to
     ``failed`` and its engine takes no further part, without times; what ``failed`` raises ends the rounds, as every
     error does where there is none. ``times``, if given, is filled and holds what was measured until then.
     """

@@ -104,7 +104,7 @@ class CudaEngine(Engine):
         return cost
 
     def release(self, pages: Sequence[int]) -> None:
-        """Pages that nobody holds any more: whoever reads them now gets NaN."""
+        """Pages that are no longer held: a request that reads them now gets NaN."""
         with self._gpu.entered():
             for pool, page in itertools.product(itertools.chain(*self.pools), pages):
                 pool.fill(_NAN, page, 1)

@@ -260,7 +260,7 @@ class Engine:
         return [*ways[first:], *ways[:first]]
 
     def release(self, pages: Sequence[int]) -> None:
-        """Pages that nobody holds any more: whoever reads them now gets NaN."""
+        """Pages that are no longer held: a request that reads them now gets NaN."""
         for pool in itertools.chain(*self.pools):
             _poison(pool, pages)
 

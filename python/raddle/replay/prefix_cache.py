@@ -1,7 +1,7 @@
 """What a replay does with prompts that begin alike: each computes all of it, or takes over what an earlier one left.
 
 A scheduler asks for room, adds a request, appends to it, forks it into samples, and says when its prompt is computed
-and when it is done. Pages in what these calls return are such that nobody holds any more.
+and when it is done. The pages that these calls return are no longer held by any request.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class PrefixCache(NoPrefixCache):
     def spare(self, request: Request, num_pages: int) -> int:
         # A failed admission must leave no trace, or a log's repetition would evict other pages: don't touch.
         found = self.cache.match(_reusable(request), touch=False).pages
-        # Who takes over pages that only the cache holds keeps them from being evicted.
+        # Pages that only the cache holds cannot be evicted once a request takes them over.
         kept = int(np.count_nonzero(self.pool.references(found) == 1))
         return super().spare(request, num_pages - len(found)) + self.idle_pages - kept
 

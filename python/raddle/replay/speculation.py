@@ -2,8 +2,8 @@
 
 The text that a request generates is fixed: what lies at each position is a hash of the request and the position. So a
 tree is drafted around it: a root, the text's last token, and below it chains, one of which begins as the text goes on.
-Tokens that are right have the text's keys and values, and become part of it; wrong ones have others, so that whoever
-reads a sibling, or keeps a draft that was rejected, is wrong and found out.
+Tokens that are right have the text's keys and values, and become part of it; wrong ones have others, so that a
+result is wrong, and found out, where a sibling was read, or a rejected draft kept.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def _parts(folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _write(folder: Path, name: str, value: Any) -> None:
-    """Publishes a file at once, so that nobody reads half of it."""
+    """Publishes a file at once, so that no reader finds half of it."""
     path = folder / f"{name}.json"
     path.with_suffix(".part").write_text(json.dumps(value))
     path.with_suffix(".part").rename(path)

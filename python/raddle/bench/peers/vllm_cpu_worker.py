@@ -103,7 +103,7 @@ class Worker:
 
 
 def serve(operators=Operators):
-    """Answers until the input ends. What anybody else prints goes to stderr."""
+    """Answers until the input ends. What libraries print goes to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     worker = None

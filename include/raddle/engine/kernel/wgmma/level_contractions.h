@@ -1,8 +1,8 @@
 // The end of a queue of short queries in a layout of several levels, where the worker's shares of
 // contractions are few, of few rows and states, as those of decoding with shared prefixes. What
 // they take is looked up while the first keys come. Then the worker waits for the states of all of
-// them at once, and its warps divide the rows of those that are complete. Who takes what is as in
-// gpu/queue_end.h, which serves queues that are not like this.
+// them at once, and its warps divide the rows of those that are complete. Workers take what
+// gpu/queue_end.h gives them, which serves queues that are not like this.
 #pragma once
 
 #include "raddle/engine/kernel/wgmma/announce.h"

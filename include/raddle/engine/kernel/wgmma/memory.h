@@ -60,7 +60,7 @@ struct ItemFacts {
 };
 
 /// Of slots that are used one after another: that of what comes nth, and the parity of the phase
-/// that its barriers are in then. Who waits for a phase must have seen the slot's last one.
+/// that its barriers are in then. A warp that waits for a phase must have seen the slot's last one.
 template <i32 count>
 struct RingPlace {
   i32 slot, parity;
