@@ -30,7 +30,7 @@ def test_other_names_are_refused(given):
 
 
 def test_another_order_is_refused():
-    with pytest.raises(ImportError, match="takes reservation layout stream; expected layout reservation stream"):
+    with pytest.raises(ImportError, match="takes reservation layout stream params; expected layout reservation stream"):
         _library.function_in_order("raddle.update", "layout reservation stream")
 
 
