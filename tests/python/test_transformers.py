@@ -230,6 +230,6 @@ def test_an_untried_version_is_named_once(monkeypatch, caplog):
     integration.register()
     integration.register()
     assert [r.getMessage() for r in caplog.records if "9.9.9" in r.getMessage()] == [
-        "raddle was tried with transformers 5.17.x and 5.18.x; this is 9.9.9"
+        "raddle was tried with transformers 5.17.x, 5.18.x, 5.24.x; this is 9.9.9"
     ]
     assert np.all(["raddle" in AttentionInterface()])

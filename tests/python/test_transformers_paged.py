@@ -38,7 +38,8 @@ def prompts(rng):
 def test_the_name_with_and_without_its_prefix(implementation, rng, prompts):
     model = model_of("llama", rng, implementation)
     assert_as_one_by_one(generate_batch(model, prompts), model, prompts)
-    assert model.config._attn_implementation == implementation
+    left = model.config._attn_implementation
+    assert left in (implementation, implementation.removeprefix("paged|")), "later than 5.18 the prefix is dropped"
 
 
 @pytest.mark.parametrize("name", list(MODELS))

@@ -18,14 +18,14 @@ import transformers
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from raddle.integrations.transformers.attention import attend
+from raddle.integrations.transformers.continuous import admit, attend_either
 from raddle.integrations.transformers.masks import make_mask
 from raddle.integrations.transformers.paged import attend_paged
 
 __all__ = ["register"]
 
 #: Versions of transformers that the integration was tried with.
-TRIED = ("5.17.", "5.18.")
+TRIED = ("5.17.", "5.18.", "5.24.")
 
 _logger = logging.getLogger(__name__)
 _registered = False
@@ -46,11 +46,12 @@ def register() -> None:
     global _registered
     if _registered:
         return
-    AttentionInterface.register("raddle", attend)
+    AttentionInterface.register("raddle", attend_either)
     AttentionMaskInterface.register("raddle", make_mask)
     AttentionInterface.register("paged|raddle", attend_paged)
+    admit()
     if not transformers.__version__.startswith(TRIED):
-        tried = " and ".join(f"{version}x" for version in TRIED)
+        tried = ", ".join(f"{version}x" for version in TRIED)
         _logger.warning("raddle was tried with transformers %s; this is %s", tried, transformers.__version__)
     _registered = True
 
