@@ -274,9 +274,9 @@ class Checking(Server):
         batch.seq_lens = batch.seq_lens - drafts
         batch.seq_lens_cpu = batch.seq_lens if knows_lengths else None
         seen = trees_of(self.rng, len(lengths), drafts)
-        built = torch.from_numpy(seen.reshape(-1).copy())
+        built = torch.from_numpy(np.append(seen, np.ones(2 * REQUESTS * DRAFTS**2, bool)))  # as long as a capture's
         if in_place:
-            built, at = self.backend.verify_mask.buffer, built
+            built, at = self.backend.verify_mask.buffer, built[: seen.size]
             built[: len(at)] = at
         batch.spec_info = fake_sglang.EagleVerifyInput(built, drafts)
         if in_graph:

@@ -63,10 +63,12 @@ class Drafts:
         self.mask = VerifyMask(buffer, TreeMaskMode.QLEN_ONLY, max_requests, is_read=self.branches)
 
     def bring(self, spec_info: Any) -> None:
-        """Has the memory that graphs read hold a batch's trees, if they were built elsewhere."""
-        built = spec_info.custom_mask
-        if self.branches and built is not None and built.data_ptr() != self.mask.buffer.data_ptr():
-            self.mask.buffer[: built.numel()].copy_(built)
+        """Has the memory that graphs read hold a batch's trees, if they were built elsewhere. A capture brings a mask of any
+        length, whose bytes count for nothing."""
+        built, ours = spec_info.custom_mask, self.mask.buffer
+        if self.branches and built is not None and built.data_ptr() != ours.data_ptr():
+            count = min(built.numel(), ours.numel())
+            ours[:count].copy_(built[:count])
 
     def params(self, built: Any, num_requests: int, n: int) -> dict[str, Any] | None:
         """Run members of a batch whose trees, of n drafts each, are ``built``: [requests · n · n] bool, or longer."""
