@@ -3,6 +3,7 @@
 Needs --device cuda: an sm_90 GPU, or the emulated driver with RADDLE_EMULATOR_COMPUTE=90 (test_emulated.py).
 """
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -14,7 +15,7 @@ from device_table import MAXIMA, PAGES, Table, Tensors, batch, reserve
 from draws import draw
 from engine import Engine, twin
 from hopper import HEADS, attention_of, check, kernel_of
-from reference import Flex, attention
+from reference import Alibi, Causal, Flex, attention
 from small import refuses, reserved
 from test_flex_mods import MASKS, SCORES, Place
 
@@ -76,6 +77,23 @@ def test_batch_invariance(wgmma, rng):
         outs.append(attn.run(attn.plan(layout, num_workers=workers), problem.q, problem.kv[0]))
     within(attention(problem), outs[0])
     np.testing.assert_array_equal(outs[0].view(np.uint16), outs[1].view(np.uint16))
+
+
+@pytest.mark.parametrize("steep", [slice(0, 2), slice(2, 4)], ids=["first heads", "last heads"])
+def test_weights_that_overflow_change_no_bit_of_other_items(wgmma, rng, steep):
+    """A worker may draw any item before another: what logits that grow have it do ends with their item."""
+    slopes = np.full(4, 0.01, np.float32)
+    problem = draw(rng, "ragged", variant=[Alibi(slopes), Causal()], lengths=[(140, 700)], **HEADS)
+    attn = attention_of(wgmma, problem)
+    plan = attn.plan(twin(problem.layout), num_workers=1)
+    assert kernel_of(0) in plan.explain()
+    outs = []
+    for slope in (0.01, 4.0):
+        slopes[steep] = slope
+        outs.append(attn.run(plan, problem.q, problem.kv[0], params={"alibi.slopes": slopes}))
+        within(attention(dataclasses.replace(problem, variant=[Alibi(slopes), Causal()])), outs[-1])
+    others = np.delete(np.arange(4), steep)
+    np.testing.assert_array_equal(*(out[:, others].view(np.uint16) for out in outs))
 
 
 def test_long_queries_mark_no_timeline(wgmma, rng):

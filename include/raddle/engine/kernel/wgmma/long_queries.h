@@ -57,7 +57,10 @@ class LongQueries {
       ptx::products_wait<1>(s_[0]);
       tiles.release_keys();
       const RowStats<1> ended = weighing_.stats;
-      if (tiles.opens_item()) weighing_.clear(), grows_ = grows_ & has_logits<Variant>;
+      if (tiles.opens_item()) {
+        weighing_.clear();
+        grows_ = false;
+      }
       float factor[2] = {1.0f, 1.0f};
       const bool shrinks = weigh_tile(tiles, factor);
       tiles.release_queries();
@@ -176,9 +179,9 @@ class LongQueries {
   Weights<1, key_fragments> p_ = {};
   Output<Kernel, 1> o_;
   Weighing weighing_;
-  /// Weights have exceeded what P holds, and would again: all tiles are searched from then on, of
-  /// this item, and, where the variant changes logits, of later ones. Those of ALiBi grow from key
-  /// to key.
+  /// Weights have exceeded what P holds, and would again, as those of ALiBi, which grow from key to
+  /// key: all later tiles of the item are searched. Not those of later items, which a worker may
+  /// draw in any order.
   bool grows_ = false;
 };
 
