@@ -72,6 +72,14 @@ bool decodes_as_fast(const AttentionSpec& spec, i64 rows) {
   return spec.head_dim_qk <= 128 && spec.head_dim_vo <= 128 && rows <= 8;
 }
 
+/// Why long queries run on wgmma only where RADDLE_BACKEND asks for it; null: they may be faster.
+const char* long_queries_kept_from_wgmma(const AttentionSpec& spec) {
+  if (const char* why = long_queries_unserved_by_wgmma(spec)) return why;
+  if (spec.head_dim_qk > 128 || spec.head_dim_vo > 128)
+    return "long queries of heads above 128 have not been timed on wgmma";
+  return nullptr;
+}
+
 /// When workers that share the work equally are done with it; a mask is taken for a causal one.
 /// Which queries are short is said by `mma`, whatever family `config` is of.
 i64 equal_share(const LayoutView& layout, const PlanConfig& config, const PlanConfig& mma,
@@ -134,13 +142,6 @@ const char* long_queries_unserved_by_wgmma(const AttentionSpec& spec) {
   return nullptr;
 }
 
-const char* long_queries_kept_from_wgmma(const AttentionSpec& spec) {
-  if (const char* why = long_queries_unserved_by_wgmma(spec)) return why;
-  if (spec.head_dim_qk > 128 || spec.head_dim_vo > 128)
-    return "long queries of heads above 128 have not been timed on wgmma";
-  return nullptr;
-}
-
 const char* unserved_by_wgmma(const Layout& layout) {
   for (const Level& level : layout.levels()) {
     if (level.storage == KvStorage::blocks)
@@ -158,6 +159,12 @@ bool decodes_on_wgmma(const AttentionSpec& spec, const FamilyFacts& facts) {
   if (unserved_by_wgmma(spec, facts)) return false;
   if (facts.asked) return facts.asked == KernelFamily::wgmma;
   return !spec.batch_invariant && decodes_as_fast(spec, spec.group_size());
+}
+
+bool long_queries_on_wgmma(const AttentionSpec& spec, const FamilyFacts& facts) {
+  if (unserved_by_wgmma(spec, facts)) return false;
+  if (!facts.asked) return !long_queries_kept_from_wgmma(spec);
+  return facts.asked == KernelFamily::wgmma && !long_queries_unserved_by_wgmma(spec);
 }
 
 void check_asked_family(const AttentionSpec& spec, const FamilyFacts& facts) {

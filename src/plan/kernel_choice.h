@@ -46,12 +46,12 @@ const char* unserved_by_wgmma(const AttentionSpec& spec, const FamilyFacts& fact
 const char* long_queries_unserved_by_wgmma(const AttentionSpec& spec);
 const char* unserved_by_wgmma(const Layout& layout);
 
-/// Why long queries run on wgmma only where RADDLE_BACKEND asks for it; null: they may be faster.
-const char* long_queries_kept_from_wgmma(const AttentionSpec& spec);
-
 /// Whether plans of decodes take the wgmma family's kernel of short queries, of most layouts: it is
 /// the one that is needed first.
 bool decodes_on_wgmma(const AttentionSpec& spec, const FamilyFacts& facts);
+
+/// Whether plans of long queries may take the wgmma family's kernel of them.
+bool long_queries_on_wgmma(const AttentionSpec& spec, const FamilyFacts& facts);
 
 /// Raises ValueError, naming the argument, where RADDLE_BACKEND asks for a family that cannot
 /// compute the spec.

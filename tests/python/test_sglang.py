@@ -267,6 +267,10 @@ def trees_of(rng, num_requests, drafts):
 class Checking(Server):
     """Batches in which drafts are checked: SGLang's lengths do not count them."""
 
+    def __init__(self, rng, variants, given=None, **config):
+        self.of_layers = variants
+        super().__init__(rng, [Block(layer_of(0, **(given or {})))], variants, **config)
+
     def checks(self, lengths, drafts=DRAFTS, branches=True, in_graph=False, in_place=False, knows_lengths=True):
         """Of requests {number: tokens before the drafts}. In place: in the memory that the backend made for the trees."""
         requests = {number: (drafts, n + drafts) for number, n in lengths.items()}
@@ -287,10 +291,6 @@ class Checking(Server):
         self.variants = [[*([Seen(seen)] if branches else []), *self.of_layers[0]]]
         self.attend(requests, batch)
         self.variants = self.of_layers
-
-    def __init__(self, rng, variants, *more, **config):
-        self.of_layers = variants
-        super().__init__(rng, [Block(layer_of(0, **more[0] if more else {}))], variants, **config)
 
 
 BEFORE = [{0: 60, 2: 50, 1: 45}, {4: 1, 0: 90}, {5: 33}]

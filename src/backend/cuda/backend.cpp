@@ -94,15 +94,11 @@ class CudaBackend final : public GpuBackend {
   /// errors are raised here. Those of long queries take longer; plans wait for them, and for those
   /// of the other family, which few plans need.
   void start_kernels() {
-    const bool has_long = !unserved_by_wgmma(spec_, facts_) &&
-                          (facts_.asked ? facts_.asked == KernelFamily::wgmma &&
-                                              !long_queries_unserved_by_wgmma(spec_)
-                                        : !long_queries_kept_from_wgmma(spec_));
     const AttentionKernels::Which first = decodes_on_wgmma(spec_, facts_)
                                               ? AttentionKernels::wgmma_short_8
                                               : AttentionKernels::short_only;
     memory_->kernels.start(first);
-    if (has_long)
+    if (long_queries_on_wgmma(spec_, facts_))
       memory_->kernels.start(AttentionKernels::wgmma);
     else if (facts_.asked != KernelFamily::wgmma)
       memory_->kernels.start(AttentionKernels::any_length);

@@ -108,8 +108,7 @@ void warm(const AttentionSpec& spec, const std::string& arch) {
   jit::cubin_of(kernel, arch);
   kernel.short_only = true;
   jit::cubin_of(kernel, arch);
-  if (!unserved_by_wgmma(spec, facts_of(variant, arch, true, {})) &&
-      !long_queries_kept_from_wgmma(spec))
+  if (long_queries_on_wgmma(spec, facts_of(variant, arch, true, {})))
     jit::cubin_of(kernel_of(spec, variant, arch, KernelFamily::wgmma), arch);
 }
 

@@ -48,8 +48,9 @@ class Backend(AttentionBackend):
         self.req_to_token = runner.req_to_token_pool.req_to_token
         self.device = torch.device(runner.device)
         self.dtype = runner.dtype
-        self.draft_rows = self.drafts.per_request if self.drafts else 1
-        self.context_len = min(self.req_to_token.shape[1], runner.model_config.context_len + self.draft_rows)
+        drafted = self.drafts.per_request if self.drafts else 0
+        self.decode_len = drafted or 1
+        self.context_len = min(self.req_to_token.shape[1], runner.model_config.context_len + drafted)
         found = find_layers(runner.model, RadixAttention)
         self.layers = {each.layer.layer_id: layer_attention(each, runner.dtype, runner.kv_cache_dtype) for each in found}
         self._refuse_windows_of_trees()
@@ -68,7 +69,7 @@ class Backend(AttentionBackend):
 
     def _make_plans(self, max_requests: int) -> None:
         self.max_requests = max_requests
-        limits = _limits(self.arguments, max_requests, self.context_len, self.draft_rows)
+        limits = _limits(self.arguments, max_requests, self.context_len, self.decode_len)
         self.usual = self.steps = self._make_steps(self.layers, limits)
         self.checks = self.usual  # of drafts; in a chain, each row sees those before it
         if self.drafts:
@@ -118,8 +119,8 @@ class Backend(AttentionBackend):
     def init_forward_metadata_in_graph(self, forward_batch: Any) -> None:
         """Plans in the graph: a replay plans anew, from what the arrays hold then."""
         arrays, bs, drafts = self._graph_arrays(), forward_batch.batch_size, self._drafts_in(forward_batch)
-        rows = drafts or 1
-        of_batch = arrays.qo_indptr[: bs + 1] * rows, arrays.table[:bs], arrays.kv_len[:bs]
+        rows, qo_indptr = drafts or 1, arrays.qo_indptr[: bs + 1]
+        of_batch = qo_indptr * rows if drafts else qo_indptr, arrays.table[:bs], arrays.kv_len[:bs]
         trees = self.drafts.mask.buffer if self.drafts else None
         self._plan(Batch(*of_batch, num_rows=bs * rows, longest=rows), drafts, trees)
 
@@ -136,9 +137,9 @@ class Backend(AttentionBackend):
         if self.drafts is None or forward_batch.forward_mode.name != "TARGET_VERIFY":
             return 0
         rows = forward_batch.spec_info.draft_token_num
-        if rows > self.draft_rows:
+        if rows > self.decode_len:
             raise NotImplementedError(
-                f"a batch checks {rows} drafts a request; expected at most speculative_num_draft_tokens = {self.draft_rows}"
+                f"a batch checks {rows} drafts a request; expected at most speculative_num_draft_tokens = {self.decode_len}"
             )
         return rows
 
@@ -225,17 +226,17 @@ class Backend(AttentionBackend):
             self.pool.set_kv_buffer(layer, slots, k.clone(), v.clone(), layer.k_scale, layer.v_scale)
 
 
-def _limits(arguments: Any, max_requests: int, context_len: int, draft_rows: int) -> Limits:
+def _limits(arguments: Any, max_requests: int, context_len: int, decode_len: int) -> Limits:
     """The largest batches, as SGLang's arguments have them: a chunk of prompts, with decodes beside it."""
     chunk = arguments.chunked_prefill_size or -1
     prompts = chunk if chunk > 0 else max(arguments.max_prefill_tokens, context_len)
     return Limits(
         max_requests=max_requests,
-        max_qo_tokens=prompts + max_requests * draft_rows,
+        max_qo_tokens=prompts + max_requests * decode_len,
         max_kv_tokens=max_requests * context_len,
         page_size=1,
-        graph_rows=max_requests * draft_rows,
-        decode_len=draft_rows,
+        graph_rows=max_requests * decode_len,
+        decode_len=decode_len,
         min_prefix=0 if arguments.disable_radix_cache else _min_prefix(),
     )
 
