@@ -72,14 +72,6 @@ bool decodes_as_fast(const AttentionSpec& spec, i64 rows) {
   return spec.head_dim_qk <= 128 && spec.head_dim_vo <= 128 && rows <= 8;
 }
 
-/// Why long queries run on wgmma only where RADDLE_BACKEND asks for it; null: they may be faster.
-const char* long_queries_kept_from_wgmma(const AttentionSpec& spec) {
-  if (const char* why = long_queries_unserved_by_wgmma(spec)) return why;
-  if (spec.head_dim_qk > 128 || spec.head_dim_vo > 128)
-    return "long queries of heads above 128 have not been timed on wgmma";
-  return nullptr;
-}
-
 /// When workers that share the work equally are done with it; a mask is taken for a causal one.
 /// Which queries are short is said by `mma`, whatever family `config` is of.
 i64 equal_share(const LayoutView& layout, const PlanConfig& config, const PlanConfig& mma,
@@ -163,8 +155,8 @@ bool decodes_on_wgmma(const AttentionSpec& spec, const FamilyFacts& facts) {
 
 bool long_queries_on_wgmma(const AttentionSpec& spec, const FamilyFacts& facts) {
   if (unserved_by_wgmma(spec, facts)) return false;
-  if (!facts.asked) return !long_queries_kept_from_wgmma(spec);
-  return facts.asked == KernelFamily::wgmma && !long_queries_unserved_by_wgmma(spec);
+  if (facts.asked && facts.asked != KernelFamily::wgmma) return false;
+  return !long_queries_unserved_by_wgmma(spec);
 }
 
 void check_asked_family(const AttentionSpec& spec, const FamilyFacts& facts) {
@@ -230,7 +222,7 @@ KernelChoice choose_gpu_kernel(const AttentionSpec& spec, const FamilyFacts& fac
     return wgmma_for(spec, layout.view(), short_rows, "all queries are short");
   if (is_short(layout.view(), mma))
     return {KernelFamily::mma, "all queries are short, and wgmma is not known to be faster"};
-  if (const char* why = long_queries_kept_from_wgmma(spec)) return {KernelFamily::mma, why};
+  if (const char* why = long_queries_unserved_by_wgmma(spec)) return {KernelFamily::mma, why};
   const auto time = [&](const PlanConfig& config) {
     return equal_share(layout.view(), config, mma, facts.masks);
   };

@@ -74,6 +74,17 @@ TEST(Math, TangentsAndSigmoid) {
   EXPECT_LE(errors_of([](float x) { return native::tanh_ratio(x, 30.0f); }, capped, -400.0, 400.0)
                 .absolute,
             0x1p-21);
+  for (const float scale : {1.0f, -0.088f, 0.25f}) {
+    const float limit = native::near_soft_cap_limit(scale, 30.0f);
+    EXPECT_NEAR(limit, 0.55 * 30.0 / std::abs(scale), 1e-3);
+    const auto near = [=](float s) { return native::near_soft_cap(s, scale, 30.0f) / 30.0f; };
+    const auto exact = [=](double s) { return std::tanh(s * double{scale} / 30.0); };
+    EXPECT_LE(errors_of(near, exact, -limit, limit).absolute, 0x1p-21);
+    EXPECT_TRUE(std::isnan(near(nan)));
+  }
+  for (const float scale : {0.0f, 1e-6f, 1e6f, nan})
+    EXPECT_LT(native::near_soft_cap_limit(scale, 30.0f), 0.0f);
+  EXPECT_LT(native::near_soft_cap_limit(0.088f, 1e7f), 0.0f);
   const auto sigmoid = [](double x) { return 1.0 / (1.0 + std::exp(-x)); };
   EXPECT_LE(errors_of(MATH(sigmoid), sigmoid, -80.0, 80.0).ulp, 4.0);
   for (const auto function :

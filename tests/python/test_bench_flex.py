@@ -6,6 +6,7 @@ from click.testing import CliRunner
 from raddle.bench import first_use, traced
 from raddle.bench.cli import bench
 from raddle.bench.results import Measured
+from raddle.bench.workloads import document_offsets
 
 
 class Quiet:
@@ -20,7 +21,7 @@ def test_kept_pairs_are_counted():
     causal, window, cap, documents = traced.cases(1500)
     assert causal.kept(1500) == cap.kept(1500) == 1500 * 1501 // 2
     assert window.kept(1500) == 1024 * 1025 // 2 + (1500 - 1024) * 1024
-    lengths = np.diff(traced.document_offsets(1500))
+    lengths = np.diff(document_offsets(1500))
     assert lengths.sum() == 1500 and documents.kept(1500) == sum(n * (n + 1) // 2 for n in lengths)
 
 

@@ -84,8 +84,8 @@ def test_host_times_are_measured(no_gpu, monkeypatch):
     monkeypatch.setattr(host, "_CALLS", 3)
     rows = host.measure((), 1, "cpu")
     assert not [row for row in rows if "failed" in row]
-    assert [row["workload"] for row in rows[:4]] == ["plan B16", "plan B256", "run out=", "run"]
-    assert all(row["value"] > 0 for row in rows) and len(rows) == 7
+    assert [row["workload"] for row in rows[:5]] == ["plan B16", "plan B256", "run out=", "run", "flex call"]
+    assert all(row["value"] > 0 for row in rows) and len(rows) == 8
     section = sections.chosen(["plan"])[0]
     shows(section, rows, "≤ 15", "of the step")
 

@@ -316,13 +316,39 @@ def body(traced):
     return traced.source.split("const {\n")[1].split("\n  }")[0].strip()
 
 
+def near_body(fn):
+    """What `near_logits` returns, if the struct has it."""
+    parts = trace_score(fn).source.split("near_logits(float s, float s_scale, ")
+    return parts[1].split("return ")[1].split(";")[0] if len(parts) > 1 else None
+
+
+def test_soft_caps_have_a_sooner_form():
+    """Of logits that are far below the cap. Whatever else a function does to its score is done to the scaled one."""
+    cap, other = 30.0, 20.0
+    near = "native::near_soft_cap(s, s_scale, cap)"
+    assert near_body(lambda score, b, h, q, kv: cap * ops.tanh(score / cap)) == near
+    assert near_body(lambda score, b, h, q, kv: ops.tanh(score / cap) * cap + 1.0) == f"{near} + 1.0f"
+    assert near_body(lambda score, b, h, q, kv: ops.where(q >= kv, cap * ops.tanh(score / cap), score * 2)) == (
+        f"(c.kv_pos <= r.q_pos) ? {near} : ((s_scale * s) * 2.0f)"
+    )
+    for none in (
+        lambda score, b, h, q, kv: score + 1.0,
+        lambda score, b, h, q, kv: cap * ops.tanh(score / other),
+        lambda score, b, h, q, kv: cap * ops.tanh((score + 1.0) / cap),
+        lambda score, b, h, q, kv: cap * ops.tanh(score / cap) + ops.tanh(score),
+        lambda score, b, h, q, kv: cap * ops.tanh(score / cap) + other * ops.tanh(score / other),
+    ):
+        assert near_body(none) is None
+
+
 def test_a_function_becomes_what_one_would_write_by_hand():
     cap, window = 30.0, 4
     assert body(trace_score(lambda score, b, h, q, kv: cap * ops.tanh(score / cap))) == (
         "return cap * native::tanh_ratio(s, cap);"
     )
     assert body(trace_score(lambda score, b, h, q, kv: score + SLOPES[h] * (kv - q))) == (
-        "return s + (traced::at(SLOPES, r.q_head) * static_cast<float>(traced::sub(c.kv_pos, r.q_pos)));"
+        "return native::product_sum(traced::at(SLOPES, r.q_head), "
+        "static_cast<float>(traced::sub(c.kv_pos, r.q_pos)), s);"
     )
     assert body(trace_mask(lambda b, h, q, kv: q - kv <= window)) == (
         "return traced::sub(r.q_pos, c.kv_pos) <= window;"

@@ -15,7 +15,7 @@ from device_table import MAXIMA, PAGES, Table, Tensors, batch, reserve
 from draws import draw
 from engine import Engine, twin
 from hopper import HEADS, attention_of, check, kernel_of
-from reference import Alibi, Causal, Flex, attention
+from reference import Alibi, Causal, Flex, SoftCap, attention
 from small import refuses, reserved
 from test_flex_mods import MASKS, SCORES, Place
 
@@ -79,20 +79,47 @@ def test_batch_invariance(wgmma, rng):
     np.testing.assert_array_equal(outs[0].view(np.uint16), outs[1].view(np.uint16))
 
 
-@pytest.mark.parametrize("steep", [slice(0, 2), slice(2, 4)], ids=["first heads", "last heads"])
-def test_weights_that_overflow_change_no_bit_of_other_items(wgmma, rng, steep):
-    """A worker may draw any item before another: what logits that grow have it do ends with their item."""
+def slopes_of(slope, heads=slice(0, 0)):
     slopes = np.full(4, 0.01, np.float32)
-    problem = draw(rng, "ragged", variant=[Alibi(slopes), Causal()], lengths=[(140, 700)], **HEADS)
+    slopes[heads] = slope
+    return slopes
+
+
+def with_slopes(slope):
+    def changed(problem, heads):
+        slopes = slopes_of(slope, heads)
+        return dataclasses.replace(problem, variant=[Alibi(slopes), Causal()]), {"alibi.slopes": slopes}
+
+    return [Alibi(slopes_of(0.01)), Causal()], changed
+
+
+def with_logits_beyond_the_cap():
+    def changed(problem, heads):
+        q = problem.q.copy()
+        q[:, heads] = (q[:, heads].astype(np.float32) * 20).astype(q.dtype)
+        return dataclasses.replace(problem, q=q), {}
+
+    return [SoftCap(8.0), Causal()], changed
+
+
+@pytest.mark.parametrize("heads", [slice(0, 2), slice(2, 4)], ids=["first heads", "last heads"])
+@pytest.mark.parametrize(
+    ("variant", "changed"),
+    [with_slopes(4.0), with_slopes(-4.0), with_logits_beyond_the_cap()],
+    ids=["near keys win", "far keys win", "beyond the cap"],
+)
+def test_logits_change_no_bit_of_other_items(wgmma, rng, variant, changed, heads):
+    """A worker may draw any item before another: what the logits of some heads have it do ends with their item. Keys
+    are read from the last one on, so that those of the first tiles weigh most, or those of later ones."""
+    problem = draw(rng, "ragged", variant=variant, lengths=[(140, 700)], **HEADS)
     attn = attention_of(wgmma, problem)
     plan = attn.plan(twin(problem.layout), num_workers=1)
     assert kernel_of(0) in plan.explain()
     outs = []
-    for slope in (0.01, 4.0):
-        slopes[steep] = slope
-        outs.append(attn.run(plan, problem.q, problem.kv[0], params={"alibi.slopes": slopes}))
-        within(attention(dataclasses.replace(problem, variant=[Alibi(slopes), Causal()])), outs[-1])
-    others = np.delete(np.arange(4), steep)
+    for each, params in ((problem, {}), changed(problem, heads)):
+        outs.append(attn.run(plan, each.q, each.kv[0], params=params))
+        within(attention(each), outs[-1])
+    others = np.delete(np.arange(4), heads)
     np.testing.assert_array_equal(*(out[:, others].view(np.uint16) for out in outs))
 
 
@@ -240,7 +267,7 @@ def test_the_choice(wgmma, rng, monkeypatch):
     assert "kernel family: mma (all queries are short, and wgmma is not known" in chosen([(1, 3000), (8, 90)])
     assert "kernel family: mma (all queries are short, and wgmma is not known" in chosen([(1, 300)], dim=256, dim_vo=256)
     assert "kernel family: mma (wgmma does not serve such pages" in chosen([(1, 300)], "paged", page_size=4)
-    assert "kernel family: mma (long queries of heads above 128 have not been timed" in chosen([(300, 300)], dim=256)
+    assert "kernel family: wgmma (it is expected to be faster: mma" in chosen([(300, 300)], dim=256)
     # A long prompt beside requests that generate, and the other way round.
     assert "kernel family: wgmma" in chosen([(1300, 1300), (1, 40), (1, 70)])
     assert "kernel family: mma (it is expected to be faster" in chosen([(20, 60), *[(1, 1000)] * 12])

@@ -16,10 +16,9 @@ from raddle.bench import timing
 from raddle.bench.batch import DTYPES, TOLERANCE
 from raddle.bench.engines import WrongOutput, error
 from raddle.bench.results import Measured
-from raddle.bench.workloads import HKV, HQ, D
+from raddle.bench.workloads import DOCUMENTS, HKV, HQ, D, document_offsets
 
 LENGTH = 4096
-DOCUMENTS = 12
 #: Least accepted rate relative to PyTorch's compiled FlexAttention; of bf16 relative to own fp32; time of
 #: a traced function relative to the shipped one; time a kept tile relative to causal's.
 BAR_TORCH, BAR_BF16, BAR_TRACED, BAR_TILES = 2.0, 0.9, 1.05, 1.25
@@ -39,12 +38,6 @@ class Case:
         kv = np.arange(length)[None]
         spans = (np.arange(at, min(at + 1024, length))[:, None] for at in range(0, length, 1024))
         return sum(int(np.count_nonzero(np.broadcast_to(self.mask(0, 0, q, kv), (q.shape[0], length)))) for q in spans)
-
-
-def document_offsets(length: int) -> np.ndarray:
-    """Twelve documents of uneven lengths, the same for every run."""
-    weights = np.array([5, 1, 9, 3, 2, 14, 4, 7, 1, 10, 6, 8])
-    return np.concatenate([[0], np.cumsum(weights)]) * length // weights.sum()
 
 
 def cases(length: int = LENGTH) -> list[Case]:

@@ -9,8 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Optional
 
+import numpy as np
+
 HQ, HKV, D = 32, 8, 128
 MEANS = (1024, 4096, 8192)
+DOCUMENTS = 12
 PAGE_SIZE = 16
 #: More query heads to a KV head than these, and a decode takes the time of its arithmetic, not of reading.
 MOST_READING = 16
@@ -268,3 +271,9 @@ def _fits(workload: Workload, pattern: str) -> bool:
     if any(w.name == pattern for w in ALL):
         return workload.name == pattern
     return all(word in workload.name for word in pattern.split())
+
+
+def document_offsets(length: int) -> np.ndarray:
+    """Twelve documents of uneven lengths, the same for every run."""
+    weights = np.array([5, 1, 9, 3, 2, 14, 4, 7, 1, 10, 6, 8])
+    return np.concatenate([[0], np.cumsum(weights)]) * length // weights.sum()

@@ -37,7 +37,7 @@ _keywords = set(
     "unsigned using virtual void volatile wchar_t while xor xor_eq".split()
 )
 _taken = _keywords | set(
-    "r c s t i32 i64 u8 u32 Row Key Tile Tensor SpanTensor Coverage KvSpan Range Truth IntInterval FloatInterval math "
+    "r c s t s_scale near_logits near_limit i32 i64 u8 u32 Row Key Tile Tensor SpanTensor Coverage KvSpan Range Truth IntInterval FloatInterval math "
     "traced interval raddle logits mask coverage kv_span query key value sink output scan min max hull both either "
     "native intersect everything compose is_empty int_min int_max bits_to_float to_float from_float round_up ceil_div cpu "
     "Scan Mix Member Variant Causal SlidingWindow SoftCap Sinks Sigmoid Rope Alibi AllOf AnyOf Leaf Composition".split()
@@ -99,10 +99,12 @@ def _type(node: Node) -> str:
 
 
 class _Scalar:
-    """One function body over scalars: locals in `lines`, the result by `text`."""
+    """One function body over scalars: locals in `lines`, the result by `text`. `near`: of `near_logits`, whose
+    score is not scaled yet."""
 
-    def __init__(self, root: Node, members: Members):
+    def __init__(self, root: Node, members: Members, near: bool = False):
         self._members, self._names = members, {}
+        self._near = near
         self.lines: list[str] = []
         self.reads: set[str] = set()
         uses: dict[int, int] = {}
@@ -134,7 +136,7 @@ class _Scalar:
         op, args = node.op, node.args
         if op in _row:
             self.reads.add(_row[op][0])
-            return _row[op]
+            return "s_scale * s" if self._near and op == "score" else _row[op]
         if op == "const":
             return number(node.payload)
         if op == "param":
@@ -152,6 +154,14 @@ class _Scalar:
         if op == "where":
             a, b, c = map(self._operand, args)
             return f"{a} ? {b} : {c}"
+        if self._near and (cap := _cap_of(node)):
+            self.reads.add("s")
+            return f"native::near_soft_cap(s, s_scale, {self.text(cap)})"
+        if op == "add" and node.dtype == "float":
+            for product, other in (args, reversed(args)):
+                if product.op == "mul" and id(product) not in self._names and not (self._near and _cap_of(product)):
+                    operands = [*map(self.text, product.args), self.text(other)]
+                    return f"native::product_sum({', '.join(operands)})"
         if op in _compare or op in _infix and (op in ("and", "or", "xor") or node.dtype == "float"):
             symbol = _compare.get(op) or _infix[op]
             return f"{self._operand(args[0])} {symbol} {self._operand(args[1])}"
@@ -341,6 +351,26 @@ def described(root: Node, payloads: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
+def _cap_of(node: Node) -> Node | None:
+    """c of ``c * tanh(score / c)``, a constant or a parameter."""
+    if node.op != "mul":
+        return None
+    for cap, tanh in (node.args, reversed(node.args)):
+        if cap.op in ("const", "param") and tanh.op == "tanh" and tanh.args[0].op == "div":
+            score, below = tanh.args[0].args
+            same = below is cap or below.op == cap.op == "const" and below.payload == cap.payload
+            if score.op == "score" and same:
+                return cap
+    return None
+
+
+def _soft_cap(root: Node) -> Node | None:
+    """The cap of a score whose only tanh is that of a soft cap: `near_logits` may compute it."""
+    nodes = order(root)
+    caps = [cap for node in nodes if (cap := _cap_of(node))]
+    return caps[0] if len(caps) == 1 == sum(node.op == "tanh" for node in nodes) else None
+
+
 def _function(head: str, body: Any) -> list[str]:
     lines = [f"    {line}" for line in body.lines]
     return [f"  RADDLE_FN {head} const {{", *lines, f"    return {body.result};", "  }"]
@@ -372,4 +402,9 @@ def struct(name: str, root: Node, members: Members, is_mask: bool) -> str:
     else:
         score = "float s" if "s" in body.reads else "float"
         out += _function(f"float logits({score}, {row_and_key})", body)
+        if cap := _soft_cap(root):
+            near = _Scalar(root, members, near=True)
+            out += ["", *_function(f"float near_logits({score}, float s_scale, {row_and_key})", near)]
+            out += ["  RADDLE_FN float near_limit(float s_scale) const {"]
+            out += [f"    return native::near_soft_cap_limit(s_scale, {near.text(cap)});", "  }"]
     return "\n".join([*out, "};", ""])

@@ -16,11 +16,12 @@ RADDLE_FN i32 count_kv_tiles(Span run, RunWalk runs, i32 keys) {
 }
 
 /// The opening of item number `number`, whose KV tiles have `tile_keys` columns; its queue ends at
-/// `queue_end`.
+/// `queue_end`. Its span is the first of its runs, or the last one if it is read `from_end`.
 RADDLE_FN Opening make_opening(const WorkItem& item, const QueryTile& tile, const LevelView& level,
-                               const Run* all_runs, i32 tile_keys, i32 number, i32 queue_end) {
+                               const Run* all_runs, i32 tile_keys, i32 number, i32 queue_end,
+                               bool from_end = false) {
   RunWalk runs(all_runs, tile.run_begin, tile.run_end, item.col_begin, item.col_end);
-  const Span first = runs.next();
+  const Span first = from_end ? runs.last() : runs.next();
   return Opening{.item = number,
                  .queue_end = queue_end,
                  .query_tile = item.query_tile,
@@ -38,7 +39,7 @@ RADDLE_FN Opening make_opening(const WorkItem& item, const QueryTile& tile, cons
                  .span_end = first.end,
                  .span_partial = first.partial ? 1 : 0,
                  .next_run = runs.next_run(),
-                 .run_end = tile.run_end,
+                 .run_end = runs.run_end(),
                  .item_col_begin = item.col_begin,
                  .item_col_end = item.col_end,
                  .num_kv_tiles = count_kv_tiles(first, runs, tile_keys),

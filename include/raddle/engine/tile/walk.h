@@ -22,20 +22,32 @@ class RunWalk {
   RADDLE_FN RunWalk(const Run* runs, i32 run, i32 run_end, i32 begin, i32 end)
       : runs_(runs), run_(run), run_end_(run_end), begin_(begin), end_(end) {}
 
-  /// The run that is looked at next.
+  /// The runs that are left: from this one up to `run_end`.
   RADDLE_FN i32 next_run() const { return run_; }
+  RADDLE_FN i32 run_end() const { return run_end_; }
 
   /// The next one that holds columns; an empty span at the end.
   RADDLE_FN Span next() {
     while (run_ < run_end_) {
-      const Run& run = runs_[run_++];
-      const Span span{max(begin_, run.begin), min(end_, run.end), run.kind == Coverage::partial};
+      const Span span = of(runs_[run_++]);
+      if (span.begin < span.end) return span;
+    }
+    return Span{end_, end_, false};
+  }
+  /// The last one that holds columns, which is then left no more; an empty span if none is left.
+  RADDLE_FN Span last() {
+    while (run_ < run_end_) {
+      const Span span = of(runs_[--run_end_]);
       if (span.begin < span.end) return span;
     }
     return Span{end_, end_, false};
   }
 
  private:
+  RADDLE_FN Span of(const Run& run) const {
+    return Span{max(begin_, run.begin), min(end_, run.end), run.kind == Coverage::partial};
+  }
+
   const Run* runs_;
   i32 run_, run_end_, begin_, end_;
 };
@@ -44,6 +56,13 @@ class RunWalk {
 RADDLE_FN Span take_tile(Span& run, i32 keys) {
   const Span tile{run.begin, min(run.end, run.begin + keys), run.partial};
   run.begin = tile.end;
+  return tile;
+}
+
+/// Takes the last tile off a run, which has the same tiles as if they were taken off the front.
+RADDLE_FN Span take_last_tile(Span& run, i32 keys) {
+  const Span tile{run.begin + (run.end - 1 - run.begin) / keys * keys, run.end, run.partial};
+  run.end = tile.begin;
   return tile;
 }
 

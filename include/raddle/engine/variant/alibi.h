@@ -3,17 +3,18 @@
 #pragma once
 
 #include "raddle/engine/variant/contract.h"
+#include "raddle/engine/variant/native.h"
 
 RADDLE_ENGINE_BEGIN
 
 struct Alibi {
   Tensor<const float, 1> slopes;  ///< [Hq]
 
-  // One product and one sum in this order: a traced Python function of this formula gets equal
-  // bits, up to positions of 2^24. Each position is converted by itself, because a compiler can
+  // A traced Python function of this formula gets equal bits, up to positions of 2^24. Each position is converted by itself, because a compiler can
   // then move a key's conversion out of the loop over rows, and a row's out of the loop over keys.
   RADDLE_FN float logits(float s, const Row& r, const Key& c) const {
-    return s + slopes.data[r.q_head] * (static_cast<float>(c.kv_pos) - static_cast<float>(r.q_pos));
+    const float distance = static_cast<float>(c.kv_pos) - static_cast<float>(r.q_pos);
+    return native::product_sum(slopes.data[r.q_head], distance, s);
   }
 };
 RADDLE_VARIANT(Alibi, "alibi", checked(RADDLE_RUN_TENSOR(Alibi, slopes, qo_heads), Check::finite));

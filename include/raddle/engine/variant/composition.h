@@ -125,6 +125,12 @@ struct Composition {
       ((scan_of<Variants>() == Scan::sum) || ...) ? Scan::sum : Scan::softmax;
   // NVRTC has no <type_traits>: only a NoMask* converts to a NoMask*.
   static constexpr bool masked = !requires(NoMask * none, Mask* mask) { none = mask; };
+  /// Whether the first variant with logits has near_logits.
+  static constexpr bool starts_near = [] {
+    bool found = false, near = false;
+    ((has_logits<Variants> && !found ? (near = has_near_logits<Variants>, found = true) : true), ...);
+    return near && scan == Scan::softmax;
+  }();
 
   template <class Vec>
   requires(has_query<Variants> || ...) RADDLE_FN void query(Vec& q, const Row& r) const {
@@ -153,6 +159,28 @@ struct Composition {
     for_each_variant(variants, [&](const auto& v) { s = logits_of<Scan::softmax>(v, s, r, c); });
     if constexpr (scan == Scan::sum)
       for_each_variant(variants, [&](const auto& v) { s = logits_of<Scan::sum>(v, s, r, c); });
+    return s;
+  }
+
+  /// Of the first variant with logits; the others see what it returns.
+  RADDLE_FN float near_limit(float scale) const requires starts_near {
+    float limit = 0.0f;
+    bool found = false;
+    for_each_variant(variants, [&](const auto& v) {
+      if constexpr (requires { v.near_limit(scale); })
+        if (!found) limit = v.near_limit(scale), found = true;
+    });
+    return limit;
+  }
+  RADDLE_FN float near_logits(float s, float scale, const Row& r, const Key& c) const
+      requires starts_near {
+    bool is_scaled = false;
+    for_each_variant(variants, [&](const auto& v) {
+      if constexpr (requires { v.near_limit(scale); })
+        s = is_scaled ? v.logits(s, r, c) : v.near_logits(s, scale, r, c), is_scaled = true;
+      else
+        s = logits_of<Scan::softmax>(v, s, r, c);
+    });
     return s;
   }
 

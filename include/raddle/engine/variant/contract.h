@@ -14,6 +14,8 @@
 //     template <class Vec> RADDLE_FN void key(Vec& k, const Key& c) const;
 //     template <class Vec> RADDLE_FN void value(Vec& v, const Key& c) const;
 //     RADDLE_FN float logits(float s, const Row& r, const Key& c) const;      // s is already scaled
+//     RADDLE_FN float near_logits(float s, float scale, const Row& r, const Key& c) const;  // logits(scale · s), sooner,
+//     RADDLE_FN float near_limit(float scale) const;                          //   where |s| is at most this
 //     RADDLE_FN bool mask(const Row& r, const Key& c) const;                  // true = keep; after logits
 //     RADDLE_FN KvSpan kv_span(const Tile& t) const;                          // bounds on what t's rows keep, in O(1)
 //     RADDLE_FN Coverage coverage(const Tile& t) const;                       // must hold for every row and key in t's hulls

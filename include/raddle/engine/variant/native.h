@@ -11,16 +11,18 @@ RADDLE_ENGINE_BEGIN
 
 namespace native {
 
-#if !defined(__CUDACC_RTC__)
-
-/// x · y + z, rounded once where a CPU has an instruction for it.
+/// x · y + z, rounded once where the processor has an instruction for it.
 RADDLE_FN float multiply_add(float x, float y, float z) {
-#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+#if defined(__CUDACC_RTC__)
+  return ptx::fma(x, y, z);
+#elif defined(__FMA__) || defined(__ARM_FEATURE_FMA)
   return __builtin_fmaf(x, y, z);
 #else
   return x * y + z;
 #endif
 }
+
+#if !defined(__CUDACC_RTC__)
 
 /// 1 + 2^t for |t| <= 32, or NaN, within 8e-8 of its value.
 RADDLE_FN float one_plus_exp2(float t) {
@@ -53,7 +55,7 @@ RADDLE_FN float reciprocal(float x) {
 RADDLE_FN float tanh_ratio(float x, float y) {
 #if defined(__CUDACC_RTC__)
   const float e = ptx::exp2(x * (2.0f * math::log2e * ptx::reciprocal(y)));
-  return ptx::fma(-2.0f, ptx::reciprocal(e + 1.0f), 1.0f);
+  return multiply_add(-2.0f, ptx::reciprocal(e + 1.0f), 1.0f);
 #else
   // The quotient is a constant of the loop over keys; a division for each key would not be.
   const float t = x * (2.0f * math::log2e / y);
@@ -64,6 +66,44 @@ RADDLE_FN float tanh_ratio(float x, float y) {
 
 /// tanh(x) within 2^-21, an absolute error.
 RADDLE_FN float tanh(float x) { return tanh_ratio(x, 1.0f); }
+
+/// x · y + z, in one instruction of a GPU, and rounded twice on a CPU: what traced Python and C++
+/// variants both use, so that they give equal bits.
+RADDLE_FN float product_sum(float x, float y, float z) {
+#if defined(__CUDACC_RTC__)
+  return ptx::fma(x, y, z);
+#else
+  return x * y + z;
+#endif
+}
+
+/// x / y, a few bits less exact where a division takes many instructions.
+RADDLE_FN float quotient(float x, float y) {
+#if defined(__CUDACC_RTC__)
+  return x * ptx::reciprocal(y);
+#else
+  return x / y;
+#endif
+}
+
+/// The largest |s| for which near_soft_cap holds; negative: there is none.
+RADDLE_FN float near_soft_cap_limit(float scale, float cap) {
+  const float size = math::abs(scale), limit = quotient(0.55f * math::abs(cap), size);
+  const bool is_tame = limit > 1e-5f && limit < 1e5f && size > 1e-5f && size < 1e5f;
+  return is_tame ? limit : -1.0f;
+}
+
+/// cap · tanh(s · scale / cap) for small |s|, with the tanh within 2^-21 as well: an odd polynomial, by
+/// seven instructions and no special function. A softmax takes one of these a logit, tanh two more.
+RADDLE_FN float near_soft_cap(float s, float scale, float cap) {
+  const float k = quotient(scale, cap), k2 = k * k;
+  // Minimax for the absolute error of tanh(t) / t · t, |t| <= 0.55. What is of launch members alone
+  // is computed once a tile.
+  const float c0 = 9.999953e-1f * scale, c1 = -3.3311898e-1f * (scale * k2);
+  const float c2 = 1.3068742e-1f * (scale * k2 * k2), c3 = -4.151867e-2f * (scale * k2 * k2 * k2);
+  const float u = s * s;
+  return s * multiply_add(multiply_add(multiply_add(c3, u, c2), u, c1), u, c0);
+}
 
 }  // namespace native
 

@@ -22,6 +22,10 @@ concept has_logits = requires(const V v, Row r, Key c) {
   v.logits(0.0f, r, c);
 };
 template <class V>
+concept has_near_logits = has_logits<V> && requires(const V v, Row r, Key c) {
+  v.near_logits(0.0f, 1.0f, r, c) <= v.near_limit(1.0f);
+};
+template <class V>
 concept has_mask = requires(const V v, Row r, Key c) {
   v.mask(r, c);
 };
@@ -56,6 +60,9 @@ struct FollowsContract {
   // clang-format off
   static_assert(has_logits<V> || !requires { &V::logits; },
                 "logits: expected RADDLE_FN float logits(float s, const Row& r, const Key& c) const");
+  static_assert(has_near_logits<V> || !requires { &V::near_logits; },
+                "near_logits: expected RADDLE_FN float near_logits(float s, float scale, const Row& r, const Key& c) const, "
+                "and beside it logits and RADDLE_FN float near_limit(float scale) const");
   static_assert(has_mask<V> || !requires { &V::mask; },
                 "mask: expected RADDLE_FN bool mask(const Row& r, const Key& c) const");
   static_assert(has_kv_span<V> || !requires { &V::kv_span; },

@@ -6,7 +6,10 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from raddle.bench import workloads
+from raddle.bench.workloads import document_offsets
 
 ITEM_BYTES = 2  #: bfloat16, the dtype of every case; K and V may be stored in 8 bits
 SOFT_CAP = 30.0
@@ -45,6 +48,7 @@ class Case:
     unit: str = "GB/s"
     peers: tuple[str, ...] = ()  #: engines that join, by family: "flashinfer", "cudnn", "flex", "fa2"
     floor: bool = False  #: time a read of as many bytes, too
+    is_call: bool = False  #: Raddle takes part by calls of `raddle.flex.flex_attention`, nothing of which is planned ahead
     kv_dtype: str = ""  #: "float8_e4m3fn" or "float8_e5m2": what K and V are stored in, with scales
     scales: str = "tensor"  #: or "token": one a token and head
     backends: tuple[str, ...] = ()  #: kernel families that take part, each asked for by RADDLE_BACKEND, too
@@ -92,6 +96,8 @@ class Case:
             sees = min(qo, max(0, WINDOW + 1 - (kv - qo)))  # rows that see all keys before them
             whole = sum(range(kv - qo + 1, kv - qo + sees + 1))
             return whole + (qo - sees) * (WINDOW + 1)
+        if self.variant == "documents":
+            return sum(n * (n + 1) // 2 for n in np.diff(document_offsets(kv)).tolist())
         return qo * kv - qo * (qo - 1) // 2
 
     def rate(self, us: float) -> float:

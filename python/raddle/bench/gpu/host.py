@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 import raddle
+from raddle import flex
 from raddle.bench import plan_cost, results, timing
 from raddle.bench.batch import indptr
 from raddle.bench.engines import first_line
@@ -18,7 +19,7 @@ from raddle.bench.gpu.problem import DTYPE
 
 SECTION = "plan"
 _HEADS = 32, 8, 128
-_CALLS = 100  #: calls of `run` in a row, well within what a stream's queue takes
+_CALLS = 100  #: calls in a row, well within what a stream's queue takes
 _LAYERS = 32
 
 
@@ -29,6 +30,7 @@ def measure(families: tuple[str, ...], rounds: int, device: str = "cuda") -> lis
         "plan B16": lambda: _plan(attn, 16, 15.0, rounds, families, device),
         "plan B256": lambda: _plan(attn, 256, 60.0, rounds, families, device),
         "run": lambda: _run(attn, rounds, device),
+        "flex call": lambda: _flex(rounds, device),
         f"{_LAYERS} layers, eager, B16": lambda: _step(attn, rounds, device),
     }
     return results.of_parts(SECTION, parts)
@@ -37,6 +39,16 @@ def measure(families: tuple[str, ...], rounds: int, device: str = "cuda") -> lis
 def host_us(call: Callable[[], object], rounds: int) -> float:
     """Median microseconds of a call on the host; the GPU is idle before each."""
     return timing.median(timing.repeated(call, rounds, torch.cuda.synchronize))
+
+
+def per_call(call: Callable[[], object], rounds: int) -> float:
+    """The same of one call of many in a row."""
+
+    def many() -> None:
+        for _ in range(_CALLS):
+            call()
+
+    return host_us(many, 4 * rounds) / _CALLS
 
 
 def _plan(
@@ -90,16 +102,18 @@ def _run(attn: Any, rounds: int, device: str) -> list[results.Row]:
     layout, q, kv = _tensors(1, 16, device)
     plan, out = attn.plan(layout), torch.empty_like(q)
 
-    def per_call(call: Callable[[], object]) -> float:
-        def many() -> None:
-            for _ in range(_CALLS):
-                call()
-
-        return host_us(many, 4 * rounds) / _CALLS
-
-    given = per_call(lambda: attn.run(plan, q, kv, out=out))
-    made = per_call(lambda: attn.run(plan, q, kv))
+    given = per_call(lambda: attn.run(plan, q, kv, out=out), rounds)
+    made = per_call(lambda: attn.run(plan, q, kv), rounds)
     return [results.figure(SECTION, "run out=", given, "us", 10.0), results.figure(SECTION, "run", made, "us", 10.0)]
+
+
+def _flex(rounds: int, device: str) -> list[results.Row]:
+    """The same of a call of `raddle.flex` with a block mask and a score, which it has seen before."""
+    q, k, v = (torch.randn(1, 16, 64, 128, dtype=DTYPE, device=device) for _ in range(3))
+    mask = flex.create_block_mask(lambda b, h, q, kv: q >= kv, None, None, 64, 64, device=device)
+    capped = flex.mods.softcap(30.0)
+    us = per_call(lambda: flex.flex_attention(q, k, v, capped, mask), rounds)
+    return [results.figure(SECTION, "flex call", us, "us", 50.0)]
 
 
 def _step(attn: Any, rounds: int, device: str) -> list[results.Row]:

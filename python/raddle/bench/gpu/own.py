@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 import raddle
+from raddle import flex
 from raddle.bench.engines import RADDLE, Engine, Makers
 from raddle.bench.gpu.cases import Case
 from raddle.bench.gpu.problem import Problem
@@ -57,7 +58,7 @@ def layout(problem: Problem, case: Case) -> raddle.Layout:
 
 
 def contestants(problem: Problem, case: Case) -> Makers:
-    yield RADDLE, lambda: _prepared(problem, case)
+    yield RADDLE, lambda: _flex(problem, case) if case.is_call else _prepared(problem, case)
     for backend in case.backends:
         yield f"{RADDLE} {backend}", lambda backend=backend: _prepared(problem, case, backend)
     if case.variant == "rope" and case.peers:
@@ -85,6 +86,18 @@ def _prepared(problem: Problem, case: Case, backend: str = "") -> Engine:
     call = lambda _: attn.run(plan, problem.q, kv, out=out, **scales)  # noqa: E731
     # Of several contestants, the first one's timelines are written.
     return Engine(f"{RADDLE} {backend}".strip(), call, out, watched=watched if marks and not backend else None)
+
+
+def _flex(problem: Problem, case: Case) -> Engine:
+    """Calls of `raddle.flex` by Python functions, as FlexAttention's users write them."""
+    from raddle.bench.peers import flex as peer
+
+    (k, v), rows = problem.dense, case.qo_len[0]
+    mask = flex.create_block_mask(peer.mask_mod(case, problem.device), None, None, rows, k.shape[2], device=str(k.device))
+    score = peer.score_mod(case, problem.device)
+    options = {"score_mod": score, "block_mask": mask, "enable_gqa": case.group_size > 1}
+    call = lambda _: flex.flex_attention(problem.dense_q, k, v, **options)  # noqa: E731
+    return Engine(RADDLE, call, rows=lambda out: out.transpose(1, 2).reshape(problem.q.shape))
 
 
 def _rotation(problem: Problem, case: Case) -> Engine:

@@ -109,6 +109,15 @@ def _prefill_dims() -> tuple[Case, ...]:
     return tuple(rows)
 
 
+def _flex() -> tuple[Case, ...]:
+    rows = []
+    for n, batch in ((4096, 8), (16384, 4)):
+        base = _prefill(n, batch=batch, peers=("flex",), is_call=True, at_least={"flex": 1.3})
+        rows += [_named(f"{name} S{n}", base, variant=name, peers=base.peers, at_least=base.at_least)
+                 for name in ("causal", "window", "documents", "softcap")]  # fmt: skip
+    return tuple(rows)
+
+
 def _mixed() -> tuple[Case, ...]:
     def row(name: str, requests: Sequence[tuple[int, int]], bar: float) -> Case:
         qo_len, kv_len = zip(*requests)
@@ -206,7 +215,7 @@ _SMALL_MLA = Case(
     "MLA, 512 keys", (1,) * 4, (512,) * 4, (16, 1, 576), page_size=64, latent=512, peers=("flashinfer",)
 )
 _SMALL_BLOCKS = Case("12 of 64 pages", (1,), (1024,), (32, 32, 128), form="blocks", blocks=12, variant="plain")
-_HOST_ROWS = ("plan B16", "plan B256", "run", "run out=", "32 layers, eager, B16")
+_HOST_ROWS = ("plan B16", "plan B256", "run", "run out=", "flex call", "32 layers, eager, B16")
 _PLANNER_ROWS = ("update on the GPU, B256", "update on the GPU, prefixes found", "decode, 64 share 8192, prefix found")
 
 SECTIONS: tuple[Section, ...] = (
@@ -218,6 +227,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("prefill-ragged", "Prefill of ragged batches, 32/8/128", _prefill_ragged()),
     Section("prefill-variants", "Prefill variants, B16 H16 D128", _prefill_variants()),
     Section("prefill-dims", "Prefill at other head dims, causal", _prefill_dims()),
+    Section("flex", "Calls with masks and scores in Python, H16 D128", _flex()),
     Section("mixed", "Mixed batches, pages of 16", _mixed(), _SMALL_MIXED),
     Section("prefix", "Shared prefixes, decode", _prefix(), _SMALL_PREFIX),
     Section("rope", "Decode with fused RoPE", _rope()),

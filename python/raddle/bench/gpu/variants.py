@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 import raddle
 from raddle.bench.gpu.cases import SOFT_CAP, WINDOW
+from raddle.bench.workloads import DOCUMENTS, document_offsets
 
 _SIGMOID_BIAS = -3.0
 _THETA = 10000.0
@@ -17,6 +19,11 @@ _THETA = 10000.0
 
 def _sinks(heads: int) -> list[float]:
     return [math.sin(head) for head in range(heads)]
+
+
+def documents(length: int) -> torch.Tensor:
+    """Which of twelve documents each of so many tokens belongs to."""
+    return torch.from_numpy(np.repeat(np.arange(DOCUMENTS), np.diff(document_offsets(length))))
 
 
 #: Raddle's parts of each variant, for Hq heads of D elements.
@@ -71,6 +78,9 @@ def exact_row(variant: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q
         dropped = index > q_index
         if variant == "window":
             dropped = dropped | (index < q_index - WINDOW)
+        if variant == "documents":
+            document = documents(len(k)).to(k.device)
+            dropped = dropped | (document != document[q_index])
         logits = logits.masked_fill(dropped, -math.inf)
     if variant == "sigmoid":
         weights = torch.sigmoid(logits + _SIGMOID_BIAS)

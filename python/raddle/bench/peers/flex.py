@@ -10,6 +10,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import raddle
 from raddle.bench.engines import Engine, Makers
+from raddle.bench.gpu import variants
 from raddle.bench.gpu.cases import SOFT_CAP, WINDOW, Case
 from raddle.bench.gpu.problem import Problem
 
@@ -59,19 +60,30 @@ def _alibi(heads: int, device: Any) -> Mod:
     return lambda score, b, h, q, k: score + slopes[h] * (k - q)
 
 
-def _score_mod(case: Case, device: Any) -> Optional[Mod]:
+def documents(length: int, device: Any) -> Mod:
+    """Causal, within documents."""
+    document = variants.documents(length).to(device)
+    return lambda b, h, q, k: (document[q] == document[k]) & (q >= k)
+
+
+def mask_mod(case: Case, device: Any) -> Mod:
+    if case.variant == "documents":
+        return documents(case.kv_len[0], device)
+    return window(WINDOW) if case.variant == "window" else causal
+
+
+def score_mod(case: Case, device: Any) -> Optional[Mod]:
     if case.variant == "softcap":
         return softcap(SOFT_CAP)
     return _alibi(case.heads[0], device) if case.variant == "alibi" else None
 
 
 def contestants(problem: Problem, case: Case, name: str) -> Makers:
-    if case.variant in ("causal", "softcap", "alibi", "window"):
+    if case.variant in ("causal", "softcap", "alibi", "window", "documents"):
         yield name, lambda: _prepared(problem, case, name)
 
 
 def _prepared(problem: Problem, case: Case, name: str) -> Engine:
-    of_rows = window(WINDOW) if case.variant == "window" else causal
-    mask = None if case.is_decode else of_rows
-    call = compiled(problem.dense_q, [problem.dense], mask, _score_mod(case, problem.device))
+    mask = None if case.is_decode else mask_mod(case, problem.device)
+    call = compiled(problem.dense_q, [problem.dense], mask, score_mod(case, problem.device))
     return Engine(name, call, rows=lambda out: out.transpose(1, 2).reshape(problem.q.shape))

@@ -15,6 +15,9 @@ struct alignas(8) Two {
 struct alignas(16) Four {
   float x[4];
 };
+struct alignas(8) TwoFacts {
+  i32 x[2];
+};
 struct alignas(8) Packed4 {
   u32 x[2];
 };
@@ -40,7 +43,7 @@ struct TileScales<tile_keys, true> {
 /// The keys of one KV tile.
 template <i32 tile_keys, bool scaled, i32 num_warps>
 struct TileKeys : TileScales<tile_keys, scaled> {
-  i32 column[tile_keys];  ///< -1: no key
+  alignas(8) i32 column[tile_keys];  ///< -1: no key
   i32 kv_index[tile_keys];
   i32 kv_pos[tile_keys];
   i32 flags[num_warps];  ///< one a warp where warps may be tiles apart; else only the first is used

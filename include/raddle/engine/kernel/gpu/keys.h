@@ -107,10 +107,11 @@ RADDLE_DEVICE Span open_item(const GpuLaunch& launch, const WorkItem& item, Sour
   return first;
 }
 
-/// The item's next run of columns; an empty one at the item's end.
+/// The item's next run of columns, or its last one that is left; an empty one if none is.
+template <bool from_end = false>
 RADDLE_DEVICE Span next_run(KeySource& source) {
   RunWalk runs = source.runs;
-  const Span run = runs.next();
+  const Span run = from_end ? runs.last() : runs.next();
   ptx::sync_warp();  // all lanes have read
   if (ptx::lane_index() == 0) source.runs = runs;
   ptx::sync_warp();

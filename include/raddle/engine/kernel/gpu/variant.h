@@ -36,7 +36,8 @@ class ApplyVariant {
   RADDLE_DEVICE void operator()(Logits<row_fragments, key_fragments>& s, const Keys& keys,
                                 i32 first, i32 flags, const Facts& facts, RowOf row_of, i32 halves,
                                 RowStats<row_fragments>& stats) const {
-    if (scales()) apply_logits(s, keys, first, facts, row_of, halves);
+    float reach = 0.0f;
+    if (scales()) apply_logits(s, keys, first, facts, row_of, halves, reach);
     if (!(flags & (TileFlags::partial | TileFlags::ragged))) {
       if constexpr (scan == Scan::sum) note_all_kept(stats);
       return;
@@ -47,10 +48,12 @@ class ApplyVariant {
     drop(s, kept);
   }
 
-  /// Scale and f_logits alone.
-  template <class Keys, class Facts, class RowOf>
+  /// Scale and f_logits alone. `near`: by near_logits, and `reach` becomes the largest s² of the
+  /// lane, by which `is_near` says whether that holds.
+  template <bool near = false, class Keys, class Facts, class RowOf>
   RADDLE_DEVICE void apply_logits(Logits<row_fragments, key_fragments>& s, const Keys& keys,
-                                  i32 first, const Facts& facts, RowOf row_of, i32 halves) const {
+                                  i32 first, const Facts& facts, RowOf row_of, i32 halves,
+                                  [[maybe_unused]] float& reach) const {
     const i32 mine = first + ptx::lane_index() % 4 * 2;
     [[maybe_unused]] const LaneRows lane = lane_rows(facts, row_of);
     // With a single row fragment the halves are computed one after the other, because the second
@@ -61,18 +64,32 @@ class ApplyVariant {
       RADDLE_UNROLL
       for (i32 i = 0; i < 2 * key_fragments; ++i) {
         const i32 n = i / 2, e = i % 2;
-        [[maybe_unused]] const Key key = key_of(keys, mine + 8 * n + e, facts);
+        [[maybe_unused]] const Key key = key_of_pair(keys, mine + 8 * n, e, facts);
         RADDLE_UNROLL
         for (i32 r = 0; r < row_fragments; ++r) {
           RADDLE_UNROLL
           for (i32 half = 0; half < 2; ++half) {
             if (row_fragments == 1 && half != turn) continue;
             float& x = s[r][n][2 * half + e];
-            x *= launch_.scale;
-            if constexpr (has_logits<Variant>) x = variant_.logits(x, lane.of[r][half], key);
+            if constexpr (near) {
+              reach = ptx::max(reach, x * x);
+              x = variant_.near_logits(x, launch_.scale, lane.of[r][half], key);
+            } else {
+              x *= launch_.scale;
+              if constexpr (has_logits<Variant>) x = variant_.logits(x, lane.of[r][half], key);
+            }
           }
         }
       }
+    }
+  }
+
+  RADDLE_DEVICE bool is_near([[maybe_unused]] float reach) const {
+    if constexpr (has_near_logits<Variant>) {
+      const float limit = variant_.near_limit(launch_.scale);
+      return limit > 0.0f && reach <= limit * limit;
+    } else {
+      return true;
     }
   }
 
@@ -127,6 +144,16 @@ class ApplyVariant {
   template <class Keys, class Facts>
   RADDLE_DEVICE static Key key_of(const Keys& keys, i32 j, const Facts& facts) {
     return Key{facts.request, keys.kv_index[j], keys.kv_pos[j], facts.kv_head};
+  }
+
+  /// The same of key j + e, where j is even: a pair is read at once.
+  template <class Keys, class Facts>
+  RADDLE_DEVICE static Key key_of_pair(const Keys& keys, i32 j, i32 e, const Facts& facts) {
+    return Key{facts.request, pair_at(keys.kv_index, j).x[e], pair_at(keys.kv_pos, j).x[e],
+               facts.kv_head};
+  }
+  RADDLE_DEVICE static const TwoFacts& pair_at(const i32* facts, i32 j) {
+    return *reinterpret_cast<const TwoFacts*>(facts + j);
   }
 
   /// Drops pairs by f_mask. A loop, because a mask may be long; the facts of a few keys are read

@@ -82,6 +82,9 @@ struct Kernel : AnyKernel<Element, qk, vo, Variant> {
   /// that is none follows the last.
   static constexpr bool tiles_end_items = true;
   static constexpr bool has_openings = false;  ///< PlanConfig::has_openings
+  /// Whether an item's last tile comes first. Rows choose their references at their first tile, and
+  /// scores that favour near keys, as ALiBi's, are largest at the last.
+  static constexpr bool reads_from_end = has_logits<Variant>;
   /// Whether each lane starts a tile's box, which is sooner, or one lane all of them, which takes
   /// fewer instructions from the warps that compute.
   static constexpr bool lanes_start_boxes = false;
@@ -104,6 +107,7 @@ struct ShortKernel : AnyKernel<Element, qk, vo, Variant> {
   static constexpr bool takes_registers = rows >= 64;
   static constexpr bool tiles_end_items = false;
   static constexpr bool has_openings = true;
+  static constexpr bool reads_from_end = false;
   static constexpr bool lanes_start_boxes = true;
   RADDLE_DEVICE static ptx::Keep keeps(const Launch& launch) {
     return launch.keys_leave_first ? ptx::Keep::once : ptx::Keep::usual;

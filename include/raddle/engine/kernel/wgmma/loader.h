@@ -50,13 +50,13 @@ class TileLoader {
     const Walk boxes(launch_, source, kv_head);
     const i32 begin = source.col_begin, end = source.col_end;
     const i32 always = source.holes ? Flags::ragged : 0;
-    Span tile = take_tile(rest, tile_keys);
+    Span tile = take(rest);
     i32 page = boxes.find_page(tile);
     RADDLE_ROLLED
     for (i32 flags = Flags::first | always;; flags = always) {
-      if (rest.begin == rest.end) rest = next_run(source);
+      if (rest.begin == rest.end) rest = next_run<Kernel::reads_from_end>(source);
       const bool last = rest.begin == rest.end;
-      const Span next = last ? tile : take_tile(rest, tile_keys);
+      const Span next = last ? tile : take(rest);
       const i32 next_page = boxes.find_page(next);
       if (tile.begin < begin || min(tile.end, end) < tile.begin + tile_keys) flags |= Flags::ragged;
       if (tile.partial) flags |= Flags::partial | (source.bits ? Flags::bits : 0);
@@ -64,6 +64,9 @@ class TileLoader {
       if (last) return;
       tile = next, page = next_page;
     }
+  }
+  RADDLE_DEVICE static Span take(Span& run) {
+    return Kernel::reads_from_end ? take_last_tile(run, tile_keys) : take_tile(run, tile_keys);
   }
   RADDLE_DEVICE void put(const KeySource* source, const Span& tile, i32 flags, const Walk* boxes,
                          i32 page) {
@@ -98,11 +101,8 @@ class TileLoader {
                               const Walk* boxes, i32 page) {
     const TilePlace<Kernel> at = place();
     auto& keys = block().keys[at.facts];
-    if (has_keys(flags) && (Kernel::asks_for_keys || flags & (Flags::partial | Flags::ragged))) {
-      RADDLE_ROLLED
-      for (i32 j = ptx::lane_index(); j < tile_keys; j += 32)
-        describe_key(keys, j, tile.begin + j, find_key(launch_, *source, tile, tile.begin + j, 0));
-    }
+    if (has_keys(flags) && (Kernel::asks_for_keys || flags & (Flags::partial | Flags::ragged)))
+      describe_keys(keys, *source, tile, flags);
     if (ptx::lane_index() == 0) block().tile[at.facts] = facts_of(source, tile, flags);
     const bool started = is_started();
     if (!started) wait_free(block().key_slots, at);
@@ -112,6 +112,19 @@ class TileLoader {
       boxes->template copy<0>(launch_, tile, page, ptx::shared_address(block().k[at.slot]), full);
     else if (ptx::lane_index() == 0)
       ptx::barrier_arrive(full);
+  }
+  /// Describes a tile's keys, which count up unless the layout says otherwise.
+  template <class Keys>
+  RADDLE_DEVICE void describe_keys(Keys& keys, const KeySource& source, const Span& tile,
+                                   i32 flags) const {
+    const bool count_up = source.plain && !(flags & Flags::ragged);
+    RADDLE_ROLLED
+    for (i32 j = ptx::lane_index(); j < tile_keys; j += 32) {
+      const i32 column = tile.begin + j, index = source.first_index + column;
+      describe_key(keys, j, column,
+                   count_up ? Column{0, 0, index, index, true}
+                            : find_key(launch_, source, tile, column, 0));
+    }
   }
   RADDLE_DEVICE static TileFacts facts_of(const KeySource* source, const Span& tile, i32 flags) {
     if (!(flags & (Flags::partial | Flags::ragged))) return {flags, tile.begin, 0, 0};

@@ -60,6 +60,7 @@ class LongQueries {
       if (tiles.opens_item()) {
         weighing_.clear();
         grows_ = false;
+        near_ = true;
       }
       float factor[2] = {1.0f, 1.0f};
       const bool shrinks = weigh_tile(tiles, factor);
@@ -90,24 +91,54 @@ class LongQueries {
     bool raises = scan == Scan::softmax && (weighing_.searches | grows_);
     RADDLE_ROLLED
     for (bool again = false;; again = true) {
-      const bool changes = scales_here || tiles.flags() & Flags::masked;
-      if (changes | raises) {
-        if (changes) change_logits(tiles);
-        if (raises) weighing_.raise(s_, factor, to_log2_);
+      bool is_near = true;
+      if (is_common(tiles, raises)) {
+        is_near = apply_logits<has_near_logits<Variant>>(tiles);
+        weigh(sum);
+      } else {
+        const bool changes = scales_here || tiles.flags() & Flags::masked;
+        if (changes | raises) {
+          if (changes) change_logits(tiles);
+          if (raises) weighing_.raise(s_, factor, to_log2_);
+        }
+        weigh(sum);
       }
-      if constexpr (scan == Scan::softmax) weighing_.weigh(s_, sum, to_log2_);
       if (!tiles.at_end()) tiles.wait_next();
       ptx::products_wait<0>(o_[0]);
       tiles.release_values(!again);
       round_weights<T>(s_, p_);
       const bool overflows = !raises & !(sum[0] + sum[1] <= most_weight<T>);
-      if (scan == Scan::sum || !ptx::any(overflows)) break;
+      if (scan == Scan::sum || !ptx::any(overflows | !is_near)) break;
+      if (ptx::any(!is_near))
+        near_ = false;
+      else
+        raises = grows_ = true;
       multiply_keys_again<Kernel, key_fragments>(s_, tiles.item().source[0], tiles.facts().begin,
                                                  tiles.queries() + row_bytes(warp_row_));
-      raises = grows_ = true;
     }
     weighing_.add(sum);
     return raises;
+  }
+
+  /// Whether a tile's scores are changed and weighed at once, so that the exponentials of some are
+  /// computed under the arithmetic of others: all but few tiles of variants with scores.
+  template <class Tiles>
+  RADDLE_DEVICE bool is_common(const Tiles& tiles, bool raises) const {
+    if constexpr (!has_logits<Variant> || scan == Scan::sum) return false;
+    return !(tiles.flags() & Flags::masked) & !raises & near_;
+  }
+  RADDLE_DEVICE void weigh(float (&sum)[2]) {
+    if constexpr (scan == Scan::softmax) weighing_.weigh(s_, sum, to_log2_);
+  }
+  /// Returns whether near_logits, if that is what is applied, holds for the lane's logits.
+  template <bool near, class Tiles>
+  RADDLE_DEVICE bool apply_logits(const Tiles& tiles) {
+    const auto& facts = tiles.item();
+    const Apply apply(launch_, variant_, facts.item);
+    float reach = 0.0f;
+    apply.template apply_logits<near>(
+        s_, tiles.keys_facts(), 0, facts, [&](i32) { return lane_row(); }, 2, reach);
+    return !near || apply.is_near(reach);
   }
 
   /// Variant and mask of a tile's logits. Both change S in place: where branches gave it values of
@@ -120,7 +151,7 @@ class LongQueries {
     const Apply apply(launch_, variant_, facts.item);
     const auto row_of = [&](i32) { return lane_row(); };
     if constexpr (scales_here)
-      if (has_keys) apply.apply_logits(s_, tiles.keys_facts(), 0, facts, row_of, 2);
+      if (has_keys) apply_logits<false>(tiles);
     if (!(flags & Flags::masked)) {
       if constexpr (scan == Scan::sum) note_all_kept(weighing_.stats);
       return;
@@ -183,6 +214,8 @@ class LongQueries {
   /// key: all later tiles of the item are searched. Not those of later items, which a worker may
   /// draw in any order.
   bool grows_ = false;
+  /// So far, near_logits has held for all logits of the item's rows of this warp.
+  bool near_ = true;
 };
 
 }  // namespace wgmma

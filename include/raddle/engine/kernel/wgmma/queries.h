@@ -51,7 +51,7 @@ class ItemFinder {
     const WorkItem& item = launch_.plan.items[number];
     const QueryTile& tile = launch_.plan.query_tiles[item.query_tile];
     return make_opening(item, tile, launch_.levels[tile.level], launch_.plan.runs,
-                        Kernel::tile_keys, number, 0);
+                        Kernel::tile_keys, number, 0, Kernel::reads_from_end);
   }
   RADDLE_DEVICE void describe(const Opening& o, ItemFacts<Kernel>& facts) const {
     facts.query_tile = o.query_tile;

@@ -31,8 +31,8 @@ struct Weighing {
     searches = true;
   }
 
-  /// Raises the references to the largest logits so far; `factor`: what the sums so far, and O,
-  /// shrink by.
+  /// Raises the references to the largest logits so far; `factor` becomes smaller by what the sums so
+  /// far shrink by, and O is to.
   template <i32 key_fragments>
   RADDLE_DEVICE void raise(Logits<1, key_fragments>& s, float (&factor)[2], float to_log2) {
     float shift[1][2];
@@ -53,8 +53,9 @@ struct Weighing {
       // For a row that has kept nothing so far, subtracting 0 leaves every logit at -inf, and every
       // weight becomes 0.
       const float from = top == -math::infinity ? 0.0f : top;
-      factor[half] = ptx::exp2((before - from) * to_log2);
-      stats.sum[0][half] *= factor[half];
+      const float shrink = ptx::exp2((before - from) * to_log2);
+      factor[half] *= shrink;
+      stats.sum[0][half] *= shrink;
       const bool huge = !(math::abs(from * to_log2) <= fused_limit);
       shift[0][half] = huge ? from : 0.0f;
       product[half] = huge ? 0.0f : from * to_log2;
