@@ -22,6 +22,8 @@ CASES = [
     *(dataclasses.replace(PREFILL, name=name, variant=name) for name in ("wide window", "softcap")),
     Case("window", (7, 1), (1500, 1100), variant="window", **TINY),
     dataclasses.replace(DECODE, name="turned", variant="rope interleaved"),
+    *(dataclasses.replace(PREFILL, name=f"calls, {name}", qo_len=(140, 140), kv_len=(140, 140), variant=name, is_call=True)
+      for name in ("causal", "documents", "softcap")),  # fmt: skip
 ]
 
 SQUARE = dataclasses.replace(PREFILL, qo_len=(150, 150), kv_len=(150, 150), peers=("flex", "fa2"))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from bench_gpu_cases import CASES, DECODE, PREFILL, SQUARE, STEP, Clock, Quiet, shows, stand_in
 from raddle.bench import engines, results, timing, workloads
-from raddle.bench.gpu import check, measure, own, sections
+from raddle.bench.gpu import check, measure, own, sections, variants
 from raddle.bench.gpu.cases import Case, Section, lengths
 from raddle.bench.gpu.problem import Problem
 from raddle.bench.peers import sdpa
@@ -60,6 +60,13 @@ def test_kept_pairs_are_counted(variant, qo, kv):
     case = Case("x", (qo,), (kv,), (1, 1, 1), variant=variant)
     kept = sum(min(row + 1, 1025 if variant == "window" else kv) for row in range(kv - qo, kv))
     assert case.flops == 4 * kept
+
+
+def test_pairs_within_documents_are_counted():
+    case = Case("x", (480, 240), (480, 240), (1, 1, 1), variant="documents")
+    document = [variants.documents(n) for n in case.kv_len]
+    kept = sum(int((d[:, None] == d[None]).tril().sum()) for d in document)
+    assert case.flops == 4 * kept and all(len(d.unique()) == 12 for d in document)
 
 
 def test_sections_are_chosen_by_name_or_pattern():
@@ -155,12 +162,17 @@ def test_wrong_outputs_are_named():
         check.verify("x", right * 2, problem, rows, reference)
 
 
+CALLS = dataclasses.replace(SQUARE, variant="documents", is_call=True)
+
+
 @pytest.mark.parametrize("variant", ["causal", "softcap", "alibi", "window"])
-@pytest.mark.parametrize("case", [SQUARE, STEP], ids=["prefill", "decode"])
+@pytest.mark.parametrize("case", [SQUARE, STEP, CALLS], ids=["prefill", "decode", "calls"])
 def test_torch_engines_compute_the_same(case, variant, monkeypatch):
     """Uncompiled, on the CPU: what is checked is how they are called."""
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
     monkeypatch.setattr("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    if case is CALLS and variant == "causal":
+        variant = "documents"  # which only masks of Python have
     case = dataclasses.replace(case, variant=variant)
     if case.is_decode and variant != "causal":
         case = dataclasses.replace(case, qo_len=(1,), kv_len=(40,))

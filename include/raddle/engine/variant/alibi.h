@@ -10,8 +10,9 @@ RADDLE_ENGINE_BEGIN
 struct Alibi {
   Tensor<const float, 1> slopes;  ///< [Hq]
 
-  // A traced Python function of this formula gets equal bits, up to positions of 2^24. Each position is converted by itself, because a compiler can
-  // then move a key's conversion out of the loop over rows, and a row's out of the loop over keys.
+  // A traced Python function of this formula gets equal bits, up to positions of 2^24. Each
+  // position is converted by itself, because a compiler can then move a key's conversion out of the
+  // loop over rows, and a row's out of the loop over keys.
   RADDLE_FN float logits(float s, const Row& r, const Key& c) const {
     const float distance = static_cast<float>(c.kv_pos) - static_cast<float>(r.q_pos);
     return native::product_sum(slopes.data[r.q_head], distance, s);

@@ -128,7 +128,8 @@ struct Composition {
   /// Whether the first variant with logits has near_logits.
   static constexpr bool starts_near = [] {
     bool found = false, near = false;
-    ((has_logits<Variants> && !found ? (near = has_near_logits<Variants>, found = true) : true), ...);
+    ((has_logits<Variants> && !found ? (near = has_near_logits<Variants>, found = true) : true),
+     ...);
     return near && scan == Scan::softmax;
   }();
 
@@ -172,8 +173,8 @@ struct Composition {
     });
     return limit;
   }
-  RADDLE_FN float near_logits(float s, float scale, const Row& r, const Key& c) const
-      requires starts_near {
+  RADDLE_FN float near_logits(float s, float scale, const Row& r,
+                              const Key& c) const requires starts_near {
     bool is_scaled = false;
     for_each_variant(variants, [&](const auto& v) {
       if constexpr (requires { v.near_limit(scale); })

@@ -93,8 +93,9 @@ RADDLE_FN float near_soft_cap_limit(float scale, float cap) {
   return is_tame ? limit : -1.0f;
 }
 
-/// cap · tanh(s · scale / cap) for small |s|, with the tanh within 2^-21 as well: an odd polynomial, by
-/// seven instructions and no special function. A softmax takes one of these a logit, tanh two more.
+/// cap · tanh(s · scale / cap) for small |s|, with the tanh within 2^-21 as well: an odd
+/// polynomial, by seven instructions and no special function. A softmax takes one of these a logit,
+/// tanh two more.
 RADDLE_FN float near_soft_cap(float s, float scale, float cap) {
   const float k = quotient(scale, cap), k2 = k * k;
   // Minimax for the absolute error of tanh(t) / t · t, |t| <= 0.55. What is of launch members alone

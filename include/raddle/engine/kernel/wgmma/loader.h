@@ -121,9 +121,9 @@ class TileLoader {
     RADDLE_ROLLED
     for (i32 j = ptx::lane_index(); j < tile_keys; j += 32) {
       const i32 column = tile.begin + j, index = source.first_index + column;
-      describe_key(keys, j, column,
-                   count_up ? Column{0, 0, index, index, true}
-                            : find_key(launch_, source, tile, column, 0));
+      describe_key(
+          keys, j, column,
+          count_up ? Column{0, 0, index, index, true} : find_key(launch_, source, tile, column, 0));
     }
   }
   RADDLE_DEVICE static TileFacts facts_of(const KeySource* source, const Span& tile, i32 flags) {

@@ -31,8 +31,8 @@ struct Weighing {
     searches = true;
   }
 
-  /// Raises the references to the largest logits so far; `factor` becomes smaller by what the sums so
-  /// far shrink by, and O is to.
+  /// Raises the references to the largest logits so far; `factor` becomes smaller by what the sums
+  /// so far shrink by, and O is to.
   template <i32 key_fragments>
   RADDLE_DEVICE void raise(Logits<1, key_fragments>& s, float (&factor)[2], float to_log2) {
     float shift[1][2];
