@@ -134,7 +134,9 @@ struct KvRef {
 };
 
 struct RunArgs {
-  TensorRef q;            ///< [rows, Hq, Dqk]
+  /// [rows, Hq, Dqk], or of a plan whose B requests have L rows each [B, L, Hq, Dqk] with any
+  /// strides; then out and lse are [B, L, Hq, Dvo] and [B, L, Hq].
+  TensorRef q;
   std::vector<KvRef> kv;  ///< one pair for all levels, or one a level
   TensorRef out;          ///< [rows, Hq, Dvo] in the spec's dtype; fp32 when return_state
   TensorRef lse;          ///< [rows, Hq] fp32; data null: not wanted

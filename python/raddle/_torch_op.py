@@ -12,7 +12,7 @@ from typing import Any, Callable, TypeVar
 
 import torch
 
-from raddle._tensors import shape_of_out
+from raddle._tensors import shape_of_out, shape_of_rows
 
 T = TypeVar("T")
 
@@ -75,10 +75,10 @@ def run(
     spec = attention.spec
     wants_lse = return_lse or (return_state and attention._has_lse)
     if out is None:
-        dtype = torch.float32 if return_state else getattr(torch, spec.dtype)
-        out = torch.empty(shape_of_out(q, spec.num_qo_heads, spec.head_dim_vo), dtype=dtype, device=q.device)
+        shape = shape_of_out(q, spec.num_qo_heads, attention._dim_vo)
+        out = q.new_empty(shape, dtype=torch.float32) if return_state else q.new_empty(shape)
     if lse is None and wants_lse:
-        lse = torch.empty((q.shape[0], spec.num_qo_heads), dtype=torch.float32, device=q.device)
+        lse = q.new_empty((*shape_of_rows(q), spec.num_qo_heads), dtype=torch.float32)
     pools: list[Any] = []
     counts: list[int] = []  # tensors of each level: K and V, or one that holds both
     for level in kv if isinstance(kv, list) else [kv]:

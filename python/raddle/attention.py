@@ -22,6 +22,7 @@ from raddle._tensors import (
     make_output,
     refuse_tracer,
     shape_of_out,
+    shape_of_rows,
 )
 from raddle.layouts import Layout
 from raddle.plans import Maxima, Plan, Reservation, fields_of_maxima
@@ -67,7 +68,7 @@ class Attention(_library.Handle):
         (2, 8, 64)
     """
 
-    __slots__ = ("spec", "device", "_has_lse", "_out_is_like_q", "number", "__weakref__")
+    __slots__ = ("spec", "device", "_has_lse", "_dim_vo", "_out_is_like_q", "number", "__weakref__")
 
     @_keywords.answered("Attention")
     def __init__(self, spec: AttentionSpec, device: Any = "cpu") -> None:
@@ -76,6 +77,7 @@ class Attention(_library.Handle):
         self.spec = spec
         self.device = _device(self)
         self._has_lse = _has_lse(self)
+        self._dim_vo = int(spec.head_dim_vo)  # the spec's may be a subclass, which torch 2.11 does not trace
         self._out_is_like_q = spec.head_dim == spec.head_dim_vo
         numbered(self)
 
@@ -198,7 +200,9 @@ class Attention(_library.Handle):
 
         Args:
             plan: of this attention, or a reservation of it. While a CUDA graph is captured, only a reservation.
-            q: [rows, Hq, head_dim] or [rows, Hq · head_dim] in the spec's dtype.
+            q: [rows, Hq, head_dim] or [rows, Hq · head_dim] in the spec's dtype; or [B, L, Hq, head_dim] where each of
+                the plan's B requests has L rows, of any strides: the transpose of [B, Hq, L, head_dim], say.
+                Not of a reservation.
             kv: a tuple (k, v), or one tensor with K and V in dimension 1 ([pages, 2, page_size, Hkv, D],
                 [tokens, 2, Hkv, D]); or a list of those, one a level of the layout. Any strides with a
                 contiguous last dimension. With pages of one token also [slots, Hkv, D], and ragged keys also
@@ -207,7 +211,7 @@ class Attention(_library.Handle):
                 what follows v in a key: ``(k_pe, c_kv)``. A GPU reads memory once then.
             out: [rows, Hq, head_dim_vo] or [rows, Hq · head_dim_vo] to write; None: a new tensor of q's kind, with as
                 many dimensions.
-            lse: [rows, Hq] float32 to write, of any strides: the transpose of [Hq, rows], say; None: a new one if it
+            lse: [rows, Hq] (of such a q [B, L, Hq]) float32 to write, of any strides: the transpose of [Hq, rows], say; None: a new one if it
                 is returned.
             return_lse: return (out, lse); lse is the natural logarithm of the softmax's denominator,
                 sinks included, and -inf for a row without keys.
@@ -292,7 +296,7 @@ class Attention(_library.Handle):
         if lse is not None:
             lse_lent = lend_output(lse, "lse")
         elif wants_lse:
-            result_lse, lse_lent = make_output(q, (*q.shape[:1], spec.num_qo_heads), "float32", "lse")
+            result_lse, lse_lent = make_output(q, (*shape_of_rows(q), spec.num_qo_heads), "float32", "lse")
         try:
             _run(
                 self,

@@ -79,6 +79,43 @@ i64 rows_of_run(const Plan& plan, const TensorRef& q) {
   return plan.is_reserved() && q.rank > 0 ? std::max<i64>(rows, q.shape[0]) : rows;
 }
 
+/// Raises unless requests can be a dimension of q: they have equally many rows, and the host knows
+/// how many. Returns how many.
+i64 check_requests_apart(const Plan& plan, const RunArgs& args) {
+  const LayoutView& layout = plan.layout().view();
+  const auto refuse = [&](const auto&... why) {
+    fail<ValueError>("q is ", describe(args.q), ", and ", why...,
+                     "; expected [rows, Hq, D], the rows of all requests one after another");
+  };
+  if (plan.is_reserved()) refuse("the run is a reservation's, whose requests may differ in rows");
+  if (args.zero_unused_rows) refuse("zero_unused_rows is given");
+  const i64 rows = dim(args.q, 1);
+  for (i32 r = 0; r < layout.num_requests; ++r)
+    if (layout.qo_indptr[r + 1] - layout.qo_indptr[r] != rows)
+      refuse("request ", r, " has ", layout.qo_indptr[r + 1] - layout.qo_indptr[r], " rows");
+  return rows;
+}
+
+/// Raises where q, out or lse is not one of rows of heads, or of requests of such.
+void check_rows(const AttentionSpec& spec, const Plan& plan, const RunArgs& args) {
+  const bool apart = args.q.rank == 4;
+  const i64 rows = apart ? check_requests_apart(plan, args) : rows_of_run(plan, args.q);
+  const i64 requests = plan.layout().view().num_requests, heads = spec.num_qo_heads;
+  const DType dtype_of_out = args.return_state ? DType::float32 : spec.dtype;
+  const auto check = [&](const auto& checks, const char* name, const TensorRef& t, DType dtype,
+                         std::initializer_list<i64> of_row) {
+    i64 shape[4] = {requests, rows};
+    std::copy(of_row.begin(), of_row.end(), shape + 2);
+    const std::size_t skipped = apart ? 0 : 1;
+    checks(name, t, dtype, std::span<const i64>(shape + skipped, 2 + of_row.size() - skipped));
+  };
+  check(check_tensor, "q", args.q, spec.dtype, {heads, spec.head_dim_qk});
+  check(check_output, "out", args.out, dtype_of_out, {heads, spec.head_dim_vo});
+  if (!args.lse.data) return;
+  check(check_strided, "lse", args.lse, DType::float32, {heads});
+  check_distinct("lse", args.lse);
+}
+
 /// Raises where a run's tensors do not suit spec and plan.
 void check_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args) {
   const DeviceId device = plan.device();
@@ -94,19 +131,12 @@ void check_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args)
     check_device("kv: k", pair.k, device);
     check_device("kv: v", pair.v, device);
   }
-  const i64 rows = rows_of_run(plan, args.q);
-  check_tensor("q", args.q, spec.dtype, {rows, spec.num_qo_heads, spec.head_dim_qk});
-  check_output("out", args.out, args.return_state ? DType::float32 : spec.dtype,
-               {rows, spec.num_qo_heads, spec.head_dim_vo});
+  check_rows(spec, plan, args);
   const bool sum = plan.variant().stages().scan == Scan::sum;
-  if (args.lse.data) {
-    if (sum)
-      fail<ValueError>("lse: a Scan::sum variant has no LSE; expected return_lse=False and no lse");
-    check_strided("lse", args.lse, DType::float32, {rows, spec.num_qo_heads});
-    check_distinct("lse", args.lse);
-  } else if (args.return_state && !sum) {
+  if (args.lse.data && sum)
+    fail<ValueError>("lse: a Scan::sum variant has no LSE; expected return_lse=False and no lse");
+  if (!args.lse.data && args.return_state && !sum)
     fail<ValueError>("lse is missing; return_state needs it: a state is (O, LSE)");
-  }
   check_no_overlap(args);
   if (args.scale && !std::isfinite(*args.scale))
     fail<ValueError>("scale is ", *args.scale, "; expected a finite number");
@@ -185,6 +215,12 @@ void view_scales_of_levels(const AttentionSpec& spec, const Plan& plan, const Ru
   view.scale = scale;
 }
 
+/// `apart`: requests are the first dimension. A row's number counts those of the requests before.
+RowsView view_rows(const TensorRef& t, bool apart) {
+  if (!apart) return {t.data, t.stride[0], t.stride[1]};
+  return {t.data, t.stride[1], t.stride[2], t.stride[0] - t.shape[1] * t.stride[1]};
+}
+
 /// Checks a run's tensors against spec and plan, and views them; scratch is left null.
 RunView view_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& args) {
   check_run(spec, plan, args);
@@ -197,11 +233,10 @@ RunView view_run(const AttentionSpec& spec, const Plan& plan, const RunArgs& arg
     view.kv[i] = view_kv("kv" + suffix, pair, levels[i], spec);
     if (quantized) view.kv_scales[i] = view_scales(suffix, "kv" + suffix, pair, levels[i], spec);
   }
-  view.q = RowsView{args.q.data, args.q.stride[0], args.q.stride[1]};
-  view.out = RowsView{args.out.data, args.out.stride[0], args.out.stride[1]};
-  view.lse = static_cast<float*>(args.lse.data);
-  view.lse_row_stride = args.lse.stride[0];
-  view.lse_head_stride = args.lse.stride[1];
+  const bool apart = args.q.rank == 4;
+  view.q = view_rows(args.q, apart);
+  view.out = view_rows(args.out, apart);
+  if (args.lse.data) view.lse = view_rows(args.lse, apart);
   view.scale = args.scale ? *args.scale : spec.softmax_scale();
   if (!quantized) view_scales_of_levels(spec, plan, args, view);
   view.state_only = args.return_state;

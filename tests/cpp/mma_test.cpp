@@ -114,9 +114,7 @@ void check(const LayoutPtr& layout, const V& variant, const reference::Parts& pa
   std::fill_n(launch.kv_scales, layout->levels().size(), scales);
   launch.q = RowsView{t.q.ref.data, t.q.ref.stride[0], t.q.ref.stride[1]};
   launch.out = RowsView{t.out.ref.data, t.out.ref.stride[0], t.out.ref.stride[1]};
-  if (has_lse) launch.lse = static_cast<float*>(t.lse.ref.data);
-  launch.lse_row_stride = t.lse.ref.stride[0];
-  launch.lse_head_stride = t.lse.ref.stride[1];
+  if (has_lse) launch.lse = RowsView{t.lse.ref.data, t.lse.ref.stride[0], t.lse.ref.stride[1]};
   const auto rows = static_cast<std::size_t>(launch.plan.num_partial_rows);
   std::vector<float> partial_o(rows * dim_vo, NAN), partial_lse(rows, NAN);
   std::vector<i32> arrived(static_cast<std::size_t>(launch.plan.num_contractions * kv_heads));

@@ -152,8 +152,8 @@ void check(const Batch& batch, const V& variant, const reference::Parts& parts) 
   launch.map[0][1] = map_of(v.ref, page_size, dim_vo, Of::Kernel::tile_keys);
   launch.q = RowsView{q.ref.data, q.ref.stride[0], q.ref.stride[1]};
   launch.out = RowsView{out.ref.data, out.ref.stride[0], out.ref.stride[1]};
-  if (parts.scan == Scan::softmax) launch.lse = static_cast<float*>(lse.ref.data);
-  launch.lse_row_stride = lse.ref.stride[0], launch.lse_head_stride = lse.ref.stride[1];
+  if (parts.scan == Scan::softmax)
+    launch.lse = RowsView{lse.ref.data, lse.ref.stride[0], lse.ref.stride[1]};
   const auto partial = static_cast<std::size_t>(launch.plan.num_partial_rows);
   std::vector<float> partial_o(partial * at(dim_vo), NAN), partial_lse(partial, NAN);
   std::vector<i32> arrived(at(launch.plan.num_contractions * kv_heads + 1));
@@ -180,9 +180,9 @@ void check(const Batch& batch, const V& variant, const reference::Parts& parts) 
     for (i32 head = 0; head < qo_heads; ++head) {
       const reference::Exact e = reference::attend(problem, row, head, false, true);
       const i64 n = row * qo_heads + head;
-      if (launch.lse && e.lse == -reference::infinity) {
+      if (launch.lse.data && e.lse == -reference::infinity) {
         ASSERT_EQ(reference::element(lse.ref.data, DType::float32, n), e.lse) << row;
-      } else if (launch.lse) {
+      } else if (launch.lse.data) {
         ASSERT_NEAR(reference::element(lse.ref.data, DType::float32, n), e.lse, e.lse_budget)
             << row;
       }

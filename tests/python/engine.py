@@ -101,7 +101,7 @@ class OnDevice:
         return type(x)(map(self.lend, x)) if isinstance(x, (list, tuple)) else x
 
     def run(self, plan, q, kv, out=None, lse=None, return_lse=False, return_state=False, **options):
-        spec, shape = self.spec, q.shape[:1]
+        spec, shape = self.spec, q.shape[: 2 if q.ndim == 4 else 1]
         wants_lse = return_lse or (return_state and self.attention._has_lse)
         if out is None:
             kind = np.float32 if return_state else q.dtype

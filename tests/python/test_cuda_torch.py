@@ -36,13 +36,18 @@ def test_torch_tensors(gpu, rng):
     assert alone.device == q.device
 
 
-def test_graphs_replay_changing_batches(gpu, rng):
-    """One capture of two layers, replayed over 1,000 batches of any lengths: equal bits with eager runs."""
+@pytest.mark.parametrize("backend", ["mma", "wgmma"])
+def test_graphs_replay_changing_batches(gpu, rng, backend, monkeypatch):
+    """One capture of two layers, replayed over 1,000 batches of any lengths: equal bits with eager runs of the same
+    family of kernels."""
+    if backend == "wgmma" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("wgmma needs an sm_90 GPU")
+    monkeypatch.setenv("RADDLE_BACKEND", backend)
     device = torch.device("cuda", torch.cuda.current_device())
     rows, pages, heads = 32, 512, {"num_qo_heads": 8, "num_kv_heads": 2, "head_dim": 128}
     variant = [raddle.SoftCap(30.0), raddle.Causal()]
     attn = raddle.Attention(raddle.AttentionSpec(**heads, variant=variant), device=device)
-    maxima = {"max_requests": 16, "max_qo_tokens": rows, "max_kv_tokens": 16 * pages}
+    maxima = {"max_requests": 16, "max_qo_tokens": rows, "max_kv_tokens": 16 * pages, "max_qo_len": 2, "page_size": 16}
     reservation = reserved(attn, **maxima)
 
     def layout():

@@ -5,6 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import raddle
+from checks import within
+from draws import draw
+from engine import twin
+from reference import attention as exact
 from small import refuses
 
 ROWS, HQ, HKV, D, DVO = 5, 4, 2, 32, 16
@@ -42,6 +46,52 @@ def test_heads_folded_into_rows(rng, head_dim_vo, state):
         attn.run(plan, q, (k, v), out=wide[:, : HQ * head_dim_vo])
         np.testing.assert_array_equal(wide[:, : HQ * head_dim_vo], folded)
         assert np.isnan(wide[:, HQ * head_dim_vo :]).all()
+
+
+def heads_first(x):
+    """[B, H, L, …] in memory, seen as [B, L, H, …]: rows of a request lie side by side, those of heads apart."""
+    return np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 40, 150])
+@pytest.mark.parametrize("layout", ["ragged", "paged"])
+def test_requests_in_a_dimension_of_their_own(engine, rng, layout, rows):
+    """Rows of decoding, of short queries and of long ones; split over workers, and uncut."""
+    heads = {"dim": 64, "group": 2, "num_kv_heads": 2, "dtype": "bfloat16"}
+    problem = draw(rng, layout, "gpt_oss", lengths=[(rows, 200), (rows, rows + 3), (rows, 0)], **heads)
+    attn = engine.attention(problem)
+    q = heads_first(problem.q.reshape(3, rows, *problem.q.shape[1:]))
+    for workers in (None, 7):
+        plan = attn.plan(twin(problem.layout), num_workers=workers)
+        flat = attn.run(plan, problem.q, problem.kv[0], return_lse=True)
+        out, lse = heads_first(np.full_like(q, np.nan)), heads_first(np.full(q.shape[:3], np.nan, np.float32))
+        found = attn.run(plan, q, problem.kv[0], out=out, lse=lse, return_lse=True)
+        within(exact(problem), out.reshape(problem.q.shape), lse.reshape(-1, q.shape[2]))
+        for a, b in zip(flat, found):
+            np.testing.assert_array_equal(a.view(np.uint8), np.ascontiguousarray(b).reshape(a.shape).view(np.uint8))
+
+
+def test_requests_in_a_dimension_of_their_own_are_made_and_refused(rng):
+    attn = attention()
+    plan = attn.plan(raddle.RaggedKV([0, 2, 4], [0, 7, 20]))
+    q, k = drawn(rng, 2, 2, HQ, D), drawn(rng, 20, HKV, D)
+    out, lse = attn.run(plan, q, (k, k), return_lse=True)
+    assert out.shape == (2, 2, HQ, D) and lse.shape == (2, 2, HQ)
+    base_2 = np.empty_like(lse)
+    attn.run(plan, q, (k, k), lse=base_2, lse_base_2=True)
+    np.testing.assert_allclose(base_2 * np.log(2), lse, rtol=1e-5)
+    uneven = attn.plan(raddle.RaggedKV([0, 1, 4], [0, 7, 20]))
+    reservation = attn.reserve(raddle.Maxima(max_requests=2, max_qo_tokens=4, max_kv_tokens=20))
+    reservation.update(raddle.RaggedKV([0, 2, 4], [0, 7, 20]))
+    for plan_of, options, why in [
+        (uneven, {}, "and request 0 has 1 rows; expected [rows, Hq, D]"),
+        (reservation, {}, "the run is a reservation's"),
+        (plan, {"zero_unused_rows": True}, "zero_unused_rows is given"),
+    ]:
+        with refuses(ValueError, "q is [2, 2, 4, 32] float32", why):
+            attn.run(plan_of, q, (k, k), **options)
+    with refuses(ValueError, "out is [4, 4, 32] float32; expected [2, 2, 4, 32] float32"):
+        attn.run(plan, q, (k, k), out=np.zeros((4, HQ, D), np.float32))
 
 
 def test_a_row_of_another_width_is_refused(rng):

@@ -12,7 +12,7 @@ what pickles hold.
 from raddle._tensors.dtypes import dtype_name
 from raddle._tensors.inputs import host_array, lend, lend_flag, lend_index, lend_indices, lend_integer, lend_unasked
 from raddle._tensors.kinds import TorchTensor, device_of, is_on_gpu, kind_of, refuse_tracer
-from raddle._tensors.outputs import finished, lend_output, like, make_output, shape_of_out
+from raddle._tensors.outputs import finished, lend_output, like, make_output, shape_of_out, shape_of_rows
 from raddle._tensors.pools import lend_pool, lend_pools, lend_scale
 from raddle._tensors.saved import plain, restorable
 from raddle._tensors.streams import current_stream
@@ -42,4 +42,5 @@ __all__ = [
     "refuse_tracer",
     "restorable",
     "shape_of_out",
+    "shape_of_rows",
 ]

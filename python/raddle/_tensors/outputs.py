@@ -43,8 +43,13 @@ def make_output(x: Any, shape: tuple[int, ...] | None, dtype: str, name: str) ->
 
 
 def shape_of_out(q: Any, num_heads: int, head_dim: int) -> tuple[int, ...]:
-    """Of the output for ``q``, which has the heads in a dimension of their own or not."""
-    return (q.shape[0], num_heads * head_dim) if q.ndim == 2 else (*q.shape[:1], num_heads, head_dim)
+    """Of the output for ``q``, which has the heads, and requests, in dimensions of their own or not."""
+    return (q.shape[0], num_heads * head_dim) if q.ndim == 2 else (*shape_of_rows(q), num_heads, head_dim)
+
+
+def shape_of_rows(q: Any) -> tuple[int, ...]:
+    """(rows,), or (requests, rows)."""
+    return q.shape[:2] if q.ndim == 4 else q.shape[:1]
 
 
 def like(x: Any, shape: tuple[int, ...], dtype: str) -> Any:

@@ -14,10 +14,11 @@ _MULTIPLE = 8  # of head dims
 
 
 class Inputs:
-    """One call's tensors: rows [B * L, Hq, E], keys and values as pages, the scale.
+    """One call's tensors: rows [B, L, Hq, E], keys and values as pages, the scale.
 
     Head dims that are no multiple of 8 are padded with zeros, which add nothing to a logit or an output; elements that do
-    not lie side by side are copied. All else is read where it lies.
+    not lie side by side are copied, and on a GPU queries that do not lie in units of 16 bytes. All else is read where it
+    lies.
     """
 
     def __init__(self, query: Any, key: Any, value: Any, scale: Any) -> None:
@@ -37,7 +38,7 @@ class Inputs:
         if self.kv_length == 0:  # pages of no rows cannot be
             key = key.reshape(0, self.num_kv_heads, self.dim)
             value = value.reshape(0, self.num_kv_heads, self.padded_dim_vo)
-        self.rows = query.swapaxes(1, 2).reshape(self.batch * self.length, self.num_qo_heads, self.dim)
+        self.rows = _in_units(query).swapaxes(1, 2)
         self.kv = key, value
 
     @property
@@ -54,28 +55,21 @@ class Inputs:
         if not isinstance(self.query, TorchTensor):
             return None, None
         out = like_in_order(self.query, (self.batch, self.num_qo_heads, self.length, self.dim_vo))
-        if self.dim_vo != self.padded_dim_vo:
-            return out, None
-        if self.batch == 1:
-            return out, out[0].transpose(0, 1)
-        if self.length == 1:
-            return out, out[:, :, 0]
-        rows = out.transpose(1, 2)
-        return out, rows.flatten(0, 1) if rows.stride(0) == self.length * rows.stride(1) else None
+        return out, out.transpose(1, 2) if self.dim_vo == self.padded_dim_vo else None
 
     def finish(self, result: Any, rows_out: Any, out: Any) -> Any:
         """The output [B, Hq, L, Ev] of what was run."""
         if rows_out is not None:
             return out
-        result = result.reshape(self.batch, self.length, self.num_qo_heads, self.padded_dim_vo).swapaxes(1, 2)
+        result = result.swapaxes(1, 2)
         result = result[..., : self.dim_vo] if self.dim_vo != self.padded_dim_vo else result
         return result if out is None else out.copy_(result)
 
     def finish_lse(self, lse: Any) -> Any:
-        """[B, Hq, L] of [B * L, Hq]."""
-        if self.length == 1:
+        """[B, Hq, L] of [B, L, Hq]."""
+        if self.length == 1:  # torch's strides, which a transpose of one row has not
             return lse.reshape(self.batch, self.num_qo_heads, 1)
-        lse = lse.reshape(self.batch, self.length, self.num_qo_heads).swapaxes(1, 2)
+        lse = lse.swapaxes(1, 2)
         return lse.contiguous() if isinstance(lse, TorchTensor) else lse
 
 
@@ -96,6 +90,15 @@ def _padded(x: Any) -> Any:
     jax = sys.modules.get("jax")
     pad = jax.numpy.pad if jax is not None and isinstance(x, jax.Array) else np.pad
     return pad(x, ((0, 0), (0, 0), (0, 0), (0, missing)))
+
+
+def _in_units(query: Any) -> Any:
+    """Copied, unless rows and heads are whole units of 16 bytes apart, where a GPU reads them."""
+    if not isinstance(query, TorchTensor) or query.is_cpu:
+        return query
+    unit = 16 // query.element_size()
+    whole = query.data_ptr() % 16 == 0 and all(step % unit == 0 for step in query.stride()[:3])
+    return query if whole else query.contiguous()
 
 
 def _side_by_side(x: Any) -> Any:

@@ -42,17 +42,19 @@ class HostPlans final : public PlanOnDevice {
     cpu::execute(launch, cpu::kernels(cpu::selected_isa()), small ? 1 : cpu_threads(), scratch_,
                  stats ? &stats->busy_us : nullptr);
     const i32 num_rows = plan.layout().num_rows();
-    if (args.lse_base_2 && view.lse) change_base(view, num_rows);
+    if (args.lse_base_2 && view.lse.data) change_base(args.lse);
     if (args.zero_unused_rows) zero_rows(view, num_rows, args.q.shape[0]);
   }
 
  private:
   /// Natural logarithms of the batch's rows become those to base 2: what the kernels of a GPU do
   /// themselves.
-  void change_base(const RunView& view, i32 num_rows) const {
-    for (i64 row = 0; row < num_rows; ++row)
-      for (i64 head = 0; head < spec_.num_qo_heads; ++head)
-        view.lse[row * view.lse_row_stride + head * view.lse_head_stride] *= math::log2e;
+  static void change_base(const TensorRef& lse, int d = 0, i64 at = 0) {
+    const auto dim = static_cast<std::size_t>(d);
+    if (d == lse.rank)
+      static_cast<float*>(lse.data)[at] *= math::log2e;
+    else
+      for (i64 i = 0; i < lse.shape[dim]; ++i) change_base(lse, d + 1, at + i * lse.stride[dim]);
   }
 
   /// Rows beyond the batch's become what a row without keys has: what GPU kernels do themselves.
@@ -63,8 +65,10 @@ class HostPlans final : public PlanOnDevice {
         const i64 at = row * view.out.row_stride + head * view.out.head_stride;
         std::memset(static_cast<std::byte*>(view.out.data) + at * bytes, 0,
                     static_cast<std::size_t>(spec_.head_dim_vo * bytes));
-        if (view.lse)
-          view.lse[row * view.lse_row_stride + head * view.lse_head_stride] = -math::infinity;
+        if (view.lse.data)
+          static_cast<float*>(
+              view.lse.data)[row * view.lse.row_stride + head * view.lse.head_stride] =
+              -math::infinity;
       }
     }
   }

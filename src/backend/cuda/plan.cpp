@@ -171,7 +171,8 @@ void CudaPlan::run(const Plan& plan, const RunView& view, const BoundVariant& va
   GpuLaunch& launch = with_maps;
   launch = launch_;
   static_cast<RunView&>(launch) = view;
-  launch.query_rows = static_cast<i32>(args.q.shape[0]);
+  launch.query_rows =
+      args.q.rank == 3 ? static_cast<i32>(args.q.shape[0]) : 0;  // none is prefetched
   launch.lse_base_2 = args.lse_base_2;
   launch.timeline = view_timeline(args.timeline, launch.plan.num_workers);
   with_maps.keys_leave_first = choice_.keys_leave_first;

@@ -27,11 +27,13 @@ struct SpanTensor {
   i32 extent[rank];
 };
 
-/// Rows of heads: element (row, head, d) lies at data[row * row_stride + head * head_stride + d].
+/// Rows of heads: element (row, head, d) of request r lies at
+/// data[row * row_stride + r * request_stride + head * head_stride + d].
 struct RowsView {
   void* data;
-  i64 row_stride;   ///< in elements
-  i64 head_stride;  ///< in elements
+  i64 row_stride;          ///< in elements
+  i64 head_stride;         ///< in elements
+  i64 request_stride = 0;  ///< in elements: how much further apart rows are from request to request
 };
 
 /// A pool of KV blocks: element (block, offset, head, d) at block * block_stride + offset *

@@ -15,9 +15,7 @@ struct RunView {
   KvScales kv_scales[max_levels];
   RowsView q;
   RowsView out;
-  float* lse;  ///< null: not wanted
-  i64 lse_row_stride;
-  i64 lse_head_stride;
+  RowsView lse;        ///< of single floats; data null: not wanted
   float* partial_o;    ///< [num_partial_rows, dim_vo]
   float* partial_lse;  ///< [num_partial_rows]
   i32* arrived;        ///< [num_contractions · num_kv_heads], zero between launches
@@ -27,3 +25,18 @@ struct RunView {
 };
 
 }  // namespace raddle
+
+RADDLE_ENGINE_BEGIN
+
+/// Where a row begins, in elements.
+RADDLE_FN i64 offset_in(const RowsView& rows, const Row& row) {
+  return row.row * rows.row_stride + row.request * rows.request_stride +
+         row.q_head * rows.head_stride;
+}
+
+/// Writes a row's LSE where it is wanted.
+RADDLE_FN void put_lse(const RowsView& lse, const Row& row, float value) {
+  if (lse.data) static_cast<float*>(lse.data)[offset_in(lse, row)] = value;
+}
+
+RADDLE_ENGINE_END

@@ -140,10 +140,7 @@ class ItemKernel {
   }
 
   /// Where row m lies in Q, in elements.
-  i64 offset_in_q(i32 m) const {
-    return scratch_.rows[m].row * launch_.q.row_stride +
-           scratch_.rows[m].q_head * launch_.q.head_stride;
-  }
+  i64 offset_in_q(i32 m) const { return offset_in(launch_.q, scratch_.rows[m]); }
 
   /// f_q(Q) of row m, in fp32.
   void load_query(i32 m) {

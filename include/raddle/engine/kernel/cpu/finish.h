@@ -25,12 +25,11 @@ RADDLE_FN void finish_state(const Stages& stages, const Row& row, i32 dim, float
 /// Writes a finished row, or its bare state, to the output tensors.
 inline void write_row(const CpuLaunch& launch, const Row& row, float* o, float lse) {
   if (!launch.state_only) finish_state(*launch.stages, row, launch.dim_vo, o, lse);
-  const i64 at = row.row * launch.out.row_stride + row.q_head * launch.out.head_stride;
+  const i64 at = offset_in(launch.out, row);
   dispatch_dtype(launch.state_only ? DType::float32 : launch.dtype, [&](auto t) {
     narrow_row(o, static_cast<decltype(t)*>(launch.out.data) + at, launch.dim_vo);
   });
-  if (launch.lse)
-    launch.lse[row.row * launch.lse_row_stride + row.q_head * launch.lse_head_stride] = lse;
+  put_lse(launch.lse, row, lse);
 }
 
 /// Normalises the tile's rows: O / Σ and LSE = max + ln Σ; a row with nothing kept becomes (0,

@@ -69,13 +69,11 @@ RADDLE_DEVICE void store_four(T* to, const Four& o) {
 
 /// Offset of an output row, in elements.
 RADDLE_DEVICE i64 out_offset(const GpuLaunch& launch, const Row& row) {
-  return row.row * launch.out.row_stride + row.q_head * launch.out.head_stride;
+  return offset_in(launch.out, row);
 }
 
 RADDLE_DEVICE void store_lse(const GpuLaunch& launch, const Row& row, float lse) {
-  if (launch.lse)
-    launch.lse[row.row * launch.lse_row_stride + row.q_head * launch.lse_head_stride] =
-        launch.lse_base_2 ? lse * math::log2e : lse;
+  put_lse(launch.lse, row, launch.lse_base_2 ? lse * math::log2e : lse);
 }
 
 /// Applies a sink to the LSE and returns the factor for the row's output: ⊕ with the state (0,

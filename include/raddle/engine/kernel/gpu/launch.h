@@ -39,6 +39,6 @@ struct GpuLaunch : RunView {
 // Both compilers check these numbers, so neither can lay the parameter out in its own way.
 static_assert(sizeof(LevelView) == 104 && sizeof(LayoutView) == 56 && sizeof(PlanView) == 144);
 static_assert(sizeof(Opening) == 96 && sizeof(KvView) == 64 && sizeof(KvScales) == 80);
-static_assert(sizeof(RunView) == 1264 && sizeof(GpuLaunch) == 2344);
+static_assert(sizeof(RunView) == 1288 && sizeof(GpuLaunch) == 2368);
 
 }  // namespace raddle

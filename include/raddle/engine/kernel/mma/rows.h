@@ -218,8 +218,7 @@ class QueryRows {
     row_ = make_row(launch.layout, launch.levels[tile.level], tile.group,
                     tile.row_begin + min(first + nth(lane), tile.num_rows - 1), kv_head,
                     launch.plan.group_size);
-    return static_cast<const T*>(launch.q.data) + row_.row * launch.q.row_stride +
-           row_.q_head * launch.q.head_stride;
+    return static_cast<const T*>(launch.q.data) + offset_in(launch.q, row_);
   }
 
   /// Writes the facts of rows that lie in shared memory, and applies f_q.

@@ -16,7 +16,7 @@ struct Launch : GpuLaunch {
   TensorMap map[max_levels][2];  ///< of K and V
 };
 
-static_assert(sizeof(Launch) == 2368 + 128 * 2 * max_levels);
+static_assert(sizeof(Launch) == 2432 + 128 * 2 * max_levels);
 
 }  // namespace wgmma
 

@@ -174,8 +174,7 @@ class QueryLoader {
     }
   }
   RADDLE_DEVICE const T* address(const Row& row) const {
-    return static_cast<const T*>(launch_.q.data) + row.row * launch_.q.row_stride +
-           row.q_head * launch_.q.head_stride;
+    return static_cast<const T*>(launch_.q.data) + offset_in(launch_.q, row);
   }
 
   const GpuLaunch& launch_;
