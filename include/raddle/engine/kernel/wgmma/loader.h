@@ -102,7 +102,7 @@ class TileLoader {
     const TilePlace<Kernel> at = place();
     auto& keys = block().keys[at.facts];
     if (has_keys(flags) && (Kernel::asks_for_keys || flags & (Flags::partial | Flags::ragged)))
-      describe_keys(keys, *source, tile, flags);
+      describe_keys(keys, *source, tile);
     if (ptx::lane_index() == 0) block().tile[at.facts] = facts_of(source, tile, flags);
     const bool started = is_started();
     if (!started) wait_free(block().key_slots, at);
@@ -115,15 +115,16 @@ class TileLoader {
   }
   /// Describes a tile's keys, which count up unless the layout says otherwise.
   template <class Keys>
-  RADDLE_DEVICE void describe_keys(Keys& keys, const KeySource& source, const Span& tile,
-                                   i32 flags) const {
-    const bool count_up = source.plain && !(flags & Flags::ragged);
+  RADDLE_DEVICE void describe_keys(Keys& keys, const KeySource& source, const Span& tile) const {
+    const Span read = columns_read(source, tile);
     RADDLE_ROLLED
     for (i32 j = ptx::lane_index(); j < tile_keys; j += 32) {
-      const i32 column = tile.begin + j, index = source.first_index + column;
-      describe_key(
-          keys, j, column,
-          count_up ? Column{0, 0, index, index, true} : find_key(launch_, source, tile, column, 0));
+      const i32 column = tile.begin + j;
+      const i32 index = source.first_index + existing_column(read, column);
+      const bool valid = column >= read.begin && column < read.end;
+      describe_key(keys, j, column,
+                   source.plain ? Column{0, 0, index, index, valid}
+                                : find_key(launch_, source, tile, column, 0));
     }
   }
   RADDLE_DEVICE static TileFacts facts_of(const KeySource* source, const Span& tile, i32 flags) {
@@ -151,13 +152,25 @@ class TileLoader {
                               clears ? tail : full);
     if (!clears) return;
     if (has_keys(flags)) ptx::barrier_wait(tail, tails_++ & 1);
-    RADDLE_ROLLED
-    for (i32 j = 0; j < tile_keys; ++j)
-      if (!has_keys(flags) || !find_key(launch_, *source, tile, tile.begin + j, 0).valid)
-        clear_row(values, j);
+    clear_rows(values, source, tile, has_keys(flags));
     ptx::fence_proxy();
     ptx::sync_warp();
     if (ptx::lane_index() == 0) ptx::barrier_arrive(full);
+  }
+  /// Of a tile's rows, those without a key.
+  RADDLE_DEVICE void clear_rows(u8* values, const KeySource* source, const Span& tile,
+                                bool has_keys) const {
+    const Span read = has_keys ? columns_read(*source, tile) : Span{};
+    RADDLE_ROLLED
+    for (i32 j = 0; j < tile_keys; ++j) {
+      const i32 column = tile.begin + j;
+      const bool may_exist = has_keys && column >= read.begin && column < read.end;
+      if (may_exist && !source->holes) {
+        j = read.end - tile.begin - 1;  // all up to there have keys
+        continue;
+      }
+      if (!may_exist || !find_key(launch_, *source, tile, column, 0).valid) clear_row(values, j);
+    }
   }
   RADDLE_DEVICE static void clear_row(u8* values, i32 row) {
     constexpr i32 chunks = 8 * Kernel::vo_halves;
