@@ -37,8 +37,8 @@ _keywords = set(
     "unsigned using virtual void volatile wchar_t while xor xor_eq".split()
 )
 _taken = _keywords | set(
-    "r c s t s_scale near_logits near_limit i32 i64 u8 u32 Row Key Tile Tensor SpanTensor Coverage KvSpan Range Truth IntInterval FloatInterval math "
-    "traced interval raddle logits mask coverage kv_span query key value sink output scan min max hull both either "
+    "r c s t s_scale i32 i64 u8 u32 Row Key Tile Tensor SpanTensor Coverage KvSpan Range Truth IntInterval FloatInterval math "
+    "near_logits near_limit traced interval raddle logits mask coverage kv_span query key value sink output scan min max hull both either "
     "native intersect everything compose is_empty int_min int_max bits_to_float to_float from_float round_up ceil_div cpu "
     "Scan Mix Member Variant Causal SlidingWindow SoftCap Sinks Sigmoid Rope Alibi AllOf AnyOf Leaf Composition".split()
 )

@@ -16,9 +16,9 @@ _MULTIPLE = 8  # of head dims
 class Inputs:
     """One call's tensors: rows [B, L, Hq, E], keys and values as pages, the scale.
 
-    Head dims that are no multiple of 8 are padded with zeros, which add nothing to a logit or an output; elements that do
-    not lie side by side are copied, and on a GPU queries that do not lie in units of 16 bytes. All else is read where it
-    lies.
+    Head dims that are no multiple of 8 are padded with zeros, which add nothing to a logit or an output. Elements that
+    do not lie side by side are copied, and on a GPU queries that do not lie in units of 16 bytes. All else is read where
+    it lies.
     """
 
     def __init__(self, query: Any, key: Any, value: Any, scale: Any) -> None:

@@ -48,7 +48,7 @@ class Case:
     unit: str = "GB/s"
     peers: tuple[str, ...] = ()  #: engines that join, by family: "flashinfer", "cudnn", "flex", "fa2"
     floor: bool = False  #: time a read of as many bytes, too
-    is_call: bool = False  #: Raddle takes part by calls of `raddle.flex.flex_attention`, nothing of which is planned ahead
+    is_call: bool = False  #: Raddle takes part by calls of `raddle.flex.flex_attention`, not by a plan made ahead
     kv_dtype: str = ""  #: "float8_e4m3fn" or "float8_e5m2": what K and V are stored in, with scales
     scales: str = "tensor"  #: or "token": one a token and head
     backends: tuple[str, ...] = ()  #: kernel families that take part, each asked for by RADDLE_BACKEND, too

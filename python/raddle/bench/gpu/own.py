@@ -93,8 +93,8 @@ def _flex(problem: Problem, case: Case) -> Engine:
     from raddle.bench.peers import flex as peer
 
     (k, v), rows = problem.dense, case.qo_len[0]
-    mask = flex.create_block_mask(peer.mask_mod(case, problem.device), None, None, rows, k.shape[2], device=str(k.device))
-    score = peer.score_mod(case, problem.device)
+    keeps, score = peer.mask_mod(case, problem.device), peer.score_mod(case, problem.device)
+    mask = flex.create_block_mask(keeps, None, None, rows, k.shape[2], device=str(k.device))
     options = {"score_mod": score, "block_mask": mask, "enable_gqa": case.group_size > 1}
     call = lambda _: flex.flex_attention(problem.dense_q, k, v, **options)  # noqa: E731
     return Engine(RADDLE, call, rows=lambda out: out.transpose(1, 2).reshape(problem.q.shape))
