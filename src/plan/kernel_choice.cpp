@@ -134,17 +134,9 @@ const char* long_queries_unserved_by_wgmma(const AttentionSpec& spec) {
   return nullptr;
 }
 
-const char* unserved_by_wgmma(const Layout& layout) {
-  for (const Level& level : layout.levels()) {
-    if (level.storage == KvStorage::blocks)
-      return "wgmma does not serve blocks of slots, only pages";
-    if (level.page_size > 0 || !level.block_first.empty())
-      return "wgmma does not serve blocks that are parts of pages";
-    if (level.storage == KvStorage::paged && !wgmma::is_boxed(level.block_size))
-      return "wgmma does not serve such pages: expected a page_size that is a power of two and at "
-             "least 8";
-  }
-  return nullptr;
+bool lies_in_boxes(const Level& level) {
+  if (level.storage != KvStorage::paged) return level.storage != KvStorage::blocks;
+  return level.page_size == 0 && level.block_first.empty() && wgmma::is_boxed(level.block_size);
 }
 
 bool decodes_on_wgmma(const AttentionSpec& spec, const FamilyFacts& facts) {
@@ -192,18 +184,10 @@ KernelChoice choose_reserved_kernel(const AttentionSpec& spec, const FamilyFacts
   return {KernelFamily::wgmma, "requests decode, and page_size is known", {}, short_rows};
 }
 
-void check_reserved_layout(KernelFamily family, const Layout& layout) {
-  if (family != KernelFamily::wgmma) return;
-  if (const char* why = unserved_by_wgmma(layout))
-    fail<ValueError>("layout cannot be read by the reservation's kernel: ", why);
-}
-
 KernelChoice choose_gpu_kernel(const AttentionSpec& spec, const FamilyFacts& facts,
                                const Layout& layout, const PlanConfig& mma,
                                const PlanConfig& wgmma) {
   if (facts.asked == KernelFamily::wgmma) {
-    if (const char* why = unserved_by_wgmma(layout))
-      fail<ValueError>("RADDLE_BACKEND is \"wgmma\", and layout cannot be read: ", why);
     const KernelChoice choice =
         wgmma_for(spec, layout.view(), short_rows_of(spec, layout.view()), asked_for);
     if (choice.short_rows == 0) check_asked_long_queries(spec, "layout has long queries");
@@ -214,7 +198,6 @@ KernelChoice choose_gpu_kernel(const AttentionSpec& spec, const FamilyFacts& fac
   // Page sizes and neighbours must change no bit.
   if (spec.batch_invariant)
     return {KernelFamily::mma, "one family for all layouts, with batch_invariant=True"};
-  if (const char* why = unserved_by_wgmma(layout)) return {KernelFamily::mma, why};
   const i32 short_rows = short_rows_of(spec, layout.view());
   const LevelView& requests = layout.view().levels[layout.view().num_levels - 1];
   const bool decodes = decodes_as_fast(spec, most_rows(spec, requests));

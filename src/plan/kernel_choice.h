@@ -40,11 +40,12 @@ struct KernelChoice {
   std::string explain() const;
 };
 
-/// Why the wgmma family cannot compute the spec, or long queries of it, or read the layout; null:
-/// it can.
+/// Why the wgmma family cannot compute the spec, or long queries of it; null: it can.
 const char* unserved_by_wgmma(const AttentionSpec& spec, const FamilyFacts& facts);
 const char* long_queries_unserved_by_wgmma(const AttentionSpec& spec);
-const char* unserved_by_wgmma(const Layout& layout);
+
+/// Whether the wgmma family can copy the level's keys in boxes; it copies their rows singly else.
+bool lies_in_boxes(const Level& level);
 
 /// Whether plans of decodes take the wgmma family's kernel of short queries, of most layouts: it is
 /// the one that is needed first.
@@ -71,8 +72,5 @@ KernelChoice choose_reserved_kernel(const AttentionSpec& spec, const FamilyFacts
 KernelChoice choose_gpu_kernel(const AttentionSpec& spec, const FamilyFacts& facts,
                                const Layout& layout, const PlanConfig& mma,
                                const PlanConfig& wgmma);
-
-/// Raises ValueError where the family cannot read a reservation's layout.
-void check_reserved_layout(KernelFamily family, const Layout& layout);
 
 }  // namespace raddle

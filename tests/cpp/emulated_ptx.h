@@ -171,8 +171,9 @@ class Block {
     }
     arrive(at);
   }
+  bool has_ended(u32 at, i32 parity) { return barrier_at(at).phase % 2 != parity; }
   void wait_barrier(u32 at, i32 parity) {
-    while (barrier_at(at).phase % 2 == parity) leave(false);
+    while (!has_ended(at, parity)) leave(false);
   }
   void wait_block() { wait(block_, fibers_.size()); }
   void wait_team() {
@@ -484,6 +485,9 @@ inline void barrier_arrive_if(bool arrives, u32 barrier) {
 }
 inline void barrier_arrive_after_copies(u32 barrier) {
   Block::current()->arrive_after_copies(barrier);
+}
+inline bool barrier_ended(u32 barrier, i32 parity) {
+  return Block::current()->has_ended(barrier, parity);
 }
 inline void barrier_wait(u32 barrier, i32 parity) {
   Block::current()->wait_barrier(barrier, parity);

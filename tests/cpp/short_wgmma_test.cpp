@@ -17,6 +17,15 @@ TEST(ShortWgmma, DecodesInPages) {
       check<bf16, 128, 128, 8>({{1, 1, 1, 1}, {300, 64, 0, 1}, page_size, workers, 8}, JustCausal{},
                                causal.parts);
 }
+/// Rows that no boxes hold are copied one by one.
+TEST(ShortWgmma, PagesOfAnySize) {
+  for (const i32 page_size : {1, 4, 24})
+    for (const i32 workers : {1, 3, 16})
+      check<bf16, 128, 128, 8>({{1, 1, 1, 1}, {700, 64, 0, 1}, page_size, workers, 8}, JustCausal{},
+                               causal.parts);
+  check<f16, 64, 64, 16>({{5, 8, 1}, {950, 90, 64}, 1, 3}, JustCausal{}, causal.parts);
+  check<bf16, 40, 72, 8>({{2, 1}, {140, 70}, 1, 1}, JustCausal{}, causal.parts);
+}
 TEST(ShortWgmma, DecodesInOnePiece) {
   check<f16, 128, 128, 8>({{1, 2, 1}, {700, 90, 3}, 0, 2}, Composition<NoMask>{}, plain.parts);
 }

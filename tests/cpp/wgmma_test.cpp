@@ -45,6 +45,16 @@ TEST(Wgmma, LargeAndSmallPages) {
   for (const i32 page_size : {8, 64, 256})
     check<f16, 64, 64>(rows, keys, page_size, Composition<Leaf<0>, Causal>{}, causal.parts, 2);
 }
+/// Rows that no boxes hold are copied one by one.
+TEST(Wgmma, PagesOfAnySize) {
+  const Case causal = testing_attention::cases()[1];
+  for (const i32 page_size : {1, 4, 24})
+    for (const i32 workers : {1, 3})
+      check<bf16, 64, 64>(rows, keys, page_size, Composition<Leaf<0>, Causal>{}, causal.parts,
+                          workers);
+  check<f16, 96, 128>({40}, {300}, 1, Composition<Leaf<0>, Causal>{}, causal.parts, 1);
+  check<bf16, 192, 128>({40}, {150}, 5, Composition<Leaf<0>, Causal>{}, causal.parts, 1);
+}
 TEST(Wgmma, KeysInOnePiece) {
   const Case plain = testing_attention::cases()[0];
   check<f16, 96, 64>({90, 1}, {140, 259}, 0, Composition<NoMask>{}, plain.parts, 1);

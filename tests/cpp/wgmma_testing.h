@@ -148,6 +148,7 @@ void check(const Batch& batch, const V& variant, const reference::Parts& parts) 
                          : PoolView{x.ref.data, s[0], s[0], s[1]};
   };
   launch.kv[0] = KvView{pool(k), pool(v)};
+  launch.in_boxes[0] = page_size == 0 || wgmma::is_boxed(page_size);
   launch.map[0][0] = map_of(k.ref, page_size, dim_qk, Of::Kernel::tile_keys);
   launch.map[0][1] = map_of(v.ref, page_size, dim_vo, Of::Kernel::tile_keys);
   launch.q = RowsView{q.ref.data, q.ref.stride[0], q.ref.stride[1]};

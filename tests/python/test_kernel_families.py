@@ -131,17 +131,22 @@ def test_long_queries_mark_no_timeline(wgmma, rng):
         attn.run(plan, problem.q, problem.kv[0], timeline=raddle.Timeline(plan, wgmma))
 
 
-def test_layouts_that_it_does_not_read(wgmma, rng):
-    plain = draw(rng, "paged", "causal", lengths=LONG, page_size=16, **HEADS)
-    attn = attention_of(wgmma, plain)
-    for layout, pages, why in [
-        ("paged", {"page_size": 4}, "power of two and at least 8"),
-        ("paged", {"page_size": 24}, "power of two and at least 8"),
-        ("bsr", {}, "not serve blocks of slots"),
-    ]:
-        other = draw(rng, layout, "causal", lengths=LONG, **pages, **HEADS)
-        with refuses(ValueError, 'RADDLE_BACKEND is "wgmma", and layout cannot be read', why):
-            attn.plan(twin(other.layout))
+ROW_BY_ROW = [
+    ("paged", {"page_size": 1}),
+    ("paged", {"page_size": 4}),
+    ("paged_hnd", {"page_size": 24}),
+    ("paged_interleaved", {"page_size": 5}),
+]
+
+
+@pytest.mark.parametrize(("layout", "pages"), ROW_BY_ROW)
+@pytest.mark.parametrize("num_workers", [1, 5])
+def test_layouts_that_are_copied_row_by_row(wgmma, rng, layout, pages, num_workers):
+    check(wgmma, draw(rng, layout, "causal", lengths=LONG, **pages, **HEADS), num_workers)
+
+
+def test_blocks_of_slots(wgmma, rng):
+    check(wgmma, draw(rng, "bsr", "causal", lengths=LONG, **HEADS), 5, short_rows=8)
 
 
 def test_specs_that_it_does_not_serve(wgmma):
@@ -178,14 +183,15 @@ TOKENS = pytest.mark.parametrize(("tokens", "short_rows"), [(40, 0), (24, 64)])
 
 
 @TOKENS
-@pytest.mark.parametrize("zeroes", [False, True])
-def test_graphs(wgmma, emulator, rng, tokens, short_rows, zeroes):
+@pytest.mark.parametrize(("page_size", "zeroes"), [(16, False), (16, True), (1, True)])
+def test_graphs(wgmma, emulator, rng, tokens, short_rows, page_size, zeroes):
     """Later batches in the graph of a captured run, whose maps are those of the pools that it captured."""
     attn = attention_of(wgmma, batch(rng)).attention
-    reservation, tensors = reserved(attn, **{**MAXIMA, "max_qo_tokens": tokens}), Tensors(tokens=tokens)
+    reservation = reserved(attn, **{**MAXIMA, "max_qo_tokens": tokens})
+    tensors = Tensors(page_size=page_size, tokens=tokens)
     stream = next(streams)
     for step in range(4):
-        problem = batch(rng)
+        problem = batch(rng, page_size=page_size)
         reservation.update(twin(problem.layout))
         tensors.write(problem)
         if step == 0:
@@ -198,9 +204,6 @@ def test_graphs(wgmma, emulator, rng, tokens, short_rows, zeroes):
         out, rows = tensors.out.numpy(), len(problem.q)
         within(attention(problem), out[:rows])
         assert (out[rows:] == (0.0 if zeroes else 7.0)).all()
-    with refuses(ValueError, "cannot be read by the reservation's kernel", "at least 8"):
-        few = reserved(attn, **MAXIMA)
-        few.update(twin(batch(rng, page_size=4).layout))
 
 
 @TOKENS
@@ -266,7 +269,8 @@ def test_the_choice(wgmma, rng, monkeypatch):
     assert "kernel family: wgmma (all queries are short)" in chosen([(1, 300)], "paged")
     assert "kernel family: mma (all queries are short, and wgmma is not known" in chosen([(1, 3000), (8, 90)])
     assert "kernel family: mma (all queries are short, and wgmma is not known" in chosen([(1, 300)], dim=256, dim_vo=256)
-    assert "kernel family: mma (wgmma does not serve such pages" in chosen([(1, 300)], "paged", page_size=4)
+    assert "kernel family: wgmma (all queries are short)" in chosen([(1, 300)], "paged", page_size=1)
+    assert "kernel family: wgmma (it is expected to be faster" in chosen([(1300, 1300)], "paged", page_size=4)
     assert "kernel family: wgmma (it is expected to be faster: mma" in chosen([(300, 300)], dim=256)
     # A long prompt beside requests that generate, and the other way round.
     assert "kernel family: wgmma" in chosen([(1300, 1300), (1, 40), (1, 70)])

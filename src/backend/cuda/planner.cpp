@@ -95,7 +95,6 @@ std::shared_ptr<const PlanOnDevice> DevicePlannedReservation::plan(const DeviceL
                                                                    void* stream) {
   const ContextScope context(*device_);
   const std::lock_guard lock(mutex_);
-  check_reserved_layout(choice_.family, shape);
   check_table(layout->batch);
   check_pools(shape);
   const GpuLaunch launch = planner_.plan(*layout, *variant(), stream);

@@ -208,7 +208,6 @@ LayoutPtr HostPlannedReservation::fit(const LayoutPtr& layout) const {
 std::shared_ptr<const PlanOnDevice> HostPlannedReservation::put(
     const Layout& layout, const PlanArrays& arrays, const KernelChoice& kernel,
     const BoundVariant& origin, const BoundVariant& variant, void* stream) {
-  check_reserved_layout(kernel.family, layout);
   const ContextScope context(*device_);
   check_upload(layout, arrays, stream);
   if (!this->variant()) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backend/kv_tensors.h"
+#include "plan/kernel_choice.h"
 #include "raddle/engine/kernel/wgmma/config.h"
 
 namespace raddle::cuda {
@@ -42,8 +43,6 @@ BoxedTensor TensorMaps::box(const PoolView& pool, const TensorRef& tensor, const
 }
 
 TensorMap TensorMaps::map_of(const BoxedTensor& tensor) {
-  // Of a tensor without rows nothing is ever copied.
-  if (std::count(tensor.size, tensor.size + 4, u64{0}) > 0) return {};
   const auto found = maps_.find(tensor);
   if (found != maps_.end()) return found->second;
   if (maps_.size() >= most) maps_.clear();
@@ -55,9 +54,14 @@ void TensorMaps::provide(const Layout& layout, const RunArgs& args, i32 tile_key
   const std::lock_guard lock(mutex_);
   const std::vector<Level>& levels = layout.levels();
   for (std::size_t i = 0; i < levels.size(); ++i) {
+    launch.in_boxes[i] = false;
+    if (!lies_in_boxes(levels[i])) continue;
     const KvRef& pair = args.kv[args.kv.size() == 1 ? 0 : i];
-    launch.map[i][0] = map_of(box(launch.kv[i].k, pair.k, levels[i], dims_[0], tile_keys));
-    launch.map[i][1] = map_of(box(launch.kv[i].v, pair.v, levels[i], dims_[1], tile_keys));
+    const BoxedTensor boxed[2] = {box(launch.kv[i].k, pair.k, levels[i], dims_[0], tile_keys),
+                                  box(launch.kv[i].v, pair.v, levels[i], dims_[1], tile_keys)};
+    launch.in_boxes[i] = can_be_boxed(boxed[0]) && can_be_boxed(boxed[1]);
+    for (i32 which = 0; which < 2 && launch.in_boxes[i]; ++which)
+      launch.map[i][which] = map_of(boxed[which]);
   }
 }
 

@@ -19,9 +19,9 @@ class TensorMaps {
         heads_(spec.num_kv_heads),
         element_bytes_(dtype_bytes(spec.stored_dtype())) {}
 
-  /// Writes the maps of K and V of each of the layout's levels, whose tensors `args` has, for a
-  /// kernel whose tiles have `tile_keys` keys. All must be served by the wgmma family. Raises
-  /// DeviceError where the driver refuses one.
+  /// Says which of the layout's levels lie in boxes, and writes the maps of their K and V, whose
+  /// tensors `args` has, for a kernel whose tiles have `tile_keys` keys. Raises DeviceError where
+  /// the driver refuses one.
   void provide(const Layout& layout, const RunArgs& args, i32 tile_keys, wgmma::Launch& launch);
 
  private:

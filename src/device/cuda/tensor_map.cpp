@@ -1,5 +1,7 @@
 #include "device/cuda/tensor_map.h"
 
+#include <algorithm>
+
 #include "device/cuda/driver.h"
 #include "raddle/error.h"
 
@@ -10,23 +12,19 @@ namespace {
 constexpr int bytes_as_they_are = 0, words_of_two_bytes = 1, not_interleaved = 0, swizzle_128 = 3,
               fetch_128_bytes = 2, zeros_outside = 0;
 constexpr u64 most_elements = u64{1} << 32, most_stride = u64{1} << 40;
+constexpr u32 most_of_box = 256;
 
 }  // namespace
 
 bool makes_tensor_maps() { return driver().encode_tensor_map != nullptr; }
 
-std::string why_not_boxed(const BoxedTensor& tensor) {
-  if (tensor.data % 16 != 0) return "its address is no multiple of 16";
-  for (const u64 stride : tensor.stride)
-    if (stride % 16 != 0 || stride >= most_stride)
-      return "a stride of " + std::to_string(stride) + " bytes is no multiple of 16 below 2^40";
-  for (const u64 size : tensor.size)
-    if (size == 0 || size > most_elements)
-      return "a size of " + std::to_string(size) + " is not from 1 to 2^32";
-  for (const u32 size : tensor.box)
-    if (size == 0 || size > 256)
-      return "a box of " + std::to_string(size) + " rows is not from 1 to 256";
-  return "";
+bool can_be_boxed(const BoxedTensor& tensor) {
+  const auto strides = [](u64 bytes) { return bytes % 16 == 0 && bytes < most_stride; };
+  const auto counts = [](u64 elements) { return elements > 0 && elements <= most_elements; };
+  const auto rows = [](u32 elements) { return elements > 0 && elements <= most_of_box; };
+  return tensor.data % 16 == 0 && std::all_of(tensor.stride, tensor.stride + 3, strides) &&
+         std::all_of(tensor.size, tensor.size + 4, counts) &&
+         std::all_of(tensor.box, tensor.box + 4, rows);
 }
 
 TensorMap make_tensor_map(const BoxedTensor& tensor) {

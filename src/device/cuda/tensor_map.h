@@ -1,8 +1,6 @@
 // Tensor maps: what Hopper's bulk copies know of a tensor (engine/ptx/bulk.h).
 #pragma once
 
-#include <string>
-
 #include "raddle/engine/core/tensor_map.h"
 
 namespace raddle::cuda {
@@ -21,8 +19,8 @@ struct BoxedTensor {
 /// Whether the driver makes tensor maps: CUDA 12's does.
 bool makes_tensor_maps();
 
-/// Why the hardware cannot copy boxes of the tensor; empty where it can.
-std::string why_not_boxed(const BoxedTensor& tensor);
+/// Whether the hardware can copy boxes of the tensor; not of one without rows.
+bool can_be_boxed(const BoxedTensor& tensor);
 
 /// The map of a tensor that can be boxed; of the current device. Raises DeviceError where the
 /// driver refuses it, or is older than Hopper.

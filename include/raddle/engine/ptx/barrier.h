@@ -44,6 +44,18 @@ RADDLE_DEVICE void barrier_arrive_after_copies(u32 barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
+/// Whether the phase of this parity has ended.
+RADDLE_DEVICE bool barrier_ended(u32 barrier, i32 parity) {
+  u32 ended;
+  asm volatile(
+      "{\n.reg .pred done;\nmbarrier.test_wait.parity.shared.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n}"
+      : "=r"(ended)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return ended != 0;
+}
+
 /// Waits for the end of the phase of this parity.
 RADDLE_DEVICE void barrier_wait(u32 barrier, i32 parity) {
 #if __CUDA_ARCH__ >= 900  // which may sleep meanwhile

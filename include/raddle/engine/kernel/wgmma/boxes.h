@@ -10,13 +10,19 @@ namespace wgmma {
 /// The boxes of an item's tiles, which begin at multiples of a box's rows. Pages hold a power of
 /// two of keys. What a tile's boxes need of the layout is in registers: the warps that load take
 /// the instructions that they execute from those that compute.
-template <class Kernel>
+template <class Kernel, i32 which>
 class Boxes {
   static constexpr i32 tile_keys = Kernel::tile_keys;
 
  public:
-  RADDLE_DEVICE Boxes(const GpuLaunch& launch, const KeySource& source, i32 kv_head)
-      : pages_(source.pages + ptx::lane_index()),
+  /// What is looked up of a tile before its slot is free: the page of this lane's box.
+  using Found = i32;
+  /// Boxes copy what lies where rows without a key are.
+  static constexpr bool clears_missing = false;
+
+  RADDLE_DEVICE Boxes(const Launch& launch, const KeySource& source, i32 kv_head)
+      : launch_(launch),
+        pages_(source.pages + ptx::lane_index()),
         page_shift_(source.page_shift),
         rows_(box_rows(source.page_size, tile_keys)),
         shift_(ptx::count_bits(static_cast<u32>(rows_ - 1))),
@@ -28,24 +34,25 @@ class Boxes {
     if (!in_pages_) first_row_ = view.block_begin[source.group];
   }
 
-  /// The page of this lane's box of a tile; lists are not read behind their end.
-  RADDLE_DEVICE i32 find_page(const Span& tile) const {
+  /// Lists are not read behind their end.
+  RADDLE_DEVICE Found find(const Span& tile) const {
     return in_pages_ && ptx::lane_index() < count(tile) ? pages_[tile.begin >> page_shift_] : 0;
   }
 
+  RADDLE_DEVICE void prepare(const Span&, Found) const {}
+  RADDLE_DEVICE void wait_free(u32 free, i32 parity) const { ptx::barrier_wait(free, parity); }
+  RADDLE_DEVICE void end() const {}
   /// Starts copying K (`which` 0) or V of a tile to a slot; `barrier` expects its bytes.
-  template <i32 which>
-  RADDLE_DEVICE void copy(const Launch& launch, const Span& tile, i32 page, u32 slot,
-                          u32 barrier) const {
+  RADDLE_DEVICE void copy(const Span& tile, Found page, u32 slot, u32 barrier) const {
     constexpr i32 halves = which == 0 ? Kernel::qk_halves : Kernel::vo_halves;
-    const auto& map = launch.map[level_][which];
+    const auto& map = launch_.map[level_][which];
     // Of several boxes, each is a page.
     const i32 row = in_pages_ ? tile.begin & ((1 << page_shift_) - 1) : first_row_ + tile.begin;
     const auto copy_one = [&](i32 i, i32 from) {
       RADDLE_UNROLL
       for (i32 half = 0; half < halves; ++half)
         ptx::copy_box(slot + static_cast<u32>(128 * (half * tile_keys + i * rows_)), &map, barrier,
-                      64 * half, row, kv_head_, from, Kernel::keeps(launch));
+                      64 * half, row, kv_head_, from, Kernel::keeps(launch_));
     };
     const i32 boxes = count(tile);
     const bool starts = ptx::elected();
@@ -68,6 +75,7 @@ class Boxes {
     return (min(tile.end, end_) - tile.begin + rows_ - 1) >> shift_;
   }
 
+  const Launch& launch_;
   const i32* pages_;  ///< this lane's entry of the page list
   i32 page_shift_, rows_, shift_, level_, kv_head_, end_;
   i32 first_row_ = 0;

@@ -27,7 +27,8 @@ RADDLE_DEVICE i32 start_first_tiles(const Launch& launch, const Opening& opening
   const i32 rows = box_rows(page_size, keys);
   const i32 first = rows * ptx::lane_index(), tile = first / keys;  // this lane's box, and its tile
   const i32 column = opening.span_begin + first, end = min(opening.span_end, opening.col_end);
-  const bool exists = opening.item >= 0 && tile < most_first_tiles && column < end;
+  const bool exists = opening.item >= 0 && launch.in_boxes[opening.level] &&
+                      tile < most_first_tiles && column < end;
   i32 page = 0, row = opening.first_entry + column;
   if (in_pages) {
     const i32 shift = ptx::count_bits(static_cast<u32>(page_size - 1));

@@ -18,7 +18,7 @@ constexpr i32 group_warps = group_threads / 32;
 constexpr i32 group_rows = long_rows / consumer_groups;  ///< of an item
 /// Registers of a thread: what the launch gives each, and how the warpgroups divide them. More than
 /// the launch gave can never be taken: the block would wait for ever.
-constexpr i32 launch_registers = 168, loader_registers = 40, consumer_registers = 232;
+constexpr i32 launch_registers = 168, loader_registers = 56, consumer_registers = 224;
 /// The same of short queries, where the warps that compute take some.
 constexpr i32 short_loader_registers = 88, short_consumer_registers = 208;
 static_assert(consumer_groups * consumer_registers + loader_registers <=
@@ -88,6 +88,9 @@ struct Kernel : AnyKernel<Element, qk, vo, Variant> {
   /// Whether each lane starts a tile's box, which is sooner, or one lane all of them, which takes
   /// fewer instructions from the warps that compute.
   static constexpr bool lanes_start_boxes = false;
+  /// Slots of a ring that a warp has filled row by row (row_copies.h): a slot is free again when
+  /// the tile before has been computed, long after the last one was asked for.
+  static constexpr i32 copied_slots = 1;
   RADDLE_DEVICE static ptx::Keep keeps(const Launch&) { return ptx::Keep::again; }
 };
 
@@ -109,6 +112,7 @@ struct ShortKernel : AnyKernel<Element, qk, vo, Variant> {
   static constexpr bool has_openings = true;
   static constexpr bool reads_from_end = false;
   static constexpr bool lanes_start_boxes = true;
+  static constexpr i32 copied_slots = min(slots, 3);
   RADDLE_DEVICE static ptx::Keep keeps(const Launch& launch) {
     return launch.keys_leave_first ? ptx::Keep::once : ptx::Keep::usual;
   }

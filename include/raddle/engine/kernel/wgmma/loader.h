@@ -1,8 +1,9 @@
 // The warps that load the keys and the values of a block: each walks the tiles of all items and has
-// bulk copies fill a ring. The keys' one also says what is known of each tile.
+// copies fill a ring. The keys' one also says what is known of each tile.
 #pragma once
 
 #include "raddle/engine/kernel/wgmma/boxes.h"
+#include "raddle/engine/kernel/wgmma/gather.h"
 
 RADDLE_ENGINE_BEGIN
 
@@ -21,8 +22,7 @@ class TileLoader {
       : launch_(launch), started_(started) {}
 
   /// Loads the tiles of all items that are named. Of long queries, an item that is none has a tile
-  /// that is none, in whose step the computing warpgroups send the last item. The boxes of the next
-  /// tile are found before the current one's slot is free: page numbers come from device memory.
+  /// that is none, in whose step the computing warpgroups send the last item.
   RADDLE_DEVICE void run() {
     RADDLE_ROLLED
     for (i32 nth = 0;; ++nth) {
@@ -34,46 +34,63 @@ class TileLoader {
       load_item(facts.source[which], facts.kv_head);
     }
     if constexpr (which == 0 && Kernel::tiles_end_items)
-      put_keys(nullptr, Span{}, Flags::first | Flags::none, nullptr, 0);
+      put_keys(nullptr, Span{}, Flags::first | Flags::none, NoRows{}, 0);
   }
 
  private:
-  using Walk = Boxes<Kernel>;
+  /// Those of tiles without keys.
+  struct NoRows {
+    using Found = i32;
+    static constexpr bool clears_missing = false;
+    RADDLE_DEVICE void wait_free(u32 free, i32 parity) const { ptx::barrier_wait(free, parity); }
+    RADDLE_DEVICE void copy(const Span&, Found, u32, u32) const {}
+  };
 
   RADDLE_DEVICE void load_item(KeySource& source, i32 kv_head) {
-    Span rest = source.rest;
-    if (rest.begin == rest.end) {
+    if (source.rest.begin == source.rest.end) {
       if constexpr (Kernel::tiles_end_items)
-        put(&source, rest, Flags::first | Flags::last | Flags::empty, nullptr, 0);
-      return;
+        put(&source, source.rest, Flags::first | Flags::last | Flags::empty, NoRows{}, 0);
+    } else if (launch_.in_boxes[source.level]) {
+      load_tiles(source, Boxes<Kernel, which>(launch_, source, kv_head));
+    } else {
+      load_tiles(source, Gather<Kernel, which>(launch_, source));
     }
-    const Walk boxes(launch_, source, kv_head);
+  }
+  /// The rows of the next tile are looked up before the current one's slot is free: page numbers
+  /// come from device memory.
+  template <class Rows>
+  RADDLE_DEVICE void load_tiles(KeySource& source, Rows&& rows) {
+    Span rest = source.rest;
     const i32 begin = source.col_begin, end = source.col_end;
     const i32 always = source.holes ? Flags::ragged : 0;
     Span tile = take(rest);
-    i32 page = boxes.find_page(tile);
+    auto found = rows.find(tile);
+    rows.prepare(tile, found);
     RADDLE_ROLLED
     for (i32 flags = Flags::first | always;; flags = always) {
       if (rest.begin == rest.end) rest = next_run<Kernel::reads_from_end>(source);
       const bool last = rest.begin == rest.end;
       const Span next = last ? tile : take(rest);
-      const i32 next_page = boxes.find_page(next);
+      const auto next_found = rows.find(next);
       if (tile.begin < begin || min(tile.end, end) < tile.begin + tile_keys) flags |= Flags::ragged;
       if (tile.partial) flags |= Flags::partial | (source.bits ? Flags::bits : 0);
-      put(&source, tile, flags | (last ? Flags::last : 0), &boxes, page);
-      if (last) return;
-      tile = next, page = next_page;
+      put(&source, tile, flags | (last ? Flags::last : 0), rows, found);
+      if (last) break;
+      tile = next, found = next_found;
+      rows.prepare(tile, found);
     }
+    rows.end();
   }
   RADDLE_DEVICE static Span take(Span& run) {
     return Kernel::reads_from_end ? take_last_tile(run, tile_keys) : take_tile(run, tile_keys);
   }
-  RADDLE_DEVICE void put(const KeySource* source, const Span& tile, i32 flags, const Walk* boxes,
-                         i32 page) {
+  template <class Rows, class Found>
+  RADDLE_DEVICE void put(const KeySource* source, const Span& tile, i32 flags, Rows&& rows,
+                         const Found& found) {
     if constexpr (which == 0)
-      put_keys(source, tile, flags, boxes, page);
+      put_keys(source, tile, flags, rows, found);
     else
-      put_values(source, tile, flags, boxes, page);
+      put_values(source, tile, flags, rows, found);
     tiles_ += ring_ == 0 ? 1 : 0, tiles_of_other_ += ring_ == 0 ? 0 : 1;
     ring_ = (ring_ + 1) % Kernel::rings;
   }
@@ -87,29 +104,24 @@ class TileLoader {
   RADDLE_DEVICE bool is_started() const {
     return Kernel::has_openings && tiles_ + tiles_of_other_ < started_;
   }
-  /// Waits until the slot is free of the tile that was in it.
-  template <class Slots>
-  RADDLE_DEVICE static void wait_free(const Slots& ring, const TilePlace<Kernel>& at) {
-    ptx::barrier_wait(address(ring.free[at.slot]), at.parity ^ 1);
-  }
-
   /// Describes a tile and has its keys copied. The facts' slot is free by now: its last tile came
   /// twice as many tiles ago as the ring has slots, and the groups have begun the products of the
   /// one that had the slot of the tile before this one, and so are done with the facts of all
   /// before.
-  RADDLE_DEVICE void put_keys(const KeySource* source, const Span& tile, i32 flags,
-                              const Walk* boxes, i32 page) {
+  template <class Rows, class Found>
+  RADDLE_DEVICE void put_keys(const KeySource* source, const Span& tile, i32 flags, Rows&& rows,
+                              const Found& found) {
     const TilePlace<Kernel> at = place();
     auto& keys = block().keys[at.facts];
     if (has_keys(flags) && (Kernel::asks_for_keys || flags & (Flags::partial | Flags::ragged)))
       describe_keys(keys, *source, tile);
     if (ptx::lane_index() == 0) block().tile[at.facts] = facts_of(source, tile, flags);
     const bool started = is_started();
-    if (!started) wait_free(block().key_slots, at);
+    if (!started) rows.wait_free(address(block().key_slots.free[at.slot]), at.parity ^ 1);
     ptx::sync_warp();  // the facts are written
     const u32 full = address(block().key_slots.full[at.slot]);
     if (has_keys(flags) && !started)
-      boxes->template copy<0>(launch_, tile, page, ptx::shared_address(block().k[at.slot]), full);
+      rows.copy(tile, found, ptx::shared_address(block().k[at.slot]), full);
     else if (ptx::lane_index() == 0)
       ptx::barrier_arrive(full);
   }
@@ -136,20 +148,20 @@ class TileLoader {
   /// Has the values of a tile copied. A weight of zero does not remove NaN, so that values of keys
   /// that do not exist are cleared; of short queries, whose copies must not wait for that, by those
   /// that compute.
-  RADDLE_DEVICE void put_values(const KeySource* source, const Span& tile, i32 flags,
-                                const Walk* boxes, i32 page) {
+  template <class Rows, class Found>
+  RADDLE_DEVICE void put_values(const KeySource* source, const Span& tile, i32 flags, Rows&& rows,
+                                const Found& found) {
     const TilePlace<Kernel> at = place();
     const u32 full = address(block().value_slots.full[at.slot]), tail = address(block().tail);
     if (is_started()) {
       if (ptx::lane_index() == 0) ptx::barrier_arrive(full);
       return;
     }
-    wait_free(block().value_slots, at);
+    rows.wait_free(address(block().value_slots.free[at.slot]), at.parity ^ 1);
     u8* values = block().v[at.slot];
-    const bool clears = Kernel::tiles_end_items && flags & (Flags::ragged | Flags::empty);
-    if (has_keys(flags))
-      boxes->template copy<1>(launch_, tile, page, ptx::shared_address(values),
-                              clears ? tail : full);
+    const bool clears = Kernel::tiles_end_items && !(rows.clears_missing && has_keys(flags)) &&
+                        flags & (Flags::ragged | Flags::empty);
+    if (has_keys(flags)) rows.copy(tile, found, ptx::shared_address(values), clears ? tail : full);
     if (!clears) return;
     if (has_keys(flags)) ptx::barrier_wait(tail, tails_++ & 1);
     clear_rows(values, source, tile, has_keys(flags));

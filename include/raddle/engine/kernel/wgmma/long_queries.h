@@ -113,7 +113,8 @@ class LongQueries {
         near_ = false;
       else
         raises = grows_ = true;
-      multiply_keys_again<Kernel, key_fragments>(s_, tiles.item().source[0], tiles.facts().begin,
+      multiply_keys_again<Kernel, key_fragments>(s_, launch_, tiles.item().source[0],
+                                                 tiles.facts().begin,
                                                  tiles.queries() + row_bytes(warp_row_));
     }
     weighing_.add(sum);

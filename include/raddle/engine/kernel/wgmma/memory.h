@@ -110,6 +110,7 @@ struct Memory {
   Ring<Kernel::slots> key_slots, value_slots;
   Ring<Kernel::item_slots> items;
   TileKeys<Kernel::tile_keys, false, 1> keys[fact_slots];
+  RowTable<Kernel::tile_keys> rows;  ///< of the tiles that are copied next, if row by row
   alignas(16) TileFacts tile[fact_slots];
   ItemFacts<Kernel> item[Kernel::item_slots];
   alignas(16) float vector[ConsumerTeam::num_warps]

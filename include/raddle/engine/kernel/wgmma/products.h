@@ -2,6 +2,7 @@
 #pragma once
 
 #include "raddle/engine/kernel/gpu/fragments.h"
+#include "raddle/engine/kernel/gpu/keys.h"
 #include "raddle/engine/kernel/wgmma/memory.h"
 
 RADDLE_ENGINE_BEGIN
@@ -67,18 +68,17 @@ RADDLE_DEVICE void multiply_short_values(float (&o)[Kernel::vo_halves][Kernel::r
 /// `queries` is where the warp's rows begin. Seldom needed: S comes by way of local memory, so that
 /// this takes few registers.
 template <class Kernel, i32 key_fragments>
-RADDLE_DEVICE void multiply_keys_again(Logits<1, key_fragments>& s, const KeySource& source,
-                                       i32 begin, u32 queries) {
+RADDLE_DEVICE void multiply_keys_again(Logits<1, key_fragments>& s, const GpuLaunch& launch,
+                                       const KeySource& source, i32 begin, u32 queries) {
   using Slots = typename Memory<Kernel>::Queries;
   const i32 lane = ptx::lane_index();
-  const Span read = columns_read(source, Span{begin, begin + 8 * key_fragments, false});
+  const Span tile{begin, begin + 8 * key_fragments, false};
   float products[4 * key_fragments];
   RADDLE_ROLLED
   for (i32 n = 0; n < key_fragments; ++n) {
-    const i32 column = existing_column(read, begin + 8 * n + lane / 4);
-    const i32 nth = column >> source.page_shift;
-    const u8* row = source.row[0] + source.pages[nth] * source.page_stride[0] +
-                    (column - (nth << source.page_shift)) * source.row_stride[0] + lane % 4 * 4;
+    const i32 column = begin + 8 * n + lane / 4;
+    const Column key = find_key(launch, source, tile, column, look_up_page(source, tile, column));
+    const u8* row = row_address<Kernel>(source, 0, key) + lane % 4 * 4;
     float x[4] = {};
     RADDLE_ROLLED
     for (i32 k = 0; k < ceil_div(Kernel::dim_qk, 16); ++k) {

@@ -4,7 +4,7 @@
 
 #include "raddle/engine/kernel/gpu/queue.h"
 #include "raddle/engine/kernel/gpu/rows.h"
-#include "raddle/engine/kernel/wgmma/memory.h"
+#include "raddle/engine/kernel/wgmma/row_copies.h"
 #include "raddle/engine/plan/opening.h"
 
 RADDLE_ENGINE_BEGIN
@@ -107,9 +107,12 @@ class QueryLoader {
       ptx::barrier_wait(ptx::shared_address(&block.queries.free[of_queries.slot]),
                         of_queries.parity ^ 1);
       RADDLE_ROLLED
-      for (i32 first = 0; first < Kernel::tile_rows; first += rows_at_once)
-        copy(address(facts.row[first + ptx::lane_index() % rows_at_once]),
-             ptx::shared_address(to) + static_cast<u32>(128 * first));
+      for (i32 first = 0; first < Kernel::tile_rows; first += rows_at_once) {
+        const T* mine = address(facts.row[first + ptx::lane_index() % rows_at_once]);
+        copy_rows<Slots, Kernel::dim_qk, rows_at_once>(
+            ptx::shared_address(to) + static_cast<u32>(128 * first),
+            [mine](i32 m) { return ptx::shuffle(mine, m); });
+      }
       ptx::copy_commit();
       ptx::copy_wait<0>();
       ptx::sync_warp();
@@ -144,24 +147,6 @@ class QueryLoader {
   }
 
   static constexpr i32 rows_at_once = min(Kernel::tile_rows, 32);
-  /// Starts copying these rows, each of which a lane knows; eight lanes copy 128 bytes of one.
-  /// Columns beyond the head's become zero. This is on the way of short items, so it is straight
-  /// code.
-  RADDLE_DEVICE static void copy(const T* mine, u32 to) {
-    const i32 lane = ptx::lane_index(), column = 8 * (lane % 8);
-    RADDLE_UNROLL
-    for (i32 i = 0; i < rows_at_once / 4; ++i) {
-      const i32 m = 4 * i + lane / 8;
-      const T* row = ptx::shuffle(mine, m);
-      RADDLE_UNROLL
-      for (i32 half = 0; half < Kernel::qk_halves; ++half) {
-        constexpr bool whole = Kernel::dim_qk % 64 == 0;
-        const i32 columns = whole ? 8 : min(max(Kernel::dim_qk - 64 * half - column, 0), 8);
-        ptx::copy_async(to + static_cast<u32>(Slots::at(m, 8 * half + lane % 8)),
-                        row + (columns > 0 ? 64 * half + column : 0), 2 * columns);
-      }
-    }
-  }
   /// Softmax takes positive scales alone. With another one, the queries change their sign,
   /// or become zero.
   RADDLE_DEVICE void turn(u8* slot) const {

@@ -1,0 +1,89 @@
+// The rows of a KV tile where boxes cannot copy them: of pages of any size, of parts of pages, of
+// tensors whose strides no tensor map takes.
+#pragma once
+
+#include "raddle/engine/kernel/gpu/keys.h"
+#include "raddle/engine/kernel/wgmma/row_copies.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace wgmma {
+
+/// The rows of an item's tiles. Each lane finds every 32nd of a tile's, and eight lanes copy one,
+/// whose address they read from shared memory.
+template <class Kernel, i32 which>
+class Gather {
+  static constexpr i32 tile_keys = Kernel::tile_keys, lane_keys = tile_keys / 32;
+  static constexpr i32 dim = which == 0 ? Kernel::dim_qk : Kernel::dim_vo;
+  using T = typename Kernel::T;
+  using Slots = Slot<tile_keys, ceil_div(dim, 64)>;
+
+ public:
+  /// The pages of this lane's rows.
+  struct Found {
+    i32 page[lane_keys];
+  };
+  /// Rows without a key are copied from a row of zeros.
+  static constexpr bool clears_missing = true;
+
+  RADDLE_DEVICE Gather(const GpuLaunch& launch, const KeySource& source)
+      : launch_(launch), source_(source), looks_up_pages_(source.plain && source.page_shift >= 0) {}
+
+  RADDLE_DEVICE Found find(const Span& tile) const {
+    Found found{};
+    if (!looks_up_pages_) return found;
+    RADDLE_UNROLL
+    for (i32 i = 0; i < lane_keys; ++i)
+      found.page[i] = look_up_page(source_, tile, column(tile, i));
+    return found;
+  }
+  /// Writes the addresses of the tile's rows.
+  RADDLE_DEVICE void prepare(const Span& tile, const Found& found) const {
+    ptx::sync_warp();  // all lanes have read those of the tile before
+    if (looks_up_pages_) {
+      const Span read = columns_read(source_, tile);
+      const i32 mask = (1 << source_.page_shift) - 1;
+      RADDLE_UNROLL
+      for (i32 i = 0; i < lane_keys; ++i) {
+        const i32 nth = column(tile, i), offset = existing_column(read, nth) & mask;
+        put(i, Column{found.page[i], offset, 0, 0, nth >= read.begin && nth < read.end});
+      }
+    } else {
+      RADDLE_ROLLED
+      for (i32 i = 0; i < lane_keys; ++i) {
+        const i32 nth = column(tile, i);
+        put(i, find_key(launch_, source_, tile, nth, look_up_page(source_, tile, nth)));
+      }
+    }
+    ptx::sync_warp();
+  }
+  /// Starts copying the tile that has been prepared to a slot, which `full` waits for.
+  RADDLE_DEVICE void copy(const Span&, const Found&, u32 slot, u32 full) {
+    RADDLE_ROLLED
+    for (i32 first = 0; first < tile_keys; first += 32)
+      copy_rows<Slots, dim, 32>(slot + static_cast<u32>(128 * first), [first](i32 m) {
+        return reinterpret_cast<const T*>(table()[first + m]);
+      });
+    copied_.add(full);
+  }
+  RADDLE_DEVICE void wait_free(u32 free, i32 parity) { copied_.wait_free(free, parity); }
+  RADDLE_DEVICE void end() { copied_.announce_all(); }
+
+ private:
+  RADDLE_DEVICE static i32 column(const Span& tile, i32 i) {
+    return tile.begin + 32 * i + ptx::lane_index();
+  }
+  RADDLE_DEVICE static const u8** table() { return Memory<Kernel>::get().rows.row[which]; }
+  RADDLE_DEVICE void put(i32 i, const Column& key) const {
+    table()[32 * i + ptx::lane_index()] = row_address<Kernel>(source_, which, key);
+  }
+
+  const GpuLaunch& launch_;
+  const KeySource& source_;
+  const bool looks_up_pages_;  ///< ahead; other layouts are looked up when a tile is prepared
+  CopiedSlots<Kernel::copied_slots> copied_;
+};
+
+}  // namespace wgmma
+
+RADDLE_ENGINE_END

@@ -1,0 +1,79 @@
+// Rows that lie anywhere in device memory, copied to slots in pieces of 16 bytes.
+#pragma once
+
+#include "raddle/engine/kernel/wgmma/memory.h"
+
+RADDLE_ENGINE_BEGIN
+
+namespace wgmma {
+
+/// Starts copying `rows` rows of `dim` numbers to a slot's rows from `to` on, a multiple of 8 of
+/// them; row_of(m) is the address of one. Eight lanes copy 128 bytes of a row; columns beyond the
+/// head's become zero. This is on the way of short items, so it is straight code.
+template <class Slots, i32 dim, i32 rows, class RowOf>
+RADDLE_DEVICE void copy_rows(u32 to, RowOf row_of) {
+  const i32 lane = ptx::lane_index(), column = 8 * (lane % 8);
+  RADDLE_UNROLL
+  for (i32 i = 0; i < rows / 4; ++i) {
+    const i32 m = 4 * i + lane / 8;
+    const auto* row = row_of(m);
+    static_assert(sizeof(*row) == 2 && rows % 4 == 0);
+    RADDLE_UNROLL
+    for (i32 half = 0; half < ceil_div(dim, 64); ++half) {
+      const i32 columns = dim % 64 == 0 ? 8 : min(max(dim - 64 * half - column, 0), 8);
+      ptx::copy_async(to + static_cast<u32>(Slots::at(m, 8 * half + lane % 8)),
+                      row + (columns > 0 ? 64 * half + column : 0), 2 * columns);
+    }
+  }
+}
+
+/// Slots of a ring, at most `most`, whose rows a warp is having copied. wgmma sees what such copies
+/// have written behind a fence of the threads that started them and have waited for them. So the
+/// warp announces a slot itself, when it must, or when it has nothing else to do.
+template <i32 most>
+class CopiedSlots {
+ public:
+  /// The copies started since the last call fill a slot, and `full` waits for that.
+  RADDLE_DEVICE void add(u32 full) {
+    if (count_ == most) announce_oldest();
+    ptx::copy_commit();
+    RADDLE_UNROLL
+    for (i32 i = 0; i < most; ++i)
+      if (i == count_) full_[i] = full;
+    ++count_;
+  }
+  /// Waits until another slot is free to be filled.
+  RADDLE_DEVICE void wait_free(u32 free, i32 parity) {
+    RADDLE_ROLLED
+    while (count_ > 0 && !ptx::any(ptx::barrier_ended(free, parity))) announce_oldest();
+    ptx::barrier_wait(free, parity);
+  }
+  RADDLE_DEVICE void announce_all() {
+    RADDLE_ROLLED
+    while (count_ > 0) announce_oldest();
+  }
+
+ private:
+  static_assert(most <= 3);
+  RADDLE_DEVICE void announce_oldest() {
+    if (most == 1 || count_ == 1)
+      ptx::copy_wait<0>();
+    else if (most == 2 || count_ == 2)
+      ptx::copy_wait<1>();
+    else
+      ptx::copy_wait<2>();
+    ptx::fence_proxy();
+    ptx::sync_warp();
+    if (ptx::lane_index() == 0) ptx::barrier_arrive(full_[0]);
+    RADDLE_UNROLL
+    for (i32 i = 1; i < most; ++i) full_[i - 1] = full_[i];
+    --count_;
+  }
+
+  u32 full_[most] = {};  ///< their barriers, the oldest first
+  i32 count_ = 0;
+};
+
+}  // namespace wgmma
+
+RADDLE_ENGINE_END
