@@ -65,6 +65,20 @@ KernelChoice wgmma_for(const AttentionSpec& spec, const LayoutView& layout, i32 
   return {KernelFamily::wgmma, reason, {}, short_rows, bytes <= most_leaving_first};
 }
 
+/// Whether the wgmma family was measured on such a layout's keys: in boxes, or in pages of a power
+/// of two, whose rows are looked up ahead (wgmma/gather.h).
+bool is_measured(const Layout& layout) {
+  const auto looked_up_ahead = [](const Level& level) {
+    return level.storage == KvStorage::paged && level.page_size == 0 && level.block_first.empty() &&
+           level.block_index.empty() && level.block_pos.empty() && level.block_count.empty() &&
+           (level.block_size & (level.block_size - 1)) == 0;
+  };
+  const std::vector<Level>& levels = layout.levels();
+  return std::all_of(levels.begin(), levels.end(), [&](const Level& level) {
+    return lies_in_boxes(level) || looked_up_ahead(level);
+  });
+}
+
 /// Whether requests of so many fused rows decode, of heads for which the wgmma family's kernels of
 /// short queries were measured to be as fast as mma's or faster (docs/lab/hopper.md): on a single
 /// level, and with shared prefixes whose rows are those of one tile.
@@ -179,7 +193,7 @@ KernelChoice choose_reserved_kernel(const AttentionSpec& spec, const FamilyFacts
   const i32 short_rows = maxima.max_qo_len > 0 ? reserved_short_rows(spec, maxima) : 0;
   if (short_rows == 0 || !decodes_as_fast(spec, i64{maxima.max_qo_len} * spec.group_size()))
     return {KernelFamily::mma, "a reservation takes any queries"};
-  if (!wgmma::is_boxed(maxima.page_size))
+  if (maxima.page_size == 0 || (maxima.page_size & (maxima.page_size - 1)) != 0)
     return {KernelFamily::mma, "a reservation takes pages of any size"};
   return {KernelFamily::wgmma, "requests decode, and page_size is known", {}, short_rows};
 }
@@ -198,6 +212,10 @@ KernelChoice choose_gpu_kernel(const AttentionSpec& spec, const FamilyFacts& fac
   // Page sizes and neighbours must change no bit.
   if (spec.batch_invariant)
     return {KernelFamily::mma, "one family for all layouts, with batch_invariant=True"};
+  if (!is_measured(layout))
+    return {KernelFamily::mma,
+            "wgmma is not known to be faster where keys do not lie in pages of a "
+            "power of two"};
   const i32 short_rows = short_rows_of(spec, layout.view());
   const LevelView& requests = layout.view().levels[layout.view().num_levels - 1];
   const bool decodes = decodes_as_fast(spec, most_rows(spec, requests));

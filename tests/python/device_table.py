@@ -12,7 +12,7 @@ from small import reserved
 
 HEADS = {"dim": 64, "group": 2, "num_kv_heads": 2, "dtype": "bfloat16"}
 MAXIMA = {"max_requests": 6, "max_qo_tokens": 24, "max_kv_tokens": 1000, "num_workers": 5}
-PAGES, WIDTH = 200, 80
+PAGES, WIDTH = 300, 80
 
 
 class Table:

@@ -145,8 +145,9 @@ def test_layouts_that_are_copied_row_by_row(wgmma, rng, layout, pages, num_worke
     check(wgmma, draw(rng, layout, "causal", lengths=LONG, **pages, **HEADS), num_workers)
 
 
-def test_blocks_of_slots(wgmma, rng):
-    check(wgmma, draw(rng, "bsr", "causal", lengths=LONG, **HEADS), 5, short_rows=8)
+@pytest.mark.parametrize(("Br", "short_rows"), [(3, 8), (40, 0)])
+def test_blocks_of_slots(wgmma, rng, Br, short_rows):
+    check(wgmma, draw(rng, "bsr", "causal", lengths=LONG, Br=Br, **HEADS), 5, short_rows=short_rows)
 
 
 def test_specs_that_it_does_not_serve(wgmma):
@@ -183,7 +184,7 @@ TOKENS = pytest.mark.parametrize(("tokens", "short_rows"), [(40, 0), (24, 64)])
 
 
 @TOKENS
-@pytest.mark.parametrize(("page_size", "zeroes"), [(16, False), (16, True), (1, True)])
+@pytest.mark.parametrize(("page_size", "zeroes"), [(16, False), (16, True), (4, True)])
 def test_graphs(wgmma, emulator, rng, tokens, short_rows, page_size, zeroes):
     """Later batches in the graph of a captured run, whose maps are those of the pools that it captured."""
     attn = attention_of(wgmma, batch(rng)).attention
@@ -228,6 +229,7 @@ def test_plans_made_on_the_device(wgmma, rng, prefixes, tokens, short_rows):
     [
         ({"max_qo_len": 1, "page_size": 16}, 8, "requests decode, and page_size is known"),
         ({"max_qo_len": 2, "max_levels": 2, "page_size": 16}, 64, "requests decode, and page_size is known"),
+        ({"max_qo_len": 1, "page_size": 4}, 8, "requests decode, and page_size is known"),
         ({"max_qo_len": 1}, None, "a reservation takes pages of any size"),
         ({"max_qo_len": 1, "page_size": 12}, None, "a reservation takes pages of any size"),
         ({"max_qo_len": 5, "page_size": 16}, None, "a reservation takes any queries"),
@@ -271,6 +273,7 @@ def test_the_choice(wgmma, rng, monkeypatch):
     assert "kernel family: mma (all queries are short, and wgmma is not known" in chosen([(1, 300)], dim=256, dim_vo=256)
     assert "kernel family: wgmma (all queries are short)" in chosen([(1, 300)], "paged", page_size=1)
     assert "kernel family: wgmma (it is expected to be faster" in chosen([(1300, 1300)], "paged", page_size=4)
+    assert "kernel family: mma (wgmma is not known" in chosen([(1300, 1300)], "paged", page_size=24)
     assert "kernel family: wgmma (it is expected to be faster: mma" in chosen([(300, 300)], dim=256)
     # A long prompt beside requests that generate, and the other way round.
     assert "kernel family: wgmma" in chosen([(1300, 1300), (1, 40), (1, 70)])

@@ -79,7 +79,7 @@ struct ScaledSource : KeySource {
 /// Addresses of rows to be loaded: K's and V's.
 template <i32 keys>
 struct RowTable {
-  const u8* row[2][keys];
+  alignas(16) const u8* row[2][keys];
 };
 
 }  // namespace gpu_kernel

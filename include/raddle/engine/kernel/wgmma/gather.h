@@ -27,32 +27,39 @@ class Gather {
   static constexpr bool clears_missing = true;
 
   RADDLE_DEVICE Gather(const GpuLaunch& launch, const KeySource& source)
-      : launch_(launch), source_(source), looks_up_pages_(source.plain && source.page_shift >= 0) {}
+      : launch_(launch), source_(source), looks_ahead_(source.plain && source.page_shift >= 0) {}
 
   RADDLE_DEVICE Found find(const Span& tile) const {
     Found found{};
-    if (!looks_up_pages_) return found;
+    if (!looks_ahead_) return found;
+    const Span read = columns_read(source_, tile);
+    const i32* pages = source_.pages;
+    const i32 shift = source_.page_shift;
     RADDLE_UNROLL
     for (i32 i = 0; i < lane_keys; ++i)
-      found.page[i] = look_up_page(source_, tile, column(tile, i));
+      found.page[i] = pages[existing_column(read, column(tile, i)) >> shift];
     return found;
   }
-  /// Writes the addresses of the tile's rows.
+  /// Writes the addresses of the tile's rows. What the source says is read before, for stores would
+  /// make the compiler read it again.
   RADDLE_DEVICE void prepare(const Span& tile, const Found& found) const {
     ptx::sync_warp();  // all lanes have read those of the tile before
-    if (looks_up_pages_) {
+    if (looks_ahead_) {
       const Span read = columns_read(source_, tile);
+      const u8* first = source_.row[which];
+      const i64 page_stride = source_.page_stride[which], row_stride = source_.row_stride[which];
       const i32 mask = (1 << source_.page_shift) - 1;
       RADDLE_UNROLL
       for (i32 i = 0; i < lane_keys; ++i) {
-        const i32 nth = column(tile, i), offset = existing_column(read, nth) & mask;
-        put(i, Column{found.page[i], offset, 0, 0, nth >= read.begin && nth < read.end});
+        const i32 nth = column(tile, i);
+        const u8* row = first + found.page[i] * page_stride + (nth & mask) * row_stride;
+        put(i, nth >= read.begin && nth < read.end ? row : zeros<Kernel>());
       }
     } else {
       RADDLE_ROLLED
       for (i32 i = 0; i < lane_keys; ++i) {
-        const i32 nth = column(tile, i);
-        put(i, find_key(launch_, source_, tile, nth, look_up_page(source_, tile, nth)));
+        const i32 nth = column(tile, i), page = look_up_page(source_, tile, nth);
+        put(i, row_address<Kernel>(source_, which, find_key(launch_, source_, tile, nth, page)));
       }
     }
     ptx::sync_warp();
@@ -61,8 +68,8 @@ class Gather {
   RADDLE_DEVICE void copy(const Span&, const Found&, u32 slot, u32 full) {
     RADDLE_ROLLED
     for (i32 first = 0; first < tile_keys; first += 32)
-      copy_rows<Slots, dim, 32>(slot + static_cast<u32>(128 * first), [first](i32 m) {
-        return reinterpret_cast<const T*>(table()[first + m]);
+      copy_rows<Slots, dim, 32, T>(slot + static_cast<u32>(128 * first), [first](i32 m) {
+        return *reinterpret_cast<const RowPair<T>*>(table() + first + m);
       });
     copied_.add(full);
   }
@@ -74,13 +81,12 @@ class Gather {
     return tile.begin + 32 * i + ptx::lane_index();
   }
   RADDLE_DEVICE static const u8** table() { return Memory<Kernel>::get().rows.row[which]; }
-  RADDLE_DEVICE void put(i32 i, const Column& key) const {
-    table()[32 * i + ptx::lane_index()] = row_address<Kernel>(source_, which, key);
-  }
+  RADDLE_DEVICE static void put(i32 i, const u8* row) { table()[32 * i + ptx::lane_index()] = row; }
 
   const GpuLaunch& launch_;
   const KeySource& source_;
-  const bool looks_up_pages_;  ///< ahead; other layouts are looked up when a tile is prepared
+  /// Pages of a power of two of keys are looked up ahead, other layouts when a tile is prepared.
+  const bool looks_ahead_;
   CopiedSlots<Kernel::copied_slots> copied_;
 };
 

@@ -109,9 +109,10 @@ class QueryLoader {
       RADDLE_ROLLED
       for (i32 first = 0; first < Kernel::tile_rows; first += rows_at_once) {
         const T* mine = address(facts.row[first + ptx::lane_index() % rows_at_once]);
-        copy_rows<Slots, Kernel::dim_qk, rows_at_once>(
-            ptx::shared_address(to) + static_cast<u32>(128 * first),
-            [mine](i32 m) { return ptx::shuffle(mine, m); });
+        copy_rows<Slots, Kernel::dim_qk, rows_at_once, T>(
+            ptx::shared_address(to) + static_cast<u32>(128 * first), [mine](i32 m) {
+              return RowPair<T>{{ptx::shuffle(mine, m), ptx::shuffle(mine, m + 1)}};
+            });
       }
       ptx::copy_commit();
       ptx::copy_wait<0>();

@@ -7,22 +7,37 @@ RADDLE_ENGINE_BEGIN
 
 namespace wgmma {
 
+/// Addresses of two rows, one behind the other.
+template <class T>
+struct alignas(16) RowPair {
+  const T* row[2];
+};
+
 /// Starts copying `rows` rows of `dim` numbers to a slot's rows from `to` on, a multiple of 8 of
-/// them; row_of(m) is the address of one. Eight lanes copy 128 bytes of a row; columns beyond the
-/// head's become zero. This is on the way of short items, so it is straight code.
-template <class Slots, i32 dim, i32 rows, class RowOf>
-RADDLE_DEVICE void copy_rows(u32 to, RowOf row_of) {
-  const i32 lane = ptx::lane_index(), column = 8 * (lane % 8);
+/// them; rows_from(m) are the addresses of rows m and m + 1. Eight lanes copy 128 bytes of a row;
+/// columns beyond the head's become zero. This is on the way of short items, so it is straight
+/// code.
+template <class Slots, i32 dim, i32 rows, class T, class RowsFrom>
+RADDLE_DEVICE void copy_rows(u32 to, RowsFrom rows_from) {
+  static_assert(rows % 8 == 0 && sizeof(T) == 2);
+  const i32 lane = ptx::lane_index(), first = lane / 8 * 2, column = 8 * (lane % 8);
+  RowPair<T> pair[rows / 8];  // first of all: an address waits for what looks it up
   RADDLE_UNROLL
-  for (i32 i = 0; i < rows / 4; ++i) {
-    const i32 m = 4 * i + lane / 8;
-    const auto* row = row_of(m);
-    static_assert(sizeof(*row) == 2 && rows % 4 == 0);
+  for (i32 i = 0; i < rows / 8; ++i) {
+    pair[i] = rows_from(8 * i + first);
+    pair[i].row[0] += column, pair[i].row[1] += column;
+  }
+  // All rows' first halves, then their second ones: so all addresses are in use at a time, each in
+  // registers of its own, and no copy waits until the one before has read its address.
+  RADDLE_UNROLL
+  for (i32 half = 0; half < ceil_div(dim, 64); ++half) {
+    const i32 columns = dim % 64 == 0 ? 8 : min(max(dim - 64 * half - column, 0), 8);
     RADDLE_UNROLL
-    for (i32 half = 0; half < ceil_div(dim, 64); ++half) {
-      const i32 columns = dim % 64 == 0 ? 8 : min(max(dim - 64 * half - column, 0), 8);
-      ptx::copy_async(to + static_cast<u32>(Slots::at(m, 8 * half + lane % 8)),
-                      row + (columns > 0 ? 64 * half + column : 0), 2 * columns);
+    for (i32 i = 0; i < rows / 4; ++i) {
+      // Rows are swizzled by eights.
+      const i32 at = Slots::at(first + i % 2, 8 * half + lane % 8) + 128 * 8 * (i / 2);
+      ptx::copy_async(to + static_cast<u32>(at),
+                      pair[i / 2].row[i % 2] + (columns > 0 ? 64 * half : -column), 2 * columns);
     }
   }
 }
