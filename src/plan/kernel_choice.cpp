@@ -149,7 +149,7 @@ const char* long_queries_unserved_by_wgmma(const AttentionSpec& spec) {
 }
 
 bool lies_in_boxes(const Level& level) {
-  if (level.storage != KvStorage::paged) return level.storage != KvStorage::blocks;
+  if (level.storage == KvStorage::ragged) return true;
   return level.page_size == 0 && level.block_first.empty() && wgmma::is_boxed(level.block_size);
 }
 

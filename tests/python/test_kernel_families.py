@@ -146,8 +146,9 @@ def test_layouts_that_are_copied_row_by_row(wgmma, rng, layout, pages, num_worke
 
 
 @pytest.mark.parametrize(("Br", "short_rows"), [(3, 8), (40, 0)])
-def test_blocks_of_slots(wgmma, rng, Br, short_rows):
-    check(wgmma, draw(rng, "bsr", "causal", lengths=LONG, Br=Br, **HEADS), 5, short_rows=short_rows)
+@pytest.mark.parametrize("Bc", [5, 16])
+def test_blocks_of_slots(wgmma, rng, Br, Bc, short_rows):
+    check(wgmma, draw(rng, "bsr", "causal", lengths=LONG, Br=Br, Bc=Bc, **HEADS), 5, short_rows=short_rows)
 
 
 def test_specs_that_it_does_not_serve(wgmma):

@@ -19,16 +19,28 @@ std::size_t TensorMaps::Hash::operator()(const BoxedTensor& tensor) const {
   return static_cast<std::size_t>(hash);
 }
 
-/// Rows of 64 columns of one page and head are a box. Keys without pages lie in one.
+namespace {
+
+/// The blocks that a tensor holds; none, where its last one is cut short, which a map cannot say.
+i64 whole_blocks(const TensorRef& tensor, const Level& level) {
+  if (level.storage == KvStorage::paged) return dim(tensor, 0);
+  const i64 rows = tensor.rank == 3 ? 1 : dim(tensor, level.order == HeadOrder::hnd ? 2 : 1);
+  const i64 slots = dim(tensor, 0) * rows;
+  return slots % level.block_size == 0 ? slots / level.block_size : 0;
+}
+
+}  // namespace
+
+/// Rows of 64 columns of one page or block and head are a box. Keys without pages lie in one.
 BoxedTensor TensorMaps::box(const PoolView& pool, const TensorRef& tensor, const Level& level,
                             i32 dim, i32 tile_keys) const {
-  const bool paged = level.storage == KvStorage::paged;
-  const i64 blocks = raddle::dim(tensor, 0);
-  const i64 rows = paged ? level.block_size : blocks;
+  const bool paged = level.storage != KvStorage::ragged;
+  const i64 blocks = paged ? whole_blocks(tensor, level) : 1;
+  const i64 rows = paged ? level.block_size : raddle::dim(tensor, 0);
   BoxedTensor boxed;
   boxed.data = reinterpret_cast<u64>(pool.data);
   boxed.element_bytes = element_bytes_;
-  const i64 size[4] = {dim, rows, heads_, paged ? blocks : 1};
+  const i64 size[4] = {dim, rows, heads_, blocks};
   const i64 stride[3] = {paged ? pool.row_stride : pool.block_stride, pool.head_stride,
                          paged ? pool.block_stride : 0};
   // What has one element alone may have any stride, also one that no map can have.
