@@ -206,8 +206,8 @@ LayoutPtr HostPlannedReservation::fit(const LayoutPtr& layout) const {
 }
 
 std::shared_ptr<const PlanOnDevice> HostPlannedReservation::put(
-    const Layout& layout, const PlanArrays& arrays, const KernelChoice& kernel,
-    const BoundVariant& origin, const BoundVariant& variant, void* stream) {
+    const Layout& layout, const PlanArrays& arrays, const KernelChoice&, const BoundVariant& origin,
+    const BoundVariant& variant, void* stream) {
   const ContextScope context(*device_);
   check_upload(layout, arrays, stream);
   if (!this->variant()) {

@@ -27,7 +27,10 @@ class Gather {
   static constexpr bool clears_missing = true;
 
   RADDLE_DEVICE Gather(const GpuLaunch& launch, const KeySource& source)
-      : launch_(launch), source_(source), looks_ahead_(source.plain && source.page_shift >= 0) {}
+      : launch_(launch),
+        source_(source),
+        looks_ahead_(source.plain && source.page_shift >= 0 && is_short(source.page_stride) &&
+                     is_short(source.row_stride)) {}
 
   RADDLE_DEVICE Found find(const Span& tile) const {
     Found found{};
@@ -47,13 +50,15 @@ class Gather {
     if (looks_ahead_) {
       const Span read = columns_read(source_, tile);
       const u8* first = source_.row[which];
-      const i64 page_stride = source_.page_stride[which], row_stride = source_.row_stride[which];
+      const u32 page_stride = static_cast<u32>(source_.page_stride[which]),
+                row_stride = static_cast<u32>(source_.row_stride[which]);
       const i32 mask = (1 << source_.page_shift) - 1;
       RADDLE_UNROLL
       for (i32 i = 0; i < lane_keys; ++i) {
         const i32 nth = column(tile, i);
-        const u8* row = first + found.page[i] * page_stride + (nth & mask) * row_stride;
-        put(i, nth >= read.begin && nth < read.end ? row : zeros<Kernel>());
+        const u64 offset = u64{static_cast<u32>(found.page[i])} * page_stride +
+                           u64{static_cast<u32>(nth & mask)} * row_stride;
+        put(i, nth >= read.begin && nth < read.end ? first + offset : zeros<Kernel>());
       }
     } else {
       RADDLE_ROLLED
@@ -77,6 +82,9 @@ class Gather {
   RADDLE_DEVICE void end() { copied_.announce_all(); }
 
  private:
+  RADDLE_DEVICE static bool is_short(const i64 (&stride)[2]) {
+    return static_cast<u64>(stride[which]) >> 32 == 0;
+  }
   RADDLE_DEVICE static i32 column(const Span& tile, i32 i) {
     return tile.begin + 32 * i + ptx::lane_index();
   }
@@ -85,7 +93,8 @@ class Gather {
 
   const GpuLaunch& launch_;
   const KeySource& source_;
-  /// Pages of a power of two of keys are looked up ahead, other layouts when a tile is prepared.
+  /// Pages of a power of two of keys, less than 4 GB apart, are looked up ahead, and their
+  /// addresses take few instructions; other layouts are looked up when a tile is prepared.
   const bool looks_ahead_;
   CopiedSlots<Kernel::copied_slots> copied_;
 };
