@@ -45,8 +45,9 @@ class Maxima:
             max_qo_tokens for a max_qo_len of 0, and at most 2^31 - 1. A reservation on a GPU takes memory for them with
             its first update.
         page_size: keys of a page of every layout, which then has no other keys; 0: layouts may be of any kind. On Hopper a
-            reservation for decodes (max_qo_len of at most 8 rows a KV head) runs faster kernels where it is known, a
-            power of two and at least 8; `Plan.explain` tells.
+            reservation for decodes (max_qo_len of at most 8 rows a KV head), or for prompts (a max_qo_len of 0, and
+            max_qo_tokens of at least 16 max_requests), runs faster kernels where it is known and a power of two;
+            `Plan.explain` tells.
 
     They are checked where they are used.
 

@@ -65,13 +65,15 @@ KernelChoice wgmma_for(const AttentionSpec& spec, const LayoutView& layout, i32 
   return {KernelFamily::wgmma, reason, {}, short_rows, bytes <= most_leaving_first};
 }
 
+bool is_power_of_two(i32 n) { return n > 0 && (n & (n - 1)) == 0; }
+
 /// Whether the wgmma family was measured on such a layout's keys: in boxes, or in pages of a power
 /// of two, whose rows are looked up ahead (wgmma/gather.h).
 bool is_measured(const Layout& layout) {
   const auto looked_up_ahead = [](const Level& level) {
     return level.storage == KvStorage::paged && level.page_size == 0 && level.block_first.empty() &&
            level.block_index.empty() && level.block_pos.empty() && level.block_count.empty() &&
-           (level.block_size & (level.block_size - 1)) == 0;
+           is_power_of_two(level.block_size);
   };
   const std::vector<Level>& levels = layout.levels();
   return std::all_of(levels.begin(), levels.end(), [&](const Level& level) {
@@ -84,6 +86,13 @@ bool is_measured(const Layout& layout) {
 /// level, and with shared prefixes whose rows are those of one tile.
 bool decodes_as_fast(const AttentionSpec& spec, i64 rows) {
   return spec.head_dim_qk <= 128 && spec.head_dim_vo <= 128 && rows <= 8;
+}
+
+/// Whether full batches of a reservation are mostly prompts, not queries of single tokens.
+bool takes_prompts(const Maxima& maxima) {
+  constexpr i64 tokens_of_prompt = 16;
+  return maxima.max_qo_len == 0 &&
+         maxima.max_qo_tokens >= tokens_of_prompt * i64{maxima.max_requests};
 }
 
 /// When workers that share the work equally are done with it; a mask is taken for a causal one.
@@ -190,10 +199,13 @@ KernelChoice choose_reserved_kernel(const AttentionSpec& spec, const FamilyFacts
   }
   if (facts.asked) return {*facts.asked, asked_for};
   if (const char* why = unserved_by_wgmma(spec, facts)) return {KernelFamily::mma, why};
+  if (takes_prompts(maxima) && is_power_of_two(maxima.page_size) && !spec.batch_invariant &&
+      !long_queries_unserved_by_wgmma(spec))
+    return {KernelFamily::wgmma, "batches are mostly prompts, and page_size is known"};
   const i32 short_rows = maxima.max_qo_len > 0 ? reserved_short_rows(spec, maxima) : 0;
   if (short_rows == 0 || !decodes_as_fast(spec, i64{maxima.max_qo_len} * spec.group_size()))
     return {KernelFamily::mma, "a reservation takes any queries"};
-  if (maxima.page_size == 0 || (maxima.page_size & (maxima.page_size - 1)) != 0)
+  if (!is_power_of_two(maxima.page_size))
     return {KernelFamily::mma, "a reservation takes pages of any size"};
   return {KernelFamily::wgmma, "requests decode, and page_size is known", {}, short_rows};
 }

@@ -235,6 +235,8 @@ def test_plans_made_on_the_device(wgmma, rng, prefixes, tokens, short_rows):
         ({"max_qo_len": 1, "page_size": 12}, None, "a reservation takes pages of any size"),
         ({"max_qo_len": 5, "page_size": 16}, None, "a reservation takes any queries"),
         ({"page_size": 16}, None, "a reservation takes any queries"),
+        ({"max_qo_tokens": 96, "page_size": 16}, 0, "batches are mostly prompts, and page_size is known"),
+        ({"max_qo_tokens": 96}, None, "a reservation takes any queries"),
     ],
 )
 def test_the_choice_of_a_reservation(wgmma, rng, monkeypatch, maxima, short_rows, why):
@@ -242,7 +244,7 @@ def test_the_choice_of_a_reservation(wgmma, rng, monkeypatch, maxima, short_rows
     monkeypatch.delenv("RADDLE_BACKEND")
     prefixes, page_size = maxima.get("max_levels", 1) > 1, maxima.get("page_size", 16)
     attn, reservation = reserve(wgmma, **maxima)
-    tensors = Tensors(page_size=page_size)
+    tensors = Tensors(page_size=page_size, tokens={**MAXIMA, **maxima}["max_qo_tokens"])
     table = Table("lists", page_size, num_pages=PAGES, discover_prefixes=16 if prefixes else False)
     for _ in range(2):
         problem = batch(rng, "paged_prefixes" if prefixes else "paged", page_size=page_size)

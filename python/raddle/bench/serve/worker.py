@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -77,6 +78,8 @@ async def _send(generate: Generate, load: Load, seed: int, clock: Callable[[], f
 
 async def _serve(options: Options) -> dict[str, Any]:
     """vLLM's own loop, as its server has it, without HTTP and without a tokenizer."""
+    # A forked engine could not use a GPU that this process has asked for its facts.
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     import vllm
     from vllm import SamplingParams
     from vllm.engine.arg_utils import AsyncEngineArgs
