@@ -48,10 +48,8 @@ TEST(Wgmma, LargeAndSmallPages) {
 /// Rows that no boxes hold are copied one by one.
 TEST(Wgmma, PagesOfAnySize) {
   const Case causal = testing_attention::cases()[1];
-  for (const i32 page_size : {1, 4, 24})
-    for (const i32 workers : {1, 3})
-      check<bf16, 64, 64>(rows, keys, page_size, Composition<Leaf<0>, Causal>{}, causal.parts,
-                          workers);
+  check<bf16, 64, 64>(rows, keys, 1, Composition<Leaf<0>, Causal>{}, causal.parts, 3);
+  check<f16, 64, 64>(rows, keys, 24, Composition<Leaf<0>, Causal>{}, causal.parts, 1);
   check<f16, 96, 128>({40}, {300}, 1, Composition<Leaf<0>, Causal>{}, causal.parts, 1);
   check<bf16, 192, 128>({40}, {150}, 5, Composition<Leaf<0>, Causal>{}, causal.parts, 1);
 }

@@ -176,7 +176,7 @@ def test_runs_have_room_for_any_batch(gpu, rng):
     reservation.update(page_table(num_pages=PAGES + 1))
     with refuses(ValueError, "q is [23, 4, 64]", "expected [24, 4, 64]"):
         attn.run(reservation, DeviceArray(np.zeros((23, 4, 64), problem.q.dtype)), tensors.kv, out=tensors.out)
-    with refuses(ValueError, "kv: k has 200 pages", "page 200"):
+    with refuses(ValueError, f"kv: k has {PAGES} pages", f"page {PAGES}"):
         attn.run(reservation, tensors.q, tensors.kv, out=tensors.out)
 
 

@@ -37,8 +37,7 @@ def test_layouts(wgmma, rng, layout, num_workers):
     check(wgmma, draw(rng, layout, "causal", lengths=DECODES, **paged, **HEADS), num_workers, short_rows=8)
 
 
-@pytest.mark.parametrize("page_size", [1, 4, 24])
-@pytest.mark.parametrize("num_workers", [1, 16])
+@pytest.mark.parametrize(("page_size", "num_workers"), [(1, 16), (4, 1), (24, 3)])
 def test_pages_that_are_copied_row_by_row(wgmma, rng, page_size, num_workers):
     problem = draw(rng, "paged", "causal", lengths=DECODES, page_size=page_size, **HEADS)
     check(wgmma, problem, num_workers, short_rows=8)
