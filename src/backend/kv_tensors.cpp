@@ -69,9 +69,9 @@ Pool block_pool(const std::string& name, const TensorRef& t, const Level& level,
   if (step(t, 0) != dim(t, 1) * step(t, 1))
     fail<ValueError>(name, " has pages of ", dim(t, 1), " rows with gaps between them; blocks of ",
                      bc, " rows need pages of ", bc, " rows, or slots without gaps");
-  check_slots(dim(t, 0) * dim(t, 1));
-  return {PoolView{t.data, bc * step(t, 1), step(t, 1), step(t, 2)},
-          (dim(t, 0) * dim(t, 1) + bc - 1) / bc};
+  const i64 slots = slots_of(t, level.order);
+  check_slots(slots);
+  return {PoolView{t.data, bc * step(t, 1), step(t, 1), step(t, 2)}, (slots + bc - 1) / bc};
 }
 
 Pool pool_of(const std::string& name, const TensorRef& t, const Level& level, const RowKind& kind) {

@@ -22,6 +22,11 @@ inline PoolAxes pool_axes(HeadOrder order) {
   return order == HeadOrder::nhd ? PoolAxes{1, 2} : PoolAxes{2, 1};
 }
 
+/// The slots of a tensor of slots or of pages, in which blocks of slots lie.
+inline i64 slots_of(const TensorRef& t, HeadOrder order) {
+  return t.rank == 3 ? dim(t, 0) : dim(t, 0) * dim(t, pool_axes(order).slot);
+}
+
 /// "float16"
 const char* name_of(DType dtype);
 

@@ -65,8 +65,6 @@ KernelChoice wgmma_for(const AttentionSpec& spec, const LayoutView& layout, i32 
   return {KernelFamily::wgmma, reason, {}, short_rows, bytes <= most_leaving_first};
 }
 
-bool is_power_of_two(i32 n) { return n > 0 && (n & (n - 1)) == 0; }
-
 /// Whether the wgmma family was measured on such a layout's keys: in boxes, or in pages of a power
 /// of two, whose rows are looked up ahead (wgmma/gather.h).
 bool is_measured(const Layout& layout) {

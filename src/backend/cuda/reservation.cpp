@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "backend/kv_tensors.h"
 #include "raddle/error.h"
 
 namespace raddle::cuda {
@@ -121,10 +122,9 @@ void CudaReservation::capture(const CudaPlan& plan, const RunArgs& args, const L
     const Level& level = layout.levels()[i];
     const KvRef& kv = args.kv[args.kv.size() == 1 ? 0 : i];
     for (const TensorRef* t : {&kv.k, &kv.v}) {
-      const std::size_t rows_at = level.order == HeadOrder::hnd ? 2 : 1;
-      const bool slots = level.storage == KvStorage::blocks && t->rank == 4;
+      const bool slots = level.storage == KvStorage::blocks;
       captured_pools_[i] =
-          std::min(captured_pools_[i], slots ? t->shape[0] * t->shape[rows_at] : t->shape[0]);
+          std::min(captured_pools_[i], slots ? slots_of(*t, level.order) : t->shape[0]);
     }
   }
 }

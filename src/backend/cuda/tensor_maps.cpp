@@ -21,11 +21,11 @@ std::size_t TensorMaps::Hash::operator()(const BoxedTensor& tensor) const {
 
 namespace {
 
-/// The blocks that a tensor holds; none, where its last one is cut short, which a map cannot say.
+/// The pages or blocks that a tensor holds; 0 where its last block is cut short, which no map can
+/// describe.
 i64 whole_blocks(const TensorRef& tensor, const Level& level) {
   if (level.storage == KvStorage::paged) return dim(tensor, 0);
-  const i64 rows = tensor.rank == 3 ? 1 : dim(tensor, level.order == HeadOrder::hnd ? 2 : 1);
-  const i64 slots = dim(tensor, 0) * rows;
+  const i64 slots = slots_of(tensor, level.order);
   return slots % level.block_size == 0 ? slots / level.block_size : 0;
 }
 
@@ -34,22 +34,23 @@ i64 whole_blocks(const TensorRef& tensor, const Level& level) {
 /// Rows of 64 columns of one page or block and head are a box. Keys without pages lie in one.
 BoxedTensor TensorMaps::box(const PoolView& pool, const TensorRef& tensor, const Level& level,
                             i32 dim, i32 tile_keys) const {
-  const bool paged = level.storage != KvStorage::ragged;
-  const i64 blocks = paged ? whole_blocks(tensor, level) : 1;
-  const i64 rows = paged ? level.block_size : raddle::dim(tensor, 0);
+  const bool in_blocks = level.storage != KvStorage::ragged;
+  const i64 blocks = in_blocks ? whole_blocks(tensor, level) : 1;
+  const i64 rows = in_blocks ? level.block_size : raddle::dim(tensor, 0);
   BoxedTensor boxed;
   boxed.data = reinterpret_cast<u64>(pool.data);
   boxed.element_bytes = element_bytes_;
   const i64 size[4] = {dim, rows, heads_, blocks};
-  const i64 stride[3] = {paged ? pool.row_stride : pool.block_stride, pool.head_stride,
-                         paged ? pool.block_stride : 0};
+  const i64 stride[3] = {in_blocks ? pool.row_stride : pool.block_stride, pool.head_stride,
+                         in_blocks ? pool.block_stride : 0};
   // What has one element alone may have any stride, also one that no map can have.
   const u64 least = static_cast<u64>(round_up(i64{dim} * element_bytes_, i64{16}));
   for (i32 i = 0; i < 4; ++i) boxed.size[i] = static_cast<u64>(size[i]);
   for (i32 i = 0; i < 3; ++i)
     boxed.stride[i] = size[i + 1] > 1 ? static_cast<u64>(stride[i] * element_bytes_) : least;
   boxed.box[0] = static_cast<u32>(128 / element_bytes_);
-  boxed.box[1] = static_cast<u32>(wgmma::box_rows(paged ? level.block_size : tile_keys, tile_keys));
+  boxed.box[1] =
+      static_cast<u32>(wgmma::box_rows(in_blocks ? level.block_size : tile_keys, tile_keys));
   boxed.box[2] = boxed.box[3] = 1;
   return boxed;
 }

@@ -67,6 +67,7 @@ template <class T>
 RADDLE_FN constexpr T ceil_div(T a, T b) {
   return (a + b - 1) / b;
 }
+RADDLE_FN constexpr bool is_power_of_two(i32 n) { return n > 0 && (n & (n - 1)) == 0; }
 template <class T>
 RADDLE_FN constexpr T round_up(T a, T b) {
   return ceil_div(a, b) * b;

@@ -59,7 +59,7 @@ RADDLE_FN constexpr i32 floor_mod(i32 a, i32 b) {
 template <i32 n>
 RADDLE_FN constexpr i32 floor_div(i32 a) {
   static_assert(n > 0);
-  if constexpr ((n & (n - 1)) == 0) {
+  if constexpr (is_power_of_two(n)) {
     constexpr i32 bits = [] {
       i32 k = 0;
       while (n >> k > 1) ++k;
@@ -75,7 +75,7 @@ RADDLE_FN constexpr i32 floor_div(i32 a) {
 template <i32 n>
 RADDLE_FN constexpr i32 floor_mod(i32 a) {
   static_assert(n > 0);
-  if constexpr ((n & (n - 1)) == 0) {
+  if constexpr (is_power_of_two(n)) {
     return a & (n - 1);
   } else {
     const i32 rest = a % n;

@@ -78,7 +78,7 @@ async def _send(generate: Generate, load: Load, seed: int, clock: Callable[[], f
 
 async def _serve(options: Options) -> dict[str, Any]:
     """vLLM's own loop, as its server has it, without HTTP and without a tokenizer."""
-    # A forked engine could not use a GPU that this process has asked for its facts.
+    # CUDA does not work in a process that is forked after its parent has started CUDA.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     import vllm
     from vllm import SamplingParams

@@ -31,7 +31,7 @@ RADDLE_DEVICE void open_source(const GpuLaunch& launch, const Of& of, i32 kv_hea
   const i32 size = level.blocks ? level.block_size : 1 << 30;
   source.pages = level.blocks ? level.blocks + first : zeros;
   source.page_size = size;
-  source.page_shift = (size & (size - 1)) == 0 ? ptx::count_bits(static_cast<u32>(size - 1)) : -1;
+  source.page_shift = is_power_of_two(size) ? ptx::count_bits(static_cast<u32>(size - 1)) : -1;
   source.first_index = first_index;
   source.level = of.level;
   source.group = of.group;
@@ -133,6 +133,23 @@ RADDLE_DEVICE i32 existing_column(const Span& read, i32 column) {
 RADDLE_DEVICE i32 look_up_page(const KeySource& source, const Span& span, i32 column) {
   if (!source.plain) return 0;
   return source.pages[nth_page(source, existing_column(columns_read(source, span), column))];
+}
+
+/// Whether page lists alone say where the keys lie: in pages of a power of two.
+RADDLE_DEVICE bool lies_in_pages(const KeySource& source) {
+  return source.plain && source.page_shift >= 0;
+}
+
+/// The entries of the page list for every 32nd column of a span, from this lane's on; of a source
+/// that lies_in_pages.
+template <i32 count>
+RADDLE_DEVICE void look_up_pages(const KeySource& source, const Span& span, i32 (&page)[count]) {
+  const Span read = columns_read(source, span);
+  const i32* pages = source.pages;
+  const i32 shift = source.page_shift;
+  RADDLE_UNROLL
+  for (i32 i = 0; i < count; ++i)
+    page[i] = pages[existing_column(read, span.begin + 32 * i + ptx::lane_index()) >> shift];
 }
 
 /// The key of a tile's column; `page` is the entry that look_up_page returned for it.

@@ -81,7 +81,7 @@ class TileStream {
   RADDLE_DEVICE void find_rows(const Span& tile, typename Memory::Keys& keys,
                                typename Memory::Table& table) const {
     const Span read = columns_read(source_, tile);
-    if (asks_ahead()) {
+    if (lies_in_pages(source_)) {
       // Everything is read from shared memory first: stores in between would make the compiler read
       // it again.
       const i32 mask = (1 << source_.page_shift) - 1, first_index = source_.first_index;
@@ -128,10 +128,6 @@ class TileStream {
     }
   }
 
-  /// Whether this warp reads the page table one of its tiles ahead. Other layouts are looked up
-  /// when a tile is found.
-  RADDLE_DEVICE bool asks_ahead() const { return source_.plain && source_.page_shift >= 0; }
-
   /// Skips `count` tiles, which other warps find.
   RADDLE_DEVICE void skip_tiles(Span& rest, i32 count) {
     RADDLE_ROLLED
@@ -143,18 +139,13 @@ class TileStream {
     }
   }
 
-  /// Stores where this warp's next tile begins, and reads its entries of the page table.
+  /// Stores where this warp's next tile begins, and reads its entries of the page table. Other
+  /// layouts are looked up when a tile is found.
   RADDLE_DEVICE void remember_next_tile(const Span& rest) {
     ptx::sync_warp();  // all lanes have read
     if (ptx::lane_index() == 0) source_.rest = rest;
     ptx::sync_warp();
-    if (rest.begin == rest.end || !asks_ahead()) return;
-    const Span read = columns_read(source_, rest);
-    RADDLE_UNROLL
-    for (i32 i = 0; i < lane_keys; ++i)
-      next_page_[i] =
-          source_.pages[existing_column(read, rest.begin + 32 * i + ptx::lane_index()) >>
-                        source_.page_shift];
+    if (rest.begin < rest.end && lies_in_pages(source_)) look_up_pages(source_, rest, next_page_);
   }
 
   /// Long queries have few free registers: addresses are read four at a time.

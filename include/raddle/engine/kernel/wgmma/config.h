@@ -25,7 +25,7 @@ RADDLE_FN constexpr i32 box_rows(i32 page_size, i32 tile_keys) { return min(page
 
 /// Whether boxes of pages can be copied: each a whole part of a tile, or a tile a whole part of it.
 RADDLE_FN constexpr bool is_boxed(i32 page_size) {
-  return page_size >= least_box_rows && (page_size & (page_size - 1)) == 0;
+  return page_size >= least_box_rows && is_power_of_two(page_size);
 }
 
 /// Whether there is a kernel of long queries for such heads. Rows of O are written in pieces of 32

@@ -29,22 +29,16 @@ class Gather {
   RADDLE_DEVICE Gather(const GpuLaunch& launch, const KeySource& source)
       : launch_(launch),
         source_(source),
-        looks_ahead_(source.plain && source.page_shift >= 0 && is_short(source.page_stride) &&
+        looks_ahead_(lies_in_pages(source) && is_short(source.page_stride) &&
                      is_short(source.row_stride)) {}
 
   RADDLE_DEVICE Found find(const Span& tile) const {
     Found found{};
-    if (!looks_ahead_) return found;
-    const Span read = columns_read(source_, tile);
-    const i32* pages = source_.pages;
-    const i32 shift = source_.page_shift;
-    RADDLE_UNROLL
-    for (i32 i = 0; i < lane_keys; ++i)
-      found.page[i] = pages[existing_column(read, column(tile, i)) >> shift];
+    if (looks_ahead_) look_up_pages(source_, tile, found.page);
     return found;
   }
-  /// Writes the addresses of the tile's rows. What the source says is read before, for stores would
-  /// make the compiler read it again.
+  /// Writes the addresses of the tile's rows. The source is read before the first one is written,
+  /// because the compiler reads it again after every store.
   RADDLE_DEVICE void prepare(const Span& tile, const Found& found) const {
     ptx::sync_warp();  // all lanes have read those of the tile before
     if (looks_ahead_) {

@@ -7,7 +7,7 @@ RADDLE_ENGINE_BEGIN
 
 namespace wgmma {
 
-/// Addresses of two rows, one behind the other.
+/// Addresses of two consecutive rows.
 template <class T>
 struct alignas(16) RowPair {
   const T* row[2];
@@ -27,8 +27,8 @@ RADDLE_DEVICE void copy_rows(u32 to, RowsFrom rows_from) {
     pair[i] = rows_from(8 * i + first);
     pair[i].row[0] += column, pair[i].row[1] += column;
   }
-  // All rows' first halves, then their second ones: so all addresses are in use at a time, each in
-  // registers of its own, and no copy waits until the one before has read its address.
+  // First halves of all rows, then second ones: so the compiler keeps each address in registers of
+  // its own. With one pair for all, each copy waits until the one before has read its address.
   RADDLE_UNROLL
   for (i32 half = 0; half < ceil_div(dim, 64); ++half) {
     const i32 columns = dim % 64 == 0 ? 8 : min(max(dim - 64 * half - column, 0), 8);
@@ -42,9 +42,9 @@ RADDLE_DEVICE void copy_rows(u32 to, RowsFrom rows_from) {
   }
 }
 
-/// Slots of a ring, at most `most`, whose rows a warp is having copied. wgmma sees what such copies
-/// have written behind a fence of the threads that started them and have waited for them. So the
-/// warp announces a slot itself, when it must, or when it has nothing else to do.
+/// Slots of a ring, at most `most`, whose rows a warp is copying. wgmma may read them once the
+/// threads that started the copies have waited for them and passed a fence. The warp does so, and
+/// arrives at the slot's barrier, when `most` slots are under way or when the next one is not free.
 template <i32 most>
 class CopiedSlots {
  public:
