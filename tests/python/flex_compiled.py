@@ -20,6 +20,10 @@ template <class T> std::vector<T> pyramid(const T* data, i64 n) {
   build_hull(data, n, out.data());
   return out;
 }
+template <class V> KvSpan span_of(const V& v, const Tile& t) {
+  if constexpr (requires { v.kv_span(t); }) return v.kv_span(t);
+  return KvSpan{everything, everything};
+}
 """
 _score = """
 extern "C" void run{i}(const void* const* m, long n, const i32* at, const float* s, float* out) {{
@@ -43,6 +47,14 @@ extern "C" void cover{i}(const void* const* m, long n, const i32* at, i32* out) 
   for (long j = 0; j < n; ++j, at += 8) {{
     const Tile t{{{{at[0], at[1]}}, everything, {{at[4], at[5]}}, {{at[2], at[3]}}, everything, {{at[6], at[7]}}}};
     out[j] = static_cast<i32>(v.coverage(t));
+  }}
+}}
+extern "C" void span{i}(const void* const* m, long n, const i32* at, i32* out) {{
+  {bind}
+  for (long j = 0; j < n; ++j, at += 8, out += 2) {{
+    const Tile t{{{{at[0], at[1]}}, everything, {{at[4], at[5]}}, {{at[2], at[3]}}, everything, {{at[6], at[7]}}}};
+    const KvSpan span = span_of(v, t);
+    out[0] = span.pos.first, out[1] = span.pos.last;
   }}
 }}
 """
@@ -109,10 +121,15 @@ class Compiled:
 
     def cover(self, i, tiles):
         """tiles: [n, 4, 2] first and last of b, h, q_idx, kv_idx. 0: empty, 1: partial, 2: full."""
+        return self._ask(f"cover{i}", i, tiles, ())
+
+    def span(self, i, tiles):
+        """[n, 2] first and last kv_idx that `kv_span` leaves of the tiles; all of int32 where there is none."""
+        return self._ask(f"span{i}", i, tiles, (2,))
+
+    def _ask(self, function, i, tiles, shape):
         tiles = np.ascontiguousarray(tiles, np.int32)
-        out = np.full(len(tiles), -1, np.int32)
+        out = np.full((len(tiles), *shape), -1, np.int32)
         p = ctypes.c_void_p
-        self._library[f"cover{i}"](
-            self._members(i), ctypes.c_long(len(tiles)), p(tiles.ctypes.data), p(out.ctypes.data)
-        )
+        self._library[function](self._members(i), ctypes.c_long(len(tiles)), p(tiles.ctypes.data), p(out.ctypes.data))
         return out

@@ -94,6 +94,10 @@ def make_masks(rng):
     def never(b, h, q, kv):
         return (q < kv) & (q >= kv + window)
 
+    def clipped(b, h, q, kv):
+        """Not one of two conditions; a key's distance the other way round; a condition on heads alone."""
+        return ~((kv > q) | (kv - q < -window)) & (h != 5) & (left <= kv.long())
+
     def negated(b, h, q, kv):
         return ~(doc[q] != doc[kv]) & ~(kv > q)
 
@@ -112,6 +116,9 @@ def make_masks(rng):
 
 
 TIGHT = {"causal_mod", "sliding", "two_sided", "prefix", "prefix_constant", "document", "causal_document", "negated"}
+
+#: Each row keeps an interval of keys, and `kv_span` tells it.
+SPANS = {"causal_mod", "sliding", "two_sided", "by_head", "by_request", "choice", "clipped"}
 
 
 def draw_tiles(rng, n):
@@ -156,8 +163,28 @@ def test_masks_are_covered_and_the_usual_ones_tightly(masks, rng):
         assert exact == 1 or traced.name not in TIGHT, (traced.name, exact)
 
 
+def test_spans_bound_what_is_kept(masks, rng):
+    """No key outside of a tile's span is kept; a row keeps all of its span or, by a condition on rows, nothing."""
+    tiles = draw_tiles(rng, 100)
+    tiles[:, 3] = 0, LENGTH - 1
+    rows = tiles.copy()
+    rows[..., 1] = rows[..., 0]
+    rows[:, 3] = 0, LENGTH - 1
+    keys = np.arange(LENGTH)
+    for i, traced in enumerate(masks.traced):
+        # What "wrapping" multiplies may leave int32: its bound is everything.
+        assert ("kv_span" in traced.source) == (traced.name in SPANS | {"wrapping"}), traced.source
+        for some, is_row in ((tiles, False), (rows, True)):
+            for tile, (first, last) in zip(some, masks.span(i, some)):
+                keep = kept(traced, tile)
+                inside = (keys >= first) & (keys <= last)
+                assert not keep[..., ~inside].any(), (tile.tolist(), first, last, traced.source)
+                if is_row and traced.name in SPANS:
+                    assert keep[..., inside].all() or not keep.any(), (tile.tolist(), first, last, traced.source)
+
+
 def test_usual_names_are_the_masks_that_were_drawn(masks):
-    assert TIGHT <= {traced.name for traced in masks.traced}
+    assert TIGHT | SPANS <= {traced.name for traced in masks.traced}
 
 
 def test_single_pairs_are_exact(masks, rng):

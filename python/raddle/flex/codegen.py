@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from raddle.flex import bounds
+from raddle.flex import bounds, spans
 from raddle.flex.evaluate import order
 from raddle.flex.graph import Node, Parameter
 
@@ -252,27 +252,38 @@ def is_nonnegative(node: Node) -> bool:
     return op == "where" and all(map(is_nonnegative, args[1:]))
 
 
+class _Body(NamedTuple):
+    """Of a function: its locals, its result, and which of its parameters they read."""
+
+    lines: list[str]
+    reads: set[str]
+    result: str
+
+
 class _Intervals:
     """The same expression over the hulls of a tile."""
 
     def __init__(self, root: Node, members: Members):
-        self._members, self._names = members, {}
-        steps = []
+        self._members = members
+        self.names: dict[int, str] = {}
+        self._steps = []
         for n, node in enumerate(order(root)):
-            steps.append((f"i{n}", _interval_types[node.dtype], self._write(node)))
-            self._names[id(node)] = f"i{n}"
-        needed = {self._names[id(root)]}
-        self.lines: list[str] = []
-        for name, kind, text in reversed(steps):  # what a shorter form left unused is not written
+            self._steps.append((f"i{n}", _interval_types[node.dtype], self._write(node)))
+            self.names[id(node)] = f"i{n}"
+
+    def body(self, result: str) -> _Body:
+        """A function body of what the result needs."""
+        needed = set(re.findall(r"\w+", result))
+        lines: list[str] = []
+        for name, kind, text in reversed(self._steps):
             if name in needed:
-                self.lines.insert(0, f"const {kind} {name} = {text};")
+                lines.insert(0, f"const {kind} {name} = {text};")
                 needed.update(re.findall(r"\w+", text))
-        self.reads = needed & {"t"}
-        self.result = f"interval::coverage({self._names[id(root)]})"
+        return _Body(lines, needed & {"t"}, result)
 
     def _write(self, node: Node) -> str:
         op = node.op
-        args = [self._names[id(a)] for a in node.args]
+        args = [self.names[id(a)] for a in node.args]
         if op in _tile:
             return f"interval::of({_tile[op]})"
         if op == "const" and node.is_wide:
@@ -398,7 +409,11 @@ def struct(name: str, root: Node, members: Members, is_mask: bool) -> str:
     if is_mask:
         out += _function(f"bool mask({row_and_key})", body)
         intervals = _Intervals(root, members)
-        out += ["", *_function(f"Coverage coverage({_parameter('Tile', 't', intervals.reads)})", intervals)]
+        covered = intervals.body(f"interval::coverage({intervals.names[id(root)]})")
+        out += ["", *_function(f"Coverage coverage({_parameter('Tile', 't', covered.reads)})", covered)]
+        if kept := spans.of(root):
+            span = intervals.body(f"interval::span({', '.join(bound.text(intervals.names) for bound in kept)})")
+            out += ["", *_function(f"KvSpan kv_span({_parameter('Tile', 't', span.reads)})", span)]
     else:
         score = "float s" if "s" in body.reads else "float"
         out += _function(f"float logits({score}, {row_and_key})", body)

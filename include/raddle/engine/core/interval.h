@@ -214,6 +214,23 @@ RADDLE_FN constexpr Coverage coverage(Truth keep) {
   return !keep.may_hold ? Coverage::empty : !keep.may_fail ? Coverage::full : Coverage::partial;
 }
 
+// --- what a mask keeps, as bounds on the position of a key ---
+
+/// Positions up to `last`, and from `first` on.
+RADDLE_FN constexpr Range at_most(i64 last) {
+  return Range{int_min, static_cast<i32>(max(i64{int_min}, min(last, i64{int_max})))};
+}
+RADDLE_FN constexpr Range at_least(i64 first) {
+  return Range{static_cast<i32>(max(i64{int_min}, min(first, i64{int_max}))), int_max};
+}
+/// Positions that all of them bound.
+template <class... Bound>
+RADDLE_FN constexpr KvSpan span(Bound... bound) {
+  Range all = everything;
+  ((all = intersect(all, bound)), ...);
+  return KvSpan{everything, all};
+}
+
 // --- floats -----------------------------------------------------------------------------------
 
 RADDLE_FN FloatInterval add(FloatInterval a, FloatInterval b) {

@@ -69,13 +69,20 @@ struct Gather<float> : FloatGather {};
 /// Adds the elements [first, last] of a flattened tensor of n: at most 30 reads a level.
 template <class T>
 RADDLE_FN void gather(const T* data, const T* pyramid, i64 n, i64 first, i64 last, Gather<T>& all) {
+  if (first % hull_branch == 0 && last - first == hull_branch - 1 && n > hull_branch) {
+    const T* pair = pyramid + 2 * (first / hull_branch);  // as kernels ask for parts of tiles
+    return all.add(pair[0], pair[1]);
+  }
   const T* level = data;
+  RADDLE_ROLLED
   for (i64 width = 1; first <= last; width = 2) {
     const bool top = n <= hull_branch;
+    RADDLE_ROLLED
     while (first <= last && (top || first % hull_branch != 0)) {
       all.add(level[first * width], level[first * width + width - 1]);
       ++first;
     }
+    RADDLE_ROLLED
     while (first <= last && (last + 1) % hull_branch != 0) {
       all.add(level[last * width], level[last * width + width - 1]);
       --last;

@@ -44,10 +44,16 @@ RADDLE_FN constexpr void for_each_variant(const Pack<First, Rest...>& pack, F&& 
 }
 
 // --- mask expressions: types that say how the variants' masks combine ---------------------------
+//
+// keeps_spans: whether what a row keeps may be all that kv_span leaves (parts.h).
 
 /// The mask of the variant at `index`.
 template <i32 index>
 struct Leaf {
+  template <class P>
+  static constexpr bool keeps_spans = requires(const P& variants, const Tile& t) {
+    variant_at<index>(variants).kv_span(t);
+  };
   template <class P>
   RADDLE_FN static bool mask(const P& variants, const Row& r, const Key& c) {
     return variant_at<index>(variants).mask(r, c);
@@ -74,6 +80,8 @@ struct Leaf {
 template <class A, class B>
 struct AllOf {
   template <class P>
+  static constexpr bool keeps_spans = A::template keeps_spans<P>&& B::template keeps_spans<P>;
+  template <class P>
   RADDLE_FN static bool mask(const P& variants, const Row& r, const Key& c) {
     return A::mask(variants, r, c) & B::mask(variants, r, c);
   }
@@ -91,6 +99,8 @@ struct AllOf {
 template <class A, class B>
 struct AnyOf {
   template <class P>
+  static constexpr bool keeps_spans = false;  // there is a gap between them
+  template <class P>
   RADDLE_FN static bool mask(const P& variants, const Row& r, const Key& c) {
     return A::mask(variants, r, c) | B::mask(variants, r, c);
   }
@@ -105,7 +115,10 @@ struct AnyOf {
 };
 
 /// No variant has a mask.
-struct NoMask {};
+struct NoMask {
+  template <class P>
+  static constexpr bool keeps_spans = false;
+};
 
 /// The logit after this variant's `logits` part if the variant has this scan; otherwise s itself.
 template <Scan scan, class V>
@@ -125,6 +138,7 @@ struct Composition {
       ((scan_of<Variants>() == Scan::sum) || ...) ? Scan::sum : Scan::softmax;
   // NVRTC has no <type_traits>: only a NoMask* converts to a NoMask*.
   static constexpr bool masked = !requires(NoMask * none, Mask* mask) { none = mask; };
+  static constexpr bool keeps_spans = Mask::template keeps_spans<Pack<Variants...>>;
   /// Whether the first variant with logits has near_logits.
   static constexpr bool starts_near = [] {
     bool found = false, near = false;

@@ -37,6 +37,14 @@ template <class V>
 concept has_coverage = requires(const V v, Tile t) {
   v.coverage(t);
 };
+/// Whether what a row keeps may be all that kv_span leaves, which coverage can tell then.
+template <class V>
+RADDLE_FN constexpr bool keeps_spans() {
+  if constexpr (requires { V::keeps_spans; })
+    return V::keeps_spans;
+  else
+    return has_kv_span<V> && has_coverage<V>;
+}
 template <class V>
 concept has_sink = requires(const V v, Row r) {
   v.sink(r);

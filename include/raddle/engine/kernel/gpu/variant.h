@@ -97,6 +97,14 @@ class ApplyVariant {
   template <class Keys, class Facts, class RowOf>
   RADDLE_DEVICE void find_kept(u32 (&kept)[row_fragments][2], const Keys& keys, i32 first,
                                i32 flags, const Facts& facts, RowOf row_of) const {
+    keep_existing(kept, keys, first, flags);
+    drop_masked(kept, all_groups, keys, first, flags, facts, row_of);
+  }
+
+  /// All of which the keys exist.
+  template <class Keys>
+  RADDLE_DEVICE void keep_existing(u32 (&kept)[row_fragments][2], const Keys& keys, i32 first,
+                                   i32 flags) const {
     const i32 mine = first + ptx::lane_index() % 4 * 2;
     u32 missing = 0;
     if (flags & TileFlags::ragged) {
@@ -106,8 +114,19 @@ class ApplyVariant {
     }
     RADDLE_UNROLL
     for (i32 i = 0; i < 2 * row_fragments; ++i) kept[i / 2][i % 2] = ~missing;
+  }
+
+  /// Keys of a lane, in a row, about which a mask is asked together: a group.
+  static constexpr i32 group_keys = 2 * min(key_fragments, 2);
+  static constexpr u32 all_groups = (1u << 2 * key_fragments / group_keys) - 1u;
+
+  /// Of those, the ones that masks keep. f_mask is asked about `groups`, a bit each.
+  template <class Keys, class Facts, class RowOf>
+  RADDLE_DEVICE void drop_masked(u32 (&kept)[row_fragments][2], u32 groups, const Keys& keys,
+                                 i32 first, i32 flags, const Facts& facts, RowOf row_of) const {
+    const i32 mine = first + ptx::lane_index() % 4 * 2;
     if constexpr (has_mask<Variant>)
-      if (flags & TileFlags::partial) keep_masked(kept, keys, mine, facts, row_of);
+      if (flags & TileFlags::partial) keep_masked(kept, groups, keys, mine, facts, row_of);
     if (flags & TileFlags::bits) keep_bits(kept, keys, mine, row_of);
   }
 
@@ -156,30 +175,38 @@ class ApplyVariant {
     return *reinterpret_cast<const TwoFacts*>(facts + j);
   }
 
-  /// Drops pairs by f_mask. A loop, because a mask may be long; the facts of a few keys are read
-  /// together. Keys that do not exist repeat one that does.
+  /// Drops pairs by f_mask. A loop, because a mask may be long; what it reads of several keys is on
+  /// its way at a time. Keys that do not exist repeat one that does.
   template <class Keys, class Facts, class RowOf>
-  RADDLE_DEVICE void keep_masked(u32 (&kept)[row_fragments][2], const Keys& keys, i32 mine,
-                                 const Facts& facts, RowOf row_of) const {
-    constexpr i32 at_a_time = 2 * min(key_fragments, 2);
-    static_assert(2 * key_fragments % at_a_time == 0);
+  RADDLE_DEVICE void keep_masked(u32 (&kept)[row_fragments][2], u32 groups, const Keys& keys,
+                                 i32 mine, const Facts& facts, RowOf row_of) const {
+    constexpr i32 at_a_time = row_fragments == 1 && 2 * key_fragments > group_keys ? 2 : 1;
     const LaneRows lane = lane_rows(facts, row_of);
     RADDLE_ROLLED
-    for (i32 first = 0; first < 2 * key_fragments; first += at_a_time) {
-      u32 dropped_of[row_fragments][2] = {};
+    while (groups != 0) {
+      i32 first[at_a_time];  // of the last group twice, where it is alone
       RADDLE_UNROLL
-      for (i32 i = 0; i < at_a_time; ++i) {
-        const Key key = key_of(keys, mine + 4 * first + 8 * (i / 2) + i % 2, facts);
-        RADDLE_UNROLL
-        for (i32 r = 0; r < row_fragments; ++r) {
-          RADDLE_UNROLL
-          for (i32 half = 0; half < 2; ++half)
-            if (!variant_.mask(lane.of[r][half], key)) dropped_of[r][half] |= 1u << i;
-        }
+      for (i32 t = 0; t < at_a_time; ++t) {
+        first[t] = groups != 0 ? group_keys * ptx::lowest_bit(groups) : first[0];
+        groups &= groups - 1u;
       }
       RADDLE_UNROLL
-      for (i32 i = 0; i < 2 * row_fragments; ++i)
-        kept[i / 2][i % 2] &= ~(dropped_of[i / 2][i % 2] << first);
+      for (i32 t = 0; t < at_a_time; ++t) {
+        u32 dropped_of[row_fragments][2] = {};
+        RADDLE_UNROLL
+        for (i32 i = 0; i < group_keys; ++i) {
+          const Key key = key_of(keys, mine + 4 * first[t] + 8 * (i / 2) + i % 2, facts);
+          RADDLE_UNROLL
+          for (i32 r = 0; r < row_fragments; ++r) {
+            RADDLE_UNROLL
+            for (i32 half = 0; half < 2; ++half)
+              if (!variant_.mask(lane.of[r][half], key)) dropped_of[r][half] |= 1u << i;
+          }
+        }
+        RADDLE_UNROLL
+        for (i32 i = 0; i < 2 * row_fragments; ++i)
+          kept[i / 2][i % 2] &= ~(dropped_of[i / 2][i % 2] << first[t]);
+      }
     }
   }
 

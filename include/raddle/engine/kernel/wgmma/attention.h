@@ -56,9 +56,9 @@ RADDLE_DEVICE void load(const Launch& launch, const Variant& variant, i32 first,
   if constexpr (Kernel::has_openings)
     if (loads <= value_warp) started = start_first_tiles<Kernel>(launch, opening, loads);
   if (loads == key_warp)
-    TileLoader<Kernel, 0>(launch, started).run();
+    TileLoader<Kernel, 0, Variant>(launch, variant, started).run();
   else if (loads == value_warp)
-    TileLoader<Kernel, 1>(launch, started).run();
+    TileLoader<Kernel, 1, Variant>(launch, variant, started).run();
   else if (loads == finder_warp)
     ItemFinder<Kernel>(launch).run(first, opening, next);
   else
@@ -74,12 +74,12 @@ RADDLE_DEVICE void attend_long(const Launch& launch, const Variant& variant) {
   if (loading_warp() >= 0) create_barriers<Kernel>();
   ptx::sync_block();
   if (loading_warp() < 0) {
-    ptx::take_registers<consumer_registers>();
+    ptx::take_registers<Kernel::asks_parts ? served_consumer_registers : consumer_registers>();
     zero_unused_rows<Kernel>(launch);
     LongQueries<Kernel, Variant>(launch, variant).run();
     contract_queue<Kernel>(launch, variant, queue[0], queue[1]);
   } else {
-    ptx::give_registers<loader_registers>();
+    ptx::give_registers<Kernel::asks_parts ? asking_loader_registers : loader_registers>();
     load<Kernel>(launch, variant, item, Opening{},
                  [&](i32 last) { return next_long(launch, last); });
   }

@@ -19,6 +19,7 @@ class Boxes {
   using Found = i32;
   /// Boxes copy what lies where rows without a key are.
   static constexpr bool clears_missing = false;
+  static constexpr bool leaves_time = true;  ///< to ask about parts of tiles
 
   RADDLE_DEVICE Boxes(const Launch& launch, const KeySource& source, i32 kv_head)
       : launch_(launch),

@@ -25,6 +25,7 @@ class Gather {
   };
   /// Rows without a key are copied from a row of zeros.
   static constexpr bool clears_missing = true;
+  static constexpr bool leaves_time = false;  ///< to ask about parts of tiles
 
   RADDLE_DEVICE Gather(const GpuLaunch& launch, const KeySource& source)
       : launch_(launch),

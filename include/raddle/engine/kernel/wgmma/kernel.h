@@ -19,9 +19,13 @@ constexpr i32 group_rows = long_rows / consumer_groups;  ///< of an item
 /// Registers of a thread: what the launch gives each, and how the warpgroups divide them. More than
 /// the launch gave can never be taken: the block would wait for ever.
 constexpr i32 launch_registers = 168, loader_registers = 56, consumer_registers = 224;
+/// The same where the warp that loads keys asks about parts of tiles.
+constexpr i32 asking_loader_registers = 72, served_consumer_registers = 216;
 /// The same of short queries, where the warps that compute take some.
 constexpr i32 short_loader_registers = 88, short_consumer_registers = 208;
 static_assert(consumer_groups * consumer_registers + loader_registers <=
+              (consumer_groups + 1) * launch_registers);
+static_assert(consumer_groups * served_consumer_registers + asking_loader_registers <=
               (consumer_groups + 1) * launch_registers);
 static_assert(consumer_groups * short_consumer_registers + short_loader_registers <=
               (consumer_groups + 1) * launch_registers);
@@ -81,6 +85,10 @@ struct Kernel : AnyKernel<Element, qk, vo, Variant> {
   /// Whether the loop knows of items by the flags of their tiles alone: each has one then, and one
   /// that is none follows the last.
   static constexpr bool tiles_end_items = true;
+  /// How a mask's pairs are found: by the interval of columns that each row keeps, where kv_span
+  /// may bound it; else by coverage of parts of a tile.
+  static constexpr bool finds_intervals = keeps_spans<Variant>();
+  static constexpr bool asks_parts = has_mask<Variant> && has_coverage<Variant> && !finds_intervals;
   static constexpr bool has_openings = false;  ///< PlanConfig::has_openings
   /// Whether an item's last tile comes first. Rows choose their references at their first tile, and
   /// scores that favour near keys, as ALiBi's, are largest at the last.
@@ -109,6 +117,8 @@ struct ShortKernel : AnyKernel<Element, qk, vo, Variant> {
   /// 96, references and sums 32.
   static constexpr bool takes_registers = rows >= 64;
   static constexpr bool tiles_end_items = false;
+  static constexpr bool finds_intervals = false;
+  static constexpr bool asks_parts = false;
   static constexpr bool has_openings = true;
   static constexpr bool reads_from_end = false;
   static constexpr bool lanes_start_boxes = true;

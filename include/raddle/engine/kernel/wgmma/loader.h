@@ -4,13 +4,14 @@
 
 #include "raddle/engine/kernel/wgmma/boxes.h"
 #include "raddle/engine/kernel/wgmma/gather.h"
+#include "raddle/engine/kernel/wgmma/tile_parts.h"
 
 RADDLE_ENGINE_BEGIN
 
 namespace wgmma {
 
 /// Loads K (`which` 0) or V.
-template <class Kernel, i32 which>
+template <class Kernel, i32 which, class Variant>
 class TileLoader {
   using Block = Memory<Kernel>;
   using Flags = TileFlagsOfRing;
@@ -18,8 +19,8 @@ class TileLoader {
 
  public:
   /// Copies of the first `started` tiles are under way (first_tiles.h).
-  RADDLE_DEVICE TileLoader(const Launch& launch, i32 started)
-      : launch_(launch), started_(started) {}
+  RADDLE_DEVICE TileLoader(const Launch& launch, const Variant& variant, i32 started)
+      : launch_(launch), variant_(variant), started_(started) {}
 
   /// Loads the tiles of all items that are named. Of long queries, an item that is none has a tile
   /// that is none, in whose step the computing warpgroups send the last item.
@@ -31,10 +32,12 @@ class TileLoader {
       ptx::barrier_wait(address(block().items.full[place.slot]), place.parity);
       if (facts.item < 0) break;
       ring_ = nth % Kernel::rings;
+      if constexpr (which == 0 && Kernel::asks_parts)
+        strip_ = strip_of_lane<Kernel>(launch_, facts);
       load_item(facts.source[which], facts.kv_head);
     }
     if constexpr (which == 0 && Kernel::tiles_end_items)
-      put_keys(nullptr, Span{}, Flags::first | Flags::none, NoRows{}, 0);
+      put_keys(nullptr, Span{}, Flags::first | Flags::none, no_rows_, 0);
   }
 
  private:
@@ -42,6 +45,7 @@ class TileLoader {
   struct NoRows {
     using Found = i32;
     static constexpr bool clears_missing = false;
+    static constexpr bool leaves_time = false;
     RADDLE_DEVICE void wait_free(u32 free, i32 parity) const { ptx::barrier_wait(free, parity); }
     RADDLE_DEVICE void copy(const Span&, Found, u32, u32) const {}
   };
@@ -49,7 +53,7 @@ class TileLoader {
   RADDLE_DEVICE void load_item(KeySource& source, i32 kv_head) {
     if (source.rest.begin == source.rest.end) {
       if constexpr (Kernel::tiles_end_items)
-        put(&source, source.rest, Flags::first | Flags::last | Flags::empty, NoRows{}, 0);
+        put(&source, source.rest, Flags::first | Flags::last | Flags::empty, no_rows_, 0);
     } else if (launch_.in_boxes[source.level]) {
       load_tiles(source, Boxes<Kernel, which>(launch_, source, kv_head));
     } else {
@@ -65,9 +69,9 @@ class TileLoader {
     const i32 always = source.holes ? Flags::ragged : 0;
     Span tile = take(rest);
     auto found = rows.find(tile);
-    rows.prepare(tile, found);
     RADDLE_ROLLED
     for (i32 flags = Flags::first | always;; flags = always) {
+      rows.prepare(tile, found);
       if (rest.begin == rest.end) rest = next_run<Kernel::reads_from_end>(source);
       const bool last = rest.begin == rest.end;
       const Span next = last ? tile : take(rest);
@@ -77,7 +81,6 @@ class TileLoader {
       put(&source, tile, flags | (last ? Flags::last : 0), rows, found);
       if (last) break;
       tile = next, found = next_found;
-      rows.prepare(tile, found);
     }
     rows.end();
   }
@@ -85,7 +88,7 @@ class TileLoader {
     return Kernel::reads_from_end ? take_last_tile(run, tile_keys) : take_tile(run, tile_keys);
   }
   template <class Rows, class Found>
-  RADDLE_DEVICE void put(const KeySource* source, const Span& tile, i32 flags, Rows&& rows,
+  RADDLE_DEVICE void put(const KeySource* source, const Span& tile, i32 flags, Rows& rows,
                          const Found& found) {
     if constexpr (which == 0)
       put_keys(source, tile, flags, rows, found);
@@ -109,12 +112,13 @@ class TileLoader {
   /// one that had the slot of the tile before this one, and so are done with the facts of all
   /// before.
   template <class Rows, class Found>
-  RADDLE_DEVICE void put_keys(const KeySource* source, const Span& tile, i32 flags, Rows&& rows,
+  RADDLE_DEVICE void put_keys(const KeySource* source, const Span& tile, i32 flags, Rows& rows,
                               const Found& found) {
     const TilePlace<Kernel> at = place();
-    auto& keys = block().keys[at.facts];
+    if constexpr (Kernel::asks_parts && Rows::leaves_time)
+      flags |= ask(*source, tile, flags, at.facts);
     if (has_keys(flags) && (Kernel::asks_for_keys || flags & (Flags::partial | Flags::ragged)))
-      describe_keys(keys, *source, tile);
+      describe_keys(block().keys[at.facts], *source, tile);
     if (ptx::lane_index() == 0) block().tile[at.facts] = facts_of(source, tile, flags);
     const bool started = is_started();
     if (!started) rows.wait_free(address(block().key_slots.free[at.slot]), at.parity ^ 1);
@@ -124,6 +128,12 @@ class TileLoader {
       rows.copy(tile, found, ptx::shared_address(block().k[at.slot]), full);
     else if (ptx::lane_index() == 0)
       ptx::barrier_arrive(full);
+  }
+  /// Asks about the parts of a tile if masks cut it; returns the flag that says so.
+  RADDLE_DEVICE i32 ask(const KeySource& source, const Span& tile, i32 flags, i32 slot) const {
+    if (!(flags & Flags::partial) || flags & Flags::bits || !source.plain) return 0;
+    ask_parts<Kernel>(variant_, strip_, source, tile, block().parts[slot]);
+    return Flags::parts;
   }
   /// Describes a tile's keys, which count up unless the layout says otherwise.
   template <class Keys>
@@ -149,7 +159,7 @@ class TileLoader {
   /// that do not exist are cleared; of short queries, whose copies must not wait for that, by those
   /// that compute.
   template <class Rows, class Found>
-  RADDLE_DEVICE void put_values(const KeySource* source, const Span& tile, i32 flags, Rows&& rows,
+  RADDLE_DEVICE void put_values(const KeySource* source, const Span& tile, i32 flags, Rows& rows,
                                 const Found& found) {
     const TilePlace<Kernel> at = place();
     const u32 full = address(block().value_slots.full[at.slot]), tail = address(block().tail);
@@ -172,26 +182,27 @@ class TileLoader {
   /// Of a tile's rows, those without a key.
   RADDLE_DEVICE void clear_rows(u8* values, const KeySource* source, const Span& tile,
                                 bool has_keys) const {
-    const Span read = has_keys ? columns_read(*source, tile) : Span{};
+    if (!has_keys) return clear_rows(values, 0, tile_keys);
+    const Span read = columns_read(*source, tile);
+    const i32 first = read.begin - tile.begin, end = read.end - tile.begin;
+    clear_rows(values, 0, first);
+    clear_rows(values, end, tile_keys);
     RADDLE_ROLLED
-    for (i32 j = 0; j < tile_keys; ++j) {
-      const i32 column = tile.begin + j;
-      const bool may_exist = has_keys && column >= read.begin && column < read.end;
-      if (may_exist && !source->holes) {
-        j = read.end - tile.begin - 1;  // all up to there have keys
-        continue;
-      }
-      if (!may_exist || !find_key(launch_, *source, tile, column, 0).valid) clear_row(values, j);
-    }
+    for (i32 j = first; source->holes && j < end; ++j)
+      if (!find_key(launch_, *source, tile, tile.begin + j, 0).valid) clear_rows(values, j, j + 1);
   }
-  RADDLE_DEVICE static void clear_row(u8* values, i32 row) {
+  RADDLE_DEVICE static void clear_rows(u8* values, i32 begin, i32 end) {
     constexpr i32 chunks = 8 * Kernel::vo_halves;
-    if (const i32 chunk = ptx::lane_index(); chunk < chunks)
-      *reinterpret_cast<Packed8*>(values + Block::Values::at(row, chunk)) = Packed8{};
+    RADDLE_ROLLED
+    for (i32 at = begin * chunks + ptx::lane_index(); at < end * chunks; at += 32)
+      *reinterpret_cast<Packed8*>(values + Block::Values::at(at / chunks, at % chunks)) = Packed8{};
   }
 
   const Launch& launch_;
+  const Variant& variant_;
   const i32 started_;
+  Strip strip_ = {};
+  NoRows no_rows_;
   i32 ring_ = 0;  ///< of the next tile; an item's tiles begin at either in turn
   i32 tiles_ = 0, tiles_of_other_ = 0;  ///< so far, of ring 0 and of ring 1
   i32 tails_ = 0;

@@ -158,8 +158,14 @@ class LongQueries {
       return;
     }
     u32 kept[1][2] = {};
-    if (has_keys && !find_intervals(tiles, kept))
-      apply.find_kept(kept, tiles.keys_facts(), 0, flags, facts, row_of);
+    if (has_keys && !find_intervals(tiles, kept)) {
+      u32 groups = Apply::all_groups;
+      if (Kernel::asks_parts && flags & Flags::parts)
+        groups = keep_parts(tiles, kept);
+      else
+        apply.keep_existing(kept, tiles.keys_facts(), 0, flags);
+      apply.drop_masked(kept, groups, tiles.keys_facts(), 0, flags, facts, row_of);
+    }
     if constexpr (scan == Scan::sum) note_kept<key_fragments>(weighing_.stats, kept);
     Apply::drop(s_, kept);
   }
@@ -170,6 +176,7 @@ class LongQueries {
     const TileFacts& tile = tiles.facts();
     KeptColumns of_row[2] = {{int_min, int_max}, {int_min, int_max}};
     if (has_mask<Variant> && tile.flags & Flags::partial) {
+      if (!Kernel::finds_intervals) return false;
       of_row[0] = tiles.item().kept[lane_row()];
       of_row[1] = tiles.item().kept[lane_row() + 8];
     }
@@ -177,12 +184,31 @@ class LongQueries {
     if (ptx::any(tile.first == KeptColumns::unknown || of_row[0].first == KeptColumns::unknown ||
                  of_row[1].first == KeptColumns::unknown))
       return false;
-    const i32 begin = tile.begin + lane_ % 4 * 2;
     RADDLE_UNROLL
     for (i32 half = 0; half < 2; ++half)
-      kept[0][half] = bits_below(min(of_row[half].end, tile.end) - begin) &
-                      ~bits_below(max(of_row[half].first, tile.first) - begin);
+      kept[0][half] =
+          bits_between(tile, max(of_row[half].first, tile.first), min(of_row[half].end, tile.end));
     return true;
+  }
+  /// Keeps the pairs of the parts of this warp's rows of which some are kept; returns which of the
+  /// parts the mask must be asked about, a bit each.
+  template <class Tiles>
+  RADDLE_DEVICE u32 keep_parts(const Tiles& tiles, u32 (&kept)[1][2]) const {
+    const TileFacts& tile = tiles.facts();
+    const i32 strip = warp_row_ / TileParts<Kernel>::size;
+    const u32 partial = tiles.parts().partial[strip];
+    u32 bits = tiles.parts().whole[strip] | partial;  // 4 of this lane's keys for each bit
+    static_assert(Apply::group_keys == 4);
+    bits = (bits | bits << 12) & 0x000f000fu;
+    bits = (bits | bits << 6) & 0x03030303u;
+    bits = ((bits | bits << 3) & 0x11111111u) * 15u;
+    kept[0][0] = kept[0][1] = bits & bits_between(tile, tile.first, tile.end);
+    return partial;
+  }
+  /// A bit for each of the lane's keys whose column lies in [first, end).
+  RADDLE_DEVICE u32 bits_between(const TileFacts& tile, i32 first, i32 end) const {
+    const i32 begin = tile.begin + lane_ % 4 * 2;
+    return bits_below(end - begin) & ~bits_below(first - begin);
   }
   /// A bit for each of the lane's keys whose column is below `end`: two columns of every eight.
   RADDLE_DEVICE static u32 bits_below(i32 end) {

@@ -31,7 +31,8 @@ struct Slot {
 
 /// What the loading warpgroup tells of a KV tile; flags beyond those of gpu/facts.h.
 struct TileFlagsOfRing : TileFlags {
-  static constexpr i32 first = 64;  ///< of its item
+  static constexpr i32 first = 64;   ///< of its item
+  static constexpr i32 parts = 128;  ///< partial, and its TileParts say which parts are
   /// Tiles of which some pairs are dropped.
   static constexpr i32 masked = partial | ragged | empty | none;
 };
@@ -40,6 +41,16 @@ struct TileFlagsOfRing : TileFlags {
 /// are among them.
 struct TileFacts {
   i32 flags, begin, first, end;
+};
+
+/// What a mask keeps of the parts of a KV tile (tile_parts.h): for each strip of rows a bit for
+/// every `size` keys.
+template <class Kernel>
+struct TileParts {
+  static constexpr i32 size = 16;
+  static constexpr i32 strips = max(Kernel::tile_rows / size, 1);
+  u8 whole[strips];    ///< all pairs are kept
+  u8 partial[strips];  ///< some pairs
 };
 
 /// The columns that a row keeps, where those are an interval.
@@ -52,7 +63,7 @@ struct KeptColumns {
 template <class Kernel>
 struct ItemFacts {
   Row row[Kernel::tile_rows];  ///< padding repeats the last one
-  KeptColumns kept[Kernel::tiles_end_items ? Kernel::tile_rows : 1];  ///< of long queries
+  KeptColumns kept[Kernel::finds_intervals ? Kernel::tile_rows : 1];
   KeySource source[2];   ///< of the walks that load K and V; source.rest: the first run of columns
   i32 request, kv_head;  ///< of the keys
   i32 item, query_tile, row_begin, num_rows, partial_row;
@@ -112,6 +123,7 @@ struct Memory {
   TileKeys<Kernel::tile_keys, false, 1> keys[fact_slots];
   RowTable<Kernel::tile_keys> rows;  ///< of the tiles that are copied next, if row by row
   alignas(16) TileFacts tile[fact_slots];
+  TileParts<Kernel> parts[Kernel::asks_parts ? fact_slots : 1];
   ItemFacts<Kernel> item[Kernel::item_slots];
   alignas(16) float vector[ConsumerTeam::num_warps]
                           [max(Kernel::dim_vo, 32)];  ///< a row in fp32 for each warp

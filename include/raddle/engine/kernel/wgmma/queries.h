@@ -100,7 +100,7 @@ class QueryLoader {
                                  facts.row_begin + min(m, facts.num_rows - 1), facts.kv_head,
                                  launch_.plan.group_size);
         facts.row[m] = row;
-        if constexpr (Kernel::tiles_end_items) facts.kept[m] = columns_kept(row, source);
+        if constexpr (Kernel::finds_intervals) facts.kept[m] = columns_kept(row, source);
       }
       const auto of_queries = block.queries.place(nth);
       u8* to = block.q[of_queries.slot];
@@ -126,25 +126,21 @@ class QueryLoader {
  private:
   /// The columns that a row keeps, if the variant can say that they are an interval.
   RADDLE_DEVICE KeptColumns columns_kept(const Row& row, const KeySource& source) const {
-    if constexpr (has_mask<Variant> && has_kv_span<Variant> && has_coverage<Variant>) {
-      if (source.plain && !source.bits) {
-        const i32 first = source.first_index;
-        Tile tile{{row.request, row.request},
-                  {row.q_index, row.q_index},
-                  {row.q_pos, row.q_pos},
-                  {row.q_head, row.q_head},
-                  {first + source.col_begin, first + source.col_end - 1},
-                  {}};
-        tile.kv_pos = tile.kv_index;
-        const KvSpan span = variant_.kv_span(tile);
-        const Range keys = intersect(intersect(span.index, span.pos), tile.kv_index);
-        if (is_empty(keys)) return {0, 0};
-        tile.kv_index = tile.kv_pos = keys;
-        if (variant_.coverage(tile) == Coverage::full)
-          return {keys.first - first, keys.last + 1 - first};
-      }
-    }
-    return {KeptColumns::unknown, 0};
+    if (!source.plain || source.bits) return {KeptColumns::unknown, 0};
+    const i32 first = source.first_index;
+    Tile tile{{row.request, row.request},
+              {row.q_index, row.q_index},
+              {row.q_pos, row.q_pos},
+              {row.q_head, row.q_head},
+              {first + source.col_begin, first + source.col_end - 1},
+              {}};
+    tile.kv_pos = tile.kv_index;
+    const KvSpan span = variant_.kv_span(tile);
+    const Range keys = intersect(intersect(span.index, span.pos), tile.kv_index);
+    if (is_empty(keys)) return {0, 0};
+    tile.kv_index = tile.kv_pos = keys;
+    if (variant_.coverage(tile) != Coverage::full) return {KeptColumns::unknown, 0};
+    return {keys.first - first, keys.last + 1 - first};
   }
 
   static constexpr i32 rows_at_once = min(Kernel::tile_rows, 32);

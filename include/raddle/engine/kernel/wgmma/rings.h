@@ -95,6 +95,7 @@ class TilesReader {
   RADDLE_DEVICE bool at_end() const { return (flags_ & Flags::none) != 0; }
   RADDLE_DEVICE bool has_item_before() const { return item_ > 0; }
   RADDLE_DEVICE const TileFacts& facts() const { return block().tile[tile_ & 3]; }
+  RADDLE_DEVICE const auto& parts() const { return block().parts[tile_ & 3]; }
   RADDLE_DEVICE const auto& keys_facts() const { return block().keys[tile_ & 3]; }
   RADDLE_DEVICE const auto& item() const { return block().item[item_ & 3]; }
   RADDLE_DEVICE const auto& item_before() const { return block().item[(item_ - 1) & 3]; }

@@ -1,0 +1,115 @@
+"""Masks that are bounds on kv_idx, as causal and windowed ones are: each row keeps an interval of keys.
+
+The variant contract's ``kv_span`` tells the bounds. Kernels keep two columns a row of such a mask and ask it nothing
+else, and a plan asks one question for each query tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Iterator, Optional
+
+from raddle.flex.graph import Node
+
+Terms = tuple[tuple[bool, Node], ...]  # (whether it is added, what)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """kv_idx <= terms + offset where ``is_upper``, else kv_idx >= terms + offset. The terms do not depend on kv_idx."""
+
+    is_upper: bool
+    terms: Terms
+    offset: int
+
+    def text(self, names: dict[int, str]) -> str:
+        """C++ of the weakest such bound over a tile; ``names`` are those of the terms' intervals."""
+        ends = []
+        for is_added, node in self.terms:
+            end = "last" if is_added == self.is_upper else "first"
+            ends.append(f"{'+' if is_added else '-'} {names[id(node)]}.{end}")
+        if self.offset:
+            ends.append(f"{'+' if self.offset > 0 else '-'} {abs(self.offset)}")
+        return f"interval::{'at_most' if self.is_upper else 'at_least'}({' '.join(ends).removeprefix('+ ')})"
+
+
+def of(mask: Node) -> Optional[list[Bound]]:
+    """The bounds that a mask is the conjunction of, beside conditions on rows; None for other masks."""
+    found: list[Bound] = []
+    for condition, holds in _conjuncts(mask, True):
+        if _depends_on_key(condition):
+            bounds = _of_condition(condition, holds)
+            if bounds is None:
+                return None
+            found += bounds
+    return found or None
+
+
+def _conjuncts(node: Node, holds: bool) -> Iterator[tuple[Node, bool]]:
+    """Conditions, and whether each must hold or must not."""
+    if node.op == "not":
+        yield from _conjuncts(node.args[0], not holds)
+    elif node.op == ("and" if holds else "or"):
+        for each in node.args:
+            yield from _conjuncts(each, holds)
+    else:
+        yield node, holds
+
+
+def _depends_on_key(node: Node) -> bool:
+    return node.op == "kv" or any(map(_depends_on_key, node.args))
+
+
+def _of_condition(node: Node, holds: bool) -> Optional[list[Bound]]:
+    if node.op not in ("lt", "le", "eq") or any(a.dtype not in ("int", "long") for a in node.args):
+        return None
+    a, b = node.args
+    if node.op == "eq":
+        both = [_of_order(a, b, False), _of_order(b, a, False)]
+        return both[0] + both[1] if holds and both[0] and both[1] else None
+    is_strict = (node.op == "lt") == holds
+    return _of_order(a, b, is_strict) if holds else _of_order(b, a, is_strict)
+
+
+def _of_order(a: Node, b: Node, is_strict: bool) -> Optional[list[Bound]]:
+    """a <= b, or a < b."""
+    if _depends_on_key(a) and _depends_on_key(b):
+        return None
+    if a.op == "abs" and _depends_on_key(a):  # between -b and b
+        solved = _solve(a.args[0])
+        return solved and [_bound(solved, True, ((True, b),), is_strict), _bound(solved, False, ((False, b),), is_strict)]
+    is_less = _depends_on_key(a)
+    solved = _solve(a if is_less else b)
+    return solved and [_bound(solved, is_less, ((True, b if is_less else a),), is_strict)]
+
+
+def _bound(solved: tuple[bool, Terms], is_less: bool, limit: Terms, is_strict: bool) -> Bound:
+    """Of kv + rest, or rest - kv, which is at most the limit where ``is_less``, else at least."""
+    is_added, rest = solved
+    is_upper = is_less == is_added
+    terms = limit + _negated(rest) if is_added else rest + _negated(limit)
+    return Bound(is_upper, terms, (-1 if is_upper else 1) if is_strict else 0)
+
+
+def _negated(terms: Terms) -> Terms:
+    return tuple((not is_added, node) for is_added, node in terms)
+
+
+def _solve(node: Node) -> Optional[tuple[bool, Terms]]:
+    """(whether kv is added, the rest) of a sum of kv_idx and what does not depend on it. Of other differences than those
+    of two positions, 32 bits might wrap."""
+    if node.op == "cast":
+        return _solve(node.args[0]) if node.args[0].dtype in ("int", "long") else None
+    if node.op == "kv":
+        return True, ()
+    if node.op == "sub":
+        a, b = map(_uncast, node.args)
+        if (a.op, b.op) == ("q", "kv"):
+            return False, ((True, a),)
+        if (a.op, b.op) == ("kv", "q"):
+            return True, ((False, b),)
+    return None
+
+
+def _uncast(node: Node) -> Node:
+    return _uncast(node.args[0]) if node.op == "cast" and node.args[0].dtype in ("int", "long") else node
