@@ -10,8 +10,8 @@ namespace gpu_kernel {
 
 /// Scale, f_logits and f_mask of a tile of item `item`, for the rows of a lane. The object holds
 /// almost nothing: it reads what a variant or a mask asks for when that is needed, so that O has
-/// the registers.
-template <class Variant, i32 row_fragments, i32 key_fragments>
+/// the registers. Those that are left say about how many groups of keys a mask is asked at a time.
+template <class Variant, i32 row_fragments, i32 key_fragments, i32 groups_at_a_time = 1>
 class ApplyVariant {
   static constexpr Scan scan = scan_of<Variant>();
   static constexpr float dropped = scan == Scan::softmax ? -math::infinity : 0.0f;
@@ -178,36 +178,47 @@ class ApplyVariant {
   /// Drops pairs by f_mask. A loop, because a mask may be long; what it reads of several keys is on
   /// its way at a time. Keys that do not exist repeat one that does.
   template <class Keys, class Facts, class RowOf>
-  RADDLE_DEVICE void keep_masked(u32 (&kept)[row_fragments][2], u32 groups, const Keys& keys,
-                                 i32 mine, const Facts& facts, RowOf row_of) const {
-    constexpr i32 at_a_time = row_fragments == 1 && 2 * key_fragments > group_keys ? 2 : 1;
+  RADDLE_DEVICE void keep_masked(u32 (&kept)[row_fragments][2], [[maybe_unused]] u32 groups,
+                                 const Keys& keys, i32 mine, const Facts& facts,
+                                 RowOf row_of) const {
     const LaneRows lane = lane_rows(facts, row_of);
-    RADDLE_ROLLED
-    while (groups != 0) {
-      i32 first[at_a_time];  // of the last group twice, where it is alone
-      RADDLE_UNROLL
-      for (i32 t = 0; t < at_a_time; ++t) {
-        first[t] = groups != 0 ? group_keys * ptx::lowest_bit(groups) : first[0];
-        groups &= groups - 1u;
-      }
-      RADDLE_UNROLL
-      for (i32 t = 0; t < at_a_time; ++t) {
-        u32 dropped_of[row_fragments][2] = {};
+    if constexpr (groups_at_a_time == 1) {  // all groups: a counter takes fewer registers
+      RADDLE_ROLLED
+      for (i32 first = 0; first < 2 * key_fragments; first += group_keys)
+        keep_group(kept, first, lane, keys, mine, facts);
+    } else {
+      RADDLE_ROLLED
+      while (groups != 0) {
+        i32 first[groups_at_a_time];  // of the last group twice, where it is alone
         RADDLE_UNROLL
-        for (i32 i = 0; i < group_keys; ++i) {
-          const Key key = key_of(keys, mine + 4 * first[t] + 8 * (i / 2) + i % 2, facts);
-          RADDLE_UNROLL
-          for (i32 r = 0; r < row_fragments; ++r) {
-            RADDLE_UNROLL
-            for (i32 half = 0; half < 2; ++half)
-              if (!variant_.mask(lane.of[r][half], key)) dropped_of[r][half] |= 1u << i;
-          }
+        for (i32 t = 0; t < groups_at_a_time; ++t) {
+          first[t] = t > 0 && groups == 0 ? first[0] : group_keys * ptx::lowest_bit(groups);
+          groups &= groups - 1u;
         }
         RADDLE_UNROLL
-        for (i32 i = 0; i < 2 * row_fragments; ++i)
-          kept[i / 2][i % 2] &= ~(dropped_of[i / 2][i % 2] << first[t]);
+        for (i32 t = 0; t < groups_at_a_time; ++t)
+          keep_group(kept, first[t], lane, keys, mine, facts);
       }
     }
+  }
+  /// `first`: number of the group's first key among the lane's.
+  template <class Keys, class Facts>
+  RADDLE_DEVICE void keep_group(u32 (&kept)[row_fragments][2], i32 first, const LaneRows& lane,
+                                const Keys& keys, i32 mine, const Facts& facts) const {
+    u32 dropped_of[row_fragments][2] = {};
+    RADDLE_UNROLL
+    for (i32 i = 0; i < group_keys; ++i) {
+      const Key key = key_of(keys, mine + 4 * first + 8 * (i / 2) + i % 2, facts);
+      RADDLE_UNROLL
+      for (i32 r = 0; r < row_fragments; ++r) {
+        RADDLE_UNROLL
+        for (i32 half = 0; half < 2; ++half)
+          if (!variant_.mask(lane.of[r][half], key)) dropped_of[r][half] |= 1u << i;
+      }
+    }
+    RADDLE_UNROLL
+    for (i32 i = 0; i < 2 * row_fragments; ++i)
+      kept[i / 2][i % 2] &= ~(dropped_of[i / 2][i % 2] << first);
   }
 
   /// Drops pairs by the layout's own mask.

@@ -21,7 +21,7 @@ template <class Kernel, class Variant>
 class LongQueries {
   using T = typename Kernel::T;
   using Flags = TileFlagsOfRing;
-  using Apply = ApplyVariant<Variant, 1, Kernel::tile_keys / 8>;
+  using Apply = ApplyVariant<Variant, 1, Kernel::tile_keys / 8, 2>;
   static constexpr i32 key_fragments = Kernel::tile_keys / 8;
   static constexpr Scan scan = scan_of<Variant>();
   /// Whether logits are scaled here, not by the softmax. A scale that is not positive turns the
