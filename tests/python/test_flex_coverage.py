@@ -183,6 +183,37 @@ def test_spans_bound_what_is_kept(masks, rng):
                     assert keep[..., inside].all() or not keep.any(), (tile.tolist(), first, last, traced.source)
 
 
+def test_spans_of_nodes_that_are_used_often():
+    """Each node is looked at once, however many ways lead to it."""
+
+    def shared(b, h, q, kv):
+        limit, keep = q, q >= kv
+        for _ in range(60):
+            limit = limit ^ (limit >> 1)
+            keep = keep & (keep | (b < 0))
+        return keep & (kv <= limit) & (kv < 40)
+
+    def deep(b, h, q, kv):
+        keep = q >= kv
+        for i in range(2000):
+            keep = keep & (q - kv < 3000 - i)
+        return keep
+
+    assert "kv_span" not in trace_mask(shared).source  # "or" is among its conditions
+    assert "kv_span" in trace_mask(deep).source
+
+
+def test_a_limit_that_64_bits_may_not_add_is_no_bound():
+    def wide(b, h, q, kv):
+        return kv - q <= (q.long() * 73856093) * 83492791
+
+    def long(b, h, q, kv):
+        return kv - q <= q.long() * 73856093
+
+    assert "kv_span" not in trace_mask(wide).source
+    assert "kv_span" in trace_mask(long).source
+
+
 def test_usual_names_are_the_masks_that_were_drawn(masks):
     assert TIGHT | SPANS <= {traced.name for traced in masks.traced}
 

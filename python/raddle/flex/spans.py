@@ -9,8 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Iterator, Optional
 
+from raddle.flex import bounds
+from raddle.flex.evaluate import order
 from raddle.flex.graph import Node
 
+_ADDED = -(2**61), 2**61  #: what may be added to a position, and to an offset, in 64 bits
 Terms = tuple[tuple[bool, Node], ...]  # (whether it is added, what)
 
 
@@ -35,52 +38,64 @@ class Bound:
 
 def of(mask: Node) -> Optional[list[Bound]]:
     """The bounds that a mask is the conjunction of, beside conditions on rows; None for other masks."""
+    on_key = _depend_on_key(mask)
     found: list[Bound] = []
-    for condition, holds in _conjuncts(mask, True):
-        if _depends_on_key(condition):
-            bounds = _of_condition(condition, holds)
-            if bounds is None:
+    for condition, holds in _conjuncts(mask):
+        if id(condition) in on_key:
+            of_condition = _of_condition(condition, holds, on_key)
+            if of_condition is None:
                 return None
-            found += bounds
+            found += of_condition
     return found or None
 
 
-def _conjuncts(node: Node, holds: bool) -> Iterator[tuple[Node, bool]]:
-    """Conditions, and whether each must hold or must not."""
-    if node.op == "not":
-        yield from _conjuncts(node.args[0], not holds)
-    elif node.op == ("and" if holds else "or"):
-        for each in node.args:
-            yield from _conjuncts(each, holds)
-    else:
-        yield node, holds
+def _depend_on_key(mask: Node) -> set[int]:
+    """The ids of the nodes that depend on kv_idx."""
+    found: set[int] = set()
+    for node in order(mask):
+        if node.op == "kv" or any(id(a) in found for a in node.args):
+            found.add(id(node))
+    return found
 
 
-def _depends_on_key(node: Node) -> bool:
-    return node.op == "kv" or any(map(_depends_on_key, node.args))
+def _conjuncts(mask: Node) -> Iterator[tuple[Node, bool]]:
+    """Conditions, each once, and whether each must hold or must not."""
+    left, seen = [(mask, True)], set()
+    while left:
+        node, holds = left.pop()
+        if (id(node), holds) in seen:
+            continue
+        seen.add((id(node), holds))
+        if node.op == "not":
+            left.append((node.args[0], not holds))
+        elif node.op == ("and" if holds else "or"):
+            left += [(each, holds) for each in reversed(node.args)]
+        else:
+            yield node, holds
 
 
-def _of_condition(node: Node, holds: bool) -> Optional[list[Bound]]:
+def _of_condition(node: Node, holds: bool, on_key: set[int]) -> Optional[list[Bound]]:
     if node.op not in ("lt", "le", "eq") or any(a.dtype not in ("int", "long") for a in node.args):
         return None
     a, b = node.args
     if node.op == "eq":
-        both = [_of_order(a, b, False), _of_order(b, a, False)]
+        both = [_of_order(a, b, False, on_key), _of_order(b, a, False, on_key)]
         return both[0] + both[1] if holds and both[0] and both[1] else None
     is_strict = (node.op == "lt") == holds
-    return _of_order(a, b, is_strict) if holds else _of_order(b, a, is_strict)
+    return _of_order(a, b, is_strict, on_key) if holds else _of_order(b, a, is_strict, on_key)
 
 
-def _of_order(a: Node, b: Node, is_strict: bool) -> Optional[list[Bound]]:
+def _of_order(a: Node, b: Node, is_strict: bool, on_key: set[int]) -> Optional[list[Bound]]:
     """a <= b, or a < b."""
-    if _depends_on_key(a) and _depends_on_key(b):
+    is_less = id(a) in on_key
+    key_side, limit = (a, b) if is_less else (b, a)
+    if id(limit) in on_key or not bounds.within(limit.bounds or bounds.LONG, _ADDED):
         return None
-    if a.op == "abs" and _depends_on_key(a):  # between -b and b
+    if is_less and a.op == "abs":  # between -b and b
         solved = _solve(a.args[0])
         return solved and [_bound(solved, True, ((True, b),), is_strict), _bound(solved, False, ((False, b),), is_strict)]
-    is_less = _depends_on_key(a)
-    solved = _solve(a if is_less else b)
-    return solved and [_bound(solved, is_less, ((True, b if is_less else a),), is_strict)]
+    solved = _solve(key_side)
+    return solved and [_bound(solved, is_less, ((True, limit),), is_strict)]
 
 
 def _bound(solved: tuple[bool, Terms], is_less: bool, limit: Terms, is_strict: bool) -> Bound:

@@ -99,7 +99,7 @@ struct AllOf {
 template <class A, class B>
 struct AnyOf {
   template <class P>
-  static constexpr bool keeps_spans = false;  // there is a gap between them
+  static constexpr bool keeps_spans = false;  // what either side keeps may have gaps
   template <class P>
   RADDLE_FN static bool mask(const P& variants, const Row& r, const Key& c) {
     return A::mask(variants, r, c) | B::mask(variants, r, c);
