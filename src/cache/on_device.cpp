@@ -9,6 +9,7 @@
 #include "backend/cuda/variant.h"
 #include "backend/kv_tensors.h"
 #include "device/cuda/module.h"
+#include "jit/gpu_kernel.h"
 #include "jit/made_once.h"
 #include "raddle/error.h"
 
@@ -63,9 +64,12 @@ const Kernel& loaded(const Device& device, const char* entry, const jit::KvKerne
   static auto& all = *new jit::MadeOnce<Kernel>;
   return all.get(key_of(device, entry, kernels), [&] {
     const bool chooses = std::strcmp(entry, jit::select_entry) == 0;
-    return new Kernel(device, jit::cubin_of(kernels, device.info().arch), entry, entry,
+    const std::string& arch = device.info().arch;
+    const bool waits = std::strcmp(entry, jit::append_entry) == 0 && jit::arch_number(arch) >= 90;
+    return new Kernel(device, jit::cubin_of(kernels, arch), entry, entry,
                       chooses ? kv::num_select_threads : kv::num_threads,
-                      chooses ? kv::select_shared_bytes : kv::shared_bytes);
+                      chooses ? kv::select_shared_bytes : kv::shared_bytes, 1,
+                      waits ? Begin::early : Begin::after_earlier_work);
   });
 }
 

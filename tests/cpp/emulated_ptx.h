@@ -345,6 +345,9 @@ inline void sync_lanes(u32 lanes) { Block::current()->wait_lanes(lanes); }
 inline void fence_device() {}
 inline i64 global_time() { return ++Block::current()->time; }
 inline void prefetch(const void*) {}
+// The emulated driver begins a kernel when the one before has ended.
+inline void wait_for_earlier_work() {}
+inline void let_next_kernel_begin() {}
 inline float settled(float x) { return x; }
 inline i32 renewed(i32 x) { return x; }
 inline void sleep(i32 ns) { Block::current()->time += ns; }

@@ -484,6 +484,24 @@ int cuLaunchKernel(void* handle, unsigned blocks, unsigned, unsigned, unsigned t
   run_blocks(function, blocks, threads, teams, shared_bytes, params);
   return 0;
 }
+/// CUlaunchConfig and CUlaunchAttribute. The kernel begins when earlier ones have ended, whether it
+/// may begin early (attribute 6) or not; other attributes are unknown.
+struct LaunchAttribute {
+  int id, padding, value, rest[15];
+};
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared_bytes;
+  void* stream;
+  const LaunchAttribute* attributes;
+  unsigned num_attributes;
+};
+int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** params, void** extra) {
+  for (unsigned i = 0; i < config->num_attributes; ++i)
+    if (config->attributes[i].id != 6 || config->attributes[i].value != 1) return 1;
+  const unsigned *grid = config->grid, *block = config->block;
+  return cuLaunchKernel(function, grid[0], grid[1], grid[2], block[0], block[1], block[2],
+                        config->shared_bytes, config->stream, params, extra);
+}
 int cuGetErrorName(int, const char** name) {
   *name = "EMULATED_ERROR";
   return 0;

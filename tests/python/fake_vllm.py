@@ -92,19 +92,6 @@ class Layer:
         self._k_scale, self._v_scale = torch.tensor(self._k_scale_float), torch.tensor(self._v_scale_float)
 
 
-def reshape_and_cache_flash(key, value, k_cache, v_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale):
-    """Rows of key and value beyond slot_mapping, and those of slot -1, are padding."""
-    for rows, cache, scale in ((key, k_cache, k_scale), (value, v_cache, v_scale)):
-        for row, slot in zip(rows, slot_mapping.tolist()):
-            if slot < 0:
-                continue
-            to = cache[slot // cache.shape[1], slot % cache.shape[1]]
-            if kv_cache_dtype == "auto":
-                to[...] = row
-            else:
-                to[...] = (row.float() / scale).to(torch.float8_e4m3fn).view(torch.uint8)
-
-
 def layers_of(vllm_config, layer_type, names):
     assert layer_type is Layer
     return {name: vllm_config.layers[name] for name in names}
@@ -153,7 +140,6 @@ class AttentionBackendEnum(enum.Enum):
 
 MODULES = {
     "vllm": {"__version__": "0.24.0"},
-    "vllm._custom_ops": {"reshape_and_cache_flash": reshape_and_cache_flash},
     "vllm.config": {"get_layers_from_vllm_config": layers_of},
     "vllm.logger": {"init_logger": logging.getLogger},
     "vllm.model_executor": {},

@@ -39,7 +39,13 @@ def test_cuda_on_emulated_threads(name, request):
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
 
 
-HOPPERS = {"kernel_families": [], "short_wgmma": [], "gpu_members": ["-k", "wgmma"], "unquantized_scales": ["-k", "wgmma"]}
+HOPPERS = {
+    "kernel_families": [],
+    "short_wgmma": [],
+    "gpu_members": ["-k", "wgmma"],
+    "unquantized_scales": ["-k", "wgmma"],
+    "vllm_cuda": ["-k", "PIECEWISE"],
+}
 
 
 @pytest.mark.parametrize("name, few", HOPPERS.items(), ids=HOPPERS)

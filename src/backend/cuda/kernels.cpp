@@ -90,7 +90,8 @@ ComingKernel coming(const jit::GpuKernel& kernel, const Device& device,
   const auto make = [kernel, &device, config](jit::Watch& watch) {
     return std::make_unique<const Kernel>(
         device, jit::cubin_of(kernel, device.info().arch, &watch), jit::gpu_entry_point,
-        jit::label_of(kernel), config.team_threads, config.shared_bytes, config.most_teams);
+        jit::label_of(kernel), config.team_threads, config.shared_bytes, config.most_teams,
+        kernel.family == KernelFamily::wgmma ? Begin::early : Begin::after_earlier_work);
   };
   return KernelTable::instance().coming(device, jit::source_of(kernel, arch), jit::label_of(kernel),
                                         make);

@@ -55,6 +55,7 @@ Driver load() {
   find(d.error_name, "cuGetErrorName");
   find(d.error_string, "cuGetErrorString");
   d.library.find(d.encode_tensor_map, "cuTensorMapEncodeTiled");
+  d.library.find(d.launch_with, "cuLaunchKernelEx");
   if (!missing.empty())
     fail<DeviceError>("libcuda.so.1 lacks ", missing,
                       "; expected the driver of CUDA 11 or later: update NVIDIA's driver");

@@ -10,6 +10,20 @@
 
 namespace raddle::cuda {
 
+/// CUlaunchAttribute: its value is a union of 64 bytes, of which an int stands first.
+struct LaunchAttribute {
+  int id;
+  alignas(8) int value;
+  int rest[15];
+};
+/// CUlaunchConfig.
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared_bytes;
+  void* stream;
+  const LaunchAttribute* attributes;
+  unsigned num_attributes;
+};
+
 struct Driver {
   SharedLibrary library;
   int (*init)(unsigned flags);
@@ -39,6 +53,8 @@ struct Driver {
   int (*get_function_attribute)(int* value, int attribute, void* function);
   int (*launch)(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                 unsigned shared_bytes, void* stream, void** params, void** extra);
+  /// Null in drivers older than CUDA 11.8.
+  int (*launch_with)(const LaunchConfig*, void* function, void** params, void** extra);
   int (*create_stream)(void**, unsigned flags);
   int (*create_event)(void**, unsigned flags);
   int (*destroy_event)(void*);
@@ -70,9 +86,12 @@ inline void check(int result, const char* what) {
     raise(result, what);
 }
 
+static_assert(sizeof(LaunchAttribute) == 72 && sizeof(LaunchConfig) == 56);
+
 // Results and attributes of cuda.h.
 constexpr int out_of_memory = 2, not_ready = 600, capture_implicit = 906;
 constexpr int multiprocessor_count = 16, compute_major = 75, compute_minor = 76,
-              max_shared_optin = 97, function_max_threads = 0, function_max_dynamic_shared = 8;
+              max_shared_optin = 97, function_max_threads = 0, function_max_dynamic_shared = 8,
+              launch_may_begin_early = 6;
 
 }  // namespace raddle::cuda

@@ -5,14 +5,26 @@
 #include "device/cuda/driver.h"
 
 namespace raddle::cuda {
+namespace {
+
+/// Whether graphs, too, can hold kernels that begin early.
+bool can_begin_early() {
+  constexpr int cuda_12_3 = 12030;
+  int version = 0;
+  check(driver().driver_version(&version), "asking for the driver's version");
+  return driver().launch_with && version >= cuda_12_3;
+}
+
+}  // namespace
 
 Kernel::Kernel(const Device& device, const std::string& cubin, const char* entry_point,
-               std::string label, i32 num_threads, i32 shared_bytes, i32 most_teams)
+               std::string label, i32 num_threads, i32 shared_bytes, i32 most_teams, Begin begin)
     : device_(&device),
       label_(std::move(label)),
       num_threads_(num_threads),
       shared_bytes_(shared_bytes),
-      teams_(1) {
+      teams_(1),
+      begins_early_(begin == Begin::early && can_begin_early()) {
   const ContextScope context(device);
   const OutsideCapture outside;
   void* module = nullptr;
@@ -30,10 +42,19 @@ Kernel::Kernel(const Device& device, const std::string& cubin, const char* entry
 }
 
 void Kernel::launch(const Grid& grid, StreamHandle stream, void** params) const {
-  const int result =
-      driver().launch(function_, static_cast<unsigned>(grid.blocks), 1, 1,
-                      static_cast<unsigned>(grid.threads), static_cast<unsigned>(grid.teams), 1,
-                      static_cast<unsigned>(grid.shared_bytes), stream, params, nullptr);
+  const auto blocks = static_cast<unsigned>(grid.blocks);
+  const auto threads = static_cast<unsigned>(grid.threads);
+  const auto teams = static_cast<unsigned>(grid.teams);
+  const auto shared_bytes = static_cast<unsigned>(grid.shared_bytes);
+  int result = 0;
+  if (begins_early_) {
+    const LaunchAttribute early{launch_may_begin_early, 1, {}};
+    const LaunchConfig config{{blocks, 1, 1}, {threads, teams, 1}, shared_bytes, stream, &early, 1};
+    result = driver().launch_with(&config, function_, params, nullptr);
+  } else {
+    result = driver().launch(function_, blocks, 1, 1, threads, teams, 1, shared_bytes, stream,
+                             params, nullptr);
+  }
   if (result != 0) [[unlikely]]
     raise(result, "launching the kernel " + label_ + " (" + describe(grid) + " with " +
                       std::to_string(grid.shared_bytes) + " bytes of shared memory, on 'cuda:" +

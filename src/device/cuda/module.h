@@ -8,6 +8,10 @@
 
 namespace raddle::cuda {
 
+/// When a kernel's blocks may begin: after all earlier work of the stream, or while the kernel
+/// before ends, because this one waits itself (ptx/stream.h).
+enum class Begin { after_earlier_work, early };
+
 /// One kernel of a loaded cubin, with the shape of its launches. Never unloaded.
 class Kernel {
  public:
@@ -15,7 +19,8 @@ class Kernel {
   /// of its teams, which are as many of `most_teams` as the kernel was compiled for. Raises
   /// DeviceError where it cannot be loaded.
   Kernel(const Device& device, const std::string& cubin, const char* entry_point, std::string label,
-         i32 num_threads, i32 shared_bytes, i32 most_teams = 1);
+         i32 num_threads, i32 shared_bytes, i32 most_teams = 1,
+         Begin begin = Begin::after_earlier_work);
   Kernel(const Kernel&) = delete;
   Kernel& operator=(const Kernel&) = delete;
 
@@ -56,6 +61,7 @@ class Kernel {
   std::string label_;
   void* function_ = nullptr;
   i32 num_threads_, shared_bytes_, teams_;
+  bool begins_early_;
 };
 
 }  // namespace raddle::cuda

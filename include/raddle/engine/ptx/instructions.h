@@ -14,6 +14,7 @@
 #include "raddle/engine/ptx/copy.h"
 #include "raddle/engine/ptx/math.h"
 #include "raddle/engine/ptx/mma.h"
+#include "raddle/engine/ptx/stream.h"
 #include "raddle/engine/ptx/thread.h"
 #include "raddle/engine/ptx/vote.h"
 #endif

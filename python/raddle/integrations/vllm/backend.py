@@ -11,7 +11,6 @@ import os
 from typing import Any, ClassVar
 
 import torch
-from vllm import _custom_ops as ops
 from vllm.config import get_layers_from_vllm_config
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention as AttentionLayer
@@ -30,6 +29,7 @@ from vllm.v1.attention.backends import utils
 from raddle.integrations.paged.layers import LayerAttention
 from raddle.integrations.paged.plans import Batch, Limits, plans_of
 from raddle.integrations.vllm.layers import STORED, own_parts
+from raddle.kv import append_kv
 from raddle.plans import Reservation
 
 logger = init_logger("vllm.raddle")  # below vLLM's own logger, which has the handlers
@@ -243,8 +243,9 @@ class Impl(AttentionImpl):
 
     def do_kv_cache_update(self, layer: Any, key: Any, value: Any, kv_cache: Any, slot_mapping: Any) -> None:
         """Writes new keys and values, as many as slot_mapping has; a slot of -1 is none."""
-        scales = layer._k_scale, layer._v_scale
-        ops.reshape_and_cache_flash(key, value, *self._pools_of(kv_cache), slot_mapping, self.kv_cache_dtype, *scales)
+        pools, stored = self._pools_of(kv_cache), STORED.get(self.kv_cache_dtype)
+        scales = {} if stored is None else {"k_scale": layer._k_scale_float, "v_scale": layer._v_scale_float}
+        append_kv(slot_mapping, pools, key, value, kv_dtype=stored, **scales)
 
     def _pools_of(self, kv_cache: Any) -> tuple[Any, Any]:
         """K and V [blocks, block_size, Hkv, D]. Views take microseconds: those of the cache are kept."""

@@ -37,6 +37,9 @@ RADDLE_DEVICE NewRow row_of_layout(const AppendLaunch& launch, i32 row) {
 /// Unit: one head of one new row, K and V. T is the element type of the rows, P that of the pool.
 template <class T, class P, class Variant>
 RADDLE_DEVICE void append(const AppendLaunch& launch, const Variant& variant) {
+  // Attention over these rows follows; it begins meanwhile, and waits where it needs them.
+  ptx::let_next_kernel_begin();
+  ptx::wait_for_earlier_work();
   const AppendView& view = launch.view;
   const i64 unit = warp_unit();
   if (unit >= launch.num_units) return;

@@ -70,8 +70,10 @@ template <class Kernel, class Variant>
 RADDLE_DEVICE void attend_long(const Launch& launch, const Variant& variant) {
   static_assert(sizeof(Memory<Kernel>) <= shared_bytes);
   const i32* queue = launch.plan.queue_indptr + ptx::block_index();
-  const i32 item = first_long(launch, queue[0], queue[1]);
+  ptx::prefetch(queue);
   if (loading_warp() >= 0) create_barriers<Kernel>();
+  ptx::wait_for_earlier_work();
+  const i32 item = first_long(launch, queue[0], queue[1]);
   ptx::sync_block();
   if (loading_warp() < 0) {
     ptx::take_registers<Kernel::asks_parts ? served_consumer_registers : consumer_registers>();
@@ -91,11 +93,13 @@ RADDLE_DEVICE void attend_short(const Launch& launch, const Variant& variant) {
   static_assert(sizeof(ShortMemory<Kernel>) <= shared_bytes);
   const i32 loads = loading_warp();
   const bool computes = loads < 0;
-  const Opening opening = launch.plan.openings[ptx::block_index()];
+  ptx::prefetch(&launch.plan.openings[ptx::block_index()]);
   if (!computes) {  // first of all: every instruction before the first copy delays it
     if (loads <= value_warp) ptx::prefetch(&launch.map[0][loads]);
     create_barriers<Kernel>();
   }
+  ptx::wait_for_earlier_work();
+  const Opening opening = launch.plan.openings[ptx::block_index()];
   const i32 end = opening.queue_end, begin = opening.item < 0 ? end : opening.item;
   mark<Kernel>(launch, TimelineStage::started, begin);
   if (computes) prefetch_inputs<Kernel>(launch);
