@@ -214,7 +214,6 @@ class Impl(AttentionImpl):
         """Has plan ``nth`` of each `Metadata` compute this layer."""
         self.attention, self.nth = plans.attention, nth
         self.params = plans.params_of(layer)
-        self.is_quantized = layer.kv_dtype is not None
 
     def forward(
         self,
@@ -234,18 +233,21 @@ class Impl(AttentionImpl):
         if attn_metadata is None:  # vLLM measures the model's memory
             return output.fill_(0)
         options: dict[str, Any] = {"scale": self.scale, "params": self.params, "zero_unused_rows": True}
-        if self.is_quantized:
-            options |= {"k_scale": layer._k_scale_float, "v_scale": layer._v_scale_float}
         plan = attn_metadata.plans[self.nth]
         kv = kv_cache if len(kv_cache.shape) == 5 else self._pools_of(kv_cache)
-        self.attention.run(plan, query, kv, out=output, **options)
+        self.attention.run(plan, query, kv, out=output, **options, **self._scales_of(layer))
         return output
 
     def do_kv_cache_update(self, layer: Any, key: Any, value: Any, kv_cache: Any, slot_mapping: Any) -> None:
         """Writes new keys and values, as many as slot_mapping has; a slot of -1 is none."""
-        pools, stored = self._pools_of(kv_cache), STORED.get(self.kv_cache_dtype)
-        scales = {} if stored is None else {"k_scale": layer._k_scale_float, "v_scale": layer._v_scale_float}
-        append_kv(slot_mapping, pools, key, value, kv_dtype=stored, **scales)
+        pools, stored = self._pools_of(kv_cache), self.layer.kv_dtype
+        append_kv(slot_mapping, pools, key, value, kv_dtype=stored, **self._scales_of(layer))
+
+    def _scales_of(self, layer: Any) -> dict[str, float]:
+        """The scales of quantised keys and values; none of others."""
+        if self.layer.kv_dtype is None:
+            return {}
+        return {"k_scale": layer._k_scale_float, "v_scale": layer._v_scale_float}
 
     def _pools_of(self, kv_cache: Any) -> tuple[Any, Any]:
         """K and V [blocks, block_size, Hkv, D]. Views take microseconds: those of the cache are kept."""
