@@ -19,8 +19,10 @@ struct Assignment {
   i64 time = 0;  ///< when the last worker is done; less than `heaviest` where bandwidth is shared
 
   // Form::cuts
-  Buffer<Cut> cuts;        ///< [num_workers + 1]
-  i64 num_cut_chunks = 0;  ///< chunks that begin at cuts
+  i32 num_spans = 0;
+  i32 workers_of_span = 1;  ///< one, or one for each KV head
+  Buffer<Cut> cuts;         ///< [num_spans + 1]
+  i64 num_cut_chunks = 0;   ///< chunks that begin at cuts, of all KV heads
 
   // Form::queue
   Buffer<DrawnUnit> queue;  ///< all units, in the order in which workers draw them

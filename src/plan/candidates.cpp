@@ -42,20 +42,24 @@ bool Candidates::has_only(i32 shape) const {
 
 bool Candidates::parts_heads(const Assignment& linear) const {
   const Cut* begin = linear.cuts.data();
-  return std::any_of(begin, begin + config_->num_workers,
+  return std::any_of(begin, begin + linear.num_spans,
                      [](const Cut& cut) { return cut.at.head > 0 || cut.k > 0; });
 }
 
 void Candidates::make_linear(Assignment& to) {
   const i32 workers = config_->num_workers;
-  const LinearSplit split = cut_evenly(tiling_->units, workers, to.cuts.grow(workers + 1));
+  const i32 each = workers_of_span(*config_, tiling_->units);
   to.form = Form::cuts;
-  to.num_cut_chunks = split.num_chunks;
+  to.workers_of_span = each;
+  to.num_spans = workers / each;
+  const LinearSplit split =
+      cut_evenly(line_of(tiling_->units, each), to.num_spans, to.cuts.grow(to.num_spans + 1));
+  to.num_cut_chunks = each * split.num_chunks;
   to.heaviest = split.heaviest;
-  to.total = split.total;
+  to.total = each * split.total;
   // Its loads differ little. What the heaviest has above their mean is read with the bandwidth that
   // the other workers leave.
-  const i64 share = split.total / workers;
+  const i64 share = to.total / workers;
   to.time = share + (split.heaviest - share) / sharers_;
 }
 

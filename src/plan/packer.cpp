@@ -12,7 +12,7 @@ namespace raddle {
 i32 Packer::mark_splits() {
   QueryTile* tiles = tiling_->tiles.data();
   if (is_cut() && !units().all_partial) {
-    mark_cut_tiles(chosen_->cuts.data(), config_.num_workers, tiles);
+    mark_cut_tiles(chosen_->cuts.data(), chosen_->num_spans, tiles);
   } else {
     for (i32 t = 0; t < units().num_tiles; ++t) {
       const bool split = units().all_partial || (!is_drawn() && chunks_of(t) > 1);
@@ -39,7 +39,10 @@ i32 Packer::fill_splits(i32 num_splits) {
                              chosen_->piece_begin.data(), splits);
   }
   if (units().all_partial) return fill_all_splits(units(), cuts, config_.num_workers, splits);
-  return fill_cut_splits(units(), cuts, config_.num_workers, num_splits, splits);
+  const i32 rows = fill_cut_splits(units(), cuts, chosen_->num_spans, num_splits, splits);
+  return chosen_->workers_of_span == 1
+             ? rows
+             : split_all_heads(config_.num_kv_heads, rows, num_splits, splits);
 }
 
 ContractionMap Packer::contract(i32 num_splits) {
@@ -80,17 +83,25 @@ void Packer::write_items(WorkItem* items, i32* queue_indptr) {
     std::fill_n(queue_indptr, workers + 1, 0);
     return write_drawn(items);
   }
-  if (is_cut()) {
-    const Cut* cuts = chosen_->cuts.data();
-    const Split* splits = splits_.data();
-    const Units line = units();
-    for (i32 w = 0, end = 0; w < workers; ++w) {
-      end += write_span(line, splits, cuts[w], cuts[w + 1], items + end);
-      queue_indptr[w + 1] = end;
+  is_cut() ? write_spans(items, queue_indptr) : write_placed(items, queue_indptr);
+}
+
+/// The items of spans, each of which one worker computes, or a worker for each KV head.
+void Packer::write_spans(WorkItem* items, i32* queue_indptr) const {
+  const Cut* cuts = chosen_->cuts.data();
+  const Split* splits = splits_.data();
+  const Units line = units();
+  const i32 each = chosen_->workers_of_span;
+  i32 w = 0, end = 0;
+  for (i32 s = 0; s < chosen_->num_spans; ++s) {
+    const Cut &a = cuts[s], &b = cuts[s + 1];
+    for (i32 head = 0; head < each; ++head) {
+      end += each == 1 ? write_span(line, splits, a, b, items + end)
+                       : write_head_span(line, splits, a, b, head, items + end);
+      queue_indptr[++w] = end;
     }
-    return;
   }
-  write_placed(items, queue_indptr);
+  while (w < config_.num_workers) queue_indptr[++w] = end;
 }
 
 /// The items of placed pieces; the workers of a group have queues of one length.

@@ -23,6 +23,7 @@ class Packer {
   i32 fill_splits(i32 num_splits);
   ContractionMap contract(i32 num_splits);
   void write_items(WorkItem* items, i32* queue_indptr);
+  void write_spans(WorkItem* items, i32* queue_indptr) const;
   void write_placed(WorkItem* items, i32* queue_indptr);
   void write_drawn(WorkItem* items) const;
   void write_openings(const WorkItem* items, const i32* queue_indptr, Opening* openings) const;

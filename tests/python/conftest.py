@@ -17,23 +17,31 @@ from hypothesis import HealthCheck, settings
 
 #: Modules that say the same on every instruction set: `make test-isas` leaves them out.
 ANY_ISA = {
+    "test_bench": "what is measured beside peers",
+    "test_bench_flex": "what is measured beside peers",
     "test_bench_gpu": "figures of a GPU",
     "test_bench_gpu_command": "figures of a GPU",
     "test_bench_gpu_peers": "figures of a GPU",
+    "test_border": "calls of Python",
     "test_cuda": "the driver of a GPU",
     "test_cuda_arch": "kernels of a GPU",
     "test_cuda_torch": "the driver of a GPU",
     "test_emulated": "kernels of a GPU",
     "test_first_use": "kernels of a GPU",
+    "test_flex_compile": "PyTorch's compiler around the engine",
+    "test_flex_compile_inside": "PyTorch's compiler around the engine",
     "test_flex_transformers": "PyTorch's compiler around the engine",
     "test_imports": "source text",
-    "test_border": "calls of Python",
     "test_isa": "starts a process for each by itself",
     "test_jit_cache": "files and processes",
     "test_kernel_families": "kernels of a GPU",
     "test_kv_nvrtc": "kernels of a GPU",
     "test_nvrtc": "kernels of a GPU",
+    "test_parallel": "processes around the engine",
+    "test_pickles": "files and processes",
+    "test_replay_page": "a page of text",
     "test_short_wgmma": "kernels of a GPU",
+    "test_torch_compile": "PyTorch's compiler around the engine",
     "test_version": "a string",
 }
 #: Modules of `make check`, beside the tests marked every_isa: what a user calls first, in a minute or two.

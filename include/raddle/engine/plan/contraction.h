@@ -40,20 +40,20 @@ RADDLE_FN i32 number_splits(QueryTile* tiles, i32 num_tiles, i32 num_kv_heads) {
   return count;
 }
 
-/// Marks the tiles that a linear split cuts.
-RADDLE_FN void mark_cut_tiles(const Cut* cuts, i32 num_workers, QueryTile* tiles) {
-  for (i32 w = 1; w < num_workers; ++w) {
+/// Marks the tiles that a linear split cuts into so many spans.
+RADDLE_FN void mark_cut_tiles(const Cut* cuts, i32 num_spans, QueryTile* tiles) {
+  for (i32 w = 1; w < num_spans; ++w) {
     if (cuts[w].k > 0) tiles[cuts[w].at.tile].split = 0;
   }
 }
 
 /// The splits of a linear split on one level: partial rows in the order of the cuts. Returns the
 /// rows.
-RADDLE_FN i32 fill_cut_splits(const Units& units, const Cut* cuts, i32 num_workers, i32 num_splits,
+RADDLE_FN i32 fill_cut_splits(const Units& units, const Cut* cuts, i32 num_spans, i32 num_splits,
                               Split* splits) {
   for (i32 i = 0; i < num_splits; ++i) splits[i] = Split{-1, 0};
   i32 rows = 0;
-  for (i32 w = 1; w < num_workers; ++w) {
+  for (i32 w = 1; w < num_spans; ++w) {
     const Cut& c = cuts[w];
     if (c.k == 0) continue;
     Split& s = splits[units.tiles[c.at.tile].split + c.at.head];
@@ -62,6 +62,16 @@ RADDLE_FN i32 fill_cut_splits(const Units& units, const Cut* cuts, i32 num_worke
     rows += cut_rows(units, cuts, w);
   }
   return rows;
+}
+
+/// Where the line was that of one KV head, which took `rows` rows: the splits of the others, whose
+/// rows follow head by head. Returns the rows of all.
+RADDLE_FN i32 split_all_heads(i32 num_kv_heads, i32 rows, i32 num_splits, Split* splits) {
+  for (i32 i = 0; i < num_splits; i += num_kv_heads) {
+    for (i32 h = 1; h < num_kv_heads; ++h)
+      splits[i + h] = Split{splits[i].partial_row + h * rows, splits[i].num_chunks};
+  }
+  return num_kv_heads * rows;
 }
 
 /// The splits of a linear split on several levels, where every unit has one: rows in linear order.

@@ -1,5 +1,5 @@
 // The linear split by a block: what cut_evenly and the packer do on the host, with a thread for
-// each worker.
+// each cut or worker.
 #pragma once
 
 #include "raddle/engine/kernel/gpu_planner/states.h"
@@ -18,44 +18,54 @@ class LinearSpans {
   RADDLE_DEVICE explicit LinearSpans(Context& context)
       : context_(context), scratch_(context.scratch) {}
 
-  /// Computes where every worker's span and queue begin, and marks the tiles that are cut.
+  /// Computes where every span and every worker's queue begin, and marks the tiles that are cut.
   RADDLE_DEVICE void divide(const Units& units) {
     const i32 workers = context_.config.num_workers;
-    const Shares shares = shares_of(units, workers);
-    for (i32 w = context_.thread; w <= workers; w += context_.threads)
-      scratch_.cuts[w] = even_cut(units, shares, w, [this](i32 t) { return context_.group_of(t); });
+    each_ = workers_of_span(context_.config, units);
+    spans_ = each_ > 1 ? quotient(workers, each_) : workers;
+    const Units line = line_of(units, each_);
+    const Shares shares = shares_of(line, spans_);
+    for (i32 s = context_.thread; s <= spans_; s += context_.threads)
+      scratch_.cuts[s] = even_cut(line, shares, s, [this](i32 t) { return context_.group_of(t); });
     ptx::sync_block();
     i32* queue_indptr = context_.template out<i32>(context_.launch.at.queue_indptr);
-    for (i32 base = 0; base < workers; base += context_.threads) {
+    const i32 busy = spans_ * each_;
+    for (i32 base = 0; base < busy; base += context_.threads) {
       const i32 w = base + context_.thread;
+      const i32 s = span_of(w);
+      const bool is_first = w == s * each_;  // of the span's workers: it counts the cut
       Sums<3, i32> mine{};
       bool chunk = false;
-      if (w < workers) {
-        chunk = w > 0 && cut_adds(scratch_.cuts, w).chunk;
-        mine = Sums<3, i32>{{span_items(scratch_.cuts[w], scratch_.cuts[w + 1]),
-                             w > 0 ? cut_rows(units, scratch_.cuts, w) : 0, chunk ? 1 : 0}};
+      if (w < busy) {
+        const bool counts = is_first && s > 0;
+        chunk = counts && cut_adds(scratch_.cuts, s).chunk;
+        mine = Sums<3, i32>{{span_items(scratch_.cuts[s], scratch_.cuts[s + 1]),
+                             counts ? cut_rows(line, scratch_.cuts, s) : 0, chunk ? 1 : 0}};
       }
-      const Sums<3, i32> before = context_.scan.exclusive(mine, cuts_, workers - base);
-      if (w >= workers) continue;
+      const Sums<3, i32> before = context_.scan.exclusive(mine, cuts_, busy - base);
+      if (w >= busy) continue;
       scratch_.queue[w] = queue_indptr[w] = before.of[0];
-      scratch_.row_at[w] = before.of[1];
-      scratch_.rank[w] = before.of[2] + (chunk ? 1 : 0);
-      if (chunk) scratch_.tiles[scratch_.cuts[w].at.tile].split = 0;
+      if (is_first) {
+        scratch_.row_at[s] = before.of[1];
+        scratch_.rank[s] = before.of[2] + (chunk ? 1 : 0);
+      }
+      if (chunk) scratch_.tiles[scratch_.cuts[s].at.tile].split = 0;
       RADDLE_ROLLED
       for (i32 i = 0; i < mine.of[0]; ++i) scratch_.owners[before.of[0] + i] = static_cast<u16>(w);
     }
-    if (context_.thread == 0)
-      scratch_.queue[workers] = queue_indptr[workers] = queue_indptr[workers + 1] = cuts_.of[0];
+    for (i32 w = busy + context_.thread; w <= workers; w += context_.threads)
+      scratch_.queue[w] = queue_indptr[w] = cuts_.of[0];
+    if (context_.thread == 0) queue_indptr[workers + 1] = cuts_.of[0];
     ptx::sync_block();
     // What CutWalk numbers on the way: the chunk that begins at a cut.
-    for (i32 w = 1 + context_.thread; w < workers; w += context_.threads) {
-      Cut& c = scratch_.cuts[w];
+    for (i32 s = 1 + context_.thread; s < spans_; s += context_.threads) {
+      Cut& c = scratch_.cuts[s];
       if (c.k == 0) continue;
-      const Cut& p = scratch_.cuts[w - 1];
+      const Cut& p = scratch_.cuts[s - 1];
       const bool is_first = p.unit != c.unit || p.k == 0;
       c.chunk = is_first ? 1
-                         : scratch_.rank[w] -
-                               scratch_.rank[first_cut_behind(scratch_.cuts, workers, c.unit)] + 1;
+                         : scratch_.rank[s] -
+                               scratch_.rank[first_cut_behind(scratch_.cuts, spans_, c.unit)] + 1;
     }
   }
 
@@ -69,21 +79,27 @@ class LinearSpans {
   /// Writes item number `number`, which is worker w's.
   RADDLE_DEVICE void write(const Units& units, const Divider& heads, i32 number, i32 w,
                            WorkItem& item) const {
-    const Cut* cuts = scratch_.cuts + w;
+    const i32 s = span_of(w);
+    const Cut* cuts = scratch_.cuts + s;
     const i32 unit = cuts[0].unit + number - scratch_.queue[w];
-    write_item(units, scratch_.splits, cuts[0], cuts[1], unit, context_.unit_at(heads, unit), item);
+    UnitAt at{0, w - s * each_, unit};
+    if (each_ == 1) at = context_.unit_at(heads, unit);
+    write_item(units, scratch_.splits, cuts[0], cuts[1], unit, at.tile, at.head, item);
   }
 
  private:
+  /// The span that worker w computes, alone or with the workers of other KV heads.
+  RADDLE_DEVICE i32 span_of(i32 w) const { return each_ > 1 ? quotient(w, each_) : w; }
+
   RADDLE_DEVICE PlanSizes place_one_level(const Units& units) {
-    const i64 n = place_cut_states(context_, units);
+    const i64 n = place_cut_states(context_, units, spans_, each_, cuts_.of[1]);
     const i64 all = n * units.num_kv_heads;
     return PlanSizes{.splits = all,
                      .contractions = n,
                      .expected = all,
                      .sources = n,
                      .dependents = n,
-                     .partial_rows = cuts_.of[1]};
+                     .partial_rows = each_ * i64{cuts_.of[1]}};
   }
 
   RADDLE_DEVICE PlanSizes place_two_levels(const Units& units) {
@@ -101,7 +117,9 @@ class LinearSpans {
 
   Context& context_;
   const ScratchArrays& scratch_;
-  Sums<3, i32> cuts_{};  // items, rows, chunks
+  i32 each_ = 1;  // workers of a span
+  i32 spans_ = 0;
+  Sums<3, i32> cuts_{};  // items; rows and chunks of the line
 };
 
 }  // namespace planner

@@ -8,11 +8,12 @@ RADDLE_ENGINE_BEGIN
 
 namespace planner {
 
-/// For a single level: units that are cut have states, in the order of the cuts. Returns the number
-/// of contractions.
-RADDLE_DEVICE i32 place_cut_states(Context& context, const Units& units) {
+/// For a single level: units that are cut into spans have states, in the order of the cuts. Where
+/// the line was that of one KV head, which took `rows` rows (split_all_heads), `each` is the number
+/// of heads, else 1. Returns the number of contractions.
+RADDLE_DEVICE i32 place_cut_states(Context& context, const Units& units, i32 num_spans, i32 each,
+                                   i32 rows) {
   const i32 heads = context.config.num_kv_heads;
-  const i32 workers = context.config.num_workers;
   const PlanOffsets& at = context.launch.at;
   const ContractionMap map{context.out<Contraction>(at.contractions),
                            context.out<i32>(at.expected),
@@ -34,12 +35,17 @@ RADDLE_DEVICE i32 place_cut_states(Context& context, const Units& units) {
     contract_tile(context.scratch.tiles, t, c, map);
   }
   ptx::sync_block();
-  for (i32 w = 1 + context.thread; w < workers; w += context.threads) {
+  for (i32 w = 1 + context.thread; w < num_spans; w += context.threads) {
     const Cut& c = context.scratch.cuts[w];
     if (c.k == 0) continue;
-    Split& s = context.scratch.splits[context.scratch.tiles[c.at.tile].split + c.at.head];
-    if (cut_adds(context.scratch.cuts, w).unit) s.partial_row = context.scratch.row_at[w];
-    if (context.scratch.cuts[w + 1].unit != c.unit) s.num_chunks = c.chunk + 1;
+    Split* s = context.scratch.splits + context.scratch.tiles[c.at.tile].split + c.at.head;
+    const bool is_first = cut_adds(context.scratch.cuts, w).unit;
+    const bool is_last = context.scratch.cuts[w + 1].unit != c.unit;
+    RADDLE_ROLLED
+    for (i32 h = 0; h < each; ++h) {
+      if (is_first) s[h].partial_row = context.scratch.row_at[w] + h * rows;
+      if (is_last) s[h].num_chunks = c.chunk + 1;
+    }
   }
   ptx::sync_block();
   const i32 num = splits.of[0];
