@@ -187,23 +187,25 @@ def test_prefixes_are_read_once(rng, monkeypatch):
 
 
 def test_batches_choose_their_reservation(rng, monkeypatch):
-    """By what is equal when a graph is captured and replayed: its rows, and whether it decodes."""
+    """By what is equal when a graph is captured and replayed: its rows, and whether it decodes.
+
+    One row shares no prefix."""
 
     def chosen(**config):
         model = Model(rng, {"a": impl_of()}, {"a": [Causal()]}, **config)
         (plans,) = model.builder.plans
-        names = [name for name in ("decodes", "few", "many") if getattr(plans, name) is not None]
+        names = [name for name in ("alone", "decodes", "few", "many") if getattr(plans, name) is not None]
         for lengths in ([(1, 1)], [(3, 30), (1, 9)], [(4, 30)], [(18, 18)], [(19, 19)], [(60, 60)]):
             used = model.step(lengths).plans[0]
             yield next(name for name in names if used.same_as(getattr(plans, name)))
 
-    assert list(chosen(drafted=2)) == ["decodes", "decodes", "few", "few", "many", "many"]
+    assert list(chosen(drafted=2)) == ["alone", "decodes", "few", "few", "many", "many"]
     monkeypatch.setattr(plans_module, "SHORT_PREFIX_ROWS", 3 * HEADS // KV_HEADS)
-    assert list(chosen(drafted=2)) == ["decodes", "few", "few", "few", "many", "many"]
+    assert list(chosen(drafted=2)) == ["alone", "few", "few", "few", "many", "many"]
     assert list(chosen(drafted=2, prefix_caching=False)) == ["decodes", "decodes", "few", "few", "many", "many"]
-    assert list(chosen()) == ["decodes", "few", "few", "many", "many", "many"]
-    assert list(chosen(drafted=2, mixed="FULL")) == ["few"] * 4 + ["many"] * 2
-    assert list(chosen(captured=64, mixed="FULL")) == ["few"] * 6
+    assert list(chosen()) == ["alone", "few", "few", "many", "many", "many"]
+    assert list(chosen(drafted=2, mixed="FULL")) == ["alone"] + ["few"] * 3 + ["many"] * 2
+    assert list(chosen(captured=64, mixed="FULL")) == ["alone"] + ["few"] * 5
 
 
 def test_quantised_keys_and_values(rng):
