@@ -80,6 +80,15 @@ def by_keyword(q, k, v, slope):
     return flex_attention(q, k, v, score_mod=functools.partial(mod, slope=slope))
 
 
+def of_defaults(q, k, v, table, slope):
+    gate = torch.sigmoid(table)
+
+    def helper(h, distance, gate=gate, factor=2.0, *, slope=slope):
+        return slope * distance * gate[h] * factor
+
+    return flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: score + helper(h, j - i))
+
+
 def of_scalars(q, k, v, factor, shift):
     return flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: score * factor + shift * (i > j))
 
@@ -111,6 +120,7 @@ PROGRAMS = {
     "an offset": (moved, [lambda n: n]),
     "intermediate tensors": (intermediate, [torch.rand]),
     "partial": (by_keyword, [lambda n: 0.1 * n]),
+    "defaults": (of_defaults, [lambda n: torch.rand(HEADS), lambda n: 0.1 * n]),
     "scalar tensors": (of_scalars, [lambda n: torch.tensor(0.1 * n), lambda n: torch.tensor(n)]),
     "what is computed of tensors": (of_a_maximum, [lambda n: torch.rand(4) + TABLE.mul_(1.5) * 0]),
     "numpy": (of_numpy, []),
@@ -210,12 +220,33 @@ def test_masks_that_are_changed_inside(program, more):
     assert counted(program, batches(*more)) == 1
 
 
+@pytest.mark.parametrize("name, value", [("mask_mod", masks.causal()), ("seq_lengths", (9, 40))])
+def test_masks_that_were_made_outside_are_not_changed_inside(name, value):
+    def program(q, k, v, mask):
+        setattr(mask, name, value)
+        return flex_attention(q, k, v, block_mask=mask)
+
+    mask = create_block_mask(masks.causal(), None, None, 9, 9)
+    compiled = torch.compile(program, backend="eager", fullgraph=True)
+    with pytest.raises(Exception, match="expected it to be set outside, or of a mask made or sliced inside"):
+        compiled(*next(inputs()), mask)
+
+
+def unseparated(mask):
+    """The mask with full blocks among the partial ones. torch 2.11 and 2.12 have no ``separate_full_blocks``."""
+    dense = mask.to_dense()
+    count, indices = dense.sum(-1, dtype=torch.int32), dense.argsort(dim=-1, descending=True, stable=True).int()
+    how = {"BLOCK_SIZE": mask.BLOCK_SIZE, "mask_mod": mask.mask_mod, "seq_lengths": mask.seq_lengths}
+    return theirs.BlockMask.from_kv_blocks(count, indices, **how)
+
+
 @pytest.mark.parametrize("separate", [True, False])
 def test_block_masks_of_pytorch(separate):
     def of(n):
-        document = documents(n)
-        how = {"device": "cpu", "BLOCK_SIZE": 4, "separate_full_blocks": separate}
-        return theirs.create_block_mask(lambda b, h, i, j: document[b, i] >= document[b, j], 2, None, n, n, **how)
+        document = documents(n).sort(-1).values  # so that blocks are full, partial and empty
+        how = {"device": "cpu", "BLOCK_SIZE": 4}
+        mask = theirs.create_block_mask(lambda b, h, i, j: document[b, i] >= document[b, j], 2, None, n, n, **how)
+        return mask if separate else unseparated(mask)
 
     program = lambda q, k, v, mask: flex_attention(q, k, v, block_mask=mask)  # noqa: E731
     assert counted(program, batches(of)) == 1

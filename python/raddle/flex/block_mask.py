@@ -22,7 +22,7 @@ from raddle.flex._arrays import integer, pair
 from raddle.flex.blocks import block_function, block_table, given_blocks, lengths_of, selected
 from raddle.flex.offset import arguments, noop_mask
 from raddle.flex.picture import EMPTY, FULL, PARTIAL
-from raddle.flex.errors import SlicedMaskError
+from raddle.flex.errors import SlicedMaskError, UnsupportedError
 from raddle.flex.trace import trace_mask, trace_score
 
 if operators is not None:
@@ -174,6 +174,9 @@ class BlockMask(abc.ABC):
         if not name.startswith("_") and name not in ("mask_mod", "seq_lengths", "number"):
             expected = "another mask by BlockMask.from_kv_blocks; mask_mod and seq_lengths can be set"
             raise AttributeError(f"{name} of a BlockMask is read-only; expected {expected}")
+        if name in ("mask_mod", "seq_lengths") and is_traced():  # its number stands for it as it was outside
+            found = f"{name} of a BlockMask that was made outside is set in a compiled function"
+            raise UnsupportedError(f"{found}; expected it to be set outside, or of a mask made or sliced inside")
         object.__setattr__(self, name, value)
 
     def as_tuple(self, flatten: bool = True) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from raddle.flex import reads
-from raddle.flex.described import PLACEHOLDERS, describe, forget, stand_in
+from raddle.flex.described import PLACEHOLDERS, cell, default, describe, forget, stand_in
 from raddle.flex.trace import Trace, Traced, trace_mask, trace_score
 from raddle.flex.traced_mask import TracedMask, of_torch
 
@@ -124,15 +124,14 @@ def _lines(
     elif find is reads.itself or find is reads.number:
         line = f"v{n} = {v(where)}"
     elif find is reads.cell:
-        line = f"v{n} = {v(where[0])}.__closure__[{where[1]}].cell_contents"
+        line = f"v{n} = cell({v(where[0])}, {where[1]})"
     elif find is reads.global_:
         line = f"v{n} = {v(where[0])}.__globals__[{where[1]!r}]"
     elif find is _of_module:
         scope[f"m{n}{of}"] = where[0]
         line = f"v{n} = m{n}{of}.{where[1]}"
     elif find is reads.default:
-        kind = "__defaults__" if type(where[1]) is int else "__kwdefaults__"
-        line = f"v{n} = {v(where[0])}.{kind}[{where[1]!r}]"
+        line = f"v{n} = default({v(where[0])}, {where[1]!r})"
     elif find is reads.entry:
         scope[f"k{n}{of}"] = where[1]
         line = f"v{n} = {v(where[0])}[k{n}{of}]"
@@ -168,7 +167,7 @@ def _fail() -> None:
     raise RuntimeError("a captured value is not what it was when the function was traced")
 
 
-vars(_readers).update(fail=_fail)
+vars(_readers).update(fail=_fail, cell=cell, default=default)
 
 
 def create_block_mask(mask_mod: Any, shape: Any, block_size: Any) -> TracedMask:

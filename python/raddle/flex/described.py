@@ -8,12 +8,12 @@ of that, with values of these kinds in their places. What is an object already i
 from __future__ import annotations
 
 import functools
-import sys
 import types
 from typing import Any
 
 import torch
 from torch._dynamo.comptime import comptime
+from torch._dynamo.variables import ConstantVariable, NestedUserFunctionVariable, TupleVariable
 from torch.fx.experimental.symbolic_shapes import has_static_value
 
 #: In the place of numbers that the graph computes, and of sizes. A trace that depends on one of them has to know it.
@@ -25,10 +25,15 @@ _noted: dict[int, Any] = {}  # objects, as long as torch.compile looks at the fu
 _MADE_INSIDE = ("NestedUserFunctionVariable", "UserMethodVariable", "FunctoolsPartialVariable")
 
 
+def _variable(context: Any) -> Any:
+    """What torch.compile knows of ``x`` of the calling function."""
+    found = context.get_local("x")._i_will_not_complain_if_bc_breaks_VariableTracker()
+    return found.realize() if hasattr(found, "realize") else found
+
+
 def _note(context: Any) -> None:
     """Notes the object ``x`` of the calling function, if it is one by now."""
-    found = context.get_local("x")._i_will_not_complain_if_bc_breaks_VariableTracker()
-    found = found.realize() if hasattr(found, "realize") else found
+    found = _variable(context)
     _noted.pop(0, None)
     if type(found).__name__ in _MADE_INSIDE:
         return
@@ -54,6 +59,51 @@ def _number_of_noted() -> int:
     return number
 
 
+def _note_code(context: Any) -> None:
+    """Notes code, globals and name of ``x`` of the calling function, which has no object yet."""
+    found = _variable(context)
+    _noted.pop(0, None)
+    if isinstance(found, NestedUserFunctionVariable):
+        _noted[0] = found.get_code(), found.get_globals(), found.get_name()
+
+
+def _find_bound(context: Any) -> None:
+    """Sets ``found`` of the calling function to what is bound to its ``x``, if that has no object yet."""
+    function, nothing = _variable(context), ConstantVariable.create(None)
+    if not isinstance(function, NestedUserFunctionVariable):
+        return
+    translator = context._i_will_not_complain_if_bc_breaks_InstructionTranslator()
+    cells = function.closure.items if function.closure else []
+    contents = TupleVariable([translator.output.side_effects.load_cell(each) for each in cells])
+    bound = [contents, function.defaults or nothing, function.kwdefaults or nothing]
+    translator.symbolic_locals["found"] = TupleVariable(bound)
+
+
+def _bound(x: Any) -> Any:
+    """Of a function that is made inside of the compiled one: (contents of cells, defaults, defaults by name).
+
+    As code of Python, torch.compile reads these attributes from torch 2.14 on. It holds them in earlier ones as well.
+    None for a function that has an object: its attributes can be read, and are guarded where they are.
+    """
+    found = None
+    comptime(_find_bound)
+    return found
+
+
+def cell(x: Any, i: int) -> Any:
+    """What a function captures; torch.compile runs through this."""
+    bound = _bound(x)
+    return x.__closure__[i].cell_contents if bound is None else bound[0][i]
+
+
+def default(x: Any, name: Any) -> Any:
+    """A default of a function, by its place or its name; torch.compile runs through this."""
+    bound = _bound(x)
+    if type(name) is int:
+        return (x.__defaults__ if bound is None else bound[1])[name]
+    return (x.__kwdefaults__ if bound is None else bound[2])[name]
+
+
 def describe(x: Any, with_numbers: bool) -> Any:
     """A tuple of constants. ``with_numbers``: numbers and sizes of the graph as they are; torch.compile guards them."""
     if isinstance(x, torch.Tensor):
@@ -77,9 +127,10 @@ def describe(x: Any, with_numbers: bool) -> Any:
         given = describe(x.args, with_numbers), describe(x.keywords, with_numbers)
         return "partial", describe(x.func, with_numbers), *given
     if isinstance(x, types.FunctionType):
-        cells = tuple(describe(each.cell_contents, with_numbers) for each in x.__closure__ or ())
-        defaults = describe(x.__defaults__, with_numbers), describe(x.__kwdefaults__, with_numbers)
-        return "function", x.__code__, x.__name__, x.__module__, cells, defaults
+        comptime(_note_code)
+        number = _number_of_noted()
+        if number:
+            return "function", number, describe(_bound(x), with_numbers)
     raise TypeError("a function for flex_attention captures what torch.compile cannot tell; expected tensors and numbers")
 
 
@@ -105,13 +156,13 @@ def stand_in(described: Any) -> Any:
     if kind == "partial":
         function, args, keywords = map(stand_in, parts)
         return functools.partial(function, *args, **keywords)
-    return _function(*parts)
+    return _function(*_noted[parts[0]], *stand_in(parts[1]))
 
 
-def _function(code: Any, name: str, module: str, cells: Any, defaults: Any) -> Any:
-    contents = tuple(types.CellType(stand_in(each)) for each in cells)
-    made = types.FunctionType(code, vars(sys.modules[module]), name, stand_in(defaults[0]), contents or None)
-    made.__kwdefaults__, made.__module__ = stand_in(defaults[1]), module
+def _function(code: Any, scope: dict[str, Any], name: str, contents: Any, defaults: Any, by_name: Any) -> Any:
+    cells = tuple(map(types.CellType, contents))
+    made = types.FunctionType(code, scope, name, defaults, cells or None)
+    made.__kwdefaults__ = by_name
     return made
 
 

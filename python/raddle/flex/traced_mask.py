@@ -16,6 +16,18 @@ from raddle.flex.errors import SlicedMaskError
 from raddle.flex.picture import FULL, PARTIAL
 
 
+class _MaskMod:
+    """The attribute ``mask_mod``, of which torch 2.11 would store what is set without running a property's setter."""
+
+    def __get__(self, mask: TracedMask, _: type) -> Any:
+        return mask._mask_mod
+
+    def __set__(self, mask: TracedMask, mask_mod: Callable[..., Any]) -> None:
+        if mask._kinds is None:
+            mask._kinds = mask.find_kinds(mask)
+        mask._mask_mod = mask_mod
+
+
 class TracedMask:
     """What `BlockMask` is outside. ``kinds``: of blocks, [B, H, rows, columns]; None: as the mask function says."""
 
@@ -28,15 +40,7 @@ class TracedMask:
     def shape(self) -> tuple[Any, ...]:
         return (*self._batch, *self.seq_lengths)
 
-    @property
-    def mask_mod(self) -> Any:
-        return self._mask_mod
-
-    @mask_mod.setter
-    def mask_mod(self, mask_mod: Callable[..., Any]) -> None:
-        if self._kinds is None:
-            self._kinds = self.find_kinds(self)
-        self._mask_mod = mask_mod
+    mask_mod = _MaskMod()
 
     def whole(self) -> Callable[..., Any]:
         """Blocks and mask function as one function."""
