@@ -48,8 +48,12 @@ class Candidates {
   i64 uncut() const { return uncut_; }
   /// Whether an assignment's time counts how workers share bandwidth.
   bool shares_bandwidth() const { return sharers_ > 1; }
-  /// Within three percent of what no schedule can beat.
-  bool balanced(const Assignment& of) const { return of.heaviest * 100 <= mean() * 103; }
+  /// Within three percent of what no schedule can beat that has work for as many workers.
+  bool balanced(const Assignment& of) const {
+    const bool cut = of.form == Assignment::Form::cuts;
+    const i64 workers = cut ? i64{of.num_spans} * of.workers_of_span : config_->num_workers;
+    return of.heaviest * 100 <= ceil_div(uncut_, workers) * 103;
+  }
 
  private:
   template <class CutTile>
