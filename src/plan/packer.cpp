@@ -40,9 +40,7 @@ i32 Packer::fill_splits(i32 num_splits) {
   }
   if (units().all_partial) return fill_all_splits(units(), cuts, config_.num_workers, splits);
   const i32 rows = fill_cut_splits(units(), cuts, chosen_->num_spans, num_splits, splits);
-  return chosen_->workers_of_span == 1
-             ? rows
-             : split_all_heads(config_.num_kv_heads, rows, num_splits, splits);
+  return split_all_heads(chosen_->workers_of_span, rows, num_splits, splits);
 }
 
 ContractionMap Packer::contract(i32 num_splits) {

@@ -95,14 +95,15 @@ class LayerPlans:
     def plan(self, batch: Batch) -> Reservation:
         """Plans the batch. What decides is equal when a graph is captured and when it is replayed."""
         if self.many is not None and batch.num_rows > self.limits.graph_rows:
-            self.many.update(batch.layout(self.limits.page_size, 0))
-            return self.many
+            return self._plan(self.many, batch, 0)
         if self.alone is not None and batch.num_rows == 1:
-            self.alone.update(batch.layout(self.limits.page_size, 0))
-            return self.alone
+            return self._plan(self.alone, batch, 0)
         decodes = batch.longest <= self.limits.decode_len and batch.num_rows <= self.decode_rows
         chosen = self.decodes if decodes and self.decodes is not None else self.few
-        chosen.update(batch.layout(self.limits.page_size, self.min_prefix))
+        return self._plan(chosen, batch, self.min_prefix)
+
+    def _plan(self, chosen: Reservation, batch: Batch, min_prefix: int) -> Reservation:
+        chosen.update(batch.layout(self.limits.page_size, min_prefix))
         return chosen
 
     def params_of(self, layer: LayerAttention) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ class LinearSpans {
   RADDLE_DEVICE void divide(const Units& units) {
     const i32 workers = context_.config.num_workers;
     each_ = workers_of_span(context_.config, units);
-    spans_ = each_ > 1 ? quotient(workers, each_) : workers;
+    spans_ = span_of(workers);
     const Units line = line_of(units, each_);
     const Shares shares = shares_of(line, spans_);
     for (i32 s = context_.thread; s <= spans_; s += context_.threads)
@@ -82,8 +82,8 @@ class LinearSpans {
     const i32 s = span_of(w);
     const Cut* cuts = scratch_.cuts + s;
     const i32 unit = cuts[0].unit + number - scratch_.queue[w];
-    UnitAt at{0, w - s * each_, unit};
-    if (each_ == 1) at = context_.unit_at(heads, unit);
+    // Where workers share a span, units of the line are query tiles.
+    const UnitAt at = each_ == 1 ? context_.unit_at(heads, unit) : UnitAt{0, w - s * each_, unit};
     write_item(units, scratch_.splits, cuts[0], cuts[1], unit, at.tile, at.head, item);
   }
 
