@@ -16,6 +16,8 @@ struct Rates {
   double state_ns;           ///< nanoseconds to announce a partial state
   double row_numbers = 4.0;  ///< numbers of query rows that are loaded, scaled and stored
   double level_state_ns = state_ns;  ///< that in plans of several levels
+  double level_bytes = bytes;        ///< bytes in plans of several levels
+  double level_flops = flops;        ///< flops in plans of several levels
 };
 
 /// Rates of a worker thread, rounded from measurements on two-core AVX-512 machines. For the choice
@@ -38,8 +40,10 @@ constexpr Rates wgmma_whole_tile_rates{18.5, 1e9, 1500.0, 4000.0, 32.0};
 /// Rates of that family's kernels of short queries, rounded from measurements on an H200 and an
 /// H100: 132 blocks read 3,800 GB/s, and an item's end, beside which the next item's keys are read,
 /// takes 1 µs. A worker announces the states of its queue at the end, all at once, which takes 4 µs
-/// with what it waits for; in plans of several levels every worker does.
-constexpr Rates wgmma_short_rates{29.0, 1e9, 1000.0, 4000.0, 32.0, 500.0};
+/// with what it waits for; in plans of several levels every worker does. There, where memory is
+/// read once for many requests, a worker's own steps take longest: 0.5 µs for a tile of 64 keys and
+/// a request's own rows, 0.8 µs for 64 rows.
+constexpr Rates wgmma_short_rates{29.0, 1e9, 1000.0, 4000.0, 32.0, 500.0, 60.0, 6500.0};
 /// PlanConfig::cached_discount. Two cores share little; on an H200 a single-level layout reads a
 /// prefix out of the L2 cache at more than twice the rate of memory.
 constexpr i32 cpu_cached_discount = 17, gpu_cached_discount = 55;
@@ -62,6 +66,8 @@ CostModel costs(const AttentionSpec& spec, TileShape shape, const Rates& rates) 
   cost.per_item_row = units(dims / rates.row_numbers);
   cost.per_tile = units(shape.keys * read / rates.bytes);
   cost.per_tile_row = units(shape.keys * dims * 2.0 / rates.flops);
+  cost.per_level_tile = units(shape.keys * read / rates.level_bytes);
+  cost.per_level_tile_row = units(shape.keys * dims * 2.0 / rates.level_flops);
   // 20 ns for its maximum and sum; its O is written and read once, in fp32.
   cost.per_state_row = units(20.0 + 2.0 * spec.head_dim_vo * 4.0 / rates.bytes);
   cost.per_state = rates.state_ns > 0.0 ? units(rates.state_ns) : 0;

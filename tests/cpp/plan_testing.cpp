@@ -162,8 +162,8 @@ PlanConfig config_for(i32 num_workers, i32 num_kv_heads, i32 group_size) {
   config.group_size = group_size;
   config.shapes[short_queries] = TileShape{16, 64};
   config.shapes[long_queries] = TileShape{64, 32};
-  config.costs[short_queries] = CostModel{8000, 100, 14000, 20, 200, 1000, 1000};
-  config.costs[long_queries] = CostModel{8000, 100, 7000, 50, 200, 1000, 1000};
+  config.costs[short_queries] = CostModel{8000, 100, 14000, 20, 200, 1000, 1000, 14000, 20};
+  config.costs[long_queries] = CostModel{8000, 100, 7000, 50, 200, 1000, 1000, 7000, 50};
   config.schedule = Schedule::automatic;
   config.invariant_chunk = 256;
   return config;

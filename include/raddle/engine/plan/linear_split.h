@@ -109,6 +109,10 @@ RADDLE_FN Units line_of(Units units, i32 workers) {
   return units;
 }
 
+/// In plans of several levels: rows of a query tile that one worker composes. Those of a prefix are
+/// of many requests, which workers compose side by side.
+constexpr i32 most_rows_composed = 8;
+
 /// The fewest KV tiles that a chunk of a unit with n of them should have; cuts fall on multiples of
 /// it. It is 1, so that cuts may fall at every KV tile, unless workers' shares are shorter than a
 /// balanced chunk: then composing their states would take longer than computing one of them.
@@ -122,7 +126,8 @@ RADDLE_FN i32 least_piece(const UnitCost& cost, i64 merge, i32 n, i64 span) {
 /// Where the units of `tile` may be cut. `span` is a worker's share of the line.
 RADDLE_FN CutGrid cut_grid_of(const Units& units, i32 tile, i64 span) {
   const QueryTile& t = units.tiles[tile];
-  const i64 merge = i64{units.costs[t.shape].per_state_row} * t.num_rows;
+  const i32 rows = units.all_partial ? min(t.num_rows, most_rows_composed) : t.num_rows;
+  const i64 merge = i64{units.costs[t.shape].per_state_row} * rows;
   CutGrid grid{unit_cost(units, tile), units.kv_tiles[tile], 1};
   grid.piece = least_piece(grid.cost, merge, grid.n, span);
   return grid;

@@ -139,8 +139,10 @@ struct CostModel {
   i32 per_tile_row;  ///< what each fused row adds to that
   i32 per_state_row;  ///< storing and composing one row of a partial state
   i32 per_state;  ///< what a partial state adds whatever its size: announcing it to other workers
-  i32 per_level_state;  ///< that in plans of several levels, where every item stores one, and a
-                        ///< worker may announce those of its queue at once
+  i32 per_level_state;     ///< that in plans of several levels, where every item stores one, and a
+                           ///< worker may announce those of its queue at once
+  i32 per_level_tile;      ///< per_tile in plans of several levels
+  i32 per_level_tile_row;  ///< per_tile_row in plans of several levels
 };
 
 /// What is planned for: numbers of workers and heads, tile shapes and their costs. Pure values.

@@ -30,10 +30,11 @@ RADDLE_DEVICE i32 counter_of(const GpuLaunch& launch, const WorkerShare& share) 
 }
 
 /// The part of an item's worker in contraction number `nth` of those that wait for the item. Where
-/// many wait, only those are counted that the chunks of the tile deal to this worker.
+/// many wait, only those are counted that the chunks of the tile deal to this worker. `at_a_time` are
+/// looked up side by side.
 template <class Team>
 RADDLE_DEVICE WorkerShare look_up_worker_share(const GpuLaunch& launch, const WorkItem& item,
-                                               i32 nth) {
+                                               i32 nth, i32 at_a_time = most_dependents) {
   const PlanView& plan = launch.plan;
   if (item.partial_row < 0) return WorkerShare{};
   const QueryTile& tile = plan.query_tiles[item.query_tile];
@@ -52,7 +53,7 @@ RADDLE_DEVICE WorkerShare look_up_worker_share(const GpuLaunch& launch, const Wo
   WorkerShare found;
   if (mine && (own || shares.helper == item.query_tile))
     found = WorkerShare{which, item.kv_head, shares.count, shares.workers, shares.few};
-  found.more = dealt && nth + most_dependents * split.num_chunks < dependents;
+  found.more = dealt && nth + at_a_time * split.num_chunks < dependents;
   return found;
 }
 

@@ -8,43 +8,57 @@ RADDLE_ENGINE_BEGIN
 
 namespace wgmma {
 
+/// The contractions of several levels that wait for an item's state.
+struct Waiting {
+  i32 count = 0;
+  i32 first = 0;  ///< in PlanView::dependents
+  i32 kv_head = 0;
+};
+
+/// Those that wait for the nth of the items [begin, end), of which a warp looks up one.
+RADDLE_DEVICE Waiting look_up_waiting(const PlanView& plan, i32 begin, i32 end, i32 nth) {
+  if (begin + nth >= end || plan.items[begin + nth].partial_row < 0) return Waiting{};
+  const WorkItem& item = plan.items[begin + nth];
+  const QueryTile& tile = plan.query_tiles[item.query_tile];
+  return Waiting{tile.dependents_end - tile.dependents_begin, tile.dependents_begin, item.kv_head};
+}
+
+/// The counter of the nth of them; -1: there are fewer.
+RADDLE_DEVICE i32 look_up_counter(const PlanView& plan, const Waiting& waiting, i32 nth) {
+  return nth < waiting.count
+             ? counter_of(plan, plan.dependents[waiting.first + nth], waiting.kv_head)
+             : -1;
+}
+
 /// Announces the states of items, at most as many as the team has warps, to the contractions of
-/// several levels that wait for them. Each warp announces those of one item, each lane to one
-/// contraction at a time. The team composes shares that other workers gave up waiting for.
+/// several levels that wait for them. Each warp announces that of one item, each lane to one
+/// contraction at a time: first to that of counter `at`. The team composes shares that other
+/// workers gave up waiting for.
 template <class Kernel, class Variant>
-RADDLE_COLD void announce_to_levels(const GpuLaunch& launch, const Variant& variant, i32 begin,
-                                    i32 end) {
+RADDLE_COLD void announce_to_levels(const GpuLaunch& launch, const Variant& variant,
+                                    Waiting waiting, i32 at) {
   auto& block = Memory<Kernel>::get();
   const PlanView& plan = launch.plan;
-  const i32 mine = begin + ConsumerTeam::warp();
-  QueryTile tile{};
-  if (mine < end && plan.items[mine].partial_row >= 0)
-    tile = plan.query_tiles[plan.items[mine].query_tile];
-  const i32 count = tile.dependents_end - tile.dependents_begin;
   ConsumerTeam::sync();  // every thread has stored its part of the states
-  bool goes_on = true;
   RADDLE_ROLLED
-  for (i32 first = 0; goes_on; first += 32) {
+  for (i32 first = 0;; first += 32) {
     const i32 nth = first + ptx::lane_index();
+    if (first > 0) at = look_up_counter(plan, waiting, nth);
     i32 due = 0;
-    if (nth < count) {
-      const i32 at =
-          counter_of(plan, plan.dependents[tile.dependents_begin + nth], plan.items[mine].kv_head);
+    if (at >= 0) {
       ptx::fence_device();  // makes the block's states visible before their arrival
       const Arrivals before{ptx::atomic_add(launch.arrived + at, 1)};
       if (before.left() > 0 && before.count() + 1 == plan.expected[at]) due = before.left();
     }
-    goes_on =
-        ptx::sync_threads_any(consumers, ConsumerTeam::num_threads, due > 0 || first + 32 < count);
-    if (!goes_on) return;
+    const bool more = first + 32 < waiting.count;
+    if (!ptx::sync_threads_any(consumers, ConsumerTeam::num_threads, due > 0 || more)) return;
     for (i32 i; (i = ConsumerTeam::first(due > 0, block.completed)) >= 0;) {
       ptx::fence_device();  // makes the other blocks' states visible after their arrivals
       const bool takes = ConsumerTeam::thread() == i;
       if (takes) --due;
-      const WorkItem& item = plan.items[begin + i / 32];
-      const i32 dependent = plan.query_tiles[item.query_tile].dependents_begin + first + i % 32;
-      contract_left<Kernel>(launch, variant, plan.dependents[dependent], item.kv_head, takes,
-                            block.completed, block.vector[ConsumerTeam::warp()]);
+      const i32 due_at = ConsumerTeam::tell(takes, at, block.completed);
+      contract_left<Kernel>(launch, variant, due_at / plan.num_kv_heads, due_at % plan.num_kv_heads,
+                            takes, block.completed, block.vector[ConsumerTeam::warp()]);
     }
   }
 }
@@ -54,8 +68,11 @@ template <class Kernel, class Variant>
 RADDLE_DEVICE void announce_all_to_levels(const GpuLaunch& launch, const Variant& variant,
                                           i32 begin, i32 end) {
   RADDLE_ROLLED
-  for (i32 first = begin; first < end; first += ConsumerTeam::num_warps)
-    announce_to_levels<Kernel>(launch, variant, first, end);
+  for (i32 first = begin; first < end; first += ConsumerTeam::num_warps) {
+    const Waiting waiting = look_up_waiting(launch.plan, first, end, ConsumerTeam::warp());
+    announce_to_levels<Kernel>(launch, variant, waiting,
+                               look_up_counter(launch.plan, waiting, ptx::lane_index()));
+  }
 }
 
 /// Announces the states of a queue in a layout of one level; a worker whose state is the last of a

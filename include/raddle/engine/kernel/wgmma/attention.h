@@ -91,6 +91,7 @@ RADDLE_DEVICE void attend_long(const Launch& launch, const Variant& variant) {
 template <class Kernel, class Variant>
 RADDLE_DEVICE void attend_short(const Launch& launch, const Variant& variant) {
   static_assert(sizeof(ShortMemory<Kernel>) <= shared_bytes);
+  auto& block = ShortMemory<Kernel>::get();
   const i32 loads = loading_warp();
   const bool computes = loads < 0;
   ptx::prefetch(&launch.plan.openings[ptx::block_index()]);
@@ -109,8 +110,11 @@ RADDLE_DEVICE void attend_short(const Launch& launch, const Variant& variant) {
     // These warps have nothing else to do before the first keys have come.
     zero_unused_rows<Kernel>(launch);
     if (composes_at_once<Kernel>(launch)) look_up_states<Kernel>(launch, begin, end);
-    if (launch.layout.num_levels > 1 && ConsumerTeam::warp() == ConsumerTeam::num_warps - 1)
-      look_up_known_shares<Kernel>(launch, begin, end);
+    if (launch.layout.num_levels > 1) {
+      look_up_known_waiting<Kernel>(launch, begin, end);
+      if (ConsumerTeam::warp() == ConsumerTeam::num_warps - 1)
+        look_up_known_shares<Kernel>(launch, begin, min(begin + items_at_once, end));
+    }
     if (ShortQueries<Kernel, Variant>(launch, variant).run())
       contract_short_queue<Kernel>(launch, variant, begin, end);
     if (begin < end) mark<Kernel>(launch, TimelineStage::contracted, end - 1);
@@ -119,8 +123,8 @@ RADDLE_DEVICE void attend_short(const Launch& launch, const Variant& variant) {
     load<Kernel>(launch, variant, opening.item, opening,
                  [&](i32 last) { return last + 1 < end ? last + 1 : -1; });
     // It has named the last items, and has nothing to do while the others finish them.
-    if (loads == finder_warp && composes_at_once<Kernel>(launch))
-      rehearse_composition<Kernel, Variant>(launch, ShortMemory<Kernel>::get().rehearsal);
+    if constexpr (ShortMemory<Kernel>::state_rows > 0)
+      if (loads == finder_warp) rehearse_composition<Kernel, Variant>(launch, block.rehearsal);
   }
 }
 

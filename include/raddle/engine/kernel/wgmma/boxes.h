@@ -59,15 +59,16 @@ class Boxes {
     const bool starts = ptx::elected();
     if (starts)
       ptx::barrier_arrive_expecting(barrier, static_cast<u32>(128 * halves * (boxes << shift_)));
-    if constexpr (Kernel::lanes_start_boxes) {
-      ptx::sync_warp();  // no box may end before its bytes are expected
-      if (ptx::lane_index() < boxes) copy_one(ptx::lane_index(), page);
-    } else {
-      RADDLE_ROLLED
-      for (i32 i = 0; i < boxes; ++i) {
-        const i32 from = ptx::shuffle(page, i);
-        if (starts) copy_one(i, from);
-      }
+    constexpr i32 at_once = Kernel::boxes_at_once;
+    RADDLE_ROLLED
+    for (i32 first = 0; first < boxes; first += at_once) {
+      i32 from[at_once];
+      RADDLE_UNROLL
+      for (i32 i = 0; i < at_once; ++i) from[i] = ptx::shuffle(page, first + i);
+      if (!starts) continue;
+      RADDLE_UNROLL
+      for (i32 i = 0; i < at_once; ++i)
+        if (first + i < boxes) copy_one(first + i, from[i]);
     }
   }
 

@@ -70,15 +70,12 @@ RADDLE_DEVICE u32 announce_states(const GpuLaunch& launch, i32 count) {
   return block.completed[0];
 }
 
-/// What contract_queue does, by what look_up_states has found: a tile has one contraction, and few
-/// rows, which the warps compose side by side.
+/// What contract_queue does of a single level, by what look_up_states has found: a tile has one
+/// contraction, and few rows, which the warps compose side by side.
 template <class Kernel, class Variant>
-RADDLE_DEVICE void contract_short_queue(const GpuLaunch& launch, const Variant& variant, i32 begin,
-                                        i32 end) {
+RADDLE_DEVICE void contract_at_once(const GpuLaunch& launch, const Variant& variant, i32 begin,
+                                    i32 end) {
   auto& block = ShortMemory<Kernel>::get();
-  if (launch.layout.num_levels > 1 && block.known.count != KnownShares::none)
-    return contract_known_shares<Kernel>(launch, variant, begin, end);
-  if (!composes_at_once<Kernel>(launch)) return contract_queue<Kernel>(launch, variant, begin, end);
   const i32 warp = ConsumerTeam::warp();
   RADDLE_ROLLED
   for (i32 first = begin; first < end; first += states_at_once) {
@@ -101,6 +98,18 @@ RADDLE_DEVICE void contract_short_queue(const GpuLaunch& launch, const Variant& 
   RADDLE_ROLLED
   for (i32 i = begin; launch.timeline.marks && i < end; ++i)
     if (launch.plan.items[i].partial_row >= 0) mark<Kernel>(launch, TimelineStage::finished, i);
+}
+
+/// The contractions at the end of a queue of short queries.
+template <class Kernel, class Variant>
+RADDLE_DEVICE void contract_short_queue(const GpuLaunch& launch, const Variant& variant, i32 begin,
+                                        i32 end) {
+  if (launch.layout.num_levels > 1)
+    contract_level_queue<Kernel>(launch, variant, begin, end);
+  else if constexpr (ShortMemory<Kernel>::state_rows > 0)
+    contract_at_once<Kernel>(launch, variant, begin, end);
+  else
+    contract_queue<Kernel>(launch, variant, begin, end);
 }
 
 }  // namespace wgmma

@@ -93,9 +93,9 @@ struct Kernel : AnyKernel<Element, qk, vo, Variant> {
   /// Whether an item's last tile comes first. Rows choose their references at their first tile, and
   /// scores that favour near keys, as ALiBi's, are largest at the last.
   static constexpr bool reads_from_end = has_logits<Variant>;
-  /// Whether each lane starts a tile's box, which is sooner, or one lane all of them, which takes
-  /// fewer instructions from the warps that compute.
-  static constexpr bool lanes_start_boxes = false;
+  /// How many boxes of a tile are started in a row, without a loop: one at a time is slower, but
+  /// takes fewer instructions from the warps that compute.
+  static constexpr i32 boxes_at_once = 1;
   /// Slots of a ring that a warp has filled row by row (row_copies.h): a slot is free again when
   /// the tile before has been computed, long after the last one was asked for.
   static constexpr i32 copied_slots = 1;
@@ -121,7 +121,7 @@ struct ShortKernel : AnyKernel<Element, qk, vo, Variant> {
   static constexpr bool asks_parts = false;
   static constexpr bool has_openings = true;
   static constexpr bool reads_from_end = false;
-  static constexpr bool lanes_start_boxes = true;
+  static constexpr i32 boxes_at_once = 4;
   static constexpr i32 copied_slots = min(slots, 3);
   RADDLE_DEVICE static ptx::Keep keeps(const Launch& launch) {
     return launch.keys_leave_first ? ptx::Keep::once : ptx::Keep::usual;

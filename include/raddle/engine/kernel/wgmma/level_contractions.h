@@ -1,11 +1,9 @@
-// The end of a queue of short queries in a layout of several levels, where the worker's shares of
-// contractions are few, of few rows and states, as those of decoding with shared prefixes. What
-// they take is looked up while the first keys come. Then the worker waits for the states of all of
-// them at once, and its warps divide the rows of those that are complete. Workers take what
-// gpu/queue_end.h gives them, which serves queues that are not like this.
+// The end of a queue of short queries in a layout of several levels. Where the worker's shares of
+// contractions are of few rows and states, as those of decoding with shared prefixes are, its warps
+// divide the rows of those that are complete. What that takes is looked up for the first items
+// while the first keys come. Other shares are composed as gpu/queue_end.h does.
 #pragma once
 
-#include "raddle/engine/kernel/wgmma/announce.h"
 #include "raddle/engine/kernel/wgmma/compose.h"
 #include "raddle/engine/kernel/wgmma/short_memory.h"
 
@@ -13,15 +11,32 @@ RADDLE_ENGINE_BEGIN
 
 namespace wgmma {
 
-/// Looks up the worker's shares, if they are few and small: each lane of a warp one at most.
+/// Items whose shares are looked up at a time.
+constexpr i32 items_at_once = 32 / most_dependents;
+
+/// A warp looks up where the state of one of the first items is announced.
+template <class Kernel>
+RADDLE_DEVICE void look_up_known_waiting(const GpuLaunch& launch, i32 begin, i32 end) {
+  auto& known = ShortMemory<Kernel>::get().known_waiting;
+  const i32 warp = ConsumerTeam::warp(), lane = ptx::lane_index();
+  const Waiting waiting = look_up_waiting(launch.plan, begin, end, warp);
+  if (lane == 0) known.waiting[warp] = waiting;
+  known.counter[warp][lane] = look_up_counter(launch.plan, waiting, lane);
+}
+
+/// A warp looks up the worker's shares of contractions that at most items_at_once items hold states
+/// of, if the shares are few and small: each lane one at most.
 template <class Kernel>
 RADDLE_COLD void look_up_known_shares(const GpuLaunch& launch, i32 begin, i32 end) {
   auto& known = ShortMemory<Kernel>::get().known;
   const PlanView& plan = launch.plan;
-  const i32 lane = ptx::lane_index(), item = begin + lane / most_dependents;
+  const i32 items = end - begin;
+  const i32 at_a_time = items == 1 ? 32 : items == 2 ? 16 : items <= 4 ? 8 : most_dependents;
+  const i32 lane = ptx::lane_index(), item = begin + lane / at_a_time;
   WorkerShare found;
   if (item < end)
-    found = look_up_worker_share<ConsumerTeam>(launch, plan.items[item], lane % most_dependents);
+    found =
+        look_up_worker_share<ConsumerTeam>(launch, plan.items[item], lane % at_a_time, at_a_time);
   Contraction contraction{};
   i32 num_rows = 0, expected = 0;
   if (found.which >= 0) {
@@ -35,9 +50,8 @@ RADDLE_COLD void look_up_known_shares(const GpuLaunch& launch, i32 begin, i32 en
                     num_sources <= KnownShare::most_sources;
   const u32 all = ptx::ballot(found.which >= 0);
   const i32 count = ptx::count_bits(all);
-  const bool are_few = end - begin <= 32 / most_dependents && count <= KnownShares::most;
-  const bool all_fit = ptx::ballot(!fits) == 0 && are_few;
-  if (lane == 0) known.count = all_fit ? count : KnownShares::none;
+  const bool all_fit = ptx::ballot(!fits) == 0 && count <= known.most;
+  if (lane == 0) known.count = all_fit ? count : known.none;
   if (!all_fit) return;
   if (found.which >= 0) {
     KnownShare& mine = known.share[ptx::count_bits(all & ((1u << lane) - 1u))];
@@ -63,16 +77,20 @@ RADDLE_COLD void look_up_known_shares(const GpuLaunch& launch, i32 begin, i32 en
 
 /// Each lane of a warp knows a share. Waits until states of some are complete, and returns which of
 /// these the worker has taken; 0 when no lane has one left to wait for. A share is dropped when it
-/// is settled, as in wait_for_share.
-RADDLE_DEVICE u32 wait_for_shares(const GpuLaunch& launch, WorkerShare& mine, i32 expected,
-                                  i64 deadline) {
+/// is settled, as in wait_for_share. The worker takes no more than `most_rows` at a time: the other
+/// workers that look for the shares compose the rest meanwhile.
+RADDLE_DEVICE u32 wait_for_shares(const GpuLaunch& launch, WorkerShare& mine, i32 num_rows,
+                                  i32 expected, i32 most_rows, i64 deadline) {
   i32* word = launch.arrived + (mine.which >= 0 ? counter_of(launch, mine) : 0);
   while (ptx::ballot(mine.which >= 0) != 0) {
     const bool waits = mine.which >= 0, late = ptx::global_time() >= deadline;
     const Arrivals seen = look_at_share(word, waits, late, expected);
-    const bool complete = waits && seen.count() >= expected;
-    const bool takes = complete && take_share(word, mine.count, mine.workers) < mine.count;
-    if (complete || late) mine.which = -1;
+    const u32 ready = ptx::ballot(waits && seen.count() >= expected);
+    const bool is_ready = ready >> ptx::lane_index() & 1;
+    const i32 before = ptx::count_bits(ready & ((1u << ptx::lane_index()) - 1u));
+    const bool asks = is_ready && (before == 0 || (before + 1) * num_rows <= most_rows);
+    const bool takes = asks && take_share(word, mine.count, mine.workers) < mine.count;
+    if (asks || (late && !is_ready)) mine.which = -1;
     if (const u32 taken = ptx::ballot(takes)) return taken;
     ptx::sleep(100);
   }
@@ -98,21 +116,25 @@ RADDLE_DEVICE void compose_known_row(const GpuLaunch& launch, const Variant& var
   compose_row<Kernel>(launch, variant, share.row[m], StateRows{0, 0, count}, vector);
 }
 
-/// Announces the queue's states, and composes the worker's shares, each when its states are there.
+/// Composes the known shares, each when its states are there.
 template <class Kernel, class Variant>
-RADDLE_COLD void contract_known_shares(const GpuLaunch& launch, const Variant& variant, i32 begin,
-                                       i32 end) {
+RADDLE_DEVICE void compose_known_shares(const GpuLaunch& launch, const Variant& variant,
+                                        i64 deadline) {
   auto& block = ShortMemory<Kernel>::get();
-  announce_all_to_levels<Kernel>(launch, variant, begin, end);
   const i32 lane = ptx::lane_index(), warp = ConsumerTeam::warp();
-  const i64 deadline = ptx::global_time() + contraction_timeout_ns;
   WorkerShare mine;
-  i32 expected = 0;
-  if (lane < block.known.count)
-    mine = block.known.share[lane].share, expected = block.known.share[lane].expected;
-  if (block.known.count > 0) rehearse_composition<Kernel, Variant>(launch, block.vector[warp]);
+  i32 num_rows = 0, expected = 0;
+  if (lane < block.known.count) {
+    const KnownShare& known = block.known.share[lane];
+    mine = known.share, num_rows = known.num_rows, expected = known.expected;
+  }
+  // A row a warp; more where all workers together have more rows than that.
+  const PlanView& plan = launch.plan;
+  const i32 of_all = plan.num_contractions * plan.num_kv_heads * num_rows;
+  const i32 most_rows = max(ConsumerTeam::num_warps, ceil_div(of_all, plan.num_workers));
   while (true) {
-    u32 taken = warp == 0 ? wait_for_shares(launch, mine, expected, deadline) : 0;
+    u32 taken =
+        warp == 0 ? wait_for_shares(launch, mine, num_rows, expected, most_rows, deadline) : 0;
     taken = static_cast<u32>(
         ConsumerTeam::tell(ConsumerTeam::thread() == 0, static_cast<i32>(taken), block.completed));
     if (taken == 0) return;
@@ -125,6 +147,41 @@ RADDLE_COLD void contract_known_shares(const GpuLaunch& launch, const Variant& v
           compose_known_row<Kernel>(launch, variant, share, m, block.vector[warp]);
     }
   }
+}
+
+/// Composes the shares of the items [begin, end), some items after others, as long as these have
+/// known shares. Returns the first of those that have not.
+template <class Kernel, class Variant>
+RADDLE_COLD i32 compose_known_shares(const GpuLaunch& launch, const Variant& variant, i32 begin,
+                                     i32 end) {
+  auto& block = ShortMemory<Kernel>::get();
+  const i64 deadline = ptx::global_time() + contraction_timeout_ns;
+  // In kernels for few rows a loading warp has done it.
+  if (ShortMemory<Kernel>::state_rows == 0 && block.known.count > 0)
+    rehearse_composition<Kernel, Variant>(launch, block.vector[ConsumerTeam::warp()]);
+  while (block.known.count != block.known.none) {
+    compose_known_shares<Kernel>(launch, variant, deadline);
+    begin += items_at_once;
+    if (begin >= end) return end;
+    ConsumerTeam::sync();  // all warps are done with the shares before
+    if (ConsumerTeam::warp() == 0)
+      look_up_known_shares<Kernel>(launch, begin, min(begin + items_at_once, end));
+    ConsumerTeam::sync();
+  }
+  return begin;
+}
+
+/// Announces the queue's states, and composes the worker's shares.
+template <class Kernel, class Variant>
+RADDLE_DEVICE void contract_level_queue(const GpuLaunch& launch, const Variant& variant, i32 begin,
+                                        i32 end) {
+  auto& block = ShortMemory<Kernel>::get();
+  const i32 warp = ConsumerTeam::warp();
+  announce_to_levels<Kernel>(launch, variant, block.known_waiting.waiting[warp],
+                             block.known_waiting.counter[warp][ptx::lane_index()]);
+  announce_all_to_levels<Kernel>(launch, variant, begin + ConsumerTeam::num_warps, end);
+  begin = compose_known_shares<Kernel>(launch, variant, begin, end);
+  contract_shares<Kernel>(launch, variant, begin, end, block.completed, block.vector[warp]);
 }
 
 }  // namespace wgmma

@@ -74,8 +74,11 @@ class ShortItem {
   /// Both groups' states become rows of the output, or of partial states.
   template <class Facts>
   RADDLE_DEVICE void send(const Facts& facts, i32 nth) {
-    const ShortOutput<Kernel, Variant> output(launch_, variant_, lane_, to_log2_);
-    if (lane_.group == 0)
+    using Output = ShortOutput<Kernel, Variant>;
+    const Output output(launch_, variant_, lane_, to_log2_);
+    if constexpr (Output::has_many_rows)
+      output.exchange(o_, weighing_, facts, nth > 0);
+    else if (lane_.group == 0)
       output.send(o_, weighing_, facts);
     else
       output.leave(o_, weighing_, facts, nth > 0);

@@ -2,8 +2,7 @@
 // the threads of the computing warpgroups tell one another.
 #pragma once
 
-#include "raddle/engine/kernel/gpu/queue_end.h"
-#include "raddle/engine/kernel/wgmma/memory.h"
+#include "raddle/engine/kernel/wgmma/announce.h"
 
 RADDLE_ENGINE_BEGIN
 
@@ -28,11 +27,20 @@ struct KnownShare {
   Row row[most_rows];
 };
 
-/// A worker's shares of contractions of several levels, where they are few and small.
+/// A worker's shares of contractions of several levels, of some of its items, where they are few
+/// and small.
+template <i32 most_shares>
 struct KnownShares {
-  static constexpr i32 most = 8, none = -1;
+  static constexpr i32 most = most_shares, none = -1;
   i32 count;  ///< none: they were not
   KnownShare share[most];
+};
+
+/// Where the states of the queue's first items are announced, in a layout of several levels: an
+/// item a warp, a contraction a lane.
+struct KnownWaiting {
+  Waiting waiting[ConsumerTeam::num_warps];
+  i32 counter[ConsumerTeam::num_warps][32];
 };
 
 template <class Kernel>
@@ -43,19 +51,21 @@ struct ShortMemory : Memory<Kernel> {
   static_assert(128 == 2 * Kernel::tile_keys);
 
   alignas(1024) u8 p[consumer_groups][Weights::bytes];
-  /// The state of the second warpgroup, then rows of both: O, and behind it the LSE. Four numbers
+  /// The state of the other warpgroup, then rows of both: O, and behind it the LSE. Four numbers
   /// more than O has keep the lanes that write a column apart.
   float state[rows][Kernel::dim_vo + 4];
-  float reference[rows];  ///< of the second warpgroup
+  float reference[consumer_groups][rows];  ///< of an item's rows, where it ends
   /// Of the keys of each warp of a group: the largest logits of a tile, and an item's sums.
   float top[consumer_groups][group_warps][rows];
   float sum[consumer_groups][group_warps][rows];
   /// Of items of the queue, where tiles are composed at once: they have few rows.
   static constexpr i32 state_rows = rows <= rows_at_once<ConsumerTeam> ? rows : 0;
-  ItemState item_state[states_at_once];
+  ItemState item_state[state_rows > 0 ? states_at_once : 1];
   Row state_row[max(state_rows, 1)][state_rows > 0 ? states_at_once : 1];
-  KnownShares known;
-  alignas(16) float rehearsal[state_rows > 0 ? max(Kernel::dim_vo, 32) : 1];  ///< is dropped
+  KnownShares<Kernel::dim_vo <= 128 ? 8 : 4> known;
+  KnownWaiting known_waiting;
+  /// What is composed in a rehearsal, and dropped.
+  alignas(16) float rehearsal[state_rows > 0 ? max(Kernel::dim_vo, 32) : 1];
 
   RADDLE_DEVICE static ShortMemory& get() {
     return *static_cast<ShortMemory*>(ptx::shared_memory());
