@@ -30,8 +30,8 @@ RADDLE_DEVICE i32 counter_of(const GpuLaunch& launch, const WorkerShare& share) 
 }
 
 /// The part of an item's worker in contraction number `nth` of those that wait for the item. Where
-/// many wait, only those are counted that the chunks of the tile deal to this worker. `at_a_time` are
-/// looked up side by side.
+/// many wait, only those are counted that the chunks of the tile deal to this worker. `at_a_time`
+/// are looked up side by side.
 template <class Team>
 RADDLE_DEVICE WorkerShare look_up_worker_share(const GpuLaunch& launch, const WorkItem& item,
                                                i32 nth, i32 at_a_time = most_dependents) {
