@@ -57,6 +57,8 @@ inline PlanConfig random_config(std::mt19937& random) {
   config.schedule = Schedule::linear;
   config.max_runs = between(random, 0, 1) * between(random, 1, 5);
   if (between(random, 0, 1)) config.costs[short_queries].per_item = between(random, 0, 100000);
+  if (between(random, 0, 1))
+    config.costs[short_queries].per_level_tile = between(random, 1, 100000);
   config.has_openings = between(random, 0, 1) == 1;
   config.keeps_heads_in_step = between(random, 0, 1) == 1;
   return config;

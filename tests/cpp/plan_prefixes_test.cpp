@@ -1,5 +1,6 @@
 // Prefix discovery on host and device: the same cascade, the same plan. A failure prints the seed
 // that repeats it.
+#include "plan/heuristics.h"
 #include "plan/shared_runs.h"
 #include "plan_device_testing.h"
 #include "raddle/engine/variant/composition.h"
@@ -113,6 +114,35 @@ TEST(Prefixes, AllRequestsOfOnePrompt) {
   EXPECT_EQ(found.columns, std::vector<i32>{640});
   EXPECT_EQ(found.rows.size(), 8u);
   EXPECT_EQ(discover_prefixes(lists_of(batch, begins), 641).columns.size(), 0u);
+}
+
+/// Many workers compose a prefix's rows side by side, so that its chunks are short enough for all.
+TEST(Prefixes, NoWorkerIdlesBesideALongPrefix) {
+  constexpr i32 requests = 16, shared = 512, own = 16;  // pages
+  OwnedBatch batch;
+  batch.page_size = 16;
+  batch.page_indptr.push_back(0);
+  for (i32 r = 0; r < requests; ++r) {
+    batch.qo_indptr.push_back(r + 1);
+    batch.kv_len.push_back(batch.page_size * (shared + own));
+    for (i32 p = 0; p < shared + own; ++p)
+      batch.pages.push_back(p < shared ? p : own * r + shared + p);
+    batch.page_indptr.push_back(static_cast<i32>(batch.pages.size()));
+  }
+  AttentionSpec spec;
+  spec.num_qo_heads = 32;
+  spec.num_kv_heads = 8;
+  spec.head_dim_qk = spec.head_dim_vo = 128;
+  spec.dtype = DType::bfloat16;
+  const PlanConfig config =
+      gpu_plan_config(spec, 90, KernelFamily::wgmma, 64, 132, Schedule::linear);
+  const PrefixCascade found = discover_prefixes(lists_of(batch, begins_of(batch)), 256);
+  OwnedLayout layout = layout_of(batch, found);
+  const PlanArrays plan = make_plan(layout.view(), config, cover(Composition<NoMask>{}));
+  const PlanView view = plan.view();
+  EXPECT_EQ(found.columns, std::vector<i32>{batch.page_size * shared});
+  for (i32 w = 0; w < view.num_workers; ++w)
+    EXPECT_LT(view.queue_indptr[w], view.queue_indptr[w + 1]) << "worker " << w;
 }
 
 /// Lists that agree in their first page and in the page at the least depth, but not between: both
