@@ -15,10 +15,11 @@ struct Waiting {
   i32 kv_head = 0;
 };
 
-/// Those that wait for the nth of the items [begin, end), of which a warp looks up one.
-RADDLE_DEVICE Waiting look_up_waiting(const PlanView& plan, i32 begin, i32 end, i32 nth) {
-  if (begin + nth >= end || plan.items[begin + nth].partial_row < 0) return Waiting{};
-  const WorkItem& item = plan.items[begin + nth];
+/// Those that wait for the state of item number `number`, if the queue, which ends at `end`, has
+/// it.
+RADDLE_DEVICE Waiting look_up_waiting(const PlanView& plan, i32 number, i32 end) {
+  if (number >= end || plan.items[number].partial_row < 0) return Waiting{};
+  const WorkItem& item = plan.items[number];
   const QueryTile& tile = plan.query_tiles[item.query_tile];
   return Waiting{tile.dependents_end - tile.dependents_begin, tile.dependents_begin, item.kv_head};
 }
@@ -69,7 +70,7 @@ RADDLE_DEVICE void announce_all_to_levels(const GpuLaunch& launch, const Variant
                                           i32 begin, i32 end) {
   RADDLE_ROLLED
   for (i32 first = begin; first < end; first += ConsumerTeam::num_warps) {
-    const Waiting waiting = look_up_waiting(launch.plan, first, end, ConsumerTeam::warp());
+    const Waiting waiting = look_up_waiting(launch.plan, first + ConsumerTeam::warp(), end);
     announce_to_levels<Kernel>(launch, variant, waiting,
                                look_up_counter(launch.plan, waiting, ptx::lane_index()));
   }

@@ -91,7 +91,6 @@ RADDLE_DEVICE void attend_long(const Launch& launch, const Variant& variant) {
 template <class Kernel, class Variant>
 RADDLE_DEVICE void attend_short(const Launch& launch, const Variant& variant) {
   static_assert(sizeof(ShortMemory<Kernel>) <= shared_bytes);
-  auto& block = ShortMemory<Kernel>::get();
   const i32 loads = loading_warp();
   const bool computes = loads < 0;
   ptx::prefetch(&launch.plan.openings[ptx::block_index()]);
@@ -124,7 +123,8 @@ RADDLE_DEVICE void attend_short(const Launch& launch, const Variant& variant) {
                  [&](i32 last) { return last + 1 < end ? last + 1 : -1; });
     // It has named the last items, and has nothing to do while the others finish them.
     if constexpr (ShortMemory<Kernel>::state_rows > 0)
-      if (loads == finder_warp) rehearse_composition<Kernel, Variant>(launch, block.rehearsal);
+      if (loads == finder_warp)
+        rehearse_composition<Kernel, Variant>(launch, ShortMemory<Kernel>::get().rehearsal);
   }
 }
 

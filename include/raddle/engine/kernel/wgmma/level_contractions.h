@@ -19,7 +19,7 @@ template <class Kernel>
 RADDLE_DEVICE void look_up_known_waiting(const GpuLaunch& launch, i32 begin, i32 end) {
   auto& known = ShortMemory<Kernel>::get().known_waiting;
   const i32 warp = ConsumerTeam::warp(), lane = ptx::lane_index();
-  const Waiting waiting = look_up_waiting(launch.plan, begin, end, warp);
+  const Waiting waiting = look_up_waiting(launch.plan, begin + warp, end);
   if (lane == 0) known.waiting[warp] = waiting;
   known.counter[warp][lane] = look_up_counter(launch.plan, waiting, lane);
 }
@@ -152,8 +152,8 @@ RADDLE_DEVICE void compose_known_shares(const GpuLaunch& launch, const Variant& 
 /// Composes the shares of the items [begin, end), some items after others, as long as these have
 /// known shares. Returns the first of those that have not.
 template <class Kernel, class Variant>
-RADDLE_COLD i32 compose_known_shares(const GpuLaunch& launch, const Variant& variant, i32 begin,
-                                     i32 end) {
+RADDLE_COLD i32 compose_while_known(const GpuLaunch& launch, const Variant& variant, i32 begin,
+                                    i32 end) {
   auto& block = ShortMemory<Kernel>::get();
   const i64 deadline = ptx::global_time() + contraction_timeout_ns;
   // In kernels for few rows a loading warp has done it.
@@ -180,7 +180,7 @@ RADDLE_DEVICE void contract_level_queue(const GpuLaunch& launch, const Variant& 
   announce_to_levels<Kernel>(launch, variant, block.known_waiting.waiting[warp],
                              block.known_waiting.counter[warp][ptx::lane_index()]);
   announce_all_to_levels<Kernel>(launch, variant, begin + ConsumerTeam::num_warps, end);
-  begin = compose_known_shares<Kernel>(launch, variant, begin, end);
+  begin = compose_while_known<Kernel>(launch, variant, begin, end);
   contract_shares<Kernel>(launch, variant, begin, end, block.completed, block.vector[warp]);
 }
 

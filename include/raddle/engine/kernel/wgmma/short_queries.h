@@ -15,7 +15,7 @@ class ShortQueries {
   using Block = ShortMemory<Kernel>;
   /// Whether items of one fragment of rows have code of their own: what an item takes beside
   /// reading its keys grows with the fragments.
-  static constexpr bool has_few_rows = Kernel::row_fragments >= 4;
+  static constexpr bool has_few_rows = ShortOutput<Kernel, Variant>::has_many_rows;
 
  public:
   RADDLE_DEVICE ShortQueries(const GpuLaunch& launch, const Variant& variant)
