@@ -121,9 +121,9 @@ struct Variant {
   std::shared_ptr<const VariantSource> source;  ///< leaf: null where the functor is shipped
 };
 
-/// A variant of the user's own: source that defines `struct <name>`. The members that mask, kv_span
-/// or coverage mention become plan members, all others run members. It is compiled when an
-/// Attention is made of it.
+/// A variant of the user's own: source that defines `struct <name>`. The members that a mask, its
+/// spans or its coverage mention become plan members, all others run members. It is compiled when
+/// an Attention is made of it.
 Variant variant_from_source(VariantSource source, std::map<std::string, MemberValue> members = {});
 
 Variant operator&(const Variant& a, const Variant& b);

@@ -70,7 +70,7 @@ class Variant(_library.Handle):
             ``raddle/engine/variant/contract.h``; `raddle.math` functions are in namespace ``math``.
         params: members by name, with their types: float, int, or `Tensor` with extents.
 
-    ``variant(bias=0.5)`` gives members their values. Those that mask, kv_span or coverage read are plan
+    ``variant(bias=0.5)`` gives members their values. Those that a mask, its spans or its coverage read are plan
     members, all others run members. It is compiled when an `Attention` is made of it, once a machine (see
     ``raddle cache``); `CompileError` shows your own lines.
 

@@ -255,7 +255,7 @@ std::string amalgamate(const std::string& text) {
 
 std::vector<std::string> plan_members(const VariantSource& source) {
   const std::vector<std::string> t = tokens(source.text);
-  std::set<std::string> reached = {"mask", "kv_span", "coverage"};
+  std::set<std::string> reached = {"mask", "kv_span", "row_span", "knows_spans", "coverage"};
   std::vector<std::string> open(reached.begin(), reached.end());
   // It is hard to tell where a macro is used, so what it mentions counts as mentioned by the mask.
   for (std::size_t at = 0; (at = source.text.find("#define", at)) != std::string::npos;) {

@@ -50,8 +50,8 @@ std::string amalgamate(const std::string& text);
 /// member list.
 std::string declare(const VariantSource& source);
 
-/// Names of the members that mask, kv_span or coverage mention, directly or through other functions
-/// of the struct.
+/// Names of the members that a mask, its spans or its coverage mention, directly or through other
+/// functions of the struct.
 std::vector<std::string> plan_members(const VariantSource& source);
 
 /// Declarations of all parts, and `using <name> = Composition<…>;`.

@@ -8,7 +8,7 @@
 
 #include "device/name.h"
 #include "jit/source.h"
-#include "raddle/engine/core/span.h"
+#include "raddle/engine/core/ordered.h"
 #include "raddle/error.h"
 
 namespace raddle {
@@ -46,12 +46,13 @@ template <class T>
 std::optional<BoundMember> bind_tensor(const MemberType& type, const MemberValue& value) {
   const auto array = convert<T>(value);
   if (!array || array->shape().size() != static_cast<std::size_t>(type.rank)) return std::nullopt;
-  BoundMember bound{*array, nullptr};
+  BoundMember bound{*array};
   if (type.hull) {
     const auto n = static_cast<i64>(array->size());
     std::shared_ptr<T[]> hull(new T[static_cast<std::size_t>(hull_size(n))]);
     build_hull(array->data(), n, hull.get());
     bound.hull = std::move(hull);
+    bound.order = find_order(array->data(), n, static_cast<i64>(array->shape().back()));
   }
   return bound;
 }
@@ -60,11 +61,11 @@ std::optional<BoundMember> try_bind(const MemberType& type, const MemberValue& v
   const auto* number = std::get_if<double>(&value);
   switch (type.kind) {
     case MemberKind::float_scalar:
-      return number ? std::optional(BoundMember{*number, nullptr}) : std::nullopt;
+      return number ? std::optional(BoundMember{*number}) : std::nullopt;
     case MemberKind::int_scalar:
       if (!number || *number != std::floor(*number) || std::abs(*number) > 2147483647.0)
         return std::nullopt;
-      return BoundMember{*number, nullptr};
+      return BoundMember{*number};
     case MemberKind::float_tensor:
       return bind_tensor<float>(type, value);
     case MemberKind::int_tensor:
@@ -163,13 +164,15 @@ void write_member(void* self, const Member& member, const BoundMember& bound) {
           else
             write(self, member.offset, static_cast<float>(x));
         } else {
-          // As Tensor and SpanTensor lie in memory: address, pyramid, extents.
+          // As Tensor and SpanTensor lie in memory: address, pyramid and order, extents.
           i32 at = member.offset;
           write(self, at, static_cast<const void*>(x.data()));
           at += static_cast<i32>(sizeof(void*));
           if (member.type.hull) {
             write(self, at, bound.hull.get());
             at += static_cast<i32>(sizeof(void*));
+            write(self, at, bound.order);
+            at += static_cast<i32>(sizeof(i32));
           }
           for (const i64 extent : x.shape()) {
             write(self, at, static_cast<i32>(extent));

@@ -8,10 +8,12 @@
 
 namespace raddle {
 
-/// A member's value, and what was made of it: a SpanTensor's pyramid. Copies share both.
+/// A member's value, and what was made of it: a SpanTensor's pyramid, which copies share, and the
+/// order of its elements.
 struct BoundMember {
   MemberValue value = 0.0;
-  std::shared_ptr<const void> hull;
+  std::shared_ptr<const void> hull = nullptr;
+  std::int32_t order = 0;
 };
 
 /// The value as the member holds it: integers become floats where floats are asked for, narrow

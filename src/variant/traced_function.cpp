@@ -52,7 +52,7 @@ template <class T, i32 rank, std::size_t... d>
 auto hull_of(const Array<T>& array, const void* pyramid, const IntInterval* index,
              std::index_sequence<d...>) {
   SpanTensor<const T, rank> view{
-      array.data(), static_cast<const T*>(pyramid), {static_cast<i32>(array.shape()[d])...}};
+      array.data(), static_cast<const T*>(pyramid), 0, {static_cast<i32>(array.shape()[d])...}};
   return interval::at(view, index[d]...);
 }
 

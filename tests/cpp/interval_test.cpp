@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "raddle/engine/core/span.h"
+#include "raddle/engine/core/ordered.h"
 #include "test_seed.h"
 
 namespace raddle {
@@ -136,7 +136,7 @@ TEST_F(IntervalTest, PyramidFindsEverySpan) {
     std::vector<i32> data(static_cast<std::size_t>(n));
     for (i32& x : data) x = draw(-1000000, 1000000);
     const std::vector<i32> pyramid = pyramid_over(data);
-    const SpanTensor<const i32, 1> t{data.data(), pyramid.data(), {n}};
+    const SpanTensor<const i32, 1> t{data.data(), pyramid.data(), 0, {n}};
     for (int repeat = 0; repeat < 300; ++repeat) {
       const i32 first = draw(0, n - 1), last = draw(first, n - 1);
       const auto [least, most] = std::minmax_element(data.begin() + first, data.begin() + last + 1);
@@ -151,7 +151,7 @@ TEST_F(IntervalTest, NanMakesASpanUnknown) {
   std::vector<float> data(5000, 1.0f);
   data[1234] = std::nanf("");
   const std::vector<float> pyramid = pyramid_over(data);
-  const SpanTensor<const float, 1> t{data.data(), pyramid.data(), {5000}};
+  const SpanTensor<const float, 1> t{data.data(), pyramid.data(), 0, {5000}};
   EXPECT_TRUE(interval::at(t, IntInterval{0, 4999}).nan);
   EXPECT_TRUE(interval::at(t, IntInterval{1234, 1234}).nan);
   EXPECT_FALSE(interval::at(t, IntInterval{1235, 4999}).nan);
@@ -163,7 +163,7 @@ TEST_F(IntervalTest, SpansOfSeveralDimensionsAreClampedAndWrapped) {
   std::vector<i32> data(static_cast<std::size_t>(rows * cols));
   for (i32& x : data) x = draw(-1000, 1000);
   const std::vector<i32> pyramid = pyramid_over(data);
-  const SpanTensor<const i32, 2> t{data.data(), pyramid.data(), {rows, cols}};
+  const SpanTensor<const i32, 2> t{data.data(), pyramid.data(), 0, {rows, cols}};
   for (int repeat = 0; repeat < 500; ++repeat) {
     const i32 i = draw(-8, 8), j = draw(-60, 60);
     const IntInterval a{i, i + draw(0, 3)}, b{j, j + draw(0, 30)};
@@ -181,6 +181,50 @@ TEST_F(IntervalTest, SpansOfSeveralDimensionsAreClampedAndWrapped) {
       EXPECT_EQ(r.first, least);
       EXPECT_EQ(r.last, most);
     }
+  }
+}
+
+TEST_F(IntervalTest, OrderIsThatOfEveryRow) {
+  const std::vector<i32> rising{0, 0, 3, /**/ 1, 2, 2}, falling{5, 4, 4, /**/ 9, 9, 1};
+  EXPECT_EQ(find_order(rising.data(), 6, 3), 1);
+  EXPECT_EQ(find_order(rising.data(), 6, 6), 0);
+  EXPECT_EQ(find_order(falling.data(), 6, 3), -1);
+  EXPECT_EQ(find_order(rising.data(), 2, 2), 1);
+  const float nan = std::nanf("");
+  const std::vector<float> unknown{1.0f, nan, 2.0f};
+  EXPECT_EQ(find_order(unknown.data(), 3, 3), 0);
+}
+
+bool is_everything(Range r) { return r.first == int_min && r.last == int_max; }
+
+TEST_F(IntervalTest, ElementsBetweenTwoValuesAreAnIntervalOfIndices) {
+  for (int repeat = 0; repeat < 500; ++repeat) {
+    const i32 rows = draw(1, 3), cols = draw(1, 40);
+    const bool rises = draw(0, 1) == 1;
+    std::vector<i32> data(static_cast<std::size_t>(rows * cols));
+    for (i32& x : data) x = draw(-9, 9);
+    for (i32 row = 0; row < rows; ++row) {
+      const auto begin = data.begin() + row * cols, end = begin + cols;
+      std::sort(begin, end);
+      if (!rises) std::reverse(begin, end);
+    }
+    const std::vector<i32> pyramid = pyramid_over(data);
+    SpanTensor<const i32, 2> t{data.data(), pyramid.data(), rises ? 1 : -1, {rows, cols}};
+    const i32 row = draw(0, rows - 1);
+    const IntInterval value{draw(-10, 10), draw(-10, 10)};
+    const i32 from = draw(0, cols + 3);
+    const Range over{from, from + draw(0, cols + 3)};
+    const Range found = interval::indices_of(t, value, over, interval::of(row));
+    for (i32 i = over.first; i <= over.last; ++i) {
+      const i32 x = traced::at(t, row, i);
+      ASSERT_EQ(value.first <= x && x <= value.last, found.first <= i && i <= found.last)
+          << i << " of " << over.first << " … " << over.last << ", " << cols << " columns";
+    }
+    if (rows > 1) {
+      EXPECT_TRUE(is_everything(interval::indices_of(t, value, over, IntInterval{0, 1})));
+    }
+    t.order = 0;
+    EXPECT_TRUE(is_everything(interval::indices_of(t, value, over, interval::of(row))));
   }
 }
 

@@ -24,6 +24,13 @@ template <class V> KvSpan span_of(const V& v, const Tile& t) {
   if constexpr (requires { v.kv_span(t); }) return v.kv_span(t);
   return KvSpan{everything, everything};
 }
+template <class V> KvSpan row_span_of(const V& v, const Row& r, Range keys) {
+  bool known = requires { v.row_span(r, keys); };
+  if constexpr (requires { v.knows_spans(); }) known = known && v.knows_spans();
+  if constexpr (requires { v.row_span(r, keys); })
+    if (known) return v.row_span(r, keys);
+  return KvSpan{everything, everything};
+}
 """
 _score = """
 extern "C" void run{i}(const void* const* m, long n, const i32* at, const float* s, float* out) {{
@@ -57,6 +64,14 @@ extern "C" void span{i}(const void* const* m, long n, const i32* at, i32* out) {
     out[0] = span.pos.first, out[1] = span.pos.last;
   }}
 }}
+extern "C" void row_span{i}(const void* const* m, long n, const i32* at, i32* out) {{
+  {bind}
+  for (long j = 0; j < n; ++j, at += 8, out += 2) {{
+    const Row r{{at[0], 0, 0, at[4], at[2], 0, 0, 0}};
+    const KvSpan span = row_span_of(v, r, {{at[6], at[7]}});
+    out[0] = span.pos.first, out[1] = span.pos.last;
+  }}
+}}
 """
 
 
@@ -75,7 +90,8 @@ def _bind(i, traced):
         extents = "{" + ", ".join(map(str, value.shape)) + "}"
         if traced.is_mask:
             before.append(f"const auto hull{k} = pyramid({data}, {value.size}L);")
-            fields.append(f"{{{data}, hull{k}.data(), {extents}}}")
+            order = f"find_order({data}, {value.size}L, {value.shape[-1]}L)"
+            fields.append(f"{{{data}, hull{k}.data(), {order}, {extents}}}")
         else:
             fields.append(f"{{{data}, {extents}}}")
     unused = "" if fields else "(void)m; "
@@ -126,6 +142,11 @@ class Compiled:
     def span(self, i, tiles):
         """[n, 2] first and last kv_idx that `kv_span` leaves of the tiles; all of int32 where there is none."""
         return self._ask(f"span{i}", i, tiles, (2,))
+
+    def row_span(self, i, tiles):
+        """[n, 2] first and last kv_idx that `row_span` says the tiles' first rows keep of keys from the first kv_idx to
+        the last one; all of int32 where that is not known."""
+        return self._ask(f"row_span{i}", i, tiles, (2,))
 
     def _ask(self, function, i, tiles, shape):
         tiles = np.ascontiguousarray(tiles, np.int32)

@@ -46,6 +46,8 @@ def test_includes():
 EXPECTED = {
     "logits": "float logits(float s, const Row& r, const Key& c) const",
     "mask": "bool mask(const Row& r, const Key& c) const",
+    "row_span": "KvSpan row_span(const Row& r, Range keys) const",
+    "knows_spans": "bool knows_spans() const",
     "sink": "float sink(const Row& r) const",
     "key": "void key(Vec& k, const Key& c) const",
     "output": "void output(Vec& o, const Row& r, float lse) const",
@@ -56,6 +58,8 @@ BODIES = {
         "float logits(float s) const { return s; }",
     ],
     "mask": ["bool mask(const Row&) const { return true; }"],
+    "row_span": ["KvSpan row_span(const Row&) const { return {everything, everything}; }"],
+    "knows_spans": ["bool knows_spans(int) const { return true; }"],
     "sink": ["float sink(const Row&) { return 0; }"],
     "key": ["template <class Vec> void key(Vec& k, const Key& c) {}", "template <class Vec> void key(Vec& k) const {}"],
     "output": ["template <class Vec> void output(Vec& o, const Row& r) const {}"],
@@ -69,8 +73,13 @@ def test_wrong_signatures_say_what_is_expected(part, body):
 
 def test_structs_that_are_no_variant():
     assert "at least one part" in message("Nothing", "float a;", {"a": float}, a=1.0)
-    assert "expected a mask beside" in message(
-        "Bounds", LOGITS + " { return s; }\nKvSpan kv_span(const Tile&) const { return {everything, everything}; }"
+    span = "KvSpan kv_span(const Tile&) const { return {everything, everything}; }"
+    assert "expected a mask beside" in message("Bounds", LOGITS + " { return s; }\n" + span)
+    mask = "bool mask(const Row&, const Key&) const { return true; }\n"
+    of_rows = "KvSpan row_span(const Row&, Range) const { return {everything, everything}; }"
+    assert "what kv_span and coverage say of tiles; expected them beside" in message("Rows", mask + of_rows)
+    assert "bool knows_spans() const, and kv_span beside" in message(
+        "Knows", mask + "bool knows_spans() const { return true; }"
     )
     with refuses(ValueError, "no struct Other"):
         raddle.Variant("Other", "struct Another {};")

@@ -96,7 +96,9 @@ V = {
         "  if (of(t.kv_index.last) < of(t.q_index.first) || of(t.kv_index.first) > of(t.q_index.last))"
         " return Coverage::empty;\n"
         "  return one && of(t.kv_index.first) == of(t.q_index.first) && of(t.kv_index.last) == of(t.q_index.first)\n"
-        "    ? Coverage::full : Coverage::partial; }",
+        "    ? Coverage::full : Coverage::partial; }\n"
+        "RADDLE_FN KvSpan row_span(const Row& r, Range) const\n"
+        "{ return KvSpan{{of(r.q_index) * size, (of(r.q_index) + 1) * size - 1}, everything}; }",
         size=I,
     ),
     "doc": variant(  # documents by an array whose hull decides whole tiles; 1'000 holds no character literal

@@ -60,6 +60,22 @@ def test_functions_of_python(wgmma, rng, mods):
     check(wgmma, draw(rng, "paged", variant=variant, lengths=SHORT_OF_LONG, page_size=16, **HEADS), 5)
 
 
+@pytest.mark.parametrize("order", ["rising", "falling", "none"])
+@pytest.mark.parametrize("layout", ["ragged", "paged"])
+def test_documents_by_their_numbers(wgmma, rng, layout, order):
+    """Rows keep an interval of keys where the captured array is in order; else the mask is asked."""
+    numbers = np.repeat(np.arange(9), rng.integers(1, 60, 9))[:144]
+    numbers = np.pad(numbers, (0, 144 - len(numbers)), mode="edge")
+    numbers = {"rising": numbers, "falling": numbers[::-1].copy(), "none": rng.permutation(9)[numbers]}[order]
+    is_text = np.arange(144) < rng.integers(100, 140, (len(SHORT_OF_LONG), 1))
+
+    def document(b, h, q_idx, kv_idx):
+        return (numbers[q_idx] == numbers[kv_idx]) & (kv_idx <= q_idx) & is_text[b, kv_idx]
+
+    paged = {"page_size": 16} if layout == "paged" else {}
+    check(wgmma, draw(rng, layout, variant=[Flex(document)], lengths=SHORT_OF_LONG, **paged, **HEADS), 5)
+
+
 @pytest.mark.parametrize("num_workers", [1, 7])
 def test_cascades(wgmma, rng, num_workers):
     """Short queries of the requests beside long ones of what they share."""

@@ -38,7 +38,7 @@ _keywords = set(
 )
 _taken = _keywords | set(
     "r c s t s_scale i32 i64 u8 u32 Row Key Tile Tensor SpanTensor Coverage KvSpan Range Truth IntInterval FloatInterval math "
-    "near_logits near_limit traced interval raddle logits mask coverage kv_span query key value sink output scan min max hull both either "
+    "near_logits near_limit traced interval raddle logits mask coverage kv_span row_span knows_spans query key value sink output scan min max hull both either "
     "native intersect everything compose is_empty int_min int_max bits_to_float to_float from_float round_up ceil_div cpu "
     "Scan Mix Member Variant Causal SlidingWindow SoftCap Sinks Sigmoid Rope Alibi AllOf AnyOf Leaf Composition".split()
 )
@@ -99,17 +99,19 @@ def _type(node: Node) -> str:
 
 
 class _Scalar:
-    """One function body over scalars: locals in `lines`, the result by `text`. `near`: of `near_logits`, whose
-    score is not scaled yet."""
+    """One function body over scalars: locals in `lines`, what it computes of the roots by `text`, the first one as the
+    result. `near`: of `near_logits`, whose score is not scaled yet."""
 
-    def __init__(self, root: Node, members: Members, near: bool = False):
+    def __init__(self, members: Members, *roots: Node, near: bool = False):
         self._members, self._names = members, {}
         self._near = near
         self.lines: list[str] = []
         self.reads: set[str] = set()
         uses: dict[int, int] = {}
         depth: dict[int, int] = {}
-        nodes = order(root)
+        nodes = list({id(node): node for root in roots for node in order(root)}.values())
+        for root in roots if len(roots) > 1 else ():
+            uses[id(root)] = uses.get(id(root), 0) + 1
         for node in nodes:
             for a in node.args:
                 uses[id(a)] = uses.get(id(a), 0) + 1
@@ -120,7 +122,7 @@ class _Scalar:
                 text = self._write(node)
                 self._names[id(node)] = f"t{len(self.lines)}"
                 self.lines.append(f"const {_type(node)} {self._names[id(node)]} = {text};")
-        self.result = self.text(root)
+        self.result = self.text(roots[0]) if roots else ""
 
     def text(self, node: Node) -> str:
         return self._names.get(id(node)) or self._write(node)
@@ -204,13 +206,16 @@ class _Scalar:
             text = f"traced::{op}({', '.join(wide)})"
         return text if node.is_wide else f"static_cast<i32>({text})"
 
-    def _load(self, node: Node) -> str:
+    def indices(self, node: Node, count: int) -> list[str]:
+        """The first indices of an element."""
         name = self._members.names[id(node.payload)]
-        index = [
+        return [
             self.text(a) if is_nonnegative(a) else f"traced::wrap({self.text(a)}, {name}.extent[{d}])"
-            for d, a in enumerate(node.args)
+            for d, a in enumerate(node.args[:count])
         ]
-        text = f"traced::at({name}, {', '.join(index)})"
+
+    def _load(self, node: Node) -> str:
+        text = f"traced::at({', '.join([self._members.names[id(node.payload)], *self.indices(node, len(node.args))])})"
         return f"{text} != 0" if node.dtype == "bool" else text
 
 
@@ -382,6 +387,41 @@ def _soft_cap(root: Node) -> Node | None:
     return caps[0] if len(caps) == 1 == sum(node.op == "tanh" for node in nodes) else None
 
 
+def _spans(kept: spans.Spans, intervals: _Intervals, members: Members) -> list[str]:
+    """knows_spans, kv_span and row_span of a mask that is bounds on kv_idx."""
+    out: list[str] = []
+    arrays = [members.names[id(each.load.payload)] if isinstance(each, spans.Search) else "" for each in kept.bounds]
+    if ordered := " && ".join(f"{array}.order != 0" for array in dict.fromkeys(arrays) if array):
+        out += ["", *_function("bool knows_spans()", _Body([], set(), ordered))]
+
+    def of_interval(node: Node) -> str:
+        return intervals.names[id(node)]
+
+    of_tile = [
+        each.of_tile(of_interval, array) if isinstance(each, spans.Search) else each.of_tile(of_interval)
+        for each, array in zip(kept.bounds, arrays)
+    ]
+    tile = intervals.body(f"interval::span({', '.join(of_tile)})")
+    if ordered:
+        tile.lines.insert(0, "if (!knows_spans()) return KvSpan{everything, everything};")
+    out += ["", *_function(f"KvSpan kv_span({_parameter('Tile', 't', tile.reads)})", tile)]
+
+    conditions = [node for node, _ in kept.of_rows]
+    scalar = _Scalar(members, *(node for each in kept.bounds for node in each.nodes()), *conditions)
+    of_row = [
+        each.of_row(scalar.text, array, scalar.indices(each.load, len(each.load.args) - 1))
+        if isinstance(each, spans.Search)
+        else each.of_row(scalar.text)
+        for each, array in zip(kept.bounds, arrays)
+    ]
+    lines = list(scalar.lines)
+    for node, holds in kept.of_rows:
+        lines.append(f"if ({'!' if holds else ''}({scalar.text(node)})) return KvSpan{{everything, {{0, -1}}}};")
+    row = _Body(lines, scalar.reads, f"interval::span({', '.join(of_row)})")
+    keys = "Range keys" if any(arrays) else "Range"
+    return [*out, "", *_function(f"KvSpan row_span({_parameter('Row', 'r', row.reads)}, {keys})", row)]
+
+
 def _function(head: str, body: Any) -> list[str]:
     lines = [f"    {line}" for line in body.lines]
     return [f"  RADDLE_FN {head} const {{", *lines, f"    return {body.result};", "  }"]
@@ -404,7 +444,7 @@ def struct(name: str, root: Node, members: Members, is_mask: bool) -> str:
     out = [f"struct {name} {{"]
     out += [f"  {member_type(payload, is_mask)} {member};" for member, payload in members.payloads.items()]
     out += [""] if members.payloads else []
-    body = _Scalar(root, members)
+    body = _Scalar(members, root)
     row_and_key = f"{_parameter('Row', 'r', body.reads)}, {_parameter('Key', 'c', body.reads)}"
     if is_mask:
         out += _function(f"bool mask({row_and_key})", body)
@@ -412,13 +452,12 @@ def struct(name: str, root: Node, members: Members, is_mask: bool) -> str:
         covered = intervals.body(f"interval::coverage({intervals.names[id(root)]})")
         out += ["", *_function(f"Coverage coverage({_parameter('Tile', 't', covered.reads)})", covered)]
         if kept := spans.of(root):
-            span = intervals.body(f"interval::span({', '.join(bound.text(intervals.names) for bound in kept)})")
-            out += ["", *_function(f"KvSpan kv_span({_parameter('Tile', 't', span.reads)})", span)]
+            out += _spans(kept, intervals, members)
     else:
         score = "float s" if "s" in body.reads else "float"
         out += _function(f"float logits({score}, {row_and_key})", body)
         if cap := _soft_cap(root):
-            near = _Scalar(root, members, near=True)
+            near = _Scalar(members, root, near=True)
             out += ["", *_function(f"float near_logits({score}, float s_scale, {row_and_key})", near)]
             out += ["  RADDLE_FN float near_limit(float s_scale) const {"]
             out += [f"    return native::near_soft_cap_limit(s_scale, {near.text(cap)});", "  }"]

@@ -147,11 +147,11 @@ RADDLE_FN constexpr i32 clamp_index(i32 i, i32 n) { return max(0, min(i, n - 1))
 
 /// The element of a captured tensor at clamped indices.
 template <class Captured>
-RADDLE_FN auto at(const Captured& t, i32 i) {
+RADDLE_FN const auto& at(const Captured& t, i32 i) {
   return t.data[clamp_index(i, t.extent[0])];
 }
 template <class Captured, class... More>
-RADDLE_FN auto at(const Captured& t, i32 i, More... more) {
+RADDLE_FN const auto& at(const Captured& t, i32 i, More... more) {
   i64 offset = clamp_index(i, t.extent[0]);
   i32 d = 0;
   ((++d, offset = offset * t.extent[d] + clamp_index(more, t.extent[d])), ...);

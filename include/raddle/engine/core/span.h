@@ -127,6 +127,12 @@ RADDLE_FN auto at(const SpanTensor<const T, rank>& t, Index... index) {
     return all.seen;
   }
   const i64 length = span[rank - 1].last - span[rank - 1].first;
+  const auto add = [&](i64 first) {
+    const i64 last = first + length;
+    if (t.order == 0) return gather(t.data, t.hull, n, first, last, all);
+    all.add(t.data[first], t.data[first]);
+    all.add(t.data[last], t.data[last]);
+  };
   for (i64 w = 0; w < walk; ++w) {
     i64 offset = span[rank - 1].first, stride = t.extent[rank - 1], rest = w;
     for (i32 d = rank - 2; d >= 0; --d) {
@@ -135,7 +141,7 @@ RADDLE_FN auto at(const SpanTensor<const T, rank>& t, Index... index) {
       rest /= count;
       stride *= t.extent[d];
     }
-    gather(t.data, t.hull, n, offset, offset + length, all);
+    add(offset);
   }
   return all.seen;
 }

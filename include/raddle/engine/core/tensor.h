@@ -18,12 +18,14 @@ struct Tensor {
 };
 
 /// A captured tensor whose values coverage reads: a Tensor with a pyramid of minima and maxima over
-/// the flattened elements (core/span.h), which the host builds when it sets the member.
+/// the flattened elements (core/span.h), and the order that elements are in (core/ordered.h). The
+/// host finds both when it sets the member.
 template <class T, i32 rank>
 struct SpanTensor {
   static_assert(rank >= 1 && rank <= max_tensor_rank);
   T* data;
   T* hull;
+  i32 order;  ///< along the last dimension: 1 where no element is below the one before, -1: above
   i32 extent[rank];
 };
 

@@ -68,19 +68,31 @@ RADDLE_FN i32 request_of(const LayoutView& layout, const LevelView& level, i32 g
   return level.groups_are_requests ? group : layout.row_request[row];
 }
 
+/// What the rows of a request have in common.
+struct RowsOfRequest {
+  i32 request, first, qo_len, kv_len;  ///< first: its first row of the ragged query tensor
+};
+RADDLE_FN RowsOfRequest rows_of(const LayoutView& layout, i32 request) {
+  const i32 first = layout.qo_indptr[request];
+  return {request, first, layout.qo_indptr[request + 1] - first, layout.kv_len[request]};
+}
+
+/// Row `row` of the ragged query tensor, under head `head` of a group of query heads.
+RADDLE_FN Row make_row(const LayoutView& layout, const RowsOfRequest& of, i32 row, i32 head,
+                       i32 kv_head, i32 group_size) {
+  const i32 q_index = of.kv_len - of.qo_len + (row - of.first);
+  const i32 q_pos = layout.qo_pos ? layout.qo_pos[row] : q_index;
+  return Row{of.request, row,       q_index,  q_pos, kv_head * group_size + head,
+             kv_head,    of.qo_len, of.kv_len};
+}
+
 /// The row of a tile that holds fused row `fused` (= row in group · group_size + head in group) of
 /// a group.
 RADDLE_FN Row make_row(const LayoutView& layout, const LevelView& level, i32 group, i32 fused,
                        i32 kv_head, i32 group_size) {
   const i32 row = query_row(level, group, fused / group_size);
-  const i32 request = request_of(layout, level, group, row);
-  const i32 first = layout.qo_indptr[request];
-  const i32 qo_len = layout.qo_indptr[request + 1] - first;
-  const i32 kv_len = layout.kv_len[request];
-  const i32 q_index = kv_len - qo_len + (row - first);
-  const i32 q_pos = layout.qo_pos ? layout.qo_pos[row] : q_index;
-  return Row{request, row,    q_index, q_pos, kv_head * group_size + fused % group_size,
-             kv_head, qo_len, kv_len};
+  const RowsOfRequest of = rows_of(layout, request_of(layout, level, group, row));
+  return make_row(layout, of, row, fused % group_size, kv_head, group_size);
 }
 
 /// Where one column of a group's list lies and which key it is.

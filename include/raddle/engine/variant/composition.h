@@ -45,7 +45,8 @@ RADDLE_FN constexpr void for_each_variant(const Pack<First, Rest...>& pack, F&& 
 
 // --- mask expressions: types that say how the variants' masks combine ---------------------------
 //
-// keeps_spans: whether what a row keeps may be all that kv_span leaves (parts.h).
+// keeps_spans: whether what a row keeps may be all that kv_span leaves (parts.h); has_row_span:
+// whether row_span tells; may_lack_spans: whether knows_spans tells if they bound anything.
 
 /// The mask of the variant at `index`.
 template <i32 index>
@@ -54,6 +55,25 @@ struct Leaf {
   static constexpr bool keeps_spans = requires(const P& variants, const Tile& t) {
     variant_at<index>(variants).kv_span(t);
   };
+  template <class P>
+  static constexpr bool has_row_span = requires(const P& variants, const Row& r) {
+    variant_at<index>(variants).row_span(r, Range{});
+  };
+  template <class P>
+  RADDLE_FN static KvSpan row_span(const P& variants, const Row& r, Range keys) {
+    return variant_at<index>(variants).row_span(r, keys);
+  }
+  template <class P>
+  static constexpr bool may_lack_spans = requires(const P& variants) {
+    variant_at<index>(variants).knows_spans();
+  };
+  template <class P>
+  RADDLE_FN static bool knows_spans(const P& variants) {
+    if constexpr (may_lack_spans<P>)
+      return variant_at<index>(variants).knows_spans();
+    else
+      return keeps_spans<P>;
+  }
   template <class P>
   RADDLE_FN static bool mask(const P& variants, const Row& r, const Key& c) {
     return variant_at<index>(variants).mask(r, c);
@@ -82,6 +102,19 @@ struct AllOf {
   template <class P>
   static constexpr bool keeps_spans = A::template keeps_spans<P>&& B::template keeps_spans<P>;
   template <class P>
+  static constexpr bool has_row_span = A::template has_row_span<P>&& B::template has_row_span<P>;
+  template <class P>
+  RADDLE_FN static KvSpan row_span(const P& variants, const Row& r, Range keys) {
+    return both(A::row_span(variants, r, keys), B::row_span(variants, r, keys));
+  }
+  template <class P>
+  static constexpr bool may_lack_spans = keeps_spans<P> && (A::template may_lack_spans<P> ||
+                                                            B::template may_lack_spans<P>);
+  template <class P>
+  RADDLE_FN static bool knows_spans(const P& variants) {
+    return A::knows_spans(variants) && B::knows_spans(variants);
+  }
+  template <class P>
   RADDLE_FN static bool mask(const P& variants, const Row& r, const Key& c) {
     return A::mask(variants, r, c) & B::mask(variants, r, c);
   }
@@ -101,6 +134,10 @@ struct AnyOf {
   template <class P>
   static constexpr bool keeps_spans = false;  // what either side keeps may have gaps
   template <class P>
+  static constexpr bool has_row_span = false;
+  template <class P>
+  static constexpr bool may_lack_spans = false;
+  template <class P>
   RADDLE_FN static bool mask(const P& variants, const Row& r, const Key& c) {
     return A::mask(variants, r, c) | B::mask(variants, r, c);
   }
@@ -118,6 +155,10 @@ struct AnyOf {
 struct NoMask {
   template <class P>
   static constexpr bool keeps_spans = false;
+  template <class P>
+  static constexpr bool has_row_span = false;
+  template <class P>
+  static constexpr bool may_lack_spans = false;
 };
 
 /// The logit after this variant's `logits` part if the variant has this scan; otherwise s itself.
@@ -205,6 +246,16 @@ struct Composition {
 
   RADDLE_FN KvSpan kv_span(const Tile& t) const requires masked {
     return Mask::kv_span(variants, t);
+  }
+
+  RADDLE_FN KvSpan row_span(const Row& r, Range keys) const
+      requires(masked&& Mask::template has_row_span<Pack<Variants...>>) {
+    return Mask::row_span(variants, r, keys);
+  }
+
+  RADDLE_FN bool knows_spans() const
+      requires(masked&& Mask::template may_lack_spans<Pack<Variants...>>) {
+    return Mask::knows_spans(variants);
   }
 
   RADDLE_FN Coverage coverage(const Tile& t) const requires masked {

@@ -17,7 +17,9 @@
 //     RADDLE_FN float near_logits(float s, float scale, const Row& r, const Key& c) const;  // logits(scale · s), sooner,
 //     RADDLE_FN float near_limit(float scale) const;                          //   where |s| is at most this
 //     RADDLE_FN bool mask(const Row& r, const Key& c) const;                  // true = keep; after logits
-//     RADDLE_FN KvSpan kv_span(const Tile& t) const;                          // bounds on what t's rows keep, in O(1)
+//     RADDLE_FN KvSpan kv_span(const Tile& t) const;                          // bounds on what t's rows keep of its keys
+//     RADDLE_FN KvSpan row_span(const Row& r, Range keys) const;              // all that r keeps of keys at such positions
+//     RADDLE_FN bool knows_spans() const;                                     // false: the two bound nothing for these members
 //     RADDLE_FN Coverage coverage(const Tile& t) const;                       // must hold for every row and key in t's hulls
 //     RADDLE_FN float sink(const Row& r) const;                               // logit of a key without value
 //     template <class Vec> RADDLE_FN void output(Vec& o, const Row& r, float lse) const;  // after the last ⊕
@@ -25,10 +27,10 @@
 // clang-format on
 //
 // A variant's file ends with its member list (RADDLE_VARIANT), by which the host finds members by
-// name. Members that mask, kv_span or coverage read are plan members: they are fixed by `plan`, so
-// that no plan outlives the mask that it was made for. All others are run members and may differ
-// from layer to layer. The list of a shipped variant says which is which; of a user's source the
-// library finds out (docs/design/variants.md).
+// name. Members that a mask, its spans or its coverage read are plan members: they are fixed by
+// `plan`, so that no plan outlives the mask that it was made for. All others are run members and
+// may differ from layer to layer. The list of a shipped variant says which is which; of a user's
+// source the library finds out (docs/design/variants.md).
 #pragma once
 
 #include "raddle/engine/core/math.h"

@@ -34,6 +34,15 @@ concept has_kv_span = requires(const V v, Tile t) {
   v.kv_span(t);
 };
 template <class V>
+concept has_row_span = requires(const V v, Row r) {
+  v.row_span(r, Range{});
+};
+/// kv_span may bound nothing, which depends on members: an array may be in order or in none.
+template <class V>
+concept may_lack_spans = has_kv_span<V> && requires(const V v) {
+  v.knows_spans();
+};
+template <class V>
 concept has_coverage = requires(const V v, Tile t) {
   v.coverage(t);
 };
@@ -44,6 +53,14 @@ RADDLE_FN constexpr bool keeps_spans() {
     return V::keeps_spans;
   else
     return has_kv_span<V> && has_coverage<V>;
+}
+/// Whether kv_span bounds what rows keep.
+template <class V>
+RADDLE_FN constexpr bool knows_spans(const V& variant) {
+  if constexpr (may_lack_spans<V>)
+    return variant.knows_spans();
+  else
+    return has_kv_span<V>;
 }
 template <class V>
 concept has_sink = requires(const V v, Row r) {
@@ -75,6 +92,12 @@ struct FollowsContract {
                 "mask: expected RADDLE_FN bool mask(const Row& r, const Key& c) const");
   static_assert(has_kv_span<V> || !requires { &V::kv_span; },
                 "kv_span: expected RADDLE_FN KvSpan kv_span(const Tile& t) const");
+  static_assert(has_row_span<V> || !requires { &V::row_span; },
+                "row_span: expected RADDLE_FN KvSpan row_span(const Row& r, Range keys) const");
+  static_assert(!has_row_span<V> || (has_kv_span<V> && has_coverage<V>),
+                "row_span says of a row what kv_span and coverage say of tiles; expected them beside it");
+  static_assert(may_lack_spans<V> || !requires { &V::knows_spans; },
+                "knows_spans: expected RADDLE_FN bool knows_spans() const, and kv_span beside it");
   static_assert(has_coverage<V> || !requires { &V::coverage; },
                 "coverage: expected RADDLE_FN Coverage coverage(const Tile& t) const");
   static_assert(has_sink<V> || !requires { &V::sink; },

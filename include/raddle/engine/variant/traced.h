@@ -2,6 +2,6 @@
 // Python defines it, and intervals for coverage.
 #pragma once
 
-#include "raddle/engine/core/span.h"
+#include "raddle/engine/core/ordered.h"
 #include "raddle/engine/variant/contract.h"
 #include "raddle/engine/variant/native.h"

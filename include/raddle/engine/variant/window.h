@@ -16,11 +16,9 @@ struct SlidingWindow {
     return (left < 0 || behind <= left) && (right < 0 || -behind <= right);
   }
 
-  RADDLE_FN KvSpan kv_span(const Tile& t) const {
-    const i32 first = left < 0 || t.q_pos.first < int_min + left ? int_min : t.q_pos.first - left;
-    const i32 last = right < 0 || t.q_pos.last > int_max - right ? int_max : t.q_pos.last + right;
-    return KvSpan{everything, {first, last}};
-  }
+  RADDLE_FN KvSpan kv_span(const Tile& t) const { return around(t.q_pos); }
+
+  RADDLE_FN KvSpan row_span(const Row& r, Range) const { return around({r.q_pos, r.q_pos}); }
 
   RADDLE_FN Coverage coverage(const Tile& t) const {
     const KvSpan span = kv_span(t);
@@ -28,6 +26,13 @@ struct SlidingWindow {
     const bool left_full = left < 0 || t.q_pos.last - t.kv_pos.first <= left;
     const bool right_full = right < 0 || t.kv_pos.last - t.q_pos.first <= right;
     return left_full && right_full ? Coverage::full : Coverage::partial;
+  }
+
+  /// What rows at these positions keep.
+  RADDLE_FN KvSpan around(Range pos) const {
+    const i32 first = left < 0 || pos.first < int_min + left ? int_min : pos.first - left;
+    const i32 last = right < 0 || pos.last > int_max - right ? int_max : pos.last + right;
+    return KvSpan{everything, {first, last}};
   }
 };
 RADDLE_VARIANT(SlidingWindow, "window", RADDLE_PLAN_MEMBER(SlidingWindow, left),

@@ -86,9 +86,10 @@ struct Kernel : AnyKernel<Element, qk, vo, Variant> {
   /// that is none follows the last.
   static constexpr bool tiles_end_items = true;
   /// How a mask's pairs are found: by the interval of columns that each row keeps, where kv_span
-  /// may bound it; else by coverage of parts of a tile.
+  /// bounds it; else by coverage of parts of a tile.
   static constexpr bool finds_intervals = keeps_spans<Variant>();
-  static constexpr bool asks_parts = has_mask<Variant> && has_coverage<Variant> && !finds_intervals;
+  static constexpr bool asks_parts =
+      has_mask<Variant> && has_coverage<Variant> && (!finds_intervals || may_lack_spans<Variant>);
   static constexpr bool has_openings = false;  ///< PlanConfig::has_openings
   /// Whether an item's last tile comes first. Rows choose their references at their first tile, and
   /// scores that favour near keys, as ALiBi's, are largest at the last.

@@ -20,7 +20,10 @@ class TileLoader {
  public:
   /// Copies of the first `started` tiles are under way (first_tiles.h).
   RADDLE_DEVICE TileLoader(const Launch& launch, const Variant& variant, i32 started)
-      : launch_(launch), variant_(variant), started_(started) {}
+      : launch_(launch),
+        variant_(variant),
+        asks_(!Kernel::finds_intervals || !knows_spans(variant)),
+        started_(started) {}
 
   /// Loads the tiles of all items that are named. Of long queries, an item that is none has a tile
   /// that is none, in whose step the computing warpgroups send the last item.
@@ -33,7 +36,7 @@ class TileLoader {
       if (facts.item < 0) break;
       ring_ = nth % Kernel::rings;
       if constexpr (which == 0 && Kernel::asks_parts)
-        strip_ = strip_of_lane<Kernel>(launch_, facts);
+        if (asks_) strip_ = strip_of_lane<Kernel>(launch_, facts);
       load_item(facts.source[which], facts.kv_head);
     }
     if constexpr (which == 0 && Kernel::tiles_end_items)
@@ -131,7 +134,7 @@ class TileLoader {
   }
   /// Asks about the parts of a tile if masks cut it; returns the flag that says so.
   RADDLE_DEVICE i32 ask(const KeySource& source, const Span& tile, i32 flags, i32 slot) const {
-    if (!(flags & Flags::partial) || flags & Flags::bits || !source.plain) return 0;
+    if (!asks_ || !(flags & Flags::partial) || flags & Flags::bits || !source.plain) return 0;
     ask_parts<Kernel>(variant_, strip_, source, tile, block().parts[slot]);
     return Flags::parts;
   }
@@ -200,6 +203,7 @@ class TileLoader {
 
   const Launch& launch_;
   const Variant& variant_;
+  const bool asks_;  ///< a mask about parts of tiles, where it does not know what rows keep
   const i32 started_;
   Strip strip_ = {};
   NoRows no_rows_;

@@ -93,15 +93,7 @@ class QueryLoader {
       ptx::barrier_wait(ptx::shared_address(&block.items.full[place.slot]), place.parity);
       auto& facts = block.item[place.slot];
       if (facts.item < 0) return;
-      const KeySource& source = facts.source[0];
-      RADDLE_ROLLED
-      for (i32 m = ptx::lane_index(); m < Kernel::tile_rows; m += 32) {
-        const Row row = make_row(launch_.layout, launch_.levels[source.level], source.group,
-                                 facts.row_begin + min(m, facts.num_rows - 1), facts.kv_head,
-                                 launch_.plan.group_size);
-        facts.row[m] = row;
-        if constexpr (Kernel::finds_intervals) facts.kept[m] = columns_kept(row, source);
-      }
+      find_rows(facts);
       const auto of_queries = block.queries.place(nth);
       u8* to = block.q[of_queries.slot];
       ptx::barrier_wait(ptx::shared_address(&block.queries.free[of_queries.slot]),
@@ -115,6 +107,11 @@ class QueryLoader {
             });
       }
       ptx::copy_commit();
+      if constexpr (Kernel::finds_intervals) {
+        RADDLE_ROLLED
+        for (i32 m = ptx::lane_index(); m < Kernel::tile_rows; m += 32)
+          facts.kept[m] = columns_kept(facts.row[m], facts.source[0]);
+      }
       ptx::copy_wait<0>();
       ptx::sync_warp();
       if (!has_logits<Variant> && launch_.scale <= 0.0f) turn(to);
@@ -124,23 +121,51 @@ class QueryLoader {
   }
 
  private:
+  /// Finds what the variant and the output see of an item's rows. Most are those of one request,
+  /// about which nothing is looked up row by row.
+  RADDLE_DEVICE void find_rows(ItemFacts<Kernel>& facts) const {
+    const KeySource& source = facts.source[0];
+    const LevelView& level = launch_.levels[source.level];
+    const i32 group_size = launch_.plan.group_size;
+    RowsOfRequest of{};
+    if (level.groups_are_requests) of = rows_of(launch_.layout, source.group);
+    RADDLE_ROLLED
+    for (i32 m = ptx::lane_index(); m < Kernel::tile_rows; m += 32) {
+      const i32 fused = facts.row_begin + min(m, facts.num_rows - 1);
+      if (level.groups_are_requests)
+        facts.row[m] = make_row(launch_.layout, of, of.first + fused / group_size,
+                                fused % group_size, facts.kv_head, group_size);
+      else
+        facts.row[m] =
+            make_row(launch_.layout, level, source.group, fused, facts.kv_head, group_size);
+    }
+  }
+
   /// The columns that a row keeps, if the variant can say that they are an interval.
   RADDLE_DEVICE KeptColumns columns_kept(const Row& row, const KeySource& source) const {
-    if (!source.plain || source.bits) return {KeptColumns::unknown, 0};
+    if (!source.plain || source.bits || !knows_spans(variant_)) return {KeptColumns::unknown, 0};
     const i32 first = source.first_index;
-    Tile tile{{row.request, row.request},
-              {row.q_index, row.q_index},
-              {row.q_pos, row.q_pos},
-              {row.q_head, row.q_head},
-              {first + source.col_begin, first + source.col_end - 1},
-              {}};
-    tile.kv_pos = tile.kv_index;
-    const KvSpan span = variant_.kv_span(tile);
-    const Range keys = intersect(intersect(span.index, span.pos), tile.kv_index);
+    Range keys{first + source.col_begin, first + source.col_end - 1};
+    if constexpr (has_row_span<Variant>) {
+      keys = kept_of(keys, variant_.row_span(row, keys));
+    } else {
+      Tile tile{{row.request, row.request},
+                {row.q_index, row.q_index},
+                {row.q_pos, row.q_pos},
+                {row.q_head, row.q_head},
+                keys,
+                keys};
+      keys = kept_of(keys, variant_.kv_span(tile));
+      tile.kv_index = tile.kv_pos = keys;
+      if (!is_empty(keys) && variant_.coverage(tile) != Coverage::full)
+        return {KeptColumns::unknown, 0};
+    }
     if (is_empty(keys)) return {0, 0};
-    tile.kv_index = tile.kv_pos = keys;
-    if (variant_.coverage(tile) != Coverage::full) return {KeptColumns::unknown, 0};
     return {keys.first - first, keys.last + 1 - first};
+  }
+
+  RADDLE_DEVICE static Range kept_of(Range keys, const KvSpan& span) {
+    return intersect(keys, intersect(span.index, span.pos));
   }
 
   static constexpr i32 rows_at_once = min(Kernel::tile_rows, 32);
