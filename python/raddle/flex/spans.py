@@ -65,7 +65,10 @@ class Search:
 
     def of_row(self, names: Names, array: str, indices: Sequence[str]) -> str:
         """C++ of those of a row."""
-        value: Names = lambda node: f"i64{{{names(node)}}}"  # noqa: E731
+
+        def value(node: Node) -> str:
+            return f"i64{{{names(node)}}}"
+
         return f"traced::{self._text(array, value, value, 'keys', indices)}"
 
     def nodes(self) -> list[Node]:
