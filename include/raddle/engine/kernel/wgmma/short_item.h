@@ -52,13 +52,14 @@ class ShortItem {
     for (i32 i = (lane_.group ^ nth) & 1; i < facts.num_tiles; i += consumer_groups) {
       const TilePlace<Kernel> at(lane_.group, tiles++);
       wait(block().key_slots.full[at.slot], at.parity);
+      const i32 flags = block().tile[at.facts].flags;  // on their way while products are
       multiply_short_keys<Kernel>(s_, ptx::uniform(ptx::shared_address(block().k[at.slot])),
                                   queries);
       ptx::products_wait<0>(s_);
       read_outputs();
       release(block().key_slots.free[at.slot]);
       if (in_use != no_slot) release(block().value_slots.free[in_use]);
-      change_logits(facts, at);
+      change_logits(facts, at, flags);
       weigh_tile();
       wait(block().value_slots.full[at.slot], at.parity);
       multiply_short_values<Kernel>(o_, ptx::uniform(ptx::shared_address(block().v[at.slot])),
@@ -89,8 +90,7 @@ class ShortItem {
   /// weight of zero does not remove NaN; the barrier of the weights is between that and the
   /// product.
   template <class Facts>
-  RADDLE_DEVICE void change_logits(const Facts& facts, const TilePlace<Kernel>& at) {
-    const i32 flags = block().tile[at.facts].flags;
+  RADDLE_DEVICE void change_logits(const Facts& facts, const TilePlace<Kernel>& at, i32 flags) {
     const auto& keys = block().keys[at.facts];
     const ApplyToKeys<Kernel, Variant> apply(launch_, variant_, lane_);
     if constexpr (scales_here) apply.apply_logits(s_, keys, facts);

@@ -138,16 +138,15 @@ class ShortOutput {
     if constexpr (scan == Scan::softmax) {
       const float reference[] = {weighing.reference[n][e], block().reference[lane_.group ^ 1][row]};
       const float top = ptx::max(reference[0], reference[1]);
-      const float from = top == -math::infinity ? 0.0f : top;
       float sum = 0.0f;
       RADDLE_UNROLL
       for (i32 i = 0; i < consumer_groups; ++i) {
-        factor[i] = ptx::exp2((reference[i] - from) * to_log2_);
+        factor[i] *= ptx::exp2((reference[i] - top) * to_log2_);
         sum = ptx::fma(of_group[i], factor[i], sum);
       }
       const float inverse = sum == 0.0f ? 0.0f : ptx::reciprocal(sum);
       factor[0] *= inverse, factor[1] *= inverse;
-      lse = top == -math::infinity ? top : ptx::fma(top, to_log2_, ptx::log2(sum)) * math::ln2;
+      lse = sum == 0.0f ? -math::infinity : ptx::fma(top, to_log2_, ptx::log2(sum)) * math::ln2;
     }
     mine[n][e] = factor[0] * output_scale(launch_),
     others[n][e] = factor[1] * output_scale(launch_);

@@ -15,21 +15,24 @@ namespace wgmma {
 template <class Kernel>
 struct ShortWeighing {
   using S = ShortLogits<Kernel>;
-  OfQueries<Kernel> reference;  ///< logits, still without the factor to_log2
+  /// Logits, still without the factor to_log2. `none`, below which no number lies, is exceeded by
+  /// every logit that a row keeps.
+  OfQueries<Kernel> reference;
   /// Of the weights of this lane's keys. Under a plain sum, above 0 where a key was kept.
   OfQueries<Kernel> sum;
 
+  static constexpr float none = __builtin_bit_cast(float, 0xff7fffffu);
+
   RADDLE_DEVICE void clear() {
-    each_query<Kernel>([&](i32 n, i32 e) { reference[n][e] = -math::infinity, sum[n][e] = 0.0f; });
+    each_query<Kernel>([&](i32 n, i32 e) { reference[n][e] = none, sum[n][e] = 0.0f; });
   }
 
   /// The weight of a logit, and whether the logit is too large for it. The reference is subtracted
   /// before the factor is applied: a fused multiply-add would round their product, and logits of
   /// any size would differ by that.
   RADDLE_DEVICE float weigh(float s, i32 n, i32 e, float to_log2, bool& exceeds) const {
-    const bool has_none = reference[n][e] == -math::infinity;
-    const float x = (s - (has_none ? 0.0f : reference[n][e])) * to_log2;
-    exceeds = exceeds | (x > (has_none ? -math::infinity : rescale_threshold));
+    const float x = (s - reference[n][e]) * to_log2;
+    exceeds = exceeds | (x > rescale_threshold);
     return ptx::exp2(x);
   }
 
@@ -58,7 +61,6 @@ struct ShortWeighing {
       RADDLE_UNROLL
       for (i32 w = 1; w < group_warps; ++w) top = ptx::max(top, of_warp[w][lane.query(n, e)]);
       const float before = reference[n][e];
-      // False for -inf and -inf, whose difference is NaN.
       const bool grows = (top - before) * to_log2 > rescale_threshold;
       reference[n][e] = grows ? top : before;
       factor[n][e] = grows ? ptx::exp2((before - top) * to_log2) : 1.0f;
