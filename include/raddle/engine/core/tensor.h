@@ -25,7 +25,9 @@ struct SpanTensor {
   static_assert(rank >= 1 && rank <= max_tensor_rank);
   T* data;
   T* hull;
-  i32 order;  ///< along the last dimension: 1 where no element is below the one before, -1: above
+  /// Along the last dimension: 1 where no element is below the one before it, -1 where none is
+  /// above it, 0 elsewhere.
+  i32 order;
   i32 extent[rank];
 };
 
