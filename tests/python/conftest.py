@@ -125,6 +125,21 @@ def gpu(request):
 
 
 @pytest.fixture
+def torch_device(request):
+    """torch makes its tensors on the device under test; on a GPU in float16, as kernels there take no float32."""
+    torch = pytest.importorskip("torch")
+    device, dtype = request.config.option.device, torch.get_default_dtype()
+    if device != "cpu":
+        if not torch.cuda.is_available():
+            pytest.skip("torch sees no GPU")
+        torch.set_default_dtype(torch.float16)
+    torch.set_default_device(device)
+    yield torch.device(device)
+    torch.set_default_device(None)
+    torch.set_default_dtype(dtype)
+
+
+@pytest.fixture
 def wgmma(gpu, monkeypatch):
     """The GPU under test, of which every plan asks for Hopper's family of kernels."""
     import raddle
@@ -168,7 +183,7 @@ def pytest_collection_modifyitems(config, items):
     listed = [line.split(maxsplit=1) for line in NOT_ON_GPU.read_text().splitlines() if line and line[0] != "#"]
     kept, dropped = [], []
     for item in items:
-        on_device = {"engine", "gpu", "wgmma"} & set(item.fixturenames)
+        on_device = {"engine", "gpu", "wgmma", "torch_device"} & set(item.fixturenames)
         (kept if on_device else dropped).append(item)
         for pattern, reason in listed:
             if fnmatch.fnmatch(item.nodeid.rpartition("/")[2], pattern):

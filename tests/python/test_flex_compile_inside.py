@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from raddle.flex import AuxRequest, and_masks, create_block_mask, flex_attention, masks, mods, with_offset
-from test_flex_compile import HEADS, D, counted, fresh, inputs  # noqa: F401
+from test_flex_compile import CLOSE, HEADS, D, counted, fresh, inputs  # noqa: F401
 from torch.nn.attention import flex_attention as theirs
 
 LENGTHS = 9, 12, 13
@@ -122,7 +122,7 @@ PROGRAMS = {
     "partial": (by_keyword, [lambda n: 0.1 * n]),
     "defaults": (of_defaults, [lambda n: torch.rand(HEADS), lambda n: 0.1 * n]),
     "scalar tensors": (of_scalars, [lambda n: torch.tensor(0.1 * n), lambda n: torch.tensor(n)]),
-    "what is computed of tensors": (of_a_maximum, [lambda n: torch.rand(4) + TABLE.mul_(1.5) * 0]),
+    "what is computed of tensors": (of_a_maximum, [lambda n: torch.rand(4) + 0 * float(TABLE.mul_(1.5)[0])]),
     "numpy": (of_numpy, []),
     "scale": (scaled, [lambda n: 0.1 * n]),
     "scale of a tensor": (scaled, [lambda n: torch.tensor(0.1 * n)]),
@@ -179,7 +179,7 @@ def test_layers_compiled_one_by_one_share_a_graph():
             x, document = torch.randn(2, n, HEADS * D), documents(n)
             found = functools.reduce(lambda x, layer: layer(x, document), compiled, x)
             expected = functools.reduce(lambda x, layer: layer(x, document), layers, x)
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(found, expected, **CLOSE[torch.get_default_dtype()])
     assert counter.frame_count <= 2  # the second: torch.compile's own, of the first layer's attributes
 
 
@@ -244,7 +244,7 @@ def unseparated(mask):
 def test_block_masks_of_pytorch(separate):
     def of(n):
         document = documents(n).sort(-1).values  # so that blocks are full, partial and empty
-        how = {"device": "cpu", "BLOCK_SIZE": 4}
+        how = {"device": document.device, "BLOCK_SIZE": 4}
         mask = theirs.create_block_mask(lambda b, h, i, j: document[b, i] >= document[b, j], 2, None, n, n, **how)
         return mask if separate else unseparated(mask)
 

@@ -343,7 +343,7 @@ class BlockMask(abc.ABC):
 
     def _rows_of_blocks(self, rows: Any) -> Any:
         """Kinds of some rows of blocks, uint8 [B, H, rows, columns] of torch; for compiled graphs."""
-        rows = selected(np.asarray(rows.cpu()), -(-self.shape[2] // self._size[0]))
+        rows = selected(rows, -(-self.shape[2] // self._size[0]))
         return _like_torch(self._kinds(*(np.arange(n) for n in self.shape[:2]), rows))
 
 

@@ -6,7 +6,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from raddle._tensors import kind_of
+from raddle._tensors import host_array, kind_of
 from raddle.flex._arrays import integer, integers, pair
 from raddle.flex.errors import BlockListError, IncompleteError
 from raddle.flex.offset import noop_mask
@@ -117,7 +117,7 @@ def _listed(num_blocks: Any, indices: Any, columns: int, prefix: str) -> np.ndar
 def selected(index: Any, size: int) -> np.ndarray:
     if isinstance(index, slice):
         return np.arange(size)[index]
-    chosen = np.atleast_1d(np.asarray(index))
+    chosen = np.atleast_1d(host_array(index, "index"))
     chosen = np.flatnonzero(chosen) if chosen.dtype == bool else chosen.astype(np.int64)
     if ((chosen < -size) | (chosen >= size)).any():
         raise IndexError(f"index {index} is out of range for {size} entries")
