@@ -20,6 +20,7 @@ struct Assignment {
 
   // Form::cuts
   i32 num_spans = 0;
+  i32 num_in_step = 0;      ///< the first spans, which are chunks of prefixes: InStep::spans
   i32 workers_of_span = 1;  ///< one, or one for each KV head
   Buffer<Cut> cuts;         ///< [num_spans + 1]
   i64 num_cut_chunks = 0;   ///< chunks that begin at cuts, of all KV heads

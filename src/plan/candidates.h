@@ -51,7 +51,8 @@ class Candidates {
   /// Within three percent of what no schedule can beat that has work for as many workers.
   bool balanced(const Assignment& of) const {
     const bool cut = of.form == Assignment::Form::cuts;
-    const i64 workers = cut ? i64{of.num_spans} * of.workers_of_span : config_->num_workers;
+    const i64 workers =
+        cut ? i64{of.num_spans - of.num_in_step} * of.workers_of_span : config_->num_workers;
     return of.heaviest * 100 <= ceil_div(uncut_, workers) * 103;
   }
 

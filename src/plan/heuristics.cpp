@@ -15,9 +15,10 @@ struct Rates {
   double item_ns;            ///< nanoseconds to take an item and start its tile walk
   double state_ns;           ///< nanoseconds to announce a partial state
   double row_numbers = 4.0;  ///< numbers of query rows that are loaded, scaled and stored
-  double level_state_ns = state_ns;  ///< that in plans of several levels
-  double level_bytes = bytes;        ///< bytes in plans of several levels
-  double level_flops = flops;        ///< flops in plans of several levels
+  double level_bytes = bytes;  ///< bytes in plans of several levels
+  double level_flops = flops;  ///< flops in plans of several levels
+  /// Nanoseconds of an item there, with its state, and of each of its rows; 0: as on one level.
+  double level_item_ns = 0.0, level_row_ns = 0.0;
 };
 
 /// Rates of a worker thread, rounded from measurements on two-core AVX-512 machines. For the choice
@@ -42,8 +43,8 @@ constexpr Rates wgmma_whole_tile_rates{18.5, 1e9, 1500.0, 4000.0, 32.0};
 /// takes 1 µs. A worker announces the states of its queue at the end, all at once, which takes 4 µs
 /// with what it waits for; in plans of several levels every worker does. There, where memory is
 /// read once for many requests, a worker's own steps take longest: 0.5 µs for a tile of 64 keys and
-/// a request's own rows, 0.8 µs for 64 rows.
-constexpr Rates wgmma_short_rates{29.0, 1e9, 1000.0, 4000.0, 32.0, 500.0, 60.0, 6500.0};
+/// a request's own rows, 0.8 µs for 64 rows; 1 µs for an item of 4 rows, 2.5 µs for one of 64.
+constexpr Rates wgmma_short_rates{29.0, 1e9, 1000.0, 4000.0, 32.0, 60.0, 8600.0, 900.0, 25.0};
 /// PlanConfig::cached_discount. Two cores share little; on an H200 a single-level layout reads a
 /// prefix out of the L2 cache at more than twice the rate of memory.
 constexpr i32 cpu_cached_discount = 17, gpu_cached_discount = 55;
@@ -71,7 +72,11 @@ CostModel costs(const AttentionSpec& spec, TileShape shape, const Rates& rates) 
   // 20 ns for its maximum and sum; its O is written and read once, in fp32.
   cost.per_state_row = units(20.0 + 2.0 * spec.head_dim_vo * 4.0 / rates.bytes);
   cost.per_state = rates.state_ns > 0.0 ? units(rates.state_ns) : 0;
-  cost.per_level_state = rates.level_state_ns > 0.0 ? units(rates.level_state_ns) : 0;
+  const bool own_items = rates.level_item_ns > 0.0;
+  cost.per_level_item = own_items ? units(rates.level_item_ns) : cost.per_item + cost.per_state;
+  cost.level_rows = own_items ? shape.rows : 0;
+  cost.per_level_item_row =
+      own_items ? units(rates.level_row_ns) : cost.per_item_row + cost.per_state_row;
   return cost;
 }
 

@@ -38,7 +38,7 @@ i32 Packer::fill_splits(i32 num_splits) {
     return fill_piece_splits(tiles, units().num_tiles, config_.num_kv_heads,
                              chosen_->piece_begin.data(), splits);
   }
-  if (units().all_partial) return fill_all_splits(units(), cuts, config_.num_workers, splits);
+  if (units().all_partial) return fill_all_splits(units(), cuts, chosen_->num_spans, splits);
   const i32 rows = fill_cut_splits(units(), cuts, chosen_->num_spans, num_splits, splits);
   return split_all_heads(chosen_->workers_of_span, rows, num_splits, splits);
 }
@@ -84,14 +84,18 @@ void Packer::write_items(WorkItem* items, i32* queue_indptr) {
   is_cut() ? write_spans(items, queue_indptr) : write_placed(items, queue_indptr);
 }
 
-/// The items of spans, each of which one worker computes, or a worker for each KV head.
+/// The items of spans, each of which one worker computes, or a worker for each KV head; before it
+/// the chunk in step that a worker has.
 void Packer::write_spans(WorkItem* items, i32* queue_indptr) const {
-  const Cut* cuts = chosen_->cuts.data();
+  const Cut* in_step = chosen_->cuts.data();
+  const Cut* cuts = in_step + chosen_->num_in_step;
   const Split* splits = splits_.data();
   const Units line = units();
   const i32 each = chosen_->workers_of_span;
   i32 w = 0, end = 0;
-  for (i32 s = 0; s < chosen_->num_spans; ++s) {
+  for (i32 s = 0; s < chosen_->num_spans - chosen_->num_in_step; ++s) {
+    if (s < chosen_->num_in_step)
+      end += write_span(line, splits, in_step[s], in_step[s + 1], items + end);
     const Cut &a = cuts[s], &b = cuts[s + 1];
     for (i32 head = 0; head < each; ++head) {
       end += each == 1 ? write_span(line, splits, a, b, items + end)

@@ -167,6 +167,61 @@ TEST(PlanBalance, LinearSplitKeepsItsBound) {
   }
 }
 
+/// The items of a unit of a level, by where they begin.
+std::map<std::pair<i32, i32>, std::vector<i32>> begins_of_units(const PlanView& plan, i32 level) {
+  std::map<std::pair<i32, i32>, std::vector<i32>> found;
+  for (i32 i = 0; i < plan.num_items; ++i) {
+    const WorkItem& item = plan.items[i];
+    if (plan.query_tiles[item.query_tile].level == level)
+      found[{item.query_tile, item.kv_head}].push_back(item.col_begin);
+  }
+  for (auto& [unit, begins] : found) std::sort(begins.begin(), begins.end());
+  return found;
+}
+
+TEST(PlanBalance, PrefixesAreCutInStep) {
+  struct Case {
+    std::vector<SharedBy> prefixes;
+    i32 own;
+    double most;  // heaviest over mean
+  };
+  for (const Case& each :
+       {Case{{{32, 8192}}, 288, 1.08}, Case{{{128, 2048}}, 256, 1.08},
+        Case{{{20, 4096}, {7, 16384}}, 512, 1.12}, Case{{{16, 8192}}, 4096, 1.05}}) {
+    OwnedLayout layout = behind_prefixes(each.prefixes, each.own);
+    const PlanConfig config = with(config_for(132, 8, 4), Schedule::linear);
+    const PlanArrays arrays = make_plan(layout.view(), config);
+    const PlanView plan = arrays.view();
+    check_work(layout.view(), config, plan);
+    check_bounds(layout.view(), config, arrays);
+    EXPECT_LE(arrays.stats().heaviest_over_mean(), each.most) << arrays.stats().explain();
+    // All tiles and heads of a prefix are cut at the same columns, into chunks for a worker each.
+    std::map<i32, std::vector<i32>> of_group;
+    for (const auto& [unit, begins] : begins_of_units(plan, 0)) {
+      const i32 group = plan.query_tiles[unit.first].group;
+      EXPECT_EQ(of_group.emplace(group, begins).first->second, begins);
+    }
+    for (i32 w = 0; w < plan.num_workers; ++w) {
+      i32 chunks = 0;
+      for (i32 i = plan.queue_indptr[w]; i < plan.queue_indptr[w + 1]; ++i) {
+        const bool is_chunk = plan.query_tiles[plan.items[i].query_tile].level == 0;
+        EXPECT_TRUE(!is_chunk || i == plan.queue_indptr[w]) << "a chunk comes first";
+        chunks += is_chunk;
+      }
+      EXPECT_LE(chunks, 1);
+    }
+  }
+}
+
+TEST(PlanBalance, PrefixesForWhichWorkersDoNotSufficeAreOneLine) {
+  OwnedLayout layout = behind_prefixes(std::vector<SharedBy>(12, {4, 2048}), 512);
+  const PlanConfig config = with(config_for(80, 8, 4), Schedule::linear);
+  const PlanArrays plan = make_plan(layout.view(), config);
+  check_work(layout.view(), config, plan.view());
+  check_bounds(layout.view(), config, plan);
+  EXPECT_LE(plan.stats().heaviest_over_mean(), 1.15) << plan.stats().explain();
+}
+
 /// The least heaviest load of any assignment.
 i64 best_assignment(const std::vector<i64>& costs, std::size_t at, std::vector<i64>& loads,
                     i64 best) {
@@ -401,12 +456,14 @@ TEST(PlanBounds, ArePartialStatesOfSomePlan) {
   OwnedLayout level = paged(std::vector<i32>(8, 16), std::vector<i32>(8, 8192));
   expect_attained(level, with(config_for(9, 1, 4), Schedule::linear), 8 * 8192);
 
-  OwnedLayout cascade = paged({16}, {8192});
+  // Each of three workers has a chunk of the prefix and a part of the last level.
+  constexpr i32 shared = 16384, own = 6400;
+  OwnedLayout cascade = paged({16}, {shared + own});
   cascade.levels.insert(cascade.levels.begin(), cascade.levels.front());
-  cascade.levels[0].columns = {4096};
-  cascade.levels[1].columns = {4096};
-  cascade.levels[1].kv_begin = {4096};
-  expect_attained(cascade, with(config_for(3, 1, 4), Schedule::linear), 4096);
+  cascade.levels[0].columns = {shared};
+  cascade.levels[1].columns = {own};
+  cascade.levels[1].kv_begin = {shared};
+  expect_attained(cascade, with(config_for(3, 1, 4), Schedule::linear), shared);
 
   OwnedLayout invariant = paged({16}, {1000});
   PlanConfig config = config_for(3, 1, 4);

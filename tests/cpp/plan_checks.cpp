@@ -298,13 +298,15 @@ i64 cost_of_item(const PlanConfig& config, const PlanView& plan, const WorkItem&
   const QueryTile& t = plan.query_tiles[item.query_tile];
   const CostModel& model = config.costs[t.shape];
   const i32 keys = plan.shapes[t.shape].keys;
-  i64 cost = model.per_item + i64{model.per_item_row} * t.num_rows;
-  // Tiles are ordered by level.
-  const bool levels = plan.query_tiles[plan.num_query_tiles - 1].level > 0;
-  const i64 tile = levels ? model.per_level_tile + i64{model.per_level_tile_row} * t.num_rows
+  // Tiles are ordered by level. Where only the last one has some, the plan is of a single level.
+  const bool levels = plan.query_tiles[0].level != plan.query_tiles[plan.num_query_tiles - 1].level;
+  i64 cost = levels ? model.per_level_item + i64{model.per_level_item_row} * t.num_rows
+                    : model.per_item + i64{model.per_item_row} * t.num_rows;
+  const i32 computed = t.num_rows > 8 ? std::max(t.num_rows, model.level_rows) : t.num_rows;
+  const i64 tile = levels ? model.per_level_tile + i64{model.per_level_tile_row} * computed
                           : model.per_tile + i64{model.per_tile_row} * t.num_rows;
-  const i64 announce = levels ? model.per_level_state : model.per_state;
-  if (item.partial_row >= 0) cost += announce + i64{model.per_state_row} * t.num_rows;
+  if (!levels && item.partial_row >= 0)
+    cost += model.per_state + i64{model.per_state_row} * t.num_rows;
   for (i32 r = t.run_begin; r < t.run_end; ++r) {
     const i32 columns =
         std::min(plan.runs[r].end, item.col_end) - std::max(plan.runs[r].begin, item.col_begin);

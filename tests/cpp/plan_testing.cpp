@@ -121,6 +121,29 @@ OwnedLayout random_cascade(std::mt19937& random, i32 num_levels) {
   return layout;
 }
 
+OwnedLayout behind_prefixes(const std::vector<SharedBy>& prefixes, i32 own) {
+  OwnedLayout layout;
+  OwnedLevel shared, last;
+  shared.groups_are_requests = false;
+  i32 request = 0;
+  for (const SharedBy& prefix : prefixes) {
+    std::vector<i32> rows(static_cast<std::size_t>(prefix.requests));
+    std::iota(rows.begin(), rows.end(), request);
+    add_group(shared, rows, prefix.columns);
+    shared.kv_begin.push_back(0);
+    for (const i32 row : rows) {
+      add_group(last, {row}, own);
+      last.kv_begin.push_back(prefix.columns);
+      layout.kv_len.push_back(prefix.columns + own);
+      layout.qo_indptr.push_back(row + 1);
+      layout.row_request.push_back(row);
+    }
+    request += prefix.requests;
+  }
+  layout.levels = {shared, last};
+  return layout;
+}
+
 OwnedLayout random_blocks(std::mt19937& random, bool masked) {
   const i32 requests = between(random, 1, 5);
   OwnedLayout layout;
@@ -162,8 +185,8 @@ PlanConfig config_for(i32 num_workers, i32 num_kv_heads, i32 group_size) {
   config.group_size = group_size;
   config.shapes[short_queries] = TileShape{16, 64};
   config.shapes[long_queries] = TileShape{64, 32};
-  config.costs[short_queries] = CostModel{8000, 100, 14000, 20, 200, 1000, 1000, 14000, 20};
-  config.costs[long_queries] = CostModel{8000, 100, 7000, 50, 200, 1000, 1000, 7000, 50};
+  config.costs[short_queries] = CostModel{8000, 100, 14000, 20, 200, 1000, 9000, 300, 14000, 20, 0};
+  config.costs[long_queries] = CostModel{8000, 100, 7000, 50, 200, 1000, 9000, 300, 7000, 50, 0};
   config.schedule = Schedule::automatic;
   config.invariant_chunk = 256;
   return config;

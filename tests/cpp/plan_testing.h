@@ -36,6 +36,13 @@ OwnedLayout paged(const std::vector<i32>& qo_len, const std::vector<i32>& kv_len
 /// A cascade of two or three levels: random sets of requests, not adjacent, share random prefixes.
 OwnedLayout random_cascade(std::mt19937& random, i32 num_levels);
 
+/// A prefix of so many columns, which so many requests share.
+struct SharedBy {
+  i32 requests, columns;
+};
+/// Requests of one row behind prefixes, with `own` keys of their own each.
+OwnedLayout behind_prefixes(const std::vector<SharedBy>& prefixes, i32 own);
+
 /// Explicit blocks: gaps between them, their own positions, holes, and mask bits when asked for.
 OwnedLayout random_blocks(std::mt19937& random, bool masked);
 

@@ -1,11 +1,12 @@
 // How large any plan can become under given maxima.
 //
-// Partial states. For W workers at most W - 1 cuts are made under every schedule: by linear split,
-// which makes one between neighbours; by Algorithm 1, because at most W - 1 chunks are both as long
-// as its limit (all columns / W) and not the last of their unit. With R rows in the largest query
-// tile, a cut adds one partial state of at most R rows, and each unit that is cut adds its own rows
-// once; a unit of a layout with several levels always does. A cut through all KV heads counts once
-// for each.
+// Partial states. For W workers at most W - 1 cuts are made under every schedule of one level: by
+// linear split, which makes one between neighbours; by Algorithm 1, because at most W - 1 chunks
+// are both as long as its limit (all columns / W) and not the last of their unit. With R rows in
+// the largest query tile, a cut adds one partial state of at most R rows, and each unit that is cut
+// adds its own rows once; a unit of a layout with several levels always does. There, levels in step
+// are cut into at most W chunks, and the last level between neighbours, too: at most 2 · (W - 1)
+// cuts. A cut through all KV heads counts once for each.
 //
 // Batch invariance cuts regardless of W: a group of one query tile every C columns. A group of n
 // tiles and f ≤ n · R fused rows over c columns is cut every n · C columns, so it stores at most
@@ -72,11 +73,12 @@ RADDLE_FN i64 least_absolute_chunk(const PlanConfig& config) {
 /// Sizes that no plan under `m` exceeds, whatever its schedule.
 RADDLE_FN PlanSizes plan_bounds(const PlanConfig& config, const Maxima& m) {
   const i64 heads = config.num_kv_heads;
-  const i64 cuts = config.num_workers - 1;
+  const bool cascade = m.max_levels > 1;
+  // Workers of the last level may have a chunk of a level before it, too (InStep).
+  const i64 cuts = (cascade ? 2 : 1) * (i64{config.num_workers} - 1);
   const i64 fused = i64{m.max_qo_tokens} * config.group_size;
   const i64 level_tiles = max_level_tiles(config, m);
   const i64 tile_rows = max_tile_rows(config, m);
-  const bool cascade = m.max_levels > 1;
   PlanSizes n{};
   n.query_tiles = level_tiles * m.max_levels;
   n.runs = n.query_tiles * runs_limit(m.max_runs);

@@ -75,14 +75,14 @@ RADDLE_FN i32 split_all_heads(i32 num_kv_heads, i32 rows, i32 num_splits, Split*
 }
 
 /// The splits of a linear split on several levels, where every unit has one: rows in linear order.
-RADDLE_FN i32 fill_all_splits(const Units& units, const Cut* cuts, i32 num_workers, Split* splits) {
+RADDLE_FN i32 fill_all_splits(const Units& units, const Cut* cuts, i32 num_spans, Split* splits) {
   i32 rows = 0;
   i32 w = 1;
   i32 unit = 0;
   for (UnitAt at = first_cut(units).at; at.group < units.num_groups;
        at = next_unit(units, at), ++unit) {
     i32 chunks = 1;
-    for (; w < num_workers && cuts[w].unit <= unit; ++w) {
+    for (; w < num_spans && cuts[w].unit <= unit; ++w) {
       if (cuts[w].unit == unit && cuts[w].k > 0) chunks = cuts[w].chunk + 1;
     }
     const QueryTile& t = units.tiles[at.tile];

@@ -25,6 +25,14 @@
 // Worker 0 computes A's tiles [0, 2) as chunk 0, worker 1 its tiles [2, 6) as chunk 1, and worker 2
 // all of B, which it writes through. The two chunks of A are contracted.
 //
+// Of several levels the last has requests' own keys, and those before it have shared prefixes, of
+// which every tile of query rows reads all keys. There the units of a group are cut alike, and each
+// chunk goes to a worker of its own, so that these read the same keys at the same time: on an H200,
+// a KV tile then takes 0.78 µs, and 0.89 µs where chunks begin anywhere. The line of the last level
+// is cut into as many spans as there are workers, so long that each worker has as much to do with
+// its chunk of a prefix, if it has one (InStep). Where that takes more workers than there are, or
+// an eighth longer than equal spans, all levels are one line.
+//
 // With PlanConfig::keeps_heads_in_step, on a single level, the line is that of one KV head, and
 // each of its spans is computed by as many neighbouring workers as there are KV heads, a head each.
 // Those workers read the same rows of K and V at the same time, each row's heads from one stretch
@@ -52,11 +60,24 @@ struct LinearSplit {
   i64 num_chunks;  ///< chunks that begin at cuts; every unit has one more
 };
 
-/// The cost of a line divided by the number of workers that cut it.
+/// The levels before the last, where they are cut in step.
+struct InStep {
+  i32 spans;    ///< chunks, each the span of a worker; 0: all levels are one line
+  i32 groups;   ///< of these levels
+  i64 x;        ///< where the last level begins on the line
+  i64 resume;   ///< what a cut adds there
+  i64 longest;  ///< what a chunk costs at most
+  i64 level;    ///< what a worker's chunk and its span of the last level cost together, if it has
+                ///< room for one
+};
+
+/// How a line is divided.
 struct Shares {
-  i64 whole;  ///< the quotient, rounded down
+  i64 whole;  ///< of a span: the cost of the line by their number, rounded down; InStep::level
   i64 rest;   ///< the remainder
   i32 num_workers;
+  i32 num_spans;  ///< of the levels in step, and behind these as many as there are workers
+  InStep in_step;
 };
 
 /// Where the units of a query tile may be cut.
@@ -123,13 +144,17 @@ RADDLE_FN i32 least_piece(const UnitCost& cost, i64 merge, i32 n, i64 span) {
   return balanced_piece(cost, merge, n);
 }
 
-/// Where the units of `tile` may be cut. `span` is a worker's share of the line.
-RADDLE_FN CutGrid cut_grid_of(const Units& units, i32 tile, i64 span) {
+/// What storing and composing a state of the rows of `tile` costs that one worker composes.
+RADDLE_FN i64 rows_merge(const Units& units, i32 tile) {
   const QueryTile& t = units.tiles[tile];
   const i32 rows = units.all_partial ? min(t.num_rows, most_rows_composed) : t.num_rows;
-  const i64 merge = i64{units.costs[t.shape].per_state_row} * rows;
+  return i64{units.costs[t.shape].per_state_row} * rows;
+}
+
+/// Where the units of `tile` may be cut. `span` is a worker's share of the line.
+RADDLE_FN CutGrid cut_grid_of(const Units& units, i32 tile, i64 span) {
   CutGrid grid{unit_cost(units, tile), units.kv_tiles[tile], 1};
-  grid.piece = least_piece(grid.cost, merge, grid.n, span);
+  grid.piece = least_piece(grid.cost, rows_merge(units, tile), grid.n, span);
   return grid;
 }
 
@@ -206,19 +231,170 @@ RADDLE_FN i32 span_items(const Cut& a, const Cut& b) {
   return b.unit - a.unit + (b.k > 0 ? 1 : 0);
 }
 
-RADDLE_FN Shares shares_of(const Units& units, i32 num_workers) {
-  const i64 total = total_cost(units);
-  const i64 whole = quotient(total, i64{num_workers});
-  return Shares{whole, total - whole * num_workers, num_workers};
+/// How many chunks each unit of a group has, so that none costs more than `longest`, unless
+/// composing their states would take longer than half of that.
+RADDLE_FN i32 chunks_in_step(const Units& units, i32 group, i64 longest) {
+  const i32 tile = units.group_tile[group];
+  const UnitCost cost = unit_cost(units, tile);
+  const i64 keys = units.kv_tiles[tile] * cost.tile;
+  const i64 room = max(cost.tile, longest - cost.start);
+  if (keys <= room) return 1;
+  const i64 chunks = quotient(keys + room - 1, room);
+  const i64 compose = 2 * rows_merge(units, tile);
+  return static_cast<i32>(chunks * compose <= longest ? chunks
+                                                      : max(i64{1}, quotient(longest, compose)));
 }
 
-/// Cut w of the num_workers + 1 that make equal spans, found without the others. `group_of(tile)`
-/// is the group of a query tile.
+/// What a chunk of a group costs, where its units have `chunks` of them.
+RADDLE_FN i64 chunk_cost(const Units& units, i32 group, i32 chunks) {
+  const i32 tile = units.group_tile[group];
+  const UnitCost cost = unit_cost(units, tile);
+  return cost.start + quotient(units.kv_tiles[tile] * cost.tile, i64{chunks});
+}
+
+/// Calls f(group, chunks, spans) for all groups in step, as long as it returns true; `chunks` are
+/// those of a unit, and `spans` of all.
+template <class F>
+RADDLE_FN void for_groups_in_step(const Units& units, const InStep& part, const F& f) {
+  RADDLE_ROLLED
+  for (i32 g = 0; g < part.groups; ++g) {
+    const i32 tiles = units.group_tile[g + 1] - units.group_tile[g];
+    if (tiles == 0) continue;
+    const i32 chunks = chunks_in_step(units, g, part.longest);
+    if (!f(g, chunks, units.num_kv_heads * tiles * chunks)) return;
+  }
+}
+
+/// Whether a worker that has a chunk of this cost takes a part of the last level, too: one for
+/// which a further item pays.
+RADDLE_FN bool has_room(const InStep& part, i64 chunk) {
+  return part.longest - chunk >= 4 * part.resume;
+}
+
+/// How much of the last level the workers before w take.
+RADDLE_FN i64 taken_before(const Units& units, const InStep& part, i32 w) {
+  i64 taken = 0;
+  for_groups_in_step(units, part, [&](i32 group, i32 chunks, i32 spans) {
+    const i64 chunk = chunk_cost(units, group, chunks);
+    if (has_room(part, chunk))
+      taken += min(spans, w) * max(i64{0}, part.level - chunk - part.resume);
+    w -= min(spans, w);
+    return w > 0;
+  });
+  return taken + w * (part.level - part.resume);
+}
+
+/// Tries chunks that cost at most part.longest. Returns whether they suffice: whether there are a
+/// worker for each and room for the last level, of cost `own`, beside and behind them. Sets spans
+/// and level.
+RADDLE_FN bool try_in_step(const Units& units, i64 own, i32 num_workers, InStep& part) {
+  i64 held = 0;  // by chunks that have room beside them, and by what cuts add
+  i32 have_room = 0;
+  part.spans = 0;
+  for_groups_in_step(units, part, [&](i32 group, i32 chunks, i32 spans) {
+    part.spans = spans > num_workers - part.spans ? num_workers + 1 : part.spans + spans;
+    const i64 chunk = chunk_cost(units, group, chunks);
+    if (has_room(part, chunk)) {
+      held += spans * (chunk + part.resume);
+      have_room += spans;
+    }
+    return part.spans <= num_workers;
+  });
+  const i32 free = num_workers - part.spans;
+  if (free < 0 || free + have_room == 0) return false;
+  part.level = quotient(own + held + free * part.resume, i64{free + have_room}) + 1;
+  return part.level <= part.longest;
+}
+
+/// The first tile of the last level, 0 where there is one level.
+RADDLE_FN i32 first_own_tile(const Units& units) {
+  if (!units.all_partial || units.num_tiles == 0) return 0;
+  const i32 last = units.tiles[units.num_tiles - 1].level;
+  return first_where(0, units.num_tiles, [&](i32 t) { return units.tiles[t].level == last; });
+}
+
+/// How the levels before the last are cut in step: with the shortest spans that suffice.
+/// `first(begin, end, holds)` is the first number for which `holds`, or end.
+template <class First>
+RADDLE_FN InStep part_in_step(const Units& units, i32 num_workers, const First& first) {
+  InStep part{};
+  const i32 own = first_own_tile(units);
+  if (own == 0) return part;
+  part.groups =
+      first_where(0, units.num_groups, [&](i32 g) { return units.group_tile[g + 1] > own; });
+  part.x = units.num_kv_heads * units.cost_before[own];
+  part.resume = unit_cost(units, own).resume;
+  // Spans from the mean on, up to an eighth longer.
+  constexpr i32 steps = 32;
+  const i64 total = total_cost(units);
+  const i64 even = quotient(total, i64{num_workers});
+  const i64 step = (even / 8 + unit_cost(units, 0).start) / steps + 1;
+  const i64 rest = total - part.x;
+  const i32 i = first(0, steps, [&](i32 n) {
+    InStep tried = part;
+    tried.longest = even + n * step;
+    return try_in_step(units, rest, num_workers, tried);
+  });
+  part.longest = even + i * step;
+  if (!try_in_step(units, rest, num_workers, part)) part.spans = 0;
+  return part;
+}
+
+template <class First>
+RADDLE_FN Shares shares_of(const Units& units, i32 num_workers, const First& first) {
+  const InStep part = part_in_step(units, num_workers, first);
+  if (part.spans > 0) return Shares{part.level, 0, num_workers, part.spans + num_workers, part};
+  const i64 total = total_cost(units);
+  const i64 whole = quotient(total, i64{num_workers});
+  return Shares{whole, total - whole * num_workers, num_workers, num_workers, part};
+}
+
+/// Where the span of the last level that worker w has begins, if levels are cut in step.
+RADDLE_FN i64 own_begin(const Units& units, const InStep& part, i32 w) {
+  return min(part.x + taken_before(units, part, w), total_cost(units));
+}
+
+/// Where span w begins, which is one of those in step.
+RADDLE_FN Cut cut_in_step(const Units& units, const InStep& part, i32 w) {
+  Cut cut{};
+  i32 first = 0;  // span of a group
+  for_groups_in_step(units, part, [&](i32 g, i32 chunks, i32 spans) {
+    if (w - first >= spans) {
+      first += spans;
+      return true;
+    }
+    const i32 begin = units.group_tile[g], tiles = units.group_tile[g + 1] - begin;
+    const i32 unit = quotient(w - first, chunks);  // of the group
+    const i32 head = quotient(unit, tiles), tile = begin + unit - head * tiles;
+    const i32 chunk = w - first - unit * chunks;
+    const i32 k = quotient(units.kv_tiles[tile] * chunk, chunks);
+    const UnitCost cost = unit_cost(units, tile);
+    const i64* before = units.cost_before;
+    const i64 x = units.num_kv_heads * before[begin] +
+                  head * (before[begin + tiles] - before[begin]) + before[tile] - before[begin];
+    cut = Cut{x + (k > 0 ? cost.start + k * cost.tile : 0),
+              {g, head, tile},
+              units.num_kv_heads * begin + unit,
+              k,
+              min(chunk, k)};  // k, where a tile has fewer KV tiles than its group's first
+    return false;
+  });
+  return cut;
+}
+
+/// Where span s begins, for s ≤ Shares::num_spans, found without the others. `group_of(tile)` is
+/// the group of a query tile.
 template <class GroupOf>
-RADDLE_FN Cut even_cut(const Units& units, const Shares& shares, i32 w, const GroupOf& group_of) {
-  const i64 x = shares.whole * w + quotient(shares.rest * w, i64{shares.num_workers});
+RADDLE_FN Cut even_cut(const Units& units, const Shares& shares, i32 s, const GroupOf& group_of) {
+  const InStep& part = shares.in_step;
+  if (s < part.spans) return cut_in_step(units, part, s);
+  const i32 w = s - part.spans;
   if (w == shares.num_workers) return last_cut(units);
+  const i64 x = part.spans > 0
+                    ? own_begin(units, part, w)
+                    : shares.whole * w + quotient(shares.rest * w, i64{shares.num_workers});
   if (x == 0) return first_cut(units);
+  if (x == total_cost(units)) return last_cut(units);
   // A group of all KV heads begins at num_kv_heads times its place on the line of one KV head: one
   // search in `prefix` finds the group, though not yet the tile.
   const i64 in_head = quotient(x, i64{units.num_kv_heads});
@@ -238,19 +414,27 @@ RADDLE_FN CutAdds cut_adds(const Cut& p, const Cut& c) {
 /// `w` is at least 1.
 RADDLE_FN CutAdds cut_adds(const Cut* cuts, i32 w) { return cut_adds(cuts[w - 1], cuts[w]); }
 
+/// What the chunk between two cuts in step costs.
+RADDLE_FN i64 span_cost(const Units& units, const Cut& a, const Cut& b) {
+  if (span_items(a, b) == 0) return 0;
+  const UnitCost cost = unit_cost(units, a.at.tile);
+  const i32 end = b.unit == a.unit ? b.k : units.kv_tiles[a.at.tile];
+  return cost.start + (end - a.k) * cost.tile;
+}
+
 /// Goes along the cuts in order, numbers their chunks, and adds up what the spans cost.
 class CutWalk {
  public:
   RADDLE_FN explicit CutWalk(const Cut& first) : last_(first) {}
 
   /// Takes the next cut and numbers its chunk; `cost` is that of the unit that it cuts, if it cuts
-  /// one. Returns the cost of the span before it.
-  RADDLE_FN i64 step(Cut& cut, const UnitCost& cost) {
+  /// one. Returns the cost of the span before it. `beside` is what its worker has to do otherwise.
+  RADDLE_FN i64 step(Cut& cut, const UnitCost& cost, i64 beside = 0) {
     const CutAdds adds = cut_adds(last_, cut);
     const bool is_empty = cut.unit == last_.unit && cut.k == last_.k;
     const i64 span = is_empty ? 0 : cut.x - last_.x + resume_ + (adds.unit ? cost.store : 0);
     cut.chunk = cut.k == 0 ? 0 : (adds.unit ? 0 : last_.chunk) + (adds.chunk ? 1 : 0);
-    split_.heaviest = max(split_.heaviest, span);
+    split_.heaviest = max(split_.heaviest, span + beside);
     split_.total += span;
     split_.num_chunks += adds.chunk ? 1 : 0;
     resume_ = cut.k > 0 ? cost.resume : 0;
@@ -268,40 +452,84 @@ class CutWalk {
   LinearSplit split_{0, 0, 0};
 };
 
-/// All cuts in order. Each is looked for from the one before it, where even_cut needs a search.
-/// `cuts` has num_workers + 1 entries.
-RADDLE_FN LinearSplit cut_evenly(const Units& units, i32 num_workers, Cut* cuts) {
-  const Shares shares = shares_of(units, num_workers);
+/// Goes along the line, to find units and cuts that follow each other without a search.
+class LineWalk {
+ public:
+  RADDLE_FN LineWalk(const Units& units, i64 span) : units_(units), span_(span) {}
+
+  /// The cut nearest to x, which is greater than 0 and does not fall.
+  RADDLE_FN Cut cut_at(i64 x) {
+    if (x >= unit_.end) {
+      while (group_.x + units_.num_kv_heads * group_.head_cost <= x)
+        group_ = span_of(units_, group_.group + 1);
+      const i32 tile = unit_.at.tile;
+      unit_ = unit_around(units_, x, group_);
+      if (unit_.at.tile != tile) grid_ = cut_grid_of(units_, unit_.at.tile, span_);
+    }
+    return cut_near(units_, x, unit_, grid_);
+  }
+  /// Of the unit in which the last cut lies.
+  RADDLE_FN const UnitCost& cost() const { return grid_.cost; }
+
+ private:
+  const Units& units_;
+  i64 span_;
+  GroupSpan group_{-1, 0, 0, 0, 0, 0};
+  UnitSpan unit_{{-1, 0, -1}, 0, 0, 0};
+  CutGrid grid_{};
+};
+
+/// All cuts in order, of a line that is not cut in step. Each is looked for from the one before it,
+/// where even_cut needs a search. `cuts` has num_workers + 1 entries.
+RADDLE_FN LinearSplit cut_evenly(const Units& units, const Shares& shares, Cut* cuts) {
   cuts[0] = first_cut(units);
   CutWalk walk(cuts[0]);
-  GroupSpan group{-1, 0, 0, 0, 0, 0};
-  UnitSpan unit{{-1, 0, -1}, 0, 0, 0};
-  CutGrid grid{};
+  LineWalk line(units, shares.whole);
+  const i32 workers = shares.num_workers;
   i64 x = 0;
-  i64 rest = 0;  // the fraction of the ideal cut, in parts of num_workers; x is its whole part
-  for (i32 w = 1; w < num_workers; ++w) {
+  i64 rest = 0;  // the fraction of the ideal cut, in parts of `workers`; x is its whole part
+  for (i32 w = 1; w < workers; ++w) {
     rest += shares.rest;
-    const bool carry = rest >= num_workers;  // added, not branched on: a CPU cannot predict it
-    rest -= carry ? num_workers : 0;
+    const bool carry = rest >= workers;  // added, not branched on: a CPU cannot predict it
+    rest -= carry ? workers : 0;
     x += shares.whole + carry;
     if (x == 0) {
       cuts[w] = cuts[0];
       continue;
     }
-    if (x >= unit.end) {
-      while (group.x + units.num_kv_heads * group.head_cost <= x)
-        group = span_of(units, group.group + 1);
-      const i32 tile = unit.at.tile;
-      unit = unit_around(units, x, group);
-      if (unit.at.tile != tile) grid = cut_grid_of(units, unit.at.tile, shares.whole);
-    }
-    Cut cut = cut_near(units, x, unit, grid);
-    walk.step(cut, grid.cost);
+    Cut cut = line.cut_at(x);
+    walk.step(cut, line.cost());
     cuts[w] = cut;
   }
-  cuts[num_workers] = last_cut(units);
-  walk.step(cuts[num_workers], grid.cost);
+  cuts[workers] = last_cut(units);
+  walk.step(cuts[workers], line.cost());
   return walk.split();
+}
+
+/// The same of one whose first levels are cut in step: Shares::num_spans + 1 cuts.
+RADDLE_FN LinearSplit cut_levels(const Units& units, const Shares& shares, Cut* cuts) {
+  const InStep& part = shares.in_step;
+  CutWalk walk(first_cut(units));
+  for (i32 s = 0; s < part.spans; ++s) {
+    cuts[s] = cut_in_step(units, part, s);
+    if (s > 0) walk.step(cuts[s], unit_cost(units, cuts[s].at.tile));
+  }
+  LineWalk line(units, shares.whole);
+  const i64 total = total_cost(units);
+  Cut* own = cuts + part.spans;
+  for (i32 w = 0; w <= shares.num_workers; ++w) {
+    const i64 x = own_begin(units, part, w);
+    own[w] = w == shares.num_workers || x == total ? last_cut(units) : line.cut_at(x);
+    const bool has_chunk = w > 0 && w <= part.spans;
+    walk.step(own[w], line.cost(), has_chunk ? span_cost(units, cuts[w - 1], cuts[w]) : 0);
+  }
+  return walk.split();
+}
+
+/// All cuts of a line.
+RADDLE_FN LinearSplit cut_line(const Units& units, const Shares& shares, Cut* cuts) {
+  return shares.in_step.spans > 0 ? cut_levels(units, shares, cuts)
+                                  : cut_evenly(units, shares, cuts);
 }
 
 /// Rows of partial states that cut w adds: a chunk's, and with a unit's first cut those of the
@@ -312,15 +540,15 @@ RADDLE_FN i32 cut_rows(const Units& units, const Cut* cuts, i32 w) {
   return (adds.unit ? 2 : 1) * units.tiles[cuts[w].at.tile].num_rows;
 }
 
-/// The first cut w ≥ 1 that lies behind the beginning of `unit`, or num_workers.
-RADDLE_FN i32 first_cut_behind(const Cut* cuts, i32 num_workers, i32 unit) {
-  return first_where(1, num_workers,
+/// The first cut w ≥ 1 that lies behind the beginning of `unit`, or num_spans.
+RADDLE_FN i32 first_cut_behind(const Cut* cuts, i32 num_spans, i32 unit) {
+  return first_where(1, num_spans,
                      [&](i32 w) { return cuts[w].unit + (cuts[w].k > 0 ? 1 : 0) > unit; });
 }
 
-/// The first cut w ≥ 1 that does not lie before `unit`, or num_workers.
-RADDLE_FN i32 first_cut_from(const Cut* cuts, i32 num_workers, i32 unit) {
-  return first_where(1, num_workers, [&](i32 w) { return cuts[w].unit >= unit; });
+/// The first cut w ≥ 1 that does not lie before `unit`, or num_spans.
+RADDLE_FN i32 first_cut_from(const Cut* cuts, i32 num_spans, i32 unit) {
+  return first_where(1, num_spans, [&](i32 w) { return cuts[w].unit >= unit; });
 }
 
 /// The item of one unit of the span between cuts a and b, for a KV head of its tile. Its fields are

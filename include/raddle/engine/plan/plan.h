@@ -139,10 +139,11 @@ struct CostModel {
   i32 per_tile_row;  ///< what each fused row adds to that
   i32 per_state_row;  ///< storing and composing one row of a partial state
   i32 per_state;  ///< what a partial state adds whatever its size: announcing it to other workers
-  i32 per_level_state;     ///< that in plans of several levels, where every item stores one, and a
-                           ///< worker may announce those of its queue at once
+  i32 per_level_item;      ///< an item in plans of several levels, with the state that each stores
+  i32 per_level_item_row;  ///< what each fused row adds to that
   i32 per_level_tile;      ///< per_tile in plans of several levels
   i32 per_level_tile_row;  ///< per_tile_row in plans of several levels
+  i32 level_rows;          ///< where tiles of more than 8 rows take as long as of this many there
 };
 
 /// What is planned for: numbers of workers and heads, tile shapes and their costs. Pure values.

@@ -76,13 +76,16 @@ RADDLE_FN i32 column_of(const Run* runs, i32 begin, i32 end, i32 keys, i32 k) {
 }
 
 RADDLE_FN UnitCost cost_of(const CostModel& model, i32 rows, bool all_partial) {
+  if (all_partial) {
+    const i64 item = max(i64{1}, model.per_level_item + i64{model.per_level_item_row} * rows);
+    const i32 computed = rows > 8 ? max(rows, model.level_rows) : rows;
+    const i64 tile = max(i64{1}, model.per_level_tile + i64{model.per_level_tile_row} * computed);
+    return UnitCost{item, tile, 0, item};
+  }
   const i64 item = max(i64{1}, model.per_item + i64{model.per_item_row} * rows);
-  const i64 per_tile = all_partial ? model.per_level_tile : model.per_tile;
-  const i64 per_tile_row = all_partial ? model.per_level_tile_row : model.per_tile_row;
-  const i64 tile = max(i64{1}, per_tile + per_tile_row * rows);
-  const i64 announce = all_partial ? model.per_level_state : model.per_state;
-  const i64 merge = announce + i64{model.per_state_row} * rows;
-  return UnitCost{all_partial ? item + merge : item, tile, all_partial ? 0 : merge, item + merge};
+  const i64 tile = max(i64{1}, model.per_tile + i64{model.per_tile_row} * rows);
+  const i64 merge = model.per_state + i64{model.per_state_row} * rows;
+  return UnitCost{item, tile, merge, item + merge};
 }
 
 RADDLE_FN UnitCost unit_cost(const Units& units, i32 tile) {

@@ -78,8 +78,8 @@ struct PlanLaunch {
 };
 
 // Both compilers check these numbers, so neither can lay the parameter out in its own way.
-static_assert(sizeof(DeviceBatch) == 88 && sizeof(PlanConfig) == 132 && sizeof(Maxima) == 40);
+static_assert(sizeof(DeviceBatch) == 88 && sizeof(PlanConfig) == 148 && sizeof(Maxima) == 40);
 static_assert(sizeof(PlannedOffsets) == 88 && sizeof(PlannerScratch) == 232);
-static_assert(sizeof(PlanLaunch) == 720);
+static_assert(sizeof(PlanLaunch) == 736);
 
 }  // namespace raddle

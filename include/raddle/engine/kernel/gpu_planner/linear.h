@@ -22,25 +22,29 @@ class LinearSpans {
   RADDLE_DEVICE void divide(const Units& units) {
     const i32 workers = context_.config.num_workers;
     each_ = workers_of_span(context_.config, units);
-    spans_ = span_of(workers);
     const Units line = line_of(units, each_);
-    const Shares shares = shares_of(line, spans_);
+    const Shares shares = shares_of(
+        line, each_ > 1 ? quotient(workers, each_) : workers,
+        [](i32 begin, i32 end, const auto& holds) { return first_lane(begin, end, holds); });
+    in_step_ = shares.in_step.spans;
+    spans_ = shares.num_spans;
     for (i32 s = context_.thread; s <= spans_; s += context_.threads)
       scratch_.cuts[s] = even_cut(line, shares, s, [this](i32 t) { return context_.group_of(t); });
     ptx::sync_block();
     i32* queue_indptr = context_.template out<i32>(context_.launch.at.queue_indptr);
-    const i32 busy = spans_ * each_;
+    const i32 busy = (spans_ - in_step_) * each_;
     for (i32 base = 0; base < busy; base += context_.threads) {
       const i32 w = base + context_.thread;
       const i32 s = span_of(w);
-      const bool is_first = w == s * each_;  // of the span's workers: it counts the cut
+      const bool is_first = w == (s - in_step_) * each_;  // of the span's: it counts the cut
       Sums<3, i32> mine{};
       bool chunk = false;
       if (w < busy) {
         const bool counts = is_first && s > 0;
         chunk = counts && cut_adds(scratch_.cuts, s).chunk;
-        mine = Sums<3, i32>{{span_items(scratch_.cuts[s], scratch_.cuts[s + 1]),
-                             counts ? cut_rows(line, scratch_.cuts, s) : 0, chunk ? 1 : 0}};
+        const i32 items = span_items(scratch_.cuts[s], scratch_.cuts[s + 1]);
+        mine = Sums<3, i32>{
+            {chunks_of(w) + items, counts ? cut_rows(line, scratch_.cuts, s) : 0, chunk ? 1 : 0}};
       }
       const Sums<3, i32> before = context_.scan.exclusive(mine, cuts_, busy - base);
       if (w >= busy) continue;
@@ -57,8 +61,8 @@ class LinearSpans {
       scratch_.queue[w] = queue_indptr[w] = cuts_.of[0];
     if (context_.thread == 0) queue_indptr[workers + 1] = cuts_.of[0];
     ptx::sync_block();
-    // What CutWalk numbers on the way: the chunk that begins at a cut.
-    for (i32 s = 1 + context_.thread; s < spans_; s += context_.threads) {
+    // What CutWalk numbers on the way: the chunk that begins at a cut. Those in step are numbered.
+    for (i32 s = in_step_ + 1 + context_.thread; s < spans_; s += context_.threads) {
       Cut& c = scratch_.cuts[s];
       if (c.k == 0) continue;
       const Cut& p = scratch_.cuts[s - 1];
@@ -80,16 +84,36 @@ class LinearSpans {
   RADDLE_DEVICE void write(const Units& units, const Divider& heads, i32 number, i32 w,
                            WorkItem& item) const {
     const i32 s = span_of(w);
-    const Cut* cuts = scratch_.cuts + s;
-    const i32 unit = cuts[0].unit + number - scratch_.queue[w];
+    const i32 nth = number - scratch_.queue[w];
+    const i32 chunks = chunks_of(w);
+    const Cut* cuts = scratch_.cuts + (nth < chunks ? w : s);
+    const i32 unit = cuts[0].unit + (nth < chunks ? nth : nth - chunks);
     // Where workers share a span, units of the line are query tiles.
     const UnitAt at = each_ == 1 ? context_.unit_at(heads, unit) : UnitAt{0, w - s * each_, unit};
     write_item(units, scratch_.splits, cuts[0], cuts[1], unit, at.tile, at.head, item);
   }
 
  private:
-  /// The span that worker w computes, alone or with the workers of other KV heads.
-  RADDLE_DEVICE i32 span_of(i32 w) const { return each_ > 1 ? quotient(w, each_) : w; }
+  /// Chunks in step that worker w has: none or one, before its span.
+  RADDLE_DEVICE i32 chunks_of(i32 w) const {
+    return w < in_step_ ? span_items(scratch_.cuts[w], scratch_.cuts[w + 1]) : 0;
+  }
+
+  /// The first i of [begin, end) for which holds(i), or end; each lane of the warp asks for one.
+  template <class Holds>
+  RADDLE_DEVICE static i32 first_lane(i32 begin, i32 end, const Holds& holds) {
+    RADDLE_ROLLED
+    for (; begin < end; begin += 32) {
+      const i32 i = begin + ptx::lane_index();
+      const u32 found = ptx::ballot(i < end && holds(min(i, end - 1)));
+      if (found != 0) return begin + ptx::lowest_bit(found);
+    }
+    return end;
+  }
+
+  /// The span that worker w computes, alone or with the workers of other KV heads, after the chunk
+  /// in step that it may have.
+  RADDLE_DEVICE i32 span_of(i32 w) const { return each_ > 1 ? quotient(w, each_) : in_step_ + w; }
 
   RADDLE_DEVICE PlanSizes place_one_level(const Units& units) {
     const i64 n = place_cut_states(context_, units, spans_, each_, cuts_.of[1]);
@@ -103,7 +127,7 @@ class LinearSpans {
   }
 
   RADDLE_DEVICE PlanSizes place_two_levels(const Units& units) {
-    const i64 rows = place_all_states(context_, units);
+    const i64 rows = place_all_states(context_, units, spans_);
     const i64 sources = contract_two_levels(context_, units);
     const i64 n = units.num_tiles - scratch_.group_tile[context_.num_prefixes];
     const i64 heads = units.num_kv_heads;
@@ -117,7 +141,8 @@ class LinearSpans {
 
   Context& context_;
   const ScratchArrays& scratch_;
-  i32 each_ = 1;  // workers of a span
+  i32 each_ = 1;     // workers of a span
+  i32 in_step_ = 0;  // spans that are chunks in step: Shares::in_step
   i32 spans_ = 0;
   Sums<3, i32> cuts_{};  // items; rows and chunks of the line
 };

@@ -79,7 +79,8 @@ RADDLE_FN ScratchRecord<NumberOf> scratch_counts(const PlanConfig& config, const
   const PlanSizes n = plan_bounds(config, m);
   const i64 requests = m.max_requests;
   const i64 workers = i64{config.num_workers} + 1;
-  const i64 cuts = config.batch_invariant ? 0 : workers;
+  // Levels in step have as many cuts again.
+  const i64 cuts = config.batch_invariant ? 0 : (m.max_levels > 1 ? 2 : 1) * workers;
   const i64 pieces = config.batch_invariant ? quotient(n.items, i64{config.num_kv_heads}) : 0;
   const bool prefixes = m.max_levels > 1;
   const i64 shared = prefixes ? requests : 0;

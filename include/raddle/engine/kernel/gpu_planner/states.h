@@ -55,9 +55,8 @@ RADDLE_DEVICE i32 place_cut_states(Context& context, const Units& units, i32 num
 }
 
 /// For two levels: every unit has a state, in linear order. Returns the number of partial rows.
-RADDLE_DEVICE i64 place_all_states(Context& context, const Units& units) {
+RADDLE_DEVICE i64 place_all_states(Context& context, const Units& units, i32 num_spans) {
   const i32 heads = context.config.num_kv_heads;
-  const i32 workers = context.config.num_workers;
   for (i32 t = context.thread; t < units.num_tiles; t += context.threads) {
     context.scratch.tiles[t].split = heads * t;
     context.scratch.tiles[t].dependents_end = 0;  // counts dependents at first
@@ -72,7 +71,7 @@ RADDLE_DEVICE i64 place_all_states(Context& context, const Units& units) {
     UnitAt at{};
     if (u < num_units) {
       at = context.unit_at(by_heads, u);
-      const i32 last = first_cut_from(context.scratch.cuts, workers, u + 1) - 1;
+      const i32 last = first_cut_from(context.scratch.cuts, num_spans, u + 1) - 1;
       if (context.scratch.cuts[last].unit == u && context.scratch.cuts[last].k > 0)
         chunks = context.scratch.cuts[last].chunk + 1;
     }
