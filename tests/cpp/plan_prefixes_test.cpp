@@ -116,9 +116,8 @@ TEST(Prefixes, AllRequestsOfOnePrompt) {
   EXPECT_EQ(discover_prefixes(lists_of(batch, begins), 641).columns.size(), 0u);
 }
 
-/// Many workers compose a prefix's rows side by side, so that its chunks are short enough for all.
-TEST(Prefixes, NoWorkerIdlesBesideALongPrefix) {
-  constexpr i32 requests = 16, shared = 512, own = 16;  // pages
+/// Decodes behind one prompt; lengths in pages of 16 keys.
+OwnedBatch behind_one_prompt(i32 requests, i32 shared, i32 own) {
   OwnedBatch batch;
   batch.page_size = 16;
   batch.page_indptr.push_back(0);
@@ -129,20 +128,37 @@ TEST(Prefixes, NoWorkerIdlesBesideALongPrefix) {
       batch.pages.push_back(p < shared ? p : own * r + shared + p);
     batch.page_indptr.push_back(static_cast<i32>(batch.pages.size()));
   }
+  return batch;
+}
+
+PlanConfig hopper_config() {
   AttentionSpec spec;
   spec.num_qo_heads = 32;
   spec.num_kv_heads = 8;
   spec.head_dim_qk = spec.head_dim_vo = 128;
   spec.dtype = DType::bfloat16;
-  const PlanConfig config =
-      gpu_plan_config(spec, 90, KernelFamily::wgmma, 64, 132, Schedule::linear);
+  return gpu_plan_config(spec, 90, KernelFamily::wgmma, 64, 132, Schedule::linear);
+}
+
+/// Many workers compose a prefix's rows side by side, so that its chunks are short enough for all.
+TEST(Prefixes, NoWorkerIdlesBesideALongPrefix) {
+  constexpr i32 shared = 512;
+  const OwnedBatch batch = behind_one_prompt(16, shared, 16);
   const PrefixCascade found = discover_prefixes(lists_of(batch, begins_of(batch)), 256);
   OwnedLayout layout = layout_of(batch, found);
-  const PlanArrays plan = make_plan(layout.view(), config, cover(Composition<NoMask>{}));
+  const PlanArrays plan = make_plan(layout.view(), hopper_config(), cover(Composition<NoMask>{}));
   const PlanView view = plan.view();
   EXPECT_EQ(found.columns, std::vector<i32>{batch.page_size * shared});
   for (i32 w = 0; w < view.num_workers; ++w)
     EXPECT_LT(view.queue_indptr[w], view.queue_indptr[w + 1]) << "worker " << w;
+}
+
+TEST(Prefixes, TheDeviceCutsInStepAsTheHostDoes) {
+  repeat(12, [](std::mt19937& random) {
+    const OwnedBatch batch =
+        behind_one_prompt(between(random, 2, 70), between(random, 32, 600), between(random, 0, 40));
+    check(random, batch, hopper_config(), 256, Composition<NoMask>{});
+  });
 }
 
 /// Lists that agree in their first page and in the page at the least depth, but not between: both

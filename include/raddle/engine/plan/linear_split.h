@@ -25,13 +25,8 @@
 // Worker 0 computes A's tiles [0, 2) as chunk 0, worker 1 its tiles [2, 6) as chunk 1, and worker 2
 // all of B, which it writes through. The two chunks of A are contracted.
 //
-// Of several levels the last has requests' own keys, and those before it have shared prefixes, of
-// which every tile of query rows reads all keys. There the units of a group are cut alike, and each
-// chunk goes to a worker of its own, so that these read the same keys at the same time: on an H200,
-// a KV tile then takes 0.78 µs, and 0.89 µs where chunks begin anywhere. The line of the last level
-// is cut into as many spans as there are workers, so long that each worker has as much to do with
-// its chunk of a prefix, if it has one (InStep). Where that takes more workers than there are, or
-// an eighth longer than equal spans, all levels are one line.
+// Of several levels, those of shared prefixes may be cut in step (in_step.h); then the line of the
+// last one is cut so that each worker has as much to do.
 //
 // With PlanConfig::keeps_heads_in_step, on a single level, the line is that of one KV head, and
 // each of its spans is computed by as many neighbouring workers as there are KV heads, a head each.
@@ -39,8 +34,7 @@
 // of memory, which takes an H200 4 to 12 % less time than reading spans that lie far apart.
 #pragma once
 
-#include "raddle/engine/core/search.h"
-#include "raddle/engine/plan/units.h"
+#include "raddle/engine/plan/in_step.h"
 
 namespace raddle {
 
@@ -60,20 +54,9 @@ struct LinearSplit {
   i64 num_chunks;  ///< chunks that begin at cuts; every unit has one more
 };
 
-/// The levels before the last, where they are cut in step.
-struct InStep {
-  i32 spans;    ///< chunks, each the span of a worker; 0: all levels are one line
-  i32 groups;   ///< of these levels
-  i64 x;        ///< where the last level begins on the line
-  i64 resume;   ///< what a cut adds there
-  i64 longest;  ///< what a chunk costs at most
-  i64 level;    ///< what a worker's chunk and its span of the last level cost together, if it has
-                ///< room for one
-};
-
 /// How a line is divided.
 struct Shares {
-  i64 whole;  ///< of a span: the cost of the line by their number, rounded down; InStep::level
+  i64 whole;  ///< cost of the line by the number of workers, rounded down; in step InStep::level
   i64 rest;   ///< the remainder
   i32 num_workers;
   i32 num_spans;  ///< of the levels in step, and behind these as many as there are workers
@@ -130,10 +113,6 @@ RADDLE_FN Units line_of(Units units, i32 workers) {
   return units;
 }
 
-/// In plans of several levels: rows of a query tile that one worker composes. Those of a prefix are
-/// of many requests, which workers compose side by side.
-constexpr i32 most_rows_composed = 8;
-
 /// The fewest KV tiles that a chunk of a unit with n of them should have; cuts fall on multiples of
 /// it. It is 1, so that cuts may fall at every KV tile, unless workers' shares are shorter than a
 /// balanced chunk: then composing their states would take longer than computing one of them.
@@ -142,13 +121,6 @@ RADDLE_FN i32 least_piece(const UnitCost& cost, i64 merge, i32 n, i64 span) {
   // square might overflow, is not short.
   if (span >= n * cost.tile || span > int_max || span * span >= n * merge * cost.tile) return 1;
   return balanced_piece(cost, merge, n);
-}
-
-/// What storing and composing a state of the rows of `tile` costs that one worker composes.
-RADDLE_FN i64 rows_merge(const Units& units, i32 tile) {
-  const QueryTile& t = units.tiles[tile];
-  const i32 rows = units.all_partial ? min(t.num_rows, most_rows_composed) : t.num_rows;
-  return i64{units.costs[t.shape].per_state_row} * rows;
 }
 
 /// Where the units of `tile` may be cut. `span` is a worker's share of the line.
@@ -231,115 +203,6 @@ RADDLE_FN i32 span_items(const Cut& a, const Cut& b) {
   return b.unit - a.unit + (b.k > 0 ? 1 : 0);
 }
 
-/// How many chunks each unit of a group has, so that none costs more than `longest`, unless
-/// composing their states would take longer than half of that.
-RADDLE_FN i32 chunks_in_step(const Units& units, i32 group, i64 longest) {
-  const i32 tile = units.group_tile[group];
-  const UnitCost cost = unit_cost(units, tile);
-  const i64 keys = units.kv_tiles[tile] * cost.tile;
-  const i64 room = max(cost.tile, longest - cost.start);
-  if (keys <= room) return 1;
-  const i64 chunks = quotient(keys + room - 1, room);
-  const i64 compose = 2 * rows_merge(units, tile);
-  return static_cast<i32>(chunks * compose <= longest ? chunks
-                                                      : max(i64{1}, quotient(longest, compose)));
-}
-
-/// What a chunk of a group costs, where its units have `chunks` of them.
-RADDLE_FN i64 chunk_cost(const Units& units, i32 group, i32 chunks) {
-  const i32 tile = units.group_tile[group];
-  const UnitCost cost = unit_cost(units, tile);
-  return cost.start + quotient(units.kv_tiles[tile] * cost.tile, i64{chunks});
-}
-
-/// Calls f(group, chunks, spans) for all groups in step, as long as it returns true; `chunks` are
-/// those of a unit, and `spans` of all.
-template <class F>
-RADDLE_FN void for_groups_in_step(const Units& units, const InStep& part, const F& f) {
-  RADDLE_ROLLED
-  for (i32 g = 0; g < part.groups; ++g) {
-    const i32 tiles = units.group_tile[g + 1] - units.group_tile[g];
-    if (tiles == 0) continue;
-    const i32 chunks = chunks_in_step(units, g, part.longest);
-    if (!f(g, chunks, units.num_kv_heads * tiles * chunks)) return;
-  }
-}
-
-/// Whether a worker that has a chunk of this cost takes a part of the last level, too: one for
-/// which a further item pays.
-RADDLE_FN bool has_room(const InStep& part, i64 chunk) {
-  return part.longest - chunk >= 4 * part.resume;
-}
-
-/// How much of the last level the workers before w take.
-RADDLE_FN i64 taken_before(const Units& units, const InStep& part, i32 w) {
-  i64 taken = 0;
-  for_groups_in_step(units, part, [&](i32 group, i32 chunks, i32 spans) {
-    const i64 chunk = chunk_cost(units, group, chunks);
-    if (has_room(part, chunk))
-      taken += min(spans, w) * max(i64{0}, part.level - chunk - part.resume);
-    w -= min(spans, w);
-    return w > 0;
-  });
-  return taken + w * (part.level - part.resume);
-}
-
-/// Tries chunks that cost at most part.longest. Returns whether they suffice: whether there are a
-/// worker for each and room for the last level, of cost `own`, beside and behind them. Sets spans
-/// and level.
-RADDLE_FN bool try_in_step(const Units& units, i64 own, i32 num_workers, InStep& part) {
-  i64 held = 0;  // by chunks that have room beside them, and by what cuts add
-  i32 have_room = 0;
-  part.spans = 0;
-  for_groups_in_step(units, part, [&](i32 group, i32 chunks, i32 spans) {
-    part.spans = spans > num_workers - part.spans ? num_workers + 1 : part.spans + spans;
-    const i64 chunk = chunk_cost(units, group, chunks);
-    if (has_room(part, chunk)) {
-      held += spans * (chunk + part.resume);
-      have_room += spans;
-    }
-    return part.spans <= num_workers;
-  });
-  const i32 free = num_workers - part.spans;
-  if (free < 0 || free + have_room == 0) return false;
-  part.level = quotient(own + held + free * part.resume, i64{free + have_room}) + 1;
-  return part.level <= part.longest;
-}
-
-/// The first tile of the last level, 0 where there is one level.
-RADDLE_FN i32 first_own_tile(const Units& units) {
-  if (!units.all_partial || units.num_tiles == 0) return 0;
-  const i32 last = units.tiles[units.num_tiles - 1].level;
-  return first_where(0, units.num_tiles, [&](i32 t) { return units.tiles[t].level == last; });
-}
-
-/// How the levels before the last are cut in step: with the shortest spans that suffice.
-/// `first(begin, end, holds)` is the first number for which `holds`, or end.
-template <class First>
-RADDLE_FN InStep part_in_step(const Units& units, i32 num_workers, const First& first) {
-  InStep part{};
-  const i32 own = first_own_tile(units);
-  if (own == 0) return part;
-  part.groups =
-      first_where(0, units.num_groups, [&](i32 g) { return units.group_tile[g + 1] > own; });
-  part.x = units.num_kv_heads * units.cost_before[own];
-  part.resume = unit_cost(units, own).resume;
-  // Spans from the mean on, up to an eighth longer.
-  constexpr i32 steps = 32;
-  const i64 total = total_cost(units);
-  const i64 even = quotient(total, i64{num_workers});
-  const i64 step = (even / 8 + unit_cost(units, 0).start) / steps + 1;
-  const i64 rest = total - part.x;
-  const i32 i = first(0, steps, [&](i32 n) {
-    InStep tried = part;
-    tried.longest = even + n * step;
-    return try_in_step(units, rest, num_workers, tried);
-  });
-  part.longest = even + i * step;
-  if (!try_in_step(units, rest, num_workers, part)) part.spans = 0;
-  return part;
-}
-
 template <class First>
 RADDLE_FN Shares shares_of(const Units& units, i32 num_workers, const First& first) {
   const InStep part = part_in_step(units, num_workers, first);
@@ -367,7 +230,7 @@ RADDLE_FN Cut cut_in_step(const Units& units, const InStep& part, i32 w) {
     const i32 unit = quotient(w - first, chunks);  // of the group
     const i32 head = quotient(unit, tiles), tile = begin + unit - head * tiles;
     const i32 chunk = w - first - unit * chunks;
-    const i32 k = quotient(units.kv_tiles[tile] * chunk, chunks);
+    const i32 k = static_cast<i32>(quotient(i64{units.kv_tiles[tile]} * chunk, i64{chunks}));
     const UnitCost cost = unit_cost(units, tile);
     const i64* before = units.cost_before;
     const i64 x = units.num_kv_heads * before[begin] +

@@ -93,6 +93,17 @@ RADDLE_FN UnitCost unit_cost(const Units& units, i32 tile) {
   return cost_of(units.costs[t.shape], t.num_rows, units.all_partial);
 }
 
+/// In plans of several levels: rows of a query tile that one worker composes. Those of a prefix are
+/// of many requests, which workers compose side by side.
+constexpr i32 most_rows_composed = 8;
+
+/// What storing and composing a state of the rows of `tile` costs that one worker composes.
+RADDLE_FN i64 rows_merge(const Units& units, i32 tile) {
+  const QueryTile& t = units.tiles[tile];
+  const i32 rows = units.all_partial ? min(t.num_rows, most_rows_composed) : t.num_rows;
+  return i64{units.costs[t.shape].per_state_row} * rows;
+}
+
 /// Integer square root, rounded down, of n below 2^62: Newton's steps from the next power of two,
 /// for every step is a division.
 RADDLE_FN i64 isqrt(i64 n) {
