@@ -23,10 +23,12 @@ def torch_rng(rng, torch_device):
 
 
 def same(program):
-    """A tanh errs by up to 2^-21, a logit that is capped at 30 by 30 times that; float16 by 2^-11."""
+    """A tanh errs by up to 2^-21, a logit that is capped at 30 by 30 times that. In float16, PyTorch's own logits do by
+    2^-11 of numbers up to 16."""
     found, expected = program(ours), program(theirs)
     half = torch.get_default_dtype() == torch.float16
-    torch.testing.assert_close(found, expected, rtol=4e-3 if half else 1e-4, atol=4e-3 if half else 5e-5)
+    close = {"rtol": 1e-2, "atol": 1e-2} if half else {"rtol": 1e-4, "atol": 5e-5}
+    torch.testing.assert_close(found, expected, **close)
 
 
 class Cache(torch.nn.Module):
