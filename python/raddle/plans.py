@@ -35,11 +35,11 @@ class Maxima:
             requests, those that prefix discovery makes a level of included.
         max_levels: levels of a cascade.
         max_runs: coverage runs of a query tile; 0: the planner's own limit.
-        max_qo_len: query rows of one request, of a single level; 0: as many as max_qo_tokens. With 1, for batches that
-            only decode, a GPU runs its kernel of short queries (up to 16 rows a KV head), which is faster, and takes
-            less memory. Not with several levels, but for device_lengths: there the host cannot check lengths, and
-            longer requests and prefixes are computed as well, 16 rows at a time; with batch_invariant, which lets no
-            reservation change bits, longer requests are not computed, and `Reservation.check` raises.
+        max_qo_len: query rows of one request; 0: as many as max_qo_tokens. With 1, for batches that only decode, a GPU
+            runs its kernel of short queries (up to 16 rows a KV head), which is faster, and takes less memory. With
+            several levels, prefixes are computed in tiles of that kernel, too; not with batch_invariant. With
+            device_lengths the host cannot check lengths, and longer requests are computed as well; with
+            batch_invariant, which lets no reservation change bits, they are not, and `Reservation.check` raises.
         max_mask_bytes: bits of a batch's `PackedMask`, in bytes, each request's from a whole byte on; 0: as many as any
             batch within the other maxima may need: max_qo_len · max_kv_tokens · max_levels / 8 + max_requests, with
             max_qo_tokens for a max_qo_len of 0, and at most 2^31 - 1. A reservation on a GPU takes memory for them with

@@ -43,10 +43,10 @@ void check_maxima(const Maxima& m, const PlanConfig& config, i32 dim_vo, bool de
   at_least("page_size", m.page_size, 0);
   if (m.max_levels > max_levels)
     fail<ValueError>("max_levels is ", m.max_levels, "; expected at most ", max_levels);
-  if (m.max_qo_len > 0 && m.max_levels > 1 && !device_lengths)
+  if (m.max_qo_len > 0 && m.max_levels > 1 && config.batch_invariant && !device_lengths)
     fail<ValueError>("max_qo_len is ", m.max_qo_len,
                      "; expected 0 with max_levels = ", m.max_levels,
-                     ", for a prefix has the rows of all that share it");
+                     " and batch_invariant, for a prefix has the rows of all that share it");
   constexpr double most = 1LL << 60;
   if (!(bytes_under(config, m, dim_vo) < most))
     fail<ValueError>("maxima: max_requests = ", m.max_requests,
@@ -71,15 +71,16 @@ ReservationPtr Attention::reserve(const Maxima& most, const ReserveOptions& opti
   check_maxima(maxima, config, spec_.head_dim_vo, options.device_lengths);
   const auto variant =  // members are refused now
       options.params.empty() ? variant_ : variant_->with(options.params, ParamScope::plan);
+  // Rows of a prefix, and those of longer requests where the host cannot check lengths, are
+  // computed in tiles of short queries, too. Batch invariance lets no reservation change a shape:
+  // there the planner refuses longer requests.
+  const i64 usual_rows = i64{maxima.max_qo_len} * config.group_size;
+  const bool only_short = usual_rows > 0 && usual_rows <= config.shapes[short_queries].rows;
+  if (gpu_ && only_short && !config.batch_invariant &&
+      (options.device_lengths || maxima.max_levels > 1))
+    config = short_plan_config(config);
   if (options.device_lengths) {
-    // The host cannot check such lengths: longer requests are computed, too, in tiles of the same
-    // shape. Batch invariance lets no reservation change a shape: the planner refuses them.
-    if (!config.batch_invariant) {
-      const i64 usual_rows = i64{maxima.max_qo_len} * config.group_size;
-      maxima.max_qo_len = 0;
-      if (gpu_ && usual_rows > 0 && usual_rows <= config.shapes[short_queries].rows)
-        config = short_plan_config(config);
-    }
+    if (!config.batch_invariant) maxima.max_qo_len = 0;
     check_device_planning(config, maxima);
     config.schedule = Schedule::linear;
   }
@@ -142,7 +143,8 @@ std::string Reservation::misfit(const Layout& layout) const {
     if (text.empty() && m.page_size > 0) text = other_pages(level, m.page_size);
     const auto groups = static_cast<i64>(level.columns.size());
     if (text.empty()) text = beyond("groups" + where, groups, m.max_requests, "max_requests");
-    for (i32 g = 0; m.max_qo_len > 0 && text.empty() && g < groups; ++g)
+    const bool are_requests = static_cast<i64>(i) + 1 == levels;
+    for (i32 g = 0; m.max_qo_len > 0 && are_requests && text.empty() && g < groups; ++g)
       text = beyond("query rows in request " + std::to_string(g), group_rows(view, g), m.max_qo_len,
                     "max_qo_len");
   }

@@ -68,10 +68,10 @@ def ints(values):
     return DeviceArray(np.asarray(values, np.int32))
 
 
-def batch(rng, kind="paged", variant=None, page_size=16):
-    """A batch within MAXIMA."""
+def batch(rng, kind="paged", variant=None, page_size=16, most_rows=5):
+    """A batch within MAXIMA, of at most ``most_rows`` query rows a request."""
     while True:
-        lengths = [(int(rng.integers(0, 6)), int(rng.integers(0, 160))) for _ in range(rng.integers(1, 7))]
+        lengths = [(int(rng.integers(0, most_rows + 1)), int(rng.integers(0, 160))) for _ in range(rng.integers(1, 7))]
         if sum(qo for qo, _ in lengths) <= MAXIMA["max_qo_tokens"]:
             return draw(rng, kind, variant or [Causal()], lengths=lengths, page_size=page_size, **HEADS)
 

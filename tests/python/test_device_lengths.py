@@ -300,17 +300,26 @@ def test_on_a_cpu_the_host_plans(rng):
         problem = batch(rng)
 
 
-def test_discovered_prefixes_in_a_reservation_of_the_host(engine, rng):
-    """With and without anything shared: one kind of layout."""
-    first = batch(rng, "paged_prefixes")
+@pytest.mark.parametrize("most", [0, 2])
+def test_discovered_prefixes_in_a_reservation_of_the_host(engine, rng, most):
+    """With and without anything shared: one kind of layout. Where requests have few rows, prefixes have those of many."""
+    rows = {"most_rows": most or 5}
+    first = batch(rng, "paged_prefixes", **rows)
     attn = engine.attention(first)
     owner = attn if engine.device == "cpu" else attn.attention
-    reservation = reserved(owner, **MAXIMA, max_levels=2)
+    reservation = reserved(owner, **MAXIMA, max_levels=2, max_qo_len=most)
     for number in range(8):
-        problem = batch(rng, "paged_prefixes" if number % 2 else "paged")
+        problem = batch(rng, "paged_prefixes" if number % 2 else "paged", **rows)
         problem.layout.discover_prefixes = problem.layout.discover_prefixes or 1
         reservation.update(twin(problem.layout))
         within(attention(problem), attn.run(reservation, problem.q, problem.kv[0]))
+    if most:
+        longer = draw(rng, "paged_prefixes", [Causal()], lengths=[(3, 60), (1, 90)], page_size=16, **HEADS)
+        with refuses(ValueError, "3 query rows in request 0", "max_qo_len = 2"):
+            reservation.update(twin(longer.layout))
+        invariant = raddle.Attention(raddle.AttentionSpec(4, 2, 64, batch_invariant=True), device=engine.device)
+        with refuses(ValueError, "max_qo_len is 2; expected 0 with max_levels = 2 and batch_invariant"):
+            reserved(invariant, **MAXIMA, max_levels=2, max_qo_len=most)
 
 
 def test_what_prefix_discovery_refuses():

@@ -169,7 +169,6 @@ def test_select(engine, rng):
         ({"max_levels": 9}, "max_levels is 9"),
         ({"max_qo_len": -1}, "max_qo_len is -1"),
         ({"page_size": -1}, "page_size is -1"),
-        ({"max_qo_len": 1, "max_levels": 2}, "max_qo_len is 1; expected 0 with max_levels = 2"),
         ({"num_workers": -1}, "num_workers is -1"),
         ({"params": {"softcap.cap": 1.0}}, "softcap.cap"),
     ],
