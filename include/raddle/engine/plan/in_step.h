@@ -130,7 +130,7 @@ template <class First>
 RADDLE_FN InStep part_in_step(const Units& units, i32 num_workers, const First& first) {
   InStep part{};
   const i32 own = first_own_tile(units);
-  if (own == 0) return part;
+  if (own == 0 || i64{units.num_kv_heads} * own > num_workers) return part;
   part.groups =
       first_where(0, units.num_groups, [&](i32 g) { return units.group_tile[g + 1] > own; });
   part.x = units.num_kv_heads * units.cost_before[own];
