@@ -22,7 +22,7 @@ double bytes_under(const PlanConfig& config, const Maxima& m, i32 dim_vo) {
   // A chunk has at least one KV tile of 16 keys; each of them may leave a tile's partial rows.
   const double cuts =
       heads * (config.batch_invariant ? number(m.max_kv_tokens) / 16 : number(config.num_workers));
-  const double partial_rows = cuts * rows + heads * fused * levels;
+  const double partial_rows = 2 * cuts * rows + heads * fused * levels;
   const double per_tile = 64 * heads + number(sizeof(Run)) * number(runs_limit(m.max_runs));
   return partial_rows * (number(dim_vo) + 1) * 4 + tiles * per_tile;
 }

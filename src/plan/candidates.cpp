@@ -12,8 +12,8 @@ namespace {
 /// Units per worker up to which shared bandwidth counts, and sorting for it pays.
 constexpr i64 most_sorted = 4;
 
-Shares host_shares(const Units& line, i32 num_workers) {
-  return shares_of(line, num_workers, [](i32 begin, i32 end, const auto& holds) {
+Shares host_shares(const PlanConfig& config, const Units& line, i32 num_workers) {
+  return shares_of(config, line, num_workers, [](i32 begin, i32 end, const auto& holds) {
     while (begin < end && !holds(begin)) ++begin;
     return begin;
   });
@@ -59,7 +59,7 @@ void Candidates::make_linear(Assignment& to) {
   to.form = Form::cuts;
   to.workers_of_span = each;
   const Units line = line_of(tiling_->units, each);
-  const Shares shares = host_shares(line, workers / each);
+  const Shares shares = host_shares(*config_, line, workers / each);
   to.num_spans = shares.num_spans;
   to.num_in_step = shares.in_step.spans;
   const LinearSplit split = cut_line(line, shares, to.cuts.grow(to.num_spans + 1));
@@ -79,7 +79,7 @@ void Candidates::make_whole_rows(Assignment& to) {
   line.num_kv_heads = 1;  // so that units are tiles
   Cut* cuts = to.cuts.grow(workers + 1);
   const i64 most =
-      i64{line.num_tiles} + cut_evenly(line, host_shares(line, workers), cuts).num_chunks;
+      i64{line.num_tiles} + cut_evenly(line, host_shares(*config_, line, workers), cuts).num_chunks;
   to.pieces.grow(most);
   to.begin_pieces(most * heads, 1);
   to.piece_begin.grow(line.num_tiles + 1);

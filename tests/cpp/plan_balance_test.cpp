@@ -7,9 +7,12 @@
 #include <set>
 #include <utility>
 
+#include "plan/heuristics.h"
+#include "plan_batches.h"
 #include "plan_testing.h"
 #include "raddle/engine/plan/assign.h"
 #include "raddle/engine/variant/causal.h"
+#include "raddle/engine/variant/window.h"
 #include "test_seed.h"
 
 namespace raddle::plan_testing {
@@ -179,6 +182,11 @@ std::map<std::pair<i32, i32>, std::vector<i32>> begins_of_units(const PlanView& 
   return found;
 }
 
+PlanConfig in_step(PlanConfig config, bool is = true) {
+  config.keeps_in_step = is;
+  return config;
+}
+
 TEST(PlanBalance, PrefixesAreCutInStep) {
   struct Case {
     std::vector<SharedBy> prefixes;
@@ -189,7 +197,7 @@ TEST(PlanBalance, PrefixesAreCutInStep) {
        {Case{{{32, 8192}}, 288, 1.08}, Case{{{128, 2048}}, 256, 1.08},
         Case{{{20, 4096}, {7, 16384}}, 512, 1.12}, Case{{{16, 8192}}, 4096, 1.05}}) {
     OwnedLayout layout = behind_prefixes(each.prefixes, each.own);
-    const PlanConfig config = with(config_for(132, 8, 4), Schedule::linear);
+    const PlanConfig config = in_step(with(config_for(132, 8, 4), Schedule::linear));
     const PlanArrays arrays = make_plan(layout.view(), config);
     const PlanView plan = arrays.view();
     check_work(layout.view(), config, plan);
@@ -215,11 +223,40 @@ TEST(PlanBalance, PrefixesAreCutInStep) {
 
 TEST(PlanBalance, PrefixesForWhichWorkersDoNotSufficeAreOneLine) {
   OwnedLayout layout = behind_prefixes(std::vector<SharedBy>(12, {4, 2048}), 512);
-  const PlanConfig config = with(config_for(80, 8, 4), Schedule::linear);
+  const PlanConfig config = in_step(with(config_for(80, 8, 4), Schedule::linear));
   const PlanArrays plan = make_plan(layout.view(), config);
   check_work(layout.view(), config, plan.view());
   check_bounds(layout.view(), config, plan);
   EXPECT_LE(plan.stats().heaviest_over_mean(), 1.15) << plan.stats().explain();
+}
+
+/// Whatever heads, prefixes and masks: few heads, whose chunks would be too many or too long, and
+/// tiles of a prefix that keep different keys are one line.
+TEST(PlanBalance, InStepIsLittleHeavierThanOneLine) {
+  AttentionSpec spec;
+  spec.head_dim_qk = spec.head_dim_vo = 128;
+  spec.dtype = DType::bfloat16;
+  repeat(150, [&](std::mt19937& random) {
+    spec.num_kv_heads = 1 << between(random, 0, 3);
+    spec.num_qo_heads = spec.num_kv_heads * between(random, 1, 8);
+    std::vector<SharedBy> prefixes;
+    for (i32 n = between(random, 1, 3); n > 0; --n)
+      prefixes.push_back({between(random, 2, 40), between(random, 512, 40000)});
+    OwnedLayout layout = behind_prefixes(prefixes, between(random, 1, 3000));
+    const PlanConfig config =
+        gpu_plan_config(spec, 90, KernelFamily::wgmma, 64, 132, Schedule::linear);
+    const SlidingWindow window{between(random, 0, 1) ? -1 : between(random, 500, 20000), -1};
+    i64 heaviest[2];
+    for (const bool is : {false, true}) {
+      const PlanArrays plan = make_plan(layout.view(), in_step(config, is), cover_of(window));
+      check_work(layout.view(), config, plan.view());
+      heaviest[is] = plan.stats().heaviest;
+    }
+    const i64 start = cost_of(config.costs[short_queries], 64, true).start;
+    EXPECT_LE(heaviest[true], heaviest[false] * 9 / 8 + start)
+        << spec.num_kv_heads << " heads, " << prefixes[0].requests << " requests behind "
+        << prefixes[0].columns << " keys, window " << window.left;
+  });
 }
 
 /// The least heaviest load of any assignment.
@@ -463,7 +500,7 @@ TEST(PlanBounds, ArePartialStatesOfSomePlan) {
   cascade.levels[0].columns = {shared};
   cascade.levels[1].columns = {own};
   cascade.levels[1].kv_begin = {shared};
-  expect_attained(cascade, with(config_for(3, 1, 4), Schedule::linear), shared);
+  expect_attained(cascade, in_step(with(config_for(3, 1, 4), Schedule::linear)), shared);
 
   OwnedLayout invariant = paged({16}, {1000});
   PlanConfig config = config_for(3, 1, 4);

@@ -60,7 +60,7 @@ inline PlanConfig random_config(std::mt19937& random) {
   if (between(random, 0, 1))
     config.costs[short_queries].per_level_tile = between(random, 1, 100000);
   config.has_openings = between(random, 0, 1) == 1;
-  config.keeps_heads_in_step = between(random, 0, 1) == 1;
+  config.keeps_in_step = between(random, 0, 1) == 1;
   return config;
 }
 

@@ -65,7 +65,7 @@ PlanConfig random_config(std::mt19937& random) {
   config.schedule = static_cast<Schedule>(between(random, 0, 3));
   config.reads_whole_rows = between(random, 0, 1) == 1;
   config.has_openings = between(random, 0, 1) == 1;
-  config.keeps_heads_in_step = between(random, 0, 1) == 1;
+  config.keeps_in_step = between(random, 0, 1) == 1;
   return config;
 }
 

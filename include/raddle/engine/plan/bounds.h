@@ -26,7 +26,7 @@ struct Maxima {
   i64 max_kv_tokens;  ///< columns of all groups of one level: Σ kv_len where groups are requests
   i32 max_levels;
   i32 max_runs;            ///< coverage runs of one query tile, as PlanConfig::max_runs; 0: 64
-  i32 max_qo_len = 0;      ///< rows of one request, of a single level; 0: max_qo_tokens
+  i32 max_qo_len = 0;      ///< rows of one request; 0: max_qo_tokens
   i32 max_mask_bytes = 0;  ///< of a packed mask's bits; 0: those of any batch (most_mask_bytes)
   i32 page_size = 0;       ///< keys of a page of all layouts, which have no others; 0: of any kind
 };
@@ -45,7 +45,8 @@ RADDLE_FN i32 max_group_rows(const Maxima& m) {
 /// be more, for offsets have 32 bits. A row may see the keys of all levels.
 RADDLE_FN i32 most_mask_bytes(const Maxima& m) {
   if (m.max_mask_bytes > 0) return m.max_mask_bytes;
-  const i64 rows = max_group_rows(m);
+  // A request's rows, whatever the levels.
+  const i64 rows = m.max_qo_len > 0 ? min(m.max_qo_len, m.max_qo_tokens) : m.max_qo_tokens;
   if (m.max_kv_tokens >= 8 * i64{int_max} / (rows * m.max_levels)) return int_max;
   const i64 bits = rows * m.max_levels * m.max_kv_tokens;
   return static_cast<i32>(min(bits / 8 + m.max_requests, i64{int_max}));

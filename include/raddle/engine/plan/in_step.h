@@ -15,8 +15,9 @@
 //          3   prefix, head 1, tiles [6, 12)   own keys: 1
 //          4                                   own keys: 7
 //
-// Where that takes more workers than there are, or an eighth longer than equal spans, all levels
-// are one line as a single level is.
+// Where that takes more workers than there are, or more than an eighth and an item's start longer
+// than equal spans, or where a mask has tiles of a prefix keep different keys, all levels are one
+// line as a single level is.
 #pragma once
 
 #include "raddle/engine/core/search.h"
@@ -41,18 +42,24 @@ struct InStep {
 
 RADDLE_ENGINE_BEGIN
 
-/// How many chunks each unit of a group has, so that none costs more than `longest`, unless
-/// composing their states would take longer than computing one of them.
+/// How many chunks each unit of a group has, so that none costs more than `longest`, or one for
+/// each KV tile.
 RADDLE_FN i32 chunks_in_step(const Units& units, i32 group, i64 longest) {
   const i32 tile = units.group_tile[group];
   const UnitCost cost = unit_cost(units, tile);
   const i64 keys = units.kv_tiles[tile] * cost.tile;
   const i64 room = max(cost.tile, longest - cost.start);
-  if (keys <= room) return 1;
-  const i64 chunks = quotient(keys + room - 1, room);
-  const i64 compose = rows_merge(units, tile);
-  return static_cast<i32>(chunks * compose <= longest ? chunks
-                                                      : max(i64{1}, quotient(longest, compose)));
+  return keys <= room ? 1 : static_cast<i32>(quotient(keys + room - 1, room));
+}
+
+/// Whether chunks of a group are as short as they should be, and no shorter: composing the states
+/// of a unit's takes no longer than computing one of them.
+RADDLE_FN bool suits(const Units& units, i32 group, i32 chunks, i64 longest) {
+  const i32 tile = units.group_tile[group];
+  const UnitCost cost = unit_cost(units, tile);
+  const i64 keys = units.kv_tiles[tile] * cost.tile;
+  return chunks == 1 || (cost.start + cost.tile <= longest &&
+                         i64{chunks} * chunks * rows_merge(units, tile) <= keys);
 }
 
 /// What a chunk of a group costs, where its units have `chunks` of them.
@@ -103,7 +110,9 @@ RADDLE_FN bool try_in_step(const Units& units, i64 own, i32 num_workers, InStep&
   i32 have_room = 0;
   part.spans = 0;
   for_groups_in_step(units, part, [&](i32 group, i32 chunks, i32 spans) {
-    part.spans = spans > num_workers - part.spans ? num_workers + 1 : part.spans + spans;
+    const bool fits =
+        spans <= num_workers - part.spans && suits(units, group, chunks, part.longest);
+    part.spans = fits ? part.spans + spans : num_workers + 1;
     const i64 chunk = chunk_cost(units, group, chunks);
     if (has_room(part, chunk)) {
       held += spans * (chunk + part.reserve);
@@ -131,13 +140,19 @@ RADDLE_FN InStep part_in_step(const Units& units, i32 num_workers, const First& 
   InStep part{};
   const i32 own = first_own_tile(units);
   if (own == 0 || i64{units.num_kv_heads} * own > num_workers) return part;
+  // Of a group whose tiles keep different keys, which some masks do, not all read the same.
+  const auto differs = [&](i32 t) {
+    const QueryTile &a = units.tiles[t - 1], &b = units.tiles[t];
+    return a.level == b.level && a.group == b.group && units.kv_tiles[t - 1] != units.kv_tiles[t];
+  };
+  if (first(1, own, differs) < own) return part;
   part.groups =
       first_where(0, units.num_groups, [&](i32 g) { return units.group_tile[g + 1] > own; });
   part.x = units.num_kv_heads * units.cost_before[own];
   const i32 shape = units.tiles[0].shape;
   part.reserve = unit_cost(units, own).resume +
                  cost_of(units.costs[shape], units.shapes[shape].rows, true).start;
-  // Spans from the mean on, up to an eighth longer.
+  // Spans from the mean on, up to an eighth and an item's start longer.
   constexpr i32 steps = 32;
   const i64 total = total_cost(units);
   const i64 even = quotient(total, i64{num_workers});

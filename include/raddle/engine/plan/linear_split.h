@@ -28,7 +28,7 @@
 // Of several levels, those of shared prefixes may be cut in step (in_step.h); then the line of the
 // last one is cut so that each worker has as much to do.
 //
-// With PlanConfig::keeps_heads_in_step, on a single level, the line is that of one KV head, and
+// With PlanConfig::keeps_in_step, on a single level, the line is that of one KV head, and
 // each of its spans is computed by as many neighbouring workers as there are KV heads, a head each.
 // Those workers read the same rows of K and V at the same time, each row's heads from one stretch
 // of memory, which takes an H200 4 to 12 % less time than reading spans that lie far apart.
@@ -101,7 +101,7 @@ RADDLE_ENGINE_BEGIN
 /// them.
 RADDLE_FN i32 workers_of_span(const PlanConfig& config, const Units& units) {
   const i32 heads = units.num_kv_heads, workers = config.num_workers;
-  const bool in_step = config.keeps_heads_in_step && !units.all_partial && heads <= workers &&
+  const bool in_step = config.keeps_in_step && !units.all_partial && heads <= workers &&
                        16 * (workers % heads) <= workers;
   return in_step ? heads : 1;
 }
@@ -204,8 +204,9 @@ RADDLE_FN i32 span_items(const Cut& a, const Cut& b) {
 }
 
 template <class First>
-RADDLE_FN Shares shares_of(const Units& units, i32 num_workers, const First& first) {
-  const InStep part = part_in_step(units, num_workers, first);
+RADDLE_FN Shares shares_of(const PlanConfig& config, const Units& units, i32 num_workers,
+                           const First& first) {
+  const InStep part = config.keeps_in_step ? part_in_step(units, num_workers, first) : InStep{};
   if (part.spans > 0) return Shares{part.level, 0, num_workers, part.spans + num_workers, part};
   const i64 total = total_cost(units);
   const i64 whole = quotient(total, i64{num_workers});

@@ -161,9 +161,9 @@ struct PlanConfig {
   /// side. So where it is balanced, a worker computes all heads of the keys that it reads.
   bool reads_whole_rows;
   bool has_openings;  ///< the kernel begins with PlanView::openings
-  /// The linear split gives the KV heads of the same columns to neighbouring workers
-  /// (linear_split.h).
-  bool keeps_heads_in_step;
+  /// The linear split has workers read the same tokens at the same time: the KV heads of one level
+  /// (linear_split.h), heads and query tiles of shared prefixes (in_step.h).
+  bool keeps_in_step;
   /// How many columns of one KV head fit the cache that all workers share. 0: workers share no
   /// cache, and there is no shared queue.
   i32 cached_columns;

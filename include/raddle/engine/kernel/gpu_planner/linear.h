@@ -1,4 +1,4 @@
-// The linear split by a block: what cut_evenly and the packer do on the host, with a thread for
+// The linear split by a block: what cut_line and the packer do on the host, with a thread for
 // each cut or worker.
 #pragma once
 
@@ -24,7 +24,7 @@ class LinearSpans {
     each_ = workers_of_span(context_.config, units);
     const Units line = line_of(units, each_);
     const Shares shares = shares_of(
-        line, each_ > 1 ? quotient(workers, each_) : workers,
+        context_.config, line, each_ > 1 ? quotient(workers, each_) : workers,
         [](i32 begin, i32 end, const auto& holds) { return first_lane(begin, end, holds); });
     in_step_ = shares.in_step.spans;
     spans_ = shares.num_spans;
