@@ -58,8 +58,8 @@ bool long_queries_on_wgmma(const AttentionSpec& spec, const FamilyFacts& facts);
 /// compute the spec.
 void check_asked_family(const AttentionSpec& spec, const FamilyFacts& facts);
 
-/// KernelChoice::short_rows of a reservation whose plans run in the wgmma family. Where the device
-/// knows lengths, usual ones have at most max_qo_len rows, and prefixes those of many requests.
+/// KernelChoice::short_rows of a reservation whose plans run in the wgmma family. With several
+/// levels requests have at most max_qo_len rows, and prefixes those of many requests.
 i32 reserved_short_rows(const AttentionSpec& spec, const Maxima& maxima);
 
 /// The family of plans for all layouts of a reservation. Raises ValueError where RADDLE_BACKEND

@@ -5,7 +5,7 @@
 //
 // Each end of a span lies within half a KV tile of its ideal place, and cutting a unit there adds
 // at most UnitCost::resume to the span; or the cut moved to a unit boundary, at most that much
-// further. Hence
+// further. Hence, on a line that is not cut in step,
 //   heaviest ≤ mean + one KV tile + 2 · resume,
 // or p KV tiles where cuts fall on multiples of p (least_piece).
 //

@@ -46,8 +46,8 @@ struct ScratchRecord {
   Of<i64> cost_before;  ///< as in Units
   Of<i32> kv_tiles;
   Of<QueryTile> tiles;
-  // Of the linear split:
-  Of<Cut> cuts;
+  // Of the linear split. Two levels in step have twice as many cuts:
+  Of<Cut> cuts;    ///< [num_workers + 1]
   Of<i32> rank;    ///< [num_workers + 1] chunks that begin at cuts up to this one
   Of<i32> row_at;  ///< [num_workers + 1] partial rows before this cut's
   Of<u16> owners;  ///< [items] the worker whose queue has the item
