@@ -110,15 +110,17 @@ RADDLE_FN bool try_in_step(const Units& units, i64 own, i32 num_workers, InStep&
   i32 have_room = 0;
   part.spans = 0;
   for_groups_in_step(units, part, [&](i32 group, i32 chunks, i32 spans) {
-    const bool fits =
-        spans <= num_workers - part.spans && suits(units, group, chunks, part.longest);
-    part.spans = fits ? part.spans + spans : num_workers + 1;
+    if (spans > num_workers - part.spans || !suits(units, group, chunks, part.longest)) {
+      part.spans = num_workers + 1;
+      return false;
+    }
+    part.spans += spans;
     const i64 chunk = chunk_cost(units, group, chunks);
     if (has_room(part, chunk)) {
       held += spans * (chunk + part.reserve);
       have_room += spans;
     }
-    return part.spans <= num_workers;
+    return true;
   });
   const i32 free = num_workers - part.spans;
   if (free < 0 || free + have_room == 0) return false;
