@@ -302,7 +302,7 @@ i64 cost_of_item(const PlanConfig& config, const PlanView& plan, const WorkItem&
   const bool levels = plan.query_tiles[0].level != plan.query_tiles[plan.num_query_tiles - 1].level;
   i64 cost = levels ? model.per_level_item + i64{model.per_level_item_row} * t.num_rows
                     : model.per_item + i64{model.per_item_row} * t.num_rows;
-  const i32 computed = t.num_rows > 8 ? std::max(t.num_rows, model.level_rows) : t.num_rows;
+  const i32 computed = t.num_rows > few_rows ? std::max(t.num_rows, model.level_rows) : t.num_rows;
   const i64 tile = levels ? model.per_level_tile + i64{model.per_level_tile_row} * computed
                           : model.per_tile + i64{model.per_tile_row} * t.num_rows;
   if (!levels && item.partial_row >= 0)

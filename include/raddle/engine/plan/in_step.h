@@ -38,48 +38,46 @@ struct InStep {
                 ///< room for one
 };
 
+/// How a group is cut in step.
+struct GroupInStep {
+  i32 group;
+  i32 chunks;  ///< of each unit
+  i32 spans;   ///< chunks of all units
+  i64 keys;    ///< what a unit's KV tiles cost
+  i64 cost;    ///< of a chunk
+};
+
 }  // namespace raddle
 
 RADDLE_ENGINE_BEGIN
 
-/// How many chunks each unit of a group has, so that none costs more than `longest`, or one for
-/// each KV tile.
-RADDLE_FN i32 chunks_in_step(const Units& units, i32 group, i64 longest) {
+/// How a group is cut if chunks cost at most `longest`, or have one KV tile each.
+RADDLE_FN GroupInStep group_in_step(const Units& units, i32 group, i64 longest) {
   const i32 tile = units.group_tile[group];
+  const i64 tiles = units.group_tile[group + 1] - tile;
   const UnitCost cost = unit_cost(units, tile);
   const i64 keys = units.kv_tiles[tile] * cost.tile;
   const i64 room = max(cost.tile, longest - cost.start);
-  return keys <= room ? 1 : static_cast<i32>(quotient(keys + room - 1, room));
+  const i64 chunks = keys <= room ? 1 : quotient(keys + room - 1, room);
+  const i64 spans = units.num_kv_heads * tiles * chunks;
+  return GroupInStep{group, static_cast<i32>(chunks), static_cast<i32>(min(spans, i64{int_max})),
+                     keys, cost.start + quotient(keys, chunks)};
 }
 
 /// Whether chunks of a group are as short as they should be, and no shorter: composing the states
 /// of a unit's takes no longer than computing one of them.
-RADDLE_FN bool suits(const Units& units, i32 group, i32 chunks, i64 longest) {
-  const i32 tile = units.group_tile[group];
-  const UnitCost cost = unit_cost(units, tile);
-  const i64 keys = units.kv_tiles[tile] * cost.tile;
-  return chunks == 1 || (cost.start + cost.tile <= longest &&
-                         i64{chunks} * chunks * rows_merge(units, tile) <= keys);
+RADDLE_FN bool suits(const Units& units, const GroupInStep& g, i64 longest) {
+  const i64 merge = rows_merge(units, units.group_tile[g.group]);
+  return g.chunks == 1 || (g.cost <= longest && i64{g.chunks} * g.chunks * merge <= g.keys);
 }
 
-/// What a chunk of a group costs, where its units have `chunks` of them.
-RADDLE_FN i64 chunk_cost(const Units& units, i32 group, i32 chunks) {
-  const i32 tile = units.group_tile[group];
-  const UnitCost cost = unit_cost(units, tile);
-  return cost.start + quotient(units.kv_tiles[tile] * cost.tile, i64{chunks});
-}
-
-/// Calls f(group, chunks, spans) for all groups in step, as long as it returns true; `chunks` are
-/// those of a unit, and `spans` of all.
+/// Calls f(group) for all groups in step, as long as it returns true.
 template <class F>
 RADDLE_FN void for_groups_in_step(const Units& units, const InStep& part, const F& f) {
   RADDLE_ROLLED
   for (i32 g = 0; g < part.groups; ++g) {
-    const i32 tiles = units.group_tile[g + 1] - units.group_tile[g];
-    if (tiles == 0) continue;
-    const i32 chunks = chunks_in_step(units, g, part.longest);
-    const i64 spans = i64{units.num_kv_heads} * tiles * chunks;
-    if (!f(g, chunks, static_cast<i32>(min(spans, i64{int_max})))) return;
+    if (units.group_tile[g] == units.group_tile[g + 1]) continue;
+    if (!f(group_in_step(units, g, part.longest))) return;
   }
 }
 
@@ -92,11 +90,10 @@ RADDLE_FN bool has_room(const InStep& part, i64 chunk) {
 /// How much of the last level the workers before w take.
 RADDLE_FN i64 taken_before(const Units& units, const InStep& part, i32 w) {
   i64 taken = 0;
-  for_groups_in_step(units, part, [&](i32 group, i32 chunks, i32 spans) {
-    const i64 chunk = chunk_cost(units, group, chunks);
-    if (has_room(part, chunk))
-      taken += min(spans, w) * max(i64{0}, part.level - chunk - part.reserve);
-    w -= min(spans, w);
+  for_groups_in_step(units, part, [&](const GroupInStep& g) {
+    const i32 workers = min(g.spans, w);
+    if (has_room(part, g.cost)) taken += workers * max(i64{0}, part.level - g.cost - part.reserve);
+    w -= workers;
     return w > 0;
   });
   return taken + w * (part.level - part.reserve);
@@ -107,24 +104,23 @@ RADDLE_FN i64 taken_before(const Units& units, const InStep& part, i32 w) {
 /// and level.
 RADDLE_FN bool try_in_step(const Units& units, i64 own, i32 num_workers, InStep& part) {
   i64 held = 0;  // by chunks that have room beside them, with what is left free there
-  i32 have_room = 0;
+  i32 workers_with_room = 0;
   part.spans = 0;
-  for_groups_in_step(units, part, [&](i32 group, i32 chunks, i32 spans) {
-    if (spans > num_workers - part.spans || !suits(units, group, chunks, part.longest)) {
+  for_groups_in_step(units, part, [&](const GroupInStep& g) {
+    if (g.spans > num_workers - part.spans || !suits(units, g, part.longest)) {
       part.spans = num_workers + 1;
       return false;
     }
-    part.spans += spans;
-    const i64 chunk = chunk_cost(units, group, chunks);
-    if (has_room(part, chunk)) {
-      held += spans * (chunk + part.reserve);
-      have_room += spans;
+    part.spans += g.spans;
+    if (has_room(part, g.cost)) {
+      held += g.spans * (g.cost + part.reserve);
+      workers_with_room += g.spans;
     }
     return true;
   });
   const i32 free = num_workers - part.spans;
-  if (free < 0 || free + have_room == 0) return false;
-  part.level = quotient(own + held + free * part.reserve, i64{free + have_room}) + 1;
+  if (free < 0 || free + workers_with_room == 0) return false;
+  part.level = quotient(own + held + free * part.reserve, i64{free + workers_with_room}) + 1;
   return part.level <= part.longest;
 }
 

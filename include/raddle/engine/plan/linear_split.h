@@ -221,26 +221,25 @@ RADDLE_FN i64 own_begin(const Units& units, const InStep& part, i32 w) {
 /// Where span w begins, which is one of those in step.
 RADDLE_FN Cut cut_in_step(const Units& units, const InStep& part, i32 w) {
   Cut cut{};
-  i32 first = 0;  // span of a group
-  for_groups_in_step(units, part, [&](i32 g, i32 chunks, i32 spans) {
-    if (w - first >= spans) {
-      first += spans;
+  for_groups_in_step(units, part, [&](const GroupInStep& g) {
+    if (w >= g.spans) {
+      w -= g.spans;
       return true;
     }
-    const i32 begin = units.group_tile[g], tiles = units.group_tile[g + 1] - begin;
-    const i32 unit = quotient(w - first, chunks);  // of the group
-    const i32 head = quotient(unit, tiles), tile = begin + unit - head * tiles;
-    const i32 chunk = w - first - unit * chunks;
-    const i32 k = static_cast<i32>(quotient(i64{units.kv_tiles[tile]} * chunk, i64{chunks}));
+    const GroupSpan group = span_of(units, g.group);
+    const i32 unit = quotient(w, g.chunks);  // of the group
+    const i32 tiles = group.end - group.begin;
+    const i32 head = quotient(unit, tiles), tile = group.begin + unit - head * tiles;
+    const i32 chunk = w - unit * g.chunks;
+    const i32 k = static_cast<i32>(quotient(i64{units.kv_tiles[tile]} * chunk, i64{g.chunks}));
     const UnitCost cost = unit_cost(units, tile);
-    const i64* before = units.cost_before;
-    const i64 x = units.num_kv_heads * before[begin] +
-                  head * (before[begin + tiles] - before[begin]) + before[tile] - before[begin];
+    const i64 x =
+        group.x + head * group.head_cost + units.cost_before[tile] - units.cost_before[group.begin];
     cut = Cut{x + (k > 0 ? cost.start + k * cost.tile : 0),
-              {g, head, tile},
-              units.num_kv_heads * begin + unit,
+              {g.group, head, tile},
+              group.unit + unit,
               k,
-              min(chunk, k)};  // k, where a tile has fewer KV tiles than its group's first
+              chunk};
     return false;
   });
   return cut;
@@ -280,7 +279,6 @@ RADDLE_FN CutAdds cut_adds(const Cut* cuts, i32 w) { return cut_adds(cuts[w - 1]
 
 /// What the chunk between two cuts in step costs.
 RADDLE_FN i64 span_cost(const Units& units, const Cut& a, const Cut& b) {
-  if (span_items(a, b) == 0) return 0;
   const UnitCost cost = unit_cost(units, a.at.tile);
   const i32 end = b.unit == a.unit ? b.k : units.kv_tiles[a.at.tile];
   return cost.start + (end - a.k) * cost.tile;

@@ -130,6 +130,9 @@ struct PlanView {
   const Opening* openings;  ///< [num_workers]; none where PlanConfig::has_openings is false
 };
 
+/// Rows of a query tile that kernels compute faster than tiles of more rows.
+constexpr i32 few_rows = 8;
+
 /// Integer costs, in quarters of a nanosecond (src/plan/heuristics.h). Only their ratios decide
 /// what is planned; `raddle explain` also prints them as times.
 struct CostModel {
@@ -143,7 +146,7 @@ struct CostModel {
   i32 per_level_item_row;  ///< what each fused row adds to that
   i32 per_level_tile;      ///< per_tile in plans of several levels
   i32 per_level_tile_row;  ///< per_tile_row in plans of several levels
-  i32 level_rows;          ///< where tiles of more than 8 rows take as long as of this many there
+  i32 level_rows;          ///< where tiles of more than few_rows take as long as of this many there
 };
 
 /// What is planned for: numbers of workers and heads, tile shapes and their costs. Pure values.

@@ -78,7 +78,7 @@ RADDLE_FN i32 column_of(const Run* runs, i32 begin, i32 end, i32 keys, i32 k) {
 RADDLE_FN UnitCost cost_of(const CostModel& model, i32 rows, bool all_partial) {
   if (all_partial) {
     const i64 item = max(i64{1}, model.per_level_item + i64{model.per_level_item_row} * rows);
-    const i32 computed = rows > 8 ? max(rows, model.level_rows) : rows;
+    const i32 computed = rows > few_rows ? max(rows, model.level_rows) : rows;
     const i64 tile = max(i64{1}, model.per_level_tile + i64{model.per_level_tile_row} * computed);
     return UnitCost{item, tile, 0, item};
   }

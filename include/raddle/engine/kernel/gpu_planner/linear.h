@@ -26,17 +26,17 @@ class LinearSpans {
     const Shares shares = shares_of(
         context_.config, line, each_ > 1 ? quotient(workers, each_) : workers,
         [](i32 begin, i32 end, const auto& holds) { return first_lane(begin, end, holds); });
-    in_step_ = shares.in_step.spans;
+    num_in_step_ = shares.in_step.spans;
     spans_ = shares.num_spans;
     for (i32 s = context_.thread; s <= spans_; s += context_.threads)
       scratch_.cuts[s] = even_cut(line, shares, s, [this](i32 t) { return context_.group_of(t); });
     ptx::sync_block();
     i32* queue_indptr = context_.template out<i32>(context_.launch.at.queue_indptr);
-    const i32 busy = (spans_ - in_step_) * each_;
+    const i32 busy = (spans_ - num_in_step_) * each_;
     for (i32 base = 0; base < busy; base += context_.threads) {
       const i32 w = base + context_.thread;
       const i32 s = span_of(w);
-      const bool is_first = w == (s - in_step_) * each_;  // of the span's: it counts the cut
+      const bool is_first = w == (s - num_in_step_) * each_;  // of the span's: it counts the cut
       Sums<3, i32> mine{};
       bool chunk = false;
       if (w < busy) {
@@ -62,7 +62,7 @@ class LinearSpans {
     if (context_.thread == 0) queue_indptr[workers + 1] = cuts_.of[0];
     ptx::sync_block();
     // What CutWalk numbers on the way: the chunk that begins at a cut. Those in step are numbered.
-    for (i32 s = in_step_ + 1 + context_.thread; s < spans_; s += context_.threads) {
+    for (i32 s = num_in_step_ + 1 + context_.thread; s < spans_; s += context_.threads) {
       Cut& c = scratch_.cuts[s];
       if (c.k == 0) continue;
       const Cut& p = scratch_.cuts[s - 1];
@@ -95,9 +95,7 @@ class LinearSpans {
 
  private:
   /// Chunks in step that worker w has: none or one, before its span.
-  RADDLE_DEVICE i32 chunks_of(i32 w) const {
-    return w < in_step_ ? span_items(scratch_.cuts[w], scratch_.cuts[w + 1]) : 0;
-  }
+  RADDLE_DEVICE i32 chunks_of(i32 w) const { return w < num_in_step_ ? 1 : 0; }
 
   /// The first i of [begin, end) for which holds(i), or end; each lane of the warp asks for one.
   template <class Holds>
@@ -113,7 +111,9 @@ class LinearSpans {
 
   /// The span that worker w computes, alone or with the workers of other KV heads, after the chunk
   /// in step that it may have.
-  RADDLE_DEVICE i32 span_of(i32 w) const { return each_ > 1 ? quotient(w, each_) : in_step_ + w; }
+  RADDLE_DEVICE i32 span_of(i32 w) const {
+    return each_ > 1 ? quotient(w, each_) : num_in_step_ + w;
+  }
 
   RADDLE_DEVICE PlanSizes place_one_level(const Units& units) {
     const i64 n = place_cut_states(context_, units, spans_, each_, cuts_.of[1]);
@@ -141,8 +141,8 @@ class LinearSpans {
 
   Context& context_;
   const ScratchArrays& scratch_;
-  i32 each_ = 1;     // workers of a span
-  i32 in_step_ = 0;  // spans that are chunks in step: Shares::in_step
+  i32 each_ = 1;         // workers of a span
+  i32 num_in_step_ = 0;  // spans that are chunks in step: Shares::in_step
   i32 spans_ = 0;
   Sums<3, i32> cuts_{};  // items; rows and chunks of the line
 };

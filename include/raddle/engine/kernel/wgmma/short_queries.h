@@ -31,7 +31,7 @@ class ShortQueries {
       const auto& facts = block().item[place.slot];
       wait(block().items.full[place.slot], place.parity);
       if (facts.item < 0) break;
-      if (has_few_rows && facts.num_rows <= 8)
+      if (has_few_rows && facts.num_rows <= few_rows)
         attend_item<OfFewRows<Kernel>>(facts, nth);
       else
         attend_item<Kernel>(facts, nth);
