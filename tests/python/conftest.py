@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 ANY_ISA = {
     "test_bench": "what is measured beside peers",
     "test_bench_flex": "what is measured beside peers",
+    "test_bench_generate": "what is measured beside peers",
     "test_bench_gpu": "figures of a GPU",
     "test_bench_gpu_command": "figures of a GPU",
     "test_bench_gpu_peers": "figures of a GPU",

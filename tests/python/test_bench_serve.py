@@ -65,7 +65,7 @@ def test_times_of_tokens():
 
 def turn(backend, itl, ttft, tokens):
     load = {"load": "short", "seconds": 2.0, "first_s": [ttft] * 2, "between_s": [itl] * 10, "tokens": tokens}
-    return {"backend": backend, "vllm": "0.24.0", "up_s": 9.0, "loads": [load, load]}
+    return {"backend": backend, "vllm": "0.24.0", "ready_s": 9.0, "loads": [load, load]}
 
 
 def test_ratios_to_the_best_other():
@@ -130,7 +130,7 @@ def test_the_worker_asks_vllm(monkeypatch, tmp_path):
     worker.main(json.dumps(told.__dict__), str(tmp_path / "out.json"))
     found = json.loads((tmp_path / "out.json").read_text())
     assert found["backend"] == "CUSTOM" and found["vllm"] == "0.24.0" and ended == [True]
-    assert found["loads"][0]["tokens"] == [list(range(24))] * 64
+    assert found["loads"][0]["tokens"] == [list(range(24))] * 64 and found["ready_s"] > 0
     expected = {"model": "m", "attention_backend": "CUSTOM", "skip_tokenizer_init": True}
     assert given == {**expected, "disable_log_stats": False, "max_num_seqs": 8}
 
@@ -150,6 +150,7 @@ def test_the_command(monkeypatch, tmp_path):
     assert ended.exit_code == 0, ended.output
     assert [each.backend for each in asked] == ["FLASH_ATTN", "CUSTOM", "FLASH_ATTN"]
     assert asked[0].engine == {"load_format": "dummy"} and "1.000 ×" in ended.output
+    assert "first token: FLASH_ATTN 9.0 s, CUSTOM 9.0 s, FLASH_ATTN 9.0 s." in " ".join(ended.output.split())
     assert [row["engine"] for row in json.loads(out.read_text())] == ["FLASH_ATTN", "CUSTOM", "FLASH_ATTN"]
     ended = CliRunner().invoke(bench, ["serve", "--model", "m", "--backends", "CUSTOM,BROKEN", "--json", str(out)])
     assert ended.exit_code == 1 and "no such backend" in ended.output

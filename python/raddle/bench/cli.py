@@ -12,6 +12,7 @@ import click
 from raddle._progress import Progress
 from raddle.bench import isa
 from raddle.bench.engines import FAMILIES
+from raddle.bench.generate.cli import generate
 from raddle.bench.options import (
     FILE,
     bars_option,
@@ -41,6 +42,7 @@ def bench() -> None:
 
 
 bench.add_command(serve)
+bench.add_command(generate)
 
 
 @bench.command()

@@ -1,7 +1,8 @@
-"""What the engines are asked, the same in every version: prompts of random token ids, whose lengths are literal."""
+"""What engines are asked, the same in every version: prompts of random token ids, whose lengths are literal."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,9 +52,9 @@ LOADS = [
 WARM_UP = Load("warm-up", 8, 0, 256, 16)
 
 
-def chosen(names: tuple[str, ...]) -> list[Load]:
+def chosen(names: tuple[str, ...], loads: Sequence[Load] = LOADS) -> list[Load]:
     """Loads by their names, all where there are none. Raises ValueError for an unknown one."""
-    by_name = {load.name: load for load in LOADS}
+    by_name = {load.name: load for load in loads}
     for name in names:
         if name not in by_name:
             raise ValueError(f"{name} is no load; expected some of: {', '.join(by_name)}")

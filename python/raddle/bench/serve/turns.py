@@ -68,7 +68,7 @@ def rows_of(turns: Sequence[dict[str, Any]]) -> list[Row]:
                     "tokens_per_s": sum(map(len, tokens)) / sum(measured["seconds"] for measured in mine),
                     "requests": len(tokens),
                     "equal": sum(a == b for a, b in zip(tokens, expected)),
-                    "up_s": turn["up_s"],
+                    "ready_s": turn["ready_s"],
                 }
             )
     return rows
@@ -104,8 +104,13 @@ def _mean(rows: Sequence[Row], metric: str) -> float:
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """A line for each load and turn, and Raddle's ratios to the best other backend."""
-    made = Table(title="Serving with vLLM: backends in turns", caption="Times in ms, p50. Raddle / best other: means of turns.")
+    """A line for each load and turn, and Raddle's ratios to the best other backend; below, how long engines took to start."""
+    started = {row["turn"]: f"{row['engine']} {row['ready_s']:.1f} s" for row in rows}
+    made = Table(
+        title="Serving with vLLM: backends in turns",
+        caption="Times in ms, p50. Raddle / best other: means of turns.\n"
+        f"From an engine's start to its first token: {', '.join(started.values())}.",
+    )
     for heading in ("load", "backend", "ITL", "ITL p99", "TTFT", "tokens/s", "equal tokens"):
         made.add_column(heading, justify="left" if heading in ("load", "backend") else "right")
     against = ratios(rows)

@@ -90,18 +90,18 @@ async def _serve(options: Options) -> dict[str, Any]:
     quiet = {"skip_tokenizer_init": True, "disable_log_stats": True}
     start = time.perf_counter()
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**{**quiet, **options.engine, **fixed}))
-    up = time.perf_counter() - start
-
     async def generate(name: str, prompt: Prompt, new: int) -> AsyncIterator[list[int]]:
         how = {"temperature": 0, "ignore_eos": True, "detokenize": False, "output_kind": RequestOutputKind.DELTA}
         async for each in engine.generate({"prompt_token_ids": prompt}, SamplingParams(max_tokens=new, **how), name):
             yield list(each.outputs[0].token_ids)
 
     try:
+        async for _ in generate("first", WARM_UP.prompts(options.seed)[1][0], 1):
+            ready = time.perf_counter() - start
         loads = await measure(generate, options, lambda text: print(text, flush=True))
     finally:
         engine.shutdown()
-    return {"backend": options.backend, "vllm": vllm.__version__, "up_s": up, "loads": loads}
+    return {"backend": options.backend, "vllm": vllm.__version__, "ready_s": ready, "loads": loads}
 
 
 def main(options: str, out: str) -> None:

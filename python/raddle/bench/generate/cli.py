@@ -1,0 +1,75 @@
+"""The command ``raddle bench generate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Optional
+
+import click
+
+from raddle._progress import Progress
+from raddle.bench.options import FILE, check_folder, names_option, rounds_option, torch_module
+from raddle.bench.serve.loads import chosen
+
+
+@click.command()
+@click.option("--model", required=True, help="A model's name or folder, as transformers takes it.")
+@click.option("--dummy-weights", is_flag=True, help="Weights are random: a folder with config.json will do.")
+@click.option(
+    "--implementations",
+    default="sdpa,flex_attention,raddle",
+    show_default=True,
+    metavar="NAMES",
+    help="transformers' attention implementations; greedy tokens are compared with the first one's.",
+)
+@names_option("--loads", "Only these loads: prompts, padded, batch.")
+@rounds_option(5)
+@click.option("--device", help="PyTorch's device.  [default: cuda, where there is one, else cpu]")
+@click.option("--dtype", default="bfloat16", show_default=True, help="PyTorch's name of the weights' type.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the prompts and of dummy weights.")
+@click.option("--json", "json_path", type=FILE, help="Also write the figures to this file.")
+def generate(
+    model: str,
+    dummy_weights: bool,
+    implementations: str,
+    loads: tuple[str, ...],
+    rounds: int,
+    device: Optional[str],
+    dtype: str,
+    seed: int,
+    json_path: Optional[Path],
+) -> None:
+    """Generate with a model of transformers by several attention implementations in turns.
+
+    Times are those of whole calls: `generate` for 8 prompts of one length, for 8 padded ones, and `generate_batch` for
+    32 prompts of many lengths.
+    """
+    torch = torch_module()
+    try:
+        import transformers  # noqa: F401
+    except ImportError:
+        raise click.ClickException("`raddle bench generate` needs transformers: pip install transformers") from None
+    from raddle.bench import report
+    from raddle.bench.generate import calls, turns
+
+    check_folder("--json", json_path)
+    try:
+        found = chosen(loads, turns.LOADS)
+    except ValueError as error:
+        raise click.UsageError(f"--loads: {error}") from None
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    names = tuple(dict.fromkeys(implementations.split(",")))
+    rows: list[dict[str, Any]] = []
+    with Progress() as progress:
+        progress.say(f"making {model} on {device}")
+        made = calls.make_model(model, dummy_weights, device, dtype, seed)
+        for load in found:
+            progress.say(f"{load.name} with {', '.join(names)}", total=len(names) * (rounds + 1))
+            call = {name: calls.caller(made, name, load, seed) for name in names}
+            rows += turns.measure(load.name, call, rounds, progress.advance)
+            if json_path:  # what is there stays there when a later load fails
+                report.write_json(json_path, rows)
+    out = report.console()
+    out.print(turns.table(rows))
+    for line in turns.failures(rows):
+        out.print(line, highlight=False, markup=False)
