@@ -128,7 +128,10 @@ def test_masks_are_functions_of_any_kind(rng):
         dense = masking_utils.sdpa_mask(**given, allow_is_causal_skip=False)
         query, key, value = (torch.from_numpy(rng.standard_normal((2, 2, 17, 16))).float() for _ in range(3))
         attend = AttentionInterface()["raddle"]
-        found, _ = attend(torch.nn.Module(), query, key, value, masks.make_mask(**given))
+        mask = masks.make_mask(**given)
+        found, _ = attend(torch.nn.Module(), query, key, value, mask)
+        sliced, _ = attend(torch.nn.Module(), query, key, value, mask[:, :, :17])  # as some models pass them on
+        assert sliced.equal(found)
         expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=dense).transpose(1, 2)
         some = dense.any(-1).transpose(1, 2)[..., None].expand_as(expected)
         torch.testing.assert_close(found[some], expected[some], rtol=0, atol=1e-5)

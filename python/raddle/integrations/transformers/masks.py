@@ -129,11 +129,7 @@ def mask_of(attention_mask: torch.Tensor | None, query: torch.Tensor, key: torch
     if attention_mask is None:
         return Mask(*shape, window)
     if attention_mask.dtype == torch.int64 and attention_mask.ndim == 4:
-        number = int(attention_mask[0, 0, 0, 0])
-        found = _lent.get(number)
-        if found is None:
-            raise ValueError("attention_mask is an int64 tensor; expected a mask of Raddle, of bools or of floats")
-        mask = found[1]
+        mask = getattr(attention_mask, _ATTRIBUTE, None) or _of_number(attention_mask)
     else:
         mask = _given(attention_mask, shape, query.shape[1])
     if mask.shape != shape:
@@ -144,10 +140,15 @@ def mask_of(attention_mask: torch.Tensor | None, query: torch.Tensor, key: torch
 _numbers = itertools.count(2**40)
 _lent: dict[int, tuple[StorageWeakRef, Mask]] = {}
 _LEAST_SWEPT = 16
+_ATTRIBUTE = "raddle_mask"
 
 
 def _lend(mask: Mask) -> torch.Tensor:
-    """The tensor by which layers find the mask, which lives as long as the tensor's memory does."""
+    """The tensor by which layers find the mask, which lives as long as the tensor's memory does.
+
+    It has the mask as an attribute, which takes a layer no time to read. A slice of it, or what torch.compile passes
+    on, has only the tensor's value: a number of the mask.
+    """
     if len(_lent) >= _LEAST_SWEPT:
         for number, (memory, _) in list(_lent.items()):
             if memory.expired():
@@ -156,7 +157,16 @@ def _lend(mask: Mask) -> torch.Tensor:
     holder = torch.tensor([number])
     _lent[number] = (StorageWeakRef(holder.untyped_storage()), mask)
     batch, q_length, kv_length = mask.shape
-    return holder.view(1, 1, 1, 1).expand(batch, 1, q_length, kv_length)
+    lent = holder.view(1, 1, 1, 1).expand(batch, 1, q_length, kv_length)
+    setattr(lent, _ATTRIBUTE, mask)
+    return lent
+
+
+def _of_number(attention_mask: torch.Tensor) -> Mask:
+    found = _lent.get(int(attention_mask[0, 0, 0, 0]))
+    if found is None:
+        raise ValueError("attention_mask is an int64 tensor; expected a mask of Raddle, of bools or of floats")
+    return found[1]
 
 
 def _padding(attention_mask: torch.Tensor, kv_offset: int, kv_length: int) -> np.ndarray:
