@@ -48,6 +48,8 @@ LOADS = [
     Load("prefix", 32, 8192, 256, 64),
     Load("long", 32, 0, 8192, 64),
 ]
+#: With its token an engine's start ends.
+FIRST = Load("first", 1, 0, 256, 1)
 #: Before anything is timed.
 WARM_UP = Load("warm-up", 8, 0, 256, 16)
 

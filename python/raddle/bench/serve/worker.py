@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Optional
 
-from raddle.bench.serve.loads import WARM_UP, Load, Prompt, chosen
+from raddle.bench.serve.loads import FIRST, WARM_UP, Load, Prompt, chosen
 
 #: Tokens of a request as they come: (its name, prompt, how many) -> the next ones, each time.
 Generate = Callable[[str, Prompt, int], AsyncIterator[list[int]]]
@@ -90,14 +90,15 @@ async def _serve(options: Options) -> dict[str, Any]:
     quiet = {"skip_tokenizer_init": True, "disable_log_stats": True}
     start = time.perf_counter()
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**{**quiet, **options.engine, **fixed}))
+
     async def generate(name: str, prompt: Prompt, new: int) -> AsyncIterator[list[int]]:
         how = {"temperature": 0, "ignore_eos": True, "detokenize": False, "output_kind": RequestOutputKind.DELTA}
         async for each in engine.generate({"prompt_token_ids": prompt}, SamplingParams(max_tokens=new, **how), name):
             yield list(each.outputs[0].token_ids)
 
     try:
-        async for _ in generate("first", WARM_UP.prompts(options.seed)[1][0], 1):
-            ready = time.perf_counter() - start
+        await _send(generate, FIRST, options.seed, time.perf_counter)
+        ready = time.perf_counter() - start
         loads = await measure(generate, options, lambda text: print(text, flush=True))
     finally:
         engine.shutdown()
