@@ -45,18 +45,19 @@ def compile_kernel(
     short_only: bool = False,
     family: str = "mma",
     short_rows: int = 0,
+    levels: bool = False,
     scales_output: bool = False,
 ) -> dict[str, Any]:
     """Compiles the spec's GPU kernel for ``arch`` ("sm_80", "sm_90a", as PTX "compute_75"); needs NVRTC, no GPU.
 
     ``family`` is "mma" or "wgmma"; with ``short_only`` mma's one of plans that have short queries only; with
-    ``short_rows`` (8, 16, 32 or 64) wgmma's one of such plans, whose tiles have as many rows; with ``scales_output`` the
-    one like it of runs with a v_scale of 16-bit V. Returns
+    ``short_rows`` (8, 16, 32 or 64) wgmma's one of such plans, whose tiles have as many rows, with ``levels`` of plans
+    that may have several levels; with ``scales_output`` the one like it of runs with a v_scale of 16-bit V. Returns
     registers a thread, spill_bytes, shared_bytes a block, seconds, log, cubin (PTX, for a virtual architecture). Raises
     CompileError, and ValueError where the family does not serve the spec.
     """
-    which = dict(family=family, short_only=short_only, short_rows=short_rows, scales_output=scales_output)
-    return dict(_compile(spec=spec.fields(), arch=arch, **which))
+    which = dict(family=family, short_only=short_only, short_rows=short_rows, levels=levels)
+    return dict(_compile(spec=spec.fields(), arch=arch, scales_output=scales_output, **which))
 
 
 def compile_planner(spec: AttentionSpec, arch: str, prefixes: bool = False) -> dict[str, Any]:

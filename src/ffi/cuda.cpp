@@ -35,9 +35,10 @@ Fields compile(Arguments& in) {
   const std::string family = in.string("family");
   const bool short_only = in.boolean("short_only");
   const i32 short_rows = in.integer32("short_rows");
+  const bool levels = in.boolean("levels");
   const bool scales_output = in.boolean("scales_output");
   return fields_of(
-      cuda::compile(spec, arch, family_of(family), short_only, short_rows, scales_output));
+      cuda::compile(spec, arch, family_of(family), short_only, short_rows, levels, scales_output));
 }
 
 Fields compile_planner(Arguments& in) {
@@ -110,7 +111,8 @@ ffi::String nvrtc_version(Arguments&) { return jit::Nvrtc::instance().version();
 TVM_FFI_STATIC_INIT_BLOCK() {
   jit::promise_to_stop();  // python/raddle/_cuda.py does
   Exports()
-      .def("raddle.cuda.compile", compile, "spec arch family short_only short_rows scales_output")
+      .def("raddle.cuda.compile", compile,
+           "spec arch family short_only short_rows levels scales_output")
       .def("raddle.cuda.compile_planner", compile_planner, "spec arch prefixes")
       .def("raddle.cuda.warm", warm, "spec arch")
       .def("raddle.cuda.machine", machine)

@@ -24,7 +24,7 @@ FamilyText text_of(const GpuKernel& kernel, const std::string& arch) {
     const bool is_short = kernel.short_rows > 0;
     type << "raddle::wgmma::" << (is_short ? "ShortKernel<" : "Kernel<") << element << ", "
          << kernel.dim_qk << ", " << kernel.dim_vo << ", ";
-    if (is_short) type << kernel.short_rows << ", ";
+    if (is_short) type << kernel.short_rows << ", " << (kernel.levels ? "true, " : "false, ");
     type << "raddle::Variant>";
     return {"raddle/engine/kernel/wgmma/attention.h", "raddle::wgmma::Launch", type.str(),
             "raddle::wgmma::num_threads, 1",
@@ -49,7 +49,8 @@ std::string label_of(const GpuKernel& kernel) {
   if (kernel.k_extends_v) name += " (K extends V)";
   for (const Functor& part : kernel.composition.parts) name += " " + part.type;
   if (kernel.short_rows > 0)
-    name += " (wgmma, short queries of " + std::to_string(kernel.short_rows) + " rows)";
+    name += " (wgmma, short queries of " + std::to_string(kernel.short_rows) + " rows" +
+            (kernel.levels ? ", several levels)" : ")");
   else if (kernel.family == KernelFamily::wgmma)
     name += " (wgmma)";
   if (kernel.short_only) name += " (short queries)";

@@ -62,7 +62,8 @@ KernelChoice wgmma_for(const AttentionSpec& spec, const LayoutView& layout, i32 
     for (i32 g = 0; g < layout.levels[l].num_groups; ++g) keys += layout.levels[l].columns[g];
   const i64 bytes = keys * spec.num_kv_heads *
                     read_bytes(spec.head_dim_qk, spec.head_dim_vo, spec.k_extends_v, spec.dtype);
-  return {KernelFamily::wgmma, reason, {}, short_rows, bytes <= most_leaving_first};
+  return {KernelFamily::wgmma,        reason, {}, short_rows, layout.num_levels > 1,
+          bytes <= most_leaving_first};
 }
 
 /// Whether the wgmma family was measured on such a layout's keys: in boxes, or in pages of a power
@@ -193,7 +194,7 @@ KernelChoice choose_reserved_kernel(const AttentionSpec& spec, const FamilyFacts
   if (facts.asked == KernelFamily::wgmma) {
     const i32 short_rows = reserved_short_rows(spec, maxima);
     if (short_rows == 0) check_asked_long_queries(spec, "a reservation of long queries is made");
-    return {KernelFamily::wgmma, asked_for, {}, short_rows};
+    return {KernelFamily::wgmma, asked_for, {}, short_rows, maxima.max_levels > 1};
   }
   if (facts.asked) return {*facts.asked, asked_for};
   if (const char* why = unserved_by_wgmma(spec, facts)) return {KernelFamily::mma, why};
@@ -205,7 +206,8 @@ KernelChoice choose_reserved_kernel(const AttentionSpec& spec, const FamilyFacts
     return {KernelFamily::mma, "a reservation takes any queries"};
   if (!is_power_of_two(maxima.page_size))
     return {KernelFamily::mma, "a reservation takes pages of any size"};
-  return {KernelFamily::wgmma, "requests decode, and page_size is known", {}, short_rows};
+  const char* reason = "requests decode, and page_size is known";
+  return {KernelFamily::wgmma, reason, {}, short_rows, maxima.max_levels > 1};
 }
 
 KernelChoice choose_gpu_kernel(const AttentionSpec& spec, const FamilyFacts& facts,

@@ -77,7 +77,7 @@ struct Batch {
 /// The kernel for long queries, and those for short ones, whose tiles have `rows` rows.
 template <class T, i32 dim_qk, i32 dim_vo, i32 rows, class V>
 struct Chosen {
-  using Kernel = wgmma::ShortKernel<T, dim_qk, dim_vo, rows, V>;
+  using Kernel = wgmma::ShortKernel<T, dim_qk, dim_vo, rows, false, V>;
   using Memory = wgmma::ShortMemory<Kernel>;
   static constexpr QueryShape shape = short_queries;
   static void attend(const wgmma::Launch& launch, const V& variant) {

@@ -83,9 +83,10 @@ def table() -> dict:
                 what = f"{name} {'short' if short else 'all'} {arch}"
                 kernels[what] = lambda e=each, a=arch, s=short: _cuda.compile_kernel(e, a, s)
     for name in ("causal", "causal 64", "sigmoid"):
-        for rows in (0, 8, 64):
-            what = f"{name} wgmma {rows or 'long'} {ARCHS[-1]}"
-            kernels[what] = lambda e=SPECS[name], r=rows: _cuda.compile_kernel(e, ARCHS[-1], False, "wgmma", r)
+        for rows, levels in ((0, False), (8, False), (64, True)):
+            what = f"{name} wgmma {rows or 'long'}{' levels' if levels else ''} {ARCHS[-1]}"
+            which = False, "wgmma", rows, levels
+            kernels[what] = lambda e=SPECS[name], w=which: _cuda.compile_kernel(e, ARCHS[-1], *w)
     for prefixes in (False, True):
         what = f"planner{' prefixes' if prefixes else ''} {ARCHS[-1]}"
         kernels[what] = lambda p=prefixes: _cuda.compile_planner(SPECS["causal"], ARCHS[-1], p)

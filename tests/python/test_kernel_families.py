@@ -233,7 +233,7 @@ def test_plans_made_on_the_device(wgmma, rng, prefixes, tokens, short_rows):
         problem.layout.discover_prefixes = 16 if prefixes else 0
         table.write(problem.layout), tensors.write(problem)
         reservation.update(table.layout)
-        assert kernel_of(short_rows) in reservation.plan.explain()
+        assert kernel_of(short_rows, prefixes) in reservation.plan.explain()
         attn.run(reservation, tensors.q, tensors.kv, out=tensors.out)
         reservation.check()
         within(attention(problem), tensors.out.numpy()[: len(problem.q)])
@@ -267,7 +267,7 @@ def test_the_choice_of_a_reservation(wgmma, rng, monkeypatch, maxima, short_rows
         reservation.update(table.layout)
         lines = reservation.plan.explain()
         assert f"kernel family: {'mma' if short_rows is None else 'wgmma'} ({why})" in lines
-        assert short_rows is None or kernel_of(short_rows) in lines
+        assert short_rows is None or kernel_of(short_rows, prefixes) in lines
         attn.run(reservation, tensors.q, tensors.kv, out=tensors.out)
         reservation.check()
         within(attention(problem), tensors.out.numpy()[: len(problem.q)])

@@ -68,6 +68,7 @@ class Kernel(NamedTuple):
     spilled: int = 0  # bytes that are known of
     family: str = "mma"
     short_rows: int = 0
+    levels: bool = False
     scales_output: bool = False
 
     def compile(self):
@@ -123,8 +124,9 @@ KERNELS = [
     Kernel("Causal, wgmma", spec(SHIPPED["Causal"], 128), "sm_90a", spilled=256, family="wgmma"),
     Kernel("SoftCap, wgmma", spec(SHIPPED["SoftCap"]), "sm_90a", spilled=256, family="wgmma"),
     Kernel("Causal, wgmma", spec(SHIPPED["Causal"], 128), "sm_90a", family="wgmma", short_rows=8),
+    Kernel("Causal, wgmma, levels", spec(SHIPPED["Causal"], 128), "sm_90a", family="wgmma", short_rows=8, levels=True),
     # Multiplied by a scale of V: the code of those without, and an instruction a row.
-    Kernel("SoftCap, wgmma, scaled", spec(SHIPPED["SoftCap"], 128), "sm_90a", False, 0, "wgmma", 64, True),
+    Kernel("SoftCap, wgmma, scaled", spec(SHIPPED["SoftCap"], 128), "sm_90a", False, 0, "wgmma", 64, True, True),
 ]
 
 
@@ -242,6 +244,11 @@ def test_what_wgmma_does_not_serve_is_refused_by_name(why, arch, more):
 def test_tiles_of_short_queries_that_no_kernel_has_are_refused_by_name(family, rows, dim):
     with pytest.raises(ValueError, match=f"short_rows is {rows}; expected 0, or of the wgmma family 8, 16"):
         _cuda.compile_kernel(spec([], dim), "sm_90a", family=family, short_rows=rows)
+
+
+def test_levels_are_of_kernels_of_short_queries_alone():
+    with pytest.raises(ValueError, match="levels is given, and short_rows is 0: other kernels run plans of any levels"):
+        _cuda.compile_kernel(spec([]), "sm_90a", family="wgmma", levels=True)
 
 
 def test_bfloat16_is_refused_by_name_on_sm_75():

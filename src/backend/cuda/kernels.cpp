@@ -111,11 +111,14 @@ AttentionKernels::Described AttentionKernels::describe(const AttentionSpec& spec
                                                        const BoundVariant& variant,
                                                        const Device& device, Which which) {
   const KernelFamily family = which >= wgmma ? KernelFamily::wgmma : KernelFamily::mma;
-  const i32 short_rows = which > wgmma ? 8 << (which - wgmma_short_8) : 0;
+  const bool levels = which >= wgmma_levels_8;
+  const Which first = levels ? wgmma_levels_8 : wgmma_short_8;
+  const i32 short_rows = which > wgmma ? 8 << (which - first) : 0;
   const KernelConfig config = config_of(spec, device.info().arch, family, short_rows);
   jit::GpuKernel kernel = kernel_of(spec, variant, device.info().arch, family);
   kernel.short_only = which == short_only;
   kernel.short_rows = short_rows;
+  kernel.levels = levels;
   return {std::move(kernel), config};
 }
 
@@ -142,9 +145,10 @@ void AttentionKernels::start(Which which, bool scales) {
 
 const Kernel& AttentionKernels::get(const KernelChoice& choice, bool all_short) {
   if (choice.family == KernelFamily::mma) return get(all_short ? short_only : any_length);
-  Which which = wgmma;
-  for (i32 rows = 8; rows <= choice.short_rows; rows *= 2) which = static_cast<Which>(which + 1);
-  return get(which);
+  if (choice.short_rows == 0) return get(wgmma);
+  i32 which = choice.has_levels ? wgmma_levels_8 : wgmma_short_8;
+  for (i32 rows = 8; rows < choice.short_rows; rows *= 2) ++which;
+  return get(static_cast<Which>(which));
 }
 
 const Kernel& AttentionKernels::get(Which which, bool scales) {

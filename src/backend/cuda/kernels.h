@@ -59,6 +59,10 @@ class AttentionKernels {
     wgmma_short_16,
     wgmma_short_32,
     wgmma_short_64,
+    wgmma_levels_8,  ///< of short queries, too, of plans that may have several levels
+    wgmma_levels_16,
+    wgmma_levels_32,
+    wgmma_levels_64,
     count
   };
   AttentionKernels(const AttentionSpec& spec, const BoundVariant& variant, const Device& device);

@@ -109,7 +109,7 @@ RADDLE_DEVICE void attend_short(const Launch& launch, const Variant& variant) {
     // These warps have nothing else to do before the first keys have come.
     zero_unused_rows<Kernel>(launch);
     if (composes_at_once<Kernel>(launch)) look_up_states<Kernel>(launch, begin, end);
-    if (launch.layout.num_levels > 1) {
+    if (has_levels<Kernel>(launch)) {
       look_up_known_waiting<Kernel>(launch, begin, end);
       if (ConsumerTeam::warp() == ConsumerTeam::num_warps - 1)
         look_up_known_shares<Kernel>(launch, begin, min(begin + items_at_once, end));

@@ -9,12 +9,18 @@ RADDLE_ENGINE_BEGIN
 
 namespace wgmma {
 
+/// Whether the plan has several levels.
+template <class Kernel>
+RADDLE_DEVICE bool has_levels(const GpuLaunch& launch) {
+  return Kernel::may_have_levels && launch.layout.num_levels > 1;
+}
+
 /// The contractions at the end of a worker's queue.
 template <class Kernel, class Variant>
 RADDLE_DEVICE void contract_queue(const GpuLaunch& launch, const Variant& variant, i32 begin,
                                   i32 end) {
   auto& block = Memory<Kernel>::get();
-  if (launch.layout.num_levels > 1)
+  if (has_levels<Kernel>(launch))
     announce_all_to_levels<Kernel>(launch, variant, begin, end);
   else
     announce_all<Kernel>(launch, variant, begin, end);
@@ -25,7 +31,7 @@ RADDLE_DEVICE void contract_queue(const GpuLaunch& launch, const Variant& varian
 /// Whether the worker that stores the last state of a tile composes the tile.
 template <class Kernel>
 RADDLE_DEVICE bool composes_at_once(const GpuLaunch& launch) {
-  return ShortMemory<Kernel>::state_rows > 0 && launch.layout.num_levels == 1;
+  return ShortMemory<Kernel>::state_rows > 0 && !has_levels<Kernel>(launch);
 }
 
 /// Looks up what it takes to announce and compose the states of some items from `first` on. Each
@@ -104,7 +110,7 @@ RADDLE_DEVICE void contract_at_once(const GpuLaunch& launch, const Variant& vari
 template <class Kernel, class Variant>
 RADDLE_DEVICE void contract_short_queue(const GpuLaunch& launch, const Variant& variant, i32 begin,
                                         i32 end) {
-  if (launch.layout.num_levels > 1)
+  if (has_levels<Kernel>(launch))
     contract_level_queue<Kernel>(launch, variant, begin, end);
   else if constexpr (ShortMemory<Kernel>::state_rows > 0)
     contract_at_once<Kernel>(launch, variant, begin, end);
