@@ -35,10 +35,10 @@ Fields compile(Arguments& in) {
   const std::string family = in.string("family");
   const bool short_only = in.boolean("short_only");
   const i32 short_rows = in.integer32("short_rows");
-  const bool levels = in.boolean("levels");
+  const wgmma::Serves serves{in.boolean("levels"), in.boolean("rows")};
   const bool scales_output = in.boolean("scales_output");
   return fields_of(
-      cuda::compile(spec, arch, family_of(family), short_only, short_rows, levels, scales_output));
+      cuda::compile(spec, arch, family_of(family), short_only, short_rows, serves, scales_output));
 }
 
 Fields compile_planner(Arguments& in) {
@@ -112,7 +112,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   jit::promise_to_stop();  // python/raddle/_cuda.py does
   Exports()
       .def("raddle.cuda.compile", compile,
-           "spec arch family short_only short_rows levels scales_output")
+           "spec arch family short_only short_rows levels rows scales_output")
       .def("raddle.cuda.compile_planner", compile_planner, "spec arch prefixes")
       .def("raddle.cuda.warm", warm, "spec arch")
       .def("raddle.cuda.machine", machine)

@@ -24,8 +24,9 @@ FamilyText text_of(const GpuKernel& kernel, const std::string& arch) {
     const bool is_short = kernel.short_rows > 0;
     type << "raddle::wgmma::" << (is_short ? "ShortKernel<" : "Kernel<") << element << ", "
          << kernel.dim_qk << ", " << kernel.dim_vo << ", ";
-    if (is_short) type << kernel.short_rows << ", " << (kernel.levels ? "true, " : "false, ");
-    type << "raddle::Variant>";
+    if (is_short) type << kernel.short_rows << ", ";
+    type << std::boolalpha << "raddle::wgmma::Serves{" << kernel.serves.levels << ", "
+         << kernel.serves.rows << "}, raddle::Variant>";
     return {"raddle/engine/kernel/wgmma/attention.h", "raddle::wgmma::Launch", type.str(),
             "raddle::wgmma::num_threads, 1",
             is_short ? "raddle::wgmma::attend_short" : "raddle::wgmma::attend_long"};
@@ -48,11 +49,13 @@ std::string label_of(const GpuKernel& kernel) {
   name += " " + std::to_string(kernel.dim_qk) + "/" + std::to_string(kernel.dim_vo);
   if (kernel.k_extends_v) name += " (K extends V)";
   for (const Functor& part : kernel.composition.parts) name += " " + part.type;
-  if (kernel.short_rows > 0)
-    name += " (wgmma, short queries of " + std::to_string(kernel.short_rows) + " rows" +
-            (kernel.levels ? ", several levels)" : ")");
-  else if (kernel.family == KernelFamily::wgmma)
-    name += " (wgmma)";
+  if (kernel.family == KernelFamily::wgmma) {
+    name += " (wgmma";
+    if (kernel.short_rows > 0)
+      name += ", short queries of " + std::to_string(kernel.short_rows) + " rows";
+    name += kernel.serves.levels ? ", several levels" : "";
+    name += kernel.serves.rows ? ", keys row by row)" : ")";
+  }
   if (kernel.short_only) name += " (short queries)";
   if (kernel.scales_output) name += " (scaled V)";
   return name;

@@ -8,6 +8,7 @@
 #include "jit/source.h"
 #include "raddle/engine/core/dtype.h"
 #include "raddle/engine/kernel/gpu/config.h"
+#include "raddle/engine/kernel/wgmma/config.h"
 
 namespace raddle::jit {
 
@@ -21,8 +22,8 @@ struct GpuKernel {
   CompositionSource composition;
   i32 variant_bytes;        ///< of the composition's struct; both compilers must agree
   bool short_only = false;  ///< of the mma family: for plans without long query tiles
-  i32 short_rows = 0;   ///< of the wgmma family: rows of tiles of short queries; 0: of long ones
-  bool levels = false;  ///< with short_rows: plans may have several levels
+  i32 short_rows = 0;  ///< of the wgmma family: rows of tiles of short queries; 0: of long ones
+  wgmma::Serves serves = {};   ///< of the wgmma family
   bool scales_output = false;  ///< multiplies O by a scale of V, whose elements have 16 bits
 };
 

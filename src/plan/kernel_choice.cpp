@@ -5,7 +5,6 @@
 
 #include "plan/explain.h"
 #include "plan/heuristics.h"
-#include "raddle/engine/kernel/wgmma/config.h"
 #include "raddle/engine/plan/bounds.h"
 #include "raddle/engine/plan/units.h"
 #include "raddle/error.h"
@@ -55,15 +54,18 @@ constexpr i64 most_leaving_first = i64{128} << 20;
 
 /// The wgmma family for a layout: its kernel of short queries in tiles of so many rows, or, with 0,
 /// of long ones.
-KernelChoice wgmma_for(const AttentionSpec& spec, const LayoutView& layout, i32 short_rows,
+KernelChoice wgmma_for(const AttentionSpec& spec, const Layout& of_keys, i32 short_rows,
                        const char* reason) {
+  const LayoutView& layout = of_keys.view();
   i64 keys = 0;
   for (i32 l = 0; l < layout.num_levels; ++l)
     for (i32 g = 0; g < layout.levels[l].num_groups; ++g) keys += layout.levels[l].columns[g];
   const i64 bytes = keys * spec.num_kv_heads *
                     read_bytes(spec.head_dim_qk, spec.head_dim_vo, spec.k_extends_v, spec.dtype);
-  return {KernelFamily::wgmma,        reason, {}, short_rows, layout.num_levels > 1,
-          bytes <= most_leaving_first};
+  const auto& levels = of_keys.levels();
+  const wgmma::Serves serves{layout.num_levels > 1,
+                             !std::all_of(levels.begin(), levels.end(), lies_in_boxes)};
+  return {KernelFamily::wgmma, reason, {}, short_rows, serves, bytes <= most_leaving_first};
 }
 
 /// Whether the wgmma family was measured on such a layout's keys: in boxes, or in pages of a power
@@ -191,23 +193,25 @@ i32 reserved_short_rows(const AttentionSpec& spec, const Maxima& maxima) {
 
 KernelChoice choose_reserved_kernel(const AttentionSpec& spec, const FamilyFacts& facts,
                                     const Maxima& maxima) {
+  const wgmma::Serves serves{maxima.max_levels > 1, !wgmma::is_boxed(maxima.page_size)};
   if (facts.asked == KernelFamily::wgmma) {
     const i32 short_rows = reserved_short_rows(spec, maxima);
     if (short_rows == 0) check_asked_long_queries(spec, "a reservation of long queries is made");
-    return {KernelFamily::wgmma, asked_for, {}, short_rows, maxima.max_levels > 1};
+    return {KernelFamily::wgmma, asked_for, {}, short_rows, serves};
   }
   if (facts.asked) return {*facts.asked, asked_for};
   if (const char* why = unserved_by_wgmma(spec, facts)) return {KernelFamily::mma, why};
   if (takes_prompts(maxima) && is_power_of_two(maxima.page_size) && !spec.batch_invariant &&
       !long_queries_unserved_by_wgmma(spec))
-    return {KernelFamily::wgmma, "batches are mostly prompts, and page_size is known"};
+    return {
+        KernelFamily::wgmma, "batches are mostly prompts, and page_size is known", {}, 0, serves};
   const i32 short_rows = maxima.max_qo_len > 0 ? reserved_short_rows(spec, maxima) : 0;
   if (short_rows == 0 || !decodes_as_fast(spec, i64{maxima.max_qo_len} * spec.group_size()))
     return {KernelFamily::mma, "a reservation takes any queries"};
   if (!is_power_of_two(maxima.page_size))
     return {KernelFamily::mma, "a reservation takes pages of any size"};
   const char* reason = "requests decode, and page_size is known";
-  return {KernelFamily::wgmma, reason, {}, short_rows, maxima.max_levels > 1};
+  return {KernelFamily::wgmma, reason, {}, short_rows, serves};
 }
 
 KernelChoice choose_gpu_kernel(const AttentionSpec& spec, const FamilyFacts& facts,
@@ -215,7 +219,7 @@ KernelChoice choose_gpu_kernel(const AttentionSpec& spec, const FamilyFacts& fac
                                const PlanConfig& wgmma) {
   if (facts.asked == KernelFamily::wgmma) {
     const KernelChoice choice =
-        wgmma_for(spec, layout.view(), short_rows_of(spec, layout.view()), asked_for);
+        wgmma_for(spec, layout, short_rows_of(spec, layout.view()), asked_for);
     if (choice.short_rows == 0) check_asked_long_queries(spec, "layout has long queries");
     return choice;
   }
@@ -232,7 +236,7 @@ KernelChoice choose_gpu_kernel(const AttentionSpec& spec, const FamilyFacts& fac
   const LevelView& requests = layout.view().levels[layout.view().num_levels - 1];
   const bool decodes = decodes_as_fast(spec, most_rows(spec, requests));
   if (decodes && short_rows > 0)
-    return wgmma_for(spec, layout.view(), short_rows, "all queries are short");
+    return wgmma_for(spec, layout, short_rows, "all queries are short");
   if (is_short(layout.view(), mma))
     return {KernelFamily::mma, "all queries are short, and wgmma is not known to be faster"};
   if (const char* why = long_queries_unserved_by_wgmma(spec)) return {KernelFamily::mma, why};
@@ -250,8 +254,7 @@ KernelChoice choose_gpu_kernel(const AttentionSpec& spec, const FamilyFacts& fac
     of_wgmma = std::min(of_long, of_tiles);
   }
   KernelChoice choice{KernelFamily::mma, expected};
-  if (of_wgmma < of_mma)
-    choice = wgmma_for(spec, layout.view(), of_wgmma < of_long ? most : 0, expected);
+  if (of_wgmma < of_mma) choice = wgmma_for(spec, layout, of_wgmma < of_long ? most : 0, expected);
   choice.time[0] = of_mma, choice.time[1] = of_wgmma;
   return choice;
 }

@@ -7,6 +7,7 @@
 
 #include "raddle/attention.h"
 #include "raddle/engine/kernel/gpu/config.h"
+#include "raddle/engine/kernel/wgmma/config.h"
 
 namespace raddle {
 
@@ -34,7 +35,7 @@ struct KernelChoice {
   /// Of the wgmma family's kernels, the fused rows of the tiles of one of short queries; 0: the
   /// kernel of long queries.
   i32 short_rows = 0;
-  bool has_levels = false;  ///< with short_rows: whether plans may have several levels
+  wgmma::Serves serves = {};  ///< of the wgmma family's kernels
   /// Whether K and V, which are few, are the first lines to leave the L2 cache (wgmma::Launch).
   bool keys_leave_first = false;
   /// "kernel family: …", a line of text for people.

@@ -77,7 +77,7 @@ struct Batch {
 /// The kernel for long queries, and those for short ones, whose tiles have `rows` rows.
 template <class T, i32 dim_qk, i32 dim_vo, i32 rows, class V>
 struct Chosen {
-  using Kernel = wgmma::ShortKernel<T, dim_qk, dim_vo, rows, false, V>;
+  using Kernel = wgmma::ShortKernel<T, dim_qk, dim_vo, rows, wgmma::Serves{false, true}, V>;
   using Memory = wgmma::ShortMemory<Kernel>;
   static constexpr QueryShape shape = short_queries;
   static void attend(const wgmma::Launch& launch, const V& variant) {
@@ -86,7 +86,7 @@ struct Chosen {
 };
 template <class T, i32 dim_qk, i32 dim_vo, class V>
 struct Chosen<T, dim_qk, dim_vo, 0, V> {
-  using Kernel = wgmma::Kernel<T, dim_qk, dim_vo, V>;
+  using Kernel = wgmma::Kernel<T, dim_qk, dim_vo, wgmma::Serves{true, true}, V>;
   using Memory = wgmma::Memory<Kernel>;
   static constexpr QueryShape shape = long_queries;
   static void attend(const wgmma::Launch& launch, const V& variant) {

@@ -14,7 +14,7 @@ from checks import within
 from device_table import MAXIMA, PAGES, Table, Tensors, batch, reserve
 from draws import draw
 from engine import Engine, twin
-from hopper import HEADS, attention_of, check, kernel_of
+from hopper import HEADS, attention_of, check, runs_on
 from reference import Alibi, Causal, Flex, SoftCap, attention
 from small import refuses, reserved
 from test_flex_mods import MASKS, SCORES, Place
@@ -130,7 +130,7 @@ def test_logits_change_no_bit_of_other_items(wgmma, rng, variant, changed, heads
     problem = draw(rng, "ragged", variant=variant, lengths=[(140, 700)], **HEADS)
     attn = attention_of(wgmma, problem)
     plan = attn.plan(twin(problem.layout), num_workers=1)
-    assert kernel_of(0) in plan.explain()
+    assert runs_on(plan, 0)
     outs = []
     for each, params in ((problem, {}), changed(problem, heads)):
         outs.append(attn.run(plan, each.q, each.kv[0], params=params))
@@ -211,7 +211,7 @@ def test_graphs(wgmma, emulator, rng, tokens, short_rows, page_size, zeroes):
         reservation.update(twin(problem.layout))
         tensors.write(problem)
         if step == 0:
-            assert kernel_of(short_rows) in reservation.plan.explain()
+            assert runs_on(reservation.plan, short_rows)
             emulator.raddle_emulator_capture(stream)
             with tvm_ffi.use_raw_stream(tvm_ffi.device(attn.device), stream):
                 attn.run(reservation, tensors.q, tensors.kv, out=tensors.out, zero_unused_rows=zeroes)
@@ -233,7 +233,7 @@ def test_plans_made_on_the_device(wgmma, rng, prefixes, tokens, short_rows):
         problem.layout.discover_prefixes = 16 if prefixes else 0
         table.write(problem.layout), tensors.write(problem)
         reservation.update(table.layout)
-        assert kernel_of(short_rows, prefixes) in reservation.plan.explain()
+        assert runs_on(reservation.plan, short_rows, prefixes)
         attn.run(reservation, tensors.q, tensors.kv, out=tensors.out)
         reservation.check()
         within(attention(problem), tensors.out.numpy()[: len(problem.q)])
@@ -267,7 +267,7 @@ def test_the_choice_of_a_reservation(wgmma, rng, monkeypatch, maxima, short_rows
         reservation.update(table.layout)
         lines = reservation.plan.explain()
         assert f"kernel family: {'mma' if short_rows is None else 'wgmma'} ({why})" in lines
-        assert short_rows is None or kernel_of(short_rows, prefixes) in lines
+        assert short_rows is None or runs_on(reservation.plan, short_rows, prefixes)
         attn.run(reservation, tensors.q, tensors.kv, out=tensors.out)
         reservation.check()
         within(attention(problem), tensors.out.numpy()[: len(problem.q)])

@@ -69,6 +69,7 @@ class Kernel(NamedTuple):
     family: str = "mma"
     short_rows: int = 0
     levels: bool = False
+    rows: bool = False
     scales_output: bool = False
 
     def compile(self):
@@ -125,8 +126,9 @@ KERNELS = [
     Kernel("SoftCap, wgmma", spec(SHIPPED["SoftCap"]), "sm_90a", spilled=256, family="wgmma"),
     Kernel("Causal, wgmma", spec(SHIPPED["Causal"], 128), "sm_90a", family="wgmma", short_rows=8),
     Kernel("Causal, wgmma, levels", spec(SHIPPED["Causal"], 128), "sm_90a", family="wgmma", short_rows=8, levels=True),
+    Kernel("Causal, wgmma, rows", spec(SHIPPED["Causal"], 128), "sm_90a", family="wgmma", short_rows=16, rows=True),
     # Multiplied by a scale of V: the code of those without, and an instruction a row.
-    Kernel("SoftCap, wgmma, scaled", spec(SHIPPED["SoftCap"], 128), "sm_90a", False, 0, "wgmma", 64, True, True),
+    Kernel("SoftCap, wgmma, scaled", spec(SHIPPED["SoftCap"], 128), "sm_90a", False, 0, "wgmma", 64, True, True, True),
 ]
 
 
@@ -246,9 +248,11 @@ def test_tiles_of_short_queries_that_no_kernel_has_are_refused_by_name(family, r
         _cuda.compile_kernel(spec([], dim), "sm_90a", family=family, short_rows=rows)
 
 
-def test_levels_are_of_kernels_of_short_queries_alone():
+def test_what_kernels_serve_anyway_is_refused_by_name():
     with pytest.raises(ValueError, match="levels is given, and short_rows is 0: other kernels run plans of any levels"):
         _cuda.compile_kernel(spec([]), "sm_90a", family="wgmma", levels=True)
+    with pytest.raises(ValueError, match="rows is given, and family is 'mma', whose kernels read any keys"):
+        _cuda.compile_kernel(spec([]), "sm_90a", rows=True)
 
 
 def test_bfloat16_is_refused_by_name_on_sm_75():

@@ -11,7 +11,7 @@ import raddle
 from checks import within
 from draws import draw
 from engine import OnDevice, spec_of, twin
-from hopper import HEADS, attention_of, check, kernel_of
+from hopper import HEADS, ROW_BY_ROW, attention_of, check, runs_on
 from reference import Sigmoid, attention
 from test_empty_rows import spoil, with_empty_rows
 from test_same_bits import same
@@ -41,6 +41,25 @@ def test_layouts(wgmma, rng, layout, num_workers):
 def test_pages_that_are_copied_row_by_row(wgmma, rng, page_size, num_workers):
     problem = draw(rng, "paged", "causal", lengths=DECODES, page_size=page_size, **HEADS)
     check(wgmma, problem, num_workers, short_rows=8)
+
+
+@pytest.mark.parametrize("lengths", [DECODES, [(40, 90), (3, 70)]], ids=["short", "long"])
+def test_kernels_copy_rows_where_boxes_cannot(wgmma, rng, lengths):
+    """The code for it is in kernels of layouts that need it; where it is tensors that do, of a run of its own."""
+    plans = {}
+    for page_size in (4, 16):
+        problem = draw(rng, "paged", "causal", lengths=lengths, page_size=page_size, **HEADS)
+        plans[page_size] = attention_of(wgmma, problem).plan(twin(problem.layout)).explain()
+    assert ROW_BY_ROW in plans[4] and ROW_BY_ROW not in plans[16]
+    # Slots behind the last whole block: no box of blocks describes such a tensor.
+    problem = draw(rng, "bsr", "causal", lengths=lengths, Br=4, Bc=16, **HEADS)
+    pools = tuple(np.concatenate([pool, pool[:3]]) for pool in problem.kv[0])
+    attn = attention_of(wgmma, problem)
+    plan = attn.plan(twin(problem.layout), num_workers=3)
+    assert ROW_BY_ROW not in plan.explain()
+    outs = [attn.run(plan, problem.q, kv) for kv in (problem.kv[0], pools, problem.kv[0])]
+    within(attention(problem), outs[1])
+    same([outs[0]], [outs[2]])
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -163,7 +182,7 @@ def test_batch_invariance_takes_the_kernel_of_long_queries(wgmma, rng):
     problem = draw(rng, "paged", "causal", lengths=[(1, 300), (2, 70)], page_size=16, **HEADS)
     attn = attention_of(wgmma, problem, batch_invariant=True)
     plan = attn.plan(twin(problem.layout))
-    assert kernel_of(0) in plan.explain()
+    assert runs_on(plan, 0)
     within(attention(problem), attn.run(plan, problem.q, problem.kv[0]))
 
 
@@ -175,7 +194,7 @@ def test_workspace_of_a_reservation(wgmma, rng):
         attn = raddle.Attention(spec, device=wgmma)
         reservation = attn.reserve(maxima, num_workers=6)
         reservation.update(twin(draw(rng, "paged", "causal", lengths=[(1, 70)], page_size=16, **HEADS).layout))
-        assert kernel_of(rows) in reservation.plan.explain()
+        assert runs_on(reservation.plan, rows)
         assert raddle.workspace_bytes(spec, maxima, 6, wgmma) <= reservation.num_bytes
 
 
@@ -188,6 +207,6 @@ def test_rows_that_keep_nothing(wgmma, rng, scan):
     attn = attention_of(wgmma, problem)
     for workers in (1, 7):
         plan = attn.plan(twin(problem.layout), num_workers=workers)
-        assert kernel_of(8) in plan.explain()
+        assert runs_on(plan, 8)
         out = attn.run(plan, problem.q, problem.kv[0])
         assert (out[empty].astype(np.float32) == 0.0).all()

@@ -97,12 +97,12 @@ class CudaBackend final : public GpuBackend {
     const AttentionKernels::Which first = decodes_on_wgmma(spec_, facts_)
                                               ? AttentionKernels::wgmma_short_8
                                               : AttentionKernels::short_only;
-    memory_->kernels.start(first);
+    memory_->kernels.start({first});
     if (long_queries_on_wgmma(spec_, facts_))
-      memory_->kernels.start(AttentionKernels::wgmma);
+      memory_->kernels.start({AttentionKernels::wgmma});
     else if (facts_.asked != KernelFamily::wgmma)
-      memory_->kernels.start(AttentionKernels::any_length);
-    memory_->kernels.get(first);
+      memory_->kernels.start({AttentionKernels::any_length});
+    memory_->kernels.get({first});
   }
   /// The kernel that runs all plans within `maxima`; waits for it.
   const Kernel& kernel_for(const Planning& planning, const Maxima& maxima) const {

@@ -74,7 +74,7 @@ jit::PlannerKernel planner_of(const AttentionSpec& spec, const BoundVariant& var
 }
 
 KernelReport compile(const AttentionSpec& spec, const std::string& arch, KernelFamily family,
-                     bool short_only, i32 short_rows, bool levels, bool scales_output) {
+                     bool short_only, i32 short_rows, wgmma::Serves serves, bool scales_output) {
   check_spec(spec);
   const BoundVariant variant(spec, arch);
   if (family == KernelFamily::wgmma) {
@@ -86,12 +86,14 @@ KernelReport compile(const AttentionSpec& spec, const std::string& arch, KernelF
                           wgmma::short_rows_for(short_rows, spec.head_dim_vo) != short_rows))
     fail<ValueError>("short_rows is ", short_rows, "; expected 0, or of the wgmma family 8, 16, ",
                      "32, or 64 where head_dim_vo is at most 128");
-  if (levels && short_rows == 0)
+  if (serves.levels && short_rows == 0)
     fail<ValueError>("levels is given, and short_rows is 0: other kernels run plans of any levels");
+  if (serves.rows && family != KernelFamily::wgmma)
+    fail<ValueError>("rows is given, and family is 'mma', whose kernels read any keys");
   jit::GpuKernel kernel = kernel_of(spec, variant, arch, family);
   kernel.short_only = short_only;
   kernel.short_rows = short_rows;
-  kernel.levels = levels;
+  kernel.serves = serves;
   if (scales_output && kernel.kv_dtype != kernel.dtype)
     fail<ValueError>("scales_output is given, and kv_dtype is '", name_of(kernel.kv_dtype),
                      "'; expected K and V of 16 bits: all kernels of 8 bits scale V");

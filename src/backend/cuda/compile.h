@@ -40,11 +40,11 @@ struct KernelReport {
 
 /// Compiles the spec's kernel of a family with NVRTC: of the mma family any, or `short_only`, that
 /// of plans with short queries only; of the wgmma family that of long queries, or that of short
-/// ones with tiles of `short_rows` (8, 16, 32, 64), with `levels` for plans that may have several.
+/// ones with tiles of `short_rows` (8, 16, 32, 64); `serves` says what its kernels serve.
 /// `scales_output`: the one like it that multiplies O by a scale of V. Needs no GPU. Raises
 /// CompileError, and ValueError for a spec that has no such kernel.
 KernelReport compile(const AttentionSpec& spec, const std::string& arch, KernelFamily family,
-                     bool short_only, i32 short_rows, bool levels, bool scales_output);
+                     bool short_only, i32 short_rows, wgmma::Serves serves, bool scales_output);
 
 /// The same for the kernel that plans on the device; its shared memory depends on the maxima: 0.
 KernelReport compile_planner(const AttentionSpec& spec, const std::string& arch, bool prefixes);

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <map>
@@ -111,14 +112,11 @@ AttentionKernels::Described AttentionKernels::describe(const AttentionSpec& spec
                                                        const BoundVariant& variant,
                                                        const Device& device, Which which) {
   const KernelFamily family = which >= wgmma ? KernelFamily::wgmma : KernelFamily::mma;
-  const bool levels = which >= wgmma_levels_8;
-  const Which first = levels ? wgmma_levels_8 : wgmma_short_8;
-  const i32 short_rows = which > wgmma ? 8 << (which - first) : 0;
+  const i32 short_rows = which > wgmma ? 8 << (which - wgmma_short_8) : 0;
   const KernelConfig config = config_of(spec, device.info().arch, family, short_rows);
   jit::GpuKernel kernel = kernel_of(spec, variant, device.info().arch, family);
   kernel.short_only = which == short_only;
   kernel.short_rows = short_rows;
-  kernel.levels = levels;
   return {std::move(kernel), config};
 }
 
@@ -134,36 +132,45 @@ AttentionKernels::AttentionKernels(const AttentionSpec& spec, const BoundVariant
                      device.info().max_shared_bytes);
 }
 
-void AttentionKernels::start(Which which, bool scales) {
+void AttentionKernels::start(const Form& form) {
   const std::lock_guard lock(mutex_);
-  std::optional<ComingKernel>& kernel = coming_[scales][which];
-  if (kernel && !kernel->has_failed()) return;
-  jit::GpuKernel described = described_[which].kernel;
-  described.scales_output = scales;
-  kernel = coming(described, *device_, described_[which].config);
+  const auto found = coming_.find(form);
+  if (found != coming_.end() && !found->second.has_failed()) return;
+  jit::GpuKernel described = described_[form.which].kernel;
+  described.serves = form.serves;
+  described.scales_output = form.scales;
+  coming_.insert_or_assign(form, coming(described, *device_, described_[form.which].config));
 }
 
 const Kernel& AttentionKernels::get(const KernelChoice& choice, bool all_short) {
-  if (choice.family == KernelFamily::mma) return get(all_short ? short_only : any_length);
-  if (choice.short_rows == 0) return get(wgmma);
-  i32 which = choice.has_levels ? wgmma_levels_8 : wgmma_short_8;
+  if (choice.family == KernelFamily::mma) return get({all_short ? short_only : any_length});
+  if (choice.short_rows == 0) return get({wgmma, {false, choice.serves.rows}});
+  i32 which = wgmma_short_8;
   for (i32 rows = 8; rows < choice.short_rows; rows *= 2) ++which;
-  return get(static_cast<Which>(which));
+  return get({static_cast<Which>(which), choice.serves});
 }
 
-const Kernel& AttentionKernels::get(Which which, bool scales) {
-  start(which, scales);
-  return coming_[scales][which]->get();
-}
-
-const Kernel& AttentionKernels::scaling(const Kernel& kernel) {
-  i32 which = 0;
-  for (; which < count; ++which) {
+const Kernel& AttentionKernels::get(const Form& form) {
+  start(form);
+  ComingKernel kernel;
+  {
     const std::lock_guard lock(mutex_);
-    const std::optional<ComingKernel>& known = coming_[false][which];
-    if (known && known->is(kernel)) break;
+    kernel = coming_.at(form);
   }
-  return get(static_cast<Which>(which), true);
+  return kernel.get();
+}
+
+const Kernel& AttentionKernels::in_place_of(const Kernel& kernel, bool scales, bool rows) {
+  Form form{};
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::find_if(coming_.begin(), coming_.end(),
+                                    [&](const auto& each) { return each.second.is(kernel); });
+    form = found->first;
+  }
+  form.scales |= scales;
+  form.serves.rows |= rows;
+  return get(form);
 }
 
 }  // namespace raddle::cuda

@@ -5,10 +5,11 @@
 #include <sys/types.h>
 
 #include <future>
+#include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "device/cuda/module.h"
@@ -59,23 +60,32 @@ class AttentionKernels {
     wgmma_short_16,
     wgmma_short_32,
     wgmma_short_64,
-    wgmma_levels_8,  ///< of short queries, too, of plans that may have several levels
-    wgmma_levels_16,
-    wgmma_levels_32,
-    wgmma_levels_64,
     count
+  };
+  /// One of those kernels.
+  struct Form {
+    Which which;
+    wgmma::Serves serves = {};
+    bool scales = false;  ///< V has 16 bits, and is multiplied by a scale
+    bool operator<(const Form& other) const { return members() < other.members(); }
+
+   private:
+    std::tuple<Which, bool, bool, bool> members() const {
+      return {which, serves.levels, serves.rows, scales};
+    }
   };
   AttentionKernels(const AttentionSpec& spec, const BoundVariant& variant, const Device& device);
 
-  /// Has it compiled on a thread of its own. `scales`: as of scaling().
-  void start(Which which, bool scales = false);
+  /// Has it compiled on a thread of its own.
+  void start(const Form& form);
   /// Waits for it. Raises what went wrong on the way.
-  const Kernel& get(Which which, bool scales = false);
+  const Kernel& get(const Form& form);
   /// The one that was chosen; of the mma family that of short queries alone, or any.
   const Kernel& get(const KernelChoice& choice, bool all_short);
   /// What runs in the place of `kernel`, one of these, where it is handed a scale of V that has no
-  /// 8 bits: the same with one more multiplication. It is compiled when it is first asked for.
-  const Kernel& scaling(const Kernel& kernel);
+  /// 8 bits (`scales`), or keys that boxes cannot copy (`rows`): the same that serves these, too.
+  /// It is compiled when it is first asked for.
+  const Kernel& in_place_of(const Kernel& kernel, bool scales, bool rows);
   /// Whether K and V have 8 bits, so that every kernel knows their scales.
   bool is_quantized() const { return described_[0].kernel.kv_dtype != described_[0].kernel.dtype; }
 
@@ -90,7 +100,7 @@ class AttentionKernels {
   const Device* device_;
   std::vector<Described> described_;  ///< by Which
   std::mutex mutex_;
-  std::optional<ComingKernel> coming_[2][count];  ///< the second ones scale
+  std::map<Form, ComingKernel> coming_;
 };
 
 }  // namespace raddle::cuda

@@ -147,9 +147,10 @@ std::string CudaPlan::explain() const {
          "\n" + choice_.explain();
 }
 
-const Kernel& CudaPlan::kernel_of(const RunView& view) const {
-  if (view.kv_scales[0].v.value == 1.0f || memory_->kernels.is_quantized()) return *kernel_;
-  return memory_->kernels.scaling(*kernel_);
+const Kernel& CudaPlan::kernel_of(const RunView& view, bool in_boxes) const {
+  const bool scales = view.kv_scales[0].v.value != 1.0f && !memory_->kernels.is_quantized();
+  const bool rows = !in_boxes && !choice_.serves.rows;
+  return scales || rows ? memory_->kernels.in_place_of(*kernel_, scales, rows) : *kernel_;
 }
 
 void CudaPlan::run(const Plan& plan, const RunView& view, const BoundVariant& variant,
@@ -176,8 +177,9 @@ void CudaPlan::run(const Plan& plan, const RunView& view, const BoundVariant& va
   launch.lse_base_2 = args.lse_base_2;
   launch.timeline = view_timeline(args.timeline, launch.plan.num_workers);
   with_maps.keys_leave_first = choice_.keys_leave_first;
-  if (choice_.family == KernelFamily::wgmma)
-    memory_->maps.provide(plan.layout(), args, launch_.plan.shapes[long_queries].keys, with_maps);
+  const i32 tile_keys = launch_.plan.shapes[long_queries].keys;
+  const bool in_boxes = choice_.family != KernelFamily::wgmma ||
+                        memory_->maps.provide(plan.layout(), args, tile_keys, with_maps);
   std::unique_lock<std::mutex> lock;
   if (reservation_) {
     reservation_->provide(launch);
@@ -196,7 +198,7 @@ void CudaPlan::run(const Plan& plan, const RunView& view, const BoundVariant& va
   reservation_ ? reservation_->use_on(args.stream) : block_.use_on(args.stream);
   void* params[] = {&with_maps,
                     of_run->bytes()};  // mma kernels take the GpuLaunch that it begins with
-  kernel_of(view).launch_teams(launch.plan.num_workers, joins(), args.stream, params);
+  kernel_of(view, in_boxes).launch_teams(launch.plan.num_workers, joins(), args.stream, params);
 }
 
 std::shared_ptr<const PlanOnDevice> CudaPlans::put(const Layout& layout, const PlanArrays& arrays,

@@ -77,8 +77,9 @@ class CudaPlan final : public PlanOnDevice {
  private:
   /// Whether two workers' teams may end with halves of a unit; of a reservation a later plan's may.
   bool joins() const { return joins_ || reservation_; }
-  /// The kernel of a run: the plan's, or the one like it that scales V.
-  const Kernel& kernel_of(const RunView& view) const;
+  /// The kernel of a run: the plan's, or the one like it that scales V, or that copies keys row by
+  /// row where not all levels' tensors lie in boxes.
+  const Kernel& kernel_of(const RunView& view, bool in_boxes) const;
 
   const Kernel* kernel_;
   KernelChoice choice_;

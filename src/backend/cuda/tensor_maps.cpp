@@ -62,20 +62,25 @@ TensorMap TensorMaps::map_of(const BoxedTensor& tensor) {
   return maps_.emplace(tensor, make_tensor_map(tensor)).first->second;
 }
 
-void TensorMaps::provide(const Layout& layout, const RunArgs& args, i32 tile_keys,
+bool TensorMaps::provide(const Layout& layout, const RunArgs& args, i32 tile_keys,
                          wgmma::Launch& launch) {
   const std::lock_guard lock(mutex_);
   const std::vector<Level>& levels = layout.levels();
+  bool all = true;
   for (std::size_t i = 0; i < levels.size(); ++i) {
     launch.in_boxes[i] = false;
-    if (!lies_in_boxes(levels[i])) continue;
     const KvRef& pair = args.kv[args.kv.size() == 1 ? 0 : i];
+    if (raddle::dim(pair.k, 0) == 0) continue;  // no key is copied
+    all = all && lies_in_boxes(levels[i]);
+    if (!lies_in_boxes(levels[i])) continue;
     const BoxedTensor boxed[2] = {box(launch.kv[i].k, pair.k, levels[i], dims_[0], tile_keys),
                                   box(launch.kv[i].v, pair.v, levels[i], dims_[1], tile_keys)};
     launch.in_boxes[i] = can_be_boxed(boxed[0]) && can_be_boxed(boxed[1]);
     for (i32 which = 0; which < 2 && launch.in_boxes[i]; ++which)
       launch.map[i][which] = map_of(boxed[which]);
+    all = all && launch.in_boxes[i];
   }
+  return all;
 }
 
 }  // namespace raddle::cuda

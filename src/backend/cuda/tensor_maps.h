@@ -20,9 +20,9 @@ class TensorMaps {
         element_bytes_(dtype_bytes(spec.stored_dtype())) {}
 
   /// Says which of the layout's levels lie in boxes, and writes the maps of their K and V, whose
-  /// tensors `args` has, for a kernel whose tiles have `tile_keys` keys. Raises DeviceError where
-  /// the driver refuses one.
-  void provide(const Layout& layout, const RunArgs& args, i32 tile_keys, wgmma::Launch& launch);
+  /// tensors `args` has, for a kernel whose tiles have `tile_keys` keys. Returns whether all levels
+  /// do. Raises DeviceError where the driver refuses a map.
+  bool provide(const Layout& layout, const RunArgs& args, i32 tile_keys, wgmma::Launch& launch);
 
  private:
   struct Hash {

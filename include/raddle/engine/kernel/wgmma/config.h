@@ -19,6 +19,13 @@ constexpr i32 short_keys = 64;
 /// A block has its multiprocessor for itself, and all of its shared memory.
 constexpr i32 shared_bytes = 227 * 1024;
 
+/// What a kernel serves beside plans of one level whose keys boxes copy. Each is much code to
+/// compile: together they take more than half of the time of a kernel of short queries.
+struct Serves {
+  bool levels = false;  ///< plans of several levels; a kernel of long queries serves them anyway
+  bool rows = false;    ///< keys that boxes cannot copy
+};
+
 /// Boxes have at least as many rows as the swizzle's pattern, and at most as many as a tile.
 constexpr i32 least_box_rows = 8;
 RADDLE_FN constexpr i32 box_rows(i32 page_size, i32 tile_keys) { return min(page_size, tile_keys); }

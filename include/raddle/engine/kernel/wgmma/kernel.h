@@ -68,14 +68,15 @@ struct AnyKernel {
   /// Heads are stored in halves of 64 columns; a product's depth is 16, its width 64 columns of O.
   static constexpr i32 qk_halves = ceil_div(qk, 64);
   static constexpr i32 vo_halves = ceil_div(vo, 64);
-  static constexpr bool may_have_levels = true;  ///< whether plans of several levels may be run
   /// Whether the facts of keys are read where no mask cuts a tile.
   static constexpr bool asks_for_keys = has_logits<Variant>;
 };
 
 /// For long queries: both warpgroups use every KV tile, each for 64 of an item's 128 rows.
-template <class Element, i32 qk, i32 vo, class Variant>
+template <class Element, i32 qk, i32 vo, Serves serves, class Variant>
 struct Kernel : AnyKernel<Element, qk, vo, Variant> {
+  static constexpr bool may_have_levels = true;
+  static constexpr bool copies_rows = serves.rows;
   static constexpr i32 tile_rows = long_rows;
   static constexpr i32 tile_keys = long_keys(qk, vo);
   static constexpr i32 rings = 1;
@@ -105,11 +106,11 @@ struct Kernel : AnyKernel<Element, qk, vo, Variant> {
 };
 
 /// For short queries, at most `rows`: the warpgroups use KV tiles of 64 keys in turns, each for all
-/// rows. What composes the states of several levels is a third of the code: without `levels`, which
-/// most batches need not have, it compiles in little more than half the time.
-template <class Element, i32 qk, i32 vo, i32 rows, bool levels, class Variant>
+/// rows.
+template <class Element, i32 qk, i32 vo, i32 rows, Serves serves, class Variant>
 struct ShortKernel : AnyKernel<Element, qk, vo, Variant> {
-  static constexpr bool may_have_levels = levels;
+  static constexpr bool may_have_levels = serves.levels;
+  static constexpr bool copies_rows = serves.rows;
   static constexpr i32 tile_rows = rows;
   static constexpr i32 tile_keys = short_keys;
   static constexpr i32 rings = consumer_groups;  ///< of tiles: each group has its own

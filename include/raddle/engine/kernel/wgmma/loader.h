@@ -57,9 +57,9 @@ class TileLoader {
     if (source.rest.begin == source.rest.end) {
       if constexpr (Kernel::tiles_end_items)
         put(&source, source.rest, Flags::first | Flags::last | Flags::empty, no_rows_, 0);
-    } else if (launch_.in_boxes[source.level]) {
+    } else if (!Kernel::copies_rows || launch_.in_boxes[source.level]) {
       load_tiles(source, Boxes<Kernel, which>(launch_, source, kv_head));
-    } else {
+    } else if constexpr (Kernel::copies_rows) {
       load_tiles(source, Gather<Kernel, which>(launch_, source));
     }
   }
