@@ -125,9 +125,7 @@ KERNELS = [
     Kernel("Causal, wgmma", spec(SHIPPED["Causal"], 128), "sm_90a", spilled=256, family="wgmma"),
     Kernel("SoftCap, wgmma", spec(SHIPPED["SoftCap"]), "sm_90a", spilled=256, family="wgmma"),
     Kernel("Causal, wgmma", spec(SHIPPED["Causal"], 128), "sm_90a", family="wgmma", short_rows=8),
-    Kernel("Causal, wgmma, levels", spec(SHIPPED["Causal"], 128), "sm_90a", family="wgmma", short_rows=8, levels=True),
-    Kernel("Causal, wgmma, rows", spec(SHIPPED["Causal"], 128), "sm_90a", family="wgmma", short_rows=16, rows=True),
-    # Multiplied by a scale of V: the code of those without, and an instruction a row.
+    # With all the code that there is; multiplied by a scale of V, an instruction a row more.
     Kernel("SoftCap, wgmma, scaled", spec(SHIPPED["SoftCap"], 128), "sm_90a", False, 0, "wgmma", 64, True, True, True),
 ]
 
