@@ -57,10 +57,20 @@ def rounds_option(default: Optional[int], shown: Any = True) -> Any:
     return click.option("--rounds", type=rounds, default=default, show_default=shown, help="How many rounds to time.")
 
 
+json_option = click.option("--json", "json_path", type=FILE, help="Also write the figures to this file.")
+
+
 def figures_options(command: Any) -> Any:
     """What all commands take on the figures: where else to write them, and whether to judge them."""
-    written = click.option("--json", "json_path", type=FILE, help="Also write the figures to this file.")
-    return bars_option(written(command))
+    return bars_option(json_option(command))
+
+
+def model_options(stack: str) -> Any:
+    """What commands that load a model take of it: its name, and whether its weights are made up."""
+    named = click.option("--model", required=True, help=f"A model's name or folder, as {stack} takes it.")
+    text = "Weights are made up: a folder with config.json will do."
+    dummy = click.option("--dummy-weights", is_flag=True, help=text)
+    return lambda command: named(dummy(command))
 
 
 def check_folder(option: str, path: Optional[Path]) -> None:

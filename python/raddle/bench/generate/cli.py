@@ -8,13 +8,12 @@ from typing import Any, Optional
 import click
 
 from raddle._progress import Progress
-from raddle.bench.options import FILE, check_folder, names_option, rounds_option, torch_module
+from raddle.bench.options import check_folder, json_option, model_options, names_option, rounds_option, torch_module
 from raddle.bench.serve.loads import chosen
 
 
 @click.command()
-@click.option("--model", required=True, help="A model's name or folder, as transformers takes it.")
-@click.option("--dummy-weights", is_flag=True, help="Weights are random: a folder with config.json will do.")
+@model_options("transformers")
 @click.option(
     "--implementations",
     default="sdpa,flex_attention,raddle",
@@ -27,7 +26,7 @@ from raddle.bench.serve.loads import chosen
 @click.option("--device", help="PyTorch's device.  [default: cuda, where there is one, else cpu]")
 @click.option("--dtype", default="bfloat16", show_default=True, help="PyTorch's name of the weights' type.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the prompts and of dummy weights.")
-@click.option("--json", "json_path", type=FILE, help="Also write the figures to this file.")
+@json_option
 def generate(
     model: str,
     dummy_weights: bool,

@@ -9,13 +9,12 @@ from typing import Any, Optional
 import click
 
 from raddle._progress import Progress
-from raddle.bench.options import FILE, check_folder, names_option, rounds_option
+from raddle.bench.options import check_folder, json_option, model_options, names_option, rounds_option
 from raddle.bench.serve.loads import chosen
 
 
 @click.command()
-@click.option("--model", required=True, help="A model's name or folder, as vLLM takes it.")
-@click.option("--dummy-weights", is_flag=True, help="Weights are made up: a folder with config.json will do.")
+@model_options("vLLM")
 @click.option(
     "--backends",
     default="FLASH_ATTN,CUSTOM,FLASH_ATTN",
@@ -28,7 +27,7 @@ from raddle.bench.serve.loads import chosen
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the prompts.")
 @click.option("--engine", default="{}", help="Further engine arguments of vLLM, as a JSON object.")
 @click.option("--seconds", type=click.FloatRange(min=1), default=900.0, show_default=True, help="The most that a turn takes.")
-@click.option("--json", "json_path", type=FILE, help="Also write the figures to this file.")
+@json_option
 def serve(
     model: str,
     dummy_weights: bool,
