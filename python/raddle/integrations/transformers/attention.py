@@ -78,10 +78,8 @@ def _attend(
     heads = (query.shape[1], key.shape[1], query.shape[3], value.shape[3])
     attention = attention_of(heads, query, cap is not None, sinks is not None, mask.mods)
     params = run_members(cap, sinks, mask.mods)
-    rows = query.transpose(1, 2).flatten(0, 1)
     pools = (key.transpose(1, 2), value.transpose(1, 2))
-    out = attention.run(mask.plan(attention), rows, pools, scale=scale, params=params)
-    return out.view(query.shape[0], query.shape[2], *out.shape[1:])
+    return attention.run(mask.plan(attention), query.transpose(1, 2), pools, scale=scale, params=params)
 
 
 def _shape(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> torch.Tensor:
