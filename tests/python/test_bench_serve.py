@@ -85,14 +85,16 @@ def test_ratios_to_the_best_other():
     assert turns.ratios(rows[:1]) == turns.ratios(rows[1:2]) == {}
 
 
-def test_an_engine_in_a_process_of_its_own():
+def test_an_engine_in_a_process_of_its_own(tmp_path):
     def write(given, out):
         assert given == options()
         return [sys.executable, "-c", f"open({str(out)!r}, 'w').write('{{\"backend\": \"CUSTOM\"}}')"]
 
     assert turns.run_turn(options(), 60.0, write) == {"backend": "CUSTOM"}
     with pytest.raises(turns.Failed, match="CUSTOM: exit code 3\n.*no such model"):
-        turns.run_turn(options(), 60.0, lambda *_: [sys.executable, "-c", "import sys; print('no such model'); sys.exit(3)"])
+        fails = [sys.executable, "-c", "import sys; print('no such model'); sys.exit(3)"]
+        turns.run_turn(options(), 60.0, lambda *_: fails, tmp_path / "log")
+    assert (tmp_path / "log").read_text() == "no such model\n"
     with pytest.raises(turns.Failed, match="CUSTOM: not done after 0.01 s"):
         turns.run_turn(options(), 0.01, lambda *_: [sys.executable, "-c", "import time; time.sleep(600)"])
 
@@ -136,10 +138,11 @@ def test_the_worker_asks_vllm(monkeypatch, tmp_path):
 
 
 def test_the_command(monkeypatch, tmp_path):
-    asked = []
+    asked, logs = [], []
 
-    def run_turn(given, seconds):
+    def run_turn(given, seconds, log):
         asked.append(given)
+        logs.append(log)
         if given.backend == "BROKEN":
             raise turns.Failed("BROKEN: exit code 1\nno such backend")
         return turn(given.backend, 0.01, 0.2, [[1, 2], [3, 4]])
@@ -152,7 +155,9 @@ def test_the_command(monkeypatch, tmp_path):
     assert asked[0].engine == {"load_format": "dummy"} and "1.000 ×" in ended.output
     assert "first token: FLASH_ATTN 9.0 s, CUSTOM 9.0 s, FLASH_ATTN 9.0 s." in " ".join(ended.output.split())
     assert [row["engine"] for row in json.loads(out.read_text())] == ["FLASH_ATTN", "CUSTOM", "FLASH_ATTN"]
-    ended = CliRunner().invoke(bench, ["serve", "--model", "m", "--backends", "CUSTOM,BROKEN", "--json", str(out)])
+    ended = CliRunner().invoke(bench, ["serve", "--model", "m", "--backends", "CUSTOM,BROKEN", "--json", str(out),
+                                        "--logs", str(tmp_path / "logs")])
+    assert logs == [None] * 3 + [tmp_path / "logs" / "1-CUSTOM.log", tmp_path / "logs" / "2-BROKEN.log"]
     assert ended.exit_code == 1 and "no such backend" in ended.output
     assert [row["engine"] for row in json.loads(out.read_text())] == ["CUSTOM"], "the turns before it are kept"
     for arguments, words in ((["--loads", "longest"], "longest is no load"), (["--engine", "[]"], "expected an object")):

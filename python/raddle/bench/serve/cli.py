@@ -26,6 +26,7 @@ from raddle.bench.serve.loads import chosen
 @rounds_option(2)
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the prompts.")
 @click.option("--engine", default="{}", help="Further engine arguments of vLLM, as a JSON object.")
+@click.option("--logs", type=click.Path(path_type=Path, file_okay=False), help="Keep what the engines write in this folder.")
 @click.option("--seconds", type=click.FloatRange(min=1), default=900.0, show_default=True, help="The most that a turn takes.")
 @json_option
 def serve(
@@ -36,6 +37,7 @@ def serve(
     rounds: int,
     seed: int,
     engine: str,
+    logs: Optional[Path],
     seconds: float,
     json_path: Optional[Path],
 ) -> None:
@@ -58,12 +60,15 @@ def serve(
         raise click.UsageError(f"--loads or --engine: {error}") from None
     if dummy_weights:
         given = {"load_format": "dummy", **given}
+    if logs:
+        logs.mkdir(parents=True, exist_ok=True)
     done: list[Any] = []
     with Progress() as progress:
         for backend in backends.split(","):
             progress.say(f"{backend}, turn {len(done) + 1}")
+            log = logs / f"{len(done) + 1}-{backend}.log" if logs else None
             try:
-                done.append(turns.run_turn(Options(model, backend, loads, rounds, seed, given), seconds))
+                done.append(turns.run_turn(Options(model, backend, loads, rounds, seed, given), seconds, log=log))
             except turns.Failed as error:
                 raise click.ClickException(str(error)) from None
             if json_path:  # what is there stays there when a later turn fails

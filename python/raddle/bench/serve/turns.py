@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from rich.table import Table
 
@@ -31,10 +31,12 @@ def _command(options: Options, out: Path) -> list[str]:
     return [sys.executable, "-m", "raddle.bench.serve.worker", text, str(out)]
 
 
-def run_turn(options: Options, seconds: float, command: Command = _command) -> dict[str, Any]:
-    """What one engine measured. Raises `Failed`."""
+def run_turn(
+    options: Options, seconds: float, command: Command = _command, log: Optional[Path] = None
+) -> dict[str, Any]:
+    """What one engine measured; what it wrote goes to ``log``. Raises `Failed`."""
     with tempfile.TemporaryDirectory() as folder:
-        out, log = Path(folder) / "measured.json", Path(folder) / "log"
+        out, log = Path(folder) / "measured.json", log or Path(folder) / "log"
         with log.open("wb") as file:
             try:
                 ended = subprocess.run(command(options, out), stdout=file, stderr=subprocess.STDOUT, timeout=seconds)

@@ -74,12 +74,18 @@ def _attend(
     left: int,
     right: int,
 ) -> torch.Tensor:
-    mask = mask_of(attention_mask, query, key, Window(left, right))
-    heads = (query.shape[1], key.shape[1], query.shape[3], value.shape[3])
-    attention = attention_of(heads, query, cap is not None, sinks is not None, mask.mods)
+    batch, num_qo_heads, rows, head_dim = query.shape
+    _, num_kv_heads, keys, head_dim_vo = value.shape
+    mask = mask_of(attention_mask, (batch, rows, keys), num_qo_heads, Window(left, right))
+    heads = (num_qo_heads, num_kv_heads, head_dim, head_dim_vo)
+    kind = (heads, query.dtype, query.device, cap is not None, sinks is not None)
+    planned = mask.planned.get(kind)
+    if planned is None:
+        attention = attention_of(*kind, mask.mods)
+        planned = mask.planned[kind] = attention, mask.plan(attention)
+    attention, plan = planned
     params = run_members(cap, sinks, mask.mods)
-    pools = (key.transpose(1, 2), value.transpose(1, 2))
-    return attention.run(mask.plan(attention), query.transpose(1, 2), pools, scale=scale, params=params)
+    return attention.run(plan, query.transpose(1, 2), mask.pools(key, value), scale=scale, params=params)
 
 
 def _shape(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -99,10 +105,15 @@ _copies = WeakIdKeyDictionary()
 
 
 def attention_of(
-    heads: tuple[int, int, int, int], like: torch.Tensor, has_cap: bool, has_sinks: bool, mods: tuple[Traced, ...] = ()
+    heads: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    has_cap: bool,
+    has_sinks: bool,
+    mods: tuple[Traced, ...] = (),
 ) -> Attention:
-    """The attention of all layers alike: (Hq, Hkv, D, Dv), dtype and device of ``like``, and which parts there are."""
-    key = (heads, like.dtype, like.device, has_cap, has_sinks, tuple(mod.source for mod in mods))
+    """The attention of all layers alike: (Hq, Hkv, D, Dv), what tensors are, and which parts there are."""
+    key = (heads, dtype, device, has_cap, has_sinks, tuple(mod.source for mod in mods))
     found = _attentions.get(key)
     if found is None:
         variant: list[Variant] = [SlidingWindow(-1, -1), *(mod.variant() for mod in mods)]
@@ -110,12 +121,14 @@ def attention_of(
             variant.insert(0, SoftCap(1.0))
         if has_sinks:
             variant.append(Sinks(np.zeros(heads[0], np.float32)))
-        found = _attentions[key] = Attention(AttentionSpec(*heads, like.dtype, variant), like.device)
+        found = _attentions[key] = Attention(AttentionSpec(*heads, dtype, variant), device)
     return found
 
 
 def run_members(cap: float | None, sinks: torch.Tensor | None, mods: tuple[Traced, ...] = ()) -> dict[str, Any] | None:
     """What a layer has of its own, as `Attention.run` takes it."""
+    if cap is None and sinks is None and not mods:
+        return None  # of most layers, each of which asks
     params = members_of(mod for mod in mods if not mod.is_mask)
     if cap is not None:
         params["softcap.cap"] = cap

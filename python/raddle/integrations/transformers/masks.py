@@ -45,32 +45,38 @@ class Mask:
         mods: tuple[Traced, ...] = (),
     ) -> None:
         self.shape = (batch, q_length, kv_length)
+        if q_length == 1 and first_position >= kv_length - 1:
+            window = window._replace(right=-1)  # no key is behind a decode's row
         self.window, self.first_position, self.mods = window, first_position, mods
         self._begin, self._end = np.zeros(batch, np.int32), np.full(batch, kv_length, np.int32)
         if keep is not None:
             self._begin, self._end = spans_of(keep)
-        self._plans: dict[int, Plan] = {}
+        self._is_padded = bool(self._begin.any())
+        #: By kind of layer: each layer of a step asks, the first of its kind plans.
+        self.planned: dict[Any, tuple[Attention, Plan]] = {}
 
     @cached_property
     def layout(self) -> Layout:
-        """Sequence b's keys are rows of page b of a pool [batch, kv_length, Hkv, D], padding left out."""
+        """Sequence b's keys are rows of page b of the pools, padding left out."""
         batch, q_length, kv_length = self.shape
         rows = np.arange(batch + 1, dtype=np.int64) * q_length
         qo_pos = np.tile(np.arange(q_length, dtype=np.int32) + np.int32(self.first_position), batch)
         pages = np.arange(batch, dtype=np.int32)
-        if not self._begin.any():
-            return PagedKV(rows, None, pages[:, None], self._end, kv_length, qo_pos=qo_pos)
+        if not self._is_padded:
+            return PagedKV(rows, None, pages[:, None], self._end, kv_length, "HND", qo_pos=qo_pos)
         blocks = dict(block_pos=self._begin, block_first=self._begin, block_count=self._end - self._begin)
         return BlockSparse(q_length, kv_length, np.arange(batch + 1), pages, qo_indptr=rows, qo_pos=qo_pos, **blocks)
 
+    def pools(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V [batch, Hkv, kv_length, D] with their dimensions in the layout's order."""
+        return (key.transpose(1, 2), value.transpose(1, 2)) if self._is_padded else (key, value)
+
     def plan(self, attention: Attention) -> Plan:
-        """The plan of this batch, made when a layer first asks."""
-        plan = self._plans.get(attention.number)
-        if plan is None:
-            params: dict[str, Any] = {"window.left": self.window.left, "window.right": self.window.right}
-            params.update(members_of(mod for mod in self.mods if mod.is_mask))
-            plan = self._plans[attention.number] = attention.plan(self.layout, params=params)
-        return plan
+        """A plan of this batch for an attention of its mods."""
+        params = members_of(mod for mod in self.mods if mod.is_mask)
+        if self.window != EVERYTHING:  # which the attention's own is, so that a GPU has it already
+            params.update({"window.left": self.window.left, "window.right": self.window.right})
+        return attention.plan(self.layout, params=params or None)
 
 
 def members_of(mods: Any) -> dict[str, Any]:
@@ -119,19 +125,23 @@ def make_mask(
     return _lend(mask)
 
 
-def mask_of(attention_mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor, window: Window) -> Mask:
+def mask_of(
+    attention_mask: torch.Tensor | None, shape: tuple[int, int, int], num_heads: int, window: Window
+) -> Mask:
     """What a layer was given: a mask of `make_mask`, a user's own [B, 1 or Hq, Sq, Skv], or none, which is ``window``.
+
+    Args:
+        shape: (batch, rows, keys) of the layer's query and key, which has num_heads query heads.
 
     Raises:
         ValueError: a mask that is for other lengths, or of another kind.
     """
-    shape = (query.shape[0], query.shape[2], key.shape[2])
     if attention_mask is None:
         return Mask(*shape, window)
     if attention_mask.dtype == torch.int64 and attention_mask.ndim == 4:
         mask = getattr(attention_mask, _ATTRIBUTE, None) or _of_number(attention_mask)
     else:
-        mask = _given(attention_mask, shape, query.shape[1])
+        mask = _given(attention_mask, shape, num_heads)
     if mask.shape != shape:
         raise ValueError(f"attention_mask is for (batch, rows, keys) = {mask.shape}; query and key have {shape}")
     return mask

@@ -100,7 +100,7 @@ def attend_paged(
     step = _step_of(layer, read, write, batch)
     rows, k_new, v_new = (x[0].transpose(0, 1) for x in (query, key, value))
     heads = (rows.shape[1], k_new.shape[1], rows.shape[2], v_new.shape[2])
-    attention = attention_of(heads, query, softcap is not None, s_aux is not None)
+    attention = attention_of(heads, query.dtype, query.device, softcap is not None, s_aux is not None)
     plan = step.plan(attention)
     pools = [(k_new, v_new)] if step.reads_new else []
     if step.reads_cache:
