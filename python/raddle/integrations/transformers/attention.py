@@ -44,11 +44,14 @@ def attend(
     Raises:
         ValueError: dropout, a position bias, or shapes that do not fit.
     """
-    refuse(dropout, position_bias)
-    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-    window = CAUSAL if causal and query.shape[2] > 1 else EVERYTHING
-    if attention_mask is None and sliding_window is not None and causal:
-        window = window & Window(sliding_window - 1, -1)
+    if dropout or position_bias is not None:
+        refuse(dropout, position_bias)
+    window = EVERYTHING
+    if attention_mask is None:
+        causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+        window = CAUSAL if causal and query.shape[2] > 1 else EVERYTHING
+        if sliding_window is not None and causal:
+            window = window & Window(sliding_window - 1, -1)
     arguments = (query, key, value, attention_mask, s_aux, scaling, softcap, *window)
     if torch.compiler.is_compiling():
         return torch.ops.raddle.transformers_attention(*arguments), None
@@ -84,7 +87,7 @@ def _attend(
         attention = attention_of(*kind, mask.mods)
         planned = mask.planned[kind] = attention, mask.plan(attention)
     attention, plan = planned
-    params = run_members(cap, sinks, mask.mods)
+    params = run_members(cap, sinks, mask.mods) if cap is not None or sinks is not None or mask.mods else None
     return attention.run(plan, query.transpose(1, 2), mask.pools(key, value), scale=scale, params=params)
 
 
@@ -127,8 +130,6 @@ def attention_of(
 
 def run_members(cap: float | None, sinks: torch.Tensor | None, mods: tuple[Traced, ...] = ()) -> dict[str, Any] | None:
     """What a layer has of its own, as `Attention.run` takes it."""
-    if cap is None and sinks is None and not mods:
-        return None  # of most layers, each of which asks
     params = members_of(mod for mod in mods if not mod.is_mask)
     if cap is not None:
         params["softcap.cap"] = cap

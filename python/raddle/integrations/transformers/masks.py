@@ -48,10 +48,8 @@ class Mask:
         if q_length == 1 and first_position >= kv_length - 1:
             window = window._replace(right=-1)  # no key is behind a decode's row
         self.window, self.first_position, self.mods = window, first_position, mods
-        self._begin, self._end = np.zeros(batch, np.int32), np.full(batch, kv_length, np.int32)
-        if keep is not None:
-            self._begin, self._end = spans_of(keep)
-        self._is_padded = bool(self._begin.any())
+        self._spans = None if keep is None else spans_of(keep)
+        self._is_padded = self._spans is not None and bool(self._spans[0].any())
         #: By kind of layer: each layer of a step asks, the first of its kind plans.
         self.planned: dict[Any, tuple[Attention, Plan]] = {}
 
@@ -59,13 +57,17 @@ class Mask:
     def layout(self) -> Layout:
         """Sequence b's keys are rows of page b of the pools, padding left out."""
         batch, q_length, kv_length = self.shape
-        rows = np.arange(batch + 1, dtype=np.int64) * q_length
-        qo_pos = np.tile(np.arange(q_length, dtype=np.int32) + np.int32(self.first_position), batch)
-        pages = np.arange(batch, dtype=np.int32)
+        rows = np.arange(0, (batch + 1) * q_length, q_length)
+        pages = np.arange(batch)
+        positions = None
+        if self._spans is not None or self.first_position != kv_length - q_length:  # the layout's own
+            positions = np.tile(np.arange(q_length, dtype=np.int32) + np.int32(self.first_position), batch)
+        begin, end = self._spans or (None, np.full(batch, kv_length))
         if not self._is_padded:
-            return PagedKV(rows, None, pages[:, None], self._end, kv_length, "HND", qo_pos=qo_pos)
-        blocks = dict(block_pos=self._begin, block_first=self._begin, block_count=self._end - self._begin)
-        return BlockSparse(q_length, kv_length, np.arange(batch + 1), pages, qo_indptr=rows, qo_pos=qo_pos, **blocks)
+            return PagedKV(rows, None, pages[:, None], end, kv_length, "HND", qo_pos=positions)
+        blocks = dict(block_pos=begin, block_first=begin, block_count=end - begin)
+        indptr = np.arange(batch + 1)
+        return BlockSparse(q_length, kv_length, indptr, pages, qo_indptr=rows, qo_pos=positions, **blocks)
 
     def pools(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V [batch, Hkv, kv_length, D] with their dimensions in the layout's order."""
@@ -113,8 +115,6 @@ def make_mask(
     _check_model(config)
     first_position = int(q_offset) - int(kv_offset)
     keep = None if attention_mask is None else _padding(attention_mask, int(kv_offset), kv_length)
-    if keep is not None and keep.all():
-        keep = None
     window, mods = window_of(mask_function), []
     if window is None:
         window = EVERYTHING
@@ -138,10 +138,10 @@ def mask_of(
     """
     if attention_mask is None:
         return Mask(*shape, window)
-    if attention_mask.dtype == torch.int64 and attention_mask.ndim == 4:
-        mask = getattr(attention_mask, _ATTRIBUTE, None) or _of_number(attention_mask)
-    else:
-        mask = _given(attention_mask, shape, num_heads)
+    mask = getattr(attention_mask, _ATTRIBUTE, None)
+    if mask is None:
+        is_number = attention_mask.dtype == torch.int64 and attention_mask.ndim == 4
+        mask = _of_number(attention_mask) if is_number else _given(attention_mask, shape, num_heads)
     if mask.shape != shape:
         raise ValueError(f"attention_mask is for (batch, rows, keys) = {mask.shape}; query and key have {shape}")
     return mask
@@ -167,7 +167,7 @@ def _lend(mask: Mask) -> torch.Tensor:
     holder = torch.tensor([number])
     _lent[number] = (StorageWeakRef(holder.untyped_storage()), mask)
     batch, q_length, kv_length = mask.shape
-    lent = holder.view(1, 1, 1, 1).expand(batch, 1, q_length, kv_length)
+    lent = holder.expand(batch, 1, q_length, kv_length)
     setattr(lent, _ATTRIBUTE, mask)
     return lent
 
@@ -179,12 +179,18 @@ def _of_number(attention_mask: torch.Tensor) -> Mask:
     return found[1]
 
 
-def _padding(attention_mask: torch.Tensor, kv_offset: int, kv_length: int) -> np.ndarray:
-    """[batch, kv_length] bool; columns behind the mask's last are no tokens: a static cache has room left."""
+def _padding(attention_mask: torch.Tensor, kv_offset: int, kv_length: int) -> np.ndarray | None:
+    """[batch, kv_length] bool, or None where all are tokens.
+
+    Columns behind the mask's last are no tokens: a static cache has room left.
+    """
     if attention_mask.ndim != 2:
         raise ValueError(f"attention_mask has {attention_mask.ndim} dimensions; expected 2 [batch, tokens], or 4")
+    if attention_mask.shape[1] >= kv_offset + kv_length and attention_mask.all():  # one number comes from a GPU
+        return None
     keep = attention_mask.bool().cpu().numpy()[:, kv_offset : kv_offset + kv_length]
-    return np.pad(keep, ((0, 0), (0, kv_length - keep.shape[1])))
+    keep = np.pad(keep, ((0, 0), (0, kv_length - keep.shape[1])))
+    return None if keep.all() else keep
 
 
 def _is_contiguous(keep: np.ndarray) -> bool:
