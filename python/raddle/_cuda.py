@@ -11,6 +11,7 @@ from raddle.spec import AttentionSpec
 
 _compile = _library.function("raddle.cuda.compile")
 _compile_planner = _library.function("raddle.cuda.compile_planner")
+_kernels = _library.function("raddle.cuda.kernels")
 _warm = _library.function("raddle.cuda.warm")
 _machine = _library.function("raddle.cuda.machine")
 _driver = _library.function("raddle.cuda.driver")
@@ -69,9 +70,19 @@ def compile_planner(spec: AttentionSpec, arch: str, prefixes: bool = False) -> d
     return dict(_compile_planner(spec=spec.fields(), arch=arch, prefixes=prefixes))
 
 
-def warm(spec: AttentionSpec, arch: str) -> None:
-    """Sees to it that the spec's kernel is in the cache; needs NVRTC, no GPU. Raises CompileError."""
-    _warm(spec=spec.fields(), arch=arch)
+def kernels(spec: AttentionSpec, arch: str, all_kernels: bool = False) -> list[str]:
+    """Names of the kernels that an `Attention` of the spec has compiled when it is made, or of all that it may need."""
+    number = arch.removeprefix("sm_")
+    if number == arch or not number.removesuffix("a").isdecimal():
+        raise ValueError(f"arch is {arch!r}; expected one such as 'sm_80' or 'sm_90a'")
+    if number.isdecimal() and int(number) >= 90:
+        raise ValueError(f"arch is {arch!r}; expected '{arch}a', which kernels for such GPUs are compiled for")
+    return [str(label) for label in _kernels(spec=spec.fields(), arch=arch, all=all_kernels)]
+
+
+def warm(spec: AttentionSpec, arch: str, kernel: str) -> bool:
+    """Sees to it that one of the `kernels` is in the cache; needs NVRTC, no GPU. Whether it was compiled now."""
+    return bool(_warm(spec=spec.fields(), arch=arch, label=kernel))
 
 
 def machine() -> dict[str, str]:

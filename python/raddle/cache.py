@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import sys
 from pathlib import Path
-from typing import Any, Iterable
+from typing import Any, Callable, Iterable
 
 from raddle import _library
 
@@ -55,29 +55,50 @@ def num_compiled() -> int:
     return int(_num_compiled())
 
 
-def warm(specs: Iterable[Any]) -> int:
-    """Compiles ahead of time, for the CPU, so that later processes find it.
+def warm(
+    specs: Iterable[Any],
+    arch: str | None = None,
+    all_kernels: bool = False,
+    tell: Callable[[str], None] | None = None,
+) -> int:
+    """Compiles ahead of time, so that later processes find it.
 
     Args:
         specs: `AttentionSpec` values.
+        arch: None: for the CPU. A GPU's architecture, such as "sm_90a" (`raddle doctor` prints it): its kernels, by
+            NVRTC, where the GPU need not be. Entries are of one version of NVRTC: compile with the one that will be
+            there.
+        all_kernels: with an arch, all kernels that plans and reservations may need, rather than the two that an
+            `Attention` starts with: of decodes, and of long queries.
+        tell: is called with the name of each of an arch's kernels before it is compiled.
 
     Returns:
-        How many variants were compiled; the others were there, or need no compiling.
+        How many variants, or kernels, were compiled; the others were there, or need no compiling.
 
     Raises:
-        ValueError: a spec that cannot be computed.
-        CompileError: a variant that does not compile.
+        ValueError: a spec that cannot be computed, or an unknown arch.
+        CompileError: a variant that does not compile, or no compiler.
 
     Example:
         >>> raddle.cache.warm([raddle.AttentionSpec(8, 2, 64, variant=raddle.Causal())])
         0
     """
-    from raddle.attention import Attention
+    if arch is None:
+        from raddle.attention import Attention
 
-    before = num_compiled()
+        before = num_compiled()
+        for spec in specs:
+            Attention(spec)
+        return num_compiled() - before
+    from raddle import _cuda
+
+    compiled = 0
     for spec in specs:
-        Attention(spec)
-    return num_compiled() - before
+        for kernel in _cuda.kernels(spec, arch, all_kernels):
+            if tell is not None:
+                tell(kernel)
+            compiled += _cuda.warm(spec, arch, kernel)
+    return compiled
 
 
 def find_specs(target: str) -> list[Any]:

@@ -97,24 +97,32 @@ def cache_clear() -> None:
 
 @cache.command("warm")
 @click.argument("specs", nargs=-1, required=True, metavar="MODULE:NAME…")
-def cache_warm(specs: tuple[str, ...]) -> None:
+@click.option("--arch", metavar="NAME", help="For GPUs of this architecture, such as sm_90a, in place of the CPU.")
+@click.option("--all", "all_kernels", is_flag=True, help="With --arch: every kernel that a plan may need, not the first two.")
+def cache_warm(specs: tuple[str, ...], arch: str | None, all_kernels: bool) -> None:
     """Compile what attention specs need, before the first request has to wait for it.
 
     Each argument names a raddle.AttentionSpec, a list of them, or a function that returns one or the other:
     `raddle cache warm my_model.attention:SPECS` or `raddle cache warm specs.py:all_layers`. Modules are found in the
-    current folder, too.
+    current folder, too. Kernels for GPUs need NVRTC, and no GPU: an image of a container can have them.
     """
     from raddle import cache as store
+    from raddle._progress import Progress
+
+    if all_kernels and not arch:
+        raise click.UsageError("--all is given without --arch")
 
     if "" not in sys.path:
         sys.path.insert(0, "")  # as `python -m` does: this script's own folder stands there else
     for target in specs:
         try:
             found = store.find_specs(target)
-            compiled = store.warm(found)
+            with Progress() as progress:
+                compiled = store.warm(found, arch, all_kernels, lambda kernel: progress.say(f"{kernel}, {arch}"))
         except (ValueError, TypeError, ImportError, RuntimeError) as error:
             raise click.ClickException(f"{target}: {error}") from None
-        variants = f"compiled {_counted(compiled, 'variant', 'variants')}" if compiled else "nothing left to compile"
+        counted = _counted(compiled, "kernel", "kernels") if arch else _counted(compiled, "variant", "variants")
+        variants = f"compiled {counted}" if compiled else "nothing left to compile"
         click.echo(f"{target}: {_counted(len(found), 'spec', 'specs')}; {variants}")
 
 

@@ -4,6 +4,7 @@
 #include "device/cuda/device.h"
 #include "ffi/border.h"
 #include "jit/background.h"
+#include "jit/cubin.h"
 #include "jit/nvrtc.h"
 
 namespace raddle::border {
@@ -47,9 +48,23 @@ Fields compile_planner(Arguments& in) {
   return fields_of(cuda::compile_planner(spec, arch, in.boolean("prefixes")));
 }
 
-void warm(Arguments& in) {
+/// Labels of a spec's kernels, in the order of cuda::kernels_of.
+ffi::Array<ffi::String> kernels(Arguments& in) {
   const AttentionSpec spec = to_spec(in.map("spec"));
-  cuda::warm(spec, in.string("arch"));
+  const std::string arch = in.string("arch");
+  ffi::Array<ffi::String> labels;
+  for (const cuda::KernelText& each : cuda::kernels_of(spec, arch, in.boolean("all")))
+    labels.push_back(each.label);
+  return labels;
+}
+
+/// Whether the kernel of that label was compiled now, rather than found.
+bool warm(Arguments& in) {
+  const AttentionSpec spec = to_spec(in.map("spec"));
+  const std::string arch = in.string("arch"), label = in.string("label");
+  for (const cuda::KernelText& each : cuda::kernels_of(spec, arch, true))
+    if (each.label == label) return jit::warm_cubin(label, each.source, arch);
+  fail<ValueError>("label is '", label, "'; expected one of the spec's kernels");
 }
 
 /// What runs: the first GPU, the driver, NVRTC.
@@ -114,7 +129,8 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("raddle.cuda.compile", compile,
            "spec arch family short_only short_rows levels rows scales_output")
       .def("raddle.cuda.compile_planner", compile_planner, "spec arch prefixes")
-      .def("raddle.cuda.warm", warm, "spec arch")
+      .def("raddle.cuda.kernels", kernels, "spec arch all")
+      .def("raddle.cuda.warm", warm, "spec arch label")
       .def("raddle.cuda.machine", machine)
       .def("raddle.cuda.nvrtc", nvrtc)
       .def("raddle.cuda.driver", driver)

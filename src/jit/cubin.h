@@ -12,4 +12,7 @@ namespace raddle::jit {
 std::string find_or_compile_cubin(const std::string& name, const std::string& source,
                                   const std::string& arch, Watch* watch = nullptr);
 
+/// Sees to it that the cache has it. Returns whether it was compiled now.
+bool warm_cubin(const std::string& name, const std::string& source, const std::string& arch);
+
 }  // namespace raddle::jit

@@ -246,3 +246,31 @@ os.environ["CXX"] = "c++"
 raddle.Attention(SPEC, device="cuda").plan(prompt)  # is tried again
 """)
     )
+
+
+@pytest.mark.parametrize("compute", ["80", "90"])
+def test_what_is_warm_is_not_compiled(start, compute):
+    finish(
+        start(
+            """
+from raddle import _cuda
+arch = _cuda.driver()["gpus"][0]["target"]
+told = []
+assert cache.warm([SPEC], arch, tell=told.append) == 2 and sorted(told) == names()
+assert cache.warm([SPEC], arch) == 0
+attn = raddle.Attention(SPEC, device="cuda")
+attn.plan(prompt)
+assert sorted(told) == names()
+every = []
+assert cache.warm([SPEC], arch, True, every.append) == len(every) - 2 > 1 and sorted(every) == names()
+attn.plan(decode), attn.plan(raddle.PagedKV([0, 3], [0, 2], [0, 1], [20], 12))
+reserve(attn, 4), reserve(attn, 64)
+for levels in (1, 2):
+    maxima = raddle.Maxima(2, 2, max_kv_tokens=128, max_qo_len=1, page_size=16, max_levels=levels)
+    attn.reserve(maxima, device_lengths=True)
+assert sorted(every) == names()
+""",
+            RADDLE_EMULATOR_COMPUTE=compute,
+            RADDLE_EMULATOR_HOLD=None,
+        )
+    )

@@ -562,6 +562,13 @@ def test_the_command_line(tmp_path):
     }.items():
         done = raddle_command(cache, "cache", "warm", wrong)
         assert done.returncode == 1 and words in done.stderr and "Traceback" not in done.stderr
+    for options, words in (
+        (["--all"], "--all is given without --arch"),
+        (["--arch", "sm_90"], "arch is 'sm_90'; expected 'sm_90a'"),
+        (["--arch", "hopper"], "expected one such as 'sm_80' or 'sm_90a'"),
+    ):
+        done = raddle_command(cache, "cache", "warm", f"{specs}:late", *options)
+        assert done.returncode != 0 and words in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_cache_of_this_process(tmp_path, monkeypatch):

@@ -90,19 +90,12 @@ class CudaBackend final : public GpuBackend {
                     i32 short_rows = 0) const {
     return plan_config(spec_, device_->info(), family, short_rows, num_workers, schedule);
   }
-  /// Any use needs the kernel of decodes soon, and it has all parts of the variant, so that their
-  /// errors are raised here. Those of long queries take longer; plans wait for them, and for those
-  /// of the other family, which few plans need.
+  /// The kernel of decodes is waited for, so that its errors are raised here. That of long queries
+  /// takes longer; plans wait for it, and for the few others.
   void start_kernels() {
-    const AttentionKernels::Which first = decodes_on_wgmma(spec_, facts_)
-                                              ? AttentionKernels::wgmma_short_8
-                                              : AttentionKernels::short_only;
-    memory_->kernels.start({first});
-    if (long_queries_on_wgmma(spec_, facts_))
-      memory_->kernels.start({AttentionKernels::wgmma});
-    else if (facts_.asked != KernelFamily::wgmma)
-      memory_->kernels.start({AttentionKernels::any_length});
-    memory_->kernels.get({first});
+    const std::vector<KernelForm> first = first_kernels(spec_, facts_);
+    for (const KernelForm& form : first) memory_->kernels.start(form);
+    memory_->kernels.get(first.front());
   }
   /// The kernel that runs all plans within `maxima`; waits for it.
   const Kernel& kernel_for(const Planning& planning, const Maxima& maxima) const {

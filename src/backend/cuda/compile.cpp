@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
+#include <optional>
 
 #include "backend/kv_tensors.h"
 #include "plan/heuristics.h"
@@ -11,6 +13,23 @@
 
 namespace raddle::cuda {
 namespace {
+
+/// All kernels that a choice may name (KernelChoice).
+std::vector<KernelForm> forms_of(const AttentionSpec& spec, const FamilyFacts& facts) {
+  std::vector<KernelForm> forms;
+  if (facts.asked != KernelFamily::wgmma)
+    forms = {{KernelForm::short_only}, {KernelForm::any_length}};
+  if (unserved_by_wgmma(spec, facts) || facts.asked == KernelFamily::mma) return forms;
+  for (const bool rows : {false, true}) {
+    if (long_queries_on_wgmma(spec, facts)) forms.push_back({KernelForm::wgmma, {false, rows}});
+    for (const bool levels : {false, true})
+      for (i32 which = KernelForm::wgmma_short_8; which < KernelForm::count; ++which) {
+        const KernelForm form{static_cast<KernelForm::Which>(which), {levels, rows}};
+        if (form.short_rows() <= wgmma::most_short_rows(spec.head_dim_vo)) forms.push_back(form);
+      }
+  }
+  return forms;
+}
 
 /// Compiles a kernel, without looking into the cache.
 template <class Source>
@@ -46,6 +65,26 @@ jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant,
   }
   return {family,           spec.dtype,       spec.stored_dtype(), spec.head_dim_qk,
           spec.head_dim_vo, spec.k_extends_v, variant.source(),    variant.memory_bytes()};
+}
+
+jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant,
+                         const std::string& arch, const KernelForm& form) {
+  jit::GpuKernel kernel = kernel_of(spec, variant, arch, form.family());
+  kernel.short_only = form.which == KernelForm::short_only;
+  kernel.short_rows = form.short_rows();
+  kernel.serves = form.serves;
+  kernel.scales_output = form.scales;
+  return kernel;
+}
+
+std::vector<KernelForm> first_kernels(const AttentionSpec& spec, const FamilyFacts& facts) {
+  std::vector<KernelForm> forms = {
+      {decodes_on_wgmma(spec, facts) ? KernelForm::wgmma_short_8 : KernelForm::short_only}};
+  if (long_queries_on_wgmma(spec, facts))
+    forms.push_back({KernelForm::wgmma});
+  else if (facts.asked != KernelFamily::wgmma)
+    forms.push_back({KernelForm::any_length});
+  return forms;
 }
 
 FamilyFacts facts_of(const BoundVariant& variant, const std::string& arch, bool makes_tensor_maps,
@@ -106,15 +145,27 @@ KernelReport compile_planner(const AttentionSpec& spec, const std::string& arch,
   return report_of(planner_of(spec, BoundVariant(spec, arch), prefixes), arch, 0);
 }
 
-void warm(const AttentionSpec& spec, const std::string& arch) {
+std::vector<KernelText> kernels_of(const AttentionSpec& spec, const std::string& arch, bool all) {
   check_spec(spec);
   const BoundVariant variant(spec, arch);
-  jit::GpuKernel kernel = kernel_of(spec, variant, arch, KernelFamily::mma);
-  jit::cubin_of(kernel, arch);
-  kernel.short_only = true;
-  jit::cubin_of(kernel, arch);
-  if (long_queries_on_wgmma(spec, facts_of(variant, arch, true, {})))
-    jit::cubin_of(kernel_of(spec, variant, arch, KernelFamily::wgmma), arch);
+  const FamilyFacts facts =
+      facts_of(variant, arch, true, family_named(std::getenv("RADDLE_BACKEND")));
+  check_asked_family(spec, facts);
+  std::vector<KernelText> found;
+  const auto add = [&](KernelForm form) {
+    const jit::GpuKernel kernel = kernel_of(spec, variant, arch, form);
+    found.push_back({jit::label_of(kernel), jit::source_of(kernel, arch)});
+  };
+  const std::vector<KernelForm> first = first_kernels(spec, facts);
+  for (const KernelForm& form : first) add(form);
+  if (!all) return found;
+  for (const KernelForm& form : forms_of(spec, facts))
+    if (std::find(first.begin(), first.end(), form) == first.end()) add(form);
+  for (const bool prefixes : {false, true}) {
+    const jit::PlannerKernel planner = planner_of(spec, variant, prefixes);
+    found.push_back({jit::label_of(planner), jit::source_of(planner)});
+  }
+  return found;
 }
 
 }  // namespace raddle::cuda

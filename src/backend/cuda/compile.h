@@ -2,6 +2,8 @@
 #pragma once
 
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "jit/gpu_kernel.h"
 #include "jit/planner_kernel.h"
@@ -10,6 +12,41 @@
 #include "raddle/engine/kernel/gpu/config.h"
 
 namespace raddle::cuda {
+
+/// One of a spec's kernels.
+struct KernelForm {
+  enum Which {
+    any_length,
+    short_only,
+    wgmma,
+    wgmma_short_8,
+    wgmma_short_16,
+    wgmma_short_32,
+    wgmma_short_64,
+    count
+  };
+  Which which;
+  wgmma::Serves serves = {};
+  bool scales = false;  ///< V has 16 bits, and is multiplied by a scale
+
+  bool operator<(const KernelForm& other) const { return members() < other.members(); }
+  bool operator==(const KernelForm& other) const { return members() == other.members(); }
+  KernelFamily family() const { return which >= wgmma ? KernelFamily::wgmma : KernelFamily::mma; }
+  /// Of the wgmma family's of short queries: the fused rows of their tiles; else 0.
+  i32 short_rows() const { return which > wgmma ? 8 << (which - wgmma_short_8) : 0; }
+
+ private:
+  std::tuple<Which, bool, bool, bool> members() const {
+    return {which, serves.levels, serves.rows, scales};
+  }
+};
+
+/// Those that an attention has compiled when it is made: that of decodes, which has all parts of
+/// the variant, and that of long queries, if there is one.
+std::vector<KernelForm> first_kernels(const AttentionSpec& spec, const FamilyFacts& facts);
+
+jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant,
+                         const std::string& arch, const KernelForm& form);
 
 /// The family's kernel of plans with queries of any length. Raises ValueError for a spec that has
 /// no GPU kernel (float32).
@@ -49,7 +86,13 @@ KernelReport compile(const AttentionSpec& spec, const std::string& arch, KernelF
 /// The same for the kernel that plans on the device; its shared memory depends on the maxima: 0.
 KernelReport compile_planner(const AttentionSpec& spec, const std::string& arch, bool prefixes);
 
-/// Sees to it that the kernels of all families that serve the spec are in the cache; needs no GPU.
-void warm(const AttentionSpec& spec, const std::string& arch);
+/// A kernel that the cache may have.
+struct KernelText {
+  std::string label, source;
+};
+/// Kernels of a spec on GPUs of `arch`, that of decodes first: those that an attention has compiled
+/// when it is made, or `all` that its plans and reservations may take. Only a run with a v_scale of
+/// V that has 16 bits takes another. Raises ValueError for a spec that has no GPU kernel.
+std::vector<KernelText> kernels_of(const AttentionSpec& spec, const std::string& arch, bool all);
 
 }  // namespace raddle::cuda

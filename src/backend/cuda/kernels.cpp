@@ -110,29 +110,26 @@ ComingKernel coming(const jit::PlannerKernel& kernel, const Device& device) {
 
 AttentionKernels::Described AttentionKernels::describe(const AttentionSpec& spec,
                                                        const BoundVariant& variant,
-                                                       const Device& device, Which which) {
-  const KernelFamily family = which >= wgmma ? KernelFamily::wgmma : KernelFamily::mma;
-  const i32 short_rows = which > wgmma ? 8 << (which - wgmma_short_8) : 0;
-  const KernelConfig config = config_of(spec, device.info().arch, family, short_rows);
-  jit::GpuKernel kernel = kernel_of(spec, variant, device.info().arch, family);
-  kernel.short_only = which == short_only;
-  kernel.short_rows = short_rows;
-  return {std::move(kernel), config};
+                                                       const Device& device,
+                                                       const KernelForm& form) {
+  const std::string& arch = device.info().arch;
+  return {kernel_of(spec, variant, arch, form),
+          config_of(spec, arch, form.family(), form.short_rows())};
 }
 
 AttentionKernels::AttentionKernels(const AttentionSpec& spec, const BoundVariant& variant,
                                    const Device& device)
     : device_(&device) {
-  for (i32 which = 0; which < count; ++which)
-    described_.push_back(describe(spec, variant, device, static_cast<Which>(which)));
-  const KernelConfig& config = described_[any_length].config;
+  for (i32 which = 0; which < KernelForm::count; ++which)
+    described_.push_back(describe(spec, variant, device, {static_cast<KernelForm::Which>(which)}));
+  const KernelConfig& config = described_[KernelForm::any_length].config;
   if (config.shared_bytes > device.info().max_shared_bytes)
     fail<ValueError>("head_dim ", spec.head_dim_qk, " needs ", config.shared_bytes,
                      " bytes of shared memory; ", device.info().name, " has ",
                      device.info().max_shared_bytes);
 }
 
-void AttentionKernels::start(const Form& form) {
+void AttentionKernels::start(const KernelForm& form) {
   const std::lock_guard lock(mutex_);
   const auto found = coming_.find(form);
   if (found != coming_.end() && !found->second.has_failed()) return;
@@ -143,14 +140,15 @@ void AttentionKernels::start(const Form& form) {
 }
 
 const Kernel& AttentionKernels::get(const KernelChoice& choice, bool all_short) {
-  if (choice.family == KernelFamily::mma) return get({all_short ? short_only : any_length});
-  if (choice.short_rows == 0) return get({wgmma, {false, choice.serves.rows}});
-  i32 which = wgmma_short_8;
+  if (choice.family == KernelFamily::mma)
+    return get({all_short ? KernelForm::short_only : KernelForm::any_length});
+  if (choice.short_rows == 0) return get({KernelForm::wgmma, {false, choice.serves.rows}});
+  i32 which = KernelForm::wgmma_short_8;
   for (i32 rows = 8; rows < choice.short_rows; rows *= 2) ++which;
-  return get({static_cast<Which>(which), choice.serves});
+  return get({static_cast<KernelForm::Which>(which), choice.serves});
 }
 
-const Kernel& AttentionKernels::get(const Form& form) {
+const Kernel& AttentionKernels::get(const KernelForm& form) {
   start(form);
   ComingKernel kernel;
   {
@@ -161,7 +159,7 @@ const Kernel& AttentionKernels::get(const Form& form) {
 }
 
 const Kernel& AttentionKernels::in_place_of(const Kernel& kernel, bool scales, bool rows) {
-  Form form{};
+  KernelForm form{};
   {
     const std::lock_guard lock(mutex_);
     const auto found = std::find_if(coming_.begin(), coming_.end(),

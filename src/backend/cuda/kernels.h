@@ -9,9 +9,9 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <tuple>
 #include <vector>
 
+#include "backend/cuda/compile.h"
 #include "device/cuda/module.h"
 #include "jit/background.h"
 #include "jit/gpu_kernel.h"
@@ -52,34 +52,12 @@ ComingKernel coming(const jit::PlannerKernel& kernel, const Device& device);
 /// The kernels of an attention. One is compiled or found when it is first asked for, or earlier.
 class AttentionKernels {
  public:
-  enum Which {
-    any_length,
-    short_only,
-    wgmma,
-    wgmma_short_8,
-    wgmma_short_16,
-    wgmma_short_32,
-    wgmma_short_64,
-    count
-  };
-  /// One of those kernels.
-  struct Form {
-    Which which;
-    wgmma::Serves serves = {};
-    bool scales = false;  ///< V has 16 bits, and is multiplied by a scale
-    bool operator<(const Form& other) const { return members() < other.members(); }
-
-   private:
-    std::tuple<Which, bool, bool, bool> members() const {
-      return {which, serves.levels, serves.rows, scales};
-    }
-  };
   AttentionKernels(const AttentionSpec& spec, const BoundVariant& variant, const Device& device);
 
   /// Has it compiled on a thread of its own.
-  void start(const Form& form);
+  void start(const KernelForm& form);
   /// Waits for it. Raises what went wrong on the way.
-  const Kernel& get(const Form& form);
+  const Kernel& get(const KernelForm& form);
   /// The one that was chosen; of the mma family that of short queries alone, or any.
   const Kernel& get(const KernelChoice& choice, bool all_short);
   /// What runs in the place of `kernel`, one of these, where it is handed a scale of V that has no
@@ -95,12 +73,12 @@ class AttentionKernels {
     KernelConfig config;
   };
   static Described describe(const AttentionSpec& spec, const BoundVariant& variant,
-                            const Device& device, Which which);
+                            const Device& device, const KernelForm& form);
 
   const Device* device_;
-  std::vector<Described> described_;  ///< by Which
+  std::vector<Described> described_;  ///< by KernelForm::Which
   std::mutex mutex_;
-  std::map<Form, ComingKernel> coming_;
+  std::map<KernelForm, ComingKernel> coming_;
 };
 
 }  // namespace raddle::cuda
