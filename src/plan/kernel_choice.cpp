@@ -1,6 +1,7 @@
 #include "plan/kernel_choice.h"
 
 #include <algorithm>
+#include <bit>
 #include <string_view>
 
 #include "plan/explain.h"
@@ -19,6 +20,9 @@ void check_asked_long_queries(const AttentionSpec& spec, const char* what) {
   if (const char* why = long_queries_unserved_by_wgmma(spec))
     fail<ValueError>("RADDLE_BACKEND is \"wgmma\", ", what, ", and ", why);
 }
+
+/// Whether boxes can copy the level's keys for a plan.
+bool boxes_copy(const Level& level) { return lies_in_boxes(level, addressed_block_size(level)); }
 
 /// Whether every group has short queries, in the mma family's sense.
 bool is_short(const LayoutView& layout, const PlanConfig& config) {
@@ -64,7 +68,7 @@ KernelChoice wgmma_for(const AttentionSpec& spec, const Layout& of_keys, i32 sho
                     read_bytes(spec.head_dim_qk, spec.head_dim_vo, spec.k_extends_v, spec.dtype);
   const auto& levels = of_keys.levels();
   const wgmma::Serves serves{layout.num_levels > 1,
-                             !std::all_of(levels.begin(), levels.end(), lies_in_boxes)};
+                             !std::all_of(levels.begin(), levels.end(), boxes_copy)};
   return {KernelFamily::wgmma, reason, {}, short_rows, serves, bytes <= most_leaving_first};
 }
 
@@ -74,11 +78,11 @@ bool is_measured(const Layout& layout) {
   const auto looked_up_ahead = [](const Level& level) {
     return level.storage == KvStorage::paged && level.page_size == 0 && level.block_first.empty() &&
            level.block_index.empty() && level.block_pos.empty() && level.block_count.empty() &&
-           is_power_of_two(level.block_size);
+           is_power_of_two(addressed_block_size(level));
   };
   const std::vector<Level>& levels = layout.levels();
   return std::all_of(levels.begin(), levels.end(), [&](const Level& level) {
-    return lies_in_boxes(level) || looked_up_ahead(level);
+    return boxes_copy(level) || looked_up_ahead(level);
   });
 }
 
@@ -158,9 +162,22 @@ const char* long_queries_unserved_by_wgmma(const AttentionSpec& spec) {
   return nullptr;
 }
 
-bool lies_in_boxes(const Level& level) {
+i32 addressed_block_size(const Level& level) {
+  constexpr i32 most = 1 << 30;
+  const bool is_plain = level.storage != KvStorage::ragged && level.page_size == 0 &&
+                        level.block_index.empty() && level.block_pos.empty() &&
+                        level.block_first.empty() && level.block_count.empty() &&
+                        level.mask_bits.empty();
+  if (!is_plain || level.block_size > most) return level.block_size;
+  const auto in_one = [&](i32 columns) { return columns <= level.block_size; };
+  if (!std::all_of(level.columns.begin(), level.columns.end(), in_one)) return level.block_size;
+  const auto rounded = static_cast<i32>(std::bit_ceil(static_cast<u32>(level.block_size)));
+  return std::max(rounded, wgmma::least_box_rows);
+}
+
+bool lies_in_boxes(const Level& level, i32 block_size) {
   if (level.storage == KvStorage::ragged) return true;
-  return level.page_size == 0 && level.block_first.empty() && wgmma::is_boxed(level.block_size);
+  return level.page_size == 0 && level.block_first.empty() && wgmma::is_boxed(block_size);
 }
 
 bool decodes_on_wgmma(const AttentionSpec& spec, const FamilyFacts& facts) {

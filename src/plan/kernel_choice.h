@@ -46,8 +46,14 @@ struct KernelChoice {
 const char* unserved_by_wgmma(const AttentionSpec& spec, const FamilyFacts& facts);
 const char* long_queries_unserved_by_wgmma(const AttentionSpec& spec);
 
-/// Whether the wgmma family can copy the level's keys in boxes; it copies their rows singly else.
-bool lies_in_boxes(const Level& level);
+/// The block size by which kernels of a plan find a level's keys: where each group's lie in one
+/// block, as those of a contiguous cache do, the next power of two. Kernels shift where others
+/// divide, and boxes may be copied. Not of a reservation, whose later layouts may have more blocks.
+i32 addressed_block_size(const Level& level);
+
+/// Whether the wgmma family can copy the keys of a level, found by that block size, in boxes; it
+/// copies their rows singly else.
+bool lies_in_boxes(const Level& level, i32 block_size);
 
 /// Whether plans of decodes take the wgmma family's kernel of short queries, of most layouts: it is
 /// the one that is needed first.

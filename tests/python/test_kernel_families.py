@@ -15,6 +15,7 @@ from device_table import MAXIMA, PAGES, Table, Tensors, batch, reserve
 from draws import draw
 from engine import Engine, twin
 from hopper import HEADS, attention_of, check, runs_on
+from hopper import ROW_BY_ROW as ROWS
 from reference import Alibi, Causal, Flex, SoftCap, attention
 from small import refuses, reserved
 from test_flex_mods import MASKS, SCORES, Place
@@ -160,6 +161,25 @@ def test_layouts_that_are_copied_row_by_row(wgmma, rng, layout, pages):
     check(wgmma, draw(rng, layout, "causal", lengths=LONG, **pages, **HEADS), 5)
 
 
+@pytest.mark.parametrize("variant", ["causal", "alibi"])
+@pytest.mark.parametrize("layout", ["paged", "paged_hnd"])
+@pytest.mark.parametrize(
+    ("page_size", "lengths", "short_rows"),
+    [(300, LONG, 0), (1000, LONG, 0), (5, [(3, 5), (1, 4), (0, 0)], 8), (333, [(1, 90), (2, 333)], 8)],
+)
+def test_requests_of_one_page(wgmma, rng, page_size, lengths, short_rows, layout, variant):
+    """Boxes copy pages of any size, too, where each request has one, as in a contiguous cache."""
+    problem = draw(rng, layout, variant, lengths=lengths, page_size=page_size, **HEADS)
+    assert ROWS not in attention_of(wgmma, problem).plan(twin(problem.layout)).explain()
+    check(wgmma, problem, 5, short_rows=short_rows)
+
+
+def test_a_request_with_one_page_beside_others(wgmma, rng):
+    problem = draw(rng, "paged", "causal", lengths=[(70, 90), (3, 301)], page_size=300, **HEADS)
+    assert ROWS in attention_of(wgmma, problem).plan(twin(problem.layout)).explain()
+    check(wgmma, problem, 5)
+
+
 @pytest.mark.parametrize(("Br", "Bc", "short_rows"), [(3, 16, 8), (3, 5, 8), (40, 16, 0)])
 def test_blocks_of_slots(wgmma, rng, Br, Bc, short_rows):
     check(wgmma, draw(rng, "bsr", "causal", lengths=LONG, Br=Br, Bc=Bc, **HEADS), 5, short_rows=short_rows)
@@ -291,6 +311,7 @@ def test_the_choice(wgmma, rng, monkeypatch):
     assert "kernel family: wgmma (all queries are short)" in chosen([(1, 300)], "paged", page_size=1)
     assert "kernel family: wgmma (it is expected to be faster" in chosen([(1300, 1300)], "paged", page_size=4)
     assert "kernel family: mma (wgmma is not known" in chosen([(1300, 1300)], "paged", page_size=24)
+    assert "kernel family: wgmma (it is expected to be faster" in chosen([(1300, 1300)], "paged", page_size=1301)
     assert "kernel family: wgmma (it is expected to be faster: mma" in chosen([(300, 300)], dim=256)
     # A long prompt beside requests that generate, and the other way round.
     assert "kernel family: wgmma" in chosen([(1300, 1300), (1, 40), (1, 70)])

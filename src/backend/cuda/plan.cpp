@@ -104,6 +104,8 @@ CudaPlan::CudaPlan(const Kernel& kernel, const KernelChoice& choice, AttentionMe
       variant_(std::move(variant)),
       launch_(launch_of(layout)),
       joins_(arrays.stats().pairs_halves) {
+  for (std::size_t i = 0; i < layout.levels().size(); ++i)
+    launch_.levels[i].block_size = addressed_block_size(layout.levels()[i]);
   const auto of_layout = [&](const auto& visit) { visit_arrays(launch_, layout, visit); };
   ArrayCarver room, places;
   for (ArrayCarver* carve : {&room, &places}) carve->place<u8>(static_cast<i64>(arrays.bytes()));

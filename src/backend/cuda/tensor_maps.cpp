@@ -33,7 +33,7 @@ i64 whole_blocks(const TensorRef& tensor, const Level& level) {
 
 /// Rows of 64 columns of one page or block and head are a box. Keys without pages lie in one.
 BoxedTensor TensorMaps::box(const PoolView& pool, const TensorRef& tensor, const Level& level,
-                            i32 dim, i32 tile_keys) const {
+                            i32 dim, i32 box_rows) const {
   const bool in_blocks = level.storage != KvStorage::ragged;
   const i64 blocks = in_blocks ? whole_blocks(tensor, level) : 1;
   const i64 rows = in_blocks ? level.block_size : raddle::dim(tensor, 0);
@@ -49,8 +49,7 @@ BoxedTensor TensorMaps::box(const PoolView& pool, const TensorRef& tensor, const
   for (i32 i = 0; i < 3; ++i)
     boxed.stride[i] = size[i + 1] > 1 ? static_cast<u64>(stride[i] * element_bytes_) : least;
   boxed.box[0] = static_cast<u32>(128 / element_bytes_);
-  boxed.box[1] =
-      static_cast<u32>(wgmma::box_rows(in_blocks ? level.block_size : tile_keys, tile_keys));
+  boxed.box[1] = static_cast<u32>(box_rows);
   boxed.box[2] = boxed.box[3] = 1;
   return boxed;
 }
@@ -71,10 +70,15 @@ bool TensorMaps::provide(const Layout& layout, const RunArgs& args, i32 tile_key
     launch.in_boxes[i] = false;
     const KvRef& pair = args.kv[args.kv.size() == 1 ? 0 : i];
     if (raddle::dim(pair.k, 0) == 0) continue;  // no key is copied
-    all = all && lies_in_boxes(levels[i]);
-    if (!lies_in_boxes(levels[i])) continue;
-    const BoxedTensor boxed[2] = {box(launch.kv[i].k, pair.k, levels[i], dims_[0], tile_keys),
-                                  box(launch.kv[i].v, pair.v, levels[i], dims_[1], tile_keys)};
+    const i32 block_size = launch.levels[i].block_size;
+    if (!lies_in_boxes(levels[i], block_size)) {
+      all = false;
+      continue;
+    }
+    const bool in_blocks = levels[i].storage != KvStorage::ragged;
+    const i32 box_rows = wgmma::box_rows(in_blocks ? block_size : tile_keys, tile_keys);
+    const BoxedTensor boxed[2] = {box(launch.kv[i].k, pair.k, levels[i], dims_[0], box_rows),
+                                  box(launch.kv[i].v, pair.v, levels[i], dims_[1], box_rows)};
     launch.in_boxes[i] = can_be_boxed(boxed[0]) && can_be_boxed(boxed[1]);
     for (i32 which = 0; which < 2 && launch.in_boxes[i]; ++which)
       launch.map[i][which] = map_of(boxed[which]);

@@ -32,7 +32,7 @@ class TensorMaps {
   static constexpr std::size_t most = 4096;
 
   BoxedTensor box(const PoolView& pool, const TensorRef& tensor, const Level& level, i32 dim,
-                  i32 tile_keys) const;
+                  i32 box_rows) const;
   TensorMap map_of(const BoxedTensor& tensor);
 
   i32 dims_[2];  ///< of K and V

@@ -40,7 +40,7 @@ def generate(
 ) -> None:
     """Generate with a model of transformers by several attention implementations in turns.
 
-    Times are those of whole calls: `generate` for 8 prompts of 2,048 tokens, with one new token (first) and with 64
+    Times are those of whole calls: `generate` for 8 prompts of 2,000 tokens, with one new token (first) and with 64
     (equal), for 8 padded ones, and `generate_batch` (continuous) for 32 prompts of many lengths, which takes no
     flex_attention.
     """
