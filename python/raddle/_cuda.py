@@ -54,9 +54,10 @@ def compile_kernel(
 
     ``family`` is "mma" or "wgmma"; with ``short_only`` mma's one of plans that have short queries only; with
     ``short_rows`` (8, 16, 32 or 64) wgmma's one of such plans, whose tiles have as many rows, with ``levels`` of plans
-    that may have several levels; with ``rows`` wgmma's one of keys that boxes cannot copy, too; with ``scales_output`` the one like it of runs with a v_scale of 16-bit V. Returns
-    registers a thread, spill_bytes, shared_bytes a block, seconds, log, cubin (PTX, for a virtual architecture). Raises
-    CompileError, and ValueError where the family does not serve the spec.
+    that may have several levels; with ``rows`` wgmma's one of keys that boxes cannot copy, too; with ``scales_output`` the
+    one like it of runs with a v_scale of 16-bit V. Returns registers a thread, spill_bytes, shared_bytes a block, seconds,
+    log, cubin (PTX, for a virtual architecture). Raises CompileError, and ValueError where the family does not serve the
+    spec.
     """
     which = dict(family=family, short_only=short_only, short_rows=short_rows, levels=levels, rows=rows)
     return dict(_compile(spec=spec.fields(), arch=arch, scales_output=scales_output, **which))

@@ -211,8 +211,8 @@ class Attention(_library.Handle):
                 what follows v in a key: ``(k_pe, c_kv)``. A GPU reads memory once then.
             out: [rows, Hq, head_dim_vo] or [rows, Hq · head_dim_vo] to write; None: a new tensor of q's kind, with as
                 many dimensions.
-            lse: [rows, Hq] (of such a q [B, L, Hq]) float32 to write, of any strides: the transpose of [Hq, rows], say; None: a new one if it
-                is returned.
+            lse: [rows, Hq] (of such a q [B, L, Hq]) float32 to write, of any strides: the transpose of [Hq, rows], say;
+                None: a new one if it is returned.
             return_lse: return (out, lse); lse is the natural logarithm of the softmax's denominator,
                 sinks included, and -inf for a row without keys.
             return_state: return the state (O, LSE) in float32, without sinks and output parts, for

@@ -72,9 +72,9 @@ KernelChoice wgmma_for(const AttentionSpec& spec, const Layout& of_keys, i32 sho
   return {KernelFamily::wgmma, reason, {}, short_rows, serves, bytes <= most_leaving_first};
 }
 
-/// Whether the wgmma family was measured on such a layout's keys: in boxes, or in pages of a power
-/// of two, whose rows are looked up ahead (wgmma/gather.h).
-bool is_measured(const Layout& layout) {
+/// Whether the wgmma family finds such a layout's keys fast: in boxes, or in pages of a power of
+/// two, whose rows are looked up ahead (wgmma/gather.h). Others it reads in up to twice mma's time.
+bool finds_keys_fast(const Layout& layout) {
   const auto looked_up_ahead = [](const Level& level) {
     return level.storage == KvStorage::paged && level.page_size == 0 && level.block_first.empty() &&
            level.block_index.empty() && level.block_pos.empty() && level.block_count.empty() &&
@@ -245,10 +245,8 @@ KernelChoice choose_gpu_kernel(const AttentionSpec& spec, const FamilyFacts& fac
   // Page sizes and neighbours must change no bit.
   if (spec.batch_invariant)
     return {KernelFamily::mma, "one family for all layouts, with batch_invariant=True"};
-  if (!is_measured(layout))
-    return {KernelFamily::mma,
-            "wgmma is not known to be faster where keys do not lie in pages of a "
-            "power of two"};
+  if (!finds_keys_fast(layout))
+    return {KernelFamily::mma, "wgmma is slower where keys do not lie in pages of a power of two"};
   const i32 short_rows = short_rows_of(spec, layout.view());
   const LevelView& requests = layout.view().levels[layout.view().num_levels - 1];
   const bool decodes = decodes_as_fast(spec, most_rows(spec, requests));

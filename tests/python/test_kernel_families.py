@@ -310,7 +310,7 @@ def test_the_choice(wgmma, rng, monkeypatch):
     assert "kernel family: mma (all queries are short, and wgmma is not known" in chosen([(1, 300)], dim=256, dim_vo=256)
     assert "kernel family: wgmma (all queries are short)" in chosen([(1, 300)], "paged", page_size=1)
     assert "kernel family: wgmma (it is expected to be faster" in chosen([(1300, 1300)], "paged", page_size=4)
-    assert "kernel family: mma (wgmma is not known" in chosen([(1300, 1300)], "paged", page_size=24)
+    assert "kernel family: mma (wgmma is slower where" in chosen([(1300, 1300)], "paged", page_size=24)
     assert "kernel family: wgmma (it is expected to be faster" in chosen([(1300, 1300)], "paged", page_size=1301)
     assert "kernel family: wgmma (it is expected to be faster: mma" in chosen([(300, 300)], dim=256)
     # A long prompt beside requests that generate, and the other way round.
