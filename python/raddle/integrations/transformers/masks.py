@@ -57,7 +57,7 @@ class Mask:
     def layout(self) -> Layout:
         """Sequence b's keys are rows of page b of the pools, padding left out."""
         batch, q_length, kv_length = self.shape
-        rows = np.arange(0, (batch + 1) * q_length, q_length)
+        rows = np.arange(batch + 1) * q_length
         pages = np.arange(batch)
         positions = None
         if self._spans is not None or self.first_position != kv_length - q_length:  # the layout's own
