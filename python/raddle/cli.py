@@ -98,7 +98,7 @@ def cache_clear() -> None:
 @cache.command("warm")
 @click.argument("specs", nargs=-1, required=True, metavar="MODULE:NAME…")
 @click.option("--arch", metavar="NAME", help="For GPUs of this architecture, such as sm_90a, in place of the CPU.")
-@click.option("--all", "all_kernels", is_flag=True, help="With --arch: every kernel that a plan may need, not the first two.")
+@click.option("--all", "all_kernels", is_flag=True, help="With --arch: every kernel that plans may need, not two.")
 def cache_warm(specs: tuple[str, ...], arch: str | None, all_kernels: bool) -> None:
     """Compile what attention specs need, before the first request has to wait for it.
 

@@ -21,6 +21,12 @@ void check_asked_long_queries(const AttentionSpec& spec, const char* what) {
     fail<ValueError>("RADDLE_BACKEND is \"wgmma\", ", what, ", and ", why);
 }
 
+/// Whether the keys of a group are those of its blocks, one after another.
+bool has_whole_blocks(const Level& level) {
+  return level.page_size == 0 && level.block_index.empty() && level.block_pos.empty() &&
+         level.block_first.empty() && level.block_count.empty();
+}
+
 /// Whether boxes can copy the level's keys for a plan.
 bool boxes_copy(const Level& level) { return lies_in_boxes(level, addressed_block_size(level)); }
 
@@ -76,8 +82,7 @@ KernelChoice wgmma_for(const AttentionSpec& spec, const Layout& of_keys, i32 sho
 /// two, whose rows are looked up ahead (wgmma/gather.h). Others it reads in up to twice mma's time.
 bool finds_keys_fast(const Layout& layout) {
   const auto looked_up_ahead = [](const Level& level) {
-    return level.storage == KvStorage::paged && level.page_size == 0 && level.block_first.empty() &&
-           level.block_index.empty() && level.block_pos.empty() && level.block_count.empty() &&
+    return level.storage == KvStorage::paged && has_whole_blocks(level) &&
            is_power_of_two(addressed_block_size(level));
   };
   const std::vector<Level>& levels = layout.levels();
@@ -164,11 +169,9 @@ const char* long_queries_unserved_by_wgmma(const AttentionSpec& spec) {
 
 i32 addressed_block_size(const Level& level) {
   constexpr i32 most = 1 << 30;
-  const bool is_plain = level.storage != KvStorage::ragged && level.page_size == 0 &&
-                        level.block_index.empty() && level.block_pos.empty() &&
-                        level.block_first.empty() && level.block_count.empty() &&
-                        level.mask_bits.empty();
-  if (!is_plain || level.block_size > most) return level.block_size;
+  if (wgmma::is_boxed(level.block_size) || level.block_size > most) return level.block_size;
+  if (level.storage == KvStorage::ragged || !has_whole_blocks(level) || !level.mask_bits.empty())
+    return level.block_size;
   const auto in_one = [&](i32 columns) { return columns <= level.block_size; };
   if (!std::all_of(level.columns.begin(), level.columns.end(), in_one)) return level.block_size;
   const auto rounded = static_cast<i32>(std::bit_ceil(static_cast<u32>(level.block_size)));

@@ -14,8 +14,7 @@ from checks import within
 from device_table import MAXIMA, PAGES, Table, Tensors, batch, reserve
 from draws import draw
 from engine import Engine, twin
-from hopper import HEADS, attention_of, check, runs_on
-from hopper import ROW_BY_ROW as ROWS
+from hopper import HEADS, ROW_BY_ROW, attention_of, check, runs_on
 from reference import Alibi, Causal, Flex, SoftCap, attention
 from small import refuses, reserved
 from test_flex_mods import MASKS, SCORES, Place
@@ -148,7 +147,7 @@ def test_long_queries_mark_no_timeline(wgmma, rng):
         attn.run(plan, problem.q, problem.kv[0], timeline=raddle.Timeline(plan, wgmma))
 
 
-ROW_BY_ROW = [
+COPIED_BY_ROWS = [
     ("paged", {"page_size": 1}),
     ("paged", {"page_size": 4}),
     ("paged_hnd", {"page_size": 24}),
@@ -156,7 +155,7 @@ ROW_BY_ROW = [
 ]
 
 
-@pytest.mark.parametrize(("layout", "pages"), ROW_BY_ROW)
+@pytest.mark.parametrize(("layout", "pages"), COPIED_BY_ROWS)
 def test_layouts_that_are_copied_row_by_row(wgmma, rng, layout, pages):
     check(wgmma, draw(rng, layout, "causal", lengths=LONG, **pages, **HEADS), 5)
 
@@ -170,13 +169,13 @@ def test_layouts_that_are_copied_row_by_row(wgmma, rng, layout, pages):
 def test_requests_of_one_page(wgmma, rng, page_size, lengths, short_rows, layout, variant):
     """Boxes copy pages of any size, too, where each request has one, as in a contiguous cache."""
     problem = draw(rng, layout, variant, lengths=lengths, page_size=page_size, **HEADS)
-    assert ROWS not in attention_of(wgmma, problem).plan(twin(problem.layout)).explain()
+    assert ROW_BY_ROW not in attention_of(wgmma, problem).plan(twin(problem.layout)).explain()
     check(wgmma, problem, 5, short_rows=short_rows)
 
 
 def test_a_request_with_one_page_beside_others(wgmma, rng):
     problem = draw(rng, "paged", "causal", lengths=[(70, 90), (3, 301)], page_size=300, **HEADS)
-    assert ROWS in attention_of(wgmma, problem).plan(twin(problem.layout)).explain()
+    assert ROW_BY_ROW in attention_of(wgmma, problem).plan(twin(problem.layout)).explain()
     check(wgmma, problem, 5)
 
 

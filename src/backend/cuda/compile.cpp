@@ -1,6 +1,7 @@
 #include "backend/cuda/compile.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstdlib>
 #include <optional>
@@ -44,8 +45,16 @@ KernelReport report_of(const Source& kernel, const std::string& arch, i32 shared
 
 }  // namespace
 
+KernelForm form_of(KernelFamily family, bool short_only, i32 short_rows) {
+  if (family == KernelFamily::mma)
+    return {short_only ? KernelForm::short_only : KernelForm::any_length};
+  if (short_rows == 0) return {KernelForm::wgmma};
+  const i32 nth = std::countr_zero(static_cast<u32>(short_rows / 8));
+  return {static_cast<KernelForm::Which>(KernelForm::wgmma_short_8 + nth)};
+}
+
 jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant,
-                         const std::string& arch, KernelFamily family) {
+                         const std::string& arch, const KernelForm& form) {
   if (spec.dtype == DType::float32)
     fail<ValueError>("dtype is 'float32'; GPU kernels compute 'float16' and 'bfloat16'");
   if (spec.dtype == DType::bfloat16 && jit::arch_number(arch) < 80)
@@ -63,13 +72,9 @@ jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant,
           "k_extends_v=True and kv_dtype '",
           name_of(spec.stored_dtype()), "': turn them when they are appended");
   }
-  return {family,           spec.dtype,       spec.stored_dtype(), spec.head_dim_qk,
-          spec.head_dim_vo, spec.k_extends_v, variant.source(),    variant.memory_bytes()};
-}
-
-jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant,
-                         const std::string& arch, const KernelForm& form) {
-  jit::GpuKernel kernel = kernel_of(spec, variant, arch, form.family());
+  jit::GpuKernel kernel{
+      form.family(),    spec.dtype,       spec.stored_dtype(), spec.head_dim_qk,
+      spec.head_dim_vo, spec.k_extends_v, variant.source(),    variant.memory_bytes()};
   kernel.short_only = form.which == KernelForm::short_only;
   kernel.short_rows = form.short_rows();
   kernel.serves = form.serves;
@@ -129,14 +134,13 @@ KernelReport compile(const AttentionSpec& spec, const std::string& arch, KernelF
     fail<ValueError>("levels is given, and short_rows is 0: other kernels run plans of any levels");
   if (serves.rows && family != KernelFamily::wgmma)
     fail<ValueError>("rows is given, and family is 'mma', whose kernels read any keys");
-  jit::GpuKernel kernel = kernel_of(spec, variant, arch, family);
-  kernel.short_only = short_only;
-  kernel.short_rows = short_rows;
-  kernel.serves = serves;
+  KernelForm form = form_of(family, short_only, short_rows);
+  form.serves = serves;
+  form.scales = scales_output;
+  const jit::GpuKernel kernel = kernel_of(spec, variant, arch, form);
   if (scales_output && kernel.kv_dtype != kernel.dtype)
     fail<ValueError>("scales_output is given, and kv_dtype is '", name_of(kernel.kv_dtype),
                      "'; expected K and V of 16 bits: all kernels of 8 bits scale V");
-  kernel.scales_output = scales_output;
   return report_of(kernel, arch, config_of(spec, arch, family, short_rows).shared_bytes);
 }
 

@@ -45,13 +45,13 @@ struct KernelForm {
 /// the variant, and that of long queries, if there is one.
 std::vector<KernelForm> first_kernels(const AttentionSpec& spec, const FamilyFacts& facts);
 
+/// The family's kernel whose tiles of short queries have so many rows (wgmma), or that of
+/// `short_only` (mma); else the one that computes long queries.
+KernelForm form_of(KernelFamily family, bool short_only, i32 short_rows);
+
+/// Raises ValueError for a spec that has no GPU kernel (float32).
 jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant,
                          const std::string& arch, const KernelForm& form);
-
-/// The family's kernel of plans with queries of any length. Raises ValueError for a spec that has
-/// no GPU kernel (float32).
-jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant,
-                         const std::string& arch, KernelFamily family);
 
 /// What that kernel takes of a multiprocessor. Raises ValueError where it does not fit.
 KernelConfig config_of(const AttentionSpec& spec, const std::string& arch, KernelFamily family,

@@ -140,12 +140,10 @@ void AttentionKernels::start(const KernelForm& form) {
 }
 
 const Kernel& AttentionKernels::get(const KernelChoice& choice, bool all_short) {
-  if (choice.family == KernelFamily::mma)
-    return get({all_short ? KernelForm::short_only : KernelForm::any_length});
-  if (choice.short_rows == 0) return get({KernelForm::wgmma, {false, choice.serves.rows}});
-  i32 which = KernelForm::wgmma_short_8;
-  for (i32 rows = 8; rows < choice.short_rows; rows *= 2) ++which;
-  return get({static_cast<KernelForm::Which>(which), choice.serves});
+  KernelForm form = form_of(choice.family, all_short, choice.short_rows);
+  if (form.family() == KernelFamily::wgmma)
+    form.serves = {choice.serves.levels && choice.short_rows > 0, choice.serves.rows};
+  return get(form);
 }
 
 const Kernel& AttentionKernels::get(const KernelForm& form) {

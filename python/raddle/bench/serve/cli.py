@@ -26,7 +26,7 @@ from raddle.bench.serve.loads import chosen
 @rounds_option(2)
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the prompts.")
 @click.option("--engine", default="{}", help="Further engine arguments of vLLM, as a JSON object.")
-@click.option("--logs", type=click.Path(path_type=Path, file_okay=False), help="Keep what the engines write in this folder.")
+@click.option("--logs", type=click.Path(path_type=Path, file_okay=False), help="A folder for what the engines write.")
 @click.option("--seconds", type=click.FloatRange(min=1), default=900.0, show_default=True, help="The most that a turn takes.")
 @json_option
 def serve(

@@ -44,8 +44,7 @@ def attend(
     Raises:
         ValueError: dropout, a position bias, or shapes that do not fit.
     """
-    if dropout or position_bias is not None:
-        refuse(dropout, position_bias)
+    refuse(dropout, position_bias)
     window = EVERYTHING
     if attention_mask is None:
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
@@ -87,7 +86,7 @@ def _attend(
         attention = attention_of(*kind, mask.mods)
         planned = mask.planned[kind] = attention, mask.plan(attention)
     attention, plan = planned
-    params = run_members(cap, sinks, mask.mods) if cap is not None or sinks is not None or mask.mods else None
+    params = run_members(cap, sinks, mask.mods)
     return attention.run(plan, query.transpose(1, 2), mask.pools(key, value), scale=scale, params=params)
 
 
@@ -130,7 +129,7 @@ def attention_of(
 
 def run_members(cap: float | None, sinks: torch.Tensor | None, mods: tuple[Traced, ...] = ()) -> dict[str, Any] | None:
     """What a layer has of its own, as `Attention.run` takes it."""
-    params = members_of(mod for mod in mods if not mod.is_mask)
+    params = members_of(mod for mod in mods if not mod.is_mask) if mods else {}
     if cap is not None:
         params["softcap.cap"] = cap
     if sinks is not None:

@@ -109,8 +109,8 @@ def make_mask(
     """The mask function of ``attn_implementation="raddle"``, by the signature of AttentionMaskInterface.
 
     Causal masks and windows are plan members; other functions are traced (`raddle.flex`). Padding is no mask: the plan
-    leaves it out, unless it lies between tokens. A padding mask or an offset on a GPU is copied to the host, once a
-    forward pass.
+    leaves it out, unless it lies between tokens. Once a forward pass the host waits for an offset on a GPU, and for
+    whether a padding mask there leaves any token out; if so, the mask is copied.
     """
     _check_model(config)
     first_position = int(q_offset) - int(kv_offset)
