@@ -1,6 +1,7 @@
 // The variant on fragments of logits: scale, f_logits and f_mask.
 #pragma once
 
+#include "raddle/engine/kernel/gpu/kept_columns.h"
 #include "raddle/engine/kernel/gpu/softmax.h"
 #include "raddle/engine/variant/parts.h"
 
@@ -31,11 +32,13 @@ class ApplyVariant {
   /// Changes S in place. `first` is the number of this warp's first key in the tile; keys that do
   /// not exist repeat one that does. `facts` are the item's. row_of(r) is this lane's first row of
   /// row fragment r; its second row is 8 further. `halves` is 1 where the second half of every row
-  /// fragment is padding. Under a plain sum, `stats` notes which rows keep a key.
+  /// fragment is padding. Under a plain sum, `stats` notes which rows keep a key. `rows`: what each
+  /// row of the tile keeps, where that has been asked, and keys.begin is the first column.
   template <class Keys, class Facts, class RowOf>
   RADDLE_DEVICE void operator()(Logits<row_fragments, key_fragments>& s, const Keys& keys,
                                 i32 first, i32 flags, const Facts& facts, RowOf row_of, i32 halves,
-                                RowStats<row_fragments>& stats) const {
+                                RowStats<row_fragments>& stats,
+                                const KeptColumns* rows = nullptr) const {
     float reach = 0.0f;
     if (scales()) apply_logits(s, keys, first, facts, row_of, halves, reach);
     if (!(flags & (TileFlags::partial | TileFlags::ragged))) {
@@ -43,7 +46,9 @@ class ApplyVariant {
       return;
     }
     u32 kept[row_fragments][2];
-    find_kept(kept, keys, first, flags, facts, row_of);
+    keep_existing(kept, keys, first, flags);
+    if (!rows || !keep_columns(kept, keys, first, flags, rows, row_of))
+      drop_masked(kept, all_groups, keys, first, flags, facts, row_of);
     if constexpr (scan == Scan::sum) note_kept<key_fragments>(stats, kept);
     drop(s, kept);
   }
@@ -93,15 +98,8 @@ class ApplyVariant {
     }
   }
 
-  /// Which pairs of a masked tile are kept: a bit for each of this lane's keys, in order.
-  template <class Keys, class Facts, class RowOf>
-  RADDLE_DEVICE void find_kept(u32 (&kept)[row_fragments][2], const Keys& keys, i32 first,
-                               i32 flags, const Facts& facts, RowOf row_of) const {
-    keep_existing(kept, keys, first, flags);
-    drop_masked(kept, all_groups, keys, first, flags, facts, row_of);
-  }
-
-  /// All of which the keys exist.
+  /// Which pairs of a masked tile are kept, a bit for each of this lane's keys, in order: all of
+  /// which the keys exist.
   template <class Keys>
   RADDLE_DEVICE void keep_existing(u32 (&kept)[row_fragments][2], const Keys& keys, i32 first,
                                    i32 flags) const {
@@ -114,6 +112,24 @@ class ApplyVariant {
     }
     RADDLE_UNROLL
     for (i32 i = 0; i < 2 * row_fragments; ++i) kept[i / 2][i % 2] = ~missing;
+  }
+
+  /// Of those, the ones in the columns that their row keeps. Returns whether that is all that masks
+  /// keep: it may not be known of some row.
+  template <class Keys, class RowOf>
+  RADDLE_DEVICE static bool keep_columns(u32 (&kept)[row_fragments][2], const Keys& keys, i32 first,
+                                         i32 flags, const KeptColumns* rows, RowOf row_of) {
+    if (!(flags & TileFlags::partial)) return true;
+    if (flags & TileFlags::bits) return false;
+    const i32 begin = keys.begin + first + ptx::lane_index() % 4 * 2;
+    bool unknown = false;
+    RADDLE_UNROLL
+    for (i32 i = 0; i < 2 * row_fragments; ++i) {
+      const KeptColumns of = rows[row_of(i / 2) + 8 * (i % 2)];
+      unknown = unknown || of.first == KeptColumns::unknown;
+      kept[i / 2][i % 2] &= bits_between<8 * key_fragments>(begin, of.first, of.end);
+    }
+    return !ptx::any(unknown);
   }
 
   /// Keys of a lane, in a row, about which a mask is asked together: a group.

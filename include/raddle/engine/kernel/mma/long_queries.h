@@ -23,6 +23,9 @@ class LongQueries {
   using Memory = LongMemory<Kernel>;
   using Stream = TileStream<Kernel, Memory>;
   static constexpr i32 key_fragments = Memory::tile_keys / 8;
+  /// Whether masks are asked what each row keeps.
+  static constexpr bool finds_intervals = keeps_spans<Variant>() && !has_key<Variant> &&
+                                          !has_value<Variant> && Memory::has_room_for_kept;
 
  public:
   RADDLE_DEVICE LongQueries(const GpuLaunch& launch, const Variant& variant, i32 item)
@@ -57,6 +60,7 @@ class LongQueries {
       facts.partial_row = item().partial_row;
     }
     queries.complete(variant_, first_row(0), Memory::query_memory(), facts);
+    if constexpr (finds_intervals) find_kept_columns(queries);
     mark<Kernel>(launch_, TimelineStage::opened, item_);
     clear(o_);
     stats_.clear();
@@ -81,10 +85,22 @@ class LongQueries {
   /// Rows of the tile: the first of this warp's row fragment r, and of this lane's two there.
   RADDLE_DEVICE i32 first_row(i32 r) const { return long_row(warp_, r); }
   RADDLE_DEVICE i32 lane_row(i32 r) const { return first_row(r) + ptx::lane_index() / 4; }
+  RADDLE_DEVICE static KeptColumns* kept_of_rows() {
+    if constexpr (finds_intervals) return Memory::kept_of_rows();
+    return nullptr;
+  }
   // Read again where they are needed: in the loop, O takes the registers.
   RADDLE_DEVICE const WorkItem& item() const { return launch_.plan.items[item_]; }
   RADDLE_DEVICE const QueryTile& tile() const {
     return launch_.plan.query_tiles[item().query_tile];
+  }
+
+  /// Asks which columns a row keeps, a lane for each of this warp's rows.
+  template <class Queries>
+  RADDLE_DEVICE void find_kept_columns(const Queries& queries) const {
+    if (ptx::lane_index() < 16 * row_fragments)
+      kept_of_rows()[queries.row_number(first_row(0))] =
+          columns_kept(variant_, queries.row(), Memory::source(warp_));
   }
 
   /// Computes one KV tile and refills its slots with the tile that comes a ring later. Returns
@@ -108,7 +124,8 @@ class LongQueries {
         },
         2);
     apply(
-        s, ring_.keys(), 0, flags, facts, [&](i32 r) { return lane_row(r); }, 2, stats_);
+        s, ring_.keys(), 0, flags, facts, [&](i32 r) { return lane_row(r); }, 2, stats_,
+        kept_of_rows());
     // Wait before the weights rather than behind them: from there on, nothing must keep weights and
     // products apart.
     ring_.wait_v();

@@ -189,8 +189,10 @@ class QueryRows {
     describe(variant, first, shared, facts);
   }
 
-  /// The facts of this lane's row, after fetch or copy.
+  /// The facts of this lane's row, after fetch or copy, and which of the tile's it is if the first
+  /// of these is `first`.
   RADDLE_DEVICE const Row& row() const { return row_; }
+  RADDLE_DEVICE static i32 row_number(i32 first) { return first + nth(ptx::lane_index()); }
 
  private:
   RADDLE_DEVICE static i32 nth(i32 r) { return count <= 16 ? r : r / 16 * apart + r % 16; }

@@ -94,6 +94,11 @@ struct SharedMemory {
   RADDLE_DEVICE static MergeStatistics& statistics() { return statistics_of(team()); }
   /// [num_warps, slab_rows, slab_pitch]
   RADDLE_DEVICE static float* slabs() { return array<float>(map.slabs); }
+  /// What each row keeps, from the opening of an item of long queries to its last tile. It shares
+  /// memory with vectors, of which an item needs none before its end unless it changes keys.
+  static constexpr bool has_room_for_kept =
+      rows * sizeof(KeptColumns) <= num_warps * loop.widest() * sizeof(float);
+  RADDLE_DEVICE static KeptColumns* kept_of_rows() { return array<KeptColumns>(map.vectors); }
   RADDLE_DEVICE static Facts& facts() { return *array<Facts>(map.facts); }
   /// A row in fp32 for a warp's transforms.
   RADDLE_DEVICE static float* vector(i32 warp) {

@@ -107,7 +107,9 @@ struct ItemFacts : RowFactors<rows, scaled> {
 };
 
 template <i32 tile_keys, bool scaled>
-using KeyFacts = TileKeys<tile_keys, scaled, num_warps>;
+struct KeyFacts : TileKeys<tile_keys, scaled, num_warps> {
+  i32 begin;  ///< of long queries, the tile's first column
+};
 
 /// sizeof(Record<count, scaled>), for every number of rows or keys that a tile may have.
 template <template <i32, bool> class Record, i32 n = 16>

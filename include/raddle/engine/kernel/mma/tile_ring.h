@@ -40,6 +40,7 @@ class TileStream {
     if (ring_slot(nth, num_warps) != ptx::warp_index()) return;
     auto& keys = Memory::keys_at(ring_slot(nth, Memory::key_slots));
     Span rest = source_.rest;
+    const i32 begin = rest.begin;
     i32 flags = nth == 0 ? TileFlags::empty | TileFlags::last : TileFlags::none;
     const bool there = rest.begin < rest.end;
     if (there) {
@@ -48,7 +49,7 @@ class TileStream {
       flags = tile_flags(source_, tile, tile_keys, rest.begin == rest.end);
       find_rows(tile, keys, Memory::row_table(ring_slot(nth, Memory::found_slots)));
     }
-    if (ptx::lane_index() == 0) keys.flags[0] = flags;
+    if (ptx::lane_index() == 0) keys.flags[0] = flags, keys.begin = begin;
     const u32 barrier = Memory::found(ring_slot(nth, Memory::found_slots));
     if constexpr (Kernel::quantized) ptx::barrier_arrive_after_copies(barrier);
     ptx::sync_warp();

@@ -207,14 +207,7 @@ class LongQueries {
   }
   /// A bit for each of the lane's keys whose column lies in [first, end).
   RADDLE_DEVICE u32 bits_between(const TileFacts& tile, i32 first, i32 end) const {
-    const i32 begin = tile.begin + lane_ % 4 * 2;
-    return bits_below(end - begin) & ~bits_below(first - begin);
-  }
-  /// A bit for each of the lane's keys whose column is below `end`: two columns of every eight.
-  RADDLE_DEVICE static u32 bits_below(i32 end) {
-    const i32 whole = min(max(end, 0), 8 * key_fragments);
-    const i32 count = 2 * (whole / 8) + min(whole % 8, 2);
-    return count >= 32 ? ~0u : (1u << count) - 1u;
+    return gpu_kernel::bits_between<Kernel::tile_keys>(tile.begin + lane_ % 4 * 2, first, end);
   }
 
   /// Sends O of the item before the one that the current tile opens.

@@ -2,6 +2,7 @@
 // instructions read them, and what the warpgroups tell one another.
 #pragma once
 
+#include "raddle/engine/kernel/gpu/kept_columns.h"
 #include "raddle/engine/kernel/gpu/keys.h"
 #include "raddle/engine/kernel/wgmma/kernel.h"
 
@@ -51,12 +52,6 @@ struct TileParts {
   static constexpr i32 strips = max(Kernel::tile_rows / size, 1);
   u8 whole[strips];    ///< all pairs are kept
   u8 partial[strips];  ///< some pairs
-};
-
-/// The columns that a row keeps, where those are an interval.
-struct KeptColumns {
-  i32 first, end;
-  static constexpr i32 unknown = -1;  ///< `first` where only the mask itself knows
 };
 
 /// What is known of an item: where its keys lie, and what the variant and the output see.

@@ -110,7 +110,7 @@ class QueryLoader {
       if constexpr (Kernel::finds_intervals) {
         RADDLE_ROLLED
         for (i32 m = ptx::lane_index(); m < Kernel::tile_rows; m += 32)
-          facts.kept[m] = columns_kept(facts.row[m], facts.source[0]);
+          facts.kept[m] = columns_kept(variant_, facts.row[m], facts.source[0]);
       }
       ptx::copy_wait<0>();
       ptx::sync_warp();
@@ -139,33 +139,6 @@ class QueryLoader {
         facts.row[m] =
             make_row(launch_.layout, level, source.group, fused, facts.kv_head, group_size);
     }
-  }
-
-  /// The columns that a row keeps, if the variant can say that they are an interval.
-  RADDLE_DEVICE KeptColumns columns_kept(const Row& row, const KeySource& source) const {
-    if (!source.plain || source.bits || !knows_spans(variant_)) return {KeptColumns::unknown, 0};
-    const i32 first = source.first_index;
-    Range keys{first + source.col_begin, first + source.col_end - 1};
-    if constexpr (has_row_span<Variant>) {
-      keys = kept_of(keys, variant_.row_span(row, keys));
-    } else {
-      Tile tile{{row.request, row.request},
-                {row.q_index, row.q_index},
-                {row.q_pos, row.q_pos},
-                {row.q_head, row.q_head},
-                keys,
-                keys};
-      keys = kept_of(keys, variant_.kv_span(tile));
-      tile.kv_index = tile.kv_pos = keys;
-      if (!is_empty(keys) && variant_.coverage(tile) != Coverage::full)
-        return {KeptColumns::unknown, 0};
-    }
-    if (is_empty(keys)) return {0, 0};
-    return {keys.first - first, keys.last + 1 - first};
-  }
-
-  RADDLE_DEVICE static Range kept_of(Range keys, const KvSpan& span) {
-    return intersect(keys, intersect(span.index, span.pos));
   }
 
   static constexpr i32 rows_at_once = min(Kernel::tile_rows, 32);
