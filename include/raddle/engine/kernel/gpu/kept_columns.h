@@ -37,8 +37,7 @@ RADDLE_DEVICE KeptColumns columns_kept(const Variant& variant, const Row& row,
               keys};
     keys = kept_of(keys, variant.kv_span(tile));
     tile.kv_index = tile.kv_pos = keys;
-    if (!is_empty(keys) && variant.coverage(tile) != Coverage::full)
-      return KeptColumns::any();
+    if (!is_empty(keys) && variant.coverage(tile) != Coverage::full) return KeptColumns::any();
   }
   if (is_empty(keys)) return {0, 0};
   return {keys.first - first, keys.last + 1 - first};
