@@ -2,6 +2,7 @@
 // of SharedMap.
 #pragma once
 
+#include "raddle/engine/kernel/gpu/kept_columns.h"
 #include "raddle/engine/kernel/mma/kernel.h"
 
 RADDLE_ENGINE_BEGIN
