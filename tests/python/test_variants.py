@@ -1,13 +1,16 @@
 """Every shipped variant × layout × dtype × head dim × group × workers × schedule: every pair of values occurs."""
 
+import ml_dtypes
+import numpy as np
 import pytest
 import raddle
+import reference.budgets
 from checks import within
 from draws import DTYPES, GROUPS, HEAD_DIMS, SCHEDULES, VARIANTS, WORKERS, covering, draw, problems
 from hypothesis import given
 from hypothesis import strategies as st
 from layout_draws import LAYOUTS
-from reference import Causal, Rope, attention
+from reference import Causal, Problem, RaggedKV, Rope, SoftCap, attention
 
 MATRIX = covering(
     variant=list(VARIANTS),
@@ -100,3 +103,23 @@ def test_head_dims_differ_in_one_call(rng, dtype):
     out, lse = raddle.attention(problem.q, *problem.kv[0], causal=True, return_lse=True)
     assert out.shape == (*problem.q.shape[:2], 128)
     within(attention(problem), out, lse)
+
+
+@pytest.mark.every_isa
+@pytest.mark.parametrize("cap", [0.75, 30.0, 50.0])
+@pytest.mark.parametrize("rows", [1, 4096])
+def test_soft_caps_of_all_numbers(engine, cap, rows):
+    """Every positive bfloat16 up to 8 caps, and its negative, as the only logit of a row: the LSE is that logit."""
+    numbers = np.arange(1 << 15, dtype=np.uint16).view(ml_dtypes.bfloat16).astype(np.float32)
+    numbers = numbers[numbers <= 8.0 * cap]
+    numbers = np.resize(np.concatenate([numbers, -numbers]), (2 * len(numbers) // 4096 + 1) * 4096)
+    q = np.zeros((len(numbers), 1, 64), ml_dtypes.bfloat16)
+    q[:, 0, 5] = numbers
+    k = np.zeros((len(numbers) // rows, 1, 64), ml_dtypes.bfloat16)
+    k[:, 0, 5] = 1.0
+    each, all_rows = np.arange(len(k) + 1), np.arange(len(k) + 1) * rows
+    layout = RaggedKV(all_rows, each)
+    problem = Problem(q, [(k, k)], layout, [SoftCap(cap)], scale=1.0)
+    _, lse = engine.run(problem)
+    exact = cap * np.tanh(numbers.astype(np.float64) / cap)
+    assert np.abs(lse[:, 0] - exact).max() <= cap * (reference.budgets.TANH + 8 * reference.budgets.U32)

@@ -21,7 +21,7 @@ SMALLEST = {"float32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126}  #
 U32 = UNIT["float32"]
 LAMBDA = 6.0
 FUNCTION = 4.0  # errors of exp and sigmoid, in units of u32
-TANH = 2.0**-21  # that of tanh, an absolute one
+TANH = 2.0**-21  # that of tanh in soft caps, an absolute one
 TURN = 2.0**-20  # error of sines and cosines where rows have 16 bits: GPUs have an instruction for them
 
 
@@ -51,7 +51,9 @@ def logit_error(problem, keys, work) -> np.ndarray:
             delta = np.minimum(delta + 2.0 * U32 * np.abs(s) + TANH * part.cap, 2.0 * part.cap)
         elif isinstance(part, Flex):  # its operations are few, and none is larger than what goes in and comes out
             size = np.abs(before) + np.where(np.isneginf(s), 0.0, np.abs(s))
-            delta = part.moved(before, delta, keys) + 4.0 * FUNCTION * U32 * size
+            names = getattr(getattr(part.fn, "__code__", None), "co_names", ())
+            tanh = TANH if "tanh" in names else 0.0
+            delta = part.moved(before, delta, keys) + max(4.0 * FUNCTION * U32, tanh) * size
         else:  # the distance as a float, the product, the sum
             delta = delta + 2.0 * U32 * np.abs(part.bias(before, keys)) + U32 * np.abs(s)
     # Beyond e^300 a budget forbids nothing but infinities, which no budget allows.

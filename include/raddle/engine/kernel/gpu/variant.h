@@ -92,7 +92,7 @@ class ApplyVariant {
   RADDLE_DEVICE bool is_near([[maybe_unused]] float reach) const {
     if constexpr (has_near_logits<Variant>) {
       const float limit = variant_.near_limit(launch_.scale);
-      return limit > 0.0f && reach <= limit * limit;
+      return limit > 0.0f && (limit == math::infinity || reach <= limit * limit);
     } else {
       return true;
     }
