@@ -207,7 +207,7 @@ def prepare(job):
     case, arch = job
     try:
         problem, how = case.draw()
-        _cuda.warm(case.spec(problem), arch)
+        raddle.cache.warm([case.spec(problem)], arch)
         exact = attention(problem, state=how["return_state"], rounded_weights=True)
         return case, exact, None
     except Exception:  # noqa: BLE001: told with its case, and counted as a failure

@@ -103,3 +103,12 @@ def test_the_support_matrix_of_gpus():
     page = TESTS.parent / "docs/support.md"
     refresh = "refresh it: RADDLE_EMULATOR_HOLLOW=1 tests/gpu/emulate.sh raddle support > docs/support.md"
     assert ended.stdout == page.read_text(), refresh
+
+
+def test_the_contract_is_checked_on_emulated_threads():
+    """The command that draws its problems: one of one kind."""
+    few = ["--only", "sum", "--cases", "1", "--longest", "60", "--seed", "1", "--processes", "1"]
+    command = [TESTS / "gpu/emulate.sh", sys.executable, TESTS / "gpu/contract.py", *few]
+    ended = subprocess.run(command, env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
+    assert "2 cases, 0 failed" in ended.stdout
