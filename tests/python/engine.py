@@ -10,6 +10,7 @@ import reference.budgets
 import reference.exact
 from checks import within
 from device_arrays import DeviceArray
+from raddle import _cuda
 from reference import Problem, Sigmoid, attention
 from reference.variants import AllOf, AnyOf, Flex, one
 
@@ -52,7 +53,8 @@ def spec_of(problem: Problem, **options) -> raddle.AttentionSpec:
 def hold_to_budgets_of(device: str) -> None:
     """Lets kernels round weights where they do: on GPUs, and where CPUs multiply in bfloat16."""
     if device != "cpu":
-        reference.budgets.TANH = 2.0**-16.9  # Hopper's instruction for it
+        if any(gpu["arch"] == "sm_90" for gpu in _cuda.driver()["gpus"]):
+            reference.budgets.TANH = 2.0**-16.9  # Hopper's instruction for it
         reference.exact.rounds_weights = lambda problem: True
         of_narrow = reference.exact.weight_dtype
         reference.exact.weight_dtype = lambda problem: str(problem.q.dtype) if _is_wide(problem) else of_narrow(problem)

@@ -51,29 +51,36 @@ RADDLE_FN float reciprocal(float x) {
 
 #endif
 
-/// tanh(x / y) within 2^-21, an absolute error, on Hopper within 2^-16.9: the nonlinear part of a
-/// soft cap.
-RADDLE_FN float tanh_ratio(float x, float y) {
-#if defined(RADDLE_HAS_TANH)
-  return ptx::tanh(x * ptx::reciprocal(y));
-#elif defined(__CUDACC_RTC__)
-  const float e = ptx::exp2(x * (2.0f * math::log2e * ptx::reciprocal(y)));
-  return multiply_add(-2.0f, ptx::reciprocal(e + 1.0f), 1.0f);
+/// x / y, a few bits less exact where a division takes many instructions.
+RADDLE_FN float quotient(float x, float y) {
+#if defined(__CUDACC_RTC__)
+  return x * ptx::reciprocal(y);
 #else
-  // The quotient is a constant of the loop over keys; a division for each key would not be.
-  const float t = x * (2.0f * math::log2e / y);
+  return x / y;
+#endif
+}
+
+/// (2^t - 1) / (2^t + 1), which is tanh(t / (2 log2 e)), within 2^-21, an absolute error.
+RADDLE_FN float tanh_of_exponent(float t) {
+#if defined(__CUDACC_RTC__)
+  return multiply_add(-2.0f, ptx::reciprocal(ptx::exp2(t) + 1.0f), 1.0f);
+#else
   const float held = t < -32.0f ? -32.0f : t > 32.0f ? 32.0f : t;  // NaN passes
   return multiply_add(-2.0f, reciprocal(one_plus_exp2(held)), 1.0f);
 #endif
 }
 
 /// tanh(x) within 2^-21, an absolute error.
-RADDLE_FN float tanh(float x) {
-#if defined(__CUDACC_RTC__)
-  const float e = ptx::exp2(x * (2.0f * math::log2e));
-  return multiply_add(-2.0f, ptx::reciprocal(e + 1.0f), 1.0f);
+RADDLE_FN float tanh(float x) { return tanh_of_exponent(x * (2.0f * math::log2e)); }
+
+/// tanh(x / y) within 2^-21, an absolute error, on Hopper within 2^-16.9: the nonlinear part of a
+/// soft cap. The quotient is a constant of the loop over keys; a division for each key would not
+/// be.
+RADDLE_FN float tanh_ratio(float x, float y) {
+#if defined(RADDLE_HAS_TANH)
+  return ptx::tanh(x * quotient(1.0f, y));
 #else
-  return tanh_ratio(x, 1.0f);
+  return tanh_of_exponent(x * quotient(2.0f * math::log2e, y));
 #endif
 }
 
@@ -84,15 +91,6 @@ RADDLE_FN float product_sum(float x, float y, float z) {
   return ptx::fma(x, y, z);
 #else
   return x * y + z;
-#endif
-}
-
-/// x / y, a few bits less exact where a division takes many instructions.
-RADDLE_FN float quotient(float x, float y) {
-#if defined(__CUDACC_RTC__)
-  return x * ptx::reciprocal(y);
-#else
-  return x / y;
 #endif
 }
 

@@ -10,6 +10,7 @@ RADDLE_ENGINE_BEGIN
 
 namespace gpu_kernel {
 
+/// The columns that a row keeps, where those are an interval.
 struct KeptColumns {
   i32 first, end;
   static constexpr i32 unknown = -1;  ///< `first` where only the mask itself knows

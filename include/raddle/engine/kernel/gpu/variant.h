@@ -91,6 +91,7 @@ class ApplyVariant {
 
   RADDLE_DEVICE bool is_near([[maybe_unused]] float reach) const {
     if constexpr (has_near_logits<Variant>) {
+      // Where a limit is infinity, nothing is to be compared, and `reach` is not computed at all.
       const float limit = variant_.near_limit(launch_.scale);
       return limit > 0.0f && (limit == math::infinity || reach <= limit * limit);
     } else {
