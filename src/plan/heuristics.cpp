@@ -145,7 +145,8 @@ PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 arch, KernelFamily fam
   config.cached_columns = drawn_bytes / kv_bytes(spec);
   config.cached_discount = gpu_cached_discount;
   config.bandwidth_sharers = kernel.blocks_per_multiprocessor;
-  config.has_openings = config.keeps_in_step = wgmma && short_rows > 0;
+  config.has_openings = wgmma;
+  config.keeps_in_step = wgmma && short_rows > 0;
   return short_rows > 0 ? short_plan_config(config) : config;
 }
 

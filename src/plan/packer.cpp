@@ -165,15 +165,15 @@ void Packer::write_drawn(WorkItem* items) const {
 void Packer::write_openings(const WorkItem* items, const i32* queue_indptr,
                             Opening* openings) const {
   for (i32 w = 0; w < config_.num_workers; ++w) {
-    const i32 begin = queue_indptr[w], end = queue_indptr[w + 1];
-    if (begin == end) {
+    const i32 first = first_item(queue_indptr, config_.num_workers, w), end = queue_indptr[w + 1];
+    if (first < 0) {
       openings[w] = no_opening(end);
       continue;
     }
-    const WorkItem& item = items[begin];
+    const WorkItem& item = items[first];
     const QueryTile& tile = units().tiles[item.query_tile];
     openings[w] = make_opening(item, tile, layout_->levels[tile.level], units().runs,
-                               config_.shapes[tile.shape].keys, begin, end);
+                               config_.shapes[tile.shape].keys, first, end);
   }
 }
 

@@ -215,16 +215,19 @@ void check_paired_halves(const PlanView& plan) {
   }
 }
 
-/// An opening says of a queue's first item what the plan and the layout say.
+/// An opening says of a worker's first item what the plan and the layout say.
 void check_openings(const LayoutView& layout, const PlanConfig& config, const PlanView& plan) {
   for (i32 w = 0; config.has_openings && w < plan.num_workers; ++w) {
     const Opening& o = plan.openings[w];
     ASSERT_EQ(o.queue_end, plan.queue_indptr[w + 1]);
-    if (plan.queue_indptr[w] == plan.queue_indptr[w + 1]) {
+    const i32* shared = plan.queue_indptr + plan.num_workers;
+    const bool draws = shared[0] == 0;
+    const i32 begin = draws ? w : plan.queue_indptr[w];
+    if (begin >= (draws ? shared[1] : o.queue_end)) {
       ASSERT_EQ(o.item, -1);
       continue;
     }
-    ASSERT_EQ(o.item, plan.queue_indptr[w]);
+    ASSERT_EQ(o.item, begin);
     const WorkItem& item = plan.items[o.item];
     const QueryTile& tile = plan.query_tiles[item.query_tile];
     const LevelView& level = layout.levels[tile.level];

@@ -1,7 +1,7 @@
-"""How `raddle bench gpu` calls packages that tests do not have: FlashInfer and CuPy are stand-ins here.
+"""How `raddle bench gpu` calls packages that tests do not have: FlashInfer, vLLM and CuPy are stand-ins here.
 
-The stand-in of FlashInfer has its wrappers' signatures (0.6.12) and computes, with plain loops, what the tables say
-that it is given: a wrong offset, page or last length gives a wrong output.
+The stand-ins of FlashInfer (0.6.12) and of vLLM's FlashAttention-3 (0.24) have these packages' signatures and compute,
+with plain loops, what the tables say that they are given: a wrong offset, page or last length gives a wrong output.
 """
 
 import dataclasses
@@ -197,6 +197,84 @@ def test_flashinfer_is_told_the_same_problem(flashinfer, case, forms):
         assert contestant.name == name and engines.family(name) == "flashinfer"
         for _ in range(2):
             assert check.error(contestant.outcome(), reference) < check.TOLERANCE, name
+
+
+# --- FlashAttention-3 -----------------------------------------------------------------------
+
+
+_FORWARD = """fwd(Tensor! q, Tensor k, Tensor v, Tensor? k_new, Tensor!? out, Tensor? cu_seqlens_q, Tensor? seqused_k,
+    int? max_seqlen_q, Tensor? page_table, float softmax_scale, bool is_causal, int window_size_left,
+    int window_size_right, float softcap, bool is_rotary_interleaved, Tensor? scheduler_metadata, int num_splits,
+    bool? pack_gqa, int sm_margin, Tensor? s_aux, int cp_world_size, int cp_rank) -> Tensor[]"""
+
+
+def forward(q, k, v, k_new, out, cu_seqlens_q, seqused_k, max_seqlen_q, page_table, softmax_scale, is_causal,
+            window_size_left, window_size_right, softcap, *others):  # fmt: skip
+    assert k_new is cu_seqlens_q is seqused_k is max_seqlen_q is page_table is None and is_causal
+    assert (window_size_left, window_size_right, softcap) == (-1, -1, 0.0) and softmax_scale == q.shape[-1] ** -0.5
+    for request in zip(q, k, v, out):
+        request[3].copy_(attend(*request[:3], True))
+    return [out.clone()]
+
+
+def varlen(q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu_seqlens_k=None, seqused_k=None, causal=False,
+           window_size=(-1, -1), softcap=0.0, block_table=None, out=None, scheduler_metadata=None, fa_version=2):  # fmt: skip
+    assert fa_version == 3 and causal and (cu_seqlens_k is None) == (seqused_k is not None)
+    variant = "window" if window_size == (1024, 0) else "softcap" if softcap == 30.0 else "causal"
+    assert (scheduler_metadata is None) == (block_table is None)
+    for n, (begin, end) in enumerate(zip(cu_seqlens_q, cu_seqlens_q[1:])):
+        if block_table is None:
+            keys = slice(int(cu_seqlens_k[n]), int(cu_seqlens_k[n + 1]))
+            own = k[keys], v[keys]
+        else:
+            own = tuple(listed(pool, block_table[n], int(seqused_k[n])) for pool in (k, v))
+        assert end - begin <= max_seqlen_q and len(own[0]) <= max_seqlen_k
+        out[begin:end] = attend(q[begin:end], *own, True, variant)
+    return out
+
+
+def metadata(batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_heads_kv, headdim, cache_seqlens,
+             cu_seqlens_q, page_size, causal, window_size, has_softcap):  # fmt: skip
+    assert len(cache_seqlens) == batch_size == len(cu_seqlens_q) - 1 and max(cache_seqlens) == max_seqlen_k
+    return torch.zeros(1, dtype=torch.int32)
+
+
+@pytest.fixture
+def fa3(monkeypatch):
+    vllm, package = types.ModuleType("vllm"), types.ModuleType("vllm.vllm_flash_attn")
+    vllm.__version__ = "0.24.0"
+    package.flash_attn_interface = types.SimpleNamespace(flash_attn_varlen_func=varlen, get_scheduler_metadata=metadata)
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    monkeypatch.setitem(sys.modules, "vllm.vllm_flash_attn", package)
+    monkeypatch.delitem(sys.modules, "raddle.bench.peers.fa3", raising=False)
+    with torch.library._scoped_library("_vllm_fa3_C", "DEF") as library:
+        library.define(_FORWARD)
+        library.impl("fwd", forward, "CPU")
+        yield importlib.import_module("raddle.bench.peers.fa3")
+    sys.modules.pop("raddle.bench.peers.fa3")
+
+
+@pytest.mark.parametrize(
+    "case, forms",
+    [
+        (DECODE, ["fa3"]),
+        (BY_NAME["mixed"], ["fa3"]),
+        (BY_NAME["window"], ["fa3"]),
+        (BY_NAME["softcap"], ["fa3"]),
+        (dataclasses.replace(PREFILL, qo_len=(9, 9), kv_len=(9, 9)), ["fa3", "fa3 dense"]),
+        (BY_NAME["prefix"], []),
+        (BY_NAME["alibi"], []),
+    ],
+    ids=lambda x: x.name if isinstance(x, Case) else "",
+)
+def test_flash_attention_3_is_told_the_same_problem(fa3, case, forms):
+    assert engines.versions(("fa3",)) == {"fa3": "of vLLM 0.24.0"}
+    problem = Problem(case, "cpu")
+    reference = check.exact(problem, case, check.all_rows(case))
+    made = dict(fa3.contestants(problem, case, "fa3"))
+    assert list(made) == forms
+    for name, make in made.items():
+        assert check.error(make().outcome(), reference) < check.TOLERANCE, name
 
 
 # --- the floor ------------------------------------------------------------------------------

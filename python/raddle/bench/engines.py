@@ -21,6 +21,7 @@ FAMILIES = {
     "flashinfer": ("flashinfer", "flashinfer"),
     "cudnn": ("sdpa", "torch"),
     "fa2": ("sdpa", "torch"),
+    "fa3": ("fa3", "vllm.vllm_flash_attn"),
     "flex": ("flex", "torch.nn.attention.flex_attention"),
 }
 
@@ -86,6 +87,8 @@ def _version(name: str, module: Any) -> str:
 
     if name == "cudnn":
         return str(torch.backends.cudnn.version())
+    if name == "fa3":
+        return f"of vLLM {importlib.import_module('vllm').__version__}"
     return str(getattr(module, "__version__", torch.__version__))
 
 

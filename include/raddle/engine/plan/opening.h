@@ -8,6 +8,18 @@
 
 RADDLE_ENGINE_BEGIN
 
+/// Whether a plan has all of its items in the shared queue. Worker w begins with item w then; what
+/// follows, workers draw.
+RADDLE_FN bool all_are_shared(const i32* queue_indptr, i32 num_workers) {
+  return queue_indptr[num_workers] == 0 && queue_indptr[num_workers + 1] > 0;
+}
+/// The item that a worker begins with; -1 if it has to draw the first one, or there is none.
+RADDLE_FN i32 first_item(const i32* queue_indptr, i32 num_workers, i32 worker) {
+  if (all_are_shared(queue_indptr, num_workers))
+    return worker < queue_indptr[num_workers + 1] ? worker : -1;
+  return queue_indptr[worker] < queue_indptr[worker + 1] ? queue_indptr[worker] : -1;
+}
+
 /// KV tiles of `keys` columns in a run and those that follow it.
 RADDLE_FN i32 count_kv_tiles(Span run, RunWalk runs, i32 keys) {
   i32 count = 0;
@@ -46,7 +58,7 @@ RADDLE_FN Opening make_opening(const WorkItem& item, const QueryTile& tile, cons
                  .unused = {}};
 }
 
-/// The opening of an empty queue.
+/// The opening of a worker without a first item.
 RADDLE_FN Opening no_opening(i32 queue_end) {
   Opening none{};
   none.item = -1, none.queue_end = queue_end;

@@ -9,11 +9,12 @@ from raddle.bench.gpu.cases import Case, Section, lengths
 
 _PREFILL = (512, 1024, 2048, 4096, 8192, 16384)
 _MHA = (16, 16, 128)
-_PEERS = ("flashinfer", "cudnn", "flex", "fa2")
+_PAGED_PEERS = ("flashinfer", "fa3")
+_PEERS = (*_PAGED_PEERS, "cudnn", "flex", "fa2")
 
 
 def _decode(kind: str, mean: int, batch: int, **options: object) -> Case:
-    dense = _PEERS if kind == "constant" else ("flashinfer",)
+    dense = _PEERS if kind == "constant" else _PAGED_PEERS
     name = f"{kind} {mean} B{batch}"
     chosen = {"peers": dense, "floor": True, **options}
     return Case(name, (1,) * batch, lengths(kind, batch, mean), **chosen)
@@ -79,11 +80,11 @@ def _prefill_ragged() -> tuple[Case, ...]:
     rows = []
     for kind in ("constant", "uniform", "skewed"):
         n = lengths(kind, 16, 8192)
-        ragged = Case(f"{kind} 8192, ragged", n, n, form="ragged", unit="TFLOP/s", peers=("flashinfer",))
+        ragged = Case(f"{kind} 8192, ragged", n, n, form="ragged", unit="TFLOP/s", peers=_PAGED_PEERS)
         rows.append(ragged)
         for page, share in ((16, 0.97), (1, 0.9)):
             own = {"versus": ragged.name, "at_least": {"versus": share}}
-            peers = ("flashinfer",) if page == 16 else ()
+            peers = _PAGED_PEERS if page == 16 else ()
             rows.append(_named(f"{kind} 8192, page {page}", ragged, form="paged", page_size=page, peers=peers, **own))
     return tuple(rows)
 
@@ -95,7 +96,7 @@ def _prefill_variants() -> tuple[Case, ...]:
         rows.append(_named(f"causal S{n}", base))
         for variant in ("softcap", "alibi", "window"):
             own = {"versus": f"causal S{n}", "at_least": {"versus": 0.9}}
-            peers = ("flex",) if n == 16384 else ()
+            peers = ("flex", "fa3") if n == 16384 else ("fa3",)
             rows.append(_named(f"{variant} S{n}", base, variant=variant, peers=peers, **own))
     return tuple(rows)
 
@@ -105,7 +106,7 @@ def _prefill_dims() -> tuple[Case, ...]:
     for dim, batch in ((64, 16), (256, 8)):
         for n in (1024, 4096, 16384):
             base = _prefill(n, (16, 16, dim), batch)
-            rows.append(_named(f"D{dim} S{n}", base, peers=("flashinfer", "cudnn"), at_least={"flashinfer fa2": 1.0}))
+            rows.append(_named(f"D{dim} S{n}", base, peers=(*_PAGED_PEERS, "cudnn"), at_least={"flashinfer fa2": 1.0}))
     return tuple(rows)
 
 

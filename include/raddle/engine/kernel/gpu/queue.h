@@ -5,18 +5,30 @@
 #include "raddle/engine/kernel/gpu/keys.h"
 #include "raddle/engine/kernel/gpu/queue_end.h"
 #include "raddle/engine/kernel/gpu/unused_rows.h"
+#include "raddle/engine/plan/opening.h"
 
 RADDLE_ENGINE_BEGIN
 
 namespace gpu_kernel {
 
-/// Every thread asks the L2 cache to fetch one line: of the layout and the plan, so that the chain
-/// of queue, item, tile and page table that leads to the first key is short; and of the queries,
-/// which would otherwise wait behind the keys of all workers.
+/// Every thread asks the L2 cache to fetch one line of the layout and the plan, so that the chain
+/// of queue, item, tile and page table that leads to the first key is short. Returns the thread's
+/// number in the grid.
+template <class Kernel>
+RADDLE_DEVICE i32 prefetch_plan(const GpuLaunch& launch) {
+  const i32 thread = Kernel::Team::num_threads * Kernel::Team::worker() + Kernel::Team::thread();
+  const i64 line = 128 * i64{thread};
+  // Decided by vote, so that the compiler knows that a warp stays together.
+  if (ptx::any(line < launch.array_bytes))
+    ptx::prefetch(launch.arrays + min(line, launch.array_bytes - 1));
+  return thread;
+}
+
+/// The same, and one line of the queries, which would otherwise wait behind the keys of all
+/// workers.
 template <class Kernel>
 RADDLE_DEVICE void prefetch_inputs(const GpuLaunch& launch) {
-  const i32 thread = Kernel::Team::num_threads * Kernel::Team::worker() + Kernel::Team::thread();
-  if (128 * i64{thread} < launch.array_bytes) ptx::prefetch(launch.arrays + 128 * i64{thread});
+  const i32 thread = prefetch_plan<Kernel>(launch);
   constexpr i32 row_bytes = Kernel::dim_qk * static_cast<i32>(sizeof(typename Kernel::T));
   constexpr i32 lines = ceil_div(row_bytes, 128);
   const i32 num_heads = launch.plan.num_kv_heads * launch.plan.group_size;
@@ -62,7 +74,9 @@ RADDLE_DEVICE i32 next_long(const GpuLaunch& launch, i32 item) {
     if (plan.query_tiles[plan.items[i].query_tile].shape == long_queries) return i;
   const i32* open = plan.queue_indptr + plan.num_workers;
   if (open[0] == open[1]) return -1;
-  const i32 drawn = open[0] + ptx::atomic_add(launch.drawn, 1);
+  const bool shared = all_are_shared(plan.queue_indptr, plan.num_workers);
+  const i32 begun = shared ? plan.num_workers : open[0];
+  const i32 drawn = begun + ptx::atomic_add(launch.drawn, 1);
   if (drawn < open[1]) return drawn;
   if (ptx::atomic_add(launch.drawn + 1, 1) == plan.num_workers - 1)
     launch.drawn[0] = launch.drawn[1] = 0;
@@ -81,8 +95,14 @@ RADDLE_DEVICE i32 first_long(const GpuLaunch& launch, i32 begin, i32 end) {
       found = ptx::ballot(mine < end &&
                           plan.query_tiles[plan.items[mine].query_tile].shape == long_queries);
     }
-    if (ptx::lane_index() == 0)
-      first = found != 0 ? i - 32 + ptx::lowest_bit(found) : next_long(launch, end);
+    if (ptx::lane_index() == 0) {
+      first = -1;
+      if (found != 0)
+        first = i - 32 + ptx::lowest_bit(found);
+      else if (begin == end)
+        first = first_item(plan.queue_indptr, plan.num_workers, ptx::block_index());
+      if (first < 0) first = next_long(launch, end);
+    }
   }
   ptx::sync_block();
   const i32 item = first;

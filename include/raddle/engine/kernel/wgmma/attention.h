@@ -40,21 +40,23 @@ RADDLE_DEVICE void create_barriers() {
     create_ring(block.items, 1, ConsumerTeam::num_warps);
   else
     create_ring(block.queries, 32, ConsumerTeam::num_warps);
-  if (Kernel::tiles_end_items && loads == value_warp && ptx::lane_index() == 0)
+  if (Kernel::tiles_end_items && loads == value_warp && ptx::lane_index() == 0) {
     ptx::barrier_create(ptx::shared_address(&block.tail), 1);
+    ptx::barrier_create(ptx::shared_address(&block.begun), 1);
+  }
   ptx::fence_created_barriers();
   ptx::sync_warp();  // other lanes have copies arrive at them
 }
 
-/// What the warps of the loading warpgroup do; `first` is the first item, `opening` its opening
-/// where workers have one, and next(item) the item behind another.
+/// What the warps of the loading warpgroup do; `first` is the first item, which `opening` describes
+/// if it has one, and next(item) the item behind another.
 template <class Kernel, class Variant, class Next>
 RADDLE_DEVICE void load(const Launch& launch, const Variant& variant, i32 first,
                         const Opening& opening, Next next) {
   const i32 loads = loading_warp();
   i32 started = 0;
-  if constexpr (Kernel::has_openings)
-    if (loads <= value_warp) started = start_first_tiles<Kernel>(launch, opening, loads);
+  if ((loads == key_warp && Kernel::starts_keys) || (loads == value_warp && Kernel::starts_values))
+    started = start_first_tiles<Kernel>(launch, opening, loads);
   if (loads == key_warp)
     TileLoader<Kernel, 0, Variant>(launch, variant, started).run();
   else if (loads == value_warp)
@@ -62,27 +64,35 @@ RADDLE_DEVICE void load(const Launch& launch, const Variant& variant, i32 first,
   else if (loads == finder_warp)
     ItemFinder<Kernel>(launch).run(first, opening, next);
   else
-    QueryLoader<Kernel, Variant>(launch, variant).run();
+    QueryLoader<Kernel, Variant>(launch, variant).run(opening);
 }
 
 /// Computes the long queries of the worker's own queue, and then those it draws from the open one.
 template <class Kernel, class Variant>
 RADDLE_DEVICE void attend_long(const Launch& launch, const Variant& variant) {
   static_assert(sizeof(Memory<Kernel>) <= shared_bytes);
-  const i32* queue = launch.plan.queue_indptr + ptx::block_index();
-  ptx::prefetch(queue);
-  if (loading_warp() >= 0) create_barriers<Kernel>();
+  const i32 loads = loading_warp();
+  ptx::prefetch(&launch.plan.openings[ptx::block_index()]);
+  if (loads >= 0) {
+    if (loads <= value_warp) ptx::prefetch(&launch.map[0][loads]);
+    create_barriers<Kernel>();
+  }
   ptx::wait_for_earlier_work();
-  const i32 item = first_long(launch, queue[0], queue[1]);
+  const Opening& opening = launch.plan.openings[ptx::block_index()];
+  prefetch_plan<Kernel>(launch);
   ptx::sync_block();
-  if (loading_warp() < 0) {
+  if (loads < 0) {
     ptx::take_registers<Kernel::asks_parts ? served_consumer_registers : consumer_registers>();
     zero_unused_rows<Kernel>(launch);
     LongQueries<Kernel, Variant>(launch, variant).run();
+    const i32* queue = launch.plan.queue_indptr + ptx::block_index();
     contract_queue<Kernel>(launch, variant, queue[0], queue[1]);
   } else {
     ptx::give_registers<Kernel::asks_parts ? asking_loader_registers : loader_registers>();
-    load<Kernel>(launch, variant, item, Opening{},
+    i32 first = opening.item;
+    if (loads == finder_warp && first < 0)
+      first = ptx::shuffle(ptx::lane_index() == 0 ? next_long(launch, opening.queue_end) : 0, 0);
+    load<Kernel>(launch, variant, first, opening,
                  [&](i32 last) { return next_long(launch, last); });
   }
 }

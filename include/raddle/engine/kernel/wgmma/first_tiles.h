@@ -1,5 +1,5 @@
-// A worker's first tiles of short queries, whose copies start as soon as its opening is there,
-// while another warp describes the item. They are few: what else a kernel reads at its beginning,
+// A worker's first tiles, whose copies start as soon as its opening is there, while another warp
+// describes the item. They are few: what else a kernel reads at its beginning,
 // its own instructions above all, comes from memory, too, and waits behind all keys that are asked
 // for.
 #pragma once

@@ -92,10 +92,15 @@ struct Kernel : AnyKernel<Element, qk, vo, Variant> {
   static constexpr bool finds_intervals = keeps_spans<Variant>();
   static constexpr bool asks_parts =
       has_mask<Variant> && has_coverage<Variant> && (!finds_intervals || may_lack_spans<Variant>);
-  static constexpr bool has_openings = false;  ///< PlanConfig::has_openings
   /// Whether an item's last tile comes first. Rows choose their references at their first tile, and
   /// scores that favour near keys, as ALiBi's, are largest at the last.
   static constexpr bool reads_from_end = has_logits<Variant>;
+  /// Whether a worker's first tile of keys, and of values, is copied from its opening.
+  static constexpr bool starts_keys = !reads_from_end;
+  static constexpr bool starts_values = false;
+  /// Whether other tiles are asked for after a worker's first queries: the keys and values of a
+  /// long tile fill the path to memory for microseconds.
+  static constexpr bool queries_first = true;
   /// How many boxes of a tile are started in a row, without a loop: one at a time is slower, but
   /// takes fewer instructions from the warps that compute.
   static constexpr i32 boxes_at_once = 1;
@@ -124,8 +129,10 @@ struct ShortKernel : AnyKernel<Element, qk, vo, Variant> {
   static constexpr bool tiles_end_items = false;
   static constexpr bool finds_intervals = false;
   static constexpr bool asks_parts = false;
-  static constexpr bool has_openings = true;
   static constexpr bool reads_from_end = false;
+  static constexpr bool starts_keys = true;
+  static constexpr bool starts_values = true;
+  static constexpr bool queries_first = false;
   static constexpr i32 boxes_at_once = 4;
   static constexpr i32 copied_slots = min(slots, 3);
   RADDLE_DEVICE static ptx::Keep keeps(const Launch& launch) {

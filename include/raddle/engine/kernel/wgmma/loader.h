@@ -108,8 +108,11 @@ class TileLoader {
     return {ring_, ring_ == 0 ? tiles_ : tiles_of_other_};
   }
   RADDLE_DEVICE bool is_started() const {
-    return Kernel::has_openings && tiles_ + tiles_of_other_ < started_;
+    return Kernel::starts_keys && tiles_ + tiles_of_other_ < started_;
   }
+  /// Nothing is computed before the first keys and queries are there, so other tiles are asked for
+  /// after these.
+  RADDLE_DEVICE static void wait_begun() { ptx::barrier_wait(address(block().begun), 0); }
   /// Describes a tile and has its keys copied. The facts' slot is free by now: its last tile came
   /// twice as many tiles ago as the ring has slots, and the groups have begun the products of the
   /// one that had the slot of the tile before this one, and so are done with the facts of all
@@ -124,6 +127,7 @@ class TileLoader {
       describe_keys(block().keys[at.facts], *source, tile);
     if (ptx::lane_index() == 0) block().tile[at.facts] = facts_of(source, tile, flags);
     const bool started = is_started();
+    if (Kernel::queries_first && tiles_ == 1) wait_begun();
     if (!started) rows.wait_free(address(block().key_slots.free[at.slot]), at.parity ^ 1);
     ptx::sync_warp();  // the facts are written
     const u32 full = address(block().key_slots.full[at.slot]);
@@ -170,6 +174,7 @@ class TileLoader {
       if (ptx::lane_index() == 0) ptx::barrier_arrive(full);
       return;
     }
+    if (Kernel::queries_first && tiles_ == 0) wait_begun();
     rows.wait_free(address(block().value_slots.free[at.slot]), at.parity ^ 1);
     u8* values = block().v[at.slot];
     const bool clears = Kernel::tiles_end_items && !(rows.clears_missing && has_keys(flags)) &&

@@ -123,7 +123,8 @@ struct Memory {
   alignas(16) float vector[ConsumerTeam::num_warps]
                           [max(Kernel::dim_vo, 32)];  ///< a row in fp32 for each warp
   u32 completed[ConsumerTeam::num_warps];
-  u64 tail;  ///< values whose last rows must be cleared have come
+  u64 begun;  ///< the copies of the first queries have been started
+  u64 tail;   ///< values whose last rows must be cleared have come
 
   RADDLE_DEVICE static Memory& get() { return *static_cast<Memory*>(ptx::shared_memory()); }
 };

@@ -32,7 +32,7 @@ class ItemFinder {
       if (ptx::lane_index() == 0) {
         block.item[slot].item = item;
         if (item >= 0)
-          describe(nth == 0 && Kernel::has_openings ? opening : look_up(item), block.item[slot]);
+          describe(nth == 0 && opens_with(opening) ? opening : look_up(item), block.item[slot]);
         ptx::barrier_arrive(ptx::shared_address(&block.items.full[slot]));
       }
       if (item < 0) return;
@@ -41,6 +41,10 @@ class ItemFinder {
 
  private:
   static constexpr i32 ahead = 3;
+  /// Openings tell of an item's first span.
+  RADDLE_DEVICE static bool opens_with(const Opening& opening) {
+    return opening.item >= 0 && !Kernel::reads_from_end;
+  }
   template <class Slots, class At>
   RADDLE_DEVICE static void wait_free(const Slots& items, const At& at) {
     ptx::barrier_wait(ptx::shared_address(&items.free[at.slot]), at.parity);
@@ -84,16 +88,25 @@ class QueryLoader {
   RADDLE_DEVICE QueryLoader(const GpuLaunch& launch, const Variant& variant)
       : launch_(launch), variant_(variant) {}
 
-  /// Loads the queries of all items that are named.
-  RADDLE_DEVICE void run() const {
+  /// Loads the queries of all items that are named. With `queries_first`, the first item's rows are
+  /// found by its opening, if it has one, while another warp describes the item.
+  RADDLE_DEVICE void run(const Opening& opening) const {
     Block& block = Block::get();
     RADDLE_ROLLED
     for (i32 nth = 0;; ++nth) {
       const auto place = block.items.place(nth);
-      ptx::barrier_wait(ptx::shared_address(&block.items.full[place.slot]), place.parity);
+      const u32 named = ptx::shared_address(&block.items.full[place.slot]);
       auto& facts = block.item[place.slot];
-      if (facts.item < 0) return;
-      find_rows(facts);
+      const bool opened = Kernel::queries_first && nth == 0 && opening.item >= 0;
+      if (!opened) {
+        ptx::barrier_wait(named, place.parity);
+        if (facts.item < 0) return;
+      }
+      find_rows(opened ? FusedRows{opening.level, opening.group, opening.kv_head, opening.row_begin,
+                                   opening.num_rows}
+                       : FusedRows{facts.source[0].level, facts.source[0].group, facts.kv_head,
+                                   facts.row_begin, facts.num_rows},
+                facts.row);
       const auto of_queries = block.queries.place(nth);
       u8* to = block.q[of_queries.slot];
       ptx::barrier_wait(ptx::shared_address(&block.queries.free[of_queries.slot]),
@@ -107,6 +120,9 @@ class QueryLoader {
             });
       }
       ptx::copy_commit();
+      if (Kernel::queries_first && nth == 0 && ptx::lane_index() == 0)
+        ptx::barrier_arrive(ptx::shared_address(&block.begun));
+      if (opened) ptx::barrier_wait(named, place.parity);
       if constexpr (Kernel::finds_intervals) {
         RADDLE_ROLLED
         for (i32 m = ptx::lane_index(); m < Kernel::tile_rows; m += 32)
@@ -121,23 +137,25 @@ class QueryLoader {
   }
 
  private:
+  /// An item's rows, in the order of their group's tokens and heads.
+  struct FusedRows {
+    i32 level, group, kv_head, begin, count;
+  };
   /// Finds what the variant and the output see of an item's rows. Most are those of one request,
   /// about which nothing is looked up row by row.
-  RADDLE_DEVICE void find_rows(ItemFacts<Kernel>& facts) const {
-    const KeySource& source = facts.source[0];
-    const LevelView& level = launch_.levels[source.level];
+  RADDLE_DEVICE void find_rows(const FusedRows& rows, Row* found) const {
+    const LevelView& level = launch_.levels[rows.level];
     const i32 group_size = launch_.plan.group_size;
     RowsOfRequest of{};
-    if (level.groups_are_requests) of = rows_of(launch_.layout, source.group);
+    if (level.groups_are_requests) of = rows_of(launch_.layout, rows.group);
     RADDLE_ROLLED
     for (i32 m = ptx::lane_index(); m < Kernel::tile_rows; m += 32) {
-      const i32 fused = facts.row_begin + min(m, facts.num_rows - 1);
+      const i32 fused = rows.begin + min(m, rows.count - 1);
       if (level.groups_are_requests)
-        facts.row[m] = make_row(launch_.layout, of, of.first + fused / group_size,
-                                fused % group_size, facts.kv_head, group_size);
+        found[m] = make_row(launch_.layout, of, of.first + fused / group_size, fused % group_size,
+                            rows.kv_head, group_size);
       else
-        facts.row[m] =
-            make_row(launch_.layout, level, source.group, fused, facts.kv_head, group_size);
+        found[m] = make_row(launch_.layout, level, rows.group, fused, rows.kv_head, group_size);
     }
   }
 

@@ -1,0 +1,78 @@
+"""FlashAttention-3 as vLLM ships it (checked against 0.24), on the tensors and page lists that Raddle reads."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from raddle.bench.engines import Engine, Makers
+from raddle.bench.gpu.cases import SOFT_CAP, WINDOW, Case
+from raddle.bench.gpu.problem import Problem
+from vllm.vllm_flash_attn import flash_attn_interface as fa
+
+#: What it is told of a variant.
+_VARIANTS: dict[str, dict[str, Any]] = {
+    "causal": {},
+    "window": {"window_size": (WINDOW, 0)},
+    "softcap": {"softcap": SOFT_CAP},
+}
+
+
+def contestants(problem: Problem, case: Case, name: str) -> Makers:
+    if case.variant not in _VARIANTS or case.form not in ("ragged", "paged"):
+        return
+    yield name, functools.partial(_varlen, problem, case, name)
+    if case.form == "ragged" and case.variant == "causal" and len(set(case.qo_len)) == 1:
+        yield f"{name} dense", functools.partial(_dense, problem, case, f"{name} dense")
+
+
+def _varlen(problem: Problem, case: Case, name: str) -> Engine:
+    options = {"causal": True, "fa_version": 3, **_VARIANTS[case.variant]}
+    rows = problem.on_device("qo_indptr")
+    longest = max(case.qo_len), max(case.kv_len)
+    keys: dict[str, Any] = {"cu_seqlens_k": problem.on_device("kv_indptr")}
+    if case.form == "paged":
+        lengths = problem.on_device("kv_len")
+        keys = {"seqused_k": lengths, "block_table": _page_table(problem)}
+        keys["scheduler_metadata"] = fa.get_scheduler_metadata(
+            len(case.kv_len),
+            *longest,
+            *case.heads,
+            lengths,
+            cu_seqlens_q=rows,
+            page_size=case.page_size,
+            causal=True,
+            window_size=options.get("window_size", (-1, -1)),
+            has_softcap="softcap" in options,
+        )
+    out = problem.empty()
+
+    def call(_: int) -> torch.Tensor:
+        return fa.flash_attn_varlen_func(
+            problem.q, problem.k, problem.v, longest[0], rows, longest[1], out=out, **keys, **options
+        )
+
+    return Engine(name, call, out)
+
+
+def _page_table(problem: Problem) -> torch.Tensor:
+    """Pages of each request [B, pages of the longest], int32; behind a request's last one, 0."""
+    ends, pages = problem.page_indptr, problem.on_device("page_indices")
+    longest = max(ends[1:] - ends[:-1])
+    lists = [pages[begin:end] for begin, end in zip(ends, ends[1:])]
+    return torch.stack([F.pad(each, (0, longest - len(each))) for each in lists])
+
+
+def _dense(problem: Problem, case: Case, name: str) -> Engine:
+    """Requests of equal length as one tensor, which vLLM's function does not take, but its operator does."""
+    q, k, v = (x.view(len(case.qo_len), -1, *x.shape[1:]) for x in (problem.q, problem.k, problem.v))
+    out = problem.empty()
+    operator = torch.ops._vllm_fa3_C.fwd
+    given = dict.fromkeys(argument.name for argument in operator.default._schema.arguments)
+    given |= {"q": q, "k": k, "v": v, "out": out.view(q.shape), "is_causal": True, "softmax_scale": case.heads[2] ** -0.5}
+    given |= {"window_size_left": -1, "window_size_right": -1, "softcap": 0.0, "is_rotary_interleaved": True}
+    given |= {"num_splits": 1, "sm_margin": 0, "cp_world_size": 1, "cp_rank": 0}
+    return Engine(name, lambda _: operator(**given), out)
