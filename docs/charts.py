@@ -19,15 +19,16 @@ README_CHART = HERE / "against-peers.svg"
 
 #: Chart by name: file of results, title, section (GPU files), unit, workloads' prefix.
 SOURCES = {
-    "gpu_prefill": ("gpu-h200-2026-11-23-reservations", "Prefill, causal, bf16, H200", "prefill", "TFLOP/s", "causal"),
-    "gpu_decode": ("gpu-h200-2026-11-23-reservations", "Decode, bf16, page 16, H200", "decode", "GB/s", ""),
-    "gpu_mixed": ("gpu-h200-2026-11-23-reservations", "Prefill and decode in one batch, H200", "mixed", "GB/s", ""),
-    "gpu_prefix": ("gpu-h200-2026-11-23-reservations", "Decode with a shared prefix, H200", "prefix", "us", ""),
-    "gpu_quest": ("gpu-h200-2026-11-23-reservations", "Selected pages (Quest), H200", "quest", "us", ""),
-    "gpu_rope": ("gpu-h200-2026-11-23-reservations", "Decode with RoPE fused, H200", "rope", "us", ""),
-    "gpu_ragged": ("gpu-h200-2026-11-22-prefill", "Prefill of ragged batches, fa2 alone beside, H200", "prefill-ragged", "TFLOP/s", ""),
-    "gpu_prefill_others": ("gpu-h200-2026-11-24-wgmma-prefill", "Prefill on wgmma beside cuDNN, H200", "prefill", "TFLOP/s", "causal"),
-    "gpu_decode_others": ("gpu-h200-2026-11-21", "Decode beside cuDNN and FlashAttention-2, H200, earlier kernels", "decode", "GB/s", ""),
+    "gpu_prefill": ("gpu-h200-2026-11-28-peers", "Prefill, causal, bf16, H200", "prefill", "TFLOP/s", "causal"),
+    "gpu_dims": ("gpu-h200-2026-11-28-peers", "Prefill, heads of 64 and 256, H200", "prefill-dims", "TFLOP/s", "D"),
+    "gpu_ragged": ("gpu-h200-2026-11-28-peers", "Prefill of ragged batches, H200", "prefill-ragged", "TFLOP/s", ""),
+    "gpu_variants": ("gpu-h200-2026-11-28-peers", "Prefill with a window or a soft cap, H200", "prefill-variants", "TFLOP/s", ""),
+    "gpu_flex": ("flex-h200-2026-11-27-ordered", "Masks and scores in Python, H200", "flex", "TFLOP/s", ""),
+    "gpu_decode": ("gpu-h200-2026-11-28-peers", "Decode, bf16, page 16, H200", "decode", "GB/s", ""),
+    "gpu_prefix": ("gpu-h200-2026-11-28-peers", "Decode with a shared prefix, H200", "prefix", "us", ""),
+    "gpu_quest": ("gpu-h200-2026-11-28-peers", "Selected pages (Quest), H200", "quest", "us", ""),
+    "gpu_mixed": ("gpu-h200-2026-11-23-reservations", "Prefill and decode in one batch, H200, mma.sync", "mixed", "GB/s", ""),
+    "gpu_rope": ("gpu-h200-2026-11-23-reservations", "Decode with RoPE fused, H200, mma.sync", "rope", "us", ""),
     "cpu_decode": ("cpu-xeon-amx-2c-2026-11-23-fifth-decode", "Decode, two cores with AMX", None, "GB/s", "decode"),
     "cpu_prefill": ("cpu-xeon-amx-2c-2026-11-23-fifth-prefill", "Prefill, two cores with AMX", None, "GFLOP/s", "prefill"),
     "cpu_flex": ("flex-cpu-xeon-amx-2c-2026-11-23-second", "FlexAttention, two cores with AMX", None, "GFLOP/s", ""),
@@ -126,11 +127,10 @@ def table(chart: str) -> str:
 
 
 def ranges() -> dict[str, list[float]]:
-    """{title: Raddle's ratios to the best peer} of all charts but those of earlier kernels, the worst first."""
-    found = {}
-    for chart, (_, title, *_) in SOURCES.items():
-        if "earlier" not in title:
-            found[title] = sorted(times for _, times in against_best(chart).values())
+    """{title: Raddle's ratios to the best peer} of all charts, the worst first."""
+    found = {
+        title: sorted(times for _, times in against_best(chart).values()) for chart, (_, title, *_) in SOURCES.items()
+    }
     return dict(sorted(found.items(), key=lambda item: item[1][0]))
 
 
@@ -144,7 +144,7 @@ def draw_ranges(background: str | None = None, narrow: bool = False) -> str:
     A narrow one, for telephones, has its labels above the dots.
     """
     found = ranges()
-    figure, axes = _figure(_NARROW if narrow else 9, 0.5 * len(found) + 0.7 if narrow else 4.2, background)
+    figure, axes = _figure(_NARROW if narrow else 9, (0.5 if narrow else 0.29) * len(found) + 0.7, background)
     for y, (title, ratios) in enumerate(found.items()):
         colour = _COLOURS[2] if ratios[0] >= 1 else _COLOURS[0] if ratios[-1] < 1 else _COLOURS[4]
         axes.plot([ratios[0], ratios[-1]], [y, y], color=colour, linewidth=7, alpha=0.35, solid_capstyle="round")

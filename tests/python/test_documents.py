@@ -76,9 +76,15 @@ def test_the_readme_names_the_figures_of_its_chart(monkeypatch):
     )
     assert f"reaches {min(decode):.2f} to {max(decode):.2f} times" in text
     assert f"up to {max(prefixes):.1f} times" in text
-    for peer, said in (("fa3", "{:.2f} to {:.2f} times FlashInfer's `fa3`"), ("fa2", "{:.2f} to {:.2f} times its `fa2`")):
-        ratios = charts.against("gpu_prefill", f"flashinfer {peer}").values()
+    for peer, said in (
+        ("flashinfer fa3", "{:.2f} to {:.2f} times the speed of FlashInfer's `fa3`"),
+        ("fa3", "{:.2f} to {:.2f} times FlashAttention-3's"),
+        ("cudnn", "{:.2f} to {:.2f} times cuDNN's"),
+    ):
+        ratios = charts.against("gpu_prefill", peer).values()
         assert said.format(min(ratios), max(ratios)) in text
+    calls = [1 / times for _, times in charts.against_best("gpu_flex").values()]
+    assert f"{min(calls):.2f} to {max(calls):.2f} of FlexAttention's time" in text
     drawn = charts.README_CHART.read_text(encoding="utf-8")
     for title, ratios in charts.ranges().items():
         assert title in drawn and charts.range_text(ratios) in drawn, "refresh it: python docs/charts.py"

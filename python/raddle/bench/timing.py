@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -138,16 +139,16 @@ def interleaved(
 ) -> Times:
     """Microseconds of each engine in each round, in which all take turns; ``warm_ups`` more rounds come before.
 
-    Another engine begins in each round; ``tick`` is called after every turn. A turn that raises is handed to
+    Each round has an order of its own, drawn by a fixed seed: how warm a machine is, and how it is clocked, follows from
+    what ran before. ``tick`` is called after every turn. A turn that raises is handed to
     ``failed`` and its engine takes no further part, without times; what ``failed`` raises ends the rounds, as every
     error does where there is none. ``times``, if given, is filled and holds what was measured until then.
     """
     times = {} if times is None else times
     times.update((name, []) for name in turns)
+    draw = random.Random(0)
     for number in range(warm_ups + rounds):
-        names = list(times)
-        first = number % max(1, len(names))
-        for name in names[first:] + names[:first]:
+        for name in draw.sample(list(times), len(times)):
             try:
                 us = turns[name](number)
             except Exception as error:  # noqa: BLE001: an engine's failure is a result

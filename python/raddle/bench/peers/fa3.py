@@ -1,4 +1,5 @@
-"""FlashAttention-3 as vLLM ships it (checked against 0.24), on the tensors and page lists that Raddle reads."""
+"""FlashAttention-3 as vLLM ships it (checked against 0.24), on the tensors and page lists that Raddle reads. That build
+takes offsets of requests, also where all are equally long."""
 
 from __future__ import annotations
 
@@ -22,14 +23,11 @@ _VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def contestants(problem: Problem, case: Case, name: str) -> Makers:
-    if case.variant not in _VARIANTS or case.form not in ("ragged", "paged"):
-        return
-    yield name, functools.partial(_varlen, problem, case, name)
-    if case.form == "ragged" and case.variant == "causal" and len(set(case.qo_len)) == 1:
-        yield f"{name} dense", functools.partial(_dense, problem, case, f"{name} dense")
+    if case.variant in _VARIANTS and case.form in ("ragged", "paged"):
+        yield name, functools.partial(_prepared, problem, case, name)
 
 
-def _varlen(problem: Problem, case: Case, name: str) -> Engine:
+def _prepared(problem: Problem, case: Case, name: str) -> Engine:
     options = {"causal": True, "fa_version": 3, **_VARIANTS[case.variant]}
     rows = problem.on_device("qo_indptr")
     longest = max(case.qo_len), max(case.kv_len)
@@ -65,14 +63,3 @@ def _page_table(problem: Problem) -> torch.Tensor:
     lists = [pages[begin:end] for begin, end in zip(ends, ends[1:])]
     return torch.stack([F.pad(each, (0, longest - len(each))) for each in lists])
 
-
-def _dense(problem: Problem, case: Case, name: str) -> Engine:
-    """Requests of equal length as one tensor, which vLLM's function does not take, but its operator does."""
-    q, k, v = (x.view(len(case.qo_len), -1, *x.shape[1:]) for x in (problem.q, problem.k, problem.v))
-    out = problem.empty()
-    operator = torch.ops._vllm_fa3_C.fwd
-    given = dict.fromkeys(argument.name for argument in operator.default._schema.arguments)
-    given |= {"q": q, "k": k, "v": v, "out": out.view(q.shape), "is_causal": True, "softmax_scale": case.heads[2] ** -0.5}
-    given |= {"window_size_left": -1, "window_size_right": -1, "softcap": 0.0, "is_rotary_interleaved": True}
-    given |= {"num_splits": 1, "sm_margin": 0, "cp_world_size": 1, "cp_rank": 0}
-    return Engine(name, lambda _: operator(**given), out)
