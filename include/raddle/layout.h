@@ -80,10 +80,18 @@ class Layout {
 
 using LayoutPtr = std::shared_ptr<const Layout>;
 
+struct RaggedArgs {
+  IndexRef qo_indptr;      ///< [requests + 1]
+  IndexRef kv_indptr;      ///< [requests + 1]; empty: kv_first and kv_len say where keys are
+  IndexRef qo_pos = {};    ///< [rows] positions of the query rows; empty: their index
+  IndexRef kv_first = {};  ///< [requests] row of the first key
+  IndexRef kv_len = {};    ///< [requests] keys
+  IndexRef kv_begin = {};  ///< [requests] kv_index of the first key; empty: 0
+};
+
 /// K and V as ragged tensors [tokens, Hkv, D]: request i's keys are rows kv_indptr[i] …
-/// kv_indptr[i+1].
-LayoutPtr ragged_kv(const IndexRef& qo_indptr, const IndexRef& kv_indptr,
-                    const IndexRef& qo_pos = {});
+/// kv_indptr[i+1], or the kv_len[i] rows from kv_first[i] on, which requests may share.
+LayoutPtr ragged_kv(const RaggedArgs& args);
 
 struct PagedArgs {
   IndexRef qo_indptr;  ///< [groups + 1]

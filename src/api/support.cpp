@@ -44,7 +44,7 @@ class Memory {
 /// Two requests with 3 and 2 keys and one query row each.
 LayoutPtr small_layout() {
   static const i32 qo[] = {0, 1, 2}, kv[] = {0, 3, 5};
-  return ragged_kv(IndexRef(qo, 3), IndexRef(kv, 3));
+  return ragged_kv({.qo_indptr = IndexRef(qo, 3), .kv_indptr = IndexRef(kv, 3)});
 }
 
 PagedArgs small_pages(i32 page_size) {

@@ -21,10 +21,14 @@ HeadOrder parse_order(const std::string& text) {
 namespace {
 
 ffi::ObjectRef ragged(Arguments& in) {
-  const IndexRef qo_indptr = in.index("qo_indptr");
-  const IndexRef kv_indptr = in.index("kv_indptr");
-  const IndexRef qo_pos = in.index("qo_pos");
-  return wrap<LayoutObj>(ragged_kv(qo_indptr, kv_indptr, qo_pos));
+  RaggedArgs args;
+  args.qo_indptr = in.index("qo_indptr");
+  args.kv_indptr = in.index("kv_indptr");
+  args.qo_pos = in.index("qo_pos");
+  args.kv_first = in.index("kv_first");
+  args.kv_len = in.index("kv_len");
+  args.kv_begin = in.index("kv_begin");
+  return wrap<LayoutObj>(ragged_kv(args));
 }
 
 /// True: the default; else the least number of tokens that makes a level.
@@ -221,7 +225,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   namespace refl = ffi::reflection;
   refl::ObjectDef<LayoutObj>();
   Exports()
-      .def("raddle.ragged_kv", ragged, "qo_indptr kv_indptr qo_pos")
+      .def("raddle.ragged_kv", ragged, "qo_indptr kv_indptr qo_pos kv_first kv_len kv_begin")
       .def("raddle.paged_kv", paged,
            "qo_indptr page_indptr page_indices kv_len page_size kv_layout kv_begin qo_rows qo_pos "
            "discover_prefixes num_pages num_requests num_rows owner")

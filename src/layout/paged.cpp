@@ -189,27 +189,59 @@ LayoutPtr two_levels(std::vector<i32> qo_indptr, std::vector<i32> qo_pos, const 
                                         std::move(found.row_request), std::move(levels));
 }
 
-}  // namespace
-
-LayoutPtr ragged_kv(const IndexRef& qo_indptr, const IndexRef& kv_indptr, const IndexRef& qo_pos) {
-  std::vector<i32> rows = copy_indptr("qo_indptr", qo_indptr);
-  const std::vector<i32> keys = copy_indptr("kv_indptr", kv_indptr);
-  if (keys.size() != rows.size()) {
-    fail<ValueError>("kv_indptr has ", keys.size(), " entries; expected ", rows.size(),
+/// The keys of a ragged level by kv_indptr.
+void take_key_offsets(const RaggedArgs& args, std::size_t requests, Level& level) {
+  if (!args.kv_first.empty() || !args.kv_len.empty())
+    fail<ValueError>(
+        "kv_indptr is given with kv_first or kv_len; expected kv_indptr alone, or these two");
+  const std::vector<i32> keys = copy_indptr("kv_indptr", args.kv_indptr);
+  if (keys.size() != requests + 1) {
+    fail<ValueError>("kv_indptr has ", keys.size(), " entries; expected ", requests + 1,
                      ", as qo_indptr has");
   }
-  Level level;
-  level.storage = KvStorage::ragged;
-  level.columns.resize(rows.size() - 1);
+  level.columns.resize(requests);
   level.block_begin.assign(keys.begin(), keys.end() - 1);
-  for (std::size_t g = 0; g < level.columns.size(); ++g) {
+  for (std::size_t g = 0; g < requests; ++g) {
     level.columns[g] = keys[g + 1] - keys[g];
     if (level.columns[g] > longest_request)
       fail<ValueError>("kv_indptr gives request ", g, " ", level.columns[g],
                        " keys; expected at most ", longest_request);
   }
   level.max_block = keys.back() - 1;
-  std::vector<i32> positions = copy_positions(qo_pos, rows.back());
+}
+
+/// The same by kv_first and kv_len.
+void take_key_rows(const RaggedArgs& args, std::size_t requests, Level& level) {
+  if (args.kv_first.empty() || args.kv_len.empty())
+    fail<TypeError>("kv_indptr is missing; expected it, or kv_first and kv_len");
+  level.block_begin = copy_index("kv_first", args.kv_first, requests, "one a request");
+  level.columns = copy_lengths("kv_len", args.kv_len, requests, "one a request");
+  i64 end = 0;
+  for (std::size_t g = 0; g < requests; ++g) {
+    if (level.block_begin[g] < 0)
+      fail<ValueError>("kv_first[", g, "] is ", level.block_begin[g], "; expected at least 0");
+    if (level.columns[g] > 0) end = std::max(end, i64{level.block_begin[g]} + level.columns[g]);
+  }
+  if (end > i32_max)
+    fail<ValueError>("the last key by kv_first and kv_len is row ", end - 1,
+                     "; expected less than ", i32_max);
+  level.max_block = static_cast<i32>(end - 1);
+}
+
+}  // namespace
+
+LayoutPtr ragged_kv(const RaggedArgs& args) {
+  std::vector<i32> rows = copy_indptr("qo_indptr", args.qo_indptr);
+  const std::size_t requests = rows.size() - 1;
+  Level level;
+  level.storage = KvStorage::ragged;
+  if (args.kv_indptr.empty())
+    take_key_rows(args, requests, level);
+  else
+    take_key_offsets(args, requests, level);
+  if (!args.kv_begin.empty())
+    level.kv_begin = copy_lengths("kv_begin", args.kv_begin, requests, "one a request");
+  std::vector<i32> positions = copy_positions(args.qo_pos, rows.back());
   return single_level(std::move(rows), std::move(positions), std::move(level));
 }
 

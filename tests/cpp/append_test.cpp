@@ -249,7 +249,8 @@ TEST(Append, NamesBadPages) {
 
 TEST(Append, RefusesOtherLayouts) {
   const std::vector<i32> indptr{0, 2};
-  const LayoutPtr ragged = ragged_kv({indptr.data(), 2}, {indptr.data(), 2});
+  const LayoutPtr ragged =
+      ragged_kv({.qo_indptr = {indptr.data(), 2}, .kv_indptr = {indptr.data(), 2}});
   std::mt19937 random(1);
   Tensors t(Batch(random, 3, HeadOrder::nhd), 0);
   EXPECT_THROW(append_kv(*ragged, t.k_new.ref, t.v_new.ref, {t.k_pool.ref, t.v_pool.ref}),

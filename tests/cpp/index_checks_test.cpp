@@ -68,7 +68,7 @@ TEST_F(IndexChecks, AgreeWithEveryPair) {
     Ints kv_len = qo_len;
     for (i32& n : kv_len) n += draw(0, window.coarse ? 6 : 12);
     const Ints rows = indptr(qo_len), keys = indptr(kv_len);
-    const LayoutPtr layout = ragged_kv(index_of(rows), index_of(keys));
+    const LayoutPtr layout = ragged_kv({.qo_indptr = index_of(rows), .kv_indptr = index_of(keys)});
     const Difference f{draw(1, 24), draw(-4, 4), draw(0, 1) * draw(1, 20)};
     bool misses = false;
     for (std::size_t i = 0; i < qo_len.size(); ++i)
@@ -89,14 +89,16 @@ TEST_F(IndexChecks, TheMessageNamesWhatIsShortAndWhere) {
   const i32 request = f.leaf("b");
   f.load("a", {request, f.leaf("q")});
   const Ints rows{0, 3, 8}, keys{0, 18, 48};
-  const auto error = short_array(f, array_of({2, 20}), *ragged_kv(index_of(rows), index_of(keys)));
+  const auto error = short_array(
+      f, array_of({2, 20}), *ragged_kv({.qo_indptr = index_of(rows), .kv_indptr = index_of(keys)}));
   ASSERT_TRUE(error.has_value());
   EXPECT_EQ(
       *error,
       "mask: captured array a, dimension 1, has 20 elements and is indexed with 29 for request "
       "1 (q_idx = 25 to 29); expected at least 30 elements, or an index that is clamped: "
       "raddle.flex.ops.clamp(index, 0, 19)");
-  EXPECT_FALSE(short_array(f, array_of({2, 30}), *ragged_kv(index_of(rows), index_of(keys))));
+  EXPECT_FALSE(short_array(f, array_of({2, 30}),
+                           *ragged_kv({.qo_indptr = index_of(rows), .kv_indptr = index_of(keys)})));
 }
 
 TEST_F(IndexChecks, ExplicitPositionsAreLookedAtOneByOne) {
@@ -108,7 +110,8 @@ TEST_F(IndexChecks, ExplicitPositionsAreLookedAtOneByOne) {
   f.op("where", {between, f.load("a", {f.number(7)}), f.number(0)});
   const Ints rows{0, 2}, keys{0, 4}, apart{0, 100}, near{0, 50};
   const auto layout = [&](const Ints& positions) {
-    return ragged_kv(index_of(rows), index_of(keys), index_of(positions));
+    return ragged_kv(
+        {.qo_indptr = index_of(rows), .kv_indptr = index_of(keys), .qo_pos = index_of(positions)});
   };
   EXPECT_FALSE(short_array(f, array_of({4}), *layout(apart)));
   EXPECT_TRUE(short_array(f, array_of({4}), *layout(near)));
@@ -118,9 +121,12 @@ TEST_F(IndexChecks, RequestsWithoutRowsOrKeysAskForNothing) {
   Tracing f;
   f.load("a", {f.leaf("kv")});
   const Ints none{0, 0}, three{0, 3}, forty{0, 40};
-  EXPECT_FALSE(short_array(f, array_of({1}), *ragged_kv(index_of(none), index_of(forty))));
-  EXPECT_FALSE(short_array(f, array_of({1}), *ragged_kv(index_of(none), index_of(none))));
-  EXPECT_TRUE(short_array(f, array_of({1}), *ragged_kv(index_of(three), index_of(three))));
+  EXPECT_FALSE(short_array(
+      f, array_of({1}), *ragged_kv({.qo_indptr = index_of(none), .kv_indptr = index_of(forty)})));
+  EXPECT_FALSE(short_array(f, array_of({1}),
+                           *ragged_kv({.qo_indptr = index_of(none), .kv_indptr = index_of(none)})));
+  EXPECT_TRUE(short_array(
+      f, array_of({1}), *ragged_kv({.qo_indptr = index_of(three), .kv_indptr = index_of(three)})));
 }
 
 TEST_F(IndexChecks, WhatCannotBeDecidedInFewPartsIsTaken) {
@@ -131,7 +137,8 @@ TEST_F(IndexChecks, WhatCannotBeDecidedInFewPartsIsTaken) {
   const i32 rare = f.test("eq", {f.op("floor_mod", {mixed, f.number(999983)}), f.number(5)});
   f.op("where", {rare, f.load("a", {f.number(3)}), f.number(0)});
   const Ints ends{0, 1 << 20};
-  EXPECT_FALSE(short_array(f, array_of({2}), *ragged_kv(index_of(ends), index_of(ends))));
+  EXPECT_FALSE(short_array(f, array_of({2}),
+                           *ragged_kv({.qo_indptr = index_of(ends), .kv_indptr = index_of(ends)})));
 }
 
 TEST_F(IndexChecks, BoxesHaveAllPairs) {

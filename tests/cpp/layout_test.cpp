@@ -10,7 +10,7 @@ namespace {
 
 TEST_F(LayoutTest, RaggedKeysAreTheirRows) {
   const Ints qo = indptr(lengths(9, 0, 5)), kv = indptr(lengths(9, 0, 30));
-  const LayoutPtr layout = ragged_kv(index_of(qo), index_of(kv));
+  const LayoutPtr layout = ragged_kv({.qo_indptr = index_of(qo), .kv_indptr = index_of(kv)});
   const LevelView& level = layout->view().levels[0];
   EXPECT_EQ(level.blocks, nullptr);
   for (i32 g = 0; g < 9; ++g) {
@@ -170,7 +170,7 @@ TEST_F(LayoutTest, ErrorsNameWhatIsWrong) {
   refused("needs 134213632", t);
   const Ints three{0, 1, 2}, two{0, 5};
   expect_error("kv_indptr has 2 entries; expected 3",
-               [&] { ragged_kv(index_of(three), index_of(two)); });
+               [&] { ragged_kv({.qo_indptr = index_of(three), .kv_indptr = index_of(two)}); });
   expect_error("levels is empty", [] { cascade({}); });
   expect_error("levels[0] is missing", [] { cascade({nullptr}); });
   expect_error("layout is missing", [] { page_table_to_bsr(nullptr); });

@@ -113,9 +113,10 @@ void check(const Batch& batch, const V& variant, const reference::Parts& parts) 
   std::shuffle(table.pages.begin(), table.pages.end(), random);
   table.pages.resize(at(table.page_indptr.back()));
   const Ints kv_indptr = indptr(kv_len);
-  const LayoutPtr layout = page_size > 0
-                               ? paged_kv(table.args())
-                               : ragged_kv(index_of(table.qo_indptr), index_of(kv_indptr));
+  const LayoutPtr layout =
+      page_size > 0
+          ? paged_kv(table.args())
+          : ragged_kv({.qo_indptr = index_of(table.qo_indptr), .kv_indptr = index_of(kv_indptr)});
   AttentionSpec spec;
   spec.num_qo_heads = qo_heads, spec.num_kv_heads = kv_heads;
   spec.head_dim_qk = dim_qk, spec.head_dim_vo = dim_vo;

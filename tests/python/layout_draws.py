@@ -59,8 +59,19 @@ def ragged(rng, lengths):
     return RaggedKV(indptr([n for n, _ in lengths]), indptr([n for _, n in lengths]))
 
 
+def ragged_rows(rng, lengths):
+    """Keys anywhere: gaps between requests, some of which share keys, counted from anywhere."""
+    kv_len = np.array([n for _, n in lengths], np.int32)
+    ends = np.cumsum(kv_len + rng.integers(0, 40, len(lengths)))
+    first = rng.permutation(ends - kv_len) if len(set(kv_len)) == 1 else ends - kv_len
+    if len(lengths) > 1 and rng.random() < 0.3:
+        first[0] = first[1]
+    begin = rng.integers(0, 50, len(lengths)) if rng.random() < 0.7 else None
+    return RaggedKV(indptr([n for n, _ in lengths]), None, None, first, kv_len, begin)
+
+
 def ragged_pools(rng, plan, heads, dim, dim_vo, kind):
-    tokens = int(plan.kv_indptr[-1])
+    tokens = slots_of(plan) + int(rng.integers(0, 3)) if plan.kv_indptr is None else int(plan.kv_indptr[-1])
     k, v = poisoned((tokens, heads, dim), kind), poisoned((tokens, heads, dim_vo), kind)
     fill(rng, plan, k), fill(rng, plan, v)
     return [(k, v)]
@@ -206,6 +217,7 @@ def cascade_pools(rng, plan, heads, dim, dim_vo, kind):
 # kind -> how to draw the layout, and how to draw K and V for it
 LAYOUTS = {
     "ragged": (ragged, ragged_pools),
+    "ragged_rows": (ragged_rows, ragged_pools),
     "paged": (paged, paged_pools),
     "paged_hnd": (lambda rng, n, **o: paged(rng, n, kv_layout="HND", **o), paged_pools),
     "paged_interleaved": (paged, lambda *a: paged_pools(*a, interleaved=True)),

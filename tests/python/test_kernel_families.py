@@ -179,6 +179,15 @@ def test_a_request_with_one_page_beside_others(wgmma, rng):
     check(wgmma, problem, 5)
 
 
+@pytest.mark.parametrize("variant", ["causal", "alibi", "window"])
+@pytest.mark.parametrize(("lengths", "short_rows"), [(LONG, 0), ([(1, 90), (2, 333), (0, 0), (4, 5)], 8)])
+def test_ragged_keys_anywhere(wgmma, rng, lengths, short_rows, variant):
+    """Boxes copy them wherever they begin, as the keys of a padded cache."""
+    problem = draw(rng, "ragged_rows", variant, lengths=lengths, **HEADS)
+    assert ROW_BY_ROW not in attention_of(wgmma, problem).plan(twin(problem.layout)).explain()
+    check(wgmma, problem, 5, short_rows=short_rows)
+
+
 @pytest.mark.parametrize(("Br", "Bc", "short_rows"), [(3, 16, 8), (3, 5, 8), (40, 16, 0)])
 def test_blocks_of_slots(wgmma, rng, Br, Bc, short_rows):
     check(wgmma, draw(rng, "bsr", "causal", lengths=LONG, Br=Br, Bc=Bc, **HEADS), 5, short_rows=short_rows)

@@ -54,6 +54,52 @@ def test_a_dense_mask(rng, small_problem):
         np.testing.assert_allclose(out[row], expected[0], atol=1e-6)
 
 
+def test_keys_of_ragged_rows_anywhere(rng):
+    """Padded on the left, in the memory of a cache [B, Hkv, L, D], whose heads overlap as ragged rows; and shared."""
+    k, v = rng.standard_normal((2, 2, 2, 40, 16)).astype(np.float32)
+    begin, rows = ints(0, 33), np.arange(3) * 2
+    q = rng.standard_normal((4, 4, 16)).astype(np.float32)
+
+    def ragged(x):
+        return torch.from_numpy(x).as_strided((120, 2, 16), (16, 640, 1))
+
+    layout = raddle.RaggedKV(rows, kv_first=[0, 80 + 33], kv_len=40 - begin, kv_begin=begin)
+    out = run(q, ragged(k), ragged(v), layout=layout)
+    for request, first in enumerate(begin):
+        own = slice(2 * request, 2 * request + 2)
+        keys, values = (x[request, :, first:].swapaxes(0, 1) for x in (k, v))
+        alone = raddle.RaggedKV([0, 2], [0, 40 - first], qo_pos=[38 - first, 39 - first])
+        np.testing.assert_allclose(out[own], run(q[own], keys, values, layout=alone), atol=1e-6)
+    both = raddle.RaggedKV(rows, kv_first=[80, 80], kv_len=[40, 40])
+    shared = run(np.concatenate([q[:2], q[:2]]), ragged(k), ragged(v), layout=both)
+    np.testing.assert_array_equal(shared[:2], shared[2:])
+
+
+@pytest.mark.parametrize(
+    "given, error, words",
+    [
+        ({}, TypeError, ["kv_indptr is missing", "kv_first and kv_len"]),
+        ({"kv_len": [3, 4]}, TypeError, ["kv_indptr is missing", "kv_first and kv_len"]),
+        ({"kv_indptr": [0, 3, 7], "kv_len": [3, 4]}, ValueError, ["kv_indptr is given with kv_first or kv_len"]),
+        ({"kv_first": [0, 3], "kv_len": [3]}, ValueError, ["kv_len has 1", "2"]),
+        ({"kv_first": [0, -3], "kv_len": [3, 4]}, ValueError, ["kv_first[1] is -3", "at least 0"]),
+        ({"kv_first": [0, 3], "kv_len": [3, -4]}, ValueError, ["kv_len[1] is -4", "at least 0"]),
+        ({"kv_first": [0, 2**31 - 2], "kv_len": [3, 4]}, ValueError, ["kv_first and kv_len", "row 2147483649"]),
+        ({"kv_indptr": [0, 3, 7], "kv_begin": [1]}, ValueError, ["kv_begin has 1", "2"]),
+        ({"kv_indptr": [0, 3, 7], "kv_begin": [1, -1]}, ValueError, ["kv_begin[1] is -1"]),
+    ],
+)
+def test_where_ragged_keys_cannot_be(given, error, words):
+    with refuses(error, *words):
+        raddle.RaggedKV([0, 1, 2], **given)
+
+
+def test_ragged_keys_beyond_their_tensor(small_problem):
+    q, k = small_problem["q"], np.zeros((10, 2, 16), np.float32)
+    with refuses(ValueError, "10"):
+        run(q, k, k, layout=raddle.RaggedKV([0, 1, 3], kv_first=[0, 8], kv_len=[3, 3]))
+
+
 def test_what_a_layout_says_of_itself():
     cascade = raddle.Cascade([raddle.PagedKV([0, 3], [0, 1], [0], [16]), paged()])
     assert (cascade.num_requests, cascade.num_rows, cascade.num_levels) == (2, 3, 2)

@@ -72,6 +72,7 @@ LAYOUTS = {
     "HND": lambda: raddle.PagedKV([0, 2, 6], **TABLES, kv_layout="HND", qo_pos=np.arange(6)),
     "prefixes": lambda: raddle.PagedKV([0, 2, 6], **TABLES, discover_prefixes=2),
     "block-sparse": lambda: raddle.BlockSparse.from_dense_mask(np.tril(np.ones((6, 6), bool)), 2, 2),
+    "ragged rows": lambda: raddle.RaggedKV([0, 2, 6], kv_first=[9, 3], kv_len=[3, 6], kv_begin=[0, 7]),
     "no requests": lambda: raddle.RaggedKV([0], [0]),
     "cascade": lambda: raddle.Cascade(
         [
@@ -91,7 +92,7 @@ def test_layouts_pickle(make):
     attn = raddle.Attention(raddle.AttentionSpec(2, 2, 8, dtype="float32", variant=[raddle.Causal()]))
     assert attn.plan(loaded).explain() == attn.plan(layout).explain()
     q = np.random.default_rng(1).standard_normal((layout.num_rows, 2, 8)).astype(np.float32)
-    shape = {"ragged": (6, 2, 8), "no requests": (6, 2, 8), "block-sparse": (6, 2, 8), "HND": (4, 2, 2, 8)}
+    shape = {"ragged": (6, 2, 8), "ragged rows": (12, 2, 8), "no requests": (6, 2, 8), "block-sparse": (6, 2, 8), "HND": (4, 2, 2, 8)}
     pool = np.random.default_rng(2).standard_normal(shape.get(_name_of(make), (4, 2, 2, 8))).astype(np.float32)
     out = [attn.run(attn.plan(each), q, (pool, pool)) for each in (layout, loaded)]
     np.testing.assert_array_equal(*out)

@@ -71,6 +71,33 @@ def test_greedy_tokens(name, cache, padded, rng):
     assert len(expected.unique()) > 4  # it says something
 
 
+@pytest.mark.parametrize("order", ["heads first", "tokens first", "of unlike strides", "of odd strides"])
+def test_padded_caches_are_read_where_they_lie(order, rng):
+    """K and V of padded batches as ragged rows, of caches in either order, and copied only where they are in neither."""
+    mask = masks.Mask(3, 5, 12, windows.CAUSAL, 7, keep=np.arange(12) >= np.array([[0], [4], [9]]))
+    q = torch.from_numpy(rng.standard_normal((3, 5, 4, 16)).astype(np.float32))
+    key, value = torch.from_numpy(rng.standard_normal((2, 3, 2, 12, 16)).astype(np.float32))
+
+    def laid(x, tokens_first):
+        return x.transpose(1, 2).contiguous().transpose(1, 2) if tokens_first else x
+
+    cache = [laid(key, order == "tokens first"), laid(value, order in ("tokens first", "of unlike strides"))]
+    if order == "of odd strides":
+        flat = torch.zeros(3 * 2 * 12 * 16 + 2 * 8)
+        cache[0] = flat.as_strided(key.shape, (2 * 12 * 16 + 8, 12 * 16, 16, 1)).copy_(key)
+    pools, apart = mask.pools(*cache)
+    reads = all(pool.data_ptr() == x.data_ptr() for pool, x in zip(pools, cache))
+    assert reads == (order in ("heads first", "tokens first"))
+    attention = raddle.Attention(raddle.AttentionSpec(4, 2, 16, dtype="float32", variant=[raddle.SlidingWindow(-1, 0)]))
+    out = attention.run(attention.plan(mask.layout(apart)), q, pools)
+    for row, begin in enumerate([0, 4, 9]):
+        k, v = (x[row, :, begin:].transpose(0, 1) for x in (key, value))
+        first = max(0, begin - 7)  # rows of padding see nothing
+        alone = raddle.attention(q[row, first:], k, v, causal=True)
+        torch.testing.assert_close(out.view(q.shape)[row, first:], alone, rtol=0, atol=1e-5)
+        assert not out.view(q.shape)[row, :first].any()
+
+
 def test_prefill_in_pieces(rng):
     model, ids = model_of("gemma3", rng), tokens(rng, length=23)
     first = model(ids[:, :9], use_cache=True)

@@ -41,22 +41,35 @@ class Keys:
 
 @dataclass
 class RaggedKV:
-    """Request i's keys are rows kv_indptr[i] … kv_indptr[i + 1] of K and V [tokens, Hkv, D]."""
+    """Request i's keys are rows kv_indptr[i] … kv_indptr[i + 1] of K and V [tokens, Hkv, D], or the kv_len[i] rows from
+    kv_first[i] on, which count from kv_begin[i]."""
 
     qo_indptr: np.ndarray
-    kv_indptr: np.ndarray
+    kv_indptr: np.ndarray | None
     qo_pos: np.ndarray | None = None
+    kv_first: np.ndarray | None = None
+    kv_len: np.ndarray | None = None
+    kv_begin: np.ndarray | None = None
 
     def groups(self) -> list[Group]:
         result = []
         for i in range(len(self.qo_indptr) - 1):
-            slot = np.arange(self.kv_indptr[i], self.kv_indptr[i + 1])
-            index = np.arange(len(slot))
+            first, length = self._keys(i)
+            slot = first + np.arange(length)
+            index = np.arange(length) + (0 if self.kv_begin is None else self.kv_begin[i])
             result.append(Group(np.arange(self.qo_indptr[i], self.qo_indptr[i + 1]), slot, index, index))
         return result
 
+    def _keys(self, i: int) -> tuple[int, int]:
+        """Row of the first key, and keys."""
+        if self.kv_indptr is None:
+            return self.kv_first[i], self.kv_len[i]
+        return self.kv_indptr[i], self.kv_indptr[i + 1] - self.kv_indptr[i]
+
     def request_kv_len(self) -> np.ndarray:
-        return np.diff(self.kv_indptr)
+        """Keys of each request, those before kv_begin included."""
+        lengths = np.array([self._keys(i)[1] for i in range(len(self.qo_indptr) - 1)], int)
+        return lengths if self.kv_begin is None else lengths + self.kv_begin
 
 
 @dataclass

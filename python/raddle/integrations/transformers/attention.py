@@ -81,13 +81,14 @@ def _attend(
     mask = mask_of(attention_mask, (batch, rows, keys), num_qo_heads, Window(left, right))
     heads = (num_qo_heads, num_kv_heads, head_dim, head_dim_vo)
     kind = (heads, query.dtype, query.device, cap is not None, sinks is not None)
-    planned = mask.planned.get(kind)
+    pools, apart = mask.pools(key, value)
+    planned = mask.planned.get((kind, apart))
     if planned is None:
         attention = attention_of(*kind, mask.mods)
-        planned = mask.planned[kind] = attention, mask.plan(attention)
+        planned = mask.planned[kind, apart] = attention, mask.plan(attention, apart)
     attention, plan = planned
     params = run_members(cap, sinks, mask.mods)
-    return attention.run(plan, query.transpose(1, 2), mask.pools(key, value), scale=scale, params=params)
+    return attention.run(plan, query.transpose(1, 2), pools, scale=scale, params=params)
 
 
 def _shape(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> torch.Tensor:

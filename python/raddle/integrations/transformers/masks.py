@@ -8,7 +8,6 @@ a layer finds the `Mask`, with its plan.
 from __future__ import annotations
 
 import itertools
-from functools import cached_property
 from typing import Any, Callable
 
 import numpy as np
@@ -19,7 +18,7 @@ from transformers.masking_utils import causal_mask_function
 from raddle.attention import Attention
 from raddle.flex.trace import Traced, trace_mask, trace_score
 from raddle.integrations.transformers.windows import CAUSAL, EVERYTHING, Window, window_of
-from raddle.layouts import BlockSparse, Layout, PagedKV
+from raddle.layouts import Layout, PagedKV, RaggedKV
 from raddle.plans import Plan
 
 
@@ -49,36 +48,53 @@ class Mask:
             window = window._replace(right=-1)  # no key is behind a decode's row
         self.window, self.first_position, self.mods = window, first_position, mods
         self._spans = None if keep is None else spans_of(keep)
-        self._is_padded = self._spans is not None and bool(self._spans[0].any())
-        #: By kind of layer: each layer of a step asks, the first of its kind plans.
+        #: Whether keys begin behind padding.
+        self.is_padded = self._spans is not None and bool(self._spans[0].any())
+        #: By kind of layer and `pools`' rows: each layer of a step asks, the first of its kind plans.
         self.planned: dict[Any, tuple[Attention, Plan]] = {}
 
-    @cached_property
-    def layout(self) -> Layout:
-        """Sequence b's keys are rows of page b of the pools, padding left out."""
+    def layout(self, apart: int) -> Layout:
+        """Where the keys of `pools` lie that are no padding: of a padded batch, sequences are ``apart`` rows apart."""
         batch, q_length, kv_length = self.shape
         rows = np.arange(batch + 1) * q_length
-        pages = np.arange(batch)
         positions = None
         if self._spans is not None or self.first_position != kv_length - q_length:  # the layout's own
             positions = np.tile(np.arange(q_length, dtype=np.int32) + np.int32(self.first_position), batch)
+        sequences = np.arange(batch)
         begin, end = self._spans or (None, np.full(batch, kv_length))
-        if not self._is_padded:
-            return PagedKV(rows, None, pages[:, None], end, kv_length, "HND", qo_pos=positions)
-        blocks = dict(block_pos=begin, block_first=begin, block_count=end - begin)
-        indptr = np.arange(batch + 1)
-        return BlockSparse(q_length, kv_length, indptr, pages, qo_indptr=rows, qo_pos=positions, **blocks)
+        if not self.is_padded:
+            return PagedKV(rows, None, sequences[:, None], end, kv_length, "HND", qo_pos=positions)
+        first, length = sequences * apart + begin, end - begin
+        return RaggedKV(rows, kv_first=first, kv_len=length, kv_begin=begin, qo_pos=positions)
 
-    def pools(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V [batch, Hkv, kv_length, D] with their dimensions in the layout's order."""
-        return (key.transpose(1, 2), value.transpose(1, 2)) if self._is_padded else (key, value)
+    def pools(self, key: torch.Tensor, value: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], int]:
+        """K and V [batch, Hkv, kv_length, D] as the layout takes them, and rows from a sequence to the next.
 
-    def plan(self, attention: Attention) -> Plan:
-        """A plan of this batch for an attention of its mods."""
+        Of a padded batch they are ragged views of the same memory, [rows, Hkv, D], in which heads overlap.
+        """
+        if not self.is_padded:
+            return (key, value), 0
+        apart = _rows_apart(key)
+        if apart < 0 or _rows_apart(value) != apart:
+            key, value, apart = key.contiguous(), value.contiguous(), key.shape[1] * key.shape[2]
+        rows = (key.shape[0] - 1) * apart + key.shape[2]
+        k, v = (x.as_strided((rows, *x.shape[1::2]), (x.stride(2), x.stride(1), x.stride(3))) for x in (key, value))
+        return (k, v), apart
+
+    def plan(self, attention: Attention, apart: int) -> Plan:
+        """A plan of this batch for an attention of its mods; `apart` as of `layout`."""
         params = members_of(mod for mod in self.mods if mod.is_mask)
         if self.window != EVERYTHING:  # which the attention's own is, so that a GPU has it already
             params.update({"window.left": self.window.left, "window.right": self.window.right})
-        return attention.plan(self.layout, params=params or None)
+        return attention.plan(self.layout(apart), params=params or None)
+
+
+def _rows_apart(x: torch.Tensor) -> int:
+    """Keys of one head from a sequence of a cache to the next; -1 where that is no whole number."""
+    between, step = x.stride(0), x.stride(2)
+    if x.shape[0] == 1:
+        return 0
+    return between // step if step > 0 and between % step == 0 else -1
 
 
 def members_of(mods: Any) -> dict[str, Any]:
