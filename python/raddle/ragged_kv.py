@@ -49,5 +49,12 @@ class RaggedKV(Layout):
         kv_len: Any = None,
         kv_begin: Any = None,
     ) -> None:
-        given = {"kv_first": kv_first, "kv_len": kv_len, "kv_begin": kv_begin}
-        self._init(_ragged_kv, qo_indptr=qo_indptr, kv_indptr=kv_indptr, qo_pos=qo_pos, **given)
+        self._init(
+            _ragged_kv,
+            qo_indptr=qo_indptr,
+            kv_indptr=kv_indptr,
+            qo_pos=qo_pos,
+            kv_first=kv_first,
+            kv_len=kv_len,
+            kv_begin=kv_begin,
+        )

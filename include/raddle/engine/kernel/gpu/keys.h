@@ -9,6 +9,9 @@ RADDLE_ENGINE_BEGIN
 
 namespace gpu_kernel {
 
+/// The logarithm of a power of two.
+RADDLE_DEVICE i32 log2_of(i32 power) { return ptx::count_bits(static_cast<u32>(power - 1)); }
+
 /// Fills in the source of the keys of group `of.group`, of which the query tile sees those in
 /// [of.col_begin, of.col_end); `first` and `first_index` are the group's block_begin and kv_begin.
 /// One lane does this for its warp. `Of` is QueryTile or Opening.
@@ -31,7 +34,7 @@ RADDLE_DEVICE void open_source(const GpuLaunch& launch, const Of& of, i32 kv_hea
   const i32 size = level.blocks ? level.block_size : 1 << 30;
   source.pages = level.blocks ? level.blocks + first : zeros;
   source.page_size = size;
-  source.page_shift = is_power_of_two(size) ? ptx::count_bits(static_cast<u32>(size - 1)) : -1;
+  source.page_shift = is_power_of_two(size) ? log2_of(size) : -1;
   source.first_index = first_index;
   source.level = of.level;
   source.group = of.group;

@@ -21,17 +21,19 @@ RADDLE_DEVICE i32 start_first_tiles(const Launch& launch, const Opening& opening
   constexpr i32 keys = Kernel::tile_keys;
   static_assert(most_first_tiles <= Kernel::slots);
   static_assert(most_first_tiles * keys <= 32 * least_box_rows);
-  const LevelView& level = launch.levels[opening.level];
+  // In registers: what follows may write to memory, for all that the compiler knows.
+  const i32 level_index = opening.level, kv_head = opening.kv_head;
+  const LevelView& level = launch.levels[level_index];
   const bool in_pages = level.blocks != nullptr;
   const i32 page_size = in_pages ? level.block_size : keys;
-  const i32 rows = box_rows(page_size, keys);
+  const i32 rows = box_rows(page_size, keys), rows_shift = log2_of(rows);
   const i32 first = rows * ptx::lane_index(), tile = first / keys;  // this lane's box, and its tile
   const i32 column = opening.span_begin + first, end = min(opening.span_end, opening.col_end);
-  const bool exists = opening.item >= 0 && launch.in_boxes[opening.level] &&
-                      tile < most_first_tiles && column < end;
+  const bool exists =
+      opening.item >= 0 && launch.in_boxes[level_index] && tile < most_first_tiles && column < end;
   i32 page = 0, row = opening.first_entry + column;
   if (in_pages) {
-    const i32 shift = ptx::count_bits(static_cast<u32>(page_size - 1));
+    const i32 shift = log2_of(page_size);
     if (exists) page = level.blocks[opening.first_entry + (column >> shift)];
     row = column & (page_size - 1);
   }
@@ -41,9 +43,10 @@ RADDLE_DEVICE i32 start_first_tiles(const Launch& launch, const Opening& opening
   const i32 slot = exists ? at.slot : 0;
   const u32 barrier =
       ptx::shared_address(which == 0 ? &block.key_slots.full[slot] : &block.value_slots.full[slot]);
-  if (exists && first % keys == 0)  // of all boxes of the tile
-    ptx::barrier_expect(barrier, static_cast<u32>(128 * halves * rows) *
-                                     static_cast<u32>(ceil_div(min(end - column, keys), rows)));
+  if (exists && first % keys == 0) {  // of all boxes of the tile
+    const i32 boxes = (min(end - column, keys) + rows - 1) >> rows_shift;
+    ptx::barrier_expect(barrier, static_cast<u32>(128 * halves * (boxes << rows_shift)));
+  }
   ptx::sync_warp();  // no box may end before its bytes are expected
   if (exists) {
     const u32 to = ptx::shared_address(which == 0 ? block.k[slot] : block.v[slot]) +
@@ -51,10 +54,10 @@ RADDLE_DEVICE i32 start_first_tiles(const Launch& launch, const Opening& opening
     RADDLE_UNROLL
     for (i32 half = 0; half < max(Kernel::qk_halves, Kernel::vo_halves); ++half)
       if (half < halves)
-        ptx::copy_box(to + static_cast<u32>(128 * half * keys), &launch.map[opening.level][which],
-                      barrier, 64 * half, row, opening.kv_head, page, Kernel::keeps(launch));
+        ptx::copy_box(to + static_cast<u32>(128 * half * keys), &launch.map[level_index][which],
+                      barrier, 64 * half, row, kv_head, page, Kernel::keeps(launch));
   }
-  return ceil_div(ptx::count_bits(ptx::ballot(exists)) * rows, keys);
+  return (ptx::count_bits(ptx::ballot(exists)) * rows + keys - 1) / keys;
 }
 
 }  // namespace wgmma
