@@ -7,7 +7,7 @@ import functools
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from raddle.bench.engines import Engine, Makers
 from raddle.bench.gpu.cases import SOFT_CAP, WINDOW, Case
@@ -59,7 +59,4 @@ def _prepared(problem: Problem, case: Case, name: str) -> Engine:
 def _page_table(problem: Problem) -> torch.Tensor:
     """Pages of each request [B, pages of the longest], int32; behind a request's last one, 0."""
     ends, pages = problem.page_indptr, problem.on_device("page_indices")
-    longest = max(ends[1:] - ends[:-1])
-    lists = [pages[begin:end] for begin, end in zip(ends, ends[1:])]
-    return torch.stack([F.pad(each, (0, longest - len(each))) for each in lists])
-
+    return pad_sequence([pages[begin:end] for begin, end in zip(ends, ends[1:])], batch_first=True)

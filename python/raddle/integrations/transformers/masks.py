@@ -48,8 +48,7 @@ class Mask:
             window = window._replace(right=-1)  # no key is behind a decode's row
         self.window, self.first_position, self.mods = window, first_position, mods
         self._spans = None if keep is None else spans_of(keep)
-        #: Whether keys begin behind padding.
-        self.is_padded = self._spans is not None and bool(self._spans[0].any())
+        self._is_padded = self._spans is not None and bool(self._spans[0].any())
         #: By kind of layer and `pools`' rows: each layer of a step asks, the first of its kind plans.
         self.planned: dict[Any, tuple[Attention, Plan]] = {}
 
@@ -62,7 +61,7 @@ class Mask:
             positions = np.tile(np.arange(q_length, dtype=np.int32) + np.int32(self.first_position), batch)
         sequences = np.arange(batch)
         begin, end = self._spans or (None, np.full(batch, kv_length))
-        if not self.is_padded:
+        if not self._is_padded:
             return PagedKV(rows, None, sequences[:, None], end, kv_length, "HND", qo_pos=positions)
         first, length = sequences * apart + begin, end - begin
         return RaggedKV(rows, kv_first=first, kv_len=length, kv_begin=begin, qo_pos=positions)
@@ -72,14 +71,13 @@ class Mask:
 
         Of a padded batch they are ragged views of the same memory, [rows, Hkv, D], in which heads overlap.
         """
-        if not self.is_padded:
+        if not self._is_padded:
             return (key, value), 0
         apart = _rows_apart(key)
         if apart < 0 or _rows_apart(value) != apart:
             key, value, apart = key.contiguous(), value.contiguous(), key.shape[1] * key.shape[2]
         rows = (key.shape[0] - 1) * apart + key.shape[2]
-        k, v = (x.as_strided((rows, *x.shape[1::2]), (x.stride(2), x.stride(1), x.stride(3))) for x in (key, value))
-        return (k, v), apart
+        return (_ragged(key, rows), _ragged(value, rows)), apart
 
     def plan(self, attention: Attention, apart: int) -> Plan:
         """A plan of this batch for an attention of its mods; `apart` as of `layout`."""
@@ -95,6 +93,13 @@ def _rows_apart(x: torch.Tensor) -> int:
     if x.shape[0] == 1:
         return 0
     return between // step if step > 0 and between % step == 0 else -1
+
+
+def _ragged(x: torch.Tensor, rows: int) -> torch.Tensor:
+    """A cache [batch, Hkv, length, D] as so many rows [rows, Hkv, D], one a key of its first head."""
+    _, heads, _, dim = x.shape
+    _, of_head, of_row, of_column = x.stride()
+    return x.as_strided((rows, heads, dim), (of_row, of_head, of_column))
 
 
 def members_of(mods: Any) -> dict[str, Any]:

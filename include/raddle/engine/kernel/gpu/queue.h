@@ -11,24 +11,28 @@ RADDLE_ENGINE_BEGIN
 
 namespace gpu_kernel {
 
-/// Every thread asks the L2 cache to fetch one line of the layout and the plan, so that the chain
-/// of queue, item, tile and page table that leads to the first key is short. Returns the thread's
-/// number in the grid.
+/// A thread's number among those of all workers.
 template <class Kernel>
-RADDLE_DEVICE i32 prefetch_plan(const GpuLaunch& launch) {
-  const i32 thread = Kernel::Team::num_threads * Kernel::Team::worker() + Kernel::Team::thread();
-  const i64 line = 128 * i64{thread};
+RADDLE_DEVICE i32 thread_of_all() {
+  return Kernel::Team::num_threads * Kernel::Team::worker() + Kernel::Team::thread();
+}
+
+/// Every thread asks the L2 cache to fetch one line of the layout and the plan, so that the chain
+/// of queue, item, tile and page table that leads to the first key is short.
+template <class Kernel>
+RADDLE_DEVICE void prefetch_plan(const GpuLaunch& launch) {
+  const i64 line = 128 * i64{thread_of_all<Kernel>()};
   // Decided by vote, so that the compiler knows that a warp stays together.
   if (ptx::any(line < launch.array_bytes))
     ptx::prefetch(launch.arrays + min(line, launch.array_bytes - 1));
-  return thread;
 }
 
 /// The same, and one line of the queries, which would otherwise wait behind the keys of all
 /// workers.
 template <class Kernel>
 RADDLE_DEVICE void prefetch_inputs(const GpuLaunch& launch) {
-  const i32 thread = prefetch_plan<Kernel>(launch);
+  prefetch_plan<Kernel>(launch);
+  const i32 thread = thread_of_all<Kernel>();
   constexpr i32 row_bytes = Kernel::dim_qk * static_cast<i32>(sizeof(typename Kernel::T));
   constexpr i32 lines = ceil_div(row_bytes, 128);
   const i32 num_heads = launch.plan.num_kv_heads * launch.plan.group_size;

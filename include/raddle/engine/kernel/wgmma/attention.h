@@ -55,7 +55,8 @@ RADDLE_DEVICE void load(const Launch& launch, const Variant& variant, i32 first,
                         const Opening& opening, Next next) {
   const i32 loads = loading_warp();
   i32 started = 0;
-  if ((loads == key_warp && Kernel::starts_keys) || (loads == value_warp && Kernel::starts_values))
+  if (!Kernel::reads_from_end &&
+      (loads == key_warp || (loads == value_warp && !Kernel::queries_first)))
     started = start_first_tiles<Kernel>(launch, opening, loads);
   if (loads == key_warp)
     TileLoader<Kernel, 0, Variant>(launch, variant, started).run();

@@ -95,11 +95,8 @@ struct Kernel : AnyKernel<Element, qk, vo, Variant> {
   /// Whether an item's last tile comes first. Rows choose their references at their first tile, and
   /// scores that favour near keys, as ALiBi's, are largest at the last.
   static constexpr bool reads_from_end = has_logits<Variant>;
-  /// Whether a worker's first tile of keys, and of values, is copied from its opening.
-  static constexpr bool starts_keys = !reads_from_end;
-  static constexpr bool starts_values = false;
-  /// Whether other tiles are asked for after a worker's first queries: the keys and values of a
-  /// long tile fill the path to memory for microseconds.
+  /// Whether all tiles but a worker's first one of keys are asked for after its first queries: the
+  /// keys and values of a long tile fill the path to memory for microseconds.
   static constexpr bool queries_first = true;
   /// How many boxes of a tile are started in a row, without a loop: one at a time is slower, but
   /// takes fewer instructions from the warps that compute.
@@ -130,8 +127,6 @@ struct ShortKernel : AnyKernel<Element, qk, vo, Variant> {
   static constexpr bool finds_intervals = false;
   static constexpr bool asks_parts = false;
   static constexpr bool reads_from_end = false;
-  static constexpr bool starts_keys = true;
-  static constexpr bool starts_values = true;
   static constexpr bool queries_first = false;
   static constexpr i32 boxes_at_once = 4;
   static constexpr i32 copied_slots = min(slots, 3);

@@ -108,7 +108,7 @@ class TileLoader {
     return {ring_, ring_ == 0 ? tiles_ : tiles_of_other_};
   }
   RADDLE_DEVICE bool is_started() const {
-    return Kernel::starts_keys && tiles_ + tiles_of_other_ < started_;
+    return !Kernel::reads_from_end && tiles_ + tiles_of_other_ < started_;
   }
   /// Nothing is computed before the first keys and queries are there, so other tiles are asked for
   /// after these.
