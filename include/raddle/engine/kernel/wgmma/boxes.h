@@ -56,20 +56,25 @@ class Boxes {
                       64 * half, row, kv_head_, from, Kernel::keeps(launch_));
     };
     const i32 boxes = count(tile);
-    const bool starts = ptx::elected();
-    if (starts)
+    i32* pages = Memory<Kernel>::get().pages[which];
+    if (ptx::lane_index() < boxes) pages[ptx::lane_index()] = page;
+    ptx::sync_warp();
+    // One lane starts all of them: what does not change from box to box stays in registers of the
+    // warp then, and a box takes a warp 18 instructions, where 32 fetched its page from a lane.
+    if (ptx::elected()) {
       ptx::barrier_arrive_expecting(barrier, static_cast<u32>(128 * halves * (boxes << shift_)));
-    constexpr i32 at_once = Kernel::boxes_at_once;
-    RADDLE_ROLLED
-    for (i32 first = 0; first < boxes; first += at_once) {
-      i32 from[at_once];
-      RADDLE_UNROLL
-      for (i32 i = 0; i < at_once; ++i) from[i] = ptx::shuffle(page, first + i);
-      if (!starts) continue;
-      RADDLE_UNROLL
-      for (i32 i = 0; i < at_once; ++i)
-        if (first + i < boxes) copy_one(first + i, from[i]);
+      constexpr i32 at_once = Kernel::boxes_at_once;
+      RADDLE_ROLLED
+      for (i32 first = 0; first < boxes; first += at_once) {
+        i32 from[at_once];
+        RADDLE_UNROLL
+        for (i32 i = 0; i < at_once; ++i) from[i] = pages[first + i];
+        RADDLE_UNROLL
+        for (i32 i = 0; i < at_once; ++i)
+          if (i == 0 || first + i < boxes) copy_one(first + i, from[i]);
+      }
     }
+    ptx::sync_warp();  // the pages have been read
   }
 
  private:

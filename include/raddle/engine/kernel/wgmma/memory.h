@@ -116,6 +116,8 @@ struct Memory {
   Ring<Kernel::slots> key_slots, value_slots;
   Ring<Kernel::item_slots> items;
   TileKeys<Kernel::tile_keys, false, 1> keys[fact_slots];
+  alignas(16)
+      i32 pages[2][Kernel::tile_keys / least_box_rows];  ///< of the boxes of K and of V copied next
   RowTable<Kernel::tile_keys> rows;  ///< of the tiles that are copied next, if row by row
   alignas(16) TileFacts tile[fact_slots];
   TileParts<Kernel> parts[Kernel::asks_parts ? fact_slots : 1];
