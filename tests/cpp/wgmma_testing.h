@@ -40,6 +40,21 @@ inline TensorMap map_of(const TensorRef& pool, i32 page_size, i32 dim, i32 tile_
   std::memcpy(&result, &map, sizeof map);
   return result;
 }
+/// The map of ragged queries, a whole tile of a group's heads a box.
+inline TensorMap map_of_queries(const TensorRef& q, i32 group_size) {
+  emulated::BoxMap map{};
+  map.data = static_cast<const std::byte*>(q.data);
+  map.element_bytes = 2, map.swizzled = 1;
+  const i64 size[4] = {q.shape[2], group_size, q.shape[0], q.shape[1] / group_size};
+  const i64 stride[3] = {q.stride[1], q.stride[0], group_size * q.stride[1]};
+  for (i32 i = 0; i < 4; ++i) map.size[i] = static_cast<u64>(size[i]);
+  for (i32 i = 0; i < 3; ++i) map.stride[i] = static_cast<u64>(2 * stride[i]);
+  map.box[0] = 64, map.box[1] = group_size, map.box[2] = wgmma::long_rows / group_size;
+  map.box[3] = 1;
+  TensorMap result{};
+  std::memcpy(&result, &map, sizeof map);
+  return result;
+}
 
 /// Slots that hold no key: behind the last one of a request, and pages that no request has. NaN in
 /// them.
@@ -153,6 +168,10 @@ void check(const Batch& batch, const V& variant, const reference::Parts& parts) 
   launch.map[0][0] = map_of(k.ref, page_size, dim_qk, Of::Kernel::tile_keys);
   launch.map[0][1] = map_of(v.ref, page_size, dim_vo, Of::Kernel::tile_keys);
   launch.q = RowsView{q.ref.data, q.ref.stride[0], q.ref.stride[1]};
+  if (wgmma::long_rows % (qo_heads / kv_heads) == 0) {
+    launch.query_boxes = wgmma::QueryBoxes::of_groups;
+    launch.query_map = map_of_queries(q.ref, qo_heads / kv_heads);
+  }
   launch.out = RowsView{out.ref.data, out.ref.stride[0], out.ref.stride[1]};
   if (parts.scan == Scan::softmax)
     launch.lse = RowsView{lse.ref.data, lse.ref.stride[0], lse.ref.stride[1]};

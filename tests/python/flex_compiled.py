@@ -24,7 +24,7 @@ template <class V> KvSpan span_of(const V& v, const Tile& t) {
   if constexpr (requires { v.kv_span(t); }) return v.kv_span(t);
   return KvSpan{everything, everything};
 }
-template <class V> KvSpan row_span_of(const V& v, const Row& r, Range keys) {
+template <class V> KvSpan row_span_of(const V& v, const Row& r, RowKeys keys) {
   bool known = requires { v.row_span(r, keys); };
   if constexpr (requires { v.knows_spans(); }) known = known && v.knows_spans();
   if constexpr (requires { v.row_span(r, keys); })
@@ -66,9 +66,11 @@ extern "C" void span{i}(const void* const* m, long n, const i32* at, i32* out) {
 }}
 extern "C" void row_span{i}(const void* const* m, long n, const i32* at, i32* out) {{
   {bind}
+  i32 guess = 0;
   for (long j = 0; j < n; ++j, at += 8, out += 2) {{
     const Row r{{at[0], 0, 0, at[4], at[2], 0, 0, 0}};
-    const KvSpan span = row_span_of(v, r, {{at[6], at[7]}});
+    const KvSpan span = row_span_of(v, r, RowKeys{{{{at[6], at[7]}}, guess}});
+    guess = span.pos.first;
     out[0] = span.pos.first, out[1] = span.pos.last;
   }}
 }}

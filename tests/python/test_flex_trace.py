@@ -322,6 +322,38 @@ def near_body(fn):
     return parts[1].split("return ")[1].split(";")[0] if len(parts) > 1 else None
 
 
+def test_a_multiple_of_the_distance_is_told_as_a_slope():
+    """Whichever way it is written; the slope may depend on the row alone."""
+    ends = {
+        "traced::at(SLOPES, r.q_head)": (
+            lambda score, b, h, q, kv: score + SLOPES[h] * (kv - q),
+            lambda score, b, h, q, kv: score + (kv - q) * SLOPES[h],
+            lambda score, b, h, q, kv: SLOPES[h] * (kv - q) + score,
+            lambda score, b, h, q, kv: score - SLOPES[h] * (q - kv),
+        ),
+        "-traced::at(SLOPES, r.q_head)": (
+            lambda score, b, h, q, kv: score - SLOPES[h] * (kv - q),
+            lambda score, b, h, q, kv: score + SLOPES[h] * (q - kv),
+            lambda score, b, h, q, kv: score - -SLOPES[h] * (q - kv),
+        ),
+        "5.e-01f": (lambda score, b, h, q, kv: score + 0.5 * (kv - q),),
+        "-(-2.0f)": (lambda score, b, h, q, kv: score + -2.0 * (q - kv),),
+    }
+    for slope, functions in ends.items():
+        for fn in functions:
+            source = trace_score(fn).source
+            assert source.split("distance_slope(const Row&")[1].split("return ")[1].split(";")[0] == slope, source
+    for none in (
+        lambda score, b, h, q, kv: score * 2.0 + SLOPES[h] * (kv - q),
+        lambda score, b, h, q, kv: score + SLOPES[h] * abs(kv - q),
+        lambda score, b, h, q, kv: score + SLOPES[kv] * (kv - q),
+        lambda score, b, h, q, kv: score + score * (kv - q),
+        lambda score, b, h, q, kv: score + SLOPES[h] * (kv - 2 * q),
+        lambda score, b, h, q, kv: SLOPES[h] * (kv - q) - score,
+    ):
+        assert "distance_slope" not in trace_score(none).source
+
+
 def test_soft_caps_have_a_sooner_form():
     """Of logits that are far below the cap. Whatever else a function does to its score is done to the scaled one."""
     cap, other = 30.0, 20.0

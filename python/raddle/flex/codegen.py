@@ -38,7 +38,7 @@ _keywords = set(
 )
 _taken = _keywords | set(
     "r c s t s_scale i32 i64 u8 u32 Row Key Tile Tensor SpanTensor Coverage KvSpan Range Truth IntInterval FloatInterval math "
-    "near_logits near_limit traced interval raddle logits mask coverage kv_span row_span knows_spans query key value sink output scan min max hull both either "
+    "near_logits near_limit distance_slope traced interval raddle logits mask coverage kv_span row_span knows_spans query key keys value sink output scan min max hull both either "
     "native intersect everything compose is_empty int_min int_max bits_to_float to_float from_float round_up ceil_div cpu "
     "Scan Mix Member Variant Causal SlidingWindow SoftCap Sinks Sigmoid Rope Alibi AllOf AnyOf Leaf Composition".split()
 )
@@ -127,7 +127,7 @@ class _Scalar:
     def text(self, node: Node) -> str:
         return self._names.get(id(node)) or self._write(node)
 
-    def _operand(self, node: Node) -> str:
+    def operand(self, node: Node) -> str:
         """With parentheses where it is more than a name or a call."""
         text = self.text(node)
         return text if re.fullmatch(r"[\w.:]+", text) or _is_call(text) else f"({text})"
@@ -154,7 +154,7 @@ class _Scalar:
                 return self.text(args[0])
             return f"static_cast<{_type(node)}>({self.text(args[0])})"
         if op == "where":
-            a, b, c = map(self._operand, args)
+            a, b, c = map(self.operand, args)
             return f"{a} ? {b} : {c}"
         if self._near and (cap := _cap_of(node)):
             self.reads.add("s")
@@ -166,14 +166,14 @@ class _Scalar:
                     return f"native::product_sum({', '.join(operands)})"
         if op in _compare or op in _infix and (op in ("and", "or", "xor") or node.dtype == "float"):
             symbol = _compare.get(op) or _infix[op]
-            return f"{self._operand(args[0])} {symbol} {self._operand(args[1])}"
+            return f"{self.operand(args[0])} {symbol} {self.operand(args[1])}"
         if op == "not":
             inner = args[0]
             if inner.op == "eq" and id(inner) not in self._names:
-                return f"{self._operand(inner.args[0])} != {self._operand(inner.args[1])}"
-            return ("!" if node.dtype == "bool" else "~") + self._operand(args[0])
+                return f"{self.operand(inner.args[0])} != {self.operand(inner.args[1])}"
+            return ("!" if node.dtype == "bool" else "~") + self.operand(args[0])
         if op == "neg" and node.dtype == "float":
-            return "-" + self._operand(args[0])
+            return "-" + self.operand(args[0])
         if op in ("floor_div", "floor_mod") and node.dtype != "float" and args[1].op == "const" and args[1].payload > 0:
             return f"traced::{op}<{args[1].payload}>({self.text(args[0])})"
         if op == "tanh":
@@ -188,19 +188,19 @@ class _Scalar:
         """An operation with integers of 64 bits among its operands, or as its result."""
         op, args = node.op, node.args
         if op in _compare:
-            return f"{self._operand(args[0])} {_compare[op]} {self._operand(args[1])}"
+            return f"{self.operand(args[0])} {_compare[op]} {self.operand(args[1])}"
         if op == "cast" and args[0].dtype == "float":
             text = f"traced::to_long({self.text(args[0])})"
         elif op == "cast":
             return f"static_cast<{_type(node)}>({self.text(args[0])})"
         elif op == "where":
-            condition, *both = map(self._operand, args)
+            condition, *both = map(self.operand, args)
             text = " : ".join(x if a.is_wide else f"i64{{{x}}}" for a, x in zip(args[1:], both))
             text = f"{condition} ? {text}"
         elif op in ("and", "or", "xor"):
-            text = f"{self._operand(args[0])} {_infix[op]} {self._operand(args[1])}"
+            text = f"{self.operand(args[0])} {_infix[op]} {self.operand(args[1])}"
         elif op == "not":
-            text = f"~{self._operand(args[0])}"
+            text = f"~{self.operand(args[0])}"
         else:
             wide = (self.text(a) if a.is_wide else f"i64{{{self.text(a)}}}" for a in args)
             text = f"traced::{op}({', '.join(wide)})"
@@ -387,6 +387,26 @@ def _soft_cap(root: Node) -> Node | None:
     return caps[0] if len(caps) == 1 == sum(node.op == "tanh" for node in nodes) else None
 
 
+def _distance_slope(root: Node) -> tuple[Node, bool] | None:
+    """a of ``score + a * (kv_idx - q_idx)``, or, with True, of ``score - a * (kv_idx - q_idx)``, where it depends
+    neither on the key nor on the score."""
+    if root.op not in ("add", "sub"):
+        return None
+    for score, product in (root.args, *([root.args[::-1]] if root.op == "add" else ())):
+        if score.op != "score" or product.op != "mul":
+            continue
+        for slope, distance in (product.args, product.args[::-1]):
+            while distance.op == "cast" and distance.dtype == "float":
+                distance = distance.args[0]
+            if distance.op != "sub" or distance.is_wide or {x.op for x in order(slope)} & {"kv", "score"}:
+                continue
+            ops = tuple(x.op for x in distance.args)
+            if ops in (("kv", "q"), ("q", "kv")):
+                falls = (ops == ("q", "kv")) != (root.op == "sub")
+                return (slope.args[0], not falls) if slope.op == "neg" else (slope, falls)
+    return None
+
+
 def _spans(kept: spans.Spans, intervals: _Intervals, members: Members) -> list[str]:
     """knows_spans, kv_span and row_span of a mask that is bounds on kv_idx."""
     out: list[str] = []
@@ -408,17 +428,19 @@ def _spans(kept: spans.Spans, intervals: _Intervals, members: Members) -> list[s
 
     conditions = [node for node, _ in kept.of_rows]
     scalar = _Scalar(members, *(node for each in kept.bounds for node in each.nodes()), *conditions)
-    of_row = [
-        each.of_row(scalar.text, array, scalar.indices(each.load, len(each.load.args) - 1))
-        if isinstance(each, spans.Search)
-        else each.of_row(scalar.text)
+    of_row = [each.of_row(scalar.text) for each in kept.bounds if isinstance(each, spans.Bound)]
+    # What these leave is searched.
+    left = f"RowKeys{{intersect(keys, interval::span({', '.join(of_row)}).pos), keys.guess}}" if of_row else "keys"
+    of_row += [
+        each.of_row(scalar.text, array, scalar.indices(each.load, len(each.load.args) - 1), left)
         for each, array in zip(kept.bounds, arrays)
+        if isinstance(each, spans.Search)
     ]
     lines = list(scalar.lines)
     for node, holds in kept.of_rows:
         lines.append(f"if ({'!' if holds else ''}({scalar.text(node)})) return KvSpan{{everything, {{0, -1}}}};")
     row = _Body(lines, scalar.reads, f"interval::span({', '.join(of_row)})")
-    keys = "Range keys" if any(arrays) else "Range"
+    keys = "const RowKeys& keys" if any(arrays) else "Range"
     return [*out, "", *_function(f"KvSpan row_span({_parameter('Row', 'r', row.reads)}, {keys})", row)]
 
 
@@ -461,4 +483,9 @@ def struct(name: str, root: Node, members: Members, is_mask: bool) -> str:
             out += ["", *_function(f"float near_logits({score}, float s_scale, {row_and_key})", near)]
             out += ["  RADDLE_FN float near_limit(float s_scale) const {"]
             out += [f"    return native::near_soft_cap_limit(s_scale, {near.text(cap)});", "  }"]
+        if found := _distance_slope(root):
+            slope, falls = found
+            of_row = _Scalar(members, slope)
+            of_row.result = f"-{of_row.operand(slope)}" if falls else of_row.text(slope)
+            out += ["", *_function(f"float distance_slope({_parameter('Row', 'r', of_row.reads)})", of_row)]
     return "\n".join([*out, "};", ""])

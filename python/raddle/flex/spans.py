@@ -63,13 +63,13 @@ class Search:
         leading = map(names, self.load.args[:-1])
         return f"interval::{self._text(array, least, most, 't.kv_pos', leading)}"
 
-    def of_row(self, names: Names, array: str, indices: Sequence[str]) -> str:
-        """C++ of those of a row."""
+    def of_row(self, names: Names, array: str, indices: Sequence[str], keys: str) -> str:
+        """C++ of those of a row, of ``keys``."""
 
         def value(node: Node) -> str:
             return f"i64{{{names(node)}}}"
 
-        return f"traced::{self._text(array, value, value, 'keys', indices)}"
+        return f"traced::{self._text(array, value, value, keys, indices)}"
 
     def nodes(self) -> list[Node]:
         """What it depends on."""

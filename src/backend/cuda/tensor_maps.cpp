@@ -15,7 +15,7 @@ std::size_t TensorMaps::Hash::operator()(const BoxedTensor& tensor) const {
   };
   for (const u64 size : tensor.size) add(size);
   for (const u64 stride : tensor.stride) add(stride);
-  add(tensor.box[1]);
+  for (const u32 size : tensor.box) add(size);
   return static_cast<std::size_t>(hash);
 }
 
@@ -29,6 +29,23 @@ i64 whole_blocks(const TensorRef& tensor, const Level& level) {
   return slots % level.block_size == 0 ? slots / level.block_size : 0;
 }
 
+/// A box has 128 bytes of a row, and so many elements of the next two dimensions.
+BoxedTensor boxed_tensor(const void* data, i32 element_bytes, const i64 (&size)[4],
+                         const i64 (&stride)[3], const i32 (&box)[2]) {
+  BoxedTensor boxed;
+  boxed.data = reinterpret_cast<u64>(data);
+  boxed.element_bytes = element_bytes;
+  // What has one element alone may have any stride, also one that no map can have.
+  const u64 least = static_cast<u64>(round_up(size[0] * element_bytes, i64{16}));
+  for (i32 i = 0; i < 4; ++i) boxed.size[i] = static_cast<u64>(size[i]);
+  for (i32 i = 0; i < 3; ++i)
+    boxed.stride[i] = size[i + 1] > 1 ? static_cast<u64>(stride[i] * element_bytes) : least;
+  boxed.box[0] = static_cast<u32>(128 / element_bytes);
+  boxed.box[1] = static_cast<u32>(box[0]), boxed.box[2] = static_cast<u32>(box[1]);
+  boxed.box[3] = 1;
+  return boxed;
+}
+
 }  // namespace
 
 /// Rows of 64 columns of one page or block and head are a box. Keys without pages lie in one.
@@ -37,21 +54,10 @@ BoxedTensor TensorMaps::box(const PoolView& pool, const TensorRef& tensor, const
   const bool in_blocks = level.storage != KvStorage::ragged;
   const i64 blocks = in_blocks ? whole_blocks(tensor, level) : 1;
   const i64 rows = in_blocks ? level.block_size : raddle::dim(tensor, 0);
-  BoxedTensor boxed;
-  boxed.data = reinterpret_cast<u64>(pool.data);
-  boxed.element_bytes = element_bytes_;
-  const i64 size[4] = {dim, rows, heads_, blocks};
-  const i64 stride[3] = {in_blocks ? pool.row_stride : pool.block_stride, pool.head_stride,
-                         in_blocks ? pool.block_stride : 0};
-  // What has one element alone may have any stride, also one that no map can have.
-  const u64 least = static_cast<u64>(round_up(i64{dim} * element_bytes_, i64{16}));
-  for (i32 i = 0; i < 4; ++i) boxed.size[i] = static_cast<u64>(size[i]);
-  for (i32 i = 0; i < 3; ++i)
-    boxed.stride[i] = size[i + 1] > 1 ? static_cast<u64>(stride[i] * element_bytes_) : least;
-  boxed.box[0] = static_cast<u32>(128 / element_bytes_);
-  boxed.box[1] = static_cast<u32>(box_rows);
-  boxed.box[2] = boxed.box[3] = 1;
-  return boxed;
+  return boxed_tensor(pool.data, element_bytes_, {dim, rows, heads_, blocks},
+                      {in_blocks ? pool.row_stride : pool.block_stride, pool.head_stride,
+                       in_blocks ? pool.block_stride : 0},
+                      {box_rows, 1});
 }
 
 TensorMap TensorMaps::map_of(const BoxedTensor& tensor) {
@@ -85,6 +91,29 @@ bool TensorMaps::provide(const Layout& layout, const RunArgs& args, i32 tile_key
     all = all && launch.in_boxes[i];
   }
   return all;
+}
+
+void TensorMaps::provide_queries(const RunArgs& args, wgmma::Launch& launch) {
+  launch.query_boxes = wgmma::QueryBoxes::none;
+  const bool apart = args.q.rank == 4;
+  const i64 requests = apart ? args.q.shape[0] : 1, rows = requests * args.q.shape[apart ? 1 : 0];
+  const RowsView& q = launch.q;
+  wgmma::QueryBoxes kind = wgmma::QueryBoxes::none;
+  BoxedTensor boxed;
+  if (q.request_stride == 0 && wgmma::long_rows % group_size_ == 0) {
+    kind = wgmma::QueryBoxes::of_groups;
+    boxed = boxed_tensor(q.data, element_bytes_, {dims_[0], group_size_, rows, heads_},
+                         {q.head_stride, q.row_stride, group_size_ * q.head_stride},
+                         {group_size_, wgmma::long_rows / group_size_});
+  } else if (q.request_stride > 0 && group_size_ == 1) {
+    kind = wgmma::QueryBoxes::of_heads;
+    boxed = boxed_tensor(q.data, element_bytes_, {dims_[0], rows, heads_, requests},
+                         {q.row_stride, q.head_stride, q.request_stride}, {wgmma::long_rows, 1});
+  }
+  if (kind == wgmma::QueryBoxes::none || !can_be_boxed(boxed)) return;
+  const std::lock_guard lock(mutex_);
+  launch.query_map = map_of(boxed);
+  launch.query_boxes = kind;
 }
 
 }  // namespace raddle::cuda

@@ -1,4 +1,4 @@
-// Tensor maps of the KV tensors that runs bring: made once a tensor, since a model's layers run
+// Tensor maps of the tensors that runs bring: made once a tensor, since a model's layers run
 // again and again with the same ones.
 #pragma once
 
@@ -17,12 +17,16 @@ class TensorMaps {
   explicit TensorMaps(const AttentionSpec& spec)
       : dims_{spec.head_dim_qk, spec.head_dim_vo},
         heads_(spec.num_kv_heads),
+        group_size_(spec.group_size()),
         element_bytes_(dtype_bytes(spec.stored_dtype())) {}
 
   /// Says which of the layout's levels lie in boxes, and writes the maps of their K and V, whose
   /// tensors `args` has, for a kernel whose tiles have `tile_keys` keys. Returns whether all levels
   /// do. Raises DeviceError where the driver refuses a map.
   bool provide(const Layout& layout, const RunArgs& args, i32 tile_keys, wgmma::Launch& launch);
+
+  /// Says how the rows of Q, launch.q, lie in boxes, and writes their map.
+  void provide_queries(const RunArgs& args, wgmma::Launch& launch);
 
  private:
   struct Hash {
@@ -36,7 +40,7 @@ class TensorMaps {
   TensorMap map_of(const BoxedTensor& tensor);
 
   i32 dims_[2];  ///< of K and V
-  i32 heads_, element_bytes_;
+  i32 heads_, group_size_, element_bytes_;
   std::mutex mutex_;
   std::unordered_map<BoxedTensor, TensorMap, Hash> maps_;
 };

@@ -21,19 +21,25 @@ RADDLE_FN i32 find_order(const T* data, i64 n, i64 row) {
 }
 
 /// Which of n elements in an order (SpanTensor::order) lie in `value`, of the indices in `over`,
-/// which begin at 0 or above. Those beyond the end select the last element.
+/// which begin at 0 or above. Those beyond the end select the last element. Few elements are read
+/// where the first that lies in it is at `guess`, and all behind it do, too.
 template <class T>
-RADDLE_FN Range search(const T* elements, i32 n, i32 order, IntInterval value, Range over) {
+RADDLE_FN Range search(const T* elements, i32 n, i32 order, IntInterval value, Range over,
+                       i32 guess) {
+  if (over.last < over.first) return over;
   const i32 begin = min(over.first, n - 1), end = min(over.last, n - 1) + 1;
   const auto is_before = [&](i64 x) { return order > 0 ? x < value.first : x > value.last; };
   const auto is_behind = [&](i64 x) { return order > 0 ? x > value.last : x < value.first; };
-  i32 before = begin - 1, last = end - 1;
-  if (is_before(elements[begin]) || is_behind(elements[end - 1])) {
+  guess = min(max(guess, begin), end - 1);
+  i32 before = guess - 1, last = end - 1;
+  // Read at once: each comes from far.
+  const i64 first = elements[guess], ahead = elements[max(before, begin)], end_one = elements[last];
+  if ((guess > begin && !is_before(ahead)) | is_before(first) | is_behind(end_one)) {
     // The last index before the interval, and the last one not behind it, grow by halved steps.
     i32 step = 1;
     RADDLE_ROLLED
     while (step <= (end - begin) / 2) step *= 2;
-    last = begin - 1;
+    before = last = begin - 1;
     RADDLE_ROLLED
     for (; step > 0; step /= 2) {
       const i32 i = min(before + step, end - 1), j = min(last + step, end - 1);
@@ -66,7 +72,7 @@ RADDLE_FN Range indices_of(const SpanTensor<const T, rank>& t, IntInterval value
   }
   if (!known) return everything;
   const i32 n = t.extent[rank - 1];
-  return search(t.data + row * n, n, t.order, value, over);
+  return search(t.data + row * n, n, t.order, value, over, over.first);
 }
 
 }  // namespace interval
@@ -75,13 +81,13 @@ namespace traced {
 
 /// The same where every index is known, and elements are in an order.
 template <class T, i32 rank, class... Index>
-RADDLE_FN Range indices_of(const SpanTensor<const T, rank>& t, IntInterval value, Range over,
+RADDLE_FN Range indices_of(const SpanTensor<const T, rank>& t, IntInterval value, RowKeys over,
                            Index... leading) {
   static_assert(sizeof...(Index) + 1 == rank);
   const i32 n = t.extent[rank - 1];
   const T* elements = t.data;
   if constexpr (rank > 1) elements = &at(t, leading..., 0);
-  return search(elements, n, t.order, value, over);
+  return search(elements, n, t.order, value, over, over.guess);
 }
 
 }  // namespace traced

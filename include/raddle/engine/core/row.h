@@ -32,6 +32,12 @@ struct Range {
   i32 last;
 };
 
+/// The keys that a row may keep. The first one that it does keep may be at `guess`, where that of a
+/// row nearby was: a search can begin there.
+struct RowKeys : Range {
+  i32 guess;
+};
+
 /// Hulls over the rows and keys of one query tile and a span of its keys.
 struct Tile {
   Range request;

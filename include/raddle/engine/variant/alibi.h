@@ -17,6 +17,7 @@ struct Alibi {
     const float distance = static_cast<float>(c.kv_pos) - static_cast<float>(r.q_pos);
     return native::product_sum(slopes.data[r.q_head], distance, s);
   }
+  RADDLE_FN float distance_slope(const Row& r) const { return slopes.data[r.q_head]; }
 };
 RADDLE_VARIANT(Alibi, "alibi", checked(RADDLE_RUN_TENSOR(Alibi, slopes, qo_heads), Check::finite));
 

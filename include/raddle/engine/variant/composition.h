@@ -57,10 +57,10 @@ struct Leaf {
   };
   template <class P>
   static constexpr bool has_row_span = requires(const P& variants, const Row& r) {
-    variant_at<index>(variants).row_span(r, Range{});
+    variant_at<index>(variants).row_span(r, RowKeys{});
   };
   template <class P>
-  RADDLE_FN static KvSpan row_span(const P& variants, const Row& r, Range keys) {
+  RADDLE_FN static KvSpan row_span(const P& variants, const Row& r, const RowKeys& keys) {
     return variant_at<index>(variants).row_span(r, keys);
   }
   template <class P>
@@ -104,8 +104,10 @@ struct AllOf {
   template <class P>
   static constexpr bool has_row_span = A::template has_row_span<P>&& B::template has_row_span<P>;
   template <class P>
-  RADDLE_FN static KvSpan row_span(const P& variants, const Row& r, Range keys) {
-    return both(A::row_span(variants, r, keys), B::row_span(variants, r, keys));
+  RADDLE_FN static KvSpan row_span(const P& variants, const Row& r, const RowKeys& keys) {
+    const KvSpan of_a = A::row_span(variants, r, keys);
+    const Range left = intersect(keys, intersect(of_a.index, of_a.pos));
+    return both(of_a, B::row_span(variants, r, RowKeys{left, keys.guess}));
   }
   template <class P>
   static constexpr bool may_lack_spans = keeps_spans<P> && (A::template may_lack_spans<P> ||
@@ -187,6 +189,7 @@ struct Composition {
      ...);
     return near && scan == Scan::softmax;
   }();
+  static constexpr bool changes_once = (i32{has_logits<Variants>} + ... + 0) == 1;
 
   template <class Vec>
   requires(has_query<Variants> || ...) RADDLE_FN void query(Vec& q, const Row& r) const {
@@ -239,6 +242,14 @@ struct Composition {
     });
     return s;
   }
+  RADDLE_FN float distance_slope(const Row& r) const
+      requires(changes_once && (has_distance_slope<Variants> || ...)) {
+    float slope = 0.0f;
+    for_each_variant(variants, [&](const auto& v) {
+      if constexpr (requires { v.distance_slope(r); }) slope = v.distance_slope(r);
+    });
+    return slope;
+  }
 
   RADDLE_FN bool mask(const Row& r, const Key& c) const requires masked {
     return Mask::mask(variants, r, c);
@@ -248,7 +259,7 @@ struct Composition {
     return Mask::kv_span(variants, t);
   }
 
-  RADDLE_FN KvSpan row_span(const Row& r, Range keys) const
+  RADDLE_FN KvSpan row_span(const Row& r, const RowKeys& keys) const
       requires(masked&& Mask::template has_row_span<Pack<Variants...>>) {
     return Mask::row_span(variants, r, keys);
   }

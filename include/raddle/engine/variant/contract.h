@@ -16,9 +16,10 @@
 //     RADDLE_FN float logits(float s, const Row& r, const Key& c) const;      // s is already scaled
 //     RADDLE_FN float near_logits(float s, float scale, const Row& r, const Key& c) const;  // logits(scale · s), sooner,
 //     RADDLE_FN float near_limit(float scale) const;                          //   where |s| is at most this
+//     RADDLE_FN float distance_slope(const Row& r) const;                     // logits is s + this · (c.kv_pos - r.q_pos)
 //     RADDLE_FN bool mask(const Row& r, const Key& c) const;                  // true = keep; after logits
 //     RADDLE_FN KvSpan kv_span(const Tile& t) const;                          // bounds on what t's rows keep of its keys
-//     RADDLE_FN KvSpan row_span(const Row& r, Range keys) const;              // all that r keeps of keys at such positions
+//     RADDLE_FN KvSpan row_span(const Row& r, Range keys) const;              // all that r keeps of keys at such positions (RowKeys)
 //     RADDLE_FN bool knows_spans() const;                                     // false: the two bound nothing for these members
 //     RADDLE_FN Coverage coverage(const Tile& t) const;                       // must hold for every row and key in t's hulls
 //     RADDLE_FN float sink(const Row& r) const;                               // logit of a key without value

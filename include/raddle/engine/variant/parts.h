@@ -25,6 +25,11 @@ template <class V>
 concept has_near_logits = has_logits<V> && requires(const V v, Row r, Key c) {
   v.near_logits(0.0f, 1.0f, r, c) <= v.near_limit(1.0f);
 };
+/// Logits change by a multiple of the distance alone, which a row's softmax can take for all keys.
+template <class V>
+concept has_distance_slope = has_logits<V> && requires(const V v, Row r) {
+  v.distance_slope(r);
+};
 template <class V>
 concept has_mask = requires(const V v, Row r, Key c) {
   v.mask(r, c);
@@ -35,7 +40,7 @@ concept has_kv_span = requires(const V v, Tile t) {
 };
 template <class V>
 concept has_row_span = requires(const V v, Row r) {
-  v.row_span(r, Range{});
+  v.row_span(r, RowKeys{});
 };
 /// kv_span may bound nothing, which depends on members: an array may be in order or in none.
 template <class V>
@@ -88,6 +93,8 @@ struct FollowsContract {
   static_assert(has_near_logits<V> || !requires { &V::near_logits; },
                 "near_logits: expected RADDLE_FN float near_logits(float s, float scale, const Row& r, const Key& c) const, "
                 "and beside it logits and RADDLE_FN float near_limit(float scale) const");
+  static_assert(has_distance_slope<V> || !requires { &V::distance_slope; },
+                "distance_slope: expected RADDLE_FN float distance_slope(const Row& r) const, and logits beside it");
   static_assert(has_mask<V> || !requires { &V::mask; },
                 "mask: expected RADDLE_FN bool mask(const Row& r, const Key& c) const");
   static_assert(has_kv_span<V> || !requires { &V::kv_span; },

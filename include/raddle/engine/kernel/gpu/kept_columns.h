@@ -18,9 +18,10 @@ struct KeptColumns {
 };
 
 /// The columns of a source that a row keeps, if the variant can say that they are an interval.
+/// `guess`: the first key that a row nearby keeps; becomes this one's.
 template <class Variant>
 RADDLE_DEVICE KeptColumns columns_kept(const Variant& variant, const Row& row,
-                                       const KeySource& source) {
+                                       const KeySource& source, [[maybe_unused]] i32& guess) {
   const auto kept_of = [](Range keys, const KvSpan& span) {
     return intersect(keys, intersect(span.index, span.pos));
   };
@@ -28,7 +29,8 @@ RADDLE_DEVICE KeptColumns columns_kept(const Variant& variant, const Row& row,
   const i32 first = source.first_index;
   Range keys{first + source.col_begin, first + source.col_end - 1};
   if constexpr (has_row_span<Variant>) {
-    keys = kept_of(keys, variant.row_span(row, keys));
+    keys = kept_of(keys, variant.row_span(row, RowKeys{keys, guess}));
+    guess = keys.first;
   } else {
     Tile tile{{row.request, row.request},
               {row.q_index, row.q_index},

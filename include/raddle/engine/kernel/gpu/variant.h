@@ -9,6 +9,18 @@ RADDLE_ENGINE_BEGIN
 
 namespace gpu_kernel {
 
+/// The keys of a tile whose positions and indices count up from `first`.
+struct CountedKeys {
+  i32 first;
+};
+/// The keys of a tile, which count up or have facts of their own.
+template <class Facts>
+struct AnyKeys {
+  bool count_up;
+  CountedKeys counted;
+  const Facts& facts;
+};
+
 /// Scale, f_logits and f_mask of a tile of item `item`, for the rows of a lane. The object holds
 /// almost nothing: it reads what a variant or a mask asks for when that is needed, so that O has
 /// the registers. Those that are left say about how many groups of keys a mask is asked at a time.
@@ -177,6 +189,16 @@ class ApplyVariant {
     return mine;
   }
 
+  template <class Facts>
+  RADDLE_DEVICE static Key key_of_pair(const CountedKeys& keys, i32 j, i32 e, const Facts& facts) {
+    return Key{facts.request, keys.first + j + e, keys.first + j + e, facts.kv_head};
+  }
+  template <class Keys, class Facts>
+  RADDLE_DEVICE static Key key_of_pair(const AnyKeys<Keys>& keys, i32 j, i32 e,
+                                       const Facts& facts) {
+    return keys.count_up ? key_of_pair(keys.counted, j, e, facts)
+                         : key_of_pair(keys.facts, j, e, facts);
+  }
   template <class Keys, class Facts>
   RADDLE_DEVICE static Key key_of(const Keys& keys, i32 j, const Facts& facts) {
     return Key{facts.request, keys.kv_index[j], keys.kv_pos[j], facts.kv_head};

@@ -98,9 +98,10 @@ class LongQueries {
   /// Asks which columns a row keeps, a lane for each of this warp's rows.
   template <class Queries>
   RADDLE_DEVICE void find_kept_columns(const Queries& queries) const {
+    i32 guess = 0;
     if (ptx::lane_index() < 16 * row_fragments)
       kept_of_rows()[queries.row_number(first_row(0))] =
-          columns_kept(variant_, queries.row(), Memory::source(warp_));
+          columns_kept(variant_, queries.row(), Memory::source(warp_), guess);
   }
 
   /// Computes one KV tile and refills its slots with the tile that comes a ring later. Returns

@@ -76,6 +76,7 @@ RADDLE_DEVICE void attend_long(const Launch& launch, const Variant& variant) {
   ptx::prefetch(&launch.plan.openings[ptx::block_index()]);
   if (loads >= 0) {
     if (loads <= value_warp) ptx::prefetch(&launch.map[0][loads]);
+    if (loads == query_warp) ptx::prefetch(&launch.query_map);
     create_barriers<Kernel>();
   }
   ptx::wait_for_earlier_work();

@@ -8,16 +8,22 @@ RADDLE_ENGINE_BEGIN
 
 namespace wgmma {
 
-/// What every family is given, and where bulk copies find K and V.
+/// How whole tiles of long queries lie in boxes: of the rows of a head and request, or of the rows
+/// of all heads of a group, of which there is one request part (RowsView::request_stride).
+enum class QueryBoxes : i32 { none, of_heads, of_groups };
+
+/// What every family is given, and where bulk copies find Q, K and V.
 struct Launch : GpuLaunch {
   /// Whether keys and values are the first lines to leave the L2 cache: then they displace nothing
   /// that has not been written to memory yet. Long reads are slower so.
   bool keys_leave_first;
   bool in_boxes[max_levels];     ///< whether the level has maps; its rows are copied singly else
+  QueryBoxes query_boxes;
+  TensorMap query_map;
   TensorMap map[max_levels][2];  ///< of K and V
 };
 
-static_assert(sizeof(Launch) == 2432 + 128 * 2 * max_levels);
+static_assert(sizeof(Launch) == 2432 + 128 * (1 + 2 * max_levels));
 
 }  // namespace wgmma
 

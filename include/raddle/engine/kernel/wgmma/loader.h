@@ -123,7 +123,7 @@ class TileLoader {
     const TilePlace<Kernel> at = place();
     if constexpr (Kernel::asks_parts && Rows::leaves_time)
       flags |= ask(*source, tile, flags, at.facts);
-    if (has_keys(flags) && (Kernel::asks_for_keys || flags & (Flags::partial | Flags::ragged)))
+    if (has_keys(flags) && (asks_for_keys(*source) || flags & (Flags::partial | Flags::ragged)))
       describe_keys(block().keys[at.facts], *source, tile);
     if (ptx::lane_index() == 0) block().tile[at.facts] = facts_of(source, tile, flags);
     const bool started = is_started();
@@ -135,6 +135,11 @@ class TileLoader {
       rows.copy(tile, found, ptx::shared_address(block().k[at.slot]), full);
     else if (ptx::lane_index() == 0)
       ptx::barrier_arrive(full);
+  }
+  /// Whether the facts of keys are read where no mask cuts a tile. Long queries know keys that
+  /// count up.
+  RADDLE_DEVICE static bool asks_for_keys(const KeySource& source) {
+    return Kernel::asks_for_keys && !(Kernel::tiles_end_items && source.plain);
   }
   /// Asks about the parts of a tile if masks cut it; returns the flag that says so.
   RADDLE_DEVICE i32 ask(const KeySource& source, const Span& tile, i32 flags, i32 slot) const {

@@ -93,8 +93,7 @@ class LongQueries {
     for (bool again = false;; again = true) {
       bool is_near = true;
       if (is_common(tiles, raises)) {
-        is_near = apply_logits<has_near_logits<Variant>>(tiles);
-        weigh(sum);
+        is_near = weigh_common(tiles, sum);
       } else {
         const bool changes = scales_here || tiles.flags() & Flags::masked;
         if (changes | raises) {
@@ -121,24 +120,69 @@ class LongQueries {
     return raises;
   }
 
+  /// Where they do, no facts about keys are written but those of masked tiles.
+  template <class Tiles>
+  RADDLE_DEVICE static bool keys_count_up(const Tiles& tiles) {
+    return !(tiles.flags() & Flags::masked) & tiles.item().source[0].plain;
+  }
+  template <class Tiles>
+  RADDLE_DEVICE static CountedKeys counted_keys(const Tiles& tiles) {
+    return {tiles.item().source[0].first_index + tiles.facts().begin};
+  }
   /// Whether a tile's scores are changed and weighed at once, so that the exponentials of some are
-  /// computed under the arithmetic of others: all but few tiles of variants with scores.
+  /// computed under the arithmetic of others: all but few tiles of variants with scores, where keys
+  /// count up.
   template <class Tiles>
   RADDLE_DEVICE bool is_common(const Tiles& tiles, bool raises) const {
     if constexpr (!has_logits<Variant> || scan == Scan::sum) return false;
-    return !(tiles.flags() & Flags::masked) & !raises & near_;
+    return !raises & near_ & keys_count_up(tiles);
+  }
+  /// Returns whether near_logits, if that is what is applied, holds for the lane's logits.
+  template <class Tiles>
+  RADDLE_DEVICE bool weigh_common([[maybe_unused]] const Tiles& tiles,
+                                  [[maybe_unused]] float (&sum)[2]) {
+    if constexpr (!has_logits<Variant> || scan == Scan::sum) {
+      return true;
+    } else {
+      const CountedKeys keys = counted_keys(tiles);
+      if constexpr (has_distance_slope<Variant>) {
+        weigh_by_distance(tiles.item(), keys.first + lane_ % 4 * 2, sum);
+        return true;
+      } else {
+        const bool is_near = apply_logits<has_near_logits<Variant>>(tiles, keys);
+        weighing_.weigh(s_, sum, to_log2_);
+        return is_near;
+      }
+    }
+  }
+  /// A score that is a multiple of the distance is one of the column in the tile, and what a row
+  /// adds to all of the tile's exponents. `position`: the lane's first key's.
+  template <class Facts>
+  RADDLE_DEVICE void weigh_by_distance(const Facts& facts, i32 position, float (&sum)[2]) {
+    float slope[2], from[2];
+    RADDLE_UNROLL
+    for (i32 half = 0; half < 2; ++half) {
+      const Row& row = facts.row[lane_row() + 8 * half];
+      slope[half] = variant_.distance_slope(row) * math::log2e;
+      const float distance = static_cast<float>(position - row.q_pos);
+      from[half] = ptx::fma(slope[half], distance, -weighing_.product[half]);
+    }
+    weighing_.weigh(s_, sum, launch_.scale * math::log2e, [&](i32 half, i32 column) {
+      return ptx::fma(slope[half], static_cast<float>(column), from[half]);
+    });
   }
   RADDLE_DEVICE void weigh(float (&sum)[2]) {
     if constexpr (scan == Scan::softmax) weighing_.weigh(s_, sum, to_log2_);
   }
-  /// Returns whether near_logits, if that is what is applied, holds for the lane's logits.
-  template <bool near, class Tiles>
-  RADDLE_DEVICE bool apply_logits(const Tiles& tiles) {
+  /// Applies scale and f_logits; returns whether near_logits, if that is what is applied, holds for
+  /// the lane's logits.
+  template <bool near, class Tiles, class Keys>
+  RADDLE_DEVICE bool apply_logits(const Tiles& tiles, const Keys& keys) {
     const auto& facts = tiles.item();
     const Apply apply(launch_, variant_, facts.item);
     float reach = 0.0f;
     apply.template apply_logits<near>(
-        s_, tiles.keys_facts(), 0, facts, [&](i32) { return lane_row(); }, 2, reach);
+        s_, keys, 0, facts, [&](i32) { return lane_row(); }, 2, reach);
     return !near || apply.is_near(reach);
   }
 
@@ -152,7 +196,9 @@ class LongQueries {
     const Apply apply(launch_, variant_, facts.item);
     const auto row_of = [&](i32) { return lane_row(); };
     if constexpr (scales_here)
-      if (has_keys) apply_logits<false>(tiles);
+      if (has_keys)
+        apply_logits<false>(
+            tiles, AnyKeys{keys_count_up(tiles), counted_keys(tiles), tiles.keys_facts()});
     if (!(flags & Flags::masked)) {
       if constexpr (scan == Scan::sum) note_all_kept(weighing_.stats);
       return;

@@ -4,6 +4,7 @@
 
 #include "raddle/engine/kernel/gpu/queue.h"
 #include "raddle/engine/kernel/gpu/rows.h"
+#include "raddle/engine/kernel/wgmma/launch.h"
 #include "raddle/engine/kernel/wgmma/row_copies.h"
 #include "raddle/engine/plan/opening.h"
 
@@ -85,13 +86,14 @@ class QueryLoader {
   using Slots = typename Block::Queries;
 
  public:
-  RADDLE_DEVICE QueryLoader(const GpuLaunch& launch, const Variant& variant)
+  RADDLE_DEVICE QueryLoader(const Launch& launch, const Variant& variant)
       : launch_(launch), variant_(variant) {}
 
   /// Loads the queries of all items that are named. With `queries_first`, the first item's rows are
   /// found by its opening, if it has one, while another warp describes the item.
   RADDLE_DEVICE void run(const Opening& opening) const {
     Block& block = Block::get();
+    i32 guess = 0;
     RADDLE_ROLLED
     for (i32 nth = 0;; ++nth) {
       const auto place = block.items.place(nth);
@@ -102,37 +104,40 @@ class QueryLoader {
         ptx::barrier_wait(named, place.parity);
         if (facts.item < 0) return;
       }
-      find_rows(opened ? FusedRows{opening.level, opening.group, opening.kv_head, opening.row_begin,
-                                   opening.num_rows}
-                       : FusedRows{facts.source[0].level, facts.source[0].group, facts.kv_head,
-                                   facts.row_begin, facts.num_rows},
-                facts.row);
-      const auto of_queries = block.queries.place(nth);
-      u8* to = block.q[of_queries.slot];
-      ptx::barrier_wait(ptx::shared_address(&block.queries.free[of_queries.slot]),
-                        of_queries.parity ^ 1);
-      RADDLE_ROLLED
-      for (i32 first = 0; first < Kernel::tile_rows; first += rows_at_once) {
-        const T* mine = address(facts.row[first + ptx::lane_index() % rows_at_once]);
-        copy_rows<Slots, Kernel::dim_qk, rows_at_once, T>(
-            ptx::shared_address(to) + static_cast<u32>(128 * first), [mine](i32 m) {
-              return RowPair<T>{{ptx::shuffle(mine, m), ptx::shuffle(mine, m + 1)}};
-            });
+      const FusedRows rows =
+          opened ? FusedRows{opening.level, opening.group, opening.kv_head, opening.row_begin,
+                             opening.num_rows}
+                 : FusedRows{facts.source[0].level, facts.source[0].group, facts.kv_head,
+                             facts.row_begin, facts.num_rows};
+      RowsOfRequest of{};
+      if (launch_.levels[rows.level].groups_are_requests) of = rows_of(launch_.layout, rows.group);
+      const auto at = block.queries.place(nth);
+      const u32 free = ptx::shared_address(&block.queries.free[at.slot]);
+      const u32 full = ptx::shared_address(&block.queries.full[at.slot]);
+      // Where a box holds them, the queries are asked for first of all, if there is room.
+      const bool boxed = lie_in_boxes(rows);
+      bool waits = !boxed || !ptx::any(ptx::barrier_ended(free, at.parity ^ 1));
+      const bool leads = ptx::elected();
+      if (!waits && leads) copy_boxes(rows, of, block.q[at.slot], full);
+      find_rows(rows, of, facts.row);
+      if (waits) {
+        ptx::barrier_wait(free, at.parity ^ 1);
+        if (!boxed)
+          copy_singly(facts.row, block.q[at.slot]);
+        else if (leads)
+          copy_boxes(rows, of, block.q[at.slot], full);
       }
-      ptx::copy_commit();
       if (Kernel::queries_first && nth == 0 && ptx::lane_index() == 0)
         ptx::barrier_arrive(ptx::shared_address(&block.begun));
       if (opened) ptx::barrier_wait(named, place.parity);
       if constexpr (Kernel::finds_intervals) {
         RADDLE_ROLLED
         for (i32 m = ptx::lane_index(); m < Kernel::tile_rows; m += 32)
-          facts.kept[m] = columns_kept(variant_, facts.row[m], facts.source[0]);
+          facts.kept[m] = columns_kept(variant_, facts.row[m], facts.source[0], guess);
       }
-      ptx::copy_wait<0>();
-      ptx::sync_warp();
-      if (!has_logits<Variant> && launch_.scale <= 0.0f) turn(to);
-      ptx::fence_proxy();
-      ptx::barrier_arrive(ptx::shared_address(&block.queries.full[of_queries.slot]));
+      if (!boxed) finish(block.q[at.slot]);
+      ptx::sync_warp();  // what other lanes have written about rows
+      if (!boxed || !leads) ptx::barrier_arrive(full);
     }
   }
 
@@ -141,13 +146,50 @@ class QueryLoader {
   struct FusedRows {
     i32 level, group, kv_head, begin, count;
   };
+  /// Whether a box holds an item's rows: of a whole tile, and of one request, so that it holds no
+  /// others.
+  RADDLE_DEVICE bool lie_in_boxes(const FusedRows& rows) const {
+    if constexpr (!Kernel::queries_first) return false;
+    return launch_.query_boxes != QueryBoxes::none && rows.count == Kernel::tile_rows &&
+           launch_.levels[rows.level].groups_are_requests &&
+           (has_logits<Variant> || launch_.scale > 0.0f);
+  }
+  /// By one lane, which so arrives at `full`.
+  RADDLE_DEVICE void copy_boxes(const FusedRows& rows, const RowsOfRequest& of, u8* to,
+                                u32 full) const {
+    ptx::barrier_arrive_expecting(full, static_cast<u32>(Slots::bytes));
+    const i32 first = of.first + rows.begin / launch_.plan.group_size;
+    const bool by_group = launch_.query_boxes == QueryBoxes::of_groups;
+    RADDLE_UNROLL
+    for (i32 half = 0; half < Kernel::qk_halves; ++half)
+      ptx::copy_box(ptx::shared_address(to) + static_cast<u32>(128 * half * Kernel::tile_rows),
+                    &launch_.query_map, full, 64 * half, by_group ? 0 : first,
+                    by_group ? first : rows.kv_head, by_group ? rows.kv_head : of.request,
+                    ptx::Keep::usual);
+  }
+  RADDLE_DEVICE void copy_singly(const Row* rows, u8* to) const {
+    RADDLE_ROLLED
+    for (i32 first = 0; first < Kernel::tile_rows; first += rows_at_once) {
+      const T* mine = address(rows[first + ptx::lane_index() % rows_at_once]);
+      copy_rows<Slots, Kernel::dim_qk, rows_at_once, T>(
+          ptx::shared_address(to) + static_cast<u32>(128 * first), [mine](i32 m) {
+            return RowPair<T>{{ptx::shuffle(mine, m), ptx::shuffle(mine, m + 1)}};
+          });
+    }
+    ptx::copy_commit();
+  }
+  /// Waits for rows that were copied singly.
+  RADDLE_DEVICE void finish(u8* slot) const {
+    ptx::copy_wait<0>();
+    ptx::sync_warp();
+    if (!has_logits<Variant> && launch_.scale <= 0.0f) turn(slot);
+    ptx::fence_proxy();
+  }
   /// Finds what the variant and the output see of an item's rows. Most are those of one request,
   /// about which nothing is looked up row by row.
-  RADDLE_DEVICE void find_rows(const FusedRows& rows, Row* found) const {
+  RADDLE_DEVICE void find_rows(const FusedRows& rows, const RowsOfRequest& of, Row* found) const {
     const LevelView& level = launch_.levels[rows.level];
     const i32 group_size = launch_.plan.group_size;
-    RowsOfRequest of{};
-    if (level.groups_are_requests) of = rows_of(launch_.layout, rows.group);
     RADDLE_ROLLED
     for (i32 m = ptx::lane_index(); m < Kernel::tile_rows; m += 32) {
       const i32 fused = rows.begin + min(m, rows.count - 1);
@@ -175,7 +217,7 @@ class QueryLoader {
     return static_cast<const T*>(launch_.q.data) + offset_in(launch_.q, row);
   }
 
-  const GpuLaunch& launch_;
+  const Launch& launch_;
   const Variant& variant_;
 };
 

@@ -65,21 +65,27 @@ struct Weighing {
     if (ptx::any(exact)) subtract(s, shift);
   }
 
-  /// S -> weights; returns the sums of the lane's.
-  template <i32 key_fragments>
-  RADDLE_DEVICE void weigh(Logits<1, key_fragments>& s, float (&sum)[2], float to_log2) const {
+  /// S -> weights; returns the sums of the lane's. Exponents of two are to_log2 · s + from(half,
+  /// column), of columns from the lane's first one on.
+  template <i32 key_fragments, class From>
+  RADDLE_DEVICE static void weigh(Logits<1, key_fragments>& s, float (&sum)[2], float to_log2,
+                                  From from) {
     RADDLE_UNROLL
     for (i32 half = 0; half < 2; ++half) {
       float even = 0.0f, odd = 0.0f;
       RADDLE_UNROLL
       for (i32 n = 0; n < key_fragments; ++n) {
         float(&x)[4] = s[0][n];
-        x[2 * half] = ptx::exp2(ptx::fma(x[2 * half], to_log2, -product[half]));
-        x[2 * half + 1] = ptx::exp2(ptx::fma(x[2 * half + 1], to_log2, -product[half]));
+        x[2 * half] = ptx::exp2(ptx::fma(x[2 * half], to_log2, from(half, 8 * n)));
+        x[2 * half + 1] = ptx::exp2(ptx::fma(x[2 * half + 1], to_log2, from(half, 8 * n + 1)));
         even += x[2 * half], odd += x[2 * half + 1];
       }
       sum[half] = ptx::settled(even + odd);
     }
+  }
+  template <i32 key_fragments>
+  RADDLE_DEVICE void weigh(Logits<1, key_fragments>& s, float (&sum)[2], float to_log2) const {
+    weigh(s, sum, to_log2, [&](i32 half, i32) { return -product[half]; });
   }
   RADDLE_DEVICE void add(const float (&sum)[2]) {
     stats.sum[0][0] += sum[0], stats.sum[0][1] += sum[1];
