@@ -162,13 +162,16 @@ class Block {
   }
   void arrive_threads(i32 id, i32 threads) { come(named_[id], static_cast<std::size_t>(threads)); }
   /// The thread's copies are done when the phase ends, no sooner.
-  void arrive_after_copies(u32 at) {
+  void await_copies(u32 at) {
     auto& copies = barrier_at(at).copies;
     for (auto& group : fibers_[running_].groups) {
       group.erase(std::remove_if(group.begin(), group.end(), [](auto& c) { return *c.done; }),
                   group.end());
       copies.insert(copies.end(), group.begin(), group.end());
     }
+  }
+  void arrive_after_copies(u32 at) {
+    await_copies(at);
     arrive(at);
   }
   bool has_ended(u32 at, i32 parity) { return barrier_at(at).phase % 2 != parity; }
@@ -489,6 +492,7 @@ inline void barrier_arrive_if(bool arrives, u32 barrier) {
 inline void barrier_arrive_after_copies(u32 barrier) {
   Block::current()->arrive_after_copies(barrier);
 }
+inline void barrier_await_copies(u32 barrier) { Block::current()->await_copies(barrier); }
 inline bool barrier_ended(u32 barrier, i32 parity) {
   return Block::current()->has_ended(barrier, parity);
 }

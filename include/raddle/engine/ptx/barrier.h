@@ -44,6 +44,11 @@ RADDLE_DEVICE void barrier_arrive_after_copies(u32 barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
+/// The barrier's phase does not end before all copies of this lane so far are done.
+RADDLE_DEVICE void barrier_await_copies(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 /// Whether the phase of this parity has ended.
 RADDLE_DEVICE bool barrier_ended(u32 barrier, i32 parity) {
   u32 ended;

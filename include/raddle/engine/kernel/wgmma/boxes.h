@@ -41,8 +41,6 @@ class Boxes {
   }
 
   RADDLE_DEVICE void prepare(const Span&, Found) const {}
-  RADDLE_DEVICE void wait_free(u32 free, i32 parity) const { ptx::barrier_wait(free, parity); }
-  RADDLE_DEVICE void end() const {}
   /// Starts copying K (`which` 0) or V of a tile to a slot; `barrier` expects its bytes.
   RADDLE_DEVICE void copy(const Span& tile, Found page, u32 slot, u32 barrier) const {
     constexpr i32 halves = which == 0 ? Kernel::qk_halves : Kernel::vo_halves;

@@ -64,17 +64,18 @@ class Gather {
     }
     ptx::sync_warp();
   }
-  /// Starts copying the tile that has been prepared to a slot, which `full` waits for.
-  RADDLE_DEVICE void copy(const Span&, const Found&, u32 slot, u32 full) {
+  /// Starts copying the tile that has been prepared to a slot, which `full` waits for. What the
+  /// copies write, products see behind a fence of the threads that wait (await_tile).
+  RADDLE_DEVICE void copy(const Span&, const Found&, u32 slot, u32 full) const {
     RADDLE_ROLLED
     for (i32 first = 0; first < tile_keys; first += 32)
       copy_rows<Slots, dim, 32, T>(slot + static_cast<u32>(128 * first), [first](i32 m) {
         return *reinterpret_cast<const RowPair<T>*>(table() + first + m);
       });
-    copied_.add(full);
+    ptx::barrier_await_copies(full);
+    ptx::sync_warp();
+    if (ptx::lane_index() == 0) ptx::barrier_arrive(full);
   }
-  RADDLE_DEVICE void wait_free(u32 free, i32 parity) { copied_.wait_free(free, parity); }
-  RADDLE_DEVICE void end() { copied_.announce_all(); }
 
  private:
   RADDLE_DEVICE static bool is_short(const i64 (&stride)[2]) {
@@ -91,7 +92,6 @@ class Gather {
   /// Pages of a power of two of keys, less than 4 GB apart, are looked up ahead, and their
   /// addresses take few instructions; other layouts are looked up when a tile is prepared.
   const bool looks_ahead_;
-  CopiedSlots<Kernel::copied_slots> copied_;
 };
 
 }  // namespace wgmma

@@ -101,9 +101,6 @@ struct Kernel : AnyKernel<Element, qk, vo, Variant> {
   /// How many boxes of a tile are started in a row, without a loop: one at a time is slower, but
   /// takes fewer instructions from the warps that compute.
   static constexpr i32 boxes_at_once = 1;
-  /// Slots of a ring that a warp has filled row by row (row_copies.h): a slot is free again when
-  /// the tile before has been computed, long after the last one was asked for.
-  static constexpr i32 copied_slots = 1;
   RADDLE_DEVICE static ptx::Keep keeps(const Launch&) { return ptx::Keep::again; }
 };
 
@@ -129,7 +126,6 @@ struct ShortKernel : AnyKernel<Element, qk, vo, Variant> {
   static constexpr bool reads_from_end = false;
   static constexpr bool queries_first = false;
   static constexpr i32 boxes_at_once = 4;
-  static constexpr i32 copied_slots = min(slots, 3);
   RADDLE_DEVICE static ptx::Keep keeps(const Launch& launch) {
     return launch.keys_leave_first ? ptx::Keep::once : ptx::Keep::usual;
   }

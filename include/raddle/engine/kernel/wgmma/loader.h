@@ -49,7 +49,6 @@ class TileLoader {
     using Found = i32;
     static constexpr bool clears_missing = false;
     static constexpr bool leaves_time = false;
-    RADDLE_DEVICE void wait_free(u32 free, i32 parity) const { ptx::barrier_wait(free, parity); }
     RADDLE_DEVICE void copy(const Span&, Found, u32, u32) const {}
   };
 
@@ -85,7 +84,6 @@ class TileLoader {
       if (last) break;
       tile = next, found = next_found;
     }
-    rows.end();
   }
   RADDLE_DEVICE static Span take(Span& run) {
     return Kernel::reads_from_end ? take_last_tile(run, tile_keys) : take_tile(run, tile_keys);
@@ -128,7 +126,7 @@ class TileLoader {
     if (ptx::lane_index() == 0) block().tile[at.facts] = facts_of(source, tile, flags);
     const bool started = is_started();
     if (Kernel::queries_first && tiles_ == 1) wait_begun();
-    if (!started) rows.wait_free(address(block().key_slots.free[at.slot]), at.parity ^ 1);
+    if (!started) ptx::barrier_wait(address(block().key_slots.free[at.slot]), at.parity ^ 1);
     ptx::sync_warp();  // the facts are written
     const u32 full = address(block().key_slots.full[at.slot]);
     if (has_keys(flags) && !started)
@@ -180,7 +178,7 @@ class TileLoader {
       return;
     }
     if (Kernel::queries_first && tiles_ == 0) wait_begun();
-    rows.wait_free(address(block().value_slots.free[at.slot]), at.parity ^ 1);
+    ptx::barrier_wait(address(block().value_slots.free[at.slot]), at.parity ^ 1);
     u8* values = block().v[at.slot];
     const bool clears = Kernel::tiles_end_items && !(rows.clears_missing && has_keys(flags)) &&
                         flags & (Flags::ragged | Flags::empty);

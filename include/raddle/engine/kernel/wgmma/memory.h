@@ -131,6 +131,14 @@ struct Memory {
   RADDLE_DEVICE static Memory& get() { return *static_cast<Memory*>(ptx::shared_memory()); }
 };
 
+/// Waits until a slot of keys or values is filled. Products see what copies of single rows have
+/// written behind a fence of the threads that start these products.
+template <class Kernel>
+RADDLE_DEVICE void await_tile(u32 full, i32 parity) {
+  ptx::barrier_wait(full, parity);
+  if constexpr (Kernel::copies_rows) ptx::fence_proxy();
+}
+
 }  // namespace wgmma
 
 RADDLE_ENGINE_END

@@ -52,7 +52,7 @@ class TilesReader {
   /// Waits for those of the tile after the current one, which `next` makes the current one.
   RADDLE_DEVICE void wait_next() {
     const i32 tile = tile_ + 1;
-    ptx::barrier_wait(base_ + key_slots_full + 8 * (tile & 1), tile >> 1 & 1);
+    await_tile<Kernel>(base_ + key_slots_full + 8 * (tile & 1), tile >> 1 & 1);
     next_flags_ = block().tile[tile & 3].flags;
   }
   RADDLE_DEVICE void next() {
@@ -68,7 +68,7 @@ class TilesReader {
   /// Waits for the values of the tile before; at the first tile, whose weights are 0, for none.
   RADDLE_DEVICE void wait_values() const {
     if (tile_ > 0)
-      ptx::barrier_wait(base_ + value_slots_full + 8 * (~tile_ & 1), (tile_ - 1) >> 1 & 1);
+      await_tile<Kernel>(base_ + value_slots_full + 8 * (~tile_ & 1), (tile_ - 1) >> 1 & 1);
   }
   /// This warpgroup's products of the tile's keys are done: one thread's are when all are.
   RADDLE_DEVICE void release_keys() const {

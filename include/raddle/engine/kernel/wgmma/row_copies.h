@@ -42,53 +42,6 @@ RADDLE_DEVICE void copy_rows(u32 to, RowsFrom rows_from) {
   }
 }
 
-/// Slots of a ring, at most `most`, whose rows a warp is copying. wgmma may read them once the
-/// threads that started the copies have waited for them and passed a fence. The warp does so, and
-/// arrives at the slot's barrier, when `most` slots are under way or when the next one is not free.
-template <i32 most>
-class CopiedSlots {
- public:
-  /// The copies started since the last call fill a slot, and `full` waits for that.
-  RADDLE_DEVICE void add(u32 full) {
-    if (count_ == most) announce_oldest();
-    ptx::copy_commit();
-    RADDLE_UNROLL
-    for (i32 i = 0; i < most; ++i)
-      if (i == count_) full_[i] = full;
-    ++count_;
-  }
-  /// Waits until another slot is free to be filled.
-  RADDLE_DEVICE void wait_free(u32 free, i32 parity) {
-    RADDLE_ROLLED
-    while (count_ > 0 && !ptx::any(ptx::barrier_ended(free, parity))) announce_oldest();
-    ptx::barrier_wait(free, parity);
-  }
-  RADDLE_DEVICE void announce_all() {
-    RADDLE_ROLLED
-    while (count_ > 0) announce_oldest();
-  }
-
- private:
-  static_assert(most <= 3);
-  RADDLE_DEVICE void announce_oldest() {
-    if (most == 1 || count_ == 1)
-      ptx::copy_wait<0>();
-    else if (most == 2 || count_ == 2)
-      ptx::copy_wait<1>();
-    else
-      ptx::copy_wait<2>();
-    ptx::fence_proxy();
-    ptx::sync_warp();
-    if (ptx::lane_index() == 0) ptx::barrier_arrive(full_[0]);
-    RADDLE_UNROLL
-    for (i32 i = 1; i < most; ++i) full_[i - 1] = full_[i];
-    --count_;
-  }
-
-  u32 full_[most] = {};  ///< their barriers, the oldest first
-  i32 count_ = 0;
-};
-
 }  // namespace wgmma
 
 RADDLE_ENGINE_END

@@ -51,7 +51,7 @@ class ShortItem {
     RADDLE_ROLLED
     for (i32 i = (lane_.group ^ nth) & 1; i < facts.num_tiles; i += consumer_groups) {
       const TilePlace<Kernel> at(lane_.group, tiles++);
-      wait(block().key_slots.full[at.slot], at.parity);
+      await_tile<Kernel>(ptx::shared_address(&block().key_slots.full[at.slot]), at.parity);
       const i32 flags = block().tile[at.facts].flags;  // on their way while products are
       multiply_short_keys<Kernel>(s_, ptx::uniform(ptx::shared_address(block().k[at.slot])),
                                   queries);
@@ -61,7 +61,7 @@ class ShortItem {
       if (in_use != no_slot) release(block().value_slots.free[in_use]);
       change_logits(facts, at, flags);
       weigh_tile();
-      wait(block().value_slots.full[at.slot], at.parity);
+      await_tile<Kernel>(ptx::shared_address(&block().value_slots.full[at.slot]), at.parity);
       multiply_short_values<Kernel>(o_, ptx::uniform(ptx::shared_address(block().v[at.slot])),
                                     ptx::uniform(ptx::shared_address(block().p[lane_.group])));
       in_use = at.slot;
