@@ -423,6 +423,9 @@ inline u32 max_of_warp(u32 x) {
 }
 inline i32 count_bits(u32 x) { return __builtin_popcount(x); }
 inline i32 lowest_bit(u32 x) { return __builtin_ctz(x); }
+inline u32 bit_mask(i32 first, i32 count) {
+  return static_cast<u32>(((u64{1} << std::min(count, 32)) - 1) << std::min(first, 32));
+}
 
 inline i32 atomic_add(i32* counter, i32 x) {
   const i32 before = *counter;

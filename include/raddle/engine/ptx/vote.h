@@ -55,6 +55,13 @@ RADDLE_DEVICE i32 count_bits(u32 x) {
 /// The number of the lowest bit that is set.
 RADDLE_DEVICE i32 lowest_bit(u32 x) { return count_bits((x & (0u - x)) - 1u); }
 
+/// `count` bits from number `first` on, both 0 or more; beyond bit 31 there are none.
+RADDLE_DEVICE u32 bit_mask(i32 first, i32 count) {
+  u32 mask;
+  asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(mask) : "r"(first), "r"(count));
+  return mask;
+}
+
 }  // namespace ptx
 
 RADDLE_ENGINE_END

@@ -46,18 +46,19 @@ RADDLE_DEVICE KeptColumns columns_kept(const Variant& variant, const Row& row,
   return {keys.first - first, keys.last + 1 - first};
 }
 
-/// Of a lane's keys in a tile of `tile_keys`, two columns of every eight, a bit for each whose
-/// column is below `end`; the lane's first column is 0.
+/// How many of a lane's keys in a tile of `tile_keys`, two columns of every eight, lie below column
+/// `end`; the lane's first column is 0.
 template <i32 tile_keys>
-RADDLE_DEVICE u32 bits_below(i32 end) {
+RADDLE_DEVICE i32 keys_below(i32 end) {
   const i32 whole = min(max(end, 0), tile_keys);
-  const i32 count = 2 * (whole / 8) + min(whole % 8, 2);
-  return count >= 32 ? ~0u : (1u << count) - 1u;
+  return 2 * (whole / 8) + min(whole % 8, 2);
 }
-/// The same for columns in [first, end) where the lane's first column is `begin`.
+/// A bit for each of these keys whose column lies in [first, end), where the lane's first column is
+/// `begin`.
 template <i32 tile_keys>
 RADDLE_DEVICE u32 bits_between(i32 begin, i32 first, i32 end) {
-  return bits_below<tile_keys>(end - begin) & ~bits_below<tile_keys>(first - begin);
+  const i32 below = keys_below<tile_keys>(first - begin);
+  return ptx::bit_mask(below, max(keys_below<tile_keys>(end - begin) - below, 0));
 }
 
 }  // namespace gpu_kernel
