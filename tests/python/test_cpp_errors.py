@@ -45,6 +45,7 @@ def test_includes():
 
 EXPECTED = {
     "logits": "float logits(float s, const Row& r, const Key& c) const",
+    "distance_slope": "float distance_slope(const Row& r) const",
     "mask": "bool mask(const Row& r, const Key& c) const",
     "row_span": "KvSpan row_span(const Row& r, Range keys) const",
     "knows_spans": "bool knows_spans() const",
@@ -57,6 +58,7 @@ BODIES = {
         "float logits(float s, const Row&, const Key&) { return s; }",
         "float logits(float s) const { return s; }",
     ],
+    "distance_slope": ["float distance_slope(const Row&, const Key&) const { return 1.0f; }"],
     "mask": ["bool mask(const Row&) const { return true; }"],
     "row_span": ["KvSpan row_span(const Row&) const { return {everything, everything}; }"],
     "knows_spans": ["bool knows_spans(int) const { return true; }"],

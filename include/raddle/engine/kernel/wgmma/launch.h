@@ -17,7 +17,7 @@ struct Launch : GpuLaunch {
   /// Whether keys and values are the first lines to leave the L2 cache: then they displace nothing
   /// that has not been written to memory yet. Long reads are slower so.
   bool keys_leave_first;
-  bool in_boxes[max_levels];     ///< whether the level has maps; its rows are copied singly else
+  bool in_boxes[max_levels];  ///< whether the level has maps; its rows are copied singly else
   QueryBoxes query_boxes;
   TensorMap query_map;
   TensorMap map[max_levels][2];  ///< of K and V

@@ -197,8 +197,8 @@ class LongQueries {
     const auto row_of = [&](i32) { return lane_row(); };
     if constexpr (scales_here)
       if (has_keys)
-        apply_logits<false>(
-            tiles, AnyKeys{keys_count_up(tiles), counted_keys(tiles), tiles.keys_facts()});
+        apply_logits<false>(tiles,
+                            AnyKeys{keys_count_up(tiles), counted_keys(tiles), tiles.keys_facts()});
     if (!(flags & Flags::masked)) {
       if constexpr (scan == Scan::sum) note_all_kept(weighing_.stats);
       return;

@@ -104,11 +104,10 @@ class QueryLoader {
         ptx::barrier_wait(named, place.parity);
         if (facts.item < 0) return;
       }
-      const FusedRows rows =
-          opened ? FusedRows{opening.level, opening.group, opening.kv_head, opening.row_begin,
-                             opening.num_rows}
-                 : FusedRows{facts.source[0].level, facts.source[0].group, facts.kv_head,
-                             facts.row_begin, facts.num_rows};
+      const FusedRows rows = opened ? FusedRows{opening.level, opening.group, opening.kv_head,
+                                                opening.row_begin, opening.num_rows}
+                                    : FusedRows{facts.source[0].level, facts.source[0].group,
+                                                facts.kv_head, facts.row_begin, facts.num_rows};
       RowsOfRequest of{};
       if (launch_.levels[rows.level].groups_are_requests) of = rows_of(launch_.layout, rows.group);
       const auto at = block.queries.place(nth);
