@@ -115,7 +115,7 @@ class QueryLoader {
       const u32 full = ptx::shared_address(&block.queries.full[at.slot]);
       // Where a box holds them, the queries are asked for first of all, if there is room.
       const bool boxed = lie_in_boxes(rows);
-      bool waits = !boxed || !ptx::any(ptx::barrier_ended(free, at.parity ^ 1));
+      const bool waits = !boxed || !ptx::any(ptx::barrier_ended(free, at.parity ^ 1));
       const bool leads = ptx::elected();
       if (!waits && leads) copy_boxes(rows, of, block.q[at.slot], full);
       find_rows(rows, of, facts.row);
