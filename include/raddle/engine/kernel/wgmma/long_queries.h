@@ -91,14 +91,14 @@ class LongQueries {
     bool raises = scan == Scan::softmax && (weighing_.searches | grows_);
     RADDLE_ROLLED
     for (bool again = false;; again = true) {
-      bool is_near = true, may_exceed = !raises;
+      bool is_near = true;
       if (is_common(tiles, raises)) {
         is_near = weigh_common(tiles, sum);
       } else {
         const bool changes = scales_here || tiles.flags() & Flags::masked;
         if (changes | raises) {
           if (changes) change_logits(tiles);
-          if (raises) may_exceed = weighing_.raise(s_, factor, to_log2_, !grows_);
+          if (raises) weighing_.raise(s_, factor, to_log2_);
         }
         weigh(sum);
       }
@@ -106,7 +106,7 @@ class LongQueries {
       ptx::products_wait<0>(o_[0]);
       tiles.release_values(!again);
       round_weights<T>(s_, p_);
-      const bool overflows = may_exceed & !(sum[0] + sum[1] <= most_weight<T>);
+      const bool overflows = !raises & !(sum[0] + sum[1] <= most_weight<T>);
       if (scan == Scan::sum || !ptx::any(overflows | !is_near)) break;
       if (ptx::any(!is_near))
         near_ = false;

@@ -31,38 +31,24 @@ struct Weighing {
     searches = true;
   }
 
-  /// The largest of each row's logits so far, of every `every`th eight columns of a tile.
-  template <i32 every, i32 key_fragments>
-  RADDLE_DEVICE void find_largest(const Logits<1, key_fragments>& s, float (&largest)[2]) const {
+  /// Raises the references to the largest logits so far; `factor` becomes smaller by what the sums
+  /// so far shrink by, and O is to.
+  template <i32 key_fragments>
+  RADDLE_DEVICE void raise(Logits<1, key_fragments>& s, float (&factor)[2], float to_log2) {
+    float shift[1][2];
+    bool exact = false, none = false;
     RADDLE_UNROLL
     for (i32 half = 0; half < 2; ++half) {
-      float top = stats.top[0][half], other = -math::infinity;  // chains of even and odd columns
+      const float before = stats.top[0][half];
+      float top = before, other = -math::infinity;  // two chains, of even and odd columns
       RADDLE_UNROLL
-      for (i32 n = 0; n < key_fragments; n += every) {
+      for (i32 n = 0; n < key_fragments; ++n) {
         top = ptx::max(top, s[0][n][2 * half]);
         other = ptx::max(other, s[0][n][2 * half + 1]);
       }
       top = ptx::max(top, other);
       top = ptx::max(top, ptx::shuffle_xor(top, 1));
-      largest[half] = ptx::max(top, ptx::shuffle_xor(top, 2));
-    }
-  }
-  /// Raises the references: to the largest logits so far, or, of `some`, to the largest of a
-  /// quarter of the tile, which is as good if no logit exceeds that by much. Returns whether it was
-  /// these. `factor` becomes smaller by what the sums so far shrink by, and O is to.
-  template <i32 key_fragments>
-  RADDLE_DEVICE bool raise(Logits<1, key_fragments>& s, float (&factor)[2], float to_log2,
-                           bool some) {
-    float largest[2], shift[1][2];
-    bool exact = false, none = false;
-    if (some) {
-      find_largest<4>(s, largest);
-      some = !ptx::any(largest[0] == -math::infinity || largest[1] == -math::infinity);
-    }
-    if (!some) find_largest<1>(s, largest);
-    RADDLE_UNROLL
-    for (i32 half = 0; half < 2; ++half) {
-      const float before = stats.top[0][half], top = largest[half];
+      top = ptx::max(top, ptx::shuffle_xor(top, 2));
       stats.top[0][half] = top;
       // For a row that has kept nothing so far, subtracting 0 leaves every logit at -inf, and every
       // weight becomes 0.
@@ -77,7 +63,6 @@ struct Weighing {
     }
     searches = ptx::any(exact || none);
     if (ptx::any(exact)) subtract(s, shift);
-    return some;
   }
 
   /// S -> weights; returns the sums of the lane's. Exponents of two are to_log2 · s + from(half,
