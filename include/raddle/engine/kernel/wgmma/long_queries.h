@@ -123,7 +123,7 @@ class LongQueries {
   /// Where they do, no facts about keys are written but those of masked tiles.
   template <class Tiles>
   RADDLE_DEVICE static bool keys_count_up(const Tiles& tiles) {
-    return !(tiles.flags() & Flags::masked) & tiles.item().source[0].plain;
+    return !(tiles.flags() & Flags::masked) && tiles.item().source[0].plain;
   }
   template <class Tiles>
   RADDLE_DEVICE static CountedKeys counted_keys(const Tiles& tiles) {
