@@ -182,7 +182,6 @@ void CudaPlan::run(const Plan& plan, const RunView& view, const BoundVariant& va
   const i32 tile_keys = launch_.plan.shapes[long_queries].keys;
   const bool in_boxes = choice_.family != KernelFamily::wgmma ||
                         memory_->maps.provide(plan.layout(), args, tile_keys, with_maps);
-  with_maps.query_boxes = wgmma::QueryBoxes::none;
   if (choice_.family == KernelFamily::wgmma && choice_.short_rows == 0)
     memory_->maps.provide_queries(args, with_maps);
   std::unique_lock<std::mutex> lock;

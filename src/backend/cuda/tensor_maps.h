@@ -25,7 +25,8 @@ class TensorMaps {
   /// do. Raises DeviceError where the driver refuses a map.
   bool provide(const Layout& layout, const RunArgs& args, i32 tile_keys, wgmma::Launch& launch);
 
-  /// Says how the rows of Q, launch.q, lie in boxes, and writes their map.
+  /// Says how the rows of Q, launch.q, lie in boxes, and writes their map: for the kernel of long
+  /// queries, which alone reads either.
   void provide_queries(const RunArgs& args, wgmma::Launch& launch);
 
  private:
@@ -39,7 +40,7 @@ class TensorMaps {
                   i32 box_rows) const;
   TensorMap map_of(const BoxedTensor& tensor);
 
-  i32 dims_[2];  ///< of K and V
+  i32 dims_[2];  ///< of Q and K, and of V
   i32 heads_, group_size_, element_bytes_;
   std::mutex mutex_;
   std::unordered_map<BoxedTensor, TensorMap, Hash> maps_;

@@ -21,8 +21,8 @@ RADDLE_FN i32 find_order(const T* data, i64 n, i64 row) {
 }
 
 /// Which of n elements in an order (SpanTensor::order) lie in `value`, of the indices in `over`,
-/// which begin at 0 or above. Those beyond the end select the last element. Few elements are read
-/// where the first that lies in it is at `guess`, and all behind it do, too.
+/// which begin at 0 or above. Those beyond the end select the last element. Three elements are
+/// read if the first that lies in `value` is at `guess` and the last of `over` lies in it, too.
 template <class T>
 RADDLE_FN Range search(const T* elements, i32 n, i32 order, IntInterval value, Range over,
                        i32 guess) {
@@ -32,9 +32,10 @@ RADDLE_FN Range search(const T* elements, i32 n, i32 order, IntInterval value, R
   const auto is_behind = [&](i64 x) { return order > 0 ? x > value.last : x < value.first; };
   guess = min(max(guess, begin), end - 1);
   i32 before = guess - 1, last = end - 1;
-  // Read at once: each comes from far.
-  const i64 first = elements[guess], ahead = elements[max(before, begin)], end_one = elements[last];
-  if ((guess > begin && !is_before(ahead)) | is_before(first) | is_behind(end_one)) {
+  // All three are read at once, because a GPU waits hundreds of cycles for each.
+  const i64 ahead = elements[max(before, begin)], guessed = elements[guess],
+            end_most = elements[last];
+  if ((guess > begin && !is_before(ahead)) | is_before(guessed) | is_behind(end_most)) {
     // The last index before the interval, and the last one not behind it, grow by halved steps.
     i32 step = 1;
     RADDLE_ROLLED

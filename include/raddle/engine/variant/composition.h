@@ -189,6 +189,7 @@ struct Composition {
      ...);
     return near && scan == Scan::softmax;
   }();
+  /// Whether one variant alone has logits.
   static constexpr bool changes_once = (i32{has_logits<Variants>} + ... + 0) == 1;
 
   template <class Vec>

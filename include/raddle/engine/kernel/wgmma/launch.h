@@ -8,8 +8,8 @@ RADDLE_ENGINE_BEGIN
 
 namespace wgmma {
 
-/// How whole tiles of long queries lie in boxes: of the rows of a head and request, or of the rows
-/// of all heads of a group, of which there is one request part (RowsView::request_stride).
+/// Which rows of Q are a box of a whole tile of long queries: those of one head and request, or
+/// those of all heads of a group, where RowsView::request_stride is 0.
 enum class QueryBoxes : i32 { none, of_heads, of_groups };
 
 /// What every family is given, and where bulk copies find Q, K and V.

@@ -120,7 +120,7 @@ class LongQueries {
     return raises;
   }
 
-  /// Where they do, no facts about keys are written but those of masked tiles.
+  /// Whether the tile's keys are known by counting: the loading warp writes no facts about them.
   template <class Tiles>
   RADDLE_DEVICE static bool keys_count_up(const Tiles& tiles) {
     return !(tiles.flags() & Flags::masked) && tiles.item().source[0].plain;

@@ -153,7 +153,7 @@ class QueryLoader {
            launch_.levels[rows.level].groups_are_requests &&
            (has_logits<Variant> || launch_.scale > 0.0f);
   }
-  /// By one lane, which so arrives at `full`.
+  /// Called by one lane, whose arrival at `full` this is.
   RADDLE_DEVICE void copy_boxes(const FusedRows& rows, const RowsOfRequest& of, u8* to,
                                 u32 full) const {
     ptx::barrier_arrive_expecting(full, static_cast<u32>(Slots::bytes));
