@@ -8,7 +8,7 @@ namespace raddle::emulated {
 
 /// In the 128 bytes of the real one.
 struct BoxMap {
-  const std::byte* data;
+  std::byte* data;
   std::int32_t element_bytes, swizzled;
   std::uint64_t size[4];    ///< elements
   std::uint64_t stride[3];  ///< bytes from one row, head, page to the next

@@ -44,7 +44,7 @@ class TwoProxies {
     u16 x, seen;
     std::memcpy(&x, memory_ + at, 2);
     std::memcpy(&seen, seen_.data() + at, 2);
-    if (x != seen) broken("a product reads what was written and not fenced");
+    if (x != seen) broken("a product or a bulk copy reads what was written and not fenced");
     return x;
   }
 
@@ -160,39 +160,64 @@ class Products {
   std::vector<Thread> threads_;
 };
 
-/// A bulk copy under way.
-struct BoxCopy {
+/// A box of a tensor in device memory, and where it lies in shared memory.
+struct Box {
   BoxMap map;
-  u32 to, barrier;
+  u32 shared;
   i32 at[4];
   u32 bytes() const {
     return static_cast<u32>(map.box[0] * map.box[1] * map.box[2] * map.box[3] * map.element_bytes);
   }
-  void start(TwoProxies& memory) const {
-    if (to % (map.swizzled ? 1024 : 128) != 0)
-      broken("a bulk copy to an address that is no multiple");
+  void check() const {
+    if (shared % (map.swizzled ? 1024 : 128) != 0)
+      broken("a bulk copy at an address in shared memory that is no multiple");
     if (map.swizzled && map.box[0] * map.element_bytes > 128)
       broken("a box wider than its swizzle");
-    memory.poison(to, bytes());
   }
-  void finish(TwoProxies& memory) const {
-    u32 out = to;
-    const auto size = static_cast<std::size_t>(map.element_bytes);
+  /// visit(where in shared memory, where in device memory or null): every element.
+  template <class Visit>
+  void every(Visit visit) const {
+    u32 place = shared;
+    const auto size = static_cast<u32>(map.element_bytes);
     for (i32 page = 0; page < map.box[3]; ++page)
       for (i32 head = 0; head < map.box[2]; ++head)
         for (i32 row = 0; row < map.box[1]; ++row)
-          for (i32 column = 0; column < map.box[0]; ++column, out += static_cast<u32>(size)) {
+          for (i32 column = 0; column < map.box[0]; ++column, place += size) {
             const i32 offset[4] = {column, row, head, page};
-            const std::byte* from = map.data;
+            std::byte* element = map.data;
             bool inside = true;
             for (i32 d = 0; d < 4; ++d) {
               const i64 x = at[d] + offset[d];
               inside = inside && x >= 0 && x < static_cast<i64>(map.size[d]);
-              from += x * (d == 0 ? static_cast<i64>(size) : static_cast<i64>(map.stride[d - 1]));
+              element += x * (d == 0 ? i64{size} : static_cast<i64>(map.stride[d - 1]));
             }
-            const std::byte zeros[8] = {};
-            memory.write(map.swizzled ? swizzle_128(out) : out, inside ? from : zeros, size);
+            visit(map.swizzled ? swizzle_128(place) : place, inside ? element : nullptr);
           }
+  }
+};
+
+/// A bulk copy under way to shared memory.
+struct BoxCopy : Box {
+  u32 barrier;
+  void start(TwoProxies& memory) const {
+    check();
+    memory.poison(shared, bytes());
+  }
+  void finish(TwoProxies& memory) const {
+    const std::byte zeros[8] = {};
+    every([&](u32 to, const std::byte* from) {
+      memory.write(to, from ? from : zeros, static_cast<std::size_t>(map.element_bytes));
+    });
+  }
+};
+
+/// A bulk copy under way to device memory, of elements of 16 bits.
+struct BoxStore : Box {
+  void finish(const TwoProxies& memory) const {
+    every([&](u32 from, std::byte* to) {
+      const u16 x = memory.read(from);
+      if (to) std::memcpy(to, &x, sizeof x);
+    });
   }
 };
 

@@ -145,6 +145,16 @@ class Block {
     box.start(proxies_);
     boxes_.push_back(box);
   }
+  /// Boxes are stored no sooner than their thread waits for that.
+  void start_store(const BoxStore& box) {
+    box.check();
+    fibers_[running_].stores.push_back(box);
+  }
+  void finish_stores() {
+    auto& stores = fibers_[running_].stores;
+    for (const BoxStore& box : stores) box.finish(proxies_);
+    stores.clear();
+  }
   void fence_proxy() { proxies_.fence(); }
   /// All threads of a warpgroup begin and end products together.
   Products& products() { return products_[running_ / Products::num_threads]; }
@@ -208,6 +218,7 @@ class Block {
     ucontext_t context;
     std::unique_ptr<std::byte[]> stack;
     std::deque<std::vector<Copy>> groups{1};
+    std::vector<BoxStore> stores;
     bool done = false;
   };
   struct Barrier {
@@ -260,6 +271,8 @@ class Block {
     __sanitizer_finish_switch_fiber(nullptr, &block.host_stack_, &block.host_size_);
 #endif
     (*block.body_)();
+    if (!block.fibers_[block.running_].stores.empty())
+      broken("a thread ends before boxes that it stores have been read");
     block.fibers_[block.running_].done = true;
     block.leave(true);
   }
@@ -586,10 +599,16 @@ inline void barrier_arrive_expecting(u32 barrier, u32 bytes) {
 inline void barrier_expect(u32 barrier, u32 bytes) { Block::current()->expect(barrier, bytes); }
 inline void copy_box(u32 to, const TensorMap* map, u32 barrier, i32 column, i32 row, i32 head,
                      i32 page, Keep) {
-  emulated::BoxCopy box{{}, to, barrier, {column, row, head, page}};
+  emulated::BoxCopy box{{{}, to, {column, row, head, page}}, barrier};
   std::memcpy(&box.map, map, sizeof box.map);
   Block::current()->start_box(box);
 }
+inline void store_box(u32 from, const TensorMap* map, i32 column, i32 row, i32 head, i32 page) {
+  emulated::BoxStore box{{{}, from, {column, row, head, page}}};
+  std::memcpy(&box.map, map, sizeof box.map);
+  Block::current()->start_store(box);
+}
+inline void wait_stored() { Block::current()->finish_stores(); }
 template <i32>
 inline void give_registers() {}
 template <i32>
@@ -617,6 +636,20 @@ inline void store_matrices_transposed(u32 row, const u32 (&x)[2]) {
       const u32 pair = at(4 * g + lane % 8 / 2).a[lane / 8];
       const auto element = static_cast<u16>(pair >> 16 * (lane % 2));
       std::memcpy(static_cast<std::byte*>(shared_memory()) + row + 2 * g, &element, 2);
+    }
+  });
+}
+
+inline void store_matrices(u32 row, const u32 (&x)[4]) {
+  const i32 lane = thread_index() % 32;
+  Exchange mine{};
+  mine.row = row;
+  for (i32 i = 0; i < 4; ++i) mine.a[i] = x[i];
+  Block::current()->exchange(mine, [&](auto at) {
+    if (row % 16 != 0) emulated::broken("a row of a matrix at an address that is no multiple");
+    for (i32 t = 0; t < 4; ++t) {
+      const u32 pair = at(lane % 8 * 4 + t).a[lane / 8];
+      std::memcpy(static_cast<std::byte*>(shared_memory()) + row + 4 * t, &pair, 4);
     }
   });
 }

@@ -26,7 +26,7 @@ struct Tile {
       : data(static_cast<std::size_t>(rows * dim)) {
     std::normal_distribution<float> normal;
     for (bf16& x : data) x = from_float<bf16>(normal(random));
-    const emulated::BoxMap box{reinterpret_cast<const std::byte*>(data.data()),
+    const emulated::BoxMap box{reinterpret_cast<std::byte*>(data.data()),
                                2,
                                1,
                                {dim, static_cast<u64>(existing_rows), 1, 1},
@@ -289,7 +289,23 @@ TEST(HopperPtxDeathTest, WhatTheHardwareLeavesUndefinedStops) {
                  ptx::products_end();
                  ptx::products_wait<0>(c);
                }),
-               "a product reads what was written and not fenced");
+               "a product or a bulk copy reads what was written and not fenced");
+  EXPECT_DEATH(run([] {
+                 if (ptx::thread_index() > 0) return;
+                 std::mt19937 random{16};
+                 const Tile tile(random);
+                 static_cast<u16*>(ptx::shared_memory())[k_at / 2] = 0;
+                 ptx::store_box(k_at, &tile.map, 0, 0, 0, 0);
+                 ptx::wait_stored();
+               }),
+               "a product or a bulk copy reads what was written and not fenced");
+  EXPECT_DEATH(run([] {
+                 if (ptx::thread_index() > 0) return;
+                 std::mt19937 random{17};
+                 const Tile tile(random);
+                 ptx::store_box(k_at, &tile.map, 0, 0, 0, 0);
+               }),
+               "a thread ends before boxes that it stores have been read");
   EXPECT_DEATH(run([] {
                  if (ptx::thread_index() > 0) return;
                  ptx::barrier_create(8, 1);
@@ -348,6 +364,44 @@ TEST(HopperPtx, Turns) {
     if (mine == 0) ptx::sync_threads(1, 256);
   });
   EXPECT_EQ(order, (std::vector<i32>{0, 1, 0, 1, 0, 1}));
+}
+
+/// What accumulators hold, rounded, leaves by way of shared memory as boxes of a tensor, of which
+/// rows behind its end are not written.
+TEST(HopperPtx, BoxesAreStored) {
+  constexpr i32 existing = 40;
+  std::mt19937 random{15};
+  Tile out{random, existing};
+  const std::vector<bf16> before = out.data;
+  Block block(0, 128, shared_bytes);
+  const auto value = [](i32 row, i32 column) { return static_cast<float>(row * 2 - column); };
+  block.run([&] {
+    const i32 thread = ptx::thread_index(), lane = thread % 32, first = thread / 32 * 16;
+    for (i32 chunk = 0; chunk < dim / 8; chunk += 2) {
+      u32 x[4];
+      for (i32 i = 0; i < 4; ++i) {
+        const i32 row = first + lane / 4 + 8 * (i % 2), column = 8 * (chunk + i / 2) + lane % 4 * 2;
+        x[i] = ptx::pack(value(row, column), value(row, column + 1), bf16{});
+      }
+      const i32 row = first + lane % 16, mine = chunk + lane / 16;
+      ptx::store_matrices(q_at + static_cast<u32>(mine / 8) * half_bytes +
+                              static_cast<u32>(128 * row + ((mine % 8) ^ (row % 8)) * 16),
+                          x);
+    }
+    ptx::fence_proxy();
+    ptx::sync_threads(1, 128);
+    if (thread == 0) {
+      for (i32 half = 0; half < 2; ++half)
+        ptx::store_box(q_at + static_cast<u32>(half) * half_bytes, &out.map, 64 * half, 0, 0, 0);
+      ptx::wait_stored();
+    }
+  });
+  for (i32 row = 0; row < rows; ++row)
+    for (i32 column = 0; column < dim; ++column) {
+      const bf16 left = before[static_cast<std::size_t>(row * dim + column)];
+      EXPECT_EQ(out.at(row, column), row < existing ? value(row, column) : to_float(left))
+          << row << ", " << column;
+    }
 }
 
 }  // namespace

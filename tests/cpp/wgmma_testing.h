@@ -25,7 +25,7 @@ constexpr i32 kv_heads = 2;
 inline TensorMap map_of(const TensorRef& pool, i32 page_size, i32 dim, i32 tile_keys) {
   const i32 rows = page_size > 0 ? page_size : static_cast<i32>(pool.shape[0]);
   emulated::BoxMap map{};
-  map.data = static_cast<const std::byte*>(pool.data);
+  map.data = static_cast<std::byte*>(pool.data);
   map.element_bytes = 2, map.swizzled = 1;
   const bool paged = page_size > 0;
   const u64 size[4] = {static_cast<u64>(dim), static_cast<u64>(rows), kv_heads,
@@ -40,10 +40,10 @@ inline TensorMap map_of(const TensorRef& pool, i32 page_size, i32 dim, i32 tile_
   std::memcpy(&result, &map, sizeof map);
   return result;
 }
-/// The map of ragged queries, a whole tile of a group's heads a box.
-inline TensorMap map_of_queries(const TensorRef& q, i32 group_size) {
+/// The map of ragged rows of Q or O, a whole tile of a group's heads a box.
+inline TensorMap map_of_rows(const TensorRef& q, i32 group_size) {
   emulated::BoxMap map{};
-  map.data = static_cast<const std::byte*>(q.data);
+  map.data = static_cast<std::byte*>(q.data);
   map.element_bytes = 2, map.swizzled = 1;
   const i64 size[4] = {q.shape[2], group_size, q.shape[0], q.shape[1] / group_size};
   const i64 stride[3] = {q.stride[1], q.stride[0], group_size * q.stride[1]};
@@ -169,8 +169,10 @@ void check(const Batch& batch, const V& variant, const reference::Parts& parts) 
   launch.map[0][1] = map_of(v.ref, page_size, dim_vo, Of::Kernel::tile_keys);
   launch.q = RowsView{q.ref.data, q.ref.stride[0], q.ref.stride[1]};
   if (wgmma::long_rows % (qo_heads / kv_heads) == 0) {
-    launch.query_boxes = wgmma::QueryBoxes::of_groups;
-    launch.query_map = map_of_queries(q.ref, qo_heads / kv_heads);
+    launch.row_boxes = wgmma::RowBoxes::of_groups;
+    launch.query_map = map_of_rows(q.ref, qo_heads / kv_heads);
+    launch.out_in_boxes = true;
+    launch.out_map = map_of_rows(out.ref, qo_heads / kv_heads);
   }
   launch.out = RowsView{out.ref.data, out.ref.stride[0], out.ref.stride[1]};
   if (parts.scan == Scan::softmax)

@@ -420,7 +420,7 @@ int cuTensorMapEncodeTiled(void* map, int type, unsigned rank, std::uint64_t dat
   for (int i = 0; i < 3; ++i)
     if (stride[i] % 16 != 0 || stride[i] >= std::uint64_t{1} << 40) return 1;
   raddle::emulated::BoxMap boxes{};
-  boxes.data = reinterpret_cast<const std::byte*>(data);
+  boxes.data = reinterpret_cast<std::byte*>(data);
   boxes.element_bytes = static_cast<int>(bytes), boxes.swizzled = 1;
   for (int i = 0; i < 4; ++i) boxes.size[i] = size[i], boxes.box[i] = static_cast<int>(box[i]);
   std::copy_n(stride, 3, boxes.stride);

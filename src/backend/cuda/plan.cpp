@@ -183,7 +183,7 @@ void CudaPlan::run(const Plan& plan, const RunView& view, const BoundVariant& va
   const bool in_boxes = choice_.family != KernelFamily::wgmma ||
                         memory_->maps.provide(plan.layout(), args, tile_keys, with_maps);
   if (choice_.family == KernelFamily::wgmma && choice_.short_rows == 0)
-    memory_->maps.provide_queries(args, with_maps);
+    memory_->maps.provide_rows(args, with_maps);
   std::unique_lock<std::mutex> lock;
   if (reservation_) {
     reservation_->provide(launch);

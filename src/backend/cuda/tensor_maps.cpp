@@ -93,27 +93,36 @@ bool TensorMaps::provide(const Layout& layout, const RunArgs& args, i32 tile_key
   return all;
 }
 
-void TensorMaps::provide_queries(const RunArgs& args, wgmma::Launch& launch) {
-  launch.query_boxes = wgmma::QueryBoxes::none;
-  const bool apart = args.q.rank == 4;
-  const i64 requests = apart ? args.q.shape[0] : 1, rows = requests * args.q.shape[apart ? 1 : 0];
-  const RowsView& q = launch.q;
-  wgmma::QueryBoxes kind = wgmma::QueryBoxes::none;
-  BoxedTensor boxed;
-  if (q.request_stride == 0 && wgmma::long_rows % group_size_ == 0) {
-    kind = wgmma::QueryBoxes::of_groups;
-    boxed = boxed_tensor(q.data, element_bytes_, {dims_[0], group_size_, rows, heads_},
-                         {q.head_stride, q.row_stride, group_size_ * q.head_stride},
-                         {group_size_, wgmma::long_rows / group_size_});
-  } else if (q.request_stride > 0 && group_size_ == 1) {
-    kind = wgmma::QueryBoxes::of_heads;
-    boxed = boxed_tensor(q.data, element_bytes_, {dims_[0], rows, heads_, requests},
-                         {q.row_stride, q.head_stride, q.request_stride}, {wgmma::long_rows, 1});
-  }
-  if (kind == wgmma::QueryBoxes::none || !can_be_boxed(boxed)) return;
+std::pair<wgmma::RowBoxes, BoxedTensor> TensorMaps::box_of_rows(const RowsView& rows,
+                                                                const TensorRef& tensor,
+                                                                i32 dim) const {
+  const bool apart = tensor.rank == 4;
+  const i64 requests = apart ? tensor.shape[0] : 1, count = requests * tensor.shape[apart ? 1 : 0];
+  if (rows.request_stride == 0 && wgmma::long_rows % group_size_ == 0)
+    return {wgmma::RowBoxes::of_groups,
+            boxed_tensor(rows.data, element_bytes_, {dim, group_size_, count, heads_},
+                         {rows.head_stride, rows.row_stride, group_size_ * rows.head_stride},
+                         {group_size_, wgmma::long_rows / group_size_})};
+  if (rows.request_stride > 0 && group_size_ == 1)
+    return {wgmma::RowBoxes::of_heads,
+            boxed_tensor(rows.data, element_bytes_, {dim, count, heads_, requests},
+                         {rows.row_stride, rows.head_stride, rows.request_stride},
+                         {wgmma::long_rows, 1})};
+  return {wgmma::RowBoxes::none, {}};
+}
+
+void TensorMaps::provide_rows(const RunArgs& args, wgmma::Launch& launch) {
+  launch.row_boxes = wgmma::RowBoxes::none;
+  launch.out_in_boxes = false;
+  const auto [kind, q] = box_of_rows(launch.q, args.q, dims_[0]);
+  if (kind == wgmma::RowBoxes::none || !can_be_boxed(q)) return;
+  const auto [kind_of_out, out] = box_of_rows(launch.out, args.out, dims_[1]);
   const std::lock_guard lock(mutex_);
-  launch.query_map = map_of(boxed);
-  launch.query_boxes = kind;
+  launch.query_map = map_of(q);
+  launch.row_boxes = kind;
+  if (launch.state_only || kind_of_out != kind || !can_be_boxed(out)) return;
+  launch.out_map = map_of(out);
+  launch.out_in_boxes = true;
 }
 
 }  // namespace raddle::cuda

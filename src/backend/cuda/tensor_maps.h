@@ -4,6 +4,7 @@
 
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 
 #include "device/cuda/tensor_map.h"
 #include "raddle/attention.h"
@@ -25,9 +26,9 @@ class TensorMaps {
   /// do. Raises DeviceError where the driver refuses a map.
   bool provide(const Layout& layout, const RunArgs& args, i32 tile_keys, wgmma::Launch& launch);
 
-  /// Says how the rows of Q, launch.q, lie in boxes, and writes their map: for the kernel of long
-  /// queries, which alone reads either.
-  void provide_queries(const RunArgs& args, wgmma::Launch& launch);
+  /// Says how the rows of Q and O, launch.q and launch.out, lie in boxes, and writes their maps:
+  /// for the kernel of long queries, which alone reads them.
+  void provide_rows(const RunArgs& args, wgmma::Launch& launch);
 
  private:
   struct Hash {
@@ -38,6 +39,9 @@ class TensorMaps {
 
   BoxedTensor box(const PoolView& pool, const TensorRef& tensor, const Level& level, i32 dim,
                   i32 box_rows) const;
+  /// How rows of Q or O, `dim` elements each, lie in boxes.
+  std::pair<wgmma::RowBoxes, BoxedTensor> box_of_rows(const RowsView& rows, const TensorRef& tensor,
+                                                      i32 dim) const;
   TensorMap map_of(const BoxedTensor& tensor);
 
   i32 dims_[2];  ///< of Q and K, and of V

@@ -74,6 +74,22 @@ RADDLE_DEVICE void copy_box(u32 to, const TensorMap* map, u32 barrier, i32 colum
       : "memory");
 }
 
+/// Starts copying shared memory from `from` on, as copy_box would have written it, to the box at
+/// `column`, `row`, `head`, `page`. Elements outside of the tensor are not written.
+RADDLE_DEVICE void store_box(u32 from, const TensorMap* map, i32 column, i32 row, i32 head,
+                             i32 page) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
+          map),
+      "r"(from), "r"(column), "r"(row), "r"(head), "r"(page)
+      : "memory");
+}
+
+/// Waits until the shared memory of all boxes that this thread has had stored has been read.
+RADDLE_DEVICE void wait_stored() {
+  asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
 }  // namespace ptx
 
 RADDLE_ENGINE_END

@@ -98,6 +98,12 @@ struct Kernel : AnyKernel<Element, qk, vo, Variant> {
   /// Whether all tiles but a worker's first one of keys are asked for after its first queries: the
   /// keys and values of a long tile fill the path to memory for microseconds.
   static constexpr bool queries_first = true;
+  /// Whether whole tiles of O leave by way of the slot of their queries, as a box: with two slots,
+  /// of which the next item has the other one.
+  static constexpr bool stages_output = query_slots == 2 &&
+                                        AnyKernel<Element, qk, vo, Variant>::vo_halves <=
+                                            AnyKernel<Element, qk, vo, Variant>::qk_halves &&
+                                        !has_output<Variant>;
   /// How many boxes of a tile are started in a row, without a loop: one at a time is slower, but
   /// takes fewer instructions from the warps that compute.
   static constexpr i32 boxes_at_once = 1;
@@ -125,6 +131,7 @@ struct ShortKernel : AnyKernel<Element, qk, vo, Variant> {
   static constexpr bool asks_parts = false;
   static constexpr bool reads_from_end = false;
   static constexpr bool queries_first = false;
+  static constexpr bool stages_output = false;
   static constexpr i32 boxes_at_once = 4;
   RADDLE_DEVICE static ptx::Keep keeps(const Launch& launch) {
     return launch.keys_leave_first ? ptx::Keep::once : ptx::Keep::usual;

@@ -39,6 +39,32 @@ class LongOutput {
     }
   }
 
+  /// Rounds whole rows to the slot of their queries, from where a loading warp has them stored.
+  RADDLE_DEVICE void stage(const O& o, const RowStats<1>& stats, float to_log2, u32 slot) const {
+    float factor[2];
+    RADDLE_UNROLL
+    for (i32 half = 0; half < 2; ++half) {
+      RowEnd end = end_of(stats, half, to_log2);
+      const Row& row = facts_.row[number(half)];
+      factor[half] = end.factor * output_scale(launch_);
+      factor[half] *= apply_sink(launch_, variant_, row, end.lse);
+      if (lane_ % 4 == 0) store_lse(launch_, row, end.lse);
+    }
+    RADDLE_UNROLL
+    for (i32 j = 0; j < fragments / 2; ++j) {
+      u32 x[4];
+      RADDLE_UNROLL
+      for (i32 i = 0; i < 4; ++i) {
+        const float* of = o[0][2 * j + i / 2] + 2 * (i % 2);
+        x[i] = ptx::pack(of[0] * factor[i % 2], of[1] * factor[i % 2], T{});
+      }
+      ptx::store_matrices(slot + static_cast<u32>(Memory<Kernel>::Queries::at(
+                                     first_row_ + lane_ % 16, 2 * j + lane_ / 16)),
+                          x);
+    }
+    ptx::fence_proxy();
+  }
+
  private:
   RADDLE_DEVICE i32 number(i32 half) const { return first_row_ + lane_ / 4 + 8 * half; }
   RADDLE_DEVICE i64 partial(i32 m) const {

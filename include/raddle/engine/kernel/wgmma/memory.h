@@ -63,6 +63,7 @@ struct ItemFacts {
   i32 request, kv_head;  ///< of the keys
   i32 item, query_tile, row_begin, num_rows, partial_row;
   i32 num_tiles;  ///< KV tiles, of short queries
+  i32 stages;     ///< whether O leaves as a box, by way of the slot of the queries
 };
 
 /// Of slots that are used one after another: that of what comes nth, and the parity of the phase

@@ -94,6 +94,8 @@ class QueryLoader {
   RADDLE_DEVICE void run(const Opening& opening) const {
     Block& block = Block::get();
     i32 guess = 0;
+    Staged before{},
+        last{};  // of the last item but one, whose slot is the next one's, and the last
     RADDLE_ROLLED
     for (i32 nth = 0;; ++nth) {
       const auto place = block.items.place(nth);
@@ -102,7 +104,13 @@ class QueryLoader {
       const bool opened = Kernel::queries_first && nth == 0 && opening.item >= 0;
       if (!opened) {
         ptx::barrier_wait(named, place.parity);
-        if (facts.item < 0) return;
+        if (facts.item < 0) {
+          if constexpr (Kernel::stages_output) {
+            store_at_end(before, nth - 2);
+            store_at_end(last, nth - 1);
+          }
+          return;
+        }
       }
       const FusedRows rows = opened ? FusedRows{opening.level, opening.group, opening.kv_head,
                                                 opening.row_begin, opening.num_rows}
@@ -114,21 +122,34 @@ class QueryLoader {
       const u32 free = ptx::shared_address(&block.queries.free[at.slot]);
       const u32 full = ptx::shared_address(&block.queries.full[at.slot]);
       // Where a box holds them, the queries are asked for first of all, if there is room.
+      const Corner corner = corner_of(rows, of);
       const bool boxed = lie_in_boxes(rows);
       const bool waits = !boxed || !ptx::any(ptx::barrier_ended(free, at.parity ^ 1));
       const bool leads = ptx::elected();
-      if (!waits && leads) copy_boxes(rows, of, block.q[at.slot], full);
+      if (!waits && leads) {
+        store(before, block.q[at.slot]);
+        copy_boxes(corner, block.q[at.slot], full);
+      }
       find_rows(rows, of, facts.row);
       if (waits) {
         ptx::barrier_wait(free, at.parity ^ 1);
+        if constexpr (Kernel::stages_output) {
+          if (leads) store(before, block.q[at.slot]);
+          ptx::sync_warp();
+        }
         if (!boxed)
           copy_singly(facts.row, block.q[at.slot]);
         else if (leads)
-          copy_boxes(rows, of, block.q[at.slot], full);
+          copy_boxes(corner, block.q[at.slot], full);
       }
+      before = last, last = Staged{corner, lies_in_box_of_output(rows)};
       if (Kernel::queries_first && nth == 0 && ptx::lane_index() == 0)
         ptx::barrier_arrive(ptx::shared_address(&block.begun));
       if (opened) ptx::barrier_wait(named, place.parity);
+      if constexpr (Kernel::stages_output) {
+        last.is = last.is && facts.partial_row < 0;
+        if (ptx::lane_index() == 0) facts.stages = last.is;
+      }
       if constexpr (Kernel::finds_intervals) {
         RADDLE_ROLLED
         for (i32 m = ptx::lane_index(); m < Kernel::tile_rows; m += 32)
@@ -145,26 +166,62 @@ class QueryLoader {
   struct FusedRows {
     i32 level, group, kv_head, begin, count;
   };
+  /// Where a box of Q and of O begins.
+  struct Corner {
+    i32 row, head, page;
+  };
+  /// An item, and whether O leaves by way of the slot of its queries.
+  struct Staged {
+    Corner corner;
+    bool is;
+  };
+  RADDLE_DEVICE Corner corner_of(const FusedRows& rows, const RowsOfRequest& of) const {
+    const i32 first = of.first + rows.begin / launch_.plan.group_size;
+    return launch_.row_boxes == RowBoxes::of_groups ? Corner{0, first, rows.kv_head}
+                                                    : Corner{first, rows.kv_head, of.request};
+  }
   /// Whether a box holds an item's rows: of a whole tile, and of one request, so that it holds no
   /// others.
+  RADDLE_DEVICE bool are_a_box(const FusedRows& rows) const {
+    return launch_.row_boxes != RowBoxes::none && rows.count == Kernel::tile_rows &&
+           launch_.levels[rows.level].groups_are_requests;
+  }
   RADDLE_DEVICE bool lie_in_boxes(const FusedRows& rows) const {
     if constexpr (!Kernel::queries_first) return false;
-    return launch_.query_boxes != QueryBoxes::none && rows.count == Kernel::tile_rows &&
-           launch_.levels[rows.level].groups_are_requests &&
-           (has_logits<Variant> || launch_.scale > 0.0f);
+    return are_a_box(rows) && (has_logits<Variant> || launch_.scale > 0.0f);
+  }
+  RADDLE_DEVICE bool lies_in_box_of_output(const FusedRows& rows) const {
+    return Kernel::stages_output && launch_.out_in_boxes && are_a_box(rows);
+  }
+  RADDLE_DEVICE static u32 half_of(u8* slot, i32 half) {
+    return ptx::shared_address(slot) + static_cast<u32>(128 * half * Kernel::tile_rows);
   }
   /// Called by one lane, whose arrival at `full` this is.
-  RADDLE_DEVICE void copy_boxes(const FusedRows& rows, const RowsOfRequest& of, u8* to,
-                                u32 full) const {
+  RADDLE_DEVICE void copy_boxes(const Corner& from, u8* to, u32 full) const {
     ptx::barrier_arrive_expecting(full, static_cast<u32>(Slots::bytes));
-    const i32 first = of.first + rows.begin / launch_.plan.group_size;
-    const bool by_group = launch_.query_boxes == QueryBoxes::of_groups;
     RADDLE_UNROLL
     for (i32 half = 0; half < Kernel::qk_halves; ++half)
-      ptx::copy_box(ptx::shared_address(to) + static_cast<u32>(128 * half * Kernel::tile_rows),
-                    &launch_.query_map, full, 64 * half, by_group ? 0 : first,
-                    by_group ? first : rows.kv_head, by_group ? rows.kv_head : of.request,
-                    ptx::Keep::usual);
+      ptx::copy_box(half_of(to, half), &launch_.query_map, full, 64 * half, from.row, from.head,
+                    from.page, ptx::Keep::usual);
+  }
+  /// Called by one lane: O of an item leaves the slot, which may be written then.
+  RADDLE_DEVICE void store(const Staged& item, u8* slot) const {
+    if constexpr (Kernel::stages_output) {
+      if (!item.is) return;
+      RADDLE_UNROLL
+      for (i32 half = 0; half < Kernel::vo_halves; ++half)
+        ptx::store_box(half_of(slot, half), &launch_.out_map, 64 * half, item.corner.row,
+                       item.corner.head, item.corner.page);
+      ptx::wait_stored();
+    }
+  }
+  /// Stores O of item `nth` of the block, behind which no queries are loaded to the slot.
+  RADDLE_DEVICE void store_at_end(const Staged& item, i32 nth) const {
+    if (!item.is) return;
+    Block& block = Block::get();
+    const auto at = block.queries.place(nth);
+    ptx::barrier_wait(ptx::shared_address(&block.queries.free[at.slot]), at.parity);
+    if (ptx::elected()) store(item, block.q[at.slot]);
   }
   RADDLE_DEVICE void copy_singly(const Row* rows, u8* to) const {
     RADDLE_ROLLED

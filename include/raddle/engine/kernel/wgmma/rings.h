@@ -79,14 +79,18 @@ class TilesReader {
     ptx::barrier_arrive_if(leads_group_ && once && tile_ > 0,
                            base_ + value_slots_free + 8 * (~tile_ & 1));
   }
-  /// This warp needs the item's queries no more, if the tile is its last.
+  /// This warp needs the item's queries no more, if the tile is its last. Where O may leave by way
+  /// of their slot, release_item_before says so.
   RADDLE_DEVICE void release_queries() const {
-    ptx::barrier_arrive_if(leads_ && flags_ & Flags::last,
-                           base_ + queries_free + 8 * of_queries().slot);
+    if constexpr (!Kernel::stages_output)
+      ptx::barrier_arrive_if(leads_ && flags_ & Flags::last,
+                             base_ + queries_free + 8 * of_queries().slot);
   }
   /// This warp needs the facts of the item before the current tile's no more.
   RADDLE_DEVICE void release_item_before() const {
     ptx::sync_warp();
+    if constexpr (Kernel::stages_output)
+      if (leads_) ptx::barrier_arrive(base_ + queries_free + 8 * ((item_ - 1) & 1));
     if (leads_) ptx::barrier_arrive(base_ + items_free + 8 * ((item_ - 1) & 3));
   }
 
@@ -101,6 +105,10 @@ class TilesReader {
   RADDLE_DEVICE const auto& item_before() const { return block().item[(item_ - 1) & 3]; }
   RADDLE_DEVICE u32 queries() const {
     return base_ + q_begin + static_cast<u32>(of_queries().slot * Block::Queries::bytes);
+  }
+  /// Those of the item before the current tile's, in kernels that stage O there.
+  RADDLE_DEVICE u32 queries_before() const {
+    return base_ + q_begin + static_cast<u32>(((item_ - 1) & 1) * Block::Queries::bytes);
   }
   RADDLE_DEVICE u32 keys() const {
     return base_ + k_begin + static_cast<u32>((tile_ & 1) * Block::Keys::bytes);
