@@ -364,7 +364,6 @@ inline void prefetch(const void*) {}
 // The emulated driver begins a kernel when the one before has ended.
 inline void wait_for_earlier_work() {}
 inline void let_next_kernel_begin() {}
-inline void keep_order() {}
 inline float settled(float x) { return x; }
 inline i32 renewed(i32 x) { return x; }
 inline void sleep(i32 ns) { Block::current()->time += ns; }

@@ -38,7 +38,7 @@ _keywords = set(
 )
 _taken = _keywords | set(
     "r c s t s_scale i32 i64 u8 u32 Row Key Tile Tensor SpanTensor Coverage KvSpan Range Truth IntInterval FloatInterval math "
-    "near_logits near_limit near_factor distance_slope traced interval raddle logits mask coverage kv_span row_span knows_spans query key keys value sink output scan min max hull both either "
+    "near_logits near_limit distance_slope traced interval raddle logits mask coverage kv_span row_span knows_spans query key keys value sink output scan min max hull both either "
     "native intersect everything compose is_empty int_min int_max bits_to_float to_float from_float round_up ceil_div cpu "
     "Scan Mix Member Variant Causal SlidingWindow SoftCap Sinks Sigmoid Rope Alibi AllOf AnyOf Leaf Composition".split()
 )
@@ -480,14 +480,9 @@ def struct(name: str, root: Node, members: Members, is_mask: bool) -> str:
         out += _function(f"float logits({score}, {row_and_key})", body)
         if cap := _soft_cap(root):
             near = _Scalar(members, root, near=True)
-            is_all = _cap_of(root) is cap
-            if is_all:
-                near.result = f"native::near_tanh_ratio(s, s_scale, {near.text(cap)})"
             out += ["", *_function(f"float near_logits({score}, float s_scale, {row_and_key})", near)]
             out += ["  RADDLE_FN float near_limit(float s_scale) const {"]
             out += [f"    return native::near_soft_cap_limit(s_scale, {near.text(cap)});", "  }"]
-            if is_all:
-                out += ["  RADDLE_FN float near_factor() const {", f"    return {near.text(cap)};", "  }"]
         if found := _distance_slope(root):
             slope, falls = found
             of_row = _Scalar(members, slope)

@@ -134,9 +134,6 @@ RADDLE_DEVICE float settled(float x) {
   return x;
 }
 
-/// The assembler moves no instruction across this: an event that performance counters may count.
-RADDLE_DEVICE void keep_order() { asm volatile("pmevent 1;"); }
-
 RADDLE_DEVICE void sleep(i32 ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns)); }
 
 }  // namespace ptx

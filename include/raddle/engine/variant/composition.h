@@ -236,24 +236,12 @@ struct Composition {
                               const Key& c) const requires starts_near {
     bool is_scaled = false;
     for_each_variant(variants, [&](const auto& v) {
-      if constexpr (requires { v.near_limit(scale); }) {
-        float near = 0.0f;
-        if (!is_scaled) near = v.near_logits(s, scale, r, c);
-        if constexpr (!changes_once && requires { v.near_factor(); }) near *= v.near_factor();
-        s = is_scaled ? v.logits(s, r, c) : near, is_scaled = true;
-      } else {
+      if constexpr (requires { v.near_limit(scale); })
+        s = is_scaled ? v.logits(s, r, c) : v.near_logits(s, scale, r, c), is_scaled = true;
+      else
         s = logits_of<Scan::softmax>(v, s, r, c);
-      }
     });
     return s;
-  }
-  /// Where other variants see the logits, near_logits has multiplied them.
-  RADDLE_FN float near_factor() const requires(changes_once && (has_near_factor<Variants> || ...)) {
-    float factor = 1.0f;
-    for_each_variant(variants, [&](const auto& v) {
-      if constexpr (requires { v.near_factor(); }) factor = v.near_factor();
-    });
-    return factor;
   }
   RADDLE_FN float distance_slope(const Row& r) const
       requires(changes_once && (has_distance_slope<Variants> || ...)) {

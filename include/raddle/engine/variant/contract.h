@@ -16,7 +16,6 @@
 //     RADDLE_FN float logits(float s, const Row& r, const Key& c) const;      // s is already scaled
 //     RADDLE_FN float near_logits(float s, float scale, const Row& r, const Key& c) const;  // logits(scale · s), sooner,
 //     RADDLE_FN float near_limit(float scale) const;                          //   where |s| is at most this
-//     RADDLE_FN float near_factor() const;                                    //   and what near_logits is multiplied by for that
 //     RADDLE_FN float distance_slope(const Row& r) const;                     // logits is s + this · (c.kv_pos - r.q_pos)
 //     RADDLE_FN bool mask(const Row& r, const Key& c) const;                  // true = keep; after logits
 //     RADDLE_FN KvSpan kv_span(const Tile& t) const;                          // bounds on what t's rows keep of its keys

@@ -94,7 +94,7 @@ RADDLE_FN float product_sum(float x, float y, float z) {
 #endif
 }
 
-/// The largest |s| for which near_tanh_ratio holds; negative: there is none. On Hopper, infinity.
+/// The largest |s| for which near_soft_cap holds; negative: there is none. On Hopper, infinity.
 RADDLE_FN float near_soft_cap_limit(float scale, float cap) {
   const float size = math::abs(scale), limit = quotient(0.55f * math::abs(cap), size);
   const bool is_tame = limit > 1e-5f && limit < 1e5f && size > 1e-5f && size < 1e5f;
@@ -105,25 +105,22 @@ RADDLE_FN float near_soft_cap_limit(float scale, float cap) {
 #endif
 }
 
-/// tanh(s · scale / cap) for small |s|, within 2^-21 as well: an odd polynomial, by seven
-/// instructions and no special function. A softmax takes one of these a logit, tanh two more; but
-/// one, and one instruction, on Hopper.
-RADDLE_FN float near_tanh_ratio(float s, float scale, float cap) {
+/// cap · tanh(s · scale / cap) for small |s|, with the tanh within 2^-21 as well: an odd
+/// polynomial, by seven instructions and no special function. A softmax takes one of these a logit,
+/// tanh two more; but one, and two instructions, on Hopper.
+RADDLE_FN float near_soft_cap(float s, float scale, float cap) {
   const float k = quotient(scale, cap);
 #if defined(RADDLE_HAS_TANH)
-  return ptx::tanh(s * k);
+  return cap * ptx::tanh(s * k);
 #else
   const float k2 = k * k;
   // Minimax for the absolute error of tanh(t) / t · t, |t| <= 0.55. What is of launch members alone
   // is computed once a tile.
-  const float c0 = 9.999953e-1f * k, c1 = -3.3311898e-1f * (k * k2);
-  const float c2 = 1.3068742e-1f * (k * k2 * k2), c3 = -4.151867e-2f * (k * k2 * k2 * k2);
+  const float c0 = 9.999953e-1f * scale, c1 = -3.3311898e-1f * (scale * k2);
+  const float c2 = 1.3068742e-1f * (scale * k2 * k2), c3 = -4.151867e-2f * (scale * k2 * k2 * k2);
   const float u = s * s;
   return s * multiply_add(multiply_add(multiply_add(c3, u, c2), u, c1), u, c0);
 #endif
-}
-RADDLE_FN float near_soft_cap(float s, float scale, float cap) {
-  return cap * near_tanh_ratio(s, scale, cap);
 }
 
 }  // namespace native

@@ -25,11 +25,6 @@ template <class V>
 concept has_near_logits = has_logits<V> && requires(const V v, Row r, Key c) {
   v.near_logits(0.0f, 1.0f, r, c) <= v.near_limit(1.0f);
 };
-/// A factor of near_logits that the softmax may take into its exponents.
-template <class V>
-concept has_near_factor = has_near_logits<V> && requires(const V v) {
-  v.near_factor();
-};
 /// Logits change by a multiple of the distance alone, which a row's softmax can take for all keys.
 template <class V>
 concept has_distance_slope = has_logits<V> && requires(const V v, Row r) {
@@ -98,8 +93,6 @@ struct FollowsContract {
   static_assert(has_near_logits<V> || !requires { &V::near_logits; },
                 "near_logits: expected RADDLE_FN float near_logits(float s, float scale, const Row& r, const Key& c) const, "
                 "and beside it logits and RADDLE_FN float near_limit(float scale) const");
-  static_assert(has_near_factor<V> || !requires { &V::near_factor; },
-                "near_factor: expected RADDLE_FN float near_factor() const, and near_logits beside it");
   static_assert(has_distance_slope<V> || !requires { &V::distance_slope; },
                 "distance_slope: expected RADDLE_FN float distance_slope(const Row& r) const, and logits beside it");
   static_assert(has_mask<V> || !requires { &V::mask; },

@@ -14,9 +14,8 @@ struct SoftCap {
   }
   RADDLE_FN float near_limit(float scale) const { return native::near_soft_cap_limit(scale, cap); }
   RADDLE_FN float near_logits(float s, float scale, const Row&, const Key&) const {
-    return native::near_tanh_ratio(s, scale, cap);
+    return native::near_soft_cap(s, scale, cap);
   }
-  RADDLE_FN float near_factor() const { return cap; }
 };
 RADDLE_VARIANT(SoftCap, "softcap", checked(RADDLE_RUN_MEMBER(SoftCap, cap), Check::positive));
 

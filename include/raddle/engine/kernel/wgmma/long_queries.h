@@ -150,12 +150,7 @@ class LongQueries {
         return true;
       } else {
         const bool is_near = apply_logits<has_near_logits<Variant>>(tiles, keys);
-        if constexpr (has_near_factor<Variant>) {
-          ptx::keep_order();
-          weighing_.weigh(s_, sum, to_log2_ * variant_.near_factor());
-        } else {
-          weighing_.weigh(s_, sum, to_log2_);
-        }
+        weighing_.weigh(s_, sum, to_log2_);
         return is_near;
       }
     }
