@@ -1,5 +1,6 @@
-// Sending the rows of an item from registers to memory. The four lanes of a row exchange pieces
-// first, so that each writes 16 bytes at a time.
+// Sending the rows of an item: to the slot of their queries, from where they leave as boxes, or
+// from registers to memory. Then the four lanes of a row exchange pieces first, so that each writes
+// 16 bytes at a time.
 #pragma once
 
 #include "raddle/engine/kernel/gpu/finish.h"
@@ -11,7 +12,7 @@ RADDLE_ENGINE_BEGIN
 namespace wgmma {
 
 /// Writes a warpgroup's 64 rows of O to partial rows from number `partial_row` on, or, where that
-/// is negative, to the caller's tensor.
+/// is negative, to the caller's tensor (`send`), or to their slot (`stage`).
 template <class Kernel, class Variant>
 class LongOutput {
   using T = typename Kernel::T;

@@ -1,5 +1,6 @@
 // Finding items, and loading their queries: a warp each, ahead of all others. Both follow chains of
-// look-ups, one after another, which an item of few tiles would otherwise wait for.
+// look-ups, one after another, which an item of few tiles would otherwise wait for. The warp that
+// loads queries also has O stored that leaves by way of their slots.
 #pragma once
 
 #include "raddle/engine/kernel/gpu/queue.h"
@@ -94,8 +95,8 @@ class QueryLoader {
   RADDLE_DEVICE void run(const Opening& opening) const {
     Block& block = Block::get();
     i32 guess = 0;
-    Staged before{},
-        last{};  // of the last item but one, whose slot is the next one's, and the last
+    Staged before{};  // the last item but one, whose slot is the next one's
+    Staged last{};
     RADDLE_ROLLED
     for (i32 nth = 0;; ++nth) {
       const auto place = block.items.place(nth);
