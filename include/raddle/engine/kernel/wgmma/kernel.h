@@ -100,10 +100,8 @@ struct Kernel : AnyKernel<Element, qk, vo, Variant> {
   static constexpr bool queries_first = true;
   /// Whether whole tiles of O leave by way of the slot of their queries, as a box: with two slots,
   /// of which the next item has the other one.
-  static constexpr bool stages_output = query_slots == 2 &&
-                                        AnyKernel<Element, qk, vo, Variant>::vo_halves <=
-                                            AnyKernel<Element, qk, vo, Variant>::qk_halves &&
-                                        !has_output<Variant>;
+  static constexpr bool stages_output =
+      query_slots == 2 && ceil_div(vo, 64) <= ceil_div(qk, 64) && !has_output<Variant>;
   /// How many boxes of a tile are started in a row, without a loop: one at a time is slower, but
   /// takes fewer instructions from the warps that compute.
   static constexpr i32 boxes_at_once = 1;

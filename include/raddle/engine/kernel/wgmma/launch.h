@@ -19,7 +19,7 @@ struct Launch : GpuLaunch {
   bool keys_leave_first;
   bool in_boxes[max_levels];  ///< whether the level has maps; its rows are copied singly else
   RowBoxes row_boxes;
-  bool out_in_boxes;  ///< which are those of row_boxes
+  bool out_in_boxes;  ///< whether O has a map; its boxes are those of row_boxes
   TensorMap query_map, out_map;
   TensorMap map[max_levels][2];  ///< of K and V
 };

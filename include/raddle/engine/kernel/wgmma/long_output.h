@@ -28,10 +28,7 @@ class LongOutput {
   RADDLE_DEVICE void send(const O& o, const RowStats<1>& stats, float to_log2) {
     RowEnd end[2];
     RADDLE_UNROLL
-    for (i32 half = 0; half < 2; ++half) {
-      end[half] = end_of(stats, half, to_log2);
-      end[half].factor *= output_scale(launch_);
-    }
+    for (i32 half = 0; half < 2; ++half) end[half] = end_of(stats, half, to_log2);
     if constexpr (has_output<Variant>) {
       RADDLE_UNROLL
       for (i32 half = 0; half < 2; ++half) send_whole(o, half, end[half]);
@@ -47,8 +44,7 @@ class LongOutput {
     for (i32 half = 0; half < 2; ++half) {
       RowEnd end = end_of(stats, half, to_log2);
       const Row& row = facts_.row[number(half)];
-      factor[half] = end.factor * output_scale(launch_);
-      factor[half] *= apply_sink(launch_, variant_, row, end.lse);
+      factor[half] = end.factor * apply_sink(launch_, variant_, row, end.lse);
       if (lane_ % 4 == 0) store_lse(launch_, row, end.lse);
     }
     RADDLE_UNROLL
@@ -73,14 +69,16 @@ class LongOutput {
   }
 
   /// end_row, in instructions of the special function unit: nothing hides what an item's end takes.
-  RADDLE_DEVICE static RowEnd end_of(const RowStats<1>& stats, i32 half, float to_log2) {
-    if constexpr (scan == Scan::sum) return RowEnd{1.0f, 0.0f};
+  RADDLE_DEVICE RowEnd end_of(const RowStats<1>& stats, i32 half, float to_log2) const {
+    const float scale = output_scale(launch_);
+    if constexpr (scan == Scan::sum) return RowEnd{scale, 0.0f};
     float sum = stats.sum[0][half];
     sum += ptx::shuffle_xor(sum, 1);
     sum += ptx::shuffle_xor(sum, 2);
     const float top = stats.top[0][half];
     const float lse = ptx::fma(top, to_log2, ptx::log2(sum)) * math::ln2;
-    return RowEnd{sum == 0.0f ? 0.0f : ptx::reciprocal(sum), top == -math::infinity ? top : lse};
+    return RowEnd{(sum == 0.0f ? 0.0f : ptx::reciprocal(sum)) * scale,
+                  top == -math::infinity ? top : lse};
   }
 
   /// Every lane writes a quarter of its rows.

@@ -263,14 +263,10 @@ class LongQueries {
     const auto& facts = tiles.item_before();
     clear_empty_rows<scan>(ended, o_, 2);
     LongOutput<Kernel, Variant> output(launch_, variant_, facts, warp_row_, lane_);
-    if constexpr (Kernel::stages_output) {
-      if (ptx::any(facts.stages))
-        output.stage(o_, ended, to_log2_, tiles.queries_before());
-      else
-        output.send(o_, ended, to_log2_);
-    } else {
+    if (Kernel::stages_output && ptx::any(facts.stages))
+      output.stage(o_, ended, to_log2_, tiles.queries_before());
+    else
       output.send(o_, ended, to_log2_);
-    }
     tiles.release_item_before();
   }
 

@@ -205,7 +205,8 @@ class QueryLoader {
       ptx::copy_box(half_of(to, half), &launch_.query_map, full, 64 * half, from.row, from.head,
                     from.page, ptx::Keep::usual);
   }
-  /// Called by one lane: O of an item leaves the slot, which may be written then.
+  /// Called by one lane: has O of an item stored from the slot, if it is there, and waits until the
+  /// slot may be written again.
   RADDLE_DEVICE void store(const Staged& item, u8* slot) const {
     if constexpr (Kernel::stages_output) {
       if (!item.is) return;

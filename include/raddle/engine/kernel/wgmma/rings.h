@@ -89,9 +89,10 @@ class TilesReader {
   /// This warp needs the facts of the item before the current tile's no more.
   RADDLE_DEVICE void release_item_before() const {
     ptx::sync_warp();
+    if (!leads_) return;
     if constexpr (Kernel::stages_output)
-      if (leads_) ptx::barrier_arrive(base_ + queries_free + 8 * ((item_ - 1) & 1));
-    if (leads_) ptx::barrier_arrive(base_ + items_free + 8 * ((item_ - 1) & 3));
+      ptx::barrier_arrive(base_ + queries_free + 8 * ((item_ - 1) & 1));
+    ptx::barrier_arrive(base_ + items_free + 8 * ((item_ - 1) & 3));
   }
 
   RADDLE_DEVICE i32 flags() const { return flags_; }
