@@ -55,9 +55,11 @@ def heads_first(x):
 
 @pytest.mark.parametrize("rows", [1, 5, 40, 150])
 @pytest.mark.parametrize("layout", ["ragged", "paged"])
-def test_requests_in_a_dimension_of_their_own(engine, rng, layout, rows):
-    """Rows of decoding, of short queries and of long ones; split over workers, and uncut."""
-    heads = {"dim": 64, "group": 2, "num_kv_heads": 2, "dtype": "bfloat16"}
+@pytest.mark.parametrize("group", [1, 2])
+def test_requests_in_a_dimension_of_their_own(engine, rng, layout, rows, group):
+    """Rows of decoding, of short queries and of long ones; split over workers, and uncut. Of groups of one head, whole
+    tiles of queries and outputs are boxes on Hopper."""
+    heads = {"dim": 64, "group": group, "num_kv_heads": 2, "dtype": "bfloat16"}
     problem = draw(rng, layout, "gpt_oss", lengths=[(rows, 200), (rows, rows + 3), (rows, 0)], **heads)
     attn = engine.attention(problem)
     q = heads_first(problem.q.reshape(3, rows, *problem.q.shape[1:]))
