@@ -48,6 +48,7 @@ def compile_kernel(
     short_rows: int = 0,
     levels: bool = False,
     rows: bool = False,
+    clusters: bool = False,
     scales_output: bool = False,
 ) -> dict[str, Any]:
     """Compiles the spec's GPU kernel for ``arch`` ("sm_80", "sm_90a", as PTX "compute_75"); needs NVRTC, no GPU.
@@ -60,6 +61,7 @@ def compile_kernel(
     spec.
     """
     which = dict(family=family, short_only=short_only, short_rows=short_rows, levels=levels, rows=rows)
+    which.update(clusters=clusters)
     return dict(_compile(spec=spec.fields(), arch=arch, scales_output=scales_output, **which))
 
 

@@ -149,7 +149,8 @@ PlanPtr plan_layout(const std::shared_ptr<const BoundVariant>& attention, const 
   const bool arrays_suffice = !variant->find_short_array(layout->view(), MemberTime::run);
   store.check_captured(batch);
   auto arrays = std::make_shared<const PlanArrays>(
-      make_plan(layout->view(), planning.config, cover_fns(*variant)));
+      make_plan(layout->view(), planning.config, cover_fns(*variant),
+                planning.clusters ? &*planning.clusters : nullptr));
   check_used_blocks(*layout, arrays->view());
   auto on_device =
       store.put(*layout, *arrays, planning.kernel, *attention, *variant, options.stream);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "device/name.h"
@@ -46,6 +47,8 @@ class PlanStore {
 struct Planning {
   PlanConfig config;
   KernelChoice kernel;  ///< of a GPU
+  std::optional<PlanConfig> clusters =
+      {};  ///< of plans on clusters, where the kernel may have them
 };
 
 /// What plans and runs an attention on one device.

@@ -36,7 +36,7 @@ Fields compile(Arguments& in) {
   const std::string family = in.string("family");
   const bool short_only = in.boolean("short_only");
   const i32 short_rows = in.integer32("short_rows");
-  const wgmma::Serves serves{in.boolean("levels"), in.boolean("rows")};
+  const wgmma::Serves serves{in.boolean("levels"), in.boolean("rows"), in.boolean("clusters")};
   const bool scales_output = in.boolean("scales_output");
   return fields_of(
       cuda::compile(spec, arch, family_of(family), short_only, short_rows, serves, scales_output));
@@ -127,7 +127,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   jit::promise_to_stop();  // python/raddle/_cuda.py does
   Exports()
       .def("raddle.cuda.compile", compile,
-           "spec arch family short_only short_rows levels rows scales_output")
+           "spec arch family short_only short_rows levels rows clusters scales_output")
       .def("raddle.cuda.compile_planner", compile_planner, "spec arch prefixes")
       .def("raddle.cuda.kernels", kernels, "spec arch all")
       .def("raddle.cuda.warm", warm, "spec arch label")

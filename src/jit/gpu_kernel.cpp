@@ -26,7 +26,7 @@ FamilyText text_of(const GpuKernel& kernel, const std::string& arch) {
          << kernel.dim_qk << ", " << kernel.dim_vo << ", ";
     if (is_short) type << kernel.short_rows << ", ";
     type << std::boolalpha << "raddle::wgmma::Serves{" << kernel.serves.levels << ", "
-         << kernel.serves.rows << "}, raddle::Variant>";
+         << kernel.serves.rows << ", " << kernel.serves.clusters << "}, raddle::Variant>";
     return {"raddle/engine/kernel/wgmma/attention.h", "raddle::wgmma::Launch", type.str(),
             "raddle::wgmma::num_threads, 1",
             is_short ? "raddle::wgmma::attend_short" : "raddle::wgmma::attend_long"};
@@ -54,6 +54,7 @@ std::string label_of(const GpuKernel& kernel) {
     if (kernel.short_rows > 0)
       name += ", short queries of " + std::to_string(kernel.short_rows) + " rows";
     name += kernel.serves.levels ? ", several levels" : "";
+    name += kernel.serves.clusters ? ", clusters of two blocks" : "";
     name += kernel.serves.rows ? ", keys row by row)" : ")";
   }
   if (kernel.short_only) name += " (short queries)";

@@ -33,4 +33,8 @@ PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 arch, KernelFamily fam
 /// The same for the kernel of short queries alone: groups with more rows are cut into its tiles.
 PlanConfig short_plan_config(PlanConfig config);
 
+/// The same where each worker is a cluster of two blocks, each of which computes half of a tile of
+/// long queries, and copies half of its keys to both (kernel/wgmma).
+PlanConfig cluster_plan_config(PlanConfig config);
+
 }  // namespace raddle

@@ -35,7 +35,7 @@ struct KernelChoice {
   /// Of the wgmma family's kernels, the fused rows of the tiles of one of short queries; 0: the
   /// kernel of long queries.
   i32 short_rows = 0;
-  wgmma::Serves serves = {};  ///< of the wgmma family's kernels
+  wgmma::Serves serves = {};  ///< of the wgmma family's kernels; `clusters`: once the plan is made
   /// Whether K and V, which are few, are the first lines to leave the L2 cache (wgmma::Launch).
   bool keys_leave_first = false;
   /// "kernel family: …", a line of text for people.
@@ -65,6 +65,10 @@ bool long_queries_on_wgmma(const AttentionSpec& spec, const FamilyFacts& facts);
 /// Raises ValueError, naming the argument, where RADDLE_BACKEND asks for a family that cannot
 /// compute the spec.
 void check_asked_family(const AttentionSpec& spec, const FamilyFacts& facts);
+
+/// Whether workers that are clusters of two blocks may run a plan, and be faster: of long queries
+/// on one level, whose keys lie in large boxes.
+bool may_be_clusters(const KernelChoice& kernel, const Layout& layout, i32 num_workers);
 
 /// KernelChoice::short_rows of a reservation whose plans run in the wgmma family. With several
 /// levels requests have at most max_qo_len rows, and prefixes those of many requests.

@@ -95,17 +95,34 @@ void Tiling::make(const LayoutView& layout, const PlanConfig& config, const Cove
   }
 }
 
-PlanArrays make_plan(const LayoutView& layout, const PlanConfig& config, const CoverFns& cover) {
-  struct Memory {
+PlanArrays make_plan(const LayoutView& layout, const PlanConfig& config, const CoverFns& cover,
+                     const PlanConfig* otherwise) {
+  struct Draft {
     Tiling tiling;
     Chooser chooser;
+    PlanStats stats;
+    const PlanConfig* config = nullptr;
+    const Assignment* chosen = nullptr;
+    void make(const LayoutView& layout, const PlanConfig& with, const CoverFns& cover) {
+      stats = PlanStats{};
+      config = &with;
+      tiling.make(layout, with, cover);
+      chosen = &chooser.choose(tiling, with, stats);
+    }
+  };
+  struct Memory {
+    Draft drafts[2];
     Packer packer;
   };
   static thread_local Memory memory;  // serves a thread's next plan, too
-  memory.tiling.make(layout, config, cover);
-  PlanStats stats;
-  const Assignment& chosen = memory.chooser.choose(memory.tiling, config, stats);
-  return memory.packer.pack(layout, config, memory.tiling, chosen, stats);
+  Draft* best = &memory.drafts[0];
+  best->make(layout, config, cover);
+  if (otherwise) {
+    Draft& other = memory.drafts[1];
+    other.make(layout, *otherwise, cover);
+    if (other.stats.time + least_gain < best->stats.time) best = &other;
+  }
+  return memory.packer.pack(layout, *best->config, best->tiling, *best->chosen, best->stats);
 }
 
 }  // namespace raddle

@@ -66,36 +66,44 @@ class Block {
         random_(static_cast<u32>(index)) {}
 
   /// Runs body on every thread, one at a time, switching where one waits.
-  void run(const std::function<void()>& body) {
-    body_ = &body;
-    current() = this;
-    for (Fiber& fiber : fibers_) {
-      // Not filled: most of it is never touched.
-      if (!fiber.stack) fiber.stack.reset(new std::byte[stack_bytes]);
-      getcontext(&fiber.context);
-      fiber.context.uc_stack.ss_sp = fiber.stack.get();
-      fiber.context.uc_stack.ss_size = stack_bytes;
-      fiber.context.uc_link = &scheduler_;
-      makecontext(&fiber.context, &Block::start, 0);
+  void run(const std::function<void()>& body) { run_cluster({this}, body); }
+  /// The same of the blocks of a cluster, in the order of their ranks.
+  static void run_cluster(const std::vector<Block*>& blocks, const std::function<void()>& body) {
+    Cluster cluster{blocks, {}};
+    for (std::size_t rank = 0; rank < blocks.size(); ++rank) {
+      blocks[rank]->cluster_ = &cluster;
+      blocks[rank]->rank_ = static_cast<i32>(rank);
+      blocks[rank]->begin(body);
     }
-    std::size_t left = fibers_.size();
-    while (left > 0) {
-      const i64 before = progress_;
-      for (running_ = 0; running_ < fibers_.size(); ++running_) {
-        if (fibers_[running_].done) continue;
-        enter(fibers_[running_]);
-        if (fibers_[running_].done) --left, ++progress_;
-      }
-      if (progress_ == before && !finish_a_box()) broken("threads wait for others that never come");
+    const auto sum = [&](auto of) {
+      i64 total = 0;
+      for (Block* block : blocks) total += of(*block);
+      return total;
+    };
+    const auto progress = [](const Block& block) { return block.progress_; };
+    while (sum([](const Block& block) { return static_cast<i64>(block.left_); }) > 0) {
+      const i64 before = sum(progress);
+      for (Block* block : blocks) block->step();
+      if (sum(progress) == before && !finish_a_box(blocks))
+        broken("threads wait for others that never come");
     }
+    for (Block* block : blocks) block->cluster_ = nullptr;
     current() = nullptr;
   }
-
   static Block*& current() {
     static thread_local Block* block = nullptr;
     return block;
   }
   i32 index() const { return index_; }
+  i32 rank() const { return rank_; }
+  Block& of_cluster(u32 rank) const {
+    if (rank >= cluster_->blocks.size()) broken("no block of the cluster has that rank");
+    Block& block = *cluster_->blocks[rank];
+    if (block.left_ == 0) broken("a block reaches the shared memory of one that has ended");
+    return block;
+  }
+  void arrive_cluster() { come(cluster_->barrier, cluster_threads()); }
+  void wait_cluster() { wait(cluster_->barrier, cluster_threads()); }
   i32 num_blocks() const { return num_blocks_; }
   i32 num_threads() const { return num_threads_; }
   i32 num_teams() const { return static_cast<i32>(teams_.size()); }
@@ -234,6 +242,13 @@ class Block {
     u64 x[128];
   };
 
+  /// Blocks that run together.
+  struct Cluster {
+    std::vector<Block*> blocks;
+    Barrier barrier;
+  };
+  std::size_t cluster_threads() const { return cluster_->blocks.size() * fibers_.size(); }
+
   struct MemoryBarrier {
     i32 arrivals, missing;
     i64 phase, bytes;  ///< bytes of bulk copies that are announced and not there
@@ -247,6 +262,35 @@ class Block {
     barrier.missing = barrier.arrivals;
     ++barrier.phase;
     ++progress_;
+  }
+  void begin(const std::function<void()>& body) {
+    body_ = &body;
+    for (Fiber& fiber : fibers_) {
+      // Not filled: most of it is never touched.
+      if (!fiber.stack) fiber.stack.reset(new std::byte[stack_bytes]);
+      getcontext(&fiber.context);
+      fiber.context.uc_stack.ss_sp = fiber.stack.get();
+      fiber.context.uc_stack.ss_size = stack_bytes;
+      fiber.context.uc_link = &scheduler_;
+      makecontext(&fiber.context, &Block::start, 0);
+    }
+    left_ = fibers_.size();
+  }
+  /// Lets every thread run until it waits.
+  void step() {
+    current() = this;
+    for (running_ = 0; running_ < fibers_.size(); ++running_) {
+      if (fibers_[running_].done) continue;
+      enter(fibers_[running_]);
+      if (fibers_[running_].done) --left_, ++progress_;
+    }
+  }
+  /// Copies a box of some block.
+  static bool finish_a_box(const std::vector<Block*>& blocks) {
+    const std::size_t first = blocks.front()->random_();
+    for (std::size_t i = 0; i < blocks.size(); ++i)
+      if (blocks[(first + i) % blocks.size()]->finish_a_box()) return true;
+    return false;
   }
   bool finish_a_box() {
     if (boxes_.empty()) return false;
@@ -312,7 +356,8 @@ class Block {
     while (barrier.generation == generation) leave(false);
   }
 
-  i32 index_, num_blocks_, num_threads_;
+  i32 index_, num_blocks_, num_threads_, rank_ = 0;
+  Cluster* cluster_ = nullptr;
   std::vector<Fiber> fibers_;
   std::vector<Exchange> slots_;
   std::vector<Barrier> warps_, teams_;
@@ -328,7 +373,7 @@ class Block {
   std::map<u32, MemoryBarrier> memory_barriers_;
   const std::function<void()>* body_ = nullptr;
   ucontext_t scheduler_{};
-  std::size_t running_ = 0;
+  std::size_t running_ = 0, left_ = 0;  ///< left: threads that have not ended
   i64 progress_ = 0;
   const void* host_stack_ = nullptr;
   std::size_t host_size_ = 0;
@@ -602,6 +647,38 @@ inline void copy_box(u32 to, const TensorMap* map, u32 barrier, i32 column, i32 
   emulated::BoxCopy box{{{}, to, {column, row, head, page}}, barrier};
   std::memcpy(&box.map, map, sizeof box.map);
   Block::current()->start_box(box);
+}
+/// Addresses in the shared memory of any block of the cluster have the block's rank in front.
+constexpr i32 rank_bits = 24;
+inline i32 cluster_rank() { return Block::current()->rank(); }
+inline u32 in_block_of_cluster(u32 address, i32 rank) {
+  return address | static_cast<u32>(rank + 1) << rank_bits;
+}
+inline Block& block_of(u32& address) {
+  const u32 rank = (address >> rank_bits) - 1;
+  address &= (1u << rank_bits) - 1;
+  return Block::current()->of_cluster(rank);
+}
+inline void arrive_cluster() { Block::current()->arrive_cluster(); }
+inline void sync_cluster() { Block::current()->wait_cluster(); }
+inline void barrier_arrive_in_cluster_if(bool arrives, u32 barrier) {
+  if (arrives) block_of(barrier).arrive(barrier);
+}
+inline void tell_block_of_cluster(u32 word, i32 x, u32 barrier) {
+  std::memcpy(static_cast<std::byte*>(block_of(word).shared()) + word, &x, sizeof x);
+  block_of(barrier).arrive(barrier);
+}
+inline i32 told_in_cluster(u32 word, u32 barrier, i32 parity) {
+  barrier_wait(barrier, parity);
+  i32 x;
+  std::memcpy(&x, static_cast<std::byte*>(shared_memory()) + word, sizeof x);
+  return x;
+}
+inline void copy_box_to_both(u32 to, const TensorMap* map, u32 barrier, i32 column, i32 row,
+                             i32 head, i32 page, Keep) {
+  emulated::BoxCopy box{{{}, to, {column, row, head, page}}, barrier};
+  std::memcpy(&box.map, map, sizeof box.map);
+  for (u32 rank = 0; rank < 2; ++rank) Block::current()->of_cluster(rank).start_box(box);
 }
 inline void store_box(u32 from, const TensorMap* map, i32 column, i32 row, i32 head, i32 page) {
   emulated::BoxStore box{{{}, from, {column, row, head, page}}};

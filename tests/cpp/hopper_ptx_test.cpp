@@ -3,6 +3,7 @@
 #define RADDLE_EMULATED_PTX "emulated_ptx.h"
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <random>
 #include <vector>
 
@@ -364,6 +365,68 @@ TEST(HopperPtx, Turns) {
     if (mine == 0) ptx::sync_threads(1, 256);
   });
   EXPECT_EQ(order, (std::vector<i32>{0, 1, 0, 1, 0, 1}));
+}
+
+/// Two blocks on emulated threads; `body` sees its rank.
+void run_cluster(const std::function<void(i32 rank)>& body) {
+  Block first(0, 32, shared_bytes, 2), second(1, 32, shared_bytes, 2);
+  Block::run_cluster({&first, &second}, [&] { body(ptx::cluster_rank()); });
+}
+
+/// Each block copies half of a tile to both, when the other has said that it has room, and hears a
+/// number from the other.
+TEST(HopperPtx, ClustersShareATile) {
+  std::mt19937 random{18};
+  const Tile tile(random);
+  constexpr u32 full = 8, free = 16, told_full = 24, word = 32;
+  i32 copied = 0;
+  run_cluster([&](i32 rank) {
+    const bool leads = ptx::lane_index() == 0;
+    if (leads)
+      for (const u32 barrier : {full, free, told_full}) ptx::barrier_create(barrier, 1);
+    ptx::sync_cluster();
+    const auto there = [rank](u32 at) { return ptx::in_block_of_cluster(at, rank ^ 1); };
+    ptx::barrier_arrive_in_cluster_if(leads, there(free));
+    if (leads) {
+      ptx::tell_block_of_cluster(there(word), 7 + rank, there(told_full));
+      ptx::barrier_arrive_expecting(full, tile_bytes);
+      ptx::barrier_wait(free, 0);
+      ptx::copy_box_to_both(k_at + static_cast<u32>(rank) * half_bytes, &tile.map, full, 64 * rank,
+                            0, 0, 0, ptx::Keep::once);
+    }
+    ptx::barrier_wait(full, 0);
+    EXPECT_EQ(ptx::told_in_cluster(word, told_full, 0), 7 + (rank ^ 1));
+    const auto* shared = static_cast<const std::byte*>(ptx::shared_memory());
+    for (i32 row = ptx::lane_index(); row < rows; row += 32)
+      for (i32 column = 0; column < dim; ++column) {
+        bf16 x;
+        const u32 at = static_cast<u32>(128 * row + 2 * (column % 64));
+        const u32 half = static_cast<u32>(column / 64) * half_bytes;
+        std::memcpy(&x, shared + emulated::swizzle_128(k_at + half + at), sizeof x);
+        EXPECT_EQ(to_float(x), tile.at(row, column)) << row << ", " << column;
+        ++copied;
+      }
+    ptx::sync_cluster();
+  });
+  EXPECT_EQ(copied, 2 * rows * dim);
+}
+
+TEST(HopperPtxDeathTest, BlocksOfAClusterEndTogether) {
+  testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  EXPECT_DEATH(run_cluster([](i32 rank) {
+                 if (rank == 1) return;
+                 ptx::barrier_arrive_in_cluster_if(true, ptx::in_block_of_cluster(8, 1));
+               }),
+               "no barrier is where one is expected");
+  EXPECT_DEATH(run_cluster([](i32 rank) {
+                 if (rank == 0) return;
+                 ptx::barrier_arrive_in_cluster_if(true, ptx::in_block_of_cluster(8, 0));
+               }),
+               "a block reaches the shared memory of one that has ended");
+  EXPECT_DEATH(run_cluster([](i32 rank) {
+                 if (rank == 0) ptx::sync_cluster();
+               }),
+               "threads wait for others that never come");
 }
 
 /// What accumulators hold, rounded, leaves by way of shared memory as boxes of a tensor, of which

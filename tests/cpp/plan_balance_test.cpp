@@ -462,6 +462,35 @@ TEST(PlanBalance, WholeTilesWhereSplittingGainsNothing) {
   EXPECT_EQ(plan.view().num_items, 128);
 }
 
+/// Blocks in clusters save a part of a tile's time, and lose where half of a tile's rows keep
+/// nothing of the keys that the others need, or where there are too few tiles.
+TEST(PlanBalance, ClustersWhereTheyAreFaster) {
+  const auto rows_planned = [](i32 group_size, std::vector<i32> lengths, const auto& variant) {
+    AttentionSpec spec;
+    spec.num_kv_heads = 8, spec.num_qo_heads = 8 * group_size;
+    spec.head_dim_qk = spec.head_dim_vo = 128;
+    spec.dtype = DType::bfloat16;
+    const PlanConfig alone =
+        gpu_plan_config(spec, 90, KernelFamily::wgmma, 0, 132, Schedule::automatic);
+    const PlanConfig clusters = cluster_plan_config(alone);
+    EXPECT_EQ(clusters.num_workers, 66);
+    OwnedLayout layout = paged(lengths, lengths);
+    const PlanArrays plan = make_plan(layout.view(), alone, cover(variant), &clusters);
+    check_work(layout.view(), plan.config(), plan.view());
+    const PlanArrays other = make_plan(
+        layout.view(), plan.config().num_workers == 66 ? alone : clusters, cover(variant));
+    EXPECT_LT(plan.stats().time, other.stats().time + 10000);
+    return plan.config().shapes[long_queries].rows;
+  };
+  const std::vector<i32> many(16, 8192);
+  EXPECT_EQ(rows_planned(1, many, Causal{}), 256);
+  EXPECT_EQ(rows_planned(4, many, Causal{}), 256);
+  EXPECT_EQ(rows_planned(4, std::vector<i32>(16, 2048), Causal{}), 256);
+  EXPECT_EQ(rows_planned(1, std::vector<i32>(16, 512), Causal{}), 128);
+  EXPECT_EQ(rows_planned(1, many, SlidingWindow{512, 0}), 128);
+  EXPECT_EQ(rows_planned(4, {300}, Causal{}), 128);
+}
+
 TEST(PlanBalance, OnePerRequestKeepsARequestTogether) {
   OwnedLayout layout = paged({1, 30, 0, 7}, {100, 40, 50, 2000});
   const PlanConfig config = with(config_for(2), Schedule::one_per_request);

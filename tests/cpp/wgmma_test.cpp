@@ -7,12 +7,15 @@ namespace {
 
 using namespace testing_wgmma;
 
-/// Requests of a few hundred rows and keys: tiles that masks cut, tails, requests without keys.
+/// Requests of a few hundred rows and keys: tiles that masks cut, tails, requests without keys. By
+/// workers of one block, and by as many that are clusters of two.
 template <class T, i32 dim_qk, i32 dim_vo, class V>
 void check(const Ints& qo_len, const Ints& kv_len, i32 page_size, const V& variant,
            const reference::Parts& parts, i32 num_workers, const Logits& logits = {}) {
   testing_wgmma::check<T, dim_qk, dim_vo, 0>(
       Batch{qo_len, kv_len, page_size, num_workers, 4, logits}, variant, parts);
+  testing_wgmma::check<T, dim_qk, dim_vo, 0, true>(
+      Batch{qo_len, kv_len, page_size, 2 * num_workers, 4, logits}, variant, parts);
 }
 
 /// Logits that exceed those of the rows' first tiles by so much that weights overflow, and ones too

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <deque>
 
 #include "attention_testing.h"
 #include "layout_testing.h"
@@ -90,7 +91,7 @@ struct Batch {
 };
 
 /// The kernel for long queries, and those for short ones, whose tiles have `rows` rows.
-template <class T, i32 dim_qk, i32 dim_vo, i32 rows, class V>
+template <class T, i32 dim_qk, i32 dim_vo, i32 rows, class V, bool clusters>
 struct Chosen {
   using Kernel = wgmma::ShortKernel<T, dim_qk, dim_vo, rows, wgmma::Serves{false, true}, V>;
   using Memory = wgmma::ShortMemory<Kernel>;
@@ -99,9 +100,9 @@ struct Chosen {
     wgmma::attend_short<Kernel>(launch, variant);
   }
 };
-template <class T, i32 dim_qk, i32 dim_vo, class V>
-struct Chosen<T, dim_qk, dim_vo, 0, V> {
-  using Kernel = wgmma::Kernel<T, dim_qk, dim_vo, wgmma::Serves{true, true}, V>;
+template <class T, i32 dim_qk, i32 dim_vo, class V, bool clusters>
+struct Chosen<T, dim_qk, dim_vo, 0, V, clusters> {
+  using Kernel = wgmma::Kernel<T, dim_qk, dim_vo, wgmma::Serves{true, true, clusters}, V>;
   using Memory = wgmma::Memory<Kernel>;
   static constexpr QueryShape shape = long_queries;
   static void attend(const wgmma::Launch& launch, const V& variant) {
@@ -109,10 +110,11 @@ struct Chosen<T, dim_qk, dim_vo, 0, V> {
   }
 };
 
-/// Plans and computes a batch, and compares rows with the reference.
-template <class T, i32 dim_qk, i32 dim_vo, i32 short_rows, class V>
+/// Plans and computes a batch, and compares rows with the reference. In clusters, the workers are
+/// so many blocks, two a cluster.
+template <class T, i32 dim_qk, i32 dim_vo, i32 short_rows, bool in_clusters = false, class V>
 void check(const Batch& batch, const V& variant, const reference::Parts& parts) {
-  using Of = Chosen<T, dim_qk, dim_vo, short_rows, V>;
+  using Of = Chosen<T, dim_qk, dim_vo, short_rows, V, in_clusters>;
   constexpr DType dtype = dtype_of<T>::value;
   const auto& [qo_len, kv_len, page_size, num_workers, qo_heads, logits] = batch;
   std::mt19937 random(3);
@@ -150,8 +152,9 @@ void check(const Batch& batch, const V& variant, const reference::Parts& parts) 
   std::fill(out.bytes.begin(), out.bytes.end(), std::byte{0xff});
   std::fill(lse.bytes.begin(), lse.bytes.end(), std::byte{0xff});
 
-  const PlanConfig config =
+  PlanConfig config =
       gpu_plan_config(spec, 90, KernelFamily::wgmma, short_rows, num_workers, Schedule::automatic);
+  if (in_clusters) config = cluster_plan_config(config);
   const PlanArrays plan = make_plan(layout->view(), config, cover(variant));
 
   wgmma::Launch launch{};
@@ -189,10 +192,15 @@ void check(const Batch& batch, const V& variant, const reference::Parts& parts) 
   for (i32 i = 0; i < launch.plan.num_query_tiles; ++i)
     ASSERT_EQ(launch.plan.query_tiles[i].shape, Of::shape);
 
+  const i32 size = in_clusters ? 2 : 1;
   for (i32 i = launch.plan.num_workers - 1; i >= 0; --i) {
-    emulated::Block block(i, wgmma::num_threads, sizeof(typename Of::Memory),
-                          launch.plan.num_workers);
-    block.run([&] { Of::attend(launch, variant); });
+    std::deque<emulated::Block> blocks;
+    std::vector<emulated::Block*> cluster;
+    for (i32 rank = 0; rank < size; ++rank)
+      cluster.push_back(&blocks.emplace_back(size * i + rank, wgmma::num_threads,
+                                             sizeof(typename Of::Memory),
+                                             size * launch.plan.num_workers));
+    emulated::Block::run_cluster(cluster, [&] { Of::attend(launch, variant); });
   }
   EXPECT_EQ(drawn[0] + drawn[1], 0);
   const reference::Problem problem{

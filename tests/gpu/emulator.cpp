@@ -25,7 +25,7 @@
 #include "../cpp/emulated_box_map.h"
 
 // The kernel's library is compiled with the emulated instructions, this one need not know them.
-using Attend = void (*)(int block, int blocks, int threads, int teams, int shared_bytes,
+using Attend = void (*)(int cluster, int blocks, int size, int threads, int teams, int shared_bytes,
                         void** params);
 
 /// What a function's handle points to.
@@ -38,7 +38,7 @@ struct Function {
 /// A launch of a graph: it keeps the values of the parameters.
 struct Node {
   const Function* function;
-  unsigned blocks, threads, teams, shared_bytes;
+  unsigned blocks, cluster, threads, teams, shared_bytes;
   std::vector<std::max_align_t> params[2];
 };
 
@@ -90,14 +90,16 @@ std::map<void*, std::vector<Node>>& graphs() {
   return of_streams;
 }
 
-/// Blocks in an order that no kernel may rely on.
-void run_blocks(const Function& function, unsigned blocks, unsigned threads, unsigned teams,
-                unsigned shared_bytes, void** params) {
-  for (unsigned i = 0; i < blocks; ++i) {
-    const unsigned block = (i * 7919u + 1u) % blocks;
-    const bool coprime = blocks % 7919u != 0;
-    function.attend(static_cast<int>(coprime ? block : i), static_cast<int>(blocks),
-                    static_cast<int>(threads), static_cast<int>(teams),
+/// Clusters, of one block each unless `size` says otherwise, in an order that no kernel may rely
+/// on.
+void run_blocks(const Function& function, unsigned blocks, unsigned size, unsigned threads,
+                unsigned teams, unsigned shared_bytes, void** params) {
+  const unsigned clusters = blocks / size;
+  for (unsigned i = 0; i < clusters; ++i) {
+    const unsigned cluster = (i * 7919u + 1u) % clusters;
+    const bool coprime = clusters % 7919u != 0;
+    function.attend(static_cast<int>(coprime ? cluster : i), static_cast<int>(blocks),
+                    static_cast<int>(size), static_cast<int>(threads), static_cast<int>(teams),
                     static_cast<int>(shared_bytes), params);
   }
 }
@@ -107,28 +109,38 @@ std::vector<int*>& pushed() {
   return stack;
 }
 
-/// What turns the kernel's text into a library: CUDA's words, and an entry for one block.
+/// What turns the kernel's text into a library: CUDA's words, and an entry for one cluster.
 constexpr const char* prologue =
-    "#include <cstddef>\n#include <type_traits>\n#define __global__ static\n#define "
+    "#include <cstddef>\n#include <deque>\n#include <type_traits>\n#include <vector>\n#define "
+    "__global__ static\n#define "
     "__device__\n#define "
     "__grid_constant__\n"
     "#define __launch_bounds__(...)\n";
 constexpr const char* epilogue = R"(
 namespace {
+struct Grid {
+  int cluster, blocks, size, threads, teams, shared;
+};
+template <class Body>
+void run_cluster(const Grid& grid, Body body) {
+  using raddle::emulated::Block;
+  std::deque<Block> blocks;
+  std::vector<Block*> cluster;
+  for (int i = 0; i < grid.size; ++i)
+    cluster.push_back(&blocks.emplace_back(grid.cluster * grid.size + i, grid.threads, grid.shared,
+                                           grid.blocks, grid.teams));
+  Block::run_cluster(cluster, body);
+}
 template <class Launch, class Variant>
-void run(void (*kernel)(Launch, Variant), int block, int blocks, int threads, int teams,
-         int shared, void** params) {
-  raddle::emulated::Block emulated(block, threads, shared, blocks, teams);
-  emulated.run([&] {
+void run(void (*kernel)(Launch, Variant), const Grid& grid, void** params) {
+  run_cluster(grid, [&] {
     kernel(*static_cast<std::remove_cv_t<Launch>*>(params[0]),
            *static_cast<std::remove_cv_t<Variant>*>(params[1]));
   });
 }
 template <class Launch>
-void run(void (*kernel)(Launch), int block, int blocks, int threads, int teams, int shared,
-         void** params) {
-  raddle::emulated::Block emulated(block, threads, shared, blocks, teams);
-  emulated.run([&] { kernel(*static_cast<std::remove_cv_t<Launch>*>(params[0])); });
+void run(void (*kernel)(Launch), const Grid& grid, void** params) {
+  run_cluster(grid, [&] { kernel(*static_cast<std::remove_cv_t<Launch>*>(params[0])); });
 }
 /// sizeof of one parameter; 0 where the kernel has no such one.
 template <class... Params>
@@ -139,13 +151,15 @@ constexpr int bytes_of(void (*)(Params...), int param) {
 }
 )";
 
-/// The entries of kernel `name`: for one block, for what its parameters take, and for the threads
+/// The entries of kernel `name`: for one cluster, for what its parameters take, and for the threads
 /// that a block may have, an expression.
 std::string entries_of(const std::string& name, const std::string& threads) {
   return "extern \"C\" void raddle_emulated_" + name +
-         "(int block, int blocks, int threads, int teams, int shared, void** params) {\n  run(" +
+         "(int cluster, int blocks, int size, int threads, int teams, int shared, void** params) "
+         "{\n"
+         "  run(" +
          name +
-         ", block, blocks, threads, teams, shared, params);\n}\nextern \"C\" int "
+         ", Grid{cluster, blocks, size, threads, teams, shared}, params);\n}\nextern \"C\" int "
          "raddle_emulated_bytes_" +
          name + "(int param) { return bytes_of(" + name +
          ", param); }\nextern \"C\" int raddle_emulated_threads_" + name + "() { return " +
@@ -156,8 +170,8 @@ std::string entries_of(const std::string& name, const std::string& threads) {
 /// is looked at (RADDLE_EMULATOR_HOLLOW).
 std::string hollow_entries_of(const std::string& name) {
   return "extern \"C\" void raddle_emulated_" + name +
-         "(int, int, int, int, int, void**) {}\nextern \"C\" int raddle_emulated_bytes_" + name +
-         "(int) { return 0; }\nextern \"C\" int raddle_emulated_threads_" + name +
+         "(int, int, int, int, int, int, void**) {}\nextern \"C\" int raddle_emulated_bytes_" +
+         name + "(int) { return 0; }\nextern \"C\" int raddle_emulated_threads_" + name +
          "() { return 0; }\n";
 }
 
@@ -463,16 +477,15 @@ int cuFuncGetAttribute(int* value, int, void* function) {
   *value = static_cast<const Function*>(function)->most_threads();
   return 0;
 }
-int cuLaunchKernel(void* handle, unsigned blocks, unsigned, unsigned, unsigned threads,
-                   unsigned teams, unsigned, unsigned shared_bytes, void* stream, void** params,
-                   void**) {
+static int launch(void* handle, unsigned blocks, unsigned cluster, unsigned threads, unsigned teams,
+                  unsigned shared_bytes, void* stream, void** params) {
   if (launches_fail) return 701;
   if (const int error = misuse_of(stream)) return error;
   ++launches;
   if (launch_nothing) return 0;
   const auto& function = *static_cast<const Function*>(handle);
   if (capturing && capturing == stream) {
-    Node node{&function, blocks, threads, teams, shared_bytes, {}};
+    Node node{&function, blocks, cluster, threads, teams, shared_bytes, {}};
     for (int i = 0; i < 2; ++i) {
       const auto bytes = static_cast<std::size_t>(function.param_bytes(i));
       node.params[i].resize(bytes / sizeof(std::max_align_t) + 1);
@@ -481,13 +494,19 @@ int cuLaunchKernel(void* handle, unsigned blocks, unsigned, unsigned, unsigned t
     graphs()[stream].push_back(std::move(node));
     return 0;
   }
-  run_blocks(function, blocks, threads, teams, shared_bytes, params);
+  run_blocks(function, blocks, cluster, threads, teams, shared_bytes, params);
   return 0;
 }
+int cuLaunchKernel(void* handle, unsigned blocks, unsigned, unsigned, unsigned threads,
+                   unsigned teams, unsigned, unsigned shared_bytes, void* stream, void** params,
+                   void**) {
+  return launch(handle, blocks, 1, threads, teams, shared_bytes, stream, params);
+}
 /// CUlaunchConfig and CUlaunchAttribute. The kernel begins when earlier ones have ended, whether it
-/// may begin early (attribute 6) or not; other attributes are unknown.
+/// may begin early (attribute 6) or not. Blocks come in clusters of so many in each dimension
+/// (attribute 4); other attributes are unknown.
 struct LaunchAttribute {
-  int id, padding, value, rest[15];
+  int id, padding, value[16];
 };
 struct LaunchConfig {
   unsigned grid[3], block[3], shared_bytes;
@@ -495,12 +514,18 @@ struct LaunchConfig {
   const LaunchAttribute* attributes;
   unsigned num_attributes;
 };
-int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** params, void** extra) {
-  for (unsigned i = 0; i < config->num_attributes; ++i)
-    if (config->attributes[i].id != 6 || config->attributes[i].value != 1) return 1;
+int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** params, void**) {
+  unsigned cluster = 1;
+  for (unsigned i = 0; i < config->num_attributes; ++i) {
+    const int id = config->attributes[i].id, *value = config->attributes[i].value;
+    if (id != 4 && id != 6) return 1;
+    if (id == 4 ? value[0] < 1 || value[1] != 1 || value[2] != 1 : value[0] != 1) return 1;
+    if (id == 4) cluster = static_cast<unsigned>(value[0]);
+  }
   const unsigned *grid = config->grid, *block = config->block;
-  return cuLaunchKernel(function, grid[0], grid[1], grid[2], block[0], block[1], block[2],
-                        config->shared_bytes, config->stream, params, extra);
+  if (grid[0] % cluster != 0) return 1;
+  return launch(function, grid[0], cluster, block[0], block[1], config->shared_bytes,
+                config->stream, params);
 }
 int cuGetErrorName(int, const char** name) {
   *name = "EMULATED_ERROR";
@@ -520,7 +545,8 @@ void raddle_emulator_capture(void* stream) {
 void raddle_emulator_replay(void* stream) {
   for (Node& node : graphs()[stream]) {
     void* params[] = {node.params[0].data(), node.params[1].data()};
-    run_blocks(*node.function, node.blocks, node.threads, node.teams, node.shared_bytes, params);
+    run_blocks(*node.function, node.blocks, node.cluster, node.threads, node.teams,
+               node.shared_bytes, params);
   }
 }
 void raddle_emulator_capture_blocks(int on) { capture_blocks = on != 0; }

@@ -15,13 +15,15 @@ def attention_of(gpu, problem, **options):
 
 
 ROW_BY_ROW = ", keys row by row"
+CLUSTERS = ", clusters of two blocks"
 
 
 def runs_on(plan, short_rows, levels=False):
-    """Whether `explain` says that the plan runs on that kernel; 0: that of long queries. It may copy keys row by row."""
+    """Whether `explain` says that the plan runs on that kernel; 0: that of long queries. It may copy keys row by row, and have
+    clusters for workers."""
     some = ", several levels" if levels else ""
     kernel = f"(wgmma, short queries of {short_rows} rows{some}) for" if short_rows else "(wgmma) for"
-    return kernel in plan.explain().replace(ROW_BY_ROW, "")
+    return kernel in plan.explain().replace(ROW_BY_ROW, "").replace(CLUSTERS, "")
 
 
 def check(gpu, problem, num_workers=None, state=False, schedule="auto", short_rows=0):

@@ -14,7 +14,7 @@ from checks import within
 from device_table import MAXIMA, PAGES, Table, Tensors, batch, reserve
 from draws import draw
 from engine import Engine, twin
-from hopper import HEADS, ROW_BY_ROW, attention_of, check, runs_on
+from hopper import CLUSTERS, HEADS, ROW_BY_ROW, attention_of, check, runs_on
 from reference import Alibi, Causal, Flex, SoftCap, attention
 from small import refuses, reserved
 from test_flex_mods import MASKS, SCORES, Place
@@ -28,6 +28,30 @@ streams = itertools.count(0xA0000, 0x100)
 def test_layouts(wgmma, rng, layout, num_workers):
     paged = {} if layout == "ragged" else {"page_size": int(rng.choice([8, 16, 64, 256]))}
     check(wgmma, draw(rng, layout, "causal", lengths=LONG, **paged, **HEADS), num_workers)
+
+
+@pytest.mark.parametrize("layout", ["ragged", "paged"])
+def test_clusters(wgmma, rng, layout):
+    """Workers of two blocks, where all rows of both need the same keys; one block has few rows of a tile."""
+    variant = {"ragged": [], "paged": [Alibi(np.float32([0.5, 0.25, 0.1, 0.0]))]}[layout]
+    lengths = [(128, 1700), (70, 1500), (120, 1300), (128, 1800), (128, 0)]
+    paged = {"page_size": 64} if layout == "paged" else {}
+    problem = draw(rng, layout, variant, lengths=lengths, **paged, **HEADS)
+    plan = attention_of(wgmma, problem).plan(twin(problem.layout), num_workers=2)
+    assert CLUSTERS in plan.explain() and "2 blocks in clusters of 2" in plan.explain(), plan.explain()
+    check(wgmma, problem, 2)
+
+
+def test_no_clusters(wgmma, rng):
+    """Where half of the rows would wait for keys of the others, pages are small, or one block works alone."""
+    for layout, variant, page_size, num_workers in [
+        ("paged", "causal", 64, 2),
+        ("paged", "plain", 16, 2),
+        ("paged", "plain", 64, 1),
+    ]:
+        problem = draw(rng, layout, variant, lengths=[(300, 300)], page_size=page_size, **HEADS)
+        plan = attention_of(wgmma, problem).plan(twin(problem.layout), num_workers=num_workers)
+        assert runs_on(plan, 0) and CLUSTERS not in plan.explain(), plan.explain()
 
 
 @pytest.mark.parametrize("schedule", ["linear", "algorithm1", "one-per-request"])

@@ -48,7 +48,9 @@ class CudaBackend final : public GpuBackend {
     const KernelChoice choice = choose_gpu_kernel(spec_, facts_, layout, mma, wgmma);
     if (choice.short_rows > 0)
       return {config(KernelFamily::wgmma, num_workers, schedule, choice.short_rows), choice};
-    return {choice.family == KernelFamily::wgmma ? wgmma : mma, choice};
+    if (choice.family == KernelFamily::mma) return {mma, choice};
+    if (!may_be_clusters(choice, layout, wgmma.num_workers)) return {wgmma, choice};
+    return {wgmma, choice, cluster_plan_config(wgmma)};
   }
 
   Planning reserved_planning(const Maxima& maxima, i32 num_workers,

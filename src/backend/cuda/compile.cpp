@@ -22,7 +22,9 @@ std::vector<KernelForm> forms_of(const AttentionSpec& spec, const FamilyFacts& f
     forms = {{KernelForm::short_only}, {KernelForm::any_length}};
   if (unserved_by_wgmma(spec, facts) || facts.asked == KernelFamily::mma) return forms;
   for (const bool rows : {false, true}) {
-    if (long_queries_on_wgmma(spec, facts)) forms.push_back({KernelForm::wgmma, {false, rows}});
+    if (long_queries_on_wgmma(spec, facts))
+      for (const bool clusters : {false, true})
+        if (!(rows && clusters)) forms.push_back({KernelForm::wgmma, {false, rows, clusters}});
     for (const bool levels : {false, true})
       for (i32 which = KernelForm::wgmma_short_8; which < KernelForm::count; ++which) {
         const KernelForm form{static_cast<KernelForm::Which>(which), {levels, rows}};

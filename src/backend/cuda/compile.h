@@ -36,8 +36,8 @@ struct KernelForm {
   i32 short_rows() const { return which > wgmma ? 8 << (which - wgmma_short_8) : 0; }
 
  private:
-  std::tuple<Which, bool, bool, bool> members() const {
-    return {which, serves.levels, serves.rows, scales};
+  std::tuple<Which, bool, bool, bool, bool> members() const {
+    return {which, serves.levels, serves.rows, serves.clusters, scales};
   }
 };
 

@@ -142,7 +142,8 @@ void AttentionKernels::start(const KernelForm& form) {
 const Kernel& AttentionKernels::get(const KernelChoice& choice, bool all_short) {
   KernelForm form = form_of(choice.family, all_short, choice.short_rows);
   if (form.family() == KernelFamily::wgmma)
-    form.serves = {choice.serves.levels && choice.short_rows > 0, choice.serves.rows};
+    form.serves = {choice.serves.levels && choice.short_rows > 0, choice.serves.rows,
+                   choice.serves.clusters};
   return get(form);
 }
 

@@ -144,8 +144,10 @@ std::string CudaPlan::explain() const {
   const bool launches = launch_.plan.num_items > 0 || reservation_;
   return (reservation_ ? reservation_->explain() : "") + kernel_->label() + " for " +
          kernel_->device().info().arch + " on " + kernel_->device().info().name + "; a run is " +
-         (launches ? "1 launch of " + kernel_->describe_teams(launch_.plan.num_workers, joins())
-                   : "0 launches") +
+         (!launches ? "0 launches"
+          : choice_.serves.clusters
+              ? "1 launch of " + kernel_->describe_clusters(launch_.plan.num_workers)
+              : "1 launch of " + kernel_->describe_teams(launch_.plan.num_workers, joins())) +
          "\n" + choice_.explain();
 }
 
@@ -202,7 +204,11 @@ void CudaPlan::run(const Plan& plan, const RunView& view, const BoundVariant& va
   reservation_ ? reservation_->use_on(args.stream) : block_.use_on(args.stream);
   void* params[] = {&with_maps,
                     of_run->bytes()};  // mma kernels take the GpuLaunch that it begins with
-  kernel_of(view, in_boxes).launch_teams(launch.plan.num_workers, joins(), args.stream, params);
+  const Kernel& kernel = kernel_of(view, in_boxes);
+  if (choice_.serves.clusters)
+    kernel.launch_clusters(launch.plan.num_workers, args.stream, params);
+  else
+    kernel.launch_teams(launch.plan.num_workers, joins(), args.stream, params);
 }
 
 std::shared_ptr<const PlanOnDevice> CudaPlans::put(const Layout& layout, const PlanArrays& arrays,
@@ -211,8 +217,12 @@ std::shared_ptr<const PlanOnDevice> CudaPlans::put(const Layout& layout, const P
                                                    const BoundVariant& variant, void* stream) {
   const ContextScope context(*device_);
   check_upload(layout, arrays, stream);
-  return std::make_shared<const CudaPlan>(memory_->kernels.get(kernel, is_short(arrays.view())),
-                                          kernel, memory_, layout, arrays,
+  KernelChoice of_plan = kernel;
+  // Their tiles have as many rows as two blocks compute.
+  of_plan.serves.clusters = kernel.family == KernelFamily::wgmma && kernel.short_rows == 0 &&
+                            arrays.config().shapes[long_queries].rows > wgmma::long_rows;
+  return std::make_shared<const CudaPlan>(memory_->kernels.get(of_plan, is_short(arrays.view())),
+                                          of_plan, memory_, layout, arrays,
                                           memory_->variant_of(origin, variant, stream), stream);
 }
 

@@ -92,6 +92,6 @@ static_assert(sizeof(LaunchAttribute) == 72 && sizeof(LaunchConfig) == 56);
 constexpr int out_of_memory = 2, not_ready = 600, capture_implicit = 906;
 constexpr int multiprocessor_count = 16, compute_major = 75, compute_minor = 76,
               max_shared_optin = 97, function_max_threads = 0, function_max_dynamic_shared = 8,
-              launch_may_begin_early = 6;
+              launch_in_clusters = 4, launch_may_begin_early = 6;
 
 }  // namespace raddle::cuda

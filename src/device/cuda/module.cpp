@@ -47,9 +47,13 @@ void Kernel::launch(const Grid& grid, StreamHandle stream, void** params) const 
   const auto teams = static_cast<unsigned>(grid.teams);
   const auto shared_bytes = static_cast<unsigned>(grid.shared_bytes);
   int result = 0;
-  if (begins_early_) {
-    const LaunchAttribute early{launch_may_begin_early, 1, {}};
-    const LaunchConfig config{{blocks, 1, 1}, {threads, teams, 1}, shared_bytes, stream, &early, 1};
+  if (begins_early_ || grid.cluster > 1) {
+    LaunchAttribute attributes[2];
+    unsigned count = 0;
+    if (begins_early_) attributes[count++] = {launch_may_begin_early, 1, {}};
+    if (grid.cluster > 1) attributes[count++] = {launch_in_clusters, grid.cluster, {1, 1}};
+    const LaunchConfig config{{blocks, 1, 1}, {threads, teams, 1}, shared_bytes,
+                              stream,         attributes,          count};
     result = driver().launch_with(&config, function_, params, nullptr);
   } else {
     result = driver().launch(function_, blocks, 1, 1, threads, teams, 1, shared_bytes, stream,
@@ -68,8 +72,9 @@ Kernel::Grid Kernel::grid_of(i32 num_teams, bool join) const {
 
 std::string Kernel::describe(const Grid& grid) const {
   const std::string teams = grid.teams > 1 ? std::to_string(grid.teams) + " x " : "";
-  return std::to_string(grid.blocks) + " blocks of " + teams + std::to_string(grid.threads) +
-         " threads";
+  const std::string clusters = grid.cluster > 1 ? " in clusters of 2," : "";
+  return std::to_string(grid.blocks) + " blocks" + clusters + " of " + teams +
+         std::to_string(grid.threads) + " threads";
 }
 
 }  // namespace raddle::cuda

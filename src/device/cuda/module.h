@@ -42,17 +42,26 @@ class Kernel {
   void launch_teams(i32 num_teams, bool join, StreamHandle stream, void** params) const {
     launch(grid_of(num_teams, join), stream, params);
   }
-  /// "132 blocks of 2 x 128 threads": what launch_teams launches.
+  /// The same for so many clusters of two blocks.
+  void launch_clusters(i32 num_clusters, StreamHandle stream, void** params) const {
+    launch(clusters(num_clusters), stream, params);
+  }
+  /// "132 blocks of 2 x 128 threads": what launch_teams launches, and launch_clusters.
   std::string describe_teams(i32 num_teams, bool join) const {
     return describe(grid_of(num_teams, join));
   }
+  std::string describe_clusters(i32 num_clusters) const { return describe(clusters(num_clusters)); }
 
  private:
   struct Grid {
     i32 blocks, teams;  ///< teams of a block
     i32 threads;        ///< of a team
     i32 shared_bytes;   ///< of a block
+    i32 cluster = 1;    ///< blocks of a cluster
   };
+  Grid clusters(i32 num_clusters) const {
+    return {2 * num_clusters, 1, num_threads_, shared_bytes_, 2};
+  }
   /// Teams that are no more than multiprocessors have one each.
   Grid grid_of(i32 num_teams, bool join) const;
   void launch(const Grid& grid, StreamHandle stream, void** params) const;

@@ -6,6 +6,7 @@
 
 #ifndef RADDLE_EMULATED_PTX
 #include "raddle/engine/ptx/bulk.h"
+#include "raddle/engine/ptx/cluster.h"
 #include "raddle/engine/ptx/matrix_store.h"
 #include "raddle/engine/ptx/warpgroup.h"
 #include "raddle/engine/ptx/wgmma.h"

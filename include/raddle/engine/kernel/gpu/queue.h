@@ -67,13 +67,13 @@ RADDLE_DEVICE void attend_queue(const GpuLaunch& launch, const Variant& variant,
   mark<Kernel>(launch, TimelineStage::contracted, end - 1);
 }
 
-/// The long item after `item`: first the next one of the block's own queue, then one of the open
+/// The long item after `item`: first the next one of the worker's own queue, then one of the open
 /// queue, whose numbers come after all own ones; negative if there is none. One thread calls this
 /// once an item. The last worker that finds the open queue empty resets its counters for the next
 /// launch.
-RADDLE_DEVICE i32 next_long(const GpuLaunch& launch, i32 item) {
+RADDLE_DEVICE i32 next_long(const GpuLaunch& launch, i32 worker, i32 item) {
   const PlanView& plan = launch.plan;
-  const i32* own = plan.queue_indptr + ptx::block_index();
+  const i32* own = plan.queue_indptr + worker;
   for (i32 i = item + 1; i < own[1]; ++i)
     if (plan.query_tiles[plan.items[i].query_tile].shape == long_queries) return i;
   const i32* open = plan.queue_indptr + plan.num_workers;
@@ -105,7 +105,7 @@ RADDLE_DEVICE i32 first_long(const GpuLaunch& launch, i32 begin, i32 end) {
         first = i - 32 + ptx::lowest_bit(found);
       else if (begin == end)
         first = first_item(plan.queue_indptr, plan.num_workers, ptx::block_index());
-      if (first < 0) first = next_long(launch, end);
+      if (first < 0) first = next_long(launch, ptx::block_index(), end);
     }
   }
   ptx::sync_block();

@@ -37,7 +37,7 @@ RADDLE_DEVICE void attend(const GpuLaunch& launch, const Variant& variant) {
     RADDLE_ROLLED
     for (i32 i = first_long(launch, begin, end); i >= 0;)
       i = Long<Kernel, Variant>(launch, variant, i).run([&](i32 item) {
-        return next_long(launch, item);
+        return next_long(launch, ptx::block_index(), item);
       });
     for (i32 i = begin; i < end;)
       i = is_short(i) ? Short<Kernel, Variant>(launch, variant, i, end).run() : i + 1;

@@ -32,7 +32,8 @@ RADDLE_DEVICE void create_ring(Ring<count>& ring, i32 fillers, i32 users) {
 template <class Kernel>
 RADDLE_DEVICE void create_barriers() {
   auto& block = Memory<Kernel>::get();
-  constexpr i32 users = consumer_groups / Kernel::rings;  // of a tile, one thread of a warpgroup
+  // Of a tile, one thread of a warpgroup, in every block that its copies come from.
+  constexpr i32 users = Kernel::cluster_size * consumer_groups / Kernel::rings;
   const i32 loads = loading_warp();
   if (loads <= value_warp)
     create_ring(loads == key_warp ? block.key_slots : block.value_slots, 1, users);
@@ -41,7 +42,9 @@ RADDLE_DEVICE void create_barriers() {
   else
     create_ring(block.queries, 32, ConsumerTeam::num_warps);
   if (Kernel::tiles_end_items && loads == value_warp && ptx::lane_index() == 0) {
-    ptx::barrier_create(ptx::shared_address(&block.tail), 1);
+    for (u64& tail : block.tail) ptx::barrier_create(ptx::shared_address(&tail), 1);
+    if constexpr (Kernel::cluster_size > 1)
+      for (u64& told : block.told_full) ptx::barrier_create(ptx::shared_address(&told), 1);
     ptx::barrier_create(ptx::shared_address(&block.begun), 1);
   }
   ptx::fence_created_barriers();
@@ -72,30 +75,41 @@ RADDLE_DEVICE void load(const Launch& launch, const Variant& variant, i32 first,
 template <class Kernel, class Variant>
 RADDLE_DEVICE void attend_long(const Launch& launch, const Variant& variant) {
   static_assert(sizeof(Memory<Kernel>) <= shared_bytes);
-  const i32 loads = loading_warp();
-  ptx::prefetch(&launch.plan.openings[ptx::block_index()]);
+  const i32 loads = loading_warp(), worker = Kernel::Team::worker();
+  constexpr bool in_cluster = Kernel::cluster_size > 1;
+  ptx::prefetch(&launch.plan.openings[worker]);
   if (loads >= 0) {
     if (loads <= value_warp) ptx::prefetch(&launch.map[0][loads]);
     if (loads == query_warp) ptx::prefetch(&launch.query_map);
     create_barriers<Kernel>();
   }
   ptx::wait_for_earlier_work();
-  const Opening& opening = launch.plan.openings[ptx::block_index()];
+  const Opening& opening = launch.plan.openings[worker];
   prefetch_plan<Kernel>(launch);
-  ptx::sync_block();
+  if constexpr (in_cluster)
+    ptx::sync_cluster();  // neither block copies to the other before that has its barriers
+  else
+    ptx::sync_block();
   if (loads < 0) {
     ptx::take_registers<Kernel::asks_parts ? served_consumer_registers : consumer_registers>();
     zero_unused_rows<Kernel>(launch);
     LongQueries<Kernel, Variant>(launch, variant).run();
-    const i32* queue = launch.plan.queue_indptr + ptx::block_index();
+    if constexpr (in_cluster) {
+      // Both blocks' states are stored then, and neither arrives at the other's barriers any more.
+      ptx::sync_cluster();
+      if (ptx::cluster_rank() > 0) return;
+    }
+    const i32* queue = launch.plan.queue_indptr + worker;
     contract_queue<Kernel>(launch, variant, queue[0], queue[1]);
   } else {
     ptx::give_registers<Kernel::asks_parts ? asking_loader_registers : loader_registers>();
     i32 first = opening.item;
-    if (loads == finder_warp && first < 0)
-      first = ptx::shuffle(ptx::lane_index() == 0 ? next_long(launch, opening.queue_end) : 0, 0);
+    if (loads == finder_warp && first < 0 && rank_in_cluster<Kernel>() == 0)
+      first = ptx::shuffle(
+          ptx::lane_index() == 0 ? next_long(launch, worker, opening.queue_end) : 0, 0);
     load<Kernel>(launch, variant, first, opening,
-                 [&](i32 last) { return next_long(launch, last); });
+                 [&](i32 last) { return next_long(launch, worker, last); });
+    if constexpr (in_cluster) ptx::arrive_cluster();
   }
 }
 

@@ -41,17 +41,28 @@ class Boxes {
   }
 
   RADDLE_DEVICE void prepare(const Span&, Found) const {}
-  /// Starts copying K (`which` 0) or V of a tile to a slot; `barrier` expects its bytes.
+  /// Starts copying K (`which` 0) or V of a tile to a slot; `barrier` expects its bytes. Of a
+  /// cluster of two, each block copies half of them to both.
   RADDLE_DEVICE void copy(const Span& tile, Found page, u32 slot, u32 barrier) const {
     constexpr i32 halves = which == 0 ? Kernel::qk_halves : Kernel::vo_halves;
     const auto& map = launch_.map[level_][which];
+    [[maybe_unused]] const i32 rank = rank_in_cluster<Kernel>();
     // Of several boxes, each is a page.
     const i32 row = in_pages_ ? tile.begin & ((1 << page_shift_) - 1) : first_row_ + tile.begin;
     const auto copy_one = [&](i32 i, i32 from) {
       RADDLE_UNROLL
-      for (i32 half = 0; half < halves; ++half)
-        ptx::copy_box(slot + static_cast<u32>(128 * (half * tile_keys + i * rows_)), &map, barrier,
-                      64 * half, row, kv_head_, from, Kernel::keeps(launch_));
+      for (i32 half = 0; half < halves; ++half) {
+        const u32 to = slot + static_cast<u32>(128 * (half * tile_keys + i * rows_));
+        if constexpr (Kernel::cluster_size == 1) {
+          ptx::copy_box(to, &map, barrier, 64 * half, row, kv_head_, from, Kernel::keeps(launch_));
+        } else {
+          // The blocks copy every other half; of one half, those of every other tile.
+          const i32 nth = halves > 1 ? half : tile.begin / tile_keys;
+          if (nth % 2 == rank)
+            ptx::copy_box_to_both(to, &map, barrier, 64 * half, row, kv_head_, from,
+                                  Kernel::keeps(launch_));
+        }
+      }
     };
     const i32 boxes = count(tile);
     i32* pages = Memory<Kernel>::get().pages[which];

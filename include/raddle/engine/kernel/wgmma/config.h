@@ -24,6 +24,8 @@ constexpr i32 shared_bytes = 227 * 1024;
 struct Serves {
   bool levels = false;  ///< plans of several levels; a kernel of long queries serves them anyway
   bool rows = false;    ///< keys that boxes cannot copy
+  bool clusters =
+      false;  ///< long queries, by workers that are clusters of two blocks, and no other
 };
 
 /// Boxes have at least as many rows as the swizzle's pattern, and at most as many as a tile.

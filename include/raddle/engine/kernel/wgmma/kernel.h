@@ -54,6 +54,13 @@ struct ConsumerTeam : TeamVotes<ConsumerTeam> {
   RADDLE_DEVICE static void sync() { ptx::sync_threads(consumers, num_threads); }
 };
 
+/// The same where a worker is a cluster of `size` blocks. Of two, each computes half of an item's
+/// rows, and copies half of every KV tile to both; the first draws items, and composes.
+template <i32 size>
+struct ClusterTeam : ConsumerTeam {
+  RADDLE_DEVICE static i32 worker() { return ptx::block_index() / size; }
+};
+
 /// What all kernels have; `Element` is the dtype of Q, K, V and O.
 template <class Element, i32 qk, i32 vo, class Variant>
 struct AnyKernel {
@@ -75,6 +82,8 @@ struct AnyKernel {
 /// For long queries: both warpgroups use every KV tile, each for 64 of an item's 128 rows.
 template <class Element, i32 qk, i32 vo, Serves serves, class Variant>
 struct Kernel : AnyKernel<Element, qk, vo, Variant> {
+  static constexpr i32 cluster_size = serves.clusters ? 2 : 1;  ///< blocks of a worker
+  using Team = ClusterTeam<cluster_size>;
   static constexpr bool may_have_levels = true;
   static constexpr bool copies_rows = serves.rows;
   static constexpr i32 tile_rows = long_rows;
@@ -112,6 +121,7 @@ struct Kernel : AnyKernel<Element, qk, vo, Variant> {
 /// rows.
 template <class Element, i32 qk, i32 vo, i32 rows, Serves serves, class Variant>
 struct ShortKernel : AnyKernel<Element, qk, vo, Variant> {
+  static constexpr i32 cluster_size = 1;
   static constexpr bool may_have_levels = serves.levels;
   static constexpr bool copies_rows = serves.rows;
   static constexpr i32 tile_rows = rows;
@@ -135,6 +145,12 @@ struct ShortKernel : AnyKernel<Element, qk, vo, Variant> {
     return launch.keys_leave_first ? ptx::Keep::once : ptx::Keep::usual;
   }
 };
+
+/// This block's number in its worker's cluster.
+template <class Kernel>
+RADDLE_DEVICE i32 rank_in_cluster() {
+  return Kernel::cluster_size > 1 ? ptx::cluster_rank() : 0;
+}
 
 /// For items of at most 8 rows in a kernel for more: a request's own keys beside a shared prefix.
 /// Their products, weights and outputs are those of one fragment; memory is the kernel's.

@@ -172,7 +172,9 @@ class TileLoader {
   RADDLE_DEVICE void put_values(const KeySource* source, const Span& tile, i32 flags, Rows& rows,
                                 const Found& found) {
     const TilePlace<Kernel> at = place();
-    const u32 full = address(block().value_slots.full[at.slot]), tail = address(block().tail);
+    const u32 full = address(block().value_slots.full[at.slot]);
+    const i32 nth_tail = at.slot % Block::tails;
+    const u32 tail = address(block().tail[nth_tail]);
     if (is_started()) {
       if (ptx::lane_index() == 0) ptx::barrier_arrive(full);
       return;
@@ -184,7 +186,10 @@ class TileLoader {
                         flags & (Flags::ragged | Flags::empty);
     if (has_keys(flags)) rows.copy(tile, found, ptx::shared_address(values), clears ? tail : full);
     if (!clears) return;
-    if (has_keys(flags)) ptx::barrier_wait(tail, tails_++ & 1);
+    if (has_keys(flags)) {
+      ptx::barrier_wait(tail, tails_ >> nth_tail & 1);
+      tails_ ^= 1 << nth_tail;
+    }
     clear_rows(values, source, tile, has_keys(flags));
     ptx::fence_proxy();
     ptx::sync_warp();
@@ -217,7 +222,7 @@ class TileLoader {
   NoRows no_rows_;
   i32 ring_ = 0;  ///< of the next tile; an item's tiles begin at either in turn
   i32 tiles_ = 0, tiles_of_other_ = 0;  ///< so far, of ring 0 and of ring 1
-  i32 tails_ = 0;
+  i32 tails_ = 0;                       ///< of each tail a bit, the parity of its phase
 };
 
 }  // namespace wgmma

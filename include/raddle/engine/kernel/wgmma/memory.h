@@ -109,6 +109,10 @@ struct Memory {
   /// The facts of a tile are read until its softmax is done, which is after the loading warpgroup
   /// may have found the next ones; those of an item until its output has been sent.
   static constexpr i32 fact_slots = Kernel::fact_slots;
+  /// A cluster's other block may copy to the next slot before this block has seen the last one
+  /// filled, so that each slot has a tail of its own.
+  static constexpr i32 tails = Kernel::cluster_size > 1 ? Kernel::slots : 1;
+  static constexpr i32 tells = Kernel::cluster_size > 1 ? Kernel::item_slots : 1;
 
   u8 q[Kernel::query_slots][Queries::bytes];
   u8 k[Kernel::slots][Keys::bytes];
@@ -126,8 +130,10 @@ struct Memory {
   alignas(16) float vector[ConsumerTeam::num_warps]
                           [max(Kernel::dim_vo, 32)];  ///< a row in fp32 for each warp
   u32 completed[ConsumerTeam::num_warps];
-  u64 begun;  ///< the copies of the first queries have been started
-  u64 tail;   ///< values whose last rows must be cleared have come
+  u64 begun;        ///< the copies of the first queries have been started
+  u64 tail[tails];  ///< values whose last rows must be cleared have come
+  i32 told[tells];  ///< what the first block of a cluster tells the second: items
+  u64 told_full[tells];
 
   RADDLE_DEVICE static Memory& get() { return *static_cast<Memory*>(ptx::shared_memory()); }
 };

@@ -13,6 +13,15 @@ RADDLE_ENGINE_BEGIN
 
 namespace wgmma {
 
+/// The fused rows of an item that this block computes: of a cluster of two, each block has a tile.
+template <class Kernel>
+RADDLE_DEVICE Span rows_of_block(const Opening& item) {
+  const i32 end = item.row_begin + item.num_rows;
+  if constexpr (Kernel::cluster_size == 1) return Span{item.row_begin, end, false};
+  const i32 begin = min(item.row_begin + Kernel::tile_rows * rank_in_cluster<Kernel>(), end);
+  return Span{begin, min(begin + Kernel::tile_rows, end), false};
+}
+
 template <class Kernel>
 class ItemFinder {
   using Block = Memory<Kernel>;
@@ -26,10 +35,14 @@ class ItemFinder {
   template <class Next>
   RADDLE_DEVICE void run(i32 first, const Opening& opening, Next next) const {
     Block& block = Block::get();
+    [[maybe_unused]] i32 told = 0;
     RADDLE_ROLLED
     for (i32 nth = 0, item = first;; ++nth) {
       if (nth >= ahead) wait_free(block.items, block.items.place(nth - ahead));
-      if (nth > 0) item = ptx::shuffle(ptx::lane_index() == 0 ? next(item) : 0, 0);
+      if (nth > 0 && rank_in_cluster<Kernel>() == 0)
+        item = ptx::shuffle(ptx::lane_index() == 0 ? next(item) : 0, 0);
+      if constexpr (Kernel::cluster_size > 1)
+        if (nth > 0 || opening.item < 0) item = agree(item, nth, told);
       const i32 slot = block.items.place(nth).slot;
       if (ptx::lane_index() == 0) {
         block.item[slot].item = item;
@@ -53,6 +66,22 @@ class ItemFinder {
   }
   static_assert(ahead < Kernel::item_slots);
 
+  /// The first block of a cluster tells the second its nth item. The slot is free: the second has
+  /// read what was told four items ago, whose KV tiles were copied with its help.
+  RADDLE_DEVICE static i32 agree(i32 item, i32 nth, i32& told) {
+    Block& block = Block::get();
+    const i32 slot = block.items.place(nth).slot;
+    const u32 word = ptx::shared_address(&block.told[slot]);
+    const u32 full = ptx::shared_address(&block.told_full[slot]);
+    if (ptx::cluster_rank() > 0) {
+      item = ptx::told_in_cluster(word, full, told >> slot & 1);
+      told ^= 1 << slot;
+    } else if (ptx::lane_index() == 0) {
+      ptx::tell_block_of_cluster(ptx::in_block_of_cluster(word, 1), item,
+                                 ptx::in_block_of_cluster(full, 1));
+    }
+    return item;
+  }
   RADDLE_DEVICE Opening look_up(i32 number) const {
     const WorkItem& item = launch_.plan.items[number];
     const QueryTile& tile = launch_.plan.query_tiles[item.query_tile];
@@ -62,9 +91,12 @@ class ItemFinder {
   RADDLE_DEVICE void describe(const Opening& o, ItemFacts<Kernel>& facts) const {
     facts.query_tile = o.query_tile;
     facts.kv_head = o.kv_head;
-    facts.row_begin = o.row_begin;
-    facts.num_rows = o.num_rows;
+    const Span rows = rows_of_block<Kernel>(o);
+    facts.row_begin = rows.begin;
+    facts.num_rows = rows.end - rows.begin;
     facts.partial_row = o.partial_row;
+    if (Kernel::cluster_size > 1 && o.partial_row >= 0)
+      facts.partial_row += rows.begin - o.row_begin;
     if constexpr (!Kernel::tiles_end_items) facts.num_tiles = o.num_kv_tiles;
     KeySource& source = facts.source[0];
     source.runs =
@@ -113,8 +145,7 @@ class QueryLoader {
           return;
         }
       }
-      const FusedRows rows = opened ? FusedRows{opening.level, opening.group, opening.kv_head,
-                                                opening.row_begin, opening.num_rows}
+      const FusedRows rows = opened ? first_rows(opening)
                                     : FusedRows{facts.source[0].level, facts.source[0].group,
                                                 facts.kv_head, facts.row_begin, facts.num_rows};
       RowsOfRequest of{};
@@ -167,6 +198,10 @@ class QueryLoader {
   struct FusedRows {
     i32 level, group, kv_head, begin, count;
   };
+  RADDLE_DEVICE static FusedRows first_rows(const Opening& opening) {
+    const Span rows = rows_of_block<Kernel>(opening);
+    return {opening.level, opening.group, opening.kv_head, rows.begin, rows.end - rows.begin};
+  }
   /// Where a box of Q and of O begins.
   struct Corner {
     i32 row, head, page;

@@ -42,7 +42,8 @@ class TilesReader {
   RADDLE_DEVICE TilesReader()
       : base_(ptx::shared_address(&Block::get())),
         leads_(ptx::lane_index() == 0),
-        leads_group_(ptx::thread_index() % group_threads == 0) {}
+        leads_group_(ptx::thread_index() % group_threads < Kernel::cluster_size),
+        of_cluster_(address_of_cluster(base_)) {}
 
   /// Waits for the keys and the facts of the first tile.
   RADDLE_DEVICE void begin() {
@@ -72,12 +73,11 @@ class TilesReader {
   }
   /// This warpgroup's products of the tile's keys are done: one thread's are when all are.
   RADDLE_DEVICE void release_keys() const {
-    ptx::barrier_arrive_if(leads_group_, base_ + key_slots_free + 8 * (tile_ & 1));
+    release(leads_group_, key_slots_free + 8 * (tile_ & 1));
   }
   /// The same of the values of the tile before; `once`: the first time at this tile.
   RADDLE_DEVICE void release_values(bool once) const {
-    ptx::barrier_arrive_if(leads_group_ && once && tile_ > 0,
-                           base_ + value_slots_free + 8 * (~tile_ & 1));
+    release(leads_group_ && once && tile_ > 0, value_slots_free + 8 * (~tile_ & 1));
   }
   /// This warp needs the item's queries no more, if the tile is its last. Where O may leave by way
   /// of their slot, release_item_before says so.
@@ -136,13 +136,26 @@ class TilesReader {
                 __builtin_offsetof(Block, value_slots.free) == value_slots_free &&
                 __builtin_offsetof(Block, items.free) == items_free);
 #endif
+  /// Where the memory of a block of the cluster begins, another one for each lane that releases.
+  RADDLE_DEVICE static u32 address_of_cluster(u32 base) {
+    if constexpr (Kernel::cluster_size == 1) return base;
+    return ptx::in_block_of_cluster(base, ptx::lane_index() % Kernel::cluster_size);
+  }
+  /// Arrives at a slot's barrier, of every block of the cluster: all copy to the slot.
+  RADDLE_DEVICE void release(bool leads, u32 free) const {
+    if constexpr (Kernel::cluster_size == 1)
+      ptx::barrier_arrive_if(leads, of_cluster_ + free);
+    else
+      ptx::barrier_arrive_in_cluster_if(leads, of_cluster_ + free);
+  }
   RADDLE_DEVICE static Block& block() { return Block::get(); }
   RADDLE_DEVICE RingPlace<Kernel::query_slots> of_queries() const {
     return RingPlace<Kernel::query_slots>(item_);
   }
 
   const u32 base_;                  ///< where the block's memory begins
-  const bool leads_, leads_group_;  ///< one lane of the warp, one of the warpgroup
+  const bool leads_, leads_group_;  ///< one lane of the warp, one of the warpgroup for each block
+  const u32 of_cluster_;
   i32 tile_ = -1, item_ = -1;
   i32 flags_ = 0, next_flags_ = 0;
 };
