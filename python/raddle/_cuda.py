@@ -55,14 +55,15 @@ def compile_kernel(
 
     ``family`` is "mma" or "wgmma"; with ``short_only`` mma's one of plans that have short queries only; with
     ``short_rows`` (8, 16, 32 or 64) wgmma's one of such plans, whose tiles have as many rows, with ``levels`` of plans
-    that may have several levels; with ``rows`` wgmma's one of keys that boxes cannot copy, too; with ``scales_output`` the
-    one like it of runs with a v_scale of 16-bit V. Returns registers a thread, spill_bytes, shared_bytes a block, seconds,
+    that may have several levels; with ``rows`` wgmma's one of keys that boxes cannot copy, too; with ``clusters`` wgmma's
+    one of long queries by clusters of two blocks; with ``scales_output`` the one like it of runs with a v_scale of 16-bit
+    V. Returns registers a thread, spill_bytes, shared_bytes a block, seconds,
     log, cubin (PTX, for a virtual architecture). Raises CompileError, and ValueError where the family does not serve the
     spec.
     """
-    which = dict(family=family, short_only=short_only, short_rows=short_rows, levels=levels, rows=rows)
-    which.update(clusters=clusters)
-    return dict(_compile(spec=spec.fields(), arch=arch, scales_output=scales_output, **which))
+    serves = dict(levels=levels, rows=rows, clusters=clusters, scales_output=scales_output)
+    which = dict(family=family, short_only=short_only, short_rows=short_rows, **serves)
+    return dict(_compile(spec=spec.fields(), arch=arch, **which))
 
 
 def compile_planner(spec: AttentionSpec, arch: str, prefixes: bool = False) -> dict[str, Any]:

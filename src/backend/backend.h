@@ -46,9 +46,8 @@ class PlanStore {
 /// What a plan is made with: tile shapes and costs, and the kernels that have them.
 struct Planning {
   PlanConfig config;
-  KernelChoice kernel;  ///< of a GPU
-  std::optional<PlanConfig> clusters =
-      {};  ///< of plans on clusters, where the kernel may have them
+  KernelChoice kernel;                      ///< of a GPU
+  std::optional<PlanConfig> clusters = {};  ///< the same for clusters of blocks, if they may run it
 };
 
 /// What plans and runs an attention on one device.

@@ -95,34 +95,62 @@ void Tiling::make(const LayoutView& layout, const PlanConfig& config, const Cove
   }
 }
 
+namespace {
+
+/// A plan before it is packed.
+struct Draft {
+  const PlanConfig* config = nullptr;
+  Tiling tiling;
+  Chooser chooser;
+  PlanStats stats;
+  const Assignment* chosen = nullptr;
+
+  void tile(const LayoutView& layout, const PlanConfig& with, const CoverFns& cover) {
+    config = &with;
+    tiling.make(layout, with, cover);
+    chosen = nullptr;
+  }
+  void choose() {
+    stats = PlanStats{};
+    chosen = &chooser.choose(tiling, *config, stats);
+  }
+  /// Whether workers have so many units that all are done at about the same time.
+  bool has_many_units() const {
+    constexpr i64 many = 8;
+    return i64{tiling.units.num_tiles} * tiling.units.num_kv_heads >= many * config->num_workers;
+  }
+  /// When workers that share the work equally are done.
+  i64 equal_share() const {
+    const Units& units = tiling.units;
+    return units.cost_before[units.num_tiles] * units.num_kv_heads / config->num_workers;
+  }
+};
+
+/// The draft that is done earlier. Schedules are worked out for both only where their tiles do not
+/// tell.
+Draft& earlier(Draft& first, Draft& second) {
+  if (first.has_many_units() && second.has_many_units())
+    return second.equal_share() + least_gain < first.equal_share() ? second : first;
+  first.choose();
+  second.choose();
+  return second.stats.time + least_gain < first.stats.time ? second : first;
+}
+
+}  // namespace
+
 PlanArrays make_plan(const LayoutView& layout, const PlanConfig& config, const CoverFns& cover,
                      const PlanConfig* otherwise) {
-  struct Draft {
-    Tiling tiling;
-    Chooser chooser;
-    PlanStats stats;
-    const PlanConfig* config = nullptr;
-    const Assignment* chosen = nullptr;
-    void make(const LayoutView& layout, const PlanConfig& with, const CoverFns& cover) {
-      stats = PlanStats{};
-      config = &with;
-      tiling.make(layout, with, cover);
-      chosen = &chooser.choose(tiling, with, stats);
-    }
-  };
   struct Memory {
     Draft drafts[2];
     Packer packer;
   };
   static thread_local Memory memory;  // serves a thread's next plan, too
-  Draft* best = &memory.drafts[0];
-  best->make(layout, config, cover);
-  if (otherwise) {
-    Draft& other = memory.drafts[1];
-    other.make(layout, *otherwise, cover);
-    if (other.stats.time + least_gain < best->stats.time) best = &other;
-  }
-  return memory.packer.pack(layout, *best->config, best->tiling, *best->chosen, best->stats);
+  auto& [first, second] = memory.drafts;
+  first.tile(layout, config, cover);
+  if (otherwise) second.tile(layout, *otherwise, cover);
+  Draft& taken = otherwise ? earlier(first, second) : first;
+  if (!taken.chosen) taken.choose();
+  return memory.packer.pack(layout, *taken.config, taken.tiling, *taken.chosen, taken.stats);
 }
 
 }  // namespace raddle

@@ -22,10 +22,9 @@ constexpr i32 shared_bytes = 227 * 1024;
 /// What a kernel serves beside plans of one level whose keys boxes copy. Each is much code to
 /// compile: together they take more than half of the time of a kernel of short queries.
 struct Serves {
-  bool levels = false;  ///< plans of several levels; a kernel of long queries serves them anyway
-  bool rows = false;    ///< keys that boxes cannot copy
-  bool clusters =
-      false;  ///< long queries, by workers that are clusters of two blocks, and no other
+  bool levels = false;    ///< plans of several levels; a kernel of long queries serves them anyway
+  bool rows = false;      ///< keys that boxes cannot copy
+  bool clusters = false;  ///< long queries, by clusters of two blocks; serves no others
 };
 
 /// Boxes have at least as many rows as the swizzle's pattern, and at most as many as a tile.
