@@ -48,18 +48,17 @@ def compile_kernel(
     short_rows: int = 0,
     levels: bool = False,
     rows: bool = False,
-    clusters: bool = False,
     scales_output: bool = False,
+    clusters: bool = False,
 ) -> dict[str, Any]:
     """Compiles the spec's GPU kernel for ``arch`` ("sm_80", "sm_90a", as PTX "compute_75"); needs NVRTC, no GPU.
 
     ``family`` is "mma" or "wgmma"; with ``short_only`` mma's one of plans that have short queries only; with
     ``short_rows`` (8, 16, 32 or 64) wgmma's one of such plans, whose tiles have as many rows, with ``levels`` of plans
-    that may have several levels; with ``rows`` wgmma's one of keys that boxes cannot copy, too; with ``clusters`` wgmma's
-    one of long queries by clusters of two blocks; with ``scales_output`` the one like it of runs with a v_scale of 16-bit
-    V. Returns registers a thread, spill_bytes, shared_bytes a block, seconds,
-    log, cubin (PTX, for a virtual architecture). Raises CompileError, and ValueError where the family does not serve the
-    spec.
+    that may have several levels; with ``rows`` wgmma's one of keys that boxes cannot copy, too; with ``scales_output`` the
+    one like it of runs with a v_scale of 16-bit V; with ``clusters`` wgmma's one of long queries by clusters of two blocks.
+    Returns registers a thread, spill_bytes, shared_bytes a block, seconds, log, cubin (PTX, for a virtual architecture).
+    Raises CompileError, and ValueError where the family does not serve the spec.
     """
     serves = dict(levels=levels, rows=rows, clusters=clusters, scales_output=scales_output)
     which = dict(family=family, short_only=short_only, short_rows=short_rows, **serves)

@@ -87,6 +87,8 @@ def table() -> dict:
             what = f"{name} wgmma {rows or 'long'}{' levels' if levels else ''} {ARCHS[-1]}"
             which = False, "wgmma", rows, levels
             kernels[what] = lambda e=SPECS[name], w=which: _cuda.compile_kernel(e, ARCHS[-1], *w)
+        what = f"{name} wgmma clusters {ARCHS[-1]}"
+        kernels[what] = lambda e=SPECS[name]: _cuda.compile_kernel(e, ARCHS[-1], family="wgmma", clusters=True)
     for prefixes in (False, True):
         what = f"planner{' prefixes' if prefixes else ''} {ARCHS[-1]}"
         kernels[what] = lambda p=prefixes: _cuda.compile_planner(SPECS["causal"], ARCHS[-1], p)

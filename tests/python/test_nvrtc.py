@@ -71,6 +71,7 @@ class Kernel(NamedTuple):
     levels: bool = False
     rows: bool = False
     scales_output: bool = False
+    clusters: bool = False
 
     def compile(self):
         _, spec, arch, short_only, _, *which = self
@@ -123,7 +124,7 @@ KERNELS = [
     Kernel("MLA, two of e4m3", mla(k_extends_v=True, kv_dtype="float8_e4m3fn"), "sm_90a"),
     # Between products only, not in their loop (tests/gpu/sass.py): 168 registers are for the loading warpgroup, too.
     Kernel("Causal, wgmma", spec(SHIPPED["Causal"], 128), "sm_90a", spilled=256, family="wgmma"),
-    Kernel("SoftCap, wgmma", spec(SHIPPED["SoftCap"]), "sm_90a", spilled=256, family="wgmma"),
+    Kernel("SoftCap, wgmma clusters", spec(SHIPPED["SoftCap"]), "sm_90a", spilled=256, family="wgmma", clusters=True),
     Kernel("Causal, wgmma", spec(SHIPPED["Causal"], 128), "sm_90a", family="wgmma", short_rows=8),
     # With all the code that there is; multiplied by a scale of V, an instruction a row more.
     Kernel("SoftCap, wgmma, scaled", spec(SHIPPED["SoftCap"], 128), "sm_90a", False, 0, "wgmma", 64, True, True, True),
@@ -251,6 +252,9 @@ def test_what_kernels_serve_anyway_is_refused_by_name():
         _cuda.compile_kernel(spec([]), "sm_90a", family="wgmma", levels=True)
     with pytest.raises(ValueError, match="rows is given, and family is 'mma', whose kernels read any keys"):
         _cuda.compile_kernel(spec([]), "sm_90a", rows=True)
+    for which in ({}, {"family": "wgmma", "short_rows": 8}):
+        with pytest.raises(ValueError, match="clusters is given; expected the wgmma family and short_rows 0"):
+            _cuda.compile_kernel(spec([]), "sm_90a", clusters=True, **which)
 
 
 def test_bfloat16_is_refused_by_name_on_sm_75():

@@ -136,6 +136,8 @@ KernelReport compile(const AttentionSpec& spec, const std::string& arch, KernelF
     fail<ValueError>("levels is given, and short_rows is 0: other kernels run plans of any levels");
   if (serves.rows && family != KernelFamily::wgmma)
     fail<ValueError>("rows is given, and family is 'mma', whose kernels read any keys");
+  if (serves.clusters && (family != KernelFamily::wgmma || short_rows != 0))
+    fail<ValueError>("clusters is given; expected the wgmma family and short_rows 0");
   KernelForm form = form_of(family, short_only, short_rows);
   form.serves = serves;
   form.scales = scales_output;
