@@ -35,7 +35,9 @@ struct KernelChoice {
   /// Of the wgmma family's kernels, the fused rows of the tiles of one of short queries; 0: the
   /// kernel of long queries.
   i32 short_rows = 0;
-  wgmma::Serves serves = {};  ///< of the wgmma family's kernels; `clusters`: once the plan is made
+  /// Of the wgmma family's kernels. `clusters`: before the plan is made, whether its workers may be
+  /// clusters; then, whether they are.
+  wgmma::Serves serves = {};
   /// Whether K and V, which are few, are the first lines to leave the L2 cache (wgmma::Launch).
   bool keys_leave_first = false;
   /// "kernel family: …", a line of text for people.

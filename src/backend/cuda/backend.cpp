@@ -45,11 +45,12 @@ class CudaBackend final : public GpuBackend {
   Planning planning_of(const Layout& layout, i32 num_workers, Schedule schedule) const override {
     const PlanConfig mma = config(KernelFamily::mma, num_workers, schedule);
     const PlanConfig wgmma = config(KernelFamily::wgmma, num_workers, schedule);
-    const KernelChoice choice = choose_gpu_kernel(spec_, facts_, layout, mma, wgmma);
+    KernelChoice choice = choose_gpu_kernel(spec_, facts_, layout, mma, wgmma);
     if (choice.short_rows > 0)
       return {config(KernelFamily::wgmma, num_workers, schedule, choice.short_rows), choice};
     if (choice.family == KernelFamily::mma) return {mma, choice};
-    if (!may_be_clusters(choice, layout, wgmma.num_workers)) return {wgmma, choice};
+    choice.serves.clusters = may_be_clusters(choice, layout, wgmma.num_workers);
+    if (!choice.serves.clusters) return {wgmma, choice};
     return {wgmma, choice, cluster_plan_config(wgmma)};
   }
 

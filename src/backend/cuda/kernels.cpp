@@ -139,12 +139,16 @@ void AttentionKernels::start(const KernelForm& form) {
   coming_.insert_or_assign(form, coming(described, *device_, described_[form.which].config));
 }
 
-const Kernel& AttentionKernels::get(const KernelChoice& choice, bool all_short) {
-  KernelForm form = form_of(choice.family, all_short, choice.short_rows);
+KernelForm AttentionKernels::form_of(const KernelChoice& choice, bool all_short) {
+  KernelForm form = cuda::form_of(choice.family, all_short, choice.short_rows);
   if (form.family() == KernelFamily::wgmma)
     form.serves = {choice.serves.levels && choice.short_rows > 0, choice.serves.rows,
                    choice.serves.clusters};
-  return get(form);
+  return form;
+}
+
+const Kernel& AttentionKernels::get(const KernelChoice& choice, bool all_short) {
+  return get(form_of(choice, all_short));
 }
 
 const Kernel& AttentionKernels::get(const KernelForm& form) {

@@ -56,6 +56,7 @@ class AttentionKernels {
 
   /// Has it compiled on a thread of its own.
   void start(const KernelForm& form);
+  void start(const KernelChoice& choice) { start(form_of(choice, false)); }
   /// Waits for it. Raises what went wrong on the way.
   const Kernel& get(const KernelForm& form);
   /// The one that was chosen; of the mma family that of short queries alone, or any.
@@ -72,6 +73,7 @@ class AttentionKernels {
     jit::GpuKernel kernel;
     KernelConfig config;
   };
+  static KernelForm form_of(const KernelChoice& choice, bool all_short);
   static Described describe(const AttentionSpec& spec, const BoundVariant& variant,
                             const Device& device, const KernelForm& form);
 

@@ -218,9 +218,11 @@ std::shared_ptr<const PlanOnDevice> CudaPlans::put(const Layout& layout, const P
   const ContextScope context(*device_);
   check_upload(layout, arrays, stream);
   KernelChoice of_plan = kernel;
-  // Their tiles have as many rows as two blocks compute.
-  of_plan.serves.clusters = kernel.family == KernelFamily::wgmma && kernel.short_rows == 0 &&
-                            arrays.config().shapes[long_queries].rows > wgmma::long_rows;
+  // Their tiles have as many rows as two blocks compute. Where a plan has blocks alone, a longer
+  // prompt's need not wait for the kernel long.
+  const bool in_clusters = arrays.config().shapes[long_queries].rows > wgmma::long_rows;
+  of_plan.serves.clusters &= in_clusters;
+  if (kernel.serves.clusters && !in_clusters) memory_->kernels.start(kernel);
   return std::make_shared<const CudaPlan>(memory_->kernels.get(of_plan, is_short(arrays.view())),
                                           of_plan, memory_, layout, arrays,
                                           memory_->variant_of(origin, variant, stream), stream);
