@@ -183,12 +183,13 @@ bool lies_in_boxes(const Level& level, i32 block_size) {
   return level.page_size == 0 && level.block_first.empty() && wgmma::is_boxed(block_size);
 }
 
-bool may_be_clusters(const KernelChoice& kernel, const Layout& layout, i32 num_workers) {
+bool may_be_clusters(const AttentionSpec& spec, const KernelChoice& kernel, const Layout& layout,
+                     i32 num_workers) {
   // Measured on an H200 (docs/lab/hopper.md): copies of pages of 16 to both blocks are slower.
   constexpr i32 least_rows = 64;
   const Level& level = layout.levels().front();
-  return kernel.family == KernelFamily::wgmma && kernel.short_rows == 0 && !kernel.serves.rows &&
-         !kernel.serves.levels && num_workers > 1 &&
+  return !spec.batch_invariant && num_workers > 1 && kernel.family == KernelFamily::wgmma &&
+         kernel.short_rows == 0 && !kernel.serves.rows && !kernel.serves.levels &&
          (level.storage == KvStorage::ragged || addressed_block_size(level) >= least_rows);
 }
 

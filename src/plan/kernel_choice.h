@@ -69,8 +69,10 @@ bool long_queries_on_wgmma(const AttentionSpec& spec, const FamilyFacts& facts);
 void check_asked_family(const AttentionSpec& spec, const FamilyFacts& facts);
 
 /// Whether workers that are clusters of two blocks may run a plan, and be faster: of long queries
-/// on one level, whose keys lie in large boxes.
-bool may_be_clusters(const KernelChoice& kernel, const Layout& layout, i32 num_workers);
+/// on one level, whose keys lie in large boxes. Not with batch_invariant=True: which plans have
+/// them depends on the batch.
+bool may_be_clusters(const AttentionSpec& spec, const KernelChoice& kernel, const Layout& layout,
+                     i32 num_workers);
 
 /// KernelChoice::short_rows of a reservation whose plans run in the wgmma family. With several
 /// levels requests have at most max_qo_len rows, and prefixes those of many requests.

@@ -284,6 +284,7 @@ class Block {
       enter(fibers_[running_]);
       if (fibers_[running_].done) --left_, ++progress_;
     }
+    if (left_ == 0 && !boxes_.empty()) broken("a block ends before what is copied to it is there");
   }
   /// Copies a box of some block.
   static bool finish_a_box(const std::vector<Block*>& blocks) {

@@ -256,13 +256,14 @@ def test_what_is_warm_is_not_compiled(start, compute):
 from raddle import _cuda
 arch = _cuda.driver()["gpus"][0]["target"]
 told = []
-assert cache.warm([SPEC], arch, tell=told.append) == 2 and sorted(told) == names()
+clusters = arch == "sm_90a"  # the kernel that a plan of a prompt may have compiled, too
+assert cache.warm([SPEC], arch, tell=told.append) == 2 + clusters and sorted(told) == names()
 assert cache.warm([SPEC], arch) == 0
 attn = raddle.Attention(SPEC, device="cuda")
 attn.plan(prompt)
 assert sorted(told) == names()
 every = []
-assert cache.warm([SPEC], arch, True, every.append) == len(every) - 2 > 1 and sorted(every) == names()
+assert cache.warm([SPEC], arch, True, every.append) == len(every) - len(told) > 1 and sorted(every) == names()
 attn.plan(decode), attn.plan(raddle.PagedKV([0, 3], [0, 2], [0, 1], [20], 12))
 reserve(attn, 4), reserve(attn, 64)
 for levels in (1, 2):

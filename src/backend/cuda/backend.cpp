@@ -49,7 +49,7 @@ class CudaBackend final : public GpuBackend {
     if (choice.short_rows > 0)
       return {config(KernelFamily::wgmma, num_workers, schedule, choice.short_rows), choice};
     if (choice.family == KernelFamily::mma) return {mma, choice};
-    choice.serves.clusters = may_be_clusters(choice, layout, wgmma.num_workers);
+    choice.serves.clusters = may_be_clusters(spec_, choice, layout, wgmma.num_workers);
     if (!choice.serves.clusters) return {wgmma, choice};
     return {wgmma, choice, cluster_plan_config(wgmma)};
   }

@@ -24,7 +24,8 @@ std::vector<KernelForm> forms_of(const AttentionSpec& spec, const FamilyFacts& f
   for (const bool rows : {false, true}) {
     if (long_queries_on_wgmma(spec, facts))
       for (const bool clusters : {false, true})
-        if (!(rows && clusters)) forms.push_back({KernelForm::wgmma, {false, rows, clusters}});
+        if (!(clusters && spec.batch_invariant))
+          forms.push_back({KernelForm::wgmma, {false, rows, clusters}});
     for (const bool levels : {false, true})
       for (i32 which = KernelForm::wgmma_short_8; which < KernelForm::count; ++which) {
         const KernelForm form{static_cast<KernelForm::Which>(which), {levels, rows}};
@@ -164,7 +165,10 @@ std::vector<KernelText> kernels_of(const AttentionSpec& spec, const std::string&
     const jit::GpuKernel kernel = kernel_of(spec, variant, arch, form);
     found.push_back({jit::label_of(kernel), jit::source_of(kernel, arch)});
   };
-  const std::vector<KernelForm> first = first_kernels(spec, facts);
+  std::vector<KernelForm> first = first_kernels(spec, facts);
+  // What a first prompt's plan has compiled (CudaPlans::put).
+  if (long_queries_on_wgmma(spec, facts) && !spec.batch_invariant)
+    first.push_back({KernelForm::wgmma, {.clusters = true}});
   for (const KernelForm& form : first) add(form);
   if (!all) return found;
   for (const KernelForm& form : forms_of(spec, facts))

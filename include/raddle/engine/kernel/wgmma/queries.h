@@ -66,8 +66,9 @@ class ItemFinder {
   }
   static_assert(ahead < Kernel::item_slots);
 
-  /// The first block of a cluster tells the second its nth item. The slot is free: the second has
-  /// read what was told four items ago, whose KV tiles were copied with its help.
+  /// The first block of a cluster tells the second its nth item. The slot is free: the first has
+  /// sent the item three before, in a step of a tile whose slot both blocks had freed two tiles
+  /// before, so that the second has read what was told four items ago.
   RADDLE_DEVICE static i32 agree(i32 item, i32 nth, i32& told) {
     Block& block = Block::get();
     const i32 slot = block.items.place(nth).slot;
@@ -76,6 +77,7 @@ class ItemFinder {
     if (ptx::cluster_rank() > 0) {
       item = ptx::told_in_cluster(word, full, told >> slot & 1);
       told ^= 1 << slot;
+      ptx::sync_warp();  // no lane is so late that it misses a phase
     } else if (ptx::lane_index() == 0) {
       ptx::tell_block_of_cluster(ptx::in_block_of_cluster(word, 1), item,
                                  ptx::in_block_of_cluster(full, 1));
