@@ -11,6 +11,10 @@ namespace raddle {
 /// CostModel counts quarters of a nanosecond.
 constexpr double cost_units_per_ns = 4.0;
 
+/// By how much a plan must be done earlier to be made with another config: 2 µs, what a launch in
+/// clusters takes to begin and to end.
+constexpr i64 least_gain = static_cast<i64>(2000 * cost_units_per_ns);
+
 /// Bytes of one key and value of a KV head that a kernel reads. Heads above 256 are MLA's as a
 /// rule, whose V is a part of K, as it is where K extends V.
 i32 read_bytes(i32 head_dim_qk, i32 head_dim_vo, bool k_extends_v, DType stored);

@@ -1,6 +1,7 @@
 #include "plan/planner.h"
 
 #include "plan/chooser.h"
+#include "plan/heuristics.h"
 #include "plan/packer.h"
 #include "plan/tiling.h"
 #include "raddle/engine/plan/coverage.h"

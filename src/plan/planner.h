@@ -72,14 +72,10 @@ class PlanArrays {
   PlanStats stats_;
 };
 
-/// Costs below which one config is not preferred to another: 2 µs, what a launch in clusters takes
-/// to begin and to end.
-constexpr i64 least_gain = 8000;
-
 /// Plans a layout. Reads only what is on the host: lengths, row lists and block descriptions, never
 /// keys. The caller has checked layout and config; batch invariance on several levels is refused
 /// there. Where `otherwise` is not null, a plan with that config is made if that is done earlier by
-/// more than least_gain.
+/// more than least_gain (heuristics.h).
 PlanArrays make_plan(const LayoutView& layout, const PlanConfig& config, const CoverFns& cover = {},
                      const PlanConfig* otherwise = nullptr);
 

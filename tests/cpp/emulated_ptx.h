@@ -380,6 +380,17 @@ class Block {
   std::size_t host_size_ = 0;
 };
 
+/// Makes the `size` blocks of a launch's cluster number `index`, and runs them together.
+inline void run_cluster(i32 index, i32 size, i32 num_threads, i32 shared_bytes, i32 num_blocks,
+                        i32 teams, const std::function<void()>& body) {
+  std::deque<Block> blocks;
+  std::vector<Block*> cluster;
+  for (i32 rank = 0; rank < size; ++rank)
+    cluster.push_back(
+        &blocks.emplace_back(size * index + rank, num_threads, shared_bytes, num_blocks, teams));
+  Block::run_cluster(cluster, body);
+}
+
 }  // namespace raddle::emulated
 
 RADDLE_ENGINE_BEGIN

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <deque>
 
 #include "attention_testing.h"
 #include "layout_testing.h"
@@ -194,13 +193,8 @@ void check(const Batch& batch, const V& variant, const reference::Parts& parts) 
 
   const i32 size = in_clusters ? 2 : 1;
   for (i32 i = launch.plan.num_workers - 1; i >= 0; --i) {
-    std::deque<emulated::Block> blocks;
-    std::vector<emulated::Block*> cluster;
-    for (i32 rank = 0; rank < size; ++rank)
-      cluster.push_back(&blocks.emplace_back(size * i + rank, wgmma::num_threads,
-                                             sizeof(typename Of::Memory),
-                                             size * launch.plan.num_workers));
-    emulated::Block::run_cluster(cluster, [&] { Of::attend(launch, variant); });
+    emulated::run_cluster(i, size, wgmma::num_threads, sizeof(typename Of::Memory),
+                          size * launch.plan.num_workers, 1, [&] { Of::attend(launch, variant); });
   }
   EXPECT_EQ(drawn[0] + drawn[1], 0);
   const reference::Problem problem{

@@ -111,8 +111,7 @@ std::vector<int*>& pushed() {
 
 /// What turns the kernel's text into a library: CUDA's words, and an entry for one cluster.
 constexpr const char* prologue =
-    "#include <cstddef>\n#include <deque>\n#include <type_traits>\n#include <vector>\n#define "
-    "__global__ static\n#define "
+    "#include <cstddef>\n#include <type_traits>\n#define __global__ static\n#define "
     "__device__\n#define "
     "__grid_constant__\n"
     "#define __launch_bounds__(...)\n";
@@ -123,13 +122,8 @@ struct Grid {
 };
 template <class Body>
 void run_cluster(const Grid& grid, Body body) {
-  using raddle::emulated::Block;
-  std::deque<Block> blocks;
-  std::vector<Block*> cluster;
-  for (int i = 0; i < grid.size; ++i)
-    cluster.push_back(&blocks.emplace_back(grid.cluster * grid.size + i, grid.threads, grid.shared,
-                                           grid.blocks, grid.teams));
-  Block::run_cluster(cluster, body);
+  raddle::emulated::run_cluster(grid.cluster, grid.size, grid.threads, grid.shared, grid.blocks,
+                                grid.teams, body);
 }
 template <class Launch, class Variant>
 void run(void (*kernel)(Launch, Variant), const Grid& grid, void** params) {

@@ -218,8 +218,9 @@ std::shared_ptr<const PlanOnDevice> CudaPlans::put(const Layout& layout, const P
   const ContextScope context(*device_);
   check_upload(layout, arrays, stream);
   KernelChoice of_plan = kernel;
-  // Their tiles have as many rows as two blocks compute. Where a plan has blocks alone, a longer
-  // prompt's need not wait for the kernel long.
+  // Tiles of clusters have as many rows as two blocks compute. If the planner preferred blocks
+  // alone, the kernel for clusters is compiled meanwhile, so that a longer prompt's plan waits
+  // less.
   const bool in_clusters = arrays.config().shapes[long_queries].rows > wgmma::long_rows;
   of_plan.serves.clusters &= in_clusters;
   if (kernel.serves.clusters && !in_clusters) memory_->kernels.start(kernel);

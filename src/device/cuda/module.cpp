@@ -72,7 +72,8 @@ Kernel::Grid Kernel::grid_of(i32 num_teams, bool join) const {
 
 std::string Kernel::describe(const Grid& grid) const {
   const std::string teams = grid.teams > 1 ? std::to_string(grid.teams) + " x " : "";
-  const std::string clusters = grid.cluster > 1 ? " in clusters of 2," : "";
+  const std::string clusters =
+      grid.cluster > 1 ? " in clusters of " + std::to_string(grid.cluster) + "," : "";
   return std::to_string(grid.blocks) + " blocks" + clusters + " of " + teams +
          std::to_string(grid.threads) + " threads";
 }

@@ -32,7 +32,7 @@ RADDLE_DEVICE void create_ring(Ring<count>& ring, i32 fillers, i32 users) {
 template <class Kernel>
 RADDLE_DEVICE void create_barriers() {
   auto& block = Memory<Kernel>::get();
-  // Of a tile, one thread of a warpgroup, in every block that its copies come from.
+  // Of a tile, one thread of each warpgroup, in every block that this block copies tiles to.
   constexpr i32 users = Kernel::cluster_size * consumer_groups / Kernel::rings;
   const i32 loads = loading_warp();
   if (loads <= value_warp)

@@ -136,7 +136,7 @@ class TilesReader {
                 __builtin_offsetof(Block, value_slots.free) == value_slots_free &&
                 __builtin_offsetof(Block, items.free) == items_free);
 #endif
-  /// Where the memory of a block of the cluster begins, another one for each lane that releases.
+  /// Where the memory of a block of the cluster begins: of each releasing lane, another block's.
   RADDLE_DEVICE static u32 address_of_cluster(u32 base) {
     if constexpr (Kernel::cluster_size == 1) return base;
     return ptx::in_block_of_cluster(base, ptx::lane_index() % Kernel::cluster_size);
@@ -155,7 +155,7 @@ class TilesReader {
 
   const u32 base_;                  ///< where the block's memory begins
   const bool leads_, leads_group_;  ///< one lane of the warp, one of the warpgroup for each block
-  const u32 of_cluster_;
+  const u32 of_cluster_;            ///< base_ of the block whose barriers this lane arrives at
   i32 tile_ = -1, item_ = -1;
   i32 flags_ = 0, next_flags_ = 0;
 };
