@@ -59,7 +59,7 @@ RADDLE_COLD void announce_to_levels(const GpuLaunch& launch, const Variant& vari
       if (takes) --due;
       const i32 due_at = ConsumerTeam::tell(takes, at, block.completed);
       contract_left<Kernel>(launch, variant, due_at / plan.num_kv_heads, due_at % plan.num_kv_heads,
-                            takes, block.completed, block.scratch.vector[ConsumerTeam::warp()]);
+                            takes, block.completed, block.vector[ConsumerTeam::warp()]);
     }
   }
 }
@@ -88,7 +88,7 @@ RADDLE_DEVICE void announce_all(const GpuLaunch& launch, const Variant& variant,
     const WorkItem& item = launch.plan.items[i];
     if (item.partial_row < 0) continue;
     arrive<Kernel>(launch, variant, item, look_up_ticket(launch, item, ConsumerTeam::thread()),
-                   block.completed, block.scratch.vector[ConsumerTeam::warp()]);
+                   block.completed, block.vector[ConsumerTeam::warp()]);
   }
 }
 

@@ -39,11 +39,8 @@ RADDLE_DEVICE void create_barriers() {
     create_ring(loads == key_warp ? block.key_slots : block.value_slots, 1, users);
   else if (loads == finder_warp)
     create_ring(block.items, 1, ConsumerTeam::num_warps);
-  else {
+  else
     create_ring(block.queries, 32, ConsumerTeam::num_warps);
-    if constexpr (Kernel::finds_addresses)
-      for (auto& table : block.tables) create_ring(table, 1, 1);
-  }
   if (Kernel::tiles_end_items && loads == value_warp && ptx::lane_index() == 0) {
     for (u64& tail : block.tail) ptx::barrier_create(ptx::shared_address(&tail), 1);
     if constexpr (Kernel::cluster_size > 1)

@@ -25,7 +25,7 @@ RADDLE_DEVICE void contract_queue(const GpuLaunch& launch, const Variant& varian
   else
     announce_all<Kernel>(launch, variant, begin, end);
   contract_shares<Kernel>(launch, variant, begin, end, block.completed,
-                          block.scratch.vector[ConsumerTeam::warp()]);
+                          block.vector[ConsumerTeam::warp()]);
 }
 
 /// Whether the worker that stores the last state of a tile composes the tile.
@@ -98,7 +98,7 @@ RADDLE_DEVICE void contract_at_once(const GpuLaunch& launch, const Variant& vari
       for (i32 m = warp; m < state.num_rows; m += ConsumerTeam::num_warps)
         compose_row<Kernel>(launch, variant, block.state_row[m][nth],
                             StateRows{split.partial_row + m, state.num_rows, split.num_chunks},
-                            block.scratch.vector[warp]);
+                            block.vector[warp]);
     }
   }
   RADDLE_ROLLED

@@ -86,10 +86,6 @@ struct Kernel : AnyKernel<Element, qk, vo, Variant> {
   using Team = ClusterTeam<cluster_size>;
   static constexpr bool may_have_levels = true;
   static constexpr bool copies_rows = serves.rows;
-  /// Whether the warp that loads queries finds the addresses of rows, ahead of the warps that copy
-  /// them, whose copies alone take most of a tile's time. Their memory is that of states, which an
-  /// output's transform needs earlier.
-  static constexpr bool finds_addresses = copies_rows && !has_output<Variant>;
   static constexpr i32 tile_rows = long_rows;
   static constexpr i32 tile_keys = long_keys(qk, vo);
   static constexpr i32 rings = 1;
@@ -128,7 +124,6 @@ struct ShortKernel : AnyKernel<Element, qk, vo, Variant> {
   static constexpr i32 cluster_size = 1;
   static constexpr bool may_have_levels = serves.levels;
   static constexpr bool copies_rows = serves.rows;
-  static constexpr bool finds_addresses = false;
   static constexpr i32 tile_rows = rows;
   static constexpr i32 tile_keys = short_keys;
   static constexpr i32 rings = consumer_groups;  ///< of tiles: each group has its own

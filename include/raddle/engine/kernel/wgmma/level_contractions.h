@@ -144,7 +144,7 @@ RADDLE_DEVICE void compose_known_shares(const GpuLaunch& launch, const Variant& 
       const KnownShare& share = block.known.share[ptx::lowest_bit(taken)];
       for (i32 m = 0; m < share.num_rows; ++m)
         if (nth++ % ConsumerTeam::num_warps == warp)
-          compose_known_row<Kernel>(launch, variant, share, m, block.scratch.vector[warp]);
+          compose_known_row<Kernel>(launch, variant, share, m, block.vector[warp]);
     }
   }
 }
@@ -158,7 +158,7 @@ RADDLE_COLD i32 compose_while_known(const GpuLaunch& launch, const Variant& vari
   const i64 deadline = ptx::global_time() + contraction_timeout_ns;
   // In kernels for few rows a loading warp has done it.
   if (ShortMemory<Kernel>::state_rows == 0 && block.known.count > 0)
-    rehearse_composition<Kernel, Variant>(launch, block.scratch.vector[ConsumerTeam::warp()]);
+    rehearse_composition<Kernel, Variant>(launch, block.vector[ConsumerTeam::warp()]);
   while (block.known.count != block.known.none) {
     compose_known_shares<Kernel>(launch, variant, deadline);
     begin += items_at_once;
@@ -181,7 +181,7 @@ RADDLE_DEVICE void contract_level_queue(const GpuLaunch& launch, const Variant& 
                              block.known_waiting.counter[warp][ptx::lane_index()]);
   announce_all_to_levels<Kernel>(launch, variant, begin + ConsumerTeam::num_warps, end);
   begin = compose_while_known<Kernel>(launch, variant, begin, end);
-  contract_shares<Kernel>(launch, variant, begin, end, block.completed, block.scratch.vector[warp]);
+  contract_shares<Kernel>(launch, variant, begin, end, block.completed, block.vector[warp]);
 }
 
 }  // namespace wgmma

@@ -59,7 +59,7 @@ class TileLoader {
     } else if (!Kernel::copies_rows || launch_.in_boxes[source.level]) {
       load_tiles(source, Boxes<Kernel, which>(launch_, source, kv_head));
     } else if constexpr (Kernel::copies_rows) {
-      load_tiles(source, Gather<Kernel, which>(launch_, source, gathered_));
+      load_tiles(source, Gather<Kernel, which>(launch_, source));
     }
   }
   /// The rows of the next tile are looked up before the current one's slot is free: page numbers
@@ -69,14 +69,14 @@ class TileLoader {
     Span rest = source.rest;
     const i32 begin = source.col_begin, end = source.col_end;
     const i32 always = source.holes ? Flags::ragged : 0;
-    Span tile = take_next_tile<Kernel>(rest);
+    Span tile = take(rest);
     auto found = rows.find(tile);
     RADDLE_ROLLED
     for (i32 flags = Flags::first | always;; flags = always) {
       rows.prepare(tile, found);
       if (rest.begin == rest.end) rest = next_run<Kernel::reads_from_end>(source);
       const bool last = rest.begin == rest.end;
-      const Span next = last ? tile : take_next_tile<Kernel>(rest);
+      const Span next = last ? tile : take(rest);
       const auto next_found = rows.find(next);
       if (tile.begin < begin || min(tile.end, end) < tile.begin + tile_keys) flags |= Flags::ragged;
       if (tile.partial) flags |= Flags::partial | (source.bits ? Flags::bits : 0);
@@ -84,6 +84,9 @@ class TileLoader {
       if (last) break;
       tile = next, found = next_found;
     }
+  }
+  RADDLE_DEVICE static Span take(Span& run) {
+    return Kernel::reads_from_end ? take_last_tile(run, tile_keys) : take_tile(run, tile_keys);
   }
   template <class Rows, class Found>
   RADDLE_DEVICE void put(const KeySource* source, const Span& tile, i32 flags, Rows& rows,
@@ -219,7 +222,6 @@ class TileLoader {
   NoRows no_rows_;
   i32 ring_ = 0;  ///< of the next tile; an item's tiles begin at either in turn
   i32 tiles_ = 0, tiles_of_other_ = 0;  ///< so far, of ring 0 and of ring 1
-  [[maybe_unused]] i32 gathered_ = 0;   ///< tiles so far that were copied row by row
   i32 tails_ = 0;                       ///< of each tail a bit, the parity of its phase
 };
 

@@ -59,30 +59,11 @@ template <class Kernel>
 struct ItemFacts {
   Row row[Kernel::tile_rows];  ///< padding repeats the last one
   KeptColumns kept[Kernel::finds_intervals ? Kernel::tile_rows : 1];
-  /// Of the walks that load K and V, and find addresses; source.rest: the first run of columns.
-  KeySource source[Kernel::finds_addresses ? 3 : 2];
+  KeySource source[2];   ///< of the walks that load K and V; source.rest: the first run of columns
   i32 request, kv_head;  ///< of the keys
   i32 item, query_tile, row_begin, num_rows, partial_row;
   i32 num_tiles;  ///< KV tiles, of short queries
   i32 stages;     ///< whether O leaves as a box, by way of the slot of the queries
-};
-
-/// Addresses of the rows of tiles that are copied row by row, and a row in fp32 for each warp that
-/// composes states.
-template <class Kernel, bool finds_addresses = Kernel::finds_addresses>
-struct RowScratch {
-  static constexpr i32 slots = 1;
-  RowTable<Kernel::tile_keys> rows[slots];
-  alignas(16) float vector[ConsumerTeam::num_warps][max(Kernel::dim_vo, 32)];
-};
-/// Addresses that are found ahead take more room. States are composed when all tiles are computed.
-template <class Kernel>
-struct RowScratch<Kernel, true> {
-  static constexpr i32 slots = 2;
-  union {
-    RowTable<Kernel::tile_keys> rows[slots];
-    alignas(16) float vector[ConsumerTeam::num_warps][max(Kernel::dim_vo, 32)];
-  };
 };
 
 /// Of slots that are used one after another: that of what comes nth, and the parity of the phase
@@ -142,11 +123,12 @@ struct Memory {
   TileKeys<Kernel::tile_keys, false, 1> keys[fact_slots];
   alignas(16)
       i32 pages[2][Kernel::tile_keys / least_box_rows];  ///< of the boxes of K and of V copied next
-  Ring<RowScratch<Kernel>::slots> tables[2];  ///< of K's and of V's addresses in scratch.rows
+  RowTable<Kernel::tile_keys> rows;  ///< of the tiles that are copied next, if row by row
   alignas(16) TileFacts tile[fact_slots];
   TileParts<Kernel> parts[Kernel::asks_parts ? fact_slots : 1];
   ItemFacts<Kernel> item[Kernel::item_slots];
-  RowScratch<Kernel> scratch;
+  alignas(16) float vector[ConsumerTeam::num_warps]
+                          [max(Kernel::dim_vo, 32)];  ///< a row in fp32 for each warp
   u32 completed[ConsumerTeam::num_warps];
   u64 begun;        ///< the copies of the first queries have been started
   u64 tail[tails];  ///< values whose last rows must be cleared have come

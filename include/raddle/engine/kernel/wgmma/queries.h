@@ -5,7 +5,6 @@
 
 #include "raddle/engine/kernel/gpu/queue.h"
 #include "raddle/engine/kernel/gpu/rows.h"
-#include "raddle/engine/kernel/wgmma/addresses.h"
 #include "raddle/engine/kernel/wgmma/launch.h"
 #include "raddle/engine/kernel/wgmma/row_copies.h"
 #include "raddle/engine/plan/opening.h"
@@ -110,7 +109,6 @@ class ItemFinder {
                 reinterpret_cast<const i32*>(zeros<Kernel>()), source);
     facts.request = request_of_keys(launch_, o.level, o.group);
     facts.source[1] = source;
-    if constexpr (Kernel::finds_addresses) facts.source[2] = source;
   }
 
   const GpuLaunch& launch_;
@@ -133,7 +131,6 @@ class QueryLoader {
     i32 guess = 0;
     Staged before{};  // the last item but one, whose slot is the next one's
     Staged last{};
-    AddressFinder<Kernel> addresses(launch_);
     RADDLE_ROLLED
     for (i32 nth = 0;; ++nth) {
       const auto place = block.items.place(nth);
@@ -149,7 +146,6 @@ class QueryLoader {
           }
           return;
         }
-        if constexpr (Kernel::finds_addresses) addresses.begin(facts.source[2]);
       }
       const FusedRows rows = opened ? first_rows(opening)
                                     : FusedRows{facts.source[0].level, facts.source[0].group,
@@ -183,10 +179,7 @@ class QueryLoader {
       before = last, last = Staged{corner, lies_in_box_of_output(rows)};
       if (Kernel::queries_first && nth == 0 && ptx::lane_index() == 0)
         ptx::barrier_arrive(ptx::shared_address(&block.begun));
-      if (opened) {
-        ptx::barrier_wait(named, place.parity);
-        if constexpr (Kernel::finds_addresses) addresses.begin(facts.source[2]);
-      }
+      if (opened) ptx::barrier_wait(named, place.parity);
       if constexpr (Kernel::stages_output) {
         last.is = last.is && facts.partial_row < 0;
         if (ptx::lane_index() == 0) facts.stages = last.is;
@@ -199,7 +192,6 @@ class QueryLoader {
       if (!boxed) finish(block.q[at.slot]);
       ptx::sync_warp();  // what other lanes have written about rows
       if (!boxed || !leads) ptx::barrier_arrive(full);
-      if constexpr (Kernel::finds_addresses) addresses.finish(facts.source[2]);
     }
   }
 
