@@ -96,6 +96,8 @@ class Plan {
   DeviceId device() const;
   /// Whether a kernel made it, of lengths that the host does not know: then view() is empty.
   bool made_on_device() const;
+  /// Whether its runs write the marks of a timeline (RunArgs::timeline).
+  bool marks_timelines() const;
   /// Whether a reservation holds it: then q, out and lse may have more rows than the layout; those
   /// beyond are not touched.
   bool is_reserved() const { return is_reserved_; }

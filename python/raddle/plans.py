@@ -136,6 +136,11 @@ class Plan(_library.Handle):
         """
         return _plan_info(self).get("estimated_us")
 
+    @property
+    def marks_timelines(self) -> bool:
+        """Whether runs write the marks of a `Timeline`: on GPUs, but in Hopper's kernels of long queries."""
+        return _plan_info(self)["marks_timelines"]
+
     def explain(self) -> str:
         """Returns, as lines of text for people, which schedule was taken, its estimated time, and what is read."""
         return _plan_explain(self)

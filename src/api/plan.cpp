@@ -74,6 +74,7 @@ Plan::~Plan() = default;
 const PlanArrays& Plan::arrays() const { return *arrays_; }
 DeviceId Plan::device() const { return on_device_->device(); }
 bool Plan::made_on_device() const { return on_device_->made_on_device(); }
+bool Plan::marks_timelines() const { return on_device_->marks_timelines(); }
 double Plan::balance() const { return arrays_->stats().heaviest_over_mean(); }
 double Plan::estimated_us() const { return raddle::estimated_us(arrays_->stats().time); }
 

@@ -22,6 +22,8 @@ class PlanOnDevice {
   virtual std::string explain() const = 0;
   /// Whether a kernel made it, of lengths that the host does not know.
   virtual bool made_on_device() const = 0;
+  /// Whether its runs write the marks of a timeline.
+  virtual bool marks_timelines() const { return false; }
   /// Runs `plan`, which holds this; `view` has all but scratch.
   virtual void run(const Plan& plan, const RunView& view, const BoundVariant& variant,
                    const RunArgs& args, RunStats* stats) const = 0;

@@ -254,6 +254,7 @@ ffi::Map<ffi::String, ffi::Any> plan_info(Arguments& in) {
   const PlanView& view = plan.value->view();
   ffi::Map<ffi::String, ffi::Any> fields;
   fields.Set("num_workers", view.num_workers);
+  fields.Set("marks_timelines", plan.value->marks_timelines());
   if (plan.value->made_on_device()) return fields;  // which alone knows the rest
   fields.Set("num_query_tiles", view.num_query_tiles);
   fields.Set("num_items", view.num_items);

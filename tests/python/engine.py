@@ -53,7 +53,7 @@ def spec_of(problem: Problem, **options) -> raddle.AttentionSpec:
 def hold_to_budgets_of(device: str) -> None:
     """Lets kernels round weights where they do: on GPUs, and where CPUs multiply in bfloat16."""
     if device != "cpu":
-        if any(gpu["arch"] == "sm_90" for gpu in _cuda.driver()["gpus"]):
+        if any(gpu["target"] == "sm_90a" for gpu in _cuda.driver()["gpus"]):
             reference.budgets.TANH = 2.0**-16.9  # Hopper's instruction for it
         reference.exact.rounds_weights = lambda problem: True
         of_narrow = reference.exact.weight_dtype

@@ -175,6 +175,7 @@ def test_long_queries_mark_no_timeline(wgmma, rng):
     problem = draw(rng, "paged", "causal", lengths=LONG, page_size=16, **HEADS)
     attn = attention_of(wgmma, problem)
     plan = attn.plan(twin(problem.layout))
+    assert not plan.marks_timelines
     with refuses(ValueError, "timeline is given", "marks nothing", "RADDLE_BACKEND=mma"):
         attn.run(plan, problem.q, problem.kv[0], timeline=raddle.Timeline(plan, wgmma))
 

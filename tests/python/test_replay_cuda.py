@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+import raddle
 import tvm_ffi
 from raddle.replay.cuda import CudaEngine, _Torch
 from raddle.replay.engine import Batch
@@ -72,6 +73,14 @@ def test_prefixes_of_other_requests_and_samples(replayed, tmp_path, gpu):
     assert report["tokens"] == 2 * 2 * 3 and report["prefixes"]["tokens_saved"] == 512
     assert report["verified"]["strata"]["reused prefix"] > 0
     assert report["verified"]["failed"] == 0
+
+
+def test_runs_that_mark_no_timelines(replayed, tmp_path, monkeypatch):
+    """As those of long queries on Hopper: their workers are not watched, and the report does without."""
+    monkeypatch.setattr(raddle.Plan, "marks_timelines", property(lambda plan: False))
+    report, output = replayed("--report", tmp_path / "report.html")
+    assert report["verified"]["failed"] == 0 and report["balance"] is None
+    assert "Workers" not in (tmp_path / "report.html").read_text()
 
 
 def test_what_no_run_has_written_fails(replayed, monkeypatch):

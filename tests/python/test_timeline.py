@@ -40,6 +40,7 @@ def test_every_item_has_its_marks(gpu, problem):
 
 def marks_every_item(attn, problem):
     plan = attn.plan(twin(problem.layout), num_workers=3)
+    assert plan.marks_timelines
     timeline = raddle.Timeline(plan, attn.device)
     for _ in range(2):
         run(attn, plan, problem, timeline)

@@ -97,7 +97,7 @@ class CudaEngine(Engine):
             of.run_us = self._gpu.us(self._runs(reserved[way]))
             if is_watched:
                 runs = self._watch(reserved[way], of)
-                if of is cost.clocked and self._is_longest(cost):
+                if runs and of is cost.clocked and self._is_longest(cost):
                     self._keep(cost, runs)
             for layer, (*_, out) in enumerate(self._tensors):
                 on_output(layer, batch, reserved[way].planned(self.model.kind(layer)), out.numpy(batch.rows))
@@ -172,9 +172,12 @@ class CudaEngine(Engine):
         self.attention[kind].run(reserved.reservations[kind], q, self.pools[layer], **how)
 
     def _watch(self, reserved: Reserved, cost: RunCost) -> list[Run]:
-        """What the workers of one run of each kind did, and how evenly; writes the same output again."""
+        """What the workers of one run of each kind did, and how evenly; writes the same output again. Of kernels that
+        mark no timelines, nothing."""
         runs = []
         for kind, reservation in reserved.reservations.items():
+            if not reservation.plan.marks_timelines:
+                continue
             layer = next(n for n in range(self.num_layers) if self.model.kind(n) == kind)
             timeline = raddle.Timeline(reservation, self.device)
             self._run_layer(reserved, layer, timeline)

@@ -160,7 +160,7 @@ const Kernel& CudaPlan::kernel_of(const RunView& view, bool in_boxes) const {
 void CudaPlan::run(const Plan& plan, const RunView& view, const BoundVariant& variant,
                    const RunArgs& args, RunStats* stats) const {
   check_alignment(args);
-  if (args.timeline.data && choice_.family == KernelFamily::wgmma && choice_.short_rows == 0)
+  if (args.timeline.data && !marks_timelines())
     fail<ValueError>(
         "timeline is given, and the plan runs on the wgmma family's kernel of long queries, which "
         "marks nothing; expected an Attention made with RADDLE_BACKEND=mma");

@@ -81,11 +81,9 @@ def _prepared(problem: Problem, case: Case, backend: str = "") -> Engine:
         attn.run(plan, problem.q, kv, out=out, timeline=timeline, **scales)
         return timeline.read()
 
-    lines = plan.explain()
-    marks = "kernel family: wgmma" not in lines or "short queries" in lines  # that of long queries writes none
     call = lambda _: attn.run(plan, problem.q, kv, out=out, **scales)  # noqa: E731
     # Of several contestants, the first one's timelines are written.
-    return Engine(f"{RADDLE} {backend}".strip(), call, out, watched=watched if marks and not backend else None)
+    return Engine(f"{RADDLE} {backend}".strip(), call, out, watched=watched if plan.marks_timelines and not backend else None)
 
 
 def _flex(problem: Problem, case: Case) -> Engine:
