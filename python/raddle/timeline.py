@@ -23,7 +23,7 @@ class Timeline:
     """Room for the marks that `Attention.run` makes of a plan, in the GPU's memory.
 
     Args:
-        plan: what is run; of a reservation the plan in force.
+        plan: what is run; of a reservation the plan in force. `run` refuses one whose `Plan.marks_timelines` is False.
         device: of the attention: "cuda:1", or "cuda".
         num_items: items of a worker to have room for; None: as many as the longest queue has. Later ones are dropped.
 
