@@ -244,8 +244,10 @@ int nvrtcCompileProgram(Program* program, int num_options, const char** options)
   // What only tells of a variant (src/jit/gpu_description.cpp) has no kernels.
   std::ofstream(base + ".cpp") << prologue << text << (entries.empty() ? "" : epilogue) << entries;
   std::string defined;
-  for (int i = 0; i < num_options; ++i)
+  for (int i = 0; i < num_options; ++i) {
     if (std::string(options[i]).ends_with("_75")) defined = " -DRADDLE_EMULATED_PLAIN_COPIES";
+    if (std::string(options[i]).ends_with("_90a")) defined = " -include emulated_tanh.h";
+  }
   const std::string command =
       environment("CXX", "c++") + " -std=c++20 -O1 -fPIC -shared -w -ffp-contract=off -I" +
       environment("RADDLE_EMULATOR_INCLUDE", ".") + defined +
