@@ -59,9 +59,12 @@ contract() {
 }
 
 tests() {
-  # The rows of the support matrix compile a kernel each.
-  "$PYTHON" -m pytest tests/python --ignore tests/python/test_support_matrix.py --device cuda -x -q "$@" 2>&1 |
-    tee "$OUT/tests.txt"
+  # Most of their time goes into compiling kernels: with pytest-xdist, on all cores, about eight minutes of 16. The
+  # rows of the support matrix compile a kernel each.
+  local side_by_side=()
+  if "$PYTHON" -c 'import xdist' 2>/dev/null; then side_by_side=(-n "$(nproc)" --dist worksteal); fi
+  OMP_NUM_THREADS=1 "$PYTHON" -m pytest tests/python --ignore tests/python/test_support_matrix.py --device cuda -q \
+    "${side_by_side[@]}" "$@" 2>&1 | tee "$OUT/tests.txt"
 }
 
 support() {

@@ -80,6 +80,7 @@ def test_runs_that_mark_no_timelines(replayed, tmp_path, monkeypatch):
     monkeypatch.setattr(raddle.Plan, "marks_timelines", property(lambda plan: False))
     report, output = replayed("--report", tmp_path / "report.html")
     assert report["verified"]["failed"] == 0 and report["balance"] is None
+    assert "these kernels mark no timelines" in " ".join(output.split())
     assert "Workers" not in (tmp_path / "report.html").read_text()
 
 

@@ -94,7 +94,9 @@ def _latency(report: dict[str, Any]) -> Sheet:
 
 
 def _use(report: dict[str, Any]) -> Sheet:
-    pool, verified, planned = report["pool"], report["verified"], _number(report["planned_balance"])
+    pool, verified, planned = report["pool"], report["verified"], f"planned {_number(report['planned_balance'])}"
+    if report["balance"] is None and report["config"]["device"] != "cpu":
+        planned = "these kernels mark no timelines; RADDLE_BACKEND=mma's do"
     without = ", without cascades" if report["config"]["cascades"] else ""
     speed = [
         ["generated tokens", _number(report["tokens_per_s"]), "per second"],
@@ -102,7 +104,7 @@ def _use(report: dict[str, Any]) -> Sheet:
         ["  this machine reads memory at", _number(report["read_gbps"]), "GB/s, measured in this run"],
         ["  so attention reaches", _number(report["decode_share"], 100), "% of that"],
         ["computing, steps that only prefill", _number(report["prefill_gflops"]), "GFLOP/s"],
-        ["busiest worker, times the average", _number(report["balance"]), f"planned {planned}"],
+        ["busiest worker, times the average", _number(report["balance"]), planned],
     ]
     batch = [
         ["requests in a step, on average", _number(report["mean_batch"]), ""],
