@@ -138,7 +138,7 @@ class Plan(_library.Handle):
 
     @property
     def marks_timelines(self) -> bool:
-        """Whether runs write the marks of a `Timeline`: on GPUs, but in Hopper's kernels of long queries."""
+        """Whether runs write the marks of a `Timeline`: those of GPUs do, except Hopper's kernels of long queries."""
         return _plan_info(self)["marks_timelines"]
 
     def explain(self) -> str:

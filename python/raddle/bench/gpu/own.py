@@ -83,7 +83,8 @@ def _prepared(problem: Problem, case: Case, backend: str = "") -> Engine:
 
     call = lambda _: attn.run(plan, problem.q, kv, out=out, **scales)  # noqa: E731
     # Of several contestants, the first one's timelines are written.
-    return Engine(f"{RADDLE} {backend}".strip(), call, out, watched=watched if plan.marks_timelines and not backend else None)
+    is_watched = plan.marks_timelines and not backend
+    return Engine(f"{RADDLE} {backend}".strip(), call, out, watched=watched if is_watched else None)
 
 
 def _flex(problem: Problem, case: Case) -> Engine:
