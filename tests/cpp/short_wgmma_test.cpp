@@ -10,6 +10,24 @@ using namespace testing_wgmma;
 const Case plain = testing_attention::cases()[0], causal = testing_attention::cases()[1];
 using JustCausal = Composition<Leaf<0>, Causal>;
 
+TEST(ShortWgmma, HeadsOfAnyWidthFitInSharedMemory) {
+  each_width([](auto qk, auto vo) {
+    const auto fits = [&](auto rows) {
+      using wgmma::Serves, wgmma::ShortMemory;
+      if constexpr (rows.value <= wgmma::most_short_rows(vo.value)) {
+        using Kernel = wgmma::ShortKernel<bf16, qk.value, vo.value, rows.value,
+                                          Serves{.levels = true, .rows = true}, JustCausal>;
+        EXPECT_LE(sizeof(ShortMemory<Kernel>), wgmma::shared_bytes)
+            << qk << ", " << vo << ", rows: " << rows;
+      }
+    };
+    fits(std::integral_constant<i32, 8>{});
+    fits(std::integral_constant<i32, 16>{});
+    fits(std::integral_constant<i32, 32>{});
+    fits(std::integral_constant<i32, 64>{});
+  });
+}
+
 /// Items of many tiles, of one, and of none; tails of tiles; a split that many workers share.
 TEST(ShortWgmma, DecodesInPages) {
   for (const i32 page_size : {8, 16, 128})

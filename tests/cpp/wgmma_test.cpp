@@ -18,6 +18,20 @@ void check(const Ints& qo_len, const Ints& kv_len, i32 page_size, const V& varia
       Batch{qo_len, kv_len, page_size, 2 * num_workers, 4, logits}, variant, parts);
 }
 
+TEST(Wgmma, HeadsOfAnyWidthFitInSharedMemory) {
+  each_width([](auto qk, auto vo) {
+    const auto fits = [&]<class V>(V) {
+      using wgmma::Kernel, wgmma::Memory, wgmma::Serves;
+      using OfRows = Kernel<bf16, qk.value, vo.value, Serves{.rows = true}, V>;
+      using OfClusters = Kernel<bf16, qk.value, vo.value, Serves{.clusters = true}, V>;
+      EXPECT_LE(sizeof(Memory<OfRows>), wgmma::shared_bytes) << qk << ", " << vo;
+      EXPECT_LE(sizeof(Memory<OfClusters>), wgmma::shared_bytes) << qk << ", " << vo;
+    };
+    fits(Composition<NoMask>{});
+    fits(Composition<AllOf<Leaf<1>, Leaf<2>>, SoftCap, SlidingWindow, Causal>{});
+  });
+}
+
 /// Logits that exceed those of the rows' first tiles by so much that weights overflow, and ones too
 /// large for a single multiply-add.
 TEST(Wgmma, LogitsThatGrow) {
@@ -73,6 +87,7 @@ TEST(Wgmma, HeadsAbove128) {
   check<bf16, 256, 64>({9, 70}, {100, 200}, 0, Composition<NoMask>{}, plain.parts, 1,
                        Logits{0.0, 400.0, 100});
   check<bf16, 72, 192>({20}, {90}, 8, Composition<Leaf<0>, Causal>{}, causal.parts, 1);
+  check<bf16, 192, 256>({20, 140}, {90, 150}, 8, Composition<Leaf<0>, Causal>{}, causal.parts, 1);
 }
 TEST(Wgmma, ScoresAndWindows) {
   const Case gemma_case = testing_attention::cases()[2];

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <utility>
 
 #include "attention_testing.h"
 #include "layout_testing.h"
@@ -20,6 +21,20 @@ using testing_attention::Case;
 using testing_attention::Owned;
 
 constexpr i32 kv_heads = 2;
+
+/// Calls f(width of Q and K, width of V and O) with each pair of widths that differ in their halves
+/// of 64 columns, as constants.
+template <class F>
+void each_width(const F& f) {
+  const auto with = [&]<i32... widths>(auto qk, std::integer_sequence<i32, widths...>) {
+    (f(qk, std::integral_constant<i32, widths>{}), ...);
+  };
+  using Widths = std::integer_sequence<i32, 64, 128, 192, 256>;
+  [&]<i32... widths>(std::integer_sequence<i32, widths...>) {
+    (with(std::integral_constant<i32, widths>{}, Widths{}), ...);
+  }
+  (Widths{});
+}
 
 /// The map of a pool whose rows are boxed as a kernel with tiles of `tile_keys` asks for.
 inline TensorMap map_of(const TensorRef& pool, i32 page_size, i32 dim, i32 tile_keys) {

@@ -241,8 +241,9 @@ def test_graphs_of_several_sizes_share_a_reservation(gpu, rng, emulator, prefixe
 
 
 @pytest.mark.parametrize("prefixes", [False, True])
-def test_reservations_for_decodes(gpu, rng, prefixes):
-    """The kernel of short queries: it computes longer requests and prefixes as well."""
+def test_reservations_for_decodes(gpu, rng, prefixes, monkeypatch):
+    """mma's kernel of short queries: it computes longer requests and prefixes as well."""
+    monkeypatch.setenv("RADDLE_BACKEND", "mma")
     levels = {"max_levels": 2 if prefixes else 1}
     attn, reservation = reserve(gpu, max_qo_len=1, **levels)
     _, any_rows = reserve(gpu, **levels)

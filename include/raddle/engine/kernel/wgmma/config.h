@@ -46,8 +46,13 @@ RADDLE_FN constexpr bool has_long_kernel(i32 dim_qk, i32 dim_vo) {
 RADDLE_FN constexpr i32 long_keys(i32 dim_qk, i32 dim_vo) {
   return max(dim_qk, dim_vo) <= 128 ? 128 : 64;
 }
-/// Slots of Q. With one, an item's queries are loaded when the products of the one before are done.
-RADDLE_FN constexpr i32 long_query_slots(i32 dim_qk) { return dim_qk <= 192 ? 2 : 1; }
+/// Slots of Q: two where they leave room for two of K, two of V and 35 KB of facts about items and
+/// tiles. With one, an item's queries are loaded when the products of the one before are done.
+RADDLE_FN constexpr i32 long_query_slots(i32 dim_qk, i32 dim_vo) {
+  const i32 qk = ceil_div(dim_qk, 64), vo = ceil_div(dim_vo, 64);
+  const i32 rows_of_halves = qk * long_rows + (qk + vo) * long_keys(dim_qk, dim_vo);
+  return 2 * 128 * rows_of_halves <= 192 * 1024 ? 2 : 1;
+}
 /// Whether there are kernels of short queries.
 RADDLE_FN constexpr bool has_short_kernels(i32 dim_qk, i32 dim_vo) {
   return dim_qk <= 256 && dim_qk % 8 == 0 && dim_vo <= 256 && dim_vo % 8 == 0;

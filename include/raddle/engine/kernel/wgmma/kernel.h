@@ -90,7 +90,7 @@ struct Kernel : AnyKernel<Element, qk, vo, Variant> {
   static constexpr i32 tile_keys = long_keys(qk, vo);
   static constexpr i32 rings = 1;
   static constexpr i32 slots = 2;  ///< of all rings of K, and of V
-  static constexpr i32 query_slots = long_query_slots(qk);
+  static constexpr i32 query_slots = long_query_slots(qk, vo);
   static constexpr i32 fact_slots = 4;  ///< of the facts about tiles
   static constexpr i32 out_fragments = 8 * ceil_div(vo, 64);
   /// Whether the loop knows of items by the flags of their tiles alone: each has one then, and one
