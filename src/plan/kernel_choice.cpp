@@ -188,8 +188,8 @@ bool may_be_clusters(const AttentionSpec& spec, const KernelChoice& kernel, cons
   // Measured on an H200 (docs/lab/hopper.md): copies of pages of 16 to both blocks are slower.
   constexpr i32 least_rows = 64;
   const Level& level = layout.levels().front();
-  return !spec.batch_invariant && num_workers > 1 && kernel.family == KernelFamily::wgmma &&
-         kernel.short_rows == 0 && !kernel.serves.rows && !kernel.serves.levels &&
+  return !spec.batch_invariant && num_workers > 1 && kernel.is_long_wgmma() &&
+         !kernel.serves.rows && !kernel.serves.levels &&
          (level.storage == KvStorage::ragged || addressed_block_size(level) >= least_rows);
 }
 

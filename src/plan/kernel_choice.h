@@ -40,6 +40,8 @@ struct KernelChoice {
   wgmma::Serves serves = {};
   /// Whether K and V, which are few, are the first lines to leave the L2 cache (wgmma::Launch).
   bool keys_leave_first = false;
+  /// Whether it is the wgmma family's kernel of long queries.
+  bool is_long_wgmma() const { return family == KernelFamily::wgmma && short_rows == 0; }
   /// "kernel family: …", a line of text for people.
   std::string explain() const;
 };

@@ -53,6 +53,19 @@ def test_strided_outputs_hold_the_same_bits(engine, rng):
     np.testing.assert_array_equal(np.isnan(loose.base.astype(np.float32)), np.isnan(around.astype(np.float32)))
 
 
+@pytest.mark.parametrize("workers", [3, 13])
+@pytest.mark.parametrize("layout", ["paged", "paged_prefixes"])
+def test_a_plan_repeats_its_bits(engine, rng, layout, workers):
+    """On GPUs, which worker composes a row's states, and by which code, depends on who is first."""
+    lengths = [(1, int(n)) for n in rng.integers(1, 700, 12)]
+    problem = draw(rng, layout, "causal", "bfloat16", lengths=lengths, page_size=16, group=4, num_kv_heads=2)
+    attn = engine.attention(problem)
+    plan = attn.plan(twin(problem.layout), num_workers=workers)
+    first = engine.run_plan(attn, plan, problem)
+    for _ in range(10):
+        same(first, engine.run_plan(attn, plan, problem))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", ["ragged", "paged", "paged_hnd"])
 def test_one_tensor_of_k_and_v_equals_two(engine, rng, dtype, layout):

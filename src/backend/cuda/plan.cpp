@@ -184,8 +184,7 @@ void CudaPlan::run(const Plan& plan, const RunView& view, const BoundVariant& va
   const i32 tile_keys = launch_.plan.shapes[long_queries].keys;
   const bool in_boxes = choice_.family != KernelFamily::wgmma ||
                         memory_->maps.provide(plan.layout(), args, tile_keys, with_maps);
-  if (choice_.family == KernelFamily::wgmma && choice_.short_rows == 0)
-    memory_->maps.provide_rows(args, with_maps);
+  if (choice_.is_long_wgmma()) memory_->maps.provide_rows(args, with_maps);
   std::unique_lock<std::mutex> lock;
   if (reservation_) {
     reservation_->provide(launch);

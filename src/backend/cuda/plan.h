@@ -64,9 +64,7 @@ class CudaPlan final : public PlanOnDevice {
 
   DeviceId device() const override;
   bool made_on_device() const override { return layout_ != nullptr; }
-  bool marks_timelines() const override {
-    return choice_.family != KernelFamily::wgmma || choice_.short_rows > 0;
-  }
+  bool marks_timelines() const override { return !choice_.is_long_wgmma(); }
   std::string explain() const override;
   void run(const Plan& plan, const RunView& view, const BoundVariant& variant, const RunArgs& args,
            RunStats* stats) const override;

@@ -7,102 +7,95 @@ RADDLE_ENGINE_BEGIN
 
 namespace gpu_kernel {
 
-/// The largest of the lanes' numbers, compared as integers in the same order. NaN is above all.
-RADDLE_DEVICE float largest_of_warp(float x) {
-  const auto sign = [](u32 bits) { return static_cast<u32>(static_cast<i32>(bits) >> 31); };
-  const u32 bits = float_to_bits(x);
-  const u32 most = ptx::max_of_warp(bits ^ (sign(bits) | 1u << 31));
-  return bits_to_float(most ^ (~sign(most) | 1u << 31));
-}
-
-/// A row that is composed of partial states: O and Σ relative to a largest LSE. No other warp hides
-/// its latency, so each instruction waits for the one before: the number of instructions decides.
+/// A row that is composed of partial states: O and Σ relative to a largest LSE. The same states in
+/// the same order give the same bits, whichever worker composes them and however it finds them.
 template <class Kernel, Scan scan>
 class ComposedRow {
+  using Lanes = LaneRow<Kernel::dim_vo>;
+
  public:
+  /// States that are loaded, and added, together. More would save time for dozens of states, but
+  /// cost time for two: instructions that run once have to be fetched, too.
+  static constexpr i32 at_once = max(1, 8 / Lanes::steps);
+  struct State {
+    Lanes o;
+    float lse;
+  };
+
   RADDLE_DEVICE ComposedRow() {
+    o.map([](float) { return 0.0f; });
+  }
+
+  /// ⊕= the first `count` of the states; the LSE of others is -inf.
+  RADDLE_DEVICE void add(const State (&states)[at_once], i32 count) {
+    float new_top = top;
     RADDLE_UNROLL
-    for (i32 i = 0; i < LaneRow<Kernel::dim_vo>::steps; ++i) o.of[i] = Four{};
+    for (i32 u = 0; u < at_once; ++u) new_top = ptx::max(new_top, states[u].lse);
+    const float shift = new_top == -math::infinity ? 0.0f : new_top;
+    const auto weight = [=](float lse) {
+      return scan == Scan::sum ? 1.0f : ptx::exp2((lse - shift) * math::log2e);
+    };
+    const float rescale = weight(top);
+    top = new_top, sum *= rescale;
+    o.map([=](float x) { return x * rescale; });
+    RADDLE_UNROLL
+    for (i32 u = 0; u < at_once; ++u) {
+      if (u >= count) break;
+      const float w = weight(states[u].lse);
+      sum += w;
+      RADDLE_UNROLL
+      for (i32 i = 0; i < Lanes::steps; ++i) {
+        RADDLE_UNROLL
+        for (i32 e = 0; e < 4; ++e)
+          o.of[i].x[e] = ptx::fma(states[u].o.of[i].x[e], w, o.of[i].x[e]);
+      }
+    }
   }
 
   /// ⊕= `count` states, at most 32, in lane order: lane i gives `mine`, the row of state i in the
-  /// buffer of partial states. O of the next states is loaded while the current ones are added up;
-  /// O of the first ones is loaded before their weights are known.
+  /// buffer of partial states. While some states are added, the next are on their way.
   RADDLE_DEVICE void compose(const GpuLaunch& launch, i32 mine, i32 count) {
     const i32 lane = ptx::lane_index();
     mine = ptx::shuffle(mine,
                         max(0, min(lane, count - 1)));  // lanes without a state repeat the last one
-    const float* from[LaneRow<Kernel::dim_vo>::steps];
-    LaneRow<Kernel::dim_vo>::every([&](i32 i, i32 d) { from[i] = launch.partial_o + d; });
-    States next;
-    load(from, mine, 0, next);
     const float lse = launch.partial_lse[mine];
-    const float weight = weigh(lane < count ? lse : -math::infinity);
+    State next[at_once];
+    load(launch, mine, 0, next);
     RADDLE_ROLLED
-    for (i32 c = 0; c < count; c += unrolled) {
-      const States states = next;
-      if (c + unrolled < count) load(from, mine, c + unrolled, next);
-      add(states, weight, c, count);
+    for (i32 c = 0; c < count; c += at_once) {
+      State states[at_once];
+      RADDLE_UNROLL
+      for (i32 u = 0; u < at_once; ++u) {
+        states[u] = next[u];
+        const float of = ptx::shuffle(lse, c + u);
+        states[u].lse = c + u < count ? of : -math::infinity;
+      }
+      if (c + at_once < count) load(launch, mine, c + at_once, next);
+      add(states, count - c);
     }
   }
 
   /// Turns the sums into O and LSE of the union; a row that kept nothing is (0, -inf).
   RADDLE_DEVICE float finish() {
     if constexpr (scan == Scan::sum) return 0.0f;
-    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-    o.map([&](float x) { return x * inverse; });
-    return top == -math::infinity ? top : top + math::log(sum);
+    const float inverse = sum == 0.0f ? 0.0f : ptx::reciprocal(sum);
+    o.map([=](float x) { return x * inverse; });
+    return sum == 0.0f ? top : ptx::fma(ptx::log2(sum), math::ln2, top);
   }
 
-  LaneRow<Kernel::dim_vo> o;
+  Lanes o;
 
  private:
-  /// States that are loaded together. More would save time for dozens of states, but cost time for
-  /// two: instructions that run once have to be fetched, too.
-  static constexpr i32 unrolled = max(1, 8 / LaneRow<Kernel::dim_vo>::steps);
-
-  /// Returns the weight e^(LSE - top) of the lane's state, and rescales Σ and O to the new top.
-  RADDLE_DEVICE float weigh(float lse) {
-    if constexpr (scan == Scan::sum) return 1.0f;
-    const float new_top = max(top, largest_of_warp(lse));
-    const float shift = new_top == -math::infinity ? 0.0f : new_top;
-    const float rescale = ptx::exp2((top - shift) * math::log2e);
-    const float weight = ptx::exp2((lse - shift) * math::log2e);
-    float total = weight;
-    for (i32 step = 16; step > 0; step /= 2) total += ptx::shuffle_xor(total, step);
-    o.map([&](float x) { return x * rescale; });
-    sum = sum * rescale + total;
-    top = new_top;
-    return weight;
-  }
-
-  struct States {
-    LaneRow<Kernel::dim_vo> of[unrolled];
-  };
-
-  /// Loads O of states c … c + unrolled - 1.
-  RADDLE_DEVICE static void load(const float* const (&from)[LaneRow<Kernel::dim_vo>::steps],
-                                 i32 mine, i32 c, States& x) {
+  /// Loads O of states c … c + at_once - 1.
+  RADDLE_DEVICE static void load(const GpuLaunch& launch, i32 mine, i32 c,
+                                 State (&states)[at_once]) {
     RADDLE_UNROLL
-    for (i32 u = 0; u < unrolled; ++u) {
+    for (i32 u = 0; u < at_once; ++u) {
       const i64 row = ptx::shuffle(mine, c + u);
-      RADDLE_UNROLL
-      for (i32 i = 0; i < LaneRow<Kernel::dim_vo>::steps; ++i)
-        x.of[u].of[i] = *reinterpret_cast<const Four*>(from[i] + row * Kernel::dim_vo);
-    }
-  }
-
-  /// Adds the states that exist, weighted.
-  RADDLE_DEVICE void add(const States& x, float weight, i32 c, i32 count) {
-    RADDLE_UNROLL
-    for (i32 u = 0; u < unrolled; ++u) {
-      if (c + u >= count) break;
-      const float w = ptx::shuffle(weight, c + u);
-      RADDLE_UNROLL
-      for (i32 i = 0; i < LaneRow<Kernel::dim_vo>::steps; ++i) {
-        RADDLE_UNROLL
-        for (i32 e = 0; e < 4; ++e) o.of[i].x[e] = ptx::fma(x.of[u].of[i].x[e], w, o.of[i].x[e]);
-      }
+      Lanes::every([&](i32 i, i32 d) {
+        states[u].o.of[i] =
+            *reinterpret_cast<const Four*>(launch.partial_o + row * Kernel::dim_vo + d);
+      });
     }
   }
 

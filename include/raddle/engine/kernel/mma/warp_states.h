@@ -70,13 +70,13 @@ struct PairedHalves {
   template <Scan scan>
   RADDLE_DEVICE float weigh(float first, float second) {
     if constexpr (scan == Scan::sum) return 0.0f;
-    const float top = max(first, second);
+    const float top = ptx::max(first, second);
     const float shift = top == -math::infinity ? 0.0f : top;
     weight[0] = ptx::exp2((first - shift) * math::log2e);
     weight[1] = ptx::exp2((second - shift) * math::log2e);
     const float sum = weight[0] + weight[1];
-    inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-    return top == -math::infinity ? top : top + math::log(sum);
+    inverse = sum == 0.0f ? 0.0f : ptx::reciprocal(sum);
+    return sum == 0.0f ? top : ptx::fma(ptx::log2(sum), math::ln2, top);
   }
 
   template <Scan scan>

@@ -31,19 +31,19 @@ RADDLE_DEVICE i32 look_up_counter(const PlanView& plan, const Waiting& waiting, 
              : -1;
 }
 
-/// Announces the states of items, at most as many as the team has warps, to the contractions of
-/// several levels that wait for them. Each warp announces that of one item, each lane to one
-/// contraction at a time: first to that of counter `at`. The team composes shares that other
-/// workers gave up waiting for.
+/// Announces the states of items to the contractions of several levels that wait for them. Each
+/// warp announces that of one item, or of several, with `lanes`, a power of two, of its lanes for
+/// each: each lane to one contraction at a time, first to that of counter `at`. The team composes
+/// shares that other workers gave up waiting for.
 template <class Kernel, class Variant>
 RADDLE_COLD void announce_to_levels(const GpuLaunch& launch, const Variant& variant,
-                                    Waiting waiting, i32 at) {
+                                    Waiting waiting, i32 at, i32 lanes) {
   auto& block = Memory<Kernel>::get();
   const PlanView& plan = launch.plan;
   ConsumerTeam::sync();  // every thread has stored its part of the states
   RADDLE_ROLLED
-  for (i32 first = 0;; first += 32) {
-    const i32 nth = first + ptx::lane_index();
+  for (i32 first = 0;; first += lanes) {
+    const i32 nth = first + (ptx::lane_index() & (lanes - 1));
     if (first > 0) at = look_up_counter(plan, waiting, nth);
     i32 due = 0;
     if (at >= 0) {
@@ -51,7 +51,7 @@ RADDLE_COLD void announce_to_levels(const GpuLaunch& launch, const Variant& vari
       const Arrivals before{ptx::atomic_add(launch.arrived + at, 1)};
       if (before.left() > 0 && before.count() + 1 == plan.expected[at]) due = before.left();
     }
-    const bool more = first + 32 < waiting.count;
+    const bool more = first + lanes < waiting.count;
     if (!ptx::sync_threads_any(consumers, ConsumerTeam::num_threads, due > 0 || more)) return;
     for (i32 i; (i = ConsumerTeam::first(due > 0, block.completed)) >= 0;) {
       ptx::fence_device();  // makes the other blocks' states visible after their arrivals
@@ -72,7 +72,7 @@ RADDLE_DEVICE void announce_all_to_levels(const GpuLaunch& launch, const Variant
   for (i32 first = begin; first < end; first += ConsumerTeam::num_warps) {
     const Waiting waiting = look_up_waiting(launch.plan, first + ConsumerTeam::warp(), end);
     announce_to_levels<Kernel>(launch, variant, waiting,
-                               look_up_counter(launch.plan, waiting, ptx::lane_index()));
+                               look_up_counter(launch.plan, waiting, ptx::lane_index()), 32);
   }
 }
 

@@ -138,7 +138,7 @@ RADDLE_DEVICE void attend_short(const Launch& launch, const Variant& variant) {
     if (has_levels<Kernel>(launch)) {
       look_up_known_waiting<Kernel>(launch, begin, end);
       if (ConsumerTeam::warp() == ConsumerTeam::num_warps - 1)
-        look_up_known_shares<Kernel>(launch, begin, min(begin + items_at_once, end));
+        look_up_known_shares<Kernel>(launch, begin, end);
     }
     if (ShortQueries<Kernel, Variant>(launch, variant).run())
       contract_short_queue<Kernel>(launch, variant, begin, end);

@@ -25,18 +25,15 @@ template <class Kernel, Scan scan>
 RADDLE_COLD float compose_states(const float* partial_o, const float* partial_lse, StateRows at,
                                  float* vector) {
   using Lanes = LaneRow<Kernel::dim_vo>;
-  constexpr i32 at_once = max(1, 8 / Lanes::steps);
-  struct State {
-    Lanes o;
-    float lse;
-  };
-  State next[at_once], all{{}, -math::infinity};
+  using Composed = ComposedRow<Kernel, scan>;
+  constexpr i32 at_once = Composed::at_once;
+  typename Composed::State next[at_once];
+  Composed all;
   const i32* listed = reinterpret_cast<const i32*>(vector);
   const i32 count = at.count;
-  float sum = 0.0f;
   RADDLE_ROLLED
   for (i32 c = 0; c < count + at_once; c += at_once) {
-    State now[at_once];
+    typename Composed::State now[at_once];
     RADDLE_UNROLL
     for (i32 u = 0; u < at_once; ++u) {
       now[u] = next[u];
@@ -48,39 +45,13 @@ RADDLE_COLD float compose_states(const float* partial_o, const float* partial_ls
       });
       next[u].lse = c + u < count ? partial_lse[row] : -math::infinity;
     }
-    if (c == 0) continue;
-    float top = all.lse;
-    RADDLE_UNROLL
-    for (i32 u = 0; u < at_once; ++u) top = ptx::max(top, now[u].lse);
-    const float shift = top == -math::infinity ? 0.0f : top;
-    const auto weight = [=](float x) {
-      return scan == Scan::sum ? 1.0f : ptx::exp2((x - shift) * math::log2e);
-    };
-    const float rescale = weight(all.lse);
-    all.lse = top, sum *= rescale;
-    all.o.map([=](float x) { return x * rescale; });
-    RADDLE_UNROLL
-    for (i32 u = 0; u < at_once; ++u) {
-      if (c - at_once + u >= count) break;
-      const float w = weight(now[u].lse);
-      sum += w;
-      RADDLE_UNROLL
-      for (i32 i = 0; i < Lanes::steps; ++i) {
-        RADDLE_UNROLL
-        for (i32 e = 0; e < 4; ++e)
-          all.o.of[i].x[e] = ptx::fma(now[u].o.of[i].x[e], w, all.o.of[i].x[e]);
-      }
-    }
+    if (c > 0) all.add(now, count - (c - at_once));
   }
-  if constexpr (scan == Scan::softmax) {
-    const float inverse = sum == 0.0f ? 0.0f : ptx::reciprocal(sum);
-    all.o.map([=](float x) { return x * inverse; });
-    if (sum != 0.0f) all.lse = ptx::fma(ptx::log2(sum), math::ln2, all.lse);
-  }
+  const float lse = all.finish();
   ptx::sync_warp();  // all lanes have read the list
   Lanes::each([&](i32 i, i32 d) { *reinterpret_cast<Four*>(vector + d) = all.o.of[i]; });
   ptx::sync_warp();
-  return scan == Scan::sum ? 0.0f : all.lse;
+  return lse;
 }
 
 /// Fetches the instructions of a composition: a warp composes states that are dropped.

@@ -11,27 +11,35 @@ RADDLE_ENGINE_BEGIN
 
 namespace wgmma {
 
-/// Items whose shares are looked up at a time.
-constexpr i32 items_at_once = 32 / most_dependents;
+/// Items whose shares are looked up at a time: of requests' own keys, for which one contraction
+/// waits, and of any.
+constexpr i32 most_own_items = 16, most_items = 32 / most_dependents;
 
-/// A warp looks up where the state of one of the first items is announced.
+/// A warp looks up where the states of one or two of the first items are announced.
 template <class Kernel>
 RADDLE_DEVICE void look_up_known_waiting(const GpuLaunch& launch, i32 begin, i32 end) {
   auto& known = ShortMemory<Kernel>::get().known_waiting;
   const i32 warp = ConsumerTeam::warp(), lane = ptx::lane_index();
-  const Waiting waiting = look_up_waiting(launch.plan, begin + warp, end);
-  if (lane == 0) known.waiting[warp] = waiting;
-  known.counter[warp][lane] = look_up_counter(launch.plan, waiting, lane);
+  const i32 lanes = known.lanes(end - begin), nth = known.nth(end - begin);
+  const Waiting waiting =
+      look_up_waiting(launch.plan, begin + warp + nth * ConsumerTeam::num_warps, end);
+  const i32 contraction = lane & (lanes - 1);
+  if (contraction == 0) known.waiting[warp][nth] = waiting;
+  known.counter[warp][lane] = look_up_counter(launch.plan, waiting, contraction);
 }
 
-/// A warp looks up the worker's shares of contractions that at most items_at_once items hold states
-/// of, if the shares are few and small: each lane one at most.
+/// A warp looks up the worker's shares of contractions that items [begin, end) hold states of, if
+/// the shares are few and small: each lane one at most. Returns whether they are.
 template <class Kernel>
-RADDLE_COLD void look_up_known_shares(const GpuLaunch& launch, i32 begin, i32 end) {
+RADDLE_DEVICE bool look_up_shares_of(const GpuLaunch& launch, i32 begin, i32 end) {
   auto& known = ShortMemory<Kernel>::get().known;
   const PlanView& plan = launch.plan;
   const i32 items = end - begin;
-  const i32 at_a_time = items == 1 ? 32 : items == 2 ? 16 : items <= 4 ? 8 : most_dependents;
+  const i32 at_a_time = items == 1            ? 32
+                        : items == 2          ? 16
+                        : items <= 4          ? 8
+                        : items <= most_items ? most_dependents
+                                              : 32 / most_own_items;
   const i32 lane = ptx::lane_index(), item = begin + lane / at_a_time;
   WorkerShare found;
   if (item < end)
@@ -50,9 +58,10 @@ RADDLE_COLD void look_up_known_shares(const GpuLaunch& launch, i32 begin, i32 en
                     num_sources <= KnownShare::most_sources;
   const u32 all = ptx::ballot(found.which >= 0);
   const i32 count = ptx::count_bits(all);
-  const bool all_fit = ptx::ballot(!fits) == 0 && count <= known.most;
-  if (lane == 0) known.count = all_fit ? count : known.none;
-  if (!all_fit) return;
+  // Of many shares of few items, warps that wait for some each compose sooner.
+  const bool all_fit = ptx::ballot(!fits) == 0 && count <= min(known.most, max(items, most_items));
+  if (lane == 0) known.count = all_fit ? count : known.none, known.items = items;
+  if (!all_fit) return false;
   if (found.which >= 0) {
     KnownShare& mine = known.share[ptx::count_bits(all & ((1u << lane) - 1u))];
     mine.share = found;
@@ -73,6 +82,15 @@ RADDLE_COLD void look_up_known_shares(const GpuLaunch& launch, i32 begin, i32 en
         make_row(launch.layout, launch.levels[tile.level], tile.group,
                  tile.row_begin + min(m, of.num_rows - 1), of.share.kv_head, plan.group_size);
   }
+  return true;
+}
+
+/// The same of as many of the items [begin, end) as can be looked up at a time.
+template <class Kernel>
+RADDLE_COLD void look_up_known_shares(const GpuLaunch& launch, i32 begin, i32 end) {
+  RADDLE_ROLLED
+  for (i32 items = min(most_own_items, end - begin);; items = most_items)
+    if (look_up_shares_of<Kernel>(launch, begin, begin + items) || items <= most_items) return;
 }
 
 /// Each lane of a warp knows a share. Waits until states of some are complete, and returns which of
@@ -161,11 +179,10 @@ RADDLE_COLD i32 compose_while_known(const GpuLaunch& launch, const Variant& vari
     rehearse_composition<Kernel, Variant>(launch, block.vector[ConsumerTeam::warp()]);
   while (block.known.count != block.known.none) {
     compose_known_shares<Kernel>(launch, variant, deadline);
-    begin += items_at_once;
+    begin += block.known.items;
     if (begin >= end) return end;
     ConsumerTeam::sync();  // all warps are done with the shares before
-    if (ConsumerTeam::warp() == 0)
-      look_up_known_shares<Kernel>(launch, begin, min(begin + items_at_once, end));
+    if (ConsumerTeam::warp() == 0) look_up_known_shares<Kernel>(launch, begin, end);
     ConsumerTeam::sync();
   }
   return begin;
@@ -176,10 +193,11 @@ template <class Kernel, class Variant>
 RADDLE_DEVICE void contract_level_queue(const GpuLaunch& launch, const Variant& variant, i32 begin,
                                         i32 end) {
   auto& block = ShortMemory<Kernel>::get();
-  const i32 warp = ConsumerTeam::warp();
-  announce_to_levels<Kernel>(launch, variant, block.known_waiting.waiting[warp],
-                             block.known_waiting.counter[warp][ptx::lane_index()]);
-  announce_all_to_levels<Kernel>(launch, variant, begin + ConsumerTeam::num_warps, end);
+  const i32 warp = ConsumerTeam::warp(), lane = ptx::lane_index();
+  const KnownWaiting& known = block.known_waiting;
+  announce_to_levels<Kernel>(launch, variant, known.waiting[warp][known.nth(end - begin)],
+                             known.counter[warp][lane], known.lanes(end - begin));
+  announce_all_to_levels<Kernel>(launch, variant, begin + known.most(end - begin), end);
   begin = compose_while_known<Kernel>(launch, variant, begin, end);
   contract_shares<Kernel>(launch, variant, begin, end, block.completed, block.vector[warp]);
 }

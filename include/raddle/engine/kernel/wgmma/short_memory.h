@@ -33,14 +33,24 @@ template <i32 most_shares>
 struct KnownShares {
   static constexpr i32 most = most_shares, none = -1;
   i32 count;  ///< none: they were not
+  i32 items;  ///< whose shares these are
   KnownShare share[most];
 };
 
 /// Where the states of the queue's first items are announced, in a layout of several levels: an
-/// item a warp, a contraction a lane.
+/// item a warp, or two where there are more items than warps; a contraction a lane.
 struct KnownWaiting {
-  Waiting waiting[ConsumerTeam::num_warps];
+  Waiting waiting[ConsumerTeam::num_warps][2];
   i32 counter[ConsumerTeam::num_warps][32];
+  /// Of how many items, where the queue has so many.
+  RADDLE_DEVICE static i32 most(i32 items) {
+    return items > ConsumerTeam::num_warps ? 2 * ConsumerTeam::num_warps : ConsumerTeam::num_warps;
+  }
+  /// The lanes of an item, and which of its warp's items a lane's is.
+  RADDLE_DEVICE static i32 lanes(i32 items) { return items > ConsumerTeam::num_warps ? 16 : 32; }
+  RADDLE_DEVICE static i32 nth(i32 items) {
+    return items > ConsumerTeam::num_warps ? ptx::lane_index() / 16 : 0;
+  }
 };
 
 template <class Kernel>
@@ -62,7 +72,7 @@ struct ShortMemory : Memory<Kernel> {
   static constexpr i32 state_rows = rows <= rows_at_once<ConsumerTeam> ? rows : 0;
   ItemState item_state[state_rows > 0 ? states_at_once : 1];
   Row state_row[max(state_rows, 1)][state_rows > 0 ? states_at_once : 1];
-  KnownShares<Kernel::dim_vo <= 128 ? 8 : 4> known;
+  KnownShares<Kernel::dim_vo <= 128 ? 16 : 4> known;
   KnownWaiting known_waiting;
   /// What is composed in a rehearsal, and dropped.
   alignas(16) float rehearsal[state_rows > 0 ? max(Kernel::dim_vo, 32) : 1];
