@@ -56,6 +56,8 @@ std::atomic<bool> events_pass = true, launch_nothing = false, launches_fail = fa
 /// Whether the default stream waits for the one that is being captured.
 std::atomic<bool> capture_blocks = false;
 std::atomic<std::size_t> memory_left = std::size_t{1} << 40;
+std::atomic<unsigned> first_cluster = 1;
+std::atomic<bool> together = false;
 
 struct Program {
   std::string source, log, library;
@@ -90,13 +92,15 @@ std::map<void*, std::vector<Node>>& graphs() {
   return of_streams;
 }
 
-/// Clusters, of one block each unless `size` says otherwise, in an order that no kernel may rely
-/// on.
+/// Clusters, of one block each unless `size` says otherwise, one after another, in an order that no
+/// kernel may rely on and raddle_emulator_order changes. Then no block finds others at work: those
+/// that wait give up. Or all blocks at the same time, as if they were one cluster.
 void run_blocks(const Function& function, unsigned blocks, unsigned size, unsigned threads,
                 unsigned teams, unsigned shared_bytes, void** params) {
+  if (together && size == 1) size = blocks;
   const unsigned clusters = blocks / size;
   for (unsigned i = 0; i < clusters; ++i) {
-    const unsigned cluster = (i * 7919u + 1u) % clusters;
+    const unsigned cluster = (i * 7919u + first_cluster) % clusters;
     const bool coprime = clusters % 7919u != 0;
     function.attend(static_cast<int>(coprime ? cluster : i), static_cast<int>(blocks),
                     static_cast<int>(size), static_cast<int>(threads), static_cast<int>(teams),
@@ -545,6 +549,10 @@ void raddle_emulator_replay(void* stream) {
                node.shared_bytes, params);
   }
 }
+/// Launches begin with that cluster, or with the remainder by the number of clusters.
+void raddle_emulator_order(int first) { first_cluster = static_cast<unsigned>(first); }
+/// Whether the blocks of launches without clusters run at the same time.
+void raddle_emulator_together(int on) { together = on != 0; }
 void raddle_emulator_capture_blocks(int on) { capture_blocks = on != 0; }
 void raddle_emulator_destroy_stream(void* stream) {
   const std::lock_guard lock(destroyed.mutex);

@@ -173,6 +173,8 @@ def emulator(gpu):
         getattr(cuda, f"raddle_emulator_{name}").argtypes = [ctypes.c_void_p]
     cuda.raddle_emulator_memory_left.argtypes = [ctypes.c_size_t]
     yield cuda
+    cuda.raddle_emulator_order(1)
+    cuda.raddle_emulator_together(0)
     cuda.raddle_emulator_capture(None)
     cuda.raddle_emulator_capture_blocks(0)
     cuda.raddle_emulator_events_pass(1)

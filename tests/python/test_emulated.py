@@ -71,16 +71,22 @@ def test_wide_heads_on_emulated_threads(request):
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
 
 
+OF_BOTH = {
+    # Split and whole; the sums' kernels are their own.
+    "empty_rows": "(test_rows_that_keep_nothing and float16-5) or test_sums_and_sinks",
+    "same_bits": "order_of_blocks",
+}
+
+
+@pytest.mark.parametrize("name, few", OF_BOTH.items(), ids=OF_BOTH)
 @pytest.mark.parametrize("family, compute", [("mma", "80"), ("wgmma", "90")])
-def test_empty_rows_on_emulated_threads(family, compute, request):
-    """Split and whole; the sums' kernels are their own."""
+def test_both_families_on_emulated_threads(family, compute, name, few, request):
     command = [TESTS / "gpu/emulate.sh", sys.executable, "-m", "pytest", "-q", "--device", "cuda"]
-    few = ["-k", "(test_rows_that_keep_nothing and float16-5) or test_sums_and_sinks"]
     seed = ["--seed", str(request.config.option.seed)]
     variables = {"RADDLE_EMULATOR_COMPUTE": compute, "RADDLE_BACKEND": family}
     environment = {**os.environ, "PYTHON": sys.executable, **variables}
-    file = TESTS / "python" / "test_empty_rows.py"
-    ended = subprocess.run([*command, *seed, *few, file], env=environment, capture_output=True, text=True)
+    file = TESTS / "python" / f"test_{name}.py"
+    ended = subprocess.run([*command, *seed, "-k", few, file], env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
 
 

@@ -1,11 +1,12 @@
 """What may change no bit: strides, page sizes, head order, stale memory; and, when asked for, the batch around."""
 
+import layout_draws
 import numpy as np
 import pytest
 from draws import DTYPES, VARIANTS, draw
 from engine import twin
 from layout_draws import indptr, paged
-from reference import PagedKV, Problem, RaggedKV
+from reference import Cascade, PagedKV, Problem, RaggedKV
 
 
 def same(a, b):
@@ -53,17 +54,47 @@ def test_strided_outputs_hold_the_same_bits(engine, rng):
     np.testing.assert_array_equal(np.isnan(loose.base.astype(np.float32)), np.isnan(around.astype(np.float32)))
 
 
-@pytest.mark.parametrize("workers", [3, 13])
-@pytest.mark.parametrize("layout", ["paged", "paged_prefixes"])
-def test_a_plan_repeats_its_bits(engine, rng, layout, workers):
-    """On GPUs, which worker composes a row's states, and by which code, depends on who is first."""
+def one_prefix(rng, lengths, **more):
+    """All requests share a prefix."""
+    rows, prefix_len = sum(qo for qo, _ in lengths), 700
+    prefix = paged(rng, [(rows, prefix_len)], **more)
+    prefix.qo_rows = np.arange(rows, dtype=np.int32)
+    begin = np.full(len(lengths), prefix_len, np.int32)
+    return Cascade([prefix, paged(rng, lengths, kv_begin=begin, **more)])
+
+
+layout_draws.LAYOUTS["one_prefix"] = (one_prefix, layout_draws.cascade_pools)
+layout_draws.SHARED_ROWS.add("one_prefix")
+
+
+def many_states(engine, rng, layout, workers):
+    """A run of a plan whose rows are composed of states: which worker does, by which code, depends on who is first."""
     lengths = [(1, int(n)) for n in rng.integers(1, 700, 12)]
     problem = draw(rng, layout, "causal", "bfloat16", lengths=lengths, page_size=16, group=4, num_kv_heads=2)
     attn = engine.attention(problem)
     plan = attn.plan(twin(problem.layout), num_workers=workers)
-    first = engine.run_plan(attn, plan, problem)
+    return lambda: engine.run_plan(attn, plan, problem)
+
+
+@pytest.mark.parametrize("workers", [3, 13])
+@pytest.mark.parametrize("layout", ["paged", "one_prefix"])
+def test_a_plan_repeats_its_bits(engine, rng, layout, workers):
+    run = many_states(engine, rng, layout, workers)
+    first = run()
     for _ in range(10):
-        same(first, engine.run_plan(attn, plan, problem))
+        same(first, run())
+
+
+@pytest.mark.parametrize("layout", ["paged", "one_prefix"])
+def test_bits_do_not_depend_on_the_order_of_blocks(engine, emulator, rng, layout):
+    """Blocks that wait for one another compose by other code than those that gave up."""
+    run = many_states(engine, rng, layout, workers=7)
+    first = run()
+    for order in (0, 3):
+        emulator.raddle_emulator_order(order)
+        same(first, run())
+    emulator.raddle_emulator_together(1)
+    same(first, run())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
