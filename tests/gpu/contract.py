@@ -34,7 +34,7 @@ from checks import excess  # noqa: E402
 from draws import KV_DTYPES, SCALES, draw  # noqa: E402
 from engine import Engine, OnDevice, spec_of, twin  # noqa: E402
 from raddle import _cuda  # noqa: E402
-from reference import Cascade, Causal, Llama31Scaling, Rope, Sigmoid, Sinks, SlidingWindow, SoftCap, attention  # noqa: E402
+from reference import Causal, Llama31Scaling, Rope, Sigmoid, Sinks, SlidingWindow, SoftCap, attention  # noqa: E402
 from reference.variants import Mask  # noqa: E402
 
 DTYPES = ["float16", "bfloat16"]
@@ -114,15 +114,7 @@ KINDS = {
 def long_cascade(rng, lengths):
     """Some of the requests, not adjacent ones, share a prefix of up to 2048 keys; all have pages of their own."""
     sharing = np.flatnonzero(rng.random(len(lengths)) < 0.7)
-    prefix_len = int(rng.choice([17, 100, 700, 2048]))
-    qo_indptr = layout_draws.indptr([qo for qo, _ in lengths])
-    rows = [np.arange(qo_indptr[i], qo_indptr[i + 1], dtype=np.int32) for i in sharing]
-    rows = np.concatenate(rows or [np.zeros(0, np.int32)]).astype(np.int32)
-    prefix = layout_draws.paged(rng, [(len(rows), prefix_len)])
-    prefix.qo_rows = rows
-    begin = np.zeros(len(lengths), np.int32)
-    begin[sharing] = prefix_len
-    return Cascade([prefix, layout_draws.paged(rng, lengths, kv_begin=begin)])
+    return layout_draws.cascade_of(rng, lengths, sharing, int(rng.choice([17, 100, 700, 2048])))
 
 
 layout_draws.LAYOUTS["long_cascade"] = (long_cascade, layout_draws.cascade_pools)

@@ -199,7 +199,11 @@ def cascade(rng, lengths, **more):
     """Half of the requests, not adjacent ones, share a prefix; all have pages of their own."""
     lengths = [(qo, kv) for qo, kv in lengths]
     sharing = np.flatnonzero(rng.random(len(lengths)) < 0.6)
-    prefix_len = int(rng.integers(1, 90))
+    return cascade_of(rng, lengths, sharing, int(rng.integers(1, 90)), **more)
+
+
+def cascade_of(rng, lengths, sharing, prefix_len, **more):
+    """The requests with these numbers share a prefix of that many keys; all have pages of their own."""
     qo_indptr = indptr([qo for qo, _ in lengths])
     rows = [np.arange(qo_indptr[i], qo_indptr[i + 1], dtype=np.int32) for i in sharing]
     rows = np.concatenate(rows or [np.zeros(0, np.int32)]).astype(np.int32)

@@ -1,12 +1,13 @@
 """What may change no bit: strides, page sizes, head order, stale memory; and, when asked for, the batch around."""
 
+import draws
 import layout_draws
 import numpy as np
 import pytest
 from draws import DTYPES, VARIANTS, draw
 from engine import twin
 from layout_draws import indptr, paged
-from reference import Cascade, PagedKV, Problem, RaggedKV
+from reference import PagedKV, Problem, RaggedKV
 
 
 def same(a, b):
@@ -56,15 +57,14 @@ def test_strided_outputs_hold_the_same_bits(engine, rng):
 
 def one_prefix(rng, lengths, **more):
     """All requests share a prefix."""
-    rows, prefix_len = sum(qo for qo, _ in lengths), 700
-    prefix = paged(rng, [(rows, prefix_len)], **more)
-    prefix.qo_rows = np.arange(rows, dtype=np.int32)
-    begin = np.full(len(lengths), prefix_len, np.int32)
-    return Cascade([prefix, paged(rng, lengths, kv_begin=begin, **more)])
+    return layout_draws.cascade_of(rng, lengths, np.arange(len(lengths)), 700, **more)
 
 
-layout_draws.LAYOUTS["one_prefix"] = (one_prefix, layout_draws.cascade_pools)
-layout_draws.SHARED_ROWS.add("one_prefix")
+@pytest.fixture
+def draws_one_prefix(monkeypatch):
+    """For these tests alone: others go through all layouts."""
+    monkeypatch.setitem(layout_draws.LAYOUTS, "one_prefix", (one_prefix, layout_draws.cascade_pools))
+    monkeypatch.setattr(draws, "SHARED_ROWS", {*draws.SHARED_ROWS, "one_prefix"})
 
 
 def many_states(engine, rng, layout, workers):
@@ -78,7 +78,7 @@ def many_states(engine, rng, layout, workers):
 
 @pytest.mark.parametrize("workers", [3, 13])
 @pytest.mark.parametrize("layout", ["paged", "one_prefix"])
-def test_a_plan_repeats_its_bits(engine, rng, layout, workers):
+def test_a_plan_repeats_its_bits(engine, rng, draws_one_prefix, layout, workers):
     run = many_states(engine, rng, layout, workers)
     first = run()
     for _ in range(10):
@@ -86,7 +86,7 @@ def test_a_plan_repeats_its_bits(engine, rng, layout, workers):
 
 
 @pytest.mark.parametrize("layout", ["paged", "one_prefix"])
-def test_bits_do_not_depend_on_the_order_of_blocks(engine, emulator, rng, layout):
+def test_bits_do_not_depend_on_the_order_of_blocks(engine, emulator, rng, draws_one_prefix, layout):
     """Blocks that wait for one another compose by other code than those that gave up."""
     run = many_states(engine, rng, layout, workers=7)
     first = run()
