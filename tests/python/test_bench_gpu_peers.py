@@ -250,6 +250,55 @@ def test_flash_attention_3_has_no_form_for_others(fa3, name):
     assert not list(fa3.contestants(Problem(BY_NAME[name], "cpu"), BY_NAME[name], "fa3"))
 
 
+# --- FlashAttention-4 -----------------------------------------------------------------------
+
+
+def variant_of_fa4(causal, window_size, softcap):
+    assert causal == (window_size == (None, None))
+    return "window" if window_size == (1024, 0) else "softcap" if softcap == 30.0 else "causal"
+
+
+def fa4_dense(q, k, v, causal=False, window_size=(None, None), softcap=0.0):
+    variant = variant_of_fa4(causal, window_size, softcap)
+    return torch.stack([attend(*each, True, variant) for each in zip(q, k, v)]), None
+
+
+def fa4_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, **options):
+    rows, keys = ([slice(*pair) for pair in zip(ends, ends[1:])] for ends in (cu_seqlens_q.tolist(), cu_seqlens_k.tolist()))
+    assert max(x.stop - x.start for x in rows) == max_seqlen_q and max(x.stop - x.start for x in keys) == max_seqlen_k
+    return torch.cat([fa4_dense(q[a][None], k[b][None], v[b][None], **options)[0][0] for a, b in zip(rows, keys)]), None
+
+
+@pytest.fixture
+def fa4(monkeypatch):
+    package = types.ModuleType("flash_attn.cute")
+    package.flash_attn_func, package.flash_attn_varlen_func = fa4_dense, fa4_varlen
+    monkeypatch.setitem(sys.modules, "flash_attn", types.ModuleType("flash_attn"))
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", package)
+    monkeypatch.setattr(engines.importlib.metadata, "version", {"flash-attn-4": "4.0.0b36"}.__getitem__)
+    monkeypatch.delitem(sys.modules, "raddle.bench.peers.fa4", raising=False)
+    yield importlib.import_module("raddle.bench.peers.fa4")
+    sys.modules.pop("raddle.bench.peers.fa4")
+
+
+UNEQUAL = dataclasses.replace(PREFILL, name="unequal", qo_len=(7, 40), kv_len=(9, 40))
+RAGGED = [dataclasses.replace(BY_NAME[name], form="ragged") for name in ("window", "softcap")]
+
+
+@pytest.mark.parametrize("case", [PREFILL, UNEQUAL, *RAGGED], ids=lambda x: x.name)
+def test_flash_attention_4_is_told_the_same_problem(fa4, case):
+    assert engines.versions(("fa4",)) == {"fa4": "4.0.0b36"}
+    problem = Problem(case, "cpu")
+    reference = check.exact(problem, case, check.all_rows(case))
+    ((name, make),) = fa4.contestants(problem, case, "fa4")
+    assert name == "fa4" and check.error(make().outcome(), reference) < check.TOLERANCE
+
+
+@pytest.mark.parametrize("case", [DECODE, *(BY_NAME[name] for name in ("prefix", "alibi", "blocks"))], ids=lambda x: x.name)
+def test_flash_attention_4_has_no_form_for_others(fa4, case):
+    assert not list(fa4.contestants(Problem(case, "cpu"), case, "fa4"))
+
+
 # --- the floor ------------------------------------------------------------------------------
 
 

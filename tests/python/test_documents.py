@@ -79,6 +79,7 @@ def test_the_readme_names_the_figures_of_its_chart(monkeypatch):
     for peer, said in (
         ("flashinfer fa3", "{:.2f} to {:.2f} times the speed of FlashInfer's `fa3`"),
         ("fa3", "{:.2f} to {:.2f} times FlashAttention-3's"),
+        ("fa4", "{:.2f} to {:.2f} times FlashAttention-4's"),
         ("cudnn", "{:.2f} to {:.2f} times cuDNN's"),
     ):
         ratios = charts.against("gpu_prefill", peer).values()

@@ -8,6 +8,7 @@ which may plan, allocate and compile, and returns an `Engine`.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Optional
@@ -22,6 +23,7 @@ FAMILIES = {
     "cudnn": ("sdpa", "torch"),
     "fa2": ("sdpa", "torch"),
     "fa3": ("fa3", "vllm.vllm_flash_attn"),
+    "fa4": ("fa4", "flash_attn.cute"),
     "flex": ("flex", "torch.nn.attention.flex_attention"),
 }
 
@@ -89,6 +91,8 @@ def _version(name: str, module: Any) -> str:
         return str(torch.backends.cudnn.version())
     if name == "fa3":
         return f"of vLLM {importlib.import_module('vllm').__version__}"
+    if name == "fa4":
+        return importlib.metadata.version("flash-attn-4")
     return str(getattr(module, "__version__", torch.__version__))
 
 

@@ -2,6 +2,7 @@
 #include "backend/backend.h"
 
 #include <cstdlib>
+#include <vector>
 
 #include "backend/cuda/compile.h"
 #include "backend/cuda/kernels.h"
@@ -36,6 +37,11 @@ class CudaBackend final : public GpuBackend {
         memory_(std::make_shared<AttentionMemory>(device, spec, variant)),
         plans_(device, memory_) {
     check_asked_family(spec, facts_);
+    for (i32 which = 0; which < KernelForm::count; ++which) {
+      const KernelForm form{static_cast<KernelForm::Which>(which)};
+      configs_.push_back(plan_config(spec, device.info(), form.family(), form.short_rows(), 0,
+                                     Schedule::automatic));
+    }
     start_kernels();
   }
 
@@ -91,7 +97,11 @@ class CudaBackend final : public GpuBackend {
   }
   PlanConfig config(KernelFamily family, i32 num_workers, Schedule schedule,
                     i32 short_rows = 0) const {
-    return plan_config(spec_, device_->info(), family, short_rows, num_workers, schedule);
+    PlanConfig config =
+        configs_[static_cast<std::size_t>(form_of(family, false, short_rows).which)];
+    if (num_workers > 0) config.num_workers = num_workers;
+    config.schedule = schedule;
+    return config;
   }
   /// The kernel of decodes is waited for, so that its errors are raised here. That of long queries
   /// takes longer; plans wait for it, and for the few others.
@@ -113,6 +123,7 @@ class CudaBackend final : public GpuBackend {
   FamilyFacts facts_;
   AttentionMemoryPtr memory_;
   mutable CudaPlans plans_;
+  std::vector<PlanConfig> configs_;  ///< by KernelForm::Which, for all workers of the device
 };
 
 }  // namespace

@@ -70,9 +70,9 @@ const Kernel& ComingKernel::get() const {
   return *kernel_.get();
 }
 
-bool ComingKernel::is(const Kernel& kernel) const {
-  return kernel_.wait_for(0s) == std::future_status::ready && !has_failed() &&
-         kernel_.get() == &kernel;
+const Kernel* ComingKernel::if_there() const {
+  return kernel_.wait_for(0s) == std::future_status::ready && !has_failed() ? kernel_.get()
+                                                                            : nullptr;
 }
 
 bool ComingKernel::has_failed() const {
@@ -152,6 +152,12 @@ const Kernel& AttentionKernels::get(const KernelChoice& choice, bool all_short) 
 }
 
 const Kernel& AttentionKernels::get(const KernelForm& form) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = coming_.find(form);
+    if (found != coming_.end())
+      if (const Kernel* there = found->second.if_there()) return *there;
+  }
   start(form);
   ComingKernel kernel;
   {
@@ -165,8 +171,9 @@ const Kernel& AttentionKernels::in_place_of(const Kernel& kernel, bool scales, b
   KernelForm form{};
   {
     const std::lock_guard lock(mutex_);
-    const auto found = std::find_if(coming_.begin(), coming_.end(),
-                                    [&](const auto& each) { return each.second.is(kernel); });
+    const auto found = std::find_if(coming_.begin(), coming_.end(), [&](const auto& each) {
+      return each.second.if_there() == &kernel;
+    });
     form = found->first;
   }
   form.scales |= scales;

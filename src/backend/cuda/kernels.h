@@ -35,8 +35,8 @@ class ComingKernel {
   friend class KernelTable;
   friend class AttentionKernels;
   bool has_failed() const;
-  /// Whether it is there, and that kernel.
-  bool is(const Kernel& kernel) const;
+  /// Null while it is on its way, and where it has failed.
+  const Kernel* if_there() const;
   std::shared_future<const Kernel*> kernel_;
   std::string doing_;  ///< for people
   std::shared_ptr<jit::Watch> watch_;

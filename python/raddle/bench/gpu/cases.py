@@ -46,7 +46,7 @@ class Case:
     latent: int = 0  #: MLA with absorbed weights: V is so many first columns of K
     blocks: int = 0  #: form "blocks": blocks of page_size slots that the only row keeps
     unit: str = "GB/s"
-    peers: tuple[str, ...] = ()  #: engines that join, by family: "flashinfer", "cudnn", "flex", "fa2", "fa3"
+    peers: tuple[str, ...] = ()  #: engines that join, by family: "flashinfer", "cudnn", "flex", "fa2", "fa3", "fa4"
     floor: bool = False  #: time a read of as many bytes, too
     is_call: bool = False  #: Raddle takes part by calls of `raddle.flex.flex_attention`, not by a plan made ahead
     kv_dtype: str = ""  #: "float8_e4m3fn" or "float8_e5m2": what K and V are stored in, with scales

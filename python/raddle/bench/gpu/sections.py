@@ -11,6 +11,7 @@ _PREFILL = (512, 1024, 2048, 4096, 8192, 16384)
 _MHA = (16, 16, 128)
 _PAGED_PEERS = ("flashinfer", "fa3")
 _PEERS = (*_PAGED_PEERS, "cudnn", "flex", "fa2")
+_PREFILL_PEERS = (*_PEERS, "fa4")
 
 
 def _decode(kind: str, mean: int, batch: int, **options: object) -> Case:
@@ -67,7 +68,7 @@ def _decode_variants() -> tuple[Case, ...]:
 
 
 def _prefill(length: int, heads: tuple[int, int, int] = _MHA, batch: int = 16, **options: object) -> Case:
-    chosen = {"form": "ragged", "unit": "TFLOP/s", "peers": _PEERS, **options}
+    chosen = {"form": "ragged", "unit": "TFLOP/s", "peers": _PREFILL_PEERS, **options}
     return Case(f"causal S{length}", (length,) * batch, (length,) * batch, heads, **chosen)
 
 
@@ -80,7 +81,7 @@ def _prefill_ragged() -> tuple[Case, ...]:
     rows = []
     for kind in ("constant", "uniform", "skewed"):
         n = lengths(kind, 16, 8192)
-        ragged = Case(f"{kind} 8192, ragged", n, n, form="ragged", unit="TFLOP/s", peers=_PAGED_PEERS)
+        ragged = Case(f"{kind} 8192, ragged", n, n, form="ragged", unit="TFLOP/s", peers=(*_PAGED_PEERS, "fa4"))
         rows.append(ragged)
         for page, share in ((16, 0.97), (1, 0.9)):
             own = {"versus": ragged.name, "at_least": {"versus": share}}
@@ -96,7 +97,7 @@ def _prefill_variants() -> tuple[Case, ...]:
         rows.append(_named(f"causal S{n}", base))
         for variant in ("softcap", "alibi", "window"):
             own = {"versus": f"causal S{n}", "at_least": {"versus": 0.9}}
-            peers = ("flex", "fa3") if n == 16384 else ("fa3",)
+            peers = ("flex", "fa3", "fa4") if n == 16384 else ("fa3", "fa4")
             rows.append(_named(f"{variant} S{n}", base, variant=variant, peers=peers, **own))
     return tuple(rows)
 
@@ -106,7 +107,7 @@ def _prefill_dims() -> tuple[Case, ...]:
     for dim, batch in ((64, 16), (256, 8)):
         for n in (1024, 4096, 16384):
             base = _prefill(n, (16, 16, dim), batch)
-            rows.append(_named(f"D{dim} S{n}", base, peers=(*_PAGED_PEERS, "cudnn"), at_least={"flashinfer fa2": 1.0}))
+            rows.append(_named(f"D{dim} S{n}", base, peers=(*_PAGED_PEERS, "cudnn", "fa4"), at_least={"flashinfer fa2": 1.0}))
     return tuple(rows)
 
 
