@@ -17,6 +17,7 @@ CASES = [
     Case("mixed", (7, 1), (40, 18), **TINY),
     Case("prefix", (1, 1, 1), (48, 41, 33), form="cascade", prefix=32, **TINY),
     Case("mla", (1, 1, 3), (33, 64, 5), (6, 1, 48), page_size=16, latent=32),
+    dataclasses.replace(PREFILL, name="values", heads=(4, 2, 48), values=32),
     Case("blocks", (1,), (128,), (4, 4, 32), form="blocks", blocks=3, variant="plain"),
     *(dataclasses.replace(DECODE, name=name, variant=name) for name in ("alibi", "sinks", "sigmoid", "rope")),
     *(dataclasses.replace(PREFILL, name=name, variant=name) for name in ("wide window", "softcap")),

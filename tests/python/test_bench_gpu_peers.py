@@ -76,7 +76,7 @@ class PagedPrefill(Wrapper):
 
 
 class RaggedPrefill(Wrapper):
-    def plan(self, qo_indptr, kv_indptr, num_qo_heads, num_kv_heads, head_dim_qk, causal=False,
+    def plan(self, qo_indptr, kv_indptr, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo=None, causal=False,
              q_data_type="float16", kv_data_type=None):  # fmt: skip
         self.ends, self.causal = (qo_indptr, kv_indptr), causal
 
@@ -175,6 +175,7 @@ FORMS = [
     (dataclasses.replace(DECODE, floor=True), {"tensor", "cuda"}),
     (DECODE, {"tensor"}),
     (PREFILL, {"fa2", "fa3"}),
+    (BY_NAME["values"], {"fa2", "fa3"}),
     (dataclasses.replace(PREFILL, form="paged"), {"fa2", "fa3"}),
     (BY_NAME["mixed"], {"batch", "fa2"}),
     (BY_NAME["prefix"], {"single", "cascade"}),
@@ -236,7 +237,7 @@ def fa3(monkeypatch):
     sys.modules.pop("raddle.bench.peers.fa3")
 
 
-@pytest.mark.parametrize("case", [DECODE, PREFILL, *(BY_NAME[name] for name in ("mixed", "window", "softcap"))], ids=lambda x: x.name)
+@pytest.mark.parametrize("case", [DECODE, PREFILL, *(BY_NAME[name] for name in ("values", "mixed", "window", "softcap"))], ids=lambda x: x.name)
 def test_flash_attention_3_is_told_the_same_problem(fa3, case):
     assert engines.versions(("fa3",)) == {"fa3": "of vLLM 0.24.0"}
     problem = Problem(case, "cpu")
@@ -285,7 +286,7 @@ UNEQUAL = dataclasses.replace(PREFILL, name="unequal", qo_len=(7, 40), kv_len=(9
 RAGGED = [dataclasses.replace(BY_NAME[name], form="ragged") for name in ("window", "softcap")]
 
 
-@pytest.mark.parametrize("case", [PREFILL, UNEQUAL, *RAGGED], ids=lambda x: x.name)
+@pytest.mark.parametrize("case", [PREFILL, UNEQUAL, BY_NAME["values"], *RAGGED], ids=lambda x: x.name)
 def test_flash_attention_4_is_told_the_same_problem(fa4, case):
     assert engines.versions(("fa4",)) == {"fa4": "4.0.0b36"}
     problem = Problem(case, "cpu")

@@ -44,6 +44,7 @@ class Case:
     variant: str = "causal"
     prefix: int = 0  #: leading keys that all requests share
     latent: int = 0  #: MLA with absorbed weights: V is so many first columns of K
+    values: int = 0  #: columns of V, where they are not as many as those of K
     blocks: int = 0  #: form "blocks": blocks of page_size slots that the only row keeps
     unit: str = "GB/s"
     peers: tuple[str, ...] = ()  #: engines that join, by family: "flashinfer", "cudnn", "flex", "fa2", "fa3", "fa4"
@@ -69,7 +70,7 @@ class Case:
 
     @property
     def dim_vo(self) -> int:
-        return self.latent or self.heads[2]
+        return self.latent or self.values or self.heads[2]
 
     @property
     def bytes_read(self) -> int:
@@ -80,10 +81,10 @@ class Case:
             tokens = self.prefix + sum(n - self.prefix for n in self.kv_len)
         else:
             tokens = sum(self.kv_len)
-        row_bytes = self.heads[2] * (1 if self.kv_dtype else ITEM_BYTES)
-        if self.kv_dtype and self.scales == "token":
-            row_bytes += 4
-        return (1 if self.latent else 2) * tokens * self.heads[1] * row_bytes
+        rows = (self.heads[2],) if self.latent else (self.heads[2], self.dim_vo)
+        scale = 4 if self.kv_dtype and self.scales == "token" else 0
+        item = 1 if self.kv_dtype else ITEM_BYTES
+        return tokens * self.heads[1] * sum(columns * item + scale for columns in rows)
 
     @property
     def flops(self) -> float:

@@ -42,7 +42,7 @@ class Problem:
             columns = rng.permutation(case.kv_len[0] // case.page_size)[: case.blocks]
             self.kept_blocks = np.sort(columns).astype(np.int32)
         self.k = self._random(*shape)
-        self.v = self.k[..., : case.latent] if case.latent else self._random(*shape)
+        self.v = self.k[..., : case.latent] if case.latent else self._random(*shape[:-1], case.dim_vo)
         self.k_scale: Any = None
         self.v_scale: Any = None
         if case.kv_dtype:
@@ -54,7 +54,8 @@ class Problem:
         """Equal for cases that have the same tensors."""
         paged = case.page_size if case.form in ("paged", "cascade") else case.form
         stored = case.kv_dtype, case.scales
-        return case.qo_len, case.kv_len, case.heads, case.latent, paged, case.prefix, case.blocks, stored
+        columns = case.heads, case.latent, case.values
+        return case.qo_len, case.kv_len, columns, paged, case.prefix, case.blocks, stored
 
     def _random(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, dtype=DTYPE, device=self.device, generator=self._generator)

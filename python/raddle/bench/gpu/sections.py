@@ -108,6 +108,9 @@ def _prefill_dims() -> tuple[Case, ...]:
         for n in (1024, 4096, 16384):
             base = _prefill(n, (16, 16, dim), batch)
             rows.append(_named(f"D{dim} S{n}", base, peers=(*_PAGED_PEERS, "cudnn", "fa4"), at_least={"flashinfer fa2": 1.0}))
+    for n in (4096, 16384):  # prompts of MLA, whose weights are not absorbed
+        base = _prefill(n, (16, 16, 192), 8, values=128, peers=(*_PAGED_PEERS, "cudnn", "fa4"))
+        rows.append(_named(f"D192/128 S{n}", base, peers=base.peers, at_least={"flashinfer fa2": 1.0}))
     return tuple(rows)
 
 

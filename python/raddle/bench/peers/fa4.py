@@ -42,4 +42,4 @@ def _prepared(problem: Problem, case: Case, name: str) -> Engine:
         out = attend()
         return out[0] if isinstance(out, tuple) else out
 
-    return Engine(name, call, rows=lambda out: out.reshape(problem.q.shape))
+    return Engine(name, call, rows=lambda out: out.reshape(-1, *out.shape[-2:]))

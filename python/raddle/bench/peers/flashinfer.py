@@ -75,7 +75,8 @@ def _decode(problem: Problem, case: Case, name: str, tensor_cores: bool) -> Engi
 def _ragged_prefill(problem: Problem, case: Case, name: str, backend: str) -> Engine:
     wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(_workspace(problem.device), "NHD", backend=backend)
     ends = problem.on_device("qo_indptr"), problem.on_device("kv_indptr")
-    wrapper.plan(*ends, *case.heads, causal=True, q_data_type=DTYPE, kv_data_type=DTYPE)
+    types = {"q_data_type": DTYPE, "kv_data_type": DTYPE}
+    wrapper.plan(*ends, *case.heads, head_dim_vo=case.dim_vo, causal=True, **types)
     return _with_out(name, problem, wrapper.run, problem.q, problem.k, problem.v)
 
 
