@@ -21,6 +21,7 @@ README_CHART = HERE / "against-peers.svg"
 SOURCES = {
     "gpu_prefill": ("gpu-h200-2026-11-29-fa4", "Prefill, causal, bf16, H200", "prefill", "TFLOP/s", "causal"),
     "gpu_dims": ("gpu-h200-2026-11-29-fa4", "Prefill, heads of 64 and 256, H200", "prefill-dims", "TFLOP/s", "D"),
+    "gpu_values": ("gpu-h200-2026-11-29-values", "Prefill, heads of 192 with values of 128, H200", "prefill-dims", "TFLOP/s", "D"),
     "gpu_ragged": ("gpu-h200-2026-11-28-clusters", "Prefill of ragged batches, H200", "prefill-ragged", "TFLOP/s", ""),
     "gpu_variants": ("gpu-h200-2026-11-29-fa4", "Prefill with a window or a soft cap, H200", "prefill-variants", "TFLOP/s", ""),
     "gpu_flex": ("flex-h200-2026-11-27-ordered", "Masks and scores in Python, H200", "flex", "TFLOP/s", ""),
