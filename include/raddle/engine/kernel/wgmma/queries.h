@@ -55,6 +55,8 @@ class ItemFinder {
   }
 
  private:
+  /// Not fewer: a step waits for the next tile's keys before it sends the item before its own, and
+  /// where items have one tile each, those keys are the next item's, the second behind that one.
   static constexpr i32 ahead = 3;
   /// Openings tell of an item's first span.
   RADDLE_DEVICE static bool opens_with(const Opening& opening) {
