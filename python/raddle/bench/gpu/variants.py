@@ -41,6 +41,13 @@ PARTS: dict[str, Callable[[int, int], list[Any]]] = {
     "rope interleaved": lambda heads, dim: [raddle.Rope(dim, _THETA, interleaved=True), raddle.Causal()],
 }
 
+#: What FlashAttention-3 and 4 are told of those that they compute, causal masks apart.
+FLASH_ATTENTION: dict[str, dict[str, Any]] = {
+    "causal": {},
+    "window": {"window_size": (WINDOW, 0)},
+    "softcap": {"softcap": SOFT_CAP},
+}
+
 
 def angles(positions: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosine and sine [positions, dim / 2] of RoPE, in fp64."""

@@ -10,25 +10,19 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from raddle.bench.engines import Engine, Makers
-from raddle.bench.gpu.cases import SOFT_CAP, WINDOW, Case
+from raddle.bench.gpu.cases import Case
 from raddle.bench.gpu.problem import Problem
+from raddle.bench.gpu.variants import FLASH_ATTENTION
 from vllm.vllm_flash_attn import flash_attn_interface as fa
-
-#: What it is told of a variant.
-_VARIANTS: dict[str, dict[str, Any]] = {
-    "causal": {},
-    "window": {"window_size": (WINDOW, 0)},
-    "softcap": {"softcap": SOFT_CAP},
-}
 
 
 def contestants(problem: Problem, case: Case, name: str) -> Makers:
-    if case.variant in _VARIANTS and case.form in ("ragged", "paged"):
+    if case.variant in FLASH_ATTENTION and case.form in ("ragged", "paged"):
         yield name, functools.partial(_prepared, problem, case, name)
 
 
 def _prepared(problem: Problem, case: Case, name: str) -> Engine:
-    options = {"causal": True, "fa_version": 3, **_VARIANTS[case.variant]}
+    options = {"causal": True, "fa_version": 3, **FLASH_ATTENTION[case.variant]}
     rows = problem.on_device("qo_indptr")
     longest = max(case.qo_len), max(case.kv_len)
     keys: dict[str, Any] = {"cu_seqlens_k": problem.on_device("kv_indptr")}

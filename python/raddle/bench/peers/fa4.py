@@ -10,24 +10,18 @@ import torch
 from flash_attn.cute import flash_attn_func, flash_attn_varlen_func
 
 from raddle.bench.engines import Engine, Makers
-from raddle.bench.gpu.cases import SOFT_CAP, WINDOW, Case
+from raddle.bench.gpu.cases import Case
 from raddle.bench.gpu.problem import Problem
-
-#: What it is told of a variant.
-_VARIANTS: dict[str, dict[str, Any]] = {
-    "causal": {},
-    "window": {"window_size": (WINDOW, 0)},
-    "softcap": {"softcap": SOFT_CAP},
-}
+from raddle.bench.gpu.variants import FLASH_ATTENTION
 
 
 def contestants(problem: Problem, case: Case, name: str) -> Makers:
-    if case.variant in _VARIANTS and case.form == "ragged" and not case.latent:
+    if case.variant in FLASH_ATTENTION and case.form == "ragged" and not case.latent:
         yield name, functools.partial(_prepared, problem, case, name)
 
 
 def _prepared(problem: Problem, case: Case, name: str) -> Engine:
-    options = {"causal": case.variant != "window", **_VARIANTS[case.variant]}
+    options = {"causal": case.variant != "window", **FLASH_ATTENTION[case.variant]}
     tensors = problem.q, problem.k, problem.v
     if len({*case.qo_len, *case.kv_len}) == 1:
         dense = [x.view(len(case.kv_len), -1, *x.shape[1:]) for x in tensors]
