@@ -203,10 +203,22 @@ def test_flashinfer_is_told_the_same_problem(flashinfer, case, forms):
 # --- FlashAttention-3 -----------------------------------------------------------------------
 
 
+def variant_told(window_size, softcap):
+    return "window" if window_size == (1024, 0) else "softcap" if softcap == 30.0 else "causal"
+
+
+def is_told_the_same(peer, case, name):
+    """The only contestant of a module computes the case."""
+    problem = Problem(case, "cpu")
+    reference = check.exact(problem, case, check.all_rows(case))
+    ((found, make),) = peer.contestants(problem, case, name)
+    assert found == name and check.error(make().outcome(), reference) < check.TOLERANCE
+
+
 def varlen(q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu_seqlens_k=None, seqused_k=None, causal=False,
            window_size=(-1, -1), softcap=0.0, block_table=None, out=None, scheduler_metadata=None, fa_version=2):  # fmt: skip
     assert fa_version == 3 and causal and (cu_seqlens_k is None) == (seqused_k is not None)
-    variant = "window" if window_size == (1024, 0) else "softcap" if softcap == 30.0 else "causal"
+    variant = variant_told(window_size, softcap)
     assert (scheduler_metadata is None) == (block_table is None)
     for n, (begin, end) in enumerate(zip(cu_seqlens_q, cu_seqlens_q[1:])):
         if block_table is None:
@@ -240,10 +252,7 @@ def fa3(monkeypatch):
 @pytest.mark.parametrize("case", [DECODE, PREFILL, *(BY_NAME[name] for name in ("values", "mixed", "window", "softcap"))], ids=lambda x: x.name)
 def test_flash_attention_3_is_told_the_same_problem(fa3, case):
     assert engines.versions(("fa3",)) == {"fa3": "of vLLM 0.24.0"}
-    problem = Problem(case, "cpu")
-    reference = check.exact(problem, case, check.all_rows(case))
-    ((name, make),) = fa3.contestants(problem, case, "fa3")
-    assert name == "fa3" and check.error(make().outcome(), reference) < check.TOLERANCE
+    is_told_the_same(fa3, case, "fa3")
 
 
 @pytest.mark.parametrize("name", ["prefix", "alibi", "blocks"])
@@ -254,13 +263,9 @@ def test_flash_attention_3_has_no_form_for_others(fa3, name):
 # --- FlashAttention-4 -----------------------------------------------------------------------
 
 
-def variant_of_fa4(causal, window_size, softcap):
-    assert causal == (window_size == (None, None))
-    return "window" if window_size == (1024, 0) else "softcap" if softcap == 30.0 else "causal"
-
-
 def fa4_dense(q, k, v, causal=False, window_size=(None, None), softcap=0.0):
-    variant = variant_of_fa4(causal, window_size, softcap)
+    assert causal == (window_size == (None, None))
+    variant = variant_told(window_size, softcap)
     return torch.stack([attend(*each, True, variant) for each in zip(q, k, v)]), None
 
 
@@ -289,10 +294,7 @@ RAGGED = [dataclasses.replace(BY_NAME[name], form="ragged") for name in ("window
 @pytest.mark.parametrize("case", [PREFILL, UNEQUAL, BY_NAME["values"], *RAGGED], ids=lambda x: x.name)
 def test_flash_attention_4_is_told_the_same_problem(fa4, case):
     assert engines.versions(("fa4",)) == {"fa4": "4.0.0b36"}
-    problem = Problem(case, "cpu")
-    reference = check.exact(problem, case, check.all_rows(case))
-    ((name, make),) = fa4.contestants(problem, case, "fa4")
-    assert name == "fa4" and check.error(make().outcome(), reference) < check.TOLERANCE
+    is_told_the_same(fa4, case, "fa4")
 
 
 @pytest.mark.parametrize("case", [DECODE, *(BY_NAME[name] for name in ("prefix", "alibi", "blocks"))], ids=lambda x: x.name)

@@ -18,13 +18,20 @@ namespace raddle {
 namespace cuda {
 namespace {
 
-/// Plans for all workers that the device holds at a time, or for so many.
+/// Plans for all workers that the device holds at a time.
 PlanConfig plan_config(const AttentionSpec& spec, const DeviceInfo& device, KernelFamily family,
-                       i32 short_rows, i32 num_workers, Schedule schedule) {
+                       i32 short_rows) {
   const i32 all = device.num_multiprocessors *
                   config_of(spec, device.arch, family, short_rows).blocks_per_multiprocessor;
-  return gpu_plan_config(spec, jit::arch_number(device.arch), family, short_rows,
-                         num_workers > 0 ? num_workers : all, schedule);
+  return gpu_plan_config(spec, jit::arch_number(device.arch), family, short_rows, all,
+                         Schedule::automatic);
+}
+
+/// The same for `num_workers`, if that is not 0, and a schedule.
+PlanConfig as_asked(PlanConfig config, i32 num_workers, Schedule schedule) {
+  if (num_workers > 0) config.num_workers = num_workers;
+  config.schedule = schedule;
+  return config;
 }
 
 class CudaBackend final : public GpuBackend {
@@ -39,8 +46,7 @@ class CudaBackend final : public GpuBackend {
     check_asked_family(spec, facts_);
     for (i32 which = 0; which < KernelForm::count; ++which) {
       const KernelForm form{static_cast<KernelForm::Which>(which)};
-      configs_.push_back(plan_config(spec, device.info(), form.family(), form.short_rows(), 0,
-                                     Schedule::automatic));
+      configs_.push_back(plan_config(spec, device.info(), form.family(), form.short_rows()));
     }
     start_kernels();
   }
@@ -97,11 +103,8 @@ class CudaBackend final : public GpuBackend {
   }
   PlanConfig config(KernelFamily family, i32 num_workers, Schedule schedule,
                     i32 short_rows = 0) const {
-    PlanConfig config =
-        configs_[static_cast<std::size_t>(form_of(family, false, short_rows).which)];
-    if (num_workers > 0) config.num_workers = num_workers;
-    config.schedule = schedule;
-    return config;
+    const KernelForm form = form_of(family, false, short_rows);
+    return as_asked(configs_[static_cast<std::size_t>(form.which)], num_workers, schedule);
   }
   /// The kernel of decodes is waited for, so that its errors are raised here. That of long queries
   /// takes longer; plans wait for it, and for the few others.
@@ -134,8 +137,8 @@ PlanConfig cuda_plan_config(const AttentionSpec& spec, DeviceId device, const Ma
   const KernelFamily family =
       family_named(std::getenv("RADDLE_BACKEND")).value_or(KernelFamily::mma);
   const i32 short_rows = family == KernelFamily::wgmma ? reserved_short_rows(spec, maxima) : 0;
-  return cuda::plan_config(spec, cuda::Device::get(device.ordinal).info(), family, short_rows,
-                           num_workers, schedule);
+  const cuda::DeviceInfo& info = cuda::Device::get(device.ordinal).info();
+  return cuda::as_asked(cuda::plan_config(spec, info, family, short_rows), num_workers, schedule);
 }
 
 std::shared_ptr<const GpuBackend> make_cuda_backend(const AttentionSpec& spec,

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include "backend/cuda/compile.h"
 #include "jit/nvrtc.h"
@@ -129,14 +130,19 @@ AttentionKernels::AttentionKernels(const AttentionSpec& spec, const BoundVariant
                      device.info().max_shared_bytes);
 }
 
-void AttentionKernels::start(const KernelForm& form) {
-  const std::lock_guard lock(mutex_);
+ComingKernel& AttentionKernels::started(const KernelForm& form) {
   const auto found = coming_.find(form);
-  if (found != coming_.end() && !found->second.has_failed()) return;
+  if (found != coming_.end() && !found->second.has_failed()) return found->second;
   jit::GpuKernel described = described_[form.which].kernel;
   described.serves = form.serves;
   described.scales_output = form.scales;
-  coming_.insert_or_assign(form, coming(described, *device_, described_[form.which].config));
+  ComingKernel kernel = coming(described, *device_, described_[form.which].config);
+  return coming_.insert_or_assign(form, std::move(kernel)).first->second;
+}
+
+void AttentionKernels::start(const KernelForm& form) {
+  const std::lock_guard lock(mutex_);
+  started(form);
 }
 
 KernelForm AttentionKernels::form_of(const KernelChoice& choice, bool all_short) {
@@ -152,17 +158,12 @@ const Kernel& AttentionKernels::get(const KernelChoice& choice, bool all_short) 
 }
 
 const Kernel& AttentionKernels::get(const KernelForm& form) {
-  {
-    const std::lock_guard lock(mutex_);
-    const auto found = coming_.find(form);
-    if (found != coming_.end())
-      if (const Kernel* there = found->second.if_there()) return *there;
-  }
-  start(form);
   ComingKernel kernel;
   {
     const std::lock_guard lock(mutex_);
-    kernel = coming_.at(form);
+    const ComingKernel& found = started(form);
+    if (const Kernel* there = found.if_there()) return *there;
+    kernel = found;  // to wait without the lock
   }
   return kernel.get();
 }

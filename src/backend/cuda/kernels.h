@@ -74,6 +74,8 @@ class AttentionKernels {
     KernelConfig config;
   };
   static KernelForm form_of(const KernelChoice& choice, bool all_short);
+  /// The one that is there or on its way; one that failed is tried again. With `mutex_` held.
+  ComingKernel& started(const KernelForm& form);
   static Described describe(const AttentionSpec& spec, const BoundVariant& variant,
                             const Device& device, const KernelForm& form);
 

@@ -11,7 +11,6 @@ _PREFILL = (512, 1024, 2048, 4096, 8192, 16384)
 _MHA = (16, 16, 128)
 _PAGED_PEERS = ("flashinfer", "fa3")
 _PEERS = (*_PAGED_PEERS, "cudnn", "flex", "fa2")
-_PREFILL_PEERS = (*_PEERS, "fa4")
 
 
 def _decode(kind: str, mean: int, batch: int, **options: object) -> Case:
@@ -68,7 +67,7 @@ def _decode_variants() -> tuple[Case, ...]:
 
 
 def _prefill(length: int, heads: tuple[int, int, int] = _MHA, batch: int = 16, **options: object) -> Case:
-    chosen = {"form": "ragged", "unit": "TFLOP/s", "peers": _PREFILL_PEERS, **options}
+    chosen = {"form": "ragged", "unit": "TFLOP/s", "peers": (*_PEERS, "fa4"), **options}
     return Case(f"causal S{length}", (length,) * batch, (length,) * batch, heads, **chosen)
 
 
@@ -104,13 +103,12 @@ def _prefill_variants() -> tuple[Case, ...]:
 
 def _prefill_dims() -> tuple[Case, ...]:
     rows = []
+    options = {"peers": (*_PAGED_PEERS, "cudnn", "fa4"), "at_least": {"flashinfer fa2": 1.0}}
     for dim, batch in ((64, 16), (256, 8)):
         for n in (1024, 4096, 16384):
-            base = _prefill(n, (16, 16, dim), batch)
-            rows.append(_named(f"D{dim} S{n}", base, peers=(*_PAGED_PEERS, "cudnn", "fa4"), at_least={"flashinfer fa2": 1.0}))
+            rows.append(_named(f"D{dim} S{n}", _prefill(n, (16, 16, dim), batch), **options))
     for n in (4096, 16384):  # prompts of MLA, whose weights are not absorbed
-        base = _prefill(n, (16, 16, 192), 8, values=128, peers=(*_PAGED_PEERS, "cudnn", "fa4"))
-        rows.append(_named(f"D192/128 S{n}", base, peers=base.peers, at_least={"flashinfer fa2": 1.0}))
+        rows.append(_named(f"D192/128 S{n}", _prefill(n, (16, 16, 192), 8, values=128), **options))
     return tuple(rows)
 
 
