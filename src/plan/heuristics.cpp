@@ -124,11 +124,11 @@ PlanConfig cpu_plan_config(const AttentionSpec& spec, CpuIsa isa, i32 num_worker
 }
 
 KernelConfig gpu_kernel_config(const AttentionSpec& spec, i32 arch, KernelFamily family,
-                               i32 short_rows) {
+                               i32 short_rows, bool outputs) {
   if (family == KernelFamily::wgmma)
     return short_rows > 0
                ? wgmma::short_kernel_config(short_rows, spec.head_dim_qk, spec.head_dim_vo)
-               : wgmma::long_kernel_config(spec.head_dim_qk, spec.head_dim_vo);
+               : wgmma::long_kernel_config(spec.head_dim_qk, spec.head_dim_vo, outputs);
   // Only the compiler knows whether a variant's parts need quantised K or V widened to 16 bits. The
   // planner need not: tiles and memory are as if they did (mma::kernel_config).
   return mma::kernel_config(spec.head_dim_qk, spec.head_dim_vo, arch,
@@ -136,8 +136,8 @@ KernelConfig gpu_kernel_config(const AttentionSpec& spec, i32 arch, KernelFamily
 }
 
 PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 arch, KernelFamily family, i32 short_rows,
-                           i32 num_workers, Schedule schedule) {
-  const KernelConfig kernel = gpu_kernel_config(spec, arch, family, short_rows);
+                           i32 num_workers, Schedule schedule, bool outputs) {
+  const KernelConfig kernel = gpu_kernel_config(spec, arch, family, short_rows, outputs);
   const bool wgmma = family == KernelFamily::wgmma;
   PlanConfig config =
       plan_config(spec, num_workers, schedule, {kernel.short_rows, kernel.short_keys},

@@ -24,15 +24,15 @@ PlanConfig cpu_plan_config(const AttentionSpec& spec, CpuIsa isa, i32 num_worker
                            Schedule schedule);
 
 /// The kernel of a family for an architecture (80, 90 …); `short_rows`: the wgmma family's of short
-/// queries with tiles of so many rows, not that of long ones. Planning, compiling and launching all
-/// ask this one function, so that they agree. Beside it and plan/kernel_choice.cpp, only
-/// jit/gpu_kernel.cpp knows families: the text of their sources.
+/// queries with tiles of so many rows, not that of long ones; `outputs`: the variant has an output
+/// part. Planning, compiling and launching all ask this one function, so that they agree. Beside it
+/// and plan/kernel_choice.cpp, only jit/gpu_kernel.cpp knows families: the text of their sources.
 KernelConfig gpu_kernel_config(const AttentionSpec& spec, i32 arch, KernelFamily family,
-                               i32 short_rows);
+                               i32 short_rows, bool outputs = false);
 
 /// Tile shapes, tile rates and memory costs of that kernel; a worker is a team of warps.
 PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 arch, KernelFamily family, i32 short_rows,
-                           i32 num_workers, Schedule schedule);
+                           i32 num_workers, Schedule schedule, bool outputs = false);
 
 /// The same for the kernel of short queries alone: groups with more rows are cut into its tiles.
 PlanConfig short_plan_config(PlanConfig config);

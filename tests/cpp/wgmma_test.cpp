@@ -89,6 +89,25 @@ TEST(Wgmma, HeadsAbove128) {
   check<bf16, 72, 192>({20}, {90}, 8, Composition<Leaf<0>, Causal>{}, causal.parts, 1);
   check<bf16, 192, 256>({20, 140}, {90, 150}, 8, Composition<Leaf<0>, Causal>{}, causal.parts, 1);
 }
+/// Tiles of 128 keys that leave room for facts about two items alone: several items a worker, one
+/// without keys among them, states, scores, rows that no boxes hold, and an output part, whose
+/// tiles have 64.
+TEST(Wgmma, TightTiles) {
+  using Causal_ = Composition<Leaf<0>, Causal>;
+  const Case plain = testing_attention::cases()[0], causal = testing_attention::cases()[1],
+             gemma_case = testing_attention::cases()[2];
+  static_assert(wgmma::long_keys(192, 128, false) == 128 && wgmma::long_keys(192, 128, true) == 64);
+  const Ints many_rows{70, 130, 3, 140}, many_keys{200, 400, 0, 300};
+  check<bf16, 192, 128>(many_rows, many_keys, 16, Causal_{}, causal.parts, 1);
+  check<f16, 192, 128>({9}, {1000}, 64, Causal_{}, causal.parts, 5);
+  check<bf16, 136, 96>(many_rows, many_keys, 0, Causal_{}, causal.parts, 2);
+  check<bf16, 192, 128>({140}, {300}, 24, Causal_{}, causal.parts, 1);
+  check<bf16, 192, 128>({40}, {300}, 16, Composition<NoMask, Halved>{}, plain.parts, 1);
+  Composition<AllOf<Leaf<1>, Leaf<2>>, SoftCap, SlidingWindow, Causal> gemma{};
+  gemma.variants.first.cap = 2.0f;
+  gemma.variants.rest.first = SlidingWindow{9, -1};
+  check<bf16, 192, 128>(rows, {500, 130, 0}, 16, gemma, gemma_case.parts, 3);
+}
 TEST(Wgmma, ScoresAndWindows) {
   const Case gemma_case = testing_attention::cases()[2];
   Composition<AllOf<Leaf<1>, Leaf<2>>, SoftCap, SlidingWindow, Causal> gemma{};

@@ -166,8 +166,8 @@ void check(const Batch& batch, const V& variant, const reference::Parts& parts) 
   std::fill(out.bytes.begin(), out.bytes.end(), std::byte{0xff});
   std::fill(lse.bytes.begin(), lse.bytes.end(), std::byte{0xff});
 
-  PlanConfig config =
-      gpu_plan_config(spec, 90, KernelFamily::wgmma, short_rows, num_workers, Schedule::automatic);
+  PlanConfig config = gpu_plan_config(spec, 90, KernelFamily::wgmma, short_rows, num_workers,
+                                      Schedule::automatic, has_output<V>);
   if (in_clusters) config = cluster_plan_config(config);
   const PlanArrays plan = make_plan(layout->view(), config, cover(variant));
 

@@ -20,11 +20,12 @@ namespace {
 
 /// Plans for all workers that the device holds at a time.
 PlanConfig plan_config(const AttentionSpec& spec, const DeviceInfo& device, KernelFamily family,
-                       i32 short_rows) {
-  const i32 all = device.num_multiprocessors *
-                  config_of(spec, device.arch, family, short_rows).blocks_per_multiprocessor;
+                       i32 short_rows, bool outputs) {
+  const i32 all =
+      device.num_multiprocessors *
+      config_of(spec, device.arch, family, short_rows, outputs).blocks_per_multiprocessor;
   return gpu_plan_config(spec, jit::arch_number(device.arch), family, short_rows, all,
-                         Schedule::automatic);
+                         Schedule::automatic, outputs);
 }
 
 /// The same for `num_workers`, if that is not 0, and a schedule.
@@ -46,7 +47,8 @@ class CudaBackend final : public GpuBackend {
     check_asked_family(spec, facts_);
     for (i32 which = 0; which < KernelForm::count; ++which) {
       const KernelForm form{static_cast<KernelForm::Which>(which)};
-      configs_.push_back(plan_config(spec, device.info(), form.family(), form.short_rows()));
+      configs_.push_back(plan_config(spec, device.info(), form.family(), form.short_rows(),
+                                     variant.stages().num_output > 0));
     }
     start_kernels();
   }
@@ -138,7 +140,8 @@ PlanConfig cuda_plan_config(const AttentionSpec& spec, DeviceId device, const Ma
       family_named(std::getenv("RADDLE_BACKEND")).value_or(KernelFamily::mma);
   const i32 short_rows = family == KernelFamily::wgmma ? reserved_short_rows(spec, maxima) : 0;
   const cuda::DeviceInfo& info = cuda::Device::get(device.ordinal).info();
-  return cuda::as_asked(cuda::plan_config(spec, info, family, short_rows), num_workers, schedule);
+  return cuda::as_asked(cuda::plan_config(spec, info, family, short_rows, false), num_workers,
+                        schedule);
 }
 
 std::shared_ptr<const GpuBackend> make_cuda_backend(const AttentionSpec& spec,

@@ -104,8 +104,9 @@ FamilyFacts facts_of(const BoundVariant& variant, const std::string& arch, bool 
 }
 
 KernelConfig config_of(const AttentionSpec& spec, const std::string& arch, KernelFamily family,
-                       i32 short_rows) {
-  const KernelConfig config = gpu_kernel_config(spec, jit::arch_number(arch), family, short_rows);
+                       i32 short_rows, bool outputs) {
+  const KernelConfig config =
+      gpu_kernel_config(spec, jit::arch_number(arch), family, short_rows, outputs);
   if (config.blocks_per_multiprocessor == 0)
     fail<ValueError>("head_dim is ", spec.head_dim_qk, " and head_dim_vo ", spec.head_dim_vo,
                      "; expected tiles that fit the shared memory of sm_", jit::arch_number(arch));
@@ -146,7 +147,8 @@ KernelReport compile(const AttentionSpec& spec, const std::string& arch, KernelF
   if (scales_output && kernel.kv_dtype != kernel.dtype)
     fail<ValueError>("scales_output is given, and kv_dtype is '", name_of(kernel.kv_dtype),
                      "'; expected K and V of 16 bits: all kernels of 8 bits scale V");
-  return report_of(kernel, arch, config_of(spec, arch, family, short_rows).shared_bytes);
+  const bool outputs = variant.stages().num_output > 0;
+  return report_of(kernel, arch, config_of(spec, arch, family, short_rows, outputs).shared_bytes);
 }
 
 KernelReport compile_planner(const AttentionSpec& spec, const std::string& arch, bool prefixes) {

@@ -55,7 +55,7 @@ jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant,
 
 /// What that kernel takes of a multiprocessor. Raises ValueError where it does not fit.
 KernelConfig config_of(const AttentionSpec& spec, const std::string& arch, KernelFamily family,
-                       i32 short_rows);
+                       i32 short_rows, bool outputs);
 
 /// What the choice of a family is made by. `makes_tensor_maps`: the driver does.
 FamilyFacts facts_of(const BoundVariant& variant, const std::string& arch, bool makes_tensor_maps,

@@ -53,13 +53,14 @@ RADDLE_COLD void announce_to_levels(const GpuLaunch& launch, const Variant& vari
     }
     const bool more = first + lanes < waiting.count;
     if (!ptx::sync_threads_any(consumers, ConsumerTeam::num_threads, due > 0 || more)) return;
-    for (i32 i; (i = ConsumerTeam::first(due > 0, block.completed)) >= 0;) {
+    for (i32 i; (i = ConsumerTeam::first(due > 0, block.team().completed)) >= 0;) {
       ptx::fence_device();  // makes the other blocks' states visible after their arrivals
       const bool takes = ConsumerTeam::thread() == i;
       if (takes) --due;
-      const i32 due_at = ConsumerTeam::tell(takes, at, block.completed);
+      const i32 due_at = ConsumerTeam::tell(takes, at, block.team().completed);
       contract_left<Kernel>(launch, variant, due_at / plan.num_kv_heads, due_at % plan.num_kv_heads,
-                            takes, block.completed, block.vector[ConsumerTeam::warp()]);
+                            takes, block.team().completed,
+                            block.team().vector[ConsumerTeam::warp()]);
     }
   }
 }
@@ -88,7 +89,7 @@ RADDLE_DEVICE void announce_all(const GpuLaunch& launch, const Variant& variant,
     const WorkItem& item = launch.plan.items[i];
     if (item.partial_row < 0) continue;
     arrive<Kernel>(launch, variant, item, look_up_ticket(launch, item, ConsumerTeam::thread()),
-                   block.completed, block.vector[ConsumerTeam::warp()]);
+                   block.team().completed, block.team().vector[ConsumerTeam::warp()]);
   }
 }
 

@@ -41,16 +41,21 @@ RADDLE_FN constexpr bool is_boxed(i32 page_size) {
 RADDLE_FN constexpr bool has_long_kernel(i32 dim_qk, i32 dim_vo) {
   return dim_qk <= 256 && dim_qk % 8 == 0 && dim_vo <= 256 && dim_vo % 32 == 0;
 }
+/// Whether two slots of K and of V, 128 keys each, and one of Q leave 19 KB for facts about items
+/// and tiles. `outputs`: the variant has an output part, whose rows take 4 KB of them.
+RADDLE_FN constexpr bool has_tight_tiles(i32 dim_qk, i32 dim_vo, bool outputs) {
+  return dim_qk > 128 && dim_qk <= 192 && dim_vo <= 128 && !outputs;
+}
 /// The keys of a tile of long queries: of wider heads as many as leave room for two slots of K and
 /// of V, and registers for O, of which a thread has 128 numbers where V has 256 columns.
-RADDLE_FN constexpr i32 long_keys(i32 dim_qk, i32 dim_vo) {
-  return max(dim_qk, dim_vo) <= 128 ? 128 : 64;
+RADDLE_FN constexpr i32 long_keys(i32 dim_qk, i32 dim_vo, bool outputs) {
+  return max(dim_qk, dim_vo) <= 128 || has_tight_tiles(dim_qk, dim_vo, outputs) ? 128 : 64;
 }
 /// Slots of Q: two where they leave room for two of K, two of V and 35 KB of facts about items and
 /// tiles. With one, an item's queries are loaded when the products of the one before are done.
-RADDLE_FN constexpr i32 long_query_slots(i32 dim_qk, i32 dim_vo) {
+RADDLE_FN constexpr i32 long_query_slots(i32 dim_qk, i32 dim_vo, bool outputs) {
   const i32 qk = ceil_div(dim_qk, 64), vo = ceil_div(dim_vo, 64);
-  const i32 rows_of_halves = qk * long_rows + (qk + vo) * long_keys(dim_qk, dim_vo);
+  const i32 rows_of_halves = qk * long_rows + (qk + vo) * long_keys(dim_qk, dim_vo, outputs);
   return 2 * 128 * rows_of_halves <= 192 * 1024 ? 2 : 1;
 }
 /// Whether there are kernels of short queries.
@@ -79,11 +84,11 @@ RADDLE_FN constexpr i32 short_slots(i32 dim_qk, i32 dim_vo, i32 rows) {
 }
 
 /// The kernel of long queries, which takes fewer rows than a tile's as a whole tile.
-RADDLE_FN constexpr KernelConfig long_kernel_config(i32 dim_qk, i32 dim_vo) {
+RADDLE_FN constexpr KernelConfig long_kernel_config(i32 dim_qk, i32 dim_vo, bool outputs) {
   return {.short_rows = 0,
-          .short_keys = long_keys(dim_qk, dim_vo),
+          .short_keys = long_keys(dim_qk, dim_vo, outputs),
           .long_rows = long_rows,
-          .long_keys = long_keys(dim_qk, dim_vo),
+          .long_keys = long_keys(dim_qk, dim_vo, outputs),
           .short_slots = 0,
           .long_slots = 2,
           .shared_bytes = shared_bytes,
@@ -94,7 +99,7 @@ RADDLE_FN constexpr KernelConfig long_kernel_config(i32 dim_qk, i32 dim_vo) {
 
 /// A kernel of short queries, all of whose tiles have `rows`; groups with more are cut into such.
 RADDLE_FN constexpr KernelConfig short_kernel_config(i32 rows, i32 dim_qk, i32 dim_vo) {
-  KernelConfig config = long_kernel_config(dim_qk, dim_vo);
+  KernelConfig config = long_kernel_config(dim_qk, dim_vo, false);
   config.short_rows = config.long_rows = rows;
   config.short_keys = config.long_keys = short_keys;
   config.short_slots = short_slots(dim_qk, dim_vo, rows);

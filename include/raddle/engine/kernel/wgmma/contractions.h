@@ -20,12 +20,13 @@ template <class Kernel, class Variant>
 RADDLE_DEVICE void contract_queue(const GpuLaunch& launch, const Variant& variant, i32 begin,
                                   i32 end) {
   auto& block = Memory<Kernel>::get();
+  if constexpr (Kernel::is_tight) ConsumerTeam::sync();  // no warp reads facts about keys any more
   if (has_levels<Kernel>(launch))
     announce_all_to_levels<Kernel>(launch, variant, begin, end);
   else
     announce_all<Kernel>(launch, variant, begin, end);
-  contract_shares<Kernel>(launch, variant, begin, end, block.completed,
-                          block.vector[ConsumerTeam::warp()]);
+  contract_shares<Kernel>(launch, variant, begin, end, block.team().completed,
+                          block.team().vector[ConsumerTeam::warp()]);
 }
 
 /// Whether the worker that stores the last state of a tile composes the tile.
@@ -70,10 +71,10 @@ RADDLE_DEVICE u32 announce_states(const GpuLaunch& launch, i32 count) {
       completes = Arrivals{ptx::atomic_add(word, 1)}.count() + 1 == ticket.expected;
       if (completes) *word = 0;
     }
-    block.completed[0] = ptx::ballot(completes);
+    block.team().completed[0] = ptx::ballot(completes);
   }
   ConsumerTeam::sync();
-  return block.completed[0];
+  return block.team().completed[0];
 }
 
 /// What contract_queue does of a single level, by what look_up_states has found: a tile has one
@@ -98,7 +99,7 @@ RADDLE_DEVICE void contract_at_once(const GpuLaunch& launch, const Variant& vari
       for (i32 m = warp; m < state.num_rows; m += ConsumerTeam::num_warps)
         compose_row<Kernel>(launch, variant, block.state_row[m][nth],
                             StateRows{split.partial_row + m, state.num_rows, split.num_chunks},
-                            block.vector[warp]);
+                            block.team().vector[warp]);
     }
   }
   RADDLE_ROLLED

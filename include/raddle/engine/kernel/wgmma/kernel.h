@@ -71,7 +71,6 @@ struct AnyKernel {
   static constexpr bool quantized = false;
   static constexpr i32 dim_qk = qk;
   static constexpr i32 dim_vo = vo;
-  static constexpr i32 item_slots = 4;
   /// Heads are stored in halves of 64 columns; a product's depth is 16, its width 64 columns of O.
   static constexpr i32 qk_halves = ceil_div(qk, 64);
   static constexpr i32 vo_halves = ceil_div(vo, 64);
@@ -87,10 +86,14 @@ struct Kernel : AnyKernel<Element, qk, vo, Variant> {
   static constexpr bool may_have_levels = true;
   static constexpr bool copies_rows = serves.rows;
   static constexpr i32 tile_rows = long_rows;
-  static constexpr i32 tile_keys = long_keys(qk, vo);
+  static constexpr bool is_tight = has_tight_tiles(qk, vo, has_output<Variant>);
+  static constexpr i32 tile_keys = long_keys(qk, vo, has_output<Variant>);
+  /// The next item is described when the last but two has been sent; in tight memory, the last but
+  /// one.
+  static constexpr i32 item_slots = is_tight ? 2 : 4;
   static constexpr i32 rings = 1;
   static constexpr i32 slots = 2;  ///< of all rings of K, and of V
-  static constexpr i32 query_slots = long_query_slots(qk, vo);
+  static constexpr i32 query_slots = long_query_slots(qk, vo, has_output<Variant>);
   static constexpr i32 fact_slots = 4;  ///< of the facts about tiles
   static constexpr i32 out_fragments = 8 * ceil_div(vo, 64);
   /// Whether the loop knows of items by the flags of their tiles alone: each has one then, and one
@@ -126,6 +129,8 @@ struct ShortKernel : AnyKernel<Element, qk, vo, Variant> {
   static constexpr bool copies_rows = serves.rows;
   static constexpr i32 tile_rows = rows;
   static constexpr i32 tile_keys = short_keys;
+  static constexpr bool is_tight = false;
+  static constexpr i32 item_slots = 4;
   static constexpr i32 rings = consumer_groups;  ///< of tiles: each group has its own
   static constexpr i32 slots = short_slots(qk, vo, rows);
   static constexpr i32 query_slots = rows < 64 ? 2 : 1;  ///< two would not fit beside the ring

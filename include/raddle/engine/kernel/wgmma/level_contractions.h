@@ -153,8 +153,8 @@ RADDLE_DEVICE void compose_known_shares(const GpuLaunch& launch, const Variant& 
   while (true) {
     u32 taken =
         warp == 0 ? wait_for_shares(launch, mine, num_rows, expected, most_rows, deadline) : 0;
-    taken = static_cast<u32>(
-        ConsumerTeam::tell(ConsumerTeam::thread() == 0, static_cast<i32>(taken), block.completed));
+    taken = static_cast<u32>(ConsumerTeam::tell(ConsumerTeam::thread() == 0,
+                                                static_cast<i32>(taken), block.team().completed));
     if (taken == 0) return;
     ptx::fence_device();  // makes the other blocks' states visible after their arrivals
     i32 nth = 0;          // of all rows of the shares that were taken
@@ -162,7 +162,7 @@ RADDLE_DEVICE void compose_known_shares(const GpuLaunch& launch, const Variant& 
       const KnownShare& share = block.known.share[ptx::lowest_bit(taken)];
       for (i32 m = 0; m < share.num_rows; ++m)
         if (nth++ % ConsumerTeam::num_warps == warp)
-          compose_known_row<Kernel>(launch, variant, share, m, block.vector[warp]);
+          compose_known_row<Kernel>(launch, variant, share, m, block.team().vector[warp]);
     }
   }
 }
@@ -176,7 +176,7 @@ RADDLE_COLD i32 compose_while_known(const GpuLaunch& launch, const Variant& vari
   const i64 deadline = ptx::global_time() + contraction_timeout_ns;
   // In kernels for few rows a loading warp has done it.
   if (ShortMemory<Kernel>::state_rows == 0 && block.known.count > 0)
-    rehearse_composition<Kernel, Variant>(launch, block.vector[ConsumerTeam::warp()]);
+    rehearse_composition<Kernel, Variant>(launch, block.team().vector[ConsumerTeam::warp()]);
   while (block.known.count != block.known.none) {
     compose_known_shares<Kernel>(launch, variant, deadline);
     begin += block.known.items;
@@ -199,7 +199,8 @@ RADDLE_DEVICE void contract_level_queue(const GpuLaunch& launch, const Variant& 
                              known.counter[warp][lane], known.lanes(end - begin));
   announce_all_to_levels<Kernel>(launch, variant, begin + known.most(end - begin), end);
   begin = compose_while_known<Kernel>(launch, variant, begin, end);
-  contract_shares<Kernel>(launch, variant, begin, end, block.completed, block.vector[warp]);
+  contract_shares<Kernel>(launch, variant, begin, end, block.team().completed,
+                          block.team().vector[warp]);
 }
 
 }  // namespace wgmma

@@ -122,7 +122,7 @@ class TileLoader {
     if constexpr (Kernel::asks_parts && Rows::leaves_time)
       flags |= ask(*source, tile, flags, at.facts);
     if (has_keys(flags) && (asks_for_keys(*source) || flags & (Flags::partial | Flags::ragged)))
-      describe_keys(block().keys[at.facts], *source, tile);
+      describe_keys(block().keys_and_team.keys[at.facts], *source, tile);
     if (ptx::lane_index() == 0) block().tile[at.facts] = facts_of(source, tile, flags);
     const bool started = is_started();
     if (Kernel::queries_first && tiles_ == 1) wait_begun();

@@ -154,7 +154,7 @@ class LongOutput {
 
   /// A row that an output part sees whole: the warp gathers one row after another in shared memory.
   RADDLE_DEVICE void send_whole(const O& o, i32 half, RowEnd end) const {
-    float* vector = Memory<Kernel>::get().vector[ConsumerTeam::warp()];
+    float* vector = Memory<Kernel>::get().team().vector[ConsumerTeam::warp()];
     RADDLE_ROLLED
     for (i32 g = 0; g < 8; ++g) {
       const i32 m = first_row_ + g + 8 * half;

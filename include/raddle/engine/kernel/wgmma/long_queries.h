@@ -72,6 +72,7 @@ class LongQueries {
         else
           shrink(o_, factor);
         if (tiles.at_end()) break;
+        if (sends_first(tiles)) tiles.wait_next();
       }
       tiles.next();
     }
@@ -79,6 +80,12 @@ class LongQueries {
   }
 
  private:
+  /// Whether the item before the tile's is sent before the next tile is waited for, which may be
+  /// that of an item that is named only then.
+  template <class Tiles>
+  RADDLE_DEVICE static bool sends_first(const Tiles& tiles) {
+    return Kernel::is_tight && tiles.opens_item();
+  }
   RADDLE_DEVICE static u32 row_bytes(i32 row) { return static_cast<u32>(128 * row); }
   RADDLE_DEVICE i32 lane_row() const { return warp_row_ + lane_ / 4; }
 
@@ -102,7 +109,7 @@ class LongQueries {
         }
         weigh(sum);
       }
-      if (!tiles.at_end()) tiles.wait_next();
+      if (!tiles.at_end() && !sends_first(tiles)) tiles.wait_next();
       ptx::products_wait<0>(o_[0]);
       tiles.release_values(!again);
       round_weights<T>(s_, p_);

@@ -100,6 +100,28 @@ struct TilePlace {
   }
 };
 
+/// What the computing warps take to compose states, and to gather a row of O for an output part.
+template <class Kernel>
+struct TeamMemory {
+  alignas(16) float vector[ConsumerTeam::num_warps]
+                          [max(Kernel::dim_vo, 32)];  ///< a row in fp32 for each warp
+  u32 completed[ConsumerTeam::num_warps];
+};
+
+/// The facts about the keys of tiles, and what behind the last tile may take their place.
+template <class Kernel, bool is_tight = Kernel::is_tight>
+struct KeysAndTeam {
+  TileKeys<Kernel::tile_keys, false, 1> keys[Kernel::fact_slots];
+  TeamMemory<Kernel> team;
+};
+template <class Kernel>
+struct KeysAndTeam<Kernel, true> {
+  union {
+    TileKeys<Kernel::tile_keys, false, 1> keys[Kernel::fact_slots];
+    TeamMemory<Kernel> team;
+  };
+};
+
 /// What the loading warpgroup fills, for either kernel, and what a contraction takes.
 template <class Kernel>
 struct Memory {
@@ -112,7 +134,7 @@ struct Memory {
   /// A cluster's other block may copy to the next slot before this block has seen the last one
   /// filled, so that each slot has a tail of its own.
   static constexpr i32 tails = Kernel::cluster_size > 1 ? Kernel::slots : 1;
-  static constexpr i32 tells = Kernel::cluster_size > 1 ? Kernel::item_slots : 1;
+  static constexpr i32 tells = Kernel::cluster_size > 1 ? 4 : 1;
 
   u8 q[Kernel::query_slots][Queries::bytes];
   u8 k[Kernel::slots][Keys::bytes];
@@ -120,22 +142,21 @@ struct Memory {
   Ring<Kernel::query_slots> queries;
   Ring<Kernel::slots> key_slots, value_slots;
   Ring<Kernel::item_slots> items;
-  TileKeys<Kernel::tile_keys, false, 1> keys[fact_slots];
+  KeysAndTeam<Kernel> keys_and_team;
   alignas(16)
       i32 pages[2][Kernel::tile_keys / least_box_rows];  ///< of the boxes of K and of V copied next
-  RowTable<Kernel::tile_keys> rows;  ///< of the tiles that are copied next, if row by row
+  /// Of the tiles that are copied next, if row by row.
+  RowTable<Kernel::copies_rows ? Kernel::tile_keys : 1> rows;
   alignas(16) TileFacts tile[fact_slots];
   TileParts<Kernel> parts[Kernel::asks_parts ? fact_slots : 1];
   ItemFacts<Kernel> item[Kernel::item_slots];
-  alignas(16) float vector[ConsumerTeam::num_warps]
-                          [max(Kernel::dim_vo, 32)];  ///< a row in fp32 for each warp
-  u32 completed[ConsumerTeam::num_warps];
   u64 begun;        ///< the copies of the first queries have been started
   u64 tail[tails];  ///< values whose last rows must be cleared have come
   i32 told[tells];  ///< what the first block of a cluster tells the second: items
   u64 told_full[tells];
 
   RADDLE_DEVICE static Memory& get() { return *static_cast<Memory*>(ptx::shared_memory()); }
+  RADDLE_DEVICE TeamMemory<Kernel>& team() { return keys_and_team.team; }
 };
 
 /// Waits until a slot of keys or values is filled. Products see what copies of single rows have

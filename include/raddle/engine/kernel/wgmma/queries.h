@@ -30,8 +30,8 @@ class ItemFinder {
   RADDLE_DEVICE explicit ItemFinder(const GpuLaunch& launch) : launch_(launch) {}
 
   /// Names item `first` and those that follow it, as one lane learns from next(item); then an item
-  /// that is none. An item is drawn once the one three before it has been sent. Where workers have
-  /// openings, `opening` is that of the first item.
+  /// that is none. An item is drawn once the one `ahead` before it has been sent. Where workers
+  /// have openings, `opening` is that of the first item.
   template <class Next>
   RADDLE_DEVICE void run(i32 first, const Opening& opening, Next next) const {
     Block& block = Block::get();
@@ -55,9 +55,10 @@ class ItemFinder {
   }
 
  private:
-  /// Not fewer: a step waits for the next tile's keys before it sends the item before its own, and
-  /// where items have one tile each, those keys are the next item's, the second behind that one.
-  static constexpr i32 ahead = 3;
+  /// Two in tight memory; else not fewer than three: a step waits for the next tile's keys before
+  /// it sends the item before its own, and where items have one tile each, those keys are the next
+  /// item's, the second behind that one (LongQueries::sends_first).
+  static constexpr i32 ahead = min(Kernel::item_slots, 3);
   /// Openings tell of an item's first span.
   RADDLE_DEVICE static bool opens_with(const Opening& opening) {
     return opening.item >= 0 && !Kernel::reads_from_end;
@@ -66,14 +67,13 @@ class ItemFinder {
   RADDLE_DEVICE static void wait_free(const Slots& items, const At& at) {
     ptx::barrier_wait(ptx::shared_address(&items.free[at.slot]), at.parity);
   }
-  static_assert(ahead < Kernel::item_slots);
 
   /// The first block of a cluster tells the second its nth item. The slot is free: the first has
   /// sent the item three before, in a step of a tile whose slot both blocks had freed two tiles
   /// before, so that the second has read what was told four items ago.
   RADDLE_DEVICE static i32 agree(i32 item, i32 nth, i32& told) {
     Block& block = Block::get();
-    const i32 slot = block.items.place(nth).slot;
+    const i32 slot = nth & (Block::tells - 1);
     const u32 word = ptx::shared_address(&block.told[slot]);
     const u32 full = ptx::shared_address(&block.told_full[slot]);
     if (ptx::cluster_rank() > 0) {

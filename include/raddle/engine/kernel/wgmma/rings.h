@@ -36,7 +36,7 @@ class TilesReader {
   using Block = Memory<Kernel>;
   using Flags = TileFlagsOfRing;
   static_assert(Kernel::slots == 2 && Kernel::query_slots <= 2);
-  static_assert(Block::fact_slots == 4 && Kernel::item_slots == 4);
+  static_assert(Block::fact_slots == 4);
 
  public:
   RADDLE_DEVICE TilesReader()
@@ -92,7 +92,7 @@ class TilesReader {
     if (!leads_) return;
     if constexpr (Kernel::stages_output)
       ptx::barrier_arrive(base_ + queries_free + 8 * ((item_ - 1) & 1));
-    ptx::barrier_arrive(base_ + items_free + 8 * ((item_ - 1) & 3));
+    ptx::barrier_arrive(base_ + items_free + 8 * slot_of_item(item_ - 1));
   }
 
   RADDLE_DEVICE i32 flags() const { return flags_; }
@@ -101,9 +101,9 @@ class TilesReader {
   RADDLE_DEVICE bool has_item_before() const { return item_ > 0; }
   RADDLE_DEVICE const TileFacts& facts() const { return block().tile[tile_ & 3]; }
   RADDLE_DEVICE const auto& parts() const { return block().parts[tile_ & 3]; }
-  RADDLE_DEVICE const auto& keys_facts() const { return block().keys[tile_ & 3]; }
-  RADDLE_DEVICE const auto& item() const { return block().item[item_ & 3]; }
-  RADDLE_DEVICE const auto& item_before() const { return block().item[(item_ - 1) & 3]; }
+  RADDLE_DEVICE const auto& keys_facts() const { return block().keys_and_team.keys[tile_ & 3]; }
+  RADDLE_DEVICE const auto& item() const { return block().item[slot_of_item(item_)]; }
+  RADDLE_DEVICE const auto& item_before() const { return block().item[slot_of_item(item_ - 1)]; }
   RADDLE_DEVICE u32 queries() const {
     return base_ + q_begin + static_cast<u32>(of_queries().slot * Block::Queries::bytes);
   }
@@ -149,6 +149,7 @@ class TilesReader {
       ptx::barrier_arrive_in_cluster_if(leads, of_cluster_ + free);
   }
   RADDLE_DEVICE static Block& block() { return Block::get(); }
+  RADDLE_DEVICE static i32 slot_of_item(i32 nth) { return nth & (Kernel::item_slots - 1); }
   RADDLE_DEVICE RingPlace<Kernel::query_slots> of_queries() const {
     return RingPlace<Kernel::query_slots>(item_);
   }

@@ -91,7 +91,7 @@ class ShortItem {
   /// product.
   template <class Facts>
   RADDLE_DEVICE void change_logits(const Facts& facts, const TilePlace<Kernel>& at, i32 flags) {
-    const auto& keys = block().keys[at.facts];
+    const auto& keys = block().keys_and_team.keys[at.facts];
     const ApplyToKeys<Kernel, Variant> apply(launch_, variant_, lane_);
     if constexpr (scales_here) apply.apply_logits(s_, keys, facts);
     u32 kept = ~0u;

@@ -159,9 +159,10 @@ class ShortOutput {
     const i32 warp = ConsumerTeam::warp();
     const auto number = [&](i32 i) { return count * warp + i; };
     if (number(0) >= facts.num_rows) return;
-    send_rows<Kernel, count>(
-        launch_, variant_, facts.num_rows, facts.partial_row, facts.row, block().vector[warp],
-        number, [&](i32 i) { return block().state[min(number(i), Kernel::tile_rows - 1)]; });
+    send_rows<Kernel, count>(launch_, variant_, facts.num_rows, facts.partial_row, facts.row,
+                             block().team().vector[warp], number, [&](i32 i) {
+                               return block().state[min(number(i), Kernel::tile_rows - 1)];
+                             });
   }
 
   const GpuLaunch& launch_;
