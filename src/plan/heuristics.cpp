@@ -47,8 +47,10 @@ constexpr Rates wgmma_whole_tile_rates{18.5, 1e9, 1500.0, 4000.0, 32.0};
 constexpr Rates wgmma_short_rates{29.0, 1e9, 1000.0, 4000.0, 32.0, 60.0, 8600.0, 900.0, 25.0};
 /// Percent of a KV tile's time that clusters of two blocks save, measured on an H200
 /// (docs/lab/hopper.md): copies for both take half of the L2 cache's rate, but the blocks wait for
-/// one another.
-constexpr i32 cluster_saves = 3;
+/// one another. The wider the heads, the more bytes a step takes.
+i32 cluster_saves(const AttentionSpec& spec) {
+  return max(spec.head_dim_qk, spec.head_dim_vo) <= 192 ? 3 : 6;
+}
 /// PlanConfig::cached_discount. Two cores share little; on an H200 a single-level layout reads a
 /// prefix out of the L2 cache at more than twice the rate of memory.
 constexpr i32 cpu_cached_discount = 17, gpu_cached_discount = 55;
@@ -154,13 +156,13 @@ PlanConfig gpu_plan_config(const AttentionSpec& spec, i32 arch, KernelFamily fam
   return short_rows > 0 ? short_plan_config(config) : config;
 }
 
-PlanConfig cluster_plan_config(PlanConfig config) {
+PlanConfig cluster_plan_config(const AttentionSpec& spec, PlanConfig config) {
   config.num_workers /= 2;
   TileShape& shape = config.shapes[long_queries];
   CostModel& cost = config.costs[long_queries];
   // Blocks load, compute and store their rows side by side.
   for (i32* of_row : {&cost.per_item_row, &cost.per_level_item_row}) *of_row = (*of_row + 1) / 2;
-  cost.per_tile -= cost.per_tile_row * shape.rows + cost.per_tile * cluster_saves / 100;
+  cost.per_tile -= cost.per_tile_row * shape.rows + cost.per_tile * cluster_saves(spec) / 100;
   shape.rows *= 2;
   return config;
 }

@@ -39,6 +39,6 @@ PlanConfig short_plan_config(PlanConfig config);
 
 /// The same where each worker is a cluster of two blocks, each of which computes half of a tile of
 /// long queries, and copies half of its keys to both (kernel/wgmma).
-PlanConfig cluster_plan_config(PlanConfig config);
+PlanConfig cluster_plan_config(const AttentionSpec& spec, PlanConfig config);
 
 }  // namespace raddle

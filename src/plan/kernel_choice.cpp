@@ -183,13 +183,19 @@ bool lies_in_boxes(const Level& level, i32 block_size) {
   return level.page_size == 0 && level.block_first.empty() && wgmma::is_boxed(block_size);
 }
 
+bool takes_clusters(const AttentionSpec& spec) {
+  // Steps of narrow heads take few bytes: half of them is less than the blocks' waits for one
+  // another (docs/lab/hopper.md).
+  return !spec.batch_invariant && max(spec.head_dim_qk, spec.head_dim_vo) > 64;
+}
+
 bool may_be_clusters(const AttentionSpec& spec, const KernelChoice& kernel, const Layout& layout,
                      i32 num_workers) {
   // Measured on an H200 (docs/lab/hopper.md): copies of pages of 16 to both blocks are slower.
   constexpr i32 least_rows = 64;
   const Level& level = layout.levels().front();
-  return !spec.batch_invariant && num_workers > 1 && kernel.is_long_wgmma() &&
-         !kernel.serves.rows && !kernel.serves.levels &&
+  return takes_clusters(spec) && num_workers > 1 && kernel.is_long_wgmma() && !kernel.serves.rows &&
+         !kernel.serves.levels &&
          (level.storage == KvStorage::ragged || addressed_block_size(level) >= least_rows);
 }
 

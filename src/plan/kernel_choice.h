@@ -70,9 +70,12 @@ bool long_queries_on_wgmma(const AttentionSpec& spec, const FamilyFacts& facts);
 /// compute the spec.
 void check_asked_family(const AttentionSpec& spec, const FamilyFacts& facts);
 
-/// Whether workers that are clusters of two blocks may run a plan, and be faster: of long queries
-/// on one level, whose keys lie in large boxes. Not with batch_invariant=True: which plans have
-/// them depends on the batch.
+/// Whether clusters of two blocks may be workers of plans of the spec's long queries, and be
+/// faster: of heads wider than 64. Not with batch_invariant=True: which plans have them depends on
+/// the batch.
+bool takes_clusters(const AttentionSpec& spec);
+
+/// The same of a plan: of long queries on one level, whose keys lie in large boxes.
 bool may_be_clusters(const AttentionSpec& spec, const KernelChoice& kernel, const Layout& layout,
                      i32 num_workers);
 

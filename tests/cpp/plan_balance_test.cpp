@@ -472,7 +472,7 @@ TEST(PlanBalance, ClustersWhereTheyAreFaster) {
     spec.dtype = DType::bfloat16;
     const PlanConfig alone =
         gpu_plan_config(spec, 90, KernelFamily::wgmma, 0, 132, Schedule::automatic);
-    const PlanConfig clusters = cluster_plan_config(alone);
+    const PlanConfig clusters = cluster_plan_config(spec, alone);
     EXPECT_EQ(clusters.num_workers, 66);
     OwnedLayout layout = paged(lengths, lengths);
     const PlanArrays plan = make_plan(layout.view(), alone, cover(variant), &clusters);

@@ -55,8 +55,8 @@ inline TensorMap map_of(const TensorRef& pool, i32 page_size, i32 dim, i32 tile_
   std::memcpy(&result, &map, sizeof map);
   return result;
 }
-/// The map of ragged rows of Q or O, a whole tile of a group's heads a box.
-inline TensorMap map_of_rows(const TensorRef& q, i32 group_size) {
+/// The map of ragged rows of Q or O, `box_rows` of a group's heads a box.
+inline TensorMap map_of_rows(const TensorRef& q, i32 group_size, i32 box_rows) {
   emulated::BoxMap map{};
   map.data = static_cast<std::byte*>(q.data);
   map.element_bytes = 2, map.swizzled = 1;
@@ -64,7 +64,7 @@ inline TensorMap map_of_rows(const TensorRef& q, i32 group_size) {
   const i64 stride[3] = {q.stride[1], q.stride[0], group_size * q.stride[1]};
   for (i32 i = 0; i < 4; ++i) map.size[i] = static_cast<u64>(size[i]);
   for (i32 i = 0; i < 3; ++i) map.stride[i] = static_cast<u64>(2 * stride[i]);
-  map.box[0] = 64, map.box[1] = group_size, map.box[2] = wgmma::long_rows / group_size;
+  map.box[0] = 64, map.box[1] = group_size, map.box[2] = box_rows / group_size;
   map.box[3] = 1;
   TensorMap result{};
   std::memcpy(&result, &map, sizeof map);
@@ -168,7 +168,7 @@ void check(const Batch& batch, const V& variant, const reference::Parts& parts) 
 
   PlanConfig config = gpu_plan_config(spec, 90, KernelFamily::wgmma, short_rows, num_workers,
                                       Schedule::automatic, has_output<V>);
-  if (in_clusters) config = cluster_plan_config(config);
+  if (in_clusters) config = cluster_plan_config(spec, config);
   const PlanArrays plan = make_plan(layout->view(), config, cover(variant));
 
   wgmma::Launch launch{};
@@ -185,11 +185,11 @@ void check(const Batch& batch, const V& variant, const reference::Parts& parts) 
   launch.map[0][0] = map_of(k.ref, page_size, dim_qk, Of::Kernel::tile_keys);
   launch.map[0][1] = map_of(v.ref, page_size, dim_vo, Of::Kernel::tile_keys);
   launch.q = RowsView{q.ref.data, q.ref.stride[0], q.ref.stride[1]};
-  if (wgmma::long_rows % (qo_heads / kv_heads) == 0) {
+  if (wgmma::group_rows % (qo_heads / kv_heads) == 0) {
     launch.row_boxes = wgmma::RowBoxes::of_groups;
-    launch.query_map = map_of_rows(q.ref, qo_heads / kv_heads);
+    launch.query_map = map_of_rows(q.ref, qo_heads / kv_heads, wgmma::group_rows);
     launch.out_in_boxes = true;
-    launch.out_map = map_of_rows(out.ref, qo_heads / kv_heads);
+    launch.out_map = map_of_rows(out.ref, qo_heads / kv_heads, wgmma::long_rows);
   }
   launch.out = RowsView{out.ref.data, out.ref.stride[0], out.ref.stride[1]};
   if (parts.scan == Scan::softmax)

@@ -256,6 +256,7 @@ def test_what_is_warm_is_not_compiled(start, compute):
 from raddle import _cuda
 arch = _cuda.driver()["gpus"][0]["target"]
 told = []
+SPEC = raddle.AttentionSpec(8, 2, 128, dtype="bfloat16", variant=raddle.Causal())
 clusters = arch == "sm_90a"  # the kernel that a plan of a prompt may have compiled, too
 assert cache.warm([SPEC], arch, tell=told.append) == 2 + clusters and sorted(told) == names()
 assert cache.warm([SPEC], arch) == 0

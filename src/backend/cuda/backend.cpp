@@ -65,7 +65,7 @@ class CudaBackend final : public GpuBackend {
     if (choice.family == KernelFamily::mma) return {mma, choice};
     choice.serves.clusters = may_be_clusters(spec_, choice, layout, wgmma.num_workers);
     if (!choice.serves.clusters) return {wgmma, choice};
-    return {wgmma, choice, cluster_plan_config(wgmma)};
+    return {wgmma, choice, cluster_plan_config(spec_, wgmma)};
   }
 
   Planning reserved_planning(const Maxima& maxima, i32 num_workers,

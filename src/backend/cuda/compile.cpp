@@ -24,7 +24,7 @@ std::vector<KernelForm> forms_of(const AttentionSpec& spec, const FamilyFacts& f
   for (const bool rows : {false, true}) {
     if (long_queries_on_wgmma(spec, facts))
       for (const bool clusters : {false, true})
-        if (!(clusters && spec.batch_invariant))
+        if (!clusters || takes_clusters(spec))
           forms.push_back({KernelForm::wgmma, {false, rows, clusters}});
     for (const bool levels : {false, true})
       for (i32 which = KernelForm::wgmma_short_8; which < KernelForm::count; ++which) {
@@ -169,7 +169,7 @@ std::vector<KernelText> kernels_of(const AttentionSpec& spec, const std::string&
   };
   std::vector<KernelForm> first = first_kernels(spec, facts);
   // What a first prompt's plan has compiled (CudaPlans::put).
-  if (long_queries_on_wgmma(spec, facts) && !spec.batch_invariant)
+  if (long_queries_on_wgmma(spec, facts) && takes_clusters(spec))
     first.push_back({KernelForm::wgmma, {.clusters = true}});
   for (const KernelForm& form : first) add(form);
   if (!all) return found;

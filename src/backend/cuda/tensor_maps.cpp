@@ -94,29 +94,28 @@ bool TensorMaps::provide(const Layout& layout, const RunArgs& args, i32 tile_key
 }
 
 std::pair<wgmma::RowBoxes, BoxedTensor> TensorMaps::box_of_rows(const RowsView& rows,
-                                                                const TensorRef& tensor,
-                                                                i32 dim) const {
+                                                                const TensorRef& tensor, i32 dim,
+                                                                i32 box_rows) const {
   const bool apart = tensor.rank == 4;
   const i64 requests = apart ? tensor.shape[0] : 1, count = requests * tensor.shape[apart ? 1 : 0];
-  if (rows.request_stride == 0 && wgmma::long_rows % group_size_ == 0)
+  if (rows.request_stride == 0 && box_rows % group_size_ == 0)
     return {wgmma::RowBoxes::of_groups,
             boxed_tensor(rows.data, element_bytes_, {dim, group_size_, count, heads_},
                          {rows.head_stride, rows.row_stride, group_size_ * rows.head_stride},
-                         {group_size_, wgmma::long_rows / group_size_})};
+                         {group_size_, box_rows / group_size_})};
   if (rows.request_stride > 0 && group_size_ == 1)
     return {wgmma::RowBoxes::of_heads,
             boxed_tensor(rows.data, element_bytes_, {dim, count, heads_, requests},
-                         {rows.row_stride, rows.head_stride, rows.request_stride},
-                         {wgmma::long_rows, 1})};
+                         {rows.row_stride, rows.head_stride, rows.request_stride}, {box_rows, 1})};
   return {wgmma::RowBoxes::none, {}};
 }
 
 void TensorMaps::provide_rows(const RunArgs& args, wgmma::Launch& launch) {
   launch.row_boxes = wgmma::RowBoxes::none;
   launch.out_in_boxes = false;
-  const auto [kind, q] = box_of_rows(launch.q, args.q, dims_[0]);
+  const auto [kind, q] = box_of_rows(launch.q, args.q, dims_[0], wgmma::group_rows);
   if (kind == wgmma::RowBoxes::none || !can_be_boxed(q)) return;
-  const auto [kind_of_out, out] = box_of_rows(launch.out, args.out, dims_[1]);
+  const auto [kind_of_out, out] = box_of_rows(launch.out, args.out, dims_[1], wgmma::long_rows);
   const std::lock_guard lock(mutex_);
   launch.query_map = map_of(q);
   launch.row_boxes = kind;

@@ -39,9 +39,9 @@ class TensorMaps {
 
   BoxedTensor box(const PoolView& pool, const TensorRef& tensor, const Level& level, i32 dim,
                   i32 box_rows) const;
-  /// How rows of Q or O, `dim` elements each, lie in boxes.
+  /// How rows of Q or O, `dim` elements each, lie in boxes of `box_rows` fused rows.
   std::pair<wgmma::RowBoxes, BoxedTensor> box_of_rows(const RowsView& rows, const TensorRef& tensor,
-                                                      i32 dim) const;
+                                                      i32 dim, i32 box_rows) const;
   TensorMap map_of(const BoxedTensor& tensor);
 
   i32 dims_[2];  ///< of Q and K, and of V

@@ -40,7 +40,7 @@ RADDLE_DEVICE void create_barriers() {
   else if (loads == finder_warp)
     create_ring(block.items, 1, ConsumerTeam::num_warps);
   else
-    create_ring(block.queries, 32, ConsumerTeam::num_warps);
+    create_ring(block.queries, 32, ConsumerTeam::num_warps / Kernel::query_parts);
   if (Kernel::tiles_end_items && loads == value_warp && ptx::lane_index() == 0) {
     for (u64& tail : block.tail) ptx::barrier_create(ptx::shared_address(&tail), 1);
     if constexpr (Kernel::cluster_size > 1)

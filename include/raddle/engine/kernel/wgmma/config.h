@@ -13,7 +13,8 @@ namespace wgmma {
 /// Two warpgroups compute; a third loads what they need.
 constexpr i32 group_threads = 128, consumer_groups = 2;
 constexpr i32 num_threads = group_threads * (consumer_groups + 1);
-constexpr i32 long_rows = 128;  ///< of a tile of long queries; each warpgroup computes 64 of them
+constexpr i32 long_rows = 128;  ///< of a tile of long queries
+constexpr i32 group_rows = 64;  ///< of those, a warpgroup computes so many; a box has as many of Q
 /// The keys of a tile of short queries, which one warpgroup computes: the rows of its products.
 constexpr i32 short_keys = 64;
 /// A block has its multiprocessor for itself, and all of its shared memory.
@@ -52,7 +53,7 @@ RADDLE_FN constexpr i32 long_keys(i32 dim_qk, i32 dim_vo, bool outputs) {
   return max(dim_qk, dim_vo) <= 128 || has_tight_tiles(dim_qk, dim_vo, outputs) ? 128 : 64;
 }
 /// Slots of Q: two where they leave room for two of K, two of V and 35 KB of facts about items and
-/// tiles. With one, an item's queries are loaded when the products of the one before are done.
+/// tiles. With one, a warpgroup's queries are loaded when its products of those before are done.
 RADDLE_FN constexpr i32 long_query_slots(i32 dim_qk, i32 dim_vo, bool outputs) {
   const i32 qk = ceil_div(dim_qk, 64), vo = ceil_div(dim_vo, 64);
   const i32 rows_of_halves = qk * long_rows + (qk + vo) * long_keys(dim_qk, dim_vo, outputs);

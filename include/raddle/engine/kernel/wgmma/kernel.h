@@ -15,7 +15,7 @@ namespace wgmma {
 using namespace gpu_kernel;  // what all families share
 
 constexpr i32 group_warps = group_threads / 32;
-constexpr i32 group_rows = long_rows / consumer_groups;  ///< of an item
+static_assert(group_rows * consumer_groups == long_rows);
 /// Registers of a thread: what the launch gives each, and how the warpgroups divide them. More than
 /// the launch gave can never be taken: the block would wait for ever.
 constexpr i32 launch_registers = 168, loader_registers = 56, consumer_registers = 224;
@@ -94,6 +94,10 @@ struct Kernel : AnyKernel<Element, qk, vo, Variant> {
   static constexpr i32 rings = 1;
   static constexpr i32 slots = 2;  ///< of all rings of K, and of V
   static constexpr i32 query_slots = long_query_slots(qk, vo, has_output<Variant>);
+  /// Parts of a slot of Q, each free when those that use it are done with it. In an only slot each
+  /// warpgroup's rows are a part: those of the next item come while the other warpgroup, half a
+  /// step behind, still multiplies its own.
+  static constexpr i32 query_parts = query_slots == 1 ? consumer_groups : 1;
   static constexpr i32 fact_slots = 4;  ///< of the facts about tiles
   static constexpr i32 out_fragments = 8 * ceil_div(vo, 64);
   /// Whether the loop knows of items by the flags of their tiles alone: each has one then, and one
@@ -134,6 +138,7 @@ struct ShortKernel : AnyKernel<Element, qk, vo, Variant> {
   static constexpr i32 rings = consumer_groups;  ///< of tiles: each group has its own
   static constexpr i32 slots = short_slots(qk, vo, rows);
   static constexpr i32 query_slots = rows < 64 ? 2 : 1;  ///< two would not fit beside the ring
+  static constexpr i32 query_parts = 1;
   static constexpr i32 fact_slots = max(2 * slots, 8);
   static constexpr i32 row_fragments = rows / 8;
   /// Whether the warps that compute take registers of those that load: of 64 rows, Sᵀ and Oᵀ take

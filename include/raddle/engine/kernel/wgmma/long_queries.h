@@ -50,12 +50,13 @@ class LongQueries {
       const u32 keys = ptx::uniform(tiles.keys()), values = ptx::uniform(tiles.values());
       tiles.wait_queries();
       turns.take();
-      tiles.wait_values();
       multiply_keys<Kernel, key_fragments>(s_, queries, keys);
+      tiles.wait_values();
       multiply_values<Kernel, key_fragments>(o_, p_, values, keep_);
       turns.pass();
       ptx::products_wait<1>(s_[0]);
       tiles.release_keys();
+      tiles.release_queries();
       const RowStats<1> ended = weighing_.stats;
       if (tiles.opens_item()) {
         weighing_.clear();
@@ -64,7 +65,6 @@ class LongQueries {
       }
       float factor[2] = {1.0f, 1.0f};
       const bool shrinks = weigh_tile(tiles, factor);
-      tiles.release_queries();
       keep_ = tiles.opens_item() ? 0 : 1;
       if (tiles.opens_item() | shrinks) {
         if (tiles.opens_item())
@@ -119,9 +119,8 @@ class LongQueries {
         near_ = false;
       else
         raises = grows_ = true;
-      multiply_keys_again<Kernel, key_fragments>(s_, launch_, tiles.item().source[0],
-                                                 tiles.facts().begin,
-                                                 tiles.queries() + row_bytes(warp_row_));
+      multiply_keys_again<Kernel, Variant>(s_, launch_, tiles.item(), tiles.facts().begin,
+                                           warp_row_);
     }
     weighing_.add(sum);
     return raises;

@@ -62,8 +62,10 @@ struct ItemFacts {
   KeySource source[2];   ///< of the walks that load K and V; source.rest: the first run of columns
   i32 request, kv_head;  ///< of the keys
   i32 item, query_tile, row_begin, num_rows, partial_row;
-  i32 num_tiles;  ///< KV tiles, of short queries
-  i32 stages;     ///< whether O leaves as a box, by way of the slot of the queries
+  union {
+    i32 num_tiles;  ///< KV tiles, of short queries
+    i32 stages;     ///< of long ones: whether O leaves as a box, by way of the slot of the queries
+  };
 };
 
 /// Of slots that are used one after another: that of what comes nth, and the parity of the phase
@@ -139,7 +141,7 @@ struct Memory {
   u8 q[Kernel::query_slots][Queries::bytes];
   u8 k[Kernel::slots][Keys::bytes];
   u8 v[Kernel::slots][Values::bytes];
-  Ring<Kernel::query_slots> queries;
+  Ring<Kernel::query_slots * Kernel::query_parts> queries;
   Ring<Kernel::slots> key_slots, value_slots;
   Ring<Kernel::item_slots> items;
   KeysAndTeam<Kernel> keys_and_team;
@@ -155,6 +157,12 @@ struct Memory {
   i32 told[tells];  ///< what the first block of a cluster tells the second: items
   u64 told_full[tells];
 
+  /// Of the nth item's queries, which barriers are those of a part, and their phase.
+  RADDLE_DEVICE static RingPlace<Kernel::query_slots> place_of_queries(i32 nth, i32 part) {
+    RingPlace<Kernel::query_slots> place(nth);
+    if constexpr (Kernel::query_parts > 1) place.slot = part;
+    return place;
+  }
   RADDLE_DEVICE static Memory& get() { return *static_cast<Memory*>(ptx::shared_memory()); }
   RADDLE_DEVICE TeamMemory<Kernel>& team() { return keys_and_team.team; }
 };

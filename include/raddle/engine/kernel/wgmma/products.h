@@ -3,7 +3,7 @@
 
 #include "raddle/engine/kernel/gpu/fragments.h"
 #include "raddle/engine/kernel/gpu/keys.h"
-#include "raddle/engine/kernel/wgmma/memory.h"
+#include "raddle/engine/kernel/wgmma/row_copies.h"
 
 RADDLE_ENGINE_BEGIN
 
@@ -63,15 +63,21 @@ RADDLE_DEVICE void multiply_short_values(float (&o)[Kernel::vo_halves][Kernel::r
   ptx::products_end();
 }
 
-/// S = Q · Kᵀ once more, by each warp for its 16 rows: without wgmma, which must not be issued
-/// behind a branch, and of keys in device memory, because their slot is another tile's by now.
-/// `queries` is where the warp's rows begin. Seldom needed: S comes by way of local memory, so that
+/// S = Q · Kᵀ once more, by each warp for its 16 rows, which begin at `first_row`: without wgmma,
+/// which must not be issued behind a branch, and from device memory, because the slots of the keys
+/// and of the queries may be others' by now. Seldom needed: S comes by way of local memory, so that
 /// this takes few registers.
-template <class Kernel, i32 key_fragments>
+template <class Kernel, class Variant, i32 key_fragments>
 RADDLE_DEVICE void multiply_keys_again(Logits<1, key_fragments>& s, const GpuLaunch& launch,
-                                       const KeySource& source, i32 begin, u32 queries) {
-  using Slots = typename Memory<Kernel>::Queries;
+                                       const ItemFacts<Kernel>& item, i32 begin, i32 first_row) {
+  using T = typename Kernel::T;
+  const KeySource& source = item.source[0];
   const i32 lane = ptx::lane_index();
+  const T* row_of[2];
+  RADDLE_UNROLL
+  for (i32 half = 0; half < 2; ++half)
+    row_of[half] =
+        query_address<T>(launch, item.row[first_row + lane / 4 + 8 * half]) + lane % 4 * 2;
   const Span tile{begin, begin + 8 * key_fragments, false};
   float products[4 * key_fragments];
   RADDLE_ROLLED
@@ -82,12 +88,16 @@ RADDLE_DEVICE void multiply_keys_again(Logits<1, key_fragments>& s, const GpuLau
     float x[4] = {};
     RADDLE_ROLLED
     for (i32 k = 0; k < ceil_div(Kernel::dim_qk, 16); ++k) {
-      u32 a[4];
-      ptx::load_matrices(a, queries + static_cast<u32>(Slots::at(lane % 16, 2 * k + lane / 16)));
       const bool whole = 16 * k + 8 < Kernel::dim_qk;
+      u32 a[4] = {};
+      RADDLE_UNROLL
+      for (i32 i = 0; i < 4; ++i)
+        if (i < 2 || whole)
+          a[i] = *reinterpret_cast<const u32*>(row_of[i % 2] + 16 * k + i / 2 * 8);
+      RADDLE_UNROLL
+      for (i32 i = 0; turns_queries<Variant>(launch) && i < 4; ++i) a[i] = turned(launch, a[i]);
       ptx::multiply_add(x, a, *reinterpret_cast<const u32*>(row + 32 * k),
-                        whole ? *reinterpret_cast<const u32*>(row + 32 * k + 16) : 0u,
-                        typename Kernel::T{});
+                        whole ? *reinterpret_cast<const u32*>(row + 32 * k + 16) : 0u, T{});
     }
     RADDLE_UNROLL
     for (i32 i = 0; i < 4; ++i) products[4 * n + i] = x[i];

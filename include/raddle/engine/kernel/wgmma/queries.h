@@ -128,11 +128,8 @@ class QueryLoader {
 
   /// Loads the queries of all items that are named. With `queries_first`, the first item's rows are
   /// found by its opening, if it has one, while another warp describes the item.
-  RADDLE_DEVICE void run(const Opening& opening) const {
+  RADDLE_DEVICE void run(const Opening& opening) {
     Block& block = Block::get();
-    i32 guess = 0;
-    Staged before{};  // the last item but one, whose slot is the next one's
-    Staged last{};
     RADDLE_ROLLED
     for (i32 nth = 0;; ++nth) {
       const auto place = block.items.place(nth);
@@ -143,8 +140,8 @@ class QueryLoader {
         ptx::barrier_wait(named, place.parity);
         if (facts.item < 0) {
           if constexpr (Kernel::stages_output) {
-            store_at_end(before, nth - 2);
-            store_at_end(last, nth - 1);
+            store_at_end(before_, nth - 2);
+            store_at_end(last_, nth - 1);
           }
           return;
         }
@@ -154,46 +151,31 @@ class QueryLoader {
                                                 facts.kv_head, facts.row_begin, facts.num_rows};
       RowsOfRequest of{};
       if (launch_.levels[rows.level].groups_are_requests) of = rows_of(launch_.layout, rows.group);
-      const auto at = block.queries.place(nth);
-      const u32 free = ptx::shared_address(&block.queries.free[at.slot]);
-      const u32 full = ptx::shared_address(&block.queries.full[at.slot]);
       // Where a box holds them, the queries are asked for first of all, if there is room.
       const Corner corner = corner_of(rows, of);
       const bool boxed = lie_in_boxes(rows);
-      const bool waits = !boxed || !ptx::any(ptx::barrier_ended(free, at.parity ^ 1));
-      const bool leads = ptx::elected();
-      if (!waits && leads) {
-        store(before, block.q[at.slot]);
-        copy_boxes(corner, block.q[at.slot], full);
+      const bool waits = !boxed || !all_free(nth);
+      if (!waits) {
+        RADDLE_UNROLL
+        for (i32 part = 0; part < parts; ++part) start_boxes(corner, nth, part);
+        tell_begun(nth);
       }
       find_rows(rows, of, facts.row);
-      if (waits) {
-        ptx::barrier_wait(free, at.parity ^ 1);
-        if constexpr (Kernel::stages_output) {
-          if (leads) store(before, block.q[at.slot]);
-          ptx::sync_warp();
+      // Of several parts the first must not wait for what is found behind the second.
+      if (parts > 1) describe(rows, corner, facts, opened, named);
+      RADDLE_UNROLL
+      for (i32 part = 0; part < parts; ++part) {
+        if (waits) {
+          wait_free(nth, part);
+          if (boxed)
+            start_boxes(corner, nth, part);
+          else
+            copy_singly(facts.row, nth, part);
+          if (part == parts - 1) tell_begun(nth);
         }
-        if (!boxed)
-          copy_singly(facts.row, block.q[at.slot]);
-        else if (leads)
-          copy_boxes(corner, block.q[at.slot], full);
+        if (parts == 1) describe(rows, corner, facts, opened, named);
+        finish(nth, part, boxed);
       }
-      before = last, last = Staged{corner, lies_in_box_of_output(rows)};
-      if (Kernel::queries_first && nth == 0 && ptx::lane_index() == 0)
-        ptx::barrier_arrive(ptx::shared_address(&block.begun));
-      if (opened) ptx::barrier_wait(named, place.parity);
-      if constexpr (Kernel::stages_output) {
-        last.is = last.is && facts.partial_row < 0;
-        if (ptx::lane_index() == 0) facts.stages = last.is;
-      }
-      if constexpr (Kernel::finds_intervals) {
-        RADDLE_ROLLED
-        for (i32 m = ptx::lane_index(); m < Kernel::tile_rows; m += 32)
-          facts.kept[m] = columns_kept(variant_, facts.row[m], facts.source[0], guess);
-      }
-      if (!boxed) finish(block.q[at.slot]);
-      ptx::sync_warp();  // what other lanes have written about rows
-      if (!boxed || !leads) ptx::barrier_arrive(full);
     }
   }
 
@@ -228,21 +210,75 @@ class QueryLoader {
   }
   RADDLE_DEVICE bool lie_in_boxes(const FusedRows& rows) const {
     if constexpr (!Kernel::queries_first) return false;
-    return are_a_box(rows) && (has_logits<Variant> || launch_.scale > 0.0f);
+    return are_a_box(rows) && !turns_queries<Variant>(launch_);
   }
   RADDLE_DEVICE bool lies_in_box_of_output(const FusedRows& rows) const {
     return Kernel::stages_output && launch_.out_in_boxes && are_a_box(rows);
   }
+  /// A slot's parts become free, and full, one by one (kernel.h).
+  static constexpr i32 parts = Kernel::query_parts;
+  static constexpr i32 part_rows = Kernel::tile_rows / parts;
+  RADDLE_DEVICE static u32 full(i32 nth, i32 part) {
+    return ptx::shared_address(&Block::get().queries.full[Block::place_of_queries(nth, part).slot]);
+  }
+  RADDLE_DEVICE static u32 free(i32 nth, i32 part) {
+    return ptx::shared_address(&Block::get().queries.free[Block::place_of_queries(nth, part).slot]);
+  }
+  RADDLE_DEVICE static void wait_free(i32 nth, i32 part) {
+    ptx::barrier_wait(free(nth, part), Block::place_of_queries(nth, part).parity ^ 1);
+  }
+  RADDLE_DEVICE static bool all_free(i32 nth) {
+    bool all = true;
+    RADDLE_UNROLL
+    for (i32 part = 0; part < parts; ++part)
+      all = all && ptx::any(ptx::barrier_ended(free(nth, part),
+                                               Block::place_of_queries(nth, part).parity ^ 1));
+    return all;
+  }
+  /// Called when the copies of the nth queries have been started.
+  RADDLE_DEVICE static void tell_begun(i32 nth) {
+    if (Kernel::queries_first && nth == 0 && ptx::lane_index() == 0)
+      ptx::barrier_arrive(ptx::shared_address(&Block::get().begun));
+  }
+  RADDLE_DEVICE static u8* slot_of(i32 nth) { return Block::get().q[nth % Kernel::query_slots]; }
   RADDLE_DEVICE static u32 half_of(u8* slot, i32 half) {
     return ptx::shared_address(slot) + static_cast<u32>(128 * half * Kernel::tile_rows);
   }
-  /// Called by one lane, whose arrival at `full` this is.
-  RADDLE_DEVICE void copy_boxes(const Corner& from, u8* to, u32 full) const {
-    ptx::barrier_arrive_expecting(full, static_cast<u32>(Slots::bytes));
+  /// Starts copying a part: one lane does, whose arrival at the part's barrier this is. A box has
+  /// the rows of a warpgroup. O that is in the slot is stored before.
+  RADDLE_DEVICE void start_boxes(const Corner& from, i32 nth, i32 part) const {
+    if (!ptx::elected()) return;
+    constexpr i32 boxes = part_rows / group_rows;
+    u8* const to = slot_of(nth);
+    const bool of_groups = launch_.row_boxes == RowBoxes::of_groups;
+    const i32 tokens = of_groups ? group_rows / launch_.plan.group_size : group_rows;
+    store(before_, to);
+    ptx::barrier_arrive_expecting(full(nth, part), static_cast<u32>(Slots::bytes / parts));
     RADDLE_UNROLL
-    for (i32 half = 0; half < Kernel::qk_halves; ++half)
-      ptx::copy_box(half_of(to, half), &launch_.query_map, full, 64 * half, from.row, from.head,
-                    from.page, ptx::Keep::usual);
+    for (i32 box = part * boxes; box < (part + 1) * boxes; ++box) {
+      const i32 row = from.row + (of_groups ? 0 : box * tokens);
+      const i32 head = from.head + (of_groups ? box * tokens : 0);
+      RADDLE_UNROLL
+      for (i32 half = 0; half < Kernel::qk_halves; ++half)
+        ptx::copy_box(half_of(to, half) + static_cast<u32>(128 * box * group_rows),
+                      &launch_.query_map, full(nth, part), 64 * half, row, head, from.page,
+                      ptx::Keep::usual);
+    }
+  }
+  /// Says what else is told of an item's rows.
+  RADDLE_DEVICE void describe(const FusedRows& rows, const Corner& corner, ItemFacts<Kernel>& facts,
+                              bool opened, u32 named) {
+    if (opened) ptx::barrier_wait(named, 0);
+    if constexpr (Kernel::stages_output) {
+      before_ = last_;
+      last_ = Staged{corner, lies_in_box_of_output(rows) && facts.partial_row < 0};
+      if (ptx::lane_index() == 0) facts.stages = last_.is;
+    }
+    if constexpr (Kernel::finds_intervals) {
+      RADDLE_ROLLED
+      for (i32 m = ptx::lane_index(); m < Kernel::tile_rows; m += 32)
+        facts.kept[m] = columns_kept(variant_, facts.row[m], facts.source[0], guess_);
+    }
   }
   /// Called by one lane: has O of an item stored from the slot, if it is there, and waits until the
   /// slot may be written again.
@@ -259,15 +295,18 @@ class QueryLoader {
   /// Stores O of item `nth` of the block, behind which no queries are loaded to the slot.
   RADDLE_DEVICE void store_at_end(const Staged& item, i32 nth) const {
     if (!item.is) return;
-    Block& block = Block::get();
-    const auto at = block.queries.place(nth);
-    ptx::barrier_wait(ptx::shared_address(&block.queries.free[at.slot]), at.parity);
-    if (ptx::elected()) store(item, block.q[at.slot]);
+    ptx::barrier_wait(free(nth, 0), Block::place_of_queries(nth, 0).parity);
+    if (ptx::elected()) store(item, slot_of(nth));
   }
-  RADDLE_DEVICE void copy_singly(const Row* rows, u8* to) const {
+  RADDLE_DEVICE void copy_singly(const Row* rows, i32 nth, i32 part) const {
+    u8* const to = slot_of(nth);
+    if constexpr (Kernel::stages_output) {
+      if (ptx::elected()) store(before_, to);
+      ptx::sync_warp();
+    }
     RADDLE_ROLLED
-    for (i32 first = 0; first < Kernel::tile_rows; first += rows_at_once) {
-      const T* mine = address(rows[first + ptx::lane_index() % rows_at_once]);
+    for (i32 first = part * part_rows; first < (part + 1) * part_rows; first += rows_at_once) {
+      const T* mine = query_address<T>(launch_, rows[first + ptx::lane_index() % rows_at_once]);
       copy_rows<Slots, Kernel::dim_qk, rows_at_once, T>(
           ptx::shared_address(to) + static_cast<u32>(128 * first), [mine](i32 m) {
             return RowPair<T>{{ptx::shuffle(mine, m), ptx::shuffle(mine, m + 1)}};
@@ -275,12 +314,16 @@ class QueryLoader {
     }
     ptx::copy_commit();
   }
-  /// Waits for rows that were copied singly.
-  RADDLE_DEVICE void finish(u8* slot) const {
-    ptx::copy_wait<0>();
-    ptx::sync_warp();
-    if (!has_logits<Variant> && launch_.scale <= 0.0f) turn(slot);
-    ptx::fence_proxy();
+  /// Arrives at a part's barrier; waits for rows that were copied singly.
+  RADDLE_DEVICE void finish(i32 nth, i32 part, bool boxed) const {
+    if (!boxed) {
+      ptx::copy_wait<0>();
+      ptx::sync_warp();
+      if (turns_queries<Variant>(launch_)) turn(slot_of(nth), part);
+      ptx::fence_proxy();
+    }
+    ptx::sync_warp();  // what other lanes have written about rows
+    if (!boxed || !ptx::elected()) ptx::barrier_arrive(full(nth, part));
   }
   /// Finds what the variant and the output see of an item's rows. Most are those of one request,
   /// about which nothing is looked up row by row.
@@ -299,23 +342,20 @@ class QueryLoader {
   }
 
   static constexpr i32 rows_at_once = min(Kernel::tile_rows, 32);
-  /// Softmax takes positive scales alone. With another one, the queries change their sign,
-  /// or become zero.
-  RADDLE_DEVICE void turn(u8* slot) const {
-    constexpr i32 chunks = 8 * Kernel::qk_halves;
+  RADDLE_DEVICE void turn(u8* slot, i32 part) const {
+    constexpr i32 chunks = 8 * Kernel::qk_halves, count = part_rows * chunks;
     RADDLE_ROLLED
-    for (i32 at = ptx::lane_index(); at < Kernel::tile_rows * chunks; at += 32) {
+    for (i32 at = part * count + ptx::lane_index(); at < (part + 1) * count; at += 32) {
       auto& x = *reinterpret_cast<Packed8*>(slot + Slots::at(at / chunks, at % chunks));
       RADDLE_UNROLL
-      for (i32 i = 0; i < 4; ++i) x.x[i] = launch_.scale == 0.0f ? 0u : x.x[i] ^ 0x80008000u;
+      for (i32 i = 0; i < 4; ++i) x.x[i] = turned(launch_, x.x[i]);
     }
-  }
-  RADDLE_DEVICE const T* address(const Row& row) const {
-    return static_cast<const T*>(launch_.q.data) + offset_in(launch_.q, row);
   }
 
   const Launch& launch_;
   const Variant& variant_;
+  Staged before_{}, last_{};  ///< items: before_ had the slot of the next one
+  i32 guess_ = 0;             ///< where the last search for a row's columns ended
 };
 
 }  // namespace wgmma

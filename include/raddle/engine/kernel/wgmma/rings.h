@@ -79,8 +79,8 @@ class TilesReader {
   RADDLE_DEVICE void release_values(bool once) const {
     release(leads_group_ && once && tile_ > 0, value_slots_free + 8 * (~tile_ & 1));
   }
-  /// This warp needs the item's queries no more, if the tile is its last. Where O may leave by way
-  /// of their slot, release_item_before says so.
+  /// This warp's products of the item's queries are done, if the tile is its last. Where O may
+  /// leave by way of their slot, release_item_before says so.
   RADDLE_DEVICE void release_queries() const {
     if constexpr (!Kernel::stages_output)
       ptx::barrier_arrive_if(leads_ && flags_ & Flags::last,
@@ -105,7 +105,8 @@ class TilesReader {
   RADDLE_DEVICE const auto& item() const { return block().item[slot_of_item(item_)]; }
   RADDLE_DEVICE const auto& item_before() const { return block().item[slot_of_item(item_ - 1)]; }
   RADDLE_DEVICE u32 queries() const {
-    return base_ + q_begin + static_cast<u32>(of_queries().slot * Block::Queries::bytes);
+    const i32 slot = Kernel::query_slots == 1 ? 0 : of_queries().slot;
+    return base_ + q_begin + static_cast<u32>(slot * Block::Queries::bytes);
   }
   /// Those of the item before the current tile's, in kernels that stage O there.
   RADDLE_DEVICE u32 queries_before() const {
@@ -120,12 +121,13 @@ class TilesReader {
 
  private:
   // Where members of the block's memory lie, as constants: NVRTC has no offsetof.
+  static constexpr u32 query_barriers = Kernel::query_slots * Kernel::query_parts;
   static constexpr u32 q_begin = 0;
   static constexpr u32 k_begin = Kernel::query_slots * Block::Queries::bytes;
   static constexpr u32 v_begin = k_begin + Kernel::slots * Block::Keys::bytes;
   static constexpr u32 queries_full = v_begin + Kernel::slots * Block::Values::bytes;
-  static constexpr u32 queries_free = queries_full + 8 * Kernel::query_slots;
-  static constexpr u32 key_slots_full = queries_free + 8 * Kernel::query_slots;
+  static constexpr u32 queries_free = queries_full + 8 * query_barriers;
+  static constexpr u32 key_slots_full = queries_free + 8 * query_barriers;
   static constexpr u32 key_slots_free = key_slots_full + 8 * Kernel::slots;
   static constexpr u32 value_slots_full = key_slots_free + 8 * Kernel::slots;
   static constexpr u32 value_slots_free = value_slots_full + 8 * Kernel::slots;
@@ -151,7 +153,7 @@ class TilesReader {
   RADDLE_DEVICE static Block& block() { return Block::get(); }
   RADDLE_DEVICE static i32 slot_of_item(i32 nth) { return nth & (Kernel::item_slots - 1); }
   RADDLE_DEVICE RingPlace<Kernel::query_slots> of_queries() const {
-    return RingPlace<Kernel::query_slots>(item_);
+    return Block::place_of_queries(item_, ptx::warp_index() / group_warps);
   }
 
   const u32 base_;                  ///< where the block's memory begins

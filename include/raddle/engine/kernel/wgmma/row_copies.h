@@ -1,4 +1,5 @@
-// Rows that lie anywhere in device memory, copied to slots in pieces of 16 bytes.
+// Rows that lie anywhere in device memory: where queries are, and copies to slots in pieces of 16
+// bytes.
 #pragma once
 
 #include "raddle/engine/kernel/wgmma/memory.h"
@@ -6,6 +7,21 @@
 RADDLE_ENGINE_BEGIN
 
 namespace wgmma {
+
+template <class T>
+RADDLE_DEVICE const T* query_address(const GpuLaunch& launch, const Row& row) {
+  return static_cast<const T*>(launch.q.data) + offset_in(launch.q, row);
+}
+/// Softmax takes positive scales alone: with another one, the queries change their sign, or become
+/// zero.
+template <class Variant>
+RADDLE_DEVICE bool turns_queries(const GpuLaunch& launch) {
+  return !has_logits<Variant> && launch.scale <= 0.0f;
+}
+/// Two numbers of a query, turned.
+RADDLE_DEVICE u32 turned(const GpuLaunch& launch, u32 pair) {
+  return launch.scale == 0.0f ? 0u : pair ^ 0x80008000u;
+}
 
 /// Addresses of two consecutive rows.
 template <class T>
