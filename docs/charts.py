@@ -19,11 +19,10 @@ README_CHART = HERE / "against-peers.svg"
 
 #: Chart by name: file of results, title, section (GPU files), unit, workloads' prefix.
 SOURCES = {
-    "gpu_prefill": ("gpu-h200-2026-11-29-fa4", "Prefill, causal, bf16, H200", "prefill", "TFLOP/s", "causal"),
-    "gpu_dims": ("gpu-h200-2026-11-29-fa4", "Prefill, heads of 64 and 256, H200", "prefill-dims", "TFLOP/s", "D"),
-    "gpu_values": ("gpu-h200-2026-11-29-values", "Prefill, heads of 192 with values of 128, H200", "prefill-dims", "TFLOP/s", "D"),
-    "gpu_ragged": ("gpu-h200-2026-11-28-clusters", "Prefill of ragged batches, H200", "prefill-ragged", "TFLOP/s", ""),
-    "gpu_variants": ("gpu-h200-2026-11-29-fa4", "Prefill with a window or a soft cap, H200", "prefill-variants", "TFLOP/s", ""),
+    "gpu_prefill": ("gpu-h200-2026-11-29-parts", "Prefill, causal, bf16, H200", "prefill", "TFLOP/s", "causal"),
+    "gpu_dims": ("gpu-h200-2026-11-29-parts", "Prefill, heads of other widths, H200", "prefill-dims", "TFLOP/s", "D"),
+    "gpu_ragged": ("gpu-h200-2026-11-29-parts", "Prefill of ragged batches, H200", "prefill-ragged", "TFLOP/s", ""),
+    "gpu_variants": ("gpu-h200-2026-11-29-parts", "Prefill with a window or a soft cap, H200", "prefill-variants", "TFLOP/s", ""),
     "gpu_flex": ("flex-h200-2026-11-27-ordered", "Masks and scores in Python, H200", "flex", "TFLOP/s", ""),
     "gpu_decode": ("gpu-h200-2026-11-28-clusters", "Decode, bf16, page 16, H200", "decode", "GB/s", ""),
     "gpu_prefix": ("gpu-h200-2026-11-28-clusters", "Decode with a shared prefix, H200", "prefix", "us", ""),

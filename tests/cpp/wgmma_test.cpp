@@ -43,6 +43,15 @@ TEST(Wgmma, LogitsThatGrow) {
     check<bf16, 128, 64>(few, many, 0, Composition<Leaf<0>, Causal>{}, causal.parts, 3, logits);
   }
 }
+/// Where an item's queries may have given way to the next one's by the time that scores of its last
+/// tile are multiplied again.
+TEST(Wgmma, LogitsThatGrowInAnOnlySlotOfQueries) {
+  const Case plain = testing_attention::cases()[0], causal = testing_attention::cases()[1];
+  check<f16, 192, 128>({140, 70}, {420, 380}, 0, Composition<NoMask>{}, plain.parts, 1,
+                       Logits{0.0, 60.0f, 300});
+  check<f16, 256, 256>({130}, {360}, 0, Composition<Leaf<0>, Causal>{}, causal.parts, 1,
+                       Logits{-0.3, 60.0f, 300});
+}
 TEST(Wgmma, ScalesThatAreNotPositive) {
   const Case causal = testing_attention::cases()[1];
   for (const double scale : {-0.3, -1e-30})
