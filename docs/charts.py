@@ -35,6 +35,9 @@ SOURCES = {
     "cpu_zen4": ("cpu-epyc-avx512bf16-2c-2026-11-23", "Prefill, two cores of Zen 4", None, "GFLOP/s", "prefill"),
 }
 
+#: (chart, peer): the latest file with that peer, where the chart's own has it not.
+EARLIER = {("gpu_prefill", "flashinfer fa3"): "gpu-h200-2026-11-29-fa4"}
+
 # Raddle first, then peers by name; the floor is what reading the bytes alone takes.
 _COLOURS = ("#c2532f", "#4f7fb5", "#6aa57c", "#9a73a8", "#b59a3c", "#6f8f9f")
 _FLOOR = "#8a8f98"
@@ -43,9 +46,10 @@ _FLOOR = "#8a8f98"
 _NARROW = 4.2
 
 
-def _rows(chart: str) -> list[dict[str, Any]]:
-    """The measured rows of a chart, of all engines."""
+def _rows(chart: str, earlier: str = "") -> list[dict[str, Any]]:
+    """The measured rows of a chart, of all engines; of an ``earlier`` file, if one is named."""
     file, _, section, unit, prefix = SOURCES[chart]
+    file = earlier or file
     read = json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8"))
     rows = read if isinstance(read, list) else read["rows"]
     rows = _of_flex(rows) if file.startswith("flex-cpu") else rows
@@ -95,8 +99,9 @@ def against_best(chart: str) -> dict[str, tuple[str, float]]:
 
 
 def against(chart: str, peer: str) -> dict[str, float]:
-    """{workload: how many times faster than one peer Raddle is}, of a GPU's chart."""
-    own = {row["workload"]: row for row in _rows(chart) if row["engine"] == "raddle"}
+    """{workload: how many times faster than one peer Raddle is}, of a GPU's chart, or of EARLIER's file."""
+    rows = _rows(chart, EARLIER.get((chart, peer), ""))
+    own = {row["workload"]: row for row in rows if row["engine"] == "raddle"}
     return {workload: row["ratios"][peer] for workload, row in own.items() if peer in row.get("ratios", {})}
 
 
