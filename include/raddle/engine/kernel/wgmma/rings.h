@@ -30,7 +30,8 @@ class Turns {
 };
 
 /// The tiles of all items of a block, as a warp of a computing warpgroup reads them. Tile n has
-/// slot n % 2 of keys and of values; an item's queries have slot (number of the item) % 2.
+/// slot n % 2 of keys and of values; an item's queries have slot (number of the item) % 2, or their
+/// warpgroup's part of the only slot.
 template <class Kernel>
 class TilesReader {
   using Block = Memory<Kernel>;
