@@ -35,7 +35,7 @@ SOURCES = {
     "cpu_zen4": ("cpu-epyc-avx512bf16-2c-2026-11-23", "Prefill, two cores of Zen 4", None, "GFLOP/s", "prefill"),
 }
 
-#: (chart, peer): the latest file with that peer, where the chart's own has it not.
+#: (chart, peer): the latest file with that peer, where the chart's own does not have it.
 EARLIER = {("gpu_prefill", "flashinfer fa3"): "gpu-h200-2026-11-29-fa4"}
 
 # Raddle first, then peers by name; the floor is what reading the bytes alone takes.

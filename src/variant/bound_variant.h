@@ -58,6 +58,7 @@ class BoundVariant {
   std::shared_ptr<const BoundVariant> with(const Params& params, ParamScope scope) const;
 
   const Stages& stages() const { return stages_; }
+  bool has_output() const { return stages_.num_output > 0; }
   /// Conservative coverage of the whole mask expression.
   KvSpan kv_span(const Tile& tile) const;
   Coverage coverage(const Tile& tile) const;

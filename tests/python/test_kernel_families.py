@@ -48,13 +48,13 @@ def test_clusters(wgmma, rng, layout):
 def test_no_clusters(wgmma, rng):
     """Where half of the rows would wait for keys of the others, pages are small, one block works alone, heads are narrow,
     or a request's bits may not depend on others."""
-    for variant, page_size, num_workers, heads in [
-        ("causal", 64, 2, WIDE),
-        ("plain", 16, 2, WIDE),
-        ("plain", 64, 1, WIDE),
-        ("plain", 64, 2, HEADS),
+    for variant, page_size, num_workers, lengths, heads in [
+        ("causal", 64, 2, [(300, 300)], WIDE),
+        ("plain", 16, 2, [(300, 300)], WIDE),
+        ("plain", 64, 1, [(300, 300)], WIDE),
+        ("plain", 64, 2, FULL_TILES, HEADS),
     ]:
-        problem = draw(rng, "paged", variant, lengths=[(300, 300)], page_size=page_size, **heads)
+        problem = draw(rng, "paged", variant, lengths=lengths, page_size=page_size, **heads)
         plan = attention_of(wgmma, problem).plan(twin(problem.layout), num_workers=num_workers)
         assert runs_on(plan, 0) and CLUSTERS not in plan.explain(), plan.explain()
     problem = draw(rng, "ragged", [], lengths=FULL_TILES, **WIDE)

@@ -47,8 +47,8 @@ class CudaBackend final : public GpuBackend {
     check_asked_family(spec, facts_);
     for (i32 which = 0; which < KernelForm::count; ++which) {
       const KernelForm form{static_cast<KernelForm::Which>(which)};
-      configs_.push_back(plan_config(spec, device.info(), form.family(), form.short_rows(),
-                                     variant.stages().num_output > 0));
+      configs_.push_back(
+          plan_config(spec, device.info(), form.family(), form.short_rows(), variant.has_output()));
     }
     start_kernels();
   }
@@ -140,6 +140,7 @@ PlanConfig cuda_plan_config(const AttentionSpec& spec, DeviceId device, const Ma
       family_named(std::getenv("RADDLE_BACKEND")).value_or(KernelFamily::mma);
   const i32 short_rows = family == KernelFamily::wgmma ? reserved_short_rows(spec, maxima) : 0;
   const cuda::DeviceInfo& info = cuda::Device::get(device.ordinal).info();
+  // An output part changes the keys of a tile alone, on which no size depends.
   return cuda::as_asked(cuda::plan_config(spec, info, family, short_rows, false), num_workers,
                         schedule);
 }

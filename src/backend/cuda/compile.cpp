@@ -147,8 +147,8 @@ KernelReport compile(const AttentionSpec& spec, const std::string& arch, KernelF
   if (scales_output && kernel.kv_dtype != kernel.dtype)
     fail<ValueError>("scales_output is given, and kv_dtype is '", name_of(kernel.kv_dtype),
                      "'; expected K and V of 16 bits: all kernels of 8 bits scale V");
-  const bool outputs = variant.stages().num_output > 0;
-  return report_of(kernel, arch, config_of(spec, arch, family, short_rows, outputs).shared_bytes);
+  const KernelConfig config = config_of(spec, arch, family, short_rows, variant.has_output());
+  return report_of(kernel, arch, config.shared_bytes);
 }
 
 KernelReport compile_planner(const AttentionSpec& spec, const std::string& arch, bool prefixes) {

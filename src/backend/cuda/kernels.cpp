@@ -115,7 +115,7 @@ AttentionKernels::Described AttentionKernels::describe(const AttentionSpec& spec
                                                        const KernelForm& form) {
   const std::string& arch = device.info().arch;
   return {kernel_of(spec, variant, arch, form),
-          config_of(spec, arch, form.family(), form.short_rows(), variant.stages().num_output > 0)};
+          config_of(spec, arch, form.family(), form.short_rows(), variant.has_output())};
 }
 
 AttentionKernels::AttentionKernels(const AttentionSpec& spec, const BoundVariant& variant,

@@ -51,7 +51,7 @@ class LongQueries {
       tiles.wait_queries();
       turns.take();
       multiply_keys<Kernel, key_fragments>(s_, queries, keys);
-      tiles.wait_values();
+      tiles.wait_values();  // which may still come while S is computed
       multiply_values<Kernel, key_fragments>(o_, p_, values, keep_);
       turns.pass();
       ptx::products_wait<1>(s_[0]);

@@ -136,7 +136,7 @@ struct Memory {
   /// A cluster's other block may copy to the next slot before this block has seen the last one
   /// filled, so that each slot has a tail of its own.
   static constexpr i32 tails = Kernel::cluster_size > 1 ? Kernel::slots : 1;
-  static constexpr i32 tells = Kernel::cluster_size > 1 ? 4 : 1;
+  static constexpr i32 tells = Kernel::cluster_size > 1 ? 4 : 1;  ///< ItemFinder::agree
 
   u8 q[Kernel::query_slots][Queries::bytes];
   u8 k[Kernel::slots][Keys::bytes];
@@ -157,11 +157,9 @@ struct Memory {
   i32 told[tells];  ///< what the first block of a cluster tells the second: items
   u64 told_full[tells];
 
-  /// Of the nth item's queries, which barriers are those of a part, and their phase.
-  RADDLE_DEVICE static RingPlace<Kernel::query_slots> place_of_queries(i32 nth, i32 part) {
-    RingPlace<Kernel::query_slots> place(nth);
-    if constexpr (Kernel::query_parts > 1) place.slot = part;
-    return place;
+  /// Which of the barriers of queries is that of a slot's part.
+  RADDLE_FN static constexpr i32 barrier_of_queries(i32 slot, i32 part) {
+    return slot * Kernel::query_parts + part;
   }
   RADDLE_DEVICE static Memory& get() { return *static_cast<Memory*>(ptx::shared_memory()); }
   RADDLE_DEVICE TeamMemory<Kernel>& team() { return keys_and_team.team; }

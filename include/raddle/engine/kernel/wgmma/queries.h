@@ -69,7 +69,7 @@ class ItemFinder {
   }
 
   /// The first block of a cluster tells the second its nth item. The slot is free: the first has
-  /// sent the item three before, in a step of a tile whose slot both blocks had freed two tiles
+  /// sent the item `ahead` before, in a step of a tile whose slot both blocks had freed two tiles
   /// before, so that the second has read what was told four items ago.
   RADDLE_DEVICE static i32 agree(i32 item, i32 nth, i32& told) {
     Block& block = Block::get();
@@ -218,21 +218,25 @@ class QueryLoader {
   /// A slot's parts become free, and full, one by one (kernel.h).
   static constexpr i32 parts = Kernel::query_parts;
   static constexpr i32 part_rows = Kernel::tile_rows / parts;
+  RADDLE_DEVICE static RingPlace<Kernel::query_slots> place_of(i32 nth) {
+    return RingPlace<Kernel::query_slots>(nth);
+  }
   RADDLE_DEVICE static u32 full(i32 nth, i32 part) {
-    return ptx::shared_address(&Block::get().queries.full[Block::place_of_queries(nth, part).slot]);
+    const i32 barrier = Block::barrier_of_queries(place_of(nth).slot, part);
+    return ptx::shared_address(&Block::get().queries.full[barrier]);
   }
   RADDLE_DEVICE static u32 free(i32 nth, i32 part) {
-    return ptx::shared_address(&Block::get().queries.free[Block::place_of_queries(nth, part).slot]);
+    const i32 barrier = Block::barrier_of_queries(place_of(nth).slot, part);
+    return ptx::shared_address(&Block::get().queries.free[barrier]);
   }
   RADDLE_DEVICE static void wait_free(i32 nth, i32 part) {
-    ptx::barrier_wait(free(nth, part), Block::place_of_queries(nth, part).parity ^ 1);
+    ptx::barrier_wait(free(nth, part), place_of(nth).parity ^ 1);
   }
   RADDLE_DEVICE static bool all_free(i32 nth) {
     bool all = true;
     RADDLE_UNROLL
     for (i32 part = 0; part < parts; ++part)
-      all = all && ptx::any(ptx::barrier_ended(free(nth, part),
-                                               Block::place_of_queries(nth, part).parity ^ 1));
+      all = all && ptx::any(ptx::barrier_ended(free(nth, part), place_of(nth).parity ^ 1));
     return all;
   }
   /// Called when the copies of the nth queries have been started.
@@ -265,7 +269,8 @@ class QueryLoader {
                       ptx::Keep::usual);
     }
   }
-  /// Says what else is told of an item's rows.
+  /// Writes what the computing warps read of an item beside its rows: whether O leaves as a box,
+  /// and the columns that each row keeps.
   RADDLE_DEVICE void describe(const FusedRows& rows, const Corner& corner, ItemFacts<Kernel>& facts,
                               bool opened, u32 named) {
     if (opened) ptx::barrier_wait(named, 0);
@@ -295,7 +300,7 @@ class QueryLoader {
   /// Stores O of item `nth` of the block, behind which no queries are loaded to the slot.
   RADDLE_DEVICE void store_at_end(const Staged& item, i32 nth) const {
     if (!item.is) return;
-    ptx::barrier_wait(free(nth, 0), Block::place_of_queries(nth, 0).parity);
+    ptx::barrier_wait(free(nth, 0), place_of(nth).parity);
     if (ptx::elected()) store(item, slot_of(nth));
   }
   RADDLE_DEVICE void copy_singly(const Row* rows, i32 nth, i32 part) const {

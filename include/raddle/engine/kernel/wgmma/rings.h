@@ -65,7 +65,7 @@ class TilesReader {
   /// Waits for the queries of an item at its first tile.
   RADDLE_DEVICE void wait_queries() const {
     if (opens_item() && !at_end())
-      ptx::barrier_wait(base_ + queries_full + 8 * of_queries().slot, of_queries().parity);
+      ptx::barrier_wait(base_ + queries_full + barrier_of_queries(), of_queries().parity);
   }
   /// Waits for the values of the tile before; at the first tile, whose weights are 0, for none.
   RADDLE_DEVICE void wait_values() const {
@@ -85,7 +85,7 @@ class TilesReader {
   RADDLE_DEVICE void release_queries() const {
     if constexpr (!Kernel::stages_output)
       ptx::barrier_arrive_if(leads_ && flags_ & Flags::last,
-                             base_ + queries_free + 8 * of_queries().slot);
+                             base_ + queries_free + barrier_of_queries());
   }
   /// This warp needs the facts of the item before the current tile's no more.
   RADDLE_DEVICE void release_item_before() const {
@@ -106,8 +106,7 @@ class TilesReader {
   RADDLE_DEVICE const auto& item() const { return block().item[slot_of_item(item_)]; }
   RADDLE_DEVICE const auto& item_before() const { return block().item[slot_of_item(item_ - 1)]; }
   RADDLE_DEVICE u32 queries() const {
-    const i32 slot = Kernel::query_slots == 1 ? 0 : of_queries().slot;
-    return base_ + q_begin + static_cast<u32>(slot * Block::Queries::bytes);
+    return base_ + q_begin + static_cast<u32>(of_queries().slot * Block::Queries::bytes);
   }
   /// Those of the item before the current tile's, in kernels that stage O there.
   RADDLE_DEVICE u32 queries_before() const {
@@ -154,7 +153,12 @@ class TilesReader {
   RADDLE_DEVICE static Block& block() { return Block::get(); }
   RADDLE_DEVICE static i32 slot_of_item(i32 nth) { return nth & (Kernel::item_slots - 1); }
   RADDLE_DEVICE RingPlace<Kernel::query_slots> of_queries() const {
-    return Block::place_of_queries(item_, ptx::warp_index() / group_warps);
+    return RingPlace<Kernel::query_slots>(item_);
+  }
+  /// Offset of the barrier of this warpgroup's queries.
+  RADDLE_DEVICE u32 barrier_of_queries() const {
+    const i32 part = Kernel::query_parts > 1 ? ptx::warp_index() / group_warps : 0;
+    return static_cast<u32>(8 * Block::barrier_of_queries(of_queries().slot, part));
   }
 
   const u32 base_;                  ///< where the block's memory begins
