@@ -433,6 +433,7 @@ inline void prefetch(const void*) {}
 inline void wait_for_earlier_work() {}
 inline void let_next_kernel_begin() {}
 inline float settled(float x) { return x; }
+inline void keep_order() {}
 inline i32 renewed(i32 x) { return x; }
 inline void sleep(i32 ns) { Block::current()->pass_time(ns); }
 inline i32 load_now(const i32* word) { return *word; }

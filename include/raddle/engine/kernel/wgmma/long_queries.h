@@ -89,31 +89,44 @@ class LongQueries {
   RADDLE_DEVICE static u32 row_bytes(i32 row) { return static_cast<u32>(128 * row); }
   RADDLE_DEVICE i32 lane_row() const { return warp_row_ + lane_ / 4; }
 
-  /// S -> weights -> P. Returns whether O shrinks by `factor` first. The next tile is waited for
-  /// between the weights and the values' product: the compiler, which knows nothing of what that
-  /// wait is for, would move it before the weights.
+  template <class Tiles>
+  RADDLE_DEVICE static void wait_next(Tiles& tiles) {
+    if (!tiles.at_end() && !sends_first(tiles)) tiles.wait_next();
+  }
+
+  /// S -> weights -> P. Returns whether O shrinks by `factor` first. The order of weights, waits
+  /// and rounding is worth some per cent (docs/lab/hopper.md); the assembler, which knows nothing
+  /// of what a wait is for, is kept from choosing another.
   template <class Tiles>
   RADDLE_DEVICE bool weigh_tile(Tiles& tiles, float (&factor)[2]) {
-    float sum[2] = {};
+    constexpr i32 early = Kernel::early_fragments, all = key_fragments;
+    TileSums sums;
     bool raises = scan == Scan::softmax && (weighing_.searches | grows_);
     RADDLE_ROLLED
     for (bool again = false;; again = true) {
       bool is_near = true;
+      sums = {};
       if (is_common(tiles, raises)) {
-        is_near = weigh_common(tiles, sum);
+        is_near = weigh_common(tiles, sums);
       } else {
         const bool changes = scales_here || tiles.flags() & Flags::masked;
         if (changes | raises) {
           if (changes) change_logits(tiles);
           if (raises) weighing_.raise(s_, factor, to_log2_);
         }
-        weigh(sum);
+        weigh<0, early>(sums);
       }
-      if (!tiles.at_end() && !sends_first(tiles)) tiles.wait_next();
+      if (!Kernel::waits_for_keys_last) wait_next(tiles);
+      if (early < all) ptx::keep_order();
       ptx::products_wait<0>(o_[0]);
       tiles.release_values(!again);
+      weigh<early, all>(sums);
       round_weights<T>(s_, p_);
-      const bool overflows = !raises & !(sum[0] + sum[1] <= most_weight<T>);
+      if (Kernel::waits_for_keys_last) {
+        ptx::keep_order();
+        wait_next(tiles);
+      }
+      const bool overflows = !raises & sums.exceed(most_weight<T>);
       if (scan == Scan::sum || !ptx::any(overflows | !is_near)) break;
       if (ptx::any(!is_near))
         near_ = false;
@@ -122,7 +135,7 @@ class LongQueries {
       multiply_keys_again<Kernel, Variant>(s_, launch_, tiles.item(), tiles.facts().begin,
                                            warp_row_);
     }
-    weighing_.add(sum);
+    weighing_.add(sums);
     return raises;
   }
 
@@ -146,17 +159,17 @@ class LongQueries {
   /// Returns whether near_logits, if that is what is applied, holds for the lane's logits.
   template <class Tiles>
   RADDLE_DEVICE bool weigh_common([[maybe_unused]] const Tiles& tiles,
-                                  [[maybe_unused]] float (&sum)[2]) {
+                                  [[maybe_unused]] TileSums& sums) {
     if constexpr (!has_logits<Variant> || scan == Scan::sum) {
       return true;
     } else {
       const CountedKeys keys = counted_keys(tiles);
       if constexpr (has_distance_slope<Variant>) {
-        weigh_by_distance(tiles.item(), keys.first + lane_ % 4 * 2, sum);
+        weigh_by_distance(tiles.item(), keys.first + lane_ % 4 * 2, sums);
         return true;
       } else {
         const bool is_near = apply_logits<has_near_logits<Variant>>(tiles, keys);
-        weighing_.weigh(s_, sum, to_log2_);
+        weigh<0, key_fragments>(sums);
         return is_near;
       }
     }
@@ -164,7 +177,7 @@ class LongQueries {
   /// A score that is a multiple of the distance is one of the column in the tile, and what a row
   /// adds to all of the tile's exponents. `position`: the lane's first key's.
   template <class Facts>
-  RADDLE_DEVICE void weigh_by_distance(const Facts& facts, i32 position, float (&sum)[2]) {
+  RADDLE_DEVICE void weigh_by_distance(const Facts& facts, i32 position, TileSums& sums) {
     float slope[2], from[2];
     RADDLE_UNROLL
     for (i32 half = 0; half < 2; ++half) {
@@ -173,12 +186,14 @@ class LongQueries {
       const float distance = static_cast<float>(position - row.q_pos);
       from[half] = ptx::fma(slope[half], distance, -weighing_.product[half]);
     }
-    weighing_.weigh(s_, sum, launch_.scale * math::log2e, [&](i32 half, i32 column) {
-      return ptx::fma(slope[half], static_cast<float>(column), from[half]);
-    });
+    weighing_.weigh<0, key_fragments>(
+        s_, sums, launch_.scale * math::log2e, [&](i32 half, i32 column) {
+          return ptx::fma(slope[half], static_cast<float>(column), from[half]);
+        });
   }
-  RADDLE_DEVICE void weigh(float (&sum)[2]) {
-    if constexpr (scan == Scan::softmax) weighing_.weigh(s_, sum, to_log2_);
+  template <i32 begin, i32 end>
+  RADDLE_DEVICE void weigh(TileSums& sums) {
+    if constexpr (scan == Scan::softmax) weighing_.weigh<begin, end>(s_, sums, to_log2_);
   }
   /// Applies scale and f_logits; returns whether near_logits, if that is what is applied, holds for
   /// the lane's logits.

@@ -19,6 +19,13 @@ constexpr float most_weight = 1099511627776.0f;  // 2^40
 template <>
 inline constexpr float most_weight<f16> = 32768.0f;
 
+/// The sums of a lane's weights of a tile: of its two rows, and of their even and odd columns.
+struct TileSums {
+  float even[2] = {}, odd[2] = {};
+  float of_row[2] = {};
+  RADDLE_DEVICE bool exceed(float most) const { return !(of_row[0] + of_row[1] <= most); }
+};
+
 /// The references and sums of a lane's two rows.
 struct Weighing {
   RowStats<1> stats;  ///< stats.top: the references
@@ -65,30 +72,30 @@ struct Weighing {
     if (ptx::any(exact)) subtract(s, shift);
   }
 
-  /// S -> weights; returns the sums of the lane's. Exponents of two are to_log2 · s + from(half,
-  /// column), of columns from the lane's first one on.
-  template <i32 key_fragments, class From>
-  RADDLE_DEVICE static void weigh(Logits<1, key_fragments>& s, float (&sum)[2], float to_log2,
+  /// S -> weights, of key fragments [begin, end), whose sums are added to the tile's. Exponents of
+  /// two are to_log2 · s + from(half, column), of columns from the lane's first one on.
+  template <i32 begin, i32 end, i32 key_fragments, class From>
+  RADDLE_DEVICE static void weigh(Logits<1, key_fragments>& s, TileSums& sums, float to_log2,
                                   From from) {
     RADDLE_UNROLL
     for (i32 half = 0; half < 2; ++half) {
-      float even = 0.0f, odd = 0.0f;
       RADDLE_UNROLL
-      for (i32 n = 0; n < key_fragments; ++n) {
+      for (i32 n = begin; n < end; ++n) {
         float(&x)[4] = s[0][n];
         x[2 * half] = ptx::exp2(ptx::fma(x[2 * half], to_log2, from(half, 8 * n)));
         x[2 * half + 1] = ptx::exp2(ptx::fma(x[2 * half + 1], to_log2, from(half, 8 * n + 1)));
-        even += x[2 * half], odd += x[2 * half + 1];
+        sums.even[half] += x[2 * half], sums.odd[half] += x[2 * half + 1];
       }
-      sum[half] = ptx::settled(even + odd);
+      if (begin < end && end == key_fragments)
+        sums.of_row[half] = ptx::settled(sums.even[half] + sums.odd[half]);
     }
   }
-  template <i32 key_fragments>
-  RADDLE_DEVICE void weigh(Logits<1, key_fragments>& s, float (&sum)[2], float to_log2) const {
-    weigh(s, sum, to_log2, [&](i32 half, i32) { return -product[half]; });
+  template <i32 begin, i32 end, i32 key_fragments>
+  RADDLE_DEVICE void weigh(Logits<1, key_fragments>& s, TileSums& sums, float to_log2) const {
+    weigh<begin, end>(s, sums, to_log2, [&](i32 half, i32) { return -product[half]; });
   }
-  RADDLE_DEVICE void add(const float (&sum)[2]) {
-    stats.sum[0][0] += sum[0], stats.sum[0][1] += sum[1];
+  RADDLE_DEVICE void add(const TileSums& sums) {
+    stats.sum[0][0] += sums.of_row[0], stats.sum[0][1] += sums.of_row[1];
   }
 };
 
