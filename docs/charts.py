@@ -20,7 +20,7 @@ README_CHART = HERE / "against-peers.svg"
 #: Chart by name: file of results, title, section (GPU files), unit, workloads' prefix.
 SOURCES = {
     "gpu_prefill": ("gpu-h200-2026-11-29-parts", "Prefill, causal, bf16, H200", "prefill", "TFLOP/s", "causal"),
-    "gpu_dims": ("gpu-h200-2026-11-29-parts", "Prefill, heads of other widths, H200", "prefill-dims", "TFLOP/s", "D"),
+    "gpu_dims": ("gpu-h200-2026-11-29-order", "Prefill, heads of other widths, H200", "prefill-dims", "TFLOP/s", "D"),
     "gpu_ragged": ("gpu-h200-2026-11-29-parts", "Prefill of ragged batches, H200", "prefill-ragged", "TFLOP/s", ""),
     "gpu_variants": ("gpu-h200-2026-11-29-parts", "Prefill with a window or a soft cap, H200", "prefill-variants", "TFLOP/s", ""),
     "gpu_flex": ("flex-h200-2026-11-27-ordered", "Masks and scores in Python, H200", "flex", "TFLOP/s", ""),

@@ -134,8 +134,8 @@ RADDLE_DEVICE float settled(float x) {
   return x;
 }
 
-/// The assembler moves no instruction across: it takes this one, which signals an event that no
-/// profiler counts, for one whose place matters. Nothing that the compiler knows has that effect.
+/// Keeps the assembler from moving instructions across this place, which barriers for the compiler
+/// do not: a signal for performance monitors, which costs one instruction and has no other effect.
 RADDLE_DEVICE void keep_order() { asm volatile("pmevent 15;" ::: "memory"); }
 
 RADDLE_DEVICE void sleep(i32 ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns)); }

@@ -111,15 +111,15 @@ struct Kernel : AnyKernel<Element, qk, vo, Variant> {
   /// Whether an item's last tile comes first. Rows choose their references at their first tile, and
   /// scores that favour near keys, as ALiBi's, are largest at the last.
   static constexpr bool reads_from_end = has_logits<Variant>;
-  /// How many of a tile's weights, in fragments of 8 keys, are computed before P·V is waited for;
-  /// the others are computed behind it, between the instructions that round them. Measured: P·V of
-  /// narrow heads takes as long as it takes to look whether the next keys have come.
+  /// How many of a tile's weights, in fragments of 8 keys, a step computes before it waits for P·V
+  /// of the tile before; it computes the others afterwards, while it rounds. Chosen by measurement
+  /// (docs/lab/hopper.md): P·V of narrow heads takes less time than that of wide ones.
   static constexpr i32 early_fragments = has_logits<Variant>  ? tile_keys / 8
                                          : max(qk, vo) <= 64  ? tile_keys / 64
                                          : max(qk, vo) <= 128 ? tile_keys / 8
                                                               : tile_keys / 16;
-  /// Whether a step waits for the next tile's keys at its end, and not before it waits for P·V:
-  /// those of wide heads, which are most bytes, come last of all.
+  /// Whether a step waits for the next tile's keys at its end, rather than before it waits for P·V:
+  /// keys of wide heads are more bytes, and come later.
   static constexpr bool waits_for_keys_last = max(qk, vo) > 128;
   /// Whether all tiles but a worker's first one of keys are asked for after its first queries: the
   /// keys and values of a long tile fill the path to memory for microseconds.

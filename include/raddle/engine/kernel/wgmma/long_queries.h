@@ -94,9 +94,9 @@ class LongQueries {
     if (!tiles.at_end() && !sends_first(tiles)) tiles.wait_next();
   }
 
-  /// S -> weights -> P. Returns whether O shrinks by `factor` first. The order of weights, waits
-  /// and rounding is worth some per cent (docs/lab/hopper.md); the assembler, which knows nothing
-  /// of what a wait is for, is kept from choosing another.
+  /// S -> weights -> P. Returns whether O shrinks by `factor` first. Weights, waits and rounding
+  /// follow one another in the order that was measured to be the fastest (docs/lab/hopper.md);
+  /// keep_order stands where the assembler would choose another.
   template <class Tiles>
   RADDLE_DEVICE bool weigh_tile(Tiles& tiles, float (&factor)[2]) {
     constexpr i32 early = Kernel::early_fragments, all = key_fragments;

@@ -19,10 +19,10 @@ constexpr float most_weight = 1099511627776.0f;  // 2^40
 template <>
 inline constexpr float most_weight<f16> = 32768.0f;
 
-/// The sums of a lane's weights of a tile: of its two rows, and of their even and odd columns.
+/// The sums of a lane's weights of a tile, for each of its two rows.
 struct TileSums {
-  float even[2] = {}, odd[2] = {};
-  float of_row[2] = {};
+  float even[2] = {}, odd[2] = {};  ///< so far, of even and of odd columns
+  float of_row[2] = {};             ///< of all columns, when all have been weighed
   RADDLE_DEVICE bool exceed(float most) const { return !(of_row[0] + of_row[1] <= most); }
 };
 
