@@ -111,16 +111,17 @@ struct Kernel : AnyKernel<Element, qk, vo, Variant> {
   /// Whether an item's last tile comes first. Rows choose their references at their first tile, and
   /// scores that favour near keys, as ALiBi's, are largest at the last.
   static constexpr bool reads_from_end = has_logits<Variant>;
-  /// How many of a tile's weights, in fragments of 8 keys, a step computes before it waits for P·V
-  /// of the tile before; it computes the others afterwards, while it rounds. Chosen by measurement
-  /// (docs/lab/hopper.md): P·V of narrow heads takes less time than that of wide ones.
-  static constexpr i32 early_fragments = has_logits<Variant>  ? tile_keys / 8
-                                         : max(qk, vo) <= 64  ? tile_keys / 64
-                                         : max(qk, vo) <= 128 ? tile_keys / 8
-                                                              : tile_keys / 16;
+  static constexpr i32 widest = max(qk, vo), key_fragments = tile_keys / 8;
+  /// How many of a tile's key fragments a step weighs before it waits for P·V of the tile before;
+  /// it weighs the others afterwards, while it rounds. For each width the fastest of those measured
+  /// (docs/lab/hopper.md). Variants with scores change and weigh a tile at once.
+  static constexpr i32 early_fragments = has_logits<Variant> ? key_fragments
+                                         : widest <= 64      ? key_fragments / 8
+                                         : widest <= 128     ? key_fragments
+                                                             : key_fragments / 2;
   /// Whether a step waits for the next tile's keys at its end, rather than before it waits for P·V:
   /// keys of wide heads are more bytes, and come later.
-  static constexpr bool waits_for_keys_last = max(qk, vo) > 128;
+  static constexpr bool waits_for_keys_last = widest > 128;
   /// Whether all tiles but a worker's first one of keys are asked for after its first queries: the
   /// keys and values of a long tile fill the path to memory for microseconds.
   static constexpr bool queries_first = true;

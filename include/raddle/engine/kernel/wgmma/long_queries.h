@@ -21,8 +21,8 @@ template <class Kernel, class Variant>
 class LongQueries {
   using T = typename Kernel::T;
   using Flags = TileFlagsOfRing;
-  using Apply = ApplyVariant<Variant, 1, Kernel::tile_keys / 8, 2>;
-  static constexpr i32 key_fragments = Kernel::tile_keys / 8;
+  static constexpr i32 key_fragments = Kernel::key_fragments;
+  using Apply = ApplyVariant<Variant, 1, key_fragments, 2>;
   static constexpr Scan scan = scan_of<Variant>();
   /// Whether logits are scaled here, not by the softmax. A scale that is not positive turns the
   /// queries (queries.h).
@@ -89,6 +89,7 @@ class LongQueries {
   RADDLE_DEVICE static u32 row_bytes(i32 row) { return static_cast<u32>(128 * row); }
   RADDLE_DEVICE i32 lane_row() const { return warp_row_ + lane_ / 4; }
 
+  /// Waits for the next tile, if there is one and nothing must be sent before.
   template <class Tiles>
   RADDLE_DEVICE static void wait_next(Tiles& tiles) {
     if (!tiles.at_end() && !sends_first(tiles)) tiles.wait_next();
@@ -99,7 +100,7 @@ class LongQueries {
   /// keep_order stands where the assembler would choose another.
   template <class Tiles>
   RADDLE_DEVICE bool weigh_tile(Tiles& tiles, float (&factor)[2]) {
-    constexpr i32 early = Kernel::early_fragments, all = key_fragments;
+    constexpr i32 early = Kernel::early_fragments;
     TileSums sums;
     bool raises = scan == Scan::softmax && (weighing_.searches | grows_);
     RADDLE_ROLLED
@@ -117,10 +118,10 @@ class LongQueries {
         weigh<0, early>(sums);
       }
       if (!Kernel::waits_for_keys_last) wait_next(tiles);
-      if (early < all) ptx::keep_order();
+      if (early < key_fragments) ptx::keep_order();
       ptx::products_wait<0>(o_[0]);
       tiles.release_values(!again);
-      weigh<early, all>(sums);
+      weigh<early, key_fragments>(sums);
       round_weights<T>(s_, p_);
       if (Kernel::waits_for_keys_last) {
         ptx::keep_order();

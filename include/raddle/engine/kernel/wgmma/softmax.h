@@ -23,6 +23,7 @@ inline constexpr float most_weight<f16> = 32768.0f;
 struct TileSums {
   float even[2] = {}, odd[2] = {};  ///< so far, of even and of odd columns
   float of_row[2] = {};             ///< of all columns, when all have been weighed
+  /// Whether the weights are more than `most` in all, or NaN.
   RADDLE_DEVICE bool exceed(float most) const { return !(of_row[0] + of_row[1] <= most); }
 };
 
