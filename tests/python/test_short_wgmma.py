@@ -5,6 +5,7 @@ Needs --device cuda: an sm_90 GPU, or the emulated driver with RADDLE_EMULATOR_C
 
 import dataclasses
 
+import ml_dtypes
 import numpy as np
 import pytest
 import raddle
@@ -131,6 +132,25 @@ def test_cascades(wgmma, rng, num_workers):
     problem = draw(rng, "cascade", "causal", lengths=lengths, page_size=16, **HEADS)
     rows = 2 * max(len(group.rows) for level in problem.layout.levels for group in level.groups())
     check(wgmma, problem, num_workers, short_rows=next(n for n in ROWS if rows <= n))
+
+
+@pytest.mark.parametrize("prefix", [960, 1024, 1152])
+def test_every_share_has_the_workers_that_look_for_it(wgmma, rng, prefix):
+    """Behind the last chunk of a prefix, for which four contractions wait, a worker has ten items. A contraction for which
+    it does not look would keep its count of states, and the next run would take that for its own."""
+    starts, own = np.arange(0, 13, 4), np.arange(13)
+    layout = raddle.Cascade([raddle.RaggedKV(starts, prefix * np.arange(4)), raddle.RaggedKV(own, 64 * own)])
+    spec = raddle.AttentionSpec(2, 1, 64, dtype="bfloat16", variant=[raddle.variants.Causal()])
+    kv = [
+        tuple(rng.standard_normal((keys, 1, 64)).astype(ml_dtypes.bfloat16) for _ in range(2))
+        for keys in (3 * prefix, 12 * 64)
+    ]
+    queries = rng.standard_normal((2, 12, 2, 64)).astype(ml_dtypes.bfloat16)
+    again, once = (OnDevice(raddle.Attention(spec, device=wgmma)) for _ in range(2))
+    plan = again.plan(layout, num_workers=2, schedule="linear")
+    assert 8 < plan.longest_queue <= 16
+    outs = [again.run(plan, q, kv) for q in queries]
+    same([outs[1]], [once.run(once.plan(layout, num_workers=2, schedule="linear"), queries[1], kv)])
 
 
 @pytest.mark.parametrize("schedule", ["linear", "algorithm1", "one-per-request"])

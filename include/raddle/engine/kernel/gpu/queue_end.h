@@ -42,7 +42,8 @@ RADDLE_DEVICE WorkerShare look_up_worker_share(const GpuLaunch& launch, const Wo
   const i32 chunk = quotient(item.partial_row - split.partial_row, tile.num_rows);
   const i32 dependents = tile.dependents_end - tile.dependents_begin;
   const bool dealt = dependents > most_dependents;
-  if (dealt) nth = chunk + nth * split.num_chunks;
+  i32 next = nth + at_a_time;  // where a further look goes on
+  if (dealt) nth = chunk + nth * split.num_chunks, next = chunk + next * split.num_chunks;
   if (nth >= dependents) return WorkerShare{};
   const i32 which = plan.dependents[tile.dependents_begin + nth];
   const ContractionShares shares = look_up_shares<Team>(plan, which, item.kv_head);
@@ -53,7 +54,7 @@ RADDLE_DEVICE WorkerShare look_up_worker_share(const GpuLaunch& launch, const Wo
   WorkerShare found;
   if (mine && (own || shares.helper == item.query_tile))
     found = WorkerShare{which, item.kv_head, shares.count, shares.workers, shares.few};
-  found.more = dealt && nth + at_a_time * split.num_chunks < dependents;
+  found.more = next < dependents;
   return found;
 }
 
