@@ -67,7 +67,12 @@ const Kernel& ComingKernel::get() const {
     fail<DeviceError>(
         "a kernel was on its way when this process was forked; expected an Attention of its own: "
         "what is on a GPU does not survive a fork");
-  if (kernel_.wait_for(1s) != std::future_status::ready && watch_->compiling) jit::announce(doing_);
+  // A compilation may begin late: its thread waits for a core, or for another process's to fail.
+  while (kernel_.wait_for(1s) != std::future_status::ready) {
+    if (!watch_->compiling) continue;
+    jit::announce(doing_);
+    break;
+  }
   return *kernel_.get();
 }
 
