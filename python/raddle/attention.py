@@ -48,15 +48,15 @@ class Attention(_library.Handle):
     Args:
         spec: what to compute.
         device: "cpu", "cuda" (the GPU that is current, else the first), "cuda:1", or a torch.device. On a GPU two
-            kernels are compiled, unless the cache has them, by NVRTC (``pip install raddle[cuda]``). The one of short
-            queries, which decodes, is waited for here; the other, which takes twice as long, by the first `plan` with
-            long queries, or by `reserve`.
+            kernels are compiled, unless the cache has them, by NVRTC (``pip install "/path/to/raddle[cuda]"``). The one
+            of short queries, which decodes, is waited for here; the other, which takes twice as long, by the first
+            `plan` with long queries, or by `reserve`.
 
     Plan and run follow the FlashInfer paper, section 3.3 (load-balanced scheduling; Listing 1).
 
     Raises:
         ValueError: a spec that the device cannot compute, named by its field.
-        TypeError: a spec that is none.
+        TypeError: ``spec`` is not an `AttentionSpec`.
         RuntimeError: a device that is not there; `raddle doctor` tells what is missing.
         CompileError: a variant of your own, or a GPU's kernel, that does not compile.
 
@@ -109,7 +109,7 @@ class Attention(_library.Handle):
 
         Raises:
             ValueError: a layout that the spec cannot serve, an unknown schedule, or ``params`` that are no plan members.
-            TypeError: a layout that is none.
+            TypeError: ``layout`` is not a layout.
             CompileError: on a GPU, a kernel of long queries that does not compile.
         """
         if unknown:
@@ -142,7 +142,7 @@ class Attention(_library.Handle):
 
         Args:
             maxima: the largest batches. On a GPU the kernel that so many query rows may need is waited for here.
-            num_workers, schedule, params, stream: as of `plan`, for all its plans.
+            num_workers, schedule, params, stream: same as in `plan`, for all plans of the reservation.
             device_lengths: lengths and page tables lie on the GPU and are planned there (`Reservation.update`). Its
                 kernel is compiled here, and memory for it taken. The schedule is linear: the plan, and so every bit of
                 the output, is that of the host under ``schedule="linear"``. With max_levels=2 layouts have
@@ -154,7 +154,7 @@ class Attention(_library.Handle):
 
         Raises:
             ValueError: maxima that cannot be, or options that exclude each other.
-            TypeError: maxima that are none.
+            TypeError: ``maxima`` is not a `Maxima`.
             RuntimeError: memory that does not suffice, with the size that was asked for.
         """
         _library.refuse_unmade(self, "self")

@@ -22,7 +22,7 @@ class Cascade(Layout):
         levels: layouts of one level each, in the order of their keys: shared prefixes first. Each row
             lies in at most one group of a level. The last level's groups are the requests, in order, and hold
             every row. A request's kv_len is the sum over the levels that hold it.
-        allow_gaps: a level's kv_begin may be behind the end of the level before: the keys between them lie elsewhere,
+        allow_gaps: a level's kv_begin may come after the end of the level before: the keys between them lie elsewhere,
             such as on another machine (`raddle.parallel`). They are not read, and count in positions and lengths.
 
     A cascade is planned as one problem and run by one call (FlashInfer paper, section 3.1.2).
@@ -68,8 +68,9 @@ class Cascade(Layout):
 
         Args:
             attn: the `Attention` that will run it.
-            qo_indptr, page_indptr, page_indices, kv_len, page_size, kv_layout, qo_pos: as of `PagedKV`, on the host.
-            num_workers, schedule, params: as of `Attention.plan`, of the plan that will be made.
+            qo_indptr, page_indptr, page_indices, kv_len, page_size, kv_layout, qo_pos: same as in `PagedKV`, on the
+                host.
+            num_workers, schedule, params: same as in `Attention.plan`, for the plan that will be made.
 
         ``discover_prefixes`` of `PagedKV` is the form for lengths that only a GPU knows: one level, found without costs.
 
@@ -116,8 +117,8 @@ class Cascade(Layout):
                 of their query rows.
             matches: for each request the `Match` or `Inserted` of its first tokens, locked until the layout's last
                 run; None: it has none. Samples of a prompt (`PagePool.fork`) have the same one.
-            qo_indptr, kv_layout, qo_pos: as of `PagedKV`, on the host.
-            num_workers, schedule, params: as of `Attention.plan`, of the plan that will be made.
+            qo_indptr, kv_layout, qo_pos: same as in `PagedKV`, on the host.
+            num_workers, schedule, params: same as in `Attention.plan`, for the plan that will be made.
 
         New keys are appended with `PagePool.layout`, a single level.
 
@@ -125,8 +126,8 @@ class Cascade(Layout):
             What `from_page_tables` returns.
 
         Raises:
-            ValueError: as of `from_page_tables` and `RadixCache.tables`.
-            TypeError: a cache that is none.
+            ValueError: same as in `from_page_tables` and `RadixCache.tables`.
+            TypeError: ``cache`` is not a `RadixCache`.
         """
         if not isinstance(cache, RadixCache):
             raise TypeError(f"cache is {kind_of(cache)}; expected a RadixCache")

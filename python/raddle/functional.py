@@ -226,15 +226,15 @@ def workspace_bytes(
     Args:
         spec: what is computed.
         maxima: the largest batches.
-        num_workers: work queues; None: the device's default, as of `Attention.plan`.
-        device: as of `Attention`.
+        num_workers: work queues; None: the device's default, as in `Attention.plan`.
+        device: same as in `Attention`.
 
     Returns:
         Bytes, before anything is allocated or compiled.
 
     Raises:
         ValueError: maxima below 0, or a spec that the device cannot compute.
-        TypeError: maxima or a spec that are none.
+        TypeError: ``maxima`` is not a `Maxima`, or ``spec`` is not an `AttentionSpec`.
         RuntimeError: a device that is not there.
 
     Example:
@@ -253,7 +253,7 @@ def support_matrix(device: Any = "cpu") -> list[dict[str, Any]]:
     On a GPU kernels are compiled for it, minutes where the cache has none of them.
 
     Args:
-        device: as of `Attention`.
+        device: same as in `Attention`.
 
     Returns:
         A list of dicts with feature, backend ("cpu" or "cuda"), works (a bool) and reason (of a refusal, else empty).

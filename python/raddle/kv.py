@@ -71,9 +71,10 @@ def append_kv(
     Args:
         layout: the page table (`PagedKV`) of the step that follows: kv_len counts the new keys, qo_indptr has a row for
             each. Or a slot mapping, int32 or int64 where the pools lie: row r goes to slot ``s % page_size`` of page
-            ``s // page_size``, with s its entry r; nowhere, where that is negative. Rows behind its end are padding. On a GPU
-            it is read when the kernel runs: a stream that captures a graph may take the call, once a call before has
-            compiled the kernel. Slots outside of the pools are none there; of two rows for one slot either may stay.
+            ``s // page_size``, with s its entry r; nowhere, where that is negative. Rows beyond its end are padding. On
+            a GPU it is read when the kernel runs: a stream that captures a graph may take the call, once a call before
+            has compiled the kernel. Rows whose slot lies outside of the pools are skipped there; of two rows for one
+            slot, either may stay.
         kv_pool: written. With a slot mapping, or pages of one token, also [slots, Hkv, D].
         k_new, v_new: [rows, Hkv, D], or [rows, Hkv · D], in the pool's dtype, or, where that has 8 bits, one of 16 or 32 bits.
         rope: a variant that changes keys and at most queries (`Rope`, `RopeTables`, one of your own); its key part
@@ -229,7 +230,7 @@ class SelectedPages(NamedTuple):
     The three are what `BlockSparse` takes as indices, block_pos and block_count (block_first is 0).
     """
 
-    pages: Any  #: page numbers; -1 behind the last
+    pages: Any  #: page numbers; -1 after the last
     pos: Any  #: position of the page's first key; 0 where there is no page
     count: Any  #: keys of the page; 0 where there is none
 
@@ -324,7 +325,7 @@ def accept_tree(layout: PagedKV, kv_pool: Any, parents: Any, accepted: Any, *, s
 
     The trees' nodes are the rows of the batch that verified them, in order: node n of request i was appended as key
     ``kv_len - qo_len + n``. Rows on the path from a root to the last accepted node move to the front, root first; what
-    lies behind them then is no key any more.
+    comes after them is no longer a key.
 
     Args:
         layout: the page table of the batch that verified the trees.

@@ -1,9 +1,9 @@
 """Multi-head latent attention (MLA, DeepSeek): what turns a layer's weights and queries into attention over its cache.
 
-The cache holds one row a token for all heads: the latent ``c_kv`` [kv_lora_rank], from which every head's K and V
-would be made, and the key ``k_pe`` [rope], which RoPE has turned, of all heads. With ``W_UK`` moved to the queries and
-``W_UV`` behind the attention ("absorbed"), attention reads these rows alone: as K with all of their columns, as V with
-the first kv_lora_rank::
+The cache holds one row a token for all heads: the latent ``c_kv`` [kv_lora_rank], from which every head's K and V would
+be made, and the key ``k_pe`` [rope], which RoPE has turned, of all heads. With ``W_UK`` applied to the queries and
+``W_UV`` applied after attention ("absorbed"), attention reads these rows alone: as K with all of their columns, as V
+with the first kv_lora_rank::
 
     attn = raddle.Attention(mla.spec(heads, variant=raddle.Causal()))
     mla.append(layout, cache, c_kv, k_pe, rope=rope)
@@ -131,7 +131,7 @@ def append(layout: PagedKV, cache: Any, c_kv: Any, k_pe: Any, rope: Variant | No
     """Writes the new tokens' rows into their pages: `append_kv` for a cache of latents.
 
     Args:
-        layout: as of `append_kv`.
+        layout: same as in `append_kv`.
         cache: [pages, page_size, 1, kv_lora_rank + rope], written; or a tuple of two, [pages, page_size, 1,
             kv_lora_rank] and [pages, page_size, 1, rope].
         c_kv: [rows, kv_lora_rank] in the cache's dtype, normalised as the model does.

@@ -272,7 +272,7 @@ class PagePool(_library.Handle):
         Args:
             requests: the batch, in the order of its query rows.
             qo_len: query rows of each request, or one number for all.
-            kv_layout, discover_prefixes: as of `PagedKV`.
+            kv_layout, discover_prefixes: same as in `PagedKV`.
 
         Returns:
             A `PagedKV`.
@@ -306,7 +306,7 @@ class PagePool(_library.Handle):
             num_kv_heads, head_dim: of K.
             dtype: a name, or numpy's or torch's dtype; bfloat16 and float8 are those of ml_dtypes.
             head_dim_vo: of V; None: head_dim.
-            kv_layout: "NHD" or "HND", as of `PagedKV`.
+            kv_layout: "NHD" or "HND", as in `PagedKV`.
 
         Returns:
             (k, v): arrays of numpy, [pages, page_size, Hkv, D] (NHD).

@@ -50,7 +50,7 @@ def spans(kv_len: Any, num_ranks: int, page_size: int = 1) -> Any:
         page_size: every span begins at a multiple of it.
 
     Returns:
-        An int32 array [num_ranks, requests, 2, 2]: begin and end of the two spans, the second behind the first.
+        An int32 array [num_ranks, requests, 2, 2]: begin and end of the two spans, the second after the first.
 
     Raises:
         ValueError: a negative length, or num_ranks or page_size below 1.
@@ -88,7 +88,7 @@ def layout(levels: Sequence[Layout], qo_indptr: Any, kv_len: Any) -> Layout:
         A `Cascade`, whose last level holds no keys: it says where each text ends.
 
     Raises:
-        ValueError: spans that overlap, or end behind kv_len.
+        ValueError: spans that overlap, or end after kv_len.
 
     Example:
         >>> early = raddle.PagedKV([0, 4], [0, 2], [3, 1], [32], page_size=16, kv_begin=[0])
@@ -175,7 +175,7 @@ class ContextParallel:
 
         Args:
             layout: what `raddle.parallel.layout` made.
-            options: as of `Attention.plan`.
+            options: same as in `Attention.plan`.
 
         Returns:
             A plan, for `run`.
@@ -193,7 +193,7 @@ class ContextParallel:
             q: [rows, Hq, head_dim], a tensor of torch, with equal values on every process.
             kv: K and V of this process, one entry a level that `layout` was given.
             return_lse: return (out, lse), too; lse is natural, [rows, Hq] float32.
-            options: scale, params, k_scale and v_scale, as of `Attention.run`.
+            options: scale, params, k_scale and v_scale, as in `Attention.run`.
 
         Returns:
             out [rows, Hq, head_dim_vo] of q's dtype, with equal bits on every process; or (out, lse).

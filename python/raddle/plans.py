@@ -196,7 +196,8 @@ class Reservation(_library.Handle):
                 keeps which optional arrays there are: what later layouts lack of them (explicit query positions, a
                 prefix that requests share) is written out, but they may have nothing that no layout before the
                 capture had. So update with all of it before capturing.
-            stream: GPUs: as of `Attention.plan`. Runs and replays on that stream after this call compute the layout.
+            stream: GPUs: same as in `Attention.plan`. Runs and replays on that stream after this call compute the
+                layout.
             params: the mask of this batch, ``packed_mask.bits`` and ``packed_mask.indptr`` (`PackedMask`), of at most
                 max_mask_bytes; None: those of ``reserve(params=…)`` or of the spec. They go up with the plan, into
                 memory of the reservation, so that replays read them. Other plan members are the reservation's, for
@@ -224,7 +225,7 @@ class Reservation(_library.Handle):
         Only plans made on the GPU need it: `update` itself raises for a layout on the host.
 
         Args:
-            stream: GPUs: as of `Attention.plan`.
+            stream: GPUs: same as in `Attention.plan`.
 
         Raises:
             ValueError: they were; the message names the arrays, the first bad request of the last bad plan, and what was
@@ -262,7 +263,7 @@ def select(reservations: Sequence[Reservation], layout: Layout) -> Reservation:
         One of the reservations.
 
     Raises:
-        ValueError: a layout that fits none; the message names what is too large for the largest.
+        ValueError: a layout that fits none of them; the message names what is too large for the largest.
         TypeError: a single reservation instead of a list.
 
     Example:

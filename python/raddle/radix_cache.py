@@ -96,8 +96,8 @@ class RadixCache(_library.Handle):
     bytes: an adapter's, a tenant's, an image's) separates sharing: sequences with different ones have nothing in common.
 
     Raises:
-        ValueError: token_bits other than 32 and 64; of every method: tokens out of range, or pages that are free.
-        TypeError: a pool that is none; of every method: an extra_key of another type.
+        ValueError: token_bits other than 32 and 64; from every method: tokens out of range, or pages that are free.
+        TypeError: ``pool`` is not a `PagePool`; from every method: an extra_key of another type.
 
     Example:
         >>> pool = raddle.PagePool(num_pages=64, page_size=16)

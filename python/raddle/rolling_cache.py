@@ -55,8 +55,8 @@ class RollingCache:
     named once. One thread at a time.
 
     Raises:
-        TypeError: a pool that is none; of every method: arguments that are no integers.
-        ValueError: of every method, a request that is not there. Nothing has changed then.
+        TypeError: ``pool`` is not a `PagePool`; from every method: arguments that are not integers.
+        ValueError: from every method: a request that is not there. Nothing has changed then.
 
     Example:
         >>> cache = raddle.RollingCache(raddle.PagePool(num_pages=8, page_size=16))

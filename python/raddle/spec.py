@@ -45,7 +45,7 @@ class AttentionSpec:
     immutable, and equal specs give equal results.
 
     Raises:
-        TypeError: a dtype or a part of ``variant`` that is none.
+        TypeError: ``dtype`` or ``kv_dtype`` is not a dtype, or a part of ``variant`` is not a variant or function.
         ValueError: a `BlockMask` in ``variant`` for another number of heads.
         raddle.flex.TraceError: a function in ``variant`` that cannot be traced.
 

@@ -23,8 +23,8 @@ class TokenTree(Layout):
     node.
 
     Args:
-        qo_indptr, page_indptr, page_indices, kv_len, page_size, kv_layout: as of `PagedKV`, on the host; kv_len counts
-            the nodes.
+        qo_indptr, page_indptr, page_indices, kv_len, page_size, kv_layout: same as in `PagedKV`, on the host; kv_len
+            counts the nodes.
         parents: [rows] int32 or int64: each node's parent, an earlier node of its request, or -1 for a root, which
             follows the text.
         masks: instead of parents, what each row sees of its request's nodes: a boolean matrix [qo_len, qo_len] a
@@ -106,10 +106,10 @@ class TokenTree(Layout):
         """Makes the path to each request's last accepted node its next keys: `accept_tree` of this tree.
 
         Args:
-            kv_pool, accepted, scales: as of `accept_tree`.
+            kv_pool, accepted, scales: same as in `accept_tree`.
 
         Returns:
-            The requests' numbers of keys afterwards, as of `accept_tree`.
+            The requests' numbers of keys afterwards, as `accept_tree` returns them.
 
         Raises:
             ValueError: masks that are no trees, or a node outside of its tree.

@@ -158,9 +158,9 @@ class SlidingWindow(Variant):
     """Mask: a row at position p sees positions ``p - left … p + right``.
 
     Args:
-        left: tokens behind the row; -1: no bound. Models that count the row itself in their window of
-            n tokens (Mistral, Gemma) mean ``left = n - 1``.
-        right: tokens ahead; -1: no bound.
+        left: how many earlier positions a row sees, not counting itself; -1: no bound. Models that count the row
+            itself in their window of n tokens (Mistral, Gemma) mean ``left = n - 1``.
+        right: how many later positions a row sees; -1: no bound.
 
     Plan members: ``window.left``, ``window.right``.
 

@@ -49,7 +49,7 @@ def lend_index(x: Any, name: str) -> Any:
 
 
 def lend_indices(**arrays: Any) -> dict[str, Any]:
-    """Each as of `lend_index`, under their names; None stays None."""
+    """Each as `lend_index` lends it, under their names; None stays None."""
     return {name: None if x is None else lend_index(x, name) for name, x in arrays.items()}
 
 

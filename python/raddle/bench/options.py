@@ -84,7 +84,7 @@ def torch_module() -> Any:
     try:
         import torch
     except ImportError:
-        raise click.ClickException('benchmarks need torch: pip install "raddle[bench]"') from None
+        raise click.ClickException('benchmarks need torch: pip install "/path/to/raddle[bench]"') from None
     return torch
 
 

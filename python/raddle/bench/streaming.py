@@ -21,7 +21,7 @@ EARLY, LATE = 2, 512
 
 
 class Bed:
-    """A layer of a decoding step behind ``seen`` times the tokens that are kept; positions change with the step."""
+    """A layer of a decoding step after ``seen`` times the tokens that are kept; positions change with the step."""
 
     def __init__(self, device: str, dtype: str, kept: int, requests: int, seen: int = EARLY) -> None:
         self.device = device

@@ -114,9 +114,9 @@ def flash_attn_varlen_func(
         q: [rows, Hq, D]; k, v: [keys, Hkv, D].
         cu_seqlens_q, cu_seqlens_k: [B + 1] int32, first row and first key of each sequence.
         seqused_k: [B] keys of each sequence that count; None: all.
-        qv: [rows, Hq, Dv], as of `flash_attn_func`.
+        qv: [rows, Hq, Dv], as in `flash_attn_func`.
         seqused_q: refused, as are q_descale and attention_chunk.
-        softmax_scale, causal, window_size, softcap, k_descale, v_descale: as of `flash_attn_func`.
+        softmax_scale, causal, window_size, softcap, k_descale, v_descale: same as in `flash_attn_func`.
         return_attn_probs: return (out, lse), lse [Hq, rows].
 
     Returns:
@@ -191,9 +191,9 @@ def flash_attn_with_kvcache(
         rotary_cos, rotary_sin: [positions, rotary_dim / 2]: turn k, and q as FlashAttention does: at its rows' places where
             causal or a window, else all at cache_seqlens. Only with k.
         rotary_interleaved: turn neighbouring elements, else halves.
-        qv: [B, S, Hq, Dv], or [rows, Hq, Dv], as of `flash_attn_func`.
+        qv: [B, S, Hq, Dv], or [rows, Hq, Dv], as in `flash_attn_func`.
         cache_leftpad, rotary_seqlens: refused, as are q_descale and attention_chunk.
-        softmax_scale, causal, window_size, softcap, k_descale, v_descale: as of `flash_attn_func`.
+        softmax_scale, causal, window_size, softcap, k_descale, v_descale: same as in `flash_attn_func`.
         return_softmax_lse: return (out, lse), lse [B, Hq, S], or [Hq, rows] with cu_seqlens_q.
 
     Returns:

@@ -18,7 +18,7 @@ def block_table(kinds: np.ndarray) -> np.ndarray:
     """Kinds of blocks [B, H, rows, columns] as `block_function` looks them up.
 
     Heads come last: a tile's heads share its rows, so that what a tile reads is one run of the table, whose bounds say
-    what the tile keeps. Behind the others stand an empty row and an empty column of blocks, and an empty request.
+    what the tile keeps. After the others come an empty row and an empty column of blocks, and an empty request.
     """
     table = kinds.transpose(0, 2, 3, 1).astype(np.int32)
     return np.pad(table, ((0, int(table.shape[0] > 1)), (0, 1), (0, 1), (0, 0)))

@@ -63,7 +63,7 @@ def refuse_in(code: CodeType | None, found: str, instead: str) -> TraceError:
 
 
 def wrap(error: Exception, known: Container[str]) -> TraceError:
-    """Any other exception of the user's function, with the line that raised it; ``known``: as of `float_advice`."""
+    """Any other exception of the user's function, with the line that raised it; ``known``: as in `float_advice`."""
     if isinstance(error, TraceError):
         return error
     where, at, by_jax = None, error.__traceback__, "jax" in str(error).lower()

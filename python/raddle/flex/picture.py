@@ -21,7 +21,7 @@ def tile_kinds(
 
     Args:
         evaluate: the mask on numpy arrays.
-        rows: q_idx of each row; -1 for rows that are none.
+        rows: q_idx of each row; -1 for rows that do not exist.
         kv_len: keys.
         tile: rows and keys of a tile. A tile that reaches past the end is not full, as in PyTorch.
     """

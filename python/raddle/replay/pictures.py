@@ -21,7 +21,7 @@ def require() -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
-        raise ValueError('--report needs matplotlib: pip install "raddle[pictures]"') from None
+        raise ValueError('--report needs matplotlib: pip install "/path/to/raddle[pictures]"') from None
 
 
 def distributions(history: History) -> Iterator[tuple[str, str]]:

@@ -74,7 +74,7 @@ class NoPrefixCache:
 
 
 class PrefixCache(NoPrefixCache):
-    """Prompts stay in a `RadixCache` until their pages are needed; a request begins behind the longest known prefix.
+    """Prompts stay in a `RadixCache` until their pages are needed; a request begins after the longest known prefix.
 
     Only a prompt's whole blocks are known by a name, so they are what is cached. They go into the cache when the prompt
     is computed, not when its request is done: those that arrive meanwhile find them. Of requests that computed the same

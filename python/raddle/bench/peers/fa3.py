@@ -51,6 +51,6 @@ def _prepared(problem: Problem, case: Case, name: str) -> Engine:
 
 
 def _page_table(problem: Problem) -> torch.Tensor:
-    """Pages of each request [B, pages of the longest], int32; behind a request's last one, 0."""
+    """Pages of each request [B, pages of the longest], int32; after a request's last one, 0."""
     ends, pages = problem.page_indptr, problem.on_device("page_indices")
     return pad_sequence([pages[begin:end] for begin, end in zip(ends, ends[1:])], batch_first=True)

@@ -103,7 +103,7 @@ class MultiLevelCascadeAttentionWrapper(Planned):
 
     Args:
         num_levels: levels; the last one's groups are the requests.
-        float_workspace_buffer, kv_layout: as of `BatchDecodeWithPagedKVCacheWrapper`.
+        float_workspace_buffer, kv_layout: same as in `BatchDecodeWithPagedKVCacheWrapper`.
         use_cuda_graph: refused.
         qo_indptr_buf_arr, paged_kv_indptr_buf_arr, paged_kv_indices_buf_arr: of graph mode.
         paged_kv_last_page_len_buf_arr: of graph mode.

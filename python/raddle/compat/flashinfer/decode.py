@@ -295,9 +295,9 @@ def fast_decode_plan(
     Args:
         self: the wrapper.
         global_override_indptr_cpu: indptr on the host.
-        indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size: as of `plan`.
-        pos_encoding_mode, window_left, logits_soft_cap, q_data_type, kv_data_type, data_type: as of `plan`.
-        sm_scale, rope_scale, rope_theta, non_blocking, fixed_split_size, disable_split_kv: as of `plan`.
+        indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size: same as in `plan`.
+        pos_encoding_mode, window_left, logits_soft_cap, q_data_type, kv_data_type, data_type: same as in `plan`.
+        sm_scale, rope_scale, rope_theta, non_blocking, fixed_split_size, disable_split_kv: same as in `plan`.
 
     Raises:
         ValueError: what `plan` refuses.

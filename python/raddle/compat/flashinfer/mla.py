@@ -20,7 +20,7 @@ class BatchMLAPagedAttentionWrapper(Planned):
     The caches of the latent and of the rotary part are read where they lie: two tensors, or views of one.
 
     Args:
-        float_workspace_buffer, backend: as of `BatchDecodeWithPagedKVCacheWrapper`.
+        float_workspace_buffer, backend: same as in `BatchDecodeWithPagedKVCacheWrapper`.
         use_cuda_graph: `plan` replans into memory that stays, for at most the batch and pages of the buffers and the
             rows of the first plan.
         qo_indptr, kv_indptr, kv_indices, kv_len_arr: in graph mode, written by `plan`.

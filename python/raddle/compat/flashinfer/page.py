@@ -87,7 +87,7 @@ def append_paged_kv_cache(
     Args:
         append_key, append_value: [rows, Hkv, D], in the cache's dtype.
         batch_indices, positions: [rows] each row's request and its position among the request's keys.
-        paged_kv_cache: as of `BatchDecodeWithPagedKVCacheWrapper.run`, written.
+        paged_kv_cache: same as in `BatchDecodeWithPagedKVCacheWrapper.run`, written.
         kv_indices, kv_indptr, kv_last_page_len: the page table.
         kv_layout: "NHD" or "HND".
 
@@ -131,7 +131,7 @@ def append_paged_mla_kv_cache(
     Args:
         append_ckv, append_kpe: [rows, ckv], [rows, kpe], in the caches' dtypes.
         ckv_cache, kpe_cache: [pages, page_size, ckv], [pages, page_size, kpe], written.
-        batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len: as of `append_paged_kv_cache`.
+        batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len: same as in `append_paged_kv_cache`.
 
     Raises:
         TypeError: rows of another dtype than their cache.

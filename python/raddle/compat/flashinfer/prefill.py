@@ -17,7 +17,7 @@ class BatchPrefillWithPagedKVCacheWrapper(Paged):
     """Prefill and append of a batch over a paged cache: FlashInfer's class of that name, with its arguments.
 
     Args:
-        float_workspace_buffer, kv_layout, use_cuda_graph, backend: as of `BatchDecodeWithPagedKVCacheWrapper`.
+        float_workspace_buffer, kv_layout, use_cuda_graph, backend: same as in `BatchDecodeWithPagedKVCacheWrapper`.
         qo_indptr_buf, paged_kv_indptr_buf, paged_kv_indices_buf, paged_kv_last_page_len_buf: in graph mode, written by
             `plan`; the rows of the first plan are the most that later ones may have.
         custom_mask_buf, mask_indptr_buf: in graph mode with a custom mask, uint8 and [requests + 1], written by `plan`;
@@ -115,7 +115,8 @@ class BatchPrefillWithPagedKVCacheWrapper(Paged):
             causal, sm_scale, window_left: as in FlashInfer.
             use_fp16_qk_reduction, non_blocking, seq_lens, seq_lens_q, block_tables: have no effect.
             max_token_per_sequence, max_sequence_kv: have no effect.
-            pos_encoding_mode, logits_soft_cap, rope_scale, rope_theta: as of `BatchDecodeWithPagedKVCacheWrapper.plan`.
+            pos_encoding_mode, logits_soft_cap, rope_scale, rope_theta: same as in
+                `BatchDecodeWithPagedKVCacheWrapper.plan`.
             q_data_type, kv_data_type, o_data_type, fixed_split_size, disable_split_kv: as there.
 
         Raises:

@@ -18,7 +18,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Planned):
     """Prefill of a batch whose K and V are ragged tensors: FlashInfer's class of that name, with its arguments.
 
     Args:
-        float_workspace_buffer, backend: as of `BatchDecodeWithPagedKVCacheWrapper`.
+        float_workspace_buffer, backend: same as in `BatchDecodeWithPagedKVCacheWrapper`.
         kv_layout: "NHD" for [tokens, Hkv, D], "HND" for [Hkv, tokens, D].
         use_cuda_graph: refused, with the buffers.
         qo_indptr_buf, kv_indptr_buf, custom_mask_buf, mask_indptr_buf, jit_args, jit_kwargs: refused.
@@ -173,7 +173,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(Planned):
         Args:
             q: [rows, Hq, D]; k, v: [tokens, Hkv, D], or [Hkv, tokens, D] for "HND".
             o_scale, kv_cache_sf: refused.
-            q_scale, k_scale, v_scale, out, lse, return_lse: as of `BatchDecodeWithPagedKVCacheWrapper.run`.
+            q_scale, k_scale, v_scale, out, lse, return_lse: same as in `BatchDecodeWithPagedKVCacheWrapper.run`.
 
         Returns:
             out, or (out, lse).

@@ -38,7 +38,7 @@ def single_decode_with_kv_cache(
         k, v: [keys, Hkv, D], or [Hkv, keys, D] for kv_layout="HND".
         return_lse: return (out, lse); lse [Hq] is to base 2.
         use_tensor_cores: has no effect.
-        pos_encoding_mode, rope_scale, rope_theta, window_left: as of `BatchDecodeWithPagedKVCacheWrapper`.
+        pos_encoding_mode, rope_scale, rope_theta, window_left: same as in `BatchDecodeWithPagedKVCacheWrapper`.
         logits_soft_cap, sm_scale, q_scale, k_scale, v_scale: as there.
 
     Returns:
@@ -94,7 +94,7 @@ def single_prefill_with_kv_cache(
         o_dtype: of the output; None: q's.
         scale_q, scale_k, scale_v, kv_cache_sf: refused.
         return_lse: return (out, lse); lse [rows, Hq] is to base 2.
-        causal, use_fp16_qk_reduction, sm_scale, window_left, logits_soft_cap: as of
+        causal, use_fp16_qk_reduction, sm_scale, window_left, logits_soft_cap: same as in
             `BatchPrefillWithPagedKVCacheWrapper`.
         pos_encoding_mode, rope_scale, rope_theta, backend, k_scale, v_scale: as there.
 

@@ -17,7 +17,7 @@ class BlockSparseAttentionWrapper(Planned):
     """Attention with a block-sparse matrix (BSR) of rows and keys: FlashInfer's class of that name.
 
     Args:
-        float_workspace_buffer, backend: as of `BatchDecodeWithPagedKVCacheWrapper`.
+        float_workspace_buffer, backend: same as in `BatchDecodeWithPagedKVCacheWrapper`.
 
     Raises:
         NotImplementedError: another backend.
@@ -74,7 +74,7 @@ class BlockSparseAttentionWrapper(Planned):
             causal, pos_encoding_mode: refused.
             use_fp16_qk_reduction, non_blocking: have no effect.
             num_qo_heads, num_kv_heads, head_dim, logits_soft_cap, sm_scale, rope_scale, rope_theta: as in FlashInfer.
-            q_data_type, kv_data_type, o_data_type: as of `BatchDecodeWithPagedKVCacheWrapper.plan`.
+            q_data_type, kv_data_type, o_data_type: same as in `BatchDecodeWithPagedKVCacheWrapper.plan`.
 
         Raises:
             NotImplementedError: what Raddle does not have.

@@ -8,11 +8,11 @@ from raddle.flex._arrays import integer
 
 
 def attention_sinks(sink_tokens: int, window: int) -> Callable[..., Any]:
-    """Mask: causal; a row keeps the first ``sink_tokens`` keys and those at most ``window`` tokens behind it.
+    """Mask: causal; a row keeps the first ``sink_tokens`` keys and those at most ``window`` positions before it.
 
     Args:
         sink_tokens: leading tokens that stay visible, at least 0; the paper takes 4.
-        window: tokens behind the row, at least 0.
+        window: how many earlier positions a row sees beside the sinks, not counting itself; at least 0.
 
     Xiao et al. 2023 (arXiv 2309.17453). Learned sinks, logits without a key, are `raddle.Sinks`.
 

@@ -19,7 +19,7 @@ def prefix_lm(prefix_length: Any) -> Callable[..., Any]:
         A mask mod.
 
     Raises:
-        ValueError: a negative length, or none.
+        ValueError: a negative length, or no lengths at all.
         TypeError: lengths that are no integers.
 
     Example:

@@ -11,9 +11,9 @@ def sliding_window(left: int, right: int = -1) -> Callable[..., Any]:
     """Mask: a row at position p keeps ``p - left … p + right``, as `raddle.SlidingWindow` does.
 
     Args:
-        left: tokens behind the row; -1: no bound. Models that count the row itself in their window of n tokens
-            mean ``left = n - 1``.
-        right: tokens ahead; -1: no bound.
+        left: how many earlier positions a row sees, not counting itself; -1: no bound. Models that count the row
+            itself in their window of n tokens mean ``left = n - 1``.
+        right: how many later positions a row sees; -1: no bound.
 
     Beltagy et al. 2020 (arXiv 2004.05150), section 3.1.
 

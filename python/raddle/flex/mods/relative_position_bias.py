@@ -12,7 +12,7 @@ def relative_position_bias(bias: Any) -> Callable[..., Any]:
     """Score mod: ``score + bias[h, n + distance]`` with ``distance = kv_idx - q_idx`` clipped to -n … n.
 
     Args:
-        bias: [Hq, 2 n + 1] floats: of distances -n (behind the row) to n (ahead).
+        bias: [Hq, 2 n + 1] floats: of distances -n (a key before the row) to n (a key after it).
 
     Clipped relative positions as in Shaw et al. 2018 (arXiv 1803.02155), as a bias of the score.
 

@@ -47,7 +47,7 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """A batch: arrays as of `PagedKV`, at most how many rows q has, and how many a request."""
+    """A batch: arrays as in `PagedKV`, at most how many rows q has, and how many a request."""
 
     qo_indptr: Any
     block_table: Any

@@ -80,7 +80,7 @@ class Mask:
         return (_ragged(key, rows), _ragged(value, rows)), apart
 
     def plan(self, attention: Attention, apart: int) -> Plan:
-        """A plan of this batch for an attention of its mods; `apart` as of `layout`."""
+        """A plan of this batch for an attention of its mods; `apart` as in `layout`."""
         params = members_of(mod for mod in self.mods if mod.is_mask)
         if self.window != EVERYTHING:  # which the attention's own is, so that a GPU has it already
             params.update({"window.left": self.window.left, "window.right": self.window.right})
@@ -108,7 +108,7 @@ def members_of(mods: Any) -> dict[str, Any]:
 
 
 def spans_of(keep: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """First column that is kept and the one behind the last, of each row; (0, 0) of a row that keeps nothing."""
+    """First column that is kept and the one after the last, of each row; (0, 0) of a row that keeps nothing."""
     some = keep.any(axis=1)
     begin = np.where(some, keep.argmax(axis=1), 0).astype(np.int32)
     end = np.where(some, keep.shape[1] - keep[:, ::-1].argmax(axis=1), 0).astype(np.int32)
@@ -203,7 +203,7 @@ def _of_number(attention_mask: torch.Tensor) -> Mask:
 def _padding(attention_mask: torch.Tensor, kv_offset: int, kv_length: int) -> np.ndarray | None:
     """[batch, kv_length] bool, or None where all are tokens.
 
-    Columns behind the mask's last are no tokens: a static cache has room left.
+    Columns beyond the mask's last are no tokens: a static cache has room left.
     """
     if attention_mask.ndim != 2:
         raise ValueError(f"attention_mask has {attention_mask.ndim} dimensions; expected 2 [batch, tokens], or 4")

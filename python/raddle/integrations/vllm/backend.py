@@ -239,12 +239,12 @@ class Impl(AttentionImpl):
         return output
 
     def do_kv_cache_update(self, layer: Any, key: Any, value: Any, kv_cache: Any, slot_mapping: Any) -> None:
-        """Writes new keys and values, as many as slot_mapping has; a slot of -1 is none."""
+        """Writes new keys and values, as many as slot_mapping has; rows whose slot is -1 are skipped."""
         pools, stored = self._pools_of(kv_cache), self.layer.kv_dtype
         append_kv(slot_mapping, pools, key, value, kv_dtype=stored, **self._scales_of(layer))
 
     def _scales_of(self, layer: Any) -> dict[str, float]:
-        """The scales of quantised keys and values; none of others."""
+        """The scales of quantised keys and values; empty for others."""
         if self.layer.kv_dtype is None:
             return {}
         return {"k_scale": layer._k_scale_float, "v_scale": layer._v_scale_float}
