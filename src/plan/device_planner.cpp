@@ -66,8 +66,6 @@ PlanLaunch plan_launch(const DeviceBatch& batch, const PlanConfig& config, const
   launch.at = plan_offsets(plan_bounds(config, maxima));
   launch.layout_at = planner::planned_offsets(maxima);
   launch.scratch_at = planner::planner_scratch(config, maxima, masked);
-  // A count on the device may not exceed the arrays that it counts.
-  if (batch.num_requests_at) launch.maxima.max_requests = batch.num_requests;
   launch.scratch_in_shared = planner::shared_header() + launch.scratch_at.bytes <= max_shared_bytes;
   launch.num_planners = launch.scratch_in_shared ? planner::most_planners(maxima) : 1;
   return launch;

@@ -56,8 +56,10 @@ def test_bits_are_those_of_the_hosts_plan(gpu, rng, form, prefixes, variant):
 
 
 @pytest.mark.parametrize("prefixes", [False, True])
-def test_rows_beyond_the_batch_are_zero_where_asked(gpu, rng, prefixes):
-    attn, reservation = reserve(gpu, max_levels=2 if prefixes else 1)
+@pytest.mark.parametrize("max_requests", [6, 9])
+def test_rows_beyond_the_batch_are_zero_where_asked(gpu, rng, prefixes, max_requests):
+    """The table has room for six requests; the reservation may have more."""
+    attn, reservation = reserve(gpu, max_levels=2 if prefixes else 1, max_requests=max_requests)
     table, tensors = Table("table", discover_prefixes=16 if prefixes else False), Tensors()
     for _ in range(4):
         problem = batch(rng)

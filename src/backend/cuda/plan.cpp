@@ -185,6 +185,8 @@ void CudaPlan::run(const Plan& plan, const RunView& view, const BoundVariant& va
   const bool in_boxes = choice_.family != KernelFamily::wgmma ||
                         memory_->maps.provide(plan.layout(), args, tile_keys, with_maps);
   if (choice_.is_long_wgmma()) memory_->maps.provide_rows(args, with_maps);
+  // May wait for a compilation, or throw: before anything is locked, or kept for a graph.
+  const Kernel& kernel = kernel_of(view, in_boxes);
   std::unique_lock<std::mutex> lock;
   if (reservation_) {
     reservation_->provide(launch);
@@ -203,7 +205,6 @@ void CudaPlan::run(const Plan& plan, const RunView& view, const BoundVariant& va
   reservation_ ? reservation_->use_on(args.stream) : block_.use_on(args.stream);
   void* params[] = {&with_maps,
                     of_run->bytes()};  // mma kernels take the GpuLaunch that it begins with
-  const Kernel& kernel = kernel_of(view, in_boxes);
   if (choice_.serves.clusters)
     kernel.launch_clusters(launch.plan.num_workers, args.stream, params);
   else

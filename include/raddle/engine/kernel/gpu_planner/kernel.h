@@ -54,7 +54,7 @@ template <bool prefixes>
 RADDLE_DEVICE void read_tables(const PlanLaunch& launch, PlannerShared& shared, i32* marks,
                                i32 first, i32 step) {
   const i32 given = given_requests(launch.batch);
-  const i32 num_requests = given > launch.maxima.max_requests ? 0 : given;
+  const i32 num_requests = given > launch.batch.num_requests ? 0 : given;
   for (i32 r = first; r < num_requests; r += step) {
     if (launch.batch.num_pages > 0)
       check_pages(launch.batch, read_request(launch.batch, launch.maxima.max_qo_tokens, r), r,

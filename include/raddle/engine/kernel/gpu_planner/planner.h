@@ -49,7 +49,8 @@ class BlockPlanner {
     const Maxima& most = context_.launch.maxima;
     const LayoutArrays to = context_.arrays();
     const i32 requests = context_.num_requests;
-    if (requests < 0 || requests > most.max_requests) {
+    // A count on the device may not exceed the arrays that it counts.
+    if (requests < 0 || requests > context_.launch.batch.num_requests) {
       if (context_.thread == 0) {
         context_.note(too_many_requests, -1);
         to.qo_indptr[most.max_requests] = 0;
