@@ -246,7 +246,8 @@ class Attention {
   std::shared_ptr<const GpuBackend> gpu_;  ///< which that is on a GPU; null on a CPU
 };
 
-/// Upper bound of the scratch that any plan within `maxima` needs; attained by some plan.
+/// Upper bound of the scratch that any plan within `maxima` needs, whichever of the device's
+/// kernels runs it; attained by some plan of some variant.
 /// num_workers 0: the device's default.
 std::size_t workspace_bytes(const AttentionSpec& spec, i32 num_workers, const Maxima& maxima,
                             DeviceId device = {});

@@ -221,7 +221,7 @@ def merge_states(
 def workspace_bytes(
     spec: AttentionSpec, maxima: Maxima, num_workers: int | None = None, device: Any = "cpu"
 ) -> int:
-    """Bytes of scratch that no plan within the maxima exceeds, and that some plan attains.
+    """Bytes of scratch that no plan within the maxima exceeds, whichever of the device's kernels runs it.
 
     Args:
         spec: what is computed.

@@ -1,6 +1,7 @@
 // Attention: checks a spec, and makes the backend of its device.
 #include "raddle/attention.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "api/plan.h"
@@ -68,12 +69,16 @@ std::size_t workspace_bytes(const AttentionSpec& spec, i32 num_workers, const Ma
     fail<ValueError>("num_workers is ", num_workers, "; expected 1 to ", max_workers,
                      ", or 0 for the device's default");
   const i32 on_cpu = num_workers > 0 ? num_workers : cpu_threads();
-  const PlanConfig config =
+  const std::vector<PlanConfig> configs =
       device.kind == DeviceId::Kind::cpu
-          ? cpu_plan_config(spec, cpu::selected_isa(), on_cpu, Schedule::automatic)
-          : cuda_plan_config(spec, device, maxima, num_workers, Schedule::automatic);
-  check_maxima(maxima, config, spec.head_dim_vo, true);
-  return static_cast<std::size_t>(workspace_bytes(config, maxima, spec.head_dim_vo));
+          ? std::vector{cpu_plan_config(spec, cpu::selected_isa(), on_cpu, Schedule::automatic)}
+          : cuda_plan_configs(spec, device, maxima, num_workers);
+  i64 most = 0;
+  for (const PlanConfig& config : configs) {
+    check_maxima(maxima, config, spec.head_dim_vo, true);
+    most = std::max(most, workspace_bytes(config, maxima, spec.head_dim_vo));
+  }
+  return static_cast<std::size_t>(most);
 }
 
 }  // namespace raddle

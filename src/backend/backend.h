@@ -100,10 +100,10 @@ std::shared_ptr<const Backend> make_cpu_backend(const AttentionSpec& spec);
 std::shared_ptr<const GpuBackend> make_cuda_backend(const AttentionSpec& spec,
                                                     const BoundVariant& variant, DeviceId device);
 
-/// Tile shapes and costs of reservations on that GPU; num_workers 0: as many blocks as it holds at
-/// a time.
-PlanConfig cuda_plan_config(const AttentionSpec& spec, DeviceId device, const Maxima& maxima,
-                            i32 num_workers, Schedule schedule);
+/// Tile shapes and costs of plans within `maxima` on that GPU, by each of the kernels that may run
+/// them; num_workers 0: as many blocks as it holds at a time.
+std::vector<PlanConfig> cuda_plan_configs(const AttentionSpec& spec, DeviceId device,
+                                          const Maxima& maxima, i32 num_workers);
 
 /// "sm_90a". Raises DeviceError where there is no such device.
 std::string cuda_arch(DeviceId device);

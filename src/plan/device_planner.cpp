@@ -113,6 +113,4 @@ std::string describe(const PlanReport& report, const Maxima& maxima) {
   return text;
 }
 
-i64 plan_bytes(const PlanLaunch& launch) { return launch.at.bytes; }
-
 }  // namespace raddle

@@ -37,9 +37,6 @@ PlanLaunch plan_launch(const DeviceBatch& batch, const PlanConfig& config, const
 
 PlannerGrid planner_grid(const PlanLaunch& launch);
 
-/// Bytes of the block that holds a plan's arrays.
-i64 plan_bytes(const PlanLaunch& launch);
-
 /// What a report says, in words; empty where nothing is wrong.
 std::string describe(const PlanReport& report, const Maxima& maxima);
 

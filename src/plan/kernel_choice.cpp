@@ -150,7 +150,7 @@ std::string KernelChoice::explain() const {
 
 const char* unserved_by_wgmma(const AttentionSpec& spec, const FamilyFacts& facts) {
   if (facts.arch != 90) return "wgmma is of sm_90 alone";
-  if (!facts.makes_tensor_maps) return "wgmma needs the driver of CUDA 12 or later";
+  if (!facts.takes_tensor_maps) return "wgmma needs the driver of CUDA 12.1 or later";
   if (spec.stored_dtype() != spec.dtype) return "wgmma does not serve a kv_dtype other than dtype";
   if (spec.k_extends_v) return "wgmma does not serve k_extends_v=True";
   if (!wgmma::has_short_kernels(spec.head_dim_qk, spec.head_dim_vo))

@@ -14,7 +14,7 @@ namespace raddle {
 /// What decides, beside spec and layout, which families can compute.
 struct FamilyFacts {
   i32 arch = 0;                       ///< 90 for "sm_90a"
-  bool makes_tensor_maps = false;     ///< the driver does
+  bool takes_tensor_maps = false;     ///< the driver does
   bool changes_rows = false;          ///< the variant has parts for queries, keys or values
   bool masks = false;                 ///< the variant has masks
   std::optional<KernelFamily> asked;  ///< RADDLE_BACKEND

@@ -39,7 +39,7 @@ class DevicePlanner {
     const auto poisoned = [](i64 bytes) {
       return std::vector<u8>(static_cast<std::size_t>(bytes) + 16, 0xee);
     };
-    result.plan = poisoned(plan_bytes(launch));
+    result.plan = poisoned(launch.at.bytes);
     result.layout = poisoned(launch.layout_at.bytes);
     result.scratch = poisoned(launch.scratch_at.device_bytes);
     const i64 marks = launch.scratch_at.marks;

@@ -142,14 +142,14 @@ class GpuPlanner {
     at.min_prefix = min_prefix;
     PlanLaunch launch =
         plan_launch(at, config, maxima, variant_->has_masks(), gpu_.max_shared_bytes());
-    launch.plan = memory.zeros<u8>(plan_bytes(launch));
+    launch.plan = memory.zeros<u8>(launch.at.bytes);
     launch.layout = memory.zeros<u8>(launch.layout_at.bytes);
     launch.scratch = memory.zeros<u8>(launch.scratch_at.device_bytes);
     launch.sizes = memory.zeros<PlanSizes>(sizeof(PlanSizes));
     launch.report = memory.zeros<PlanReport>(sizeof(PlanReport));
     const float time = replay(launch, launches, replays);
     result.launch = launch;
-    result.plan.resize(static_cast<std::size_t>(plan_bytes(launch)) + 16);
+    result.plan.resize(static_cast<std::size_t>(launch.at.bytes) + 16);
     gpu_.download(result.plan.data(), reinterpret_cast<Address>(launch.plan),
                   result.plan.size() - 16);
     gpu_.download(&result.sizes, reinterpret_cast<Address>(launch.sizes), sizeof(PlanSizes));

@@ -64,6 +64,16 @@ def test_no_clusters(wgmma, rng):
         assert (CLUSTERS in text) != batch_invariant, text
 
 
+def test_workspace_bytes_bound_the_plans_of_every_family(wgmma, monkeypatch):
+    """Of heads 256 wide, tiles of Hopper's long queries have twice the rows of the others'."""
+    monkeypatch.delenv("RADDLE_BACKEND")
+    spec = raddle.AttentionSpec(1, 1, 256, dtype="bfloat16")
+    plan = raddle.Attention(spec, device=wgmma).plan(raddle.RaggedKV([0, 128], [0, 400_000]), num_workers=100)
+    assert runs_on(plan, 0)
+    maxima = raddle.Maxima(max_requests=1, max_qo_tokens=128, max_kv_tokens=400_000)
+    assert plan.workspace_bytes <= raddle.workspace_bytes(spec, maxima, 100, wgmma)
+
+
 @pytest.mark.parametrize("schedule", ["linear", "algorithm1", "one-per-request"])
 def test_schedules(wgmma, rng, schedule):
     check(wgmma, draw(rng, "paged", "causal", lengths=LONG, page_size=16, **HEADS), 5, schedule=schedule)

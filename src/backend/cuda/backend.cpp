@@ -40,7 +40,7 @@ class CudaBackend final : public GpuBackend {
   CudaBackend(const AttentionSpec& spec, const BoundVariant& variant, const Device& device)
       : spec_(spec),
         device_(&device),
-        facts_(facts_of(variant, device.info().arch, makes_tensor_maps(),
+        facts_(facts_of(variant, device.info().arch, takes_tensor_maps(),
                         family_named(std::getenv("RADDLE_BACKEND")))),
         memory_(std::make_shared<AttentionMemory>(device, spec, variant)),
         plans_(device, memory_) {
@@ -134,15 +134,28 @@ class CudaBackend final : public GpuBackend {
 }  // namespace
 }  // namespace cuda
 
-PlanConfig cuda_plan_config(const AttentionSpec& spec, DeviceId device, const Maxima& maxima,
-                            i32 num_workers, Schedule schedule) {
-  const KernelFamily family =
-      family_named(std::getenv("RADDLE_BACKEND")).value_or(KernelFamily::mma);
-  const i32 short_rows = family == KernelFamily::wgmma ? reserved_short_rows(spec, maxima) : 0;
+std::vector<PlanConfig> cuda_plan_configs(const AttentionSpec& spec, DeviceId device,
+                                          const Maxima& maxima, i32 num_workers) {
   const cuda::DeviceInfo& info = cuda::Device::get(device.ordinal).info();
-  // An output part changes the keys of a tile alone, on which no size depends.
-  return cuda::as_asked(cuda::plan_config(spec, info, family, short_rows, false), num_workers,
-                        schedule);
+  const std::optional<KernelFamily> asked = family_named(std::getenv("RADDLE_BACKEND"));
+  std::vector<PlanConfig> configs;
+  const auto add = [&](KernelFamily family, i32 short_rows) {
+    // An output part changes the keys of a tile alone, on which no size depends.
+    configs.push_back(cuda::as_asked(cuda::plan_config(spec, info, family, short_rows, false),
+                                     num_workers, Schedule::automatic));
+  };
+  if (asked != KernelFamily::wgmma) add(KernelFamily::mma, 0);
+  // A variant may have wgmma refused: then this is more than its plans need.
+  const FamilyFacts facts{jit::arch_number(info.arch), cuda::takes_tensor_maps(), false, true,
+                          asked};
+  const bool served = !asked && !unserved_by_wgmma(spec, facts);
+  if (served || asked == KernelFamily::wgmma) {
+    const i32 short_rows = reserved_short_rows(spec, maxima);
+    add(KernelFamily::wgmma, short_rows);
+    // Of several levels, a prefix's rows may be too many for tiles of short queries.
+    if (short_rows > 0 && maxima.max_levels > 1) add(KernelFamily::wgmma, 0);
+  }
+  return configs;
 }
 
 std::shared_ptr<const GpuBackend> make_cuda_backend(const AttentionSpec& spec,

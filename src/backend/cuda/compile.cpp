@@ -95,11 +95,11 @@ std::vector<KernelForm> first_kernels(const AttentionSpec& spec, const FamilyFac
   return forms;
 }
 
-FamilyFacts facts_of(const BoundVariant& variant, const std::string& arch, bool makes_tensor_maps,
+FamilyFacts facts_of(const BoundVariant& variant, const std::string& arch, bool takes_tensor_maps,
                      std::optional<KernelFamily> asked) {
   const Stages& stages = variant.stages();
   const bool virtual_arch = arch.rfind("compute_", 0) == 0;
-  return {virtual_arch ? 0 : jit::arch_number(arch), makes_tensor_maps,
+  return {virtual_arch ? 0 : jit::arch_number(arch), takes_tensor_maps,
           stages.num_query + stages.num_key + stages.num_value > 0, variant.has_masks(), asked};
 }
 

@@ -57,8 +57,8 @@ jit::GpuKernel kernel_of(const AttentionSpec& spec, const BoundVariant& variant,
 KernelConfig config_of(const AttentionSpec& spec, const std::string& arch, KernelFamily family,
                        i32 short_rows, bool outputs);
 
-/// What the choice of a family is made by. `makes_tensor_maps`: the driver does.
-FamilyFacts facts_of(const BoundVariant& variant, const std::string& arch, bool makes_tensor_maps,
+/// What the choice of a family is made by. `takes_tensor_maps`: the driver does.
+FamilyFacts facts_of(const BoundVariant& variant, const std::string& arch, bool takes_tensor_maps,
                      std::optional<KernelFamily> asked);
 
 /// The kernel that plans on the device.

@@ -73,9 +73,14 @@ std::string target_of(const DeviceInfo& info) {
                    " on ", info.name);
 }
 
-std::string driver_version() {
+int driver_version_number() {
   int version = 0;
   check(driver().driver_version(&version), "reading the driver's version");
+  return version;
+}
+
+std::string driver_version() {
+  const int version = driver_version_number();
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 

@@ -33,6 +33,8 @@ std::string target_of(const DeviceInfo& info);
 
 /// "13.0": the newest CUDA that the driver runs.
 std::string driver_version();
+/// The same as a number, 1000 · major + 10 · minor.
+int driver_version_number();
 
 /// The GPU whose context is current on this thread (torch.cuda.set_device makes it so); 0 where
 /// there is none.

@@ -32,13 +32,11 @@ Driver load() {
   find(d.allocate, "cuMemAlloc_v2");
   find(d.release, "cuMemFree_v2");
   find(d.allocate_pinned, "cuMemHostAlloc");
-  find(d.release_pinned, "cuMemFreeHost");
   find(d.copy_to_device, "cuMemcpyHtoDAsync_v2");
   find(d.copy_from_device, "cuMemcpyDtoHAsync_v2");
   find(d.capture_info, "cuStreamGetCaptureInfo_v2");
   find(d.set_bytes, "cuMemsetD8Async");
   find(d.load_module, "cuModuleLoadData");
-  find(d.unload_module, "cuModuleUnload");
   find(d.get_function, "cuModuleGetFunction");
   find(d.set_function_attribute, "cuFuncSetAttribute");
   find(d.get_function_attribute, "cuFuncGetAttribute");

@@ -42,12 +42,10 @@ struct Driver {
   int (*allocate)(u64*, std::size_t);
   int (*release)(u64);
   int (*allocate_pinned)(void**, std::size_t, unsigned flags);
-  int (*release_pinned)(void*);
   int (*copy_to_device)(u64, const void*, std::size_t, void* stream);
   int (*copy_from_device)(void*, u64, std::size_t, void* stream);
   int (*set_bytes)(u64, unsigned char, std::size_t, void* stream);
   int (*load_module)(void**, const void* image);
-  int (*unload_module)(void*);
   int (*get_function)(void**, void* module, const char* name);
   int (*set_function_attribute)(void* function, int attribute, int value);
   int (*get_function_attribute)(int* value, int attribute, void* function);

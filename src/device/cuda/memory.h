@@ -1,6 +1,6 @@
 // Device memory and pinned host memory from pools, one pair a device. What is given back is reused
-// in stream order: after the first batches nothing is allocated, and nothing ever waits on the
-// host.
+// in stream order: after the first batches nothing is allocated, and the host waits for no stream,
+// but where callers capture graphs, or destroy streams that blocks were used on.
 #pragma once
 
 #include <cstddef>
@@ -105,8 +105,7 @@ inline void clear(const Block& block, std::size_t at, std::size_t bytes, StreamH
   set_bytes(block, at, bytes, 0, stream);
 }
 
-/// Copies from a block, in stream order, and waits on the host until it is there: the only call
-/// that does.
+/// Copies from a block, in stream order, and waits on the host until it is there.
 void download(void* to, const Block& block, std::size_t at, std::size_t bytes, StreamHandle stream);
 
 }  // namespace raddle::cuda

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "device/cuda/device.h"
 #include "device/cuda/driver.h"
 
 namespace raddle::cuda {
@@ -10,9 +11,7 @@ namespace {
 /// Whether graphs, too, can hold kernels that begin early.
 bool can_begin_early() {
   constexpr int cuda_12_3 = 12030;
-  int version = 0;
-  check(driver().driver_version(&version), "asking for the driver's version");
-  return driver().launch_with && version >= cuda_12_3;
+  return driver().launch_with && driver_version_number() >= cuda_12_3;
 }
 
 }  // namespace

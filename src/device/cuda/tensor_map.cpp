@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "device/cuda/device.h"
 #include "device/cuda/driver.h"
 #include "raddle/error.h"
 
@@ -16,7 +17,10 @@ constexpr u32 most_of_box = 256;
 
 }  // namespace
 
-bool makes_tensor_maps() { return driver().encode_tensor_map != nullptr; }
+bool takes_tensor_maps() {
+  constexpr int cuda_12_1 = 12010;
+  return driver().encode_tensor_map && driver_version_number() >= cuda_12_1;
+}
 
 bool can_be_boxed(const BoxedTensor& tensor) {
   const auto strides = [](u64 bytes) { return bytes % 16 == 0 && bytes < most_stride; };

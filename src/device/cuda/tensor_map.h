@@ -16,8 +16,9 @@ struct BoxedTensor {
   bool operator==(const BoxedTensor&) const = default;
 };
 
-/// Whether the driver makes tensor maps: CUDA 12's does.
-bool makes_tensor_maps();
+/// Whether the driver makes tensor maps, and launches kernels with as many as Raddle's have:
+/// parameters of more than 4,096 bytes, which that of CUDA 12.1 takes.
+bool takes_tensor_maps();
 
 /// Whether the hardware can copy boxes of the tensor; not of one without rows.
 bool can_be_boxed(const BoxedTensor& tensor);

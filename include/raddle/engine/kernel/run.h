@@ -19,7 +19,7 @@ struct RunView {
   float* partial_o;    ///< [num_partial_rows, dim_vo]
   float* partial_lse;  ///< [num_partial_rows]
   i32* arrived;        ///< [num_contractions · num_kv_heads], zero between launches
-  i32* drawn;  ///< [2] items drawn of the open queue, workers that left it; zero between launches
+  i32* drawn;  ///< [2] items drawn of the shared queue, workers that left it; zero between launches
   float scale;
   bool state_only;  ///< the output is a state: fp32, without sink and output parts
 };

@@ -103,8 +103,8 @@ class ComposedRow {
   float sum = 0.0f;
 };
 
-/// The warps that compose rows together: all warps of a team, every fourth row each; or a single
-/// one, all rows.
+/// The warps that compose rows together: all warps of a team, each every num_warps-th row; or a
+/// single one, all rows.
 template <class Team>
 struct RowWorkers {
   bool alone;

@@ -1,5 +1,5 @@
-// A worker's queue: what is fetched before it, its items, items drawn from the open queue, and the
-// contractions at its end.
+// A worker's queue: what is fetched before it, its items, items drawn from the shared queue, and
+// the contractions at its end.
 #pragma once
 
 #include "raddle/engine/kernel/gpu/keys.h"
@@ -67,9 +67,9 @@ RADDLE_DEVICE void attend_queue(const GpuLaunch& launch, const Variant& variant,
   mark<Kernel>(launch, TimelineStage::contracted, end - 1);
 }
 
-/// The long item after `item`: first the next one of the worker's own queue, then one of the open
+/// The long item after `item`: first the next one of the worker's own queue, then one of the shared
 /// queue, whose numbers come after all own ones; negative if there is none. One thread calls this
-/// once an item. The last worker that finds the open queue empty resets its counters for the next
+/// once an item. The last worker that finds the shared queue empty resets its counters for the next
 /// launch.
 RADDLE_DEVICE i32 next_long(const GpuLaunch& launch, i32 worker, i32 item) {
   const PlanView& plan = launch.plan;

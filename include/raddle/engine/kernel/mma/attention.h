@@ -24,9 +24,9 @@ template <class Kernel, class Variant>
 using Short = typename Either<Kernel::wide, WideQueries<Kernel, Variant, 1>,
                               ShortQueries<Kernel, Variant>>::Type;
 
-/// Computes long queries, those of the worker's own queue and then those it draws from the open
-/// one, and after them short queries. Two loops one after the other leave all registers to each of
-/// them; as branches of one loop, they spill.
+/// Computes long queries, those of the worker's own queue and then those it draws from the
+/// shared one, and after them short queries. Two loops one after the other leave all registers to
+/// each of them; as branches of one loop, they spill.
 template <class Kernel, class Variant>
 RADDLE_DEVICE void attend(const GpuLaunch& launch, const Variant& variant) {
   const PlanView& plan = launch.plan;
