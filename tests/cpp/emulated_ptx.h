@@ -515,6 +515,8 @@ inline i32 atomic_add(i32* counter, i32 x) {
   return before;
 }
 
+inline i32 atomic_add_acquire(i32* counter, i32 x) { return atomic_add(counter, x); }
+
 inline i32 thread_count() { return Block::current()->num_threads(); }
 inline i32 block_count() { return Block::current()->num_blocks(); }
 

@@ -101,6 +101,16 @@ RADDLE_DEVICE i32 atomic_add(i32* counter, i32 x) {
   return before;
 }
 
+/// The same; what the threads that added before had written by then, this thread sees afterwards.
+RADDLE_DEVICE i32 atomic_add_acquire(i32* counter, i32 x) {
+  i32 before;
+  asm volatile("atom.acquire.gpu.add.s32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(counter), "r"(x)
+               : "memory");
+  return before;
+}
+
 /// A word of device memory, asked for here, where the compiler might ask later.
 RADDLE_DEVICE i32 load_now(const i32* word) {
   i32 x;

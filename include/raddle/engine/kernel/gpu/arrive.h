@@ -79,9 +79,14 @@ RADDLE_DEVICE ContractionShares look_up_shares(const PlanView& plan, i32 which, 
 /// Takes the next share of a contraction whose states are all stored, and returns its number; a
 /// number from `count` on means that none was left. Workers keep taking shares until then, so that
 /// a late worker finds less to do. The last worker that asks resets the word for the next launch.
+/// The thread sees the states afterwards, and so do those that it synchronizes with.
 RADDLE_DEVICE i32 take_share(i32* word, i32 count, i32 workers) {
   const i32 last = count == 1 ? workers - 1 : count + workers - 1;
-  const i32 nth = last == 0 ? 0 : Arrivals{ptx::atomic_add(word, Arrivals::one_taken)}.taken();
+  i32 nth = 0;
+  if (last > 0)
+    nth = Arrivals{ptx::atomic_add_acquire(word, Arrivals::one_taken)}.taken();
+  else
+    ptx::fence_device();
   if (nth == last) *word = 0;
   return nth;
 }

@@ -118,8 +118,7 @@ RADDLE_DEVICE void compose_ready(const GpuLaunch& launch, const Variant& variant
     if (taken.lane < 0) return;
     const Sources sources = look_up_sources(launch.plan, ptx::shuffle(found.which, taken.lane),
                                             ptx::shuffle(found.kv_head, taken.lane));
-    ptx::sync_warp();     // one lane has seen the states arrive
-    ptx::fence_device();  // makes the other blocks' states visible after that
+    ptx::sync_warp();  // one lane has taken the share, and sees its states
     contract<Kernel>(launch, variant, sources, ptx::shuffle(found.count, taken.lane), taken.nth,
                      row_workers, tells, bits, vector);
   }

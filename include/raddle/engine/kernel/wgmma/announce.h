@@ -54,7 +54,6 @@ RADDLE_COLD void announce_to_levels(const GpuLaunch& launch, const Variant& vari
     const bool more = first + lanes < waiting.count;
     if (!ptx::sync_threads_any(consumers, ConsumerTeam::num_threads, due > 0 || more)) return;
     for (i32 i; (i = ConsumerTeam::first(due > 0, block.team().completed)) >= 0;) {
-      ptx::fence_device();  // makes the other blocks' states visible after their arrivals
       const bool takes = ConsumerTeam::thread() == i;
       if (takes) --due;
       const i32 due_at = ConsumerTeam::tell(takes, at, block.team().completed);

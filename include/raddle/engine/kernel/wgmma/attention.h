@@ -139,6 +139,8 @@ RADDLE_DEVICE void attend_short(const Launch& launch, const Variant& variant) {
       look_up_known_waiting<Kernel>(launch, begin, end);
       if (ConsumerTeam::warp() == ConsumerTeam::num_warps - 1)
         look_up_known_shares<Kernel>(launch, begin, end);
+      else if (ShortMemory<Kernel>::state_rows == 0 && ConsumerTeam::warp() == 0)
+        rehearse_composition<Kernel, Variant>(launch, Memory<Kernel>::get().team().vector[0]);
     }
     if (ShortQueries<Kernel, Variant>(launch, variant).run())
       contract_short_queue<Kernel>(launch, variant, begin, end);

@@ -68,7 +68,7 @@ RADDLE_DEVICE u32 announce_states(const GpuLaunch& launch, i32 count) {
     if (ticket.at >= 0) {
       ptx::fence_device();  // makes the block's states visible before their arrival
       i32* word = launch.arrived + ticket.at;
-      completes = Arrivals{ptx::atomic_add(word, 1)}.count() + 1 == ticket.expected;
+      completes = Arrivals{ptx::atomic_add_acquire(word, 1)}.count() + 1 == ticket.expected;
       if (completes) *word = 0;
     }
     block.team().completed[0] = ptx::ballot(completes);
@@ -91,7 +91,6 @@ RADDLE_DEVICE void contract_at_once(const GpuLaunch& launch, const Variant& vari
       look_up_states<Kernel>(launch, first, end);
     }
     u32 completed = announce_states<Kernel>(launch, min(end - first, states_at_once));
-    if (completed != 0) ptx::fence_device();  // makes the other blocks' states visible
     for (; completed != 0; completed &= completed - 1) {
       const i32 nth = ptx::lowest_bit(completed);
       const ItemState& state = block.item_state[nth];

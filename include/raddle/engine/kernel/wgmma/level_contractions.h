@@ -103,12 +103,15 @@ RADDLE_DEVICE u32 wait_for_shares(const GpuLaunch& launch, WorkerShare& mine, i3
   while (ptx::ballot(mine.which >= 0) != 0) {
     const bool waits = mine.which >= 0, late = ptx::global_time() >= deadline;
     const Arrivals seen = look_at_share(word, waits, late, expected);
-    const u32 ready = ptx::ballot(waits && seen.count() >= expected);
-    const bool is_ready = ready >> ptx::lane_index() & 1;
-    const i32 before = ptx::count_bits(ready & ((1u << ptx::lane_index()) - 1u));
-    const bool asks = is_ready && (before == 0 || (before + 1) * num_rows <= most_rows);
+    const bool is_ready = waits && seen.count() >= expected;
+    // Two workers look for a share. Where the other one has taken it, nothing is left to ask.
+    const bool others = is_ready && seen.taken() > 0;
+    if (others) *word = 0;
+    const u32 open = ptx::ballot(is_ready && !others);
+    const i32 before = ptx::count_bits(open & ((1u << ptx::lane_index()) - 1u));
+    const bool asks = is_ready && !others && (before == 0 || (before + 1) * num_rows <= most_rows);
     const bool takes = asks && take_share(word, mine.count, mine.workers) < mine.count;
-    if (asks || (late && !is_ready)) mine.which = -1;
+    if (asks || others || (late && !is_ready)) mine.which = -1;
     if (const u32 taken = ptx::ballot(takes)) return taken;
     ptx::sleep(100);
   }
@@ -119,7 +122,7 @@ RADDLE_DEVICE u32 wait_for_shares(const GpuLaunch& launch, WorkerShare& mine, i3
 template <class Kernel, class Variant>
 RADDLE_DEVICE void compose_known_row(const GpuLaunch& launch, const Variant& variant,
                                      const KnownShare& share, i32 m, float* vector) {
-  i32 count = 0, at = 0;
+  i32 count = 0, at = 0;  // of the state of this lane
   RADDLE_ROLLED
   for (i32 s = 0; s < share.num_sources; ++s) {
     const SourceRows& from = share.source[s];
@@ -128,10 +131,7 @@ RADDLE_DEVICE void compose_known_row(const GpuLaunch& launch, const Variant& var
     if (chunk >= 0) at = from.first + m + min(chunk, from.count - 1) * from.stride;
     count += from.count;
   }
-  ptx::sync_warp();  // all lanes have read the row before
-  reinterpret_cast<i32*>(vector)[ptx::lane_index()] = at;
-  ptx::sync_warp();
-  compose_row<Kernel>(launch, variant, share.row[m], StateRows{0, 0, count}, vector);
+  compose_row<Kernel>(launch, variant, share.row[m], StateRows{at, 0, count}, vector);
 }
 
 /// Composes the known shares, each when its states are there.
@@ -156,8 +156,7 @@ RADDLE_DEVICE void compose_known_shares(const GpuLaunch& launch, const Variant& 
     taken = static_cast<u32>(ConsumerTeam::tell(ConsumerTeam::thread() == 0,
                                                 static_cast<i32>(taken), block.team().completed));
     if (taken == 0) return;
-    ptx::fence_device();  // makes the other blocks' states visible after their arrivals
-    i32 nth = 0;          // of all rows of the shares that were taken
+    i32 nth = 0;  // of all rows of the shares that were taken
     for (; taken != 0; taken &= taken - 1) {
       const KnownShare& share = block.known.share[ptx::lowest_bit(taken)];
       for (i32 m = 0; m < share.num_rows; ++m)
@@ -174,9 +173,6 @@ RADDLE_COLD i32 compose_while_known(const GpuLaunch& launch, const Variant& vari
                                     i32 end) {
   auto& block = ShortMemory<Kernel>::get();
   const i64 deadline = ptx::global_time() + contraction_timeout_ns;
-  // In kernels for few rows a loading warp has done it.
-  if (ShortMemory<Kernel>::state_rows == 0 && block.known.count > 0)
-    rehearse_composition<Kernel, Variant>(launch, block.team().vector[ConsumerTeam::warp()]);
   while (block.known.count != block.known.none) {
     compose_known_shares<Kernel>(launch, variant, deadline);
     begin += block.known.items;
