@@ -51,7 +51,7 @@ thread_local int* current = nullptr;
 std::atomic<void*> capturing = nullptr;
 std::atomic<unsigned long> capture_number = 0;
 std::atomic<int> allocations = 0, launches = 0, uploads = 0, refusals = 0;
-std::atomic<int> misuses = 0, waits = 0, synchronizations = 0;
+std::atomic<int> misuses = 0, waits = 0, releases = 0;
 std::atomic<bool> events_pass = true, launch_nothing = false, launches_fail = false;
 /// Whether the default stream waits for the one that is being captured.
 std::atomic<bool> capture_blocks = false;
@@ -351,6 +351,7 @@ int cuMemAlloc_v2(unsigned long* address, std::size_t bytes) {
   return 0;
 }
 int cuMemFree_v2(unsigned long address) {
+  ++releases;
   std::free(reinterpret_cast<void*>(address));
   return 0;
 }
@@ -392,7 +393,10 @@ int cuEventCreate(void** event, unsigned) {
   *event = &one;
   return 0;
 }
-int cuEventDestroy_v2(void*) { return 0; }
+int cuEventDestroy_v2(void*) {
+  ++releases;
+  return 0;
+}
 int cuEventRecord(void*, void* stream) { return misuse_of(stream); }
 int cuEventQuery(void*) { return events_pass ? 0 : 600; }
 int cuEventSynchronize(void*) { return 0; }
@@ -404,11 +408,6 @@ int cuStreamCreate(void** stream, unsigned) {
 int cuStreamWaitEvent(void* stream, void*, unsigned) {
   ++waits;
   return misuse_of(stream);
-}
-int cuCtxSynchronize() {
-  if (capturing) return 900;
-  ++synchronizations;
-  return 0;
 }
 int cuStreamIsCapturing(void* stream, int* status) {
   if (is_beside_capture(stream)) return 906;
@@ -560,7 +559,7 @@ void raddle_emulator_destroy_stream(void* stream) {
 }
 int raddle_emulator_misuses() { return misuses; }
 int raddle_emulator_waits() { return waits; }
-int raddle_emulator_synchronizations() { return synchronizations; }
+int raddle_emulator_releases() { return releases; }
 void raddle_emulator_events_pass(int pass) { events_pass = pass != 0; }
 void raddle_emulator_launch_nothing(int on) { launch_nothing = on != 0; }
 void raddle_emulator_launches_fail(int on) { launches_fail = on != 0; }

@@ -111,7 +111,7 @@ def test_nothing_is_copied_or_waited_for(emulator, gpu, rng, name):
     q, out, kv = DeviceArray(problem.q), DeviceArray(problem.q), tuple(map(DeviceArray, problem.kv[0]))
     given = {"plan": plan, "q": q, "kv": kv, "out": out}
     attn.attention.run(**given)
-    counters = ("uploads", "allocations", "synchronizations", "waits")
+    counters = ("uploads", "allocations", "releases", "waits")
     counts = [getattr(emulator, f"raddle_emulator_{each}") for each in counters]
     before = [count() for count in counts]
     seen = []

@@ -52,18 +52,17 @@ def test_streams_that_die_before_an_attention(emulator, gpu, problem):
 
 
 def test_a_stream_for_each_batch(emulator, gpu, problem):
-    """Memory that streams used which are gone is used again, after a wait for the device now and then."""
-    misuses, waits = emulator.raddle_emulator_misuses(), emulator.raddle_emulator_synchronizations()
-    attn, lent, counts = raddle.Attention(spec_of(problem), device=gpu), tensors(problem), []
+    """Memory that streams used which are gone is freed, many blocks at a time."""
+    misuses, counts = emulator.raddle_emulator_misuses(), []
+    attn, lent = raddle.Attention(spec_of(problem), device=gpu), tensors(problem)
     for _ in range(200):
         stream = next(streams)
         with on(attn, stream):
             attn.run(attn.plan(twin(problem.layout), num_workers=9), lent["q"], (lent["k"], lent["v"]), out=lent["out"])
         emulator.raddle_emulator_destroy_stream(stream)
-        counts.append(emulator.raddle_emulator_allocations())
+        counts.append(emulator.raddle_emulator_allocations() - emulator.raddle_emulator_releases())
     within(attention(problem), lent["out"].numpy())
-    assert counts[-1] - counts[99] <= 2 * 100 // 8, "most memory of the last hundred batches is that of earlier ones"
-    assert emulator.raddle_emulator_synchronizations() - waits <= 200 // 8
+    assert max(counts[100:]) <= max(counts[50:100]), "memory does not pile up"
     assert emulator.raddle_emulator_misuses() == misuses
 
 

@@ -27,7 +27,6 @@ Driver load() {
   find(d.current_device, "cuCtxGetDevice");
   find(d.push_context, "cuCtxPushCurrent_v2");
   find(d.pop_context, "cuCtxPopCurrent_v2");
-  find(d.synchronize_context, "cuCtxSynchronize");
   find(d.memory_info, "cuMemGetInfo_v2");
   find(d.allocate, "cuMemAlloc_v2");
   find(d.release, "cuMemFree_v2");

@@ -37,7 +37,6 @@ struct Driver {
   int (*current_device)(int*);
   int (*push_context)(void*);
   int (*pop_context)(void**);
-  int (*synchronize_context)();
   int (*memory_info)(std::size_t* free, std::size_t* total);
   int (*allocate)(u64*, std::size_t);
   int (*release)(u64);

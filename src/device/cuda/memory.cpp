@@ -89,10 +89,10 @@ struct Block::State {
       return use.stream->id() == id || use.stream->delay(stream, use.ticket);
     });
   }
-  /// Waits on the host for the work of all. Returns false where the end of some has no mark.
-  bool synchronize() const {
+  /// Whether the end of each stream's work has a mark.
+  bool has_marks() const {
     return std::all_of(uses.begin(), uses.end(),
-                       [](const Use& use) { return use.stream->synchronize(use.ticket); });
+                       [](const Use& use) { return use.stream->has_mark(use.ticket); });
   }
 };
 
@@ -128,13 +128,13 @@ Block DevicePool::take(std::size_t bytes, StreamHandle stream, const char* what)
   const ContextScope context(*device_);
   const OutsideCapture outside;
   Block block;
-  // Where callers destroy streams, marks of their work never come: the host waits for the device
-  // instead, once for many blocks.
+  // Where callers destroy streams, marks of their work never come: such blocks are freed, many at a
+  // time.
   constexpr int most_unknown = 16;
   int unknown = 0;
   block.state_ = reuse(rounded(bytes), stream, unknown);
-  if (!block.state_ && unknown >= most_unknown && all_work_is_done())
-    block.state_ = reuse(rounded(bytes), stream, unknown);
+  if (!block.state_ && unknown >= most_unknown)
+    release([](const Block::State& state) { return !state.has_marks(); });
   if (!block.state_) block.state_ = allocate(rounded(bytes), what);
   block.state_->uses.clear();
   block.state_->arrived = true;
@@ -163,7 +163,7 @@ std::unique_ptr<Block::State> DevicePool::allocate(std::size_t bytes, const char
   auto state = std::make_unique<Block::State>();
   int result = driver().allocate(&state->address, bytes);
   if (result == out_of_memory) {
-    release_idle();
+    release([](const Block::State&) { return true; });
     result = driver().allocate(&state->address, bytes);
   }
   if (result == out_of_memory) {
@@ -178,23 +178,16 @@ std::unique_ptr<Block::State> DevicePool::allocate(std::size_t bytes, const char
   return state;
 }
 
-/// Frees what no stream works on any more.
-void DevicePool::release_idle() {
-  all_work_is_done();
+/// Frees blocks that were given back. The driver waits for what still works on them; to wait for
+/// the whole device instead would end the capture of a graph, of whatever thread.
+template <class Which>
+void DevicePool::release(Which which) {
   const std::lock_guard lock(mutex_);
   std::erase_if(free_, [&](const std::unique_ptr<Block::State>& state) {
-    // Others may have given memory back meanwhile.
-    if (!state->synchronize()) return false;
+    if (!which(*state)) return false;
     driver().release(state->address);
     return true;
   });
-}
-
-bool DevicePool::all_work_is_done() {
-  const std::lock_guard lock(mutex_);
-  if (!synchronize_device()) return false;
-  for (const auto& state : free_) state->uses.clear();
-  return true;
 }
 
 std::shared_ptr<StreamProgress> DevicePool::progress_of(const StreamId& id) {

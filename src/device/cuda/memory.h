@@ -58,10 +58,8 @@ class DevicePool {
   /// mark.
   std::unique_ptr<Block::State> reuse(std::size_t bytes, StreamHandle stream, int& unknown);
   std::unique_ptr<Block::State> allocate(std::size_t bytes, const char* what);
-  void release_idle();
-  /// Waits on the host, so that no stream works on what is free any more. Returns false where the
-  /// host may not wait.
-  bool all_work_is_done();
+  template <class Which>
+  void release(Which which);
   std::shared_ptr<StreamProgress> progress_of(const StreamId& id);
 
   const Device* device_;

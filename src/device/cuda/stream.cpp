@@ -89,14 +89,7 @@ bool StreamProgress::delay(StreamHandle later, u64 ticket) const {
   event_->delay(later);
   return true;
 }
-bool StreamProgress::synchronize(u64 ticket) const {
-  const std::lock_guard lock(mutex_);
-  if (marked_ < ticket) return false;
-  event_->synchronize();
-  return true;
-}
-
-bool synchronize_device() { return driver().synchronize_context() == 0; }
+bool StreamProgress::has_mark(u64 ticket) const { return marked_ >= ticket; }
 
 namespace {
 thread_local int scopes = 0;  // that are open; the outermost asks the driver

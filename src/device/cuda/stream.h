@@ -79,8 +79,8 @@ class StreamProgress {
   /// Work that `later` is given from now on starts after the work of a ticket. Returns false where
   /// that has no mark.
   bool delay(StreamHandle later, u64 ticket) const;
-  /// Waits on the host for the work of a ticket. Returns false where that has no mark.
-  bool synchronize(u64 ticket) const;
+  /// Whether the work of a ticket has a mark.
+  bool has_mark(u64 ticket) const;
 
  private:
   const StreamId id_;
@@ -88,10 +88,6 @@ class StreamProgress {
   mutable std::mutex mutex_;
   std::optional<Event> event_;
 };
-
-/// Waits on the host for all work of the current device. Returns false where that may not be now:
-/// a graph is being captured.
-bool synchronize_device();
 
 /// While another thread captures a graph, the driver refuses allocations and queries of all
 /// threads, since they might belong to it. Ours never do: in this scope it allows them. Scopes may
