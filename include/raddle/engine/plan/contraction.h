@@ -2,8 +2,8 @@
 #pragma once
 
 #include "raddle/engine/core/search.h"
-#include "raddle/engine/plan/linear_split.h"
 #include "raddle/engine/plan/pieces.h"
+#include "raddle/engine/plan/span_items.h"
 
 namespace raddle {
 

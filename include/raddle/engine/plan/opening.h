@@ -4,7 +4,7 @@
 #pragma once
 
 #include "raddle/engine/layout/layout.h"
-#include "raddle/engine/tile/walk.h"
+#include "raddle/engine/plan/run_walk.h"
 
 RADDLE_ENGINE_BEGIN
 
