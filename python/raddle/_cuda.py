@@ -65,12 +65,15 @@ def compile_kernel(
     return dict(_compile(spec=spec.fields(), arch=arch, **which))
 
 
-def compile_planner(spec: AttentionSpec, arch: str, prefixes: bool = False) -> dict[str, Any]:
+def compile_planner(
+    spec: AttentionSpec, arch: str, prefixes: bool = False, in_shared: bool = True
+) -> dict[str, Any]:
     """`compile_kernel` for the kernel that plans on the GPU (`Attention.reserve` with ``device_lengths=True``).
 
-    With ``prefixes`` the one of reservations with max_levels=2. What it takes of shared memory depends on the maxima.
+    With ``prefixes`` the one of reservations with max_levels=2. Without ``in_shared`` the one of maxima that are too
+    large for its arrays to lie in shared memory. What it takes of shared memory depends on the maxima.
     """
-    return dict(_compile_planner(spec=spec.fields(), arch=arch, prefixes=prefixes))
+    return dict(_compile_planner(spec=spec.fields(), arch=arch, prefixes=prefixes, in_shared=in_shared))
 
 
 def kernels(spec: AttentionSpec, arch: str, all_kernels: bool = False) -> list[str]:

@@ -45,7 +45,8 @@ Fields compile(Arguments& in) {
 Fields compile_planner(Arguments& in) {
   const AttentionSpec spec = to_spec(in.map("spec"));
   const std::string arch = in.string("arch");
-  return fields_of(cuda::compile_planner(spec, arch, in.boolean("prefixes")));
+  const bool prefixes = in.boolean("prefixes");
+  return fields_of(cuda::compile_planner(spec, arch, prefixes, in.boolean("in_shared")));
 }
 
 /// Labels of a spec's kernels, in the order of cuda::kernels_of.
@@ -128,7 +129,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
   Exports()
       .def("raddle.cuda.compile", compile,
            "spec arch family short_only short_rows levels rows clusters scales_output")
-      .def("raddle.cuda.compile_planner", compile_planner, "spec arch prefixes")
+      .def("raddle.cuda.compile_planner", compile_planner, "spec arch prefixes in_shared")
       .def("raddle.cuda.kernels", kernels, "spec arch all")
       .def("raddle.cuda.warm", warm, "spec arch label")
       .def("raddle.cuda.machine", machine)

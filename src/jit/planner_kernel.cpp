@@ -11,6 +11,7 @@ std::string label_of(const PlannerKernel& kernel) {
                       : kernel.fixed_chunks ? "planner of fixed chunks"
                                             : "planner";
   for (const Functor& part : kernel.composition.parts) label += " " + part.type;
+  if (!kernel.in_shared) label += " (arrays in device memory)";
   return label;
 }
 

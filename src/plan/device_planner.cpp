@@ -51,6 +51,12 @@ PlannerMemory planner_memory(const PlanConfig& config, const Maxima& maxima, boo
                        planner::planner_scratch(config, maxima, masked).device_bytes};
 }
 
+bool plans_in_shared(const PlanConfig& config, const Maxima& maxima, bool masked,
+                     i32 max_shared_bytes) {
+  return planner::shared_header() + planner::planner_scratch(config, maxima, masked).bytes <=
+         max_shared_bytes;
+}
+
 PlanLaunch plan_launch(const DeviceBatch& batch, const PlanConfig& config, const Maxima& maxima,
                        bool masked, i32 max_shared_bytes) {
   check_batch(batch, maxima);
@@ -66,7 +72,7 @@ PlanLaunch plan_launch(const DeviceBatch& batch, const PlanConfig& config, const
   launch.at = plan_offsets(plan_bounds(config, maxima));
   launch.layout_at = planner::planned_offsets(maxima);
   launch.scratch_at = planner::planner_scratch(config, maxima, masked);
-  launch.scratch_in_shared = planner::shared_header() + launch.scratch_at.bytes <= max_shared_bytes;
+  launch.scratch_in_shared = plans_in_shared(config, maxima, masked, max_shared_bytes);
   launch.num_planners = launch.scratch_in_shared ? planner::most_planners(maxima) : 1;
   return launch;
 }

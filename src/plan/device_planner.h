@@ -26,6 +26,11 @@ struct PlannerMemory {
 };
 PlannerMemory planner_memory(const PlanConfig& config, const Maxima& maxima, bool masked);
 
+/// Whether the planner's arrays lie in the shared memory of a block, of which a device has
+/// `max_shared_bytes`.
+bool plans_in_shared(const PlanConfig& config, const Maxima& maxima, bool masked,
+                     i32 max_shared_bytes);
+
 /// The kernel's parameter for a reservation: `plan`, `layout`, `scratch`, `sizes` and `report` are
 /// left null. They need planner_memory, sizeof(PlanSizes) and sizeof(PlanReport).
 /// batch.num_requests says how many requests its arrays have room for, also where num_requests_at

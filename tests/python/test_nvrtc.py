@@ -165,11 +165,13 @@ PLANNERS = [
     ([OWN], "sm_90a", False),
     *(([], arch, False, True) for arch in ("sm_75", "sm_90a")),
     (SHIPPED["SlidingWindow"], "sm_90a", False, True),
+    *(([], "sm_90a", prefixes, False, False) for prefixes in (False, True)),
+    ([], "sm_80", False, True, False),
 ]
 
 
-def compile_planner(variant, arch, prefixes, batch_invariant=False):
-    return _cuda.compile_planner(spec(variant, batch_invariant=batch_invariant), arch, prefixes)
+def compile_planner(variant, arch, prefixes, batch_invariant=False, in_shared=True):
+    return _cuda.compile_planner(spec(variant, batch_invariant=batch_invariant), arch, prefixes, in_shared)
 
 
 def test_planners_compile():

@@ -10,6 +10,7 @@
 #include "backend/cuda/planner.h"
 #include "backend/cuda/reservation.h"
 #include "device/cuda/tensor_map.h"
+#include "plan/device_planner.h"
 #include "plan/heuristics.h"
 #include "raddle/error.h"
 #include "variant/bound_variant.h"
@@ -89,8 +90,10 @@ class CudaBackend final : public GpuBackend {
                                                  const BoundVariant& variant,
                                                  void* stream) const override {
     check_reserved_counts(planning.config, maxima);
+    const bool in_shared = plans_in_shared(planning.config, maxima, variant.has_masks(),
+                                           device_->info().max_shared_bytes);
     const ComingKernel planner =
-        coming(planner_of(spec_, variant, maxima.max_levels > 1), *device_);
+        coming(planner_of(spec_, variant, maxima.max_levels > 1, in_shared), *device_);
     const ContextScope context(*device_);
     check_reserve(stream);
     return std::make_shared<DevicePlannedReservation>(kernel_for(planning, maxima), memory_,

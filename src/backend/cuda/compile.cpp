@@ -113,11 +113,12 @@ KernelConfig config_of(const AttentionSpec& spec, const std::string& arch, Kerne
   return config;
 }
 
-jit::PlannerKernel planner_of(const AttentionSpec& spec, const BoundVariant& variant,
-                              bool prefixes) {
+jit::PlannerKernel planner_of(const AttentionSpec& spec, const BoundVariant& variant, bool prefixes,
+                              bool in_shared) {
   return {.composition = variant.source(),
           .variant_bytes = variant.memory_bytes(),
           .prefixes = prefixes,
+          .in_shared = in_shared,
           .fixed_chunks = spec.batch_invariant};
 }
 
@@ -151,9 +152,10 @@ KernelReport compile(const AttentionSpec& spec, const std::string& arch, KernelF
   return report_of(kernel, arch, config.shared_bytes);
 }
 
-KernelReport compile_planner(const AttentionSpec& spec, const std::string& arch, bool prefixes) {
+KernelReport compile_planner(const AttentionSpec& spec, const std::string& arch, bool prefixes,
+                             bool in_shared) {
   check_spec(spec);
-  return report_of(planner_of(spec, BoundVariant(spec, arch), prefixes), arch, 0);
+  return report_of(planner_of(spec, BoundVariant(spec, arch), prefixes, in_shared), arch, 0);
 }
 
 std::vector<KernelText> kernels_of(const AttentionSpec& spec, const std::string& arch, bool all) {
@@ -175,10 +177,11 @@ std::vector<KernelText> kernels_of(const AttentionSpec& spec, const std::string&
   if (!all) return found;
   for (const KernelForm& form : forms_of(spec, facts))
     if (std::find(first.begin(), first.end(), form) == first.end()) add(form);
-  for (const bool prefixes : {false, true}) {
-    const jit::PlannerKernel planner = planner_of(spec, variant, prefixes);
-    found.push_back({jit::label_of(planner), jit::source_of(planner)});
-  }
+  for (const bool prefixes : {false, true})
+    for (const bool in_shared : {true, false}) {
+      const jit::PlannerKernel planner = planner_of(spec, variant, prefixes, in_shared);
+      found.push_back({jit::label_of(planner), jit::source_of(planner)});
+    }
   return found;
 }
 

@@ -61,9 +61,10 @@ KernelConfig config_of(const AttentionSpec& spec, const std::string& arch, Kerne
 FamilyFacts facts_of(const BoundVariant& variant, const std::string& arch, bool takes_tensor_maps,
                      std::optional<KernelFamily> asked);
 
-/// The kernel that plans on the device.
-jit::PlannerKernel planner_of(const AttentionSpec& spec, const BoundVariant& variant,
-                              bool prefixes);
+/// The kernel that plans on the device. `in_shared`: all of its launches have the planner's arrays
+/// in shared memory (plans_in_shared).
+jit::PlannerKernel planner_of(const AttentionSpec& spec, const BoundVariant& variant, bool prefixes,
+                              bool in_shared);
 
 /// A kernel as the compiler reports it.
 struct KernelReport {
@@ -84,7 +85,8 @@ KernelReport compile(const AttentionSpec& spec, const std::string& arch, KernelF
                      bool short_only, i32 short_rows, wgmma::Serves serves, bool scales_output);
 
 /// The same for the kernel that plans on the device; its shared memory depends on the maxima: 0.
-KernelReport compile_planner(const AttentionSpec& spec, const std::string& arch, bool prefixes);
+KernelReport compile_planner(const AttentionSpec& spec, const std::string& arch, bool prefixes,
+                             bool in_shared);
 
 /// A kernel that the cache may have.
 struct KernelText {
