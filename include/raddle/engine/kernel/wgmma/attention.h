@@ -71,7 +71,8 @@ RADDLE_DEVICE void load(const Launch& launch, const Variant& variant, i32 first,
     QueryLoader<Kernel, Variant>(launch, variant).run(opening);
 }
 
-/// Computes the long queries of the worker's own queue, and then those it draws from the shared one.
+/// Computes the long queries of the worker's own queue, and then those it draws from the shared
+/// one.
 template <class Kernel, class Variant>
 RADDLE_DEVICE void attend_long(const Launch& launch, const Variant& variant) {
   static_assert(sizeof(Memory<Kernel>) <= shared_bytes);
