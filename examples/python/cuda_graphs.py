@@ -47,18 +47,30 @@ class Size:
     """A batch size: tensors at addresses that never change, a reservation, and the graph of all layers."""
 
     def __init__(self, num_requests, layout):
-        self.q = torch.zeros(LAYERS, num_requests, HQ, DIM, dtype=torch.float16, device=DEVICE)
+        zeros = dict(dtype=torch.float16, device=DEVICE)
+        self.q = torch.zeros(LAYERS, num_requests, HQ, DIM, **zeros)
+        self.k, self.v = (torch.zeros(LAYERS, num_requests, HKV, DIM, **zeros) for _ in range(2))
         self.out = torch.zeros_like(self.q)
+        # Where each row of k and v goes; -1: nowhere.
+        self.slots = torch.full((num_requests,), -1, dtype=torch.int32, device=DEVICE)
         maxima = raddle.Maxima(
             max_requests=num_requests, max_qo_tokens=num_requests, max_kv_tokens=num_requests * LONGEST, max_qo_len=1
         )
         self.reservation = attention.reserve(maxima)
         self.reservation.update(layout)  # once before the capture
+        raddle.append_kv(self.slots, pools[0], self.k[0], self.v[0])  # once, too: compiles its kernel
         self.graph = Graph(self.run)
 
     def run(self):
-        for layer, kv in enumerate(pools):
+        for layer, kv in enumerate(pools):  # a model computes q, k and v of each layer here
+            raddle.append_kv(self.slots, kv, self.k[layer], self.v[layer])
             attention.run(self.reservation, self.q[layer], kv, out=self.out[layer])
+
+
+def last_slot(request):
+    """The slot of a request's last key."""
+    key = pool.kv_len(request) - 1
+    return int(pool.pages(request)[key // PAGE_SIZE]) * PAGE_SIZE + key % PAGE_SIZE
 
 
 pool = raddle.PagePool(NUM_PAGES, PAGE_SIZE)
@@ -73,11 +85,14 @@ for step in range(12):
         requests = requests[: len(requests) // 2]
     pool.append(requests, 1)
     layout, rows = pool.layout(requests, qo_len=1), len(requests)
-    # The smallest that fits. New keys would be appended here: this model's cache is random numbers.
+    # The smallest that fits.
     reservations = [size.reservation for size in sizes]
     size = sizes[reservations.index(raddle.select(reservations, layout))]
     q = numbers(LAYERS, rows, HQ, DIM)
     size.q[:, :rows] = q
+    size.k[:, :rows], size.v[:, :rows] = numbers(LAYERS, rows, HKV, DIM), numbers(LAYERS, rows, HKV, DIM)
+    size.slots.fill_(-1)
+    size.slots[:rows] = torch.tensor([last_slot(request) for request in requests])
     size.reservation.update(layout)
     size.graph.replay()
     used.append(size.q.shape[1])
