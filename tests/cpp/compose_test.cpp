@@ -41,7 +41,7 @@ struct Result {
 template <i32 dim, class Compose>
 Result<dim> by_warp(const Compose& compose) {
   Result<dim> result;
-  emulated::Block(0, 32, 1024).run([&] {
+  emulated::Block(0, 32, 32 * 1024).run([&] {
     const float lse = compose(result.o.data());
     if (ptx::lane_index() == 0) result.lse = lse;
   });
@@ -68,7 +68,8 @@ void check() {
       });
       const Result<dim> in_steps = by_warp<dim>([&](float* o) {
         return wgmma::compose_states<Kernel, scan>(states.o.data(), states.lse.data(),
-                                                   wgmma::StateRows{0, 1, count}, o);
+                                                   wgmma::StateRows{0, 1, count},
+                                                   static_cast<float*>(ptx::shared_memory()), o);
       });
       EXPECT_EQ(by_rows, in_steps) << count << " states, spread " << spread;
       if (count != 2) continue;

@@ -151,12 +151,13 @@ std::vector<PlanConfig> cuda_plan_configs(const AttentionSpec& spec, DeviceId de
   // A variant may have wgmma refused: then this is more than its plans need.
   const FamilyFacts facts{jit::arch_number(info.arch), cuda::takes_tensor_maps(), false, true,
                           asked};
-  const bool served = !asked && !unserved_by_wgmma(spec, facts);
-  if (served || asked == KernelFamily::wgmma) {
+  const bool may_choose = !asked && !spec.batch_invariant && !unserved_by_wgmma(spec, facts);
+  if (may_choose || asked == KernelFamily::wgmma) {
     const i32 short_rows = reserved_short_rows(spec, maxima);
-    add(KernelFamily::wgmma, short_rows);
+    if (short_rows > 0) add(KernelFamily::wgmma, short_rows);
     // Of several levels, a prefix's rows may be too many for tiles of short queries.
-    if (short_rows > 0 && maxima.max_levels > 1) add(KernelFamily::wgmma, 0);
+    const bool may_be_long = short_rows == 0 || maxima.max_levels > 1;
+    if (may_be_long && !long_queries_unserved_by_wgmma(spec)) add(KernelFamily::wgmma, 0);
   }
   return configs;
 }

@@ -89,6 +89,8 @@ struct Block::State {
       return use.stream->id() == id || use.stream->delay(stream, use.ticket);
     });
   }
+  /// Whether the block is large enough, and not much larger.
+  bool suits(std::size_t wanted) const { return bytes >= wanted && bytes <= 2 * wanted; }
   /// Whether the end of each stream's work has a mark.
   bool has_marks() const {
     return std::all_of(uses.begin(), uses.end(),
@@ -129,13 +131,14 @@ Block DevicePool::take(std::size_t bytes, StreamHandle stream, const char* what)
   const OutsideCapture outside;
   Block block;
   // Where callers destroy streams, marks of their work never come: such blocks are freed, many at a
-  // time.
-  constexpr int most_unknown = 16;
+  // time. Callers that work on many streams in turns find each one's own block again.
+  constexpr int most_unknown = 64;
+  const std::size_t size = rounded(bytes);
   int unknown = 0;
-  block.state_ = reuse(rounded(bytes), stream, unknown);
+  block.state_ = reuse(size, stream, unknown);
   if (!block.state_ && unknown >= most_unknown)
-    release([](const Block::State& state) { return !state.has_marks(); });
-  if (!block.state_) block.state_ = allocate(rounded(bytes), what);
+    release([size](const Block::State& state) { return state.suits(size) && !state.has_marks(); });
+  if (!block.state_) block.state_ = allocate(size, what);
   block.state_->uses.clear();
   block.state_->arrived = true;
   block.use_on(stream);
@@ -147,7 +150,7 @@ std::unique_ptr<Block::State> DevicePool::reuse(std::size_t bytes, StreamHandle 
   const std::lock_guard lock(mutex_);
   // The last one given back first: its stream is most often this one.
   for (std::size_t i = free_.size(); i-- > 0;) {
-    if (free_[i]->bytes < bytes || free_[i]->bytes > 2 * bytes) continue;
+    if (!free_[i]->suits(bytes)) continue;
     if (!free_[i]->order_after_uses(stream)) {
       ++unknown;
       continue;
@@ -184,9 +187,7 @@ template <class Which>
 void DevicePool::release(Which which) {
   const std::lock_guard lock(mutex_);
   std::erase_if(free_, [&](const std::unique_ptr<Block::State>& state) {
-    if (!which(*state)) return false;
-    driver().release(state->address);
-    return true;
+    return which(*state) && driver().release(state->address) == 0;
   });
 }
 

@@ -50,6 +50,7 @@ RADDLE_COLD float compose_states(const float* partial_o, const float* partial_ls
   RADDLE_ROLLED
   for (i32 done = 0; done < at.count; done += most) {
     const i32 count = min(at.count - done, most);
+    if (done > 0) ptx::sync_warp();  // all lanes have read the states before
     const i32 nth = min(done + ptx::lane_index(), at.count - 1);  // further lanes repeat the last
     const i32 row = at.stride > 0 ? at.first + nth * at.stride : ptx::shuffle(at.first, nth);
     const float lse = partial_lse[row];
