@@ -70,6 +70,9 @@ std::string environment(const char* name, const char* otherwise) {
   return value && *value ? value : otherwise;
 }
 
+/// Compute capability, 10 times as much.
+int emulated_compute() { return std::atoi(environment("RADDLE_EMULATOR_COMPUTE", "80").c_str()); }
+
 std::string read(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
@@ -289,7 +292,9 @@ int nvrtcGetPTX(Program* program, char* to) { return nvrtcGetCUBIN(program, to);
 
 int cuInit(unsigned) { return 0; }
 int cuDriverGetVersion(int* version) {
-  *version = 12010;  // the first whose kernels take as many tensor maps as Hopper's have
+  // With Hopper's kernels the first version that takes their parameters. Else none, of which torch
+  // does not say that it is too old.
+  *version = emulated_compute() >= 90 ? 12010 : 0;
   return 0;
 }
 int cuDeviceGetCount(int* count) {
@@ -306,7 +311,7 @@ int cuDeviceGetName(char* name, int length, int) {
 }
 int cuDeviceGetAttribute(int* value, int attribute, int) {
   // Multiprocessors, compute capability, shared memory of a block.
-  const int compute = std::atoi(environment("RADDLE_EMULATOR_COMPUTE", "80").c_str());
+  const int compute = emulated_compute();
   *value = attribute == 16   ? multiprocessors
            : attribute == 75 ? compute / 10
            : attribute == 76 ? compute % 10
