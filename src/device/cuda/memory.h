@@ -1,6 +1,6 @@
 // Device memory and pinned host memory from pools, one pair a device. What is given back is reused
-// in stream order: after the first batches nothing is allocated, and the host waits for no stream,
-// but where callers capture graphs, or destroy streams that blocks were used on.
+// in stream order: after the first batches nothing is allocated, and the host waits for no stream.
+// The exceptions are captured graphs, downloads, and blocks of streams that callers have destroyed.
 #pragma once
 
 #include <cstddef>

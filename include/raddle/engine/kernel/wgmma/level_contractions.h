@@ -104,7 +104,8 @@ RADDLE_DEVICE u32 wait_for_shares(const GpuLaunch& launch, WorkerShare& mine, i3
     const bool waits = mine.which >= 0, late = ptx::global_time() >= deadline;
     const Arrivals seen = look_at_share(word, waits, late, expected);
     const bool is_ready = waits && seen.count() >= expected;
-    // Two workers look for a share. Where the other one has taken it, nothing is left to ask.
+    // Two workers look for a share. If the other one has taken it, this one is the last that looks,
+    // and resets the word without asking, as take_share does.
     const bool others = is_ready && seen.taken() > 0;
     if (others) *word = 0;
     const u32 open = ptx::ballot(is_ready && !others);
